@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+# Railyard. `make help` lists the targets. Plain GNU make, no configure step:
+# config/probe.sh looks once at what the machine has and writes build/config.mk.
+#
+#   CC=clang  SAN=asan|tsan  DEBUG=1  V=1  WERROR=0
+#
+# Every variant builds in a directory of its own (build, build/asan, …).
+
+.DEFAULT_GOAL := all
+SHELL := /bin/bash
+
+SAN ?=
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+variant := $(strip $(if $(SAN),$(SAN))$(if $(filter-out gcc,$(notdir $(CC))),$(if $(SAN),-)$(notdir $(CC)))$(if $(DEBUG),$(if $(SAN),-)debug))
+BUILD ?= build$(if $(variant),/$(variant))
+O := $(BUILD)/obj
+Q := $(if $(V),,@)
+
+include config/flags.mk
+-include $(BUILD)/config.mk
+include config/rules.mk
+include config/targets.mk

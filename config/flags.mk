@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compiler flags, a reason for each that is not obvious.
+
+WERROR ?= 1
+OPT := $(if $(DEBUG),-O1,-O2)
+
+warnings := -Wall -Wextra
+warnings += -Wshadow              # a second `ret` in an inner block hides an error
+warnings += -Wmissing-prototypes  # every function is static or in a header
+warnings += -Wstrict-prototypes
+warnings += -Wformat=2            # formats from variables
+warnings += -Wwrite-strings
+warnings += -Wcast-function-type  # vtable slots must match exactly
+warnings += -Wvla                 # stack use stays bounded
+warnings += -Wpointer-arith
+warnings += -Wundef
+warnings += -Wimplicit-fallthrough
+warnings += $(if $(filter 1,$(WERROR)),-Werror)
+
+san_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+san_tsan := -fsanitize=thread -fno-omit-frame-pointer
+san_flags := $(if $(SAN),$(san_$(SAN)))
+
+# _GNU_SOURCE: accept4, pipe2, sched affinity. -fvisibility=hidden: a shared
+# object exports what its version script names and RAIL_EXPORT marks, nothing else.
+ALL_CPPFLAGS = -D_GNU_SOURCE -Iinclude -I. $(CPPFLAGS)
+ALL_CFLAGS = -std=c11 $(OPT) -g -fPIC -fvisibility=hidden -pthread $(warnings) $(san_flags) $(CFLAGS)
+ALL_LDFLAGS = -pthread $(san_flags) $(LDFLAGS)
+SO_LDFLAGS = -shared -Wl,-z,relro,-z,now $(if $(SAN),,-Wl,-z,defs)

@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Says, after a build, what was left out for want of a library or compiler.
+set -u
+grep -q '^HAVE_NVCC := 1' "$1" || echo "left out: CUDA kernels (no nvcc); collectives run on host buffers"

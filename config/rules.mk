@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# How things are built. What is built follows from where a file lies:
+#   common/*.c            → librailcommon.a, linked into everything
+#   common/abi*.c         → linked into each plugin, never into anything else
+#   plugin/NAME/*.c       → lib/libnccl-net-NAME.so
+#   core/*.c core/kernel  → lib/librailyard.so
+#   kit/*.c               → librailkit.a, for tools and tests
+#   tools/NAME/*.c        → bin/NAME
+#   test/KIND/*.c         → test/KIND/NAME, one program a file
+
+common_src := $(filter-out common/abi%,$(wildcard common/*.c))
+abi_src := $(wildcard common/abi*.c)
+core_src := $(wildcard core/*.c) $(filter-out %_impl.c,$(wildcard core/kernel/*.c))
+kit_src := $(wildcard kit/*.c)
+harness_src := $(wildcard test/harness/*.c)
+obj = $(patsubst %.c,$(O)/%.o,$(1))
+
+# The vector reductions are one source compiled per instruction set.
+simd_x86_64 := avx2 avx512
+machine := $(shell uname -m)
+simd := base $(simd_$(machine))
+simd_flags_base :=
+simd_flags_avx2 := -mavx2 -mfma -mf16c
+simd_flags_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512
+simd_obj := $(if $(wildcard core/kernel/rt_reduce_impl.c),$(foreach s,$(simd),$(O)/core/kernel/rt_reduce_$(s).o))
+
+COMMON_A := $(O)/librailcommon.a
+KIT_A := $(if $(kit_src),$(O)/librailkit.a)
+HARNESS_A := $(if $(harness_src),$(O)/libharness.a)
+
+plugins := $(foreach d,$(wildcard plugin/*),$(if $(wildcard $(d)/*.c),$(notdir $(d))))
+plugin_libs := $(foreach p,$(plugins),$(BUILD)/lib/libnccl-net-$(p).so)
+core_lib := $(if $(core_src),$(BUILD)/lib/librailyard.so)
+tools := $(foreach d,$(wildcard tools/*),$(if $(wildcard $(d)/*.c),$(notdir $(d))))
+tool_bins := $(foreach t,$(tools),$(BUILD)/bin/$(t))
+test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz gpu,test/$(k)/*.c))
+test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
+preload_src := $(wildcard test/preload/*.c)
+preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
+
+$(BUILD)/config.mk: config/probe.sh
+	@mkdir -p $(@D)
+	$(Q)CC='$(CC)' bash config/probe.sh > $@.tmp && mv $@.tmp $@
+
+$(O)/%.o: %.c | $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  CC      $<")
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(cflags_$(firstword $(subst /, ,$<))) -MMD -MP -c $< -o $@
+
+$(O)/core/kernel/%.o: OPT := $(if $(DEBUG),-O1,-O3)
+
+$(O)/core/kernel/rt_reduce_%.o: core/kernel/rt_reduce_impl.c | $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  CC      $< ($*)")
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(simd_flags_$*) -DRT_SIMD=$* -MMD -MP -c $< -o $@
+
+$(O)/librailcommon.a: $(call obj,$(common_src))
+$(O)/librailkit.a: $(call obj,$(kit_src))
+$(O)/libharness.a: $(call obj,$(harness_src))
+$(O)/%.a:
+	@$(if $(V),,echo "  AR      $@")
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+# A plugin: its own files, the shims, what it needs of common. The version
+# script leaves only ncclNetPlugin_v6 … _v12 visible. nodelete: NCCL dlcloses
+# plugins below v11 without telling them, threads and atfork handlers must survive that.
+define plugin_rule
+$(BUILD)/lib/libnccl-net-$(1).so: $(call obj,$(wildcard plugin/$(1)/*.c)) $(call obj,$(abi_src)) $(COMMON_A) config/plugin.map
+	@mkdir -p $$(@D)
+	@$$(if $$(V),,echo "  LD      $$@")
+	$$(Q)$$(CC) $$(ALL_LDFLAGS) $$(SO_LDFLAGS) -Wl,--version-script=config/plugin.map -Wl,-soname,$$(@F) \
+	  $$(filter %.o,$$^) $(COMMON_A) $$(libs_plugin_$(1)) -ldl -o $$@
+endef
+$(foreach p,$(plugins),$(eval $(call plugin_rule,$(p))))
+
+$(BUILD)/lib/librailyard.so: $(call obj,$(core_src)) $(simd_obj) $(COMMON_A) config/railyard.map
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=config/railyard.map -Wl,-soname,librailyard.so \
+	  $(filter %.o,$^) $(COMMON_A) -ldl -lm -lrt -o $@
+
+define tool_rule
+$(BUILD)/bin/$(1): $(call obj,$(wildcard tools/$(1)/*.c)) $(KIT_A) $(COMMON_A) | $(core_lib)
+	@mkdir -p $$(@D)
+	@$$(if $$(V),,echo "  LD      $$@")
+	$$(Q)$$(CC) $$(ALL_LDFLAGS) $$(filter %.o,$$^) $(KIT_A) $(COMMON_A) \
+	  $$(if $$(filter $(1),rail-coll),-L$(BUILD)/lib -lrailyard -Wl$$(comma)-rpath$$(comma)'$$$$ORIGIN/../lib') \
+	  $$(libs_tool_$(1)) -ldl -lm -o $$@
+endef
+comma := ,
+$(foreach t,$(tools),$(eval $(call tool_rule,$(t))))
+
+# Tests see internals: they link the objects of core, not the shared library,
+# except e2e programs, which use the public library as a user would.
+$(BUILD)/test/e2e/%: $(O)/test/e2e/%.o $(HARNESS_A) $(COMMON_A) | $(core_lib)
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) $< $(HARNESS_A) $(COMMON_A) -L$(BUILD)/lib -lrailyard \
+	  -Wl,-rpath,'$$ORIGIN/../../lib' -ldl -lm -o $@
+
+$(BUILD)/test/%: $(O)/test/%.o $(call obj,$(core_src)) $(simd_obj) $(KIT_A) $(HARNESS_A) $(COMMON_A)
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) $< $(if $(filter unit/%,$*),$(foreach o,$(test_objs_$(notdir $*)),$(O)/$(o))) \
+	  $(call obj,$(core_src)) $(simd_obj) $(KIT_A) $(HARNESS_A) $(COMMON_A) -ldl -lm -lrt -o $@
+
+$(BUILD)/test/lib%.so: test/preload/%.c
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_CPPFLAGS) -std=c11 -O2 -g -fPIC $(warnings) -shared $< -ldl -o $@
+
+.SECONDARY:
+-include $(shell find $(O) -name '*.d' 2>/dev/null)
