@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Logging. A plugin logs through the logger that NCCL hands to init; until
+ * then, and in programs without NCCL, lines go to stderr filtered by
+ * NCCL_DEBUG (NONE, VERSION, WARN, INFO, TRACE; default WARN).
+ * All functions preserve errno and may be called from any thread.
+ */
+#ifndef RAIL_LOG_H
+#define RAIL_LOG_H
+
+#include "compiler.h"
+#include "rail/net.h"
+#include <stdbool.h>
+
+/* `room` names the module in front of each line ("NET/RailSocket"). Kept by reference. */
+void rail_log_set_room(const char *room);
+
+/* Sets the sink; NULL returns to stderr. A later set replaces the earlier:
+ * NCCL's own logger is one function per process. */
+void rail_log_set_sink(rail_logger_fn sink);
+
+void rail_log_at(enum rail_log_level level, unsigned long subsys, const char *file, int line, const char *fmt, ...)
+    RAIL_PRINTF(5, 6);
+
+/* "4.2.1.7:5000"-style lines carry what, who, and what to do. */
+#define RAIL_WARN(...) rail_log_at(RAIL_LOG_WARN, ~0ul, __FILE__, __LINE__, __VA_ARGS__)
+#define RAIL_INFO(subsys, ...) rail_log_at(RAIL_LOG_INFO, (subsys), __FILE__, __LINE__, __VA_ARGS__)
+
+/* Handshake steps and the like; formatted only when the level asks for it.
+ * The data path logs nothing. */
+bool rail_log_trace_on(void);
+#define RAIL_TRACE(subsys, ...)                                                              \
+  do {                                                                                       \
+    if (rail_unlikely(rail_log_trace_on())) rail_log_at(RAIL_LOG_TRACE, (subsys), __FILE__, __LINE__, __VA_ARGS__); \
+  } while (0)
+
+#endif
