@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Names known to the whole product, sorted. */
+#include "common/param_names.h"
+
+#include "common/compiler.h"
+
+const char *const rail_param_names[] = {
+  "RAIL_BENCH_*",
+  "RAIL_COLL_*",
+  "RAIL_CORE_*",
+  "RAIL_DEMO_*",
+  "RAIL_FAULT_*",
+  "RAIL_IB_*",
+  "RAIL_KIT_*",
+  "RAIL_OFI_*",
+  "RAIL_SOCKET_*",
+  "RAIL_TEST_*",
+  "RAIL_TRACE_*",
+};
+const size_t rail_param_names_count = RAIL_COUNT_OF(rail_param_names);
