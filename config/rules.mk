@@ -5,6 +5,7 @@
 #   plugin/NAME/*.c       → lib/libnccl-net-NAME.so
 #   core/*.c core/kernel  → lib/librailyard.so
 #   kit/*.c               → librailkit.a, for tools and tests
+#   tools/common/*.c      → linked into every tool that needs it
 #   tools/NAME/*.c        → bin/NAME
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
 
@@ -15,7 +16,10 @@ kit_src := $(wildcard kit/*.c)
 harness_src := $(wildcard test/harness/*.c)
 obj = $(patsubst %.c,$(O)/%.o,$(1))
 
-# The vector reductions are one source compiled per instruction set.
+# The vector reductions are one source compiled per instruction set, and every
+# set must give the same bits: no fusing of a*b+c. Nobody reads the floating-point
+# exception flags; only when told so does gcc vectorise selections between floats.
+reduce_flags := -ffp-contract=off -fno-trapping-math
 simd_x86_64 := avx2 avx512
 machine := $(shell uname -m)
 simd := base $(simd_$(machine))
@@ -31,7 +35,10 @@ HARNESS_A := $(if $(harness_src),$(O)/libharness.a)
 plugins := $(foreach d,$(wildcard plugin/*),$(if $(wildcard $(d)/*.c),$(notdir $(d))))
 plugin_libs := $(foreach p,$(plugins),$(BUILD)/lib/libnccl-net-$(p).so)
 core_lib := $(if $(core_src),$(BUILD)/lib/librailyard.so)
-tools := $(foreach d,$(wildcard tools/*),$(if $(wildcard $(d)/*.c),$(notdir $(d))))
+tool_common_src := $(wildcard tools/common/*.c)
+TOOL_A := $(if $(tool_common_src),$(O)/libtool.a)
+runtime_tools := rail-coll rail-train
+tools := $(foreach d,$(filter-out tools/common,$(wildcard tools/*)),$(if $(wildcard $(d)/*.c),$(notdir $(d))))
 tool_bins := $(foreach t,$(tools),$(BUILD)/bin/$(t))
 test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz gpu,test/$(k)/*.c))
 test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
@@ -52,11 +59,12 @@ $(O)/core/kernel/%.o: OPT := $(if $(DEBUG),-O1,-O3)
 $(O)/core/kernel/rt_reduce_%.o: core/kernel/rt_reduce_impl.c | $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  CC      $< ($*)")
-	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(simd_flags_$*) -DRT_SIMD=$* -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(simd_flags_$*) $(reduce_flags) -DRT_SIMD=$* -MMD -MP -c $< -o $@
 
 $(O)/librailcommon.a: $(call obj,$(common_src))
 $(O)/librailkit.a: $(call obj,$(kit_src))
 $(O)/libharness.a: $(call obj,$(harness_src))
+$(O)/libtool.a: $(call obj,$(tool_common_src))
 $(O)/%.a:
 	@$(if $(V),,echo "  AR      $@")
 	$(Q)rm -f $@ && ar rcs $@ $^
@@ -80,11 +88,11 @@ $(BUILD)/lib/librailyard.so: $(call obj,$(core_src)) $(simd_obj) $(COMMON_A) con
 	  $(filter %.o,$^) $(COMMON_A) -ldl -lm -lrt -o $@
 
 define tool_rule
-$(BUILD)/bin/$(1): $(call obj,$(wildcard tools/$(1)/*.c)) $(KIT_A) $(COMMON_A) | $(core_lib)
+$(BUILD)/bin/$(1): $(call obj,$(wildcard tools/$(1)/*.c)) $(TOOL_A) $(KIT_A) $(COMMON_A) | $(core_lib)
 	@mkdir -p $$(@D)
 	@$$(if $$(V),,echo "  LD      $$@")
-	$$(Q)$$(CC) $$(ALL_LDFLAGS) $$(filter %.o,$$^) $(KIT_A) $(COMMON_A) \
-	  $$(if $$(filter $(1),rail-coll),-L$(BUILD)/lib -lrailyard -Wl$$(comma)-rpath$$(comma)'$$$$ORIGIN/../lib') \
+	$$(Q)$$(CC) $$(ALL_LDFLAGS) $$(filter %.o,$$^) $(TOOL_A) $(KIT_A) $(COMMON_A) \
+	  $$(if $$(filter $(1),$(runtime_tools)),-L$(BUILD)/lib -lrailyard -Wl$$(comma)-rpath$$(comma)'$$$$ORIGIN/../lib') \
 	  $$(libs_tool_$(1)) -ldl -lm -o $$@
 endef
 comma := ,
