@@ -71,7 +71,7 @@ __attribute__((format(printf, 1, 2), noreturn, unused)) static void tap_skip_cas
 #define CHECK_OK(call) CHECK_INT(call, 0)
 
 __attribute__((unused)) static int tap_main(int argc, char **argv, const struct tap_case *cases, size_t n) {
-  int failed = 0, number = 0;
+  volatile int failed = 0, number = 0; /* they live across setjmp */
   setvbuf(stdout, NULL, _IOLBF, 0);
   for (volatile size_t i = 0; i < n; i++) {
     bool wanted = argc < 2;
