@@ -28,7 +28,7 @@ struct rail_net_init {
 };
 
 struct rail_net_ops {
-  /* Name that NCCL_NET selects; constant. */
+  /* Name that NCCL_NET selects: rail_plugin_name below. */
   const char *name;
 
   /* One context per top-level communicator (v11+), or one per process below.
@@ -51,7 +51,8 @@ struct rail_net_ops {
   /* Fills all RAIL_NET_HANDLE_SIZE bytes of handle. Thousands may be open. */
   rail_result_t (*listen)(void *ctx, int dev, void *handle, void **listen_comm);
 
-  /* RAIL_OK with *send_comm NULL: in progress, call again with the same handle
+  /* traffic_class -1: the one given to init.
+   * RAIL_OK with *send_comm NULL: in progress, call again with the same handle
    * bytes (they may hold state, never their own address). On error *send_comm is NULL. */
   rail_result_t (*connect)(void *ctx, int dev, void *handle, int traffic_class, void **send_comm);
 
@@ -92,7 +93,12 @@ struct rail_net_ops {
   rail_result_t (*set_net_attr)(void *ctx, const struct rail_net_attr *attr);
 };
 
-/* A plugin library defines exactly one of these; the shims refer to it. */
+/* A plugin library defines exactly one of each; the shims refer to them. The
+ * name is an object of its own because the vtables are constants, and C allows
+ * the address of an array in a constant but not a field of another object:
+ *   const char rail_plugin_name[] = "RailSocket";
+ *   const struct rail_net_ops rail_plugin_ops = {.name = rail_plugin_name, ...}; */
+extern const char rail_plugin_name[];
 extern const struct rail_net_ops rail_plugin_ops;
 
 /* Slots for operations a plugin does not have; no table of ours holds a NULL. */
