@@ -16,7 +16,8 @@
  * from any thread. The result has the same bits whatever instruction set runs,
  * and whichever operand comes first.
  *
- * What is computed, the same as NCCL does on a GPU unless said otherwise:
+ * What is computed; the aim is what NCCL computes on a GPU, taken from reading its
+ * kernels and not yet compared on one:
  * - integers wrap;
  * - f16, bf16 and fp8 are computed in float and rounded once, at each step of
  *   the ring or tree (float is wide enough for that to equal the exact sum or
