@@ -8,6 +8,8 @@
 
 .DEFAULT_GOAL := all
 SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+VERSION := 0.1.0
 
 SAN ?=
 ifeq ($(origin CC),default)

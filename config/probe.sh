@@ -9,3 +9,4 @@ probe VERBS '#include <infiniband/verbs.h>'
 probe LIBFABRIC '#include <rdma/fabric.h>'
 have NVCC nvcc
 have MPIRUN mpirun
+echo "BUILT_SAN := ${SAN-}"  # the test runner asks a build directory which sanitizer it has

@@ -8,6 +8,7 @@
 #   tools/common/*.c      → linked into every tool that needs it
 #   tools/NAME/*.c        → bin/NAME
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
+#   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD
 
 common_src := $(filter-out common/abi%,$(wildcard common/*.c))
 abi_src := $(wildcard common/abi*.c)
@@ -29,6 +30,7 @@ simd_flags_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mp
 simd_obj := $(if $(wildcard core/kernel/rt_reduce_impl.c),$(foreach s,$(simd),$(O)/core/kernel/rt_reduce_$(s).o))
 
 COMMON_A := $(O)/librailcommon.a
+CORE_A := $(O)/librailcore.a
 KIT_A := $(if $(kit_src),$(O)/librailkit.a)
 HARNESS_A := $(if $(harness_src),$(O)/libharness.a)
 
@@ -42,30 +44,34 @@ tools := $(foreach d,$(filter-out tools/common,$(wildcard tools/*)),$(if $(wildc
 tool_bins := $(foreach t,$(tools),$(BUILD)/bin/$(t))
 test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz gpu,test/$(k)/*.c))
 test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
+# Tests of the runtime's rooms see internals: they link its objects, not the library.
+core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(core/|rail/railyard)' $(test_src))))
 preload_src := $(wildcard test/preload/*.c)
 preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
 
 $(BUILD)/config.mk: config/probe.sh
 	@mkdir -p $(@D)
-	$(Q)CC='$(CC)' bash config/probe.sh > $@.tmp && mv $@.tmp $@
+	$(Q)CC='$(CC)' SAN='$(SAN)' bash config/probe.sh > $@.tmp && mv $@.tmp $@
 
-$(O)/%.o: %.c | $(BUILD)/config.mk
+$(O)/%.o: %.c config/flags.mk | $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  CC      $<")
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(cflags_$(firstword $(subst /, ,$<))) -MMD -MP -c $< -o $@
 
 $(O)/core/kernel/%.o: OPT := $(if $(DEBUG),-O1,-O3)
 
-$(O)/core/kernel/rt_reduce_%.o: core/kernel/rt_reduce_impl.c | $(BUILD)/config.mk
+$(O)/core/kernel/rt_reduce_%.o: core/kernel/rt_reduce_impl.c config/flags.mk | $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  CC      $< ($*)")
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(simd_flags_$*) $(reduce_flags) -DRT_SIMD=$* -MMD -MP -c $< -o $@
 
 $(O)/librailcommon.a: $(call obj,$(common_src))
+$(O)/librailcore.a: $(call obj,$(core_src)) $(simd_obj)
 $(O)/librailkit.a: $(call obj,$(kit_src))
 $(O)/libharness.a: $(call obj,$(harness_src))
 $(O)/libtool.a: $(call obj,$(tool_common_src))
 $(O)/%.a:
+	@mkdir -p $(@D)
 	@$(if $(V),,echo "  AR      $@")
 	$(Q)rm -f $@ && ar rcs $@ $^
 
@@ -98,19 +104,23 @@ endef
 comma := ,
 $(foreach t,$(tools),$(eval $(call tool_rule,$(t))))
 
-# Tests see internals: they link the objects of core, not the shared library,
-# except e2e programs, which use the public library as a user would.
+# End-to-end programs use the public library as a user would.
 $(BUILD)/test/e2e/%: $(O)/test/e2e/%.o $(HARNESS_A) $(COMMON_A) | $(core_lib)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $< $(HARNESS_A) $(COMMON_A) -L$(BUILD)/lib -lrailyard \
-	  -Wl,-rpath,'$$ORIGIN/../../lib' -ldl -lm -o $@
+	$(Q)$(CC) $(ALL_LDFLAGS) $< $(HARNESS_A) $(COMMON_A) \
+	  $(if $(core_lib),-L$(BUILD)/lib -lrailyard -Wl$(comma)-rpath$(comma)'$$ORIGIN/../../lib') -ldl -lm -o $@
 
-$(BUILD)/test/%: $(O)/test/%.o $(call obj,$(core_src)) $(simd_obj) $(KIT_A) $(HARNESS_A) $(COMMON_A)
+$(patsubst test/%.c,$(BUILD)/test/%,$(filter-out test/e2e/%,$(core_tests))): $(CORE_A)
+
+# test_objs_NAME: objects outside the libraries (shims, a plugin's) that the unit test NAME needs.
+$(foreach t,$(filter test/unit/%,$(test_src)),$(eval \
+  $(patsubst test/%.c,$(BUILD)/test/%,$(t)): $(addprefix $(O)/,$(test_objs_$(basename $(notdir $(t)))))))
+
+$(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(COMMON_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $< $(if $(filter unit/%,$*),$(foreach o,$(test_objs_$(notdir $*)),$(O)/$(o))) \
-	  $(call obj,$(core_src)) $(simd_obj) $(KIT_A) $(HARNESS_A) $(COMMON_A) -ldl -lm -lrt -o $@
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A),$^) $(KIT_A) $(HARNESS_A) $(COMMON_A) -ldl -lm -lrt -o $@
 
 $(BUILD)/test/lib%.so: test/preload/%.c
 	@mkdir -p $(@D)

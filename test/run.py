@@ -1,0 +1,497 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs test programs and adds their cases up.
+
+A test is a program that prints TAP: a C file test/KIND/NAME.c built into
+BUILD/test/KIND/NAME, or a script test/KIND/test_NAME.sh or .py. Comment lines
+at the top of its source say how it wants to be run (test/README.md).
+
+Each program runs in a session of its own under a time limit. Besides a
+"not ok" line, these count as one failure: a crash, the limit, a nonzero exit
+status, a missing or wrong plan, a sanitizer report from any of its processes,
+processes or shared memory left behind. The last line is always
+"N passed, N failed, N skipped".
+"""
+import argparse
+import concurrent.futures
+import fnmatch
+import os
+import pathlib
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import xml.etree.ElementTree as ET
+
+sys.dont_write_bytecode = True
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+KINDS = ["unit", "contract", "e2e", "fault", "fuzz"]
+SAN_KINDS = {"unit", "contract", "fuzz"}  # run under both sanitizers unless the source says otherwise
+DEFAULT_LIMIT = 120
+SAN_SLOWDOWN = 3
+GRACE = 3.0  # seconds that processes being killed may still take to vanish
+MARK = "RAIL_TEST_MARK"
+SHM = pathlib.Path("/dev/shm")
+
+KEY = re.compile(r"\bTEST-(LIMIT|ALONE|SAN|PRELOAD|HELPER)\b:?\s*(.*?)\s*(?:\*/)?\s*$")
+RESULT = re.compile(r"(not )?ok\b\s*(\d+)?\s*-?\s*(.*)$")
+PLAN = re.compile(r"1\.\.(\d+)\s*(?:#\s*skip\S*\s*(.*))?$", re.I)
+SKIP = re.compile(r"(.*?)\s*#\s*skip\b:?\s*(.*)$", re.I)
+
+
+class Program:
+    """One source file in one build directory."""
+
+    def __init__(self, source, kind, build, san):
+        self.source, self.kind, self.build, self.san = source, kind, build, san
+        self.label = f"{kind}/{source.stem}" + (f"@{san}" if san else "")
+        keys = read_keys(source)
+        self.helper = "HELPER" in keys
+        self.alone = "ALONE" in keys
+        self.preload = keys.get("PRELOAD", "").split()
+        self.limit = float(keys.get("LIMIT") or DEFAULT_LIMIT) * (SAN_SLOWDOWN if san else 1)
+        wanted = set(keys["SAN"].split()) if "SAN" in keys else ({"asan", "tsan"} if kind in SAN_KINDS else set())
+        self.wanted = not self.helper and (not san or (san in wanted and not self.preload))
+        if source.suffix == ".c":
+            self.argv = [str(build / "test" / kind / source.stem)]
+        else:
+            self.argv = [sys.executable if source.suffix == ".py" else "bash", str(source)]
+
+
+class Outcome:
+    """What a program did: cases as (name, "pass" | "fail" | "skip", reason)."""
+
+    def __init__(self):
+        self.cases, self.output, self.seconds = [], "", 0.0
+
+    def add(self, name, verdict, reason=""):
+        self.cases.append((name, verdict, reason))
+
+    def count(self, verdict):
+        return sum(v == verdict for _, v, _ in self.cases)
+
+
+def read_keys(source):
+    with open(source, encoding="utf-8", errors="replace") as f:
+        hits = (KEY.search(line) for _, line in zip(range(15), f))
+        return {m.group(1): m.group(2) for m in hits if m}
+
+
+def built_with(build):
+    """The sanitizer of a build directory, as the Makefile noted it."""
+    try:
+        m = re.search(r"^BUILT_SAN :=\s*(\S*)", (build / "config.mk").read_text(), re.M)
+        return m.group(1) if m else ""
+    except OSError:
+        return ""
+
+
+def find_programs(tests, kinds, builds):
+    found = []
+    for build in builds:
+        san = built_with(build)
+        for kind in kinds:
+            for source in sorted((tests / kind).glob("*")):
+                script = source.suffix in (".sh", ".py") and source.stem.startswith("test_")
+                if script or source.suffix == ".c":
+                    found.append(Program(source, kind, build, san))
+    return [p for p in found if p.wanted]
+
+
+def matches(program, patterns):
+    return not patterns or any(fnmatch.fnmatch(program.label, f"*{p}*") for p in patterns)
+
+
+# ---- processes -----------------------------------------------------------
+
+def session_of(pid):
+    """(state, session) of a process, or None when it is gone."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = stat[stat.rindex(")") + 2:].split()
+    return fields[0], int(fields[3])
+
+
+def processes_of(session, mark):
+    """Living processes of a program: its session, and whoever inherited its environment."""
+    needle = mark.encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        about = session_of(entry)
+        if not about or about[0] in "ZX":
+            continue
+        try:
+            marked = needle in pathlib.Path(f"/proc/{entry}/environ").read_bytes()
+        except OSError:
+            marked = False
+        if marked or about[1] == session:
+            found.append(int(entry))
+    return found
+
+
+def kill_all(session, mark):
+    """Kills a program's processes until a look finds none: one may fork while we read /proc."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(session, signal.SIGKILL)
+        except OSError:
+            pass
+        left = processes_of(session, mark)
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        time.sleep(0.02)
+
+
+def describe(pid):
+    try:
+        words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        words = "?"
+    return f"{pid} ({words.strip()[:80]})"
+
+
+def leftovers(session, mark):
+    """Processes that are still there after the grace time."""
+    deadline = time.monotonic() + GRACE
+    while True:
+        left = processes_of(session, mark)
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+
+
+# ---- shared memory -------------------------------------------------------
+
+def shm_files():
+    try:
+        return {f.name: f.stat().st_ino for f in SHM.glob("rail*")}
+    except OSError:
+        return {}
+
+
+def shm_in_use():
+    """Names under /dev/shm that some living process has open or mapped."""
+    used = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            maps = pathlib.Path(f"/proc/{entry}/maps").read_text(errors="replace")
+            used.update(re.findall(r"/dev/shm/(\S+)", maps))
+            for fd in os.scandir(f"/proc/{entry}/fd"):
+                target = os.readlink(fd.path)
+                if target.startswith("/dev/shm/"):
+                    used.add(target[len("/dev/shm/"):])
+        except OSError:
+            continue
+    return used
+
+
+class ShmWatch:
+    """Finds shared memory that nobody uses any more. Several programs run at a
+    time, so a file is charged once, to the first that ends after it appeared."""
+
+    def __init__(self):
+        self.lock, self.charged = threading.Lock(), set()
+
+    def left_since(self, before):
+        def new():
+            return {n for n, ino in shm_files().items() if before.get(n) != ino and n not in self.charged}
+        deadline = time.monotonic() + 1.0
+        left = new()
+        while left and time.monotonic() < deadline:  # a file between creation and mmap is not yet a leftover
+            time.sleep(0.2)
+            left &= new() - shm_in_use()
+        with self.lock:
+            left -= self.charged
+            self.charged |= left
+        for name in left:
+            (SHM / name).unlink(missing_ok=True)
+        return sorted(left)
+
+
+# ---- one program ---------------------------------------------------------
+
+def parse(output, outcome):
+    """Reads TAP. Returns what is wrong with the stream as a whole, or None."""
+    plan, bail, number = None, None, 0
+    for line in output.splitlines():
+        if line.startswith("Bail out!"):
+            bail = line
+        elif m := PLAN.match(line):
+            plan = int(m.group(1))
+            if plan == 0 and m.group(2) is not None:
+                outcome.add("all", "skip", m.group(2) or "no reason given")
+        elif m := RESULT.match(line):
+            number += 1
+            name, skip = m.group(3) or f"case {number}", SKIP.match(m.group(3))
+            if m.group(1):
+                outcome.add(name, "fail", "not ok")
+            elif skip:
+                outcome.add(skip.group(1) or f"case {number}", "skip", skip.group(2) or "no reason given")
+            else:
+                outcome.add(name, "pass")
+    if bail:
+        return bail
+    if plan is None:
+        return "it printed no plan (1..N), so it did not reach its end"
+    if plan != number:
+        return f"the plan says {plan} cases, it printed {number}"
+    return "it ran no case" if not outcome.cases else None
+
+
+def environment(program, mark, scratch):
+    # Not make's: a test that calls make must not meet our flags or job server.
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
+    # Marks add up, so that a runner inside a test does not hide its programs from the outer one.
+    env |= {MARK: os.environ.get(MARK, "") + mark, "RAIL_BUILD": str(program.build), "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
+    if program.preload:
+        env["LD_PRELOAD"] = ":".join(str(program.build / "test" / f"lib{p}.so") for p in program.preload)
+    # Reports go to files, so that one from a child whose output nobody reads is seen as well.
+    report = f"log_path={scratch}/sanitizer"
+    if program.san == "asan":
+        env["ASAN_OPTIONS"] = f"{report}:detect_leaks=1:exitcode=99:allocator_may_return_null=1:strict_string_checks=1"
+        env["UBSAN_OPTIONS"] = f"{report}:print_stacktrace=1:halt_on_error=1"
+        env["LSAN_OPTIONS"] = f"suppressions={ROOT}/config/lsan.supp:print_suppressions=0"
+    if program.san == "tsan":
+        env["TSAN_OPTIONS"] = (f"{report}:exitcode=66:die_after_fork=0:second_deadlock_stack=1:"
+                               f"suppressions={ROOT}/config/tsan.supp")
+    return env
+
+
+def fixed_layout():
+    """setarch -R, where allowed: gcc 12's sanitizers do not stand the address
+    randomisation of newer kernels."""
+    if shutil.which("setarch") and subprocess.run(["setarch", "-R", "true"], stderr=subprocess.DEVNULL).returncode == 0:
+        return ["setarch", "-R"]
+    return []
+
+
+class Runner:
+    def __init__(self):
+        self.shm, self.lock, self.running, self.stopping = ShmWatch(), threading.Lock(), {}, False
+        self.number, self.san_prefix = 0, None
+
+    def next_mark(self):
+        with self.lock:
+            self.number += 1
+            return f"<{os.getpid()}-{self.number}>"
+
+    def stop(self):
+        """Kills whatever runs; for an interrupt from the keyboard or CI."""
+        self.stopping = True
+        with self.lock:
+            running = list(self.running.items())
+        for mark, session in running:
+            kill_all(session, mark)
+
+    def run(self, program):
+        outcome = Outcome()
+        if self.stopping:
+            outcome.add("run", "fail", "interrupted")
+            return outcome
+        if not os.path.exists(program.argv[-1]):
+            outcome.add("run", "fail", f"{program.argv[-1]} is not built")
+            return outcome
+        argv = program.argv
+        if program.san:
+            if self.san_prefix is None:
+                self.san_prefix = fixed_layout()
+            argv = self.san_prefix + argv
+        scratch = tempfile.mkdtemp(prefix="rail-test-")
+        try:
+            self.run_in(program, argv, scratch, outcome)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return outcome
+
+    def run_in(self, program, argv, scratch, outcome):
+        mark, shm_before, start = self.next_mark(), shm_files(), time.monotonic()
+        with tempfile.TemporaryFile() as out:
+            try:
+                child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT,
+                                         env=environment(program, mark, scratch), start_new_session=True)
+            except OSError as e:
+                outcome.add("run", "fail", f"cannot start: {e}")
+                return
+            with self.lock:
+                self.running[mark] = child.pid
+            timed_out = False
+            try:
+                child.wait(program.limit)
+            except subprocess.TimeoutExpired:
+                timed_out = True
+                kill_all(child.pid, mark)
+                child.wait()
+            outcome.seconds = time.monotonic() - start
+            left = [] if timed_out else leftovers(child.pid, mark)
+            described = ", ".join(describe(pid) for pid in left[:5])
+            if left:
+                kill_all(child.pid, mark)
+            with self.lock:
+                del self.running[mark]
+            out.seek(0)
+            outcome.output = out.read().decode(errors="replace")
+
+        stream_fault = parse(outcome.output, outcome)
+        if timed_out:
+            outcome.add("time limit", "fail", f"no end after {program.limit:.0f} s, killed")
+        elif child.returncode < 0:
+            name = signal.Signals(-child.returncode).name if -child.returncode in set(signal.Signals) else -child.returncode
+            outcome.add("crash", "fail", f"ended by signal {name}")
+        elif stream_fault:
+            outcome.add("plan", "fail", stream_fault + (f"; exit status {child.returncode}" if child.returncode else ""))
+        elif child.returncode and not outcome.count("fail"):
+            outcome.add("exit status", "fail", f"exit status {child.returncode} though no case failed")
+        if left:
+            outcome.add("leftover processes", "fail", described)
+        if names := self.shm.left_since(shm_before):
+            outcome.add("leftover shared memory", "fail", ", ".join(f"/dev/shm/{n}" for n in names))
+        reports = sorted(pathlib.Path(scratch).glob("sanitizer*"))
+        if reports:
+            outcome.output += "".join(f"--- {r.name}\n{r.read_text(errors='replace')}" for r in reports)
+            outcome.add("sanitizer", "fail", f"{len(reports)} processes reported an error")
+
+
+# ---- the whole run -------------------------------------------------------
+
+def show(program, outcome, width):
+    bad = [c for c in outcome.cases if c[1] == "fail"]
+    print(f"{'FAIL' if bad else 'ok  '} {program.label:<{width}} {len(outcome.cases):5d} cases {outcome.seconds:8.2f} s",
+          flush=True)
+    if bad:
+        for name, _, reason in bad:
+            print(f"     {name}: {reason}")
+        lines = outcome.output.splitlines()
+        if len(lines) > 400:
+            lines = lines[:200] + [f"… {len(lines) - 400} lines left out …"] + lines[-200:]
+        print("".join(f"     | {line}\n" for line in lines), end="", flush=True)
+
+
+def write_junit(path, done):
+    root = ET.Element("testsuites")
+    for program, outcome in done:
+        suite = ET.SubElement(root, "testsuite", name=program.label, time=f"{outcome.seconds:.3f}",
+                              tests=str(len(outcome.cases)), failures=str(outcome.count("fail")),
+                              skipped=str(outcome.count("skip")))
+        for name, verdict, reason in outcome.cases:
+            case = ET.SubElement(suite, "testcase", classname=program.label.replace("/", "."), name=printable(name))
+            if verdict != "pass":
+                tag = {"fail": "failure", "skip": "skipped"}[verdict]
+                ET.SubElement(case, tag, message=printable(reason))
+        if outcome.count("fail"):
+            ET.SubElement(suite, "system-out").text = printable(outcome.output)
+    ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def printable(text):
+    """XML 1.0 has no place for most control characters."""
+    return re.sub(r"[^\t\n\x20-\ud7ff\ue000-\ufffd]", "?", text)
+
+
+def run_all(runner, programs, jobs):
+    width = max(len(p.label) for p in programs)
+    done = []
+
+    def finish(program, outcome):
+        done.append((program, outcome))
+        show(program, outcome, width)
+
+    together = [p for p in programs if not p.alone]
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(runner.run, p): p for p in together}
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                finish(futures[future], future.result())
+        except BaseException:
+            runner.stop()
+            raise
+    for program in (p for p in programs if p.alone):
+        finish(program, runner.run(program))
+    return done
+
+
+def summary(done):
+    skips = [(p.label, name, reason) for p, o in done for name, verdict, reason in o.cases if verdict == "skip"]
+    if skips:
+        print("skipped:")
+        for label, name, reason in sorted(set(skips)):
+            print(f"  {label} {name}: {reason}")
+    failures = [(p.label, name, reason) for p, o in done for name, verdict, reason in o.cases if verdict == "fail"]
+    if failures:
+        print("failed:")
+        for label, name, reason in failures:
+            print(f"  {label} {name}: {reason}")
+    passed, skipped = (sum(o.count(v) for _, o in done) for v in ("pass", "skip"))
+    print(f"{passed} passed, {len(failures)} failed, {skipped} skipped", flush=True)
+    return 1 if failures or not passed else 0
+
+
+def options():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--build", action="append", type=pathlib.Path, metavar="DIR",
+                   help="build directory, may be given several times (default: build)")
+    p.add_argument("--tests", type=pathlib.Path, default=ROOT / "test", metavar="DIR", help="where the sources lie")
+    p.add_argument("--kind", action="append", choices=KINDS, help="only this kind, may be given several times")
+    p.add_argument("--only", action="append", metavar="PATTERN", help="only programs whose label KIND/NAME[@SAN] has this")
+    p.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="programs at a time (default: cores)")
+    p.add_argument("--repeat", type=int, default=1, metavar="N", help="run each program N times")
+    p.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML")
+    p.add_argument("--list", action="store_true", help="list the programs and stop")
+    args = p.parse_args()
+    args.build = [b.resolve() for b in args.build or [pathlib.Path("build")]]
+    return args
+
+
+def no_core_dumps():
+    # A limit of 1 is the one that stops both files (too small) and a piped handler (the kernel's special case).
+    for limit in (1, 0):
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
+            return
+        except (ValueError, OSError):
+            continue
+
+
+def main():
+    args = options()
+    programs = [p for p in find_programs(args.tests.resolve(), args.kind or KINDS, args.build) if matches(p, args.only)]
+    if args.list:
+        for p in programs:
+            print(p.label)
+        return 0
+    if not programs:
+        print("no test program matches", file=sys.stderr)
+        print("0 passed, 0 failed, 0 skipped")
+        return 1
+    no_core_dumps()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    runner = Runner()
+    try:
+        done = run_all(runner, programs * args.repeat, max(1, args.jobs))
+    except (KeyboardInterrupt, SystemExit) as e:
+        runner.stop()
+        print("interrupted", file=sys.stderr)
+        return e.code if isinstance(e, SystemExit) else 130
+    if args.junit:
+        write_junit(args.junit, done)
+    return summary(done)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
