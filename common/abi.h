@@ -13,6 +13,7 @@
 #define RAIL_ABI_H
 
 #include "common/net_ops.h"
+#include "common/net_props.h"
 
 /* Grouped receives through v6-v8, whose sizes must be widened on the stack. */
 #define RAIL_ABI_MAX_RECVS 32
@@ -78,32 +79,5 @@ int rail_abi_make_vdevice_v9(int *dev, struct rail_net_vprops_v9 *props);       
 /* v12's properties, zeroed first: a field that a plugin forgets is 0, never garbage. */
 rail_result_t rail_abi_properties(int dev, struct rail_net_props_v12 *props);
 void rail_abi_vprops_to_v9(const struct rail_net_vprops_v12 *from, struct rail_net_vprops_v9 *to);
-
-/* The fields that every version's properties have, under the same names. */
-#define RAIL_ABI_COPY_V6_PROPS(to, from)  \
-  do {                                    \
-    (to)->name = (from)->name;            \
-    (to)->pci_path = (from)->pci_path;    \
-    (to)->guid = (from)->guid;            \
-    (to)->ptr_support = (from)->ptr_support; \
-    (to)->speed = (from)->speed;          \
-    (to)->port = (from)->port;            \
-    (to)->latency = (from)->latency;      \
-    (to)->max_comms = (from)->max_comms;  \
-    (to)->max_recvs = (from)->max_recvs;  \
-  } while (0)
-
-/* The rest of v9's, after those. */
-#define RAIL_ABI_COPY_V9_PROPS(to, from)                    \
-  do {                                                      \
-    RAIL_ABI_COPY_V6_PROPS(to, from);                       \
-    (to)->reg_is_global = (from)->reg_is_global;            \
-    (to)->force_flush = (from)->force_flush;                \
-    (to)->net_device_type = (from)->net_device_type;        \
-    (to)->net_device_version = (from)->net_device_version;  \
-    rail_abi_vprops_to_v9(&(from)->vprops, &(to)->vprops);  \
-    (to)->max_p2p_bytes = (from)->max_p2p_bytes;            \
-    (to)->max_coll_bytes = (from)->max_coll_bytes;          \
-  } while (0)
 
 #endif

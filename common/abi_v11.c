@@ -5,7 +5,8 @@
 static int get_properties(int dev, struct rail_net_props_v11 *props) {
   struct rail_net_props_v12 all;
   RAIL_TRY(rail_abi_properties(dev, &all));
-  RAIL_ABI_COPY_V9_PROPS(props, &all);
+  RAIL_NET_COPY_V9_PROPS(props, &all);
+  rail_abi_vprops_to_v9(&all.vprops, &props->vprops);
   props->max_multi_request_size = all.max_multi_request_size;
   return RAIL_OK;
 }

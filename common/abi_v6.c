@@ -5,7 +5,7 @@
 static int get_properties(int dev, struct rail_net_props_v6 *props) {
   struct rail_net_props_v12 all;
   RAIL_TRY(rail_abi_properties(dev, &all));
-  RAIL_ABI_COPY_V6_PROPS(props, &all);
+  RAIL_NET_COPY_V6_PROPS(props, &all);
   return RAIL_OK;
 }
 

@@ -5,10 +5,7 @@
 static int get_properties(int dev, struct rail_net_props_v8 *props) {
   struct rail_net_props_v12 all;
   RAIL_TRY(rail_abi_properties(dev, &all));
-  RAIL_ABI_COPY_V6_PROPS(props, &all);
-  props->reg_is_global = all.reg_is_global;
-  props->net_device_type = all.net_device_type;
-  props->net_device_version = all.net_device_version;
+  RAIL_NET_COPY_V8_PROPS(props, &all);
   return RAIL_OK;
 }
 

@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define LOG_LINE 1024
+#define LOG_LINE 4096 /* a list of plugins that were tried, each with its dlerror, is long */
 
 static _Atomic(const char *) log_room;
 static _Atomic(rail_logger_fn) log_sink;

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Shared by netload*.c, by nobody else. */
+#ifndef RAIL_NETLOAD_IMPL_H
+#define RAIL_NETLOAD_IMPL_H
+
+#include <limits.h>
+#include <stdbool.h>
+
+#include "common/netload.h"
+#include "common/netload_slots.h"
+
+/* One per plugin and process, however often it is loaded: below v11 a plugin
+ * expects one init in its life. Guarded by a lock in netload.c. */
+struct rail_net_life {
+  struct rail_net_life *next;
+  const void *vtable; /* identity */
+  int loads;
+  bool initialised;   /* v6-v10 */
+};
+
+struct rail_net {
+  struct rail_net_slots slots;
+  int version;
+  const void *vtable;
+  void *library; /* from dlopen */
+  struct rail_net_life *life;
+  char path[PATH_MAX];
+};
+
+/* What rail_net_init hands out for v6-v10, which have no contexts. */
+struct rail_net_old_ctx {
+  int traffic_class;
+};
+
+/* Calls `first_init` unless the plugin was initialised before in this process. */
+rail_result_t rail_net_init_once(struct rail_net *net, const struct rail_net_init *args,
+                                 rail_result_t (*first_init)(struct rail_net *net, const struct rail_net_init *args));
+
+#endif
