@@ -75,7 +75,11 @@ void rt_bootstrap_abort(struct rt_bootstrap *b, rail_result_t result, const char
  * NULL is fine. */
 void rt_bootstrap_close(struct rt_bootstrap *b);
 
-/* Printable address of a rank ("10.0.0.2:41234"), for error lines. */
+/* RAIL_OK, or the failure that ended the communicator, with its reason ("rank 2 (10.0.0.2:41234) died: connection
+ * closed"; "" if none) in `why`. From any thread. */
+rail_result_t rt_bootstrap_failure(struct rt_bootstrap *b, char *why, size_t cap);
+
+/* Printable address of a rank ("10.0.0.2:41234"), for error lines. Valid until this thread's fourth call after. */
 const char *rt_bootstrap_peer_text(const struct rt_bootstrap *b, int peer);
 
 #endif

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The table behind rt_param.h, and the public listing of it. */
+#include "core/rt_param.h"
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include "common/compiler.h"
+#include "common/param.h"
+#include "rail/railyard.h"
+
+#define AT(field) .offset = offsetof(struct rt_params, field)
+#define K 1024ll
+#define M (1024ll * K)
+#define HOUR_MS 3600000ll
+
+/* Grouped as the struct is. MS rows: a bare number is seconds; lo and hi are milliseconds. */
+static const struct rail_param rows[] = {
+  {.name = "NCCL_COMM_ID", .type = RAIL_PARAM_STRING, AT(comm_id),
+   .doc = "host:port of the rendezvous, which rank 0 opens. Unset: ncclGetUniqueId opens one on a free port."},
+  {.name = "NCCL_SOCKET_IFNAME", .type = RAIL_PARAM_STRING, AT(socket_ifname),
+   .doc = "Interfaces to use: a list of name prefixes; ^ in front excludes the list, = asks for exact names."},
+  {.name = "NCCL_SOCKET_FAMILY", .type = RAIL_PARAM_STRING, AT(socket_family),
+   .doc = "AF_INET or AF_INET6 limits the addresses to one family."},
+  {.name = "RAIL_STORE", .type = RAIL_PARAM_STRING, AT(store),
+   .doc = "Directory that all ranks share, through which the unique id is handed out."},
+  {.name = "RAIL_BOOTSTRAP_TIMEOUT", .type = RAIL_PARAM_MS, .def = "60", .lo = 100, .hi = 24 * HOUR_MS,
+   AT(bootstrap_timeout_ms), .doc = "All ranks must have arrived this long after the first one did."},
+  {.name = "RAIL_HEARTBEAT", .type = RAIL_PARAM_MS, .def = "1", .lo = 0, .hi = HOUR_MS, AT(heartbeat_ms),
+   .doc = "Interval of the heartbeats between neighbours; 0 switches them off."},
+  {.name = "RAIL_HEARTBEAT_TIMEOUT", .type = RAIL_PARAM_MS, .def = "20", .lo = 100, .hi = 24 * HOUR_MS,
+   AT(heartbeat_timeout_ms), .doc = "A neighbour that was silent for so long is taken for dead."},
+  {.name = "RAIL_MASTER_PORT_OFFSET", .type = RAIL_PARAM_INT, .def = "1", .lo = 0, .hi = 10000, AT(master_port_offset),
+   .doc = "The rendezvous listens on MASTER_PORT plus this; torchrun's own store has MASTER_PORT itself."},
+
+  {.name = "RAIL_NCHANNELS", .type = RAIL_PARAM_INT, .def = "1", .lo = 1, .hi = 16, AT(nchannels),
+   .doc = "Rings that share the data of one collective."},
+  {.name = "NCCL_BUFFSIZE", .type = RAIL_PARAM_BYTES, .def = "4M", .lo = 64 * K, .hi = 1024 * M, AT(buffsize),
+   .doc = "Buffer between two neighbours of a channel, Simple protocol; cut into 8 slots."},
+  {.name = "NCCL_LL_BUFFSIZE", .type = RAIL_PARAM_BYTES, .def = "512K", .lo = 16 * K, .hi = 64 * M, AT(ll_buffsize),
+   .doc = "The same for the LL protocol."},
+  {.name = "RAIL_LL_MAX", .type = RAIL_PARAM_BYTES, .def = "8K", .lo = 0, .hi = 64 * M, AT(ll_max),
+   .doc = "Largest operation for which LL is chosen when NCCL_PROTO leaves the choice."},
+  {.name = "RAIL_CHUNK", .type = RAIL_PARAM_BYTES, .def = "0", .lo = 0, .hi = 1024 * M, AT(chunk),
+   .doc = "Bytes that a rank passes on at once; 0 chooses by size."},
+  {.name = "RAIL_SIMD", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|base|avx2|avx512", AT(simd),
+   .doc = "Instruction set of the host reductions; auto takes the best that the processor has."},
+  {.name = "RAIL_PROXY", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|thread|inline", AT(proxy),
+   .doc = "Who drives the plugin: a thread, or the thread that runs the kernels. auto: a thread where every rank of the "
+          "host has two cores."},
+  {.name = "RAIL_DIRECT_MIN", .type = RAIL_PARAM_BYTES, .def = "64K", .lo = 0, .hi = INT64_MAX, AT(direct_min),
+   .doc = "Buffers from this size on are sent and received in place, without a copy, where registering them is cheap or "
+          "ncclCommRegister did it."},
+  {.name = "NCCL_SHM_DISABLE", .type = RAIL_PARAM_BOOL, .def = "0", .lo = 0, .hi = 1, AT(shm_disable),
+   .doc = "1 sends through the network plugin even between ranks of one host."},
+  {.name = "NCCL_PROTO", .type = RAIL_PARAM_STRING, AT(proto),
+   .doc = "Protocols that may be chosen: LL, Simple, or both as a list; ^ in front excludes."},
+  {.name = "NCCL_HOSTID", .type = RAIL_PARAM_STRING, AT(hostid),
+   .doc = "Replaces the host's name when ranks decide whether they share a host."},
+  {.name = "NCCL_NET", .type = RAIL_PARAM_STRING, AT(net),
+   .doc = "Name that the network plugin must have (its vtable's name field)."},
+  {.name = "NCCL_NET_PLUGIN", .type = RAIL_PARAM_STRING, AT(net_plugin),
+   .doc = "Network plugins to try in order: file names, or NAME for libnccl-net-NAME.so; none for none."},
+
+  {.name = "NCCL_DEBUG", .type = RAIL_PARAM_STRING, AT(debug),
+   .doc = "What is logged: NONE, VERSION, WARN (default), INFO or TRACE."},
+  {.name = "NCCL_DEBUG_SUBSYS", .type = RAIL_PARAM_STRING, AT(debug_subsys),
+   .doc = "Read by NCCL, whose logger filters a plugin's lines by it; the runtime's own lines are not filtered."},
+};
+
+static const struct rail_param_table table = {.module = "core", .rows = rows, .count = RAIL_COUNT_OF(rows)};
+static struct rt_params params;
+static pthread_once_t params_once = PTHREAD_ONCE_INIT;
+
+static void load(void) {
+  const struct rail_param_table *const tables[] = {&table};
+  rail_param_load(&table, &params);
+  rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));
+}
+
+const struct rt_params *rt_params(void) {
+  pthread_once(&params_once, load);
+  return &params;
+}
+
+RAIL_EXPORT void railParamPrint(int markdown) { rail_param_print(stdout, &table, markdown); }

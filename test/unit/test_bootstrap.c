@@ -1,0 +1,793 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Proves: ranks (threads here; processes where one must die) find each other, exchange messages, keep strangers
+ * out, and all learn of a missing, dead, stopped or aborting rank, soon and with its name.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/sock.h"
+#include "core/rt_boot_wire.h"
+#include "core/rt_bootstrap.h"
+#include "core/rt_rendezvous.h"
+#include "test/harness/tap.h"
+
+#define MAX_RANKS 32
+
+/* ---- log capture: the last lines, to check what people are told ---- */
+
+static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
+static char log_text[1 << 16];
+static size_t log_len;
+
+__attribute__((format(printf, 5, 6))) static void capture(enum rail_log_level level, unsigned long flags,
+                                                          const char *file, int line, const char *fmt, ...) {
+  char text[1200];
+  va_list ap;
+  (void)flags; (void)file; (void)line;
+  if (level > RAIL_LOG_WARN) return;
+  va_start(ap, fmt);
+  int n = vsnprintf(text, sizeof text - 1, fmt, ap);
+  va_end(ap);
+  if (n < 0) return;
+  size_t len = strlen(text);
+  text[len++] = '\n';
+  pthread_mutex_lock(&log_lock);
+  if (log_len + len < sizeof log_text) {
+    memcpy(log_text + log_len, text, len);
+    log_len += len;
+    log_text[log_len] = 0;
+  }
+  pthread_mutex_unlock(&log_lock);
+  if (getenv("SHOW_LOG")) fprintf(stderr, "%s", text);
+}
+
+static void log_clear(void) {
+  pthread_mutex_lock(&log_lock);
+  log_len = 0;
+  log_text[0] = 0;
+  pthread_mutex_unlock(&log_lock);
+}
+
+static bool logged(const char *what) {
+  pthread_mutex_lock(&log_lock);
+  bool found = strstr(log_text, what) != NULL;
+  pthread_mutex_unlock(&log_lock);
+  if (!found) printf("# not logged: \"%s\"\n", what);
+  return found;
+}
+
+/* ---- ranks as threads ---- */
+
+struct rank {
+  int rank, nranks;
+  char id[RT_UNIQUE_ID_BYTES];
+  uint64_t timeout_ms, heartbeat_ms, heartbeat_timeout_ms;
+  int (*body)(struct rank *, struct rt_bootstrap *); /* 0 good, else a line number */
+  rail_result_t open_result;
+  int bad_line;
+  _Atomic int failures; /* calls of on_failure */
+  char why[512];
+  struct rt_bootstrap *boot;
+  pthread_t thread;
+  bool keep_open;
+};
+
+/* In bodies, which may not longjmp: */
+#define WANT(cond) do { if (!(cond)) return __LINE__; } while (0)
+
+static void on_failure(void *arg, rail_result_t result, const char *why) {
+  struct rank *r = arg;
+  (void)result;
+  snprintf(r->why, sizeof r->why, "%s", why);
+  atomic_fetch_add(&r->failures, 1);
+}
+
+static struct rt_bootstrap_args args_of(struct rank *r) {
+  return (struct rt_bootstrap_args){.rank = r->rank, .nranks = r->nranks, .timeout_ms = r->timeout_ms,
+                                    .heartbeat_ms = r->heartbeat_ms, .heartbeat_timeout_ms = r->heartbeat_timeout_ms,
+                                    .on_failure = on_failure, .arg = r};
+}
+
+static void *rank_main(void *arg) {
+  struct rank *r = arg;
+  struct rt_bootstrap_args args = args_of(r);
+  r->open_result = rt_bootstrap_open(r->id, &args, &r->boot);
+  if (r->open_result == RAIL_OK && r->body) r->bad_line = r->body(r, r->boot);
+  if (!r->keep_open) {
+    rt_bootstrap_close(r->boot);
+    r->boot = NULL;
+  }
+  return NULL;
+}
+
+static struct rank ranks[MAX_RANKS];
+
+static void ranks_init(int n, const char *id, int (*body)(struct rank *, struct rt_bootstrap *)) {
+  memset(ranks, 0, sizeof ranks);
+  for (int i = 0; i < n; i++) {
+    ranks[i].rank = i;
+    ranks[i].nranks = n;
+    memcpy(ranks[i].id, id, RT_UNIQUE_ID_BYTES);
+    ranks[i].timeout_ms = 60000;
+    ranks[i].heartbeat_ms = 1000;
+    ranks[i].heartbeat_timeout_ms = 30000;
+    ranks[i].body = body;
+  }
+}
+
+static void rank_start(int i) {
+  if (pthread_create(&ranks[i].thread, NULL, rank_main, &ranks[i]) != 0) abort();
+}
+
+/* Runs all as threads; returns the first complaint. */
+static const char *ranks_run(int n) {
+  static char text[100];
+  for (int i = 0; i < n; i++) rank_start(i);
+  for (int i = 0; i < n; i++) pthread_join(ranks[i].thread, NULL);
+  for (int i = 0; i < n; i++) {
+    if (ranks[i].open_result == RAIL_OK && !ranks[i].bad_line && !ranks[i].failures) continue;
+    snprintf(text, sizeof text, "rank %d of %d: open %d, line %d, failures %d", i, n, ranks[i].open_result,
+             ranks[i].bad_line, ranks[i].failures);
+    return text;
+  }
+  return NULL;
+}
+
+static void run_good(int n, int (*body)(struct rank *, struct rt_bootstrap *)) {
+  char id[RT_UNIQUE_ID_BYTES];
+  CHECK_OK(rt_unique_id_create(id));
+  ranks_init(n, id, body);
+  const char *bad = ranks_run(n);
+  CHECK_MSG(!bad, "%s", bad);
+}
+
+static const int sizes_of_world[] = {1, 2, 3, 4, 8, 32};
+#define EACH_WORLD(n) for (size_t w_ = 0; w_ < sizeof sizes_of_world / sizeof *sizes_of_world; w_++) \
+  for (int n = sizes_of_world[w_], once_ = 1; once_; once_ = 0)
+
+/* ---- messages ---- */
+
+static int gather_body(struct rank *r, struct rt_bootstrap *b) {
+  static const size_t sizes[] = {0, 1, 4, 24, 1000, 100000};
+  for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+    size_t each = sizes[s];
+    unsigned char *all = calloc((size_t)r->nranks, each + 1);
+    WANT(all);
+    for (size_t i = 0; i < each; i++) all[(size_t)r->rank * each + i] = (unsigned char)(r->rank * 31 + (int)i);
+    WANT(rt_bootstrap_allgather(b, all, each) == RAIL_OK);
+    for (int p = 0; p < r->nranks; p++)
+      for (size_t i = 0; i < each; i++) WANT(all[(size_t)p * each + i] == (unsigned char)(p * 31 + (int)i));
+    free(all);
+  }
+  return 0;
+}
+
+TEST(allgather) { EACH_WORLD(n) run_good(n, gather_body); }
+
+static _Atomic int entered[64];
+
+/* Nobody leaves barrier k before all have entered it. */
+static int barrier_body(struct rank *r, struct rt_bootstrap *b) {
+  for (int k = 0; k < 50; k++) {
+    atomic_fetch_add(&entered[k], 1);
+    WANT(rt_bootstrap_barrier(b) == RAIL_OK);
+    WANT(atomic_load(&entered[k]) == r->nranks);
+  }
+  return 0;
+}
+
+TEST(barrier) {
+  EACH_WORLD(n) {
+    for (int k = 0; k < 64; k++) atomic_store(&entered[k], 0);
+    run_good(n, barrier_body);
+  }
+}
+
+static uint32_t mix(uint32_t x) {
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  return x ^ x >> 16;
+}
+
+static size_t size_of_message(int from, int to, int k) {
+  uint32_t x = mix((uint32_t)(from * 7919 + to * 104729 + k));
+  return k == 0 ? 0 : x % (k % 5 == 0 ? 200000 : 300);
+}
+
+/* Everybody sends everybody, himself included, messages of many sizes under two tags; they are taken in another
+ * order of peers and tags than they were sent in, but in order within one. */
+static int random_body(struct rank *r, struct rt_bootstrap *b) {
+  enum { MESSAGES = 12 };
+  static const size_t most = 200000;
+  int n = r->nranks;
+  unsigned char *buf = malloc(most);
+  WANT(buf);
+  for (int d = 0; d < n; d++) {
+    int to = (r->rank + d) % n;
+    for (int k = 0; k < MESSAGES; k++) {
+      size_t size = size_of_message(r->rank, to, k);
+      memset(buf, r->rank + k, size);
+      WANT(rt_bootstrap_send(b, to, (uint32_t)(k % 2) * 0xfffffff0u, buf, size) == RAIL_OK);
+    }
+  }
+  for (int d = n - 1; d >= 0; d--) {
+    int from = (r->rank + d) % n;
+    for (int tag = 1; tag >= 0; tag--)
+      for (int k = tag; k < MESSAGES; k += 2) {
+        size_t size = size_of_message(from, r->rank, k);
+        WANT(rt_bootstrap_recv(b, from, (uint32_t)tag * 0xfffffff0u, buf, size) == RAIL_OK);
+        for (size_t i = 0; i < size; i++) WANT(buf[i] == (unsigned char)(from + k));
+      }
+    WANT(rt_bootstrap_try_recv(b, from, 0, buf, 1) == RAIL_IN_PROGRESS);
+  }
+  free(buf);
+  return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
+}
+
+TEST(random_messages) { EACH_WORLD(n) run_good(n, random_body); }
+
+struct late { struct rt_bootstrap *b; int got; rail_result_t result; };
+
+static void *late_recv(void *arg) {
+  struct late *l = arg;
+  l->result = rt_bootstrap_recv(l->b, 0, 77, &l->got, sizeof l->got);
+  return NULL;
+}
+
+/* recv waits for a send that comes later, in another thread, while this one talks with the same peer. */
+static int recv_first_body(struct rank *r, struct rt_bootstrap *b) {
+  int value = 4711;
+  if (r->rank == 0) {
+    WANT(rt_bootstrap_recv(b, 1, 1, &value, sizeof value) == RAIL_OK); /* rank 1's other thread waits by now, or soon */
+    WANT(rt_bootstrap_send(b, 1, 77, &value, sizeof value) == RAIL_OK);
+    return 0;
+  }
+  struct late l = {.b = b};
+  pthread_t t;
+  WANT(pthread_create(&t, NULL, late_recv, &l) == 0);
+  WANT(rt_bootstrap_send(b, 0, 1, &value, sizeof value) == RAIL_OK);
+  pthread_join(t, NULL);
+  WANT(l.result == RAIL_OK && l.got == 4711);
+  return 0;
+}
+
+TEST(recv_before_send) { run_good(2, recv_first_body); }
+
+static int wrong_size_body(struct rank *r, struct rt_bootstrap *b) {
+  char buf[64] = {0};
+  if (r->rank == 0) WANT(rt_bootstrap_send(b, 1, 3, buf, 10) == RAIL_OK);
+  else WANT(rt_bootstrap_recv(b, 0, 3, buf, 11) == RAIL_REMOTE_ERROR);
+  WANT(rt_bootstrap_send(b, r->nranks, 0, buf, 1) == RAIL_BAD_ARGUMENT);
+  WANT(rt_bootstrap_send(b, 0, 0, buf, (size_t)RT_BOOT_MAX_MESSAGE + 1) == RAIL_BAD_ARGUMENT);
+  WANT(rt_bootstrap_recv(b, -1, 0, buf, 1) == RAIL_BAD_ARGUMENT);
+  return 0;
+}
+
+TEST(wrong_sizes_and_ranks) {
+  log_clear();
+  run_good(2, wrong_size_body);
+  CHECK(logged("expects 11 bytes from rank 0"));
+}
+
+/* 33 messages of 8 MiB that nobody takes: the limit ends the communicator instead of the memory. */
+static int flood_body(struct rank *r, struct rt_bootstrap *b) {
+  if (r->rank == 1) {
+    char c;
+    WANT(rt_bootstrap_recv(b, 0, 999, &c, 1) == RAIL_SYSTEM_ERROR);
+    return 0;
+  }
+  size_t size = 8u << 20;
+  char *buf = calloc(1, size);
+  rail_result_t result = RAIL_OK;
+  WANT(buf);
+  for (int i = 0; i < 33 && result == RAIL_OK; i++) result = rt_bootstrap_send(b, 1, 5, buf, size);
+  free(buf);
+  char c;
+  WANT(result != RAIL_OK || rt_bootstrap_recv(b, 1, 1, &c, 1) != RAIL_OK); /* told by rank 1 at last */
+  return 0;
+}
+
+TEST(unread_messages_are_bounded) {
+  char id[RT_UNIQUE_ID_BYTES];
+  CHECK_OK(rt_unique_id_create(id));
+  ranks_init(2, id, flood_body);
+  ranks_run(2);
+  CHECK_INT(ranks[0].bad_line, 0);
+  CHECK_INT(ranks[1].bad_line, 0);
+  CHECK_INT(ranks[1].failures, 1);
+  CHECK(strstr(ranks[1].why, "nobody receives"));
+}
+
+/* ---- split ---- */
+
+static int split_body(struct rank *r, struct rt_bootstrap *b) {
+  for (uint32_t serial = 0; serial < 3; serial++) {
+    int group[MAX_RANKS], n = 0, mine = -1;
+    for (int p = r->nranks - 1; p >= 0; p--) { /* by parity, in reverse order */
+      if (p % 2 != r->rank % 2) continue;
+      if (p == r->rank) mine = n;
+      group[n++] = p;
+    }
+    struct rt_bootstrap *child;
+    struct rt_bootstrap_args args = args_of(r);
+    args.rank = mine;
+    args.nranks = n;
+    WANT(rt_bootstrap_split(b, group, serial, &args, &child) == RAIL_OK);
+    int all[MAX_RANKS];
+    all[mine] = r->rank;
+    WANT(rt_bootstrap_allgather(child, all, sizeof *all) == RAIL_OK);
+    for (int i = 0; i < n; i++) WANT(all[i] == group[i]);
+    WANT(rt_bootstrap_barrier(child) == RAIL_OK);
+    rt_bootstrap_close(child);
+  }
+  return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
+}
+
+TEST(split) { EACH_WORLD(n) run_good(n, split_body); }
+
+/* ---- rendezvous: who may come, who must ---- */
+
+/* A rendezvous of our own, so that its secret and address are known. */
+static void make_root(struct rt_boot_id *parts, char id[RT_UNIQUE_ID_BYTES], union rail_addr *addr) {
+  CHECK_OK(rt_unique_id_create(id));
+  memcpy(parts, id, sizeof *parts);
+  CHECK(rail_addr_unpack(&parts->addr, addr));
+}
+
+static int connect_to(const union rail_addr *addr) {
+  int fd = -1;
+  CHECK_OK(rail_sock_connect_all(addr, NULL, rail_deadline_in_ms(10000), NULL, &fd));
+  return fd;
+}
+
+static void send_hello(int fd, const struct rt_boot_id *parts, uint32_t rank, uint32_t nranks, uint16_t version) {
+  struct { struct rt_boot_header head; struct rt_boot_hello hello; } out;
+  union rail_addr me = {.in = {.sin_family = AF_INET, .sin_port = htons(9)}};
+  memset(&out, 0, sizeof out);
+  out.head = rt_boot_header_make(RT_BOOT_HELLO, 0, sizeof out.hello);
+  out.head.version = version;
+  memcpy(out.hello.secret, parts->secret, RT_SECRET_BYTES);
+  out.hello.rank = rank;
+  out.hello.nranks = nranks;
+  out.hello.timeout_ms = 60000;
+  rail_addr_pack(&me, &out.hello.addr);
+  CHECK_OK(rail_sock_send_all(fd, &out, sizeof out, rail_deadline_in_ms(10000), NULL));
+}
+
+/* Reads a refusal; "" when the connection just ends. */
+static const char *read_refusal(int fd) {
+  static char text[RT_BOOT_MAX_TEXT + 1];
+  struct rt_boot_header head;
+  text[0] = 0;
+  if (rail_sock_recv_all(fd, &head, sizeof head, rail_deadline_in_ms(20000), NULL) != RAIL_OK) return text;
+  if (head.type != RT_BOOT_REFUSED || head.length > RT_BOOT_MAX_TEXT) return "(not a refusal)";
+  if (rail_sock_recv_all(fd, text, head.length, rail_deadline_in_ms(20000), NULL) != RAIL_OK) return "(cut short)";
+  text[head.length] = 0;
+  return text;
+}
+
+static void annoy(const union rail_addr *addr, int *fds, int n) {
+  for (int i = 0; i < n; i++) {
+    unsigned char junk[200];
+    fds[i] = connect_to(addr);
+    CHECK_OK(rail_random_bytes(junk, sizeof junk));
+    struct rt_boot_header almost = rt_boot_header_make(RT_BOOT_HELLO, 0, 0xfffffff0u);
+    if (i % 4 == 1) CHECK_OK(rail_sock_send_all(fds[i], junk, sizeof junk, 0, NULL));
+    if (i % 4 == 2) CHECK_OK(rail_sock_send_all(fds[i], &almost, sizeof almost, 0, NULL));
+    if (i % 4 == 3) CHECK_OK(rail_sock_send_all(fds[i], &almost, 5, 0, NULL)); /* and then silence */
+  }
+}
+
+TEST(strangers_at_the_rendezvous) {
+  enum { N = 200 };
+  int fds[N];
+  char id[RT_UNIQUE_ID_BYTES];
+  struct rt_boot_id parts;
+  union rail_addr addr;
+  log_clear();
+  make_root(&parts, id, &addr);
+  annoy(&addr, fds, N);
+
+  struct rt_boot_id wrong = parts;
+  wrong.secret[15] ^= 1;
+  int fd = connect_to(&addr);
+  send_hello(fd, &wrong, 0, 2, RT_BOOT_VERSION);
+  CHECK_STR(read_refusal(fd), ""); /* one who does not know the secret is not told anything */
+  rail_sock_close(&fd);
+
+  fd = connect_to(&addr);
+  send_hello(fd, &parts, 0, 2, RT_BOOT_VERSION + 1);
+  CHECK(strstr(read_refusal(fd), "version"));
+  rail_sock_close(&fd);
+
+  uint64_t start = rail_now_ns();
+  ranks_init(4, id, barrier_body);
+  for (int k = 0; k < 64; k++) atomic_store(&entered[k], 0);
+  const char *bad = ranks_run(4);
+  CHECK_MSG(!bad, "%s", bad);
+  CHECK(rail_now_ns() - start < 8000000000ull); /* less than the patience with a silent stranger */
+  CHECK(logged("drops the connection from"));
+  for (int i = 0; i < N; i++) rail_sock_close(&fds[i]);
+}
+
+/* The ranks' own listeners: the service thread drops the same strangers while a communicator works. */
+static union rail_addr peer_addr;
+static _Atomic int annoyed;
+
+/* A barrier more or less must not matter at the end, so rank 0 decides for both. */
+static int annoyed_pair_body(struct rank *r, struct rt_bootstrap *b) {
+  if (r->rank == 1) {
+    WANT(rail_addr_parse(rt_bootstrap_peer_text(b, 0), &peer_addr) == RAIL_OK);
+    atomic_store(&annoyed, 1);
+  }
+  for (int stop = 0; !stop;) {
+    int all[2] = {0, 0};
+    if (r->rank == 0) all[0] = atomic_load(&annoyed) == 2;
+    WANT(rt_bootstrap_allgather(b, all, sizeof *all) == RAIL_OK);
+    stop = all[0];
+    usleep(500);
+  }
+  return 0;
+}
+
+TEST(strangers_at_a_rank) {
+  enum { N = 300 };
+  static int fds[N];
+  char id[RT_UNIQUE_ID_BYTES];
+  atomic_store(&annoyed, 0);
+  log_clear();
+  CHECK_OK(rt_unique_id_create(id));
+  ranks_init(2, id, annoyed_pair_body);
+  for (int i = 0; i < 2; i++) rank_start(i);
+  while (atomic_load(&annoyed) == 0) usleep(1000);
+  annoy(&peer_addr, fds, N);
+
+  struct { struct rt_boot_header head; struct rt_boot_peer_hello hello; } out;
+  memset(&out, 0, sizeof out);
+  out.head = rt_boot_header_make(RT_BOOT_PEER_HELLO, 0, sizeof out.hello);
+  out.hello.from = 1;
+  out.hello.link = RT_BOOT_LINK_RING;
+  out.hello.nranks = 2;
+  int fd = connect_to(&peer_addr);
+  CHECK_OK(rail_sock_send_all(fd, &out, sizeof out, 0, NULL));
+  char byte;
+  CHECK_INT(rail_sock_recv_all(fd, &byte, 1, rail_deadline_in_ms(20000), NULL), RAIL_REMOTE_ERROR);
+  CHECK(errno != ETIMEDOUT);
+  rail_sock_close(&fd);
+
+  atomic_store(&annoyed, 2);
+  for (int i = 0; i < 2; i++) pthread_join(ranks[i].thread, NULL);
+  for (int i = 0; i < 2; i++) CHECK_INT(ranks[i].bad_line + ranks[i].failures + (int)ranks[i].open_result, 0);
+  CHECK(logged("rank 0 drops the connection from"));
+  for (int i = 0; i < N; i++) rail_sock_close(&fds[i]);
+}
+
+TEST(missing_rank) {
+  char id[RT_UNIQUE_ID_BYTES];
+  log_clear();
+  CHECK_OK(rt_unique_id_create(id));
+  ranks_init(4, id, NULL);
+  for (int i = 0; i < 4; i++) ranks[i].timeout_ms = 1000;
+  uint64_t start = rail_now_ns();
+  for (int i = 0; i < 4; i++)
+    if (i != 2) rank_start(i);
+  for (int i = 0; i < 4; i++)
+    if (i != 2) pthread_join(ranks[i].thread, NULL);
+  CHECK(rail_now_ns() - start < 20000000000ull);
+  for (int i = 0; i < 4; i++)
+    if (i != 2) CHECK_INT(ranks[i].open_result, RAIL_REMOTE_ERROR);
+  CHECK(logged("rendezvous at "));
+  CHECK(logged("3 of 4 ranks arrived; missing: 2"));
+  CHECK(logged("rank 0 of 4: rendezvous at")); /* those that came are told as well */
+  CHECK(logged("rank 3 of 4: rendezvous at"));
+}
+
+TEST(wrong_nranks_and_duplicates) {
+  char id[RT_UNIQUE_ID_BYTES];
+  struct rt_boot_id parts;
+  union rail_addr addr;
+  log_clear();
+  make_root(&parts, id, &addr);
+  int first = connect_to(&addr);
+  send_hello(first, &parts, 1, 3, RT_BOOT_VERSION);
+  /* Accepted in order, so the first one decides. */
+  struct { uint32_t rank, nranks; const char *why; } bad[] = {
+    {0, 4, "rank 0 says there are 4 ranks, the first to arrive said 3"},
+    {1, 3, "rank 1 is here already"},
+    {3, 3, "rank 3 of 3 is not a valid introduction"},
+    {0, 0, "not a valid introduction"},
+    {0, 5000, "not a valid introduction"},
+  };
+  struct pollfd pfd = {.fd = first, .events = POLLIN};
+  poll(&pfd, 1, 200);
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    int fd = connect_to(&addr);
+    send_hello(fd, &parts, bad[i].rank, bad[i].nranks, RT_BOOT_VERSION);
+    const char *why = read_refusal(fd);
+    CHECK_MSG(strstr(why, bad[i].why), "case %zu: \"%s\"", i, why);
+    rail_sock_close(&fd);
+  }
+  /* A rank that leaves takes the rendezvous with it, at once. */
+  int second = connect_to(&addr);
+  send_hello(second, &parts, 2, 3, RT_BOOT_VERSION);
+  poll(&pfd, 1, 200);
+  rail_sock_close(&first);
+  CHECK(strstr(read_refusal(second), "rank 1"));
+  rail_sock_close(&second);
+}
+
+TEST(bad_ids) {
+  char id[RT_UNIQUE_ID_BYTES];
+  struct rt_bootstrap *b;
+  struct rank r = {.rank = 0, .nranks = 2, .timeout_ms = 500};
+  struct rt_bootstrap_args args = args_of(&r);
+  memset(id, 0, sizeof id);
+  CHECK_INT(rt_bootstrap_open(id, &args, &b), RAIL_BAD_ARGUMENT);
+  CHECK(!b);
+  memset(id, 0x5a, sizeof id);
+  CHECK_INT(rt_bootstrap_open(id, &args, &b), RAIL_BAD_ARGUMENT);
+  CHECK_INT(rt_unique_id_from_address("nonsense", 0, id), RAIL_BAD_ARGUMENT);
+  CHECK_INT(rt_unique_id_from_address("127.0.0.1:0", 0, id), RAIL_BAD_ARGUMENT);
+  CHECK_OK(rt_unique_id_create(id));
+  args.rank = 2;
+  CHECK_INT(rt_bootstrap_open(id, &args, &b), RAIL_BAD_ARGUMENT);
+  args.rank = 0;
+  args.nranks = 4097;
+  CHECK_INT(rt_bootstrap_open(id, &args, &b), RAIL_BAD_ARGUMENT);
+  CHECK(!b);
+}
+
+static int free_port(void) {
+  union rail_addr addr = {.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+  int fd;
+  CHECK_OK(rail_sock_listen(&addr, 1, &fd));
+  rail_sock_close(&fd);
+  return rail_addr_port(&addr);
+}
+
+/* Rank 0 comes last: the others knock until then. Twice in a row at one address. */
+TEST(well_known_address) {
+  char text[64], id[RT_UNIQUE_ID_BYTES];
+  snprintf(text, sizeof text, "127.0.0.1:%d", free_port());
+  for (int round = 0; round < 4; round++) {
+    CHECK_OK(rt_unique_id_from_address(text, (uint64_t)round, id));
+    ranks_init(4, id, gather_body);
+    for (int i = 3; i >= 0; i--) {
+      rank_start(i);
+      if (i == 1) usleep(100000);
+    }
+    for (int i = 0; i < 4; i++) pthread_join(ranks[i].thread, NULL);
+    for (int i = 0; i < 4; i++) CHECK_INT((int)ranks[i].open_result + ranks[i].bad_line, 0);
+  }
+}
+
+/* ---- death, silence, abort ---- */
+
+static _Atomic int abort_flag;
+
+static int wait_for_failure_body(struct rank *r, struct rt_bootstrap *b) {
+  char c;
+  if (rt_bootstrap_barrier(b) != RAIL_OK) return __LINE__;
+  if (r->rank == 1) {
+    usleep(50000);
+    rt_bootstrap_abort(b, RAIL_BAD_USAGE, "because the test says so");
+    return 0;
+  }
+  rail_result_t result = rt_bootstrap_recv(b, (r->rank + 1) % r->nranks, 42, &c, 1);
+  WANT(result == RAIL_BAD_USAGE);
+  WANT(rt_bootstrap_send(b, (r->rank + 2) % r->nranks, 42, &c, 1) == RAIL_BAD_USAGE);
+  char why[512];
+  WANT(rt_bootstrap_failure(b, why, sizeof why) == RAIL_BAD_USAGE);
+  WANT(strstr(why, "rank 1 (") && strstr(why, "aborted: because the test says so"));
+  return 0;
+}
+
+TEST(abort_spreads_to_all) {
+  EACH_WORLD(n) {
+    if (n < 2) continue;
+    char id[RT_UNIQUE_ID_BYTES];
+    CHECK_OK(rt_unique_id_create(id));
+    ranks_init(n, id, wait_for_failure_body);
+    ranks_run(n);
+    for (int i = 0; i < n; i++) {
+      CHECK_INT(ranks[i].open_result, RAIL_OK);
+      CHECK_MSG(!ranks[i].bad_line, "rank %d of %d: line %d", i, n, ranks[i].bad_line);
+      CHECK_INT(ranks[i].failures, i == 1 ? 0 : 1);
+    }
+  }
+}
+
+static int abort_flag_body(struct rank *r, struct rt_bootstrap *b) {
+  char c;
+  WANT(rt_bootstrap_barrier(b) == RAIL_OK);
+  (void)r;
+  return rt_bootstrap_recv(b, 0, 4, &c, 1) == RAIL_REMOTE_ERROR ? 0 : __LINE__;
+}
+
+static void *flagged_main(void *arg) {
+  struct rank *r = arg;
+  struct rt_bootstrap_args args = args_of(r);
+  args.abort_flag = &abort_flag;
+  r->open_result = rt_bootstrap_open(r->id, &args, &r->boot);
+  if (r->open_result == RAIL_OK) r->bad_line = abort_flag_body(r, r->boot);
+  rt_bootstrap_close(r->boot);
+  return NULL;
+}
+
+TEST(abort_flag_ends_waits) {
+  char id[RT_UNIQUE_ID_BYTES];
+  CHECK_OK(rt_unique_id_create(id));
+  ranks_init(3, id, NULL);
+  atomic_store(&abort_flag, 0);
+  for (int i = 0; i < 3; i++) CHECK_INT(pthread_create(&ranks[i].thread, NULL, flagged_main, &ranks[i]), 0);
+  usleep(300000);
+  atomic_store(&abort_flag, 1);
+  for (int i = 0; i < 3; i++) pthread_join(ranks[i].thread, NULL);
+  for (int i = 0; i < 3; i++) CHECK_INT(ranks[i].bad_line, 0);
+  /* and in the rendezvous */
+  CHECK_OK(rt_unique_id_create(id));
+  ranks_init(3, id, NULL);
+  uint64_t start = rail_now_ns();
+  for (int i = 0; i < 2; i++) CHECK_INT(pthread_create(&ranks[i].thread, NULL, flagged_main, &ranks[i]), 0);
+  for (int i = 0; i < 2; i++) pthread_join(ranks[i].thread, NULL);
+  for (int i = 0; i < 2; i++) CHECK_INT(ranks[i].open_result, RAIL_REMOTE_ERROR);
+  CHECK(rail_now_ns() - start < 20000000000ull);
+  atomic_store(&abort_flag, 0);
+}
+
+/* Forks `n` ranks; `victim` is killed or stopped once all have met. Each other one exits with 0 when its waiting recv
+ * ended and on_failure named the victim once, within `limit_ms` of the signal, which is sent at *when. */
+static int process_rank(struct rank *r, int ready_fd, int victim, uint64_t limit_ms, _Atomic uint64_t *when) {
+  struct rt_bootstrap_args args = args_of(r);
+  char c = 0, name[32];
+  if (rt_bootstrap_open(r->id, &args, &r->boot) != RAIL_OK) return 2;
+  if (rt_bootstrap_barrier(r->boot) != RAIL_OK) return 3;
+  if (write(ready_fd, &c, 1) != 1) return 4;
+  if (rt_bootstrap_recv(r->boot, (r->rank + 1) % r->nranks, 9, &c, 1) != RAIL_REMOTE_ERROR) return 5;
+  uint64_t deadline = rail_deadline_in_ms(limit_ms);
+  while (atomic_load(&r->failures) == 0 && !rail_deadline_passed(deadline)) usleep(1000);
+  uint64_t now = rail_now_ns(), sent = atomic_load(when);
+  snprintf(name, sizeof name, "rank %d (", victim);
+  if (r->failures != 1) return 6;
+  if (!strstr(r->why, name)) {
+    fprintf(stderr, "# rank %d was told: %s\n", r->rank, r->why);
+    return 7;
+  }
+  if (sent == 0 || now - sent > limit_ms * 1000000ull) {
+    fprintf(stderr, "# rank %d: told after %d ms\n", r->rank, sent ? (int)((now - sent) / 1000000) : -1);
+    return 8;
+  }
+  rt_bootstrap_close(r->boot);
+  return 0;
+}
+
+static void one_dies(int n, int victim, int sig, uint64_t heartbeat_timeout_ms, uint64_t limit_ms) {
+  char id[RT_UNIQUE_ID_BYTES], byte;
+  pid_t pids[MAX_RANKS] = {0};
+  int ready[2];
+  _Atomic uint64_t *when = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(when != MAP_FAILED);
+  CHECK_INT(pipe(ready), 0);
+  CHECK_OK(rt_unique_id_create(id));
+  ranks_init(n, id, NULL);
+  for (int i = 0; i < n; i++) {
+    ranks[i].heartbeat_ms = 200;
+    ranks[i].heartbeat_timeout_ms = heartbeat_timeout_ms;
+    pids[i] = fork();
+    CHECK(pids[i] >= 0);
+    if (pids[i] == 0) _exit(process_rank(&ranks[i], ready[1], victim, limit_ms, when));
+  }
+  close(ready[1]);
+  int met = 0;
+  while (met < n && read(ready[0], &byte, 1) == 1) met++;
+  close(ready[0]);
+  atomic_store(when, rail_now_ns());
+  kill(pids[victim], sig);
+  int status[MAX_RANKS];
+  for (int i = 0; i < n; i++)
+    if (i != victim) waitpid(pids[i], &status[i], 0);
+  kill(pids[victim], SIGKILL);
+  waitpid(pids[victim], &status[victim], 0);
+  munmap((void *)when, 4096);
+  CHECK_INT(met, n);
+  for (int i = 0; i < n; i++)
+    if (i != victim) CHECK_MSG(status[i] == 0, "rank %d of %d, victim %d: status %#x", i, n, victim, status[i]);
+}
+
+TEST(killed_rank) {
+  for (int n = 2; n <= 8; n += n < 4 ? 1 : 4)
+    for (int victim = 0; victim < n; victim += 1 + n / 4) one_dies(n, victim, SIGKILL, 60000, 2000);
+}
+
+TEST(stopped_rank) {
+  one_dies(2, 1, SIGSTOP, 1000, 15000);
+  one_dies(4, 0, SIGSTOP, 1000, 15000);
+}
+
+/* ---- leaving ---- */
+
+/* Ranks close at different times; nobody takes a goodbye for a death. */
+static int leave_body(struct rank *r, struct rt_bootstrap *b) {
+  if (rt_bootstrap_barrier(b) != RAIL_OK) return __LINE__;
+  usleep((useconds_t)(mix((uint32_t)r->rank) % 30000));
+  return 0;
+}
+
+TEST(goodbye_is_no_death) {
+  for (int round = 0; round < 5; round++) EACH_WORLD(n) run_good(n, leave_body);
+}
+
+/* A message sent just before the goodbye arrives; after it, a recv does not wait in vain. */
+static int last_word_body(struct rank *r, struct rt_bootstrap *b) {
+  int value = 5;
+  if (r->rank == 0) return rt_bootstrap_send(b, 1, 1, &value, sizeof value) == RAIL_OK ? 0 : __LINE__;
+  usleep(100000);
+  value = 0;
+  WANT(rt_bootstrap_recv(b, 0, 1, &value, sizeof value) == RAIL_OK && value == 5);
+  WANT(rt_bootstrap_recv(b, 0, 1, &value, sizeof value) == RAIL_REMOTE_ERROR);
+  return 0;
+}
+
+TEST(last_word) {
+  log_clear();
+  run_good(2, last_word_body);
+  CHECK(logged("which has closed the communicator"));
+}
+
+static int count_entries(const char *dir) {
+  DIR *d = opendir(dir);
+  int n = 0;
+  if (!d) return -1;
+  while (readdir(d)) n++;
+  closedir(d);
+  return n;
+}
+
+static int settled_entries(const char *dir, int want) {
+  int n = count_entries(dir);
+  for (int i = 0; i < 500 && n > want; i++) { /* the rendezvous' thread ends on its own */
+    usleep(10000);
+    n = count_entries(dir);
+  }
+  return n;
+}
+
+TEST(nothing_is_left_behind) {
+  run_good(3, gather_body);
+  usleep(200000);
+  int fds = settled_entries("/proc/self/fd", 0), threads = settled_entries("/proc/self/task", 0);
+  for (int i = 0; i < 200; i++) run_good(1 + i % 3, leave_body);
+  CHECK_INT(settled_entries("/proc/self/fd", fds), fds);
+  CHECK_INT(settled_entries("/proc/self/task", threads), threads);
+}
+
+static int run_all(int argc, char **argv) {
+  static const struct tap_case cases[] = {
+    TEST_CASE(allgather), TEST_CASE(barrier), TEST_CASE(random_messages), TEST_CASE(recv_before_send),
+    TEST_CASE(wrong_sizes_and_ranks), TEST_CASE(unread_messages_are_bounded), TEST_CASE(split),
+    TEST_CASE(strangers_at_the_rendezvous), TEST_CASE(strangers_at_a_rank), TEST_CASE(missing_rank),
+    TEST_CASE(wrong_nranks_and_duplicates), TEST_CASE(bad_ids), TEST_CASE(well_known_address),
+    TEST_CASE(abort_spreads_to_all), TEST_CASE(abort_flag_ends_waits), TEST_CASE(killed_rank),
+    TEST_CASE(stopped_rank), TEST_CASE(goodbye_is_no_death), TEST_CASE(last_word), TEST_CASE(nothing_is_left_behind),
+  };
+  return tap_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
+
+int main(int argc, char **argv) {
+  unsetenv("NCCL_COMM_ID");
+  rail_log_set_sink(capture);
+  return run_all(argc, argv);
+}
