@@ -120,7 +120,8 @@ $(foreach t,$(filter test/unit/%,$(test_src)),$(eval \
 $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(COMMON_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A),$^) $(KIT_A) $(HARNESS_A) $(COMMON_A) -ldl -lm -lrt -o $@
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A),$^) $(KIT_A) $(HARNESS_A) $(COMMON_A) \
+	  -ldl -lm -lrt -o $@
 
 $(BUILD)/test/lib%.so: test/preload/%.c
 	@mkdir -p $(@D)

@@ -64,7 +64,7 @@ apt() { apt-get -q -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" </dev/n
 install() { apt -o Dpkg::Options::=--force-confold install -y --no-install-recommends "${missing[@]}"; }
 
 # Lists older than a day may name versions that the mirror no longer has.
-fresh_lists() { [[ -n $(find /var/lib/apt/lists -maxdepth 1 -name '*_Packages*' -mtime -1 -print -quit 2>/dev/null) ]]; }
+fresh_lists() { [[ -n $(find /var/lib/apt/lists -maxdepth 1 -name '*_Packages*' -mtime -1 2>/dev/null) ]]; }
 
 echo "setup: installing ${missing[*]}"
 fresh_lists || apt update || true

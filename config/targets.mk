@@ -3,8 +3,16 @@
 
 PREFIX ?= /usr/local
 DESTDIR ?=
+JOBS ?= $(shell nproc)
 
-.PHONY: all tests help clean setup demo test test-asan test-tsan bench docs lint install uninstall gpu-test
+# A build inside a target: -j from the outer make if it had one, else all cores.
+build_with = +$(MAKE) $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
+setup = @BUILD='$(BUILD)' bash config/setup.sh
+runner := python3 test/run.py
+
+.PHONY: all tests help clean setup demo test test-quick test-asan test-tsan bench gpu-test docs docs-check lint \
+  install uninstall
+
 all: $(plugin_libs) $(core_lib) $(tool_bins)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk
 
@@ -12,6 +20,66 @@ tests: all $(test_bins) $(preload_libs)  ## build the test programs too
 
 help:  ## this list
 	@awk -F'## ' '/^[a-z-]+:.*## /{split($$1,a,":"); printf "  make %-12s %s\n", a[1], $$2}' config/targets.mk
+	@echo "Variables: CC=clang  SAN=asan|tsan  DEBUG=1  V=1  WERROR=0  BUILD=dir  PREFIX=dir  DESTDIR=dir"
 
 clean:  ## remove everything built
 	$(Q)rm -rf build
+
+setup:  ## install what the targets below need (apt, as root; else print the line to run)
+	$(setup) build test bench lint
+
+demo:  ## 4 ranks all-reduce over the socket plugin, checked; then a small training run
+	$(setup) build
+	$(build_with) BUILD='$(BUILD)' all
+	@bash demo/run.sh '$(BUILD)'
+
+# All builds first, so that a warning shows before a long run; then one run over
+# all of them, so that the last line is the sum. clang is asked for its warnings only.
+test:  ## run every test: plain, ASAN+UBSAN and TSAN builds, and a clang build
+	$(setup) build test
+	$(build_with) BUILD='$(BUILD)' SAN= tests
+	$(build_with) BUILD='$(BUILD)/clang' CC=clang SAN= tests
+	$(build_with) BUILD='$(BUILD)/asan' SAN=asan tests
+	$(build_with) BUILD='$(BUILD)/tsan' SAN=tsan tests
+	@$(runner) --build '$(BUILD)' --build '$(BUILD)/asan' --build '$(BUILD)/tsan' $(if $(JUNIT),--junit '$(JUNIT)') $(RUN)
+
+test-quick:  ## unit, contract and e2e tests of the plain build; RUN='--only sock' picks some
+	$(setup) build test
+	$(build_with) BUILD='$(BUILD)' SAN= tests
+	@$(runner) --build '$(BUILD)' --kind unit --kind contract --kind e2e $(RUN)
+
+test-asan test-tsan: test-%:
+	$(setup) build test
+	$(build_with) BUILD='$(BUILD)/$*' SAN=$* tests
+	@$(runner) --build '$(BUILD)/$*' $(RUN)
+
+test-asan:  ## the tests that run under the address and undefined-behaviour sanitizers
+test-tsan:  ## the tests that run under the thread sanitizer
+
+bench:  ## all-reduce over shared memory and sockets against Open MPI and memcpy
+	$(setup) build bench
+	$(build_with) BUILD='$(BUILD)' all
+	@bash bench/run.sh '$(BUILD)'
+
+gpu-test:  ## real NCCL through the plugin, on a machine with a GPU
+	$(setup) build
+	$(build_with) BUILD='$(BUILD)' tests
+	@bash test/gpu/run.sh '$(BUILD)'
+
+docs:  ## write the generated documents: docs/parameters.md and the man pages
+	$(build_with) BUILD='$(BUILD)' all
+	@bash config/docs.sh '$(BUILD)'
+
+docs-check:  ## fail when a generated document is stale
+	$(build_with) BUILD='$(BUILD)' all
+	@bash config/docs.sh '$(BUILD)' check
+
+lint:  ## headers alone, lengths, layers, clang-tidy, cppcheck
+	$(setup) build lint
+	@python3 config/lint.py
+
+install: all  ## copy libraries, tools, headers and man pages under DESTDIR/PREFIX
+	@bash config/install.sh install '$(BUILD)' '$(DESTDIR)' '$(PREFIX)' '$(VERSION)'
+
+uninstall:  ## remove what install put there
+	@bash config/install.sh uninstall '$(BUILD)' '$(DESTDIR)' '$(PREFIX)' '$(VERSION)'

@@ -259,7 +259,8 @@ def environment(program, mark, scratch):
     # Not make's: a test that calls make must not meet our flags or job server.
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
     # Marks add up, so that a runner inside a test does not hide its programs from the outer one.
-    env |= {MARK: os.environ.get(MARK, "") + mark, "RAIL_BUILD": str(program.build), "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
+    env |= {MARK: os.environ.get(MARK, "") + mark, "RAIL_BUILD": str(program.build), "TMPDIR": scratch,
+            "PYTHONDONTWRITEBYTECODE": "1"}
     if program.preload:
         env["LD_PRELOAD"] = ":".join(str(program.build / "test" / f"lib{p}.so") for p in program.preload)
     # Reports go to files, so that one from a child whose output nobody reads is seen as well.
@@ -274,26 +275,31 @@ def environment(program, mark, scratch):
     return env
 
 
+def signal_name(number):
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return str(number)
+
+
 def fixed_layout():
-    """setarch -R, where allowed: gcc 12's sanitizers do not stand the address
-    randomisation of newer kernels."""
-    if shutil.which("setarch") and subprocess.run(["setarch", "-R", "true"], stderr=subprocess.DEVNULL).returncode == 0:
-        return ["setarch", "-R"]
-    return []
+    """setarch -R, where allowed: gcc 12's sanitizers do not stand newer kernels' address randomisation."""
+    prefix = ["setarch", "-R"]
+    works = shutil.which("setarch") and subprocess.run(prefix + ["true"], stderr=subprocess.DEVNULL).returncode == 0
+    return prefix if works else []
 
 
 class Runner:
     def __init__(self):
         self.shm, self.lock, self.running, self.stopping = ShmWatch(), threading.Lock(), {}, False
-        self.number, self.san_prefix = 0, None
+        self.number, self.san_prefix = 0, fixed_layout()
 
     def next_mark(self):
         with self.lock:
             self.number += 1
             return f"<{os.getpid()}-{self.number}>"
 
-    def stop(self):
-        """Kills whatever runs; for an interrupt from the keyboard or CI."""
+    def stop(self):  # for an interrupt from the keyboard or CI
         self.stopping = True
         with self.lock:
             running = list(self.running.items())
@@ -308,11 +314,7 @@ class Runner:
         if not os.path.exists(program.argv[-1]):
             outcome.add("run", "fail", f"{program.argv[-1]} is not built")
             return outcome
-        argv = program.argv
-        if program.san:
-            if self.san_prefix is None:
-                self.san_prefix = fixed_layout()
-            argv = self.san_prefix + argv
+        argv = (self.san_prefix if program.san else []) + program.argv
         scratch = tempfile.mkdtemp(prefix="rail-test-")
         try:
             self.run_in(program, argv, scratch, outcome)
@@ -352,10 +354,10 @@ class Runner:
         if timed_out:
             outcome.add("time limit", "fail", f"no end after {program.limit:.0f} s, killed")
         elif child.returncode < 0:
-            name = signal.Signals(-child.returncode).name if -child.returncode in set(signal.Signals) else -child.returncode
-            outcome.add("crash", "fail", f"ended by signal {name}")
+            outcome.add("crash", "fail", f"ended by signal {signal_name(-child.returncode)}")
         elif stream_fault:
-            outcome.add("plan", "fail", stream_fault + (f"; exit status {child.returncode}" if child.returncode else ""))
+            status = f"; exit status {child.returncode}" if child.returncode else ""
+            outcome.add("plan", "fail", stream_fault + status)
         elif child.returncode and not outcome.count("fail"):
             outcome.add("exit status", "fail", f"exit status {child.returncode} though no case failed")
         if left:
@@ -372,8 +374,8 @@ class Runner:
 
 def show(program, outcome, width):
     bad = [c for c in outcome.cases if c[1] == "fail"]
-    print(f"{'FAIL' if bad else 'ok  '} {program.label:<{width}} {len(outcome.cases):5d} cases {outcome.seconds:8.2f} s",
-          flush=True)
+    verdict = "FAIL" if bad else "ok  "
+    print(f"{verdict} {program.label:<{width}} {len(outcome.cases):5d} cases {outcome.seconds:8.2f} s", flush=True)
     if bad:
         for name, _, reason in bad:
             print(f"     {name}: {reason}")
@@ -448,7 +450,8 @@ def options():
                    help="build directory, may be given several times (default: build)")
     p.add_argument("--tests", type=pathlib.Path, default=ROOT / "test", metavar="DIR", help="where the sources lie")
     p.add_argument("--kind", action="append", choices=KINDS, help="only this kind, may be given several times")
-    p.add_argument("--only", action="append", metavar="PATTERN", help="only programs whose label KIND/NAME[@SAN] has this")
+    p.add_argument("--only", action="append", metavar="PATTERN",
+                   help="only programs whose label KIND/NAME[@SAN] has this")
     p.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="programs at a time (default: cores)")
     p.add_argument("--repeat", type=int, default=1, metavar="N", help="run each program N times")
     p.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML")

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# config/docs.sh BUILD [check]
+# Writes the documents that come from the programs: docs/parameters.md from the
+# parameter tables, docs/man/NAME.1 from docs/man/NAME.1.in and `NAME --help`.
+# With "check": compares instead, and fails when one is stale.
+set -euo pipefail
+
+build=$1 mode=${2:-write}
+fresh=$(mktemp -d)
+trap 'rm -rf "$fresh"' EXIT
+stale=0
+
+settle() { # NAME: what lies in $fresh/NAME belongs at docs/NAME
+  cmp -s "$fresh/$1" "docs/$1" && return
+  if [[ $mode == check ]]; then
+    echo "docs/$1 is stale: run make docs" >&2
+    stale=1
+  else
+    mkdir -p "docs/$(dirname "$1")"
+    cp "$fresh/$1" "docs/$1"
+    echo "wrote docs/$1"
+  fi
+}
+
+# A line of roff must not begin with a request, and a backslash is its escape.
+roff_escape() { sed -e 's/\\/\\e/g' -e "s/^\([.']\)/\\\\\&\1/" -e 's/-/\\-/g'; }
+
+man_page() { # TOOL
+  while IFS= read -r line; do
+    if [[ $line == @HELP@ ]]; then
+      printf '.nf\n'
+      "$build/bin/$1" --help | roff_escape
+      printf '.fi\n'
+    else
+      printf '%s\n' "$line"
+    fi
+  done <"docs/man/$1.1.in"
+}
+
+"$build/bin/rail-coll" --params-markdown >"$fresh/parameters.md"
+settle parameters.md
+mkdir -p "$fresh/man"
+for source in docs/man/*.1.in; do
+  [[ -e $source ]] || continue
+  tool=$(basename "$source" .1.in)
+  man_page "$tool" >"$fresh/man/$tool.1"
+  settle "man/$tool.1"
+done
+exit $stale

@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""make lint: what the compilers do not say.
+
+Headers compile alone (public ones as C++ too), files and functions have a
+length, rooms include only rooms below them, no path of somebody's machine, no
+note to self, then clang-tidy and cppcheck. Looks at the files git knows.
+"""
+import concurrent.futures
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FILE_LIMIT, FUNCTION_LIMIT, COLUMN_LIMIT = 500, 100, 120
+FLAGS = ["-D_GNU_SOURCE", "-Iinclude", "-I."]
+WARN = ["-Wall", "-Wextra", "-Werror"]
+
+# Room → what it may include. Arrows go downward only.
+MAY_INCLUDE = {
+    "include": {"rail"},
+    "common": {"common", "rail"},
+    "plugin": {"plugin", "common", "rail"},
+    "core": {"core", "common", "rail"},
+    "kit": {"kit", "common", "rail"},
+    "tools": {"tools", "kit", "common", "rail"},
+}
+MACHINE_PATH = re.compile(r"(?<![\w.$}>-])/(?:home|root|work|Users|mnt|tmp/brief)/\w")
+NOTE_TO_SELF = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
+INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([\w.-]+)/([\w./-]+)[">]')
+
+problems = []
+
+
+def problem(where, what):
+    problems.append(f"{where}: {what}")
+
+
+def tracked():
+    # What is about to be added counts as well, what git ignores does not.
+    out = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return sorted(f for f in set(out.stdout.split("\n")) if f and (ROOT / f).is_file())
+
+
+class Exceptions:
+    """The list of argued exceptions; remembers which were needed."""
+
+    def __init__(self):
+        self.limits, self.used = {}, set()
+        for number, line in enumerate((ROOT / "config/lint-exceptions.txt").read_text().splitlines(), 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            m = re.match(r"(\S+) (\d+) (\d{4}-\d\d-\d\d) \S.*", line)
+            if m:
+                self.limits[m.group(1)] = int(m.group(2))
+            else:
+                problem(f"config/lint-exceptions.txt:{number}", "wants NAME LIMIT YYYY-MM-DD REASON")
+
+    def over(self, name, length, limit):
+        if length <= limit:
+            return False
+        self.used.add(name)
+        return length > self.limits.get(name, limit)
+
+    def report_unused(self):
+        for name in sorted(set(self.limits) - self.used):
+            problem("config/lint-exceptions.txt", f"the exception for {name} is not needed any more")
+
+
+def functions(lines):
+    """(name, first line, length) of each function: a signature from column 0 to `{`, then up to `}` in column 0."""
+    head, first, name = "", 0, None
+    for number, line in enumerate(lines, 1):
+        if name:
+            if line.rstrip() == "}":
+                yield name, first, number - first + 1
+                name = None
+        elif head or re.match(r"[A-Za-z_]", line):
+            first = first if head else number
+            head += line.split("//")[0].rstrip() + " "
+            if head.endswith("{ "):
+                m = re.match(r"[^={;]*?(\w+)\s*\(", head)
+                name = m.group(1) if m and not head.startswith(("typedef", "extern \"")) else None
+                head = ""
+            elif re.search(r"[;}:] $", head) or line.startswith("#"):
+                head = ""
+
+
+def check_text(name, exceptions):
+    path = ROOT / name
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return
+    lines = text.splitlines()
+    code = path.suffix in (".c", ".h", ".cu", ".py", ".sh", ".mk")
+    if code and exceptions.over(name, len(lines), FILE_LIMIT):
+        problem(name, f"{len(lines)} lines; the limit is {FILE_LIMIT}")
+    if code and "SPDX-License-Identifier: Apache-2.0" not in "\n".join(lines[:2]):
+        problem(name, "no SPDX line at the top")
+    if name != "config/lint.py":
+        for number, line in enumerate(lines, 1):
+            if m := MACHINE_PATH.search(line):
+                problem(f"{name}:{number}", f"a path of somebody's machine: {m.group(0)}…")
+            if code and NOTE_TO_SELF.search(line):
+                problem(f"{name}:{number}", "a note to self; do it, or describe the limit in the documents")
+            if code and len(line) > COLUMN_LIMIT:
+                problem(f"{name}:{number}", f"{len(line)} columns; the limit is {COLUMN_LIMIT}")
+    if path.suffix in (".c", ".h"):
+        check_c(name, lines, exceptions)
+
+
+def check_c(name, lines, exceptions):
+    for function, first, length in functions(lines):
+        if exceptions.over(f"{name}:{function}", length, FUNCTION_LIMIT):
+            problem(f"{name}:{first}", f"{function} has {length} lines; the limit is {FUNCTION_LIMIT}")
+    room = name.split("/")[0]
+    for number, line in enumerate(lines, 1):
+        m = INCLUDE.match(line)
+        if not m or room not in MAY_INCLUDE or not (ROOT / m.group(1)).is_dir() and m.group(1) != "rail":
+            continue
+        if m.group(1) not in MAY_INCLUDE[room]:
+            problem(f"{name}:{number}", f"{room} must not know {m.group(1)}/")
+        if room == "plugin" and m.group(1) == "plugin" and name.split("/")[1] != m.group(2).split("/")[0]:
+            problem(f"{name}:{number}", "a plugin must not reach into another's folder")
+
+
+def run(argv, where):
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        problem(where, f"{argv[0]} says\n" + (done.stdout + done.stderr).strip())
+
+
+def header_commands(files):
+    # Headers that are one body for several instruction sets name what they need in their includer.
+    for h in (f for f in files if f.endswith(".h")):
+        yield ["gcc", "-std=c11", *FLAGS, *WARN, "-Wno-unused-function", "-Wno-unused-variable", "-fsyntax-only", "-x", "c",
+               "-include", h, "/dev/null"], h
+        if h.startswith("include/rail/"):
+            yield ["g++", "-std=c++11", *FLAGS, *WARN, "-Wpedantic", "-fsyntax-only", "-x", "c++", "-include", h,
+                   "/dev/null"], f"{h} as C++"
+
+
+def tidy_commands(files):
+    for c in (f for f in files if f.endswith(".c") and not f.endswith("_impl.c")):
+        yield ["clang-tidy", "--quiet", c, "--", "-std=c11", *FLAGS], c
+
+
+def cppcheck_command():
+    rooms = [r for r in ("common", "core", "plugin", "kit", "tools") if list((ROOT / r).rglob("*.c"))]
+    return ["cppcheck", "--quiet", "--std=c11", "--error-exitcode=1", "--inline-suppr", "--enable=warning,portability",
+            "--suppress=missingIncludeSystem", "--suppress=*:*_impl.c", "-j", str(os.cpu_count() or 1), *FLAGS, *rooms]
+
+
+def main():
+    files, exceptions = tracked(), Exceptions()
+    for name in files:
+        check_text(name, exceptions)
+    exceptions.report_unused()
+    commands = [*header_commands(files), *tidy_commands(files), (cppcheck_command(), "cppcheck")]
+    if "--text" in sys.argv[1:]:
+        commands = []
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda c: run(*c), commands))
+    for line in sorted(problems):
+        print(line)
+    print(f"lint: {len(files)} files, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What the shared objects show to the process that loads them: a plugin its
+# seven vtables and nothing else, the runtime NCCL's names and our documented
+# additions. Anything more could collide with a symbol of the host program.
+set -u
+number=0 failed=0
+
+verdict() { # NAME EXPECTED GOT
+  number=$((number + 1))
+  if [[ $2 == "$3" ]]; then
+    echo "ok $number - $1"
+  else
+    diff <(echo "$2") <(echo "$3") | sed 's/^/# /'
+    echo "not ok $number - $1"
+    failed=1
+  fi
+}
+exports() { nm -D --defined-only "$1" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort; }
+
+vtables=$(printf 'ncclNetPlugin_v%s\n' 6 7 8 9 10 11 12 | sort)
+plugins=("$RAIL_BUILD"/lib/libnccl-net-*.so)
+for lib in "${plugins[@]}"; do
+  verdict "${lib##*/} exports its vtables only" "$vtables" "$(exports "$lib")"
+  verdict "${lib##*/}: the vtables are data" 7 "$(nm -D --defined-only "$lib" | grep -c ' [BDRV] ncclNetPlugin_v')"
+done
+
+runtime=$RAIL_BUILD/lib/librailyard.so
+allowed='^(p?nccl|rail)[A-Z]'
+verdict "librailyard.so exports nccl* and rail* only" "" "$(exports "$runtime" | grep -Ev "$allowed")"
+declared=$(grep -ohE '\b(p?nccl|rail)[A-Z][A-Za-z0-9]* *\(' include/rail/railyard.h | tr -d ' (' | sort -u)
+verdict "each function of railyard.h is exported" "" "$(comm -23 <(echo "$declared") <(exports "$runtime"))"
+verdict "each exported function is in railyard.h" "" "$(comm -13 <(echo "$declared") <(exports "$runtime"))"
+verdict "no library leaves a text relocation" "" "$(readelf -d "${plugins[@]}" "$runtime" | grep TEXTREL)"
+echo "1..$number"
+exit $failed
