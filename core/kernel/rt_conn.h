@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A connection as the kernel sees it: an 8-slot FIFO between one producer and
+ * one consumer. Over SHM the two are the kernels of two ranks; over NET one is
+ * a kernel and the other the proxy of the same rank. Plain C that CUDA compiles too.
+ *
+ * Two counters that only grow, each written by one side:
+ *   tail    steps produced: slot (s % 8) holds step s for every s < tail
+ *   credit  steps that may be produced: the producer may fill slot (s % 8) when s < credit
+ * A step is published by writing the slot, then tail with release order; the
+ * consumer reads tail with acquire order before the slot. Returning a slot is
+ * the same with credit. Nothing else is shared.
+ *
+ * Over SHM a consumed slot is returned at once (credit = consumed + 8). Towards
+ * a proxy, credit also says where a step shall land (slot.ptr), so that a
+ * message can be received straight into the user's buffer.
+ */
+#ifndef RT_CONN_H
+#define RT_CONN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define RT_STEPS 8
+
+enum rt_proto { RT_SIMPLE = 0, RT_LL = 1, RT_NPROTO = 2 };
+
+struct rt_slot {
+  uint64_t bytes;  /* of the step's message */
+  void *ptr;       /* where it lies, or shall be received; NULL: the slot's own buffer */
+  void *mhandle;   /* of ptr's registration with the plugin; the proxy's business */
+  uint64_t capacity; /* of ptr, where it is to be received */
+};
+
+#define RT_CONN_PROXY 0x1u  /* the other side of the FIFO is a proxy */
+
+struct rt_conn {
+  char *buff[RT_NPROTO];        /* RT_STEPS slots each */
+  uint64_t slot_size[RT_NPROTO];
+  struct rt_slot *slot;
+  uint64_t *tail, *credit;
+  uint64_t step;     /* next step of this side; kernel's own */
+  uint64_t granted;  /* recv side: credit as last written */
+  uint64_t seen;     /* the other side's counter as last read; saves a cache miss per step */
+  unsigned flags;
+  /* Operations take a connection in the order they were enqueued: the k-th may use it when turn == k. */
+  uint64_t turn, next_turn;
+};
+
+/* A store that publishes, and the load that pairs with it. */
+static inline void rt_publish(uint64_t *counter, uint64_t value) { __atomic_store_n(counter, value, __ATOMIC_RELEASE); }
+static inline uint64_t rt_observe(const uint64_t *counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
+
+static inline char *rt_conn_slot_buff(const struct rt_conn *c, enum rt_proto proto, uint64_t step) {
+  return c->buff[proto] + (step % RT_STEPS) * c->slot_size[proto];
+}
+
+#endif

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/kernel/rt_kernel.h"
+
+#include "common/compiler.h"
+#include "core/kernel/rt_prims.h"
+
+/* Actions done in one poll before other kernels get their turn. */
+#define POLL_BUDGET 4
+/* LL payload handled through the stack at a time: LL is for small messages. */
+#define LL_MAX_PAYLOAD 4096u
+
+uint64_t rt_proto_payload(enum rt_proto proto, uint64_t slot) {
+  if (proto == RT_SIMPLE) return slot;
+  return RAIL_MIN(slot / RT_LL_LINE * RT_LL_PAYLOAD, LL_MAX_PAYLOAD);
+}
+
+static uint64_t ll_lines(uint64_t payload) { return RAIL_MAX(RAIL_DIV_UP(payload, RT_LL_PAYLOAD), 1u); }
+
+uint64_t rt_proto_bytes(enum rt_proto proto, uint64_t payload) {
+  return proto == RT_SIMPLE ? payload : ll_lines(payload) * RT_LL_LINE;
+}
+
+void rt_kernel_count_steps(const struct rt_kernel *k, uint64_t *nsend, uint64_t *nrecv) {
+  *nsend = *nrecv = 0;
+  struct rt_action a;
+  for (uint64_t i = 0, n = rt_sched_actions(&k->sched); i < n; i++) {
+    rt_sched_action(&k->sched, i, &a);
+    *nsend += a.send;
+    *nrecv += a.recv;
+  }
+}
+
+void rt_kernel_init(struct rt_kernel *k) {
+  k->n = rt_sched_actions(&k->sched);
+  k->i = k->grant_i = k->ll_line = k->direct_steps = 0;
+  k->phase = RT_KP_TURN;
+  if (k->recv) k->recv_turn = k->recv->next_turn++;
+  if (k->send) k->send_turn = k->send->next_turn++;
+}
+
+/* The handle under which [p, p+bytes) may be moved without a copy, or NULL. */
+static const struct rt_direct *direct_for(const struct rt_direct *d, int n, const char *p, uint64_t bytes) {
+  for (int i = 0; i < n; i++)
+    if (d[i].base && p >= d[i].base && p + bytes <= d[i].base + d[i].size) return &d[i];
+  return NULL;
+}
+
+/* Does this receive land straight in the user's buffer? */
+static const struct rt_direct *direct_recv(const struct rt_kernel *k, const struct rt_action *a) {
+  if (k->proto != RT_SIMPLE || a->reduce || !a->dst || a->n == 0) return NULL;
+  return direct_for(&k->recv_direct, 1, a->dst, a->n * k->sched.esize);
+}
+
+/* ---- receiving side ------------------------------------------------------ */
+
+/* Tells the proxy where the next receives shall land, up to 8 steps ahead. */
+static void grant_receives(struct rt_kernel *k) {
+  struct rt_conn *c = k->recv;
+  struct rt_action a;
+  while (k->grant_i < k->n && c->granted < c->step + RT_STEPS) {
+    rt_sched_action(&k->sched, k->grant_i, &a);
+    k->grant_i++;
+    if (!a.recv) continue;
+    struct rt_slot *slot = &c->slot[c->granted % RT_STEPS];
+    const struct rt_direct *d = direct_recv(k, &a);
+    slot->ptr = d ? a.dst : NULL;
+    slot->mhandle = d ? d->mhandle : NULL;
+    slot->capacity = a.n * k->sched.esize;
+    rt_publish(c->credit, ++c->granted);
+  }
+}
+
+static bool recv_ready(struct rt_kernel *k, const struct rt_action *a) {
+  struct rt_conn *c = k->recv;
+  if (k->proto == RT_LL) {
+    uint64_t lines = ll_lines(a->n * k->sched.esize);
+    const char *slot = rt_conn_slot_buff(c, RT_LL, c->step);
+    k->ll_line = rt_ll_arrived(slot, k->ll_line, lines, rt_ll_flag(c->step));
+    if (k->ll_line < lines) return false;
+    /* A proxy must have finished with the slot too, or it would write on. */
+    if (!(c->flags & RT_CONN_PROXY)) return true;
+  }
+  if (c->seen <= c->step) c->seen = rt_observe(c->tail);
+  return c->seen > c->step;
+}
+
+static void recv_finish(struct rt_kernel *k) {
+  struct rt_conn *c = k->recv;
+  c->step++;
+  k->ll_line = 0;
+  if (c->flags & RT_CONN_PROXY) return; /* credit follows the next grant */
+  c->granted = c->step + RT_STEPS;
+  rt_publish(c->credit, c->granted);
+}
+
+/* ---- sending side -------------------------------------------------------- */
+
+static bool send_ready(struct rt_kernel *k) {
+  struct rt_conn *c = k->send;
+  if (c->seen <= c->step) c->seen = rt_observe(c->credit);
+  return c->seen > c->step;
+}
+
+static void send_finish(struct rt_kernel *k, uint64_t bytes, const char *from, const struct rt_direct *d) {
+  struct rt_conn *c = k->send;
+  struct rt_slot *slot = &c->slot[c->step % RT_STEPS];
+  slot->bytes = bytes;
+  slot->ptr = d ? (void *)(uintptr_t)from : NULL;
+  slot->mhandle = d ? d->mhandle : NULL;
+  rt_publish(c->tail, ++c->step);
+  if (d) k->direct_steps = c->step;
+}
+
+/* ---- one action ------------------------------------------------------------ */
+
+static enum rt_kernel_state act_simple(struct rt_kernel *k, const struct rt_action *a) {
+  uint64_t bytes = a->n * k->sched.esize;
+  const char *in = NULL;
+  if (a->recv) {
+    struct rt_conn *c = k->recv;
+    const struct rt_slot *slot = &c->slot[c->step % RT_STEPS];
+    if (slot->bytes != bytes) {
+      k->got = slot->bytes;
+      k->expected = bytes;
+      return RT_K_MISMATCH;
+    }
+    in = direct_recv(k, a) ? a->dst : rt_conn_slot_buff(c, RT_SIMPLE, c->step);
+  }
+  char *out = a->dst, *out2 = NULL;
+  const char *from = NULL;
+  const struct rt_direct *d = NULL;
+  if (a->send) {
+    /* What goes out is what ends up in dst, or the untouched input: send it from there if we may. */
+    from = out ? out : (!a->recv && !(k->fns && k->fns->pre) ? a->src : NULL);
+    if (from && bytes) d = direct_for(k->send_direct, 2, from, bytes);
+    if (!d) out2 = rt_conn_slot_buff(k->send, RT_SIMPLE, k->send->step);
+  }
+  rt_prim_combine(k, out, out2, a->recv ? in : NULL, a->reduce || !a->recv ? a->src : NULL, a->last, a->n);
+  if (a->recv) recv_finish(k);
+  if (a->send) send_finish(k, bytes, from, d);
+  return RT_K_PROGRESS;
+}
+
+static enum rt_kernel_state act_ll(struct rt_kernel *k, const struct rt_action *a) {
+  RAIL_ALIGNED(64) char in[LL_MAX_PAYLOAD], out[LL_MAX_PAYLOAD];
+  uint64_t bytes = a->n * k->sched.esize;
+  if (a->recv) rt_ll_unpack(in, rt_conn_slot_buff(k->recv, RT_LL, k->recv->step), bytes);
+  rt_prim_combine(k, a->dst, a->send ? out : NULL, a->recv ? in : NULL, a->reduce || !a->recv ? a->src : NULL, a->last,
+                  a->n);
+  if (a->recv) recv_finish(k);
+  if (a->send) {
+    struct rt_conn *c = k->send;
+    uint64_t lines = ll_lines(bytes);
+    if ((c->step & RT_LL_CLEAN_MASK) == RT_LL_CLEAN_MASK) lines = c->slot_size[RT_LL] / RT_LL_LINE;
+    rt_ll_pack(rt_conn_slot_buff(c, RT_LL, c->step), out, bytes, lines, rt_ll_flag(c->step));
+    send_finish(k, lines * RT_LL_LINE, NULL, NULL);
+  }
+  return RT_K_PROGRESS;
+}
+
+static enum rt_kernel_state run(struct rt_kernel *k) {
+  struct rt_action a;
+  int budget = POLL_BUDGET;
+  while (k->i < k->n && budget-- > 0) {
+    if (k->recv && k->recv->flags & RT_CONN_PROXY) grant_receives(k);
+    rt_sched_action(&k->sched, k->i, &a);
+    if (a.recv && !recv_ready(k, &a)) return budget == POLL_BUDGET - 1 ? RT_K_WAIT : RT_K_PROGRESS;
+    if (a.send && !send_ready(k)) return budget == POLL_BUDGET - 1 ? RT_K_WAIT : RT_K_PROGRESS;
+    enum rt_kernel_state state = k->proto == RT_LL ? act_ll(k, &a) : act_simple(k, &a);
+    if (state != RT_K_PROGRESS) return state;
+    k->i++;
+  }
+  return RT_K_PROGRESS;
+}
+
+enum rt_kernel_state rt_kernel_poll(struct rt_kernel *k) {
+  switch (k->phase) {
+    case RT_KP_TURN:
+      if ((k->recv && k->recv->turn != k->recv_turn) || (k->send && k->send->turn != k->send_turn)) return RT_K_WAIT;
+      k->phase = RT_KP_RUN;
+      /* fallthrough */
+    case RT_KP_RUN: {
+      enum rt_kernel_state state = run(k);
+      if (state == RT_K_MISMATCH || k->i < k->n) return state;
+      if (k->recv) k->recv->turn++;
+      if (k->send) k->send->turn++;
+      k->phase = RT_KP_DRAIN;
+    }
+      /* fallthrough */
+    case RT_KP_DRAIN:
+      /* User memory belongs to the proxy until its steps are sent: credit is what is done plus the slots. */
+      if (k->direct_steps && rt_observe(k->send->credit) < k->direct_steps + RT_STEPS) return RT_K_WAIT;
+      k->phase = RT_KP_DONE;
+      /* fallthrough */
+    default: return RT_K_DONE;
+  }
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A kernel: one schedule run over one receiving and one sending connection.
+ * It never waits: rt_kernel_poll does what can be done now and returns, so one
+ * host thread runs the kernels of all channels and peers in turn; a CUDA block will call
+ * it in a loop. It touches connections, user buffers, and nothing else.
+ */
+#ifndef RT_KERNEL_H
+#define RT_KERNEL_H
+
+#include "core/kernel/rt_conn.h"
+#include "core/kernel/rt_reduce.h"
+#include "core/kernel/rt_sched.h"
+
+/* A registered range that the proxy may move bytes to and from without a copy. */
+struct rt_direct {
+  const char *base;
+  size_t size;
+  void *mhandle;
+};
+
+enum rt_kernel_state { RT_K_WAIT, RT_K_PROGRESS, RT_K_DONE, RT_K_MISMATCH };
+
+struct rt_kernel {
+  struct rt_sched sched;
+  enum rt_proto proto;
+  const struct rt_reduce_fns *fns; /* NULL: nothing is reduced */
+  union rt_scalar scalar;
+  struct rt_conn *recv, *send;     /* NULL where the schedule has none */
+  uint64_t recv_turn, send_turn;   /* see rt_conn.turn */
+  struct rt_direct send_direct[2]; /* towards `send`: the send buffer, the receive buffer */
+  struct rt_direct recv_direct;    /* from `recv`: the receive buffer */
+
+  /* Progress. */
+  enum { RT_KP_TURN, RT_KP_RUN, RT_KP_DRAIN, RT_KP_DONE } phase;
+  uint64_t i, n;         /* action in hand, number of actions */
+  uint64_t grant_i;      /* first action whose receive has not been granted */
+  uint64_t ll_line;      /* LL: lines of the incoming step seen so far */
+  uint64_t direct_steps; /* send.step after the last step sent from user memory */
+  uint64_t got, expected; /* bytes, when RT_K_MISMATCH */
+};
+
+/* Steps the kernel will send and receive: the proxies are told. */
+void rt_kernel_count_steps(const struct rt_kernel *k, uint64_t *nsend, uint64_t *nrecv);
+
+/* Prepares the progress fields; the rest is filled by the caller. Takes turns on both connections. */
+void rt_kernel_init(struct rt_kernel *k);
+
+enum rt_kernel_state rt_kernel_poll(struct rt_kernel *k);
+
+/* Payload bytes one step can carry in `slot` bytes. */
+uint64_t rt_proto_payload(enum rt_proto proto, uint64_t slot);
+/* Bytes on the FIFO of a step with `payload` bytes. */
+uint64_t rt_proto_bytes(enum rt_proto proto, uint64_t payload);
+
+#endif

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Schedules: what a rank does in a collective, as a pure function from the
+ * action's number to the action. One action is at most one step received and at
+ * most one step sent, so the numbers of steps on both ends of a connection
+ * follow from the same arithmetic and need not be told.
+ *
+ * All are rings in rank order: a rank receives from rank-1 and sends to rank+1.
+ * Send and receive (point to point) are schedules with one side only.
+ */
+#ifndef RT_SCHED_H
+#define RT_SCHED_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum rt_coll {
+  RT_ALLREDUCE,
+  RT_REDUCE_SCATTER,
+  RT_ALLGATHER,
+  RT_BROADCAST,
+  RT_REDUCE,
+  RT_SEND,
+  RT_RECV,
+  RT_COPY, /* to oneself */
+  RT_COLL_COUNT
+};
+
+struct rt_sched {
+  enum rt_coll coll;
+  int rank, nranks, root;
+  size_t esize;       /* bytes of an element */
+  const char *send;   /* user's buffers; NULL where the rank has none */
+  char *recv;
+  uint64_t count;     /* elements of the call: NCCL's count argument */
+  uint64_t lo, len;   /* this channel's part of 0..count */
+  uint64_t chunk;     /* most elements of one step, > 0 */
+};
+
+struct rt_action {
+  bool recv, send;    /* a step comes in; a step goes out */
+  bool reduce;        /* what comes in is combined with src */
+  bool last;          /* the result is final: apply the post-operation */
+  const char *src;    /* local input, or NULL */
+  char *dst;          /* local output, or NULL */
+  uint64_t n;         /* elements, 0 is a step of no bytes */
+};
+
+/* Number of actions; 0 only when there is nothing to move. */
+uint64_t rt_sched_actions(const struct rt_sched *s);
+/* Fills *a for 0 <= i < rt_sched_actions(s). */
+void rt_sched_action(const struct rt_sched *s, uint64_t i, struct rt_action *a);
+
+#endif

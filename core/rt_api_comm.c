@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Public calls that make, query and end communicators. */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "core/kernel/rt_reduce.h"
+#include "core/rt_api.h"
+#include "core/rt_group.h"
+#include "core/rt_param.h"
+
+/* ---- checks shared by all calls ------------------------------------------------- */
+
+ncclResult_t rt_check_handle(const struct ncclComm *comm, const char *call) {
+  if (!comm) return rt_error(RAIL_BAD_ARGUMENT, "%s: comm is NULL", call);
+  if (comm->magic != RT_COMM_MAGIC)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: comm %p is not a communicator, or was destroyed", call, (const void *)comm);
+  return ncclSuccess;
+}
+
+ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call) {
+  ncclResult_t r = rt_check_handle(comm, call);
+  if (r != ncclSuccess) return r;
+  int failed = atomic_load(&((struct ncclComm *)(uintptr_t)comm)->failed);
+  if (failed) {
+    rt_error_keep(comm->error);
+    return (ncclResult_t)failed;
+  }
+  if (atomic_load(&((struct ncclComm *)(uintptr_t)comm)->init_state) == ncclInProgress)
+    return rt_error(RAIL_BAD_USAGE, "%s: the communicator is still being made; poll ncclCommGetAsyncError first", call);
+  if (comm->finalized) return rt_error(RAIL_BAD_USAGE, "%s: ncclCommFinalize was called on this communicator", call);
+  return ncclSuccess;
+}
+
+/* ---- library ------------------------------------------------------------------------ */
+
+RAIL_EXPORT ncclResult_t ncclGetVersion(int *version) {
+  if (!version) return rt_error(RAIL_BAD_ARGUMENT, "ncclGetVersion: version is NULL");
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+
+RAIL_EXPORT const char *ncclGetErrorString(ncclResult_t result) {
+  switch ((int)result) {
+    case ncclSuccess: return "no error";
+    case ncclUnhandledCudaError: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case ncclSystemError: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case ncclInternalError: return "internal error - please report this issue to the Railyard developers";
+    case ncclInvalidArgument: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+    case ncclInvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+    case ncclRemoteError: return "remote process exited or there was a network error";
+    case ncclInProgress: return "operation in progress";
+    default: return "unknown result code";
+  }
+}
+
+RAIL_EXPORT const char *ncclGetLastError(ncclComm_t comm) {
+  if (comm && comm->magic == RT_COMM_MAGIC && rt_comm_failed(comm)) return comm->error;
+  return rt_error_text();
+}
+
+/* ---- making ---------------------------------------------------------------------------- */
+
+RAIL_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
+  if (!uniqueId) return rt_error(RAIL_BAD_ARGUMENT, "ncclGetUniqueId: uniqueId is NULL");
+  return (ncclResult_t)rt_unique_id_create(uniqueId->internal);
+}
+
+/* RAIL_SIMD takes effect before the first lookup of a reduction. */
+static void apply_simd(void) {
+  static const char *const words[] = {"auto", "base", "avx2", "avx512"}; /* of RAIL_SIMD's row */
+  int64_t simd = rt_params()->simd;
+  if (simd > 0 && !rt_reduce_force_simd(rt_simd_from_name(words[simd])))
+    RAIL_WARN("RAIL_SIMD=%s: this processor or build lacks it; using %s", words[simd], rt_simd_name(rt_reduce_simd()));
+}
+
+static ncclResult_t check_config(const ncclConfig_t *config, ncclConfig_t *out) {
+  const ncclConfig_t defaults = NCCL_CONFIG_INITIALIZER;
+  *out = defaults;
+  if (!config) return ncclSuccess;
+  if (config->magic != NCCL_CONFIG_MAGIC)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclConfig_t has magic %#x; start from NCCL_CONFIG_INITIALIZER", config->magic);
+  /* An older caller's struct is shorter: take what it has. */
+  size_t header = offsetof(ncclConfig_t, blocking);
+  if (config->size < header) return rt_error(RAIL_BAD_ARGUMENT, "ncclConfig_t has size %zu, at least %zu is needed", config->size, header);
+  memcpy((char *)out + header, (const char *)config + header, RAIL_MIN(config->size, sizeof *out) - header);
+  if (out->blocking != NCCL_CONFIG_UNDEF_INT && out->blocking != 0 && out->blocking != 1)
+    return rt_error(RAIL_BAD_ARGUMENT, "config.blocking is %d; allowed are 0 and 1", out->blocking);
+  if (out->minCTAs != NCCL_CONFIG_UNDEF_INT && out->minCTAs < 1)
+    return rt_error(RAIL_BAD_ARGUMENT, "config.minCTAs is %d; at least 1 is allowed", out->minCTAs);
+  if (out->maxCTAs != NCCL_CONFIG_UNDEF_INT && out->maxCTAs < 1)
+    return rt_error(RAIL_BAD_ARGUMENT, "config.maxCTAs is %d; at least 1 is allowed", out->maxCTAs);
+  return ncclSuccess;
+}
+
+static ncclResult_t check_ranks(const char *call, ncclComm_t *comm, int nranks, int rank) {
+  if (!comm) return rt_error(RAIL_BAD_ARGUMENT, "%s: comm is NULL", call);
+  if (nranks < 1) return rt_error(RAIL_BAD_ARGUMENT, "%s: nranks is %d; at least 1 is allowed", call, nranks);
+  if (rank < 0 || rank >= nranks)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: rank is %d; allowed are 0 to %d", call, rank, nranks - 1);
+  return ncclSuccess;
+}
+
+/* A non-blocking init: the communicator exists at once, a thread makes it. */
+struct async_init {
+  struct rt_init_args args;
+  struct ncclComm *comm;
+};
+
+static void *async_init_thread(void *arg) {
+  struct async_init *a = arg;
+  rail_result_t r = rt_comm_init(a->comm, &a->args);
+  if (r != RAIL_OK) rt_comm_fail(a->comm, r, "the communicator could not be made; earlier lines say why");
+  atomic_store(&a->comm->init_state, (int)r);
+  free((void *)(uintptr_t)a->args.parent_ranks);
+  free(a);
+  return NULL;
+}
+
+/* Takes over args->parent_ranks on success only. */
+static ncclResult_t start_async(const struct rt_init_args *args, ncclComm_t *out) {
+  struct async_init *a = calloc(1, sizeof *a);
+  struct ncclComm *comm = a ? rt_comm_alloc(args) : NULL;
+  if (!comm) {
+    free(a);
+    return rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator");
+  }
+  a->args = *args;
+  a->comm = comm;
+  atomic_store(&comm->init_state, ncclInProgress);
+  int err = pthread_create(&comm->init_thread, NULL, async_init_thread, a);
+  if (err) {
+    free(a);
+    rt_comm_free(comm);
+    return rt_error(RAIL_SYSTEM_ERROR, "cannot start a thread: %s; raise the limit of threads", strerror(err));
+  }
+  comm->init_thread_running = true;
+  *out = comm;
+  return ncclInProgress;
+}
+
+static ncclResult_t init_rank(const char *call, ncclComm_t *comm, int nranks, const ncclUniqueId *id, int rank, int device,
+                              const ncclConfig_t *config) {
+  ncclResult_t r = check_ranks(call, comm, nranks, rank);
+  struct rt_init_args args = {.rank = rank, .nranks = nranks, .device = device};
+  if (r == ncclSuccess) r = check_config(config, &args.config);
+  if (r != ncclSuccess) return r;
+  apply_simd();
+  memcpy(args.id, id->internal, sizeof args.id);
+  if (args.config.blocking == 0) return start_async(&args, comm);
+  return rt_group_add_init(&args, comm);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank) {
+  return init_rank("ncclCommInitRank", comm, nranks, &commId, rank, -1, NULL);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
+                                                ncclConfig_t *config) {
+  return init_rank("ncclCommInitRankConfig", comm, nranks, &commId, rank, -1, config);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
+                                                  ncclUniqueId *commIds, ncclConfig_t *config) {
+  if (nId < 1 || !commIds)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitRankScalable: %d ids at %p; at least one is needed", nId, (void *)commIds);
+  return init_rank("ncclCommInitRankScalable", newcomm, nranks, &commIds[0], myrank, -1, config);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
+  if (!comm) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitAll: comm is NULL");
+  if (ndev < 1) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitAll: ndev is %d; at least 1 is allowed", ndev);
+  for (int i = 0; devlist && i < ndev; i++)
+    if (devlist[i] < 0) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitAll: devlist[%d] is %d; at least 0 is allowed", i, devlist[i]);
+  ncclUniqueId id;
+  ncclResult_t r = ncclGetUniqueId(&id);
+  if (r != ncclSuccess) return r;
+  ncclGroupStart();
+  for (int i = 0; i < ndev && r == ncclSuccess; i++)
+    r = init_rank("ncclCommInitAll", &comm[i], ndev, &id, i, devlist ? devlist[i] : i, NULL);
+  ncclResult_t end = ncclGroupEnd();
+  return r == ncclSuccess ? end : r;
+}
+
+/* ---- splitting --------------------------------------------------------------------------- */
+
+struct split_vote { int32_t color, key, rank, pad; };
+
+static int by_key(const void *a, const void *b) {
+  const struct split_vote *x = a, *y = b;
+  if (x->key != y->key) return x->key < y->key ? -1 : 1;
+  return x->rank < y->rank ? -1 : x->rank > y->rank;
+}
+
+/* The ranks of my color in their new order; args gets the new numbering. */
+static rail_result_t gather_votes(struct ncclComm *comm, int color, int key, struct rt_init_args *args, int **ranks) {
+  struct split_vote *votes = calloc((size_t)comm->nranks, sizeof *votes);
+  *ranks = calloc((size_t)comm->nranks, sizeof **ranks);
+  rail_result_t r = votes && *ranks ? RAIL_OK : RAIL_SYSTEM_ERROR;
+  if (r == RAIL_OK) {
+    votes[comm->rank] = (struct split_vote){.color = color, .key = key, .rank = comm->rank};
+    r = rt_bootstrap_allgather(comm->bootstrap, votes, sizeof *votes);
+  }
+  if (r == RAIL_OK) {
+    int n = 0;
+    for (int i = 0; i < comm->nranks; i++)
+      if (votes[i].color == color) votes[n++] = votes[i];
+    qsort(votes, (size_t)n, sizeof *votes, by_key);
+    for (int i = 0; i < n; i++) {
+      (*ranks)[i] = votes[i].rank;
+      if (votes[i].rank == comm->rank) args->rank = i;
+    }
+    args->nranks = n;
+  }
+  free(votes);
+  return r;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
+  ncclResult_t r = rt_check_comm(comm, "ncclCommSplit");
+  if (r != ncclSuccess) return r;
+  if (!newcomm) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommSplit: newcomm is NULL");
+  if (color < 0 && color != NCCL_SPLIT_NOCOLOR)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommSplit: color is %d; allowed are NCCL_SPLIT_NOCOLOR and 0 or more", color);
+  *newcomm = NULL;
+  struct rt_init_args args = {.device = comm->device, .parent = comm, .serial = comm->splits++};
+  r = check_config(config, &args.config);
+  if (r != ncclSuccess) return r;
+  if (!config) args.config = comm->config;
+  int *ranks = NULL;
+  r = (ncclResult_t)gather_votes(comm, color, key, &args, &ranks);
+  if (r == ncclSuccess && color != NCCL_SPLIT_NOCOLOR) {
+    args.parent_ranks = ranks;
+    struct ncclComm *made = rt_comm_alloc(&args);
+    r = made ? (ncclResult_t)rt_comm_init(made, &args) : rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator");
+    if (r == ncclSuccess) *newcomm = made;
+    else rt_comm_free(made);
+  }
+  free(ranks);
+  return r;
+}
+
+/* ---- ending ------------------------------------------------------------------------------- */
+
+static void join_init(struct ncclComm *comm) {
+  if (!comm->init_thread_running) return;
+  pthread_join(comm->init_thread, NULL);
+  comm->init_thread_running = false;
+}
+
+/* Waits for calls that other threads have inside the communicator; they end soon, since it has failed. */
+static void wait_for_users(struct ncclComm *comm) {
+  while (atomic_load(&comm->users) > 0) sched_yield();
+}
+
+static ncclResult_t finalize(struct ncclComm *comm, bool all_ranks) {
+  join_init(comm);
+  if (!comm->finalized && comm->stream.comm) {
+    rt_stream_wait(&comm->stream);
+    if (all_ranks && !rt_comm_failed(comm)) {
+      rail_result_t r = rt_bootstrap_barrier(comm->bootstrap);
+      if (r != RAIL_OK) rt_comm_fail(comm, r, "another rank did not finalize");
+    }
+  }
+  comm->finalized = true;
+  return (ncclResult_t)atomic_load(&comm->failed);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  ncclResult_t r = rt_check_comm(comm, "ncclCommFinalize");
+  return r == ncclSuccess ? finalize(comm, true) : r;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  if (!comm) return ncclSuccess;
+  ncclResult_t r = rt_check_handle(comm, "ncclCommDestroy");
+  if (r != ncclSuccess) return r;
+  finalize(comm, false);
+  rt_comm_free(comm);
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  if (!comm) return ncclSuccess;
+  ncclResult_t r = rt_check_handle(comm, "ncclCommAbort");
+  if (r != ncclSuccess) return r;
+  if (comm->stream.comm && rt_stream_idle(&comm->stream) && comm->finalized) {
+    rt_comm_free(comm);
+    return ncclSuccess;
+  }
+  rt_comm_fail(comm, RAIL_REMOTE_ERROR, "aborted by its user (ncclCommAbort on rank %d)", comm->rank);
+  join_init(comm);
+  wait_for_users(comm);
+  rt_comm_free(comm);
+  return ncclSuccess;
+}
+
+/* ---- queries -------------------------------------------------------------------------------- */
+
+RAIL_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
+  ncclResult_t r = rt_check_handle(comm, "ncclCommGetAsyncError");
+  if (r != ncclSuccess) return r;
+  if (!asyncError) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommGetAsyncError: asyncError is NULL");
+  int failed = atomic_load(&comm->failed);
+  *asyncError = (ncclResult_t)(failed ? failed : atomic_load(&comm->init_state));
+  return ncclSuccess;
+}
+
+static ncclResult_t query(const struct ncclComm *comm, const char *call, int value, int *out) {
+  if (!out) return rt_error(RAIL_BAD_ARGUMENT, "%s: the result's pointer is NULL", call);
+  (void)comm;
+  *out = value;
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
+  ncclResult_t r = rt_check_handle(comm, "ncclCommCount");
+  return r == ncclSuccess ? query(comm, "ncclCommCount", comm->nranks, count) : r;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
+  ncclResult_t r = rt_check_handle(comm, "ncclCommCuDevice");
+  return r == ncclSuccess ? query(comm, "ncclCommCuDevice", comm->device, device) : r;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
+  ncclResult_t r = rt_check_handle(comm, "ncclCommUserRank");
+  return r == ncclSuccess ? query(comm, "ncclCommUserRank", comm->rank, rank) : r;
+}
+
+RT_PNAME(GetVersion);
+RT_PNAME(GetErrorString);
+RT_PNAME(GetLastError);
+RT_PNAME(GetUniqueId);
+RT_PNAME(CommInitRank);
+RT_PNAME(CommInitRankConfig);
+RT_PNAME(CommInitRankScalable);
+RT_PNAME(CommInitAll);
+RT_PNAME(CommSplit);
+RT_PNAME(CommFinalize);
+RT_PNAME(CommDestroy);
+RT_PNAME(CommAbort);
+RT_PNAME(CommGetAsyncError);
+RT_PNAME(CommCount);
+RT_PNAME(CommCuDevice);
+RT_PNAME(CommUserRank);

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Public calls about memory and operators, and Railyard's own. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "common/log.h"
+#include "core/kernel/rt_types.h"
+#include "core/rt_api.h"
+#include "core/rt_reg.h"
+
+/* ---- memory ------------------------------------------------------------------------ */
+
+/* A page in front of the user's keeps the size and tells our pointers from others. */
+#define PAGE 4096u
+#define MEM_MAGIC 0x7261696c6d656d31ull
+struct mem_head { uint64_t magic; size_t mapped; void *self; };
+
+RAIL_EXPORT ncclResult_t ncclMemAlloc(void **ptr, size_t size) {
+  if (!ptr) return rt_error(RAIL_BAD_ARGUMENT, "ncclMemAlloc: ptr is NULL");
+  *ptr = NULL;
+  if (size > (size_t)PTRDIFF_MAX - 2 * PAGE) return rt_error(RAIL_BAD_ARGUMENT, "ncclMemAlloc: size is %zu", size);
+  size_t mapped = RAIL_ROUND_UP(size, (size_t)PAGE) + PAGE;
+  char *mem = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mem == MAP_FAILED) return rt_error(RAIL_SYSTEM_ERROR, "ncclMemAlloc of %zu bytes: %s", size, strerror(errno));
+  *(struct mem_head *)(void *)mem = (struct mem_head){.magic = MEM_MAGIC, .mapped = mapped, .self = mem};
+  *ptr = mem + PAGE;
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclMemFree(void *ptr) {
+  if (!ptr) return ncclSuccess;
+  struct mem_head *head = (struct mem_head *)(void *)((char *)ptr - PAGE);
+  if ((uintptr_t)ptr % PAGE != 0 || head->magic != MEM_MAGIC || head->self != head)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclMemFree: %p was not made by ncclMemAlloc", ptr);
+  munmap(head, head->mapped);
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t size, void **handle) {
+  ncclResult_t r = rt_check_comm(comm, "ncclCommRegister");
+  if (r != ncclSuccess) return r;
+  if (!buff || size == 0 || !handle)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommRegister: buff %p, size %zu, handle %p; none may be 0", buff, size, (void *)handle);
+  struct rt_reg_buffer *b = NULL;
+  if (rt_reg_add(comm, buff, size, &b) != RAIL_OK) return rt_error(RAIL_SYSTEM_ERROR, "ncclCommRegister: out of memory");
+  *handle = b;
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
+  ncclResult_t r = rt_check_handle(comm, "ncclCommDeregister");
+  if (r != ncclSuccess) return r;
+  if (!rt_stream_idle(&comm->stream) && !rt_comm_failed(comm))
+    return rt_error(RAIL_BAD_USAGE, "ncclCommDeregister: operations are unfinished; wait for them first");
+  if (rt_reg_remove(comm, handle) != RAIL_OK)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommDeregister: %p is not a registration of this communicator", handle);
+  return ncclSuccess;
+}
+
+/* ---- operators ------------------------------------------------------------------------ */
+
+RAIL_EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype,
+                                                  ncclScalarResidence_t residence, ncclComm_t comm) {
+  ncclResult_t r = rt_check_comm(comm, "ncclRedOpCreatePreMulSum");
+  if (r != ncclSuccess) return r;
+  size_t esize = rt_type_size((int)datatype);
+  if (!op || !scalar || esize == 0)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclRedOpCreatePreMulSum: op %p, scalar %p, datatype %d", (void *)op, scalar, (int)datatype);
+  if (residence != ncclScalarDevice && residence != ncclScalarHostImmediate)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclRedOpCreatePreMulSum: residence is %d; allowed are 0 and 1", (int)residence);
+  int i = 0;
+  while (i < comm->npremuls && comm->premuls[i].used) i++;
+  if (i == comm->npremuls) {
+    struct rt_premul *grown = realloc(comm->premuls, (size_t)(i + 1) * sizeof *grown);
+    if (!grown) return rt_error(RAIL_SYSTEM_ERROR, "ncclRedOpCreatePreMulSum: out of memory");
+    comm->premuls = grown;
+    comm->npremuls = i + 1;
+  }
+  struct rt_premul *m = &comm->premuls[i];
+  *m = (struct rt_premul){.used = true, .deferred = residence == ncclScalarDevice, .type = datatype, .scalar = scalar};
+  if (!m->deferred) memcpy(m->value, scalar, esize);
+  *op = (ncclRedOp_t)(ncclNumOps + i);
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
+  ncclResult_t r = rt_check_handle(comm, "ncclRedOpDestroy");
+  if (r != ncclSuccess) return r;
+  int i = (int)op - ncclNumOps;
+  if (i < 0 || i >= comm->npremuls || !comm->premuls[i].used)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclRedOpDestroy: op %d was not made for this communicator", (int)op);
+  comm->premuls[i].used = false;
+  return ncclSuccess;
+}
+
+/* ---- Railyard's own ----------------------------------------------------------------------- */
+
+RAIL_EXPORT ncclResult_t railCommWait(ncclComm_t comm) {
+  ncclResult_t r = rt_check_handle(comm, "railCommWait");
+  if (r != ncclSuccess) return r;
+  atomic_fetch_add(&comm->users, 1);
+  if (comm->stream.comm) rt_stream_wait(&comm->stream);
+  r = (ncclResult_t)atomic_load(&comm->failed);
+  if (r != ncclSuccess) rt_error_keep(comm->error);
+  atomic_fetch_sub(&comm->users, 1);
+  return r;
+}
+
+RAIL_EXPORT ncclResult_t railCommQuery(ncclComm_t comm, int *done) {
+  ncclResult_t r = rt_check_handle(comm, "railCommQuery");
+  if (r != ncclSuccess) return r;
+  if (!done) return rt_error(RAIL_BAD_ARGUMENT, "railCommQuery: done is NULL");
+  *done = !comm->stream.comm || rt_stream_idle(&comm->stream);
+  return (ncclResult_t)atomic_load(&comm->failed);
+}
+
+RAIL_EXPORT const char *railCommTransports(ncclComm_t comm) {
+  if (rt_check_handle(comm, "railCommTransports") != ncclSuccess) return "";
+  bool shm = false, net = false;
+  for (int c = 0; c < comm->nchannels; c++)
+    for (int p = 0; p < comm->nranks; p++) {
+      const struct rt_connector *ends[2] = {comm->channels[c].send[p], comm->channels[c].recv[p]};
+      for (int e = 0; e < 2; e++) {
+        if (!ends[e] || !ends[e]->connected) continue;
+        shm |= ends[e]->transport == &rt_shm_transport;
+        net |= ends[e]->transport == &rt_net_transport;
+      }
+    }
+  snprintf(comm->transports_text, sizeof comm->transports_text, "%s%s%s%s", shm ? "SHM" : "", shm && net ? "+" : "",
+           net ? "NET/" : "", net ? rail_net_name(comm->net.plugin) : "");
+  return comm->transports_text;
+}
+
+RAIL_EXPORT const char *railCommNetPlugin(ncclComm_t comm) {
+  if (rt_check_handle(comm, "railCommNetPlugin") != ncclSuccess || !comm->net.plugin) return "";
+  return rail_net_path(comm->net.plugin);
+}
+
+RT_PNAME(MemAlloc);
+RT_PNAME(MemFree);
+RT_PNAME(CommRegister);
+RT_PNAME(CommDeregister);
+RT_PNAME(RedOpCreatePreMulSum);
+RT_PNAME(RedOpDestroy);

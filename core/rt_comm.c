@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/rt_comm.h"
+
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "core/rt_error.h"
+#include "core/rt_net.h"
+#include "core/rt_param.h"
+#include "core/rt_proto.h"
+#include "core/rt_reg.h"
+
+/* ---- failure ------------------------------------------------------------------ */
+
+/* True for the one call that decides. */
+static bool record_failure(struct ncclComm *comm, rail_result_t result, const char *text) {
+  pthread_mutex_lock(&comm->error_lock);
+  bool first = atomic_load(&comm->failed) == 0;
+  if (first) {
+    snprintf(comm->error, sizeof comm->error, "%s", text);
+    atomic_store(&comm->abort_flag, 1);
+    atomic_store_explicit(&comm->failed, (int)result, memory_order_release);
+  }
+  pthread_mutex_unlock(&comm->error_lock);
+  return first;
+}
+
+void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) {
+  char text[sizeof comm->error];
+  va_list ap;
+  va_start(ap, fmt);
+  vsnprintf(text, sizeof text, fmt, ap);
+  va_end(ap);
+  if (!record_failure(comm, result, text)) return;
+  RAIL_WARN("rank %d of %d: %s (%s)", comm->rank, comm->nranks, text, rail_result_name((int)result));
+  if (comm->bootstrap) rt_bootstrap_abort(comm->bootstrap, result, text);
+}
+
+/* The bootstrap found a rank dead or was told of a failure elsewhere; it spreads the word itself. */
+static void bootstrap_failed(void *arg, rail_result_t result, const char *why) {
+  struct ncclComm *comm = arg;
+  if (!record_failure(comm, result == RAIL_OK ? RAIL_REMOTE_ERROR : result, why)) return;
+  RAIL_WARN("rank %d of %d: %s; every pending operation ends with an error", comm->rank, comm->nranks, why);
+}
+
+/* ---- making ---------------------------------------------------------------------- */
+
+struct ncclComm *rt_comm_alloc(const struct rt_init_args *args) {
+  struct ncclComm *comm = NULL;
+  if (posix_memalign((void **)&comm, 64, sizeof *comm) != 0) return NULL;
+  memset(comm, 0, sizeof *comm);
+  comm->magic = RT_COMM_MAGIC;
+  comm->rank = args->rank;
+  comm->nranks = args->nranks;
+  comm->device = args->device;
+  comm->config = args->config;
+  /* Strings of the caller's config need not outlive the call. */
+  if (args->config.netName) snprintf(comm->net_name_wanted, sizeof comm->net_name_wanted, "%s", args->config.netName);
+  if (args->config.commName) snprintf(comm->name, sizeof comm->name, "%s", args->config.commName);
+  comm->config.netName = comm->config.commName = NULL;
+  pthread_mutex_init(&comm->error_lock, NULL);
+  pthread_mutex_init(&comm->reg_lock, NULL);
+  return comm;
+}
+
+static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_args *args) {
+  const struct rt_params *p = rt_params();
+  struct rt_bootstrap_args b = {
+      .rank = comm->rank,
+      .nranks = comm->nranks,
+      .timeout_ms = (uint64_t)p->bootstrap_timeout_ms,
+      .heartbeat_ms = (uint64_t)p->heartbeat_ms,
+      .heartbeat_timeout_ms = (uint64_t)p->heartbeat_timeout_ms,
+      .abort_flag = &comm->abort_flag,
+      .on_failure = bootstrap_failed,
+      .arg = comm,
+  };
+  if (args->parent)
+    return rt_bootstrap_split(args->parent->bootstrap, args->parent_ranks, args->serial, &b, &comm->bootstrap);
+  return rt_bootstrap_open(args->id, &b, &comm->bootstrap);
+}
+
+/* Everybody learns everybody's place and settings. */
+static rail_result_t exchange_peers(struct ncclComm *comm) {
+  comm->peers = calloc((size_t)comm->nranks, sizeof *comm->peers);
+  if (!comm->peers) return RAIL_SYSTEM_ERROR;
+  struct rt_peer *me = &comm->peers[comm->rank];
+  rt_peer_describe(me);
+  me->rank = comm->rank;
+  RAIL_TRY(rt_bootstrap_allgather(comm->bootstrap, comm->peers, sizeof *comm->peers));
+  comm->all_shm = true;
+  for (int r = 0; r < comm->nranks; r++) {
+    const struct rt_peer *peer = &comm->peers[r];
+    RAIL_TRY(rt_peer_check(me, peer));
+    if (peer->host_hash == me->host_hash) {
+      comm->local_size++;
+      if (r < comm->rank) comm->local_rank++;
+    }
+    /* Of every rank with its neighbour: the same on all ranks. */
+    comm->all_shm &= rt_transport_choose(peer, &comm->peers[(r + 1) % comm->nranks]) == &rt_shm_transport;
+  }
+  if (comm->device < 0) comm->device = comm->local_rank;
+  return RAIL_OK;
+}
+
+static void choose_channels(struct ncclComm *comm) {
+  int n = (int)rt_params()->nchannels;
+  if (comm->config.minCTAs != NCCL_CONFIG_UNDEF_INT) n = RAIL_MAX(n, comm->config.minCTAs);
+  if (comm->config.maxCTAs != NCCL_CONFIG_UNDEF_INT) n = RAIL_MIN(n, comm->config.maxCTAs);
+  comm->nchannels = RAIL_MAX(1, RAIL_MIN(n, RT_MAX_CHANNELS));
+  comm->protos = comm->peers[comm->rank].protos;
+}
+
+/* A second thread per rank helps only where there is a core for it. */
+static bool proxy_threaded(struct ncclComm *comm) {
+  switch (rt_params()->proxy) {
+    case RT_PROXY_THREAD: return true;
+    case RT_PROXY_INLINE: return false;
+    default: break;
+  }
+  cpu_set_t set;
+  int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  return cores >= 2 * comm->local_size;
+}
+
+rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *args) {
+  RAIL_TRY(open_bootstrap(comm, args));
+  RAIL_TRY(exchange_peers(comm));
+  choose_channels(comm);
+  for (int c = 0; c < comm->nchannels; c++) {
+    comm->channels[c].send = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));
+    comm->channels[c].recv = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));
+    if (!comm->channels[c].send || !comm->channels[c].recv) return RAIL_SYSTEM_ERROR;
+  }
+  RAIL_TRY(rt_proxy_init(&comm->proxy, comm, proxy_threaded(comm)));
+  RAIL_TRY(rt_stream_init(&comm->stream, comm));
+  RAIL_INFO(RAIL_SUB_INIT, "rank %d of %d ready: %d on this host, %d channels, proxy %s", comm->rank, comm->nranks,
+            comm->local_size, comm->nchannels, comm->proxy.threaded ? "thread" : "inline");
+  return RAIL_OK;
+}
+
+struct rt_connector *rt_comm_connector(struct ncclComm *comm, int channel, int peer, bool is_send) {
+  struct rt_channel *ch = &comm->channels[channel];
+  struct rt_connector **at = is_send ? &ch->send[peer] : &ch->recv[peer];
+  if (*at) return *at;
+  struct rt_connector *c = NULL;
+  if (posix_memalign((void **)&c, 64, sizeof *c) != 0) return NULL;
+  memset(c, 0, sizeof *c);
+  c->peer = peer;
+  c->channel = channel;
+  c->is_send = is_send;
+  return *at = c;
+}
+
+/* ---- taking down, in reverse ---------------------------------------------------- */
+
+static void free_connectors(struct ncclComm *comm) {
+  for (int c = 0; c < comm->nchannels; c++) {
+    struct rt_channel *ch = &comm->channels[c];
+    for (int r = 0; r < comm->nranks; r++) {
+      if (ch->send) rt_connector_free(comm, ch->send[r]);
+      if (ch->recv) rt_connector_free(comm, ch->recv[r]);
+    }
+    free(ch->send);
+    free(ch->recv);
+  }
+}
+
+void rt_comm_free(struct ncclComm *comm) {
+  if (!comm) return;
+  /* The executor may be driving the proxy, and a proxy may know operations of plans that failed. */
+  rt_stream_stop(&comm->stream);
+  rt_proxy_destroy(&comm->proxy);
+  rt_stream_destroy(&comm->stream);
+  rt_reg_free_all(comm);
+  free_connectors(comm);
+  rt_net_close(comm);
+  rt_bootstrap_close(comm->bootstrap);
+  free(comm->premuls);
+  free(comm->peers);
+  pthread_mutex_destroy(&comm->reg_lock);
+  pthread_mutex_destroy(&comm->error_lock);
+  comm->magic = 0;
+  free(comm);
+}

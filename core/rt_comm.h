@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The communicator: what one rank knows of its group.
+ *
+ * Lifetime: made by rt_comm_init (collective), used, ended by rt_comm_free.
+ * Failure is one-way: the first error, from here or from another rank, is kept
+ * with its text, logged once by whoever decided it, told to all other ranks, and ends every wait.
+ * Nothing is taken down by a failure but what rt_comm_free takes down later.
+ */
+#ifndef RT_COMM_H
+#define RT_COMM_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "common/netload.h"
+#include "core/kernel/rt_reduce.h"
+#include "core/rt_bootstrap.h"
+#include "core/rt_peer.h"
+#include "core/rt_proxy.h"
+#include "core/rt_stream.h"
+#include "core/rt_transport.h"
+#include "rail/railyard.h"
+
+#define RT_MAX_CHANNELS 16
+#define RT_COMM_MAGIC 0x7261696c636f6d6dull
+
+/* Connectors of one channel, made on first use; index is the peer's rank. */
+struct rt_channel {
+  struct rt_connector **send, **recv;
+};
+
+/* An operator of ncclRedOpCreatePreMulSum. */
+struct rt_premul {
+  bool used, deferred;         /* deferred: read *scalar when the collective runs */
+  ncclDataType_t type;
+  const void *scalar;
+  unsigned char value[8];
+};
+
+/* The network plugin as this communicator uses it; opened when a connection needs it. */
+struct rt_net {
+  struct rail_net *plugin;
+  void *ctx;
+  int ndev;
+  bool cheap_reg; /* registering user memory for one operation pays off */
+};
+
+/* A buffer of ncclCommRegister. */
+struct rt_reg_buffer {
+  void *base;
+  size_t size;
+  struct rt_reg_buffer *next;
+};
+
+struct ncclComm {
+  uint64_t magic;
+  int rank, nranks, local_rank, local_size;
+  int device;
+  struct rt_peer *peers;           /* nranks */
+  struct rt_bootstrap *bootstrap;
+  struct rt_channel channels[RT_MAX_CHANNELS];
+  int nchannels;
+  unsigned protos;                 /* 1 << enum rt_proto */
+  bool all_shm;                    /* every pair of ranks has SHM: LL pays off */
+  struct rt_net net;
+  struct rt_proxy proxy;
+  struct rt_stream stream;
+  ncclConfig_t config;
+  char net_name_wanted[64], name[64];
+  uint32_t splits;                 /* ncclCommSplit calls so far */
+  struct rt_premul *premuls;
+  int npremuls;
+  struct rt_reg_buffer *reg_buffers;
+  pthread_mutex_t reg_lock;
+
+  atomic_int failed;               /* first result that is not success; ends every wait */
+  atomic_int abort_flag;           /* what the bootstrap's waits look at */
+  pthread_mutex_t error_lock;
+  char error[512];
+  atomic_int users;                /* calls that other threads may have inside: abort waits for them */
+  atomic_int init_state;           /* ncclInProgress while a non-blocking init runs */
+  pthread_t init_thread;
+  bool init_thread_running, finalized;
+  char transports_text[96];
+};
+
+struct rt_init_args {
+  char id[RT_UNIQUE_ID_BYTES];
+  int rank, nranks, device;        /* device -1: the rank on this host */
+  ncclConfig_t config;
+  struct ncclComm *parent;         /* split: its bootstrap is used instead of id */
+  const int *parent_ranks;         /* of the new ranks */
+  uint32_t serial;
+};
+
+/* An empty communicator, which rt_comm_free accepts. NULL without memory. */
+struct ncclComm *rt_comm_alloc(const struct rt_init_args *args);
+/* Collective. The communicator stays half built on failure: free it. */
+rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *args);
+void rt_comm_free(struct ncclComm *comm);
+
+/* The first call decides; later ones are ignored. Logs, keeps the text, tells the other ranks. */
+void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) RAIL_PRINTF(3, 4);
+static inline bool rt_comm_failed(struct ncclComm *comm) {
+  return atomic_load_explicit(&comm->failed, memory_order_acquire) != 0;
+}
+
+/* The connector, allocated on first use; NULL without memory. */
+struct rt_connector *rt_comm_connector(struct ncclComm *comm, int channel, int peer, bool is_send);
+
+#endif

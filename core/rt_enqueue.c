@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/rt_enqueue.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "core/kernel/rt_types.h"
+#include "core/rt_param.h"
+#include "core/rt_proto.h"
+#include "core/rt_reg.h"
+
+/* A plan under construction. */
+struct builder {
+  struct ncclComm *comm;
+  struct rt_plan *plan;
+  struct rt_connector **connectors;
+  int nconnectors;
+  struct rt_tuning tuning;
+};
+
+static bool is_reduction(enum rt_coll coll) {
+  return coll == RT_ALLREDUCE || coll == RT_REDUCE_SCATTER || coll == RT_REDUCE;
+}
+
+/* ---- operators ---------------------------------------------------------------------- */
+
+static rail_result_t set_operator(struct rt_job *job, const struct rt_task *t) {
+  struct ncclComm *comm = t->comm;
+  struct rt_kernel *k = &job->kernel;
+  if (t->op < ncclNumOps) {
+    k->fns = rt_reduce_lookup((int)t->type, (int)t->op);
+    if (t->op == ncclAvg) rt_scalar_avg(&k->scalar, (int)t->type, comm->nranks);
+    return k->fns ? RAIL_OK : RAIL_BAD_ARGUMENT;
+  }
+  const struct rt_premul *m = &comm->premuls[t->op - ncclNumOps]; /* checked when the call was made */
+  k->fns = rt_reduce_lookup((int)t->type, RT_PREMULSUM);
+  if (!k->fns) return RAIL_BAD_ARGUMENT;
+  if (m->deferred) {
+    job->scalar = m->scalar;
+    job->scalar_type = (int)t->type;
+  } else {
+    rt_scalar_premul(&k->scalar, (int)t->type, m->value);
+  }
+  return RAIL_OK;
+}
+
+/* ---- jobs ------------------------------------------------------------------------------- */
+
+/* Bytes of the user's two buffers in this collective, for registering them. */
+static void buffer_sizes(const struct rt_task *t, size_t esize, size_t *send, size_t *recv) {
+  size_t one = (size_t)t->count * esize, all = one * (size_t)t->comm->nranks;
+  *send = t->coll == RT_REDUCE_SCATTER ? all : one;
+  *recv = t->coll == RT_ALLGATHER ? all : one;
+}
+
+static rail_result_t add_connector(struct builder *b, int channel, int peer, bool is_send, struct rt_connector **out) {
+  struct rt_connector *c = rt_comm_connector(b->comm, channel, peer, is_send);
+  if (!c) return RAIL_SYSTEM_ERROR;
+  *out = c;
+  if (c->connected) return RAIL_OK;
+  for (int i = 0; i < b->nconnectors; i++)
+    if (b->connectors[i] == c) return RAIL_OK;
+  b->connectors[b->nconnectors++] = c;
+  return RAIL_OK;
+}
+
+/* Which neighbours the schedule receives from and sends to. */
+static rail_result_t find_connectors(struct builder *b, const struct rt_task *t, int channel, struct rt_job *job) {
+  struct ncclComm *comm = b->comm;
+  int n = comm->nranks, next = (comm->rank + 1) % n, prev = (comm->rank + n - 1) % n;
+  bool send = true, recv = true;
+  switch (t->coll) {
+    case RT_COPY: return RAIL_OK;
+    case RT_SEND: next = t->root; recv = false; break;
+    case RT_RECV: prev = t->root; send = false; break;
+    case RT_BROADCAST: recv = comm->rank != t->root; send = next != t->root; break;
+    case RT_REDUCE: send = comm->rank != t->root; recv = prev != t->root; break;
+    default: break;
+  }
+  if (n == 1) return RAIL_OK;
+  if (recv) RAIL_TRY(add_connector(b, channel, prev, false, &job->recv));
+  if (send) RAIL_TRY(add_connector(b, channel, next, true, &job->send));
+  return RAIL_OK;
+}
+
+static rail_result_t add_job(struct builder *b, const struct rt_task *t, int channel, uint64_t lo, uint64_t len) {
+  size_t esize = rt_type_size((int)t->type);
+  struct rt_job *job = &b->plan->jobs[b->plan->njobs];
+  struct rt_kernel *k = &job->kernel;
+  uint64_t bytes = len * esize;
+  k->proto = t->coll == RT_COPY ? RT_SIMPLE : rt_choose_proto(&b->tuning, t->count * esize);
+  k->sched = (struct rt_sched){
+      .coll = t->coll, .rank = t->comm->rank, .nranks = t->comm->nranks, .root = t->root, .esize = esize,
+      .send = t->send, .recv = t->recv, .count = t->count, .lo = lo, .len = len,
+      .chunk = rt_choose_chunk(&b->tuning, k->proto, t->coll, bytes, t->comm->nranks, esize),
+  };
+  if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
+  RAIL_TRY(find_connectors(b, t, channel, job));
+  b->plan->njobs++;
+  return RAIL_OK;
+}
+
+/* The channels share a collective's elements evenly, in whole cache lines; the same cut on every rank. */
+static rail_result_t add_collective(struct builder *b, const struct rt_task *t) {
+  size_t esize = rt_type_size((int)t->type);
+  uint64_t align = RAIL_MAX(RAIL_CACHELINE / esize, (size_t)1), n = (uint64_t)b->comm->nchannels;
+  uint64_t part = RAIL_ROUND_UP(RAIL_DIV_UP(t->count, n), align);
+  for (uint64_t c = 0, lo = 0; c < n && lo < t->count; c++, lo += part)
+    RAIL_TRY(add_job(b, t, (int)c, lo, RAIL_MIN(part, t->count - lo)));
+  return RAIL_OK;
+}
+
+/* The k-th send to oneself goes to the k-th receive from oneself. */
+static rail_result_t add_self_copies(struct builder *b, const struct rt_task *tasks, int n) {
+  int r = -1;
+  for (int s = 0; s < n; s++) {
+    if (tasks[s].coll != RT_SEND || tasks[s].root != b->comm->rank) continue;
+    for (r++; r < n && !(tasks[r].coll == RT_RECV && tasks[r].root == b->comm->rank);) r++;
+    if (r >= n || tasks[r].count * rt_type_size((int)tasks[r].type) != tasks[s].count * rt_type_size((int)tasks[s].type)) {
+      RAIL_WARN("rank %d sends %llu elements to itself without an equal receive in the same group", b->comm->rank,
+                (unsigned long long)tasks[s].count);
+      return RAIL_BAD_USAGE;
+    }
+    struct rt_task copy = tasks[s];
+    copy.coll = RT_COPY;
+    copy.recv = tasks[r].recv;
+    if (copy.count) RAIL_TRY(add_job(b, &copy, 0, 0, copy.count));
+  }
+  for (r++; r < n; r++)
+    if (tasks[r].coll == RT_RECV && tasks[r].root == b->comm->rank) {
+      RAIL_WARN("rank %d receives from itself without a send in the same group", b->comm->rank);
+      return RAIL_BAD_USAGE;
+    }
+  return RAIL_OK;
+}
+
+static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, int n) {
+  for (int i = 0; i < n; i++) {
+    const struct rt_task *t = &tasks[i];
+    bool point = t->coll == RT_SEND || t->coll == RT_RECV;
+    if (point && t->root == b->comm->rank) continue;
+    if (point) RAIL_TRY(add_job(b, t, 0, 0, t->count));
+    else RAIL_TRY(add_collective(b, t));
+  }
+  return add_self_copies(b, tasks, n);
+}
+
+/* ---- after connecting --------------------------------------------------------------------- */
+
+static void bind_job(struct ncclComm *comm, struct rt_job *job) {
+  struct rt_kernel *k = &job->kernel;
+  k->recv = job->recv ? &job->recv->conn : NULL;
+  k->send = job->send ? &job->send->conn : NULL;
+  rt_kernel_init(k);
+  if (k->proto != RT_SIMPLE) return;
+  struct rt_task t = {.comm = comm, .coll = k->sched.coll, .count = k->sched.count};
+  size_t send_size, recv_size;
+  buffer_sizes(&t, k->sched.esize, &send_size, &recv_size);
+  if (job->send) {
+    bool in_place = k->sched.recv && k->sched.send >= k->sched.recv && k->sched.send + send_size <= k->sched.recv + recv_size;
+    if (k->sched.send && !in_place)
+      rt_reg_direct(comm, job->send, k->sched.send, send_size, &k->send_direct[0], &job->send_mh[0]);
+    if (k->sched.recv && k->sched.coll != RT_REDUCE_SCATTER)
+      rt_reg_direct(comm, job->send, k->sched.recv, recv_size, &k->send_direct[1], &job->send_mh[1]);
+  }
+  if (job->recv && k->sched.recv && k->sched.coll != RT_REDUCE_SCATTER && k->sched.coll != RT_REDUCE)
+    rt_reg_direct(comm, job->recv, k->sched.recv, recv_size, &k->recv_direct, &job->recv_mh);
+}
+
+static struct rt_tuning tuning_of(const struct ncclComm *comm) {
+  const struct rt_params *p = rt_params();
+  struct rt_tuning t = {.protos = comm->protos, .all_shm = comm->all_shm, .ll_max = (uint64_t)p->ll_max,
+                        .chunk = (uint64_t)p->chunk};
+  t.slot_size[RT_SIMPLE] = rt_slot_size(p->buffsize);
+  t.slot_size[RT_LL] = rt_slot_size(p->ll_buffsize);
+  return t;
+}
+
+static int most_jobs(struct ncclComm *comm, const struct rt_task *tasks, int n) {
+  int jobs = 0;
+  for (int i = 0; i < n; i++)
+    jobs += tasks[i].coll == RT_SEND || tasks[i].coll == RT_RECV || tasks[i].coll == RT_COPY ? 1 : comm->nchannels;
+  return jobs;
+}
+
+rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
+  *plan = NULL;
+  int jobs = most_jobs(comm, tasks, ntasks);
+  struct builder b = {.comm = comm, .tuning = tuning_of(comm)};
+  b.plan = calloc(1, sizeof *b.plan + (size_t)jobs * sizeof(struct rt_job));
+  b.connectors = calloc((size_t)jobs * 2, sizeof *b.connectors);
+  rail_result_t r = b.plan && b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
+  if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
+  if (r == RAIL_OK) r = add_tasks(&b, tasks, ntasks);
+  if (r == RAIL_OK) r = rt_connect_all(comm, b.connectors, b.nconnectors);
+  free(b.connectors);
+  if (r != RAIL_OK || b.plan->njobs == 0) {
+    free(b.plan);
+    return r;
+  }
+  for (int i = 0; i < b.plan->njobs; i++) bind_job(comm, &b.plan->jobs[i]);
+  *plan = b.plan;
+  return RAIL_OK;
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From calls to plans. A task is one call as the user made it (or a part of
+ * one: all-to-all is sends and receives); a plan is what runs.
+ */
+#ifndef RT_ENQUEUE_H
+#define RT_ENQUEUE_H
+
+#include "core/rt_comm.h"
+
+struct rt_task {
+  struct ncclComm *comm;
+  enum rt_coll coll;
+  const void *send;
+  void *recv;
+  uint64_t count;
+  ncclDataType_t type;
+  ncclRedOp_t op;
+  int root;            /* or the peer of RT_SEND, RT_RECV */
+};
+
+/* Builds the plan of one communicator's tasks and connects what it needs. *plan is NULL when there is nothing to do. */
+rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan);
+
+#endif

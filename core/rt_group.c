@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/rt_group.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "core/rt_api.h"
+
+/* One thing to do in a thread of its own: make a communicator, or plan one communicator's tasks. */
+struct group_job {
+  struct rt_init_args init;
+  ncclComm_t *out;
+  struct ncclComm *comm;
+  struct rt_task *tasks;
+  int ntasks;
+  struct rt_plan *plan;
+  rail_result_t result;
+  pthread_t thread;
+  bool threaded;
+};
+
+static _Thread_local struct group {
+  int depth;
+  struct rt_task *tasks;
+  int ntasks, cap_tasks;
+  struct group_job *inits;
+  int ninits, cap_inits;
+  ncclResult_t error; /* of a call inside the group: the whole group is dropped */
+} group;
+
+/* Room for n more elements of an array; the old contents stay. */
+static bool reserve(void **array, int used, int *cap, int n, size_t each) {
+  if (used + n <= *cap) return true;
+  int want = RAIL_MAX(used + n, 2 * *cap + 8);
+  void *grown = realloc(*array, (size_t)want * each);
+  if (!grown) return false;
+  *array = grown;
+  *cap = want;
+  return true;
+}
+
+static void group_clear(void) {
+  free(group.tasks);
+  free(group.inits);
+  memset(&group, 0, sizeof group);
+}
+
+/* ---- running the jobs ------------------------------------------------------------------ */
+
+/* A failure is told to the other ranks at once: some of them may be waiting in a thread of this very group. */
+static void *init_job(void *arg) {
+  struct group_job *j = arg;
+  j->result = rt_comm_init(j->comm, &j->init);
+  if (j->result != RAIL_OK) rt_comm_fail(j->comm, j->result, "the communicator could not be made; earlier lines say why");
+  return NULL;
+}
+
+static void *plan_job(void *arg) {
+  struct group_job *j = arg;
+  j->result = rt_plan_build(j->comm, j->tasks, j->ntasks, &j->plan);
+  if (j->result != RAIL_OK) rt_comm_fail(j->comm, j->result, "an operation could not be started; earlier lines say why");
+  return NULL;
+}
+
+/* Runs all jobs, side by side if there are several: each may wait for the others. */
+static void run_jobs(struct group_job *jobs, int n, void *(*run)(void *)) {
+  for (int i = 0; i < n - 1; i++) {
+    int err = pthread_create(&jobs[i].thread, NULL, run, &jobs[i]);
+    jobs[i].threaded = err == 0;
+    if (err == 0) continue;
+    jobs[i].result = RAIL_SYSTEM_ERROR;
+    rt_comm_fail(jobs[i].comm, RAIL_SYSTEM_ERROR, "cannot start a thread: %s; raise the limit of threads", strerror(err));
+  }
+  run(&jobs[n - 1]);
+  for (int i = 0; i < n - 1; i++)
+    if (jobs[i].threaded) pthread_join(jobs[i].thread, NULL);
+}
+
+static ncclResult_t make_comms(void) {
+  ncclResult_t result = ncclSuccess;
+  run_jobs(group.inits, group.ninits, init_job);
+  for (int i = 0; i < group.ninits; i++) {
+    struct group_job *j = &group.inits[i];
+    if (j->result != RAIL_OK) {
+      result = (ncclResult_t)j->result;
+      rt_error_keep(j->comm->error);
+      rt_comm_free(j->comm);
+      continue;
+    }
+    *j->out = j->comm;
+  }
+  return result;
+}
+
+/* ---- planning --------------------------------------------------------------------------- */
+
+/* Splits the group's tasks by communicator, keeping their order. Returns the number of jobs, or -1 without memory;
+ * `sorted` has room for all tasks. */
+static int split_tasks(struct group_job **jobs_out, struct rt_task *sorted) {
+  struct group_job *jobs = calloc((size_t)group.ntasks, sizeof *jobs);
+  if (!jobs) return -1;
+  int njobs = 0, at = 0;
+  for (int i = 0; i < group.ntasks; i++) {
+    struct ncclComm *comm = group.tasks[i].comm;
+    bool seen = false;
+    for (int j = 0; j < njobs && !seen; j++) seen = jobs[j].comm == comm;
+    if (seen) continue;
+    struct group_job *job = &jobs[njobs++];
+    job->comm = comm;
+    job->tasks = &sorted[at];
+    for (int k = i; k < group.ntasks; k++)
+      if (group.tasks[k].comm == comm) sorted[at++] = group.tasks[k];
+    job->ntasks = (int)(&sorted[at] - job->tasks);
+  }
+  *jobs_out = jobs;
+  return njobs;
+}
+
+static ncclResult_t launch(void) {
+  struct group_job *jobs = NULL;
+  struct rt_task *sorted = calloc((size_t)group.ntasks, sizeof *sorted);
+  int njobs = sorted ? split_tasks(&jobs, sorted) : -1;
+  if (njobs < 0) {
+    free(sorted);
+    return rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks);
+  }
+  run_jobs(jobs, njobs, plan_job);
+  ncclResult_t result = ncclSuccess;
+  for (int i = 0; i < njobs; i++) {
+    struct group_job *j = &jobs[i];
+    if (j->result != RAIL_OK) {
+      result = (ncclResult_t)j->result;
+      rt_error_keep(j->comm->error);
+    } else if (j->plan) {
+      rt_stream_enqueue(&j->comm->stream, j->plan);
+    }
+  }
+  free(jobs);
+  free(sorted);
+  return result;
+}
+
+static ncclResult_t run_group(void) {
+  ncclResult_t result = group.error;
+  if (result == ncclSuccess && group.ninits) result = make_comms();
+  else
+    for (int i = 0; i < group.ninits; i++) rt_comm_free(group.inits[i].comm);
+  if (result == ncclSuccess && group.ntasks) result = launch();
+  group_clear();
+  return result;
+}
+
+/* ---- calls -------------------------------------------------------------------------------- */
+
+ncclResult_t rt_group_add(const struct rt_task *tasks, int n) {
+  if (!reserve((void **)&group.tasks, group.ntasks, &group.cap_tasks, n, sizeof *tasks))
+    return group.error = rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks + n);
+  memcpy(&group.tasks[group.ntasks], tasks, (size_t)n * sizeof *tasks);
+  group.ntasks += n;
+  return group.depth ? ncclSuccess : run_group();
+}
+
+ncclResult_t rt_group_add_init(const struct rt_init_args *args, ncclComm_t *out) {
+  *out = NULL;
+  if (!reserve((void **)&group.inits, group.ninits, &group.cap_inits, 1, sizeof *group.inits))
+    return group.error = rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator");
+  struct group_job *j = &group.inits[group.ninits];
+  memset(j, 0, sizeof *j);
+  j->init = *args;
+  j->out = out;
+  j->comm = rt_comm_alloc(args);
+  if (!j->comm) return group.error = rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator");
+  group.ninits++;
+  return group.depth ? ncclSuccess : run_group();
+}
+
+RAIL_EXPORT ncclResult_t ncclGroupStart(void) {
+  group.depth++;
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclGroupEnd(void) {
+  if (group.depth == 0) return rt_error(RAIL_BAD_USAGE, "ncclGroupEnd without ncclGroupStart in this thread");
+  if (--group.depth > 0) return ncclSuccess;
+  return run_group();
+}
+
+RT_PNAME(GroupStart);
+RT_PNAME(GroupEnd);

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * NET: the proxy moves steps between slots and a plugin that was loaded with
+ * dlopen, as NCCL's does. One plugin connection per connector; the slots'
+ * buffers are registered once; a step whose slot names user memory goes from or to there.
+ */
+#include "core/rt_net.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "core/rt_comm.h"
+#include "core/rt_param.h"
+
+/* A registration that costs more than this per MiB is not made for one operation. */
+#define CHEAP_REG_NS 20000u
+#define CHEAP_REG_PROBE (1u << 20)
+
+struct net_res {
+  void *listen_comm, *comm; /* comm: the plugin's send or recv comm */
+  int dev;
+  char *memory;             /* both protocols' buffers */
+  size_t size;
+  void *mhandle[RT_NPROTO];
+  unsigned char handle[RAIL_NET_HANDLE_SIZE];
+  /* The FIFO between kernel and proxy; cache lines of their own. */
+  RAIL_ALIGNED(64) uint64_t tail;
+  RAIL_ALIGNED(64) uint64_t credit;
+  RAIL_ALIGNED(64) struct rt_slot slot[RT_STEPS];
+  uint64_t step;            /* steps of finished operations */
+};
+
+/* ---- the plugin ------------------------------------------------------------ */
+
+/* The plugin's lines come out through our log. */
+static void plugin_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
+  char text[1024];
+  va_list ap;
+  va_start(ap, fmt);
+  vsnprintf(text, sizeof text, fmt, ap);
+  va_end(ap);
+  rail_log_at(level, flags, file, line, "%s", text);
+}
+
+/* Times what registering user memory for one operation would cost, on this plugin and machine. */
+static bool registering_is_cheap(struct net_res *res, struct rail_net *plugin) {
+  void *mh = NULL;
+  uint64_t best = UINT64_MAX;
+  size_t size = RAIL_MIN((size_t)CHEAP_REG_PROBE, res->size);
+  for (int i = 0; i < 3; i++) {
+    uint64_t t0 = rail_now_ns();
+    if (rail_net_reg_mr(plugin, res->comm, res->memory, size, RAIL_PTR_HOST, &mh) != RAIL_OK) return false;
+    rail_net_dereg_mr(plugin, res->comm, mh);
+    best = RAIL_MIN(best, rail_now_ns() - t0);
+  }
+  return best < CHEAP_REG_NS;
+}
+
+rail_result_t rt_net_open(struct ncclComm *comm) {
+  struct rt_net *net = &comm->net;
+  if (net->plugin) return RAIL_OK;
+  struct rail_net_init args = {.comm_id = (uint64_t)(uintptr_t)comm, .traffic_class = comm->config.trafficClass};
+  if (args.traffic_class == NCCL_CONFIG_UNDEF_INT) args.traffic_class = -1;
+  args.log = plugin_log;
+  RAIL_TRY(rail_net_select(&args, "socket", &net->plugin, &net->ctx));
+  RAIL_TRY(rail_net_devices(net->plugin, &net->ndev));
+  RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "rank %d: network plugin %s v%d, %d devices, from %s", comm->rank,
+            rail_net_name(net->plugin), rail_net_version(net->plugin), net->ndev, rail_net_path(net->plugin));
+  return RAIL_OK;
+}
+
+void rt_net_close(struct ncclComm *comm) {
+  if (!comm->net.plugin) return;
+  rail_net_finalize(comm->net.plugin, comm->net.ctx);
+  rail_net_unload(comm->net.plugin);
+  comm->net.plugin = NULL;
+}
+
+/* ---- setting up --------------------------------------------------------------- */
+
+static bool net_can_connect(const struct rt_peer *a, const struct rt_peer *b) {
+  (void)a, (void)b;
+  return true;
+}
+
+static rail_result_t make_res(struct ncclComm *comm, struct rt_connector *c) {
+  const struct rt_params *p = rt_params();
+  struct net_res *res = NULL;
+  RAIL_TRY(rt_net_open(comm));
+  if (posix_memalign((void **)&res, 64, sizeof *res) != 0) return RAIL_SYSTEM_ERROR;
+  memset(res, 0, sizeof *res);
+  c->res = res;
+  res->size = (size_t)p->buffsize + (size_t)p->ll_buffsize;
+  res->dev = (comm->local_rank + c->channel) % comm->net.ndev;
+  res->memory = mmap(NULL, res->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (res->memory == MAP_FAILED) {
+    res->memory = NULL;
+    RAIL_WARN("NET: rank %d cannot allocate %zu bytes of buffers for rank %d; lower NCCL_BUFFSIZE", comm->rank, res->size,
+              c->peer);
+    return RAIL_SYSTEM_ERROR;
+  }
+  struct rt_conn *conn = &c->conn;
+  conn->buff[RT_SIMPLE] = res->memory;
+  conn->slot_size[RT_SIMPLE] = rt_slot_size(p->buffsize);
+  conn->buff[RT_LL] = res->memory + p->buffsize;
+  conn->slot_size[RT_LL] = rt_slot_size(p->ll_buffsize);
+  conn->slot = res->slot;
+  conn->tail = &res->tail;
+  conn->credit = &res->credit;
+  conn->flags = RT_CONN_PROXY;
+  /* The sender's slots are free at once; the receiver's are granted step by step. */
+  if (c->is_send) res->credit = RT_STEPS;
+  return RAIL_OK;
+}
+
+/* The connection stands: register the buffers of both protocols. */
+static rail_result_t register_buffers(struct ncclComm *comm, struct rt_connector *c) {
+  const struct rt_params *p = rt_params();
+  struct net_res *res = c->res;
+  const size_t size[RT_NPROTO] = {(size_t)p->buffsize, (size_t)p->ll_buffsize};
+  for (int proto = 0; proto < RT_NPROTO; proto++)
+    RAIL_TRY(rail_net_reg_mr(comm->net.plugin, res->comm, c->conn.buff[proto], size[proto], RAIL_PTR_HOST,
+                             &res->mhandle[proto]));
+  if (c->is_send) comm->net.cheap_reg = registering_is_cheap(res, comm->net.plugin);
+  return RAIL_OK;
+}
+
+static rail_result_t recv_setup(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *mine) {
+  RAIL_TRY(make_res(comm, c));
+  struct net_res *res = c->res;
+  RAIL_TRY(rail_net_listen(comm->net.plugin, comm->net.ctx, res->dev, res->handle, &res->listen_comm));
+  memcpy(mine->body, res->handle, sizeof res->handle);
+  return RAIL_OK;
+}
+
+static rail_result_t recv_connect(struct ncclComm *comm, struct rt_connector *c, const struct rt_connect_record *theirs) {
+  (void)theirs;
+  struct net_res *res = c->res;
+  RAIL_TRY(rail_net_accept(comm->net.plugin, res->listen_comm, &res->comm));
+  if (!res->comm) return RAIL_IN_PROGRESS;
+  rail_net_close_listen(comm->net.plugin, res->listen_comm);
+  res->listen_comm = NULL;
+  return register_buffers(comm, c);
+}
+
+static rail_result_t send_setup(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *mine) {
+  (void)mine;
+  return make_res(comm, c);
+}
+
+static rail_result_t send_connect(struct ncclComm *comm, struct rt_connector *c, const struct rt_connect_record *theirs) {
+  struct net_res *res = c->res;
+  /* The plugin may keep its state in the handle between calls: one copy, always the same memory. */
+  static const unsigned char none[RAIL_NET_HANDLE_SIZE];
+  if (memcmp(res->handle, none, sizeof none) == 0) memcpy(res->handle, theirs->body, sizeof res->handle);
+  int tc = comm->config.trafficClass == NCCL_CONFIG_UNDEF_INT ? -1 : comm->config.trafficClass;
+  RAIL_TRY(rail_net_connect(comm->net.plugin, comm->net.ctx, res->dev, res->handle, tc, &res->comm));
+  return res->comm ? register_buffers(comm, c) : RAIL_IN_PROGRESS;
+}
+
+static void net_free(struct ncclComm *comm, struct rt_connector *c) {
+  struct net_res *res = c->res;
+  if (!res) return;
+  struct rail_net *plugin = comm->net.plugin;
+  for (int proto = 0; proto < RT_NPROTO; proto++)
+    if (res->mhandle[proto]) rail_net_dereg_mr(plugin, res->comm, res->mhandle[proto]);
+  if (c->is_send) rail_net_close_send(plugin, res->comm);
+  else rail_net_close_recv(plugin, res->comm);
+  if (res->listen_comm) rail_net_close_listen(plugin, res->listen_comm);
+  if (res->memory) munmap(res->memory, res->size);
+  free(res);
+  c->res = NULL;
+}
+
+static rail_result_t net_reg(struct ncclComm *comm, struct rt_connector *c, void *data, size_t size, void **mhandle) {
+  struct net_res *res = c->res;
+  return rail_net_reg_mr(comm->net.plugin, res->comm, data, size, RAIL_PTR_HOST, mhandle);
+}
+
+static void net_dereg(struct ncclComm *comm, struct rt_connector *c, void *mhandle) {
+  struct net_res *res = c->res;
+  rail_net_dereg_mr(comm->net.plugin, res->comm, mhandle);
+}
+
+/* ---- moving steps: the proxy's side of the FIFO -------------------------------- */
+
+static void start(struct net_res *res, struct rt_proxy_op *op) {
+  if (op->started) return;
+  op->base = res->step;
+  op->started = true;
+}
+
+static void finish(struct net_res *res, struct rt_proxy_op *op) {
+  if (op->done == op->nsteps) res->step = op->base + op->nsteps;
+}
+
+/* Oldest first, as NCCL tests. RAIL_OK: done; *bytes is the message's size. */
+static rail_result_t test_oldest(struct ncclComm *comm, struct rt_proxy_op *op, int *bytes) {
+  int done = 0;
+  void **request = &op->requests[op->done % RT_STEPS];
+  RAIL_TRY(rail_net_test(comm->net.plugin, *request, &done, bytes));
+  if (!done) return RAIL_IN_PROGRESS;
+  *request = NULL;
+  return RAIL_OK;
+}
+
+static rail_result_t send_progress(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
+  struct net_res *res = c->res;
+  rail_result_t moved = RAIL_IN_PROGRESS;
+  start(res, op);
+  while (op->posted < op->nsteps && op->posted < op->done + RT_STEPS && rt_observe(&res->tail) > op->base + op->posted) {
+    uint64_t step = op->base + op->posted;
+    struct rt_slot *slot = &res->slot[step % RT_STEPS];
+    void *data = slot->ptr ? slot->ptr : rt_conn_slot_buff(&c->conn, op->proto, step);
+    void *mh = slot->ptr ? slot->mhandle : res->mhandle[op->proto];
+    void *request = NULL;
+    RAIL_TRY(rail_net_isend(comm->net.plugin, res->comm, data, (size_t)slot->bytes, comm->rank, mh, &request));
+    if (!request) break;
+    op->requests[op->posted++ % RT_STEPS] = request;
+    moved = RAIL_OK;
+  }
+  while (op->done < op->posted) {
+    int bytes = 0;
+    rail_result_t r = test_oldest(comm, op, &bytes);
+    if (r == RAIL_IN_PROGRESS) break;
+    if (r != RAIL_OK) return r;
+    op->done++;
+    rt_publish(&res->credit, op->base + op->done + RT_STEPS);
+    moved = RAIL_OK;
+  }
+  finish(res, op);
+  return moved;
+}
+
+static rail_result_t recv_progress(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
+  struct net_res *res = c->res;
+  rail_result_t moved = RAIL_IN_PROGRESS;
+  start(res, op);
+  while (op->posted < op->nsteps && op->posted < op->done + RT_STEPS &&
+         rt_observe(&res->credit) > op->base + op->posted) {
+    uint64_t step = op->base + op->posted;
+    struct rt_slot *slot = &res->slot[step % RT_STEPS];
+    void *data = slot->ptr ? slot->ptr : rt_conn_slot_buff(&c->conn, op->proto, step);
+    void *mh = slot->ptr ? slot->mhandle : res->mhandle[op->proto];
+    size_t cap = slot->ptr ? (size_t)slot->capacity : (size_t)c->conn.slot_size[op->proto];
+    int tag = c->peer;
+    void *request = NULL;
+    RAIL_TRY(rail_net_irecv(comm->net.plugin, res->comm, 1, &data, &cap, &tag, &mh, &request));
+    if (!request) break;
+    op->requests[op->posted++ % RT_STEPS] = request;
+    moved = RAIL_OK;
+  }
+  while (op->done < op->posted) {
+    int bytes = 0;
+    rail_result_t r = test_oldest(comm, op, &bytes);
+    if (r == RAIL_IN_PROGRESS) break;
+    if (r != RAIL_OK) return r;
+    res->slot[(op->base + op->done) % RT_STEPS].bytes = (uint64_t)bytes;
+    op->done++;
+    rt_publish(&res->tail, op->base + op->done);
+    moved = RAIL_OK;
+  }
+  finish(res, op);
+  return moved;
+}
+
+const struct rt_transport rt_net_transport = {
+    .name = "NET",
+    .can_connect = net_can_connect,
+    .send = {.setup = send_setup, .connect = send_connect, .free = net_free, .progress = send_progress,
+             .reg = net_reg, .dereg = net_dereg},
+    .recv = {.setup = recv_setup, .connect = recv_connect, .free = net_free, .progress = recv_progress,
+             .reg = net_reg, .dereg = net_dereg},
+};

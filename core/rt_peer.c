@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/rt_peer.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/log.h"
+#include "core/kernel/rt_conn.h"
+#include "core/rt_param.h"
+#include "core/rt_proto.h"
+
+static uint64_t fnv1a(uint64_t hash, const char *text) {
+  for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 0x100000001b3ull;
+  return hash;
+}
+
+/* Hostname alone repeats in containers; the boot id alone is shared by containers of one host, which
+ * is what makes shared memory possible between them. NCCL takes both, so do we. */
+static uint64_t host_hash(void) {
+  const uint64_t basis = 0xcbf29ce484222325ull;
+  const char *hostid = rt_params()->hostid;
+  if (hostid && *hostid) return fnv1a(basis, hostid);
+  char text[256] = "";
+  gethostname(text, sizeof text - 1);
+  uint64_t hash = fnv1a(basis, text);
+  FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+  if (f) {
+    if (fgets(text, sizeof text, f)) hash = fnv1a(hash, text);
+    fclose(f);
+  }
+  return hash;
+}
+
+void rt_peer_describe(struct rt_peer *me) {
+  const struct rt_params *p = rt_params();
+  struct stat st;
+  memset(me, 0, sizeof *me);
+  me->version = RT_PEER_VERSION;
+  me->host_hash = host_hash();
+  me->pid = getpid();
+  me->pid_ns = stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
+  me->buffsize = (uint64_t)p->buffsize;
+  me->ll_buffsize = (uint64_t)p->ll_buffsize;
+  me->chunk = (uint64_t)p->chunk;
+  me->ll_max = (uint64_t)p->ll_max;
+  me->nchannels = (uint32_t)p->nchannels;
+  me->protos = rt_protos_allowed(p->proto);
+  me->shm_disable = p->shm_disable != 0;
+}
+
+static rail_result_t must_agree(const struct rt_peer *a, const struct rt_peer *b, const char *name, uint64_t va, uint64_t vb) {
+  if (va == vb) return RAIL_OK;
+  RAIL_WARN("%s is %llu on rank %d and %llu on rank %d; it must be the same on all ranks", name, (unsigned long long)va,
+            a->rank, (unsigned long long)vb, b->rank);
+  return RAIL_BAD_USAGE;
+}
+
+rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b) {
+  if (a->version != b->version) {
+    RAIL_WARN("rank %d and rank %d run different builds of librailyard (%08x and %08x); install one version everywhere",
+              a->rank, b->rank, a->version, b->version);
+    return RAIL_BAD_USAGE;
+  }
+  RAIL_TRY(must_agree(a, b, "NCCL_BUFFSIZE", a->buffsize, b->buffsize));
+  RAIL_TRY(must_agree(a, b, "NCCL_LL_BUFFSIZE", a->ll_buffsize, b->ll_buffsize));
+  RAIL_TRY(must_agree(a, b, "RAIL_CHUNK", a->chunk, b->chunk));
+  RAIL_TRY(must_agree(a, b, "RAIL_LL_MAX", a->ll_max, b->ll_max));
+  RAIL_TRY(must_agree(a, b, "RAIL_NCHANNELS", a->nchannels, b->nchannels));
+  return must_agree(a, b, "NCCL_PROTO (as a bit mask)", a->protos, b->protos);
+}

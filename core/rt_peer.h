@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a rank tells all others when a communicator is made: where it runs and
+ * which settings it has. Exchanged as raw bytes between builds of the same
+ * version, so fixed widths only.
+ */
+#ifndef RT_PEER_H
+#define RT_PEER_H
+
+#include <stdint.h>
+
+#include "common/result.h"
+
+struct rt_peer {
+  uint32_t version;      /* RT_PEER_VERSION; checked before anything else */
+  int32_t rank;
+  uint64_t host_hash;    /* equal on one host; NCCL_HOSTID overrides */
+  uint64_t pid_ns;       /* inode of the PID namespace: /proc/PID is reachable when equal */
+  int64_t pid;
+  uint64_t buffsize, ll_buffsize, chunk, ll_max; /* must agree on all ranks */
+  uint32_t nchannels, protos;                    /* must agree on all ranks */
+  uint32_t shm_disable;
+  uint32_t pad;
+};
+#define RT_PEER_VERSION 0x52410001u
+
+/* Fills in this process' facts (rank is the caller's). */
+void rt_peer_describe(struct rt_peer *me);
+/* RAIL_BAD_USAGE, logged with both ranks, the setting's name and both values, when a and b cannot work together. */
+rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b);
+
+#endif

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * SHM: two ranks of one host share a segment that the receiver makes: counters,
+ * slots, buffers. Their kernels meet there directly; no proxy.
+ *
+ * The segment is a memfd that the sender opens through /proc/PID/fd/N: it has no
+ * name, so a killed rank leaves nothing behind in /dev/shm.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/log.h"
+#include "core/rt_comm.h"
+#include "core/rt_param.h"
+
+#define SHM_MAGIC 0x7261696c73686d31ull
+
+/* Layout of the segment; counters have a cache line each. */
+struct shm_segment {
+  uint64_t magic, size;
+  uint64_t attached; /* set by the sender once it has mapped the segment */
+  uint64_t pad0[5];
+  RAIL_ALIGNED(64) uint64_t tail;
+  RAIL_ALIGNED(64) uint64_t credit;
+  RAIL_ALIGNED(64) struct rt_slot slot[RT_STEPS];
+};
+
+/* The record's body. */
+struct shm_record {
+  int64_t pid;
+  int64_t fd;
+  uint64_t size, nonce;
+};
+
+struct shm_res {
+  struct shm_segment *segment;
+  size_t size;
+  int fd; /* receiver: until the sender has mapped it */
+};
+
+static size_t header_size(void) { return RAIL_ROUND_UP(sizeof(struct shm_segment), 4096u); }
+
+static size_t segment_size(void) {
+  const struct rt_params *p = rt_params();
+  return header_size() + (size_t)p->buffsize + (size_t)p->ll_buffsize;
+}
+
+static bool shm_can_connect(const struct rt_peer *a, const struct rt_peer *b) {
+  return a->host_hash == b->host_hash && a->pid_ns == b->pid_ns && !a->shm_disable && !b->shm_disable;
+}
+
+static void bind_conn(struct rt_connector *c, struct shm_segment *seg) {
+  const struct rt_params *p = rt_params();
+  struct rt_conn *conn = &c->conn;
+  conn->buff[RT_SIMPLE] = (char *)seg + header_size();
+  conn->slot_size[RT_SIMPLE] = rt_slot_size(p->buffsize);
+  conn->buff[RT_LL] = conn->buff[RT_SIMPLE] + p->buffsize;
+  conn->slot_size[RT_LL] = rt_slot_size(p->ll_buffsize);
+  conn->slot = seg->slot;
+  conn->tail = &seg->tail;
+  conn->credit = &seg->credit;
+  conn->granted = RT_STEPS;
+}
+
+static void *map_segment(int fd, size_t size) {
+  void *mem = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return mem == MAP_FAILED ? NULL : mem;
+}
+
+static rail_result_t recv_setup(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *mine) {
+  struct shm_res *res = calloc(1, sizeof *res);
+  if (!res) return RAIL_SYSTEM_ERROR;
+  c->res = res;
+  res->size = segment_size();
+  res->fd = memfd_create("railyard", MFD_CLOEXEC);
+  if (res->fd < 0 || ftruncate(res->fd, (off_t)res->size) < 0) goto fail;
+  res->segment = map_segment(res->fd, res->size);
+  if (!res->segment) goto fail;
+  res->segment->size = res->size;
+  res->segment->credit = RT_STEPS;
+  __atomic_store_n(&res->segment->magic, SHM_MAGIC, __ATOMIC_RELEASE);
+  bind_conn(c, res->segment);
+  struct shm_record r = {.pid = getpid(), .fd = res->fd, .size = res->size};
+  memcpy(mine->body, &r, sizeof r);
+  return RAIL_OK;
+fail:
+  RAIL_WARN("SHM: rank %d cannot make a segment of %zu bytes for messages from rank %d: %s; raise the memory limit, lower "
+            "NCCL_BUFFSIZE, or set NCCL_SHM_DISABLE=1",
+            comm->rank, res->size, c->peer, strerror(errno));
+  return RAIL_SYSTEM_ERROR;
+}
+
+static rail_result_t recv_connect(struct ncclComm *comm, struct rt_connector *c, const struct rt_connect_record *theirs) {
+  (void)comm, (void)theirs;
+  struct shm_res *res = c->res;
+  if (!__atomic_load_n(&res->segment->attached, __ATOMIC_ACQUIRE)) return RAIL_IN_PROGRESS;
+  close(res->fd);
+  res->fd = -1;
+  return RAIL_OK;
+}
+
+static rail_result_t send_setup(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *mine) {
+  (void)comm, (void)mine;
+  struct shm_res *res = calloc(1, sizeof *res);
+  if (!res) return RAIL_SYSTEM_ERROR;
+  res->fd = -1;
+  c->res = res;
+  return RAIL_OK;
+}
+
+static rail_result_t send_connect(struct ncclComm *comm, struct rt_connector *c, const struct rt_connect_record *theirs) {
+  struct shm_res *res = c->res;
+  struct shm_record r;
+  struct stat st;
+  memcpy(&r, theirs->body, sizeof r);
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)r.pid, (long long)r.fd);
+  int fd = open(path, O_RDWR | O_CLOEXEC);
+  if (fd < 0 || fstat(fd, &st) < 0) goto fail;
+  if (r.size != segment_size() || (uint64_t)st.st_size != r.size) {
+    errno = EPROTO;
+    goto fail;
+  }
+  res->size = (size_t)r.size;
+  res->segment = map_segment(fd, res->size);
+  if (!res->segment) goto fail;
+  close(fd);
+  fd = -1;
+  if (__atomic_load_n(&res->segment->magic, __ATOMIC_ACQUIRE) != SHM_MAGIC) {
+    errno = EPROTO;
+    goto fail;
+  }
+  bind_conn(c, res->segment);
+  __atomic_store_n(&res->segment->attached, 1, __ATOMIC_RELEASE);
+  return RAIL_OK;
+fail:
+  RAIL_WARN("SHM: rank %d cannot map the segment %s of rank %d (process %lld): %s; ranks of one host must run as one user, "
+            "or set NCCL_SHM_DISABLE=1",
+            comm->rank, path, c->peer, (long long)r.pid, strerror(errno));
+  if (fd >= 0) close(fd);
+  return RAIL_SYSTEM_ERROR;
+}
+
+static void shm_free(struct ncclComm *comm, struct rt_connector *c) {
+  (void)comm;
+  struct shm_res *res = c->res;
+  if (!res) return;
+  if (res->segment) munmap(res->segment, res->size);
+  if (res->fd >= 0) close(res->fd);
+  free(res);
+  c->res = NULL;
+}
+
+const struct rt_transport rt_shm_transport = {
+    .name = "SHM",
+    .can_connect = shm_can_connect,
+    .send = {.setup = send_setup, .connect = send_connect, .free = shm_free},
+    .recv = {.setup = recv_setup, .connect = recv_connect, .free = shm_free},
+};

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/rt_stream.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "core/rt_comm.h"
+
+/* Rounds without progress: first spin, then yield, then nap. */
+#define SPIN_ROUNDS 64
+#define NAP_AFTER_ROUNDS 50000
+#define NAP_NS 50000
+
+/* ---- running one plan ------------------------------------------------------ */
+
+static void submit_ops(struct ncclComm *comm, struct rt_job *job) {
+  uint64_t nsend, nrecv;
+  bool send = job->send && job->send->end->progress, recv = job->recv && job->recv->end->progress;
+  atomic_store(&job->send_op.finished, true);
+  atomic_store(&job->recv_op.finished, true);
+  if (!send && !recv) return;
+  rt_kernel_count_steps(&job->kernel, &nsend, &nrecv);
+  /* Receives first: a rank that posts early is never what others wait for. */
+  if (recv && nrecv) {
+    job->recv_op.connector = job->recv;
+    job->recv_op.proto = job->kernel.proto;
+    job->recv_op.nsteps = nrecv;
+    rt_proxy_submit(&comm->proxy, &job->recv_op);
+  }
+  if (send && nsend) {
+    job->send_op.connector = job->send;
+    job->send_op.proto = job->kernel.proto;
+    job->send_op.nsteps = nsend;
+    rt_proxy_submit(&comm->proxy, &job->send_op);
+  }
+}
+
+static bool ops_finished(struct rt_job *job) {
+  return atomic_load_explicit(&job->send_op.finished, memory_order_acquire) &&
+         atomic_load_explicit(&job->recv_op.finished, memory_order_acquire);
+}
+
+/* One round over all jobs. Returns how many are unfinished; *moved is set when anything happened. */
+static int poll_jobs(struct ncclComm *comm, struct rt_plan *plan, bool *moved) {
+  int left = 0;
+  for (int i = 0; i < plan->njobs; i++) {
+    struct rt_job *job = &plan->jobs[i];
+    if (job->done) continue;
+    enum rt_kernel_state state = rt_kernel_poll(&job->kernel);
+    if (state == RT_K_PROGRESS) *moved = true;
+    if (state == RT_K_MISMATCH) {
+      rt_comm_fail(comm, RAIL_BAD_USAGE,
+                   "rank %d got %llu bytes from rank %d where its own call expects %llu: the two ranks' calls differ in "
+                   "count, type or order",
+                   comm->rank, (unsigned long long)job->kernel.got, job->recv->peer,
+                   (unsigned long long)job->kernel.expected);
+      return left;
+    }
+    if (state == RT_K_DONE && ops_finished(job)) {
+      job->done = true;
+      *moved = true;
+    } else {
+      left++;
+    }
+  }
+  return left;
+}
+
+static void relax(int idle_rounds) {
+  if (idle_rounds < SPIN_ROUNDS) rail_cpu_relax();
+  else if (idle_rounds < NAP_AFTER_ROUNDS) sched_yield();
+  else nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+}
+
+/* True when the plan finished; false when the communicator failed before. */
+static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
+  for (int i = 0; i < plan->njobs; i++) {
+    struct rt_job *job = &plan->jobs[i];
+    if (job->scalar) rt_scalar_premul(&job->kernel.scalar, job->scalar_type, job->scalar);
+    submit_ops(comm, job);
+  }
+  int idle = 0;
+  while (!rt_comm_failed(comm)) {
+    bool moved = false;
+    if (poll_jobs(comm, plan, &moved) == 0 && !rt_comm_failed(comm)) return true;
+    if (!comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0)
+      moved |= rt_proxy_pass(&comm->proxy);
+    idle = moved ? 0 : idle + 1;
+    if (idle) relax(idle);
+  }
+  return false;
+}
+
+static void deregister(struct ncclComm *comm, struct rt_plan *plan) {
+  for (int i = 0; i < plan->njobs; i++) {
+    struct rt_job *job = &plan->jobs[i];
+    for (int b = 0; b < 2; b++)
+      if (job->send_mh[b]) job->send->end->dereg(comm, job->send, job->send_mh[b]);
+    if (job->recv_mh) job->recv->end->dereg(comm, job->recv, job->recv_mh);
+    job->send_mh[0] = job->send_mh[1] = job->recv_mh = NULL;
+  }
+}
+
+void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan) {
+  deregister(comm, plan);
+  free(plan);
+}
+
+/* ---- the queue --------------------------------------------------------------- */
+
+/* Runs queued plans until there are none. The lock is held on entry and exit; `running` is ours meanwhile. */
+static void run_queue(struct rt_stream *s) {
+  s->running = true;
+  while (s->first && !s->stop) {
+    struct rt_plan *plan = s->first;
+    s->first = plan->next;
+    if (!s->first) s->end = &s->first;
+    pthread_mutex_unlock(&s->lock);
+    bool ok = !rt_comm_failed(s->comm) && run_plan(s->comm, plan);
+    if (!ok) rt_proxy_quiesce(&s->comm->proxy);
+    /* From here on no byte of the user's buffers is touched: that is what deregistering promises. */
+    deregister(s->comm, plan);
+    if (ok) free(plan);
+    pthread_mutex_lock(&s->lock);
+    if (!ok) {
+      plan->next = s->failed_plans;
+      s->failed_plans = plan;
+    }
+    s->pending--;
+    atomic_store_explicit(&s->pending_hint, s->pending, memory_order_release);
+  }
+  s->running = false;
+  pthread_cond_broadcast(&s->changed);
+}
+
+static void *executor(void *arg) {
+  struct rt_stream *s = arg;
+  pthread_mutex_lock(&s->lock);
+  while (!s->stop) {
+    if (s->first && !s->running) run_queue(s);
+    else pthread_cond_wait(&s->changed, &s->lock);
+  }
+  pthread_mutex_unlock(&s->lock);
+  return NULL;
+}
+
+rail_result_t rt_stream_init(struct rt_stream *s, struct ncclComm *comm) {
+  s->comm = comm;
+  s->end = &s->first;
+  pthread_mutex_init(&s->lock, NULL);
+  pthread_cond_init(&s->changed, NULL);
+  int err = pthread_create(&s->thread, NULL, executor, s);
+  if (err) {
+    RAIL_WARN("rank %d: cannot start the executor thread: %s; raise the limit of threads", comm->rank, strerror(err));
+    return RAIL_SYSTEM_ERROR;
+  }
+  s->thread_started = true;
+  return RAIL_OK;
+}
+
+void rt_stream_stop(struct rt_stream *s) {
+  if (!s->comm || !s->thread_started) return;
+  pthread_mutex_lock(&s->lock);
+  s->stop = true;
+  pthread_cond_broadcast(&s->changed);
+  pthread_mutex_unlock(&s->lock);
+  pthread_join(s->thread, NULL);
+  s->thread_started = false;
+}
+
+void rt_stream_destroy(struct rt_stream *s) {
+  if (!s->comm) return;
+  rt_stream_stop(s);
+  for (struct rt_plan *list = s->first; list;) {
+    struct rt_plan *next = list->next;
+    rt_plan_free(s->comm, list);
+    list = next;
+  }
+  for (struct rt_plan *list = s->failed_plans; list;) {
+    struct rt_plan *next = list->next;
+    free(list);
+    list = next;
+  }
+  pthread_cond_destroy(&s->changed);
+  pthread_mutex_destroy(&s->lock);
+  s->comm = NULL;
+}
+
+void rt_stream_enqueue(struct rt_stream *s, struct rt_plan *plan) {
+  plan->next = NULL;
+  pthread_mutex_lock(&s->lock);
+  *s->end = plan;
+  s->end = &plan->next;
+  s->pending++;
+  atomic_store_explicit(&s->pending_hint, s->pending, memory_order_release);
+  pthread_cond_broadcast(&s->changed);
+  pthread_mutex_unlock(&s->lock);
+}
+
+void rt_stream_wait(struct rt_stream *s) {
+  pthread_mutex_lock(&s->lock);
+  while (s->pending > 0) {
+    if (s->first && !s->running) run_queue(s);
+    else pthread_cond_wait(&s->changed, &s->lock);
+  }
+  pthread_mutex_unlock(&s->lock);
+}
+
+bool rt_stream_idle(struct rt_stream *s) { return atomic_load_explicit(&s->pending_hint, memory_order_acquire) == 0; }

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The host's stand-in for a CUDA stream: plans run one after the other, in the
+ * order they were enqueued. A plan is everything of one group on one communicator:
+ * its kernels run side by side (each takes its connections in order, rt_conn.turn).
+ *
+ * A plan is run by the executor thread, or by a thread that waits for it and
+ * finds it not yet begun, which saves a switch of threads. Only one thread runs plans at a time.
+ */
+#ifndef RT_STREAM_H
+#define RT_STREAM_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "core/kernel/rt_kernel.h"
+#include "core/rt_proxy.h"
+
+struct ncclComm;
+
+/* One kernel and the proxy operations of its two connections. */
+struct rt_job {
+  struct rt_kernel kernel;
+  struct rt_proxy_op send_op, recv_op;
+  struct rt_connector *send, *recv;    /* NULL where there is none */
+  const void *scalar; int scalar_type; /* factor to be read when the plan starts, or NULL */
+  /* Registrations made for this plan, undone at its end. */
+  void *send_mh[2], *recv_mh;
+  bool done;
+};
+
+struct rt_plan {
+  struct rt_plan *next;
+  int njobs;
+  struct rt_job jobs[];
+};
+
+struct rt_stream {
+  struct ncclComm *comm;
+  pthread_mutex_t lock;              /* guards all below */
+  pthread_cond_t changed;
+  struct rt_plan *first, **end;      /* enqueued and not begun */
+  bool running, stop, thread_started;
+  int pending;                       /* plans enqueued and not finished */
+  struct rt_plan *failed_plans;      /* kept until the communicator is freed: a proxy may know them */
+  pthread_t thread;
+  atomic_int pending_hint;
+};
+
+rail_result_t rt_stream_init(struct rt_stream *s, struct ncclComm *comm);
+/* Ends the executor; what has not begun will not. Both accept a zeroed struct, destroy stops first. */
+void rt_stream_stop(struct rt_stream *s);
+void rt_stream_destroy(struct rt_stream *s);
+
+/* Takes over the plan. */
+void rt_stream_enqueue(struct rt_stream *s, struct rt_plan *plan);
+/* Until everything enqueued is finished or the communicator failed. */
+void rt_stream_wait(struct rt_stream *s);
+bool rt_stream_idle(struct rt_stream *s);
+
+void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan);
+
+#endif
