@@ -25,6 +25,7 @@ struct rail_net_init {
   int traffic_class;         /* -1 undefined */
   rail_logger_fn log;        /* may be NULL */
   rail_profiler_fn profiler; /* NULL before v10 */
+  const char *net_name;      /* rail_net_select only: config.netName, or NULL; NCCL_NET overrides it */
 };
 
 struct rail_net_ops {

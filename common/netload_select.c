@@ -30,7 +30,7 @@ static rail_result_t start(struct search *s, struct rail_net *net, void **ctx, c
   struct rail_net_props_v12 props;
   int ndev = 0;
   if (s->wanted && strcasecmp(s->wanted, rail_net_name(net)) != 0) {
-    snprintf(why, cap, "its name is %s, but NCCL_NET=%s", rail_net_name(net), s->wanted);
+    snprintf(why, cap, "its name is %s, but %s is asked for", rail_net_name(net), s->wanted);
     return RAIL_BAD_USAGE;
   }
   rail_result_t result = rail_net_init(net, s->args, ctx);
@@ -78,7 +78,7 @@ rail_result_t rail_net_select(const struct rail_net_init *args, const char *fall
   bool fallback_tried = !fallback, found = false;
   *net = NULL;
   *ctx = NULL;
-  if (s.wanted && !*s.wanted) s.wanted = NULL;
+  if (!s.wanted || !*s.wanted) s.wanted = args->net_name;
 
   char *list = strdup(env ? env : DEFAULT_FILE), *rest = NULL;
   if (!list) return RAIL_SYSTEM_ERROR;
@@ -94,7 +94,12 @@ rail_result_t rail_net_select(const struct rail_net_init *args, const char *fall
     if (fallback && strcmp(name, fallback) == 0) fallback_tried = true;
     found = try_name(&s, name, net, ctx);
   }
-  if (!found && !fallback_tried) found = try_name(&s, fallback, net, ctx);
+  if (!found && !fallback_tried) {
+    found = try_name(&s, fallback, net, ctx);
+    /* NCCL falls back without a word, and its users hunt for days. */
+    if (found && names > 0 && env)
+      RAIL_WARN("NCCL_NET_PLUGIN=%s: none of it works, using %s instead. Tried: %s", env, rail_net_path(*net), s.tried);
+  }
   free(list);
   if (found) return RAIL_OK;
   RAIL_WARN("no network plugin works (NCCL_NET_PLUGIN=%s, NCCL_NET=%s). Tried: %s", env ? env : "(unset)",

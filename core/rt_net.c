@@ -67,6 +67,7 @@ rail_result_t rt_net_open(struct ncclComm *comm) {
   struct rail_net_init args = {.comm_id = (uint64_t)(uintptr_t)comm, .traffic_class = comm->config.trafficClass};
   if (args.traffic_class == NCCL_CONFIG_UNDEF_INT) args.traffic_class = -1;
   args.log = plugin_log;
+  args.net_name = comm->net_name_wanted[0] ? comm->net_name_wanted : NULL;
   RAIL_TRY(rail_net_select(&args, "socket", &net->plugin, &net->ctx));
   RAIL_TRY(rail_net_devices(net->plugin, &net->ndev));
   RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "rank %d: network plugin %s v%d, %d devices, from %s", comm->rank,
