@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * TEST-PRELOAD: failnth
+ *
+ * The preload library that every sweep leans on: it fails exactly the call it
+ * was asked to, counts our calls and only ours, and says so in its file. A
+ * library that failed nothing would make each sweep pass.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "test/harness/failnth.h"
+#include "test/harness/tap.h"
+
+/* Seven calls, in this order; the number of the first that failed, or 0. errno_seen: how it failed. */
+static int errno_seen;
+
+static void *nothing(void *arg) { return arg; }
+
+static int seven_calls(void) {
+  int at = 0, fd = -1, sock = -1, rc;
+  void *volatile heap = NULL, *volatile aligned = NULL;
+  char *volatile copy = NULL;
+  void *map = MAP_FAILED;
+  pthread_t thread;
+
+  errno = 0;
+  at++; if (!(heap = malloc(40))) goto out;
+  at++; if ((fd = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0) goto out;
+  at++; if (!(copy = strdup(getenv("PATH")))) goto out;
+  at++; if ((sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) < 0) goto out;
+  at++; if ((map = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED) goto out;
+  at++; {
+    void *p = NULL;
+    if ((errno = posix_memalign(&p, 64, 64))) goto out;
+    aligned = p;
+  }
+  at++; if ((rc = pthread_create(&thread, NULL, nothing, NULL))) { errno = rc; goto out; }
+  pthread_join(thread, NULL);
+  at = 0;
+out:
+  errno_seen = errno;
+  free(heap);
+  free(aligned);
+  free(copy);
+  if (map != MAP_FAILED) munmap(map, 4096);
+  if (sock >= 0) close(sock);
+  if (fd >= 0) close(fd);
+  return at;
+}
+
+static const struct { const char *name; int kind, error; } expected[] = {
+  {"malloc", FAILNTH_ALLOC, ENOMEM},        {"open", FAILNTH_SYSCALL, EMFILE},   {"strdup", FAILNTH_ALLOC, ENOMEM},
+  {"socket", FAILNTH_SYSCALL, EMFILE},      {"mmap", FAILNTH_SYSCALL, ENOMEM},   {"posix_memalign", FAILNTH_ALLOC, ENOMEM},
+  {"pthread_create", FAILNTH_SYSCALL, EAGAIN},
+};
+enum { CALLS = sizeof expected / sizeof expected[0] };
+
+TEST(loaded) { CHECK_MSG(failnth_loaded(), "not started with LD_PRELOAD=…/libfailnth.so"); }
+
+TEST(each_call_fails_in_its_turn) {
+  for (int n = 1; n <= CALLS; n++) {
+    failnth_arm(n, FAILNTH_ALL);
+    int at = seven_calls();
+    failnth_disarm();
+    CHECK_INT(at, n);
+    CHECK_STR(failnth_hit(), expected[n - 1].name);
+    CHECK_INT(errno_seen, expected[n - 1].error);
+    CHECK_INT(failnth_seen(), n);
+  }
+}
+
+TEST(past_the_last_call_nothing_fails) {
+  failnth_arm(CALLS + 1, FAILNTH_ALL);
+  int at = seven_calls();
+  failnth_disarm();
+  CHECK_INT(at, 0);
+  CHECK(failnth_hit() == NULL);
+  CHECK_INT(failnth_seen(), CALLS);
+}
+
+TEST(kinds_are_counted_apart) {
+  for (int kind = FAILNTH_ALLOC; kind <= FAILNTH_SYSCALL; kind++) {
+    int of_kind = 0;
+    for (int i = 0; i < CALLS; i++) {
+      if (expected[i].kind != kind) continue;
+      failnth_arm(++of_kind, kind);
+      int at = seven_calls();
+      failnth_disarm();
+      CHECK_INT(at, i + 1);
+    }
+    failnth_arm(0, kind);
+    CHECK_INT(seven_calls(), 0);
+    failnth_disarm();
+    CHECK_INT(failnth_seen(), of_kind);
+  }
+}
+
+TEST(calls_libc_makes_are_left_alone) {
+  char *line = NULL;
+  size_t size = 0;
+  FILE *f = fopen("/proc/self/status", "r");
+  CHECK(f);
+  failnth_arm(1, FAILNTH_ALL);
+  ssize_t got = getline(&line, &size, f); /* allocates and reads, inside libc */
+  failnth_disarm();
+  fclose(f);
+  free(line);
+  CHECK(got > 0);
+  CHECK_INT(failnth_seen(), 0);
+}
+
+TEST(disarmed_counts_nothing) {
+  failnth_arm(0, FAILNTH_ALL);
+  failnth_disarm();
+  CHECK_INT(seven_calls(), 0);
+  CHECK_INT(failnth_seen(), 0);
+}
+
+static void *four_allocations(void *arg) {
+  (void)arg;
+  for (int i = 0; i < 4; i++) {
+    void *volatile p = malloc(8);
+    free(p);
+  }
+  return NULL;
+}
+
+TEST(threads_share_one_count) {
+  pthread_t t[4];
+  failnth_arm(0, FAILNTH_ALLOC);
+  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, four_allocations, NULL);
+  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+  failnth_disarm();
+  CHECK_INT(failnth_seen(), 16);
+}
+
+/* Runs this program again with the case below; the count file is what a sweep from outside reads. */
+static void run_self(const char *nth, const char *kind, const char *in, int want_status, long want_seen,
+                     long want_failed) {
+  char path[] = "/tmp/failnth-XXXXXX";
+  int fd = mkstemp(path), status = 0, pid = 0;
+  long seen = -1, failed = -1;
+  CHECK(fd >= 0);
+  pid_t child = fork();
+  if (child == 0) {
+    setenv("RAIL_FAIL_NTH", nth, 1);
+    setenv("RAIL_FAIL_KIND", kind, 1);
+    setenv("RAIL_FAIL_COUNT_FILE", path, 1);
+    if (in) setenv("RAIL_FAIL_IN", in, 1);
+    setenv("RAIL_FAILNTH_TEST", "1", 1);
+    if (!freopen("/dev/null", "w", stdout)) _exit(125);
+    execl("/proc/self/exe", "test_failnth", "armed_by_environment", (char *)NULL);
+    _exit(126);
+  }
+  waitpid(child, &status, 0);
+  FILE *f = fdopen(fd, "r");
+  int fields = f ? fscanf(f, "%d %ld %ld", &pid, &seen, &failed) : 0;
+  if (f) fclose(f);
+  unlink(path);
+  CHECK_INT(fields, 3);
+  CHECK_INT(pid, child);
+  CHECK(WIFEXITED(status));
+  CHECK_INT(WEXITSTATUS(status), want_status);
+  CHECK_INT(seen, want_seen);
+  CHECK_INT(failed, want_failed);
+}
+
+/* Alone it proves nothing; as the child of the next case its exit status is the number of the call that failed. */
+TEST(armed_by_environment) {
+  if (!getenv("RAIL_FAILNTH_TEST")) return;
+  _exit(seven_calls());
+}
+
+TEST(environment_and_count_file) {
+  run_self("0", "all", NULL, 0, CALLS, 0);
+  run_self("4", "all", NULL, 4, 4, 1);
+  run_self("2", "alloc", NULL, 3, 2, 1);
+  run_self("1", "syscall", NULL, 2, 1, 1);
+  run_self("9", "all", NULL, 0, CALLS, 0);
+  run_self("1", "all", "librailyard.so", 0, 0, 0); /* no call comes from that library */
+}
+
+TEST_MAIN(TEST_CASE(loaded), TEST_CASE(each_call_fails_in_its_turn), TEST_CASE(past_the_last_call_nothing_fails),
+          TEST_CASE(kinds_are_counted_apart), TEST_CASE(calls_libc_makes_are_left_alone),
+          TEST_CASE(disarmed_counts_nothing), TEST_CASE(threads_share_one_count), TEST_CASE(armed_by_environment),
+          TEST_CASE(environment_and_count_file))
