@@ -79,8 +79,10 @@ static void rank_ended(struct job *job, int rank, int wstatus) {
     if (job->status == TOOL_EXIT_OK) job->status = code;
     return;
   }
-  /* What follows from the first failure was already told by the rank itself. */
-  if (first) fprintf(stderr, "%s: rank %d (pid %d) failed with exit status %d%s\n", job->prog, rank, (int)pid, code, rest);
+  /* What follows from the first failure was already told by the rank itself, as a bad argument was by rank 0. */
+  if (first && code != TOOL_EXIT_USAGE)
+    fprintf(stderr, "%s: rank %d (pid %d) failed with exit status %d%s\n", job->prog, rank, (int)pid, code,
+            rest);
   job_failed(job, code);
 }
 

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From the command line to this process' place in the job: ranks forked here, a
+ * launcher's ranks, or one process alone.
+ */
+#include "tools/rail-coll/coll.h"
+
+#define GRACE_S 10 /* for the ranks that are left to notice that one failed */
+
+/* The rendezvous lives in the process that makes the id. */
+static int make_id(ncclUniqueId *id) {
+  ncclResult_t result = ncclGetUniqueId(id);
+  if (result == ncclSuccess) return 0;
+  fprintf(stderr, RC_NAME ": rank 0: ncclGetUniqueId: %s: %s\n", ncclGetErrorString(result), ncclGetLastError(NULL));
+  return -1;
+}
+
+static int id_alone(void *arg, ncclUniqueId *id) {
+  (void)arg;
+  return make_id(id);
+}
+
+static int id_from_parent(void *arg, ncclUniqueId *id) {
+  const struct tool_rank *rank = arg;
+  if (rank->rank == 0 && make_id(id) != 0) return -1;
+  if (tool_share_id(rank, id, sizeof *id) == 0) return 0;
+  fprintf(stderr, RC_NAME ": rank %d got no unique id: rank 0 or the parent is gone\n", rank->rank);
+  return -1;
+}
+
+static int id_from_launcher(void *arg, ncclUniqueId *id) {
+  const railLaunch_t *launch = arg;
+  ncclResult_t result = railUniqueIdFromEnv(launch, id);
+  if (result == ncclSuccess) return 0;
+  fprintf(stderr, RC_NAME ": rank %d of %d (%s): no unique id: %s: %s\n", launch->rank, launch->nranks, launch->source,
+          ncclGetErrorString(result), ncclGetLastError(NULL));
+  return -1;
+}
+
+static int forked_rank(const struct tool_rank *rank, void *arg) {
+  struct tool_rank self = *rank;
+  struct rc_place place = {.process = rank->rank, .nprocesses = rank->nranks, .local_processes = rank->nranks,
+                           .source = "forked here"};
+  return rc_run(arg, &place, id_from_parent, &self);
+}
+
+int main(int argc, char **argv) {
+  struct rc_options o;
+  int parsed = rc_options_parse(argc, argv, &o);
+  if (parsed != 0) return parsed > 0 ? TOOL_EXIT_OK : TOOL_EXIT_USAGE;
+  if (o.local_ranks > 0)
+    return tool_fork_job(RC_NAME, o.local_ranks, sizeof(ncclUniqueId), GRACE_S, forked_rank, &o);
+
+  railLaunch_t launch = {0};
+  if (railLaunchFromEnv(&launch) == ncclSuccess) {
+    struct rc_place place = {.process = launch.rank, .nprocesses = launch.nranks, .source = launch.source,
+                             .local_processes = launch.localSize > 0 ? launch.localSize : 1};
+    return rc_run(&o, &place, id_from_launcher, &launch);
+  }
+  struct rc_place place = {.process = 0, .nprocesses = 1, .local_processes = 1, .source = "one process"};
+  return rc_run(&o, &place, id_alone, NULL);
+}
