@@ -37,7 +37,7 @@ enum rt_boot_type {
   RT_BOOT_MESSAGE = 5, /* rt_bootstrap_send; tag is the caller's */
   RT_BOOT_GATHER = 6,  /* one step of an allgather; tag counts allgathers */
   RT_BOOT_SPLIT = 7,   /* tag is the split's serial */
-  RT_BOOT_HEARTBEAT = 8, /* tag: the sender's interval, ms */
+  RT_BOOT_HEARTBEAT = 8, /* tag: the sender's interval, ms; 0: no more will come */
   RT_BOOT_ABORT = 9,
   RT_BOOT_GOODBYE = 10,
 };

@@ -134,7 +134,8 @@ static ncclResult_t launch(void) {
       result = (ncclResult_t)j->result;
       rt_error_keep(j->comm->error);
     } else if (j->plan) {
-      rt_stream_enqueue(&j->comm->stream, j->plan);
+      /* With several communicators the caller can only wait for one at a time. */
+      rt_stream_enqueue(&j->comm->stream, j->plan, njobs > 1);
     }
   }
   free(jobs);

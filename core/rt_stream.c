@@ -15,6 +15,11 @@
 #define NAP_AFTER_ROUNDS 50000
 #define NAP_NS 50000
 
+/* How long the executor leaves a new plan to a thread that waits, and how many such naps without any work it
+ * makes before it sleeps until it is woken: waking it costs the caller a system call. */
+#define EXECUTOR_GRACE_NS 500000u
+#define EXECUTOR_NAPS 20
+
 /* ---- running one plan ------------------------------------------------------ */
 
 static void submit_ops(struct ncclComm *comm, struct rt_job *job) {
@@ -134,15 +139,41 @@ static void run_queue(struct rt_stream *s) {
     atomic_store_explicit(&s->pending_hint, s->pending, memory_order_release);
   }
   s->running = false;
-  pthread_cond_broadcast(&s->changed);
+  s->urgent = false;
+  pthread_cond_broadcast(&s->idle);
+}
+
+static void nap(struct rt_stream *s) {
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += EXECUTOR_GRACE_NS;
+  if (until.tv_nsec >= 1000000000) {
+    until.tv_sec++;
+    until.tv_nsec -= 1000000000;
+  }
+  s->watching = true;
+  pthread_cond_timedwait(&s->work, &s->lock, &until);
+  s->watching = false;
 }
 
 static void *executor(void *arg) {
   struct rt_stream *s = arg;
+  struct rt_plan *left = NULL; /* was there before the last nap: nobody came for it */
+  int naps = 0;
   pthread_mutex_lock(&s->lock);
   while (!s->stop) {
-    if (s->first && !s->running) run_queue(s);
-    else pthread_cond_wait(&s->changed, &s->lock);
+    struct rt_plan *first = s->running ? NULL : s->first;
+    if (first && (s->urgent || first == left)) {
+      run_queue(s);
+      naps = 0;
+    } else if (s->pending > 0 || naps < EXECUTOR_NAPS) {
+      naps = s->pending > 0 ? 0 : naps + 1;
+      left = first;
+      nap(s);
+    } else {
+      pthread_cond_wait(&s->work, &s->lock);
+      naps = 0;
+    }
   }
   pthread_mutex_unlock(&s->lock);
   return NULL;
@@ -152,7 +183,12 @@ rail_result_t rt_stream_init(struct rt_stream *s, struct ncclComm *comm) {
   s->comm = comm;
   s->end = &s->first;
   pthread_mutex_init(&s->lock, NULL);
-  pthread_cond_init(&s->changed, NULL);
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&s->work, &monotonic);
+  pthread_condattr_destroy(&monotonic);
+  pthread_cond_init(&s->idle, NULL);
   int err = pthread_create(&s->thread, NULL, executor, s);
   if (err) {
     RAIL_WARN("rank %d: cannot start the executor thread: %s; raise the limit of threads", comm->rank, strerror(err));
@@ -166,7 +202,7 @@ void rt_stream_stop(struct rt_stream *s) {
   if (!s->comm || !s->thread_started) return;
   pthread_mutex_lock(&s->lock);
   s->stop = true;
-  pthread_cond_broadcast(&s->changed);
+  pthread_cond_signal(&s->work);
   pthread_mutex_unlock(&s->lock);
   pthread_join(s->thread, NULL);
   s->thread_started = false;
@@ -185,19 +221,21 @@ void rt_stream_destroy(struct rt_stream *s) {
     free(list);
     list = next;
   }
-  pthread_cond_destroy(&s->changed);
+  pthread_cond_destroy(&s->idle);
+  pthread_cond_destroy(&s->work);
   pthread_mutex_destroy(&s->lock);
   s->comm = NULL;
 }
 
-void rt_stream_enqueue(struct rt_stream *s, struct rt_plan *plan) {
+void rt_stream_enqueue(struct rt_stream *s, struct rt_plan *plan, bool urgent) {
   plan->next = NULL;
   pthread_mutex_lock(&s->lock);
   *s->end = plan;
   s->end = &plan->next;
   s->pending++;
   atomic_store_explicit(&s->pending_hint, s->pending, memory_order_release);
-  pthread_cond_broadcast(&s->changed);
+  s->urgent |= urgent;
+  if (s->urgent || !s->watching) pthread_cond_signal(&s->work);
   pthread_mutex_unlock(&s->lock);
 }
 
@@ -205,9 +243,19 @@ void rt_stream_wait(struct rt_stream *s) {
   pthread_mutex_lock(&s->lock);
   while (s->pending > 0) {
     if (s->first && !s->running) run_queue(s);
-    else pthread_cond_wait(&s->changed, &s->lock);
+    else pthread_cond_wait(&s->idle, &s->lock);
   }
   pthread_mutex_unlock(&s->lock);
 }
 
-bool rt_stream_idle(struct rt_stream *s) { return atomic_load_explicit(&s->pending_hint, memory_order_acquire) == 0; }
+bool rt_stream_idle(struct rt_stream *s) {
+  if (atomic_load_explicit(&s->pending_hint, memory_order_acquire) == 0) return true;
+  pthread_mutex_lock(&s->lock);
+  bool idle = s->pending == 0;
+  if (!idle && !s->running && !s->urgent) {
+    s->urgent = true;
+    pthread_cond_signal(&s->work);
+  }
+  pthread_mutex_unlock(&s->lock);
+  return idle;
+}

@@ -5,7 +5,8 @@
  * its kernels run side by side (each takes its connections in order, rt_conn.turn).
  *
  * A plan is run by the executor thread, or by a thread that waits for it and
- * finds it not yet begun, which saves a switch of threads. Only one thread runs plans at a time.
+ * finds it not yet begun, which saves a switch of threads. So the executor gives a waiter
+ * EXECUTOR_GRACE to come before it begins. Only one thread runs plans at a time.
  */
 #ifndef RT_STREAM_H
 #define RT_STREAM_H
@@ -39,9 +40,11 @@ struct rt_plan {
 struct rt_stream {
   struct ncclComm *comm;
   pthread_mutex_t lock;              /* guards all below */
-  pthread_cond_t changed;
+  pthread_cond_t work, idle;         /* for the executor; for those who wait */
   struct rt_plan *first, **end;      /* enqueued and not begun */
   bool running, stop, thread_started;
+  bool urgent;                       /* begin without grace: nobody may wait for this communicator first */
+  bool watching;                     /* the executor wakes by itself in a moment: no need to */
   int pending;                       /* plans enqueued and not finished */
   struct rt_plan *failed_plans;      /* kept until the communicator is freed: a proxy may know them */
   pthread_t thread;
@@ -53,10 +56,11 @@ rail_result_t rt_stream_init(struct rt_stream *s, struct ncclComm *comm);
 void rt_stream_stop(struct rt_stream *s);
 void rt_stream_destroy(struct rt_stream *s);
 
-/* Takes over the plan. */
-void rt_stream_enqueue(struct rt_stream *s, struct rt_plan *plan);
+/* Takes over the plan. urgent: the executor shall begin at once. */
+void rt_stream_enqueue(struct rt_stream *s, struct rt_plan *plan, bool urgent);
 /* Until everything enqueued is finished or the communicator failed. */
 void rt_stream_wait(struct rt_stream *s);
+/* Also tells the executor not to hold back: the caller polls instead of waiting. */
 bool rt_stream_idle(struct rt_stream *s);
 
 void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan);

@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <linux/sockios.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -324,9 +325,12 @@ static bool finish(struct rt_bootstrap *b, struct rt_conn *c) {
     c->msg = NULL;
     return true;
   }
-  if (c->head.type == RT_BOOT_GOODBYE) c->departed = true;
+  if (c->head.type == RT_BOOT_GOODBYE) {
+    queue(b, c, RT_BOOT_HEARTBEAT, 0, NULL, 0); /* carries the acknowledgement that the other side waits for */
+    c->departed = true;
+  }
   /* Three of its intervals at least, should it be set to a longer one than ours. */
-  if (c->head.type == RT_BOOT_HEARTBEAT) c->silence_ms = RAIL_MAX(b->args.heartbeat_timeout_ms, 3ull * c->head.tag);
+  if (c->head.type == RT_BOOT_HEARTBEAT && c->head.tag) c->silence_ms = RAIL_MAX(b->args.heartbeat_timeout_ms, 3ull * c->head.tag);
   if (c->head.type == RT_BOOT_ABORT) told_of_failure(b, c);
   return true;
 }
@@ -422,21 +426,27 @@ static int sleep_ms(const struct rt_bootstrap *b) {
 
 /* ---- the thread ---- */
 
-/* Last words: everything queued and the goodbye, until the peers' kernels have them. A close with unread heartbeats
- * would reset the connection and could take the goodbye with it, so the wait is for the acknowledgement. */
+/* May the connection be closed? When the peer's kernel has all that was queued, or the peer is leaving as well. */
+static bool parted(struct rt_bootstrap *b, int place) {
+  struct rt_conn *c = b->watch.ring[place];
+  int unacked = 0;
+  if (c) flush(b, c);
+  if (c) read_conn(b, c); /* its goodbye may be here; finishes c when it has closed */
+  c = b->watch.ring[place];
+  return !c || c->departed || (c->out_have == 0 && (ioctl(c->fd, SIOCOUTQ, &unacked) != 0 || unacked == 0));
+}
+
+/* Last words. A close while heartbeats lie unread resets the connection, which could take the goodbye with it; hence
+ * the wait for the acknowledgement. */
 static void say_goodbye(struct rt_bootstrap *b) {
   uint64_t deadline = rail_deadline_in_ms(GOODBYE_MS);
   for (int i = 0; i < 2; i++) queue(b, b->watch.ring[i], RT_BOOT_GOODBYE, 0, NULL, 0);
-  for (int i = 0; i < 2; i++) {
-    struct rt_conn *c = b->watch.ring[i];
-    if (!c || c->departed) continue;
-    int unacked = 0;
-    while (!rail_deadline_passed(deadline)) {
-      flush(b, c);
-      if (c->out_have == 0 && (ioctl(c->fd, SIOCOUTQ, &unacked) != 0 || unacked == 0)) break;
-      usleep(500);
-    }
-    shutdown(c->fd, SHUT_WR);
+  for (;;) {
+    bool next = parted(b, TO_NEXT), prev = parted(b, FROM_PREV); /* both have their turn each time */
+    if ((next && prev) || rail_deadline_passed(deadline)) return;
+    struct pollfd fds[2] = {{.fd = next ? -1 : b->watch.ring[TO_NEXT]->fd, .events = POLLIN},
+                            {.fd = prev ? -1 : b->watch.ring[FROM_PREV]->fd, .events = POLLIN}};
+    poll(fds, 2, 1);
   }
 }
 
