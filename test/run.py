@@ -228,7 +228,7 @@ class ShmWatch:
 # ---- one program ---------------------------------------------------------
 
 def parse(output, outcome):
-    """Reads TAP. Returns what is wrong with the stream as a whole, or None."""
+    """Reads TAP. Returns what is wrong with the whole, or None."""
     plan, bail, number = None, None, 0
     for line in output.splitlines():
         if line.startswith("Bail out!"):
@@ -267,7 +267,7 @@ def environment(program, mark, scratch):
     report = f"log_path={scratch}/sanitizer"
     if program.san == "asan":
         env["ASAN_OPTIONS"] = f"{report}:detect_leaks=1:exitcode=99:allocator_may_return_null=1:strict_string_checks=1"
-        env["UBSAN_OPTIONS"] = f"{report}:print_stacktrace=1:halt_on_error=1"
+        env["UBSAN_OPTIONS"] = "print_stacktrace=1:halt_on_error=1:abort_on_error=1"
         env["LSAN_OPTIONS"] = f"suppressions={ROOT}/config/lsan.supp:print_suppressions=0"
     if program.san == "tsan":
         env["TSAN_OPTIONS"] = (f"{report}:exitcode=66:die_after_fork=0:second_deadlock_stack=1:"
@@ -364,10 +364,12 @@ class Runner:
             outcome.add("leftover processes", "fail", described)
         if names := self.shm.left_since(shm_before):
             outcome.add("leftover shared memory", "fail", ", ".join(f"/dev/shm/{n}" for n in names))
-        reports = sorted(pathlib.Path(scratch).glob("sanitizer*"))
-        if reports:
-            outcome.output += "".join(f"--- {r.name}\n{r.read_text(errors='replace')}" for r in reports)
-            outcome.add("sanitizer", "fail", f"{len(reports)} processes reported an error")
+        files = sorted(pathlib.Path(scratch).glob("sanitizer*"))
+        reports = [f"--- {f.name}\n{f.read_text(errors='replace')}" for f in files]
+        # gcc's UBSAN next to ASAN does not follow log_path.
+        if reports or (program.san and re.search(r"^\S+:\d+:\d+: runtime error: ", outcome.output, re.M)):
+            outcome.output += "".join(reports)
+            outcome.add("sanitizer", "fail", "a process reported an error")
 
 
 # ---- the whole run -------------------------------------------------------
@@ -430,15 +432,11 @@ def run_all(runner, programs, jobs):
 
 def summary(done):
     skips = [(p.label, name, reason) for p, o in done for name, verdict, reason in o.cases if verdict == "skip"]
-    if skips:
-        print("skipped:")
-        for label, name, reason in sorted(set(skips)):
-            print(f"  {label} {name}: {reason}")
+    for label, name, reason in sorted(set(skips)):
+        print(f"skipped: {label} {name}: {reason}")
     failures = [(p.label, name, reason) for p, o in done for name, verdict, reason in o.cases if verdict == "fail"]
-    if failures:
-        print("failed:")
-        for label, name, reason in failures:
-            print(f"  {label} {name}: {reason}")
+    for label, name, reason in failures:
+        print(f"failed: {label} {name}: {reason}")
     passed, skipped = (sum(o.count(v) for _, o in done) for v in ("pass", "skip"))
     print(f"{passed} passed, {len(failures)} failed, {skipped} skipped", flush=True)
     return 1 if failures or not passed else 0

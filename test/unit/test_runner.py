@@ -162,6 +162,9 @@ expect("several builds add up; by default only unit and contract run under sanit
 expect("a sanitizer's report from a child whose output nobody reads",
        {"unit/test_x.sh": "f=${ASAN_OPTIONS#log_path=}; echo bad > ${f%%:*}.1; echo ok 1; echo 1..1\n"},
        "1 passed, 1 failed, 0 skipped", 1, build="asan", says="sanitizer")
+expect("an undefined-behaviour report that ends nothing",
+       {"unit/test_x.sh": "echo 'a.c:5:1: runtime error: shift'; echo ok 1; echo 1..1\n"},
+       "1 passed, 1 failed, 0 skipped", 1, build="asan", says="sanitizer")
 hang_ends_at_the_limit()
 escaped_child_is_killed()
 if os.path.isdir("/dev/shm"):
