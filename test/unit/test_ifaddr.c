@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which interfaces are chosen, and what sysfs says of them. Tables and fake
+ * sysfs trees; only one case looks at this machine. */
+#include <arpa/inet.h>
+#include <limits.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/ifaddr.h"
+#include "common/log.h"
+#include "test/harness/tap.h"
+
+static struct rail_interface face(const char *name, const char *address, unsigned int prefix_len) {
+  struct rail_interface f = {.prefix_len = prefix_len, .up = true};
+  snprintf(f.name, sizeof f.name, "%s", name);
+  if (rail_addr_parse(address, &f.addr) != RAIL_OK) abort();
+  return f;
+}
+
+static union rail_addr parsed(const char *text) {
+  union rail_addr addr;
+  if (rail_addr_parse(text, &addr) != RAIL_OK) abort();
+  return addr;
+}
+
+/* The chosen names with their addresses: "eth0=10.0.0.1:0 ib0=...". */
+static const char *choose(const struct rail_interface *all, int n, const char *ifname, int family,
+                          const char *hint_text, int cap) {
+  static char text[1024];
+  struct rail_interface out[RAIL_MAX_INTERFACES];
+  union rail_addr hint;
+  if (hint_text) hint = parsed(hint_text);
+  int count = rail_interfaces_choose(all, n, ifname, family, hint_text ? &hint : NULL, out, cap);
+  text[0] = 0;
+  for (int i = 0; i < count; i++) {
+    char addr[RAIL_ADDR_TEXT];
+    size_t used = strlen(text);
+    snprintf(text + used, sizeof text - used, "%s%s=%s", i ? " " : "", out[i].name, rail_addr_text(&out[i].addr, addr));
+  }
+  return text;
+}
+
+TEST(name_filter) {
+  CHECK(rail_name_filter("eth", "eth0"));
+  CHECK(!rail_name_filter("eth", "xeth0"));
+  CHECK(rail_name_filter("ib,eth", "eth1"));
+  CHECK(!rail_name_filter("ib,eth", "lo"));
+  CHECK(rail_name_filter("=eth1", "eth1"));
+  CHECK(!rail_name_filter("=eth1", "eth10"));
+  CHECK(rail_name_filter("eth1", "eth10"));
+  CHECK(!rail_name_filter("^docker,lo", "docker0"));
+  CHECK(!rail_name_filter("^docker,lo", "lo"));
+  CHECK(rail_name_filter("^docker,lo", "eth0"));
+  CHECK(!rail_name_filter("^=eth1", "eth1"));
+  CHECK(rail_name_filter("^=eth1", "eth10"));
+  CHECK(rail_name_filter("", "anything"));
+  CHECK(rail_name_filter(",,", "anything"));
+  CHECK(rail_name_filter("^", "anything"));
+  CHECK(rail_name_filter(",eth,", "eth0"));
+}
+
+#define HOST(...) const struct rail_interface all[] = {__VA_ARGS__}; const int n = sizeof all / sizeof all[0]
+
+TEST(default_leaves_out_loopback_and_bridges) {
+  HOST(face("lo", "127.0.0.1:0", 8), face("eth0", "10.0.0.1:0", 24), face("docker0", "172.17.0.1:0", 16),
+       face("virbr0", "192.168.122.1:0", 24), face("eth1", "10.0.1.1:0", 24));
+  CHECK_STR(choose(all, n, NULL, AF_UNSPEC, NULL, 16), "eth0=10.0.0.1:0 eth1=10.0.1.1:0");
+  CHECK_STR(choose(all, n, "", AF_UNSPEC, NULL, 16), "eth0=10.0.0.1:0 eth1=10.0.1.1:0");
+  CHECK_STR(choose(all, n, NULL, AF_UNSPEC, NULL, 1), "eth0=10.0.0.1:0");
+  CHECK_STR(choose(all, n, NULL, AF_UNSPEC, NULL, 0), "");
+}
+
+TEST(default_order_of_last_resorts) {
+  HOST(face("virbr0", "192.168.122.1:0", 24), face("lo", "127.0.0.1:0", 8), face("docker0", "172.17.0.1:0", 16));
+  CHECK_STR(choose(all, n, NULL, AF_UNSPEC, NULL, 16), "docker0=172.17.0.1:0");
+  CHECK_STR(choose(all, 2, NULL, AF_UNSPEC, NULL, 16), "lo=127.0.0.1:0");
+  CHECK_STR(choose(all, 1, NULL, AF_UNSPEC, NULL, 16), "virbr0=192.168.122.1:0");
+  CHECK_STR(choose(all, 0, NULL, AF_UNSPEC, NULL, 16), "");
+}
+
+TEST(infiniband_first) {
+  HOST(face("eth0", "10.0.0.1:0", 24), face("ib0", "10.9.0.1:0", 24), face("ib1", "10.9.1.1:0", 24));
+  CHECK_STR(choose(all, n, NULL, AF_UNSPEC, "10.0.0.7:1", 16), "ib0=10.9.0.1:0 ib1=10.9.1.1:0");
+}
+
+TEST(subnet_of_the_root) {
+  HOST(face("eth0", "10.0.0.1:0", 24), face("eth1", "10.0.1.1:0", 20), face("docker0", "172.17.0.1:0", 16),
+       face("eth2", "[2001:db8:1::1]:0", 64));
+  CHECK_STR(choose(all, n, NULL, AF_UNSPEC, "10.0.15.200:1", 16), "eth1=10.0.1.1:0");
+  CHECK_STR(choose(all, n, NULL, AF_UNSPEC, "172.17.3.3:1", 16), "docker0=172.17.0.1:0");
+  CHECK_STR(choose(all, n, NULL, AF_UNSPEC, "[2001:db8:1::99]:1", 16), "eth2=[2001:db8:1::1]:0");
+  /* a root elsewhere says nothing */
+  CHECK_STR(choose(all, n, NULL, AF_INET, "192.0.2.1:1", 16), "eth0=10.0.0.1:0 eth1=10.0.1.1:0");
+}
+
+TEST(named_by_the_user) {
+  HOST(face("lo", "127.0.0.1:0", 8), face("eth0", "10.0.0.1:0", 24), face("eth1", "10.0.1.1:0", 24),
+       face("eth10", "10.0.2.1:0", 24));
+  CHECK_STR(choose(all, n, "lo", AF_UNSPEC, NULL, 16), "lo=127.0.0.1:0");
+  CHECK_STR(choose(all, n, "eth1", AF_UNSPEC, NULL, 16), "eth1=10.0.1.1:0 eth10=10.0.2.1:0");
+  CHECK_STR(choose(all, n, "=eth1", AF_UNSPEC, NULL, 16), "eth1=10.0.1.1:0");
+  CHECK_STR(choose(all, n, "^eth1,lo", AF_UNSPEC, NULL, 16), "eth0=10.0.0.1:0");
+  CHECK_STR(choose(all, n, "wlan", AF_UNSPEC, NULL, 16), ""); /* no fall-back from an explicit choice */
+}
+
+TEST(one_address_per_interface) {
+  HOST(face("eth0", "[fe80::1%2]:0", 64), face("eth0", "[2001:db8::1]:0", 64), face("eth0", "10.0.0.1:0", 24),
+       face("eth0", "10.0.0.2:0", 24), face("eth1", "[fe80::2%3]:0", 64), face("eth2", "[fe80::3%4]:0", 64),
+       face("eth2", "[2001:db8::3]:0", 64));
+  CHECK_STR(choose(all, n, "eth", AF_UNSPEC, NULL, 16), "eth0=10.0.0.1:0 eth1=[fe80::2%3]:0 eth2=[2001:db8::3]:0");
+  CHECK_STR(choose(all, n, "eth", AF_INET, NULL, 16), "eth0=10.0.0.1:0");
+  CHECK_STR(choose(all, n, "eth", AF_INET6, NULL, 16),
+            "eth0=[2001:db8::1]:0 eth1=[fe80::2%3]:0 eth2=[2001:db8::3]:0");
+}
+
+TEST(family_decides_the_fall_back) {
+  HOST(face("eth0", "10.0.0.1:0", 24), face("lo", "[::1]:0", 128));
+  CHECK_STR(choose(all, n, NULL, AF_INET6, NULL, 16), "lo=[::1]:0");
+}
+
+TEST(interfaces_that_are_down_are_not_used) {
+  struct rail_interface all[] = {face("eth0", "10.0.0.1:0", 24), face("eth1", "10.0.1.1:0", 24)};
+  all[0].up = false;
+  CHECK_STR(choose(all, 2, NULL, AF_UNSPEC, NULL, 16), "eth1=10.0.1.1:0");
+}
+
+static int warned;
+__attribute__((format(printf, 5, 6))) static void count_warnings(enum rail_log_level level, unsigned long flags,
+                                                                 const char *file, int line, const char *fmt, ...) {
+  (void)flags;
+  (void)file;
+  (void)line;
+  (void)fmt;
+  warned += level == RAIL_LOG_WARN;
+}
+
+TEST(family_words) {
+  rail_log_set_sink(count_warnings);
+  CHECK_INT(rail_family_from_text("AF_INET"), AF_INET);
+  CHECK_INT(rail_family_from_text("AF_INET6"), AF_INET6);
+  CHECK_INT(rail_family_from_text(NULL), AF_UNSPEC);
+  CHECK_INT(rail_family_from_text(""), AF_UNSPEC);
+  CHECK_INT(warned, 0);
+  CHECK_INT(rail_family_from_text("ipv6"), AF_UNSPEC);
+  CHECK_INT(warned, 1);
+  rail_log_set_sink(NULL);
+}
+
+TEST(list_of_this_machine) {
+  struct rail_interface all[256];
+  int n = rail_interfaces_list(all, 256);
+  CHECK(n >= 0);
+  for (int i = 0; i < n; i++) {
+    CHECK(all[i].name[0] && all[i].up);
+    CHECK_INT(rail_addr_port(&all[i].addr), 0);
+    CHECK(all[i].prefix_len <= (all[i].addr.sa.sa_family == AF_INET ? 32 : 128));
+    if (strcmp(all[i].name, "lo") == 0 && all[i].addr.sa.sa_family == AF_INET) CHECK_INT(all[i].prefix_len, 8);
+  }
+  CHECK_INT(rail_interfaces_list(all, 0), 0);
+}
+
+/* ---- sysfs ------------------------------------------------------------ */
+
+static char root[PATH_MAX];
+
+static const char *at(const char *path) {
+  static char full[2 * PATH_MAX];
+  snprintf(full, sizeof full, "%s/%s", root, path);
+  return full;
+}
+
+static void make_dirs(const char *path) {
+  char full[2 * PATH_MAX];
+  snprintf(full, sizeof full, "%s", at(path));
+  for (char *slash = full + strlen(root) + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
+    *slash = 0;
+    mkdir(full, 0700);
+    *slash = '/';
+  }
+  mkdir(full, 0700);
+}
+
+static void put(const char *path, const char *text) {
+  FILE *f = fopen(at(path), "w");
+  if (!f || fputs(text, f) < 0 || fclose(f) != 0) abort();
+}
+
+/* A PCI NIC, a virtio NIC, a bridge, and odd values. */
+static void make_sysfs(void) {
+  char temp[] = "/tmp/rail-sysfs-XXXXXX", target[PATH_MAX + 64];
+  CHECK(mkdtemp(temp) != NULL && realpath(temp, root) != NULL);
+  make_dirs("devices/pci0000:3a/0000:3b:00.1");
+  make_dirs("devices/pci0000:00/0000:00:03.0/virtio0");
+  make_dirs("class/net/eth0");
+  make_dirs("class/net/eth1");
+  make_dirs("class/net/br0");
+  make_dirs("class/net/ib0");
+  snprintf(target, sizeof target, "%s/devices/pci0000:3a/0000:3b:00.1", root);
+  CHECK_OK(symlink(target, at("class/net/eth0/device")));
+  snprintf(target, sizeof target, "%s/devices/pci0000:00/0000:00:03.0/virtio0", root);
+  CHECK_OK(symlink(target, at("class/net/eth1/device")));
+  put("class/net/eth0/speed", "100000\n");
+  put("class/net/eth1/speed", "-1\n");
+  put("class/net/br0/speed", "fast\n");
+  put("class/net/eth0/address", "b8:ce:f6:01:02:03\n");
+  put("class/net/eth1/address", "52:54:00:aa:bb:cc\n");
+  put("class/net/br0/address", "00:00:00:00:00:00\n");
+  put("class/net/ib0/address", "80:00:02:08:fe:80:00:00:00:00:00:00:b8:ce:f6:03:00:11:22:33\n");
+}
+
+static void remove_sysfs(void) {
+  char command[PATH_MAX + 16];
+  snprintf(command, sizeof command, "rm -rf '%s'", root);
+  if (system(command) != 0) printf("# could not remove %s\n", root);
+}
+
+TEST(sysfs_facts) {
+  char path[PATH_MAX], tiny[8];
+  make_sysfs();
+  CHECK_INT(rail_interface_speed(root, "eth0"), 100000);
+  CHECK_INT(rail_interface_speed(root, "eth1"), 10000);
+  CHECK_INT(rail_interface_speed(root, "br0"), 10000);
+  CHECK_INT(rail_interface_speed(root, "nosuch"), 10000);
+
+  CHECK(rail_interface_pci_path(root, "eth0", path, sizeof path));
+  CHECK_STR(path, at("devices/pci0000:3a/0000:3b:00.1"));
+  CHECK(rail_interface_pci_path(root, "eth1", path, sizeof path));
+  CHECK_STR(path, at("devices/pci0000:00/0000:00:03.0")); /* the function above virtio0 */
+  CHECK(!rail_interface_pci_path(root, "br0", path, sizeof path));
+  CHECK(!rail_interface_pci_path(root, "eth0", tiny, sizeof tiny));
+
+  CHECK(rail_interface_guid(root, "eth0") == 0xb8cef6010203ull);
+  CHECK(rail_interface_guid(root, "eth1") == 0x525400aabbccull);
+  uint64_t bridge = rail_interface_guid(root, "br0"), ib = rail_interface_guid(root, "ib0");
+  CHECK(bridge != 0 && bridge == rail_interface_guid(root, "br0"));
+  CHECK(bridge != rail_interface_guid(root, "nosuch"));
+  CHECK(ib != 0 && ib != rail_interface_guid(root, "nosuchib"));
+  put("class/net/ib0/address", "80:00:02:08:fe:80:00:00:00:00:00:00:b8:ce:f6:03:00:11:22:34\n");
+  CHECK(ib != rail_interface_guid(root, "ib0"));
+  remove_sysfs();
+}
+
+TEST_MAIN(TEST_CASE(name_filter), TEST_CASE(default_leaves_out_loopback_and_bridges),
+          TEST_CASE(default_order_of_last_resorts), TEST_CASE(infiniband_first), TEST_CASE(subnet_of_the_root),
+          TEST_CASE(named_by_the_user), TEST_CASE(one_address_per_interface), TEST_CASE(family_decides_the_fall_back),
+          TEST_CASE(interfaces_that_are_down_are_not_used), TEST_CASE(family_words), TEST_CASE(list_of_this_machine),
+          TEST_CASE(sysfs_facts))
