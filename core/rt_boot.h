@@ -96,7 +96,8 @@ rail_result_t rt_boot_send(struct rt_bootstrap *b, enum rt_boot_type type, int p
                            size_t size, const struct rt_patience *patience);
 rail_result_t rt_boot_recv(struct rt_bootstrap *b, enum rt_boot_type type, int peer, uint32_t tag, void *data,
                            size_t size, const struct rt_patience *patience);
-/* RAIL_OK, or why not to wait any longer; errno ETIMEDOUT or ECANCELED for the patience's own reasons. No lock needed. */
+/* RAIL_OK, or why not to wait any longer; errno ETIMEDOUT or ECANCELED for the patience's own reasons. No lock needed.
+ */
 rail_result_t rt_boot_check(struct rt_bootstrap *b, const struct rt_patience *patience);
 /* One slice of waiting for b->cond, lock held. RAIL_OK: look again. */
 rail_result_t rt_boot_wait(struct rt_bootstrap *b, const struct rt_patience *patience);

@@ -176,8 +176,8 @@ static rail_result_t send_to_self(struct rt_bootstrap *b, enum rt_boot_type type
 rail_result_t rt_boot_send(struct rt_bootstrap *b, enum rt_boot_type type, int peer, uint32_t tag, const void *data,
                            size_t size, const struct rt_patience *patience) {
   if (peer < 0 || peer >= b->nranks || size > RT_BOOT_MAX_MESSAGE || (size && !data)) {
-    RAIL_WARN("bootstrap: rank %d: cannot send %zu bytes to rank %d (of %d ranks, at most %u bytes)", b->rank, size, peer,
-              b->nranks, RT_BOOT_MAX_MESSAGE);
+    RAIL_WARN("bootstrap: rank %d: cannot send %zu bytes to rank %d (of %d ranks, at most %u bytes)", b->rank, size,
+              peer, b->nranks, RT_BOOT_MAX_MESSAGE);
     return RAIL_BAD_ARGUMENT;
   }
   RAIL_TRY(rt_boot_check(b, patience));
@@ -185,7 +185,8 @@ rail_result_t rt_boot_send(struct rt_bootstrap *b, enum rt_boot_type type, int p
 
   struct rt_out *out = &b->outs[peer];
   struct rt_boot_header head = rt_boot_header_make(type, tag, size);
-  struct iovec iov[2] = {{.iov_base = &head, .iov_len = sizeof head}, {.iov_base = (void *)(uintptr_t)data, .iov_len = size}};
+  struct iovec iov[2] = {{.iov_base = &head, .iov_len = sizeof head},
+                         {.iov_base = (void *)(uintptr_t)data, .iov_len = size}};
   rail_result_t result = RAIL_OK;
   pthread_mutex_lock(&out->lock);
   if (out->broken) {
@@ -229,8 +230,9 @@ static rail_result_t deliver(struct rt_bootstrap *b, struct rt_message *msg, voi
   if (msg->size == size) {
     if (size) memcpy(data, msg->data, size);
   } else {
-    RAIL_WARN("bootstrap: rank %d expects %zu bytes from rank %u (%s), tag %u, and got %zu; do both run the same program?",
-              b->rank, size, msg->peer, rt_bootstrap_peer_text(b, (int)msg->peer), msg->tag, msg->size);
+    RAIL_WARN(
+        "bootstrap: rank %d expects %zu bytes from rank %u (%s), tag %u, and got %zu; do both run the same program?",
+        b->rank, size, msg->peer, rt_bootstrap_peer_text(b, (int)msg->peer), msg->tag, msg->size);
     result = RAIL_REMOTE_ERROR;
   }
   free(msg);
@@ -255,12 +257,13 @@ static rail_result_t receive(struct rt_bootstrap *b, enum rt_boot_type type, int
   bool gone = b->gone[peer];
   pthread_mutex_unlock(&b->lock);
   if (result == RAIL_OK) return deliver(b, msg, data, size);
-  if (result == RAIL_IN_PROGRESS && !wait) return rt_boot_check(b, NULL) == RAIL_OK ? RAIL_IN_PROGRESS : RAIL_REMOTE_ERROR;
+  if (result == RAIL_IN_PROGRESS && !wait)
+    return rt_boot_check(b, NULL) == RAIL_OK ? RAIL_IN_PROGRESS : RAIL_REMOTE_ERROR;
   if (result == RAIL_IN_PROGRESS) result = waited;
   if (atomic_load(&b->failed)) return result;
   if (gone) {
-    RAIL_WARN("bootstrap: rank %d waits for a message of rank %d (%s), tag %u, which has closed the communicator", b->rank,
-              peer, rt_bootstrap_peer_text(b, peer), tag);
+    RAIL_WARN("bootstrap: rank %d waits for a message of rank %d (%s), tag %u, which has closed the communicator",
+              b->rank, peer, rt_bootstrap_peer_text(b, peer), tag);
   } else if (err == ETIMEDOUT) {
     RAIL_WARN("bootstrap: rank %d: no message from rank %d (%s), tag %u, within %" PRIu64 " ms", b->rank, peer,
               rt_bootstrap_peer_text(b, peer), tag, b->args.timeout_ms);

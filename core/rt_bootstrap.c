@@ -192,7 +192,8 @@ static rail_result_t boot_connect(struct rt_bootstrap *b) {
   pthread_mutex_unlock(&b->lock);
   if (result != RAIL_OK && atomic_load(&b->failed) == 0 && err == ETIMEDOUT)
     RAIL_WARN("bootstrap: rank %d: rank %d (%s) was at the rendezvous but did not connect within %" PRIu64
-              " ms; does a firewall stand between?", b->rank, prev, rt_bootstrap_peer_text(b, prev), b->args.timeout_ms);
+              " ms; does a firewall stand between?",
+              b->rank, prev, rt_bootstrap_peer_text(b, prev), b->args.timeout_ms);
   return result;
 }
 

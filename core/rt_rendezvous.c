@@ -320,7 +320,8 @@ static void answer_all(struct root *r) {
   while (r->n > 0 && !rail_deadline_passed(deadline)) {
     for (size_t i = r->n; i-- > 0;) {
       struct client *c = &r->clients[i];
-      if (c->rank < 0 || rail_sock_send_some(c->fd, r->answer, r->answer_size, &c->sent) != RAIL_IN_PROGRESS) drop(r, i);
+      if (c->rank < 0 || rail_sock_send_some(c->fd, r->answer, r->answer_size, &c->sent) != RAIL_IN_PROGRESS)
+        drop(r, i);
     }
     for (size_t i = 0; i < r->n; i++) r->polls[i] = (struct pollfd){.fd = r->clients[i].fd, .events = POLLOUT};
     if (r->n) poll(r->polls, r->n, rail_deadline_left_ms(deadline));
@@ -366,7 +367,8 @@ rail_result_t rt_rendezvous_start(union rail_addr *addr, const uint8_t secret[RT
   memcpy(r->secret, secret, sizeof r->secret);
   r->deadline = rail_deadline_in_ms(unused_ms);
   if (grow(r) != RAIL_OK) goto failed;
-  if (rail_sock_listen(addr, RT_BOOT_MAX_RANKS, &r->listen_fd) != RAIL_OK) goto failed; /* errno is the caller's to judge */
+  if (rail_sock_listen(addr, RT_BOOT_MAX_RANKS, &r->listen_fd) != RAIL_OK)
+    goto failed; /* errno is the caller's to judge */
   r->addr = *addr;
   int err = rt_thread_start("rail-rendezvous", root_main, r, NULL);
   if (err == 0) return RAIL_OK;
@@ -396,7 +398,8 @@ static rail_result_t read_answer(const struct rt_visit *v, int fd, uint64_t dead
     RAIL_TRY(rail_sock_recv_all(fd, raw, head.length, deadline, v->abort_flag));
     rt_boot_text_clean(why, sizeof why, raw, head.length);
     *said = true;
-    RAIL_WARN("bootstrap: rank %d of %d: rendezvous at %s: %s", v->rank, v->nranks, rail_addr_text(&v->root, text), why);
+    RAIL_WARN("bootstrap: rank %d of %d: rendezvous at %s: %s", v->rank, v->nranks, rail_addr_text(&v->root, text),
+              why);
     return RAIL_REMOTE_ERROR;
   }
   const char *wrong = rt_boot_header_wrong(&head, sizeof first + addresses);

@@ -24,6 +24,11 @@
 
 #define MAX_RANKS 32
 
+#ifdef __SANITIZE_THREAD__ /* ranks that must die are forked, and start threads */
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) { return "die_after_fork=0"; }
+#endif
+
 /* ---- log capture: the last lines, to check what people are told ---- */
 
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
