@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test/harness/ensure.h"
+
+#include <dirent.h>
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED 0
+#endif
+
+struct catcher { jmp_buf end; char *why; size_t why_size; };
+
+static _Thread_local struct catcher *catcher;
+static ensure_handler_fn case_handler;
+
+void ensure_set_handler(ensure_handler_fn handler) { case_handler = handler; }
+
+_Noreturn void ensure_failed(const char *file, int line, const char *fmt, ...) {
+  char text[1024];
+  va_list ap;
+  va_start(ap, fmt);
+  vsnprintf(text, sizeof text, fmt, ap);
+  va_end(ap);
+  if (catcher) {
+    snprintf(catcher->why, catcher->why_size, "%s:%d: %s", file, line, text);
+    longjmp(catcher->end, 1);
+  }
+  case_handler(file, line, "%s", text);
+  abort(); /* the handler does not return */
+}
+
+bool ensure_catch(void (*fn)(void *arg), void *arg, char *why, size_t why_size) {
+  struct catcher here = {.why = why, .why_size = why_size}, *volatile outer = catcher;
+  volatile bool ok = false;
+  why[0] = 0;
+  catcher = &here;
+  if (setjmp(here.end) == 0) {
+    fn(arg);
+    ok = true;
+  }
+  catcher = outer;
+  return ok;
+}
+
+struct thread { pthread_t id; void (*fn)(void *); void *arg; char why[1024]; bool ok; };
+
+static void *thread_main(void *arg) {
+  struct thread *t = arg;
+  t->ok = ensure_catch(t->fn, t->arg, t->why, sizeof t->why);
+  return NULL;
+}
+
+void run_threads(int n, void (*fn)(void *arg), void *args, size_t stride) {
+  struct thread *threads = calloc((size_t)n, sizeof *threads);
+  ENSURE(threads, "out of memory");
+  int started = 0;
+  for (; started < n; started++) {
+    struct thread *t = &threads[started];
+    t->fn = fn;
+    t->arg = (char *)args + stride * (size_t)started;
+    if (pthread_create(&t->id, NULL, thread_main, t) != 0) break;
+  }
+  char why[1024] = "";
+  for (int i = 0; i < started; i++) {
+    pthread_join(threads[i].id, NULL);
+    if (!threads[i].ok && !why[0]) snprintf(why, sizeof why, "%s", threads[i].why);
+  }
+  free(threads);
+  ENSURE(started == n, "only %d of %d threads could be started", started, n);
+  ENSURE(!why[0], "in a thread: %s", why);
+}
+
+int scaled(int n) {
+  const char *text = getenv("RAIL_TEST_SCALE");
+  int divisor = text ? atoi(text) : SANITIZED ? 5 : 1;
+  if (divisor < 1) divisor = 1;
+  return n / divisor > 1 ? n / divisor : 1;
+}
+
+uint64_t patience_ms(uint64_t ms) { return SANITIZED ? ms * 5 : ms; }
+
+void rng_start(struct rng *rng) {
+  const char *text = getenv("RAIL_TEST_SEED");
+  rng->state = text ? strtoull(text, NULL, 0) : rail_now_ns() ^ ((uint64_t)getpid() << 40);
+  printf("# RAIL_TEST_SEED=%#llx\n", (unsigned long long)rng->state);
+}
+
+uint64_t rng_next(struct rng *rng) { /* splitmix64 */
+  uint64_t x = rng->state += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+uint32_t rng_below(struct rng *rng, uint32_t n) { return (uint32_t)(((rng_next(rng) >> 32) * n) >> 32); }
+
+void rng_shuffle(struct rng *rng, int *items, int n) {
+  for (int i = n - 1; i > 0; i--) {
+    int j = (int)rng_below(rng, (uint32_t)i + 1), t = items[i];
+    items[i] = items[j];
+    items[j] = t;
+  }
+}
+
+int fd_count(void) {
+  DIR *d = opendir("/proc/self/fd");
+  if (!d) return -1;
+  int n = 0;
+  while (readdir(d)) n++;
+  closedir(d);
+  return n - 3; /* ".", ".." and the directory itself */
+}
+
+static long status_number(const char *key) {
+  FILE *f = fopen("/proc/self/status", "re");
+  if (!f) return -1;
+  char line[256];
+  long value = -1;
+  while (value < 0 && fgets(line, sizeof line, f))
+    if (strncmp(line, key, strlen(key)) == 0) value = strtol(line + strlen(key), NULL, 10);
+  fclose(f);
+  return value;
+}
+
+int thread_count(void) { return (int)status_number("Threads:"); }
+long rss_kb(void) { return status_number("VmRSS:"); }
+
+uint64_t process_cpu_ns(void) {
+  struct timespec ts;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
+  return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test/harness/tcp.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int tcp_sockets(struct tcp_socket *out, int cap) {
+  DIR *d = opendir("/proc/self/fd");
+  ENSURE(d, "opendir /proc/self/fd: %s", strerror(errno));
+  int n = 0;
+  struct dirent *e;
+  while ((e = readdir(d)) && n < cap) {
+    struct tcp_socket s = {.fd = atoi(e->d_name), .local_len = sizeof s.local};
+    struct stat st;
+    if (e->d_name[0] == '.' || fstat(s.fd, &st) != 0 || !S_ISSOCK(st.st_mode)) continue;
+    int type = 0, listening = 0;
+    socklen_t len = sizeof type;
+    if (getsockopt(s.fd, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_STREAM) continue;
+    if (getsockname(s.fd, (struct sockaddr *)&s.local, &s.local_len) != 0) continue;
+    if (s.local.ss_family != AF_INET && s.local.ss_family != AF_INET6) continue;
+    len = sizeof listening;
+    getsockopt(s.fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &len);
+    struct sockaddr_storage peer;
+    socklen_t peer_len = sizeof peer;
+    s.listening = listening != 0;
+    s.connected = getpeername(s.fd, (struct sockaddr *)&peer, &peer_len) == 0;
+    s.inode = (unsigned long)st.st_ino;
+    out[n++] = s;
+  }
+  closedir(d);
+  return n;
+}
+
+struct tcp_socket tcp_new_listener(const struct tcp_socket *before, int nbefore) {
+  static struct tcp_socket all[4096];
+  int n = tcp_sockets(all, 4096);
+  for (int i = 0; i < n; i++) {
+    bool old = false;
+    for (int j = 0; j < nbefore; j++) old |= before[j].inode == all[i].inode;
+    if (all[i].listening && !old) return all[i];
+  }
+  ensure_failed(__FILE__, __LINE__, "listen opened no listening TCP socket");
+}
+
+int tcp_port(const struct tcp_socket *s) {
+  return s->local.ss_family == AF_INET ? ntohs(((const struct sockaddr_in *)&s->local)->sin_port)
+                                       : ntohs(((const struct sockaddr_in6 *)&s->local)->sin6_port);
+}
+
+int tcp_dial(const struct tcp_socket *to) {
+  struct sockaddr_storage addr = to->local;
+  if (addr.ss_family == AF_INET && ((struct sockaddr_in *)&addr)->sin_addr.s_addr == INADDR_ANY)
+    ((struct sockaddr_in *)&addr)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  int fd = socket(addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ENSURE(fd >= 0, "socket: %s", strerror(errno));
+  int rc = connect(fd, (struct sockaddr *)&addr, to->local_len);
+  ENSURE(rc == 0, "connect to port %d: %s", tcp_port(to), strerror(errno));
+  return fd;
+}
+
+void tcp_reset_on_close(int fd) {
+  struct linger l = {.l_onoff = 1, .l_linger = 0};
+  setsockopt(fd, SOL_SOCKET, SO_LINGER, &l, sizeof l);
+}
