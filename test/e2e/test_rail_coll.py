@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# TEST-LIMIT: 400
+# TEST-SAN: none
+"""rail-coll as a user meets it: options, every collective, its JSON, wrong results and dying ranks."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+sys.dont_write_bytecode = True
+from coll import BUILD, COLL, SOCKET, coll, environment, expect, main, results
+
+COLLECTIVES = "all_reduce all_gather reduce_scatter broadcast reduce sendrecv alltoall gather scatter".split()
+REDUCING = {"all_reduce", "reduce", "reduce_scatter"}
+IN_PLACE = set(COLLECTIVES) - {"sendrecv", "alltoall"}
+TYPES = "int8 uint8 int32 uint32 int64 uint64 half float double bfloat16 f8e4m3 f8e5m2".split()
+OPS = "sum prod max min avg mulsum".split()
+
+
+def bad_arguments():
+    for args, said in [
+        ((), ("a collective is missing",)),
+        (("all_reduse",), ("no such collective", "all_reduse")),
+        (("all_reduce", "all_gather"), ("more than one collective", "all_gather")),
+        (("all_reduce", "-b", "12Q"), ("--minbytes", "12Q", "64K")),
+        (("all_reduce", "-b", "-1"), ("--minbytes", "-1")),
+        (("all_reduce", "-b", "99999999999999999999"), ("--minbytes",)),
+        (("all_reduce", "-b", "1M", "-e", "1K"), ("--maxbytes", "1024", "1048576")),
+        (("all_reduce", "-b", "0"), ("--minbytes",)),
+        (("all_reduce", "-f", "1"), ("--stepfactor", "'1'", "from 2")),
+        (("all_reduce", "-n", "x"), ("--iters", "'x'")),
+        (("all_reduce", "-d", "floot"), ("--datatype", "floot", "bfloat16")),
+        (("all_reduce", "-o", "sum,plus"), ("--op", "plus", "mulsum")),
+        (("all_reduce", "-r", "0"), ("--ranks", "from 1 to 1024")),
+        (("all_reduce", "--data", "any"), ("--data", "exact or random")),
+        (("all_reduce", "-z", "2"), ("--blocking", "0 to 1")),
+        (("all_reduce", "--nonsense"), ("no such option", "--nonsense")),
+        (("all_reduce", "-Q"), ("no such option", "-Q")),
+        (("all_reduce", "-n"), ("a value is missing", "-n")),
+        (("all_reduce", "--in-place=1"), ("takes no value",)),
+        (("alltoall", "--in-place"), ("no in-place form", "alltoall")),
+        (("broadcast", "-r", "2", "--root", "2"), ("--root", "2 ranks")),
+        (("all_reduce", "-r", "2", "-e", "8T"), ("MiB", "available")),
+    ]:
+        expect(coll(*args), 2, *said)
+
+
+def help_names_every_option():
+    done = coll("--help")
+    expect(done, 0)
+    for option in ("-b, -e, -i, -f, -n, -m, -w, -c, -o, -d, -a, -z, -R, -r, -t, -g, -T, -J, -p, --seed, --offset, --root, "
+                   "--plugin, --net-only, --in-place, --out-of-place, --data, --params, --params-markdown").split(", "):
+        assert option in done.stdout, f"{option} is not in --help"
+    for name in COLLECTIVES:
+        assert name in done.stdout
+
+
+def parameters_are_printed():
+    for option in ("--params", "-p", "--params-markdown"):
+        done = coll(option)
+        expect(done, 0)
+        assert "NCCL_" in done.stdout and "RAIL_" in done.stdout, done.stdout
+
+
+def check_rows(name, found, nranks, types, ops, sizes):
+    ops = ops if name in REDUCING else ["none"]
+    rows = found["rows"]
+    assert [(r["type"], r["redop"]) for r in rows] == [(t, o) for t in types for o in ops for _ in range(sizes)]
+    assert found["config"]["nranks"] == nranks == len(found["ranks"])
+    for row in rows:
+        assert row["out_of_place"]["wrong"] == row["out_of_place"]["outside"] == 0, row
+        assert (row["in_place"] is not None) == (name in IN_PLACE), row
+
+
+def collective(name, nranks):
+    """All types and operators at sizes that divide by nothing, aligned and not, exact and with rounding."""
+    def case():
+        common = ("-r", nranks, "-n", 1, "-w", 0, "-d", "all", "-o", "all", "--root", nranks - 1)
+        found = results(name, *common, "-b", 1, "-e", 3001, "-i", 1000)
+        check_rows(name, found, nranks, TYPES, OPS, 4)
+        found = results(name, *common, "-b", 4099, "-e", 4099, "--data", "random", "--offset", 3, "--seed", 7)
+        check_rows(name, found, nranks, TYPES, OPS, 1)
+    return case
+
+
+def over_the_plugin():
+    for name in COLLECTIVES:
+        found = results(name, "-r", 3, "-b", 8, "-e", "256K", "-f", 32, "-n", 2, "--net-only", "--plugin", SOCKET)
+        check_rows(name, found, 3, ["float"], ["sum"], 4)
+        for rank in found["ranks"]:
+            assert rank["net_plugin"].endswith("libnccl-net-socket.so"), rank
+            assert "NET" in rank["transports"] and "SHM" not in rank["transports"], rank
+
+
+def all_roots():
+    found = results("broadcast", "-r", 3, "-b", 64, "-e", 64, "-n", 1, "--root", "all")
+    assert [row["root"] for row in found["rows"]] == [0, 1, 2]
+
+
+def threads_and_several_ranks_each():
+    for args in (("-t", 4), ("-g", 4), ("-t", 2, "-g", 2), ("-r", 2, "-t", 2), ("-r", 2, "-g", 2)):
+        for name in ("all_reduce", "sendrecv", "alltoall"):
+            found = results(name, *args, "-b", 4, "-e", "64K", "-f", 16, "-n", 2)
+            assert found["config"]["nranks"] == 4
+
+
+def modes():
+    """Aggregation, blocking, registered buffers, only one place, each way to average: still right."""
+    for args in (("-m", 5), ("-z", 1), ("-R", 1), ("--in-place",), ("--out-of-place",), ("-a", 0), ("-a", 1),
+                 ("-c", 3, "-n", 0)):
+        found = results("all_reduce", "-r", 2, "-b", 1024, "-e", 4096, "-n", 2, *args)
+        assert found["summary"]["wrong"] == 0
+        row = found["rows"][0]
+        assert (row["in_place"] is None) == (args[0] == "--out-of-place")
+        assert (row["out_of_place"] is None) == (args[0] == "--in-place")
+
+
+def table_is_that_of_nccl_tests():
+    done = coll("all_reduce", "-r", 2, "-b", "1K", "-e", "2K", "-n", 2)
+    expect(done, 0)
+    rows = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert [row[:5] for row in rows] == [["1024", "256", "float", "sum", "-1"], ["2048", "512", "float", "sum", "-1"]]
+    for row in rows:
+        assert len(row) == 13 and row[8] == row[12] == "0", row
+        size, us, algbw, busbw = int(row[0]), float(row[5]), float(row[6]), float(row[7])
+        assert abs(algbw - size / us / 1e3) < 0.02 and abs(busbw - algbw) < 0.02, row  # the factor of 2 ranks is 1
+    assert "# Out of bounds values : 0 OK" in done.stdout and "# Avg bus bandwidth    : " in done.stdout
+    pids = [line for line in done.stdout.splitlines() if line.startswith("#  Rank ")]
+    assert len(pids) == 2 and len({line.split()[6] for line in pids}) == 2, pids
+
+
+def json_file_holds_what_is_needed():
+    path = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"rail-coll-{os.getpid()}.json")
+    try:
+        expect(coll("all_gather", "-r", 4, "-b", 4096, "-e", 4096, "-n", 3, "-J", path, NCCL_DEBUG="ERROR"), 0)
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    finally:
+        if os.path.exists(path):
+            os.unlink(path)
+    assert found["config"]["collective"] == "all_gather" and found["config"]["iters"] == 3
+    assert found["environment"]["NCCL_DEBUG"] == "ERROR"
+    assert found["version"]["nccl_headers"] == 22809
+    (row,) = found["rows"]
+    assert row["size"] == 4096 and row["count"] == 256
+    side = row["out_of_place"]
+    assert abs(side["busbw"] / side["algbw"] - 0.75) < 1e-3, side  # 3 of 4 parts cross a link
+    expect(coll("all_reduce", "-e", 8, "-J", "/nonexistent/x.json"), 3, "/nonexistent/x.json", "No such file")
+
+
+def damage_is_found():
+    preload = BUILD / "test" / "libcorrupt.so"
+    assert preload.exists(), f"{preload} is not built (make tests)"
+    args = ("all_reduce", "-r", 4, "-b", 512, "-e", 2048, "-n", 0)
+    for kind in ("result", "outside", "input"):
+        for rank in (0, 2):
+            done = coll(*args, LD_PRELOAD=preload, CORRUPT_KIND=kind, CORRUPT_RANK=rank, CORRUPT_COUNT=256)
+            expect(done, 1)
+            wrong = [line.split()[8] for line in done.stdout.splitlines() if not line.startswith("#")]
+            assert wrong == ["0", "1", "0"], done.stdout  # only the size that was damaged, once
+            assert "FAILED" in done.stdout
+    expect(coll(*args, LD_PRELOAD=preload, CORRUPT_KIND="none", CORRUPT_RANK=2, CORRUPT_COUNT=256), 0)
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def start_long_run(*args):
+    """Four ranks that would go on for minutes; returns when the table has begun."""
+    process = subprocess.Popen([COLL, "all_reduce", "-r", "4", "-b", "64K", "-e", "64K", "-n", "100000000", *args],
+                               env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               start_new_session=True)
+    for line in process.stdout:
+        if "(elements)" in line:
+            break
+    return process, children(process.pid)
+
+
+def finish(process, limit):
+    started = time.monotonic()
+    try:
+        _, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise AssertionError(f"still running {limit} s later") from None
+    return time.monotonic() - started, err
+
+
+def a_killed_rank_ends_the_job():
+    for victim in (0, 2):
+        process, ranks = start_long_run()
+        assert len(ranks) == 4, ranks
+        os.kill(ranks[victim], signal.SIGKILL)
+        seconds, err = finish(process, 60)
+        assert process.returncode == 3, (process.returncode, err)
+        assert f"rank {victim} (pid {ranks[victim]}) was killed by signal 9" in err, err
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks), "a rank is left"
+        print(f"# rank {victim} killed: all ended after {seconds:.1f} s")
+
+
+def a_stopped_rank_is_given_up():
+    process, ranks = start_long_run("-T", "3")
+    os.kill(ranks[1], signal.SIGSTOP)
+    _, err = finish(process, 90)
+    assert process.returncode == 3, (process.returncode, err)
+    assert err.strip(), "no word about why"
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks), "a rank is left"
+
+
+def ranks_do_not_outlive_the_parent():
+    process, ranks = start_long_run()
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in ranks):
+        assert time.monotonic() < deadline, "ranks go on without their parent"
+        time.sleep(0.05)
+
+
+main([("bad arguments", bad_arguments), ("--help names every option", help_names_every_option),
+      ("parameters are printed", parameters_are_printed)]
+     + [(f"{name}, {n} ranks", collective(name, n)) for name in COLLECTIVES for n in (1, 2, 3, 4)]
+     + [("all collectives over the socket plugin", over_the_plugin), ("all roots", all_roots),
+        ("threads and several ranks each", threads_and_several_ranks_each), ("modes", modes),
+        ("the table is that of nccl-tests", table_is_that_of_nccl_tests),
+        ("the JSON file holds what is needed", json_file_holds_what_is_needed), ("damage is found", damage_is_found),
+        ("a killed rank ends the job", a_killed_rank_ends_the_job),
+        ("a stopped rank is given up", a_stopped_rank_is_given_up),
+        ("ranks do not outlive the parent", ranks_do_not_outlive_the_parent)])
