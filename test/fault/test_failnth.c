@@ -31,7 +31,7 @@ static int seven_calls(void) {
   errno = 0;
   at++; if (!(heap = malloc(40))) goto out;
   at++; if ((fd = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0) goto out;
-  at++; if (!(copy = strdup(getenv("PATH")))) goto out;
+  at++; if (!(copy = strdup("a name"))) goto out;
   at++; if ((sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) < 0) goto out;
   at++; if ((map = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED) goto out;
   at++; {
