@@ -114,6 +114,7 @@ $(BUILD)/test/e2e/%: $(O)/test/e2e/%.o $(HARNESS_A) $(COMMON_A) | $(core_lib)
 $(patsubst test/%.c,$(BUILD)/test/%,$(filter-out test/e2e/%,$(core_tests))): $(CORE_A)
 
 # test_objs_NAME: objects outside the libraries (shims, a plugin's) that the unit test NAME needs.
+test_objs_test_abi := $(patsubst %.c,%.o,$(abi_src))
 $(foreach t,$(filter test/unit/%,$(test_src)),$(eval \
   $(patsubst test/%.c,$(BUILD)/test/%,$(t)): $(addprefix $(O)/,$(test_objs_$(basename $(notdir $(t)))))))
 
@@ -123,7 +124,10 @@ $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(COMMON_A)
 	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A),$^) $(KIT_A) $(HARNESS_A) $(COMMON_A) \
 	  -ldl -lm -lrt -o $@
 
-$(BUILD)/test/lib%.so: test/preload/%.c
+# Little plugins that test_netload opens.
+$(BUILD)/test/unit/test_netload: | $(filter $(BUILD)/test/libnetfix_%,$(preload_libs))
+
+$(BUILD)/test/lib%.so: test/preload/%.c $(wildcard test/preload/*.h)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_CPPFLAGS) -std=c11 -O2 -g -fPIC $(warnings) -shared $< -ldl -o $@
