@@ -113,12 +113,10 @@ static void *async_init_thread(void *arg) {
   rail_result_t r = rt_comm_init(a->comm, &a->args);
   if (r != RAIL_OK) rt_comm_fail(a->comm, r, "the communicator could not be made; earlier lines say why");
   atomic_store(&a->comm->init_state, (int)r);
-  free((void *)(uintptr_t)a->args.parent_ranks);
   free(a);
   return NULL;
 }
 
-/* Takes over args->parent_ranks on success only. */
 static ncclResult_t start_async(const struct rt_init_args *args, ncclComm_t *out) {
   struct async_init *a = calloc(1, sizeof *a);
   struct ncclComm *comm = a ? rt_comm_alloc(args) : NULL;
@@ -140,6 +138,12 @@ static ncclResult_t start_async(const struct rt_init_args *args, ncclComm_t *out
   return ncclInProgress;
 }
 
+static ncclResult_t make(const struct rt_init_args *args, ncclComm_t *out) {
+  *out = NULL;
+  bool no_color = args->parent && args->color == NCCL_SPLIT_NOCOLOR; /* it gets NULL, which must be known on return */
+  return args->config.blocking == 0 && !no_color ? start_async(args, out) : rt_group_add_init(args, out);
+}
+
 static ncclResult_t init_rank(const char *call, ncclComm_t *comm, int nranks, const ncclUniqueId *id, int rank, int device,
                               const ncclConfig_t *config) {
   ncclResult_t r = check_ranks(call, comm, nranks, rank);
@@ -148,8 +152,7 @@ static ncclResult_t init_rank(const char *call, ncclComm_t *comm, int nranks, co
   if (r != ncclSuccess) return r;
   apply_simd();
   memcpy(args.id, id->internal, sizeof args.id);
-  if (args.config.blocking == 0) return start_async(&args, comm);
-  return rt_group_add_init(&args, comm);
+  return make(&args, comm);
 }
 
 RAIL_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank) {
@@ -185,60 +188,18 @@ RAIL_EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *
 
 /* ---- splitting --------------------------------------------------------------------------- */
 
-struct split_vote { int32_t color, key, rank, pad; };
-
-static int by_key(const void *a, const void *b) {
-  const struct split_vote *x = a, *y = b;
-  if (x->key != y->key) return x->key < y->key ? -1 : 1;
-  return x->rank < y->rank ? -1 : x->rank > y->rank;
-}
-
-/* The ranks of my color in their new order; args gets the new numbering. */
-static rail_result_t gather_votes(struct ncclComm *comm, int color, int key, struct rt_init_args *args, int **ranks) {
-  struct split_vote *votes = calloc((size_t)comm->nranks, sizeof *votes);
-  *ranks = calloc((size_t)comm->nranks, sizeof **ranks);
-  rail_result_t r = votes && *ranks ? RAIL_OK : RAIL_SYSTEM_ERROR;
-  if (r == RAIL_OK) {
-    votes[comm->rank] = (struct split_vote){.color = color, .key = key, .rank = comm->rank};
-    r = rt_bootstrap_allgather(comm->bootstrap, votes, sizeof *votes);
-  }
-  if (r == RAIL_OK) {
-    int n = 0;
-    for (int i = 0; i < comm->nranks; i++)
-      if (votes[i].color == color) votes[n++] = votes[i];
-    qsort(votes, (size_t)n, sizeof *votes, by_key);
-    for (int i = 0; i < n; i++) {
-      (*ranks)[i] = votes[i].rank;
-      if (votes[i].rank == comm->rank) args->rank = i;
-    }
-    args->nranks = n;
-  }
-  free(votes);
-  return r;
-}
-
 RAIL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
   ncclResult_t r = rt_check_comm(comm, "ncclCommSplit");
   if (r != ncclSuccess) return r;
   if (!newcomm) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommSplit: newcomm is NULL");
   if (color < 0 && color != NCCL_SPLIT_NOCOLOR)
     return rt_error(RAIL_BAD_ARGUMENT, "ncclCommSplit: color is %d; allowed are NCCL_SPLIT_NOCOLOR and 0 or more", color);
-  *newcomm = NULL;
-  struct rt_init_args args = {.device = comm->device, .parent = comm, .serial = comm->splits++};
+  struct rt_init_args args = {.device = comm->device, .parent = comm, .color = color, .key = key};
   r = check_config(config, &args.config);
   if (r != ncclSuccess) return r;
   if (!config) args.config = comm->config;
-  int *ranks = NULL;
-  r = (ncclResult_t)gather_votes(comm, color, key, &args, &ranks);
-  if (r == ncclSuccess && color != NCCL_SPLIT_NOCOLOR) {
-    args.parent_ranks = ranks;
-    struct ncclComm *made = rt_comm_alloc(&args);
-    r = made ? (ncclResult_t)rt_comm_init(made, &args) : rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator");
-    if (r == ncclSuccess) *newcomm = made;
-    else rt_comm_free(made);
-  }
-  free(ranks);
-  return r;
+  args.serial = comm->splits++;
+  return make(&args, newcomm);
 }
 
 /* ---- ending ------------------------------------------------------------------------------- */

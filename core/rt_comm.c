@@ -13,6 +13,7 @@
 #include "core/rt_param.h"
 #include "core/rt_proto.h"
 #include "core/rt_reg.h"
+#include "core/rt_split.h"
 
 /* ---- failure ------------------------------------------------------------------ */
 
@@ -67,8 +68,15 @@ struct ncclComm *rt_comm_alloc(const struct rt_init_args *args) {
   return comm;
 }
 
+/* A new bootstrap, from the unique id or among those of the parent's ranks that chose the same color. */
 static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_args *args) {
   const struct rt_params *p = rt_params();
+  int *ranks = NULL;
+  rail_result_t r = args->parent ? rt_split_vote(args, &ranks, &comm->rank, &comm->nranks) : RAIL_OK;
+  if (r != RAIL_OK || comm->nranks == 0) {
+    free(ranks);
+    return r;
+  }
   struct rt_bootstrap_args b = {
       .rank = comm->rank,
       .nranks = comm->nranks,
@@ -79,9 +87,10 @@ static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_
       .on_failure = bootstrap_failed,
       .arg = comm,
   };
-  if (args->parent)
-    return rt_bootstrap_split(args->parent->bootstrap, args->parent_ranks, args->serial, &b, &comm->bootstrap);
-  return rt_bootstrap_open(args->id, &b, &comm->bootstrap);
+  r = args->parent ? rt_bootstrap_split(args->parent->bootstrap, ranks, args->serial, &b, &comm->bootstrap)
+                   : rt_bootstrap_open(args->id, &b, &comm->bootstrap);
+  free(ranks);
+  return r;
 }
 
 /* Everybody learns everybody's place and settings. */
@@ -129,6 +138,7 @@ static bool proxy_threaded(struct ncclComm *comm) {
 
 rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *args) {
   RAIL_TRY(open_bootstrap(comm, args));
+  if (comm->nranks == 0) return RAIL_OK;
   RAIL_TRY(exchange_peers(comm));
   choose_channels(comm);
   for (int c = 0; c < comm->nchannels; c++) {

@@ -90,14 +90,16 @@ struct rt_init_args {
   char id[RT_UNIQUE_ID_BYTES];
   int rank, nranks, device;        /* device -1: the rank on this host */
   ncclConfig_t config;
-  struct ncclComm *parent;         /* split: its bootstrap is used instead of id */
-  const int *parent_ranks;         /* of the new ranks */
-  uint32_t serial;
+  /* A split: the ranks of parent that name the same color, in the order of key; id, rank and nranks follow from that. */
+  struct ncclComm *parent;
+  int color, key;
+  uint32_t serial;                 /* which split of parent this is */
 };
 
 /* An empty communicator, which rt_comm_free accepts. NULL without memory. */
 struct ncclComm *rt_comm_alloc(const struct rt_init_args *args);
-/* Collective. The communicator stays half built on failure: free it. */
+/* Collective. The communicator stays half built on failure: free it. A rank without a color
+ * gets RAIL_OK and nranks 0. */
 rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *args);
 void rt_comm_free(struct ncclComm *comm);
 

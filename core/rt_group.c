@@ -87,9 +87,11 @@ static ncclResult_t make_comms(void) {
       result = (ncclResult_t)j->result;
       rt_error_keep(j->comm->error);
       rt_comm_free(j->comm);
-      continue;
+    } else if (j->comm->nranks == 0) {
+      rt_comm_free(j->comm); /* a split without a color */
+    } else {
+      *j->out = j->comm;
     }
-    *j->out = j->comm;
   }
   return result;
 }
@@ -126,6 +128,8 @@ static ncclResult_t launch(void) {
     free(sorted);
     return rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks);
   }
+  /* ncclCommAbort of another thread frees a communicator only when nobody is inside. */
+  for (int i = 0; i < njobs; i++) atomic_fetch_add(&jobs[i].comm->users, 1);
   run_jobs(jobs, njobs, plan_job);
   ncclResult_t result = ncclSuccess;
   for (int i = 0; i < njobs; i++) {
@@ -137,6 +141,7 @@ static ncclResult_t launch(void) {
       /* With several communicators the caller can only wait for one at a time. */
       rt_stream_enqueue(&j->comm->stream, j->plan, njobs > 1);
     }
+    atomic_fetch_sub(&j->comm->users, 1);
   }
   free(jobs);
   free(sorted);

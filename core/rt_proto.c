@@ -22,7 +22,7 @@ unsigned rt_protos_allowed(const char *text) {
     else if (!strcasecmp(word, "LL")) named |= 1u << RT_LL;
     else if (strcasecmp(word, "LL128") != 0)
       RAIL_WARN("NCCL_PROTO: '%s' in '%s' is not a protocol; allowed are Simple, LL, LL128 (taken as Simple)", word, text);
-    else named |= 1u << RT_SIMPLE; /* needs 128-byte stores; a host communicator has none */
+    else if (!exclude) named |= 1u << RT_SIMPLE; /* needs 128-byte stores; a host communicator has none */
   }
   unsigned allowed = exclude ? all & ~named : named;
   if (allowed) return allowed;
