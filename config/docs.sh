@@ -38,7 +38,7 @@ man_page() { # TOOL
   done <"docs/man/$1.1.in"
 }
 
-"$build/bin/rail-coll" --params-markdown >"$fresh/parameters.md"
+"$build/gen-params" >"$fresh/parameters.md"
 settle parameters.md
 mkdir -p "$fresh/man"
 for source in docs/man/*.1.in; do

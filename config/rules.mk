@@ -132,5 +132,10 @@ $(BUILD)/test/lib%.so: test/preload/%.c $(wildcard test/preload/*.h)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_CPPFLAGS) -std=c11 -O2 -g -fPIC $(warnings) -shared $< -ldl -o $@
 
+# The parameter tables of every module, for docs/parameters.md.
+$(BUILD)/gen-params: $(O)/config/gen_params.o $(O)/core/rt_param.o $(O)/plugin/socket/sk_param.o $(COMMON_A)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) $^ -o $@
+
 .SECONDARY:
 -include $(shell find $(O) -name '*.d' 2>/dev/null)

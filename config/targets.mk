@@ -67,11 +67,11 @@ gpu-test:  ## real NCCL through the plugin, on a machine with a GPU
 	@bash test/gpu/run.sh '$(BUILD)'
 
 docs:  ## write the generated documents: docs/parameters.md and the man pages
-	$(build_with) BUILD='$(BUILD)' all
+	$(build_with) BUILD='$(BUILD)' all $(BUILD)/gen-params
 	@bash config/docs.sh '$(BUILD)'
 
 docs-check:  ## fail when a generated document is stale
-	$(build_with) BUILD='$(BUILD)' all
+	$(build_with) BUILD='$(BUILD)' all $(BUILD)/gen-params
 	@bash config/docs.sh '$(BUILD)' check
 
 lint:  ## headers alone, lengths, layers, clang-tidy, cppcheck

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Prints docs/parameters.md from the parameter tables of every module. */
+#include <stdio.h>
+
+#include "common/param.h"
+#include "plugin/socket/sk_param.h"
+#include "rail/railyard.h"
+
+int main(void) {
+  printf("# Parameters\n\nGenerated from the tables in the sources by `make docs`. Set in the environment, read once per process.\n"
+         "Names that begin with NCCL_ mean what they mean in NCCL. A value that cannot be used is warned about\n"
+         "with what is allowed, and the default is taken; an unknown name that begins with RAIL_ is warned about with the nearest known one.\n"
+         "\n## Runtime (librailyard.so)\n\n");
+  fflush(stdout);
+  railParamPrint(1);
+  printf("\n## Socket plugin (libnccl-net-socket.so)\n\n");
+  rail_param_print(stdout, &sk_param_table, 1);
+  return 0;
+}
