@@ -9,6 +9,7 @@
 #include "core/rt_api.h"
 #include "core/rt_group.h"
 #include "core/rt_param.h"
+#include "core/rt_thread.h"
 
 /* ---- checks shared by all calls ------------------------------------------------- */
 
@@ -127,7 +128,7 @@ static ncclResult_t start_async(const struct rt_init_args *args, ncclComm_t *out
   a->args = *args;
   a->comm = comm;
   atomic_store(&comm->init_state, ncclInProgress);
-  int err = pthread_create(&comm->init_thread, NULL, async_init_thread, a);
+  int err = rt_thread_start("rail-init", async_init_thread, a, &comm->init_thread);
   if (err) {
     free(a);
     rt_comm_free(comm);

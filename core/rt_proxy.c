@@ -8,6 +8,7 @@
 
 #include "common/log.h"
 #include "core/rt_comm.h"
+#include "core/rt_thread.h"
 
 /* Passes without progress before the thread gives its core away, and before it naps. */
 #define SPIN_PASSES 200
@@ -157,7 +158,7 @@ rail_result_t rt_proxy_init(struct rt_proxy *p, struct ncclComm *comm, bool thre
   pthread_mutex_init(&p->lock, NULL);
   pthread_cond_init(&p->wake, NULL);
   if (!threaded) return RAIL_OK;
-  int err = pthread_create(&p->thread, NULL, proxy_thread, p);
+  int err = rt_thread_start("rail-proxy", proxy_thread, p, &p->thread);
   if (err) {
     RAIL_WARN("rank %d: cannot start the proxy thread: %s; raise the limit of threads or set RAIL_PROXY=inline",
               comm->rank, strerror(err));
