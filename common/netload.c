@@ -96,8 +96,10 @@ static void *try_open_beside(const char *file, struct why *why) {
   static const char *const dirs[] = {"", "../lib/"};
   char path[PATH_MAX];
   Dl_info info;
-  if (!dladdr(&here, &info) || !info.dli_fname) return NULL;
-  char *self = realpath(info.dli_fname, NULL);
+  struct link_map *map = NULL;
+  if (!dladdr1(&here, &info, (void **)&map, RTLD_DL_LINKMAP) || !map) return NULL;
+  /* A program has no name here, and its argv[0] may have come by PATH. */
+  char *self = realpath(map->l_name[0] ? map->l_name : "/proc/self/exe", NULL);
   if (!self) return NULL;
   char *slash = strrchr(self, '/');
   void *library = NULL;
