@@ -2,6 +2,7 @@
  * Addresses as text and on the wire. */
 #include <arpa/inet.h>
 #include <net/if.h>
+#include <netdb.h>
 
 #include "common/sock.h"
 #include "test/harness/tap.h"
@@ -48,6 +49,9 @@ TEST(parse_refuses) {
 TEST(parse_resolves_names) {
   union rail_addr addr;
   char text[RAIL_ADDR_TEXT];
+  struct addrinfo *known = NULL;
+  if (getaddrinfo("localhost", NULL, NULL, &known) != 0) tap_skip_case("this machine cannot resolve localhost");
+  freeaddrinfo(known);
   CHECK_OK(rail_addr_parse("localhost:77", &addr));
   CHECK_INT(rail_addr_port(&addr), 77);
   rail_addr_text(&addr, text);
