@@ -41,11 +41,9 @@ void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, 
   if (comm->bootstrap) rt_bootstrap_abort(comm->bootstrap, result, text);
 }
 
-/* The bootstrap found a rank dead or was told of a failure elsewhere; it spreads the word itself. */
+/* The bootstrap found a rank dead or was told of a failure elsewhere; it logs and spreads the word itself. */
 static void bootstrap_failed(void *arg, rail_result_t result, const char *why) {
-  struct ncclComm *comm = arg;
-  if (!record_failure(comm, result == RAIL_OK ? RAIL_REMOTE_ERROR : result, why)) return;
-  RAIL_WARN("rank %d of %d: %s; every pending operation ends with an error", comm->rank, comm->nranks, why);
+  record_failure(arg, result == RAIL_OK ? RAIL_REMOTE_ERROR : result, why);
 }
 
 /* ---- making ---------------------------------------------------------------------- */
