@@ -27,7 +27,8 @@
 enum rt_proto { RT_SIMPLE = 0, RT_LL = 1, RT_NPROTO = 2 };
 
 struct rt_slot {
-  uint64_t bytes;  /* of the step's message */
+  uint64_t bytes : 56; /* of the step's message */
+  uint64_t proto : 8;  /* over shared memory, enum rt_proto of the producer's call: the consumer's must be equal */
   void *ptr;       /* where it lies, or shall be received; NULL: the slot's own buffer */
   void *mhandle;   /* of ptr's registration with the plugin; the proxy's business */
   uint64_t capacity; /* of ptr, where it is to be received */
