@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Proves: kernels give right results over connections in plain memory, all ranks polled in turn by one thread:
+ * both protocols, tiny slots, shared-memory and proxied connections, with and without direct buffers, step
+ * counters and LL flags that wrap, stale lines; and that calls which differ are found, not waited for.
+ */
+#include "core/kernel/rt_kernel.h"
+
+#include "core/kernel/rt_prims.h"
+#include "core/kernel/rt_types.h"
+#include "test/harness/tap.h"
+
+#define MAX_RANKS 5
+#define SLOT 256u /* bytes of a slot, both protocols */
+#define POLLS 2000000
+
+/* One directed connection: shared memory, or two FIFOs and a proxy between them. */
+struct half {
+  struct rt_slot slot[RT_STEPS];
+  char *buff[RT_NPROTO];
+  uint64_t tail, credit, base;
+};
+struct link {
+  struct rt_conn send, recv;
+  struct half at_send, at_recv; /* at_recv only with a proxy */
+  bool proxied;
+  uint64_t moved;               /* steps that the proxy has taken over */
+};
+
+static void half_init(struct half *h, uint64_t step) {
+  for (int p = 0; p < RT_NPROTO; p++) h->buff[p] = aligned_alloc(64, (size_t)SLOT * RT_STEPS), memset(h->buff[p], 0xa5, SLOT * RT_STEPS);
+  h->tail = step;
+}
+
+/* Every LL line is as if last written in the step of that slot that comes `ahead` rounds after `step`, 2^32 steps ago. */
+static void poison(struct half *h, uint64_t step, uint64_t ahead) {
+  for (uint64_t s = step / RT_STEPS * RT_STEPS, i = 0; i < RT_STEPS; i++) {
+    uint64_t *half = (uint64_t *)(void *)(h->buff[RT_LL] + i * SLOT);
+    for (size_t n = 0; n < SLOT / 8; n++) half[n] = (uint64_t)rt_ll_flag(s + i + ahead * RT_STEPS) << 32 | 0xdead;
+  }
+}
+
+static void conn_init(struct rt_conn *c, struct half *h, uint64_t step, unsigned flags) {
+  *c = (struct rt_conn){.slot = h->slot, .tail = &h->tail, .credit = &h->credit, .step = step, .flags = flags};
+  for (int p = 0; p < RT_NPROTO; p++) {
+    c->buff[p] = h->buff[p];
+    c->slot_size[p] = SLOT;
+  }
+}
+
+static void link_init(struct link *l, bool proxied, uint64_t step) {
+  memset(l, 0, sizeof *l);
+  l->proxied = proxied;
+  l->moved = step;
+  half_init(&l->at_send, step);
+  l->at_send.credit = step + RT_STEPS;
+  poison(&l->at_send, step, 1u << 20);
+  if (proxied) {
+    half_init(&l->at_recv, step);
+    l->at_recv.credit = step;
+    poison(&l->at_recv, step, 1u << 20);
+  }
+  conn_init(&l->send, &l->at_send, step, proxied ? RT_CONN_PROXY : 0);
+  conn_init(&l->recv, proxied ? &l->at_recv : &l->at_send, step, proxied ? RT_CONN_PROXY : 0);
+  l->recv.granted = proxied ? step : step + RT_STEPS;
+}
+
+static void link_free(struct link *l) {
+  for (int p = 0; p < RT_NPROTO; p++) {
+    free(l->at_send.buff[p]);
+    if (l->proxied) free(l->at_recv.buff[p]);
+  }
+}
+
+/* What two proxies and a wire do: one step, where sender and receiver allow it. */
+static void link_move(struct link *l, enum rt_proto proto) {
+  if (!l->proxied) return;
+  if (rt_observe(&l->at_send.tail) <= l->moved || rt_observe(&l->at_recv.credit) <= l->moved) return;
+  const struct rt_slot *from = &l->at_send.slot[l->moved % RT_STEPS];
+  struct rt_slot *to = &l->at_recv.slot[l->moved % RT_STEPS];
+  const char *src = from->ptr ? from->ptr : rt_conn_slot_buff(&l->send, proto, l->moved);
+  char *dst = to->ptr ? to->ptr : rt_conn_slot_buff(&l->recv, proto, l->moved);
+  CHECK(!from->ptr || from->mhandle);
+  CHECK(!to->ptr || to->mhandle);
+  CHECK_MSG(from->bytes <= (to->ptr ? to->capacity : SLOT), "a step of %llu bytes overruns", (unsigned long long)from->bytes);
+  memcpy(dst, src, from->bytes);
+  to->bytes = from->bytes;
+  l->moved++;
+  rt_publish(&l->at_recv.tail, l->moved);
+  rt_publish(&l->at_send.credit, l->moved + RT_STEPS);
+}
+
+/* ---- collectives of a ring ---- */
+
+struct ring {
+  int n;
+  struct link link[MAX_RANKS]; /* from r to r + 1 */
+};
+
+struct shape {
+  enum rt_coll coll;
+  enum rt_proto proto;
+  int n, root;
+  uint64_t count;
+  bool proxied, direct, in_place;
+  uint64_t step;
+};
+
+static void ring_init(struct ring *ring, const struct shape *s) {
+  ring->n = s->n;
+  for (int r = 0; r < s->n; r++) link_init(&ring->link[r], s->proxied, s->step);
+}
+
+static void ring_free(struct ring *ring) {
+  for (int r = 0; r < ring->n; r++) link_free(&ring->link[r]);
+}
+
+static int32_t value(int rank, uint64_t i) { return (int32_t)(i * 7 + (uint64_t)rank * 1000003 + 1); }
+
+/* The independent reference. */
+static int32_t expected(const struct shape *s, int rank, uint64_t i) {
+  if (s->coll == RT_BROADCAST) return value(s->root, i);
+  if (s->coll == RT_ALLGATHER) return value((int)(i / s->count), i % s->count);
+  uint64_t at = s->coll == RT_REDUCE_SCATTER ? (uint64_t)rank * s->count + i : i;
+  uint32_t sum = 0;
+  for (int r = 0; r < s->n; r++) sum += (uint32_t)value(r, at);
+  return (int32_t)sum;
+}
+
+static void make_kernel(struct rt_kernel *k, struct ring *ring, const struct shape *s, int r, char *send, char *recv,
+                        uint64_t nsend, uint64_t nrecv) {
+  memset(k, 0, sizeof *k);
+  bool reduces = s->coll == RT_ALLREDUCE || s->coll == RT_REDUCE_SCATTER || s->coll == RT_REDUCE;
+  int prev = (r + s->n - 1) % s->n, next = (r + 1) % s->n;
+  k->proto = s->proto;
+  k->fns = reduces ? rt_reduce_lookup(RT_INT32, RT_SUM) : NULL;
+  k->sched = (struct rt_sched){.coll = s->coll, .rank = r, .nranks = s->n, .root = s->root, .esize = 4, .send = send,
+                               .recv = recv, .count = s->count, .len = s->count,
+                               .chunk = rt_proto_payload(s->proto, SLOT) / 4};
+  bool has_recv = true, has_send = true;
+  if (s->coll == RT_BROADCAST) { has_recv = r != s->root; has_send = next != s->root; }
+  if (s->coll == RT_REDUCE) { has_send = r != s->root; has_recv = prev != s->root; }
+  if (s->n > 1 && has_recv) k->recv = &ring->link[prev].recv;
+  if (s->n > 1 && has_send) k->send = &ring->link[r].send;
+  if (s->direct) {
+    k->send_direct[0] = (struct rt_direct){send, nsend * 4, send};
+    if (recv && s->coll != RT_REDUCE_SCATTER) k->send_direct[1] = (struct rt_direct){recv, nrecv * 4, recv};
+    if (recv && !reduces) k->recv_direct = (struct rt_direct){recv, nrecv * 4, recv};
+    if (recv && s->coll == RT_ALLREDUCE) k->recv_direct = (struct rt_direct){recv, nrecv * 4, recv};
+  }
+  rt_kernel_init(k);
+}
+
+static void poll_all(struct ring *ring, struct rt_kernel *k, int n, enum rt_proto proto) {
+  bool done[MAX_RANKS] = {0};
+  for (int left = n, polls = 0; left > 0; polls++) {
+    CHECK_MSG(polls < POLLS, "no end: rank 0 is at action %llu of %llu", (unsigned long long)k[0].i, (unsigned long long)k[0].n);
+    for (int r = 0; r < n; r++) {
+      if (done[r]) continue;
+      enum rt_kernel_state state = rt_kernel_poll(&k[r]);
+      CHECK_MSG(state != RT_K_MISMATCH, "rank %d: mismatch, %llu for %llu", r, (unsigned long long)k[r].got,
+                (unsigned long long)k[r].expected);
+      if (state == RT_K_DONE) done[r] = true, left--;
+    }
+    for (int r = 0; r < ring->n; r++) link_move(&ring->link[r], proto);
+  }
+}
+
+static void run_on(struct ring *ring, const struct shape *s) {
+  struct rt_kernel k[MAX_RANKS];
+  int32_t *send[MAX_RANKS], *recv[MAX_RANKS], *memory[MAX_RANKS];
+  uint64_t n = (uint64_t)s->n, nsend = s->coll == RT_REDUCE_SCATTER ? n * s->count : s->count;
+  uint64_t nrecv = s->coll == RT_ALLGATHER ? n * s->count : s->count;
+  for (int r = 0; r < s->n; r++) {
+    memory[r] = calloc(nsend + nrecv + 1, 4);
+    send[r] = memory[r];
+    recv[r] = send[r] + nsend;
+    if (s->in_place) {
+      recv[r] = s->coll == RT_REDUCE_SCATTER ? send[r] + (uint64_t)r * s->count : send[r];
+      if (s->coll == RT_ALLGATHER) send[r] += (uint64_t)r * s->count;
+    }
+    if (s->coll == RT_REDUCE && r != s->root) recv[r] = NULL;
+    for (uint64_t i = 0; i < nsend; i++) send[r][i] = value(r, i);
+    make_kernel(&k[r], ring, s, r, (char *)send[r], (char *)recv[r], nsend, nrecv);
+  }
+  poll_all(ring, k, s->n, s->proto);
+  for (int r = 0; r < s->n; r++) {
+    for (uint64_t i = 0; recv[r] && i < nrecv; i++)
+      CHECK_MSG(recv[r][i] == expected(s, r, i), "coll %d proto %d ranks %d count %llu%s%s%s: rank %d element %llu: %d, expected %d",
+                (int)s->coll, (int)s->proto, s->n, (unsigned long long)s->count, s->proxied ? " proxied" : "",
+                s->direct ? " direct" : "", s->in_place ? " in place" : "", r, (unsigned long long)i, recv[r][i],
+                expected(s, r, i));
+    free(memory[r]);
+  }
+}
+
+static void run_shape(const struct shape *s) {
+  struct ring ring;
+  ring_init(&ring, s);
+  for (int again = 0; again < 3; again++) run_on(&ring, s); /* counters go on from call to call */
+  ring_free(&ring);
+}
+
+static void run_all(enum rt_proto proto, uint64_t step) {
+  const uint64_t counts[] = {1, 2, 5, 31, 32, 33, 64, 100, 1000, 5003};
+  for (int coll = RT_ALLREDUCE; coll <= RT_REDUCE; coll++)
+    for (int n = 1; n <= MAX_RANKS; n++)
+      for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
+        for (int how = 0; how < 8; how++) {
+          struct shape s = {.coll = (enum rt_coll)coll, .proto = proto, .n = n, .root = how % n, .count = counts[c],
+                            .proxied = how & 1, .direct = how & 1 && how & 2, .in_place = how & 4, .step = step};
+          run_shape(&s);
+        }
+}
+
+TEST(simple) { run_all(RT_SIMPLE, 0); }
+TEST(ll) { run_all(RT_LL, 0); }
+/* The rounds in which slots are written to their ends, and where the 32-bit flags start again. */
+TEST(ll_near_the_cleaning) { run_all(RT_LL, RT_LL_CLEAN_MASK - 20); }
+TEST(ll_near_2_to_the_32) { run_all(RT_LL, (1ull << 32) - 20); }
+TEST(simple_near_2_to_the_32) { run_all(RT_SIMPLE, (1ull << 32) - 20); }
+TEST(ll_near_2_to_the_33) { run_all(RT_LL, (1ull << 33) - 20); }
+
+/* ---- point to point ---- */
+
+static void pair_kernels(struct rt_kernel *s, struct rt_kernel *r, struct link *l, enum rt_proto sp, enum rt_proto rp,
+                         char *send, uint64_t nsend, char *recv, uint64_t nrecv) {
+  memset(s, 0, sizeof *s);
+  memset(r, 0, sizeof *r);
+  s->proto = sp;
+  r->proto = rp;
+  s->sched = (struct rt_sched){.coll = RT_SEND, .nranks = 2, .rank = 0, .root = 1, .esize = 1, .send = send, .count = nsend,
+                               .len = nsend, .chunk = rt_proto_payload(sp, SLOT)};
+  r->sched = (struct rt_sched){.coll = RT_RECV, .nranks = 2, .rank = 1, .root = 0, .esize = 1, .recv = recv, .count = nrecv,
+                               .len = nrecv, .chunk = rt_proto_payload(rp, SLOT)};
+  s->send = &l->send;
+  r->recv = &l->recv;
+  rt_kernel_init(s);
+  rt_kernel_init(r);
+}
+
+/* A line that short messages never reached keeps its flag; once 2^32 steps have passed that flag is right again, unless
+ * it was cleaned away. The receiver looks before the sender has written. */
+TEST(ll_lines_of_2_to_the_32_steps_ago) {
+  struct link l;
+  uint64_t start = (1ull << 32) - 24;
+  link_init(&l, false, start);
+  poison(&l.at_send, start, 5); /* right in the fifth round from now, two rounds after 2^32 */
+  for (int i = 0; i < 60; i++) {
+    uint64_t bytes = i < 36 ? 8 : 120; /* one line; fifteen lines from step 2^32 + 12 on */
+    char out[120], in[120] = {0};
+    memset(out, 'a' + i % 26, sizeof out);
+    struct rt_kernel s, r;
+    pair_kernels(&s, &r, &l, RT_LL, RT_LL, out, bytes, in, bytes);
+    enum rt_kernel_state early = rt_kernel_poll(&r);
+    CHECK_MSG(early == RT_K_WAIT, "message %d arrived before it was sent", i);
+    CHECK_INT(rt_kernel_poll(&s), RT_K_DONE);
+    CHECK_INT(rt_kernel_poll(&r), RT_K_DONE);
+    CHECK_MSG(memcmp(in, out, bytes) == 0, "message %d", i);
+  }
+  link_free(&l);
+}
+
+/* The receiver's last state when the two disagree. */
+static enum rt_kernel_state disagree(bool proxied, enum rt_proto sp, enum rt_proto rp, uint64_t nsend, uint64_t nrecv) {
+  static char out[2 * SLOT], in[2 * SLOT];
+  struct link l;
+  link_init(&l, proxied, 0);
+  struct rt_kernel s, r;
+  pair_kernels(&s, &r, &l, sp, rp, out, nsend, in, nrecv);
+  enum rt_kernel_state state = RT_K_WAIT;
+  for (int i = 0; i < 1000 && state != RT_K_DONE && state != RT_K_MISMATCH; i++) {
+    state = rt_kernel_poll(&r);
+    rt_kernel_poll(&s);
+    link_move(&l, sp);
+  }
+  link_free(&l);
+  return state;
+}
+
+TEST(sizes_that_differ_are_found) {
+  for (int proxied = 0; proxied < 2; proxied++)
+    for (int proto = 0; proto < RT_NPROTO; proto++) {
+      enum rt_proto p = (enum rt_proto)proto;
+      CHECK_INT(disagree(proxied, p, p, 100, 100), RT_K_DONE);
+      CHECK_INT(disagree(proxied, p, p, 100, 40), RT_K_MISMATCH);
+      CHECK_INT(disagree(proxied, p, p, 40, 100), RT_K_MISMATCH);
+      CHECK_INT(disagree(proxied, p, p, 0, 100), RT_K_MISMATCH);
+      CHECK_INT(disagree(proxied, p, p, 100, 0), RT_K_MISMATCH);
+    }
+}
+
+TEST(protocols_that_differ_are_found) {
+  CHECK_INT(disagree(false, RT_LL, RT_SIMPLE, 100, 100), RT_K_MISMATCH);
+  CHECK_INT(disagree(false, RT_SIMPLE, RT_LL, 100, 100), RT_K_MISMATCH);
+  CHECK_INT(disagree(false, RT_LL, RT_SIMPLE, 64, 128), RT_K_MISMATCH); /* the bytes on the FIFO happen to be equal */
+  CHECK_INT(disagree(false, RT_SIMPLE, RT_LL, 128, 64), RT_K_MISMATCH);
+}
+
+TEST(mismatch_says_both_sizes) {
+  static char out[SLOT], in[SLOT];
+  struct link l;
+  link_init(&l, false, 0);
+  struct rt_kernel s, r;
+  pair_kernels(&s, &r, &l, RT_SIMPLE, RT_SIMPLE, out, 100, in, 60);
+  rt_kernel_poll(&s);
+  CHECK_INT(rt_kernel_poll(&r), RT_K_MISMATCH);
+  CHECK_INT(r.got, 100);
+  CHECK_INT(r.expected, 60);
+  link_free(&l);
+}
+
+/* ---- order on one connection ---- */
+
+TEST(operations_take_turns) {
+  struct link l;
+  link_init(&l, false, 0);
+  enum { N = 4, BYTES = 20 * SLOT };
+  static char out[N][BYTES], in[N][BYTES];
+  struct rt_kernel s[N], r[N];
+  for (int i = 0; i < N; i++) {
+    memset(out[i], 'a' + i, BYTES);
+    memset(in[i], 0, BYTES);
+    pair_kernels(&s[i], &r[i], &l, i % 2 ? RT_LL : RT_SIMPLE, i % 2 ? RT_LL : RT_SIMPLE, out[i], BYTES, in[i], BYTES);
+  }
+  bool done[2 * N] = {0};
+  for (int left = 2 * N, polls = 0; left > 0; polls++) {
+    CHECK(polls < POLLS);
+    for (int i = 2 * N - 1; i >= 0; i--) { /* the later ones are asked first */
+      if (done[i]) continue;
+      if (rt_kernel_poll(i % 2 ? &s[i / 2] : &r[i / 2]) != RT_K_DONE) continue;
+      for (int before = i - 2; before >= 0; before -= 2) CHECK(done[before]);
+      done[i] = true;
+      left--;
+    }
+  }
+  for (int i = 0; i < N; i++) CHECK_MSG(memcmp(in[i], out[i], BYTES) == 0, "message %d is wrong", i);
+  link_free(&l);
+}
+
+/* A kernel that sends from user memory is not done before the proxy is. */
+TEST(direct_sends_are_drained) {
+  struct link l;
+  link_init(&l, true, 0);
+  static char out[100], in[100];
+  struct rt_kernel s, r;
+  pair_kernels(&s, &r, &l, RT_SIMPLE, RT_SIMPLE, out, 100, in, 100);
+  s.send_direct[0] = (struct rt_direct){out, sizeof out, out};
+  for (int i = 0; i < 10; i++) CHECK(rt_kernel_poll(&s) != RT_K_DONE);
+  CHECK(l.at_send.slot[0].ptr == out);
+  rt_kernel_poll(&r); /* grants */
+  link_move(&l, RT_SIMPLE);
+  CHECK_INT(rt_kernel_poll(&s), RT_K_DONE);
+  CHECK_INT(rt_kernel_poll(&r), RT_K_DONE);
+  link_free(&l);
+}
+
+/* The counts told to the proxies are the steps that are made. */
+TEST(step_counts_are_true) {
+  for (int coll = RT_ALLREDUCE; coll <= RT_REDUCE; coll++)
+    for (uint64_t count = 1; count < 2000; count = count * 3 + 1) {
+      struct shape s = {.coll = (enum rt_coll)coll, .proto = RT_SIMPLE, .n = 4, .root = 2, .count = count};
+      struct ring ring;
+      ring_init(&ring, &s);
+      uint64_t sent[4], received[4];
+      for (int r = 0; r < 4; r++) {
+        struct rt_kernel k;
+        make_kernel(&k, &ring, &s, r, NULL, (coll != RT_REDUCE || r == 2) ? (char *)64 : NULL, 0, 0);
+        rt_kernel_count_steps(&k, &sent[r], &received[r]);
+      }
+      ring_free(&ring);
+      ring_init(&ring, &s);
+      run_on(&ring, &s);
+      for (int r = 0; r < 4; r++) {
+        CHECK_INT(ring.link[r].send.step, sent[r]);
+        CHECK_INT(ring.link[r].recv.step, received[(r + 1) % 4]);
+      }
+      ring_free(&ring);
+    }
+}
+
+TEST_MAIN(TEST_CASE(simple), TEST_CASE(ll), TEST_CASE(ll_near_the_cleaning), TEST_CASE(ll_near_2_to_the_32),
+          TEST_CASE(simple_near_2_to_the_32), TEST_CASE(ll_near_2_to_the_33), TEST_CASE(ll_lines_of_2_to_the_32_steps_ago),
+          TEST_CASE(sizes_that_differ_are_found), TEST_CASE(protocols_that_differ_are_found),
+          TEST_CASE(mismatch_says_both_sizes), TEST_CASE(operations_take_turns), TEST_CASE(direct_sends_are_drained),
+          TEST_CASE(step_counts_are_true))

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Proves: what a rank tells of itself, and that settings which disagree are refused with a line that names the
+ * setting, both ranks and both values. */
+#include "core/rt_peer.h"
+
+#include <unistd.h>
+
+#include "common/log.h"
+#include "core/rt_param.h"
+#include "test/harness/tap.h"
+
+static char warned[1024];
+
+__attribute__((format(printf, 5, 6))) static void capture(enum rail_log_level level, unsigned long flags,
+                                                          const char *file, int line, const char *fmt, ...) {
+  (void)flags, (void)file, (void)line;
+  if (level > RAIL_LOG_WARN) return;
+  va_list ap;
+  va_start(ap, fmt);
+  vsnprintf(warned, sizeof warned, fmt, ap);
+  va_end(ap);
+}
+
+static void two(struct rt_peer *a, struct rt_peer *b) {
+  rt_peer_describe(a);
+  rt_peer_describe(b);
+  a->rank = 3;
+  b->rank = 5;
+  warned[0] = 0;
+}
+
+TEST(describe) {
+  struct rt_peer a, b;
+  two(&a, &b);
+  CHECK_INT(a.version, RT_PEER_VERSION);
+  CHECK_INT(a.pid, getpid());
+  CHECK(a.pid_ns != 0);
+  CHECK(a.host_hash != 0 && a.host_hash == b.host_hash);
+  CHECK_INT(a.buffsize, rt_params()->buffsize);
+  CHECK_OK(rt_peer_check(&a, &b));
+  CHECK_STR(warned, "");
+}
+
+/* The warning must hold every word given. */
+static void must_say(const char *const *words, size_t n) {
+  for (size_t i = 0; i < n; i++) CHECK_MSG(strstr(warned, words[i]), "\"%s\" does not say %s", warned, words[i]);
+}
+
+#define REFUSED(field, value, name)                                                                    \
+  do {                                                                                                 \
+    struct rt_peer a, b;                                                                               \
+    two(&a, &b);                                                                                       \
+    a.field = 77;                                                                                      \
+    b.field = value;                                                                                   \
+    rail_log_set_sink(capture);                                                                        \
+    rail_result_t r = rt_peer_check(&a, &b);                                                           \
+    rail_log_set_sink(NULL);                                                                           \
+    CHECK_INT(r, RAIL_BAD_USAGE);                                                                      \
+    const char *const words[] = {name, "rank 3", "rank 5", "77", #value};                              \
+    must_say(words, 5);                                                                                \
+  } while (0)
+
+TEST(disagreements_are_named) {
+  REFUSED(buffsize, 65536, "NCCL_BUFFSIZE");
+  REFUSED(ll_buffsize, 16384, "NCCL_LL_BUFFSIZE");
+  REFUSED(chunk, 4096, "RAIL_CHUNK");
+  REFUSED(ll_max, 4096, "RAIL_LL_MAX");
+  REFUSED(nchannels, 2, "RAIL_NCHANNELS");
+  REFUSED(protos, 1, "NCCL_PROTO");
+}
+
+TEST(another_version_is_refused_before_anything_else) {
+  struct rt_peer a, b;
+  two(&a, &b);
+  b.version++;
+  b.buffsize = 1;
+  rail_log_set_sink(capture);
+  rail_result_t r = rt_peer_check(&a, &b);
+  rail_log_set_sink(NULL);
+  CHECK_INT(r, RAIL_BAD_USAGE);
+  const char *const words[] = {"rank 3", "rank 5", "build"};
+  must_say(words, 3);
+}
+
+/* What may differ: the host, the process, whether shared memory is allowed. */
+TEST(places_may_differ) {
+  struct rt_peer a, b;
+  two(&a, &b);
+  b.host_hash++;
+  b.pid++;
+  b.pid_ns++;
+  b.shm_disable = 1;
+  CHECK_OK(rt_peer_check(&a, &b));
+}
+
+TEST_MAIN(TEST_CASE(describe), TEST_CASE(disagreements_are_named),
+          TEST_CASE(another_version_is_refused_before_anything_else), TEST_CASE(places_may_differ))

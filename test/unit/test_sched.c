@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Proves: the schedules are right. All ranks are run symbolically: an element is a name and the set of ranks that
+ * contributed to it, a step is a list of elements in a FIFO of bounded depth. Every step that one end
+ * sends the other end expects, with its size; every output element is written once, with every rank's
+ * contribution in it once; the post-operation happens once; in place gives the same.
+ */
+#include "core/kernel/rt_sched.h"
+
+#include "test/harness/tap.h"
+
+#define MAX_RANKS 9
+#define MAX_DEPTH 8
+
+/* Which element it is in the collective's own numbering, whose contributions it holds, how often it was finished. */
+struct element { uint32_t name; uint16_t ranks; uint8_t finished, written; };
+
+struct message { struct element *e; uint64_t n; };
+struct fifo { struct message m[MAX_DEPTH]; int first, used; };
+
+struct job {
+  enum rt_coll coll;
+  int nranks, root, depth, parts;
+  bool in_place;
+  size_t esize;
+  uint64_t count, chunk;
+};
+
+struct world {
+  const struct job *job;
+  struct element *send[MAX_RANKS], *recv[MAX_RANKS]; /* the same memory when in place */
+  uint64_t nsend, nrecv;                             /* elements of the two */
+  struct fifo fifo[MAX_RANKS];                       /* [r]: from r to r + 1 */
+};
+
+static const char *text(const struct job *j) {
+  static char t[160];
+  snprintf(t, sizeof t, "coll %d, %d ranks, root %d, count %llu, chunk %llu, esize %zu, depth %d, %d parts%s", (int)j->coll,
+           j->nranks, j->root, (unsigned long long)j->count, (unsigned long long)j->chunk, j->esize, j->depth, j->parts,
+           j->in_place ? ", in place" : "");
+  return t;
+}
+
+/* ---- what goes in, what must come out ---- */
+
+static bool has_recv(const struct job *j, int rank) { return j->coll != RT_REDUCE || rank == j->root; }
+
+static struct element input(const struct job *j, int rank, uint64_t i) {
+  struct element e = {.name = (uint32_t)i, .ranks = (uint16_t)(1u << rank)};
+  if (j->coll == RT_ALLGATHER) e.name = (uint32_t)((uint64_t)rank * j->count + i);
+  return e;
+}
+
+static struct element output(const struct job *j, int rank, uint64_t i) {
+  uint16_t all = (uint16_t)((1u << j->nranks) - 1);
+  struct element e = {.name = (uint32_t)i, .ranks = all, .finished = 1, .written = 1};
+  if (j->coll == RT_REDUCE_SCATTER) e.name = (uint32_t)((uint64_t)rank * j->count + i);
+  if (j->coll == RT_ALLGATHER) {
+    e.ranks = (uint16_t)(1u << (i / j->count));
+    e.finished = 0;
+  }
+  if (j->coll == RT_BROADCAST) {
+    e.ranks = (uint16_t)(1u << j->root);
+    e.finished = 0;
+  }
+  return e;
+}
+
+/* ---- one action ---- */
+
+static struct element *at(struct world *w, struct element *base, uint64_t size, const char *origin, const char *p, uint64_t n) {
+  uint64_t byte = (uint64_t)(p - origin);
+  CHECK_MSG(byte % w->job->esize == 0, "%s: not at an element", text(w->job));
+  CHECK_MSG(byte / w->job->esize + n <= size, "%s: %llu elements at %llu of a buffer of %llu", text(w->job),
+            (unsigned long long)n, (unsigned long long)(byte / w->job->esize), (unsigned long long)size);
+  return base + byte / w->job->esize;
+}
+
+static struct element combine(const struct world *w, struct element in, struct element local) {
+  CHECK_MSG(in.name == local.name, "%s: element %u reduced with element %u", text(w->job), in.name, local.name);
+  CHECK_MSG((in.ranks & local.ranks) == 0, "%s: a rank counted twice (%x and %x)", text(w->job), in.ranks, local.ranks);
+  CHECK_MSG(!in.finished && !local.finished, "%s: a finished element reduced again", text(w->job));
+  in.ranks |= local.ranks;
+  return in;
+}
+
+/* False: it would have to wait. `origin` stands for the user's buffers. */
+static bool act(struct world *w, int rank, const struct rt_sched *s, const struct rt_action *a) {
+  const struct job *j = w->job;
+  struct fifo *in = &w->fifo[(rank + j->nranks - 1) % j->nranks], *out = &w->fifo[rank];
+  if ((a->recv && in->used == 0) || (a->send && out->used == j->depth)) return false;
+  struct message got = {0};
+  if (a->recv) {
+    got = in->m[in->first];
+    in->first = (in->first + 1) % MAX_DEPTH;
+    in->used--;
+    CHECK_MSG(got.n == a->n, "%s: rank %d got a step of %llu, expects %llu", text(j), rank, (unsigned long long)got.n,
+              (unsigned long long)a->n);
+  }
+  CHECK_MSG(a->n <= j->chunk, "%s: a step of %llu", text(j), (unsigned long long)a->n);
+  CHECK_MSG(a->recv || a->src, "%s: rank %d: an action without input", text(j), rank);
+  struct element *result = calloc(a->n ? a->n : 1, sizeof *result);
+  const struct element *local = NULL;
+  if (a->src && (a->reduce || !a->recv)) local = at(w, w->send[rank], w->nsend, s->send, a->src, a->n);
+  struct element *dst = a->dst ? at(w, w->recv[rank], w->nrecv, s->recv, a->dst, a->n) : NULL;
+  for (uint64_t i = 0; i < a->n; i++) {
+    struct element e = got.e ? (a->reduce ? combine(w, got.e[i], local[i]) : got.e[i]) : local[i];
+    if (a->last && j->coll != RT_ALLGATHER && j->coll != RT_BROADCAST) e.finished++;
+    result[i] = e;
+    if (!dst) continue;
+    uint8_t written = dst[i].written;
+    dst[i] = e;
+    dst[i].written = (uint8_t)(written + 1);
+  }
+  free(got.e);
+  if (a->send) {
+    for (uint64_t i = 0; i < a->n; i++) result[i].written = 0;
+    out->m[(out->first + out->used++) % MAX_DEPTH] = (struct message){.e = result, .n = a->n};
+  } else {
+    free(result);
+  }
+  return true;
+}
+
+/* ---- a whole collective ---- */
+
+static void run_part(struct world *w, uint64_t lo, uint64_t len) {
+  const struct job *j = w->job;
+  struct rt_sched s[MAX_RANKS];
+  uint64_t next[MAX_RANKS] = {0}, total[MAX_RANKS];
+  static char origin_send, origin_recv; /* never read */
+  for (int r = 0; r < j->nranks; r++) {
+    s[r] = (struct rt_sched){.coll = j->coll, .rank = r, .nranks = j->nranks, .root = j->root, .esize = j->esize,
+                             .send = &origin_send, .recv = has_recv(j, r) ? &origin_recv : NULL, .count = j->count,
+                             .lo = lo, .len = len, .chunk = j->chunk};
+    total[r] = rt_sched_actions(&s[r]);
+    CHECK_MSG(total[r] > 0 || len == 0, "%s: no actions", text(j));
+  }
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (int r = 0; r < j->nranks; r++) {
+      if (next[r] == total[r]) continue;
+      struct rt_action a;
+      rt_sched_action(&s[r], next[r], &a);
+      if (!act(w, r, &s[r], &a)) continue;
+      next[r]++;
+      moved = true;
+    }
+  }
+  for (int r = 0; r < j->nranks; r++) {
+    CHECK_MSG(next[r] == total[r], "%s: rank %d hangs at action %llu of %llu", text(j), r, (unsigned long long)next[r],
+              (unsigned long long)total[r]);
+    CHECK_MSG(w->fifo[r].used == 0, "%s: rank %d sent a step that nobody takes", text(j), r);
+  }
+}
+
+static void make_buffers(struct world *w) {
+  const struct job *j = w->job;
+  uint64_t n = (uint64_t)j->nranks;
+  w->nsend = j->coll == RT_REDUCE_SCATTER ? n * j->count : j->count;
+  w->nrecv = j->coll == RT_ALLGATHER ? n * j->count : j->count;
+  for (int r = 0; r < j->nranks; r++) {
+    struct element *s = calloc(w->nsend + w->nrecv + 1, sizeof *s);
+    w->send[r] = s;
+    w->recv[r] = s + w->nsend;
+    if (j->in_place) { /* as NCCL defines it for the two collectives with blocks */
+      if (j->coll == RT_ALLGATHER) {
+        w->recv[r] = s;
+        w->send[r] = s + (uint64_t)r * j->count;
+      } else {
+        w->recv[r] = j->coll == RT_REDUCE_SCATTER ? s + (uint64_t)r * j->count : s;
+      }
+    }
+    for (uint64_t i = 0; i < w->nsend; i++) w->send[r][i] = input(j, r, i);
+  }
+}
+
+static void run_job(const struct job *j) {
+  struct world w = {.job = j};
+  make_buffers(&w);
+  uint64_t part = (j->count + (uint64_t)j->parts - 1) / (uint64_t)j->parts;
+  for (uint64_t lo = 0; lo < j->count; lo += part) run_part(&w, lo, j->count - lo < part ? j->count - lo : part);
+  for (int r = 0; r < j->nranks; r++) {
+    struct element *base = w.send[r] < w.recv[r] ? w.send[r] : w.recv[r];
+    for (uint64_t i = 0; has_recv(j, r) && i < w.nrecv; i++) {
+      struct element e = w.recv[r][i], want = output(j, r, i);
+      CHECK_MSG(e.name == want.name && e.ranks == want.ranks && e.finished == want.finished && e.written == want.written,
+                "%s: rank %d, element %llu is {%u, ranks %x, finished %d, written %d}, expected {%u, %x, %d, %d}", text(j), r,
+                (unsigned long long)i, e.name, e.ranks, e.finished, e.written, want.name, want.ranks, want.finished,
+                want.written);
+    }
+    free(base);
+  }
+}
+
+static void all_shapes(enum rt_coll coll, bool roots) {
+  for (int n = 1; n <= MAX_RANKS; n++) {
+    const uint64_t counts[] = {0, 1, 2, (uint64_t)n - 1, (uint64_t)n, (uint64_t)n + 1, 61, 64, 127, 1009};
+    const uint64_t chunks[] = {1, 3, 16, 64, 100, 100000};
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
+      for (size_t k = 0; k < sizeof chunks / sizeof chunks[0]; k++)
+        for (int root = 0; root < (roots ? n : 1); root++)
+          for (int variant = 0; variant < 6; variant++) {
+            if (counts[c] > 200 && chunks[k] < 16) continue;
+            const size_t esizes[] = {1, 2, 4, 8, 8, 1};
+            struct job j = {.coll = coll, .nranks = n, .root = root, .depth = variant % 2 ? MAX_DEPTH : 2,
+                            .parts = variant % 3 + 1, .in_place = variant >= 3,
+                            .esize = esizes[variant], .count = counts[c], .chunk = chunks[k]};
+            run_job(&j);
+          }
+  }
+}
+
+TEST(allreduce) { all_shapes(RT_ALLREDUCE, false); }
+TEST(reduce_scatter) { all_shapes(RT_REDUCE_SCATTER, false); }
+TEST(allgather) { all_shapes(RT_ALLGATHER, false); }
+TEST(broadcast) { all_shapes(RT_BROADCAST, true); }
+TEST(reduce) { all_shapes(RT_REDUCE, true); }
+
+TEST(large_counts) {
+  struct job j = {.nranks = 4, .depth = MAX_DEPTH, .parts = 3, .esize = 4, .count = 100003, .chunk = 4096};
+  for (int coll = 0; coll <= RT_REDUCE; coll++) {
+    j.coll = (enum rt_coll)coll;
+    run_job(&j);
+  }
+}
+
+/* Send and receive: as many steps of the same sizes on both ends; nothing is one step of nothing. */
+TEST(point_to_point) {
+  static char memory[1];
+  const uint64_t counts[] = {0, 1, 7, 8, 9, 1009}, chunks[] = {1, 8, 1000};
+  for (size_t c = 0; c < 6; c++)
+    for (size_t k = 0; k < 3; k++) {
+      struct rt_sched s = {.coll = RT_SEND, .nranks = 2, .rank = 0, .root = 1, .esize = 4, .send = memory,
+                           .count = counts[c], .len = counts[c], .chunk = chunks[k]};
+      struct rt_sched r = {.coll = RT_RECV, .nranks = 2, .rank = 1, .root = 0, .esize = 4, .recv = memory,
+                           .count = counts[c], .len = counts[c], .chunk = chunks[k]};
+      uint64_t n = rt_sched_actions(&s), sum = 0;
+      CHECK_INT(rt_sched_actions(&r), n);
+      CHECK(n >= 1);
+      for (uint64_t i = 0; i < n; i++) {
+        struct rt_action a, b;
+        rt_sched_action(&s, i, &a);
+        rt_sched_action(&r, i, &b);
+        CHECK(a.send && !a.recv && b.recv && !b.send && !b.reduce);
+        CHECK_INT(a.n, b.n);
+        CHECK(a.src == memory + sum * 4 && b.dst == memory + sum * 4);
+        sum += a.n;
+      }
+      CHECK_INT(sum, counts[c]);
+    }
+}
+
+/* Past 2^31 and 2^32 elements nothing is cut short. */
+TEST(huge_counts_add_up) {
+  const uint64_t count = (1ull << 33) + 12345;
+  for (int rank = 0; rank < 3; rank++) {
+    struct rt_sched s = {.coll = RT_ALLREDUCE, .nranks = 3, .rank = rank, .esize = 1, .send = (const char *)(1ull << 40),
+                         .recv = (char *)(1ull << 42), .count = count, .len = count, .chunk = 1 << 19};
+    uint64_t n = rt_sched_actions(&s), written = 0, end = 0;
+    for (uint64_t i = 0; i < n; i++) {
+      struct rt_action a;
+      rt_sched_action(&s, i, &a);
+      if (!a.dst) continue;
+      written += a.n;
+      uint64_t to = (uint64_t)(a.dst - s.recv) + a.n;
+      if (to > end) end = to;
+    }
+    CHECK_INT(written, count);
+    CHECK_INT(end, count);
+  }
+}
+
+TEST_MAIN(TEST_CASE(allreduce), TEST_CASE(reduce_scatter), TEST_CASE(allgather), TEST_CASE(broadcast), TEST_CASE(reduce),
+          TEST_CASE(large_counts), TEST_CASE(point_to_point), TEST_CASE(huge_counts_add_up))
