@@ -369,6 +369,15 @@ TEST(first_that_works) {
   CHECK_STR(chosen(NULL, NULL, NULL), "Bare/12"); /* libnccl-net.so */
 }
 
+/* A plugin that initialised but is of no use gets its context back. */
+TEST(passed_over_plugins_are_finalized) {
+  struct rail_net *held = load("nodev", 0); /* keeps the library, and what it has seen */
+  CHECK_STR(chosen("nodev,badinit,alpha", NULL, NULL), "Fixture/9");
+  CHECK_INT(seen_by(held)->inits, 1);
+  CHECK_INT(seen_by(held)->finalizes, 1);
+  rail_net_unload(held);
+}
+
 TEST(none_is_none) {
   CHECK_STR(chosen("none", NULL, NULL), "error 5");
   CHECK_STR(chosen("NoNe", NULL, "alpha"), "Fixture/9");
@@ -450,6 +459,7 @@ int main(int argc, char **argv) {
     TEST_CASE(each_version), TEST_CASE(old_plugins_are_initialised_once), TEST_CASE(optional_slots_may_be_null),
     TEST_CASE(strange_results_become_internal_errors), TEST_CASE(load_says_what_is_wrong),
     TEST_CASE(names_become_files_as_in_nccl), TEST_CASE(beside_the_program), TEST_CASE(first_that_works),
+    TEST_CASE(passed_over_plugins_are_finalized),
     TEST_CASE(none_is_none), TEST_CASE(nccl_net_names_the_vtable), TEST_CASE(fallback_is_last),
     TEST_CASE(failure_lists_what_was_tried), TEST_CASE(list_has_limits),
   };
