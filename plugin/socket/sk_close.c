@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Closing without waiting and without losing what the peer still reads.
+ *
+ * close(2) on a socket with unread bytes, or bytes that come in afterwards,
+ * makes the kernel reset the connection and forget what it has not yet
+ * delivered. So a closed comm's sockets say "no more from here" (shutdown) and
+ * stay in a list, where late bytes are read and dropped, until the peer has
+ * said the same, or all that we sent has arrived and a grace time is over.
+ * The list is worked on in passing: by later closes, listens and accepts, and
+ * by the last finalize, which waits for it, within a bound.
+ */
+#include <errno.h>
+#include <linux/sockios.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "plugin/socket/sk_close.h"
+#include "plugin/socket/sk_recv.h"
+#include "plugin/socket/sk_send.h"
+
+#define GRACE_MS 2000    /* for the peer's own end, after our bytes have arrived */
+#define PATIENCE_MS 30000 /* for a peer that reads nothing */
+#define FINAL_MS 1000    /* at the last finalize, for bytes that have not arrived */
+#define REAP_AT_ONCE 16
+#define DRAIN_READS 4
+#define MAX_LINGER 1024
+
+struct sk_linger {
+  struct sk_linger *next;
+  uint64_t born;
+  uint32_t nfds;
+  int fds[SK_MAX_STREAMS];
+  size_t tail_size, tail_done; /* control bytes for stream 0 that its socket did not take at once */
+  uint8_t *tail;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct sk_linger *oldest, **youngest = &oldest;
+static uint32_t lingering;
+static struct sk_comm *comms;
+
+void sk_close_register(struct sk_comm *comm) {
+  pthread_mutex_lock(&lock);
+  comm->prev = NULL;
+  comm->next = comms;
+  if (comms) comms->prev = comm;
+  comms = comm;
+  pthread_mutex_unlock(&lock);
+}
+
+/* ---- the list --------------------------------------------------------- */
+
+static void linger_free(struct sk_linger *l) {
+  for (uint32_t i = 0; i < l->nfds; i++) rail_sock_close(&l->fds[i]);
+  free(l->tail);
+  free(l);
+}
+
+/* True when the peer has ended the stream (or it is dead) and nothing is left to read. */
+static bool drain(int fd) {
+  uint8_t scratch[16 * 1024];
+  struct iovec iov = {.iov_base = scratch, .iov_len = sizeof scratch};
+  for (int i = 0; i < DRAIN_READS; i++) {
+    size_t n;
+    rail_result_t result = rail_sock_recvv(fd, &iov, 1, &n);
+    if (result == RAIL_IN_PROGRESS) return false;
+    if (result != RAIL_OK) return true;
+  }
+  return false;
+}
+
+static bool all_arrived(const struct sk_linger *l) {
+  for (uint32_t i = 0; i < l->nfds; i++) {
+    int unsent = 0;
+    if (l->fds[i] >= 0 && ioctl(l->fds[i], SIOCOUTQ, &unsent) == 0 && unsent > 0) return false;
+  }
+  return l->tail_done == l->tail_size;
+}
+
+/* One look at one comm's sockets; true when there is nothing more to do for it. */
+static bool linger_step(struct sk_linger *l, uint64_t now) {
+  bool ended = true;
+  if (l->tail_done < l->tail_size) {
+    rail_result_t result = rail_sock_send_some(l->fds[0], l->tail, l->tail_size, &l->tail_done);
+    if (result == RAIL_OK) shutdown(l->fds[0], SHUT_WR);
+    else if (result != RAIL_IN_PROGRESS) l->tail_done = l->tail_size;
+  }
+  for (uint32_t i = 0; i < l->nfds; i++) {
+    if (l->fds[i] >= 0 && drain(l->fds[i])) rail_sock_close(&l->fds[i]);
+    ended &= l->fds[i] < 0;
+  }
+  if (ended) return true;
+  uint64_t age_ms = (now - l->born) / 1000000;
+  return age_ms >= PATIENCE_MS || (age_ms >= GRACE_MS && all_arrived(l));
+}
+
+/* Looks at the `n` oldest, which then become the youngest. */
+static void reap_locked(uint32_t n) {
+  uint64_t now = rail_now_ns();
+  while (n-- > 0 && oldest) {
+    struct sk_linger *l = oldest;
+    oldest = l->next;
+    if (!oldest) youngest = &oldest;
+    if (linger_step(l, now)) {
+      lingering--;
+      linger_free(l);
+      continue;
+    }
+    l->next = NULL;
+    *youngest = l;
+    youngest = &l->next;
+  }
+}
+
+void sk_close_reap(void) {
+  if (pthread_mutex_trylock(&lock) != 0) return; /* somebody is at it */
+  reap_locked(RAIL_MIN(lingering, REAP_AT_ONCE));
+  pthread_mutex_unlock(&lock);
+}
+
+/* ---- from comm to list ------------------------------------------------ */
+
+/* User memory is off limits here: the caller may have freed it. What does not
+ * lie in it (grants, an error) still goes out, if no frame was cut in half. */
+static void drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
+  uint32_t kept = 0;
+  bool cut = false;
+  for (uint32_t i = 0; i < s->out_count; i++) {
+    struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
+    bool ours = comm->side == SK_RECEIVER || !out->unwritten;
+    if (i == 0 && s->out_done && !ours) cut = true;
+    if (ours && !cut) s->out[(s->out_first + kept++) % SK_OUT_FRAMES] = *out;
+  }
+  if (cut) s->out_done = 0;
+  s->out_count = cut ? 0 : kept;
+}
+
+/* What is still queued, as bytes. */
+static void collect_tail(struct sk_stream *s, struct sk_linger *l) {
+  size_t size = 0, at = 0;
+  for (uint32_t i = 0; i < s->out_count; i++)
+    size += sizeof(struct sk_frame_wire) + s->out[(s->out_first + i) % SK_OUT_FRAMES].len;
+  if (!size || s->out_errno) return;
+  l->tail = malloc(size);
+  if (!l->tail) return;
+  for (uint32_t i = 0; i < s->out_count; i++) {
+    const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
+    memcpy(l->tail + at, out->head, sizeof out->head);
+    memcpy(l->tail + at + sizeof out->head, out->data, out->len);
+    at += sizeof out->head + out->len;
+  }
+  l->tail_size = size;
+  l->tail_done = s->out_done;
+}
+
+static void to_list(struct sk_comm *comm) {
+  struct sk_linger *l = calloc(1, sizeof *l);
+  if (!l) return; /* then the sockets just close */
+  l->born = rail_now_ns();
+  collect_tail(&comm->streams[0], l);
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    l->fds[l->nfds++] = comm->streams[i].fd;
+    comm->streams[i].fd = -1;
+    if (i > 0 || !l->tail) shutdown(l->fds[i], SHUT_WR);
+  }
+  if (linger_step(l, l->born)) {
+    linger_free(l);
+    return;
+  }
+  *youngest = l;
+  youngest = &l->next;
+  if (++lingering > MAX_LINGER) {
+    struct sk_linger *first = oldest;
+    oldest = first->next;
+    lingering--;
+    linger_free(first);
+  }
+}
+
+/* Takes the sockets from a comm. Never waits. */
+static void gut_locked(struct sk_comm *comm) {
+  if (comm->gutted) return;
+  comm->gutted = true;
+  bool was_stopped = atomic_load(&comm->stop) != 0;
+  sk_comm_stop(comm);
+  if (!was_stopped) { /* else the sockets were shut down by dereg_mr */
+    for (uint32_t i = 0; i < comm->nstreams; i++) drop_user_frames(comm, &comm->streams[i]);
+    if (comm->side == SK_RECEIVER && comm->error == RAIL_OK)
+      (void)sk_recv_flush_grants(rail_container_of(comm, struct sk_recv_comm, base));
+    sk_flush_all(comm);
+    to_list(comm);
+  }
+}
+
+static void gut(struct sk_comm *comm) {
+  pthread_mutex_lock(&lock);
+  gut_locked(comm);
+  if (comm->prev) comm->prev->next = comm->next;
+  else comms = comm->next;
+  if (comm->next) comm->next->prev = comm->prev;
+  reap_locked(RAIL_MIN(lingering, REAP_AT_ONCE));
+  pthread_mutex_unlock(&lock);
+}
+
+rail_result_t sk_close_send(void *send_comm) {
+  if (!send_comm) return RAIL_OK;
+  struct sk_comm *comm = sk_comm_of(send_comm, SK_SEND_MAGIC, "closeSend");
+  if (!comm) return RAIL_OK; /* said so; an error would end the caller's clean-up */
+  gut(comm);
+  sk_comm_destroy(comm);
+  free(rail_container_of(comm, struct sk_send_comm, base));
+  return RAIL_OK;
+}
+
+rail_result_t sk_close_recv(void *recv_comm) {
+  if (!recv_comm) return RAIL_OK;
+  struct sk_comm *comm = sk_comm_of(recv_comm, SK_RECV_MAGIC, "closeRecv");
+  if (!comm) return RAIL_OK;
+  gut(comm);
+  sk_comm_destroy(comm);
+  struct sk_recv_comm *rc = rail_container_of(comm, struct sk_recv_comm, base);
+  sk_recv_release(rc);
+  free(rc);
+  return RAIL_OK;
+}
+
+/* Comms that the caller never closed lose their sockets here and keep their
+ * memory: a late close finds it. */
+void sk_close_all(void) {
+  uint64_t deadline = rail_deadline_in_ms(FINAL_MS);
+  pthread_mutex_lock(&lock);
+  for (struct sk_comm *comm = comms; comm; comm = comm->next) {
+    if (comm->gutted) continue;
+    RAIL_INFO(RAIL_SUB_NET, "RailSocket: finalize: connection %p over %s was never closed", (void *)comm,
+              comm->device_name);
+    gut_locked(comm);
+    for (uint32_t i = 0; i < comm->nstreams; i++) sk_stream_destroy(&comm->streams[i]);
+  }
+  for (;;) {
+    bool waiting = false;
+    reap_locked(lingering);
+    for (struct sk_linger *l = oldest; l && !waiting; l = l->next) waiting = !all_arrived(l);
+    if (!waiting || rail_deadline_passed(deadline)) break;
+    poll(NULL, 0, 1);
+  }
+  while (oldest) {
+    struct sk_linger *l = oldest;
+    oldest = l->next;
+    linger_free(l);
+  }
+  youngest = &oldest;
+  lingering = 0;
+  pthread_mutex_unlock(&lock);
+}

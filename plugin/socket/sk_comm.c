@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Making, failing, stopping and unmaking of what both sides share. */
+#include "plugin/socket/sk_comm.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log.h"
+
+static const char *const side_text[] = {[SK_SENDER] = "sending to", [SK_RECEIVER] = "receiving from"};
+
+rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args, uint32_t buffer) {
+  rail_result_t result = RAIL_OK;
+  comm->magic = args->side == SK_SENDER ? SK_SEND_MAGIC : SK_RECV_MAGIC;
+  comm->side = args->side;
+  comm->dev = args->dev;
+  comm->device_name = args->device->name;
+  comm->peer = args->peer;
+  comm->nstreams = args->nstreams;
+  /* All sockets first: they are ours from here on, whatever fails. */
+  for (uint32_t i = 0; i < args->nstreams; i++) {
+    struct sk_stream *s = &comm->streams[i];
+    /* Payloads of the other streams are pieces of large messages, never copied. */
+    rail_result_t r = sk_stream_init(s, args->fds[i], i, args->dev, i == 0 ? buffer : 4096);
+    if (r != RAIL_OK) result = r;
+    s->welcomed = args->side == SK_RECEIVER;
+  }
+  return result;
+}
+
+void sk_comm_destroy(struct sk_comm *comm) {
+  for (uint32_t i = 0; i < comm->nstreams; i++) sk_stream_destroy(&comm->streams[i]);
+  for (struct sk_mr *mr = comm->mrs, *next; mr; mr = next) {
+    next = mr->next;
+    free(mr);
+  }
+  comm->mrs = NULL;
+  comm->magic = 0;
+}
+
+struct sk_comm *sk_comm_of(void *arg, uint32_t magic, const char *call) {
+  struct sk_comm *comm = arg;
+  if (rail_likely(comm && (magic ? comm->magic == magic
+                                 : comm->magic == SK_SEND_MAGIC || comm->magic == SK_RECV_MAGIC)))
+    return comm;
+  RAIL_WARN("RailSocket: %s: %p is not an open %s", call, arg,
+            magic == SK_SEND_MAGIC   ? "send connection"
+            : magic == SK_RECV_MAGIC ? "receive connection"
+                                     : "connection");
+  return NULL;
+}
+
+rail_result_t sk_comm_fail(struct sk_comm *comm, rail_result_t result, const char *fmt, ...) {
+  char why[320], peer[RAIL_ADDR_TEXT];
+  va_list ap;
+  if (comm->error != RAIL_OK) return comm->error;
+  va_start(ap, fmt);
+  vsnprintf(why, sizeof why, fmt, ap);
+  va_end(ap);
+  comm->error = result;
+  RAIL_WARN("RailSocket: %s %s over %s: %s (%llu messages, %llu bytes done)", side_text[comm->side],
+            rail_addr_text(&comm->peer, peer), comm->device_name, why, (unsigned long long)comm->messages,
+            (unsigned long long)comm->bytes);
+  return result;
+}
+
+rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_stream *s) {
+  int err = s->out_errno ? s->out_errno : s->in_errno;
+  if (err == 0 && !s->welcomed)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
+                        "the peer closed stream %u before it answered the handshake; it has ended or given up waiting",
+                        s->index);
+  if (err == 0)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
+                        "the peer closed the connection with requests outstanding; look for the first error in its log");
+  return sk_comm_fail(comm, rail_result_of_errno(err),
+                      "stream %u broke: %s; look for the first error in the peer's log", s->index, strerror(err));
+}
+
+rail_result_t sk_comm_fail_size(struct sk_comm *comm, uint32_t seq, uint32_t tag, uint64_t size, uint64_t capacity) {
+  struct sk_stream *s = &comm->streams[0];
+  if (comm->error != RAIL_OK) return comm->error;
+  comm->error_payload = (struct sk_error_wire){.message_size = htole64(size), .capacity = htole64(capacity)};
+  if (sk_stream_can_queue(s)) {
+    struct sk_out *out = sk_stream_queue(s);
+    sk_frame_encode(out->head, SK_FRAME_ERROR, seq, RAIL_BAD_USAGE, sizeof comm->error_payload, tag);
+    out->data = (const uint8_t *)&comm->error_payload;
+    out->len = sizeof comm->error_payload;
+    out->unwritten = NULL;
+  }
+  sk_comm_fail(comm, RAIL_BAD_USAGE,
+               "a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
+               "send and receive do not fit together",
+               (unsigned long long)size, tag, (unsigned long long)capacity);
+  sk_flush_all(comm);
+  return RAIL_BAD_USAGE;
+}
+
+void sk_comm_stop(struct sk_comm *comm) {
+  atomic_store(&comm->stop, 1);
+  for (int spins = 0; atomic_load(&comm->inside); spins++) {
+    if (spins < 1000) rail_cpu_relax();
+    else sched_yield(); /* the other thread may need this core to get out */
+  }
+}

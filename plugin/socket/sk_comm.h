@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Connected objects: what both sides of a connection share.
+ *
+ * Threads. The progress thread calls isend, irecv and test and owns everything
+ * from `error` down; nobody else looks at it while that thread may run. The
+ * service thread registers memory and closes. The two meet in `inside` and
+ * `stop` only: the progress thread says that it is inside, then looks whether
+ * it was told to stop; the service thread says stop, then waits until nobody
+ * is inside. Both stores and loads are sequentially consistent, so at least
+ * one sees the other. No lock, and the wait is short because no call blocks.
+ */
+#ifndef SK_COMM_H
+#define SK_COMM_H
+
+#include <stdatomic.h>
+
+#include "common/compiler.h"
+#include "common/net_ops.h"
+#include "plugin/socket/sk_device.h"
+#include "plugin/socket/sk_stream.h"
+
+#define SK_SEND_MAGIC 0x444e5353u
+#define SK_RECV_MAGIC 0x56435253u
+#define SK_MR_MAGIC 0x524d4b53u
+
+enum sk_side { SK_SENDER, SK_RECEIVER };
+
+struct sk_comm;
+
+struct sk_mr {
+  uint32_t magic;
+  struct sk_comm *comm;
+  void *data;
+  size_t size;
+  /* Requests that use it. Written by the progress thread alone, so no
+   * read-modify-write is needed; read by the service thread. */
+  _Atomic uint32_t outstanding;
+  struct sk_mr *next, *prev; /* in sk_comm.mrs; the service thread's */
+};
+
+struct sk_comm {
+  uint32_t magic;
+  enum sk_side side;
+  int dev;
+  const char *device_name;
+  union rail_addr peer;
+  struct sk_comm *next, *prev; /* in the process's list; under its lock */
+  struct sk_mr *mrs;
+  bool gutted; /* finalize took its streams away; only the close call is left */
+
+  _Atomic uint32_t inside;
+  _Atomic uint32_t stop;
+
+  rail_result_t error; /* sticky; nothing but the reporting of it happens afterwards */
+  uint64_t bytes, messages; /* finished; for messages to people */
+  uint64_t moved; /* bytes in and out of the kernel */
+  uint32_t nstreams;
+  struct sk_stream streams[SK_MAX_STREAMS];
+  struct sk_error_wire error_payload;
+};
+
+/* What the handshake agreed on, with the connected sockets; the comm takes
+ * the sockets over, also when it fails. */
+struct sk_comm_args {
+  enum sk_side side;
+  int dev;
+  const struct sk_device *device;
+  union rail_addr peer;
+  unsigned int nstreams;
+  int fds[SK_MAX_STREAMS];
+  uint32_t eager_size, eager_count;
+};
+
+rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm);
+rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm);
+
+/* Fills the shared part. The peer's answer is awaited only by the sender. */
+rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args, uint32_t buffer);
+void sk_comm_destroy(struct sk_comm *comm); /* streams and registrations, not the memory of comm */
+
+/* The checked way from a caller's pointer; NULL after one line. */
+struct sk_comm *sk_comm_of(void *comm, uint32_t magic, const char *call);
+
+/* The first failure: says why, once, and makes it stick. Returns the result. */
+RAIL_COLD rail_result_t sk_comm_fail(struct sk_comm *comm, rail_result_t result, const char *fmt, ...)
+    RAIL_PRINTF(3, 4);
+/* A stream broke or ended: the same, with the words for it. */
+RAIL_COLD rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_stream *s);
+/* Size over capacity, on either side: tells the peer, best effort, and fails. */
+RAIL_COLD rail_result_t sk_comm_fail_size(struct sk_comm *comm, uint32_t seq, uint32_t tag, uint64_t size,
+                                          uint64_t capacity);
+
+/* The progress thread's way in and out. False: the comm was stopped, touch nothing. */
+static inline bool sk_comm_enter(struct sk_comm *comm) {
+  atomic_store(&comm->inside, 1);
+  if (rail_likely(!atomic_load(&comm->stop))) return true;
+  atomic_store_explicit(&comm->inside, 0, memory_order_release);
+  return false;
+}
+static inline void sk_comm_leave(struct sk_comm *comm) {
+  atomic_store_explicit(&comm->inside, 0, memory_order_release);
+}
+
+/* The service thread's: after return the progress thread is outside and will
+ * not come in again; no byte of any request's memory is touched. */
+void sk_comm_stop(struct sk_comm *comm);
+
+static inline void sk_mr_hold(struct sk_mr *mr) {
+  if (!mr) return;
+  atomic_store_explicit(&mr->outstanding, atomic_load_explicit(&mr->outstanding, memory_order_relaxed) + 1,
+                        memory_order_relaxed);
+}
+static inline void sk_mr_release(struct sk_mr *mr) {
+  if (!mr) return;
+  atomic_store_explicit(&mr->outstanding, atomic_load_explicit(&mr->outstanding, memory_order_relaxed) - 1,
+                        memory_order_release);
+}
+
+/* sk_progress.c: moves what can be moved. One function, no assumption about
+ * who calls it but that it is inside. */
+rail_result_t sk_progress(struct sk_comm *comm);
+rail_result_t sk_test(void *request, int *done, int *sizes);
+/* Writes all that is queued on all streams, whatever state the comm is in. */
+void sk_flush_all(struct sk_comm *comm);
+
+/* sk_mr.c */
+rail_result_t sk_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle);
+rail_result_t sk_dereg_mr(void *comm, void *mhandle);
+
+/* sk_send.c, sk_recv.c */
+rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
+                       void **request);
+rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
+                       void **phandles, void **request);
+
+/* sk_close.c */
+rail_result_t sk_close_send(void *send_comm);
+rail_result_t sk_close_recv(void *recv_comm);
+
+#endif

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Railyard's TCP plugin: the operations table, contexts. A tour of one message
+ * begins in sk_send.c (isend) and ends in sk_progress.c (test).
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "plugin/socket/sk_close.h"
+#include "plugin/socket/sk_comm.h"
+#include "plugin/socket/sk_ctx.h"
+#include "plugin/socket/sk_device.h"
+#include "plugin/socket/sk_param.h"
+
+static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
+static unsigned int contexts;
+static bool loaded;
+
+/* Parameters and devices: once per process, then read-only. Under init_lock. */
+static void load_once(void) {
+  if (loaded) return;
+  loaded = true;
+  sk_params_load();
+  sk_devices_load();
+}
+
+static rail_result_t sk_init(void **ctx_out, const struct rail_net_init *args) {
+  if (!ctx_out || !args) {
+    RAIL_WARN("RailSocket: init: ctx %p, arguments %p; neither may be NULL", (void *)ctx_out, (const void *)args);
+    return RAIL_BAD_ARGUMENT;
+  }
+  *ctx_out = NULL;
+  pthread_mutex_lock(&init_lock);
+  rail_log_set_room("NET/RailSocket");
+  if (args->log) rail_log_set_sink(args->log);
+  load_once();
+  struct sk_ctx *ctx = calloc(1, sizeof *ctx);
+  if (ctx && pthread_mutex_init(&ctx->lock, NULL) != 0) {
+    free(ctx);
+    ctx = NULL;
+  }
+  if (ctx) contexts++;
+  pthread_mutex_unlock(&init_lock);
+  if (!ctx) {
+    RAIL_WARN("RailSocket: init: out of memory");
+    return RAIL_SYSTEM_ERROR;
+  }
+  ctx->magic = SK_CTX_MAGIC;
+  ctx->comm_id = args->comm_id;
+  ctx->traffic_class = args->traffic_class;
+  *ctx_out = ctx;
+  return RAIL_OK;
+}
+
+struct sk_ctx *sk_ctx_of(void *arg, const char *call) {
+  struct sk_ctx *ctx = arg;
+  if (rail_likely(ctx && ctx->magic == SK_CTX_MAGIC)) return ctx;
+  RAIL_WARN("RailSocket: %s: %p is not a context that init returned", call, arg);
+  return NULL;
+}
+
+static rail_result_t sk_finalize(void *arg) {
+  if (!arg) return RAIL_OK;
+  struct sk_ctx *ctx = sk_ctx_of(arg, "finalize");
+  if (!ctx) return RAIL_BAD_ARGUMENT;
+  for (uint32_t i = 0; i < ctx->attempt_cap; i++)
+    if (ctx->attempts[i].attempt) sk_connect_free(ctx->attempts[i].attempt);
+  free(ctx->attempts);
+  while (ctx->listens) {
+    struct sk_listen *l = ctx->listens;
+    (void)sk_close_listen(l);
+  }
+  ctx->magic = 0;
+  pthread_mutex_destroy(&ctx->lock);
+  free(ctx);
+  pthread_mutex_lock(&init_lock);
+  bool last = --contexts == 0;
+  if (last) sk_close_all();
+  pthread_mutex_unlock(&init_lock);
+  if (!last) sk_close_reap();
+  return RAIL_OK;
+}
+
+static rail_result_t sk_devices(int *ndev) {
+  if (!ndev) {
+    RAIL_WARN("RailSocket: devices: ndev is NULL; allowed: the address of an int");
+    return RAIL_BAD_ARGUMENT;
+  }
+  pthread_mutex_lock(&init_lock);
+  load_once();
+  *ndev = sk_device_count();
+  pthread_mutex_unlock(&init_lock);
+  return RAIL_OK;
+}
+
+static rail_result_t sk_get_properties(int dev, struct rail_net_props_v12 *props) {
+  if (!props) {
+    RAIL_WARN("RailSocket: getProperties: props is NULL; allowed: the address of a structure to fill");
+    return RAIL_BAD_ARGUMENT;
+  }
+  const struct sk_device *device = sk_device_at(dev, "getProperties");
+  if (!device) return RAIL_BAD_ARGUMENT;
+  sk_device_properties(device, dev, props);
+  return RAIL_OK;
+}
+
+const char rail_plugin_name[] = "RailSocket";
+
+const struct rail_net_ops rail_plugin_ops = {
+  .name = rail_plugin_name,
+  /* process and devices */
+  .init = sk_init,
+  .finalize = sk_finalize,
+  .devices = sk_devices,
+  .get_properties = sk_get_properties,
+  .make_vdevice = rail_net_no_make_vdevice,
+  .set_net_attr = rail_net_no_set_net_attr,
+  /* connections */
+  .listen = sk_listen,
+  .connect = sk_connect,
+  .accept = sk_accept,
+  .close_send = sk_close_send,
+  .close_recv = sk_close_recv,
+  .close_listen = sk_close_listen,
+  /* memory */
+  .reg_mr = sk_reg_mr,
+  .reg_mr_dmabuf = rail_net_no_reg_mr_dmabuf,
+  .dereg_mr = sk_dereg_mr,
+  /* data */
+  .isend = sk_isend,
+  .irecv = sk_irecv,
+  .iflush = rail_net_no_iflush,
+  .test = sk_test,
+  .irecv_consumed = rail_net_no_irecv_consumed,
+};

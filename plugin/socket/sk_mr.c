@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory registration. TCP needs none; what is kept is the promise that after
+ * dereg_mr nobody touches the range, even when requests are outstanding.
+ */
+#include <stdlib.h>
+
+#include "common/log.h"
+#include "plugin/socket/sk_comm.h"
+
+rail_result_t sk_reg_mr(void *comm_arg, void *data, size_t size, int type, void **mhandle) {
+  *mhandle = NULL;
+  struct sk_comm *comm = sk_comm_of(comm_arg, 0, "regMr");
+  if (!comm) return RAIL_BAD_ARGUMENT;
+  if (type != RAIL_PTR_HOST) {
+    RAIL_WARN("RailSocket: regMr: pointer type %d; allowed: %d (host memory)", type, RAIL_PTR_HOST);
+    return RAIL_BAD_ARGUMENT;
+  }
+  if (!data && size) {
+    RAIL_WARN("RailSocket: regMr: address NULL with size %zu", size);
+    return RAIL_BAD_ARGUMENT;
+  }
+  struct sk_mr *mr = calloc(1, sizeof *mr);
+  if (!mr) {
+    RAIL_WARN("RailSocket: regMr: out of memory");
+    return RAIL_SYSTEM_ERROR;
+  }
+  mr->magic = SK_MR_MAGIC;
+  mr->comm = comm;
+  mr->data = data;
+  mr->size = size;
+  mr->next = comm->mrs;
+  if (comm->mrs) comm->mrs->prev = mr;
+  comm->mrs = mr;
+  *mhandle = mr;
+  return RAIL_OK;
+}
+
+rail_result_t sk_dereg_mr(void *comm_arg, void *mhandle) {
+  struct sk_mr *mr = mhandle;
+  if (!mr) return RAIL_OK;
+  struct sk_comm *comm = sk_comm_of(comm_arg, 0, "deregMr");
+  if (!comm) return RAIL_BAD_ARGUMENT;
+  if (mr->magic != SK_MR_MAGIC || mr->comm != comm) {
+    RAIL_WARN("RailSocket: deregMr: %p is not a registration of this connection", mhandle);
+    return RAIL_BAD_ARGUMENT;
+  }
+  if (atomic_load_explicit(&mr->outstanding, memory_order_acquire) && !atomic_load(&comm->stop)) {
+    /* Normal at abort, a bug at any other time; either way the connection is over. */
+    sk_comm_stop(comm);
+    RAIL_INFO(RAIL_SUB_NET, "RailSocket: deregMr of %p+%zu with %u requests outstanding on it: the connection is stopped",
+              mr->data, mr->size, atomic_load(&mr->outstanding));
+    for (uint32_t i = 0; i < comm->nstreams; i++)
+      if (comm->streams[i].fd >= 0) shutdown(comm->streams[i].fd, SHUT_RDWR); /* the peer learns at once */
+  }
+  if (mr->prev) mr->prev->next = mr->next;
+  else comm->mrs = mr->next;
+  if (mr->next) mr->next->prev = mr->prev;
+  mr->magic = 0;
+  free(mr);
+  return RAIL_OK;
+}

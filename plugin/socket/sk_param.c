@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The one table of parameters of the socket plugin. */
+#include "plugin/socket/sk_param.h"
+
+#include "common/compiler.h"
+#include "plugin/socket/sk_wire.h"
+
+#define AT(field) offsetof(struct sk_params, field)
+
+static const struct rail_param rows[] = {
+  {.name = "NCCL_SOCKET_IFNAME", .type = RAIL_PARAM_STRING, .offset = AT(ifname),
+   .doc = "Interfaces to use: a list of name prefixes; '^' in front excludes them, '=' makes them exact."},
+  {.name = "NCCL_SOCKET_FAMILY", .type = RAIL_PARAM_STRING, .offset = AT(family),
+   .doc = "AF_INET or AF_INET6 limits the addresses to that family."},
+  {.name = "NCCL_COMM_ID", .type = RAIL_PARAM_STRING, .offset = AT(comm_id),
+   .doc = "Address of the root; interfaces in its subnet are preferred when NCCL_SOCKET_IFNAME is unset."},
+  {.name = "NCCL_SOCKET_SNDBUF", .type = RAIL_PARAM_BYTES, .def = "-1", .lo = -1, .hi = 1 << 30, .offset = AT(sndbuf),
+   .doc = "SO_SNDBUF of every stream. -1 leaves it to the system, which then adapts it."},
+  {.name = "NCCL_SOCKET_RCVBUF", .type = RAIL_PARAM_BYTES, .def = "-1", .lo = -1, .hi = 1 << 30, .offset = AT(rcvbuf),
+   .doc = "SO_RCVBUF of every stream. -1 leaves it to the system, which then adapts it."},
+  {.name = "RAIL_SOCKET_STREAMS", .type = RAIL_PARAM_INT, .def = "1", .lo = 1, .hi = SK_MAX_STREAMS,
+   .offset = AT(streams),
+   .doc = "TCP streams per connection. The receiving side's value counts."},
+  {.name = "RAIL_SOCKET_CHUNK", .type = RAIL_PARAM_BYTES, .def = "256K", .lo = SK_MAX_EAGER, .hi = SK_MAX_FRAME,
+   .offset = AT(chunk),
+   .doc = "With several streams, the piece of a message that one stream takes at a time."},
+  {.name = "RAIL_SOCKET_EAGER", .type = RAIL_PARAM_BYTES, .def = "8K", .lo = 0, .hi = SK_MAX_EAGER,
+   .offset = AT(eager),
+   .doc = "Largest message that is sent before the receiver has posted its buffer."},
+  {.name = "RAIL_SOCKET_EAGER_COUNT", .type = RAIL_PARAM_INT, .def = "64", .lo = 0, .hi = SK_MAX_EAGER_COUNT,
+   .offset = AT(eager_count),
+   .doc = "How many such messages may be under way on one connection."},
+  {.name = "RAIL_SOCKET_HANDSHAKE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "10s", .lo = 10, .hi = 3600 * 1000,
+   .offset = AT(handshake_ms),
+   .doc = "A client that has not introduced itself within this time is dropped."},
+  {.name = "RAIL_SOCKET_CONNECT_TIMEOUT", .type = RAIL_PARAM_MS, .def = "30s", .lo = 10, .hi = 3600 * 1000,
+   .offset = AT(connect_ms),
+   .doc = "A peer that cannot be reached within this time is an error; until then refused connections are retried."},
+};
+
+const struct rail_param_table sk_param_table = {.module = "socket", .rows = rows, .count = RAIL_COUNT_OF(rows)};
+struct sk_params sk_params;
+
+void sk_params_load(void) {
+  const struct rail_param_table *const tables[] = {&sk_param_table};
+  rail_param_load(&sk_param_table, &sk_params);
+  rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));
+}

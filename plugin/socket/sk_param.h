@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The socket plugin's parameters; see the table for what each means. */
+#ifndef SK_PARAM_H
+#define SK_PARAM_H
+
+#include "common/param.h"
+
+struct sk_params {
+  const char *ifname;  /* NULL: NCCL's default choice */
+  const char *family;  /* NULL: any */
+  const char *comm_id; /* NCCL_COMM_ID: prefers interfaces of that subnet */
+  int64_t sndbuf, rcvbuf; /* bytes; -1: the system's */
+  int64_t streams;
+  int64_t chunk;       /* bytes */
+  int64_t eager;       /* bytes */
+  int64_t eager_count; /* messages */
+  int64_t handshake_ms;
+  int64_t connect_ms;
+};
+
+extern const struct rail_param_table sk_param_table;
+extern struct sk_params sk_params; /* filled by sk_params_load, read-only afterwards */
+
+void sk_params_load(void);
+
+#endif

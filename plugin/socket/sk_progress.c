@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test and the one progress function: writable streams out, readable streams
+ * in, headers to the side they concern. The functions below read from a stream
+ * until it is dry or the call has done enough.
+ */
+#include <errno.h>
+#include <stdio.h>
+
+#include "common/log.h"
+#include "plugin/socket/sk_recv.h"
+#include "plugin/socket/sk_send.h"
+
+#define READ_BYTES (2 * SK_IO_BYTES) /* per call and comm: a call must return within a millisecond */
+#define BULK_READ (16 * 1024)        /* a call that read this much sends its grants without waiting to be idle */
+#define EAGER_GRANTS 8               /* nor does one with so many grants */
+
+void sk_flush_all(struct sk_comm *comm) {
+  for (uint32_t i = 0; i < comm->nstreams; i++)
+    while (comm->streams[i].out_count && sk_stream_flush(&comm->streams[i], &comm->moved) == RAIL_OK) continue;
+}
+
+RAIL_COLD static rail_result_t lost_its_place(struct sk_comm *comm, const struct sk_stream *s) {
+  return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: no frame header where one must be, on stream %u",
+                      s->index);
+}
+
+/* The peer's last word. */
+RAIL_COLD static rail_result_t on_error(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame_wire *frame) {
+  struct sk_error_wire body;
+  if (sk_stream_have(s) < sizeof(struct sk_frame_wire) + sizeof body) return RAIL_IN_PROGRESS;
+  memcpy(&body, s->buf + s->head + sizeof(struct sk_frame_wire), sizeof body);
+  if (frame->size == RAIL_BAD_USAGE)
+    return sk_comm_fail(comm, RAIL_BAD_USAGE,
+                        "the peer says: a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
+                        "send and receive do not fit together",
+                        (unsigned long long)le64toh(body.message_size), frame->tag,
+                        (unsigned long long)le64toh(body.capacity));
+  return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer gave up: %s",
+                      rail_result_name(frame->size < RAIL_IN_PROGRESS ? (int)frame->size : RAIL_REMOTE_ERROR));
+}
+
+/* ---- parsing: RAIL_OK all consumed, RAIL_IN_PROGRESS waits for another stream ---- */
+
+static rail_result_t parse_in(struct sk_recv_comm *rc, struct sk_stream *s) {
+  struct sk_frame_wire frame;
+  for (;;) {
+    if (s->len) {
+      if (!sk_stream_take_payload(s)) return RAIL_OK;
+      RAIL_TRY(sk_recv_on_payload(rc, s));
+      s->len = 0;
+    }
+    if (sk_stream_have(s) < sizeof frame) return RAIL_OK;
+    if (rail_unlikely(!sk_frame_decode(s->buf + s->head, &frame))) return lost_its_place(&rc->base, s);
+    if (rail_unlikely(frame.type == SK_FRAME_ERROR)) {
+      rail_result_t result = on_error(&rc->base, s, &frame);
+      return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
+    }
+    RAIL_TRY(sk_recv_on_frame(rc, s, &frame));
+    s->head += sizeof frame;
+    if (!frame.len) RAIL_TRY(sk_recv_on_payload(rc, s));
+  }
+}
+
+static rail_result_t on_answer(struct sk_comm *comm, struct sk_stream *s) {
+  struct sk_answer_wire wire;
+  unsigned int reason, version;
+  memcpy(&wire, s->buf + s->head, sizeof wire);
+  s->head += sizeof wire;
+  if (!sk_answer_decode(&wire, s->index, &reason, &version))
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
+                        "stream %u was not answered by RailSocket; is another program at that address?", s->index);
+  if (reason != SK_REASON_NONE)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s (its protocol version %u, ours %d)",
+                        s->index, sk_reason_text(reason), version, SK_WIRE_VERSION);
+  s->welcomed = true;
+  return RAIL_OK;
+}
+
+static rail_result_t on_grants(struct sk_send_comm *sc, struct sk_stream *s, const struct sk_frame_wire *frame) {
+  struct sk_grant_wire grant;
+  if (frame->len % sizeof grant || sizeof *frame + frame->len > s->cap / 2)
+    return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: a grant frame of %u bytes", frame->len);
+  if (sk_stream_have(s) < sizeof *frame + frame->len) return RAIL_IN_PROGRESS;
+  const uint8_t *at = s->buf + s->head + sizeof *frame;
+  s->head += (uint32_t)sizeof *frame + frame->len;
+  for (uint32_t n = frame->len / (uint32_t)sizeof grant; n > 0; n--, at += sizeof grant) {
+    memcpy(&grant, at, sizeof grant);
+    RAIL_TRY(sk_send_on_grant(sc, le32toh(grant.tag), le64toh(grant.size)));
+  }
+  return RAIL_OK;
+}
+
+static rail_result_t parse_out(struct sk_send_comm *sc, struct sk_stream *s) {
+  struct sk_frame_wire frame;
+  if (!s->welcomed) {
+    if (sk_stream_have(s) < sizeof(struct sk_answer_wire)) return RAIL_OK;
+    RAIL_TRY(on_answer(&sc->base, s));
+  }
+  while (sk_stream_have(s) >= sizeof frame) {
+    rail_result_t result;
+    if (rail_unlikely(!sk_frame_decode(s->buf + s->head, &frame))) return lost_its_place(&sc->base, s);
+    if (rail_likely(frame.type == SK_FRAME_GRANT && s->index == 0)) result = on_grants(sc, s, &frame);
+    else if (frame.type == SK_FRAME_ERROR) result = on_error(&sc->base, s, &frame);
+    else result = sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: frame type %u from a receiver", frame.type);
+    if (result == RAIL_IN_PROGRESS) return RAIL_OK; /* not all of it is here */
+    if (result != RAIL_OK) return result;
+  }
+  return RAIL_OK;
+}
+
+static rail_result_t parse(struct sk_comm *comm, struct sk_stream *s) {
+  if (comm->side == SK_RECEIVER) return parse_in(rail_container_of(comm, struct sk_recv_comm, base), s);
+  return parse_out(rail_container_of(comm, struct sk_send_comm, base), s);
+}
+
+/* Reads and parses until the stream is dry, waits, has ended, or `limit` bytes
+ * are done. *bytes grows. Only errors of the comm come back. */
+static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint64_t limit, uint64_t *bytes) {
+  bool more = true;
+  for (;;) {
+    rail_result_t result = parse(comm, s);
+    if (rail_unlikely(result != RAIL_OK)) return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
+    if (s->eof || !more || *bytes >= limit) return RAIL_OK;
+    if (sk_stream_fill(s, bytes, &more) != RAIL_OK && !s->eof) return RAIL_OK;
+  }
+}
+
+/* ---- sender ----------------------------------------------------------- */
+
+/* A stream cannot be written any more. The peer may have said why, and its
+ * last grants may finish requests: read what is there, then give up. */
+RAIL_COLD static rail_result_t write_failed(struct sk_comm *comm) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < comm->nstreams; i++) RAIL_TRY(read_stream(comm, &comm->streams[i], READ_BYTES, &bytes));
+  for (uint32_t i = 0; i < comm->nstreams; i++)
+    if (comm->streams[i].out_errno) return sk_comm_fail_lost(comm, &comm->streams[i]);
+  return RAIL_OK;
+}
+
+static rail_result_t progress_out(struct sk_send_comm *sc) {
+  struct sk_comm *comm = &sc->base;
+  uint64_t bytes = 0;
+  if (sk_send_pump(sc) != RAIL_OK) return write_failed(comm);
+  if (sk_send_is_idle(sc)) return RAIL_OK;
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    struct sk_stream *s = &comm->streams[i];
+    if (i == 0 || !s->welcomed) RAIL_TRY(read_stream(comm, s, READ_BYTES, &bytes));
+  }
+  comm->moved += bytes;
+  if (sc->ready && sk_send_pump(sc) != RAIL_OK) return write_failed(comm);
+  for (uint32_t i = 0; i < comm->nstreams; i++)
+    if (rail_unlikely(comm->streams[i].eof) && !sk_send_is_idle(sc)) return sk_comm_fail_lost(comm, &comm->streams[i]);
+  return RAIL_OK;
+}
+
+/* ---- receiver --------------------------------------------------------- */
+
+/* Some stream has ended. Can what is outstanding still arrive? */
+RAIL_COLD static rail_result_t check_ends(struct sk_recv_comm *rc) {
+  struct sk_comm *comm = &rc->base;
+  const struct sk_stream *first = &comm->streams[0];
+  bool all_ended = true;
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    const struct sk_stream *s = &comm->streams[i];
+    if (s->eof && s->len) return sk_comm_fail_lost(comm, s); /* in the middle of a payload */
+    if (!s->eof && first->eof && sk_stream_have(s) >= sizeof(struct sk_frame_wire))
+      return sk_comm_fail_lost(comm, first); /* waits for an announcement that will not come */
+    all_ended &= s->eof;
+  }
+  if (first->eof && rc->posted.count) return sk_comm_fail_lost(comm, first);
+  if (all_ended && rc->partial) return sk_comm_fail_lost(comm, first);
+  return RAIL_OK;
+}
+
+static rail_result_t progress_in(struct sk_recv_comm *rc) {
+  struct sk_comm *comm = &rc->base;
+  uint64_t bytes = 0;
+  bool ended = false;
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    RAIL_TRY(read_stream(comm, &comm->streams[i], READ_BYTES, &bytes));
+    ended |= comm->streams[i].eof;
+  }
+  comm->moved += bytes;
+  if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));
+  /* If grants cannot be written the reading goes on: it tells more. */
+  if (rc->grants_unwritten ||
+      (rc->pending_grants && (bytes == 0 || bytes >= BULK_READ || rc->pending_grants >= EAGER_GRANTS)))
+    (void)sk_recv_flush_grants(rc);
+  return RAIL_OK;
+}
+
+rail_result_t sk_progress(struct sk_comm *comm) {
+  if (rail_unlikely(comm->error != RAIL_OK)) {
+    sk_flush_all(comm); /* the ERROR frame */
+    return comm->error;
+  }
+  if (comm->side == SK_RECEIVER) return progress_in(rail_container_of(comm, struct sk_recv_comm, base));
+  return progress_out(rail_container_of(comm, struct sk_send_comm, base));
+}
+
+/* ---- test ------------------------------------------------------------- */
+
+static bool is_done(const struct sk_request *r) {
+  if (r->magic == SK_REQ_SEND) return sk_send_is_done(rail_container_of(r, struct sk_send, base));
+  return sk_recv_is_done(rail_container_of(r, struct sk_recv, base));
+}
+
+static void finish(struct sk_request *r, int *sizes) {
+  struct sk_comm *comm = r->comm;
+  if (r->magic == SK_REQ_SEND)
+    sk_send_finish(rail_container_of(comm, struct sk_send_comm, base), rail_container_of(r, struct sk_send, base), sizes);
+  else
+    sk_recv_finish(rail_container_of(comm, struct sk_recv_comm, base), rail_container_of(r, struct sk_recv, base), sizes);
+}
+
+rail_result_t sk_test(void *request, int *done, int *sizes) {
+  if (!done) {
+    RAIL_WARN("RailSocket: test: done is NULL; allowed: the address of an int");
+    return RAIL_BAD_ARGUMENT;
+  }
+  *done = 0;
+  struct sk_request *r = sk_request_of(request, "test");
+  if (!r) return RAIL_BAD_ARGUMENT;
+  struct sk_comm *comm = r->comm;
+  if (!sk_comm_enter(comm)) return RAIL_BAD_USAGE; /* its memory was deregistered */
+  rail_result_t result = RAIL_OK;
+  if (!is_done(r)) result = sk_progress(comm);
+  /* A request that finished is finished, whatever became of the others. */
+  if (is_done(r)) {
+    finish(r, sizes);
+    *done = 1;
+    result = RAIL_OK;
+  }
+  sk_comm_leave(comm);
+  return result;
+}

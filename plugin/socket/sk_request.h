@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Requests: fixed pools inside their comm, a free list each. A request is
+ * done by predicate (sk_send_is_done, sk_recv_is_done); test hands it back.
+ *
+ * Both kinds begin with struct sk_request, whose magic tells them apart from
+ * each other and from a pointer that was given back already.
+ */
+#ifndef SK_REQUEST_H
+#define SK_REQUEST_H
+
+#include "plugin/socket/sk_comm.h"
+#include "plugin/socket/sk_match.h"
+
+#define SK_MAX_SENDS (RAIL_NET_MAX_REQUESTS * SK_MAX_GROUP)
+#define SK_MAX_RECVS RAIL_NET_MAX_REQUESTS
+
+#define SK_REQ_SEND 0x51455253u
+#define SK_REQ_RECV 0x51455252u
+#define SK_REQ_FREE 0x46455252u
+
+struct sk_request {
+  uint32_t magic;
+  struct sk_comm *comm;
+  struct sk_request *next_free;
+};
+
+/* A send. Life: waiting (for a grant) → ready (queued to be announced) →
+ * announced → done; a small one may be ready before its grant. */
+struct sk_send {
+  struct sk_request base;
+  struct sk_match_node node; /* in `waiting` until granted */
+  struct sk_send *next;      /* in `ready`, then in `bulk` */
+  const uint8_t *data;
+  uint64_t size;
+  uint64_t framed;    /* bytes that are in frames */
+  uint32_t unwritten; /* frames that are not yet in the kernel */
+  uint32_t seq;
+  bool queued;    /* in ready or further */
+  bool announced; /* its MSG frame was made */
+  bool granted;
+  struct sk_mr *mr;
+};
+
+/* One buffer of an irecv. */
+struct sk_slot {
+  struct sk_match_node node; /* in `posted` until matched */
+  struct sk_recv *recv;
+  struct sk_slot *hash_next; /* of matched ones with bytes to come, by seq */
+  uint8_t *data;
+  uint64_t capacity;
+  uint64_t size;     /* of the message */
+  uint64_t promised; /* bytes whose headers were seen */
+  uint64_t received;
+  uint32_t seq;
+  struct sk_mr *mr;
+};
+
+struct sk_recv {
+  struct sk_request base;
+  uint32_t n, unfinished;
+  struct sk_slot slots[SK_MAX_GROUP];
+};
+
+struct sk_request_pool {
+  struct sk_request *free;
+  uint32_t in_use;
+};
+
+/* `count` requests of `size` bytes each, beginning at `first`. */
+void sk_request_pool_init(struct sk_request_pool *pool, void *first, size_t size, uint32_t count, struct sk_comm *comm);
+
+static inline struct sk_request *sk_request_get(struct sk_request_pool *pool, uint32_t magic) {
+  struct sk_request *r = pool->free;
+  if (rail_unlikely(!r)) return NULL;
+  pool->free = r->next_free;
+  pool->in_use++;
+  r->magic = magic;
+  return r;
+}
+
+static inline void sk_request_put(struct sk_request_pool *pool, struct sk_request *r) {
+  r->magic = SK_REQ_FREE;
+  r->next_free = pool->free;
+  pool->free = r;
+  pool->in_use--;
+}
+
+static inline bool sk_send_is_done(const struct sk_send *s) {
+  return s->announced && s->granted && s->unwritten == 0 && s->framed == s->size;
+}
+static inline bool sk_recv_is_done(const struct sk_recv *r) { return r->unfinished == 0; }
+
+/* A caller's request pointer; NULL after one line if it is none of ours. */
+struct sk_request *sk_request_of(void *request, const char *call);
+
+#endif
