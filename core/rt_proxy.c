@@ -73,25 +73,21 @@ static bool retire(struct rt_proxy *p, struct rt_connector *prev, struct rt_conn
 static bool pass(struct rt_proxy *p) {
   bool moved = false;
   if (atomic_load_explicit(&p->has_incoming, memory_order_acquire)) take_incoming(p);
-  struct rt_connector *prev = p->active, *c, *end = p->active;
-  if (!prev) return false;
-  do {
-    c = prev->next_active;
-    bool at_end = c == end;
+  struct rt_connector *prev = p->active, *end = p->active;
+  for (bool at_end = false; p->active && !at_end;) {
+    struct rt_connector *c = prev->next_active;
+    at_end = c == end;
     rail_result_t r = c->end->progress(p->comm, c, c->ops);
     if (r == RAIL_OK) {
       moved = true;
-      if (c->ops->done == c->ops->nsteps && retire(p, prev, c)) {
-        if (at_end || !p->active) break;
-        continue;
-      }
+      if (c->ops->done == c->ops->nsteps && retire(p, prev, c)) continue;
     } else if (r != RAIL_IN_PROGRESS) {
       rt_comm_fail(p->comm, r, "the network reported an error on the connection %s rank %d",
                    c->is_send ? "to" : "from", c->peer);
       break;
     }
     prev = c;
-  } while (prev != end);
+  }
   return moved;
 }
 
