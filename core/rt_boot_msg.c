@@ -11,6 +11,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "core/rt_boot.h"
+#include "core/rt_error.h"
 
 #define RECONNECT_MS 20
 #define GATHER_WINDOW (64u << 20) /* bytes of one allgather that may lie unread at a slow rank */
@@ -146,8 +147,10 @@ rail_result_t rt_boot_connect(struct rt_bootstrap *b, int peer, enum rt_boot_lin
   int err = errno;
   rail_sock_close(fd);
   if (!known(b, err))
-    RAIL_WARN("bootstrap: rank %d cannot connect to rank %d (%s): %s; has that rank died, or does a firewall stand "
-              "between?", b->rank, peer, rt_bootstrap_peer_text(b, peer), strerror(err));
+    rt_error(result,
+             "bootstrap: rank %d cannot connect to rank %d (%s): %s; has that rank died, or does a firewall stand "
+             "between?",
+             b->rank, peer, rt_bootstrap_peer_text(b, peer), strerror(err));
   return result;
 }
 
@@ -155,7 +158,7 @@ static rail_result_t send_to_self(struct rt_bootstrap *b, enum rt_boot_type type
                                   size_t size) {
   struct rt_message *msg = malloc(sizeof *msg + size);
   if (!msg) {
-    RAIL_WARN("bootstrap: rank %d: no memory for a message of %zu bytes", b->rank, size);
+    rt_error(RAIL_SYSTEM_ERROR, "bootstrap: rank %d: no memory for a message of %zu bytes", b->rank, size);
     return RAIL_SYSTEM_ERROR;
   }
   *msg = (struct rt_message){.peer = (uint32_t)b->rank, .tag = tag, .type = (uint16_t)type, .size = size};
@@ -169,15 +172,16 @@ static rail_result_t send_to_self(struct rt_bootstrap *b, enum rt_boot_type type
   pthread_mutex_unlock(&b->lock);
   if (!full) return RAIL_OK;
   free(msg);
-  RAIL_WARN("bootstrap: rank %d: more than %llu bytes sent to itself and not received", b->rank, RT_BOX_MAX_BYTES);
+  rt_error(RAIL_BAD_USAGE, "bootstrap: rank %d: more than %llu bytes sent to itself and not received", b->rank,
+           RT_BOX_MAX_BYTES);
   return RAIL_BAD_USAGE;
 }
 
 rail_result_t rt_boot_send(struct rt_bootstrap *b, enum rt_boot_type type, int peer, uint32_t tag, const void *data,
                            size_t size, const struct rt_patience *patience) {
   if (peer < 0 || peer >= b->nranks || size > RT_BOOT_MAX_MESSAGE || (size && !data)) {
-    RAIL_WARN("bootstrap: rank %d: cannot send %zu bytes to rank %d (of %d ranks, at most %u bytes)", b->rank, size,
-              peer, b->nranks, RT_BOOT_MAX_MESSAGE);
+    rt_error(RAIL_BAD_ARGUMENT, "bootstrap: rank %d: cannot send %zu bytes to rank %d (of %d ranks, at most %u bytes)",
+             b->rank, size, peer, b->nranks, RT_BOOT_MAX_MESSAGE);
     return RAIL_BAD_ARGUMENT;
   }
   RAIL_TRY(rt_boot_check(b, patience));
@@ -207,8 +211,8 @@ rail_result_t rt_boot_send(struct rt_bootstrap *b, enum rt_boot_type type, int p
   }
   pthread_mutex_unlock(&out->lock);
   if (result != RAIL_OK && !known(b, err))
-    RAIL_WARN("bootstrap: rank %d: sending %zu bytes to rank %d (%s) failed: %s", b->rank, size, peer,
-              rt_bootstrap_peer_text(b, peer), strerror(err));
+    rt_error(result, "bootstrap: rank %d: sending %zu bytes to rank %d (%s) failed: %s", b->rank, size, peer,
+             rt_bootstrap_peer_text(b, peer), strerror(err));
   return result;
 }
 
@@ -230,7 +234,8 @@ static rail_result_t deliver(struct rt_bootstrap *b, struct rt_message *msg, voi
   if (msg->size == size) {
     if (size) memcpy(data, msg->data, size);
   } else {
-    RAIL_WARN(
+    rt_error(
+        RAIL_REMOTE_ERROR,
         "bootstrap: rank %d expects %zu bytes from rank %u (%s), tag %u, and got %zu; do both run the same program?",
         b->rank, size, msg->peer, rt_bootstrap_peer_text(b, (int)msg->peer), msg->tag, msg->size);
     result = RAIL_REMOTE_ERROR;
@@ -242,7 +247,8 @@ static rail_result_t deliver(struct rt_bootstrap *b, struct rt_message *msg, voi
 static rail_result_t receive(struct rt_bootstrap *b, enum rt_boot_type type, int peer, uint32_t tag, void *data,
                              size_t size, bool wait, const struct rt_patience *patience) {
   if (peer < 0 || peer >= b->nranks || (size && !data)) {
-    RAIL_WARN("bootstrap: rank %d: cannot receive from rank %d (of %d ranks)", b->rank, peer, b->nranks);
+    rt_error(RAIL_BAD_ARGUMENT, "bootstrap: rank %d: cannot receive from rank %d (of %d ranks)", b->rank, peer,
+             b->nranks);
     return RAIL_BAD_ARGUMENT;
   }
   struct rt_message *msg;
@@ -262,11 +268,12 @@ static rail_result_t receive(struct rt_bootstrap *b, enum rt_boot_type type, int
   if (result == RAIL_IN_PROGRESS) result = waited;
   if (atomic_load(&b->failed)) return result;
   if (gone) {
-    RAIL_WARN("bootstrap: rank %d waits for a message of rank %d (%s), tag %u, which has closed the communicator",
-              b->rank, peer, rt_bootstrap_peer_text(b, peer), tag);
+    rt_error(result,
+             "bootstrap: rank %d waits for a message of rank %d (%s), tag %u, which has closed the communicator",
+             b->rank, peer, rt_bootstrap_peer_text(b, peer), tag);
   } else if (err == ETIMEDOUT) {
-    RAIL_WARN("bootstrap: rank %d: no message from rank %d (%s), tag %u, within %" PRIu64 " ms", b->rank, peer,
-              rt_bootstrap_peer_text(b, peer), tag, b->args.timeout_ms);
+    rt_error(result, "bootstrap: rank %d: no message from rank %d (%s), tag %u, within %" PRIu64 " ms", b->rank, peer,
+             rt_bootstrap_peer_text(b, peer), tag, b->args.timeout_ms);
   }
   return result;
 }

@@ -16,6 +16,7 @@
 #include "common/ifaddr.h"
 #include "common/log.h"
 #include "core/rt_boot.h"
+#include "core/rt_error.h"
 #include "core/rt_param.h"
 #include "core/rt_rendezvous.h"
 
@@ -39,8 +40,10 @@ static rail_result_t id_unpack(const char id[RT_UNIQUE_ID_BYTES], struct rt_boot
   if (out->magic == RT_BOOT_MAGIC && out->version == RT_BOOT_VERSION && out->well_known <= 1 && zeros &&
       rail_addr_unpack(&out->addr, root))
     return RAIL_OK;
-  RAIL_WARN("bootstrap: this is not a unique id of Railyard (bootstrap version %d); was it made by another library, "
-            "or not copied to this rank?", RT_BOOT_VERSION);
+  rt_error(RAIL_BAD_ARGUMENT,
+           "bootstrap: this is not a unique id of Railyard (bootstrap version %d); was it made by another library, "
+           "or not copied to this rank?",
+           RT_BOOT_VERSION);
   return RAIL_BAD_ARGUMENT;
 }
 
@@ -50,13 +53,14 @@ static rail_result_t own_address(const union rail_addr *hint, union rail_addr *a
   const struct rt_params *p = rt_params();
   int n = rail_interfaces_list(all, RAIL_MAX_INTERFACES);
   if (n < 0) {
-    RAIL_WARN("bootstrap: cannot list the network interfaces: %m");
+    rt_error(RAIL_SYSTEM_ERROR, "bootstrap: cannot list the network interfaces: %m");
     return RAIL_SYSTEM_ERROR;
   }
   int family = rail_family_from_text(p->socket_family);
   if (rail_interfaces_choose(all, n, p->socket_ifname, family, hint, &chosen, 1) < 1) {
-    RAIL_WARN("bootstrap: none of %d interface addresses fits NCCL_SOCKET_IFNAME=%s NCCL_SOCKET_FAMILY=%s", n,
-              p->socket_ifname ? p->socket_ifname : "(unset)", p->socket_family ? p->socket_family : "(unset)");
+    rt_error(RAIL_SYSTEM_ERROR,
+             "bootstrap: none of %d interface addresses fits NCCL_SOCKET_IFNAME=%s NCCL_SOCKET_FAMILY=%s", n,
+             p->socket_ifname ? p->socket_ifname : "(unset)", p->socket_family ? p->socket_family : "(unset)");
     return RAIL_SYSTEM_ERROR;
   }
   *addr = chosen.addr;
@@ -79,8 +83,10 @@ rail_result_t rt_unique_id_from_address(const char *host_port, uint64_t cookie, 
   struct rt_boot_id out = {.magic = RT_BOOT_MAGIC, .version = RT_BOOT_VERSION, .well_known = 1};
   union rail_addr addr;
   if (rail_addr_parse(host_port, &addr) != RAIL_OK || rail_addr_port(&addr) == 0) {
-    RAIL_WARN("bootstrap: \"%s\" is no address for a rendezvous; host:port or [ipv6]:port is wanted, with a host that "
-              "resolves and a port that is not 0", host_port ? host_port : "");
+    rt_error(RAIL_BAD_ARGUMENT,
+             "bootstrap: \"%s\" is no address for a rendezvous; host:port or [ipv6]:port is wanted, with a host that "
+             "resolves and a port that is not 0",
+             host_port ? host_port : "");
     return RAIL_BAD_ARGUMENT;
   }
   rail_addr_pack(&addr, &out.addr);
@@ -100,7 +106,7 @@ rail_result_t rt_unique_id_create(char id[RT_UNIQUE_ID_BYTES]) {
   RAIL_TRY(rail_random_bytes(out.secret, sizeof out.secret));
   uint64_t unused_ms = RAIL_MAX(UNUSED_MS, (uint64_t)p->bootstrap_timeout_ms);
   if (rt_rendezvous_start(&addr, out.secret, unused_ms) != RAIL_OK) {
-    RAIL_WARN("bootstrap: cannot open a rendezvous at %s: %m", rail_addr_text(&addr, text));
+    rt_error(RAIL_SYSTEM_ERROR, "bootstrap: cannot open a rendezvous at %s: %m", rail_addr_text(&addr, text));
     return RAIL_SYSTEM_ERROR;
   }
   rail_addr_pack(&addr, &out.addr);
@@ -129,8 +135,8 @@ static void boot_free(struct rt_bootstrap *b) {
 
 static rail_result_t boot_new(const struct rt_bootstrap_args *args, struct rt_bootstrap **out) {
   if (args->nranks < 1 || args->nranks > RT_BOOT_MAX_RANKS || args->rank < 0 || args->rank >= args->nranks) {
-    RAIL_WARN("bootstrap: rank %d of %d: a rank is 0 to nranks - 1, and nranks 1 to %d", args->rank, args->nranks,
-              RT_BOOT_MAX_RANKS);
+    rt_error(RAIL_BAD_ARGUMENT, "bootstrap: rank %d of %d: a rank is 0 to nranks - 1, and nranks 1 to %d", args->rank,
+             args->nranks, RT_BOOT_MAX_RANKS);
     return RAIL_BAD_ARGUMENT;
   }
   size_t n = (size_t)args->nranks;
@@ -160,7 +166,7 @@ static rail_result_t boot_new(const struct rt_bootstrap_args *args, struct rt_bo
   boot_free(b);
 no_memory:
   *out = NULL;
-  RAIL_WARN("bootstrap: rank %d: no memory for %d ranks", args->rank, args->nranks);
+  rt_error(RAIL_SYSTEM_ERROR, "bootstrap: rank %d: no memory for %d ranks", args->rank, args->nranks);
   return RAIL_SYSTEM_ERROR;
 }
 
@@ -172,7 +178,7 @@ static rail_result_t boot_listen(struct rt_bootstrap *b, const union rail_addr *
   }
   RAIL_TRY(own_address(hint, own));
   if (rail_sock_listen(own, RAIL_MAX(128, b->nranks), &b->listen_fd) == RAIL_OK) return RAIL_OK;
-  RAIL_WARN("bootstrap: rank %d cannot listen on %s: %m", b->rank, rail_addr_text(own, text));
+  rt_error(RAIL_SYSTEM_ERROR, "bootstrap: rank %d cannot listen on %s: %m", b->rank, rail_addr_text(own, text));
   return RAIL_SYSTEM_ERROR;
 }
 
@@ -191,9 +197,10 @@ static rail_result_t boot_connect(struct rt_bootstrap *b) {
   int err = errno;
   pthread_mutex_unlock(&b->lock);
   if (result != RAIL_OK && atomic_load(&b->failed) == 0 && err == ETIMEDOUT)
-    RAIL_WARN("bootstrap: rank %d: rank %d (%s) was at the rendezvous but did not connect within %" PRIu64
-              " ms; does a firewall stand between?",
-              b->rank, prev, rt_bootstrap_peer_text(b, prev), b->args.timeout_ms);
+    rt_error(result,
+             "bootstrap: rank %d: rank %d (%s) was at the rendezvous but did not connect within %" PRIu64
+             " ms; does a firewall stand between?",
+             b->rank, prev, rt_bootstrap_peer_text(b, prev), b->args.timeout_ms);
   return result;
 }
 
@@ -225,8 +232,9 @@ static rail_result_t open_rendezvous(const struct rt_boot_id *id, union rail_add
     /* In use: most likely the rendezvous of this job's communicator before, which is about to end. */
     bool stop = rail_deadline_passed(deadline) || (patience.abort_flag && atomic_load(patience.abort_flag));
     if (errno != EADDRINUSE || stop) {
-      RAIL_WARN("bootstrap: rank 0 cannot listen on the rendezvous address %s: %m; choose another port",
-                rail_addr_text(&root, text));
+      rt_error(RAIL_SYSTEM_ERROR,
+               "bootstrap: rank 0 cannot listen on the rendezvous address %s: %m; choose another port",
+               rail_addr_text(&root, text));
       return RAIL_SYSTEM_ERROR;
     }
     poll(NULL, 0, BIND_RETRY_MS);
@@ -295,7 +303,7 @@ static rail_result_t split_exchange(struct rt_bootstrap *b, struct rt_bootstrap 
   for (int i = 0; i < b->nranks; i++) {
     memcpy(&wire, table + RT_SECRET_BYTES + (size_t)i * sizeof wire, sizeof wire);
     if (!rail_addr_unpack(&wire, &b->addrs[i])) {
-      RAIL_WARN("bootstrap: rank %d: no valid address for rank %d in the split's table", b->rank, i);
+      rt_error(RAIL_REMOTE_ERROR, "bootstrap: rank %d: no valid address for rank %d in the split's table", b->rank, i);
       return RAIL_REMOTE_ERROR;
     }
   }
@@ -313,8 +321,9 @@ rail_result_t rt_bootstrap_split(struct rt_bootstrap *parent, const int *ranks, 
   for (int i = 0; i < b->nranks; i++)
     if (ranks[i] < 0 || ranks[i] >= parent->nranks) result = RAIL_BAD_ARGUMENT;
   if (result != RAIL_OK || ranks[b->rank] != parent->rank) {
-    RAIL_WARN("bootstrap: split: rank %d of %d is not rank %d of its parent, or a rank is out of range", b->rank,
-              b->nranks, parent->rank);
+    rt_error(RAIL_BAD_ARGUMENT,
+             "bootstrap: split: rank %d of %d is not rank %d of its parent, or a rank is out of range", b->rank,
+             b->nranks, parent->rank);
     result = RAIL_BAD_ARGUMENT;
     goto failed;
   }

@@ -21,6 +21,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "core/rt_error.h"
 #include "core/rt_thread.h"
 
 #define STRANGER_MS 10000   /* a client must have introduced itself by then */
@@ -398,16 +399,17 @@ static rail_result_t read_answer(const struct rt_visit *v, int fd, uint64_t dead
     RAIL_TRY(rail_sock_recv_all(fd, raw, head.length, deadline, v->abort_flag));
     rt_boot_text_clean(why, sizeof why, raw, head.length);
     *said = true;
-    RAIL_WARN("bootstrap: rank %d of %d: rendezvous at %s: %s", v->rank, v->nranks, rail_addr_text(&v->root, text),
-              why);
+    rt_error(RAIL_REMOTE_ERROR, "bootstrap: rank %d of %d: rendezvous at %s: %s", v->rank, v->nranks,
+             rail_addr_text(&v->root, text), why);
     return RAIL_REMOTE_ERROR;
   }
   const char *wrong = rt_boot_header_wrong(&head, sizeof first + addresses);
   if (!wrong && (head.type != RT_BOOT_TABLE || head.length != sizeof first + addresses)) wrong = "not the table";
   if (wrong) {
     *said = true;
-    RAIL_WARN("bootstrap: rank %d: rendezvous at %s answered with %s; is NCCL_COMM_ID's port taken by another program?",
-              v->rank, rail_addr_text(&v->root, text), wrong);
+    rt_error(RAIL_REMOTE_ERROR,
+             "bootstrap: rank %d: rendezvous at %s answered with %s; is NCCL_COMM_ID's port taken by another program?",
+             v->rank, rail_addr_text(&v->root, text), wrong);
     return RAIL_REMOTE_ERROR;
   }
   RAIL_TRY(rail_sock_recv_all(fd, &first, sizeof first, deadline, v->abort_flag));
@@ -417,7 +419,8 @@ static rail_result_t read_answer(const struct rt_visit *v, int fd, uint64_t dead
     RAIL_TRY(rail_sock_recv_all(fd, &wire, sizeof wire, deadline, v->abort_flag));
     if (!rail_addr_unpack(&wire, &table[rank])) {
       *said = true;
-      RAIL_WARN("bootstrap: rank %d: no valid address for rank %d in the rendezvous' table", v->rank, rank);
+      rt_error(RAIL_REMOTE_ERROR, "bootstrap: rank %d: no valid address for rank %d in the rendezvous' table", v->rank,
+               rank);
       return RAIL_REMOTE_ERROR;
     }
   }
@@ -461,15 +464,18 @@ rail_result_t rt_rendezvous_join(const struct rt_visit *v, union rail_addr *tabl
     rail_addr_text(&v->root, text);
     if (aborted(v)) return RAIL_REMOTE_ERROR;
     if (!outcome.connected) {
-      RAIL_WARN("bootstrap: rank %d of %d cannot reach the rendezvous at %s: %s (tried for %" PRIu64
-                " ms); does rank 0 run, and can %s be routed to from here (NCCL_SOCKET_IFNAME)?",
-                v->rank, v->nranks, text, strerror(errno), v->timeout_ms, text);
+      rt_error(result,
+               "bootstrap: rank %d of %d cannot reach the rendezvous at %s: %s (tried for %" PRIu64
+               " ms); does rank 0 run, and can %s be routed to from here (NCCL_SOCKET_IFNAME)?",
+               v->rank, v->nranks, text, strerror(errno), v->timeout_ms, text);
     } else if (hung_up) {
-      RAIL_WARN("bootstrap: rank %d of %d: the rendezvous at %s closed the connection without an answer; the unique id "
-                "is stale or of another job, or the process that made it died", v->rank, v->nranks, text);
+      rt_error(result,
+               "bootstrap: rank %d of %d: the rendezvous at %s closed the connection without an answer; the unique id "
+               "is stale or of another job, or the process that made it died",
+               v->rank, v->nranks, text);
     } else {
-      RAIL_WARN("bootstrap: rank %d of %d: no answer from the rendezvous at %s: %s", v->rank, v->nranks, text,
-                strerror(errno));
+      rt_error(result, "bootstrap: rank %d of %d: no answer from the rendezvous at %s: %s", v->rank, v->nranks, text,
+               strerror(errno));
     }
     return result;
   }

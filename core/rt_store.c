@@ -19,6 +19,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/sock.h"
+#include "core/rt_error.h"
 
 #define STORE_MAGIC 0x4f545352u /* "RSTO" */
 #define FILE_NAME (3 * RT_STORE_MAX_KEY + 8)
@@ -44,17 +45,19 @@ rail_result_t rt_store_open(const char *dir, bool personal, struct rt_store **ou
   s->path = strdup(dir);
   if (!s->path) goto failed;
   if (mkdir(dir, 0700) != 0 && errno != EEXIST) {
-    RAIL_WARN("store: cannot make the directory %s: %m", dir);
+    rt_error(RAIL_SYSTEM_ERROR, "store: cannot make the directory %s: %m", dir);
     goto failed;
   }
   s->dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC | (personal ? O_NOFOLLOW : 0));
   if (s->dir_fd < 0 || fstat(s->dir_fd, &st) != 0) {
-    RAIL_WARN("store: cannot open the directory %s: %m", dir);
+    rt_error(RAIL_SYSTEM_ERROR, "store: cannot open the directory %s: %m", dir);
     goto failed;
   }
   if (personal && (st.st_uid != geteuid() || (st.st_mode & 077) != 0)) {
-    RAIL_WARN("store: %s belongs to user %u with mode %04o; it must be this user's (%u) and 0700. Remove it, or set "
-              "RAIL_STORE to another directory", dir, st.st_uid, st.st_mode & 07777u, geteuid());
+    rt_error(RAIL_SYSTEM_ERROR,
+             "store: %s belongs to user %u with mode %04o; it must be this user's (%u) and 0700. Remove it, or set "
+             "RAIL_STORE to another directory",
+             dir, st.st_uid, st.st_mode & 07777u, geteuid());
     goto failed;
   }
   *out = s;
@@ -81,7 +84,7 @@ static bool file_name(const char *key, char name[FILE_NAME]) {
   static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
   size_t at = 0, len = strlen(key);
   if (len == 0 || len > RT_STORE_MAX_KEY) {
-    RAIL_WARN("store: a key has 1 to %d characters, \"%.80s\" has %zu", RT_STORE_MAX_KEY, key, len);
+    rt_error(RAIL_BAD_ARGUMENT, "store: a key has 1 to %d characters, \"%.80s\" has %zu", RT_STORE_MAX_KEY, key, len);
     return false;
   }
   for (; *key; key++) {
@@ -111,14 +114,14 @@ rail_result_t rt_store_set(struct rt_store *s, const char *key, const void *data
   snprintf(aside, sizeof aside, ".new-%016" PRIx64, unique); /* no key's name begins with a dot */
   int fd = openat(s->dir_fd, aside, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (fd < 0) {
-    RAIL_WARN("store: cannot write in %s: %m", s->path);
+    rt_error(RAIL_SYSTEM_ERROR, "store: cannot write in %s: %m", s->path);
     return RAIL_SYSTEM_ERROR;
   }
   /* fsync: on a network file system the data must be there before the name is. */
   bool good = write_all(fd, &head, sizeof head) && write_all(fd, data, size) && fsync(fd) == 0;
   if (close(fd) != 0) good = false;
   if (good && renameat(s->dir_fd, aside, s->dir_fd, name) == 0) return RAIL_OK;
-  RAIL_WARN("store: cannot write %s/%s: %m", s->path, name);
+  rt_error(RAIL_SYSTEM_ERROR, "store: cannot write %s/%s: %m", s->path, name);
   unlinkat(s->dir_fd, aside, 0);
   return RAIL_SYSTEM_ERROR;
 }
@@ -141,14 +144,15 @@ rail_result_t rt_store_try_get(struct rt_store *s, const char *key, void *data, 
   /* ESTALE: a network file system's word for a file that was replaced just now. */
   if (fd < 0 && (errno == ENOENT || errno == ESTALE)) return RAIL_IN_PROGRESS;
   if (fd < 0) {
-    RAIL_WARN("store: cannot read %s/%s: %m", s->path, name);
+    rt_error(RAIL_SYSTEM_ERROR, "store: cannot read %s/%s: %m", s->path, name);
     return RAIL_SYSTEM_ERROR;
   }
   bool good = read_all(fd, &head, sizeof head) && head.magic == STORE_MAGIC && head.size <= *size &&
               read_all(fd, data, head.size) && read(fd, &extra, 1) == 0;
   close(fd);
   if (!good) {
-    RAIL_WARN("store: %s/%s is no value of this store, or larger than %zu bytes; remove it", s->path, name, *size);
+    rt_error(RAIL_SYSTEM_ERROR, "store: %s/%s is no value of this store, or larger than %zu bytes; remove it", s->path,
+             name, *size);
     return RAIL_SYSTEM_ERROR;
   }
   *size = head.size;
