@@ -44,6 +44,6 @@ int rail_family_from_text(const char *text);
 /* sysfs facts; `sysfs_root` is "/sys" outside tests. */
 int rail_interface_speed(const char *sysfs_root, const char *ifname);   /* Mb/s; 10000 where unknown or <= 0 */
 bool rail_interface_pci_path(const char *sysfs_root, const char *ifname, char *path, size_t cap);
-uint64_t rail_interface_guid(const char *sysfs_root, const char *ifname); /* MAC-based; else hash of the name; never 0 */
+uint64_t rail_interface_guid(const char *sysfs_root, const char *ifname); /* of the MAC, else of the name; not 0 */
 
 #endif

@@ -77,7 +77,8 @@ rail_result_t rail_sock_recv_some(int fd, void *data, size_t size, size_t *done)
 
 /* Waiting forms for start-up code; RAIL_REMOTE_ERROR with errno ETIMEDOUT at the deadline.
  * *abort_flag (may be NULL) nonzero ends the wait with errno ECANCELED within 50 ms. */
-rail_result_t rail_sock_send_all(int fd, const void *data, size_t size, uint64_t deadline, const _Atomic int *abort_flag);
+rail_result_t rail_sock_send_all(int fd, const void *data, size_t size, uint64_t deadline,
+                                 const _Atomic int *abort_flag);
 rail_result_t rail_sock_recv_all(int fd, void *data, size_t size, uint64_t deadline, const _Atomic int *abort_flag);
 rail_result_t rail_sock_connect_all(const union rail_addr *to, const union rail_addr *from, uint64_t deadline,
                                     const _Atomic int *abort_flag, int *fd);

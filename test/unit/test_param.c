@@ -189,7 +189,8 @@ TEST(unknown_names) {
   rail_param_check_unknown(tables, 1);
   rail_param_check_unknown(tables, 1);
   CHECK_INT(warnings, 2);
-  CHECK(strstr(logged, "RAIL_TESTP_NUMBR is no variable of Railyard and has no effect; did you mean RAIL_TESTP_NUMBER?"));
+  CHECK(strstr(logged, "RAIL_TESTP_NUMBR is no variable of Railyard"));
+  CHECK(strstr(logged, "did you mean RAIL_TESTP_NUMBER?"));
   CHECK(strstr(logged, "RAIL_QQQQQQQQQQQQQQQQ is no variable"));
   CHECK(!strstr(logged, "RAIL_SOCKET"));
   unsetenv("RAIL_TESTP_NUMBR");
