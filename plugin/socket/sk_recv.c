@@ -183,6 +183,7 @@ rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s) {
 
 static void add_grant(struct sk_recv_comm *rc, uint32_t tag, uint64_t size) {
   rc->grants[rc->pending_grants++] = (struct sk_grant_wire){.size = htole64(size), .tag = htole32(tag)};
+  rc->grants_queued++;
 }
 
 rail_result_t sk_recv_flush_grants(struct sk_recv_comm *rc) {
@@ -190,6 +191,7 @@ rail_result_t sk_recv_flush_grants(struct sk_recv_comm *rc) {
   if (rc->pending_grants && !rc->grants_unwritten && sk_stream_can_queue(s)) {
     uint32_t len = rc->pending_grants * (uint32_t)sizeof rc->grants[0];
     memcpy(rc->wire_grants, rc->grants, len);
+    rc->grants_framed += rc->pending_grants;
     rc->pending_grants = 0;
     rc->grants_unwritten = 1;
     struct sk_out *out = sk_stream_queue(s);
@@ -246,6 +248,7 @@ static void start_recv(struct sk_recv_comm *rc, struct sk_recv *recv, void **dat
     sk_mr_hold(slot->mr);
     add_grant(rc, slot->node.tag, sizes[i]);
   }
+  recv->last_grant = rc->grants_queued;
   for (uint32_t i = 0; i < recv->n; i++)
     if (post_slot(rc, &recv->slots[i]) != RAIL_OK) return; /* test will say so */
 }
@@ -280,6 +283,7 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
 }
 
 void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes) {
+  if ((int32_t)(recv->last_grant - rc->grants_framed) > 0) (void)sk_recv_flush_grants(rc);
   for (uint32_t i = 0; i < recv->n; i++) {
     struct sk_slot *slot = &recv->slots[i];
     if (sizes) sizes[i] = slot->size > INT_MAX ? INT_MAX : (int)slot->size;

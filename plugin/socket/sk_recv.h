@@ -31,8 +31,11 @@ struct sk_recv_comm {
   struct sk_slot *by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
   uint32_t eager_size;
 
-  /* Grants are collected and sent together, off the critical path. */
+  /* Grants are collected and sent together, off the critical path, but before
+   * their receive is reported done: the caller may not come back after that,
+   * and the sender waits for them. */
   uint32_t pending_grants;
+  uint32_t grants_queued, grants_framed; /* in all */
   uint32_t grants_unwritten; /* frames of wire_grants not yet in the kernel: 0 or 1 */
   struct sk_grant_wire grants[SK_PENDING_GRANTS];
   struct sk_grant_wire wire_grants[SK_PENDING_GRANTS];

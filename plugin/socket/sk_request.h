@@ -59,6 +59,7 @@ struct sk_slot {
 struct sk_recv {
   struct sk_request base;
   uint32_t n, unfinished;
+  uint32_t last_grant; /* number of the last grant queued for it */
   struct sk_slot slots[SK_MAX_GROUP];
 };
 
