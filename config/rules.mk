@@ -76,8 +76,7 @@ $(O)/%.a:
 	$(Q)rm -f $@ && ar rcs $@ $^
 
 # A plugin: its own files, the shims, what it needs of common. The version
-# script leaves only ncclNetPlugin_v6 … _v12 visible. nodelete: NCCL dlcloses
-# plugins below v11 without telling them, threads and atfork handlers must survive that.
+# script leaves only ncclNetPlugin_v6 … _v12 visible.
 define plugin_rule
 $(BUILD)/lib/libnccl-net-$(1).so: $(call obj,$(wildcard plugin/$(1)/*.c)) $(call obj,$(abi_src)) $(COMMON_A) config/plugin.map
 	@mkdir -p $$(@D)
