@@ -28,9 +28,7 @@ def environment(**changes):
     # The runner finds stray processes by this one.
     if "RAIL_TEST_MARK" in os.environ:
         env["RAIL_TEST_MARK"] = os.environ["RAIL_TEST_MARK"]
-    env |= LOCAL
-    env |= {k: str(v) for k, v in changes.items()}
-    return env
+    return env | LOCAL | {k: str(v) for k, v in changes.items()}
 
 
 def run(command, limit=100, **changes):

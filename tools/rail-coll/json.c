@@ -33,15 +33,17 @@ static void write_config(FILE *f, const struct rc_report *r) {
   static const char *const averages[] = {"rank0", "average", "least", "greatest"};
   fprintf(f, "  \"config\": {\n    ");
   field(f, "collective", o->collective->name);
-  fprintf(f, ", \"nranks\": %d, \"threads\": %d, \"ranks_per_thread\": %d, ", r->nranks, o->threads, o->comms_per_thread);
+  fprintf(f, ", \"nranks\": %d, \"threads\": %d, \"ranks_per_thread\": %d, ", r->nranks, o->threads,
+          o->comms_per_thread);
   field(f, "launch", r->launch);
   fprintf(f, ",\n    \"minbytes\": %llu, \"maxbytes\": %llu, \"stepbytes\": %llu, \"stepfactor\": %llu,\n",
           (unsigned long long)o->min_bytes, (unsigned long long)o->max_bytes, (unsigned long long)o->step_bytes,
           (unsigned long long)(o->step_bytes ? 0 : o->step_factor));
-  fprintf(f, "    \"iters\": %d, \"warmup_iters\": %d, \"agg_iters\": %d, \"check\": %d,\n", o->iters, o->warmup, o->aggregate,
-          o->checks);
-  fprintf(f, "    \"blocking\": %s, \"registered\": %s, \"offset\": %llu, \"seed\": %llu, ", o->blocking ? "true" : "false",
-          o->registered ? "true" : "false", (unsigned long long)o->offset, (unsigned long long)o->seed);
+  fprintf(f, "    \"iters\": %d, \"warmup_iters\": %d, \"agg_iters\": %d, \"check\": %d,\n", o->iters, o->warmup,
+          o->aggregate, o->checks);
+  fprintf(f, "    \"blocking\": %s, \"registered\": %s, \"offset\": %llu, \"seed\": %llu, ",
+          o->blocking ? "true" : "false", o->registered ? "true" : "false", (unsigned long long)o->offset,
+          (unsigned long long)o->seed);
   field(f, "data", o->data == RC_DATA_EXACT ? "exact" : "random");
   fprintf(f, ", ");
   field(f, "time", averages[o->average]);
@@ -103,7 +105,8 @@ static void write_side(FILE *f, const char *name, const struct rc_side *s, bool 
   }
   if (timed) fprintf(f, "{\"time_us\": %.4g, \"algbw\": %.6g, \"busbw\": %.6g, ", s->us, s->algbw, s->busbw);
   else fprintf(f, "{\"time_us\": null, \"algbw\": null, \"busbw\": null, ");
-  if (s->checked) fprintf(f, "\"wrong\": %llu, \"outside\": %llu}", (unsigned long long)s->wrong, (unsigned long long)s->outside);
+  if (s->checked) fprintf(f, "\"wrong\": %llu, \"outside\": %llu}", (unsigned long long)s->wrong,
+                          (unsigned long long)s->outside);
   else fprintf(f, "\"wrong\": null, \"outside\": null}");
 }
 

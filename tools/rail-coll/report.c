@@ -2,7 +2,7 @@
  *
  * The table, column for column that of nccl-tests, so that what reads theirs reads ours.
  */
-#include <math.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,8 +39,8 @@ void rc_report_head(struct rc_report *r) {
           o->warmup, o->iters, o->aggregate, o->checks, r->launch);
   head_devices(r);
   fprintf(f, "#\n");
-  fprintf(f, "# %10s  %12s  %8s  %6s  %6s           out-of-place                       in-place          \n", "", "", "", "",
-          "");
+  fprintf(f, "# %10s  %12s  %8s  %6s  %6s           out-of-place                       in-place          \n", "",
+          "", "", "", "");
   fprintf(f, "# %10s  %12s  %8s  %6s  %6s  %7s  %6s  %6s  %6s  %7s  %6s  %6s  %6s\n", "size", "count", "type", "redop",
           "root", "time", "algbw", "busbw", "#wrong", "time", "algbw", "busbw", "#wrong");
   fprintf(f, "# %10s  %12s  %8s  %6s  %6s  %7s  %6s  %6s  %6s  %7s  %6s  %6s  %6s\n", "(B)", "(elements)", "", "", "",
@@ -55,7 +55,7 @@ static void print_side(FILE *f, const struct rc_side *s, bool timed) {
     return;
   }
   snprintf(us, sizeof us, s->us >= 10000 ? "%.0f" : s->us >= 100 ? "%.1f" : "%.2f", s->us);
-  if (s->checked) snprintf(wrong, sizeof wrong, "%llu", (unsigned long long)(s->wrong + s->outside));
+  if (s->checked) snprintf(wrong, sizeof wrong, "%" PRIu64, s->wrong + s->outside);
   if (timed) fprintf(f, "  %7s  %6.2f  %6.2f  %6s", us, s->algbw, s->busbw, wrong);
   else fprintf(f, "  %7s  %6s  %6s  %6s", "N/A", "N/A", "N/A", wrong);
 }
@@ -92,7 +92,7 @@ int rc_report_row(struct rc_report *r, const struct rc_row *row) {
 }
 
 void rc_report_tail(struct rc_report *r) {
-  fprintf(r->table, "# Out of bounds values : %llu %s\n", (unsigned long long)(r->wrong + r->outside),
+  fprintf(r->table, "# Out of bounds values : %" PRIu64 " %s\n", r->wrong + r->outside,
           r->wrong + r->outside == 0 ? "OK" : "FAILED");
   if (r->outside > 0)
     fprintf(r->table, "# Of these, bytes written outside the result: %llu\n", (unsigned long long)r->outside);

@@ -15,6 +15,7 @@
 #include "tools/rail-coll/coll.h"
 
 #define ABORT_GRACE_S 10
+#define INFO_MAGIC 0x7261696cu
 
 /* ---- failures ---- */
 
@@ -102,8 +103,8 @@ static int check_memory(const struct rc_process *p, const struct rc_place *place
   uint64_t each = 2 * (p->o->max_bytes + p->o->offset + 3 * RC_GUARD), have = available_bytes();
   if (each < have / ranks / 10 * 9) return 0;
   if (p->first == 0)
-    fprintf(stderr, RC_NAME ": -e %llu MiB needs %llu MiB for the buffers of %llu ranks on this machine, which has %llu MiB "
-            "available; use a smaller -e\n", (unsigned long long)p->o->max_bytes >> 20,
+    fprintf(stderr, RC_NAME ": -e %llu MiB needs %llu MiB for the buffers of %llu ranks on this machine, which has "
+            "%llu MiB available; use a smaller -e\n", (unsigned long long)p->o->max_bytes >> 20,
             (unsigned long long)(each >> 20) * ranks, (unsigned long long)ranks, (unsigned long long)have >> 20);
   return -1;
 }
@@ -167,7 +168,8 @@ static int comms_open(struct rc_process *p, int (*share_id)(void *, ncclUniqueId
     if (result == ncclSuccess) result = end;
   }
   if (result != ncclSuccess && !atomic_exchange(&p->failed, true))
-    fprintf(stderr, RC_NAME ": rank %d: %s: %s: %s\n", p->first, what, ncclGetErrorString(result), ncclGetLastError(NULL));
+    fprintf(stderr, RC_NAME ": rank %d: %s: %s: %s\n", p->first, what, ncclGetErrorString(result),
+            ncclGetLastError(NULL));
   for (int i = 0; i < p->nlocal; i++) {
     p->ranks[i].rank = p->first + i;
     p->ranks[i].c = comms[i];
@@ -189,7 +191,7 @@ static int tell_of_ranks(struct rc_worker *w) {
     int device = -1;
     const char *plugin = railCommNetPlugin(w->ranks[i].c), *transports = railCommTransports(w->ranks[i].c);
     (void)ncclCommCuDevice(w->ranks[i].c, &device);
-    mine[i] = (struct rc_rank_info){.magic = 0x7261696c, .rank = w->ranks[i].rank, .pid = getpid(), .device = device};
+    mine[i] = (struct rc_rank_info){.magic = INFO_MAGIC, .rank = w->ranks[i].rank, .pid = getpid(), .device = device};
     gethostname(mine[i].host, sizeof mine[i].host - 1);
     snprintf(mine[i].transports, sizeof mine[i].transports, "%s", transports ? transports : "");
     snprintf(mine[i].plugin, sizeof mine[i].plugin, "%s", plugin ? plugin : "");
@@ -198,7 +200,7 @@ static int tell_of_ranks(struct rc_worker *w) {
   free(mine);
   if (!all) return -1;
   for (int i = 0; i < w->process->nranks; i++)
-    if (all[i].magic != 0x7261696c || all[i].rank != i) {
+    if (all[i].magic != INFO_MAGIC || all[i].rank != i) {
       fprintf(stderr, RC_NAME ": rank %d got a damaged record of rank %d through ncclAllGather\n", w->ranks[0].rank, i);
       return -1;
     }
@@ -273,7 +275,8 @@ static int process_open(struct rc_process *p, const struct rc_place *place, stru
     p->workers[i] = (struct rc_worker){.process = p, .ranks = p->ranks + i * o->comms_per_thread,
                                        .n = o->comms_per_thread, .speaks = p->first == 0 && i == 0};
   if (p->first != 0) return 0;
-  *report = (struct rc_report){.o = o, .nranks = p->nranks, .launch = place->source, .started = (double)rail_now_ns() / 1e9,
+  *report = (struct rc_report){.o = o, .nranks = p->nranks, .launch = place->source,
+                               .started = (double)rail_now_ns() / 1e9,
                                .table = o->json && strcmp(o->json, "-") == 0 ? stderr : stdout};
   report->ranks = calloc((size_t)p->nranks, sizeof *report->ranks);
   p->report = report;

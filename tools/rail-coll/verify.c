@@ -177,7 +177,7 @@ static uint64_t reduce_bits(const struct rc_case *c, uint64_t acc, uint64_t x) {
 
 static size_t check_integers(const struct rc_case *c, size_t first, const char *got, size_t n) {
   size_t size = rc_type(c->type)->size, wrong = 0;
-  uint64_t acc[CHUNK], x[CHUNK];
+  uint64_t acc[CHUNK] = {0}, x[CHUNK];
   for (int rank = 0; rank < c->nranks; rank++) {
     draw_bits(c, rank, first, x, n);
     uint64_t scalar = c->op == RC_OP_MULSUM ? scalar_of(rank) : 1;
@@ -213,7 +213,7 @@ static double relative_bound(const struct rc_case *c) {
 
 static size_t check_floats(const struct rc_case *c, size_t first, const char *got, size_t n) {
   const struct rc_type *t = rc_type(c->type);
-  double acc[CHUNK], magnitude[CHUNK], x[CHUNK];
+  double acc[CHUNK] = {0}, magnitude[CHUNK] = {0}, x[CHUNK];
   size_t wrong = 0;
   for (int rank = 0; rank < c->nranks; rank++) {
     double scalar = c->op == RC_OP_MULSUM ? (double)scalar_of(rank) : 1.0;
@@ -221,7 +221,7 @@ static size_t check_floats(const struct rc_case *c, size_t first, const char *go
     for (size_t i = 0; i < n; i++) {
       double v = x[i] * scalar;
       acc[i] = rank == 0 ? v : reduce_value(c->op, acc[i], v);
-      magnitude[i] = (rank == 0 ? 0 : magnitude[i]) + fabs(v);
+      magnitude[i] += fabs(v);
     }
   }
   double bound = relative_bound(c), divisor = c->op == ncclAvg ? c->nranks : 1.0;

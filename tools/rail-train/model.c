@@ -65,7 +65,7 @@ double tr_gradient(const struct tr_params *p, const struct tr_data *d, const siz
                    struct tr_params *gradient) {
   struct sums sums;
   double loss = 0, flat[TR_PARAMS];
-  float out[TR_PARAMS];
+  float out[TR_PARAMS] = {0};
   memset(&sums, 0, sizeof sums);
   for (size_t k = 0; k < n; k++) {
     struct activations a;
