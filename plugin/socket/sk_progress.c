@@ -168,8 +168,8 @@ RAIL_COLD static rail_result_t check_ends(struct sk_recv_comm *rc) {
       return sk_comm_fail_lost(comm, first); /* waits for an announcement that will not come */
     all_ended &= s->eof;
   }
-  if (first->eof && rc->posted.count) return sk_comm_fail_lost(comm, first);
-  if (all_ended && rc->partial) return sk_comm_fail_lost(comm, first);
+  /* Announced messages may still come in over the other streams; unannounced ones never. */
+  if (rc->partial ? all_ended : first->eof && rc->posted.count) return sk_comm_fail_lost(comm, first);
   return RAIL_OK;
 }
 
