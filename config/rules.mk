@@ -78,7 +78,7 @@ $(O)/%.a:
 # A plugin: its own files, the shims, what it needs of common. The version
 # script leaves only ncclNetPlugin_v6 … _v12 visible.
 define plugin_rule
-$(BUILD)/lib/libnccl-net-$(1).so: $(call obj,$(wildcard plugin/$(1)/*.c)) $(call obj,$(abi_src)) $(COMMON_A) config/plugin.map
+$(BUILD)/lib/libnccl-net-$(1).so: $(call obj,$(wildcard plugin/$(1)/*.c) $(abi_src)) $(COMMON_A) config/plugin.map
 	@mkdir -p $$(@D)
 	@$$(if $$(V),,echo "  LD      $$@")
 	$$(Q)$$(CC) $$(ALL_LDFLAGS) $$(SO_LDFLAGS) -Wl,--version-script=config/plugin.map -Wl,-soname,$$(@F) \

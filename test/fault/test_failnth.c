@@ -54,8 +54,12 @@ out:
 }
 
 static const struct { const char *name; int kind, error; } expected[] = {
-  {"malloc", FAILNTH_ALLOC, ENOMEM},        {"open", FAILNTH_SYSCALL, EMFILE},   {"strdup", FAILNTH_ALLOC, ENOMEM},
-  {"socket", FAILNTH_SYSCALL, EMFILE},      {"mmap", FAILNTH_SYSCALL, ENOMEM},   {"posix_memalign", FAILNTH_ALLOC, ENOMEM},
+  {"malloc", FAILNTH_ALLOC, ENOMEM},
+  {"open", FAILNTH_SYSCALL, EMFILE},
+  {"strdup", FAILNTH_ALLOC, ENOMEM},
+  {"socket", FAILNTH_SYSCALL, EMFILE},
+  {"mmap", FAILNTH_SYSCALL, ENOMEM},
+  {"posix_memalign", FAILNTH_ALLOC, ENOMEM},
   {"pthread_create", FAILNTH_SYSCALL, EAGAIN},
 };
 enum { CALLS = sizeof expected / sizeof expected[0] };
