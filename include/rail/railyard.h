@@ -315,8 +315,9 @@ ncclResult_t railCommQuery(ncclComm_t comm, int *done);
 const char *railCommTransports(ncclComm_t comm);
 const char *railCommNetPlugin(ncclComm_t comm);
 
-/* What the launcher's environment says of this process: torchrun (RANK, WORLD_SIZE, LOCAL_RANK...), Slurm
- * (SLURM_PROCID...), Open MPI (OMPI_COMM_WORLD_RANK...), in this order. ncclInvalidUsage when there is no launcher. */
+/* What the launcher's environment says of this process: torchrun (RANK, WORLD_SIZE, LOCAL_RANK...), Open MPI
+ * (OMPI_COMM_WORLD_RANK...), a Slurm step (SLURM_PROCID... with SLURM_STEP_ID; a batch script is no rank), in this
+ * order. ncclInvalidUsage when there is no launcher. */
 typedef struct {
   int rank, nranks;
   int localRank, localSize; /* among the ranks of this host; -1 unknown */

@@ -117,8 +117,8 @@ TEST(abort_flag_ends_waits) {
 
 /* ---- ranks as processes, of which one is killed or stopped ---- */
 
-/* In a process of its own: meets the others, says so on fd 3, waits for a message that never comes, and says when and of
- * what it was told. */
+/* In a process of its own: meets the others, says so on fd 3, waits for a message that never comes, and says when and
+ * of what it was told. */
 static void told_main_failure(void *arg, rail_result_t result, const char *why) {
   on_failure(arg, result, why);
   if (write(3, "F", 1) != 1) _exit(9);

@@ -198,23 +198,31 @@ TEST(exchange) {
   CHECK_INT(rmdir(base), 0);
 }
 
-/* A job that failed half-way leaves questions and answers; the next one in the same directory must not take them. */
-TEST(stale_files) {
-  make_base();
-  run_exchange(4, 2, 300, NULL); /* rank 2 never came */
-  CHECK_INT(ranks[0].result, RAIL_REMOTE_ERROR);
-  CHECK_OK(ranks[1].result);
+/* What a job that failed half-way may leave: questions, and answers to them. */
+static void leave_stale_files(void) {
   struct rt_store *s;
   char stale[16 + RT_UNIQUE_ID_BYTES];
   CHECK_OK(rt_store_open(base, true, &s));
   memset(stale, 0x77, sizeof stale);
-  CHECK_OK(rt_store_set(s, "id-1-id-1", stale, sizeof stale)); /* an answer to a question of another time */
   CHECK_OK(rt_store_set(s, "id-1-ask-1", stale, 16));
+  CHECK_OK(rt_store_set(s, "id-1-id-1", stale, sizeof stale));
   CHECK_OK(rt_store_set(s, "id-1-ask-3", stale, 16));
   CHECK_OK(rt_store_set(s, "id-1-id-3", stale, sizeof stale));
   rt_store_close(s);
-  static const uint64_t late_ranks[] = {0, 100000, 0, 200000}; /* rank 0 meets the stale questions first */
+}
+
+/* The next job in the same directory takes none of it, whoever comes first. */
+TEST(stale_files) {
+  static const uint64_t late_ranks[] = {0, 100000, 0, 200000}, late_root[] = {200000, 0, 0, 0};
+  make_base();
+  run_exchange(4, 2, 300, NULL); /* rank 2 never came */
+  CHECK_INT(ranks[0].result, RAIL_REMOTE_ERROR);
+  CHECK_OK(ranks[1].result);
+  leave_stale_files();
   run_exchange(4, -1, 30000, late_ranks);
+  check_exchanged(4);
+  leave_stale_files();
+  run_exchange(4, -1, 30000, late_root);
   check_exchanged(4);
   CHECK_INT(entries(base), 0);
   CHECK_INT(rmdir(base), 0);
