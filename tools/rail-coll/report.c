@@ -10,19 +10,17 @@
 #include "tools/rail-coll/coll.h"
 
 static void head_devices(const struct rc_report *r) {
-  const char *last = "";
+  bool same = true;
   fprintf(r->table, "# Using devices\n");
   for (int i = 0; i < r->nranks; i++) {
     const struct rc_rank_info *k = &r->ranks[i];
     fprintf(r->table, "#  Rank %2d Group  0 Pid %6d on %10s device %2d [host] %s\n", i, k->pid, k->host, k->device,
             k->transports);
   }
-  for (int i = 0; i < r->nranks; i++) {
-    const struct rc_rank_info *k = &r->ranks[i];
-    if (k->plugin[0] == 0 || strcmp(k->plugin, last) == 0) continue;
-    fprintf(r->table, "#  Network plugin: %s%s\n", k->plugin, i == 0 ? "" : " (from this rank on)");
-    last = k->plugin;
-  }
+  for (int i = 1; i < r->nranks; i++) same = same && strcmp(r->ranks[i].plugin, r->ranks[0].plugin) == 0;
+  if (same && r->ranks[0].plugin[0]) fprintf(r->table, "#  Network plugin of all ranks: %s\n", r->ranks[0].plugin);
+  for (int i = 0; !same && i < r->nranks; i++)
+    fprintf(r->table, "#  Network plugin of rank %d: %s\n", i, r->ranks[i].plugin[0] ? r->ranks[i].plugin : "none");
 }
 
 void rc_report_head(struct rc_report *r) {
