@@ -79,7 +79,7 @@ static rail_result_t on_answer(struct sk_comm *comm, struct sk_stream *s) {
 
 static rail_result_t on_grants(struct sk_send_comm *sc, struct sk_stream *s, const struct sk_frame_wire *frame) {
   struct sk_grant_wire grant;
-  if (frame->len % sizeof grant || sizeof *frame + frame->len > s->cap / 2)
+  if (frame->len % sizeof grant || frame->len > SK_MAX_GRANTS * sizeof grant)
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: a grant frame of %u bytes", frame->len);
   if (sk_stream_have(s) < sizeof *frame + frame->len) return RAIL_IN_PROGRESS;
   const uint8_t *at = s->buf + s->head + sizeof *frame;

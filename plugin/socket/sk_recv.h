@@ -6,7 +6,7 @@
 #include "plugin/socket/sk_request.h"
 
 #define SK_SEQ_BUCKETS SK_MAX_SLOTS
-#define SK_PENDING_GRANTS (2 * SK_MAX_SLOTS)
+#define SK_PENDING_GRANTS SK_MAX_GRANTS
 
 /* A small message that came before its buffer was posted. */
 struct sk_bounce {

@@ -19,6 +19,8 @@
 
 /* Most that one call writes: a call must return within a millisecond. */
 #define PUMP_BYTES (2 * SK_IO_BYTES)
+/* Pieces begin at multiples of this: NCCL's LL128 protocol needs lines of 128 bytes whole. */
+#define PIECE_ALIGN 128
 /* One place in stream 0's ring stays free for ERROR. */
 #define OUT_LIMIT (SK_OUT_FRAMES - 1)
 
@@ -29,7 +31,7 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
     for (unsigned int i = 0; i < args->nstreams; i++) rail_sock_close(&(int){args->fds[i]});
     goto no_memory;
   }
-  /* GRANT frames are read whole: the buffer holds the largest twice. */
+  /* GRANT frames are read whole: the buffer holds the largest more than twice. */
   if (sk_comm_init(&sc->base, args, 16 * 1024) != RAIL_OK) {
     sk_comm_destroy(&sc->base);
     free(sc);
@@ -44,7 +46,7 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
   }
   sc->ready_end = &sc->ready;
   sc->bulk_end = &sc->bulk;
-  sc->chunk = args->nstreams == 1 ? SK_MAX_FRAME : (uint32_t)sk_params.chunk;
+  sc->chunk = args->nstreams == 1 ? SK_MAX_FRAME : (uint32_t)sk_params.chunk / PIECE_ALIGN * PIECE_ALIGN;
   sc->first_len = sc->chunk;
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;

@@ -22,6 +22,7 @@
 #define SK_MAX_STREAMS 16
 #define SK_MAX_GROUP 8                  /* receives in one irecv */
 #define SK_MAX_SLOTS (32 * SK_MAX_GROUP) /* posted receive buffers of one comm */
+#define SK_MAX_GRANTS 256                /* entries of one GRANT frame */
 #define SK_MAX_EAGER (64 * 1024)         /* upper limits of what a HELLO may ask the acceptor to hold */
 #define SK_MAX_EAGER_COUNT 256
 #define SK_SECRET_SIZE 16
