@@ -4,13 +4,12 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/log.h"
 #include "plugin/socket/sk_param.h"
 
-static struct sk_device *devices;
+static struct sk_device devices[RAIL_MAX_INTERFACES]; /* not allocated: nothing to free at dlclose */
 static int device_count;
 static bool loaded;
 
@@ -38,8 +37,6 @@ void sk_devices_load(void) {
               sk_params.ifname ? sk_params.ifname : "unset", sk_params.family ? sk_params.family : "unset");
     return;
   }
-  devices = calloc((size_t)n, sizeof *devices);
-  if (!devices) return;
   for (int i = 0; i < n; i++) {
     struct sk_device *d = &devices[i];
     char text[RAIL_ADDR_TEXT];
