@@ -18,7 +18,7 @@ struct call {
   int root;                    /* or peer; -1: none */
 };
 
-static ncclResult_t check(const struct call *c, struct ncclComm *comm) {
+static ncclResult_t look_at(const struct call *c, struct ncclComm *comm) {
   ncclResult_t r = rt_check_comm(comm, c->name);
   if (r != ncclSuccess) return r;
   size_t esize = rt_type_size((int)c->type);
@@ -35,7 +35,10 @@ static ncclResult_t check(const struct call *c, struct ncclComm *comm) {
   return ncclSuccess;
 }
 
-static ncclResult_t check_op(const char *name, ncclRedOp_t op, ncclDataType_t type, struct ncclComm *comm) {
+/* A wrong call drops the group that it is in. */
+static ncclResult_t check(const struct call *c, struct ncclComm *comm) { return rt_group_note(look_at(c, comm)); }
+
+static ncclResult_t look_at_op(const char *name, ncclRedOp_t op, ncclDataType_t type, struct ncclComm *comm) {
   if ((int)op >= 0 && op < ncclNumOps) return ncclSuccess;
   int i = (int)op - ncclNumOps;
   if (i < 0 || i >= comm->npremuls || !comm->premuls[i].used)
@@ -47,9 +50,14 @@ static ncclResult_t check_op(const char *name, ncclRedOp_t op, ncclDataType_t ty
   return ncclSuccess;
 }
 
+static ncclResult_t check_op(const char *name, ncclRedOp_t op, ncclDataType_t type, struct ncclComm *comm) {
+  return rt_group_note(look_at_op(name, op, type, comm));
+}
+
 static ncclResult_t add(struct ncclComm *comm, enum rt_coll coll, const struct call *c, ncclRedOp_t op) {
   struct rt_task t = {.comm = comm, .coll = coll, .send = c->send, .recv = c->recv, .count = c->count, .type = c->type,
                       .op = op, .root = c->root};
+  if (op >= ncclNumOps) t.premul = comm->premuls[op - ncclNumOps];
   return rt_group_add(&t, 1);
 }
 
@@ -156,7 +164,7 @@ RAIL_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size
   ncclResult_t r = check(&c, comm);
   if (r != ncclSuccess) return r;
   if (count && sendbuff == recvbuff && comm->nranks > 1)
-    return rt_error(RAIL_BAD_USAGE, "ncclAlltoAll: sendbuff and recvbuff are the same; in place is not supported");
+    return rt_group_note(rt_error(RAIL_BAD_USAGE, "ncclAlltoAll: sendbuff and recvbuff are the same; in place is not supported"));
   return exchange(&c, comm, -1, -1, true, true);
 }
 

@@ -33,7 +33,7 @@ static rail_result_t set_operator(struct rt_job *job, const struct rt_task *t) {
     if (t->op == ncclAvg) rt_scalar_avg(&k->scalar, (int)t->type, comm->nranks);
     return k->fns ? RAIL_OK : RAIL_BAD_ARGUMENT;
   }
-  const struct rt_premul *m = &comm->premuls[t->op - ncclNumOps]; /* checked when the call was made */
+  const struct rt_premul *m = &t->premul;
   k->fns = rt_reduce_lookup((int)t->type, RT_PREMULSUM);
   if (!k->fns) return RAIL_BAD_ARGUMENT;
   if (m->deferred) {
@@ -135,14 +135,15 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
   return RAIL_OK;
 }
 
+static bool is_point(const struct rt_task *t) { return t->coll == RT_SEND || t->coll == RT_RECV; }
+
+/* Collectives first: a group orders its collectives, and the sends and receives of each pair, but not the ones among the
+ * others; both ends of a connection must take one order all the same. */
 static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, int n) {
-  for (int i = 0; i < n; i++) {
-    const struct rt_task *t = &tasks[i];
-    bool point = t->coll == RT_SEND || t->coll == RT_RECV;
-    if (point && t->root == b->comm->rank) continue;
-    if (point) RAIL_TRY(add_job(b, t, 0, 0, t->count));
-    else RAIL_TRY(add_collective(b, t));
-  }
+  for (int i = 0; i < n; i++)
+    if (!is_point(&tasks[i])) RAIL_TRY(add_collective(b, &tasks[i]));
+  for (int i = 0; i < n; i++)
+    if (is_point(&tasks[i]) && tasks[i].root != b->comm->rank) RAIL_TRY(add_job(b, &tasks[i], 0, 0, tasks[i].count));
   return add_self_copies(b, tasks, n);
 }
 

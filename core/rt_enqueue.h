@@ -16,6 +16,7 @@ struct rt_task {
   uint64_t count;
   ncclDataType_t type;
   ncclRedOp_t op;
+  struct rt_premul premul; /* what op stood for when the call was made, for op >= ncclNumOps */
   int root;            /* or the peer of RT_SEND, RT_RECV */
 };
 

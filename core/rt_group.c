@@ -161,6 +161,11 @@ static ncclResult_t run_group(void) {
 
 /* ---- calls -------------------------------------------------------------------------------- */
 
+ncclResult_t rt_group_note(ncclResult_t result) {
+  if (result != ncclSuccess && group.depth && group.error == ncclSuccess) group.error = result;
+  return result;
+}
+
 ncclResult_t rt_group_add(const struct rt_task *tasks, int n) {
   if (!reserve((void **)&group.tasks, group.ntasks, &group.cap_tasks, n, sizeof *tasks))
     return group.error = rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks + n);

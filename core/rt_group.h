@@ -10,6 +10,8 @@
 
 #include "core/rt_enqueue.h"
 
+/* Passes a call's result on; inside a group an error is kept, and the group's end returns it and does nothing else. */
+ncclResult_t rt_group_note(ncclResult_t result);
 /* Adds n tasks of one communicator. */
 ncclResult_t rt_group_add(const struct rt_task *tasks, int n);
 /* Adds the making of a communicator, stored in *out when done. */

@@ -31,7 +31,10 @@ struct rt_slot {
   uint64_t proto : 8;  /* over shared memory, enum rt_proto of the producer's call: the consumer's must be equal */
   void *ptr;       /* where it lies, or shall be received; NULL: the slot's own buffer */
   void *mhandle;   /* of ptr's registration with the plugin; the proxy's business */
-  uint64_t capacity; /* of ptr, where it is to be received */
+  union {
+    uint64_t capacity; /* of ptr, where it is to be received */
+    uint64_t call;     /* over shared memory: which call the step belongs to, struct rt_kernel's `call` */
+  };
 };
 
 #define RT_CONN_PROXY 0x1u  /* the other side of the FIFO is a proxy */

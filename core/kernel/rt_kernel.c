@@ -33,6 +33,8 @@ void rt_kernel_count_steps(const struct rt_kernel *k, uint64_t *nsend, uint64_t 
 }
 
 void rt_kernel_init(struct rt_kernel *k) {
+  enum rt_coll coll = k->sched.coll == RT_RECV ? RT_SEND : k->sched.coll;
+  k->call = k->sched.count * k->sched.esize << 4 | (uint64_t)coll;
   k->n = rt_sched_actions(&k->sched);
   k->i = k->grant_i = k->ll_line = k->ll_idle = k->direct_steps = 0;
   k->phase = RT_KP_TURN;
@@ -86,13 +88,14 @@ static bool recv_ready(struct rt_kernel *k, const struct rt_action *a) {
   return c->seen > c->step;
 }
 
-/* Is the step in hand of the size, and over shared memory of the protocol, that our own call asks for? */
+/* Is the step in hand of the size, and over shared memory of the protocol and call, that our own call asks for? */
 static bool recv_matches(struct rt_kernel *k, uint64_t bytes) {
   const struct rt_conn *c = k->recv;
   const struct rt_slot *slot = &c->slot[c->step % RT_STEPS];
-  if (slot->bytes == bytes && (slot->proto == k->proto || c->flags & RT_CONN_PROXY)) return true;
-  k->got = slot->bytes;
-  k->expected = bytes;
+  bool proxied = c->flags & RT_CONN_PROXY, same_call = proxied || slot->call == k->call;
+  if (slot->bytes == bytes && same_call && (proxied || slot->proto == k->proto)) return true;
+  k->got = same_call ? slot->bytes : slot->call >> 4;
+  k->expected = same_call ? bytes : k->call >> 4;
   return false;
 }
 
@@ -118,6 +121,7 @@ static void send_describe(struct rt_kernel *k, uint64_t bytes, const char *from,
   struct rt_slot *slot = &k->send->slot[k->send->step % RT_STEPS];
   slot->bytes = bytes;
   slot->proto = k->proto;
+  slot->call = k->call;
   slot->ptr = d ? (void *)(uintptr_t)from : NULL;
   slot->mhandle = d ? d->mhandle : NULL;
 }
@@ -200,7 +204,7 @@ enum rt_kernel_state rt_kernel_poll(struct rt_kernel *k) {
     case RT_KP_TURN:
       if ((k->recv && k->recv->turn != k->recv_turn) || (k->send && k->send->turn != k->send_turn)) return RT_K_WAIT;
       k->phase = RT_KP_RUN;
-      /* fallthrough */
+      RAIL_FALLTHROUGH;
     case RT_KP_RUN: {
       enum rt_kernel_state state = run(k);
       if (state == RT_K_MISMATCH || k->i < k->n) return state;
@@ -208,12 +212,12 @@ enum rt_kernel_state rt_kernel_poll(struct rt_kernel *k) {
       if (k->send) k->send->turn++;
       k->phase = RT_KP_DRAIN;
     }
-      /* fallthrough */
+      RAIL_FALLTHROUGH;
     case RT_KP_DRAIN:
       /* User memory belongs to the proxy until its steps are sent: credit is what is done plus the slots. */
       if (k->direct_steps && rt_observe(k->send->credit) < k->direct_steps + RT_STEPS) return RT_K_WAIT;
       k->phase = RT_KP_DONE;
-      /* fallthrough */
+      RAIL_FALLTHROUGH;
     default: return RT_K_DONE;
   }
 }

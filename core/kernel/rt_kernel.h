@@ -31,6 +31,8 @@ struct rt_kernel {
   struct rt_direct send_direct[2]; /* towards `send`: the send buffer, the receive buffer */
   struct rt_direct recv_direct;    /* from `recv`: the receive buffer */
 
+  uint64_t call; /* bytes of NCCL's count << 4 | collective: what both ends of a connection must agree on */
+
   /* Progress. */
   enum { RT_KP_TURN, RT_KP_RUN, RT_KP_DRAIN, RT_KP_DONE } phase;
   uint64_t i, n;         /* action in hand, number of actions */
