@@ -12,8 +12,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "core/rt_comm.h"
-#include "test/harness/ensure.h"
-#include "test/harness/tap.h"
+#include "test/harness/program.h"
 
 #define MAX_CONNECTORS 64
 #define MAX_OPS 40
@@ -27,7 +26,7 @@ struct fake {
   int order[MAX_OPS], ndone;   /* numbers of the finished ones */
 };
 
-struct op { struct rt_proxy_op op; int number; };
+struct numbered { struct rt_proxy_op op; int number; };
 
 static atomic_bool entered, broken, strict;
 static char fault[128];
@@ -52,7 +51,7 @@ static rail_result_t progress(struct ncclComm *comm, struct rt_connector *c, str
     if (!op->started) op->started = true;
     op->done++;
     if (op->done == op->nsteps) {
-      f->order[f->ndone++] = ((struct op *)(void *)op)->number;
+      f->order[f->ndone++] = ((struct numbered *)(void *)op)->number;
       f->current = NULL;
     }
     r = RAIL_OK;
@@ -67,7 +66,7 @@ struct world {
   struct ncclComm *comm;
   struct rt_connector c[MAX_CONNECTORS];
   struct fake fake[MAX_CONNECTORS];
-  struct op *ops; /* [connector * MAX_OPS + number] */
+  struct numbered *ops; /* [connector * MAX_OPS + number] */
 };
 
 static struct world *world_open(bool threaded) {
@@ -96,8 +95,8 @@ static void world_close(struct world *w) {
   ENSURE(!broken, "%s", fault);
 }
 
-static struct op *submit(struct world *w, int connector, int number, uint64_t steps) {
-  struct op *op = &w->ops[connector * MAX_OPS + number];
+static struct numbered *submit(struct world *w, int connector, int number, uint64_t steps) {
+  struct numbered *op = &w->ops[connector * MAX_OPS + number];
   op->number = number;
   op->op.connector = &w->c[connector];
   op->op.nsteps = steps;
@@ -105,7 +104,7 @@ static struct op *submit(struct world *w, int connector, int number, uint64_t st
   return op;
 }
 
-static bool finished(struct op *op) { return atomic_load_explicit(&op->op.finished, memory_order_acquire); }
+static bool finished(struct numbered *op) { return atomic_load_explicit(&op->op.finished, memory_order_acquire); }
 
 /* Until all operations are finished, or the deadline. */
 static void drive(struct world *w) {
@@ -182,7 +181,7 @@ TEST(a_pass_is_fair) {
 TEST(a_stuck_connector_delays_nobody) {
   struct world *w = world_open(false);
   w->fake[3].every = 1 << 30;
-  struct op *stuck = submit(w, 3, 0, 1);
+  struct numbered *stuck = submit(w, 3, 0, 1);
   for (int c = 4; c < 9; c++) submit(w, c, 0, 20);
   for (int i = 0; i < 25; i++) rt_proxy_pass(&w->comm->proxy);
   for (int c = 4; c < 9; c++) CHECK(finished(&w->ops[c * MAX_OPS]));
