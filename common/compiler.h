@@ -10,6 +10,7 @@
 #define RAIL_COLD __attribute__((cold, noinline))
 #define RAIL_UNUSED __attribute__((unused))
 #define RAIL_CACHELINE 64
+#define RAIL_FALLTHROUGH __attribute__((fallthrough))
 #define RAIL_ALIGNED(n) __attribute__((aligned(n)))
 
 #define rail_likely(x) __builtin_expect(!!(x), 1)

@@ -48,14 +48,14 @@ struct rt_out {
   bool broken; /* a message went out in part; nothing can follow it */
 };
 
-struct rt_conn;
+struct rt_boot_conn;
 
 /* The service thread's own; touched by nobody else once it runs. */
 struct rt_watch {
   int epoll_fd;
-  struct rt_conn *conns;    /* all, doubly linked */
-  struct rt_conn *finished; /* closed in this round, freed at its end */
-  struct rt_conn *ring[2];  /* [0] to next, [1] from prev; NULL when ended */
+  struct rt_boot_conn *conns;    /* all, doubly linked */
+  struct rt_boot_conn *finished; /* closed in this round, freed at its end */
+  struct rt_boot_conn *ring[2];  /* [0] to next, [1] from prev; NULL when ended */
   unsigned nstrangers, stranger_lines;
   uint64_t beat_at, accept_after;
   bool spread; /* the failure has been passed on */

@@ -38,7 +38,7 @@ struct net_res {
 /* ---- the plugin ------------------------------------------------------------ */
 
 /* The plugin's lines come out through our log. */
-static void plugin_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
+RAIL_PRINTF(5, 6) static void plugin_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
   char text[1024];
   va_list ap;
   va_start(ap, fmt);

@@ -25,7 +25,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "core/rt_conn.h"
+#include "core/rt_boot_conn.h"
 #include "core/rt_thread.h"
 
 #define STRANGER_MS 10000    /* to introduce oneself */
@@ -35,7 +35,7 @@
 
 /* ---- failure ---- */
 
-void rt_watch_tell(struct rt_bootstrap *b, struct rt_conn *c) {
+void rt_watch_tell(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   struct rt_boot_abort out;
   pthread_mutex_lock(&b->lock);
   size_t len = strnlen(b->why, sizeof out.text);
@@ -43,18 +43,18 @@ void rt_watch_tell(struct rt_bootstrap *b, struct rt_conn *c) {
   out.result = (uint32_t)atomic_load(&b->failed);
   memcpy(out.text, b->why, len);
   pthread_mutex_unlock(&b->lock);
-  rt_conn_queue(b, c, RT_BOOT_ABORT, 0, &out, offsetof(struct rt_boot_abort, text) + len);
+  rt_boot_conn_queue(b, c, RT_BOOT_ABORT, 0, &out, offsetof(struct rt_boot_abort, text) + len);
 }
 
 /* Passes the failure on, except to `source`. Once. */
-static void spread(struct rt_bootstrap *b, const struct rt_conn *source) {
+static void spread(struct rt_bootstrap *b, const struct rt_boot_conn *source) {
   if (b->watch.spread) return;
   b->watch.spread = true;
   for (int i = 0; i < 2; i++)
     if (b->watch.ring[i] != source) rt_watch_tell(b, b->watch.ring[i]);
 }
 
-void rt_watch_fail(struct rt_bootstrap *b, const struct rt_conn *source, int origin, rail_result_t result,
+void rt_watch_fail(struct rt_bootstrap *b, const struct rt_boot_conn *source, int origin, rail_result_t result,
                  const char *why) {
   pthread_mutex_lock(&b->lock);
   bool first = atomic_load(&b->failed) == 0 && !b->closing;
@@ -71,7 +71,7 @@ void rt_watch_fail(struct rt_bootstrap *b, const struct rt_conn *source, int ori
   if (b->args.on_failure) b->args.on_failure(b->args.arg, result, why);
 }
 
-void rt_watch_peer_failed(struct rt_bootstrap *b, const struct rt_conn *c, const char *fmt, ...) {
+void rt_watch_peer_failed(struct rt_bootstrap *b, const struct rt_boot_conn *c, const char *fmt, ...) {
   char what[200], why[RT_BOOT_MAX_TEXT];
   va_list ap;
   va_start(ap, fmt);
@@ -84,10 +84,10 @@ void rt_watch_peer_failed(struct rt_bootstrap *b, const struct rt_conn *c, const
 /* ---- accepting ---- */
 
 static void drop_oldest_stranger(struct rt_bootstrap *b) {
-  struct rt_conn *oldest = NULL;
-  for (struct rt_conn *c = b->watch.conns; c; c = c->next)
-    if (c->kind == RT_CONN_STRANGER && (!oldest || c->since < oldest->since)) oldest = c;
-  if (oldest) rt_conn_drop_stranger(b, oldest, "too many silent connections, this is the oldest");
+  struct rt_boot_conn *oldest = NULL;
+  for (struct rt_boot_conn *c = b->watch.conns; c; c = c->next)
+    if (c->kind == RT_BOOT_CONN_STRANGER && (!oldest || c->since < oldest->since)) oldest = c;
+  if (oldest) rt_boot_conn_drop_stranger(b, oldest, "too many silent connections, this is the oldest");
 }
 
 static void watch_listener(struct rt_bootstrap *b, bool on) {
@@ -102,7 +102,7 @@ static void accept_peers(struct rt_bootstrap *b) {
     union rail_addr from;
     rail_result_t result = rail_sock_accept(b->listen_fd, &fd, &from);
     if (result == RAIL_IN_PROGRESS) return;
-    struct rt_conn *c = result == RAIL_OK ? rt_conn_add(b, fd, RT_CONN_STRANGER) : NULL;
+    struct rt_boot_conn *c = result == RAIL_OK ? rt_boot_conn_add(b, fd, RT_BOOT_CONN_STRANGER) : NULL;
     if (!c) {
       RAIL_WARN("bootstrap: rank %d cannot accept a connection: %m; raise the limit of open files", b->rank);
       rail_sock_close(&fd);
@@ -119,20 +119,20 @@ static void accept_peers(struct rt_bootstrap *b) {
 static void check_time(struct rt_bootstrap *b, uint64_t round_start) {
   uint64_t now = rail_now_ns();
   if (b->watch.accept_after && now >= b->watch.accept_after) watch_listener(b, true);
-  for (struct rt_conn *c = b->watch.conns, *next; c && b->watch.nstrangers; c = next) {
+  for (struct rt_boot_conn *c = b->watch.conns, *next; c && b->watch.nstrangers; c = next) {
     next = c->next;
-    if (c->kind == RT_CONN_STRANGER && now - c->since > STRANGER_MS * 1000000ull)
-      rt_conn_drop_stranger(b, c, "it did not introduce itself in time");
+    if (c->kind == RT_BOOT_CONN_STRANGER && now - c->since > STRANGER_MS * 1000000ull)
+      rt_boot_conn_drop_stranger(b, c, "it did not introduce itself in time");
   }
   if (b->args.heartbeat_ms == 0) return;
   if (now >= b->watch.beat_at) {
     b->watch.beat_at = now + b->args.heartbeat_ms * 1000000ull;
-    for (int i = 0; i < 2; i++) rt_conn_heartbeat(b, b->watch.ring[i]);
+    for (int i = 0; i < 2; i++) rt_boot_conn_heartbeat(b, b->watch.ring[i]);
   }
   /* If this process itself was stopped, the neighbours' heartbeats may be on their way: judge nobody yet. */
   bool stalled = now - round_start > (b->args.heartbeat_ms + b->args.heartbeat_timeout_ms / 2) * 1000000ull;
   for (int i = 0; i < 2; i++) {
-    struct rt_conn *c = b->watch.ring[i];
+    struct rt_boot_conn *c = b->watch.ring[i];
     if (!c || c->departed || c->silence_ms == 0) continue;
     if (stalled) c->heard = now;
     if (now - c->heard > c->silence_ms * 1000000ull)
@@ -154,10 +154,10 @@ static int sleep_ms(const struct rt_bootstrap *b) {
 
 /* May the connection be closed? When the peer's kernel has all that was queued, or the peer is leaving as well. */
 static bool parted(struct rt_bootstrap *b, int place) {
-  struct rt_conn *c = b->watch.ring[place];
+  struct rt_boot_conn *c = b->watch.ring[place];
   int unacked = 0;
-  if (c) rt_conn_flush(b, c);
-  if (c) rt_conn_read(b, c); /* its goodbye may be here; finishes c when it has closed */
+  if (c) rt_boot_conn_flush(b, c);
+  if (c) rt_boot_conn_read(b, c); /* its goodbye may be here; finishes c when it has closed */
   c = b->watch.ring[place];
   return !c || c->departed || (c->out_have == 0 && (ioctl(c->fd, SIOCOUTQ, &unacked) != 0 || unacked == 0));
 }
@@ -166,7 +166,7 @@ static bool parted(struct rt_bootstrap *b, int place) {
  * the wait for the acknowledgement. */
 static void say_goodbye(struct rt_bootstrap *b) {
   uint64_t deadline = rail_deadline_in_ms(GOODBYE_MS);
-  for (int i = 0; i < 2; i++) rt_conn_queue(b, b->watch.ring[i], RT_BOOT_GOODBYE, 0, NULL, 0);
+  for (int i = 0; i < 2; i++) rt_boot_conn_queue(b, b->watch.ring[i], RT_BOOT_GOODBYE, 0, NULL, 0);
   for (;;) {
     bool next = parted(b, RT_TO_NEXT), prev = parted(b, RT_FROM_PREV); /* both have their turn each time */
     if ((next && prev) || rail_deadline_passed(deadline)) return;
@@ -198,15 +198,15 @@ static void *watch_main(void *arg) {
       } else if (who == b) {
         accept_peers(b);
       } else {
-        struct rt_conn *c = who;
-        if (c->fd >= 0 && (events[i].events & EPOLLOUT)) rt_conn_flush(b, c);
-        if (c->fd >= 0 && (events[i].events & ~(uint32_t)EPOLLOUT)) rt_conn_read(b, c);
+        struct rt_boot_conn *c = who;
+        if (c->fd >= 0 && (events[i].events & EPOLLOUT)) rt_boot_conn_flush(b, c);
+        if (c->fd >= 0 && (events[i].events & ~(uint32_t)EPOLLOUT)) rt_boot_conn_read(b, c);
       }
     }
     bool end = must_end(b);
     if (end) break;
     check_time(b, round_start);
-    rt_conn_free_finished(b);
+    rt_boot_conn_free_finished(b);
   }
   say_goodbye(b);
   return NULL;
@@ -221,8 +221,8 @@ void rt_watch_wake(struct rt_bootstrap *b) {
 }
 
 static void close_all(struct rt_bootstrap *b) {
-  while (b->watch.conns) rt_conn_finish(b, b->watch.conns);
-  rt_conn_free_finished(b);
+  while (b->watch.conns) rt_boot_conn_finish(b, b->watch.conns);
+  rt_boot_conn_free_finished(b);
   rail_sock_close(&b->watch.epoll_fd);
 }
 
@@ -233,14 +233,14 @@ rail_result_t rt_watch_start(struct rt_bootstrap *b, int next_fd) {
   if (b->watch.epoll_fd < 0 || b->event_fd < 0) goto failed;
   if (epoll_ctl(b->watch.epoll_fd, EPOLL_CTL_ADD, b->event_fd, &wake) != 0) goto failed;
   if (epoll_ctl(b->watch.epoll_fd, EPOLL_CTL_ADD, b->listen_fd, &listener) != 0) goto failed;
-  struct rt_conn *c = rt_conn_add(b, next_fd, RT_CONN_RING);
+  struct rt_boot_conn *c = rt_boot_conn_add(b, next_fd, RT_BOOT_CONN_RING);
   if (!c) goto failed;
   next_fd = -1; /* the connection's now */
   c->place = RT_TO_NEXT;
   c->peer = (b->rank + 1) % b->nranks;
   c->from = b->addrs[c->peer];
   b->watch.ring[RT_TO_NEXT] = c;
-  rt_conn_heartbeat(b, c);
+  rt_boot_conn_heartbeat(b, c);
   b->watch.beat_at = rail_deadline_in_ms(b->args.heartbeat_ms);
   int err = rt_thread_start("rail-bootstrap", watch_main, b, &b->thread);
   if (err == 0) {

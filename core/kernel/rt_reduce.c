@@ -26,27 +26,33 @@ static bool has_f16c(void) {
 }
 #endif
 
-/* The set's table, or NULL if this build or this processor lacks it. */
+/* What was compiled in; NULL where it was not. */
 static const rt_reduce_table *table_of(int simd) {
   switch (simd) {
     case RT_SIMD_BASE: return &rt_reduce_table_base;
-#ifdef __x86_64__
-    case RT_SIMD_AVX2:
-      if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c()) return NULL;
-      return &rt_reduce_table_avx2;
-    case RT_SIMD_AVX512:
-      if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-          !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") || !table_of(RT_SIMD_AVX2))
-        return NULL;
-      return &rt_reduce_table_avx512;
+#if defined(__x86_64__)
+    case RT_SIMD_AVX2: return &rt_reduce_table_avx2;
+    case RT_SIMD_AVX512: return &rt_reduce_table_avx512;
 #endif
     default: return NULL;
   }
 }
 
+/* Does this processor have it? Asked rarely: CPUID leaves a virtual machine, which takes microseconds. */
+static bool runs(int simd) {
+#if defined(__x86_64__)
+  if (simd == RT_SIMD_AVX2)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+  if (simd == RT_SIMD_AVX512)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && runs(RT_SIMD_AVX2);
+#endif
+  return table_of(simd) != NULL;
+}
+
 static int best_simd(void) {
   for (int simd = RT_SIMD_COUNT - 1; simd > RT_SIMD_BASE; simd--)
-    if (table_of(simd)) return simd;
+    if (runs(simd)) return simd;
   return RT_SIMD_BASE;
 }
 
@@ -65,7 +71,7 @@ int rt_reduce_simd(void) {
 }
 
 bool rt_reduce_force_simd(int simd) {
-  if (simd != RT_SIMD_AUTO && !table_of(simd)) return false;
+  if (simd != RT_SIMD_AUTO && !runs(simd)) return false;
   atomic_store_explicit(&simd_in_use, simd == RT_SIMD_AUTO ? best_simd() : simd, memory_order_relaxed);
   return true;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Connections of the service thread; see rt_conn.h. */
-#include "core/rt_conn.h"
+ * Connections of the service thread; see rt_boot_conn.h. */
+#include "core/rt_boot_conn.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -16,8 +16,8 @@
 
 /* ---- connections ---- */
 
-struct rt_conn *rt_conn_add(struct rt_bootstrap *b, int fd, enum rt_conn_kind kind) {
-  struct rt_conn *c = calloc(1, sizeof *c);
+struct rt_boot_conn *rt_boot_conn_add(struct rt_bootstrap *b, int fd, enum rt_boot_conn_kind kind) {
+  struct rt_boot_conn *c = calloc(1, sizeof *c);
   if (!c) return NULL;
   c->fd = fd;
   c->kind = kind;
@@ -35,10 +35,10 @@ struct rt_conn *rt_conn_add(struct rt_bootstrap *b, int fd, enum rt_conn_kind ki
   return c;
 }
 
-void rt_conn_finish(struct rt_bootstrap *b, struct rt_conn *c) {
+void rt_boot_conn_finish(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   if (c->fd < 0) return;
-  if (c->kind == RT_CONN_STRANGER) b->watch.nstrangers--;
-  if (c->kind == RT_CONN_RING) b->watch.ring[c->place] = NULL;
+  if (c->kind == RT_BOOT_CONN_STRANGER) b->watch.nstrangers--;
+  if (c->kind == RT_BOOT_CONN_RING) b->watch.ring[c->place] = NULL;
   if (c->msg) {
     pthread_mutex_lock(&b->lock);
     b->box_bytes -= c->msg->size;
@@ -52,32 +52,32 @@ void rt_conn_finish(struct rt_bootstrap *b, struct rt_conn *c) {
   b->watch.finished = c;
 }
 
-void rt_conn_free_finished(struct rt_bootstrap *b) {
+void rt_boot_conn_free_finished(struct rt_bootstrap *b) {
   while (b->watch.finished) {
-    struct rt_conn *c = b->watch.finished;
+    struct rt_boot_conn *c = b->watch.finished;
     b->watch.finished = c->next;
     free(c);
   }
 }
 
-void rt_conn_drop_stranger(struct rt_bootstrap *b, struct rt_conn *c, const char *why) {
+void rt_boot_conn_drop_stranger(struct rt_bootstrap *b, struct rt_boot_conn *c, const char *why) {
   char text[RAIL_ADDR_TEXT];
   unsigned line = b->watch.stranger_lines++;
   if (line < STRANGER_LINES)
     RAIL_WARN("bootstrap: rank %d drops the connection from %s: %s%s", b->rank, rail_addr_text(&c->from, text), why,
               line == STRANGER_LINES - 1 ? " (further ones are dropped without a line)" : "");
-  rt_conn_finish(b, c);
+  rt_boot_conn_finish(b, c);
 }
 
 /* ---- writing on the ring ---- */
 
-static void set_events(struct rt_bootstrap *b, struct rt_conn *c, uint32_t events) {
+static void set_events(struct rt_bootstrap *b, struct rt_boot_conn *c, uint32_t events) {
   struct epoll_event ev = {.events = events, .data.ptr = c};
   epoll_ctl(b->watch.epoll_fd, EPOLL_CTL_MOD, c->fd, &ev);
 }
 
 /* An error here is left to the reading side, which finds the same and says so. */
-void rt_conn_flush(struct rt_bootstrap *b, struct rt_conn *c) {
+void rt_boot_conn_flush(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   if (c->out_have == c->out_sent) return;
   rail_result_t result = rail_sock_send_some(c->fd, c->out, c->out_have, &c->out_sent);
   if (result == RAIL_IN_PROGRESS) {
@@ -89,51 +89,51 @@ void rt_conn_flush(struct rt_bootstrap *b, struct rt_conn *c) {
 }
 
 /* `out` has room for one of each kind: a heartbeat is only queued when it is empty, the others come once. */
-void rt_conn_queue(struct rt_bootstrap *b, struct rt_conn *c, enum rt_boot_type type, uint32_t tag, const void *body,
+void rt_boot_conn_queue(struct rt_bootstrap *b, struct rt_boot_conn *c, enum rt_boot_type type, uint32_t tag, const void *body,
                   size_t size) {
   struct rt_boot_header head = rt_boot_header_make(type, tag, size);
   if (!c || c->departed || c->out_have + sizeof head + size > sizeof c->out) return;
   memcpy(c->out + c->out_have, &head, sizeof head);
   if (size) memcpy(c->out + c->out_have + sizeof head, body, size);
   c->out_have += sizeof head + size;
-  rt_conn_flush(b, c);
+  rt_boot_conn_flush(b, c);
 }
 
-void rt_conn_heartbeat(struct rt_bootstrap *b, struct rt_conn *c) {
+void rt_boot_conn_heartbeat(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   if (b->args.heartbeat_ms == 0 || !c || c->out_have) return;
-  rt_conn_queue(b, c, RT_BOOT_HEARTBEAT, (uint32_t)RAIL_MIN(b->args.heartbeat_ms, (uint64_t)UINT32_MAX), NULL, 0);
+  rt_boot_conn_queue(b, c, RT_BOOT_HEARTBEAT, (uint32_t)RAIL_MIN(b->args.heartbeat_ms, (uint64_t)UINT32_MAX), NULL, 0);
 }
 
 /* ---- reading ---- */
 
 /* The connection has ended: err 0 is a plain end. */
-static void lost(struct rt_bootstrap *b, struct rt_conn *c, int err) {
+static void lost(struct rt_bootstrap *b, struct rt_boot_conn *c, int err) {
   switch (c->kind) {
-    case RT_CONN_STRANGER:
-      rt_conn_drop_stranger(b, c, err ? strerror(err) : "it hung up before its introduction");
+    case RT_BOOT_CONN_STRANGER:
+      rt_boot_conn_drop_stranger(b, c, err ? strerror(err) : "it hung up before its introduction");
       return;
-    case RT_CONN_DATA:
+    case RT_BOOT_CONN_DATA:
       pthread_mutex_lock(&b->lock);
       b->gone[c->peer] = 1;
       pthread_cond_broadcast(&b->cond);
       pthread_mutex_unlock(&b->lock);
       break;
-    case RT_CONN_RING:
+    case RT_BOOT_CONN_RING:
       if (!c->departed)
         rt_watch_peer_failed(b, c, "died: connection closed%s%s", err ? ": " : "", err ? strerror(err) : "");
       break;
   }
-  rt_conn_finish(b, c);
+  rt_boot_conn_finish(b, c);
 }
 
-static void broke_protocol(struct rt_bootstrap *b, struct rt_conn *c, const char *what) {
+static void broke_protocol(struct rt_bootstrap *b, struct rt_boot_conn *c, const char *what) {
   rt_watch_peer_failed(b, c, "broke the bootstrap protocol: %s (type %u, %" PRIu32 " bytes)", what, c->head.type,
                        c->head.length);
-  rt_conn_finish(b, c);
+  rt_boot_conn_finish(b, c);
 }
 
 /* Room for a message's body; counted against the limit from now on. */
-static struct rt_message *new_message(struct rt_bootstrap *b, const struct rt_conn *c) {
+static struct rt_message *new_message(struct rt_bootstrap *b, const struct rt_boot_conn *c) {
   struct rt_message *msg = NULL;
   pthread_mutex_lock(&b->lock);
   bool fits = b->box_bytes + c->head.length <= RT_BOX_MAX_BYTES;
@@ -158,16 +158,16 @@ static struct rt_message *new_message(struct rt_bootstrap *b, const struct rt_co
 }
 
 /* A whole header: is it what this connection may carry? False: the connection is finished. */
-static bool begin(struct rt_bootstrap *b, struct rt_conn *c) {
+static bool begin(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   const struct rt_boot_header *h = &c->head;
   const char *wrong = rt_boot_header_wrong(h, RT_BOOT_MAX_MESSAGE);
   bool known = false;
-  if (c->kind == RT_CONN_STRANGER) {
+  if (c->kind == RT_BOOT_CONN_STRANGER) {
     if (!wrong && (h->type != RT_BOOT_PEER_HELLO || h->length != sizeof c->small.hello)) wrong = "not an introduction";
-    if (wrong) rt_conn_drop_stranger(b, c, wrong);
+    if (wrong) rt_boot_conn_drop_stranger(b, c, wrong);
     return !wrong;
   }
-  if (c->kind == RT_CONN_DATA) {
+  if (c->kind == RT_BOOT_CONN_DATA) {
     known = h->type == RT_BOOT_MESSAGE || h->type == RT_BOOT_GATHER || h->type == RT_BOOT_SPLIT;
   } else if (h->type == RT_BOOT_ABORT) {
     known = h->length >= offsetof(struct rt_boot_abort, text) && h->length <= sizeof c->small.abort;
@@ -179,14 +179,14 @@ static bool begin(struct rt_bootstrap *b, struct rt_conn *c) {
     broke_protocol(b, c, wrong);
     return false;
   }
-  if (c->kind != RT_CONN_DATA) return true;
+  if (c->kind != RT_BOOT_CONN_DATA) return true;
   c->msg = new_message(b, c);
-  if (!c->msg) rt_conn_finish(b, c);
+  if (!c->msg) rt_boot_conn_finish(b, c);
   return c->msg != NULL;
 }
 
 /* A stranger introduced itself: it becomes a peer, or goes. */
-static bool admit(struct rt_bootstrap *b, struct rt_conn *c) {
+static bool admit(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   const struct rt_boot_peer_hello *h = &c->small.hello;
   int prev = (b->rank + b->nranks - 1) % b->nranks;
   const char *wrong = NULL;
@@ -199,17 +199,17 @@ static bool admit(struct rt_bootstrap *b, struct rt_conn *c) {
   else if (h->link == RT_BOOT_LINK_RING && (h->from != (uint32_t)prev || b->prev_here))
     wrong = "the ring is closed here";
   if (wrong) {
-    rt_conn_drop_stranger(b, c, wrong);
+    rt_boot_conn_drop_stranger(b, c, wrong);
     return false;
   }
   b->watch.nstrangers--;
   c->peer = (int)h->from;
-  c->kind = h->link == RT_BOOT_LINK_RING ? RT_CONN_RING : RT_CONN_DATA;
-  if (c->kind == RT_CONN_DATA) return true;
+  c->kind = h->link == RT_BOOT_LINK_RING ? RT_BOOT_CONN_RING : RT_BOOT_CONN_DATA;
+  if (c->kind == RT_BOOT_CONN_DATA) return true;
   c->place = RT_FROM_PREV;
   c->heard = rail_now_ns();
   b->watch.ring[RT_FROM_PREV] = c;
-  rt_conn_heartbeat(b, c);
+  rt_boot_conn_heartbeat(b, c);
   if (atomic_load(&b->failed)) rt_watch_tell(b, c); /* it comes too late to hear it with the rest */
   pthread_mutex_lock(&b->lock);
   b->prev_here = true;
@@ -219,7 +219,7 @@ static bool admit(struct rt_bootstrap *b, struct rt_conn *c) {
 }
 
 /* A neighbour passes on a failure. */
-static void told_of_failure(struct rt_bootstrap *b, struct rt_conn *c) {
+static void told_of_failure(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   char why[RT_BOOT_MAX_TEXT];
   const struct rt_boot_abort *a = &c->small.abort;
   rt_boot_text_clean(why, sizeof why, a->text, c->head.length - offsetof(struct rt_boot_abort, text));
@@ -228,9 +228,9 @@ static void told_of_failure(struct rt_bootstrap *b, struct rt_conn *c) {
 }
 
 /* A whole message. False: the connection is finished. */
-static bool finish(struct rt_bootstrap *b, struct rt_conn *c) {
-  if (c->kind == RT_CONN_STRANGER) return admit(b, c);
-  if (c->kind == RT_CONN_DATA) {
+static bool finish(struct rt_bootstrap *b, struct rt_boot_conn *c) {
+  if (c->kind == RT_BOOT_CONN_STRANGER) return admit(b, c);
+  if (c->kind == RT_BOOT_CONN_DATA) {
     pthread_mutex_lock(&b->lock);
     rt_boot_file(b, c->msg); /* owns it now */
     pthread_mutex_unlock(&b->lock);
@@ -238,7 +238,7 @@ static bool finish(struct rt_bootstrap *b, struct rt_conn *c) {
     return true;
   }
   if (c->head.type == RT_BOOT_GOODBYE) {
-    rt_conn_queue(b, c, RT_BOOT_HEARTBEAT, 0, NULL, 0); /* carries the acknowledgement that the other side waits for */
+    rt_boot_conn_queue(b, c, RT_BOOT_HEARTBEAT, 0, NULL, 0); /* carries the acknowledgement that the other side waits for */
     c->departed = true;
   }
   /* Three of its intervals at least, should it be set to a longer one than ours. */
@@ -248,9 +248,9 @@ static bool finish(struct rt_bootstrap *b, struct rt_conn *c) {
   return true;
 }
 
-static void *body_of(struct rt_conn *c) { return c->kind == RT_CONN_DATA ? (void *)c->msg->data : (void *)&c->small; }
+static void *body_of(struct rt_boot_conn *c) { return c->kind == RT_BOOT_CONN_DATA ? (void *)c->msg->data : (void *)&c->small; }
 
-void rt_conn_read(struct rt_bootstrap *b, struct rt_conn *c) {
+void rt_boot_conn_read(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   for (int turn = 0; turn < READS_PER_TURN; turn++) {
     rail_result_t result = RAIL_OK;
     if (c->head_have < sizeof c->head) {

@@ -3,18 +3,18 @@
  * One connection of the service thread: what is read from it and what it
  * means, what is written to it. Only the service thread calls these.
  */
-#ifndef RT_CONN_H
-#define RT_CONN_H
+#ifndef RT_BOOT_CONN_H
+#define RT_BOOT_CONN_H
 
 #include "core/rt_boot.h"
 
-enum rt_conn_kind { RT_CONN_STRANGER, RT_CONN_RING, RT_CONN_DATA };
+enum rt_boot_conn_kind { RT_BOOT_CONN_STRANGER, RT_BOOT_CONN_RING, RT_BOOT_CONN_DATA };
 enum { RT_TO_NEXT, RT_FROM_PREV }; /* places in rt_watch.ring */
 
-struct rt_conn {
-  struct rt_conn *next, **link; /* in conns, or next alone in finished */
+struct rt_boot_conn {
+  struct rt_boot_conn *next, **link; /* in conns, or next alone in finished */
   int fd; /* -1: finished */
-  enum rt_conn_kind kind;
+  enum rt_boot_conn_kind kind;
   int place; /* ring: RT_TO_NEXT or RT_FROM_PREV */
   int peer;  /* -1: stranger */
   union rail_addr from;
@@ -35,27 +35,27 @@ struct rt_conn {
 };
 
 /* Takes fd over when it succeeds. NULL with errno. */
-struct rt_conn *rt_conn_add(struct rt_bootstrap *b, int fd, enum rt_conn_kind kind);
-/* Closes; the memory lives until rt_conn_free_finished, because an event of the same round may still point to it. */
-void rt_conn_finish(struct rt_bootstrap *b, struct rt_conn *c);
-void rt_conn_free_finished(struct rt_bootstrap *b);
-void rt_conn_drop_stranger(struct rt_bootstrap *b, struct rt_conn *c, const char *why);
+struct rt_boot_conn *rt_boot_conn_add(struct rt_bootstrap *b, int fd, enum rt_boot_conn_kind kind);
+/* Closes; the memory lives until rt_boot_conn_free_finished, because an event of the same round may still point to it. */
+void rt_boot_conn_finish(struct rt_bootstrap *b, struct rt_boot_conn *c);
+void rt_boot_conn_free_finished(struct rt_bootstrap *b);
+void rt_boot_conn_drop_stranger(struct rt_bootstrap *b, struct rt_boot_conn *c, const char *why);
 
 /* Reads what is there and acts on it; may finish c. */
-void rt_conn_read(struct rt_bootstrap *b, struct rt_conn *c);
+void rt_boot_conn_read(struct rt_bootstrap *b, struct rt_boot_conn *c);
 
 /* Ring connections. NULL and departed ones are fine for queue and heartbeat. */
-void rt_conn_flush(struct rt_bootstrap *b, struct rt_conn *c);
-void rt_conn_queue(struct rt_bootstrap *b, struct rt_conn *c, enum rt_boot_type type, uint32_t tag, const void *body,
+void rt_boot_conn_flush(struct rt_bootstrap *b, struct rt_boot_conn *c);
+void rt_boot_conn_queue(struct rt_bootstrap *b, struct rt_boot_conn *c, enum rt_boot_type type, uint32_t tag, const void *body,
                    size_t size);
-void rt_conn_heartbeat(struct rt_bootstrap *b, struct rt_conn *c);
+void rt_boot_conn_heartbeat(struct rt_bootstrap *b, struct rt_boot_conn *c);
 
 /* rt_watch.c: a failure that was found or told of by `source` (NULL: neither); passes it on. Later ones, and any while
  * closing, are of no interest. */
-void rt_watch_fail(struct rt_bootstrap *b, const struct rt_conn *source, int origin, rail_result_t result,
+void rt_watch_fail(struct rt_bootstrap *b, const struct rt_boot_conn *source, int origin, rail_result_t result,
                    const char *why);
 /* Tells one neighbour of the failure that ended this communicator. */
-void rt_watch_tell(struct rt_bootstrap *b, struct rt_conn *c);
-void rt_watch_peer_failed(struct rt_bootstrap *b, const struct rt_conn *c, const char *fmt, ...) RAIL_PRINTF(3, 4);
+void rt_watch_tell(struct rt_bootstrap *b, struct rt_boot_conn *c);
+void rt_watch_peer_failed(struct rt_bootstrap *b, const struct rt_boot_conn *c, const char *fmt, ...) RAIL_PRINTF(3, 4);
 
 #endif
