@@ -7,7 +7,8 @@
 #include "core/rt_error.h"
 
 /* pncclX: the profiling name of every function. */
-#define RT_PNAME(name) extern __typeof__(nccl##name) pnccl##name __attribute__((alias("nccl" #name), visibility("default")))
+#define RT_PNAME(name) \
+  extern __typeof__(nccl##name) pnccl##name __attribute__((alias("nccl" #name), visibility("default")))
 
 /* ncclInvalidArgument, logged with the caller's name, unless comm is one of ours; the failure of a failed one. */
 ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call);

@@ -15,7 +15,7 @@ struct call {
   bool wants_send, wants_recv; /* on this rank */
   size_t count, blocks;        /* the larger buffer holds blocks * count elements */
   ncclDataType_t type;
-  int root;                    /* or peer; -1: none */
+  int root; /* or peer; -1: none */
 };
 
 static ncclResult_t look_at(const struct call *c, struct ncclComm *comm) {
@@ -23,15 +23,19 @@ static ncclResult_t look_at(const struct call *c, struct ncclComm *comm) {
   if (r != ncclSuccess) return r;
   size_t esize = rt_type_size((int)c->type);
   if (esize == 0)
-    return rt_error(RAIL_BAD_ARGUMENT, "%s: datatype is %d; allowed are 0 to %d", c->name, (int)c->type, ncclNumTypes - 1);
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: datatype is %d; allowed are 0 to %d", c->name, (int)c->type,
+                    ncclNumTypes - 1);
   if (c->root < -1 || c->root >= comm->nranks || (c->root == -1 && c->blocks == 0))
-    return rt_error(RAIL_BAD_ARGUMENT, "%s: root or peer is %d; allowed are 0 to %d", c->name, c->root, comm->nranks - 1);
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: root or peer is %d; allowed are 0 to %d", c->name, c->root,
+                    comm->nranks - 1);
   size_t blocks = c->blocks ? c->blocks : 1;
   if (c->count > (size_t)PTRDIFF_MAX / esize / blocks)
-    return rt_error(RAIL_BAD_ARGUMENT, "%s: count is %zu; %zu blocks of %zu-byte elements do not fit the address space", c->name,
-                    c->count, blocks, esize);
-  if (c->count && c->wants_send && !c->send) return rt_error(RAIL_BAD_ARGUMENT, "%s: sendbuff is NULL with count %zu", c->name, c->count);
-  if (c->count && c->wants_recv && !c->recv) return rt_error(RAIL_BAD_ARGUMENT, "%s: recvbuff is NULL with count %zu", c->name, c->count);
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: count is %zu; %zu blocks of %zu-byte elements do not fit the address space",
+                    c->name, c->count, blocks, esize);
+  if (c->count && c->wants_send && !c->send)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: sendbuff is NULL with count %zu", c->name, c->count);
+  if (c->count && c->wants_recv && !c->recv)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: recvbuff is NULL with count %zu", c->name, c->count);
   return ncclSuccess;
 }
 
@@ -42,8 +46,8 @@ static ncclResult_t look_at_op(const char *name, ncclRedOp_t op, ncclDataType_t 
   if ((int)op >= 0 && op < ncclNumOps) return ncclSuccess;
   int i = (int)op - ncclNumOps;
   if (i < 0 || i >= comm->npremuls || !comm->premuls[i].used)
-    return rt_error(RAIL_BAD_ARGUMENT, "%s: op is %d; allowed are 0 to %d and operators made for this communicator", name, (int)op,
-                    ncclNumOps - 1);
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: op is %d; allowed are 0 to %d and operators made for this communicator",
+                    name, (int)op, ncclNumOps - 1);
   if (comm->premuls[i].type != type)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: the operator was made for datatype %s, the call has %s", name,
                     rt_type_name((int)comm->premuls[i].type), rt_type_name((int)type));
@@ -55,8 +59,14 @@ static ncclResult_t check_op(const char *name, ncclRedOp_t op, ncclDataType_t ty
 }
 
 static ncclResult_t add(struct ncclComm *comm, enum rt_coll coll, const struct call *c, ncclRedOp_t op) {
-  struct rt_task t = {.comm = comm, .coll = coll, .send = c->send, .recv = c->recv, .count = c->count, .type = c->type,
-                      .op = op, .root = c->root};
+  struct rt_task t = {.comm = comm,
+                      .coll = coll,
+                      .send = c->send,
+                      .recv = c->recv,
+                      .count = c->count,
+                      .type = c->type,
+                      .op = op,
+                      .root = c->root};
   if (op >= ncclNumOps) t.premul = comm->premuls[op - ncclNumOps];
   return rt_group_add(&t, 1);
 }
@@ -66,18 +76,33 @@ static ncclResult_t add(struct ncclComm *comm, enum rt_coll coll, const struct c
 RAIL_EXPORT ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                        ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   (void)stream;
-  struct call c = {.name = "ncclAllReduce", .send = sendbuff, .recv = recvbuff, .wants_send = true, .wants_recv = true,
-                   .count = count, .blocks = 1, .type = datatype, .root = -1};
+  struct call c = {.name = "ncclAllReduce",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .wants_send = true,
+                   .wants_recv = true,
+                   .count = count,
+                   .blocks = 1,
+                   .type = datatype,
+                   .root = -1};
   ncclResult_t r = check(&c, comm);
   if (r == ncclSuccess) r = check_op(c.name, op, datatype, comm);
   return r == ncclSuccess ? add(comm, RT_ALLREDUCE, &c, op) : r;
 }
 
-RAIL_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount, ncclDataType_t datatype,
-                                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+RAIL_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
+                                           ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                                           cudaStream_t stream) {
   (void)stream;
-  struct call c = {.name = "ncclReduceScatter", .send = sendbuff, .recv = recvbuff, .wants_send = true, .wants_recv = true,
-                   .count = recvcount, .blocks = comm ? (size_t)comm->nranks : 1, .type = datatype, .root = -1};
+  struct call c = {.name = "ncclReduceScatter",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .wants_send = true,
+                   .wants_recv = true,
+                   .count = recvcount,
+                   .blocks = comm ? (size_t)comm->nranks : 1,
+                   .type = datatype,
+                   .root = -1};
   ncclResult_t r = check(&c, comm);
   if (r == ncclSuccess) r = check_op(c.name, op, datatype, comm);
   return r == ncclSuccess ? add(comm, RT_REDUCE_SCATTER, &c, op) : r;
@@ -86,17 +111,30 @@ RAIL_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff,
 RAIL_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
                                        ncclComm_t comm, cudaStream_t stream) {
   (void)stream;
-  struct call c = {.name = "ncclAllGather", .send = sendbuff, .recv = recvbuff, .wants_send = true, .wants_recv = true,
-                   .count = sendcount, .blocks = comm ? (size_t)comm->nranks : 1, .type = datatype, .root = -1};
+  struct call c = {.name = "ncclAllGather",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .wants_send = true,
+                   .wants_recv = true,
+                   .count = sendcount,
+                   .blocks = comm ? (size_t)comm->nranks : 1,
+                   .type = datatype,
+                   .root = -1};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? add(comm, RT_ALLGATHER, &c, ncclSum) : r;
 }
 
-RAIL_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root,
-                                       ncclComm_t comm, cudaStream_t stream) {
+RAIL_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                       int root, ncclComm_t comm, cudaStream_t stream) {
   (void)stream;
-  struct call c = {.name = "ncclBroadcast", .send = sendbuff, .recv = recvbuff, .wants_send = comm && comm->rank == root,
-                   .wants_recv = true, .count = count, .type = datatype, .root = root};
+  struct call c = {.name = "ncclBroadcast",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .wants_send = comm && comm->rank == root,
+                   .wants_recv = true,
+                   .count = count,
+                   .type = datatype,
+                   .root = root};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? add(comm, RT_BROADCAST, &c, ncclSum) : r;
 }
@@ -109,8 +147,14 @@ RAIL_EXPORT ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t data
 RAIL_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                     ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
   (void)stream;
-  struct call c = {.name = "ncclReduce", .send = sendbuff, .recv = recvbuff, .wants_send = true,
-                   .wants_recv = comm && comm->rank == root, .count = count, .type = datatype, .root = root};
+  struct call c = {.name = "ncclReduce",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .wants_send = true,
+                   .wants_recv = comm && comm->rank == root,
+                   .count = count,
+                   .type = datatype,
+                   .root = root};
   ncclResult_t r = check(&c, comm);
   if (r == ncclSuccess) r = check_op(c.name, op, datatype, comm);
   return r == ncclSuccess ? add(comm, RT_REDUCE, &c, op) : r;
@@ -118,10 +162,11 @@ RAIL_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t
 
 /* ---- point to point, and what is made of it -------------------------------------------------- */
 
-RAIL_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
-                                  cudaStream_t stream) {
+RAIL_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
+                                  ncclComm_t comm, cudaStream_t stream) {
   (void)stream;
-  struct call c = {.name = "ncclSend", .send = sendbuff, .wants_send = true, .count = count, .type = datatype, .root = peer};
+  struct call c = {
+      .name = "ncclSend", .send = sendbuff, .wants_send = true, .count = count, .type = datatype, .root = peer};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? add(comm, RT_SEND, &c, ncclSum) : r;
 }
@@ -129,7 +174,8 @@ RAIL_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataTy
 RAIL_EXPORT ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
                                   cudaStream_t stream) {
   (void)stream;
-  struct call c = {.name = "ncclRecv", .recv = recvbuff, .wants_recv = true, .count = count, .type = datatype, .root = peer};
+  struct call c = {
+      .name = "ncclRecv", .recv = recvbuff, .wants_recv = true, .count = count, .type = datatype, .root = peer};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? add(comm, RT_RECV, &c, ncclSum) : r;
 }
@@ -159,31 +205,53 @@ static ncclResult_t exchange(const struct call *c, struct ncclComm *comm, int se
 RAIL_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                       ncclComm_t comm, cudaStream_t stream) {
   (void)stream;
-  struct call c = {.name = "ncclAlltoAll", .send = sendbuff, .recv = recvbuff, .wants_send = true, .wants_recv = true,
-                   .count = count, .blocks = comm ? (size_t)comm->nranks : 1, .type = datatype, .root = -1};
+  struct call c = {.name = "ncclAlltoAll",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .wants_send = true,
+                   .wants_recv = true,
+                   .count = count,
+                   .blocks = comm ? (size_t)comm->nranks : 1,
+                   .type = datatype,
+                   .root = -1};
   ncclResult_t r = check(&c, comm);
   if (r != ncclSuccess) return r;
   if (count && sendbuff == recvbuff && comm->nranks > 1)
-    return rt_group_note(rt_error(RAIL_BAD_USAGE, "ncclAlltoAll: sendbuff and recvbuff are the same; in place is not supported"));
+    return rt_group_note(
+        rt_error(RAIL_BAD_USAGE, "ncclAlltoAll: sendbuff and recvbuff are the same; in place is not supported"));
   return exchange(&c, comm, -1, -1, true, true);
 }
 
-RAIL_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root,
-                                    ncclComm_t comm, cudaStream_t stream) {
+RAIL_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                    int root, ncclComm_t comm, cudaStream_t stream) {
   (void)stream;
   bool is_root = comm && comm->rank == root;
-  struct call c = {.name = "ncclGather", .send = sendbuff, .recv = recvbuff, .wants_send = true, .wants_recv = is_root,
-                   .count = count, .blocks = is_root ? (size_t)comm->nranks : 0, .type = datatype, .root = root};
+  struct call c = {.name = "ncclGather",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .wants_send = true,
+                   .wants_recv = is_root,
+                   .count = count,
+                   .blocks = is_root ? (size_t)comm->nranks : 0,
+                   .type = datatype,
+                   .root = root};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? exchange(&c, comm, root, is_root ? -1 : -2, false, true) : r;
 }
 
-RAIL_EXPORT ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root,
-                                     ncclComm_t comm, cudaStream_t stream) {
+RAIL_EXPORT ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                     int root, ncclComm_t comm, cudaStream_t stream) {
   (void)stream;
   bool is_root = comm && comm->rank == root;
-  struct call c = {.name = "ncclScatter", .send = sendbuff, .recv = recvbuff, .wants_send = is_root, .wants_recv = true,
-                   .count = count, .blocks = is_root ? (size_t)comm->nranks : 0, .type = datatype, .root = root};
+  struct call c = {.name = "ncclScatter",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .wants_send = is_root,
+                   .wants_recv = true,
+                   .count = count,
+                   .blocks = is_root ? (size_t)comm->nranks : 0,
+                   .type = datatype,
+                   .root = root};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? exchange(&c, comm, is_root ? -1 : -2, root, true, false) : r;
 }

@@ -84,7 +84,8 @@ static ncclResult_t check_config(const ncclConfig_t *config, ncclConfig_t *out) 
     return rt_error(RAIL_BAD_ARGUMENT, "ncclConfig_t has magic %#x; start from NCCL_CONFIG_INITIALIZER", config->magic);
   /* An older caller's struct is shorter: take what it has. */
   size_t header = offsetof(ncclConfig_t, blocking);
-  if (config->size < header) return rt_error(RAIL_BAD_ARGUMENT, "ncclConfig_t has size %zu, at least %zu is needed", config->size, header);
+  if (config->size < header)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclConfig_t has size %zu, at least %zu is needed", config->size, header);
   memcpy((char *)out + header, (const char *)config + header, RAIL_MIN(config->size, sizeof *out) - header);
   if (out->blocking != NCCL_CONFIG_UNDEF_INT && out->blocking != 0 && out->blocking != 1)
     return rt_error(RAIL_BAD_ARGUMENT, "config.blocking is %d; allowed are 0 and 1", out->blocking);
@@ -145,8 +146,8 @@ static ncclResult_t make(const struct rt_init_args *args, ncclComm_t *out) {
   return args->config.blocking == 0 && !no_color ? start_async(args, out) : rt_group_add_init(args, out);
 }
 
-static ncclResult_t init_rank(const char *call, ncclComm_t *comm, int nranks, const ncclUniqueId *id, int rank, int device,
-                              const ncclConfig_t *config) {
+static ncclResult_t init_rank(const char *call, ncclComm_t *comm, int nranks, const ncclUniqueId *id, int rank,
+                              int device, const ncclConfig_t *config) {
   ncclResult_t r = check_ranks(call, comm, nranks, rank);
   struct rt_init_args args = {.rank = rank, .nranks = nranks, .device = device};
   if (r == ncclSuccess) r = check_config(config, &args.config);
@@ -168,7 +169,8 @@ RAIL_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, nc
 RAIL_EXPORT ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
                                                   ncclUniqueId *commIds, ncclConfig_t *config) {
   if (nId < 1 || !commIds)
-    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitRankScalable: %d ids at %p; at least one is needed", nId, (void *)commIds);
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitRankScalable: %d ids at %p; at least one is needed", nId,
+                    (void *)commIds);
   return init_rank("ncclCommInitRankScalable", newcomm, nranks, &commIds[0], myrank, -1, config);
 }
 
@@ -176,7 +178,8 @@ RAIL_EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *
   if (!comm) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitAll: comm is NULL");
   if (ndev < 1) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitAll: ndev is %d; at least 1 is allowed", ndev);
   for (int i = 0; devlist && i < ndev; i++)
-    if (devlist[i] < 0) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitAll: devlist[%d] is %d; at least 0 is allowed", i, devlist[i]);
+    if (devlist[i] < 0)
+      return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitAll: devlist[%d] is %d; at least 0 is allowed", i, devlist[i]);
   ncclUniqueId id;
   ncclResult_t r = ncclGetUniqueId(&id);
   if (r != ncclSuccess) return r;
@@ -194,7 +197,8 @@ RAIL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, nccl
   if (r != ncclSuccess) return r;
   if (!newcomm) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommSplit: newcomm is NULL");
   if (color < 0 && color != NCCL_SPLIT_NOCOLOR)
-    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommSplit: color is %d; allowed are NCCL_SPLIT_NOCOLOR and 0 or more", color);
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommSplit: color is %d; allowed are NCCL_SPLIT_NOCOLOR and 0 or more",
+                    color);
   struct rt_init_args args = {.device = comm->device, .parent = comm, .color = color, .key = key};
   r = check_config(config, &args.config);
   if (r != ncclSuccess) return r;

@@ -16,7 +16,11 @@
 /* A page in front of the user's keeps the size and tells our pointers from others. */
 #define PAGE 4096u
 #define MEM_MAGIC 0x7261696c6d656d31ull
-struct mem_head { uint64_t magic; size_t mapped; void *self; };
+struct mem_head {
+  uint64_t magic;
+  size_t mapped;
+  void *self;
+};
 
 RAIL_EXPORT ncclResult_t ncclMemAlloc(void **ptr, size_t size) {
   if (!ptr) return rt_error(RAIL_BAD_ARGUMENT, "ncclMemAlloc: ptr is NULL");
@@ -43,9 +47,11 @@ RAIL_EXPORT ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, siz
   ncclResult_t r = rt_check_comm(comm, "ncclCommRegister");
   if (r != ncclSuccess) return r;
   if (!buff || size == 0 || !handle)
-    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommRegister: buff %p, size %zu, handle %p; none may be 0", buff, size, (void *)handle);
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommRegister: buff %p, size %zu, handle %p; none may be 0", buff, size,
+                    (void *)handle);
   struct rt_reg_buffer *b = NULL;
-  if (rt_reg_add(comm, buff, size, &b) != RAIL_OK) return rt_error(RAIL_SYSTEM_ERROR, "ncclCommRegister: out of memory");
+  if (rt_reg_add(comm, buff, size, &b) != RAIL_OK)
+    return rt_error(RAIL_SYSTEM_ERROR, "ncclCommRegister: out of memory");
   *handle = b;
   return ncclSuccess;
 }
@@ -68,9 +74,11 @@ RAIL_EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar,
   if (r != ncclSuccess) return r;
   size_t esize = rt_type_size((int)datatype);
   if (!op || !scalar || esize == 0)
-    return rt_error(RAIL_BAD_ARGUMENT, "ncclRedOpCreatePreMulSum: op %p, scalar %p, datatype %d", (void *)op, scalar, (int)datatype);
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclRedOpCreatePreMulSum: op %p, scalar %p, datatype %d", (void *)op, scalar,
+                    (int)datatype);
   if (residence != ncclScalarDevice && residence != ncclScalarHostImmediate)
-    return rt_error(RAIL_BAD_ARGUMENT, "ncclRedOpCreatePreMulSum: residence is %d; allowed are 0 and 1", (int)residence);
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclRedOpCreatePreMulSum: residence is %d; allowed are 0 and 1",
+                    (int)residence);
   int i = 0;
   while (i < comm->npremuls && comm->premuls[i].used) i++;
   if (i == comm->npremuls) {

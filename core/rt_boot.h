@@ -39,7 +39,9 @@ struct rt_message {
   unsigned char data[];
 };
 
-struct rt_bucket { struct rt_message *head, **tail; };
+struct rt_bucket {
+  struct rt_message *head, **tail;
+};
 
 /* Connection for sending to one peer. */
 struct rt_out {
@@ -80,7 +82,7 @@ struct rt_bootstrap {
   uint8_t *gone; /* by rank: its data connection has ended */
   char why[RT_BOOT_MAX_TEXT];
   int origin;
-  bool local;   /* the failure is this rank's own abort */
+  bool local; /* the failure is this rank's own abort */
   bool closing, prev_here;
   uint32_t gathers;
 };

@@ -89,8 +89,8 @@ void rt_boot_conn_flush(struct rt_bootstrap *b, struct rt_boot_conn *c) {
 }
 
 /* `out` has room for one of each kind: a heartbeat is only queued when it is empty, the others come once. */
-void rt_boot_conn_queue(struct rt_bootstrap *b, struct rt_boot_conn *c, enum rt_boot_type type, uint32_t tag, const void *body,
-                  size_t size) {
+void rt_boot_conn_queue(struct rt_bootstrap *b, struct rt_boot_conn *c, enum rt_boot_type type, uint32_t tag,
+                        const void *body, size_t size) {
   struct rt_boot_header head = rt_boot_header_make(type, tag, size);
   if (!c || c->departed || c->out_have + sizeof head + size > sizeof c->out) return;
   memcpy(c->out + c->out_have, &head, sizeof head);
@@ -142,8 +142,8 @@ static struct rt_message *new_message(struct rt_bootstrap *b, const struct rt_bo
   if (fits) {
     msg = malloc(sizeof *msg + c->head.length);
     if (msg) {
-      *msg = (struct rt_message){.peer = (uint32_t)c->peer, .tag = c->head.tag, .type = c->head.type,
-                                 .size = c->head.length};
+      *msg = (struct rt_message){
+          .peer = (uint32_t)c->peer, .tag = c->head.tag, .type = c->head.type, .size = c->head.length};
       return msg;
     }
     pthread_mutex_lock(&b->lock);
@@ -190,12 +190,14 @@ static bool admit(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   const struct rt_boot_peer_hello *h = &c->small.hello;
   int prev = (b->rank + b->nranks - 1) % b->nranks;
   const char *wrong = NULL;
-  if (!rt_boot_secret_equal(h->secret, b->secret)) wrong = "wrong secret (a rank of another communicator?)";
+  if (!rt_boot_secret_equal(h->secret, b->secret))
+    wrong = "wrong secret (a rank of another communicator?)";
   else if (h->from >= (uint32_t)b->nranks || h->nranks != (uint32_t)b->nranks)
     wrong = "it is no rank of this communicator";
   else if (h->to != (uint32_t)b->rank)
     wrong = "it looks for another rank";
-  else if (h->link != RT_BOOT_LINK_RING && h->link != RT_BOOT_LINK_DATA) wrong = "unknown kind of connection";
+  else if (h->link != RT_BOOT_LINK_RING && h->link != RT_BOOT_LINK_DATA)
+    wrong = "unknown kind of connection";
   else if (h->link == RT_BOOT_LINK_RING && (h->from != (uint32_t)prev || b->prev_here))
     wrong = "the ring is closed here";
   if (wrong) {
@@ -238,7 +240,8 @@ static bool finish(struct rt_bootstrap *b, struct rt_boot_conn *c) {
     return true;
   }
   if (c->head.type == RT_BOOT_GOODBYE) {
-    rt_boot_conn_queue(b, c, RT_BOOT_HEARTBEAT, 0, NULL, 0); /* carries the acknowledgement that the other side waits for */
+    rt_boot_conn_queue(b, c, RT_BOOT_HEARTBEAT, 0, NULL,
+                       0); /* carries the acknowledgement that the other side waits for */
     c->departed = true;
   }
   /* Three of its intervals at least, should it be set to a longer one than ours. */
@@ -248,7 +251,9 @@ static bool finish(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   return true;
 }
 
-static void *body_of(struct rt_boot_conn *c) { return c->kind == RT_BOOT_CONN_DATA ? (void *)c->msg->data : (void *)&c->small; }
+static void *body_of(struct rt_boot_conn *c) {
+  return c->kind == RT_BOOT_CONN_DATA ? (void *)c->msg->data : (void *)&c->small;
+}
 
 void rt_boot_conn_read(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   for (int turn = 0; turn < READS_PER_TURN; turn++) {

@@ -117,8 +117,10 @@ static rail_result_t try_connect(struct rt_bootstrap *b, const union rail_addr *
     rail_result_t result = rail_sock_connect(to, NULL, fd);
     while (result == RAIL_IN_PROGRESS) {
       result = wait_fd(b, *fd, POLLOUT, RT_WAIT_SLICE_MS, patience);
-      if (result == RAIL_OK) result = rail_sock_connected(*fd);
-      else break;
+      if (result == RAIL_OK)
+        result = rail_sock_connected(*fd);
+      else
+        break;
     }
     if (result == RAIL_OK) return RAIL_OK;
     rail_sock_close(fd);
@@ -129,7 +131,10 @@ static rail_result_t try_connect(struct rt_bootstrap *b, const union rail_addr *
 
 rail_result_t rt_boot_connect(struct rt_bootstrap *b, int peer, enum rt_boot_link link,
                               const struct rt_patience *patience, int *fd) {
-  struct { struct rt_boot_header head; struct rt_boot_peer_hello hello; } out;
+  struct {
+    struct rt_boot_header head;
+    struct rt_boot_peer_hello hello;
+  } out;
   struct rt_patience within = patience ? *patience : (struct rt_patience){0, NULL};
   if (within.deadline == 0) within.deadline = rail_deadline_in_ms(b->args.timeout_ms);
   rail_result_t result = try_connect(b, &b->addrs[peer], &within, fd);
@@ -315,8 +320,7 @@ static rail_result_t gather_piece(struct rt_bootstrap *b, char *all, size_t each
 rail_result_t rt_bootstrap_allgather(struct rt_bootstrap *b, void *all, size_t each) {
   if (b->nranks == 1 || each == 0) return rt_boot_check(b, NULL);
   size_t piece = RAIL_MAX((size_t)1, GATHER_WINDOW / (size_t)b->nranks);
-  for (size_t at = 0; at < each; at += piece)
-    RAIL_TRY(gather_piece(b, all, each, at, RAIL_MIN(piece, each - at)));
+  for (size_t at = 0; at < each; at += piece) RAIL_TRY(gather_piece(b, all, each, at, RAIL_MIN(piece, each - at)));
   return RAIL_OK;
 }
 

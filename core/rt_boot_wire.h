@@ -34,9 +34,9 @@ enum rt_boot_type {
   RT_BOOT_TABLE = 2,
   RT_BOOT_REFUSED = 3,
   RT_BOOT_PEER_HELLO = 4,
-  RT_BOOT_MESSAGE = 5, /* rt_bootstrap_send; tag is the caller's */
-  RT_BOOT_GATHER = 6,  /* one step of an allgather; tag counts allgathers */
-  RT_BOOT_SPLIT = 7,   /* tag is the split's serial */
+  RT_BOOT_MESSAGE = 5,   /* rt_bootstrap_send; tag is the caller's */
+  RT_BOOT_GATHER = 6,    /* one step of an allgather; tag counts allgathers */
+  RT_BOOT_SPLIT = 7,     /* tag is the split's serial */
   RT_BOOT_HEARTBEAT = 8, /* tag: the sender's interval, ms; 0: no more will come */
   RT_BOOT_ABORT = 9,
   RT_BOOT_GOODBYE = 10,
@@ -45,7 +45,7 @@ enum rt_boot_type {
 struct rt_boot_header {
   uint32_t magic;
   uint16_t version;
-  uint16_t type;   /* enum rt_boot_type */
+  uint16_t type; /* enum rt_boot_type */
   uint32_t tag;
   uint32_t length; /* bytes that follow */
 };
@@ -96,8 +96,11 @@ struct rt_boot_id {
 _Static_assert(sizeof(struct rt_boot_id) == 48, "wire size");
 
 static inline struct rt_boot_header rt_boot_header_make(enum rt_boot_type type, uint32_t tag, size_t length) {
-  return (struct rt_boot_header){.magic = RT_BOOT_MAGIC, .version = RT_BOOT_VERSION, .type = (uint16_t)type,
-                                 .tag = tag, .length = (uint32_t)length};
+  return (struct rt_boot_header){.magic = RT_BOOT_MAGIC,
+                                 .version = RT_BOOT_VERSION,
+                                 .type = (uint16_t)type,
+                                 .tag = tag,
+                                 .length = (uint32_t)length};
 }
 
 /* What is wrong with a header of which at most `max` bytes may follow; NULL: nothing. */

@@ -222,8 +222,10 @@ static rail_result_t open_rendezvous(const struct rt_boot_id *id, union rail_add
   bool anywhere = root.sa.sa_family == AF_INET && (ntohl(root.in.sin_addr.s_addr) & 0xffffff00u) == 0x7f000100u;
   for (;;) {
     union rail_addr at = root;
-    if (anywhere && at.sa.sa_family == AF_INET) at.in.sin_addr.s_addr = htonl(INADDR_ANY);
-    else if (anywhere) at.in6.sin6_addr = in6addr_any;
+    if (anywhere && at.sa.sa_family == AF_INET)
+      at.in.sin_addr.s_addr = htonl(INADDR_ANY);
+    else if (anywhere)
+      at.in6.sin6_addr = in6addr_any;
     if (rt_rendezvous_start(&at, id->secret, args->timeout_ms) == RAIL_OK) return RAIL_OK;
     if (errno == EADDRNOTAVAIL && !anywhere) {
       anywhere = true;
@@ -254,8 +256,8 @@ rail_result_t rt_bootstrap_open(const char id[RT_UNIQUE_ID_BYTES], const struct 
                                 struct rt_bootstrap **out) {
   struct rt_boot_id parsed;
   struct rt_bootstrap *b;
-  struct rt_visit visit = {.rank = args->rank, .nranks = args->nranks, .timeout_ms = args->timeout_ms,
-                           .abort_flag = args->abort_flag};
+  struct rt_visit visit = {
+      .rank = args->rank, .nranks = args->nranks, .timeout_ms = args->timeout_ms, .abort_flag = args->abort_flag};
   *out = NULL;
   RAIL_TRY(id_unpack(id, &parsed, &visit.root));
   RAIL_TRY(boot_new(args, &b));
@@ -354,7 +356,8 @@ void rt_bootstrap_abort(struct rt_bootstrap *b, rail_result_t result, const char
     if (b->nranks > 1 && b->thread_on)
       snprintf(b->why, sizeof b->why, "rank %d (%s) aborted: %.300s", b->rank, rt_bootstrap_peer_text(b, b->rank),
                why ? why : rail_result_name((int)result));
-    else snprintf(b->why, sizeof b->why, "rank %d aborted: %.300s", b->rank, why ? why : "");
+    else
+      snprintf(b->why, sizeof b->why, "rank %d aborted: %.300s", b->rank, why ? why : "");
     b->origin = b->rank;
     b->local = true;
     if (result <= RAIL_OK || result >= RAIL_IN_PROGRESS) result = RAIL_REMOTE_ERROR;

@@ -31,10 +31,10 @@ struct rt_bootstrap;
 /* What a communicator shares with its bootstrap. All outlive it. */
 struct rt_bootstrap_args {
   int rank, nranks;
-  uint64_t timeout_ms;            /* for the rendezvous: all ranks must have arrived by then */
-  uint64_t heartbeat_ms;          /* interval; 0 off */
-  uint64_t heartbeat_timeout_ms;  /* a silent neighbour is dead after this long */
-  const _Atomic int *abort_flag;  /* nonzero ends every wait with RAIL_REMOTE_ERROR */
+  uint64_t timeout_ms;           /* for the rendezvous: all ranks must have arrived by then */
+  uint64_t heartbeat_ms;         /* interval; 0 off */
+  uint64_t heartbeat_timeout_ms; /* a silent neighbour is dead after this long */
+  const _Atomic int *abort_flag; /* nonzero ends every wait with RAIL_REMOTE_ERROR */
   /* Called at most once, from the service thread, when a peer died, aborted or went silent. `why`
    * names it. May be NULL. Must not call back into the bootstrap. */
   void (*on_failure)(void *arg, rail_result_t result, const char *why);

@@ -33,7 +33,7 @@ struct rt_channel {
 
 /* An operator of ncclRedOpCreatePreMulSum. */
 struct rt_premul {
-  bool used, deferred;         /* deferred: read *scalar when the collective runs */
+  bool used, deferred; /* deferred: read *scalar when the collective runs */
   ncclDataType_t type;
   const void *scalar;
   unsigned char value[8];
@@ -58,29 +58,29 @@ struct ncclComm {
   uint64_t magic;
   int rank, nranks, local_rank, local_size;
   int device;
-  struct rt_peer *peers;           /* nranks */
+  struct rt_peer *peers; /* nranks */
   struct rt_bootstrap *bootstrap;
   struct rt_channel channels[RT_MAX_CHANNELS];
   int nchannels;
-  unsigned protos;                 /* 1 << enum rt_proto */
-  bool all_shm;                    /* every pair of ranks has SHM: LL pays off */
+  unsigned protos; /* 1 << enum rt_proto */
+  bool all_shm;    /* every pair of ranks has SHM: LL pays off */
   struct rt_net net;
   struct rt_proxy proxy;
   struct rt_stream stream;
   ncclConfig_t config;
   char net_name_wanted[64], name[64];
-  uint32_t splits;                 /* ncclCommSplit calls so far */
+  uint32_t splits; /* ncclCommSplit calls so far */
   struct rt_premul *premuls;
   int npremuls;
   struct rt_reg_buffer *reg_buffers;
   pthread_mutex_t reg_lock;
 
-  atomic_int failed;               /* first result that is not success; ends every wait */
-  atomic_int abort_flag;           /* what the bootstrap's waits look at */
+  atomic_int failed;     /* first result that is not success; ends every wait */
+  atomic_int abort_flag; /* what the bootstrap's waits look at */
   pthread_mutex_t error_lock;
   char error[512];
-  atomic_int users;                /* calls that other threads may have inside: abort waits for them */
-  atomic_int init_state;           /* ncclInProgress while a non-blocking init runs */
+  atomic_int users;      /* calls that other threads may have inside: abort waits for them */
+  atomic_int init_state; /* ncclInProgress while a non-blocking init runs */
   pthread_t init_thread;
   bool init_thread_running, finalized;
   char transports_text[96];
@@ -88,12 +88,13 @@ struct ncclComm {
 
 struct rt_init_args {
   char id[RT_UNIQUE_ID_BYTES];
-  int rank, nranks, device;        /* device -1: the rank on this host */
+  int rank, nranks, device; /* device -1: the rank on this host */
   ncclConfig_t config;
-  /* A split: the ranks of parent that name the same color, in the order of key; id, rank and nranks follow from that. */
+  /* A split: the ranks of parent that name the same color, in the order of key; id, rank and nranks follow from that.
+   */
   struct ncclComm *parent;
   int color, key;
-  uint32_t serial;                 /* which split of parent this is */
+  uint32_t serial; /* which split of parent this is */
 };
 
 /* An empty communicator, which rt_comm_free accepts. NULL without memory. */

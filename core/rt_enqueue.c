@@ -72,10 +72,22 @@ static rail_result_t find_connectors(struct builder *b, const struct rt_task *t,
   bool send = true, recv = true;
   switch (t->coll) {
     case RT_COPY: return RAIL_OK;
-    case RT_SEND: next = t->root; recv = false; break;
-    case RT_RECV: prev = t->root; send = false; break;
-    case RT_BROADCAST: recv = comm->rank != t->root; send = next != t->root; break;
-    case RT_REDUCE: send = comm->rank != t->root; recv = prev != t->root; break;
+    case RT_SEND:
+      next = t->root;
+      recv = false;
+      break;
+    case RT_RECV:
+      prev = t->root;
+      send = false;
+      break;
+    case RT_BROADCAST:
+      recv = comm->rank != t->root;
+      send = next != t->root;
+      break;
+    case RT_REDUCE:
+      send = comm->rank != t->root;
+      recv = prev != t->root;
+      break;
     default: break;
   }
   if (n == 1) return RAIL_OK;
@@ -91,8 +103,16 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, int cha
   uint64_t bytes = len * esize;
   k->proto = t->coll == RT_COPY ? RT_SIMPLE : rt_choose_proto(&b->tuning, t->count * esize);
   k->sched = (struct rt_sched){
-      .coll = t->coll, .rank = t->comm->rank, .nranks = t->comm->nranks, .root = t->root, .esize = esize,
-      .send = t->send, .recv = t->recv, .count = t->count, .lo = lo, .len = len,
+      .coll = t->coll,
+      .rank = t->comm->rank,
+      .nranks = t->comm->nranks,
+      .root = t->root,
+      .esize = esize,
+      .send = t->send,
+      .recv = t->recv,
+      .count = t->count,
+      .lo = lo,
+      .len = len,
       .chunk = rt_choose_chunk(&b->tuning, k->proto, t->coll, bytes, t->comm->nranks, esize),
   };
   if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
@@ -117,7 +137,8 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
   for (int s = 0; s < n; s++) {
     if (tasks[s].coll != RT_SEND || tasks[s].root != b->comm->rank) continue;
     for (r++; r < n && !(tasks[r].coll == RT_RECV && tasks[r].root == b->comm->rank);) r++;
-    if (r >= n || tasks[r].count * rt_type_size((int)tasks[r].type) != tasks[s].count * rt_type_size((int)tasks[s].type)) {
+    if (r >= n ||
+        tasks[r].count * rt_type_size((int)tasks[r].type) != tasks[s].count * rt_type_size((int)tasks[s].type)) {
       RAIL_WARN("rank %d sends %llu elements to itself without an equal receive in the same group", b->comm->rank,
                 (unsigned long long)tasks[s].count);
       return RAIL_BAD_USAGE;
@@ -137,8 +158,8 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
 
 static bool is_point(const struct rt_task *t) { return t->coll == RT_SEND || t->coll == RT_RECV; }
 
-/* Collectives first: a group orders its collectives, and the sends and receives of each pair, but not the ones among the
- * others; both ends of a connection must take one order all the same. */
+/* Collectives first: a group orders its collectives, and the sends and receives of each pair, but not the ones among
+ * the others; both ends of a connection must take one order all the same. */
 static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, int n) {
   for (int i = 0; i < n; i++)
     if (!is_point(&tasks[i])) RAIL_TRY(add_collective(b, &tasks[i]));
@@ -159,7 +180,8 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
   size_t send_size, recv_size;
   buffer_sizes(&t, k->sched.esize, &send_size, &recv_size);
   if (job->send) {
-    bool in_place = k->sched.recv && k->sched.send >= k->sched.recv && k->sched.send + send_size <= k->sched.recv + recv_size;
+    bool in_place =
+        k->sched.recv && k->sched.send >= k->sched.recv && k->sched.send + send_size <= k->sched.recv + recv_size;
     if (k->sched.send && !in_place)
       rt_reg_direct(comm, job->send, k->sched.send, send_size, &k->send_direct[0], &job->send_mh[0]);
     if (k->sched.recv && k->sched.coll != RT_REDUCE_SCATTER)
@@ -171,8 +193,8 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
 
 static struct rt_tuning tuning_of(const struct ncclComm *comm) {
   const struct rt_params *p = rt_params();
-  struct rt_tuning t = {.protos = comm->protos, .all_shm = comm->all_shm, .ll_max = (uint64_t)p->ll_max,
-                        .chunk = (uint64_t)p->chunk};
+  struct rt_tuning t = {
+      .protos = comm->protos, .all_shm = comm->all_shm, .ll_max = (uint64_t)p->ll_max, .chunk = (uint64_t)p->chunk};
   t.slot_size[RT_SIMPLE] = rt_slot_size(p->buffsize);
   t.slot_size[RT_LL] = rt_slot_size(p->ll_buffsize);
   return t;

@@ -17,7 +17,7 @@ struct rt_task {
   ncclDataType_t type;
   ncclRedOp_t op;
   struct rt_premul premul; /* what op stood for when the call was made, for op >= ncclNumOps */
-  int root;            /* or the peer of RT_SEND, RT_RECV */
+  int root;                /* or the peer of RT_SEND, RT_RECV */
 };
 
 /* Builds the plan of one communicator's tasks and connects what it needs. *plan is NULL when there is nothing to do. */

@@ -54,14 +54,16 @@ static void group_clear(void) {
 static void *init_job(void *arg) {
   struct group_job *j = arg;
   j->result = rt_comm_init(j->comm, &j->init);
-  if (j->result != RAIL_OK) rt_comm_fail(j->comm, j->result, "the communicator could not be made; earlier lines say why");
+  if (j->result != RAIL_OK)
+    rt_comm_fail(j->comm, j->result, "the communicator could not be made; earlier lines say why");
   return NULL;
 }
 
 static void *plan_job(void *arg) {
   struct group_job *j = arg;
   j->result = rt_plan_build(j->comm, j->tasks, j->ntasks, &j->plan);
-  if (j->result != RAIL_OK) rt_comm_fail(j->comm, j->result, "an operation could not be started; earlier lines say why");
+  if (j->result != RAIL_OK)
+    rt_comm_fail(j->comm, j->result, "an operation could not be started; earlier lines say why");
   return NULL;
 }
 
@@ -72,7 +74,8 @@ static void run_jobs(struct group_job *jobs, int n, void *(*run)(void *)) {
     jobs[i].threaded = err == 0;
     if (err == 0) continue;
     jobs[i].result = RAIL_SYSTEM_ERROR;
-    rt_comm_fail(jobs[i].comm, RAIL_SYSTEM_ERROR, "cannot start a thread: %s; raise the limit of threads", strerror(err));
+    rt_comm_fail(jobs[i].comm, RAIL_SYSTEM_ERROR, "cannot start a thread: %s; raise the limit of threads",
+                 strerror(err));
   }
   run(&jobs[n - 1]);
   for (int i = 0; i < n - 1; i++)
@@ -151,7 +154,8 @@ static ncclResult_t launch(void) {
 
 static ncclResult_t run_group(void) {
   ncclResult_t result = group.error;
-  if (result == ncclSuccess && group.ninits) result = make_comms();
+  if (result == ncclSuccess && group.ninits)
+    result = make_comms();
   else
     for (int i = 0; i < group.ninits; i++) rt_comm_free(group.inits[i].comm);
   if (result == ncclSuccess && group.ntasks) result = launch();

@@ -35,21 +35,31 @@ _Static_assert(NCCL_UNIQUE_ID_BYTES == RT_UNIQUE_ID_BYTES, "one id");
 struct launcher {
   const char *source;
   const char *rank, *size;
-  const char *size_else;              /* where `size` may be absent */
+  const char *size_else;               /* where `size` may be absent */
   const char *local_rank, *local_size; /* local_size NULL: from Slurm's lists */
-  const char *needs;                  /* another variable without which the others mean something else */
+  const char *needs;                   /* another variable without which the others mean something else */
 };
 
 /* A job step's variables are inherited by what mpirun starts in it, where they count Slurm's tasks (the daemons of
  * mpirun), not the ranks; hence Open MPI before Slurm. A batch script sees SLURM_PROCID=0 and SLURM_NTASKS too, but is
  * no rank; only a step is. */
 static const struct launcher launchers[] = {
-  {.source = "torchrun", .rank = "RANK", .size = "WORLD_SIZE", .local_rank = "LOCAL_RANK",
-   .local_size = "LOCAL_WORLD_SIZE"},
-  {.source = "openmpi", .rank = "OMPI_COMM_WORLD_RANK", .size = "OMPI_COMM_WORLD_SIZE",
-   .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK", .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE"},
-  {.source = "slurm", .rank = "SLURM_PROCID", .size = "SLURM_STEP_NUM_TASKS", .size_else = "SLURM_NTASKS",
-   .local_rank = "SLURM_LOCALID", .needs = "SLURM_STEP_ID"},
+    {.source = "torchrun",
+     .rank = "RANK",
+     .size = "WORLD_SIZE",
+     .local_rank = "LOCAL_RANK",
+     .local_size = "LOCAL_WORLD_SIZE"},
+    {.source = "openmpi",
+     .rank = "OMPI_COMM_WORLD_RANK",
+     .size = "OMPI_COMM_WORLD_SIZE",
+     .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
+     .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {.source = "slurm",
+     .rank = "SLURM_PROCID",
+     .size = "SLURM_STEP_NUM_TASKS",
+     .size_else = "SLURM_NTASKS",
+     .local_rank = "SLURM_LOCALID",
+     .needs = "SLURM_STEP_ID"},
 };
 
 static const char *env(const char *name) {
@@ -134,8 +144,10 @@ RAIL_EXPORT ncclResult_t railLaunchFromEnv(railLaunch_t *launch) {
     if (!number(size, 1, RT_BOOT_MAX_RANKS, &found.nranks)) return bad_variable(size_name, size, "a count up to 4096");
     if (!number(rank, 0, found.nranks - 1, &found.rank)) return bad_variable(l->rank, rank, "a rank below the count");
     optional(l->local_rank, 0, found.nranks - 1, &found.localRank);
-    if (l->local_size) optional(l->local_size, 1, found.nranks, &found.localSize);
-    else slurm_local_size(&found.localSize);
+    if (l->local_size)
+      optional(l->local_size, 1, found.nranks, &found.localSize);
+    else
+      slurm_local_size(&found.localSize);
     *launch = found;
     return ncclSuccess;
   }
@@ -144,8 +156,13 @@ RAIL_EXPORT ncclResult_t railLaunchFromEnv(railLaunch_t *launch) {
 
 /* ---- exchange through a store ---- */
 
-struct ask { uint8_t nonce[NONCE_BYTES]; };
-struct answer { uint8_t nonce[NONCE_BYTES]; char id[RT_UNIQUE_ID_BYTES]; };
+struct ask {
+  uint8_t nonce[NONCE_BYTES];
+};
+struct answer {
+  uint8_t nonce[NONCE_BYTES];
+  char id[RT_UNIQUE_ID_BYTES];
+};
 
 static void key_of(char key[RT_STORE_MAX_KEY + 1], const char *prefix, const char *what, int rank) {
   snprintf(key, RT_STORE_MAX_KEY + 1, "%.40s-%s-%d", prefix, what, rank);
@@ -228,7 +245,8 @@ static rail_result_t fetch(struct rt_store *s, const char *prefix, int rank, cha
     }
     poll(NULL, 0, 5); /* the answer to a rank of an earlier job */
   }
-  if (result == RAIL_OK) memcpy(id, answer.id, RT_UNIQUE_ID_BYTES);
+  if (result == RAIL_OK)
+    memcpy(id, answer.id, RT_UNIQUE_ID_BYTES);
   else if (errno == ETIMEDOUT)
     rt_error(result,
              "launch: rank %d got no unique id from rank 0 through %s within %" PRIu64
@@ -255,9 +273,13 @@ static uint64_t hash_text(uint64_t hash, const char *text) {
  * left may differ from rank to rank. `serial` counts the ids of one job; all ranks ask for equally many. */
 static uint64_t job_hash(const railLaunch_t *launch, unsigned serial) {
   static const char *const names[][2] = {
-    {"torchrun", "TORCHELASTIC_RUN_ID"}, {"torchrun", "TORCHELASTIC_RESTART_COUNT"}, {"torchrun", "MASTER_PORT"},
-    {"slurm", "SLURM_JOB_ID"},           {"slurm", "SLURM_STEP_ID"},
-    {"openmpi", "PMIX_NAMESPACE"},       {"openmpi", "OMPI_MCA_ess_base_jobid"},
+      {"torchrun", "TORCHELASTIC_RUN_ID"},
+      {"torchrun", "TORCHELASTIC_RESTART_COUNT"},
+      {"torchrun", "MASTER_PORT"},
+      {"slurm", "SLURM_JOB_ID"},
+      {"slurm", "SLURM_STEP_ID"},
+      {"openmpi", "PMIX_NAMESPACE"},
+      {"openmpi", "OMPI_MCA_ess_base_jobid"},
   };
   char text[32];
   const char *source = launch->source ? launch->source : "";
@@ -275,8 +297,8 @@ static rail_result_t through_store(const railLaunch_t *launch, const char *dir, 
   if (launch->rank == 0) RAIL_TRY(rt_unique_id_create(id));
   if (launch->nranks == 1) return RAIL_OK;
   RAIL_TRY(rt_store_open(dir, personal, &s));
-  rail_result_t result = rt_launch_exchange(s, prefix, launch->rank, launch->nranks, id,
-                                            (uint64_t)rt_params()->bootstrap_timeout_ms);
+  rail_result_t result =
+      rt_launch_exchange(s, prefix, launch->rank, launch->nranks, id, (uint64_t)rt_params()->bootstrap_timeout_ms);
   if (personal && launch->rank == 0) rt_store_remove_dir(s);
   rt_store_close(s);
   return result;

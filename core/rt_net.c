@@ -24,7 +24,7 @@
 struct net_res {
   void *listen_comm, *comm; /* comm: the plugin's send or recv comm */
   int dev;
-  char *memory;             /* both protocols' buffers */
+  char *memory; /* both protocols' buffers */
   size_t size;
   void *mhandle[RT_NPROTO];
   unsigned char handle[RAIL_NET_HANDLE_SIZE];
@@ -32,13 +32,15 @@ struct net_res {
   RAIL_ALIGNED(64) uint64_t tail;
   RAIL_ALIGNED(64) uint64_t credit;
   RAIL_ALIGNED(64) struct rt_slot slot[RT_STEPS];
-  uint64_t step;            /* steps of finished operations */
+  uint64_t step; /* steps of finished operations */
 };
 
 /* ---- the plugin ------------------------------------------------------------ */
 
 /* The plugin's lines come out through our log. */
-RAIL_PRINTF(5, 6) static void plugin_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
+RAIL_PRINTF(5, 6)
+static void plugin_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt,
+                       ...) {
   char text[1024];
   va_list ap;
   va_start(ap, fmt);
@@ -101,8 +103,8 @@ static rail_result_t make_res(struct ncclComm *comm, struct rt_connector *c) {
   res->memory = mmap(NULL, res->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (res->memory == MAP_FAILED) {
     res->memory = NULL;
-    RAIL_WARN("NET: rank %d cannot allocate %zu bytes of buffers for rank %d; lower NCCL_BUFFSIZE", comm->rank, res->size,
-              c->peer);
+    RAIL_WARN("NET: rank %d cannot allocate %zu bytes of buffers for rank %d; lower NCCL_BUFFSIZE", comm->rank,
+              res->size, c->peer);
     return RAIL_SYSTEM_ERROR;
   }
   struct rt_conn *conn = &c->conn;
@@ -139,7 +141,8 @@ static rail_result_t recv_setup(struct ncclComm *comm, struct rt_connector *c, s
   return RAIL_OK;
 }
 
-static rail_result_t recv_connect(struct ncclComm *comm, struct rt_connector *c, const struct rt_connect_record *theirs) {
+static rail_result_t recv_connect(struct ncclComm *comm, struct rt_connector *c,
+                                  const struct rt_connect_record *theirs) {
   (void)theirs;
   struct net_res *res = c->res;
   RAIL_TRY(rail_net_accept(comm->net.plugin, res->listen_comm, &res->comm));
@@ -154,7 +157,8 @@ static rail_result_t send_setup(struct ncclComm *comm, struct rt_connector *c, s
   return make_res(comm, c);
 }
 
-static rail_result_t send_connect(struct ncclComm *comm, struct rt_connector *c, const struct rt_connect_record *theirs) {
+static rail_result_t send_connect(struct ncclComm *comm, struct rt_connector *c,
+                                  const struct rt_connect_record *theirs) {
   struct net_res *res = c->res;
   /* The plugin may keep its state in the handle between calls: one copy, always the same memory. */
   static const unsigned char none[RAIL_NET_HANDLE_SIZE];
@@ -170,8 +174,10 @@ static void net_free(struct ncclComm *comm, struct rt_connector *c) {
   struct rail_net *plugin = comm->net.plugin;
   for (int proto = 0; proto < RT_NPROTO; proto++)
     if (res->mhandle[proto]) rail_net_dereg_mr(plugin, res->comm, res->mhandle[proto]);
-  if (c->is_send) rail_net_close_send(plugin, res->comm);
-  else rail_net_close_recv(plugin, res->comm);
+  if (c->is_send)
+    rail_net_close_send(plugin, res->comm);
+  else
+    rail_net_close_recv(plugin, res->comm);
   if (res->listen_comm) rail_net_close_listen(plugin, res->listen_comm);
   if (res->memory) munmap(res->memory, res->size);
   free(res);
@@ -214,7 +220,8 @@ static rail_result_t send_progress(struct ncclComm *comm, struct rt_connector *c
   struct net_res *res = c->res;
   rail_result_t moved = RAIL_IN_PROGRESS;
   start(res, op);
-  while (op->posted < op->nsteps && op->posted < op->done + RT_STEPS && rt_observe(&res->tail) > op->base + op->posted) {
+  while (op->posted < op->nsteps && op->posted < op->done + RT_STEPS &&
+         rt_observe(&res->tail) > op->base + op->posted) {
     uint64_t step = op->base + op->posted;
     struct rt_slot *slot = &res->slot[step % RT_STEPS];
     void *data = slot->ptr ? slot->ptr : rt_conn_slot_buff(&c->conn, op->proto, step);
@@ -273,8 +280,16 @@ static rail_result_t recv_progress(struct ncclComm *comm, struct rt_connector *c
 const struct rt_transport rt_net_transport = {
     .name = "NET",
     .can_connect = net_can_connect,
-    .send = {.setup = send_setup, .connect = send_connect, .free = net_free, .progress = send_progress,
-             .reg = net_reg, .dereg = net_dereg},
-    .recv = {.setup = recv_setup, .connect = recv_connect, .free = net_free, .progress = recv_progress,
-             .reg = net_reg, .dereg = net_dereg},
+    .send = {.setup = send_setup,
+             .connect = send_connect,
+             .free = net_free,
+             .progress = send_progress,
+             .reg = net_reg,
+             .dereg = net_dereg},
+    .recv = {.setup = recv_setup,
+             .connect = recv_connect,
+             .free = net_free,
+             .progress = recv_progress,
+             .reg = net_reg,
+             .dereg = net_dereg},
 };

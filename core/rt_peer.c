@@ -50,7 +50,8 @@ void rt_peer_describe(struct rt_peer *me) {
   me->shm_disable = p->shm_disable != 0;
 }
 
-static rail_result_t must_agree(const struct rt_peer *a, const struct rt_peer *b, const char *name, uint64_t va, uint64_t vb) {
+static rail_result_t must_agree(const struct rt_peer *a, const struct rt_peer *b, const char *name, uint64_t va,
+                                uint64_t vb) {
   if (va == vb) return RAIL_OK;
   RAIL_WARN("%s is %llu on rank %d and %llu on rank %d; it must be the same on all ranks", name, (unsigned long long)va,
             a->rank, (unsigned long long)vb, b->rank);

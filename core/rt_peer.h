@@ -12,10 +12,10 @@
 #include "common/result.h"
 
 struct rt_peer {
-  uint32_t version;      /* RT_PEER_VERSION; checked before anything else */
+  uint32_t version; /* RT_PEER_VERSION; checked before anything else */
   int32_t rank;
-  uint64_t host_hash;    /* equal on one host; NCCL_HOSTID overrides */
-  uint64_t pid_ns;       /* inode of the PID namespace: /proc/PID is reachable when equal */
+  uint64_t host_hash; /* equal on one host; NCCL_HOSTID overrides */
+  uint64_t pid_ns;    /* inode of the PID namespace: /proc/PID is reachable when equal */
   int64_t pid;
   uint64_t buffsize, ll_buffsize, chunk, ll_max; /* must agree on all ranks */
   uint32_t nchannels, protos;                    /* must agree on all ranks */

@@ -18,11 +18,15 @@ unsigned rt_protos_allowed(const char *text) {
   snprintf(copy, sizeof copy, "%s", text + exclude);
   char *save = NULL;
   for (char *word = strtok_r(copy, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
-    if (!strcasecmp(word, "Simple")) named |= 1u << RT_SIMPLE;
-    else if (!strcasecmp(word, "LL")) named |= 1u << RT_LL;
+    if (!strcasecmp(word, "Simple"))
+      named |= 1u << RT_SIMPLE;
+    else if (!strcasecmp(word, "LL"))
+      named |= 1u << RT_LL;
     else if (strcasecmp(word, "LL128") != 0)
-      RAIL_WARN("NCCL_PROTO: '%s' in '%s' is not a protocol; allowed are Simple, LL, LL128 (taken as Simple)", word, text);
-    else if (!exclude) named |= 1u << RT_SIMPLE; /* needs 128-byte stores; a host communicator has none */
+      RAIL_WARN("NCCL_PROTO: '%s' in '%s' is not a protocol; allowed are Simple, LL, LL128 (taken as Simple)", word,
+                text);
+    else if (!exclude)
+      named |= 1u << RT_SIMPLE; /* needs 128-byte stores; a host communicator has none */
   }
   unsigned allowed = exclude ? all & ~named : named;
   if (allowed) return allowed;

@@ -9,7 +9,8 @@
 #include "core/kernel/rt_conn.h"
 #include "core/kernel/rt_sched.h"
 
-/* Bits 1 << enum rt_proto for NCCL_PROTO's text ("LL,Simple", "^LL"); NULL or a wrong word: all, the latter warned about. */
+/* Bits 1 << enum rt_proto for NCCL_PROTO's text ("LL,Simple", "^LL"); NULL or a wrong word: all, the latter warned
+ * about. */
 unsigned rt_protos_allowed(const char *text);
 
 struct rt_tuning {

@@ -82,8 +82,8 @@ static bool pass(struct rt_proxy *p) {
       moved = true;
       if (c->ops->done == c->ops->nsteps && retire(p, prev, c)) continue;
     } else if (r != RAIL_IN_PROGRESS) {
-      rt_comm_fail(p->comm, r, "the network reported an error on the connection %s rank %d",
-                   c->is_send ? "to" : "from", c->peer);
+      rt_comm_fail(p->comm, r, "the network reported an error on the connection %s rank %d", c->is_send ? "to" : "from",
+                   c->peer);
       break;
     }
     prev = c;
@@ -123,7 +123,8 @@ void rt_proxy_submit(struct rt_proxy *p, struct rt_proxy_op *op) {
 /* Sleeps until there are operations. False: stop. */
 static bool wait_for_work(struct rt_proxy *p) {
   pthread_mutex_lock(&p->lock);
-  while (!p->stop && (atomic_load(&p->unfinished) == 0 || rt_comm_failed(p->comm))) pthread_cond_wait(&p->wake, &p->lock);
+  while (!p->stop && (atomic_load(&p->unfinished) == 0 || rt_comm_failed(p->comm)))
+    pthread_cond_wait(&p->wake, &p->lock);
   bool stop = p->stop;
   pthread_mutex_unlock(&p->lock);
   return !stop;

@@ -37,9 +37,9 @@ struct rt_proxy {
   bool threaded;
   pthread_t thread;
   bool thread_running;
-  atomic_flag driven;             /* a pass is being made */
-  struct rt_connector *active;    /* circle; the driver's own */
-  pthread_mutex_t lock;           /* guards incoming, stop */
+  atomic_flag driven;          /* a pass is being made */
+  struct rt_connector *active; /* circle; the driver's own */
+  pthread_mutex_t lock;        /* guards incoming, stop */
   pthread_cond_t wake;
   struct rt_proxy_op *incoming, **incoming_end;
   atomic_bool has_incoming;

@@ -45,8 +45,10 @@ rail_result_t rt_reg_remove(struct ncclComm *comm, struct rt_reg_buffer *buffer)
   pthread_mutex_lock(&comm->reg_lock);
   struct rt_reg_buffer **at = &comm->reg_buffers;
   while (*at && *at != buffer) at = &(*at)->next;
-  if (*at) *at = buffer->next;
-  else buffer = NULL;
+  if (*at)
+    *at = buffer->next;
+  else
+    buffer = NULL;
   pthread_mutex_unlock(&comm->reg_lock);
   if (!buffer) return RAIL_BAD_ARGUMENT;
   entry_free(comm, (struct reg_entry *)(void *)buffer);

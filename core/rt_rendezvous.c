@@ -37,7 +37,10 @@ struct client {
   int rank; /* -1: stranger */
   union rail_addr from;
   uint64_t deadline; /* strangers only */
-  struct { struct rt_boot_header head; struct rt_boot_hello hello; } in;
+  struct {
+    struct rt_boot_header head;
+    struct rt_boot_hello hello;
+  } in;
   size_t have, sent;
 };
 
@@ -48,8 +51,8 @@ struct root {
   struct client *clients;
   struct pollfd *polls; /* [0] the listener, [1 + i] clients[i] */
   size_t n, cap;
-  int nranks, arrived; /* nranks is 0 until the first hello */
-  uint8_t *here;       /* by rank */
+  int nranks, arrived;   /* nranks is 0 until the first hello */
+  uint8_t *here;         /* by rank */
   unsigned char *answer; /* header, session secret, addresses: filled in as ranks arrive */
   size_t answer_size;
   uint64_t deadline, accept_after;
@@ -77,7 +80,10 @@ static void drop_stranger(struct root *r, size_t i, const char *why) {
 
 /* Sends a reason and lets go. It fits an empty socket buffer, so one try is enough. */
 static void refuse(struct client *c, const char *why) {
-  struct { struct rt_boot_header head; char text[RT_BOOT_MAX_TEXT]; } out;
+  struct {
+    struct rt_boot_header head;
+    char text[RT_BOOT_MAX_TEXT];
+  } out;
   size_t len = strnlen(why, sizeof out.text), done = 0;
   out.head = rt_boot_header_make(RT_BOOT_REFUSED, 0, len);
   memcpy(out.text, why, len);
@@ -251,7 +257,10 @@ void rt_rendezvous_missing(const uint8_t *here, int nranks, char *text, size_t c
   text[0] = 0;
   for (int rank = 0; rank < nranks; rank++) {
     if (here[rank]) continue;
-    if (named == 16 || at + 48 > cap) { more++; continue; }
+    if (named == 16 || at + 48 > cap) {
+      more++;
+      continue;
+    }
     at += (size_t)snprintf(text + at, cap - at, "%s%d", named++ ? ", " : "", rank);
   }
   if (more) snprintf(text + at, cap - at, " and %d more", more);
@@ -300,8 +309,10 @@ static bool gather(struct root *r, char *why, size_t cap) {
     for (size_t i = r->n; i-- > 0;) {
       rail_result_t result = RAIL_OK;
       if (r->clients[i].rank >= 0) continue;
-      if (r->polls[1 + i].revents) result = hear_stranger(r, i);
-      else if (rail_deadline_passed(r->clients[i].deadline)) drop_stranger(r, i, "it did not introduce itself in time");
+      if (r->polls[1 + i].revents)
+        result = hear_stranger(r, i);
+      else if (rail_deadline_passed(r->clients[i].deadline))
+        drop_stranger(r, i, "it did not introduce itself in time");
       if (result != RAIL_OK) {
         snprintf(why, cap, "the rendezvous ran out of memory");
         return false;
@@ -386,7 +397,9 @@ failed:
 /* ---- a rank's side ---- */
 
 /* How far a connection came, for the error line. */
-struct visit_outcome { bool connected, said; /* said: the reason is logged already; else errno tells it */ };
+struct visit_outcome {
+  bool connected, said; /* said: the reason is logged already; else errno tells it */
+};
 
 static rail_result_t read_answer(const struct rt_visit *v, int fd, uint64_t deadline, union rail_addr *table,
                                  uint8_t *session, bool *said) {
@@ -429,7 +442,10 @@ static rail_result_t read_answer(const struct rt_visit *v, int fd, uint64_t dead
 
 static rail_result_t visit_once(const struct rt_visit *v, uint64_t deadline, union rail_addr *table, uint8_t *session,
                                 int *fd, struct visit_outcome *outcome) {
-  struct { struct rt_boot_header head; struct rt_boot_hello hello; } out;
+  struct {
+    struct rt_boot_header head;
+    struct rt_boot_hello hello;
+  } out;
   int left = rail_deadline_left_ms(deadline);
   *fd = -1;
   RAIL_TRY(rail_sock_connect_all(&v->root, NULL, deadline, v->abort_flag, fd));

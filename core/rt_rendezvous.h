@@ -16,10 +16,10 @@ rail_result_t rt_rendezvous_start(union rail_addr *addr, const uint8_t secret[RT
 /* One rank's visit. */
 struct rt_visit {
   union rail_addr root;
-  const uint8_t *secret;        /* the id's */
-  bool well_known;              /* a fixed address: what answers there may not be ours yet, so try again */
+  const uint8_t *secret; /* the id's */
+  bool well_known;       /* a fixed address: what answers there may not be ours yet, so try again */
   int rank, nranks;
-  union rail_addr own;          /* where this rank listens */
+  union rail_addr own; /* where this rank listens */
   uint64_t timeout_ms;
   const _Atomic int *abort_flag; /* may be NULL */
 };

@@ -90,13 +90,15 @@ static rail_result_t recv_setup(struct ncclComm *comm, struct rt_connector *c, s
   memcpy(mine->body, &r, sizeof r);
   return RAIL_OK;
 fail:
-  RAIL_WARN("SHM: rank %d cannot make a segment of %zu bytes for messages from rank %d: %s; raise the memory limit, lower "
-            "NCCL_BUFFSIZE, or set NCCL_SHM_DISABLE=1",
-            comm->rank, res->size, c->peer, strerror(errno));
+  RAIL_WARN(
+      "SHM: rank %d cannot make a segment of %zu bytes for messages from rank %d: %s; raise the memory limit, lower "
+      "NCCL_BUFFSIZE, or set NCCL_SHM_DISABLE=1",
+      comm->rank, res->size, c->peer, strerror(errno));
   return RAIL_SYSTEM_ERROR;
 }
 
-static rail_result_t recv_connect(struct ncclComm *comm, struct rt_connector *c, const struct rt_connect_record *theirs) {
+static rail_result_t recv_connect(struct ncclComm *comm, struct rt_connector *c,
+                                  const struct rt_connect_record *theirs) {
   (void)comm, (void)theirs;
   struct shm_res *res = c->res;
   if (!__atomic_load_n(&res->segment->attached, __ATOMIC_ACQUIRE)) return RAIL_IN_PROGRESS;
@@ -114,7 +116,8 @@ static rail_result_t send_setup(struct ncclComm *comm, struct rt_connector *c, s
   return RAIL_OK;
 }
 
-static rail_result_t send_connect(struct ncclComm *comm, struct rt_connector *c, const struct rt_connect_record *theirs) {
+static rail_result_t send_connect(struct ncclComm *comm, struct rt_connector *c,
+                                  const struct rt_connect_record *theirs) {
   struct shm_res *res = c->res;
   struct shm_record r;
   struct stat st;
@@ -140,9 +143,10 @@ static rail_result_t send_connect(struct ncclComm *comm, struct rt_connector *c,
   __atomic_store_n(&res->segment->attached, 1, __ATOMIC_RELEASE);
   return RAIL_OK;
 fail:
-  RAIL_WARN("SHM: rank %d cannot map the segment %s of rank %d (process %lld): %s; ranks of one host must run as one user, "
-            "or set NCCL_SHM_DISABLE=1",
-            comm->rank, path, c->peer, (long long)r.pid, strerror(errno));
+  RAIL_WARN(
+      "SHM: rank %d cannot map the segment %s of rank %d (process %lld): %s; ranks of one host must run as one user, "
+      "or set NCCL_SHM_DISABLE=1",
+      comm->rank, path, c->peer, (long long)r.pid, strerror(errno));
   if (fd >= 0) close(fd);
   return RAIL_SYSTEM_ERROR;
 }

@@ -3,7 +3,9 @@
 
 #include <stdlib.h>
 
-struct split_vote { int32_t color, key, rank, pad; };
+struct split_vote {
+  int32_t color, key, rank, pad;
+};
 
 static int by_key(const void *a, const void *b) {
   const struct split_vote *x = a, *y = b;

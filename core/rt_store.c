@@ -32,7 +32,9 @@ struct rt_store {
 };
 
 /* In front of each value: a file of somebody else's making is not taken for one. */
-struct value_header { uint32_t magic, size; };
+struct value_header {
+  uint32_t magic, size;
+};
 
 /* ---- open, close ---- */
 
@@ -88,8 +90,10 @@ static bool file_name(const char *key, char name[FILE_NAME]) {
     return false;
   }
   for (; *key; key++) {
-    if (strchr(plain, *key)) name[at++] = *key;
-    else at += (size_t)snprintf(name + at, 4, "%%%02X", (unsigned char)*key);
+    if (strchr(plain, *key))
+      name[at++] = *key;
+    else
+      at += (size_t)snprintf(name + at, 4, "%%%02X", (unsigned char)*key);
   }
   name[at] = 0;
   return true;

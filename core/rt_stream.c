@@ -59,11 +59,11 @@ static int poll_jobs(struct ncclComm *comm, struct rt_plan *plan, bool *moved) {
     enum rt_kernel_state state = rt_kernel_poll(&job->kernel);
     if (state == RT_K_PROGRESS) *moved = true;
     if (state == RT_K_MISMATCH) {
-      rt_comm_fail(comm, RAIL_BAD_USAGE,
-                   "rank %d got %llu bytes from rank %d where its own call expects %llu: the two ranks' calls differ in "
-                   "count, type or order",
-                   comm->rank, (unsigned long long)job->kernel.got, job->recv->peer,
-                   (unsigned long long)job->kernel.expected);
+      rt_comm_fail(
+          comm, RAIL_BAD_USAGE,
+          "rank %d got %llu bytes from rank %d where its own call expects %llu: the two ranks' calls differ in "
+          "count, type or order",
+          comm->rank, (unsigned long long)job->kernel.got, job->recv->peer, (unsigned long long)job->kernel.expected);
       return left;
     }
     if (state == RT_K_DONE && ops_finished(job)) {
@@ -77,9 +77,12 @@ static int poll_jobs(struct ncclComm *comm, struct rt_plan *plan, bool *moved) {
 }
 
 static void relax(int idle_rounds) {
-  if (idle_rounds < SPIN_ROUNDS) rail_cpu_relax();
-  else if (idle_rounds < NAP_AFTER_ROUNDS) sched_yield();
-  else nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+  if (idle_rounds < SPIN_ROUNDS)
+    rail_cpu_relax();
+  else if (idle_rounds < NAP_AFTER_ROUNDS)
+    sched_yield();
+  else
+    nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
 }
 
 /* True when the plan finished; false when the communicator failed before. */
@@ -243,8 +246,10 @@ void rt_stream_enqueue(struct rt_stream *s, struct rt_plan *plan, bool urgent) {
 void rt_stream_wait(struct rt_stream *s) {
   pthread_mutex_lock(&s->lock);
   while (s->pending > 0) {
-    if (s->first && !s->running) run_queue(s);
-    else pthread_cond_wait(&s->idle, &s->lock);
+    if (s->first && !s->running)
+      run_queue(s);
+    else
+      pthread_cond_wait(&s->idle, &s->lock);
   }
   pthread_mutex_unlock(&s->lock);
 }

@@ -24,8 +24,9 @@ struct ncclComm;
 struct rt_job {
   struct rt_kernel kernel;
   struct rt_proxy_op send_op, recv_op;
-  struct rt_connector *send, *recv;    /* NULL where there is none */
-  const void *scalar; int scalar_type; /* factor to be read when the plan starts, or NULL */
+  struct rt_connector *send, *recv; /* NULL where there is none */
+  const void *scalar;
+  int scalar_type; /* factor to be read when the plan starts, or NULL */
   /* Registrations made for this plan, undone at its end. */
   void *send_mh[2], *recv_mh;
   bool done;
@@ -39,14 +40,14 @@ struct rt_plan {
 
 struct rt_stream {
   struct ncclComm *comm;
-  pthread_mutex_t lock;              /* guards all below */
-  pthread_cond_t work, idle;         /* for the executor; for those who wait */
-  struct rt_plan *first, **end;      /* enqueued and not begun */
+  pthread_mutex_t lock;         /* guards all below */
+  pthread_cond_t work, idle;    /* for the executor; for those who wait */
+  struct rt_plan *first, **end; /* enqueued and not begun */
   bool running, stop, thread_started;
-  bool urgent;                       /* begin without grace: nobody may wait for this communicator first */
-  bool watching;                     /* the executor wakes by itself in a moment: no need to */
-  int pending;                       /* plans enqueued and not finished */
-  struct rt_plan *failed_plans;      /* kept until the communicator is freed: a proxy may know them */
+  bool urgent;                  /* begin without grace: nobody may wait for this communicator first */
+  bool watching;                /* the executor wakes by itself in a moment: no need to */
+  int pending;                  /* plans enqueued and not finished */
+  struct rt_plan *failed_plans; /* kept until the communicator is freed: a proxy may know them */
   pthread_t thread;
   atomic_int pending_hint;
 };

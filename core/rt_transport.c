@@ -65,7 +65,8 @@ static rail_result_t check_record(struct ncclComm *comm, struct rt_connector *c,
 }
 
 /* One look at one connector that is under way; `records` and `have` are indexed like the list. */
-static rail_result_t advance(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *theirs, bool *have) {
+static rail_result_t advance(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *theirs,
+                             bool *have) {
   if (!*have) {
     RAIL_TRY(rt_bootstrap_try_recv(comm->bootstrap, c->peer, record_tag(c, c->is_send), theirs, sizeof *theirs));
     RAIL_TRY(check_record(comm, c, theirs));
@@ -79,8 +80,10 @@ static rail_result_t advance(struct ncclComm *comm, struct rt_connector *c, stru
 }
 
 static void wait_a_little(int idle) {
-  if (idle < 100) sched_yield();
-  else nanosleep(&(struct timespec){.tv_nsec = idle < 1000 ? 50000 : 500000}, NULL);
+  if (idle < 100)
+    sched_yield();
+  else
+    nanosleep(&(struct timespec){.tv_nsec = idle < 1000 ? 50000 : 500000}, NULL);
 }
 
 static rail_result_t connect_loop(struct ncclComm *comm, struct rt_connector **list, int n,

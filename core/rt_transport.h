@@ -22,9 +22,9 @@ struct rt_proxy_op;
 
 /* What one end tells the other through the bootstrap; the same size for all transports. */
 struct rt_connect_record {
-  uint32_t version;    /* RT_CONNECT_VERSION */
-  uint32_t transport;  /* index in rt_transports: both ends must agree */
-  char net_name[32];   /* NET: the plugin's vtable name: both ends must agree */
+  uint32_t version;   /* RT_CONNECT_VERSION */
+  uint32_t transport; /* index in rt_transports: both ends must agree */
+  char net_name[32];  /* NET: the plugin's vtable name: both ends must agree */
   unsigned char body[184];
 };
 #define RT_CONNECT_VERSION 1u
@@ -55,10 +55,10 @@ extern const struct rt_transport *const rt_transports[RT_TRANSPORT_COUNT];
 extern const struct rt_transport rt_shm_transport, rt_net_transport;
 
 struct rt_connector {
-  struct rt_conn conn;          /* the kernel's view */
+  struct rt_conn conn; /* the kernel's view */
   const struct rt_transport *transport;
   const struct rt_transport_end *end; /* transport->send or ->recv */
-  void *res;                    /* the transport's own */
+  void *res;                          /* the transport's own */
   int peer, channel;
   bool is_send, connected;
   /* Proxy: operations in order, the first one active; next in the circle of active connectors. */

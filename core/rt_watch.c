@@ -28,10 +28,10 @@
 #include "core/rt_boot_conn.h"
 #include "core/rt_thread.h"
 
-#define STRANGER_MS 10000    /* to introduce oneself */
-#define STRANGERS_MAX 256    /* connections that have not yet; beyond, the oldest goes */
-#define ACCEPT_PAUSE_MS 100  /* when accept fails for want of descriptors */
-#define GOODBYE_MS 1000      /* at most, to get the last words out */
+#define STRANGER_MS 10000   /* to introduce oneself */
+#define STRANGERS_MAX 256   /* connections that have not yet; beyond, the oldest goes */
+#define ACCEPT_PAUSE_MS 100 /* when accept fails for want of descriptors */
+#define GOODBYE_MS 1000     /* at most, to get the last words out */
 
 /* ---- failure ---- */
 
@@ -55,7 +55,7 @@ static void spread(struct rt_bootstrap *b, const struct rt_boot_conn *source) {
 }
 
 void rt_watch_fail(struct rt_bootstrap *b, const struct rt_boot_conn *source, int origin, rail_result_t result,
-                 const char *why) {
+                   const char *why) {
   pthread_mutex_lock(&b->lock);
   bool first = atomic_load(&b->failed) == 0 && !b->closing;
   if (first) {

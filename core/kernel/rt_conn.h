@@ -29,24 +29,24 @@ enum rt_proto { RT_SIMPLE = 0, RT_LL = 1, RT_NPROTO = 2 };
 struct rt_slot {
   uint64_t bytes : 56; /* of the step's message */
   uint64_t proto : 8;  /* over shared memory, enum rt_proto of the producer's call: the consumer's must be equal */
-  void *ptr;       /* where it lies, or shall be received; NULL: the slot's own buffer */
-  void *mhandle;   /* of ptr's registration with the plugin; the proxy's business */
+  void *ptr;           /* where it lies, or shall be received; NULL: the slot's own buffer */
+  void *mhandle;       /* of ptr's registration with the plugin; the proxy's business */
   union {
     uint64_t capacity; /* of ptr, where it is to be received */
     uint64_t call;     /* over shared memory: which call the step belongs to, struct rt_kernel's `call` */
   };
 };
 
-#define RT_CONN_PROXY 0x1u  /* the other side of the FIFO is a proxy */
+#define RT_CONN_PROXY 0x1u /* the other side of the FIFO is a proxy */
 
 struct rt_conn {
-  char *buff[RT_NPROTO];        /* RT_STEPS slots each */
+  char *buff[RT_NPROTO]; /* RT_STEPS slots each */
   uint64_t slot_size[RT_NPROTO];
   struct rt_slot *slot;
   uint64_t *tail, *credit;
-  uint64_t step;     /* next step of this side; kernel's own */
-  uint64_t granted;  /* recv side: credit as last written */
-  uint64_t seen;     /* the other side's counter as last read; saves a cache miss per step */
+  uint64_t step;    /* next step of this side; kernel's own */
+  uint64_t granted; /* recv side: credit as last written */
+  uint64_t seen;    /* the other side's counter as last read; saves a cache miss per step */
   unsigned flags;
   /* Operations take a connection in the order they were enqueued: the k-th may use it when turn == k. */
   uint64_t turn, next_turn;

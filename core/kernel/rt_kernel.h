@@ -35,11 +35,11 @@ struct rt_kernel {
 
   /* Progress. */
   enum { RT_KP_TURN, RT_KP_RUN, RT_KP_DRAIN, RT_KP_DONE } phase;
-  uint64_t i, n;         /* action in hand, number of actions */
-  uint64_t grant_i;      /* first action whose receive has not been granted */
-  uint64_t ll_line;      /* LL: lines of the incoming step seen so far */
-  uint64_t ll_idle;      /* LL: polls that found too few lines */
-  uint64_t direct_steps; /* send.step after the last step sent from user memory */
+  uint64_t i, n;          /* action in hand, number of actions */
+  uint64_t grant_i;       /* first action whose receive has not been granted */
+  uint64_t ll_line;       /* LL: lines of the incoming step seen so far */
+  uint64_t ll_idle;       /* LL: polls that found too few lines */
+  uint64_t direct_steps;  /* send.step after the last step sent from user memory */
   uint64_t got, expected; /* bytes, when RT_K_MISMATCH */
 };
 

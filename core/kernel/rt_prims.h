@@ -16,8 +16,8 @@
 
 #include "core/kernel/rt_kernel.h"
 
-#define RT_LL_LINE 16u      /* bytes of a line */
-#define RT_LL_PAYLOAD 8u    /* bytes it carries */
+#define RT_LL_LINE 16u   /* bytes of a line */
+#define RT_LL_PAYLOAD 8u /* bytes it carries */
 /* Flags are 32 bits: every 2^27 steps a whole round of slots is written to
  * the end, so that no flag from 2^32 steps ago survives in a line that short messages never reach. */
 #define RT_LL_CLEAN_MASK 0x07fffff8u
@@ -31,7 +31,10 @@ static inline void rt_prim_combine(const struct rt_kernel *k, char *out, char *o
   const struct rt_reduce_fns *f = k->fns;
   size_t bytes = (size_t)(n * k->sched.esize);
   if (n == 0) return;
-  if (!out) { out = out2; out2 = NULL; }
+  if (!out) {
+    out = out2;
+    out2 = NULL;
+  }
   if (!out) return;
   bool post = last && f && f->post;
   if (!in || !local) {
@@ -44,8 +47,10 @@ static inline void rt_prim_combine(const struct rt_kernel *k, char *out, char *o
       f->post(out, from, (size_t)n, &k->scalar);
       from = out;
     }
-    if (out2) rt_copy2(out, out2, from, bytes);
-    else rt_copy(out, from, bytes);
+    if (out2)
+      rt_copy2(out, out2, from, bytes);
+    else
+      rt_copy(out, from, bytes);
     return;
   }
   if (f->pre) {

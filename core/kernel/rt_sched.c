@@ -17,7 +17,9 @@ static uint64_t loops(uint64_t len, uint64_t per_loop) { return RAIL_DIV_UP(len,
 
 /* ---- all-reduce: a reduce-scatter, then an all-gather, of nranks chunks a loop ---- */
 
-struct loop_part { uint64_t base, region, chunk; };
+struct loop_part {
+  uint64_t base, region, chunk;
+};
 
 static struct loop_part allreduce_loop(const struct rt_sched *s, uint64_t loop) {
   uint64_t per_loop = s->chunk * (uint64_t)s->nranks;

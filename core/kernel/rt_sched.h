@@ -30,21 +30,21 @@ enum rt_coll {
 struct rt_sched {
   enum rt_coll coll;
   int rank, nranks, root;
-  size_t esize;       /* bytes of an element */
-  const char *send;   /* user's buffers; NULL where the rank has none */
+  size_t esize;     /* bytes of an element */
+  const char *send; /* user's buffers; NULL where the rank has none */
   char *recv;
-  uint64_t count;     /* elements of the call: NCCL's count argument */
-  uint64_t lo, len;   /* this channel's part of 0..count */
-  uint64_t chunk;     /* most elements of one step, > 0 */
+  uint64_t count;   /* elements of the call: NCCL's count argument */
+  uint64_t lo, len; /* this channel's part of 0..count */
+  uint64_t chunk;   /* most elements of one step, > 0 */
 };
 
 struct rt_action {
-  bool recv, send;    /* a step comes in; a step goes out */
-  bool reduce;        /* what comes in is combined with src */
-  bool last;          /* the result is final: apply the post-operation */
-  const char *src;    /* local input, or NULL */
-  char *dst;          /* local output, or NULL */
-  uint64_t n;         /* elements, 0 is a step of no bytes */
+  bool recv, send; /* a step comes in; a step goes out */
+  bool reduce;     /* what comes in is combined with src */
+  bool last;       /* the result is final: apply the post-operation */
+  const char *src; /* local input, or NULL */
+  char *dst;       /* local output, or NULL */
+  uint64_t n;      /* elements, 0 is a step of no bytes */
 };
 
 /* Number of actions; 0 only when there is nothing to move. */
