@@ -104,7 +104,7 @@ def launch(n, *args, limit=90, **changes):
 def one_rank_each():
     need_namespaces()
     before = received_bytes()
-    result = launch(2, "all_reduce", "-b", 8, "-e", "1M", "-f", 8, "-n", 5, NCCL_COMM_ID=f"{V4[0]}:41017")
+    result = launch(2, "all_reduce", "-b", 8, "-e", "1M", "-f", 8, "-n", 5, NCCL_COMM_ID=f"{V4[0]}:20017")
     assert all(rank["transports"].startswith("NET/") for rank in result["ranks"]), result["ranks"]
     assert all(rank["net_plugin"] == SOCKET for rank in result["ranks"]), result["ranks"]
     # Each of two ranks gets every array once: five timed and one checked time, twice.
@@ -114,10 +114,10 @@ def one_rank_each():
 
 def two_ranks_each():
     """Shared memory inside a namespace, the plugin between them."""
-    result = launch(4, "all_reduce", "-b", 8, "-e", "256K", "-f", 8, "-n", 3, NCCL_COMM_ID=f"{V4[0]}:41018")
+    result = launch(4, "all_reduce", "-b", 8, "-e", "256K", "-f", 8, "-n", 3, NCCL_COMM_ID=f"{V4[0]}:20018")
     kinds = {rank["transports"] for rank in result["ranks"]}
     assert any("SHM" in kind and "NET/" in kind for kind in kinds), kinds
-    launch(4, "alltoall", "-b", 64, "-e", "64K", "-f", 8, "-n", 3, NCCL_COMM_ID=f"{V4[0]}:41019")
+    launch(4, "alltoall", "-b", 64, "-e", "64K", "-f", 8, "-n", 3, NCCL_COMM_ID=f"{V4[0]}:20019")
 
 
 def id_through_a_directory():

@@ -5,6 +5,7 @@
 """rail-coll with the variables that torchrun gives its workers, and Slurm's; neither is needed for it."""
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,9 +18,17 @@ from coll import COLL, environment, main
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Free, as the one after it, and below the ports that the kernel gives to connections, as torchrun's own 29500 is:
+    one of those may be taken, or in TIME_WAIT for a minute, before the job has it."""
+    while True:
+        port = random.randrange(20000, 29999)
+        with socket.socket() as one, socket.socket() as two:
+            try:
+                one.bind(("127.0.0.1", port))
+                two.bind(("127.0.0.1", port + 1))
+                return port
+            except OSError:
+                continue
 
 
 def torchrun(rank, n, port, **more):
@@ -75,9 +84,9 @@ def rank_0_comes_last():
 def the_agent_keeps_the_port():
     """torchrun's agent itself listens on MASTER_PORT, for its store; the ranks must still meet."""
     with socket.socket() as agent:
-        agent.bind(("127.0.0.1", 0))
+        port = free_port()
+        agent.bind(("127.0.0.1", port))
         agent.listen()
-        port = agent.getsockname()[1]
         variables = [torchrun(rank, 4, port, TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT=0)
                      for rank in range(4)]
         check(launch(variables), 4, "torchrun")
