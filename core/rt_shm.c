@@ -25,7 +25,8 @@
 struct shm_segment {
   uint64_t magic, size;
   uint64_t attached; /* set by the sender once it has mapped the segment */
-  uint64_t pad0[5];
+  uint64_t left[2];  /* set when an end is taken down: [0] the receiver's, [1] the sender's */
+  uint64_t pad0[3];
   RAIL_ALIGNED(64) uint64_t tail;
   RAIL_ALIGNED(64) uint64_t credit;
   RAIL_ALIGNED(64) struct rt_slot slot[RT_STEPS];
@@ -155,15 +156,23 @@ static void shm_free(struct ncclComm *comm, struct rt_connector *c) {
   (void)comm;
   struct shm_res *res = c->res;
   if (!res) return;
-  if (res->segment) munmap(res->segment, res->size);
+  if (res->segment) {
+    __atomic_store_n(&res->segment->left[c->is_send], 1, __ATOMIC_RELEASE);
+    munmap(res->segment, res->size);
+  }
   if (res->fd >= 0) close(res->fd);
   free(res);
   c->res = NULL;
 }
 
+static bool shm_peer_left(const struct rt_connector *c) {
+  const struct shm_res *res = c->res;
+  return __atomic_load_n(&res->segment->left[!c->is_send], __ATOMIC_ACQUIRE) != 0;
+}
+
 const struct rt_transport rt_shm_transport = {
     .name = "SHM",
     .can_connect = shm_can_connect,
-    .send = {.setup = send_setup, .connect = send_connect, .free = shm_free},
-    .recv = {.setup = recv_setup, .connect = recv_connect, .free = shm_free},
+    .send = {.setup = send_setup, .connect = send_connect, .free = shm_free, .peer_left = shm_peer_left},
+    .recv = {.setup = recv_setup, .connect = recv_connect, .free = shm_free, .peer_left = shm_peer_left},
 };

@@ -15,6 +15,9 @@
 #define SPIN_ROUNDS 64
 #define NAP_AFTER_ROUNDS 50000
 #define NAP_NS 50000
+/* Rounds between two looks for peers that have left, and how long one may have left before it counts. */
+#define LEFT_LOOK_ROUNDS 4096
+#define LEFT_GRACE_NS 500000000ull
 
 /* How long the executor leaves a new plan to a thread that waits, and how many such naps without any work it
  * makes before it sleeps until it is woken: waking it costs the caller a system call. */
@@ -85,6 +88,33 @@ static void relax(int idle_rounds) {
     nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
 }
 
+/* The peer that a kernel waits for although it has closed its end; NULL: none. */
+static const struct rt_connector *waits_for_nobody(struct rt_plan *plan) {
+  for (int i = 0; i < plan->njobs; i++) {
+    struct rt_job *job = &plan->jobs[i];
+    const struct rt_connector *ends[2] = {job->send, job->recv};
+    for (int e = 0; e < 2; e++) {
+      const struct rt_connector *c = ends[e];
+      if (job->done || !c || !c->end->peer_left || !c->end->peer_left(c)) continue;
+      /* What the peer did before it left can be seen by now. */
+      if (rt_kernel_poll(&job->kernel) == RT_K_WAIT && job->kernel.blocked == &c->conn) return c;
+    }
+  }
+  return NULL;
+}
+
+/* Now and then while nothing moves. A rank that leaves because of a failure has told so; that reason comes first, hence the
+ * delay. */
+static void look_for_leavers(struct ncclComm *comm, struct rt_plan *plan, uint64_t *left_ns) {
+  const struct rt_connector *c = waits_for_nobody(plan);
+  uint64_t now = rail_now_ns();
+  if (!c) *left_ns = 0;
+  else if (*left_ns == 0) *left_ns = now;
+  else if (now - *left_ns > LEFT_GRACE_NS)
+    rt_comm_fail(comm, RAIL_REMOTE_ERROR, "rank %d ended its communicator while rank %d waits for it in an operation",
+                 c->peer, comm->rank);
+}
+
 /* True when the plan finished; false when the communicator failed before. */
 static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
   for (int i = 0; i < plan->njobs; i++) {
@@ -93,6 +123,7 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
     submit_ops(comm, job);
   }
   int idle = 0;
+  uint64_t left_ns = 0;
   while (!rt_comm_failed(comm)) {
     bool moved = false;
     if (poll_jobs(comm, plan, &moved) == 0 && !rt_comm_failed(comm)) return true;
@@ -100,6 +131,7 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
       moved |= rt_proxy_pass(&comm->proxy);
     idle = moved ? 0 : idle + 1;
     if (idle) relax(idle);
+    if (idle % LEFT_LOOK_ROUNDS == LEFT_LOOK_ROUNDS - 1) look_for_leavers(comm, plan, &left_ns);
   }
   return false;
 }

@@ -39,6 +39,8 @@ struct rt_transport_end {
   /* Moves an operation on. RAIL_OK: something moved (op->done tells how far); RAIL_IN_PROGRESS: nothing did.
    * NULL: no proxy is involved. */
   rail_result_t (*progress)(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op);
+  /* Has the peer closed its end for good? NULL: progress says so, with an error. */
+  bool (*peer_left)(const struct rt_connector *c);
   /* Registers user memory for steps without a copy; NULL: the transport cannot. */
   rail_result_t (*reg)(struct ncclComm *comm, struct rt_connector *c, void *data, size_t size, void **mhandle);
   void (*dereg)(struct ncclComm *comm, struct rt_connector *c, void *mhandle);

@@ -38,6 +38,7 @@ void rt_kernel_init(struct rt_kernel *k) {
   k->n = rt_sched_actions(&k->sched);
   k->i = k->grant_i = k->ll_line = k->ll_idle = k->direct_steps = 0;
   k->phase = RT_KP_TURN;
+  k->blocked = NULL;
   if (k->recv) k->recv_turn = k->recv->next_turn++;
   if (k->send) k->send_turn = k->send->next_turn++;
 }
@@ -190,8 +191,8 @@ static enum rt_kernel_state run(struct rt_kernel *k) {
   while (k->i < k->n && budget-- > 0) {
     if (k->recv && k->recv->flags & RT_CONN_PROXY) grant_receives(k);
     rt_sched_action(&k->sched, k->i, &a);
-    if (a.recv && !recv_ready(k, &a)) return budget == POLL_BUDGET - 1 ? RT_K_WAIT : RT_K_PROGRESS;
-    if (a.send && !send_ready(k)) return budget == POLL_BUDGET - 1 ? RT_K_WAIT : RT_K_PROGRESS;
+    k->blocked = a.recv && !recv_ready(k, &a) ? k->recv : a.send && !send_ready(k) ? k->send : NULL;
+    if (k->blocked) return budget == POLL_BUDGET - 1 ? RT_K_WAIT : RT_K_PROGRESS;
     enum rt_kernel_state state = k->proto == RT_LL ? act_ll(k, &a) : act_simple(k, &a);
     if (state != RT_K_PROGRESS) return state;
     k->i++;

@@ -41,6 +41,7 @@ struct rt_kernel {
   uint64_t ll_idle;       /* LL: polls that found too few lines */
   uint64_t direct_steps;  /* send.step after the last step sent from user memory */
   uint64_t got, expected; /* bytes, when RT_K_MISMATCH */
+  const struct rt_conn *blocked; /* when RT_K_WAIT: the connection whose other side has to act; NULL: a turn */
 };
 
 /* Steps the kernel will send and receive: the proxies are told. */
