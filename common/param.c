@@ -152,6 +152,18 @@ static const char *keep(struct kept **list, const char *text, bool *fresh) {
   return found ? found->text : NULL;
 }
 
+/* A plugin that is unloaded takes its copies with it. Late among the destructors: a module's own may still read them. */
+__attribute__((destructor(101))) static void forget_kept(void) {
+  struct kept *lists[] = {kept_values, kept_complaints};
+  kept_values = kept_complaints = NULL;
+  for (size_t i = 0; i < RAIL_COUNT_OF(lists); i++) {
+    for (struct kept *k = lists[i], *next; k; k = next) {
+      next = k->next;
+      free(k);
+    }
+  }
+}
+
 static bool first_complaint(const char *name) {
   bool fresh;
   (void)keep(&kept_complaints, name, &fresh);
