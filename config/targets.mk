@@ -59,7 +59,7 @@ test-tsan:  ## the tests that run under the thread sanitizer
 bench:  ## all-reduce over shared memory and sockets against Open MPI and memcpy
 	$(setup) build bench
 	$(build_with) BUILD='$(BUILD)' all
-	@bash bench/run.sh '$(BUILD)'
+	@bash bench/run.sh '$(BUILD)' $(RUN)
 
 gpu-test:  ## real NCCL through the plugin, on a machine with a GPU
 	$(setup) build
