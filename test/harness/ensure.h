@@ -16,8 +16,6 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "test/harness/tap.h"
-
 #define ENSURE(cond, ...) \
   do { if (!(cond)) ensure_failed(__FILE__, __LINE__, __VA_ARGS__); } while (0)
 #define ENSURE_INT(a, b)                                                                                      \
@@ -28,11 +26,9 @@
 
 _Noreturn void ensure_failed(const char *file, int line, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* How a failure ends the current case; set to tap.h's by each program. */
+/* How a failure ends the current case; program.h sets it to tap.h's way. */
 typedef void (*ensure_handler_fn)(const char *file, int line, const char *fmt, ...);
 void ensure_set_handler(ensure_handler_fn handler);
-
-__attribute__((constructor, unused)) static void ensure_use_tap(void) { ensure_set_handler(tap_fail_); }
 
 /* Runs fn(arg of size `stride` at args + i * stride) in n threads and joins
  * them; then fails with the first failure, if any. */
@@ -45,7 +41,7 @@ bool ensure_catch(void (*fn)(void *arg), void *arg, char *why, size_t why_size);
 
 /* A count scaled down by RAIL_TEST_SCALE or under a sanitizer; at least 1. */
 int scaled(int n);
-/* Milliseconds, multiplied under a sanitizer. */
+/* Milliseconds, multiplied under a sanitizer; at most RAIL_TEST_PATIENCE_MS. */
 uint64_t patience_ms(uint64_t ms);
 
 struct rng { uint64_t state; };

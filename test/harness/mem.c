@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/harness/mem.h"
 
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

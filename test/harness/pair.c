@@ -6,7 +6,11 @@
 #include <limits.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdarg.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "common/clock.h"
@@ -28,7 +32,7 @@ void net_log(enum rail_log_level level, unsigned long flags, const char *file, i
 int net_warnings(void) { return atomic_load(&warnings); }
 
 const char *plugin_path(void) {
-  static char path[PATH_MAX];
+  static _Thread_local char path[PATH_MAX];
   const char *env = getenv("RAIL_TEST_PLUGIN"), *build = getenv("RAIL_BUILD");
   if (env) return env;
   if (build) {
@@ -192,10 +196,11 @@ bool op_post(struct net *n, struct op *op) {
   if (op->kind == OP_SEND) {
     rc = n->vt->isend(op->comm, op->data[0], op->size[0], op->tag[0], op->mh[0], NULL, &op->req);
   } else {
-    /* Copies that are overwritten at once: the arrays belong to the plugin only during the call. */
-    void *data[PAIR_MAX_GROUP], *mh[PAIR_MAX_GROUP];
-    size_t size[PAIR_MAX_GROUP];
-    int tag[PAIR_MAX_GROUP];
+    /* Copies, overwritten after it: the arrays belong to the plugin only during the call. */
+    static _Thread_local void *data[PAIR_MAX_GROUP];
+    static _Thread_local void *mh[PAIR_MAX_GROUP];
+    static _Thread_local size_t size[PAIR_MAX_GROUP];
+    static _Thread_local int tag[PAIR_MAX_GROUP];
     memcpy(data, op->data, sizeof data);
     memcpy(mh, op->mh, sizeof mh);
     memcpy(size, op->size, sizeof size);
@@ -249,9 +254,12 @@ static bool my_turn(const struct op *ops, int i) {
 
 bool ops_run(struct net *n, struct op *ops, int count, struct ops_how how) {
   uint64_t deadline = rail_deadline_in_ms(patience_ms(how.deadline_ms ? how.deadline_ms : PAIR_PATIENCE_MS));
-  int *order = malloc(sizeof *order * (size_t)(count + 1)), left = count, failed = 0, first = 0;
+  int *order = malloc(sizeof *order * (size_t)(count + 1)), left = 0, failed = 0, first = 0;
   ENSURE(order, "out of memory");
-  for (int i = 0; i < count; i++) order[i] = how.order == OPS_BACKWARD ? count - 1 - i : i;
+  for (int i = 0; i < count; i++) {
+    order[i] = how.order == OPS_BACKWARD ? count - 1 - i : i;
+    left += !settled(&ops[i]);
+  }
   while (left > 0) {
     int before = left;
     while (first < count && (ops[first].req || settled(&ops[first]))) first++;
@@ -269,7 +277,8 @@ bool ops_run(struct net *n, struct op *ops, int count, struct ops_how how) {
       if (op->error) failed++;
     }
     if (failed && !how.errors_are_fine)
-      for (int i = 0; i < count; i++) ENSURE(!ops[i].error, "%s %d of %d ended with error %d", op_name(&ops[i]), i, count, ops[i].error);
+      for (int i = 0; i < count; i++)
+        ENSURE(!ops[i].error, "%s %d of %d ended with error %d", op_name(&ops[i]), i, count, ops[i].error);
     if (left == before) {
       int i = 0;
       if (rail_deadline_passed(deadline)) {

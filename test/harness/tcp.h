@@ -7,7 +7,13 @@
 
 #include "test/harness/ensure.h"
 
-struct tcp_socket { int fd; bool listening, connected; struct sockaddr_storage local; socklen_t local_len; unsigned long inode; };
+struct tcp_socket {
+  int fd;
+  bool listening, connected;
+  struct sockaddr_storage local;
+  socklen_t local_len;
+  unsigned long inode;
+};
 
 /* The TCP sockets this process has open, at most cap. */
 int tcp_sockets(struct tcp_socket *out, int cap);
