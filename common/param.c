@@ -152,7 +152,7 @@ static const char *keep(struct kept **list, const char *text, bool *fresh) {
   return found ? found->text : NULL;
 }
 
-/* A plugin that is unloaded takes its copies with it. Late among the destructors: a module's own may still read them. */
+/* A plugin that is unloaded takes its copies with it. Late among the destructors: others may still read them. */
 __attribute__((destructor(101))) static void forget_kept(void) {
   struct kept *lists[] = {kept_values, kept_complaints};
   kept_values = kept_complaints = NULL;

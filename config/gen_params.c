@@ -7,10 +7,21 @@
 #include "rail/railyard.h"
 
 int main(void) {
-  printf("# Parameters\n\nGenerated from the tables in the sources by `make docs`. Set in the environment, read once per process.\n"
-         "Names that begin with NCCL_ mean what they mean in NCCL. A value that cannot be used is warned about\n"
-         "with what is allowed, and the default is taken; an unknown name that begins with RAIL_ is warned about with the nearest known one.\n"
-         "\n## Runtime (librailyard.so)\n\n");
+  printf("# Parameters
+
+"
+         "Generated from the tables in the sources by `make docs`. Set in the environment, read once per process.
+"
+         "Names that begin with NCCL_ mean what they mean in NCCL. A value that cannot be used is warned about with
+"
+         "what is allowed, and the default is taken; an unknown name that begins with RAIL_ is warned about with the
+"
+         "nearest known one.
+"
+         "
+## Runtime (librailyard.so)
+
+");
   fflush(stdout);
   railParamPrint(1);
   printf("\n## Socket plugin (libnccl-net-socket.so)\n\n");

@@ -20,7 +20,7 @@ struct call {
 
 static ncclResult_t look_at(const struct call *c, struct ncclComm *comm) {
   ncclResult_t r = rt_check_comm(comm, c->name);
-  if (r != ncclSuccess) return r;
+  if (r != ncclSuccess || !comm) return r;
   size_t esize = rt_type_size((int)c->type);
   if (esize == 0)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: datatype is %d; allowed are 0 to %d", c->name, (int)c->type,

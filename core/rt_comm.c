@@ -154,8 +154,8 @@ rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *arg
 struct rt_connector *rt_comm_connector(struct ncclComm *comm, int channel, int peer, bool is_send) {
   struct rt_channel *ch = &comm->channels[channel];
   struct rt_connector **at = is_send ? &ch->send[peer] : &ch->recv[peer];
-  if (*at) return *at;
-  struct rt_connector *c = NULL;
+  struct rt_connector *c = *at;
+  if (c) return c;
   if (posix_memalign((void **)&c, 64, sizeof *c) != 0) return NULL;
   memset(c, 0, sizeof *c);
   c->peer = peer;

@@ -124,6 +124,7 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, int cha
 /* The channels share a collective's elements evenly, in whole cache lines; the same cut on every rank. */
 static rail_result_t add_collective(struct builder *b, const struct rt_task *t) {
   size_t esize = rt_type_size((int)t->type);
+  if (esize == 0) return RAIL_BAD_ARGUMENT; /* checked when the call was made */
   uint64_t align = RAIL_MAX(RAIL_CACHELINE / esize, (size_t)1), n = (uint64_t)b->comm->nchannels;
   uint64_t part = RAIL_ROUND_UP(RAIL_DIV_UP(t->count, n), align);
   for (uint64_t c = 0, lo = 0; c < n && lo < t->count; c++, lo += part)
@@ -209,7 +210,7 @@ static int most_jobs(struct ncclComm *comm, const struct rt_task *tasks, int n) 
 
 rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
   *plan = NULL;
-  int jobs = most_jobs(comm, tasks, ntasks);
+  int jobs = RAIL_MAX(most_jobs(comm, tasks, ntasks), 1);
   struct builder b = {.comm = comm, .tuning = tuning_of(comm)};
   b.plan = calloc(1, sizeof *b.plan + (size_t)jobs * sizeof(struct rt_job));
   b.connectors = calloc((size_t)jobs * 2, sizeof *b.connectors);
