@@ -10,9 +10,22 @@
 #define RT_PNAME(name) \
   extern __typeof__(nccl##name) pnccl##name __attribute__((alias("nccl" #name), visibility("default")))
 
-/* ncclInvalidArgument, logged with the caller's name, unless comm is one of ours; the failure of a failed one. */
-ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call);
-/* The same, but a failed communicator is fine: for queries and taking down. */
-ncclResult_t rt_check_handle(const struct ncclComm *comm, const char *call);
+/* A communicator of ours that can take a call: not failed, not finalized, not still being made. */
+ncclResult_t rt_check_usable(const struct ncclComm *comm, const char *call);
+/* A communicator of ours in whatever state: for queries and taking down. */
+ncclResult_t rt_check_ours(const struct ncclComm *comm, const char *call);
+
+/* The same for any pointer. ncclInvalidArgument, logged with the call's name, for NULL. */
+static inline ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call) {
+  if (comm) return rt_check_usable(comm, call);
+  rt_error(RAIL_BAD_ARGUMENT, "%s: comm is NULL", call);
+  return ncclInvalidArgument;
+}
+
+static inline ncclResult_t rt_check_handle(const struct ncclComm *comm, const char *call) {
+  if (comm) return rt_check_ours(comm, call);
+  rt_error(RAIL_BAD_ARGUMENT, "%s: comm is NULL", call);
+  return ncclInvalidArgument;
+}
 
 #endif

@@ -7,34 +7,42 @@
 #include "core/rt_api.h"
 #include "core/rt_group.h"
 
+enum who { NOBODY, ROOT, ALL };
+
 /* What a call asks for, as far as it can be checked alike. */
 struct call {
   const char *name;
   const void *send;
   void *recv;
-  bool wants_send, wants_recv; /* on this rank */
-  size_t count, blocks;        /* the larger buffer holds blocks * count elements */
+  enum who sends, receives; /* who needs the buffer */
+  size_t count;
+  bool per_rank; /* the larger buffer holds count elements for each rank */
+  bool rooted;   /* root, or the peer, means something */
   ncclDataType_t type;
-  int root; /* or peer; -1: none */
+  int root;
 };
 
-static ncclResult_t look_at(const struct call *c, struct ncclComm *comm) {
+static bool needs(const struct ncclComm *comm, const struct call *c, enum who who) {
+  return c->count && (who == ALL || (who == ROOT && comm->rank == c->root));
+}
+
+static ncclResult_t look_at(const struct call *c, const struct ncclComm *comm) {
   ncclResult_t r = rt_check_comm(comm, c->name);
-  if (r != ncclSuccess || !comm) return r;
+  if (r != ncclSuccess) return r;
   size_t esize = rt_type_size((int)c->type);
   if (esize == 0)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: datatype is %d; allowed are 0 to %d", c->name, (int)c->type,
                     ncclNumTypes - 1);
-  if (c->root < -1 || c->root >= comm->nranks || (c->root == -1 && c->blocks == 0))
+  if (c->rooted && (c->root < 0 || c->root >= comm->nranks))
     return rt_error(RAIL_BAD_ARGUMENT, "%s: root or peer is %d; allowed are 0 to %d", c->name, c->root,
                     comm->nranks - 1);
-  size_t blocks = c->blocks ? c->blocks : 1;
+  size_t blocks = c->per_rank ? (size_t)comm->nranks : 1;
   if (c->count > (size_t)PTRDIFF_MAX / esize / blocks)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: count is %zu; %zu blocks of %zu-byte elements do not fit the address space",
                     c->name, c->count, blocks, esize);
-  if (c->count && c->wants_send && !c->send)
+  if (needs(comm, c, c->sends) && !c->send)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: sendbuff is NULL with count %zu", c->name, c->count);
-  if (c->count && c->wants_recv && !c->recv)
+  if (needs(comm, c, c->receives) && !c->recv)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: recvbuff is NULL with count %zu", c->name, c->count);
   return ncclSuccess;
 }
@@ -79,12 +87,10 @@ RAIL_EXPORT ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, siz
   struct call c = {.name = "ncclAllReduce",
                    .send = sendbuff,
                    .recv = recvbuff,
-                   .wants_send = true,
-                   .wants_recv = true,
+                   .sends = ALL,
+                   .receives = ALL,
                    .count = count,
-                   .blocks = 1,
-                   .type = datatype,
-                   .root = -1};
+                   .type = datatype};
   ncclResult_t r = check(&c, comm);
   if (r == ncclSuccess) r = check_op(c.name, op, datatype, comm);
   return r == ncclSuccess ? add(comm, RT_ALLREDUCE, &c, op) : r;
@@ -97,12 +103,11 @@ RAIL_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff,
   struct call c = {.name = "ncclReduceScatter",
                    .send = sendbuff,
                    .recv = recvbuff,
-                   .wants_send = true,
-                   .wants_recv = true,
+                   .sends = ALL,
+                   .receives = ALL,
                    .count = recvcount,
-                   .blocks = comm ? (size_t)comm->nranks : 1,
-                   .type = datatype,
-                   .root = -1};
+                   .per_rank = true,
+                   .type = datatype};
   ncclResult_t r = check(&c, comm);
   if (r == ncclSuccess) r = check_op(c.name, op, datatype, comm);
   return r == ncclSuccess ? add(comm, RT_REDUCE_SCATTER, &c, op) : r;
@@ -114,12 +119,11 @@ RAIL_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, siz
   struct call c = {.name = "ncclAllGather",
                    .send = sendbuff,
                    .recv = recvbuff,
-                   .wants_send = true,
-                   .wants_recv = true,
+                   .sends = ALL,
+                   .receives = ALL,
                    .count = sendcount,
-                   .blocks = comm ? (size_t)comm->nranks : 1,
-                   .type = datatype,
-                   .root = -1};
+                   .per_rank = true,
+                   .type = datatype};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? add(comm, RT_ALLGATHER, &c, ncclSum) : r;
 }
@@ -130,9 +134,10 @@ RAIL_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, siz
   struct call c = {.name = "ncclBroadcast",
                    .send = sendbuff,
                    .recv = recvbuff,
-                   .wants_send = comm && comm->rank == root,
-                   .wants_recv = true,
+                   .sends = ROOT,
+                   .receives = ALL,
                    .count = count,
+                   .rooted = true,
                    .type = datatype,
                    .root = root};
   ncclResult_t r = check(&c, comm);
@@ -150,9 +155,10 @@ RAIL_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t
   struct call c = {.name = "ncclReduce",
                    .send = sendbuff,
                    .recv = recvbuff,
-                   .wants_send = true,
-                   .wants_recv = comm && comm->rank == root,
+                   .sends = ALL,
+                   .receives = ROOT,
                    .count = count,
+                   .rooted = true,
                    .type = datatype,
                    .root = root};
   ncclResult_t r = check(&c, comm);
@@ -165,8 +171,13 @@ RAIL_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t
 RAIL_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
                                   ncclComm_t comm, cudaStream_t stream) {
   (void)stream;
-  struct call c = {
-      .name = "ncclSend", .send = sendbuff, .wants_send = true, .count = count, .type = datatype, .root = peer};
+  struct call c = {.name = "ncclSend",
+                   .send = sendbuff,
+                   .sends = ALL,
+                   .count = count,
+                   .rooted = true,
+                   .type = datatype,
+                   .root = peer};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? add(comm, RT_SEND, &c, ncclSum) : r;
 }
@@ -174,8 +185,13 @@ RAIL_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataTy
 RAIL_EXPORT ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
                                   cudaStream_t stream) {
   (void)stream;
-  struct call c = {
-      .name = "ncclRecv", .recv = recvbuff, .wants_recv = true, .count = count, .type = datatype, .root = peer};
+  struct call c = {.name = "ncclRecv",
+                   .recv = recvbuff,
+                   .receives = ALL,
+                   .count = count,
+                   .rooted = true,
+                   .type = datatype,
+                   .root = peer};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? add(comm, RT_RECV, &c, ncclSum) : r;
 }
@@ -208,12 +224,11 @@ RAIL_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size
   struct call c = {.name = "ncclAlltoAll",
                    .send = sendbuff,
                    .recv = recvbuff,
-                   .wants_send = true,
-                   .wants_recv = true,
+                   .sends = ALL,
+                   .receives = ALL,
                    .count = count,
-                   .blocks = comm ? (size_t)comm->nranks : 1,
-                   .type = datatype,
-                   .root = -1};
+                   .per_rank = true,
+                   .type = datatype};
   ncclResult_t r = check(&c, comm);
   if (r != ncclSuccess) return r;
   if (count && sendbuff == recvbuff && comm->nranks > 1)
@@ -225,35 +240,35 @@ RAIL_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size
 RAIL_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                     int root, ncclComm_t comm, cudaStream_t stream) {
   (void)stream;
-  bool is_root = comm && comm->rank == root;
   struct call c = {.name = "ncclGather",
                    .send = sendbuff,
                    .recv = recvbuff,
-                   .wants_send = true,
-                   .wants_recv = is_root,
+                   .sends = ALL,
+                   .receives = ROOT,
                    .count = count,
-                   .blocks = is_root ? (size_t)comm->nranks : 0,
+                   .per_rank = true,
+                   .rooted = true,
                    .type = datatype,
                    .root = root};
   ncclResult_t r = check(&c, comm);
-  return r == ncclSuccess ? exchange(&c, comm, root, is_root ? -1 : -2, false, true) : r;
+  return r == ncclSuccess ? exchange(&c, comm, root, comm->rank == root ? -1 : -2, false, true) : r;
 }
 
 RAIL_EXPORT ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                      int root, ncclComm_t comm, cudaStream_t stream) {
   (void)stream;
-  bool is_root = comm && comm->rank == root;
   struct call c = {.name = "ncclScatter",
                    .send = sendbuff,
                    .recv = recvbuff,
-                   .wants_send = is_root,
-                   .wants_recv = true,
+                   .sends = ROOT,
+                   .receives = ALL,
                    .count = count,
-                   .blocks = is_root ? (size_t)comm->nranks : 0,
+                   .per_rank = true,
+                   .rooted = true,
                    .type = datatype,
                    .root = root};
   ncclResult_t r = check(&c, comm);
-  return r == ncclSuccess ? exchange(&c, comm, is_root ? -1 : -2, root, true, false) : r;
+  return r == ncclSuccess ? exchange(&c, comm, comm->rank == root ? -1 : -2, root, true, false) : r;
 }
 
 RT_PNAME(AllReduce);

@@ -13,15 +13,14 @@
 
 /* ---- checks shared by all calls ------------------------------------------------- */
 
-ncclResult_t rt_check_handle(const struct ncclComm *comm, const char *call) {
-  if (!comm) return rt_error(RAIL_BAD_ARGUMENT, "%s: comm is NULL", call);
+ncclResult_t rt_check_ours(const struct ncclComm *comm, const char *call) {
   if (comm->magic != RT_COMM_MAGIC)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: comm %p is not a communicator, or was destroyed", call, (const void *)comm);
   return ncclSuccess;
 }
 
-ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call) {
-  ncclResult_t r = rt_check_handle(comm, call);
+ncclResult_t rt_check_usable(const struct ncclComm *comm, const char *call) {
+  ncclResult_t r = rt_check_ours(comm, call);
   if (r != ncclSuccess) return r;
   int failed = atomic_load(&((struct ncclComm *)(uintptr_t)comm)->failed);
   if (failed) {

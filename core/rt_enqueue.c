@@ -213,7 +213,7 @@ rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, 
   int jobs = RAIL_MAX(most_jobs(comm, tasks, ntasks), 1);
   struct builder b = {.comm = comm, .tuning = tuning_of(comm)};
   b.plan = calloc(1, sizeof *b.plan + (size_t)jobs * sizeof(struct rt_job));
-  b.connectors = calloc((size_t)jobs * 2, sizeof *b.connectors);
+  b.connectors = calloc((size_t)jobs * 2, sizeof(struct rt_connector *));
   rail_result_t r = b.plan && b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
   if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
   if (r == RAIL_OK) r = add_tasks(&b, tasks, ntasks);
