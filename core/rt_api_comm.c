@@ -64,7 +64,9 @@ RAIL_EXPORT const char *ncclGetLastError(ncclComm_t comm) {
 
 RAIL_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
   if (!uniqueId) return rt_error(RAIL_BAD_ARGUMENT, "ncclGetUniqueId: uniqueId is NULL");
-  return (ncclResult_t)rt_unique_id_create(uniqueId->internal);
+  rail_result_t r = rt_unique_id_create(uniqueId->internal);
+  if (r != RAIL_OK && !*rt_error_text()) rt_error_keep("ncclGetUniqueId: no rendezvous could be opened; the log says why");
+  return (ncclResult_t)r;
 }
 
 /* RAIL_SIMD takes effect before the first lookup of a reduction. */

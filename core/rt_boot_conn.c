@@ -200,6 +200,9 @@ static bool admit(struct rt_bootstrap *b, struct rt_boot_conn *c) {
     wrong = "unknown kind of connection";
   else if (h->link == RT_BOOT_LINK_RING && (h->from != (uint32_t)prev || b->prev_here))
     wrong = "the ring is closed here";
+  const unsigned char welcome = RT_BOOT_WELCOME;
+  if (!wrong && h->link == RT_BOOT_LINK_DATA && send(c->fd, &welcome, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1)
+    wrong = "it does not take the answer";
   if (wrong) {
     rt_boot_conn_drop_stranger(b, c, wrong);
     return false;

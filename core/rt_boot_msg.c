@@ -129,6 +129,18 @@ static rail_result_t try_connect(struct rt_bootstrap *b, const union rail_addr *
   }
 }
 
+/* The peer knows whose connection this is: from here on it will notice should it break. */
+static rail_result_t await_welcome(struct rt_bootstrap *b, int fd, const struct rt_patience *patience) {
+  unsigned char byte = 0;
+  size_t have = 0;
+  rail_result_t result;
+  while ((result = rail_sock_recv_some(fd, &byte, 1, &have)) == RAIL_IN_PROGRESS)
+    RAIL_TRY(wait_fd(b, fd, POLLIN, RT_WAIT_SLICE_MS, patience));
+  if (result != RAIL_OK || byte == RT_BOOT_WELCOME) return result;
+  errno = EPROTO;
+  return RAIL_REMOTE_ERROR;
+}
+
 rail_result_t rt_boot_connect(struct rt_bootstrap *b, int peer, enum rt_boot_link link,
                               const struct rt_patience *patience, int *fd) {
   struct {
@@ -147,6 +159,7 @@ rail_result_t rt_boot_connect(struct rt_bootstrap *b, int peer, enum rt_boot_lin
     out.hello.nranks = (uint32_t)b->nranks;
     struct iovec iov = {.iov_base = &out, .iov_len = sizeof out};
     result = send_all(b, *fd, &iov, 1, &within);
+    if (result == RAIL_OK && link == RT_BOOT_LINK_DATA) result = await_welcome(b, *fd, &within);
   }
   if (result == RAIL_OK) return RAIL_OK;
   int err = errno;

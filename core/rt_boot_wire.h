@@ -5,7 +5,7 @@
  *
  *   rank → rendezvous   HELLO; answer TABLE or REFUSED, then the connection ends
  *   rank → next rank    PEER_HELLO ring; then both sides: HEARTBEAT, ABORT, GOODBYE
- *   rank → any rank     PEER_HELLO data; then, one way: MESSAGE, GATHER, SPLIT
+ *   rank → any rank     PEER_HELLO data; answered by one byte, RT_BOOT_WELCOME; then, one way: MESSAGE, GATHER, SPLIT
  *
  * The secrets keep strangers and other jobs apart; they are sent in clear and
  * do not replace a trusted network. A change of any layout here raises RT_BOOT_VERSION.
@@ -23,7 +23,8 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs below are sent as they lie");
 
 #define RT_BOOT_MAGIC 0x544f4252u /* "RBOT" */
-#define RT_BOOT_VERSION 1
+#define RT_BOOT_VERSION 2
+#define RT_BOOT_WELCOME 0x57 /* without it a message could be lost with a connection that nobody knows yet */
 #define RT_BOOT_MAX_RANKS 4096
 #define RT_BOOT_MAX_MESSAGE (64u << 20)
 #define RT_BOOT_MAX_TEXT 480
