@@ -122,7 +122,7 @@ def draw(path, columns, about, summary):
     if not shutil.which("gnuplot"):
         return None
     script = ["set terminal svg size 900,540 font 'sans,13' background '#ffffff'", f"set output '{path}'",
-              "set logscale x 2", "set logscale y 10", "set grid", "set key left top",
+              "set logscale x 2", "set logscale y 10", "set grid", "set key right bottom",
               f"set title 'All-reduce, float32, {about['ranks']} ranks on one machine'",
               "set xlabel 'size'", "set ylabel 'bus bandwidth, GB/s'", "set format y '%g'",
               "set xtics ('8 B' 8, '64 B' 64, '512 B' 512, '4 KiB' 4096, '32 KiB' 32768, '256 KiB' 262144, "

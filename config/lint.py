@@ -148,8 +148,14 @@ def header_commands(files):
                    "/dev/null"], f"{h} as C++"
 
 
+# Programs for Open MPI or CUDA, whose headers a machine for lint need not have.
+FOREIGN = re.compile(r"^#include <(?:mpi|nccl|cuda_runtime_api)\.h>", re.M)
+
+
 def tidy_commands(files):
     for c in (f for f in files if f.endswith(".c") and not f.endswith("_impl.c")):
+        if FOREIGN.search((ROOT / c).read_text(errors="replace")):
+            continue
         yield ["clang-tidy", "--quiet", c, "--", "-std=c11", *FLAGS], c
 
 

@@ -64,7 +64,7 @@ bench:  ## all-reduce over shared memory and sockets against Open MPI and memcpy
 gpu-test:  ## real NCCL through the plugin, on a machine with a GPU
 	$(setup) build
 	$(build_with) BUILD='$(BUILD)' tests
-	@bash test/gpu/run.sh '$(BUILD)'
+	@bash test/gpu/run.sh '$(BUILD)' $(RUN)
 
 docs:  ## write the generated documents: docs/parameters.md and the man pages
 	$(build_with) BUILD='$(BUILD)' all $(BUILD)/gen-params
