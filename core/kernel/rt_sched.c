@@ -30,10 +30,44 @@ static struct loop_part allreduce_loop(const struct rt_sched *s, uint64_t loop) 
   return p;
 }
 
+/* Where action i stands: which loop, and which step k of it.
+ *
+ * In plain order a rank that has sent step k at once wants what its neighbour made of it, and waits for every
+ * jitter. So loops are interleaved along the diagonal: at time t step 0 of loop t, step 1 of loop t-1, and so on;
+ * what a step needs was then sent a whole time earlier. Sends and receives stay in one order: both ends of
+ * a connection walk the same diagonals. But 2n-2 steps are then under way per connection, and a ring in which all
+ * FIFOs are full stands still; with 8 slots that allows up to 4 ranks. */
+#define DIAGONAL_MAX_RANKS 4
+
+struct place { uint64_t loop; int k; };
+
+static struct place allreduce_place(const struct rt_sched *s, uint64_t i, uint64_t nloops) {
+  uint64_t steps = 2 * (uint64_t)s->nranks - 1;
+  if (s->nranks > DIAGONAL_MAX_RANKS) return (struct place){i / steps, (int)(i % steps)};
+  uint64_t t = 0, first = 0, count = 1; /* time, first and number of steps at that time */
+  if (nloops >= steps) {
+    /* Skip the full diagonals in one stride; before and after them there are less than `steps` others. */
+    uint64_t ramp = steps * (steps - 1) / 2, full = (nloops - steps + 1) * steps;
+    if (i >= ramp + full) {
+      i -= ramp + full;
+      t = nloops;
+    } else if (i >= ramp) {
+      return (struct place){steps - 1 + (i - ramp) / steps - (i - ramp) % steps, (int)((i - ramp) % steps)};
+    }
+  }
+  for (;; t++, i -= count) {
+    first = t < nloops ? 0 : t - nloops + 1;
+    count = RAIL_MIN(t, steps - 1) - first + 1;
+    if (i < count) break;
+  }
+  return (struct place){t - first - i, (int)(first + i)};
+}
+
 static void allreduce_action(const struct rt_sched *s, uint64_t i, struct rt_action *a) {
   int n = s->nranks, per_loop = 2 * n - 1;
-  struct loop_part p = allreduce_loop(s, i / (uint64_t)per_loop);
-  int k = (int)(i % (uint64_t)per_loop);
+  struct place at_i = allreduce_place(s, i, loops(s->len, s->chunk * (uint64_t)n));
+  struct loop_part p = allreduce_loop(s, at_i.loop);
+  int k = at_i.k;
   /* In step k of both phases a rank works on the chunk that is k+1 behind it. */
   uint64_t at = p.chunk * (uint64_t)ring_rank(s, k + 1);
   a->n = at >= p.region ? 0 : RAIL_MIN(p.chunk, p.region - at);
