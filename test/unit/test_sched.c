@@ -193,6 +193,10 @@ static void run_job(const struct job *j) {
   }
 }
 
+/* Slots that a schedule needs at least: interleaved loops have 2n-1 steps under way when a rank wants to take one and
+ * give one. */
+static int least_depth(enum rt_coll coll, int n) { return coll == RT_ALLREDUCE && n > 1 && n <= 4 ? 2 * n : 2; }
+
 static void all_shapes(enum rt_coll coll, bool roots) {
   for (int n = 1; n <= MAX_RANKS; n++) {
     const uint64_t counts[] = {0, 1, 2, (uint64_t)n - 1, (uint64_t)n, (uint64_t)n + 1, 61, 64, 127, 1009};
@@ -203,7 +207,7 @@ static void all_shapes(enum rt_coll coll, bool roots) {
           for (int variant = 0; variant < 6; variant++) {
             if (counts[c] > 200 && chunks[k] < 16) continue;
             const size_t esizes[] = {1, 2, 4, 8, 8, 1};
-            struct job j = {.coll = coll, .nranks = n, .root = root, .depth = variant % 2 ? MAX_DEPTH : 2,
+            struct job j = {.coll = coll, .nranks = n, .root = root, .depth = variant % 2 ? MAX_DEPTH : least_depth(coll, n),
                             .parts = variant % 3 + 1, .in_place = variant >= 3,
                             .esize = esizes[variant], .count = counts[c], .chunk = chunks[k]};
             run_job(&j);
