@@ -6,22 +6,15 @@
 #include "plugin/socket/sk_param.h"
 #include "rail/railyard.h"
 
+static const char intro[] =
+    "# Parameters\n\n"
+    "Generated from the tables in the sources by `make docs`. Set in the environment, read once per process.\n"
+    "Names that begin with NCCL_ mean what they mean in NCCL. A value that cannot be used is warned about with\n"
+    "what is allowed, and the default is taken; an unknown name that begins with RAIL_ is warned about with the\n"
+    "nearest known one.\n";
+
 int main(void) {
-  printf("# Parameters
-
-"
-         "Generated from the tables in the sources by `make docs`. Set in the environment, read once per process.
-"
-         "Names that begin with NCCL_ mean what they mean in NCCL. A value that cannot be used is warned about with
-"
-         "what is allowed, and the default is taken; an unknown name that begins with RAIL_ is warned about with the
-"
-         "nearest known one.
-"
-         "
-## Runtime (librailyard.so)
-
-");
+  printf("%s\n## Runtime (librailyard.so)\n\n", intro);
   fflush(stdout);
   railParamPrint(1);
   printf("\n## Socket plugin (libnccl-net-socket.so)\n\n");
