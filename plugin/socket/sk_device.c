@@ -27,6 +27,7 @@ void sk_devices_load(void) {
   loaded = true;
   int n = rail_interfaces_list(all, (int)RAIL_COUNT_OF(all));
   if (n < 0) {
+    loaded = false;
     RAIL_WARN("RailSocket: cannot list network interfaces: %s; no devices", strerror(errno));
     return;
   }

@@ -20,10 +20,9 @@ static bool loaded;
 
 /* Parameters and devices: once per process, then read-only. Under init_lock. */
 static void load_once(void) {
-  if (loaded) return;
+  if (!loaded) sk_params_load();
   loaded = true;
-  sk_params_load();
-  sk_devices_load();
+  sk_devices_load(); /* again, should the machine not have let us look before */
 }
 
 static rail_result_t sk_init(void **ctx_out, const struct rail_net_init *args) {

@@ -72,6 +72,7 @@ rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
   }
   if (result == RAIL_IN_PROGRESS) return result;
   s->out_errno = errno ? errno : EPIPE;
+  shutdown(s->fd, SHUT_WR); /* the peer shall know, and close, whether or not the connection itself is well */
   return RAIL_REMOTE_ERROR;
 }
 
