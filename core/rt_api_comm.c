@@ -236,7 +236,11 @@ static ncclResult_t finalize(struct ncclComm *comm, bool all_ranks) {
 
 RAIL_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   ncclResult_t r = rt_check_comm(comm, "ncclCommFinalize");
-  return r == ncclSuccess ? finalize(comm, true) : r;
+  if (r != ncclSuccess) return r;
+  atomic_fetch_add(&comm->users, 1);
+  r = finalize(comm, true);
+  atomic_fetch_sub(&comm->users, 1);
+  return r;
 }
 
 RAIL_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
@@ -252,7 +256,7 @@ RAIL_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   ncclResult_t r = rt_check_handle(comm, "ncclCommAbort");
   if (r != ncclSuccess) return r;
-  if (comm->stream.comm && rt_stream_idle(&comm->stream) && comm->finalized) {
+  if (comm->finalized && comm->stream.comm && rt_stream_idle(&comm->stream)) {
     rt_comm_free(comm);
     return ncclSuccess;
   }

@@ -109,6 +109,7 @@ RAIL_EXPORT ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
 RAIL_EXPORT ncclResult_t railCommWait(ncclComm_t comm) {
   ncclResult_t r = rt_check_handle(comm, "railCommWait");
   if (r != ncclSuccess) return r;
+  if (atomic_load(&comm->init_state) == ncclInProgress) return ncclInProgress;
   atomic_fetch_add(&comm->users, 1);
   if (comm->stream.comm) rt_stream_wait(&comm->stream);
   r = (ncclResult_t)atomic_load(&comm->failed);
@@ -121,6 +122,8 @@ RAIL_EXPORT ncclResult_t railCommQuery(ncclComm_t comm, int *done) {
   ncclResult_t r = rt_check_handle(comm, "railCommQuery");
   if (r != ncclSuccess) return r;
   if (!done) return rt_error(RAIL_BAD_ARGUMENT, "railCommQuery: done is NULL");
+  *done = 0;
+  if (atomic_load(&comm->init_state) == ncclInProgress) return ncclInProgress;
   *done = !comm->stream.comm || rt_stream_idle(&comm->stream);
   return (ncclResult_t)atomic_load(&comm->failed);
 }

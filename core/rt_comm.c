@@ -38,7 +38,8 @@ void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, 
   va_end(ap);
   if (!record_failure(comm, result, text)) return;
   RAIL_WARN("rank %d of %d: %s (%s)", comm->rank, comm->nranks, text, rail_result_name((int)result));
-  if (comm->bootstrap) rt_bootstrap_abort(comm->bootstrap, result, text);
+  struct rt_bootstrap *bootstrap = __atomic_load_n(&comm->bootstrap, __ATOMIC_ACQUIRE);
+  if (bootstrap) rt_bootstrap_abort(bootstrap, result, text);
 }
 
 /* The bootstrap found a rank dead or was told of a failure elsewhere; it logs and spreads the word itself. */
@@ -85,8 +86,11 @@ static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_
       .on_failure = bootstrap_failed,
       .arg = comm,
   };
-  r = args->parent ? rt_bootstrap_split(args->parent->bootstrap, ranks, args->serial, &b, &comm->bootstrap)
-                   : rt_bootstrap_open(args->id, &b, &comm->bootstrap);
+  struct rt_bootstrap *bootstrap = NULL;
+  r = args->parent ? rt_bootstrap_split(args->parent->bootstrap, ranks, args->serial, &b, &bootstrap)
+                   : rt_bootstrap_open(args->id, &b, &bootstrap);
+  /* ncclCommAbort may look at it from another thread while this one makes the communicator. */
+  __atomic_store_n(&comm->bootstrap, bootstrap, __ATOMIC_RELEASE);
   free(ranks);
   return r;
 }

@@ -304,7 +304,8 @@ ncclResult_t pncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 /* ---- Railyard's own ---- */
 
 /* Waits until everything enqueued on comm is finished, and returns how it went:
- * ncclSuccess, or the error that ended the communicator. The calling thread helps with the work. */
+ * ncclSuccess, or the error that ended the communicator. The calling thread helps with the work.
+ * ncclInProgress, without waiting, while the communicator itself is still being made. */
 ncclResult_t railCommWait(ncclComm_t comm);
 
 /* The same without waiting: *done is 1 when nothing that was enqueued is unfinished. */
