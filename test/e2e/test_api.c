@@ -328,6 +328,7 @@ static void abort_during_init(const struct rank *rank, void *arg) {
     ncclResult_t state = ncclSuccess;
     OK(ncclCommGetAsyncError(comm, &state));
     ENSURE_INT(state, ncclInProgress);
+    ENSURE_INT(railCommWait(comm), ncclInProgress);
     uint64_t t0 = rail_now_ns();
     OK(ncclCommAbort(comm));
     ENSURE(rail_now_ns() - t0 < patience_ms(5000) * 1000000, "abort took %llu ms", (unsigned long long)(rail_now_ns() - t0) / 1000000);

@@ -54,6 +54,9 @@ static void since_the_end(const struct scene *s, const char *what) {
 /* Fewer soon: a thread that was told to end may take a moment. */
 static void back_to(int fds, int threads) {
   uint64_t deadline = rail_deadline_in_ms(patience_ms(3000));
+#ifdef __SANITIZE_THREAD__
+  threads++; /* the sanitizer's own, which starts with the first of ours */
+#endif
   while ((fd_count() > fds || thread_count() > threads) && !rail_deadline_passed(deadline)) usleep(2000);
   ENSURE(fd_count() <= fds, "%d descriptors, %d before", fd_count(), fds);
   ENSURE(thread_count() <= threads, "%d threads, %d before", thread_count(), threads);

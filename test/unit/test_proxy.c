@@ -114,6 +114,7 @@ static void drive(struct world *w) {
     if (w->comm->proxy.threaded) sched_yield();
     else rt_proxy_pass(&w->comm->proxy);
   }
+  rt_proxy_quiesce(&w->comm->proxy); /* the pass that finished the last one may still be putting things away */
 }
 
 static void both(void (*run)(bool threaded)) {
