@@ -38,6 +38,13 @@ static bool set_nodelay(int fd) {
   return setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0;
 }
 
+/* A connection that was closed keeps its port for a minute (TIME_WAIT); with this, a program that wants to listen there
+ * may. Only after the port is chosen: before, it would let two sockets share one. */
+static void leave_port_free(int fd) {
+  int one = 1;
+  (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+}
+
 rail_result_t rail_sock_listen(union rail_addr *addr, int backlog, int *fd) {
   int one = 1;
   socklen_t len = sizeof *addr;
@@ -47,6 +54,7 @@ rail_result_t rail_sock_listen(union rail_addr *addr, int backlog, int *fd) {
   if (rail_addr_port(addr) && setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0) goto failed;
   if (bind(*fd, &addr->sa, rail_addr_len(addr)) != 0) goto failed;
   if (listen(*fd, backlog) != 0) goto failed;
+  leave_port_free(*fd); /* the accepted sockets inherit it */
   if (getsockname(*fd, &addr->sa, &len) != 0) goto failed;
   return RAIL_OK;
 
@@ -109,6 +117,7 @@ rail_result_t rail_sock_connect(const union rail_addr *to, const union rail_addr
     rail_addr_set_port(&local, 0);
     if (bind(*fd, &local.sa, rail_addr_len(&local)) != 0) goto failed_here;
   }
+  leave_port_free(*fd);
   if (connect(*fd, &to->sa, rail_addr_len(to)) == 0) return RAIL_OK;
   /* Interrupted means started (connect(2)): the outcome arrives as for EINPROGRESS. */
   if (errno == EINPROGRESS || errno == EINTR) return RAIL_IN_PROGRESS;
