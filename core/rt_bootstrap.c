@@ -219,6 +219,7 @@ static rail_result_t open_rendezvous(const struct rt_boot_id *id, union rail_add
   char text[RAIL_ADDR_TEXT];
   uint64_t deadline = rail_deadline_in_ms(args->timeout_ms);
   struct rt_patience patience = {.deadline = deadline, .abort_flag = args->abort_flag};
+  bool waiting = false;
   bool anywhere = root.sa.sa_family == AF_INET && (ntohl(root.in.sin_addr.s_addr) & 0xffffff00u) == 0x7f000100u;
   for (;;) {
     union rail_addr at = root;
@@ -239,6 +240,8 @@ static rail_result_t open_rendezvous(const struct rt_boot_id *id, union rail_add
                rail_addr_text(&root, text));
       return RAIL_SYSTEM_ERROR;
     }
+    if (!waiting) RAIL_INFO(RAIL_SUB_INIT, "bootstrap: %s is in use, waiting for it", rail_addr_text(&root, text));
+    waiting = true;
     poll(NULL, 0, BIND_RETRY_MS);
   }
 }
