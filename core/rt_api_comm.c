@@ -113,7 +113,9 @@ struct async_init {
 
 static void *async_init_thread(void *arg) {
   struct async_init *a = arg;
+  struct ncclComm *parent = a->args.parent;
   rail_result_t r = rt_comm_init(a->comm, &a->args);
+  if (parent) atomic_fetch_sub(&parent->users, 1);
   if (r != RAIL_OK) rt_comm_fail(a->comm, r, "the communicator could not be made; earlier lines say why");
   atomic_store(&a->comm->init_state, (int)r);
   free(a);
@@ -130,8 +132,10 @@ static ncclResult_t start_async(const struct rt_init_args *args, ncclComm_t *out
   a->args = *args;
   a->comm = comm;
   atomic_store(&comm->init_state, ncclInProgress);
+  if (args->parent) atomic_fetch_add(&args->parent->users, 1); /* an abort of the parent waits until the split is off it */
   int err = rt_thread_start("rail-init", async_init_thread, a, &comm->init_thread);
   if (err) {
+    if (args->parent) atomic_fetch_sub(&args->parent->users, 1);
     free(a);
     rt_comm_free(comm);
     return rt_error(RAIL_SYSTEM_ERROR, "cannot start a thread: %s; raise the limit of threads", strerror(err));

@@ -84,7 +84,12 @@ static void run_jobs(struct group_job *jobs, int n, void *(*run)(void *)) {
 
 static ncclResult_t make_comms(void) {
   ncclResult_t result = ncclSuccess;
+  /* A split works on its parent meanwhile: see launch(). */
+  for (int i = 0; i < group.ninits; i++)
+    if (group.inits[i].init.parent) atomic_fetch_add(&group.inits[i].init.parent->users, 1);
   run_jobs(group.inits, group.ninits, init_job);
+  for (int i = 0; i < group.ninits; i++)
+    if (group.inits[i].init.parent) atomic_fetch_sub(&group.inits[i].init.parent->users, 1);
   for (int i = 0; i < group.ninits; i++) {
     struct group_job *j = &group.inits[i];
     if (j->result != RAIL_OK) {
