@@ -278,6 +278,34 @@ TEST(splitting) {
   if (ranks_plugin()) job_run("NCCL_HOSTID=host%h", 6, patience_ms(PATIENCE), split_traffic, NULL);
 }
 
+/* All ranks in one thread: each split waits for the others, so they go into a group. */
+static void split_grouped(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  enum { N = 4 };
+  ncclComm_t comm[N], child[N];
+  int32_t v[N], out[N];
+  OK(ncclCommInitAll(comm, N, NULL));
+  OK(ncclGroupStart());
+  for (int c = 0; c < N; c++) OK(ncclCommSplit(comm[c], c == 3 ? NCCL_SPLIT_NOCOLOR : 7, c, &child[c], NULL));
+  OK(ncclGroupEnd());
+  ENSURE(child[3] == NULL, "no color, but a communicator");
+  OK(ncclGroupStart());
+  for (int c = 0; c < 3; c++) {
+    v[c] = 1 << c;
+    OK(ncclAllReduce(&v[c], &out[c], 1, ncclInt32, ncclSum, child[c], NULL));
+  }
+  OK(ncclGroupEnd());
+  for (int c = 0; c < 3; c++) {
+    OK(railCommWait(child[c]));
+    ENSURE_INT(out[c], 7);
+  }
+  for (int c = 0; c < N; c++) {
+    if (child[c]) OK(ncclCommDestroy(child[c]));
+    OK(ncclCommDestroy(comm[c]));
+  }
+}
+TEST(splits_in_a_group) { job_run("", 1, patience_ms(PATIENCE), split_grouped, NULL); }
+
 /* ---- configurations ---- */
 
 static ncclResult_t poll_until_made(ncclComm_t comm) {
@@ -311,6 +339,12 @@ static void nonblocking(const struct rank *rank, void *arg) {
   }
   ENSURE_INT(poll_until_made(comm), ncclSuccess);
   check_members(comm, rank->rank, (1 << rank->nranks) - 1);
+  ncclComm_t child = NULL;
+  ncclResult_t r = ncclCommSplit(comm, 0, -rank->rank, &child, &config);
+  ENSURE(r == ncclInProgress || r == ncclSuccess, "a split without blocking gives %d", r);
+  ENSURE_INT(poll_until_made(child), ncclSuccess);
+  check_members(child, rank->rank, (1 << rank->nranks) - 1);
+  close_comm(child);
   close_comm(comm);
 }
 TEST(nonblocking_init) { job_run("", 3, patience_ms(PATIENCE), nonblocking, NULL); }
@@ -671,7 +705,7 @@ TEST(counts_that_differ_end_with_an_error_net) {
 
 TEST_MAIN(TEST_CASE(collectives_and_sends_in_one_group), TEST_CASE(calls_run_in_the_order_they_were_made),
           TEST_CASE(sends_to_one_peer_keep_their_order), TEST_CASE(nested_groups), TEST_CASE(an_error_in_a_group_drops_the_group),
-          TEST_CASE(several_ranks_in_one_thread), TEST_CASE(two_communicators_in_two_threads), TEST_CASE(splitting),
+          TEST_CASE(several_ranks_in_one_thread), TEST_CASE(two_communicators_in_two_threads), TEST_CASE(splitting), TEST_CASE(splits_in_a_group),
           TEST_CASE(nonblocking_init), TEST_CASE(abort_ends_an_init_under_way), TEST_CASE(configurations),
           TEST_CASE(wrong_makers_are_refused), TEST_CASE(wrong_calls_are_refused_by_name), TEST_CASE(versions_and_texts),
           TEST_CASE(allocated_and_registered_memory), TEST_CASE(premulsum_reads_its_factor_when_it_said),

@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Proves: a program compiled against NVIDIA's own nccl.h sees the same names, values and sizes as one compiled against
+# ours, and runs with librailyard.so in libnccl's place. Needs that header, which comes with CUDA; skips without it.
+set -u
+build=${RAIL_BUILD:-build}
+here=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+n=0 failed=0
+report() { # verdict, name
+  n=$((n + 1))
+  [ "$1" = 0 ] && echo "ok $n - $2" && return
+  echo "not ok $n - $2"
+  failed=1
+}
+
+nvcc=$(command -v nvcc || true)
+include=
+for dir in ${nvcc:+"$(dirname "$(readlink -f "$nvcc")")/../include"} /usr/local/cuda/include /usr/include; do
+  [ -f "$dir/nccl.h" ] && [ -f "$dir/cuda_runtime.h" ] && include=$dir && break
+done
+if [ -z "$include" ]; then
+  echo "1..0 # SKIP no nccl.h with a cuda_runtime.h beside it (they come with CUDA)"
+  exit 0
+fi
+version=$(awk '/define NCCL_(MAJOR|MINOR) /{printf "%s.", $3}' "$include/nccl.h")
+if [ "$version" != "2.28." ]; then
+  echo "1..0 # SKIP $include/nccl.h is of NCCL ${version%.}; the ABI followed is 2.28"
+  exit 0
+fi
+
+cat > "$work/values.c" <<'C'
+#include <stddef.h>
+#include <stdio.h>
+#ifdef THEIRS
+#include <nccl.h>
+#else
+#include "rail/railyard.h"
+#endif
+#define V(x) printf("%s %lld\n", #x, (long long)(x))
+#define FIELD(f) printf("%s at %zu, %zu bytes\n", #f, offsetof(ncclConfig_t, f), sizeof(((ncclConfig_t *)0)->f))
+int main(void) {
+  V(NCCL_MAJOR); V(NCCL_MINOR); V(NCCL_VERSION(2, 8, 3)); V(NCCL_VERSION(2, 28, 9));
+  V(NCCL_UNIQUE_ID_BYTES); V(sizeof(ncclUniqueId)); V(sizeof(ncclConfig_t)); V(sizeof(ncclComm_t)); V(sizeof(ncclRedOp_t));
+  V(ncclSuccess); V(ncclUnhandledCudaError); V(ncclSystemError); V(ncclInternalError); V(ncclInvalidArgument);
+  V(ncclInvalidUsage); V(ncclRemoteError); V(ncclInProgress); V(ncclNumResults);
+  V(NCCL_CONFIG_UNDEF_INT); V((size_t)NCCL_CONFIG_UNDEF_PTR); V(NCCL_SPLIT_NOCOLOR); V(NCCL_UNDEF_FLOAT);
+  V(ncclSum); V(ncclProd); V(ncclMax); V(ncclMin); V(ncclAvg); V(ncclNumOps); V(ncclMaxRedOp);
+  V(ncclInt8); V(ncclChar); V(ncclUint8); V(ncclInt32); V(ncclInt); V(ncclUint32); V(ncclInt64); V(ncclUint64);
+  V(ncclFloat16); V(ncclHalf); V(ncclFloat32); V(ncclFloat); V(ncclFloat64); V(ncclDouble); V(ncclBfloat16);
+  V(ncclFloat8e4m3); V(ncclFloat8e5m2); V(ncclNumTypes);
+  V(ncclScalarDevice); V(ncclScalarHostImmediate);
+  FIELD(size); FIELD(magic); FIELD(version); FIELD(blocking); FIELD(cgaClusterSize); FIELD(minCTAs); FIELD(maxCTAs);
+  FIELD(netName); FIELD(splitShare); FIELD(trafficClass); FIELD(commName); FIELD(collnetEnable); FIELD(CTAPolicy);
+  FIELD(shrinkShare); FIELD(nvlsCTAs); FIELD(nChannelsPerNetPeer); FIELD(nvlinkCentricSched);
+  ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
+  V(c.size); V(c.magic); V(c.blocking); V(c.splitShare); V(c.nvlinkCentricSched); V((size_t)c.netName);
+  return 0;
+}
+C
+cat > "$work/program.c" <<'C'
+#include <nccl.h>
+#include <stdio.h>
+#include <string.h>
+ncclResult_t railCommWait(ncclComm_t comm); /* cudaStreamSynchronize's part */
+int main(void) {
+  ncclComm_t comm[2];
+  ncclUniqueId id;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  int devices[2] = {0, 1}, version = 0, count = 0;
+  float a[2][100], b[2][100];
+  if (ncclGetVersion(&version) || version / 100 != NCCL_VERSION_CODE / 100) return 1;
+  if (ncclCommInitAll(comm, 2, devices)) return 2;
+  for (int c = 0; c < 2; c++)
+    for (int i = 0; i < 100; i++) a[c][i] = (float)(i + c);
+  if (ncclGroupStart()) return 3;
+  for (int c = 0; c < 2; c++)
+    if (ncclAllReduce(a[c], b[c], 100, ncclFloat, ncclAvg, comm[c], NULL)) return 4;
+  if (ncclGroupEnd()) return 5;
+  for (int c = 0; c < 2; c++) {
+    if (railCommWait(comm[c]) || ncclCommCount(comm[c], &count) || count != 2) return 6;
+    for (int i = 0; i < 100; i++)
+      if (b[c][i] != (float)i + 0.5f) return 7;
+    if (ncclCommDestroy(comm[c])) return 8;
+  }
+  if (ncclGetUniqueId(&id) || ncclCommInitRankConfig(&comm[0], 1, id, 0, &config)) return 9;
+  ncclResult_t state = ncclInProgress;
+  if (ncclCommGetAsyncError(comm[0], &state) || state != ncclSuccess) return 10;
+  if (strcmp(ncclGetErrorString(ncclSuccess), "no error") != 0) return 11;
+  return ncclCommDestroy(comm[0]) ? 12 : 0;
+}
+C
+
+cc=${CC:-cc}
+$cc -std=gnu11 -DTHEIRS -I"$include" "$work/values.c" -o "$work/theirs" && "$work/theirs" > "$work/theirs.txt" &&
+  $cc -std=gnu11 -I"$here/include" "$work/values.c" -o "$work/ours" && "$work/ours" > "$work/ours.txt" &&
+  diff "$work/theirs.txt" "$work/ours.txt" | sed 's/^/# /' && cmp -s "$work/theirs.txt" "$work/ours.txt" &&
+  [ "$(wc -l < "$work/ours.txt")" -gt 60 ]
+report $? values_and_layouts_are_equal
+
+$cc -std=gnu11 -I"$include" "$work/program.c" -L"$build/lib" -lrailyard -Wl,-rpath,"$(cd "$build/lib" && pwd)" -o "$work/program"
+report $? a_program_for_nccl_links
+NCCL_SOCKET_IFNAME=lo timeout 60 "$work/program"
+rc=$?
+[ $rc = 0 ] || echo "# it ended with $rc"
+report $rc a_program_for_nccl_runs
+
+# Every function of our header has in theirs the same prototype: declared side by side they must be compatible.
+sed -nE 's#^(ncclResult_t|const char \*) ?(nccl[A-Za-z]+)\(.*#\2#p' "$here/include/rail/railyard.h" | sort -u > "$work/names"
+missing=$(while read -r f; do grep -qE "[^a-zA-Z]$f *\(" "$include/nccl.h" || echo "$f"; done < "$work/names")
+[ -z "$missing" ] || echo "# not in their header: $missing"
+[ -z "$missing" ] && [ "$(wc -l < "$work/names")" -gt 30 ]
+report $? no_function_of_our_own_under_their_names
+{
+  echo '#include <nccl.h>'
+  sed -e '/^#include/d' "$here/include/rail/railyard.h" | awk '/^ncclResult_t p?nccl|^const char \*p?nccl/{on=1} on{print} /;$/{on=0}'
+} > "$work/both.c"
+$cc -std=gnu11 -fsyntax-only -Werror -I"$include" "$work/both.c"
+report $? prototypes_are_compatible
+
+echo "1..$n"
+exit $failed
