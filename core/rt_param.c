@@ -40,9 +40,9 @@ static const struct rail_param rows[] = {
    .doc = "Buffer between two neighbours of a channel, Simple protocol; cut into 8 slots."},
   {.name = "NCCL_LL_BUFFSIZE", .type = RAIL_PARAM_BYTES, .def = "512K", .lo = 16 * K, .hi = 64 * M, AT(ll_buffsize),
    .doc = "The same for the LL protocol."},
-  {.name = "RAIL_LL_MAX", .type = RAIL_PARAM_BYTES, .def = "64", .lo = 0, .hi = 64 * M, AT(ll_max),
+  {.name = "RAIL_LL_MAX", .type = RAIL_PARAM_BYTES, .def = "0", .lo = 0, .hi = 64 * M, AT(ll_max),
    .doc = "Largest operation for which LL is chosen when NCCL_PROTO leaves the choice. Between host kernels Simple is "
-          "faster from about 100 bytes on."},
+          "as fast for 8 bytes and faster from there on; LL is for kernels of a GPU."},
   {.name = "RAIL_CHUNK", .type = RAIL_PARAM_BYTES, .def = "0", .lo = 0, .hi = 1024 * M, AT(chunk),
    .doc = "Bytes that a rank passes on at once; 0 chooses by size."},
   {.name = "RAIL_SIMD", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|base|avx2|avx512", AT(simd),
