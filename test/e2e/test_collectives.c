@@ -12,18 +12,22 @@
 #include <unistd.h>
 
 #include "rail/railyard.h"
-#include "test/harness/ranks.h"
 #include "test/harness/program.h"
+#include "test/harness/ranks.h"
 
 /* ---- numbers: our own reading of the formats ---- */
 
-static const struct format { int bytes, man, bias; bool is_float, is_signed; const char *name; } formats[ncclNumTypes] = {
-    [ncclInt8] = {1, 0, 0, false, true, "int8"},       [ncclUint8] = {1, 0, 0, false, false, "uint8"},
-    [ncclInt32] = {4, 0, 0, false, true, "int32"},     [ncclUint32] = {4, 0, 0, false, false, "uint32"},
-    [ncclInt64] = {8, 0, 0, false, true, "int64"},     [ncclUint64] = {8, 0, 0, false, false, "uint64"},
-    [ncclFloat16] = {2, 10, 15, true, true, "half"},   [ncclFloat32] = {4, 23, 127, true, true, "float"},
+static const struct format {
+  int bytes, man, bias;
+  bool is_float, is_signed;
+  const char *name;
+} formats[ncclNumTypes] = {
+    [ncclInt8] = {1, 0, 0, false, true, "int8"},         [ncclUint8] = {1, 0, 0, false, false, "uint8"},
+    [ncclInt32] = {4, 0, 0, false, true, "int32"},       [ncclUint32] = {4, 0, 0, false, false, "uint32"},
+    [ncclInt64] = {8, 0, 0, false, true, "int64"},       [ncclUint64] = {8, 0, 0, false, false, "uint64"},
+    [ncclFloat16] = {2, 10, 15, true, true, "half"},     [ncclFloat32] = {4, 23, 127, true, true, "float"},
     [ncclFloat64] = {8, 52, 1023, true, true, "double"}, [ncclBfloat16] = {2, 7, 127, true, true, "bfloat16"},
-    [ncclFloat8e4m3] = {1, 3, 7, true, true, "e4m3"},  [ncclFloat8e5m2] = {1, 2, 15, true, true, "e5m2"},
+    [ncclFloat8e4m3] = {1, 3, 7, true, true, "e4m3"},    [ncclFloat8e5m2] = {1, 2, 15, true, true, "e5m2"},
 };
 
 static uint64_t get_bits(int type, const char *p) {
@@ -36,7 +40,8 @@ static double get_float(int type, const char *p) {
   const struct format *f = &formats[type];
   uint64_t v = get_bits(type, p), man = v & ((1ull << f->man) - 1);
   int bits = f->bytes * 8, exp = (int)(v >> f->man & ((1ull << (bits - 1 - f->man)) - 1));
-  double mag = exp == 0 ? ldexp((double)man, 1 - f->bias - f->man) : ldexp((double)(man | 1ull << f->man), exp - f->bias - f->man);
+  double mag = exp == 0 ? ldexp((double)man, 1 - f->bias - f->man)
+                        : ldexp((double)(man | 1ull << f->man), exp - f->bias - f->man);
   return v >> (bits - 1) & 1 ? -mag : mag;
 }
 
@@ -61,16 +66,30 @@ static void put_small(int type, int value, char *p) {
 }
 
 static uint64_t mix(uint64_t x) {
-  x ^= x >> 31; x *= 0x9e3779b97f4a7c15ull;
-  x ^= x >> 29; x *= 0xbf58476d1ce4e5b9ull;
+  x ^= x >> 31;
+  x *= 0x9e3779b97f4a7c15ull;
+  x ^= x >> 29;
+  x *= 0xbf58476d1ce4e5b9ull;
   return x ^ x >> 32;
 }
 
 /* ---- one case ---- */
 
-enum coll { ALLREDUCE, REDUCE_SCATTER, REDUCE, ALLGATHER, BROADCAST, BCAST, SENDRECV, ALLTOALL, GATHER, SCATTER, NCOLLS };
-static const char *const coll_names[NCOLLS] = {"AllReduce", "ReduceScatter", "Reduce", "AllGather", "Broadcast", "Bcast",
-                                               "SendRecv", "AlltoAll", "Gather", "Scatter"};
+enum coll {
+  ALLREDUCE,
+  REDUCE_SCATTER,
+  REDUCE,
+  ALLGATHER,
+  BROADCAST,
+  BCAST,
+  SENDRECV,
+  ALLTOALL,
+  GATHER,
+  SCATTER,
+  NCOLLS
+};
+static const char *const coll_names[NCOLLS] = {"AllReduce", "ReduceScatter", "Reduce",   "AllGather", "Broadcast",
+                                               "Bcast",     "SendRecv",      "AlltoAll", "Gather",    "Scatter"};
 enum { PREMUL = 5, NOPS = 6 };
 static const char *const op_names[NOPS] = {"sum", "prod", "max", "min", "avg", "premulsum"};
 
@@ -112,11 +131,16 @@ static int64_t want_int(const struct one *c, uint64_t i) {
     int64_t v = get_int(c->type, p), a = (int64_t)acc;
     bool less = formats[c->type].is_signed ? v < a : (uint64_t)v < acc;
     if (c->op == PREMUL) v = (int64_t)((uint64_t)v * (uint64_t)premul_factor(c));
-    if (r == 0) acc = (uint64_t)v;
-    else if (c->op == ncclProd) acc *= (uint64_t)v;
-    else if (c->op == ncclMax) acc = less ? acc : (uint64_t)v;
-    else if (c->op == ncclMin) acc = less ? (uint64_t)v : acc;
-    else acc += (uint64_t)v;
+    if (r == 0)
+      acc = (uint64_t)v;
+    else if (c->op == ncclProd)
+      acc *= (uint64_t)v;
+    else if (c->op == ncclMax)
+      acc = less ? acc : (uint64_t)v;
+    else if (c->op == ncclMin)
+      acc = less ? (uint64_t)v : acc;
+    else
+      acc += (uint64_t)v;
   }
   int shift = 64 - formats[c->type].bytes * 8;
   int64_t sum = formats[c->type].is_signed ? (int64_t)(acc << shift) >> shift : (int64_t)(acc << shift >> shift);
@@ -133,15 +157,23 @@ static double want_float(const struct one *c, uint64_t i, double *tolerance) {
     double v = get_float(c->type, p);
     if (c->op == PREMUL) v *= premul_factor(c);
     size += fabs(v);
-    if (r == 0) acc = v;
-    else if (c->op == ncclProd) acc *= v;
-    else if (c->op == ncclMax) acc = v > acc ? v : acc;
-    else if (c->op == ncclMin) acc = v < acc ? v : acc;
-    else acc += v;
+    if (r == 0)
+      acc = v;
+    else if (c->op == ncclProd)
+      acc *= v;
+    else if (c->op == ncclMax)
+      acc = v > acc ? v : acc;
+    else if (c->op == ncclMin)
+      acc = v < acc ? v : acc;
+    else
+      acc += v;
   }
   bool exact = !c->random && (c->op != ncclAvg || (c->nranks & (c->nranks - 1)) == 0);
   if (c->op == ncclMax || c->op == ncclMin || c->nranks == 1) exact = true;
-  if (c->op == ncclAvg) { acc /= c->nranks; size /= c->nranks; }
+  if (c->op == ncclAvg) {
+    acc /= c->nranks;
+    size /= c->nranks;
+  }
   if (c->op == ncclProd) size = fabs(acc);
   *tolerance = exact ? 0 : (c->nranks + 2) * (ldexp(size, -f->man) + ldexp(1, 1 - f->bias - f->man));
   return acc;
@@ -154,8 +186,8 @@ static void check_reduced(const struct one *c, const char *p, uint64_t i, uint64
     return;
   }
   double tolerance, want = want_float(c, i, &tolerance), got = get_float(c->type, p);
-  ENSURE(fabs(got - want) <= tolerance, "element %llu is %.17g, expected %.17g within %g", (unsigned long long)at, got, want,
-         tolerance);
+  ENSURE(fabs(got - want) <= tolerance, "element %llu is %.17g, expected %.17g within %g", (unsigned long long)at, got,
+         want, tolerance);
 }
 
 static void check_copied(const struct one *c, const char *p, int from, uint64_t i, uint64_t at) {
@@ -189,7 +221,10 @@ static void check_output(const struct one *c, const char *out) {
 
 #define PAD 64
 
-struct buffer { char *base, *data; size_t bytes; };
+struct buffer {
+  char *base, *data;
+  size_t bytes;
+};
 
 static struct buffer buffer_make(size_t bytes, bool odd) {
   struct buffer b = {.base = malloc(bytes + 2 * PAD + 1), .bytes = bytes};
@@ -246,22 +281,33 @@ static void run_one(const struct one *c, ncclComm_t comm) {
   if (c->op == PREMUL) {
     put_small(c->type, premul_factor(c), factor);
     ENSURE_INT(ncclRedOpCreatePreMulSum(&op, factor, (ncclDataType_t)c->type,
-                                        c->seed % 2 ? ncclScalarDevice : ncclScalarHostImmediate, comm), 0);
+                                        c->seed % 2 ? ncclScalarDevice : ncclScalarHostImmediate, comm),
+               0);
   }
   ENSURE_INT(call(c, in, out, op, comm), 0);
   ENSURE(railCommWait(comm) == ncclSuccess, "%s", ncclGetLastError(comm));
   if (c->op == PREMUL) ENSURE_INT(ncclRedOpDestroy(op, comm), 0);
   check_output(c, out);
-  for (uint64_t i = 0; !in_place && i < nin; i++) check_copied(c, in + i * es, c->rank, i, i); /* the input is as it was */
+  for (uint64_t i = 0; !in_place && i < nin; i++)
+    check_copied(c, in + i * es, c->rank, i, i); /* the input is as it was */
   buffer_free(&a);
   buffer_free(&b);
 }
 
 /* ---- one process: all cases of a configuration ---- */
 
-struct plan { uint64_t seed; int stride; size_t biggest; bool all; const char *transports; };
+struct plan {
+  uint64_t seed;
+  int stride;
+  size_t biggest;
+  bool all;
+  const char *transports;
+};
 
-struct attempt { const struct one *c; ncclComm_t comm; };
+struct attempt {
+  const struct one *c;
+  ncclComm_t comm;
+};
 static void attempt(void *arg) {
   struct attempt *a = arg;
   run_one(a->c, a->comm);
@@ -294,12 +340,21 @@ static void body(const struct rank *rank, void *arg) {
       if (sizes[s] > 10000) step = plan->all ? 7 : sizes[s] > 100000 ? pairs : pairs / 2;
       for (int k = (int)(number % (uint64_t)step) % pairs; k < pairs; k += step) {
         uint64_t h = mix(number++);
-        struct one c = {.coll = (enum coll)coll, .type = k % ncclNumTypes, .op = coll <= REDUCE ? k / ncclNumTypes : 0,
-                        .root = (int)(h % n), .count = sizes[s], .in_place = h >> 20 & 1, .odd = h >> 21 & 1,
-                        .random = h >> 22 & 1, .seed = number, .rank = rank->rank, .nranks = rank->nranks};
+        struct one c = {.coll = (enum coll)coll,
+                        .type = k % ncclNumTypes,
+                        .op = coll <= REDUCE ? k / ncclNumTypes : 0,
+                        .root = (int)(h % n),
+                        .count = sizes[s],
+                        .in_place = h >> 20 & 1,
+                        .odd = h >> 21 & 1,
+                        .random = h >> 22 & 1,
+                        .seed = number,
+                        .rank = rank->rank,
+                        .nranks = rank->nranks};
 #ifdef __SANITIZE_THREAD__
-        /* In place without a copy, the result of a chunk overwrites the input that the proxy's thread has sent. It cannot come
-         * before every other rank has received that input: an order that goes through other processes, unseen here. */
+        /* In place without a copy, the result of a chunk overwrites the input that the proxy's thread has sent. It
+         * cannot come before every other rank has received that input: an order that goes through other processes,
+         * unseen here. */
         if (coll == ALLREDUCE) c.in_place = false;
 #endif
         try_one(&c, comm);
@@ -307,13 +362,18 @@ static void body(const struct rank *rank, void *arg) {
     }
   if (plan->transports && rank->nranks > 1) {
     const char *t = railCommTransports(comm);
-    ENSURE(strncmp(t, plan->transports, strlen(plan->transports)) == 0, "transports are %s, expected %s", t, plan->transports);
+    ENSURE(strncmp(t, plan->transports, strlen(plan->transports)) == 0, "transports are %s, expected %s", t,
+           plan->transports);
   }
   ENSURE_INT(ncclCommFinalize(comm), 0);
   ENSURE_INT(ncclCommDestroy(comm), 0);
 }
 
-struct setting { int nranks, stride; size_t biggest; const char *env; };
+struct setting {
+  int nranks, stride;
+  size_t biggest;
+  const char *env;
+};
 
 static uint64_t seed_now(void) {
   static uint64_t seed;
@@ -328,8 +388,11 @@ static uint64_t seed_now(void) {
 static void run_setting(const struct setting *s, const char *transport_env, const char *transports, bool all) {
   char env[512];
   snprintf(env, sizeof env, "%s %s", transport_env, s->env);
-  struct plan plan = {.seed = seed_now(), .stride = scaled(1000) < 1000 ? s->stride * 5 : s->stride, .biggest = s->biggest,
-                      .all = all, .transports = transports};
+  struct plan plan = {.seed = seed_now(),
+                      .stride = scaled(1000) < 1000 ? s->stride * 5 : s->stride,
+                      .biggest = s->biggest,
+                      .all = all,
+                      .transports = transports};
   if (scaled(1000) < 1000 && plan.biggest > 70000) plan.biggest = 70000;
   printf("# %d ranks, %s\n", s->nranks, env);
   job_run(env, s->nranks, patience_ms(120000), body, &plan);
@@ -356,7 +419,8 @@ static void cover(const char *transport_env, const char *transports) {
     return;
   }
   static const int ranks[] = {1, 2, 3, 4, 7, 8};
-  static const char *const protos[] = {"LL", "Simple", ""}, *const proxies[] = {"thread", "inline"}, *const direct[] = {"0", "1G"};
+  static const char *const protos[] = {"LL", "Simple", ""}, *const proxies[] = {"thread", "inline"},
+                           *const direct[] = {"0", "1G"};
   for (size_t n = 0; n < 6; n++)
     for (int p = 0; p < 3; p++)
       for (int ch = 1; ch <= 3; ch += 2)

@@ -17,7 +17,11 @@
 #define WARM_UP 50 /* caches, arenas of threads, tables */
 #define RSS_SLACK_KB 4096
 
-struct half { ncclUniqueId id; int rank; int cycle; };
+struct half {
+  ncclUniqueId id;
+  int rank;
+  int cycle;
+};
 
 static void one_half(void *arg) {
   struct half *h = arg;
@@ -27,7 +31,8 @@ static void one_half(void *arg) {
   for (int i = 0; i < 500; i++) v[i] = (float)(i + h->rank + h->cycle);
   ENSURE_INT(ncclAllReduce(v, out, 500, ncclFloat, ncclSum, comm, NULL), 0);
   ENSURE(railCommWait(comm) == ncclSuccess, "%s", ncclGetLastError(comm));
-  for (int i = 0; i < 500; i++) ENSURE(out[i] == (float)(2 * (i + h->cycle) + 1), "element %d is %g", i, (double)out[i]);
+  for (int i = 0; i < 500; i++)
+    ENSURE(out[i] == (float)(2 * (i + h->cycle) + 1), "element %d is %g", i, (double)out[i]);
   ENSURE_INT(ncclCommDestroy(comm), 0);
 }
 
@@ -60,8 +65,8 @@ static void cycles(const struct rank *rank, void *arg) {
   }
   settle(fds, threads);
   long grown = rss_kb() - rss;
-  printf("# %d cycles: %d descriptors (%d before), %d threads (%d), %ld KiB more\n", n, fd_count(), fds, thread_count(), threads,
-         grown);
+  printf("# %d cycles: %d descriptors (%d before), %d threads (%d), %ld KiB more\n", n, fd_count(), fds, thread_count(),
+         threads, grown);
   fflush(stdout);
   ENSURE(fd_count() <= fds, "%d descriptors, %d before", fd_count(), fds);
   ENSURE(thread_count() <= threads, "%d threads, %d before", thread_count(), threads);

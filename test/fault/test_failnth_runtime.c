@@ -22,7 +22,10 @@ struct report {
   atomic_int result[2];
 };
 
-struct sweep { long n; int kinds, failing; };
+struct sweep {
+  long n;
+  int kinds, failing;
+};
 
 /* Where the first error came, 0 success. */
 static ncclResult_t whole_life(const struct rank *rank, ncclUniqueId *id, bool *have_id) {
@@ -42,7 +45,8 @@ static ncclResult_t whole_life(const struct rank *rank, ncclUniqueId *id, bool *
   if (r == ncclSuccess) r = railCommWait(comm);
   if (r == ncclSuccess)
     for (int i = 0; i < 2000; i++) ENSURE(v[i] == 2 * i, "success, but element %d is %d", i, v[i]);
-  else ENSURE(ncclGetLastError(comm)[0], "an error without a text");
+  else
+    ENSURE(ncclGetLastError(comm)[0], "an error without a text");
   ncclResult_t end = ncclCommDestroy(comm);
   return r == ncclSuccess ? end : r;
 }
@@ -64,8 +68,10 @@ static void one_rank(const struct rank *rank, void *arg) {
       atomic_store(&report->hit, true);
     }
   }
-  if (r != ncclSuccess && rank->rank == s->failing) ENSURE(ncclGetLastError(NULL)[0], "result %d without a text", (int)r);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(5000)); /* the rendezvous ends by itself, when its patience does */
+  if (r != ncclSuccess && rank->rank == s->failing)
+    ENSURE(ncclGetLastError(NULL)[0], "result %d without a text", (int)r);
+  uint64_t deadline =
+      rail_deadline_in_ms(patience_ms(5000)); /* the rendezvous ends by itself, when its patience does */
   while ((fd_count() > fds || thread_count() > threads) && !rail_deadline_passed(deadline)) usleep(2000);
   ENSURE(fd_count() <= fds, "%d descriptors, %d before", fd_count(), fds);
   ENSURE(thread_count() <= threads, "%d threads, %d before", thread_count(), threads);
@@ -74,11 +80,16 @@ static void one_rank(const struct rank *rank, void *arg) {
 /* Calls that fail in one job each, side by side: most of the time is spent waiting for somebody's patience to end. */
 #define BESIDE 8
 
-struct attempt { struct sweep sweep; struct job *job; };
+struct attempt {
+  struct sweep sweep;
+  struct job *job;
+};
 
 static void finish(void *arg) { job_end(((struct attempt *)arg)->job, patience_ms(15000), 0); }
 
-struct tally { int errors, beyond, bad; };
+struct tally {
+  int errors, beyond, bad;
+};
 
 static void judge(struct attempt *a, struct tally *t) {
   char why[600];
@@ -99,7 +110,8 @@ static void sweep(const char *env, int kinds, int failing) {
   char with[300];
   snprintf(with, sizeof with, "NCCL_DEBUG=%s RAIL_BOOTSTRAP_TIMEOUT=1 RAIL_PROXY=inline %s",
            getenv("RAIL_TEST_VERBOSE") ? "WARN" : "NONE", env);
-  long from = getenv("RAIL_TEST_FROM") ? atol(getenv("RAIL_TEST_FROM")) : 1, n = from;
+  const char *from = getenv("RAIL_TEST_FROM");
+  long n = from ? atol(from) : 1;
   for (; n < MOST_CALLS && t.beyond < 3 && t.bad < 5; n += BESIDE) {
     struct attempt a[BESIDE];
     t.beyond = 0;

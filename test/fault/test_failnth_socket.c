@@ -2,8 +2,8 @@
  * TEST-PRELOAD: failnth
  * TEST-LIMIT: 240
  *
- * Proves: whichever allocation or system call of the socket plugin fails, from init to finalize, the calls of its vtable
- * end with success or an error, closing works with whatever was built, the data that arrived is right,
+ * Proves: whichever allocation or system call of the socket plugin fails, from init to finalize, the calls of its
+ * vtable end with success or an error, closing works with whatever was built, the data that arrived is right,
  * and no descriptor, thread or request is left.
  */
 #include <dlfcn.h>
@@ -129,8 +129,15 @@ static void end(struct life *l) {
   ENSURE_INT(l->vt->finalize(l->ctx), 0);
 }
 
-struct report { bool hit; char name[32]; int result; };
-struct sweep { long n; int kinds; };
+struct report {
+  bool hit;
+  char name[32];
+  int result;
+};
+struct sweep {
+  long n;
+  int kinds;
+};
 
 static void one(const struct rank *rank, void *arg) {
   const struct sweep *s = arg;
@@ -171,7 +178,8 @@ static void sweep(int kinds) {
     beyond = 0;
     for (int i = 0; i < BESIDE; i++) {
       s[i] = (struct sweep){n + i, kinds};
-      job[i] = job_start("NCCL_DEBUG=NONE RAIL_SOCKET_HANDSHAKE_TIMEOUT=1 RAIL_SOCKET_CONNECT_TIMEOUT=2", 1, one, &s[i]);
+      job[i] =
+          job_start("NCCL_DEBUG=NONE RAIL_SOCKET_HANDSHAKE_TIMEOUT=1 RAIL_SOCKET_CONNECT_TIMEOUT=2", 1, one, &s[i]);
     }
     for (int i = 0; i < BESIDE; i++) {
       char why[600];

@@ -23,10 +23,10 @@ const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) { return "die_after_fork=0"; }
 #endif
 
-#define OK(call)                                                                                                      \
-  do {                                                                                                                \
-    ncclResult_t ok_r_ = (call);                                                                                      \
-    ENSURE(ok_r_ == ncclSuccess, "%s: %s (%s)", #call, ncclGetErrorString(ok_r_), ncclGetLastError(NULL));            \
+#define OK(call)                                                                                           \
+  do {                                                                                                     \
+    ncclResult_t ok_r_ = (call);                                                                           \
+    ENSURE(ok_r_ == ncclSuccess, "%s: %s (%s)", #call, ncclGetErrorString(ok_r_), ncclGetLastError(NULL)); \
   } while (0)
 
 enum moment { IN_INIT, IN_CONNECT, IN_COLLECTIVE, IN_IDLE, NMOMENTS };
@@ -40,7 +40,12 @@ struct scene {
   atomic_int noticed;
 };
 
-struct act { enum moment moment; int victim; size_t count; bool abort_after; };
+struct act {
+  enum moment moment;
+  int victim;
+  size_t count;
+  bool abort_after;
+};
 
 /* ---- in a rank ---- */
 
@@ -117,8 +122,10 @@ static void survive(const struct rank *rank, void *arg) {
     ENSURE(async != ncclSuccess && async != ncclInProgress, "the communicator's state is %d", (int)async);
     atomic_fetch_add(&s->noticed, 1);
   }
-  if (a->abort_after) OK(ncclCommAbort(comm));
-  else OK(ncclCommDestroy(comm));
+  if (a->abort_after)
+    OK(ncclCommAbort(comm));
+  else
+    OK(ncclCommDestroy(comm));
   back_to(fds, threads);
 }
 
@@ -157,11 +164,12 @@ static void rounds(const char *env, int n) {
   rng_start(&rng);
   n = scaled(n);
   for (int i = 0; i < n; i++) {
-    struct act a = {.moment = (enum moment)(i % NMOMENTS), .victim = (int)rng_below(&rng, 4), .abort_after = rng_below(&rng, 2)};
+    struct act a = {
+        .moment = (enum moment)(i % NMOMENTS), .victim = (int)rng_below(&rng, 4), .abort_after = rng_below(&rng, 2)};
     a.count = a.moment == IN_COLLECTIVE && rng_below(&rng, 2) ? 1u << 20 : 1 + rng_below(&rng, 3000);
     uint32_t after = rng_below(&rng, a.moment == IN_COLLECTIVE ? 100000 : a.moment == IN_IDLE ? 20000 : 6000);
-    printf("# round %d: rank %d %s, %u us later, count %zu, then %s\n", i, a.victim, moment_names[a.moment], after, a.count,
-           a.abort_after ? "abort" : "destroy");
+    printf("# round %d: rank %d %s, %u us later, count %zu, then %s\n", i, a.victim, moment_names[a.moment], after,
+           a.count, a.abort_after ? "abort" : "destroy");
     kill_one(env, &a, after);
   }
 }
@@ -271,7 +279,12 @@ TEST(an_abort_ends_the_others) {
 
 /* The first thread sits in a call whose partner never comes; the second aborts. */
 enum where { IN_WAIT, IN_CALL, IN_FINALIZE, IN_SPLIT, NWHERE };
-struct sitter { ncclComm_t comm; enum where where; atomic_bool inside; ncclResult_t result; };
+struct sitter {
+  ncclComm_t comm;
+  enum where where;
+  atomic_bool inside;
+  ncclResult_t result;
+};
 
 static void *sit(void *arg) {
   struct sitter *s = arg;
@@ -323,7 +336,8 @@ static void abort_beside(const struct rank *rank, void *arg) {
   pthread_join(thread, NULL);
   uint64_t took = (rail_now_ns() - t0) / 1000000;
   ENSURE(took < patience_ms(3000), "the abort took %llu ms", (unsigned long long)took);
-  ENSURE(s.result == ncclRemoteError || s.result == ncclInvalidArgument, "the call that was aborted gives %d", (int)s.result);
+  ENSURE(s.result == ncclRemoteError || s.result == ncclInvalidArgument, "the call that was aborted gives %d",
+         (int)s.result);
   back_to(fds, threads);
 }
 TEST(abort_from_another_thread) {
@@ -331,8 +345,10 @@ TEST(abort_from_another_thread) {
     enum where w = (enum where)where;
     printf("# case %d\n", where);
     job_run("NCCL_DEBUG=NONE", 2, patience_ms(20000), abort_beside, &w);
-    if (ranks_plugin()) job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1 RAIL_PROXY=inline", 2, patience_ms(20000), abort_beside, &w);
-    if (ranks_plugin()) job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1 RAIL_PROXY=thread", 2, patience_ms(20000), abort_beside, &w);
+    if (ranks_plugin())
+      job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1 RAIL_PROXY=inline", 2, patience_ms(20000), abort_beside, &w);
+    if (ranks_plugin())
+      job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1 RAIL_PROXY=thread", 2, patience_ms(20000), abort_beside, &w);
   }
 }
 

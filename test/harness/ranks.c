@@ -22,7 +22,10 @@
 /* Memory that all processes of a job share. */
 struct common {
   unsigned char user[RANKS_SHARED];
-  struct { atomic_int ready; unsigned char data[SLOT_BYTES]; } slot[SLOTS];
+  struct {
+    atomic_int ready;
+    unsigned char data[SLOT_BYTES];
+  } slot[SLOTS];
   atomic_int arrived, round;
   char why[RANKS_MAX][WHY];
 };
@@ -42,15 +45,20 @@ static void set_one(const char *word, int rank, int nranks) {
   const char *eq = strchr(word, '=');
   ENSURE(eq && strlen(word) < 250, "'%s' is not NAME=value", word);
   for (const char *p = eq + 1; *p; p++) {
-    if (p[0] == '%' && p[1] == 'd') out += sprintf(out, "%d", rank), p++;
-    else if (p[0] == '%' && p[1] == 'h') out += sprintf(out, "%d", rank < (nranks + 1) / 2 ? 0 : 1), p++;
-    else *out++ = *p;
+    if (p[0] == '%' && p[1] == 'd')
+      out += sprintf(out, "%d", rank), p++;
+    else if (p[0] == '%' && p[1] == 'h')
+      out += sprintf(out, "%d", rank < (nranks + 1) / 2 ? 0 : 1), p++;
+    else
+      *out++ = *p;
   }
   *out = 0;
   char name[256];
   snprintf(name, sizeof name, "%.*s", (int)(eq - word), word);
-  if (*value) setenv(name, value, 1);
-  else unsetenv(name);
+  if (*value)
+    setenv(name, value, 1);
+  else
+    unsetenv(name);
 }
 
 static void set_environment(const char *env, int rank, int nranks) {
@@ -62,7 +70,12 @@ static void set_environment(const char *env, int rank, int nranks) {
   for (char *w = strtok_r(copy, " ", &save); w; w = strtok_r(NULL, " ", &save)) set_one(w, rank, nranks);
 }
 
-struct start { struct rank rank; rank_fn body; void *arg; const char *env; };
+struct start {
+  struct rank rank;
+  rank_fn body;
+  void *arg;
+  const char *env;
+};
 
 static void enter(void *arg) {
   struct start *s = arg;
@@ -158,9 +171,12 @@ pid_t job_pid(const struct job *job, int rank) { return job->pid[rank]; }
 bool job_wait(struct job *job, int rank, uint64_t ms, int *status) {
   uint64_t deadline = rail_deadline_in_ms(ms);
   while (!job->ended[rank]) {
-    if (waitpid(job->pid[rank], &job->status[rank], WNOHANG) == job->pid[rank]) job->ended[rank] = true;
-    else if (rail_deadline_passed(deadline)) return false;
-    else usleep(500);
+    if (waitpid(job->pid[rank], &job->status[rank], WNOHANG) == job->pid[rank])
+      job->ended[rank] = true;
+    else if (rail_deadline_passed(deadline))
+      return false;
+    else
+      usleep(500);
   }
   if (status) *status = job->status[rank];
   return true;
@@ -169,12 +185,18 @@ bool job_wait(struct job *job, int rank, uint64_t ms, int *status) {
 /* Says what was wrong with a rank; false: nothing. */
 static bool verdict(const struct job *job, int r, bool late, bool may_be_killed, char *text, size_t cap) {
   int s = job->status[r];
-  if (late) snprintf(text, cap, "rank %d of %d did not end in time", r, job->nranks);
-  else if (WIFSIGNALED(s) && WTERMSIG(s) == SIGKILL && may_be_killed) return false;
-  else if (WIFSIGNALED(s)) snprintf(text, cap, "rank %d of %d died of %s", r, job->nranks, strsignal(WTERMSIG(s)));
-  else if (job->common->why[r][0]) snprintf(text, cap, "rank %d of %d: %s", r, job->nranks, job->common->why[r]);
-  else if (WEXITSTATUS(s)) snprintf(text, cap, "rank %d of %d ended with status %d", r, job->nranks, WEXITSTATUS(s));
-  else return false;
+  if (late)
+    snprintf(text, cap, "rank %d of %d did not end in time", r, job->nranks);
+  else if (WIFSIGNALED(s) && WTERMSIG(s) == SIGKILL && may_be_killed)
+    return false;
+  else if (WIFSIGNALED(s))
+    snprintf(text, cap, "rank %d of %d died of %s", r, job->nranks, strsignal(WTERMSIG(s)));
+  else if (job->common->why[r][0])
+    snprintf(text, cap, "rank %d of %d: %s", r, job->nranks, job->common->why[r]);
+  else if (WEXITSTATUS(s))
+    snprintf(text, cap, "rank %d of %d ended with status %d", r, job->nranks, WEXITSTATUS(s));
+  else
+    return false;
   return true;
 }
 
@@ -197,8 +219,10 @@ void job_end(struct job *job, uint64_t ms, unsigned expect_killed) {
     for (int r = 0; r < job->nranks; r++) {
       if ((pass == 0) != (job->common->why[r][0] != 0)) continue;
       if (!verdict(job, r, late[r], expect_killed >> r & 1, text, sizeof text)) continue;
-      if (!first[0]) snprintf(first, sizeof first, "%s", text);
-      else printf("# also: %s\n", text);
+      if (!first[0])
+        snprintf(first, sizeof first, "%s", text);
+      else
+        printf("# also: %s\n", text);
     }
   munmap(job->common, sizeof *job->common);
   free(job);

@@ -27,7 +27,8 @@ struct rank {
 typedef void (*rank_fn)(const struct rank *rank, void *arg);
 
 /* `env`: "NAME=value NAME=value …", added to the environment of every rank; %d in a value is the rank, %h the
- * half of the ranks it is in, 0 or 1. NCCL_SOCKET_IFNAME=lo and the build's socket plugin are given unless it says otherwise. */
+ * half of the ranks it is in, 0 or 1. NCCL_SOCKET_IFNAME=lo and the build's socket plugin are given unless it says
+ * otherwise. */
 struct job *job_start(const char *env, int nranks, rank_fn body, void *arg);
 void *job_shared(struct job *job);
 pid_t job_pid(const struct job *job, int rank);

@@ -24,15 +24,16 @@ struct link {
   struct rt_conn send, recv;
   struct half at_send, at_recv; /* at_recv only with a proxy */
   bool proxied;
-  uint64_t moved;               /* steps that the proxy has taken over */
+  uint64_t moved; /* steps that the proxy has taken over */
 };
 
 static void half_init(struct half *h, uint64_t step) {
-  for (int p = 0; p < RT_NPROTO; p++) h->buff[p] = aligned_alloc(64, (size_t)SLOT * RT_STEPS), memset(h->buff[p], 0xa5, SLOT * RT_STEPS);
+  for (int p = 0; p < RT_NPROTO; p++)
+    h->buff[p] = aligned_alloc(64, (size_t)SLOT * RT_STEPS), memset(h->buff[p], 0xa5, SLOT * RT_STEPS);
   h->tail = step;
 }
 
-/* Every LL line is as if last written in the step of that slot that comes `ahead` rounds after `step`, 2^32 steps ago. */
+/* Every LL line is as if last written 2^32 steps before the step that comes `ahead` rounds after `step`. */
 static void poison(struct half *h, uint64_t step, uint64_t ahead) {
   for (uint64_t s = step / RT_STEPS * RT_STEPS, i = 0; i < RT_STEPS; i++) {
     uint64_t *half = (uint64_t *)(void *)(h->buff[RT_LL] + i * SLOT);
@@ -82,7 +83,8 @@ static void link_move(struct link *l, enum rt_proto proto) {
   char *dst = to->ptr ? to->ptr : rt_conn_slot_buff(&l->recv, proto, l->moved);
   CHECK(!from->ptr || from->mhandle);
   CHECK(!to->ptr || to->mhandle);
-  CHECK_MSG(from->bytes <= (to->ptr ? to->capacity : SLOT), "a step of %llu bytes overruns", (unsigned long long)from->bytes);
+  CHECK_MSG(from->bytes <= (to->ptr ? to->capacity : SLOT), "a step of %llu bytes overruns",
+            (unsigned long long)from->bytes);
   memcpy(dst, src, from->bytes);
   to->bytes = from->bytes;
   l->moved++;
@@ -134,12 +136,25 @@ static void make_kernel(struct rt_kernel *k, struct ring *ring, const struct sha
   int prev = (r + s->n - 1) % s->n, next = (r + 1) % s->n;
   k->proto = s->proto;
   k->fns = reduces ? rt_reduce_lookup(RT_INT32, RT_SUM) : NULL;
-  k->sched = (struct rt_sched){.coll = s->coll, .rank = r, .nranks = s->n, .root = s->root, .esize = 4, .send = send,
-                               .recv = recv, .count = s->count, .len = s->count,
+  k->sched = (struct rt_sched){.coll = s->coll,
+                               .rank = r,
+                               .nranks = s->n,
+                               .root = s->root,
+                               .esize = 4,
+                               .send = send,
+                               .recv = recv,
+                               .count = s->count,
+                               .len = s->count,
                                .chunk = rt_proto_payload(s->proto, SLOT) / 4};
   bool has_recv = true, has_send = true;
-  if (s->coll == RT_BROADCAST) { has_recv = r != s->root; has_send = next != s->root; }
-  if (s->coll == RT_REDUCE) { has_send = r != s->root; has_recv = prev != s->root; }
+  if (s->coll == RT_BROADCAST) {
+    has_recv = r != s->root;
+    has_send = next != s->root;
+  }
+  if (s->coll == RT_REDUCE) {
+    has_send = r != s->root;
+    has_recv = prev != s->root;
+  }
   if (s->n > 1 && has_recv) k->recv = &ring->link[prev].recv;
   if (s->n > 1 && has_send) k->send = &ring->link[r].send;
   if (s->direct) {
@@ -154,7 +169,8 @@ static void make_kernel(struct rt_kernel *k, struct ring *ring, const struct sha
 static void poll_all(struct ring *ring, struct rt_kernel *k, int n, enum rt_proto proto) {
   bool done[MAX_RANKS] = {0};
   for (int left = n, polls = 0; left > 0; polls++) {
-    CHECK_MSG(polls < POLLS, "no end: rank 0 is at action %llu of %llu", (unsigned long long)k[0].i, (unsigned long long)k[0].n);
+    CHECK_MSG(polls < POLLS, "no end: rank 0 is at action %llu of %llu", (unsigned long long)k[0].i,
+              (unsigned long long)k[0].n);
     for (int r = 0; r < n; r++) {
       if (done[r]) continue;
       enum rt_kernel_state state = rt_kernel_poll(&k[r]);
@@ -186,8 +202,9 @@ static void run_on(struct ring *ring, const struct shape *s) {
   poll_all(ring, k, s->n, s->proto);
   for (int r = 0; r < s->n; r++) {
     for (uint64_t i = 0; recv[r] && i < nrecv; i++)
-      CHECK_MSG(recv[r][i] == expected(s, r, i), "coll %d proto %d ranks %d count %llu%s%s%s: rank %d element %llu: %d, expected %d",
-                (int)s->coll, (int)s->proto, s->n, (unsigned long long)s->count, s->proxied ? " proxied" : "",
+      CHECK_MSG(recv[r][i] == expected(s, r, i),
+                "coll %d proto %d ranks %d count %llu%s%s%s: rank %d element %llu: %d, expected %d", (int)s->coll,
+                (int)s->proto, s->n, (unsigned long long)s->count, s->proxied ? " proxied" : "",
                 s->direct ? " direct" : "", s->in_place ? " in place" : "", r, (unsigned long long)i, recv[r][i],
                 expected(s, r, i));
     free(memory[r]);
@@ -207,8 +224,15 @@ static void run_all(enum rt_proto proto, uint64_t step) {
     for (int n = 1; n <= MAX_RANKS; n++)
       for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
         for (int how = 0; how < 8; how++) {
-          struct shape s = {.coll = (enum rt_coll)coll, .proto = proto, .n = n, .root = how % n, .count = counts[c],
-                            .proxied = how & 1, .direct = how & 1 && how & 2, .in_place = how & 4, .step = step};
+          struct shape s = {.coll = (enum rt_coll)coll,
+                            .proto = proto,
+                            .n = n,
+                            .root = how % n,
+                            .count = counts[c],
+                            .proxied = how & 1,
+                            .direct = how & 1 && how & 2,
+                            .in_place = how & 4,
+                            .step = step};
           run_shape(&s);
         }
 }
@@ -229,10 +253,24 @@ static void pair_kernels(struct rt_kernel *s, struct rt_kernel *r, struct link *
   memset(r, 0, sizeof *r);
   s->proto = sp;
   r->proto = rp;
-  s->sched = (struct rt_sched){.coll = RT_SEND, .nranks = 2, .rank = 0, .root = 1, .esize = 1, .send = send, .count = nsend,
-                               .len = nsend, .chunk = rt_proto_payload(sp, SLOT)};
-  r->sched = (struct rt_sched){.coll = RT_RECV, .nranks = 2, .rank = 1, .root = 0, .esize = 1, .recv = recv, .count = nrecv,
-                               .len = nrecv, .chunk = rt_proto_payload(rp, SLOT)};
+  s->sched = (struct rt_sched){.coll = RT_SEND,
+                               .nranks = 2,
+                               .rank = 0,
+                               .root = 1,
+                               .esize = 1,
+                               .send = send,
+                               .count = nsend,
+                               .len = nsend,
+                               .chunk = rt_proto_payload(sp, SLOT)};
+  r->sched = (struct rt_sched){.coll = RT_RECV,
+                               .nranks = 2,
+                               .rank = 1,
+                               .root = 0,
+                               .esize = 1,
+                               .recv = recv,
+                               .count = nrecv,
+                               .len = nrecv,
+                               .chunk = rt_proto_payload(rp, SLOT)};
   s->send = &l->send;
   r->recv = &l->recv;
   rt_kernel_init(s);
@@ -383,7 +421,7 @@ TEST(step_counts_are_true) {
 }
 
 TEST_MAIN(TEST_CASE(simple), TEST_CASE(ll), TEST_CASE(ll_near_the_cleaning), TEST_CASE(ll_near_2_to_the_32),
-          TEST_CASE(simple_near_2_to_the_32), TEST_CASE(ll_near_2_to_the_33), TEST_CASE(ll_lines_of_2_to_the_32_steps_ago),
-          TEST_CASE(sizes_that_differ_are_found), TEST_CASE(protocols_that_differ_are_found),
-          TEST_CASE(mismatch_says_both_sizes), TEST_CASE(operations_take_turns), TEST_CASE(direct_sends_are_drained),
-          TEST_CASE(step_counts_are_true))
+          TEST_CASE(simple_near_2_to_the_32), TEST_CASE(ll_near_2_to_the_33),
+          TEST_CASE(ll_lines_of_2_to_the_32_steps_ago), TEST_CASE(sizes_that_differ_are_found),
+          TEST_CASE(protocols_that_differ_are_found), TEST_CASE(mismatch_says_both_sizes),
+          TEST_CASE(operations_take_turns), TEST_CASE(direct_sends_are_drained), TEST_CASE(step_counts_are_true))

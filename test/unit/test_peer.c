@@ -46,18 +46,18 @@ static void must_say(const char *const *words, size_t n) {
   for (size_t i = 0; i < n; i++) CHECK_MSG(strstr(warned, words[i]), "\"%s\" does not say %s", warned, words[i]);
 }
 
-#define REFUSED(field, value, name)                                                                    \
-  do {                                                                                                 \
-    struct rt_peer a, b;                                                                               \
-    two(&a, &b);                                                                                       \
-    a.field = 77;                                                                                      \
-    b.field = value;                                                                                   \
-    rail_log_set_sink(capture);                                                                        \
-    rail_result_t r = rt_peer_check(&a, &b);                                                           \
-    rail_log_set_sink(NULL);                                                                           \
-    CHECK_INT(r, RAIL_BAD_USAGE);                                                                      \
-    const char *const words[] = {name, "rank 3", "rank 5", "77", #value};                              \
-    must_say(words, 5);                                                                                \
+#define REFUSED(field, value, name)                                       \
+  do {                                                                    \
+    struct rt_peer a, b;                                                  \
+    two(&a, &b);                                                          \
+    a.field = 77;                                                         \
+    b.field = value;                                                      \
+    rail_log_set_sink(capture);                                           \
+    rail_result_t r = rt_peer_check(&a, &b);                              \
+    rail_log_set_sink(NULL);                                              \
+    CHECK_INT(r, RAIL_BAD_USAGE);                                         \
+    const char *const words[] = {name, "rank 3", "rank 5", "77", #value}; \
+    must_say(words, 5);                                                   \
   } while (0)
 
 TEST(disagreements_are_named) {

@@ -100,8 +100,8 @@ TEST(chunks_fit_their_slots) {
               uint64_t n = rt_choose_chunk(&t, (enum rt_proto)proto, (enum rt_coll)coll, bytes, 4, esizes[e]);
               CHECK(n >= 1);
               CHECK_MSG(rt_proto_bytes((enum rt_proto)proto, n * esizes[e]) <= slots[s],
-                        "proto %d: %llu elements of %zu bytes in a slot of %llu", proto, (unsigned long long)n, esizes[e],
-                        (unsigned long long)slots[s]);
+                        "proto %d: %llu elements of %zu bytes in a slot of %llu", proto, (unsigned long long)n,
+                        esizes[e], (unsigned long long)slots[s]);
             }
 }
 

@@ -19,14 +19,17 @@
 
 /* What the fake transport does with a connector; res points to it. */
 struct fake {
-  int every;             /* a step moves in every n-th call */
+  int every; /* a step moves in every n-th call */
   int calls;
-  int fail_after;        /* calls until an error; 0 never */
+  int fail_after;              /* calls until an error; 0 never */
   struct rt_proxy_op *current; /* the operation under way: none other may come before it is finished */
   int order[MAX_OPS], ndone;   /* numbers of the finished ones */
 };
 
-struct numbered { struct rt_proxy_op op; int number; };
+struct numbered {
+  struct rt_proxy_op op;
+  int number;
+};
 
 static atomic_bool entered, broken, strict;
 static char fault[128];
@@ -111,8 +114,10 @@ static void drive(struct world *w) {
   uint64_t deadline = rail_deadline_in_ms(patience_ms(10000));
   while (atomic_load(&w->comm->proxy.unfinished) > 0) {
     ENSURE(!rail_deadline_passed(deadline), "%d operations never finish", atomic_load(&w->comm->proxy.unfinished));
-    if (w->comm->proxy.threaded) sched_yield();
-    else rt_proxy_pass(&w->comm->proxy);
+    if (w->comm->proxy.threaded)
+      sched_yield();
+    else
+      rt_proxy_pass(&w->comm->proxy);
   }
   rt_proxy_quiesce(&w->comm->proxy); /* the pass that finished the last one may still be putting things away */
 }
@@ -170,7 +175,8 @@ TEST(a_pass_is_fair) {
       rt_proxy_pass(&w->comm->proxy);
       for (int c = 0; c < 10; c++) {
         int want = c % 2 == odd ? p : 1;
-        CHECK_MSG(w->fake[c].calls == want, "pass %d: connector %d got %d calls, expected %d", p, c, w->fake[c].calls, want);
+        CHECK_MSG(w->fake[c].calls == want, "pass %d: connector %d got %d calls, expected %d", p, c, w->fake[c].calls,
+                  want);
       }
     }
     drive(w);
@@ -205,8 +211,10 @@ static void failure(bool threaded) {
   for (int c = 0; c < 8; c++) submit(w, c, 0, c == 5 ? 100 : 1000000);
   uint64_t deadline = rail_deadline_in_ms(patience_ms(10000));
   while (!rt_comm_failed(w->comm) && !rail_deadline_passed(deadline)) {
-    if (threaded) sched_yield();
-    else rt_proxy_pass(&w->comm->proxy);
+    if (threaded)
+      sched_yield();
+    else
+      rt_proxy_pass(&w->comm->proxy);
   }
   ENSURE(rt_comm_failed(w->comm), "the error was not noticed");
   rt_proxy_quiesce(&w->comm->proxy);
@@ -237,15 +245,16 @@ TEST(the_thread_sleeps) {
 }
 
 /* Two threads that both pass: one at a time, and neither waits for the other. */
+struct passer { struct world *w; };
 static void passer(void *arg) {
-  struct world *w = *(struct world **)arg;
+  struct world *w = ((struct passer *)arg)->w;
   for (int i = 0; i < 200000 && atomic_load(&w->comm->proxy.unfinished) > 0; i++) rt_proxy_pass(&w->comm->proxy);
 }
 TEST(one_driver_at_a_time) {
   struct world *w = world_open(false);
   for (int n = 0; n < MAX_OPS; n++)
     for (int c = 0; c < 16; c++) submit(w, c, n, 30);
-  struct world *args[3] = {w, w, w};
+  struct passer args[3] = {{w}, {w}, {w}};
   run_threads(3, passer, args, sizeof args[0]);
   drive(w);
   world_close(w);

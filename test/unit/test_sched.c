@@ -13,10 +13,20 @@
 #define MAX_DEPTH 8
 
 /* Which element it is in the collective's own numbering, whose contributions it holds, how often it was finished. */
-struct element { uint32_t name; uint16_t ranks; uint8_t finished, written; };
+struct element {
+  uint32_t name;
+  uint16_t ranks;
+  uint8_t finished, written;
+};
 
-struct message { struct element *e; uint64_t n; };
-struct fifo { struct message m[MAX_DEPTH]; int first, used; };
+struct message {
+  struct element *e;
+  uint64_t n;
+};
+struct fifo {
+  struct message m[MAX_DEPTH];
+  int first, used;
+};
 
 struct job {
   enum rt_coll coll;
@@ -35,9 +45,9 @@ struct world {
 
 static const char *text(const struct job *j) {
   static char t[160];
-  snprintf(t, sizeof t, "coll %d, %d ranks, root %d, count %llu, chunk %llu, esize %zu, depth %d, %d parts%s", (int)j->coll,
-           j->nranks, j->root, (unsigned long long)j->count, (unsigned long long)j->chunk, j->esize, j->depth, j->parts,
-           j->in_place ? ", in place" : "");
+  snprintf(t, sizeof t, "coll %d, %d ranks, root %d, count %llu, chunk %llu, esize %zu, depth %d, %d parts%s",
+           (int)j->coll, j->nranks, j->root, (unsigned long long)j->count, (unsigned long long)j->chunk, j->esize,
+           j->depth, j->parts, j->in_place ? ", in place" : "");
   return t;
 }
 
@@ -56,7 +66,7 @@ static struct element output(const struct job *j, int rank, uint64_t i) {
   struct element e = {.name = (uint32_t)i, .ranks = all, .finished = 1, .written = 1};
   if (j->coll == RT_REDUCE_SCATTER) e.name = (uint32_t)((uint64_t)rank * j->count + i);
   if (j->coll == RT_ALLGATHER) {
-    e.ranks = (uint16_t)(1u << (i / j->count));
+    e.ranks = (uint16_t)(j->count ? 1u << (i / j->count) : 0);
     e.finished = 0;
   }
   if (j->coll == RT_BROADCAST) {
@@ -68,7 +78,8 @@ static struct element output(const struct job *j, int rank, uint64_t i) {
 
 /* ---- one action ---- */
 
-static struct element *at(struct world *w, struct element *base, uint64_t size, const char *origin, const char *p, uint64_t n) {
+static struct element *at(struct world *w, struct element *base, uint64_t size, const char *origin, const char *p,
+                          uint64_t n) {
   uint64_t byte = (uint64_t)(p - origin);
   CHECK_MSG(byte % w->job->esize == 0, "%s: not at an element", text(w->job));
   CHECK_MSG(byte / w->job->esize + n <= size, "%s: %llu elements at %llu of a buffer of %llu", text(w->job),
@@ -101,6 +112,7 @@ static bool act(struct world *w, int rank, const struct rt_sched *s, const struc
   CHECK_MSG(a->recv || a->src, "%s: rank %d: an action without input", text(j), rank);
   struct element *result = calloc(a->n ? a->n : 1, sizeof *result);
   const struct element *local = NULL;
+  if (a->reduce || !a->recv) CHECK_MSG(a->src, "%s: rank %d: an action without local input", text(j), rank);
   if (a->src && (a->reduce || !a->recv)) local = at(w, w->send[rank], w->nsend, s->send, a->src, a->n);
   struct element *dst = a->dst ? at(w, w->recv[rank], w->nrecv, s->recv, a->dst, a->n) : NULL;
   for (uint64_t i = 0; i < a->n; i++) {
@@ -130,9 +142,17 @@ static void run_part(struct world *w, uint64_t lo, uint64_t len) {
   uint64_t next[MAX_RANKS] = {0}, total[MAX_RANKS];
   static char origin_send, origin_recv; /* never read */
   for (int r = 0; r < j->nranks; r++) {
-    s[r] = (struct rt_sched){.coll = j->coll, .rank = r, .nranks = j->nranks, .root = j->root, .esize = j->esize,
-                             .send = &origin_send, .recv = has_recv(j, r) ? &origin_recv : NULL, .count = j->count,
-                             .lo = lo, .len = len, .chunk = j->chunk};
+    s[r] = (struct rt_sched){.coll = j->coll,
+                             .rank = r,
+                             .nranks = j->nranks,
+                             .root = j->root,
+                             .esize = j->esize,
+                             .send = &origin_send,
+                             .recv = has_recv(j, r) ? &origin_recv : NULL,
+                             .count = j->count,
+                             .lo = lo,
+                             .len = len,
+                             .chunk = j->chunk};
     total[r] = rt_sched_actions(&s[r]);
     CHECK_MSG(total[r] > 0 || len == 0, "%s: no actions", text(j));
   }
@@ -184,10 +204,11 @@ static void run_job(const struct job *j) {
     struct element *base = w.send[r] < w.recv[r] ? w.send[r] : w.recv[r];
     for (uint64_t i = 0; has_recv(j, r) && i < w.nrecv; i++) {
       struct element e = w.recv[r][i], want = output(j, r, i);
-      CHECK_MSG(e.name == want.name && e.ranks == want.ranks && e.finished == want.finished && e.written == want.written,
-                "%s: rank %d, element %llu is {%u, ranks %x, finished %d, written %d}, expected {%u, %x, %d, %d}", text(j), r,
-                (unsigned long long)i, e.name, e.ranks, e.finished, e.written, want.name, want.ranks, want.finished,
-                want.written);
+      CHECK_MSG(e.name == want.name && e.ranks == want.ranks && e.finished == want.finished &&
+                    e.written == want.written,
+                "%s: rank %d, element %llu is {%u, ranks %x, finished %d, written %d}, expected {%u, %x, %d, %d}",
+                text(j), r, (unsigned long long)i, e.name, e.ranks, e.finished, e.written, want.name, want.ranks,
+                want.finished, want.written);
     }
     free(base);
   }
@@ -207,9 +228,15 @@ static void all_shapes(enum rt_coll coll, bool roots) {
           for (int variant = 0; variant < 6; variant++) {
             if (counts[c] > 200 && chunks[k] < 16) continue;
             const size_t esizes[] = {1, 2, 4, 8, 8, 1};
-            struct job j = {.coll = coll, .nranks = n, .root = root, .depth = variant % 2 ? MAX_DEPTH : least_depth(coll, n),
-                            .parts = variant % 3 + 1, .in_place = variant >= 3,
-                            .esize = esizes[variant], .count = counts[c], .chunk = chunks[k]};
+            struct job j = {.coll = coll,
+                            .nranks = n,
+                            .root = root,
+                            .depth = variant % 2 ? MAX_DEPTH : least_depth(coll, n),
+                            .parts = variant % 3 + 1,
+                            .in_place = variant >= 3,
+                            .esize = esizes[variant],
+                            .count = counts[c],
+                            .chunk = chunks[k]};
             run_job(&j);
           }
   }
@@ -235,10 +262,24 @@ TEST(point_to_point) {
   const uint64_t counts[] = {0, 1, 7, 8, 9, 1009}, chunks[] = {1, 8, 1000};
   for (size_t c = 0; c < 6; c++)
     for (size_t k = 0; k < 3; k++) {
-      struct rt_sched s = {.coll = RT_SEND, .nranks = 2, .rank = 0, .root = 1, .esize = 4, .send = memory,
-                           .count = counts[c], .len = counts[c], .chunk = chunks[k]};
-      struct rt_sched r = {.coll = RT_RECV, .nranks = 2, .rank = 1, .root = 0, .esize = 4, .recv = memory,
-                           .count = counts[c], .len = counts[c], .chunk = chunks[k]};
+      struct rt_sched s = {.coll = RT_SEND,
+                           .nranks = 2,
+                           .rank = 0,
+                           .root = 1,
+                           .esize = 4,
+                           .send = memory,
+                           .count = counts[c],
+                           .len = counts[c],
+                           .chunk = chunks[k]};
+      struct rt_sched r = {.coll = RT_RECV,
+                           .nranks = 2,
+                           .rank = 1,
+                           .root = 0,
+                           .esize = 4,
+                           .recv = memory,
+                           .count = counts[c],
+                           .len = counts[c],
+                           .chunk = chunks[k]};
       uint64_t n = rt_sched_actions(&s), sum = 0;
       CHECK_INT(rt_sched_actions(&r), n);
       CHECK(n >= 1);
@@ -259,8 +300,15 @@ TEST(point_to_point) {
 TEST(huge_counts_add_up) {
   const uint64_t count = (1ull << 33) + 12345;
   for (int rank = 0; rank < 3; rank++) {
-    struct rt_sched s = {.coll = RT_ALLREDUCE, .nranks = 3, .rank = rank, .esize = 1, .send = (const char *)(1ull << 40),
-                         .recv = (char *)(1ull << 42), .count = count, .len = count, .chunk = 1 << 19};
+    struct rt_sched s = {.coll = RT_ALLREDUCE,
+                         .nranks = 3,
+                         .rank = rank,
+                         .esize = 1,
+                         .send = (const char *)(1ull << 40),
+                         .recv = (char *)(1ull << 42),
+                         .count = count,
+                         .len = count,
+                         .chunk = 1 << 19};
     uint64_t n = rt_sched_actions(&s), written = 0, end = 0;
     for (uint64_t i = 0; i < n; i++) {
       struct rt_action a;
@@ -275,5 +323,5 @@ TEST(huge_counts_add_up) {
   }
 }
 
-TEST_MAIN(TEST_CASE(allreduce), TEST_CASE(reduce_scatter), TEST_CASE(allgather), TEST_CASE(broadcast), TEST_CASE(reduce),
-          TEST_CASE(large_counts), TEST_CASE(point_to_point), TEST_CASE(huge_counts_add_up))
+TEST_MAIN(TEST_CASE(allreduce), TEST_CASE(reduce_scatter), TEST_CASE(allgather), TEST_CASE(broadcast),
+          TEST_CASE(reduce), TEST_CASE(large_counts), TEST_CASE(point_to_point), TEST_CASE(huge_counts_add_up))
