@@ -65,7 +65,8 @@ RAIL_EXPORT const char *ncclGetLastError(ncclComm_t comm) {
 RAIL_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
   if (!uniqueId) return rt_error(RAIL_BAD_ARGUMENT, "ncclGetUniqueId: uniqueId is NULL");
   rail_result_t r = rt_unique_id_create(uniqueId->internal);
-  if (r != RAIL_OK && !*rt_error_text()) rt_error_keep("ncclGetUniqueId: no rendezvous could be opened; the log says why");
+  if (r != RAIL_OK && !*rt_error_text())
+    rt_error_keep("ncclGetUniqueId: no rendezvous could be opened; the log says why");
   return (ncclResult_t)r;
 }
 
@@ -132,7 +133,8 @@ static ncclResult_t start_async(const struct rt_init_args *args, ncclComm_t *out
   a->args = *args;
   a->comm = comm;
   atomic_store(&comm->init_state, ncclInProgress);
-  if (args->parent) atomic_fetch_add(&args->parent->users, 1); /* an abort of the parent waits until the split is off it */
+  if (args->parent)
+    atomic_fetch_add(&args->parent->users, 1); /* an abort of the parent waits until the split is off it */
   int err = rt_thread_start("rail-init", async_init_thread, a, &comm->init_thread);
   if (err) {
     if (args->parent) atomic_fetch_sub(&args->parent->users, 1);

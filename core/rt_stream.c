@@ -103,13 +103,15 @@ static const struct rt_connector *waits_for_nobody(struct rt_plan *plan) {
   return NULL;
 }
 
-/* Now and then while nothing moves. A rank that leaves because of a failure has told so; that reason comes first, hence the
- * delay. */
+/* Now and then while nothing moves. A rank that leaves because of a failure has told so; that reason comes first,
+ * hence the delay. */
 static void look_for_leavers(struct ncclComm *comm, struct rt_plan *plan, uint64_t *left_ns) {
   const struct rt_connector *c = waits_for_nobody(plan);
   uint64_t now = rail_now_ns();
-  if (!c) *left_ns = 0;
-  else if (*left_ns == 0) *left_ns = now;
+  if (!c)
+    *left_ns = 0;
+  else if (*left_ns == 0)
+    *left_ns = now;
   else if (now - *left_ns > LEFT_GRACE_NS)
     rt_comm_fail(comm, RAIL_REMOTE_ERROR, "rank %d ended its communicator while rank %d waits for it in an operation",
                  c->peer, comm->rank);
