@@ -180,16 +180,18 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
   struct rt_task t = {.comm = comm, .coll = k->sched.coll, .count = k->sched.count};
   size_t send_size, recv_size;
   buffer_sizes(&t, k->sched.esize, &send_size, &recv_size);
+  enum rt_coll coll = k->sched.coll;
+  const char *in = k->sched.send;
+  char *out = k->sched.recv;
   if (job->send) {
-    bool in_place =
-        k->sched.recv && k->sched.send >= k->sched.recv && k->sched.send + send_size <= k->sched.recv + recv_size;
-    if (k->sched.send && !in_place)
-      rt_reg_direct(comm, job->send, k->sched.send, send_size, &k->send_direct[0], &job->send_mh[0]);
-    if (k->sched.recv && k->sched.coll != RT_REDUCE_SCATTER)
-      rt_reg_direct(comm, job->send, k->sched.recv, recv_size, &k->send_direct[1], &job->send_mh[1]);
+    /* In place an all-reduce overwrites its input: that part must leave through the slots. */
+    bool in_place = out && in && in >= out && in + send_size <= out + recv_size;
+    bool passes_on = coll == RT_ALLREDUCE || coll == RT_ALLGATHER || coll == RT_BROADCAST;
+    if (!in_place) rt_reg_direct(comm, job->send, in, send_size, &k->send_direct[0], &job->send_mh[0]);
+    if (passes_on) rt_reg_direct(comm, job->send, out, recv_size, &k->send_direct[1], &job->send_mh[1]);
   }
-  if (job->recv && k->sched.recv && k->sched.coll != RT_REDUCE_SCATTER && k->sched.coll != RT_REDUCE)
-    rt_reg_direct(comm, job->recv, k->sched.recv, recv_size, &k->recv_direct, &job->recv_mh);
+  if (job->recv && coll != RT_REDUCE_SCATTER && coll != RT_REDUCE)
+    rt_reg_direct(comm, job->recv, out, recv_size, &k->recv_direct, &job->recv_mh);
 }
 
 static struct rt_tuning tuning_of(const struct ncclComm *comm) {

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/clock.h"
 #include "common/log.h"
 #include "core/rt_comm.h"
 #include "core/rt_thread.h"
@@ -14,6 +15,7 @@
 #define SPIN_PASSES 200
 #define YIELD_PASSES 20000
 #define NAP_NS 20000
+#define REASON_GRACE_MS 200
 
 /* ---- the two chains; driver only ---------------------------------------- */
 
@@ -70,6 +72,16 @@ static bool retire(struct rt_proxy *p, struct rt_connector *prev, struct rt_conn
   return true;
 }
 
+/* When a rank dies, its neighbours see a connection close before the bootstrap has spread which rank it was and why:
+ * the better reason gets a moment to arrive. */
+static void network_failed(struct ncclComm *comm, const struct rt_connector *c, rail_result_t result) {
+  uint64_t until = rail_deadline_in_ms(REASON_GRACE_MS);
+  while (result == RAIL_REMOTE_ERROR && !rt_comm_failed(comm) && !rail_deadline_passed(until))
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  rt_comm_fail(comm, result, "the network reported an error on the connection %s rank %d", c->is_send ? "to" : "from",
+               c->peer);
+}
+
 static bool pass(struct rt_proxy *p) {
   bool moved = false;
   if (atomic_load_explicit(&p->has_incoming, memory_order_acquire)) take_incoming(p);
@@ -82,8 +94,7 @@ static bool pass(struct rt_proxy *p) {
       moved = true;
       if (c->ops->done == c->ops->nsteps && retire(p, prev, c)) continue;
     } else if (r != RAIL_IN_PROGRESS) {
-      rt_comm_fail(p->comm, r, "the network reported an error on the connection %s rank %d", c->is_send ? "to" : "from",
-                   c->peer);
+      network_failed(p->comm, c, r);
       break;
     }
     prev = c;

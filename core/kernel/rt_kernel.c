@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/kernel/rt_kernel.h"
 
+#include <assert.h>
+
 #include "common/compiler.h"
 #include "core/kernel/rt_prims.h"
 
@@ -43,17 +45,15 @@ void rt_kernel_init(struct rt_kernel *k) {
   if (k->send) k->send_turn = k->send->next_turn++;
 }
 
-/* The handle under which [p, p+bytes) may be moved without a copy, or NULL. */
-static const struct rt_direct *direct_for(const struct rt_direct *d, int n, const char *p, uint64_t bytes) {
-  for (int i = 0; i < n; i++)
-    if (d[i].base && p >= d[i].base && p + bytes <= d[i].base + d[i].size) return &d[i];
-  return NULL;
+/* The range, if [p, p+bytes) lies in it and may so be moved without a copy; else NULL. */
+static const struct rt_direct *direct_for(const struct rt_direct *d, const char *p, uint64_t bytes) {
+  return d->base && p >= d->base && p + bytes <= d->base + d->size ? d : NULL;
 }
 
 /* Does this receive land straight in the user's buffer? */
 static const struct rt_direct *direct_recv(const struct rt_kernel *k, const struct rt_action *a) {
   if (k->proto != RT_SIMPLE || a->reduce || !a->dst || a->n == 0) return NULL;
-  return direct_for(&k->recv_direct, 1, a->dst, a->n * k->sched.esize);
+  return direct_for(&k->recv_direct, a->dst, a->n * k->sched.esize);
 }
 
 /* ---- receiving side ------------------------------------------------------ */
@@ -145,9 +145,10 @@ static enum rt_kernel_state act_simple(struct rt_kernel *k, const struct rt_acti
   const char *from = NULL;
   const struct rt_direct *d = NULL;
   if (a->send) {
-    /* What goes out is what ends up in dst, or the untouched input: send it from there if we may. */
+    /* What goes out is what ends up in dst, or the untouched input: send it from there if we may. Each has its own
+     * range: in place, the input of an all-reduce is overwritten while the plugin may still read it. */
     from = out ? out : (!a->recv && !(k->fns && k->fns->pre) ? a->src : NULL);
-    if (from && bytes) d = direct_for(k->send_direct, 2, from, bytes);
+    if (from && bytes) d = direct_for(&k->send_direct[out ? 1 : 0], from, bytes);
     if (!d) out2 = rt_conn_slot_buff(k->send, RT_SIMPLE, k->send->step);
   }
   rt_prim_combine(k, out, out2, a->recv ? in : NULL, a->reduce || !a->recv ? a->src : NULL, a->last, a->n);
@@ -191,6 +192,7 @@ static enum rt_kernel_state run(struct rt_kernel *k) {
   while (k->i < k->n && budget-- > 0) {
     if (k->recv && k->recv->flags & RT_CONN_PROXY) grant_receives(k);
     rt_sched_action(&k->sched, k->i, &a);
+    assert((k->recv || !a.recv) && (k->send || !a.send) && (k->fns || !a.reduce));
     k->blocked = a.recv && !recv_ready(k, &a) ? k->recv : a.send && !send_ready(k) ? k->send : NULL;
     if (k->blocked) return budget == POLL_BUDGET - 1 ? RT_K_WAIT : RT_K_PROGRESS;
     enum rt_kernel_state state = k->proto == RT_LL ? act_ll(k, &a) : act_simple(k, &a);
@@ -216,6 +218,7 @@ enum rt_kernel_state rt_kernel_poll(struct rt_kernel *k) {
       RAIL_FALLTHROUGH;
     case RT_KP_DRAIN:
       /* User memory belongs to the proxy until its steps are sent: credit is what is done plus the slots. */
+      assert(k->send || !k->direct_steps);
       if (k->direct_steps && rt_observe(k->send->credit) < k->direct_steps + RT_STEPS) return RT_K_WAIT;
       k->phase = RT_KP_DONE;
       RAIL_FALLTHROUGH;

@@ -28,7 +28,7 @@ struct rt_kernel {
   union rt_scalar scalar;
   struct rt_conn *recv, *send;     /* NULL where the schedule has none */
   uint64_t recv_turn, send_turn;   /* see rt_conn.turn */
-  struct rt_direct send_direct[2]; /* towards `send`: the send buffer, the receive buffer */
+  struct rt_direct send_direct[2]; /* towards `send`: the input, and the output where that is passed on */
   struct rt_direct recv_direct;    /* from `recv`: the receive buffer */
 
   uint64_t call; /* bytes of NCCL's count << 4 | collective: what both ends of a connection must agree on */
