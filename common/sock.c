@@ -296,6 +296,14 @@ rail_result_t rail_sock_set_buffers(int fd, int64_t sndbuf, int64_t rcvbuf) {
   return set_buffer(fd, SO_RCVBUF, rcvbuf);
 }
 
+/* Asking for so many bytes at once makes the kernel grow the buffer for them; asking for one again leaves it so. */
+rail_result_t rail_sock_open_window(int fd, int64_t bytes) {
+  const int want[2] = {(int)RAIL_MIN(bytes, (int64_t)1 << 30), 1};
+  for (int i = 0; i < 2 && bytes > 0; i++)
+    if (setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &want[i], sizeof want[i]) != 0) return RAIL_SYSTEM_ERROR;
+  return RAIL_OK;
+}
+
 rail_result_t rail_random_bytes(void *out, size_t size) {
   for (size_t have = 0; have < size;) {
     ssize_t n = getrandom((char *)out + have, size - have, 0);

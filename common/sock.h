@@ -87,6 +87,9 @@ rail_result_t rail_sock_accept_all(int listen_fd, uint64_t deadline, const _Atom
 
 void rail_sock_close(int *fd); /* closes if >= 0 and sets -1; preserves errno */
 rail_result_t rail_sock_set_buffers(int fd, int64_t sndbuf, int64_t rcvbuf); /* < 0: leave */
+/* Lets the receive window of a connected socket begin at `bytes` (at most half of tcp_rmem's largest) and leaves its
+ * later size to the system, which SO_RCVBUF does not (Linux: tcp_set_rcvlowat). 0: leave. */
+rail_result_t rail_sock_open_window(int fd, int64_t bytes);
 
 /* `size` bytes from the kernel's random source. */
 rail_result_t rail_random_bytes(void *out, size_t size);

@@ -18,6 +18,9 @@ static const struct rail_param rows[] = {
    .doc = "SO_SNDBUF of every stream. -1 leaves it to the system, which then adapts it."},
   {.name = "NCCL_SOCKET_RCVBUF", .type = RAIL_PARAM_BYTES, .def = "-1", .lo = -1, .hi = 1 << 30, .offset = AT(rcvbuf),
    .doc = "SO_RCVBUF of every stream. -1 leaves it to the system, which then adapts it."},
+  {.name = "RAIL_SOCKET_WINDOW", .type = RAIL_PARAM_BYTES, .def = "1M", .lo = 0, .hi = 1 << 30, .offset = AT(window),
+   .doc = "Receive window that a stream begins with; the system adapts it from there. 0, or NCCL_SOCKET_RCVBUF, leaves "
+          "it to the system, which begins with tcp_rmem's 128K and may stay there for long."},
   {.name = "RAIL_SOCKET_STREAMS", .type = RAIL_PARAM_INT, .def = "1", .lo = 1, .hi = SK_MAX_STREAMS,
    .offset = AT(streams),
    .doc = "TCP streams per connection. The receiving side's value counts."},

@@ -10,6 +10,7 @@ struct sk_params {
   const char *family;  /* NULL: any */
   const char *comm_id; /* NCCL_COMM_ID: prefers interfaces of that subnet */
   int64_t sndbuf, rcvbuf; /* bytes; -1: the system's */
+  int64_t window;         /* bytes; 0: the system's */
   int64_t streams;
   int64_t chunk;       /* bytes */
   int64_t eager;       /* bytes */

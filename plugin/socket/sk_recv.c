@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_close.h"
 
 #define READ_AHEAD (64 * 1024)
@@ -43,6 +44,8 @@ rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) 
     rc->free_bounces = &rc->bounces[i].node;
   }
   rc->eager_size = args->eager_size;
+  for (unsigned int i = 0; i < args->nstreams && sk_params.rcvbuf < 0; i++)
+    (void)rail_sock_open_window(args->fds[i], sk_params.window); /* a wish: streams work without */
   sk_close_register(&rc->base);
   *recv_comm = rc;
   return RAIL_OK;
