@@ -27,7 +27,7 @@ static void note(struct search *s, const char *name, const char *reason) {
 
 /* Initialises net and looks whether it is of use; on failure says why. */
 static rail_result_t start(struct search *s, struct rail_net *net, void **ctx, char *why, size_t cap) {
-  struct rail_net_props_v12 props;
+  struct rail_net_props_v12 props = {0};
   int ndev = 0;
   if (s->wanted && strcasecmp(s->wanted, rail_net_name(net)) != 0) {
     snprintf(why, cap, "its name is %s, but %s is asked for", rail_net_name(net), s->wanted);

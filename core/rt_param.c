@@ -48,11 +48,11 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SIMD", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|base|avx2|avx512", AT(simd),
    .doc = "Instruction set of the host reductions; auto takes the best that the processor has."},
   {.name = "RAIL_PROXY", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|thread|inline", AT(proxy),
-   .doc = "Who drives the plugin: a thread, or the thread that runs the kernels. auto: a thread where every rank of the "
-          "host has two cores."},
+   .doc = "Who drives the plugin: a thread, or the thread that runs the kernels. auto: a thread where every rank of "
+          "the host has two cores."},
   {.name = "RAIL_DIRECT_MIN", .type = RAIL_PARAM_BYTES, .def = "64K", .lo = 0, .hi = INT64_MAX, AT(direct_min),
-   .doc = "Buffers from this size on are sent and received in place, without a copy, where registering them is cheap or "
-          "ncclCommRegister did it."},
+   .doc = "Buffers from this size on are sent and received in place, without a copy, where registering them is cheap "
+          "or ncclCommRegister did it."},
   {.name = "NCCL_SHM_DISABLE", .type = RAIL_PARAM_BOOL, .def = "0", .lo = 0, .hi = 1, AT(shm_disable),
    .doc = "1 sends through the network plugin even between ranks of one host."},
   {.name = "NCCL_PROTO", .type = RAIL_PARAM_STRING, AT(proto),

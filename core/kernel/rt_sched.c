@@ -35,8 +35,8 @@ static struct loop_part allreduce_loop(const struct rt_sched *s, uint64_t loop) 
  * In plain order a rank that has sent step k at once wants what its neighbour made of it, and waits for every
  * jitter. So loops are interleaved along the diagonal: at time t step 0 of loop t, step 1 of loop t-1, and so on;
  * what a step needs was then sent a whole time earlier. Sends and receives stay in one order: both ends of
- * a connection walk the same diagonals. But up to 2n-1 steps are then under way per connection when a rank wants to take
- * one and give one, and a ring in which all FIFOs are full stands still: 8 slots allow 4 ranks. */
+ * a connection walk the same diagonals. But up to 2n-1 steps are then under way per connection when a rank wants to
+ * take one and give one, and a ring in which all FIFOs are full stands still: 8 slots allow 4 ranks. */
 #define DIAGONAL_MAX_RANKS 4
 
 struct place { uint64_t loop; int k; };

@@ -274,7 +274,8 @@ struct rail_net_v10 {
 
 #define RAIL_NET_V11_SLOTS(PROPS, VPROPS)                                                                             \
   const char *name;                                                                                                   \
-  int (*init)(void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log, rail_profiler_fn prof); \
+  int (*init)(void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log,                \
+              rail_profiler_fn prof);                                                                                 \
   int (*devices)(int *ndev);                                                                                          \
   int (*get_properties)(int dev, PROPS *props);                                                                       \
   int (*listen)(void *ctx, int dev, void *handle, void **listen_comm);                                                \

@@ -76,7 +76,7 @@ rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_stream *s)
                         s->index);
   if (err == 0)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
-                        "the peer closed the connection with requests outstanding; look for the first error in its log");
+                        "the peer closed the connection with requests outstanding; see the first error in its log");
   return sk_comm_fail(comm, rail_result_of_errno(err),
                       "stream %u broke: %s; look for the first error in the peer's log", s->index, strerror(err));
 }

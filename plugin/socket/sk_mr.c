@@ -48,7 +48,7 @@ rail_result_t sk_dereg_mr(void *comm_arg, void *mhandle) {
   if (atomic_load_explicit(&mr->outstanding, memory_order_acquire) && !atomic_load(&comm->stop)) {
     /* Normal at abort, a bug at any other time; either way the connection is over. */
     sk_comm_stop(comm);
-    RAIL_INFO(RAIL_SUB_NET, "RailSocket: deregMr of %p+%zu with %u requests outstanding on it: the connection is stopped",
+    RAIL_INFO(RAIL_SUB_NET, "RailSocket: deregMr of %p+%zu with %u requests outstanding: the connection is stopped",
               mr->data, mr->size, atomic_load(&mr->outstanding));
     for (uint32_t i = 0; i < comm->nstreams; i++)
       if (comm->streams[i].fd >= 0) shutdown(comm->streams[i].fd, SHUT_RDWR); /* the peer learns at once */

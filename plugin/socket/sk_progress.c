@@ -102,7 +102,8 @@ static rail_result_t parse_out(struct sk_send_comm *sc, struct sk_stream *s) {
     if (rail_unlikely(!sk_frame_decode(s->buf + s->head, &frame))) return lost_its_place(&sc->base, s);
     if (rail_likely(frame.type == SK_FRAME_GRANT && s->index == 0)) result = on_grants(sc, s, &frame);
     else if (frame.type == SK_FRAME_ERROR) result = on_error(&sc->base, s, &frame);
-    else result = sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: frame type %u from a receiver", frame.type);
+    else
+      result = sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: frame type %u from a receiver", frame.type);
     if (result == RAIL_IN_PROGRESS) return RAIL_OK; /* not all of it is here */
     if (result != RAIL_OK) return result;
   }
@@ -209,9 +210,11 @@ static bool is_done(const struct sk_request *r) {
 static void finish(struct sk_request *r, int *sizes) {
   struct sk_comm *comm = r->comm;
   if (r->magic == SK_REQ_SEND)
-    sk_send_finish(rail_container_of(comm, struct sk_send_comm, base), rail_container_of(r, struct sk_send, base), sizes);
+    sk_send_finish(rail_container_of(comm, struct sk_send_comm, base), rail_container_of(r, struct sk_send, base),
+                   sizes);
   else
-    sk_recv_finish(rail_container_of(comm, struct sk_recv_comm, base), rail_container_of(r, struct sk_recv, base), sizes);
+    sk_recv_finish(rail_container_of(comm, struct sk_recv_comm, base), rail_container_of(r, struct sk_recv, base),
+                   sizes);
 }
 
 rail_result_t sk_test(void *request, int *done, int *sizes) {

@@ -8,6 +8,7 @@
  */
 #include "plugin/socket/sk_recv.h"
 
+#include <assert.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,6 +105,7 @@ static void free_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce) {
 }
 
 static void empty_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struct sk_slot *slot) {
+  assert(slot->data || bounce->size == 0); /* irecv took no other */
   if (bounce->size) memcpy(slot->data, bounce->data, bounce->size);
   add_bytes(rc, slot, bounce->size);
   free_bounce(rc, bounce);

@@ -43,7 +43,8 @@ cat > "$work/values.c" <<'C'
 #define FIELD(f) printf("%s at %zu, %zu bytes\n", #f, offsetof(ncclConfig_t, f), sizeof(((ncclConfig_t *)0)->f))
 int main(void) {
   V(NCCL_MAJOR); V(NCCL_MINOR); V(NCCL_VERSION(2, 8, 3)); V(NCCL_VERSION(2, 28, 9));
-  V(NCCL_UNIQUE_ID_BYTES); V(sizeof(ncclUniqueId)); V(sizeof(ncclConfig_t)); V(sizeof(ncclComm_t)); V(sizeof(ncclRedOp_t));
+  V(NCCL_UNIQUE_ID_BYTES); V(sizeof(ncclUniqueId)); V(sizeof(ncclConfig_t)); V(sizeof(ncclComm_t));
+  V(sizeof(ncclRedOp_t));
   V(ncclSuccess); V(ncclUnhandledCudaError); V(ncclSystemError); V(ncclInternalError); V(ncclInvalidArgument);
   V(ncclInvalidUsage); V(ncclRemoteError); V(ncclInProgress); V(ncclNumResults);
   V(NCCL_CONFIG_UNDEF_INT); V((size_t)NCCL_CONFIG_UNDEF_PTR); V(NCCL_SPLIT_NOCOLOR); V(NCCL_UNDEF_FLOAT);
@@ -100,7 +101,8 @@ $cc -std=gnu11 -DTHEIRS -I"$include" "$work/values.c" -o "$work/theirs" && "$wor
   [ "$(wc -l < "$work/ours.txt")" -gt 60 ]
 report $? values_and_layouts_are_equal
 
-$cc -std=gnu11 -I"$include" "$work/program.c" -L"$build/lib" -lrailyard -Wl,-rpath,"$(cd "$build/lib" && pwd)" -o "$work/program"
+$cc -std=gnu11 -I"$include" "$work/program.c" -L"$build/lib" -lrailyard -Wl,-rpath,"$(cd "$build/lib" && pwd)" \
+  -o "$work/program"
 report $? a_program_for_nccl_links
 NCCL_SOCKET_IFNAME=lo timeout 60 "$work/program"
 rc=$?
@@ -108,14 +110,16 @@ rc=$?
 report $rc a_program_for_nccl_runs
 
 # Every function of our header has in theirs the same prototype: declared side by side they must be compatible.
-sed -nE 's#^(ncclResult_t|const char \*) ?(nccl[A-Za-z]+)\(.*#\2#p' "$here/include/rail/railyard.h" | sort -u > "$work/names"
+sed -nE 's#^(ncclResult_t|const char \*) ?(nccl[A-Za-z]+)\(.*#\2#p' "$here/include/rail/railyard.h" |
+  sort -u > "$work/names"
 missing=$(while read -r f; do grep -qE "[^a-zA-Z]$f *\(" "$include/nccl.h" || echo "$f"; done < "$work/names")
 [ -z "$missing" ] || echo "# not in their header: $missing"
 [ -z "$missing" ] && [ "$(wc -l < "$work/names")" -gt 30 ]
 report $? no_function_of_our_own_under_their_names
 {
   echo '#include <nccl.h>'
-  sed -e '/^#include/d' "$here/include/rail/railyard.h" | awk '/^ncclResult_t p?nccl|^const char \*p?nccl/{on=1} on{print} /;$/{on=0}'
+  sed -e '/^#include/d' "$here/include/rail/railyard.h" |
+    awk '/^ncclResult_t p?nccl|^const char \*p?nccl/{on=1} on{print} /;$/{on=0}'
 } > "$work/both.c"
 $cc -std=gnu11 -fsyntax-only -Werror -I"$include" "$work/both.c"
 report $? prototypes_are_compatible

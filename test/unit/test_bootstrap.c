@@ -65,10 +65,8 @@ static size_t size_of_message(int from, int to, int k) {
  * order of peers and tags than they were sent in, but in order within one. */
 static int random_body(struct rank *r, struct rt_bootstrap *b) {
   enum { MESSAGES = 12 };
-  static const size_t most = 200000;
   int n = r->nranks;
-  unsigned char *buf = malloc(most);
-  WANT(buf);
+  static _Thread_local unsigned char buf[200000];
   for (int d = 0; d < n; d++) {
     int to = (r->rank + d) % n;
     for (int k = 0; k < MESSAGES; k++) {
@@ -87,7 +85,6 @@ static int random_body(struct rank *r, struct rt_bootstrap *b) {
       }
     WANT(rt_bootstrap_try_recv(b, from, 0, buf, 1) == RAIL_IN_PROGRESS);
   }
-  free(buf);
   return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
 }
 

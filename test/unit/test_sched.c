@@ -112,7 +112,7 @@ static bool act(struct world *w, int rank, const struct rt_sched *s, const struc
   CHECK_MSG(a->recv || a->src, "%s: rank %d: an action without input", text(j), rank);
   struct element *result = calloc(a->n ? a->n : 1, sizeof *result);
   const struct element *local = NULL;
-  if (a->reduce || !a->recv) CHECK_MSG(a->src, "%s: rank %d: an action without local input", text(j), rank);
+  CHECK_MSG(!(a->reduce || !a->recv) || a->src, "%s: rank %d: an action without local input", text(j), rank);
   if (a->src && (a->reduce || !a->recv)) local = at(w, w->send[rank], w->nsend, s->send, a->src, a->n);
   struct element *dst = a->dst ? at(w, w->recv[rank], w->nrecv, s->recv, a->dst, a->n) : NULL;
   for (uint64_t i = 0; i < a->n; i++) {

@@ -26,7 +26,7 @@ static int entries(const char *dir) {
   DIR *d = opendir(dir);
   int n = 0;
   if (!d) return -1;
-  for (struct dirent *e; (e = readdir(d));) n += strcmp(e->d_name, ".") && strcmp(e->d_name, "..");
+  for (struct dirent *e; (e = readdir(d));) n += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
   closedir(d);
   return n;
 }
