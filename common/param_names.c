@@ -10,6 +10,7 @@ const char *const rail_param_names[] = {
   "RAIL_BUILD",
   "RAIL_CHUNK",
   "RAIL_DIRECT_MIN",
+  "RAIL_EXCHANGE_MAX",
   "RAIL_FAIL_*",
   "RAIL_HEARTBEAT",
   "RAIL_HEARTBEAT_TIMEOUT",

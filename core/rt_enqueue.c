@@ -20,7 +20,7 @@ struct builder {
 };
 
 static bool is_reduction(enum rt_coll coll) {
-  return coll == RT_ALLREDUCE || coll == RT_REDUCE_SCATTER || coll == RT_REDUCE;
+  return coll == RT_ALLREDUCE || coll == RT_REDUCE_SCATTER || coll == RT_REDUCE || coll == RT_EXCHANGE;
 }
 
 /* ---- operators ---------------------------------------------------------------------- */
@@ -101,9 +101,10 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, int cha
   struct rt_job *job = &b->plan->jobs[b->plan->njobs];
   struct rt_kernel *k = &job->kernel;
   uint64_t bytes = len * esize;
+  enum rt_coll coll = rt_choose_schedule(&b->tuning, t->coll, t->count * esize, t->comm->nranks);
   k->proto = t->coll == RT_COPY ? RT_SIMPLE : rt_choose_proto(&b->tuning, t->count * esize);
   k->sched = (struct rt_sched){
-      .coll = t->coll,
+      .coll = coll,
       .rank = t->comm->rank,
       .nranks = t->comm->nranks,
       .root = t->root,
@@ -113,7 +114,7 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, int cha
       .count = t->count,
       .lo = lo,
       .len = len,
-      .chunk = rt_choose_chunk(&b->tuning, k->proto, t->coll, bytes, t->comm->nranks, esize),
+      .chunk = rt_choose_chunk(&b->tuning, k->proto, coll, bytes, t->comm->nranks, esize),
   };
   if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
   RAIL_TRY(find_connectors(b, t, channel, job));
@@ -183,21 +184,22 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
   enum rt_coll coll = k->sched.coll;
   const char *in = k->sched.send;
   char *out = k->sched.recv;
+  bool passes_on = coll == RT_ALLREDUCE || coll == RT_ALLGATHER || coll == RT_BROADCAST;
   if (job->send) {
     /* In place an all-reduce overwrites its input: that part must leave through the slots. */
     bool in_place = out && in && in >= out && in + send_size <= out + recv_size;
-    bool passes_on = coll == RT_ALLREDUCE || coll == RT_ALLGATHER || coll == RT_BROADCAST;
     if (!in_place) rt_reg_direct(comm, job->send, in, send_size, &k->send_direct[0], &job->send_mh[0]);
     if (passes_on) rt_reg_direct(comm, job->send, out, recv_size, &k->send_direct[1], &job->send_mh[1]);
   }
-  if (job->recv && coll != RT_REDUCE_SCATTER && coll != RT_REDUCE)
+  if (job->recv && (passes_on || coll == RT_RECV))
     rt_reg_direct(comm, job->recv, out, recv_size, &k->recv_direct, &job->recv_mh);
 }
 
 static struct rt_tuning tuning_of(const struct ncclComm *comm) {
   const struct rt_params *p = rt_params();
   struct rt_tuning t = {
-      .protos = comm->protos, .all_shm = comm->all_shm, .ll_max = (uint64_t)p->ll_max, .chunk = (uint64_t)p->chunk};
+      .protos = comm->protos, .all_shm = comm->all_shm, .ll_max = (uint64_t)p->ll_max, .chunk = (uint64_t)p->chunk,
+      .exchange_max = (uint64_t)p->exchange_max};
   t.slot_size[RT_SIMPLE] = rt_slot_size(p->buffsize);
   t.slot_size[RT_LL] = rt_slot_size(p->ll_buffsize);
   return t;

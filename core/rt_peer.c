@@ -45,6 +45,7 @@ void rt_peer_describe(struct rt_peer *me) {
   me->ll_buffsize = (uint64_t)p->ll_buffsize;
   me->chunk = (uint64_t)p->chunk;
   me->ll_max = (uint64_t)p->ll_max;
+  me->exchange_max = (uint64_t)p->exchange_max;
   me->nchannels = (uint32_t)p->nchannels;
   me->protos = rt_protos_allowed(p->proto);
   me->shm_disable = p->shm_disable != 0;
@@ -68,6 +69,7 @@ rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b) {
   RAIL_TRY(must_agree(a, b, "NCCL_LL_BUFFSIZE", a->ll_buffsize, b->ll_buffsize));
   RAIL_TRY(must_agree(a, b, "RAIL_CHUNK", a->chunk, b->chunk));
   RAIL_TRY(must_agree(a, b, "RAIL_LL_MAX", a->ll_max, b->ll_max));
+  RAIL_TRY(must_agree(a, b, "RAIL_EXCHANGE_MAX", a->exchange_max, b->exchange_max));
   RAIL_TRY(must_agree(a, b, "RAIL_NCHANNELS", a->nchannels, b->nchannels));
   return must_agree(a, b, "NCCL_PROTO (as a bit mask)", a->protos, b->protos);
 }

@@ -34,6 +34,12 @@ unsigned rt_protos_allowed(const char *text) {
   return all;
 }
 
+/* The exchange takes one step of latency instead of two and reduces everything twice. Two ranks get equal bits: no
+ * operator minds which operand comes first. With more ranks each would add up in an order of its own. */
+enum rt_coll rt_choose_schedule(const struct rt_tuning *t, enum rt_coll coll, uint64_t bytes, int nranks) {
+  return coll == RT_ALLREDUCE && nranks == 2 && bytes <= t->exchange_max ? RT_EXCHANGE : coll;
+}
+
 enum rt_proto rt_choose_proto(const struct rt_tuning *t, uint64_t bytes) {
   if (!(t->protos & 1u << RT_SIMPLE)) return RT_LL;
   if (!(t->protos & 1u << RT_LL)) return RT_SIMPLE;

@@ -17,9 +17,11 @@ struct rt_tuning {
   unsigned protos;
   bool all_shm;
   uint64_t slot_size[RT_NPROTO];
-  uint64_t ll_max, chunk; /* RAIL_LL_MAX, RAIL_CHUNK */
+  uint64_t ll_max, chunk, exchange_max; /* RAIL_LL_MAX, RAIL_CHUNK, RAIL_EXCHANGE_MAX */
 };
 
+/* The schedule for a call: itself, or for a small all-reduce of two ranks the exchange. */
+enum rt_coll rt_choose_schedule(const struct rt_tuning *t, enum rt_coll coll, uint64_t bytes, int nranks);
 enum rt_proto rt_choose_proto(const struct rt_tuning *t, uint64_t bytes);
 /* Elements of one step. */
 uint64_t rt_choose_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt_coll coll, uint64_t bytes, int nranks,

@@ -134,6 +134,20 @@ static void reduce_action(const struct rt_sched *s, uint64_t i, struct rt_action
   if (is_root) a->dst = s->recv + byte;
 }
 
+/* ---- two ranks that want it soon: every chunk goes both ways at once ---- */
+
+/* send 0, send 1, receive 0, send 2, receive 1 … receive the last */
+static void exchange_action(const struct rt_sched *s, uint64_t i, struct rt_action *a) {
+  uint64_t last = 2 * loops(s->len, s->chunk) - 1;
+  a->send = i == 0 || (i % 2 == 1 && i < last);
+  a->recv = !a->send;
+  uint64_t chunk = a->send ? (i + 1) / 2 : (i == last ? i / 2 : i / 2 - 1);
+  uint64_t byte = chunk_at(s, chunk, &a->n) * s->esize;
+  a->reduce = a->last = a->recv;
+  a->src = s->send + byte;
+  if (a->recv) a->dst = s->recv + byte;
+}
+
 /* ---- one-sided ---- */
 
 static void point_action(const struct rt_sched *s, uint64_t i, struct rt_action *a) {
@@ -153,6 +167,7 @@ uint64_t rt_sched_actions(const struct rt_sched *s) {
   if (n == 1 || s->coll == RT_COPY) return loops(s->len, s->chunk);
   switch (s->coll) {
     case RT_ALLREDUCE: return loops(s->len, s->chunk * n) * (2 * n - 1);
+    case RT_EXCHANGE: return loops(s->len, s->chunk) * 2;
     case RT_REDUCE_SCATTER:
     case RT_ALLGATHER: return loops(s->len, s->chunk) * n;
     default: return loops(s->len, s->chunk);
@@ -173,6 +188,7 @@ void rt_sched_action(const struct rt_sched *s, uint64_t i, struct rt_action *a) 
     case RT_ALLGATHER: allgather_action(s, i, a); break;
     case RT_BROADCAST: broadcast_action(s, i, a); break;
     case RT_REDUCE: reduce_action(s, i, a); break;
+    case RT_EXCHANGE: exchange_action(s, i, a); break;
     default: point_action(s, i, a); break;
   }
 }

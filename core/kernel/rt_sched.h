@@ -5,7 +5,7 @@
  * most one step sent, so the numbers of steps on both ends of a connection
  * follow from the same arithmetic and need not be told.
  *
- * All are rings in rank order: a rank receives from rank-1 and sends to rank+1.
+ * Collectives are rings in rank order: a rank receives from rank-1 and sends to rank+1.
  * Send and receive (point to point) are schedules with one side only.
  */
 #ifndef RT_SCHED_H
@@ -23,7 +23,8 @@ enum rt_coll {
   RT_REDUCE,
   RT_SEND,
   RT_RECV,
-  RT_COPY, /* to oneself */
+  RT_COPY,     /* to oneself */
+  RT_EXCHANGE, /* all-reduce of two ranks in one step: each sends its whole input and reduces the other's */
   RT_COLL_COUNT
 };
 

@@ -65,6 +65,7 @@ TEST(disagreements_are_named) {
   REFUSED(ll_buffsize, 16384, "NCCL_LL_BUFFSIZE");
   REFUSED(chunk, 4096, "RAIL_CHUNK");
   REFUSED(ll_max, 4096, "RAIL_LL_MAX");
+  REFUSED(exchange_max, 4096, "RAIL_EXCHANGE_MAX");
   REFUSED(nchannels, 2, "RAIL_NCHANNELS");
   REFUSED(protos, 1, "NCCL_PROTO");
 }

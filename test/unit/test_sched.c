@@ -219,7 +219,7 @@ static void run_job(const struct job *j) {
 static int least_depth(enum rt_coll coll, int n) { return coll == RT_ALLREDUCE && n > 1 && n <= 4 ? 2 * n : 2; }
 
 static void all_shapes(enum rt_coll coll, bool roots) {
-  for (int n = 1; n <= MAX_RANKS; n++) {
+  for (int n = 1; n <= (coll == RT_EXCHANGE ? 2 : MAX_RANKS); n++) {
     const uint64_t counts[] = {0, 1, 2, (uint64_t)n - 1, (uint64_t)n, (uint64_t)n + 1, 61, 64, 127, 1009};
     const uint64_t chunks[] = {1, 3, 16, 64, 100, 100000};
     for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
@@ -243,6 +243,7 @@ static void all_shapes(enum rt_coll coll, bool roots) {
 }
 
 TEST(allreduce) { all_shapes(RT_ALLREDUCE, false); }
+TEST(exchange) { all_shapes(RT_EXCHANGE, false); }
 TEST(reduce_scatter) { all_shapes(RT_REDUCE_SCATTER, false); }
 TEST(allgather) { all_shapes(RT_ALLGATHER, false); }
 TEST(broadcast) { all_shapes(RT_BROADCAST, true); }
@@ -323,5 +324,5 @@ TEST(huge_counts_add_up) {
   }
 }
 
-TEST_MAIN(TEST_CASE(allreduce), TEST_CASE(reduce_scatter), TEST_CASE(allgather), TEST_CASE(broadcast),
+TEST_MAIN(TEST_CASE(allreduce), TEST_CASE(exchange), TEST_CASE(reduce_scatter), TEST_CASE(allgather), TEST_CASE(broadcast),
           TEST_CASE(reduce), TEST_CASE(large_counts), TEST_CASE(point_to_point), TEST_CASE(huge_counts_add_up))
