@@ -196,84 +196,59 @@ static void net_dereg(struct ncclComm *comm, struct rt_connector *c, void *mhand
 
 /* ---- moving steps: the proxy's side of the FIFO -------------------------------- */
 
-static void start(struct net_res *res, struct rt_proxy_op *op) {
-  if (op->started) return;
-  op->base = res->step;
-  op->started = true;
-}
-
-static void finish(struct net_res *res, struct rt_proxy_op *op) {
-  if (op->done == op->nsteps) res->step = op->base + op->nsteps;
-}
-
-/* Oldest first, as NCCL tests. RAIL_OK: done; *bytes is the message's size. */
-static rail_result_t test_oldest(struct ncclComm *comm, struct rt_proxy_op *op, int *bytes) {
-  int done = 0;
-  void **request = &op->requests[op->done % RT_STEPS];
-  RAIL_TRY(rail_net_test(comm->net.plugin, *request, &done, bytes));
-  if (!done) return RAIL_IN_PROGRESS;
+/* Hands the next step to the plugin. RAIL_IN_PROGRESS: it takes none now. */
+static rail_result_t post(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
+  struct net_res *res = c->res;
+  uint64_t step = op->base + op->posted;
+  const struct rt_slot *slot = &res->slot[step % RT_STEPS];
+  void *data = slot->ptr ? slot->ptr : rt_conn_slot_buff(&c->conn, op->proto, step);
+  void *mh = slot->ptr ? slot->mhandle : res->mhandle[op->proto];
+  void **request = &op->requests[op->posted % RT_STEPS];
   *request = NULL;
+  if (c->is_send) {
+    RAIL_TRY(rail_net_isend(comm->net.plugin, res->comm, data, (size_t)slot->bytes, comm->rank, mh, request));
+  } else {
+    size_t capacity = slot->ptr ? (size_t)slot->capacity : (size_t)c->conn.slot_size[op->proto];
+    int tag = c->peer;
+    RAIL_TRY(rail_net_irecv(comm->net.plugin, res->comm, 1, &data, &capacity, &tag, &mh, request));
+  }
+  if (!*request) return RAIL_IN_PROGRESS;
+  op->posted++;
   return RAIL_OK;
 }
 
-static rail_result_t send_progress(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
+/* Looks at the oldest step, as NCCL does, and passes it on to the kernel when the plugin is done with it. */
+static rail_result_t complete(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
   struct net_res *res = c->res;
-  rail_result_t moved = RAIL_IN_PROGRESS;
-  start(res, op);
-  while (op->posted < op->nsteps && op->posted < op->done + RT_STEPS &&
-         rt_observe(&res->tail) > op->base + op->posted) {
-    uint64_t step = op->base + op->posted;
-    struct rt_slot *slot = &res->slot[step % RT_STEPS];
-    void *data = slot->ptr ? slot->ptr : rt_conn_slot_buff(&c->conn, op->proto, step);
-    void *mh = slot->ptr ? slot->mhandle : res->mhandle[op->proto];
-    void *request = NULL;
-    RAIL_TRY(rail_net_isend(comm->net.plugin, res->comm, data, (size_t)slot->bytes, comm->rank, mh, &request));
-    if (!request) break;
-    op->requests[op->posted++ % RT_STEPS] = request;
-    moved = RAIL_OK;
+  int done = 0, bytes = 0;
+  RAIL_TRY(rail_net_test(comm->net.plugin, op->requests[op->done % RT_STEPS], &done, &bytes));
+  if (!done) return RAIL_IN_PROGRESS;
+  uint64_t step = op->base + op->done++;
+  if (c->is_send) {
+    rt_publish(&res->credit, step + 1 + RT_STEPS);
+  } else {
+    res->slot[step % RT_STEPS].bytes = (uint64_t)bytes;
+    rt_publish(&res->tail, step + 1);
   }
-  while (op->done < op->posted) {
-    int bytes = 0;
-    rail_result_t r = test_oldest(comm, op, &bytes);
-    if (r == RAIL_IN_PROGRESS) break;
-    if (r != RAIL_OK) return r;
-    op->done++;
-    rt_publish(&res->credit, op->base + op->done + RT_STEPS);
-    moved = RAIL_OK;
-  }
-  finish(res, op);
-  return moved;
+  return RAIL_OK;
 }
 
-static rail_result_t recv_progress(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
+static rail_result_t net_progress(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
   struct net_res *res = c->res;
-  rail_result_t moved = RAIL_IN_PROGRESS;
-  start(res, op);
-  while (op->posted < op->nsteps && op->posted < op->done + RT_STEPS &&
-         rt_observe(&res->credit) > op->base + op->posted) {
-    uint64_t step = op->base + op->posted;
-    struct rt_slot *slot = &res->slot[step % RT_STEPS];
-    void *data = slot->ptr ? slot->ptr : rt_conn_slot_buff(&c->conn, op->proto, step);
-    void *mh = slot->ptr ? slot->mhandle : res->mhandle[op->proto];
-    size_t cap = slot->ptr ? (size_t)slot->capacity : (size_t)c->conn.slot_size[op->proto];
-    int tag = c->peer;
-    void *request = NULL;
-    RAIL_TRY(rail_net_irecv(comm->net.plugin, res->comm, 1, &data, &cap, &tag, &mh, &request));
-    if (!request) break;
-    op->requests[op->posted++ % RT_STEPS] = request;
-    moved = RAIL_OK;
+  /* What the kernel has produced, or where it said that receives shall land. */
+  const uint64_t *ready = c->is_send ? &res->tail : &res->credit;
+  rail_result_t r = RAIL_OK, moved = RAIL_IN_PROGRESS;
+  if (!op->started) {
+    op->base = res->step;
+    op->started = true;
   }
-  while (op->done < op->posted) {
-    int bytes = 0;
-    rail_result_t r = test_oldest(comm, op, &bytes);
-    if (r == RAIL_IN_PROGRESS) break;
-    if (r != RAIL_OK) return r;
-    res->slot[(op->base + op->done) % RT_STEPS].bytes = (uint64_t)bytes;
-    op->done++;
-    rt_publish(&res->tail, op->base + op->done);
+  while (op->posted < op->nsteps && op->posted < op->done + RT_STEPS && rt_observe(ready) > op->base + op->posted &&
+         (r = post(comm, c, op)) == RAIL_OK)
     moved = RAIL_OK;
-  }
-  finish(res, op);
+  if (r != RAIL_OK && r != RAIL_IN_PROGRESS) return r;
+  while (op->done < op->posted && (r = complete(comm, c, op)) == RAIL_OK) moved = RAIL_OK;
+  if (r != RAIL_OK && r != RAIL_IN_PROGRESS) return r;
+  if (op->done == op->nsteps) res->step = op->base + op->nsteps;
   return moved;
 }
 
@@ -283,13 +258,13 @@ const struct rt_transport rt_net_transport = {
     .send = {.setup = send_setup,
              .connect = send_connect,
              .free = net_free,
-             .progress = send_progress,
+             .progress = net_progress,
              .reg = net_reg,
              .dereg = net_dereg},
     .recv = {.setup = recv_setup,
              .connect = recv_connect,
              .free = net_free,
-             .progress = recv_progress,
+             .progress = net_progress,
              .reg = net_reg,
              .dereg = net_dereg},
 };
