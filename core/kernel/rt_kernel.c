@@ -151,7 +151,9 @@ static enum rt_kernel_state act_simple(struct rt_kernel *k, const struct rt_acti
     if (from && bytes) d = direct_for(&k->send_direct[out ? 1 : 0], from, bytes);
     if (!d) out2 = rt_conn_slot_buff(k->send, RT_SIMPLE, k->send->step);
   }
-  rt_prim_combine(k, out, out2, a->recv ? in : NULL, a->reduce || !a->recv ? a->src : NULL, a->last, a->n);
+  rt_prim_combine(k, RT_HOST_GROUP, out, out2, a->recv ? in : NULL, a->reduce || !a->recv ? a->src : NULL, a->last,
+                  a->n);
+  rt_group_sync(RT_HOST_GROUP);
   if (a->recv) recv_finish(k);
   if (a->send) {
     send_describe(k, bytes, from, d);
@@ -171,16 +173,17 @@ static enum rt_kernel_state act_ll(struct rt_kernel *k, const struct rt_action *
   uint64_t bytes = a->n * k->sched.esize;
   if (a->recv) {
     if (!recv_matches(k, ll_bytes(k->recv, bytes))) return RT_K_MISMATCH;
-    rt_ll_unpack(in, rt_conn_slot_buff(k->recv, RT_LL, k->recv->step), bytes);
+    rt_ll_unpack(RT_HOST_GROUP, in, rt_conn_slot_buff(k->recv, RT_LL, k->recv->step), bytes);
   }
-  rt_prim_combine(k, a->dst, a->send ? out : NULL, a->recv ? in : NULL, a->reduce || !a->recv ? a->src : NULL, a->last,
-                  a->n);
+  rt_prim_combine(k, RT_HOST_GROUP, a->dst, a->send ? out : NULL, a->recv ? in : NULL,
+                  a->reduce || !a->recv ? a->src : NULL, a->last, a->n);
+  rt_group_sync(RT_HOST_GROUP);
   if (a->recv) recv_finish(k);
   if (a->send) {
     struct rt_conn *c = k->send;
     uint64_t size = ll_bytes(c, bytes);
     send_describe(k, size, NULL, NULL);
-    rt_ll_pack(rt_conn_slot_buff(c, RT_LL, c->step), out, bytes, size / RT_LL_LINE, rt_ll_flag(c->step));
+    rt_ll_pack(RT_HOST_GROUP, rt_conn_slot_buff(c, RT_LL, c->step), out, bytes, size / RT_LL_LINE, rt_ll_flag(c->step));
     send_finish(k, false);
   }
   return RT_K_PROGRESS;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Primitives of one step: move and combine its elements for both protocols.
- * They are written for a group of threads that share the work; on the host the
- * group is one thread, and the loops below collapse.
+ * Every one takes the group of threads that share its work and does the calling
+ * thread's part; on the host the group is one thread (RT_HOST_GROUP) and all of
+ * this folds away. Between the parts and the counter that publishes them stands
+ * rt_group_sync.
  *
  * Simple: the step's bytes as they are; published by the counters.
  * LL: lines of 16 bytes {data, flag, data, flag}; flag = step + 1 in every half.
@@ -22,15 +24,29 @@
  * the end, so that no flag from 2^32 steps ago survives in a line that short messages never reach. */
 #define RT_LL_CLEAN_MASK 0x07fffff8u
 
+/* ---- groups ------------------------------------------------------------ */
+
+struct rt_group {
+  uint32_t thread, size;
+};
+#define RT_HOST_GROUP ((struct rt_group){0, 1})
+
+/* All parts are done before any thread goes on. */
+static inline void rt_group_sync(struct rt_group g) { (void)g; /* one thread: nobody to wait for */ }
+
+/* The thread's part of n elements: n of them from *first on. */
+static inline uint64_t rt_group_part(struct rt_group g, uint64_t n, uint64_t *first) {
+  uint64_t part = (n + g.size - 1) / g.size;
+  *first = part * g.thread < n ? part * g.thread : n;
+  return n - *first < part ? n - *first : part;
+}
+
 /* ---- Simple ------------------------------------------------------------ */
 
-/* out, out2 = op(in, local); any of in and local may be NULL (then it is a copy), so may the outs.
- * With a pre-operation the local input is scaled on its way in. */
-static inline void rt_prim_combine(const struct rt_kernel *k, char *out, char *out2, const char *in, const char *local,
-                                   bool last, uint64_t n) {
+static inline void rt_prim_combine_part(const struct rt_kernel *k, char *out, char *out2, const char *in,
+                                        const char *local, bool last, uint64_t n) {
   const struct rt_reduce_fns *f = k->fns;
   size_t bytes = (size_t)(n * k->sched.esize);
-  if (n == 0) return;
   if (!out) {
     out = out2;
     out2 = NULL;
@@ -66,6 +82,16 @@ static inline void rt_prim_combine(const struct rt_kernel *k, char *out, char *o
   if (out2) rt_copy(out2, out, bytes);
 }
 
+/* out, out2 = op(in, local); one of in and local may be NULL (then it is a copy), so may the outs.
+ * With a pre-operation the local input is scaled on its way in. */
+static inline void rt_prim_combine(const struct rt_kernel *k, struct rt_group g, char *out, char *out2, const char *in,
+                                   const char *local, bool last, uint64_t n) {
+  uint64_t first, part = rt_group_part(g, n, &first), at = first * k->sched.esize;
+  if (part == 0) return;
+  rt_prim_combine_part(k, out ? out + at : NULL, out2 ? out2 + at : NULL, in ? in + at : NULL,
+                       local ? local + at : NULL, last, part);
+}
+
 /* ---- LL ---------------------------------------------------------------- */
 
 static inline uint32_t rt_ll_flag(uint64_t step) { return (uint32_t)(step + 1); }
@@ -83,18 +109,19 @@ static inline uint64_t rt_ll_arrived(const char *slot, uint64_t from, uint64_t l
 }
 
 /* Payload of lines that have arrived, into plain memory. */
-static inline void rt_ll_unpack(char *out, const char *slot, uint64_t bytes) {
+static inline void rt_ll_unpack(struct rt_group g, char *out, const char *slot, uint64_t bytes) {
   const uint64_t *half = (const uint64_t *)(const void *)slot;
-  for (uint64_t at = 0; at < bytes; at += 4, half++) {
-    uint32_t data = (uint32_t)__atomic_load_n(half, __ATOMIC_RELAXED);
+  for (uint64_t i = g.thread, at = 4 * i; at < bytes; i += g.size, at = 4 * i) {
+    uint32_t data = (uint32_t)__atomic_load_n(&half[i], __ATOMIC_RELAXED);
     memcpy(out + at, &data, (size_t)(bytes - at < 4 ? bytes - at : 4));
   }
 }
 
 /* Plain memory into `lines` lines; those beyond the payload carry zeros. */
-static inline void rt_ll_pack(char *slot, const char *in, uint64_t bytes, uint64_t lines, uint32_t flag) {
+static inline void rt_ll_pack(struct rt_group g, char *slot, const char *in, uint64_t bytes, uint64_t lines,
+                              uint32_t flag) {
   uint64_t *half = (uint64_t *)(void *)slot;
-  for (uint64_t i = 0; i < 2 * lines; i++) {
+  for (uint64_t i = g.thread; i < 2 * lines; i += g.size) {
     uint32_t data = 0;
     uint64_t at = 4 * i;
     if (at < bytes) memcpy(&data, in + at, (size_t)(bytes - at < 4 ? bytes - at : 4));
