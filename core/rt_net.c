@@ -72,8 +72,6 @@ rail_result_t rt_net_open(struct ncclComm *comm) {
   args.net_name = comm->net_name_wanted[0] ? comm->net_name_wanted : NULL;
   RAIL_TRY(rail_net_select(&args, "socket", &net->plugin, &net->ctx));
   RAIL_TRY(rail_net_devices(net->plugin, &net->ndev));
-  RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "rank %d: network plugin %s v%d, %d devices, from %s", comm->rank,
-            rail_net_name(net->plugin), rail_net_version(net->plugin), net->ndev, rail_net_path(net->plugin));
   return RAIL_OK;
 }
 
