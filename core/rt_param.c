@@ -45,7 +45,7 @@ static const struct rail_param rows[] = {
           "as fast for 8 bytes and faster from there on; LL is for kernels of a GPU."},
   {.name = "RAIL_CHUNK", .type = RAIL_PARAM_BYTES, .def = "0", .lo = 0, .hi = 1024 * M, AT(chunk),
    .doc = "Bytes that a rank passes on at once; 0 chooses by size."},
-  {.name = "RAIL_EXCHANGE_MAX", .type = RAIL_PARAM_BYTES, .def = "16K", .lo = 0, .hi = 1024 * M, AT(exchange_max),
+  {.name = "RAIL_EXCHANGE_MAX", .type = RAIL_PARAM_BYTES, .def = "32K", .lo = 0, .hi = 1024 * M, AT(exchange_max),
    .doc = "Largest all-reduce that two ranks do by exchanging their whole inputs, in one step instead of two."},
   {.name = "RAIL_SIMD", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|base|avx2|avx512", AT(simd),
    .doc = "Instruction set of the host reductions; auto takes the best that the processor has."},

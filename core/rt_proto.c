@@ -49,8 +49,9 @@ enum rt_proto rt_choose_proto(const struct rt_tuning *t, uint64_t bytes) {
 
 /* Small enough that a slot is still in the cache when it is read, large enough that counters do not matter. */
 #define CHUNK_TARGET (128u * 1024)
-/* Steps that a rank should have under way before the pipeline is worth its overhead. */
-#define CHUNK_MIN (16u * 1024)
+/* Below this a pipeline of more steps costs more than it hides: a step over a network has system calls in it. */
+#define CHUNK_MIN_SHM (16u * 1024)
+#define CHUNK_MIN_NET (64u * 1024)
 
 uint64_t rt_choose_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt_coll coll, uint64_t bytes, int nranks,
                          uint64_t esize) {
@@ -58,8 +59,9 @@ uint64_t rt_choose_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt
   uint64_t want = t->chunk ? t->chunk : CHUNK_TARGET;
   if (!t->chunk) {
     uint64_t per_step = coll == RT_ALLREDUCE ? bytes / (uint64_t)nranks : bytes;
+    uint64_t least = t->all_shm ? CHUNK_MIN_SHM : CHUNK_MIN_NET;
     /* Two loops or more per collective, so that receiving, reducing and sending overlap. */
-    while (want > CHUNK_MIN && want * 2 > per_step) want /= 2;
+    while (want > least && want * 2 > per_step) want /= 2;
   }
   uint64_t n = RAIL_MIN(want, cap) / esize;
   return RAIL_MAX(n, 1u);

@@ -257,7 +257,11 @@ def parse(output, outcome):
 
 def environment(program, mark, scratch):
     # Not make's: a test that calls make must not meet our flags or job server.
-    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
+    # What the caller's shell sets for the product (NCCL_SHM_DISABLE, RAIL_CHUNK...) is not what the tests are about;
+    # RAIL_TEST_* is for them.
+    env = {k: v for k, v in os.environ.items()
+           if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
+           and (k.startswith("RAIL_TEST_") or not k.startswith(("NCCL_", "RAIL_")))}
     # Marks add up, so that a runner inside a test does not hide its programs from the outer one.
     env |= {MARK: os.environ.get(MARK, "") + mark, "RAIL_BUILD": str(program.build), "TMPDIR": scratch,
             "PYTHONDONTWRITEBYTECODE": "1"}

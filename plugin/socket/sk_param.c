@@ -27,7 +27,7 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_CHUNK", .type = RAIL_PARAM_BYTES, .def = "256K", .lo = SK_MAX_EAGER, .hi = SK_MAX_FRAME,
    .offset = AT(chunk),
    .doc = "With several streams, the piece of a message that one stream takes at a time."},
-  {.name = "RAIL_SOCKET_EAGER", .type = RAIL_PARAM_BYTES, .def = "8K", .lo = 0, .hi = SK_MAX_EAGER,
+  {.name = "RAIL_SOCKET_EAGER", .type = RAIL_PARAM_BYTES, .def = "32K", .lo = 0, .hi = SK_MAX_EAGER,
    .offset = AT(eager),
    .doc = "Largest message that is sent before the receiver has posted its buffer."},
   {.name = "RAIL_SOCKET_EAGER_COUNT", .type = RAIL_PARAM_INT, .def = "64", .lo = 0, .hi = SK_MAX_EAGER_COUNT,
