@@ -14,6 +14,7 @@
 #ifndef RT_PRIMS_H
 #define RT_PRIMS_H
 
+#include <assert.h>
 #include <string.h>
 
 #include "core/kernel/rt_kernel.h"
@@ -69,6 +70,7 @@ static inline void rt_prim_combine_part(const struct rt_kernel *k, char *out, ch
       rt_copy(out, from, bytes);
     return;
   }
+  assert(f); /* two inputs are combined by something */
   if (f->pre) {
     f->pre(out, local, (size_t)n, &k->scalar);
     local = out;

@@ -443,8 +443,8 @@ TEST(a_group_shares_the_work) {
     }
 }
 
-TEST_MAIN(TEST_CASE(a_group_shares_the_work), TEST_CASE(simple), TEST_CASE(ll), TEST_CASE(ll_near_the_cleaning), TEST_CASE(ll_near_2_to_the_32),
-          TEST_CASE(simple_near_2_to_the_32), TEST_CASE(ll_near_2_to_the_33),
+TEST_MAIN(TEST_CASE(a_group_shares_the_work), TEST_CASE(simple), TEST_CASE(ll), TEST_CASE(ll_near_the_cleaning),
+          TEST_CASE(ll_near_2_to_the_32), TEST_CASE(simple_near_2_to_the_32), TEST_CASE(ll_near_2_to_the_33),
           TEST_CASE(ll_lines_of_2_to_the_32_steps_ago), TEST_CASE(sizes_that_differ_are_found),
           TEST_CASE(protocols_that_differ_are_found), TEST_CASE(mismatch_says_both_sizes),
           TEST_CASE(operations_take_turns), TEST_CASE(direct_sends_are_drained), TEST_CASE(step_counts_are_true))
