@@ -50,20 +50,24 @@ static void group_clear(void) {
 
 /* ---- running the jobs ------------------------------------------------------------------ */
 
+/* The job's result is the communicator's: what the call came across may be only the echo of a failure that another rank
+ * has told us of. */
+static void settle(struct group_job *j, rail_result_t result, const char *why) {
+  if (result != RAIL_OK) rt_comm_fail(j->comm, result, "%s", why);
+  j->result = result == RAIL_OK ? RAIL_OK : (rail_result_t)atomic_load(&j->comm->failed);
+}
+
 /* A failure is told to the other ranks at once: some of them may be waiting in a thread of this very group. */
 static void *init_job(void *arg) {
   struct group_job *j = arg;
-  j->result = rt_comm_init(j->comm, &j->init);
-  if (j->result != RAIL_OK)
-    rt_comm_fail(j->comm, j->result, "the communicator could not be made; earlier lines say why");
+  settle(j, rt_comm_init(j->comm, &j->init), "the communicator could not be made; earlier lines say why");
   return NULL;
 }
 
 static void *plan_job(void *arg) {
   struct group_job *j = arg;
-  j->result = rt_plan_build(j->comm, j->tasks, j->ntasks, &j->plan);
-  if (j->result != RAIL_OK)
-    rt_comm_fail(j->comm, j->result, "an operation could not be started; earlier lines say why");
+  settle(j, rt_plan_build(j->comm, j->tasks, j->ntasks, &j->plan),
+         "an operation could not be started; earlier lines say why");
   return NULL;
 }
 
