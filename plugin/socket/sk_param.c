@@ -3,6 +3,7 @@
 #include "plugin/socket/sk_param.h"
 
 #include "common/compiler.h"
+#include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_wire.h"
 
 #define AT(field) offsetof(struct sk_params, field)

@@ -13,6 +13,7 @@
 #ifndef SK_STREAM_H
 #define SK_STREAM_H
 
+#include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_wire.h"
 
 #define SK_OUT_FRAMES 32
