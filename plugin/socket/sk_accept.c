@@ -47,7 +47,7 @@ static void refuse(int *fd, enum sk_reason reason, unsigned int stream) {
   struct sk_answer_wire answer;
   uint8_t scratch[512];
   size_t done = 0, n;
-  sk_answer_encode(reason, stream, &answer);
+  sk_answer_encode(reason, stream, 0, &answer);
   (void)rail_sock_send_some(*fd, &answer, sizeof answer, &done);
   shutdown(*fd, SHUT_WR);
   (void)rail_sock_recvv(*fd, &(struct iovec){.iov_base = scratch, .iov_len = sizeof scratch}, 1, &n);
@@ -121,10 +121,10 @@ static rail_result_t take_new(struct sk_listen *l) {
 
 /* ---- groups ----------------------------------------------------------- */
 
-static void free_group(struct sk_listen *l, struct sk_group **at) {
+static void free_group(struct sk_group **at) {
   struct sk_group *g = *at;
   *at = g->next;
-  for (unsigned int i = 0; i < l->streams; i++) rail_sock_close(&g->fds[i]);
+  for (unsigned int i = 0; i < g->streams; i++) rail_sock_close(&g->fds[i]);
   free(g);
 }
 
@@ -140,7 +140,10 @@ static struct sk_group *group_of(struct sk_listen *l, const struct sk_hello *hel
   g->deadline = rail_deadline_in_ms((uint64_t)sk_params.handshake_ms);
   g->eager_size = hello->eager_size;
   g->eager_count = hello->eager_count;
-  for (unsigned int i = 0; i < l->streams; i++) g->fds[i] = -1;
+  g->eager_bytes = hello->eager_bytes;
+  g->features = hello->features & SK_FEATURE_FAILOVER;
+  g->streams = hello->streams;
+  for (unsigned int i = 0; i < g->streams; i++) g->fds[i] = -1;
   *at = g;
   return g;
 }
@@ -150,17 +153,20 @@ static void judge(struct sk_listen *l, uint32_t i) {
   struct sk_stranger *s = &l->strangers[i];
   struct sk_hello hello;
   char why[96];
-  enum sk_reason reason = sk_hello_decode(&s->hello, l->secret, l->streams, &hello);
+  enum sk_reason reason = sk_hello_decode(&s->hello, &l->handle, &hello);
   if (reason == SK_REASON_NONE) {
     struct sk_group *g = group_of(l, &hello, &s->peer);
     if (!g) reason = SK_REASON_BUSY;
+    else if (g->streams != hello.streams) reason = SK_REASON_STREAMS;
     else if (g->fds[hello.stream] >= 0) reason = SK_REASON_DUPLICATE;
-    else if (g->eager_size != hello.eager_size || g->eager_count != hello.eager_count) reason = SK_REASON_EAGER;
+    else if (g->eager_size != hello.eager_size || g->eager_count != hello.eager_count ||
+             g->eager_bytes != hello.eager_bytes)
+      reason = SK_REASON_EAGER;
     if (reason == SK_REASON_NONE) {
       g->fds[hello.stream] = l->polls[i + 1].fd;
       g->have++;
       RAIL_TRACE(RAIL_SUB_NET, "RailSocket: accept %p: stream %u, %u of %u", (void *)l, hello.stream, g->have,
-                 l->streams);
+                 g->streams);
       remove_stranger(l, i);
       return;
     }
@@ -206,14 +212,14 @@ static void expire(struct sk_listen *l) {
                                                              : "it said nothing within the time limit");
   for (struct sk_group **at = &l->groups; *at;) {
     struct sk_group *g = *at;
-    if (g->have == l->streams || now < g->deadline) {
+    if (g->have == g->streams || now < g->deadline) {
       at = &g->next;
       continue;
     }
     log_dropped(l, &g->peer, "not all of its streams arrived within the time limit");
-    for (unsigned int i = 0; i < l->streams; i++)
+    for (unsigned int i = 0; i < g->streams; i++)
       if (g->fds[i] >= 0) refuse(&g->fds[i], SK_REASON_TIMEOUT, i);
-    free_group(l, at);
+    free_group(at);
   }
 }
 
@@ -229,9 +235,9 @@ static void set_traffic_class(const struct sk_listen *l, int fd) {
 /* Welcomes the group's streams; false if the peer is gone already. */
 static bool welcome(struct sk_listen *l, struct sk_group *g) {
   struct sk_answer_wire answer;
-  for (unsigned int i = 0; i < l->streams; i++) {
+  for (unsigned int i = 0; i < g->streams; i++) {
     size_t done = 0;
-    sk_answer_encode(SK_REASON_NONE, i, &answer);
+    sk_answer_encode(SK_REASON_NONE, i, g->features, &answer);
     if (rail_sock_send_some(g->fds[i], &answer, sizeof answer, &done) != RAIL_OK) return false;
     set_traffic_class(l, g->fds[i]);
   }
@@ -241,27 +247,32 @@ static bool welcome(struct sk_listen *l, struct sk_group *g) {
 static rail_result_t hand_out(struct sk_listen *l, void **recv_comm) {
   for (struct sk_group **at = &l->groups; *at;) {
     struct sk_group *g = *at;
-    if (g->have < l->streams) {
+    if (g->have < g->streams) {
       at = &g->next;
       continue;
     }
     if (!welcome(l, g)) {
       log_dropped(l, &g->peer, "it went away before it was accepted");
-      free_group(l, at);
+      free_group(at);
       continue;
     }
     struct sk_comm_args args = {.side = SK_RECEIVER,
                                 .dev = l->dev,
                                 .device = l->device,
-                                .peer = g->peer,
-                                .nstreams = l->streams,
+                                .ctx = l->ctx,
+                                .nstreams = g->streams,
                                 .eager_size = g->eager_size,
-                                .eager_count = g->eager_count};
-    for (unsigned int i = 0; i < l->streams; i++) {
+                                .eager_count = g->eager_count,
+                                .eager_bytes = g->eager_bytes,
+                                .features = g->features};
+    memcpy(args.comm_id, g->comm_id, sizeof args.comm_id);
+    for (unsigned int i = 0; i < g->streams; i++) {
+      args.paths[i] = l->device;
+      args.peers[i] = g->peer;
       args.fds[i] = g->fds[i]; /* the comm's from here on */
       g->fds[i] = -1;
     }
-    free_group(l, at);
+    free_group(at);
     return sk_recv_create(&args, recv_comm);
   }
   return RAIL_OK;

@@ -19,7 +19,8 @@ rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args
   comm->side = args->side;
   comm->dev = args->dev;
   comm->device_name = args->device->name;
-  comm->peer = args->peer;
+  comm->peer = args->peers[0];
+  memcpy(comm->welcomes, args->welcomes, sizeof comm->welcomes);
   comm->nstreams = args->nstreams;
   /* All sockets first: they are ours from here on, whatever fails. */
   for (uint32_t i = 0; i < args->nstreams; i++) {

@@ -27,6 +27,8 @@
 enum sk_side { SK_SENDER, SK_RECEIVER };
 
 struct sk_comm;
+struct sk_ctx;
+struct sk_rejoin;
 
 struct sk_mr {
   uint32_t magic;
@@ -58,18 +60,26 @@ struct sk_comm {
   uint32_t nstreams;
   struct sk_stream streams[SK_MAX_STREAMS];
   struct sk_error_wire error_payload;
+  struct sk_answer_wire welcomes[SK_MAX_STREAMS]; /* that the sender waits for */
 };
 
 /* What the handshake agreed on, with the connected sockets; the comm takes
  * the sockets over, also when it fails. */
 struct sk_comm_args {
   enum sk_side side;
-  int dev;
-  const struct sk_device *device;
-  union rail_addr peer;
+  int dev;                        /* what the caller named, maybe a fused one */
+  const struct sk_device *device; /* of dev */
+  const struct sk_ctx *ctx;
+  uint8_t comm_id[SK_COMM_ID_SIZE];
   unsigned int nstreams;
   int fds[SK_MAX_STREAMS];
-  uint32_t eager_size, eager_count;
+  const struct sk_device *paths[SK_MAX_STREAMS]; /* the one interface each stream runs over, here */
+  union rail_addr peers[SK_MAX_STREAMS];         /* and its other end */
+  uint32_t eager_size, eager_count, eager_bytes; /* the sender's limits, from its HELLO */
+  uint32_t features;                             /* agreed: SK_FEATURE_FAILOVER */
+  bool hold;                /* sender: write nothing before the answer is here (authentication) */
+  struct sk_rejoin *rejoin; /* with FAILOVER: how a stream comes back; the comm's from here on; else NULL */
+  struct sk_answer_wire welcomes[SK_MAX_STREAMS]; /* sender: what sk_answer_decode expects of each stream */
 };
 
 rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm);

@@ -50,6 +50,7 @@ struct sk_connect {
   int traffic_class;
   uint64_t deadline;
   int last_errno; /* of the latest failed try */
+  uint8_t comm_id[SK_COMM_ID_SIZE];
   unsigned int nlegs;
   struct leg legs[SK_MAX_STREAMS];
 };
@@ -102,25 +103,26 @@ static rail_result_t attempt_new(struct sk_ctx *ctx, int dev, const struct sk_de
                                  const struct sk_handle *handle, int traffic_class, struct sk_connect **out) {
   struct sk_hello hello = {.streams = handle->streams,
                            .eager_size = (uint32_t)sk_params.eager,
-                           .eager_count = (uint32_t)sk_params.eager_count};
+                           .eager_count = (uint32_t)sk_params.eager_count,
+                           .eager_bytes = (uint32_t)sk_params.eager_bytes};
   struct sk_connect *a = calloc(1, sizeof *a);
   if (!a) goto no_memory;
   a->ctx = ctx;
   a->dev = dev;
   a->device = device;
-  a->peer = handle->addr;
+  a->peer = handle->addrs[0];
   a->traffic_class = traffic_class;
   a->deadline = rail_deadline_in_ms((uint64_t)sk_params.connect_ms);
   a->nlegs = handle->streams;
   for (unsigned int i = 0; i < a->nlegs; i++) a->legs[i].fd = -1;
-  memcpy(hello.secret, handle->secret, sizeof hello.secret);
   if (rail_random_bytes(hello.comm_id, sizeof hello.comm_id) != RAIL_OK) {
     RAIL_WARN("RailSocket: connect: no random bytes from the kernel: %s", strerror(errno));
     goto free_attempt;
   }
+  memcpy(a->comm_id, hello.comm_id, sizeof a->comm_id);
   for (unsigned int i = 0; i < a->nlegs; i++) {
     hello.stream = i;
-    sk_hello_encode(&hello, &a->legs[i].hello);
+    sk_hello_encode(&hello, handle->secret, &a->legs[i].hello);
   }
   if (attempt_add(ctx, a) != RAIL_OK) {
     free(a);
@@ -246,11 +248,16 @@ static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
   struct sk_comm_args args = {.side = SK_SENDER,
                               .dev = a->dev,
                               .device = a->device,
-                              .peer = a->peer,
+                              .ctx = a->ctx,
                               .nstreams = a->nlegs,
                               .eager_size = (uint32_t)sk_params.eager,
-                              .eager_count = (uint32_t)sk_params.eager_count};
+                              .eager_count = (uint32_t)sk_params.eager_count,
+                              .eager_bytes = (uint32_t)sk_params.eager_bytes};
+  memcpy(args.comm_id, a->comm_id, sizeof args.comm_id);
   for (unsigned int i = 0; i < a->nlegs; i++) {
+    args.paths[i] = a->device;
+    args.peers[i] = a->peer;
+    sk_answer_encode(SK_REASON_NONE, i, 0, &args.welcomes[i]);
     args.fds[i] = a->legs[i].fd; /* the comm's from here on */
     a->legs[i].fd = -1;
   }

@@ -21,7 +21,6 @@ static void link_listen(struct sk_ctx *ctx, struct sk_listen *l) {
 }
 
 rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **listen_comm) {
-  struct sk_handle handle = {0};
   char text[RAIL_ADDR_TEXT];
   if (!handle_bytes || !listen_comm) {
     RAIL_WARN("RailSocket: listen: handle %p, listenComm %p; neither may be NULL", handle_bytes, (void *)listen_comm);
@@ -40,12 +39,12 @@ rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
   l->dev = dev;
   l->device = device;
   l->fd = -1;
-  l->streams = (unsigned int)sk_params.streams;
+  l->handle.streams = (unsigned int)sk_params.streams;
   l->cap = 16;
   l->polls = calloc(l->cap + 1, sizeof *l->polls);
   l->strangers = calloc(l->cap, sizeof *l->strangers);
   if (!l->polls || !l->strangers) goto free_listen;
-  if (rail_random_bytes(l->secret, sizeof l->secret) != RAIL_OK) {
+  if (rail_random_bytes(l->handle.secret, sizeof l->handle.secret) != RAIL_OK) {
     RAIL_WARN("RailSocket: listen: no random bytes from the kernel: %s", strerror(errno));
     sk_listen_free(l);
     return RAIL_SYSTEM_ERROR;
@@ -64,10 +63,9 @@ rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
   /* Accepted sockets inherit the sizes; set later they would not count for the TCP window. */
   (void)rail_sock_set_buffers(l->fd, sk_params.sndbuf, sk_params.rcvbuf);
   l->polls[0] = (struct pollfd){.fd = l->fd, .events = POLLIN};
-  handle.streams = l->streams;
-  handle.addr = l->addr;
-  memcpy(handle.secret, l->secret, sizeof handle.secret);
-  sk_handle_encode(&handle, handle_bytes);
+  l->handle.naddrs = 1;
+  l->handle.addrs[0] = l->addr;
+  sk_handle_encode(&l->handle, handle_bytes);
   link_listen(ctx, l);
   RAIL_TRACE(RAIL_SUB_NET, "RailSocket: listen %p on %s %s", (void *)l, device->name, rail_addr_text(&l->addr, text));
   *listen_comm = l;
@@ -85,7 +83,7 @@ void sk_listen_free(struct sk_listen *l) {
   for (uint32_t i = 0; i < l->nstrangers; i++) rail_sock_close(&l->polls[i + 1].fd);
   for (struct sk_group *g = l->groups, *next; g; g = next) {
     next = g->next;
-    for (unsigned int i = 0; i < l->streams; i++) rail_sock_close(&g->fds[i]);
+    for (unsigned int i = 0; i < g->streams; i++) rail_sock_close(&g->fds[i]);
     free(g);
   }
   free(l->polls);

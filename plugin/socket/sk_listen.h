@@ -24,7 +24,8 @@ struct sk_group {
   uint8_t comm_id[SK_COMM_ID_SIZE];
   union rail_addr peer;
   uint64_t deadline; /* for the missing streams */
-  uint32_t eager_size, eager_count;
+  uint32_t eager_size, eager_count, eager_bytes, features;
+  unsigned int streams;
   unsigned int have;
   int fds[SK_MAX_STREAMS];
 };
@@ -37,8 +38,7 @@ struct sk_listen {
   const struct sk_device *device;
   int fd;
   union rail_addr addr;
-  unsigned int streams;
-  uint8_t secret[SK_SECRET_SIZE];
+  struct sk_handle handle; /* as it was given out */
 
   /* polls[0] is the listening socket, polls[i + 1] belongs to strangers[i]; oldest first. */
   struct pollfd *polls;

@@ -3,6 +3,7 @@
 #include "plugin/socket/sk_param.h"
 
 #include "common/compiler.h"
+#include "common/log.h"
 #include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_wire.h"
 
@@ -31,9 +32,12 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_EAGER", .type = RAIL_PARAM_BYTES, .def = "32K", .lo = 0, .hi = SK_MAX_EAGER,
    .offset = AT(eager),
    .doc = "Largest message that is sent before the receiver has posted its buffer."},
-  {.name = "RAIL_SOCKET_EAGER_COUNT", .type = RAIL_PARAM_INT, .def = "64", .lo = 0, .hi = SK_MAX_EAGER_COUNT,
+  {.name = "RAIL_SOCKET_EAGER_COUNT", .type = RAIL_PARAM_INT, .def = "1024", .lo = 0, .hi = SK_MAX_EAGER_COUNT,
    .offset = AT(eager_count),
    .doc = "How many such messages may be under way on one connection."},
+  {.name = "RAIL_SOCKET_EAGER_BYTES", .type = RAIL_PARAM_BYTES, .def = "1M", .lo = 0, .hi = SK_MAX_EAGER_BYTES,
+   .offset = AT(eager_bytes),
+   .doc = "And how many bytes of them, which the receiver sets aside; at least 4 x (RAIL_SOCKET_EAGER + 128)."},
   {.name = "RAIL_SOCKET_HANDSHAKE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "10s", .lo = 10, .hi = 3600 * 1000,
    .offset = AT(handshake_ms),
    .doc = "A client that has not introduced itself within this time is dropped."},
@@ -48,5 +52,11 @@ struct sk_params sk_params;
 void sk_params_load(void) {
   const struct rail_param_table *const tables[] = {&sk_param_table};
   rail_param_load(&sk_param_table, &sk_params);
+  int64_t least = SK_MIN_EAGER_BYTES(sk_params.eager);
+  if (sk_params.eager_bytes < least) {
+    RAIL_WARN("RAIL_SOCKET_EAGER_BYTES=%lld is too small for RAIL_SOCKET_EAGER=%lld; %lld is used",
+              (long long)sk_params.eager_bytes, (long long)sk_params.eager, (long long)least);
+    sk_params.eager_bytes = least;
+  }
   rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));
 }

@@ -15,6 +15,7 @@ struct sk_params {
   int64_t chunk;       /* bytes */
   int64_t eager;       /* bytes */
   int64_t eager_count; /* messages */
+  int64_t eager_bytes;
   int64_t handshake_ms;
   int64_t connect_ms;
 };

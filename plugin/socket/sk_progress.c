@@ -63,11 +63,10 @@ static rail_result_t parse_in(struct sk_recv_comm *rc, struct sk_stream *s) {
 }
 
 static rail_result_t on_answer(struct sk_comm *comm, struct sk_stream *s) {
-  struct sk_answer_wire wire;
   unsigned int reason, version;
-  memcpy(&wire, s->buf + s->head, sizeof wire);
-  s->head += sizeof wire;
-  if (!sk_answer_decode(&wire, s->index, &reason, &version))
+  const uint8_t *answer = s->buf + s->head;
+  s->head += (uint32_t)sk_answer_size(answer, sk_stream_have(s));
+  if (!sk_answer_decode(answer, &comm->welcomes[s->index], &reason, &version))
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
                         "stream %u was not answered by RailSocket; is another program at that address?", s->index);
   if (reason != SK_REASON_NONE)
@@ -94,7 +93,7 @@ static rail_result_t on_grants(struct sk_send_comm *sc, struct sk_stream *s, con
 static rail_result_t parse_out(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_frame_wire frame;
   if (!s->welcomed) {
-    if (sk_stream_have(s) < sizeof(struct sk_answer_wire)) return RAIL_OK;
+    if (sk_stream_have(s) < sk_answer_size(s->buf + s->head, sk_stream_have(s))) return RAIL_OK;
     RAIL_TRY(on_answer(&sc->base, s));
   }
   while (sk_stream_have(s) >= sizeof frame) {
