@@ -26,12 +26,6 @@ void rail_sock_close(int *fd) {
   *fd = -1;
 }
 
-static rail_result_t fail_close(int *fd) {
-  rail_result_t result = rail_result_of_errno(errno);
-  rail_sock_close(fd);
-  return result;
-}
-
 /* Sets what every data socket has; a socket that refuses TCP_NODELAY is not TCP. */
 static bool set_nodelay(int fd) {
   int one = 1;
@@ -103,10 +97,10 @@ rail_result_t rail_sock_accept(int listen_fd, int *fd, union rail_addr *peer) {
   return errno == EOPNOTSUPP ? RAIL_SYSTEM_ERROR : RAIL_IN_PROGRESS;
 }
 
-rail_result_t rail_sock_connect(const union rail_addr *to, const union rail_addr *from, int *fd) {
+rail_result_t rail_sock_open(const union rail_addr *to, const union rail_addr *from, int *fd) {
   *fd = socket(to->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (*fd < 0) return RAIL_SYSTEM_ERROR;
-  if (!set_nodelay(*fd)) goto failed_here;
+  if (!set_nodelay(*fd)) goto failed;
   if (from) {
 #ifdef IP_BIND_ADDRESS_NO_PORT
     /* The port is chosen at connect, per destination: many more connections fit. */
@@ -115,17 +109,28 @@ rail_result_t rail_sock_connect(const union rail_addr *to, const union rail_addr
 #endif
     union rail_addr local = *from;
     rail_addr_set_port(&local, 0);
-    if (bind(*fd, &local.sa, rail_addr_len(&local)) != 0) goto failed_here;
+    if (bind(*fd, &local.sa, rail_addr_len(&local)) != 0) goto failed;
   }
   leave_port_free(*fd);
-  if (connect(*fd, &to->sa, rail_addr_len(to)) == 0) return RAIL_OK;
-  /* Interrupted means started (connect(2)): the outcome arrives as for EINPROGRESS. */
-  if (errno == EINPROGRESS || errno == EINTR) return RAIL_IN_PROGRESS;
-  return fail_close(fd);
+  return RAIL_OK;
 
-failed_here:
+failed:
   rail_sock_close(fd);
   return RAIL_SYSTEM_ERROR;
+}
+
+rail_result_t rail_sock_start(int fd, const union rail_addr *to) {
+  if (connect(fd, &to->sa, rail_addr_len(to)) == 0) return RAIL_OK;
+  /* Interrupted means started (connect(2)): the outcome arrives as for EINPROGRESS. */
+  if (errno == EINPROGRESS || errno == EINTR) return RAIL_IN_PROGRESS;
+  return rail_result_of_errno(errno);
+}
+
+rail_result_t rail_sock_connect(const union rail_addr *to, const union rail_addr *from, int *fd) {
+  RAIL_TRY(rail_sock_open(to, from, fd));
+  rail_result_t result = rail_sock_start(*fd, to);
+  if (result != RAIL_OK && result != RAIL_IN_PROGRESS) rail_sock_close(fd);
+  return result;
 }
 
 rail_result_t rail_sock_connected(int fd) {

@@ -62,6 +62,10 @@ rail_result_t rail_sock_accept(int listen_fd, int *fd, union rail_addr *peer);
 /* Starts a connect; `from` (may be NULL) is the local address to bind (port
  * 0). RAIL_OK: already connected; RAIL_IN_PROGRESS: ask rail_sock_connected. */
 rail_result_t rail_sock_connect(const union rail_addr *to, const union rail_addr *from, int *fd);
+/* The two halves of it. What counts from the first packet on (buffer sizes, traffic class, device) is set between
+ * them. A failed start leaves the socket open. */
+rail_result_t rail_sock_open(const union rail_addr *to, const union rail_addr *from, int *fd);
+rail_result_t rail_sock_start(int fd, const union rail_addr *to);
 /* RAIL_OK, RAIL_IN_PROGRESS, or the failure with errno set. */
 rail_result_t rail_sock_connected(int fd);
 

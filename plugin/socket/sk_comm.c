@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "plugin/socket/sk_rejoin.h"
 
 static const char *const side_text[] = {[SK_SENDER] = "sending to", [SK_RECEIVER] = "receiving from"};
 
@@ -20,6 +21,7 @@ rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args
   comm->dev = args->dev;
   comm->device_name = args->device->name;
   comm->peer = args->peers[0];
+  comm->rejoin = args->rejoin;
   memcpy(comm->welcomes, args->welcomes, sizeof comm->welcomes);
   comm->nstreams = args->nstreams;
   /* All sockets first: they are ours from here on, whatever fails. */
@@ -40,6 +42,8 @@ void sk_comm_destroy(struct sk_comm *comm) {
     free(mr);
   }
   comm->mrs = NULL;
+  sk_rejoin_free(comm->rejoin);
+  comm->rejoin = NULL;
   comm->magic = 0;
 }
 

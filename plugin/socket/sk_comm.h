@@ -61,6 +61,7 @@ struct sk_comm {
   struct sk_stream streams[SK_MAX_STREAMS];
   struct sk_error_wire error_payload;
   struct sk_answer_wire welcomes[SK_MAX_STREAMS]; /* that the sender waits for */
+  struct sk_rejoin *rejoin;
 };
 
 /* What the handshake agreed on, with the connected sockets; the comm takes

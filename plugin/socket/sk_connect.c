@@ -10,49 +10,28 @@
  * only its number.
  */
 #include <errno.h>
-#include <netinet/ip.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "plugin/socket/sk_auth.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_ctx.h"
+#include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_param.h"
-
-#define BACKOFF_MIN_MS 1
-#define BACKOFF_MAX_MS 200
-
-enum state {
-  CONNECT_WAIT,   /* not begun, or refused and waiting for retry_at */
-  CONNECT_TCP,    /* the kernel is connecting; the peer's kernel speaks next */
-  CONNECT_HELLO,  /* connected; our HELLO is being written */
-  CONNECT_DONE,   /* HELLO written; the answer comes whenever the peer calls accept */
-  CONNECT_STATES
-};
-
-struct leg {
-  enum state state;
-  int fd;
-  uint64_t retry_at;
-  uint32_t backoff_ms;
-  struct sk_hello_wire hello;
-  size_t sent;
-};
+#include "plugin/socket/sk_rejoin.h"
 
 struct sk_connect {
   struct sk_ctx *ctx;
   uint64_t number;
   int dev;
   const struct sk_device *device;
-  union rail_addr peer;
-  int traffic_class;
+  struct sk_handle listener;
+  struct sk_hello hello; /* of each leg, but for its index */
   uint64_t deadline;
-  int last_errno; /* of the latest failed try */
-  uint8_t comm_id[SK_COMM_ID_SIZE];
-  unsigned int nlegs;
-  struct leg legs[SK_MAX_STREAMS];
+  struct sk_leg legs[SK_MAX_STREAMS]; /* hello.streams of them */
 };
 
 /* ---- attempts by number ----------------------------------------------- */
@@ -95,153 +74,110 @@ static void attempt_remove(struct sk_ctx *ctx, struct sk_connect *a) {
 }
 
 void sk_connect_free(struct sk_connect *a) {
-  for (unsigned int i = 0; i < a->nlegs; i++) rail_sock_close(&a->legs[i].fd);
+  for (unsigned int i = 0; i < a->hello.streams; i++) sk_leg_close(&a->legs[i]);
   free(a);
 }
 
+/* ---- what is said ------------------------------------------------------ */
+
+/* Both with the parameter, or both without. */
+static bool agree_on_auth(const struct sk_device *device, const struct sk_handle *listener) {
+  char peer[RAIL_ADDR_TEXT];
+  bool theirs = listener->flags & SK_HANDLE_AUTH;
+  if (theirs == sk_auth_on()) return true;
+  RAIL_WARN("RailSocket: connect to %s over %s: RAIL_SOCKET_AUTH_FILE is set %s; set it on both sides, to the same key, "
+            "or on neither", rail_addr_text(&listener->addrs[0], peer), device->name,
+            theirs ? "there and not here" : "here and not there");
+  return false;
+}
+
+/* Streams go from the rails here to the rails there, in turn. */
+static void prepare_legs(struct sk_connect *a, int traffic_class) {
+  const struct sk_device *d = a->device;
+  const struct sk_handle *l = &a->listener;
+  unsigned int rails = RAIL_MAX(d->nrails, l->naddrs);
+  a->hello.streams = sk_streams_of(l->streams, rails);
+  a->hello.features = rails > 1 && a->hello.streams > 1 ? SK_FEATURE_FAILOVER : 0;
+  for (unsigned int i = 0; i < a->hello.streams; i++)
+    sk_leg_init(&a->legs[i], d->rails[i % d->nrails], &l->addrs[i % l->naddrs], traffic_class,
+                d->nrails > 1 ? SK_TIE_TRY : SK_TIE_NONE);
+}
+
+static rail_result_t prepare_hellos(struct sk_connect *a) {
+  RAIL_TRY(rail_random_bytes(a->hello.comm_id, sizeof a->hello.comm_id));
+  for (unsigned int i = 0; i < a->hello.streams; i++) {
+    a->hello.stream = i;
+    sk_hello_encode(&a->hello, a->listener.secret, &a->legs[i].hello);
+    if (sk_auth_on()) RAIL_TRY(sk_auth_sign_hello(&a->listener, &a->legs[i].hello));
+  }
+  return RAIL_OK;
+}
+
 static rail_result_t attempt_new(struct sk_ctx *ctx, int dev, const struct sk_device *device,
-                                 const struct sk_handle *handle, int traffic_class, struct sk_connect **out) {
-  struct sk_hello hello = {.streams = handle->streams,
-                           .eager_size = (uint32_t)sk_params.eager,
-                           .eager_count = (uint32_t)sk_params.eager_count,
-                           .eager_bytes = (uint32_t)sk_params.eager_bytes};
+                                 const struct sk_handle *listener, int traffic_class, struct sk_connect **out) {
+  if (!agree_on_auth(device, listener)) return RAIL_BAD_USAGE;
   struct sk_connect *a = calloc(1, sizeof *a);
   if (!a) goto no_memory;
   a->ctx = ctx;
   a->dev = dev;
   a->device = device;
-  a->peer = handle->addrs[0];
-  a->traffic_class = traffic_class;
+  a->listener = *listener;
   a->deadline = rail_deadline_in_ms((uint64_t)sk_params.connect_ms);
-  a->nlegs = handle->streams;
-  for (unsigned int i = 0; i < a->nlegs; i++) a->legs[i].fd = -1;
-  if (rail_random_bytes(hello.comm_id, sizeof hello.comm_id) != RAIL_OK) {
-    RAIL_WARN("RailSocket: connect: no random bytes from the kernel: %s", strerror(errno));
-    goto free_attempt;
-  }
-  memcpy(a->comm_id, hello.comm_id, sizeof a->comm_id);
-  for (unsigned int i = 0; i < a->nlegs; i++) {
-    hello.stream = i;
-    sk_hello_encode(&hello, handle->secret, &a->legs[i].hello);
-  }
-  if (attempt_add(ctx, a) != RAIL_OK) {
+  a->hello.eager_size = (uint32_t)sk_params.eager;
+  a->hello.eager_count = (uint32_t)sk_params.eager_count;
+  a->hello.eager_bytes = (uint32_t)sk_params.eager_bytes;
+  prepare_legs(a, traffic_class);
+  if (prepare_hellos(a) != RAIL_OK) {
+    RAIL_WARN("RailSocket: connect: no random bytes or no HMAC: %s", strerror(errno));
     free(a);
-    goto no_memory;
+    return RAIL_SYSTEM_ERROR;
   }
+  if (attempt_add(ctx, a) != RAIL_OK) goto no_memory;
   *out = a;
   return RAIL_OK;
 
-free_attempt:
-  free(a);
-  return RAIL_SYSTEM_ERROR;
 no_memory:
+  free(a);
   RAIL_WARN("RailSocket: connect: out of memory");
   return RAIL_SYSTEM_ERROR;
 }
 
-/* ---- one leg: a table of steps ---------------------------------------- */
-
-/* Each step returns RAIL_OK after a change of state, RAIL_IN_PROGRESS when it
- * waits, or an error that ends the whole attempt. */
-static rail_result_t step_wait(struct sk_connect *a, struct leg *leg);
-static rail_result_t step_tcp(struct sk_connect *a, struct leg *leg);
-static rail_result_t step_hello(struct sk_connect *a, struct leg *leg);
-
-static const struct {
-  const char *name;
-  rail_result_t (*step)(struct sk_connect *a, struct leg *leg);
-} states[] = {
-  [CONNECT_WAIT] = {"wait", step_wait},
-  [CONNECT_TCP] = {"tcp", step_tcp},
-  [CONNECT_HELLO] = {"hello", step_hello},
-  [CONNECT_DONE] = {"done", NULL},
-};
-_Static_assert(RAIL_COUNT_OF(states) == CONNECT_STATES, "a row for each state");
-
-static void change(struct sk_connect *a, struct leg *leg, enum state to) {
-  RAIL_TRACE(RAIL_SUB_NET, "RailSocket: connect %llx stream %d: %s -> %s", (unsigned long long)a->number,
-             (int)(leg - a->legs), states[leg->state].name, states[to].name);
-  leg->state = to;
-}
-
-/* What time may cure: the peer's listener or its route is not there yet, or it is overrun. */
-static bool worth_retrying(int err) {
-  return err == ECONNREFUSED || err == ETIMEDOUT || err == EHOSTUNREACH || err == ENETUNREACH || err == ECONNRESET ||
-         err == EADDRNOTAVAIL || err == EAGAIN || err == EPIPE;
-}
-
-static rail_result_t retry_later(struct sk_connect *a, struct leg *leg, int err) {
-  char peer[RAIL_ADDR_TEXT];
-  rail_sock_close(&leg->fd);
-  leg->sent = 0;
-  a->last_errno = err;
-  if (!worth_retrying(err)) {
-    RAIL_WARN("RailSocket: connect to %s over %s: %s%s", rail_addr_text(&a->peer, peer), a->device->name, strerror(err),
-              err == EMFILE || err == ENFILE ? "; raise the limit of open files (ulimit -n)" : "");
-    return rail_result_of_errno(err);
-  }
-  leg->backoff_ms = leg->backoff_ms ? RAIL_MIN(2 * leg->backoff_ms, BACKOFF_MAX_MS) : BACKOFF_MIN_MS;
-  leg->retry_at = rail_deadline_in_ms(leg->backoff_ms);
-  change(a, leg, CONNECT_WAIT);
-  return RAIL_IN_PROGRESS;
-}
-
-static void set_options(const struct sk_connect *a, int fd) {
-  (void)rail_sock_set_buffers(fd, sk_params.sndbuf, sk_params.rcvbuf);
-  if (a->traffic_class >= 0) {
-    int tos = a->traffic_class & 0xff;
-    if (a->peer.sa.sa_family == AF_INET) (void)setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof tos);
-    else (void)setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &tos, sizeof tos);
-  }
-}
-
-static rail_result_t step_wait(struct sk_connect *a, struct leg *leg) {
-  if (leg->retry_at && !rail_deadline_passed(leg->retry_at)) return RAIL_IN_PROGRESS;
-  rail_result_t result = rail_sock_connect(&a->peer, sk_device_source(a->device, &a->peer), &leg->fd);
-  if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return retry_later(a, leg, errno);
-  set_options(a, leg->fd);
-  change(a, leg, result == RAIL_OK ? CONNECT_HELLO : CONNECT_TCP);
-  return RAIL_OK;
-}
-
-static rail_result_t step_tcp(struct sk_connect *a, struct leg *leg) {
-  rail_result_t result = rail_sock_connected(leg->fd);
-  if (result == RAIL_IN_PROGRESS) return result;
-  if (result != RAIL_OK) return retry_later(a, leg, errno);
-  change(a, leg, CONNECT_HELLO);
-  return RAIL_OK;
-}
-
-static rail_result_t step_hello(struct sk_connect *a, struct leg *leg) {
-  rail_result_t result = rail_sock_send_some(leg->fd, &leg->hello, sizeof leg->hello, &leg->sent);
-  if (result == RAIL_IN_PROGRESS) return result;
-  if (result != RAIL_OK) return retry_later(a, leg, errno);
-  change(a, leg, CONNECT_DONE);
-  return RAIL_OK;
-}
-
 /* ---- the call --------------------------------------------------------- */
 
-static rail_result_t run_legs(struct sk_connect *a) {
+static rail_result_t fail_leg(const struct sk_connect *a, const struct sk_leg *leg, rail_result_t result) {
   char peer[RAIL_ADDR_TEXT];
-  bool all_done = true;
-  for (unsigned int i = 0; i < a->nlegs; i++) {
-    struct leg *leg = &a->legs[i];
-    while (leg->state != CONNECT_DONE) {
-      rail_result_t result = states[leg->state].step(a, leg);
-      if (result == RAIL_OK) continue;
-      if (result != RAIL_IN_PROGRESS) return result;
-      all_done = false;
-      break;
-    }
+  int err = leg->last_errno;
+  RAIL_WARN("RailSocket: connect to %s over %s: %s%s", rail_addr_text(&leg->peer, peer), a->device->name, strerror(err),
+            err == EMFILE || err == ENFILE ? "; raise the limit of open files (ulimit -n)" : "");
+  return result;
+}
+
+static rail_result_t run_legs(struct sk_connect *a) {
+  const struct sk_leg *waiting = NULL;
+  char peer[RAIL_ADDR_TEXT];
+  for (unsigned int i = 0; i < a->hello.streams; i++) {
+    rail_result_t result = sk_leg_step(&a->legs[i]);
+    if (result == RAIL_IN_PROGRESS) waiting = &a->legs[i];
+    else if (result != RAIL_OK) return fail_leg(a, &a->legs[i], result);
   }
-  if (all_done) return RAIL_OK;
+  if (!waiting) return RAIL_OK;
   if (!rail_deadline_passed(a->deadline)) return RAIL_IN_PROGRESS;
+  const char *name = waiting->path->name;
   RAIL_WARN("RailSocket: connect to %s over %s: no connection within %lld ms (RAIL_SOCKET_CONNECT_TIMEOUT): %s; "
             "is the peer alive, is that address reachable from %s, does a firewall block the port?",
-            rail_addr_text(&a->peer, peer), a->device->name, (long long)sk_params.connect_ms,
-            a->last_errno ? strerror(a->last_errno) : "no answer", a->device->name);
+            rail_addr_text(&waiting->peer, peer), name, (long long)sk_params.connect_ms,
+            waiting->last_errno ? strerror(waiting->last_errno) : "no answer", name);
   return RAIL_REMOTE_ERROR;
+}
+
+static void say_who(const struct sk_connect *a, const struct sk_comm_args *args) {
+  char peer[RAIL_ADDR_TEXT], here[RAIL_ADDR_TEXT];
+  union rail_addr local = {0};
+  socklen_t len = sizeof local;
+  (void)getsockname(args->fds[0], &local.sa, &len);
+  RAIL_INFO(RAIL_SUB_NET, "RailSocket: connected from %s to %s over %s, %u stream%s%s", rail_addr_text(&local, here),
+            rail_addr_text(&args->peers[0], peer), a->device->name, args->nstreams, args->nstreams > 1 ? "s" : "",
+            args->features & SK_FEATURE_FAILOVER ? ", with failover" : "");
 }
 
 static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
@@ -249,18 +185,31 @@ static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
                               .dev = a->dev,
                               .device = a->device,
                               .ctx = a->ctx,
-                              .nstreams = a->nlegs,
-                              .eager_size = (uint32_t)sk_params.eager,
-                              .eager_count = (uint32_t)sk_params.eager_count,
-                              .eager_bytes = (uint32_t)sk_params.eager_bytes};
-  memcpy(args.comm_id, a->comm_id, sizeof args.comm_id);
-  for (unsigned int i = 0; i < a->nlegs; i++) {
-    args.paths[i] = a->device;
-    args.peers[i] = a->peer;
-    sk_answer_encode(SK_REASON_NONE, i, 0, &args.welcomes[i]);
+                              .nstreams = a->hello.streams,
+                              .eager_size = a->hello.eager_size,
+                              .eager_count = a->hello.eager_count,
+                              .eager_bytes = a->hello.eager_bytes,
+                              .features = a->hello.features,
+                              .hold = sk_auth_on()};
+  memcpy(args.comm_id, a->hello.comm_id, sizeof args.comm_id);
+  for (unsigned int i = 0; i < args.nstreams; i++) {
+    args.paths[i] = a->legs[i].path;
+    args.peers[i] = a->legs[i].peer;
+    sk_answer_encode(SK_REASON_NONE, i, args.features, &args.welcomes[i]);
+    if (args.hold) RAIL_TRY(sk_auth_sign_answer(a->legs[i].hello.mac, &args.welcomes[i]));
+  }
+  if (args.features & SK_FEATURE_FAILOVER) {
+    args.rejoin = sk_rejoin_new_sender(&a->listener, &a->hello, a->legs);
+    if (!args.rejoin) {
+      RAIL_WARN("RailSocket: connect: out of memory");
+      return RAIL_SYSTEM_ERROR;
+    }
+  }
+  for (unsigned int i = 0; i < args.nstreams; i++) {
     args.fds[i] = a->legs[i].fd; /* the comm's from here on */
     a->legs[i].fd = -1;
   }
+  say_who(a, &args);
   return sk_send_create(&args, send_comm);
 }
 
@@ -281,7 +230,7 @@ rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic
     return RAIL_BAD_ARGUMENT;
   }
   if (handle.attempt == 0) {
-    RAIL_TRY(attempt_new(ctx, dev, device, &handle, traffic_class, &a));
+    RAIL_TRY(attempt_new(ctx, dev, device, &handle, sk_traffic_class(traffic_class, ctx->traffic_class), &a));
     sk_handle_set_attempt(handle_bytes, a->number);
   } else if (!(a = attempt_find(ctx, handle.attempt))) {
     RAIL_WARN("RailSocket: connect: this handle names attempt %llx, which is not under way here; "

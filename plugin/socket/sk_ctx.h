@@ -48,6 +48,5 @@ void sk_connect_free(struct sk_connect *attempt);
 rail_result_t sk_listen(void *ctx, int dev, void *handle, void **listen_comm);
 rail_result_t sk_accept(void *listen_comm, void **recv_comm);
 rail_result_t sk_close_listen(void *listen_comm);
-void sk_listen_free(struct sk_listen *listen);
 
 #endif

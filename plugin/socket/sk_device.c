@@ -4,14 +4,194 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "common/log.h"
 #include "plugin/socket/sk_param.h"
 
-static struct sk_device devices[RAIL_MAX_INTERFACES]; /* not allocated: nothing to free at dlclose */
-static int device_count;
+#define MAX_FUSED 64
+
+/* Not allocated: nothing to free at dlclose, and what was handed out stays. */
+static struct sk_device interfaces[RAIL_MAX_INTERFACES];
+static char pci_paths[RAIL_MAX_INTERFACES][4096];
+static int ninterfaces;
+static struct sk_device fused[MAX_FUSED];
+static int nfused;
+/* What callers see, by index. Entries are written before the count that covers them. */
+static struct sk_device *listed[RAIL_MAX_INTERFACES + MAX_FUSED];
+static _Atomic int count;
 static bool loaded;
+
+static void list_device(struct sk_device *d) {
+  int n = atomic_load_explicit(&count, memory_order_relaxed);
+  char text[RAIL_ADDR_TEXT];
+  listed[n] = d;
+  if (!d->nmembers) d->members[d->nmembers++] = n;
+  atomic_store_explicit(&count, n + 1, memory_order_release);
+  RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: device %d is %s, address %s%s, %d Mb/s", n, d->name,
+            rail_addr_text(&d->addr, text), d->nrails > 1 ? " and others" : "", d->speed);
+}
+
+/* ---- fusing ----------------------------------------------------------- */
+
+/* Of the rails' own, in a way that keeps different sets apart; not 0. */
+static uint64_t combined_guid(const struct sk_device *d) {
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (unsigned int i = 0; i < d->nrails; i++) hash = (hash ^ d->rails[i]->guid) * 0x9e3779b97f4a7c15ull;
+  return hash ? hash : 1;
+}
+
+/* A device over these rails, in no list yet; NULL if there is no room for it. */
+static struct sk_device *new_fused(const struct sk_device *const *rails, unsigned int nrails) {
+  if (nfused == MAX_FUSED) return NULL;
+  struct sk_device *d = &fused[nfused++];
+  size_t at = 0;
+  int64_t speed = 0;
+  *d = (struct sk_device){.addr = rails[0]->addr, .pci_path = rails[0]->pci_path, .nrails = nrails};
+  for (unsigned int i = 0; i < nrails; i++) {
+    d->rails[i] = rails[i];
+    speed += rails[i]->speed;
+    at += (size_t)snprintf(d->name + at, sizeof d->name - at, "%s%s", i ? "+" : "", rails[i]->name);
+  }
+  d->speed = (int)RAIL_MIN(speed, (int64_t)INT_MAX);
+  d->guid = combined_guid(d);
+  return d;
+}
+
+static bool has_member(const int *members, int n, int dev) {
+  for (int i = 0; i < n; i++)
+    if (members[i] == dev) return true;
+  return false;
+}
+
+/* The devices asked for, as members in ascending order. Their number, or 0 after one line. */
+static int flatten(const struct rail_net_vprops_v12 *props, int members[SK_MAX_RAILS]) {
+  int n = 0;
+  if (props->ndevs < 2 || props->ndevs > (int)RAIL_COUNT_OF(props->devs)) {
+    RAIL_WARN("RailSocket: makeVDevice: %d devices; allowed: 2 to %d", props->ndevs, SK_MAX_RAILS);
+    return 0;
+  }
+  for (int i = 0; i < props->ndevs; i++) {
+    const struct sk_device *d = sk_device_at(props->devs[i], "makeVDevice");
+    if (!d) return 0;
+    for (int k = 0; k < d->nmembers; k++) {
+      if (has_member(members, n, d->members[k])) {
+        RAIL_WARN("RailSocket: makeVDevice: device %d (%s) is named twice", d->members[k], listed[d->members[k]]->name);
+        return 0;
+      }
+      if (n == SK_MAX_RAILS) {
+        RAIL_WARN("RailSocket: makeVDevice: more than %d devices; a fused device has 2 to %d", SK_MAX_RAILS,
+                  SK_MAX_RAILS);
+        return 0;
+      }
+      /* One order for one set, the machine's: both ends of a connection pair their rails by place. */
+      int at = n++;
+      for (; at > 0 && members[at - 1] > d->members[k]; at--) members[at] = members[at - 1];
+      members[at] = d->members[k];
+    }
+  }
+  return n;
+}
+
+rail_result_t sk_device_fuse(int *dev, const struct rail_net_vprops_v12 *props) {
+  const struct sk_device *rails[SK_MAX_RAILS];
+  int members[SK_MAX_RAILS], have = sk_device_count();
+  unsigned int nrails = 0;
+  int n = flatten(props, members);
+  if (!n) return RAIL_BAD_ARGUMENT;
+  for (int i = 0; i < have; i++)
+    if (listed[i]->nmembers == n && memcmp(listed[i]->members, members, (size_t)n * sizeof members[0]) == 0) {
+      *dev = i;
+      return RAIL_OK;
+    }
+  for (int i = 0; i < n; i++) {
+    const struct sk_device *d = listed[members[i]];
+    for (unsigned int k = 0; k < d->nrails; k++) {
+      if (nrails == SK_MAX_RAILS) {
+        RAIL_WARN("RailSocket: makeVDevice: more than %d interfaces; RAIL_SOCKET_FUSE has fused some of them already",
+                  SK_MAX_RAILS);
+        return RAIL_BAD_ARGUMENT;
+      }
+      rails[nrails++] = d->rails[k];
+    }
+  }
+  struct sk_device *d = new_fused(rails, nrails);
+  if (!d) {
+    RAIL_WARN("RailSocket: makeVDevice: there are %d fused devices already, and no room for more", MAX_FUSED);
+    return RAIL_BAD_USAGE;
+  }
+  memcpy(d->members, members, (size_t)n * sizeof members[0]);
+  d->nmembers = n;
+  *dev = have;
+  list_device(d);
+  return RAIL_OK;
+}
+
+/* ---- RAIL_SOCKET_FUSE ------------------------------------------------- */
+
+static struct sk_device *interface_named(const char *name, size_t len) {
+  for (int i = 0; i < ninterfaces; i++)
+    if (strlen(interfaces[i].name) == len && memcmp(interfaces[i].name, name, len) == 0) return &interfaces[i];
+  return NULL;
+}
+
+/* Fuses "eth0+eth1", or says why not. by[i] is the device that interface i has gone into. */
+static void fuse_group(const char *text, size_t len, struct sk_device *by[RAIL_MAX_INTERFACES]) {
+  bool wanted[RAIL_MAX_INTERFACES] = {false};
+  const struct sk_device *rails[SK_MAX_RAILS];
+  unsigned int n = 0, named = 0;
+  const char *why = NULL;
+  for (size_t at = 0; at < len && !why;) {
+    size_t end = at;
+    while (end < len && text[end] != '+') end++;
+    struct sk_device *d = interface_named(text + at, end - at);
+    if (!d) why = "one of them is not among the interfaces in use";
+    else if (by[d - interfaces] || wanted[d - interfaces]) why = "one of them is named twice";
+    else wanted[d - interfaces] = true, named++;
+    at = end + 1;
+  }
+  if (!why && (named < 2 || named > SK_MAX_RAILS)) why = "two to four are allowed";
+  for (int i = 0; i < ninterfaces && !why; i++)
+    if (wanted[i]) rails[n++] = &interfaces[i]; /* the machine's order, as in sk_device_fuse */
+  struct sk_device *f = why ? NULL : new_fused(rails, n);
+  if (!f) {
+    RAIL_WARN("RAIL_SOCKET_FUSE: '%.*s' is not fused: %s; form: all, or eth0+eth1,eth2+eth3", (int)len, text,
+              why ? why : "too many devices");
+    return;
+  }
+  for (unsigned int i = 0; i < n; i++) by[rails[i] - interfaces] = f;
+}
+
+static void fuse_all(struct sk_device *by[RAIL_MAX_INTERFACES]) {
+  const struct sk_device *rails[SK_MAX_RAILS];
+  for (int first = 0; ninterfaces - first >= 2; first += SK_MAX_RAILS) {
+    int n = RAIL_MIN(ninterfaces - first, SK_MAX_RAILS);
+    for (int i = 0; i < n; i++) rails[i] = &interfaces[first + i];
+    struct sk_device *f = new_fused(rails, (unsigned int)n);
+    for (int i = 0; i < n && f; i++) by[first + i] = f;
+  }
+}
+
+/* Interfaces in their order, a fused device in the place of its first. */
+static void list_interfaces(void) {
+  struct sk_device *by[RAIL_MAX_INTERFACES] = {NULL};
+  const char *text = sk_params.fuse;
+  if (text && strcmp(text, "all") == 0) {
+    fuse_all(by);
+  } else if (text) {
+    for (size_t len; *text; text += len + (text[len] == ','))
+      if ((len = strcspn(text, ",")) > 0) fuse_group(text, len, by);
+  }
+  for (int i = 0; i < ninterfaces; i++) {
+    if (!by[i]) list_device(&interfaces[i]);
+    else if (!by[i]->nmembers) list_device(by[i]); /* else its first rail brought it here */
+  }
+}
+
+/* ---- the table -------------------------------------------------------- */
 
 /* NCCL_COMM_ID is host:port; only a numeric one is a hint, a lookup could block. */
 static bool comm_id_hint(union rail_addr *hint) {
@@ -39,33 +219,33 @@ void sk_devices_load(void) {
     return;
   }
   for (int i = 0; i < n; i++) {
-    struct sk_device *d = &devices[i];
-    char text[RAIL_ADDR_TEXT];
-    memcpy(d->name, chosen[i].name, sizeof d->name);
-    d->name[sizeof d->name - 1] = 0;
+    struct sk_device *d = &interfaces[i];
+    memcpy(d->name, chosen[i].name, IFNAMSIZ);
+    d->name[IFNAMSIZ - 1] = 0;
     d->addr = chosen[i].addr;
     d->speed = rail_interface_speed("/sys", d->name);
     d->guid = rail_interface_guid("/sys", d->name);
-    if (!rail_interface_pci_path("/sys", d->name, d->pci_path, sizeof d->pci_path)) d->pci_path[0] = 0;
-    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: device %d is %s, address %s, %d Mb/s", i, d->name,
-              rail_addr_text(&d->addr, text), d->speed);
+    if (rail_interface_pci_path("/sys", d->name, pci_paths[i], sizeof pci_paths[i])) d->pci_path = pci_paths[i];
+    d->rails[d->nrails++] = d;
   }
-  device_count = n;
+  ninterfaces = n;
+  list_interfaces();
 }
 
-int sk_device_count(void) { return device_count; }
+int sk_device_count(void) { return atomic_load_explicit(&count, memory_order_acquire); }
 
 const struct sk_device *sk_device_at(int dev, const char *call) {
-  if (rail_likely(dev >= 0 && dev < device_count)) return &devices[dev];
-  if (device_count) RAIL_WARN("RailSocket: %s: device %d does not exist; allowed: 0..%d", call, dev, device_count - 1);
+  int n = sk_device_count();
+  if (rail_likely(dev >= 0 && dev < n)) return listed[dev];
+  if (n) RAIL_WARN("RailSocket: %s: device %d does not exist; allowed: 0..%d", call, dev, n - 1);
   else RAIL_WARN("RailSocket: %s: device %d does not exist; there are no devices", call, dev);
   return NULL;
 }
 
-void sk_device_properties(const struct sk_device *device, int dev, struct rail_net_props_v12 *props) {
+void sk_device_properties(const struct sk_device *device, struct rail_net_props_v12 *props) {
   memset(props, 0, sizeof *props);
   props->name = (char *)device->name;
-  props->pci_path = device->pci_path[0] ? (char *)device->pci_path : NULL;
+  props->pci_path = (char *)device->pci_path;
   props->guid = device->guid;
   props->ptr_support = RAIL_PTR_HOST;
   props->speed = device->speed;
@@ -73,8 +253,8 @@ void sk_device_properties(const struct sk_device *device, int dev, struct rail_n
   props->max_recvs = 8;
   props->net_device_type = RAIL_NET_DEVICE_HOST;
   props->net_device_version = RAIL_NET_DEVICE_INVALID_VERSION;
-  props->vprops.ndevs = 1;
-  props->vprops.devs[0] = dev;
+  props->vprops.ndevs = device->nmembers;
+  for (int i = 0; i < device->nmembers; i++) props->vprops.devs[i] = device->members[i];
   props->max_p2p_bytes = RAIL_NET_MAX_BYTES;
   props->max_coll_bytes = RAIL_NET_MAX_BYTES;
   props->max_multi_request_size = 1;

@@ -1,21 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The device table: interfaces in NCCL's order, built once per process and
- * frozen, so that an index means the same device for ever and in every local
- * process, and names may be handed out.
+ * The device table: interfaces in NCCL's order, found once per process. An
+ * index means the same device for ever and in every local process, and names
+ * may be handed out. The table only grows: makeVDevice appends devices that
+ * are fused from others and whose connections run over all of them.
  */
 #ifndef SK_DEVICE_H
 #define SK_DEVICE_H
 
 #include "common/ifaddr.h"
 #include "common/net_ops.h"
+#include "plugin/socket/sk_wire.h"
 
 struct sk_device {
-  char name[IFNAMSIZ];
-  char pci_path[4096]; /* "" if none */
-  union rail_addr addr; /* port 0 */
+  char name[SK_MAX_RAILS * IFNAMSIZ]; /* "eth0", "eth0+eth1" */
+  const char *pci_path;               /* NULL if none; a fused device has its first rail's */
+  union rail_addr addr;               /* port 0; the first rail's */
   uint64_t guid;
-  int speed; /* Mb/s */
+  int speed; /* Mb/s, of all rails together */
+  /* The interfaces: itself, or those that it is fused from, in the order of the machine. */
+  unsigned int nrails;
+  const struct sk_device *rails[SK_MAX_RAILS];
+  /* The same in indices of devices that were there when the process began; itself unless makeVDevice made it. */
+  int nmembers;
+  int members[SK_MAX_RAILS];
 };
 
 /* Builds the table at the first call; later calls only return. Call under the plugin's lock. */
@@ -24,9 +32,12 @@ void sk_devices_load(void);
 int sk_device_count(void);
 /* NULL, after one line that names the index and what is allowed, if there is no such device. */
 const struct sk_device *sk_device_at(int dev, const char *call);
-void sk_device_properties(const struct sk_device *device, int dev, struct rail_net_props_v12 *props);
+void sk_device_properties(const struct sk_device *device, struct rail_net_props_v12 *props);
 
-/* The source address for a stream from this device to `to`; NULL: let the kernel choose. */
+/* makeVDevice: the device fused from these, made now or before. Call under the plugin's lock. */
+rail_result_t sk_device_fuse(int *dev, const struct rail_net_vprops_v12 *props);
+
+/* The source address for a stream from this interface to `to`; NULL: let the kernel choose. */
 const union rail_addr *sk_device_source(const struct sk_device *device, const union rail_addr *to);
 
 #endif

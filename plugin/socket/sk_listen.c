@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Listening: a socket on the device's own address, a secret, a handle that names both. */
+ * Listening: sockets on the device's own addresses, a secret, a handle that names both. */
 #include "plugin/socket/sk_listen.h"
 
-#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/log.h"
 #include "plugin/socket/sk_close.h"
-#include "plugin/socket/sk_param.h"
-
-#define BACKLOG 4096 /* the kernel lowers it to net.core.somaxconn */
+#include "plugin/socket/sk_dial.h"
 
 static void link_listen(struct sk_ctx *ctx, struct sk_listen *l) {
   pthread_mutex_lock(&ctx->lock);
@@ -20,8 +17,16 @@ static void link_listen(struct sk_ctx *ctx, struct sk_listen *l) {
   pthread_mutex_unlock(&ctx->lock);
 }
 
+static void say_where(const struct sk_device *device, const struct sk_handle *handle) {
+  char addrs[SK_MAX_RAILS * (RAIL_ADDR_TEXT + 2)], text[RAIL_ADDR_TEXT];
+  size_t at = 0;
+  for (unsigned int i = 0; i < handle->naddrs; i++)
+    at += (size_t)snprintf(addrs + at, sizeof addrs - at, "%s%s", i ? ", " : "", rail_addr_text(&handle->addrs[i], text));
+  RAIL_INFO(RAIL_SUB_NET, "RailSocket: listening on %s at %s, %u stream%s per rail%s", device->name, addrs,
+            handle->streams, handle->streams > 1 ? "s" : "", handle->flags & SK_HANDLE_AUTH ? ", authenticated" : "");
+}
+
 rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **listen_comm) {
-  char text[RAIL_ADDR_TEXT];
   if (!handle_bytes || !listen_comm) {
     RAIL_WARN("RailSocket: listen: handle %p, listenComm %p; neither may be NULL", handle_bytes, (void *)listen_comm);
     return RAIL_BAD_ARGUMENT;
@@ -33,63 +38,23 @@ rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
   sk_close_reap();
 
   struct sk_listen *l = calloc(1, sizeof *l);
-  if (!l) goto no_memory;
+  if (!l) {
+    RAIL_WARN("RailSocket: listen: out of memory");
+    return RAIL_SYSTEM_ERROR;
+  }
   l->magic = SK_LISTEN_MAGIC;
   l->ctx = ctx;
   l->dev = dev;
-  l->device = device;
-  l->fd = -1;
-  l->handle.streams = (unsigned int)sk_params.streams;
-  l->cap = 16;
-  l->polls = calloc(l->cap + 1, sizeof *l->polls);
-  l->strangers = calloc(l->cap, sizeof *l->strangers);
-  if (!l->polls || !l->strangers) goto free_listen;
-  if (rail_random_bytes(l->handle.secret, sizeof l->handle.secret) != RAIL_OK) {
-    RAIL_WARN("RailSocket: listen: no random bytes from the kernel: %s", strerror(errno));
-    sk_listen_free(l);
-    return RAIL_SYSTEM_ERROR;
+  rail_result_t result = sk_reception_open(device, sk_traffic_class(-1, ctx->traffic_class), &l->reception);
+  if (result != RAIL_OK) {
+    free(l);
+    return result;
   }
-  l->addr = device->addr;
-  rail_addr_set_port(&l->addr, 0);
-  if (rail_sock_listen(&l->addr, BACKLOG, &l->fd) != RAIL_OK) {
-    RAIL_WARN("RailSocket: listen on %s, address %s: %s%s", device->name, rail_addr_text(&l->addr, text),
-              strerror(errno),
-              errno == EMFILE || errno == ENFILE ? "; raise the limit of open files (ulimit -n)"
-              : errno == EADDRINUSE              ? "; no free port (net.ipv4.ip_local_port_range)"
-                                                 : "");
-    sk_listen_free(l);
-    return RAIL_SYSTEM_ERROR;
-  }
-  /* Accepted sockets inherit the sizes; set later they would not count for the TCP window. */
-  (void)rail_sock_set_buffers(l->fd, sk_params.sndbuf, sk_params.rcvbuf);
-  l->polls[0] = (struct pollfd){.fd = l->fd, .events = POLLIN};
-  l->handle.naddrs = 1;
-  l->handle.addrs[0] = l->addr;
-  sk_handle_encode(&l->handle, handle_bytes);
+  sk_handle_encode(&l->reception->handle, handle_bytes);
   link_listen(ctx, l);
-  RAIL_TRACE(RAIL_SUB_NET, "RailSocket: listen %p on %s %s", (void *)l, device->name, rail_addr_text(&l->addr, text));
+  say_where(device, &l->reception->handle);
   *listen_comm = l;
   return RAIL_OK;
-
-free_listen:
-  sk_listen_free(l);
-no_memory:
-  RAIL_WARN("RailSocket: listen: out of memory");
-  return RAIL_SYSTEM_ERROR;
-}
-
-void sk_listen_free(struct sk_listen *l) {
-  rail_sock_close(&l->fd);
-  for (uint32_t i = 0; i < l->nstrangers; i++) rail_sock_close(&l->polls[i + 1].fd);
-  for (struct sk_group *g = l->groups, *next; g; g = next) {
-    next = g->next;
-    for (unsigned int i = 0; i < g->streams; i++) rail_sock_close(&g->fds[i]);
-    free(g);
-  }
-  free(l->polls);
-  free(l->strangers);
-  l->magic = 0;
-  free(l);
 }
 
 rail_result_t sk_close_listen(void *listen_comm) {
@@ -104,7 +69,9 @@ rail_result_t sk_close_listen(void *listen_comm) {
   else l->ctx->listens = l->next;
   if (l->next) l->next->prev = l->prev;
   pthread_mutex_unlock(&l->ctx->lock);
-  sk_listen_free(l);
+  sk_reception_close(l->reception);
+  l->magic = 0;
+  free(l);
   sk_close_reap();
   return RAIL_OK;
 }

@@ -8,11 +8,13 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "plugin/socket/sk_auth.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_ctx.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_ports.h"
 
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned int contexts;
@@ -22,7 +24,9 @@ static bool loaded;
 static void load_once(void) {
   if (!loaded) sk_params_load();
   loaded = true;
-  sk_devices_load(); /* again, should the machine not have let us look before */
+  sk_ports_load();
+  /* Without the key that was asked for there are no devices: nothing may connect unauthenticated. */
+  if (sk_auth_load()) sk_devices_load(); /* again, should the machine not have let us look before */
 }
 
 static rail_result_t sk_init(void **ctx_out, const struct rail_net_init *args) {
@@ -101,8 +105,20 @@ static rail_result_t sk_get_properties(int dev, struct rail_net_props_v12 *props
   }
   const struct sk_device *device = sk_device_at(dev, "getProperties");
   if (!device) return RAIL_BAD_ARGUMENT;
-  sk_device_properties(device, dev, props);
+  sk_device_properties(device, props);
   return RAIL_OK;
+}
+
+static rail_result_t sk_make_vdevice(int *dev, const struct rail_net_vprops_v12 *props) {
+  if (!dev || !props) {
+    RAIL_WARN("RailSocket: makeVDevice: dev %p, props %p; neither may be NULL", (void *)dev, (const void *)props);
+    return RAIL_BAD_ARGUMENT;
+  }
+  pthread_mutex_lock(&init_lock);
+  load_once();
+  rail_result_t result = sk_device_fuse(dev, props);
+  pthread_mutex_unlock(&init_lock);
+  return result;
 }
 
 const char rail_plugin_name[] = "RailSocket";
@@ -114,7 +130,7 @@ const struct rail_net_ops rail_plugin_ops = {
   .finalize = sk_finalize,
   .devices = sk_devices,
   .get_properties = sk_get_properties,
-  .make_vdevice = rail_net_no_make_vdevice,
+  .make_vdevice = sk_make_vdevice,
   .set_net_attr = rail_net_no_set_net_attr,
   /* connections */
   .listen = sk_listen,

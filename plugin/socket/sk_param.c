@@ -16,6 +16,21 @@ static const struct rail_param rows[] = {
    .doc = "AF_INET or AF_INET6 limits the addresses to that family."},
   {.name = "NCCL_COMM_ID", .type = RAIL_PARAM_STRING, .offset = AT(comm_id),
    .doc = "Address of the root; interfaces in its subnet are preferred when NCCL_SOCKET_IFNAME is unset."},
+  {.name = "RAIL_SOCKET_FUSE", .type = RAIL_PARAM_STRING, .offset = AT(fuse),
+   .doc = "Fuses interfaces into one device, which takes their place: 'all' (by fours), or groups such as "
+          "eth0+eth1,eth2+eth3. Without it NCCL may fuse them itself (NCCL_NET_FORCE_MERGE, NCCL_NET_MERGE_LEVEL)."},
+  {.name = "RAIL_SOCKET_PORTS", .type = RAIL_PARAM_STRING, .offset = AT(ports),
+   .doc = "Range of ports to listen on, first-last, tried in an order that differs from process to process. Each "
+          "listener needs one for each rail. Unset: the system chooses."},
+  {.name = "RAIL_SOCKET_BIND", .type = RAIL_PARAM_STRING, .offset = AT(bind),
+   .doc = "Address that listeners bind to, such as 0.0.0.0 or ::, instead of their interface's. Peers are still told "
+          "the interface's."},
+  {.name = "RAIL_SOCKET_AUTH_FILE", .type = RAIL_PARAM_STRING, .offset = AT(auth_file),
+   .doc = "File with a key of at least 16 bytes that others cannot read. Both sides of a connection then prove that "
+          "they have it; a side with and a side without refuse each other. Needs OpenSSL's libcrypto."},
+  {.name = "RAIL_SOCKET_TC", .type = RAIL_PARAM_INT, .def = "-1", .lo = -1, .hi = 255, .offset = AT(tc),
+   .doc = "Traffic class of all connections: the TOS byte (DSCP x 4) of IPv4, the traffic class of IPv6. -1 takes the "
+          "caller's (NCCL's trafficClass), or leaves it to the system."},
   {.name = "NCCL_SOCKET_SNDBUF", .type = RAIL_PARAM_BYTES, .def = "-1", .lo = -1, .hi = 1 << 30, .offset = AT(sndbuf),
    .doc = "SO_SNDBUF of every stream. -1 leaves it to the system, which then adapts it."},
   {.name = "NCCL_SOCKET_RCVBUF", .type = RAIL_PARAM_BYTES, .def = "-1", .lo = -1, .hi = 1 << 30, .offset = AT(rcvbuf),

@@ -9,6 +9,11 @@ struct sk_params {
   const char *ifname;  /* NULL: NCCL's default choice */
   const char *family;  /* NULL: any */
   const char *comm_id; /* NCCL_COMM_ID: prefers interfaces of that subnet */
+  const char *fuse;    /* NULL: nothing is fused at load */
+  const char *ports;   /* NULL: the system chooses */
+  const char *bind;    /* NULL: the interface's own address */
+  const char *auth_file; /* NULL: no authentication */
+  int64_t tc;          /* -1: the caller's */
   int64_t sndbuf, rcvbuf; /* bytes; -1: the system's */
   int64_t window;         /* bytes; 0: the system's */
   int64_t streams;

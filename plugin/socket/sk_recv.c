@@ -15,6 +15,7 @@
 
 #include "common/log.h"
 #include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_rejoin.h"
 #include "plugin/socket/sk_close.h"
 
 #define READ_AHEAD (64 * 1024)
@@ -25,6 +26,7 @@ rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) 
   *recv_comm = NULL;
   if (!rc) {
     for (unsigned int i = 0; i < args->nstreams; i++) rail_sock_close(&(int){args->fds[i]});
+    sk_rejoin_free(args->rejoin);
     goto no_memory;
   }
   rail_result_t result = sk_comm_init(&rc->base, args, READ_AHEAD);

@@ -16,6 +16,7 @@
 #include "common/log.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_rejoin.h"
 
 /* Most that one call writes: a call must return within a millisecond. */
 #define PUMP_BYTES (2 * SK_IO_BYTES)
@@ -29,6 +30,7 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
   *send_comm = NULL;
   if (!sc) {
     for (unsigned int i = 0; i < args->nstreams; i++) rail_sock_close(&(int){args->fds[i]});
+    sk_rejoin_free(args->rejoin);
     goto no_memory;
   }
   /* GRANT frames are read whole: the buffer holds the largest more than twice. */

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Listening sockets and the strangers behind them: connections that have not
+ * said a whole HELLO yet. Shared by a listener and by those of its connections
+ * whose lost streams may come back here, which keep it after closeListen.
+ *
+ * What a stranger turns out to be is decided in one place (judge): a stream of
+ * a new connection goes into a group (sk_group.h), a lost one that returns to
+ * its connection (sk_rejoin.h).
+ *
+ * Locking. `lock` guards everything below it. Two threads meet here at most:
+ * the one that calls accept and the one that brings streams back. Each call
+ * does a bounded amount of work.
+ */
+#ifndef SK_RECEPTION_H
+#define SK_RECEPTION_H
+
+#include <pthread.h>
+
+#include "plugin/socket/sk_auth.h"
+#include "plugin/socket/sk_device.h"
+
+struct sk_group;
+struct sk_member;
+
+struct sk_stranger {
+  struct sk_stranger *older, *younger;
+  int fd;
+  bool watched;      /* in the epoll set */
+  unsigned int door; /* the rail it came through */
+  union rail_addr peer;
+  uint64_t deadline;
+  size_t have;
+  struct sk_hello_wire wire;
+};
+
+struct sk_reception {
+  const struct sk_device *device;
+  int traffic_class;
+  struct sk_handle handle; /* as it was given out */
+
+  pthread_mutex_t lock;
+  unsigned int refs;
+  bool closed; /* the listener is gone: nothing new, only what comes back */
+  int doors[SK_MAX_RAILS]; /* listening sockets, one per rail */
+  int epoll;               /* -1 until somebody has to be waited for */
+  struct sk_stranger *oldest, *youngest;
+  uint32_t nstrangers;
+  struct sk_group *groups; /* in the order of their first HELLO */
+  struct sk_member *members;
+  struct sk_seen seen;
+  uint64_t next_line; /* when a line about somebody dropped may be logged again */
+  uint32_t unlogged;
+};
+
+/* Opens the doors and makes the handle; one reference, the caller's. Logs why not. */
+rail_result_t sk_reception_open(const struct sk_device *device, int traffic_class, struct sk_reception **out);
+void sk_reception_ref(struct sk_reception *r);
+void sk_reception_unref(struct sk_reception *r); /* the last one closes everything */
+/* The listener is closed: its half-open connections go. */
+void sk_reception_close(struct sk_reception *r);
+
+/* Looks once at whoever has news, within a bound of time. Under the lock. */
+rail_result_t sk_reception_step(struct sk_reception *r);
+
+/* Somebody is turned away; one line, at most one a second and listener, ten a second and process. */
+void sk_reception_log(struct sk_reception *r, const union rail_addr *peer, const char *why);
+/* Says why, best effort, and hangs up. */
+void sk_refuse(int *fd, enum sk_reason reason, unsigned int stream);
+/* Welcomes one stream, mac included when its HELLO had one. Fails when the peer is gone. */
+rail_result_t sk_welcome(const struct sk_reception *r, int fd, unsigned int stream, uint32_t features,
+                         const uint8_t *hello_mac);
+
+#endif
