@@ -11,19 +11,16 @@ import json
 import os
 import pathlib
 import shlex
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 
 sys.dont_write_bytecode = True
 import machine
 import report
+from program import Failed, execute
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-RUN_LIMIT = 120  # seconds for one program; far more than any needs
 QUIET = 0.2  # cores that others may keep busy
 TCP = ["--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"]
 PAIRS = [("shm", "ompi-shm"), ("net", "ompi-tcp")]
@@ -32,10 +29,6 @@ TARGETS = [("shm", "ompi-shm", MIB, 1.0), ("shm", "ompi-shm", 64 * MIB, 1.5),
            ("net", "ompi-tcp", MIB, 1.2), ("net", "ompi-tcp", 64 * MIB, 1.2)]
 # Up to this size (exclusive): timed and warm-up calls a size, the same for all columns.
 REPEATS = [(4 << 10, 2000, 200), (MIB, 500, 50), (4 * MIB, 100, 10), (1 << 62, 20, 4)]
-
-
-class Failed(Exception):
-    pass
 
 
 class Block:
@@ -59,27 +52,6 @@ def make_blocks(least, most, factor):
             blocks.append(Block(start, min(end - 1, most), factor, iters, warmup))
             start = end
     return blocks
-
-
-def execute(argv, env):
-    """Runs a program in a session of its own; returns what it printed."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True,
-                                 env={**os.environ, **env}, start_new_session=True)
-        try:
-            status = child.wait(RUN_LIMIT)
-        except BaseException as why:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            if isinstance(why, subprocess.TimeoutExpired):
-                raise Failed(f"no end after {RUN_LIMIT} s: {shlex.join(argv)}") from None
-            raise
-        out.seek(0)
-        err.seek(0)
-        text, complaint = out.read(), err.read()
-    if status != 0:
-        raise Failed(f"exit status {status}: {shlex.join(argv)}\n{complaint[-3000:]}{text[-1000:]}")
-    return text
 
 
 class Column:

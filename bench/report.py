@@ -70,9 +70,14 @@ def verdicts(targets, columns):
     return lines
 
 
+def load_fact(about):
+    loads = [r["others"] for r in about["load_in_rounds"]]
+    return (f"load average before: {about['load_average_before']}; cores others kept busy before: "
+            f"{about['others_before']:.2f}, in the rounds: {min(loads):.2f} to {max(loads):.2f}")
+
+
 def facts(about):
     """What a reader needs to judge or repeat the run."""
-    loads = [r["others"] for r in about["load_in_rounds"]]
     wrong = ", ".join(f"{k} {v}" for k, v in about["wrong"].items())
     return [
         f"{about['date']}; {about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB; Linux {about['kernel']}; "
@@ -80,13 +85,12 @@ def facts(about):
         f"railyard {about['railyard']}; {about['openmpi']}; {about['compiler']}",
         f"{about['ranks']} ranks, float32 sum, out of place, {about['rounds']} rounds in {about['seconds']:.0f} s; "
         "no binding to cores on either side",
-        f"load average before: {about['load_average_before']}; cores others kept busy before: "
-        f"{about['others_before']:.2f}, in the rounds: {min(loads):.2f} to {max(loads):.2f}",
+        load_fact(about),
         f"wrong elements in the checked runs: {wrong or 'none checked'}",
     ]
 
 
-def warnings(about, quiet):
+def load_warnings(about, quiet):
     out = []
     worst = max([about["others_before"]] + [r["others"] for r in about["load_in_rounds"]])
     stolen = max(r["steal"] for r in about["load_in_rounds"])
@@ -95,6 +99,11 @@ def warnings(about, quiet):
                    "figures.")
     if stolen > 0.05:
         out.append(f"WARNING: the host withheld up to {stolen:.2f} cores from this virtual machine.")
+    return out
+
+
+def warnings(about, quiet):
+    out = load_warnings(about, quiet)
     if about["ranks"] > about["cores"]:
         out.append(f"WARNING: {about['ranks']} ranks share {about['cores']} cores.")
     if any(about["wrong"].values()):
@@ -117,10 +126,19 @@ def write_markdown(path, about, tables, lines, notes, plot):
     path.write_text("\n".join(text))
 
 
-def draw(path, columns, about, summary):
-    """An SVG by gnuplot. Returns its path, or None where there is no gnuplot."""
+def gnuplot(path, lines):
+    """Has the picture drawn. Returns its path, or None where there is no gnuplot."""
     if not shutil.which("gnuplot"):
         return None
+    done = subprocess.run(["gnuplot"], input="\n".join(lines) + "\n", text=True, capture_output=True)
+    if done.returncode != 0:
+        print("bench: no plot; gnuplot says: " + done.stderr.strip())
+        return None
+    return path
+
+
+def draw(path, columns, about, summary):
+    """An SVG by gnuplot. Returns its path, or None where there is no gnuplot."""
     script = ["set terminal svg size 900,540 font 'sans,13' background '#ffffff'", f"set output '{path}'",
               "set logscale x 2", "set logscale y 10", "set grid", "set key right bottom",
               f"set title 'All-reduce, float32, {about['ranks']} ranks on one machine'",
@@ -138,11 +156,7 @@ def draw(path, columns, about, summary):
         data.append("\n".join(f"{s} {v['median']:.6g}" for s, v in values) + "\ne")
         data.append("\n".join(f"{s} {v['min']:.6g} {v['max']:.6g}" for s, v in values) + "\ne")
     script.append("plot " + ", ".join(plots))
-    done = subprocess.run(["gnuplot"], input="\n".join(script + data) + "\n", text=True, capture_output=True)
-    if done.returncode != 0:
-        print("bench: no plot; gnuplot says: " + done.stderr.strip())
-        return None
-    return path
+    return gnuplot(path, script + data)
 
 
 def write(out, columns, about, times, summary, targets, quiet, say):

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What both programs of this folder need: the clock that rail-coll uses, and arguments that are checked. */
+ * What the programs of this folder need: the clock that rail-coll uses, and arguments that are checked. */
 #ifndef RAIL_BENCH_TIMING_H
 #define RAIL_BENCH_TIMING_H
 

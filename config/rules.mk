@@ -9,6 +9,7 @@
 #   tools/NAME/*.c        → bin/NAME
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
 #   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD
+#   bench/NAME/*.c        → bench/NAME
 
 common_src := $(filter-out common/abi%,$(wildcard common/*.c))
 abi_src := $(wildcard common/abi*.c)
@@ -46,6 +47,7 @@ test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz gpu,test/$(k)/*.
 test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
 # Tests of the runtime's rooms see internals: they link its objects, not the library.
 core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(core/|rail/railyard)' $(test_src))))
+bench_bins := $(foreach d,$(wildcard bench/*),$(if $(wildcard $(d)/*.c),$(BUILD)/$(d)))
 preload_src := $(wildcard test/preload/*.c)
 preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
 
@@ -124,6 +126,14 @@ $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(COMMON_A)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A),$^) $(KIT_A) $(HARNESS_A) $(COMMON_A) \
 	  -ldl -lm -lrt -o $@
+
+define bench_rule
+$(BUILD)/$(1): $(call obj,$(wildcard $(1)/*.c)) $(COMMON_A)
+	@mkdir -p $$(@D)
+	@$$(if $$(V),,echo "  LD      $$@")
+	$$(Q)$$(CC) $$(ALL_LDFLAGS) $$(filter %.o,$$^) $(COMMON_A) -ldl -lm -o $$@
+endef
+$(foreach b,$(bench_bins),$(eval $(call bench_rule,$(patsubst $(BUILD)/%,%,$(b)))))
 
 # Little plugins that test_netload opens.
 $(BUILD)/test/unit/test_netload: | $(filter $(BUILD)/test/libnetfix_%,$(preload_libs))

@@ -26,6 +26,7 @@ bench  python3         python3
 bench  openmpi-bin     mpirun
 bench  libopenmpi-dev  /usr/lib/*/openmpi/include/mpi.h
 bench  gnuplot-nox     gnuplot
+bench  ucx-utils       ucx_perftest
 lint   python3         python3
 lint   g++             g++
 lint   clang-tidy      clang-tidy

@@ -10,13 +10,13 @@ build_with = +$(MAKE) $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
-.PHONY: all tests help clean setup demo test test-quick test-asan test-tsan bench gpu-test docs docs-check lint \
-  install uninstall
+.PHONY: all tests help clean setup demo test test-quick test-asan test-tsan bench bench-socket gpu-test docs \
+  docs-check lint install uninstall
 
 all: $(plugin_libs) $(core_lib) $(tool_bins)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk
 
-tests: all $(test_bins) $(preload_libs) $(BUILD)/gen-params  ## build the test programs too
+tests: all $(test_bins) $(preload_libs) $(bench_bins) $(BUILD)/gen-params  ## build the test programs too
 
 help:  ## this list
 	@awk -F'## ' '/^[a-z-]+:.*## /{split($$1,a,":"); printf "  make %-12s %s\n", a[1], $$2}' config/targets.mk
@@ -60,6 +60,13 @@ bench:  ## all-reduce over shared memory and sockets against Open MPI and memcpy
 	$(setup) build bench
 	$(build_with) BUILD='$(BUILD)' all
 	@bash bench/run.sh '$(BUILD)' $(RUN)
+
+bench_socket_needs := $(BUILD)/lib/libnccl-net-socket.so $(BUILD)/bench/netpair $(BUILD)/test/libcongestion.so
+
+bench-socket:  ## the socket plugin against UCX, plain TCP streams and any plugin given
+	$(setup) build bench
+	$(build_with) BUILD='$(BUILD)' $(bench_socket_needs)
+	@CC='$(CC)' python3 bench/socket_bench.py --build '$(BUILD)' $(RUN)
 
 gpu-test:  ## real NCCL through the plugin, on a machine with a GPU
 	$(setup) build

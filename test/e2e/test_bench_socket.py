@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# TEST-SAN: none
+"""bench-socket at its smallest: its files hold what was measured, and damage never passes for a figure."""
+import json
+import pathlib
+import shutil
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+from coll import BUILD, ROOT, SOCKET, expect, main, run
+
+sys.path.insert(0, str(ROOT / "bench"))
+from program import Failed
+from socket_columns import Congestion
+
+NETPAIR = BUILD / "bench" / "netpair"
+NULL = BUILD / "test" / "libnullnet.so"
+CONGESTION = BUILD / "test" / "libcongestion.so"
+CONTROLS = [name for name in ("cubic", "reno", "bbr") if Congestion.allowed(name)]
+
+
+def bench(folder, *args):
+    """Exit status aside: what the JSON and the Markdown say."""
+    done = run([sys.executable, ROOT / "bench" / "socket_bench.py", "--build", BUILD, "--out", folder, "--wait", 0,
+                "--rounds", 1, "--seconds", 0.02, "--warmup", 0.01, "--cc", CONTROLS[0], *args])
+    found = pathlib.Path(folder, "socket.json")
+    assert found.exists(), f"no JSON:\n{done.stdout}{done.stderr}"
+    return done, json.loads(found.read_text()), pathlib.Path(folder, "socket.md").read_text()
+
+
+def netpair(*args, status=0, **env):
+    done = run([NETPAIR, "--warmup", 0.01, "--seconds", 0.02, *args], **env)
+    assert done.returncode == status, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
+    return json.loads(done.stdout)
+
+
+def in_folder(case):
+    def wrapped():
+        folder = tempfile.mkdtemp()
+        try:
+            case(folder)
+        finally:
+            shutil.rmtree(folder)
+    return wrapped
+
+
+@in_folder
+def two_columns(folder):
+    done, found, text = bench(folder, "--only", "railyard,tcp", "--sizes", "8,64K", "--comms", "1,2", "--rounds", 2)
+    expect(done, 0)
+    runs = found["runs"]
+    assert {r["cc"] for r in runs} == {CONTROLS[0]}
+    assert not found["about"]["unverified"] and not found["faults"], found
+    for column in ("railyard", "tcp"):
+        mine = [r for r in runs if r["column"] == column]
+        kinds = sorted((r["kind"], r["size"], r["comms"], r["window"], r["idle_us"]) for r in mine)
+        bw = [("bw", size, n, 8, idle) for size in (8, 65536) for n in (1, 2) for idle in (0, 20)]
+        wide = [("bw", 8, n, 32, 0) for n in (1, 2)]
+        assert kinds == sorted(2 * (bw + wide + [("lat", 8, 1, 2, 0), ("lat", 65536, 1, 2, 0)])), kinds
+        for r in mine:
+            assert r["verdict"] == "ok" and r["messages"] > 0, r
+            if r["kind"] == "lat":
+                assert 0 < r["half_us"]["min"] <= r["half_us"]["p50"] <= r["half_us"]["p99"], r
+            else:
+                assert abs(r["gb_s"] - r["messages"] * r["size"] / r["seconds"] / 1e9) < 1e-3 + 0.01 * r["gb_s"], r
+                assert r["cpu_s_per_gb"] >= 0 and r["seconds"] >= 0.02, r
+    assert {r["wire"] for r in runs} == {"RailSocket", "TCP"}
+    for words in ("Bandwidth, GB/s", "Half round trip", "caller sleeps 20 us", "ours/it", CONTROLS[0]):
+        assert words in text, f"{words} is not in\n{text}"
+    assert any(line.startswith(("reached", "missed")) for line in found["targets"]), found["targets"]
+
+
+@in_folder
+def a_peers_wrong_byte_is_shown(folder):
+    done, found, text = bench(folder, "--only", "tcp,bad", "--plugin", f"bad={NULL}", "--env", "bad:NULLNET_WRONG=100",
+                              "--env", "bad:NULLNET_SIZE=8", "--sizes", "8,4K", "--comms", 1, "--metrics", "bw")
+    expect(done, 0)
+    verdicts = {(r["column"], r["size"], r["window"]): r["verdict"] for r in found["runs"]}
+    assert verdicts == {("tcp", 8, 8): "ok", ("tcp", 8, 32): "ok", ("tcp", 4096, 8): "ok", ("bad", 8, 8): "wrong",
+                        ("bad", 8, 32): "wrong", ("bad", 4096, 8): "ok"}, verdicts
+    assert "wrong 1/1" in text and "message 100 of connection 0" in text, text
+    assert found["about"]["unverified"] == ["bad"], found["about"]  # it has no sockets
+
+
+@in_folder
+def our_wrong_byte_fails_the_run(folder):
+    done, found, _ = bench(folder, "--only", "railyard", "--ours", NULL, "--env", "railyard:NULLNET_WRONG=100",
+                           "--env", "railyard:NULLNET_SIZE=8", "--sizes", "8", "--comms", 1, "--metrics", "bw")
+    expect(done, 1)
+    assert [r["verdict"] for r in found["runs"]] == ["wrong", "wrong"]
+
+
+def netpair_names_each_trouble():
+    base = ("--plugin", NULL, "--size", 64, "--comms", 2)
+    assert netpair(*base)["verdict"] == "ok"
+    for how, verdict, said in (("WRONG", "wrong", "message 40 of"), ("ERROR", "failed", "message 40 of connection"),
+                               ("STUCK", "stuck", "nothing moved"), ("CRASH", "failed", "signal 6")):
+        for kind in ((), ("--latency",)):
+            found = netpair(*base, *kind, "--patience", 0.3, status=1, **{f"NULLNET_{how}": 40})
+            assert found["verdict"] == verdict and said in found["what"], found
+    found = netpair("--plugin", "/nonexistent.so", "--size", 8, status=1)
+    assert found["verdict"] == "failed" and "/nonexistent.so" in found["what"], found
+
+
+def every_abi_version():
+    for version in range(6, 13):
+        found = netpair("--plugin", SOCKET, "--abi", version, "--size", 4096)
+        assert found["verdict"] == "ok" and found["abi"] == version, found
+
+
+@in_folder
+def congestion_control_is_given_and_proved(folder):
+    for name in CONTROLS:
+        report = pathlib.Path(folder, name)
+        for how in (("--tcp",), ("--plugin", SOCKET)):
+            env = Congestion(name, CONGESTION).environment(report)
+            assert netpair(*how, "--size", 4096, "--comms", 2, **env)["verdict"] == "ok"
+            assert Congestion(name, CONGESTION).verify(report, "run") >= 2
+            try:
+                Congestion("none", CONGESTION).verify(report, "run")
+            except Failed as why:
+                assert name in str(why)
+            else:
+                raise AssertionError("another congestion control was not noticed")
+            report.unlink()
+
+
+def bad_arguments():
+    script = [sys.executable, ROOT / "bench" / "socket_bench.py", "--build", BUILD]
+    for args, said in ((("--only", "nobody"), "nobody"), (("--env", "tcp"), "--env"),
+                       (("--sizes", "4"), "sizes from 8"), (("--sizes", "x"), "--sizes"), (("--cc", "none"), "--cc"),
+                       (("--metrics", "bw,x"), "--metrics")):
+        expect(run([*script, *args]), 2, said)
+    for args in ((), ("--tcp",), ("--tcp", "--size", 4), ("--tcp", "--size", 8, "--window", 65), ("--size", 8),
+                 ("--tcp", "--plugin", "x", "--size", 8), ("--tcp", "--size", 8, "--seconds", "x")):
+        assert run([NETPAIR, *args]).returncode == 2, args
+
+
+main([("two columns, their figures and files", two_columns),
+      ("a peer's wrong byte is shown", a_peers_wrong_byte_is_shown),
+      ("a wrong byte of ours fails the run", our_wrong_byte_fails_the_run),
+      ("netpair names each trouble", netpair_names_each_trouble), ("every vtable version", every_abi_version),
+      ("congestion control is given and proved", congestion_control_is_given_and_proved),
+      ("bad arguments", bad_arguments)])
