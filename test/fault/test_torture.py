@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of transfers with content check, and in each one misfortune at a random moment: whatever it is, nobody hangs,
+no byte is wrong, and who survives is told what happened.
+
+TEST-LIMIT: 360
+TEST-ALONE
+TEST-SAN: asan tsan
+
+    python3 test/fault/test_torture.py [--seed N] [--rounds N] [--round N] [--only KIND] [--verbose]
+
+The seed is printed; --seed with --round repeats one round (as far as a race can be repeated).
+"""
+import argparse
+import os
+import pathlib
+import random
+import signal
+import sys
+import time
+import traceback
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "harness"))
+import rig
+from rig import Pair, Rails, Skip, Strangers, check_clean, check_failed, check_sound
+
+ROUNDS = 40 if rig.SLOW > 1 else 200
+HERE = {"peer": "127.0.0.1", "device": "lo"}
+STREAMS = [1, 2, 4]
+
+
+class Round:
+    """What all kinds draw from: the parameters of the transfers and of the moment."""
+    rails = {}
+
+    def __init__(self, seed, number):
+        self.rng = rng = random.Random(f"{seed}/{number}")
+        self.comms = rng.choice([1, 1, 2, 4])
+        self.options = {
+            "seed": rng.randrange(1 << 60), "comms": self.comms, "window": rng.choice([1, 4, 8, 32]),
+            "group": rng.choice([1, 1, 8]), "mix": rng.choice(["mixed", "mixed", "small", "large"]),
+            "max": rng.choice([4096, 65536, 300000, 1 << 20, 4 << 20]), "idle": rng.choice(["yield", "sleep"]),
+            "churn": rng.choice([0, 0, 1])}
+        if self.options["group"] * self.options["window"] * self.options["max"] > 64 << 20:
+            self.options["window"] = 2
+        self.env = {"RAIL_SOCKET_STREAMS": rng.choice(STREAMS)}
+
+    def pair(self, **more):
+        return Pair(env=self.env, **self.options, **more)
+
+    def wait(self, low=0.02, high=0.5):
+        time.sleep(self.rng.uniform(low, high))
+
+    def either(self, pair):
+        """(the one it happens to, the other)"""
+        victim = self.rng.choice(pair.both)
+        return victim, pair.other(victim)
+
+    @staticmethod
+    def network(count):
+        if count not in Round.rails:
+            try:
+                Round.rails[count] = Rails(count, f"t{count}")
+            except Skip as reason:
+                Round.rails[count] = reason
+        if isinstance(Round.rails[count], Skip):
+            raise Round.rails[count]
+        return Round.rails[count]
+
+    def __str__(self):
+        words = {**self.options, **self.env}
+        return ", ".join(f"{k} {v}" for k, v in words.items() if k != "seed")
+
+
+# ---- kinds of misfortune -----------------------------------------------------------
+
+def kill(r):
+    """A process dies. Each connection of the other fails within a second, and says so."""
+    pair = r.pair()
+    r.wait()
+    victim, survivor = r.either(pair)
+    since = victim.signal(signal.SIGKILL)
+    survivor.finish()
+    victim.finish()
+    check_sound(survivor)
+    check_failed(survivor, since, 1.0, comms=r.comms, **HERE)
+
+
+def reset(r):
+    """The sockets of one side are reset, the process lives."""
+    pair = r.pair()
+    r.wait()
+    victim, survivor = r.either(pair)
+    victim.tell("reset")
+    event = victim.wait("reset", 5)
+    assert event["sockets"] > 0, victim.tail()
+    pair.finish()
+    check_sound(survivor)
+    check_failed(survivor, event["ns"], 1.0, comms=r.comms, **HERE)
+    assert check_sound(victim)["errors"] == r.comms, victim.tail()
+
+
+def leave(r):
+    """One side closes everything with requests outstanding."""
+    pair = r.pair()
+    r.wait()
+    victim, survivor = r.either(pair)
+    victim.tell("close")
+    since = victim.wait("did", 5)["ns"]
+    pair.finish()
+    check_clean_until(victim)
+    check_sound(survivor)
+    check_failed(survivor, since, 1.0, comms=r.comms, **HERE)
+
+
+def dereg(r):
+    """One side takes its memory back with requests outstanding, writes over it, and then closes."""
+    r.options["churn"] = 0
+    pair = r.pair()
+    r.wait()
+    victim, survivor = r.either(pair)
+    victim.tell("dereg")
+    since = victim.wait("deregistered", 10)["ns"]
+    pair.finish()
+    check_clean_until(victim)
+    check_sound(survivor)
+    check_failed(survivor, since, 1.0, comms=r.comms, **HERE)
+
+
+def check_clean_until(p):
+    assert check_sound(p)["errors"] == 0, f"{p} had an error\n{p.tail()}"
+
+
+def freeze(r):
+    """A process is stopped for a while and goes on: nothing has happened."""
+    pair = r.pair()
+    for _ in range(r.rng.choice([1, 1, 3])):
+        r.wait()
+        victim, _ = r.either(pair)
+        victim.signal(signal.SIGSTOP)
+        r.wait(0.05, 0.6)
+        victim.signal(signal.SIGCONT)
+    r.wait(0.0, 0.2)
+    pair.stop()
+    pair.finish()
+    for p in pair.both:
+        check_clean(p)
+
+
+def strangers(r):
+    """A thousand clients that nobody asked for, before the connection and while data flows."""
+    count = 1000 if r.rng.random() < 0.5 else r.rng.randrange(1, 300)
+    r.options["comms"] = r.comms = min(r.comms, 2)
+    pair = r.pair(connect=False, keep_listen=1)
+    pair.listening()
+    crowd = Strangers(pair.recv.pid, count, r.rng)
+    try:
+        pair.connect()
+        r.wait(0.0, 0.3)
+        crowd.talk(r.rng)
+        more = Strangers(pair.recv.pid, count, r.rng)
+        r.wait(0.0, 0.3)
+        more.leave()
+        pair.stop()
+        pair.finish()
+    finally:
+        crowd.leave()
+    for p in pair.both:
+        check_clean(p)
+
+
+def unplug(r):
+    """The only link is down for less than the deadline: a pause, nothing else."""
+    rails = r.network(1)
+    pair = rails.pair([0], env=r.env, **r.options)
+    try:
+        r.wait()
+        side = r.rng.randrange(2)
+        rails.down(side, 0)
+        r.wait(0.05, 0.4)
+    finally:
+        rails.restore()
+    r.wait(0.0, 0.3)
+    pair.stop()
+    pair.finish()
+    for p in pair.both:
+        check_clean(p)
+
+
+# kind → how often it is drawn
+KINDS = {kill: 10, reset: 6, leave: 4, dereg: 4, freeze: 5, strangers: 4, unplug: 4}
+
+
+# ---- the rounds ----------------------------------------------------------------------
+
+def one(seed, number, only):
+    """Runs a round. (its name, what failed or None, why it was skipped or None)"""
+    r = Round(seed, number)
+    names = {k.__name__: k for k in KINDS}
+    kind = names[only] if only else r.rng.choices(list(KINDS), list(KINDS.values()))[0]
+    name = f"round {number}: {kind.__name__}"
+    try:
+        kind(r)
+        return name, None, None
+    except Skip as reason:
+        return name, None, str(reason)
+    except Exception as problem:
+        text = str(problem) if isinstance(problem, AssertionError) and str(problem) else traceback.format_exc()
+        return name, f"{text}\n{r}", None
+    finally:
+        rig.kill_all()
+
+
+def nothing_left():
+    """A killed process leaves shared memory behind; the next one that comes and goes has removed it. What is then still
+    in /dev/shm is found by the runner."""
+    p = rig.Process("loop", seconds=0.1)
+    p.finish()
+    check_clean(p)
+
+
+def main():
+    parse = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parse.add_argument("--seed", type=int, default=int(os.environ.get("RAIL_TEST_SEED", time.time_ns() & 0xffffff)))
+    parse.add_argument("--rounds", type=int, default=ROUNDS)
+    parse.add_argument("--round", type=int, help="only this one")
+    parse.add_argument("--only", choices=[k.__name__ for k in KINDS], help="only this kind")
+    parse.add_argument("--stop-at", type=int, default=5, help="after so many failed rounds")
+    parse.add_argument("--verbose", action="store_true", help="print how long each round took")
+    args = parse.parse_args()
+    print(f"# seed {args.seed}", flush=True)
+    failed, cases, spent = 0, 0, {}
+    for number in [args.round] if args.round is not None else range(1, args.rounds + 1):
+        start = time.monotonic()
+        name, problem, skip = one(args.seed, number, args.only)
+        took = time.monotonic() - start
+        kind = name.split(": ")[1]
+        spent[kind] = [a + b for a, b in zip(spent.get(kind, [0, 0]), [1, took])]
+        cases += 1
+        if problem:
+            failed += 1
+            print("".join(f"# {line}\n" for line in problem.splitlines()), end="")
+            print(f"# repeat: --seed {args.seed} --round {number}" + (f" --only {args.only}" if args.only else ""))
+        print(f"{'not ok' if problem else 'ok'} {cases} - {name}" + (f" # SKIP {skip}" if skip else ""), flush=True)
+        if args.verbose:
+            print(f"# {took:.2f} s", flush=True)
+        if failed >= args.stop_at:
+            print("# enough rounds have failed", flush=True)
+            break
+    cases += 1
+    try:
+        nothing_left()
+        print(f"ok {cases} - and another one, undisturbed")
+    except AssertionError as problem:
+        failed += 1
+        print("".join(f"# {line}\n" for line in str(problem).splitlines()), end="")
+        print(f"not ok {cases} - and another one, undisturbed")
+    print("# " + ", ".join(f"{k}: {n} in {t:.0f} s" for k, (n, t) in sorted(spent.items())))
+    print(f"1..{cases}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

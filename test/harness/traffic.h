@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Messages whose sizes and contents follow from a seed, streamed over one
+ * connection of any plugin and checked byte for byte on arrival.
+ *
+ * Both ends compute the same plan, so they need exchange nothing but the seed.
+ * The contents of message m are a stretch of one pseudo-random text that
+ * begins at a place chosen by (seed, connection, m): sending needs no
+ * generator, checking is one comparison at the speed of memory, and a piece
+ * that is missing, stale, doubled or of another message differs.
+ *
+ * A sender ends by END messages, which fill up the block of 8 that they begin
+ * in, so that every grouped receive is complete.
+ *
+ * A flow is used by one thread. It calls the plugin as NCCL's progress thread
+ * does: posts while there is room, tests what is outstanding, never waits.
+ */
+#ifndef RAIL_TEST_TRAFFIC_H
+#define RAIL_TEST_TRAFFIC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/netload.h"
+
+#define TRAFFIC_BLOCK 8 /* no grouped receive crosses a multiple of it */
+
+enum traffic_mix { TRAFFIC_FIXED, TRAFFIC_SMALL, TRAFFIC_MIXED, TRAFFIC_LARGE };
+
+struct traffic_plan {
+  uint64_t seed;
+  enum traffic_mix mix; /* FIXED: max bytes; SMALL: 0 … 4 KiB; MIXED: every magnitude, some 0; LARGE: max/2 … max */
+  size_t max;
+  int group;     /* buffers of a receive at most, 1 … 8 */
+  int window;    /* requests outstanding at most */
+  bool direct;   /* send out of the text itself: no copy, but then a send that is "done" too early goes unseen */
+  uint8_t *text; /* the shared pseudo-random text, from traffic_prepare */
+  size_t text_size;
+};
+
+/* False with a word on stderr when memory is lacking. */
+bool traffic_prepare(struct traffic_plan *plan);
+void traffic_release(struct traffic_plan *plan);
+size_t traffic_size(const struct traffic_plan *plan, uint32_t conn, uint64_t message);
+
+struct traffic_slot {
+  void *request;
+  bool filled;    /* its message is in the buffer, waiting for isend to take it */
+  uint64_t first; /* message number */
+  int n;          /* messages, 1 for a send */
+  uint8_t *data;  /* n buffers, flow->stride apart */
+};
+
+struct flow {
+  const struct traffic_plan *plan;
+  struct rail_net *net;
+  void *comm, *mh;
+  bool sends;
+  uint32_t conn;
+  uint8_t *memory;
+  size_t memory_size, stride;
+  struct traffic_slot *slots;
+  uint64_t next;                /* message to post */
+  uint64_t end;                 /* first END message; UINT64_MAX: not known yet */
+  bool hold;                    /* post nothing new */
+  bool finished;                /* everything up to END is done */
+  rail_result_t error;          /* the first; nothing is posted or tested from then on */
+  const char *error_call;       /* where it came from */
+  uint64_t bytes, messages;     /* done, END not counted */
+  uint64_t wrong;               /* messages with a wrong size, byte, or a byte beyond their end */
+  char why[200];                /* about the first wrong one */
+  uint64_t last_ns, pause_ns, pause_end_ns; /* of completions: the last, the longest time between two, when it ended */
+  bool newest_first;
+};
+
+/* Allocates and registers. The comm stays the caller's. */
+rail_result_t flow_open(struct flow *f, const struct traffic_plan *plan, struct rail_net *net, void *comm, bool sends,
+                        uint32_t conn);
+/* Posts and tests once. Returns how many requests were finished. */
+int flow_step(struct flow *f);
+/* The sender's last message is the one before the next. */
+void flow_end(struct flow *f);
+int flow_outstanding(const struct flow *f);
+/* Asks for every outstanding request once more, as NCCL may after an error. */
+void flow_test_after_error(struct flow *f);
+rail_result_t flow_dereg(struct flow *f);
+/* After dereg or close: overwrites what was to be sent; remembers what was to be received. */
+void flow_scribble(struct flow *f);
+/* … and whether it is still so. */
+bool flow_untouched(const struct flow *f);
+void flow_free(struct flow *f);
+
+#endif
