@@ -23,6 +23,7 @@ const char *const rail_param_names[] = {
   "RAIL_PROXY",
   "RAIL_SIMD",
   "RAIL_SOCKET_*",
+  "RAIL_STATS",
   "RAIL_STORE",
   "RAIL_TEST_*",
   "RAIL_TRACE_*",

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "common/param.h"
+#include "common/stats.h"
 #include "plugin/socket/sk_param.h"
 #include "rail/railyard.h"
 
@@ -19,5 +20,7 @@ int main(void) {
   railParamPrint(1);
   printf("\n## Socket plugin (libnccl-net-socket.so)\n\n");
   rail_param_print(stdout, &sk_param_table, 1);
+  printf("\n## Runtime and plugins\n\n");
+  rail_param_print(stdout, &rail_stats_param_table, 1);
   return 0;
 }

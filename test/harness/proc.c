@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -51,9 +52,20 @@ static void proc_close(struct proc *p) {
   p->pid = -1;
 }
 
+/* A child that was killed, or left by _exit, had no chance to remove its counters. */
+static void remove_pages(pid_t pid) {
+  glob_t found;
+  char pattern[64];
+  snprintf(pattern, sizeof pattern, "/dev/shm/rail-stat.%d.*", (int)pid);
+  if (glob(pattern, GLOB_NOSORT, NULL, &found) != 0) return;
+  for (size_t i = 0; i < found.gl_pathc; i++) unlink(found.gl_pathv[i]);
+  globfree(&found);
+}
+
 void proc_kill(struct proc *p) {
   kill(p->pid, SIGKILL);
   waitpid(p->pid, NULL, 0);
+  remove_pages(p->pid);
   proc_close(p);
 }
 
@@ -68,6 +80,7 @@ void proc_join(struct proc *p) {
     }
     usleep(2000);
   }
+  remove_pages(p->pid);
   proc_close(p);
   ENSURE(got > 0, "waitpid: %s", strerror(errno));
   ENSURE(!WIFSIGNALED(status), "a child ended by signal %d", WTERMSIG(status));
