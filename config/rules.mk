@@ -117,6 +117,7 @@ $(patsubst test/%.c,$(BUILD)/test/%,$(filter-out test/e2e/%,$(core_tests))): $(C
 # test_objs_NAME: objects outside the libraries (shims, a plugin's) that the unit test NAME needs.
 test_objs_test_abi := $(patsubst %.c,%.o,$(abi_src))
 test_objs_test_sk_match := plugin/socket/sk_match.o
+test_objs_test_sk_stats := plugin/socket/sk_stats.o
 test_objs_test_sk_wire := plugin/socket/sk_wire.o
 $(foreach t,$(filter test/unit/%,$(test_src)),$(eval \
   $(patsubst test/%.c,$(BUILD)/test/%,$(t)): $(addprefix $(O)/,$(test_objs_$(basename $(notdir $(t)))))))

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the socket plugin counts (common/stats.h); tools/rail-stat shows it. The
+ * enums are the order of the values in a record; what each counts stands in the
+ * tables of sk_stats.c.
+ *
+ * A comm's and a stream's record is written by whoever owns the comm at that
+ * time. A device's record has several writers: rail_stats_add_shared, and only
+ * for rare events. Its bytes and messages come out of the records of streams and
+ * comms, by sk_stats_fold: at each tick of the watch thread and at close.
+ */
+#ifndef SK_STATS_H
+#define SK_STATS_H
+
+#include "common/sock.h"
+#include "common/stats.h"
+
+enum sk_stats_group { SK_STATS_COMM, SK_STATS_STREAM, SK_STATS_DEVICE, SK_STATS_GROUPS };
+
+enum sk_stats_comm {
+  SK_COMM_SENT_BYTES,
+  SK_COMM_RECEIVED_BYTES,
+  SK_COMM_MESSAGES,
+  SK_COMM_EAGER_MESSAGES,
+  SK_COMM_GRANTED_MESSAGES,
+  SK_COMM_CHUNKS,
+  SK_COMM_SYSTEM_CALLS,
+  SK_COMM_CONTROL_FRAMES,
+  SK_COMM_STALLS,
+  SK_COMM_RETRIES,
+  SK_COMM_FAILOVERS,
+  SK_COMM_ERRORS,
+  SK_COMM_OUTSTANDING,
+  SK_COMM_CREDIT_BYTES,
+  SK_COMM_PROGRESS_TIME,
+  SK_COMM_COUNTERS
+};
+
+enum sk_stats_stream {
+  SK_STREAM_BYTES,
+  SK_STREAM_CHUNKS,
+  SK_STREAM_ALIVE,
+  SK_STREAM_LOST,
+  SK_STREAM_COUNTERS
+};
+
+enum sk_stats_device {
+  SK_DEVICE_BYTES,
+  SK_DEVICE_MESSAGES,
+  SK_DEVICE_COMMS,
+  SK_DEVICE_CONNECTS,
+  SK_DEVICE_ACCEPTS,
+  SK_DEVICE_REFUSED,
+  SK_DEVICE_STRANGERS,
+  SK_DEVICE_ERRORS,
+  SK_DEVICE_COUNTERS
+};
+
+/* One each per context. The page is made by the first open and goes with the last close or the last record of a comm
+ * or stream, whichever is later. RAIL_SYSTEM_ERROR, logged: out of memory. Thread-safe like all below. */
+rail_result_t sk_stats_open(void);
+void sk_stats_close(void);
+
+/* Records, NULL when memory is out (or nothing is open). `side` is "send" or "receive", `device` a device's name, and
+ * the first 4 bytes of comm_id name the comm in labels. Each is given back by sk_stats_drop. */
+uint64_t *sk_stats_comm(const char *side, const char *device, const union rail_addr *peer, const uint8_t *comm_id);
+uint64_t *sk_stats_stream(const char *side, const char *device, const union rail_addr *peer, const uint8_t *comm_id,
+                          unsigned int stream);
+/* NULL is fine. */
+void sk_stats_drop(enum sk_stats_group group, uint64_t *record);
+
+/* The device's one record, made at its first call; valid while anything is open. Not for the data path: it searches.
+ * Never dropped. */
+uint64_t *sk_stats_device(const char *name);
+
+/* Adds to *total, which others add to as well, by how much *value grew since the last call. *seen begins at 0 and is
+ * kept by the caller; one thread at a time. */
+static inline void sk_stats_fold(const uint64_t *value, uint64_t *seen, uint64_t *total) {
+  uint64_t now = rail_stats_get(value);
+  rail_stats_add_shared(total, now - *seen);
+  *seen = now;
+}
+
+/* A gauge with several writers (SK_DEVICE_COMMS). */
+static inline void sk_stats_gauge(uint64_t *gauge, int by) { rail_stats_add_shared(gauge, (uint64_t)(int64_t)by); }
+
+#endif
