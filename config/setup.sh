@@ -21,6 +21,7 @@ test   python3         python3
 test   iproute2        ip
 test   pkgconf         pkg-config
 test   clang           clang
+test   python3-prometheus-client  /usr/lib/python3/dist-packages/prometheus_client
 test   openmpi-bin     mpirun
 bench  python3         python3
 bench  openmpi-bin     mpirun

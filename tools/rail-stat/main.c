@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * From the command line to one of the outputs. */
+#include <time.h>
+#include <unistd.h>
+
+#include "tools/rail-stat/stat.h"
+
+static void sleep_ms(uint64_t ms) {
+  struct timespec t = {.tv_sec = (time_t)(ms / 1000), .tv_nsec = (long)(ms % 1000) * 1000000};
+  while (nanosleep(&t, &t) != 0) {
+  }
+}
+
+/* Was everything that was asked for by --pid there? */
+static bool has_pids(const struct rs_options *o, const struct rs_look *look) {
+  bool all = true;
+  for (int p = 0; p < o->npids; p++) {
+    bool found = false;
+    for (size_t i = 0; i < look->n; i++)
+      found |= look->pages[i].view && look->pages[i].view->pid == o->pids[p] && rs_page_shows(&look->pages[i]);
+    if (!found)
+      fprintf(stderr, RS_NAME ": process %lld has no page in %s that is live and readable\n", (long long)o->pids[p],
+              o->dir);
+    all &= found;
+  }
+  return all;
+}
+
+static int flushed(void) {
+  if (fflush(stdout) == 0 && !ferror(stdout)) return RS_EXIT_OK;
+  fprintf(stderr, RS_NAME ": writing to standard output failed\n");
+  return RS_EXIT_FAILED;
+}
+
+static int clean(const struct rs_options *o) {
+  int failed = 0, removed = rail_stats_clean(o->dir, true, &failed);
+  printf("removed %d page%s of dead processes from %s\n", removed, removed == 1 ? "" : "s", o->dir);
+  if (failed) fprintf(stderr, RS_NAME ": %d page%s could not be removed\n", failed, failed == 1 ? "" : "s");
+  return failed ? RS_EXIT_FAILED : flushed();
+}
+
+static int print(const struct rs_options *o) {
+  struct rs_look look, before = {0};
+  if (o->mode == RS_ONCE) {
+    if (rs_look(o, &before) != 0) return RS_EXIT_FAILED;
+    sleep_ms(o->interval_ms);
+  }
+  if (rs_look(o, &look) != 0) {
+    rs_look_free(&before);
+    return RS_EXIT_FAILED;
+  }
+  int status = RS_EXIT_OK;
+  if (o->mode == RS_LIST) rs_list(stdout, &look);
+  else rs_say_hidden(&look);
+  if (o->mode == RS_ONCE) rs_table(stdout, o, &look, &before);
+  if (o->mode == RS_PROMETHEUS && rs_prometheus(stdout, &look) != 0) status = RS_EXIT_FAILED;
+  if (o->mode == RS_JSON) rs_json(stdout, &look);
+  if (status == RS_EXIT_OK) status = flushed();
+  if (status == RS_EXIT_OK && !has_pids(o, &look)) status = RS_EXIT_NONE;
+  rs_look_free(&before);
+  rs_look_free(&look);
+  return status;
+}
+
+int main(int argc, char **argv) {
+  struct rs_options o;
+  int parsed = rs_options_parse(argc, argv, &o);
+  if (parsed != 0) return parsed > 0 ? flushed() : RS_EXIT_USAGE;
+  if (o.mode == RS_DEFAULT) o.mode = isatty(STDOUT_FILENO) ? RS_LIVE : RS_ONCE;
+  if (o.mode == RS_CLEAN) return clean(&o);
+  return o.mode == RS_LIVE ? rs_live(&o) : print(&o);
+}
