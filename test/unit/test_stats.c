@@ -349,6 +349,32 @@ TEST(next_page_removes_those_of_the_dead) {
   rail_stats_close(s);
 }
 
+/* No close, no drop: exit removes the file all the same, in the process that made it and not in its child. */
+TEST(exit_without_close) {
+  int fds[2];
+  char seen[2] = "";
+  CHECK(pipe(fds) == 0);
+  fflush(NULL);
+  pid_t pid = fork();
+  if (pid == 0) {
+    struct rail_stats *s = rail_stats_open("exit", groups, 2);
+    uint64_t *record = s ? rail_stats_take(s, COMM, "a=1") : NULL;
+    pid_t child = fork();
+    if (child == 0) exit(0);
+    waitpid(child, NULL, 0);
+    char there = record && exists(file_of(getpid(), "exit")) ? 'y' : 'n';
+    (void)!write(fds[1], &there, 1);
+    exit(0);
+  }
+  close(fds[1]);
+  ssize_t n = read(fds[0], seen, 1);
+  close(fds[0]);
+  waitpid(pid, NULL, 0);
+  CHECK_INT(n, 1);
+  CHECK_STR(seen, "y");
+  CHECK(!exists(file_of(pid, "exit")));
+}
+
 TEST(start_time_tells_a_recycled_pid) {
   uint64_t ticks = 0;
   CHECK(rail_stats_process_start(getpid(), &ticks) && ticks > 0);
@@ -421,5 +447,6 @@ TEST_MAIN(TEST_CASE(page_life), TEST_CASE(full_group_counts_on_in_private), TEST
           TEST_CASE(long_label_is_cut_after_a_pair), TEST_CASE(pages_of_one_name_have_a_file_each),
           TEST_CASE(fork_leaves_the_page_to_the_parent), TEST_CASE(private_when_there_is_no_file),
           TEST_CASE(private_when_switched_off), TEST_CASE(full_file_system_is_no_crash),
-          TEST_CASE(next_page_removes_those_of_the_dead), TEST_CASE(start_time_tells_a_recycled_pid),
+          TEST_CASE(next_page_removes_those_of_the_dead), TEST_CASE(exit_without_close),
+          TEST_CASE(start_time_tells_a_recycled_pid),
           TEST_CASE(lives_and_halves_are_never_mixed))
