@@ -178,8 +178,7 @@ def leftovers(session, mark):
 # ---- shared memory -------------------------------------------------------
 
 def shm_files():
-    """Without counters: a killed process leaves its page, until the next one is opened (test_stats has the rest)."""
-    try:
+    try:  # without counters: a killed process leaves its page until the next one is opened (test_stats has the rest)
         return {f.name: f.stat().st_ino for f in SHM.glob("rail*") if not f.name.startswith("rail-stat.")}
     except OSError:
         return {}
@@ -257,9 +256,8 @@ def parse(output, outcome):
 
 
 def environment(program, mark, scratch):
-    # Not make's: a test that calls make must not meet our flags or job server.
-    # What the caller's shell sets for the product (NCCL_SHM_DISABLE, RAIL_CHUNK...) is not what the tests are about;
-    # RAIL_TEST_* is for them.
+    # Not make's: a test that calls make must not meet our flags or job server. Not what the caller's shell sets for
+    # the product (NCCL_SHM_DISABLE, RAIL_CHUNK...); RAIL_TEST_* is for the tests.
     env = {k: v for k, v in os.environ.items()
            if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
            and (k.startswith("RAIL_TEST_") or not k.startswith(("NCCL_", "RAIL_")))}
@@ -345,8 +343,7 @@ class Runner:
                 timed_out = True
                 kill_all(child.pid, mark)
                 child.wait()
-            outcome.seconds = time.monotonic() - start
-            left = [] if timed_out else leftovers(child.pid, mark)
+            outcome.seconds, left = time.monotonic() - start, [] if timed_out else leftovers(child.pid, mark)
             described = ", ".join(describe(pid) for pid in left[:5])
             if left:
                 kill_all(child.pid, mark)

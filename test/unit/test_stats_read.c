@@ -220,7 +220,7 @@ TEST(random_damage) {
   struct rng rng;
   rng_start(&rng);
   uint8_t *page = malloc(good_size);
-  int believed = 0, rounds = scaled(6000);
+  int believed = 0, rounds = scaled(3000);
   static const uint64_t edges[] = {0, 1, 7, 63, 255, 0x7fffffff, 0xffffffff, 0x7fffffffffffffff, UINT64_MAX};
   for (int i = 0; i < rounds; i++) {
     memcpy(page, good, good_size);
