@@ -19,6 +19,8 @@ warnings += $(if $(filter 1,$(WERROR)),-Werror)
 
 san_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 san_tsan := -fsanitize=thread -fno-omit-frame-pointer
+# What make fuzz builds with clang; libFuzzer itself is linked into the targets alone.
+san_fuzz := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 san_flags := $(if $(SAN),$(san_$(SAN)))
 
 # _GNU_SOURCE: accept4, pipe2, sched affinity. -fvisibility=hidden: a shared

@@ -8,6 +8,7 @@
 #   tools/common/*.c      → linked into every tool that needs it
 #   tools/NAME/*.c        → bin/NAME
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
+#   test/fuzz/lib/*.c     → linked into each fuzz target; SAN=fuzz leaves main to clang's libFuzzer
 #   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD
 #   bench/NAME/*.c        → bench/NAME
 
@@ -16,6 +17,7 @@ abi_src := $(wildcard common/abi*.c)
 core_src := $(wildcard core/*.c) $(filter-out %_impl.c,$(wildcard core/kernel/*.c))
 kit_src := $(wildcard kit/*.c)
 harness_src := $(wildcard test/harness/*.c)
+fuzz_src := $(filter-out test/fuzz/lib/driver.c,$(wildcard test/fuzz/lib/*.c))
 obj = $(patsubst %.c,$(O)/%.o,$(1))
 
 # The vector reductions are one source compiled per instruction set, and every
@@ -34,6 +36,9 @@ COMMON_A := $(O)/librailcommon.a
 CORE_A := $(O)/librailcore.a
 KIT_A := $(if $(kit_src),$(O)/librailkit.a)
 HARNESS_A := $(if $(harness_src),$(O)/libharness.a)
+FUZZ_A := $(O)/libfuzz.a
+FUZZ_MAIN := $(if $(filter fuzz,$(SAN)),,$(O)/test/fuzz/lib/driver.o)
+SOCKET_A := $(O)/libsocket.a
 
 plugins := $(foreach d,$(wildcard plugin/*),$(if $(wildcard $(d)/*.c),$(notdir $(d))))
 plugin_libs := $(foreach p,$(plugins),$(BUILD)/lib/libnccl-net-$(p).so)
@@ -72,6 +77,8 @@ $(O)/librailcore.a: $(call obj,$(core_src)) $(simd_obj)
 $(O)/librailkit.a: $(call obj,$(kit_src))
 $(O)/libharness.a: $(call obj,$(harness_src))
 $(O)/libtool.a: $(call obj,$(tool_common_src))
+$(O)/libfuzz.a: $(call obj,$(fuzz_src))
+$(O)/libsocket.a: $(call obj,$(wildcard plugin/socket/*.c) $(abi_src))
 $(O)/%.a:
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  AR      $@")
@@ -112,7 +119,13 @@ $(BUILD)/test/e2e/%: $(O)/test/e2e/%.o $(HARNESS_A) $(COMMON_A) | $(core_lib)
 	$(Q)$(CC) $(ALL_LDFLAGS) $< $(HARNESS_A) $(COMMON_A) \
 	  $(if $(core_lib),-L$(BUILD)/lib -lrailyard -Wl$(comma)-rpath$(comma)'$$ORIGIN/../../lib') -ldl -lm -o $@
 
-$(patsubst test/%.c,$(BUILD)/test/%,$(filter-out test/e2e/%,$(core_tests))): $(CORE_A)
+$(patsubst test/%.c,$(BUILD)/test/%,$(filter-out test/e2e/% test/fuzz/%,$(core_tests))): $(CORE_A)
+
+# Fuzz targets see every room's internals.
+$(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(SOCKET_A) $(CORE_A) $(COMMON_A)
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) $(if $(FUZZ_MAIN),,-fsanitize=fuzzer) $^ $(libs_plugin_socket) -ldl -lm -lrt -o $@
 
 # test_objs_NAME: objects outside the libraries (shims, a plugin's) that the unit test NAME needs.
 test_objs_test_abi := $(patsubst %.c,%.o,$(abi_src))

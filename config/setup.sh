@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Brings in what a target needs: config/setup.sh GROUP...   (build test bench docs lint)
+# Brings in what a target needs: config/setup.sh GROUP...   (build test fuzz bench docs lint)
 #
 # Each need is looked for by what it provides, not by the package database, so
 # a toolchain from elsewhere counts. Nothing missing: silent. As root: installs
@@ -23,6 +23,8 @@ test   pkgconf         pkg-config
 test   clang           clang
 test   python3-prometheus-client  /usr/lib/python3/dist-packages/prometheus_client
 test   openmpi-bin     mpirun
+fuzz   clang           clang
+fuzz   libclang-rt-dev /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a
 bench  python3         python3
 bench  openmpi-bin     mpirun
 bench  libopenmpi-dev  /usr/lib/*/openmpi/include/mpi.h

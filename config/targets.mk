@@ -11,7 +11,7 @@ setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
 .PHONY: all tests help clean setup demo test test-quick test-asan test-tsan bench bench-socket gpu-test docs \
-  docs-check lint install uninstall
+  docs-check lint fuzz fuzz-corpus install uninstall
 
 all: $(plugin_libs) $(core_lib) $(tool_bins)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk
@@ -55,6 +55,20 @@ test-asan test-tsan: test-%:
 
 test-asan:  ## the tests that run under the address and undefined-behaviour sanitizers
 test-tsan:  ## the tests that run under the thread sanitizer
+
+fuzz_names := $(filter-out %.h,$(basename $(notdir $(wildcard test/fuzz/*.c))))
+TARGET ?= $(fuzz_names)
+TIME ?= 60
+
+# Findings of libFuzzer go to build/fuzz/found, what it learned to build/fuzz/corpus; the committed corpus stays as it is.
+fuzz:  ## clang's libFuzzer, one target after the other: TARGET=addr TIME=seconds each
+	$(setup) build fuzz
+	$(build_with) BUILD='$(BUILD)/fuzz' CC=clang SAN=fuzz $(patsubst %,$(BUILD)/fuzz/test/fuzz/%,$(TARGET))
+	@BUILD='$(BUILD)/fuzz' bash test/fuzz/run.sh $(TIME) $(TARGET)
+
+fuzz-corpus:  ## write test/fuzz/corpus anew, after a message's layout changed
+	$(build_with) BUILD='$(BUILD)' $(patsubst %,$(BUILD)/test/fuzz/%,$(TARGET))
+	$(Q)for t in $(TARGET); do rm -rf test/fuzz/corpus/$$t; $(BUILD)/test/fuzz/$$t --write-corpus || exit; done
 
 bench:  ## all-reduce over shared memory and sockets against Open MPI and memcpy
 	$(setup) build bench

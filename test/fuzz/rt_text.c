@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * TEST-SAN: asan
+ *
+ * What launchers and people leave in the environment of the runtime. Input: a
+ * byte that picks the reader, then its text; for the launcher's variables
+ * "NUMBER value NUL" each.
+ */
+#include <stdlib.h>
+
+#include "common/compiler.h"
+#include "core/rt_boot_wire.h"
+#include "core/rt_launch.h"
+#include "core/rt_proto.h"
+#include "test/fuzz/lib/fuzz.h"
+
+enum { FIRST_HOST, TASKS, PROTOS, ENVIRONMENT, READERS };
+
+static const char *const variables[] = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",
+    "SLURM_LOCALID",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_NODEID",
+};
+
+static void judge_host(const char *text, size_t cap) {
+  char *host = (char *)fuzz_guarded(cap);
+  if (rt_launch_first_host(text, host, cap)) {
+    FUZZ_CHECK(strnlen(host, cap) > 0 && strnlen(host, cap) < cap);
+    FUZZ_CHECK(!strpbrk(host, ",[]"));
+  }
+  fuzz_guarded_free((uint8_t *)host, cap);
+}
+
+static void judge_environment(struct fuzz_in *in) {
+  railLaunch_t launch = {.nranks = -7};
+  while (in->left) {
+    const char *name = variables[fuzz_u8(in) % RAIL_COUNT_OF(variables)];
+    char *value = fuzz_text(in->at, in->left);
+    size_t used = strlen(value) + 1;
+    setenv(name, value, 1);
+    free(value);
+    fuzz_take(in, &used);
+  }
+  if (railLaunchFromEnv(&launch) == ncclSuccess) {
+    FUZZ_CHECK(launch.nranks >= 1 && launch.nranks <= RT_BOOT_MAX_RANKS);
+    FUZZ_CHECK(launch.rank >= 0 && launch.rank < launch.nranks);
+    FUZZ_CHECK(launch.localRank >= -1 && launch.localRank < launch.nranks);
+    FUZZ_CHECK(launch.localSize >= -1 && launch.localSize <= RT_BOOT_MAX_RANKS);
+  }
+  for (size_t i = 0; i < RAIL_COUNT_OF(variables); i++) unsetenv(variables[i]);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  struct fuzz_in in = {data, size};
+  uint8_t head = fuzz_u8(&in);
+  fuzz_quiet();
+  if (head % READERS == ENVIRONMENT) {
+    judge_environment(&in);
+    return 0;
+  }
+  char *text = fuzz_text(in.at, in.left);
+  if (head % READERS == FIRST_HOST) judge_host(text, 1 + head / READERS);
+  if (head % READERS == TASKS) {
+    int tasks = rt_launch_tasks_of_node(text, head / READERS - 1);
+    FUZZ_CHECK(tasks == -1 || (tasks >= 1 && tasks <= RT_BOOT_MAX_RANKS));
+  }
+  if (head % READERS == PROTOS) {
+    unsigned protos = rt_protos_allowed(text);
+    FUZZ_CHECK(protos != 0 && protos < 1u << RT_NPROTO);
+  }
+  free(text);
+  return 0;
+}
+
+static void seed(const char *name, unsigned int reader, unsigned int argument, const char *text, size_t size) {
+  struct fuzz_out out = {.size = 0};
+  fuzz_put8(&out, reader + READERS * argument);
+  fuzz_put(&out, text, size);
+  fuzz_seed(name, out.bytes, out.size);
+}
+#define SEED(name, reader, argument, text) seed(name, reader, argument, text, sizeof text - 1)
+
+void fuzz_make_seeds(void) {
+  SEED("host", FIRST_HOST, 60, "gpu[07-09,12],login");
+  SEED("host-plain", FIRST_HOST, 5, "node1");
+  SEED("tasks", TASKS, 3, "2(x3),1");
+  SEED("tasks-many", TASKS, 60, "4096(x9223372036854775807),1");
+  SEED("protos", PROTOS, 0, "LL,Simple");
+  SEED("protos-not", PROTOS, 0, "^LL128,ll");
+  SEED("torchrun", ENVIRONMENT, 0, "\x00" "3\0" "\x01" "8\0" "\x02" "1\0" "\x03" "4\0");
+  SEED("openmpi", ENVIRONMENT, 0, "\x04" "0\0" "\x05" "2\0" "\x06" "0\0" "\x07" "2\0");
+  SEED("slurm", ENVIRONMENT, 0,
+       "\x08" "5\0" "\x09" "16\0" "\x0b" "1\0" "\x0c" "0\0" "\x0d" "4(x3),2(x2)\0" "\x0f" "1\0");
+}
