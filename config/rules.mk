@@ -162,5 +162,8 @@ $(BUILD)/gen-params: $(O)/config/gen_params.o $(O)/core/rt_param.o $(O)/plugin/s
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $^ -o $@
 
+# Without it make looks for ways to remake the lists below, and finds rt_reduce_%.o.
+$(O)/%.d: ;
+
 .SECONDARY:
 -include $(shell find $(O) -name '*.d' 2>/dev/null)

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * See comm.h. */
+#include "test/fuzz/lib/comm.h"
+
+#include <endian.h>
+#include <sys/socket.h>
+
+#include "plugin/socket/sk_close.h"
+#include "plugin/socket/sk_ctx.h"
+#include "plugin/socket/sk_frame.h"
+#include "plugin/socket/sk_param.h"
+
+static const struct sk_device device = {.name = "fuzz0"};
+static uint8_t queue_bytes[FUZZ_STREAMS][FUZZ_QUEUE];
+static struct sk_ctx ctx = {.magic = SK_CTX_MAGIC, .traffic_class = -1};
+
+static void open_comm(struct fuzz_comm *c, enum sk_side side, unsigned int nstreams, uint32_t eager_size,
+                      uint32_t eager_count) {
+  static bool loaded;
+  fuzz_quiet();
+  if (!loaded) sk_params_load();
+  loaded = true;
+  struct sk_comm_args *args = &c->args;
+  memset(c, 0, sizeof *c);
+  args->side = side;
+  args->device = &device;
+  args->ctx = &ctx;
+  args->nstreams = nstreams;
+  args->eager_size = eager_size;
+  args->eager_count = eager_count;
+  args->eager_bytes = SK_MIN_EAGER_BYTES(eager_size) + 1024;
+  for (unsigned int i = 0; i < nstreams; i++) {
+    int fds[2];
+    fuzz_socketpair(fds);
+    c->ends[i] = fds[0];
+    args->fds[i] = fds[1];
+    args->paths[i] = &device;
+    args->peers[i] = (union rail_addr){.in = {.sin_family = AF_INET, .sin_port = htons(9)}};
+    if (side == SK_SENDER) sk_answer_encode(SK_REASON_NONE, i, 0, &args->welcomes[i]);
+    c->queues[i].bytes = queue_bytes[i];
+  }
+  for (unsigned int i = nstreams; i < FUZZ_STREAMS; i++) c->ends[i] = -1;
+}
+
+void fuzz_open_recv(struct fuzz_comm *c, unsigned int nstreams, uint32_t eager_size, uint32_t eager_count) {
+  open_comm(c, SK_RECEIVER, nstreams, eager_size, eager_count);
+  FUZZ_CHECK(sk_recv_create(&c->args, &c->comm) == RAIL_OK);
+}
+
+void fuzz_open_send(struct fuzz_comm *c, unsigned int nstreams, uint32_t eager_size, uint32_t eager_count) {
+  open_comm(c, SK_SENDER, nstreams, eager_size, eager_count);
+  FUZZ_CHECK(sk_send_create(&c->args, &c->comm) == RAIL_OK);
+}
+
+void fuzz_end_stream(struct fuzz_comm *c, unsigned int stream) { rail_sock_close(&c->ends[stream]); }
+
+bool fuzz_queue(struct fuzz_comm *c, unsigned int stream, const void *bytes, size_t size) {
+  struct fuzz_queue *q = &c->queues[stream];
+  if (c->ends[stream] < 0 || q->size + size > FUZZ_QUEUE) return false;
+  memcpy(q->bytes + q->size, bytes, size);
+  q->size += size;
+  return true;
+}
+
+void fuzz_deliver(struct fuzz_comm *c, unsigned int stream, size_t size) {
+  struct fuzz_queue *q = &c->queues[stream];
+  if (c->ends[stream] < 0) return;
+  q->done += fuzz_write(c->ends[stream], q->bytes + q->done, RAIL_MIN(size, q->size - q->done));
+  if (q->done == q->size) q->done = q->size = 0;
+}
+
+void fuzz_deliver_all(struct fuzz_comm *c) {
+  for (unsigned int i = 0; i < c->args.nstreams; i++) fuzz_deliver(c, i, SIZE_MAX);
+}
+
+void fuzz_frame(uint8_t bytes[24], unsigned int type, unsigned int flags, uint32_t seq, uint64_t size, uint32_t len,
+                uint32_t tag) {
+  struct {
+    uint8_t type, flags;
+    uint16_t guard;
+    uint32_t seq;
+    uint64_t size;
+    uint32_t len, tag;
+  } wire = {(uint8_t)type, (uint8_t)flags, htole16(SK_FRAME_GUARD), htole32(seq), htole64(size), htole32(len),
+            htole32(tag)};
+  _Static_assert(sizeof wire == 24, "a frame's header");
+  memcpy(bytes, &wire, sizeof wire);
+}
+
+void fuzz_close_comm(struct fuzz_comm *c) {
+  for (unsigned int i = 0; i < FUZZ_STREAMS; i++) rail_sock_close(&c->ends[i]);
+  FUZZ_CHECK((c->args.side == SK_SENDER ? sk_close_send(c->comm) : sk_close_recv(c->comm)) == RAIL_OK);
+  sk_close_all();
+}
+
+size_t fuzz_size(uint8_t choice) {
+  static const size_t sizes[] = {0, 1, 8, 63, 64, 65, 1000, 4096, 4097, 8192, 16384, 20000, 70000};
+  return sizes[choice % RAIL_COUNT_OF(sizes)];
+}

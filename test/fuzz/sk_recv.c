@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * TEST-SAN: asan
+ *
+ * A receiving connection and a sender of bad faith. Input: the connection's
+ * shape, then steps: receives are posted and tested, frames of any fields are
+ * made and queued on any stream, queued bytes are delivered in pieces, streams
+ * end.
+ *
+ * Held: no byte outside the posted buffers is written; a buffer that is
+ * reported done holds the k-th message of its tag and no byte more; when the
+ * streams have ended every request is done or fails; closing works, at any
+ * time, and leaves nothing.
+ */
+#include <stdlib.h>
+
+#include "plugin/socket/sk_frame.h"
+#include "test/fuzz/lib/comm.h"
+
+#define MAX_REQUESTS 24
+#define MAX_MESSAGES 256
+#define TAGS 3
+#define FILL 0xee
+#define BIG 8192 /* messages larger than this wait for their grant; the comm's eager size */
+
+enum step { IRECV, TEST_ONE, MSG, DATA, DELIVER, RAW, FRAME, END, LEAVE, STEPS };
+
+struct buffer {
+  uint8_t *data;
+  size_t size;
+  unsigned int tag, order; /* the order-th of its tag */
+};
+
+struct request {
+  void *handle; /* NULL: finished, well or badly */
+  int n;
+  struct buffer buffers[SK_MAX_GROUP];
+};
+
+struct message {
+  bool sent;
+  uint32_t tag;
+  uint64_t size;
+};
+
+struct bed {
+  struct fuzz_comm c;
+  struct request requests[MAX_REQUESTS];
+  int nrequests;
+  unsigned int posted[TAGS];
+  struct message messages[MAX_MESSAGES];
+  uint32_t next_seq;
+  bool wild;   /* bytes were sent that the model does not know */
+  bool failed; /* the comm has said so */
+};
+
+/* ---- receives -------------------------------------------------------- */
+
+static void post(struct fuzz_in *in, struct bed *bed) {
+  void *data[SK_MAX_GROUP];
+  size_t sizes[SK_MAX_GROUP];
+  int tags[SK_MAX_GROUP], n = 1 + fuzz_u8(in) % SK_MAX_GROUP;
+  if (bed->nrequests == MAX_REQUESTS) return;
+  struct request *r = &bed->requests[bed->nrequests];
+  for (int i = 0; i < n; i++) {
+    uint8_t choice = fuzz_u8(in);
+    sizes[i] = fuzz_size(choice / TAGS);
+    tags[i] = choice % TAGS;
+    data[i] = fuzz_guarded(sizes[i]);
+    memset(data[i], FILL, sizes[i]);
+  }
+  rail_result_t result = sk_irecv(bed->c.comm, n, data, sizes, tags, NULL, NULL, &r->handle);
+  FUZZ_CHECK(result == RAIL_OK || !r->handle);
+  if (!r->handle) {
+    for (int i = 0; i < n; i++) fuzz_guarded_free(data[i], sizes[i]);
+    return;
+  }
+  bed->nrequests++;
+  r->n = n;
+  for (int i = 0; i < n; i++)
+    r->buffers[i] = (struct buffer){data[i], sizes[i], (unsigned int)tags[i], bed->posted[tags[i]]++};
+}
+
+/* The order-th message with this tag, or NULL: it was not sent. */
+static const struct message *message_of(const struct bed *bed, unsigned int tag, unsigned int order, uint32_t *seq) {
+  for (uint32_t s = 0; s < MAX_MESSAGES; s++) {
+    const struct message *m = &bed->messages[s];
+    if (!m->sent) return NULL;
+    if (m->tag != tag || order-- > 0) continue;
+    *seq = s;
+    return m;
+  }
+  return NULL;
+}
+
+static void judge_done(const struct bed *bed, const struct request *r, const int *sizes) {
+  for (int i = 0; i < r->n; i++) {
+    const struct buffer *b = &r->buffers[i];
+    uint32_t seq = 0;
+    FUZZ_CHECK(sizes[i] >= 0 && (size_t)sizes[i] <= b->size);
+    for (size_t at = (size_t)sizes[i]; at < b->size; at++) FUZZ_CHECK(b->data[at] == FILL);
+    if (bed->wild) continue;
+    const struct message *m = message_of(bed, b->tag, b->order, &seq);
+    FUZZ_CHECK(m && m->size == (uint64_t)sizes[i]);
+    /* Data that came twice leaves a hole elsewhere; it never brings a wrong byte. */
+    for (size_t at = 0; at < (size_t)sizes[i]; at++)
+      FUZZ_CHECK(b->data[at] == fuzz_pattern(seq, at) || b->data[at] == FILL);
+  }
+}
+
+/* True: it is over with this request. */
+static bool test(struct bed *bed, struct request *r) {
+  int done = 0, sizes[SK_MAX_GROUP];
+  if (!r->handle) return true;
+  memset(sizes, -1, sizeof sizes);
+  rail_result_t result = sk_test(r->handle, &done, sizes);
+  FUZZ_CHECK(result >= RAIL_OK && result < RAIL_IN_PROGRESS && (result == RAIL_OK || !done));
+  if (done) {
+    judge_done(bed, r, sizes);
+    r->handle = NULL;
+  }
+  bed->failed |= result != RAIL_OK;
+  return done || result != RAIL_OK;
+}
+
+/* ---- frames ---------------------------------------------------------- */
+
+static void send_payload(struct bed *bed, unsigned int stream, uint32_t seq, uint64_t from, size_t size) {
+  static uint8_t bytes[1 << 17];
+  for (size_t at = 0; at < size; at++) bytes[at] = fuzz_pattern(seq, from + at);
+  if (!fuzz_queue(&bed->c, stream, bytes, size)) bed->wild = true; /* what follows is taken for it */
+}
+
+static void send_header(struct bed *bed, unsigned int stream, const uint8_t *head) {
+  if (!fuzz_queue(&bed->c, stream, head, 24)) bed->wild = true;
+}
+
+/* The next announcement, or one that is out of order; whole, in part, or with too much. */
+static void announce(struct fuzz_in *in, struct bed *bed, unsigned int stream, unsigned int flags) {
+  uint8_t head[24], how = fuzz_u8(in), choice = fuzz_u8(in);
+  uint32_t seq = bed->next_seq, tag = choice % TAGS;
+  uint64_t size = fuzz_size(choice / TAGS);
+  if ((how & 0x0f) == 0x0f) seq += fuzz_u8(in) % 8 - 4;
+  else bed->next_seq++;
+  uint32_t len = (uint32_t)size;
+  if (how & 0x10) len = RAIL_MIN(fuzz_u16(in), len);
+  if (how & 0x20) len = fuzz_u16(in);
+  if (how & 0x40) size = fuzz_u64(in);
+  if (seq < MAX_MESSAGES) {
+    struct message *m = &bed->messages[seq];
+    bed->wild |= m->sent; /* which of the two counts depends on the streams */
+    *m = (struct message){.sent = true, .tag = tag, .size = size};
+  } else {
+    bed->wild = true;
+  }
+  fuzz_frame(head, SK_FRAME_MSG, flags, seq, size, len, tag);
+  send_header(bed, stream, head);
+  send_payload(bed, stream, seq, 0, len);
+}
+
+static void send_data(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
+  uint8_t head[24], how = fuzz_u8(in);
+  uint32_t seq = bed->next_seq - 1 - how % 4, len = fuzz_u16(in);
+  uint64_t offset = how & 0x80 ? fuzz_u64(in) : fuzz_u32(in) & 0x1ffff;
+  if (how & 0x40) len += 0x4000;
+  fuzz_frame(head, SK_FRAME_DATA, 0, seq, offset, len, 0);
+  send_header(bed, stream, head);
+  send_payload(bed, stream, seq, offset, len);
+}
+
+/* Any frame at all, without a payload: what follows on the stream is taken for it. */
+static void send_any(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
+  uint8_t head[24];
+  uint8_t type = fuzz_u8(in), flags = fuzz_u8(in);
+  uint32_t seq = fuzz_u32(in), len = fuzz_u32(in), tag = fuzz_u32(in);
+  fuzz_frame(head, type, flags, seq, fuzz_u64(in), len, tag);
+  send_header(bed, stream, head);
+  bed->wild = true;
+}
+
+static void send_raw(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
+  size_t size = fuzz_u8(in);
+  const uint8_t *bytes = fuzz_take(in, &size);
+  fuzz_queue(&bed->c, stream, bytes, size);
+  bed->wild = true;
+}
+
+/* ---- the input ------------------------------------------------------- */
+
+/* False: the connection is to be closed as it is. */
+static bool take_step(struct fuzz_in *in, struct bed *bed) {
+  uint8_t head = fuzz_u8(in);
+  unsigned int stream = (head >> 4 & 3) % bed->c.args.nstreams, flag = head >> 6;
+  switch ((enum step)((head & 0x0f) % STEPS)) {
+    case IRECV: post(in, bed); break;
+    case TEST_ONE:
+      if (bed->nrequests) test(bed, &bed->requests[fuzz_u8(in) % bed->nrequests]);
+      break;
+    case MSG: announce(in, bed, stream, flag); break;
+    case DATA: send_data(in, bed, stream); break;
+    case DELIVER: fuzz_deliver(&bed->c, stream, flag ? fuzz_u16(in) : SIZE_MAX); break;
+    case RAW: send_raw(in, bed, stream); break;
+    case FRAME: send_any(in, bed, stream); break;
+    case END:
+      fuzz_end_stream(&bed->c, stream);
+      break;
+    case LEAVE: return flag != 3;
+    case STEPS: break;
+  }
+  return true;
+}
+
+/* Everything is delivered, the streams end: no request may stay open. */
+static void settle(struct bed *bed) {
+  for (int round = 0; round < 4; round++) {
+    fuzz_deliver_all(&bed->c);
+    for (int i = 0; i < bed->nrequests; i++) test(bed, &bed->requests[i]);
+    for (unsigned int i = 0; i < bed->c.args.nstreams; i++)
+      if (bed->c.ends[i] >= 0) fuzz_drain(bed->c.ends[i]);
+  }
+  for (unsigned int i = 0; i < bed->c.args.nstreams; i++) fuzz_end_stream(&bed->c, i);
+  for (int i = 0; i < bed->nrequests; i++) {
+    int rounds = 0;
+    while (!test(bed, &bed->requests[i])) FUZZ_CHECK(++rounds < 64);
+  }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  static struct bed bed;
+  struct fuzz_in in = {data, size};
+  memset(&bed, 0, sizeof bed);
+  uint8_t shape = fuzz_u8(&in);
+  fuzz_open_recv(&bed.c, 1 + shape % FUZZ_STREAMS, BIG, 4 + (shape >> 4));
+  bool stays = true;
+  while (in.left && stays) stays = take_step(&in, &bed);
+  if (stays) settle(&bed);
+  fuzz_close_comm(&bed.c);
+  for (int i = 0; i < bed.nrequests; i++)
+    for (int k = 0; k < bed.requests[i].n; k++)
+      fuzz_guarded_free(bed.requests[i].buffers[k].data, bed.requests[i].buffers[k].size);
+  return 0;
+}
+
+/* ---- seeds ----------------------------------------------------------- */
+
+#ifdef SK_FRAME_GRANTED
+#define GRANTED SK_FRAME_GRANTED
+#else
+#define GRANTED 0
+#endif
+
+static void put_step(struct fuzz_out *out, enum step step, unsigned int stream, unsigned int flag) {
+  fuzz_put8(out, step | stream << 4 | flag << 6);
+}
+
+static unsigned int choice(unsigned int tag, size_t size) {
+  unsigned int i = 0;
+  while (fuzz_size((uint8_t)i) != size) i++;
+  return tag + TAGS * i;
+}
+
+static void put_irecv(struct fuzz_out *out, unsigned int tag, size_t size) {
+  put_step(out, IRECV, 0, 0);
+  fuzz_put8(out, 0);
+  fuzz_put8(out, choice(tag, size));
+}
+
+static void put_msg(struct fuzz_out *out, unsigned int tag, size_t size) {
+  put_step(out, MSG, 0, size > BIG ? GRANTED : 0);
+  fuzz_put8(out, 0);
+  fuzz_put8(out, choice(tag, size));
+}
+
+static void put_test(struct fuzz_out *out, unsigned int request) {
+  put_step(out, TEST_ONE, 0, 0);
+  fuzz_put8(out, request);
+}
+
+void fuzz_make_seeds(void) {
+  struct fuzz_out out = {.size = 0};
+  fuzz_put8(&out, 0); /* one stream: posted, early, empty, large */
+  put_irecv(&out, 1, 1000);
+  put_msg(&out, 1, 1000);
+  put_msg(&out, 2, 64);
+  put_msg(&out, 0, 0);
+  put_step(&out, DELIVER, 0, 0);
+  put_test(&out, 0);
+  put_irecv(&out, 2, 4096);
+  put_irecv(&out, 0, 0);
+  put_irecv(&out, 1, 70000);
+  put_msg(&out, 1, 70000);
+  for (unsigned int i = 0; i < 4; i++) put_test(&out, i);
+  fuzz_seed("one-stream", out.bytes, out.size);
+
+  out.size = 0;
+  fuzz_put8(&out, 3); /* four: a message in pieces, the last piece first */
+  put_irecv(&out, 0, 20000);
+  put_step(&out, MSG, 0, GRANTED);
+  fuzz_put8(&out, 0x10);
+  fuzz_put8(&out, choice(0, 20000));
+  fuzz_put16(&out, 4000);
+  for (unsigned int i = 4; i > 0; i--) {
+    put_step(&out, DATA, i - 1, 0);
+    fuzz_put8(&out, 0);
+    fuzz_put16(&out, 4000);
+    fuzz_put32(&out, 4000 * i);
+    put_step(&out, DELIVER, i - 1, 1);
+    fuzz_put16(&out, 2000);
+    put_test(&out, 0);
+  }
+  fuzz_seed("four-streams", out.bytes, out.size);
+
+  out.size = 0;
+  fuzz_put8(&out, 0x11); /* a group, then closed as it is */
+  put_step(&out, IRECV, 0, 0);
+  fuzz_put8(&out, 2);
+  for (unsigned int i = 0; i < 3; i++) fuzz_put8(&out, choice(i, 8192));
+  for (unsigned int i = 0; i < 2; i++) put_msg(&out, i, 8192);
+  put_step(&out, DELIVER, 0, 1);
+  fuzz_put16(&out, 9000);
+  put_test(&out, 0);
+  put_step(&out, LEAVE, 0, 3);
+  fuzz_seed("left", out.bytes, out.size);
+
+  uint8_t head[24];
+  out.size = 0;
+  fuzz_put8(&out, 1);
+  put_irecv(&out, 1, 64);
+  put_step(&out, RAW, 0, 0);
+  fuzz_frame(head, SK_FRAME_MSG, 0, 0, 8, 8, 1);
+  fuzz_put8(&out, 32);
+  fuzz_put(&out, head, sizeof head);
+  fuzz_put(&out, "8 bytes.", 8);
+  put_step(&out, FRAME, 0, 0);
+  fuzz_put8(&out, SK_FRAME_ERROR);
+  fuzz_put8(&out, 0);
+  fuzz_put32(&out, 1);
+  fuzz_put32(&out, 16);
+  fuzz_put32(&out, 1);
+  fuzz_put64(&out, RAIL_BAD_USAGE);
+  put_step(&out, RAW, 0, 0);
+  fuzz_put8(&out, 16);
+  fuzz_put(&out, "sixteen bytes!!!", 16);
+  put_step(&out, END, 1, 0);
+  fuzz_seed("raw", out.bytes, out.size);
+}

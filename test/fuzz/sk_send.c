@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * TEST-SAN: asan
+ *
+ * A sending connection and a receiver of bad faith. Input: the connection's
+ * shape, then steps: sends are posted and tested, answers, grants and frames
+ * of any fields are queued on any stream and delivered in pieces, what the
+ * sender wrote is read in pieces, streams end.
+ *
+ * Held: what leaves is made of whole frames, and every payload is a piece of
+ * the message that its header names; memory of a send that was reported done
+ * is not read again; when the streams have ended every request is done or
+ * fails; closing works, at any time, and leaves nothing.
+ */
+#include <stdlib.h>
+#include <sys/socket.h>
+
+#include "plugin/socket/sk_frame.h"
+#include "test/fuzz/lib/comm.h"
+
+#define MAX_SENDS 64
+#define TAGS 3
+#define EAGER 8192
+#define SPOILED 0xdd /* what the caller puts where a finished send was */
+#define GRANT_TYPE 3 /* entries of 16 bytes: capacity, tag, 0 */
+
+enum step { ISEND, TEST_ONE, ANSWER, GRANTS, DELIVER, RAW, FRAME, READ, END, LEAVE, STEPS };
+
+struct send {
+  void *handle;
+  uint8_t *data;
+  size_t size;
+  unsigned int tag, order;
+  bool announced;
+  uint32_t seq;
+};
+
+/* What comes out of one stream. */
+struct out {
+  uint8_t head[24];
+  size_t have; /* bytes of the header */
+  unsigned int type;
+  const struct send *send;
+  uint64_t at;
+  uint32_t left; /* bytes of the payload to come */
+};
+
+struct bed {
+  struct fuzz_comm c;
+  struct send sends[MAX_SENDS];
+  int nsends;
+  unsigned int posted[TAGS], announced[TAGS];
+  struct out outs[FUZZ_STREAMS];
+};
+
+static uint32_t id_of(const struct bed *bed, const struct send *s) { return (uint32_t)(s - bed->sends) + 1; }
+
+/* ---- sends ----------------------------------------------------------- */
+
+static void post(struct fuzz_in *in, struct bed *bed) {
+  uint8_t choice = fuzz_u8(in);
+  if (bed->nsends == MAX_SENDS) return;
+  struct send *s = &bed->sends[bed->nsends];
+  *s = (struct send){.size = fuzz_size(choice / TAGS), .tag = choice % TAGS};
+  s->data = fuzz_guarded(s->size);
+  for (size_t at = 0; at < s->size; at++) s->data[at] = fuzz_pattern(id_of(bed, s), at);
+  rail_result_t result = sk_isend(bed->c.comm, s->data, s->size, (int)s->tag, NULL, NULL, &s->handle);
+  FUZZ_CHECK(result == RAIL_OK || !s->handle);
+  if (!s->handle) {
+    fuzz_guarded_free(s->data, s->size);
+    return;
+  }
+  s->order = bed->posted[s->tag]++;
+  bed->nsends++;
+}
+
+/* True: it is over with this request. */
+static bool test(struct send *s) {
+  int done = 0, size = -1;
+  if (!s->handle) return true;
+  rail_result_t result = sk_test(s->handle, &done, &size);
+  FUZZ_CHECK(result >= RAIL_OK && result < RAIL_IN_PROGRESS && (result == RAIL_OK || !done));
+  if (done) {
+    FUZZ_CHECK((size_t)size == s->size);
+    memset(s->data, SPOILED, s->size);
+    s->handle = NULL;
+  }
+  return done || result != RAIL_OK;
+}
+
+/* ---- what the sender writes ------------------------------------------ */
+
+/* MSG: the next send of its tag. */
+static const struct send *announce(struct bed *bed, unsigned int tag, uint32_t seq, uint64_t size) {
+  FUZZ_CHECK(tag < TAGS);
+  for (int i = 0; i < bed->nsends; i++) {
+    struct send *s = &bed->sends[i];
+    if (s->tag != tag || s->order != bed->announced[tag]) continue;
+    FUZZ_CHECK(s->size == size);
+    s->announced = true;
+    s->seq = seq;
+    bed->announced[tag]++;
+    return s;
+  }
+  FUZZ_CHECK(!"a message that nobody sent");
+}
+
+static const struct send *of_seq(const struct bed *bed, uint32_t seq) {
+  for (int i = 0; i < bed->nsends; i++)
+    if (bed->sends[i].announced && bed->sends[i].seq == seq) return &bed->sends[i];
+  return NULL; /* announced on another stream, which was not read yet */
+}
+
+static void judge_header(struct bed *bed, struct out *out) {
+  uint16_t guard;
+  uint32_t seq, len, tag;
+  uint64_t size;
+  memcpy(&guard, out->head + 2, sizeof guard);
+  memcpy(&seq, out->head + 4, sizeof seq);
+  memcpy(&size, out->head + 8, sizeof size);
+  memcpy(&len, out->head + 16, sizeof len);
+  memcpy(&tag, out->head + 20, sizeof tag);
+  out->type = out->head[0];
+  out->send = NULL;
+  out->left = le32toh(len);
+  out->at = 0;
+  FUZZ_CHECK(le16toh(guard) == SK_FRAME_GUARD && out->left <= SK_MAX_FRAME);
+  if (out->type == SK_FRAME_MSG) out->send = announce(bed, le32toh(tag), le32toh(seq), le64toh(size));
+  if (out->type == SK_FRAME_DATA) {
+    out->send = of_seq(bed, le32toh(seq));
+    out->at = le64toh(size);
+  }
+  if (out->send) FUZZ_CHECK(out->at <= out->send->size && out->left <= out->send->size - out->at);
+}
+
+static void judge_bytes(struct bed *bed, struct out *out, const uint8_t *bytes, size_t size) {
+  while (size > 0) {
+    if (out->have < sizeof out->head) {
+      size_t n = RAIL_MIN(size, sizeof out->head - out->have);
+      memcpy(out->head + out->have, bytes, n);
+      out->have += n;
+      bytes += n;
+      size -= n;
+      if (out->have == sizeof out->head) judge_header(bed, out);
+    } else {
+      if (out->send) FUZZ_CHECK(*bytes == fuzz_pattern(id_of(bed, out->send), out->at));
+      out->at++;
+      out->left--;
+      bytes++;
+      size--;
+    }
+    if (out->have == sizeof out->head && out->left == 0) out->have = 0;
+  }
+}
+
+static void read_some(struct bed *bed, unsigned int stream, size_t size) {
+  static uint8_t bytes[1 << 17];
+  if (bed->c.ends[stream] < 0) return;
+  ssize_t n = recv(bed->c.ends[stream], bytes, RAIL_MIN(size, sizeof bytes), MSG_DONTWAIT);
+  if (n > 0) judge_bytes(bed, &bed->outs[stream], bytes, (size_t)n);
+}
+
+/* ---- what the receiver says ------------------------------------------ */
+
+static void put_le(uint8_t *to, uint64_t value, size_t width) {
+  for (size_t i = 0; i < width; i++) to[i] = (uint8_t)(value >> 8 * i);
+}
+
+static void answer(struct fuzz_in *in, struct bed *bed, unsigned int stream, unsigned int flag) {
+  struct sk_answer_wire wire = bed->c.args.welcomes[stream];
+  if (flag) fuzz_fill(in, (uint8_t *)&wire + 4, 8);
+  fuzz_queue(&bed->c, stream, &wire, sizeof wire);
+}
+
+/* A control frame with grants; its count or its fields may be wrong. */
+static void grant(struct fuzz_in *in, struct bed *bed, unsigned int stream, unsigned int flag) {
+  uint8_t frame[24 + 16 * 256], how = fuzz_u8(in);
+  uint32_t n = how & 7, len;
+  if (how & 8) n += fuzz_u8(in);
+  n = RAIL_MIN(n, 250u);
+  len = n * 16;
+  if (how & 0x10) len = fuzz_u32(in);
+  memset(frame, 0, sizeof frame);
+  fuzz_frame(frame, GRANT_TYPE, flag & 1, how & 0x20 ? fuzz_u32(in) : 0, how & 0x40 ? fuzz_u64(in) : 0, len, 0);
+  for (uint32_t i = 0; i < n; i++) {
+    uint8_t choice = fuzz_u8(in), *entry = frame + 24 + 16 * i;
+    put_le(entry, how & 0x80 ? fuzz_u64(in) : fuzz_size(choice / TAGS), 8);
+    put_le(entry + 8, choice % TAGS, 4);
+    if (flag & 2) put_le(entry + 8, fuzz_u32(in), 8);
+  }
+  fuzz_queue(&bed->c, stream, frame, 24 + 16 * (size_t)n);
+}
+
+static void send_any(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
+  uint8_t head[24], type = fuzz_u8(in), flags = fuzz_u8(in);
+  uint32_t seq = fuzz_u32(in), len = fuzz_u32(in), tag = fuzz_u32(in);
+  fuzz_frame(head, type, flags, seq, fuzz_u64(in), len, tag);
+  fuzz_queue(&bed->c, stream, head, sizeof head);
+}
+
+/* ---- the input ------------------------------------------------------- */
+
+/* False: the connection is to be closed as it is. */
+static bool take_step(struct fuzz_in *in, struct bed *bed) {
+  uint8_t head = fuzz_u8(in);
+  unsigned int stream = (head >> 4 & 3) % bed->c.args.nstreams, flag = head >> 6;
+  size_t size;
+  switch ((enum step)((head & 0x0f) % STEPS)) {
+    case ISEND: post(in, bed); break;
+    case TEST_ONE:
+      if (bed->nsends) test(&bed->sends[fuzz_u8(in) % bed->nsends]);
+      break;
+    case ANSWER: answer(in, bed, stream, flag); break;
+    case GRANTS: grant(in, bed, stream, flag); break;
+    case DELIVER: fuzz_deliver(&bed->c, stream, flag ? fuzz_u16(in) : SIZE_MAX); break;
+    case RAW:
+      size = fuzz_u8(in);
+      const uint8_t *bytes = fuzz_take(in, &size);
+      fuzz_queue(&bed->c, stream, bytes, size);
+      break;
+    case FRAME: send_any(in, bed, stream); break;
+    case READ: read_some(bed, stream, flag ? fuzz_u16(in) : SIZE_MAX); break;
+    case END: fuzz_end_stream(&bed->c, stream); break;
+    case LEAVE: return flag != 3;
+    case STEPS: break;
+  }
+  return true;
+}
+
+/* Everything is delivered and read, the streams end: no request may stay open. */
+static void settle(struct bed *bed) {
+  for (int round = 0; round < 4; round++) {
+    fuzz_deliver_all(&bed->c);
+    for (int i = 0; i < bed->nsends; i++) test(&bed->sends[i]);
+    for (unsigned int i = 0; i < bed->c.args.nstreams; i++) read_some(bed, i, SIZE_MAX);
+  }
+  for (unsigned int i = 0; i < bed->c.args.nstreams; i++) fuzz_end_stream(&bed->c, i);
+  for (int i = 0; i < bed->nsends; i++) {
+    int rounds = 0;
+    while (!test(&bed->sends[i])) FUZZ_CHECK(++rounds < 64);
+  }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  static struct bed bed;
+  struct fuzz_in in = {data, size};
+  memset(&bed, 0, sizeof bed);
+  uint8_t shape = fuzz_u8(&in);
+  fuzz_open_send(&bed.c, 1 + shape % FUZZ_STREAMS, EAGER, shape >> 4);
+  bool stays = true;
+  while (in.left && stays) stays = take_step(&in, &bed);
+  if (stays) settle(&bed);
+  fuzz_close_comm(&bed.c);
+  for (int i = 0; i < bed.nsends; i++) fuzz_guarded_free(bed.sends[i].data, bed.sends[i].size);
+  return 0;
+}
+
+/* ---- seeds ----------------------------------------------------------- */
+
+static void put_step(struct fuzz_out *out, enum step step, unsigned int stream, unsigned int flag) {
+  fuzz_put8(out, step | stream << 4 | flag << 6);
+}
+
+static unsigned int choice(unsigned int tag, size_t size) {
+  unsigned int i = 0;
+  while (fuzz_size((uint8_t)i) != size) i++;
+  return tag + TAGS * i;
+}
+
+static void put_isend(struct fuzz_out *out, unsigned int tag, size_t size) {
+  put_step(out, ISEND, 0, 0);
+  fuzz_put8(out, choice(tag, size));
+}
+
+static void put_grant(struct fuzz_out *out, unsigned int tag, size_t size) {
+  put_step(out, GRANTS, 0, 0);
+  fuzz_put8(out, 1);
+  fuzz_put8(out, choice(tag, size));
+}
+
+static void put_pump(struct fuzz_out *out, unsigned int streams, unsigned int sends) {
+  for (unsigned int i = 0; i < streams; i++) put_step(out, DELIVER, i, 0);
+  for (unsigned int i = 0; i < sends; i++) {
+    put_step(out, TEST_ONE, 0, 0);
+    fuzz_put8(out, i);
+  }
+  for (unsigned int i = 0; i < streams; i++) put_step(out, READ, i, 0);
+}
+
+void fuzz_make_seeds(void) {
+  struct fuzz_out out = {.size = 0};
+  fuzz_put8(&out, 0x40); /* one stream, some sends ahead of their grants */
+  put_step(&out, ANSWER, 0, 0);
+  put_isend(&out, 0, 1000);
+  put_isend(&out, 1, 0);
+  put_isend(&out, 2, 70000);
+  put_pump(&out, 1, 3);
+  put_grant(&out, 0, 4096);
+  put_grant(&out, 1, 0);
+  put_grant(&out, 2, 70000);
+  put_pump(&out, 1, 3);
+  fuzz_seed("one-stream", out.bytes, out.size);
+
+  out.size = 0;
+  fuzz_put8(&out, 3); /* four streams, grants first */
+  for (unsigned int i = 0; i < 4; i++) put_step(&out, ANSWER, i, 0);
+  put_grant(&out, 1, 70000);
+  put_grant(&out, 1, 20000);
+  put_isend(&out, 1, 64);
+  put_isend(&out, 1, 20000);
+  put_pump(&out, 4, 2);
+  put_isend(&out, 0, 70000);
+  put_grant(&out, 0, 4097); /* too small */
+  put_pump(&out, 4, 3);
+  fuzz_seed("four-streams", out.bytes, out.size);
+
+  out.size = 0;
+  fuzz_put8(&out, 0x21); /* refused, an error, a stream that ends; then closed as it is */
+  put_isend(&out, 0, 8);
+  put_isend(&out, 0, 8192);
+  put_step(&out, ANSWER, 1, 1);
+  fuzz_put16(&out, SK_WIRE_VERSION);
+  fuzz_put16(&out, sizeof(struct sk_answer_wire));
+  fuzz_put16(&out, SK_REASON_SECRET);
+  fuzz_put16(&out, 1);
+  put_step(&out, FRAME, 0, 0);
+  fuzz_put8(&out, SK_FRAME_ERROR);
+  fuzz_put8(&out, 0);
+  fuzz_put32(&out, 0);
+  fuzz_put32(&out, 16);
+  fuzz_put32(&out, 0);
+  fuzz_put64(&out, RAIL_BAD_USAGE);
+  put_step(&out, RAW, 0, 0);
+  fuzz_put8(&out, 16);
+  fuzz_put(&out, "sixteen bytes!!!", 16);
+  put_pump(&out, 2, 2);
+  put_step(&out, END, 1, 0);
+  put_step(&out, LEAVE, 0, 3);
+  fuzz_seed("refused", out.bytes, out.size);
+}
