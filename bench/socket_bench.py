@@ -100,10 +100,11 @@ def measure(columns, congestions, cells, o, say):
             for cell in cells:
                 for column in order:
                     if column.has(cell):
+                        begun = time.monotonic()
                         result = column.run(cell, congestion, o.warmup, o.seconds)
                         rows.append({"column": column.key, "cc": congestion.name, "round": number, "kind": cell.kind,
                                      **result, "size": cell.size, "comms": cell.comms, "window": cell.window,
-                                     "idle_us": cell.idle})
+                                     "idle_us": cell.idle, "wall_s": round(time.monotonic() - begun, 3)})
         loads.append({"others": round(watch.others(), 2), "steal": round(watch.steal(), 3)})
         say(f"round {number + 1}/{o.rounds}: {time.monotonic() - start:.1f} s; cores that others kept busy: "
             f"{loads[-1]['others']:.2f}")
@@ -126,8 +127,8 @@ def arguments():
     p.add_argument("--metrics", default=",".join(METRICS),
                    help="bw: transfers; cpu: the same with a caller that sleeps 20 us when idle; lat: ping-pong (all)")
     p.add_argument("--rounds", type=int, help="rounds; 3, or 1 with --quick")
-    p.add_argument("--seconds", type=float, help="timed seconds of a cell; 0.25, or 0.1 with --quick")
-    p.add_argument("--warmup", type=float, help="seconds before; 0.1, or 0.03 with --quick")
+    p.add_argument("--seconds", type=float, help="timed seconds of a cell; 0.2, or 0.1 with --quick")
+    p.add_argument("--warmup", type=float, help="seconds before; 0.05, or 0.03 with --quick")
     p.add_argument("--quick", action="store_true", help="cubic only, fewer sizes, one round: half a minute")
     p.add_argument("--wait", type=float, default=30, help="seconds to wait for a quiet machine (30)")
     o = p.parse_args()
@@ -140,8 +141,8 @@ def arguments():
         p.error(f"--sizes or --comms: {why}")
     o.metrics = o.metrics.split(",")
     o.rounds = o.rounds or (1 if o.quick else 3)
-    o.seconds = o.seconds or (0.1 if o.quick else 0.25)
-    o.warmup = o.warmup if o.warmup is not None else (0.03 if o.quick else 0.1)
+    o.seconds = o.seconds or (0.1 if o.quick else 0.2)
+    o.warmup = o.warmup if o.warmup is not None else (0.03 if o.quick else 0.05)
     o.build = o.build.resolve()
     o.out = o.out or o.build / "bench"
     if set(o.metrics) - set(METRICS) or min(o.sizes) < 8 or min(o.comms) < 1 or o.rounds < 1:

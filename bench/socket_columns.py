@@ -10,7 +10,7 @@ import time
 
 from program import Failed, Program, children_cpu
 
-MEMORY = 1 << 30  # bytes of buffers a process may have; the largest cells get a smaller window
+MEMORY = 512 << 20  # bytes of buffers a process may have; the largest cells get a smaller window
 # kind "bw" or "lat"; idle: what the caller does when nothing moved, 0 sched_yield, else sleeps so many us
 Cell = collections.namedtuple("Cell", "kind size comms window idle")
 

@@ -186,9 +186,13 @@ def draw(path, results, congestions, cells, about):
     sizes = sorted({c.size for c in cells if c.kind == "bw"})
     comms = sorted({c.comms for c in cells if c.kind == "bw"})
     tics = ", ".join(f"'{size_name(s)}' {s}" for s in sizes)
-    lines = [f"set terminal svg size {560 * len(congestions)},520 font 'sans,13' background '#ffffff'",
+    top = max((row.get("gb_s", 0) for runs in results.runs.values() for row in runs.values()), default=0)
+    if not sizes or not top:
+        return None
+    lines = [f"set terminal svg size {600 * len(congestions)},560 font 'sans,13' background '#ffffff'",
              f"set output '{path}'", f"set multiplot layout 1,{len(congestions)}", "set logscale x 2", "set grid",
-             "set key left top", "set yrange [0:*]", "set xlabel 'message size'", "set ylabel 'GB/s'",
+             "set key below maxrows 4", f"set xrange [{sizes[0] / 2}:{sizes[-1] * 2}]", f"set yrange [0:{1.05 * top:.3g}]",
+             "set ylabel 'GB/s'",
              f"set xtics ({tics}) rotate by -35"]
     for cc in congestions:
         plots, data = [], []
@@ -204,8 +208,6 @@ def draw(path, results, congestions, cells, about):
                     data.append("\n".join(f"{x} {y:.6g}" for x, y in points) + "\ne")
         if plots:
             lines += [f"set title 'Loopback TCP, {cc}'", "plot " + ", ".join(plots)] + data
-    if not any(line.startswith("plot ") for line in lines):
-        return None
     return gnuplot(path, lines + ["unset multiplot"])
 
 
