@@ -191,9 +191,8 @@ def draw(path, results, congestions, cells, about):
         return None
     lines = [f"set terminal svg size {600 * len(congestions)},560 font 'sans,13' background '#ffffff'",
              f"set output '{path}'", f"set multiplot layout 1,{len(congestions)}", "set logscale x 2", "set grid",
-             "set key below maxrows 4", f"set xrange [{sizes[0] / 2}:{sizes[-1] * 2}]", f"set yrange [0:{1.05 * top:.3g}]",
-             "set ylabel 'GB/s'",
-             f"set xtics ({tics}) rotate by -35"]
+             "set key below maxrows 4", f"set xrange [{sizes[0] / 2}:{sizes[-1] * 2}]",
+             f"set yrange [0:{1.05 * top:.3g}]", "set ylabel 'GB/s'", f"set xtics ({tics}) rotate by -35"]
     for cc in congestions:
         plots, data = [], []
         for number_, column in enumerate(results.columns):
