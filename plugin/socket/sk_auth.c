@@ -52,7 +52,8 @@ static const char *read_key(int fd) {
   size_t have = 0;
   if (fstat(fd, &st) != 0) return strerror(errno);
   if (!S_ISREG(st.st_mode)) return "it is not a file";
-  if (st.st_mode & S_IRWXO) return "everybody may use it; chmod o= it, and make a new key if anybody could have read it";
+  if (st.st_mode & S_IRWXO)
+    return "everybody may use it; take that away (chmod o=), and make a new key if somebody could have read it";
   while (have < sizeof auth.key) {
     ssize_t n = read(fd, auth.key + have, sizeof auth.key - have);
     if (n < 0 && errno == EINTR) continue;
@@ -81,7 +82,8 @@ bool sk_auth_load(void) {
   bool wanted = sk_params.auth_file != NULL;
   auth.good = !wanted || (load_key(sk_params.auth_file) && open_crypto());
   auth.on = wanted && auth.good;
-  if (auth.on) RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: connections are authenticated (%s)", sk_params.auth_file);
+  if (auth.on)
+    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: connections are authenticated (%s)", sk_params.auth_file);
   return auth.good;
 }
 

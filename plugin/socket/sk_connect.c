@@ -85,8 +85,8 @@ static bool agree_on_auth(const struct sk_device *device, const struct sk_handle
   char peer[RAIL_ADDR_TEXT];
   bool theirs = listener->flags & SK_HANDLE_AUTH;
   if (theirs == sk_auth_on()) return true;
-  RAIL_WARN("RailSocket: connect to %s over %s: RAIL_SOCKET_AUTH_FILE is set %s; set it on both sides, to the same key, "
-            "or on neither", rail_addr_text(&listener->addrs[0], peer), device->name,
+  RAIL_WARN("RailSocket: connect to %s over %s: RAIL_SOCKET_AUTH_FILE is set %s; set it on both sides, to the same "
+            "key, or on neither", rail_addr_text(&listener->addrs[0], peer), device->name,
             theirs ? "there and not here" : "here and not there");
   return false;
 }

@@ -24,12 +24,12 @@ int sk_traffic_class(int of_call, int of_ctx) {
   return -1;
 }
 
-void sk_set_traffic_class(int fd, int family, int traffic_class) {
+void sk_set_traffic_class(int fd, int traffic_class) {
   if (traffic_class < 0) return;
   int priority = RAIL_MIN(traffic_class >> 5, 6); /* the DSCP's class; 7 is the administrator's */
-  /* A socket for both families keeps one of each. */
+  /* A socket for both families keeps one of each; one of IPv4 refuses the second. */
   (void)setsockopt(fd, IPPROTO_IP, IP_TOS, &traffic_class, sizeof traffic_class);
-  if (family == AF_INET6) (void)setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &traffic_class, sizeof traffic_class);
+  (void)setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &traffic_class, sizeof traffic_class);
   (void)setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &priority, sizeof priority);
 }
 
@@ -103,7 +103,8 @@ static rail_result_t retry_later(struct sk_leg *leg, int err) {
   return RAIL_IN_PROGRESS;
 }
 
-/* Not permitted (before Linux 5.7, without CAP_NET_RAW) is fine: the source address then is what tells the rails apart. */
+/* Not permitted (before Linux 5.7, without CAP_NET_RAW) is fine: then the
+ * source address alone tells the rails apart. */
 static bool tie_to_interface(const struct sk_leg *leg) {
   return setsockopt(leg->fd, SOL_SOCKET, SO_BINDTODEVICE, leg->path->name, (socklen_t)strlen(leg->path->name)) == 0;
 }
@@ -114,10 +115,11 @@ static rail_result_t step_wait(struct sk_leg *leg) {
   leg->started = rail_now_ns();
   if (rail_sock_open(&leg->peer, sk_device_source(leg->path, &leg->peer), &leg->fd) != RAIL_OK)
     return retry_later(leg, errno);
-  if (leg->tie == SK_TIE_ALWAYS || (leg->tie == SK_TIE_TRY && leg->attempts % 2 == 0)) leg->tied = tie_to_interface(leg);
+  if (leg->tie == SK_TIE_ALWAYS || (leg->tie == SK_TIE_TRY && leg->attempts % 2 == 0))
+    leg->tied = tie_to_interface(leg);
   leg->attempts++;
   (void)rail_sock_set_buffers(leg->fd, sk_params.sndbuf, sk_params.rcvbuf);
-  sk_set_traffic_class(leg->fd, leg->peer.sa.sa_family, leg->traffic_class);
+  sk_set_traffic_class(leg->fd, leg->traffic_class);
   rail_result_t result = rail_sock_start(leg->fd, &leg->peer);
   if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return retry_later(leg, errno);
   change(leg, result == RAIL_OK ? SK_LEG_HELLO : SK_LEG_TCP);

@@ -20,8 +20,10 @@ static void link_listen(struct sk_ctx *ctx, struct sk_listen *l) {
 static void say_where(const struct sk_device *device, const struct sk_handle *handle) {
   char addrs[SK_MAX_RAILS * (RAIL_ADDR_TEXT + 2)], text[RAIL_ADDR_TEXT];
   size_t at = 0;
-  for (unsigned int i = 0; i < handle->naddrs; i++)
-    at += (size_t)snprintf(addrs + at, sizeof addrs - at, "%s%s", i ? ", " : "", rail_addr_text(&handle->addrs[i], text));
+  for (unsigned int i = 0; i < handle->naddrs; i++) {
+    rail_addr_text(&handle->addrs[i], text);
+    at += (size_t)snprintf(addrs + at, sizeof addrs - at, "%s%s", i ? ", " : "", text);
+  }
   RAIL_INFO(RAIL_SUB_NET, "RailSocket: listening on %s at %s, %u stream%s per rail%s", device->name, addrs,
             handle->streams, handle->streams > 1 ? "s" : "", handle->flags & SK_HANDLE_AUTH ? ", authenticated" : "");
 }

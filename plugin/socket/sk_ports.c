@@ -18,7 +18,8 @@ static struct {
   bool bound; /* to an address of its own */
   union rail_addr bind;
   uint32_t first, count; /* count 0: the system chooses */
-  uint32_t start, step;  /* the i-th to try is first + (start + i * step) % count; step and count have no common factor */
+  /* The i-th to try is first + (start + i * step) % count; step and count have no common factor. */
+  uint32_t start, step;
   _Atomic uint32_t next; /* i of the next listen */
 } ports;
 

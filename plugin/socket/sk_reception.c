@@ -23,7 +23,8 @@
 #define BACKLOG 4096 /* the kernel lowers it to net.core.somaxconn */
 #define MAX_STRANGERS 1024
 #define EVENTS_AT_ONCE 32
-#define NEWS_NS 300000ull /* most time for those at the doors, and again for those inside: a call takes less than 1 ms */
+/* Most time for those at the doors, and again for those inside: a call takes less than a millisecond. */
+#define NEWS_NS 200000ull
 #define LINE_EVERY_NS 1000000000ull
 #define ANY_LINE_EVERY_NS 100000000ull
 
@@ -72,6 +73,7 @@ rail_result_t sk_welcome(const struct sk_reception *r, int fd, unsigned int stre
   size_t done = 0;
   sk_answer_encode(SK_REASON_NONE, stream, features, &answer);
   if (r->handle.flags & SK_HANDLE_AUTH) RAIL_TRY(sk_auth_sign_answer(hello_mac, &answer));
+  sk_set_traffic_class(fd, r->traffic_class); /* the priority is not inherited */
   rail_result_t result = rail_sock_send_some(fd, &answer, sizeof answer, &done);
   return result == RAIL_IN_PROGRESS ? RAIL_SYSTEM_ERROR : result; /* a socket that takes not even this is of no use */
 }
@@ -272,7 +274,7 @@ rail_result_t sk_reception_open(const struct sk_device *device, int traffic_clas
     /* Accepted sockets inherit these; set later, sizes would not count for the
      * TCP window, and the first packets would be of no class. */
     (void)rail_sock_set_buffers(r->doors[i], sk_params.sndbuf, sk_params.rcvbuf);
-    sk_set_traffic_class(r->doors[i], device->rails[i]->addr.sa.sa_family, traffic_class);
+    sk_set_traffic_class(r->doors[i], traffic_class);
   }
   if (result != RAIL_OK) destroy(r);
   else *out = r;

@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/clock.h"
@@ -194,6 +195,90 @@ TEST(silence_does_not_delay) {
   net_close(&n);
 }
 
+static uint64_t thread_cpu_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Calls of accept, and those that took longer than a call may. */
+struct crowd { int calls, long_calls; };
+
+/* As door_real_peer, in milliseconds of this thread's processor time: it never
+ * sleeps, so that is how long it takes where nobody else wants the core. */
+static uint64_t door_in_a_crowd(struct door *d, struct crowd *c) {
+  void *send = NULL, *recv = NULL;
+  char handle[RAIL_NET_HANDLE_SIZE];
+  memcpy(handle, d->handle, sizeof handle);
+  uint64_t start = thread_cpu_ns(), deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  while (!send || !recv) {
+    if (!send) connect_step(d->net, handle, &send);
+    uint64_t before = thread_cpu_ns();
+    if (!recv) accept_step(d->net, d->listen, &recv);
+    c->calls++;
+    c->long_calls += thread_cpu_ns() - before > patience_ms(1) * 1000000;
+    ENSURE(!rail_deadline_passed(deadline), "the real peer was kept out (send %p, recv %p)", send, recv);
+  }
+  uint64_t ms = (thread_cpu_ns() - start) / 1000000;
+  CHECK_OK(d->net->vt->close_send(send));
+  CHECK_OK(d->net->vt->close_recv(recv));
+  return ms;
+}
+
+TEST(a_thousand_silent_clients) {
+  enum { MOST = 1000 };
+  static int fds[2 * MOST];
+  struct rlimit limit;
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < 4 * MOST + 200) tap_skip_case("only %lu files may be open", (unsigned long)limit.rlim_cur);
+  struct net n;
+  net_open(&n);
+  struct door d;
+  door_open(&n, &d);
+  struct crowd c = {0};
+  uint64_t ms[3];
+  for (int i = 0; i < MOST; i++) fds[i] = tcp_dial(&d.socket); /* all of them before the first accept */
+  ms[0] = door_in_a_crowd(&d, &c);
+  ms[1] = door_in_a_crowd(&d, &c); /* all of them inside */
+  for (int i = MOST; i < 2 * MOST; i++) fds[i] = tcp_dial(&d.socket); /* more than there are places */
+  ms[2] = door_in_a_crowd(&d, &c);
+  printf("# a real peer came in after %d, %d and %d ms; %d of %d accepts took longer than 1 ms\n", (int)ms[0],
+         (int)ms[1], (int)ms[2], c.long_calls, c.calls);
+  for (int i = 0; i < 3; i++) CHECK_MSG(ms[i] < patience_ms(100), "a real peer had to wait for %d ms", (int)ms[i]);
+  /* An interrupt in a call counts as its time: hence not none at all. */
+  CHECK_MSG(c.long_calls <= 2 + c.calls / 50, "%d of %d accepts took longer than 1 ms", c.long_calls, c.calls);
+  for (int i = 0; i < 2 * MOST; i++) close(fds[i]);
+  door_close(&d);
+  net_close(&n);
+}
+
+/* A flood that uses up the process's files: the strangers have to give theirs back. */
+TEST(silence_does_not_use_up_all_files) {
+  struct rlimit limit, before;
+  int fds[100], count = 0;
+  struct net n;
+  net_open(&n);
+  struct door d;
+  door_open(&n, &d);
+  for (; count < 100; count++) fds[count] = tcp_dial(&d.socket);
+  getrlimit(RLIMIT_NOFILE, &before);
+  limit = before;
+  limit.rlim_cur = (rlim_t)fd_count() + 40;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  void *comm;
+  for (int i = 0; i < 50; i++) CHECK(!accept_step(&n, d.listen, &comm));
+  struct crowd c = {0};
+  close(fds[--count]); /* for the peer's own end */
+  uint64_t ms = door_in_a_crowd(&d, &c);
+  setrlimit(RLIMIT_NOFILE, &before);
+  CHECK_MSG(ms < patience_ms(1000), "a real peer had to wait for %d ms", (int)ms);
+  while (count > 0) close(fds[--count]);
+  door_close(&d);
+  net_close(&n);
+}
+
 /* Lets a connecting plugin talk to a socket of ours instead of `d`, by putting
  * its port into the handle, and takes what it says first. */
 static size_t record_hello(struct door *d, uint8_t *hello, size_t cap) {
@@ -317,4 +402,5 @@ TEST(a_greeting_cut_short) {
 
 TEST_MAIN(TEST_CASE(handle_is_written_whole), TEST_CASE(a_thousand_listens), TEST_CASE(closed_without_accept),
           TEST_CASE(closed_with_a_half_connected_peer), TEST_CASE(garbage), TEST_CASE(silence_does_not_delay),
+          TEST_CASE(a_thousand_silent_clients), TEST_CASE(silence_does_not_use_up_all_files),
           TEST_CASE(a_greeting_with_one_wrong_byte), TEST_CASE(a_greeting_cut_short))

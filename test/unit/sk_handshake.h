@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The handshake without a data path: connect and accept end in the two
+ * functions below, which keep what they were given. Both sides are in this
+ * process, over three devices made up of 127.0.0.1 and 127.0.0.2: two
+ * interfaces and one fused from them.
+ */
+#ifndef SK_HANDSHAKE_TEST_H
+#define SK_HANDSHAKE_TEST_H
+
+#include <arpa/inet.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "plugin/socket/sk_close.h"
+#include "plugin/socket/sk_comm.h"
+#include "plugin/socket/sk_ctx.h"
+#include "plugin/socket/sk_listen.h"
+#include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_ports.h"
+#include "plugin/socket/sk_rejoin.h"
+#include "test/harness/proc.h"
+#include "test/harness/program.h"
+
+#define PATIENCE_MS 10000
+enum { DEV_A, DEV_B, DEV_BOTH, DEVS };
+
+/* ---- devices, contexts, the data path's places -------------------------- */
+
+static struct sk_device hs_dev[DEVS];
+
+static void hs_devices(void) {
+  for (int i = 0; i < DEV_BOTH; i++) {
+    hs_dev[i] = (struct sk_device){.nrails = 1, .rails = {&hs_dev[i]}};
+    snprintf(hs_dev[i].name, sizeof hs_dev[i].name, "lo%d", i);
+    hs_dev[i].addr.in = (struct sockaddr_in){.sin_family = AF_INET};
+    hs_dev[i].addr.in.sin_addr.s_addr = htonl(0x7f000001u + (uint32_t)i);
+  }
+  hs_dev[DEV_BOTH] = (struct sk_device){
+    .name = "lo0+lo1", .addr = hs_dev[DEV_A].addr, .nrails = 2, .rails = {&hs_dev[DEV_A], &hs_dev[DEV_B]}};
+}
+
+const struct sk_device *sk_device_at(int dev, const char *call) {
+  (void)call;
+  return dev >= 0 && dev < DEVS ? &hs_dev[dev] : NULL;
+}
+const union rail_addr *sk_device_source(const struct sk_device *device, const union rail_addr *to) {
+  (void)to;
+  return &device->addr;
+}
+struct sk_ctx *sk_ctx_of(void *ctx, const char *call) {
+  (void)call;
+  return ctx;
+}
+void sk_close_reap(void) {}
+
+static struct sk_comm_args hs_sent, hs_received;
+
+rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) {
+  hs_sent = *args;
+  *send_comm = &hs_sent;
+  return RAIL_OK;
+}
+rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) {
+  hs_received = *args;
+  *recv_comm = &hs_received;
+  return RAIL_OK;
+}
+
+static void hs_close(struct sk_comm_args *c) {
+  for (unsigned int i = 0; i < c->nstreams; i++) rail_sock_close(&c->fds[i]);
+  sk_rejoin_free(c->rejoin);
+  *c = (struct sk_comm_args){0};
+}
+
+/* ---- the log ------------------------------------------------------------ */
+
+static char hs_lines[16384];
+
+static void hs_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
+  size_t at = strlen(hs_lines);
+  va_list ap;
+  (void)flags, (void)file, (void)line;
+  if (level != RAIL_LOG_WARN && level != RAIL_LOG_INFO) return;
+  if (sizeof hs_lines - at < 1024) at = 0;
+  va_start(ap, fmt);
+  at += (size_t)vsnprintf(hs_lines + at, sizeof hs_lines - at - 2, fmt, ap);
+  va_end(ap);
+  strcpy(hs_lines + at, "\n");
+}
+
+static bool hs_said(const char *words) { return strstr(hs_lines, words) != NULL; }
+
+/* ---- one connection ------------------------------------------------------ */
+
+struct hs {
+  struct sk_ctx ctx;
+  struct sk_listen *listen;
+  char handle[RAIL_NET_HANDLE_SIZE];
+  struct sk_handle decoded;
+};
+
+static void hs_begin(struct hs *h) {
+  memset(h, 0, sizeof *h);
+  h->ctx = (struct sk_ctx){.magic = SK_CTX_MAGIC, .traffic_class = -1};
+  pthread_mutex_init(&h->ctx.lock, NULL);
+  hs_devices();
+  sk_params_load();
+  rail_log_set_sink(hs_log);
+  hs_lines[0] = 0;
+}
+
+static void hs_listen(struct hs *h, int dev) {
+  const char *why;
+  ENSURE_INT(sk_listen(&h->ctx, dev, h->handle, (void **)&h->listen), RAIL_OK);
+  ENSURE(sk_handle_decode(h->handle, &h->decoded, &why), "%s", why);
+}
+
+static bool hs_connect_step(struct hs *h, int dev) {
+  void *comm = NULL;
+  rail_result_t result = sk_connect(&h->ctx, dev, h->handle, -1, &comm);
+  ENSURE(result == RAIL_OK, "connect returned %d: %s", result, hs_lines);
+  return comm != NULL;
+}
+
+static bool hs_accept_step(struct hs *h) {
+  void *comm = NULL;
+  ENSURE_INT(sk_accept(h->listen, &comm), RAIL_OK);
+  return comm != NULL;
+}
+
+static void hs_pair(struct hs *h, int listen_dev, int connect_dev) {
+  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  bool connected = false, accepted = false;
+  hs_listen(h, listen_dev);
+  while (!connected || !accepted) {
+    if (!connected) connected = hs_connect_step(h, connect_dev);
+    if (!accepted) accepted = hs_accept_step(h);
+    ENSURE(!rail_deadline_passed(deadline), "no connection: %s", hs_lines);
+    sched_yield();
+  }
+}
+
+static void hs_close_listen(struct hs *h) {
+  ENSURE_INT(sk_close_listen(h->listen), RAIL_OK);
+  h->listen = NULL;
+}
+
+static void hs_end(struct hs *h) {
+  hs_close(&hs_sent);
+  hs_close(&hs_received);
+  if (h->listen) hs_close_listen(h);
+  free(h->ctx.attempts);
+  pthread_mutex_destroy(&h->ctx.lock);
+  rail_log_set_sink(NULL);
+}
+
+/* ---- bytes --------------------------------------------------------------- */
+
+/* Reads exactly so many, or how many came before the end or the deadline. */
+static size_t hs_read(int fd, void *data, size_t size) {
+  size_t done = 0;
+  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  while (!rail_deadline_passed(deadline)) {
+    if (rail_sock_recv_some(fd, data, size, &done) != RAIL_IN_PROGRESS) break;
+    sched_yield();
+  }
+  return done;
+}
+
+/* The answer to stream i, as the data path reads it. */
+__attribute__((unused)) static unsigned int hs_answer(unsigned int i) {
+  uint8_t answer[sizeof(struct sk_answer_wire)];
+  unsigned int reason, version;
+  ENSURE_INT(hs_read(hs_sent.fds[i], answer, sizeof answer), sizeof answer);
+  ENSURE(sk_answer_decode(answer, &hs_sent.welcomes[i], &reason, &version), "stream %u: no answer", i);
+  return reason;
+}
+
+__attribute__((unused)) static void hs_linked(int out, int in) {
+  uint64_t sent = rail_now_ns(), got = 0;
+  size_t done = 0;
+  ENSURE_INT(rail_sock_send_some(out, &sent, sizeof sent, &done), RAIL_OK);
+  ENSURE_INT(hs_read(in, &got, sizeof got), sizeof got);
+  ENSURE(got == sent, "other bytes came out");
+}
+
+/* A stranger's connection to rail `i`, saying `hello` if not NULL. */
+__attribute__((unused)) static int hs_stranger(const struct hs *h, unsigned int i, const struct sk_hello_wire *hello) {
+  int fd;
+  size_t done = 0;
+  ENSURE_INT(rail_sock_connect_all(&h->decoded.addrs[i], NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd), RAIL_OK);
+  if (hello) ENSURE_INT(rail_sock_send_some(fd, hello, sizeof *hello, &done), RAIL_OK);
+  return fd;
+}
+
+/* What the listener says to that, driven by `step`; closes fd. SK_REASON_COUNT: hung up without a word. */
+__attribute__((unused)) static unsigned int hs_verdict(int fd, void (*step)(void *arg), void *arg) {
+  struct sk_answer_wire wire, any;
+  unsigned int reason = SK_REASON_COUNT, version;
+  size_t done = 0;
+  rail_result_t result;
+  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  sk_answer_encode(SK_REASON_NONE, 0, 0, &any);
+  do {
+    step(arg);
+    result = rail_sock_recv_some(fd, &wire, sizeof wire, &done);
+    ENSURE(!rail_deadline_passed(deadline), "no verdict");
+  } while (result == RAIL_IN_PROGRESS);
+  if (result == RAIL_OK) ENSURE(sk_answer_decode(&wire, &any, &reason, &version), "no answer");
+  rail_sock_close(&fd);
+  return reason;
+}
+
+__attribute__((unused)) static void hs_accept_nobody(void *h) { ENSURE(!hs_accept_step(h), "a stranger was accepted"); }
+__attribute__((unused)) static void hs_take_nobody(void *unused) {
+  unsigned int stream;
+  int fd;
+  (void)unused;
+  ENSURE_INT(sk_rejoin_take(hs_received.rejoin, &stream, &fd), RAIL_IN_PROGRESS);
+}
+
+#endif

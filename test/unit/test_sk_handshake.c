@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Connections over one and several rails, and streams that are lost and come back. */
+#include "test/unit/sk_handshake.h"
+
+static uint32_t host_of(const union rail_addr *addr) { return ntohl(addr->in.sin_addr.s_addr); }
+
+static union rail_addr local_of(int fd) {
+  union rail_addr addr;
+  socklen_t len = sizeof addr;
+  ENSURE(getsockname(fd, &addr.sa, &len) == 0, "getsockname failed");
+  return addr;
+}
+
+static void check_common(unsigned int nstreams, uint32_t features) {
+  ENSURE_INT(hs_sent.nstreams, nstreams);
+  ENSURE_INT(hs_received.nstreams, nstreams);
+  ENSURE_INT(hs_sent.features, features);
+  ENSURE_INT(hs_received.features, features);
+  ENSURE(memcmp(hs_sent.comm_id, hs_received.comm_id, SK_COMM_ID_SIZE) == 0, "two comm ids");
+  ENSURE(!hs_sent.rejoin == !features && !hs_received.rejoin == !features, "rejoin does not follow from the features");
+  ENSURE(!hs_sent.hold, "nothing to hold back for");
+  ENSURE_INT(hs_received.eager_size, sk_params.eager);
+  ENSURE_INT(hs_received.eager_count, sk_params.eager_count);
+  ENSURE_INT(hs_received.eager_bytes, sk_params.eager_bytes);
+  ENSURE_INT(hs_sent.eager_bytes, sk_params.eager_bytes);
+  ENSURE_INT(hs_sent.side, SK_SENDER);
+  ENSURE_INT(hs_received.side, SK_RECEIVER);
+  for (unsigned int i = 0; i < nstreams; i++) {
+    ENSURE_INT(hs_answer(i), SK_REASON_NONE);
+    hs_linked(hs_sent.fds[i], hs_received.fds[i]);
+    union rail_addr out = local_of(hs_sent.fds[i]), in = local_of(hs_received.fds[i]);
+    ENSURE_INT(host_of(&out), host_of(&hs_sent.paths[i]->addr));
+    ENSURE_INT(host_of(&in), host_of(&hs_received.paths[i]->addr));
+    ENSURE(memcmp(&in.in, &hs_sent.peers[i].in, 8) == 0, "stream %u went elsewhere", i);
+    ENSURE(memcmp(&out.in, &hs_received.peers[i].in, 8) == 0, "stream %u came from elsewhere", i);
+  }
+}
+
+TEST(one_rail) {
+  struct hs h;
+  hs_begin(&h);
+  hs_pair(&h, DEV_A, DEV_A);
+  check_common(1, 0);
+  CHECK(hs_sent.paths[0] == &hs_dev[DEV_A] && hs_received.device == &hs_dev[DEV_A]);
+  CHECK(hs_said("listening on lo0 at 127.0.0.1:") && hs_said("connected from 127.0.0.1:") && hs_said("accepted 127."));
+  hs_end(&h);
+}
+
+TEST(two_rails_with_two_streams_each) {
+  struct hs h;
+  hs_begin(&h);
+  sk_params.streams = 2;
+  hs_pair(&h, DEV_BOTH, DEV_BOTH);
+  check_common(4, SK_FEATURE_FAILOVER);
+  for (int i = 0; i < 4; i++) {
+    CHECK(hs_sent.paths[i] == &hs_dev[i % 2]);
+    CHECK(hs_received.paths[i] == &hs_dev[i % 2]);
+  }
+  CHECK(hs_sent.dev == DEV_BOTH && hs_sent.device == &hs_dev[DEV_BOTH]);
+  CHECK(hs_said("with failover"));
+  hs_end(&h);
+}
+
+TEST(rails_on_one_side_only) {
+  struct hs h;
+  for (int fused_sends = 0; fused_sends < 2; fused_sends++) {
+    hs_begin(&h);
+    hs_pair(&h, fused_sends ? DEV_B : DEV_BOTH, fused_sends ? DEV_BOTH : DEV_B);
+    check_common(2, SK_FEATURE_FAILOVER);
+    struct sk_comm_args *fused = fused_sends ? &hs_sent : &hs_received;
+    struct sk_comm_args *plain = fused_sends ? &hs_received : &hs_sent;
+    for (int i = 0; i < 2; i++) CHECK(fused->paths[i] == &hs_dev[i] && plain->paths[i] == &hs_dev[DEV_B]);
+    hs_end(&h);
+  }
+}
+
+TEST(sixteen_streams_at_most) {
+  struct hs h;
+  hs_begin(&h);
+  sk_params.streams = SK_MAX_STREAMS;
+  hs_pair(&h, DEV_BOTH, DEV_A);
+  check_common(SK_MAX_STREAMS, SK_FEATURE_FAILOVER);
+  hs_end(&h);
+}
+
+/* ---- streams that come back --------------------------------------------- */
+
+static void lose(unsigned int i) {
+  rail_sock_close(&hs_sent.fds[i]);
+  rail_sock_close(&hs_received.fds[i]);
+}
+
+static void bring_back(unsigned int i) {
+  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  unsigned int stream = 99;
+  while (hs_sent.fds[i] < 0 || hs_received.fds[i] < 0) {
+    if (hs_sent.fds[i] < 0) {
+      rail_result_t result = sk_rejoin_dial(hs_sent.rejoin, i, &hs_sent.fds[i]);
+      ENSURE(result == RAIL_OK || result == RAIL_IN_PROGRESS, "dial returned %d: %s", result, hs_lines);
+    }
+    if (hs_received.fds[i] < 0 && sk_rejoin_take(hs_received.rejoin, &stream, &hs_received.fds[i]) == RAIL_OK)
+      ENSURE_INT(stream, i);
+    ENSURE(!rail_deadline_passed(deadline), "stream %u did not come back", i);
+    sched_yield();
+  }
+  hs_linked(hs_sent.fds[i], hs_received.fds[i]);
+  hs_linked(hs_received.fds[i], hs_sent.fds[i]);
+  ENSURE_INT(host_of(&(union rail_addr){.in = local_of(hs_sent.fds[i]).in}), host_of(&hs_sent.paths[i]->addr));
+}
+
+TEST(a_lost_stream_comes_back) {
+  struct hs h;
+  hs_begin(&h);
+  hs_pair(&h, DEV_BOTH, DEV_BOTH);
+  hs_close_listen(&h);
+  for (unsigned int i = 0; i < 2; i++) CHECK_INT(hs_answer(i), 0);
+  for (int round = 0; round < 4; round++) {
+    lose((unsigned int)round % 2);
+    bring_back((unsigned int)round % 2);
+  }
+  lose(0);
+  lose(1);
+  bring_back(1);
+  bring_back(0);
+  hs_end(&h);
+}
+
+TEST(strangers_at_the_kept_doors) {
+  struct hs h;
+  hs_begin(&h);
+  hs_pair(&h, DEV_BOTH, DEV_BOTH);
+  hs_close_listen(&h);
+  int silent[20];
+  for (int i = 0; i < 20; i++) silent[i] = hs_stranger(&h, (unsigned int)i % 2, NULL);
+  for (int i = 0; i < 10; i++) CHECK(send(silent[i], "GET / HTTP/1.1\r\n\r\n", 18, MSG_NOSIGNAL) == 18);
+  lose(1);
+  bring_back(1);
+  for (int i = 0; i < 20; i++) rail_sock_close(&silent[i]);
+  hs_end(&h);
+}
+
+/* The HELLO with which stream `i` of the open connection would come back. */
+static struct sk_hello_wire rejoin_hello(const struct hs *h, unsigned int i, uint64_t counter) {
+  struct sk_hello hello = {.stream = i, .streams = hs_sent.nstreams, .features = hs_sent.features,
+                           .eager_size = hs_sent.eager_size, .eager_count = hs_sent.eager_count,
+                           .eager_bytes = hs_sent.eager_bytes, .flags = SK_HELLO_REJOIN, .counter = counter};
+  struct sk_hello_wire wire;
+  memcpy(hello.comm_id, hs_sent.comm_id, sizeof hello.comm_id);
+  sk_hello_encode(&hello, h->decoded.secret, &wire);
+  return wire;
+}
+
+TEST(who_may_not_come_back) {
+  struct hs h;
+  struct sk_hello_wire w;
+  hs_begin(&h);
+  hs_pair(&h, DEV_BOTH, DEV_BOTH);
+  hs_close_listen(&h);
+  w = rejoin_hello(&h, 0, 1), w.comm_id[0] ^= 1;
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_GONE);
+  w = rejoin_hello(&h, 0, 1), w.streams = htole16(3);
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_STREAMS);
+  w = rejoin_hello(&h, 0, 1), w.eager_count ^= htole32(1);
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_EAGER);
+  w = rejoin_hello(&h, 0, 1), w.secret[3] ^= 1;
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_SECRET);
+  w = rejoin_hello(&h, 0, 0);
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_REPLAY);
+  w = rejoin_hello(&h, 0, 0), w.flags = 0; /* a new connection, after closeListen */
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_GONE);
+  lose(0);
+  bring_back(0);
+  w = rejoin_hello(&h, 0, 1); /* the same again */
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_REPLAY);
+  hs_end(&h);
+}
+
+TEST(lost_before_it_was_accepted) {
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_BOTH);
+  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  while (!hs_connect_step(&h, DEV_BOTH)) CHECK(!rail_deadline_passed(deadline));
+  pthread_mutex_lock(&h.listen->reception->lock); /* the group is complete, and not handed out */
+  while (!h.listen->reception->groups || h.listen->reception->groups->have < 2)
+    CHECK_OK(sk_reception_step(h.listen->reception));
+  struct sk_hello_wire w = rejoin_hello(&h, 0, 1);
+  int fd = hs_stranger(&h, 0, &w);
+  for (int i = 0; i < 100; i++) CHECK_OK(sk_reception_step(h.listen->reception));
+  pthread_mutex_unlock(&h.listen->reception->lock);
+  CHECK(hs_accept_step(&h));
+  hs_close_listen(&h);
+  CHECK_INT(hs_verdict(fd, hs_take_nobody, NULL), SK_REASON_BUSY);
+  lose(0);
+  bring_back(0);
+  hs_end(&h);
+}
+
+TEST(a_connection_that_is_gone) {
+  struct hs h;
+  int fd;
+  hs_begin(&h);
+  hs_pair(&h, DEV_BOTH, DEV_BOTH);
+  lose(0);
+  sk_rejoin_free(hs_received.rejoin);
+  hs_received.rejoin = NULL;
+  /* The listener is still there and says so. */
+  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  rail_result_t result;
+  while ((result = sk_rejoin_dial(hs_sent.rejoin, 0, &fd)) == RAIL_IN_PROGRESS) {
+    hs_accept_nobody(&h);
+    CHECK(!rail_deadline_passed(deadline));
+  }
+  CHECK_INT(result, RAIL_REMOTE_ERROR);
+  CHECK(hs_said("is not taken back") && fd < 0);
+  CHECK_INT(sk_rejoin_dial(hs_sent.rejoin, 0, &fd), RAIL_REMOTE_ERROR);
+  /* Without it there is nobody, which time may cure. */
+  hs_close_listen(&h);
+  lose(1);
+  for (int i = 0; i < 50; i++) CHECK_INT(sk_rejoin_dial(hs_sent.rejoin, 1, &fd), RAIL_IN_PROGRESS);
+  hs_end(&h);
+}
+
+TEST(doors_close_with_the_last_that_needs_them) {
+  struct hs h;
+  int before = fd_count();
+  hs_begin(&h);
+  hs_pair(&h, DEV_BOTH, DEV_BOTH);
+  hs_close_listen(&h);
+  CHECK_INT(fd_count(), before + 2 * 2 + 2);
+  int silent = hs_stranger(&h, 0, NULL);
+  hs_take_nobody(NULL);
+  hs_end(&h);
+  rail_sock_close(&silent);
+  CHECK_INT(fd_count(), before);
+}
+
+TEST_MAIN(TEST_CASE(one_rail), TEST_CASE(two_rails_with_two_streams_each), TEST_CASE(rails_on_one_side_only),
+          TEST_CASE(sixteen_streams_at_most), TEST_CASE(a_lost_stream_comes_back),
+          TEST_CASE(strangers_at_the_kept_doors), TEST_CASE(who_may_not_come_back),
+          TEST_CASE(lost_before_it_was_accepted), TEST_CASE(a_connection_that_is_gone),
+          TEST_CASE(doors_close_with_the_last_that_needs_them))
