@@ -152,7 +152,7 @@ class Process:
 
     def tail(self, lines=14):
         with self.news:
-            kept = [e for e in self.events if e["event"] not in ("progress", "handles")]
+            kept = [e for e in self.events if e["event"] not in ("progress", "handles") and e.get("level") != "INFO"]
             last = [e for e in self.events if e["event"] == "progress"][-1:]
             return "\n".join(f"  {self}: {json.dumps(e)}" for e in kept[-lines:] + last)
 

@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The tests in this folder can fail: planted defects of test/preload/brokenplug.c are noticed by those that are about
+them.
+
+TEST-LIMIT: 300
+TEST-ALONE
+"""
+import os
+import pathlib
+import subprocess
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "harness"))
+from rig import BUILD, SOCKET, main
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROUNDS = ["test_torture.py", "--seed", "7", "--rounds", "12", "--stop-at", "1", "--only"]
+
+# defect → what must fail on it, and what that says
+DEFECTS = {
+    "none": ([*ROUNDS, "kill"], None),
+    "corrupt_byte": ([*ROUNDS, "freeze"], "WRONG BYTES"),
+    "one_byte_more": ([*ROUNDS, "freeze"], "beyond its end"),
+    "early_done": ([*ROUNDS, "freeze"], "WRONG BYTES|hangs"),
+    "messages_swapped": ([*ROUNDS, "freeze"], "WRONG BYTES"),
+    "group_shifted": ([*ROUNDS, "freeze"], "WRONG BYTES"),
+    "fd_leak": ([*ROUNDS, "freeze"], "fds before"),
+    "thread_leak": ([*ROUNDS, "freeze"], "threads before"),
+    "death_unnoticed": ([*ROUNDS, "kill"], "hangs"),
+    "death_other_error": ([*ROUNDS, "kill"], "expected 6"),
+    "dereg_lazy": ([*ROUNDS, "dereg"], "deregMr (memory written after it)|WRONG BYTES"),
+    "close_error": ([*ROUNDS, "leave"], "contract broken"),
+    "close_slow": ([*ROUNDS, "leave"], "a close took"),
+    "idle_spin": (["test_idle.py", "100 idle connections use no CPU"], "s of CPU in"),
+    "memory_leak": (["test_idle.py", "nothing is kept of closed connections"], "grew by"),
+}
+
+
+def planted(defect, command, says):
+    env = dict(os.environ, RAIL_TEST_PLUGIN=str(BUILD / "test/libbrokenplug.so"), RAIL_BROKEN_REAL=SOCKET,
+               RAIL_BROKEN=defect)
+    done = subprocess.run([sys.executable, str(HERE / command[0]), *command[1:]], env=env, text=True,
+                          capture_output=True, timeout=120)
+    said = done.stdout + done.stderr
+    if says is None:
+        assert done.returncode == 0, f"with no defect it ends with {done.returncode}:\n{said}"
+        return
+    assert done.returncode == 1, f"{defect} goes unnoticed, status {done.returncode}:\n{said}"
+    assert any(text in said for text in says.split("|")), f"{defect} is noticed, but not by {says!r}:\n{said}"
+
+
+def case(defect):
+    return lambda: planted(defect, *DEFECTS[defect])
+
+
+main([(defect, case(defect)) for defect in DEFECTS])
