@@ -54,6 +54,7 @@ static bool next_peer(struct sk_listen *l, struct sk_comm_args *args, rail_resul
     args->rejoin = sk_rejoin_new_receiver(r, g);
     if (!args->rejoin) *result = RAIL_SYSTEM_ERROR;
   }
+  sk_reception_count(r, SK_DEVICE_ACCEPTS);
   sk_group_free(g);
   pthread_mutex_unlock(&r->lock);
   return true;

@@ -22,6 +22,7 @@
 #include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rejoin.h"
+#include "plugin/socket/sk_stats.h"
 
 struct sk_connect {
   struct sk_ctx *ctx;
@@ -78,6 +79,11 @@ void sk_connect_free(struct sk_connect *a) {
   free(a);
 }
 
+static void count(const struct sk_device *device, enum sk_stats_device counter) {
+  uint64_t *record = sk_stats_device(device->name);
+  if (record) rail_stats_add_shared(&record[counter], 1);
+}
+
 /* ---- what is said ------------------------------------------------------ */
 
 /* Both with the parameter, or both without. */
@@ -88,6 +94,7 @@ static bool agree_on_auth(const struct sk_device *device, const struct sk_handle
   RAIL_WARN("RailSocket: connect to %s over %s: RAIL_SOCKET_AUTH_FILE is set %s; set it on both sides, to the same "
             "key, or on neither", rail_addr_text(&listener->addrs[0], peer), device->name,
             theirs ? "there and not here" : "here and not there");
+  count(device, SK_DEVICE_REFUSED);
   return false;
 }
 
@@ -209,6 +216,7 @@ static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
     args.fds[i] = a->legs[i].fd; /* the comm's from here on */
     a->legs[i].fd = -1;
   }
+  count(a->device, SK_DEVICE_CONNECTS);
   say_who(a, &args);
   return sk_send_create(&args, send_comm);
 }

@@ -82,6 +82,7 @@ void sk_group_expire(struct sk_reception *r, uint64_t now) {
       at = &g->next;
       continue;
     }
+    sk_reception_count(r, SK_DEVICE_REFUSED);
     sk_reception_log(r, &g->peer, "not all of its streams arrived within the time limit");
     for (unsigned int i = 0; i < g->streams; i++)
       if (g->stream[i].fd >= 0) sk_refuse(&g->stream[i].fd, SK_REASON_TIMEOUT, i);

@@ -15,6 +15,7 @@
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_ports.h"
+#include "plugin/socket/sk_stats.h"
 
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned int contexts;
@@ -40,7 +41,12 @@ static rail_result_t sk_init(void **ctx_out, const struct rail_net_init *args) {
   if (args->log) rail_log_set_sink(args->log);
   load_once();
   struct sk_ctx *ctx = calloc(1, sizeof *ctx);
+  if (ctx && sk_stats_open() != RAIL_OK) {
+    free(ctx);
+    ctx = NULL;
+  }
   if (ctx && pthread_mutex_init(&ctx->lock, NULL) != 0) {
+    sk_stats_close();
     free(ctx);
     ctx = NULL;
   }
@@ -81,6 +87,7 @@ static rail_result_t sk_finalize(void *arg) {
   pthread_mutex_lock(&init_lock);
   bool last = --contexts == 0;
   if (last) sk_close_all();
+  sk_stats_close();
   pthread_mutex_unlock(&init_lock);
   if (!last) sk_close_reap();
   return RAIL_OK;

@@ -52,6 +52,12 @@ void sk_reception_log(struct sk_reception *r, const union rail_addr *peer, const
   r->unlogged = 0;
 }
 
+void sk_reception_count(const struct sk_reception *r, enum sk_stats_device counter) {
+  /* Looked up each time: the page may be gone, with a connection that nobody closed still here. */
+  uint64_t *record = sk_stats_device(r->device->name);
+  if (record) rail_stats_add_shared(&record[counter], 1);
+}
+
 /* ---- answers ---------------------------------------------------------- */
 
 /* A fresh socket takes these bytes, and reading first what came keeps the
@@ -97,8 +103,13 @@ static void drop(struct sk_reception *r, struct sk_stranger *s, enum sk_reason r
   unsigned int stream = le16toh(s->wire.stream);
   sk_reception_log(r, &s->peer, why);
   forget(r, s);
-  if (reason == SK_REASON_NONE || reason == SK_REASON_GARBAGE) rail_sock_close(&fd);
-  else sk_refuse(&fd, reason, stream);
+  if (reason == SK_REASON_NONE || reason == SK_REASON_GARBAGE) {
+    sk_reception_count(r, SK_DEVICE_STRANGERS);
+    rail_sock_close(&fd);
+  } else {
+    sk_reception_count(r, SK_DEVICE_REFUSED);
+    sk_refuse(&fd, reason, stream);
+  }
 }
 
 /* The oldest that has said nothing goes, else the oldest. */

@@ -19,6 +19,7 @@
 
 #include "plugin/socket/sk_auth.h"
 #include "plugin/socket/sk_device.h"
+#include "plugin/socket/sk_stats.h"
 
 struct sk_group;
 struct sk_member;
@@ -63,6 +64,8 @@ void sk_reception_close(struct sk_reception *r);
 /* Looks once at whoever has news, within a bound of time. Under the lock. */
 rail_result_t sk_reception_step(struct sk_reception *r);
 
+/* One more of these for the device. */
+void sk_reception_count(const struct sk_reception *r, enum sk_stats_device counter);
 /* Somebody is turned away; one line, at most one a second and listener, ten a second and process. */
 void sk_reception_log(struct sk_reception *r, const union rail_addr *peer, const char *why);
 /* Says why, best effort, and hangs up. */

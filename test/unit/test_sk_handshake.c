@@ -83,6 +83,31 @@ TEST(sixteen_streams_at_most) {
   hs_end(&h);
 }
 
+static uint64_t counted(enum sk_stats_device counter) {
+  const uint64_t *record = sk_stats_device("lo0");
+  ENSURE(record, "no record");
+  return rail_stats_get(&record[counter]);
+}
+
+TEST(what_is_counted) {
+  struct hs h;
+  setenv("RAIL_STATS", "0", 1);
+  CHECK_OK(sk_stats_open());
+  hs_begin(&h);
+  hs_pair(&h, DEV_A, DEV_A);
+  CHECK_INT(counted(SK_DEVICE_CONNECTS), 1);
+  CHECK_INT(counted(SK_DEVICE_ACCEPTS), 1);
+  struct sk_hello_wire w;
+  sk_hello_encode(&(struct sk_hello){.streams = 9}, h.decoded.secret, &w);
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_STREAMS);
+  memset(&w, 'x', sizeof w);
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_COUNT);
+  CHECK_INT(counted(SK_DEVICE_REFUSED), 1);
+  CHECK_INT(counted(SK_DEVICE_STRANGERS), 1);
+  hs_end(&h);
+  sk_stats_close();
+}
+
 /* ---- streams that come back --------------------------------------------- */
 
 static void lose(unsigned int i) {
@@ -236,7 +261,7 @@ TEST(doors_close_with_the_last_that_needs_them) {
 }
 
 TEST_MAIN(TEST_CASE(one_rail), TEST_CASE(two_rails_with_two_streams_each), TEST_CASE(rails_on_one_side_only),
-          TEST_CASE(sixteen_streams_at_most), TEST_CASE(a_lost_stream_comes_back),
+          TEST_CASE(sixteen_streams_at_most), TEST_CASE(what_is_counted), TEST_CASE(a_lost_stream_comes_back),
           TEST_CASE(strangers_at_the_kept_doors), TEST_CASE(who_may_not_come_back),
           TEST_CASE(lost_before_it_was_accepted), TEST_CASE(a_connection_that_is_gone),
           TEST_CASE(doors_close_with_the_last_that_needs_them))

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * RAIL_SOCKET_AUTH_FILE through the vtable: messages with the same key, none without.
+ * TEST-LIMIT: 60 */
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "test/harness/proc.h"
+#include "test/harness/program.h"
+
+static char dir[] = "/tmp/rail-auth-XXXXXX", right[sizeof dir + 8], wrong[sizeof dir + 8];
+
+static void write_key(const char *path, const char *key, mode_t mode) {
+  int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  CHECK(fd >= 0 && write(fd, key, strlen(key)) == (ssize_t)strlen(key) && fchmod(fd, mode) == 0);
+  close(fd);
+}
+
+static void make_keys(void) {
+  strcpy(dir + sizeof dir - 7, "XXXXXX");
+  CHECK(mkdtemp(dir));
+  snprintf(right, sizeof right, "%s/right", dir);
+  snprintf(wrong, sizeof wrong, "%s/wrong", dir);
+  write_key(right, "sixteen bytes or more\n", 0600);
+  write_key(wrong, "sixteen bytes and more\n", 0600);
+}
+
+static void remove_keys(void) {
+  unlink(right);
+  unlink(wrong);
+  rmdir(dir);
+}
+
+static void use_key(const char *path) {
+  if (path) setenv("RAIL_SOCKET_AUTH_FILE", path, 1);
+  else unsetenv("RAIL_SOCKET_AUTH_FILE");
+}
+
+static int one_connect(struct net *n, void *handle, void **comm) {
+  struct rail_net_device_handle *dh = NULL;
+  return n->vt->connect(n->ctx, n->dev, handle, comm, &dh);
+}
+
+/* The result of connecting with the key in arg, and if there is a connection of sending over it. */
+static void sender(struct pipes *io, void *arg) {
+  struct net n;
+  char handle[RAIL_NET_HANDLE_SIZE];
+  static uint8_t data[200000];
+  void *comm = NULL;
+  int rc = 0;
+  use_key(arg);
+  net_open(&n);
+  pipe_read(io, handle, sizeof handle);
+  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  while (rc == 0 && !comm) {
+    rc = one_connect(&n, handle, &comm);
+    ENSURE(!rail_deadline_passed(deadline), "neither connected nor refused");
+    sched_yield();
+  }
+  if (comm) {
+    pattern_fill(data, sizeof data, 5);
+    struct op op = op_send(comm, data, sizeof data, 1);
+    ops_run(&n, &op, 1, (struct ops_how){.errors_are_fine = true});
+    rc = op.error;
+    ENSURE_INT(n.vt->close_send(comm), 0);
+  }
+  pipe_write(io, &rc, sizeof rc);
+  net_close(&n);
+}
+
+/* Both sides; returns what the sender got. */
+static int meet(const char *listener_key, const char *sender_key) {
+  static uint8_t data[200000];
+  struct proc p = proc_start(sender, (void *)(uintptr_t)sender_key);
+  struct net n;
+  char handle[RAIL_NET_HANDLE_SIZE];
+  void *comm = NULL;
+  int rc;
+  use_key(listener_key);
+  net_open(&n);
+  void *listen = net_listen(&n, handle);
+  pipe_write(&p.io, handle, sizeof handle);
+  bool same = (!listener_key && !sender_key) || (listener_key && sender_key && strcmp(listener_key, sender_key) == 0);
+  if (same) {
+    comm = net_accept(&n, listen);
+    struct op op = op_recv(comm, data, sizeof data, 1);
+    op_finish(&n, &op);
+    CHECK(pattern_check(data, sizeof data, 5) < 0);
+  } else {
+    uint64_t deadline = rail_deadline_in_ms(patience_ms(500));
+    while (!rail_deadline_passed(deadline)) CHECK(!accept_step(&n, listen, &comm));
+  }
+  pipe_read(&p.io, &rc, sizeof rc);
+  CHECK_OK(n.vt->close_recv(comm));
+  CHECK_OK(n.vt->close_listen(listen));
+  net_close(&n);
+  proc_join(&p);
+  return rc;
+}
+
+TEST(messages_with_a_key) {
+  make_keys();
+  CHECK_OK(meet(right, right));
+  setenv("RAIL_SOCKET_STREAMS", "3", 1);
+  CHECK_OK(meet(right, right));
+  unsetenv("RAIL_SOCKET_STREAMS");
+  remove_keys();
+}
+
+TEST(none_with_another) {
+  make_keys();
+  CHECK_INT(meet(right, wrong), RAIL_REMOTE_ERROR);
+  remove_keys();
+}
+
+TEST(none_with_one) {
+  make_keys();
+  CHECK_INT(meet(right, NULL), RAIL_BAD_USAGE);
+  CHECK_INT(meet(NULL, right), RAIL_BAD_USAGE);
+  remove_keys();
+}
+
+/* A key that cannot be used is no reason to go on without. */
+static void no_devices(struct pipes *io, void *arg) {
+  struct rail_net_config config = {.traffic_class = -1};
+  struct net n;
+  void *ctx = NULL;
+  int ndev = -1;
+  (void)io;
+  net_open(&n); /* as it is without the key */
+  net_close(&n);
+  use_key(arg);
+  int before = net_warnings();
+  char why[256];
+  const struct rail_net_v12 *vt;
+  ENSURE(any_load(plugin_path(), 12, &n.any, why, sizeof why) == 0, "%s", why);
+  vt = any_vtable();
+  ENSURE_INT(vt->init(&ctx, 1, &config, net_log, NULL), 0);
+  ENSURE_INT(vt->devices(&ndev), 0);
+  ENSURE_INT(ndev, 0);
+  ENSURE_INT(net_warnings() - before, 1);
+  ENSURE_INT(vt->finalize(ctx), 0);
+  any_unload(n.any);
+}
+
+TEST(a_key_that_cannot_be_used) {
+  make_keys();
+  write_key(wrong, "sixteen bytes and more\n", 0644);
+  const char *paths[] = {wrong, "/nonexistent/key"};
+  for (int i = 0; i < 2; i++) {
+    struct proc p = proc_start(no_devices, (void *)(uintptr_t)paths[i]);
+    proc_join(&p);
+  }
+  remove_keys();
+}
+
+TEST_MAIN(TEST_CASE(messages_with_a_key), TEST_CASE(none_with_another), TEST_CASE(none_with_one),
+          TEST_CASE(a_key_that_cannot_be_used))
