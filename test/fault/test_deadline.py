@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A peer that was killed is noticed within a second, with a line that names it. A peer that is merely slow is left alone.
+"""A peer that was killed is noticed within a second, with a line that names it. A peer that is merely slow is left
+alone.
 
 TEST-LIMIT: 240
 TEST-ALONE
@@ -12,12 +13,11 @@ import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "harness"))
-from rig import SLOW, Pair, Rails, check_clean, check_failed, check_sound, main, now
+from rig import ENGINES, SLOW, Pair, Rails, check_clean, check_failed, check_sound, main, now
 
 DEADLINE = 2.0
 ENV = {"RAIL_SOCKET_DEADLINE": f"{int(DEADLINE * 1000)}ms"}
 FLOW = {"comms": 2, "max": 300000, "window": 8}
-ENGINES = [None]
 rails = None
 
 
@@ -138,4 +138,4 @@ def case(run, engine, *args):
 
 
 main([((f"engine {engine}: " if engine else "") + text, case(run, engine, *args))
-      for engine in ENGINES for text, run, *args in CASES])
+      for engine in ENGINES or [None] for text, run, *args in CASES])

@@ -23,7 +23,7 @@ import traceback
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "harness"))
 import rig
-from rig import Pair, Rails, Skip, Strangers, check_clean, check_failed, check_sound
+from rig import ENGINES, Pair, Rails, Skip, Strangers, check_clean, check_failed, check_sound
 
 ROUNDS = 40 if rig.SLOW > 1 else 200
 HERE = {"peer": "127.0.0.1", "device": "lo"}
@@ -45,9 +45,10 @@ class Round:
         if self.options["group"] * self.options["window"] * self.options["max"] > 64 << 20:
             self.options["window"] = 2
         self.env = {"RAIL_SOCKET_STREAMS": rng.choice(STREAMS)}
+        self.engines = [{"RAIL_SOCKET_ENGINE": rng.choice(ENGINES)} if ENGINES else {} for _ in range(2)]
 
     def pair(self, **more):
-        return Pair(env=self.env, **self.options, **more)
+        return Pair(env=self.env, recv_env=self.engines[0], send_env=self.engines[1], **self.options, **more)
 
     def wait(self, low=0.02, high=0.5):
         time.sleep(self.rng.uniform(low, high))
@@ -69,7 +70,7 @@ class Round:
         return Round.rails[count]
 
     def __str__(self):
-        words = {**self.options, **self.env}
+        words = {**self.options, **self.env, "receiver": self.engines[0], "sender": self.engines[1]}
         return ", ".join(f"{k} {v}" for k, v in words.items() if k != "seed")
 
 
@@ -173,7 +174,7 @@ def strangers(r):
 def unplug(r):
     """The only link is down for less than the deadline: a pause, nothing else."""
     rails = r.network(1)
-    pair = rails.pair([0], env=r.env, **r.options)
+    pair = rails.pair([0], env=r.env, engines=r.engines, **r.options)
     try:
         r.wait()
         side = r.rng.randrange(2)

@@ -23,6 +23,8 @@ from coll import BUILD, SOCKET, Skip, environment, main  # noqa: F401  (for thos
 TRAFFIC = str(BUILD / "test" / "fault" / "traffic")
 PLUGIN = os.environ.get("RAIL_TEST_PLUGIN", SOCKET)
 REMOTE_ERROR = 6
+# Values of RAIL_SOCKET_ENGINE that the tests go through; none: what the plugin does by itself.
+ENGINES = os.environ.get("RAIL_TEST_ENGINES", "").split()
 
 
 def sanitizer():
@@ -414,13 +416,15 @@ class Rails:
         (link,) = json.loads(ip("-n", self.spaces[side], "-s", "-j", "link", "show", "dev", self.names[side][i]))
         return link["stats64"]["rx"]["bytes"]
 
-    def pair(self, rails, env=None, **options):
-        """A pair over these rails, fused when they are several; the sender is in the first namespace."""
+    def pair(self, rails, env=None, engines=({}, {}), **options):
+        """A pair over these rails, fused when they are several; the sender is in the first namespace. engines: more of
+        the environment, the receiver's and the sender's."""
         for role, side in (("recv", 1), ("send", 0)):
             names = [self.names[side][i] for i in rails]
             choice = {"fuse": ",".join(names)} if len(rails) > 1 else {"dev": names[0]}
             options[role] = {**options.get(role, {}), **choice}
-        return Pair(self.spaces, env=env, recv_env=self.env(1, rails), send_env=self.env(0, rails), **options)
+        return Pair(self.spaces, env=env, recv_env={**self.env(1, rails), **engines[0]},
+                    send_env={**self.env(0, rails), **engines[1]}, **options)
 
     def remove(self):
         kill_all()
