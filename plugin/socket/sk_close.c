@@ -15,6 +15,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 
 #include "common/clock.h"
@@ -128,13 +129,18 @@ void sk_close_reap(void) {
 /* User memory is off limits here: the caller may have freed it. What does not
  * lie in it (grants, an error) still goes out, if no frame was cut in half. */
 static void drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
-  uint32_t kept = 0;
+  uint32_t kept = 0, at = 0, kept_at = 0;
   bool cut = false;
   for (uint32_t i = 0; i < s->out_count; i++) {
-    struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
-    bool ours = comm->side == SK_RECEIVER || !out->unwritten;
+    struct sk_out out = s->out[(s->out_first + i) % SK_OUT_FRAMES];
+    bool ours = comm->side == SK_RECEIVER || !out.pending;
     if (i == 0 && s->out_done && !ours) cut = true;
-    if (ours && !cut) s->out[(s->out_first + kept++) % SK_OUT_FRAMES] = *out;
+    if (ours && !cut) {
+      memmove(s->stage + s->stage_head + kept_at, s->stage + s->stage_head + at, out.staged);
+      kept_at += out.staged;
+      s->out[(s->out_first + kept++) % SK_OUT_FRAMES] = out;
+    }
+    at += out.staged;
   }
   if (cut) s->out_done = 0;
   s->out_count = cut ? 0 : kept;
@@ -143,16 +149,21 @@ static void drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
 /* What is still queued, as bytes. */
 static void collect_tail(struct sk_stream *s, struct sk_linger *l) {
   size_t size = 0, at = 0;
-  for (uint32_t i = 0; i < s->out_count; i++)
-    size += sizeof(struct sk_frame_wire) + s->out[(s->out_first + i) % SK_OUT_FRAMES].len;
+  uint32_t staged = s->stage_head;
+  for (uint32_t i = 0; i < s->out_count; i++) {
+    const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
+    size += (size_t)out->staged + out->len;
+  }
   if (!size || s->out_errno) return;
   l->tail = malloc(size);
   if (!l->tail) return;
   for (uint32_t i = 0; i < s->out_count; i++) {
     const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
-    memcpy(l->tail + at, out->head, sizeof out->head);
-    memcpy(l->tail + at + sizeof out->head, out->data, out->len);
-    at += sizeof out->head + out->len;
+    memcpy(l->tail + at, s->stage + staged, out->staged);
+    staged += out->staged;
+    at += out->staged;
+    if (out->len) memcpy(l->tail + at, out->data, out->len);
+    at += out->len;
   }
   l->tail_size = size;
   l->tail_done = s->out_done;
@@ -186,12 +197,12 @@ static void to_list(struct sk_comm *comm) {
 static void gut_locked(struct sk_comm *comm) {
   if (comm->gutted) return;
   comm->gutted = true;
-  bool was_stopped = atomic_load(&comm->stop) != 0;
+  bool was_stopped = sk_comm_is_stopped(comm);
   sk_comm_stop(comm);
   if (!was_stopped) { /* else the sockets were shut down by dereg_mr */
     for (uint32_t i = 0; i < comm->nstreams; i++) drop_user_frames(comm, &comm->streams[i]);
-    if (comm->side == SK_RECEIVER && comm->error == RAIL_OK)
-      (void)sk_recv_flush_grants(rail_container_of(comm, struct sk_recv_comm, base));
+    if (comm->side == SK_RECEIVER && sk_comm_error(comm) == RAIL_OK)
+      sk_recv_report_all(rail_container_of(comm, struct sk_recv_comm, base));
     sk_flush_all(comm);
     to_list(comm);
   }
@@ -213,7 +224,9 @@ rail_result_t sk_close_send(void *send_comm) {
   if (!comm) return RAIL_OK; /* said so; an error would end the caller's clean-up */
   gut(comm);
   sk_comm_destroy(comm);
-  free(rail_container_of(comm, struct sk_send_comm, base));
+  struct sk_send_comm *sc = rail_container_of(comm, struct sk_send_comm, base);
+  sk_send_release(sc);
+  free(sc);
   return RAIL_OK;
 }
 

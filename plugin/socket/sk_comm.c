@@ -24,11 +24,19 @@ rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args
   comm->rejoin = args->rejoin;
   memcpy(comm->welcomes, args->welcomes, sizeof comm->welcomes);
   comm->nstreams = args->nstreams;
+  comm->features = args->features;
+  comm->hold = args->hold;
+  comm->streams = calloc(args->nstreams, sizeof *comm->streams);
+  if (!comm->streams) {
+    for (uint32_t i = 0; i < args->nstreams; i++) rail_sock_close(&(int){args->fds[i]});
+    comm->nstreams = 0;
+    return RAIL_SYSTEM_ERROR;
+  }
   /* All sockets first: they are ours from here on, whatever fails. */
   for (uint32_t i = 0; i < args->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     /* Payloads of the other streams are pieces of large messages, never copied. */
-    rail_result_t r = sk_stream_init(s, args->fds[i], i, args->dev, i == 0 ? buffer : 4096);
+    rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 ? buffer : 4096);
     if (r != RAIL_OK) result = r;
     s->welcomed = args->side == SK_RECEIVER;
   }
@@ -44,6 +52,9 @@ void sk_comm_destroy(struct sk_comm *comm) {
   comm->mrs = NULL;
   sk_rejoin_free(comm->rejoin);
   comm->rejoin = NULL;
+  free(comm->streams);
+  comm->streams = NULL;
+  comm->nstreams = 0;
   comm->magic = 0;
 }
 
@@ -62,11 +73,11 @@ struct sk_comm *sk_comm_of(void *arg, uint32_t magic, const char *call) {
 rail_result_t sk_comm_fail(struct sk_comm *comm, rail_result_t result, const char *fmt, ...) {
   char why[320], peer[RAIL_ADDR_TEXT];
   va_list ap;
-  if (comm->error != RAIL_OK) return comm->error;
+  if (sk_comm_error(comm) != RAIL_OK) return sk_comm_error(comm);
   va_start(ap, fmt);
   vsnprintf(why, sizeof why, fmt, ap);
   va_end(ap);
-  comm->error = result;
+  atomic_store_explicit(&comm->error, (int)result, memory_order_relaxed);
   RAIL_WARN("RailSocket: %s %s over %s: %s (%llu messages, %llu bytes done)", side_text[comm->side],
             rail_addr_text(&comm->peer, peer), comm->device_name, why, (unsigned long long)comm->messages,
             (unsigned long long)comm->bytes);
@@ -88,14 +99,11 @@ rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_stream *s)
 
 rail_result_t sk_comm_fail_size(struct sk_comm *comm, uint32_t seq, uint32_t tag, uint64_t size, uint64_t capacity) {
   struct sk_stream *s = &comm->streams[0];
-  if (comm->error != RAIL_OK) return comm->error;
-  comm->error_payload = (struct sk_error_wire){.message_size = htole64(size), .capacity = htole64(capacity)};
+  if (sk_comm_error(comm) != RAIL_OK) return sk_comm_error(comm);
+  comm->error_payload = (struct sk_error){.message_size = htole64(size), .capacity = htole64(capacity)};
   if (sk_stream_can_queue(s)) {
-    struct sk_out *out = sk_stream_queue(s);
-    sk_frame_encode(out->head, SK_FRAME_ERROR, seq, RAIL_BAD_USAGE, sizeof comm->error_payload, tag);
-    out->data = (const uint8_t *)&comm->error_payload;
-    out->len = sizeof comm->error_payload;
-    out->unwritten = NULL;
+    uint8_t *head = sk_stream_queue(s, SK_HEAD, &comm->error_payload, sizeof comm->error_payload, NULL);
+    sk_frame_encode(head, SK_FRAME_ERROR, 0, seq, RAIL_BAD_USAGE, sizeof comm->error_payload, tag);
   }
   sk_comm_fail(comm, RAIL_BAD_USAGE,
                "a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
@@ -106,8 +114,8 @@ rail_result_t sk_comm_fail_size(struct sk_comm *comm, uint32_t seq, uint32_t tag
 }
 
 void sk_comm_stop(struct sk_comm *comm) {
-  atomic_store(&comm->stop, 1);
-  for (int spins = 0; atomic_load(&comm->inside); spins++) {
+  if (atomic_exchange(&comm->stop, 1)) return; /* by dereg_mr already */
+  for (int spins = 0; !sk_comm_try_own(comm); spins++) {
     if (spins < 1000) rail_cpu_relax();
     else sched_yield(); /* the other thread may need this core to get out */
   }

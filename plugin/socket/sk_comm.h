@@ -2,13 +2,17 @@
  *
  * Connected objects: what both sides of a connection share.
  *
- * Threads. The progress thread calls isend, irecv and test and owns everything
- * from `error` down; nobody else looks at it while that thread may run. The
- * service thread registers memory and closes. The two meet in `inside` and
- * `stop` only: the progress thread says that it is inside, then looks whether
- * it was told to stop; the service thread says stop, then waits until nobody
- * is inside. Both stores and loads are sequentially consistent, so at least
- * one sees the other. No lock, and the wait is short because no call blocks.
+ * Threads. A comm has one owner at a time: whoever took `owner` moves its
+ * streams, matches, and completes requests. Nobody ever waits for it but close
+ * and dereg_mr: who cannot have it leaves what he wanted in `submitted`, and
+ * the owner, or the caller's next test, takes it from there. Owners are the
+ * caller's progress thread (in isend, irecv, test), the engine's threads and
+ * the watch thread.
+ *
+ * What belongs to whom: the caller's progress thread takes requests from the
+ * pool, fills them in and gives them back. Between being submitted and being
+ * done (`pending` 0) a request is the owner's. The service thread registers
+ * memory and closes; `stop` is its ownership for ever.
  */
 #ifndef SK_COMM_H
 #define SK_COMM_H
@@ -29,16 +33,25 @@ enum sk_side { SK_SENDER, SK_RECEIVER };
 struct sk_comm;
 struct sk_ctx;
 struct sk_rejoin;
+struct sk_request;
 
 struct sk_mr {
   uint32_t magic;
   struct sk_comm *comm;
   void *data;
   size_t size;
-  /* Requests that use it. Written by the progress thread alone, so no
-   * read-modify-write is needed; read by the service thread. */
+  /* Requests that use it. Written by the caller's progress thread alone, so
+   * no read-modify-write is needed; read by the service thread. */
   _Atomic uint32_t outstanding;
   struct sk_mr *next, *prev; /* in sk_comm.mrs; the service thread's */
+};
+
+/* Requests that found the comm owned; one producer, the caller's progress thread. Never full: the pools are smaller. */
+#define SK_SUBMIT_SLOTS 256
+struct sk_submitted {
+  _Atomic uint32_t tail; /* the caller's */
+  _Atomic uint32_t head; /* the owner's */
+  struct sk_request *slots[SK_SUBMIT_SLOTS];
 };
 
 struct sk_comm {
@@ -47,19 +60,23 @@ struct sk_comm {
   int dev;
   const char *device_name;
   union rail_addr peer;
+  uint32_t features;
   struct sk_comm *next, *prev; /* in the process's list; under its lock */
   struct sk_mr *mrs;
   bool gutted; /* finalize took its streams away; only the close call is left */
 
-  _Atomic uint32_t inside;
-  _Atomic uint32_t stop;
+  _Atomic uint32_t owner; /* 1 while somebody moves it */
+  _Atomic uint32_t stop;  /* and for ever after close or dereg_mr */
+  _Atomic int error;      /* sticky; nothing but the reporting of it happens afterwards */
+  struct sk_submitted submitted;
 
-  rail_result_t error; /* sticky; nothing but the reporting of it happens afterwards */
+  /* The owner's. */
+  bool hold; /* write nothing before the peer's answer is here */
   uint64_t bytes, messages; /* finished; for messages to people */
-  uint64_t moved; /* bytes in and out of the kernel */
+  uint64_t moved;           /* bytes in and out of the kernel */
   uint32_t nstreams;
-  struct sk_stream streams[SK_MAX_STREAMS];
-  struct sk_error_wire error_payload;
+  struct sk_stream *streams;
+  struct sk_error error_payload;
   struct sk_answer_wire welcomes[SK_MAX_STREAMS]; /* that the sender waits for */
   struct sk_rejoin *rejoin;
 };
@@ -102,19 +119,39 @@ RAIL_COLD rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_
 RAIL_COLD rail_result_t sk_comm_fail_size(struct sk_comm *comm, uint32_t seq, uint32_t tag, uint64_t size,
                                           uint64_t capacity);
 
-/* The progress thread's way in and out. False: the comm was stopped, touch nothing. */
-static inline bool sk_comm_enter(struct sk_comm *comm) {
-  atomic_store(&comm->inside, 1);
-  if (rail_likely(!atomic_load(&comm->stop))) return true;
-  atomic_store_explicit(&comm->inside, 0, memory_order_release);
-  return false;
+/* Taking and leaving the comm; try_own never waits. */
+static inline bool sk_comm_try_own(struct sk_comm *comm) {
+  return !atomic_load_explicit(&comm->owner, memory_order_relaxed) &&
+         !atomic_exchange_explicit(&comm->owner, 1, memory_order_acquire);
 }
-static inline void sk_comm_leave(struct sk_comm *comm) {
-  atomic_store_explicit(&comm->inside, 0, memory_order_release);
+static inline void sk_comm_disown(struct sk_comm *comm) {
+  atomic_store_explicit(&comm->owner, 0, memory_order_release);
 }
 
-/* The service thread's: after return the progress thread is outside and will
- * not come in again; no byte of any request's memory is touched. */
+static inline bool sk_comm_is_stopped(const struct sk_comm *comm) {
+  return atomic_load_explicit(&comm->stop, memory_order_relaxed) != 0;
+}
+static inline rail_result_t sk_comm_error(const struct sk_comm *comm) {
+  return (rail_result_t)atomic_load_explicit(&comm->error, memory_order_relaxed);
+}
+
+/* For a caller who cannot own the comm now. */
+static inline void sk_comm_submit(struct sk_comm *comm, struct sk_request *request) {
+  uint32_t tail = atomic_load_explicit(&comm->submitted.tail, memory_order_relaxed);
+  comm->submitted.slots[tail % SK_SUBMIT_SLOTS] = request;
+  atomic_store_explicit(&comm->submitted.tail, tail + 1, memory_order_release);
+}
+/* The owner's: the oldest of them, or NULL. */
+static inline struct sk_request *sk_comm_submitted(struct sk_comm *comm) {
+  uint32_t head = atomic_load_explicit(&comm->submitted.head, memory_order_relaxed);
+  if (rail_likely(head == atomic_load_explicit(&comm->submitted.tail, memory_order_acquire))) return NULL;
+  struct sk_request *request = comm->submitted.slots[head % SK_SUBMIT_SLOTS];
+  atomic_store_explicit(&comm->submitted.head, head + 1, memory_order_release);
+  return request;
+}
+
+/* The service thread's: after return it owns the comm for ever; no byte of any
+ * request's memory is touched. Short, because no owner blocks. */
 void sk_comm_stop(struct sk_comm *comm);
 
 static inline void sk_mr_hold(struct sk_mr *mr) {
@@ -128,10 +165,11 @@ static inline void sk_mr_release(struct sk_mr *mr) {
                         memory_order_release);
 }
 
-/* sk_progress.c: moves what can be moved. One function, no assumption about
- * who calls it but that it is inside. */
+/* sk_progress.c: takes what was submitted and moves what can be moved. For the owner, whoever it is. */
 rail_result_t sk_progress(struct sk_comm *comm);
 rail_result_t sk_test(void *request, int *done, int *sizes);
+/* Asks the peer for a sign of life. */
+void sk_ping(struct sk_comm *comm);
 /* Writes all that is queued on all streams, whatever state the comm is in. */
 void sk_flush_all(struct sk_comm *comm);
 

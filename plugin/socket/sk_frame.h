@@ -14,49 +14,67 @@
 
 #define SK_MAX_GROUP 8                   /* receives in one irecv */
 #define SK_MAX_SLOTS (32 * SK_MAX_GROUP) /* posted receive buffers of one comm */
-#define SK_MAX_GRANTS 256                /* entries of one GRANT frame */
+#define SK_MAX_ENTRIES 512               /* of one CONTROL frame */
 
 enum sk_frame_type {
-  SK_FRAME_MSG = 1,   /* stream 0: announces message seq of `size` bytes with `tag`, carries its first `len` */
-  SK_FRAME_DATA = 2,  /* any stream: `len` bytes of message seq at offset `size` */
-  SK_FRAME_GRANT = 3, /* stream 0, receiver to sender: `len` bytes of sk_grant_wire */
-  SK_FRAME_ERROR = 4, /* stream 0, both ways: the last word before the comm fails */
+  SK_FRAME_MSG = 1,     /* announces message seq of `size` bytes with `tag`, carries its first `len` */
+  SK_FRAME_DATA = 2,    /* `len` bytes of message seq at offset `size` */
+  SK_FRAME_CONTROL = 3, /* receiver to sender: seen, credit, and entries */
+  SK_FRAME_ERROR = 4,   /* both ways: the last word before the comm fails */
+  SK_FRAME_PING = 5,    /* both ways: are you there? */
+  SK_FRAME_PONG = 6,    /* yes */
+  SK_FRAME_LOST = 7,    /* both ways: stream `tag` is given up; from the receiver `seq` frames of it had arrived */
+  SK_FRAME_TYPES
 };
 
-#define SK_FRAME_GUARD 0x5346u   /* "FS": a stream that lost its place is noticed at the next header */
-#define SK_MAX_FRAME (1u << 30)  /* payload bytes of one frame */
+/* flags */
+#define SK_FRAME_GRANTED 1u /* MSG: uses a grant, costs no credit */
+#define SK_FRAME_RESET 1u   /* CONTROL: forget all grants that came before */
 
-struct sk_frame_wire {
+#define SK_FRAME_GUARD 0x5346u  /* "FS": a stream that lost its place is noticed at the next header */
+#define SK_MAX_FRAME (1u << 30) /* payload bytes of one frame */
+
+struct sk_frame {
   uint8_t type;
-  uint8_t flags; /* 0 */
+  uint8_t flags;
   uint16_t guard;
   uint32_t seq;
-  uint64_t size; /* message size, or offset */
+  uint64_t size; /* message size, or offset, or credit */
   uint32_t len;  /* payload bytes that follow */
   uint32_t tag;
 };
-_Static_assert(sizeof(struct sk_frame_wire) == 24, "frame size");
-_Static_assert(offsetof(struct sk_frame_wire, size) == 8, "frame layout");
-_Static_assert(offsetof(struct sk_frame_wire, tag) == 20, "frame layout");
+_Static_assert(sizeof(struct sk_frame) == 24, "frame size");
+_Static_assert(offsetof(struct sk_frame, size) == 8, "frame layout");
+_Static_assert(offsetof(struct sk_frame, tag) == 20, "frame layout");
 
-struct sk_grant_wire {
-  uint64_t size;
-  uint32_t tag;
-  uint32_t zero;
+/* Entries of a CONTROL frame. */
+enum sk_entry_kind {
+  SK_ENTRY_GRANT = 0,  /* a buffer of `value` bytes is posted for tag `key` */
+  SK_ENTRY_FRAMES = 1, /* `value` frames of stream `key` have arrived whole */
 };
-_Static_assert(sizeof(struct sk_grant_wire) == 16, "grant size");
+
+struct sk_entry {
+  uint64_t value;
+  uint32_t key;
+  uint32_t kind;
+};
+_Static_assert(sizeof(struct sk_entry) == 16, "entry size");
 
 /* Payload of ERROR; the frame's seq and tag name the message, `size` the code (enum rail_result). */
-struct sk_error_wire {
+struct sk_error {
   uint64_t message_size;
   uint64_t capacity;
 };
-_Static_assert(sizeof(struct sk_error_wire) == 16, "error size");
+_Static_assert(sizeof(struct sk_error) == 16, "error size");
 
-static inline void sk_frame_encode(uint8_t *bytes, enum sk_frame_type type, uint32_t seq, uint64_t size, uint32_t len,
-                                   uint32_t tag) {
-  struct sk_frame_wire wire = {
+/* What a message without grant costs of the credit, in bytes: two lines of 64 for its record, and its own in whole lines. */
+static inline uint64_t sk_credit_of(uint64_t size) { return 128 + ((size + 63) & ~(uint64_t)63); }
+
+static inline void sk_frame_encode(uint8_t *bytes, enum sk_frame_type type, unsigned int flags, uint32_t seq,
+                                   uint64_t size, uint32_t len, uint32_t tag) {
+  struct sk_frame wire = {
     .type = (uint8_t)type,
+    .flags = (uint8_t)flags,
     .guard = htole16(SK_FRAME_GUARD),
     .seq = htole32(seq),
     .size = htole64(size),
@@ -67,15 +85,15 @@ static inline void sk_frame_encode(uint8_t *bytes, enum sk_frame_type type, uint
 }
 
 /* The same structure in host byte order; false if these bytes are no header. */
-static inline bool sk_frame_decode(const uint8_t *bytes, struct sk_frame_wire *frame) {
+static inline bool sk_frame_decode(const uint8_t *bytes, struct sk_frame *frame) {
   memcpy(frame, bytes, sizeof *frame);
   frame->guard = le16toh(frame->guard);
   frame->seq = le32toh(frame->seq);
   frame->size = le64toh(frame->size);
   frame->len = le32toh(frame->len);
   frame->tag = le32toh(frame->tag);
-  return frame->guard == SK_FRAME_GUARD && frame->type >= SK_FRAME_MSG && frame->type <= SK_FRAME_ERROR &&
-         frame->flags == 0 && frame->len <= SK_MAX_FRAME;
+  return frame->guard == SK_FRAME_GUARD && frame->type >= SK_FRAME_MSG && frame->type < SK_FRAME_TYPES &&
+         frame->flags <= 1 && frame->len <= SK_MAX_FRAME;
 }
 
 #endif

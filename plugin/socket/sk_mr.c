@@ -45,7 +45,7 @@ rail_result_t sk_dereg_mr(void *comm_arg, void *mhandle) {
     RAIL_WARN("RailSocket: deregMr: %p is not a registration of this connection", mhandle);
     return RAIL_BAD_ARGUMENT;
   }
-  if (atomic_load_explicit(&mr->outstanding, memory_order_acquire) && !atomic_load(&comm->stop)) {
+  if (atomic_load_explicit(&mr->outstanding, memory_order_acquire) && !sk_comm_is_stopped(comm)) {
     /* Normal at abort, a bug at any other time; either way the connection is over. */
     sk_comm_stop(comm);
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: deregMr of %p+%zu with %u requests outstanding: the connection is stopped",

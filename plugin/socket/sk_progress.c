@@ -12,8 +12,26 @@
 #include "plugin/socket/sk_send.h"
 
 #define READ_BYTES (2 * SK_IO_BYTES) /* per call and comm: a call must return within a millisecond */
-#define BULK_READ (16 * 1024)        /* a call that read this much sends its grants without waiting to be idle */
-#define EAGER_GRANTS 8               /* nor does one with so many grants */
+
+/* Control frames without payload, both ways. Best effort: where there is no room, the peer asks again. */
+static void queue_word(struct sk_stream *s, enum sk_frame_type type) {
+  if (sk_stream_can_queue(s)) sk_frame_encode(sk_stream_queue(s, SK_HEAD, NULL, 0, NULL), type, 0, 0, 0, 0, 0);
+}
+
+/* True if it was one of those that say nothing but that the peer is there. */
+static bool on_word(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
+  if (frame->len || (frame->type != SK_FRAME_PING && frame->type != SK_FRAME_PONG)) return false;
+  if (frame->type == SK_FRAME_PING) {
+    queue_word(s, SK_FRAME_PONG);
+    (void)sk_stream_flush(s, &comm->moved);
+  }
+  return true;
+}
+
+void sk_ping(struct sk_comm *comm) {
+  queue_word(&comm->streams[0], SK_FRAME_PING);
+  (void)sk_stream_flush(&comm->streams[0], &comm->moved);
+}
 
 void sk_flush_all(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++)
@@ -26,10 +44,10 @@ RAIL_COLD static rail_result_t lost_its_place(struct sk_comm *comm, const struct
 }
 
 /* The peer's last word. */
-RAIL_COLD static rail_result_t on_error(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame_wire *frame) {
-  struct sk_error_wire body;
-  if (sk_stream_have(s) < sizeof(struct sk_frame_wire) + sizeof body) return RAIL_IN_PROGRESS;
-  memcpy(&body, s->buf + s->head + sizeof(struct sk_frame_wire), sizeof body);
+RAIL_COLD static rail_result_t on_error(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
+  struct sk_error body;
+  if (sk_stream_have(s) < sizeof(struct sk_frame) + sizeof body) return RAIL_IN_PROGRESS;
+  memcpy(&body, s->buf + s->head + sizeof(struct sk_frame), sizeof body);
   if (frame->size == RAIL_BAD_USAGE)
     return sk_comm_fail(comm, RAIL_BAD_USAGE,
                         "the peer says: a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
@@ -43,7 +61,7 @@ RAIL_COLD static rail_result_t on_error(struct sk_comm *comm, struct sk_stream *
 /* ---- parsing: RAIL_OK all consumed, RAIL_IN_PROGRESS waits for another stream ---- */
 
 static rail_result_t parse_in(struct sk_recv_comm *rc, struct sk_stream *s) {
-  struct sk_frame_wire frame;
+  struct sk_frame frame;
   for (;;) {
     if (s->len) {
       if (!sk_stream_take_payload(s)) return RAIL_OK;
@@ -56,9 +74,13 @@ static rail_result_t parse_in(struct sk_recv_comm *rc, struct sk_stream *s) {
       rail_result_t result = on_error(&rc->base, s, &frame);
       return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
     }
+    if (rail_unlikely(on_word(&rc->base, s, &frame))) {
+      s->head += SK_HEAD;
+      continue;
+    }
     RAIL_TRY(sk_recv_on_frame(rc, s, &frame));
     s->head += sizeof frame;
-    if (!frame.len) RAIL_TRY(sk_recv_on_payload(rc, s));
+    if (!frame.len) RAIL_TRY(sk_recv_on_payload(rc, s)); /* a message of 0 bytes is complete */
   }
 }
 
@@ -76,31 +98,37 @@ static rail_result_t on_answer(struct sk_comm *comm, struct sk_stream *s) {
   return RAIL_OK;
 }
 
-static rail_result_t on_grants(struct sk_send_comm *sc, struct sk_stream *s, const struct sk_frame_wire *frame) {
-  struct sk_grant_wire grant;
-  if (frame->len % sizeof grant || frame->len > SK_MAX_GRANTS * sizeof grant)
-    return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: a grant frame of %u bytes", frame->len);
-  if (sk_stream_have(s) < sizeof *frame + frame->len) return RAIL_IN_PROGRESS;
-  const uint8_t *at = s->buf + s->head + sizeof *frame;
-  s->head += (uint32_t)sizeof *frame + frame->len;
-  for (uint32_t n = frame->len / (uint32_t)sizeof grant; n > 0; n--, at += sizeof grant) {
-    memcpy(&grant, at, sizeof grant);
-    RAIL_TRY(sk_send_on_grant(sc, le32toh(grant.tag), le64toh(grant.size)));
+static rail_result_t on_control(struct sk_send_comm *sc, struct sk_stream *s, const struct sk_frame *frame) {
+  struct sk_entry entry;
+  if (frame->len % sizeof entry || frame->len > SK_MAX_ENTRIES * sizeof entry)
+    return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: a control frame of %u bytes", frame->len);
+  if (sk_stream_have(s) < SK_HEAD + frame->len) return RAIL_IN_PROGRESS;
+  const uint8_t *at = s->buf + s->head + SK_HEAD;
+  s->head += SK_HEAD + frame->len;
+  RAIL_TRY(sk_send_on_control(sc, frame));
+  for (uint32_t n = frame->len / (uint32_t)sizeof entry; n > 0; n--, at += sizeof entry) {
+    memcpy(&entry, at, sizeof entry);
+    if (le32toh(entry.kind) != SK_ENTRY_GRANT)
+      return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: a control entry of kind %u",
+                          le32toh(entry.kind));
+    RAIL_TRY(sk_send_on_grant(sc, le32toh(entry.key), le64toh(entry.value)));
   }
+  sk_send_after_control(sc);
   return RAIL_OK;
 }
 
 static rail_result_t parse_out(struct sk_send_comm *sc, struct sk_stream *s) {
-  struct sk_frame_wire frame;
+  struct sk_frame frame;
   if (!s->welcomed) {
     if (sk_stream_have(s) < sk_answer_size(s->buf + s->head, sk_stream_have(s))) return RAIL_OK;
     RAIL_TRY(on_answer(&sc->base, s));
   }
   while (sk_stream_have(s) >= sizeof frame) {
-    rail_result_t result;
+    rail_result_t result = RAIL_OK;
     if (rail_unlikely(!sk_frame_decode(s->buf + s->head, &frame))) return lost_its_place(&sc->base, s);
-    if (rail_likely(frame.type == SK_FRAME_GRANT && s->index == 0)) result = on_grants(sc, s, &frame);
+    if (rail_likely(frame.type == SK_FRAME_CONTROL && s->index == 0)) result = on_control(sc, s, &frame);
     else if (frame.type == SK_FRAME_ERROR) result = on_error(&sc->base, s, &frame);
+    else if (on_word(&sc->base, s, &frame)) s->head += SK_HEAD;
     else
       result = sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: frame type %u from a receiver", frame.type);
     if (result == RAIL_IN_PROGRESS) return RAIL_OK; /* not all of it is here */
@@ -138,11 +166,21 @@ RAIL_COLD static rail_result_t write_failed(struct sk_comm *comm) {
   return RAIL_OK;
 }
 
+/* With authentication nothing leaves before all answers are here. */
+static void release_hold(struct sk_comm *comm) {
+  for (uint32_t i = 0; i < comm->nstreams; i++)
+    if (!comm->streams[i].welcomed) return;
+  comm->hold = false;
+}
+
 static rail_result_t progress_out(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
   uint64_t bytes = 0;
+  sk_send_drain(sc);
+  if (rail_unlikely(comm->hold)) release_hold(comm);
   if (sk_send_pump(sc) != RAIL_OK) return write_failed(comm);
-  if (sk_send_is_idle(sc)) return RAIL_OK;
+  if (!sk_send_should_read(sc)) return sk_comm_error(comm);
+  sc->unread = 0;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     if (i == 0 || !s->welcomed) RAIL_TRY(read_stream(comm, s, READ_BYTES, &bytes));
@@ -164,7 +202,7 @@ RAIL_COLD static rail_result_t check_ends(struct sk_recv_comm *rc) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
     if (s->eof && s->len) return sk_comm_fail_lost(comm, s); /* in the middle of a payload */
-    if (!s->eof && first->eof && sk_stream_have(s) >= sizeof(struct sk_frame_wire))
+    if (!s->eof && first->eof && sk_stream_have(s) >= sizeof(struct sk_frame))
       return sk_comm_fail_lost(comm, first); /* waits for an announcement that will not come */
     all_ended &= s->eof;
   }
@@ -177,34 +215,27 @@ static rail_result_t progress_in(struct sk_recv_comm *rc) {
   struct sk_comm *comm = &rc->base;
   uint64_t bytes = 0;
   bool ended = false;
+  sk_recv_drain(rc);
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     RAIL_TRY(read_stream(comm, &comm->streams[i], READ_BYTES, &bytes));
     ended |= comm->streams[i].eof;
   }
   comm->moved += bytes;
   if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));
-  /* If grants cannot be written the reading goes on: it tells more. */
-  if (rc->grants_unwritten ||
-      (rc->pending_grants && (bytes == 0 || bytes >= BULK_READ || rc->pending_grants >= EAGER_GRANTS)))
-    (void)sk_recv_flush_grants(rc);
-  return RAIL_OK;
+  sk_recv_report(rc, bytes);
+  return sk_comm_error(comm);
 }
 
 rail_result_t sk_progress(struct sk_comm *comm) {
-  if (rail_unlikely(comm->error != RAIL_OK)) {
+  if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) {
     sk_flush_all(comm); /* the ERROR frame */
-    return comm->error;
+    return sk_comm_error(comm);
   }
   if (comm->side == SK_RECEIVER) return progress_in(rail_container_of(comm, struct sk_recv_comm, base));
   return progress_out(rail_container_of(comm, struct sk_send_comm, base));
 }
 
 /* ---- test ------------------------------------------------------------- */
-
-static bool is_done(const struct sk_request *r) {
-  if (r->magic == SK_REQ_SEND) return sk_send_is_done(rail_container_of(r, struct sk_send, base));
-  return sk_recv_is_done(rail_container_of(r, struct sk_recv, base));
-}
 
 static void finish(struct sk_request *r, int *sizes) {
   struct sk_comm *comm = r->comm;
@@ -216,6 +247,16 @@ static void finish(struct sk_request *r, int *sizes) {
                    sizes);
 }
 
+/* Moves the comm if nobody else does. The result is that of the comm. */
+static rail_result_t push(struct sk_comm *comm) {
+  if (sk_comm_try_own(comm)) {
+    rail_result_t result = sk_progress(comm);
+    sk_comm_disown(comm);
+    return result;
+  }
+  return rail_unlikely(sk_comm_is_stopped(comm)) ? RAIL_BAD_USAGE : sk_comm_error(comm);
+}
+
 rail_result_t sk_test(void *request, int *done, int *sizes) {
   if (!done) {
     RAIL_WARN("RailSocket: test: done is NULL; allowed: the address of an int");
@@ -224,16 +265,12 @@ rail_result_t sk_test(void *request, int *done, int *sizes) {
   *done = 0;
   struct sk_request *r = sk_request_of(request, "test");
   if (!r) return RAIL_BAD_ARGUMENT;
-  struct sk_comm *comm = r->comm;
-  if (!sk_comm_enter(comm)) return RAIL_BAD_USAGE; /* its memory was deregistered */
-  rail_result_t result = RAIL_OK;
-  if (!is_done(r)) result = sk_progress(comm);
-  /* A request that finished is finished, whatever became of the others. */
-  if (is_done(r)) {
-    finish(r, sizes);
-    *done = 1;
-    result = RAIL_OK;
+  if (!sk_request_is_done(r)) {
+    rail_result_t result = push(r->comm);
+    /* A request that finished is finished, whatever became of the others. */
+    if (!sk_request_is_done(r)) return result;
   }
-  sk_comm_leave(comm);
-  return result;
+  finish(r, sizes);
+  *done = 1;
+  return RAIL_OK;
 }

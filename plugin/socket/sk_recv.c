@@ -2,9 +2,10 @@
  *
  * A receive from irecv to its completion.
  *
- * irecv takes what came early or posts its buffers, and collects a grant for
- * each. A MSG frame claims the oldest buffer of its tag; payloads go straight
- * into it. The request is done when all its buffers are.
+ * irecv takes what came early or posts its buffers. A MSG frame claims the
+ * oldest buffer of its tag; payloads go straight into it. The request is done
+ * when all its buffers are. What the sender must know, buffers and credit, is
+ * in sk_report.c.
  */
 #include "plugin/socket/sk_recv.h"
 
@@ -14,12 +15,11 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rejoin.h"
-#include "plugin/socket/sk_close.h"
 
 #define READ_AHEAD (64 * 1024)
-#define GRANTS_AT_ONCE 16 /* collected in irecv before they are sent from there */
 
 rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) {
   struct sk_recv_comm *rc = calloc(1, sizeof *rc);
@@ -29,10 +29,8 @@ rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) 
     sk_rejoin_free(args->rejoin);
     goto no_memory;
   }
-  rail_result_t result = sk_comm_init(&rc->base, args, READ_AHEAD);
-  rc->bounces = calloc((size_t)args->eager_count + 1, sizeof *rc->bounces);
-  rc->bounce_memory = malloc((size_t)args->eager_count * args->eager_size + 1);
-  if (result != RAIL_OK || !rc->bounces || !rc->bounce_memory) {
+  if (sk_comm_init(&rc->base, args, READ_AHEAD) != RAIL_OK ||
+      sk_early_init(&rc->early, args->eager_size, args->eager_count, args->eager_bytes) != RAIL_OK) {
     sk_comm_destroy(&rc->base);
     sk_recv_release(rc);
     free(rc);
@@ -40,13 +38,6 @@ rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) 
   }
   sk_request_pool_init(&rc->pool, rc->recvs, sizeof rc->recvs[0], SK_MAX_RECVS, &rc->base);
   sk_match_init(&rc->posted);
-  sk_match_init(&rc->early);
-  for (uint32_t i = args->eager_count; i-- > 0;) {
-    rc->bounces[i].data = rc->bounce_memory + (size_t)i * args->eager_size;
-    rc->bounces[i].node.next = rc->free_bounces;
-    rc->free_bounces = &rc->bounces[i].node;
-  }
-  rc->eager_size = args->eager_size;
   for (unsigned int i = 0; i < args->nstreams && sk_params.rcvbuf < 0; i++)
     (void)rail_sock_open_window(args->fds[i], sk_params.window); /* a wish: streams work without */
   sk_close_register(&rc->base);
@@ -58,114 +49,121 @@ no_memory:
   return RAIL_SYSTEM_ERROR;
 }
 
-void sk_recv_release(struct sk_recv_comm *rc) {
-  free(rc->bounces);
-  free(rc->bounce_memory);
-  rc->bounces = NULL;
-  rc->bounce_memory = NULL;
+void sk_recv_release(struct sk_recv_comm *rc) { sk_early_release(&rc->early); }
+
+/* ---- sinks: announced messages with bytes to come ---------------------- */
+
+static void hash_insert(struct sk_recv_comm *rc, struct sk_sink *sink) {
+  struct sk_sink **bucket = &rc->by_seq[sink->seq % SK_SEQ_BUCKETS];
+  sink->hash_next = *bucket;
+  *bucket = sink;
+  sink->hashed = true;
 }
 
-/* ---- matched slots ---------------------------------------------------- */
-
-static void hash_insert(struct sk_recv_comm *rc, struct sk_slot *slot) {
-  struct sk_slot **bucket = &rc->by_seq[slot->seq % SK_SEQ_BUCKETS];
-  slot->hash_next = *bucket;
-  *bucket = slot;
-}
-
-static struct sk_slot **hash_find(struct sk_recv_comm *rc, uint32_t seq) {
-  struct sk_slot **at = &rc->by_seq[seq % SK_SEQ_BUCKETS];
+static struct sk_sink **hash_find(struct sk_recv_comm *rc, uint32_t seq) {
+  struct sk_sink **at = &rc->by_seq[seq % SK_SEQ_BUCKETS];
   while (*at && (*at)->seq != seq) at = &(*at)->hash_next;
   return at;
 }
 
 /* The pair is made: message seq of `size` bytes will fill the slot. */
 static rail_result_t claim(struct sk_recv_comm *rc, struct sk_slot *slot, uint32_t seq, uint64_t size) {
+  sk_recv_forget_grant(rc, slot);
   if (rail_unlikely(size > slot->capacity))
     return sk_comm_fail_size(&rc->base, seq, slot->node.tag, size, slot->capacity);
-  slot->size = size;
-  slot->seq = seq;
-  slot->promised = slot->received = 0;
-  rc->partial++;
+  slot->sink.size = size;
+  slot->sink.seq = seq;
   return RAIL_OK;
 }
 
-static void add_bytes(struct sk_recv_comm *rc, struct sk_slot *slot, uint64_t n) {
-  slot->received += n;
-  if (slot->received < slot->size) return;
-  struct sk_slot **at = hash_find(rc, slot->seq);
-  if (*at == slot) *at = slot->hash_next;
-  rc->partial--;
+/* All of it is in place. The request may be the caller's again from here on. */
+static void finish_slot(struct sk_recv_comm *rc, struct sk_slot *slot) {
   rc->base.messages++;
-  rc->base.bytes += slot->size;
-  slot->recv->unfinished--;
-}
-
-static void free_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce) {
-  bounce->node.next = rc->free_bounces;
-  rc->free_bounces = &bounce->node;
+  rc->base.bytes += slot->sink.size;
+  sk_pending_drop(&slot->recv->base.pending);
 }
 
 static void empty_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struct sk_slot *slot) {
-  assert(slot->data || bounce->size == 0); /* irecv took no other */
-  if (bounce->size) memcpy(slot->data, bounce->data, bounce->size);
-  add_bytes(rc, slot, bounce->size);
-  free_bounce(rc, bounce);
+  assert(slot->sink.data || bounce->sink.size == 0); /* irecv took no other */
+  if (bounce->sink.size) memcpy(slot->sink.data, bounce->sink.data, bounce->sink.size);
+  sk_early_free(&rc->early, bounce);
+  finish_slot(rc, slot);
+}
+
+static void add_bytes(struct sk_recv_comm *rc, struct sk_sink *sink, uint64_t n) {
+  sink->received += n;
+  if (sink->received < sink->size) return;
+  if (sink->hashed) {
+    struct sk_sink **at = hash_find(rc, sink->seq);
+    if (*at == sink) *at = sink->hash_next;
+  }
+  rc->partial--;
+  if (!sink->early) {
+    finish_slot(rc, rail_container_of(sink, struct sk_slot, sink));
+    return;
+  }
+  struct sk_bounce *bounce = rail_container_of(sink, struct sk_bounce, sink);
+  if (bounce->slot) empty_bounce(rc, bounce, bounce->slot);
 }
 
 /* ---- what comes in ---------------------------------------------------- */
 
-RAIL_COLD static rail_result_t broken(struct sk_recv_comm *rc, const struct sk_frame_wire *frame, const char *why) {
+RAIL_COLD static rail_result_t broken(struct sk_recv_comm *rc, const struct sk_frame *frame, const char *why) {
   return sk_comm_fail(&rc->base, RAIL_REMOTE_ERROR,
                       "protocol error: %s (frame type %u, message %u, %llu, %u bytes, tag %u)", why, frame->type,
                       frame->seq, (unsigned long long)frame->size, frame->len, frame->tag);
 }
 
-static rail_result_t on_early_msg(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame_wire *frame) {
-  if (frame->len != frame->size || frame->size > rc->eager_size || !rc->free_bounces)
-    return broken(rc, frame, "a message without grant beyond the agreed limits");
-  struct sk_bounce *bounce = rail_container_of(rc->free_bounces, struct sk_bounce, node);
-  rc->free_bounces = bounce->node.next;
-  bounce->node.tag = frame->tag;
-  bounce->slot = NULL;
-  bounce->size = frame->len;
-  bounce->seq = frame->seq;
-  sk_match_put(&rc->early, &bounce->node);
-  rc->filling = bounce;
-  sk_stream_expect(s, bounce->data, frame->len, NULL);
-  return RAIL_OK;
+/* Where message frame->seq will go: its buffer, or the ring. NULL: the comm has failed. */
+static struct sk_sink *find_sink(struct sk_recv_comm *rc, const struct sk_frame *frame) {
+  bool granted = frame->flags & SK_FRAME_GRANTED;
+  struct sk_match_node *node = sk_match_take(&rc->posted, frame->tag);
+  if (rail_unlikely(granted && !node)) {
+    broken(rc, frame, "a message whose buffer was not granted");
+    return NULL;
+  }
+  if (!granted && !sk_early_charge(&rc->early, frame->size)) {
+    broken(rc, frame, "a message without grant beyond the agreed limits");
+    return NULL;
+  }
+  rc->rush = granted;
+  if (!node) return &sk_early_put(&rc->early, frame->tag, frame->seq, (uint32_t)frame->size)->sink;
+  if (!granted) sk_early_pass(&rc->early, frame->size);
+  struct sk_slot *slot = rail_container_of(node, struct sk_slot, node);
+  return claim(rc, slot, frame->seq, frame->size) == RAIL_OK ? &slot->sink : NULL;
 }
 
-static rail_result_t on_msg(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame_wire *frame) {
+static rail_result_t on_msg(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
   if (s->index != 0 || frame->seq != rc->next_seq || frame->len > frame->size || frame->size > RAIL_NET_MAX_BYTES)
     return broken(rc, frame, "an announcement out of order or of a wrong size");
+  struct sk_sink *sink = find_sink(rc, frame);
+  if (rail_unlikely(!sink)) return sk_comm_error(&rc->base);
   rc->next_seq++;
-  struct sk_match_node *node = sk_match_take(&rc->posted, frame->tag);
-  if (!node) return on_early_msg(rc, s, frame);
-  struct sk_slot *slot = rail_container_of(node, struct sk_slot, node);
-  RAIL_TRY(claim(rc, slot, frame->seq, frame->size));
-  slot->promised = frame->len;
-  if (frame->len < frame->size) hash_insert(rc, slot);
-  sk_stream_expect(s, slot->data, frame->len, slot);
+  rc->partial++;
+  sink->promised = frame->len;
+  sink->received = 0;
+  sink->hashed = false;
+  if (frame->len < frame->size) hash_insert(rc, sink);
+  sk_stream_expect(s, sink->data, frame->len, sink);
   return RAIL_OK;
 }
 
-static rail_result_t on_data(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame_wire *frame) {
+static rail_result_t on_data(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
   if ((int32_t)(frame->seq - rc->next_seq) >= 0) {
     if (s->index == 0) return broken(rc, frame, "data of a message that was not announced");
     return RAIL_IN_PROGRESS;
   }
-  struct sk_slot *slot = *hash_find(rc, frame->seq);
-  if (!slot) return broken(rc, frame, "data of a message that is complete");
-  if (!frame->len || frame->size > slot->size || frame->len > slot->size - frame->size ||
-      frame->len > slot->size - slot->promised)
+  struct sk_sink *sink = *hash_find(rc, frame->seq);
+  if (!sink) return broken(rc, frame, "data of a message that is complete");
+  if (!frame->len || frame->size > sink->size || frame->len > sink->size - frame->size ||
+      frame->len > sink->size - sink->promised)
     return broken(rc, frame, "data outside its message");
-  slot->promised += frame->len;
-  sk_stream_expect(s, slot->data + frame->size, frame->len, slot);
+  sink->promised += frame->len;
+  sk_stream_expect(s, sink->data + frame->size, frame->len, sink);
   return RAIL_OK;
 }
 
-rail_result_t sk_recv_on_frame(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame_wire *frame) {
+rail_result_t sk_recv_on_frame(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
   switch (frame->type) {
     case SK_FRAME_MSG: return on_msg(rc, s, frame);
     case SK_FRAME_DATA: return on_data(rc, s, frame);
@@ -174,40 +172,10 @@ rail_result_t sk_recv_on_frame(struct sk_recv_comm *rc, struct sk_stream *s, con
 }
 
 rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s) {
-  struct sk_slot *slot = s->owner;
+  struct sk_sink *sink = s->owner;
   s->owner = NULL;
-  if (slot) {
-    add_bytes(rc, slot, s->len);
-  } else if (s->index == 0 && rc->filling) {
-    struct sk_bounce *bounce = rc->filling;
-    rc->filling = NULL;
-    if (bounce->slot) empty_bounce(rc, bounce, bounce->slot);
-  }
+  add_bytes(rc, sink, s->len);
   return RAIL_OK;
-}
-
-/* ---- grants ----------------------------------------------------------- */
-
-static void add_grant(struct sk_recv_comm *rc, uint32_t tag, uint64_t size) {
-  rc->grants[rc->pending_grants++] = (struct sk_grant_wire){.size = htole64(size), .tag = htole32(tag)};
-  rc->grants_queued++;
-}
-
-rail_result_t sk_recv_flush_grants(struct sk_recv_comm *rc) {
-  struct sk_stream *s = &rc->base.streams[0];
-  if (rc->pending_grants && !rc->grants_unwritten && sk_stream_can_queue(s)) {
-    uint32_t len = rc->pending_grants * (uint32_t)sizeof rc->grants[0];
-    memcpy(rc->wire_grants, rc->grants, len);
-    rc->grants_framed += rc->pending_grants;
-    rc->pending_grants = 0;
-    rc->grants_unwritten = 1;
-    struct sk_out *out = sk_stream_queue(s);
-    sk_frame_encode(out->head, SK_FRAME_GRANT, 0, 0, len, 0);
-    out->data = (const uint8_t *)rc->wire_grants;
-    out->len = len;
-    out->unwritten = &rc->grants_unwritten;
-  }
-  return sk_stream_flush(s, &rc->base.moved);
 }
 
 /* ---- irecv and its end ------------------------------------------------ */
@@ -229,35 +197,42 @@ static bool recv_args_ok(int n, void **data, const size_t *sizes, const int *tag
   return true;
 }
 
+static struct sk_recv *new_recv(struct sk_recv_comm *rc, int n, void **data, const size_t *sizes, const int *tags,
+                                void **mhandles) {
+  struct sk_request *r = sk_request_get(&rc->pool, SK_REQ_RECV);
+  if (!r) return NULL;
+  struct sk_recv *recv = rail_container_of(r, struct sk_recv, base);
+  recv->n = (uint32_t)n;
+  atomic_store_explicit(&r->pending, (uint32_t)n, memory_order_relaxed);
+  for (int i = 0; i < n; i++) {
+    recv->slots[i] = (struct sk_slot){.sink.data = data[i],
+                                      .node.tag = (uint32_t)tags[i],
+                                      .recv = recv,
+                                      .capacity = sizes[i],
+                                      .mr = mhandles ? mhandles[i] : NULL};
+    sk_mr_hold(recv->slots[i].mr);
+  }
+  return recv;
+}
+
 /* What came before this buffer, else posts the buffer. */
 static rail_result_t post_slot(struct sk_recv_comm *rc, struct sk_slot *slot) {
-  struct sk_match_node *node = sk_match_take(&rc->early, slot->node.tag);
-  if (!node) {
+  struct sk_bounce *bounce = sk_early_take(&rc->early, slot->node.tag);
+  if (!bounce) {
     sk_match_put(&rc->posted, &slot->node);
+    sk_recv_want_grant(rc, slot);
     return RAIL_OK;
   }
-  struct sk_bounce *bounce = rail_container_of(node, struct sk_bounce, node);
-  RAIL_TRY(claim(rc, slot, bounce->seq, bounce->size));
-  if (bounce == rc->filling) bounce->slot = slot;
+  RAIL_TRY(claim(rc, slot, bounce->sink.seq, bounce->sink.size));
+  if (bounce->sink.received < bounce->sink.size) bounce->slot = slot;
   else empty_bounce(rc, bounce, slot);
   return RAIL_OK;
 }
 
-static void start_recv(struct sk_recv_comm *rc, struct sk_recv *recv, void **data, const size_t *sizes,
-                       const int *tags, void **mhandles) {
-  for (uint32_t i = 0; i < recv->n; i++) {
-    struct sk_slot *slot = &recv->slots[i];
-    *slot = (struct sk_slot){.node.tag = (uint32_t)tags[i],
-                             .recv = recv,
-                             .data = data[i],
-                             .capacity = sizes[i],
-                             .mr = mhandles ? mhandles[i] : NULL};
-    sk_mr_hold(slot->mr);
-    add_grant(rc, slot->node.tag, sizes[i]);
-  }
-  recv->last_grant = rc->grants_queued;
-  for (uint32_t i = 0; i < recv->n; i++)
-    if (post_slot(rc, &recv->slots[i]) != RAIL_OK) return; /* test will say so */
+static rail_result_t start_recv(struct sk_recv_comm *rc, struct sk_recv *recv) {
+  uint32_t n = recv->n; /* the last slot that is filled makes it the caller's */
+  for (uint32_t i = 0; i < n; i++) RAIL_TRY(post_slot(rc, &recv->slots[i]));
+  return RAIL_OK;
 }
 
 rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
@@ -270,30 +245,31 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!recv_args_ok(n, data, sizes, tags, request))) return bad_recv(n, data, sizes, tags, request);
   struct sk_recv_comm *rc = rail_container_of(comm, struct sk_recv_comm, base);
-  if (!sk_comm_enter(comm)) return RAIL_BAD_USAGE;
-  rail_result_t result = comm->error;
-  if (rail_likely(result == RAIL_OK)) {
-    if (rc->pending_grants + (uint32_t)n > SK_PENDING_GRANTS) (void)sk_recv_flush_grants(rc);
-    struct sk_request *r = rc->pending_grants + (uint32_t)n <= SK_PENDING_GRANTS
-                               ? sk_request_get(&rc->pool, SK_REQ_RECV)
-                               : NULL;
-    if (r) {
-      struct sk_recv *recv = rail_container_of(r, struct sk_recv, base);
-      recv->n = recv->unfinished = (uint32_t)n;
-      start_recv(rc, recv, data, sizes, tags, mhandles);
-      *request = recv;
-      if (rc->pending_grants >= GRANTS_AT_ONCE) (void)sk_recv_flush_grants(rc);
-    }
+  if (rail_unlikely(sk_comm_is_stopped(comm))) return RAIL_BAD_USAGE;
+  if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) return sk_comm_error(comm);
+  struct sk_recv *recv = new_recv(rc, n, data, sizes, tags, mhandles);
+  if (!recv) return RAIL_OK;
+  *request = recv;
+  if (!sk_comm_try_own(comm)) {
+    sk_comm_submit(comm, &recv->base);
+    return RAIL_OK;
   }
-  sk_comm_leave(comm);
-  return result;
+  sk_recv_drain(rc);
+  if (start_recv(rc, recv) == RAIL_OK) sk_recv_report_posted(rc); /* else test will say so */
+  sk_comm_disown(comm);
+  return RAIL_OK;
+}
+
+void sk_recv_drain(struct sk_recv_comm *rc) {
+  struct sk_request *r;
+  while ((r = sk_comm_submitted(&rc->base)))
+    if (start_recv(rc, rail_container_of(r, struct sk_recv, base)) != RAIL_OK) return;
 }
 
 void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes) {
-  if ((int32_t)(recv->last_grant - rc->grants_framed) > 0) (void)sk_recv_flush_grants(rc);
   for (uint32_t i = 0; i < recv->n; i++) {
     struct sk_slot *slot = &recv->slots[i];
-    if (sizes) sizes[i] = slot->size > INT_MAX ? INT_MAX : (int)slot->size;
+    if (sizes) sizes[i] = slot->sink.size > INT_MAX ? INT_MAX : (int)slot->sink.size;
     sk_mr_release(slot->mr);
   }
   sk_request_put(&rc->pool, &recv->base);

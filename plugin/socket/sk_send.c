@@ -5,7 +5,10 @@
  * isend looks for the grant of its buffer. With a grant, or small enough to go
  * ahead of it, the send is ready: pump announces it on stream 0 and cuts the
  * rest into chunks for whichever stream is free. It is done when its last byte
- * is in the kernel and its grant is here.
+ * is in the kernel.
+ *
+ * Small sends behind others that are outstanding are not written one by one:
+ * they stand in the stream until the caller tests, or until they are many.
  */
 #include "plugin/socket/sk_send.h"
 
@@ -22,8 +25,10 @@
 #define PUMP_BYTES (2 * SK_IO_BYTES)
 /* Pieces begin at multiples of this: NCCL's LL128 protocol needs lines of 128 bytes whole. */
 #define PIECE_ALIGN 128
-/* One place in stream 0's ring stays free for ERROR. */
-#define OUT_LIMIT (SK_OUT_FRAMES - 1)
+#define LATER_BYTES (8 * 1024)   /* payloads up to here may wait for others */
+#define LATER_FROM 4             /* when so many requests are outstanding, which the caller will test */
+#define NOW_BYTES (32 * 1024)    /* but not when this much has come together */
+#define UNREAD_PUMPS 64          /* an errand to the control stream, even if nothing is expected from there */
 
 rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) {
   struct sk_send_comm *sc = calloc(1, sizeof *sc);
@@ -34,14 +39,18 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
     goto no_memory;
   }
   /* GRANT frames are read whole: the buffer holds the largest more than twice. */
-  if (sk_comm_init(&sc->base, args, 16 * 1024) != RAIL_OK) {
+  sc->flying_cap = args->eager_count + SK_MAX_SENDS;
+  sc->flying_store = calloc(sc->flying_cap, sizeof *sc->flying_store);
+  if (sk_comm_init(&sc->base, args, 32 * 1024) != RAIL_OK || !sc->flying_store) {
     sk_comm_destroy(&sc->base);
+    sk_send_release(sc);
     free(sc);
     goto no_memory;
   }
   sk_request_pool_init(&sc->pool, sc->sends, sizeof sc->sends[0], SK_MAX_SENDS, &sc->base);
   sk_match_init(&sc->waiting);
   sk_match_init(&sc->grants);
+  sk_match_init(&sc->flying);
   for (int i = 0; i < SK_MAX_SLOTS; i++) {
     sc->grant_store[i].node.next = sc->free_grants;
     sc->free_grants = &sc->grant_store[i].node;
@@ -52,6 +61,7 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
   sc->first_len = sc->chunk;
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;
+  sc->eager_bytes = args->eager_bytes & ~63u;
   sk_close_register(&sc->base);
   *send_comm = sc;
   return RAIL_OK;
@@ -61,36 +71,50 @@ no_memory:
   return RAIL_SYSTEM_ERROR;
 }
 
+void sk_send_release(struct sk_send_comm *sc) {
+  free(sc->flying_store);
+  sc->flying_store = NULL;
+}
+
 /* ---- ready → announced → in frames ------------------------------------ */
 
 static void make_ready(struct sk_send_comm *sc, struct sk_send *send) {
-  send->queued = true;
   send->next = NULL;
+  send->seq = sc->next_seq++;
   *sc->ready_end = send;
   sc->ready_end = &send->next;
 }
 
+/* The last of its frames is made: the request is done when they are written. */
+static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
+  sc->base.messages++;
+  sc->base.bytes += send->size;
+  sk_pending_drop(&send->base.pending);
+}
+
 static void queue_payload(struct sk_stream *s, struct sk_send *send, enum sk_frame_type type, uint64_t size,
                           uint32_t len) {
-  struct sk_out *out = sk_stream_queue(s);
-  sk_frame_encode(out->head, type, send->seq, size, len, send->node.tag);
-  out->data = send->data + send->framed;
-  out->len = len;
-  out->unwritten = &send->unwritten;
+  const uint8_t *data = send->data + send->framed;
+  uint32_t copied = len <= SK_COPY_BYTES ? len : 0;
+  uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, &send->base.pending);
+  sk_frame_encode(head, type, type == SK_FRAME_MSG && send->granted ? SK_FRAME_GRANTED : 0, send->seq, size, len,
+                  send->node.tag);
+  if (copied) memcpy(head + SK_HEAD, data, copied);
   send->framed += len;
-  send->unwritten++;
+  sk_pending_add(&send->base.pending);
 }
 
 static void announce_ready(struct sk_send_comm *sc) {
   struct sk_stream *s = &sc->base.streams[0];
-  while (sc->ready && s->out_count < OUT_LIMIT) {
+  while (sc->ready && sk_stream_has_room(s)) {
     struct sk_send *send = sc->ready;
     sc->ready = send->next;
     if (!sc->ready) sc->ready_end = &sc->ready;
-    send->seq = sc->next_seq++;
-    send->announced = true;
     queue_payload(s, send, SK_FRAME_MSG, send->size, (uint32_t)RAIL_MIN(send->size, sc->first_len));
-    if (send->framed == send->size) continue;
+    if (send->framed == send->size) {
+      all_framed(sc, send);
+      continue;
+    }
     send->next = NULL;
     *sc->bulk_end = send;
     sc->bulk_end = &send->next;
@@ -105,19 +129,21 @@ static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
   if (send->framed < send->size) return;
   sc->bulk = send->next;
   if (!sc->bulk) sc->bulk_end = &sc->bulk;
+  all_framed(sc, send);
 }
 
 rail_result_t sk_send_pump(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
   uint64_t written = 0;
   bool moved = true;
+  sc->unread++;
   while (moved && written < PUMP_BYTES) {
     moved = false;
     announce_ready(sc);
     for (uint32_t k = 0; k < comm->nstreams; k++) {
       struct sk_stream *s = &comm->streams[(sc->next_stream + k) % comm->nstreams];
       if (!s->out_count && sc->bulk) take_chunk(sc, s);
-      if (!s->out_count) continue;
+      if (!s->out_count || rail_unlikely(comm->hold)) continue;
       rail_result_t result = sk_stream_flush(s, &written);
       if (rail_unlikely(result == RAIL_REMOTE_ERROR)) return result;
       /* A frame that is only half out means that the socket is full, or nearly. */
@@ -136,25 +162,30 @@ bool sk_send_is_idle(const struct sk_send_comm *sc) {
   return true;
 }
 
+bool sk_send_should_read(const struct sk_send_comm *sc) {
+  return sc->unread >= UNREAD_PUMPS || !sk_send_is_idle(sc);
+}
+
 /* ---- grants ----------------------------------------------------------- */
 
 /* The pair is made: the send may go, unless it is too large for its buffer. */
 static rail_result_t accept_grant(struct sk_send_comm *sc, struct sk_send *send, uint64_t capacity) {
   if (rail_unlikely(send->size > capacity))
-    return sk_comm_fail_size(&sc->base, send->seq, send->node.tag, send->size, capacity);
+    return sk_comm_fail_size(&sc->base, sc->next_seq, send->node.tag, send->size, capacity);
   send->granted = true;
-  if (!send->queued) make_ready(sc, send);
+  make_ready(sc, send);
   return RAIL_OK;
 }
 
 rail_result_t sk_send_on_grant(struct sk_send_comm *sc, uint32_t tag, uint64_t size) {
-  struct sk_match_node *node = sk_match_take(&sc->waiting, tag);
+  /* Made before a message of that tag arrived there that had gone ahead: the two belong together, and have met. */
+  struct sk_match_node *node = sk_match_take(&sc->flying, tag);
   if (node) {
-    struct sk_send *send = rail_container_of(node, struct sk_send, node);
-    if (send->queued) sc->eager_used--;
-    else sc->held_back--;
-    return accept_grant(sc, send, size);
+    rail_container_of(node, struct sk_flying, node)->met = true;
+    return RAIL_OK;
   }
+  node = sk_match_take(&sc->waiting, tag);
+  if (node) return accept_grant(sc, rail_container_of(node, struct sk_send, node), size);
   node = sc->free_grants;
   if (!node)
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: the peer granted more than %d buffers",
@@ -166,16 +197,78 @@ rail_result_t sk_send_on_grant(struct sk_send_comm *sc, uint32_t tag, uint64_t s
   return RAIL_OK;
 }
 
-/* A send may overtake its own grant, never an earlier send of its tag. */
-static bool may_go_ahead(const struct sk_send_comm *sc, uint32_t tag, size_t size) {
-  if (size > sc->eager_size || sc->eager_used >= sc->eager_count) return false;
-  if (rail_likely(!sc->held_back)) return true;
-  for (struct sk_match_node *n = sk_match_next(&sc->waiting, tag, NULL); n; n = sk_match_next(&sc->waiting, tag, n))
-    if (!rail_container_of(n, struct sk_send, node)->queued) return false;
-  return true;
+/* ---- messages that go ahead of their buffer ---------------------------- */
+
+static bool has_credit(const struct sk_send_comm *sc, uint64_t size) {
+  const struct sk_credit *c = &sc->credit;
+  return size <= sc->eager_size && c->count_used - c->count_freed < sc->eager_count &&
+         c->bytes_used - c->bytes_freed + sk_credit_of(size) <= sc->eager_bytes;
 }
 
-static rail_result_t find_grant(struct sk_send_comm *sc, struct sk_send *send) {
+/* The table has room: there are never more of them than credit counts, nor than sends. */
+static void remember_flying(struct sk_send_comm *sc, const struct sk_send *send) {
+  struct sk_flying *f = &sc->flying_store[(sc->flying_first + sc->flying_count++) % sc->flying_cap];
+  f->seq = send->seq;
+  f->met = false;
+  f->node.tag = send->node.tag;
+  sk_match_put(&sc->flying, &f->node);
+}
+
+/* What the peer had seen when it wrote its latest report met its buffer then, or lies there as early. Within a tag
+ * they are forgotten in the order of the table, so the oldest of its tag is the one to take. */
+static void forget_seen(struct sk_send_comm *sc, uint32_t seen) {
+  while (sc->flying_count) {
+    struct sk_flying *f = &sc->flying_store[sc->flying_first];
+    if ((int32_t)(f->seq - seen) >= 0) break;
+    if (!f->met) sk_match_take(&sc->flying, f->node.tag);
+    sc->flying_first = (sc->flying_first + 1) % sc->flying_cap;
+    sc->flying_count--;
+  }
+}
+
+static void go_ahead(struct sk_send_comm *sc, struct sk_send *send) {
+  sc->credit.bytes_used += sk_credit_of(send->size);
+  sc->credit.count_used++;
+  make_ready(sc, send);
+  remember_flying(sc, send);
+}
+
+/* There is credit again: what waited for it goes, in the order of its tag. */
+static void release_waiting(struct sk_send_comm *sc) {
+  for (unsigned int b = 0; b < SK_MATCH_BUCKETS && sc->waiting.count; b++) {
+    struct sk_match_node *node = sc->waiting.first[b], *next;
+    for (; node; node = next) {
+      struct sk_send *send = rail_container_of(node, struct sk_send, node);
+      next = node->next;
+      if (sk_match_next(&sc->waiting, node->tag, NULL) != node || !has_credit(sc, send->size)) continue;
+      sk_match_take(&sc->waiting, node->tag);
+      go_ahead(sc, send);
+    }
+  }
+}
+
+rail_result_t sk_send_on_control(struct sk_send_comm *sc, const struct sk_frame *frame) {
+  struct sk_credit *c = &sc->credit;
+  uint32_t count = frame->tag;
+  if (frame->seq - sc->seen > sc->next_seq - sc->seen || frame->size - c->bytes_freed > c->bytes_used - c->bytes_freed ||
+      count - c->count_freed > c->count_used - c->count_freed)
+    return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
+                        "protocol error: the peer reports messages that were not sent (%u seen, %u and %llu bytes free)",
+                        frame->seq, count, (unsigned long long)frame->size);
+  sc->seen = frame->seq;
+  c->bytes_freed = frame->size;
+  c->count_freed = count;
+  forget_seen(sc, sc->seen);
+  return RAIL_OK;
+}
+
+void sk_send_after_control(struct sk_send_comm *sc) {
+  if (sc->waiting.count) release_waiting(sc);
+}
+
+/* ---- isend and its end ------------------------------------------------ */
+
+static rail_result_t start_send(struct sk_send_comm *sc, struct sk_send *send) {
   uint32_t tag = send->node.tag;
   struct sk_match_node *node = sk_match_take(&sc->grants, tag);
   if (node) {
@@ -184,17 +277,17 @@ static rail_result_t find_grant(struct sk_send_comm *sc, struct sk_send *send) {
     sc->free_grants = node;
     return accept_grant(sc, send, capacity);
   }
-  if (may_go_ahead(sc, tag, send->size)) {
-    sc->eager_used++;
-    make_ready(sc, send);
-  } else {
-    sc->held_back++;
-  }
-  sk_match_put(&sc->waiting, &send->node);
+  /* A send may overtake its own grant, never an earlier send of its tag. */
+  if (has_credit(sc, send->size) && (!sc->waiting.count || !sk_match_next(&sc->waiting, tag, NULL))) go_ahead(sc, send);
+  else sk_match_put(&sc->waiting, &send->node);
   return RAIL_OK;
 }
 
-/* ---- isend and its end ------------------------------------------------ */
+void sk_send_drain(struct sk_send_comm *sc) {
+  struct sk_request *r;
+  while ((r = sk_comm_submitted(&sc->base)))
+    if (start_send(sc, rail_container_of(r, struct sk_send, base)) != RAIL_OK) return;
+}
 
 RAIL_COLD static rail_result_t bad_send(const void *data, size_t size, void **request) {
   if (!request) RAIL_WARN("RailSocket: isend: request is NULL; allowed: the address of a pointer");
@@ -208,16 +301,20 @@ static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size
   struct sk_request *r = sk_request_get(&sc->pool, SK_REQ_SEND);
   if (!r) return NULL;
   struct sk_send *send = rail_container_of(r, struct sk_send, base);
+  atomic_store_explicit(&r->pending, 1, memory_order_relaxed);
   send->node.tag = (uint32_t)tag;
   send->data = data;
   send->size = size;
   send->framed = 0;
-  send->unwritten = 0;
-  send->seq = 0;
-  send->queued = send->announced = send->granted = false;
+  send->granted = false;
   send->mr = mr;
   sk_mr_hold(mr);
   return send;
+}
+
+/* May this send stand in the stream until the caller tests one of its requests? */
+static bool can_wait(const struct sk_send_comm *sc, size_t size) {
+  return size <= LATER_BYTES && sc->pool.in_use > LATER_FROM && sc->base.streams[0].out_bytes < NOW_BYTES;
 }
 
 rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
@@ -228,23 +325,26 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!request || size > RAIL_NET_MAX_BYTES || (!data && size))) return bad_send(data, size, request);
   struct sk_send_comm *sc = rail_container_of(comm, struct sk_send_comm, base);
-  if (!sk_comm_enter(comm)) return RAIL_BAD_USAGE;
-  rail_result_t result = comm->error;
-  struct sk_send *send = result == RAIL_OK ? new_send(sc, data, size, tag, mhandle) : NULL;
-  if (rail_likely(send)) {
-    *request = send;
-    /* A failure from here on is for test to report: the request exists. */
-    if (find_grant(sc, send) == RAIL_OK) {
-      if (!send->queued || sk_send_pump(sc) != RAIL_OK) (void)sk_progress(comm);
-    }
+  if (rail_unlikely(sk_comm_is_stopped(comm))) return RAIL_BAD_USAGE;
+  if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) return sk_comm_error(comm);
+  struct sk_send *send = new_send(sc, data, size, tag, mhandle);
+  if (!send) return RAIL_OK;
+  *request = send;
+  if (!sk_comm_try_own(comm)) {
+    sk_comm_submit(comm, &send->base);
+    return RAIL_OK;
   }
-  sk_comm_leave(comm);
-  return result;
+  sk_send_drain(sc);
+  /* A failure from here on is for test to report: the request exists. */
+  if (start_send(sc, send) == RAIL_OK) {
+    if (can_wait(sc, size)) announce_ready(sc);
+    else (void)sk_progress(comm);
+  }
+  sk_comm_disown(comm);
+  return RAIL_OK;
 }
 
 void sk_send_finish(struct sk_send_comm *sc, struct sk_send *send, int *sizes) {
-  sc->base.messages++;
-  sc->base.bytes += send->size;
   if (sizes) sizes[0] = send->size > INT_MAX ? INT_MAX : (int)send->size;
   sk_mr_release(send->mr);
   sk_request_put(&sc->pool, &send->base);

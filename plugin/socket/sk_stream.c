@@ -1,42 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One system call out, one system call in. */
+ * Bytes out, bytes in. */
 #include "plugin/socket/sk_stream.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-#include "common/compiler.h"
-
-#define HEAD sizeof(struct sk_frame_wire)
-
-rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, int dev, uint32_t buffer) {
-  *s = (struct sk_stream){.fd = fd, .index = (uint16_t)index, .dev = dev, .cap = buffer, .ahead = buffer};
+rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer) {
+  *s = (struct sk_stream){.fd = fd, .index = (uint16_t)index, .cap = buffer, .ahead = buffer};
   s->buf = malloc(buffer);
-  return s->buf ? RAIL_OK : RAIL_SYSTEM_ERROR;
+  s->stage = malloc(SK_STAGE);
+  return s->buf && s->stage ? RAIL_OK : RAIL_SYSTEM_ERROR;
 }
 
 void sk_stream_destroy(struct sk_stream *s) {
   rail_sock_close(&s->fd);
   free(s->buf);
-  s->buf = NULL;
+  free(s->stage);
+  s->buf = s->stage = NULL;
   s->out_count = 0;
 }
 
 /* ---- out -------------------------------------------------------------- */
 
-static int build_iov(struct sk_stream *s, struct iovec *iov, size_t *asked) {
-  size_t room = SK_IO_BYTES, skip = s->out_done;
+int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked) {
+  size_t room = SK_IO_BYTES;
+  uint32_t skip = s->out_done, at = s->stage_head;
   int n = 0;
   *asked = 0;
-  for (uint32_t i = 0; i < s->out_count && room; i++) {
-    struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
-    if (skip < HEAD) {
-      iov[n++] = (struct iovec){.iov_base = out->head + skip, .iov_len = HEAD - skip};
-      *asked += HEAD - skip;
+  for (uint32_t i = 0; i < s->out_count && room && n < max - 1; i++) {
+    const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
+    if (skip < out->staged) {
+      uint8_t *from = s->stage + at + skip;
+      size_t len = out->staged - skip;
+      /* Frames without payload of their own stand side by side. */
+      if (n && (uint8_t *)iov[n - 1].iov_base + iov[n - 1].iov_len == from) iov[n - 1].iov_len += len;
+      else iov[n++] = (struct iovec){.iov_base = from, .iov_len = len};
+      *asked += len;
       skip = 0;
     } else {
-      skip -= HEAD;
+      skip -= out->staged;
     }
+    at += out->staged;
     size_t len = RAIL_MIN(out->len - skip, room);
     if (len) iov[n++] = (struct iovec){.iov_base = (void *)(uintptr_t)(out->data + skip), .iov_len = len};
     *asked += len;
@@ -46,43 +50,50 @@ static int build_iov(struct sk_stream *s, struct iovec *iov, size_t *asked) {
   return n;
 }
 
-static void advance(struct sk_stream *s, size_t moved) {
-  s->out_done += moved;
+void sk_stream_wrote(struct sk_stream *s, size_t moved) {
+  s->out_bytes -= moved;
+  moved += s->out_done;
   while (s->out_count) {
-    struct sk_out *out = &s->out[s->out_first];
-    if (s->out_done < HEAD + out->len) break;
-    s->out_done -= HEAD + out->len;
-    if (out->unwritten) --*out->unwritten;
+    const struct sk_out *out = &s->out[s->out_first];
+    size_t all = (size_t)out->staged + out->len;
+    if (moved < all) break;
+    moved -= all;
+    s->stage_head += out->staged;
     s->out_first = (s->out_first + 1) % SK_OUT_FRAMES;
     s->out_count--;
+    if (out->pending) sk_pending_drop(out->pending);
   }
+  s->out_done = (uint32_t)moved;
+  if (!s->out_count) s->stage_head = s->stage_tail = 0;
+}
+
+void sk_stream_out_failed(struct sk_stream *s, int err) {
+  s->out_errno = err ? err : EPIPE;
+  shutdown(s->fd, SHUT_WR); /* the peer shall know, and close, whether or not the connection itself is well */
 }
 
 rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
-  struct iovec iov[2 * SK_OUT_FRAMES];
+  struct iovec iov[SK_OUT_IOV];
   size_t moved, asked;
   if (!s->out_count) return RAIL_OK;
   if (s->out_errno) return RAIL_REMOTE_ERROR;
-  int niov = build_iov(s, iov, &asked);
+  int niov = sk_stream_out_iov(s, iov, SK_OUT_IOV, &asked);
   rail_result_t result = rail_sock_sendv(s->fd, iov, niov, &moved);
   if (rail_likely(result == RAIL_OK)) {
-    advance(s, moved);
+    sk_stream_wrote(s, moved);
     *bytes += moved;
     return moved == asked ? RAIL_OK : RAIL_IN_PROGRESS;
   }
   if (result == RAIL_IN_PROGRESS) return result;
-  s->out_errno = errno ? errno : EPIPE;
-  shutdown(s->fd, SHUT_WR); /* the peer shall know, and close, whether or not the connection itself is well */
+  sk_stream_out_failed(s, errno);
   return RAIL_REMOTE_ERROR;
 }
 
 /* ---- in --------------------------------------------------------------- */
 
-rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
-  struct iovec iov[2];
+int sk_stream_in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want) {
+  size_t direct = s->left, ahead;
   int n = 0;
-  size_t moved, want, direct = s->left;
-  *more = false;
   if (s->head == s->tail) {
     s->head = s->tail = 0;
   } else if (s->head && s->cap - s->tail < s->cap / 2) {
@@ -90,11 +101,30 @@ rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
     s->tail -= s->head;
     s->head = 0;
   }
-  if (direct) iov[n++] = (struct iovec){.iov_base = s->to, .iov_len = RAIL_MIN(direct, SK_IO_BYTES)};
-  want = direct > SK_IO_BYTES ? 0 : RAIL_MIN(s->ahead, s->cap - s->tail);
-  if (want) iov[n++] = (struct iovec){.iov_base = s->buf + s->tail, .iov_len = want};
-  if (direct) want += iov[0].iov_len;
-  if (!want) return RAIL_IN_PROGRESS; /* full of what cannot be used yet */
+  *want = 0;
+  if (direct) {
+    *want = RAIL_MIN(direct, SK_IO_BYTES);
+    iov[n++] = (struct iovec){.iov_base = s->to, .iov_len = *want};
+  }
+  ahead = direct > SK_IO_BYTES ? 0 : RAIL_MIN(s->ahead, s->cap - s->tail);
+  if (ahead) iov[n++] = (struct iovec){.iov_base = s->buf + s->tail, .iov_len = ahead};
+  *want += ahead;
+  return n;
+}
+
+void sk_stream_got(struct sk_stream *s, size_t moved) {
+  uint32_t placed = (uint32_t)RAIL_MIN(moved, RAIL_MIN(s->left, SK_IO_BYTES));
+  s->to += placed;
+  s->left -= placed;
+  s->tail += (uint32_t)(moved - placed);
+}
+
+rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
+  struct iovec iov[2];
+  size_t moved, want;
+  *more = false;
+  int n = sk_stream_in_iov(s, iov, &want);
+  if (!n) return RAIL_IN_PROGRESS;
   rail_result_t result = rail_sock_recvv(s->fd, iov, n, &moved);
   if (result != RAIL_OK) {
     if (result == RAIL_IN_PROGRESS) return result;
@@ -104,13 +134,7 @@ rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
   }
   *bytes += moved;
   *more = moved == want;
-  if (direct) {
-    size_t placed = RAIL_MIN(moved, iov[0].iov_len);
-    s->to += placed;
-    s->left -= (uint32_t)placed;
-    moved -= placed;
-  }
-  s->tail += (uint32_t)moved;
+  sk_stream_got(s, moved);
   return RAIL_OK;
 }
 

@@ -2,6 +2,7 @@
  * Requests: every output is written at every call, sizes may be NULL, a finished send's buffer is the caller's again.
  * TEST-LIMIT: 60 */
 #include <sched.h>
+#include <stdlib.h>
 
 #include "common/clock.h"
 #include "test/harness/program.h"
@@ -46,6 +47,25 @@ static void test_without_sizes(struct net *n, void **req, uint64_t deadline) {
   CHECK(done == 0 || done == 1);
   CHECK(!rail_deadline_passed(deadline));
   if (done) *req = NULL;
+}
+
+TEST(done_is_written_while_a_request_is_not) {
+  struct net n;
+  struct pair p;
+  net_open(&n);
+  pair_open(&n, &p);
+  size_t size = (size_t)64 << 20; /* more than a plugin sends ahead */
+  char *out = calloc(1, size), *in = malloc(size);
+  struct op send = op_send(p.send, out, size, 2), recv = op_recv(p.recv, in, size, 2);
+  CHECK(op_post(&n, &send));
+  for (int i = 0; i < 100; i++) CHECK_MSG(!op_test(&n, &send), "done, with nobody to receive it");
+  CHECK(op_post(&n, &recv));
+  struct op ops[2] = {send, recv};
+  ops_run(&n, ops, 2, (struct ops_how){0});
+  free(out);
+  free(in);
+  pair_close(&p);
+  net_close(&n);
 }
 
 TEST(sizes_may_be_null) {
@@ -149,6 +169,7 @@ TEST(requests_are_reused_without_end) {
   net_close(&n);
 }
 
-TEST_MAIN(TEST_CASE(request_and_done_are_always_written), TEST_CASE(sizes_may_be_null),
+TEST_MAIN(TEST_CASE(request_and_done_are_always_written), TEST_CASE(done_is_written_while_a_request_is_not),
+          TEST_CASE(sizes_may_be_null),
           TEST_CASE(a_send_reports_its_size), TEST_CASE(a_finished_send_needs_its_buffer_no_more),
           TEST_CASE(requests_are_reused_without_end))

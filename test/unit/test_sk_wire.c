@@ -203,17 +203,18 @@ TEST(answers) {
 }
 
 TEST(frames) {
-  struct sk_frame_wire f;
+  struct sk_frame f;
   uint8_t b[sizeof f];
-  sk_frame_encode(b, SK_FRAME_DATA, 0x01020304, 0x1122334455667788ull, 0x00a0b0c0, 0xfffffffe);
-  static const uint8_t golden[] = {2,    0,    0x46, 0x53, 4,    3,    2,    1,    0x88, 0x77, 0x66, 0x55,
+  sk_frame_encode(b, SK_FRAME_MSG, SK_FRAME_GRANTED, 0x01020304, 0x1122334455667788ull, 0x00a0b0c0, 0xfffffffe);
+  static const uint8_t golden[] = {1,    1,    0x46, 0x53, 4,    3,    2,    1,    0x88, 0x77, 0x66, 0x55,
                                    0x44, 0x33, 0x22, 0x11, 0xc0, 0xb0, 0xa0, 0,    0xfe, 0xff, 0xff, 0xff};
   CHECK(memcmp(b, golden, sizeof b) == 0);
   CHECK(sk_frame_decode(b, &f));
-  CHECK_INT(f.type, SK_FRAME_DATA);
+  CHECK_INT(f.type, SK_FRAME_MSG);
+  CHECK_INT(f.flags, SK_FRAME_GRANTED);
   CHECK_INT(f.seq, 0x01020304);
   CHECK(f.size == 0x1122334455667788ull && f.len == 0x00a0b0c0 && f.tag == 0xfffffffe);
-  static const struct { int at; uint8_t value; } wrong[] = {{0, 0}, {0, 5}, {1, 1}, {2, 0}, {3, 0}, {19, 0x41}};
+  static const struct { int at; uint8_t value; } wrong[] = {{0, 0}, {0, 8}, {1, 2}, {2, 0}, {3, 0}, {19, 0x41}};
   for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
     uint8_t bad[sizeof b];
     memcpy(bad, b, sizeof b);
