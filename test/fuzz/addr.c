@@ -79,6 +79,10 @@ void fuzz_make_seeds(void) {
   seed("v6", "[2001:db8::17]:65535");
   seed("v6-scope", "[fe80::1%1]:1");
   seed("v6-scope-name", "[fe80::1%lo]:1");
+  char longest[255 + 4];
+  memset(longest, 'h', 255);
+  memcpy(longest + 255, ":22", 4);
+  seed("name-longest", longest);
   seed("name", "host.example:22");
   seed("no-port", "10.1.2.3");
   seed("port-high", "10.1.2.3:65536");

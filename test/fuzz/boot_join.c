@@ -6,6 +6,7 @@
  */
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "common/compiler.h"
 #include "common/clock.h"
@@ -22,10 +23,10 @@ static size_t answer_size;
 /* The rendezvous' part: reads the hello whole, gives the answer, ends the connection in order. */
 static void *answerer(void *arg) {
   char byte, hello[sizeof(struct rt_boot_header) + sizeof(struct rt_boot_hello)];
-  while (recv(wake[1], &byte, 1, 0) == 1) {
-    int fd = accept(listener, NULL, NULL);
+  while (TEMP_FAILURE_RETRY(recv(wake[1], &byte, 1, 0)) == 1) { /* libFuzzer has an alarm */
+    int fd = TEMP_FAILURE_RETRY(accept(listener, NULL, NULL));
     if (fd < 0) continue;
-    if (recv(fd, hello, sizeof hello, MSG_WAITALL) == sizeof hello) {
+    if (TEMP_FAILURE_RETRY(recv(fd, hello, sizeof hello, MSG_WAITALL)) == sizeof hello) {
       if (answer_size) (void)!send(fd, answer, answer_size, MSG_NOSIGNAL);
       shutdown(fd, SHUT_WR);
       (void)!recv(fd, &byte, 1, 0); /* until the rank hangs up: it is its port that waits */
@@ -63,7 +64,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   answer_size = in.left;
   (void)!send(wake[0], "", 1, 0);
   rail_result_t result = rt_rendezvous_join(&visit, table, session);
-  FUZZ_CHECK(recv(wake[0], &byte, 1, 0) == 1);
+  FUZZ_CHECK(TEMP_FAILURE_RETRY(recv(wake[0], &byte, 1, 0)) == 1);
   if (result == RAIL_OK) {
     FUZZ_CHECK(in.left >= sizeof(struct rt_boot_header) + sizeof(struct rt_boot_table) +
                               (size_t)nranks * sizeof(struct rail_addr_wire));
@@ -97,6 +98,13 @@ void fuzz_make_seeds(void) {
   fuzz_put(&out, &head, sizeof head);
   fuzz_put(&out, why, sizeof why - 1);
   fuzz_seed("refused", out.bytes, out.size);
+
+  head.length = RT_BOOT_MAX_TEXT; /* the longest */
+  out.size = 0;
+  fuzz_put8(&out, nranks - 1);
+  fuzz_put(&out, &head, sizeof head);
+  for (unsigned int i = 0; i < RT_BOOT_MAX_TEXT; i++) fuzz_put8(&out, 'a' + i % 26);
+  fuzz_seed("refused-long", out.bytes, out.size);
 
   out.size = 0;
   fuzz_put8(&out, 0);

@@ -26,15 +26,16 @@ struct shm_body {
   uint64_t size, nonce;
 };
 
-/* A segment as a receiver makes it, and so large; the record may name it. */
+/* A segment as a receiver makes it; the record may name it. */
 #define SEGMENT_SIZE (4096 + 64 * 1024 + 16 * 1024)
-static int segment(bool magic) {
+static int segment(bool magic, uint64_t size) {
   static const uint64_t right = 0x7261696c73686d31ull, wrong = 0;
   static int fd = -1;
   if (fd < 0) {
     fd = memfd_create("fuzz", MFD_CLOEXEC);
-    FUZZ_CHECK(fd >= 0 && ftruncate(fd, SEGMENT_SIZE) == 0);
+    FUZZ_CHECK(fd >= 0);
   }
+  FUZZ_CHECK(ftruncate(fd, (off_t)size) == 0);
   FUZZ_CHECK(pwrite(fd, magic ? &right : &wrong, sizeof right, 0) == sizeof right);
   return fd;
 }
@@ -85,7 +86,8 @@ static void judge_record(struct fuzz_in *in) {
   fuzz_fill(in, &record, sizeof record);
   memcpy(&body, record.body, sizeof body);
   body.pid = getpid(); /* no descriptor of another process is opened from here */
-  if (flags & 2) body.fd = segment(flags & 4);
+  if (flags & 8) body.size = 4096; /* which the segment then has, so that both agree */
+  if (flags & 2) body.fd = segment(flags & 4, flags & 8 ? 4096 : SEGMENT_SIZE);
   memcpy(record.body, &body, sizeof body);
   FUZZ_CHECK(rt_bootstrap_send(&b, 0, TO_SENDER, &record, RAIL_MIN(size, sizeof record)) == RAIL_OK);
   rail_result_t result = rt_connect_all(&comm, list, 1);

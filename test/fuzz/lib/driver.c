@@ -136,12 +136,16 @@ static size_t open_files(void) {
 static size_t files_at_start;
 
 /* What the inputs so far have left behind ends the child. */
-static void check_left(void) {
+static void check_files(void) {
   size_t files = open_files();
   if (files != files_at_start) {
     fprintf(stderr, "%zu descriptors are open that were not at the start\n", files - files_at_start);
     _exit(EXIT_LEFT);
   }
+}
+
+static void check_left(void) {
+  check_files();
   if (__lsan_do_recoverable_leak_check && __lsan_do_recoverable_leak_check()) _exit(EXIT_LEFT);
 }
 
@@ -182,6 +186,7 @@ static void mutations(void) {
   truncate_all(start + length / 4);
   for (uint64_t n = 1; atomic_load(&shared->runs) < most_runs; n++) {
     if (n % 16 == 0 && rail_deadline_passed(start + length)) break;
+    if (n % 256 == 0) check_files();
     const struct entry *from = &pool[fuzz_below(&rng, npool)], *other = &pool[fuzz_below(&rng, npool)];
     memcpy(shared->bytes, from->bytes, from->size);
     size_t size = fuzz_mutate(&rng, shared->bytes, from->size, CAP, other->bytes, other->size);

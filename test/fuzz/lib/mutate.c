@@ -60,7 +60,7 @@ static size_t make_room(struct fuzz_rng *rng, uint8_t *bytes, size_t size, size_
 }
 
 static size_t insert(struct fuzz_rng *rng, uint8_t *bytes, size_t size, size_t cap) {
-  size_t at, n = 1 + fuzz_below(rng, 32);
+  size_t at, n = 1 + fuzz_below(rng, fuzz_below(rng, 8) ? 32 : 1024); /* at times more than any buffer holds */
   if (size + n > cap) return size;
   size = make_room(rng, bytes, size, n, &at);
   uint8_t byte = (uint8_t)fuzz_random(rng);
