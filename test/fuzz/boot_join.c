@@ -4,6 +4,7 @@
  * A rank's visit to the rendezvous, when what answers is not one. Input: how
  * many ranks there are, then the answer.
  */
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -7,9 +7,10 @@
  * sender wrote is read in pieces, streams end.
  *
  * Held: what leaves is made of whole frames, and every payload is a piece of
- * the message that its header names; memory of a send that was reported done
- * is not read again; when the streams have ended every request is done or
- * fails; closing works, at any time, and leaves nothing.
+ * the message that its header names; a large send is done only with a grant
+ * that it fits; memory of a send that was reported done is not read again; when
+ * the streams have ended every request is done or fails; closing works, at any
+ * time, and leaves nothing.
  */
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -18,6 +19,7 @@
 #include "test/fuzz/lib/comm.h"
 
 #define MAX_SENDS 64
+#define MAX_GRANTS 256
 #define TAGS 3
 #define EAGER 8192
 #define SPOILED 0xdd /* what the caller puts where a finished send was */
@@ -48,7 +50,9 @@ struct bed {
   struct fuzz_comm c;
   struct send sends[MAX_SENDS];
   int nsends;
-  unsigned int posted[TAGS], announced[TAGS];
+  unsigned int posted[TAGS], announced[TAGS], granted[TAGS];
+  uint64_t capacities[TAGS][MAX_GRANTS]; /* in the order of each tag */
+  bool wild; /* the model does not know all grants */
   struct out outs[FUZZ_STREAMS];
 };
 
@@ -74,13 +78,15 @@ static void post(struct fuzz_in *in, struct bed *bed) {
 }
 
 /* True: it is over with this request. */
-static bool test(struct send *s) {
+static bool test(const struct bed *bed, struct send *s) {
   int done = 0, size = -1;
   if (!s->handle) return true;
   rail_result_t result = sk_test(s->handle, &done, &size);
   FUZZ_CHECK(result >= RAIL_OK && result < RAIL_IN_PROGRESS && (result == RAIL_OK || !done));
   if (done) {
     FUZZ_CHECK((size_t)size == s->size);
+    if (s->size > EAGER && !bed->wild)
+      FUZZ_CHECK(s->order < bed->granted[s->tag] && bed->capacities[s->tag][s->order] >= s->size);
     memset(s->data, SPOILED, s->size);
     s->handle = NULL;
   }
@@ -183,11 +189,15 @@ static void grant(struct fuzz_in *in, struct bed *bed, unsigned int stream, unsi
   fuzz_frame(frame, GRANT_TYPE, flag & 1, how & 0x20 ? fuzz_u32(in) : 0, how & 0x40 ? fuzz_u64(in) : 0, len, 0);
   for (uint32_t i = 0; i < n; i++) {
     uint8_t choice = fuzz_u8(in), *entry = frame + 24 + 16 * i;
-    put_le(entry, how & 0x80 ? fuzz_u64(in) : fuzz_size(choice / TAGS), 8);
-    put_le(entry + 8, choice % TAGS, 4);
+    uint64_t capacity = how & 0x80 ? fuzz_u64(in) : fuzz_size(choice / TAGS);
+    unsigned int tag = choice % TAGS;
+    put_le(entry, capacity, 8);
+    put_le(entry + 8, tag, 4);
     if (flag & 2) put_le(entry + 8, fuzz_u32(in), 8);
+    if (bed->granted[tag] < MAX_GRANTS) bed->capacities[tag][bed->granted[tag]++] = capacity;
   }
-  fuzz_queue(&bed->c, stream, frame, 24 + 16 * (size_t)n);
+  bed->wild |= flag != 0 || stream != 0 || len != n * 16;
+  bed->wild |= !fuzz_queue(&bed->c, stream, frame, 24 + 16 * (size_t)n);
 }
 
 static void send_any(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
@@ -195,6 +205,7 @@ static void send_any(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
   uint32_t seq = fuzz_u32(in), len = fuzz_u32(in), tag = fuzz_u32(in);
   fuzz_frame(head, type, flags, seq, fuzz_u64(in), len, tag);
   fuzz_queue(&bed->c, stream, head, sizeof head);
+  bed->wild = true;
 }
 
 /* ---- the input ------------------------------------------------------- */
@@ -207,7 +218,7 @@ static bool take_step(struct fuzz_in *in, struct bed *bed) {
   switch ((enum step)((head & 0x0f) % STEPS)) {
     case ISEND: post(in, bed); break;
     case TEST_ONE:
-      if (bed->nsends) test(&bed->sends[fuzz_u8(in) % bed->nsends]);
+      if (bed->nsends) test(bed, &bed->sends[fuzz_u8(in) % bed->nsends]);
       break;
     case ANSWER: answer(in, bed, stream, flag); break;
     case GRANTS: grant(in, bed, stream, flag); break;
@@ -216,6 +227,7 @@ static bool take_step(struct fuzz_in *in, struct bed *bed) {
       size = fuzz_u8(in);
       const uint8_t *bytes = fuzz_take(in, &size);
       fuzz_queue(&bed->c, stream, bytes, size);
+      bed->wild = true;
       break;
     case FRAME: send_any(in, bed, stream); break;
     case READ: read_some(bed, stream, flag ? fuzz_u16(in) : SIZE_MAX); break;
@@ -230,13 +242,13 @@ static bool take_step(struct fuzz_in *in, struct bed *bed) {
 static void settle(struct bed *bed) {
   for (int round = 0; round < 4; round++) {
     fuzz_deliver_all(&bed->c);
-    for (int i = 0; i < bed->nsends; i++) test(&bed->sends[i]);
+    for (int i = 0; i < bed->nsends; i++) test(bed, &bed->sends[i]);
     for (unsigned int i = 0; i < bed->c.args.nstreams; i++) read_some(bed, i, SIZE_MAX);
   }
   for (unsigned int i = 0; i < bed->c.args.nstreams; i++) fuzz_end_stream(&bed->c, i);
   for (int i = 0; i < bed->nsends; i++) {
     int rounds = 0;
-    while (!test(&bed->sends[i])) FUZZ_CHECK(++rounds < 64);
+    while (!test(bed, &bed->sends[i])) FUZZ_CHECK(++rounds < 64);
   }
 }
 
@@ -312,6 +324,17 @@ void fuzz_make_seeds(void) {
   put_grant(&out, 0, 4097); /* too small */
   put_pump(&out, 4, 3);
   fuzz_seed("four-streams", out.bytes, out.size);
+
+  out.size = 0;
+  fuzz_put8(&out, 0); /* more than the socket holds: done is what the kernel has */
+  put_step(&out, ANSWER, 0, 0);
+  for (unsigned int i = 0; i < 5; i++) {
+    put_grant(&out, i % TAGS, 70000);
+    put_isend(&out, i % TAGS, 70000);
+  }
+  put_pump(&out, 1, 5);
+  put_pump(&out, 1, 5);
+  fuzz_seed("full-socket", out.bytes, out.size);
 
   out.size = 0;
   fuzz_put8(&out, 0x21); /* refused, an error, a stream that ends; then closed as it is */

@@ -74,6 +74,26 @@ void fuzz_make_seeds(void) {
   for (unsigned int i = 0; i < 2; i++) put_piece(&out, 0, &grants, sizeof grants);
   fuzz_seed("grants", out.bytes, out.size);
 
+  /* As many as a sender keeps: 42 times 6, then 4, for a tag that nobody sends with. */
+  struct {
+    uint8_t head[24];
+    struct {
+      uint64_t capacity;
+      uint32_t tag, kind;
+    } entries[6];
+  } six;
+  memset(&six, 0, sizeof six);
+  for (unsigned int i = 0; i < 6; i++) six.entries[i].tag = htole32(9);
+  out.size = 0;
+  sk_answer_encode(SK_REASON_NONE, 0, 0, &answer);
+  put_piece(&out, 0, &answer, sizeof answer);
+  for (unsigned int left = 256, n; left; left -= n) {
+    n = RAIL_MIN(left, 6u);
+    fuzz_frame(six.head, 3, 0, 0, 0, n * 16, 0);
+    put_piece(&out, 0, &six, 24 + 16 * n);
+  }
+  fuzz_seed("grants-full", out.bytes, out.size);
+
   uint8_t error[40] = "";
   out.size = 0;
   sk_answer_encode(SK_REASON_NONE, 0, 0, &answer);
