@@ -68,7 +68,7 @@ fuzz:  ## clang's libFuzzer, one target after the other: TARGET=addr TIME=second
 
 fuzz-corpus:  ## write test/fuzz/corpus anew, after a message's layout changed
 	$(build_with) BUILD='$(BUILD)' $(patsubst %,$(BUILD)/test/fuzz/%,$(TARGET))
-	$(Q)for t in $(TARGET); do rm -rf test/fuzz/corpus/$$t; $(BUILD)/test/fuzz/$$t --write-corpus || exit; done
+	$(Q)for t in $(TARGET); do $(BUILD)/test/fuzz/$$t --write-corpus || exit; done
 
 bench:  ## all-reduce over shared memory and sockets against Open MPI and memcpy
 	$(setup) build bench
