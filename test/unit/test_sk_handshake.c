@@ -260,8 +260,101 @@ TEST(doors_close_with_the_last_that_needs_them) {
   CHECK_INT(fd_count(), before);
 }
 
+/* ---- two threads at one reception ------------------------------------------ */
+
+struct homecomer { struct sk_comm_args *sent, *received; _Atomic int *done; };
+
+/* Streams of one connection are lost and come back, as the thread that looks after it would do it. */
+static void come_and_go(void *arg) {
+  struct homecomer *c = arg;
+  for (unsigned int round = 0; round < (unsigned int)scaled(20); round++) {
+    unsigned int i = round % 2, stream = 99;
+    uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+    rail_sock_close(&c->sent->fds[i]);
+    rail_sock_close(&c->received->fds[i]);
+    while (c->sent->fds[i] < 0 || c->received->fds[i] < 0) {
+      if (c->sent->fds[i] < 0) (void)sk_rejoin_dial(c->sent->rejoin, i, &c->sent->fds[i]);
+      if (c->received->fds[i] < 0) (void)sk_rejoin_take(c->received->rejoin, &stream, &c->received->fds[i]);
+      ENSURE(!rail_deadline_passed(deadline), "stream %u did not come back", i);
+    }
+    ENSURE_INT(stream, i);
+    hs_linked(c->sent->fds[i], c->received->fds[i]);
+  }
+  *c->done = 1;
+}
+
+struct newcomers { struct hs *h; _Atomic int *done; };
+
+static void accept_more(void *arg) {
+  struct newcomers *c = arg;
+  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  for (int count = 0; count < scaled(20) || !*c->done; count++) {
+    bool connected = false, accepted = false;
+    while (!connected || !accepted) {
+      if (!connected) connected = hs_connect_step(c->h, DEV_BOTH);
+      if (!accepted) accepted = hs_accept_step(c->h);
+      ENSURE(!rail_deadline_passed(deadline), "no connection");
+    }
+    hs_linked(hs_sent.fds[1], hs_received.fds[1]);
+    hs_close(&hs_sent);
+    hs_close(&hs_received);
+  }
+}
+
+struct job { void (*fn)(void *arg); void *arg; };
+
+static void run_job(void *arg) {
+  struct job *job = arg;
+  job->fn(job->arg);
+}
+
+TEST(streams_come_back_while_others_are_accepted) {
+  struct hs h;
+  _Atomic int done = 0;
+  hs_begin(&h);
+  hs_pair(&h, DEV_BOTH, DEV_BOTH);
+  for (unsigned int i = 0; i < 2; i++) CHECK_INT(hs_answer(i), 0);
+  struct sk_comm_args sent = hs_sent, received = hs_received;
+  struct homecomer home = {&sent, &received, &done};
+  struct newcomers new = {&h, &done};
+  struct job jobs[] = {{come_and_go, &home}, {accept_more, &new}};
+  rail_log_set_sink(NULL); /* hs_log is for one thread */
+  run_threads(2, run_job, jobs, sizeof jobs[0]);
+  hs_close(&sent);
+  hs_close(&received);
+  hs_end(&h);
+}
+
+/* ---- the log ----------------------------------------------------------------- */
+
+static int lines_with(const char *words) {
+  int n = 0;
+  for (const char *at = hs_lines; (at = strstr(at, words)) != NULL; at++) n++;
+  return n;
+}
+
+TEST(a_crowd_makes_few_lines) {
+  enum { LISTENERS = 20 };
+  struct hs h[LISTENERS];
+  for (int i = 0; i < LISTENERS; i++) hs_begin(&h[i]);
+  for (int i = 0; i < LISTENERS; i++) hs_listen(&h[i], DEV_A);
+  uint64_t start = rail_now_ns();
+  struct sk_hello_wire junk;
+  memset(&junk, 'x', sizeof junk);
+  for (int k = 0; k < 5; k++)
+    for (int i = 0; i < LISTENERS; i++)
+      CHECK_INT(hs_verdict(hs_stranger(&h[i], 0, &junk), hs_accept_nobody, &h[i]), SK_REASON_COUNT);
+  int tenths = (int)((rail_now_ns() - start) / 100000000), lines = lines_with("dropped a connection");
+  CHECK_MSG(lines >= 1 && lines <= tenths + 2, "%d lines in %d tenths of a second", lines, tenths);
+  usleep(1100000); /* the next line tells of those without one */
+  CHECK_INT(hs_verdict(hs_stranger(&h[0], 0, &junk), hs_accept_nobody, &h[0]), SK_REASON_COUNT);
+  CHECK(hs_said("others since the last line"));
+  for (int i = 0; i < LISTENERS; i++) hs_end(&h[i]);
+}
+
 TEST_MAIN(TEST_CASE(one_rail), TEST_CASE(two_rails_with_two_streams_each), TEST_CASE(rails_on_one_side_only),
           TEST_CASE(sixteen_streams_at_most), TEST_CASE(what_is_counted), TEST_CASE(a_lost_stream_comes_back),
           TEST_CASE(strangers_at_the_kept_doors), TEST_CASE(who_may_not_come_back),
           TEST_CASE(lost_before_it_was_accepted), TEST_CASE(a_connection_that_is_gone),
-          TEST_CASE(doors_close_with_the_last_that_needs_them))
+          TEST_CASE(doors_close_with_the_last_that_needs_them),
+          TEST_CASE(streams_come_back_while_others_are_accepted), TEST_CASE(a_crowd_makes_few_lines))
