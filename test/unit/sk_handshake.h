@@ -79,6 +79,7 @@ static void hs_close(struct sk_comm_args *c) {
 
 static char hs_lines[16384];
 
+__attribute__((format(printf, 5, 6)))
 static void hs_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
   size_t at = strlen(hs_lines);
   va_list ap;
