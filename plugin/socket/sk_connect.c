@@ -105,9 +105,12 @@ static void prepare_legs(struct sk_connect *a, int traffic_class) {
   unsigned int rails = RAIL_MAX(d->nrails, l->naddrs);
   a->hello.streams = sk_streams_of(l->streams, rails);
   a->hello.features = rails > 1 && a->hello.streams > 1 ? SK_FEATURE_FAILOVER : 0;
-  for (unsigned int i = 0; i < a->hello.streams; i++)
-    sk_leg_init(&a->legs[i], d->rails[i % d->nrails], &l->addrs[i % l->naddrs], traffic_class,
+  for (unsigned int i = 0, here = 0, there = 0; i < a->hello.streams; i++) {
+    sk_leg_init(&a->legs[i], d->rails[here], &l->addrs[there], traffic_class,
                 d->nrails > 1 ? SK_TIE_TRY : SK_TIE_NONE);
+    here = here + 1 < d->nrails ? here + 1 : 0;
+    there = there + 1 < l->naddrs ? there + 1 : 0;
+  }
 }
 
 static rail_result_t prepare_hellos(struct sk_connect *a) {

@@ -101,7 +101,7 @@ rail_result_t sk_device_fuse(int *dev, const struct rail_net_vprops_v12 *props) 
   int members[SK_MAX_RAILS], have = sk_device_count();
   unsigned int nrails = 0;
   int n = flatten(props, members);
-  if (!n) return RAIL_BAD_ARGUMENT;
+  if (n < 2) return RAIL_BAD_ARGUMENT;
   for (int i = 0; i < have; i++)
     if (listed[i]->nmembers == n && memcmp(listed[i]->members, members, (size_t)n * sizeof members[0]) == 0) {
       *dev = i;
@@ -118,7 +118,7 @@ rail_result_t sk_device_fuse(int *dev, const struct rail_net_vprops_v12 *props) 
       rails[nrails++] = d->rails[k];
     }
   }
-  struct sk_device *d = new_fused(rails, nrails);
+  struct sk_device *d = nrails ? new_fused(rails, nrails) : NULL;
   if (!d) {
     RAIL_WARN("RailSocket: makeVDevice: there are %d fused devices already, and no room for more", MAX_FUSED);
     return RAIL_BAD_USAGE;
@@ -142,7 +142,7 @@ static struct sk_device *interface_named(const char *name, size_t len) {
 static void fuse_group(const char *text, size_t len, struct sk_device *by[RAIL_MAX_INTERFACES]) {
   bool wanted[RAIL_MAX_INTERFACES] = {false};
   const struct sk_device *rails[SK_MAX_RAILS];
-  unsigned int n = 0, named = 0;
+  unsigned int n = 0;
   const char *why = NULL;
   for (size_t at = 0; at < len && !why;) {
     size_t end = at;
@@ -150,12 +150,15 @@ static void fuse_group(const char *text, size_t len, struct sk_device *by[RAIL_M
     struct sk_device *d = interface_named(text + at, end - at);
     if (!d) why = "one of them is not among the interfaces in use";
     else if (by[d - interfaces] || wanted[d - interfaces]) why = "one of them is named twice";
-    else wanted[d - interfaces] = true, named++;
+    else wanted[d - interfaces] = true;
     at = end + 1;
   }
-  if (!why && (named < 2 || named > SK_MAX_RAILS)) why = "two to four are allowed";
-  for (int i = 0; i < ninterfaces && !why; i++)
-    if (wanted[i]) rails[n++] = &interfaces[i]; /* the machine's order, as in sk_device_fuse */
+  for (int i = 0; i < ninterfaces && !why; i++) { /* the machine's order, as in sk_device_fuse */
+    if (!wanted[i]) continue;
+    if (n < SK_MAX_RAILS) rails[n++] = &interfaces[i];
+    else why = "two to four are allowed";
+  }
+  if (!why && n < 2) why = "two to four are allowed";
   struct sk_device *f = why ? NULL : new_fused(rails, n);
   if (!f) {
     RAIL_WARN("RAIL_SOCKET_FUSE: '%.*s' is not fused: %s; form: all, or eth0+eth1,eth2+eth3", (int)len, text,

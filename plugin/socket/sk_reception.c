@@ -238,9 +238,11 @@ rail_result_t sk_reception_step(struct sk_reception *r) {
   listen_to_strangers(r, now + 2 * NEWS_NS);
   /* After the reading, so that what had arrived in time counts. */
   now = rail_now_ns();
-  while (r->oldest && now >= r->oldest->deadline)
-    drop(r, r->oldest, SK_REASON_NONE, r->oldest->have ? "it said only part of a hello within the time limit"
-                                                       : "it said nothing within the time limit");
+  for (struct sk_stranger *s = r->oldest, *next; s && now >= s->deadline; s = next) {
+    next = s->younger;
+    drop(r, s, SK_REASON_NONE, s->have ? "it said only part of a hello within the time limit"
+                                       : "it said nothing within the time limit");
+  }
   sk_group_expire(r, now);
   return RAIL_OK;
 }
@@ -248,9 +250,10 @@ rail_result_t sk_reception_step(struct sk_reception *r) {
 /* ---- opening and closing ---------------------------------------------- */
 
 static void destroy(struct sk_reception *r) {
-  while (r->oldest) {
-    int fd = r->oldest->fd;
-    forget(r, r->oldest);
+  for (struct sk_stranger *s = r->oldest, *next; s; s = next) {
+    int fd = s->fd;
+    next = s->younger;
+    forget(r, s);
     rail_sock_close(&fd);
   }
   sk_groups_free(r);

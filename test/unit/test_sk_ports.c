@@ -116,7 +116,7 @@ TEST(values_that_make_no_sense) {
 
 static void child_bind(struct pipes *io, void *arg) {
   struct hs h;
-  union rail_addr bound;
+  union rail_addr bound = {0};
   socklen_t len = sizeof bound;
   (void)io;
   setenv("RAIL_SOCKET_BIND", arg, 1);
