@@ -303,14 +303,19 @@ static uint64_t totals(uint64_t *messages, uint64_t *wrong) {
   return bytes;
 }
 
-/* How long has nothing been finished anywhere? */
-static uint64_t pause_now, pause_longest, pause_end;
+/* The longest time that a connection did not get on. */
+static uint64_t longest_pause(uint64_t *end) {
+  uint64_t longest = 0;
+  for (int i = 0; i < nflows; i++)
+    if (flows[i].pause_ns > longest) longest = flows[i].pause_ns, *end = flows[i].pause_end_ns;
+  return longest;
+}
 
 static void progress_line(void) {
-  uint64_t messages, wrong, bytes = totals(&messages, &wrong);
+  uint64_t messages, wrong, end, bytes = totals(&messages, &wrong);
   event_say("progress", ", \"bytes\": %llu, \"messages\": %llu, \"wrong\": %llu, \"pause_ns\": %llu",
       (unsigned long long)bytes, (unsigned long long)messages, (unsigned long long)wrong,
-      (unsigned long long)pause_longest);
+      (unsigned long long)longest_pause(&end));
 }
 
 static void report_error(struct flow *f) {
@@ -332,7 +337,6 @@ static void stream(void) {
   uint64_t start = rail_now_ns(), stop = opt.seconds > 0 ? start + (uint64_t)(opt.seconds * 1e9) : UINT64_MAX;
   uint64_t look = start, line = start, held_until = 0;
   unsigned quiet = 0;
-  pause_now = start;
   for (int open = nflows; open > 0 && !quitting && reported;) {
     int did = 0;
     open = 0;
@@ -342,13 +346,8 @@ static void stream(void) {
       open += !flows[i].error && !flows[i].finished;
     }
     uint64_t now = rail_now_ns();
-    if (did) {
-      if (now - pause_now > pause_longest) pause_longest = now - pause_now, pause_end = now;
-      pause_now = now;
-      quiet = 0;
-    } else {
-      idle(quiet++);
-    }
+    if (did) quiet = 0;
+    else idle(quiet++);
     if (now >= stop) {
       for (int i = 0; i < nflows; i++) flow_end(&flows[i]);
       stop = UINT64_MAX;
@@ -373,7 +372,7 @@ static void stream(void) {
 static void verdict(const struct flow *list, int n) {
   char safe[400];
   int errors = 0, finished = 0;
-  uint64_t messages, wrong, bytes = totals(&messages, &wrong);
+  uint64_t messages, wrong, end = 0, bytes = totals(&messages, &wrong), pause = longest_pause(&end);
   for (int i = 0; i < n; i++) {
     errors += list[i].error != RAIL_OK;
     finished += list[i].finished;
@@ -384,7 +383,7 @@ static void verdict(const struct flow *list, int n) {
   event_say("result", ", \"errors\": %d, \"finished\": %d, \"comms\": %d, \"wrong\": %llu, \"bytes\": %llu, "
       "\"messages\": %llu, \"pause_ns\": %llu, \"pause_end_ns\": %llu, \"cpu_ns\": %llu",
       errors, finished, opt.comms, (unsigned long long)wrong, (unsigned long long)bytes, (unsigned long long)messages,
-      (unsigned long long)pause_longest, (unsigned long long)pause_end, (unsigned long long)process_cpu_ns());
+      (unsigned long long)pause, (unsigned long long)end, (unsigned long long)process_cpu_ns());
   if (wrong) broken++;
 }
 

@@ -90,7 +90,7 @@ rail_result_t flow_open(struct flow *f, const struct traffic_plan *plan, struct 
     return RAIL_SYSTEM_ERROR;
   }
   for (int i = 0; i < plan->window; i++) f->slots[i].data = f->memory + f->stride * (size_t)(i * each);
-  f->last_ns = rail_now_ns();
+  f->head_ns = rail_now_ns();
   bool text = sends && plan->direct;
   return rail_net_reg_mr(net, comm, text ? plan->text : f->memory, text ? plan->text_size : f->memory_size,
                          RAIL_PTR_HOST, &f->mh);
@@ -232,12 +232,16 @@ static bool test_slot(struct flow *f, struct traffic_slot *s) {
 }
 
 static void moved(struct flow *f) {
-  uint64_t now = rail_now_ns();
-  if (now - f->last_ns > f->pause_ns) {
-    f->pause_ns = now - f->last_ns;
+  uint64_t now = rail_now_ns(), head = f->next;
+  for (int i = 0; i < f->plan->window; i++)
+    if (f->slots[i].request && f->slots[i].first < head) head = f->slots[i].first;
+  if (head == f->head) return;
+  if (now - f->head_ns > f->pause_ns) {
+    f->pause_ns = now - f->head_ns;
     f->pause_end_ns = now;
   }
-  f->last_ns = now;
+  f->head = head;
+  f->head_ns = now;
 }
 
 /* All that matters is done: for a sender what it posted, for a receiver what comes up to the END's block. */

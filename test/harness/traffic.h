@@ -70,7 +70,9 @@ struct flow {
   uint64_t bytes, messages;     /* done, END not counted */
   uint64_t wrong;               /* messages with a wrong size, byte, or a byte beyond their end */
   char why[200];                /* about the first wrong one */
-  uint64_t last_ns, pause_ns, pause_end_ns; /* of completions: the last, the longest time between two, when it ended */
+  /* The oldest message that is not done, since when it is the oldest, the longest that any was, and when that ended:
+   * a message that is stuck counts, even if later ones overtake it. */
+  uint64_t head, head_ns, pause_ns, pause_end_ns;
   bool newest_first;
 };
 
