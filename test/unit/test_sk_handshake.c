@@ -108,6 +108,25 @@ TEST(what_is_counted) {
   sk_stats_close();
 }
 
+TEST(a_hello_in_pieces) {
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A);
+  struct sk_hello hello = {.streams = 1, .eager_bytes = SK_MAX_EAGER_BYTES};
+  struct sk_hello_wire w;
+  sk_hello_encode(&hello, h.decoded.secret, &w);
+  int fd = hs_stranger(&h, 0, NULL);
+  for (size_t at = 0; at < sizeof w; at += 20) {
+    for (int i = 0; i < 5; i++) hs_accept_nobody(&h); /* it waits inside for the rest */
+    CHECK(send(fd, (uint8_t *)&w + at, 20, MSG_NOSIGNAL) == 20);
+  }
+  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  while (!hs_accept_step(&h)) CHECK(!rail_deadline_passed(deadline));
+  CHECK_INT(hs_received.eager_bytes, SK_MAX_EAGER_BYTES);
+  rail_sock_close(&fd);
+  hs_end(&h);
+}
+
 /* ---- streams that come back --------------------------------------------- */
 
 static void lose(unsigned int i) {
@@ -353,7 +372,8 @@ TEST(a_crowd_makes_few_lines) {
 }
 
 TEST_MAIN(TEST_CASE(one_rail), TEST_CASE(two_rails_with_two_streams_each), TEST_CASE(rails_on_one_side_only),
-          TEST_CASE(sixteen_streams_at_most), TEST_CASE(what_is_counted), TEST_CASE(a_lost_stream_comes_back),
+          TEST_CASE(sixteen_streams_at_most), TEST_CASE(what_is_counted), TEST_CASE(a_hello_in_pieces),
+          TEST_CASE(a_lost_stream_comes_back),
           TEST_CASE(strangers_at_the_kept_doors), TEST_CASE(who_may_not_come_back),
           TEST_CASE(lost_before_it_was_accepted), TEST_CASE(a_connection_that_is_gone),
           TEST_CASE(doors_close_with_the_last_that_needs_them),
