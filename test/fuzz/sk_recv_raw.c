@@ -21,8 +21,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fuzz_open_recv(&c, 2, 1024, 4);
   for (int i = 0; i < REQUESTS; i++) {
     buffers[i] = fuzz_guarded(sizes[i]);
-    FUZZ_CHECK(sk_irecv(c.comm, 1, (void **)&buffers[i], &sizes[i], &(int){i % 3}, NULL, NULL, &requests[i]) == RAIL_OK);
-    FUZZ_CHECK(requests[i] != NULL);
+    void *at = buffers[i];
+    int tag = i % 3;
+    FUZZ_CHECK(sk_irecv(c.comm, 1, &at, &sizes[i], &tag, NULL, NULL, &requests[i]) == RAIL_OK && requests[i]);
   }
   bool over = false;
   for (int round = 0; !over; round++) {

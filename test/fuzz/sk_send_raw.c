@@ -65,7 +65,9 @@ void fuzz_make_seeds(void) {
       uint64_t capacity;
       uint32_t tag, kind;
     } entries[3];
-  } grants = {.entries = {{htole64(4096), htole32(0), 0}, {htole64(20000), htole32(1), 0}, {htole64(70000), htole32(2), 0}}};
+  } grants = {.entries = {{htole64(4096), htole32(0), 0},
+                          {htole64(20000), htole32(1), 0},
+                          {htole64(70000), htole32(2), 0}}};
   for (unsigned int i = 0; i < 2; i++) {
     sk_answer_encode(SK_REASON_NONE, i, 0, &answer);
     put_piece(&out, i, &answer, sizeof answer);

@@ -32,7 +32,7 @@ static void set_field(struct fuzz_rng *rng, uint8_t *bytes, size_t size, bool ne
   size_t width = (size_t)1 << fuzz_below(rng, 4);
   if (size < width) return;
   size_t at = fuzz_below(rng, size - width + 1);
-  if (fuzz_below(rng, 2)) at -= at % width; /* fields are mostly aligned */
+  if (fuzz_below(rng, 2)) at &= ~(width - 1); /* fields are mostly aligned */
   uint64_t value = interesting[fuzz_below(rng, RAIL_COUNT_OF(interesting))];
   if (near_size) value = size - at - width + fuzz_below(rng, 5) - 2; /* a length that nearly fits */
   else if (fuzz_below(rng, 3) == 0) {
