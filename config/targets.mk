@@ -60,7 +60,7 @@ fuzz_names := $(filter-out %.h,$(basename $(notdir $(wildcard test/fuzz/*.c))))
 TARGET ?= $(fuzz_names)
 TIME ?= 60
 
-# Findings of libFuzzer go to build/fuzz/found, what it learned to build/fuzz/corpus; the committed corpus stays as it is.
+# What libFuzzer finds goes to build/fuzz/found, what it learns to build/fuzz/corpus; the committed corpus stays.
 fuzz:  ## clang's libFuzzer, one target after the other: TARGET=addr TIME=seconds each
 	$(setup) build fuzz
 	$(build_with) BUILD='$(BUILD)/fuzz' CC=clang SAN=fuzz $(patsubst %,$(BUILD)/fuzz/test/fuzz/%,$(TARGET))

@@ -242,12 +242,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 
 /* ---- seeds ----------------------------------------------------------- */
 
-#ifdef SK_FRAME_GRANTED
-#define GRANTED SK_FRAME_GRANTED
-#else
-#define GRANTED 0
-#endif
-
 static void put_step(struct fuzz_out *out, enum step step, unsigned int stream, unsigned int flag) {
   fuzz_put8(out, step | stream << 4 | flag << 6);
 }
@@ -265,7 +259,7 @@ static void put_irecv(struct fuzz_out *out, unsigned int tag, size_t size) {
 }
 
 static void put_msg(struct fuzz_out *out, unsigned int tag, size_t size) {
-  put_step(out, MSG, 0, size > BIG ? GRANTED : 0);
+  put_step(out, MSG, 0, size > BIG ? SK_FRAME_GRANTED : 0);
   fuzz_put8(out, 0);
   fuzz_put8(out, choice(tag, size));
 }
@@ -294,7 +288,7 @@ void fuzz_make_seeds(void) {
   out.size = 0;
   fuzz_put8(&out, 3); /* four: a message in pieces, the last piece first */
   put_irecv(&out, 0, 20000);
-  put_step(&out, MSG, 0, GRANTED);
+  put_step(&out, MSG, 0, SK_FRAME_GRANTED);
   fuzz_put8(&out, 0x10);
   fuzz_put8(&out, choice(0, 20000));
   fuzz_put16(&out, 4000);
