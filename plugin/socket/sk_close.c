@@ -21,6 +21,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "plugin/socket/sk_close.h"
+#include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
 
@@ -36,7 +37,8 @@ struct sk_linger {
   uint64_t born;
   uint32_t nfds;
   int fds[SK_MAX_STREAMS];
-  size_t tail_size, tail_done; /* control bytes for stream 0 that its socket did not take at once */
+  uint32_t tail_fd; /* of control bytes that their socket did not take at once: */
+  size_t tail_size, tail_done;
   uint8_t *tail;
 };
 
@@ -87,8 +89,8 @@ static bool all_arrived(const struct sk_linger *l) {
 static bool linger_step(struct sk_linger *l, uint64_t now) {
   bool ended = true;
   if (l->tail_done < l->tail_size) {
-    rail_result_t result = rail_sock_send_some(l->fds[0], l->tail, l->tail_size, &l->tail_done);
-    if (result == RAIL_OK) shutdown(l->fds[0], SHUT_WR);
+    rail_result_t result = rail_sock_send_some(l->fds[l->tail_fd], l->tail, l->tail_size, &l->tail_done);
+    if (result == RAIL_OK) shutdown(l->fds[l->tail_fd], SHUT_WR);
     else if (result != RAIL_IN_PROGRESS) l->tail_done = l->tail_size;
   }
   for (uint32_t i = 0; i < l->nfds; i++) {
@@ -147,7 +149,7 @@ static void drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
 }
 
 /* What is still queued, as bytes. */
-static void collect_tail(struct sk_stream *s, struct sk_linger *l) {
+static void collect_tail(const struct sk_stream *s, struct sk_linger *l) {
   size_t size = 0, at = 0;
   uint32_t staged = s->stage_head;
   for (uint32_t i = 0; i < s->out_count; i++) {
@@ -173,11 +175,13 @@ static void to_list(struct sk_comm *comm) {
   struct sk_linger *l = calloc(1, sizeof *l);
   if (!l) return; /* then the sockets just close */
   l->born = rail_now_ns();
-  collect_tail(&comm->streams[0], l);
+  const struct sk_stream *main_stream = sk_main_stream(comm);
+  collect_tail(main_stream, l);
+  l->tail_fd = main_stream->index;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     l->fds[l->nfds++] = comm->streams[i].fd;
     comm->streams[i].fd = -1;
-    if (i > 0 || !l->tail) shutdown(l->fds[i], SHUT_WR);
+    if (i != l->tail_fd || !l->tail) shutdown(l->fds[i], SHUT_WR);
   }
   if (linger_step(l, l->born)) {
     linger_free(l);

@@ -10,12 +10,12 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
 
 static const char *const side_text[] = {[SK_SENDER] = "sending to", [SK_RECEIVER] = "receiving from"};
 
 rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args, uint32_t buffer) {
-  rail_result_t result = RAIL_OK;
   comm->magic = args->side == SK_SENDER ? SK_SEND_MAGIC : SK_RECV_MAGIC;
   comm->side = args->side;
   comm->dev = args->dev;
@@ -32,11 +32,12 @@ rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args
     comm->nstreams = 0;
     return RAIL_SYSTEM_ERROR;
   }
+  rail_result_t result = sk_rails_init(comm, args);
   /* All sockets first: they are ours from here on, whatever fails. */
   for (uint32_t i = 0; i < args->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
-    /* Payloads of the other streams are pieces of large messages, never copied. */
-    rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 ? buffer : 4096);
+    /* Payloads of the other streams are pieces of large messages, never copied; unless one must replace the first. */
+    rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || comm->rails ? buffer : 4096);
     if (r != RAIL_OK) result = r;
     s->welcomed = args->side == SK_RECEIVER;
   }
@@ -52,6 +53,7 @@ void sk_comm_destroy(struct sk_comm *comm) {
   comm->mrs = NULL;
   sk_rejoin_free(comm->rejoin);
   comm->rejoin = NULL;
+  sk_rails_release(comm);
   free(comm->streams);
   comm->streams = NULL;
   comm->nstreams = 0;
@@ -98,7 +100,7 @@ rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_stream *s)
 }
 
 rail_result_t sk_comm_fail_size(struct sk_comm *comm, uint32_t seq, uint32_t tag, uint64_t size, uint64_t capacity) {
-  struct sk_stream *s = &comm->streams[0];
+  struct sk_stream *s = sk_main_stream(comm);
   if (sk_comm_error(comm) != RAIL_OK) return sk_comm_error(comm);
   comm->error_payload = (struct sk_error){.message_size = htole64(size), .capacity = htole64(capacity)};
   if (sk_stream_can_queue(s)) {

@@ -33,6 +33,7 @@ enum sk_side { SK_SENDER, SK_RECEIVER };
 struct sk_comm;
 struct sk_ctx;
 struct sk_rejoin;
+struct sk_rail;
 struct sk_request;
 
 struct sk_mr {
@@ -79,6 +80,8 @@ struct sk_comm {
   struct sk_error error_payload;
   struct sk_answer_wire welcomes[SK_MAX_STREAMS]; /* that the sender waits for */
   struct sk_rejoin *rejoin;
+  struct sk_rail *rails; /* one per stream with the feature FAILOVER, else NULL */
+  uint64_t failovers;
 };
 
 /* What the handshake agreed on, with the connected sockets; the comm takes

@@ -23,7 +23,8 @@ enum sk_frame_type {
   SK_FRAME_ERROR = 4,   /* both ways: the last word before the comm fails */
   SK_FRAME_PING = 5,    /* both ways: are you there? */
   SK_FRAME_PONG = 6,    /* yes */
-  SK_FRAME_LOST = 7,    /* both ways: stream `tag` is given up; from the receiver `seq` frames of it had arrived */
+  SK_FRAME_LOST = 7,    /* both ways: stream `tag`, generation `size`, is given up; `seq` frames of it had arrived whole */
+  SK_FRAME_JOIN = 8,    /* first frame of a stream that has come back: `tag` its number, `size` its generation */
   SK_FRAME_TYPES
 };
 
@@ -50,7 +51,7 @@ _Static_assert(offsetof(struct sk_frame, tag) == 20, "frame layout");
 /* Entries of a CONTROL frame. */
 enum sk_entry_kind {
   SK_ENTRY_GRANT = 0,  /* a buffer of `value` bytes is posted for tag `key` */
-  SK_ENTRY_FRAMES = 1, /* `value` frames of stream `key` have arrived whole */
+  SK_ENTRY_FRAMES = 1, /* `value` frames of stream `key` & 0xff, generation `key` >> 8, have arrived whole */
 };
 
 struct sk_entry {

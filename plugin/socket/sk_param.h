@@ -23,6 +23,7 @@ struct sk_params {
   int64_t eager_bytes;
   int64_t handshake_ms;
   int64_t connect_ms;
+  int64_t rail_timeout_ms;
 };
 
 extern const struct rail_param_table sk_param_table;

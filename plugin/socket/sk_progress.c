@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "common/log.h"
+#include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
 
@@ -19,6 +20,16 @@ static void queue_word(struct sk_stream *s, enum sk_frame_type type) {
 }
 
 /* True if it was one of those that say nothing but that the peer is there. */
+/* LOST and JOIN: RAIL_OK when it was one, RAIL_IN_PROGRESS when not, or the comm's failure. */
+static rail_result_t on_rail_word(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
+  struct sk_rail *rail = sk_rail_of(comm, s);
+  if (frame->len || (frame->type != SK_FRAME_LOST && frame->type != SK_FRAME_JOIN)) return RAIL_IN_PROGRESS;
+  s->head += SK_HEAD;
+  if (frame->type == SK_FRAME_LOST) return sk_rail_on_lost(comm, frame);
+  if (rail && comm->side == SK_RECEIVER) return sk_rail_on_join(comm, s, frame);
+  return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: stream %u joins where none was lost", s->index);
+}
+
 static bool on_word(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   if (frame->len || (frame->type != SK_FRAME_PING && frame->type != SK_FRAME_PONG)) return false;
   if (frame->type == SK_FRAME_PING) {
@@ -29,8 +40,9 @@ static bool on_word(struct sk_comm *comm, struct sk_stream *s, const struct sk_f
 }
 
 void sk_ping(struct sk_comm *comm) {
-  queue_word(&comm->streams[0], SK_FRAME_PING);
-  (void)sk_stream_flush(&comm->streams[0], &comm->moved);
+  struct sk_stream *s = sk_main_stream(comm);
+  queue_word(s, SK_FRAME_PING);
+  (void)sk_stream_flush(s, &comm->moved);
 }
 
 void sk_flush_all(struct sk_comm *comm) {
@@ -74,10 +86,16 @@ static rail_result_t parse_in(struct sk_recv_comm *rc, struct sk_stream *s) {
       rail_result_t result = on_error(&rc->base, s, &frame);
       return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
     }
-    if (rail_unlikely(on_word(&rc->base, s, &frame))) {
-      s->head += SK_HEAD;
-      continue;
+    if (rail_unlikely(frame.type > SK_FRAME_DATA)) {
+      if (on_word(&rc->base, s, &frame)) {
+        s->head += SK_HEAD;
+        continue;
+      }
+      rail_result_t result = on_rail_word(&rc->base, s, &frame);
+      if (result == RAIL_OK) continue;
+      if (result != RAIL_IN_PROGRESS) return result;
     }
+    if (rail_unlikely(rc->base.rails && rc->base.rails[s->index].joining)) return lost_its_place(&rc->base, s);
     RAIL_TRY(sk_recv_on_frame(rc, s, &frame));
     s->head += sizeof frame;
     if (!frame.len) RAIL_TRY(sk_recv_on_payload(rc, s)); /* a message of 0 bytes is complete */
@@ -106,12 +124,13 @@ static rail_result_t on_control(struct sk_send_comm *sc, struct sk_stream *s, co
   const uint8_t *at = s->buf + s->head + SK_HEAD;
   s->head += SK_HEAD + frame->len;
   RAIL_TRY(sk_send_on_control(sc, frame));
+  if (frame->flags & SK_FRAME_RESET) sk_send_reset_grants(sc);
   for (uint32_t n = frame->len / (uint32_t)sizeof entry; n > 0; n--, at += sizeof entry) {
     memcpy(&entry, at, sizeof entry);
-    if (le32toh(entry.kind) != SK_ENTRY_GRANT)
-      return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: a control entry of kind %u",
-                          le32toh(entry.kind));
-    RAIL_TRY(sk_send_on_grant(sc, le32toh(entry.key), le64toh(entry.value)));
+    uint32_t kind = le32toh(entry.kind), key = le32toh(entry.key);
+    if (rail_likely(kind == SK_ENTRY_GRANT)) RAIL_TRY(sk_send_on_grant(sc, key, le64toh(entry.value)));
+    else if (kind == SK_ENTRY_FRAMES) RAIL_TRY(sk_rail_on_frames(sc, key, le64toh(entry.value)));
+    else return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: a control entry of kind %u", kind);
   }
   sk_send_after_control(sc);
   return RAIL_OK;
@@ -126,10 +145,10 @@ static rail_result_t parse_out(struct sk_send_comm *sc, struct sk_stream *s) {
   while (sk_stream_have(s) >= sizeof frame) {
     rail_result_t result = RAIL_OK;
     if (rail_unlikely(!sk_frame_decode(s->buf + s->head, &frame))) return lost_its_place(&sc->base, s);
-    if (rail_likely(frame.type == SK_FRAME_CONTROL && s->index == 0)) result = on_control(sc, s, &frame);
+    if (rail_likely(frame.type == SK_FRAME_CONTROL && (s->index == 0 || sc->base.rails))) result = on_control(sc, s, &frame);
     else if (frame.type == SK_FRAME_ERROR) result = on_error(&sc->base, s, &frame);
     else if (on_word(&sc->base, s, &frame)) s->head += SK_HEAD;
-    else
+    else if ((result = on_rail_word(&sc->base, s, &frame)) == RAIL_IN_PROGRESS)
       result = sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: frame type %u from a receiver", frame.type);
     if (result == RAIL_IN_PROGRESS) return RAIL_OK; /* not all of it is here */
     if (result != RAIL_OK) return result;
@@ -149,7 +168,7 @@ static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint
   for (;;) {
     rail_result_t result = parse(comm, s);
     if (rail_unlikely(result != RAIL_OK)) return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
-    if (s->eof || !more || *bytes >= limit) return RAIL_OK;
+    if (s->eof || s->fd < 0 || !more || *bytes >= limit) return RAIL_OK;
     if (sk_stream_fill(s, bytes, &more) != RAIL_OK && !s->eof) return RAIL_OK;
   }
 }
@@ -161,6 +180,7 @@ static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint
 RAIL_COLD static rail_result_t write_failed(struct sk_comm *comm) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < comm->nstreams; i++) RAIL_TRY(read_stream(comm, &comm->streams[i], READ_BYTES, &bytes));
+  if (sk_comm_error(comm) != RAIL_OK) return sk_comm_error(comm);
   for (uint32_t i = 0; i < comm->nstreams; i++)
     if (comm->streams[i].out_errno) return sk_comm_fail_lost(comm, &comm->streams[i]);
   return RAIL_OK;
@@ -173,6 +193,32 @@ static void release_hold(struct sk_comm *comm) {
   comm->hold = false;
 }
 
+/* With FAILOVER. A stream that broke is lost; one that ended properly was closed by the peer, or given up, and then the
+ * peer says LOST over another. *ended: no stream is left that might say anything. */
+static rail_result_t check_rails(struct sk_comm *comm, bool *ended) {
+  *ended = true;
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    struct sk_stream *s = &comm->streams[i];
+    if (s->fd < 0) continue;
+    if (rail_unlikely(s->eof && s->in_errno)) RAIL_TRY(sk_rail_lost(comm, s, strerror(s->in_errno)));
+    *ended &= s->fd < 0 || s->eof;
+  }
+  return RAIL_OK;
+}
+
+/* Has the peer gone with something outstanding? */
+static rail_result_t check_peer(struct sk_send_comm *sc) {
+  struct sk_comm *comm = &sc->base;
+  if (rail_unlikely(comm->rails != NULL)) {
+    bool ended;
+    RAIL_TRY(check_rails(comm, &ended));
+    return ended && !sk_send_is_idle(sc) ? sk_comm_fail_lost(comm, sk_main_stream(comm)) : RAIL_OK;
+  }
+  for (uint32_t i = 0; i < comm->nstreams; i++)
+    if (rail_unlikely(comm->streams[i].eof) && !sk_send_is_idle(sc)) return sk_comm_fail_lost(comm, &comm->streams[i]);
+  return RAIL_OK;
+}
+
 static rail_result_t progress_out(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
   uint64_t bytes = 0;
@@ -183,13 +229,11 @@ static rail_result_t progress_out(struct sk_send_comm *sc) {
   sc->unread = 0;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
-    if (i == 0 || !s->welcomed) RAIL_TRY(read_stream(comm, s, READ_BYTES, &bytes));
+    if (i == 0 || !s->welcomed || comm->rails) RAIL_TRY(read_stream(comm, s, READ_BYTES, &bytes));
   }
   comm->moved += bytes;
   if (sc->ready && sk_send_pump(sc) != RAIL_OK) return write_failed(comm);
-  for (uint32_t i = 0; i < comm->nstreams; i++)
-    if (rail_unlikely(comm->streams[i].eof) && !sk_send_is_idle(sc)) return sk_comm_fail_lost(comm, &comm->streams[i]);
-  return RAIL_OK;
+  return check_peer(sc);
 }
 
 /* ---- receiver --------------------------------------------------------- */
@@ -199,6 +243,10 @@ RAIL_COLD static rail_result_t check_ends(struct sk_recv_comm *rc) {
   struct sk_comm *comm = &rc->base;
   const struct sk_stream *first = &comm->streams[0];
   bool all_ended = true;
+  if (comm->rails) {
+    RAIL_TRY(check_rails(comm, &all_ended));
+    return all_ended && (rc->partial || rc->posted.count) ? sk_comm_fail_lost(comm, sk_main_stream(comm)) : RAIL_OK;
+  }
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
     if (s->eof && s->len) return sk_comm_fail_lost(comm, s); /* in the middle of a payload */

@@ -17,6 +17,7 @@
 #include "common/log.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
 
 #define READ_AHEAD (64 * 1024)
@@ -80,6 +81,7 @@ static rail_result_t claim(struct sk_recv_comm *rc, struct sk_slot *slot, uint32
 static void finish_slot(struct sk_recv_comm *rc, struct sk_slot *slot) {
   rc->base.messages++;
   rc->base.bytes += slot->sink.size;
+  rc->finished = true;
   sk_pending_drop(&slot->recv->base.pending);
 }
 
@@ -133,8 +135,32 @@ static struct sk_sink *find_sink(struct sk_recv_comm *rc, const struct sk_frame 
   return claim(rc, slot, frame->seq, frame->size) == RAIL_OK ? &slot->sink : NULL;
 }
 
+/* A piece of an announced message. */
+static rail_result_t expect_piece(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame,
+                                  uint64_t offset) {
+  struct sk_sink *sink = *hash_find(rc, frame->seq);
+  if (!sink) return broken(rc, frame, "data of a message that is complete");
+  if (!frame->len || offset > sink->size || frame->len > sink->size - offset ||
+      frame->len > sink->size - sink->promised)
+    return broken(rc, frame, "data outside its message");
+  sink->promised += frame->len;
+  sk_stream_expect(s, sink->data + offset, frame->len, sink);
+  return RAIL_OK;
+}
+
+/* With FAILOVER every stream announces every message: one that is ahead waits for the others, one that is behind only
+ * says what is known, and may bring the first piece. */
+static rail_result_t on_repeat(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
+  if ((int32_t)(frame->seq - rc->next_seq) > 0) return RAIL_IN_PROGRESS;
+  if (frame->len) return expect_piece(rc, s, frame, 0);
+  sk_stream_expect(s, NULL, 0, NULL);
+  return RAIL_OK;
+}
+
 static rail_result_t on_msg(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
-  if (s->index != 0 || frame->seq != rc->next_seq || frame->len > frame->size || frame->size > RAIL_NET_MAX_BYTES)
+  if (rc->base.rails && frame->seq != rc->next_seq) return on_repeat(rc, s, frame);
+  if ((s->index != 0 && !rc->base.rails) || frame->seq != rc->next_seq || frame->len > frame->size ||
+      frame->size > RAIL_NET_MAX_BYTES)
     return broken(rc, frame, "an announcement out of order or of a wrong size");
   struct sk_sink *sink = find_sink(rc, frame);
   if (rail_unlikely(!sink)) return sk_comm_error(&rc->base);
@@ -150,17 +176,17 @@ static rail_result_t on_msg(struct sk_recv_comm *rc, struct sk_stream *s, const 
 
 static rail_result_t on_data(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
   if ((int32_t)(frame->seq - rc->next_seq) >= 0) {
-    if (s->index == 0) return broken(rc, frame, "data of a message that was not announced");
+    if (s->index == 0 && !rc->base.rails) return broken(rc, frame, "data of a message that was not announced");
     return RAIL_IN_PROGRESS;
   }
-  struct sk_sink *sink = *hash_find(rc, frame->seq);
-  if (!sink) return broken(rc, frame, "data of a message that is complete");
-  if (!frame->len || frame->size > sink->size || frame->len > sink->size - frame->size ||
-      frame->len > sink->size - sink->promised)
-    return broken(rc, frame, "data outside its message");
-  sink->promised += frame->len;
-  sk_stream_expect(s, sink->data + frame->size, frame->len, sink);
-  return RAIL_OK;
+  return expect_piece(rc, s, frame, frame->size);
+}
+
+void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s) {
+  struct sk_sink *sink = s->owner;
+  if (!s->len || !sink) return;
+  sink->promised -= s->len;
+  if (!sink->hashed) hash_insert(rc, sink); /* its one frame will come as a piece */
 }
 
 rail_result_t sk_recv_on_frame(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
@@ -174,7 +200,8 @@ rail_result_t sk_recv_on_frame(struct sk_recv_comm *rc, struct sk_stream *s, con
 rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s) {
   struct sk_sink *sink = s->owner;
   s->owner = NULL;
-  add_bytes(rc, sink, s->len);
+  if (rc->base.rails) rc->base.rails[s->index].frames++;
+  if (rail_likely(sink)) add_bytes(rc, sink, s->len);
   return RAIL_OK;
 }
 

@@ -10,11 +10,13 @@
  * frame of credit now and then. Large buffers are granted at once while the
  * sender's messages use grants, and otherwise when nothing else is to be done.
  */
+#include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_recv.h"
 
 #define GRANTS_AT_ONCE 8     /* collected, then sent whatever else there is to do */
 #define BULK_READ (16 * 1024) /* nor does a call that read this much wait for a quiet moment */
 #define QUIET_CALLS 16       /* progress calls without news that make one */
+#define COUNTS_AT_ONCE 8     /* frames that have arrived, with FAILOVER */
 #define STUCK_CALLS 2048     /* and so many: a message too large for its small buffer may be waiting, and must be told */
 
 /* ---- the list of buffers that the sender does not know of --------------- */
@@ -44,29 +46,50 @@ void sk_recv_forget_grant(struct sk_recv_comm *rc, struct sk_slot *slot) {
 
 /* ---- frames ------------------------------------------------------------- */
 
+static struct sk_entry grant_of(const struct sk_slot *slot) {
+  return (struct sk_entry){
+    .value = htole64(slot->capacity), .key = htole32(slot->node.tag), .kind = htole32(SK_ENTRY_GRANT)};
+}
+
 /* In posting order, because the sender pairs them with its sends in that order: small ones that stand before the last
  * large one must go too. */
 static uint32_t collect_grants(struct sk_recv_comm *rc, bool all) {
   uint32_t n = 0;
   while (rc->ungranted && (all || rc->wanted)) {
     struct sk_slot *slot = rc->ungranted;
-    rc->wire_entries[n++] = (struct sk_entry){
-      .value = htole64(slot->capacity), .key = htole32(slot->node.tag), .kind = htole32(SK_ENTRY_GRANT)};
+    rc->wire_entries[n++] = grant_of(slot);
     sk_recv_forget_grant(rc, slot);
   }
   return n;
 }
 
+/* Every buffer that waits, whether the sender was told or not. */
+static uint32_t collect_posted(struct sk_recv_comm *rc) {
+  uint32_t n = 0;
+  for (unsigned int b = 0; b < SK_MATCH_BUCKETS; b++)
+    for (struct sk_match_node *node = rc->posted.first[b]; node; node = node->next) {
+      struct sk_slot *slot = rail_container_of(node, struct sk_slot, node);
+      rc->wire_entries[n++] = grant_of(slot);
+      sk_recv_forget_grant(rc, slot);
+    }
+  return n;
+}
+
 static void make_control(struct sk_recv_comm *rc) {
   struct sk_early *early = &rc->early;
-  struct sk_stream *s = &rc->base.streams[0];
+  struct sk_stream *s = sk_main_stream(&rc->base);
   if (atomic_load_explicit(&rc->control_unwritten, memory_order_relaxed) || !sk_stream_can_queue(s)) return;
-  uint32_t len = collect_grants(rc, sk_early_is_low(early) || rc->idle >= STUCK_CALLS) * (uint32_t)sizeof rc->wire_entries[0];
+  bool all = rc->idle >= STUCK_CALLS || sk_early_is_low(early);
+  uint32_t n = rail_unlikely(rc->again) ? collect_posted(rc) : collect_grants(rc, all);
+  if (rail_unlikely(rc->base.rails != NULL)) n += sk_rail_entries(rc, rc->wire_entries + n);
+  uint32_t len = n * (uint32_t)sizeof rc->wire_entries[0];
   sk_pending_add(&rc->control_unwritten);
   uint8_t *head = sk_stream_queue(s, SK_HEAD, rc->wire_entries, len, &rc->control_unwritten);
-  sk_frame_encode(head, SK_FRAME_CONTROL, 0, rc->next_seq, early->bytes_freed, len, early->count_freed);
+  sk_frame_encode(head, SK_FRAME_CONTROL, rc->again ? SK_FRAME_RESET : 0, rc->next_seq, early->bytes_freed, len,
+                  early->count_freed);
   early->bytes_told = early->bytes_freed;
   early->count_told = early->count_freed;
+  rc->again = rc->finished = false;
 }
 
 /* Would the sender go on sooner if it knew? */
@@ -75,9 +98,15 @@ static bool is_due(const struct sk_recv_comm *rc) {
          (rc->ungranted_count && (rc->idle >= STUCK_CALLS || sk_early_is_low(&rc->early)));
 }
 
+/* The same, with FAILOVER: its sends are done when it hears that they have arrived. */
+static bool counts_are_due(const struct sk_recv_comm *rc) {
+  uint32_t untold = sk_rail_untold(rc);
+  return rc->again || (untold && (rc->finished || rc->idle || untold >= COUNTS_AT_ONCE));
+}
+
 static void send_report(struct sk_recv_comm *rc) {
   make_control(rc);
-  (void)sk_stream_flush(&rc->base.streams[0], &rc->base.moved);
+  (void)sk_stream_flush(sk_main_stream(&rc->base), &rc->base.moved);
 }
 
 /* It used its grants and has none left. */
@@ -90,15 +119,24 @@ void sk_recv_report_posted(struct sk_recv_comm *rc) {
 }
 
 void sk_recv_report(struct sk_recv_comm *rc, uint64_t bytes) {
-  if (!bytes && rc->recent && rc->recent < BULK_READ) rail_sock_ack_now(rc->base.streams[0].fd);
+  const struct sk_stream *s = sk_main_stream(&rc->base);
+  if (!bytes && rc->recent && rc->recent < BULK_READ) rail_sock_ack_now(s->fd);
   rc->recent = bytes;
   rc->idle = bytes ? 0 : rc->idle + 1;
-  if (rc->base.streams[0].out_count || is_due(rc) ||
+  if (s->out_count || is_due(rc) ||
       (rc->wanted && (rc->idle >= QUIET_CALLS || bytes >= BULK_READ || rc->wanted >= GRANTS_AT_ONCE ||
-                      (rc->rush && !bytes) || is_starving(rc))))
+                      (rc->rush && !bytes) || is_starving(rc))) ||
+      (rail_unlikely(rc->base.rails != NULL) && counts_are_due(rc)))
     send_report(rc);
 }
 
 void sk_recv_report_all(struct sk_recv_comm *rc) {
-  if (rc->early.count_told != rc->early.count_freed || rc->wanted) send_report(rc);
+  if (rc->early.count_told != rc->early.count_freed || rc->wanted || sk_rail_untold(rc)) send_report(rc);
+}
+
+void sk_recv_report_again(struct sk_recv_comm *rc) {
+  for (uint32_t i = 0; i < rc->base.nstreams; i++) rc->base.rails[i].told = rc->base.rails[i].frames - 1;
+  atomic_store_explicit(&rc->control_unwritten, 0, memory_order_relaxed); /* that frame went with its stream */
+  rc->again = true;
+  send_report(rc);
 }

@@ -33,6 +33,7 @@ struct sk_send {
   struct sk_request base;
   struct sk_match_node node; /* in `waiting` */
   struct sk_send *next;      /* in `ready`, then in `bulk` */
+  struct sk_send *later, *earlier; /* in `unsettled` */
   const uint8_t *data;
   uint64_t size;
   uint64_t framed; /* bytes that are in frames */

@@ -19,6 +19,7 @@
 #include "common/log.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
 
 /* Most that one call writes: a call must return within a millisecond. */
@@ -76,14 +77,58 @@ void sk_send_release(struct sk_send_comm *sc) {
   sc->flying_store = NULL;
 }
 
-/* ---- ready → announced → in frames ------------------------------------ */
-
 static void make_ready(struct sk_send_comm *sc, struct sk_send *send) {
   send->next = NULL;
   send->seq = sc->next_seq++;
   *sc->ready_end = send;
   sc->ready_end = &send->next;
 }
+
+/* ---- connections over several devices: what has not arrived yet ---------- */
+
+static void unsettled_add(struct sk_send_comm *sc, struct sk_send *send) {
+  send->later = NULL;
+  send->earlier = sc->unsettled_last;
+  if (sc->unsettled_last) sc->unsettled_last->later = send;
+  else sc->unsettled = send;
+  sc->unsettled_last = send;
+  sc->unsettled_count++;
+}
+
+static void unsettled_remove(struct sk_send_comm *sc, struct sk_send *send) {
+  if (send->earlier) send->earlier->later = send->later;
+  else sc->unsettled = send->later;
+  if (send->later) send->later->earlier = send->earlier;
+  else sc->unsettled_last = send->earlier;
+  sc->unsettled_count--;
+}
+
+void sk_send_piece_arrived(struct sk_send_comm *sc, struct sk_send *send) {
+  if (atomic_load_explicit(&send->base.pending, memory_order_relaxed) == 1) unsettled_remove(sc, send);
+  sk_pending_drop(&send->base.pending);
+}
+
+/* A message without bytes has nothing that could go another way: its announcements are what must arrive. */
+static void announce_on(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send) {
+  uint8_t *head = sk_stream_queue(s, SK_HEAD, NULL, 0, NULL);
+  sk_frame_encode(head, SK_FRAME_MSG, send->granted ? SK_FRAME_GRANTED : 0, send->seq, send->size, 0, send->node.tag);
+  sk_rail_remember(&sc->base, s, send->size ? NULL : send, 0, 0);
+  if (!send->size) sk_pending_add(&send->base.pending);
+}
+
+static void announce_on_others(struct sk_send_comm *sc, const struct sk_stream *main_stream, struct sk_send *send) {
+  for (uint32_t i = 0; i < sc->base.nstreams; i++) {
+    struct sk_stream *s = &sc->base.streams[i];
+    if (s != main_stream && s->fd >= 0) announce_on(sc, s, send);
+  }
+  unsettled_add(sc, send);
+}
+
+void sk_send_announce_all(struct sk_send_comm *sc, struct sk_stream *s) {
+  for (struct sk_send *send = sc->unsettled; send; send = send->later) announce_on(sc, s, send);
+}
+
+/* ---- ready → announced → in frames ------------------------------------ */
 
 /* The last of its frames is made: the request is done when they are written. */
 static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
@@ -92,25 +137,45 @@ static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
   sk_pending_drop(&send->base.pending);
 }
 
-static void queue_payload(struct sk_stream *s, struct sk_send *send, enum sk_frame_type type, uint64_t size,
-                          uint32_t len) {
-  const uint8_t *data = send->data + send->framed;
+/* One frame with `len` bytes of the message from `offset`. A frame is over when it is in the kernel, or, if it may have to
+ * go another way, when it has arrived. */
+static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send, enum sk_frame_type type,
+                        uint64_t offset, uint32_t len) {
+  const uint8_t *data = send->data + offset;
   uint32_t copied = len <= SK_COPY_BYTES ? len : 0;
-  uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, &send->base.pending);
-  sk_frame_encode(head, type, type == SK_FRAME_MSG && send->granted ? SK_FRAME_GRANTED : 0, send->seq, size, len,
-                  send->node.tag);
+  bool failover = sc->base.rails != NULL;
+  uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, failover ? NULL : &send->base.pending);
+  if (type == SK_FRAME_MSG)
+    sk_frame_encode(head, type, send->granted ? SK_FRAME_GRANTED : 0, send->seq, send->size, len, send->node.tag);
+  else sk_frame_encode(head, type, 0, send->seq, offset, len, send->node.tag);
   if (copied) memcpy(head + SK_HEAD, data, copied);
+  if (rail_unlikely(failover)) sk_rail_remember(&sc->base, s, send, offset, len);
+}
+
+static void queue_payload(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send, enum sk_frame_type type,
+                          uint32_t len) {
+  queue_frame(sc, s, send, type, send->framed, len);
   send->framed += len;
   sk_pending_add(&send->base.pending);
 }
 
+static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_stream) {
+  if (rail_likely(!sc->base.rails)) return sk_stream_has_room(main_stream);
+  for (uint32_t i = 0; i < sc->base.nstreams; i++) {
+    const struct sk_stream *s = &sc->base.streams[i];
+    if (s->fd >= 0 && !(sk_stream_has_room(s) && sk_rail_has_room(&sc->base, s))) return false;
+  }
+  return true;
+}
+
 static void announce_ready(struct sk_send_comm *sc) {
-  struct sk_stream *s = &sc->base.streams[0];
-  while (sc->ready && sk_stream_has_room(s)) {
+  struct sk_stream *s = sk_main_stream(&sc->base);
+  while (sc->ready && can_announce(sc, s)) {
     struct sk_send *send = sc->ready;
     sc->ready = send->next;
     if (!sc->ready) sc->ready_end = &sc->ready;
-    queue_payload(s, send, SK_FRAME_MSG, send->size, (uint32_t)RAIL_MIN(send->size, sc->first_len));
+    queue_payload(sc, s, send, SK_FRAME_MSG, (uint32_t)RAIL_MIN(send->size, sc->first_len));
+    if (rail_unlikely(sc->base.rails != NULL)) announce_on_others(sc, s, send);
     if (send->framed == send->size) {
       all_framed(sc, send);
       continue;
@@ -125,11 +190,19 @@ static void announce_ready(struct sk_send_comm *sc) {
 static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_send *send = sc->bulk;
   uint64_t rest = send->size - send->framed;
-  queue_payload(s, send, SK_FRAME_DATA, send->framed, (uint32_t)RAIL_MIN(rest, sc->chunk));
+  queue_payload(sc, s, send, SK_FRAME_DATA, (uint32_t)RAIL_MIN(rest, sc->chunk));
   if (send->framed < send->size) return;
   sc->bulk = send->next;
   if (!sc->bulk) sc->bulk_end = &sc->bulk;
   all_framed(sc, send);
+}
+
+/* What a lost stream had not delivered goes before anything new. */
+static void take_lost(struct sk_send_comm *sc, struct sk_stream *s) {
+  struct sk_piece piece;
+  while (sk_stream_has_room(s) && sk_rail_has_room(&sc->base, s) && s->out_bytes < sc->chunk &&
+         sk_rail_next_resend(sc, &piece))
+    queue_frame(sc, s, piece.send, piece.send->size ? SK_FRAME_DATA : SK_FRAME_MSG, piece.offset, piece.len);
 }
 
 rail_result_t sk_send_pump(struct sk_send_comm *sc) {
@@ -142,10 +215,17 @@ rail_result_t sk_send_pump(struct sk_send_comm *sc) {
     announce_ready(sc);
     for (uint32_t k = 0; k < comm->nstreams; k++) {
       struct sk_stream *s = &comm->streams[(sc->next_stream + k) % comm->nstreams];
-      if (!s->out_count && sc->bulk) take_chunk(sc, s);
+      if (rail_unlikely(comm->rails != NULL)) {
+        if (s->fd < 0) continue;
+        take_lost(sc, s);
+      }
+      if (!s->out_count && sc->bulk && sk_rail_has_room(comm, s)) take_chunk(sc, s);
       if (!s->out_count || rail_unlikely(comm->hold)) continue;
       rail_result_t result = sk_stream_flush(s, &written);
-      if (rail_unlikely(result == RAIL_REMOTE_ERROR)) return result;
+      if (rail_unlikely(result == RAIL_REMOTE_ERROR)) {
+        if (!comm->rails || sk_rail_lost(comm, s, strerror(s->out_errno)) != RAIL_OK) return result;
+        moved = true;
+      }
       /* A frame that is only half out means that the socket is full, or nearly. */
       if (result == RAIL_OK && (s->out_count || sc->ready || sc->bulk)) moved = true;
     }
@@ -156,7 +236,7 @@ rail_result_t sk_send_pump(struct sk_send_comm *sc) {
 }
 
 bool sk_send_is_idle(const struct sk_send_comm *sc) {
-  if (sc->waiting.count || sc->ready || sc->bulk) return false;
+  if (sc->waiting.count || sc->ready || sc->bulk || sc->unsettled) return false;
   for (uint32_t i = 0; i < sc->base.nstreams; i++)
     if (sc->base.streams[i].out_count) return false;
   return true;
@@ -168,12 +248,22 @@ bool sk_send_should_read(const struct sk_send_comm *sc) {
 
 /* ---- grants ----------------------------------------------------------- */
 
+/* The table has room: there are never more of them than credit counts plus sends. */
+static void remember_flying(struct sk_send_comm *sc, const struct sk_send *send, bool met) {
+  struct sk_flying *f = &sc->flying_store[(sc->flying_first + sc->flying_count++) % sc->flying_cap];
+  f->seq = send->seq;
+  f->met = met;
+  f->node.tag = send->node.tag;
+  if (!met) sk_match_put(&sc->flying, &f->node);
+}
+
 /* The pair is made: the send may go, unless it is too large for its buffer. */
 static rail_result_t accept_grant(struct sk_send_comm *sc, struct sk_send *send, uint64_t capacity) {
   if (rail_unlikely(send->size > capacity))
     return sk_comm_fail_size(&sc->base, sc->next_seq, send->node.tag, send->size, capacity);
   send->granted = true;
   make_ready(sc, send);
+  if (rail_unlikely(sc->base.rails != NULL)) remember_flying(sc, send, true);
   return RAIL_OK;
 }
 
@@ -205,14 +295,6 @@ static bool has_credit(const struct sk_send_comm *sc, uint64_t size) {
          c->bytes_used - c->bytes_freed + sk_credit_of(size) <= sc->eager_bytes;
 }
 
-/* The table has room: there are never more of them than credit counts, nor than sends. */
-static void remember_flying(struct sk_send_comm *sc, const struct sk_send *send) {
-  struct sk_flying *f = &sc->flying_store[(sc->flying_first + sc->flying_count++) % sc->flying_cap];
-  f->seq = send->seq;
-  f->met = false;
-  f->node.tag = send->node.tag;
-  sk_match_put(&sc->flying, &f->node);
-}
 
 /* What the peer had seen when it wrote its latest report met its buffer then, or lies there as early. Within a tag
  * they are forgotten in the order of the table, so the oldest of its tag is the one to take. */
@@ -230,7 +312,23 @@ static void go_ahead(struct sk_send_comm *sc, struct sk_send *send) {
   sc->credit.bytes_used += sk_credit_of(send->size);
   sc->credit.count_used++;
   make_ready(sc, send);
-  remember_flying(sc, send);
+  remember_flying(sc, send, false);
+}
+
+/* All grants so far are void, because some may have been lost: those that follow are for every buffer that is posted. */
+void sk_send_reset_grants(struct sk_send_comm *sc) {
+  for (unsigned int b = 0; b < SK_MATCH_BUCKETS; b++)
+    while (sc->grants.first[b]) {
+      struct sk_match_node *node = sk_match_take(&sc->grants, sc->grants.first[b]->tag);
+      node->next = sc->free_grants;
+      sc->free_grants = node;
+    }
+  sk_match_init(&sc->flying);
+  for (uint32_t i = 0; i < sc->flying_count; i++) {
+    struct sk_flying *f = &sc->flying_store[(sc->flying_first + i) % sc->flying_cap];
+    f->met = false;
+    sk_match_put(&sc->flying, &f->node);
+  }
 }
 
 /* There is credit again: what waited for it goes, in the order of its tag. */

@@ -45,6 +45,8 @@ struct sk_send_comm {
   uint32_t first_len; /* most bytes that the announcing frame carries */
   uint32_t chunk;     /* and a later one */
   uint32_t next_stream;
+  struct sk_send *unsettled, *unsettled_last; /* with FAILOVER: announced and not counted as arrived, in order */
+  uint32_t unsettled_count;
   uint32_t unread; /* pumps since the control stream was last read */
   struct sk_send sends[SK_MAX_SENDS];
   struct sk_grant grant_store[SK_MAX_SLOTS];
@@ -61,6 +63,11 @@ rail_result_t sk_send_pump(struct sk_send_comm *sc);
 rail_result_t sk_send_on_control(struct sk_send_comm *sc, const struct sk_frame *frame);
 rail_result_t sk_send_on_grant(struct sk_send_comm *sc, uint32_t tag, uint64_t size);
 void sk_send_after_control(struct sk_send_comm *sc);
+void sk_send_reset_grants(struct sk_send_comm *sc);
+
+/* With FAILOVER: a frame of this send has arrived; this stream must know of all messages under way. */
+void sk_send_piece_arrived(struct sk_send_comm *sc, struct sk_send *send);
+void sk_send_announce_all(struct sk_send_comm *sc, struct sk_stream *s);
 
 /* Is there nothing that test might wait for? */
 bool sk_send_is_idle(const struct sk_send_comm *sc);
