@@ -56,7 +56,7 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_HANDSHAKE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "10s", .lo = 10, .hi = 3600 * 1000,
    .offset = AT(handshake_ms),
    .doc = "A client that has not introduced itself within this time is dropped."},
-  {.name = "RAIL_SOCKET_RAIL_TIMEOUT", .type = RAIL_PARAM_MS, .def = "500", .lo = 100, .hi = 60 * 1000,
+  {.name = "RAIL_SOCKET_RAIL_TIMEOUT", .type = RAIL_PARAM_MS, .def = "500ms", .lo = 100, .hi = 60 * 1000,
    .offset = AT(rail_timeout_ms),
    .doc = "With several devices: a stream whose bytes nobody has acknowledged for this long, after they were sent again, "
           "is given up, and the others carry on."},
