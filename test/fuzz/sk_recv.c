@@ -7,9 +7,9 @@
  * end.
  *
  * Held: no byte outside the posted buffers is written; a buffer that is
- * reported done holds the k-th message of its tag and no byte more; when the
- * streams have ended every request is done or fails; closing works, at any
- * time, and leaves nothing.
+ * reported done holds the k-th message of its tag and no byte more, and is not
+ * written again; when the streams have ended every request is done or fails;
+ * closing works, at any time, and leaves nothing.
  */
 #include <stdlib.h>
 
@@ -20,6 +20,7 @@
 #define MAX_MESSAGES 256
 #define TAGS 3
 #define FILL 0xee
+#define TAKEN 0x11 /* what the caller puts into a finished buffer; nobody else writes there any more */
 #define BIG 8192 /* messages larger than this wait for their grant; the comm's eager size */
 
 enum step { IRECV, TEST_ONE, MSG, DATA, DELIVER, RAW, FRAME, END, LEAVE, STEPS };
@@ -31,7 +32,8 @@ struct buffer {
 };
 
 struct request {
-  void *handle; /* NULL: finished, well or badly */
+  void *handle; /* NULL: finished */
+  bool taken;
   int n;
   struct buffer buffers[SK_MAX_GROUP];
 };
@@ -107,6 +109,20 @@ static void judge_done(const struct bed *bed, const struct request *r, const int
   }
 }
 
+static void take_buffers(struct request *r) {
+  r->handle = NULL;
+  r->taken = true;
+  for (int i = 0; i < r->n; i++) memset(r->buffers[i].data, TAKEN, r->buffers[i].size);
+}
+
+static void free_buffers(const struct request *r) {
+  for (int i = 0; i < r->n; i++) {
+    const struct buffer *b = &r->buffers[i];
+    for (size_t at = 0; r->taken && at < b->size; at++) FUZZ_CHECK(b->data[at] == TAKEN);
+    fuzz_guarded_free(b->data, b->size);
+  }
+}
+
 /* True: it is over with this request. */
 static bool test(struct bed *bed, struct request *r) {
   int done = 0, sizes[SK_MAX_GROUP];
@@ -116,7 +132,7 @@ static bool test(struct bed *bed, struct request *r) {
   FUZZ_CHECK(result >= RAIL_OK && result < RAIL_IN_PROGRESS && (result == RAIL_OK || !done));
   if (done) {
     judge_done(bed, r, sizes);
-    r->handle = NULL;
+    take_buffers(r);
   }
   bed->failed |= result != RAIL_OK;
   return done || result != RAIL_OK;
@@ -234,9 +250,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   while (in.left && stays) stays = take_step(&in, &bed);
   if (stays) settle(&bed);
   fuzz_close_comm(&bed.c);
-  for (int i = 0; i < bed.nrequests; i++)
-    for (int k = 0; k < bed.requests[i].n; k++)
-      fuzz_guarded_free(bed.requests[i].buffers[k].data, bed.requests[i].buffers[k].size);
+  for (int i = 0; i < bed.nrequests; i++) free_buffers(&bed.requests[i]);
   return 0;
 }
 
@@ -314,6 +328,43 @@ void fuzz_make_seeds(void) {
   put_test(&out, 0);
   put_step(&out, LEAVE, 0, 3);
   fuzz_seed("left", out.bytes, out.size);
+
+  for (unsigned int n = 4; n <= 5; n++) { /* as many early bytes as there is credit for, and more */
+    out.size = 0;
+    fuzz_put8(&out, 0x20);
+    put_irecv(&out, 2, 0);
+    for (unsigned int i = 0; i < n; i++) put_msg(&out, i % 2, BIG);
+    put_step(&out, DELIVER, 0, 0);
+    put_test(&out, 0);
+    for (unsigned int i = 0; i < n; i++) {
+      put_irecv(&out, i % 2, BIG);
+      put_test(&out, i + 1);
+    }
+    put_msg(&out, 2, 0);
+    fuzz_seed(n == 4 ? "early-full" : "early-beyond", out.bytes, out.size);
+  }
+
+  for (unsigned int pieces = 2; pieces <= 3; pieces++) { /* two streams at once in one message, and once too much */
+    out.size = 0;
+    fuzz_put8(&out, 1);
+    put_irecv(&out, 0, 20000);
+    put_step(&out, MSG, 0, SK_FRAME_GRANTED);
+    fuzz_put8(&out, 0x10);
+    fuzz_put8(&out, choice(0, 20000));
+    fuzz_put16(&out, 10000);
+    put_step(&out, DELIVER, 0, 0);
+    put_test(&out, 0);
+    for (unsigned int i = 0; i < pieces; i++) {
+      put_step(&out, DATA, i == 0, 0);
+      fuzz_put8(&out, 0);
+      fuzz_put16(&out, 5000);
+      fuzz_put32(&out, i == 1 ? 15000 : 10000);
+      put_step(&out, DELIVER, i == 0, 1);
+      fuzz_put16(&out, i == 0 ? 3000 : 65535);
+      put_test(&out, 0);
+    }
+    fuzz_seed(pieces == 2 ? "two-streams" : "too-much", out.bytes, out.size);
+  }
 
   uint8_t head[24];
   out.size = 0;

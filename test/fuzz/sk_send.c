@@ -2,7 +2,7 @@
  * TEST-SAN: asan
  *
  * A sending connection and a receiver of bad faith. Input: the connection's
- * shape, then steps: sends are posted and tested, answers, grants and frames
+ * shape, then steps: sends are posted and tested; answers, reports and frames
  * of any fields are queued on any stream and delivered in pieces, what the
  * sender wrote is read in pieces, streams end.
  *
@@ -18,14 +18,12 @@
 #include "plugin/socket/sk_frame.h"
 #include "test/fuzz/lib/comm.h"
 
-#define MAX_SENDS 64
-#define MAX_GRANTS 256
+#define MAX_SENDS 640
 #define TAGS 3
 #define EAGER 8192
 #define SPOILED 0xdd /* what the caller puts where a finished send was */
-#define GRANT_TYPE 3 /* entries of 16 bytes: capacity, tag, 0 */
 
-enum step { ISEND, TEST_ONE, ANSWER, GRANTS, DELIVER, RAW, FRAME, READ, END, LEAVE, STEPS };
+enum step { ISEND, TEST_ONE, ANSWER, REPORT, DELIVER, RAW, FRAME, READ, END, LEAVE, STEPS };
 
 struct send {
   void *handle;
@@ -51,8 +49,12 @@ struct bed {
   struct send sends[MAX_SENDS];
   int nsends;
   unsigned int posted[TAGS], announced[TAGS], granted[TAGS];
-  uint64_t capacities[TAGS][MAX_GRANTS]; /* in the order of each tag */
+  unsigned int large_done[TAGS];
+  uint64_t largest[TAGS]; /* grant */
   bool wild; /* the model does not know all grants */
+  /* What an honest receiver reports: messages seen, and the credit of those that used some. */
+  uint32_t seen, told, count;
+  uint64_t bytes;
   struct out outs[FUZZ_STREAMS];
 };
 
@@ -78,7 +80,7 @@ static void post(struct fuzz_in *in, struct bed *bed) {
 }
 
 /* True: it is over with this request. */
-static bool test(const struct bed *bed, struct send *s) {
+static bool test(struct bed *bed, struct send *s) {
   int done = 0, size = -1;
   if (!s->handle) return true;
   rail_result_t result = sk_test(s->handle, &done, &size);
@@ -86,7 +88,7 @@ static bool test(const struct bed *bed, struct send *s) {
   if (done) {
     FUZZ_CHECK((size_t)size == s->size);
     if (s->size > EAGER && !bed->wild)
-      FUZZ_CHECK(s->order < bed->granted[s->tag] && bed->capacities[s->tag][s->order] >= s->size);
+      FUZZ_CHECK(++bed->large_done[s->tag] <= bed->granted[s->tag] && bed->largest[s->tag] >= s->size);
     memset(s->data, SPOILED, s->size);
     s->handle = NULL;
   }
@@ -130,7 +132,15 @@ static void judge_header(struct bed *bed, struct out *out) {
   out->left = le32toh(len);
   out->at = 0;
   FUZZ_CHECK(le16toh(guard) == SK_FRAME_GUARD && out->left <= SK_MAX_FRAME);
-  if (out->type == SK_FRAME_MSG) out->send = announce(bed, le32toh(tag), le32toh(seq), le64toh(size));
+  if (out->type == SK_FRAME_MSG) {
+    out->send = announce(bed, le32toh(tag), le32toh(seq), le64toh(size));
+    bed->seen = le32toh(seq) + 1;
+    if (!(out->head[1] & SK_FRAME_GRANTED)) {
+      FUZZ_CHECK(out->send->size <= EAGER);
+      bed->bytes += sk_credit_of(out->send->size);
+      bed->count++;
+    }
+  }
   if (out->type == SK_FRAME_DATA) {
     out->send = of_seq(bed, le32toh(seq));
     out->at = le64toh(size);
@@ -177,16 +187,22 @@ static void answer(struct fuzz_in *in, struct bed *bed, unsigned int stream, uns
   fuzz_queue(&bed->c, stream, &wire, sizeof wire);
 }
 
-/* A control frame with grants; its count or its fields may be wrong. */
-static void grant(struct fuzz_in *in, struct bed *bed, unsigned int stream, unsigned int flag) {
-  uint8_t frame[24 + 16 * 256], how = fuzz_u8(in);
-  uint32_t n = how & 7, len;
+/* A report with grants, honest or not. */
+static void report(struct fuzz_in *in, struct bed *bed, unsigned int stream, unsigned int flag) {
+  uint8_t frame[24 + 16 * 256], how = fuzz_u8(in), lie = fuzz_u8(in);
+  uint32_t n = how & 7, seen = bed->seen, count = bed->count;
+  uint64_t bytes = bed->bytes;
   if (how & 8) n += fuzz_u8(in);
   n = RAIL_MIN(n, 250u);
-  len = n * 16;
-  if (how & 0x10) len = fuzz_u32(in);
+  uint32_t len = how & 0x10 ? fuzz_u32(in) : n * 16;
+  if (lie & 1) seen = bed->told;
+  if (lie & 2) seen = fuzz_u32(in);
+  if (lie & 4) bytes = fuzz_u64(in);
+  if (lie & 8) count = fuzz_u32(in);
+  if (lie & 16) seen = bed->seen + fuzz_u8(in);
+  bed->told = seen;
   memset(frame, 0, sizeof frame);
-  fuzz_frame(frame, GRANT_TYPE, flag & 1, how & 0x20 ? fuzz_u32(in) : 0, how & 0x40 ? fuzz_u64(in) : 0, len, 0);
+  fuzz_frame(frame, SK_FRAME_CONTROL, flag & 1, seen, bytes, len, count);
   for (uint32_t i = 0; i < n; i++) {
     uint8_t choice = fuzz_u8(in), *entry = frame + 24 + 16 * i;
     uint64_t capacity = how & 0x80 ? fuzz_u64(in) : fuzz_size(choice / TAGS);
@@ -194,10 +210,11 @@ static void grant(struct fuzz_in *in, struct bed *bed, unsigned int stream, unsi
     put_le(entry, capacity, 8);
     put_le(entry + 8, tag, 4);
     if (flag & 2) put_le(entry + 8, fuzz_u32(in), 8);
-    if (bed->granted[tag] < MAX_GRANTS) bed->capacities[tag][bed->granted[tag]++] = capacity;
+    bed->granted[tag]++;
+    bed->largest[tag] = RAIL_MAX(bed->largest[tag], capacity);
   }
-  bed->wild |= flag != 0 || stream != 0 || len != n * 16;
-  bed->wild |= !fuzz_queue(&bed->c, stream, frame, 24 + 16 * (size_t)n);
+  bed->wild |= flag != 0 || len != n * 16;
+  fuzz_queue(&bed->c, stream, frame, 24 + 16 * (size_t)n);
 }
 
 static void send_any(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
@@ -221,7 +238,7 @@ static bool take_step(struct fuzz_in *in, struct bed *bed) {
       if (bed->nsends) test(bed, &bed->sends[fuzz_u8(in) % bed->nsends]);
       break;
     case ANSWER: answer(in, bed, stream, flag); break;
-    case GRANTS: grant(in, bed, stream, flag); break;
+    case REPORT: report(in, bed, stream, flag); break;
     case DELIVER: fuzz_deliver(&bed->c, stream, flag ? fuzz_u16(in) : SIZE_MAX); break;
     case RAW:
       size = fuzz_u8(in);
@@ -284,8 +301,9 @@ static void put_isend(struct fuzz_out *out, unsigned int tag, size_t size) {
 }
 
 static void put_grant(struct fuzz_out *out, unsigned int tag, size_t size) {
-  put_step(out, GRANTS, 0, 0);
+  put_step(out, REPORT, 0, 0);
   fuzz_put8(out, 1);
+  fuzz_put8(out, 0);
   fuzz_put8(out, choice(tag, size));
 }
 
@@ -335,6 +353,23 @@ void fuzz_make_seeds(void) {
   put_pump(&out, 1, 5);
   put_pump(&out, 1, 5);
   fuzz_seed("full-socket", out.bytes, out.size);
+
+  for (unsigned int lie = 0; lie < 2; lie++) { /* far more messages than credit; one receiver says that it saw none */
+    out.size = 0;
+    fuzz_put8(&out, 0xf0);
+    put_step(&out, ANSWER, 0, 0);
+    for (unsigned int i = 0; i < 300; i++) {
+      put_isend(&out, i % TAGS, 8);
+      put_step(&out, TEST_ONE, 0, 0);
+      fuzz_put8(&out, i);
+      put_step(&out, READ, 0, 0);
+      put_step(&out, REPORT, 0, 0);
+      fuzz_put8(&out, 0);
+      fuzz_put8(&out, lie);
+      put_step(&out, DELIVER, 0, 0);
+    }
+    fuzz_seed(lie ? "unseen" : "credit", out.bytes, out.size);
+  }
 
   out.size = 0;
   fuzz_put8(&out, 0x21); /* refused, an error, a stream that ends; then closed as it is */
