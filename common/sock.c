@@ -151,11 +151,23 @@ rail_result_t rail_sock_connected(int fd) {
   return rail_result_of_errno(err);
 }
 
-rail_result_t rail_sock_sendv(int fd, const struct iovec *iov, int niov, size_t *n) {
+/* One piece, the most frequent case, needs no vector: the kernel copies and checks less. */
+static ssize_t send_once(int fd, const struct iovec *iov, int niov) {
+  if (rail_likely(niov == 1)) return send(fd, iov->iov_base, iov->iov_len, MSG_NOSIGNAL | MSG_DONTWAIT);
   struct msghdr msg = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)niov};
+  return sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static ssize_t recv_once(int fd, const struct iovec *iov, int niov) {
+  if (rail_likely(niov == 1)) return recv(fd, iov->iov_base, iov->iov_len, MSG_DONTWAIT);
+  struct msghdr msg = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)niov};
+  return recvmsg(fd, &msg, MSG_DONTWAIT);
+}
+
+rail_result_t rail_sock_sendv(int fd, const struct iovec *iov, int niov, size_t *n) {
   *n = 0;
   for (;;) {
-    ssize_t sent = sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t sent = send_once(fd, iov, niov);
     if (rail_likely(sent > 0)) {
       *n = (size_t)sent;
       return RAIL_OK;
@@ -173,10 +185,9 @@ static bool iov_is_empty(const struct iovec *iov, int niov) {
 }
 
 rail_result_t rail_sock_recvv(int fd, const struct iovec *iov, int niov, size_t *n) {
-  struct msghdr msg = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)niov};
   *n = 0;
   for (;;) {
-    ssize_t got = recvmsg(fd, &msg, MSG_DONTWAIT);
+    ssize_t got = recv_once(fd, iov, niov);
     if (rail_likely(got > 0)) {
       *n = (size_t)got;
       return RAIL_OK;

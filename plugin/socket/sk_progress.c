@@ -313,6 +313,7 @@ rail_result_t sk_test(void *request, int *done, int *sizes) {
   *done = 0;
   struct sk_request *r = sk_request_of(request, "test");
   if (!r) return RAIL_BAD_ARGUMENT;
+  if (r->magic == SK_REQ_SEND) sk_send_tested(rail_container_of(r->comm, struct sk_send_comm, base));
   if (!sk_request_is_done(r)) {
     rail_result_t result = push(r->comm);
     /* A request that finished is finished, whatever became of the others. */

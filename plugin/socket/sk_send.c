@@ -410,9 +410,16 @@ static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size
   return send;
 }
 
-/* May this send stand in the stream until the caller tests one of its requests? */
+/* May this send stand in the stream until the caller tests one of its requests? Only where that is worth while: others
+ * are outstanding, or the caller has a way of sending several before it tests. */
 static bool can_wait(const struct sk_send_comm *sc, size_t size) {
-  return size <= LATER_BYTES && sc->pool.in_use > LATER_FROM && sc->base.streams[0].out_bytes < NOW_BYTES;
+  return size <= LATER_BYTES && (sc->pool.in_use > LATER_FROM || sc->latest_burst >= LATER_FROM) &&
+         sk_main_stream(&sc->base)->out_bytes < NOW_BYTES;
+}
+
+void sk_send_tested(struct sk_send_comm *sc) {
+  if (sc->burst) sc->latest_burst = sc->burst;
+  sc->burst = 0;
 }
 
 rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
@@ -428,6 +435,7 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
   struct sk_send *send = new_send(sc, data, size, tag, mhandle);
   if (!send) return RAIL_OK;
   *request = send;
+  sc->burst++;
   if (!sk_comm_try_own(comm)) {
     sk_comm_submit(comm, &send->base);
     return RAIL_OK;

@@ -27,7 +27,8 @@ struct sk_credit {
 
 struct sk_send_comm {
   struct sk_comm base;
-  struct sk_request_pool pool; /* the caller's */
+  struct sk_request_pool pool;  /* the caller's, like these: */
+  uint32_t burst, latest_burst; /* sends since the latest test; between the two tests before */
 
   struct sk_match waiting; /* sends without grant */
   struct sk_match grants;  /* grants without send */
@@ -74,6 +75,8 @@ bool sk_send_is_idle(const struct sk_send_comm *sc);
 /* Is it time to see what the peer has to say? */
 bool sk_send_should_read(const struct sk_send_comm *sc);
 
+/* The caller tests a request: what it sends before that is a burst. */
+void sk_send_tested(struct sk_send_comm *sc);
 /* Hands a finished request back; the caller's. */
 void sk_send_finish(struct sk_send_comm *sc, struct sk_send *send, int *sizes);
 
