@@ -7,8 +7,8 @@
  * delivered. So a closed comm's sockets say "no more from here" (shutdown) and
  * stay in a list, where late bytes are read and dropped, until the peer has
  * said the same, or all that we sent has arrived and a grace time is over.
- * The list is worked on in passing: by later closes, listens and accepts, and
- * by the last finalize, which waits for it, within a bound.
+ * The list is worked on in passing: by later closes, listens and accepts, by
+ * the watch thread, and by the last finalize, which waits for it, within a bound.
  */
 #include <errno.h>
 #include <linux/sockios.h>
@@ -24,6 +24,7 @@
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
+#include "plugin/socket/sk_watch.h"
 
 #define GRACE_MS 2000    /* for the peer's own end, after our bytes have arrived */
 #define PATIENCE_MS 30000 /* for a peer that reads nothing */
@@ -44,17 +45,9 @@ struct sk_linger {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sk_linger *oldest, **youngest = &oldest;
-static uint32_t lingering;
-static struct sk_comm *comms;
+static _Atomic uint32_t lingering;
 
-void sk_close_register(struct sk_comm *comm) {
-  pthread_mutex_lock(&lock);
-  comm->prev = NULL;
-  comm->next = comms;
-  if (comms) comms->prev = comm;
-  comms = comm;
-  pthread_mutex_unlock(&lock);
-}
+bool sk_close_is_lingering(void) { return lingering != 0; }
 
 /* ---- the list --------------------------------------------------------- */
 
@@ -118,6 +111,24 @@ static void reap_locked(uint32_t n) {
     *youngest = l;
     youngest = &l->next;
   }
+}
+
+/* The parent's connections stay the parent's: no shutdown, only this process lets go of them. */
+static void forget_all(void) {
+  while (oldest) {
+    struct sk_linger *l = oldest;
+    oldest = l->next;
+    linger_free(l);
+  }
+  youngest = &oldest;
+  lingering = 0;
+}
+
+void sk_close_before_fork(void) { pthread_mutex_lock(&lock); }
+
+void sk_close_after_fork(bool child) {
+  if (child) forget_all();
+  pthread_mutex_unlock(&lock);
 }
 
 void sk_close_reap(void) {
@@ -215,11 +226,9 @@ static void gut_locked(struct sk_comm *comm) {
 static void gut(struct sk_comm *comm) {
   pthread_mutex_lock(&lock);
   gut_locked(comm);
-  if (comm->prev) comm->prev->next = comm->next;
-  else comms = comm->next;
-  if (comm->next) comm->next->prev = comm->prev;
   reap_locked(RAIL_MIN(lingering, REAP_AT_ONCE));
   pthread_mutex_unlock(&lock);
+  sk_watch_remove(comm);
 }
 
 rail_result_t sk_close_send(void *send_comm) {
@@ -250,9 +259,9 @@ rail_result_t sk_close_recv(void *recv_comm) {
  * memory: a late close finds it. */
 void sk_close_all(void) {
   uint64_t deadline = rail_deadline_in_ms(FINAL_MS);
+  struct sk_comm *comm;
   pthread_mutex_lock(&lock);
-  for (struct sk_comm *comm = comms; comm; comm = comm->next) {
-    if (comm->gutted) continue;
+  while ((comm = sk_watch_take())) {
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: finalize: connection %p over %s was never closed", (void *)comm,
               comm->device_name);
     gut_locked(comm);
@@ -265,12 +274,6 @@ void sk_close_all(void) {
     if (!waiting || rail_deadline_passed(deadline)) break;
     poll(NULL, 0, 1);
   }
-  while (oldest) {
-    struct sk_linger *l = oldest;
-    oldest = l->next;
-    linger_free(l);
-  }
-  youngest = &oldest;
-  lingering = 0;
+  forget_all();
   pthread_mutex_unlock(&lock);
 }

@@ -37,9 +37,10 @@ rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args
   for (uint32_t i = 0; i < args->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     /* Payloads of the other streams are pieces of large messages, never copied; unless one must replace the first. */
-    rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || comm->rails ? buffer : 4096);
+    rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || comm->rails ? buffer : 4096, &comm->moved);
     if (r != RAIL_OK) result = r;
     s->welcomed = args->side == SK_RECEIVER;
+    sk_pulse_socket(s->fd);
   }
   return result;
 }

@@ -22,6 +22,7 @@
 #include "common/compiler.h"
 #include "common/net_ops.h"
 #include "plugin/socket/sk_device.h"
+#include "plugin/socket/sk_pulse.h"
 #include "plugin/socket/sk_stream.h"
 
 #define SK_SEND_MAGIC 0x444e5353u
@@ -62,7 +63,11 @@ struct sk_comm {
   const char *device_name;
   union rail_addr peer;
   uint32_t features;
-  struct sk_comm *next, *prev; /* in the process's list; under its lock */
+  struct sk_comm *next, *prev; /* in sk_watch.c's list; under its lock */
+  bool listed;
+  struct sk_pulse pulse; /* the watch thread's */
+  struct sk_moved moved;
+  _Atomic uint32_t in_use; /* requests that the caller has; written by him alone */
   struct sk_mr *mrs;
   bool gutted; /* finalize took its streams away; only the close call is left */
 
@@ -74,7 +79,6 @@ struct sk_comm {
   /* The owner's. */
   bool hold; /* write nothing before the peer's answer is here */
   uint64_t bytes, messages; /* finished; for messages to people */
-  uint64_t moved;           /* bytes in and out of the kernel */
   uint32_t nstreams;
   struct sk_stream *streams;
   struct sk_error error_payload;
@@ -138,6 +142,11 @@ static inline rail_result_t sk_comm_error(const struct sk_comm *comm) {
   return (rail_result_t)atomic_load_explicit(&comm->error, memory_order_relaxed);
 }
 
+/* Requests that the caller has not got back, done or not. */
+static inline uint32_t sk_comm_in_use(const struct sk_comm *comm) {
+  return atomic_load_explicit(&comm->in_use, memory_order_relaxed);
+}
+
 /* For a caller who cannot own the comm now. */
 static inline void sk_comm_submit(struct sk_comm *comm, struct sk_request *request) {
   uint32_t tail = atomic_load_explicit(&comm->submitted.tail, memory_order_relaxed);
@@ -171,6 +180,8 @@ static inline void sk_mr_release(struct sk_mr *mr) {
 /* sk_progress.c: takes what was submitted and moves what can be moved. For the owner, whoever it is. */
 rail_result_t sk_progress(struct sk_comm *comm);
 rail_result_t sk_test(void *request, int *done, int *sizes);
+/* The same, and reads and reports whether or not it seems worth while: for a comm whose caller stays away. */
+rail_result_t sk_attend(struct sk_comm *comm);
 /* Asks the peer for a sign of life. */
 void sk_ping(struct sk_comm *comm);
 /* Writes all that is queued on all streams, whatever state the comm is in. */

@@ -16,6 +16,7 @@
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_ports.h"
 #include "plugin/socket/sk_stats.h"
+#include "plugin/socket/sk_watch.h"
 
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned int contexts;
@@ -86,7 +87,10 @@ static rail_result_t sk_finalize(void *arg) {
   free(ctx);
   pthread_mutex_lock(&init_lock);
   bool last = --contexts == 0;
-  if (last) sk_close_all();
+  if (last) {
+    sk_watch_end();
+    sk_close_all();
+  }
   sk_stats_close();
   pthread_mutex_unlock(&init_lock);
   if (!last) sk_close_reap();

@@ -15,11 +15,13 @@
 #define READ_BYTES (2 * SK_IO_BYTES) /* per call and comm: a call must return within a millisecond */
 
 /* Control frames without payload, both ways. Best effort: where there is no room, the peer asks again. */
-static void queue_word(struct sk_stream *s, enum sk_frame_type type) {
-  if (sk_stream_can_queue(s)) sk_frame_encode(sk_stream_queue(s, SK_HEAD, NULL, 0, NULL), type, 0, 0, 0, 0, 0);
+static void send_word(struct sk_comm *comm, struct sk_stream *s, enum sk_frame_type type) {
+  if (!sk_stream_can_queue(s)) return;
+  sk_frame_encode(sk_stream_queue(s, SK_HEAD, NULL, 0, NULL), type, 0, 0, 0, 0, 0);
+  rail_stats_add(&comm->moved.words_out, 1);
+  (void)sk_stream_flush(s, &(uint64_t){0});
 }
 
-/* True if it was one of those that say nothing but that the peer is there. */
 /* LOST and JOIN: RAIL_OK when it was one, RAIL_IN_PROGRESS when not, or the comm's failure. */
 static rail_result_t on_rail_word(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   struct sk_rail *rail = sk_rail_of(comm, s);
@@ -30,24 +32,22 @@ static rail_result_t on_rail_word(struct sk_comm *comm, struct sk_stream *s, con
   return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: stream %u joins where none was lost", s->index);
 }
 
+/* True if it was one of those that say nothing but that the peer is there. */
 static bool on_word(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   if (frame->len || (frame->type != SK_FRAME_PING && frame->type != SK_FRAME_PONG)) return false;
-  if (frame->type == SK_FRAME_PING) {
-    queue_word(s, SK_FRAME_PONG);
-    (void)sk_stream_flush(s, &comm->moved);
-  }
+  rail_stats_add(&comm->moved.words_in, 1);
+  if (frame->type == SK_FRAME_PING) send_word(comm, s, SK_FRAME_PONG);
   return true;
 }
 
 void sk_ping(struct sk_comm *comm) {
-  struct sk_stream *s = sk_main_stream(comm);
-  queue_word(s, SK_FRAME_PING);
-  (void)sk_stream_flush(s, &comm->moved);
+  if (!comm->hold) send_word(comm, sk_main_stream(comm), SK_FRAME_PING);
 }
 
 void sk_flush_all(struct sk_comm *comm) {
+  uint64_t written = 0;
   for (uint32_t i = 0; i < comm->nstreams; i++)
-    while (comm->streams[i].out_count && sk_stream_flush(&comm->streams[i], &comm->moved) == RAIL_OK) continue;
+    while (comm->streams[i].out_count && sk_stream_flush(&comm->streams[i], &written) == RAIL_OK) continue;
 }
 
 RAIL_COLD static rail_result_t lost_its_place(struct sk_comm *comm, const struct sk_stream *s) {
@@ -231,7 +231,6 @@ static rail_result_t progress_out(struct sk_send_comm *sc) {
     struct sk_stream *s = &comm->streams[i];
     if (i == 0 || !s->welcomed || comm->rails) RAIL_TRY(read_stream(comm, s, READ_BYTES, &bytes));
   }
-  comm->moved += bytes;
   if (sc->ready && sk_send_pump(sc) != RAIL_OK) return write_failed(comm);
   return check_peer(sc);
 }
@@ -268,7 +267,6 @@ static rail_result_t progress_in(struct sk_recv_comm *rc) {
     RAIL_TRY(read_stream(comm, &comm->streams[i], READ_BYTES, &bytes));
     ended |= comm->streams[i].eof;
   }
-  comm->moved += bytes;
   if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));
   sk_recv_report(rc, bytes);
   return sk_comm_error(comm);
@@ -281,6 +279,13 @@ rail_result_t sk_progress(struct sk_comm *comm) {
   }
   if (comm->side == SK_RECEIVER) return progress_in(rail_container_of(comm, struct sk_recv_comm, base));
   return progress_out(rail_container_of(comm, struct sk_send_comm, base));
+}
+
+/* What calls that come now and then leave for the next one is due now. */
+rail_result_t sk_attend(struct sk_comm *comm) {
+  if (comm->side == SK_SENDER) rail_container_of(comm, struct sk_send_comm, base)->unread = UINT32_MAX / 2;
+  else rail_container_of(comm, struct sk_recv_comm, base)->idle = UINT32_MAX / 2;
+  return sk_progress(comm);
 }
 
 /* ---- test ------------------------------------------------------------- */

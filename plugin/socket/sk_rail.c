@@ -62,23 +62,23 @@ static bool is_last(const struct sk_comm *comm, const struct sk_stream *s) {
 
 /* ---- words about a stream ------------------------------------------------ */
 
-static void say(struct sk_comm *comm, struct sk_stream *on, enum sk_frame_type type, uint32_t stream,
+static void say(struct sk_stream *on, enum sk_frame_type type, uint32_t stream,
                 uint64_t generation, uint32_t frames) {
   if (!sk_stream_can_queue(on)) return; /* said again after the next loss, or asked for */
   sk_frame_encode(sk_stream_queue(on, SK_HEAD, NULL, 0, NULL), type, 0, frames, generation, 0, stream);
-  (void)sk_stream_flush(on, &comm->moved);
+  (void)sk_stream_flush(on, &(uint64_t){0});
 }
 
 /* The sender asks for the count of every stream that it gave up: an earlier question may have been lost with its stream. */
 static void ask_for_counts(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++)
     if (comm->rails[i].state == SK_RAIL_LOST)
-      say(comm, sk_main_stream(comm), SK_FRAME_LOST, i, comm->rails[i].generation, 0);
+      say(sk_main_stream(comm), SK_FRAME_LOST, i, comm->rails[i].generation, 0);
 }
 
 static void tell_count(struct sk_comm *comm, uint32_t stream, uint64_t generation) {
   const struct sk_rail *rail = &comm->rails[stream];
-  say(comm, sk_main_stream(comm), SK_FRAME_LOST, stream, generation, rail->generation == generation ? rail->frames : 0);
+  say(sk_main_stream(comm), SK_FRAME_LOST, stream, generation, rail->generation == generation ? rail->frames : 0);
 }
 
 /* ---- loss ----------------------------------------------------------------- */
@@ -240,6 +240,7 @@ rail_result_t sk_rail_on_join(struct sk_comm *comm, struct sk_stream *s, const s
 static void revive(struct sk_comm *comm, struct sk_stream *s, int fd) {
   s->fd = fd;
   limit_unsent(fd);
+  sk_pulse_socket(fd);
   comm->rails[s->index].state = SK_RAIL_UP;
   RAIL_INFO(RAIL_SUB_NET, "RailSocket: stream %u over %s has come back", s->index, comm->rails[s->index].path->name);
 }
@@ -256,7 +257,7 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   rail->generation++;
   rail->frames = 0;
   rail->first = rail->count = 0;
-  say(comm, s, SK_FRAME_JOIN, s->index, rail->generation, 0);
+  say(s, SK_FRAME_JOIN, s->index, rail->generation, 0);
   sk_send_announce_all(sender_of(comm), s);
 }
 

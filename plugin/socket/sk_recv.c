@@ -15,10 +15,10 @@
 #include <string.h>
 
 #include "common/log.h"
-#include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
+#include "plugin/socket/sk_watch.h"
 
 #define READ_AHEAD (64 * 1024)
 
@@ -41,7 +41,7 @@ rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) 
   sk_match_init(&rc->posted);
   for (unsigned int i = 0; i < args->nstreams && sk_params.rcvbuf < 0; i++)
     (void)rail_sock_open_window(args->fds[i], sk_params.window); /* a wish: streams work without */
-  sk_close_register(&rc->base);
+  sk_watch_add(&rc->base);
   *recv_comm = rc;
   return RAIL_OK;
 

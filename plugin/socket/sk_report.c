@@ -106,7 +106,7 @@ static bool counts_are_due(const struct sk_recv_comm *rc) {
 
 static void send_report(struct sk_recv_comm *rc) {
   make_control(rc);
-  (void)sk_stream_flush(sk_main_stream(&rc->base), &rc->base.moved);
+  (void)sk_stream_flush(sk_main_stream(&rc->base), &(uint64_t){0});
 }
 
 /* It used its grants and has none left. */

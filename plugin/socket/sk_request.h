@@ -73,7 +73,6 @@ struct sk_recv {
 
 struct sk_request_pool {
   struct sk_request *free;
-  uint32_t in_use;
 };
 
 /* `count` requests of `size` bytes each, beginning at `first`. */
@@ -83,7 +82,7 @@ static inline struct sk_request *sk_request_get(struct sk_request_pool *pool, ui
   struct sk_request *r = pool->free;
   if (rail_unlikely(!r)) return NULL;
   pool->free = r->next_free;
-  pool->in_use++;
+  atomic_store_explicit(&r->comm->in_use, sk_comm_in_use(r->comm) + 1, memory_order_relaxed);
   r->magic = magic;
   return r;
 }
@@ -92,7 +91,7 @@ static inline void sk_request_put(struct sk_request_pool *pool, struct sk_reques
   r->magic = SK_REQ_FREE;
   r->next_free = pool->free;
   pool->free = r;
-  pool->in_use--;
+  atomic_store_explicit(&r->comm->in_use, sk_comm_in_use(r->comm) - 1, memory_order_relaxed);
 }
 
 static inline bool sk_request_is_done(const struct sk_request *r) {

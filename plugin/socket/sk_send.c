@@ -17,10 +17,10 @@
 #include <stdlib.h>
 
 #include "common/log.h"
-#include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
+#include "plugin/socket/sk_watch.h"
 
 /* Most that one call writes: a call must return within a millisecond. */
 #define PUMP_BYTES (2 * SK_IO_BYTES)
@@ -63,7 +63,7 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;
   sc->eager_bytes = args->eager_bytes & ~63u;
-  sk_close_register(&sc->base);
+  sk_watch_add(&sc->base);
   *send_comm = sc;
   return RAIL_OK;
 
@@ -231,7 +231,6 @@ rail_result_t sk_send_pump(struct sk_send_comm *sc) {
     }
     if (comm->nstreams > 1) sc->next_stream = (sc->next_stream + 1) % comm->nstreams;
   }
-  comm->moved += written;
   return RAIL_OK;
 }
 
@@ -413,7 +412,7 @@ static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size
 /* May this send stand in the stream until the caller tests one of its requests? Only where that is worth while: others
  * are outstanding, or the caller has a way of sending several before it tests. */
 static bool can_wait(const struct sk_send_comm *sc, size_t size) {
-  return size <= LATER_BYTES && (sc->pool.in_use > LATER_FROM || sc->latest_burst >= LATER_FROM) &&
+  return size <= LATER_BYTES && (sk_comm_in_use(&sc->base) > LATER_FROM || sc->latest_burst >= LATER_FROM) &&
          sk_main_stream(&sc->base)->out_bytes < NOW_BYTES;
 }
 

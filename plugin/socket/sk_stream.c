@@ -5,8 +5,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer) {
-  *s = (struct sk_stream){.fd = fd, .index = (uint16_t)index, .cap = buffer, .ahead = buffer};
+rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer, struct sk_moved *moved) {
+  *s = (struct sk_stream){.fd = fd, .index = (uint16_t)index, .cap = buffer, .ahead = buffer, .moved = moved};
   s->buf = malloc(buffer);
   s->stage = malloc(SK_STAGE);
   return s->buf && s->stage ? RAIL_OK : RAIL_SYSTEM_ERROR;
@@ -51,6 +51,7 @@ int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, siz
 }
 
 void sk_stream_wrote(struct sk_stream *s, size_t moved) {
+  rail_stats_add(&s->moved->out, moved);
   s->out_bytes -= moved;
   moved += s->out_done;
   while (s->out_count) {
@@ -79,6 +80,7 @@ rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
   if (s->out_errno) return RAIL_REMOTE_ERROR;
   int niov = sk_stream_out_iov(s, iov, SK_OUT_IOV, &asked);
   rail_result_t result = rail_sock_sendv(s->fd, iov, niov, &moved);
+  rail_stats_add(&s->moved->calls, 1);
   if (rail_likely(result == RAIL_OK)) {
     sk_stream_wrote(s, moved);
     *bytes += moved;
@@ -113,6 +115,7 @@ int sk_stream_in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want) {
 }
 
 void sk_stream_got(struct sk_stream *s, size_t moved) {
+  rail_stats_add(&s->moved->in, moved);
   uint32_t placed = (uint32_t)RAIL_MIN(moved, RAIL_MIN(s->left, SK_IO_BYTES));
   s->to += placed;
   s->left -= placed;
@@ -126,6 +129,7 @@ rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
   int n = sk_stream_in_iov(s, iov, &want);
   if (!n) return RAIL_IN_PROGRESS;
   rail_result_t result = rail_sock_recvv(s->fd, iov, n, &moved);
+  rail_stats_add(&s->moved->calls, 1);
   if (result != RAIL_OK) {
     if (result == RAIL_IN_PROGRESS) return result;
     s->eof = true;

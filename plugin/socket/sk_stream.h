@@ -20,6 +20,7 @@
 #include <stdatomic.h>
 
 #include "common/compiler.h"
+#include "common/stats.h"
 #include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_wire.h"
 
@@ -50,6 +51,12 @@ struct sk_out {
   sk_pending *pending; /* dropped when all of it is in the kernel; NULL: nobody waits */
 };
 
+/* Counted by the comm's owner, read by the watch thread: bytes in and out of the kernel; of them PING and PONG, which
+ * are no progress, in frames; system calls. */
+struct sk_moved {
+  uint64_t in, out, words_in, words_out, calls;
+};
+
 struct sk_stream {
   int fd;
   uint16_t index;
@@ -72,9 +79,10 @@ struct sk_stream {
   uint32_t left;            /* bytes of it still to come */
   uint32_t len;             /* bytes of it in all */
   void *owner;              /* of the current payload: the comm's business */
+  struct sk_moved *moved;   /* all streams of a comm count in one place */
 };
 
-rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer);
+rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer, struct sk_moved *moved);
 void sk_stream_destroy(struct sk_stream *s); /* closes; safe on a half-built or destroyed one */
 
 /* ---- out -------------------------------------------------------------- */

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A tick goes through the list in batches: glance at some comms under the
+ * lock, let it go, ask the kernel with one poll(2) which sockets have news,
+ * then look at those comms one after another. Whoever removes a comm takes it
+ * out of the batch as well; if it is the very one that is being looked at, he
+ * waits for the end of that look. So no lock is held across a system call, and
+ * no close waits for more than one comm.
+ */
+#include "plugin/socket/sk_watch.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "plugin/socket/sk_close.h"
+#include "plugin/socket/sk_comm.h"
+
+#define BATCH 64
+#define BATCH_FDS 256
+#define SLACK_NS 10000000 /* how late a tick may be, so that the kernel can join it with others */
+#define TICK_NS (SK_TICK_MS * 1000000ull)
+#define LATE_NS (4 * TICK_NS) /* a tick that is later than this: we did not run ourselves */
+
+struct entry {
+  struct sk_comm *comm; /* NULL: removed meanwhile */
+  enum sk_glance need;
+  uint32_t nfds;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
+static pthread_cond_t wake, released;                    /* work, or the end; `looking` is another */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static struct sk_comm *comms, *cursor; /* cursor: the next one of this tick */
+static struct sk_comm *looking;        /* the one that the thread looks at, without the lock */
+static struct entry batch[BATCH];
+static uint32_t batched;
+static pthread_t thread;
+static bool running, ending;
+static pid_t owner; /* of the thread: a child that a bare clone(2) made, past the handlers, must not wait for it */
+
+/* ---- the thread ---------------------------------------------------------- */
+
+/* Under the lock: a batch of comms that need something. The sockets to poll go to fds. */
+static uint32_t gather(uint64_t now, struct pollfd *fds) {
+  uint32_t nfds = 0;
+  batched = 0;
+  while (cursor && batched < BATCH && nfds + SK_MAX_STREAMS <= BATCH_FDS) {
+    struct entry *e = &batch[batched];
+    *e = (struct entry){.comm = cursor};
+    cursor = cursor->next;
+    e->need = sk_pulse_glance(e->comm, now, fds + nfds, &e->nfds);
+    if (e->need == SK_GLANCE_REST) continue;
+    nfds += e->nfds;
+    batched++;
+  }
+  return nfds;
+}
+
+/* Under the lock, which is let go meanwhile. */
+static void look(const struct entry *e, uint64_t now) {
+  looking = e->comm;
+  if (!looking) return;
+  pthread_mutex_unlock(&lock);
+  sk_pulse_look(looking, now);
+  pthread_mutex_lock(&lock);
+  looking = NULL;
+  pthread_cond_broadcast(&released);
+}
+
+/* Under the lock, which is let go now and then. */
+static void tick(uint64_t now) {
+  struct pollfd fds[BATCH_FDS];
+  cursor = comms;
+  while (cursor && !ending) {
+    const struct pollfd *at = fds;
+    uint32_t nfds = gather(now, fds);
+    pthread_mutex_unlock(&lock);
+    bool news = nfds && poll(fds, nfds, 0) > 0;
+    pthread_mutex_lock(&lock);
+    for (uint32_t i = 0; i < batched && !ending; i++) {
+      bool readable = false;
+      for (uint32_t k = 0; k < batch[i].nfds; k++, at++) readable |= news && at->revents;
+      if (readable || batch[i].need == SK_GLANCE_LOOK) look(&batch[i], now);
+    }
+    batched = 0;
+  }
+}
+
+/* Under the lock: until the next tick, or until there is a reason to have one. */
+static void sleep_until(uint64_t then) {
+  struct timespec ts = {.tv_sec = (time_t)(then / 1000000000ull), .tv_nsec = (long)(then % 1000000000ull)};
+  while (!ending && !comms && !sk_close_is_lingering()) pthread_cond_wait(&wake, &lock);
+  while (!ending && pthread_cond_timedwait(&wake, &lock, &ts) != ETIMEDOUT) continue;
+}
+
+static void *run(void *arg) {
+  (void)arg;
+  uint64_t last = rail_now_ns(), now = last; /* now: of time that we were there to see */
+  (void)pthread_setname_np(pthread_self(), "rail-watch");
+  (void)prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0);
+  pthread_mutex_lock(&lock);
+  while (!ending) {
+    sleep_until(rail_now_ns() + TICK_NS);
+    if (ending) break;
+    uint64_t real = rail_now_ns();
+    now += real - last < LATE_NS ? real - last : TICK_NS;
+    last = real;
+    tick(now);
+    pthread_mutex_unlock(&lock);
+    sk_close_reap();
+    pthread_mutex_lock(&lock);
+  }
+  pthread_mutex_unlock(&lock);
+  return NULL;
+}
+
+/* ---- fork ---------------------------------------------------------------- */
+
+static void before_fork(void) {
+  sk_close_before_fork(); /* in this order: sk_close_all holds that lock when it takes this one */
+  pthread_mutex_lock(&lock);
+}
+
+static void after_fork_parent(void) {
+  pthread_mutex_unlock(&lock);
+  sk_close_after_fork(false);
+}
+
+static void after_fork_child(void) {
+  for (struct sk_comm *comm = comms, *next; comm; comm = next) {
+    next = comm->next;
+    comm->listed = false;
+    comm->gutted = true; /* only the close call is left, which frees the memory */
+    atomic_store(&comm->stop, 1);
+    atomic_store(&comm->owner, 1); /* also if its owner did not come along */
+    for (uint32_t i = 0; i < comm->nstreams; i++) rail_sock_close(&comm->streams[i].fd);
+  }
+  comms = cursor = looking = NULL;
+  batched = 0;
+  running = ending = false;
+  once = (pthread_once_t)PTHREAD_ONCE_INIT;
+  pthread_mutex_unlock(&lock);
+  sk_close_after_fork(true);
+}
+
+/* ---- starting and ending -------------------------------------------------- */
+
+static void prepare_conditions(void) {
+  pthread_condattr_t attr;
+  pthread_condattr_init(&attr);
+  pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+  pthread_cond_init(&wake, &attr);
+  pthread_cond_init(&released, NULL);
+  pthread_condattr_destroy(&attr);
+}
+
+/* Under the lock. Returns an errno. */
+static int start(void) {
+  static bool fork_handled;
+  sigset_t all, before;
+  pthread_once(&once, prepare_conditions);
+  if (!fork_handled) fork_handled = pthread_atfork(before_fork, after_fork_parent, after_fork_child) == 0;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the caller's threads */
+  int err = pthread_create(&thread, NULL, run, NULL);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  running = err == 0;
+  owner = getpid();
+  return err;
+}
+
+void sk_watch_add(struct sk_comm *comm) {
+  int err = 0;
+  pthread_mutex_lock(&lock);
+  if (!running) err = start();
+  else if (!comms) pthread_cond_signal(&wake);
+  comm->prev = NULL;
+  comm->next = comms;
+  if (comms) comms->prev = comm;
+  comms = comm;
+  comm->listed = true;
+  pthread_mutex_unlock(&lock);
+  if (err) /* the next comm tries again */
+    RAIL_WARN("RailSocket: no thread to watch over connections: %s; silent peers go unnoticed", strerror(err));
+}
+
+/* Under the lock. */
+static void unlink_comm(struct sk_comm *comm) {
+  if (comm->prev) comm->prev->next = comm->next;
+  else comms = comm->next;
+  if (comm->next) comm->next->prev = comm->prev;
+  comm->listed = false;
+}
+
+void sk_watch_remove(struct sk_comm *comm) {
+  pthread_mutex_lock(&lock);
+  if (comm->listed) {
+    unlink_comm(comm);
+    if (cursor == comm) cursor = comm->next;
+    for (uint32_t i = 0; i < batched; i++)
+      if (batch[i].comm == comm) batch[i].comm = NULL;
+    while (looking == comm && owner == getpid()) pthread_cond_wait(&released, &lock);
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+struct sk_comm *sk_watch_take(void) {
+  pthread_mutex_lock(&lock);
+  struct sk_comm *comm = comms;
+  if (comm) unlink_comm(comm);
+  pthread_mutex_unlock(&lock);
+  return comm;
+}
+
+void sk_watch_end(void) {
+  pthread_mutex_lock(&lock);
+  bool was_running = running && !ending && owner == getpid();
+  if (was_running) {
+    ending = true;
+    pthread_cond_signal(&wake);
+  }
+  pthread_mutex_unlock(&lock);
+  if (!was_running) return;
+  pthread_join(thread, NULL);
+  pthread_mutex_lock(&lock);
+  running = ending = false;
+  pthread_mutex_unlock(&lock);
+}
+
+/* Who unloads without finalizing: the thread's code is about to go. */
+__attribute__((destructor)) static void end_at_unload(void) { sk_watch_end(); }
