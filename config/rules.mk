@@ -133,7 +133,7 @@ test_objs_test_sk_match := plugin/socket/sk_match.o
 test_objs_test_sk_stats := plugin/socket/sk_stats.o
 test_objs_test_sk_wire := plugin/socket/sk_wire.o
 handshake_objs := $(addprefix plugin/socket/sk_,$(addsuffix .o, \
-  accept auth connect dial group listen param ports reception rejoin stats wire))
+  accept auth connect dial group listen param ports reception rejoin sockopt stats wire))
 test_objs_test_sk_handshake := $(handshake_objs)
 test_objs_test_sk_auth := $(handshake_objs)
 test_objs_test_sk_ports := $(handshake_objs)

@@ -20,6 +20,7 @@
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_ctx.h"
 #include "plugin/socket/sk_dial.h"
+#include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rejoin.h"
 #include "plugin/socket/sk_stats.h"

@@ -4,34 +4,14 @@
 
 #include <errno.h>
 #include <net/if.h>
-#include <netinet/ip.h>
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_sockopt.h"
 
 #define BACKOFF_MIN_MS 1
 #define BACKOFF_MAX_MS 200
 #define TIED_TRY_MS 1000 /* for an attempt that is tied to its interface, when one without may follow */
-
-/* ---- socket options --------------------------------------------------- */
-
-int sk_traffic_class(int of_call, int of_ctx) {
-  if (sk_params.tc >= 0) return (int)sk_params.tc;
-  int tc = of_call >= 0 ? of_call : of_ctx;
-  if (tc <= 255) return tc < 0 ? -1 : tc;
-  RAIL_WARN("RailSocket: traffic class %d does not fit the TOS byte of IP; allowed: 0..255; the system's is used", tc);
-  return -1;
-}
-
-void sk_set_traffic_class(int fd, int traffic_class) {
-  if (traffic_class < 0) return;
-  int priority = RAIL_MIN(traffic_class >> 5, 6); /* the DSCP's class; 7 is the administrator's */
-  /* A socket for both families keeps one of each; one of IPv4 refuses the second. */
-  (void)setsockopt(fd, IPPROTO_IP, IP_TOS, &traffic_class, sizeof traffic_class);
-  (void)setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &traffic_class, sizeof traffic_class);
-  (void)setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &priority, sizeof priority);
-}
 
 /* ---- which way -------------------------------------------------------- */
 
@@ -118,8 +98,7 @@ static rail_result_t step_wait(struct sk_leg *leg) {
   if (leg->tie == SK_TIE_ALWAYS || (leg->tie == SK_TIE_TRY && leg->attempts % 2 == 0))
     leg->tied = tie_to_interface(leg);
   leg->attempts++;
-  (void)rail_sock_set_buffers(leg->fd, sk_params.sndbuf, sk_params.rcvbuf);
-  sk_set_traffic_class(leg->fd, leg->traffic_class);
+  sk_sockopt_set(leg->fd, leg->traffic_class);
   rail_result_t result = rail_sock_start(leg->fd, &leg->peer);
   if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return retry_later(leg, errno);
   change(leg, result == RAIL_OK ? SK_LEG_HELLO : SK_LEG_TCP);

@@ -49,11 +49,4 @@ void sk_leg_init(struct sk_leg *leg, const struct sk_device *path, const union r
 rail_result_t sk_leg_step(struct sk_leg *leg);
 void sk_leg_close(struct sk_leg *leg);
 
-/* ---- socket options --------------------------------------------------- */
-
-/* The class a connection gets: RAIL_SOCKET_TC, else the call's, else its context's. -1: the system's. */
-int sk_traffic_class(int of_call, int of_ctx);
-/* Marks what the socket sends: the TOS or traffic class byte, and the queueing priority that goes with it. */
-void sk_set_traffic_class(int fd, int traffic_class);
-
 #endif

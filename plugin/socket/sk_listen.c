@@ -8,6 +8,7 @@
 #include "common/log.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_dial.h"
+#include "plugin/socket/sk_sockopt.h"
 
 static void link_listen(struct sk_ctx *ctx, struct sk_listen *l) {
   pthread_mutex_lock(&ctx->lock);

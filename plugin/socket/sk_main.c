@@ -14,6 +14,7 @@
 #include "plugin/socket/sk_ctx.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_ports.h"
 #include "plugin/socket/sk_stats.h"
 #include "plugin/socket/sk_watch.h"
@@ -24,8 +25,11 @@ static bool loaded;
 
 /* Parameters and devices: once per process, then read-only. Under init_lock. */
 static void load_once(void) {
-  if (!loaded) sk_params_load();
-  loaded = true;
+  if (!loaded) {
+    sk_params_load();
+    sk_sockopt_load();
+    loaded = true;
+  }
   sk_ports_load();
   /* Without the key that was asked for there are no devices: nothing may connect unauthenticated. */
   if (sk_auth_load()) sk_devices_load(); /* again, should the machine not have let us look before */

@@ -35,6 +35,9 @@ static const struct rail_param rows[] = {
    .doc = "SO_SNDBUF of every stream. -1 leaves it to the system, which then adapts it."},
   {.name = "NCCL_SOCKET_RCVBUF", .type = RAIL_PARAM_BYTES, .def = "-1", .lo = -1, .hi = 1 << 30, .offset = AT(rcvbuf),
    .doc = "SO_RCVBUF of every stream. -1 leaves it to the system, which then adapts it."},
+  {.name = "RAIL_SOCKET_CONGESTION", .type = RAIL_PARAM_STRING, .offset = AT(congestion),
+   .doc = "TCP congestion control of all connections (cubic, bbr, dctcp ...), if the system allows it. Unset: the "
+          "system's choice."},
   {.name = "RAIL_SOCKET_WINDOW", .type = RAIL_PARAM_BYTES, .def = "1M", .lo = 0, .hi = 1 << 30, .offset = AT(window),
    .doc = "Receive window that a stream begins with; the system adapts it from there. 0, or NCCL_SOCKET_RCVBUF, leaves "
           "it to the system, which begins with tcp_rmem's 128K and may stay there for long."},

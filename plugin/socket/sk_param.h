@@ -14,6 +14,7 @@ struct sk_params {
   const char *bind;    /* NULL: the interface's own address */
   const char *auth_file; /* NULL: no authentication */
   int64_t tc;          /* -1: the caller's */
+  const char *congestion; /* NULL: the system's */
   int64_t sndbuf, rcvbuf; /* bytes; -1: the system's */
   int64_t window;         /* bytes; 0: the system's */
   int64_t streams;

@@ -15,6 +15,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "plugin/socket/sk_dial.h"
+#include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_group.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_ports.h"
@@ -287,8 +288,7 @@ rail_result_t sk_reception_open(const struct sk_device *device, int traffic_clas
     if (result != RAIL_OK) break;
     /* Accepted sockets inherit these; set later, sizes would not count for the
      * TCP window, and the first packets would be of no class. */
-    (void)rail_sock_set_buffers(r->doors[i], sk_params.sndbuf, sk_params.rcvbuf);
-    sk_set_traffic_class(r->doors[i], traffic_class);
+    sk_sockopt_set(r->doors[i], traffic_class);
   }
   if (result != RAIL_OK) destroy(r);
   else *out = r;

@@ -2,8 +2,10 @@
  * Where listeners listen, and how connections mark their packets. A process
  * reads the parameters of the first once: those cases run in children. */
 #include <netinet/ip.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 
+#include "plugin/socket/sk_sockopt.h"
 #include "test/unit/sk_handshake.h"
 
 /* The first of `count` ports of which none is in use; chosen where the system does not choose by itself. */
@@ -221,6 +223,38 @@ TEST(traffic_class_of_ipv6) {
   close(fd);
 }
 
+static void congestion_of(int fd, char name[16]) {
+  socklen_t len = 16;
+  CHECK(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &len) == 0);
+}
+
+TEST(congestion_control) {
+  struct hs h;
+  char system[16] = "", got[16] = "";
+  hs_begin(&h);
+  int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  congestion_of(fd, system);
+  sk_params.congestion = "reno"; /* always there, and allowed to everybody */
+  sk_sockopt_load();
+  sk_sockopt_set(fd, -1);
+  congestion_of(fd, got);
+  CHECK_STR(got, "reno");
+  close(fd);
+  sk_params.congestion = "unheard-of";
+  sk_sockopt_load();
+  CHECK(hs_said("RAIL_SOCKET_CONGESTION=unheard-of"));
+  CHECK(hs_said("reno")); /* what is allowed */
+  fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sk_sockopt_set(fd, -1);
+  congestion_of(fd, got);
+  CHECK_STR(got, system);
+  close(fd);
+  sk_params.congestion = NULL;
+  sk_sockopt_load();
+  hs_end(&h);
+}
+
 TEST_MAIN(TEST_CASE(a_range_of_ports), TEST_CASE(a_port_for_each_rail), TEST_CASE(values_that_make_no_sense),
           TEST_CASE(bound_to_all_addresses), TEST_CASE(bound_to_all_of_both_families),
-          TEST_CASE(bound_to_an_address_that_is_not_here), TEST_CASE(traffic_class), TEST_CASE(traffic_class_of_ipv6))
+          TEST_CASE(bound_to_an_address_that_is_not_here), TEST_CASE(traffic_class), TEST_CASE(traffic_class_of_ipv6),
+          TEST_CASE(congestion_control))
