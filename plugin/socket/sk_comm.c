@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
 
@@ -122,4 +123,5 @@ void sk_comm_stop(struct sk_comm *comm) {
     if (spins < 1000) rail_cpu_relax();
     else sched_yield(); /* the other thread may need this core to get out */
   }
+  sk_engine_detach(comm);
 }

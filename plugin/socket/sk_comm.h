@@ -36,6 +36,7 @@ struct sk_ctx;
 struct sk_rejoin;
 struct sk_rail;
 struct sk_request;
+struct sk_seat;
 
 struct sk_mr {
   uint32_t magic;
@@ -75,10 +76,15 @@ struct sk_comm {
   _Atomic uint32_t stop;  /* and for ever after close or dereg_mr */
   _Atomic int error;      /* sticky; nothing but the reporting of it happens afterwards */
   struct sk_submitted submitted;
+  struct sk_seat *seat;      /* at an engine (sk_engine.h); NULL: the caller's calls move it */
+  _Atomic uint32_t deferred; /* with a seat: something was kept until the caller tests */
+  uint32_t fruitless;        /* with a seat: the caller's tests in a row that found nothing done */
 
   /* The owner's. */
   bool hold; /* write nothing before the peer's answer is here */
   uint64_t bytes, messages; /* finished; for messages to people */
+  bool more;                /* the latest sk_progress ended because it had done enough */
+  bool ended;               /* a stream that is read has ended */
   uint32_t nstreams;
   struct sk_stream *streams;
   struct sk_error error_payload;
@@ -126,13 +132,20 @@ RAIL_COLD rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_
 RAIL_COLD rail_result_t sk_comm_fail_size(struct sk_comm *comm, uint32_t seq, uint32_t tag, uint64_t size,
                                           uint64_t capacity);
 
+/* sk_engine.c: there is something to do for a comm with a seat; costs a system call only if the thread sleeps. */
+void sk_engine_kick(struct sk_comm *comm);
+/* Must an owner who lets go say so, because no event of a socket will? */
+bool sk_engine_wants(const struct sk_comm *comm);
+
 /* Taking and leaving the comm; try_own never waits. */
 static inline bool sk_comm_try_own(struct sk_comm *comm) {
   return !atomic_load_explicit(&comm->owner, memory_order_relaxed) &&
          !atomic_exchange_explicit(&comm->owner, 1, memory_order_acquire);
 }
 static inline void sk_comm_disown(struct sk_comm *comm) {
+  bool kick = comm->seat && rail_unlikely(sk_engine_wants(comm));
   atomic_store_explicit(&comm->owner, 0, memory_order_release);
+  if (kick) sk_engine_kick(comm);
 }
 
 static inline bool sk_comm_is_stopped(const struct sk_comm *comm) {
@@ -147,11 +160,13 @@ static inline uint32_t sk_comm_in_use(const struct sk_comm *comm) {
   return atomic_load_explicit(&comm->in_use, memory_order_relaxed);
 }
 
-/* For a caller who cannot own the comm now. */
+/* For a caller who cannot own the comm now. The kick comes after the request is in the ring, and the engine takes it
+ * off its list before it looks into the ring: so a request is found, whoever owned the comm meanwhile. */
 static inline void sk_comm_submit(struct sk_comm *comm, struct sk_request *request) {
   uint32_t tail = atomic_load_explicit(&comm->submitted.tail, memory_order_relaxed);
   comm->submitted.slots[tail % SK_SUBMIT_SLOTS] = request;
   atomic_store_explicit(&comm->submitted.tail, tail + 1, memory_order_release);
+  if (comm->seat) sk_engine_kick(comm);
 }
 /* The owner's: the oldest of them, or NULL. */
 static inline struct sk_request *sk_comm_submitted(struct sk_comm *comm) {
@@ -179,6 +194,9 @@ static inline void sk_mr_release(struct sk_mr *mr) {
 
 /* sk_progress.c: takes what was submitted and moves what can be moved. For the owner, whoever it is. */
 rail_result_t sk_progress(struct sk_comm *comm);
+/* The same for an owner that will not come back before something happens: reads also what nobody waits for if a socket
+ * is `readable`, and tells the peer all that it can use. */
+void sk_progress_event(struct sk_comm *comm, bool readable);
 rail_result_t sk_test(void *request, int *done, int *sizes);
 /* The same, and reads and reports whether or not it seems worth while: for a comm whose caller stays away. */
 rail_result_t sk_attend(struct sk_comm *comm);

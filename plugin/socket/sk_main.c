@@ -13,6 +13,7 @@
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_ctx.h"
 #include "plugin/socket/sk_device.h"
+#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_ports.h"
@@ -94,6 +95,7 @@ static rail_result_t sk_finalize(void *arg) {
   if (last) {
     sk_watch_end();
     sk_close_all();
+    sk_engine_stop();
   }
   sk_stats_close();
   pthread_mutex_unlock(&init_lock);

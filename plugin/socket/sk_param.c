@@ -56,6 +56,15 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_EAGER_BYTES", .type = RAIL_PARAM_BYTES, .def = "1M", .lo = 0, .hi = SK_MAX_EAGER_BYTES,
    .offset = AT(eager_bytes),
    .doc = "And how many bytes of them, which the receiver sets aside; at least 4 x (RAIL_SOCKET_EAGER + 128)."},
+  {.name = "RAIL_SOCKET_ENGINE", .type = RAIL_PARAM_ENUM, .def = "inline", .words = "inline|epoll|uring|auto",
+   .offset = AT(engine),
+   .doc = "Who moves data: inline, the calls of the caller; epoll and uring, threads of the plugin's own, by "
+          "readiness or by io_uring (without which uring is epoll); auto chooses."},
+  {.name = "RAIL_SOCKET_THREADS", .type = RAIL_PARAM_INT, .def = "1", .lo = 1, .hi = 16, .offset = AT(threads),
+   .doc = "Threads of the engines epoll and uring, for all connections of the process."},
+  {.name = "RAIL_SOCKET_SPIN", .type = RAIL_PARAM_INT, .def = "20", .lo = 0, .hi = 1000000, .offset = AT(spin_us),
+   .doc = "Microseconds that such a thread at most polls before it sleeps. It polls shorter, or not at all, where that "
+          "does not pay: when news comes more rarely, or when others need its core."},
   {.name = "RAIL_SOCKET_HANDSHAKE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "10s", .lo = 10, .hi = 3600 * 1000,
    .offset = AT(handshake_ms),
    .doc = "A client that has not introduced itself within this time is dropped."},

@@ -5,6 +5,8 @@
 
 #include "common/param.h"
 
+enum sk_engine_kind { SK_ENGINE_INLINE, SK_ENGINE_EPOLL, SK_ENGINE_URING, SK_ENGINE_AUTO };
+
 struct sk_params {
   const char *ifname;  /* NULL: NCCL's default choice */
   const char *family;  /* NULL: any */
@@ -22,6 +24,9 @@ struct sk_params {
   int64_t eager;       /* bytes */
   int64_t eager_count; /* messages */
   int64_t eager_bytes;
+  int64_t engine;      /* enum sk_engine_kind */
+  int64_t threads;
+  int64_t spin_us;
   int64_t handshake_ms;
   int64_t connect_ms;
   int64_t rail_timeout_ms;

@@ -8,10 +8,12 @@
 #include <stdio.h>
 
 #include "common/log.h"
+#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
 
+#define HELP_TESTS 1024              /* 10 to 20 us for a caller that does nothing else */
 #define READ_BYTES (2 * SK_IO_BYTES) /* per call and comm: a call must return within a millisecond */
 
 /* Control frames without payload, both ways. Best effort: where there is no room, the peer asks again. */
@@ -231,6 +233,7 @@ static rail_result_t progress_out(struct sk_send_comm *sc) {
     struct sk_stream *s = &comm->streams[i];
     if (i == 0 || !s->welcomed || comm->rails) RAIL_TRY(read_stream(comm, s, READ_BYTES, &bytes));
   }
+  comm->more |= bytes >= READ_BYTES || (bytes && comm->rails); /* there may be something to send again */
   if (sc->ready && sk_send_pump(sc) != RAIL_OK) return write_failed(comm);
   return check_peer(sc);
 }
@@ -267,12 +270,15 @@ static rail_result_t progress_in(struct sk_recv_comm *rc) {
     RAIL_TRY(read_stream(comm, &comm->streams[i], READ_BYTES, &bytes));
     ended |= comm->streams[i].eof;
   }
+  comm->more = bytes >= READ_BYTES || (bytes && comm->rails); /* one that waited for another may go on */
+  comm->ended = ended;
   if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));
   sk_recv_report(rc, bytes);
   return sk_comm_error(comm);
 }
 
 rail_result_t sk_progress(struct sk_comm *comm) {
+  comm->more = false;
   if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) {
     sk_flush_all(comm); /* the ERROR frame */
     return sk_comm_error(comm);
@@ -288,6 +294,18 @@ rail_result_t sk_attend(struct sk_comm *comm) {
   return sk_progress(comm);
 }
 
+static void be_quiet(struct sk_comm *comm, bool stuck) {
+  atomic_store_explicit(&comm->deferred, 0, memory_order_relaxed);
+  if (comm->side == SK_RECEIVER && !comm->more)
+    sk_recv_report_quiet(rail_container_of(comm, struct sk_recv_comm, base), stuck);
+}
+
+void sk_progress_event(struct sk_comm *comm, bool readable) {
+  if (readable && comm->side == SK_SENDER) sk_send_read_soon(rail_container_of(comm, struct sk_send_comm, base));
+  if (sk_progress(comm) == RAIL_OK) be_quiet(comm, false);
+  else comm->more = false;
+}
+
 /* ---- test ------------------------------------------------------------- */
 
 static void finish(struct sk_request *r, int *sizes) {
@@ -300,14 +318,27 @@ static void finish(struct sk_request *r, int *sizes) {
                    sizes);
 }
 
+static rail_result_t standing(const struct sk_comm *comm) {
+  return rail_unlikely(sk_comm_is_stopped(comm)) ? RAIL_BAD_USAGE : sk_comm_error(comm);
+}
+
 /* Moves the comm if nobody else does. The result is that of the comm. */
 static rail_result_t push(struct sk_comm *comm) {
-  if (sk_comm_try_own(comm)) {
-    rail_result_t result = sk_progress(comm);
-    sk_comm_disown(comm);
-    return result;
-  }
-  return rail_unlikely(sk_comm_is_stopped(comm)) ? RAIL_BAD_USAGE : sk_comm_error(comm);
+  if (!sk_comm_try_own(comm)) return standing(comm);
+  rail_result_t result = sk_progress(comm);
+  if (comm->seat && result == RAIL_OK) be_quiet(comm, comm->fruitless >= HELP_TESTS);
+  sk_comm_disown(comm);
+  return result;
+}
+
+/* Where an engine moves the comm, the caller lends a hand only with what was kept for this moment, and when the
+ * engine's thread does not come to run. */
+static rail_result_t look(struct sk_comm *comm) {
+  if (!atomic_load_explicit(&comm->deferred, memory_order_relaxed) && ++comm->fruitless < HELP_TESTS)
+    return standing(comm);
+  rail_result_t result = push(comm);
+  comm->fruitless = 0;
+  return result;
 }
 
 rail_result_t sk_test(void *request, int *done, int *sizes) {
@@ -320,10 +351,11 @@ rail_result_t sk_test(void *request, int *done, int *sizes) {
   if (!r) return RAIL_BAD_ARGUMENT;
   if (r->magic == SK_REQ_SEND) sk_send_tested(rail_container_of(r->comm, struct sk_send_comm, base));
   if (!sk_request_is_done(r)) {
-    rail_result_t result = push(r->comm);
+    rail_result_t result = r->comm->seat ? look(r->comm) : push(r->comm);
     /* A request that finished is finished, whatever became of the others. */
     if (!sk_request_is_done(r)) return result;
   }
+  r->comm->fruitless = 0;
   finish(r, sizes);
   *done = 1;
   return RAIL_OK;

@@ -10,6 +10,7 @@
 #include <sys/ioctl.h>
 
 #include "common/log.h"
+#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_rejoin.h"
@@ -96,6 +97,7 @@ static void retire(struct sk_stream *s) {
 }
 
 static rail_result_t lose_sending(struct sk_comm *comm, struct sk_stream *s) {
+  sk_engine_stream_gone(comm, s);
   retire(s);
   comm->rails[s->index].state = SK_RAIL_LOST;
   ask_for_counts(comm);
@@ -105,6 +107,7 @@ static rail_result_t lose_sending(struct sk_comm *comm, struct sk_stream *s) {
 static rail_result_t lose_receiving(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_recv_comm *rc = receiver_of(comm);
   bool was_main = sk_main_stream(comm) == s;
+  sk_engine_stream_gone(comm, s);
   sk_recv_forget_partial(rc, s);
   retire(s);
   comm->rails[s->index].state = SK_RAIL_GONE;
@@ -242,6 +245,7 @@ static void revive(struct sk_comm *comm, struct sk_stream *s, int fd) {
   limit_unsent(fd);
   sk_pulse_socket(fd);
   comm->rails[s->index].state = SK_RAIL_UP;
+  sk_engine_stream_new(comm, s);
   RAIL_INFO(RAIL_SUB_NET, "RailSocket: stream %u over %s has come back", s->index, comm->rails[s->index].path->name);
 }
 

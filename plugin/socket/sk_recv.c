@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
@@ -41,6 +42,7 @@ rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) 
   sk_match_init(&rc->posted);
   for (unsigned int i = 0; i < args->nstreams && sk_params.rcvbuf < 0; i++)
     (void)rail_sock_open_window(args->fds[i], sk_params.window); /* a wish: streams work without */
+  sk_engine_attach(&rc->base);
   sk_watch_add(&rc->base);
   *recv_comm = rc;
   return RAIL_OK;
@@ -283,6 +285,7 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   }
   sk_recv_drain(rc);
   if (start_recv(rc, recv) == RAIL_OK) sk_recv_report_posted(rc); /* else test will say so */
+  atomic_store_explicit(&comm->deferred, rc->wanted || comm->ended, memory_order_relaxed);
   sk_comm_disown(comm);
   return RAIL_OK;
 }

@@ -51,6 +51,7 @@ void sk_recv_want_grant(struct sk_recv_comm *rc, struct sk_slot *slot);
 void sk_recv_forget_grant(struct sk_recv_comm *rc, struct sk_slot *slot);
 void sk_recv_report_posted(struct sk_recv_comm *rc);          /* irecv posted buffers */
 void sk_recv_report(struct sk_recv_comm *rc, uint64_t bytes); /* a progress call has read so much */
+void sk_recv_report_quiet(struct sk_recv_comm *rc, bool stuck); /* nothing else to do, maybe for long */
 void sk_recv_report_all(struct sk_recv_comm *rc);             /* before the end */
 void sk_recv_report_again(struct sk_recv_comm *rc);           /* the stream that carried the reports is lost */
 

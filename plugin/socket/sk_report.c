@@ -130,6 +130,13 @@ void sk_recv_report(struct sk_recv_comm *rc, uint64_t bytes) {
     send_report(rc);
 }
 
+void sk_recv_report_quiet(struct sk_recv_comm *rc, bool stuck) {
+  if (stuck) rc->idle = RAIL_MAX(rc->idle, STUCK_CALLS);
+  if (rc->recent && rc->recent < BULK_READ) rail_sock_ack_now(sk_main_stream(&rc->base)->fd);
+  rc->recent = 0;
+  if (rc->wanted || rc->again || is_due(rc) || sk_rail_untold(rc)) send_report(rc);
+}
+
 void sk_recv_report_all(struct sk_recv_comm *rc) {
   if (rc->early.count_told != rc->early.count_freed || rc->wanted || sk_rail_untold(rc)) send_report(rc);
 }

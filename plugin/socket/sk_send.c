@@ -17,6 +17,7 @@
 #include <stdlib.h>
 
 #include "common/log.h"
+#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
@@ -63,6 +64,7 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;
   sc->eager_bytes = args->eager_bytes & ~63u;
+  sk_engine_attach(&sc->base);
   sk_watch_add(&sc->base);
   *send_comm = sc;
   return RAIL_OK;
@@ -231,6 +233,7 @@ rail_result_t sk_send_pump(struct sk_send_comm *sc) {
     }
     if (comm->nstreams > 1) sc->next_stream = (sc->next_stream + 1) % comm->nstreams;
   }
+  comm->more = moved;
   return RAIL_OK;
 }
 
@@ -240,6 +243,8 @@ bool sk_send_is_idle(const struct sk_send_comm *sc) {
     if (sc->base.streams[i].out_count) return false;
   return true;
 }
+
+void sk_send_read_soon(struct sk_send_comm *sc) { sc->unread = UNREAD_PUMPS; }
 
 bool sk_send_should_read(const struct sk_send_comm *sc) {
   return sc->unread >= UNREAD_PUMPS || !sk_send_is_idle(sc);
@@ -435,15 +440,19 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
   if (!send) return RAIL_OK;
   *request = send;
   sc->burst++;
-  if (!sk_comm_try_own(comm)) {
+  if ((comm->seat && size > SK_ENGINE_INLINE_BYTES) || !sk_comm_try_own(comm)) {
     sk_comm_submit(comm, &send->base);
     return RAIL_OK;
   }
   sk_send_drain(sc);
   /* A failure from here on is for test to report: the request exists. */
   if (start_send(sc, send) == RAIL_OK) {
-    if (can_wait(sc, size)) announce_ready(sc);
-    else (void)sk_progress(comm);
+    if (!can_wait(sc, size)) {
+      (void)sk_progress(comm);
+    } else {
+      announce_ready(sc);
+      atomic_store_explicit(&comm->deferred, 1, memory_order_relaxed);
+    }
   }
   sk_comm_disown(comm);
   return RAIL_OK;

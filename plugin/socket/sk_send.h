@@ -74,6 +74,7 @@ void sk_send_announce_all(struct sk_send_comm *sc, struct sk_stream *s);
 bool sk_send_is_idle(const struct sk_send_comm *sc);
 /* Is it time to see what the peer has to say? */
 bool sk_send_should_read(const struct sk_send_comm *sc);
+void sk_send_read_soon(struct sk_send_comm *sc); /* yes */
 
 /* The caller tests a request: what it sends before that is a burst. */
 void sk_send_tested(struct sk_send_comm *sc);
