@@ -14,7 +14,7 @@
 #define QUICK_LOOKS 50    /* microseconds apart; then the caller is away for 10 ms at a time */
 #define PATIENCE 300      /* looks of the second kind at one round */
 #define LONG_MS 150       /* a round takes 2; one that a tick saved takes longer than this */
-#define MANY_LONG 3       /* and so may as many as that on a busy machine */
+#define MANY_LONG 2       /* and so may as many as that on a busy machine */
 
 static uint8_t *out[COMMS][MESSAGES], *in[COMMS][MESSAGES];
 
