@@ -99,6 +99,7 @@ static void retire(struct sk_stream *s) {
 static rail_result_t lose_sending(struct sk_comm *comm, struct sk_stream *s) {
   sk_engine_stream_gone(comm, s);
   retire(s);
+  atomic_store_explicit(&comm->rails[s->index].queued, 0, memory_order_relaxed);
   comm->rails[s->index].state = SK_RAIL_LOST;
   ask_for_counts(comm);
   return RAIL_OK;
@@ -137,13 +138,15 @@ void sk_rail_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk
   struct sk_rail *rail = &comm->rails[s->index];
   rail->pieces[(rail->first + rail->count++) % SK_RAIL_PIECES] =
     (struct sk_piece){.send = send, .offset = offset, .len = len};
+  sk_pending_add(&rail->queued); /* the stream drops it */
 }
 
 static rail_result_t settle(struct sk_send_comm *sc, struct sk_rail *rail, uint32_t frames) {
   uint32_t arrived = frames - rail->frames;
-  if (arrived > rail->count)
+  uint32_t left = rail->count - atomic_load_explicit(&rail->queued, memory_order_relaxed);
+  if (arrived > left)
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: the peer counts %u frames that were not sent",
-                        arrived - rail->count);
+                        arrived - left);
   rail->frames = frames;
   for (; arrived > 0; arrived--) {
     struct sk_send *send = rail->pieces[rail->first].send;
@@ -208,6 +211,7 @@ static rail_result_t on_count(struct sk_comm *comm, struct sk_stream *s, const s
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: the peer has lost stream %u over %s", s->index, rail->path->name);
     comm->failovers++;
     retire(s);
+    atomic_store_explicit(&rail->queued, 0, memory_order_relaxed);
   }
   rail->state = SK_RAIL_GONE; /* what is left of its pieces goes again */
   return settle(sender_of(comm), rail, frame->seq);

@@ -50,6 +50,7 @@ struct sk_rail {
   uint32_t told;       /* receiver: what the sender knows of it */
   struct sk_piece *pieces; /* sender: a ring */
   uint32_t first, count;
+  sk_pending queued;       /* those of them that are not in the kernel: nobody can have them */
 };
 
 rail_result_t sk_rails_init(struct sk_comm *comm, const struct sk_comm_args *args);

@@ -150,10 +150,10 @@ static rail_result_t expect_piece(struct sk_recv_comm *rc, struct sk_stream *s, 
   return RAIL_OK;
 }
 
-/* With FAILOVER every stream announces every message: one that is ahead waits for the others, one that is behind only
- * says what is known, and may bring the first piece. */
+/* With FAILOVER every stream announces every message, in order: one that is behind only says what is known, and may
+ * bring the first piece; none can be ahead of its own announcements, and waiting for them would be for ever. */
 static rail_result_t on_repeat(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
-  if ((int32_t)(frame->seq - rc->next_seq) > 0) return RAIL_IN_PROGRESS;
+  if ((int32_t)(frame->seq - rc->next_seq) > 0) return broken(rc, frame, "an announcement that skips others");
   if (frame->len) return expect_piece(rc, s, frame, 0);
   sk_stream_expect(s, NULL, 0, NULL);
   return RAIL_OK;
@@ -178,7 +178,7 @@ static rail_result_t on_msg(struct sk_recv_comm *rc, struct sk_stream *s, const 
 
 static rail_result_t on_data(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
   if ((int32_t)(frame->seq - rc->next_seq) >= 0) {
-    if (s->index == 0 && !rc->base.rails) return broken(rc, frame, "data of a message that was not announced");
+    if (s->index == 0 || rc->base.rails) return broken(rc, frame, "data of a message that was not announced");
     return RAIL_IN_PROGRESS;
   }
   return expect_piece(rc, s, frame, frame->size);

@@ -112,7 +112,7 @@ void sk_send_piece_arrived(struct sk_send_comm *sc, struct sk_send *send) {
 
 /* A message without bytes has nothing that could go another way: its announcements are what must arrive. */
 static void announce_on(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send) {
-  uint8_t *head = sk_stream_queue(s, SK_HEAD, NULL, 0, NULL);
+  uint8_t *head = sk_stream_queue(s, SK_HEAD, NULL, 0, &sk_rail_of(&sc->base, s)->queued);
   sk_frame_encode(head, SK_FRAME_MSG, send->granted ? SK_FRAME_GRANTED : 0, send->seq, send->size, 0, send->node.tag);
   sk_rail_remember(&sc->base, s, send->size ? NULL : send, 0, 0);
   if (!send->size) sk_pending_add(&send->base.pending);
@@ -146,7 +146,7 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
   const uint8_t *data = send->data + offset;
   uint32_t copied = len <= SK_COPY_BYTES ? len : 0;
   bool failover = sc->base.rails != NULL;
-  uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, failover ? NULL : &send->base.pending);
+  uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, failover ? &sk_rail_of(&sc->base, s)->queued : &send->base.pending);
   if (type == SK_FRAME_MSG)
     sk_frame_encode(head, type, send->granted ? SK_FRAME_GRANTED : 0, send->seq, send->size, len, send->node.tag);
   else sk_frame_encode(head, type, 0, send->seq, offset, len, send->node.tag);
