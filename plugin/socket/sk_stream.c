@@ -117,7 +117,7 @@ int sk_stream_in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want) {
 void sk_stream_got(struct sk_stream *s, size_t moved) {
   rail_stats_add(&s->moved->in, moved);
   uint32_t placed = (uint32_t)RAIL_MIN(moved, RAIL_MIN(s->left, SK_IO_BYTES));
-  s->to += placed;
+  if (placed) s->to += placed; /* else it may be NULL */
   s->left -= placed;
   s->tail += (uint32_t)(moved - placed);
 }
