@@ -153,6 +153,12 @@ static void send_header(struct bed *bed, unsigned int stream, const uint8_t *hea
 /* The next announcement, or one that is out of order; whole, in part, or with too much. */
 static void announce(struct fuzz_in *in, struct bed *bed, unsigned int stream, unsigned int flags) {
   uint8_t head[24], how = fuzz_u8(in), choice = fuzz_u8(in);
+  if (how & 0x80) { /* the last one once more: with failover each stream says it */
+    const struct message *m = &bed->messages[(bed->next_seq - 1) % MAX_MESSAGES];
+    fuzz_frame(head, SK_FRAME_MSG, flags, bed->next_seq - 1, m->size, 0, m->tag);
+    send_header(bed, stream, head);
+    return;
+  }
   uint32_t seq = bed->next_seq, tag = choice % TAGS;
   uint64_t size = fuzz_size(choice / TAGS);
   if ((how & 0x0f) == 0x0f) seq += fuzz_u8(in) % 8 - 4;
@@ -200,6 +206,15 @@ static void send_raw(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
   bed->wild = true;
 }
 
+/* With a flag its sender says so over another stream; some of what it carried may be sent again there. */
+static void end(struct fuzz_in *in, struct bed *bed, unsigned int stream, unsigned int flag) {
+  uint8_t head[24], generation = flag == 3 ? fuzz_u8(in) : 0;
+  fuzz_end_stream(&bed->c, stream);
+  if (!flag) return;
+  fuzz_frame(head, SK_FRAME_LOST, 0, 0, generation, 0, stream);
+  send_header(bed, (stream + flag) % bed->c.args.nstreams, head);
+}
+
 /* ---- the input ------------------------------------------------------- */
 
 /* False: the connection is to be closed as it is. */
@@ -216,9 +231,7 @@ static bool take_step(struct fuzz_in *in, struct bed *bed) {
     case DELIVER: fuzz_deliver(&bed->c, stream, flag ? fuzz_u16(in) : SIZE_MAX); break;
     case RAW: send_raw(in, bed, stream); break;
     case FRAME: send_any(in, bed, stream); break;
-    case END:
-      fuzz_end_stream(&bed->c, stream);
-      break;
+    case END: end(in, bed, stream, flag); break;
     case LEAVE: return flag != 3;
     case STEPS: break;
   }
@@ -244,8 +257,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static struct bed bed;
   struct fuzz_in in = {data, size};
   memset(&bed, 0, sizeof bed);
-  uint8_t shape = fuzz_u8(&in);
-  fuzz_open_recv(&bed.c, 1 + shape % FUZZ_STREAMS, BIG, 4 + (shape >> 4));
+  struct fuzz_shape shape = fuzz_shape(fuzz_u8(&in), BIG, 4);
+  fuzz_open_recv(&bed.c, &shape);
   bool stays = true;
   while (in.left && stays) stays = take_step(&in, &bed);
   if (stays) settle(&bed);
@@ -365,6 +378,33 @@ void fuzz_make_seeds(void) {
     }
     fuzz_seed(pieces == 2 ? "two-streams" : "too-much", out.bytes, out.size);
   }
+
+  out.size = 0;
+  fuzz_put8(&out, 8 | 1); /* failover: a piece is lost with its stream and comes again over the other */
+  put_irecv(&out, 0, 20000);
+  put_step(&out, MSG, 0, SK_FRAME_GRANTED);
+  fuzz_put8(&out, 0x10);
+  fuzz_put8(&out, choice(0, 20000));
+  fuzz_put16(&out, 10000);
+  put_step(&out, MSG, 1, SK_FRAME_GRANTED);
+  fuzz_put8(&out, 0x80);
+  fuzz_put8(&out, 0);
+  put_step(&out, DATA, 1, 0);
+  fuzz_put8(&out, 0);
+  fuzz_put16(&out, 10000);
+  fuzz_put32(&out, 10000);
+  put_step(&out, DELIVER, 0, 0);
+  put_step(&out, DELIVER, 1, 1);
+  fuzz_put16(&out, 7000);
+  put_test(&out, 0);
+  put_step(&out, END, 1, 1);
+  put_step(&out, DATA, 0, 0);
+  fuzz_put8(&out, 0);
+  fuzz_put16(&out, 10000);
+  fuzz_put32(&out, 10000);
+  put_step(&out, DELIVER, 0, 0);
+  put_test(&out, 0);
+  fuzz_seed("failover", out.bytes, out.size);
 
   uint8_t head[24];
   out.size = 0;

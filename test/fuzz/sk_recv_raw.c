@@ -2,7 +2,7 @@
  * TEST-SAN: asan
  *
  * A receiving connection with buffers posted, and nothing but bytes on its
- * streams. Input: pieces, each "stream, length, bytes".
+ * streams. Input: with failover or not, then pieces, each "stream, length, bytes".
  */
 #include <stdlib.h>
 
@@ -18,7 +18,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   struct fuzz_in in = {data, size};
   uint8_t *buffers[REQUESTS];
   void *requests[REQUESTS];
-  fuzz_open_recv(&c, 2, 1024, 4);
+  uint8_t shape_head = fuzz_u8(&in);
+  struct fuzz_shape shape = fuzz_shape((uint8_t)((shape_head & 8) | 1), 1024, 4);
+  fuzz_open_recv(&c, &shape);
   for (int i = 0; i < REQUESTS; i++) {
     buffers[i] = fuzz_guarded(sizes[i]);
     void *at = buffers[i];
@@ -66,6 +68,7 @@ static void put_frame(struct fuzz_out *out, unsigned int stream, unsigned int ty
 
 void fuzz_make_seeds(void) {
   struct fuzz_out out = {.size = 0};
+  fuzz_put8(&out, 0);
   put_frame(&out, 0, SK_FRAME_MSG, 0, 0, 0, 0);
   put_frame(&out, 0, SK_FRAME_MSG, 1, 8, 8, 1);
   put_frame(&out, 0, SK_FRAME_MSG, 2, 100, 60, 2);
@@ -73,6 +76,7 @@ void fuzz_make_seeds(void) {
   put_frame(&out, 0, SK_FRAME_MSG, 3, 64, 64, 7); /* nobody waits for this tag */
   fuzz_seed("messages", out.bytes, out.size);
   out.size = 0;
+  fuzz_put8(&out, 8);
   put_frame(&out, 0, SK_FRAME_MSG, 0, 300, 100, 1);
   put_frame(&out, 0, SK_FRAME_ERROR, 0, RAIL_BAD_USAGE, 16, 1);
   fuzz_seed("too-large", out.bytes, out.size);

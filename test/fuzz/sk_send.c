@@ -41,7 +41,8 @@ struct out {
   unsigned int type;
   const struct send *send;
   uint64_t at;
-  uint32_t left; /* bytes of the payload to come */
+  uint32_t left;   /* bytes of the payload to come */
+  uint32_t frames; /* that came whole */
 };
 
 struct bed {
@@ -52,6 +53,7 @@ struct bed {
   unsigned int large_done[TAGS];
   uint64_t largest[TAGS]; /* grant */
   bool wild; /* the model does not know all grants */
+  bool failover;
   /* What an honest receiver reports: messages seen, and the credit of those that used some. */
   uint32_t seen, told, count;
   uint64_t bytes;
@@ -132,7 +134,9 @@ static void judge_header(struct bed *bed, struct out *out) {
   out->left = le32toh(len);
   out->at = 0;
   FUZZ_CHECK(le16toh(guard) == SK_FRAME_GUARD && out->left <= SK_MAX_FRAME);
-  if (out->type == SK_FRAME_MSG) {
+  if (out->type == SK_FRAME_MSG && bed->failover && (out->send = of_seq(bed, le32toh(seq))) != NULL) {
+    FUZZ_CHECK(out->send->size == le64toh(size) && out->send->tag == le32toh(tag)); /* once more, on this stream */
+  } else if (out->type == SK_FRAME_MSG) {
     out->send = announce(bed, le32toh(tag), le32toh(seq), le64toh(size));
     bed->seen = le32toh(seq) + 1;
     if (!(out->head[1] & SK_FRAME_GRANTED)) {
@@ -164,7 +168,9 @@ static void judge_bytes(struct bed *bed, struct out *out, const uint8_t *bytes, 
       bytes++;
       size--;
     }
-    if (out->have == sizeof out->head && out->left == 0) out->have = 0;
+    if (out->have < sizeof out->head || out->left) continue;
+    out->have = 0;
+    out->frames += out->type == SK_FRAME_MSG || out->type == SK_FRAME_DATA;
   }
 }
 
@@ -202,7 +208,6 @@ static void report(struct fuzz_in *in, struct bed *bed, unsigned int stream, uns
   if (lie & 16) seen = bed->seen + fuzz_u8(in);
   bed->told = seen;
   memset(frame, 0, sizeof frame);
-  fuzz_frame(frame, SK_FRAME_CONTROL, flag & 1, seen, bytes, len, count);
   for (uint32_t i = 0; i < n; i++) {
     uint8_t choice = fuzz_u8(in), *entry = frame + 24 + 16 * i;
     uint64_t capacity = how & 0x80 ? fuzz_u64(in) : fuzz_size(choice / TAGS);
@@ -213,6 +218,12 @@ static void report(struct fuzz_in *in, struct bed *bed, unsigned int stream, uns
     bed->granted[tag]++;
     bed->largest[tag] = RAIL_MAX(bed->largest[tag], capacity);
   }
+  for (unsigned int i = 0; bed->failover && !(lie & 32) && i < bed->c.args.nstreams; i++, n++, len += 16) {
+    put_le(frame + 24 + 16 * n, bed->outs[i].frames + (lie & 64 ? 1 + fuzz_u8(in) % 8 : 0), 8);
+    put_le(frame + 24 + 16 * n + 8, i, 4);
+    put_le(frame + 24 + 16 * n + 12, SK_ENTRY_FRAMES, 4);
+  }
+  fuzz_frame(frame, SK_FRAME_CONTROL, flag & 1, seen, bytes, len, count);
   bed->wild |= flag != 0 || len != n * 16;
   fuzz_queue(&bed->c, stream, frame, 24 + 16 * (size_t)n);
 }
@@ -223,6 +234,16 @@ static void send_any(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
   fuzz_frame(head, type, flags, seq, fuzz_u64(in), len, tag);
   fuzz_queue(&bed->c, stream, head, sizeof head);
   bed->wild = true;
+}
+
+/* With a flag the receiver says how many frames of it had arrived. */
+static void end(struct bed *bed, unsigned int stream, unsigned int flag) {
+  uint8_t head[24];
+  uint32_t frames = bed->outs[stream].frames + (flag == 3);
+  fuzz_end_stream(&bed->c, stream);
+  if (!flag) return;
+  fuzz_frame(head, SK_FRAME_LOST, 0, frames, 0, 0, stream);
+  fuzz_queue(&bed->c, (stream + flag) % bed->c.args.nstreams, head, sizeof head);
 }
 
 /* ---- the input ------------------------------------------------------- */
@@ -248,7 +269,7 @@ static bool take_step(struct fuzz_in *in, struct bed *bed) {
       break;
     case FRAME: send_any(in, bed, stream); break;
     case READ: read_some(bed, stream, flag ? fuzz_u16(in) : SIZE_MAX); break;
-    case END: fuzz_end_stream(&bed->c, stream); break;
+    case END: end(bed, stream, flag); break;
     case LEAVE: return flag != 3;
     case STEPS: break;
   }
@@ -273,8 +294,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static struct bed bed;
   struct fuzz_in in = {data, size};
   memset(&bed, 0, sizeof bed);
-  uint8_t shape = fuzz_u8(&in);
-  fuzz_open_send(&bed.c, 1 + shape % FUZZ_STREAMS, EAGER, shape >> 4);
+  struct fuzz_shape shape = fuzz_shape(fuzz_u8(&in), EAGER, 0);
+  fuzz_open_send(&bed.c, &shape);
+  bed.failover = shape.failover;
   bool stays = true;
   while (in.left && stays) stays = take_step(&in, &bed);
   if (stays) settle(&bed);
@@ -353,6 +375,41 @@ void fuzz_make_seeds(void) {
   put_pump(&out, 1, 5);
   put_pump(&out, 1, 5);
   fuzz_seed("full-socket", out.bytes, out.size);
+
+  out.size = 0;
+  fuzz_put8(&out, 0x48 | 1); /* failover: a stream is lost with what it carried */
+  for (unsigned int i = 0; i < 2; i++) put_step(&out, ANSWER, i, 0);
+  put_grant(&out, 0, 70000);
+  put_isend(&out, 0, 70000);
+  put_isend(&out, 1, 1000);
+  put_isend(&out, 2, 0);
+  put_step(&out, DELIVER, 0, 0);
+  put_step(&out, DELIVER, 1, 0);
+  put_step(&out, TEST_ONE, 0, 0);
+  fuzz_put8(&out, 0);
+  put_step(&out, READ, 0, 0);
+  put_step(&out, END, 1, 1);
+  for (unsigned int i = 0; i < 3; i++) {
+    put_grant(&out, 0, 8);
+    put_pump(&out, 1, 3);
+  }
+  fuzz_seed("failover", out.bytes, out.size);
+
+  out.size = 0;
+  fuzz_put8(&out, 0x48 | 1); /* failover: frames are counted that have not left */
+  for (unsigned int i = 0; i < 2; i++) put_step(&out, ANSWER, i, 0);
+  for (unsigned int i = 0; i < 8; i++) {
+    put_grant(&out, 0, 70000);
+    put_step(&out, DELIVER, 0, 0);
+    put_isend(&out, 0, 70000);
+  }
+  put_pump(&out, 0, 8);
+  put_step(&out, REPORT, 0, 0);
+  fuzz_put8(&out, 0);
+  fuzz_put8(&out, 64);
+  for (unsigned int i = 0; i < 2; i++) fuzz_put8(&out, 4); /* five more than were read, on each */
+  put_pump(&out, 2, 8);
+  fuzz_seed("counted-early", out.bytes, out.size);
 
   for (unsigned int lie = 0; lie < 2; lie++) { /* far more messages than credit; one receiver says that it saw none */
     out.size = 0;

@@ -2,7 +2,8 @@
  * TEST-SAN: asan
  *
  * A sending connection with sends outstanding, and nothing but bytes on the
- * way back. Input: pieces, each "stream, length, bytes".
+ * way back. Input: with failover or not, then pieces, each "stream, length,
+ * bytes".
  */
 #include <stdlib.h>
 
@@ -18,7 +19,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   struct fuzz_in in = {data, size};
   uint8_t *buffers[REQUESTS];
   void *requests[REQUESTS];
-  fuzz_open_send(&c, 2, 1024, 2);
+  uint8_t shape_head = fuzz_u8(&in);
+  struct fuzz_shape shape = fuzz_shape((uint8_t)((shape_head & 8) | 1), 1024, 2);
+  fuzz_open_send(&c, &shape);
   for (int i = 0; i < REQUESTS; i++) {
     buffers[i] = fuzz_guarded(sizes[i]);
     FUZZ_CHECK(sk_isend(c.comm, buffers[i], sizes[i], i % 3, NULL, NULL, &requests[i]) == RAIL_OK && requests[i]);
@@ -68,6 +71,7 @@ void fuzz_make_seeds(void) {
   } grants = {.entries = {{htole64(4096), htole32(0), 0},
                           {htole64(20000), htole32(1), 0},
                           {htole64(70000), htole32(2), 0}}};
+  fuzz_put8(&out, 0);
   for (unsigned int i = 0; i < 2; i++) {
     sk_answer_encode(SK_REASON_NONE, i, 0, &answer);
     put_piece(&out, i, &answer, sizeof answer);
@@ -87,6 +91,7 @@ void fuzz_make_seeds(void) {
   memset(&six, 0, sizeof six);
   for (unsigned int i = 0; i < 6; i++) six.entries[i].tag = htole32(9);
   out.size = 0;
+  fuzz_put8(&out, 0);
   sk_answer_encode(SK_REASON_NONE, 0, 0, &answer);
   put_piece(&out, 0, &answer, sizeof answer);
   for (unsigned int left = 256, n; left; left -= n) {
@@ -98,6 +103,7 @@ void fuzz_make_seeds(void) {
 
   uint8_t error[40] = "";
   out.size = 0;
+  fuzz_put8(&out, 0);
   sk_answer_encode(SK_REASON_NONE, 0, 0, &answer);
   put_piece(&out, 0, &answer, sizeof answer);
   fuzz_frame(error, SK_FRAME_ERROR, 0, 1, RAIL_BAD_USAGE, 16, 2);

@@ -14,8 +14,14 @@ static const struct sk_device device = {.name = "fuzz0"};
 static uint8_t queue_bytes[FUZZ_STREAMS][FUZZ_QUEUE];
 static struct sk_ctx ctx = {.magic = SK_CTX_MAGIC, .traffic_class = -1};
 
-static void open_comm(struct fuzz_comm *c, enum sk_side side, unsigned int nstreams, uint32_t eager_size,
-                      uint32_t eager_count) {
+struct fuzz_shape fuzz_shape(uint8_t head, uint32_t eager_size, uint32_t least_count) {
+  return (struct fuzz_shape){.nstreams = 1 + head % FUZZ_STREAMS,
+                             .failover = (head & 8) && head % FUZZ_STREAMS,
+                             .eager_size = eager_size,
+                             .eager_count = least_count + (head >> 4)};
+}
+
+static void open_comm(struct fuzz_comm *c, enum sk_side side, const struct fuzz_shape *shape) {
   static bool loaded;
   fuzz_quiet();
   if (!loaded) sk_params_load();
@@ -25,30 +31,31 @@ static void open_comm(struct fuzz_comm *c, enum sk_side side, unsigned int nstre
   args->side = side;
   args->device = &device;
   args->ctx = &ctx;
-  args->nstreams = nstreams;
-  args->eager_size = eager_size;
-  args->eager_count = eager_count;
-  args->eager_bytes = SK_MIN_EAGER_BYTES(eager_size) + 1024;
-  for (unsigned int i = 0; i < nstreams; i++) {
+  args->nstreams = shape->nstreams;
+  args->eager_size = shape->eager_size;
+  args->eager_count = shape->eager_count;
+  args->eager_bytes = SK_MIN_EAGER_BYTES(shape->eager_size) + 1024;
+  args->features = shape->failover ? SK_FEATURE_FAILOVER : 0;
+  for (unsigned int i = 0; i < shape->nstreams; i++) {
     int fds[2];
     fuzz_socketpair(fds);
     c->ends[i] = fds[0];
     args->fds[i] = fds[1];
     args->paths[i] = &device;
     args->peers[i] = (union rail_addr){.in = {.sin_family = AF_INET, .sin_port = htons(9)}};
-    if (side == SK_SENDER) sk_answer_encode(SK_REASON_NONE, i, 0, &args->welcomes[i]);
+    if (side == SK_SENDER) sk_answer_encode(SK_REASON_NONE, i, args->features, &args->welcomes[i]);
     c->queues[i].bytes = queue_bytes[i];
   }
-  for (unsigned int i = nstreams; i < FUZZ_STREAMS; i++) c->ends[i] = -1;
+  for (unsigned int i = shape->nstreams; i < FUZZ_STREAMS; i++) c->ends[i] = -1;
 }
 
-void fuzz_open_recv(struct fuzz_comm *c, unsigned int nstreams, uint32_t eager_size, uint32_t eager_count) {
-  open_comm(c, SK_RECEIVER, nstreams, eager_size, eager_count);
+void fuzz_open_recv(struct fuzz_comm *c, const struct fuzz_shape *shape) {
+  open_comm(c, SK_RECEIVER, shape);
   FUZZ_CHECK(sk_recv_create(&c->args, &c->comm) == RAIL_OK);
 }
 
-void fuzz_open_send(struct fuzz_comm *c, unsigned int nstreams, uint32_t eager_size, uint32_t eager_count) {
-  open_comm(c, SK_SENDER, nstreams, eager_size, eager_count);
+void fuzz_open_send(struct fuzz_comm *c, const struct fuzz_shape *shape) {
+  open_comm(c, SK_SENDER, shape);
   FUZZ_CHECK(sk_send_create(&c->args, &c->comm) == RAIL_OK);
 }
 

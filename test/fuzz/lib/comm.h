@@ -25,8 +25,16 @@ struct fuzz_comm {
   struct fuzz_queue queues[FUZZ_STREAMS];
 };
 
-void fuzz_open_recv(struct fuzz_comm *c, unsigned int nstreams, uint32_t eager_size, uint32_t eager_count);
-void fuzz_open_send(struct fuzz_comm *c, unsigned int nstreams, uint32_t eager_size, uint32_t eager_count);
+/* What the input's first byte says of the connection. With failover nothing comes back: nobody dials or looks. */
+struct fuzz_shape {
+  unsigned int nstreams;
+  bool failover;
+  uint32_t eager_size, eager_count;
+};
+struct fuzz_shape fuzz_shape(uint8_t head, uint32_t eager_size, uint32_t least_count);
+
+void fuzz_open_recv(struct fuzz_comm *c, const struct fuzz_shape *shape);
+void fuzz_open_send(struct fuzz_comm *c, const struct fuzz_shape *shape);
 
 /* The peer ends a stream; what it had queued is lost. */
 void fuzz_end_stream(struct fuzz_comm *c, unsigned int stream);
