@@ -262,8 +262,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   bool stays = true;
   while (in.left && stays) stays = take_step(&in, &bed);
   if (stays) settle(&bed);
+  for (int i = 0; i < bed.nrequests; i++) free_buffers(&bed.requests[i]); /* which closing does not touch */
   fuzz_close_comm(&bed.c);
-  for (int i = 0; i < bed.nrequests; i++) free_buffers(&bed.requests[i]);
   return 0;
 }
 

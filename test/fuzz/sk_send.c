@@ -300,8 +300,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   bool stays = true;
   while (in.left && stays) stays = take_step(&in, &bed);
   if (stays) settle(&bed);
-  fuzz_close_comm(&bed.c);
+  /* Closing does not look at the caller's memory, which may be gone. */
   for (int i = 0; i < bed.nsends; i++) fuzz_guarded_free(bed.sends[i].data, bed.sends[i].size);
+  fuzz_close_comm(&bed.c);
   return 0;
 }
 
@@ -410,6 +411,19 @@ void fuzz_make_seeds(void) {
   for (unsigned int i = 0; i < 2; i++) fuzz_put8(&out, 4); /* five more than were read, on each */
   put_pump(&out, 2, 8);
   fuzz_seed("counted-early", out.bytes, out.size);
+
+  for (unsigned int failover = 0; failover < 2; failover++) { /* closed with more queued than the socket takes */
+    out.size = 0;
+    fuzz_put8(&out, 0x41 | failover << 3);
+    for (unsigned int i = 0; i < 2; i++) put_step(&out, ANSWER, i, 0);
+    for (unsigned int i = 0; i < 8; i++) {
+      put_grant(&out, 0, 70000);
+      put_step(&out, DELIVER, 0, 0);
+      put_isend(&out, 0, 70000);
+    }
+    put_step(&out, LEAVE, 0, 3);
+    fuzz_seed(failover ? "left-failover" : "left", out.bytes, out.size);
+  }
 
   for (unsigned int lie = 0; lie < 2; lie++) { /* far more messages than credit; one receiver says that it saw none */
     out.size = 0;

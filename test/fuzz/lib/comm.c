@@ -95,8 +95,11 @@ void fuzz_frame(uint8_t bytes[24], unsigned int type, unsigned int flags, uint32
 }
 
 void fuzz_close_comm(struct fuzz_comm *c) {
-  for (unsigned int i = 0; i < FUZZ_STREAMS; i++) rail_sock_close(&c->ends[i]);
+  /* With room in the sockets, so that what closing still has to say is written. */
+  for (unsigned int i = 0; i < FUZZ_STREAMS; i++)
+    if (c->ends[i] >= 0) fuzz_drain(c->ends[i]);
   FUZZ_CHECK((c->args.side == SK_SENDER ? sk_close_send(c->comm) : sk_close_recv(c->comm)) == RAIL_OK);
+  for (unsigned int i = 0; i < FUZZ_STREAMS; i++) rail_sock_close(&c->ends[i]);
   sk_close_all();
 }
 
