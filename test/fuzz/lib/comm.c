@@ -9,8 +9,10 @@
 #include "plugin/socket/sk_ctx.h"
 #include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_rejoin.h"
 
-static const struct sk_device device = {.name = "fuzz0"};
+static struct sk_device device = {
+    .name = "fuzz0", .addr = {.in = {.sin_family = AF_INET}}, .nrails = 1, .rails = {&device}};
 static uint8_t queue_bytes[FUZZ_STREAMS][FUZZ_QUEUE];
 static struct sk_ctx ctx = {.magic = SK_CTX_MAGIC, .traffic_class = -1};
 
@@ -21,11 +23,43 @@ struct fuzz_shape fuzz_shape(uint8_t head, uint32_t eager_size, uint32_t least_c
                              .eager_count = least_count + (head >> 4)};
 }
 
+/* Where streams could come back to, on loopback; nobody calls there. */
+static struct sk_reception *reception(void) {
+  static struct sk_reception *r;
+  if (r) return r;
+  device.addr.in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  FUZZ_CHECK(sk_reception_open(&device, -1, &r) == RAIL_OK);
+  return r;
+}
+
+static struct sk_rejoin *new_rejoin(const struct sk_comm_args *args) {
+  struct sk_reception *r = reception();
+  if (args->side == SK_RECEIVER) {
+    struct sk_group group = {.streams = args->nstreams,
+                             .eager_size = args->eager_size,
+                             .eager_count = args->eager_count,
+                             .eager_bytes = args->eager_bytes,
+                             .features = args->features};
+    pthread_mutex_lock(&r->lock);
+    struct sk_rejoin *rejoin = sk_rejoin_new_receiver(r, &group);
+    pthread_mutex_unlock(&r->lock);
+    return rejoin;
+  }
+  /* Port 1 of this machine: refused. */
+  struct sk_hello hello = {.streams = args->nstreams, .features = args->features};
+  struct sk_leg legs[FUZZ_STREAMS];
+  union rail_addr peer = device.addr;
+  rail_addr_set_port(&peer, 1);
+  for (unsigned int i = 0; i < args->nstreams; i++) sk_leg_init(&legs[i], &device, &peer, -1, SK_TIE_NONE);
+  return sk_rejoin_new_sender(&r->handle, &hello, legs);
+}
+
 static void open_comm(struct fuzz_comm *c, enum sk_side side, const struct fuzz_shape *shape) {
   static bool loaded;
   fuzz_quiet();
   if (!loaded) sk_params_load();
   loaded = true;
+  (void)reception(); /* once: its descriptors stay */
   struct sk_comm_args *args = &c->args;
   memset(c, 0, sizeof *c);
   args->side = side;
@@ -46,6 +80,7 @@ static void open_comm(struct fuzz_comm *c, enum sk_side side, const struct fuzz_
     if (side == SK_SENDER) sk_answer_encode(SK_REASON_NONE, i, args->features, &args->welcomes[i]);
     c->queues[i].bytes = queue_bytes[i];
   }
+  if (shape->failover) args->rejoin = new_rejoin(args);
   for (unsigned int i = shape->nstreams; i < FUZZ_STREAMS; i++) c->ends[i] = -1;
 }
 
