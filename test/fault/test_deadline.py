@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A peer that was killed is noticed within a second, with a line that names it. A peer that is merely slow is left
-alone.
+"""A peer that is gone is noticed, however it went: killed within a second, stopped or cut off within the deadline, with
+a line that names it. A peer that is merely slow is left alone.
 
 TEST-LIMIT: 240
 TEST-ALONE
@@ -13,10 +13,12 @@ import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "harness"))
-from rig import ENGINES, SLOW, Pair, Rails, check_clean, check_failed, check_sound, main, now
+from rig import ENGINES, SLOW, Pair, Rails, check_clean, check_failed, check_line, check_sound, main, now
 
 DEADLINE = 2.0
 ENV = {"RAIL_SOCKET_DEADLINE": f"{int(DEADLINE * 1000)}ms"}
+SLACK = 1.0  # the failure may come so much later: ticks, and a busy machine
+AGE = r"\d+(\.\d+)? ?(ms|s)\b"
 FLOW = {"comms": 2, "max": 300000, "window": 8}
 rails = None
 
@@ -31,6 +33,15 @@ def flowing(pair):
     return pair
 
 
+def check_expired(p, since, peer, device):
+    """Not before the deadline, or something else was wrong; and not much later."""
+    took = check_failed(p, since, DEADLINE + SLACK, peer, device, comms=FLOW["comms"])
+    first = (min(e["ns"] for e in p.all("error")) - since) / 1e9
+    assert first > DEADLINE * 0.6, f"{p}: the error came after {first:.2f} s, the deadline is {DEADLINE} s\n{p.tail()}"
+    check_line(p, peer, device, AGE)
+    print(f"# {p.role}: error after {first:.2f} to {took:.2f} s")
+
+
 def killed(engine, who):
     pair = flowing(Pair(env=env(engine), **FLOW))
     victim = getattr(pair, who)
@@ -42,11 +53,40 @@ def killed(engine, who):
     print(f"# error after {took * 1000:.0f} ms")
 
 
+def stopped(engine, who):
+    """The process exists, its kernel acknowledges, nobody is at home."""
+    pair = flowing(Pair(env=env(engine), **FLOW))
+    victim = getattr(pair, who)
+    survivor = pair.other(victim)
+    since = victim.signal(signal.SIGSTOP)
+    survivor.finish()
+    check_sound(survivor)
+    check_expired(survivor, since, "127.0.0.1", "lo")
+    victim.signal(signal.SIGCONT)  # it wakes up alone, and must find that out
+    victim.finish()
+    assert check_sound(victim)["errors"] == FLOW["comms"], victim.tail()
+
+
 def network():
     global rails
     rails = rails or Rails(1, "d")
     rails.restore()
     return rails
+
+
+def cut(engine, how):
+    """Link down on one side, or silence: both sides say so. One may know earlier than by the deadline."""
+    net = network()
+    pair = flowing(net.pair([0], env=env(engine), **FLOW))
+    try:
+        since = {"sender's link": lambda: net.down(0, 0), "receiver's link": lambda: net.down(1, 0),
+                 "blackhole": lambda: net.blackhole(0), "one way": lambda: net.blackhole(0, [0])}[how]()
+        pair.finish()
+    finally:
+        net.restore()
+    for p, mine, other in ((pair.send, 0, 1), (pair.recv, 1, 0)):
+        check_sound(p)
+        check_failed(p, since, DEADLINE + SLACK, net.addresses[other][0], net.names[mine][0], comms=FLOW["comms"])
 
 
 def shortly_cut(engine):
@@ -104,6 +144,25 @@ def late_accept(engine):
         check_clean(p)
 
 
+def stall_warning(engine):
+    """Said once in a while, naming peer, device and age, long before the deadline."""
+    pair = flowing(Pair(env=env(engine, RAIL_SOCKET_DEADLINE="20s", RAIL_SOCKET_STALL_WARN="1s"), **FLOW))
+    since = pair.recv.signal(signal.SIGSTOP)
+    time.sleep(3.0)
+    lines = [e for e in pair.send.warnings() if e["ns"] > since]
+    assert lines, f"no warning 3 s after the peer was stopped\n{pair.send.tail()}"
+    first = (lines[0]["ns"] - since) / 1e9
+    assert 0.8 < first < 2.0 * SLOW, f"the warning came after {first:.2f} s, set is 1 s\n{pair.send.tail()}"
+    assert len(lines) <= 4 * FLOW["comms"], f"{len(lines)} warnings in 3 s\n{pair.send.tail(40)}"
+    check_line(pair.send, "127.0.0.1", "lo", AGE)
+    assert not pair.send.first("error"), pair.send.tail()
+    pair.recv.signal(signal.SIGCONT)
+    pair.stop()
+    pair.finish()
+    for p in pair.both:
+        check_clean(p)
+
+
 def close_outstanding(engine):
     """With everything outstanding and the peer stopped, closing takes less than a second, and so does finalize."""
     pair = flowing(Pair(env=env(engine), **FLOW))
@@ -124,12 +183,16 @@ def close_outstanding(engine):
 
 
 CASES = [("the receiver is killed", killed, "recv"), ("the sender is killed", killed, "send"),
+         ("the receiver is stopped", stopped, "recv"), ("the sender is stopped", stopped, "send"),
+         ("the sender's link goes down", cut, "sender's link"),
+         ("the receiver's link goes down", cut, "receiver's link"),
+         ("silence both ways", cut, "blackhole"), ("silence one way", cut, "one way"),
          ("a link is down for half the deadline", shortly_cut),
          ("a receiver posts nothing for three deadlines", slow_receiver, "hold"),
          ("a receiver calls nothing for three deadlines", slow_receiver, "pause"),
          ("a sender posts nothing for three deadlines", slow_sender, "hold"),
          ("a sender calls nothing for three deadlines", slow_sender, "pause"),
-         ("a peer accepts late", late_accept),
+         ("a peer accepts late", late_accept), ("a stall is warned about", stall_warning),
          ("close with everything outstanding", close_outstanding)]
 
 

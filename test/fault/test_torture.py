@@ -189,8 +189,88 @@ def unplug(r):
         check_clean(p)
 
 
+DEADLINE = 1.0
+SHORT = {"RAIL_SOCKET_DEADLINE": f"{int(DEADLINE * 1000)}ms"}
+
+
+def halt(r):
+    """A process is stopped for good: the other gives up at the deadline, and it itself when it wakes."""
+    r.env |= SHORT
+    pair = r.pair()
+    r.wait()
+    victim, survivor = r.either(pair)
+    since = victim.signal(signal.SIGSTOP)
+    survivor.finish()
+    check_sound(survivor)
+    check_failed(survivor, since, DEADLINE + 1.0, comms=r.comms, **HERE)
+    victim.signal(signal.SIGCONT)
+    victim.finish()
+    assert check_sound(victim)["errors"] == r.comms, victim.tail()
+
+
+def slow(r):
+    """A process lives, but posts nothing, or calls nothing, for longer than the deadline: nothing has happened."""
+    r.env |= SHORT
+    pair = r.pair()
+    r.wait()
+    victim, _ = r.either(pair)
+    victim.tell(f"{r.rng.choice(['hold', 'pause'])} {int(1500 * DEADLINE)}")
+    time.sleep(1.5 * DEADLINE)
+    r.wait(0.0, 0.2)
+    pair.stop()
+    pair.finish()
+    for p in pair.both:
+        check_clean(p)
+
+
+def cut(r):
+    """The only link is gone for longer than the deadline: both sides give up, and name each other."""
+    r.env |= SHORT
+    rails = r.network(1)
+    pair = rails.pair([0], env=r.env, engines=r.engines, **r.options)
+    try:
+        r.wait()
+        side = r.rng.randrange(3)
+        since = rails.blackhole(0) if side == 2 else rails.down(side, 0)
+        pair.finish()
+    finally:
+        rails.restore()
+    for p, mine, other in ((pair.send, 0, 1), (pair.recv, 1, 0)):
+        check_sound(p)
+        check_failed(p, since, DEADLINE + 1.0, rails.addresses[other][0], rails.names[mine][0], comms=r.comms)
+
+
+def lose_rail(r):
+    """One of two rails goes, and may come back: no error, no wrong byte, hardly a pause. Silence takes longer to be
+    noticed than a link that is down."""
+    rails = r.network(2)
+    r.env |= {"RAIL_SOCKET_DEADLINE": "5s"}
+    r.options["max"] = max(r.options["max"], 65536)
+    pair = rails.pair([0, 1], env=r.env, engines=r.engines, **r.options)
+    how, i = r.rng.choice(["down", "down", "silence", "reset"]), r.rng.randrange(2)
+    try:
+        r.wait()
+        if how == "down":
+            rails.down(r.rng.randrange(2), i)
+        elif how == "silence":
+            rails.blackhole(i, r.rng.choice([[0], [1], [0, 1]]))
+        else:
+            rails.reset(i)
+        r.wait(0.1, 1.5)
+        if r.rng.random() < 0.5:
+            rails.restore()
+            r.wait(0.0, 0.5)
+        pair.stop()
+        pair.finish()
+    finally:
+        rails.restore()
+    for p in pair.both:
+        check_clean(p, 3.0 if how == "silence" else 1.0)
+
+
 # kind → how often it is drawn
-KINDS = {kill: 10, reset: 6, leave: 4, dereg: 4, freeze: 5, strangers: 4, unplug: 4}
+KINDS = {kill: 10, reset: 6, leave: 4, dereg: 4, freeze: 5, strangers: 4, unplug: 4,
+         halt: 3, slow: 2, cut: 3, lose_rail: 6}
 
 
 # ---- the rounds ----------------------------------------------------------------------
