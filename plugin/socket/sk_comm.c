@@ -11,6 +11,7 @@
 
 #include "common/log.h"
 #include "plugin/socket/sk_engine.h"
+#include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
 
@@ -34,6 +35,7 @@ rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args
     return RAIL_SYSTEM_ERROR;
   }
   rail_result_t result = sk_rails_init(comm, args);
+  if (sk_profile_init(comm, args) != RAIL_OK) result = RAIL_SYSTEM_ERROR;
   /* All sockets first: they are ours from here on, whatever fails. */
   for (uint32_t i = 0; i < args->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
@@ -56,6 +58,8 @@ void sk_comm_destroy(struct sk_comm *comm) {
   sk_rejoin_free(comm->rejoin);
   comm->rejoin = NULL;
   sk_rails_release(comm);
+  free(comm->profile);
+  comm->profile = NULL;
   free(comm->streams);
   comm->streams = NULL;
   comm->nstreams = 0;

@@ -35,6 +35,7 @@ struct sk_comm;
 struct sk_ctx;
 struct sk_rejoin;
 struct sk_rail;
+struct sk_profile;
 struct sk_request;
 struct sk_seat;
 
@@ -70,6 +71,7 @@ struct sk_comm {
   struct sk_moved moved;
   _Atomic uint32_t in_use; /* requests that the caller has; written by him alone */
   struct sk_mr *mrs;
+  struct sk_profile *profile; /* the caller's progress thread's; NULL: nobody wants events */
   bool gutted; /* finalize took its streams away; only the close call is left */
 
   _Atomic uint32_t owner; /* 1 while somebody moves it */

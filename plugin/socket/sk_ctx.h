@@ -31,6 +31,7 @@ struct sk_ctx {
   uint32_t magic;
   uint64_t comm_id;
   int traffic_class;
+  rail_profiler_fn profiler; /* NULL: none */
   pthread_mutex_t lock;
   struct sk_attempt_slot *attempts;
   uint32_t attempt_cap;

@@ -65,6 +65,7 @@ static rail_result_t sk_init(void **ctx_out, const struct rail_net_init *args) {
   ctx->magic = SK_CTX_MAGIC;
   ctx->comm_id = args->comm_id;
   ctx->traffic_class = args->traffic_class;
+  ctx->profiler = args->profiler;
   *ctx_out = ctx;
   return RAIL_OK;
 }

@@ -9,6 +9,7 @@
 
 #include "common/log.h"
 #include "plugin/socket/sk_engine.h"
+#include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
@@ -353,9 +354,13 @@ rail_result_t sk_test(void *request, int *done, int *sizes) {
   if (!sk_request_is_done(r)) {
     rail_result_t result = r->comm->seat ? look(r->comm) : push(r->comm);
     /* A request that finished is finished, whatever became of the others. */
-    if (!sk_request_is_done(r)) return result;
+    if (!sk_request_is_done(r)) {
+      if (rail_unlikely(result != RAIL_OK && r->comm->profile)) sk_profile_stop(r);
+      return result;
+    }
   }
   r->comm->fruitless = 0;
+  if (rail_unlikely(r->comm->profile != NULL)) sk_profile_stop(r);
   finish(r, sizes);
   *done = 1;
   return RAIL_OK;

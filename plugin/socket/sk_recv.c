@@ -17,6 +17,7 @@
 #include "common/log.h"
 #include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
 #include "plugin/socket/sk_watch.h"
@@ -266,7 +267,6 @@ static rail_result_t start_recv(struct sk_recv_comm *rc, struct sk_recv *recv) {
 
 rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                        void **phandles, void **request) {
-  (void)phandles;
   /* RAIL_NET_OPTIONAL_RECV, if it stands there, allows what TCP cannot use:
    * completing before the bytes are in place. */
   if (request) *request = NULL;
@@ -279,6 +279,7 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   struct sk_recv *recv = new_recv(rc, n, data, sizes, tags, mhandles);
   if (!recv) return RAIL_OK;
   *request = recv;
+  if (rail_unlikely(comm->profile != NULL)) sk_profile_start(&recv->base, phandles);
   if (!sk_comm_try_own(comm)) {
     sk_comm_submit(comm, &recv->base);
     return RAIL_OK;

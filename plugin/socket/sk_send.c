@@ -19,6 +19,7 @@
 #include "common/log.h"
 #include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
 #include "plugin/socket/sk_watch.h"
@@ -428,7 +429,6 @@ void sk_send_tested(struct sk_send_comm *sc) {
 
 rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
                        void **request) {
-  (void)phandle;
   if (request) *request = NULL;
   struct sk_comm *comm = sk_comm_of(send_comm, SK_SEND_MAGIC, "isend");
   if (!comm) return RAIL_BAD_ARGUMENT;
@@ -439,6 +439,7 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
   struct sk_send *send = new_send(sc, data, size, tag, mhandle);
   if (!send) return RAIL_OK;
   *request = send;
+  if (rail_unlikely(comm->profile != NULL)) sk_profile_start(&send->base, &phandle);
   sc->burst++;
   if ((comm->seat && size > SK_ENGINE_INLINE_BYTES) || !sk_comm_try_own(comm)) {
     sk_comm_submit(comm, &send->base);

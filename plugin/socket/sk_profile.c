@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Events for NCCL's profiler. */
+#include "plugin/socket/sk_profile.h"
+
+#include <stdlib.h>
+
+#include "plugin/socket/sk_ctx.h"
+#include "plugin/socket/sk_recv.h"
+#include "plugin/socket/sk_send.h"
+
+struct sk_profile {
+  rail_profiler_fn call;
+  int fd;
+  void *events[SK_MAX_SLOTS]; /* the profiler's, by request and buffer; NULL: none is open */
+};
+_Static_assert(SK_MAX_SENDS <= SK_MAX_SLOTS && SK_MAX_RECVS * SK_MAX_GROUP <= SK_MAX_SLOTS, "an event each");
+
+rail_result_t sk_profile_init(struct sk_comm *comm, const struct sk_comm_args *args) {
+  if (!args->ctx || !args->ctx->profiler) return RAIL_OK;
+  comm->profile = calloc(1, sizeof *comm->profile);
+  if (!comm->profile) return RAIL_SYSTEM_ERROR;
+  comm->profile->call = args->ctx->profiler;
+  comm->profile->fd = args->fds[0];
+  return RAIL_OK;
+}
+
+static void **events_of(const struct sk_request *r, uint32_t *n) {
+  void **events = r->comm->profile->events;
+  *n = 1;
+  if (r->magic == SK_REQ_SEND) {
+    const struct sk_send_comm *sc = rail_container_of(r->comm, const struct sk_send_comm, base);
+    return events + (rail_container_of(r, const struct sk_send, base) - sc->sends);
+  }
+  const struct sk_recv_comm *rc = rail_container_of(r->comm, const struct sk_recv_comm, base);
+  const struct sk_recv *recv = rail_container_of(r, const struct sk_recv, base);
+  *n = recv->n;
+  return events + (recv - rc->recvs) * SK_MAX_GROUP;
+}
+
+void sk_profile_start(struct sk_request *r, void *const *phandles) {
+  struct sk_profile *profile = r->comm->profile;
+  bool sends = r->magic == SK_REQ_SEND;
+  uint32_t n;
+  void **events = events_of(r, &n);
+  for (uint32_t i = 0; i < n; i++) {
+    events[i] = NULL;
+    if (!phandles || !phandles[i]) continue;
+    struct sk_profile_event event = {
+      .type = SK_PROFILE_SOCKET,
+      .sock = {.fd = profile->fd,
+               .op = sends ? 0 : 1,
+               .length = sends ? rail_container_of(r, struct sk_send, base)->size
+                               : rail_container_of(r, struct sk_recv, base)->slots[i].capacity},
+    };
+    (void)profile->call(&events[i], SK_PROFILE_START, phandles[i], SK_PROFILE_ID, &event);
+  }
+}
+
+void sk_profile_stop(struct sk_request *r) {
+  uint32_t n;
+  void **events = events_of(r, &n);
+  for (uint32_t i = 0; i < n; i++) {
+    if (!events[i]) continue;
+    (void)r->comm->profile->call(&events[i], SK_PROFILE_STOP, NULL, SK_PROFILE_ID, NULL);
+    events[i] = NULL;
+  }
+}
