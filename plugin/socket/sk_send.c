@@ -147,7 +147,8 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
   const uint8_t *data = send->data + offset;
   uint32_t copied = len <= SK_COPY_BYTES ? len : 0;
   bool failover = sc->base.rails != NULL;
-  uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, failover ? &sk_rail_of(&sc->base, s)->queued : &send->base.pending);
+  sk_pending *pending = failover ? &sk_rail_of(&sc->base, s)->queued : &send->base.pending;
+  uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, pending);
   if (type == SK_FRAME_MSG)
     sk_frame_encode(head, type, send->granted ? SK_FRAME_GRANTED : 0, send->seq, send->size, len, send->node.tag);
   else sk_frame_encode(head, type, 0, send->seq, offset, len, send->node.tag);

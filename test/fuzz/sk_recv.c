@@ -298,7 +298,7 @@ static void put_test(struct fuzz_out *out, unsigned int request) {
   fuzz_put8(out, request);
 }
 
-void fuzz_make_seeds(void) {
+static void simple_seeds(void) {
   struct fuzz_out out = {.size = 0};
   fuzz_put8(&out, 0); /* one stream: posted, early, empty, large */
   put_irecv(&out, 1, 1000);
@@ -343,7 +343,10 @@ void fuzz_make_seeds(void) {
   put_test(&out, 0);
   put_step(&out, LEAVE, 0, 3);
   fuzz_seed("left", out.bytes, out.size);
+}
 
+static void limit_seeds(void) {
+  struct fuzz_out out = {.size = 0};
   for (unsigned int n = 4; n <= 5; n++) { /* as many early bytes as there is credit for, and more */
     out.size = 0;
     fuzz_put8(&out, 0x20);
@@ -380,7 +383,10 @@ void fuzz_make_seeds(void) {
     }
     fuzz_seed(pieces == 2 ? "two-streams" : "too-much", out.bytes, out.size);
   }
+}
 
+static void ending_seeds(void) {
+  struct fuzz_out out = {.size = 0};
   out.size = 0;
   fuzz_put8(&out, 8 | 1); /* failover: a piece is lost with its stream and comes again over the other */
   put_irecv(&out, 0, 20000);
@@ -429,4 +435,10 @@ void fuzz_make_seeds(void) {
   fuzz_put(&out, "sixteen bytes!!!", 16);
   put_step(&out, END, 1, 0);
   fuzz_seed("raw", out.bytes, out.size);
+}
+
+void fuzz_make_seeds(void) {
+  simple_seeds();
+  limit_seeds();
+  ending_seeds();
 }

@@ -341,7 +341,7 @@ static void put_pump(struct fuzz_out *out, unsigned int streams, unsigned int se
   for (unsigned int i = 0; i < streams; i++) put_step(out, READ, i, 0);
 }
 
-void fuzz_make_seeds(void) {
+static void simple_seeds(void) {
   struct fuzz_out out = {.size = 0};
   fuzz_put8(&out, 0x40); /* one stream, some sends ahead of their grants */
   put_step(&out, ANSWER, 0, 0);
@@ -378,7 +378,10 @@ void fuzz_make_seeds(void) {
   put_pump(&out, 1, 5);
   put_pump(&out, 1, 5);
   fuzz_seed("full-socket", out.bytes, out.size);
+}
 
+static void failover_seeds(void) {
+  struct fuzz_out out = {.size = 0};
   out.size = 0;
   fuzz_put8(&out, 0x48 | 1); /* failover: a stream is lost with what it carried */
   for (unsigned int i = 0; i < 2; i++) put_step(&out, ANSWER, i, 0);
@@ -413,7 +416,10 @@ void fuzz_make_seeds(void) {
   for (unsigned int i = 0; i < 2; i++) fuzz_put8(&out, 4); /* five more than were read, on each */
   put_pump(&out, 2, 8);
   fuzz_seed("counted-early", out.bytes, out.size);
+}
 
+static void many_seeds(void) {
+  struct fuzz_out out = {.size = 0};
   for (unsigned int failover = 0; failover < 2; failover++) { /* closed with more queued than the socket takes */
     out.size = 0;
     fuzz_put8(&out, 0x41 | failover << 3);
@@ -467,4 +473,10 @@ void fuzz_make_seeds(void) {
   put_step(&out, END, 1, 0);
   put_step(&out, LEAVE, 0, 3);
   fuzz_seed("refused", out.bytes, out.size);
+}
+
+void fuzz_make_seeds(void) {
+  simple_seeds();
+  failover_seeds();
+  many_seeds();
 }

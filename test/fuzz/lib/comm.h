@@ -25,7 +25,8 @@ struct fuzz_comm {
   struct fuzz_queue queues[FUZZ_STREAMS];
 };
 
-/* What the input's first byte says of the connection. With failover nothing comes back: nobody answers, nobody calls. */
+/* What the input's first byte says of the connection. With failover no stream comes back: nobody answers, nobody
+ * calls. */
 struct fuzz_shape {
   unsigned int nstreams;
   bool failover;
