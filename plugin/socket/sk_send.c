@@ -254,7 +254,7 @@ bool sk_send_should_read(const struct sk_send_comm *sc) {
 
 /* ---- grants ----------------------------------------------------------- */
 
-/* The table has room: there are never more of them than credit counts plus sends. */
+/* The table has room: there are never more of them than credit counts plus sends, which sk_send_on_control checks. */
 static void remember_flying(struct sk_send_comm *sc, const struct sk_send *send, bool met) {
   struct sk_flying *f = &sc->flying_store[(sc->flying_first + sc->flying_count++) % sc->flying_cap];
   f->seq = send->seq;
@@ -363,6 +363,10 @@ rail_result_t sk_send_on_control(struct sk_send_comm *sc, const struct sk_frame 
   c->bytes_freed = frame->size;
   c->count_freed = count;
   forget_seen(sc, sc->seen);
+  /* Each of them is still on credit, or, with FAILOVER, granted to a send that is not done. */
+  if (sc->flying_count > c->count_used - c->count_freed + (sc->base.rails ? SK_MAX_SENDS : 0))
+    return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
+                        "protocol error: the peer returns the credit of messages that it has not seen");
   return RAIL_OK;
 }
 
