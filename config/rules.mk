@@ -129,8 +129,12 @@ $(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(SOCKET_A) $(CO
 
 # test_objs_NAME: objects outside the libraries (shims, a plugin's) that the unit test NAME needs.
 test_objs_test_abi := $(patsubst %.c,%.o,$(abi_src))
+test_objs_test_sk_early := plugin/socket/sk_early.o plugin/socket/sk_match.o
 test_objs_test_sk_match := plugin/socket/sk_match.o
 test_objs_test_sk_stats := plugin/socket/sk_stats.o
+stream_objs := $(addprefix plugin/socket/sk_,stream.o zerocopy.o param.o)
+test_objs_test_sk_stream := $(stream_objs)
+test_objs_test_sk_zerocopy := $(stream_objs)
 test_objs_test_sk_wire := plugin/socket/sk_wire.o
 handshake_objs := $(addprefix plugin/socket/sk_,$(addsuffix .o, \
   accept auth connect dial group listen param ports reception rejoin sockopt stats wire))

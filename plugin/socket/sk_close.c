@@ -25,6 +25,7 @@
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
 #include "plugin/socket/sk_watch.h"
+#include "plugin/socket/sk_zerocopy.h"
 
 #define GRACE_MS 2000    /* for the peer's own end, after our bytes have arrived */
 #define PATIENCE_MS 30000 /* for a peer that reads nothing */
@@ -214,6 +215,7 @@ static void gut_locked(struct sk_comm *comm) {
   comm->gutted = true;
   bool was_stopped = sk_comm_is_stopped(comm);
   sk_comm_stop(comm);
+  sk_zerocopy_end(comm);
   if (!was_stopped) { /* else the sockets were shut down by dereg_mr */
     for (uint32_t i = 0; i < comm->nstreams; i++) drop_user_frames(comm, &comm->streams[i]);
     if (comm->side == SK_RECEIVER && sk_comm_error(comm) == RAIL_OK)

@@ -7,6 +7,7 @@
 
 #include "common/log.h"
 #include "plugin/socket/sk_comm.h"
+#include "plugin/socket/sk_zerocopy.h"
 
 rail_result_t sk_reg_mr(void *comm_arg, void *data, size_t size, int type, void **mhandle) {
   *mhandle = NULL;
@@ -50,6 +51,7 @@ rail_result_t sk_dereg_mr(void *comm_arg, void *mhandle) {
     sk_comm_stop(comm);
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: deregMr of %p+%zu with %u requests outstanding: the connection is stopped",
               mr->data, mr->size, atomic_load(&mr->outstanding));
+    sk_zerocopy_end(comm);
     for (uint32_t i = 0; i < comm->nstreams; i++)
       if (comm->streams[i].fd >= 0) shutdown(comm->streams[i].fd, SHUT_RDWR); /* the peer learns at once */
   }

@@ -6,6 +6,7 @@
 #include "common/log.h"
 #include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_wire.h"
+#include "plugin/socket/sk_zerocopy.h"
 
 #define AT(field) offsetof(struct sk_params, field)
 
@@ -56,6 +57,9 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_EAGER_BYTES", .type = RAIL_PARAM_BYTES, .def = "1M", .lo = 0, .hi = SK_MAX_EAGER_BYTES,
    .offset = AT(eager_bytes),
    .doc = "And how many bytes of them, which the receiver sets aside; at least 4 x (RAIL_SOCKET_EAGER + 128)."},
+  {.name = "RAIL_SOCKET_ZEROCOPY", .type = RAIL_PARAM_STRING, .def = "auto", .offset = AT(zerocopy_text),
+   .doc = "Payloads of at least so many bytes (16K or more; K, M) are not copied into the kernel (MSG_ZEROCOPY). 0: all "
+          "are copied. auto: 256K where the interface has hardware of its own. Never with several devices."},
   {.name = "RAIL_SOCKET_ENGINE", .type = RAIL_PARAM_ENUM, .def = "inline", .words = "inline|epoll|uring|auto",
    .offset = AT(engine),
    .doc = "Who moves data: inline, the calls of the caller; epoll and uring, threads of the plugin's own, by "
@@ -97,9 +101,21 @@ static const struct rail_param rows[] = {
 const struct rail_param_table sk_param_table = {.module = "socket", .rows = rows, .count = RAIL_COUNT_OF(rows)};
 struct sk_params sk_params;
 
+static int64_t zerocopy_of(const char *text) {
+  static const struct rail_param row = {.name = "RAIL_SOCKET_ZEROCOPY", .type = RAIL_PARAM_BYTES, .hi = SK_MAX_FRAME};
+  int64_t bytes;
+  char why[200];
+  if (strcmp(text, "auto") == 0) return -1;
+  if (rail_param_parse(&row, text, &bytes, why, sizeof why) == 0)
+    return bytes && bytes < SK_ZEROCOPY_MIN ? SK_ZEROCOPY_MIN : bytes;
+  RAIL_WARN("RAIL_SOCKET_ZEROCOPY=%s %s; auto is used", text, why);
+  return -1;
+}
+
 void sk_params_load(void) {
   const struct rail_param_table *const tables[] = {&sk_param_table};
   rail_param_load(&sk_param_table, &sk_params);
+  sk_params.zerocopy = zerocopy_of(sk_params.zerocopy_text);
   int64_t least = SK_MIN_EAGER_BYTES(sk_params.eager);
   if (sk_params.eager_bytes < least) {
     RAIL_WARN("RAIL_SOCKET_EAGER_BYTES=%lld is too small for RAIL_SOCKET_EAGER=%lld; %lld is used",

@@ -16,6 +16,8 @@ struct sk_params {
   const char *bind;    /* NULL: the interface's own address */
   const char *auth_file; /* NULL: no authentication */
   int64_t tc;          /* -1: the caller's */
+  const char *zerocopy_text;
+  int64_t zerocopy;    /* bytes; 0: never; -1: from SK_ZEROCOPY_AUTO on where there is a real device */
   const char *congestion; /* NULL: the system's */
   int64_t sndbuf, rcvbuf; /* bytes; -1: the system's */
   int64_t window;         /* bytes; 0: the system's */

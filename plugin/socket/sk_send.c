@@ -23,6 +23,7 @@
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
 #include "plugin/socket/sk_watch.h"
+#include "plugin/socket/sk_zerocopy.h"
 
 /* Most that one call writes: a call must return within a millisecond. */
 #define PUMP_BYTES (2 * SK_IO_BYTES)
@@ -66,6 +67,7 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
   sc->eager_count = args->eager_count;
   sc->eager_bytes = args->eager_bytes & ~63u;
   sk_engine_attach(&sc->base);
+  sk_zerocopy_init(&sc->base, args);
   sk_watch_add(&sc->base);
   *send_comm = sc;
   return RAIL_OK;
@@ -223,6 +225,7 @@ rail_result_t sk_send_pump(struct sk_send_comm *sc) {
         if (s->fd < 0) continue;
         take_lost(sc, s);
       }
+      if (rail_unlikely(s->zerocopy != NULL)) sk_zerocopy_reap(s);
       if (!s->out_count && sc->bulk && sk_rail_has_room(comm, s)) take_chunk(sc, s);
       if (!s->out_count || rail_unlikely(comm->hold)) continue;
       rail_result_t result = sk_stream_flush(s, &written);

@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "plugin/socket/sk_zerocopy.h"
+
 rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer, struct sk_moved *moved) {
   *s = (struct sk_stream){.fd = fd, .index = (uint16_t)index, .cap = buffer, .ahead = buffer, .moved = moved};
   s->buf = malloc(buffer);
@@ -16,13 +18,15 @@ void sk_stream_destroy(struct sk_stream *s) {
   rail_sock_close(&s->fd);
   free(s->buf);
   free(s->stage);
+  free(s->zerocopy);
   s->buf = s->stage = NULL;
+  s->zerocopy = NULL;
   s->out_count = 0;
 }
 
 /* ---- out -------------------------------------------------------------- */
 
-int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked) {
+static inline int gather(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked, uint32_t below) {
   size_t room = SK_IO_BYTES;
   uint32_t skip = s->out_done, at = s->stage_head;
   int n = 0;
@@ -41,6 +45,7 @@ int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, siz
       skip -= out->staged;
     }
     at += out->staged;
+    if (out->len >= below) break;
     size_t len = RAIL_MIN(out->len - skip, room);
     if (len) iov[n++] = (struct iovec){.iov_base = (void *)(uintptr_t)(out->data + skip), .iov_len = len};
     *asked += len;
@@ -48,6 +53,14 @@ int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, siz
     skip = 0;
   }
   return n;
+}
+
+int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked) {
+  return gather(s, iov, max, asked, UINT32_MAX);
+}
+
+int sk_stream_out_iov_below(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked, uint32_t below) {
+  return gather(s, iov, max, asked, below);
 }
 
 void sk_stream_wrote(struct sk_stream *s, size_t moved) {
@@ -78,6 +91,7 @@ rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
   size_t moved, asked;
   if (!s->out_count) return RAIL_OK;
   if (s->out_errno) return RAIL_REMOTE_ERROR;
+  if (rail_unlikely(s->zerocopy != NULL) && sk_zerocopy_is_on(s)) return sk_zerocopy_flush(s, bytes);
   int niov = sk_stream_out_iov(s, iov, SK_OUT_IOV, &asked);
   rail_result_t result = rail_sock_sendv(s->fd, iov, niov, &moved);
   rail_stats_add(&s->moved->calls, 1);

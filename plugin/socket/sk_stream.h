@@ -57,6 +57,8 @@ struct sk_moved {
   uint64_t in, out, words_in, words_out, calls;
 };
 
+struct sk_zerocopy;
+
 struct sk_stream {
   int fd;
   uint16_t index;
@@ -71,6 +73,7 @@ struct sk_stream {
   uint64_t out_bytes; /* queued and not in the kernel */
   uint8_t *stage;
   uint32_t stage_head, stage_tail; /* of the frames that are queued */
+  struct sk_zerocopy *zerocopy;    /* NULL: payloads are copied into the kernel */
 
   uint8_t *buf;
   uint32_t cap, head, tail; /* buf[head..tail) is unread */
@@ -109,6 +112,8 @@ static inline uint8_t *sk_stream_queue(struct sk_stream *s, uint32_t staged, con
 
 /* The next bytes to go, at most about SK_IO_BYTES and `max` pieces; *asked is their sum. */
 int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked);
+/* The same, up to the next payload of `below` bytes and more, which is left out. */
+int sk_stream_out_iov_below(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked, uint32_t below);
 /* `moved` of them are in the kernel. */
 void sk_stream_wrote(struct sk_stream *s, size_t moved);
 /* Nothing more can be written. */
