@@ -271,6 +271,7 @@ TEST(v6_to_v9) {
     pair_open(&n, &p);
     for (int i = 0; i < 5; i++) pair_ping(&p, (size_t)i * 30000, (uint64_t)i);
     pair_close(&p);
+    CHECK_OK(n.vt->finalize(ctx));
     n.ctx = mine;
     net_close(&n);
     CHECK_INT(started + stopped + bad, 0);
