@@ -66,8 +66,8 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;
   sc->eager_bytes = args->eager_bytes & ~63u;
-  sk_engine_attach(&sc->base);
   sk_zerocopy_init(&sc->base, args);
+  sk_engine_attach(&sc->base);
   sk_watch_add(&sc->base);
   *send_comm = sc;
   return RAIL_OK;
