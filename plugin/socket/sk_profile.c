@@ -8,12 +8,14 @@
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
 
+/* So many sends has a sender, and so many buffers a receiver. */
+#define EVENTS (RAIL_NET_MAX_REQUESTS * SK_MAX_GROUP)
+
 struct sk_profile {
   rail_profiler_fn call;
   int fd;
-  void *events[SK_MAX_SLOTS]; /* the profiler's, by request and buffer; NULL: none is open */
+  void *events[EVENTS]; /* the profiler's, by request and buffer; NULL: none is open */
 };
-_Static_assert(SK_MAX_SENDS <= SK_MAX_SLOTS && SK_MAX_RECVS * SK_MAX_GROUP <= SK_MAX_SLOTS, "an event each");
 
 rail_result_t sk_profile_init(struct sk_comm *comm, const struct sk_comm_args *args) {
   if (!args->ctx || !args->ctx->profiler) return RAIL_OK;

@@ -32,7 +32,7 @@ static int profiler(void **e_handle, int type, void *phandle, int64_t id, void *
   if (!pthread_equal(pthread_self(), caller)) bad++;
   if (type == 0) {
     if (!phandle || !ext || id != SOCKET_ID || started == MAX_EVENTS || *e_handle) bad++;
-    if (bad) return 0;
+    if (bad || !ext) return 0;
     events[started] = (struct event){.phandle = phandle};
     memcpy(&events[started].descr, ext, sizeof(struct descr));
     if (!decline) *e_handle = &events[started];

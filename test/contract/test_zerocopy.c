@@ -77,9 +77,10 @@ static void stream_and_overwrite(struct net *n, struct pair *p, int rounds) {
   for (int round = 0; round < rounds; round++) {
     struct op sends[4], recvs[4];
     size_t size[4];
+    uint64_t seed = (uint64_t)round * 4;
     for (int i = 0; i < 4; i++) {
       size[i] = sizes[(round * 3 + i) % 8];
-      pattern_fill(out[i], size[i], (uint64_t)(round * 4 + i));
+      pattern_fill(out[i], size[i], seed + (uint64_t)i);
       memset(in[i], 0, size[i]);
       recvs[i] = op_recv(p->recv, in[i], LARGE, i);
       sends[i] = op_send(p->send, out[i], size[i], i);
@@ -103,8 +104,8 @@ static void stream_and_overwrite(struct net *n, struct pair *p, int rounds) {
     }
     for (int i = 0; i < 4; i++) {
       CHECK_INT(recvs[i].sizes[0], size[i]);
-      CHECK_MSG(pattern_check(in[i], size[i], (uint64_t)(round * 4 + i)) < 0, "round %d, message of %zu bytes: byte %ld",
-                round, size[i], (long)pattern_check(in[i], size[i], (uint64_t)(round * 4 + i)));
+      ssize_t wrong = pattern_check(in[i], size[i], seed + (uint64_t)i);
+      CHECK_MSG(wrong < 0, "round %d, message of %zu bytes: byte %zd", round, size[i], wrong);
     }
   }
 }
