@@ -73,7 +73,8 @@ TEST(numbers_that_were_not_given) {
   struct sk_zerocopy zc;
   sk_pending pending[3];
   begin(&zc, 100, pending, 3);
-  static const uint32_t bad[][2] = {{99, 99}, {103, 103}, {100, 103}, {99, 102}, {102, 100}, {0, UINT32_MAX}, {101, 4000}};
+  static const uint32_t bad[][2] = {{99, 99},   {103, 103},      {100, 103}, {99, 102},
+                                  {102, 100}, {0, UINT32_MAX}, {101, 4000}};
   for (unsigned int i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     sk_zerocopy_over(&zc, bad[i][0], bad[i][1]);
     CHECK(zc.first == 100 && zc.next == 103);
