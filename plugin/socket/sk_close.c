@@ -209,36 +209,35 @@ static void to_list(struct sk_comm *comm) {
   }
 }
 
-/* Takes the sockets from a comm. Never waits. */
-static void gut_locked(struct sk_comm *comm) {
+/* Takes the sockets from a comm. Waits for nobody but an owner, who does not block. */
+static void gut(struct sk_comm *comm) {
   if (comm->gutted) return;
   comm->gutted = true;
   bool was_stopped = sk_comm_is_stopped(comm);
   sk_comm_stop(comm);
   sk_zerocopy_end(comm);
-  if (!was_stopped) { /* else the sockets were shut down by dereg_mr */
-    for (uint32_t i = 0; i < comm->nstreams; i++) drop_user_frames(comm, &comm->streams[i]);
-    if (comm->side == SK_RECEIVER && sk_comm_error(comm) == RAIL_OK)
-      sk_recv_report_all(rail_container_of(comm, struct sk_recv_comm, base));
-    sk_flush_all(comm);
-    to_list(comm);
-  }
+  if (was_stopped) return; /* the sockets were shut down by dereg_mr */
+  for (uint32_t i = 0; i < comm->nstreams; i++) drop_user_frames(comm, &comm->streams[i]);
+  if (comm->side == SK_RECEIVER && sk_comm_error(comm) == RAIL_OK)
+    sk_recv_report_all(rail_container_of(comm, struct sk_recv_comm, base));
+  sk_flush_all(comm);
+  pthread_mutex_lock(&lock);
+  to_list(comm);
+  pthread_mutex_unlock(&lock);
 }
 
-static void gut(struct sk_comm *comm) {
-  pthread_mutex_lock(&lock);
-  gut_locked(comm);
-  reap_locked(RAIL_MIN(lingering, REAP_AT_ONCE));
-  pthread_mutex_unlock(&lock);
+static void take_down(struct sk_comm *comm) {
+  gut(comm);
+  sk_close_reap();
   sk_watch_remove(comm);
+  sk_comm_destroy(comm);
 }
 
 rail_result_t sk_close_send(void *send_comm) {
   if (!send_comm) return RAIL_OK;
   struct sk_comm *comm = sk_comm_of(send_comm, SK_SEND_MAGIC, "closeSend");
   if (!comm) return RAIL_OK; /* said so; an error would end the caller's clean-up */
-  gut(comm);
-  sk_comm_destroy(comm);
+  take_down(comm);
   struct sk_send_comm *sc = rail_container_of(comm, struct sk_send_comm, base);
   sk_send_release(sc);
   free(sc);
@@ -249,8 +248,7 @@ rail_result_t sk_close_recv(void *recv_comm) {
   if (!recv_comm) return RAIL_OK;
   struct sk_comm *comm = sk_comm_of(recv_comm, SK_RECV_MAGIC, "closeRecv");
   if (!comm) return RAIL_OK;
-  gut(comm);
-  sk_comm_destroy(comm);
+  take_down(comm);
   struct sk_recv_comm *rc = rail_container_of(comm, struct sk_recv_comm, base);
   sk_recv_release(rc);
   free(rc);
@@ -262,13 +260,14 @@ rail_result_t sk_close_recv(void *recv_comm) {
 void sk_close_all(void) {
   uint64_t deadline = rail_deadline_in_ms(FINAL_MS);
   struct sk_comm *comm;
-  pthread_mutex_lock(&lock);
   while ((comm = sk_watch_take())) {
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: finalize: connection %p over %s was never closed", (void *)comm,
               comm->device_name);
-    gut_locked(comm);
+    gut(comm);
+    sk_count_close(comm);
     for (uint32_t i = 0; i < comm->nstreams; i++) sk_stream_destroy(&comm->streams[i]);
   }
+  pthread_mutex_lock(&lock);
   for (;;) {
     bool waiting = false;
     reap_locked(lingering);

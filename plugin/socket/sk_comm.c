@@ -45,10 +45,12 @@ rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args
     s->welcomed = args->side == SK_RECEIVER;
     sk_pulse_socket(s->fd);
   }
+  sk_count_open(comm, args);
   return result;
 }
 
 void sk_comm_destroy(struct sk_comm *comm) {
+  sk_count_close(comm);
   for (uint32_t i = 0; i < comm->nstreams; i++) sk_stream_destroy(&comm->streams[i]);
   for (struct sk_mr *mr = comm->mrs, *next; mr; mr = next) {
     next = mr->next;
@@ -86,9 +88,11 @@ rail_result_t sk_comm_fail(struct sk_comm *comm, rail_result_t result, const cha
   vsnprintf(why, sizeof why, fmt, ap);
   va_end(ap);
   atomic_store_explicit(&comm->error, (int)result, memory_order_relaxed);
+  rail_stats_add(&comm->counts.comm[SK_COMM_ERRORS], sk_comm_in_use(comm));
+  rail_stats_add_shared(&comm->counts.device[SK_DEVICE_ERRORS], 1);
   RAIL_WARN("RailSocket: %s %s over %s: %s (%llu messages, %llu bytes done)", side_text[comm->side],
-            rail_addr_text(&comm->peer, peer), comm->device_name, why, (unsigned long long)comm->messages,
-            (unsigned long long)comm->bytes);
+            rail_addr_text(&comm->peer, peer), comm->device_name, why,
+            (unsigned long long)sk_count_messages(&comm->counts), (unsigned long long)sk_count_bytes(&comm->counts));
   return result;
 }
 

@@ -69,6 +69,7 @@ struct sk_comm {
   bool listed;
   struct sk_pulse pulse; /* the watch thread's */
   struct sk_moved moved;
+  struct sk_counts counts;
   _Atomic uint32_t in_use; /* requests that the caller has; written by him alone */
   struct sk_mr *mrs;
   struct sk_profile *profile; /* the caller's progress thread's; NULL: nobody wants events */
@@ -84,16 +85,14 @@ struct sk_comm {
 
   /* The owner's. */
   bool hold; /* write nothing before the peer's answer is here */
-  uint64_t bytes, messages; /* finished; for messages to people */
-  bool more;                /* the latest sk_progress ended because it had done enough */
-  bool ended;               /* a stream that is read has ended */
+  bool more;  /* the latest sk_progress ended because it had done enough */
+  bool ended; /* a stream that is read has ended */
   uint32_t nstreams;
   struct sk_stream *streams;
   struct sk_error error_payload;
   struct sk_answer_wire welcomes[SK_MAX_STREAMS]; /* that the sender waits for */
   struct sk_rejoin *rejoin;
   struct sk_rail *rails; /* one per stream with the feature FAILOVER, else NULL */
-  uint64_t failovers;
 };
 
 /* What the handshake agreed on, with the connected sockets; the comm takes

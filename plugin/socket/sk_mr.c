@@ -55,6 +55,11 @@ rail_result_t sk_dereg_mr(void *comm_arg, void *mhandle) {
     for (uint32_t i = 0; i < comm->nstreams; i++)
       if (comm->streams[i].fd >= 0) shutdown(comm->streams[i].fd, SHUT_RDWR); /* the peer learns at once */
   }
+  /* Requests that are done and have not been tested yet refer to it: it goes with the connection. */
+  if (atomic_load_explicit(&mr->outstanding, memory_order_acquire)) {
+    mr->magic = 0;
+    return RAIL_OK;
+  }
   if (mr->prev) mr->prev->next = mr->next;
   else comm->mrs = mr->next;
   if (mr->next) mr->next->prev = mr->prev;

@@ -87,9 +87,19 @@ static bool has_errand(const struct sk_comm *comm) {
   return receiver(comm)->ungranted_count != 0;
 }
 
+/* The owner's: what may still be sent ahead of the receiver's buffers. */
+static uint64_t credit_left(const struct sk_comm *comm) {
+  if (comm->side == SK_SENDER) {
+    const struct sk_send_comm *sc = sender(comm);
+    return sc->eager_bytes - (sc->credit.bytes_used - sc->credit.bytes_freed);
+  }
+  const struct sk_early *early = &receiver(comm)->early;
+  return early->bytes - (early->bytes_used - early->bytes_told);
+}
+
 enum sk_glance sk_pulse_glance(struct sk_comm *comm, uint64_t now, struct pollfd *fds, uint32_t *nfds) {
   struct sk_pulse *p = &comm->pulse;
-  uint64_t ping = ping_interval();
+  uint64_t ping = ping_interval(), *values = comm->counts.comm;
   *nfds = 0;
   if (sk_comm_is_stopped(comm)) return SK_GLANCE_REST;
   if (p->skip) {
@@ -99,17 +109,25 @@ enum sk_glance sk_pulse_glance(struct sk_comm *comm, uint64_t now, struct pollfd
   bool moved = note(comm, now), in_use = sk_comm_in_use(comm) != 0;
   if (moved || in_use) p->idle = 0;
   else p->skip = ticks_to_skip(p);
-  if (comm->rails) return SK_GLANCE_LOOK; /* which asks the kernel for more than poll tells */
-  if (moved) return SK_GLANCE_REST;
   bool failed = sk_comm_error(comm) != RAIL_OK, due = in_use && ping && !failed && now - p->since + TICK > ping;
-  if (!sk_comm_try_own(comm)) return due ? SK_GLANCE_LOOK : SK_GLANCE_REST;
+  bool fresh = p->idle < IDLE_TICKS; /* else all is as it was */
+  if (fresh) {
+    rail_stats_set(&values[SK_COMM_OUTSTANDING], sk_comm_in_use(comm));
+    rail_stats_set(&values[SK_COMM_PROGRESS_TIME], p->progress_at);
+    sk_count_fold(comm);
+  }
+  /* Of rails the kernel is asked for more than poll tells. */
+  bool must = due || comm->rails;
+  if (!sk_comm_try_own(comm)) return must ? SK_GLANCE_LOOK : SK_GLANCE_REST;
+  if (fresh) rail_stats_set(&values[SK_COMM_CREDIT_BYTES], credit_left(comm));
   bool errand = has_errand(comm);
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
     if (s->fd >= 0 && !s->eof && !failed) fds[(*nfds)++] = (struct pollfd){.fd = s->fd, .events = POLLIN};
   }
   sk_comm_disown(comm);
-  return due || errand ? SK_GLANCE_LOOK : *nfds ? SK_GLANCE_POLL : SK_GLANCE_REST;
+  if (moved) *nfds = 0; /* somebody is at it */
+  return must || (errand && !moved) ? SK_GLANCE_LOOK : *nfds ? SK_GLANCE_POLL : SK_GLANCE_REST;
 }
 
 /* ---- look ---------------------------------------------------------------- */
@@ -203,10 +221,11 @@ static void complain(const struct sk_comm *comm, const struct plight *plight, ui
   else
     snprintf(sign, sizeof sign, "no sign of life from the peer%s%s", p->pinged ? ", which was asked for one" : "",
              plight->unanswered ? " and has not accepted yet" : "");
-  snprintf(line, size, "RailSocket: %s %s over %s: nothing has moved for %.1f s: %s; %s (%llu messages, %llu bytes done)",
+  snprintf(line, size,
+           "RailSocket: %s %s over %s: nothing has moved for %.1f s: %s; %s (%llu messages, %llu bytes done)",
            comm->side == SK_SENDER ? "sending to" : "receiving from", rail_addr_text(&comm->peer, peer),
            comm->device_name, seconds(now - p->since), describe(comm, plight, text, sizeof text), sign,
-           (unsigned long long)comm->messages, (unsigned long long)comm->bytes);
+           (unsigned long long)sk_count_messages(&comm->counts), (unsigned long long)sk_count_bytes(&comm->counts));
 }
 
 /* The owner's, when requests are in use and nothing has moved for a while. */
@@ -225,6 +244,7 @@ static void judge(struct sk_comm *comm, uint64_t now, char *line, size_t size) {
   }
   if (p->warn_at && age >= p->warn_at) {
     complain(comm, &plight, now, line, size);
+    rail_stats_add(&comm->counts.comm[SK_COMM_STALLS], 1);
     p->warn_at *= 2;
   }
   if (ping && age + TICK > ping && (!p->pinged || now - p->pinged + TICK > ping)) {

@@ -37,7 +37,7 @@ enum sk_glance {
   SK_GLANCE_LOOK, /* look */
 };
 
-/* Under the lock of the list of comms; no system call. Writes at most SK_MAX_STREAMS sockets to poll, their number to *nfds. */
+/* Under the lock of the list of comms; no system call. Sockets to poll, at most SK_MAX_STREAMS, go to fds and *nfds. */
 enum sk_glance sk_pulse_glance(struct sk_comm *comm, uint64_t now, struct pollfd *fds, uint32_t *nfds);
 /* Without that lock, while sk_watch_remove would wait. Takes the comm if nobody else has it. */
 void sk_pulse_look(struct sk_comm *comm, uint64_t now);

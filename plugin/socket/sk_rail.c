@@ -86,6 +86,8 @@ static void tell_count(struct sk_comm *comm, uint32_t stream, uint64_t generatio
 
 /* No byte goes out or comes in over it any more. */
 static void retire(struct sk_stream *s) {
+  rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 0);
+  rail_stats_add(&s->counts.stream[SK_STREAM_LOST], 1);
   shutdown(s->fd, SHUT_RDWR);
   rail_sock_close(&s->fd);
   s->out_count = s->out_done = s->stage_head = s->stage_tail = 0;
@@ -124,7 +126,7 @@ rail_result_t sk_rail_lost(struct sk_comm *comm, struct sk_stream *s, const char
   char peer[RAIL_ADDR_TEXT];
   if (comm->rails[s->index].state != SK_RAIL_UP) return RAIL_OK;
   if (is_last(comm, s)) return sk_comm_fail_lost(comm, s);
-  comm->failovers++;
+  rail_stats_add(&comm->counts.comm[SK_COMM_FAILOVERS], 1);
   RAIL_WARN("RailSocket: %s %s: lost stream %u over %s: %s; going on over the others, what it had not delivered is sent "
             "again", comm->side == SK_SENDER ? "sending to" : "receiving from", rail_addr_text(&comm->peer, peer),
             s->index, comm->rails[s->index].path->name, why);
@@ -209,7 +211,7 @@ static rail_result_t on_count(struct sk_comm *comm, struct sk_stream *s, const s
   if (rail->state == SK_RAIL_UP) {
     if (is_last(comm, s)) return sk_comm_fail_lost(comm, s);
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: the peer has lost stream %u over %s", s->index, rail->path->name);
-    comm->failovers++;
+    rail_stats_add(&comm->counts.comm[SK_COMM_FAILOVERS], 1);
     retire(s);
     atomic_store_explicit(&rail->queued, 0, memory_order_relaxed);
   }
@@ -248,6 +250,7 @@ static void revive(struct sk_comm *comm, struct sk_stream *s, int fd) {
   s->fd = fd;
   limit_unsent(fd);
   sk_pulse_socket(fd);
+  rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 1);
   comm->rails[s->index].state = SK_RAIL_UP;
   sk_engine_stream_new(comm, s);
   RAIL_INFO(RAIL_SUB_NET, "RailSocket: stream %u over %s has come back", s->index, comm->rails[s->index].path->name);

@@ -82,8 +82,8 @@ static rail_result_t claim(struct sk_recv_comm *rc, struct sk_slot *slot, uint32
 
 /* All of it is in place. The request may be the caller's again from here on. */
 static void finish_slot(struct sk_recv_comm *rc, struct sk_slot *slot) {
-  rc->base.messages++;
-  rc->base.bytes += slot->sink.size;
+  rail_stats_add(&rc->base.counts.comm[SK_COMM_MESSAGES], 1);
+  rail_stats_add(&rc->base.counts.comm[SK_COMM_RECEIVED_BYTES], slot->sink.size);
   rc->finished = true;
   sk_pending_drop(&slot->recv->base.pending);
 }
@@ -132,6 +132,7 @@ static struct sk_sink *find_sink(struct sk_recv_comm *rc, const struct sk_frame 
     return NULL;
   }
   rc->rush = granted;
+  rail_stats_add(&rc->base.counts.comm[granted ? SK_COMM_GRANTED_MESSAGES : SK_COMM_EAGER_MESSAGES], 1);
   if (!node) return &sk_early_put(&rc->early, frame->tag, frame->seq, (uint32_t)frame->size)->sink;
   if (!granted) sk_early_pass(&rc->early, frame->size);
   struct sk_slot *slot = rail_container_of(node, struct sk_slot, node);
@@ -203,6 +204,8 @@ rail_result_t sk_recv_on_frame(struct sk_recv_comm *rc, struct sk_stream *s, con
 rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s) {
   struct sk_sink *sink = s->owner;
   s->owner = NULL;
+  rail_stats_add(&s->counts.stream[SK_STREAM_BYTES], s->len);
+  rail_stats_add(&s->counts.stream[SK_STREAM_CHUNKS], 1);
   if (rc->base.rails) rc->base.rails[s->index].frames++;
   if (rail_likely(sink)) add_bytes(rc, sink, s->len);
   return RAIL_OK;

@@ -87,6 +87,7 @@ static void make_control(struct sk_recv_comm *rc) {
   uint8_t *head = sk_stream_queue(s, SK_HEAD, rc->wire_entries, len, &rc->control_unwritten);
   sk_frame_encode(head, SK_FRAME_CONTROL, rc->again ? SK_FRAME_RESET : 0, rc->next_seq, early->bytes_freed, len,
                   early->count_freed);
+  rail_stats_add(&rc->base.counts.comm[SK_COMM_CONTROL_FRAMES], 1);
   early->bytes_told = early->bytes_freed;
   early->count_told = early->count_freed;
   rc->again = rc->finished = false;

@@ -137,8 +137,8 @@ void sk_send_announce_all(struct sk_send_comm *sc, struct sk_stream *s) {
 
 /* The last of its frames is made: the request is done when they are written. */
 static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
-  sc->base.messages++;
-  sc->base.bytes += send->size;
+  rail_stats_add(&sc->base.counts.comm[SK_COMM_MESSAGES], 1);
+  rail_stats_add(&sc->base.counts.comm[SK_COMM_SENT_BYTES], send->size);
   sk_pending_drop(&send->base.pending);
 }
 
@@ -155,6 +155,8 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
     sk_frame_encode(head, type, send->granted ? SK_FRAME_GRANTED : 0, send->seq, send->size, len, send->node.tag);
   else sk_frame_encode(head, type, 0, send->seq, offset, len, send->node.tag);
   if (copied) memcpy(head + SK_HEAD, data, copied);
+  rail_stats_add(&s->counts.stream[SK_STREAM_BYTES], len);
+  rail_stats_add(&s->counts.stream[SK_STREAM_CHUNKS], 1);
   if (rail_unlikely(failover)) sk_rail_remember(&sc->base, s, send, offset, len);
 }
 
@@ -207,8 +209,10 @@ static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
 static void take_lost(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_piece piece;
   while (sk_stream_has_room(s) && sk_rail_has_room(&sc->base, s) && s->out_bytes < sc->chunk &&
-         sk_rail_next_resend(sc, &piece))
+         sk_rail_next_resend(sc, &piece)) {
     queue_frame(sc, s, piece.send, piece.send->size ? SK_FRAME_DATA : SK_FRAME_MSG, piece.offset, piece.len);
+    rail_stats_add(&sc->base.counts.comm[SK_COMM_RETRIES], 1);
+  }
 }
 
 rail_result_t sk_send_pump(struct sk_send_comm *sc) {
@@ -271,6 +275,7 @@ static rail_result_t accept_grant(struct sk_send_comm *sc, struct sk_send *send,
   if (rail_unlikely(send->size > capacity))
     return sk_comm_fail_size(&sc->base, sc->next_seq, send->node.tag, send->size, capacity);
   send->granted = true;
+  rail_stats_add(&sc->base.counts.comm[SK_COMM_GRANTED_MESSAGES], 1);
   make_ready(sc, send);
   if (rail_unlikely(sc->base.rails != NULL)) remember_flying(sc, send, true);
   return RAIL_OK;
@@ -320,6 +325,7 @@ static void forget_seen(struct sk_send_comm *sc, uint32_t seen) {
 static void go_ahead(struct sk_send_comm *sc, struct sk_send *send) {
   sc->credit.bytes_used += sk_credit_of(send->size);
   sc->credit.count_used++;
+  rail_stats_add(&sc->base.counts.comm[SK_COMM_EAGER_MESSAGES], 1);
   make_ready(sc, send);
   remember_flying(sc, send, false);
 }
@@ -362,6 +368,7 @@ rail_result_t sk_send_on_control(struct sk_send_comm *sc, const struct sk_frame 
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
                         "protocol error: the peer reports messages that were not sent (%u seen, %u and %llu bytes free)",
                         frame->seq, count, (unsigned long long)frame->size);
+  rail_stats_add(&sc->base.counts.comm[SK_COMM_CONTROL_FRAMES], 1);
   sc->seen = frame->seq;
   c->bytes_freed = frame->size;
   c->count_freed = count;

@@ -20,7 +20,7 @@
 #include <stdatomic.h>
 
 #include "common/compiler.h"
-#include "common/stats.h"
+#include "plugin/socket/sk_count.h"
 #include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_wire.h"
 
@@ -83,6 +83,7 @@ struct sk_stream {
   uint32_t len;             /* bytes of it in all */
   void *owner;              /* of the current payload: the comm's business */
   struct sk_moved *moved;   /* all streams of a comm count in one place */
+  struct sk_stream_counts counts;
 };
 
 rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer, struct sk_moved *moved);

@@ -124,7 +124,7 @@ static void *run(void *arg) {
 /* ---- fork ---------------------------------------------------------------- */
 
 static void before_fork(void) {
-  sk_close_before_fork(); /* in this order: sk_close_all holds that lock when it takes this one */
+  sk_close_before_fork();
   pthread_mutex_lock(&lock);
 }
 

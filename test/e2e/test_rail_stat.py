@@ -17,6 +17,8 @@ import tempfile
 import time
 
 sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "harness"))
+import rig
 from coll import BUILD, expect, main, run
 
 STAT = str(BUILD / "bin" / "rail-stat")
@@ -256,6 +258,77 @@ def live():
         assert status == 0 and "\033[?1049l" in rest, (status, rest)
 
 
-main([("once", once), ("several_pages_and_processes", several_pages_and_processes), ("page_in_json", page_in_json),
-      ("prometheus", prometheus), ("dead_pages_are_named_and_cleaned", dead_pages_are_named_and_cleaned),
+def records(pid, group):
+    """[(label, values)] of the plugin's page, as rail-stat tells them."""
+    (page,) = [p for p in json.loads(good("--json", "--pid", pid))["pages"] if p["plugin"] == "RailSocket"]
+    (found,) = [g["records"] for g in page["groups"] if g["name"] == group]
+    return [(r["label"], r["values"]) for r in found]
+
+
+def until(what, limit=10):
+    """Calls it until it no longer fails."""
+    deadline = time.monotonic() + limit * rig.SLOW
+    while True:
+        try:
+            return what()
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def the_plugin():
+    """Two processes, two connections of two streams: what their counters say while data flows, when the peer is
+    stopped, and when all is quiet again."""
+    pair = rig.Pair(env={"RAIL_SOCKET_STREAMS": 2, "RAIL_SOCKET_STALL_WARN": "500ms"}, comms=2, max=300000)
+    for p in pair.both:
+        p.wait_bytes(1 << 20)
+    sender, receiver = pair.send.pid, pair.recv.pid
+
+    def flowing():
+        table = good("--once", "--interval", "0.3", "--pid", sender, "--streams")
+        assert re.search(r"^RailSocket in traffic, .*; 2 comms; 4 streams; 1 device$", table, re.M), table
+        rates = re.findall(r"^  send \S+ \S+ \S+ +(\S+ \w?B) ", table, re.M)
+        assert len(rates) == 2 and all(not r.startswith("0 ") for r in rates), table
+        for pid, side in ((sender, "send"), (receiver, "receive")):
+            for label, values in records(pid, "comm"):
+                assert label["side"] == side and re.match(r"\S+:\d+$", label["peer"]), label
+                assert values["eager_messages"] and values["granted_messages"] and values["control_frames"], values
+                assert values["system_calls"] and values["outstanding"] and not values["errors"], values
+            assert all(v["alive"] == 1 and v["bytes"] and v["chunks"] for _, v in records(pid, "stream"))
+            assert len(records(pid, "stream")) == 4
+    until(flowing)
+
+    pair.recv.signal(signal.SIGSTOP)
+
+    def stalled():
+        for _, values in records(sender, "comm"):
+            age = time.monotonic_ns() - values["progress_time"]
+            assert values["stalls"] >= 1 and values["outstanding"] > 0 and age > 4e8, (values, age)
+    until(stalled)
+    pair.recv.signal(signal.SIGCONT)
+    time.sleep(0.5)
+    pair.send.tell("hold 60000")
+
+    def settled():
+        sums = []
+        for pid, name in ((sender, "sent_bytes"), (receiver, "received_bytes")):
+            comms, streams = records(pid, "comm"), records(pid, "stream")
+            ((_, device),) = records(pid, "device")
+            sums.append({label["comm"]: (v[name], v["messages"]) for label, v in comms})
+            moved = sum(v[name] for _, v in comms)
+            assert moved == sum(v["bytes"] for _, v in streams) == device["bytes"], (comms, streams, device)
+            assert device["messages"] == sum(v["messages"] for _, v in comms) and device["comms"] == 2, device
+            if pid == sender:
+                assert all(v["outstanding"] == 0 for _, v in comms), comms
+                assert sum(b for b, _ in sums[0].values()) == pair.send.all("progress")[-1]["bytes"], comms
+        assert sums[0] == sums[1], sums
+    until(settled)
+    for p in pair.both:
+        p.tell("quit")
+    pair.finish()
+
+
+main([("once", once), ("the_plugin", the_plugin), ("several_pages_and_processes", several_pages_and_processes),
+      ("page_in_json", page_in_json), ("prometheus", prometheus), ("dead_pages_are_named_and_cleaned", dead_pages_are_named_and_cleaned),
       ("bad_arguments", bad_arguments), ("live", live)])

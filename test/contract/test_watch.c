@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What happens to a connection while its callers make no call: it is served, watched by one thread, and safe to close
+ * or to fork.
+ * TEST-LIMIT: 60 */
+#include <dirent.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "test/harness/program.h"
+#include "test/harness/tcp.h"
+
+enum { SMALL = 512, LARGE = 200000 };
+
+/* Puts what the file says for `field` ("SigBlk:") of each thread of that name there; returns how many there are. */
+static int threads_named(const char *name, const char *field, char *value, size_t size) {
+  DIR *dir = opendir("/proc/self/task");
+  ENSURE(dir, "no /proc/self/task");
+  int found = 0;
+  for (struct dirent *d; (d = readdir(dir));) {
+    char path[300], line[256] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%s/status", d->d_name);
+    FILE *f = fopen(path, "r");
+    bool ours = f && fgets(line, sizeof line, f) && strncmp(line, "Name:\t", 6) == 0 &&
+                strncmp(line + 6, name, strlen(name)) == 0 && line[6 + strlen(name)] == '\n';
+    found += ours;
+    while (ours && field && fgets(line, sizeof line, f))
+      if (strncmp(line, field, strlen(field)) == 0) snprintf(value, size, "%s", line + strlen(field));
+    if (f) fclose(f);
+  }
+  closedir(dir);
+  return found;
+}
+
+TEST(one_thread_that_takes_no_signals) {
+  struct net n;
+  struct pair p[3];
+  char blocked[64] = "";
+  net_open(&n);
+  for (int i = 0; i < 3; i++) pair_open(&n, &p[i]);
+  uint64_t deadline = rail_deadline_in_ms(patience_ms(2000)); /* until it has named itself */
+  while (threads_named("rail-watch", "SigBlk:", blocked, sizeof blocked) == 0 && !rail_deadline_passed(deadline))
+    usleep(1000);
+  CHECK_INT(threads_named("rail-watch", "SigBlk:", blocked, sizeof blocked), 1);
+  unsigned long long mask = strtoull(blocked, NULL, 16);
+  for (int sig = 1; sig < SIGRTMIN; sig++)
+    if (sig != SIGKILL && sig != SIGSTOP && sig < 32) CHECK_MSG(mask >> (sig - 1) & 1, "signal %d is not blocked", sig);
+  for (int i = 0; i < 3; i++) pair_close(&p[i]);
+  net_close(&n);
+  CHECK_INT(threads_named("rail-watch", NULL, NULL, 0), 0);
+}
+
+/* More small sends than leave at once, and then silence: they arrive. */
+TEST(a_sender_that_goes_away) {
+  enum { COUNT = 32 };
+  struct net n;
+  struct pair p;
+  struct op sends[COUNT], recvs[COUNT];
+  static uint8_t from[COUNT][SMALL], to[COUNT][SMALL];
+  net_open(&n);
+  pair_open(&n, &p);
+  pair_ping(&p, LARGE, 1); /* which needs the peer's answer: nothing is left to be read */
+  for (int i = 0; i < COUNT; i++) {
+    memset(from[i], i + 1, SMALL);
+    sends[i] = op_send(p.send, from[i], SMALL, 0);
+    CHECK(op_post(&n, &sends[i]));
+  }
+  usleep((useconds_t)patience_ms(1500) * 1000);
+  for (int i = 0; i < COUNT; i++) { /* it is here before anybody asks */
+    recvs[i] = op_recv(p.recv, to[i], SMALL, 0);
+    CHECK(op_post(&n, &recvs[i]));
+    CHECK_MSG(op_test(&n, &recvs[i]), "message %d has not arrived", i);
+    CHECK(memcmp(from[i], to[i], SMALL) == 0);
+  }
+  for (int i = 0; i < COUNT; i++) op_finish(&n, &sends[i]);
+  pair_close(&p);
+  net_close(&n);
+}
+
+/* A buffer is posted, and then silence: the sender hears of it, and what it sends is taken in. */
+TEST(a_receiver_that_goes_away) {
+  struct net n;
+  struct pair p;
+  static uint8_t from[4 * LARGE], to[4 * LARGE];
+  net_open(&n);
+  pair_open(&n, &p);
+  pair_ping(&p, 100, 1);
+  memset(from, 7, sizeof from);
+  struct op recv = op_recv(p.recv, to, sizeof to, 0), send = op_send(p.send, from, sizeof from, 0);
+  CHECK(op_post(&n, &recv));
+  uint64_t start = rail_now_ns();
+  op_finish(&n, &send);
+  CHECK_MSG(rail_now_ns() - start < patience_ms(2000) * 1000000, "the sender heard of the buffer after %.1f s",
+            (double)(rail_now_ns() - start) / 1e9);
+  op_finish(&n, &recv);
+  CHECK(memcmp(from, to, sizeof to) == 0);
+  pair_close(&p);
+  net_close(&n);
+}
+
+/* Connections come and go under the eyes of the thread, some with news and some with requests. */
+TEST(closing_while_it_looks) {
+  enum { AT_ONCE = 80 };
+  struct net n;
+  static struct pair p[AT_ONCE];
+  static uint8_t buf[LARGE];
+  uint64_t deadline = rail_deadline_in_ms(1500);
+  net_open(&n);
+  for (int round = 0; !rail_deadline_passed(deadline); round++) {
+    for (int i = 0; i < AT_ONCE; i++) {
+      pair_open(&n, &p[i]);
+      struct op op = i % 3 == 0 ? op_send(p[i].send, buf, 100, 0) : op_recv(p[i].recv, buf, sizeof buf, 0);
+      if (i % 3 < 2) op_post(&n, &op);
+    }
+    usleep((useconds_t)(round * 37 % 260) * 1000 / 2); /* some of them live to see a tick */
+    for (int i = 0; i < AT_ONCE; i++) pair_close(&p[i]);
+  }
+  net_close(&n);
+}
+
+/* The kernel's own means are set on every stream of both sides. */
+TEST(kernel_timeouts) {
+  struct net n;
+  struct pair p;
+  struct tcp_socket s[64];
+  net_open(&n);
+  pair_open(&n, &p);
+  int count = tcp_sockets(s, 64), seen = 0;
+  for (int i = 0; i < count; i++) {
+    int timeout = 0, alive = 0, idle = 0;
+    socklen_t len = sizeof(int);
+    if (!s[i].connected || s[i].listening) continue;
+    seen++;
+    CHECK_OK(getsockopt(s[i].fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, &len));
+    CHECK_OK(getsockopt(s[i].fd, SOL_SOCKET, SO_KEEPALIVE, &alive, &len));
+    CHECK_OK(getsockopt(s[i].fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &len));
+    CHECK_INT(timeout, 31000);
+    CHECK_INT(alive, 1);
+    CHECK_INT(idle, 10);
+  }
+  CHECK_MSG(seen >= 2, "%d connected sockets", seen);
+  pair_close(&p);
+  net_close(&n);
+}
+
+/* In the child: nothing of the parent's moves, everything closes, and nothing waits. */
+static void child(struct net *n, struct pair *p, int fds) {
+  uint64_t start = rail_now_ns();
+  uint8_t byte = 0;
+  alarm((unsigned)(patience_ms(10000) / 1000));
+  if (fd_count() > fds - 2) _exit(2); /* its connections' sockets are gone */
+  void *req = NULL;
+  if (n->vt->isend(p->send, &byte, 1, 0, NULL, NULL, &req) == 0) _exit(3);
+  if (n->vt->close_send(p->send) || n->vt->close_recv(p->recv)) _exit(4);
+  if (n->vt->finalize(n->ctx)) _exit(5);
+  _exit(rail_now_ns() - start > patience_ms(1000) * 1000000 ? 6 : 0);
+}
+
+TEST(a_forked_child) {
+  struct net n;
+  struct pair p;
+  net_open(&n);
+  pair_open(&n, &p);
+  for (int i = 0; i < 20; i++) { /* at any moment of the thread's */
+    pair_ping(&p, 3000, (uint64_t)i);
+    int fds = fd_count(), status = 0;
+    pid_t pid = fork();
+    if (pid == 0) child(&n, &p, fds);
+    CHECK(pid > 0);
+    usleep((useconds_t)i * 1000);
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with %#x", (unsigned)status);
+    pair_ping(&p, 3000, (uint64_t)i);
+  }
+  pair_close(&p);
+  net_close(&n);
+}
+
+TEST_MAIN(TEST_CASE(one_thread_that_takes_no_signals), TEST_CASE(a_sender_that_goes_away),
+          TEST_CASE(a_receiver_that_goes_away), TEST_CASE(closing_while_it_looks), TEST_CASE(kernel_timeouts),
+          TEST_CASE(a_forked_child))
