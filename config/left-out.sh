@@ -2,4 +2,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # Says, after a build, what was left out for want of a library or compiler.
 set -u
+grep -q '^HAVE_URING := 1' "$1" || echo "left out: io_uring (no liburing.a); the socket plugin's engine uring is epoll"
 grep -q '^HAVE_NVCC := 1' "$1" || echo "left out: CUDA kernels (no nvcc); collectives run on host buffers"

@@ -84,6 +84,9 @@ $(O)/%.a:
 	@$(if $(V),,echo "  AR      $@")
 	$(Q)rm -f $@ && ar rcs $@ $^
 
+# Static, so that the plugin loads where there is no liburing.so.
+libs_plugin_socket = $(if $(HAVE_URING),-l:liburing.a)
+
 # A plugin: its own files, the shims, what it needs of common. The version
 # script leaves only ncclNetPlugin_v6 … _v12 visible.
 define plugin_rule

@@ -17,6 +17,7 @@ build  libc6-dev       /usr/include/stdio.h
 build  linux-libc-dev  /usr/include/linux/sockios.h
 build  make            make
 build  binutils        ar
+build  liburing-dev    /usr/include/liburing.h
 test   python3         python3
 test   iproute2        ip
 test   pkgconf         pkg-config

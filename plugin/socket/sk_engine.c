@@ -28,6 +28,7 @@
 
 #define YIELD_POLLS 4       /* a spinning thread offers its core so often */
 #define SHARED_NS 20000     /* and spins no more for a while when somebody took it for so long */
+#define AUTO_CORES 4
 #define GAP_FACTOR 8        /* longest gap that counts, in units of the longest spin */
 
 /* ---- the engine of the process ---------------------------------------- */
@@ -81,6 +82,7 @@ static void take_kicked(struct sk_worker *w) {
 /* One look at a comm. False: somebody else has it. */
 static bool run_seat(struct sk_seat *seat) {
   bool owned = true;
+  if (seat->worker->ops->attend) seat->worker->ops->attend(seat);
   atomic_store(&seat->busy, 1); /* before the load below: who empties the seat does so, then looks at busy */
   struct sk_comm *comm = atomic_load(&seat->comm);
   if (comm && !sk_comm_is_stopped(comm)) {
@@ -195,7 +197,7 @@ static void stop_worker(struct sk_worker *w) {
   join_worker(w);
   for (struct sk_seat *seat = w->seats, *next; seat; seat = next) {
     next = seat->all_next;
-    free(seat->uring);
+    if (w->ops->free_seat) w->ops->free_seat(seat);
     free(seat);
   }
   sem_destroy(&w->opened);
@@ -223,7 +225,7 @@ static void after_fork_parent(void) { pthread_mutex_unlock(&lock); }
 static void after_fork_child(void) {
   for (uint32_t i = 0; i < engine.count; i++) {
     close(engine.workers[i].wake_fd);
-    if (engine.workers[i].epoll_fd >= 0) close(engine.workers[i].epoll_fd);
+    engine.workers[i].ops->forked(&engine.workers[i]);
   }
   engine.workers = NULL;
   engine.count = 0;
@@ -250,12 +252,25 @@ static rail_result_t start_engine(const struct sk_engine_ops *ops) {
   return RAIL_SYSTEM_ERROR;
 }
 
+/* Threads of our own pay where the caller's have cores to spare. */
+static enum sk_engine_kind choose_kind(void) {
+  cpu_set_t cores;
+  if (sk_params.engine != SK_ENGINE_AUTO) return (enum sk_engine_kind)sk_params.engine;
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) >= AUTO_CORES ? SK_ENGINE_URING
+                                                                                            : SK_ENGINE_INLINE;
+}
+
 static void start_once(void) {
   static bool fork_handled;
   if (engine.tried) return;
   engine.tried = true;
   if (!fork_handled) fork_handled = pthread_atfork(before_fork, after_fork_parent, after_fork_child) == 0;
-  if (sk_params.engine == SK_ENGINE_INLINE) return;
+  enum sk_engine_kind kind = choose_kind();
+  if (kind == SK_ENGINE_INLINE) return;
+  if (kind == SK_ENGINE_URING && start_engine(&sk_engine_uring) == RAIL_OK) return;
+  if (kind == SK_ENGINE_URING)
+    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: io_uring is not to be had (%s); the engine is epoll",
+              strerror(errno));
   if (start_engine(&sk_engine_epoll) != RAIL_OK)
     RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: no thread for engine epoll (%s); the caller's calls move data",
               strerror(errno));
@@ -297,7 +312,7 @@ void sk_engine_attach(struct sk_comm *comm) {
     if (seat->worker->ops->add_stream(seat, &comm->streams[i])) continue;
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: engine %s does not take a connection (%s); the caller's calls move it",
               seat->worker->ops->name, strerror(errno));
-    while (i-- > 0) seat->worker->ops->drop_stream(seat, &comm->streams[i]);
+    while (i-- > 0) seat->worker->ops->drop_stream(seat, comm, &comm->streams[i]);
     pthread_mutex_lock(&lock);
     give_seat(seat);
     pthread_mutex_unlock(&lock);
@@ -326,7 +341,11 @@ void sk_engine_stream_new(struct sk_comm *comm, struct sk_stream *s) {
 }
 
 void sk_engine_stream_gone(struct sk_comm *comm, struct sk_stream *s) {
-  if (comm->seat) comm->seat->worker->ops->drop_stream(comm->seat, s);
+  if (comm->seat) comm->seat->worker->ops->drop_stream(comm->seat, comm, s);
+}
+
+void sk_engine_settle(struct sk_comm *comm) {
+  if (comm->seat && comm->seat->worker->ops->settle) comm->seat->worker->ops->settle(comm->seat, comm);
 }
 
 bool sk_engine_wants(const struct sk_comm *comm) { return comm->seat->worker->ops->wants(comm); }

@@ -34,6 +34,10 @@ void sk_engine_detach(struct sk_comm *comm);
 void sk_engine_stream_new(struct sk_comm *comm, struct sk_stream *s);
 void sk_engine_stream_gone(struct sk_comm *comm, struct sk_stream *s);
 
+/* The owner's, for a comm that is about to fail: from here on its streams are read and written directly, so that it can
+ * be seen what the peer has said. */
+void sk_engine_settle(struct sk_comm *comm);
+
 /* No thread is left after it, and no seat. */
 void sk_engine_stop(void);
 

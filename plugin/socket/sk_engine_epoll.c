@@ -27,6 +27,7 @@ static rail_result_t open_epoll(struct sk_worker *w) {
   return RAIL_SYSTEM_ERROR;
 }
 
+/* Also after fork: the set itself is the parent's. */
 static void close_epoll(struct sk_worker *w) { close(w->epoll_fd); }
 
 static bool add_stream(struct sk_seat *seat, struct sk_stream *s) {
@@ -35,13 +36,14 @@ static bool add_stream(struct sk_seat *seat, struct sk_stream *s) {
 }
 
 /* Not left to close: a descriptor inherited by a child of fork would keep it in the set. */
-static void drop_stream(struct sk_seat *seat, struct sk_stream *s) {
+static void drop_stream(struct sk_seat *seat, struct sk_comm *comm, struct sk_stream *s) {
+  (void)comm;
   struct epoll_event event = {0};
   if (s->fd >= 0) epoll_ctl(seat->worker->epoll_fd, EPOLL_CTL_DEL, s->fd, &event);
 }
 
 static void drop(struct sk_seat *seat, struct sk_comm *comm) {
-  for (uint32_t i = 0; i < comm->nstreams; i++) drop_stream(seat, &comm->streams[i]);
+  for (uint32_t i = 0; i < comm->nstreams; i++) drop_stream(seat, comm, &comm->streams[i]);
 }
 
 static bool wants(const struct sk_comm *comm) { return comm->more; }
@@ -75,6 +77,7 @@ static bool run(struct sk_seat *seat, struct sk_comm *comm) {
 const struct sk_engine_ops sk_engine_epoll = {.name = "epoll",
                                               .open = open_epoll,
                                               .close = close_epoll,
+                                              .forked = close_epoll,
                                               .add_stream = add_stream,
                                               .drop_stream = drop_stream,
                                               .drop = drop,

@@ -35,14 +35,20 @@ struct sk_engine_ops {
   /* Called by the thread, first and last. An error carries errno and is not logged. */
   rail_result_t (*open)(struct sk_worker *w);
   void (*close)(struct sk_worker *w);
+  void (*forked)(struct sk_worker *w); /* in a child, where the thread is not */
+  void (*free_seat)(struct sk_seat *seat); /* its own part; may be NULL */
   /* Called by the owner, in any thread; the seat has its comm. */
   bool (*add_stream)(struct sk_seat *seat, struct sk_stream *s);
-  void (*drop_stream)(struct sk_seat *seat, struct sk_stream *s);
+  void (*drop_stream)(struct sk_seat *seat, struct sk_comm *comm, struct sk_stream *s);
   /* The comm's owner for ever takes it away: the kernel must not touch its memory any more. */
   void (*drop)(struct sk_seat *seat, struct sk_comm *comm);
+  /* The owner's: from here on the streams are read and written directly; NULL where they always are. */
+  void (*settle)(struct sk_seat *seat, struct sk_comm *comm);
   bool (*wants)(const struct sk_comm *comm);
   /* The thread's: puts seats with news into the list; how many events. With `sleep` waits for one. */
   unsigned int (*wait)(struct sk_worker *w, bool sleep);
+  /* The thread's, for any seat with news; may be NULL. */
+  void (*attend)(struct sk_seat *seat);
   /* The thread's, as the comm's owner; true: at once again. */
   bool (*run)(struct sk_seat *seat, struct sk_comm *comm);
 };

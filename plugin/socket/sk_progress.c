@@ -182,6 +182,7 @@ static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint
  * last grants may finish requests: read what is there, then give up. */
 RAIL_COLD static rail_result_t write_failed(struct sk_comm *comm) {
   uint64_t bytes = 0;
+  sk_engine_settle(comm);
   for (uint32_t i = 0; i < comm->nstreams; i++) RAIL_TRY(read_stream(comm, &comm->streams[i], READ_BYTES, &bytes));
   if (sk_comm_error(comm) != RAIL_OK) return sk_comm_error(comm);
   for (uint32_t i = 0; i < comm->nstreams; i++)

@@ -24,6 +24,11 @@ void sk_stream_destroy(struct sk_stream *s) {
   s->out_count = 0;
 }
 
+/* Is the engine at it, or about to be? */
+static bool is_away(const struct sk_stream *s, const _Atomic uint32_t *state) {
+  return s->flight->held || atomic_load_explicit(state, memory_order_relaxed) != SK_FLIGHT_NONE;
+}
+
 /* ---- out -------------------------------------------------------------- */
 
 static inline int gather(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked, uint32_t below) {
@@ -91,6 +96,7 @@ rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
   size_t moved, asked;
   if (!s->out_count) return RAIL_OK;
   if (s->out_errno) return RAIL_REMOTE_ERROR;
+  if (rail_unlikely(s->flight) && is_away(s, &s->flight->out)) return RAIL_IN_PROGRESS;
   if (rail_unlikely(s->zerocopy != NULL) && sk_zerocopy_is_on(s)) return sk_zerocopy_flush(s, bytes);
   int niov = sk_stream_out_iov(s, iov, SK_OUT_IOV, &asked);
   rail_result_t result = rail_sock_sendv(s->fd, iov, niov, &moved);
@@ -128,9 +134,9 @@ int sk_stream_in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want) {
   return n;
 }
 
-void sk_stream_got(struct sk_stream *s, size_t moved) {
+void sk_stream_got(struct sk_stream *s, size_t moved, size_t direct) {
   rail_stats_add(&s->moved->in, moved);
-  uint32_t placed = (uint32_t)RAIL_MIN(moved, RAIL_MIN(s->left, SK_IO_BYTES));
+  uint32_t placed = (uint32_t)RAIL_MIN(moved, direct);
   if (placed) s->to += placed; /* else it may be NULL */
   s->left -= placed;
   s->tail += (uint32_t)(moved - placed);
@@ -138,8 +144,9 @@ void sk_stream_got(struct sk_stream *s, size_t moved) {
 
 rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
   struct iovec iov[2];
-  size_t moved, want;
+  size_t moved, want, direct = RAIL_MIN(s->left, SK_IO_BYTES);
   *more = false;
+  if (rail_unlikely(s->flight) && is_away(s, &s->flight->in)) return RAIL_IN_PROGRESS;
   int n = sk_stream_in_iov(s, iov, &want);
   if (!n) return RAIL_IN_PROGRESS;
   rail_result_t result = rail_sock_recvv(s->fd, iov, n, &moved);
@@ -152,7 +159,7 @@ rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
   }
   *bytes += moved;
   *more = moved == want;
-  sk_stream_got(s, moved);
+  sk_stream_got(s, moved, direct);
   return RAIL_OK;
 }
 

@@ -59,6 +59,14 @@ struct sk_moved {
 
 struct sk_zerocopy;
 
+/* What an engine has given to the kernel for a stream. Until the engine has put into the stream what has come of it,
+ * nobody else reads, or writes; nor while it holds both back. */
+enum sk_flight_state { SK_FLIGHT_NONE, SK_FLIGHT_UP, SK_FLIGHT_DOWN };
+struct sk_flight {
+  _Atomic uint32_t in, out; /* enum sk_flight_state */
+  bool held;
+};
+
 struct sk_stream {
   int fd;
   uint16_t index;
@@ -66,6 +74,7 @@ struct sk_stream {
   bool eof;      /* nothing more comes in */
   int in_errno;  /* why, if not by a proper end */
   int out_errno; /* nothing more goes out, because of this */
+  struct sk_flight *flight; /* NULL: all I/O is done by the functions below */
 
   struct sk_out out[SK_OUT_FRAMES];
   uint32_t out_first, out_count;
@@ -129,7 +138,8 @@ rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes);
 
 /* Where the next bytes go; 0 when the buffer is full of what cannot be used yet. */
 int sk_stream_in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want);
-void sk_stream_got(struct sk_stream *s, size_t moved);
+/* `moved` bytes came; the first `direct` bytes of the vector were the payload's place. */
+void sk_stream_got(struct sk_stream *s, size_t moved, size_t direct);
 
 /* One receive. RAIL_OK with *bytes grown and *more telling whether the socket
  * is likely to hold more; RAIL_IN_PROGRESS; RAIL_REMOTE_ERROR with eof (and in_errno) set. */

@@ -13,7 +13,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "e2e"))
 from coll import BUILD, main, run
 
-ENGINES = os.environ.get("RAIL_TEST_ENGINES", "epoll").split()
+ENGINES = os.environ.get("RAIL_TEST_ENGINES", "epoll uring").split()
 PROGRAMS = ["wakeups", "sizes", "order", "grouped", "close", "mr", "requests", "processes"]
 THREADS = {"order": 3}  # more than one thread is another way to move things past each other
 

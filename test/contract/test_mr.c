@@ -70,10 +70,10 @@ static void traffic_or_registration(void *arg) {
   static uint8_t spare[2][300000];
   for (int i = 0; t->registers ? !atomic_load(t->over) : i < t->rounds; i++) {
     if (!t->registers) {
-      pair_ping(t->pair, (size_t)(i * 7919) % 200000, (uint64_t)i);
+      pair_ping(t->pair, (size_t)i * 7919 % 200000, (uint64_t)i);
       continue;
     }
-    size_t size = (size_t)(i * 4099) % sizeof spare[0] + 1;
+    size_t size = (size_t)i * 4099 % sizeof spare[0] + 1;
     void *a = mr_reg(t->net, t->pair->send, spare[0], size), *b = mr_reg(t->net, t->pair->recv, spare[1], size);
     void *c = mr_reg(t->net, t->pair->send, spare[0] + size / 2, size / 2 + 1);
     mr_dereg(t->net, t->pair->send, a);
