@@ -154,8 +154,10 @@ static const char *keep(struct kept **list, const char *text, bool *fresh) {
 
 /* A plugin that is unloaded takes its copies with it. Late among the destructors: others may still read them. */
 __attribute__((destructor(101))) static void forget_kept(void) {
+  pthread_mutex_lock(&kept_lock);
   struct kept *lists[] = {kept_values, kept_complaints};
   kept_values = kept_complaints = NULL;
+  pthread_mutex_unlock(&kept_lock);
   for (size_t i = 0; i < RAIL_COUNT_OF(lists); i++) {
     for (struct kept *k = lists[i], *next; k; k = next) {
       next = k->next;

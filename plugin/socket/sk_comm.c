@@ -28,6 +28,7 @@ rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args
   comm->nstreams = args->nstreams;
   comm->features = args->features;
   comm->hold = args->hold;
+  comm->unanswered = args->side == SK_SENDER ? args->nstreams : 0;
   comm->streams = calloc(args->nstreams, sizeof *comm->streams);
   if (!comm->streams) {
     for (uint32_t i = 0; i < args->nstreams; i++) rail_sock_close(&(int){args->fds[i]});

@@ -84,9 +84,10 @@ struct sk_comm {
   uint32_t fruitless;        /* with a seat: the caller's tests in a row that found nothing done */
 
   /* The owner's. */
-  bool hold; /* write nothing before the peer's answer is here */
-  bool more;  /* the latest sk_progress ended because it had done enough */
-  bool ended; /* a stream that is read has ended */
+  bool hold;           /* write nothing before the peer's answer is here */
+  bool more;           /* the latest sk_progress ended because it had done enough */
+  bool ended;          /* a stream that is read has ended */
+  uint32_t unanswered; /* sender: streams whose answer is not here */
   uint32_t nstreams;
   struct sk_stream *streams;
   struct sk_error error_payload;

@@ -116,6 +116,7 @@ static rail_result_t on_answer(struct sk_comm *comm, struct sk_stream *s) {
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s (its protocol version %u, ours %d)",
                         s->index, sk_reason_text(reason), version, SK_WIRE_VERSION);
   s->welcomed = true;
+  if (--comm->unanswered == 0) sk_send_accepted(rail_container_of(comm, struct sk_send_comm, base));
   return RAIL_OK;
 }
 

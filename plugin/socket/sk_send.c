@@ -135,11 +135,27 @@ void sk_send_announce_all(struct sk_send_comm *sc, struct sk_stream *s) {
 
 /* ---- ready → announced → in frames ------------------------------------ */
 
-/* The last of its frames is made: the request is done when they are written. */
+/* The last of its frames is made: the request is done when they are written, but not before the peer has accepted the
+ * connection. It may still refuse it, and a caller that has no request left would never hear of that. (With FAILOVER a
+ * frame is over when it has arrived, which says as much.) */
 static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
   rail_stats_add(&sc->base.counts.comm[SK_COMM_MESSAGES], 1);
   rail_stats_add(&sc->base.counts.comm[SK_COMM_SENT_BYTES], send->size);
+  if (rail_unlikely(sc->base.unanswered && !sc->base.rails)) {
+    send->next = sc->unaccepted;
+    sc->unaccepted = send;
+    return;
+  }
   sk_pending_drop(&send->base.pending);
+}
+
+void sk_send_accepted(struct sk_send_comm *sc) {
+  struct sk_send *send = sc->unaccepted, *next;
+  sc->unaccepted = NULL;
+  for (; send; send = next) {
+    next = send->next;
+    sk_pending_drop(&send->base.pending);
+  }
 }
 
 /* One frame with `len` bytes of the message from `offset`. A frame is over when it is in the kernel, or, if it may have to
@@ -247,7 +263,7 @@ rail_result_t sk_send_pump(struct sk_send_comm *sc) {
 }
 
 bool sk_send_is_idle(const struct sk_send_comm *sc) {
-  if (sc->waiting.count || sc->ready || sc->bulk || sc->unsettled) return false;
+  if (sc->waiting.count || sc->ready || sc->bulk || sc->unsettled || sc->unaccepted) return false;
   for (uint32_t i = 0; i < sc->base.nstreams; i++)
     if (sc->base.streams[i].out_count) return false;
   return true;

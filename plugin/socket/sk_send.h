@@ -41,6 +41,7 @@ struct sk_send_comm {
 
   struct sk_send *ready, **ready_end; /* to be announced, in this order */
   struct sk_send *bulk, **bulk_end;   /* announced, with bytes that are in no frame yet */
+  struct sk_send *unaccepted;         /* all in frames, but the peer has not accepted the connection */
   uint32_t next_seq;
   uint32_t seen;      /* messages that the peer had seen when it last said so */
   uint32_t first_len; /* most bytes that the announcing frame carries */
@@ -65,6 +66,9 @@ rail_result_t sk_send_on_control(struct sk_send_comm *sc, const struct sk_frame 
 rail_result_t sk_send_on_grant(struct sk_send_comm *sc, uint32_t tag, uint64_t size);
 void sk_send_after_control(struct sk_send_comm *sc);
 void sk_send_reset_grants(struct sk_send_comm *sc);
+
+/* The peer has accepted the connection. */
+void sk_send_accepted(struct sk_send_comm *sc);
 
 /* With FAILOVER: a frame of this send has arrived; this stream must know of all messages under way. */
 void sk_send_piece_arrived(struct sk_send_comm *sc, struct sk_send *send);

@@ -17,7 +17,7 @@ from rig import Rails, check_clean, check_failed, check_sound, main
 
 GBITS = [2, 8]
 SUM = sum(GBITS) / 8 * 0.9565  # GB/s of payload: TCP over Ethernet with timestamps carries 1448 of 1514 bytes
-REACH = 0.75  # of it, on whatever machine this runs; on a quiet one it is above 0.9
+REACH = 0.65  # of what both carry alone, on whatever machine this runs; on a quiet one it is above 0.95
 PAUSE = 1.0
 net = None
 
@@ -54,7 +54,7 @@ def bandwidth():
     both, shares = measure(3, [0, 1])
     print(f"# alone {alone[0]:.2f} and {alone[1]:.2f} GB/s; fused {both:.2f} GB/s, {both / SUM:.2f} of what the links "
           f"have, {both / sum(alone):.2f} of both alone; the first rail carried {shares[0]:.2f} of it")
-    assert both > REACH * SUM, f"{both:.2f} GB/s over both rails, alone they do {alone}, the links {SUM:.2f}"
+    assert both > REACH * sum(alone) and both > max(alone), f"{both:.2f} GB/s over both rails, alone they do {alone}, the links {SUM:.2f}"
     assert shares[0] > 0.08, f"the slower rail carried only {shares[0]:.3f} of the bytes"
 
 
