@@ -95,9 +95,9 @@ rail_result_t rail_sock_set_buffers(int fd, int64_t sndbuf, int64_t rcvbuf); /* 
  * later size to the system, which SO_RCVBUF does not (Linux: tcp_set_rcvlowat). 0: leave. */
 rail_result_t rail_sock_open_window(int fd, int64_t bytes);
 
-/* Sends the acknowledgement that is due now, if one is, and lets later ones wait, as in a dialogue. On a connection that
- * carries messages one way only, Linux sends an acknowledgement in the middle of the read of each small message, which
- * costs the message 1 us and more; called when there is nothing else to do, this takes it out of the way. Not
+/* Sends the acknowledgement that is due now, if one is, and lets later ones wait, as in a dialogue. On a connection
+ * that carries messages one way only, Linux sends an acknowledgement in the middle of the read of a small message,
+ * which costs the message 1 us and more; called when there is nothing else to do, this takes it out of the way. Not
  * permanent: the kernel goes back to its way after losses (tcp(7), TCP_QUICKACK). */
 void rail_sock_ack_now(int fd);
 

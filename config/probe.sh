@@ -3,7 +3,8 @@
 # Looks at what this machine can build and prints make variables.
 set -u
 cc=${CC:-gcc}
-probe() { printf '%s\n' "$2" | $cc -x c -fsyntax-only - >/dev/null 2>&1 && echo "HAVE_$1 := 1" || echo "HAVE_$1 :="; }
+probe() { printf '%s\n' "$2" | $cc -x c -fsyntax-only - >/dev/null 2>&1 &&
+    echo "HAVE_$1 := 1" || echo "HAVE_$1 :="; }
 have() { command -v "$2" >/dev/null 2>&1 && echo "HAVE_$1 := 1" || echo "HAVE_$1 :="; }
 probe VERBS '#include <infiniband/verbs.h>'
 probe LIBFABRIC '#include <rdma/fabric.h>'

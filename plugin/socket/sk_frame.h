@@ -23,7 +23,7 @@ enum sk_frame_type {
   SK_FRAME_ERROR = 4,   /* both ways: the last word before the comm fails */
   SK_FRAME_PING = 5,    /* both ways: are you there? */
   SK_FRAME_PONG = 6,    /* yes */
-  SK_FRAME_LOST = 7,    /* both ways: stream `tag`, generation `size`, is given up; `seq` frames of it had arrived whole */
+  SK_FRAME_LOST = 7,    /* both ways: stream `tag`, generation `size`, is given up; `seq` frames of it had arrived */
   SK_FRAME_JOIN = 8,    /* first frame of a stream that has come back: `tag` its number, `size` its generation */
   SK_FRAME_TYPES
 };
@@ -68,7 +68,8 @@ struct sk_error {
 };
 _Static_assert(sizeof(struct sk_error) == 16, "error size");
 
-/* What a message without grant costs of the credit, in bytes: two lines of 64 for its record, and its own in whole lines. */
+/* What a message without grant costs of the credit, in bytes: two lines of 64 for its record, and whole lines for its
+ * own. */
 static inline uint64_t sk_credit_of(uint64_t size) { return 128 + ((size + 63) & ~(uint64_t)63); }
 
 static inline void sk_frame_encode(uint8_t *bytes, enum sk_frame_type type, unsigned int flags, uint32_t seq,

@@ -58,8 +58,8 @@ static const struct rail_param rows[] = {
    .offset = AT(eager_bytes),
    .doc = "And how many bytes of them, which the receiver sets aside; at least 4 x (RAIL_SOCKET_EAGER + 128)."},
   {.name = "RAIL_SOCKET_ZEROCOPY", .type = RAIL_PARAM_STRING, .def = "auto", .offset = AT(zerocopy_text),
-   .doc = "Payloads of at least so many bytes (16K or more; K, M) are not copied into the kernel (MSG_ZEROCOPY). 0: all "
-          "are copied. auto: 256K where the interface has hardware of its own. Never with several devices."},
+   .doc = "Payloads of at least so many bytes (16K or more; K, M) are not copied into the kernel (MSG_ZEROCOPY). 0: "
+          "all are copied. auto: 256K where the interface has hardware of its own. Never with several devices."},
   {.name = "RAIL_SOCKET_ENGINE", .type = RAIL_PARAM_ENUM, .def = "inline", .words = "inline|epoll|uring|auto",
    .offset = AT(engine),
    .doc = "Who moves data: inline, the calls of the caller; epoll and uring, threads of the plugin's own, by "
@@ -74,24 +74,24 @@ static const struct rail_param rows[] = {
    .doc = "A client that has not introduced itself within this time is dropped."},
   {.name = "RAIL_SOCKET_RAIL_TIMEOUT", .type = RAIL_PARAM_MS, .def = "500ms", .lo = 100, .hi = 60 * 1000,
    .offset = AT(rail_timeout_ms),
-   .doc = "With several devices: a stream whose bytes nobody has acknowledged for this long, after they were sent again, "
-          "is given up, and the others carry on."},
+   .doc = "With several devices: a stream whose bytes nobody has acknowledged for this long, after they were sent "
+          "again, is given up, and the others carry on."},
   {.name = "RAIL_SOCKET_CONNECT_TIMEOUT", .type = RAIL_PARAM_MS, .def = "30s", .lo = 10, .hi = 3600 * 1000,
    .offset = AT(connect_ms),
    .doc = "A peer that cannot be reached within this time is an error; until then refused connections are retried."},
   {.name = "RAIL_SOCKET_DEADLINE", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(deadline_ms),
-   .doc = "With requests outstanding, a peer that gives no sign of life for this long is an error. Peers that are alive "
-          "and merely slow answer PING and may take any time. 0: wait for ever."},
+   .doc = "With requests outstanding, a peer that gives no sign of life for this long is an error. Peers that are "
+          "alive and merely slow answer PING and may take any time. 0: wait for ever."},
   {.name = "RAIL_SOCKET_STALL_WARN", .type = RAIL_PARAM_MS, .def = "10s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(stall_ms),
    .doc = "When nothing has moved for this long though requests are outstanding, a line says who waits for what; "
           "again whenever the time has doubled. 0: never."},
   {.name = "RAIL_SOCKET_USER_TIMEOUT", .type = RAIL_PARAM_MS, .def = "-1ms", .lo = -1, .hi = 24 * 3600 * 1000,
    .offset = AT(user_timeout_ms),
-   .doc = "TCP_USER_TIMEOUT of every stream: the kernel gives up when what was sent stays unacknowledged, or the peer's "
-          "window shut, for this long. -1: a second more than RAIL_SOCKET_DEADLINE, whose line says more. 0: the "
-          "system's, about 15 minutes."},
+   .doc = "TCP_USER_TIMEOUT of every stream: the kernel gives up when what was sent stays unacknowledged, or the "
+          "peer's window shut, for this long. -1: a second more than RAIL_SOCKET_DEADLINE, whose line says more. 0: "
+          "the system's, about 15 minutes."},
   {.name = "RAIL_SOCKET_KEEPALIVE", .type = RAIL_PARAM_MS, .def = "10s", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(keepalive_ms),
    .doc = "Time between the kernel's probes of a quiet stream, in whole seconds; it is given up after as many as fit "

@@ -149,7 +149,8 @@ static rail_result_t parse_out(struct sk_send_comm *sc, struct sk_stream *s) {
   while (sk_stream_have(s) >= sizeof frame) {
     rail_result_t result = RAIL_OK;
     if (rail_unlikely(!sk_frame_decode(s->buf + s->head, &frame))) return lost_its_place(&sc->base, s);
-    if (rail_likely(frame.type == SK_FRAME_CONTROL && (s->index == 0 || sc->base.rails))) result = on_control(sc, s, &frame);
+    if (rail_likely(frame.type == SK_FRAME_CONTROL && (s->index == 0 || sc->base.rails)))
+      result = on_control(sc, s, &frame);
     else if (frame.type == SK_FRAME_ERROR) result = on_error(&sc->base, s, &frame);
     else if (on_word(&sc->base, s, &frame)) s->head += SK_HEAD;
     else if ((result = on_rail_word(&sc->base, s, &frame)) == RAIL_IN_PROGRESS)

@@ -19,7 +19,9 @@
 #define UNSENT_BYTES (256 * 1024) /* in the kernel beyond what the network has taken: a slow rail must not hoard */
 #define JOIN_ROOM (SK_OUT_FRAMES - 16) /* announcements that a stream can begin with */
 
-static struct sk_send_comm *sender_of(struct sk_comm *comm) { return rail_container_of(comm, struct sk_send_comm, base); }
+static struct sk_send_comm *sender_of(struct sk_comm *comm) {
+  return rail_container_of(comm, struct sk_send_comm, base);
+}
 static struct sk_recv_comm *receiver_of(struct sk_comm *comm) {
   return rail_container_of(comm, struct sk_recv_comm, base);
 }
@@ -70,7 +72,8 @@ static void say(struct sk_stream *on, enum sk_frame_type type, uint32_t stream,
   (void)sk_stream_flush(on, &(uint64_t){0});
 }
 
-/* The sender asks for the count of every stream that it gave up: an earlier question may have been lost with its stream. */
+/* The sender asks for the count of every stream that it gave up: an earlier question may have been lost with its
+ * stream. */
 static void ask_for_counts(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++)
     if (comm->rails[i].state == SK_RAIL_LOST)
@@ -127,8 +130,8 @@ rail_result_t sk_rail_lost(struct sk_comm *comm, struct sk_stream *s, const char
   if (comm->rails[s->index].state != SK_RAIL_UP) return RAIL_OK;
   if (is_last(comm, s)) return sk_comm_fail_lost(comm, s);
   rail_stats_add(&comm->counts.comm[SK_COMM_FAILOVERS], 1);
-  RAIL_WARN("RailSocket: %s %s: lost stream %u over %s: %s; going on over the others, what it had not delivered is sent "
-            "again", comm->side == SK_SENDER ? "sending to" : "receiving from", rail_addr_text(&comm->peer, peer),
+  RAIL_WARN("RailSocket: %s %s: lost stream %u over %s: %s; going on over the others, what it had not delivered is "
+            "sent again", comm->side == SK_SENDER ? "sending to" : "receiving from", rail_addr_text(&comm->peer, peer),
             s->index, comm->rails[s->index].path->name, why);
   return comm->side == SK_SENDER ? lose_sending(comm, s) : lose_receiving(comm, s);
 }

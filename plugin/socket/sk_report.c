@@ -17,7 +17,7 @@
 #define BULK_READ (16 * 1024) /* nor does a call that read this much wait for a quiet moment */
 #define QUIET_CALLS 16       /* progress calls without news that make one */
 #define COUNTS_AT_ONCE 8     /* frames that have arrived, with FAILOVER */
-#define STUCK_CALLS 2048     /* and so many: a message too large for its small buffer may be waiting, and must be told */
+#define STUCK_CALLS 2048     /* and so many: a message too large for a small buffer may be waiting, and must be told */
 
 /* ---- the list of buffers that the sender does not know of --------------- */
 

@@ -158,8 +158,8 @@ void sk_send_accepted(struct sk_send_comm *sc) {
   }
 }
 
-/* One frame with `len` bytes of the message from `offset`. A frame is over when it is in the kernel, or, if it may have to
- * go another way, when it has arrived. */
+/* One frame with `len` bytes of the message from `offset`. A frame is over when it is in the kernel, or, if it may have
+ * to go another way, when it has arrived. */
 static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send, enum sk_frame_type type,
                         uint64_t offset, uint32_t len) {
   const uint8_t *data = send->data + offset;
@@ -346,7 +346,8 @@ static void go_ahead(struct sk_send_comm *sc, struct sk_send *send) {
   remember_flying(sc, send, false);
 }
 
-/* All grants so far are void, because some may have been lost: those that follow are for every buffer that is posted. */
+/* All grants so far are void, because some may have been lost: those that follow are for every buffer that is
+ * posted. */
 void sk_send_reset_grants(struct sk_send_comm *sc) {
   for (unsigned int b = 0; b < SK_MATCH_BUCKETS; b++)
     while (sc->grants.first[b]) {
@@ -379,10 +380,11 @@ static void release_waiting(struct sk_send_comm *sc) {
 rail_result_t sk_send_on_control(struct sk_send_comm *sc, const struct sk_frame *frame) {
   struct sk_credit *c = &sc->credit;
   uint32_t count = frame->tag;
-  if (frame->seq - sc->seen > sc->next_seq - sc->seen || frame->size - c->bytes_freed > c->bytes_used - c->bytes_freed ||
+  if (frame->seq - sc->seen > sc->next_seq - sc->seen ||
+      frame->size - c->bytes_freed > c->bytes_used - c->bytes_freed ||
       count - c->count_freed > c->count_used - c->count_freed)
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
-                        "protocol error: the peer reports messages that were not sent (%u seen, %u and %llu bytes free)",
+                        "protocol error: the peer reports messages that were not sent (%u seen; %u, %llu bytes, free)",
                         frame->seq, count, (unsigned long long)frame->size);
   rail_stats_add(&sc->base.counts.comm[SK_COMM_CONTROL_FRAMES], 1);
   sc->seen = frame->seq;

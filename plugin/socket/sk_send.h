@@ -19,7 +19,7 @@ struct sk_flying {
   bool met;
 };
 
-/* What a message may cost that goes ahead of its buffer. Cumulative counts, so that a lost or late report harms nothing. */
+/* What a message may cost that goes ahead of its buffer. Cumulative counts: a lost or late report harms nothing. */
 struct sk_credit {
   uint64_t bytes_used, bytes_freed;
   uint32_t count_used, count_freed;

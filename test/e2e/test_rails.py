@@ -54,7 +54,8 @@ def bandwidth():
     both, shares = measure(3, [0, 1])
     print(f"# alone {alone[0]:.2f} and {alone[1]:.2f} GB/s; fused {both:.2f} GB/s, {both / SUM:.2f} of what the links "
           f"have, {both / sum(alone):.2f} of both alone; the first rail carried {shares[0]:.2f} of it")
-    assert both > REACH * sum(alone) and both > max(alone), f"{both:.2f} GB/s over both rails, alone they do {alone}, the links {SUM:.2f}"
+    assert both > REACH * sum(alone) and both > max(alone), \
+        f"{both:.2f} GB/s over both rails, alone they do {alone}, the links {SUM:.2f}"
     assert shares[0] > 0.08, f"the slower rail carried only {shares[0]:.3f} of the bytes"
 
 

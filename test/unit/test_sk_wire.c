@@ -214,7 +214,8 @@ TEST(frames) {
   CHECK_INT(f.flags, SK_FRAME_GRANTED);
   CHECK_INT(f.seq, 0x01020304);
   CHECK(f.size == 0x1122334455667788ull && f.len == 0x00a0b0c0 && f.tag == 0xfffffffe);
-  static const struct { int at; uint8_t value; } wrong[] = {{0, 0}, {0, SK_FRAME_TYPES}, {1, 2}, {2, 0}, {3, 0}, {19, 0x41}};
+  static const struct { int at; uint8_t value; } wrong[] = {{0, 0}, {0, SK_FRAME_TYPES}, {1, 2},
+                                                            {2, 0}, {3, 0}, {19, 0x41}};
   for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
     uint8_t bad[sizeof b];
     memcpy(bad, b, sizeof b);
