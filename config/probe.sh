@@ -9,7 +9,8 @@ have() { command -v "$2" >/dev/null 2>&1 && echo "HAVE_$1 := 1" || echo "HAVE_$1
 probe VERBS '#include <infiniband/verbs.h>'
 probe LIBFABRIC '#include <rdma/fabric.h>'
 links() {
-  printf '%s\n' "$3" | $cc -x c -fPIC -shared -o /dev/null - "$2" >/dev/null 2>&1 && echo "HAVE_$1 := 1" || echo "HAVE_$1 :="
+  printf '%s\n' "$3" | $cc -x c -fPIC -shared -o /dev/null - "$2" >/dev/null 2>&1 &&
+    echo "HAVE_$1 := 1" || echo "HAVE_$1 :="
 }
 links URING -l:liburing.a '#include <liburing.h>
 int f(struct io_uring *r); int f(struct io_uring *r) { return io_uring_submit_and_get_events(r); }'
