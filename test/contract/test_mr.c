@@ -185,6 +185,38 @@ TEST(nothing_is_written_after_dereg) {
   net_close(&n);
 }
 
+/* The same at close, whose sockets stay open for a while to let the peer finish: what comes in goes nowhere. */
+TEST(nothing_is_written_after_close) {
+  struct net n;
+  net_open(&n);
+  size_t size = (size_t)32 << 20;
+  for (int round = 0; round < scaled(6); round++) {
+    struct pair p;
+    pair_open(&n, &p);
+    struct guarded out = guard_high(size), in = guard_high(size);
+    memset(out.data, 0x11, size);
+    struct op send = op_send(p.send, out.data, size, 0), recv = op_recv(p.recv, in.data, size, 0);
+    uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+    while (!op_post(&n, &recv)) CHECK(!recv.error && !rail_deadline_passed(deadline));
+    while (!op_post(&n, &send)) CHECK(!send.error && !rail_deadline_passed(deadline));
+    for (int i = 0; i < 20 * round && !send.done; i++) {
+      op_test(&n, &send);
+      if (op_test(&n, &recv)) break;
+    }
+    CHECK_OK(n.vt->close_recv(p.recv));
+    memset(in.data, 0x44, size);
+    uint64_t until = rail_deadline_in_ms(50);
+    while (!send.done && !send.error && !rail_deadline_passed(until)) op_test(&n, &send);
+    ssize_t wrong = bytes_check(in.data, size, 0x44);
+    CHECK_MSG(wrong < 0, "byte %zd was written after closeRecv", wrong);
+    CHECK_OK(n.vt->close_send(p.send));
+    guard_free(&out);
+    guard_free(&in);
+  }
+  net_close(&n);
+}
+
 TEST_MAIN(TEST_CASE(odd_and_overlapping_ranges), TEST_CASE(dereg_of_null),
           TEST_CASE(device_memory_is_refused_if_not_supported), TEST_CASE(while_traffic_runs),
-          TEST_CASE(nothing_is_read_after_dereg), TEST_CASE(nothing_is_written_after_dereg))
+          TEST_CASE(nothing_is_read_after_dereg), TEST_CASE(nothing_is_written_after_dereg),
+          TEST_CASE(nothing_is_written_after_close))

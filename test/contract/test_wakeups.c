@@ -85,7 +85,7 @@ TEST(a_caller_who_is_seldom_there) {
       in[c][i] = malloc(MOST);
       ENSURE(out[c][i] && in[c][i], "out of memory");
     }
-  uint64_t end = rail_deadline_in_ms(3000);
+  uint64_t end = rail_deadline_in_ms(2000);
   int rounds = 0, messages = 0, slow = 0;
   for (; !rail_deadline_passed(end); rounds++) {
     int count = post_round(&n, p, ops, &rng);
