@@ -206,7 +206,8 @@ static rail_result_t check_rails(struct sk_comm *comm, bool *ended) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     if (s->fd < 0) continue;
-    if (rail_unlikely(s->eof && s->in_errno)) RAIL_TRY(sk_rail_lost(comm, s, strerror(s->in_errno)));
+    int err = s->in_errno ? s->in_errno : s->out_errno;
+    if (rail_unlikely((s->eof && s->in_errno) || s->out_errno)) RAIL_TRY(sk_rail_lost(comm, s, strerror(err)));
     *ended &= s->fd < 0 || s->eof;
   }
   return RAIL_OK;

@@ -148,6 +148,7 @@ void sk_rail_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk
 
 static rail_result_t settle(struct sk_send_comm *sc, struct sk_rail *rail, uint32_t frames) {
   uint32_t arrived = frames - rail->frames;
+  if ((int32_t)arrived < 0) return RAIL_OK; /* a report that another one has overtaken on its way */
   uint32_t left = rail->count - atomic_load_explicit(&rail->queued, memory_order_relaxed);
   if (arrived > left)
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: the peer counts %u frames that were not sent",
@@ -191,6 +192,22 @@ uint32_t sk_rail_untold(const struct sk_recv_comm *rc) {
   for (uint32_t i = 0; rc->base.rails && i < rc->base.nstreams; i++)
     if (rc->base.rails[i].state == SK_RAIL_UP) n += rc->base.rails[i].frames - rc->base.rails[i].told;
   return n;
+}
+
+/* The caller may close now, and the stream that reports go over may be dead without anybody's knowing: all of them say
+ * what has arrived, else the sender would take its last sends for lost. */
+void sk_rail_farewell(struct sk_recv_comm *rc) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < rc->base.nstreams; i++) rc->base.rails[i].told = rc->base.rails[i].frames - 1;
+  n = sk_rail_entries(rc, rc->farewell);
+  uint32_t len = n * (uint32_t)sizeof rc->farewell[0];
+  for (uint32_t i = 0; i < rc->base.nstreams; i++) {
+    struct sk_stream *s = &rc->base.streams[i];
+    if (s->fd < 0 || s->out_errno || !sk_stream_can_queue(s)) continue;
+    uint8_t *head = sk_stream_queue(s, SK_HEAD, rc->farewell, len, NULL);
+    sk_frame_encode(head, SK_FRAME_CONTROL, 0, rc->next_seq, rc->early.bytes_freed, len, rc->early.count_freed);
+    (void)sk_stream_flush(s, &(uint64_t){0});
+  }
 }
 
 uint32_t sk_rail_entries(struct sk_recv_comm *rc, struct sk_entry *entries) {

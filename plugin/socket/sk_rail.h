@@ -93,6 +93,8 @@ bool sk_rail_next_resend(struct sk_send_comm *sc, struct sk_piece *piece);
 
 /* Entries for all counts that the sender does not know. */
 uint32_t sk_rail_entries(struct sk_recv_comm *rc, struct sk_entry *entries);
+/* All counts over all streams, before the end. */
+void sk_rail_farewell(struct sk_recv_comm *rc);
 /* How many frames that are. */
 uint32_t sk_rail_untold(const struct sk_recv_comm *rc);
 

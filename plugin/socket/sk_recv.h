@@ -29,6 +29,7 @@ struct sk_recv_comm {
   uint64_t recent; /* bytes that the one before the latest found */
   sk_pending control_unwritten; /* frames of wire_entries not yet in the kernel: 0 or 1 */
   struct sk_entry wire_entries[SK_MAX_SLOTS + SK_MAX_STREAMS];
+  struct sk_entry farewell[SK_MAX_STREAMS]; /* with FAILOVER, at the end */
 
   struct sk_recv recvs[SK_MAX_RECVS];
 };

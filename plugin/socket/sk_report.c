@@ -139,6 +139,7 @@ void sk_recv_report_quiet(struct sk_recv_comm *rc, bool stuck) {
 }
 
 void sk_recv_report_all(struct sk_recv_comm *rc) {
+  if (rc->base.rails) sk_rail_farewell(rc);
   if (rc->early.count_told != rc->early.count_freed || rc->wanted || sk_rail_untold(rc)) send_report(rc);
 }
 

@@ -242,7 +242,7 @@ rail_result_t sk_send_pump(struct sk_send_comm *sc) {
     for (uint32_t k = 0; k < comm->nstreams; k++) {
       struct sk_stream *s = &comm->streams[(sc->next_stream + k) % comm->nstreams];
       if (rail_unlikely(comm->rails != NULL)) {
-        if (s->fd < 0) continue;
+        if (s->fd < 0 || s->out_errno) continue; /* gone, or about to be: first what it has brought is read */
         take_lost(sc, s);
       }
       if (rail_unlikely(s->zerocopy != NULL)) sk_zerocopy_reap(s);
@@ -250,8 +250,7 @@ rail_result_t sk_send_pump(struct sk_send_comm *sc) {
       if (!s->out_count || rail_unlikely(comm->hold)) continue;
       rail_result_t result = sk_stream_flush(s, &written);
       if (rail_unlikely(result == RAIL_REMOTE_ERROR)) {
-        if (!comm->rails || sk_rail_lost(comm, s, strerror(s->out_errno)) != RAIL_OK) return result;
-        moved = true;
+        if (!comm->rails) return result;
       }
       /* A frame that is only half out means that the socket is full, or nearly. */
       if (result == RAIL_OK && (s->out_count || sc->ready || sc->bulk)) moved = true;
@@ -380,6 +379,8 @@ static void release_waiting(struct sk_send_comm *sc) {
 rail_result_t sk_send_on_control(struct sk_send_comm *sc, const struct sk_frame *frame) {
   struct sk_credit *c = &sc->credit;
   uint32_t count = frame->tag;
+  /* With FAILOVER the last report comes over all streams, and may overtake others. */
+  if (rail_unlikely(sc->base.rails != NULL) && (int32_t)(frame->seq - sc->seen) < 0) return RAIL_OK;
   if (frame->seq - sc->seen > sc->next_seq - sc->seen ||
       frame->size - c->bytes_freed > c->bytes_used - c->bytes_freed ||
       count - c->count_freed > c->count_used - c->count_freed)
