@@ -15,6 +15,7 @@
 
 #define GRANTS_AT_ONCE 8     /* collected, then sent whatever else there is to do */
 #define BULK_READ (16 * 1024) /* nor does a call that read this much wait for a quiet moment */
+#define ACK_CALLS 2           /* progress calls without news before the acknowledgement of small messages is sent */
 #define QUIET_CALLS 16       /* progress calls without news that make one */
 #define COUNTS_AT_ONCE 8     /* frames that have arrived, with FAILOVER */
 #define STUCK_CALLS 2048     /* and so many: a message too large for a small buffer may be waiting, and must be told */
@@ -121,9 +122,13 @@ void sk_recv_report_posted(struct sk_recv_comm *rc) {
 
 void sk_recv_report(struct sk_recv_comm *rc, uint64_t bytes) {
   const struct sk_stream *s = sk_main_stream(&rc->base);
-  if (!bytes && rc->recent && rc->recent < BULK_READ) rail_sock_ack_now(s->fd);
-  rc->recent = bytes;
-  rc->idle = bytes ? 0 : rc->idle + 1;
+  if (bytes) {
+    rc->recent = bytes;
+    rc->idle = 0;
+  } else if (++rc->idle == ACK_CALLS) { /* by now the caller has sent his answer, if he has one */
+    if (rc->recent && rc->recent < BULK_READ) rail_sock_ack_now(s->fd);
+    rc->recent = 0;
+  }
   if (s->out_count || is_due(rc) ||
       (rc->wanted && (rc->idle >= QUIET_CALLS || bytes >= BULK_READ || rc->wanted >= GRANTS_AT_ONCE ||
                       (rc->rush && !bytes) || is_starving(rc))) ||
