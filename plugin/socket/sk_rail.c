@@ -88,7 +88,10 @@ static void tell_count(struct sk_comm *comm, uint32_t stream, uint64_t generatio
 /* ---- loss ----------------------------------------------------------------- */
 
 /* No byte goes out or comes in over it any more. */
-static void retire(struct sk_stream *s) {
+static void retire(struct sk_comm *comm, struct sk_stream *s) {
+  sk_engine_stream_gone(comm, s); /* whose operations may be under way in memory that is touched below */
+  if (comm->side == SK_RECEIVER) sk_recv_forget_partial(receiver_of(comm), s);
+  atomic_store_explicit(&comm->rails[s->index].queued, 0, memory_order_relaxed);
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 0);
   rail_stats_add(&s->counts.stream[SK_STREAM_LOST], 1);
   shutdown(s->fd, SHUT_RDWR);
@@ -102,9 +105,7 @@ static void retire(struct sk_stream *s) {
 }
 
 static rail_result_t lose_sending(struct sk_comm *comm, struct sk_stream *s) {
-  sk_engine_stream_gone(comm, s);
-  retire(s);
-  atomic_store_explicit(&comm->rails[s->index].queued, 0, memory_order_relaxed);
+  retire(comm, s);
   comm->rails[s->index].state = SK_RAIL_LOST;
   ask_for_counts(comm);
   return RAIL_OK;
@@ -113,9 +114,7 @@ static rail_result_t lose_sending(struct sk_comm *comm, struct sk_stream *s) {
 static rail_result_t lose_receiving(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_recv_comm *rc = receiver_of(comm);
   bool was_main = sk_main_stream(comm) == s;
-  sk_engine_stream_gone(comm, s);
-  sk_recv_forget_partial(rc, s);
-  retire(s);
+  retire(comm, s);
   comm->rails[s->index].state = SK_RAIL_GONE;
   tell_count(comm, s->index, comm->rails[s->index].generation);
   for (uint32_t i = 0; i < comm->nstreams; i++) /* what was said about others may have been lost with it */
@@ -232,8 +231,7 @@ static rail_result_t on_count(struct sk_comm *comm, struct sk_stream *s, const s
     if (is_last(comm, s)) return sk_comm_fail_lost(comm, s);
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: the peer has lost stream %u over %s", s->index, rail->path->name);
     rail_stats_add(&comm->counts.comm[SK_COMM_FAILOVERS], 1);
-    retire(s);
-    atomic_store_explicit(&rail->queued, 0, memory_order_relaxed);
+    retire(comm, s);
   }
   rail->state = SK_RAIL_GONE; /* what is left of its pieces goes again */
   return settle(sender_of(comm), rail, frame->seq);
