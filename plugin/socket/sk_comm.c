@@ -20,13 +20,11 @@ static const char *const side_text[] = {[SK_SENDER] = "sending to", [SK_RECEIVER
 rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args, uint32_t buffer) {
   comm->magic = args->side == SK_SENDER ? SK_SEND_MAGIC : SK_RECV_MAGIC;
   comm->side = args->side;
-  comm->dev = args->dev;
   comm->device_name = args->device->name;
   comm->peer = args->peers[0];
   comm->rejoin = args->rejoin;
   memcpy(comm->welcomes, args->welcomes, sizeof comm->welcomes);
   comm->nstreams = args->nstreams;
-  comm->features = args->features;
   comm->hold = args->hold;
   comm->unanswered = args->side == SK_SENDER ? args->nstreams : 0;
   comm->streams = calloc(args->nstreams, sizeof *comm->streams);

@@ -61,10 +61,8 @@ struct sk_submitted {
 struct sk_comm {
   uint32_t magic;
   enum sk_side side;
-  int dev;
   const char *device_name;
   union rail_addr peer;
-  uint32_t features;
   struct sk_comm *next, *prev; /* in sk_watch.c's list; under its lock */
   bool listed;
   struct sk_pulse pulse; /* the watch thread's */

@@ -115,8 +115,7 @@ static rail_result_t on_answer(struct sk_comm *comm, struct sk_stream *s) {
   if (reason != SK_REASON_NONE)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s (its protocol version %u, ours %d)",
                         s->index, sk_reason_text(reason), version, SK_WIRE_VERSION);
-  s->welcomed = true;
-  if (--comm->unanswered == 0) sk_send_accepted(rail_container_of(comm, struct sk_send_comm, base));
+  sk_send_welcomed(rail_container_of(comm, struct sk_send_comm, base), s);
   return RAIL_OK;
 }
 
@@ -192,13 +191,6 @@ RAIL_COLD static rail_result_t write_failed(struct sk_comm *comm) {
   return RAIL_OK;
 }
 
-/* With authentication nothing leaves before all answers are here. */
-static void release_hold(struct sk_comm *comm) {
-  for (uint32_t i = 0; i < comm->nstreams; i++)
-    if (!comm->streams[i].welcomed) return;
-  comm->hold = false;
-}
-
 /* With FAILOVER. A stream that broke is lost; one that ended properly was closed by the peer, or given up, and then the
  * peer says LOST over another. *ended: no stream is left that might say anything. */
 static rail_result_t check_rails(struct sk_comm *comm, bool *ended) {
@@ -230,7 +222,6 @@ static rail_result_t progress_out(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
   uint64_t bytes = 0;
   sk_send_drain(sc);
-  if (rail_unlikely(comm->hold)) release_hold(comm);
   if (sk_send_pump(sc) != RAIL_OK) return write_failed(comm);
   if (!sk_send_should_read(sc)) return sk_comm_error(comm);
   sc->unread = 0;

@@ -145,6 +145,50 @@ void sk_rail_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk
   sk_pending_add(&rail->queued); /* the stream drops it */
 }
 
+/* ---- sender: messages that have not arrived --------------------------------- */
+
+static void unsettled_add(struct sk_send_comm *sc, struct sk_send *send) {
+  send->later = NULL;
+  send->earlier = sc->unsettled_last;
+  if (sc->unsettled_last) sc->unsettled_last->later = send;
+  else sc->unsettled = send;
+  sc->unsettled_last = send;
+  sc->unsettled_count++;
+}
+
+static void unsettled_remove(struct sk_send_comm *sc, struct sk_send *send) {
+  if (send->earlier) send->earlier->later = send->later;
+  else sc->unsettled = send->later;
+  if (send->later) send->later->earlier = send->earlier;
+  else sc->unsettled_last = send->earlier;
+  sc->unsettled_count--;
+}
+
+static void piece_arrived(struct sk_send_comm *sc, struct sk_send *send) {
+  if (atomic_load_explicit(&send->base.pending, memory_order_relaxed) == 1) unsettled_remove(sc, send);
+  sk_pending_drop(&send->base.pending);
+}
+
+/* A message without bytes has nothing that could go another way: its announcements are what must arrive. */
+static void announce_on(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send) {
+  uint8_t *head = sk_stream_queue(s, SK_HEAD, NULL, 0, &sk_rail_of(&sc->base, s)->queued);
+  sk_frame_encode(head, SK_FRAME_MSG, send->granted ? SK_FRAME_GRANTED : 0, send->seq, send->size, 0, send->node.tag);
+  sk_rail_remember(&sc->base, s, send->size ? NULL : send, 0, 0);
+  if (!send->size) sk_pending_add(&send->base.pending);
+}
+
+void sk_rail_announce(struct sk_send_comm *sc, const struct sk_stream *main_stream, struct sk_send *send) {
+  for (uint32_t i = 0; i < sc->base.nstreams; i++) {
+    struct sk_stream *s = &sc->base.streams[i];
+    if (s != main_stream && s->fd >= 0) announce_on(sc, s, send);
+  }
+  unsettled_add(sc, send);
+}
+
+static void announce_all(struct sk_send_comm *sc, struct sk_stream *s) {
+  for (struct sk_send *send = sc->unsettled; send; send = send->later) announce_on(sc, s, send);
+}
+
 static rail_result_t settle(struct sk_send_comm *sc, struct sk_rail *rail, uint32_t frames) {
   uint32_t arrived = frames - rail->frames;
   if ((int32_t)arrived < 0) return RAIL_OK; /* a report that another one has overtaken on its way */
@@ -157,7 +201,7 @@ static rail_result_t settle(struct sk_send_comm *sc, struct sk_rail *rail, uint3
     struct sk_send *send = rail->pieces[rail->first].send;
     rail->first = (rail->first + 1) % SK_RAIL_PIECES;
     rail->count--;
-    if (send) sk_send_piece_arrived(sc, send);
+    if (send) piece_arrived(sc, send);
   }
   return RAIL_OK;
 }
@@ -193,13 +237,15 @@ uint32_t sk_rail_untold(const struct sk_recv_comm *rc) {
   return n;
 }
 
+void sk_rail_untell(struct sk_recv_comm *rc) {
+  for (uint32_t i = 0; i < rc->base.nstreams; i++) rc->base.rails[i].told = rc->base.rails[i].frames - 1;
+}
+
 /* The caller may close now, and the stream that reports go over may be dead without anybody's knowing: all of them say
  * what has arrived, else the sender would take its last sends for lost. */
 void sk_rail_farewell(struct sk_recv_comm *rc) {
-  uint32_t n = 0;
-  for (uint32_t i = 0; i < rc->base.nstreams; i++) rc->base.rails[i].told = rc->base.rails[i].frames - 1;
-  n = sk_rail_entries(rc, rc->farewell);
-  uint32_t len = n * (uint32_t)sizeof rc->farewell[0];
+  sk_rail_untell(rc);
+  uint32_t len = sk_rail_entries(rc, rc->farewell) * (uint32_t)sizeof rc->farewell[0];
   for (uint32_t i = 0; i < rc->base.nstreams; i++) {
     struct sk_stream *s = &rc->base.streams[i];
     if (s->fd < 0 || s->out_errno || !sk_stream_can_queue(s)) continue;
@@ -282,12 +328,12 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   if (sender_of(comm)->unsettled_count > JOIN_ROOM || rail->count) return; /* pieces of its last life go first */
   if (sk_rejoin_dial(comm->rejoin, s->index, &fd) != RAIL_OK) return;
   revive(comm, s, fd);
-  s->welcomed = true;
+  sk_send_welcomed(sender_of(comm), s);
   rail->generation++;
   rail->frames = 0;
   rail->first = rail->count = 0;
   say(s, SK_FRAME_JOIN, s->index, rail->generation, 0);
-  sk_send_announce_all(sender_of(comm), s);
+  announce_all(sender_of(comm), s);
 }
 
 static void join_receiving(struct sk_comm *comm) {

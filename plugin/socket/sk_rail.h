@@ -84,6 +84,8 @@ static inline bool sk_rail_has_room(const struct sk_comm *comm, const struct sk_
 }
 void sk_rail_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk_send *send, uint64_t offset,
                       uint32_t len);
+/* A message was announced with its first piece on `main_stream`: also on all others. */
+void sk_rail_announce(struct sk_send_comm *sc, const struct sk_stream *main_stream, struct sk_send *send);
 /* Entry FRAMES: the receiver has so many frames of a stream. */
 rail_result_t sk_rail_on_frames(struct sk_send_comm *sc, uint32_t key, uint64_t frames);
 /* The oldest frame that must be sent again; false: none. */
@@ -93,6 +95,8 @@ bool sk_rail_next_resend(struct sk_send_comm *sc, struct sk_piece *piece);
 
 /* Entries for all counts that the sender does not know. */
 uint32_t sk_rail_entries(struct sk_recv_comm *rc, struct sk_entry *entries);
+/* All of them must be told once more. */
+void sk_rail_untell(struct sk_recv_comm *rc);
 /* All counts over all streams, before the end. */
 void sk_rail_farewell(struct sk_recv_comm *rc);
 /* How many frames that are. */

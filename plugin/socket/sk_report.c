@@ -149,7 +149,7 @@ void sk_recv_report_all(struct sk_recv_comm *rc) {
 }
 
 void sk_recv_report_again(struct sk_recv_comm *rc) {
-  for (uint32_t i = 0; i < rc->base.nstreams; i++) rc->base.rails[i].told = rc->base.rails[i].frames - 1;
+  sk_rail_untell(rc);
   atomic_store_explicit(&rc->control_unwritten, 0, memory_order_relaxed); /* that frame went with its stream */
   rc->again = true;
   send_report(rc);

@@ -62,7 +62,6 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
   sc->ready_end = &sc->ready;
   sc->bulk_end = &sc->bulk;
   sc->chunk = args->nstreams == 1 ? SK_MAX_FRAME : (uint32_t)sk_params.chunk / PIECE_ALIGN * PIECE_ALIGN;
-  sc->first_len = sc->chunk;
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;
   sc->eager_bytes = args->eager_bytes & ~63u;
@@ -89,50 +88,6 @@ static void make_ready(struct sk_send_comm *sc, struct sk_send *send) {
   sc->ready_end = &send->next;
 }
 
-/* ---- connections over several devices: what has not arrived yet ---------- */
-
-static void unsettled_add(struct sk_send_comm *sc, struct sk_send *send) {
-  send->later = NULL;
-  send->earlier = sc->unsettled_last;
-  if (sc->unsettled_last) sc->unsettled_last->later = send;
-  else sc->unsettled = send;
-  sc->unsettled_last = send;
-  sc->unsettled_count++;
-}
-
-static void unsettled_remove(struct sk_send_comm *sc, struct sk_send *send) {
-  if (send->earlier) send->earlier->later = send->later;
-  else sc->unsettled = send->later;
-  if (send->later) send->later->earlier = send->earlier;
-  else sc->unsettled_last = send->earlier;
-  sc->unsettled_count--;
-}
-
-void sk_send_piece_arrived(struct sk_send_comm *sc, struct sk_send *send) {
-  if (atomic_load_explicit(&send->base.pending, memory_order_relaxed) == 1) unsettled_remove(sc, send);
-  sk_pending_drop(&send->base.pending);
-}
-
-/* A message without bytes has nothing that could go another way: its announcements are what must arrive. */
-static void announce_on(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send) {
-  uint8_t *head = sk_stream_queue(s, SK_HEAD, NULL, 0, &sk_rail_of(&sc->base, s)->queued);
-  sk_frame_encode(head, SK_FRAME_MSG, send->granted ? SK_FRAME_GRANTED : 0, send->seq, send->size, 0, send->node.tag);
-  sk_rail_remember(&sc->base, s, send->size ? NULL : send, 0, 0);
-  if (!send->size) sk_pending_add(&send->base.pending);
-}
-
-static void announce_on_others(struct sk_send_comm *sc, const struct sk_stream *main_stream, struct sk_send *send) {
-  for (uint32_t i = 0; i < sc->base.nstreams; i++) {
-    struct sk_stream *s = &sc->base.streams[i];
-    if (s != main_stream && s->fd >= 0) announce_on(sc, s, send);
-  }
-  unsettled_add(sc, send);
-}
-
-void sk_send_announce_all(struct sk_send_comm *sc, struct sk_stream *s) {
-  for (struct sk_send *send = sc->unsettled; send; send = send->later) announce_on(sc, s, send);
-}
-
 /* ---- ready → announced → in frames ------------------------------------ */
 
 /* The last of its frames is made: the request is done when they are written, but not before the peer has accepted the
@@ -149,8 +104,12 @@ static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
   sk_pending_drop(&send->base.pending);
 }
 
-void sk_send_accepted(struct sk_send_comm *sc) {
+void sk_send_welcomed(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_send *send = sc->unaccepted, *next;
+  if (s->welcomed) return; /* it has come back */
+  s->welcomed = true;
+  if (--sc->base.unanswered) return;
+  sc->base.hold = false;
   sc->unaccepted = NULL;
   for (; send; send = next) {
     next = send->next;
@@ -198,8 +157,8 @@ static void announce_ready(struct sk_send_comm *sc) {
     struct sk_send *send = sc->ready;
     sc->ready = send->next;
     if (!sc->ready) sc->ready_end = &sc->ready;
-    queue_payload(sc, s, send, SK_FRAME_MSG, (uint32_t)RAIL_MIN(send->size, sc->first_len));
-    if (rail_unlikely(sc->base.rails != NULL)) announce_on_others(sc, s, send);
+    queue_payload(sc, s, send, SK_FRAME_MSG, (uint32_t)RAIL_MIN(send->size, sc->chunk));
+    if (rail_unlikely(sc->base.rails != NULL)) sk_rail_announce(sc, s, send);
     if (send->framed == send->size) {
       all_framed(sc, send);
       continue;
@@ -249,9 +208,7 @@ rail_result_t sk_send_pump(struct sk_send_comm *sc) {
       if (!s->out_count && sc->bulk && sk_rail_has_room(comm, s)) take_chunk(sc, s);
       if (!s->out_count || rail_unlikely(comm->hold)) continue;
       rail_result_t result = sk_stream_flush(s, &written);
-      if (rail_unlikely(result == RAIL_REMOTE_ERROR)) {
-        if (!comm->rails) return result;
-      }
+      if (rail_unlikely(result == RAIL_REMOTE_ERROR && !comm->rails)) return result;
       /* A frame that is only half out means that the socket is full, or nearly. */
       if (result == RAIL_OK && (s->out_count || sc->ready || sc->bulk)) moved = true;
     }
@@ -323,7 +280,6 @@ static bool has_credit(const struct sk_send_comm *sc, uint64_t size) {
   return size <= sc->eager_size && c->count_used - c->count_freed < sc->eager_count &&
          c->bytes_used - c->bytes_freed + sk_credit_of(size) <= sc->eager_bytes;
 }
-
 
 /* What the peer had seen when it wrote its latest report met its buffer then, or lies there as early. Within a tag
  * they are forgotten in the order of the table, so the oldest of its tag is the one to take. */

@@ -43,9 +43,8 @@ struct sk_send_comm {
   struct sk_send *bulk, **bulk_end;   /* announced, with bytes that are in no frame yet */
   struct sk_send *unaccepted;         /* all in frames, but the peer has not accepted the connection */
   uint32_t next_seq;
-  uint32_t seen;      /* messages that the peer had seen when it last said so */
-  uint32_t first_len; /* most bytes that the announcing frame carries */
-  uint32_t chunk;     /* and a later one */
+  uint32_t seen;  /* messages that the peer had seen when it last said so */
+  uint32_t chunk; /* most bytes of one frame */
   uint32_t next_stream;
   struct sk_send *unsettled, *unsettled_last; /* with FAILOVER: announced and not counted as arrived, in order */
   uint32_t unsettled_count;
@@ -67,12 +66,8 @@ rail_result_t sk_send_on_grant(struct sk_send_comm *sc, uint32_t tag, uint64_t s
 void sk_send_after_control(struct sk_send_comm *sc);
 void sk_send_reset_grants(struct sk_send_comm *sc);
 
-/* The peer has accepted the connection. */
-void sk_send_accepted(struct sk_send_comm *sc);
-
-/* With FAILOVER: a frame of this send has arrived; this stream must know of all messages under way. */
-void sk_send_piece_arrived(struct sk_send_comm *sc, struct sk_send *send);
-void sk_send_announce_all(struct sk_send_comm *sc, struct sk_stream *s);
+/* The acceptor's answer for this stream is here, and it is yes. */
+void sk_send_welcomed(struct sk_send_comm *sc, struct sk_stream *s);
 
 /* Is there nothing that test might wait for? */
 bool sk_send_is_idle(const struct sk_send_comm *sc);
