@@ -4,7 +4,7 @@
 #   common/abi*.c         → linked into each plugin, never into anything else
 #   plugin/NAME/*.c       → lib/libnccl-net-NAME.so
 #   core/*.c core/kernel  → lib/librailyard.so
-#   kit/*.c               → librailkit.a, for tools and tests
+#   kit/**.c              → librailkit.a, for tools and tests
 #   tools/common/*.c      → linked into every tool that needs it
 #   tools/NAME/*.c        → bin/NAME
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
@@ -15,7 +15,7 @@
 common_src := $(filter-out common/abi%,$(wildcard common/*.c))
 abi_src := $(wildcard common/abi*.c)
 core_src := $(wildcard core/*.c) $(filter-out %_impl.c,$(wildcard core/kernel/*.c))
-kit_src := $(wildcard kit/*.c)
+kit_src := $(wildcard kit/*.c kit/*/*.c)
 harness_src := $(wildcard test/harness/*.c)
 fuzz_src := $(filter-out test/fuzz/lib/driver.c,$(wildcard test/fuzz/lib/*.c))
 obj = $(patsubst %.c,$(O)/%.o,$(1))
@@ -116,10 +116,10 @@ comma := ,
 $(foreach t,$(tools),$(eval $(call tool_rule,$(t))))
 
 # End-to-end programs use the public library as a user would.
-$(BUILD)/test/e2e/%: $(O)/test/e2e/%.o $(HARNESS_A) $(COMMON_A) | $(core_lib)
+$(BUILD)/test/e2e/%: $(O)/test/e2e/%.o $(HARNESS_A) $(KIT_A) $(COMMON_A) | $(core_lib)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $< $(HARNESS_A) $(COMMON_A) \
+	$(Q)$(CC) $(ALL_LDFLAGS) $< $(HARNESS_A) $(KIT_A) $(COMMON_A) \
 	  $(if $(core_lib),-L$(BUILD)/lib -lrailyard -Wl$(comma)-rpath$(comma)'$$ORIGIN/../../lib') -ldl -lm -o $@
 
 $(patsubst test/%.c,$(BUILD)/test/%,$(filter-out test/e2e/% test/fuzz/%,$(core_tests))): $(CORE_A)
@@ -150,7 +150,7 @@ $(foreach t,$(filter test/unit/%,$(test_src)),$(eval \
 $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(COMMON_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A),$^) $(KIT_A) $(HARNESS_A) $(COMMON_A) \
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A),$^) $(HARNESS_A) $(KIT_A) $(COMMON_A) \
 	  -ldl -lm -lrt -o $@
 
 define bench_rule

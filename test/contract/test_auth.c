@@ -38,36 +38,36 @@ static void use_key(const char *path) {
   else unsetenv("RAIL_SOCKET_AUTH_FILE");
 }
 
-static int one_connect(struct net *n, void *handle, void **comm) {
+static int one_connect(struct kit_net *n, void *handle, void **comm) {
   struct rail_net_device_handle *dh = NULL;
   return n->vt->connect(n->ctx, n->dev, handle, comm, &dh);
 }
 
 /* The result of connecting with the key in arg, and if there is a connection of sending over it. */
 static void sender(struct pipes *io, void *arg) {
-  struct net n;
+  struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE];
   static uint8_t data[200000];
   void *comm = NULL;
   int rc = 0;
   use_key(arg);
-  net_open(&n);
+  kit_net_open(&n);
   pipe_read(io, handle, sizeof handle);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (rc == 0 && !comm) {
     rc = one_connect(&n, handle, &comm);
     ENSURE(!rail_deadline_passed(deadline), "neither connected nor refused");
     sched_yield();
   }
   if (comm) {
-    pattern_fill(data, sizeof data, 5);
-    struct op op = op_send(comm, data, sizeof data, 1);
-    ops_run(&n, &op, 1, (struct ops_how){.errors_are_fine = true});
+    kit_pattern_fill(data, sizeof data, 5);
+    struct kit_op op = kit_op_send(comm, data, sizeof data, 1);
+    kit_ops_run(&n, &op, 1, (struct kit_ops_how){.errors_are_fine = true});
     rc = op.error;
     ENSURE_INT(n.vt->close_send(comm), 0);
   }
   pipe_write(io, &rc, sizeof rc);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 struct keys { const char *listener, *sender; };
@@ -77,27 +77,27 @@ static void listener(struct pipes *io, void *arg) {
   static uint8_t data[200000];
   const struct keys *k = arg;
   struct proc p = proc_start(sender, (void *)(uintptr_t)k->sender);
-  struct net n;
+  struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE];
   void *comm = NULL;
   int rc;
   use_key(k->listener);
-  net_open(&n);
-  void *listen = net_listen(&n, handle);
+  kit_net_open(&n);
+  void *listen = kit_net_listen(&n, handle);
   pipe_write(&p.io, handle, sizeof handle);
   if (k->listener && k->sender && strcmp(k->listener, k->sender) == 0) {
-    comm = net_accept(&n, listen);
-    struct op op = op_recv(comm, data, sizeof data, 1);
-    op_finish(&n, &op);
-    ENSURE(pattern_check(data, sizeof data, 5) < 0, "other bytes came");
+    comm = kit_net_accept(&n, listen);
+    struct kit_op op = kit_op_recv(comm, data, sizeof data, 1);
+    kit_op_finish(&n, &op);
+    ENSURE(kit_pattern_check(data, sizeof data, 5) < 0, "other bytes came");
   } else {
-    uint64_t deadline = rail_deadline_in_ms(patience_ms(500));
-    while (!rail_deadline_passed(deadline)) ENSURE(!accept_step(&n, listen, &comm), "accepted");
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(500));
+    while (!rail_deadline_passed(deadline)) ENSURE(!kit_accept_step(&n, listen, &comm), "accepted");
   }
   pipe_read(&p.io, &rc, sizeof rc);
   ENSURE_INT(n.vt->close_recv(comm), 0);
   ENSURE_INT(n.vt->close_listen(listen), 0);
-  net_close(&n);
+  kit_net_close(&n);
   proc_join(&p);
   pipe_write(io, &rc, sizeof rc);
 }
@@ -137,22 +137,22 @@ TEST(none_with_one) {
 /* A key that cannot be used is no reason to go on without. */
 static void no_devices(struct pipes *io, void *arg) {
   struct rail_net_config config = {.traffic_class = -1};
-  struct net n;
+  struct kit_net n;
   void *ctx = NULL;
   int ndev = -1;
   (void)io;
   use_key(arg);
-  int before = net_warnings();
+  int before = kit_net_warnings();
   char why[256];
   const struct rail_net_v12 *vt;
-  ENSURE(any_load(plugin_path(), 12, &n.any, why, sizeof why) == 0, "%s", why);
-  vt = any_vtable();
-  ENSURE_INT(vt->init(&ctx, 1, &config, net_log, NULL), 0);
+  ENSURE(kit_any_load(kit_plugin_path(), 12, &n.any, why, sizeof why) == 0, "%s", why);
+  vt = kit_any_vtable();
+  ENSURE_INT(vt->init(&ctx, 1, &config, kit_net_log, NULL), 0);
   ENSURE_INT(vt->devices(&ndev), 0);
   ENSURE_INT(ndev, 0);
-  ENSURE(net_warnings() > before, "no line says why");
+  ENSURE(kit_net_warnings() > before, "no line says why");
   ENSURE_INT(vt->finalize(ctx), 0);
-  any_unload(n.any);
+  kit_any_unload(n.any);
 }
 
 TEST(a_key_that_cannot_be_used) {

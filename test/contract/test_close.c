@@ -8,66 +8,66 @@
 
 enum { CLOSE_LIMIT_MS = 1000 };
 
-static void close_timed(struct net *n, int (*close)(void *), void *comm, const char *what) {
+static void close_timed(struct kit_net *n, int (*close)(void *), void *comm, const char *what) {
   (void)n;
   uint64_t start = rail_now_ns();
   int rc = close(comm);
   uint64_t ms = (rail_now_ns() - start) / 1000000;
   CHECK_MSG(rc == 0, "%s returned %d", what, rc);
-  CHECK_MSG(ms < patience_ms(CLOSE_LIMIT_MS), "%s took %d ms", what, (int)ms);
+  CHECK_MSG(ms < kit_patience_ms(CLOSE_LIMIT_MS), "%s took %d ms", what, (int)ms);
 }
 
-static void close_both(struct pair *p, bool send_first) {
-  struct net *n = p->net;
+static void close_both(struct kit_pair *p, bool send_first) {
+  struct kit_net *n = p->net;
   if (send_first) close_timed(n, n->vt->close_send, p->send, "closeSend");
   close_timed(n, n->vt->close_recv, p->recv, "closeRecv");
   if (!send_first) close_timed(n, n->vt->close_send, p->send, "closeSend");
 }
 
 TEST(null) {
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   CHECK_OK(n.vt->close_send(NULL));
   CHECK_OK(n.vt->close_recv(NULL));
   CHECK_OK(n.vt->close_listen(NULL));
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(never_used) {
-  struct net n;
-  struct pair p;
-  net_open(&n);
+  struct kit_net n;
+  struct kit_pair p;
+  kit_net_open(&n);
   for (int i = 0; i < 4; i++) {
-    pair_open(&n, &p);
+    kit_pair_open(&n, &p);
     close_both(&p, i % 2);
   }
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 /* Everything outstanding that can be: more data than the sockets hold, receives without sends. */
 TEST(with_requests_outstanding) {
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   size_t size = (size_t)8 << 20;
   for (int round = 0; round < 12; round++) {
-    struct pair p;
-    pair_open(&n, &p);
-    struct guarded out = guard_high(size), in = guard_high(size);
-    struct op op;
+    struct kit_pair p;
+    kit_pair_open(&n, &p);
+    struct kit_guarded out = kit_guard_high(size), in = kit_guard_high(size);
+    struct kit_op op;
     for (int i = 0; i < 8; i++) {
-      op = op_recv(p.recv, in.data, size, 0);
-      if (round % 3 != 1) op_post(&n, &op);
+      op = kit_op_recv(p.recv, in.data, size, 0);
+      if (round % 3 != 1) kit_op_post(&n, &op);
       for (int tries = 0; tries < 100; tries++) {
-        op = op_send(p.send, out.data, size, 0);
-        if (round % 3 != 2 && op_post(&n, &op)) break;
+        op = kit_op_send(p.send, out.data, size, 0);
+        if (round % 3 != 2 && kit_op_post(&n, &op)) break;
       }
-      if (op.req && round % 2) op_test(&n, &op);
+      if (op.req && round % 2) kit_op_test(&n, &op);
     }
     close_both(&p, round % 2);
-    guard_free(&out); /* nothing may touch these any more: they fault from here on */
-    guard_free(&in);
+    kit_guard_free(&out); /* nothing may touch these any more: they fault from here on */
+    kit_guard_free(&in);
   }
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 /* The last completion is followed by close at once; meanwhile the receiver has
@@ -76,34 +76,34 @@ TEST(with_requests_outstanding) {
  * data away. */
 TEST(the_last_message_still_arrives) {
   enum { MOST = 16, LARGEST = 1000000 }; /* some rounds exceed what the receiving socket holds */
-  struct net n;
-  struct rng rng;
-  net_open(&n);
-  rng_start(&rng);
+  struct kit_net n;
+  struct kit_rng rng;
+  kit_net_open(&n);
+  kit_rng_start(&rng);
   static uint8_t out[MOST][LARGEST], in[MOST + 8][LARGEST];
-  for (int round = 0; round < scaled(200); round++) {
-    struct pair p;
-    pair_open(&n, &p);
-    struct op send[MOST], recv[MOST + 8];
-    int count = 1 + (int)rng_below(&rng, MOST), ahead = (int)rng_below(&rng, 8), sent = 0, got = 0;
-    for (int i = 0; i < count + ahead; i++) recv[i] = op_recv(p.recv, in[i], sizeof in[i], 0);
+  for (int round = 0; round < kit_scaled(200); round++) {
+    struct kit_pair p;
+    kit_pair_open(&n, &p);
+    struct kit_op send[MOST], recv[MOST + 8];
+    int count = 1 + (int)kit_rng_below(&rng, MOST), ahead = (int)kit_rng_below(&rng, 8), sent = 0, got = 0;
+    for (int i = 0; i < count + ahead; i++) recv[i] = kit_op_recv(p.recv, in[i], sizeof in[i], 0);
     for (int i = 0; i < count; i++) {
-      size_t size = rng_below(&rng, 3) ? rng_below(&rng, 3000) : rng_below(&rng, LARGEST + 1);
-      pattern_fill(out[i], size, (uint64_t)round * MOST + (uint64_t)i);
-      send[i] = op_send(p.send, out[i], size, 0);
+      size_t size = kit_rng_below(&rng, 3) ? kit_rng_below(&rng, 3000) : kit_rng_below(&rng, LARGEST + 1);
+      kit_pattern_fill(out[i], size, (uint64_t)round * MOST + (uint64_t)i);
+      send[i] = kit_op_send(p.send, out[i], size, 0);
     }
-    uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
     int posted = 0, receives = 0;
     while (sent < count) {
       /* The receiver posts, also more than will ever come, and tests only now and then. */
-      if (receives < count + ahead && op_post(&n, &recv[receives])) receives++;
+      if (receives < count + ahead && kit_op_post(&n, &recv[receives])) receives++;
       if (receives < count + ahead) CHECK_INT(recv[receives].error, 0);
-      if (posted < count && op_post(&n, &send[posted])) posted++;
-      while (sent < posted && op_test(&n, &send[sent])) {
+      if (posted < count && kit_op_post(&n, &send[posted])) posted++;
+      while (sent < posted && kit_op_test(&n, &send[sent])) {
         CHECK_INT(send[sent].error, 0);
         sent++;
       }
-      if (got < receives && !rng_below(&rng, 4) && op_test(&n, &recv[got])) {
+      if (got < receives && !kit_rng_below(&rng, 4) && kit_op_test(&n, &recv[got])) {
         CHECK_INT(recv[got].error, 0);
         got++;
       }
@@ -112,29 +112,29 @@ TEST(the_last_message_still_arrives) {
     close_timed(&n, n.vt->close_send, p.send, "closeSend");
     for (int i = 0; i < count; i++) memset(out[i], 0xee, send[i].size[0]);
     while (got < count) {
-      struct op *next = &recv[got];
-      if (receives <= got && op_post(&n, next)) receives++;
-      bool done = got < receives && op_test(&n, next);
+      struct kit_op *next = &recv[got];
+      if (receives <= got && kit_op_post(&n, next)) receives++;
+      bool done = got < receives && kit_op_test(&n, next);
       CHECK_MSG(!next->error, "round %d: message %d of %d was lost, error %d", round, got, count, next->error);
       CHECK_MSG(!rail_deadline_passed(deadline), "round %d: message %d of %d never came", round, got, count);
       got += done;
     }
     for (int i = 0; i < count; i++) {
       CHECK_INT(recv[i].sizes[0], send[i].size[0]);
-      CHECK(pattern_check(in[i], send[i].size[0], (uint64_t)round * MOST + (uint64_t)i) < 0);
+      CHECK(kit_pattern_check(in[i], send[i].size[0], (uint64_t)round * MOST + (uint64_t)i) < 0);
     }
     close_timed(&n, n.vt->close_recv, p.recv, "closeRecv");
   }
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(the_receiver_closes_first) { /* at a normal end closeRecv may come seconds before closeSend */
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   for (int round = 0; round < 20; round++) {
-    struct pair p;
-    pair_open(&n, &p);
-    pair_ping(&p, (size_t)round * 5000, (uint64_t)round);
+    struct kit_pair p;
+    kit_pair_open(&n, &p);
+    kit_pair_ping(&p, (size_t)round * 5000, (uint64_t)round);
     close_timed(&n, n.vt->close_recv, p.recv, "closeRecv");
     if (round % 5 == 0) {
       uint64_t until = rail_deadline_in_ms(50);
@@ -142,26 +142,27 @@ TEST(the_receiver_closes_first) { /* at a normal end closeRecv may come seconds 
     }
     close_timed(&n, n.vt->close_send, p.send, "closeSend");
   }
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(a_closed_peer_is_noticed) {
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   static uint8_t data[100000];
   for (int round = 0; round < 6; round++) {
-    struct pair p;
-    pair_open(&n, &p);
-    if (round % 2) pair_ping(&p, 1000, 1);
+    struct kit_pair p;
+    kit_pair_open(&n, &p);
+    if (round % 2) kit_pair_ping(&p, 1000, 1);
     bool send_left = round >= 3;
     if (send_left) close_timed(&n, n.vt->close_recv, p.recv, "closeRecv");
     else close_timed(&n, n.vt->close_send, p.send, "closeSend");
-    struct op op = send_left ? op_send(p.send, data, sizeof data, 0) : op_recv(p.recv, data, sizeof data, 0);
-    uint64_t deadline = rail_deadline_in_ms(patience_ms(5000));
+    struct kit_op op =
+        send_left ? kit_op_send(p.send, data, sizeof data, 0) : kit_op_recv(p.recv, data, sizeof data, 0);
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(5000));
     while (!op.error) {
-      if (op.req) op_test(&n, &op);
-      else op_post(&n, &op);
-      if (op.done) op = op_send(p.send, data, sizeof data, 0); /* what the kernel still took */
+      if (op.req) kit_op_test(&n, &op);
+      else kit_op_post(&n, &op);
+      if (op.done) op = kit_op_send(p.send, data, sizeof data, 0); /* what the kernel still took */
       CHECK_MSG(!rail_deadline_passed(deadline), "a %s with a closed peer goes on for ever",
                 send_left ? "send" : "receive");
       sched_yield();
@@ -170,30 +171,31 @@ TEST(a_closed_peer_is_noticed) {
     if (send_left) close_timed(&n, n.vt->close_send, p.send, "closeSend");
     else close_timed(&n, n.vt->close_recv, p.recv, "closeRecv");
   }
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(both_directions_at_once) {
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   size_t size = (size_t)4 << 20;
   for (int round = 0; round < 10; round++) {
-    struct pair p, q;
-    pair_open(&n, &p);
-    pair_open(&n, &q);
-    struct guarded a = guard_high(size), b = guard_high(size), c = guard_high(size), d = guard_high(size);
-    struct op ops[4] = {op_recv(p.recv, a.data, size, 0), op_send(p.send, b.data, size, 0),
-                        op_recv(q.recv, c.data, size, 0), op_send(q.send, d.data, size, 0)};
-    for (int i = 0; i < 4; i++) op_post(&n, &ops[i]);
-    for (int i = 0; i < 4 && round % 2; i++) if (ops[i].req) op_test(&n, &ops[i]);
+    struct kit_pair p, q;
+    kit_pair_open(&n, &p);
+    kit_pair_open(&n, &q);
+    struct kit_guarded a = kit_guard_high(size), b = kit_guard_high(size), c = kit_guard_high(size);
+    struct kit_guarded d = kit_guard_high(size);
+    struct kit_op ops[4] = {kit_op_recv(p.recv, a.data, size, 0), kit_op_send(p.send, b.data, size, 0),
+                        kit_op_recv(q.recv, c.data, size, 0), kit_op_send(q.send, d.data, size, 0)};
+    for (int i = 0; i < 4; i++) kit_op_post(&n, &ops[i]);
+    for (int i = 0; i < 4 && round % 2; i++) if (ops[i].req) kit_op_test(&n, &ops[i]);
     close_both(&p, round % 3 == 0);
     close_both(&q, round % 3 == 1);
-    guard_free(&a);
-    guard_free(&b);
-    guard_free(&c);
-    guard_free(&d);
+    kit_guard_free(&a);
+    kit_guard_free(&b);
+    kit_guard_free(&c);
+    kit_guard_free(&d);
   }
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST_MAIN(TEST_CASE(null), TEST_CASE(never_used), TEST_CASE(with_requests_outstanding),

@@ -24,15 +24,15 @@ static void compose(uint8_t *data, uint64_t i) {
 
 /* A ring of DEPTH requests over messages 0 … count-1. */
 struct stream {
-  struct net *net;
+  struct kit_net *net;
   void *comm;
-  enum op_kind kind;
+  enum kit_op_kind kind;
   uint64_t count, posted, done;
-  struct op op[DEPTH];
+  struct kit_op op[DEPTH];
   uint8_t buf[DEPTH][MOST + 8];
 };
 
-static void arrived(const struct stream *s, const struct op *op, uint64_t i) {
+static void arrived(const struct stream *s, const struct kit_op *op, uint64_t i) {
   uint8_t expected[MOST + 8];
   compose(expected, i);
   ENSURE(op->sizes[0] == (int)size_of(i), "message %llu has %d bytes, sent %zu", (unsigned long long)i, op->sizes[0],
@@ -46,21 +46,21 @@ static bool stream_step(struct stream *s) {
   uint64_t before = s->posted + s->done;
   while (s->posted < s->count && s->posted < s->done + DEPTH) {
     uint64_t i = s->posted;
-    struct op *op = &s->op[i % DEPTH];
-    if (s->kind == OP_SEND) compose(s->buf[i % DEPTH], i);
-    *op = s->kind == OP_SEND ? op_send(s->comm, s->buf[i % DEPTH], size_of(i), 4)
-                             : op_recv(s->comm, s->buf[i % DEPTH], MOST, 4);
-    if (!op_post(s->net, op)) {
+    struct kit_op *op = &s->op[i % DEPTH];
+    if (s->kind == KIT_OP_SEND) compose(s->buf[i % DEPTH], i);
+    *op = s->kind == KIT_OP_SEND ? kit_op_send(s->comm, s->buf[i % DEPTH], size_of(i), 4)
+                             : kit_op_recv(s->comm, s->buf[i % DEPTH], MOST, 4);
+    if (!kit_op_post(s->net, op)) {
       ENSURE(!op->error, "message %llu: error %d", (unsigned long long)i, op->error);
       break;
     }
     s->posted++;
   }
   while (s->done < s->posted) {
-    struct op *op = &s->op[s->done % DEPTH];
-    if (!op_test(s->net, op)) break;
+    struct kit_op *op = &s->op[s->done % DEPTH];
+    if (!kit_op_test(s->net, op)) break;
     ENSURE(!op->error, "message %llu: error %d", (unsigned long long)s->done, op->error);
-    if (s->kind == OP_RECV) arrived(s, op, s->done);
+    if (s->kind == KIT_OP_RECV) arrived(s, op, s->done);
     else memset(s->buf[s->done % DEPTH], 0xdd, sizeof s->buf[0]); /* ours again */
     s->done++;
   }
@@ -68,9 +68,9 @@ static bool stream_step(struct stream *s) {
 }
 
 static void stream_run(struct stream *s) {
-  uint64_t idle = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  uint64_t idle = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (s->done < s->count) {
-    if (stream_step(s)) idle = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+    if (stream_step(s)) idle = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
     else sched_yield();
     ENSURE(!rail_deadline_passed(idle), "stuck at message %llu of %llu", (unsigned long long)s->done,
            (unsigned long long)s->count);
@@ -78,52 +78,52 @@ static void stream_run(struct stream *s) {
 }
 
 TEST(on_one_thread) {
-  struct net n;
-  struct pair p;
-  net_open(&n);
-  pair_open(&n, &p);
+  struct kit_net n;
+  struct kit_pair p;
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
   static struct stream out, in;
-  out = (struct stream){.net = &n, .comm = p.send, .kind = OP_SEND, .count = (uint64_t)scaled(200000)};
-  in = (struct stream){.net = &n, .comm = p.recv, .kind = OP_RECV, .count = out.count};
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  out = (struct stream){.net = &n, .comm = p.send, .kind = KIT_OP_SEND, .count = (uint64_t)kit_scaled(200000)};
+  in = (struct stream){.net = &n, .comm = p.recv, .kind = KIT_OP_RECV, .count = out.count};
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (in.done < in.count || out.done < out.count) {
     bool moved = stream_step(&out);
     moved |= stream_step(&in);
-    if (moved) deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+    if (moved) deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
     CHECK_MSG(!rail_deadline_passed(deadline), "stuck: %d sent, %d received", (int)out.done, (int)in.done);
   }
-  pair_close(&p);
-  net_close(&n);
+  kit_pair_close(&p);
+  kit_net_close(&n);
 }
 
 static void flood_sender(struct pipes *io, void *arg) {
-  struct net n;
+  struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE];
-  net_open(&n);
+  kit_net_open(&n);
   pipe_read(io, handle, sizeof handle);
   static struct stream out;
-  out = (struct stream){.net = &n, .comm = net_connect(&n, handle), .kind = OP_SEND, .count = *(uint64_t *)arg};
+  out = (struct stream){.net = &n, .comm = kit_net_connect(&n, handle), .kind = KIT_OP_SEND, .count = *(uint64_t *)arg};
   stream_run(&out);
   int rc = n.vt->close_send(out.comm);
   ENSURE(rc == 0, "closeSend returned %d", rc);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(from_another_process) {
-  uint64_t count = (uint64_t)scaled(200000);
+  uint64_t count = (uint64_t)kit_scaled(200000);
   struct proc c = proc_start(flood_sender, &count);
-  struct net n;
+  struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE];
-  net_open(&n);
-  void *listen = net_listen(&n, handle);
+  kit_net_open(&n);
+  void *listen = kit_net_listen(&n, handle);
   pipe_write(&c.io, handle, sizeof handle);
   static struct stream in;
-  in = (struct stream){.net = &n, .comm = net_accept(&n, listen), .kind = OP_RECV, .count = count};
+  in = (struct stream){.net = &n, .comm = kit_net_accept(&n, listen), .kind = KIT_OP_RECV, .count = count};
   stream_run(&in);
   proc_join(&c);
   CHECK_OK(n.vt->close_recv(in.comm));
   CHECK_OK(n.vt->close_listen(listen));
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST_MAIN(TEST_CASE(on_one_thread), TEST_CASE(from_another_process))

@@ -54,7 +54,7 @@ static bool own_network(void) {
 static bool runs(int i) {
   struct ifreq face = {0};
   int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(10000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(10000));
   snprintf(face.ifr_name, sizeof face.ifr_name, "rv%d", i);
   while (ioctl(fd, SIOCGIFFLAGS, &face) == 0 && !(face.ifr_flags & IFF_RUNNING) && !rail_deadline_passed(deadline))
     usleep(1000);
@@ -87,19 +87,19 @@ static void in_network(void (*fn)(struct pipes *io, void *arg), void *arg) {
 
 /* ---- makeVDevice --------------------------------------------------------- */
 
-static int fuse(const struct net *n, int *dev, int ndevs, const int *devs) {
+static int fuse(const struct kit_net *n, int *dev, int ndevs, const int *devs) {
   struct rail_net_vprops_v12 props = {.ndevs = ndevs};
   for (int i = 0; i < ndevs && i < 8; i++) props.devs[i] = devs[i];
   return n->vt->make_vdevice(dev, &props);
 }
 
-static int device_count(const struct net *n) {
+static int device_count(const struct kit_net *n) {
   int count = -1;
   ENSURE_INT(n->vt->devices(&count), 0);
   return count;
 }
 
-static struct rail_net_props_v12 props_of(const struct net *n, int dev) {
+static struct rail_net_props_v12 props_of(const struct kit_net *n, int dev) {
   struct rail_net_props_v12 props;
   memset(&props, 0xa5, sizeof props);
   ENSURE_INT(n->vt->get_properties(dev, &props), 0);
@@ -111,12 +111,12 @@ static void same_text(const char *a, const char *b) {
 }
 
 static void child_fuse(struct pipes *io, void *arg) {
-  struct net n;
+  struct kit_net n;
   int version = *(int *)arg, dev = -1, again = -1;
   (void)io;
   ENSURE(make_faces(), "no interfaces");
   setenv("NCCL_SOCKET_IFNAME", ALL_FACES, 1);
-  net_open_version(&n, version);
+  kit_net_open_version(&n, version);
   ENSURE_INT(n.ndev, FACES);
   struct rail_net_props_v12 first = props_of(&n, 0), second = props_of(&n, 1);
   ENSURE_INT(fuse(&n, &dev, 2, (int[]){1, 0}), 0);
@@ -144,7 +144,7 @@ static void child_fuse(struct pipes *io, void *arg) {
   same_text(props_of(&n, again).name, "rv0+rv1+rv2+rv3");
   ENSURE_INT(device_count(&n), FACES + 3);
   same_text(props_of(&n, dev).name, "rv0+rv1"); /* nothing moved */
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(fusing) {
@@ -152,31 +152,31 @@ TEST(fusing) {
 }
 
 static void child_refusals(struct pipes *io, void *arg) {
-  struct net n;
+  struct kit_net n;
   int dev = -1, fused = -1;
   (void)io, (void)arg;
   ENSURE(make_faces(), "no interfaces");
   setenv("NCCL_SOCKET_IFNAME", ALL_FACES, 1);
-  net_open(&n);
+  kit_net_open(&n);
   ENSURE_INT(fuse(&n, &fused, 2, (int[]){0, 1}), 0);
   static const struct { int ndevs, devs[8]; } bad[] = {
     {0, {0}}, {1, {0}}, {-3, {0}}, {2, {0, 0}}, {2, {5, 1}}, {2, {0, 6}}, {2, {0, -1}}, {5, {0, 1, 2, 3, 4}},
     {4, {5, 2, 3, 4}}, {9, {0}}, {1 << 30, {0}}};
   for (size_t i = 0; i < RAIL_COUNT_OF(bad); i++) {
-    int before = net_warnings();
+    int before = kit_net_warnings();
     ENSURE_INT(fuse(&n, &dev, bad[i].ndevs, bad[i].devs), RAIL_BAD_ARGUMENT);
-    ENSURE(net_warnings() == before + 1, "set %zu is refused with %d lines", i, net_warnings() - before);
+    ENSURE(kit_net_warnings() == before + 1, "set %zu is refused with %d lines", i, kit_net_warnings() - before);
   }
   ENSURE(n.vt->make_vdevice(NULL, NULL) == RAIL_BAD_ARGUMENT, "NULL");
   ENSURE_INT(device_count(&n), FACES + 1);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(sets_that_cannot_be) { in_network(child_refusals, NULL); }
 
 /* ---- many threads --------------------------------------------------------- */
 
-struct fuser { struct net *net; int seed, dev[6]; };
+struct fuser { struct kit_net *net; int seed, dev[6]; };
 
 static void fuse_all_sets(void *arg) {
   static const int sets[6][2] = {{0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}, {2, 3}};
@@ -193,17 +193,17 @@ static void fuse_all_sets(void *arg) {
 }
 
 static void child_threads(struct pipes *io, void *arg) {
-  struct net n;
+  struct kit_net n;
   struct fuser f[8];
   (void)io, (void)arg;
   ENSURE(make_faces(), "no interfaces");
   setenv("NCCL_SOCKET_IFNAME", ALL_FACES, 1);
-  net_open(&n);
+  kit_net_open(&n);
   for (int i = 0; i < 8; i++) f[i] = (struct fuser){.net = &n, .seed = i};
-  run_threads(8, fuse_all_sets, f, sizeof f[0]);
+  kit_run_threads(8, fuse_all_sets, f, sizeof f[0]);
   for (int i = 1; i < 8; i++) ENSURE(memcmp(f[i].dev, f[0].dev, sizeof f[0].dev) == 0, "threads disagree");
   ENSURE_INT(device_count(&n), FACES + 6);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(fused_by_many_threads) { in_network(child_threads, NULL); }
@@ -212,24 +212,24 @@ TEST(fused_by_many_threads) { in_network(child_threads, NULL); }
 
 static void child_messages(struct pipes *io, void *arg) {
   static struct tcp_socket sockets[256];
-  struct net n;
-  struct pair p;
+  struct kit_net n;
+  struct kit_pair p;
   int per_face[FACES] = {0};
   (void)io, (void)arg;
   ENSURE(make_faces(), "no interfaces");
   setenv("NCCL_SOCKET_IFNAME", ALL_FACES, 1);
   setenv("RAIL_SOCKET_STREAMS", "2", 1);
-  net_open(&n);
+  kit_net_open(&n);
   ENSURE_INT(fuse(&n, &n.dev, 3, (int[]){0, 2, 4}), 0);
-  pair_open(&n, &p);
-  for (int i = 0; i < 8; i++) pair_ping(&p, (size_t)i * 700001, (uint64_t)i);
+  kit_pair_open(&n, &p);
+  for (int i = 0; i < 8; i++) kit_pair_ping(&p, (size_t)i * 700001, (uint64_t)i);
   int count = tcp_sockets(sockets, 256);
   for (int i = 0; i < count; i++)
     if (sockets[i].connected)
       per_face[ntohl(((struct sockaddr_in *)&sockets[i].local)->sin_addr.s_addr) >> 8 & 0xff]++;
   for (int i = 0; i < FACES; i++) ENSURE(per_face[i] == (i % 2 ? 0 : 4), "rv%d has %d ends", i, per_face[i]);
-  pair_close(&p);
-  net_close(&n);
+  kit_pair_close(&p);
+  kit_net_close(&n);
 }
 
 TEST(messages_over_three_rails) { in_network(child_messages, NULL); }
@@ -240,15 +240,15 @@ struct list { const char *fuse; int count, warnings; const char *names[FACES]; }
 
 static void child_list(struct pipes *io, void *arg) {
   const struct list *l = arg;
-  struct net n;
-  struct pair p;
+  struct kit_net n;
+  struct kit_pair p;
   (void)io;
   ENSURE(make_faces(), "no interfaces");
   setenv("NCCL_SOCKET_IFNAME", ALL_FACES, 1);
   setenv("RAIL_SOCKET_FUSE", l->fuse, 1);
-  net_open_version(&n, 6); /* which knows nothing of fused devices */
+  kit_net_open_version(&n, 6); /* which knows nothing of fused devices */
   ENSURE_INT(n.ndev, l->count);
-  ENSURE(net_warnings() >= l->warnings, "%d lines for '%s'", net_warnings(), l->fuse);
+  ENSURE(kit_net_warnings() >= l->warnings, "%d lines for '%s'", kit_net_warnings(), l->fuse);
   for (int i = 0; i < l->count; i++) {
     struct rail_net_props_v12 q = props_of(&n, i);
     same_text(q.name, l->names[i]);
@@ -256,10 +256,10 @@ static void child_list(struct pipes *io, void *arg) {
     for (const char *c = q.name; *c; c++) rails += *c == '+';
     ENSURE_INT(q.speed, rails * 10000);
   }
-  pair_open(&n, &p);
-  pair_ping(&p, 3000000, 1);
-  pair_close(&p);
-  net_close(&n);
+  kit_pair_open(&n, &p);
+  kit_pair_ping(&p, 3000000, 1);
+  kit_pair_close(&p);
+  kit_net_close(&n);
 }
 
 TEST(fused_from_the_start) {
@@ -276,13 +276,13 @@ TEST(fused_from_the_start) {
 
 /* With a fused device in the list, makeVDevice counts its interfaces. */
 static void child_both(struct pipes *io, void *arg) {
-  struct net n;
+  struct kit_net n;
   int dev;
   (void)io, (void)arg;
   ENSURE(make_faces(), "no interfaces");
   setenv("NCCL_SOCKET_IFNAME", ALL_FACES, 1);
   setenv("RAIL_SOCKET_FUSE", "rv0+rv1+rv2", 1);
-  net_open(&n);
+  kit_net_open(&n);
   ENSURE_INT(n.ndev, 3);
   struct rail_net_props_v12 p = props_of(&n, 0);
   ENSURE(p.vprops.ndevs == 1 && p.vprops.devs[0] == 0, "a device of the list is its own member");
@@ -291,7 +291,7 @@ static void child_both(struct pipes *io, void *arg) {
   same_text(p.name, "rv0+rv1+rv2+rv3");
   ENSURE(p.vprops.ndevs == 2 && p.vprops.devs[1] == 1, "other members");
   ENSURE_INT(fuse(&n, &dev, 3, (int[]){0, 1, 2}), RAIL_BAD_ARGUMENT);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(fused_twice) { in_network(child_both, NULL); }
@@ -301,7 +301,7 @@ TEST(fused_twice) { in_network(child_both, NULL); }
 /* Two namespaces, rv0 and rv1 of one joined to those of the other. Routes here
  * lead everything over rv0: only a stream tied to its interface keeps to rv1. */
 static void far_side(struct pipes *io, void *arg) {
-  struct net n;
+  struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE], ready = 1;
   (void)arg;
   ENSURE(own_network(), "no network for the far side");
@@ -313,19 +313,19 @@ static void far_side(struct pipes *io, void *arg) {
   ENSURE(shell("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.rv0.rp_filter=0 net.ipv4.conf.rv1.rp_filter=0"),
          "sysctl");
   ENSURE(runs(0) && runs(1), "the links do not come up");
-  net_open(&n);
-  void *listen = net_listen(&n, handle);
+  kit_net_open(&n);
+  void *listen = kit_net_listen(&n, handle);
   pipe_write(io, handle, sizeof handle);
-  void *recv = net_accept(&n, listen);
+  void *recv = kit_net_accept(&n, listen);
   static uint8_t data[4000000];
-  struct op op = op_recv(recv, data, sizeof data, 1);
-  op_finish(&n, &op);
-  ENSURE(pattern_check(data, sizeof data, 3) < 0, "other bytes came");
+  struct kit_op op = kit_op_recv(recv, data, sizeof data, 1);
+  kit_op_finish(&n, &op);
+  ENSURE(kit_pattern_check(data, sizeof data, 3) < 0, "other bytes came");
   pipe_write(io, &ready, 1);
   pipe_read(io, &ready, 1);
   ENSURE_INT(n.vt->close_recv(recv), 0);
   ENSURE_INT(n.vt->close_listen(listen), 0);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 static long long sent_by(const char *face) {
@@ -346,7 +346,7 @@ static long long sent_by(const char *face) {
 
 static void near_side(struct pipes *io, void *arg) {
   static uint8_t data[4000000];
-  struct net n;
+  struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE], ready;
   (void)io, (void)arg;
   ENSURE(own_network(), "no network for the near side");
@@ -362,18 +362,18 @@ static void near_side(struct pipes *io, void *arg) {
   pipe_write(&far.io, &ready, 1);
   pipe_read(&far.io, handle, sizeof handle);
   ENSURE(runs(0) && runs(1), "the links do not come up");
-  net_open(&n);
-  void *send = net_connect(&n, handle);
-  struct op op = op_send(send, data, sizeof data, 1);
-  pattern_fill(data, sizeof data, 3);
-  op_finish(&n, &op);
+  kit_net_open(&n);
+  void *send = kit_net_connect(&n, handle);
+  struct kit_op op = kit_op_send(send, data, sizeof data, 1);
+  kit_pattern_fill(data, sizeof data, 3);
+  kit_op_finish(&n, &op);
   pipe_read(&far.io, &ready, 1);
   long long first = sent_by("rv0"), second = sent_by("rv1");
   printf("# %lld bytes over the first rail, %lld over the second\n", first, second);
   ENSURE(second > 100000, "%lld bytes over the second rail: routing has led it over the first", second);
   pipe_write(&far.io, &ready, 1);
   ENSURE_INT(n.vt->close_send(send), 0);
-  net_close(&n);
+  kit_net_close(&n);
   proc_join(&far);
 }
 

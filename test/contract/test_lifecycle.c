@@ -7,7 +7,7 @@
 
 static void *open_plugin(void) {
   setenv("NCCL_SOCKET_IFNAME", "lo", 0);
-  void *dl = dlopen(plugin_path(), RTLD_NOW | RTLD_LOCAL);
+  void *dl = dlopen(kit_plugin_path(), RTLD_NOW | RTLD_LOCAL);
   CHECK_MSG(dl, "dlopen: %s", dlerror());
   return dl;
 }
@@ -54,15 +54,15 @@ TEST(no_needed_slot_is_null) {
 TEST(each_version_lives_twice) {
   for (int round = 0; round < 2; round++) {
     for (int v = 6; v <= 12; v++) {
-      struct net n;
-      struct pair p;
-      net_open_version(&n, v);
+      struct kit_net n;
+      struct kit_pair p;
+      kit_net_open_version(&n, v);
       struct rail_net_props_v12 props;
       CHECK_OK(n.vt->get_properties(n.dev, &props));
-      pair_open(&n, &p);
-      pair_ping(&p, 1000, (uint64_t)v);
-      pair_close(&p);
-      net_close(&n);
+      kit_pair_open(&n, &p);
+      kit_pair_ping(&p, 1000, (uint64_t)v);
+      kit_pair_close(&p);
+      kit_net_close(&n);
     }
   }
 }
@@ -73,14 +73,14 @@ TEST(finalize_of_null) { /* nccl 2.28 finalizes even what failed to start */
   const struct rail_net_v11 *v11 = dlsym(dl, "ncclNetPlugin_v11");
   CHECK_OK(v12->finalize(NULL));
   CHECK_OK(v11->finalize(NULL));
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   CHECK_OK(v12->finalize(NULL));
-  struct pair p; /* and that did no harm to the living context */
-  pair_open(&n, &p);
-  pair_ping(&p, 100, 1);
-  pair_close(&p);
-  net_close(&n);
+  struct kit_pair p; /* and that did no harm to the living context */
+  kit_pair_open(&n, &p);
+  kit_pair_ping(&p, 100, 1);
+  kit_pair_close(&p);
+  kit_net_close(&n);
   CHECK_OK(v12->finalize(NULL));
   dlclose(dl);
 }
@@ -90,10 +90,10 @@ TEST(old_init_twice) {
   const struct rail_net_v10 *v10 = dlsym(dl, "ncclNetPlugin_v10");
   const struct rail_net_v6 *v6 = dlsym(dl, "ncclNetPlugin_v6");
   int a = 0, b = 0;
-  CHECK_OK(v10->init(net_log, NULL));
+  CHECK_OK(v10->init(kit_net_log, NULL));
   CHECK_OK(v10->devices(&a));
-  CHECK_OK(v10->init(net_log, NULL));
-  CHECK_OK(v6->init(net_log));
+  CHECK_OK(v10->init(kit_net_log, NULL));
+  CHECK_OK(v6->init(kit_net_log));
   CHECK_OK(v6->init(NULL));
   CHECK_OK(v6->devices(&b));
   CHECK_INT(a, b);
@@ -101,76 +101,77 @@ TEST(old_init_twice) {
 }
 
 TEST(contexts_are_independent) {
-  struct net a, b;
-  net_open(&a);
-  net_open(&b);
-  struct pair p, q;
-  pair_open(&a, &p);
-  pair_open(&b, &q);
-  pair_ping(&p, 5000, 1);
-  pair_close(&p);
-  net_close(&a);
-  pair_ping(&q, 5000, 2); /* b lives on without a */
-  struct pair r;
-  pair_open(&b, &r);
-  pair_ping(&r, 5000, 3);
-  pair_close(&r);
-  pair_close(&q);
-  net_close(&b);
+  struct kit_net a, b;
+  kit_net_open(&a);
+  kit_net_open(&b);
+  struct kit_pair p, q;
+  kit_pair_open(&a, &p);
+  kit_pair_open(&b, &q);
+  kit_pair_ping(&p, 5000, 1);
+  kit_pair_close(&p);
+  kit_net_close(&a);
+  kit_pair_ping(&q, 5000, 2); /* b lives on without a */
+  struct kit_pair r;
+  kit_pair_open(&b, &r);
+  kit_pair_ping(&r, 5000, 3);
+  kit_pair_close(&r);
+  kit_pair_close(&q);
+  kit_net_close(&b);
 }
 
 TEST(contexts_meet) { /* listen in one, connect from the other */
-  struct net a, b;
-  net_open(&a);
-  net_open(&b);
-  struct pair p = {.net = &a};
-  p.listen = net_listen(&a, p.handle);
+  struct kit_net a, b;
+  kit_net_open(&a);
+  kit_net_open(&b);
+  struct kit_pair p = {.net = &a};
+  p.listen = kit_net_listen(&a, p.handle);
   uint64_t tries = 0;
   while (!p.send || !p.recv) {
-    if (!p.send) connect_step(&b, p.handle, &p.send);
-    if (!p.recv) accept_step(&a, p.listen, &p.recv);
+    if (!p.send) kit_connect_step(&b, p.handle, &p.send);
+    if (!p.recv) kit_accept_step(&a, p.listen, &p.recv);
     CHECK(tries++ < 10000000);
   }
-  pair_ping(&p, 300, 4);
-  pair_close(&p);
-  net_close(&b);
-  net_close(&a);
+  kit_pair_ping(&p, 300, 4);
+  kit_pair_close(&p);
+  kit_net_close(&b);
+  kit_net_close(&a);
 }
 
 TEST(reopened_leaves_nothing) {
-  struct net n;
-  struct pair p;
-  net_open(&n); /* once, so that what stays for good is there */
-  net_close(&n);
-  int fds = fd_count(), threads = thread_count();
+  struct kit_net n;
+  struct kit_pair p;
+  kit_net_open(&n); /* once, so that what stays for good is there */
+  kit_net_close(&n);
+  int fds = kit_fd_count(), threads = kit_thread_count();
   for (int i = 0; i < 5; i++) {
-    net_open(&n);
-    pair_open(&n, &p);
-    pair_ping(&p, 10000, (uint64_t)i);
-    pair_close(&p);
-    net_close(&n);
+    kit_net_open(&n);
+    kit_pair_open(&n, &p);
+    kit_pair_ping(&p, 10000, (uint64_t)i);
+    kit_pair_close(&p);
+    kit_net_close(&n);
   }
-  CHECK_INT(fd_count(), fds);
-  CHECK_INT(thread_count(), threads);
+  CHECK_INT(kit_fd_count(), fds);
+  CHECK_INT(kit_thread_count(), threads);
 }
 
 TEST(finalize_reclaims_half_open) { /* an aborting caller drops these silently */
-  struct net n;
-  net_open(&n);
-  net_close(&n);
-  int fds = fd_count();
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
+  kit_net_close(&n);
+  int fds = kit_fd_count();
+  kit_net_open(&n);
   char handle[3][RAIL_NET_HANDLE_SIZE];
-  void *unused = net_listen(&n, handle[0]), *asked = net_listen(&n, handle[1]), *both = net_listen(&n, handle[2]);
+  void *unused = kit_net_listen(&n, handle[0]), *asked = kit_net_listen(&n, handle[1]);
+  void *both = kit_net_listen(&n, handle[2]);
   void *send = NULL, *recv = NULL;
-  for (int i = 0; i < 3; i++) accept_step(&n, unused, &recv);
+  for (int i = 0; i < 3; i++) kit_accept_step(&n, unused, &recv);
   /* A first step each; whatever came complete is closed, the rest is left to finalize. */
-  if (connect_step(&n, handle[1], &send)) CHECK_OK(n.vt->close_send(send));
-  if (accept_step(&n, asked, &recv)) CHECK_OK(n.vt->close_recv(recv));
-  if (accept_step(&n, both, &recv)) CHECK_OK(n.vt->close_recv(recv));
-  if (connect_step(&n, handle[2], &send)) CHECK_OK(n.vt->close_send(send));
-  net_close(&n);
-  CHECK_INT(fd_count(), fds);
+  if (kit_connect_step(&n, handle[1], &send)) CHECK_OK(n.vt->close_send(send));
+  if (kit_accept_step(&n, asked, &recv)) CHECK_OK(n.vt->close_recv(recv));
+  if (kit_accept_step(&n, both, &recv)) CHECK_OK(n.vt->close_recv(recv));
+  if (kit_connect_step(&n, handle[2], &send)) CHECK_OK(n.vt->close_send(send));
+  kit_net_close(&n);
+  CHECK_INT(kit_fd_count(), fds);
 }
 
 TEST_MAIN(TEST_CASE(symbols_of_all_versions), TEST_CASE(nothing_else_is_visible), TEST_CASE(no_needed_slot_is_null),

@@ -15,31 +15,31 @@
 #include "test/harness/tcp.h"
 
 /* A listen comm and the port it opened. */
-struct door { struct net *net; void *listen; char handle[RAIL_NET_HANDLE_SIZE]; struct tcp_socket socket; };
+struct door { struct kit_net *net; void *listen; char handle[RAIL_NET_HANDLE_SIZE]; struct tcp_socket socket; };
 
-static void door_open(struct net *n, struct door *d) {
+static void door_open(struct kit_net *n, struct door *d) {
   static struct tcp_socket before[4096];
   int nbefore = tcp_sockets(before, 4096);
   d->net = n;
-  d->listen = net_listen(n, d->handle);
+  d->listen = kit_net_listen(n, d->handle);
   d->socket = tcp_new_listener(before, nbefore);
 }
 
 /* A real peer comes through; returns the milliseconds it took. */
 static uint64_t door_real_peer(struct door *d) {
-  struct pair p = {.net = d->net, .listen = d->listen};
+  struct kit_pair p = {.net = d->net, .listen = d->listen};
   memcpy(p.handle, d->handle, sizeof p.handle);
-  uint64_t start = rail_now_ns(), deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  uint64_t start = rail_now_ns(), deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!p.send || !p.recv) {
-    if (!p.send) connect_step(d->net, p.handle, &p.send);
-    if (!p.recv) accept_step(d->net, d->listen, &p.recv);
+    if (!p.send) kit_connect_step(d->net, p.handle, &p.send);
+    if (!p.recv) kit_accept_step(d->net, d->listen, &p.recv);
     ENSURE(!rail_deadline_passed(deadline), "the real peer was kept out (send %p, recv %p)", p.send, p.recv);
     sched_yield();
   }
   uint64_t ms = (rail_now_ns() - start) / 1000000;
-  pair_ping(&p, 12345, 99);
+  kit_pair_ping(&p, 12345, 99);
   p.listen = NULL;
-  pair_close(&p);
+  kit_pair_close(&p);
   return ms;
 }
 
@@ -50,24 +50,24 @@ static void accept_nobody(struct door *d, int ms) {
   uint64_t deadline = rail_deadline_in_ms((uint64_t)ms);
   void *comm;
   while (!rail_deadline_passed(deadline)) {
-    CHECK_MSG(!accept_step(d->net, d->listen, &comm), "a stranger was accepted");
+    CHECK_MSG(!kit_accept_step(d->net, d->listen, &comm), "a stranger was accepted");
     sched_yield();
   }
 }
 
 TEST(handle_is_written_whole) {
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   uint8_t a[RAIL_NET_HANDLE_SIZE], b[RAIL_NET_HANDLE_SIZE];
   memset(a, 0xa5, sizeof a);
   memset(b, 0x5a, sizeof b);
-  void *la = net_listen(&n, a), *lb = net_listen(&n, b);
+  void *la = kit_net_listen(&n, a), *lb = kit_net_listen(&n, b);
   for (size_t i = 0; i < sizeof a; i++)
     CHECK_MSG(a[i] != 0xa5 || b[i] != 0x5a, "byte %zu of the handle is unwritten", i);
   CHECK(memcmp(a, b, sizeof a) != 0);
   CHECK_OK(n.vt->close_listen(la));
   CHECK_OK(n.vt->close_listen(lb));
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(a_thousand_listens) {
@@ -79,51 +79,51 @@ TEST(a_thousand_listens) {
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
   if (limit.rlim_cur < MOST + 200) tap_skip_case("only %lu files may be open", (unsigned long)limit.rlim_cur);
-  struct net n;
-  net_open(&n);
-  int count = scaled(MOST), fds = fd_count(), threads = thread_count();
-  for (int i = 0; i < count; i++) listen[i] = net_listen(&n, handle[i]);
-  CHECK_MSG(thread_count() <= threads + 8, "%d listens made %d threads", count, thread_count() - threads);
+  struct kit_net n;
+  kit_net_open(&n);
+  int count = kit_scaled(MOST), fds = kit_fd_count(), threads = kit_thread_count();
+  for (int i = 0; i < count; i++) listen[i] = kit_net_listen(&n, handle[i]);
+  CHECK_MSG(kit_thread_count() <= threads + 8, "%d listens made %d threads", count, kit_thread_count() - threads);
   const int some[] = {count - 1, count / 2, 0};
   for (int i = 0; i < 3; i++) {
-    struct pair p = {.net = &n};
-    uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+    struct kit_pair p = {.net = &n};
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
     while (!p.send || !p.recv) {
-      if (!p.send) connect_step(&n, handle[some[i]], &p.send);
-      if (!p.recv) accept_step(&n, listen[some[i]], &p.recv);
+      if (!p.send) kit_connect_step(&n, handle[some[i]], &p.send);
+      if (!p.recv) kit_accept_step(&n, listen[some[i]], &p.recv);
       CHECK(!rail_deadline_passed(deadline));
     }
-    pair_ping(&p, 100, (uint64_t)i);
-    pair_close(&p);
+    kit_pair_ping(&p, 100, (uint64_t)i);
+    kit_pair_close(&p);
   }
   for (int i = 0; i < count; i++) CHECK_OK(n.vt->close_listen(listen[i]));
-  CHECK_INT(fd_count(), fds);
-  net_close(&n);
+  CHECK_INT(kit_fd_count(), fds);
+  kit_net_close(&n);
 }
 
 TEST(closed_without_accept) {
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   struct door d;
   void *comm;
   for (int polls = 0; polls < 4; polls++) {
     door_open(&n, &d);
-    for (int i = 0; i < polls; i++) CHECK(!accept_step(&n, d.listen, &comm));
+    for (int i = 0; i < polls; i++) CHECK(!kit_accept_step(&n, d.listen, &comm));
     door_close(&d);
   }
   CHECK_OK(n.vt->close_listen(NULL));
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(closed_with_a_half_connected_peer) {
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   for (int steps = 1; steps <= 8; steps++) {
     struct door d;
     door_open(&n, &d);
     void *send = NULL, *recv = NULL;
-    for (int i = 0; i < steps && !send; i++) connect_step(&n, d.handle, &send);
-    if (steps > 4) accept_step(&n, d.listen, &recv);
+    for (int i = 0; i < steps && !send; i++) kit_connect_step(&n, d.handle, &send);
+    if (steps > 4) kit_accept_step(&n, d.listen, &recv);
     door_close(&d);
     /* The connecting side learns of it or is left waiting; it never hangs or breaks. */
     uint64_t deadline = rail_deadline_in_ms(200);
@@ -136,30 +136,30 @@ TEST(closed_with_a_half_connected_peer) {
     CHECK_OK(n.vt->close_send(send));
     CHECK_OK(n.vt->close_recv(recv));
   }
-  struct pair p;
-  pair_open(&n, &p);
-  pair_ping(&p, 1000, 1);
-  pair_close(&p);
-  net_close(&n);
+  struct kit_pair p;
+  kit_pair_open(&n, &p);
+  kit_pair_ping(&p, 1000, 1);
+  kit_pair_close(&p);
+  kit_net_close(&n);
 }
 
 TEST(garbage) {
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   struct door d;
   door_open(&n, &d);
-  struct rng rng;
-  rng_start(&rng);
+  struct kit_rng rng;
+  kit_rng_start(&rng);
   int fds[64];
   const int count = 60;
   for (int i = 0; i < count; i++) {
     uint8_t junk[4096];
-    for (size_t k = 0; k < sizeof junk; k++) junk[k] = (uint8_t)rng_next(&rng);
+    for (size_t k = 0; k < sizeof junk; k++) junk[k] = (uint8_t)kit_rng_next(&rng);
     if (i % 5 == 1) memset(junk, 0, sizeof junk);
     if (i % 5 == 2) memset(junk, 0xff, sizeof junk);
     if (i % 5 == 3) memcpy(junk, "GET / HTTP/1.1\r\nHost: x\r\n\r\n", 28);
     fds[i] = tcp_dial(&d.socket);
-    ssize_t sent = send(fds[i], junk, rng_below(&rng, sizeof junk), MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t sent = send(fds[i], junk, kit_rng_below(&rng, sizeof junk), MSG_NOSIGNAL | MSG_DONTWAIT);
     (void)sent; /* the plugin may have hung up already */
     if (i % 3 == 0) { /* some leave at once, half of these with a reset */
       if (i % 2) tcp_reset_on_close(fds[i]);
@@ -167,32 +167,32 @@ TEST(garbage) {
       fds[i] = -1;
     }
     void *comm;
-    CHECK_MSG(!accept_step(&n, d.listen, &comm), "garbage was accepted");
+    CHECK_MSG(!kit_accept_step(&n, d.listen, &comm), "garbage was accepted");
   }
   accept_nobody(&d, 100);
   door_real_peer(&d);
   for (int i = 0; i < count; i++) if (fds[i] >= 0) close(fds[i]);
   door_close(&d);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(silence_does_not_delay) {
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   struct door d;
   door_open(&n, &d);
   int fds[200];
   void *comm;
   for (int i = 0; i < 200; i++) {
     fds[i] = tcp_dial(&d.socket);
-    CHECK(!accept_step(&n, d.listen, &comm));
+    CHECK(!kit_accept_step(&n, d.listen, &comm));
   }
   accept_nobody(&d, 50);
   uint64_t ms = door_real_peer(&d);
-  CHECK_MSG(ms < patience_ms(1000), "behind 200 silent clients a real peer took %d ms", (int)ms);
+  CHECK_MSG(ms < kit_patience_ms(1000), "behind 200 silent clients a real peer took %d ms", (int)ms);
   for (int i = 0; i < 200; i++) close(fds[i]);
   door_close(&d);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 static uint64_t thread_cpu_ns(void) {
@@ -210,14 +210,14 @@ static uint64_t door_in_a_crowd(struct door *d, struct crowd *c) {
   void *send = NULL, *recv = NULL;
   char handle[RAIL_NET_HANDLE_SIZE];
   memcpy(handle, d->handle, sizeof handle);
-  uint64_t start = thread_cpu_ns(), deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  uint64_t start = thread_cpu_ns(), deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!send || !recv) {
-    if (!send) connect_step(d->net, handle, &send);
+    if (!send) kit_connect_step(d->net, handle, &send);
     uint64_t before = thread_cpu_ns();
-    if (!recv) accept_step(d->net, d->listen, &recv);
+    if (!recv) kit_accept_step(d->net, d->listen, &recv);
     uint64_t took = thread_cpu_ns() - before;
     c->calls++;
-    c->long_calls += took > patience_ms(1) * 1000000;
+    c->long_calls += took > kit_patience_ms(1) * 1000000;
     if (took > c->longest_ns) c->longest_ns = took;
     ENSURE(!rail_deadline_passed(deadline), "the real peer was kept out (send %p, recv %p)", send, recv);
   }
@@ -235,8 +235,8 @@ TEST(a_thousand_silent_clients) {
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
   if (limit.rlim_cur < 4 * MOST + 200) tap_skip_case("only %lu files may be open", (unsigned long)limit.rlim_cur);
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   struct door d;
   door_open(&n, &d);
   struct crowd c = {0};
@@ -248,38 +248,38 @@ TEST(a_thousand_silent_clients) {
   ms[2] = door_in_a_crowd(&d, &c);
   printf("# a real peer came in after %d, %d and %d ms; %d of %d accepts took longer than 1 ms, the longest %.2f\n",
          (int)ms[0], (int)ms[1], (int)ms[2], c.long_calls, c.calls, (double)c.longest_ns / 1e6);
-  for (int i = 0; i < 3; i++) CHECK_MSG(ms[i] < patience_ms(100), "a real peer had to wait for %d ms", (int)ms[i]);
+  for (int i = 0; i < 3; i++) CHECK_MSG(ms[i] < kit_patience_ms(100), "a real peer had to wait for %d ms", (int)ms[i]);
   /* An interrupt in a call counts as its time: hence not none at all. */
   CHECK_MSG(c.long_calls <= 2 + c.calls / 50, "%d of %d accepts took longer than 1 ms", c.long_calls, c.calls);
-  CHECK_MSG(c.longest_ns < patience_ms(4) * 1000000, "one accept took %d us", (int)(c.longest_ns / 1000));
+  CHECK_MSG(c.longest_ns < kit_patience_ms(4) * 1000000, "one accept took %d us", (int)(c.longest_ns / 1000));
   for (int i = 0; i < 2 * MOST; i++) close(fds[i]);
   door_close(&d);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 /* A flood that uses up the process's files: the strangers have to give theirs back. */
 TEST(silence_does_not_use_up_all_files) {
   struct rlimit limit, before;
   int fds[100], count = 0;
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   struct door d;
   door_open(&n, &d);
   for (; count < 100; count++) fds[count] = tcp_dial(&d.socket);
   getrlimit(RLIMIT_NOFILE, &before);
   limit = before;
-  limit.rlim_cur = (rlim_t)fd_count() + 40;
+  limit.rlim_cur = (rlim_t)kit_fd_count() + 40;
   setrlimit(RLIMIT_NOFILE, &limit);
   void *comm;
-  for (int i = 0; i < 50; i++) CHECK(!accept_step(&n, d.listen, &comm));
+  for (int i = 0; i < 50; i++) CHECK(!kit_accept_step(&n, d.listen, &comm));
   struct crowd c = {0};
   close(fds[--count]); /* for the peer's own end */
   uint64_t ms = door_in_a_crowd(&d, &c);
   setrlimit(RLIMIT_NOFILE, &before);
-  CHECK_MSG(ms < patience_ms(1000), "a real peer had to wait for %d ms", (int)ms);
+  CHECK_MSG(ms < kit_patience_ms(1000), "a real peer had to wait for %d ms", (int)ms);
   while (count > 0) close(fds[--count]);
   door_close(&d);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 /* Lets a connecting plugin talk to a socket of ours instead of `d`, by putting
@@ -307,7 +307,7 @@ static size_t record_hello(struct door *d, uint8_t *hello, size_t cap) {
   size_t got = 0;
   void *send = NULL;
   int fd = -1;
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(1000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(1000));
   while (!rail_deadline_passed(deadline) && got < cap) {
     struct rail_net_device_handle *dh = NULL;
     /* Some plugins finish here, before anybody accepts; their greeting is on its way all the same. */
@@ -335,8 +335,8 @@ static size_t record_hello(struct door *d, uint8_t *hello, size_t cap) {
  * version, length, secret. Those bytes that carry no such meaning (a nonce)
  * may be let in; a plugin that lets in nearly all checks nothing. */
 TEST(a_greeting_with_one_wrong_byte) {
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   struct door d;
   door_open(&n, &d);
   uint8_t hello[256];
@@ -352,12 +352,12 @@ TEST(a_greeting_with_one_wrong_byte) {
     CHECK_INT(send(fds[i], wrong, len, MSG_NOSIGNAL), len);
     void *comm;
     for (int k = 0; k < 50; k++)
-      if (accept_step(&n, d.listen, &comm)) CHECK_OK(n.vt->close_recv(comm));
+      if (kit_accept_step(&n, d.listen, &comm)) CHECK_OK(n.vt->close_recv(comm));
   }
   uint64_t deadline = rail_deadline_in_ms(300);
   while (!rail_deadline_passed(deadline)) {
     void *comm;
-    if (accept_step(&n, d.listen, &comm)) CHECK_OK(n.vt->close_recv(comm));
+    if (kit_accept_step(&n, d.listen, &comm)) CHECK_OK(n.vt->close_recv(comm));
   }
   for (size_t i = 0; i < len; i++) {
     char words[256]; /* a plugin may say why before it hangs up */
@@ -370,12 +370,12 @@ TEST(a_greeting_with_one_wrong_byte) {
   door_real_peer(&d);
   for (size_t i = 0; i < len; i++) close(fds[i]);
   door_close(&d);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(a_greeting_cut_short) {
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   struct door d;
   door_open(&n, &d);
   uint8_t hello[256];
@@ -393,14 +393,14 @@ TEST(a_greeting_cut_short) {
     }
     count++;
     void *comm;
-    CHECK_MSG(!accept_step(&n, d.listen, &comm), "%zu bytes of a greeting were accepted", cut);
+    CHECK_MSG(!kit_accept_step(&n, d.listen, &comm), "%zu bytes of a greeting were accepted", cut);
   }
   accept_nobody(&d, 50);
   uint64_t ms = door_real_peer(&d);
-  CHECK_MSG(ms < patience_ms(1000), "behind half greetings a real peer took %d ms", (int)ms);
+  CHECK_MSG(ms < kit_patience_ms(1000), "behind half greetings a real peer took %d ms", (int)ms);
   for (int i = 0; i < count; i++) if (fds[i] >= 0) close(fds[i]);
   door_close(&d);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST_MAIN(TEST_CASE(handle_is_written_whole), TEST_CASE(a_thousand_listens), TEST_CASE(closed_without_accept),

@@ -46,20 +46,20 @@ TEST(forbidden) {
   if (!forbid_io_uring()) tap_skip_case("no seccomp filters here");
   CHECK(syscall(SYS_io_uring_setup, 1, NULL) < 0 && errno == EPERM);
   setenv("RAIL_SOCKET_ENGINE", "uring", 1);
-  struct net n;
-  struct pair p[3];
+  struct kit_net n;
+  struct kit_pair p[3];
   struct rail_net_config config = {.traffic_class = -1};
   void *ctx = NULL;
-  net_open(&n);
+  kit_net_open(&n);
   CHECK_OK(n.vt->init(&ctx, 1, &config, listen_to_it, NULL)); /* the latest logger is the process's */
   for (int i = 0; i < 3; i++) {
-    pair_open(&n, &p[i]);
-    pair_ping(&p[i], 8, 1);
-    pair_ping(&p[i], 3000000, 2);
+    kit_pair_open(&n, &p[i]);
+    kit_pair_ping(&p[i], 8, 1);
+    kit_pair_ping(&p[i], 3000000, 2);
   }
-  for (int i = 0; i < 3; i++) pair_close(&p[i]);
+  for (int i = 0; i < 3; i++) kit_pair_close(&p[i]);
   CHECK_OK(n.vt->finalize(ctx));
-  net_close(&n);
+  kit_net_close(&n);
   CHECK_INT(said, 1);
   CHECK_INT(by_epoll, 1);
   CHECK_INT(warned, 0);

@@ -28,30 +28,30 @@ static void reset_all(void) {
 /* Connects the way its script says, moves a few messages, tells the parent, and ends. */
 static void peer(struct pipes *io, void *arg) {
   const struct script *s = arg;
-  struct net n;
+  struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE], word = 'x';
   void *comm, *listen = NULL;
-  net_open(&n);
+  kit_net_open(&n);
   if (s->peer_sends) {
     pipe_read(io, handle, sizeof handle);
-    comm = net_connect(&n, handle);
+    comm = kit_net_connect(&n, handle);
   } else {
-    listen = net_listen(&n, handle);
+    listen = kit_net_listen(&n, handle);
     pipe_write(io, handle, sizeof handle);
-    comm = net_accept(&n, listen);
+    comm = kit_net_accept(&n, listen);
   }
   uint8_t *data = calloc(1, big);
   ENSURE(data, "out of memory");
   for (int i = 0; i < 3; i++) {
-    struct op op = s->peer_sends ? op_send(comm, data, 1000, 0) : op_recv(comm, data, 1000, 0);
-    op_finish(&n, &op);
+    struct kit_op op = s->peer_sends ? kit_op_send(comm, data, 1000, 0) : kit_op_recv(comm, data, 1000, 0);
+    kit_op_finish(&n, &op);
   }
   if (s->mid_transfer) { /* some of a long message moves, then silence */
-    struct op op = s->peer_sends ? op_send(comm, data, big, 0) : op_recv(comm, data, big, 0);
+    struct kit_op op = s->peer_sends ? kit_op_send(comm, data, big, 0) : kit_op_recv(comm, data, big, 0);
     uint64_t until = rail_deadline_in_ms(20);
     while (!rail_deadline_passed(until) && !op.done)
-      if (op.req) op_test(&n, &op);
-      else op_post(&n, &op);
+      if (op.req) kit_op_test(&n, &op);
+      else kit_op_post(&n, &op);
   }
   pipe_write(io, &word, 1);
   pipe_read(io, &word, 1);
@@ -63,32 +63,32 @@ static void peer(struct pipes *io, void *arg) {
 
 static void survive(struct script s) {
   struct proc c = proc_start(peer, &s);
-  struct net n;
+  struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE], word;
   void *comm, *listen = NULL;
-  net_open(&n);
+  kit_net_open(&n);
   if (s.peer_sends) {
-    listen = net_listen(&n, handle);
+    listen = kit_net_listen(&n, handle);
     pipe_write(&c.io, handle, sizeof handle);
-    comm = net_accept(&n, listen);
+    comm = kit_net_accept(&n, listen);
   } else {
     pipe_read(&c.io, handle, sizeof handle);
-    comm = net_connect(&n, handle);
+    comm = kit_net_connect(&n, handle);
   }
   static uint8_t small[1000];
-  struct guarded data = guard_high(2 * big);
+  struct kit_guarded data = kit_guard_high(2 * big);
   for (int i = 0; i < 3; i++) {
-    struct op op = s.peer_sends ? op_recv(comm, small, 1000, 0) : op_send(comm, small, 1000, 0);
-    op_finish(&n, &op);
+    struct kit_op op = s.peer_sends ? kit_op_recv(comm, small, 1000, 0) : kit_op_send(comm, small, 1000, 0);
+    kit_op_finish(&n, &op);
   }
-  struct op op[4];
+  struct kit_op op[4];
   for (int i = 0; i < 4; i++)
-    op[i] = s.peer_sends ? op_recv(comm, data.data, big, 0) : op_send(comm, data.data, big, 0);
+    op[i] = s.peer_sends ? kit_op_recv(comm, data.data, big, 0) : kit_op_send(comm, data.data, big, 0);
   bool failed = false;
   uint64_t settle = rail_deadline_in_ms(20);
   for (int k = 0; s.mid_transfer && !rail_deadline_passed(settle); k++) {
-    if (!op[0].req && !op[0].done) op_post(&n, &op[0]);
-    if (op[0].req) op_test(&n, &op[0]);
+    if (!op[0].req && !op[0].done) kit_op_post(&n, &op[0]);
+    if (op[0].req) kit_op_test(&n, &op[0]);
     CHECK_INT(op[0].error, 0);
   }
   pipe_read(&c.io, &word, 1);
@@ -96,9 +96,9 @@ static void survive(struct script s) {
   pipe_write(&c.io, &word, 1);
   for (int i = 0; !failed;) {
     if (op[i].req) {
-      if (op_test(&n, &op[i])) failed = op[i].error != 0;
+      if (kit_op_test(&n, &op[i])) failed = op[i].error != 0;
     } else if (!op[i].done) {
-      op_post(&n, &op[i]);
+      kit_op_post(&n, &op[i]);
       failed = op[i].error != 0;
     }
     if (failed) {
@@ -109,22 +109,23 @@ static void survive(struct script s) {
     } else {
       CHECK_MSG(!op[i].done, "16 MiB were %s a dead peer", s.peer_sends ? "received from" : "sent to");
     }
-    CHECK_MSG(rail_now_ns() - start < patience_ms(LIMIT_MS) * 1000000, "no error %d ms after the peer's end", LIMIT_MS);
+    CHECK_MSG(rail_now_ns() - start < kit_patience_ms(LIMIT_MS) * 1000000, "no error %d ms after the peer's end",
+              LIMIT_MS);
     sched_yield();
   }
   /* The same request and its siblings may be asked again in the same pass; new calls fail too, or wait. */
   for (int i = 0; i < 4; i++) {
-    int done = 0, sizes[PAIR_MAX_GROUP];
+    int done = 0, sizes[KIT_MAX_GROUP];
     if (op[i].req) n.vt->test(op[i].req, &done, sizes);
-    struct op late = op[i];
+    struct kit_op late = op[i];
     late.error = 0;
-    op_post(&n, &late);
+    kit_op_post(&n, &late);
   }
   CHECK_OK(s.peer_sends ? n.vt->close_recv(comm) : n.vt->close_send(comm));
   CHECK_OK(n.vt->close_listen(listen));
-  guard_free(&data);
+  kit_guard_free(&data);
   proc_kill(&c);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(killed_receiver_mid_transfer) { for (int i = 0; i < 3; i++) survive((struct script){false, BY_KILL, true}); }
@@ -144,40 +145,40 @@ TEST(exit_between_messages) {
 
 /* Death while the connection is being made: connect and accept report or wait, and closing works. */
 static void dies_at_once(struct pipes *io, void *arg) {
-  struct net n;
+  struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE];
   void *comm;
   (void)arg;
-  net_open(&n);
+  kit_net_open(&n);
   pipe_read(io, handle, sizeof handle);
   for (int i = 0; i < 2; i++)
-    if (connect_step(&n, handle, &comm)) break;
+    if (kit_connect_step(&n, handle, &comm)) break;
   kill(getpid(), SIGKILL);
 }
 
 TEST(killed_while_connecting) {
-  struct net n;
+  struct kit_net n;
   for (int round = 0; round < 3; round++) {
     struct proc c = proc_start(dies_at_once, NULL);
     char handle[RAIL_NET_HANDLE_SIZE];
-    net_open(&n);
-    void *listen = net_listen(&n, handle), *comm;
+    kit_net_open(&n);
+    void *listen = kit_net_listen(&n, handle), *comm;
     pipe_write(&c.io, handle, sizeof handle);
     uint64_t until = rail_deadline_in_ms(300);
     while (!rail_deadline_passed(until))
-      if (accept_step(&n, listen, &comm)) CHECK_OK(n.vt->close_recv(comm));
+      if (kit_accept_step(&n, listen, &comm)) CHECK_OK(n.vt->close_recv(comm));
     proc_kill(&c);
-    struct pair p = {.net = &n, .listen = listen}; /* the next peer is not kept out by the dead one */
+    struct kit_pair p = {.net = &n, .listen = listen}; /* the next peer is not kept out by the dead one */
     memcpy(p.handle, handle, sizeof handle);
-    uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
     while (!p.send || !p.recv) {
-      if (!p.send) connect_step(&n, p.handle, &p.send);
-      if (!p.recv) accept_step(&n, listen, &p.recv);
+      if (!p.send) kit_connect_step(&n, p.handle, &p.send);
+      if (!p.recv) kit_accept_step(&n, listen, &p.recv);
       CHECK(!rail_deadline_passed(deadline));
     }
-    pair_ping(&p, 100, 1);
-    pair_close(&p);
-    net_close(&n);
+    kit_pair_ping(&p, 100, 1);
+    kit_pair_close(&p);
+    kit_net_close(&n);
   }
 }
 

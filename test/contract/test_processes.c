@@ -15,7 +15,7 @@
 enum { COMMS = 8 };
 
 struct side {
-  struct net net;
+  struct kit_net net;
   void *listen[COMMS], *send[COMMS], *recv[COMMS];
   char handle[COMMS][RAIL_NET_HANDLE_SIZE];
 };
@@ -33,31 +33,31 @@ static void two_way(struct pipes *io, int me, int rounds) {
   static struct side s;
   static uint8_t out[COMMS][60000], in[COMMS][60000];
   char theirs[COMMS][RAIL_NET_HANDLE_SIZE];
-  net_open(&s.net);
-  for (int i = 0; i < COMMS; i++) s.listen[i] = net_listen(&s.net, s.handle[i]);
+  kit_net_open(&s.net);
+  for (int i = 0; i < COMMS; i++) s.listen[i] = kit_net_listen(&s.net, s.handle[i]);
   pipe_write(io, s.handle, sizeof s.handle);
   pipe_read(io, theirs, sizeof theirs);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   for (int left = 2 * COMMS; left > 0;) {
     for (int i = 0; i < COMMS; i++) {
-      if (!s.send[i] && connect_step(&s.net, theirs[i], &s.send[i])) left--;
-      if (!s.recv[i] && accept_step(&s.net, s.listen[i], &s.recv[i])) left--;
+      if (!s.send[i] && kit_connect_step(&s.net, theirs[i], &s.send[i])) left--;
+      if (!s.recv[i] && kit_accept_step(&s.net, s.listen[i], &s.recv[i])) left--;
     }
     ENSURE(!rail_deadline_passed(deadline), "%d ends are not connected", left);
     sched_yield();
   }
   for (int i = 0; i < COMMS; i++) ENSURE(s.net.vt->close_listen(s.listen[i]) == 0, "closeListen failed");
   for (int round = 0; round < rounds; round++) {
-    struct op ops[2 * COMMS];
+    struct kit_op ops[2 * COMMS];
     for (int i = 0; i < COMMS; i++) {
-      pattern_fill(out[i], size_of(me, i, round), seed_of(me, i, round));
-      ops[i] = op_recv(s.recv[i], in[i], sizeof in[i], round);
-      ops[COMMS + i] = op_send(s.send[i], out[i], size_of(me, i, round), round);
+      kit_pattern_fill(out[i], size_of(me, i, round), seed_of(me, i, round));
+      ops[i] = kit_op_recv(s.recv[i], in[i], sizeof in[i], round);
+      ops[COMMS + i] = kit_op_send(s.send[i], out[i], size_of(me, i, round), round);
     }
-    ops_run(&s.net, ops, 2 * COMMS, (struct ops_how){0});
+    kit_ops_run(&s.net, ops, 2 * COMMS, (struct kit_ops_how){0});
     for (int i = 0; i < COMMS; i++) {
       ENSURE_INT(ops[i].sizes[0], size_of(1 - me, i, round));
-      ssize_t wrong = pattern_check(in[i], size_of(1 - me, i, round), seed_of(1 - me, i, round));
+      ssize_t wrong = kit_pattern_check(in[i], size_of(1 - me, i, round), seed_of(1 - me, i, round));
       ENSURE(wrong < 0, "comm %d round %d: byte %zd arrived wrong", i, round, wrong);
     }
   }
@@ -65,48 +65,48 @@ static void two_way(struct pipes *io, int me, int rounds) {
     ENSURE(s.net.vt->close_send(s.send[i]) == 0, "closeSend failed");
     ENSURE(s.net.vt->close_recv(s.recv[i]) == 0, "closeRecv failed");
   }
-  net_close(&s.net);
+  kit_net_close(&s.net);
 }
 
 static void two_way_child(struct pipes *io, void *arg) { two_way(io, 1, *(int *)arg); }
 
 TEST(eight_comms_each_way) {
-  int rounds = scaled(200);
+  int rounds = kit_scaled(200);
   struct proc c = proc_start(two_way_child, &rounds);
   two_way(&c.io, 0, rounds);
   proc_join(&c);
 }
 
-struct worker { struct net *net; int id, rounds; };
+struct worker { struct kit_net *net; int id, rounds; };
 
 static void own_pair(void *arg) {
   struct worker *w = arg;
-  struct pair p;
-  pair_open(w->net, &p);
+  struct kit_pair p;
+  kit_pair_open(w->net, &p);
   for (int i = 0; i < w->rounds; i++)
-    pair_ping(&p, (size_t)((w->id + 1) * i * 1013) % 100000, (uint64_t)w->id * 1000 + (uint64_t)i);
-  pair_close(&p);
+    kit_pair_ping(&p, (size_t)((w->id + 1) * i * 1013) % 100000, (uint64_t)w->id * 1000 + (uint64_t)i);
+  kit_pair_close(&p);
 }
 
 TEST(comms_on_different_threads) {
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   for (int round = 0; round < 3; round++) {
     struct worker w[4];
-    for (int i = 0; i < 4; i++) w[i] = (struct worker){&n, i, scaled(200)};
-    run_threads(4, own_pair, w, sizeof w[0]);
+    for (int i = 0; i < 4; i++) w[i] = (struct worker){&n, i, kit_scaled(200)};
+    kit_run_threads(4, own_pair, w, sizeof w[0]);
   }
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 static void own_context(void *arg) {
   struct worker *w = arg;
-  struct net n;
+  struct kit_net n;
   for (int i = 0; i < 5; i++) {
-    net_open(&n);
+    kit_net_open(&n);
     struct worker mine = {&n, w->id, w->rounds};
     own_pair(&mine);
-    net_close(&n);
+    kit_net_close(&n);
   }
 }
 
@@ -114,35 +114,35 @@ TEST(contexts_on_different_threads) {
   if (getenv("RAIL_TEST_ABI")) tap_skip_case("below v11 there is one context");
   setenv("NCCL_SOCKET_IFNAME", "lo", 0); /* before there are threads */
   struct worker w[4];
-  for (int i = 0; i < 4; i++) w[i] = (struct worker){NULL, i, scaled(20)};
-  run_threads(4, own_context, w, sizeof w[0]);
+  for (int i = 0; i < 4; i++) w[i] = (struct worker){NULL, i, kit_scaled(20)};
+  kit_run_threads(4, own_context, w, sizeof w[0]);
 }
 
 /* Two threads of one comm, as NCCL has them: hints from both while one moves data. */
-struct hints { struct net *net; struct pair *pair; atomic_bool *over; bool traffic; };
+struct hints { struct kit_net *net; struct kit_pair *pair; atomic_bool *over; bool traffic; };
 
 static void hint_or_traffic(void *arg) {
   struct hints *h = arg;
   struct rail_net_attr attr = {.op = 1, .algo = 2, .proto = 4};
-  for (int i = 0; h->traffic ? i < scaled(1000) : !atomic_load(h->over); i++) {
+  for (int i = 0; h->traffic ? i < kit_scaled(1000) : !atomic_load(h->over); i++) {
     attr.send.max_concurrent_peers = i;
     if (h->net->vt->set_net_attr) h->net->vt->set_net_attr(h->net->ctx, &attr);
-    if (h->traffic) pair_ping(h->pair, (size_t)i % 5000, (uint64_t)i);
+    if (h->traffic) kit_pair_ping(h->pair, (size_t)i % 5000, (uint64_t)i);
     else sched_yield();
   }
   if (h->traffic) atomic_store(h->over, true);
 }
 
 TEST(attributes_from_two_threads) {
-  struct net n;
-  struct pair p;
+  struct kit_net n;
+  struct kit_pair p;
   atomic_bool over = false;
-  net_open(&n);
-  pair_open(&n, &p);
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
   struct hints h[2] = {{&n, &p, &over, true}, {&n, &p, &over, false}};
-  run_threads(2, hint_or_traffic, h, sizeof h[0]);
-  pair_close(&p);
-  net_close(&n);
+  kit_run_threads(2, hint_or_traffic, h, sizeof h[0]);
+  kit_pair_close(&p);
+  kit_net_close(&n);
 }
 
 /* ---- fork and exec during traffic ---- */
@@ -156,22 +156,22 @@ static void sockets_of_a_child(char *text, size_t cap) {
 }
 
 TEST(programs_started_meanwhile) {
-  struct net n;
-  struct pair p, q;
+  struct kit_net n;
+  struct kit_pair p, q;
   static struct tcp_socket before[256], after[256];
   int nbefore = tcp_sockets(before, 256);
   char handle[RAIL_NET_HANDLE_SIZE];
-  net_open(&n);
-  pair_open(&n, &p);
-  pair_open(&n, &q);
-  void *listen = net_listen(&n, handle);
-  int nafter = tcp_sockets(after, 256), fds = fd_count();
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
+  kit_pair_open(&n, &q);
+  void *listen = kit_net_listen(&n, handle);
+  int nafter = tcp_sockets(after, 256), fds = kit_fd_count();
   for (int round = 0; round < 20; round++) {
     static uint8_t out[1 << 20], in[1 << 20];
-    pattern_fill(out, sizeof out, (uint64_t)round);
-    struct op ops[2] = {op_recv(p.recv, in, sizeof in, 0), op_send(p.send, out, sizeof out, 0)};
-    op_post(&n, &ops[0]);
-    op_post(&n, &ops[1]); /* in flight while the child starts */
+    kit_pattern_fill(out, sizeof out, (uint64_t)round);
+    struct kit_op ops[2] = {kit_op_recv(p.recv, in, sizeof in, 0), kit_op_send(p.send, out, sizeof out, 0)};
+    kit_op_post(&n, &ops[0]);
+    kit_op_post(&n, &ops[1]); /* in flight while the child starts */
     if (round == 10) {
       char text[16384];
       sockets_of_a_child(text, sizeof text);
@@ -192,24 +192,24 @@ TEST(programs_started_meanwhile) {
       }
       CHECK(waitpid(pid, NULL, 0) == pid);
     }
-    ops_run(&n, ops, 2, (struct ops_how){0});
-    CHECK(pattern_check(in, sizeof in, (uint64_t)round) < 0);
+    kit_ops_run(&n, ops, 2, (struct kit_ops_how){0});
+    CHECK(kit_pattern_check(in, sizeof in, (uint64_t)round) < 0);
   }
-  CHECK_INT(fd_count(), fds);
+  CHECK_INT(kit_fd_count(), fds);
   CHECK_OK(n.vt->close_listen(listen));
-  pair_close(&p);
-  pair_close(&q);
-  net_close(&n);
+  kit_pair_close(&p);
+  kit_pair_close(&q);
+  kit_net_close(&n);
 }
 
 /* A forked child that lives on, without exec, keeps copies of the sockets open.
  * Its parent's close must reach the peer all the same. */
 TEST(a_forked_bystander_does_not_hide_a_close) {
-  struct net n;
-  struct pair p;
-  net_open(&n);
-  pair_open(&n, &p);
-  pair_ping(&p, 100, 1);
+  struct kit_net n;
+  struct kit_pair p;
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
+  kit_pair_ping(&p, 100, 1);
   int hold[2];
   CHECK(pipe(hold) == 0);
   pid_t pid = fork();
@@ -221,13 +221,13 @@ TEST(a_forked_bystander_does_not_hide_a_close) {
   }
   close(hold[0]);
   uint8_t byte;
-  struct op op = op_recv(p.recv, &byte, 1, 0);
+  struct kit_op op = kit_op_recv(p.recv, &byte, 1, 0);
   int rc = n.vt->close_send(p.send);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(5000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(5000));
   bool noticed = false;
   while (!noticed && !rail_deadline_passed(deadline)) {
-    if (op.req) op_test(&n, &op);
-    else op_post(&n, &op);
+    if (op.req) kit_op_test(&n, &op);
+    else kit_op_post(&n, &op);
     noticed = op.error != 0;
     sched_yield();
   }
@@ -236,7 +236,7 @@ TEST(a_forked_bystander_does_not_hide_a_close) {
   CHECK_INT(rc, 0);
   CHECK_MSG(noticed, "the close did not reach the peer while a forked child lived");
   CHECK_OK(n.vt->close_recv(p.recv));
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST_MAIN(TEST_CASE(eight_comms_each_way), TEST_CASE(comms_on_different_threads),

@@ -73,7 +73,7 @@ static int v10_finalize(void *ctx) {
   return 0;
 }
 
-static void open_profiled(struct net *n, int version) {
+static void open_profiled(struct kit_net *n, int version) {
   static struct rail_net_v12 vt;
   char symbol[32];
   setenv("NCCL_SOCKET_IFNAME", "lo", 0);
@@ -83,7 +83,7 @@ static void open_profiled(struct net *n, int version) {
   decline = false;
   caller = pthread_self();
   n->version = version;
-  n->dl = dlopen(plugin_path(), RTLD_NOW | RTLD_LOCAL);
+  n->dl = dlopen(kit_plugin_path(), RTLD_NOW | RTLD_LOCAL);
   CHECK_MSG(n->dl, "dlopen: %s", dlerror());
   snprintf(symbol, sizeof symbol, "ncclNetPlugin_v%d", version);
   const void *table = dlsym(n->dl, symbol);
@@ -100,14 +100,14 @@ static void open_profiled(struct net *n, int version) {
   }
   n->vt = &vt;
   struct rail_net_config config = {.traffic_class = -1};
-  CHECK_OK(vt.init(&n->ctx, 1, &config, net_log, profiler));
+  CHECK_OK(vt.init(&n->ctx, 1, &config, kit_net_log, profiler));
   CHECK_OK(vt.devices(&n->ndev));
   CHECK(n->ndev > 0);
 }
 
-static void *send_one(struct pair *p, void *data, size_t size, int tag, void *phandle) {
+static void *send_one(struct kit_pair *p, void *data, size_t size, int tag, void *phandle) {
   void *r = NULL;
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!r) {
     CHECK_OK(p->net->vt->isend(p->send, data, size, tag, NULL, phandle, &r));
     CHECK(!rail_deadline_passed(deadline));
@@ -115,9 +115,9 @@ static void *send_one(struct pair *p, void *data, size_t size, int tag, void *ph
   return r;
 }
 
-static void *recv_group(struct pair *p, int n, void **data, size_t *sizes, int *tags, void **phandles) {
+static void *recv_group(struct kit_pair *p, int n, void **data, size_t *sizes, int *tags, void **phandles) {
   void *r = NULL;
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!r) {
     CHECK_OK(p->net->vt->irecv(p->recv, n, data, sizes, tags, NULL, phandles, &r));
     CHECK(!rail_deadline_passed(deadline));
@@ -126,10 +126,10 @@ static void *recv_group(struct pair *p, int n, void **data, size_t *sizes, int *
 }
 
 /* Tests both until each is done, or has failed. Sums their results up. */
-static int finish_two(struct net *n, void *a, void *b) {
+static int finish_two(struct kit_net *n, void *a, void *b) {
   void *r[2] = {a, b};
-  int sum = 0, sizes[PAIR_MAX_GROUP];
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  int sum = 0, sizes[KIT_MAX_GROUP];
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (r[0] || r[1]) {
     for (int i = 0; i < 2; i++) {
       int done = 0, open = started - stopped;
@@ -157,7 +157,7 @@ static void check_event(const struct event *e, void *phandle, int op, size_t len
 
 static int handles[64]; /* their addresses */
 
-static void requests_and_groups(struct pair *p) {
+static void requests_and_groups(struct kit_pair *p) {
   static uint8_t out[300000], in[4][300000];
   static const size_t lengths[] = {0, 100, 300000};
   for (int i = 0; i < 3; i++) {
@@ -187,7 +187,7 @@ static void requests_and_groups(struct pair *p) {
   CHECK_INT(started, stopped);
 }
 
-static void without_handles(struct pair *p) {
+static void without_handles(struct kit_pair *p) {
   static uint8_t out[2000], in[2000];
   void *to = in, *none = NULL;
   size_t room = sizeof in;
@@ -206,7 +206,7 @@ static void without_handles(struct pair *p) {
 }
 
 /* A message larger than its buffer: the requests fail, and their events are ended once, however often one asks. */
-static void failing(struct pair *p) {
+static void failing(struct kit_pair *p) {
   static uint8_t out[200000], in[100];
   void *to = in, *ph = &handles[7];
   size_t room = sizeof in;
@@ -222,33 +222,33 @@ static void failing(struct pair *p) {
 }
 
 /* Given up: the event stays open, and nothing is called from close on. */
-static void closed_while_outstanding(struct net *n) {
+static void closed_while_outstanding(struct kit_net *n) {
   static uint8_t out[200000], in[300000];
-  struct pair p;
-  pair_open(n, &p);
+  struct kit_pair p;
+  kit_pair_open(n, &p);
   int first = started, ended = stopped, tag = 6;
   void *to = in, *ph = &handles[9];
   size_t room = sizeof in;
   send_one(&p, out, sizeof out, 5, &handles[10]); /* tags differ: neither can be done */
   recv_group(&p, 1, &to, &room, &tag, &ph);
   CHECK_INT(started, first + 2);
-  pair_close(&p);
+  kit_pair_close(&p);
   CHECK_INT(started, first + 2);
   CHECK_INT(stopped, ended);
 }
 
 static void through(int version) {
-  struct net n;
-  struct pair p;
+  struct kit_net n;
+  struct kit_pair p;
   open_profiled(&n, version);
-  pair_open(&n, &p);
+  kit_pair_open(&n, &p);
   requests_and_groups(&p);
   without_handles(&p);
   failing(&p);
-  pair_close(&p);
+  kit_pair_close(&p);
   closed_while_outstanding(&n);
   int total = started + stopped;
-  net_close(&n);
+  kit_net_close(&n);
   CHECK_INT(started + stopped, total); /* nor from finalize */
   CHECK_INT(bad, 0);
 }
@@ -260,45 +260,45 @@ TEST(v12) { through(12); }
 /* These have no place for a callback or a handle. */
 TEST(v6_to_v9) {
   for (int version = 6; version <= 9; version++) {
-    struct net n;
-    struct pair p;
+    struct kit_net n;
+    struct kit_pair p;
     started = stopped = bad = 0;
-    net_open_version(&n, version);
+    kit_net_open_version(&n, version);
     struct rail_net_config config = {.traffic_class = -1};
     void *ctx = NULL, *mine = n.ctx;
-    CHECK_OK(n.vt->init(&ctx, 1, &config, net_log, profiler));
+    CHECK_OK(n.vt->init(&ctx, 1, &config, kit_net_log, profiler));
     n.ctx = ctx;
-    pair_open(&n, &p);
-    for (int i = 0; i < 5; i++) pair_ping(&p, (size_t)i * 30000, (uint64_t)i);
-    pair_close(&p);
+    kit_pair_open(&n, &p);
+    for (int i = 0; i < 5; i++) kit_pair_ping(&p, (size_t)i * 30000, (uint64_t)i);
+    kit_pair_close(&p);
     CHECK_OK(n.vt->finalize(ctx));
     n.ctx = mine;
-    net_close(&n);
+    kit_net_close(&n);
     CHECK_INT(started + stopped + bad, 0);
   }
 }
 
 /* One context with a callback and one without, in one process: each connection has its own context's. */
 TEST(contexts_differ) {
-  struct net n;
-  struct pair p;
+  struct kit_net n;
+  struct kit_pair p;
   static uint8_t out[10], in[10];
   void *to = in, *plain = NULL, *mine;
   size_t room = sizeof in;
   int tag = 1;
   open_profiled(&n, 12);
   struct rail_net_config config = {.traffic_class = -1};
-  CHECK_OK(n.vt->init(&plain, 2, &config, net_log, NULL));
+  CHECK_OK(n.vt->init(&plain, 2, &config, kit_net_log, NULL));
   mine = n.ctx;
   n.ctx = plain;
-  pair_open(&n, &p);
+  kit_pair_open(&n, &p);
   void *ph = &handles[1];
   CHECK_OK(finish_two(&n, recv_group(&p, 1, &to, &room, &tag, &ph), send_one(&p, out, 10, 1, &handles[0])));
   CHECK_INT(started, 0);
-  pair_close(&p);
+  kit_pair_close(&p);
   CHECK_OK(n.vt->finalize(plain));
   n.ctx = mine;
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST_MAIN(TEST_CASE(v10), TEST_CASE(v11), TEST_CASE(v12), TEST_CASE(v6_to_v9), TEST_CASE(contexts_differ))

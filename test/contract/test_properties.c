@@ -11,9 +11,9 @@
 #define MAX_DEVICES 64
 
 /* All devices of this machine, not only the loopback interface: they are looked at, not used. */
-static void open_all(struct net *n) {
+static void open_all(struct kit_net *n) {
   setenv("NCCL_SOCKET_IFNAME", "^nosuchinterface", 1);
-  net_open(n);
+  kit_net_open(n);
   CHECK(n->ndev <= MAX_DEVICES);
 }
 
@@ -54,16 +54,16 @@ static void all_written(int version, const void *a, const void *b, const struct 
   } while (0)
 
 TEST(every_field_is_written) {
-  struct net n;
+  struct kit_net n;
   open_all(&n);
-  void *dl = dlopen(plugin_path(), RTLD_NOW | RTLD_LOCAL);
+  void *dl = dlopen(kit_plugin_path(), RTLD_NOW | RTLD_LOCAL);
   CHECK_MSG(dl, "dlopen: %s", dlerror());
   /* Below v11 a plugin is initialised once a process, by its own version's init. */
-  CHECK_OK(((const struct rail_net_v6 *)dlsym(dl, "ncclNetPlugin_v6"))->init(net_log));
-  CHECK_OK(((const struct rail_net_v7 *)dlsym(dl, "ncclNetPlugin_v7"))->init(net_log));
-  CHECK_OK(((const struct rail_net_v8 *)dlsym(dl, "ncclNetPlugin_v8"))->init(net_log));
-  CHECK_OK(((const struct rail_net_v9 *)dlsym(dl, "ncclNetPlugin_v9"))->init(net_log));
-  CHECK_OK(((const struct rail_net_v10 *)dlsym(dl, "ncclNetPlugin_v10"))->init(net_log, NULL));
+  CHECK_OK(((const struct rail_net_v6 *)dlsym(dl, "ncclNetPlugin_v6"))->init(kit_net_log));
+  CHECK_OK(((const struct rail_net_v7 *)dlsym(dl, "ncclNetPlugin_v7"))->init(kit_net_log));
+  CHECK_OK(((const struct rail_net_v8 *)dlsym(dl, "ncclNetPlugin_v8"))->init(kit_net_log));
+  CHECK_OK(((const struct rail_net_v9 *)dlsym(dl, "ncclNetPlugin_v9"))->init(kit_net_log));
+  CHECK_OK(((const struct rail_net_v10 *)dlsym(dl, "ncclNetPlugin_v10"))->init(kit_net_log, NULL));
   CHECK_WRITTEN(6, rail_net_props_v6, FIELDS_V6);
   CHECK_WRITTEN(7, rail_net_props_v7, FIELDS_V7);
   CHECK_WRITTEN(8, rail_net_props_v8, FIELDS_V8);
@@ -72,11 +72,11 @@ TEST(every_field_is_written) {
   CHECK_WRITTEN(11, rail_net_props_v11, FIELDS_V11);
   CHECK_WRITTEN(12, rail_net_props_v12, FIELDS_V12);
   dlclose(dl);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(values_are_in_range) {
-  struct net n;
+  struct kit_net n;
   open_all(&n);
   for (int d = 0; d < n.ndev; d++) {
     struct rail_net_props_v12 p;
@@ -97,7 +97,7 @@ TEST(values_are_in_range) {
     CHECK(p.port >= 0);
     CHECK(isfinite(p.latency) && p.latency >= 0 && p.latency < 1e6f);
     CHECK(p.max_comms > 0);
-    CHECK(p.max_recvs >= 1 && p.max_recvs <= PAIR_MAX_GROUP);
+    CHECK(p.max_recvs >= 1 && p.max_recvs <= KIT_MAX_GROUP);
     CHECK_INT(p.net_device_type, RAIL_NET_DEVICE_HOST);
     CHECK_INT(p.net_device_version, RAIL_NET_DEVICE_INVALID_VERSION);
     CHECK_INT(p.vprops.ndevs, 1);
@@ -107,11 +107,11 @@ TEST(values_are_in_range) {
     CHECK(p.max_multi_request_size >= 1);
     CHECK(p.rail_id >= RAIL_NET_ID_UNDEF && p.plane_id >= RAIL_NET_ID_UNDEF);
   }
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(devices_are_told_apart) {
-  struct net n;
+  struct kit_net n;
   open_all(&n);
   struct rail_net_props_v12 p[MAX_DEVICES];
   for (int d = 0; d < n.ndev; d++) CHECK_OK(n.vt->get_properties(d, &p[d]));
@@ -121,11 +121,11 @@ TEST(devices_are_told_apart) {
       CHECK_MSG(p[d].guid != p[e].guid || p[d].port != p[e].port, "devices %d and %d share guid and port", e, d);
     }
   }
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(strings_stay_where_they_are) {
-  struct net n;
+  struct kit_net n;
   open_all(&n);
   struct rail_net_props_v12 first[MAX_DEVICES], again;
   char names[MAX_DEVICES][256];
@@ -144,12 +144,12 @@ TEST(strings_stay_where_they_are) {
   int ndev;
   CHECK_OK(n.vt->devices(&ndev));
   CHECK_INT(ndev, n.ndev);
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST(wrong_device_is_refused) {
-  struct net n;
-  net_open(&n);
+  struct kit_net n;
+  kit_net_open(&n);
   struct rail_net_props_v12 p;
   char handle[RAIL_NET_HANDLE_SIZE];
   static const int offset[] = {0, 1, 1000};
@@ -160,7 +160,7 @@ TEST(wrong_device_is_refused) {
     CHECK(n.vt->listen(n.ctx, n.ndev + offset[i], handle, &comm) != 0);
     CHECK(n.vt->listen(n.ctx, -1 - offset[i], handle, &comm) != 0);
   }
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 struct told {
@@ -169,10 +169,10 @@ struct told {
 };
 
 static void tell(struct told *t) {
-  struct net n;
+  struct kit_net n;
   memset(t, 0, sizeof *t);
   setenv("NCCL_SOCKET_IFNAME", "^nosuchinterface", 1);
-  net_open(&n);
+  kit_net_open(&n);
   t->ndev = n.ndev;
   for (int d = 0; d < n.ndev && d < MAX_DEVICES; d++) {
     struct rail_net_props_v12 p;
@@ -185,7 +185,7 @@ static void tell(struct told *t) {
     t->dev[d].port = p.port;
     t->dev[d].max_recvs = p.max_recvs;
   }
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 static void tell_parent(struct pipes *io, void *arg) {

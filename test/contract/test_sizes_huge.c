@@ -30,36 +30,36 @@ static uint8_t *repeated(size_t size, uint64_t seed) {
   for (size_t at = 0; at < size; at += PERIOD)
     CHECK(mmap(base + at, PERIOD, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED);
   close(fd);
-  pattern_fill(base, PERIOD, seed);
+  kit_pattern_fill(base, PERIOD, seed);
   return base;
 }
 
 TEST(two_gigabytes_and_five) {
   if (available_kb() < (8ll << 20))
     tap_skip_case("%lld MiB of memory are free, 8192 are needed", available_kb() / 1024);
-  struct net n;
-  struct pair p;
-  net_open(&n);
+  struct kit_net n;
+  struct kit_pair p;
+  kit_net_open(&n);
   if (n.version < 9) tap_skip_case("vtables below v9 carry at most 1 GiB");
-  pair_open(&n, &p);
+  kit_pair_open(&n, &p);
   uint8_t *out = repeated(HUGE_SIZE, 77);
-  struct guarded in = guard_high(HUGE_SIZE);
-  void *send_mh = mr_reg(&n, p.send, out, HUGE_SIZE), *recv_mh = mr_reg(&n, p.recv, in.data, HUGE_SIZE);
-  struct op ops[4] = {op_recv(p.recv, in.data, HUGE_SIZE, 0), op_send(p.send, out, HUGE_SIZE, 0)};
+  struct kit_guarded in = kit_guard_high(HUGE_SIZE);
+  void *send_mh = kit_mr_reg(&n, p.send, out, HUGE_SIZE), *recv_mh = kit_mr_reg(&n, p.recv, in.data, HUGE_SIZE);
+  struct kit_op ops[4] = {kit_op_recv(p.recv, in.data, HUGE_SIZE, 0), kit_op_send(p.send, out, HUGE_SIZE, 0)};
   ops[0].mh[0] = recv_mh;
   ops[1].mh[0] = send_mh;
-  ops_run(&n, ops, 2, (struct ops_how){.deadline_ms = 60000});
+  kit_ops_run(&n, ops, 2, (struct kit_ops_how){.deadline_ms = 60000});
   for (size_t at = 0; at < HUGE_SIZE; at += PERIOD) {
     size_t part = HUGE_SIZE - at < PERIOD ? HUGE_SIZE - at : PERIOD;
     CHECK_MSG(memcmp(in.data + at, out, part) == 0, "the 16 MiB from offset %zu arrived wrong", at);
   }
-  pair_ping(&p, 1000, 5); /* the stream is in step afterwards */
-  mr_dereg(&n, p.send, send_mh);
-  mr_dereg(&n, p.recv, recv_mh);
-  pair_close(&p);
+  kit_pair_ping(&p, 1000, 5); /* the stream is in step afterwards */
+  kit_mr_dereg(&n, p.send, send_mh);
+  kit_mr_dereg(&n, p.recv, recv_mh);
+  kit_pair_close(&p);
   munmap(out, HUGE_SIZE + PERIOD);
-  guard_free(&in);
-  net_close(&n);
+  kit_guard_free(&in);
+  kit_net_close(&n);
 }
 
 TEST_MAIN(TEST_CASE(two_gigabytes_and_five))

@@ -72,12 +72,12 @@ static void fill(uint64_t *out, size_t units, bool lines, uint32_t round) {
 }
 
 static void polled_while_received(bool lines, size_t units, int rounds) {
-  struct net n;
-  struct pair p;
-  struct rng rng;
-  net_open(&n);
-  pair_open(&n, &p);
-  rng_start(&rng);
+  struct kit_net n;
+  struct kit_pair p;
+  struct kit_rng rng;
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
+  kit_rng_start(&rng);
   size_t words = lines ? units * LINE_WORDS : units, size = words * 8;
   uint64_t *out = aligned_alloc(4096, size);
   _Atomic uint64_t *in = aligned_alloc(4096, size);
@@ -87,19 +87,19 @@ static void polled_while_received(bool lines, size_t units, int rounds) {
   pthread_t thread;
   CHECK(pthread_create(&thread, NULL, reader_main, &r) == 0);
   const char *failure = NULL;
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   /* On a busy machine the reader may get its first turn late: no end before it has seen something. */
   for (int round = 1; (round <= rounds || !atomic_load(&r.seen)) && !failure; round++) {
-    size_t unit = lines ? 128 : 8, part = size / (1 + rng_below(&rng, 8)) / unit * unit;
+    size_t unit = lines ? 128 : 8, part = size / (1 + kit_rng_below(&rng, 8)) / unit * unit;
     fill(out, units, lines, (uint32_t)round);
     atomic_store(&r.round, (uint32_t)round);
     for (size_t at = 0; at < size && !failure; at += part) { /* in several messages, as steps of a FIFO */
       size_t len = size - at < part ? size - at : part;
-      struct op recv = op_recv(p.recv, (uint8_t *)(uintptr_t)in + at, len, 0);
-      struct op send = op_send(p.send, (uint8_t *)out + at, len, 0);
+      struct kit_op recv = kit_op_recv(p.recv, (uint8_t *)(uintptr_t)in + at, len, 0);
+      struct kit_op send = kit_op_send(p.send, (uint8_t *)out + at, len, 0);
       while ((!recv.done || !send.done) && !failure) { /* no CHECK here: the reader must be joined first */
-        if (!recv.done) recv.req ? op_test(&n, &recv) : op_post(&n, &recv);
-        if (!send.done) send.req ? op_test(&n, &send) : op_post(&n, &send);
+        if (!recv.done) recv.req ? kit_op_test(&n, &recv) : kit_op_post(&n, &recv);
+        if (!send.done) send.req ? kit_op_test(&n, &send) : kit_op_post(&n, &send);
         if (recv.error || send.error) failure = "a transfer failed";
         if (rail_deadline_passed(deadline)) failure = "not done at the deadline";
       }
@@ -113,11 +113,11 @@ static void polled_while_received(bool lines, size_t units, int rounds) {
   CHECK_INT(atomic_load(&r.torn), 0);
   free(out);
   free((void *)in);
-  pair_close(&p);
-  net_close(&n);
+  kit_pair_close(&p);
+  kit_net_close(&n);
 }
 
-TEST(ll) { polled_while_received(false, LL_UNITS, scaled(600)); }
-TEST(ll128) { polled_while_received(true, LL128_LINES, scaled(600)); }
+TEST(ll) { polled_while_received(false, LL_UNITS, kit_scaled(600)); }
+TEST(ll128) { polled_while_received(true, LL128_LINES, kit_scaled(600)); }
 
 TEST_MAIN(TEST_CASE(ll), TEST_CASE(ll128))

@@ -18,49 +18,49 @@
 
 static uint8_t *out[COMMS][MESSAGES], *in[COMMS][MESSAGES];
 
-static size_t some_size(struct rng *rng) {
+static size_t some_size(struct kit_rng *rng) {
   static const size_t around[] = {0, 1, 300, 4096, 32768, 65536, 65537, 300000, MOST};
-  size_t size = around[rng_below(rng, sizeof around / sizeof around[0])];
-  return size + 8 <= MOST ? size + rng_below(rng, 8) : size;
+  size_t size = around[kit_rng_below(rng, sizeof around / sizeof around[0])];
+  return size + 8 <= MOST ? size + kit_rng_below(rng, 8) : size;
 }
 
-static void doze(struct rng *rng, uint64_t most_us) {
-  uint64_t us = rng_below(rng, most_us + 1);
+static void doze(struct kit_rng *rng, uint64_t most_us) {
+  uint64_t us = kit_rng_below(rng, most_us + 1);
   if (us) usleep((useconds_t)us);
 }
 
 /* Every connection carries up to MESSAGES, posted on both sides in random order with naps between. */
-static int post_round(struct net *n, struct pair *p, struct op *ops, struct rng *rng) {
+static int post_round(struct kit_net *n, struct kit_pair *p, struct kit_op *ops, struct kit_rng *rng) {
   int count = 0, left[COMMS][2];
   size_t sizes[COMMS][MESSAGES];
   for (int c = 0; c < COMMS; c++) {
-    left[c][0] = left[c][1] = (int)rng_below(rng, MESSAGES + 1);
+    left[c][0] = left[c][1] = (int)kit_rng_below(rng, MESSAGES + 1);
     for (int i = 0; i < left[c][0]; i++) sizes[c][i] = some_size(rng);
   }
   for (bool any = true; any;) {
-    int c = (int)rng_below(rng, COMMS), side = (int)rng_below(rng, 2);
+    int c = (int)kit_rng_below(rng, COMMS), side = (int)kit_rng_below(rng, 2);
     any = false;
     for (int k = 0; k < COMMS; k++) any |= left[k][0] || left[k][1];
     if (!left[c][side]) continue;
     int i = --left[c][side];
     if (side == 0) {
-      pattern_fill(out[c][i], sizes[c][i], (uint64_t)i);
-      ops[count] = op_send(p[c].send, out[c][i], sizes[c][i], i);
+      kit_pattern_fill(out[c][i], sizes[c][i], (uint64_t)i);
+      ops[count] = kit_op_send(p[c].send, out[c][i], sizes[c][i], i);
     } else {
-      ops[count] = op_recv(p[c].recv, in[c][i], MOST, i);
+      ops[count] = kit_op_recv(p[c].recv, in[c][i], MOST, i);
     }
-    ENSURE(op_post(n, &ops[count]), "no request, or error %d", ops[count].error);
+    ENSURE(kit_op_post(n, &ops[count]), "no request, or error %d", ops[count].error);
     count++;
-    if (rng_below(rng, 3) == 0) doze(rng, 60);
+    if (kit_rng_below(rng, 3) == 0) doze(rng, 60);
   }
   return count;
 }
 
-static void finish_round(struct net *n, struct op *ops, int count, struct rng *rng) {
+static void finish_round(struct kit_net *n, struct kit_op *ops, int count, struct kit_rng *rng) {
   int left = count;
   for (int look = 0; left; look++) {
     for (int i = 0; i < count; i++) {
-      if (ops[i].done || !op_test(n, &ops[i])) continue;
+      if (ops[i].done || !kit_op_test(n, &ops[i])) continue;
       ENSURE(!ops[i].error, "error %d", ops[i].error);
       left--;
     }
@@ -72,13 +72,13 @@ static void finish_round(struct net *n, struct op *ops, int count, struct rng *r
 }
 
 TEST(a_caller_who_is_seldom_there) {
-  struct net n;
-  struct pair p[COMMS];
-  struct rng rng;
-  static struct op ops[2 * COMMS * MESSAGES];
-  net_open(&n);
-  rng_start(&rng);
-  for (int c = 0; c < COMMS; c++) pair_open(&n, &p[c]);
+  struct kit_net n;
+  struct kit_pair p[COMMS];
+  struct kit_rng rng;
+  static struct kit_op ops[2 * COMMS * MESSAGES];
+  kit_net_open(&n);
+  kit_rng_start(&rng);
+  for (int c = 0; c < COMMS; c++) kit_pair_open(&n, &p[c]);
   for (int c = 0; c < COMMS; c++)
     for (int i = 0; i < MESSAGES; i++) {
       out[c][i] = malloc(MOST);
@@ -91,22 +91,22 @@ TEST(a_caller_who_is_seldom_there) {
     int count = post_round(&n, p, ops, &rng);
     uint64_t begun = rail_now_ns();
     finish_round(&n, ops, count, &rng);
-    slow += rail_now_ns() - begun > patience_ms(LONG_MS) * 1000000;
+    slow += rail_now_ns() - begun > kit_patience_ms(LONG_MS) * 1000000;
     for (int i = 0; i < count; i++)
-      if (ops[i].kind == OP_RECV)
-        CHECK(pattern_check(ops[i].data[0], (size_t)ops[i].sizes[0], (uint64_t)ops[i].tag[0]) < 0);
+      if (ops[i].kind == KIT_OP_RECV)
+        CHECK(kit_pattern_check(ops[i].data[0], (size_t)ops[i].sizes[0], (uint64_t)ops[i].tag[0]) < 0);
     messages += count / 2;
   }
   printf("# %d rounds, %d messages; %d rounds took longer than %d ms\n", rounds, messages, slow, LONG_MS);
   CHECK(slow <= MANY_LONG);
   for (int c = 0; c < COMMS; c++) {
-    pair_close(&p[c]);
+    kit_pair_close(&p[c]);
     for (int i = 0; i < MESSAGES; i++) {
       free(out[c][i]);
       free(in[c][i]);
     }
   }
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 TEST_MAIN(TEST_CASE(a_caller_who_is_seldom_there))

@@ -38,98 +38,98 @@ static int threads_named(const char *name, const char *field, char *value, size_
 }
 
 TEST(one_thread_that_takes_no_signals) {
-  struct net n;
-  struct pair p[3];
+  struct kit_net n;
+  struct kit_pair p[3];
   char blocked[64] = "";
-  net_open(&n);
-  for (int i = 0; i < 3; i++) pair_open(&n, &p[i]);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(2000)); /* until it has named itself */
+  kit_net_open(&n);
+  for (int i = 0; i < 3; i++) kit_pair_open(&n, &p[i]);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(2000)); /* until it has named itself */
   while (threads_named("rail-watch", "SigBlk:", blocked, sizeof blocked) == 0 && !rail_deadline_passed(deadline))
     usleep(1000);
   CHECK_INT(threads_named("rail-watch", "SigBlk:", blocked, sizeof blocked), 1);
   unsigned long long mask = strtoull(blocked, NULL, 16);
   for (int sig = 1; sig < SIGRTMIN; sig++)
     if (sig != SIGKILL && sig != SIGSTOP && sig < 32) CHECK_MSG(mask >> (sig - 1) & 1, "signal %d is not blocked", sig);
-  for (int i = 0; i < 3; i++) pair_close(&p[i]);
-  net_close(&n);
+  for (int i = 0; i < 3; i++) kit_pair_close(&p[i]);
+  kit_net_close(&n);
   CHECK_INT(threads_named("rail-watch", NULL, NULL, 0), 0);
 }
 
 /* More small sends than leave at once, and then silence: they arrive. */
 TEST(a_sender_that_goes_away) {
   enum { COUNT = 32 };
-  struct net n;
-  struct pair p;
-  struct op sends[COUNT], recvs[COUNT];
+  struct kit_net n;
+  struct kit_pair p;
+  struct kit_op sends[COUNT], recvs[COUNT];
   static uint8_t from[COUNT][SMALL], to[COUNT][SMALL];
-  net_open(&n);
-  pair_open(&n, &p);
-  pair_ping(&p, LARGE, 1); /* which needs the peer's answer: nothing is left to be read */
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
+  kit_pair_ping(&p, LARGE, 1); /* which needs the peer's answer: nothing is left to be read */
   for (int i = 0; i < COUNT; i++) {
     memset(from[i], i + 1, SMALL);
-    sends[i] = op_send(p.send, from[i], SMALL, 0);
-    CHECK(op_post(&n, &sends[i]));
+    sends[i] = kit_op_send(p.send, from[i], SMALL, 0);
+    CHECK(kit_op_post(&n, &sends[i]));
   }
-  usleep((useconds_t)patience_ms(1500) * 1000);
+  usleep((useconds_t)kit_patience_ms(1500) * 1000);
   for (int i = 0; i < COUNT; i++) { /* it is here before anybody asks */
-    recvs[i] = op_recv(p.recv, to[i], SMALL, 0);
-    CHECK(op_post(&n, &recvs[i]));
-    CHECK_MSG(op_test(&n, &recvs[i]), "message %d has not arrived", i);
+    recvs[i] = kit_op_recv(p.recv, to[i], SMALL, 0);
+    CHECK(kit_op_post(&n, &recvs[i]));
+    CHECK_MSG(kit_op_test(&n, &recvs[i]), "message %d has not arrived", i);
     CHECK(memcmp(from[i], to[i], SMALL) == 0);
   }
-  for (int i = 0; i < COUNT; i++) op_finish(&n, &sends[i]);
-  pair_close(&p);
-  net_close(&n);
+  for (int i = 0; i < COUNT; i++) kit_op_finish(&n, &sends[i]);
+  kit_pair_close(&p);
+  kit_net_close(&n);
 }
 
 /* A buffer is posted, and then silence: the sender hears of it, and what it sends is taken in. */
 TEST(a_receiver_that_goes_away) {
-  struct net n;
-  struct pair p;
+  struct kit_net n;
+  struct kit_pair p;
   static uint8_t from[4 * LARGE], to[4 * LARGE];
-  net_open(&n);
-  pair_open(&n, &p);
-  pair_ping(&p, 100, 1);
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
+  kit_pair_ping(&p, 100, 1);
   memset(from, 7, sizeof from);
-  struct op recv = op_recv(p.recv, to, sizeof to, 0), send = op_send(p.send, from, sizeof from, 0);
-  CHECK(op_post(&n, &recv));
+  struct kit_op recv = kit_op_recv(p.recv, to, sizeof to, 0), send = kit_op_send(p.send, from, sizeof from, 0);
+  CHECK(kit_op_post(&n, &recv));
   uint64_t start = rail_now_ns();
-  op_finish(&n, &send);
-  CHECK_MSG(rail_now_ns() - start < patience_ms(2000) * 1000000, "the sender heard of the buffer after %.1f s",
+  kit_op_finish(&n, &send);
+  CHECK_MSG(rail_now_ns() - start < kit_patience_ms(2000) * 1000000, "the sender heard of the buffer after %.1f s",
             (double)(rail_now_ns() - start) / 1e9);
-  op_finish(&n, &recv);
+  kit_op_finish(&n, &recv);
   CHECK(memcmp(from, to, sizeof to) == 0);
-  pair_close(&p);
-  net_close(&n);
+  kit_pair_close(&p);
+  kit_net_close(&n);
 }
 
 /* Connections come and go under the eyes of the thread, some with news and some with requests. */
 TEST(closing_while_it_looks) {
   enum { AT_ONCE = 80 };
-  struct net n;
-  static struct pair p[AT_ONCE];
+  struct kit_net n;
+  static struct kit_pair p[AT_ONCE];
   static uint8_t buf[LARGE];
   uint64_t deadline = rail_deadline_in_ms(1500);
-  net_open(&n);
+  kit_net_open(&n);
   for (int round = 0; !rail_deadline_passed(deadline); round++) {
     for (int i = 0; i < AT_ONCE; i++) {
-      pair_open(&n, &p[i]);
-      struct op op = i % 3 == 0 ? op_send(p[i].send, buf, 100, 0) : op_recv(p[i].recv, buf, sizeof buf, 0);
-      if (i % 3 < 2) op_post(&n, &op);
+      kit_pair_open(&n, &p[i]);
+      struct kit_op op = i % 3 == 0 ? kit_op_send(p[i].send, buf, 100, 0) : kit_op_recv(p[i].recv, buf, sizeof buf, 0);
+      if (i % 3 < 2) kit_op_post(&n, &op);
     }
     usleep((useconds_t)(round * 37 % 260) * 1000 / 2); /* some of them live to see a tick */
-    for (int i = 0; i < AT_ONCE; i++) pair_close(&p[i]);
+    for (int i = 0; i < AT_ONCE; i++) kit_pair_close(&p[i]);
   }
-  net_close(&n);
+  kit_net_close(&n);
 }
 
 /* The kernel's own means are set on every stream of both sides. */
 TEST(kernel_timeouts) {
-  struct net n;
-  struct pair p;
+  struct kit_net n;
+  struct kit_pair p;
   struct tcp_socket s[64];
-  net_open(&n);
-  pair_open(&n, &p);
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
   int count = tcp_sockets(s, 64), seen = 0;
   for (int i = 0; i < count; i++) {
     int timeout = 0, alive = 0, idle = 0;
@@ -144,41 +144,41 @@ TEST(kernel_timeouts) {
     CHECK_INT(idle, 10);
   }
   CHECK_MSG(seen >= 2, "%d connected sockets", seen);
-  pair_close(&p);
-  net_close(&n);
+  kit_pair_close(&p);
+  kit_net_close(&n);
 }
 
 /* In the child: nothing of the parent's moves, everything closes, and nothing waits. */
-static void child(struct net *n, struct pair *p, int fds) {
+static void child(struct kit_net *n, struct kit_pair *p, int fds) {
   uint64_t start = rail_now_ns();
   uint8_t byte = 0;
-  alarm((unsigned)(patience_ms(10000) / 1000));
-  if (fd_count() > fds - 2) _exit(2); /* its connections' sockets are gone */
+  alarm((unsigned)(kit_patience_ms(10000) / 1000));
+  if (kit_fd_count() > fds - 2) _exit(2); /* its connections' sockets are gone */
   void *req = NULL;
   if (n->vt->isend(p->send, &byte, 1, 0, NULL, NULL, &req) == 0) _exit(3);
   if (n->vt->close_send(p->send) || n->vt->close_recv(p->recv)) _exit(4);
   if (n->vt->finalize(n->ctx)) _exit(5);
-  _exit(rail_now_ns() - start > patience_ms(1000) * 1000000 ? 6 : 0);
+  _exit(rail_now_ns() - start > kit_patience_ms(1000) * 1000000 ? 6 : 0);
 }
 
 TEST(a_forked_child) {
-  struct net n;
-  struct pair p;
-  net_open(&n);
-  pair_open(&n, &p);
+  struct kit_net n;
+  struct kit_pair p;
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
   for (int i = 0; i < 20; i++) { /* at any moment of the thread's */
-    pair_ping(&p, 3000, (uint64_t)i);
-    int fds = fd_count(), status = 0;
+    kit_pair_ping(&p, 3000, (uint64_t)i);
+    int fds = kit_fd_count(), status = 0;
     pid_t pid = fork();
     if (pid == 0) child(&n, &p, fds);
     CHECK(pid > 0);
     usleep((useconds_t)i * 1000);
     CHECK_INT(waitpid(pid, &status, 0), pid);
     CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with %#x", (unsigned)status);
-    pair_ping(&p, 3000, (uint64_t)i);
+    kit_pair_ping(&p, 3000, (uint64_t)i);
   }
-  pair_close(&p);
-  net_close(&n);
+  kit_pair_close(&p);
+  kit_net_close(&n);
 }
 
 TEST_MAIN(TEST_CASE(one_thread_that_takes_no_signals), TEST_CASE(a_sender_that_goes_away),

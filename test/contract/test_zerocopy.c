@@ -53,17 +53,17 @@ __attribute__((visibility("default"))) ssize_t recvmsg(int fd, struct msghdr *ms
   return n;
 }
 
-static void open_with(struct net *n, struct pair *p, const char *zerocopy, const char *streams) {
+static void open_with(struct kit_net *n, struct kit_pair *p, const char *zerocopy, const char *streams) {
   setenv("RAIL_SOCKET_ZEROCOPY", zerocopy, 1);
   setenv("RAIL_SOCKET_STREAMS", streams, 1);
   zero_calls = notices = refuse_every = notices_held = copied_hidden = 0;
-  net_open(n);
-  pair_open(n, p);
+  kit_net_open(n);
+  kit_pair_open(n, p);
 }
 
-static void close_both(struct net *n, struct pair *p) {
-  pair_close(p);
-  net_close(n);
+static void close_both(struct kit_net *n, struct kit_pair *p) {
+  kit_pair_close(p);
+  kit_net_close(n);
   unsetenv("RAIL_SOCKET_ZEROCOPY");
   unsetenv("RAIL_SOCKET_STREAMS");
 }
@@ -71,48 +71,48 @@ static void close_both(struct net *n, struct pair *p) {
 static uint8_t out[4][LARGE], in[4][LARGE];
 
 /* Four messages at a time; each send's buffer is overwritten as soon as it is done, before anything else happens. */
-static void stream_and_overwrite(struct net *n, struct pair *p, int rounds) {
+static void stream_and_overwrite(struct kit_net *n, struct kit_pair *p, int rounds) {
   static const size_t sizes[] = {LARGE, 65536, 65535, 1000, 1 << 20, 70001, LARGE - 1, 0};
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   for (int round = 0; round < rounds; round++) {
-    struct op sends[4], recvs[4];
+    struct kit_op sends[4], recvs[4];
     size_t size[4];
     uint64_t seed = (uint64_t)round * 4;
     for (int i = 0; i < 4; i++) {
       size[i] = sizes[(round * 3 + i) % 8];
-      pattern_fill(out[i], size[i], seed + (uint64_t)i);
+      kit_pattern_fill(out[i], size[i], seed + (uint64_t)i);
       memset(in[i], 0, size[i]);
-      recvs[i] = op_recv(p->recv, in[i], LARGE, i);
-      sends[i] = op_send(p->send, out[i], size[i], i);
-      while (!op_post(n, &recvs[i])) CHECK(!rail_deadline_passed(deadline));
+      recvs[i] = kit_op_recv(p->recv, in[i], LARGE, i);
+      sends[i] = kit_op_send(p->send, out[i], size[i], i);
+      while (!kit_op_post(n, &recvs[i])) CHECK(!rail_deadline_passed(deadline));
     }
     for (int i = 0; i < 4; i++)
-      while (!op_post(n, &sends[i])) CHECK(!rail_deadline_passed(deadline));
+      while (!kit_op_post(n, &sends[i])) CHECK(!rail_deadline_passed(deadline));
     for (int left = 8; left > 0;) {
       for (int i = 0; i < 4; i++) {
         /* The sender gets ahead of the receiver, which lets done come early if it can. */
         for (int k = 0; k < 4 && !sends[i].done; k++) {
-          if (!op_test(n, &sends[i])) continue;
+          if (!kit_op_test(n, &sends[i])) continue;
           CHECK_INT(sends[i].error, 0);
           memset(out[i], MARK, size[i]);
           left--;
         }
-        if (!recvs[i].done && op_test(n, &recvs[i])) left--;
+        if (!recvs[i].done && kit_op_test(n, &recvs[i])) left--;
         CHECK_INT(recvs[i].error, 0);
       }
       CHECK(!rail_deadline_passed(deadline));
     }
     for (int i = 0; i < 4; i++) {
       CHECK_INT(recvs[i].sizes[0], size[i]);
-      ssize_t wrong = pattern_check(in[i], size[i], seed + (uint64_t)i);
+      ssize_t wrong = kit_pattern_check(in[i], size[i], seed + (uint64_t)i);
       CHECK_MSG(wrong < 0, "round %d, message of %zu bytes: byte %zd", round, size[i], wrong);
     }
   }
 }
 
 TEST(off) {
-  struct net n;
-  struct pair p;
+  struct kit_net n;
+  struct kit_pair p;
   open_with(&n, &p, "0", "1");
   stream_and_overwrite(&n, &p, 4);
   CHECK_INT(zero_calls, 0);
@@ -120,8 +120,8 @@ TEST(off) {
 }
 
 TEST(auto_leaves_loopback_alone) {
-  struct net n;
-  struct pair p;
+  struct kit_net n;
+  struct kit_pair p;
   open_with(&n, &p, "auto", "1");
   stream_and_overwrite(&n, &p, 4);
   CHECK_INT(zero_calls, 0);
@@ -129,8 +129,8 @@ TEST(auto_leaves_loopback_alone) {
 }
 
 TEST(stops_where_the_kernel_copies) {
-  struct net n;
-  struct pair p;
+  struct kit_net n;
+  struct kit_pair p;
   open_with(&n, &p, "65536", "1");
   stream_and_overwrite(&n, &p, 2);
   int before = zero_calls;
@@ -141,8 +141,8 @@ TEST(stops_where_the_kernel_copies) {
 }
 
 static void goes_on(const char *streams, const char *engine, int refuse) {
-  struct net n;
-  struct pair p;
+  struct kit_net n;
+  struct kit_pair p;
   setenv("RAIL_SOCKET_ENGINE", engine, 1);
   open_with(&n, &p, "65536", streams);
   copied_hidden = 1;
@@ -162,64 +162,64 @@ TEST(kernel_without_room) { goes_on("2", "inline", 2); }
 
 /* All has arrived, the pages are not free: not done. Then the notice comes: done. */
 TEST(done_waits_for_the_notice) {
-  struct net n;
-  struct pair p;
+  struct kit_net n;
+  struct kit_pair p;
   open_with(&n, &p, "65536", "2");
   copied_hidden = notices_held = 1;
-  pattern_fill(out[0], LARGE, 5);
-  struct op recv = op_recv(p.recv, in[0], LARGE, 1), send = op_send(p.send, out[0], LARGE, 1);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
-  while (!op_post(&n, &recv)) CHECK(!rail_deadline_passed(deadline));
-  while (!op_post(&n, &send)) CHECK(!rail_deadline_passed(deadline));
-  while (!op_test(&n, &recv)) {
-    CHECK(!op_test(&n, &send));
+  kit_pattern_fill(out[0], LARGE, 5);
+  struct kit_op recv = kit_op_recv(p.recv, in[0], LARGE, 1), send = kit_op_send(p.send, out[0], LARGE, 1);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
+  while (!kit_op_post(&n, &recv)) CHECK(!rail_deadline_passed(deadline));
+  while (!kit_op_post(&n, &send)) CHECK(!rail_deadline_passed(deadline));
+  while (!kit_op_test(&n, &recv)) {
+    CHECK(!kit_op_test(&n, &send));
     CHECK(!rail_deadline_passed(deadline));
   }
-  CHECK(pattern_check(in[0], LARGE, 5) < 0);
-  for (int i = 0; i < 200; i++) CHECK(!op_test(&n, &send));
-  struct op small_recv = op_recv(p.recv, in[1], 100, 2), small = op_send(p.send, out[1], 100, 2);
-  struct op both[2] = {small_recv, small};
-  ops_run(&n, both, 2, (struct ops_how){0}); /* what is copied goes on as ever */
-  CHECK(!op_test(&n, &send));
+  CHECK(kit_pattern_check(in[0], LARGE, 5) < 0);
+  for (int i = 0; i < 200; i++) CHECK(!kit_op_test(&n, &send));
+  struct kit_op small_recv = kit_op_recv(p.recv, in[1], 100, 2), small = kit_op_send(p.send, out[1], 100, 2);
+  struct kit_op both[2] = {small_recv, small};
+  kit_ops_run(&n, both, 2, (struct kit_ops_how){0}); /* what is copied goes on as ever */
+  CHECK(!kit_op_test(&n, &send));
   notices_held = 0;
-  while (!op_test(&n, &send)) CHECK(!rail_deadline_passed(deadline));
+  while (!kit_op_test(&n, &send)) CHECK(!rail_deadline_passed(deadline));
   close_both(&n, &p);
 }
 
 /* ---- given up half-way: the peer must never see what is written into the memory afterwards ---- */
 
 /* A send that has begun to move and whose receiver takes no more than it has. */
-static void begin_large(struct net *n, struct pair *p, struct op *recv, struct op *send, void **mh) {
+static void begin_large(struct kit_net *n, struct kit_pair *p, struct kit_op *recv, struct kit_op *send, void **mh) {
   copied_hidden = 1;
-  pattern_fill(out[0], LARGE, 6);
+  kit_pattern_fill(out[0], LARGE, 6);
   for (size_t i = 0; i < LARGE; i++) out[0][i] &= 0x7f; /* so that MARK is not among them */
   memset(in[0], 0, LARGE);
-  *mh = mr_reg(n, p->send, out[0], LARGE);
-  *recv = op_recv(p->recv, in[0], LARGE, 1);
-  *send = op_send(p->send, out[0], LARGE, 1);
+  *mh = kit_mr_reg(n, p->send, out[0], LARGE);
+  *recv = kit_op_recv(p->recv, in[0], LARGE, 1);
+  *send = kit_op_send(p->send, out[0], LARGE, 1);
   send->mh[0] = *mh;
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
-  while (!op_post(n, recv)) CHECK(!rail_deadline_passed(deadline));
-  while (!op_post(n, send)) CHECK(!rail_deadline_passed(deadline));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
+  while (!kit_op_post(n, recv)) CHECK(!rail_deadline_passed(deadline));
+  while (!kit_op_post(n, send)) CHECK(!rail_deadline_passed(deadline));
   while (zero_calls < 1) {
-    if (zero_calls == 0) CHECK(!op_test(n, recv)); /* grants the buffer */
-    CHECK(!op_test(n, send));
+    if (zero_calls == 0) CHECK(!kit_op_test(n, recv)); /* grants the buffer */
+    CHECK(!kit_op_test(n, send));
     CHECK(!rail_deadline_passed(deadline));
   }
-  for (int i = 0; i < 50; i++) CHECK(!op_test(n, send)); /* all that goes into the socket */
+  for (int i = 0; i < 50; i++) CHECK(!kit_op_test(n, send)); /* all that goes into the socket */
 }
 
-static void read_the_rest(struct net *n, struct op *recv) {
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
-  while (!op_test(n, recv)) CHECK(!rail_deadline_passed(deadline));
+static void read_the_rest(struct kit_net *n, struct kit_op *recv) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
+  while (!kit_op_test(n, recv)) CHECK(!rail_deadline_passed(deadline));
   if (!recv->error) CHECK_INT(recv->sizes[0], LARGE); /* it found room after all; then whole */
   for (size_t i = 0; i < LARGE; i++) CHECK_MSG(in[0][i] != MARK, "byte %zu was sent after it was given back", i);
 }
 
 TEST(dereg_half_way) {
-  struct net n;
-  struct pair p;
-  struct op recv, send;
+  struct kit_net n;
+  struct kit_pair p;
+  struct kit_op recv, send;
   void *mh;
   open_with(&n, &p, "65536", "1");
   begin_large(&n, &p, &recv, &send, &mh);
@@ -232,9 +232,9 @@ TEST(dereg_half_way) {
 }
 
 TEST(close_half_way) {
-  struct net n;
-  struct pair p;
-  struct op recv, send;
+  struct kit_net n;
+  struct kit_pair p;
+  struct kit_op recv, send;
   void *mh;
   open_with(&n, &p, "65536", "1");
   begin_large(&n, &p, &recv, &send, &mh);
@@ -249,17 +249,17 @@ TEST(close_half_way) {
 
 /* The peer dies: the kernel throws the queue away, the send ends with an error or done, close does not wait. */
 TEST(peer_gone_half_way) {
-  struct net n;
-  struct pair p;
-  struct op recv, send;
+  struct kit_net n;
+  struct kit_pair p;
+  struct kit_op recv, send;
   void *mh;
   open_with(&n, &p, "65536", "1");
   begin_large(&n, &p, &recv, &send, &mh);
   CHECK_OK(n.vt->close_recv(p.recv));
   p.recv = NULL;
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
-  while (!op_test(&n, &send)) CHECK(!rail_deadline_passed(deadline));
-  mr_dereg(&n, p.send, mh);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
+  while (!kit_op_test(&n, &send)) CHECK(!rail_deadline_passed(deadline));
+  kit_mr_dereg(&n, p.send, mh);
   close_both(&n, &p);
 }
 

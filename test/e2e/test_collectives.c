@@ -316,7 +316,7 @@ static void attempt(void *arg) {
 static void try_one(const struct one *c, ncclComm_t comm) {
   char why[400];
   struct attempt a = {c, comm};
-  if (ensure_catch(attempt, &a, why, sizeof why)) return;
+  if (kit_catch(attempt, &a, why, sizeof why)) return;
   ENSURE(false, "%s %s %s, count %zu, root %d%s%s%s, seed %llu: %s", coll_names[c->coll], formats[c->type].name,
          c->coll <= REDUCE ? op_names[c->op] : "", c->count, c->root, c->in_place ? ", in place" : "",
          c->odd ? ", odd address" : "", c->random ? ", random" : "", (unsigned long long)c->seed, why);
@@ -371,10 +371,10 @@ struct setting {
 
 static uint64_t seed_now(void) {
   static uint64_t seed;
-  struct rng rng;
+  struct kit_rng rng;
   if (!seed) {
-    rng_start(&rng);
-    seed = rng_next(&rng) % 1000000007;
+    kit_rng_start(&rng);
+    seed = kit_rng_next(&rng) % 1000000007;
   }
   return seed;
 }
@@ -383,13 +383,13 @@ static void run_setting(const struct setting *s, const char *transport_env, cons
   char env[512];
   snprintf(env, sizeof env, "%s %s", transport_env, s->env);
   struct plan plan = {.seed = seed_now(),
-                      .stride = scaled(1000) < 1000 ? s->stride * 5 : s->stride,
+                      .stride = kit_scaled(1000) < 1000 ? s->stride * 5 : s->stride,
                       .biggest = s->biggest,
                       .all = all,
                       .transports = transports};
-  if (scaled(1000) < 1000 && plan.biggest > 70000) plan.biggest = 70000;
+  if (kit_scaled(1000) < 1000 && plan.biggest > 70000) plan.biggest = 70000;
   printf("# %d ranks, %s\n", s->nranks, env);
-  job_run(env, s->nranks, patience_ms(120000), body, &plan);
+  job_run(env, s->nranks, kit_patience_ms(120000), body, &plan);
 }
 
 /* Every protocol, channel count and driver meets every transport and each number of ranks at least once. */

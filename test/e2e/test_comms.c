@@ -42,8 +42,8 @@ static void mixed_group(const struct rank *rank, void *arg) {
   close_comm(comm);
 }
 TEST(collectives_and_sends_in_one_group) {
-  for (int n = 1; n <= 4; n++) job_run("", n, patience_ms(PATIENCE), mixed_group, NULL);
-  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1", 3, patience_ms(PATIENCE), mixed_group, NULL);
+  for (int n = 1; n <= 4; n++) job_run("", n, kit_patience_ms(PATIENCE), mixed_group, NULL);
+  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1", 3, kit_patience_ms(PATIENCE), mixed_group, NULL);
 }
 
 /* Many operations enqueued before one wait, results in order. */
@@ -61,7 +61,7 @@ static void many_enqueued(const struct rank *rank, void *arg) {
   ENSURE_INT(done, 1);
   close_comm(comm);
 }
-TEST(calls_run_in_the_order_they_were_made) { job_run("", 3, patience_ms(PATIENCE), many_enqueued, NULL); }
+TEST(calls_run_in_the_order_they_were_made) { job_run("", 3, kit_patience_ms(PATIENCE), many_enqueued, NULL); }
 
 /* Several matching sends between one pair in one group: first sent, first received. */
 static void ordered_sends(const struct rank *rank, void *arg) {
@@ -86,8 +86,8 @@ static void ordered_sends(const struct rank *rank, void *arg) {
   close_comm(comm);
 }
 TEST(sends_to_one_peer_keep_their_order) {
-  job_run("", 2, patience_ms(PATIENCE), ordered_sends, NULL);
-  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1", 2, patience_ms(PATIENCE), ordered_sends, NULL);
+  job_run("", 2, kit_patience_ms(PATIENCE), ordered_sends, NULL);
+  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1", 2, kit_patience_ms(PATIENCE), ordered_sends, NULL);
 }
 
 static void nested(const struct rank *rank, void *arg) {
@@ -110,7 +110,7 @@ static void nested(const struct rank *rank, void *arg) {
   OK(ncclGroupEnd());
   close_comm(comm);
 }
-TEST(nested_groups) { job_run("", 2, patience_ms(PATIENCE), nested, NULL); }
+TEST(nested_groups) { job_run("", 2, kit_patience_ms(PATIENCE), nested, NULL); }
 
 static void group_errors(const struct rank *rank, void *arg) {
   (void)arg;
@@ -130,7 +130,7 @@ static void group_errors(const struct rank *rank, void *arg) {
   ENSURE_INT(v, rank->nranks);
   close_comm(comm);
 }
-TEST(an_error_in_a_group_drops_the_group) { job_run("", 2, patience_ms(PATIENCE), group_errors, NULL); }
+TEST(an_error_in_a_group_drops_the_group) { job_run("", 2, kit_patience_ms(PATIENCE), group_errors, NULL); }
 
 /* ---- several communicators in one process ---- */
 
@@ -166,9 +166,9 @@ static void init_all(const struct rank *rank, void *arg) {
   for (int c = 0; c < N; c++) OK(ncclCommDestroy(comm[c]));
 }
 TEST(several_ranks_in_one_thread) {
-  job_run("", 1, patience_ms(PATIENCE), init_all, NULL);
-  job_run("RAIL_NCHANNELS=3 NCCL_PROTO=Simple RAIL_PROXY=thread", 1, patience_ms(PATIENCE), init_all, NULL);
-  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=inline", 1, patience_ms(PATIENCE), init_all, NULL);
+  job_run("", 1, kit_patience_ms(PATIENCE), init_all, NULL);
+  job_run("RAIL_NCHANNELS=3 NCCL_PROTO=Simple RAIL_PROXY=thread", 1, kit_patience_ms(PATIENCE), init_all, NULL);
+  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=inline", 1, kit_patience_ms(PATIENCE), init_all, NULL);
 }
 
 /* Two communicators over the same ranks, used at once from two threads. */
@@ -194,12 +194,12 @@ static void two_threads(const struct rank *rank, void *arg) {
     u[c].nranks = rank->nranks;
     OK(ncclCommInitRank(&u[c].comm, rank->nranks, id, rank->rank));
   }
-  run_threads(2, use_comm, u, sizeof u[0]);
+  kit_run_threads(2, use_comm, u, sizeof u[0]);
   for (int c = 0; c < 2; c++) close_comm(u[c].comm);
 }
 TEST(two_communicators_in_two_threads) {
-  job_run("", 2, patience_ms(PATIENCE), two_threads, NULL);
-  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1", 2, patience_ms(PATIENCE), two_threads, NULL);
+  job_run("", 2, kit_patience_ms(PATIENCE), two_threads, NULL);
+  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1", 2, kit_patience_ms(PATIENCE), two_threads, NULL);
 }
 
 /* ---- splitting ---- */
@@ -235,8 +235,8 @@ static void split_traffic(const struct rank *rank, void *arg) {
   close_comm(copy);
 }
 TEST(splitting) {
-  job_run("", 6, patience_ms(PATIENCE), split_traffic, NULL);
-  if (ranks_plugin()) job_run("NCCL_HOSTID=host%h", 6, patience_ms(PATIENCE), split_traffic, NULL);
+  job_run("", 6, kit_patience_ms(PATIENCE), split_traffic, NULL);
+  if (ranks_plugin()) job_run("NCCL_HOSTID=host%h", 6, kit_patience_ms(PATIENCE), split_traffic, NULL);
 }
 
 /* All ranks in one thread: each split waits for the others, so they go into a group. */
@@ -265,12 +265,12 @@ static void split_grouped(const struct rank *rank, void *arg) {
     OK(ncclCommDestroy(comm[c]));
   }
 }
-TEST(splits_in_a_group) { job_run("", 1, patience_ms(PATIENCE), split_grouped, NULL); }
+TEST(splits_in_a_group) { job_run("", 1, kit_patience_ms(PATIENCE), split_grouped, NULL); }
 
 /* ---- configurations ---- */
 
 static ncclResult_t poll_until_made(ncclComm_t comm) {
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(20000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(20000));
   ncclResult_t state = ncclInProgress;
   while (state == ncclInProgress && !rail_deadline_passed(deadline)) {
     OK(ncclCommGetAsyncError(comm, &state));
@@ -308,7 +308,7 @@ static void nonblocking(const struct rank *rank, void *arg) {
   close_comm(child);
   close_comm(comm);
 }
-TEST(nonblocking_init) { job_run("", 3, patience_ms(PATIENCE), nonblocking, NULL); }
+TEST(nonblocking_init) { job_run("", 3, kit_patience_ms(PATIENCE), nonblocking, NULL); }
 
 /* Nobody else comes: abort ends the init at once, long before the bootstrap's deadline. */
 static void abort_during_init(const struct rank *rank, void *arg) {
@@ -326,12 +326,14 @@ static void abort_during_init(const struct rank *rank, void *arg) {
     ENSURE_INT(railCommWait(comm), ncclInProgress);
     uint64_t t0 = rail_now_ns();
     OK(ncclCommAbort(comm));
-    ENSURE(rail_now_ns() - t0 < patience_ms(5000) * 1000000, "abort took %llu ms",
+    ENSURE(rail_now_ns() - t0 < kit_patience_ms(5000) * 1000000, "abort took %llu ms",
            (unsigned long long)(rail_now_ns() - t0) / 1000000);
     OK(ncclGetUniqueId(&id));
   }
 }
-TEST(abort_ends_an_init_under_way) { job_run("NCCL_DEBUG=NONE", 1, patience_ms(PATIENCE), abort_during_init, NULL); }
+TEST(abort_ends_an_init_under_way) {
+  job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), abort_during_init, NULL);
+}
 
 static void configs(const struct rank *rank, void *arg) {
   (void)arg;
@@ -365,7 +367,7 @@ static void configs(const struct rank *rank, void *arg) {
   close_comm(comm);
   REFUSED(ncclCommInitRankScalable(&comm, 1, 0, 0, &id, NULL), ncclInvalidArgument, "ids");
 }
-TEST(configurations) { job_run("NCCL_DEBUG=NONE", 1, patience_ms(PATIENCE), configs, NULL); }
+TEST(configurations) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), configs, NULL); }
 
 /* ---- calls that differ ---- */
 
@@ -421,7 +423,7 @@ static void differ_over(const char *transport) {
       snprintf(env, sizeof env, "NCCL_DEBUG=NONE %s %s", transport, protos[p]);
       printf("# %s: counts %zu and %zu, %s\n", env, cases[i].count[0], cases[i].count[1],
              cases[i].point ? "send" : "all-reduce");
-      job_run(env, 2, patience_ms(10000), differ, (void *)(uintptr_t)&cases[i]);
+      job_run(env, 2, kit_patience_ms(10000), differ, (void *)(uintptr_t)&cases[i]);
     }
 }
 TEST(counts_that_differ_end_with_an_error) { differ_over(""); }

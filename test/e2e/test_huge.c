@@ -50,7 +50,7 @@ static void run(const char *env) {
   if (available_kb() < NEED_KB)
     tap_skip_case("%llu MiB of memory available, %llu needed", (unsigned long long)available_kb() / 1024,
                   (unsigned long long)NEED_KB / 1024);
-  job_run(env, 2, patience_ms(100000), body, NULL);
+  job_run(env, 2, kit_patience_ms(100000), body, NULL);
 }
 
 TEST(over_shared_memory) { run(""); }

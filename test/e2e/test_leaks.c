@@ -40,44 +40,44 @@ static void cycle(int number) {
   struct half h[2] = {{.rank = 0, .cycle = number}, {.rank = 1, .cycle = number}};
   ENSURE_INT(ncclGetUniqueId(&h[0].id), 0);
   h[1].id = h[0].id;
-  run_threads(2, one_half, h, sizeof h[0]);
+  kit_run_threads(2, one_half, h, sizeof h[0]);
 }
 
 /* Detached threads (the rendezvous) may take a moment. */
 static void settle(int fds, int threads) {
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(3000));
-  while ((fd_count() > fds || thread_count() > threads) && !rail_deadline_passed(deadline)) usleep(2000);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(3000));
+  while ((kit_fd_count() > fds || kit_thread_count() > threads) && !rail_deadline_passed(deadline)) usleep(2000);
 }
 
 static void cycles(const struct rank *rank, void *arg) {
   (void)rank, (void)arg;
-  int n = scaled(CYCLES), fds = 0, threads = 0;
+  int n = kit_scaled(CYCLES), fds = 0, threads = 0;
   long rss = 0;
   settle(INT_MAX, 1);
   for (int i = 0; i < n + WARM_UP; i++) {
     if (i == WARM_UP) {
       settle(INT_MAX, 1);
-      fds = fd_count();
-      threads = thread_count();
-      rss = rss_kb();
+      fds = kit_fd_count();
+      threads = kit_thread_count();
+      rss = kit_rss_kb();
     }
     cycle(i);
   }
   settle(fds, threads);
-  long grown = rss_kb() - rss;
-  printf("# %d cycles: %d descriptors (%d before), %d threads (%d), %ld KiB more\n", n, fd_count(), fds, thread_count(),
-         threads, grown);
+  long grown = kit_rss_kb() - rss;
+  printf("# %d cycles: %d descriptors (%d before), %d threads (%d), %ld KiB more\n", n, kit_fd_count(), fds,
+         kit_thread_count(), threads, grown);
   fflush(stdout);
-  ENSURE(fd_count() <= fds, "%d descriptors, %d before", fd_count(), fds);
-  ENSURE(thread_count() <= threads, "%d threads, %d before", thread_count(), threads);
+  ENSURE(kit_fd_count() <= fds, "%d descriptors, %d before", kit_fd_count(), fds);
+  ENSURE(kit_thread_count() <= threads, "%d threads, %d before", kit_thread_count(), threads);
   /* Sanitizers keep what was freed; leaks of memory are theirs to find. */
-  ENSURE(scaled(1000) < 1000 || grown < RSS_SLACK_KB, "memory grew by %ld KiB in %d cycles", grown, n);
+  ENSURE(kit_scaled(1000) < 1000 || grown < RSS_SLACK_KB, "memory grew by %ld KiB in %d cycles", grown, n);
 }
 
-TEST(over_shared_memory) { job_run("", 1, patience_ms(100000), cycles, NULL); }
+TEST(over_shared_memory) { job_run("", 1, kit_patience_ms(100000), cycles, NULL); }
 TEST(over_the_network) {
   if (!ranks_plugin()) tap_skip_case("libnccl-net-socket.so is not built");
-  job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=thread", 1, patience_ms(100000), cycles, NULL);
+  job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=thread", 1, kit_patience_ms(100000), cycles, NULL);
 }
 
 TEST_MAIN(TEST_CASE(over_shared_memory), TEST_CASE(over_the_network))

@@ -54,7 +54,7 @@ static ncclResult_t whole_life(const struct rank *rank, ncclUniqueId *id, bool *
 static void one_rank(const struct rank *rank, void *arg) {
   const struct sweep *s = arg;
   struct report *report = rank->shared;
-  int fds = fd_count(), threads = thread_count();
+  int fds = kit_fd_count(), threads = kit_thread_count();
   ncclUniqueId id;
   bool have_id = false;
   if (rank->rank == s->failing) failnth_arm(s->n, s->kinds);
@@ -71,10 +71,10 @@ static void one_rank(const struct rank *rank, void *arg) {
   if (r != ncclSuccess && rank->rank == s->failing)
     ENSURE(ncclGetLastError(NULL)[0], "result %d without a text", (int)r);
   uint64_t deadline =
-      rail_deadline_in_ms(patience_ms(5000)); /* the rendezvous ends by itself, when its patience does */
-  while ((fd_count() > fds || thread_count() > threads) && !rail_deadline_passed(deadline)) usleep(2000);
-  ENSURE(fd_count() <= fds, "%d descriptors, %d before", fd_count(), fds);
-  ENSURE(thread_count() <= threads, "%d threads, %d before", thread_count(), threads);
+      rail_deadline_in_ms(kit_patience_ms(5000)); /* the rendezvous ends by itself, when its patience does */
+  while ((kit_fd_count() > fds || kit_thread_count() > threads) && !rail_deadline_passed(deadline)) usleep(2000);
+  ENSURE(kit_fd_count() <= fds, "%d descriptors, %d before", kit_fd_count(), fds);
+  ENSURE(kit_thread_count() <= threads, "%d threads, %d before", kit_thread_count(), threads);
 }
 
 /* Calls that fail in one job each, side by side: most of the time is spent waiting for somebody's patience to end. */
@@ -85,7 +85,7 @@ struct attempt {
   struct job *job;
 };
 
-static void finish(void *arg) { job_end(((struct attempt *)arg)->job, patience_ms(15000), 0); }
+static void finish(void *arg) { job_end(((struct attempt *)arg)->job, kit_patience_ms(15000), 0); }
 
 struct tally {
   int errors, beyond, bad;
@@ -94,12 +94,12 @@ struct tally {
 static void judge(struct attempt *a, struct tally *t) {
   char why[600];
   /* The shared memory goes with the job: wait first, then look. */
-  for (int r = 0; r < 2; r++) job_wait(a->job, r, patience_ms(15000), NULL);
+  for (int r = 0; r < 2; r++) job_wait(a->job, r, kit_patience_ms(15000), NULL);
   struct report report = *(struct report *)job_shared(a->job);
   bool hit = atomic_load(&report.hit);
   t->beyond += !hit;
   t->errors += hit && atomic_load(&report.result[a->sweep.failing]) != ncclSuccess;
-  if (ensure_catch(finish, a, why, sizeof why)) return;
+  if (kit_catch(finish, a, why, sizeof why)) return;
   printf("# call %ld of rank %d (%s): %s\n", a->sweep.n, a->sweep.failing, hit ? report.name : "not reached", why);
   t->bad++;
 }

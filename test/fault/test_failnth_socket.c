@@ -144,10 +144,10 @@ static void one(const struct rank *rank, void *arg) {
   struct report *report = rank->shared;
   void *dl = dlopen(ranks_plugin(), RTLD_NOW | RTLD_LOCAL);
   ENSURE(dl, "%s", dlerror());
-  struct life l = {.vt = dlsym(dl, "ncclNetPlugin_v12"), .deadline = rail_deadline_in_ms(patience_ms(15000))};
+  struct life l = {.vt = dlsym(dl, "ncclNetPlugin_v12"), .deadline = rail_deadline_in_ms(kit_patience_ms(15000))};
   ENSURE(l.vt, "%s", dlerror());
   for (int i = 0; i < MESSAGES; i++) memset(out[i], 'a' + i, sizeof out[i]);
-  int fds = fd_count(), threads = thread_count();
+  int fds = kit_fd_count(), threads = kit_thread_count();
   failnth_arm(s->n, s->kinds);
   report->result = live(&l);
   end(&l);
@@ -156,16 +156,16 @@ static void one(const struct rank *rank, void *arg) {
     snprintf(report->name, sizeof report->name, "%s", failnth_hit());
     report->hit = true;
   }
-  ENSURE_INT(fd_count(), fds);
-  ENSURE_INT(thread_count(), threads);
-  struct life again = {.vt = l.vt, .deadline = rail_deadline_in_ms(patience_ms(15000))}; /* it works after that */
+  ENSURE_INT(kit_fd_count(), fds);
+  ENSURE_INT(kit_thread_count(), threads);
+  struct life again = {.vt = l.vt, .deadline = rail_deadline_in_ms(kit_patience_ms(15000))}; /* it works after that */
   memset(in, 0, sizeof in);
   int rc = live(&again);
   ENSURE(rc == 0, "the next life, without failures, ends with %d", rc);
   end(&again);
 }
 
-static void join(void *arg) { job_end(*(struct job **)arg, patience_ms(20000), 0); }
+static void join(void *arg) { job_end(*(struct job **)arg, kit_patience_ms(20000), 0); }
 
 static void sweep(int kinds) {
   if (!failnth_loaded()) tap_skip_case("libfailnth.so is not preloaded");
@@ -183,11 +183,11 @@ static void sweep(int kinds) {
     }
     for (int i = 0; i < BESIDE; i++) {
       char why[600];
-      job_wait(job[i], 0, patience_ms(20000), NULL);
+      job_wait(job[i], 0, kit_patience_ms(20000), NULL);
       struct report report = *(struct report *)job_shared(job[i]);
       beyond += !report.hit;
       errors += report.hit && report.result != 0;
-      if (ensure_catch(join, &job[i], why, sizeof why)) continue;
+      if (kit_catch(join, &job[i], why, sizeof why)) continue;
       printf("# call %ld (%s): %s\n", n + i, report.hit ? report.name : "not reached", why);
       bad++;
     }

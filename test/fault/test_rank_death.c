@@ -52,19 +52,19 @@ struct act {
 static void since_the_end(const struct scene *s, const char *what) {
   uint64_t gone = atomic_load(&s->gone_at_ns), now = rail_now_ns();
   ENSURE(gone, "%s failed before anybody was killed: %s", what, ncclGetLastError(NULL));
-  ENSURE(now < gone + patience_ms(NOTICE_MS) * 1000000, "%s noticed the end only after %llu ms", what,
+  ENSURE(now < gone + kit_patience_ms(NOTICE_MS) * 1000000, "%s noticed the end only after %llu ms", what,
          (unsigned long long)(now - gone) / 1000000);
 }
 
 /* Fewer soon: a thread that was told to end may take a moment. */
 static void back_to(int fds, int threads) {
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(3000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(3000));
 #ifdef __SANITIZE_THREAD__
   threads++; /* the sanitizer's own, which starts with the first of ours */
 #endif
-  while ((fd_count() > fds || thread_count() > threads) && !rail_deadline_passed(deadline)) usleep(2000);
-  ENSURE(fd_count() <= fds, "%d descriptors, %d before", fd_count(), fds);
-  ENSURE(thread_count() <= threads, "%d threads, %d before", thread_count(), threads);
+  while ((kit_fd_count() > fds || kit_thread_count() > threads) && !rail_deadline_passed(deadline)) usleep(2000);
+  ENSURE(kit_fd_count() <= fds, "%d descriptors, %d before", kit_fd_count(), fds);
+  ENSURE(kit_thread_count() <= threads, "%d threads, %d before", kit_thread_count(), threads);
 }
 
 /* Collectives until one fails; false: told to stop. */
@@ -78,7 +78,7 @@ static bool work_until_error(const struct rank *rank, const struct act *a, ncclC
       usleep(1000);
       ENSURE(ncclCommGetAsyncError(comm, &r) == ncclSuccess, "GetAsyncError fails");
       uint64_t gone = atomic_load(&s->gone_at_ns);
-      if (gone && rail_now_ns() > gone + patience_ms(NOTICE_MS) * 1000000) since_the_end(s, "an idle rank");
+      if (gone && rail_now_ns() > gone + kit_patience_ms(NOTICE_MS) * 1000000) since_the_end(s, "an idle rank");
       continue;
     }
     if (rank->rank == 0) stop = atomic_load(&s->stop);
@@ -93,7 +93,7 @@ static bool work_until_error(const struct rank *rank, const struct act *a, ncclC
 static void survive(const struct rank *rank, void *arg) {
   const struct act *a = arg;
   struct scene *s = rank->shared;
-  int fds = fd_count(), threads = thread_count();
+  int fds = kit_fd_count(), threads = kit_thread_count();
   ncclUniqueId id;
   ncclComm_t comm = NULL;
   if (rank->rank == 0) OK(ncclGetUniqueId(&id));
@@ -133,7 +133,7 @@ static void survive(const struct rank *rank, void *arg) {
 
 static void wait_ready(struct job *job, int n) {
   struct scene *s = job_shared(job);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(30000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(30000));
   while (atomic_load(&s->ready) < n && !rail_deadline_passed(deadline)) usleep(100);
 }
 
@@ -157,19 +157,20 @@ static void kill_one(const char *env, struct act *a, uint32_t after_us) {
   usleep(after_us);
   atomic_store(&s->gone_at_ns, rail_now_ns());
   kill(job_pid(job, a->victim), SIGKILL);
-  job_end(job, patience_ms(20000), 1u << a->victim);
+  job_end(job, kit_patience_ms(20000), 1u << a->victim);
   ENSURE_INT(shm_files(), files);
 }
 
 static void rounds(const char *env, int n) {
-  struct rng rng;
-  rng_start(&rng);
-  n = scaled(n);
+  struct kit_rng rng;
+  kit_rng_start(&rng);
+  n = kit_scaled(n);
   for (int i = 0; i < n; i++) {
-    struct act a = {
-        .moment = (enum moment)(i % NMOMENTS), .victim = (int)rng_below(&rng, 4), .abort_after = rng_below(&rng, 2)};
-    a.count = a.moment == IN_COLLECTIVE && rng_below(&rng, 2) ? 1u << 20 : 1 + rng_below(&rng, 3000);
-    uint32_t after = rng_below(&rng, a.moment == IN_COLLECTIVE ? 100000 : a.moment == IN_IDLE ? 20000 : 6000);
+    struct act a = {.moment = (enum moment)(i % NMOMENTS),
+                    .victim = (int)kit_rng_below(&rng, 4),
+                    .abort_after = kit_rng_below(&rng, 2)};
+    a.count = a.moment == IN_COLLECTIVE && kit_rng_below(&rng, 2) ? 1u << 20 : 1 + kit_rng_below(&rng, 3000);
+    uint32_t after = kit_rng_below(&rng, a.moment == IN_COLLECTIVE ? 100000 : a.moment == IN_IDLE ? 20000 : 6000);
     printf("# round %d: rank %d %s, %u us later, count %zu, then %s\n", i, a.victim, moment_names[a.moment], after,
            a.count, a.abort_after ? "abort" : "destroy");
     kill_one(env, &a, after);
@@ -202,11 +203,11 @@ static void stopped(const char *env) {
     usleep(50000);
     atomic_store(&s->gone_at_ns, rail_now_ns());
     kill(job_pid(job, a.victim), SIGSTOP);
-    uint64_t deadline = rail_deadline_in_ms(patience_ms(3000));
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(3000));
     while (atomic_load(&s->noticed) < 3 && !rail_deadline_passed(deadline)) usleep(1000);
     int noticed = atomic_load(&s->noticed);
     kill(job_pid(job, a.victim), SIGKILL);
-    job_end(job, patience_ms(20000), 1u << a.victim);
+    job_end(job, kit_patience_ms(20000), 1u << a.victim);
     ENSURE(noticed == 3, "%s: %d of 3 ranks noticed a stopped one within 3 s", moment_names[moment], noticed);
   }
 }
@@ -231,7 +232,7 @@ static void paused(const char *env) {
     usleep(50000);
   }
   atomic_store(&s->stop, 1);
-  job_end(job, patience_ms(20000), 0);
+  job_end(job, kit_patience_ms(20000), 0);
 }
 TEST(a_pause_is_no_failure) {
   paused("");
@@ -243,7 +244,7 @@ TEST(a_pause_is_no_failure) {
 static void one_aborts(const struct rank *rank, void *arg) {
   struct scene *s = rank->shared;
   struct act a = {.moment = IN_COLLECTIVE, .count = *(size_t *)arg};
-  int fds = fd_count(), threads = thread_count();
+  int fds = kit_fd_count(), threads = kit_thread_count();
   ncclUniqueId id;
   ncclComm_t comm = NULL;
   if (rank->rank == 0) OK(ncclGetUniqueId(&id));
@@ -274,8 +275,9 @@ static void one_aborts(const struct rank *rank, void *arg) {
 TEST(an_abort_ends_the_others) {
   size_t counts[] = {10, 1 << 20};
   for (int i = 0; i < 2; i++) {
-    job_run("NCCL_DEBUG=NONE", 4, patience_ms(20000), one_aborts, &counts[i]);
-    if (ranks_plugin()) job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 4, patience_ms(20000), one_aborts, &counts[i]);
+    job_run("NCCL_DEBUG=NONE", 4, kit_patience_ms(20000), one_aborts, &counts[i]);
+    if (ranks_plugin())
+      job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 4, kit_patience_ms(20000), one_aborts, &counts[i]);
   }
 }
 
@@ -306,7 +308,7 @@ static void *sit(void *arg) {
 }
 
 static void abort_beside(const struct rank *rank, void *arg) {
-  int fds = fd_count(), threads = thread_count();
+  int fds = kit_fd_count(), threads = kit_thread_count();
   ncclUniqueId id;
   ncclComm_t comm = NULL;
   if (rank->rank == 0) OK(ncclGetUniqueId(&id));
@@ -320,7 +322,7 @@ static void abort_beside(const struct rank *rank, void *arg) {
   }
   if (rank->rank == 1) {
     ncclResult_t async = ncclSuccess;
-    uint64_t deadline = rail_deadline_in_ms(patience_ms(10000));
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(10000));
     while (async == ncclSuccess && !rail_deadline_passed(deadline)) {
       usleep(1000);
       OK(ncclCommGetAsyncError(comm, &async));
@@ -337,7 +339,7 @@ static void abort_beside(const struct rank *rank, void *arg) {
   OK(ncclCommAbort(comm));
   pthread_join(thread, NULL);
   uint64_t took = (rail_now_ns() - t0) / 1000000;
-  ENSURE(took < patience_ms(3000), "the abort took %llu ms", (unsigned long long)took);
+  ENSURE(took < kit_patience_ms(3000), "the abort took %llu ms", (unsigned long long)took);
   ENSURE(s.result == ncclRemoteError || s.result == ncclInvalidArgument, "the call that was aborted gives %d",
          (int)s.result);
   back_to(fds, threads);
@@ -346,11 +348,11 @@ TEST(abort_from_another_thread) {
   for (int where = 0; where < NWHERE; where++) {
     enum where w = (enum where)where;
     printf("# case %d\n", where);
-    job_run("NCCL_DEBUG=NONE", 2, patience_ms(20000), abort_beside, &w);
+    job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(20000), abort_beside, &w);
     if (ranks_plugin())
-      job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1 RAIL_PROXY=inline", 2, patience_ms(20000), abort_beside, &w);
+      job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1 RAIL_PROXY=inline", 2, kit_patience_ms(20000), abort_beside, &w);
     if (ranks_plugin())
-      job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1 RAIL_PROXY=thread", 2, patience_ms(20000), abort_beside, &w);
+      job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1 RAIL_PROXY=thread", 2, kit_patience_ms(20000), abort_beside, &w);
   }
 }
 
@@ -374,8 +376,8 @@ static void leaves(const struct rank *rank, void *arg) {
   OK(ncclCommDestroy(comm));
 }
 TEST(a_rank_that_leaves_is_not_waited_for) {
-  job_run("NCCL_DEBUG=NONE", 3, patience_ms(10000), leaves, NULL);
-  if (ranks_plugin()) job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 3, patience_ms(10000), leaves, NULL);
+  job_run("NCCL_DEBUG=NONE", 3, kit_patience_ms(10000), leaves, NULL);
+  if (ranks_plugin()) job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 3, kit_patience_ms(10000), leaves, NULL);
 }
 
 TEST_MAIN(TEST_CASE(killed_over_shared_memory), TEST_CASE(killed_over_the_network), TEST_CASE(killed_over_both),

@@ -29,9 +29,9 @@
 
 #include "common/clock.h"
 #include "test/harness/events.h"
-#include "test/harness/pair.h"
+#include "kit/kit_net.h"
 #include "test/harness/tcp.h"
-#include "test/harness/traffic.h"
+#include "kit/kit_traffic.h"
 
 enum { MAX_COMMS = 4096, MAX_FUSE = 8, LINE = 1 << 20, CONNECT_LIMIT_MS = 60000 };
 
@@ -42,14 +42,14 @@ static struct {
   double seconds, rest;
   bool churn, keep_listen;
 } opt = {.device = "0", .idle = "yield", .comms = 1, .cycles = 1};
-static struct traffic_plan plan = {.seed = 1, .mix = TRAFFIC_MIXED, .max = 1 << 20, .group = 1, .window = 8};
+static struct kit_traffic_plan plan = {.seed = 1, .mix = KIT_TRAFFIC_MIXED, .max = 1 << 20, .group = 1, .window = 8};
 
 static struct rail_net *net;
 static void *ctx;
 static int dev;
 static void *listens[MAX_COMMS], *sends[MAX_COMMS], *recvs[MAX_COMMS];
 static char handles[MAX_COMMS][RAIL_NET_HANDLE_SIZE];
-static struct flow flows[2 * MAX_COMMS];
+static struct kit_flow flows[2 * MAX_COMMS];
 static int nflows, broken; /* broken: calls that broke the contract */
 static uint64_t close_ns;  /* the longest close */
 static bool quitting, deregistered;
@@ -75,8 +75,8 @@ static void expect_ok(rail_result_t r, const char *call) {
 
 static void usage(const char *event, uint64_t cpu) {
   malloc_trim(0);
-  event_say(event, ", \"fds\": %d, \"threads\": %d, \"rss_kb\": %ld, \"cpu_ns\": %llu", fd_count(), thread_count(),
-            rss_kb(), (unsigned long long)cpu);
+  event_say(event, ", \"fds\": %d, \"threads\": %d, \"rss_kb\": %ld, \"cpu_ns\": %llu", kit_fd_count(),
+            kit_thread_count(), kit_rss_kb(), (unsigned long long)cpu);
 }
 
 /* ---- plugin, device, connections ---- */
@@ -163,7 +163,7 @@ static void close_listens(void) {
 }
 
 static void connect_all(void) {
-  uint64_t start = rail_now_ns(), deadline = rail_deadline_in_ms(patience_ms(CONNECT_LIMIT_MS)), longest = 0;
+  uint64_t start = rail_now_ns(), deadline = rail_deadline_in_ms(kit_patience_ms(CONNECT_LIMIT_MS)), longest = 0;
   for (int left = 1; left > 0; sched_yield()) {
     left = 0;
     for (int i = 0; i < opt.comms; i++) {
@@ -179,22 +179,22 @@ static void connect_all(void) {
   if (!opt.keep_listen) close_listens();
   nflows = 0;
   for (int i = 0; i < opt.comms; i++) {
-    if (recvs[i]) must(flow_open(&flows[nflows++], &plan, net, recvs[i], false, (uint32_t)i), "regMr");
-    if (sends[i]) must(flow_open(&flows[nflows++], &plan, net, sends[i], true, (uint32_t)i), "regMr");
+    if (recvs[i]) must(kit_flow_open(&flows[nflows++], &plan, net, recvs[i], false, (uint32_t)i), "regMr");
+    if (sends[i]) must(kit_flow_open(&flows[nflows++], &plan, net, sends[i], true, (uint32_t)i), "regMr");
   }
   event_say("connected", ", \"took_ns\": %llu, \"call_ns\": %llu, \"fds\": %d, \"threads\": %d",
-      (unsigned long long)(rail_now_ns() - start), (unsigned long long)longest, fd_count(), thread_count());
+      (unsigned long long)(rail_now_ns() - start), (unsigned long long)longest, kit_fd_count(), kit_thread_count());
 }
 
 static void close_all(void) {
   for (int i = 0; i < nflows; i++) {
     uint64_t before = rail_now_ns();
-    if (!deregistered) expect_ok(flow_dereg(&flows[i]), "deregMr");
+    if (!deregistered) expect_ok(kit_flow_dereg(&flows[i]), "deregMr");
     expect_ok(flows[i].sends ? rail_net_close_send(net, flows[i].comm) : rail_net_close_recv(net, flows[i].comm),
               flows[i].sends ? "closeSend" : "closeRecv");
     uint64_t took = rail_now_ns() - before;
     if (took > close_ns) close_ns = took;
-    flow_free(&flows[i]);
+    kit_flow_free(&flows[i]);
   }
   for (int i = 0; i < opt.comms; i++) sends[i] = recvs[i] = NULL;
   close_listens();
@@ -208,7 +208,7 @@ static void *churn(void *arg) {
   static uint8_t block[1 << 20];
   (void)arg;
   for (uint64_t n = plan.seed; !atomic_load(&churn_stop); n = n * 6364136223846793005ull + 1442695040888963407ull) {
-    struct flow *f = &flows[(n >> 33) % (uint64_t)nflows];
+    struct kit_flow *f = &flows[(n >> 33) % (uint64_t)nflows];
     void *mh = NULL;
     size_t from = (n >> 20) % sizeof block;
     if (rail_net_reg_mr(net, f->comm, block + from, sizeof block - from, RAIL_PTR_HOST, &mh) == RAIL_OK) {
@@ -233,15 +233,15 @@ static void reset_sockets(void) {
 
 /* From return on the memory is the caller's: what it writes stays, and nobody sends it. */
 static void dereg_all(void) {
-  for (int i = 0; i < nflows; i++) expect_ok(flow_dereg(&flows[i]), "deregMr");
+  for (int i = 0; i < nflows; i++) expect_ok(kit_flow_dereg(&flows[i]), "deregMr");
   deregistered = true;
-  for (int i = 0; i < nflows; i++) flow_scribble(&flows[i]);
+  for (int i = 0; i < nflows; i++) kit_flow_scribble(&flows[i]);
   for (int k = 0; k < 100; k++) { /* a test here may fail, but must not move these bytes */
-    for (int i = 0; i < nflows; i++) flow_test_after_error(&flows[i]);
+    for (int i = 0; i < nflows; i++) kit_flow_test_after_error(&flows[i]);
     usleep(1000);
   }
   for (int i = 0; i < nflows; i++)
-    if (!flow_untouched(&flows[i])) {
+    if (!kit_flow_untouched(&flows[i])) {
       broken++;
       event_say("broken", ", \"call\": \"deregMr (memory written after it)\", \"code\": 0");
     }
@@ -255,7 +255,7 @@ static void command(const char *line, uint64_t *held_until) {
   int ms = 0;
   sscanf(line, "%31s %d", word, &ms);
   if (strcmp(word, "stop") == 0) {
-    for (int i = 0; i < nflows; i++) flow_end(&flows[i]);
+    for (int i = 0; i < nflows; i++) kit_flow_end(&flows[i]);
   } else if (strcmp(word, "hold") == 0) {
     *held_until = rail_deadline_in_ms((uint64_t)ms);
     for (int i = 0; i < nflows; i++) flows[i].hold = true;
@@ -319,12 +319,12 @@ static void progress_line(void) {
       (unsigned long long)longest_pause(&end));
 }
 
-static void report_error(struct flow *f) {
+static void report_error(struct kit_flow *f) {
   event_say("error",
             ", \"call\": \"%s\", \"code\": %d, \"comm\": %u, \"side\": \"%s\", \"bytes\": %llu, \"messages\": %llu",
             f->error_call, (int)f->error, f->conn, f->sends ? "send" : "recv", (unsigned long long)f->bytes,
             (unsigned long long)f->messages);
-  flow_test_after_error(f);
+  kit_flow_test_after_error(f);
 }
 
 static void idle(unsigned quiet) {
@@ -342,7 +342,7 @@ static void stream(void) {
     int did = 0;
     open = 0;
     for (int i = 0; i < nflows; i++) {
-      did += flow_step(&flows[i]);
+      did += kit_flow_step(&flows[i]);
       if (flows[i].error && !reported[i]) report_error(&flows[i]), reported[i] = true;
       open += !flows[i].error && !flows[i].finished;
     }
@@ -350,7 +350,7 @@ static void stream(void) {
     if (did) quiet = 0;
     else idle(quiet++);
     if (now >= stop) {
-      for (int i = 0; i < nflows; i++) flow_end(&flows[i]);
+      for (int i = 0; i < nflows; i++) kit_flow_end(&flows[i]);
       stop = UINT64_MAX;
     }
     if (held_until && now >= held_until) {
@@ -370,7 +370,7 @@ static void stream(void) {
   free(reported);
 }
 
-static void verdict(const struct flow *list, int n) {
+static void verdict(const struct kit_flow *list, int n) {
   char safe[400];
   int errors = 0, finished = 0;
   uint64_t messages, wrong, end = 0, bytes = totals(&messages, &wrong), pause = longest_pause(&end);
@@ -384,15 +384,15 @@ static void verdict(const struct flow *list, int n) {
   event_say("result", ", \"errors\": %d, \"finished\": %d, \"comms\": %d, \"wrong\": %llu, \"bytes\": %llu, "
       "\"messages\": %llu, \"pause_ns\": %llu, \"pause_end_ns\": %llu, \"cpu_ns\": %llu",
       errors, finished, opt.comms, (unsigned long long)wrong, (unsigned long long)bytes, (unsigned long long)messages,
-      (unsigned long long)pause, (unsigned long long)end, (unsigned long long)process_cpu_ns());
+      (unsigned long long)pause, (unsigned long long)end, (unsigned long long)kit_cpu_ns());
   if (wrong) broken++;
 }
 
 /* Connected, and no call at all: what does that cost? */
 static void rest(void) {
-  uint64_t before = process_cpu_ns();
+  uint64_t before = kit_cpu_ns();
   usleep((useconds_t)(opt.rest * 1e6));
-  usage("rested", process_cpu_ns() - before);
+  usage("rested", kit_cpu_ns() - before);
 }
 
 static void one_cycle(void) {
@@ -420,10 +420,10 @@ static void first_thread(void) {
   if (pthread_create(&thread, NULL, nothing, NULL) == 0) pthread_join(thread, NULL);
 }
 
-static enum traffic_mix mix_named(const char *word) {
+static enum kit_traffic_mix mix_named(const char *word) {
   static const char *const names[] = {"fixed", "small", "mixed", "large"};
   for (int i = 0; i < 4; i++)
-    if (strcmp(word, names[i]) == 0) return (enum traffic_mix)i;
+    if (strcmp(word, names[i]) == 0) return (enum kit_traffic_mix)i;
   fprintf(stderr, "traffic: no mix %s\n", word);
   exit(2);
 }
@@ -460,32 +460,32 @@ int main(int argc, char **argv) {
   opt.sends = strcmp(role, "send") == 0 || strcmp(role, "loop") == 0;
   opt.receives = strcmp(role, "recv") == 0 || strcmp(role, "loop") == 0;
   for (int i = 2; i + 1 < argc; i += 2) option(argv[i], argv[i + 1]);
-  bool fits = opt.comms >= 1 && opt.comms <= MAX_COMMS && plan.group >= 1 && plan.group <= TRAFFIC_BLOCK &&
+  bool fits = opt.comms >= 1 && opt.comms <= MAX_COMMS && plan.group >= 1 && plan.group <= KIT_TRAFFIC_BLOCK &&
               plan.window >= 1 && plan.max >= 8;
   if (!(opt.sends || opt.receives) || argc % 2 != 0 || !fits) {
     fprintf(stderr, "usage: traffic recv|send|loop [--option value]...\n");
     return 2;
   }
-  if (!opt.plugin) opt.plugin = plugin_path();
+  if (!opt.plugin) opt.plugin = kit_plugin_path();
   struct rlimit files;
   if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
     files.rlim_cur = files.rlim_max;
     setrlimit(RLIMIT_NOFILE, &files);
   }
-  if (!traffic_prepare(&plan)) return 2;
+  if (!kit_traffic_prepare(&plan)) return 2;
   first_thread();
   usage("start", 0);
   load();
   for (int i = 0; i < opt.cycles && !quitting; i++) {
     one_cycle();
-    if (opt.cycles > 1) usage("cycle", process_cpu_ns());
+    if (opt.cycles > 1) usage("cycle", kit_cpu_ns());
   }
   uint64_t before = rail_now_ns();
   expect_ok(rail_net_finalize(net, ctx), "finalize");
   uint64_t took = rail_now_ns() - before;
   rail_net_unload(net);
-  traffic_release(&plan);
-  usage("stopped", process_cpu_ns());
+  kit_traffic_release(&plan);
+  usage("stopped", kit_cpu_ns());
   event_say("end", ", \"ok\": %s, \"broken\": %d, \"close_ns\": %llu, \"finalize_ns\": %llu", broken ? "false" : "true",
       broken, (unsigned long long)close_ns, (unsigned long long)took);
   return broken ? 1 : 0;

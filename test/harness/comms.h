@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "rail/railyard.h"
-#include "test/harness/ensure.h"
+#include "kit/kit_ensure.h"
 #include "test/harness/ranks.h"
 
 #define OK(call)                                                                                           \

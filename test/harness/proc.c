@@ -36,7 +36,7 @@ struct proc proc_start(void (*fn)(struct pipes *io, void *arg), void *arg) {
     close(up[0]);
     struct job j = {fn, {.in = down[0], .out = up[1]}, arg};
     char why[1024];
-    bool ok = ensure_catch(job_run, &j, why, sizeof why);
+    bool ok = kit_catch(job_run, &j, why, sizeof why);
     if (!ok) printf("# in child %d: %s\n", (int)getpid(), why);
     fflush(NULL);
     _exit(ok ? 0 : 1);
@@ -70,13 +70,13 @@ void proc_kill(struct proc *p) {
 }
 
 void proc_join(struct proc *p) {
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PROC_PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PROC_PATIENCE_MS));
   int status = 0;
   pid_t got;
   while ((got = waitpid(p->pid, &status, WNOHANG)) == 0) {
     if (rail_deadline_passed(deadline)) {
       proc_kill(p);
-      ensure_failed(__FILE__, __LINE__, "a child did not end");
+      kit_failed(__FILE__, __LINE__, "a child did not end");
     }
     usleep(2000);
   }
@@ -100,7 +100,7 @@ void pipe_write(struct pipes *io, const void *data, size_t size) {
 
 void pipe_read(struct pipes *io, void *data, size_t size) {
   char *p = data;
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PROC_PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PROC_PATIENCE_MS));
   while (size > 0) {
     struct pollfd pfd = {.fd = io->in, .events = POLLIN};
     int ready = poll(&pfd, 1, rail_deadline_left_ms(deadline));

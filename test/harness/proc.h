@@ -6,7 +6,7 @@
 
 #include <sys/types.h>
 
-#include "test/harness/ensure.h"
+#include "kit/kit_ensure.h"
 
 struct pipes { int in, out; }; /* one side's ends */
 struct proc { pid_t pid; struct pipes io; };

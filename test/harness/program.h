@@ -4,9 +4,9 @@
 #ifndef RAIL_TEST_PROGRAM_H
 #define RAIL_TEST_PROGRAM_H
 
-#include "test/harness/pair.h"
+#include "kit/kit_net.h"
 #include "test/harness/tap.h"
 
-__attribute__((constructor)) static void program_fails_by_tap(void) { ensure_set_handler(tap_fail_); }
+__attribute__((constructor)) static void program_fails_by_tap(void) { kit_on_failure(tap_fail_); }
 
 #endif

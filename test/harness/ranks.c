@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
-#include "test/harness/ensure.h"
+#include "kit/kit_ensure.h"
 
 #define SLOTS 8
 #define SLOT_BYTES 256
@@ -86,7 +86,7 @@ static void enter(void *arg) {
 static void be_rank(struct job *job, int rank, const char *env, rank_fn body, void *arg) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   struct start s = {.rank = {rank, job->nranks, job->common->user, job}, .body = body, .arg = arg, .env = env};
-  bool ok = ensure_catch(enter, &s, job->common->why[rank], WHY);
+  bool ok = kit_catch(enter, &s, job->common->why[rank], WHY);
   fflush(stdout);
   exit(ok ? 0 : 1); /* not _exit: the leak checker runs at exit */
 }
@@ -99,7 +99,7 @@ void rank_broadcast(const struct rank *rank, int slot, void *data, size_t size) 
     atomic_store(&c->slot[slot].ready, 1);
     return;
   }
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(20000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(20000));
   while (!atomic_load(&c->slot[slot].ready)) {
     ENSURE(!rail_deadline_passed(deadline), "rank 0 publishes nothing");
     usleep(200);
@@ -115,7 +115,7 @@ void rank_barrier(const struct rank *rank) {
     atomic_fetch_add(&c->round, 1);
     return;
   }
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(60000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(60000));
   while (atomic_load(&c->round) == round) {
     ENSURE(!rail_deadline_passed(deadline), "rank %d waits for others at a barrier", rank->rank);
     usleep(200);

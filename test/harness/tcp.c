@@ -44,7 +44,7 @@ struct tcp_socket tcp_new_listener(const struct tcp_socket *before, int nbefore)
     for (int j = 0; j < nbefore; j++) old |= before[j].inode == all[i].inode;
     if (all[i].listening && !old) return all[i];
   }
-  ensure_failed(__FILE__, __LINE__, "listen opened no listening TCP socket");
+  kit_failed(__FILE__, __LINE__, "listen opened no listening TCP socket");
 }
 
 int tcp_port(const struct tcp_socket *s) {

@@ -5,7 +5,7 @@
 
 #include <netinet/in.h>
 
-#include "test/harness/ensure.h"
+#include "kit/kit_ensure.h"
 
 struct tcp_socket {
   int fd;

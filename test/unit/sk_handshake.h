@@ -133,7 +133,7 @@ static bool hs_accept_step(struct hs *h) {
 }
 
 static void hs_pair(struct hs *h, int listen_dev, int connect_dev) {
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   bool connected = false, accepted = false;
   hs_listen(h, listen_dev);
   while (!connected || !accepted) {
@@ -163,7 +163,7 @@ static void hs_end(struct hs *h) {
 /* Reads exactly so many, or how many came before the end or the deadline. */
 static size_t hs_read(int fd, void *data, size_t size) {
   size_t done = 0;
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   while (!rail_deadline_passed(deadline)) {
     if (rail_sock_recv_some(fd, data, size, &done) != RAIL_IN_PROGRESS) break;
     sched_yield();
@@ -203,7 +203,7 @@ __attribute__((unused)) static unsigned int hs_verdict(int fd, void (*step)(void
   unsigned int reason = SK_REASON_COUNT, version;
   size_t done = 0;
   rail_result_t result;
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   sk_answer_encode(SK_REASON_NONE, 0, 0, &any);
   do {
     step(arg);

@@ -111,7 +111,7 @@ static bool finished(struct numbered *op) { return atomic_load_explicit(&op->op.
 
 /* Until all operations are finished, or the deadline. */
 static void drive(struct world *w) {
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(10000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(10000));
   while (atomic_load(&w->comm->proxy.unfinished) > 0) {
     ENSURE(!rail_deadline_passed(deadline), "%d operations never finish", atomic_load(&w->comm->proxy.unfinished));
     if (w->comm->proxy.threaded)
@@ -148,14 +148,14 @@ TEST(operations_run_in_order) { both(chains); }
 /* Connectors go and come back while others stay; new operations arrive between. */
 static void comings_and_goings(bool threaded) {
   struct world *w = world_open(threaded);
-  struct rng rng;
-  rng_start(&rng);
-  for (int c = 0; c < MAX_CONNECTORS; c++) w->fake[c].every = 1 + (int)rng_below(&rng, 4);
+  struct kit_rng rng;
+  kit_rng_start(&rng);
+  for (int c = 0; c < MAX_CONNECTORS; c++) w->fake[c].every = 1 + (int)kit_rng_below(&rng, 4);
   int next[MAX_CONNECTORS] = {0};
   for (int i = 0; i < MAX_CONNECTORS * MAX_OPS / 2; i++) {
-    int c = (int)rng_below(&rng, MAX_CONNECTORS);
-    if (next[c] < MAX_OPS) submit(w, c, next[c]++, 1 + rng_below(&rng, 5));
-    for (uint32_t p = rng_below(&rng, 4); !threaded && p > 0; p--) rt_proxy_pass(&w->comm->proxy);
+    int c = (int)kit_rng_below(&rng, MAX_CONNECTORS);
+    if (next[c] < MAX_OPS) submit(w, c, next[c]++, 1 + kit_rng_below(&rng, 5));
+    for (uint32_t p = kit_rng_below(&rng, 4); !threaded && p > 0; p--) rt_proxy_pass(&w->comm->proxy);
   }
   drive(w);
   for (int c = 0; c < MAX_CONNECTORS; c++) {
@@ -209,7 +209,7 @@ static void failure(bool threaded) {
   rail_log_set_sink(silent);
   w->fake[5].fail_after = 7;
   for (int c = 0; c < 8; c++) submit(w, c, 0, c == 5 ? 100 : 1000000);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(10000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(10000));
   while (!rt_comm_failed(w->comm) && !rail_deadline_passed(deadline)) {
     if (threaded)
       sched_yield();
@@ -235,9 +235,9 @@ TEST(the_thread_sleeps) {
   submit(w, 0, 0, 100);
   drive(w);
   usleep(20000);
-  uint64_t before = process_cpu_ns();
+  uint64_t before = kit_cpu_ns();
   usleep(300000);
-  uint64_t used = process_cpu_ns() - before;
+  uint64_t used = kit_cpu_ns() - before;
   CHECK_MSG(used < 30000000, "%llu us of CPU in 300 ms of idleness", (unsigned long long)used / 1000);
   submit(w, 0, 1, 100); /* and it wakes up again */
   drive(w);
@@ -255,7 +255,7 @@ TEST(one_driver_at_a_time) {
   for (int n = 0; n < MAX_OPS; n++)
     for (int c = 0; c < 16; c++) submit(w, c, n, 30);
   struct passer args[3] = {{w}, {w}, {w}};
-  run_threads(3, passer, args, sizeof args[0]);
+  kit_run_threads(3, passer, args, sizeof args[0]);
   drive(w);
   world_close(w);
 }

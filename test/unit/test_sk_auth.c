@@ -198,7 +198,7 @@ static void child_both(struct pipes *io, void *arg) {
   hs_close_listen(&h);
   rail_sock_close(&hs_sent.fds[1]);
   rail_sock_close(&hs_received.fds[1]);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   unsigned int stream;
   while (hs_sent.fds[1] < 0 || hs_received.fds[1] < 0) {
     if (hs_sent.fds[1] < 0) sk_rejoin_dial(hs_sent.rejoin, 1, &hs_sent.fds[1]);
@@ -241,7 +241,7 @@ static void child_strangers(struct pipes *io, void *arg) {
   ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_AUTH);
   /* The good one comes in; what was recorded of it does not, accepted or not. */
   int fd = hs_stranger(&h, 0, &good);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   while (!hs_accept_step(&h)) ENSURE(!rail_deadline_passed(deadline), "kept out: %s", hs_lines);
   ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &good), hs_accept_nobody, &h), SK_REASON_REPLAY);
   rail_sock_close(&fd);
@@ -305,7 +305,7 @@ static void child_other_key(struct pipes *io, void *arg) {
   begin(&h);
   pipe_read(io, handle, sizeof handle);
   memcpy(h.handle, handle, sizeof handle);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   while (!hs_connect_step(&h, DEV_A)) ENSURE(!rail_deadline_passed(deadline), "not connected");
   ENSURE_INT(hs_answer(0), SK_REASON_MAC);
   hs_end(&h);
@@ -321,7 +321,7 @@ static void child_listener(struct pipes *io, void *arg) {
   unlink(path);
   hs_listen(&h, DEV_A);
   pipe_write(&other.io, h.handle, sizeof h.handle);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   while (!hs_said("has not the key")) {
     hs_accept_nobody(&h);
     ENSURE(!rail_deadline_passed(deadline), "nobody knocked");

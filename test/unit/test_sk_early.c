@@ -7,7 +7,7 @@
  */
 #include "plugin/socket/sk_early.h"
 
-#include "test/harness/ensure.h"
+#include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 
 #define MAX_LIVE 4096
@@ -27,7 +27,7 @@ struct model {
   uint64_t used, freed, told; /* bytes, as the two ends count them */
   uint32_t cused, cfreed, ctold;
   uint32_t seq;
-  struct rng *rng;
+  struct kit_rng *rng;
 };
 
 static struct message *at(struct model *m, uint32_t i) { return &m->live[(m->first + i) % MAX_LIVE]; }
@@ -116,33 +116,33 @@ static void tell(struct model *m) {
 }
 
 static void one_step(struct model *m, uint32_t tags) {
-  uint32_t tag = rng_below(m->rng, tags);
-  switch (rng_below(m->rng, 8)) {
+  uint32_t tag = kit_rng_below(m->rng, tags);
+  switch (kit_rng_below(m->rng, 8)) {
     case 0:
     case 1:
     case 2: {
       /* Sizes that end on a line, beside one, small and largest. */
-      uint32_t pick = rng_below(m->rng, 5), max = m->early.size;
+      uint32_t pick = kit_rng_below(m->rng, 5), max = m->early.size;
       uint32_t size = pick == 0   ? max
                       : pick == 1 ? 0
                       : pick == 2 ? max / 64 / 2 * 64
-                                  : rng_below(m->rng, max + 1);
-      if (sender_may(m, size)) send_one(m, tag, size, rng_below(m->rng, 4) == 0);
+                                  : kit_rng_below(m->rng, max + 1);
+      if (sender_may(m, size)) send_one(m, tag, size, kit_rng_below(m->rng, 4) == 0);
       break;
     }
     case 3:
     case 4: claim(m, tag); break;
     case 5:
     case 6:
-      if (m->count) release(m, rng_below(m->rng, m->count));
+      if (m->count) release(m, kit_rng_below(m->rng, m->count));
       break;
     default:
-      if (sk_early_should_tell(&m->early) || rng_below(m->rng, 10) == 0) tell(m);
+      if (sk_early_should_tell(&m->early) || kit_rng_below(m->rng, 10) == 0) tell(m);
   }
   check(m);
 }
 
-static void run(struct rng *rng, uint32_t size, uint32_t count, uint32_t bytes, uint32_t tags, int steps) {
+static void run(struct kit_rng *rng, uint32_t size, uint32_t count, uint32_t bytes, uint32_t tags, int steps) {
   static struct model m;
   memset(&m, 0, sizeof m);
   m.rng = rng;
@@ -164,19 +164,19 @@ static void run(struct rng *rng, uint32_t size, uint32_t count, uint32_t bytes, 
 }
 
 TEST(random_operations) {
-  struct rng rng;
-  rng_start(&rng);
+  struct kit_rng rng;
+  kit_rng_start(&rng);
   for (int round = 0; round < 20; round++) {
-    uint32_t size = rng_below(&rng, 600);
+    uint32_t size = kit_rng_below(&rng, 600);
     uint32_t least = 4 * (uint32_t)sk_credit_of(size);
-    uint32_t bytes = least + rng_below(&rng, 4096); /* not a multiple of a line, mostly */
-    run(&rng, size, 4 + rng_below(&rng, 60), bytes, 1 + rng_below(&rng, 6), 4000);
+    uint32_t bytes = least + kit_rng_below(&rng, 4096); /* not a multiple of a line, mostly */
+    run(&rng, size, 4 + kit_rng_below(&rng, 60), bytes, 1 + kit_rng_below(&rng, 6), 4000);
   }
 }
 
 TEST(the_defaults) {
-  struct rng rng;
-  rng_start(&rng);
+  struct kit_rng rng;
+  kit_rng_start(&rng);
   run(&rng, 32 * 1024, 1024, 1 << 20, 3, 60000);
 }
 

@@ -120,7 +120,7 @@ TEST(a_hello_in_pieces) {
     for (int i = 0; i < 5; i++) hs_accept_nobody(&h); /* it waits inside for the rest */
     CHECK(send(fd, (uint8_t *)&w + at, 20, MSG_NOSIGNAL) == 20);
   }
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   while (!hs_accept_step(&h)) CHECK(!rail_deadline_passed(deadline));
   CHECK_INT(hs_received.eager_bytes, SK_MAX_EAGER_BYTES);
   rail_sock_close(&fd);
@@ -135,7 +135,7 @@ static void lose(unsigned int i) {
 }
 
 static void bring_back(unsigned int i) {
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   unsigned int stream = 99;
   while (hs_sent.fds[i] < 0 || hs_received.fds[i] < 0) {
     if (hs_sent.fds[i] < 0) {
@@ -223,7 +223,7 @@ TEST(lost_before_it_was_accepted) {
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_BOTH);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   while (!hs_connect_step(&h, DEV_BOTH)) CHECK(!rail_deadline_passed(deadline));
   pthread_mutex_lock(&h.listen->reception->lock); /* the group is complete, and not handed out */
   while (!h.listen->reception->groups || h.listen->reception->groups->have < 2)
@@ -249,7 +249,7 @@ TEST(a_connection_that_is_gone) {
   sk_rejoin_free(hs_received.rejoin);
   hs_received.rejoin = NULL;
   /* The listener is still there and says so. */
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   rail_result_t result;
   while ((result = sk_rejoin_dial(hs_sent.rejoin, 0, &fd)) == RAIL_IN_PROGRESS) {
     hs_accept_nobody(&h);
@@ -267,16 +267,16 @@ TEST(a_connection_that_is_gone) {
 
 TEST(doors_close_with_the_last_that_needs_them) {
   struct hs h;
-  int before = fd_count();
+  int before = kit_fd_count();
   hs_begin(&h);
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
   hs_close_listen(&h);
-  CHECK_INT(fd_count(), before + 2 * 2 + 2);
+  CHECK_INT(kit_fd_count(), before + 2 * 2 + 2);
   int silent = hs_stranger(&h, 0, NULL);
   hs_take_nobody(NULL);
   hs_end(&h);
   rail_sock_close(&silent);
-  CHECK_INT(fd_count(), before);
+  CHECK_INT(kit_fd_count(), before);
 }
 
 /* ---- two threads at one reception ------------------------------------------ */
@@ -286,9 +286,9 @@ struct homecomer { struct sk_comm_args *sent, *received; _Atomic int *done; };
 /* Streams of one connection are lost and come back, as the thread that looks after it would do it. */
 static void come_and_go(void *arg) {
   struct homecomer *c = arg;
-  for (unsigned int round = 0; round < (unsigned int)scaled(20); round++) {
+  for (unsigned int round = 0; round < (unsigned int)kit_scaled(20); round++) {
     unsigned int i = round % 2, stream = 99;
-    uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
     rail_sock_close(&c->sent->fds[i]);
     rail_sock_close(&c->received->fds[i]);
     while (c->sent->fds[i] < 0 || c->received->fds[i] < 0) {
@@ -306,8 +306,8 @@ struct newcomers { struct hs *h; _Atomic int *done; };
 
 static void accept_more(void *arg) {
   struct newcomers *c = arg;
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
-  for (int count = 0; count < scaled(20) || !*c->done; count++) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  for (int count = 0; count < kit_scaled(20) || !*c->done; count++) {
     bool connected = false, accepted = false;
     while (!connected || !accepted) {
       if (!connected) connected = hs_connect_step(c->h, DEV_BOTH);
@@ -338,7 +338,7 @@ TEST(streams_come_back_while_others_are_accepted) {
   struct newcomers new = {&h, &done};
   struct job jobs[] = {{come_and_go, &home}, {accept_more, &new}};
   rail_log_set_sink(NULL); /* hs_log is for one thread */
-  run_threads(2, run_job, jobs, sizeof jobs[0]);
+  kit_run_threads(2, run_job, jobs, sizeof jobs[0]);
   hs_close(&sent);
   hs_close(&received);
   hs_end(&h);

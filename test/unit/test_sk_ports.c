@@ -23,7 +23,7 @@ static unsigned int free_range(unsigned int count) {
     }
     if (good == count) return base;
   }
-  ensure_failed(__FILE__, __LINE__, "no %u free ports in a row", count);
+  kit_failed(__FILE__, __LINE__, "no %u free ports in a row", count);
 }
 
 static void in_child(void (*fn)(struct pipes *io, void *arg), const void *arg) {
@@ -180,7 +180,7 @@ static int seen_tos(int fd) {
 }
 
 static void connect_with(struct hs *h, int of_ctx, int of_call, int expected_out, int expected_in) {
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   void *out = NULL, *in = NULL;
   int one = 1;
   h->ctx.traffic_class = of_ctx;

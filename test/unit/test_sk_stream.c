@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "test/harness/ensure.h"
+#include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 
 #define MAX_BYTES (4u << 20)
@@ -166,19 +166,20 @@ TEST(large_payloads_come_in_parts) {
 
 /* Random queues that are added to while they go out, beyond the end of the ring of frames and to the end of stage. */
 TEST(random_traffic) {
-  struct rng rng;
-  rng_start(&rng);
+  struct kit_rng rng;
+  kit_rng_start(&rng);
   for (int round = 0; round < 60; round++) {
     begin();
     while (x.frames < MAX_FRAMES && x.size < MAX_BYTES / 2) {
-      for (uint32_t k = rng_below(&rng, 12); k > 0 && x.frames < MAX_FRAMES && x.size < MAX_BYTES / 2; k--) {
+      for (uint32_t k = kit_rng_below(&rng, 12); k > 0 && x.frames < MAX_FRAMES && x.size < MAX_BYTES / 2; k--) {
         if (!sk_stream_has_room(&x.s)) break;
-        uint32_t kind = rng_below(&rng, 4);
-        queue(24 + (kind == 0 ? rng_below(&rng, SK_COPY_BYTES + 1) : 0),
-              kind == 1 ? 1 + rng_below(&rng, 60000) : 0, kind != 3);
+        uint32_t kind = kit_rng_below(&rng, 4);
+        queue(24 + (kind == 0 ? kit_rng_below(&rng, SK_COPY_BYTES + 1) : 0),
+              kind == 1 ? 1 + kit_rng_below(&rng, 60000) : 0, kind != 3);
       }
-      for (uint32_t k = rng_below(&rng, 4); k > 0 && x.s.out_count; k--)
-        take(rng_below(&rng, 3) ? 1 + rng_below(&rng, 300) : SIZE_MAX, 3 + (int)rng_below(&rng, SK_OUT_IOV - 2));
+      for (uint32_t k = kit_rng_below(&rng, 4); k > 0 && x.s.out_count; k--)
+        take(kit_rng_below(&rng, 3) ? 1 + kit_rng_below(&rng, 300) : SIZE_MAX,
+             3 + (int)kit_rng_below(&rng, SK_OUT_IOV - 2));
     }
     while (x.out < x.size) take(SIZE_MAX, SK_OUT_IOV);
     end();

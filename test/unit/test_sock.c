@@ -19,16 +19,16 @@ static union rail_addr loopback(void) {
   return addr;
 }
 
-struct pair { int listener, a, b; union rail_addr addr; };
+struct kit_pair { int listener, a, b; union rail_addr addr; };
 
-static void pair_open(struct pair *p) {
+static void kit_pair_open(struct kit_pair *p) {
   p->addr = loopback();
   CHECK_OK(rail_sock_listen(&p->addr, 16, &p->listener));
   CHECK_OK(rail_sock_connect_all(&p->addr, NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &p->a));
   CHECK_OK(rail_sock_accept_all(p->listener, rail_deadline_in_ms(PATIENCE_MS), NULL, &p->b, NULL));
 }
 
-static void pair_close(struct pair *p) {
+static void kit_pair_close(struct kit_pair *p) {
   rail_sock_close(&p->a);
   rail_sock_close(&p->b);
   rail_sock_close(&p->listener);
@@ -45,13 +45,13 @@ static void check_flags(int fd) {
 }
 
 TEST(connect_accept_flags) {
-  struct pair p;
-  pair_open(&p);
+  struct kit_pair p;
+  kit_pair_open(&p);
   CHECK(rail_addr_port(&p.addr) != 0);
   check_flags(p.a);
   check_flags(p.b);
   CHECK_OK(rail_sock_connected(p.a));
-  pair_close(&p);
+  kit_pair_close(&p);
 }
 
 TEST(ipv6_and_local_address) {
@@ -68,14 +68,14 @@ TEST(ipv6_and_local_address) {
 
 TEST(bind_to_a_second_local_address) {
   union rail_addr from = loopback(), peer;
-  struct pair p;
+  struct kit_pair p;
   p.addr = loopback();
   from.in.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
   CHECK_OK(rail_sock_listen(&p.addr, 16, &p.listener));
   CHECK_OK(rail_sock_connect_all(&p.addr, &from, rail_deadline_in_ms(PATIENCE_MS), NULL, &p.a));
   CHECK_OK(rail_sock_accept_all(p.listener, rail_deadline_in_ms(PATIENCE_MS), NULL, &p.b, &peer));
   CHECK(rail_addr_same_host(&peer, &from));
-  pair_close(&p);
+  kit_pair_close(&p);
 }
 
 /* A port that was just free refuses. */
@@ -121,7 +121,7 @@ TEST(accept_of_a_closed_listener_is_an_error) {
 /* A peer that resets while it waits in the queue must not hide the next one. */
 TEST(accept_survives_a_reset_in_the_queue) {
   struct linger hard = {.l_onoff = 1, .l_linger = 0};
-  struct pair p;
+  struct kit_pair p;
   int dead;
   p.addr = loopback();
   CHECK_OK(rail_sock_listen(&p.addr, 16, &p.listener));
@@ -139,15 +139,15 @@ TEST(accept_survives_a_reset_in_the_queue) {
     }
     rail_sock_close(&p.b);
   }
-  pair_close(&p);
+  kit_pair_close(&p);
 }
 
 TEST(transfer_resumes_after_a_full_buffer) {
   enum { SIZE = 16 << 20 };
   char *out = malloc(SIZE), *in = calloc(1, SIZE);
-  struct pair p;
+  struct kit_pair p;
   size_t sent = 0, got = 0;
-  pair_open(&p);
+  kit_pair_open(&p);
   for (size_t i = 0; i < SIZE; i++) out[i] = (char)(i * 31 >> 3);
   CHECK_INT(rail_sock_send_some(p.a, out, SIZE, &sent), RAIL_IN_PROGRESS); /* more than buffers hold */
   CHECK(sent > 0 && sent < SIZE);
@@ -162,14 +162,14 @@ TEST(transfer_resumes_after_a_full_buffer) {
   CHECK_INT(rail_sock_recv_some(p.b, in, 1, &(size_t){0}), RAIL_IN_PROGRESS);
   free(in);
   free(out);
-  pair_close(&p);
+  kit_pair_close(&p);
 }
 
 TEST(vectors_scatter_and_gather) {
-  struct pair p;
+  struct kit_pair p;
   char a[3], b[4];
   size_t n;
-  pair_open(&p);
+  kit_pair_open(&p);
   struct iovec out[2] = {{.iov_base = (void *)(uintptr_t)"abc", .iov_len = 3}, {(void *)(uintptr_t)"defg", 4}};
   struct iovec in[2] = {{a, 3}, {b, 4}};
   CHECK_OK(rail_sock_sendv(p.a, out, 2, &n));
@@ -179,40 +179,40 @@ TEST(vectors_scatter_and_gather) {
   CHECK_OK(result);
   CHECK_INT(n, 7);
   CHECK(memcmp(a, "abc", 3) == 0 && memcmp(b, "defg", 4) == 0);
-  pair_close(&p);
+  kit_pair_close(&p);
 }
 
 TEST(end_of_stream_has_errno_0) {
-  struct pair p;
+  struct kit_pair p;
   char c;
-  pair_open(&p);
+  kit_pair_open(&p);
   rail_sock_close(&p.a);
   errno = EBADF;
   CHECK_INT(rail_sock_recv_all(p.b, &c, 1, rail_deadline_in_ms(PATIENCE_MS), NULL), RAIL_REMOTE_ERROR);
   CHECK_INT(errno, 0);
-  pair_close(&p);
+  kit_pair_close(&p);
 }
 
 TEST(send_to_a_gone_peer_is_an_error_not_a_signal) {
   static char data[65536];
-  struct pair p;
-  pair_open(&p);
+  struct kit_pair p;
+  kit_pair_open(&p);
   rail_sock_close(&p.b);
   rail_result_t result = RAIL_OK;
   uint64_t deadline = rail_deadline_in_ms(PATIENCE_MS);
   while (result == RAIL_OK) result = rail_sock_send_all(p.a, data, sizeof data, deadline, NULL);
   CHECK_INT(result, RAIL_REMOTE_ERROR);
   CHECK(errno == EPIPE || errno == ECONNRESET);
-  pair_close(&p);
+  kit_pair_close(&p);
 }
 
 TEST(waits_end_at_the_deadline) {
   static char data[1 << 20];
   union rail_addr refusing = refusing_address();
-  struct pair p;
+  struct kit_pair p;
   char c;
   int fd;
-  pair_open(&p);
+  kit_pair_open(&p);
   uint64_t start = rail_now_ns();
   CHECK_INT(rail_sock_recv_all(p.b, &c, 1, rail_deadline_in_ms(120), NULL), RAIL_REMOTE_ERROR);
   CHECK_INT(errno, ETIMEDOUT);
@@ -228,7 +228,7 @@ TEST(waits_end_at_the_deadline) {
   CHECK_INT(result, RAIL_REMOTE_ERROR);
   CHECK_INT(errno, ETIMEDOUT);
   CHECK(rail_now_ns() - start < 10000000000ull);
-  pair_close(&p);
+  kit_pair_close(&p);
 }
 
 static _Atomic int abort_flag;
@@ -241,11 +241,11 @@ static void *raise_flag(void *arg) {
 }
 
 TEST(waits_end_when_aborted) {
-  struct pair p;
+  struct kit_pair p;
   pthread_t thread;
   char c;
   int fd;
-  pair_open(&p);
+  kit_pair_open(&p);
   atomic_store(&abort_flag, 0);
   CHECK_OK(pthread_create(&thread, NULL, raise_flag, NULL));
   CHECK_INT(rail_sock_recv_all(p.b, &c, 1, 0, &abort_flag), RAIL_REMOTE_ERROR); /* no deadline at all */
@@ -253,18 +253,18 @@ TEST(waits_end_when_aborted) {
   pthread_join(thread, NULL);
   CHECK_INT(rail_sock_accept_all(p.listener, 0, &abort_flag, &fd, NULL), RAIL_REMOTE_ERROR);
   CHECK_INT(errno, ECANCELED);
-  pair_close(&p);
+  kit_pair_close(&p);
 }
 
 static void *listen_late(void *arg) {
-  struct pair *p = arg;
+  struct kit_pair *p = arg;
   usleep(200000);
   if (rail_sock_listen(&p->addr, 16, &p->listener) != RAIL_OK) p->listener = -1;
   return NULL;
 }
 
 TEST(connect_all_waits_for_a_late_listener) {
-  struct pair p = {.listener = -1, .a = -1, .b = -1};
+  struct kit_pair p = {.listener = -1, .a = -1, .b = -1};
   pthread_t thread;
   p.addr = refusing_address();
   union rail_addr to = p.addr;
@@ -272,15 +272,15 @@ TEST(connect_all_waits_for_a_late_listener) {
   rail_result_t result = rail_sock_connect_all(&to, NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &p.a);
   pthread_join(thread, NULL);
   CHECK_OK(result);
-  pair_close(&p);
+  kit_pair_close(&p);
 }
 
 TEST(buffers_and_random) {
-  struct pair p;
+  struct kit_pair p;
   int value = 0;
   socklen_t len = sizeof value;
   unsigned char x[32] = {0}, y[32] = {0};
-  pair_open(&p);
+  kit_pair_open(&p);
   CHECK_OK(rail_sock_set_buffers(p.a, 65536, -1));
   CHECK_OK(getsockopt(p.a, SOL_SOCKET, SO_SNDBUF, &value, &len));
   CHECK_INT(value, 2 * 65536);
@@ -288,7 +288,7 @@ TEST(buffers_and_random) {
   CHECK_OK(rail_random_bytes(x, sizeof x));
   CHECK_OK(rail_random_bytes(y, sizeof y));
   CHECK(memcmp(x, y, sizeof x) != 0);
-  pair_close(&p);
+  kit_pair_close(&p);
 }
 
 TEST(close_keeps_errno) {

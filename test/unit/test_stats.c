@@ -13,7 +13,7 @@
 
 #include "common/clock.h"
 #include "common/stats_read.h"
-#include "test/harness/ensure.h"
+#include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 
 enum { SENT, OUTSTANDING, PROGRESS, COMM_COUNTERS };

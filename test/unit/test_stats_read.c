@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "common/stats_read.h"
-#include "test/harness/ensure.h"
+#include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 
 static const struct rail_stats_counter counters[] = {
@@ -217,19 +217,19 @@ TEST(every_truncation) {
 
 TEST(random_damage) {
   get_good();
-  struct rng rng;
-  rng_start(&rng);
+  struct kit_rng rng;
+  kit_rng_start(&rng);
   uint8_t *page = malloc(good_size);
-  int believed = 0, rounds = scaled(3000);
+  int believed = 0, rounds = kit_scaled(3000);
   static const uint64_t edges[] = {0, 1, 7, 63, 255, 0x7fffffff, 0xffffffff, 0x7fffffffffffffff, UINT64_MAX};
   for (int i = 0; i < rounds; i++) {
     memcpy(page, good, good_size);
-    for (uint32_t n = 1 + rng_below(&rng, 4); n > 0; n--) {
-      uint64_t value = rng_below(&rng, 2) ? edges[rng_below(&rng, RAIL_COUNT_OF(edges))] : rng_next(&rng);
-      size_t at = rng_below(&rng, (uint32_t)(rng_below(&rng, 4) ? COUNTER_AT + 512 : good_size) - 8);
-      memcpy(page + at, &value, rng_below(&rng, 2) ? 4 : 8);
+    for (uint32_t n = 1 + kit_rng_below(&rng, 4); n > 0; n--) {
+      uint64_t value = kit_rng_below(&rng, 2) ? edges[kit_rng_below(&rng, RAIL_COUNT_OF(edges))] : kit_rng_next(&rng);
+      size_t at = kit_rng_below(&rng, (uint32_t)(kit_rng_below(&rng, 4) ? COUNTER_AT + 512 : good_size) - 8);
+      memcpy(page + at, &value, kit_rng_below(&rng, 2) ? 4 : 8);
     }
-    put(page, rng_below(&rng, 8) ? good_size : rng_below(&rng, (uint32_t)good_size));
+    put(page, kit_rng_below(&rng, 8) ? good_size : kit_rng_below(&rng, (uint32_t)good_size));
     struct rail_stats_view *v = look();
     if (v) touch(v);
     believed += v != NULL;

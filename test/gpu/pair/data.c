@@ -91,6 +91,6 @@ size_t pair_wrong(const struct pair_case *c, int rank, const void *got) {
 
 size_t pair_disturbed(const void *at, size_t bytes) {
   size_t n = 0;
-  for (size_t i = 0; i < bytes; i++) n += ((const unsigned char *)at)[i] != PAIR_POISON;
+  for (size_t i = 0; i < bytes; i++) n += ((const unsigned char *)at)[i] != KIT_POISON;
   return n;
 }

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #define PAIR_RANKS 2
-#define PAIR_POISON 0xa5
+#define KIT_POISON 0xa5
 
 enum pair_kind { PAIR_ALL_REDUCE, PAIR_ALL_GATHER, PAIR_ALLTOALL, PAIR_KINDS };
 enum pair_type { PAIR_FLOAT, PAIR_INT32, PAIR_UINT8, PAIR_TYPES };

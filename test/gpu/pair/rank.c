@@ -100,7 +100,7 @@ static int check(const struct rank *r, const struct pair_case *c, uint64_t *wron
   size_t size = pair_type_size(c->type), in = c->shape.send * size, out = c->shape.recv * size;
   pair_fill(c, r->rank, r->host);
   CUDA(cudaMemcpy(r->send, r->host, in, cudaMemcpyHostToDevice));
-  CUDA(cudaMemset(r->recv, PAIR_POISON, out + GUARD));
+  CUDA(cudaMemset(r->recv, KIT_POISON, out + GUARD));
   CUDA(cudaDeviceSynchronize()); /* the copies used another stream than NCCL will */
   if (issue(r, c) != 0 || finish(r) != 0) return -1;
   CUDA(cudaMemcpy(r->host, r->recv, out + GUARD, cudaMemcpyDeviceToHost));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/harness/ensure.h"
+#include "kit/kit_ensure.h"
 
 #include <dirent.h>
 #include <pthread.h>
@@ -27,11 +27,11 @@
 struct catcher { jmp_buf end; char *why; size_t why_size; };
 
 static _Thread_local struct catcher *catcher;
-static ensure_handler_fn case_handler;
+static kit_failure_fn case_handler;
 
-void ensure_set_handler(ensure_handler_fn handler) { case_handler = handler; }
+void kit_on_failure(kit_failure_fn handler) { case_handler = handler; }
 
-_Noreturn void ensure_failed(const char *file, int line, const char *fmt, ...) {
+_Noreturn void kit_failed(const char *file, int line, const char *fmt, ...) {
   char text[1024];
   va_list ap;
   va_start(ap, fmt);
@@ -45,7 +45,7 @@ _Noreturn void ensure_failed(const char *file, int line, const char *fmt, ...) {
   abort(); /* the handler does not return */
 }
 
-bool ensure_catch(void (*fn)(void *arg), void *arg, char *why, size_t why_size) {
+bool kit_catch(void (*fn)(void *arg), void *arg, char *why, size_t why_size) {
   struct catcher here = {.why = why, .why_size = why_size}, *volatile outer = catcher;
   volatile bool ok = false;
   why[0] = 0;
@@ -62,11 +62,11 @@ struct thread { pthread_t id; void (*fn)(void *); void *arg; char why[1024]; boo
 
 static void *thread_main(void *arg) {
   struct thread *t = arg;
-  t->ok = ensure_catch(t->fn, t->arg, t->why, sizeof t->why);
+  t->ok = kit_catch(t->fn, t->arg, t->why, sizeof t->why);
   return NULL;
 }
 
-void run_threads(int n, void (*fn)(void *arg), void *args, size_t stride) {
+void kit_run_threads(int n, void (*fn)(void *arg), void *args, size_t stride) {
   struct thread *threads = calloc((size_t)n, sizeof *threads);
   ENSURE(threads, "out of memory");
   int started = 0;
@@ -86,44 +86,44 @@ void run_threads(int n, void (*fn)(void *arg), void *args, size_t stride) {
   ENSURE(!why[0], "in a thread: %s", why);
 }
 
-int scaled(int n) {
+int kit_scaled(int n) {
   const char *text = getenv("RAIL_TEST_SCALE");
   int divisor = text ? atoi(text) : SANITIZED ? 5 : 1;
   if (divisor < 1) divisor = 1;
   return n / divisor > 1 ? n / divisor : 1;
 }
 
-uint64_t patience_ms(uint64_t ms) {
+uint64_t kit_patience_ms(uint64_t ms) {
   const char *text = getenv("RAIL_TEST_PATIENCE_MS");
   uint64_t most = text ? strtoull(text, NULL, 10) : UINT64_MAX;
   if (SANITIZED) ms *= 5;
   return ms < most ? ms : most;
 }
 
-void rng_start(struct rng *rng) {
+void kit_rng_start(struct kit_rng *rng) {
   const char *text = getenv("RAIL_TEST_SEED");
   rng->state = text ? strtoull(text, NULL, 0) : rail_now_ns() ^ ((uint64_t)getpid() << 40);
   printf("# RAIL_TEST_SEED=%#llx\n", (unsigned long long)rng->state);
 }
 
-uint64_t rng_next(struct rng *rng) { /* splitmix64 */
+uint64_t kit_rng_next(struct kit_rng *rng) { /* splitmix64 */
   uint64_t x = rng->state += 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
   return x ^ (x >> 31);
 }
 
-uint32_t rng_below(struct rng *rng, uint32_t n) { return (uint32_t)(((rng_next(rng) >> 32) * n) >> 32); }
+uint32_t kit_rng_below(struct kit_rng *rng, uint32_t n) { return (uint32_t)(((kit_rng_next(rng) >> 32) * n) >> 32); }
 
-void rng_shuffle(struct rng *rng, int *items, int n) {
+void kit_rng_shuffle(struct kit_rng *rng, int *items, int n) {
   for (int i = n - 1; i > 0; i--) {
-    int j = (int)rng_below(rng, (uint32_t)i + 1), t = items[i];
+    int j = (int)kit_rng_below(rng, (uint32_t)i + 1), t = items[i];
     items[i] = items[j];
     items[j] = t;
   }
 }
 
-int fd_count(void) {
+int kit_fd_count(void) {
   DIR *d = opendir("/proc/self/fd");
   if (!d) return -1;
   int n = 0;
@@ -143,10 +143,10 @@ static long status_number(const char *key) {
   return value;
 }
 
-int thread_count(void) { return (int)status_number("Threads:"); }
-long rss_kb(void) { return status_number("VmRSS:"); }
+int kit_thread_count(void) { return (int)status_number("Threads:"); }
+long kit_rss_kb(void) { return status_number("VmRSS:"); }
 
-uint64_t process_cpu_ns(void) {
+uint64_t kit_cpu_ns(void) {
   struct timespec ts;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
   return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;

@@ -15,8 +15,8 @@
  * A flow is used by one thread. It calls the plugin as NCCL's progress thread
  * does: posts while there is room, tests what is outstanding, never waits.
  */
-#ifndef RAIL_TEST_TRAFFIC_H
-#define RAIL_TEST_TRAFFIC_H
+#ifndef RAIL_KIT_TRAFFIC_H
+#define RAIL_KIT_TRAFFIC_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,27 +24,27 @@
 
 #include "common/netload.h"
 
-#define TRAFFIC_BLOCK 8 /* no grouped receive crosses a multiple of it */
+#define KIT_TRAFFIC_BLOCK 8 /* no grouped receive crosses a multiple of it */
 
-enum traffic_mix { TRAFFIC_FIXED, TRAFFIC_SMALL, TRAFFIC_MIXED, TRAFFIC_LARGE };
+enum kit_traffic_mix { KIT_TRAFFIC_FIXED, KIT_TRAFFIC_SMALL, KIT_TRAFFIC_MIXED, KIT_TRAFFIC_LARGE };
 
-struct traffic_plan {
+struct kit_traffic_plan {
   uint64_t seed;
-  enum traffic_mix mix; /* FIXED: max bytes; SMALL: 0 … 4 KiB; MIXED: every magnitude, some 0; LARGE: max/2 … max */
+  enum kit_traffic_mix mix; /* FIXED: max bytes; SMALL: 0 … 4 KiB; MIXED: any magnitude, some 0; LARGE: max/2 … max */
   size_t max;
   int group;     /* buffers of a receive at most, 1 … 8 */
   int window;    /* requests outstanding at most */
   bool direct;   /* send out of the text itself: no copy, but then a send that is "done" too early goes unseen */
-  uint8_t *text; /* the shared pseudo-random text, from traffic_prepare */
+  uint8_t *text; /* the shared pseudo-random text, from kit_traffic_prepare */
   size_t text_size;
 };
 
 /* False with a word on stderr when memory is lacking. */
-bool traffic_prepare(struct traffic_plan *plan);
-void traffic_release(struct traffic_plan *plan);
-size_t traffic_size(const struct traffic_plan *plan, uint32_t conn, uint64_t message);
+bool kit_traffic_prepare(struct kit_traffic_plan *plan);
+void kit_traffic_release(struct kit_traffic_plan *plan);
+size_t kit_traffic_size(const struct kit_traffic_plan *plan, uint32_t conn, uint64_t message);
 
-struct traffic_slot {
+struct kit_traffic_slot {
   void *request;
   bool filled;    /* its message is in the buffer, waiting for isend to take it */
   uint64_t first; /* message number */
@@ -52,15 +52,15 @@ struct traffic_slot {
   uint8_t *data;  /* n buffers, flow->stride apart */
 };
 
-struct flow {
-  const struct traffic_plan *plan;
+struct kit_flow {
+  const struct kit_traffic_plan *plan;
   struct rail_net *net;
   void *comm, *mh;
   bool sends;
   uint32_t conn;
   uint8_t *memory;
   size_t memory_size, stride;
-  struct traffic_slot *slots;
+  struct kit_traffic_slot *slots;
   uint64_t next;                /* message to post */
   uint64_t end;                 /* first END message; UINT64_MAX: not known yet */
   bool hold;                    /* post nothing new */
@@ -77,20 +77,20 @@ struct flow {
 };
 
 /* Allocates and registers. The comm stays the caller's. */
-rail_result_t flow_open(struct flow *f, const struct traffic_plan *plan, struct rail_net *net, void *comm, bool sends,
-                        uint32_t conn);
+rail_result_t kit_flow_open(struct kit_flow *f, const struct kit_traffic_plan *plan, struct rail_net *net, void *comm,
+                            bool sends, uint32_t conn);
 /* Posts and tests once. Returns how many requests were finished. */
-int flow_step(struct flow *f);
+int kit_flow_step(struct kit_flow *f);
 /* The sender's last message is the one before the next. */
-void flow_end(struct flow *f);
-int flow_outstanding(const struct flow *f);
+void kit_flow_end(struct kit_flow *f);
+int kit_flow_outstanding(const struct kit_flow *f);
 /* Asks for every outstanding request once more, as NCCL may after an error. */
-void flow_test_after_error(struct flow *f);
-rail_result_t flow_dereg(struct flow *f);
+void kit_flow_test_after_error(struct kit_flow *f);
+rail_result_t kit_flow_dereg(struct kit_flow *f);
 /* After dereg or close: overwrites what was to be sent; remembers what was to be received. */
-void flow_scribble(struct flow *f);
+void kit_flow_scribble(struct kit_flow *f);
 /* … and whether it is still so. */
-bool flow_untouched(const struct flow *f);
-void flow_free(struct flow *f);
+bool kit_flow_untouched(const struct kit_flow *f);
+void kit_flow_free(struct kit_flow *f);
 
 #endif

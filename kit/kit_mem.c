@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/harness/mem.h"
+#include "kit/kit_mem.h"
 
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "test/harness/ensure.h"
+#include "kit/kit_ensure.h"
 
-static struct guarded guard_map(size_t size) {
+static struct kit_guarded guard_map(size_t size) {
   size_t page = (size_t)sysconf(_SC_PAGESIZE), body = (size + page - 1) / page * page;
   if (body == 0) body = page;
-  struct guarded g = {.size = size, .map_size = body + 2 * page};
+  struct kit_guarded g = {.size = size, .map_size = body + 2 * page};
   g.map = mmap(NULL, g.map_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ENSURE(g.map != MAP_FAILED, "mmap of %zu bytes failed", g.map_size);
   int rc = mprotect((char *)g.map + page, body, PROT_READ | PROT_WRITE);
@@ -19,16 +19,16 @@ static struct guarded guard_map(size_t size) {
   return g;
 }
 
-struct guarded guard_low(size_t size) { return guard_map(size); }
+struct kit_guarded kit_guard_low(size_t size) { return guard_map(size); }
 
-struct guarded guard_high(size_t size) {
-  struct guarded g = guard_map(size);
+struct kit_guarded kit_guard_high(size_t size) {
+  struct kit_guarded g = guard_map(size);
   size_t page = (size_t)sysconf(_SC_PAGESIZE);
   g.data = (uint8_t *)g.map + g.map_size - page - size;
   return g;
 }
 
-void guard_free(struct guarded *g) {
+void kit_guard_free(struct kit_guarded *g) {
   if (g->map) munmap(g->map, g->map_size);
   g->map = NULL;
 }
@@ -39,7 +39,7 @@ static inline uint64_t word_at(uint64_t seed, size_t index) {
   return x ^ (x >> 29);
 }
 
-void pattern_fill(void *data, size_t size, uint64_t seed) {
+void kit_pattern_fill(void *data, size_t size, uint64_t seed) {
   uint8_t *p = data;
   size_t i = 0;
   for (; i + 8 <= size; i += 8) {
@@ -50,7 +50,7 @@ void pattern_fill(void *data, size_t size, uint64_t seed) {
   if (i < size) memcpy(p + i, &w, size - i);
 }
 
-ssize_t pattern_check(const void *data, size_t size, uint64_t seed) {
+ssize_t kit_pattern_check(const void *data, size_t size, uint64_t seed) {
   const uint8_t *p = data;
   size_t i = 0;
   for (; i + 8 <= size; i += 8) {
@@ -65,7 +65,7 @@ ssize_t pattern_check(const void *data, size_t size, uint64_t seed) {
   return -1;
 }
 
-ssize_t bytes_check(const void *data, size_t size, uint8_t value) {
+ssize_t kit_bytes_check(const void *data, size_t size, uint8_t value) {
   const uint8_t *p = data;
   for (size_t i = 0; i < size; i++)
     if (p[i] != value) return (ssize_t)i;

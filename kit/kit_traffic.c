@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/harness/traffic.h"
+#include "kit/kit_traffic.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,11 +18,11 @@ static uint64_t mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-static uint64_t draw(const struct traffic_plan *plan, uint32_t conn, uint64_t message, uint64_t what) {
+static uint64_t draw(const struct kit_traffic_plan *plan, uint32_t conn, uint64_t message, uint64_t what) {
   return mix64(mix64(plan->seed ^ what) ^ ((uint64_t)conn << 40) ^ message);
 }
 
-bool traffic_prepare(struct traffic_plan *plan) {
+bool kit_traffic_prepare(struct kit_traffic_plan *plan) {
   plan->text_size = (plan->max + SHIFTS * 8 + 4095) / 4096 * 4096;
   plan->text = mmap(NULL, plan->text_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (plan->text == MAP_FAILED) {
@@ -38,18 +38,18 @@ bool traffic_prepare(struct traffic_plan *plan) {
   return true;
 }
 
-void traffic_release(struct traffic_plan *plan) {
+void kit_traffic_release(struct kit_traffic_plan *plan) {
   if (plan->text) munmap(plan->text, plan->text_size);
   plan->text = NULL;
 }
 
-size_t traffic_size(const struct traffic_plan *plan, uint32_t conn, uint64_t message) {
+size_t kit_traffic_size(const struct kit_traffic_plan *plan, uint32_t conn, uint64_t message) {
   uint64_t r = draw(plan, conn, message, 1), max = plan->max;
   switch (plan->mix) {
-  case TRAFFIC_FIXED: return max;
-  case TRAFFIC_SMALL: return r % (max < 4096 ? max + 1 : 4097);
-  case TRAFFIC_LARGE: return max / 2 + r % (max - max / 2 + 1);
-  case TRAFFIC_MIXED: break;
+  case KIT_TRAFFIC_FIXED: return max;
+  case KIT_TRAFFIC_SMALL: return r % (max < 4096 ? max + 1 : 4097);
+  case KIT_TRAFFIC_LARGE: return max / 2 + r % (max - max / 2 + 1);
+  case KIT_TRAFFIC_MIXED: break;
   }
   unsigned bits = 0;
   while (bits < 62 && (1ull << bits) < max) bits++;
@@ -59,26 +59,26 @@ size_t traffic_size(const struct traffic_plan *plan, uint32_t conn, uint64_t mes
   return size > max ? size % (max + 1) : size;
 }
 
-static const uint8_t *content(const struct traffic_plan *plan, uint32_t conn, uint64_t message) {
+static const uint8_t *content(const struct kit_traffic_plan *plan, uint32_t conn, uint64_t message) {
   return plan->text + draw(plan, conn, message, 2) % SHIFTS * 8;
 }
 
 /* What an END message looks like: no planned message of that number does. */
-static size_t end_size(const struct traffic_plan *plan, uint32_t conn, uint64_t message) {
-  return traffic_size(plan, conn, message) == 3 ? 4 : 3;
+static size_t end_size(const struct kit_traffic_plan *plan, uint32_t conn, uint64_t message) {
+  return kit_traffic_size(plan, conn, message) == 3 ? 4 : 3;
 }
 static const uint8_t end_text[4] = {'E', 'N', 'D', '!'};
 
 /* From a message to the next multiple of the block, at most plan->group, at random. */
-static int group_of(const struct flow *f, uint64_t first) {
-  int room = TRAFFIC_BLOCK - (int)(first % TRAFFIC_BLOCK);
+static int group_of(const struct kit_flow *f, uint64_t first) {
+  int room = KIT_TRAFFIC_BLOCK - (int)(first % KIT_TRAFFIC_BLOCK);
   int n = 1 + (int)(draw(f->plan, f->conn, first, 3) % (uint64_t)f->plan->group);
   return n < room ? n : room;
 }
 
-rail_result_t flow_open(struct flow *f, const struct traffic_plan *plan, struct rail_net *net, void *comm, bool sends,
-                        uint32_t conn) {
-  *f = (struct flow){.plan = plan, .net = net, .comm = comm, .sends = sends, .conn = conn, .end = UINT64_MAX};
+rail_result_t kit_flow_open(struct kit_flow *f, const struct kit_traffic_plan *plan, struct rail_net *net, void *comm,
+                            bool sends, uint32_t conn) {
+  *f = (struct kit_flow){.plan = plan, .net = net, .comm = comm, .sends = sends, .conn = conn, .end = UINT64_MAX};
   int each = sends ? 1 : plan->group;
   f->stride = (plan->max + 2 * CANARY + 127) / 128 * 128;
   f->memory_size = f->stride * (size_t)(plan->window * each);
@@ -86,7 +86,7 @@ rail_result_t flow_open(struct flow *f, const struct traffic_plan *plan, struct 
   f->memory = mmap(NULL, f->memory_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (f->memory == MAP_FAILED) f->memory = NULL;
   if (!f->slots || !f->memory) {
-    flow_free(f);
+    kit_flow_free(f);
     return RAIL_SYSTEM_ERROR;
   }
   for (int i = 0; i < plan->window; i++) f->slots[i].data = f->memory + f->stride * (size_t)(i * each);
@@ -96,13 +96,13 @@ rail_result_t flow_open(struct flow *f, const struct traffic_plan *plan, struct 
                          RAIL_PTR_HOST, &f->mh);
 }
 
-static void fail(struct flow *f, rail_result_t error, const char *call) {
+static void fail(struct kit_flow *f, rail_result_t error, const char *call) {
   if (f->error != RAIL_OK) return;
   f->error = error;
   f->error_call = call;
 }
 
-__attribute__((format(printf, 3, 4))) static void wrong(struct flow *f, uint64_t message, const char *fmt, ...) {
+__attribute__((format(printf, 3, 4))) static void wrong(struct kit_flow *f, uint64_t message, const char *fmt, ...) {
   va_list ap;
   if (f->wrong++ > 0) return;
   int n = snprintf(f->why, sizeof f->why, "message %llu: ", (unsigned long long)message);
@@ -113,11 +113,11 @@ __attribute__((format(printf, 3, 4))) static void wrong(struct flow *f, uint64_t
 
 /* ---- sending ---- */
 
-static bool post_send(struct flow *f, struct traffic_slot *s) {
-  const struct traffic_plan *plan = f->plan;
+static bool post_send(struct kit_flow *f, struct kit_traffic_slot *s) {
+  const struct kit_traffic_plan *plan = f->plan;
   bool end = f->next >= f->end;
-  if (end && f->next > (f->end | (TRAFFIC_BLOCK - 1))) return false;
-  size_t size = end ? end_size(plan, f->conn, f->next) : traffic_size(plan, f->conn, f->next);
+  if (end && f->next > (f->end | (KIT_TRAFFIC_BLOCK - 1))) return false;
+  size_t size = end ? end_size(plan, f->conn, f->next) : kit_traffic_size(plan, f->conn, f->next);
   const uint8_t *from = end ? end_text : content(plan, f->conn, f->next);
   uint8_t *data = s->data;
   if (!plan->direct || end) {
@@ -129,7 +129,7 @@ static bool post_send(struct flow *f, struct traffic_slot *s) {
   }
   s->request = NULL;
   /* An END lies outside the text's registration; a plugin of host memory takes NULL as well. */
-  rail_result_t r = rail_net_isend(f->net, f->comm, data, size, (int)(f->next % TRAFFIC_BLOCK),
+  rail_result_t r = rail_net_isend(f->net, f->comm, data, size, (int)(f->next % KIT_TRAFFIC_BLOCK),
                                    plan->direct && end ? NULL : f->mh, &s->request);
   if (r != RAIL_OK) fail(f, r, "isend");
   if (r != RAIL_OK || !s->request) return false;
@@ -139,9 +139,9 @@ static bool post_send(struct flow *f, struct traffic_slot *s) {
   return true;
 }
 
-static void sent(struct flow *f, struct traffic_slot *s, const int *sizes) {
+static void sent(struct kit_flow *f, struct kit_traffic_slot *s, const int *sizes) {
   bool end = s->first >= f->end;
-  size_t size = end ? end_size(f->plan, f->conn, s->first) : traffic_size(f->plan, f->conn, s->first);
+  size_t size = end ? end_size(f->plan, f->conn, s->first) : kit_traffic_size(f->plan, f->conn, s->first);
   if (sizes[0] != (int)size) wrong(f, s->first, "a send of %zu bytes was reported as %d", size, sizes[0]);
   /* The buffer is the caller's again: whoever still needs it sends this. */
   if (!f->plan->direct) memset(s->data, SCRIBBLE, size);
@@ -152,18 +152,18 @@ static void sent(struct flow *f, struct traffic_slot *s, const int *sizes) {
 
 /* ---- receiving ---- */
 
-static bool post_recv(struct flow *f, struct traffic_slot *s) {
-  void *data[TRAFFIC_BLOCK], *mhs[TRAFFIC_BLOCK];
-  size_t sizes[TRAFFIC_BLOCK];
-  int tags[TRAFFIC_BLOCK];
-  if (f->end != UINT64_MAX && f->next > (f->end | (TRAFFIC_BLOCK - 1))) return false;
+static bool post_recv(struct kit_flow *f, struct kit_traffic_slot *s) {
+  void *data[KIT_TRAFFIC_BLOCK], *mhs[KIT_TRAFFIC_BLOCK];
+  size_t sizes[KIT_TRAFFIC_BLOCK];
+  int tags[KIT_TRAFFIC_BLOCK];
+  if (f->end != UINT64_MAX && f->next > (f->end | (KIT_TRAFFIC_BLOCK - 1))) return false;
   int n = group_of(f, f->next);
   for (int i = 0; i < n; i++) { /* last message first: tags decide, not the place in the group */
     uint64_t message = f->next + (uint64_t)(n - 1 - i);
-    size_t size = traffic_size(f->plan, f->conn, message);
+    size_t size = kit_traffic_size(f->plan, f->conn, message);
     data[i] = s->data + f->stride * (size_t)i;
     sizes[i] = draw(f->plan, f->conn, message, 4) % 4 == 0 && size >= 4 ? size : f->plan->max + CANARY;
-    tags[i] = (int)(message % TRAFFIC_BLOCK);
+    tags[i] = (int)(message % KIT_TRAFFIC_BLOCK);
     mhs[i] = f->mh;
     if (!s->filled || s->first != f->next) memset((uint8_t *)data[i] + size, CANARY_BYTE, CANARY);
   }
@@ -180,8 +180,8 @@ static bool post_recv(struct flow *f, struct traffic_slot *s) {
   return true;
 }
 
-static void check(struct flow *f, uint64_t message, const uint8_t *data, int got) {
-  size_t size = traffic_size(f->plan, f->conn, message), end = end_size(f->plan, f->conn, message);
+static void check(struct kit_flow *f, uint64_t message, const uint8_t *data, int got) {
+  size_t size = kit_traffic_size(f->plan, f->conn, message), end = end_size(f->plan, f->conn, message);
   if (got == (int)end && memcmp(data, end_text, end) == 0) {
     if (message < f->end) f->end = message;
     return;
@@ -209,15 +209,15 @@ static void check(struct flow *f, uint64_t message, const uint8_t *data, int got
     }
 }
 
-static void received(struct flow *f, struct traffic_slot *s, const int *sizes) {
+static void received(struct kit_flow *f, struct kit_traffic_slot *s, const int *sizes) {
   for (int i = s->n - 1; i >= 0; i--) /* in the order of sending */
     check(f, s->first + (uint64_t)(s->n - 1 - i), s->data + f->stride * (size_t)i, sizes[i]);
 }
 
 /* ---- both ---- */
 
-static bool test_slot(struct flow *f, struct traffic_slot *s) {
-  int done = 0x5a5a5a5a, sizes[TRAFFIC_BLOCK];
+static bool test_slot(struct kit_flow *f, struct kit_traffic_slot *s) {
+  int done = 0x5a5a5a5a, sizes[KIT_TRAFFIC_BLOCK];
   rail_result_t r = rail_net_test(f->net, s->request, &done, sizes);
   if (r != RAIL_OK) { /* others may be complete all the same, and are asked */
     fail(f, r, "test");
@@ -231,7 +231,7 @@ static bool test_slot(struct flow *f, struct traffic_slot *s) {
   return true;
 }
 
-static void moved(struct flow *f) {
+static void moved(struct kit_flow *f) {
   uint64_t now = rail_now_ns(), head = f->next;
   for (int i = 0; i < f->plan->window; i++)
     if (f->slots[i].request && f->slots[i].first < head) head = f->slots[i].first;
@@ -245,33 +245,33 @@ static void moved(struct flow *f) {
 }
 
 /* All that matters is done: for a sender what it posted, for a receiver what comes up to the END's block. */
-static bool complete(const struct flow *f) {
+static bool complete(const struct kit_flow *f) {
   if (f->end == UINT64_MAX) return false;
-  uint64_t last = f->end | (TRAFFIC_BLOCK - 1);
+  uint64_t last = f->end | (KIT_TRAFFIC_BLOCK - 1);
   if (f->next <= last) return false;
   for (int i = 0; i < f->plan->window; i++)
     if (f->slots[i].request && f->slots[i].first <= last) return false;
   return true;
 }
 
-static int test_all(struct flow *f) {
+static int test_all(struct kit_flow *f) {
   int finished = 0, window = f->plan->window;
   f->newest_first = !f->newest_first;
   for (int i = 0; i < window; i++) {
-    struct traffic_slot *s = &f->slots[f->newest_first ? window - 1 - i : i];
+    struct kit_traffic_slot *s = &f->slots[f->newest_first ? window - 1 - i : i];
     if (s->request && test_slot(f, s)) finished++;
   }
   return finished;
 }
 
-static void post_all(struct flow *f) {
+static void post_all(struct kit_flow *f) {
   for (int i = 0; i < f->plan->window && !f->hold; i++) {
     if (f->slots[i].request) continue;
     if (!(f->sends ? post_send(f, &f->slots[i]) : post_recv(f, &f->slots[i]))) break;
   }
 }
 
-int flow_step(struct flow *f) {
+int kit_flow_step(struct kit_flow *f) {
   if (f->error != RAIL_OK || f->finished) return 0;
   int finished = test_all(f);
   if (f->error == RAIL_OK && !complete(f)) post_all(f);
@@ -285,40 +285,40 @@ int flow_step(struct flow *f) {
   return finished;
 }
 
-void flow_end(struct flow *f) {
+void kit_flow_end(struct kit_flow *f) {
   if (!f->sends || f->end != UINT64_MAX) return;
   f->end = f->next;
   for (int i = 0; i < f->plan->window; i++) f->slots[i].filled = false; /* what was about to go is an END now */
 }
 
-int flow_outstanding(const struct flow *f) {
+int kit_flow_outstanding(const struct kit_flow *f) {
   int n = 0;
   for (int i = 0; i < f->plan->window; i++) n += f->slots[i].request != NULL;
   return n;
 }
 
-void flow_test_after_error(struct flow *f) {
+void kit_flow_test_after_error(struct kit_flow *f) {
   for (int i = 0; i < f->plan->window; i++) {
-    int done = 0, sizes[TRAFFIC_BLOCK];
+    int done = 0, sizes[KIT_TRAFFIC_BLOCK];
     if (!f->slots[i].request) continue;
     rail_result_t r = rail_net_test(f->net, f->slots[i].request, &done, sizes);
     if (r == RAIL_OK && done) f->slots[i].request = NULL;
   }
 }
 
-rail_result_t flow_dereg(struct flow *f) {
+rail_result_t kit_flow_dereg(struct kit_flow *f) {
   rail_result_t r = f->mh ? rail_net_dereg_mr(f->net, f->comm, f->mh) : RAIL_OK;
   f->mh = NULL;
   return r;
 }
 
-void flow_scribble(struct flow *f) {
+void kit_flow_scribble(struct kit_flow *f) {
   size_t n = f->memory_size;
   if (f->plan->direct && f->sends) memset(f->plan->text, SCRIBBLE, f->plan->text_size);
   else memset(f->memory, SCRIBBLE, n);
 }
 
-bool flow_untouched(const struct flow *f) {
+bool kit_flow_untouched(const struct kit_flow *f) {
   for (size_t i = 0; i + 8 <= f->memory_size; i += 8) {
     uint64_t word;
     memcpy(&word, f->memory + i, 8);
@@ -327,7 +327,7 @@ bool flow_untouched(const struct flow *f) {
   return true;
 }
 
-void flow_free(struct flow *f) {
+void kit_flow_free(struct kit_flow *f) {
   if (f->memory) munmap(f->memory, f->memory_size);
   free(f->slots);
   f->memory = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/harness/pair.h"
+#include "kit/kit_net.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 static atomic_int warnings;
 
-void net_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
+void kit_net_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
   (void)flags;
   if (level == RAIL_LOG_WARN) atomic_fetch_add(&warnings, 1);
   if (!getenv("RAIL_TEST_VERBOSE")) return;
@@ -29,9 +29,9 @@ void net_log(enum rail_log_level level, unsigned long flags, const char *file, i
   fprintf(stderr, "# [%d] %d %s:%d %s\n", (int)getpid(), (int)level, file, line, text);
 }
 
-int net_warnings(void) { return atomic_load(&warnings); }
+int kit_net_warnings(void) { return atomic_load(&warnings); }
 
-const char *plugin_path(void) {
+const char *kit_plugin_path(void) {
   static _Thread_local char path[PATH_MAX];
   const char *env = getenv("RAIL_TEST_PLUGIN"), *build = getenv("RAIL_BUILD");
   if (env) return env;
@@ -52,12 +52,12 @@ const char *plugin_path(void) {
 /* Traffic of tests stays on the loopback interface unless the caller says otherwise. */
 static void stay_local(void) { setenv("NCCL_SOCKET_IFNAME", "lo", 0); }
 
-static void net_start(struct net *n) {
+static void net_start(struct kit_net *n) {
   struct rail_net_config config = {.traffic_class = -1};
-  n->ctx = PAIR_POISON;
-  int rc = n->vt->init(&n->ctx, 0x1234, &config, net_log, NULL);
+  n->ctx = KIT_POISON;
+  int rc = n->vt->init(&n->ctx, 0x1234, &config, kit_net_log, NULL);
   ENSURE(rc == 0, "init returned %d", rc);
-  ENSURE(n->ctx != PAIR_POISON, "init did not write *ctx");
+  ENSURE(n->ctx != KIT_POISON, "init did not write *ctx");
   rc = n->vt->devices(&n->ndev);
   ENSURE(rc == 0, "devices returned %d", rc);
   ENSURE(n->ndev > 0, "the plugin has no device here");
@@ -65,98 +65,98 @@ static void net_start(struct net *n) {
   n->dev = dev ? atoi(dev) : 0;
 }
 
-void net_open(struct net *n) {
+void kit_net_open(struct kit_net *n) {
   const char *abi = getenv("RAIL_TEST_ABI");
   if (abi) {
-    net_open_version(n, atoi(abi));
+    kit_net_open_version(n, atoi(abi));
     return;
   }
   memset(n, 0, sizeof *n);
   stay_local();
   n->version = 12;
-  n->dl = dlopen(plugin_path(), RTLD_NOW | RTLD_LOCAL);
+  n->dl = dlopen(kit_plugin_path(), RTLD_NOW | RTLD_LOCAL);
   ENSURE(n->dl, "dlopen: %s", dlerror());
   n->vt = dlsym(n->dl, "ncclNetPlugin_v12");
   ENSURE(n->vt, "dlsym: %s", dlerror());
   net_start(n);
 }
 
-void net_open_version(struct net *n, int version) {
+void kit_net_open_version(struct kit_net *n, int version) {
   memset(n, 0, sizeof *n);
   stay_local();
   n->version = version;
   char why[512] = "";
-  int rc = any_load(plugin_path(), version, &n->any, why, sizeof why);
-  ENSURE(rc == 0, "netload of %s through v%d returned %d: %s", plugin_path(), version, rc, why);
-  n->vt = any_vtable();
+  int rc = kit_any_load(kit_plugin_path(), version, &n->any, why, sizeof why);
+  ENSURE(rc == 0, "netload of %s through v%d returned %d: %s", kit_plugin_path(), version, rc, why);
+  n->vt = kit_any_vtable();
   net_start(n);
 }
 
-void net_close(struct net *n) {
+void kit_net_close(struct kit_net *n) {
   int rc = n->vt->finalize(n->ctx);
   ENSURE(rc == 0, "finalize returned %d", rc);
-  if (n->any) any_unload(n->any);
+  if (n->any) kit_any_unload(n->any);
   if (n->dl) dlclose(n->dl);
   memset(n, 0, sizeof *n);
 }
 
 /* ---- connections ---- */
 
-void *net_listen(struct net *n, void *handle) {
-  void *comm = PAIR_POISON;
+void *kit_net_listen(struct kit_net *n, void *handle) {
+  void *comm = KIT_POISON;
   int rc = n->vt->listen(n->ctx, n->dev, handle, &comm);
   ENSURE(rc == 0, "listen returned %d", rc);
-  ENSURE(comm && comm != PAIR_POISON, "listen gave no comm");
+  ENSURE(comm && comm != KIT_POISON, "listen gave no comm");
   return comm;
 }
 
-bool connect_step(struct net *n, void *handle, void **comm) {
+bool kit_connect_step(struct kit_net *n, void *handle, void **comm) {
   struct rail_net_device_handle *dev_handle = NULL;
-  *comm = PAIR_POISON;
+  *comm = KIT_POISON;
   int rc = n->vt->connect(n->ctx, n->dev, handle, comm, &dev_handle);
-  ENSURE(*comm != PAIR_POISON, "connect returned %d and did not write *sendComm", rc);
+  ENSURE(*comm != KIT_POISON, "connect returned %d and did not write *sendComm", rc);
   ENSURE(rc == 0, "connect returned %d", rc);
   return *comm != NULL;
 }
 
-bool accept_step(struct net *n, void *listen, void **comm) {
+bool kit_accept_step(struct kit_net *n, void *listen, void **comm) {
   struct rail_net_device_handle *dev_handle = NULL;
-  *comm = PAIR_POISON;
+  *comm = KIT_POISON;
   int rc = n->vt->accept(listen, comm, &dev_handle);
-  ENSURE(*comm != PAIR_POISON, "accept returned %d and did not write *recvComm", rc);
+  ENSURE(*comm != KIT_POISON, "accept returned %d and did not write *recvComm", rc);
   ENSURE(rc == 0, "accept returned %d", rc);
   return *comm != NULL;
 }
 
-void *net_connect(struct net *n, void *handle) {
+void *kit_net_connect(struct kit_net *n, void *handle) {
   void *comm;
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
-  while (!connect_step(n, handle, &comm)) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
+  while (!kit_connect_step(n, handle, &comm)) {
     ENSURE(!rail_deadline_passed(deadline), "no connection within the deadline");
     sched_yield();
   }
   return comm;
 }
 
-void *net_accept(struct net *n, void *listen) {
+void *kit_net_accept(struct kit_net *n, void *listen) {
   void *comm;
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
-  while (!accept_step(n, listen, &comm)) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
+  while (!kit_accept_step(n, listen, &comm)) {
     ENSURE(!rail_deadline_passed(deadline), "nothing to accept within the deadline");
     sched_yield();
   }
   return comm;
 }
 
-void pair_open(struct net *n, struct pair *p) {
+void kit_pair_open(struct kit_net *n, struct kit_pair *p) {
   memset(p, 0, sizeof *p);
   p->net = n;
   memset(p->handle, 0xa5, sizeof p->handle);
-  p->listen = net_listen(n, p->handle);
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+  p->listen = kit_net_listen(n, p->handle);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!p->send || !p->recv) {
-    if (!p->send) connect_step(n, p->handle, &p->send);
-    if (!p->recv) accept_step(n, p->listen, &p->recv);
+    if (!p->send) kit_connect_step(n, p->handle, &p->send);
+    if (!p->recv) kit_accept_step(n, p->listen, &p->recv);
     ENSURE(!rail_deadline_passed(deadline), "no connection within the deadline (send %p, recv %p)", p->send, p->recv);
     sched_yield();
   }
@@ -165,7 +165,7 @@ void pair_open(struct net *n, struct pair *p) {
   ENSURE(rc == 0, "closeListen returned %d", rc);
 }
 
-void pair_close(struct pair *p) {
+void kit_pair_close(struct kit_pair *p) {
   int a = p->net->vt->close_send(p->send), b = p->net->vt->close_recv(p->recv), c = 0;
   if (p->listen) c = p->net->vt->close_listen(p->listen);
   p->send = p->recv = p->listen = NULL;
@@ -174,33 +174,33 @@ void pair_close(struct pair *p) {
 
 /* ---- transfers ---- */
 
-struct op op_send(void *comm, const void *data, size_t size, int tag) {
-  struct op op = {.kind = OP_SEND, .comm = comm, .n = 1};
+struct kit_op kit_op_send(void *comm, const void *data, size_t size, int tag) {
+  struct kit_op op = {.kind = KIT_OP_SEND, .comm = comm, .n = 1};
   op.data[0] = (void *)(uintptr_t)data;
   op.size[0] = size;
   op.tag[0] = tag;
   return op;
 }
 
-struct op op_recv(void *comm, void *data, size_t size, int tag) {
-  struct op op = op_send(comm, data, size, tag);
-  op.kind = OP_RECV;
+struct kit_op kit_op_recv(void *comm, void *data, size_t size, int tag) {
+  struct kit_op op = kit_op_send(comm, data, size, tag);
+  op.kind = KIT_OP_RECV;
   return op;
 }
 
-bool op_post(struct net *n, struct op *op) {
+bool kit_op_post(struct kit_net *n, struct kit_op *op) {
   int rc;
   if (op->n == 0) op->n = 1;
-  void *preset = op->optional ? RAIL_NET_OPTIONAL_RECV : PAIR_POISON;
+  void *preset = op->optional ? RAIL_NET_OPTIONAL_RECV : KIT_POISON;
   op->req = preset;
-  if (op->kind == OP_SEND) {
+  if (op->kind == KIT_OP_SEND) {
     rc = n->vt->isend(op->comm, op->data[0], op->size[0], op->tag[0], op->mh[0], NULL, &op->req);
   } else {
     /* Copies, overwritten after it: the arrays belong to the plugin only during the call. */
-    static _Thread_local void *data[PAIR_MAX_GROUP];
-    static _Thread_local void *mh[PAIR_MAX_GROUP];
-    static _Thread_local size_t size[PAIR_MAX_GROUP];
-    static _Thread_local int tag[PAIR_MAX_GROUP];
+    static _Thread_local void *data[KIT_MAX_GROUP];
+    static _Thread_local void *mh[KIT_MAX_GROUP];
+    static _Thread_local size_t size[KIT_MAX_GROUP];
+    static _Thread_local int tag[KIT_MAX_GROUP];
     memcpy(data, op->data, sizeof data);
     memcpy(mh, op->mh, sizeof mh);
     memcpy(size, op->size, sizeof size);
@@ -216,14 +216,14 @@ bool op_post(struct net *n, struct op *op) {
     op->req = NULL;
     return false;
   }
-  ENSURE(op->req != preset, "%s did not write *request", op->kind == OP_SEND ? "isend" : "irecv");
+  ENSURE(op->req != preset, "%s did not write *request", op->kind == KIT_OP_SEND ? "isend" : "irecv");
   return op->req != NULL;
 }
 
-bool op_test(struct net *n, struct op *op) {
+bool kit_op_test(struct kit_net *n, struct kit_op *op) {
   const int poison = 0x5a5a5a5a;
-  int done = poison, sizes[PAIR_MAX_GROUP + 1];
-  for (int i = 0; i <= PAIR_MAX_GROUP; i++) sizes[i] = poison;
+  int done = poison, sizes[KIT_MAX_GROUP + 1];
+  for (int i = 0; i <= KIT_MAX_GROUP; i++) sizes[i] = poison;
   int rc = n->vt->test(op->req, &done, sizes);
   if (rc != 0) {
     op->error = rc;
@@ -231,7 +231,7 @@ bool op_test(struct net *n, struct op *op) {
   }
   ENSURE(done == 0 || done == 1, "test left *done at %#x", done);
   if (!done) return false;
-  for (int i = op->n; i <= PAIR_MAX_GROUP; i++)
+  for (int i = op->n; i <= KIT_MAX_GROUP; i++)
     ENSURE(sizes[i] == poison, "test wrote sizes[%d] of a request with %d buffers", i, op->n);
   for (int i = 0; i < op->n; i++)
     ENSURE(op->optional || sizes[i] != poison, "test did not write sizes[%d]", i);
@@ -241,38 +241,38 @@ bool op_test(struct net *n, struct op *op) {
   return true;
 }
 
-static const char *op_name(const struct op *op) { return op->kind == OP_SEND ? "send" : "receive"; }
+static const char *op_name(const struct kit_op *op) { return op->kind == KIT_OP_SEND ? "send" : "receive"; }
 
-static bool settled(const struct op *op) { return op->done || op->error; }
+static bool settled(const struct kit_op *op) { return op->done || op->error; }
 
 /* Is everything before i on i's comm posted (or failed)? */
-static bool my_turn(const struct op *ops, int i) {
+static bool my_turn(const struct kit_op *ops, int i) {
   for (int j = i - 1; j >= 0; j--)
     if (ops[j].comm == ops[i].comm) return ops[j].req || settled(&ops[j]);
   return true;
 }
 
-bool ops_run(struct net *n, struct op *ops, int count, struct ops_how how) {
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(how.deadline_ms ? how.deadline_ms : PAIR_PATIENCE_MS));
+bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_ops_how how) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(how.deadline_ms ? how.deadline_ms : KIT_PATIENCE_MS));
   int *order = malloc(sizeof *order * (size_t)(count + 1)), left = 0, failed = 0, first = 0;
   ENSURE(order, "out of memory");
   for (int i = 0; i < count; i++) {
-    order[i] = how.order == OPS_BACKWARD ? count - 1 - i : i;
+    order[i] = how.order == KIT_OPS_BACKWARD ? count - 1 - i : i;
     left += !settled(&ops[i]);
   }
   while (left > 0) {
     int before = left;
     while (first < count && (ops[first].req || settled(&ops[first]))) first++;
     for (int i = first; i < count && i < first + 600; i++) {
-      struct op *op = &ops[i];
+      struct kit_op *op = &ops[i];
       if (op->req || settled(op) || !my_turn(ops, i)) continue;
-      op_post(n, op);
+      kit_op_post(n, op);
       if (op->error) left--, failed++;
     }
-    if (how.order == OPS_SHUFFLED) rng_shuffle(how.rng, order, count);
+    if (how.order == KIT_OPS_SHUFFLED) kit_rng_shuffle(how.rng, order, count);
     for (int k = 0; k < count; k++) {
-      struct op *op = &ops[order[k]];
-      if (!op->req || settled(op) || !op_test(n, op)) continue;
+      struct kit_op *op = &ops[order[k]];
+      if (!op->req || settled(op) || !kit_op_test(n, op)) continue;
       left--;
       if (op->error) failed++;
     }
@@ -283,7 +283,7 @@ bool ops_run(struct net *n, struct op *ops, int count, struct ops_how how) {
       int i = 0;
       if (rail_deadline_passed(deadline)) {
         while (settled(&ops[i])) i++;
-        ensure_failed(__FILE__, __LINE__, "%d of %d transfers not done at the deadline; the first is %s %d, %s", left,
+        kit_failed(__FILE__, __LINE__, "%d of %d transfers not done at the deadline; the first is %s %d, %s", left,
                       count, op_name(&ops[i]), i, ops[i].req ? "posted" : "not posted");
       }
       sched_yield();
@@ -293,39 +293,39 @@ bool ops_run(struct net *n, struct op *ops, int count, struct ops_how how) {
   return failed == 0;
 }
 
-void op_finish(struct net *n, struct op *op) {
-  uint64_t deadline = rail_deadline_in_ms(patience_ms(PAIR_PATIENCE_MS));
+void kit_op_finish(struct kit_net *n, struct kit_op *op) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!settled(op)) {
-    if (!op->req) op_post(n, op);
-    if (op->req) op_test(n, op);
+    if (!op->req) kit_op_post(n, op);
+    if (op->req) kit_op_test(n, op);
     ENSURE(!op->error, "%s ended with error %d", op_name(op), op->error);
     ENSURE(!rail_deadline_passed(deadline), "%s of %zu bytes not done at the deadline", op_name(op), op->size[0]);
     if (!op->done) sched_yield();
   }
 }
 
-void pair_ping(struct pair *p, size_t size, uint64_t seed) {
-  struct guarded out = guard_high(size), in = guard_high(size);
-  pattern_fill(out.data, size, seed);
+void kit_pair_ping(struct kit_pair *p, size_t size, uint64_t seed) {
+  struct kit_guarded out = kit_guard_high(size), in = kit_guard_high(size);
+  kit_pattern_fill(out.data, size, seed);
   memset(in.data, 0xcc, size);
-  struct op ops[2] = {op_recv(p->recv, in.data, size, 7), op_send(p->send, out.data, size, 7)};
-  ops_run(p->net, ops, 2, (struct ops_how){0});
+  struct kit_op ops[2] = {kit_op_recv(p->recv, in.data, size, 7), kit_op_send(p->send, out.data, size, 7)};
+  kit_ops_run(p->net, ops, 2, (struct kit_ops_how){0});
   ENSURE(ops[0].sizes[0] == (int)size, "received %d bytes of %zu", ops[0].sizes[0], size);
-  ssize_t wrong = pattern_check(in.data, size, seed);
+  ssize_t wrong = kit_pattern_check(in.data, size, seed);
   ENSURE(wrong < 0, "byte %zd of %zu arrived wrong", wrong, size);
-  guard_free(&out);
-  guard_free(&in);
+  kit_guard_free(&out);
+  kit_guard_free(&in);
 }
 
-void *mr_reg(struct net *n, void *comm, void *data, size_t size) {
-  void *mh = PAIR_POISON;
+void *kit_mr_reg(struct kit_net *n, void *comm, void *data, size_t size) {
+  void *mh = KIT_POISON;
   int rc = n->vt->reg_mr(comm, data, size, RAIL_PTR_HOST, &mh);
   ENSURE(rc == 0, "regMr of %zu bytes returned %d", size, rc);
-  ENSURE(mh != PAIR_POISON, "regMr did not write *mhandle");
+  ENSURE(mh != KIT_POISON, "regMr did not write *mhandle");
   return mh;
 }
 
-void mr_dereg(struct net *n, void *comm, void *mh) {
+void kit_mr_dereg(struct kit_net *n, void *comm, void *mh) {
   int rc = n->vt->dereg_mr(comm, mh);
   ENSURE(rc == 0, "deregMr returned %d", rc);
 }

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A plugin under test, connections over it, and transfers driven to their end.
+ *
+ * The plugin is RAIL_TEST_PLUGIN, else RAIL_BUILD/lib/libnccl-net-socket.so,
+ * else the one beside the test program (../../lib). Calls go through its v12
+ * vtable, taken with dlsym, so that nothing of ours stands between test and
+ * plugin; with RAIL_TEST_ABI=6…12, or kit_net_open_version, they go through
+ * common/netload.h and the plugin's vtable of that version instead.
+ *
+ * Every function here fails the case (ENSURE) when the plugin breaks the
+ * contract: an error nobody expected, an output left unwritten, a deadline.
+ */
+#ifndef RAIL_KIT_NET_H
+#define RAIL_KIT_NET_H
+
+#include "rail/net.h"
+#include "kit/kit_ensure.h"
+#include "kit/kit_mem.h"
+
+#define KIT_PATIENCE_MS 20000        /* the deadline of every wait that has no other */
+#define KIT_POISON ((void *)0x5a5a5a5a5a5a5a5aull)
+#define KIT_MAX_GROUP 8
+
+struct kit_net {
+  const struct rail_net_v12 *vt; /* the calls */
+  void *dl;                      /* dlopen's, when raw */
+  struct rail_net *any;          /* netload's, when through a version */
+  void *ctx;
+  int ndev;
+  int dev;                       /* RAIL_TEST_DEV, default 0 */
+  int version;
+};
+
+const char *kit_plugin_path(void);
+
+void kit_net_open(struct kit_net *n);                       /* open, init, find a device */
+void kit_net_open_version(struct kit_net *n, int version);  /* through netload */
+void kit_net_close(struct kit_net *n);                      /* finalize, unload */
+
+/* netload's operations in the shape of a v12 vtable; one loaded plugin at a time (pair_any.c). */
+int kit_any_load(const char *path, int version, struct rail_net **net, char *why, size_t why_size);
+void kit_any_unload(struct rail_net *net);
+const struct rail_net_v12 *kit_any_vtable(void);
+
+/* The log function given to plugins: keeps the last warnings, prints them when RAIL_TEST_VERBOSE is set. */
+void kit_net_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+int kit_net_warnings(void); /* how many so far */
+
+/* ---- connections ---- */
+
+struct kit_pair {
+  struct kit_net *net;
+  void *listen, *send, *recv;
+  char handle[RAIL_NET_HANDLE_SIZE];
+};
+
+void *kit_net_listen(struct kit_net *n, void *handle);
+/* One call. True when *comm came; fails on an error or an unwritten *comm. */
+bool kit_connect_step(struct kit_net *n, void *handle, void **comm);
+bool kit_accept_step(struct kit_net *n, void *listen, void **comm);
+void *kit_net_connect(struct kit_net *n, void *handle); /* until the deadline */
+void *kit_net_accept(struct kit_net *n, void *listen);
+/* Alternates both on this thread, then closes the listen comm as NCCL does. */
+void kit_pair_open(struct kit_net *n, struct kit_pair *p);
+void kit_pair_close(struct kit_pair *p);
+
+/* ---- transfers ---- */
+
+enum kit_op_kind { KIT_OP_SEND, KIT_OP_RECV };
+
+/* One isend or irecv and what came of it. */
+struct kit_op {
+  enum kit_op_kind kind;
+  void *comm;
+  int n; /* buffers; 0 means 1 */
+  void *data[KIT_MAX_GROUP];
+  size_t size[KIT_MAX_GROUP];
+  int tag[KIT_MAX_GROUP];
+  void *mh[KIT_MAX_GROUP];
+  bool optional; /* preset RAIL_NET_OPTIONAL_RECV */
+  /* outcome */
+  void *req;
+  int sizes[KIT_MAX_GROUP];
+  bool done;
+  int error;
+};
+
+struct kit_op kit_op_send(void *comm, const void *data, size_t size, int tag);
+struct kit_op kit_op_recv(void *comm, void *data, size_t size, int tag);
+
+/* One isend/irecv: true when a request came. With `error` set an error is stored there, not fatal. */
+bool kit_op_post(struct kit_net *n, struct kit_op *op);
+/* One test: true when done (or failed, with op->error). */
+bool kit_op_test(struct kit_net *n, struct kit_op *op);
+
+enum kit_ops_order { KIT_OPS_FORWARD, KIT_OPS_BACKWARD, KIT_OPS_SHUFFLED };
+struct kit_ops_how {
+  enum kit_ops_order order;  /* in which posted requests are tested */
+  bool errors_are_fine;  /* keep op->error and go on; else it fails the case */
+  uint64_t deadline_ms;  /* 0: KIT_PATIENCE_MS */
+  struct kit_rng *rng;       /* for KIT_OPS_SHUFFLED */
+};
+
+/* Posts each op when it is its comm's turn (array order) and tests what is posted,
+ * until all are done. False only with errors_are_fine: some op failed. */
+bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_ops_how how);
+void kit_op_finish(struct kit_net *n, struct kit_op *op); /* post if need be, and wait */
+/* One message across, its arrival checked. */
+void kit_pair_ping(struct kit_pair *p, size_t size, uint64_t seed);
+
+void *kit_mr_reg(struct kit_net *n, void *comm, void *data, size_t size);
+void kit_mr_dereg(struct kit_net *n, void *comm, void *mh);
+
+#endif
