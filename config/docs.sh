@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # config/docs.sh BUILD [check]
 # Writes the documents that come from the programs: docs/parameters.md from the
-# parameter tables, docs/man/NAME.1 from docs/man/NAME.1.in and `NAME --help`.
+# parameter tables, docs/man/NAME.1 from docs/man/NAME.1.in and `NAME --help`;
+# a page of a subcommand is called PROGRAM-SUBCOMMAND.
 # With "check": compares instead, and fails when one is stale.
 set -euo pipefail
 
@@ -26,11 +27,19 @@ settle() { # NAME: what lies in $fresh/NAME belongs at docs/NAME
 # A line of roff must not begin with a request, and a backslash is its escape.
 roff_escape() { sed -e 's/\\/\\e/g' -e "s/^\([.']\)/\\\\\&\1/" -e 's/-/\\-/g'; }
 
-man_page() { # TOOL
+help_of() { # PAGE
+  local program=$1
+  if [[ -x $build/bin/$program ]]; then "$build/bin/$program" --help; return; fi
+  program=${1%-*}
+  [[ -x $build/bin/$program ]] || { echo "docs/man/$1.1.in: there is no program for it" >&2; return 1; }
+  "$build/bin/$program" help "${1##*-}"
+}
+
+man_page() { # PAGE
   while IFS= read -r line; do
     if [[ $line == @HELP@ ]]; then
       printf '.nf\n'
-      "$build/bin/$1" --help | roff_escape
+      help_of "$1" | roff_escape
       printf '.fi\n'
     else
       printf '%s\n' "$line"
@@ -43,8 +52,8 @@ settle parameters.md
 mkdir -p "$fresh/man"
 for source in docs/man/*.1.in; do
   [[ -e $source ]] || continue
-  tool=$(basename "$source" .1.in)
-  man_page "$tool" >"$fresh/man/$tool.1"
-  settle "man/$tool.1"
+  page=$(basename "$source" .1.in)
+  man_page "$page" >"$fresh/man/$page.1"
+  settle "man/$page.1"
 done
 exit $stale

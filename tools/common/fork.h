@@ -10,18 +10,17 @@
 
 #include <stddef.h>
 
+#include "tools/common/exit.h"
+
 /* What a rank's process knows of its job. */
 struct tool_rank {
   int rank, nranks;
   int fd; /* to the parent */
 };
 
-/* Exit statuses of a rank and, from tool_fork_job, of the job. The parent says nothing of a rank that ends with
- * TOOL_EXIT_RESULT: that is a finding, which rank 0 has printed, and no failure of the job. */
-enum { TOOL_EXIT_OK = 0, TOOL_EXIT_RESULT = 1, TOOL_EXIT_USAGE = 2, TOOL_EXIT_FAILED = 3 };
-
-/* Forks nranks processes, which exit with what body returns, and waits for them. Call it while this process has one
- * thread. After the first failure the others have grace_s seconds. `prog` begins the error lines. */
+/* Forks nranks processes, which exit with what body returns (TOOL_EXIT_...), and waits for them: the job's status. Call
+ * it while this process has one thread. After the first failure the others have grace_s seconds. The parent says nothing
+ * of a rank that ends with TOOL_EXIT_RESULT: that is a finding, which rank 0 has printed. `prog` begins error lines. */
 int tool_fork_job(const char *prog, int nranks, size_t id_size, int grace_s,
                   int (*body)(const struct tool_rank *rank, void *arg), void *arg);
 

@@ -54,7 +54,6 @@ struct rc_options {
 
 /* 0: go on. Else the process ends: 1 help or parameters were printed, -1 a bad argument was named on stderr. */
 int rc_options_parse(int argc, char **argv, struct rc_options *o);
-void rc_help(FILE *out);
 
 /* ---- types (types.c): element formats, written apart from the runtime's ---- */
 

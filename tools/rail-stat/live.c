@@ -129,5 +129,5 @@ int rs_live(struct rs_options *o) {
   if (fflush(stdout) != 0) ok = false;
   if (keys) tcsetattr(STDIN_FILENO, TCSAFLUSH, &was);
   rs_look_free(&before);
-  return ok ? RS_EXIT_OK : RS_EXIT_FAILED;
+  return ok ? TOOL_EXIT_OK : TOOL_EXIT_FAILED;
 }

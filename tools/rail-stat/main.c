@@ -26,37 +26,31 @@ static bool has_pids(const struct rs_options *o, const struct rs_look *look) {
   return all;
 }
 
-static int flushed(void) {
-  if (fflush(stdout) == 0 && !ferror(stdout)) return RS_EXIT_OK;
-  fprintf(stderr, RS_NAME ": writing to standard output failed\n");
-  return RS_EXIT_FAILED;
-}
-
 static int clean(const struct rs_options *o) {
   int failed = 0, removed = rail_stats_clean(o->dir, true, &failed);
   printf("removed %d page%s of dead processes from %s\n", removed, removed == 1 ? "" : "s", o->dir);
   if (failed) fprintf(stderr, RS_NAME ": %d page%s could not be removed\n", failed, failed == 1 ? "" : "s");
-  return failed ? RS_EXIT_FAILED : flushed();
+  return failed ? TOOL_EXIT_FAILED : tool_exit_printed(RS_NAME);
 }
 
 static int print(const struct rs_options *o) {
   struct rs_look look, before = {0};
   if (o->mode == RS_ONCE) {
-    if (rs_look(o, &before) != 0) return RS_EXIT_FAILED;
+    if (rs_look(o, &before) != 0) return TOOL_EXIT_FAILED;
     sleep_ms(o->interval_ms);
   }
   if (rs_look(o, &look) != 0) {
     rs_look_free(&before);
-    return RS_EXIT_FAILED;
+    return TOOL_EXIT_FAILED;
   }
-  int status = RS_EXIT_OK;
+  int status = TOOL_EXIT_OK;
   if (o->mode == RS_LIST) rs_list(stdout, &look);
   else rs_say_hidden(&look);
   if (o->mode == RS_ONCE) rs_table(stdout, o, &look, &before);
-  if (o->mode == RS_PROMETHEUS && rs_prometheus(stdout, &look) != 0) status = RS_EXIT_FAILED;
+  if (o->mode == RS_PROMETHEUS && rs_prometheus(stdout, &look) != 0) status = TOOL_EXIT_FAILED;
   if (o->mode == RS_JSON) rs_json(stdout, &look);
-  if (status == RS_EXIT_OK) status = flushed();
-  if (status == RS_EXIT_OK && !has_pids(o, &look)) status = RS_EXIT_NONE;
+  if (status == TOOL_EXIT_OK) status = tool_exit_printed(RS_NAME);
+  if (status == TOOL_EXIT_OK && !has_pids(o, &look)) status = TOOL_EXIT_RESULT;
   rs_look_free(&before);
   rs_look_free(&look);
   return status;
@@ -65,7 +59,7 @@ static int print(const struct rs_options *o) {
 int main(int argc, char **argv) {
   struct rs_options o;
   int parsed = rs_options_parse(argc, argv, &o);
-  if (parsed != 0) return parsed > 0 ? flushed() : RS_EXIT_USAGE;
+  if (parsed != 0) return parsed > 0 ? tool_exit_printed(RS_NAME) : TOOL_EXIT_USAGE;
   if (o.mode == RS_DEFAULT) o.mode = isatty(STDOUT_FILENO) ? RS_LIVE : RS_ONCE;
   if (o.mode == RS_CLEAN) return clean(&o);
   return o.mode == RS_LIVE ? rs_live(&o) : print(&o);

@@ -16,12 +16,11 @@
 #include <stdio.h>
 
 #include "common/stats_read.h"
+#include "tools/common/exit.h"
 
 #define RS_NAME "rail-stat"
 #define RS_VERSION "0.1.0"
 #define RS_MAX_PIDS 64
-
-enum { RS_EXIT_OK = 0, RS_EXIT_NONE = 1, RS_EXIT_USAGE = 2, RS_EXIT_FAILED = 3 };
 
 /* ---- options (options.c) ---- */
 

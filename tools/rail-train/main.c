@@ -1,84 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "tools/common/options.h"
 #include "tools/rail-train/train.h"
 
 #define GRACE_S 10
 #define LEAST_RIGHT 0.95 /* of the test images */
 
-static void help(FILE *f) {
-  fprintf(f, "usage: " TR_NAME " --data FILE [option...]\n\n"
-             "Trains a small network on images of digits twice: in one process, and as N processes that\n"
+#define AT(field) .at = offsetof(struct tr_options, field)
+
+static const struct tool_option options[] = {
+    {"data", 0, "FILE", "digits.csv: 64 pixels and the digit a line", TOOL_TEXT, AT(data), .allowed = "a file",
+     .preset = "demo/data/digits.csv"},
+    {"ranks", 0, "N", "processes of the second run", TOOL_INT, AT(ranks), .min = 1, .max = TR_MAX_RANKS, .preset = "4"},
+    {"steps", 0, "N", "steps of both", TOOL_INT, AT(steps), .min = 1, .max = 1000000, .preset = "500"},
+    {"batch", 0, "N", "images a step, of all ranks together", TOOL_INT, AT(batch), .min = 1, .max = 1024,
+     .preset = "128"},
+    {"seed", 0, "N", "of parameters and order", TOOL_U64, AT(seed), .preset = "1"},
+    {"tolerance", 0, "X", "greatest relative difference of the losses", TOOL_REAL, AT(tolerance), .max = 1,
+     .preset = "1e-5"},
+    {"csv", 0, "FILE", "write the losses of every step", TOOL_TEXT, AT(csv), .allowed = "a file"},
+    {"help", 'h', NULL, "this text", .kind = TOOL_HELP},
+};
+
+static const struct tool_command command = {
+    .name = TR_NAME,
+    .usage = "[option...]",
+    .about = "Trains a small network on images of digits twice: in one process, and as N processes that\n"
              "each take their part of every batch and average gradients with ncclAllReduce. Both must give the\n"
-             "same loss at every step.\n\n"
-             "  --data FILE      digits.csv: 64 pixels and the digit a line (demo/data/digits.csv)\n"
-             "  --ranks N        processes of the second run (4)\n"
-             "  --steps N        steps of both (500)\n"
-             "  --batch N        images a step, of all ranks together (128)\n"
-             "  --seed N         of parameters and order (1)\n"
-             "  --tolerance X    greatest relative difference of the losses (1e-5)\n"
-             "  --csv FILE       write the losses of every step\n"
-             "  --help           this text\n\n"
-             "exit status: 0 the runs agree and the network is good, 1 not, 2 bad arguments, 3 a rank failed\n");
-}
-
-static int bad(const char *name, const char *value, const char *allowed) {
-  fprintf(stderr, TR_NAME ": --%s: '%s' is not allowed; it takes %s\n", name, value, allowed);
-  return -1;
-}
-
-static int get_int(const char *name, const char *text, int min, int max, int *out) {
-  char *end, allowed[64];
-  long v = strtol(text, &end, 10);
-  if (*text && *end == 0 && v >= min && v <= max) {
-    *out = (int)v;
-    return 0;
-  }
-  snprintf(allowed, sizeof allowed, "a number from %d to %d", min, max);
-  return bad(name, text, allowed);
-}
-
-static int get_tolerance(const char *text, double *out) {
-  char *end;
-  *out = strtod(text, &end);
-  if (*text && *end == 0 && *out >= 0 && *out < 1) return 0;
-  return bad("tolerance", text, "a number from 0 to 1");
-}
+             "same loss at every step.",
+    .options = options,
+    .noptions = sizeof options / sizeof *options,
+    .tail = "exit status: 0 the runs agree and the network is good, 1 not, 2 bad arguments, 3 a rank failed",
+};
 
 /* As rc_options_parse: 0 go on, 1 ended well, -1 told. */
 static int parse(int argc, char **argv, struct tr_options *o) {
-  enum { DATA, RANKS, STEPS, BATCH, SEED, TOLERANCE, CSV, HELP };
-  static const struct option longs[] = {
-      {"data", 1, NULL, DATA}, {"ranks", 1, NULL, RANKS}, {"steps", 1, NULL, STEPS}, {"batch", 1, NULL, BATCH},
-      {"seed", 1, NULL, SEED}, {"tolerance", 1, NULL, TOLERANCE}, {"csv", 1, NULL, CSV}, {"help", 0, NULL, HELP},
-      {NULL, 0, NULL, 0}};
-  int seed = 1, r = 0;
   *o = (struct tr_options){.data = "demo/data/digits.csv", .ranks = 4, .steps = 500, .batch = 128, .rate = 0.05f,
-                           .momentum = 0.9f, .tolerance = 1e-5};
-  for (int c; r == 0 && (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
-    switch (c) {
-      case DATA: o->data = optarg; break;
-      case RANKS: r = get_int("ranks", optarg, 1, TR_MAX_RANKS, &o->ranks); break;
-      case STEPS: r = get_int("steps", optarg, 1, 1000000, &o->steps); break;
-      case BATCH: r = get_int("batch", optarg, 1, 1024, &o->batch); break;
-      case SEED: r = get_int("seed", optarg, 0, 1 << 30, &seed); break;
-      case TOLERANCE: r = get_tolerance(optarg, &o->tolerance); break;
-      case CSV: o->csv = optarg; break;
-      case HELP: help(stdout); return 1;
-      default: return -1; /* getopt told */
-    }
-  }
-  o->seed = (uint64_t)seed;
-  if (r == 0 && optind < argc) {
-    fprintf(stderr, TR_NAME ": '%s' is no option; see " TR_NAME " --help\n", argv[optind]);
-    return -1;
-  }
+                           .momentum = 0.9f, .tolerance = 1e-5, .seed = 1};
+  int r = tool_options_read(&command, argc, argv, o, NULL);
   if (r == 0 && o->batch % o->ranks != 0) {
     fprintf(stderr, TR_NAME ": --batch %d must be a multiple of --ranks %d\n", o->batch, o->ranks);
     return -1;
@@ -152,7 +116,7 @@ int main(int argc, char **argv) {
   struct tr_options o;
   struct tr_data d;
   int status = TOOL_EXIT_FAILED, parsed = parse(argc, argv, &o);
-  if (parsed != 0) return parsed > 0 ? TOOL_EXIT_OK : TOOL_EXIT_USAGE;
+  if (parsed != 0) return parsed > 0 ? tool_exit_printed(TR_NAME) : TOOL_EXIT_USAGE;
   if (tr_data_load(o.data, &d) != 0) return TOOL_EXIT_USAGE;
   if (d.ntrain < (size_t)o.batch || d.ntest == 0) {
     fprintf(stderr, TR_NAME ": %s has too few images for --batch %d\n", o.data, o.batch);
