@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rail-kit: tests any network plugin for NCCL. A subcommand is a line below and a file cmd_NAME.c, which reads its
+ * arguments and calls kit/NAME/.
+ */
+#include "tools/rail-kit/commands.h"
+
+static const struct tool_sub subs[] = {
+    {NULL, NULL, NULL},
+};
+
+int main(int argc, char **argv) {
+  static const struct tool_program program = {
+      .name = RK_NAME,
+      .version = RK_VERSION,
+      .about = "Tests a network plugin for NCCL (ncclNetPlugin_v6 to _v12): what NCCL makes of it, whether it keeps\n"
+               "the contract, how fast it is, what it does when things fail.",
+      .subs = subs,
+      .tail = RK_EXIT_STATUS,
+  };
+  return tool_program_run(&program, argc, argv);
+}
