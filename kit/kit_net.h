@@ -70,7 +70,8 @@ void kit_pair_close(struct kit_pair *p);
 
 enum kit_op_kind { KIT_OP_SEND, KIT_OP_RECV };
 
-/* One isend or irecv and what came of it. */
+/* One isend or irecv and what came of it. Without a comm it is the other side's (a world of two, kit_side.h): it
+ * counts as done here, and no call is made, so that both sides can run the same list. */
 struct kit_op {
   enum kit_op_kind kind;
   void *comm;
@@ -107,7 +108,7 @@ struct kit_ops_how {
  * until all are done. False only with errors_are_fine: some op failed. */
 bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_ops_how how);
 void kit_op_finish(struct kit_net *n, struct kit_op *op); /* post if need be, and wait */
-/* One message across, its arrival checked. */
+/* One message across, registered, its arrival checked; of one end, with a pair that has only that. */
 void kit_pair_ping(struct kit_pair *p, size_t size, uint64_t seed);
 
 void *kit_mr_reg(struct kit_net *n, void *comm, void *data, size_t size);
