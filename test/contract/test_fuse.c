@@ -13,9 +13,9 @@
 
 #include "common/clock.h"
 #include "common/compiler.h"
+#include "kit/kit_tcp.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"
-#include "test/harness/tcp.h"
 
 enum { FACES = 5 };
 #define ALL_FACES "=rv0,rv1,rv2,rv3,rv4"
@@ -211,7 +211,7 @@ TEST(fused_by_many_threads) { in_network(child_threads, NULL); }
 /* ---- messages over it ------------------------------------------------------ */
 
 static void child_messages(struct pipes *io, void *arg) {
-  static struct tcp_socket sockets[256];
+  static struct kit_tcp_socket sockets[256];
   struct kit_net n;
   struct kit_pair p;
   int per_face[FACES] = {0};
@@ -223,7 +223,7 @@ static void child_messages(struct pipes *io, void *arg) {
   ENSURE_INT(fuse(&n, &n.dev, 3, (int[]){0, 2, 4}), 0);
   kit_pair_open(&n, &p);
   for (int i = 0; i < 8; i++) kit_pair_ping(&p, (size_t)i * 700001, (uint64_t)i);
-  int count = tcp_sockets(sockets, 256);
+  int count = kit_tcp_sockets(sockets, 256);
   for (int i = 0; i < count; i++)
     if (sockets[i].connected)
       per_face[ntohl(((struct sockaddr_in *)&sockets[i].local)->sin_addr.s_addr) >> 8 & 0xff]++;

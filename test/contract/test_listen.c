@@ -11,18 +11,18 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "kit/kit_tcp.h"
 #include "test/harness/program.h"
-#include "test/harness/tcp.h"
 
 /* A listen comm and the port it opened. */
-struct door { struct kit_net *net; void *listen; char handle[RAIL_NET_HANDLE_SIZE]; struct tcp_socket socket; };
+struct door { struct kit_net *net; void *listen; char handle[RAIL_NET_HANDLE_SIZE]; struct kit_tcp_socket socket; };
 
 static void door_open(struct kit_net *n, struct door *d) {
-  static struct tcp_socket before[4096];
-  int nbefore = tcp_sockets(before, 4096);
+  static struct kit_tcp_socket before[4096];
+  int nbefore = kit_tcp_sockets(before, 4096);
   d->net = n;
   d->listen = kit_net_listen(n, d->handle);
-  d->socket = tcp_new_listener(before, nbefore);
+  d->socket = kit_tcp_new_listener(before, nbefore);
 }
 
 /* A real peer comes through; returns the milliseconds it took. */
@@ -158,11 +158,11 @@ TEST(garbage) {
     if (i % 5 == 1) memset(junk, 0, sizeof junk);
     if (i % 5 == 2) memset(junk, 0xff, sizeof junk);
     if (i % 5 == 3) memcpy(junk, "GET / HTTP/1.1\r\nHost: x\r\n\r\n", 28);
-    fds[i] = tcp_dial(&d.socket);
+    fds[i] = kit_tcp_dial(&d.socket);
     ssize_t sent = send(fds[i], junk, kit_rng_below(&rng, sizeof junk), MSG_NOSIGNAL | MSG_DONTWAIT);
     (void)sent; /* the plugin may have hung up already */
     if (i % 3 == 0) { /* some leave at once, half of these with a reset */
-      if (i % 2) tcp_reset_on_close(fds[i]);
+      if (i % 2) kit_tcp_reset_on_close(fds[i]);
       close(fds[i]);
       fds[i] = -1;
     }
@@ -184,7 +184,7 @@ TEST(silence_does_not_delay) {
   int fds[200];
   void *comm;
   for (int i = 0; i < 200; i++) {
-    fds[i] = tcp_dial(&d.socket);
+    fds[i] = kit_tcp_dial(&d.socket);
     CHECK(!kit_accept_step(&n, d.listen, &comm));
   }
   accept_nobody(&d, 50);
@@ -241,10 +241,10 @@ TEST(a_thousand_silent_clients) {
   door_open(&n, &d);
   struct crowd c = {0};
   uint64_t ms[3];
-  for (int i = 0; i < MOST; i++) fds[i] = tcp_dial(&d.socket); /* all of them before the first accept */
+  for (int i = 0; i < MOST; i++) fds[i] = kit_tcp_dial(&d.socket); /* all of them before the first accept */
   ms[0] = door_in_a_crowd(&d, &c);
   ms[1] = door_in_a_crowd(&d, &c); /* all of them inside */
-  for (int i = MOST; i < 2 * MOST; i++) fds[i] = tcp_dial(&d.socket); /* more than there are places */
+  for (int i = MOST; i < 2 * MOST; i++) fds[i] = kit_tcp_dial(&d.socket); /* more than there are places */
   ms[2] = door_in_a_crowd(&d, &c);
   printf("# a real peer came in after %d, %d and %d ms; %d of %d accepts took longer than 1 ms, the longest %.2f\n",
          (int)ms[0], (int)ms[1], (int)ms[2], c.long_calls, c.calls, (double)c.longest_ns / 1e6);
@@ -265,7 +265,7 @@ TEST(silence_does_not_use_up_all_files) {
   kit_net_open(&n);
   struct door d;
   door_open(&n, &d);
-  for (; count < 100; count++) fds[count] = tcp_dial(&d.socket);
+  for (; count < 100; count++) fds[count] = kit_tcp_dial(&d.socket);
   getrlimit(RLIMIT_NOFILE, &before);
   limit = before;
   limit.rlim_cur = (rlim_t)kit_fd_count() + 40;
@@ -290,13 +290,13 @@ static size_t record_hello(struct door *d, uint8_t *hello, size_t cap) {
   memcpy(&any, &d->socket.local, len);
   if (any.sin6_family == AF_INET) ((struct sockaddr_in *)&any)->sin_port = 0;
   else any.sin6_port = 0;
-  struct tcp_socket mine = {.local_len = len};
+  struct kit_tcp_socket mine = {.local_len = len};
   mine.fd = socket(any.sin6_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   CHECK(mine.fd >= 0 && bind(mine.fd, (struct sockaddr *)&any, len) == 0 && listen(mine.fd, 5) == 0);
   CHECK(getsockname(mine.fd, (struct sockaddr *)&mine.local, &mine.local_len) == 0);
   char handle[RAIL_NET_HANDLE_SIZE];
   memcpy(handle, d->handle, sizeof handle);
-  uint16_t old = htons((uint16_t)tcp_port(&d->socket)), new = htons((uint16_t)tcp_port(&mine));
+  uint16_t old = htons((uint16_t)kit_tcp_port(&d->socket)), new = htons((uint16_t)kit_tcp_port(&mine));
   int found = 0;
   for (size_t i = 0; i + 2 <= sizeof handle; i++) {
     if (memcmp(handle + i, &old, 2) != 0 || found) continue;
@@ -348,7 +348,7 @@ TEST(a_greeting_with_one_wrong_byte) {
     uint8_t wrong[256];
     memcpy(wrong, hello, len);
     wrong[i] ^= 0x80;
-    fds[i] = tcp_dial(&d.socket);
+    fds[i] = kit_tcp_dial(&d.socket);
     CHECK_INT(send(fds[i], wrong, len, MSG_NOSIGNAL), len);
     void *comm;
     for (int k = 0; k < 50; k++)
@@ -383,11 +383,11 @@ TEST(a_greeting_cut_short) {
   CHECK(len > 1);
   int fds[32], count = 0;
   for (size_t cut = 1; cut < len && count < 32; cut += len / 30 + 1) {
-    fds[count] = tcp_dial(&d.socket);
+    fds[count] = kit_tcp_dial(&d.socket);
     CHECK_INT(send(fds[count], hello, cut, MSG_NOSIGNAL), cut);
     if (count % 4 == 0) shutdown(fds[count], SHUT_WR);
     if (count % 4 == 1) {
-      tcp_reset_on_close(fds[count]);
+      kit_tcp_reset_on_close(fds[count]);
       close(fds[count]);
       fds[count] = -1;
     }

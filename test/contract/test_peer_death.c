@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "kit/kit_tcp.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"
-#include "test/harness/tcp.h"
 
 enum death { BY_KILL, BY_RESET, BY_EXIT };
 enum { LIMIT_MS = 5000 };
@@ -17,10 +17,10 @@ static const size_t big = (size_t)4 << 20;
 struct script { bool peer_sends; enum death death; bool mid_transfer; };
 
 static void reset_all(void) {
-  static struct tcp_socket s[256];
-  int n = tcp_sockets(s, 256);
+  static struct kit_tcp_socket s[256];
+  int n = kit_tcp_sockets(s, 256);
   for (int i = 0; i < n; i++) {
-    tcp_reset_on_close(s[i].fd);
+    kit_tcp_reset_on_close(s[i].fd);
     close(s[i].fd);
   }
 }

@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "kit/kit_tcp.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"
-#include "test/harness/tcp.h"
 
 enum { COMMS = 8 };
 
@@ -158,14 +158,14 @@ static void sockets_of_a_child(char *text, size_t cap) {
 TEST(programs_started_meanwhile) {
   struct kit_net n;
   struct kit_pair p, q;
-  static struct tcp_socket before[256], after[256];
-  int nbefore = tcp_sockets(before, 256);
+  static struct kit_tcp_socket before[256], after[256];
+  int nbefore = kit_tcp_sockets(before, 256);
   char handle[RAIL_NET_HANDLE_SIZE];
   kit_net_open(&n);
   kit_pair_open(&n, &p);
   kit_pair_open(&n, &q);
   void *listen = kit_net_listen(&n, handle);
-  int nafter = tcp_sockets(after, 256), fds = kit_fd_count();
+  int nafter = kit_tcp_sockets(after, 256), fds = kit_fd_count();
   for (int round = 0; round < 20; round++) {
     static uint8_t out[1 << 20], in[1 << 20];
     kit_pattern_fill(out, sizeof out, (uint64_t)round);

@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "kit/kit_tcp.h"
 #include "test/harness/program.h"
-#include "test/harness/tcp.h"
 
 enum { SMALL = 512, LARGE = 200000 };
 
@@ -127,10 +127,10 @@ TEST(closing_while_it_looks) {
 TEST(kernel_timeouts) {
   struct kit_net n;
   struct kit_pair p;
-  struct tcp_socket s[64];
+  struct kit_tcp_socket s[64];
   kit_net_open(&n);
   kit_pair_open(&n, &p);
-  int count = tcp_sockets(s, 64), seen = 0;
+  int count = kit_tcp_sockets(s, 64), seen = 0;
   for (int i = 0; i < count; i++) {
     int timeout = 0, alive = 0, idle = 0;
     socklen_t len = sizeof(int);

@@ -30,7 +30,7 @@
 #include "common/clock.h"
 #include "test/harness/events.h"
 #include "kit/kit_net.h"
-#include "test/harness/tcp.h"
+#include "kit/kit_tcp.h"
 #include "kit/kit_traffic.h"
 
 enum { MAX_COMMS = 4096, MAX_FUSE = 8, LINE = 1 << 20, CONNECT_LIMIT_MS = 60000 };
@@ -223,9 +223,9 @@ static void *churn(void *arg) {
 /* ---- commands ---- */
 
 static void reset_sockets(void) {
-  static struct tcp_socket s[8192];
+  static struct kit_tcp_socket s[8192];
   struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
-  int n = tcp_sockets(s, 8192), hit = 0;
+  int n = kit_tcp_sockets(s, 8192), hit = 0;
   for (int i = 0; i < n; i++) /* a reset; to the thread sanitizer the descriptor stays whose it is */
     if (s[i].connected && !s[i].listening) hit += syscall(SYS_connect, s[i].fd, &nowhere, sizeof nowhere) == 0;
   event_say("reset", ", \"sockets\": %d", hit);

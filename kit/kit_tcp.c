@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/harness/tcp.h"
+#include "kit/kit_tcp.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -9,13 +9,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int tcp_sockets(struct tcp_socket *out, int cap) {
+int kit_tcp_sockets(struct kit_tcp_socket *out, int cap) {
   DIR *d = opendir("/proc/self/fd");
   ENSURE(d, "opendir /proc/self/fd: %s", strerror(errno));
   int n = 0;
   struct dirent *e;
   while ((e = readdir(d)) && n < cap) {
-    struct tcp_socket s = {.fd = atoi(e->d_name), .local_len = sizeof s.local};
+    struct kit_tcp_socket s = {.fd = atoi(e->d_name), .local_len = sizeof s.local};
     struct stat st;
     if (e->d_name[0] == '.' || fstat(s.fd, &st) != 0 || !S_ISSOCK(st.st_mode)) continue;
     int type = 0, listening = 0;
@@ -36,34 +36,40 @@ int tcp_sockets(struct tcp_socket *out, int cap) {
   return n;
 }
 
-struct tcp_socket tcp_new_listener(const struct tcp_socket *before, int nbefore) {
-  static struct tcp_socket all[4096];
-  int n = tcp_sockets(all, 4096);
-  for (int i = 0; i < n; i++) {
+int kit_tcp_new_listeners(const struct kit_tcp_socket *before, int nbefore, struct kit_tcp_socket *out, int cap) {
+  static struct kit_tcp_socket all[4096];
+  int n = kit_tcp_sockets(all, 4096), found = 0;
+  for (int i = 0; i < n && found < cap; i++) {
     bool old = false;
     for (int j = 0; j < nbefore; j++) old |= before[j].inode == all[i].inode;
-    if (all[i].listening && !old) return all[i];
+    if (all[i].listening && !old) out[found++] = all[i];
   }
+  return found;
+}
+
+struct kit_tcp_socket kit_tcp_new_listener(const struct kit_tcp_socket *before, int nbefore) {
+  struct kit_tcp_socket one;
+  if (kit_tcp_new_listeners(before, nbefore, &one, 1) == 1) return one;
   kit_failed(__FILE__, __LINE__, "listen opened no listening TCP socket");
 }
 
-int tcp_port(const struct tcp_socket *s) {
+int kit_tcp_port(const struct kit_tcp_socket *s) {
   return s->local.ss_family == AF_INET ? ntohs(((const struct sockaddr_in *)&s->local)->sin_port)
                                        : ntohs(((const struct sockaddr_in6 *)&s->local)->sin6_port);
 }
 
-int tcp_dial(const struct tcp_socket *to) {
+int kit_tcp_dial(const struct kit_tcp_socket *to) {
   struct sockaddr_storage addr = to->local;
   if (addr.ss_family == AF_INET && ((struct sockaddr_in *)&addr)->sin_addr.s_addr == INADDR_ANY)
     ((struct sockaddr_in *)&addr)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   int fd = socket(addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   ENSURE(fd >= 0, "socket: %s", strerror(errno));
   int rc = connect(fd, (struct sockaddr *)&addr, to->local_len);
-  ENSURE(rc == 0, "connect to port %d: %s", tcp_port(to), strerror(errno));
+  ENSURE(rc == 0, "connect to port %d: %s", kit_tcp_port(to), strerror(errno));
   return fd;
 }
 
-void tcp_reset_on_close(int fd) {
+void kit_tcp_reset_on_close(int fd) {
   struct linger l = {.l_onoff = 1, .l_linger = 0};
   setsockopt(fd, SOL_SOCKET, SO_LINGER, &l, sizeof l);
 }

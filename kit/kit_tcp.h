@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Looks at the TCP sockets of this process from outside the plugin, and plays strangers. */
+#ifndef RAIL_KIT_TCP_H
+#define RAIL_KIT_TCP_H
+
+#include <netinet/in.h>
+
+#include "kit/kit_ensure.h"
+
+struct kit_tcp_socket {
+  int fd;
+  bool listening, connected;
+  struct sockaddr_storage local;
+  socklen_t local_len;
+  unsigned long inode;
+};
+
+/* The TCP sockets this process has open, at most cap. */
+int kit_tcp_sockets(struct kit_tcp_socket *out, int cap);
+/* Of these, the listening ones that are not among `before`, at most cap. */
+int kit_tcp_new_listeners(const struct kit_tcp_socket *before, int nbefore, struct kit_tcp_socket *out, int cap);
+/* The first of them; fails when there is none. */
+struct kit_tcp_socket kit_tcp_new_listener(const struct kit_tcp_socket *before, int nbefore);
+/* A fresh blocking connection to a listener of this process. */
+int kit_tcp_dial(const struct kit_tcp_socket *to);
+int kit_tcp_port(const struct kit_tcp_socket *s);
+/* Makes close() of this socket send a reset. */
+void kit_tcp_reset_on_close(int fd);
+
+#endif
