@@ -148,18 +148,22 @@ void *kit_net_accept(struct kit_net *n, void *listen) {
   return comm;
 }
 
+void kit_pair_meet(struct kit_pair *p) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
+  while (!p->send || !p->recv) {
+    if (!p->send) kit_connect_step(p->net, p->handle, &p->send);
+    if (!p->recv) kit_accept_step(p->net, p->listen, &p->recv);
+    ENSURE(!rail_deadline_passed(deadline), "no connection within the deadline (send %p, recv %p)", p->send, p->recv);
+    sched_yield();
+  }
+}
+
 void kit_pair_open(struct kit_net *n, struct kit_pair *p) {
   memset(p, 0, sizeof *p);
   p->net = n;
   memset(p->handle, 0xa5, sizeof p->handle);
   p->listen = kit_net_listen(n, p->handle);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
-  while (!p->send || !p->recv) {
-    if (!p->send) kit_connect_step(n, p->handle, &p->send);
-    if (!p->recv) kit_accept_step(n, p->listen, &p->recv);
-    ENSURE(!rail_deadline_passed(deadline), "no connection within the deadline (send %p, recv %p)", p->send, p->recv);
-    sched_yield();
-  }
+  kit_pair_meet(p);
   int rc = n->vt->close_listen(p->listen);
   p->listen = NULL;
   ENSURE(rc == 0, "closeListen returned %d", rc);

@@ -62,7 +62,9 @@ bool kit_connect_step(struct kit_net *n, void *handle, void **comm);
 bool kit_accept_step(struct kit_net *n, void *listen, void **comm);
 void *kit_net_connect(struct kit_net *n, void *handle); /* until the deadline */
 void *kit_net_accept(struct kit_net *n, void *listen);
-/* Alternates both on this thread, then closes the listen comm as NCCL does. */
+/* Alternates connect and accept on this thread until p, which has a listen comm and its handle, has both ends. */
+void kit_pair_meet(struct kit_pair *p);
+/* Listens, meets, then closes the listen comm as NCCL does. */
 void kit_pair_open(struct kit_net *n, struct kit_pair *p);
 void kit_pair_close(struct kit_pair *p);
 
