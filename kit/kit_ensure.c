@@ -100,7 +100,15 @@ uint64_t kit_patience_ms(uint64_t ms) {
   return ms < most ? ms : most;
 }
 
+static uint64_t fixed_seed;
+
+void kit_seed(uint64_t seed) { fixed_seed = seed; }
+
 void kit_rng_start(struct kit_rng *rng) {
+  if (fixed_seed) {
+    rng->state = fixed_seed;
+    return;
+  }
   const char *text = getenv("RAIL_TEST_SEED");
   rng->state = text ? strtoull(text, NULL, 0) : rail_now_ns() ^ ((uint64_t)getpid() << 40);
   printf("# RAIL_TEST_SEED=%#llx\n", (unsigned long long)rng->state);

@@ -45,7 +45,8 @@ int kit_scaled(int n);
 uint64_t kit_patience_ms(uint64_t ms);
 
 struct kit_rng { uint64_t state; };
-/* Seeded by RAIL_TEST_SEED or the clock, and printed. */
+/* Seeded by kit_seed's, where that was called, else by RAIL_TEST_SEED or the clock, and printed. */
+void kit_seed(uint64_t seed);
 void kit_rng_start(struct kit_rng *rng);
 uint64_t kit_rng_next(struct kit_rng *rng);
 uint32_t kit_rng_below(struct kit_rng *rng, uint32_t n); /* 0 … n-1 */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kit/kit_net.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -14,19 +13,32 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/netload.h"
+#include "kit/kit_trail.h"
 
 static atomic_int warnings;
+static void (*on_warning)(const char *text);
+static struct { const char *plugin; int version, dev; } target;
+
+void kit_net_on_warning(void (*fn)(const char *text)) { on_warning = fn; }
+
+void kit_net_target(const char *plugin, int version, int dev) {
+  target.plugin = plugin;
+  target.version = version;
+  target.dev = dev;
+}
 
 void kit_net_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
   (void)flags;
   if (level == RAIL_LOG_WARN) atomic_fetch_add(&warnings, 1);
-  if (!getenv("RAIL_TEST_VERBOSE")) return;
+  if (level != RAIL_LOG_WARN && !getenv("RAIL_TEST_VERBOSE")) return;
   char text[1024];
   va_list ap;
   va_start(ap, fmt);
   vsnprintf(text, sizeof text, fmt, ap);
   va_end(ap);
-  fprintf(stderr, "# [%d] %d %s:%d %s\n", (int)getpid(), (int)level, file, line, text);
+  if (level == RAIL_LOG_WARN && on_warning) on_warning(text);
+  if (getenv("RAIL_TEST_VERBOSE")) fprintf(stderr, "# [%d] %d %s:%d %s\n", (int)getpid(), (int)level, file, line, text);
 }
 
 int kit_net_warnings(void) { return atomic_load(&warnings); }
@@ -34,6 +46,7 @@ int kit_net_warnings(void) { return atomic_load(&warnings); }
 const char *kit_plugin_path(void) {
   static _Thread_local char path[PATH_MAX];
   const char *env = getenv("RAIL_TEST_PLUGIN"), *build = getenv("RAIL_BUILD");
+  if (target.plugin) return target.plugin;
   if (env) return env;
   if (build) {
     snprintf(path, sizeof path, "%s/lib/libnccl-net-socket.so", build);
@@ -50,7 +63,9 @@ const char *kit_plugin_path(void) {
 }
 
 /* Traffic of tests stays on the loopback interface unless the caller says otherwise. */
-static void stay_local(void) { setenv("NCCL_SOCKET_IFNAME", "lo", 0); }
+static void stay_local(void) {
+  if (!getenv("RAIL_KIT_HOSTS")) setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+}
 
 static void net_start(struct kit_net *n) {
   struct rail_net_config config = {.traffic_class = -1};
@@ -62,41 +77,41 @@ static void net_start(struct kit_net *n) {
   ENSURE(rc == 0, "devices returned %d", rc);
   ENSURE(n->ndev > 0, "the plugin has no device here");
   const char *dev = getenv("RAIL_TEST_DEV");
-  n->dev = dev ? atoi(dev) : 0;
+  n->dev = target.plugin ? target.dev : dev ? atoi(dev) : 0;
+  ENSURE(n->dev < n->ndev, "there is no device %d: the plugin has %d", n->dev, n->ndev);
+}
+
+void kit_net_load(struct kit_net *n, int version) {
+  char why[1024] = "";
+  memset(n, 0, sizeof *n);
+  stay_local();
+  kit_trail_enter(KIT_CALL_LOAD);
+  rail_result_t rc = rail_net_load(kit_plugin_path(), version, &n->any, why, sizeof why);
+  kit_trail_leave();
+  ENSURE(rc == RAIL_OK, "%s cannot be loaded: %s", kit_plugin_path(), why);
+  n->version = rail_net_version(n->any);
+  ENSURE(version == 0 || n->version == version, "%s has no ncclNetPlugin_v%d (the newest below is v%d)",
+         kit_plugin_path(), version, n->version);
+  n->vt = kit_net_trail(n->version == 12 ? rail_net_vtable(n->any) : kit_any_vtable(n->any));
+}
+
+void kit_net_open_version(struct kit_net *n, int version) {
+  kit_net_load(n, version);
+  net_start(n);
 }
 
 void kit_net_open(struct kit_net *n) {
   const char *abi = getenv("RAIL_TEST_ABI");
-  if (abi) {
-    kit_net_open_version(n, atoi(abi));
-    return;
-  }
-  memset(n, 0, sizeof *n);
-  stay_local();
-  n->version = 12;
-  n->dl = dlopen(kit_plugin_path(), RTLD_NOW | RTLD_LOCAL);
-  ENSURE(n->dl, "dlopen: %s", dlerror());
-  n->vt = dlsym(n->dl, "ncclNetPlugin_v12");
-  ENSURE(n->vt, "dlsym: %s", dlerror());
-  net_start(n);
-}
-
-void kit_net_open_version(struct kit_net *n, int version) {
-  memset(n, 0, sizeof *n);
-  stay_local();
-  n->version = version;
-  char why[512] = "";
-  int rc = kit_any_load(kit_plugin_path(), version, &n->any, why, sizeof why);
-  ENSURE(rc == 0, "netload of %s through v%d returned %d: %s", kit_plugin_path(), version, rc, why);
-  n->vt = kit_any_vtable();
-  net_start(n);
+  kit_net_open_version(n, target.plugin ? target.version : abi ? atoi(abi) : 0);
 }
 
 void kit_net_close(struct kit_net *n) {
-  int rc = n->vt->finalize(n->ctx);
+  int rc = n->vt->finalize ? n->vt->finalize(n->ctx) : 0;
   ENSURE(rc == 0, "finalize returned %d", rc);
-  if (n->any) kit_any_unload(n->any);
-  if (n->dl) dlclose(n->dl);
+  kit_trail_enter(KIT_CALL_UNLOAD);
+  rail_net_unload(n->any);
+  kit_trail_leave();
+  kit_net_trail_end(n->vt);
   memset(n, 0, sizeof *n);
 }
 

@@ -2,11 +2,11 @@
  *
  * A plugin under test, connections over it, and transfers driven to their end.
  *
- * The plugin is RAIL_TEST_PLUGIN, else RAIL_BUILD/lib/libnccl-net-socket.so,
- * else the one beside the test program (../../lib). Calls go through its v12
- * vtable, taken with dlsym, so that nothing of ours stands between test and
- * plugin; with RAIL_TEST_ABI=6…12, or kit_net_open_version, they go through
- * common/netload.h and the plugin's vtable of that version instead.
+ * Which plugin, which version of its vtable and which device: what
+ * kit_net_target said, else, in test programs, RAIL_TEST_PLUGIN (or the socket
+ * plugin beside them), RAIL_TEST_ABI and RAIL_TEST_DEV. A v12 vtable is called
+ * as it is, but for a note of which call it is (kit_trail.h); older ones
+ * through common/netload.h.
  *
  * Every function here fails the case (ENSURE) when the plugin breaks the
  * contract: an error nobody expected, an output left unwritten, a deadline.
@@ -24,26 +24,31 @@
 
 struct kit_net {
   const struct rail_net_v12 *vt; /* the calls */
-  void *dl;                      /* dlopen's, when raw */
-  struct rail_net *any;          /* netload's, when through a version */
+  struct rail_net *any;          /* netload's */
   void *ctx;
   int ndev;
-  int dev;                       /* RAIL_TEST_DEV, default 0 */
+  int dev;
   int version;
 };
 
+/* For the rest of this process. version 0: the newest there is. */
+void kit_net_target(const char *plugin, int version, int dev);
 const char *kit_plugin_path(void);
 
-void kit_net_open(struct kit_net *n);                       /* open, init, find a device */
-void kit_net_open_version(struct kit_net *n, int version);  /* through netload */
+void kit_net_open(struct kit_net *n);                       /* load, init, find a device */
+void kit_net_open_version(struct kit_net *n, int version);  /* of another version than the target's */
+void kit_net_load(struct kit_net *n, int version);          /* no more than loaded: no init, no device */
 void kit_net_close(struct kit_net *n);                      /* finalize, unload */
 
-/* netload's operations in the shape of a v12 vtable; one loaded plugin at a time (pair_any.c). */
-int kit_any_load(const char *path, int version, struct rail_net **net, char *why, size_t why_size);
-void kit_any_unload(struct rail_net *net);
-const struct rail_net_v12 *kit_any_vtable(void);
+/* netload's operations in the shape of a v12 vtable, and a v12 vtable whose calls leave a trail. Both for one plugin
+ * at a time in a process. */
+const struct rail_net_v12 *kit_any_vtable(struct rail_net *net);
+const struct rail_net_v12 *kit_net_trail(const struct rail_net_v12 *plugin); /* a second plugin: as it is */
+void kit_net_trail_end(const struct rail_net_v12 *given);
 
-/* The log function given to plugins: keeps the last warnings, prints them when RAIL_TEST_VERBOSE is set. */
+/* The log function given to plugins: counts warnings, gives them to kit_net_on_warning's function, prints everything
+ * when RAIL_TEST_VERBOSE is set. */
+void kit_net_on_warning(void (*fn)(const char *text));
 void kit_net_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 int kit_net_warnings(void); /* how many so far */

@@ -1,23 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * common/netload.h in the shape of a v12 vtable, so that every contract
- * program can run through any version of a plugin's vtable. A vtable's calls
- * name no plugin, so one plugin is loaded this way at a time. */
+ * common/netload.h in the shape of a v12 vtable, so that everything can
+ * be run through any version of a plugin's vtable. A vtable's calls name no
+ * plugin, so one plugin is loaded this way at a time. */
 #include "common/netload.h"
 #include "kit/kit_net.h"
 
 static struct rail_net *now;
-
-int kit_any_load(const char *path, int version, struct rail_net **net, char *why, size_t why_size) {
-  rail_result_t rc = rail_net_load(path, version, net, why, why_size);
-  if (rc == RAIL_OK) now = *net;
-  return (int)rc;
-}
-
-void kit_any_unload(struct rail_net *net) {
-  rail_net_unload(net);
-  now = NULL;
-}
 
 static int any_init(void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log,
                     rail_profiler_fn prof) {
@@ -67,7 +56,7 @@ static int any_make_vdevice(int *dev, struct rail_net_vprops_v12 *props) {
 static int any_finalize(void *ctx) { return (int)rail_net_finalize(now, ctx); }
 static int any_set_attr(void *ctx, struct rail_net_attr *attr) { return (int)rail_net_set_attr(now, ctx, attr); }
 
-const struct rail_net_v12 *kit_any_vtable(void) {
+const struct rail_net_v12 *kit_any_vtable(struct rail_net *net) {
   static const struct rail_net_v12 vt = {
       .name = "any", .init = any_init, .devices = any_devices, .get_properties = any_properties,
       .listen = any_listen, .connect = any_connect, .accept = any_accept, .reg_mr = any_reg_mr,
@@ -76,5 +65,6 @@ const struct rail_net_v12 *kit_any_vtable(void) {
       .close_listen = any_close_listen, .irecv_consumed = any_irecv_consumed, .make_vdevice = any_make_vdevice,
       .finalize = any_finalize, .set_net_attr = any_set_attr,
   };
+  now = net;
   return &vt;
 }

@@ -143,16 +143,14 @@ static void no_devices(struct pipes *io, void *arg) {
   (void)io;
   use_key(arg);
   int before = kit_net_warnings();
-  char why[256];
-  const struct rail_net_v12 *vt;
-  ENSURE(kit_any_load(kit_plugin_path(), 12, &n.any, why, sizeof why) == 0, "%s", why);
-  vt = kit_any_vtable();
+  kit_net_load(&n, 12);
+  const struct rail_net_v12 *vt = n.vt;
   ENSURE_INT(vt->init(&ctx, 1, &config, kit_net_log, NULL), 0);
   ENSURE_INT(vt->devices(&ndev), 0);
   ENSURE_INT(ndev, 0);
   ENSURE(kit_net_warnings() > before, "no line says why");
-  ENSURE_INT(vt->finalize(ctx), 0);
-  kit_any_unload(n.any);
+  n.ctx = ctx;
+  kit_net_close(&n);
 }
 
 TEST(a_key_that_cannot_be_used) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Profiler events through v10, v11 and v12: which, when, for what, and that every one is ended once.
  * TEST-LIMIT: 60 */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 
 #include "common/clock.h"
+#include "common/netload.h"
 #include "test/harness/program.h"
 
 #define MAX_EVENTS 1024
@@ -75,19 +75,12 @@ static int v10_finalize(void *ctx) {
 
 static void open_profiled(struct kit_net *n, int version) {
   static struct rail_net_v12 vt;
-  char symbol[32];
-  setenv("NCCL_SOCKET_IFNAME", "lo", 0);
-  memset(n, 0, sizeof *n);
   memset(events, 0, sizeof events);
   started = stopped = bad = 0;
   decline = false;
   caller = pthread_self();
-  n->version = version;
-  n->dl = dlopen(kit_plugin_path(), RTLD_NOW | RTLD_LOCAL);
-  CHECK_MSG(n->dl, "dlopen: %s", dlerror());
-  snprintf(symbol, sizeof symbol, "ncclNetPlugin_v%d", version);
-  const void *table = dlsym(n->dl, symbol);
-  CHECK_MSG(table, "no %s", symbol);
+  kit_net_load(n, version);
+  const void *table = rail_net_vtable(n->any);
   if (version >= 11) {
     memcpy(&vt, table, sizeof vt); /* v11 has the same slots */
   } else {

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kit/kit_link.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/sock.h"
+#include "kit/kit_world_impl.h"
+
+#define PORT 27001      /* where no port is given */
+#define HELLO_MS 10000
+#define RETRY_US 200000 /* while the other host does not listen yet */
+
+struct kit_link {
+  int fd;
+  bool lost;
+  struct kit_queue out;
+  struct kit_frame in;
+  size_t have; /* bytes of it */
+};
+
+/* First on the wire, both ways. Frames cross as they lie in memory, so all of it must agree. */
+struct hello {
+  char magic[8];
+  uint32_t order, version, job_size, frame_size;
+};
+static const struct hello mine = {{'R', 'A', 'I', 'L', '-', 'K', 'I', 'T'}, 0x01020304, 1, sizeof(struct kit_job),
+                                  sizeof(struct kit_frame)};
+
+static struct kit_link *greet(int fd, char *why, size_t why_size) {
+  struct hello theirs;
+  uint64_t deadline = rail_deadline_in_ms(HELLO_MS);
+  if (rail_sock_send_all(fd, &mine, sizeof mine, deadline, NULL) != RAIL_OK ||
+      rail_sock_recv_all(fd, &theirs, sizeof theirs, deadline, NULL) != RAIL_OK) {
+    snprintf(why, why_size, "the other end does not answer as rail-kit does: %s", strerror(errno));
+  } else if (memcmp(&theirs, &mine, sizeof mine) != 0) {
+    snprintf(why, why_size, "the other end is %s", memcmp(theirs.magic, mine.magic, 8) ? "not rail-kit"
+                                                    : "another build of rail-kit; both hosts need the same");
+  } else {
+    struct kit_link *link = calloc(1, sizeof *link);
+    if (link) {
+      link->fd = fd;
+      return link;
+    }
+    snprintf(why, why_size, "out of memory");
+  }
+  close(fd);
+  return NULL;
+}
+
+/* "[ADDR:]PORT" or "HOST[:PORT]". */
+static bool parse(const char *where, bool listens, union rail_addr *addr, char *why, size_t why_size) {
+  char text[300];
+  bool number = *where && strspn(where, "0123456789") == strlen(where);
+  if (number && listens) snprintf(text, sizeof text, "0.0.0.0:%s", where);
+  else if (strchr(where, ':')) snprintf(text, sizeof text, "%s", where);
+  else snprintf(text, sizeof text, "%s:%d", *where ? where : "0.0.0.0", PORT);
+  if (rail_addr_parse(text, addr) == RAIL_OK) return true;
+  snprintf(why, why_size, "'%s' is no address: HOST:PORT%s", where, listens ? " or PORT" : " or HOST");
+  return false;
+}
+
+struct kit_link *kit_link_listen(const char *where, unsigned seconds, char *why, size_t why_size) {
+  union rail_addr addr, peer;
+  char text[RAIL_ADDR_TEXT];
+  uint64_t deadline = seconds ? rail_deadline_in_ms(seconds * 1000ull) : 0;
+  int listen_fd = -1, fd = -1;
+  if (!parse(where, true, &addr, why, why_size)) return NULL;
+  if (rail_sock_listen(&addr, 4, &listen_fd) != RAIL_OK) {
+    snprintf(why, why_size, "cannot listen on %s: %s", rail_addr_text(&addr, text), strerror(errno));
+    return NULL;
+  }
+  fprintf(stderr, "rail-kit: waiting on %s for the other host\n", rail_addr_text(&addr, text));
+  struct kit_link *link = NULL;
+  while (!link && rail_sock_accept_all(listen_fd, deadline, NULL, &fd, &peer) == RAIL_OK) {
+    link = greet(fd, why, why_size);
+    if (!link) fprintf(stderr, "rail-kit: %s: %s\n", rail_addr_text(&peer, text), why);
+  }
+  if (!link && !*why) snprintf(why, why_size, "nobody has come to %s within %u s", rail_addr_text(&addr, text), seconds);
+  close(listen_fd);
+  return link;
+}
+
+struct kit_link *kit_link_connect(const char *where, unsigned seconds, char *why, size_t why_size) {
+  union rail_addr addr;
+  uint64_t deadline = rail_deadline_in_ms((seconds ? seconds : 30) * 1000ull);
+  int fd = -1;
+  if (!parse(where, false, &addr, why, why_size)) return NULL;
+  while (rail_sock_connect_all(&addr, NULL, deadline, NULL, &fd) != RAIL_OK) {
+    if (rail_deadline_passed(deadline)) {
+      snprintf(why, why_size, "no rail-kit --listen answers at %s: %s", where, strerror(errno));
+      return NULL;
+    }
+    usleep(RETRY_US);
+  }
+  return greet(fd, why, why_size);
+}
+
+void kit_link_close(struct kit_link *link) {
+  if (!link) return;
+  for (int i = 0; i < 100 && !kit_link_flush(link); i++) usleep(10000);
+  close(link->fd);
+  kit_queue_free(&link->out);
+  free(link);
+}
+
+int kit_link_fd(const struct kit_link *link) { return link->fd; }
+
+int kit_link_receive(struct kit_link *link, struct kit_frame *f) {
+  for (;;) {
+    size_t want = link->have < KIT_FRAME_HEAD ? KIT_FRAME_HEAD : KIT_FRAME_HEAD + link->in.size;
+    if (link->have == want && want >= KIT_FRAME_HEAD && link->have >= KIT_FRAME_HEAD) {
+      memcpy(f, &link->in, want);
+      link->have = 0;
+      return 1;
+    }
+    ssize_t n = recv(link->fd, (char *)&link->in + link->have, want - link->have, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return link->lost ? -1 : 0;
+    if (n <= 0) return -1;
+    bool head_now = link->have < KIT_FRAME_HEAD && link->have + (size_t)n >= KIT_FRAME_HEAD;
+    link->have += (size_t)n;
+    if (head_now && (link->in.size > KIT_FRAME_ROOM || link->in.kind >= KIT_FRAME_KINDS)) return -1;
+  }
+}
+
+void kit_link_send(struct kit_link *link, const struct kit_frame *f) {
+  if (!link->lost && !kit_queue_add(&link->out, f)) link->lost = true;
+  kit_link_flush(link);
+}
+
+bool kit_link_flush(struct kit_link *link) {
+  struct kit_queue *q = &link->out;
+  while (!link->lost && q->first < q->end) {
+    ssize_t n = send(link->fd, q->data + q->first, q->end - q->first, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return false;
+    if (n < 0) link->lost = true;
+    else q->first += (size_t)n;
+  }
+  q->first = q->end = 0;
+  return true;
+}
+
+int kit_link_serve(struct kit_link *link, const char *plugin) {
+  static struct kit_frame f;
+  for (;;) {
+    struct pollfd p = {.fd = link->fd, .events = POLLIN};
+    poll(&p, 1, 1000);
+    int got = kit_link_receive(link, &f);
+    if (got < 0) return 0; /* the leader is done */
+    if (got == 0 || f.kind != KIT_FRAME_JOB || f.size != sizeof(struct kit_job)) continue;
+    struct kit_job job;
+    memcpy(&job, f.data, sizeof job);
+    if (!kit_job_check(&job)) return 3;
+    snprintf(job.plugin, sizeof job.plugin, "%s", plugin);
+    kit_world_follow(link, &job);
+  }
+}
+
+static const char *first_set(const char *const *names) {
+  for (; *names; names++)
+    if (getenv(*names)) return getenv(*names);
+  return NULL;
+}
+
+int kit_link_launched(char *where, size_t where_size) {
+  static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK", NULL};
+  static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE", NULL};
+  const char *rank = first_set(ranks), *size = first_set(sizes);
+  const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+  if (!rank || !size || atoi(size) != 2) return -1;
+  snprintf(where, where_size, "%s:%s", host ? host : "127.0.0.1", port ? port : "27001");
+  return atoi(rank);
+}

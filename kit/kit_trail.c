@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kit/kit_trail.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+
+static struct kit_trail unshared;
+static struct kit_trail *trail = &unshared;
+static _Thread_local uint32_t my_slot; /* from 1; 0: none yet */
+
+const char *kit_call_text(unsigned call) {
+  static const char *const names[KIT_CALLS] = {
+      [KIT_CALL_NONE] = "", [KIT_CALL_LOAD] = "dlopen", [KIT_CALL_INIT] = "init", [KIT_CALL_DEVICES] = "devices",
+      [KIT_CALL_PROPERTIES] = "getProperties", [KIT_CALL_LISTEN] = "listen", [KIT_CALL_CONNECT] = "connect",
+      [KIT_CALL_ACCEPT] = "accept", [KIT_CALL_REG_MR] = "regMr", [KIT_CALL_REG_MR_DMABUF] = "regMrDmaBuf",
+      [KIT_CALL_DEREG_MR] = "deregMr", [KIT_CALL_ISEND] = "isend", [KIT_CALL_IRECV] = "irecv",
+      [KIT_CALL_IFLUSH] = "iflush", [KIT_CALL_TEST] = "test", [KIT_CALL_CLOSE_SEND] = "closeSend",
+      [KIT_CALL_CLOSE_RECV] = "closeRecv", [KIT_CALL_CLOSE_LISTEN] = "closeListen",
+      [KIT_CALL_GET_DEVICE_MR] = "getDeviceMr", [KIT_CALL_IRECV_CONSUMED] = "irecvConsumed",
+      [KIT_CALL_MAKE_VDEVICE] = "makeVDevice", [KIT_CALL_FINALIZE] = "finalize", [KIT_CALL_SET_ATTR] = "setNetAttr",
+      [KIT_CALL_UNLOAD] = "dlclose", [KIT_CALL_EXIT] = "exit",
+  };
+  return call < KIT_CALLS ? names[call] : "?";
+}
+
+int kit_trail_create(void) {
+  int fd = memfd_create("rail-kit-trail", MFD_CLOEXEC);
+  if (fd >= 0 && ftruncate(fd, sizeof(struct kit_trail)) != 0) {
+    close(fd);
+    fd = -1;
+  }
+  return fd;
+}
+
+struct kit_trail *kit_trail_map(int fd) {
+  void *p = mmap(NULL, sizeof(struct kit_trail), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return p == MAP_FAILED ? NULL : p;
+}
+
+void kit_trail_unmap(struct kit_trail *t) {
+  if (t) munmap(t, sizeof *t);
+}
+
+void kit_trail_use(struct kit_trail *t) { trail = t; }
+
+void kit_trail_enter(enum kit_call call) {
+  if (rail_unlikely(!my_slot)) my_slot = atomic_fetch_add(&trail->threads, 1) + 1;
+  if (my_slot > KIT_TRAIL_THREADS) return;
+  atomic_store_explicit(&trail->thread[my_slot - 1].since_ns, rail_now_ns(), memory_order_relaxed);
+  atomic_store_explicit(&trail->thread[my_slot - 1].call, call, memory_order_release);
+}
+
+void kit_trail_leave(void) {
+  if (my_slot <= KIT_TRAIL_THREADS)
+    atomic_store_explicit(&trail->thread[my_slot - 1].call, KIT_CALL_NONE, memory_order_release);
+}
+
+unsigned kit_trail_longest(const struct kit_trail *t, double *seconds) {
+  uint64_t now = rail_now_ns(), least = UINT64_MAX;
+  unsigned found = KIT_CALL_NONE;
+  for (int i = 0; i < KIT_TRAIL_THREADS; i++) {
+    unsigned call = atomic_load_explicit(&t->thread[i].call, memory_order_acquire);
+    uint64_t since = atomic_load_explicit(&t->thread[i].since_ns, memory_order_relaxed);
+    if (call == KIT_CALL_NONE || since >= least) continue;
+    least = since;
+    found = call;
+  }
+  *seconds = found == KIT_CALL_NONE || least > now ? 0 : (double)(now - least) / 1e9;
+  return found;
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which call of the plugin each thread of a side is in, and since when, in a
+ * page that the side shares with its parent: what is left to read when the
+ * side has crashed or hangs.
+ */
+#ifndef RAIL_KIT_TRAIL_H
+#define RAIL_KIT_TRAIL_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/compiler.h"
+
+enum kit_call {
+  KIT_CALL_NONE, KIT_CALL_LOAD, KIT_CALL_INIT, KIT_CALL_DEVICES, KIT_CALL_PROPERTIES, KIT_CALL_LISTEN,
+  KIT_CALL_CONNECT, KIT_CALL_ACCEPT, KIT_CALL_REG_MR, KIT_CALL_REG_MR_DMABUF, KIT_CALL_DEREG_MR, KIT_CALL_ISEND,
+  KIT_CALL_IRECV, KIT_CALL_IFLUSH, KIT_CALL_TEST, KIT_CALL_CLOSE_SEND, KIT_CALL_CLOSE_RECV, KIT_CALL_CLOSE_LISTEN,
+  KIT_CALL_GET_DEVICE_MR, KIT_CALL_IRECV_CONSUMED, KIT_CALL_MAKE_VDEVICE, KIT_CALL_FINALIZE, KIT_CALL_SET_ATTR,
+  KIT_CALL_UNLOAD, KIT_CALL_EXIT, KIT_CALLS
+};
+const char *kit_call_text(unsigned call); /* NCCL's name of it: "regMrDmaBuf", "closeSend" */
+
+#define KIT_TRAIL_THREADS 63
+
+struct kit_trail {
+  struct {
+    RAIL_ALIGNED(RAIL_CACHELINE) _Atomic uint64_t since_ns; /* rail_now_ns at its start */
+    _Atomic uint32_t call;
+  } thread[KIT_TRAIL_THREADS]; /* threads beyond these leave none */
+  RAIL_ALIGNED(RAIL_CACHELINE) _Atomic uint32_t threads;
+};
+
+/* A descriptor of a fresh page, CLOEXEC; -1 with errno. */
+int kit_trail_create(void);
+struct kit_trail *kit_trail_map(int fd); /* NULL with errno */
+void kit_trail_unmap(struct kit_trail *trail);
+/* This process writes to `trail` from now on. */
+void kit_trail_use(struct kit_trail *trail);
+
+/* Around a call of the plugin. */
+void kit_trail_enter(enum kit_call call);
+void kit_trail_leave(void);
+
+/* The call that has lasted longest and its seconds; KIT_CALL_NONE: no thread is in one. */
+unsigned kit_trail_longest(const struct kit_trail *trail, double *seconds);
+
+#endif
