@@ -64,7 +64,7 @@ const char *kit_plugin_path(void) {
 
 /* Traffic of tests stays on the loopback interface unless the caller says otherwise. */
 static void stay_local(void) {
-  if (!getenv("RAIL_KIT_HOSTS")) setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+  if (!getenv("RAIL_KIT_REMOTE")) setenv("NCCL_SOCKET_IFNAME", "lo", 0);
 }
 
 static void net_start(struct kit_net *n) {

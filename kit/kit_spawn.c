@@ -63,7 +63,8 @@ static void place(int fd, int at) {
   else if (dup2(fd, at) < 0) cannot("dup2", "of a side's descriptor");
 }
 
-_Noreturn static void become_side(pid_t parent, int fd, int trail_fd, const struct kit_setup *setup) {
+_Noreturn static void become_side(pid_t parent, int fd, int trail_fd, const struct kit_job *job,
+                                  const struct kit_setup *setup) {
   static char name[] = "rail-kit", word[] = "side";
   char *argv[] = {name, word, NULL};
   setpgid(0, 0);
@@ -74,6 +75,7 @@ _Noreturn static void become_side(pid_t parent, int fd, int trail_fd, const stru
   place(high, KIT_SIDE_FD);
   place(high_trail, KIT_TRAIL_FD);
   if (setup->netns) enter_netns(setup->netns);
+  if (setup->netns || job->hosts > 1) setenv("RAIL_KIT_REMOTE", "1", 1); /* loopback does not lead there */
   if (setup->preload) setenv("LD_PRELOAD", setup->preload, 1);
   for (const char *const *e = setup->env; e && *e; e++) putenv((char *)(uintptr_t)*e);
   execv("/proc/self/exe", argv);
@@ -101,7 +103,7 @@ bool kit_spawn(struct kit_child *child, const struct kit_job *job, const struct 
   }
   fflush(NULL);
   pid_t parent = getpid(), pid = fork();
-  if (pid == 0) become_side(parent, pair[1], trail_fd, setup);
+  if (pid == 0) become_side(parent, pair[1], trail_fd, job, setup);
   close(pair[1]);
   close(trail_fd);
   if (pid < 0) {
