@@ -10,6 +10,7 @@
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
 #   test/fuzz/lib/*.c     → linked into each fuzz target; SAN=fuzz leaves main to clang's libFuzzer
 #   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD
+#   test/broken/*.c       → test/broken/libnccl-net-ref.so, the reference plugin
 #   bench/NAME/*.c        → bench/NAME
 
 common_src := $(filter-out common/abi%,$(wildcard common/*.c))
@@ -55,6 +56,7 @@ core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(c
 bench_bins := $(foreach d,$(wildcard bench/*),$(if $(wildcard $(d)/*.c),$(BUILD)/$(d)))
 preload_src := $(wildcard test/preload/*.c)
 preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
+broken_libs := $(BUILD)/test/broken/libnccl-net-ref.so
 
 $(BUILD)/config.mk: config/probe.sh
 	@mkdir -p $(@D)
@@ -168,6 +170,12 @@ $(BUILD)/test/lib%.so: test/preload/%.c $(wildcard test/preload/*.h)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_CPPFLAGS) -std=c11 -O2 -g -fPIC $(warnings) -shared $< -ldl -o $@
+
+# The reference plugin stands alone, as one from elsewhere would: nothing of common/.
+$(BUILD)/test/broken/libnccl-net-ref.so: $(call obj,$(wildcard test/broken/*.c)) config/plugin.map
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=config/plugin.map $(filter %.o,$^) -ldl -o $@
 
 # The parameter tables of every module, for docs/parameters.md.
 $(BUILD)/gen-params: $(O)/config/gen_params.o $(O)/core/rt_param.o $(O)/plugin/socket/sk_param.o $(COMMON_A)

@@ -16,7 +16,7 @@ runner := python3 test/run.py
 all: $(plugin_libs) $(core_lib) $(tool_bins)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk
 
-tests: all $(test_bins) $(preload_libs) $(bench_bins) $(BUILD)/gen-params  ## build the test programs too
+tests: all $(test_bins) $(preload_libs) $(broken_libs) $(bench_bins) $(BUILD)/gen-params  ## build the test programs too
 
 help:  ## this list
 	@awk -F'## ' '/^[a-z-]+:.*## /{split($$1,a,":"); printf "  make %-12s %s\n", a[1], $$2}' config/targets.mk
