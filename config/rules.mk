@@ -5,6 +5,7 @@
 #   plugin/NAME/*.c       → lib/libnccl-net-NAME.so
 #   core/*.c core/kernel  → lib/librailyard.so
 #   kit/**.c              → librailkit.a, for tools and tests
+#   kit/preload/*.c       → lib/librail-fault.so, for LD_PRELOAD
 #   tools/common/*.c      → linked into every tool that needs it
 #   tools/NAME/*.c        → bin/NAME
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
@@ -16,7 +17,8 @@
 common_src := $(filter-out common/abi%,$(wildcard common/*.c))
 abi_src := $(wildcard common/abi*.c)
 core_src := $(wildcard core/*.c) $(filter-out %_impl.c,$(wildcard core/kernel/*.c))
-kit_src := $(wildcard kit/*.c kit/*/*.c)
+fault_src := $(wildcard kit/preload/*.c)
+kit_src := $(filter-out $(fault_src),$(wildcard kit/*.c kit/*/*.c))
 harness_src := $(wildcard test/harness/*.c)
 fuzz_src := $(filter-out test/fuzz/lib/driver.c,$(wildcard test/fuzz/lib/*.c))
 obj = $(patsubst %.c,$(O)/%.o,$(1))
@@ -54,6 +56,7 @@ test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
 # Tests of the runtime's rooms see internals: they link its objects, not the library.
 core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(core/|rail/railyard)' $(test_src))))
 bench_bins := $(foreach d,$(wildcard bench/*),$(if $(wildcard $(d)/*.c),$(BUILD)/$(d)))
+fault_lib := $(BUILD)/lib/librail-fault.so
 preload_src := $(wildcard test/preload/*.c)
 preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
 broken_libs := $(BUILD)/test/broken/libnccl-net-ref.so
@@ -165,6 +168,13 @@ $(foreach b,$(bench_bins),$(eval $(call bench_rule,$(patsubst $(BUILD)/%,%,$(b))
 
 # Little plugins that test_netload opens.
 $(BUILD)/test/unit/test_netload: | $(filter $(BUILD)/test/libnetfix_%,$(preload_libs))
+
+# Beside any program, sanitized or not: never sanitized itself, and alone.
+$(fault_lib): $(fault_src) $(wildcard kit/preload/*.h) config/flags.mk
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) -D_GNU_SOURCE -I. -std=c11 -O2 -g -fPIC -fvisibility=hidden $(warnings) -shared $(fault_src) \
+	  -Wl,-soname,$(@F) -ldl -o $@
 
 $(BUILD)/test/lib%.so: test/preload/%.c $(wildcard test/preload/*.h)
 	@mkdir -p $(@D)

@@ -13,7 +13,7 @@ runner := python3 test/run.py
 .PHONY: all tests help clean setup demo test test-quick test-asan test-tsan bench bench-socket gpu-test docs \
   docs-check lint fuzz fuzz-corpus install uninstall
 
-all: $(plugin_libs) $(core_lib) $(tool_bins)  ## build the plugins, the runtime and the tools
+all: $(plugin_libs) $(core_lib) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk
 
 tests: all $(test_bins) $(preload_libs) $(broken_libs) $(bench_bins) $(BUILD)/gen-params  ## build the test programs too

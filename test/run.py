@@ -255,6 +255,12 @@ def parse(output, outcome):
     return "it ran no case" if not outcome.cases else None
 
 
+def preloaded(build, name):
+    """The file of TEST-PRELOAD's word: one of test/preload, or a product."""
+    own = build / "test" / f"lib{name}.so"
+    return str(own if own.exists() else build / "lib" / f"lib{name}.so")
+
+
 def environment(program, mark, scratch):
     # Not make's: a test that calls make must not meet our flags or job server. Not what the caller's shell sets for
     # the product (NCCL_SHM_DISABLE, RAIL_CHUNK...); RAIL_TEST_* is for the tests.
@@ -265,7 +271,8 @@ def environment(program, mark, scratch):
     env |= {MARK: os.environ.get(MARK, "") + mark, "RAIL_BUILD": str(program.build), "TMPDIR": scratch,
             "PYTHONDONTWRITEBYTECODE": "1"}
     if program.preload:
-        env["LD_PRELOAD"] = ":".join(str(program.build / "test" / f"lib{p}.so") for p in program.preload)
+        env["LD_PRELOAD"] = ":".join(preloaded(program.build, name) for name in program.preload)
+        env["RAIL_FAIL_IN"] = "@program,librailyard.so,libnccl-net-"
     # Reports go to files, so that one from a child whose output nobody reads is seen as well.
     report = f"log_path={scratch}/sanitizer"
     if program.san == "asan":

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * TEST-PRELOAD: failnth
+ * TEST-PRELOAD: rail-fault
  *
  * The preload library that every sweep leans on: it fails exactly the call it
  * was asked to, counts our calls and only ours, and says so in its file. A
@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "test/harness/failnth.h"
+#include "kit/preload/preload.h"
 #include "test/harness/tap.h"
 
 /* Seven calls, in this order; the number of the first that failed, or 0. errno_seen: how it failed. */
@@ -54,53 +54,53 @@ out:
 }
 
 static const struct { const char *name; int kind, error; } expected[] = {
-  {"malloc", FAILNTH_ALLOC, ENOMEM},
-  {"open", FAILNTH_SYSCALL, EMFILE},
-  {"strdup", FAILNTH_ALLOC, ENOMEM},
-  {"socket", FAILNTH_SYSCALL, EMFILE},
-  {"mmap", FAILNTH_SYSCALL, ENOMEM},
-  {"posix_memalign", FAILNTH_ALLOC, ENOMEM},
-  {"pthread_create", FAILNTH_SYSCALL, EAGAIN},
+  {"malloc", KIT_FAIL_ALLOC, ENOMEM},
+  {"open", KIT_FAIL_FILE, EMFILE},
+  {"strdup", KIT_FAIL_ALLOC, ENOMEM},
+  {"socket", KIT_FAIL_SOCKET, EMFILE},
+  {"mmap", KIT_FAIL_MAP, ENOMEM},
+  {"posix_memalign", KIT_FAIL_ALLOC, ENOMEM},
+  {"pthread_create", KIT_FAIL_THREAD, EAGAIN},
 };
 enum { CALLS = sizeof expected / sizeof expected[0] };
 
-TEST(loaded) { CHECK_MSG(failnth_loaded(), "not started with LD_PRELOAD=…/libfailnth.so"); }
+TEST(loaded) { CHECK_MSG(kit_fail_loaded(), "not started with LD_PRELOAD=…/librail-fault.so"); }
 
 TEST(each_call_fails_in_its_turn) {
   for (int n = 1; n <= CALLS; n++) {
-    failnth_arm(n, FAILNTH_ALL);
+    kit_fail_arm(n, KIT_FAIL_ALL);
     int at = seven_calls();
-    failnth_disarm();
+    kit_fail_disarm();
     CHECK_INT(at, n);
-    CHECK_STR(failnth_hit(), expected[n - 1].name);
+    CHECK_STR(kit_fail_hit(), expected[n - 1].name);
     CHECK_INT(errno_seen, expected[n - 1].error);
-    CHECK_INT(failnth_seen(), n);
+    CHECK_INT(kit_fail_seen(), n);
   }
 }
 
 TEST(past_the_last_call_nothing_fails) {
-  failnth_arm(CALLS + 1, FAILNTH_ALL);
+  kit_fail_arm(CALLS + 1, KIT_FAIL_ALL);
   int at = seven_calls();
-  failnth_disarm();
+  kit_fail_disarm();
   CHECK_INT(at, 0);
-  CHECK(failnth_hit() == NULL);
-  CHECK_INT(failnth_seen(), CALLS);
+  CHECK(kit_fail_hit() == NULL);
+  CHECK_INT(kit_fail_seen(), CALLS);
 }
 
 TEST(kinds_are_counted_apart) {
-  for (int kind = FAILNTH_ALLOC; kind <= FAILNTH_SYSCALL; kind++) {
+  for (int kind = KIT_FAIL_ALLOC; kind <= KIT_FAIL_VERBS; kind <<= 1) {
     int of_kind = 0;
     for (int i = 0; i < CALLS; i++) {
       if (expected[i].kind != kind) continue;
-      failnth_arm(++of_kind, kind);
+      kit_fail_arm(++of_kind, kind);
       int at = seven_calls();
-      failnth_disarm();
+      kit_fail_disarm();
       CHECK_INT(at, i + 1);
     }
-    failnth_arm(0, kind);
+    kit_fail_arm(0, kind);
     CHECK_INT(seven_calls(), 0);
-    failnth_disarm();
-    CHECK_INT(failnth_seen(), of_kind);
+    kit_fail_disarm();
+    CHECK_INT(kit_fail_seen(), of_kind);
   }
 }
 
@@ -109,20 +109,20 @@ TEST(calls_libc_makes_are_left_alone) {
   size_t size = 0;
   FILE *f = fopen("/proc/self/status", "r");
   CHECK(f);
-  failnth_arm(1, FAILNTH_ALL);
+  kit_fail_arm(1, KIT_FAIL_ALL);
   ssize_t got = getline(&line, &size, f); /* allocates and reads, inside libc */
-  failnth_disarm();
+  kit_fail_disarm();
   fclose(f);
   free(line);
   CHECK(got > 0);
-  CHECK_INT(failnth_seen(), 0);
+  CHECK_INT(kit_fail_seen(), 0);
 }
 
 TEST(disarmed_counts_nothing) {
-  failnth_arm(0, FAILNTH_ALL);
-  failnth_disarm();
+  kit_fail_arm(0, KIT_FAIL_ALL);
+  kit_fail_disarm();
   CHECK_INT(seven_calls(), 0);
-  CHECK_INT(failnth_seen(), 0);
+  CHECK_INT(kit_fail_seen(), 0);
 }
 
 static void *four_allocations(void *arg) {
@@ -136,11 +136,11 @@ static void *four_allocations(void *arg) {
 
 TEST(threads_share_one_count) {
   pthread_t t[4];
-  failnth_arm(0, FAILNTH_ALLOC);
+  kit_fail_arm(0, KIT_FAIL_ALLOC);
   for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, four_allocations, NULL);
   for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
-  failnth_disarm();
-  CHECK_INT(failnth_seen(), 16);
+  kit_fail_disarm();
+  CHECK_INT(kit_fail_seen(), 16);
 }
 
 /* Runs this program again with the case below; the count file is what a sweep from outside reads. */
@@ -156,7 +156,7 @@ static void run_self(const char *nth, const char *kind, const char *in, int want
     setenv("RAIL_FAIL_KIND", kind, 1);
     setenv("RAIL_FAIL_COUNT_FILE", path, 1);
     if (in) setenv("RAIL_FAIL_IN", in, 1);
-    setenv("RAIL_FAILNTH_TEST", "1", 1);
+    setenv("RAIL_KIT_FAIL_TEST", "1", 1);
     if (!freopen("/dev/null", "w", stdout)) _exit(125);
     execl("/proc/self/exe", "test_failnth", "armed_by_environment", (char *)NULL);
     _exit(126);
@@ -176,7 +176,7 @@ static void run_self(const char *nth, const char *kind, const char *in, int want
 
 /* Alone it proves nothing; as the child of the next case its exit status is the number of the call that failed. */
 TEST(armed_by_environment) {
-  if (!getenv("RAIL_FAILNTH_TEST")) return;
+  if (!getenv("RAIL_KIT_FAIL_TEST")) return;
   _exit(seven_calls());
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * TEST-PRELOAD: failnth
+ * TEST-PRELOAD: rail-fault
  * TEST-LIMIT: 240
  *
  * Proves: whichever allocation or system call fails in one rank, from the first call to the last, both ranks come to an
@@ -9,7 +9,7 @@
 
 #include "common/clock.h"
 #include "rail/railyard.h"
-#include "test/harness/failnth.h"
+#include "kit/preload/preload.h"
 #include "test/harness/program.h"
 #include "test/harness/ranks.h"
 
@@ -57,14 +57,14 @@ static void one_rank(const struct rank *rank, void *arg) {
   int fds = kit_fd_count(), threads = kit_thread_count();
   ncclUniqueId id;
   bool have_id = false;
-  if (rank->rank == s->failing) failnth_arm(s->n, s->kinds);
+  if (rank->rank == s->failing) kit_fail_arm(s->n, s->kinds);
   ncclResult_t r = whole_life(rank, &id, &have_id);
   atomic_store(&report->result[rank->rank], (int)r);
   if (rank->rank == s->failing) {
-    failnth_disarm();
-    report->seen = failnth_seen();
-    if (failnth_hit()) {
-      snprintf(report->name, sizeof report->name, "%s", failnth_hit());
+    kit_fail_disarm();
+    report->seen = kit_fail_seen();
+    if (kit_fail_hit()) {
+      snprintf(report->name, sizeof report->name, "%s", kit_fail_hit());
       atomic_store(&report->hit, true);
     }
   }
@@ -105,7 +105,7 @@ static void judge(struct attempt *a, struct tally *t) {
 }
 
 static void sweep(const char *env, int kinds, int failing) {
-  if (!failnth_loaded()) tap_skip_case("libfailnth.so is not preloaded");
+  if (!kit_fail_loaded()) tap_skip_case("librail-fault.so is not preloaded");
   struct tally t = {0, 0, 0};
   char with[300];
   snprintf(with, sizeof with, "NCCL_DEBUG=%s RAIL_BOOTSTRAP_TIMEOUT=1 RAIL_PROXY=inline %s",
@@ -130,20 +130,20 @@ static void need_plugin(void) {
   if (!ranks_plugin()) tap_skip_case("libnccl-net-socket.so is not built");
 }
 
-TEST(allocations_shm) { sweep("", FAILNTH_ALLOC, 0); }
-TEST(syscalls_shm) { sweep("", FAILNTH_SYSCALL, 0); }
-TEST(everything_in_the_other_rank_shm) { sweep("", FAILNTH_ALL, 1); }
+TEST(allocations_shm) { sweep("", KIT_FAIL_ALLOC, 0); }
+TEST(syscalls_shm) { sweep("", KIT_FAIL_SYSCALL, 0); }
+TEST(everything_in_the_other_rank_shm) { sweep("", KIT_FAIL_ALL, 1); }
 TEST(allocations_net) {
   need_plugin();
-  sweep("NCCL_SHM_DISABLE=1", FAILNTH_ALLOC, 0);
+  sweep("NCCL_SHM_DISABLE=1", KIT_FAIL_ALLOC, 0);
 }
 TEST(syscalls_net) {
   need_plugin();
-  sweep("NCCL_SHM_DISABLE=1", FAILNTH_SYSCALL, 0);
+  sweep("NCCL_SHM_DISABLE=1", KIT_FAIL_SYSCALL, 0);
 }
 TEST(everything_in_the_other_rank_net) {
   need_plugin();
-  sweep("NCCL_SHM_DISABLE=1", FAILNTH_ALL, 1);
+  sweep("NCCL_SHM_DISABLE=1", KIT_FAIL_ALL, 1);
 }
 
 TEST_MAIN(TEST_CASE(allocations_shm), TEST_CASE(syscalls_shm), TEST_CASE(everything_in_the_other_rank_shm),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * TEST-PRELOAD: failnth
+ * TEST-PRELOAD: rail-fault
  * TEST-LIMIT: 240
  *
  * Proves: whichever allocation or system call of the socket plugin fails, from init to finalize, the calls of its
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
-#include "test/harness/failnth.h"
+#include "kit/preload/preload.h"
 #include "test/harness/program.h"
 #include "test/harness/ranks.h"
 
@@ -148,12 +148,12 @@ static void one(const struct rank *rank, void *arg) {
   ENSURE(l.vt, "%s", dlerror());
   for (int i = 0; i < MESSAGES; i++) memset(out[i], 'a' + i, sizeof out[i]);
   int fds = kit_fd_count(), threads = kit_thread_count();
-  failnth_arm(s->n, s->kinds);
+  kit_fail_arm(s->n, s->kinds);
   report->result = live(&l);
   end(&l);
-  failnth_disarm();
-  if (failnth_hit()) {
-    snprintf(report->name, sizeof report->name, "%s", failnth_hit());
+  kit_fail_disarm();
+  if (kit_fail_hit()) {
+    snprintf(report->name, sizeof report->name, "%s", kit_fail_hit());
     report->hit = true;
   }
   ENSURE_INT(kit_fd_count(), fds);
@@ -168,7 +168,7 @@ static void one(const struct rank *rank, void *arg) {
 static void join(void *arg) { job_end(*(struct job **)arg, kit_patience_ms(20000), 0); }
 
 static void sweep(int kinds) {
-  if (!failnth_loaded()) tap_skip_case("libfailnth.so is not preloaded");
+  if (!kit_fail_loaded()) tap_skip_case("librail-fault.so is not preloaded");
   if (!ranks_plugin()) tap_skip_case("libnccl-net-socket.so is not built");
   int bad = 0, beyond = 0, errors = 0;
   long n = 1;
@@ -197,7 +197,7 @@ static void sweep(int kinds) {
   ENSURE(n > 8 && errors > 4, "only %ld calls and %d errors: nothing was swept", n, errors);
 }
 
-TEST(allocations) { sweep(FAILNTH_ALLOC); }
-TEST(syscalls) { sweep(FAILNTH_SYSCALL); }
+TEST(allocations) { sweep(KIT_FAIL_ALLOC); }
+TEST(syscalls) { sweep(KIT_FAIL_SYSCALL); }
 
 TEST_MAIN(TEST_CASE(allocations), TEST_CASE(syscalls))

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Inside librail-fault.so: what its interposed calls ask before they are made. */
+#ifndef RAIL_KIT_PRELOAD_FAULT_H
+#define RAIL_KIT_PRELOAD_FAULT_H
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "kit/preload/preload.h"
+
+#define PUBLIC __attribute__((visibility("default")))
+#define CALLER __builtin_return_address(0)
+
+/* Counts the call; true: it is its turn to fail. errno is touched only then. */
+bool kit_fault_must_fail(int kind, const char *name, int error, const void *caller);
+/* Is anything armed? Cheap, for calls that have to look further before they ask. */
+bool kit_fault_armed(void);
+/* How many of n bytes this caller may move now: n when calls are not cut, or this one must not be. */
+size_t kit_fault_cut(int fd, size_t n, int flags, const void *caller);
+/* The size that buffers of a socket of this caller are held at, 0: they are free. */
+int kit_fault_buffer(const void *caller);
+
+/* The next definition of a function, looked up once. Two threads may both look; they find the same. */
+#define NEXT(name)                                                                      \
+  static _Atomic(void *) next_##name;                                                   \
+  __typeof__(&name) real;                                                               \
+  void *found = atomic_load_explicit(&next_##name, memory_order_relaxed);               \
+  if (!found) atomic_store(&next_##name, found = dlsym(RTLD_NEXT, #name));              \
+  memcpy(&real, &found, sizeof real)
+
+/* Forwarders of one shape: count, fail with BAD and errno, or pass on. */
+#define FORWARD(kind, error, bad, type, name, params, args)              \
+  PUBLIC type name params {                                              \
+    if (kit_fault_must_fail(kind, #name, error, CALLER)) return bad;     \
+    NEXT(name);                                                          \
+    return real args;                                                    \
+  }
+#define CALL(kind, error, name, params, args) FORWARD(kind, error, -1, int, name, params, args)
+
+#endif

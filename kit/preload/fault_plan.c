@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which call fails, or is cut short. Only calls made from the code under test
+ * count, decided by the object that the return address lies in; what libc,
+ * the loader, the sanitizers and the program call for themselves is left
+ * alone. The count runs over all threads of a process; a forked child goes on
+ * with its parent's count.
+ *
+ * From a program: kit/preload/preload.h. From outside, through the environment:
+ *   RAIL_FAIL_NTH=n             arm at start-up
+ *   RAIL_FAIL_KIND              alloc | syscall | all (default all)
+ *   RAIL_FAIL_COUNT=m           fail m calls in a row instead of one
+ *   RAIL_FAIL_IN=a,b            count calls from objects whose path contains a or b; "@program" is the executable,
+ *                               "@later" whatever is loaded after the start: a plugin and the libraries it brings
+ *                               (default @later)
+ *   RAIL_FAIL_COUNT_FILE=path   each process appends a line "PID SEEN FAILED NAME" when it exits
+ *   RAIL_FAIL_VERBOSE=1         say on stderr which call failed and where
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "kit/preload/fault.h"
+
+enum { MAX_PARTS = 8, MAX_PART = 64, MAX_EARLY = 64 };
+
+static atomic_int armed_kinds; /* 0: nothing is counted, calls go straight through */
+static atomic_long seen_calls, failed_calls;
+static atomic_long fail_from, fail_run = 1;
+static _Atomic(const char *) last_hit;
+
+static atomic_size_t piece; /* 0: transfers are whole */
+static atomic_int buffer;   /* 0: buffers are free */
+static atomic_long shaped_calls;
+static _Atomic uint64_t dice;
+
+static struct {
+  char part[MAX_PARTS][MAX_PART];
+  int n;
+  const struct link_map *early[MAX_EARLY]; /* what was there at the start */
+  int nearly;
+  bool program, later, verbose;
+  char count_file[512];
+} config;
+
+void rail_fault_arm(long n, int kinds);
+void rail_fault_disarm(void);
+long rail_fault_seen(void);
+const char *rail_fault_hit(void);
+void rail_fault_shape(size_t bytes, int size, uint64_t seed);
+long rail_fault_shaped(void);
+
+/* ---- whose call is it ------------------------------------------------- */
+
+/* _dl_find_object takes no lock and allocates nothing, which dladdr and
+ * dl_iterate_phdr do not promise; both would be fatal inside malloc. */
+static bool is_ours(const void *caller) {
+  struct dl_find_object found;
+  if (_dl_find_object((void *)(uintptr_t)caller, &found) != 0) return false;
+  const struct link_map *map = found.dlfo_link_map;
+  if (!map->l_name[0]) return config.program;
+  for (int i = 0; i < config.n; i++)
+    if (strstr(map->l_name, config.part[i])) return true;
+  for (int i = 0; i < config.nearly && config.later; i++)
+    if (config.early[i] == map) return false;
+  return config.later;
+}
+
+static void tell(const char *name, long number, int error, const void *caller) {
+  struct dl_find_object found;
+  char text[256];
+  bool known = _dl_find_object((void *)(uintptr_t)caller, &found) == 0;
+  int len = snprintf(text, sizeof text, "rail-fault: call %ld, %s from %s+0x%zx, fails with errno %d\n", number, name,
+                     known && found.dlfo_link_map->l_name[0] ? found.dlfo_link_map->l_name : "the program",
+                     known ? (size_t)((uintptr_t)caller - found.dlfo_link_map->l_addr) : 0, error);
+  if (len > 0) (void)!syscall(SYS_write, 2, text, (size_t)len);
+}
+
+bool kit_fault_armed(void) { return atomic_load_explicit(&armed_kinds, memory_order_relaxed) != 0; }
+
+bool kit_fault_must_fail(int kind, const char *name, int error, const void *caller) {
+  if (!(atomic_load_explicit(&armed_kinds, memory_order_acquire) & kind) || !is_ours(caller)) return false;
+  long number = atomic_fetch_add(&seen_calls, 1) + 1, from = atomic_load(&fail_from);
+  if (from <= 0 || number < from || number >= from + atomic_load(&fail_run)) return false;
+  atomic_fetch_add(&failed_calls, 1);
+  atomic_store(&last_hit, name);
+  if (config.verbose) tell(name, number, error, caller);
+  errno = error;
+  return true;
+}
+
+/* ---- less than asked for ---------------------------------------------- */
+
+static uint64_t roll(void) { /* splitmix64, shared by all threads */
+  uint64_t x = atomic_fetch_add_explicit(&dice, 0x9e3779b97f4a7c15ull, memory_order_relaxed);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+static bool is_stream(int fd) {
+  int type = 0, saved = errno;
+  socklen_t size = sizeof type;
+  bool stream = syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_STREAM;
+  errno = saved;
+  return stream;
+}
+
+size_t kit_fault_cut(int fd, size_t n, int flags, const void *caller) {
+  size_t most = atomic_load_explicit(&piece, memory_order_relaxed);
+  if (most == 0 || n < 2 || (flags & (MSG_WAITALL | MSG_PEEK)) || !is_ours(caller) || !is_stream(fd)) return n;
+  uint64_t r = roll();
+  size_t allowed = r % 8 == 0 ? 1 : 1 + (size_t)((r >> 8) % most);
+  if (allowed >= n) return n;
+  atomic_fetch_add(&shaped_calls, 1);
+  return allowed;
+}
+
+int kit_fault_buffer(const void *caller) {
+  int size = atomic_load_explicit(&buffer, memory_order_relaxed);
+  if (size == 0 || !is_ours(caller)) return 0;
+  atomic_fetch_add(&shaped_calls, 1);
+  return size;
+}
+
+/* ---- control ---------------------------------------------------------- */
+
+PUBLIC void rail_fault_arm(long n, int kinds) {
+  atomic_store(&armed_kinds, 0);
+  atomic_store(&seen_calls, 0);
+  atomic_store(&failed_calls, 0);
+  atomic_store(&last_hit, NULL);
+  atomic_store(&fail_from, n);
+  atomic_store_explicit(&armed_kinds, kinds, memory_order_release);
+}
+
+PUBLIC void rail_fault_disarm(void) { atomic_store(&armed_kinds, 0); }
+PUBLIC long rail_fault_seen(void) { return atomic_load(&seen_calls); }
+PUBLIC const char *rail_fault_hit(void) { return atomic_load(&last_hit); }
+
+PUBLIC void rail_fault_shape(size_t bytes, int size, uint64_t seed) {
+  atomic_store(&dice, seed);
+  atomic_store(&shaped_calls, 0);
+  atomic_store(&piece, bytes);
+  atomic_store(&buffer, size);
+}
+
+PUBLIC long rail_fault_shaped(void) { return atomic_load(&shaped_calls); }
+
+static int kinds_from(const char *word) {
+  if (word && strcmp(word, "alloc") == 0) return KIT_FAIL_ALLOC;
+  if (word && strcmp(word, "syscall") == 0) return KIT_FAIL_SYSCALL;
+  return KIT_FAIL_ALL;
+}
+
+static void read_objects(const char *list) {
+  while (*list) {
+    size_t len = strcspn(list, ",");
+    if (len == strlen("@program") && strncmp(list, "@program", len) == 0) {
+      config.program = true;
+    } else if (len == strlen("@later") && strncmp(list, "@later", len) == 0) {
+      config.later = true;
+    } else if (len > 0 && len < MAX_PART && config.n < MAX_PARTS) {
+      memcpy(config.part[config.n], list, len);
+      config.part[config.n++][len] = 0;
+    }
+    list += len + (list[len] == ',');
+  }
+}
+
+static void note_early(void) {
+  void *self = dlopen(NULL, RTLD_LAZY);
+  struct link_map *map = NULL;
+  if (!self || dlinfo(self, RTLD_DI_LINKMAP, &map) != 0) return;
+  for (; map && config.nearly < MAX_EARLY; map = map->l_next) config.early[config.nearly++] = map;
+  dlclose(self);
+}
+
+__attribute__((constructor)) static void start(void) {
+  const char *in = getenv("RAIL_FAIL_IN"), *nth = getenv("RAIL_FAIL_NTH"), *run = getenv("RAIL_FAIL_COUNT");
+  const char *file = getenv("RAIL_FAIL_COUNT_FILE");
+  note_early();
+  read_objects(in ? in : "@later");
+  config.verbose = getenv("RAIL_FAIL_VERBOSE") != NULL;
+  if (file) snprintf(config.count_file, sizeof config.count_file, "%s", file);
+  if (run && atol(run) > 0) atomic_store(&fail_run, atol(run));
+  if (nth) rail_fault_arm(atol(nth), kinds_from(getenv("RAIL_FAIL_KIND")));
+}
+
+static void write_count(void) {
+  if (!config.count_file[0]) return;
+  rail_fault_disarm();
+  const char *hit = rail_fault_hit();
+  char text[128];
+  int len = snprintf(text, sizeof text, "%d %ld %ld %s\n", (int)getpid(), atomic_load(&seen_calls),
+                     atomic_load(&failed_calls), hit ? hit : "-");
+  int fd = (int)syscall(SYS_openat, AT_FDCWD, config.count_file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (fd < 0) return;
+  (void)!syscall(SYS_write, fd, text, (size_t)len);
+  syscall(SYS_close, fd);
+}
+
+__attribute__((destructor)) static void stop(void) { write_count(); }
+
+/* Children of a test often leave this way, past every destructor. */
+PUBLIC void _exit(int status) {
+  write_count();
+  syscall(SYS_exit_group, status);
+  __builtin_unreachable();
+}
