@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kit/kit_json.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <string.h>
+
+struct kit_json kit_json_start(FILE *f) { return (struct kit_json){.f = f}; }
+
+static void quoted(FILE *f, const char *text) {
+  putc('"', f);
+  for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
+    if (*p == '"' || *p == '\\') fprintf(f, "\\%c", *p);
+    else if (*p == '\n') fputs("\\n", f);
+    else if (*p == '\t') fputs("\\t", f);
+    else if (*p < 0x20 || *p == 0x7f) fprintf(f, "\\u%04x", *p);
+    else putc(*p, f);
+  }
+  putc('"', f);
+}
+
+static void element(struct kit_json *j, const char *key) {
+  if (j->some[j->depth]) putc(',', j->f);
+  if (j->depth > 0 && j->depth <= 3) fprintf(j->f, "\n%*s", 2 * j->depth, "");
+  else if (j->some[j->depth]) putc(' ', j->f);
+  j->some[j->depth] = true;
+  if (!key) return;
+  quoted(j->f, key);
+  fputs(": ", j->f);
+}
+
+static void open_bracket(struct kit_json *j, const char *key, char bracket) {
+  element(j, key);
+  putc(bracket, j->f);
+  if (j->depth + 1 < KIT_JSON_DEPTH) j->depth++;
+  j->some[j->depth] = false;
+}
+
+void kit_json_object(struct kit_json *j, const char *key) { open_bracket(j, key, '{'); }
+void kit_json_array(struct kit_json *j, const char *key) { open_bracket(j, key, '['); }
+
+void kit_json_end(struct kit_json *j, char bracket) {
+  bool some = j->some[j->depth];
+  if (j->depth > 0) j->depth--;
+  if (some && j->depth < 3) fprintf(j->f, "\n%*s", 2 * j->depth, "");
+  putc(bracket, j->f);
+}
+
+void kit_json_text(struct kit_json *j, const char *key, const char *value) {
+  element(j, key);
+  if (value) quoted(j->f, value);
+  else fputs("null", j->f);
+}
+
+void kit_json_format(struct kit_json *j, const char *key, const char *fmt, ...) {
+  char text[4096];
+  va_list ap;
+  va_start(ap, fmt);
+  vsnprintf(text, sizeof text, fmt, ap);
+  va_end(ap);
+  kit_json_text(j, key, text);
+}
+
+void kit_json_int(struct kit_json *j, const char *key, int64_t value) {
+  element(j, key);
+  fprintf(j->f, "%" PRId64, value);
+}
+
+void kit_json_number(struct kit_json *j, const char *key, double value) {
+  element(j, key);
+  if (isfinite(value)) fprintf(j->f, "%.9g", value);
+  else fputs("null", j->f);
+}
+
+void kit_json_bool(struct kit_json *j, const char *key, bool value) {
+  element(j, key);
+  fputs(value ? "true" : "false", j->f);
+}
+
+bool kit_json_finish(struct kit_json *j) {
+  putc('\n', j->f);
+  return fflush(j->f) == 0 && !ferror(j->f);
+}
