@@ -93,10 +93,15 @@ int kit_scaled(int n) {
   return n / divisor > 1 ? n / divisor : 1;
 }
 
+static uint64_t patience_cap = UINT64_MAX;
+
+void kit_patience_cap(uint64_t ms) { patience_cap = ms; }
+
 uint64_t kit_patience_ms(uint64_t ms) {
   const char *text = getenv("RAIL_TEST_PATIENCE_MS");
   uint64_t most = text ? strtoull(text, NULL, 10) : UINT64_MAX;
   if (SANITIZED) ms *= 5;
+  if (most > patience_cap) most = patience_cap;
   return ms < most ? ms : most;
 }
 

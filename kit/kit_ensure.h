@@ -43,6 +43,7 @@ bool kit_catch(void (*fn)(void *arg), void *arg, char *why, size_t why_size);
 int kit_scaled(int n);
 /* Milliseconds, multiplied under a sanitizer; at most RAIL_TEST_PATIENCE_MS. */
 uint64_t kit_patience_ms(uint64_t ms);
+void kit_patience_cap(uint64_t ms); /* never more than this, from now on */
 
 struct kit_rng { uint64_t state; };
 /* Seeded by kit_seed's, where that was called, else by RAIL_TEST_SEED or the clock, and printed. */

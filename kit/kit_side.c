@@ -174,17 +174,18 @@ bool kit_heard(struct kit_side *side, int from, size_t size) {
   return in->end - in->first >= size;
 }
 
-_Noreturn static void lost(int rank) {
-  char text[64];
-  snprintf(text, sizeof text, "side %d had ended", rank);
+/* Waiting in vain is not this side's fault: the one that does not come is what the report is about. */
+_Noreturn static void lost(const char *what, int number) {
+  char text[128];
+  snprintf(text, sizeof text, "%s %d", what, number);
   end_now(KIT_END_LOST, text);
 }
 
 void kit_get(struct kit_side *side, int from, void *data, size_t size) {
   struct inbox *in = inbox_of(side, from);
   while (!kit_heard(side, from, size)) {
-    if (in->gone) lost(from);
-    ENSURE(!rail_deadline_passed(side->deadline), "side %d says nothing", from);
+    if (in->gone) lost("the other side had ended: side", from);
+    if (rail_deadline_passed(side->deadline)) lost("nothing was heard until the deadline from side", from);
     receive(side, 100);
   }
   memcpy(data, in->data + in->first, size);
@@ -202,8 +203,8 @@ void kit_meet(struct kit_side *side) {
   side->meetings++;
   while (side->met < side->meetings) {
     for (int i = 0; i < side->job.nsides; i++)
-      if (side->from[i].gone && !side->from[i].spare) lost(i);
-    ENSURE(!rail_deadline_passed(side->deadline), "not all sides have come to meeting %u", side->meetings);
+      if (side->from[i].gone && !side->from[i].spare) lost("the other side had ended: side", i);
+    if (rail_deadline_passed(side->deadline)) lost("not all sides have come to meeting", (int)side->meetings);
     receive(side, 100);
   }
 }
@@ -242,6 +243,7 @@ _Noreturn void kit_side_main(const struct kit_role *roles) {
   close(KIT_TRAIL_FD);
   dup2(STDERR_FILENO, STDOUT_FILENO); /* the parent's standard output is for its report */
   self.deadline = rail_deadline_in_ms(self.job.limit_ms * 9 / 10); /* to say what it waits for, before it is killed */
+  kit_patience_cap(self.job.limit_ms * 8 / 10);
   kit_seed(self.job.seed);
   kit_net_target(self.job.plugin, self.job.version, self.job.dev);
   kit_net_on_warning(on_warning);

@@ -175,12 +175,13 @@ static void read_link(struct kit_world *w) {
 
 /* ---- ends ---- */
 
-static void where(struct kit_child *c, char *text, size_t size) {
+static void where(struct kit_child *c, bool lasting, char *text, size_t size) {
   double seconds;
   unsigned call = kit_trail_longest(c->trail, &seconds);
   snprintf(c->end.call, sizeof c->end.call, "%s", kit_call_text(call));
   if (call == KIT_CALL_NONE) snprintf(text, size, "outside of the plugin's calls");
   else if (call == KIT_CALL_EXIT) snprintf(text, size, "at the end of the process, in destructors");
+  else if (!lasting) snprintf(text, size, "in %s", kit_call_text(call));
   else snprintf(text, size, "in %s, which had lasted %.3g s", kit_call_text(call), seconds);
 }
 
@@ -197,7 +198,7 @@ static void judge(struct kit_child *c, int status) {
     c->end.end = KIT_END_FINE;
     return;
   }
-  where(c, place, sizeof place);
+  where(c, false, place, sizeof place);
   if (WIFSIGNALED(status)) {
     c->end.end = KIT_END_CRASH;
     c->end.signal = WTERMSIG(status);
@@ -242,7 +243,7 @@ static void end_late(struct kit_world *w) {
     if (c->dying && (alone || late || others)) end_child(c, KIT_END_FINE, "", "");
     else if (others) end_child(c, KIT_END_LOST, "another side had failed", "");
     else if (late) {
-      where(c, place, sizeof place);
+      where(c, true, place, sizeof place);
       end_child(c, KIT_END_HANG, c->spoke ? "does not exit: still " : "no end in time: still ", place);
     }
   }

@@ -12,13 +12,8 @@
 
 #include "kit/kit_mem.h"
 #include "kit/kit_net.h"
+#include "kit/kit_report.h"
 #include "kit/kit_side.h"
-
-enum kit_level {
-  KIT_MUST,     /* NCCL hangs, crashes or corrupts data without it */
-  KIT_SHOULD,   /* NCCL lives without it, its users suffer */
-  KIT_OBSERVED, /* a figure or a choice; no verdict (but a crash or a hang is one) */
-};
 
 enum kit_mode {
   KIT_ONE, /* one process has both ends of every connection, as one proxy thread would */
@@ -41,14 +36,12 @@ struct kit_check {
 #define KIT_V(n) (1u << (n))
 #define KIT_SINCE(n) (0x1fffu & ~(KIT_V(n) - 1u)) /* version n and later, up to 12 */
 
-/* A table ends with an entry whose id is NULL. */
+/* A table ends with an entry whose id is NULL. A new area: its table here and in kit_checks.c's list. */
 extern const struct kit_check kit_checks_lifecycle[], kit_checks_properties[], kit_checks_listen[],
     kit_checks_connect[], kit_checks_requests[], kit_checks_sizes[], kit_checks_order[], kit_checks_grouped[],
     kit_checks_optional[], kit_checks_tear[], kit_checks_mr[], kit_checks_close[], kit_checks_death[],
     kit_checks_threads[], kit_checks_attrs[], kit_checks_cost[];
 extern const struct kit_check *const kit_check_tables[]; /* all of them, in the contract's order; NULL at the end */
-
-const char *kit_level_text(enum kit_level level); /* "MUST", "SHOULD", "OBSERVED" */
 
 /* ---- what checks share (kit_meetings.c) ---- */
 

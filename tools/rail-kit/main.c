@@ -6,6 +6,8 @@
 #include "tools/rail-kit/commands.h"
 
 static const struct tool_sub subs[] = {
+    {"conform", "check the contract, each check in processes of its own", rk_conform},
+    {"side", NULL, rk_side},
     {NULL, NULL, NULL},
 };
 

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kit/conform/kit_conform.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/netload.h"
+#include "kit/conform/kit_check.h"
+#include "kit/kit_choice.h"
+#include "kit/kit_json.h"
+#include "kit/kit_probe.h"
+#include "kit/kit_report.h"
+
+#define LIMIT_S 20 /* of a check that names none */
+
+static const struct kit_check *check_at(int index) {
+  for (int t = 0; kit_check_tables[t]; t++)
+    for (const struct kit_check *c = kit_check_tables[t]; c->id; c++)
+      if (index-- == 0) return c;
+  return NULL;
+}
+
+void kit_conform_side(struct kit_side *side) {
+  const struct kit_check *c;
+  for (int i = 0; (c = check_at(i)); i++) {
+    if (strcmp(c->name, kit_side_job(side)->name) != 0) continue;
+    c->run(side);
+    return;
+  }
+  ENSURE(false, "this rail-kit has no check %s", kit_side_job(side)->name);
+}
+
+static bool has_version(const struct kit_check *c, int version) {
+  return c->versions == 0 || (c->versions & KIT_V(version));
+}
+
+static void command_to_repeat(const struct kit_conform *how, const struct kit_check *c, struct kit_result *r) {
+  size_t size = sizeof r->again;
+  snprintf(r->again, size, "rail-kit conform ");
+  kit_append_quoted(r->again, size, how->plugin);
+  size_t at = strlen(r->again);
+  snprintf(r->again + at, size - at, " --abi %d --only %s --seed %#llx", r->version, c->name,
+           (unsigned long long)r->seed);
+  at = strlen(r->again);
+  if (how->dev) snprintf(r->again + at, size - at, " --device %d", how->dev);
+  at = strlen(r->again);
+  if (how->connect) snprintf(r->again + at, size - at, " --connect %s", how->connect);
+}
+
+static void on_word(struct kit_world *world, const struct kit_word *word, void *arg) {
+  (void)world;
+  kit_result_word(arg, word);
+}
+
+static void run_check(const struct kit_conform *how, const struct kit_check *c, struct kit_result *r) {
+  struct kit_world_how world = {.nsides = c->mode == KIT_TWO ? 2 : 1, .on_word = on_word, .arg = r};
+  struct kit_outcome outcome;
+  struct kit_job *job = &world.job;
+  snprintf(job->kind, sizeof job->kind, "conform");
+  snprintf(job->name, sizeof job->name, "%s", c->name);
+  snprintf(job->plugin, sizeof job->plugin, "%s", how->plugin);
+  job->version = r->version;
+  job->dev = how->dev;
+  job->seed = r->seed;
+  job->limit_ms = kit_patience_ms((c->limit_s ? c->limit_s : LIMIT_S) * 1000ull);
+  kit_world_run(c->mode == KIT_TWO ? how->link : NULL, &world, &outcome);
+  kit_result_outcome(r, &outcome, world.nsides);
+}
+
+static void try_check(const struct kit_conform *how, struct kit_report *report, const struct kit_choice *choice,
+                      const struct kit_check *c, int version, int run) {
+  struct kit_result r = {.id = c->id, .name = c->name, .what = c->what, .source = c->source, .level = c->level,
+                         .version = version, .seed = report->seed + (uint64_t)run};
+  const char *reason = kit_choice_skips(choice, c->id, c->name);
+  command_to_repeat(how, c, &r);
+  kit_report_progress(report, c->name);
+  if (reason) {
+    r.end = KIT_END_SKIPPED;
+    snprintf(r.text, sizeof r.text, "%s", reason);
+  } else {
+    run_check(how, c, &r);
+  }
+  kit_report_add(report, &r);
+}
+
+static bool wanted(const struct kit_choice *choice, const struct kit_check *c, int version) {
+  return has_version(c, version) && kit_choice_takes(choice, c->id, c->name, c->level);
+}
+
+static int count_checks(const struct kit_choice *choice, int version) {
+  const struct kit_check *c;
+  int n = 0;
+  for (int i = 0; (c = check_at(i)); i++) n += wanted(choice, c, version);
+  return n;
+}
+
+static int run_versions(const struct kit_conform *how, const struct kit_choice *choice, uint32_t versions) {
+  struct kit_report report = {.command = "conform", .plugin = how->plugin, .seed = how->seed, .dev = how->dev,
+                              .verbose = how->verbose, .json = how->json, .junit = how->junit};
+  const struct kit_check *c;
+  if (report.seed == 0) report.seed = (rail_now_ns() & 0xffffffff) | 1;
+  for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++)
+    if (versions & KIT_V(v)) report.expected += count_checks(choice, v) * how->repeat;
+  if (report.expected == 0) {
+    fprintf(stderr, "rail-kit conform: no check is called %s; --list shows all\n", how->only ? how->only : "so");
+    return 2;
+  }
+  kit_report_start(&report);
+  for (int v = RAIL_NET_VERSION_MAX; v >= RAIL_NET_VERSION_MIN; v--)
+    for (int i = 0; (versions & KIT_V(v)) && (c = check_at(i)); i++)
+      for (int run = 0; run < how->repeat && wanted(choice, c, v); run++)
+        try_check(how, &report, choice, c, v, run);
+  return kit_report_finish(&report);
+}
+
+int kit_conform_run(const struct kit_conform *how) {
+  struct kit_probe probe;
+  struct kit_choice choice;
+  char why[1024];
+  if (!kit_choice_read(&choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
+  int result = 1;
+  if (!kit_probe(how->plugin, &probe, why, sizeof why)) {
+    printf("%s: %s\n", how->plugin, why);
+  } else if (how->version && !(probe.versions & KIT_V(how->version))) {
+    fprintf(stderr, "rail-kit conform: --abi %d: %s does not export ncclNetPlugin_v%d\n", how->version, how->plugin,
+            how->version);
+    result = 2;
+  } else {
+    int version = how->version ? how->version : kit_probe_newest(&probe);
+    result = run_versions(how, &choice, how->all_versions ? probe.versions : KIT_V(version));
+  }
+  kit_choice_free(&choice);
+  return result;
+}
+
+int kit_conform_list(const struct kit_conform *how, FILE *f, bool json) {
+  struct kit_choice choice;
+  struct kit_json j = kit_json_start(f);
+  const struct kit_check *c;
+  if (!kit_choice_read(&choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
+  if (json) kit_json_array(&j, NULL);
+  for (int i = 0; (c = check_at(i)); i++) {
+    if (!kit_choice_takes(&choice, c->id, c->name, c->level)) continue;
+    if (json) {
+      kit_json_object(&j, NULL);
+      kit_json_text(&j, "id", c->id);
+      kit_json_text(&j, "name", c->name);
+      kit_json_text(&j, "level", kit_level_text(c->level));
+      kit_json_int(&j, "processes", c->mode == KIT_TWO ? 2 : 1);
+      kit_json_text(&j, "what", c->what);
+      kit_json_text(&j, "source", c->source);
+      kit_json_end(&j, '}');
+    } else {
+      fprintf(f, "%-6s %-44s %-8s %s\n", c->id, c->name, kit_level_text(c->level), c->what);
+      if (how->verbose) fprintf(f, "%-6s source: %s\n", "", c->source);
+    }
+  }
+  if (json) {
+    kit_json_end(&j, ']');
+    kit_json_finish(&j);
+  }
+  kit_choice_free(&choice);
+  return fflush(f) == 0 ? 0 : 3;
+}

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kit/kit_choice.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static bool matches(const char *pattern, const char *id, const char *name) {
+  size_t len = strlen(pattern);
+  if (strcmp(pattern, id) == 0 || fnmatch(pattern, name, 0) == 0) return true;
+  return strncmp(name, pattern, len) == 0 && name[len] == '.'; /* its area */
+}
+
+static bool in_list(const char *list, const char *id, const char *name) {
+  char word[256];
+  while (list && *list) {
+    size_t len = strcspn(list, ",");
+    snprintf(word, sizeof word, "%.*s", (int)len, list);
+    if (*word && matches(word, id, name)) return true;
+    list += len + (list[len] == ',');
+  }
+  return false;
+}
+
+static bool read_levels(struct kit_choice *choice, const char *list) {
+  choice->levels = list ? 0 : ~0u;
+  while (list && *list) {
+    size_t len = strcspn(list, ",");
+    int level = KIT_MUST;
+    while (level <= KIT_OBSERVED && !(strlen(kit_level_text((enum kit_level)level)) == len &&
+                                      strncasecmp(list, kit_level_text((enum kit_level)level), len) == 0))
+      level++;
+    if (level > KIT_OBSERVED) {
+      fprintf(stderr, "rail-kit: --level '%.*s' is none of must, should, observed\n", (int)len, list);
+      return false;
+    }
+    choice->levels |= 1u << level;
+    list += len + (list[len] == ',');
+  }
+  return true;
+}
+
+static bool add_reason(struct kit_choice *choice, char *pattern, char *reason) {
+  struct kit_reason *bigger = realloc(choice->reasons, sizeof *bigger * (size_t)(choice->nreasons + 1));
+  if (!bigger) return false;
+  choice->reasons = bigger;
+  bigger[choice->nreasons] = (struct kit_reason){strdup(pattern), strdup(reason)};
+  return bigger[choice->nreasons].pattern && bigger[choice->nreasons++].reason;
+}
+
+static bool read_line(struct kit_choice *choice, char *line, const char *path, int number) {
+  line[strcspn(line, "\n")] = 0;
+  while (isspace((unsigned char)*line)) line++;
+  if (!*line || *line == '#') return true;
+  char *reason = line + strcspn(line, " \t");
+  if (*reason) *reason++ = 0;
+  while (isspace((unsigned char)*reason)) reason++;
+  if (*reason) return add_reason(choice, line, reason);
+  fprintf(stderr, "rail-kit: %s:%d: '%s' has no reason; a line is PATTERN REASON\n", path, number, line);
+  return false;
+}
+
+static bool read_file(struct kit_choice *choice, const char *path) {
+  FILE *f = fopen(path, "re");
+  char line[1024];
+  bool ok = f;
+  for (int number = 1; ok && fgets(line, sizeof line, f); number++) ok = read_line(choice, line, path, number);
+  if (!f) fprintf(stderr, "rail-kit: --skip-file %s: %s\n", path, strerror(errno));
+  else fclose(f);
+  return ok;
+}
+
+bool kit_choice_read(struct kit_choice *choice, const char *only, const char *skip, const char *skip_file,
+                     const char *levels) {
+  *choice = (struct kit_choice){.only = only, .skip = skip};
+  if (read_levels(choice, levels) && (!skip_file || read_file(choice, skip_file))) return true;
+  kit_choice_free(choice);
+  return false;
+}
+
+void kit_choice_free(struct kit_choice *choice) {
+  for (int i = 0; i < choice->nreasons; i++) {
+    free(choice->reasons[i].pattern);
+    free(choice->reasons[i].reason);
+  }
+  free(choice->reasons);
+  choice->reasons = NULL;
+  choice->nreasons = 0;
+}
+
+bool kit_choice_takes(const struct kit_choice *choice, const char *id, const char *name, enum kit_level level) {
+  return (choice->levels & (1u << level)) && (!choice->only || in_list(choice->only, id, name)) &&
+         !in_list(choice->skip, id, name);
+}
+
+const char *kit_choice_skips(const struct kit_choice *choice, const char *id, const char *name) {
+  for (int i = 0; i < choice->nreasons; i++)
+    if (matches(choice->reasons[i].pattern, id, name)) return choice->reasons[i].reason;
+  return NULL;
+}

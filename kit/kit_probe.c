@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kit/kit_probe.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/netload.h"
+#include "kit/kit_net.h"
+
+#define PROBE_LIMIT_MS 20000
+
+void kit_probe_side(struct kit_side *side) {
+  struct kit_probe found = {0};
+  struct kit_net n;
+  kit_net_load(&n, 0);
+  snprintf(found.name, sizeof found.name, "%s", rail_net_name(n.any));
+  for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++) {
+    struct rail_net *net;
+    char why[256];
+    if (rail_net_load(kit_plugin_path(), v, &net, why, sizeof why) != RAIL_OK) continue;
+    if (rail_net_version(net) == v) found.versions |= 1u << v;
+    rail_net_unload(net);
+  }
+  kit_tell(side, &found, sizeof found);
+}
+
+static void on_word(struct kit_world *world, const struct kit_word *word, void *arg) {
+  struct kit_probe *probe = arg;
+  (void)world;
+  if (word->kind != KIT_WORD_ROLE || word->size != sizeof *probe) return;
+  memcpy(probe, word->data, sizeof *probe);
+  probe->name[sizeof probe->name - 1] = 0;
+}
+
+bool kit_probe(const char *plugin, struct kit_probe *probe, char *why, size_t why_size) {
+  struct kit_world_how how = {.nsides = 1, .on_word = on_word, .arg = probe};
+  struct kit_outcome outcome;
+  memset(probe, 0, sizeof *probe);
+  snprintf(how.job.kind, sizeof how.job.kind, "probe");
+  snprintf(how.job.plugin, sizeof how.job.plugin, "%s", plugin);
+  how.job.limit_ms = kit_patience_ms(PROBE_LIMIT_MS);
+  kit_world_run(NULL, &how, &outcome);
+  if (probe->versions != 0) return true; /* what happens at its end is for the checks to find */
+  snprintf(why, why_size, "%s", outcome.sides[0].text);
+  return false;
+}
+
+int kit_probe_newest(const struct kit_probe *probe) {
+  for (int v = RAIL_NET_VERSION_MAX; v >= RAIL_NET_VERSION_MIN; v--)
+    if (probe->versions & (1u << v)) return v;
+  return 0;
+}

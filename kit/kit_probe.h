@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which versions of the vtable a plugin exports, and its name, asked in a process of its own. */
+#ifndef RAIL_KIT_PROBE_H
+#define RAIL_KIT_PROBE_H
+
+#include "kit/kit_side.h"
+#include "kit/kit_world.h"
+
+struct kit_probe {
+  uint32_t versions; /* bit N: ncclNetPlugin_vN */
+  char name[256];
+};
+
+/* False: it cannot be loaded, or the process died of it; `why` says how. */
+bool kit_probe(const char *plugin, struct kit_probe *probe, char *why, size_t why_size);
+int kit_probe_newest(const struct kit_probe *probe); /* 0: none */
+
+void kit_probe_side(struct kit_side *side);
+
+#endif

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kit/kit_report.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "kit/kit_json.h"
+#include "kit/kit_report_impl.h"
+
+const char *kit_level_text(enum kit_level level) {
+  static const char *const names[] = {[KIT_MUST] = "MUST", [KIT_SHOULD] = "SHOULD", [KIT_OBSERVED] = "OBSERVED"};
+  return names[level];
+}
+
+/* ---- one result ---- */
+
+void kit_result_free(struct kit_result *r) {
+  free(r->notes);
+  free(r->figures);
+  free(r->log);
+  r->notes = r->log = NULL;
+  r->figures = NULL;
+}
+
+static void append_line(char **to, const char *text) {
+  size_t have = *to ? strlen(*to) : 0, more = strlen(text);
+  if (have + more > 64 << 10) return; /* a plugin may talk for ever */
+  char *bigger = realloc(*to, have + more + 2);
+  if (!bigger) return;
+  memcpy(bigger + have, text, more);
+  memcpy(bigger + have + more, "\n", 2);
+  *to = bigger;
+}
+
+void kit_result_word(struct kit_result *r, const struct kit_word *word) {
+  if (word->kind == KIT_WORD_NOTE) {
+    append_line(&r->notes, word->text);
+  } else if (word->kind == KIT_WORD_LOG) {
+    append_line(&r->log, word->text);
+  } else if (word->kind == KIT_WORD_METRIC && r->nfigures < 256) {
+    struct kit_figure *bigger = realloc(r->figures, sizeof *bigger * (size_t)(r->nfigures + 1)), *f;
+    if (!bigger) return;
+    r->figures = bigger;
+    f = &bigger[r->nfigures++];
+    *f = (struct kit_figure){.value = word->value, .rank = word->rank};
+    snprintf(f->name, sizeof f->name, "%s", word->text);
+    snprintf(f->unit, sizeof f->unit, "%s", word->unit);
+  }
+}
+
+void kit_result_outcome(struct kit_result *r, const struct kit_outcome *outcome, int nsides) {
+  r->end = outcome->end;
+  r->seconds = outcome->seconds;
+  r->text[0] = 0;
+  if (outcome->rank < 0) return;
+  const char *text = outcome->sides[outcome->rank].text;
+  if (nsides > 1) snprintf(r->text, sizeof r->text, "side %d: %.1000s", outcome->rank, text);
+  else snprintf(r->text, sizeof r->text, "%s", text);
+}
+
+bool kit_result_bad(const struct kit_result *r) {
+  return r->end != KIT_END_FINE && r->end != KIT_END_SKIPPED &&
+         !(r->level == KIT_OBSERVED && r->end == KIT_END_FAILED);
+}
+
+/* ---- for people ---- */
+
+static const char *word_of(const struct kit_result *r) {
+  static const char *const words[] = {[KIT_END_FINE] = "pass", [KIT_END_SKIPPED] = "skip", [KIT_END_FAILED] = "FAIL",
+                                      [KIT_END_CRASH] = "CRASH", [KIT_END_HANG] = "HANG", [KIT_END_LOST] = "FAIL",
+                                      [KIT_END_ERROR] = "ERROR"};
+  if (r->level == KIT_OBSERVED && r->end == KIT_END_FINE) return "seen";
+  if (r->level == KIT_OBSERVED && r->end == KIT_END_FAILED) return "no";
+  return words[r->end];
+}
+
+static void clear_line(const struct kit_report *r) {
+  if (r->table && r->live) fprintf(r->table, "\r\033[K");
+}
+
+static void print_lines(FILE *f, const char *label, const char *lines) {
+  while (lines && *lines) {
+    size_t len = strcspn(lines, "\n");
+    fprintf(f, "        %-8s%.*s\n", label, (int)len, lines);
+    lines += len + (lines[len] == '\n');
+    label = "";
+  }
+}
+
+/* 1234567 B/s as 1.23 MB/s; other units as they are. */
+static void figure_text(const struct kit_figure *f, char *text, size_t size) {
+  static const char *const prefix[] = {"", "k", "M", "G", "T"};
+  double value = f->value;
+  int p = 0;
+  bool scaled = f->unit[0] && (strcmp(f->unit, "B/s") == 0 || strcmp(f->unit, "B") == 0 || strcmp(f->unit, "/s") == 0);
+  for (; scaled && value >= 1000 && p < 4; p++) value /= 1000;
+  snprintf(text, size, "%s %.4g%s%s%s", f->name, value, *f->unit ? " " : "", prefix[p], f->unit);
+}
+
+static void print_figures(FILE *f, const struct kit_result *r) {
+  char text[128];
+  for (int i = 0; i < r->nfigures; i++) {
+    figure_text(&r->figures[i], text, sizeof text);
+    fprintf(f, "%s%s", i ? ", " : "        seen    ", text);
+  }
+  if (r->nfigures) putc('\n', f);
+}
+
+static void print_result(const struct kit_report *report, const struct kit_result *r) {
+  FILE *f = report->table;
+  bool bad = kit_result_bad(r), seen = r->level == KIT_OBSERVED;
+  fprintf(f, "  %-6s %-44s %-8s v%-3d %-6s %7.2f s\n", r->id, r->name, kit_level_text(r->level), r->version,
+          word_of(r), r->seconds);
+  if (bad || r->end == KIT_END_SKIPPED || *r->text) print_lines(f, r->end == KIT_END_SKIPPED ? "why" : "seen", r->text);
+  if (bad) {
+    print_lines(f, "wanted", r->what);
+    print_lines(f, "source", r->source);
+    print_lines(f, "log", r->log);
+    print_lines(f, "again", r->again);
+  }
+  if (bad || seen || report->verbose) {
+    print_figures(f, r);
+    print_lines(f, "note", r->notes);
+  }
+}
+
+/* ---- the whole ---- */
+
+static double now_s(void) { return (double)rail_now_ns() / 1e9; }
+
+void kit_report_start(struct kit_report *r) {
+  r->start = now_s();
+  bool taken = (r->json && strcmp(r->json, "-") == 0) || (r->junit && strcmp(r->junit, "-") == 0);
+  r->table = taken ? NULL : stdout;
+  r->live = r->table && isatty(STDOUT_FILENO);
+  if (!r->table) return;
+  fprintf(r->table, "rail-kit %s: %s, device %d, seed %#llx\n", r->command, r->plugin, r->dev,
+          (unsigned long long)r->seed);
+  fprintf(r->table, "  %-6s %-44s %-8s %-4s %-6s %9s\n", "number", "name", "level", "abi", "result", "time");
+}
+
+void kit_report_progress(struct kit_report *r, const char *name) {
+  if (r->table) fflush(r->table);
+  if (!r->live) return;
+  fprintf(r->table, "\r\033[K  %d of %d  %s …", r->count + 1, r->expected, name);
+  fflush(r->table);
+}
+
+void kit_report_add(struct kit_report *r, struct kit_result *result) {
+  clear_line(r);
+  if (r->table) print_result(r, result);
+  if (r->count == r->room) {
+    int room = r->room ? 2 * r->room : 64;
+    struct kit_result *bigger = realloc(r->results, sizeof *bigger * (size_t)room);
+    if (!bigger) {
+      fprintf(stderr, "rail-kit: out of memory\n");
+      exit(3);
+    }
+    r->results = bigger;
+    r->room = room;
+  }
+  r->results[r->count++] = *result;
+}
+
+struct kit_sums kit_report_sums(const struct kit_report *r) {
+  struct kit_sums s = {0};
+  for (int i = 0; i < r->count; i++) {
+    const struct kit_result *x = &r->results[i];
+    bool bad = kit_result_bad(x);
+    s.all[x->level]++;
+    if (x->end == KIT_END_SKIPPED) s.skipped++;
+    else if (!bad) s.good[x->level]++;
+    if (bad && x->end == KIT_END_ERROR) s.errors++;
+    else if (bad) s.bad[x->level]++;
+  }
+  return s;
+}
+
+static void print_sums(const struct kit_report *r, const struct kit_sums *s) {
+  FILE *f = r->table;
+  clear_line(r);
+  fprintf(f, "%s: %d MUST, %d SHOULD, %d OBSERVED in %.1f s\n", r->plugin, s->all[KIT_MUST], s->all[KIT_SHOULD],
+          s->all[KIT_OBSERVED], now_s() - r->start);
+  int bad = s->bad[KIT_MUST] + s->bad[KIT_SHOULD] + s->bad[KIT_OBSERVED];
+  if (bad)
+    fprintf(f, "broken: %d MUST, %d SHOULD%s\n", s->bad[KIT_MUST], s->bad[KIT_SHOULD],
+            s->bad[KIT_OBSERVED] ? ", and a crash or hang where only figures were taken" : "");
+  fprintf(f, "%d passed, %d failed, %d skipped\n", s->good[0] + s->good[1] + s->good[2], bad + s->errors, s->skipped);
+}
+
+/* `path` or standard output; NULL with a line on stderr. */
+static bool written(const char *path, bool (*write)(FILE *f, const struct kit_report *r), const struct kit_report *r) {
+  bool out = strcmp(path, "-") == 0, ok;
+  FILE *f = out ? stdout : fopen(path, "we");
+  if (!f) {
+    fprintf(stderr, "rail-kit: %s: %s\n", path, strerror(errno));
+    return false;
+  }
+  ok = write(f, r);
+  if (!out) ok &= fclose(f) == 0;
+  if (!ok) fprintf(stderr, "rail-kit: %s: not all could be written\n", path);
+  return ok;
+}
+
+int kit_report_finish(struct kit_report *r) {
+  struct kit_sums s = kit_report_sums(r);
+  bool ok = true;
+  if (r->table) print_sums(r, &s);
+  if (r->json) ok &= written(r->json, kit_report_json, r);
+  if (r->junit) ok &= written(r->junit, kit_report_junit, r);
+  for (int i = 0; i < r->count; i++) kit_result_free(&r->results[i]);
+  free(r->results);
+  r->results = NULL;
+  if (!ok || s.errors) return 3;
+  return s.bad[KIT_MUST] + s.bad[KIT_SHOULD] + s.bad[KIT_OBSERVED] > 0 ? 1 : 0;
+}
+
+void kit_append_quoted(char *text, size_t size, const char *word) {
+  static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=+:,@%^";
+  size_t at = strlen(text);
+  if (strspn(word, plain) == strlen(word) && *word) {
+    snprintf(text + at, size - at, "%s", word);
+    return;
+  }
+  if (at + 1 < size) text[at++] = '\'';
+  for (; *word && at + 6 < size; word++) {
+    if (*word == '\'') at += (size_t)snprintf(text + at, size - at, "'\\''");
+    else text[at++] = *word;
+  }
+  snprintf(text + at, size - at, "'");
+}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * `rail-kit side`: one process of a world. Started by rail-kit, never by hand. */
+#include "kit/conform/kit_conform.h"
+#include "kit/kit_probe.h"
+#include "tools/rail-kit/commands.h"
+
+int rk_side(int argc, char **argv) {
+  static const struct kit_role roles[] = {
+      {"probe", kit_probe_side},
+      {"conform", kit_conform_side},
+      {NULL, NULL},
+  };
+  (void)argc;
+  (void)argv;
+  kit_side_main(roles);
+}
