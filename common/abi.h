@@ -34,10 +34,10 @@ static inline int rail_abi_result(rail_result_t result, const char *call) {
 
 /* The process's context of v6-v10; NULL before init. */
 void *rail_abi_process_ctx(void);
-int rail_abi_init_process(rail_logger_fn log, rail_profiler_fn profiler);
+int rail_abi_init_process(int version, rail_logger_fn log, rail_profiler_fn profiler);
 
 /* One context per communicator: v11, v12. */
-int rail_abi_init_ctx(void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log,
+int rail_abi_init_ctx(int version, void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log,
                       rail_profiler_fn prof);
 int rail_abi_finalize(void *ctx);
 int rail_abi_set_net_attr(void *ctx, struct rail_net_attr *attr);
@@ -55,7 +55,6 @@ int rail_abi_get_device_mr(void *comm, void *mhandle, void **dptr_mhandle);
 int rail_abi_irecv_consumed(void *recv_comm, int n, void *request);
 
 /* A device handle is an output that only offloading plugins write: untouched. */
-int rail_abi_init_v6(rail_logger_fn log);                                                             /* v6-v9 */
 int rail_abi_listen_v6(int dev, void *handle, void **listen_comm);                                    /* v6-v10 */
 int rail_abi_listen_v11(void *ctx, int dev, void *handle, void **listen_comm);                        /* v11- */
 int rail_abi_connect_v7(int dev, void *handle, void **send_comm, struct rail_net_device_handle **dh); /* v7-v9 */

@@ -29,8 +29,9 @@ static struct {
 
 void *rail_abi_process_ctx(void) { return process.ctx; }
 
-int rail_abi_init_process(rail_logger_fn log, rail_profiler_fn profiler) {
-  struct rail_net_init args = {.comm_id = 0, .traffic_class = -1, .log = log, .profiler = profiler};
+int rail_abi_init_process(int version, rail_logger_fn log, rail_profiler_fn profiler) {
+  struct rail_net_init args = {
+    .version = version, .comm_id = 0, .traffic_class = -1, .log = log, .profiler = profiler};
   int result = RAIL_OK;
   pthread_mutex_lock(&process.lock);
   if (!process.ctx) {
@@ -56,11 +57,10 @@ __attribute__((destructor)) static void finalize_at_unload(void) {
   (void)OPS.finalize(ctx);
 }
 
-int rail_abi_init_v6(rail_logger_fn log) { return rail_abi_init_process(log, NULL); }
-
-int rail_abi_init_ctx(void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log,
+int rail_abi_init_ctx(int version, void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log,
                       rail_profiler_fn prof) {
   struct rail_net_init args = {
+    .version = version,
     .comm_id = comm_id,
     .traffic_class = config ? config->traffic_class : -1,
     .log = log,

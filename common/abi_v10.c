@@ -2,6 +2,8 @@
  * NCCL 2.26, 2.27: profiler handles, traffic class at connect. */
 #include "common/abi.h"
 
+static int init(rail_logger_fn log, rail_profiler_fn prof) { return rail_abi_init_process(10, log, prof); }
+
 static int get_properties(int dev, struct rail_net_props_v9 *props) {
   struct rail_net_props_v12 all;
   RAIL_TRY(rail_abi_properties(dev, &all));
@@ -18,7 +20,7 @@ static int connect_to(int dev, struct rail_net_config *config, void *handle, voi
 
 const struct rail_net_v10 ncclNetPlugin_v10 = {
   .name = rail_plugin_name,
-  .init = rail_abi_init_process,
+  .init = init,
   .devices = rail_abi_devices,
   .get_properties = get_properties,
   .listen = rail_abi_listen_v6,

@@ -2,6 +2,11 @@
  * NCCL 2.28, 2.29: contexts, finalize, setNetAttr. */
 #include "common/abi.h"
 
+static int init(void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log,
+                rail_profiler_fn prof) {
+  return rail_abi_init_ctx(11, ctx, comm_id, config, log, prof);
+}
+
 static int get_properties(int dev, struct rail_net_props_v11 *props) {
   struct rail_net_props_v12 all;
   RAIL_TRY(rail_abi_properties(dev, &all));
@@ -13,7 +18,7 @@ static int get_properties(int dev, struct rail_net_props_v11 *props) {
 
 const struct rail_net_v11 ncclNetPlugin_v11 = {
   .name = rail_plugin_name,
-  .init = rail_abi_init_ctx,
+  .init = init,
   .devices = rail_abi_devices,
   .get_properties = get_properties,
   .listen = rail_abi_listen_v11,

@@ -2,6 +2,11 @@
  * NCCL 2.30: 8 devices per fused NIC, rail and plane ids. */
 #include "common/abi.h"
 
+static int init(void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log,
+                rail_profiler_fn prof) {
+  return rail_abi_init_ctx(12, ctx, comm_id, config, log, prof);
+}
+
 static int get_properties(int dev, struct rail_net_props_v12 *props) { return rail_abi_properties(dev, props); }
 
 static int make_vdevice(int *dev, struct rail_net_vprops_v12 *props) {
@@ -10,7 +15,7 @@ static int make_vdevice(int *dev, struct rail_net_vprops_v12 *props) {
 
 const struct rail_net_v12 ncclNetPlugin_v12 = {
   .name = rail_plugin_name,
-  .init = rail_abi_init_ctx,
+  .init = init,
   .devices = rail_abi_devices,
   .get_properties = get_properties,
   .listen = rail_abi_listen_v11,

@@ -2,6 +2,8 @@
  * NCCL 2.13 to 2.18: int sizes, no device handles. */
 #include "common/abi.h"
 
+static int init(rail_logger_fn log) { return rail_abi_init_process(6, log, NULL); }
+
 static int get_properties(int dev, struct rail_net_props_v6 *props) {
   struct rail_net_props_v12 all;
   RAIL_TRY(rail_abi_properties(dev, &all));
@@ -15,7 +17,7 @@ static int connect_to(int dev, void *handle, void **send_comm) {
 
 const struct rail_net_v6 ncclNetPlugin_v6 = {
   .name = rail_plugin_name,
-  .init = rail_abi_init_v6,
+  .init = init,
   .devices = rail_abi_devices,
   .get_properties = get_properties,
   .listen = rail_abi_listen_v6,

@@ -2,6 +2,8 @@
  * NCCL 2.19: adds device handles, getDeviceMr, irecvConsumed. */
 #include "common/abi.h"
 
+static int init(rail_logger_fn log) { return rail_abi_init_process(7, log, NULL); }
+
 static int get_properties(int dev, struct rail_net_props_v7 *props) {
   struct rail_net_props_v12 all;
   RAIL_TRY(rail_abi_properties(dev, &all));
@@ -11,7 +13,7 @@ static int get_properties(int dev, struct rail_net_props_v7 *props) {
 
 const struct rail_net_v7 ncclNetPlugin_v7 = {
   .name = rail_plugin_name,
-  .init = rail_abi_init_v6,
+  .init = init,
   .devices = rail_abi_devices,
   .get_properties = get_properties,
   .listen = rail_abi_listen_v6,

@@ -2,6 +2,8 @@
  * NCCL 2.20 to 2.23: registration sizes are size_t. */
 #include "common/abi.h"
 
+static int init(rail_logger_fn log) { return rail_abi_init_process(8, log, NULL); }
+
 static int get_properties(int dev, struct rail_net_props_v8 *props) {
   struct rail_net_props_v12 all;
   RAIL_TRY(rail_abi_properties(dev, &all));
@@ -11,7 +13,7 @@ static int get_properties(int dev, struct rail_net_props_v8 *props) {
 
 const struct rail_net_v8 ncclNetPlugin_v8 = {
   .name = rail_plugin_name,
-  .init = rail_abi_init_v6,
+  .init = init,
   .devices = rail_abi_devices,
   .get_properties = get_properties,
   .listen = rail_abi_listen_v6,

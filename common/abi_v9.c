@@ -2,6 +2,8 @@
  * NCCL 2.24, 2.25: all sizes are size_t, makeVDevice. */
 #include "common/abi.h"
 
+static int init(rail_logger_fn log) { return rail_abi_init_process(9, log, NULL); }
+
 static int get_properties(int dev, struct rail_net_props_v9 *props) {
   struct rail_net_props_v12 all;
   RAIL_TRY(rail_abi_properties(dev, &all));
@@ -20,7 +22,7 @@ static int irecv(void *recv_comm, int n, void **data, size_t *sizes, int *tags, 
 
 const struct rail_net_v9 ncclNetPlugin_v9 = {
   .name = rail_plugin_name,
-  .init = rail_abi_init_v6,
+  .init = init,
   .devices = rail_abi_devices,
   .get_properties = get_properties,
   .listen = rail_abi_listen_v6,

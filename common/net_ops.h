@@ -21,6 +21,7 @@
 #include "result.h"
 
 struct rail_net_init {
+  int version;               /* of the vtable that the caller came by; a caller of netload.h leaves it 0 */
   uint64_t comm_id;          /* 0 before v11 */
   int traffic_class;         /* -1 undefined */
   rail_logger_fn log;        /* may be NULL */
@@ -96,10 +97,11 @@ struct rail_net_ops {
 
 /* A plugin library defines exactly one of each; the shims refer to them. The
  * name is an object of its own because the vtables are constants, and C allows
- * the address of an array in a constant but not a field of another object:
- *   const char rail_plugin_name[] = "RailSocket";
+ * the address of an array in a constant but not a field of another object. It
+ * is not const because railtrace learns its name when it is loaded:
+ *   char rail_plugin_name[] = "RailSocket";
  *   const struct rail_net_ops rail_plugin_ops = {.name = rail_plugin_name, ...}; */
-extern const char rail_plugin_name[];
+extern char rail_plugin_name[];
 extern const struct rail_net_ops rail_plugin_ops;
 
 /* Slots for operations a plugin does not have; no table of ours holds a NULL. */

@@ -10,9 +10,9 @@
 #include "common/log.h"
 #include "common/net_props.h"
 #include "common/netload_impl.h"
+#include "common/netload_raw.h"
 
 #define MAX_COLL_BYTES_V8 0x20000000 /* 512 MiB: what NCCL assumes of v6-v8 */
-#define MAX_GROUPED_RECVS 32         /* widths converted on the stack for v6-v8 */
 
 RAIL_COLD static rail_result_t bad_result(const struct rail_net *net, const char *call, int result) {
   RAIL_WARN("%s (%s): %s returned %d, which is no result of the plugin interface", net->slots.name, net->path, call,
@@ -24,13 +24,6 @@ RAIL_COLD static rail_result_t bad_result(const struct rail_net *net, const char
 static inline rail_result_t result_of(const struct rail_net *net, int result, const char *call) {
   if (rail_unlikely(result < RAIL_OK || result >= RAIL_IN_PROGRESS)) return bad_result(net, call, result);
   return (rail_result_t)result;
-}
-
-RAIL_COLD static rail_result_t cannot_say(const struct rail_net *net, const char *call, const char *what,
-                                          unsigned long long value) {
-  RAIL_WARN("%s (%s): %s with %s %llu cannot be said through v%d of the plugin interface", net->slots.name, net->path,
-            call, what, value, net->version);
-  return RAIL_INTERNAL_ERROR;
 }
 
 /* ---- contexts --------------------------------------------------------- */
@@ -153,115 +146,67 @@ rail_result_t rail_net_make_vdevice(struct rail_net *net, int *dev, const struct
 /* ---- connections ------------------------------------------------------ */
 
 rail_result_t rail_net_listen(struct rail_net *net, void *ctx, int dev, void *handle, void **listen_comm) {
-  const struct rail_net_slots *s = &net->slots;
   *listen_comm = NULL;
-  if (s->listen_v11) return result_of(net, s->listen_v11(ctx, dev, handle, listen_comm), "listen");
-  return result_of(net, s->listen_v6(dev, handle, listen_comm), "listen");
+  return result_of(net, rail_net_raw_listen(net, ctx, dev, handle, listen_comm), "listen");
 }
 
 rail_result_t rail_net_connect(struct rail_net *net, void *ctx, int dev, void *handle, int traffic_class,
                                void **send_comm) {
-  const struct rail_net_slots *s = &net->slots;
   struct rail_net_device_handle *unused = NULL;
   *send_comm = NULL;
-  int result;
-  if (s->connect_v11) {
-    result = s->connect_v11(ctx, dev, handle, send_comm, &unused);
-  } else if (s->connect_v10) {
-    const struct rail_net_old_ctx *old = ctx;
-    struct rail_net_config config = {.traffic_class = traffic_class};
-    if (traffic_class == -1 && old) config.traffic_class = old->traffic_class;
-    result = s->connect_v10(dev, &config, handle, send_comm, &unused);
-  } else if (s->connect_v7) {
-    result = s->connect_v7(dev, handle, send_comm, &unused);
-  } else {
-    result = s->connect_v6(dev, handle, send_comm);
-  }
+  int result = rail_net_raw_connect(net, ctx, dev, handle, traffic_class, send_comm, &unused);
   if (result != RAIL_OK) *send_comm = NULL; /* whatever a failed call left there is not ours to close */
   return result_of(net, result, "connect");
 }
 
 rail_result_t rail_net_accept(struct rail_net *net, void *listen_comm, void **recv_comm) {
-  const struct rail_net_slots *s = &net->slots;
   struct rail_net_device_handle *unused = NULL;
   *recv_comm = NULL;
-  if (s->accept_v7) return result_of(net, s->accept_v7(listen_comm, recv_comm, &unused), "accept");
-  return result_of(net, s->accept_v6(listen_comm, recv_comm), "accept");
+  return result_of(net, rail_net_raw_accept(net, listen_comm, recv_comm, &unused), "accept");
 }
 
 rail_result_t rail_net_close_send(struct rail_net *net, void *send_comm) {
-  return send_comm ? result_of(net, net->slots.close_send(send_comm), "closeSend") : RAIL_OK;
+  return send_comm ? result_of(net, rail_net_raw_close_send(net, send_comm), "closeSend") : RAIL_OK;
 }
 
 rail_result_t rail_net_close_recv(struct rail_net *net, void *recv_comm) {
-  return recv_comm ? result_of(net, net->slots.close_recv(recv_comm), "closeRecv") : RAIL_OK;
+  return recv_comm ? result_of(net, rail_net_raw_close_recv(net, recv_comm), "closeRecv") : RAIL_OK;
 }
 
 rail_result_t rail_net_close_listen(struct rail_net *net, void *listen_comm) {
-  return listen_comm ? result_of(net, net->slots.close_listen(listen_comm), "closeListen") : RAIL_OK;
+  return listen_comm ? result_of(net, rail_net_raw_close_listen(net, listen_comm), "closeListen") : RAIL_OK;
 }
 
 /* ---- memory ----------------------------------------------------------- */
 
 rail_result_t rail_net_reg_mr(struct rail_net *net, void *comm, void *data, size_t size, int type, void **mhandle) {
-  const struct rail_net_slots *s = &net->slots;
   *mhandle = NULL;
-  if (s->reg_mr_v8) return result_of(net, s->reg_mr_v8(comm, data, size, type, mhandle), "regMr");
-  if (rail_unlikely(size > INT_MAX)) return cannot_say(net, "regMr", "size", size);
-  return result_of(net, s->reg_mr_v6(comm, data, (int)size, type, mhandle), "regMr");
+  return result_of(net, rail_net_raw_reg_mr(net, comm, data, size, type, mhandle), "regMr");
 }
 
 rail_result_t rail_net_reg_mr_dmabuf(struct rail_net *net, void *comm, void *data, size_t size, int type,
                                      uint64_t offset, int fd, void **mhandle) {
   *mhandle = NULL;
-  if (!net->slots.reg_mr_dmabuf) return RAIL_BAD_USAGE;
-  return result_of(net, net->slots.reg_mr_dmabuf(comm, data, size, type, offset, fd, mhandle), "regMrDmaBuf");
+  return result_of(net, rail_net_raw_reg_mr_dmabuf(net, comm, data, size, type, offset, fd, mhandle), "regMrDmaBuf");
 }
 
 /* NCCL passes NULL on when regMr gave NULL; ours spares foreign plugins that. */
 rail_result_t rail_net_dereg_mr(struct rail_net *net, void *comm, void *mhandle) {
-  return mhandle ? result_of(net, net->slots.dereg_mr(comm, mhandle), "deregMr") : RAIL_OK;
+  return mhandle ? result_of(net, rail_net_raw_dereg_mr(net, comm, mhandle), "deregMr") : RAIL_OK;
 }
 
 /* ---- data ------------------------------------------------------------- */
 
 rail_result_t rail_net_isend(struct rail_net *net, void *send_comm, void *data, size_t size, int tag, void *mhandle,
                              void **request) {
-  const struct rail_net_slots *s = &net->slots;
   *request = NULL;
-  if (rail_likely(s->isend_v10 != NULL))
-    return result_of(net, s->isend_v10(send_comm, data, size, tag, mhandle, NULL, request), "isend");
-  if (s->isend_v9) return result_of(net, s->isend_v9(send_comm, data, size, tag, mhandle, request), "isend");
-  if (rail_unlikely(size > RAIL_NET_MAX_BYTES_V8)) return cannot_say(net, "isend", "size", size);
-  return result_of(net, s->isend_v6(send_comm, data, (int)size, tag, mhandle, request), "isend");
+  return result_of(net, rail_net_raw_isend(net, send_comm, data, size, tag, mhandle, NULL, request), "isend");
 }
 
-static rail_result_t irecv_v6(struct rail_net *net, void *recv_comm, int n, void **data, const size_t *sizes,
-                              int *tags, void **mhandles, void **request) {
-  int narrow[MAX_GROUPED_RECVS];
-  *request = NULL; /* v6-v8 do not know the hint that may be in it */
-  if (rail_unlikely(n < 0 || n > MAX_GROUPED_RECVS))
-    return cannot_say(net, "irecv", "a buffer count of", (unsigned long long)n);
-  for (int i = 0; i < n; i++) {
-    if (rail_unlikely(sizes[i] > RAIL_NET_MAX_BYTES_V8)) return cannot_say(net, "irecv", "size", sizes[i]);
-    narrow[i] = (int)sizes[i];
-  }
-  return result_of(net, net->slots.irecv_v6(recv_comm, n, data, narrow, tags, mhandles, request), "irecv");
-}
-
-/* The casts: the slots take plain pointers for what they only read. */
 rail_result_t rail_net_irecv(struct rail_net *net, void *recv_comm, int n, void **data, const size_t *sizes,
                              const int *tags, void **mhandles, void **request) {
-  const struct rail_net_slots *s = &net->slots;
-  size_t *sizes_ = (size_t *)sizes;
-  int *tags_ = (int *)tags, result;
-  if (rail_likely(s->irecv_v10 != NULL)) {
-    result = s->irecv_v10(recv_comm, n, data, sizes_, tags_, mhandles, NULL, request);
-  } else if (s->irecv_v9) {
-    result = s->irecv_v9(recv_comm, n, data, sizes_, tags_, mhandles, request);
-  } else {
-    return irecv_v6(net, recv_comm, n, data, sizes, tags_, mhandles, request);
-  }
+  if (net->slots.irecv_v6) *request = NULL; /* v6-v8 do not know the hint that may be in it */
+  int result = rail_net_raw_irecv(net, recv_comm, n, data, sizes, tags, mhandles, NULL, request);
   if (rail_unlikely(result != RAIL_OK)) *request = NULL;
   return result_of(net, result, "irecv");
 }
@@ -269,16 +214,12 @@ rail_result_t rail_net_irecv(struct rail_net *net, void *recv_comm, int n, void 
 rail_result_t rail_net_iflush(struct rail_net *net, void *recv_comm, int n, void **data, const int *sizes,
                               void **mhandles, void **request) {
   *request = NULL;
-  if (rail_unlikely(!net->slots.iflush)) {
-    RAIL_WARN("%s (%s) has no iflush, but GPU memory was received through it", net->slots.name, net->path);
-    return RAIL_INTERNAL_ERROR;
-  }
-  return result_of(net, net->slots.iflush(recv_comm, n, data, (int *)sizes, mhandles, request), "iflush");
+  return result_of(net, rail_net_raw_iflush(net, recv_comm, n, data, sizes, mhandles, request), "iflush");
 }
 
 rail_result_t rail_net_test(struct rail_net *net, void *request, int *done, int *sizes) {
   *done = 0;
-  return result_of(net, net->slots.test(request, done, sizes), "test");
+  return result_of(net, rail_net_raw_test(net, request, done, sizes), "test");
 }
 
 rail_result_t rail_net_irecv_consumed(struct rail_net *net, void *recv_comm, int n, void *request) {

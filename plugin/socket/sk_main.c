@@ -139,7 +139,7 @@ static rail_result_t sk_make_vdevice(int *dev, const struct rail_net_vprops_v12 
   return result;
 }
 
-const char rail_plugin_name[] = "RailSocket";
+char rail_plugin_name[] = "RailSocket";
 
 const struct rail_net_ops rail_plugin_ops = {
   .name = rail_plugin_name,

@@ -161,7 +161,7 @@ static rail_result_t fake_set_attr(void *ctx, const struct rail_net_attr *attr) 
   return fake.answer;
 }
 
-const char rail_plugin_name[] = "Fake";
+char rail_plugin_name[] = "Fake";
 const struct rail_net_ops rail_plugin_ops = {
   .name = rail_plugin_name, .init = fake_init, .finalize = fake_finalize, .devices = fake_devices,
   .get_properties = fake_properties, .make_vdevice = fake_make_vdevice, .listen = fake_listen,
