@@ -4,6 +4,7 @@
 
 #include "common/param.h"
 #include "common/stats.h"
+#include "plugin/railtrace/tr_param.h"
 #include "plugin/socket/sk_param.h"
 #include "rail/railyard.h"
 
@@ -20,6 +21,8 @@ int main(void) {
   railParamPrint(1);
   printf("\n## Socket plugin (libnccl-net-socket.so)\n\n");
   rail_param_print(stdout, &sk_param_table, 1);
+  printf("\n## Recording wrapper (libnccl-net-railtrace.so)\n\n");
+  rail_param_print(stdout, &tr_param_table, 1);
   printf("\n## Runtime and plugins\n\n");
   rail_param_print(stdout, &rail_stats_param_table, 1);
   return 0;

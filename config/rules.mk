@@ -188,7 +188,7 @@ $(BUILD)/test/broken/libnccl-net-ref.so: $(call obj,$(wildcard test/broken/*.c))
 	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=config/plugin.map $(filter %.o,$^) -ldl -o $@
 
 # The parameter tables of every module, for docs/parameters.md.
-$(BUILD)/gen-params: $(O)/config/gen_params.o $(O)/core/rt_param.o $(O)/plugin/socket/sk_param.o $(COMMON_A)
+$(BUILD)/gen-params: $(O)/config/gen_params.o $(O)/core/rt_param.o $(addprefix $(O)/plugin/,socket/sk_param.o railtrace/tr_param.o) $(COMMON_A)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $^ -o $@
 

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Counting and telling. */
+#include "plugin/railtrace/tr_finding.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "plugin/railtrace/tr_record.h"
+
+#define SAY_AT_MOST 20
+
+static _Atomic uint64_t counts[RAIL_TRACE_RULES];
+
+static void record(enum rail_trace_rule rule, const struct tr_comm *comm, uint64_t request, uint64_t a, uint64_t b) {
+  struct rail_trace_event e;
+  e.kind = RAIL_TRACE_FINDING;
+  e.result = 0;
+  e.ns = rail_now_ns();
+  e.duration = 0;
+  e.comm = comm ? comm->id : 0;
+  e.dev = rail_trace_rule(rule)->plugin;
+  e.request = request;
+  e.value = rule;
+  e.address = a;
+  e.size = b;
+  tr_record(&e);
+}
+
+bool tr_broken(enum rail_trace_rule rule, const struct tr_comm *comm, uint64_t request, uint64_t a, uint64_t b,
+               const char *fmt, ...) {
+  const struct rail_trace_rule_row *row = rail_trace_rule(rule);
+  char text[400], where[100] = "";
+  if (!tr_checking()) return false;
+  uint64_t before = atomic_fetch_add_explicit(&counts[rule], 1, memory_order_relaxed);
+  struct tr_call_name call = tr_call_name();
+  record(rule, comm, request, a, b);
+  if (before < SAY_AT_MOST) {
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (comm) snprintf(where, sizeof where, ", comm %" PRIu64, comm->id);
+    RAIL_WARN("%s broke %s: %s (%s; call %u.%" PRIu64 "%s)%s", row->plugin ? "the plugin" : "the caller", row->name,
+              text, row->text, call.thread, call.number, where,
+              before + 1 == SAY_AT_MOST ? "; more of these are only counted" : "");
+  }
+  return tr_params.check == TR_CHECK_ERROR && rule != RAIL_RULE_SLOW_CALL;
+}
+
+void tr_findings_count(uint64_t out[RAIL_TRACE_RULES]) {
+  for (int i = 0; i < RAIL_TRACE_RULES; i++) out[i] = atomic_load_explicit(&counts[i], memory_order_relaxed);
+}
+
+uint64_t tr_findings(void) {
+  uint64_t all[RAIL_TRACE_RULES], sum = 0;
+  tr_findings_count(all);
+  for (int i = 0; i < RAIL_TRACE_RULES; i++) sum += all[i];
+  return sum;
+}
+
+void tr_summary(void) {
+  uint64_t all[RAIL_TRACE_RULES];
+  char list[1024] = "";
+  size_t used = 0;
+  tr_findings_count(all);
+  for (int i = 0; i < RAIL_RULES; i++) {
+    if (!all[i] || used >= sizeof list) continue;
+    int n = snprintf(list + used, sizeof list - used, "%s%s %" PRIu64, used ? ", " : ": ",
+                     rail_trace_rule((unsigned int)i)->name, all[i]);
+    if (n > 0) used += (size_t)n;
+  }
+  uint64_t findings = tr_findings(), dropped = tr_dropped();
+  const char *path = tr_record_path();
+  char text[1500];
+  snprintf(text, sizeof text, "%" PRIu64 " calls, %" PRIu64 " of them dropped, %" PRIu64 " findings%s", tr_recorded(),
+           dropped, findings, list);
+  if (findings || dropped) RAIL_WARN("%s%s%s", text, path[0] ? "; recorded in " : "", path);
+  else RAIL_INFO(RAIL_SUB_NET, "%s%s%s", text, path[0] ? "; recorded in " : "", path);
+}

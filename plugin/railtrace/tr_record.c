@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Rings, and the thread that empties them. */
+#include "plugin/railtrace/tr_record.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "common/compiler.h"
+#include "common/log.h"
+#include "plugin/railtrace/tr_param.h"
+#include "plugin/railtrace/tr_path.h"
+
+#define PERIOD_NS 10000000  /* between two rounds while calls come */
+#define IDLE_NS 50000000    /* and while none do */
+
+/* One calling thread. The first part is the caller's, the second the writer's. */
+struct ring {
+  RAIL_ALIGNED(RAIL_CACHELINE) _Atomic uint64_t head; /* bytes ever put in */
+  uint64_t tail_seen;                                 /* the writer's tail, when the caller last looked */
+  uint64_t before;                                    /* time of the last record */
+  _Atomic uint64_t calls, dropped;                    /* written by the caller alone */
+  uint64_t untold;                                    /* dropped, and no record says so yet */
+  atomic_bool gone;                                   /* the thread has ended */
+  RAIL_ALIGNED(RAIL_CACHELINE) _Atomic uint64_t tail; /* bytes ever taken out */
+  bool introduced;
+  uint32_t thread;
+  uint64_t tid;
+  char name[16];
+  uint64_t size; /* a power of 2 */
+  struct ring *next;
+  uint8_t bytes[];
+};
+
+static struct {
+  atomic_bool on, full, failed; /* full: the file takes no more calls; failed: it cannot be written */
+  int fd;
+  char path[TR_PATH_MAX];
+  uint64_t clock_ns, written;
+  pthread_t writer;
+  pthread_mutex_t lock; /* guards what follows, and draining */
+  pthread_cond_t wake;
+  bool stop;
+  struct ring *rings;
+  uint32_t threads;
+  uint64_t past_calls, past_dropped; /* of rings that are gone */
+} rec = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
+
+static pthread_key_t key;
+static bool has_key;
+static __thread struct ring *mine;
+
+/* ---- threads ----------------------------------------------------------- */
+
+static void thread_ends(void *arg) {
+  struct ring *r = arg;
+  atomic_store_explicit(&r->gone, true, memory_order_release);
+}
+
+static uint64_t floor_power(uint64_t v) {
+  while (v & (v - 1)) v &= v - 1;
+  return v;
+}
+
+/* A thread's first call: the only one that allocates. */
+RAIL_COLD static struct ring *introduce(void) {
+  uint64_t size = floor_power((uint64_t)RAIL_MIN(tr_params.buffer, tr_params.limit / 16));
+  struct ring *r = aligned_alloc(RAIL_CACHELINE, RAIL_ROUND_UP(sizeof *r + size, RAIL_CACHELINE));
+  if (!r) return NULL;
+  memset(r, 0, sizeof *r);
+  r->size = size;
+  r->tid = (uint64_t)syscall(SYS_gettid);
+  (void)prctl(PR_GET_NAME, r->name);
+  pthread_mutex_lock(&rec.lock);
+  r->thread = ++rec.threads;
+  r->next = rec.rings;
+  rec.rings = r;
+  pthread_mutex_unlock(&rec.lock);
+  mine = r;
+  if (has_key) (void)pthread_setspecific(key, r);
+  return r;
+}
+
+static inline struct ring *my_ring(void) { return rail_likely(mine != NULL) ? mine : introduce(); }
+
+/* One writer for each of these counters: no locked instruction is needed. */
+static inline void add(_Atomic uint64_t *to, uint64_t n) {
+  atomic_store_explicit(to, atomic_load_explicit(to, memory_order_relaxed) + n, memory_order_relaxed);
+}
+
+/* ---- the caller's side ------------------------------------------------- */
+
+static bool has_room(struct ring *r, uint64_t head, size_t size) {
+  if (head + size - r->tail_seen <= r->size) return true;
+  r->tail_seen = atomic_load_explicit(&r->tail, memory_order_acquire);
+  return head + size - r->tail_seen <= r->size;
+}
+
+static void copy_in(struct ring *r, uint64_t head, const uint8_t *from, size_t size) {
+  uint64_t at = head & (r->size - 1), first = RAIL_MIN(size, r->size - at);
+  memcpy(r->bytes + at, from, first);
+  memcpy(r->bytes, from + first, size - first);
+}
+
+static bool push(struct ring *r, const struct rail_trace_event *e) {
+  uint8_t record[RAIL_TRACE_MAX_RECORD];
+  uint64_t before = r->before, head = atomic_load_explicit(&r->head, memory_order_relaxed);
+  size_t size = rail_trace_put_event(record, e, &before);
+  if (!has_room(r, head, size)) return false;
+  copy_in(r, head, record, size);
+  r->before = before;
+  atomic_store_explicit(&r->head, head + size, memory_order_release);
+  return true;
+}
+
+RAIL_COLD static bool tell_dropped(struct ring *r, uint64_t ns) {
+  struct rail_trace_event e;
+  e.kind = RAIL_TRACE_DROPPED;
+  e.result = 0;
+  e.ns = ns;
+  e.duration = 0;
+  e.value = r->untold;
+  if (!push(r, &e)) return false;
+  r->untold = 0;
+  return true;
+}
+
+void tr_record(struct rail_trace_event *e) {
+  if (!atomic_load_explicit(&rec.on, memory_order_relaxed)) return;
+  struct ring *r = my_ring();
+  if (rail_unlikely(!r)) return;
+  bool call = e->kind != RAIL_TRACE_FINDING;
+  if (call) add(&r->calls, 1);
+  e->ns -= RAIL_MIN(e->ns, rec.clock_ns);
+  if (rail_likely(!atomic_load_explicit(&rec.full, memory_order_relaxed)) &&
+      (rail_likely(!r->untold) || tell_dropped(r, e->ns)) && push(r, e))
+    return;
+  if (!call) return; /* findings have counters of their own */
+  r->untold++;
+  add(&r->dropped, 1);
+}
+
+struct tr_call_name tr_call_name(void) {
+  struct ring *r = atomic_load_explicit(&rec.on, memory_order_relaxed) ? my_ring() : NULL;
+  if (!r) return (struct tr_call_name){0};
+  return (struct tr_call_name){r->thread, atomic_load_explicit(&r->calls, memory_order_relaxed) + 1};
+}
+
+/* ---- the file ---------------------------------------------------------- */
+
+/* All or an error; nobody may hold it against a caller, so it is said once and that is the end of recording. */
+static bool write_all(struct iovec *v, int n) {
+  while (n > 0) {
+    ssize_t wrote = writev(rec.fd, v, n);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) {
+      if (atomic_load(&rec.failed)) return false;
+      atomic_store(&rec.failed, true);
+      RAIL_WARN("%s: %s; from here on calls are not recorded", rec.path, strerror(errno));
+      atomic_store(&rec.full, true);
+      return false;
+    }
+    rec.written += (uint64_t)wrote;
+    while (n > 0 && (size_t)wrote >= v->iov_len) {
+      wrote -= (ssize_t)v->iov_len;
+      v++;
+      n--;
+    }
+    if (n > 0) {
+      v->iov_base = (char *)v->iov_base + wrote;
+      v->iov_len -= (size_t)wrote;
+    }
+  }
+  return true;
+}
+
+static bool write_chunk(enum rail_trace_chunk_kind kind, uint32_t thread, const void *first, size_t nfirst,
+                        const void *second, size_t nsecond) {
+  uint8_t header[RAIL_TRACE_CHUNK_HEADER];
+  rail_trace_put_chunk(header, kind, thread, first, nfirst, second, nsecond);
+  struct iovec v[3] = {{header, sizeof header}, {(void *)(uintptr_t)first, nfirst}, {(void *)(uintptr_t)second, nsecond}};
+  return write_all(v, 3);
+}
+
+static bool write_thread(struct ring *r) {
+  uint8_t bytes[64];
+  size_t size = rail_trace_put_thread(bytes, r->tid, r->name);
+  r->introduced = write_chunk(RAIL_TRACE_CHUNK_THREAD, r->thread, bytes, size, NULL, 0);
+  return r->introduced;
+}
+
+static bool drain(struct ring *r) {
+  uint64_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed);
+  uint64_t head = atomic_load_explicit(&r->head, memory_order_acquire), size = head - tail;
+  if (size == 0) return false;
+  if (r->introduced || write_thread(r)) {
+    uint64_t at = tail & (r->size - 1), first = RAIL_MIN(size, r->size - at);
+    (void)write_chunk(RAIL_TRACE_CHUNK_CALLS, r->thread, r->bytes + at, first, r->bytes, size - first);
+  }
+  atomic_store_explicit(&r->tail, head, memory_order_release);
+  return true;
+}
+
+/* What is in the rings already is always written, so the callers are stopped while there is room for all rings: once
+ * for what they hold now, once for what they put in before they see the word. */
+static void mind_limit(void) {
+  uint64_t room = RAIL_TRACE_CHUNK_HEADER + 1024;
+  for (struct ring *r = rec.rings; r; r = r->next) room += 2 * (r->size + 4 * RAIL_TRACE_CHUNK_HEADER);
+  if (rec.written + room > (uint64_t)tr_params.limit) atomic_store(&rec.full, true);
+}
+
+static void forget(struct ring **at) {
+  struct ring *r = *at;
+  *at = r->next;
+  rec.past_calls += atomic_load_explicit(&r->calls, memory_order_relaxed);
+  rec.past_dropped += atomic_load_explicit(&r->dropped, memory_order_relaxed);
+  free(r);
+}
+
+/* Under the lock. */
+static bool drain_all(void) {
+  bool any = false;
+  for (struct ring **at = &rec.rings; *at;) {
+    bool gone = atomic_load_explicit(&(*at)->gone, memory_order_acquire); /* before the last look */
+    any |= drain(*at);
+    if (gone) forget(at);
+    else at = &(*at)->next;
+  }
+  mind_limit();
+  return any;
+}
+
+static void *writer(void *unused) {
+  (void)unused;
+  (void)prctl(PR_SET_NAME, "railtrace");
+  pthread_mutex_lock(&rec.lock);
+  while (!rec.stop) {
+    uint64_t ns = drain_all() ? PERIOD_NS : IDLE_NS;
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    ns += (uint64_t)at.tv_nsec;
+    at.tv_sec += (time_t)(ns / 1000000000);
+    at.tv_nsec = (long)(ns % 1000000000);
+    (void)pthread_cond_timedwait(&rec.wake, &rec.lock, &at);
+  }
+  pthread_mutex_unlock(&rec.lock);
+  return NULL;
+}
+
+/* ---- open, flush, close ------------------------------------------------ */
+
+/* The thread is not in the child, and the file is the parent's. */
+static void after_fork_child(void) {
+  atomic_store(&rec.on, false);
+  if (rec.fd >= 0) close(rec.fd);
+  rec.fd = -1;
+  rec.rings = NULL;
+  mine = NULL;
+}
+
+static bool start_writer(void) {
+  pthread_condattr_t attr;
+  if (pthread_condattr_init(&attr) != 0) return false;
+  (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+  bool ok = pthread_cond_init(&rec.wake, &attr) == 0;
+  pthread_condattr_destroy(&attr);
+  if (!ok) return false;
+  if (!has_key) has_key = pthread_key_create(&key, thread_ends) == 0;
+  return has_key && pthread_atfork(NULL, NULL, after_fork_child) == 0 &&
+         pthread_create(&rec.writer, NULL, writer, NULL) == 0;
+}
+
+void tr_record_open(const struct rail_trace_header *header) {
+  uint8_t bytes[RAIL_TRACE_HEADER_MAX];
+  static bool tried;
+  if (tried || !strcmp(tr_params.file, "none")) return;
+  tried = true;
+  rec.fd = tr_path_create(tr_params.file, rec.path);
+  if (rec.fd < 0) return;
+  rec.clock_ns = header->clock_ns;
+  struct iovec v = {bytes, rail_trace_put_header(bytes, header)};
+  if (!write_all(&v, 1) || !start_writer()) {
+    RAIL_WARN("%s: calls cannot be recorded", rec.path);
+    close(rec.fd);
+    rec.fd = -1;
+    rec.path[0] = 0;
+    return;
+  }
+  atomic_store(&rec.on, true);
+}
+
+void tr_record_flush(void) {
+  if (!atomic_load(&rec.on)) return;
+  pthread_mutex_lock(&rec.lock);
+  (void)drain_all();
+  pthread_mutex_unlock(&rec.lock);
+}
+
+void tr_record_close(const struct rail_trace_end *end) {
+  uint8_t bytes[1024];
+  struct rail_trace_end e = *end;
+  if (!atomic_exchange(&rec.on, false)) return;
+  pthread_mutex_lock(&rec.lock);
+  rec.stop = true;
+  pthread_cond_signal(&rec.wake);
+  pthread_mutex_unlock(&rec.lock);
+  pthread_join(rec.writer, NULL);
+  (void)drain_all();
+  e.limited = atomic_load(&rec.full);
+  e.dropped = tr_dropped();
+  e.recorded = tr_recorded() - e.dropped;
+  (void)write_chunk(RAIL_TRACE_CHUNK_END, 0, bytes, rail_trace_put_end(bytes, &e), NULL, 0);
+  close(rec.fd);
+  rec.fd = -1;
+  (void)pthread_key_delete(key); /* threads that end later must not call into a library that is gone */
+  has_key = false;
+  /* At exit other threads may still be in a call: their rings stay. */
+  for (struct ring **at = &rec.rings; *at;) {
+    if (*at == mine || atomic_load(&(*at)->gone)) forget(at);
+    else at = &(*at)->next;
+  }
+  mine = NULL;
+}
+
+static uint64_t sum(size_t offset, uint64_t past) {
+  uint64_t total = past;
+  for (struct ring *r = rec.rings; r; r = r->next)
+    total += atomic_load_explicit((_Atomic uint64_t *)(void *)((char *)r + offset), memory_order_relaxed);
+  return total;
+}
+
+uint64_t tr_recorded(void) {
+  pthread_mutex_lock(&rec.lock);
+  uint64_t n = sum(offsetof(struct ring, calls), rec.past_calls);
+  pthread_mutex_unlock(&rec.lock);
+  return n;
+}
+
+uint64_t tr_dropped(void) {
+  pthread_mutex_lock(&rec.lock);
+  uint64_t n = sum(offsetof(struct ring, dropped), rec.past_dropped);
+  pthread_mutex_unlock(&rec.lock);
+  return n;
+}
+
+const char *tr_record_path(void) { return rec.path; }
