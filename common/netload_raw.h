@@ -25,7 +25,7 @@ int rail_net_raw_reg_mr_dmabuf(struct rail_net *net, void *comm, void *data, siz
                                int fd, void **mhandle);
 int rail_net_raw_dereg_mr(struct rail_net *net, void *comm, void *mhandle);
 
-/* `phandles` NULL means none. v6 to v8 do not know RAIL_NET_OPTIONAL_RECV: *request is NULL for them, as NCCL has it. */
+/* `phandles` NULL means none. v6 to v8 do not know RAIL_NET_OPTIONAL_RECV: they find NULL, as with NCCL. */
 int rail_net_raw_isend(struct rail_net *net, void *send_comm, void *data, size_t size, int tag, void *mhandle,
                        void *phandle, void **request);
 int rail_net_raw_irecv(struct rail_net *net, void *recv_comm, int n, void **data, const size_t *sizes, const int *tags,

@@ -8,7 +8,7 @@ static const struct rail_trace_rule_row rows[RAIL_RULES] = {
   [RAIL_RULE_REQUEST_UNWRITTEN] = {"request_unwritten", true, "success, but *request was not written"},
   [RAIL_RULE_REQUEST_TWICE] = {"request_twice", true, "a request that is outstanding was handed out again"},
   [RAIL_RULE_COMM_UNWRITTEN] = {"comm_unwritten", true, "success, but *comm was not written"},
-  [RAIL_RULE_COMM_WITH_ERROR] = {"comm_with_error", true, "an error, but *comm is not NULL: the caller closes it twice"},
+  [RAIL_RULE_COMM_WITH_ERROR] = {"comm_with_error", true, "an error, but *comm is not NULL: it is closed twice"},
   [RAIL_RULE_LISTEN_NULL] = {"listen_null", true, "listen succeeded without a comm"},
   [RAIL_RULE_MHANDLE_UNWRITTEN] = {"mhandle_unwritten", true, "success, but *mhandle was not written"},
   [RAIL_RULE_DONE_UNWRITTEN] = {"done_unwritten", true, "test left *done as it was"},
@@ -35,7 +35,7 @@ static const struct rail_trace_rule_row rows[RAIL_RULES] = {
   [RAIL_RULE_TAG_TWICE] = {"tag_twice", false, "one tag twice in a grouped receive"},
   [RAIL_RULE_TEST_UNKNOWN] = {"test_unknown", false, "test of something that is no request"},
   [RAIL_RULE_TEST_AFTER_DONE] = {"test_after_done", false, "test of a request that was done"},
-  [RAIL_RULE_CONSUMED_UNKNOWN] = {"consumed_unknown", false, "irecvConsumed of something that is no request of the comm"},
+  [RAIL_RULE_CONSUMED_UNKNOWN] = {"consumed_unknown", false, "irecvConsumed of what is no request of the comm"},
   [RAIL_RULE_CLOSE_WITH_MR] = {"close_with_mr", false, "a comm was closed with memory still registered"},
 };
 

@@ -188,7 +188,8 @@ $(BUILD)/test/broken/libnccl-net-ref.so: $(call obj,$(wildcard test/broken/*.c))
 	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=config/plugin.map $(filter %.o,$^) -ldl -o $@
 
 # The parameter tables of every module, for docs/parameters.md.
-$(BUILD)/gen-params: $(O)/config/gen_params.o $(O)/core/rt_param.o $(addprefix $(O)/plugin/,socket/sk_param.o railtrace/tr_param.o) $(COMMON_A)
+gen_params_obj := config/gen_params.o core/rt_param.o plugin/socket/sk_param.o plugin/railtrace/tr_param.o
+$(BUILD)/gen-params: $(addprefix $(O)/,$(gen_params_obj)) $(COMMON_A)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $^ -o $@
 

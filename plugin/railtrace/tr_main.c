@@ -39,10 +39,11 @@ __attribute__((destructor(101))) static void unload(void) {
 /* ---- contexts ---------------------------------------------------------- */
 
 static void open_record(struct rail_net *net, int version) {
-  struct rail_trace_header h = {.clock_ns = rail_now_ns(), .pid = (uint32_t)getpid(), .caller_version = (uint32_t)version};
+  struct rail_trace_header h = {.clock_ns = rail_now_ns(), .pid = (uint32_t)getpid()};
   struct timespec ts;
   clock_gettime(CLOCK_REALTIME, &ts);
   h.realtime_ns = (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+  h.caller_version = (uint32_t)version;
   h.plugin_version = (uint32_t)rail_net_version(net);
   if (gethostname(h.host, sizeof h.host - 1) != 0) h.host[0] = 0;
   snprintf(h.program, sizeof h.program, "%s", program_invocation_short_name);

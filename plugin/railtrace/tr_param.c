@@ -11,9 +11,10 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_TRACE_PLUGIN", .type = RAIL_PARAM_STRING, .offset = AT(plugin),
    .doc = "The plugin to watch: a path, or a name as in NCCL_NET_PLUGIN. Without it there are no devices."},
   {.name = "RAIL_TRACE_FILE", .type = RAIL_PARAM_STRING, .def = "rail-trace.%h.%p.railtrace", .offset = AT(file),
-   .doc = "Where the calls are recorded; %h is the host, %p the process. A file that exists is kept, the new one gets a "
-          "number behind. \"none\": nothing is recorded, only checked."},
-  {.name = "RAIL_TRACE_LIMIT", .type = RAIL_PARAM_BYTES, .def = "1G", .lo = 1 << 20, .hi = INT64_MAX, .offset = AT(limit),
+   .doc = "Where the calls are recorded; %h is the host, %p the process. A file that exists is kept, the new one gets "
+          "a number behind. \"none\": nothing is recorded, only checked."},
+  {.name = "RAIL_TRACE_LIMIT", .type = RAIL_PARAM_BYTES, .def = "1G", .lo = 1 << 20, .hi = INT64_MAX,
+   .offset = AT(limit),
    .doc = "The file grows no larger (unless very many threads begin at that moment); what comes later is counted as "
           "dropped."},
   {.name = "RAIL_TRACE_BUFFER", .type = RAIL_PARAM_BYTES, .def = "1M", .lo = 16384, .hi = RAIL_TRACE_MAX_CHUNK,

@@ -186,7 +186,8 @@ static bool write_chunk(enum rail_trace_chunk_kind kind, uint32_t thread, const 
                         const void *second, size_t nsecond) {
   uint8_t header[RAIL_TRACE_CHUNK_HEADER];
   rail_trace_put_chunk(header, kind, thread, first, nfirst, second, nsecond);
-  struct iovec v[3] = {{header, sizeof header}, {(void *)(uintptr_t)first, nfirst}, {(void *)(uintptr_t)second, nsecond}};
+  struct iovec v[3] = {
+    {header, sizeof header}, {(void *)(uintptr_t)first, nfirst}, {(void *)(uintptr_t)second, nsecond}};
   return write_all(v, 3);
 }
 
