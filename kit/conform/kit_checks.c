@@ -1,6 +1,10 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Every area's table, in the contract's order. */
 #include "kit/conform/kit_check.h"
 
 const struct kit_check *const kit_check_tables[] = {
+    kit_checks_mr,
+    kit_checks_close,
+    kit_checks_death,
     NULL,
 };
