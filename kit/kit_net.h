@@ -9,7 +9,9 @@
  * through common/netload.h.
  *
  * Every function here fails the case (ENSURE) when the plugin breaks the
- * contract: an error nobody expected, an output left unwritten, a deadline.
+ * contract: an error nobody expected, a request or a done left unwritten, a
+ * deadline. Outputs that NCCL presets to NULL (contexts, comms, registration
+ * handles) are preset here, too: whether they are written has checks of its own.
  */
 #ifndef RAIL_KIT_NET_H
 #define RAIL_KIT_NET_H
