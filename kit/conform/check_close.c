@@ -429,9 +429,9 @@ static void soon(struct kit_side *side) {
 }
 
 const struct kit_check kit_checks_close[] = {
-    {"12.1", "close.null", KIT_MUST, KIT_ONE, 0, 0, false, "closing NULL returns success",
+    {"12.1", "close.null", KIT_MUST, KIT_ONE, 30, 0, false, "closing NULL returns success",
      "src/transport/net.cc:890,1204", null},
-    {"12.2", "close.never_used", KIT_MUST, KIT_ONE, 0, 0, false,
+    {"12.2", "close.never_used", KIT_MUST, KIT_ONE, 30, 0, false,
      "a connection that carried nothing closes with success, in either order", "src/transport/net.cc:1204,1259",
      never_used},
     {"12.3", "close.with_requests_outstanding", KIT_MUST, KIT_ONE, 60, 0, false,
@@ -451,7 +451,7 @@ const struct kit_check kit_checks_close[] = {
     {"12.8", "close.the_last_message_outlives_its_process", KIT_MUST, KIT_TWO, 60, 0, false,
      "what test reported as sent arrives, though the sender closes and its program ends",
      "src/transport/net.cc:1204,1435", the_last_message_outlives_its_process},
-    {"12.9", "close.the_receiver_closes_first", KIT_MUST, KIT_ONE, 0, 0, false,
+    {"12.9", "close.the_receiver_closes_first", KIT_MUST, KIT_ONE, 30, 0, false,
      "closeSend returns success after the peer's closeRecv", "src/transport/net.cc:1204", the_receiver_closes_first},
     {"12.10", "close.a_closed_peer_is_noticed", KIT_SHOULD, KIT_ONE, 60, 0, false,
      "a transfer whose peer has closed ends with ncclRemoteError, within seconds", "plugins/net/README.md:128",

@@ -4,6 +4,7 @@
 
 const struct kit_check *const kit_check_tables[] = {
     kit_checks_mr,
+    kit_checks_dereg,
     kit_checks_close,
     kit_checks_death,
     NULL,
