@@ -141,6 +141,8 @@ bool kit_child_reap(struct kit_child *child, int *status) {
 
 int kit_child_receive(struct kit_child *child, struct kit_frame *f) {
   ssize_t n = recv(child->fd, f, sizeof *f, MSG_DONTWAIT);
+  /* A side that ended with something unread: the kernel says so once, ahead of the side's own last words. */
+  if (n < 0 && errno == ECONNRESET) n = recv(child->fd, f, sizeof *f, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (n <= 0) return -1;
   /* A plugin may have spoilt the side's memory, or found the descriptor. */
