@@ -105,7 +105,12 @@ bool kit_op_post(struct kit_net *n, struct kit_op *op);
 /* One test: true when done (or failed, with op->error). */
 bool kit_op_test(struct kit_net *n, struct kit_op *op);
 
-enum kit_ops_order { KIT_OPS_FORWARD, KIT_OPS_BACKWARD, KIT_OPS_SHUFFLED };
+enum kit_ops_order {
+  KIT_OPS_OLDEST,   /* of each comm only the oldest that is not done, as NCCL does where a comm is not shared */
+  KIT_OPS_FORWARD,  /* all that are posted, oldest first */
+  KIT_OPS_BACKWARD,
+  KIT_OPS_SHUFFLED,
+};
 struct kit_ops_how {
   enum kit_ops_order order;  /* in which posted requests are tested */
   bool errors_are_fine;  /* keep op->error and go on; else it fails the case */

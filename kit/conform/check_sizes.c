@@ -1,0 +1,435 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Messages of any size and alignment arrive whole, report their size, and never touch a byte beyond the receive. */
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "kit/conform/kit_lane.h"
+
+static const size_t sizes[] = {0,    1,    2,    7,     8,     9,     63,     64,     65,     127,    128,
+                               129,  255,  256,  257,   1023,  4095,  4096,   4097,   8191,   8192,   8193,
+                               65535, 65536, 65537, 131071, 131072, 131073, 262147, 1048575, 1048576, 1048577};
+enum { NSIZES = sizeof sizes / sizeof sizes[0] };
+
+/* Sends `size` bytes at `out` into a receive of `room` at `in` and checks all of it. */
+static void cross(struct kit_lane *l, uint8_t *out, size_t size, uint8_t *in, size_t room, uint64_t seed) {
+  if (l->sends) kit_pattern_fill(out, size, seed);
+  if (l->receives) memset(in, 0xcc, room);
+  struct kit_op ops[2] = {kit_lane_recv(l, in, room, 3), kit_lane_send(l, out, size, 3)};
+  kit_lane_run(l, ops, 2, KIT_OPS_OLDEST);
+  if (l->receives) {
+    ENSURE(ops[0].sizes[0] == (int)size, "test reported %d bytes of a message of %zu: NCCL skips the flush of what it "
+           "takes for empty", ops[0].sizes[0], size);
+    ssize_t wrong = kit_pattern_check(in, size, seed);
+    ENSURE(wrong < 0, "byte %zd of %zu is %#x, another one was sent", wrong, size, in[wrong < 0 ? 0 : wrong]);
+    wrong = kit_bytes_check(in + size, room - size, 0xcc);
+    ENSURE(wrong < 0, "%zu bytes into a receive of %zu: byte %zd, behind the message, was written", size, room,
+           wrong + (ssize_t)size);
+  }
+  ssize_t changed = l->sends ? kit_pattern_check(out, size, seed) : -1;
+  ENSURE(changed < 0, "byte %zd of a send buffer of %zu was changed", changed, size);
+}
+
+static void against_guard_pages(struct kit_side *side) {
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  for (int i = 0; i < 2 * NSIZES; i++) {
+    size_t size = sizes[i / 2];
+    uint8_t *out = i % 2 ? kit_lane_low(&l, size) : kit_lane_high(&l, size);
+    uint8_t *in = i % 2 ? kit_lane_low(&l, size) : kit_lane_high(&l, size);
+    cross(&l, out, size, in, size, (uint64_t)i);
+    kit_lane_free(&l, out);
+    kit_lane_free(&l, in);
+  }
+  kit_lane_close(&l);
+}
+
+static void unaligned(struct kit_side *side) {
+  static const size_t some[] = {1, 8, 127, 4097, 65537};
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  uint8_t *out = kit_lane_low(&l, 70000), *in = kit_lane_low(&l, 70000);
+  for (size_t a = 0; a < 16; a++)
+    for (size_t s = 0; s < sizeof some / sizeof some[0]; s++)
+      cross(&l, out + a, some[s], in + (a * 7) % 16, some[s], a * 100 + s);
+  kit_lane_close(&l);
+}
+
+static void receive_larger_than_send(struct kit_side *side) {
+  static const size_t extra[] = {1, 8, 1000, 100000, 3000000};
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  for (int i = 0; i < NSIZES; i++) {
+    size_t room = sizes[i] + extra[i % 5];
+    uint8_t *out = kit_lane_high(&l, sizes[i]), *in = kit_lane_high(&l, room);
+    cross(&l, out, sizes[i], in, room, (uint64_t)i);
+    kit_lane_free(&l, out);
+    kit_lane_free(&l, in);
+  }
+  kit_lane_close(&l);
+}
+
+static void sixteen_megabytes_and_three(struct kit_side *side) {
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  size_t size = ((size_t)16 << 20) + 3;
+  uint8_t *out = kit_lane_high(&l, size), *in = kit_lane_high(&l, size);
+  for (size_t i = 0; i < (size_t)kit_scaled(5); i++) cross(&l, out + i, size - i, in + i, size - i, i);
+  kit_lane_close(&l);
+}
+
+static void sizes_at_random(struct kit_side *side) {
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  uint8_t *out = kit_lane_high(&l, 1 << 20), *in = kit_lane_high(&l, (1 << 20) + 64);
+  for (int i = 0; i < kit_scaled(1500); i++) {
+    size_t size = kit_rng_below(&l.rng, 1u << (1 + kit_rng_below(&l.rng, 20))), room = size + kit_rng_below(&l.rng, 64);
+    cross(&l, out, size, in, room, kit_rng_next(&l.rng));
+  }
+  kit_lane_close(&l);
+}
+
+/* ---- several connections at once ---- */
+
+enum { COMMS = 4, EACH = 24, ROOM = 300000 };
+
+static void several_comms_prepare(struct kit_lane *l, struct kit_op *ops, uint8_t *out, uint8_t *in, uint64_t seed) {
+  for (int i = 0; i < EACH; i++) {
+    size_t size = kit_rng_below(&l->rng, 8) ? kit_rng_below(&l->rng, 1u << (1 + kit_rng_below(&l->rng, 18))) : 0;
+    uint8_t *from = out + (size_t)i * ROOM, *to = in + (size_t)i * ROOM;
+    if (l->sends) kit_pattern_fill(from, size, seed + (uint64_t)i);
+    ops[2 * i * COMMS] = kit_lane_recv(l, to, ROOM, 9);
+    ops[(2 * i + 1) * COMMS] = kit_lane_send(l, from, size, 9);
+  }
+}
+
+static void several_comms_verify(const struct kit_lane *l, int comm, const struct kit_op *ops, uint64_t seed) {
+  for (int i = 0; l->receives && i < EACH; i++) {
+    const struct kit_op *recv = &ops[2 * i * COMMS], *send = &ops[(2 * i + 1) * COMMS];
+    ENSURE(recv->sizes[0] == (int)send->size[0], "comm %d of %d: receive %d has %d bytes, send %d had %zu", comm, COMMS,
+           i, recv->sizes[0], i, send->size[0]);
+    ssize_t wrong = kit_pattern_check(recv->data[0], send->size[0], seed + (uint64_t)i);
+    ENSURE(wrong < 0, "comm %d of %d: byte %zd of message %d (%zu bytes) arrived wrong while the others were busy", comm,
+           COMMS, wrong, i, send->size[0]);
+  }
+}
+
+static void several_comms_at_random(struct kit_side *side) {
+  static struct kit_lane lane[COMMS];
+  static struct kit_op ops[2 * EACH * COMMS];
+  uint8_t *out[COMMS], *in[COMMS];
+  for (int c = 0; c < COMMS; c++) {
+    if (c == 0) kit_lane_open(&lane[c], side);
+    else kit_lane_join(&lane[c], &lane[0], c);
+    out[c] = kit_lane_high(&lane[c], (size_t)EACH * ROOM);
+    in[c] = kit_lane_high(&lane[c], (size_t)EACH * ROOM);
+  }
+  for (int round = 0; round < kit_scaled(10); round++) {
+    uint64_t seed = (uint64_t)round * 1000;
+    for (int c = 0; c < COMMS; c++) several_comms_prepare(&lane[c], ops + c, out[c], in[c], seed + (uint64_t)c * EACH);
+    kit_lane_run(&lane[0], ops, 2 * EACH * COMMS, KIT_OPS_OLDEST);
+    for (int c = 0; c < COMMS; c++) several_comms_verify(&lane[c], c, ops + c, seed + (uint64_t)c * EACH);
+  }
+  for (int c = COMMS - 1; c >= 0; c--) kit_lane_close(&lane[c]);
+}
+
+/* ---- the caller's arrays ---- */
+
+/* irecv's arrays name other places as soon as it has returned: whoever reads them again fills the wrong buffer. */
+static void arrays_of(struct kit_lane *l, int n, uint8_t *real, uint8_t *decoy, uint8_t *out) {
+  enum { LEN = 5000 };
+  struct kit_op group = kit_lane_group(l), wrong = kit_lane_group(l), send[KIT_MAX_GROUP];
+  memset(real, 0xcc, (size_t)n * LEN);
+  memset(decoy, 0xcc, (size_t)n * LEN);
+  for (int i = 0; i < n; i++) {
+    kit_lane_add(l, &group, real + (size_t)i * LEN, LEN, 40 + i);
+    kit_lane_add(l, &wrong, decoy + (size_t)i * LEN, 16, 40 + (i + 1) % n);
+    kit_pattern_fill(out + (size_t)i * LEN, LEN, (uint64_t)i);
+    send[i] = kit_lane_send(l, out + (size_t)i * LEN, LEN, 40 + i);
+  }
+  struct kit_op arrays = group;
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS / 2));
+  while (!group.req) { /* NULL: the arrays are the right ones again at the next call */
+    arrays = group;
+    int rc = l->net->vt->irecv(group.comm, n, arrays.data, arrays.size, arrays.tag, arrays.mh, NULL, &group.req);
+    ENSURE(rc == 0, "irecv of %d buffers returned %d", n, rc);
+    ENSURE(!rail_deadline_passed(deadline), "irecv of %d buffers gives NULL for ever, with nothing outstanding", n);
+    arrays = wrong;
+  }
+  for (int left = n + 1; left > 0;) {
+    for (int i = 0; i < n; i++)
+      if (!send[i].done && !send[i].error && (send[i].req ? kit_op_test(l->net, &send[i]) : (kit_op_post(l->net, &send[i]), false))) left--;
+    if (!group.done && kit_op_test(l->net, &group)) left--;
+    ENSURE(!group.error && kit_bytes_check(decoy, (size_t)n * LEN, 0xcc) < 0,
+           "a receive of %d buffers whose arrays changed after irecv ended with error %d or in the wrong buffer: data, "
+           "sizes, tags and mhandles are on NCCL's stack and valid only during the call", n, group.error);
+    ENSURE(!rail_deadline_passed(deadline), "a receive of %d buffers whose arrays changed after irecv is never done: "
+           "they are on NCCL's stack and valid only during the call", n);
+  }
+  for (int i = 0; i < n; i++) {
+    ENSURE(group.sizes[i] == LEN, "sizes[%d] is %d, sent %d", i, group.sizes[i], LEN);
+    ENSURE(kit_pattern_check(real + (size_t)i * LEN, LEN, (uint64_t)i) < 0, "buffer %d of %d does not hold its message "
+           "after irecv's arrays have changed", i, n);
+  }
+}
+
+static void arrays_are_the_callers(struct kit_side *side) {
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  uint8_t *real = kit_lane_high(&l, 40000), *decoy = kit_lane_high(&l, 40000), *out = kit_lane_high(&l, 40000);
+  for (int n = 1; n <= l.max_recvs; n++) arrays_of(&l, n, real, decoy, out);
+  kit_lane_close(&l);
+}
+
+/* ---- a send that is larger than its receive: the caller's mistake ---- */
+
+struct oversize {
+  struct kit_lane lane;
+  struct kit_op recv, send;
+  char what[80];
+};
+
+/* Both to their end, whatever it is; false: not within the time. */
+static bool oversize_settle(struct oversize *o, bool receive_first, uint64_t ms) {
+  struct kit_op *op[2] = {receive_first ? &o->recv : &o->send, receive_first ? &o->send : &o->recv};
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(ms));
+  while (!rail_deadline_passed(deadline)) {
+    int left = 0;
+    for (int i = 0; i < 2; i++) {
+      if (op[i]->done || op[i]->error) continue;
+      op[i]->req ? kit_op_test(o->lane.net, op[i]) : kit_op_post(o->lane.net, op[i]);
+      left++;
+    }
+    if (!left) return true;
+    sched_yield();
+  }
+  return false;
+}
+
+/* A connection that has worked, and a send of `size` bytes into a receive of `room` between guard pages. */
+static void oversize_open(struct oversize *o, const struct kit_lane *with, size_t size, size_t room) {
+  memset(o, 0, sizeof *o);
+  kit_lane_join(&o->lane, with, 1);
+  kit_pair_ping(&o->lane.pair, 100, 1);
+  snprintf(o->what, sizeof o->what, "%zu bytes into a receive of %zu", size, room);
+  o->recv = kit_lane_recv(&o->lane, kit_lane_high(&o->lane, room), room, 3);
+  o->send = kit_lane_send(&o->lane, kit_lane_high(&o->lane, size), size, 3);
+}
+
+static void too_large(const struct kit_lane *with, size_t size, size_t room, bool receive_first) {
+  static struct oversize o;
+  oversize_open(&o, with, size, room);
+  oversize_settle(&o, receive_first, 5000);
+  ENSURE(o.recv.error || !o.recv.done, "%s: test says done, and nobody learns that the message is cut short", o.what);
+  ENSURE(o.recv.error, "%s: the receive is neither done nor failed after 5 s", o.what);
+  ENSURE(o.recv.error == RAIL_BAD_USAGE, "%s: the receiver got error %d, expected ncclInvalidUsage (%d)", o.what,
+         o.recv.error, RAIL_BAD_USAGE);
+  if (o.recv.req) { /* once more, as for another sub in the same pass */
+    int done = 0, got[KIT_MAX_GROUP] = {0};
+    o.lane.net->vt->test(o.recv.req, &done, got);
+  }
+  kit_lane_close(&o.lane);
+}
+
+static const size_t rooms[] = {0, 1, 99, 4096, 65536, 1 << 20};
+enum { NROOMS = sizeof rooms / sizeof rooms[0] };
+
+static void send_larger_than_receive(struct kit_side *side) {
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  for (size_t i = 0; i < NROOMS; i++) {
+    too_large(&l, rooms[i] + 1, rooms[i], true);
+    too_large(&l, rooms[i] + 1, rooms[i], false);
+    too_large(&l, 3 * rooms[i] + 5000000, rooms[i], true);
+  }
+  kit_pair_ping(&l.pair, 1000, 2); /* other connections are unharmed */
+  kit_lane_close(&l);
+}
+
+/* A send that went ahead of its receive was done before anybody could know; then a later call must say it. */
+static int sender_learns(struct oversize *o, int error) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(5000));
+  while (!error && !rail_deadline_passed(deadline)) {
+    struct kit_op later = kit_lane_send(&o->lane, o->send.data[0], 1, 3);
+    if (kit_op_post(o->lane.net, &later))
+      while (!later.done && !later.error && !rail_deadline_passed(deadline)) kit_op_test(o->lane.net, &later);
+    error = later.error;
+    if (o->recv.req && !o->recv.error) kit_op_test(o->lane.net, &o->recv);
+  }
+  return error;
+}
+
+static void the_sender_learns_of_it(struct kit_side *side) {
+  static struct oversize o;
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  for (size_t i = 0; i < NROOMS; i++) {
+    oversize_open(&o, &l, rooms[i] + 5, rooms[i]);
+    oversize_settle(&o, true, 2000);
+    int error = sender_learns(&o, o.send.error);
+    ENSURE(error == RAIL_BAD_USAGE, "%s: the sender got %d, expected ncclInvalidUsage (%d) from this or a later call",
+           o.what, error, RAIL_BAD_USAGE);
+    kit_lane_close(&o.lane);
+  }
+  kit_lane_close(&l);
+}
+
+/* Whatever else comes of it: what lies behind the receive, registered or not, stays. */
+static void nothing_behind_a_receive_is_written(struct kit_side *side) {
+  static struct oversize o;
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  for (size_t i = 0; i < 2 * NROOMS; i++) {
+    size_t room = rooms[i / 2], size = room + 4096, whole = room + 2 * size;
+    oversize_open(&o, &l, size, room);
+    struct kit_guarded in = kit_guard_high(whole);
+    memset(in.data, 0xcc, whole);
+    kit_lane_reg(&o.lane, in.data, i % 2 || !room ? whole : room);
+    o.recv = kit_lane_recv(&o.lane, in.data, room, 3);
+    oversize_settle(&o, true, 500);
+    ssize_t wrong = kit_bytes_check(in.data + room, whole - room, 0xcc);
+    ENSURE(wrong < 0, "%s: byte %zd behind the receive was overwritten", o.what, wrong);
+    kit_lane_close(&o.lane);
+    kit_guard_free(&in);
+  }
+  kit_lane_close(&l);
+}
+
+static void send_larger_than_receive_in_a_group(struct kit_side *side) {
+  static struct oversize o;
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  kit_lane_needs_groups(&l);
+  oversize_open(&o, &l, 500, 100);
+  struct kit_op other = kit_lane_send(&o.lane, o.send.data[0], 500, 1), group = kit_lane_group(&o.lane);
+  kit_lane_add(&o.lane, &group, kit_lane_high(&o.lane, 500), 500, 1);
+  kit_lane_add(&o.lane, &group, o.recv.data[0], 100, 3);
+  o.recv = group;
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(5000));
+  while (!other.done && !other.error && !rail_deadline_passed(deadline)) {
+    if (!o.recv.req && !o.recv.error) kit_op_post(o.lane.net, &o.recv);
+    other.req ? kit_op_test(o.lane.net, &other) : kit_op_post(o.lane.net, &other);
+    if (!o.send.done && !o.send.error) o.send.req ? kit_op_test(o.lane.net, &o.send) : kit_op_post(o.lane.net, &o.send);
+  }
+  oversize_settle(&o, true, 5000);
+  ENSURE(o.recv.error == RAIL_BAD_USAGE, "%s, one of a group of 2: the receive got %s %d, expected ncclInvalidUsage (%d)",
+         o.what, o.recv.error ? "error" : o.recv.done ? "done, error" : "nothing, error", o.recv.error, RAIL_BAD_USAGE);
+  kit_lane_close(&o.lane);
+  kit_lane_close(&l);
+}
+
+/* ---- more than an int ---- */
+
+#define PERIOD (((size_t)16 << 20) + 4096) /* 2^32 is no multiple: what lands 4 GiB away is wrong */
+
+static long long available_mib(void) {
+  FILE *f = fopen("/proc/meminfo", "re");
+  char line[128];
+  long long kb = -1;
+  while (f && kb < 0 && fgets(line, sizeof line, f))
+    if (strncmp(line, "MemAvailable:", 13) == 0) kb = strtoll(line + 13, NULL, 10);
+  if (f) fclose(f);
+  return kb / 1024;
+}
+
+/* PERIOD bytes of memory, mapped again and again behind themselves until `size`. */
+static uint8_t *repeated(size_t size) {
+  int fd = memfd_create("pattern", MFD_CLOEXEC);
+  ENSURE(fd >= 0 && ftruncate(fd, (off_t)PERIOD) == 0, "no memory for a pattern of %zu bytes", PERIOD);
+  uint8_t *base = mmap(NULL, size + PERIOD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ENSURE(base != MAP_FAILED, "no addresses for %zu bytes", size);
+  for (size_t at = 0; at < size; at += PERIOD)
+    ENSURE(mmap(base + at, PERIOD, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED,
+           "no mapping of %zu bytes", PERIOD);
+  close(fd);
+  return base;
+}
+
+/* A message of `size` bytes that says the same in every PERIOD; into memory of its own size, or into a PERIOD again and
+ * again. Returns what test reported. */
+static int one_huge(struct kit_side *side, size_t size, bool into_memory) {
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  struct kit_guarded room = {0};
+  if (l.receives && into_memory) room = kit_guard_high(size);
+  uint8_t *out = repeated(size), *again = into_memory ? NULL : repeated(size), *in = again ? again : room.data;
+  kit_pattern_fill(out, PERIOD, 77);
+  if (in) madvise(in - (uintptr_t)in % 4096, size, MADV_HUGEPAGE); /* half of the time would be faults */
+  kit_lane_reg(&l, out, size);
+  if (in) kit_lane_reg(&l, in, size);
+  else in = out;
+  struct kit_op ops[2] = {kit_lane_recv(&l, in, size, 0), kit_lane_send(&l, out, size, 0)};
+  kit_ops_run(l.net, ops, 2, (struct kit_ops_how){.deadline_ms = 90000});
+  for (size_t at = 0; l.receives && at < size; at += PERIOD) {
+    size_t part = size - at < PERIOD ? size - at : PERIOD;
+    ENSURE(memcmp(in + at, out, part) == 0, "of a message of %zu bytes the 16 MiB from byte %zu arrived wrong", size, at);
+    if (!into_memory) break;
+  }
+  kit_pair_ping(&l.pair, 1000, 5); /* the stream is in step afterwards */
+  kit_lane_close(&l);
+  munmap(out, size + PERIOD);
+  if (again) munmap(again, size + PERIOD);
+  kit_guard_free(&room);
+  return ops[0].sizes[0];
+}
+
+static void one_gigabyte(struct kit_side *side) {
+  if (available_mib() < 2048) kit_skip("%lld MiB of memory are available, 2048 are needed", available_mib());
+  int got = one_huge(side, (size_t)1 << 30, true);
+  if (kit_receives(side)) ENSURE(got == 1 << 30, "test reported %d bytes of a message of 1 GiB", got);
+}
+
+static void two_gigabytes_and_five(struct kit_side *side) { one_huge(side, ((size_t)2 << 30) + 5, false); }
+
+static void four_gigabytes_and_five(struct kit_side *side) {
+  int got = one_huge(side, ((size_t)4 << 30) + 5, false);
+  if (kit_receives(side)) kit_note(side, "4 GiB and 5 bytes arrive whole, and test, whose sizes are int, says %d", got);
+}
+
+#define NET "src/transport/net.cc:"
+
+const struct kit_check kit_checks_sizes[] = {
+    {"7.1", "sizes.against_guard_pages", KIT_MUST, KIT_TWO, 40, 0, false,
+     "A message of any size up to 1 MiB, 0 too, arrives whole, is reported, and no byte beside it is touched.",
+     NET "1414, 1617-1620; src/enqueue.cc:1075", against_guard_pages},
+    {"7.2", "sizes.unaligned", KIT_MUST, KIT_TWO, 40, 0, false,
+     "Send and receive buffers may begin at any address.", NET "984-1015, 1157-1188", unaligned},
+    {"7.3", "sizes.receive_larger_than_send", KIT_MUST, KIT_TWO, 40, 0, false,
+     "A receive may be larger than the message: NCCL gives the size of its slot; what is behind the message stays.",
+     NET "1567, 1572", receive_larger_than_send},
+    {"7.4", "sizes.sixteen_megabytes_and_three", KIT_MUST, KIT_TWO, 60, 0, false,
+     "Messages of 16 MiB and odd sizes arrive whole.", NET "1398, 1548-1550", sixteen_megabytes_and_three},
+    {"7.5", "sizes.sizes_at_random", KIT_MUST, KIT_TWO, 60, 0, false,
+     "A thousand messages of random sizes up to 1 MiB arrive whole.", NET "1414", sizes_at_random},
+    {"7.6", "sizes.several_comms_at_random", KIT_MUST, KIT_TWO, 60, 0, false,
+     "Four connections carry messages of differing sizes at once, and keep them apart.", NET "1304-1765",
+     several_comms_at_random},
+    {"7.7", "sizes.arrays_are_the_callers", KIT_MUST, KIT_ONE, 40, 0, false,
+     "The arrays data, sizes, tags and mhandles belong to the plugin only during irecv: they are on NCCL's stack.",
+     NET "1523-1527", arrays_are_the_callers},
+    {"7.8", "sizes.nothing_behind_a_receive_is_written", KIT_MUST, KIT_ONE, 60, 0, false,
+     "A message that is larger than its receive never overwrites what lies behind it.", "src/transport/net_ib/p2p.cc:295; "
+     "src/transport/net_socket.cc:632-641", nothing_behind_a_receive_is_written},
+    {"7.9", "sizes.send_larger_than_receive", KIT_SHOULD, KIT_ONE, 60, 0, false,
+     "A receive that is too small ends with ncclInvalidUsage; cut short in silence, a caller's mistake becomes wrong "
+     "results.", "src/transport/net_socket.cc:632-641; plugins/net/README.md:128-145", send_larger_than_receive},
+    {"7.10", "sizes.send_larger_than_receive_in_a_group", KIT_SHOULD, KIT_ONE, 60, 0, false,
+     "The same of one buffer of a grouped receive.", "plugins/net/README.md:128-145",
+     send_larger_than_receive_in_a_group},
+    {"7.11", "sizes.the_sender_learns_of_it", KIT_SHOULD, KIT_ONE, 120, 0, false,
+     "The sender of a message that was too large gets ncclInvalidUsage, too, then or by a later call.",
+     "plugins/net/README.md:128-145", the_sender_learns_of_it},
+    {"7.12", "sizes.one_gigabyte", KIT_MUST, KIT_TWO, 120, 0, true,
+     "A message of 1 GiB, NCCL's largest, arrives whole; maxP2pBytes is not used to cut messages.",
+     NET "1398, 1548-1550", one_gigabyte},
+    {"7.13", "sizes.two_gigabytes_and_five", KIT_SHOULD, KIT_TWO, 120, KIT_SINCE(9), true,
+     "Where the vtable's size is a size_t a message of more than 2^31 bytes arrives whole.", NET "1364, 760-766",
+     two_gigabytes_and_five},
+    {"7.14", "sizes.four_gigabytes_and_five", KIT_OBSERVED, KIT_TWO, 120, KIT_SINCE(9), true,
+     "What becomes of a message of more than 2^32 bytes.", NET "760-766", four_gigabytes_and_five},
+    {NULL, NULL, KIT_MUST, KIT_ONE, 0, 0, false, NULL, NULL, NULL},
+};
