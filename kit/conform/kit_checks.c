@@ -3,6 +3,9 @@
 #include "kit/conform/kit_check.h"
 
 const struct kit_check *const kit_check_tables[] = {
+    kit_checks_requests,
+    kit_checks_sizes,
+    kit_checks_order,
     kit_checks_mr,
     kit_checks_dereg,
     kit_checks_close,
