@@ -22,26 +22,39 @@ void kit_probe_side(struct kit_side *side) {
     rail_net_unload(net);
   }
   kit_tell(side, &found, sizeof found);
+  kit_net_open(&n);
+  found.ndev = n.ndev;
+  kit_tell(side, &found, sizeof found);
 }
 
+struct listener {
+  struct kit_probe *probe;
+  char log[512]; /* the plugin's last warnings */
+};
+
 static void on_word(struct kit_world *world, const struct kit_word *word, void *arg) {
-  struct kit_probe *probe = arg;
+  struct listener *l = arg;
   (void)world;
-  if (word->kind != KIT_WORD_ROLE || word->size != sizeof *probe) return;
-  memcpy(probe, word->data, sizeof *probe);
-  probe->name[sizeof probe->name - 1] = 0;
+  if (word->kind == KIT_WORD_LOG && strlen(l->log) + strlen(word->text) + 4 < sizeof l->log) {
+    strcat(l->log, "\n  ");
+    strcat(l->log, word->text);
+  }
+  if (word->kind != KIT_WORD_ROLE || word->size != sizeof *l->probe) return;
+  memcpy(l->probe, word->data, sizeof *l->probe);
+  l->probe->name[sizeof l->probe->name - 1] = 0;
 }
 
 bool kit_probe(const char *plugin, struct kit_probe *probe, char *why, size_t why_size) {
-  struct kit_world_how how = {.nsides = 1, .on_word = on_word, .arg = probe};
+  struct listener listener = {.probe = probe};
+  struct kit_world_how how = {.nsides = 1, .on_word = on_word, .arg = &listener};
   struct kit_outcome outcome;
   memset(probe, 0, sizeof *probe);
   snprintf(how.job.kind, sizeof how.job.kind, "probe");
   snprintf(how.job.plugin, sizeof how.job.plugin, "%s", plugin);
   how.job.limit_ms = kit_patience_ms(PROBE_LIMIT_MS);
   kit_world_run(NULL, &how, &outcome);
-  if (probe->versions != 0) return true; /* what happens at its end is for the checks to find */
-  snprintf(why, why_size, "%s", outcome.sides[0].text);
+  if (probe->ndev > 0) return true; /* what happens at its end is for the checks to find */
+  snprintf(why, why_size, "%s%s", outcome.sides[0].text, listener.log);
   return false;
 }
 

@@ -7,11 +7,12 @@
 #include "kit/kit_world.h"
 
 struct kit_probe {
-  uint32_t versions; /* bit N: ncclNetPlugin_vN */
+  uint32_t versions; /* bit N: ncclNetPlugin_vN; 0: it cannot be loaded */
+  int32_t ndev;      /* devices, of the newest version; 0: it cannot be used here */
   char name[256];
 };
 
-/* False: it cannot be loaded, or the process died of it; `why` says how. */
+/* False: it cannot be used here at all; `why` says how that was found, and what the plugin logged. */
 bool kit_probe(const char *plugin, struct kit_probe *probe, char *why, size_t why_size);
 int kit_probe_newest(const struct kit_probe *probe); /* 0: none */
 

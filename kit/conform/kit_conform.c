@@ -116,6 +116,22 @@ static int run_versions(const struct kit_conform *how, const struct kit_choice *
   return kit_report_finish(&report);
 }
 
+/* Where nothing can be tried the report says so, as of a check that failed. */
+static int unusable(const struct kit_conform *how, const struct kit_probe *probe, const char *why) {
+  struct kit_report report = {.command = "conform", .plugin = how->plugin, .dev = how->dev, .expected = 1,
+                              .json = how->json, .junit = how->junit};
+  struct kit_result r = {.id = "0.1", .name = "plugin.usable", .level = KIT_MUST, .end = KIT_END_FAILED,
+                         .what = "the plugin loads, initialises and has a device here",
+                         .source = "src/plugin/plugin_open.cc:79, src/plugin/net.cc:169", .version = how->version};
+  if (!r.version) r.version = kit_probe_newest(probe);
+  snprintf(r.text, sizeof r.text, "%s", why);
+  snprintf(r.again, sizeof r.again, "rail-kit inspect ");
+  kit_append_quoted(r.again, sizeof r.again, how->plugin);
+  kit_report_start(&report);
+  kit_report_add(&report, &r);
+  return kit_report_finish(&report);
+}
+
 int kit_conform_run(const struct kit_conform *how) {
   struct kit_probe probe;
   struct kit_choice choice;
@@ -123,7 +139,7 @@ int kit_conform_run(const struct kit_conform *how) {
   if (!kit_choice_read(&choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
   int result = 1;
   if (!kit_probe(how->plugin, &probe, why, sizeof why)) {
-    printf("%s: %s\n", how->plugin, why);
+    result = unusable(how, &probe, why);
   } else if (how->version && !(probe.versions & KIT_V(how->version))) {
     fprintf(stderr, "rail-kit conform: --abi %d: %s does not export ncclNetPlugin_v%d\n", how->version, how->plugin,
             how->version);
