@@ -3,6 +3,11 @@
 #include "kit/conform/kit_check.h"
 
 const struct kit_check *const kit_check_tables[] = {
+    kit_checks_lifecycle,
+    kit_checks_properties,
+    kit_checks_listen,
+    kit_checks_connect,
+    kit_checks_nobody,
     kit_checks_requests,
     kit_checks_sizes,
     kit_checks_order,
@@ -10,5 +15,6 @@ const struct kit_check *const kit_check_tables[] = {
     kit_checks_dereg,
     kit_checks_close,
     kit_checks_death,
+    kit_checks_attrs,
     NULL,
 };

@@ -1,0 +1,509 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Connecting: in any order of calls, without ever blocking, and to the right peer. */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "common/clock.h"
+#include "kit/conform/kit_check.h"
+#include "kit/conform/kit_plain.h"
+
+static uint64_t soon(void) { return rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)); }
+
+static void close_listen(struct kit_net *n, void **listen) {
+  int rc = n->vt->close_listen(*listen);
+  *listen = NULL;
+  ENSURE(rc == 0, "closeListen returned %d", rc);
+}
+
+/* ---- how long a call takes ---- */
+
+#define MOST_CALLS 100000
+
+struct timing { uint64_t ns[MOST_CALLS]; int calls, slept, slept_long; uint64_t worst; };
+struct lap { uint64_t start; long switches; };
+
+static long voluntary_switches(void) {
+  struct rusage ru;
+  getrusage(RUSAGE_THREAD, &ru);
+  return ru.ru_nvcsw;
+}
+
+static struct lap lap_start(void) { return (struct lap){rail_now_ns(), voluntary_switches()}; }
+
+/* On a busy machine a call may be preempted; only one that gave up the core itself has waited. */
+static void lap_end(struct timing *t, struct lap lap) {
+  uint64_t ns = rail_now_ns() - lap.start;
+  bool slept = voluntary_switches() != lap.switches;
+  if (ns > t->worst) t->worst = ns;
+  if (t->calls < MOST_CALLS) t->ns[t->calls++] = ns;
+  if (slept && ns > 1000000) t->slept++;
+  if (slept && ns > 50000000) t->slept_long++;
+  ENSURE(t->slept_long < 5,
+         "%d of %d calls of listen, connect and accept waited for more than 50 ms, the longest for %d ms; one thread "
+         "makes them for all connections of a communicator",
+         t->slept_long, t->calls, (int)(t->worst / 1000000));
+}
+
+static int by_value(const void *a, const void *b) {
+  uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+  return x < y ? -1 : x > y;
+}
+
+static void timed_pair(struct kit_net *n, struct timing *t) {
+  struct kit_pair p = {.net = n};
+  struct lap lap = lap_start();
+  p.listen = kit_net_listen(n, p.handle);
+  lap_end(t, lap);
+  uint64_t deadline = soon();
+  while (!p.send || !p.recv) {
+    lap = lap_start();
+    bool due = !p.send;
+    if (due) kit_connect_step(n, p.handle, &p.send);
+    if (due) lap_end(t, lap);
+    lap = lap_start();
+    due = !p.recv;
+    if (due) kit_accept_step(n, p.listen, &p.recv);
+    if (due) lap_end(t, lap);
+    ENSURE(!rail_deadline_passed(deadline), "no connection within the deadline");
+  }
+  kit_pair_close(&p);
+}
+
+static void no_call_waits(struct kit_side *side) {
+  static struct timing t;
+  struct kit_net n;
+  kit_net_open(&n);
+  for (int r = 0; r < kit_scaled(100); r++) timed_pair(&n, &t);
+  qsort(t.ns, (size_t)t.calls, sizeof t.ns[0], by_value);
+  double median = (double)t.ns[t.calls / 2] / 1e3;
+  kit_metric(side, "call_median", median, "us");
+  kit_metric(side, "call_p99", (double)t.ns[(size_t)t.calls * 99 / 100] / 1e3, "us");
+  kit_metric(side, "call_worst", (double)t.worst / 1e3, "us");
+  ENSURE(median < (double)kit_patience_ms(1) * 1000,
+         "the median call of listen, connect and accept takes %.0f us; one thread makes them for all connections of a "
+         "communicator, in turn",
+         median);
+  ENSURE(t.slept <= t.calls / 20 + 2, "%d of %d calls of listen, connect and accept slept for over a millisecond",
+         t.slept, t.calls);
+  kit_net_close(&n);
+}
+
+/* ---- the order of calls ---- */
+
+static void poll_for(struct kit_pair *p, bool connecting, int ms) {
+  uint64_t deadline = rail_deadline_in_ms((uint64_t)ms);
+  while (!rail_deadline_passed(deadline)) {
+    if (connecting && !p->send) kit_connect_step(p->net, p->handle, &p->send);
+    if (!connecting && !p->recv) kit_accept_step(p->net, p->listen, &p->recv);
+    sched_yield();
+  }
+}
+
+static void start(struct kit_net *n, struct kit_pair *p) {
+  kit_net_open(n);
+  memset(p, 0, sizeof *p);
+  p->net = n;
+  p->listen = kit_net_listen(n, p->handle);
+}
+
+static void use_and_end(struct kit_net *n, struct kit_pair *p) {
+  kit_pair_ping(p, 777, 1);
+  kit_pair_close(p);
+  kit_net_close(n);
+}
+
+static void connect_long_before_accept(struct kit_side *side) {
+  (void)side;
+  struct kit_net n;
+  struct kit_pair p;
+  start(&n, &p);
+  poll_for(&p, true, 500);
+  kit_pair_meet(&p);
+  use_and_end(&n, &p);
+}
+
+static void accept_long_before_connect(struct kit_side *side) {
+  (void)side;
+  struct kit_net n;
+  struct kit_pair p;
+  start(&n, &p);
+  poll_for(&p, false, 300);
+  ENSURE(!p.recv, "accept gave a connection before anybody called connect");
+  kit_pair_meet(&p);
+  use_and_end(&n, &p);
+}
+
+static void one_side_at_a_time(struct kit_side *side) { /* neither call may need the other's turn to come soon */
+  (void)side;
+  struct kit_net n;
+  struct kit_pair p;
+  start(&n, &p);
+  for (int turn = 0; turn < 30 && (!p.send || !p.recv); turn++) poll_for(&p, turn % 2 == 0, 100);
+  ENSURE(p.send && p.recv, "connect and accept were polled in turns of 100 ms, 15 each; %s%s has not come",
+         p.send ? "" : "*sendComm", p.recv ? "" : " *recvComm");
+  use_and_end(&n, &p);
+}
+
+/* As above in two processes, as NCCL's ranks are: each busy with other peers while the other one asks. */
+static void one_process_at_a_time(struct kit_side *side) {
+  struct kit_net n;
+  struct kit_pair p = {.net = &n};
+  kit_net_open(&n);
+  if (kit_receives(side)) {
+    p.listen = kit_net_listen(&n, p.handle);
+    kit_put(side, 0, p.handle, sizeof p.handle);
+  } else {
+    kit_get(side, 1, p.handle, sizeof p.handle);
+  }
+  for (int turn = 0; turn < 16; turn++) {
+    bool mine = turn % 2 == (kit_sends(side) ? 0 : 1);
+    if (mine) poll_for(&p, kit_sends(side), 100);
+    kit_meet(side);
+  }
+  ENSURE(p.send || p.recv, "polled in turns with the other process, 8 times 100 ms, %s gave nothing",
+         kit_sends(side) ? "connect" : "accept");
+  if (p.listen) close_listen(&n, &p.listen);
+  kit_pair_ping(&p, 777, 1);
+  kit_part(side, &p);
+  kit_net_close(&n);
+}
+
+static void two_connections_crosswise(struct kit_side *side) { /* a ring of two ranks on one thread, connect first */
+  (void)side;
+  struct kit_net n;
+  struct kit_pair p, q = {.net = &n};
+  start(&n, &p);
+  q.listen = kit_net_listen(&n, q.handle);
+  uint64_t deadline = soon();
+  while (!p.send || !q.send || !p.recv || !q.recv) {
+    if (!p.send) kit_connect_step(&n, p.handle, &p.send);
+    if (!q.send) kit_connect_step(&n, q.handle, &q.send);
+    if (!q.recv) kit_accept_step(&n, q.listen, &q.recv);
+    if (!p.recv) kit_accept_step(&n, p.listen, &p.recv);
+    ENSURE(!rail_deadline_passed(deadline), "two connections, crosswise on one thread, are not made");
+  }
+  kit_pair_ping(&p, 5000, 4);
+  kit_pair_ping(&q, 5000, 5);
+  kit_pair_close(&p);
+  kit_pair_close(&q);
+  kit_net_close(&n);
+}
+
+/* ---- many at once ---- */
+
+enum { MANY = 24 };
+
+static void many_interleaved(struct kit_side *side) {
+  (void)side;
+  struct kit_net n;
+  struct kit_rng rng;
+  kit_net_open(&n);
+  kit_rng_start(&rng);
+  for (int round = 0; round < 3; round++) {
+    static struct kit_pair p[MANY];
+    int left = 2 * MANY;
+    uint64_t deadline = soon();
+    memset(p, 0, sizeof p);
+    for (int i = 0; i < MANY; i++) {
+      p[i].net = &n;
+      p[i].listen = kit_net_listen(&n, p[i].handle);
+    }
+    while (left > 0) {
+      struct kit_pair *one = &p[kit_rng_below(&rng, MANY)];
+      if (kit_rng_below(&rng, 2)) {
+        if (!one->send && kit_connect_step(&n, one->handle, &one->send)) left--;
+      } else if (!one->recv && kit_accept_step(&n, one->listen, &one->recv)) {
+        left--;
+      }
+      ENSURE(!rail_deadline_passed(deadline), "%d ends of %d connections are missing", left, MANY);
+    }
+    /* Each pair is really a pair: what i sends, i receives. */
+    for (int i = 0; i < MANY; i++) kit_pair_ping(&p[i], 100 + (size_t)i, (uint64_t)i);
+    for (int i = 0; i < MANY; i++) kit_pair_close(&p[i]);
+  }
+  kit_net_close(&n);
+}
+
+/* The same between two processes, as many each way; which end carries which message shows who is connected to whom. */
+static void many_across(struct kit_side *side) {
+  static char mine[MANY][RAIL_NET_HANDLE_SIZE], theirs[MANY][RAIL_NET_HANDLE_SIZE];
+  static struct kit_pair p[MANY]; /* listen, recv: from them; send: to them */
+  struct kit_net n;
+  struct kit_rng rng;
+  int me = kit_side_rank(side), left = 2 * MANY;
+  uint32_t out[MANY], in[MANY];
+  kit_net_open(&n);
+  kit_rng_start(&rng);
+  for (int i = 0; i < MANY; i++) p[i].listen = kit_net_listen(&n, mine[i]);
+  kit_swap(side, 1 - me, mine, theirs, sizeof mine);
+  uint64_t deadline = soon();
+  while (left > 0) {
+    uint32_t i = kit_rng_below(&rng, MANY);
+    if (kit_rng_below(&rng, 2)) {
+      if (!p[i].send && kit_connect_step(&n, theirs[i], &p[i].send)) left--;
+    } else if (!p[i].recv && kit_accept_step(&n, p[i].listen, &p[i].recv)) {
+      left--;
+    }
+    ENSURE(!rail_deadline_passed(deadline), "%d ends of %d connections each way are missing", left, MANY);
+  }
+  static struct kit_op ops[2 * MANY];
+  for (uint32_t i = 0; i < MANY; i++) {
+    out[i] = (uint32_t)me * 1000 + i;
+    ops[i] = kit_op_recv(p[i].recv, &in[i], sizeof in[i], 0);
+    ops[i].mh[0] = kit_mr_reg(&n, p[i].recv, &in[i], sizeof in[i]);
+    ops[MANY + i] = kit_op_send(p[i].send, &out[i], sizeof out[i], 0);
+    ops[MANY + i].mh[0] = kit_mr_reg(&n, p[i].send, &out[i], sizeof out[i]);
+  }
+  kit_ops_run(&n, ops, 2 * MANY, (struct kit_ops_how){0});
+  for (uint32_t i = 0; i < MANY; i++)
+    ENSURE(in[i] == (uint32_t)(1 - me) * 1000 + i, "through listen comm %u came message %u; handles are mixed up", i,
+           in[i]);
+  kit_meet(side);
+  for (int i = 0; i < MANY; i++) {
+    kit_mr_dereg(&n, p[i].recv, ops[i].mh[0]);
+    kit_mr_dereg(&n, p[i].send, ops[MANY + i].mh[0]);
+    p[i].net = &n;
+    kit_pair_close(&p[i]);
+  }
+  kit_net_close(&n);
+}
+
+/* ---- one end early ---- */
+
+/* NCCL closes the listen comm when accept has given the connection, and posts receives; the other end may still be
+ * asking whether it is connected. */
+static void listen_closed_before_connect_is_done(struct kit_side *side) {
+  (void)side;
+  struct kit_net n;
+  int before = 0;
+  kit_net_open(&n);
+  for (int round = 0; round < 20; round++) {
+    struct kit_pair p = {.net = &n};
+    uint8_t out[500], in[500];
+    p.listen = kit_net_listen(&n, p.handle);
+    uint64_t deadline = soon();
+    while (!p.recv) { /* accept first, and oftener */
+      for (int i = 0; i < 20 && !p.recv; i++) kit_accept_step(&n, p.listen, &p.recv);
+      if (!p.recv && !p.send) kit_connect_step(&n, p.handle, &p.send);
+      ENSURE(!rail_deadline_passed(deadline), "no connection within the deadline");
+    }
+    close_listen(&n, &p.listen);
+    if (!p.send) before++;
+    kit_pattern_fill(out, sizeof out, (uint64_t)round);
+    struct kit_op ops[2] = {kit_op_recv(p.recv, in, sizeof in, 3)};
+    ops[0].mh[0] = kit_mr_reg(&n, p.recv, in, sizeof in);
+    kit_op_post(&n, &ops[0]);
+    if (!p.send) p.send = kit_net_connect(&n, p.handle);
+    ops[1] = kit_op_send(p.send, out, sizeof out, 3);
+    ops[1].mh[0] = kit_mr_reg(&n, p.send, out, sizeof out);
+    kit_ops_run(&n, ops, 2, (struct kit_ops_how){0});
+    ENSURE(kit_pattern_check(in, sizeof in, (uint64_t)round) < 0,
+           "a receive posted before connect was done got wrong bytes");
+    kit_mr_dereg(&n, p.recv, ops[0].mh[0]);
+    kit_mr_dereg(&n, p.send, ops[1].mh[0]);
+    kit_pair_close(&p);
+  }
+  kit_note(side, "%s", before ? "accept may be done before connect" : "connect is done before accept");
+  kit_net_close(&n);
+}
+
+static void send_before_accept_is_done(struct kit_side *side) {
+  struct kit_net n;
+  struct kit_pair p;
+  uint8_t out[5000], in[5000];
+  start(&n, &p);
+  poll_for(&p, true, 100);
+  kit_note(side, "connect is %s before accept was called", p.send ? "done" : "not done");
+  if (!p.send) kit_pair_meet(&p);
+  kit_pattern_fill(out, sizeof out, 5);
+  struct kit_op s = kit_op_send(p.send, out, sizeof out, 3);
+  s.mh[0] = kit_mr_reg(&n, p.send, out, sizeof out);
+  for (int i = 0; i < 1000 && !s.done; i++) {
+    if (!s.req) kit_op_post(&n, &s);
+    if (s.req) kit_op_test(&n, &s);
+    ENSURE(!s.error, "a send before the peer has accepted failed with %d", s.error);
+  }
+  if (!p.recv) p.recv = kit_net_accept(&n, p.listen);
+  struct kit_op both[2] = {s, kit_op_recv(p.recv, in, sizeof in, 3)};
+  both[1].mh[0] = kit_mr_reg(&n, p.recv, in, sizeof in);
+  kit_ops_run(&n, both, 2, (struct kit_ops_how){0});
+  ENSURE(kit_pattern_check(in, sizeof in, 5) < 0, "a message sent before the peer has accepted arrived wrong");
+  kit_mr_dereg(&n, p.send, s.mh[0]);
+  kit_mr_dereg(&n, p.recv, both[1].mh[0]);
+  use_and_end(&n, &p);
+}
+
+/* ---- the handle ---- */
+
+static void handle_may_move(struct kit_side *side) { /* it holds state, never its own address */
+  (void)side;
+  enum { PLACES = 256 };
+  static char place[PLACES][RAIL_NET_HANDLE_SIZE];
+  struct kit_net n;
+  kit_net_open(&n);
+  for (int round = 0; round < 20; round++) {
+    struct kit_pair p = {.net = &n};
+    int at = 0;
+    p.listen = kit_net_listen(&n, place[0]);
+    uint64_t deadline = soon();
+    while (!p.send || !p.recv) {
+      if (!p.send) kit_connect_step(&n, place[at], &p.send);
+      if (!p.recv) kit_accept_step(&n, p.listen, &p.recv);
+      int next = (at + 1) % PLACES;
+      memcpy(place[next], place[at], RAIL_NET_HANDLE_SIZE);
+      memset(place[at], 0xdd, RAIL_NET_HANDLE_SIZE);
+      at = next;
+      ENSURE(!rail_deadline_passed(deadline), "no connection from a handle that lies elsewhere at each call");
+    }
+    kit_pair_ping(&p, 50, 6);
+    kit_pair_close(&p);
+  }
+  kit_net_close(&n);
+}
+
+static void several_through_one_door(struct kit_side *side) { /* one after another, each from the pristine handle */
+  (void)side;
+  struct kit_net n;
+  struct kit_pair p[4];
+  char handle[RAIL_NET_HANDLE_SIZE];
+  kit_net_open(&n);
+  void *listen = kit_net_listen(&n, handle);
+  for (int i = 0; i < 4; i++) {
+    p[i] = (struct kit_pair){.net = &n, .listen = listen};
+    memcpy(p[i].handle, handle, sizeof handle);
+    kit_pair_meet(&p[i]);
+    p[i].listen = NULL;
+  }
+  close_listen(&n, &listen);
+  for (int i = 0; i < 4; i++) kit_pair_ping(&p[i], 3000, (uint64_t)i);
+  for (int i = 0; i < 4; i++) kit_pair_close(&p[i]);
+  kit_net_close(&n);
+}
+
+/* What NCCL presets to NULL it may one day leave on the stack. */
+static void comms_are_written(struct kit_side *side) {
+  struct rail_net_device_handle *dh = NULL;
+  struct kit_net n;
+  struct kit_pair p = {.net = &n};
+  void *handle = p.handle, *comm = KIT_POISON;
+  kit_plain_load(side, &n);
+  int rc = kit_plain_init(&n, NULL, -1);
+  ENSURE(rc == 0, "init returned %d", rc);
+  rc = n.vt->listen(n.ctx, n.dev, handle, &comm);
+  ENSURE(rc == 0 && comm && comm != KIT_POISON, "listen returned %d and *listenComm %p", rc, comm);
+  p.listen = comm;
+  comm = KIT_POISON;
+  rc = n.vt->accept(p.listen, &comm, &dh);
+  ENSURE(rc == 0 && !comm, "accept with nobody there returned %d and *recvComm %p, expected NULL", rc, comm);
+  uint64_t deadline = soon();
+  while (!p.send || !p.recv) {
+    comm = KIT_POISON;
+    if (!p.send) rc = n.vt->connect(n.ctx, n.dev, handle, &comm, &dh);
+    ENSURE(rc == 0, "connect returned %d", rc);
+    if (!p.send) ENSURE(comm != KIT_POISON, "connect in progress did not write *sendComm, expected NULL");
+    if (!p.send) p.send = comm;
+    comm = KIT_POISON;
+    if (!p.recv) rc = n.vt->accept(p.listen, &comm, &dh);
+    ENSURE(rc == 0, "accept returned %d", rc);
+    if (!p.recv) ENSURE(comm != KIT_POISON, "accept in progress did not write *recvComm, expected NULL");
+    if (!p.recv) p.recv = comm;
+    ENSURE(!rail_deadline_passed(deadline), "no connection within the deadline");
+    sched_yield();
+  }
+  kit_pair_close(&p);
+  kit_net_close(&n);
+}
+
+static void device_handle_is_left_alone(struct kit_side *side) {
+  struct kit_net n;
+  struct rail_net_props_v12 props;
+  struct rail_net_device_handle canary, *to_send = &canary, *to_recv = &canary;
+  kit_net_open(&n);
+  int rc = n.vt->get_properties(n.dev, &props);
+  ENSURE(rc == 0, "getProperties returned %d", rc);
+  kit_net_close(&n);
+  if (props.net_device_type != RAIL_NET_DEVICE_HOST) kit_skip("the device offloads to the GPU");
+  kit_plain_load(side, &n);
+  rc = kit_plain_init(&n, NULL, -1);
+  ENSURE(rc == 0, "init returned %d", rc);
+  struct kit_pair p = {.net = &n};
+  p.listen = kit_net_listen(&n, p.handle);
+  uint64_t deadline = soon();
+  while (!p.send || !p.recv) {
+    if (!p.send) rc = n.vt->connect(n.ctx, n.dev, p.handle, &p.send, &to_send);
+    if (!p.recv && rc == 0) rc = n.vt->accept(p.listen, &p.recv, &to_recv);
+    ENSURE(rc == 0, "connect or accept returned %d", rc);
+    ENSURE(!rail_deadline_passed(deadline), "no connection within the deadline");
+    sched_yield();
+  }
+  ENSURE(to_send == &canary && to_recv == &canary,
+         "%s of a host device wrote *%sDevComm; NCCL would hand that to the GPU's kernels",
+         to_send != &canary ? "connect" : "accept", to_send != &canary ? "send" : "recv");
+  kit_pair_close(&p);
+  kit_net_close(&n);
+}
+
+static void set_up_rate(struct kit_side *side) {
+  struct kit_net n;
+  struct kit_pair p;
+  int count = 0;
+  kit_net_open(&n);
+  uint64_t begin = rail_now_ns(), deadline = rail_deadline_in_ms(300);
+  for (; !rail_deadline_passed(deadline); count++) {
+    kit_pair_open(&n, &p);
+    kit_pair_close(&p);
+  }
+  kit_metric(side, "connections", count / ((double)(rail_now_ns() - begin) / 1e9), "1/s");
+  kit_net_close(&n);
+}
+
+const struct kit_check kit_checks_connect[] = {
+  {"4.1", "connect.no_call_waits", KIT_SHOULD, KIT_ONE, 60, 0, true,
+   "No call of listen, connect or accept waits for anything; the median one takes less than a millisecond.",
+   "src/proxy.cc:1776, plugins/net/README.md:286-297", no_call_waits},
+  {"4.2", "connect.connect_long_before_accept", KIT_MUST, KIT_ONE, 0, 0, false,
+   "connect is polled for half a second before the other side calls accept at all.",
+   "src/transport/net.cc:844-900, src/proxy.cc:1583, 1637-1640", connect_long_before_accept},
+  {"4.3", "connect.accept_long_before_connect", KIT_MUST, KIT_ONE, 0, 0, false,
+   "accept is polled for a while before anybody connects, and gives NULL meanwhile.",
+   "src/transport/net.cc:1031-1090", accept_long_before_connect},
+  {"4.4", "connect.one_side_at_a_time", KIT_MUST, KIT_ONE, 0, 0, false,
+   "A connection comes about although each side is polled only while the other is not.",
+   "src/bootstrap.cc:604-608, src/transport/net.cc:844-900", one_side_at_a_time},
+  {"4.5", "connect.one_process_at_a_time", KIT_MUST, KIT_TWO, 0, 0, false,
+   "The same between two processes.",
+   "src/proxy.cc:1637-1640, 1776", one_process_at_a_time},
+  {"4.6", "connect.two_connections_crosswise", KIT_MUST, KIT_ONE, 0, 0, false,
+   "One thread makes both connections of a ring of two, connect first: connect needs no accept to have finished.",
+   "src/bootstrap.cc:604-608", two_connections_crosswise},
+  {"4.7", "connect.many_interleaved", KIT_MUST, KIT_ONE, 0, 0, false,
+   "Many connections come about with their calls in any order, and each handle leads to its own listen comm.",
+   "src/proxy.cc:1776, src/transport.cc:140-330", many_interleaved},
+  {"4.8", "connect.many_across", KIT_MUST, KIT_TWO, 0, 0, false,
+   "The same between two processes, in both directions at once.",
+   "src/proxy.cc:1776, src/transport.cc:140-330", many_across},
+  {"4.9", "connect.listen_closed_before_connect_is_done", KIT_MUST, KIT_ONE, 0, 0, false,
+   "closeListen after accept, and a first irecv, disturb no connect that has not come through yet.",
+   "src/transport/net.cc:1090", listen_closed_before_connect_is_done},
+  {"4.10", "connect.send_before_accept_is_done", KIT_MUST, KIT_ONE, 0, 0, false,
+   "Whoever is connected may send at once, also when the other side has not called accept.",
+   "src/transport/net.cc:844-900, 1414", send_before_accept_is_done},
+  {"4.11", "connect.handle_may_move", KIT_MUST, KIT_ONE, 0, 0, false,
+   "State that connect keeps in the handle does not depend on where the handle lies.",
+   "src/proxy.cc:1670-1690, src/transport/net.cc:844, 874", handle_may_move},
+  {"4.12", "connect.several_through_one_door", KIT_SHOULD, KIT_ONE, 0, 0, false,
+   "One listen comm accepts several connections, one after another.",
+   "src/transport/net_ib/gin.cc:174-207, src/rma/rma_proxy.cc:420-435", several_through_one_door},
+  {"4.13", "connect.device_handle_is_left_alone", KIT_MUST, KIT_ONE, 0, KIT_SINCE(7), false,
+   "connect and accept of a host device leave *sendDevComm and *recvDevComm as they are.",
+   "src/transport/net.cc:817-837", device_handle_is_left_alone},
+  {"4.14", "connect.comms_are_written", KIT_SHOULD, KIT_ONE, 0, 0, false,
+   "listen, connect and accept write *comm in every call, with NULL while in progress.",
+   "plugins/net/README.md:286-300, src/transport/net.cc:890-892", comms_are_written},
+  {"4.15", "connect.set_up_rate", KIT_OBSERVED, KIT_ONE, 0, 0, true,
+   "Connections made and closed per second, one at a time.",
+   "src/transport.cc:140-330", set_up_rate},
+  {0},
+};

@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A plugin can be found, started, stopped, unloaded and started again. */
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/netload.h"
+#include "common/netload_slots.h"
+#include "kit/conform/kit_check.h"
+#include "kit/conform/kit_plain.h"
+
+/* ---- the tables ---- */
+
+static void *open_library(void) {
+  void *dl = dlopen(kit_plugin_path(), RTLD_NOW | RTLD_LOCAL);
+  ENSURE(dl, "dlopen: %s", dlerror());
+  return dl;
+}
+
+static const void *table_of(void *dl, int version) {
+  char symbol[32];
+  snprintf(symbol, sizeof symbol, "ncclNetPlugin_v%d", version);
+  return dlsym(dl, symbol);
+}
+
+/* The first slot of all versions. */
+static const char *name_in(const void *table) { return *(const char *const *)table; }
+
+static void symbols_of_all_versions(struct kit_side *side) {
+  void *dl = open_library();
+  char found[64] = "";
+  for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++) {
+    const void *table = table_of(dl, v);
+    if (!table) continue;
+    ENSURE(name_in(table), "ncclNetPlugin_v%d has no name: NCCL compares NCCL_NET with it, and would crash", v);
+    ENSURE(name_in(table)[0], "ncclNetPlugin_v%d has an empty name: no value of NCCL_NET can select it", v);
+    snprintf(found + strlen(found), sizeof found - strlen(found), " v%d", v);
+  }
+  ENSURE(found[0], "no symbol ncclNetPlugin_v6 to v12: NCCL finds nothing in this file");
+  kit_note(side, "exports%s", found);
+  dlclose(dl);
+}
+
+static void no_needed_slot_is_null(struct kit_side *side) {
+  (void)side;
+  void *dl = open_library();
+  for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++) {
+    struct rail_net_slots s;
+    const void *table = table_of(dl, v);
+    if (!table) continue;
+    const char *missing = rail_net_slots_fill(&s, v, table);
+    if (!missing && v >= 11 && !s.finalize) missing = "finalize";
+    ENSURE(!missing, "the slot %s of ncclNetPlugin_v%d is NULL; NCCL calls it without looking", missing, v);
+  }
+  dlclose(dl);
+}
+
+static void one_name_for_all_versions(struct kit_side *side) {
+  (void)side;
+  void *dl = open_library();
+  const char *first = NULL;
+  for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++) {
+    const void *table = table_of(dl, v);
+    if (!table) continue;
+    if (!first) first = name_in(table);
+    ENSURE(strcmp(name_in(table), first) == 0,
+           "v%d is called %s, an older version %s: a setting of NCCL_NET would work with some NCCL releases only", v,
+           name_in(table), first);
+  }
+  dlclose(dl);
+}
+
+static void name_is_not_built_in(struct kit_side *side) {
+  static const char *const built_in[] = {"IB", "Socket"};
+  struct kit_net n;
+  kit_net_load(&n, kit_side_job(side)->version);
+  const char *name = rail_net_name(n.any);
+  for (size_t i = 0; i < sizeof built_in / sizeof built_in[0]; i++)
+    ENSURE(strcasecmp(name, built_in[i]) != 0,
+           "the plugin is called %s: NCCL_NET=%s takes it for NCCL's own transport, and nothing selects that any more",
+           name, built_in[i]);
+}
+
+/* ---- what stays behind ---- */
+
+struct usage { int fds, threads; };
+
+static struct usage usage_now(void) { return (struct usage){kit_fd_count(), kit_thread_count()}; }
+
+/* Threads that were told to end may need a moment. */
+static void ensure_usage(struct usage before, const char *after_what) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(2000));
+  struct usage now = usage_now();
+  while ((now.fds > before.fds || now.threads > before.threads) && !rail_deadline_passed(deadline)) {
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    now = usage_now();
+  }
+  ENSURE(now.fds <= before.fds, "%s there are %d open files, %d before", after_what, now.fds, before.fds);
+  ENSURE(now.threads <= before.threads, "%s there are %d threads, %d before", after_what, now.threads, before.threads);
+}
+
+static void one_life(uint64_t seed) {
+  struct kit_net n;
+  struct kit_pair p;
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
+  kit_pair_ping(&p, 10000, seed);
+  kit_pair_close(&p);
+  kit_net_close(&n);
+}
+
+static void loading_does_nothing(struct kit_side *side) {
+  (void)side;
+  dlclose(open_library()); /* once, for what the C library keeps */
+  struct usage before = usage_now();
+  for (int i = 0; i < 3; i++) {
+    void *dl = open_library();
+    ensure_usage(before, "after dlopen alone, without init,");
+    dlclose(dl);
+  }
+  ensure_usage(before, "after dlopen and dlclose, without init,");
+}
+
+static void each_version_lives_twice(struct kit_side *side) {
+  (void)side;
+  for (int round = 0; round < 3; round++) one_life((uint64_t)round);
+}
+
+static void reopened_leaves_nothing(struct kit_side *side) {
+  (void)side;
+  one_life(0); /* so that what stays for good is there */
+  struct usage before = usage_now();
+  for (int i = 0; i < 5; i++) one_life((uint64_t)i);
+  ensure_usage(before, "after five more lives, from dlopen to dlclose,");
+}
+
+/* NCCL closes the library with the last communicator. Code that a thread still runs must not go away under it: either
+ * no thread is left by then, or the library stays (linked with -z nodelete, or opened again by itself). */
+static void no_thread_outlives_the_library(struct kit_side *side) {
+  (void)side;
+  struct kit_net n;
+  struct kit_pair p;
+  char path[4096];
+  int before = kit_thread_count();
+  kit_net_open(&n);
+  snprintf(path, sizeof path, "%s", rail_net_path(n.any));
+  kit_pair_open(&n, &p);
+  kit_pair_ping(&p, 100000, 1);
+  kit_pair_close(&p);
+  kit_net_close(&n);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(2000));
+  while (kit_thread_count() > before && !rail_deadline_passed(deadline))
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  int left = kit_thread_count() - before;
+  void *still = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+  ENSURE(left <= 0 || still, "%d threads still run after finalize and dlclose, and their code is gone", left);
+}
+
+/* ---- init, devices, finalize ---- */
+
+/* Below v11 NCCL calls init for the first communicator, and again when one comes after the last has gone; there is no
+ * finalize, and the library may have stayed. */
+static void old_init_twice(struct kit_side *side) {
+  struct kit_net n;
+  struct kit_pair p;
+  kit_plain_load(side, &n);
+  for (int round = 0; round < 3; round++) {
+    int before = n.ndev, rc = kit_plain_init(&n, NULL, -1);
+    ENSURE(rc == 0, "init, call %d in one process, returned %d", round + 1, rc);
+    ENSURE(round == 0 || n.ndev == before, "after another init there are %d devices, %d before", n.ndev, before);
+    kit_pair_open(&n, &p);
+    kit_pair_ping(&p, 5000, (uint64_t)round);
+    kit_pair_close(&p);
+  }
+  kit_net_close(&n);
+}
+
+static void context_is_written(struct kit_side *side) {
+  struct rail_net_config config = {.traffic_class = -1};
+  struct kit_net n;
+  kit_plain_load(side, &n);
+  n.ctx = KIT_POISON;
+  int rc = n.vt->init(&n.ctx, 0x1234, &config, kit_net_log, NULL);
+  ENSURE(rc == 0, "init returned %d", rc);
+  ENSURE(n.ctx != KIT_POISON, "init did not write *ctx; it is what listen, connect, setNetAttr and finalize are given");
+  kit_net_close(&n);
+}
+
+static void contexts_are_independent(struct kit_side *side) {
+  (void)side;
+  struct kit_net a, b;
+  struct kit_pair p, q, r;
+  kit_net_open(&a);
+  kit_net_open(&b);
+  ENSURE(a.ndev == b.ndev, "the second communicator sees %d devices, the first %d", b.ndev, a.ndev);
+  kit_pair_open(&a, &p);
+  kit_pair_open(&b, &q);
+  kit_pair_ping(&p, 5000, 1);
+  kit_pair_close(&p);
+  kit_net_close(&a);
+  kit_pair_ping(&q, 5000, 2); /* b lives on without a */
+  kit_pair_open(&b, &r);
+  kit_pair_ping(&r, 5000, 3);
+  kit_pair_close(&r);
+  kit_pair_close(&q);
+  kit_net_close(&b);
+}
+
+/* Two ranks in one process: one listens in its context, the other connects from its own. */
+static void contexts_meet(struct kit_side *side) {
+  (void)side;
+  struct kit_net a, b;
+  kit_net_open(&a);
+  kit_net_open(&b);
+  struct kit_pair p = {.net = &a};
+  p.listen = kit_net_listen(&a, p.handle);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
+  while (!p.send || !p.recv) {
+    if (!p.send) kit_connect_step(&b, p.handle, &p.send);
+    if (!p.recv) kit_accept_step(&a, p.listen, &p.recv);
+    ENSURE(!rail_deadline_passed(deadline), "no connection from one context to the other within the deadline");
+    sched_yield();
+  }
+  kit_pair_ping(&p, 300, 4);
+  kit_pair_close(&p);
+  kit_net_close(&b);
+  kit_net_close(&a);
+}
+
+static void finalize_null(struct kit_net *n, const char *when) {
+  int rc = n->vt->finalize(NULL);
+  ENSURE(rc == 0, "finalize(NULL) %s returned %d; NCCL 2.28 calls it when init has failed", when, rc);
+}
+
+static void finalize_of_null(struct kit_side *side) {
+  struct kit_net n;
+  struct kit_pair p;
+  kit_plain_load(side, &n);
+  finalize_null(&n, "before any init");
+  int rc = kit_plain_init(&n, NULL, -1);
+  ENSURE(rc == 0, "init after finalize(NULL) returned %d", rc);
+  finalize_null(&n, "beside a living context");
+  kit_pair_open(&n, &p); /* and that did it no harm */
+  kit_pair_ping(&p, 100, 1);
+  kit_pair_close(&p);
+  kit_net_close(&n);
+}
+
+static void devices_stay(struct kit_side *side) {
+  (void)side;
+  struct kit_net n;
+  struct kit_pair p;
+  kit_net_open(&n);
+  for (int i = 0; i < 20; i++) {
+    int ndev = -1, rc = n.vt->devices(&ndev);
+    ENSURE(rc == 0, "devices, called again, returned %d", rc);
+    ENSURE(ndev == n.ndev, "devices said %d at first and %d later; NCCL asks once and keeps the number", n.ndev, ndev);
+    if (i != 10) continue;
+    kit_pair_open(&n, &p);
+    kit_pair_close(&p);
+  }
+  kit_net_close(&n);
+}
+
+/* What a communicator that is aborted leaves behind: connections at every step of their making. NCCL drops them. */
+static void finalize_reclaims_half_open(struct kit_side *side) {
+  (void)side;
+  struct kit_net n;
+  kit_net_open(&n);
+  kit_net_close(&n);
+  struct usage before = usage_now();
+  for (int round = 0; round < 5; round++) {
+    kit_net_open(&n);
+    char handle[3][RAIL_NET_HANDLE_SIZE];
+    void *unused = kit_net_listen(&n, handle[0]), *asked = kit_net_listen(&n, handle[1]);
+    void *both = kit_net_listen(&n, handle[2]), *send = NULL, *recv = NULL;
+    for (int i = 0; i < 3; i++) kit_accept_step(&n, unused, &recv);
+    /* A first step each; whatever came complete is closed, the rest is left to finalize. */
+    if (kit_connect_step(&n, handle[1], &send)) n.vt->close_send(send);
+    if (kit_accept_step(&n, asked, &recv)) n.vt->close_recv(recv);
+    if (kit_accept_step(&n, both, &recv)) n.vt->close_recv(recv);
+    if (kit_connect_step(&n, handle[2], &send)) n.vt->close_send(send);
+    kit_net_close(&n);
+  }
+  ensure_usage(before, "after finalize of five contexts with connections half made");
+}
+
+/* ---- how a program ends ---- */
+
+static void leave_all_open(void *arg) {
+  static struct kit_net n; /* static: leak checkers must find what hangs on it */
+  static struct kit_pair p;
+  static uint8_t in[1000];
+  (void)arg;
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
+  kit_pair_ping(&p, 10000, 1);
+  static struct kit_op waits;
+  waits = kit_op_recv(p.recv, in, sizeof in, 1);
+  waits.mh[0] = kit_mr_reg(&n, p.recv, in, sizeof in);
+  kit_op_post(&n, &waits);
+}
+
+static void exit_with_all_open(struct kit_side *side) {
+  (void)side;
+  pid_t pid = fork(); /* nothing of the plugin is here yet */
+  ENSURE(pid >= 0, "fork failed");
+  if (pid == 0) {
+    char why[512];
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (!kit_catch(leave_all_open, NULL, why, sizeof why)) _exit(99);
+    exit(0);
+  }
+  int status = 0;
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(10000));
+  while (waitpid(pid, &status, WNOHANG) == 0) {
+    if (rail_deadline_passed(deadline)) {
+      kill(pid, SIGKILL);
+      waitpid(pid, &status, 0);
+      kit_failed(__FILE__, __LINE__, "a program that ends with its communicators open still runs 10 s after exit()");
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  }
+  ENSURE(!WIFSIGNALED(status), "a program that ends with its communicators open dies of signal %d in exit()",
+         WTERMSIG(status));
+  ENSURE(WEXITSTATUS(status) != 99, "the program did not come as far as exit()");
+  ENSURE(WEXITSTATUS(status) == 0, "a program that calls exit(0) with its communicators open ends with status %d",
+         WEXITSTATUS(status));
+}
+
+/* ---- what it says ---- */
+
+/* Standard output and error go into a file until loudly(). */
+static int quietly(int keep[2]) {
+  int fd = memfd_create("said", MFD_CLOEXEC);
+  ENSURE(fd >= 0, "memfd_create failed");
+  fflush(NULL);
+  for (int i = 0; i < 2; i++) {
+    keep[i] = dup(STDOUT_FILENO + i);
+    dup2(fd, STDOUT_FILENO + i);
+  }
+  return fd;
+}
+
+static void loudly(const int keep[2]) {
+  fflush(NULL);
+  for (int i = 0; i < 2; i++) {
+    dup2(keep[i], STDOUT_FILENO + i);
+    close(keep[i]);
+  }
+}
+
+static void some_lives(void *side) { each_version_lives_twice(side); }
+
+static void logs_only_through_the_logger(struct kit_side *side) {
+  (void)side;
+  int keep[2];
+  if (getenv("RAIL_TEST_VERBOSE")) kit_skip("RAIL_TEST_VERBOSE is set: the logger itself prints");
+  int fd = quietly(keep);
+  char why[512], said[200] = "";
+  bool fine = kit_catch(some_lives, side, why, sizeof why);
+  loudly(keep);
+  ENSURE(fine, "%s", why);
+  ssize_t n = pread(fd, said, sizeof said - 1, 0);
+  said[n > 0 ? n : 0] = 0;
+  said[strcspn(said, "\n")] = 0;
+  ENSURE(n == 0, "the plugin writes to standard output or error, past NCCL_DEBUG and NCCL_DEBUG_FILE: \"%s\"", said);
+  close(fd);
+}
+
+/* ---- the table ---- */
+
+#define OLD (KIT_V(6) | KIT_V(7) | KIT_V(8) | KIT_V(9) | KIT_V(10))
+
+const struct kit_check kit_checks_lifecycle[] = {
+  {"1.1", "lifecycle.symbols_of_all_versions", KIT_MUST, KIT_ONE, 0, 0, false,
+   "Each ncclNetPlugin_vN that the file exports has a name.",
+   "src/plugin/net.cc:97-106, 329-331", symbols_of_all_versions},
+  {"1.2", "lifecycle.no_needed_slot_is_null", KIT_MUST, KIT_ONE, 0, 0, false,
+   "No slot is NULL that NCCL calls without asking: all but regMrDmaBuf, getDeviceMr, irecvConsumed, makeVDevice, "
+   "setNetAttr, and iflush of a host-only plugin.",
+   "src/include/plugin/net/net_v12.h, src/plugin/net.cc:169-214", no_needed_slot_is_null},
+  {"1.3", "lifecycle.one_name_for_all_versions", KIT_SHOULD, KIT_ONE, 0, 0, false,
+   "All exported versions have the same name.",
+   "src/plugin/net.cc:329-331, src/init.cc:2117-2128", one_name_for_all_versions},
+  {"1.4", "lifecycle.name_is_not_built_in", KIT_SHOULD, KIT_ONE, 0, 0, false,
+   "The plugin is not called as NCCL's own transports are, IB or Socket.",
+   "src/plugin/net.cc:298-304, 329-331", name_is_not_built_in},
+  {"1.5", "lifecycle.loading_does_nothing", KIT_SHOULD, KIT_ONE, 0, 0, false,
+   "dlopen without init starts no thread and keeps no file open.",
+   "src/plugin/net.cc:104-138, src/plugin/gin.cc:203-260", loading_does_nothing},
+  {"1.6", "lifecycle.each_version_lives_twice", KIT_MUST, KIT_ONE, 0, 0, false,
+   "The plugin works, and works again after finalize, dlclose and dlopen.",
+   "src/plugin/net.cc:78-95, 308-319", each_version_lives_twice},
+  {"1.7", "lifecycle.no_thread_outlives_the_library", KIT_MUST, KIT_ONE, 0, 0, false,
+   "When NCCL closes the library no thread of the plugin is left, or the library stays in memory.",
+   "src/plugin/net.cc:308-319, src/init.cc:380-384", no_thread_outlives_the_library},
+  {"1.8", "lifecycle.reopened_leaves_nothing", KIT_SHOULD, KIT_ONE, 0, 0, false,
+   "Five lives, from dlopen to dlclose, leave no thread and no open file.",
+   "src/plugin/net.cc:78-95, 308-319", reopened_leaves_nothing},
+  {"1.9", "lifecycle.old_init_twice", KIT_MUST, KIT_ONE, 0, OLD, false,
+   "init may be called again in one process (before v11, where there is no finalize).",
+   "src/plugin/net/net_v10.cc:66-117", old_init_twice},
+  {"1.10", "lifecycle.contexts_are_independent", KIT_MUST, KIT_ONE, 0, KIT_SINCE(11), false,
+   "Each communicator has a context of its own; ending one does not disturb the others.",
+   "src/plugin/net.cc:169-178, src/init.cc:475-481", contexts_are_independent},
+  {"1.11", "lifecycle.contexts_meet", KIT_MUST, KIT_ONE, 0, KIT_SINCE(11), false,
+   "A connection may begin in one context and end in another of the same process.",
+   "src/transport/net.cc:225, 865, 874", contexts_meet},
+  {"1.12", "lifecycle.devices_stay", KIT_MUST, KIT_ONE, 0, 0, false,
+   "devices gives the same number each time.",
+   "src/plugin/net.cc:180-184, src/graph/topo.cc:1710-1735", devices_stay},
+  {"1.13", "lifecycle.finalize_of_null", KIT_MUST, KIT_ONE, 0, KIT_SINCE(11), false,
+   "finalize(NULL) is accepted, with and without living contexts.",
+   "2.28.9: src/plugin/net.cc:224-226", finalize_of_null},
+  {"1.14", "lifecycle.finalize_reclaims_half_open", KIT_SHOULD, KIT_ONE, 0, KIT_SINCE(11), false,
+   "finalize gives back what connections that never came about have used.",
+   "src/transport/net.cc:1204, 1259", finalize_reclaims_half_open},
+  {"1.15", "lifecycle.context_is_written", KIT_SHOULD, KIT_ONE, 0, KIT_SINCE(11), false,
+   "init writes *ctx.",
+   "src/plugin/net.cc:169-178, plugins/net/README.md", context_is_written},
+  {"1.16", "lifecycle.exit_with_all_open", KIT_MUST, KIT_ONE, 0, 0, false,
+   "A program may call exit() with communicators open and requests outstanding: it ends, and does not crash.",
+   "src/plugin/net.cc:308-319 (a library that is never closed), src/init.cc:284-291", exit_with_all_open},
+  {"1.17", "lifecycle.logs_only_through_the_logger", KIT_SHOULD, KIT_ONE, 0, 0, false,
+   "Nothing is written to standard output or error but through the function that init was given.",
+   "plugins/net/README.md:128-145, src/plugin/net.cc:169-178", logs_only_through_the_logger},
+  {0},
+};

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Connecting where nobody is. Where somebody has just died: check_death.c. */
+#include <string.h>
+#include <time.h>
+
+#include "common/clock.h"
+#include "kit/conform/kit_check.h"
+
+struct try { int rc; void *comm; double seconds; };
+
+/* Polls connect until it gives an error or a connection, or for `ms`, gently. */
+static struct try try_to_connect(struct kit_net *n, char *handle, uint64_t ms) {
+  struct try t = {0};
+  uint64_t begin = rail_now_ns(), deadline = rail_deadline_in_ms(ms);
+  while (t.rc == 0 && !t.comm && !rail_deadline_passed(deadline)) {
+    struct rail_net_device_handle *dh = NULL;
+    t.rc = n->vt->connect(n->ctx, n->dev, handle, &t.comm, &dh);
+    ENSURE(t.rc == 0 || !t.comm, "connect returned %d and left *sendComm at %p; NCCL closes that, twice", t.rc, t.comm);
+    nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+  }
+  t.seconds = (double)(rail_now_ns() - begin) / 1e9;
+  return t;
+}
+
+static void close_send(struct kit_net *n, void *comm) {
+  int rc = n->vt->close_send(comm);
+  ENSURE(rc == 0, "closeSend(%s) returned %d", comm ? "a connection without a peer" : "NULL", rc);
+}
+
+static void works_still(struct kit_net *n) {
+  struct kit_pair p;
+  kit_pair_open(n, &p);
+  kit_pair_ping(&p, 10, 7);
+  kit_pair_close(&p);
+  kit_net_close(n);
+}
+
+/* A handle whose listen comm is closed. */
+static void dead_handle(struct kit_net *n, char *handle) {
+  int rc = n->vt->close_listen(kit_net_listen(n, handle));
+  ENSURE(rc == 0, "closeListen returned %d", rc);
+}
+
+static void dead_port(struct kit_side *side) {
+  struct kit_net n;
+  char handle[RAIL_NET_HANDLE_SIZE];
+  kit_net_open(&n);
+  dead_handle(&n, handle);
+  struct try t = try_to_connect(&n, handle, 1000);
+  if (t.rc) kit_note(side, "connect to a port that was closed returned %d after %.2f s", t.rc, t.seconds);
+  close_send(&n, t.comm); /* NCCL does that with NULL, too */
+  works_still(&n);
+}
+
+static void dead_port_is_noticed(struct kit_side *side) {
+  struct kit_net n;
+  char handle[RAIL_NET_HANDLE_SIZE];
+  kit_net_open(&n);
+  dead_handle(&n, handle);
+  struct try t = try_to_connect(&n, handle, 45000);
+  ENSURE(!t.comm, "connect to a port that was closed gave a connection");
+  ENSURE(t.rc != 0, "connect to a port that was closed has waited for %.0f s; NCCL has no limit", t.seconds);
+  ENSURE(t.rc == RAIL_REMOTE_ERROR || t.rc == RAIL_SYSTEM_ERROR,
+         "connect to a port that was closed returned %d; expected ncclRemoteError (6) or ncclSystemError (2)", t.rc);
+  kit_metric(side, "noticed_after", t.seconds, "s");
+  close_send(&n, NULL);
+  works_still(&n);
+}
+
+static void given_up_quietly(struct kit_side *side) { /* many of them, dropped; finalize has to do with it */
+  (void)side;
+  struct kit_net n;
+  char handle[RAIL_NET_HANDLE_SIZE];
+  kit_net_open(&n);
+  for (int i = 0; i < 50; i++) {
+    dead_handle(&n, handle);
+    struct try t = try_to_connect(&n, handle, 1);
+    close_send(&n, t.comm);
+  }
+  works_still(&n);
+}
+
+static void a_handle_of_junk(struct kit_side *side) { /* an error, at once or never, and no comm */
+  (void)side;
+  static const uint8_t fill[] = {0x00, 0xff, 0x5a};
+  struct kit_net n;
+  kit_net_open(&n);
+  for (size_t i = 0; i < sizeof fill; i++) {
+    char handle[RAIL_NET_HANDLE_SIZE];
+    memset(handle, fill[i], sizeof handle);
+    struct try t = try_to_connect(&n, handle, 100);
+    ENSURE(!t.comm, "a handle of bytes %#x, which no listen has written, gave a connection", fill[i]);
+  }
+  works_still(&n);
+}
+
+const struct kit_check kit_checks_nobody[] = {
+  {"5.1", "connect.dead_port", KIT_MUST, KIT_ONE, 0, 0, false,
+   "connect to a closed port fails or waits; with an error *sendComm is NULL, and closeSend(NULL) is accepted.",
+   "src/transport/net.cc:890-892, 1204-1244, src/proxy.cc:1583, 1620-1632", dead_port},
+  {"5.2", "connect.dead_port_is_noticed", KIT_SHOULD, KIT_ONE, 60, 0, false,
+   "connect to a closed port is an error within 45 seconds: NCCL itself has no time limit.",
+   "src/proxy.cc:1637-1640", dead_port_is_noticed},
+  {"5.3", "connect.given_up_quietly", KIT_MUST, KIT_ONE, 0, 0, false,
+   "Connections that never came about are simply dropped; everything else goes on, and finalize succeeds.",
+   "src/transport/net.cc:1204, 1259", given_up_quietly},
+  {"5.4", "connect.a_handle_of_junk", KIT_SHOULD, KIT_ONE, 0, 0, false,
+   "connect with a handle that no listen has written never gives a connection, and does not crash.",
+   "src/transport/net_socket.cc:460", a_handle_of_junk},
+  {0},
+};
