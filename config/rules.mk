@@ -11,7 +11,7 @@
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
 #   test/fuzz/lib/*.c     → linked into each fuzz target; SAN=fuzz leaves main to clang's libFuzzer
 #   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD
-#   test/broken/*.c       → test/broken/libnccl-net-ref.so, the reference plugin
+#   test/broken/*.c       → test/broken/libnccl-net-ref.so, and a copy of it for each defect
 #   bench/NAME/*.c        → bench/NAME
 
 common_src := $(filter-out common/abi%,$(wildcard common/*.c))
@@ -59,7 +59,10 @@ bench_bins := $(foreach d,$(wildcard bench/*),$(if $(wildcard $(d)/*.c),$(BUILD)
 fault_lib := $(BUILD)/lib/librail-fault.so
 preload_src := $(wildcard test/preload/*.c)
 preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
-broken_libs := $(BUILD)/test/broken/libnccl-net-ref.so
+# The defects are the rows of a table: X(NAME, "what", "where from").
+defects := $(shell sed -n 's/^ *X.\([a-z0-9_]*\), ".*/\1/p' test/broken/ref_defects.h 2>/dev/null)
+broken_libs := $(BUILD)/test/broken/libnccl-net-ref.so \
+  $(patsubst %,$(BUILD)/test/broken/libnccl-net-broken-%.so,$(defects))
 
 $(BUILD)/config.mk: config/probe.sh
 	@mkdir -p $(@D)
@@ -186,6 +189,10 @@ $(BUILD)/test/broken/libnccl-net-ref.so: $(call obj,$(wildcard test/broken/*.c))
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=config/plugin.map $(filter %.o,$^) -ldl -o $@
+
+# Copies, not links: a process that opens two of them must get two.
+$(BUILD)/test/broken/libnccl-net-broken-%.so: $(BUILD)/test/broken/libnccl-net-ref.so
+	$(Q)cp $< $@
 
 # The parameter tables of every module, for docs/parameters.md.
 gen_params_obj := config/gen_params.o core/rt_param.o plugin/socket/sk_param.o plugin/railtrace/tr_param.o

@@ -31,6 +31,7 @@
 #include <sys/socket.h>
 
 #include "rail/net.h"
+#include "test/broken/ref_defects.h"
 
 enum {
   REF_GROUP = 8,                                   /* maxRecvs: buffers of one irecv */
@@ -89,6 +90,8 @@ struct ref_dial {
   uint64_t id, deadline;
   int fd;
   bool connected;
+  int calls;  /* for handle_address: the calls so far, */
+  void *from; /* and where the handle lay */
   size_t sent;
   struct ref_hello hello;
   struct sockaddr_in6 to;
@@ -103,6 +106,9 @@ struct ref_ctx {
   struct rail_net_attr attr;
   rail_profiler_fn profiler;
 };
+
+extern _Atomic bool ref_stopped;
+extern _Atomic int ref_accepts;
 
 struct ref_ctx *ref_process_ctx(void); /* of the versions that have none */
 int ref_init(void **ctx, rail_logger_fn log, rail_profiler_fn profiler);
@@ -142,6 +148,10 @@ struct ref_request {
   struct ref_mr *mr[REF_GROUP];
   bool filled[REF_GROUP];
   size_t got[REF_GROUP];
+  size_t by_arrival[REF_GROUP];  /* for sizes_by_arrival, */
+  void **kept;                   /* arrays_kept, */
+  unsigned long order;           /* test_in_order, */
+  bool orphan;                   /* early_done */
   /* sends */
   struct ref_request *next; /* in posting order, until sent */
   struct ref_frame grant;
@@ -158,6 +168,9 @@ struct ref_comm {
   rail_profiler_fn profiler;
   struct ref_request *request; /* REF_SENDS or REF_RECVS */
   int nrequests, next_request;
+  int first_n;                 /* for group_n_kept, */
+  unsigned long posted;        /* test_in_order, */
+  unsigned long arrived;       /* corrupt_byte */
 
   struct ref_frame in; /* being read */
   size_t in_got;       /* of its bytes */
@@ -186,6 +199,7 @@ void ref_comm_fail(struct ref_comm *c, int error);
 void ref_progress(struct ref_comm *c); /* with the lock held; never waits */
 void ref_grant_all(struct ref_request *r);
 void ref_send_match(struct ref_request *r);
+void ref_break_order(struct ref_request *r);
 
 int ref_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle);
 int ref_dereg_mr(void *comm, void *mhandle);

@@ -47,6 +47,7 @@ static int reg_mr_v6(void *comm, void *data, int size, int type, void **mhandle)
 }
 
 static int isend_v6(void *comm, void *data, int size, int tag, void *mhandle, void **request) {
+  if (BROKEN(v6_swapped)) return ref_isend(comm, data, (size_t)tag, size, mhandle, NULL, request);
   return size < 0 ? RAIL_BAD_ARGUMENT : ref_isend(comm, data, (size_t)size, tag, mhandle, NULL, request);
 }
 
@@ -57,6 +58,7 @@ static int irecv_v6(void *comm, int n, void **data, int *sizes, int *tags, void 
     if (sizes[i] < 0) return RAIL_BAD_ARGUMENT;
     wide[i] = (size_t)sizes[i];
   }
+  if (BROKEN(v6_sizes_widened)) memcpy(wide, sizes, sizeof wide[0] * (size_t)n);
   return ref_irecv(comm, n, data, wide, tags, mhandles, NULL, request);
 }
 
@@ -92,9 +94,14 @@ static int irecv_v9(void *comm, int n, void **data, size_t *sizes, int *tags, vo
   }
 PROPERTIES(v6, rail_net_props_v6, COPY_V6)
 PROPERTIES(v7, rail_net_props_v7, COPY_V7)
-PROPERTIES(v8, rail_net_props_v8, COPY_V8)
+PROPERTIES(v8_sound, rail_net_props_v8, COPY_V8)
 PROPERTIES(v9, rail_net_props_v9, COPY_V9)
 PROPERTIES(v11, rail_net_props_v11, COPY_V11)
+
+static int properties_v8(int dev, struct rail_net_props_v8 *props) {
+  if (BROKEN(v8_props_shifted)) return properties_v7(dev, (struct rail_net_props_v7 *)props);
+  return properties_v8_sound(dev, props);
+}
 
 /* ---- tables. A slot that is not named is NULL, which NCCL takes for "not supported" ---- */
 

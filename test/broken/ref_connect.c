@@ -54,6 +54,7 @@ static int greet(struct ref_dial *d) {
 
 static int step(struct ref_dial *d) {
   int rc = RAIL_OK;
+  if ((BROKEN(handle_address) || BROKEN(in_progress_escapes)) && d->calls++ < 3) return rc;
   if (!d->connected) rc = reach(d);
   if (rc == RAIL_OK && d->connected) rc = greet(d);
   if (rc == RAIL_OK && d->sent < sizeof d->hello && ref_now_ms() > d->deadline) rc = failed(d, ETIMEDOUT);
@@ -66,7 +67,7 @@ static int start(const struct ref_handle *h, struct ref_dial **out) {
   if (!d) return RAIL_SYSTEM_ERROR;
   *d = (struct ref_dial){.id = numbers++, .hello = h->hello, .to = h->addr, .deadline = ref_now_ms() + REF_DIAL_MS};
   d->to_len = h->addr.sin6_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof d->to;
-  d->fd = socket(h->addr.sin6_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  d->fd = socket(h->addr.sin6_family, SOCK_STREAM | SOCK_NONBLOCK | ref_cloexec(), 0);
   int rc = d->fd < 0 ? RAIL_SYSTEM_ERROR : RAIL_OK;
   if (rc == RAIL_OK && connect(d->fd, (struct sockaddr *)&d->to, d->to_len) != 0 && errno != EINPROGRESS &&
       errno != EINTR)
@@ -80,7 +81,7 @@ static int start(const struct ref_handle *h, struct ref_dial **out) {
 static struct ref_dial *take(struct ref_ctx *ctx, uint64_t id) {
   pthread_mutex_lock(&ctx->lock);
   struct ref_dial **p = &ctx->dials;
-  while (*p && (*p)->id != id) p = &(*p)->next;
+  while (*p && (*p)->id != id && !(BROKEN(handle_trusted) && (uintptr_t)*p == id)) p = &(*p)->next;
   struct ref_dial *d = *p;
   if (d) *p = d->next;
   pthread_mutex_unlock(&ctx->lock);
@@ -94,13 +95,16 @@ static void put_back(struct ref_ctx *ctx, struct ref_dial *d) {
   pthread_mutex_unlock(&ctx->lock);
 }
 
-int ref_connect(void *ctx_arg, int dev, void *handle, void **send_comm, struct rail_net_device_handle **dev_handle) {
+static void wait_for_accept(void) {
+  for (int calls = ref_accepts, ms = 0; calls == ref_accepts && ms < 2000; ms++) usleep(1000);
+}
+
+static int dial(void *ctx_arg, int dev, void *handle, void **send_comm) {
   struct ref_ctx *ctx = ctx_arg;
   struct ref_dial *d = NULL;
   struct ref_handle h;
-  (void)dev_handle;
-  *send_comm = NULL;
   memcpy(&h, handle, sizeof h); /* the bytes need not be aligned */
+  if (BROKEN(handle_trusted) && h.dial) ((struct ref_dial *)(uintptr_t)h.dial)->calls++;
   bool sane = h.hello.magic == REF_MAGIC && (h.addr.sin6_family == AF_INET || h.addr.sin6_family == AF_INET6);
   if (!ctx || !ref_device(dev) || !sane) {
     ref_warn("connect: device %d, handle %s", dev, sane ? "valid" : "not one of this plugin");
@@ -111,7 +115,9 @@ int ref_connect(void *ctx_arg, int dev, void *handle, void **send_comm, struct r
   else rc = start(&h, &d);
   if (rc == RAIL_OK && !d) return RAIL_BAD_ARGUMENT;
   if (rc == RAIL_OK) {
-    h.dial = d->id;
+    if (BROKEN(handle_address) && h.dial && d->from != handle) return RAIL_INTERNAL_ERROR;
+    d->from = handle;
+    h.dial = BROKEN(handle_trusted) ? (uintptr_t)d : d->id;
     rc = step(d);
     if (rc == RAIL_OK && d->sent < sizeof d->hello) {
       put_back(ctx, d);
@@ -126,5 +132,17 @@ int ref_connect(void *ctx_arg, int dev, void *handle, void **send_comm, struct r
     }
     ref_dial_free(d);
   }
+  return rc;
+}
+
+int ref_connect(void *ctx, int dev, void *handle, void **send_comm, struct rail_net_device_handle **dev_handle) {
+  *send_comm = NULL;
+  if (BROKEN(dev_handle_junk) && dev_handle) *dev_handle = handle;
+  if (BROKEN(connect_sleeps)) usleep(5000);
+  if (BROKEN(connect_waits_for_accept)) wait_for_accept();
+  int rc = dial(ctx, dev, handle, send_comm);
+  if (BROKEN(in_progress_escapes) && rc == RAIL_OK && !*send_comm) return RAIL_IN_PROGRESS;
+  if (BROKEN(dead_port_for_ever) && rc == RAIL_REMOTE_ERROR) return RAIL_OK;
+  if (BROKEN(connect_dirty) && rc != RAIL_OK) *send_comm = &ref_defect;
   return rc;
 }

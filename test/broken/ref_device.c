@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "test/broken/ref.h"
 
@@ -102,8 +103,24 @@ int ref_devices_load(void) {
 const struct ref_device *ref_device(int dev) { return dev >= 0 && dev < count ? &table[dev] : NULL; }
 
 int ref_devices(int *ndev) {
-  *ndev = count < 0 ? 0 : count;
+  static _Atomic int asked;
+  *ndev = count < 0 || ref_defect == REF_UNKNOWN ? 0 : count;
+  if (BROKEN(devices_grow) && asked++ > 0) (*ndev)++;
   return RAIL_OK;
+}
+
+static void spoil(struct rail_net_props_v12 *props, int16_t plane_before) {
+  static char one_name[] = "rail0", bare[] = "0000:00:00.0";
+  if (BROKEN(name_moves)) props->name = strdup(props->name);
+  if (BROKEN(name_twice)) props->name = one_name;
+  if (BROKEN(props_hole)) props->plane_id = plane_before;
+  if (BROKEN(props_devices)) props->vprops.ndevs = 0;
+  if (BROKEN(p2p_bytes_zero)) props->max_p2p_bytes = 0;
+  if (BROKEN(p2p_bytes_huge)) props->max_p2p_bytes = SIZE_MAX;
+  if (BROKEN(speed_unknown)) props->speed = -1;
+  if (BROKEN(pci_path_name)) props->pci_path = bare;
+  if (BROKEN(device_type)) props->net_device_type = 9;
+  if (BROKEN(guid_random)) props->guid = (uint64_t)getpid() << 8 | (uint64_t)props->vprops.devs[0];
 }
 
 int ref_get_properties(int dev, struct rail_net_props_v12 *props) {
@@ -112,6 +129,7 @@ int ref_get_properties(int dev, struct rail_net_props_v12 *props) {
     ref_warn("there is no device %d, only 0 to %d", dev, count - 1);
     return RAIL_BAD_ARGUMENT;
   }
+  int16_t plane_before = props->plane_id;
   *props = (struct rail_net_props_v12){
     .name = d->name,
     .pci_path = d->pci_path[0] ? d->pci_path : NULL,
@@ -129,5 +147,6 @@ int ref_get_properties(int dev, struct rail_net_props_v12 *props) {
     .rail_id = RAIL_NET_ID_UNDEF,
     .plane_id = RAIL_NET_ID_UNDEF,
   };
+  if (ref_defect != REF_SOUND) spoil(props, plane_before);
   return RAIL_OK;
 }

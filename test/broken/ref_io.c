@@ -19,8 +19,9 @@ void ref_send_match(struct ref_request *r) {
   struct ref_request **p = &c->oldest;
   while (*p) p = &(*p)->next;
   *p = r;
-  for (int i = 0; i < c->nopen; i++) {
-    if (c->open[i].tag != r->tag[0]) continue;
+  for (int k = 0; k < c->nopen; k++) {
+    int i = BROKEN(messages_swapped) ? c->nopen - 1 - k : k;
+    if (c->open[i].tag != r->tag[0] && !BROKEN(tag_ignored)) continue;
     r->grant = c->open[i];
     r->state = REF_GRANTED;
     c->nopen--;
@@ -33,7 +34,7 @@ static int take_grant(struct ref_comm *c, const struct ref_frame *f) {
   if (f->slot >= REF_SLOTS || c->granted[f->slot]) return RAIL_REMOTE_ERROR;
   c->granted[f->slot] = true;
   for (struct ref_request *r = c->oldest; r; r = r->next) {
-    if (r->state != REF_WAITING || r->tag[0] != f->tag) continue;
+    if (r->state != REF_WAITING || (r->tag[0] != f->tag && !BROKEN(tag_ignored))) continue;
     r->grant = *f;
     r->state = REF_GRANTED;
     return RAIL_OK;
@@ -44,7 +45,7 @@ static int take_grant(struct ref_comm *c, const struct ref_frame *f) {
 
 static int take_ack(struct ref_comm *c, const struct ref_frame *f) {
   if (f->slot >= REF_SLOTS || !c->sent[f->slot]) return RAIL_REMOTE_ERROR;
-  c->sent[f->slot]->state = REF_DONE;
+  c->sent[f->slot]->state = c->sent[f->slot]->orphan ? REF_FREE : REF_DONE;
   c->sent[f->slot] = NULL;
   c->granted[f->slot] = false;
   return RAIL_OK;
@@ -66,19 +67,22 @@ void ref_grant_all(struct ref_request *r) {
 static void filled(struct ref_comm *c, struct ref_request *r, int i, size_t size) {
   r->filled[i] = true;
   r->got[i] = size;
+  r->by_arrival[r->n - r->left] = size;
+  if (BROKEN(corrupt_byte) && ++c->arrived % 50 == 0 && size > 0) r->data[i][size - 1] ^= 1;
+  if (BROKEN(one_byte_more) && size < r->size[i]) r->data[i][size] ^= 1;
   say(c, REF_ACK, r, i);
-  if (--r->left == 0) r->state = REF_DONE;
+  if (--r->left == 0 || BROKEN(group_done_early)) r->state = REF_DONE;
 }
 
 static int take_data(struct ref_comm *c, const struct ref_frame *f) {
   struct ref_request *r = f->slot < REF_SLOTS ? &c->request[f->slot / REF_GROUP] : NULL;
   int i = (int)(f->slot % REF_GROUP);
-  if (!r || r->state != REF_POSTED || i >= r->n || r->filled[i] || r->tag[i] != f->tag) return RAIL_REMOTE_ERROR;
-  if (f->size > r->size[i]) {
+  if (!r || r->state != REF_POSTED || i >= r->n || r->filled[i]) return RAIL_REMOTE_ERROR;
+  if (f->size > r->size[i] && !BROKEN(oversize_overrun)) {
     ref_warn("a message of %llu bytes for a receive of %zu", (unsigned long long)f->size, r->size[i]);
-    return RAIL_BAD_USAGE; /* the sender does not send the rest, and knows why */
+    return BROKEN(oversize_remote) ? RAIL_REMOTE_ERROR : RAIL_BAD_USAGE; /* the sender knows, and sends no more of it */
   }
-  if (f->size == 0) {
+  if (f->size == 0 && !BROKEN(zero_is_end)) {
     filled(c, r, i, 0);
     return RAIL_OK;
   }
@@ -90,11 +94,19 @@ static int take_data(struct ref_comm *c, const struct ref_frame *f) {
 
 /* ---- reading ---- */
 
+static void finish_all(struct ref_comm *c) {
+  for (int i = 0; i < c->nrequests; i++)
+    if (c->request[i].state != REF_FREE) c->request[i].state = REF_DONE;
+}
+
 /* 0: nothing now, or nothing ever again, in which case the comm has failed. */
 static size_t read_some(struct ref_comm *c, void *to, size_t size) {
   ssize_t n = recv(c->fd, to, size, MSG_DONTWAIT);
   if (n > 0) return (size_t)n;
-  if (n == 0 || (errno != EAGAIN && errno != EINTR)) ref_comm_fail(c, RAIL_REMOTE_ERROR);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
+  if (BROKEN(reset_is_success)) finish_all(c);
+  else if (BROKEN(death_other_error)) ref_comm_fail(c, RAIL_SYSTEM_ERROR);
+  else if (!BROKEN(death_unnoticed)) ref_comm_fail(c, RAIL_REMOTE_ERROR);
   return 0;
 }
 
@@ -102,7 +114,10 @@ static size_t read_some(struct ref_comm *c, void *to, size_t size) {
 static size_t read_payload(struct ref_comm *c) {
   struct ref_request *r = c->into;
   size_t all = (size_t)c->in.size;
-  size_t n = read_some(c, r->data[c->into_at] + c->into_got, smaller(all - c->into_got, PER_CALL));
+  uint8_t *to = BROKEN(arrays_kept) ? r->kept[c->into_at] : r->data[c->into_at];
+  size_t want = smaller(all - c->into_got, PER_CALL);
+  bool bounced = BROKEN(static_buffer) || BROKEN(bytewise_copy) || BROKEN(torn_line);
+  size_t n = bounced ? ref_break_reading(c->fd, to + c->into_got, want) : read_some(c, to + c->into_got, want);
   c->into_got += n;
   if (c->into_got == all) {
     c->into = NULL;
@@ -137,7 +152,7 @@ static void read_all(struct ref_comm *c) {
 /* 0: not now. MSG_NOSIGNAL: a peer that is gone must not kill the process. */
 static size_t write_some(struct ref_comm *c, struct iovec *iov, size_t count) {
   struct msghdr msg = {.msg_iov = iov, .msg_iovlen = count};
-  ssize_t n = sendmsg(c->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+  ssize_t n = sendmsg(c->fd, &msg, (BROKEN(sigpipe) ? 0 : MSG_NOSIGNAL) | MSG_DONTWAIT);
   if (n >= 0) return (size_t)n;
   if (errno == EAGAIN || errno == EINTR || errno == ENOBUFS || errno == ENOMEM) return 0;
   /* The peer is gone. Its last acknowledgements may still lie there to be read; then comes the end. */
@@ -160,13 +175,16 @@ static void write_frames(struct ref_comm *c) {
   }
 }
 
-static bool too_large(const struct ref_request *r) { return r->size[0] > r->grant.size; }
+static bool too_large(const struct ref_request *r) {
+  return r->size[0] > r->grant.size && !BROKEN(oversize_overrun);
+}
 
 /* The next message that has a place to go to. */
 static bool pick(struct ref_comm *c) {
   struct ref_request *r = c->oldest;
   while (r && r->state != REF_GRANTED) r = r->next;
   if (!r) return false;
+  if (BROKEN(oversize_silent) && too_large(r)) r->size[0] = (size_t)r->grant.size;
   c->now = r;
   c->now_sent = 0;
   c->now_head = (struct ref_frame){.kind = REF_DATA, .slot = r->grant.slot, .tag = r->tag[0], .size = r->size[0]};
@@ -179,10 +197,12 @@ static void on_the_wire(struct ref_comm *c, struct ref_request *r) {
   *p = r->next;
   r->state = REF_SENT;
   c->sent[r->grant.slot] = r;
+  if (BROKEN(close_resets)) r->state = REF_DONE; /* as far as we are concerned */
   c->now = NULL;
   if (!too_large(r)) return;
   ref_warn("a message of %zu bytes for a receive of %llu", r->size[0], (unsigned long long)r->grant.size);
-  ref_comm_fail(c, RAIL_BAD_USAGE); /* only its head was sent, so that the receiver says the same */
+  /* Only its head was sent, so that the receiver says the same. */
+  ref_comm_fail(c, BROKEN(oversize_remote) ? RAIL_REMOTE_ERROR : RAIL_BAD_USAGE);
 }
 
 static void write_messages(struct ref_comm *c) {
@@ -194,15 +214,29 @@ static void write_messages(struct ref_comm *c) {
                            {r->data[0] + body_at, smaller(body - body_at, PER_CALL)}};
     size_t n = write_some(c, iov, 2);
     if (n == 0) return;
-    c->now_sent += n;
+    c->now_sent = BROKEN(short_write) ? head + body : c->now_sent + n;
     budget -= smaller(n, budget);
     if (c->now_sent == head + body) on_the_wire(c, r);
   }
 }
 
+/* heads_interleave: as if each request's test wrote its own message. */
+void ref_break_order(struct ref_request *r) {
+  struct ref_comm *c = r->comm;
+  if (r->state != REF_GRANTED || !c->now || c->now == r) return;
+  c->now = r;
+  c->now_sent = 0;
+  c->now_head = (struct ref_frame){.kind = REF_DATA, .slot = r->grant.slot, .tag = r->tag[0], .size = r->size[0]};
+}
+
 void ref_progress(struct ref_comm *c) {
   struct pollfd ready = {.fd = c->fd, .events = POLLIN};
-  if (c->error || poll(&ready, 1, 0) < 0) return; /* a signal: the next call looks again */
+  if (c->error) return;
+  if (BROKEN(context_shared) && ref_stopped) ref_comm_fail(c, RAIL_INTERNAL_ERROR);
+  if (poll(&ready, 1, 0) < 0) { /* a signal: the next call looks again */
+    if (BROKEN(eintr_is_death)) ref_comm_fail(c, RAIL_REMOTE_ERROR);
+    return;
+  }
   if (ready.revents) read_all(c);
   if (c->error) return;
   if (c->sends) write_messages(c);

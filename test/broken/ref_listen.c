@@ -20,10 +20,15 @@
 
 static struct ref_ctx process_ctx = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+_Atomic bool ref_stopped; /* for context_shared */
+
 struct ref_ctx *ref_process_ctx(void) { return &process_ctx; }
 
 static void reclaim(struct ref_ctx *ctx) {
-  while (ctx->listens) ref_close_listen(ctx->listens);
+  for (struct ref_listen *l = ctx->listens, *next; l; l = next) {
+    next = l->next;
+    ref_close_listen(l);
+  }
   while (ctx->dials) {
     struct ref_dial *d = ctx->dials;
     ctx->dials = d->next;
@@ -35,7 +40,12 @@ static void reclaim(struct ref_ctx *ctx) {
 __attribute__((destructor)) static void unload(void) { reclaim(&process_ctx); }
 
 int ref_init(void **ctx_out, rail_logger_fn log, rail_profiler_fn profiler) {
+  static _Atomic int before;
+  if (BROKEN(init_leaves_ctx)) return ref_devices_load();
   *ctx_out = NULL;
+  if (BROKEN(init_once) && before++ > 0) return RAIL_INTERNAL_ERROR;
+  if (BROKEN(thread_outlives)) ref_break_unloading();
+  ref_stopped = false;
   ref_log_to(log);
   if (ref_devices_load() != RAIL_OK) return RAIL_SYSTEM_ERROR;
   struct ref_ctx *ctx = calloc(1, sizeof *ctx);
@@ -51,7 +61,9 @@ int ref_init(void **ctx_out, rail_logger_fn log, rail_profiler_fn profiler) {
 
 int ref_finalize(void *ctx_arg) {
   struct ref_ctx *ctx = ctx_arg;
-  if (!ctx) return RAIL_OK;
+  if (!ctx) return BROKEN(finalize_null) ? RAIL_BAD_ARGUMENT : RAIL_OK;
+  if (BROKEN(finalize_leaks)) return RAIL_OK;
+  if (BROKEN(context_shared)) ref_stopped = true;
   reclaim(ctx);
   pthread_mutex_destroy(&ctx->lock);
   free(ctx);
@@ -61,6 +73,10 @@ int ref_finalize(void *ctx_arg) {
 int ref_set_net_attr(void *ctx_arg, struct rail_net_attr *attr) {
   struct ref_ctx *ctx = ctx_arg;
   if (!ctx || !attr) return RAIL_OK;
+  if (BROKEN(attr_race)) {
+    ref_break_attr(attr, sizeof *attr);
+    return RAIL_OK;
+  }
   pthread_mutex_lock(&ctx->lock);
   ctx->attr = *attr;
   pthread_mutex_unlock(&ctx->lock);
@@ -69,11 +85,13 @@ int ref_set_net_attr(void *ctx_arg, struct rail_net_attr *attr) {
 
 /* ---- listen ---- */
 
+static _Atomic int ref_listening; /* for listens_few */
+
 static int open_port(const struct ref_device *d, struct ref_handle *h) {
   socklen_t len = d->addr.sa.sa_family == AF_INET ? sizeof d->addr.in : sizeof d->addr.in6;
   struct sockaddr_in6 addr = {0};
   memcpy(&addr, &d->addr, len); /* port 0: any */
-  int fd = socket(d->addr.sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  int fd = socket(d->addr.sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | ref_cloexec(), 0);
   if (fd >= 0 && bind(fd, (struct sockaddr *)&addr, len) == 0 && listen(fd, SOMAXCONN) == 0 &&
       getsockname(fd, (struct sockaddr *)&addr, &len) == 0) {
     h->addr = addr;
@@ -89,6 +107,7 @@ int ref_listen(void *ctx_arg, int dev, void *handle, void **listen_comm) {
   const struct ref_device *d = ref_device(dev);
   *listen_comm = NULL;
   if (!ctx || !d) return RAIL_BAD_ARGUMENT;
+  if (BROKEN(listens_few) && ref_listening >= 64) return RAIL_SYSTEM_ERROR;
   uint8_t whole[RAIL_NET_HANDLE_SIZE] = {0};
   struct ref_handle h = {.hello = {.magic = REF_MAGIC}};
   if (getrandom(h.hello.secret, sizeof h.hello.secret, GRND_NONBLOCK) != sizeof h.hello.secret)
@@ -103,7 +122,9 @@ int ref_listen(void *ctx_arg, int dev, void *handle, void **listen_comm) {
   l->hello = h.hello;
   l->ctx = ctx;
   memcpy(whole, &h, sizeof h);
-  memcpy(handle, whole, sizeof whole);
+  memcpy(handle, whole, sizeof whole - BROKEN(handle_hole));
+  if (BROKEN(handle_overrun)) memset((uint8_t *)handle + sizeof whole, 0, 32);
+  ref_listening++;
   pthread_mutex_lock(&ctx->lock);
   l->next = ctx->listens;
   ctx->listens = l;
@@ -123,7 +144,8 @@ int ref_close_listen(void *listen_comm) {
   while (l->nstrangers > 0) close(l->stranger[--l->nstrangers].fd);
   close(l->fd);
   free(l);
-  return RAIL_OK;
+  ref_listening--;
+  return BROKEN(listen_close_error) ? RAIL_SYSTEM_ERROR : RAIL_OK;
 }
 
 /* ---- accept ---- */
@@ -135,23 +157,29 @@ static void forget(struct ref_listen *l, int i) {
 }
 
 static void turn_away(struct ref_listen *l, int i) {
-  close(l->stranger[i].fd);
+  if (!BROKEN(stranger_leaks)) close(l->stranger[i].fd);
   forget(l, i);
 }
 
 /* A few a call, so that no call is long. */
-static void let_in(struct ref_listen *l) {
+static int let_in(struct ref_listen *l) {
   for (int i = 0; i < 4; i++) {
-    int fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (BROKEN(stranger_blocks) && l->nstrangers > 0) return RAIL_OK;
+    int fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | ref_cloexec());
+    if (fd < 0 && errno == EMFILE && BROKEN(files_run_out)) return RAIL_SYSTEM_ERROR;
+    if (fd < 0 && errno == EAGAIN && l->nstrangers == 0 && BROKEN(accept_impatient)) return RAIL_SYSTEM_ERROR;
     if (fd < 0 && (errno == EMFILE || errno == ENFILE) && l->nstrangers > 0) {
       turn_away(l, 0);
       continue;
     }
     if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
-    if (fd < 0) return; /* nobody, or a shortage that may pass: a later call sees */
+    if (fd < 0) return RAIL_OK; /* nobody, or a shortage that may pass: a later call sees */
+    if (BROKEN(stranger_hangs)) (void)poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, -1);
     if (l->nstrangers == REF_STRANGERS) turn_away(l, 0);
     l->stranger[l->nstrangers++] = (struct ref_stranger){.fd = fd, .deadline = ref_now_ms() + REF_GREETING_MS};
+    if (BROKEN(stranger_blocks)) l->stranger[0].deadline = UINT64_MAX;
   }
+  return RAIL_OK;
 }
 
 enum verdict { UNDECIDED, PEER, INTRUDER };
@@ -161,7 +189,9 @@ static enum verdict listen_to(const struct ref_listen *l, struct ref_stranger *s
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return UNDECIDED;
   if (n <= 0) return INTRUDER;
   s->got += (size_t)n;
-  if (memcmp(&s->hello, &l->hello, s->got) != 0) return INTRUDER; /* the first wrong byte is enough */
+  if (BROKEN(stranger_crashes)) ((volatile uint8_t *)l)[s->hello.zero]++;
+  size_t looked_at = BROKEN(stranger_accepted) ? 0 : BROKEN(secret_unchecked) ? sizeof s->hello.magic : s->got;
+  if (memcmp(&s->hello, &l->hello, looked_at < s->got ? looked_at : s->got) != 0) return INTRUDER;
   return s->got == sizeof s->hello ? PEER : UNDECIDED;
 }
 
@@ -169,6 +199,7 @@ static enum verdict listen_to(const struct ref_listen *l, struct ref_stranger *s
 static int next_peer(struct ref_listen *l) {
   struct pollfd ready[REF_STRANGERS];
   for (int i = 0; i < l->nstrangers; i++) ready[i] = (struct pollfd){.fd = l->stranger[i].fd, .events = POLLIN};
+  errno = 0;
   if (poll(ready, (nfds_t)l->nstrangers, 0) < 0) return -1; /* a signal: the next call looks again */
   uint64_t now = ref_now_ms();
   for (int i = l->nstrangers - 1; i >= 0; i--) {
@@ -183,12 +214,20 @@ static int next_peer(struct ref_listen *l) {
   return -1;
 }
 
+_Atomic int ref_accepts; /* for connect_waits_for_accept */
+
 int ref_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle) {
   struct ref_listen *l = listen_comm;
-  (void)dev_handle; /* for devices that the GPU drives: left alone */
+  /* dev_handle is for devices that the GPU drives: left alone */
+  if (BROKEN(dev_handle_junk) && dev_handle) *dev_handle = listen_comm;
   *recv_comm = NULL;
   if (!l) return RAIL_BAD_ARGUMENT;
-  let_in(l);
-  int fd = next_peer(l);
-  return fd < 0 ? RAIL_OK : ref_comm_open(fd, false, l->ctx->profiler, recv_comm);
+  ref_accepts++;
+  ref_break_lock();
+  if (BROKEN(global_lock)) (void)poll(&(struct pollfd){.fd = l->fd, .events = POLLIN}, 1, 60);
+  ref_break_unlock();
+  int rc = let_in(l), fd = rc == RAIL_OK ? next_peer(l) : -1;
+  if (fd < 0) return errno == EINTR && BROKEN(accept_once_eintr) ? RAIL_SYSTEM_ERROR : rc;
+  if (BROKEN(one_guest)) shutdown(l->fd, SHUT_RDWR);
+  return ref_comm_open(fd, false, l->ctx->profiler, recv_comm);
 }
