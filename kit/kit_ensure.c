@@ -97,6 +97,8 @@ static uint64_t patience_cap = UINT64_MAX;
 
 void kit_patience_cap(uint64_t ms) { patience_cap = ms; }
 
+bool kit_sanitized(void) { return SANITIZED; }
+
 uint64_t kit_patience_ms(uint64_t ms) {
   const char *text = getenv("RAIL_TEST_PATIENCE_MS");
   uint64_t most = text ? strtoull(text, NULL, 10) : UINT64_MAX;

@@ -41,6 +41,7 @@ bool kit_catch(void (*fn)(void *arg), void *arg, char *why, size_t why_size);
 
 /* A count kit_scaled down by RAIL_TEST_SCALE or under a sanitizer; at least 1. */
 int kit_scaled(int n);
+bool kit_sanitized(void); /* built so: slower, and its memory and exit codes are the sanitizer's */
 /* Milliseconds, multiplied under a sanitizer; at most RAIL_TEST_PATIENCE_MS. */
 uint64_t kit_patience_ms(uint64_t ms);
 void kit_patience_cap(uint64_t ms); /* never more than this, from now on */

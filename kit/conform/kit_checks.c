@@ -15,6 +15,9 @@ const struct kit_check *const kit_check_tables[] = {
     kit_checks_dereg,
     kit_checks_close,
     kit_checks_death,
+    kit_checks_threads,
+    kit_checks_forks,
+    kit_checks_flood,
     kit_checks_attrs,
     NULL,
 };

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Item 13: several threads, comms, contexts and processes at once.
+ *
+ * NCCL has two threads for each communicator: the service thread makes and closes connections and registers memory,
+ * the progress thread moves data. Communicators are independent of each other, within a process, too. */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "kit/conform/kit_many.h"
+
+/* ---- two processes, many comms ---- */
+
+enum { COMMS = 8, LARGEST = 60000 };
+
+static size_t size_of(int rank, int comm, int round) {
+  return (size_t)((rank * 31 + comm * 7 + round * 131) * 977) % LARGEST;
+}
+
+static uint64_t seed_of(int rank, int comm, int round) {
+  return (uint64_t)rank * 100000 + (uint64_t)round * 10 + (uint64_t)comm;
+}
+
+struct crossing { struct kit_net n; struct kit_pair p[COMMS]; uint8_t *out, *in; void *mh_out[COMMS], *mh_in[COMMS]; };
+
+static void cross_once(struct crossing *x, int rank, int round) {
+  struct kit_op ops[2 * COMMS];
+  for (int i = 0; i < COMMS; i++) {
+    uint8_t *out = x->out + (size_t)i * LARGEST, *in = x->in + (size_t)i * LARGEST;
+    kit_pattern_fill(out, size_of(rank, i, round), seed_of(rank, i, round));
+    ops[i] = kit_op_recv(x->p[i].recv, in, LARGEST, round);
+    ops[i].mh[0] = x->mh_in[i];
+    ops[COMMS + i] = kit_op_send(x->p[i].send, out, size_of(rank, i, round), round);
+    ops[COMMS + i].mh[0] = x->mh_out[i];
+  }
+  kit_ops_run(&x->n, ops, 2 * COMMS, (struct kit_ops_how){0});
+  for (int i = 0; i < COMMS; i++) {
+    size_t size = size_of(1 - rank, i, round);
+    ENSURE(ops[i].sizes[0] == (int)size, "comm %d round %d: received %d bytes, sent were %zu", i, round,
+           ops[i].sizes[0], size);
+    ssize_t wrong = kit_pattern_check(ops[i].data[0], size, seed_of(1 - rank, i, round));
+    ENSURE(wrong < 0, "comm %d round %d: byte %zd of %zu arrived wrong, perhaps another comm's", i, round, wrong, size);
+  }
+}
+
+/* 8 comms to the other process and 8 from it, all moving at once. */
+static void eight_comms_each_way(struct kit_side *side) {
+  static struct crossing x;
+  kit_net_open(&x.n);
+  kit_cross(side, &x.n, x.p, COMMS);
+  x.out = kit_pages((size_t)COMMS * LARGEST);
+  x.in = kit_pages((size_t)COMMS * LARGEST);
+  for (int i = 0; i < COMMS; i++) {
+    x.mh_out[i] = kit_mr_reg(&x.n, x.p[i].send, x.out + (size_t)i * LARGEST, LARGEST);
+    x.mh_in[i] = kit_mr_reg(&x.n, x.p[i].recv, x.in + (size_t)i * LARGEST, LARGEST);
+  }
+  for (int round = 0; round < kit_scaled(200); round++) cross_once(&x, kit_side_rank(side), round);
+  for (int i = 0; i < COMMS; i++) {
+    kit_mr_dereg(&x.n, x.p[i].send, x.mh_out[i]);
+    kit_mr_dereg(&x.n, x.p[i].recv, x.mh_in[i]);
+    kit_pair_close(&x.p[i]);
+  }
+  kit_net_close(&x.n);
+}
+
+/* ---- threads ---- */
+
+struct worker { struct kit_net *net; int id, rounds; };
+
+static void own_pair(void *arg) {
+  struct worker *w = arg;
+  struct kit_pair p;
+  kit_pair_open(w->net, &p);
+  for (int i = 0; i < w->rounds; i++)
+    kit_pair_ping(&p, (size_t)((w->id + 1) * i * 1013) % 100000, (uint64_t)w->id * 1000 + (uint64_t)i);
+  kit_pair_close(&p);
+}
+
+static void comms_on_different_threads(struct kit_side *side) {
+  (void)side;
+  struct kit_net n;
+  kit_net_open(&n);
+  for (int round = 0; round < 3; round++) {
+    struct worker w[4];
+    for (int i = 0; i < 4; i++) w[i] = (struct worker){&n, i, kit_scaled(200)};
+    kit_run_threads(4, own_pair, w, sizeof w[0]);
+  }
+  kit_net_close(&n);
+}
+
+/* A communicator of its own: init and finalize, which NCCL calls under one lock for the whole process. */
+static void own_context(void *arg) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  struct worker *w = arg;
+  struct rail_net_config config = {.traffic_class = -1};
+  for (int i = 0; i < 5; i++) {
+    struct kit_net mine = *w->net;
+    mine.ctx = KIT_POISON;
+    pthread_mutex_lock(&lock);
+    int rc = mine.vt->init(&mine.ctx, (uint64_t)w->id, &config, kit_net_log, NULL), ndev = -1;
+    int rd = mine.vt->devices(&ndev);
+    pthread_mutex_unlock(&lock);
+    ENSURE(rc == 0 && mine.ctx != KIT_POISON, "init of another context returned %d while others are in use", rc);
+    ENSURE(rd == 0 && ndev == mine.ndev, "devices returned %d and says %d, but there were %d before", rd, ndev,
+           mine.ndev);
+    struct worker same = {&mine, w->id, w->rounds};
+    own_pair(&same);
+    pthread_mutex_lock(&lock);
+    rc = mine.vt->finalize ? mine.vt->finalize(mine.ctx) : 0;
+    pthread_mutex_unlock(&lock);
+    ENSURE(rc == 0, "finalize of a context returned %d while others are in use", rc);
+  }
+}
+
+static void contexts_on_different_threads(struct kit_side *side) {
+  (void)side;
+  struct kit_net n;
+  struct worker w[4];
+  kit_net_open(&n);
+  for (int i = 0; i < 4; i++) w[i] = (struct worker){&n, i, kit_scaled(20)};
+  kit_run_threads(4, own_context, w, sizeof w[0]);
+  kit_net_close(&n);
+}
+
+/* A connection made by one thread, used by the next and closed by a third. */
+enum stage { MADE, USED, CLOSED };
+struct relay { struct kit_net *net; struct kit_pair pair; enum stage stage; };
+
+static void run_stage(void *arg) {
+  struct relay *r = arg;
+  if (r->stage == MADE) kit_pair_open(r->net, &r->pair);
+  for (int i = 0; r->stage == USED && i < 50; i++) kit_pair_ping(&r->pair, (size_t)i * 3001, (uint64_t)i);
+  if (r->stage == CLOSED) kit_pair_close(&r->pair);
+}
+
+static void handed_from_thread_to_thread(struct kit_side *side) {
+  (void)side;
+  struct kit_net n;
+  struct relay r = {.net = &n};
+  kit_net_open(&n);
+  for (int round = 0; round < kit_scaled(10); round++)
+    for (int stage = MADE; stage <= CLOSED; stage++) {
+      r.stage = (enum stage)stage;
+      kit_run_threads(1, run_stage, &r, sizeof r);
+    }
+  kit_net_close(&n);
+}
+
+/* Two communicators move data while a third one's connections come and go, some with requests outstanding. */
+struct bustle { struct kit_net *net; atomic_bool *over; int id, rounds; };
+
+static void come_and_go(void *arg) {
+  struct bustle *b = arg;
+  size_t size = 200000;
+  uint8_t *buf = kit_pages(size);
+  for (int i = 0; i < b->rounds; i++) {
+    struct kit_pair p;
+    kit_pair_open(b->net, &p);
+    kit_pair_ping(&p, (size_t)i * 611 % 5000, (uint64_t)i);
+    struct kit_op op = i % 2 ? kit_op_send(p.send, buf, size, 0) : kit_op_recv(p.recv, buf, size, 0);
+    op.mh[0] = kit_mr_reg(b->net, op.comm, buf, size);
+    if (i % 3) kit_op_post(b->net, &op);
+    kit_mr_dereg(b->net, op.comm, op.mh[0]);
+    kit_close_pair_within(&p, i % 2, KIT_CLOSE_HUNG_MS);
+  }
+  kit_pages_free(buf, size);
+}
+
+static void stay(const struct bustle *b) {
+  struct kit_pair p;
+  kit_pair_open(b->net, &p);
+  for (int i = 0; !atomic_load(b->over); i++) kit_pair_ping(&p, (size_t)i * 7919 % 100000, (uint64_t)(b->id + i));
+  kit_pair_close(&p);
+}
+
+static void stay_or_go(void *arg) {
+  struct bustle *b = arg;
+  char why[1024] = "";
+  if (b->id > 0) {
+    stay(b);
+    return;
+  }
+  bool fine = kit_catch(come_and_go, b, why, sizeof why);
+  atomic_store(b->over, true);
+  ENSURE(fine, "connections come and go while others on other threads carry data: %s", why);
+}
+
+static void connections_come_and_go(struct kit_side *side) {
+  (void)side;
+  struct kit_net n;
+  atomic_bool over = false;
+  kit_net_open(&n);
+  struct bustle b[3];
+  for (int i = 0; i < 3; i++) b[i] = (struct bustle){&n, &over, i, kit_scaled(200)};
+  kit_run_threads(3, stay_or_go, b, sizeof b[0]);
+  kit_net_close(&n);
+}
+
+const struct kit_check kit_checks_threads[] = {
+    {"13.1", "processes.eight_comms_each_way", KIT_MUST, KIT_TWO, 60, 0, false,
+     "eight connections each way between two processes move data at once, each its own", "src/proxy.cc:801",
+     eight_comms_each_way},
+    {"13.2", "processes.comms_on_different_threads", KIT_MUST, KIT_ONE, 60, 0, false,
+     "connections of one process are made, used and closed by several threads at once, each its own",
+     "src/proxy.cc:954,1580", comms_on_different_threads},
+    {"13.3", "processes.contexts_on_different_threads", KIT_MUST, KIT_ONE, 60, KIT_SINCE(11), false,
+     "contexts come and go by init and finalize while other contexts move data", "src/plugin/net.cc:169,324",
+     contexts_on_different_threads},
+    {"13.4", "processes.handed_from_thread_to_thread", KIT_MUST, KIT_ONE, 60, 0, false,
+     "a connection is made by one thread, used by another and closed by a third", "src/proxy.cc:954,1580,1926",
+     handed_from_thread_to_thread},
+    {"13.5", "processes.connections_come_and_go", KIT_MUST, KIT_ONE, 60, 0, false,
+     "connections that one thread opens and closes do not disturb those that other threads use", "src/proxy.cc:1112",
+     connections_come_and_go},
+    {0},
+};
