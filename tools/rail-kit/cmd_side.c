@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * `rail-kit side`: one process of a world. Started by rail-kit, never by hand. */
 #include "kit/conform/kit_conform.h"
+#include "kit/fault/kit_fault.h"
 #include "kit/kit_probe.h"
 #include "tools/rail-kit/commands.h"
 
@@ -8,6 +9,7 @@ int rk_side(int argc, char **argv) {
   static const struct kit_role roles[] = {
       {"probe", kit_probe_side},
       {"conform", kit_conform_side},
+      {"fault", kit_fault_side},
       {NULL, NULL},
   };
   (void)argc;

@@ -7,6 +7,7 @@
 
 static const struct tool_sub subs[] = {
     {"conform", "check the contract, each check in processes of its own", rk_conform},
+    {"fault", "kill, stop, starve and disturb it while data flows", rk_fault},
     {"side", NULL, rk_side},
     {NULL, NULL, NULL},
 };
