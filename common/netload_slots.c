@@ -4,6 +4,47 @@
 
 #include <string.h>
 
+const struct rail_net_slot rail_net_slot_table[RAIL_NET_SLOTS] = {
+    {"name", 6, RAIL_NET_SLOT_NEEDED},         {"init", 6, RAIL_NET_SLOT_NEEDED},
+    {"devices", 6, RAIL_NET_SLOT_NEEDED},      {"getProperties", 6, RAIL_NET_SLOT_NEEDED},
+    {"listen", 6, RAIL_NET_SLOT_NEEDED},       {"connect", 6, RAIL_NET_SLOT_NEEDED},
+    {"accept", 6, RAIL_NET_SLOT_NEEDED},       {"regMr", 6, RAIL_NET_SLOT_NEEDED},
+    {"regMrDmaBuf", 6, RAIL_NET_SLOT_MAY},     {"deregMr", 6, RAIL_NET_SLOT_NEEDED},
+    {"isend", 6, RAIL_NET_SLOT_NEEDED},        {"irecv", 6, RAIL_NET_SLOT_NEEDED},
+    {"iflush", 6, RAIL_NET_SLOT_GPU},          {"test", 6, RAIL_NET_SLOT_NEEDED},
+    {"closeSend", 6, RAIL_NET_SLOT_NEEDED},    {"closeRecv", 6, RAIL_NET_SLOT_NEEDED},
+    {"closeListen", 6, RAIL_NET_SLOT_NEEDED},  {"getDeviceMr", 7, RAIL_NET_SLOT_MAY},
+    {"irecvConsumed", 7, RAIL_NET_SLOT_MAY},   {"makeVDevice", 9, RAIL_NET_SLOT_MAY},
+    {"finalize", 11, RAIL_NET_SLOT_AT_END},    {"setNetAttr", 11, RAIL_NET_SLOT_MAY},
+};
+
+#define IS_SLOT(v, field, i) \
+  _Static_assert(offsetof(struct rail_net_##v, field) == (i) * sizeof(void *), #v " " #field " is slot " #i)
+IS_SLOT(v6, get_properties, 3);
+IS_SLOT(v6, reg_mr_dmabuf, 8);
+IS_SLOT(v6, iflush, 12);
+IS_SLOT(v6, close_listen, 16);
+IS_SLOT(v12, close_listen, 16);
+IS_SLOT(v7, get_device_mr, 17);
+IS_SLOT(v12, irecv_consumed, 18);
+IS_SLOT(v9, make_vdevice, 19);
+IS_SLOT(v11, finalize, 20);
+IS_SLOT(v12, set_net_attr, 21);
+
+int rail_net_slot_count(int version) {
+  int n = 0;
+  if (version < 6 || version > 12) return 0;
+  while (n < RAIL_NET_SLOTS && rail_net_slot_table[n].since <= version) n++;
+  return n;
+}
+
+static const char *missing_slot(int version, const void *vtable) {
+  void *const *slots = vtable;
+  for (int i = 0; i < rail_net_slot_count(version); i++)
+    if (!slots[i] && rail_net_slot_table[i].need == RAIL_NET_SLOT_NEEDED) return rail_net_slot_table[i].name;
+  return NULL;
+}
+
 /* Slots with one signature in all versions. */
 #define TAKE_COMMON(s, t)                \
   do {                                   \
@@ -112,28 +153,6 @@ static void take_v12(struct rail_net_slots *s, const struct rail_net_v12 *t) {
   s->make_vdevice_v12 = t->make_vdevice;
 }
 
-/* NCCL would call these without looking. */
-static const char *missing_slot(const struct rail_net_slots *s) {
-  if (!s->name) return "name";
-  if (!s->init_v6 && !s->init_v10 && !s->init_v11) return "init";
-  if (!s->devices) return "devices";
-  if (!s->get_properties_v6 && !s->get_properties_v7 && !s->get_properties_v8 && !s->get_properties_v9 &&
-      !s->get_properties_v11 && !s->get_properties_v12)
-    return "getProperties";
-  if (!s->listen_v6 && !s->listen_v11) return "listen";
-  if (!s->connect_v6 && !s->connect_v7 && !s->connect_v10 && !s->connect_v11) return "connect";
-  if (!s->accept_v6 && !s->accept_v7) return "accept";
-  if (!s->reg_mr_v6 && !s->reg_mr_v8) return "regMr";
-  if (!s->dereg_mr) return "deregMr";
-  if (!s->isend_v6 && !s->isend_v9 && !s->isend_v10) return "isend";
-  if (!s->irecv_v6 && !s->irecv_v9 && !s->irecv_v10) return "irecv";
-  if (!s->test) return "test";
-  if (!s->close_send) return "closeSend";
-  if (!s->close_recv) return "closeRecv";
-  if (!s->close_listen) return "closeListen";
-  return NULL;
-}
-
 const char *rail_net_slots_fill(struct rail_net_slots *slots, int version, const void *vtable) {
   memset(slots, 0, sizeof *slots);
   switch (version) {
@@ -146,5 +165,5 @@ const char *rail_net_slots_fill(struct rail_net_slots *slots, int version, const
     case 12: take_v12(slots, vtable); break;
     default: return "all (unknown version)";
   }
-  return missing_slot(slots);
+  return missing_slot(version, vtable);
 }

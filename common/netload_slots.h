@@ -64,6 +64,24 @@ struct rail_net_slots {
   int (*set_net_attr)(void *, struct rail_net_attr *);
 };
 
+/* What NCCL does with a slot that is NULL. */
+enum rail_net_slot_need {
+  RAIL_NET_SLOT_NEEDED, /* calls it all the same */
+  RAIL_NET_SLOT_AT_END, /* the same, when a communicator ends; rail_net_finalize does without */
+  RAIL_NET_SLOT_GPU,    /* calls it all the same, after receives into GPU memory */
+  RAIL_NET_SLOT_MAY,    /* looks first, and does without */
+};
+
+/* Slots come in one order in every version; later versions have more of them. */
+#define RAIL_NET_SLOTS 22
+struct rail_net_slot {
+  const char *name;
+  int since; /* version */
+  enum rail_net_slot_need need;
+};
+extern const struct rail_net_slot rail_net_slot_table[RAIL_NET_SLOTS];
+int rail_net_slot_count(int version); /* 0: unknown version. A vtable is so many pointers. */
+
 /* Takes the vtable of `version` apart. NULL, or the name of a slot that must
  * not be NULL and is. */
 const char *rail_net_slots_fill(struct rail_net_slots *slots, int version, const void *vtable);
