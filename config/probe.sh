@@ -8,6 +8,7 @@ probe() { printf '%s\n' "$2" | $cc -x c -fsyntax-only - >/dev/null 2>&1 &&
 have() { command -v "$2" >/dev/null 2>&1 && echo "HAVE_$1 := 1" || echo "HAVE_$1 :="; }
 probe VERBS '#include <infiniband/verbs.h>'
 probe LIBFABRIC '#include <rdma/fabric.h>'
+probe LIBELF '#include <gelf.h>'
 links() {
   printf '%s\n' "$3" | $cc -x c -fPIC -shared -o /dev/null - "$2" >/dev/null 2>&1 &&
     echo "HAVE_$1 := 1" || echo "HAVE_$1 :="

@@ -18,6 +18,7 @@ build  linux-libc-dev  /usr/include/linux/sockios.h
 build  make            make
 build  binutils        ar
 build  liburing-dev    /usr/include/liburing.h
+build  libelf-dev      /usr/include/gelf.h
 test   python3         python3
 test   iproute2        ip
 test   pkgconf         pkg-config

@@ -19,8 +19,9 @@ struct tool_rank {
 };
 
 /* Forks nranks processes, which exit with what body returns (TOOL_EXIT_...), and waits for them: the job's status. Call
- * it while this process has one thread. After the first failure the others have grace_s seconds. The parent says nothing
- * of a rank that ends with TOOL_EXIT_RESULT: that is a finding, which rank 0 has printed. `prog` begins error lines. */
+ * it while this process has one thread. After the first failure the others have grace_s seconds. The parent says
+ * nothing of a rank that ends with TOOL_EXIT_RESULT: that is a finding, which rank 0 has printed. `prog` begins error
+ * lines. */
 int tool_fork_job(const char *prog, int nranks, size_t id_size, int grace_s,
                   int (*body)(const struct tool_rank *rank, void *arg), void *arg);
 

@@ -2,12 +2,14 @@
  * `rail-kit side`: one process of a world. Started by rail-kit, never by hand. */
 #include "kit/conform/kit_conform.h"
 #include "kit/fault/kit_fault.h"
+#include "kit/inspect/kit_inspect.h"
 #include "kit/kit_probe.h"
 #include "tools/rail-kit/commands.h"
 
 int rk_side(int argc, char **argv) {
   static const struct kit_role roles[] = {
       {"probe", kit_probe_side},
+      {"inspect", kit_inspect_side},
       {"conform", kit_conform_side},
       {"fault", kit_fault_side},
       {NULL, NULL},

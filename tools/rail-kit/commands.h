@@ -12,6 +12,7 @@
 #define RK_VERSION "0.1.0"
 #define RK_EXIT_STATUS "exit status: 0 fine, 1 the plugin failed, 2 bad arguments, 3 the kit itself could not run"
 
+int rk_inspect(int argc, char **argv);
 int rk_conform(int argc, char **argv);
 int rk_fault(int argc, char **argv);
 int rk_side(int argc, char **argv); /* one process of a world; rail-kit starts it */

@@ -6,6 +6,7 @@
 #include "tools/rail-kit/commands.h"
 
 static const struct tool_sub subs[] = {
+    {"inspect", "say what NCCL makes of a plugin's file", rk_inspect},
     {"conform", "check the contract, each check in processes of its own", rk_conform},
     {"fault", "kill, stop, starve and disturb it while data flows", rk_fault},
     {"side", NULL, rk_side},
