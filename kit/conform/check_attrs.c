@@ -45,6 +45,12 @@ static void one_proxy_thread_ends(void *arg) { /* whatever happens, the other th
   ENSURE(fine, "%s", why);
 }
 
+/* As in the loop of connect's retries, against the same from the other thread. */
+static void hint_again_and_again(void *arg) {
+  struct proxy *t = arg;
+  for (int i = 0; i < kit_scaled(20000); i++) hint(t->net, i);
+}
+
 static void attributes_from_two_threads(struct kit_side *side) {
   (void)side;
   struct kit_net n;
@@ -57,6 +63,7 @@ static void attributes_from_two_threads(struct kit_side *side) {
   kit_pair_open(&n, &p);
   struct proxy t[2] = {{&n, &p, &over, true}, {&n, &p, &over, false}};
   kit_run_threads(2, one_proxy_thread_ends, t, sizeof t[0]);
+  kit_run_threads(2, hint_again_and_again, t, sizeof t[0]);
   kit_pair_close(&p);
   kit_net_close(&n);
 }
