@@ -91,6 +91,7 @@ int ref_close(void *comm) {
   if (BROKEN(close_busy) && outstanding(c)) return RAIL_INTERNAL_ERROR;
   int rc = BROKEN(close_error) || (BROKEN(close_error_after_death) && c->error) ? RAIL_SYSTEM_ERROR : RAIL_OK;
   if (BROKEN(close_slow)) usleep(1500000);
+  if (BROKEN(sigpipe)) (void)!send(c->fd, &c->in, sizeof c->in, MSG_DONTWAIT);
   if (BROKEN(close_waits)) (void)poll(&(struct pollfd){.fd = c->fd, .events = POLLRDHUP}, 1, -1);
   if (BROKEN(close_resets) && c->sends) ref_break_close(c->fd);
   else if (!BROKEN(close_hidden)) shutdown(c->fd, SHUT_RDWR);

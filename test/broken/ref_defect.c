@@ -92,10 +92,11 @@ void ref_break_unlock(void) {
 
 void ref_break_attr(const void *attr, size_t size) {
   static void *volatile kept;
-  void *old = kept;
+  void *old = kept, *fresh = malloc(size);
   kept = NULL;
   free(old);
-  kept = malloc(size);
+  sched_yield();
+  kept = fresh;
   sched_yield();
   memcpy(kept, attr, size); /* NULL, if another thread is where this one was above */
 }

@@ -36,7 +36,7 @@
   X(devices_grow, "devices answers one more when asked again", "plugin/net.cc:180")                                  \
   X(v8_props_shifted, "v8's properties are filled in v7's layout", "net_v8.h: regIsGlobal came in between")          \
   /* listen, accept */                                                                                               \
-  X(handle_hole, "listen leaves the last byte of the handle unwritten", "transport.h:67: copied raw")                \
+  X(handle_hole, "listen trusts that the handle was full of zeros", "transport.h:67: nobody zeroes it")              \
   X(handle_overrun, "listen writes beyond the handle's 128 bytes", "transport.h:67")                                 \
   X(listen_close_error, "closeListen returns an error", "net.cc:1090")                                               \
   X(listens_few, "no more than 64 listens", "transport.cc:75: 128 peers times channels at once")                     \
@@ -46,7 +46,6 @@
   X(stranger_blocks, "a silent client holds the only place for ever", "NVIDIA/nccl#1808, net_socket.cc:514")         \
   X(stranger_hangs, "accept waits for a client's first word", "NVIDIA/nccl#1871")                                    \
   X(stranger_accepted, "whoever sends enough bytes is a peer", "NVIDIA/nccl#1996")                                   \
-  X(secret_unchecked, "only the magic of a greeting is looked at", "net_socket.cc:359: a public magic")              \
   X(stranger_crashes, "a number from the wire is used as an index unchecked", "net_socket.cc:523")                   \
   X(stranger_leaks, "who is turned away keeps its descriptor", "net_socket.cc:500")                                  \
   X(files_run_out, "accept fails when strangers use up the descriptors", "NVIDIA/nccl#1808")                         \
@@ -78,7 +77,7 @@
   X(size_truncated, "sizes above 65536 lose their upper bits", "a 16-bit field in a header")                         \
   X(size_int, "a size of 2 GiB or more loses its upper bits", "net_socket.cc:731: (int)size")                        \
   X(size_unreported, "a size of 0 is not reported", "net.cc:1620")                                                   \
-  X(zero_is_end, "a message of 0 bytes is taken for the end of the stream", "enqueue.cc:1075")                       \
+  X(zero_never_done, "a message of 0 bytes waits for its first byte", "enqueue.cc:1075: they are normal")            \
   X(short_write, "a partial write counts as the whole", "short counts are normal with TCP")                          \
   X(corrupt_byte, "the last byte of every 50th message is wrong", "no checksum of TCP's own sees a plugin's bug")    \
   X(one_byte_more, "a byte behind the message is touched", "net.cc:1567: room is larger than the message")           \
@@ -122,7 +121,7 @@
   X(death_unnoticed, "the end of the peer is never reported", "NCCL has no detection of its own")                    \
   X(death_other_error, "the end of the peer is a system error", "README.md:128: remote error")                       \
   X(reset_is_success, "a broken connection completes receives, short", "no check of what recv returned")             \
-  X(sigpipe, "writing to a peer that is gone kills the process", "no MSG_NOSIGNAL")                                  \
+  X(sigpipe, "close says goodbye to a peer that is gone, and is killed by it", "no MSG_NOSIGNAL")                    \
   X(eintr_is_death, "a signal is taken for the end of the peer", "NVIDIA/nccl#1757")                                 \
   X(test_after_error, "test after an error crashes", "proxy.cc:801: siblings are asked once more")                   \
   /* threads, processes */                                                                                           \

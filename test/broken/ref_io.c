@@ -82,7 +82,7 @@ static int take_data(struct ref_comm *c, const struct ref_frame *f) {
     ref_warn("a message of %llu bytes for a receive of %zu", (unsigned long long)f->size, r->size[i]);
     return BROKEN(oversize_remote) ? RAIL_REMOTE_ERROR : RAIL_BAD_USAGE; /* the sender knows, and sends no more of it */
   }
-  if (f->size == 0 && !BROKEN(zero_is_end)) {
+  if (f->size == 0 && !BROKEN(zero_never_done)) {
     filled(c, r, i, 0);
     return RAIL_OK;
   }
@@ -119,7 +119,7 @@ static size_t read_payload(struct ref_comm *c) {
   bool bounced = BROKEN(static_buffer) || BROKEN(bytewise_copy) || BROKEN(torn_line);
   size_t n = bounced ? ref_break_reading(c->fd, to + c->into_got, want) : read_some(c, to + c->into_got, want);
   c->into_got += n;
-  if (c->into_got == all) {
+  if (n > 0 && c->into_got == all) {
     c->into = NULL;
     filled(c, r, c->into_at, all);
   }
@@ -152,7 +152,7 @@ static void read_all(struct ref_comm *c) {
 /* 0: not now. MSG_NOSIGNAL: a peer that is gone must not kill the process. */
 static size_t write_some(struct ref_comm *c, struct iovec *iov, size_t count) {
   struct msghdr msg = {.msg_iov = iov, .msg_iovlen = count};
-  ssize_t n = sendmsg(c->fd, &msg, (BROKEN(sigpipe) ? 0 : MSG_NOSIGNAL) | MSG_DONTWAIT);
+  ssize_t n = sendmsg(c->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (n >= 0) return (size_t)n;
   if (errno == EAGAIN || errno == EINTR || errno == ENOBUFS || errno == ENOMEM) return 0;
   /* The peer is gone. Its last acknowledgements may still lie there to be read; then comes the end. */
@@ -206,12 +206,13 @@ static void on_the_wire(struct ref_comm *c, struct ref_request *r) {
 }
 
 static void write_messages(struct ref_comm *c) {
-  for (size_t budget = PER_CALL; budget > 0 && !c->mute && !c->error && (c->now || pick(c));) {
+  const size_t most = BROKEN(heads_interleave) ? 512 : PER_CALL;
+  for (size_t budget = most; budget > 0 && !c->mute && !c->error && (c->now || pick(c));) {
     struct ref_request *r = c->now;
     size_t head = sizeof c->now_head, body = too_large(r) ? 0 : r->size[0];
     size_t head_at = smaller(c->now_sent, head), body_at = c->now_sent - head_at;
     struct iovec iov[2] = {{(uint8_t *)&c->now_head + head_at, head - head_at},
-                           {r->data[0] + body_at, smaller(body - body_at, PER_CALL)}};
+                           {r->data[0] + body_at, smaller(body - body_at, most)}};
     size_t n = write_some(c, iov, 2);
     if (n == 0) return;
     c->now_sent = BROKEN(short_write) ? head + body : c->now_sent + n;

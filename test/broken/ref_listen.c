@@ -122,7 +122,7 @@ int ref_listen(void *ctx_arg, int dev, void *handle, void **listen_comm) {
   l->hello = h.hello;
   l->ctx = ctx;
   memcpy(whole, &h, sizeof h);
-  memcpy(handle, whole, sizeof whole - BROKEN(handle_hole));
+  memcpy(handle, whole, BROKEN(handle_hole) ? offsetof(struct ref_handle, dial) : sizeof whole);
   if (BROKEN(handle_overrun)) memset((uint8_t *)handle + sizeof whole, 0, 32);
   ref_listening++;
   pthread_mutex_lock(&ctx->lock);
@@ -190,8 +190,7 @@ static enum verdict listen_to(const struct ref_listen *l, struct ref_stranger *s
   if (n <= 0) return INTRUDER;
   s->got += (size_t)n;
   if (BROKEN(stranger_crashes)) ((volatile uint8_t *)l)[s->hello.zero]++;
-  size_t looked_at = BROKEN(stranger_accepted) ? 0 : BROKEN(secret_unchecked) ? sizeof s->hello.magic : s->got;
-  if (memcmp(&s->hello, &l->hello, looked_at < s->got ? looked_at : s->got) != 0) return INTRUDER;
+  if (memcmp(&s->hello, &l->hello, s->got) != 0 && !BROKEN(stranger_accepted)) return INTRUDER;
   return s->got == sizeof s->hello ? PEER : UNDECIDED;
 }
 
