@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Item 15, what things cost: figures without a verdict, each from about half a second. rail-kit bench measures with
+ * more care. */
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "kit/conform/kit_many.h"
+
+enum { WINDOW = 8, /* what NCCL has outstanding on a connection, at most */
+       LONG_ENOUGH_MS = 400 };
+
+static double seconds_since(uint64_t start) { return (double)(rail_now_ns() - start) / 1e9; }
+
+/* Steps an op to its end; an error fails the check. */
+static void must_finish(struct kit_net *n, struct kit_op *op) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
+  while (!kit_op_step(n, op)) {
+    ENSURE(!rail_deadline_passed(deadline), "a transfer of %zu bytes is not done after %.0f s", op->size[0],
+           (double)kit_patience_ms(KIT_PATIENCE_MS) / 1000);
+    sched_yield();
+  }
+  ENSURE(!op->error, "a transfer of %zu bytes ended with error %d", op->size[0], op->error);
+}
+
+/* ---- latency ---- */
+
+static int ascending(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return x < y ? -1 : x > y;
+}
+
+struct table { struct kit_net n; struct kit_pair p; uint8_t *data; void *mh_out, *mh_in; };
+
+/* Side 0 serves; `times` (NULL on the way) takes half of each round trip, in microseconds. The receive is posted
+ * before the ball is hit, as NCCL does. */
+static void ping_pong(struct kit_side *side, struct table *t, int count, double *times) {
+  bool serves = kit_side_rank(side) == 0;
+  for (int i = 0; i < count; i++) {
+    struct kit_op send = kit_op_send(t->p.send, t->data, 8, 0), recv = kit_op_recv(t->p.recv, t->data + 64, 8, 0);
+    send.mh[0] = t->mh_out;
+    recv.mh[0] = t->mh_in;
+    kit_op_post(&t->n, &recv);
+    uint64_t start = rail_now_ns();
+    if (serves) must_finish(&t->n, &send);
+    must_finish(&t->n, &recv);
+    if (times) times[i] = seconds_since(start) * 1e6 / 2;
+    if (!serves) must_finish(&t->n, &send);
+  }
+}
+
+static int agree(struct kit_side *side, double seconds_each, int least, int most) {
+  int count = 0;
+  if (kit_side_rank(side) == 0) {
+    double fits = LONG_ENOUGH_MS / 1000.0 / (seconds_each > 1e-9 ? seconds_each : 1e-9);
+    count = fits > most ? most : fits < least ? least : (int)fits;
+    kit_put(side, 1, &count, sizeof count);
+  } else {
+    kit_get(side, 0, &count, sizeof count);
+  }
+  return count;
+}
+
+static void latency(struct kit_side *side) {
+  enum { WARM = 200, MOST = 20000 };
+  static double times[MOST];
+  struct table t;
+  kit_net_open(&t.n);
+  kit_cross(side, &t.n, &t.p, 1);
+  t.data = kit_pages(4096);
+  t.mh_out = kit_mr_reg(&t.n, t.p.send, t.data, 4096);
+  t.mh_in = kit_mr_reg(&t.n, t.p.recv, t.data, 4096);
+  uint64_t start = rail_now_ns();
+  ping_pong(side, &t, WARM, NULL);
+  int count = agree(side, seconds_since(start) / WARM, 10, MOST);
+  ping_pong(side, &t, count, times);
+  if (kit_side_rank(side) == 0) {
+    qsort(times, (size_t)count, sizeof times[0], ascending);
+    kit_metric(side, "half a round trip of 8 bytes, median", times[count / 2], "us");
+    kit_metric(side, "half a round trip of 8 bytes, 99th percentile", times[count * 99 / 100], "us");
+  }
+  kit_meet(side);
+  kit_mr_dereg(&t.n, t.p.send, t.mh_out);
+  kit_mr_dereg(&t.n, t.p.recv, t.mh_in);
+  kit_pair_close(&t.p);
+  kit_net_close(&t.n);
+}
+
+/* ---- one direction ---- */
+
+/* This side's end, with `window` buffers of `size`. */
+struct pipe { struct kit_net *n; void *comm, *mh; bool sends; uint8_t *data; size_t size; int window; };
+
+static struct pipe pipe_open(struct kit_side *side, struct kit_pair *p, size_t size, int window) {
+  struct pipe e = {.n = p->net, .sends = kit_sends(side), .size = size, .window = window};
+  e.comm = e.sends ? p->send : p->recv;
+  e.data = kit_pages(size * (size_t)window);
+  if (e.sends) memset(e.data, 0x5c, size * (size_t)window);
+  e.mh = kit_mr_reg(e.n, e.comm, e.data, size * (size_t)window);
+  return e;
+}
+
+static void pipe_close(struct pipe *e) {
+  kit_mr_dereg(e->n, e->comm, e->mh);
+  kit_pages_free(e->data, e->size * (size_t)e->window);
+}
+
+/* Moves `count` messages, `window` of them outstanding, tested oldest first. */
+static void pump(struct pipe *e, int count) {
+  struct kit_op op[WINDOW];
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
+  for (int posted = 0, done = 0; done < count;) {
+    bool moved = false;
+    while (posted < count && posted < done + e->window) {
+      struct kit_op *next = &op[posted % e->window];
+      uint8_t *data = e->data + (size_t)(posted % e->window) * e->size;
+      *next = e->sends ? kit_op_send(e->comm, data, e->size, 0) : kit_op_recv(e->comm, data, e->size, 0);
+      next->mh[0] = e->mh;
+      if (!kit_op_post(e->n, next)) break;
+      posted++;
+      moved = true;
+    }
+    if (done < posted && kit_op_test(e->n, &op[done % e->window])) {
+      ENSURE(!op[done % e->window].error, "message %d of %zu bytes ended with error %d", done, e->size,
+             op[done % e->window].error);
+      done++;
+      moved = true;
+    }
+    if (moved) deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
+    else sched_yield();
+    ENSURE(!rail_deadline_passed(deadline), "message %d of %zu bytes is stuck", done, e->size);
+  }
+}
+
+/* The receiver's seconds for so many messages, as they were agreed on; *count is set. */
+static double timed(struct kit_side *side, struct pipe *e, int *count) {
+  uint64_t start = rail_now_ns();
+  pump(e, WINDOW);
+  *count = agree(side, seconds_since(start) / WINDOW, WINDOW, 200000);
+  kit_meet(side);
+  start = rail_now_ns();
+  pump(e, *count);
+  return seconds_since(start);
+}
+
+static void bandwidth(struct kit_side *side) {
+  static const struct { size_t size; int window; const char *text; } row[] = {
+      {64 << 10, 8, "64 KiB"}, {1 << 20, 8, "1 MiB"}, {16 << 20, 2, "16 MiB"}, {64 << 20, 2, "64 MiB"}};
+  struct kit_net n;
+  struct kit_pair p;
+  kit_net_open(&n);
+  kit_join(side, &n, &p);
+  for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+    struct pipe e = pipe_open(side, &p, row[i].size, row[i].window);
+    char name[96];
+    int count;
+    uint64_t cpu = kit_cpu_ns();
+    double seconds = timed(side, &e, &count), bytes = (double)row[i].size * count;
+    snprintf(name, sizeof name, "messages of %s", row[i].text);
+    if (kit_receives(side)) kit_metric(side, name, bytes / seconds, "B/s");
+    snprintf(name, sizeof name, "processor time to %s messages of %s", e.sends ? "send" : "receive", row[i].text);
+    bytes += (double)row[i].size * WINDOW;
+    kit_metric(side, name, (double)(kit_cpu_ns() - cpu) / 1e9 / (bytes / (1 << 30)), "s/GiB");
+    kit_meet(side);
+    pipe_close(&e);
+  }
+  kit_part(side, &p);
+  kit_net_close(&n);
+}
+
+static void message_rate(struct kit_side *side) {
+  struct kit_net n;
+  struct kit_pair p;
+  kit_net_open(&n);
+  kit_join(side, &n, &p);
+  struct pipe e = pipe_open(side, &p, 8, WINDOW);
+  pump(&e, 100);
+  int count;
+  double seconds = timed(side, &e, &count);
+  if (kit_receives(side)) kit_metric(side, "messages of 8 bytes", count / seconds, "1/s");
+  kit_meet(side);
+  pipe_close(&e);
+  kit_part(side, &p);
+  kit_net_close(&n);
+}
+
+/* ---- connections ---- */
+
+static void connection_rate(struct kit_side *side) {
+  struct kit_net n;
+  struct kit_pair p;
+  int count = 0;
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
+  kit_pair_close(&p);
+  uint64_t start = rail_now_ns(), deadline = rail_deadline_in_ms(LONG_ENOUGH_MS);
+  for (; count < 10 || !rail_deadline_passed(deadline); count++) {
+    kit_pair_open(&n, &p);
+    kit_pair_close(&p);
+  }
+  kit_metric(side, "connections, one after the other", count / seconds_since(start), "1/s");
+  kit_net_close(&n);
+}
+
+/* Both ends are here, so of each figure a half is one end's. */
+static void what_a_connection_holds(struct kit_side *side) {
+  enum { COUNT = 64 };
+  static struct kit_pair p[COUNT];
+  struct kit_net n;
+  kit_net_open(&n);
+  kit_pair_open(&n, &p[0]);
+  kit_pair_ping(&p[0], 100000, 0);
+  int fds = kit_fd_count(), threads = kit_thread_count();
+  long rss = kit_rss_kb();
+  for (int i = 1; i < COUNT; i++) {
+    kit_pair_open(&n, &p[i]);
+    kit_pair_ping(&p[i], 100000, (uint64_t)i);
+  }
+  kit_metric(side, "descriptors of a connection, both ends", (double)(kit_fd_count() - fds) / (COUNT - 1), "");
+  kit_metric(side, "threads of a connection, both ends", (double)(kit_thread_count() - threads) / (COUNT - 1), "");
+  kit_metric(side, "memory of a connection, both ends", (double)(kit_rss_kb() - rss) / (COUNT - 1), "KiB");
+  for (int i = 0; i < COUNT; i++) kit_pair_close(&p[i]);
+  kit_net_close(&n);
+}
+
+const struct kit_check kit_checks_cost[] = {
+    {"15.21", "cost.latency", KIT_OBSERVED, KIT_TWO, 60, 0, true, "half of a round trip of 8 bytes",
+     "src/transport/net.cc:1414", latency},
+    {"15.22", "cost.bandwidth", KIT_OBSERVED, KIT_TWO, 120, 0, true,
+     "bytes a second of messages from 64 KiB to 64 MiB, a few outstanding, and the processor time they take",
+     "src/transport/net.cc:1323", bandwidth},
+    {"15.23", "cost.message_rate", KIT_OBSERVED, KIT_TWO, 60, 0, true,
+     "messages of 8 bytes a second, eight outstanding", "src/transport/net.cc:1323", message_rate},
+    {"15.24", "cost.connection_rate", KIT_OBSERVED, KIT_ONE, 60, 0, true,
+     "connections a second, opened and closed one after the other on one thread", "src/transport.cc:75",
+     connection_rate},
+    {"15.25", "cost.what_a_connection_holds", KIT_OBSERVED, KIT_ONE, 60, 0, true,
+     "descriptors, threads and memory of one more connection", "src/transport.cc:75", what_a_connection_holds},
+    {0},
+};
