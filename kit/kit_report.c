@@ -104,9 +104,16 @@ static void figure_text(const struct kit_figure *f, char *text, size_t size) {
 
 static void print_figures(FILE *f, const struct kit_result *r) {
   char text[128];
+  bool sides = false; /* do they come from several? */
+  for (int i = 1; i < r->nfigures; i++) sides |= r->figures[i].rank != r->figures[0].rank;
   for (int i = 0; i < r->nfigures; i++) {
+    int rank = r->figures[i].rank;
+    bool next = i == 0 || rank != r->figures[i - 1].rank;
     figure_text(&r->figures[i], text, sizeof text);
-    fprintf(f, "%s%s", i ? ", " : "        seen    ", text);
+    if (i && next) putc('\n', f);
+    if (next) fprintf(f, "        %-8s", i ? "" : "seen");
+    if (next && sides) fprintf(f, "side %d: ", rank);
+    fprintf(f, "%s%s", next ? "" : ", ", text);
   }
   if (r->nfigures) putc('\n', f);
 }

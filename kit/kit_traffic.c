@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "common/clock.h"
+#include "kit/kit_trail.h"
 
 enum { SHIFTS = 8192, CANARY = 64, CANARY_BYTE = 0xc5, SCRIBBLE = 0x3d };
 
@@ -92,8 +93,11 @@ rail_result_t kit_flow_open(struct kit_flow *f, const struct kit_traffic_plan *p
   for (int i = 0; i < plan->window; i++) f->slots[i].data = f->memory + f->stride * (size_t)(i * each);
   f->head_ns = rail_now_ns();
   bool text = sends && plan->direct;
-  return rail_net_reg_mr(net, comm, text ? plan->text : f->memory, text ? plan->text_size : f->memory_size,
-                         RAIL_PTR_HOST, &f->mh);
+  kit_trail_enter(KIT_CALL_REG_MR);
+  rail_result_t r = rail_net_reg_mr(net, comm, text ? plan->text : f->memory,
+                                    text ? plan->text_size : f->memory_size, RAIL_PTR_HOST, &f->mh);
+  kit_trail_leave();
+  return r;
 }
 
 static void fail(struct kit_flow *f, rail_result_t error, const char *call) {
@@ -129,8 +133,10 @@ static bool post_send(struct kit_flow *f, struct kit_traffic_slot *s) {
   }
   s->request = NULL;
   /* An END lies outside the text's registration; a plugin of host memory takes NULL as well. */
+  kit_trail_enter(KIT_CALL_ISEND);
   rail_result_t r = rail_net_isend(f->net, f->comm, data, size, (int)(f->next % KIT_TRAFFIC_BLOCK),
                                    plan->direct && end ? NULL : f->mh, &s->request);
+  kit_trail_leave();
   if (r != RAIL_OK) fail(f, r, "isend");
   if (r != RAIL_OK || !s->request) return false;
   s->filled = false;
@@ -170,7 +176,9 @@ static bool post_recv(struct kit_flow *f, struct kit_traffic_slot *s) {
   s->filled = true;
   s->first = f->next;
   s->request = NULL;
+  kit_trail_enter(KIT_CALL_IRECV);
   rail_result_t r = rail_net_irecv(f->net, f->comm, n, data, sizes, tags, mhs, &s->request);
+  kit_trail_leave();
   if (r != RAIL_OK) fail(f, r, "irecv");
   if (r != RAIL_OK || !s->request) return false;
   s->filled = false;
@@ -216,9 +224,16 @@ static void received(struct kit_flow *f, struct kit_traffic_slot *s, const int *
 
 /* ---- both ---- */
 
+static rail_result_t test_call(struct kit_flow *f, void *request, int *done, int *sizes) {
+  kit_trail_enter(KIT_CALL_TEST);
+  rail_result_t r = rail_net_test(f->net, request, done, sizes);
+  kit_trail_leave();
+  return r;
+}
+
 static bool test_slot(struct kit_flow *f, struct kit_traffic_slot *s) {
   int done = 0x5a5a5a5a, sizes[KIT_TRAFFIC_BLOCK];
-  rail_result_t r = rail_net_test(f->net, s->request, &done, sizes);
+  rail_result_t r = test_call(f, s->request, &done, sizes);
   if (r != RAIL_OK) { /* others may be complete all the same, and are asked */
     fail(f, r, "test");
     return false;
@@ -301,13 +316,15 @@ void kit_flow_test_after_error(struct kit_flow *f) {
   for (int i = 0; i < f->plan->window; i++) {
     int done = 0, sizes[KIT_TRAFFIC_BLOCK];
     if (!f->slots[i].request) continue;
-    rail_result_t r = rail_net_test(f->net, f->slots[i].request, &done, sizes);
+    rail_result_t r = test_call(f, f->slots[i].request, &done, sizes);
     if (r == RAIL_OK && done) f->slots[i].request = NULL;
   }
 }
 
 rail_result_t kit_flow_dereg(struct kit_flow *f) {
+  kit_trail_enter(KIT_CALL_DEREG_MR);
   rail_result_t r = f->mh ? rail_net_dereg_mr(f->net, f->comm, f->mh) : RAIL_OK;
+  kit_trail_leave();
   f->mh = NULL;
   return r;
 }

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One misfortune, completely: the traffic it happens to, what happens, to whom
+ * and when, and what is asked of those who live. Drawn by the parent, crosses
+ * to the sides as the job's arguments; all sides know all of it.
+ */
+#ifndef RAIL_KIT_FAULT_PLAN_H
+#define RAIL_KIT_FAULT_PLAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kit/kit_ensure.h"
+#include "kit/kit_job.h"
+
+enum kit_act {
+  KIT_ACT_NOTHING,   /* no event: the whole run is as preload, namespace or signals make it */
+  KIT_ACT_KILL,      /* SIGKILL */
+  KIT_ACT_STOP,      /* SIGSTOP, and SIGCONT after last_ms */
+  KIT_ACT_CLOSE,     /* closes everything with requests outstanding */
+  KIT_ACT_DEREG,     /* takes its memory back with requests outstanding, writes over it, then closes */
+  KIT_ACT_RESET,     /* its TCP connections are reset, the process lives */
+  KIT_ACT_STRANGERS, /* clients that nobody asked for, from the listen on; `how` is a kit_strangers */
+  KIT_ACT_STORM,     /* signals to all its threads, without SA_RESTART, from init to finalize */
+  KIT_ACT_LINK,      /* its network interface; `how` is a kit_link_act */
+  KIT_ACT_FAIL,      /* its call number `nth` of `kinds` fails */
+};
+
+enum kit_strangers {
+  KIT_STRANGERS_SILENT, KIT_STRANGERS_GARBAGE, KIT_STRANGERS_FLOOD, KIT_STRANGERS_RESET, KIT_STRANGERS_CROWD,
+};
+
+enum kit_link_act { KIT_LINK_DOWN, KIT_LINK_SILENCE, KIT_LINK_MTU, KIT_LINK_SHAPE, KIT_LINK_DELAY };
+
+enum kit_when { KIT_WHEN_FLOWING, KIT_WHEN_CONNECTING, KIT_WHEN_IDLE };
+
+enum kit_goal {
+  KIT_GOAL_SURVIVE, /* everything arrives, nobody is told of an error */
+  KIT_GOAL_TOLD,    /* all connections of the others end in the remote error, in time */
+  KIT_GOAL_EITHER,  /* whatever happens is told, or nothing has happened */
+};
+
+enum kit_dirs { KIT_DIRS_BOTH, KIT_DIRS_FORTH /* side 0 sends */, KIT_DIRS_BACK /* side 1 does */ };
+
+struct kit_fault_plan {
+  uint64_t seed;
+  uint64_t comms, dirs, mix, max, group, window; /* traffic, as in kit_traffic.h; comms: connections in all */
+  uint64_t act, how, when;
+  uint64_t victims;           /* a set of sides */
+  uint64_t delay_us;          /* from the agreed moment until it happens */
+  uint64_t last_ms;           /* until it is undone */
+  uint64_t count;             /* strangers */
+  uint64_t nth, kinds;        /* failing calls; nth 0: only counts them */
+  uint64_t piece, buffer;     /* preload: kit_fail_shape's */
+  uint64_t goal;
+  uint64_t patience_ms;       /* until the error must have come */
+  uint64_t after_ms;          /* traffic goes on for so long once it is over */
+};
+
+void kit_fault_plan_put(const struct kit_fault_plan *plan, struct kit_job *job);
+/* Fails the side when a value is missing or out of range. */
+struct kit_fault_plan kit_fault_plan_get(const struct kit_job *job);
+
+/* What the plan leaves at 0 of traffic and moment, at random. */
+void kit_fault_plan_draw(struct kit_fault_plan *plan, struct kit_rng *rng);
+
+static inline bool kit_fault_is_victim(const struct kit_fault_plan *plan, int rank) {
+  return plan->victims >> rank & 1;
+}
+
+#endif

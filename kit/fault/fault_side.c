@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kit/fault/fault_side.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "kit/fault/fault_usage.h"
+#include "kit/fault/kit_fault.h"
+#include "kit/kit_trail.h"
+#include "kit/preload/preload.h"
+
+#define AGREED_MS 20 /* from the meeting to the moment that delays count from */
+#define FOREVER_MS 600000
+
+bool kit_faulty_is_victim(const struct kit_faulty *f) { return kit_fault_is_victim(&f->plan, f->rank); }
+
+bool kit_faulty_sends(const struct kit_faulty *f, int connection) {
+  int sender = f->plan.dirs == KIT_DIRS_BOTH ? connection % 2 : f->plan.dirs == KIT_DIRS_FORTH ? 0 : 1;
+  return sender == f->rank;
+}
+
+void kit_faulty_error(struct kit_faulty *f, int code, const char *call) {
+  struct kit_told *t = &f->told;
+  int64_t since = (int64_t)(rail_now_ns() - (f->event_ns ? f->event_ns : f->start_ns));
+  if (!t->code) {
+    t->code = code;
+    snprintf(t->call, sizeof t->call, "%s", call);
+    t->first_ns = since;
+  }
+  t->last_ns = since;
+  if (code != RAIL_REMOTE_ERROR) t->other_code = code;
+}
+
+/* ---- the moment ---- */
+
+static void order(struct kit_faulty *f, uint64_t at_ns, uint64_t last_ms) {
+  static struct kit_tcp_socket doors[KIT_HAND_PORTS];
+  struct kit_hand_order o = {.act = f->plan.act, .how = f->plan.how, .count = f->plan.count, .seed = f->plan.seed,
+                             .at_ns = at_ns, .last_ms = last_ms, .rank = f->rank};
+  if (f->plan.act == KIT_ACT_STRANGERS) {
+    o.nports = kit_tcp_new_listeners(f->before, f->nbefore, doors, KIT_HAND_PORTS);
+    if (o.nports == 0) kit_skip("the plugin listens on no TCP port");
+    for (int i = 0; i < o.nports; i++) {
+      o.port[i].addr = doors[i].local;
+      o.port[i].size = doors[i].local_len;
+    }
+  }
+  kit_hand_do(f->hand, &o);
+}
+
+void kit_faulty_agree(struct kit_faulty *f) {
+  bool kills = f->plan.act == KIT_ACT_KILL;
+  if (kills && kit_faulty_is_victim(f)) kit_side_will_die(f->side);
+  if (kills && !kit_faulty_is_victim(f)) kit_side_may_lose(f->side, f->peer);
+  kit_meet(f->side);
+  uint64_t moment = rail_now_ns() + AGREED_MS * 1000000ull;
+  /* One clock on one host; between two, as well as the meeting tells. */
+  if (kit_side_job(f->side)->hosts == 1 && f->rank == 0) kit_put(f->side, 1, &moment, sizeof moment);
+  if (kit_side_job(f->side)->hosts == 1 && f->rank == 1) kit_get(f->side, 0, &moment, sizeof moment);
+  f->event_ns = moment + f->plan.delay_us * 1000;
+  bool by_hand = f->plan.act == KIT_ACT_KILL || f->plan.act == KIT_ACT_STOP || f->plan.act == KIT_ACT_STRANGERS ||
+                 f->plan.act == KIT_ACT_LINK;
+  if (by_hand && kit_faulty_is_victim(f)) order(f, f->event_ns, f->plan.last_ms);
+}
+
+/* ---- preparations ---- */
+
+static void on_signal(int number) { (void)number; }
+
+static void prepare(struct kit_faulty *f) {
+  const struct kit_fault_plan *p = &f->plan;
+  f->traffic = (struct kit_traffic_plan){.seed = p->seed, .mix = (enum kit_traffic_mix)p->mix, .max = (size_t)p->max,
+                                         .group = 1, .window = (int)p->window};
+  ENSURE(kit_traffic_prepare(&f->traffic), "out of memory");
+  f->hand = kit_hand_start();
+  f->nbefore = kit_tcp_sockets(f->before, KIT_FAULT_SOCKETS);
+  f->told = (struct kit_told){.rank = f->rank, .connections = (int)p->comms, .first_ns = -1, .last_ns = -1,
+                              .connect_ns = -1, .seen = -1};
+  f->told.before = kit_usage_now();
+  kit_net_load(&f->net, kit_side_job(f->side)->version);
+  f->start_ns = rail_now_ns();
+  if (!kit_faulty_is_victim(f)) return;
+  bool preload = p->act == KIT_ACT_FAIL || p->piece || p->buffer;
+  ENSURE(!preload || kit_fail_loaded(), "librail-fault.so is not preloaded here");
+  if (p->act == KIT_ACT_FAIL) kit_fail_arm((long)p->nth, (int)p->kinds);
+  if (p->piece || p->buffer) kit_fail_shape((size_t)p->piece, (int)p->buffer, p->seed);
+  if (p->act == KIT_ACT_STORM) {
+    struct sigaction plain = {.sa_handler = on_signal}; /* no SA_RESTART: every call that waits is interrupted */
+    sigaction(KIT_STORM_SIGNAL, &plain, NULL);
+    order(f, f->start_ns, FOREVER_MS);
+  }
+}
+
+/* ---- the end ---- */
+
+static void must_do(struct kit_faulty *f, int code, const char *call) {
+  if (code == 0 || f->told.close_code) return;
+  f->told.close_code = code;
+  snprintf(f->told.close_call, sizeof f->told.close_call, "%s", call);
+}
+
+static void timed(struct kit_faulty *f, uint64_t since) {
+  int64_t took = (int64_t)(rail_now_ns() - since);
+  if (took > f->told.close_ns) f->told.close_ns = took;
+}
+
+static void close_all(struct kit_faulty *f) {
+  const struct rail_net_v12 *vt = f->net.vt;
+  for (int i = 0; i < (int)f->plan.comms; i++) {
+    uint64_t since = rail_now_ns();
+    if (i < f->nflows && !f->dereg_done) must_do(f, (int)kit_flow_dereg(&f->flow[i]), "deregMr");
+    if (!f->comm[i]) continue;
+    if (kit_faulty_sends(f, i)) must_do(f, vt->close_send(f->comm[i]), "closeSend");
+    else must_do(f, vt->close_recv(f->comm[i]), "closeRecv");
+    timed(f, since);
+  }
+  for (int i = 0; i < (int)f->plan.comms; i++) {
+    uint64_t since = rail_now_ns();
+    if (f->listen[i]) must_do(f, vt->close_listen(f->listen[i]), "closeListen");
+    timed(f, since);
+  }
+  for (int i = 0; i < f->nflows; i++) kit_flow_free(&f->flow[i]);
+}
+
+static void end_plugin(struct kit_faulty *f) {
+  uint64_t since = rail_now_ns();
+  if (f->net.vt->finalize) must_do(f, f->net.vt->finalize(f->net.ctx), "finalize");
+  timed(f, since);
+  kit_trail_enter(KIT_CALL_UNLOAD);
+  rail_net_unload(f->net.any);
+  kit_trail_leave();
+}
+
+static void report(struct kit_faulty *f) {
+  struct kit_told *t = &f->told;
+  if (f->plan.act == KIT_ACT_FAIL && kit_faulty_is_victim(f)) {
+    kit_fail_disarm();
+    t->seen = kit_fail_seen();
+    if (kit_fail_hit()) snprintf(t->failed, sizeof t->failed, "%s", kit_fail_hit());
+  }
+  if (kit_fail_loaded()) t->shaped = kit_fail_shaped();
+  t->strangers = kit_hand_strangers(f->hand);
+  t->signals = kit_hand_signals(f->hand);
+  kit_traffic_release(&f->traffic);
+  t->after = kit_usage_settled(&t->before);
+  kit_tell(f->side, t, sizeof *t);
+}
+
+void kit_fault_side(struct kit_side *side) {
+  static struct kit_faulty f;
+  f.side = side;
+  f.rank = kit_side_rank(side);
+  f.peer = 1 - f.rank;
+  f.plan = kit_fault_plan_get(kit_side_job(side));
+  prepare(&f);
+  if (kit_faulty_meet(&f)) kit_faulty_stream(&f);
+  close_all(&f);
+  end_plugin(&f);
+  report(&f);
+  kit_hand_end(f.hand);
+}

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kit/fault/fault_usage.h"
+
+#include <malloc.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+
+#define SETTLE_MS 200
+
+static int listeners(void) {
+  static struct kit_tcp_socket all[4096];
+  int n = kit_tcp_sockets(all, 4096), found = 0;
+  for (int i = 0; i < n; i++) found += all[i].listening;
+  return found;
+}
+
+struct kit_usage kit_usage_now(void) {
+  struct mallinfo2 heap = mallinfo2();
+  return (struct kit_usage){.fds = kit_fd_count(), .threads = kit_thread_count(), .listeners = listeners(),
+                            .heap = (int64_t)(heap.uordblks + heap.hblkhd)};
+}
+
+struct kit_usage kit_usage_settled(const struct kit_usage *before) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(SETTLE_MS));
+  struct kit_usage now = kit_usage_now();
+  while ((now.threads > before->threads || now.fds > before->fds) && !rail_deadline_passed(deadline)) {
+    usleep(1000);
+    now = kit_usage_now();
+  }
+  return now;
+}
+
+void kit_shm_mapped(char *name, size_t size) {
+  FILE *f = fopen("/proc/self/maps", "re");
+  char line[512];
+  name[0] = 0;
+  while (f && !name[0] && fgets(line, sizeof line, f)) {
+    const char *path = strstr(line, "/dev/shm/");
+    size_t len = path ? strcspn(path, "\n") : 0;
+    if (len > 0 && len < size && !strstr(path, " (deleted)")) snprintf(name, size, "%.*s", (int)len, path);
+  }
+  if (f) fclose(f);
+}
+
+double kit_cpu_of_others(void) {
+  struct timespec mine;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &mine);
+  double all = (double)kit_cpu_ns() / 1e9, me = (double)mine.tv_sec + (double)mine.tv_nsec / 1e9;
+  return all > me ? all - me : 0;
+}

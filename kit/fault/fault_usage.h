@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What a process has taken of the system, to be compared with what is left of it. */
+#ifndef RAIL_KIT_FAULT_USAGE_H
+#define RAIL_KIT_FAULT_USAGE_H
+
+#include "kit/fault/fault_told.h"
+#include "kit/kit_tcp.h"
+
+struct kit_usage kit_usage_now(void);
+/* The same, once threads that were just told to end have ended (200 ms at most). */
+struct kit_usage kit_usage_settled(const struct kit_usage *before);
+
+/* A file below /dev/shm that this process has mapped; "": none. */
+void kit_shm_mapped(char *name, size_t size);
+
+/* Seconds of CPU of all threads but the calling one. */
+double kit_cpu_of_others(void);
+
+#endif

@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kit/fault/kit_fault.h"
+
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/netload.h"
+#include "kit/fault/fault_net.h"
+#include "kit/kit_choice.h"
+#include "kit/kit_json.h"
+#include "kit/kit_probe.h"
+
+enum { OVERHEAD_MS = 26000, DEFAULT_CALLS = 8 };
+
+struct run {
+  const struct kit_fault *how;
+  struct kit_report report;
+  struct kit_choice choice;
+  struct kit_fault_net net;
+  char preload[PATH_MAX]; /* librail-fault.so; "": it is not there */
+  int version;
+};
+
+static volatile sig_atomic_t interrupted; /* by Ctrl-C: namespaces must not stay */
+
+static void on_interrupt(int number) { interrupted = number; }
+
+/* ---- one world ---- */
+
+static void on_word(struct kit_world *world, const struct kit_word *word, void *arg) {
+  struct kit_trial *t = arg;
+  bool known = word->rank == 0 || word->rank == 1;
+  (void)world;
+  if (word->kind == KIT_WORD_ROLE && known && word->size == sizeof t->told[0]) {
+    memcpy(&t->told[word->rank], word->data, sizeof t->told[0]);
+    t->has_told[word->rank] = true;
+    return;
+  }
+  if (word->kind == KIT_WORD_LOG && known)
+    snprintf(t->warning[word->rank], sizeof t->warning[0], "%s", word->text);
+  kit_result_word(t->result, word);
+}
+
+static void on_tick(struct kit_world *world, void *arg) {
+  (void)arg;
+  if (interrupted) kit_world_stop(world);
+}
+
+static void try_plan(struct run *run, struct kit_trial *t) {
+  static const char *const env[] = {"NCCL_SOCKET_IFNAME==" KIT_LINK_NAME, NULL};
+  const struct kit_fault *how = run->how;
+  const struct kit_fault_plan *p = &t->plan;
+  struct kit_world_how world = {.nsides = 2, .on_word = on_word, .on_tick = on_tick, .arg = t};
+  struct kit_job *job = &world.job;
+  snprintf(job->kind, sizeof job->kind, "fault");
+  snprintf(job->name, sizeof job->name, "%s", t->scenario->name);
+  snprintf(job->plugin, sizeof job->plugin, "%s", how->plugin);
+  job->version = run->version;
+  job->dev = how->dev;
+  job->seed = p->seed;
+  job->limit_ms = kit_patience_ms(p->delay_us / 1000 + p->last_ms + p->after_ms + p->patience_ms + OVERHEAD_MS);
+  kit_fault_plan_put(p, job);
+  for (int i = 0; i < 2; i++) {
+    if (t->scenario->needs & KIT_NEEDS_NETNS) {
+      world.setup[i].netns = run->net.space[i];
+      world.setup[i].env = env;
+    }
+    if ((t->scenario->needs & KIT_NEEDS_PRELOAD) && kit_fault_is_victim(p, i)) world.setup[i].preload = run->preload;
+  }
+  kit_world_run(how->link, &world, &t->outcome);
+  t->result->seconds += t->outcome.seconds;
+}
+
+/* ---- failing calls: one run counts them, each of the others makes one fail ---- */
+
+static void count_calls(struct kit_result *r, long seen, int hits, int told) {
+  struct kit_word counts[] = {
+      {.kind = KIT_WORD_METRIC, .text = "calls", .value = (double)seen, .unit = ""},
+      {.kind = KIT_WORD_METRIC, .text = "made_to_fail", .value = hits, .unit = ""},
+      {.kind = KIT_WORD_METRIC, .text = "ended_in_an_error", .value = told, .unit = ""},
+  };
+  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) kit_result_word(r, &counts[i]);
+}
+
+/* One run without a failure: how many calls are there? -1: it went wrong by itself, and the result says how. */
+static long calls_of(struct run *run, struct kit_trial *t) {
+  t->about = "none failing";
+  t->plan.goal = KIT_GOAL_SURVIVE;
+  try_plan(run, t);
+  kit_fault_judge(t);
+  if (t->result->end != KIT_END_FINE || !t->has_told[0]) return -1;
+  if (t->told[0].seen > 0) return (long)t->told[0].seen;
+  t->result->end = KIT_END_SKIPPED;
+  snprintf(t->result->text, sizeof t->result->text, "the plugin makes no such call that could be caught");
+  return -1;
+}
+
+/* Spread over the life: most calls are made at its start, or all while data flows. */
+static uint64_t choose_call(long seen, int i, int of, struct kit_rng *rng) {
+  uint64_t from = (uint64_t)seen * (uint64_t)i / (uint64_t)of, to = (uint64_t)seen * (uint64_t)(i + 1) / (uint64_t)of;
+  return 1 + from + (to > from + 1 ? kit_rng_below(rng, (uint32_t)(to - from)) : 0);
+}
+
+static void try_calls(struct run *run, struct kit_trial *first, struct kit_rng *rng) {
+  int wanted = run->how->calls > 0 ? run->how->calls : DEFAULT_CALLS, hits = 0, told = 0;
+  long seen = calls_of(run, first);
+  if (seen < 0) return;
+  if (wanted > seen) wanted = (int)seen;
+  for (int i = 0; i < wanted && !interrupted; i++) {
+    struct kit_trial t = {.scenario = first->scenario, .plan = first->plan, .result = first->result};
+    char about[96];
+    t.plan.goal = KIT_GOAL_EITHER;
+    t.plan.nth = choose_call(seen, i, wanted, rng);
+    try_plan(run, &t);
+    const struct kit_told *victim = &t.told[0];
+    snprintf(about, sizeof about, "call %llu of about %ld (%s)", (unsigned long long)t.plan.nth, seen,
+             victim->failed[0] ? victim->failed : t.has_told[0] ? "not reached" : "not known");
+    t.about = about;
+    hits += victim->failed[0] != 0;
+    told += victim->failed[0] && victim->code;
+    if (t.has_told[0] && !victim->failed[0] && victim->seen < seen) seen = (long)victim->seen; /* fewer this time */
+    kit_fault_judge(&t);
+    kit_fault_describe(&t);
+  }
+  count_calls(first->result, seen, hits, told);
+}
+
+/* ---- one scenario ---- */
+
+static const char *cannot(struct run *run, const struct kit_scenario *s) {
+  if ((s->needs & KIT_NEEDS_PRELOAD) && !run->preload[0]) return "librail-fault.so is not beside rail-kit (../lib)";
+  if (!(s->needs & KIT_NEEDS_NETNS)) return NULL;
+  if (run->how->link) return "needs both sides on this host";
+  if (!kit_fault_net_open(&run->net)) return run->net.why;
+  const char *no_qdisc = s->needs & KIT_NEEDS_SHAPE ? run->net.no_shape : s->needs & KIT_NEEDS_DELAY ? run->net.no_delay : "";
+  if (no_qdisc[0]) return no_qdisc;
+  if (!kit_fault_net_restore(&run->net)) return "the link between the namespaces does not come up";
+  return NULL;
+}
+
+static void command_to_repeat(const struct run *run, const struct kit_scenario *s, struct kit_result *r) {
+  const struct kit_fault *how = run->how;
+  size_t size = sizeof r->again;
+  snprintf(r->again, size, "rail-kit fault ");
+  kit_append_quoted(r->again, size, how->plugin);
+  size_t at = strlen(r->again);
+  snprintf(r->again + at, size - at, " --abi %d --only %s --seed %#llx", run->version, s->name,
+           (unsigned long long)r->seed);
+  at = strlen(r->again);
+  if (how->dev) snprintf(r->again + at, size - at, " --device %d", how->dev);
+  at = strlen(r->again);
+  if (how->calls) snprintf(r->again + at, size - at, " --calls %d", how->calls);
+  at = strlen(r->again);
+  if (how->patience_ms != KIT_FAULT_PATIENCE_MS)
+    snprintf(r->again + at, size - at, " --patience %g", (double)how->patience_ms / 1e3);
+  at = strlen(r->again);
+  if (how->stop_ms != KIT_FAULT_STOP_MS)
+    snprintf(r->again + at, size - at, " --stop-time %g", (double)how->stop_ms / 1e3);
+  at = strlen(r->again);
+  if (how->connect) snprintf(r->again + at, size - at, " --connect %s", how->connect);
+}
+
+/* The same seed and name give the same plan, alone or among others. */
+static struct kit_rng dice(uint64_t seed, const char *name) {
+  struct kit_rng rng = {seed};
+  for (; *name; name++) rng.state = (rng.state ^ (uint8_t)*name) * 0x100000001b3ull;
+  kit_rng_next(&rng);
+  return rng;
+}
+
+static void try_scenario(struct run *run, const struct kit_scenario *s, uint64_t seed) {
+  struct kit_result r = {.id = s->id, .name = s->name, .what = s->what, .source = "", .level = s->level,
+                         .version = run->version, .seed = seed};
+  struct kit_trial t = {.scenario = s, .plan = s->plan, .result = &r};
+  struct kit_rng rng = dice(seed, s->name);
+  command_to_repeat(run, s, &r);
+  kit_report_progress(&run->report, s->name);
+  const char *reason = kit_choice_skips(&run->choice, s->id, s->name);
+  if (!reason) reason = cannot(run, s);
+  if (reason) {
+    r.end = KIT_END_SKIPPED;
+    snprintf(r.text, sizeof r.text, "%s", reason);
+    kit_report_add(&run->report, &r);
+    return;
+  }
+  if (t.plan.last_ms == 1) t.plan.last_ms = run->how->stop_ms;
+  if (!t.plan.patience_ms) t.plan.patience_ms = run->how->patience_ms;
+  kit_fault_plan_draw(&t.plan, &rng);
+  if (t.plan.act == KIT_ACT_FAIL) {
+    try_calls(run, &t, &rng);
+  } else {
+    try_plan(run, &t);
+    kit_fault_judge(&t);
+    kit_fault_describe(&t);
+  }
+  kit_report_add(&run->report, &r);
+}
+
+/* ---- all of them ---- */
+
+static bool wanted(const struct run *run, const struct kit_scenario *s) {
+  return kit_choice_takes(&run->choice, s->id, s->name, s->level);
+}
+
+static void each_once(struct run *run) {
+  for (const struct kit_scenario *s = kit_scenarios; s->id; s++)
+    for (int i = 0; i < run->how->repeat && wanted(run, s) && !interrupted; i++)
+      try_scenario(run, s, run->report.seed + (uint64_t)i);
+}
+
+static const struct kit_scenario *draw(const struct run *run, struct kit_rng *rng) {
+  uint32_t sum = 0;
+  for (const struct kit_scenario *s = kit_scenarios; s->id; s++) sum += wanted(run, s) ? s->weight : 0;
+  uint32_t at = sum ? kit_rng_below(rng, sum) : 0;
+  for (const struct kit_scenario *s = kit_scenarios; s->id; s++) {
+    uint32_t weight = wanted(run, s) ? s->weight : 0;
+    if (at < weight) return s;
+    at -= weight;
+  }
+  return NULL;
+}
+
+static void rounds(struct run *run) {
+  struct kit_rng rng = {run->report.seed};
+  for (int i = 0; i < run->how->rounds && !interrupted; i++) {
+    const struct kit_scenario *s = draw(run, &rng);
+    if (s) try_scenario(run, s, kit_rng_next(&rng) >> 16);
+  }
+}
+
+static int count(const struct run *run) {
+  int n = 0;
+  for (const struct kit_scenario *s = kit_scenarios; s->id; s++)
+    n += wanted(run, s) && (s->weight || !run->how->rounds);
+  return n;
+}
+
+static void find_preload(struct run *run) {
+  char self[PATH_MAX - 64];
+  ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
+  if (len <= 0) return;
+  self[len] = 0;
+  char *slash = strrchr(self, '/');
+  if (slash) *slash = 0;
+  snprintf(run->preload, sizeof run->preload, "%s/../lib/librail-fault.so", self);
+  if (access(run->preload, R_OK) != 0) run->preload[0] = 0;
+}
+
+static int run_all(struct run *run) {
+  struct sigaction plain = {.sa_handler = on_interrupt};
+  int n = count(run);
+  if (n == 0) {
+    fprintf(stderr, "rail-kit fault: no scenario is called %s; --list shows all\n", run->how->only ? run->how->only : "so");
+    return 2;
+  }
+  sigaction(SIGINT, &plain, NULL);
+  sigaction(SIGTERM, &plain, NULL);
+  find_preload(run);
+  if (run->report.seed == 0) run->report.seed = (rail_now_ns() & 0xffffffff) | 1;
+  run->report.expected = run->how->rounds ? run->how->rounds : n * run->how->repeat;
+  kit_report_start(&run->report);
+  if (run->how->rounds) rounds(run);
+  else each_once(run);
+  kit_fault_net_close(&run->net);
+  return kit_report_finish(&run->report);
+}
+
+int kit_fault_run(const struct kit_fault *how) {
+  static struct run run;
+  struct kit_probe probe;
+  char why[1024];
+  int result = 1;
+  run = (struct run){.how = how, .version = how->version,
+                     .report = {.command = "fault", .plugin = how->plugin, .seed = how->seed, .dev = how->dev,
+                                .verbose = how->verbose, .json = how->json, .junit = how->junit}};
+  if (!kit_choice_read(&run.choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
+  if (!kit_probe(how->plugin, &probe, why, sizeof why)) {
+    printf("%s: %s\n", how->plugin, why);
+  } else if (how->version && !(probe.versions >> how->version & 1)) {
+    fprintf(stderr, "rail-kit fault: --abi %d: %s does not export ncclNetPlugin_v%d\n", how->version, how->plugin,
+            how->version);
+    result = 2;
+  } else {
+    if (!run.version) run.version = kit_probe_newest(&probe);
+    result = run_all(&run);
+  }
+  kit_choice_free(&run.choice);
+  return interrupted ? 3 : result;
+}
+
+int kit_fault_list(const struct kit_fault *how, FILE *f, bool json) {
+  struct run run = {.how = how};
+  struct kit_json j = kit_json_start(f);
+  if (!kit_choice_read(&run.choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
+  if (json) kit_json_array(&j, NULL);
+  for (const struct kit_scenario *s = kit_scenarios; s->id; s++) {
+    if (!wanted(&run, s)) continue;
+    if (!json) {
+      fprintf(f, "%-6s %-44s %-8s %s\n", s->id, s->name, kit_level_text(s->level), s->what);
+      continue;
+    }
+    kit_json_object(&j, NULL);
+    kit_json_text(&j, "id", s->id);
+    kit_json_text(&j, "name", s->name);
+    kit_json_text(&j, "level", kit_level_text(s->level));
+    kit_json_text(&j, "what", s->what);
+    kit_json_end(&j, '}');
+  }
+  if (json) {
+    kit_json_end(&j, ']');
+    kit_json_finish(&j);
+  }
+  kit_choice_free(&run.choice);
+  return fflush(f) == 0 ? 0 : 3;
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rail-kit inspect: what NCCL makes of a plugin's file. In the order of a run:
+ *   elf.c libelf.c       the file: exported tables, what the loader is told
+ *   deps.c               what the dynamic loader says to it
+ *   releases.c           which NCCL looks for what, under which names
+ *   side.c, load.c       in a process of its own: dlopen, the tables in memory, init, devices, properties
+ *   judge_*.c fields.c   what follows, as findings.c keeps them
+ *   text.c json.c        the report
+ */
+#ifndef RAIL_KIT_INSPECT_H
+#define RAIL_KIT_INSPECT_H
+
+#include <stdint.h>
+
+#include "kit/kit_side.h"
+
+#define KIT_INSPECT_MAX_DEVICES 64
+
+struct kit_inspect_how {
+  const char *file;
+  int devices[KIT_INSPECT_MAX_DEVICES]; /* whose properties are asked for */
+  int ndevices;                         /* 0: all */
+  uint64_t limit_ms;                    /* of each process that the plugin is loaded in */
+  const char *json;                     /* file, "-": standard output instead of the text; NULL: none */
+};
+
+/* Prints the report to stdout. 0: no finding is an error, 1: some are, 3: told on stderr, the file cannot be read, the
+ * report not written or no process started. */
+int kit_inspect_run(const struct kit_inspect_how *how);
+
+/* The role "inspect" of a side. */
+void kit_inspect_side(struct kit_side *side);
+
+#endif

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "kit/inspect/inspect.h"
+
+enum { FINE = 0, PLUGIN_FAILED = 1, NOT_RUN = 3 };
+
+static int told(const char *what, const char *path) {
+  fprintf(stderr, "rail-kit inspect: cannot %s %s: %s\n", what, path, strerror(errno));
+  return NOT_RUN;
+}
+
+static int find_file(struct kit_inspection *in) {
+  struct stat st;
+  const char *slash = strrchr(in->how->file, '/'), *name = slash ? slash + 1 : in->how->file;
+  char directory[PATH_MAX];
+  snprintf(directory, sizeof directory, "%.*s", slash ? (int)(name - in->how->file) : 2, slash ? in->how->file : "./");
+  if (!realpath(in->how->file, in->real) || !realpath(directory, in->path)) return told("find", in->how->file);
+  if (stat(in->real, &st) != 0) return told("read", in->real);
+  size_t len = strlen(in->path);
+  if (len + 1 + strlen(name) >= sizeof in->path) return errno = ENAMETOOLONG, told("find", in->how->file);
+  snprintf(in->path + len, sizeof in->path - len, "%s%s", strcmp(in->path, "/") == 0 ? "" : "/", name);
+  if (S_ISREG(st.st_mode)) {
+    in->bytes = (uint64_t)st.st_size;
+    return FINE;
+  }
+  fprintf(stderr, "rail-kit inspect: %s is no file; it takes the path of a library\n", in->how->file);
+  return NOT_RUN;
+}
+
+/* What dlsym finds; when the plugin could not be loaded, what the file promises. */
+static void note_exported(struct kit_inspection *in) {
+  for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++) {
+    const struct kit_elf_symbol *s = kit_elf_table(&in->elf, "ncclNetPlugin", v);
+    bool promised = s && s->in_dynsym && s->defined && !s->hidden;
+    if (in->load.loaded ? kit_seen(in, v)->table.there : promised) in->exported |= 1u << v;
+  }
+  for (size_t i = 0; i < in->elf.nsymbols; i++) { /* v5 and older, which are not looked at in memory */
+    const struct kit_elf_symbol *s = &in->elf.symbols[i];
+    if (strncmp(s->name, "ncclNetPlugin_v", 15) == 0 && s->in_dynsym && s->defined && s->version < RAIL_NET_VERSION_MIN)
+      in->exported |= 1u << s->version;
+  }
+}
+
+static int write_json(const struct kit_inspection *in) {
+  bool to_stdout = strcmp(in->how->json, "-") == 0;
+  FILE *f = to_stdout ? stdout : fopen(in->how->json, "we");
+  if (!f) return told("write", in->how->json);
+  bool ok = kit_inspect_json(f, in);
+  if (!to_stdout) ok = fclose(f) == 0 && ok;
+  return ok ? FINE : told("write", to_stdout ? "standard output" : in->how->json);
+}
+
+static int report(struct kit_inspection *in) {
+  int status = kit_findings_count(&in->findings, KIT_ERROR) > 0 ? PLUGIN_FAILED : FINE;
+  bool text = !in->how->json || strcmp(in->how->json, "-") != 0;
+  if (text) kit_inspect_text(stdout, in);
+  if (in->how->json && write_json(in) != FINE) return NOT_RUN;
+  if (text && (fflush(stdout) != 0 || ferror(stdout))) return told("write", "standard output");
+  return status;
+}
+
+static void release(struct kit_inspection *in) {
+  for (int v = 0; v < KIT_VERSIONS; v++) free(in->versions[v].props);
+  kit_elf_free(&in->elf);
+  kit_deps_free(&in->deps);
+  free(in->findings.items);
+  free(in->logged);
+  free(in);
+}
+
+int kit_inspect_run(const struct kit_inspect_how *how) {
+  struct kit_inspection *in = calloc(1, sizeof *in);
+  if (!in) return errno = ENOMEM, told("inspect", how->file);
+  in->how = how;
+  int status = find_file(in);
+  if (status == FINE) {
+    kit_elf_read(in->real, &in->elf);
+    kit_deps_ask(in->path, &in->elf, how->limit_ms, &in->deps);
+    status = kit_look_at_plugin(in) == 0 ? FINE : NOT_RUN;
+  }
+  if (status == FINE) {
+    note_exported(in);
+    kit_judge_file(in);
+    kit_judge_tables(in);
+    kit_judge_start(in);
+    kit_judge_props(in);
+    kit_judge_releases(in);
+    kit_findings_sort(&in->findings);
+    status = report(in);
+  }
+  release(in);
+  return status;
+}

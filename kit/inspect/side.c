@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * In a process of its own: the plugin is loaded as NCCL loads it, its tables are looked at, and for one version it is
+ * started and asked for its devices. What is seen goes to the parent piece by piece, so that a plugin that crashes
+ * halfway has shown the first half. Memory that the plugin points to is read with care.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/net_props.h"
+#include "kit/inspect/inspect.h"
+#include "kit/kit_net.h"
+#include "kit/kit_trail.h"
+
+struct seen {
+  struct kit_side *side;
+  void *library;
+  int threads, fds; /* before the plugin was there */
+};
+
+static double seconds_since(uint64_t start) { return (double)(rail_now_ns() - start) / 1e9; }
+
+static void tell(struct kit_side *side, enum kit_record_kind kind, int version, const void *data, size_t size) {
+  struct { struct kit_record head; uint8_t data[8192]; } record = {.head = {kind, version}};
+  ENSURE(size <= sizeof record.data, "a record of %zu bytes", size);
+  memcpy(record.data, data, size);
+  kit_tell(side, &record, offsetof(__typeof__(record), data) + size);
+}
+
+/* ---- memory that may not be there ---- */
+
+/* How many of the bytes at `at` are readable; they are in `to` then. The kernel looks: a pipe takes no bad pointer. */
+static size_t read_memory(const void *at, void *to, size_t size) {
+  int fds[2];
+  ENSURE(size <= 4096 && pipe2(fds, O_CLOEXEC | O_NONBLOCK) == 0, "no pipe");
+  ssize_t n = write(fds[1], at, size);
+  if (n > 0) n = read(fds[0], to, (size_t)n);
+  close(fds[0]);
+  close(fds[1]);
+  return n > 0 ? (size_t)n : 0;
+}
+
+static void read_text(const char *at, struct kit_text *text) {
+  memset(text, 0, sizeof *text);
+  text->state = KIT_TEXT_NULL;
+  if (!at) return;
+  text->state = KIT_TEXT_WILD;
+  size_t n = 0;
+  /* byte by byte at the end of a mapping, where the rest of a block cannot be read */
+  while (n < sizeof text->s && read_memory(at + n, text->s + n, 1) == 1) {
+    if (text->s[n] == 0) {
+      text->state = KIT_TEXT_FINE;
+      text->length = n;
+      return;
+    }
+    n++;
+  }
+  if (n == sizeof text->s) text->state = KIT_TEXT_ENDLESS;
+  text->length = n;
+  text->s[sizeof text->s - 1] = 0;
+}
+
+/* ---- where slots point ---- */
+
+struct place {
+  uintptr_t at, own; /* what is asked for; the load address of the plugin */
+  enum kit_slot_state state;
+  char object[64];
+};
+
+static int find_place(struct dl_phdr_info *info, size_t size, void *arg) {
+  struct place *p = arg;
+  (void)size;
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+    uintptr_t first = info->dlpi_addr + segment->p_vaddr;
+    if (segment->p_type != PT_LOAD || p->at < first || p->at - first >= segment->p_memsz) continue;
+    const char *slash = strrchr(info->dlpi_name, '/');
+    snprintf(p->object, sizeof p->object, "%s", slash ? slash + 1 : info->dlpi_name);
+    if (!(segment->p_flags & PF_X)) p->state = KIT_SLOT_DATA;
+    else p->state = info->dlpi_addr == p->own ? KIT_SLOT_FINE : KIT_SLOT_ELSEWHERE;
+    return 1;
+  }
+  return 0;
+}
+
+static void look_at_table(const struct seen *seen, int version) {
+  struct kit_seen_table table = {0};
+  void *slots[RAIL_NET_SLOTS] = {NULL};
+  char symbol[32];
+  struct link_map *map = NULL;
+  snprintf(symbol, sizeof symbol, "ncclNetPlugin_v%d", version);
+  const void *vtable = dlsym(seen->library, symbol);
+  if (!vtable) return;
+  table.there = true;
+  int n = rail_net_slot_count(version);
+  size_t size = (size_t)n * sizeof(void *);
+  table.readable = read_memory(vtable, slots, size) == size;
+  (void)dlinfo(seen->library, RTLD_DI_LINKMAP, &map);
+  for (int i = 0; i < n && table.readable; i++) {
+    struct place place = {.at = (uintptr_t)slots[i], .own = map ? map->l_addr : 0, .state = KIT_SLOT_WILD};
+    if (slots[i] && i > 0) dl_iterate_phdr(find_place, &place);
+    table.slots[i] = (uint8_t)(slots[i] ? i > 0 ? place.state : KIT_SLOT_FINE : KIT_SLOT_NULL);
+    snprintf(table.object[i], sizeof table.object[i], "%s", place.object);
+  }
+  if (table.readable) read_text(slots[0], &table.name);
+  tell(seen->side, KIT_RECORD_TABLE, version, &table, sizeof table);
+}
+
+/* ---- loading ---- */
+
+static void load(struct seen *seen) {
+  struct kit_seen_load record = {.done = true};
+  const char *path = kit_side_job(seen->side)->plugin;
+  seen->threads = kit_thread_count();
+  seen->fds = kit_fd_count();
+  uint64_t start = rail_now_ns();
+  kit_trail_enter(KIT_CALL_LOAD);
+  seen->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  kit_trail_leave();
+  record.seconds = seconds_since(start);
+  record.loaded = seen->library != NULL;
+  if (!record.loaded) {
+    const char *error = dlerror();
+    snprintf(record.error, sizeof record.error, "%s", error ? error : "dlopen failed without a reason");
+  }
+  record.threads = kit_thread_count() - seen->threads;
+  record.fds = kit_fd_count() - seen->fds;
+  tell(seen->side, KIT_RECORD_LOAD, 0, &record, sizeof record);
+}
+
+static void unload(struct seen *seen) {
+  kit_trail_enter(KIT_CALL_UNLOAD);
+  dlclose(seen->library);
+  kit_trail_leave();
+}
+
+/* ---- properties ---- */
+
+#define VPROPS(to, from)                                                                  \
+  do {                                                                                    \
+    (to)->vprops.ndevs = (from)->vprops.ndevs;                                            \
+    for (size_t i_ = 0; i_ < RAIL_COUNT_OF((from)->vprops.devs); i_++)                    \
+      (to)->vprops.devs[i_] = (from)->vprops.devs[i_];                                    \
+  } while (0)
+
+union props {
+  uint8_t bytes[sizeof(struct rail_net_props_v12) + 64]; /* the end shows who writes too much */
+  struct rail_net_props_v6 v6;
+  struct rail_net_props_v7 v7;
+  struct rail_net_props_v8 v8;
+  struct rail_net_props_v9 v9;
+  struct rail_net_props_v11 v11;
+  struct rail_net_props_v12 v12;
+};
+
+static int call_properties(const struct rail_net_slots *s, int dev, union props *p) {
+  if (s->get_properties_v12) return s->get_properties_v12(dev, &p->v12);
+  if (s->get_properties_v11) return s->get_properties_v11(dev, &p->v11);
+  if (s->get_properties_v9) return s->get_properties_v9(dev, &p->v9);
+  if (s->get_properties_v8) return s->get_properties_v8(dev, &p->v8);
+  if (s->get_properties_v7) return s->get_properties_v7(dev, &p->v7);
+  return s->get_properties_v6(dev, &p->v6);
+}
+
+static size_t widen(const struct rail_net_slots *s, const union props *p, struct rail_net_props_v12 *to) {
+  memset(to, 0, sizeof *to);
+  if (s->get_properties_v12) {
+    *to = p->v12;
+    return sizeof p->v12;
+  }
+  if (s->get_properties_v11) {
+    RAIL_NET_COPY_V9_PROPS(to, &p->v11);
+    VPROPS(to, &p->v11);
+    to->max_multi_request_size = p->v11.max_multi_request_size;
+    return sizeof p->v11;
+  }
+  if (s->get_properties_v9) {
+    RAIL_NET_COPY_V9_PROPS(to, &p->v9);
+    VPROPS(to, &p->v9);
+    return sizeof p->v9;
+  }
+  if (s->get_properties_v8) {
+    RAIL_NET_COPY_V8_PROPS(to, &p->v8);
+    return sizeof p->v8;
+  }
+  if (s->get_properties_v7) {
+    RAIL_NET_COPY_V7_PROPS(to, &p->v7);
+    return sizeof p->v7;
+  }
+  RAIL_NET_COPY_V6_PROPS(to, &p->v6);
+  return sizeof p->v6;
+}
+
+static int fetch(const struct rail_net_slots *s, int dev, int fill, union props *p) {
+  memset(p, fill, sizeof *p);
+  kit_trail_enter(KIT_CALL_PROPERTIES);
+  int result = call_properties(s, dev, p);
+  kit_trail_leave();
+  return result;
+}
+
+/* A byte that keeps two different fills was not written. */
+static void look_at_device(struct kit_side *side, const struct rail_net_slots *s, int version, int dev) {
+  struct kit_seen_props record = {.dev = dev};
+  struct kit_text again;
+  union props one, two;
+  record.result = fetch(s, dev, 0x5a, &one);
+  record.result_again = fetch(s, dev, 0xa5, &two);
+  if (record.result == RAIL_OK && record.result_again == RAIL_OK) {
+    record.size = widen(s, &one, &record.value);
+    for (size_t i = 0; i < record.size; i++) {
+      record.unwritten[i] = one.bytes[i] == 0x5a && two.bytes[i] == 0xa5;
+      record.changed |= i >= 2 * sizeof(char *) && !record.unwritten[i] && one.bytes[i] != two.bytes[i];
+    }
+    for (size_t i = record.size; i < sizeof one; i++) record.overrun |= one.bytes[i] != 0x5a;
+    record.moved = one.v6.name != two.v6.name || one.v6.pci_path != two.v6.pci_path;
+    /* an unwritten pointer is of the fill */
+    read_text(record.unwritten[0] ? NULL : one.v6.name, &record.name);
+    read_text(record.unwritten[sizeof(char *)] ? NULL : one.v6.pci_path, &record.pci_path);
+    read_text(record.unwritten[0] ? NULL : two.v6.name, &again);
+    record.changed |= strcmp(record.name.s, again.s) != 0;
+    read_text(record.unwritten[sizeof(char *)] ? NULL : two.v6.pci_path, &again);
+    record.changed |= strcmp(record.pci_path.s, again.s) != 0;
+  }
+  tell(side, KIT_RECORD_PROPS, version, &record, sizeof record);
+}
+
+/* ---- starting ---- */
+
+static int no_profiler(void **e_handle, int type, void *p_handle, int64_t plugin_id, void *ext_data) {
+  (void)e_handle, (void)type, (void)p_handle, (void)plugin_id, (void)ext_data;
+  return 0;
+}
+
+static int call_init(const struct rail_net_slots *s, void **ctx) {
+  struct rail_net_config config = {.traffic_class = -1};
+  if (s->init_v11) return s->init_v11(ctx, 0x1a2b3c4d5e6f7081ull, &config, kit_net_log, no_profiler);
+  if (s->init_v10) return s->init_v10(kit_net_log, no_profiler);
+  return s->init_v6(kit_net_log);
+}
+
+static int call_devices(const struct rail_net_slots *s, int *ndev) {
+  *ndev = -77;
+  kit_trail_enter(KIT_CALL_DEVICES);
+  int result = s->devices(ndev);
+  kit_trail_leave();
+  return result;
+}
+
+static void look_at_devices(struct kit_side *side, const struct rail_net_slots *s, int version, int ndev) {
+  uint64_t asked = kit_job_number(kit_side_job(side), "devices", 0); /* how many are named; 0: all */
+  for (uint64_t i = 0; i < (asked ? asked : (uint64_t)RAIL_MIN(ndev, KIT_INSPECT_MAX_DEVICES)); i++) {
+    char key[32];
+    snprintf(key, sizeof key, "device%llu", (unsigned long long)i);
+    int dev = (int)(asked ? kit_job_number(kit_side_job(side), key, 0) : i);
+    if (dev < ndev) look_at_device(side, s, version, dev);
+  }
+}
+
+static void finalize(const struct rail_net_slots *s, void *ctx, struct kit_seen_start *start) {
+  start->finalize = RAIL_OK;
+  if (!s->finalize) return;
+  kit_trail_enter(KIT_CALL_FINALIZE);
+  start->finalize = s->finalize(ctx);
+  kit_trail_leave();
+}
+
+static void start_version(struct seen *seen, int version) {
+  struct kit_seen_start start = {0};
+  struct rail_net_slots s;
+  char symbol[32];
+  void *ctx = NULL;
+  snprintf(symbol, sizeof symbol, "ncclNetPlugin_v%d", version);
+  const void *vtable = dlsym(seen->library, symbol);
+  if (!vtable) return;
+  const char *missing = rail_net_slots_fill(&s, version, vtable);
+  if (missing) kit_skip("ncclNetPlugin_v%d has no %s", version, missing);
+  uint64_t begin = rail_now_ns();
+  kit_trail_enter(KIT_CALL_INIT);
+  start.init = call_init(&s, &ctx);
+  kit_trail_leave();
+  start.init_called = true;
+  start.init_s = seconds_since(begin);
+  begin = rail_now_ns();
+  if (start.init == RAIL_OK) {
+    start.devices = call_devices(&s, &start.ndev);
+    start.devices_called = true;
+    start.devices_s = seconds_since(begin);
+  }
+  tell(seen->side, KIT_RECORD_START, version, &start, sizeof start);
+  begin = rail_now_ns();
+  if (start.devices_called && start.devices == RAIL_OK && start.ndev > 0) {
+    look_at_devices(seen->side, &s, version, start.ndev);
+    start.properties_s = seconds_since(begin);
+    (void)call_devices(&s, &start.ndev_again);
+  }
+  start.threads = kit_thread_count() - seen->threads;
+  start.fds = kit_fd_count() - seen->fds;
+  if (start.init == RAIL_OK) finalize(&s, ctx, &start);
+  start.threads_left = kit_thread_count() - seen->threads;
+  start.fds_left = kit_fd_count() - seen->fds;
+  start.ended = true;
+  tell(seen->side, KIT_RECORD_START, version, &start, sizeof start);
+}
+
+void kit_inspect_side(struct kit_side *side) {
+  struct seen seen = {.side = side};
+  int version = kit_side_job(side)->version;
+  load(&seen);
+  if (!seen.library) return;
+  if (version != 0) start_version(&seen, version);
+  for (int v = RAIL_NET_VERSION_MIN; version == 0 && v <= RAIL_NET_VERSION_MAX; v++) look_at_table(&seen, v);
+  unload(&seen);
+}
