@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * `rail-kit trace`: prints what railtrace recorded. */
+#include "kit/trace/kit_trace.h"
+#include "tools/rail-kit/commands.h"
+
+#define AT(field) .at = offsetof(struct kit_trace, field)
+
+static const struct tool_option options[] = {
+    {"summary", 's', NULL, "per call and per connection: counts, times, sizes, depth, pauses; and the findings",
+     TOOL_FLAG, AT(summary)},
+    {"call", 'c', "LIST", "only these calls: isend,irecv,test,finding,...", TOOL_TEXT, AT(calls),
+     .allowed = "names of calls, separated by commas"},
+    {"comm", 'm', "N", "only calls on this comm", TOOL_U64, AT(comm)},
+    {"thread", 't', "N", "only calls of this thread", TOOL_INT, AT(thread), .min = 1, .max = 4096},
+    {"from", 0, "SECONDS", "only calls from there on, after the file's beginning", TOOL_REAL, AT(from), .min = 0,
+     .max = 1e9, .preset = "0"},
+    {"until", 0, "SECONDS", "only calls up to there", TOOL_REAL, AT(until), .min = 0, .max = 1e9, .preset = "the end"},
+    {"gap", 'g', "MS", "with --summary: count pauses longer than this, of connections that had work", TOOL_REAL,
+     AT(gap_ms), .min = 0.001, .max = 1e9, .preset = "10"},
+    {"json", 'J', NULL, "as JSON: an array with an object for each file", TOOL_FLAG, AT(json)},
+    {"plot", 'p', "FILE", "draw bytes a second and requests outstanding into this SVG or PNG file", TOOL_TEXT, AT(plot),
+     .allowed = "a file's name that ends in .svg or .png"},
+    {"help", 'h', NULL, "this text", .kind = TOOL_HELP},
+};
+
+static const struct tool_command command = {
+    .name = RK_NAME " trace",
+    .usage = "FILE... [option...]",
+    .about = "Prints the calls that libnccl-net-railtrace.so recorded: when, THREAD.NUMBER, what, how long. Files that\n"
+             "are broken are printed up to there; the error names the offset.",
+    .options = options,
+    .noptions = sizeof options / sizeof *options,
+    .tail = "exit status: 0 fine, 1 there are findings (with --summary), 2 bad arguments, 3 a file cannot be read",
+};
+
+int rk_trace(int argc, char **argv) {
+  struct kit_trace how = {.gap_ms = 10};
+  int r = tool_options_read(&command, argc, argv, &how, &how.files);
+  if (r != 0) return r > 0 ? TOOL_EXIT_OK : TOOL_EXIT_USAGE;
+  if (!how.files[0]) return tool_misuse(&command, "a file is missing", NULL), TOOL_EXIT_USAGE;
+  return kit_trace_run(&how, stdout);
+}
