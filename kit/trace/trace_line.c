@@ -85,8 +85,8 @@ static void say_connection(FILE *out, const struct rail_trace_event *e) {
 static void say_rest(FILE *out, const struct rail_trace_event *e) {
   switch (e->kind) {
     case RAIL_TRACE_INIT:
-      fprintf(out, " through v%" PRId64 ", comm id %#" PRIx64 ", traffic class %" PRId64 ": ctx %" PRIu64, e->dev, e->value,
-              e->tag, e->made);
+      fprintf(out, " through v%" PRId64 ", comm id %#" PRIx64 ", traffic class %" PRId64 ": ctx %" PRIu64, e->dev,
+              e->value, e->tag, e->made);
       break;
     case RAIL_TRACE_FINALIZE: fprintf(out, " ctx %" PRIu64, e->ctx); break;
     case RAIL_TRACE_DEVICES: fprintf(out, ": %" PRIu64, e->value); break;

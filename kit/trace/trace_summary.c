@@ -61,7 +61,8 @@ static void print_sizes(FILE *out, const struct kit_trace_comm *c) {
   char text[24];
   fprintf(out, "      sizes:");
   for (int i = 0; i < KIT_TRACE_SIZES; i++)
-    if (c->sizes[i]) fprintf(out, " %s: %" PRIu64 ";", unit_bytes(text, i ? (double)(1ull << (i - 1)) : 0), c->sizes[i]);
+    if (c->sizes[i])
+      fprintf(out, " %s: %" PRIu64 ";", unit_bytes(text, i ? (double)(1ull << (i - 1)) : 0), c->sizes[i]);
   fputc('\n', out);
 }
 
@@ -82,15 +83,16 @@ static void print_comm(FILE *out, struct kit_trace_comm *c, uint64_t last_ns) {
 void kit_trace_print_summary(FILE *out, const struct rail_trace *trace, struct kit_trace_summary *s) {
   uint64_t found = 0;
   print_calls(out, s);
-  fprintf(out, "\n%5s %-5s %9s %11s %11s %6s %9s %9s %9s %9s %5s\n", "comm", "kind", "messages", "bytes", "rate", "depth",
-          "p50", "p99", "max", "pause", "gaps");
+  fprintf(out, "\n%5s %-5s %9s %11s %11s %6s %9s %9s %9s %9s %5s\n", "comm", "kind", "messages", "bytes", "rate",
+          "depth", "p50", "p99", "max", "pause", "gaps");
   for (size_t i = 0; i < s->ncomms; i++) print_comm(out, &s->comms[i], s->last_ns);
   fprintf(out, "\n");
   for (unsigned int i = 0; i < RAIL_TRACE_RULES; i++) {
     uint64_t n = kit_trace_findings(trace, s, i);
     const struct rail_trace_rule_row *rule = rail_trace_rule(i);
     found += n;
-    if (n) fprintf(out, "%" PRIu64 " x the %s broke %s: %s\n", n, rule->plugin ? "plugin" : "caller", rule->name, rule->text);
+    if (n)
+      fprintf(out, "%" PRIu64 " x the %s broke %s: %s\n", n, rule->plugin ? "plugin" : "caller", rule->name, rule->text);
   }
   if (!found) fprintf(out, "no findings\n");
   if (s->dropped) fprintf(out, "%" PRIu64 " calls are missing: sums are too small\n", s->dropped);

@@ -4,6 +4,7 @@
 #include "kit/fault/kit_fault.h"
 #include "kit/inspect/kit_inspect.h"
 #include "kit/kit_probe.h"
+#include "kit/trace/kit_replay.h"
 #include "tools/rail-kit/commands.h"
 
 int rk_side(int argc, char **argv) {
@@ -12,6 +13,7 @@ int rk_side(int argc, char **argv) {
       {"inspect", kit_inspect_side},
       {"conform", kit_conform_side},
       {"fault", kit_fault_side},
+      {"replay", kit_replay_side},
       {NULL, NULL},
   };
   (void)argc;

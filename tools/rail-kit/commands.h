@@ -15,6 +15,7 @@
 int rk_inspect(int argc, char **argv);
 int rk_conform(int argc, char **argv);
 int rk_fault(int argc, char **argv);
+int rk_replay(int argc, char **argv);
 int rk_trace(int argc, char **argv);
 int rk_side(int argc, char **argv); /* one process of a world; rail-kit starts it */
 

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * From files to lists. */
+#include "kit/trace/replay_plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/compiler.h"
+
+#define MAX_LIVE 65536
+
+/* Makes room for one more element of an array that is kept with its count and capacity. */
+#define ROOM(array, n, cap) ((n) < (cap) || grow((void **)&(array), &(cap), sizeof *(array)))
+
+static bool grow(void **array, size_t *cap, size_t size) {
+  size_t more = *cap ? 2 * *cap : 16;
+  void *grown = more < REPLAY_NONE ? realloc(*array, more * size) : NULL;
+  if (!grown) return false;
+  *array = grown;
+  *cap = more;
+  return true;
+}
+
+struct replay_comm *replay_comm_of(struct replay_file *file, uint64_t id) {
+  int64_t at = kit_trace_map_get(&file->by_id, id);
+  return at < 0 ? NULL : &file->comms[at];
+}
+
+static struct replay_call *add_call(struct replay_plan *p, struct replay_comm *c, enum replay_kind kind,
+                                    const struct rail_trace_event *e, const struct replay_file *file) {
+  if (!ROOM(c->calls, c->ncalls, c->calls_cap)) return NULL;
+  struct replay_call *call = &c->calls[c->ncalls++];
+  *call = (struct replay_call){.kind = kind, .thread = e->thread, .number = e->number, .ns = file->realtime_ns + e->ns};
+  (void)p;
+  return call;
+}
+
+/* ---- events ------------------------------------------------------------ */
+
+static bool make_comm(struct replay_plan *p, int at, const struct rail_trace_event *e) {
+  struct replay_file *f = &p->files[at];
+  struct replay_comm *listen = e->kind == RAIL_TRACE_ACCEPT ? replay_comm_of(f, e->comm) : NULL;
+  if (!e->made || replay_comm_of(f, e->made)) return true;
+  if (e->kind == RAIL_TRACE_ACCEPT && (!listen || listen->made_by != RAIL_TRACE_LISTEN)) return true;
+  size_t listen_at = listen ? (size_t)(listen - f->comms) : 0;
+  if (!ROOM(f->comms, f->ncomms, f->cap) || !kit_trace_map_put(&f->by_id, e->made, (uint32_t)f->ncomms)) return false;
+  struct replay_comm *c = &f->comms[f->ncomms++];
+  *c = (struct replay_comm){.id = e->made, .made_by = e->kind, .peer_file = -1, .order_ns = f->realtime_ns + e->ns};
+  listen = e->kind == RAIL_TRACE_ACCEPT ? &f->comms[listen_at] : NULL;
+  memcpy(c->handle, listen ? listen->handle : e->handle, sizeof c->handle);
+  if (listen) c->listen = listen->id;
+  if (at != p->own) return true;
+  enum replay_kind kind = e->kind == RAIL_TRACE_LISTEN    ? REPLAY_LISTEN
+                          : e->kind == RAIL_TRACE_CONNECT ? REPLAY_CONNECT
+                                                          : REPLAY_ACCEPT;
+  struct replay_call *call = add_call(p, c, kind, e, f);
+  if (!call) return false;
+  call->dev = (int)RAIL_MAX(0, RAIL_MIN(e->dev, 1 << 20));
+  call->value = e->made;
+  if (!listen) return true;
+  call = add_call(p, listen, REPLAY_ACCEPT, e, f);
+  if (call) call->value = e->made;
+  return call != NULL;
+}
+
+/* Differences, not sums: the numbers are a stranger's. */
+static bool apart(const struct replay_msg *a, const struct replay_msg *b) {
+  return a->at < b->at ? b->at - a->at >= a->size : a->at - b->at >= b->size;
+}
+
+/* Messages of one comm that are in flight together and lie over each other: a part of one has its contents, else
+ * nobody can say what the receiver will see. */
+static uint32_t text_of(const struct replay_comm *c, const struct replay_msg *m, uint32_t own) {
+  uint32_t text = own;
+  for (size_t i = 0; i < c->nlive; i++) {
+    const struct replay_msg *o = &c->msgs[c->live[i]];
+    if (!m->mr || o->mr != m->mr || apart(o, m)) continue;
+    if (o->at != m->at || o->size < m->size || (text != own && text != o->text)) return REPLAY_NONE;
+    text = o->text;
+  }
+  return text;
+}
+
+static void sent(struct replay_comm *c, uint64_t request) {
+  for (size_t i = 0; i < c->nlive; i++) {
+    if (c->msgs[c->live[i]].id != request) continue;
+    c->live[i] = c->live[--c->nlive];
+    return;
+  }
+}
+
+static bool send_posted(struct replay_plan *p, int at, struct replay_comm *c, const struct rail_trace_event *e) {
+  if (e->n != 1 || c->made_by != RAIL_TRACE_CONNECT) return true;
+  if (!ROOM(c->msgs, c->nmsgs, c->msgs_cap)) return false;
+  struct replay_msg *m = &c->msgs[c->nmsgs];
+  *m = (struct replay_msg){.size = e->bufs[0].size, .mr = e->bufs[0].mr, .at = e->bufs[0].at, .tag = e->bufs[0].tag,
+                           .id = e->made};
+  m->text = text_of(c, m, (uint32_t)c->nmsgs);
+  if (c->nlive >= MAX_LIVE) c->nlive = 0; /* more than any comm may have: then none of them matters */
+  if (!ROOM(c->live, c->nlive, c->live_cap)) return false;
+  c->live[c->nlive++] = (uint32_t)c->nmsgs++;
+  if (at != p->own) return true;
+  m->request = (uint32_t)c->ncalls;
+  struct replay_call *call = add_call(p, c, REPLAY_SEND, e, &p->files[at]);
+  if (!call) return false;
+  call->value = e->made;
+  call->n = 1;
+  call->first = (uint32_t)(c->nmsgs - 1);
+  return true;
+}
+
+static bool recv_posted(struct replay_plan *p, int at, struct replay_comm *c, const struct rail_trace_event *e) {
+  struct replay_file *f = &p->files[at];
+  uint32_t first = (uint32_t)c->nslots;
+  if (e->n < 1 || c->made_by != RAIL_TRACE_ACCEPT) return true;
+  f->max_group = RAIL_MAX(f->max_group, e->n);
+  for (unsigned int i = 0; i < e->n; i++) {
+    if (!ROOM(c->slots, c->nslots, c->slots_cap)) return false;
+    c->slots[c->nslots++] =
+        (struct replay_slot){.size = e->bufs[i].size, .tag = e->bufs[i].tag, .group = c->groups, .msg = REPLAY_NONE};
+  }
+  c->groups++;
+  if (at != p->own) return true;
+  struct replay_call *call = add_call(p, c, REPLAY_RECV, e, f);
+  if (!call) return false;
+  call->value = e->made;
+  call->n = e->n;
+  call->first = first;
+  call->bufs = (uint32_t)p->nbufs;
+  for (unsigned int i = 0; i < e->n; i++) {
+    if (!ROOM(p->bufs, p->nbufs, p->bufs_cap)) return false;
+    p->bufs[p->nbufs++] = e->bufs[i];
+  }
+  return true;
+}
+
+/* The post of a request: its number is looked for from the end, where it mostly is. */
+static struct replay_call *post_of(struct replay_comm *c, uint64_t request, size_t *index) {
+  size_t looked = 0;
+  for (size_t i = c->ncalls; i-- > 0 && looked < 65536; looked++) {
+    struct replay_call *call = &c->calls[i];
+    if ((call->kind != REPLAY_SEND && call->kind != REPLAY_RECV) || call->value != request) continue;
+    *index = i;
+    return call;
+  }
+  return NULL;
+}
+
+static bool request_done(struct replay_plan *p, struct replay_comm *c, const struct rail_trace_event *e) {
+  size_t at;
+  struct replay_file *f = &p->files[p->own];
+  struct replay_call *post = post_of(c, e->request, &at);
+  if (!post || post->size) return true; /* a flush, or one that was done before */
+  uint64_t end = f->realtime_ns + e->ns + e->duration;
+  post->size = end > post->ns ? end - post->ns : 1;
+  if (!p->first_ns) p->first_ns = post->ns;
+  p->last_ns = RAIL_MAX(p->last_ns, end);
+  struct replay_call *call = add_call(p, c, REPLAY_DONE, e, f);
+  if (!call) return false;
+  call->value = at;
+  return true;
+}
+
+static bool own_call(struct replay_plan *p, struct replay_comm *c, const struct rail_trace_event *e) {
+  struct replay_file *f = &p->files[p->own];
+  struct replay_call *call = NULL;
+  switch (e->kind) {
+    case RAIL_TRACE_REG_MR:
+    case RAIL_TRACE_REG_DMABUF:
+      if (!e->made) return true; /* its buffers are registered one by one */
+      call = add_call(p, c, REPLAY_REG, e, f);
+      if (!call) return false;
+      call->value = e->made;
+      call->size = e->size;
+      return true;
+    case RAIL_TRACE_DEREG_MR:
+      call = add_call(p, c, REPLAY_DEREG, e, f);
+      if (!call) return false;
+      call->value = e->mr;
+      return true;
+    case RAIL_TRACE_TEST: return e->value ? request_done(p, c, e) : true;
+    case RAIL_TRACE_CLOSE_SEND:
+    case RAIL_TRACE_CLOSE_RECV:
+    case RAIL_TRACE_CLOSE_LISTEN: return add_call(p, c, REPLAY_CLOSE, e, f) != NULL;
+    default: return true;
+  }
+}
+
+static bool look_at(struct replay_plan *p, int at, const struct rail_trace_event *e) {
+  struct replay_file *f = &p->files[at];
+  if (e->kind == RAIL_TRACE_DROPPED) f->dropped += e->value;
+  if (e->kind == RAIL_TRACE_FINDING || e->kind == RAIL_TRACE_DROPPED) return true;
+  if (e->result) {
+    f->errors++;
+    return true;
+  }
+  if (e->kind == RAIL_TRACE_LISTEN || e->kind == RAIL_TRACE_CONNECT || e->kind == RAIL_TRACE_ACCEPT)
+    return make_comm(p, at, e);
+  if (e->kind == RAIL_TRACE_IFLUSH) f->flushes++;
+  struct replay_comm *c = replay_comm_of(f, e->comm);
+  if (!c) return true;
+  if (e->kind == RAIL_TRACE_ISEND) return !e->made || send_posted(p, at, c, e);
+  if (e->kind == RAIL_TRACE_IRECV) return !e->made || recv_posted(p, at, c, e);
+  if (e->kind == RAIL_TRACE_TEST && e->value) sent(c, e->request);
+  return at == p->own ? own_call(p, c, e) : true;
+}
+
+static bool read_file(struct replay_plan *p, int at, const char *path, char *why, size_t cap) {
+  struct rail_trace *trace;
+  struct rail_trace_event e;
+  char problem[300];
+  int r;
+  bool ok = true;
+  if (!rail_trace_open(path, &trace, problem, sizeof problem)) {
+    snprintf(why, cap, "%s: %s", path, problem);
+    return false;
+  }
+  p->files[at].realtime_ns = rail_trace_header(trace)->realtime_ns;
+  while ((r = rail_trace_next(trace, &e, problem, sizeof problem)) == 1 && ok) ok = look_at(p, at, &e);
+  if (!ok) snprintf(problem, sizeof problem, "out of memory");
+  else if (r == 0 && rail_trace_cut(trace)) snprintf(problem, sizeof problem, "%s", rail_trace_cut(trace));
+  else if (r == 0) problem[0] = 0;
+  if (problem[0]) snprintf(why, cap, "%s: %s", path, problem);
+  rail_trace_close(trace);
+  return problem[0] == 0;
+}
+
+/* All times begin with the earliest file. */
+static void align(struct replay_plan *p) {
+  uint64_t earliest = UINT64_MAX;
+  struct replay_file *own = &p->files[p->own];
+  for (int i = 0; i < p->nfiles; i++) earliest = RAIL_MIN(earliest, p->files[i].realtime_ns);
+  for (size_t i = 0; i < own->ncomms; i++)
+    for (size_t k = 0; k < own->comms[i].ncalls; k++) own->comms[i].calls[k].ns -= earliest;
+}
+
+bool replay_plan_make(struct replay_plan *p, char *const *files, int nfiles, int own, char *why, size_t why_size) {
+  memset(p, 0, sizeof *p);
+  p->nfiles = nfiles;
+  p->own = own;
+  for (int i = 0; i < nfiles; i++)
+    if (!read_file(p, i, files[i], why, why_size)) return false;
+  align(p);
+  if (replay_match(p)) return true;
+  snprintf(why, why_size, "out of memory");
+  return false;
+}
+
+void replay_plan_free(struct replay_plan *p) {
+  for (int i = 0; i < p->nfiles; i++) {
+    struct replay_file *f = &p->files[i];
+    for (size_t k = 0; k < f->ncomms; k++) {
+      free(f->comms[k].msgs);
+      free(f->comms[k].slots);
+      free(f->comms[k].live);
+      free(f->comms[k].calls);
+    }
+    free(f->comms);
+    kit_trace_map_free(&f->by_id);
+  }
+  free(p->bufs);
+}
