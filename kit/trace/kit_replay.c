@@ -64,8 +64,8 @@ static void print_side(const struct report *r, int rank) {
   else
     fprintf(out, "%" PRIu64 " wrong sizes, %" PRIu64 " wrong contents, %" PRIu64 " errors, %" PRIu64 " stuck\n",
             s->wrong_sizes, s->wrong_bytes, s->failures, s->undone);
-  if (s->overtaken) fprintf(out, "  %" PRIu64 " requests were done before one that was first in the recording\n", s->overtaken);
-  if (s->left_out) fprintf(out, "  %" PRIu64 " messages or buffers have no counterpart in these files: left out\n", s->left_out);
+  if (s->overtaken) fprintf(out, "  %" PRIu64 " requests overtook one that was first in the recording\n", s->overtaken);
+  if (s->left_out) fprintf(out, "  %" PRIu64 " messages or buffers without a counterpart: left out\n", s->left_out);
   if (s->unknown) fprintf(out, "  %" PRIu64 " messages lie over others in flight: contents not compared\n", s->unknown);
   if (s->errors) fprintf(out, "  %" PRIu64 " calls were errors in the recording: left out\n", s->errors);
   if (s->flushes) fprintf(out, "  %" PRIu64 " flushes left out: there is no GPU memory here\n", s->flushes);

@@ -77,8 +77,8 @@ void replay_check(struct replay *r, const struct replay_end *end, const struct r
     r->result.messages++;
     r->result.bytes += got;
     if (live->sizes[i] < 0 || got != m->size)
-      replay_differs(r, &r->result.wrong_sizes, "comm %" PRIu64 ", message %u: size %d, sent were %" PRIu64, end->plan->id,
-                     slot->msg + 1, live->sizes[i], m->size);
+      replay_differs(r, &r->result.wrong_sizes, "comm %" PRIu64 ", message %u: size %d, sent were %" PRIu64,
+                     end->plan->id, slot->msg + 1, live->sizes[i], m->size);
     else if (r->check && m->text != REPLAY_NONE) check_text(r, end, m, slot->msg, live->data[i], got);
   }
 }

@@ -109,7 +109,8 @@ static bool do_send(struct replay *r, struct replay_end *end, const struct repla
   if (!m->matched) return true; /* nobody would receive it */
   struct replay_live *l = live_new(end, (uint32_t)end->next);
   uint8_t *data = replay_buffer(r, end, &buf, &l->loose[0], &mhandle);
-  ENSURE(data, "no memory for a message of %" PRIu64 " bytes (call %u.%" PRIu64 ")", m->size, call->thread, call->number);
+  ENSURE(data, "no memory for a message of %" PRIu64 " bytes (call %u.%" PRIu64 ")", m->size, call->thread,
+         call->number);
   if (r->check) replay_fill(r, end, m, data);
   l->posted_ns = rail_now_ns();
   int result = r->net.vt->isend(end->comm, data, m->size, (int)m->tag, mhandle, NULL, &l->request);

@@ -92,7 +92,8 @@ void kit_trace_print_summary(FILE *out, const struct rail_trace *trace, struct k
     const struct rail_trace_rule_row *rule = rail_trace_rule(i);
     found += n;
     if (n)
-      fprintf(out, "%" PRIu64 " x the %s broke %s: %s\n", n, rule->plugin ? "plugin" : "caller", rule->name, rule->text);
+      fprintf(out, "%" PRIu64 " x the %s broke %s: %s\n", n, rule->plugin ? "plugin" : "caller", rule->name,
+              rule->text);
   }
   if (!found) fprintf(out, "no findings\n");
   if (s->dropped) fprintf(out, "%" PRIu64 " calls are missing: sums are too small\n", s->dropped);

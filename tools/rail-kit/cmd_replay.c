@@ -8,8 +8,8 @@
 static const struct tool_option options[] = {
     {"plugin", 'P', "PLUGIN", "the plugin: a library's path, or a name as NCCL_NET_PLUGIN takes it", TOOL_TEXT,
      AT(plugin), .allowed = "a path or a name"},
-    {"abi", 'a', "N", "its vtable of this version, 6 to 12; else the newest that it has", TOOL_INT, AT(version), .min = 6,
-     .max = 12},
+    {"abi", 'a', "N", "its vtable of this version, 6 to 12; else the newest that it has", TOOL_INT, AT(version),
+     .min = 6, .max = 12},
     {"device", 'd', "N", "everything on this device; else those of the recording", TOOL_INT, AT(dev), .min = 0,
      .max = 1023},
     {"speed", 's', "N", "1: each call when the recording made it, at the earliest; 0: as soon as it can be made",

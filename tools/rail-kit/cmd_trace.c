@@ -26,8 +26,8 @@ static const struct tool_option options[] = {
 static const struct tool_command command = {
     .name = RK_NAME " trace",
     .usage = "FILE... [option...]",
-    .about = "Prints the calls that libnccl-net-railtrace.so recorded: when, THREAD.NUMBER, what, how long. A file that\n"
-             "is broken is printed up to there; the error names the offset.",
+    .about = "Prints the calls that libnccl-net-railtrace.so recorded: when, THREAD.NUMBER, what, how long. A file\n"
+             "that is broken is printed up to there; the error names the offset.",
     .options = options,
     .noptions = sizeof options / sizeof *options,
     .tail = "exit status: 0 fine, 1 there are findings (with --summary), 2 bad arguments, 3 a file cannot be read",
