@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "kit/inspect/inspect.h"
 
@@ -13,12 +14,29 @@ static int told(const char *what, const char *path) {
   return NOT_RUN;
 }
 
+/* A name as NCCL_NET_PLUGIN takes it: the file that the newest NCCL would open, in LD_LIBRARY_PATH or beside this
+ * program. What only ldconfig knows has to be given by its path. */
+static bool find_named(const char *name, char path[PATH_MAX]) {
+  char tries[KIT_MAX_TRIES][PATH_MAX], directories[2 * PATH_MAX], self[PATH_MAX] = "", *rest = NULL;
+  const char *list = getenv("LD_LIBRARY_PATH");
+  int n = strchr(name, '/') ? 0 : kit_release_tries(&kit_releases[kit_nreleases - 1], name, tries);
+  if (readlink("/proc/self/exe", self, sizeof self - 1) < 0 || !strrchr(self, '/')) self[0] = 0;
+  else *strrchr(self, '/') = 0;
+  snprintf(directories, sizeof directories, "%.4000s:%.4000s/../lib", list ? list : "", self);
+  for (char *at = strtok_r(directories, ":;", &rest); at; at = strtok_r(NULL, ":;", &rest))
+    for (int i = 0; i < n; i++)
+      if ((size_t)snprintf(path, PATH_MAX, "%s/%s", at, tries[i]) < PATH_MAX && access(path, R_OK) == 0) return true;
+  return false;
+}
+
 static int find_file(struct kit_inspection *in) {
   struct stat st;
-  const char *slash = strrchr(in->how->file, '/'), *name = slash ? slash + 1 : in->how->file;
-  char directory[PATH_MAX];
-  snprintf(directory, sizeof directory, "%.*s", slash ? (int)(name - in->how->file) : 2, slash ? in->how->file : "./");
-  if (!realpath(in->how->file, in->real) || !realpath(directory, in->path)) return told("find", in->how->file);
+  char found[PATH_MAX], directory[PATH_MAX];
+  const char *file = in->how->file;
+  if (access(file, F_OK) != 0 && find_named(file, found)) file = found;
+  const char *slash = strrchr(file, '/'), *name = slash ? slash + 1 : file;
+  snprintf(directory, sizeof directory, "%.*s", slash ? (int)(name - file) : 2, slash ? file : "./");
+  if (!realpath(file, in->real) || !realpath(directory, in->path)) return told("find", in->how->file);
   if (stat(in->real, &st) != 0) return told("read", in->real);
   size_t len = strlen(in->path);
   if (len + 1 + strlen(name) >= sizeof in->path) return errno = ENAMETOOLONG, told("find", in->how->file);
@@ -27,7 +45,7 @@ static int find_file(struct kit_inspection *in) {
     in->bytes = (uint64_t)st.st_size;
     return FINE;
   }
-  fprintf(stderr, "rail-kit inspect: %s is no file; it takes the path of a library\n", in->how->file);
+  fprintf(stderr, "rail-kit inspect: %s is no file; it takes a library's path or name\n", in->how->file);
   return NOT_RUN;
 }
 

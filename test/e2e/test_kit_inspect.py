@@ -46,6 +46,7 @@ def our_plugin_is_fine_in_all_versions():
     for v in report["versions"]:
         assert v["name"] == "RailSocket" and v["start"]["init"] == 0 and v["start"]["finalize"] == 0, v
         assert [d["name"] for d in v["devices"]] == ["lo"], v
+    assert inspect("socket")["file"]["path"] == SOCKET
     text = run([KIT, "inspect", SOCKET]).stdout
     assert "2.30            v12     socket" in text and "\n0 errors, " in text, text
 
@@ -226,7 +227,7 @@ def the_loader_agrees_with_the_rules():
 
 
 def bad_arguments():
-    for words, texts in (((), ("a plugin's file is missing",)), ((SOCKET, "more"), ("one file at a time", "more")),
+    for words, texts in (((), ("a plugin is missing",)), ((SOCKET, "more"), ("one plugin at a time", "more")),
                          ((SOCKET, "--device", "x"), ("--device", "'x'", "0 to 1023")),
                          ((SOCKET, "--limit", "0"), ("--limit", "0.5 to 3600")),
                          ((SOCKET, "--json"), ("a value is missing", "--json")),
@@ -237,7 +238,7 @@ def bad_arguments():
     expect(run([KIT, "inspect", SOCKET, "--json", "/nowhere/at/all"]), 3, "/nowhere/at/all")
     expect(run([KIT]), 2, "a subcommand is missing", "inspect")
     expect(run([KIT, "inspekt"]), 2, "no such subcommand", "inspekt", "inspect")
-    assert "usage: rail-kit inspect FILE" in run([KIT, "help", "inspect"]).stdout
+    assert "usage: rail-kit inspect PLUGIN" in run([KIT, "help", "inspect"]).stdout
     report = inspect(str(ROOT / "Makefile"))
     assert "load.failed" in ids(report, "error"), report["findings"]
 

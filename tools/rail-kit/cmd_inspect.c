@@ -26,12 +26,11 @@ static const struct tool_option options[] = {
 
 static const struct tool_command command = {
     .name = RK_NAME " inspect",
-    .usage = "FILE [option...]",
-    .about =
-        "Says what NCCL makes of the plugin FILE: which tables it exports and whether they are whole, which of them\n"
-        "each NCCL from 2.13 to 2.30 takes and by which NCCL_NET_PLUGIN it finds the file, which libraries are\n"
-        "missing, and what its devices tell. The plugin is loaded in processes of their own; a crash or a hang is\n"
-        "a result.",
+    .usage = "PLUGIN [option...]",
+    .about = "Says what NCCL makes of PLUGIN, a library's path or a name as NCCL_NET_PLUGIN takes it: which tables it\n"
+             "exports and whether they are whole, which of them each NCCL from 2.13 to 2.30 takes and by which\n"
+             "NCCL_NET_PLUGIN it finds the file, which libraries are missing, and what its devices tell. The plugin\n"
+             "is loaded in processes of its own; a crash or a hang is a result.",
     .options = options,
     .noptions = sizeof options / sizeof *options,
     .tail = RK_EXIT_STATUS,
@@ -42,8 +41,8 @@ int rk_inspect(int argc, char **argv) {
   char **files;
   int r = tool_options_read(&command, argc, argv, &how, &files);
   if (r != 0) return r > 0 ? tool_exit_printed(RK_NAME) : TOOL_EXIT_USAGE;
-  if (!files[0]) return tool_misuse(&command, "a plugin's file is missing", NULL), TOOL_EXIT_USAGE;
-  if (files[1]) return tool_misuse(&command, "one file at a time, not also", files[1]), TOOL_EXIT_USAGE;
+  if (!files[0]) return tool_misuse(&command, "a plugin is missing", NULL), TOOL_EXIT_USAGE;
+  if (files[1]) return tool_misuse(&command, "one plugin at a time, not also", files[1]), TOOL_EXIT_USAGE;
   how.file = files[0];
   return kit_inspect_run(&how);
 }
