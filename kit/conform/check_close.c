@@ -392,7 +392,7 @@ static void calls_after_an_error(struct kit_side *side) {
       kit_op_post(&n, &op[i]);
     }
     (sends ? close_receiver : close_sender)(&l, KIT_CLOSE_HUNG_MS);
-    uint64_t until = rail_deadline_in_ms(1000);
+    uint64_t until = rail_deadline_in_ms(300);
     for (int i = 0; i < DEPTH && !op[i].error && !rail_deadline_passed(until);)
       if (kit_op_step(&n, &op[i]) && op[i].done) i++;
     for (int i = 0; i < 2 * DEPTH; i++) {

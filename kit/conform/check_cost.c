@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Item 15, what things cost: figures without a verdict, each from about half a second. rail-kit bench measures with
- * more care. */
+ * Item 15, what things cost: mostly figures without a verdict, each from about half a second. rail-kit bench measures
+ * with more care. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,12 +26,61 @@ static void must_finish(struct kit_net *n, struct kit_op *op) {
   ENSURE(!op->error, "a transfer of %zu bytes ended with error %d", op->size[0], op->error);
 }
 
-/* ---- latency ---- */
-
 static int ascending(const void *a, const void *b) {
   double x = *(const double *)a, y = *(const double *)b;
   return x < y ? -1 : x > y;
 }
+
+/* ---- the progress thread's time ---- */
+
+enum { CALLS = 200 };
+
+static void is_short(struct kit_side *side, double us[CALLS], const char *call, const char *state) {
+  char name[96];
+  qsort(us, CALLS, sizeof us[0], ascending);
+  snprintf(name, sizeof name, "%s, %s", call, state);
+  kit_metric(side, name, us[CALLS / 2], "us");
+  ENSURE(us[CALLS / 2] < 1000.0 * (kit_sanitized() ? 10 : 1),
+         "%s, %s, takes %.1f ms (the median of %d calls), expected less than 1: NCCL serves all connections of a "
+         "communicator by turns, on one thread", call, state, us[CALLS / 2] / 1000, CALLS);
+}
+
+/* What is asked for again and again while nothing comes, and small messages. */
+static void no_call_is_long(struct kit_side *side) {
+  static double waiting[CALLS], posting[CALLS], sending[CALLS];
+  struct kit_net n;
+  struct kit_pair p;
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
+  kit_pair_ping(&p, 1000, 1);
+  uint8_t *data = kit_pages(4096);
+  void *mh_in = kit_mr_reg(&n, p.recv, data, 4096), *mh_out = kit_mr_reg(&n, p.send, data, 4096);
+  for (int i = 0; i < CALLS; i++) {
+    struct kit_op recv = kit_op_recv(p.recv, data, 1000, 0), send = kit_op_send(p.send, data + 1000, 1000, 0);
+    recv.mh[0] = mh_in;
+    send.mh[0] = mh_out;
+    uint64_t start = rail_now_ns();
+    kit_op_post(&n, &recv);
+    posting[i] = seconds_since(start) * 1e6;
+    start = rail_now_ns();
+    if (recv.req) kit_op_test(&n, &recv);
+    waiting[i] = seconds_since(start) * 1e6;
+    start = rail_now_ns();
+    kit_op_post(&n, &send);
+    sending[i] = seconds_since(start) * 1e6;
+    struct kit_op ops[2] = {recv, send};
+    kit_ops_run(&n, ops, 2, (struct kit_ops_how){0});
+  }
+  is_short(side, posting, "irecv", "of 1000 bytes");
+  is_short(side, waiting, "test", "of a receive that nothing has come for");
+  is_short(side, sending, "isend", "of 1000 bytes");
+  kit_mr_dereg(&n, p.recv, mh_in);
+  kit_mr_dereg(&n, p.send, mh_out);
+  kit_pair_close(&p);
+  kit_net_close(&n);
+}
+
+/* ---- latency ---- */
 
 struct table { struct kit_net n; struct kit_pair p; uint8_t *data; void *mh_out, *mh_in; };
 
@@ -227,6 +276,9 @@ static void what_a_connection_holds(struct kit_side *side) {
 }
 
 const struct kit_check kit_checks_cost[] = {
+    {"15.20", "cost.no_call_is_long", KIT_SHOULD, KIT_ONE, 60, 0, true,
+     "isend and irecv of little data, and test where nothing has come, return within a millisecond",
+     "src/proxy.cc:801,954", no_call_is_long},
     {"15.21", "cost.latency", KIT_OBSERVED, KIT_TWO, 60, 0, true, "half of a round trip of 8 bytes",
      "src/transport/net.cc:1414", latency},
     {"15.22", "cost.bandwidth", KIT_OBSERVED, KIT_TWO, 120, 0, true,

@@ -241,9 +241,9 @@ static void no_busy_wait(struct kit_side *side) {
   double before = kit_cpu_asleep(ms);
   int error = until_error(&e, op, &s, kit_patience_ms(NOTICE_MS));
   double after = kit_cpu_asleep(ms);
-  ENSURE(before < 0.25 && after < 0.25,
+  ENSURE(before < 0.1 && after < 0.1,
          "with a dead peer and no call being made the plugin uses %.0f %% of a core (%.0f %% after error %d), expected "
-         "less than 25: it takes the processor from the ranks that are left", before * 100, after * 100, error);
+         "less than 10: it takes the processor from the ranks that are left", before * 100, after * 100, error);
   leave(&e);
 }
 

@@ -18,7 +18,7 @@ static struct levels levels_now(void) {
 
 /* What is closed may take its time. */
 static struct levels settled(const struct levels *before) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(2000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(500));
   struct levels now = levels_now();
   while ((now.fds > before->fds || now.threads > before->threads) && !rail_deadline_passed(deadline)) {
     kit_sleep_ms(10);

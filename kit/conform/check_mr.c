@@ -276,7 +276,7 @@ static void while_traffic_runs(struct kit_side *side) {
 }
 
 /* A user's buffer: registered and deregistered by one thread, used by the other. */
-enum turn { SERVICE, PROGRESS };
+enum turn { SERVICE, PROGRESS, OVER };
 struct handover {
   struct kit_net *net;
   struct kit_pair *pair;
@@ -288,29 +288,34 @@ struct handover {
   void **mh; /* [0] out, [1] in */
 };
 
-static void wait_turn(const struct handover *h, int whose) {
+/* False: the other thread has failed. */
+static bool wait_turn(const struct handover *h, int whose) {
   uint64_t deadline = rail_deadline_in_ms(2 * kit_patience_ms(KIT_PATIENCE_MS));
-  while (atomic_load(h->turn) != whose) {
+  int now;
+  while ((now = atomic_load(h->turn)) != whose && now != OVER) {
     ENSURE(!rail_deadline_passed(deadline), "the other thread does not come to its end");
     sched_yield();
   }
+  return now == whose;
 }
 
-static void serve(const struct handover *h) {
+static void serve(void *arg) {
+  const struct handover *h = arg;
   for (int i = 0; i < h->rounds; i++) {
     size_t page = (size_t)i % 16 * 4096;
     h->mh[0] = kit_mr_reg(h->net, h->pair->send, h->out + page, h->size);
     h->mh[1] = kit_mr_reg(h->net, h->pair->recv, h->in + page, h->size);
     atomic_store(h->turn, PROGRESS);
-    wait_turn(h, SERVICE);
+    if (!wait_turn(h, SERVICE)) return;
     kit_mr_dereg(h->net, h->pair->send, h->mh[0]);
     kit_mr_dereg(h->net, h->pair->recv, h->mh[1]);
   }
 }
 
-static void progress(const struct handover *h) {
+static void progress(void *arg) {
+  const struct handover *h = arg;
   for (int i = 0; i < h->rounds; i++) {
-    wait_turn(h, PROGRESS);
+    if (!wait_turn(h, PROGRESS)) return;
     uint8_t *out = h->out + (size_t)i % 16 * 4096, *in = h->in + (size_t)i % 16 * 4096;
     kit_pattern_fill(out, h->size, (uint64_t)i);
     struct kit_op ops[2] = {kit_op_recv(h->pair->recv, in, h->size, 1), kit_op_send(h->pair->send, out, h->size, 1)};
@@ -325,8 +330,10 @@ static void progress(const struct handover *h) {
 
 static void serve_or_progress(void *arg) {
   const struct handover *h = arg;
-  if (h->serves) serve(h);
-  else progress(h);
+  char why[1024] = "";
+  if (kit_catch(h->serves ? serve : progress, arg, why, sizeof why)) return;
+  atomic_store(h->turn, OVER);
+  ENSURE(false, "%s", why);
 }
 
 static void registered_by_another_thread(struct kit_side *side) {

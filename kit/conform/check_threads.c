@@ -6,8 +6,10 @@
  * the progress thread moves data. Communicators are independent of each other, within a process, too. */
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/time.h>
 
 #include "common/clock.h"
 #include "kit/conform/kit_many.h"
@@ -199,6 +201,28 @@ static void connections_come_and_go(struct kit_side *side) {
   kit_net_close(&n);
 }
 
+/* ---- signals: a profiler's, a timer's of the application ---- */
+
+static void on_signal(int number) { (void)number; }
+
+static void signals(struct kit_side *side) {
+  struct kit_net n;
+  struct kit_pair p;
+  struct sigaction act = {.sa_handler = on_signal}; /* without SA_RESTART: system calls are interrupted */
+  struct itimerval often = {{0, 300}, {0, 300}}, never = {{0, 0}, {0, 0}};
+  sigaction(SIGALRM, &act, NULL);
+  setitimer(ITIMER_REAL, &often, NULL);
+  kit_net_open(&n);
+  uint64_t deadline = rail_deadline_in_ms(500);
+  for (int i = 0; i % 10 || !rail_deadline_passed(deadline); i++) {
+    if (i % 10 == 0) kit_join(side, &n, &p);
+    kit_pair_ping(&p, (size_t)i * 100003 % 500000, (uint64_t)i);
+    if (i % 10 == 9) kit_part(side, &p);
+  }
+  kit_net_close(&n);
+  setitimer(ITIMER_REAL, &never, NULL);
+}
+
 const struct kit_check kit_checks_threads[] = {
     {"13.1", "processes.eight_comms_each_way", KIT_MUST, KIT_TWO, 60, 0, false,
      "eight connections each way between two processes move data at once, each its own", "src/proxy.cc:801",
@@ -215,5 +239,8 @@ const struct kit_check kit_checks_threads[] = {
     {"13.5", "processes.connections_come_and_go", KIT_MUST, KIT_ONE, 60, 0, false,
      "connections that one thread opens and closes do not disturb those that other threads use", "src/proxy.cc:1112",
      connections_come_and_go},
+    {"13.6", "threads.signals", KIT_MUST, KIT_ONE, 60, 0, false,
+     "signals that interrupt system calls do not disturb connecting and moving data", "src/misc/socket.cc:48",
+     signals},
     {0},
 };

@@ -17,7 +17,7 @@ const struct kit_check *const kit_check_tables[] = {
     kit_checks_death,
     kit_checks_threads,
     kit_checks_forks,
-    kit_checks_flood,
+    kit_checks_wakeups,
     kit_checks_attrs,
     kit_checks_leaks,
     kit_checks_cost,

@@ -138,11 +138,11 @@ CAUGHT_BY = {
     "profiler_null": "attrs.profiler_is_not_called_without_a_handle",
     "inheritable": "processes.programs_started_meanwhile",
     # cost
-    "fd_leak": "cost.a_thousand_connections",
-    "memory_leak": "cost.a_thousand_connections",
-    "message_leak": "cost.a_million_messages",
-    "thread_leak": "cost.a_thousand_connections",
-    "idle_spin": "cost.idle_connections_cost_nothing",
+    "fd_leak": "leaks.a_thousand_connections",
+    "memory_leak": "leaks.a_thousand_connections",
+    "message_leak": "leaks.ten_thousand_messages",
+    "thread_leak": "leaks.a_thousand_connections",
+    "idle_spin": "leaks.idle_connections_cost_nothing",
 }
 
 

@@ -1,140 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Item 13, who is there how often: a sender far ahead, with hundreds of thousands of small messages; and a caller who
- * posts, sleeps, and looks again much later. NCCL's progress thread is both: it spins while it has work, and sleeps
- * or serves other operations meanwhile. */
-#include <sched.h>
+ * Item 13, a caller who is seldom there: it posts, sleeps, and looks again much later. NCCL's progress thread serves
+ * many operations by turns, and shares its core. */
 #include <string.h>
+#include <time.h>
 
 #include "common/clock.h"
 #include "kit/conform/kit_many.h"
-
-/* ---- a flood ---- */
-
-enum { DEPTH = 16, MOST = 300, ROOM = MOST + 8, MANY = 200000, LONG_ENOUGH_MS = 2000 };
-
-static size_t size_of(uint64_t i) {
-  uint64_t x = (i + 1) * 0x9e3779b97f4a7c15ull;
-  return (size_t)((x >> 33) % (MOST + 1));
-}
-
-/* The message index, then bytes that follow from it; short ones hold what fits. */
-static void compose(uint8_t *data, uint64_t i) {
-  uint8_t whole[ROOM];
-  memcpy(whole, &i, 8);
-  memset(whole + 8, (int)(i * 7 + 1) & 0xff, MOST);
-  memcpy(data, whole, size_of(i));
-}
-
-/* A ring of DEPTH requests over messages 0 … count-1. The sender ends at MANY, or when it has taken long enough; the
- * receiver learns of it, and by then has posted more. */
-struct stream {
-  struct kit_net *net;
-  void *comm, *mh;
-  enum kit_op_kind kind;
-  uint64_t count, posted, done, deadline;
-  struct kit_op op[DEPTH];
-  uint8_t *buf; /* DEPTH times ROOM */
-};
-
-static struct stream stream_of(struct kit_net *n, void *comm, enum kit_op_kind kind) {
-  struct stream s = {.net = n, .comm = comm, .kind = kind, .count = UINT64_MAX, .buf = kit_pages(DEPTH * ROOM)};
-  if (kind == KIT_OP_SEND) s.count = (uint64_t)kit_scaled(MANY);
-  if (kind == KIT_OP_SEND) s.deadline = rail_deadline_in_ms(LONG_ENOUGH_MS);
-  s.mh = kit_mr_reg(n, comm, s.buf, DEPTH * ROOM);
-  return s;
-}
-
-static void arrived(const struct kit_op *op, uint64_t i) {
-  uint8_t expected[ROOM];
-  uint64_t seen = 0;
-  compose(expected, i);
-  ENSURE(op->sizes[0] == (int)size_of(i), "message %llu has %d bytes, sent were %zu: lost, doubled or out of order",
-         (unsigned long long)i, op->sizes[0], size_of(i));
-  if (memcmp(op->data[0], expected, size_of(i)) == 0) return;
-  if (size_of(i) >= 8) memcpy(&seen, op->data[0], 8);
-  ENSURE(false, "message %llu holds something else%s%llu", (unsigned long long)i,
-         size_of(i) >= 8 ? ": as its number " : ", of bytes ",
-         (unsigned long long)(size_of(i) >= 8 ? seen : size_of(i)));
-}
-
-/* Posts what fits, retires what is done. True if anything moved. */
-static bool stream_step(struct stream *s) {
-  uint64_t before = s->posted + s->done;
-  while (s->posted < s->count && s->posted < s->done + DEPTH) {
-    uint64_t i = s->posted;
-    struct kit_op *op = &s->op[i % DEPTH];
-    uint8_t *data = s->buf + i % DEPTH * ROOM;
-    if (s->kind == KIT_OP_SEND) compose(data, i);
-    *op = s->kind == KIT_OP_SEND ? kit_op_send(s->comm, data, size_of(i), 4) : kit_op_recv(s->comm, data, MOST, 4);
-    op->mh[0] = s->mh;
-    if (!kit_op_post(s->net, op)) {
-      ENSURE(!op->error, "message %llu could not be posted: error %d", (unsigned long long)i, op->error);
-      break;
-    }
-    s->posted++;
-  }
-  while (s->done < s->posted) {
-    struct kit_op *op = &s->op[s->done % DEPTH];
-    if (!kit_op_test(s->net, op)) break;
-    ENSURE(!op->error, "message %llu ended with error %d", (unsigned long long)s->done, op->error);
-    if (s->kind == KIT_OP_RECV) arrived(op, s->done);
-    else memset(op->data[0], 0xdd, ROOM); /* ours again */
-    s->done++;
-  }
-  return s->posted + s->done != before;
-}
-
-static void steps(struct stream *s, uint64_t *idle) {
-  if (rail_deadline_passed(s->deadline) && s->posted < s->count) s->count = s->posted;
-  if (stream_step(s)) *idle = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
-  else sched_yield();
-  ENSURE(!rail_deadline_passed(*idle), "nothing has moved for %.0f s: stuck at message %llu, %s",
-         (double)kit_patience_ms(KIT_PATIENCE_MS) / 1000, (unsigned long long)s->done,
-         s->kind == KIT_OP_SEND ? "sending" : "receiving");
-}
-
-static void on_one_thread(struct kit_side *side) {
-  struct kit_net n;
-  struct kit_pair p;
-  static struct stream out, in;
-  kit_net_open(&n);
-  kit_pair_open(&n, &p);
-  out = stream_of(&n, p.send, KIT_OP_SEND);
-  in = stream_of(&n, p.recv, KIT_OP_RECV);
-  uint64_t idle_out = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)), idle_in = idle_out;
-  while (out.done < out.count || in.done < out.count) {
-    if (out.done < out.count) steps(&out, &idle_out);
-    steps(&in, &idle_in);
-  }
-  kit_note(side, "%llu messages", (unsigned long long)out.count);
-  kit_mr_dereg(&n, p.send, out.mh);
-  kit_mr_dereg(&n, p.recv, in.mh);
-  kit_pair_close(&p);
-  kit_net_close(&n);
-}
-
-static void from_another_process(struct kit_side *side) {
-  struct kit_net n;
-  struct kit_pair p;
-  static struct stream s;
-  kit_net_open(&n);
-  kit_join(side, &n, &p);
-  s = kit_sends(side) ? stream_of(&n, p.send, KIT_OP_SEND) : stream_of(&n, p.recv, KIT_OP_RECV);
-  uint64_t idle = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
-  for (int looks = 0; s.done < s.count; looks++) {
-    steps(&s, &idle);
-    if (kit_receives(side) && looks % 64 == 0 && s.count == UINT64_MAX && kit_heard(side, 0, sizeof s.count))
-      kit_get(side, 0, &s.count, sizeof s.count);
-  }
-  if (kit_sends(side)) kit_put(side, 1, &s.count, sizeof s.count);
-  kit_meet(side); /* deregistering what is posted ahead ends the connection */
-  kit_mr_dereg(&n, s.comm, s.mh);
-  kit_part(side, &p);
-  kit_net_close(&n);
-}
-
-/* ---- a caller who is seldom there ---- */
 
 enum {
   COMMS = 3, MESSAGES = 6, /* at a time and connection */
@@ -290,17 +162,11 @@ static void progress_without_calls(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-const struct kit_check kit_checks_flood[] = {
-    {"13.31", "flood.on_one_thread", KIT_MUST, KIT_ONE, 60, 0, false,
-     "of very many small messages, both ends on one thread, none is lost, doubled or out of order",
-     "src/transport/net.cc:1414,1435", on_one_thread},
-    {"13.32", "flood.from_another_process", KIT_MUST, KIT_TWO, 60, 0, false,
-     "of very many small messages between two processes none is lost, doubled or out of order",
-     "src/transport/net.cc:1414,1575", from_another_process},
-    {"13.33", "wakeups.a_caller_who_is_seldom_there", KIT_SHOULD, KIT_ONE, 100, 0, false,
+const struct kit_check kit_checks_wakeups[] = {
+    {"13.31", "wakeups.a_caller_who_is_seldom_there", KIT_SHOULD, KIT_ONE, 100, 0, false,
      "transfers get on, and soon, when the caller is away for milliseconds at a time", "src/proxy.cc:801,848",
      a_caller_who_is_seldom_there},
-    {"13.34", "wakeups.progress_without_calls", KIT_OBSERVED, KIT_ONE, 60, 0, false,
+    {"13.32", "wakeups.progress_without_calls", KIT_OBSERVED, KIT_ONE, 60, 0, false,
      "how much of a large message moves while no call is made", "src/proxy.cc:848", progress_without_calls},
     {0},
 };
