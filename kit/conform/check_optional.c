@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * *request preset to 0x1 says that a receive's completion is optional: a hint, not a pointer, and the data still comes. */
+#include <sched.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "kit/conform/kit_lane.h"
+
+static const size_t sizes[] = {8, 128, 4096, 524288};
+enum { NSIZES = sizeof sizes / sizeof sizes[0] };
+
+/* The receive may have been done ahead of its data, which a GPU then polls for. Nothing of the plugin is called. */
+static void await_data(const uint8_t *in, size_t size, uint64_t seed, const char *when) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS / 2));
+  while (kit_pattern_check(in, size, seed) >= 0) {
+    ENSURE(!rail_deadline_passed(deadline), "the %zu bytes of a receive with optional completion never came, %s: done may "
+           "come early, the data must come nevertheless", size, when);
+    sched_yield();
+  }
+}
+
+/* kit_op_post fails when *request comes back as 0x1. */
+static void the_hint_is_not_a_pointer(struct kit_side *side) {
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  uint8_t *next = kit_lane_high(&l, 4);
+  for (int i = 0; i < kit_scaled(20) * (NSIZES + 1); i++) {
+    size_t size = i % (NSIZES + 1) ? sizes[i % (NSIZES + 1) - 1] : 0;
+    uint8_t *out = kit_lane_high(&l, size), *in = kit_lane_high(&l, size);
+    kit_pattern_fill(out, size, (uint64_t)i);
+    memset(in, 0, size);
+    struct kit_op ops[4] = {kit_lane_recv(&l, in, size, 1), kit_lane_send(&l, out, size, 1),
+                            kit_lane_recv(&l, next, 4, 1), kit_lane_send(&l, next, 4, 1)};
+    ops[0].optional = true;
+    kit_lane_run(&l, ops, 2, KIT_OPS_OLDEST);
+    kit_lane_run(&l, ops + 2, 2, KIT_OPS_OLDEST);
+    if (l.receives) await_data(in, size, (uint64_t)i, "with another message behind it");
+    kit_lane_free(&l, out);
+    kit_lane_free(&l, in);
+  }
+  kit_lane_close(&l);
+}
+
+/* After an operation's last step the proxy calls nothing more on this comm, and the GPU waits for the flags. */
+static void the_data_comes_by_itself(struct kit_side *side) {
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  for (size_t i = 0; i < NSIZES; i++) {
+    uint8_t *out = kit_lane_high(&l, sizes[i]), *in = kit_lane_high(&l, sizes[i]);
+    kit_pattern_fill(out, sizes[i], i);
+    memset(in, 0, sizes[i]);
+    struct kit_op ops[2] = {kit_lane_recv(&l, in, sizes[i], 1), kit_lane_send(&l, out, sizes[i], 1)};
+    ops[0].optional = true;
+    kit_lane_run(&l, ops, 2, KIT_OPS_OLDEST);
+    if (l.receives) await_data(in, sizes[i], i, "with no call of the plugin after test had said done");
+    kit_meet(side); /* the sender, too, has called nothing after its done */
+    kit_lane_free(&l, out);
+    kit_lane_free(&l, in);
+  }
+  kit_lane_close(&l);
+}
+
+/* LL's 8 steps, most receives with the hint and some without. A slot is used again when its data has been seen. */
+static void eight_steps(struct kit_side *side) {
+  enum { STEPS = 8, SLOT = 65536 };
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  uint8_t *out = kit_lane_high(&l, STEPS * SLOT), *in = kit_lane_high(&l, STEPS * SLOT);
+  for (int round = 0; round < kit_scaled(30); round++) {
+    struct kit_op ops[2 * STEPS];
+    for (int i = 0; i < STEPS; i++) {
+      size_t size = 8 + kit_rng_below(&l.rng, SLOT / 8) * 8 % (SLOT - 8);
+      uint64_t seed = (uint64_t)(round * STEPS + i);
+      kit_pattern_fill(out + i * SLOT, size, seed);
+      memset(in + i * SLOT, 0, SLOT);
+      ops[i] = kit_lane_recv(&l, in + i * SLOT, SLOT, 0);
+      ops[i].optional = kit_rng_below(&l.rng, 4) != 0;
+      ops[STEPS + i] = kit_lane_send(&l, out + i * SLOT, size, 0);
+    }
+    kit_lane_run(&l, ops, 2 * STEPS, KIT_OPS_OLDEST);
+    for (int i = 0; l.receives && i < STEPS; i++) {
+      uint64_t seed = (uint64_t)(round * STEPS + i);
+      size_t size = ops[STEPS + i].size[0];
+      if (ops[i].optional) await_data(in + i * SLOT, size, seed, "one of 8 steps");
+      else
+        ENSURE(ops[i].sizes[0] == (int)size && kit_pattern_check(in + i * SLOT, size, seed) < 0,
+               "step %d, without the hint and between others with it, is done with %d of %zu bytes or wrong ones", i,
+               ops[i].sizes[0], size);
+    }
+  }
+  kit_lane_close(&l);
+}
+
+/* Comes later with the old pointer, after the plugin may have given the request to another. */
+static void irecv_consumed_of_a_finished_request(struct kit_side *side) {
+  struct kit_lane l;
+  kit_lane_open(&l, side);
+  if (!l.net->vt->irecv_consumed) kit_skip("the plugin has no irecvConsumed");
+  uint8_t *out = kit_lane_high(&l, 64), *in = kit_lane_high(&l, 64);
+  for (int round = 0; round < 10; round++) {
+    struct kit_op ops[2] = {kit_lane_recv(&l, in, 64, 1), kit_lane_send(&l, out, 64, 1)};
+    while (!kit_op_post(l.net, &ops[0])) ENSURE(!ops[0].error, "irecv returned %d", ops[0].error);
+    void *old = ops[0].req;
+    kit_lane_run(&l, ops, 2, KIT_OPS_OLDEST);
+    for (int i = 0; i < round; i++) kit_pair_ping(&l.pair, 100, (uint64_t)i);
+    l.net->vt->irecv_consumed(l.pair.recv, 1, old); /* whatever it says, nothing breaks */
+    kit_pair_ping(&l.pair, 100, 77);
+  }
+  kit_lane_close(&l);
+}
+
+#define NET "src/transport/net.cc:"
+
+const struct kit_check kit_checks_optional[] = {
+    {"9.1", "optional.the_hint_is_not_a_pointer", KIT_MUST, KIT_TWO, 40, KIT_SINCE(9), false,
+     "irecv with 0x1 in *request (completion is optional) gives a request of its own, and the data comes.",
+     NET "187, 1585-1589", the_hint_is_not_a_pointer},
+    {"9.2", "optional.the_data_comes_by_itself", KIT_MUST, KIT_TWO, 40, KIT_SINCE(9), false,
+     "When such a receive is done, its data comes without another call of the plugin: a GPU polls for it.",
+     NET "1585-1589", the_data_comes_by_itself},
+    {"9.3", "optional.eight_steps", KIT_MUST, KIT_TWO, 40, KIT_SINCE(9), false,
+     "LL's 8 steps in flight, with the hint and without, all bring their data.", NET "1323, 1585-1589", eight_steps},
+    {"9.4", "optional.irecv_consumed_of_a_finished_request", KIT_MUST, KIT_ONE, 40, KIT_SINCE(7), false,
+     "irecvConsumed may name a receive that is long finished, its request given to others.", NET "1593, 1735-1742",
+     irecv_consumed_of_a_finished_request},
+    {NULL, NULL, KIT_MUST, KIT_ONE, 0, 0, false, NULL, NULL, NULL},
+};
