@@ -39,6 +39,9 @@ struct kit_side {
 static struct kit_side self;
 static atomic_int logged;
 
+/* A failed side's connections stay for so long, that the parent hears of it before it hears of what follows from it. */
+#define LINGER_US 50000
+
 /* ---- out ---- */
 
 static void send_frame(uint32_t kind, int to, const void *data, size_t size) {
@@ -74,7 +77,9 @@ static void on_failure(const char *file, int line, const char *fmt, ...) {
   vsnprintf(text, sizeof text, fmt, ap);
   va_end(ap);
   if (getenv("RAIL_TEST_VERBOSE")) fprintf(stderr, "# %s:%d: %s\n", file, line, text);
-  end_now(KIT_END_FAILED, text);
+  send_end(KIT_END_FAILED, text);
+  usleep(LINGER_US);
+  _exit(1);
 }
 
 static void on_warning(const char *text) {

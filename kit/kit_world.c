@@ -67,6 +67,15 @@ static void check_meeting(struct kit_world *w) {
   announce(w, KIT_FRAME_GO, KIT_PARENT);
 }
 
+static bool is_bad(enum kit_end end) { return end != KIT_END_FINE && end != KIT_END_LOST; }
+
+/* The side that the others' failures follow from: the first to say so, but a crash says nothing before others see it. */
+static void blame(struct kit_world *w, int rank) {
+  enum kit_end end = w->child[rank].end.end;
+  if (!is_bad(end) || w->child[rank].dying) return;
+  if (w->first < 0 || (end == KIT_END_CRASH && w->child[w->first].end.end != KIT_END_CRASH)) w->first = rank;
+}
+
 static void ended(struct kit_world *w, int rank) {
   struct kit_child *c = &w->child[rank];
   c->over = true;
@@ -77,10 +86,8 @@ static void ended(struct kit_world *w, int rank) {
     return;
   }
   announce(w, KIT_FRAME_GONE, rank);
-  if (c->end.end != KIT_END_FINE && c->end.end != KIT_END_LOST && w->first < 0) {
-    w->first = rank;
-    w->grace = rail_deadline_in_ms(GRACE_MS);
-  }
+  blame(w, rank);
+  if (is_bad(c->end.end) && !w->grace) w->grace = rail_deadline_in_ms(GRACE_MS);
   check_meeting(w);
 }
 
@@ -144,7 +151,7 @@ static void last_word(struct kit_child *c, struct kit_frame *f) {
 static void child_says(struct kit_world *w, int rank, struct kit_frame *f) {
   struct kit_child *c = &w->child[rank];
   f->from = rank; /* whatever it says */
-  if (f->kind == KIT_FRAME_END) last_word(c, f);
+  if (f->kind == KIT_FRAME_END) last_word(c, f), blame(w, rank);
   else if (f->kind == KIT_FRAME_DYING) c->dying = true;
   else if (f->kind == KIT_FRAME_BYTES && valid_rank(w, f->to)) send_to(w, f);
   else if (f->kind == KIT_FRAME_ENDED || f->kind == KIT_FRAME_BYTES) return;
