@@ -210,7 +210,7 @@ static void judge(struct kit_child *c, int status) {
     c->end.end = KIT_END_CRASH;
     c->end.signal = WTERMSIG(status);
     snprintf(c->end.text, sizeof c->end.text, "SIG%s %s", signal_text(WTERMSIG(status)), place);
-  } else if (!c->spoke && WEXITSTATUS(status) == 127) {
+  } else if (!c->spoke && WEXITSTATUS(status) == 127 && !c->end.call[0]) { /* ld.so ends with 127, too, in dlopen */
     c->end.end = KIT_END_ERROR;
     snprintf(c->end.text, sizeof c->end.text, "the process could not be started");
   } else if (!c->spoke || (c->end.end == KIT_END_FINE && WEXITSTATUS(status) != 0)) {

@@ -78,7 +78,9 @@ def straight_has_no_error():
 
 def what_a_process_does_is_a_result():
     for how, expected, call, words in (
-            ("load_exit", "load.end", "load", "exit status 7"), ("load_crash", "load.end", "load", "SIGABRT in dlopen"),
+            ("load_exit", "load.end", "load", "exit status 7"),
+            ("load_exit_127", "load.end", "load", "exit status 127 in dlopen"),
+            ("load_crash", "load.end", "load", "SIGABRT in dlopen"),
             ("load_hang", "load.end", "load", "still in dlopen"), ("init_crash", "start.end", "v12", "SIGSEGV in init"),
             ("init_exit", "start.end", "v12", "exit status 9 in init"),
             ("init_hang", "start.end", "v12", "still in init"),

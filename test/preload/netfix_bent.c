@@ -29,6 +29,7 @@ static void start_thread(void) {
 
 __attribute__((constructor)) static void on_load(void) {
   if (is("load_exit")) exit(7);
+  if (is("load_exit_127")) exit(127); /* as the dynamic loader does when it finds itself inconsistent */
   if (is("load_crash")) abort();
   if (is("load_hang")) pause();
   if (is("load_slow")) usleep(700000);
