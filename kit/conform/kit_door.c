@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -14,15 +15,30 @@
 /* The longest that a real peer may be kept out before the check gives up on it. */
 #define DOOR_MS 10000
 
+static void listen_and_look(struct kit_door *d, const struct kit_tcp_socket *before, int nbefore) {
+  d->listen = kit_net_listen(d->net, d->handle);
+  d->nsockets = kit_tcp_new_listeners(before, nbefore, d->socket, (int)(sizeof d->socket / sizeof d->socket[0]));
+}
+
+static struct kit_tcp_socket already[4096]; /* before a listen */
+
 void kit_door_open(struct kit_net *n, struct kit_door *d) {
-  static struct kit_tcp_socket before[4096];
-  int nbefore = kit_tcp_sockets(before, 4096);
+  int count = kit_tcp_sockets(already, 4096);
   kit_net_open(n);
   memset(d, 0, sizeof *d);
   d->net = n;
-  d->listen = kit_net_listen(n, d->handle);
-  d->nsockets = kit_tcp_new_listeners(before, nbefore, d->socket, (int)(sizeof d->socket / sizeof d->socket[0]));
+  listen_and_look(d, already, count);
   if (d->nsockets == 0) kit_skip("the plugin opens no TCP port at which strangers could knock");
+}
+
+void kit_door_again(struct kit_door *d) {
+  struct kit_tcp_socket same[sizeof d->socket / sizeof d->socket[0]];
+  int nsame = d->nsockets;
+  memcpy(same, d->socket, sizeof same);
+  listen_and_look(d, already, kit_tcp_sockets(already, 4096));
+  if (d->nsockets > 0) return;
+  memcpy(d->socket, same, sizeof same); /* one port for all its listen comms */
+  d->nsockets = nsame;
 }
 
 void kit_door_close(struct kit_door *d) {
@@ -127,4 +143,23 @@ size_t kit_door_greeting(struct kit_door *d, uint8_t *text, size_t cap) {
   ENSURE(rc == 0, "closeSend of a connection without a real peer returned %d", rc);
   if (got == 0) kit_skip("the connecting side says nothing first: there is no greeting to spoil");
   return got;
+}
+
+/* ---- files ---- */
+
+void kit_need_files(int files) {
+  struct rlimit limit;
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < (rlim_t)files + 200)
+    kit_skip("only %lu files may be open in a process here (ulimit -n); this needs %d", (unsigned long)limit.rlim_cur,
+             files + 200);
+}
+
+int kit_files_after(int expected) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(2000));
+  while (kit_fd_count() > expected && !rail_deadline_passed(deadline))
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  return kit_fd_count();
 }

@@ -20,6 +20,8 @@ struct kit_door {
 
 /* Opens the plugin into *n and one door of it; skips the check when there is no port to knock at. */
 void kit_door_open(struct kit_net *n, struct kit_door *d);
+/* Turns a copy of an open door into another door of the same plugin. */
+void kit_door_again(struct kit_door *d);
 /* Closes the listen comm, and fails if that fails. */
 void kit_door_close(struct kit_door *d);
 
@@ -37,5 +39,10 @@ struct kit_entry kit_door_peer(struct kit_door *d);
 /* Lets a connecting plugin talk to a port of ours instead, by changing the port in the handle, and records what it
  * says first. Skips the check when the handle does not show the port. */
 size_t kit_door_greeting(struct kit_door *d, uint8_t *text, size_t cap);
+
+/* Raises the limit of open files; skips the check when there is no room for `files`. */
+void kit_need_files(int files);
+/* How many are open, once they are no more than `expected`, or after 2 s: a thread may have to give them back. */
+int kit_files_after(int expected);
 
 #endif
