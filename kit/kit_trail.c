@@ -45,8 +45,18 @@ void kit_trail_unmap(struct kit_trail *t) {
 
 void kit_trail_use(struct kit_trail *t) { trail = t; }
 
-void kit_trail_enter(enum kit_call call) {
+static void take_slot(void) {
   if (rail_unlikely(!my_slot)) my_slot = atomic_fetch_add(&trail->threads, 1) + 1;
+}
+
+struct kit_trail_step *kit_trail_step(void) {
+  static _Thread_local struct kit_trail_step nowhere;
+  take_slot();
+  return my_slot > KIT_TRAIL_THREADS ? &nowhere : &trail->thread[my_slot - 1];
+}
+
+void kit_trail_enter(enum kit_call call) {
+  take_slot();
   if (my_slot > KIT_TRAIL_THREADS) return;
   atomic_store_explicit(&trail->thread[my_slot - 1].since_ns, rail_now_ns(), memory_order_relaxed);
   atomic_store_explicit(&trail->thread[my_slot - 1].call, call, memory_order_release);

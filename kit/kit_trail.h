@@ -24,11 +24,14 @@ const char *kit_call_text(unsigned call); /* NCCL's name of it: "regMrDmaBuf", "
 
 #define KIT_TRAIL_THREADS 63
 
+/* A thread's. */
+struct kit_trail_step {
+  RAIL_ALIGNED(RAIL_CACHELINE) _Atomic uint64_t since_ns; /* rail_now_ns at its start */
+  _Atomic uint32_t call;
+};
+
 struct kit_trail {
-  struct {
-    RAIL_ALIGNED(RAIL_CACHELINE) _Atomic uint64_t since_ns; /* rail_now_ns at its start */
-    _Atomic uint32_t call;
-  } thread[KIT_TRAIL_THREADS]; /* threads beyond these leave none */
+  struct kit_trail_step thread[KIT_TRAIL_THREADS]; /* threads beyond these leave none */
   RAIL_ALIGNED(RAIL_CACHELINE) _Atomic uint32_t threads;
 };
 
@@ -42,6 +45,10 @@ void kit_trail_use(struct kit_trail *trail);
 /* Around a call of the plugin. */
 void kit_trail_enter(enum kit_call call);
 void kit_trail_leave(void);
+
+/* Where this thread leaves its trail: for loops that are timed, in which a look at the clock at each call would show.
+ * They write `call` themselves, and `since_ns` whenever they look at the clock anyway. */
+struct kit_trail_step *kit_trail_step(void);
 
 /* The call that has lasted longest and its seconds; KIT_CALL_NONE: no thread is in one. */
 unsigned kit_trail_longest(const struct kit_trail *trail, double *seconds);
