@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """plot.py FIGURE.json TARGET.svg|png: draws what rail-kit has written down.
 
-The figure: {"title": text, "panels": [{"xlabel", "ylabel", "xscale" and "yscale" ("linear" or "log"),
-"kind" ("line" or "bar"), "series": [{"name", "x": [...], "y": [...]}]}]}. Panels lie below each other.
+The figure: {"title": text, "panels": [{"xlabel", "ylabel", "xscale" and "yscale" ("linear", "log", "symlog"),
+"kind" ("line" or "bar"), "xticks": [[x, text], ...], "series": [{"name", "x": [...], "y": [...],
+"low" and "high": [...], "color" and "dash": numbers, "points": true}]}]}. Panels lie below each other; all but
+"panels", "series", "name", "x" and "y" may be absent.
 """
 import json
 import sys
@@ -17,15 +19,23 @@ def draw(plt, figure, target):
             if panel.get("kind", "line") == "bar":
                 ax.bar(series["x"], series["y"], label=series["name"])
             else:
-                ax.plot(series["x"], series["y"], label=series["name"], linewidth=1.2)
+                color = f"C{series['color'] % 10}" if "color" in series else None
+                line, = ax.plot(series["x"], series["y"], label=series["name"], linewidth=1.2, color=color,
+                                linestyle=["-", "--", ":", "-."][series.get("dash", 0) % 4],
+                                marker="o" if series.get("points") else None, markersize=3)
+                if "low" in series:
+                    ax.fill_between(series["x"], series["low"], series["high"], color=line.get_color(), alpha=0.15)
         ax.set_xlabel(panel.get("xlabel", ""))
         ax.set_ylabel(panel.get("ylabel", ""))
         ax.set_xscale(panel.get("xscale", "linear"))
         ax.set_yscale(panel.get("yscale", "linear"))
+        if panel.get("xticks"):
+            ax.set_xticks([x for x, _ in panel["xticks"]], [text for _, text in panel["xticks"]])
+            ax.minorticks_off()
         ax.grid(True, linewidth=0.3)
         ax.legend(fontsize="small")
     fig.suptitle(figure.get("title", ""))
-    fig.tight_layout()
+    fig.tight_layout(rect=(0, 0, 1, 1 - 0.25 / (3.2 * len(panels))))
     fig.savefig(target)
 
 

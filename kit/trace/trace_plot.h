@@ -5,8 +5,7 @@
 
 #include "kit/trace/kit_trace.h"
 
-/* Draws with kit/plot.py, which lies beside rail-kit or in ../share/railyard of it, and python3-matplotlib. False: told
- * on stderr. */
+/* By kit_plot. False: told on stderr. */
 bool kit_trace_plot(const struct kit_trace *how);
 
 #endif
