@@ -17,7 +17,7 @@ sys.dont_write_bytecode = True
 import machine
 import socket_report
 from program import Failed
-from socket_columns import Cell, Congestion, Netpair, Ucx, make_cells
+from socket_columns import Cell, Congestion, KitBench, Ucx, make_cells
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 QUIET = 0.2  # cores that others may keep busy
@@ -49,11 +49,11 @@ def environments(o, parser):
 
 
 def make_columns(o, parser):
-    env, program = environments(o, parser), o.build / "bench" / "netpair"
+    env, program = environments(o, parser), o.build / "bin" / "rail-kit"
     lo = {"NCCL_SOCKET_IFNAME": "lo"}
 
     def plugin(key, title, path):
-        return Netpair(key, title, program, ["--plugin", path], {**lo, **env.get(key, {})})
+        return KitBench(key, title, program, [path], {**lo, **env.get(key, {})})
 
     columns = [plugin(OURS, "Railyard", str(o.ours or o.build / "lib" / "libnccl-net-socket.so"))]
     for value in o.plugin:
@@ -61,7 +61,7 @@ def make_columns(o, parser):
         if not found:
             name, path = pathlib.Path(value).stem.removeprefix("lib").removeprefix("nccl-net-"), value
         columns.append(plugin(name, name, path))
-    columns += [Ucx(env.get("ucx")), Netpair("tcp", "plain TCP", program, ["--tcp"], env.get("tcp"))]
+    columns += [Ucx(env.get("ucx")), KitBench("tcp", "plain TCP", program, ["--tcp"], env.get("tcp"))]
     keys = [c.key for c in columns]
     wanted = o.only.split(",") if o.only else keys
     for name in [*wanted, *env]:

@@ -84,28 +84,31 @@ class Column:
         return result
 
 
-class Netpair(Column):
-    """bench/netpair: a plugin's vtable, or plain TCP streams."""
+class KitBench(Column):
+    """One cell of `rail-kit bench`: a plugin's vtable, or plain TCP streams."""
 
     def __init__(self, key, title, program, how, env=None):
         super().__init__(key, title, env)
-        self.base = [str(program)] + how
+        self.base = [str(program), "bench"] + how
 
     def command(self, cell, warmup, seconds):
         how = ["--size", cell.size, "--comms", cell.comms, "--window", cell.window, "--sleep", cell.idle,
-               "--warmup", warmup, "--seconds", seconds]
-        return self.base + [str(x) for x in how] + (["--latency"] if cell.kind == "lat" else [])
+               "--kind", cell.kind, "--rounds", 1, "--warmup", warmup, "--seconds", seconds, "--check", 0]
+        return self.base + [str(x) for x in how]
 
     def measure(self, cell, env, warmup, seconds):
-        argv = self.command(cell, warmup, seconds)
+        argv = self.command(cell, warmup, seconds) + ["--quiet", "--json", "-"]
         status, out, err = Program(argv, env).finish()
         if status not in (0, 1) or not out:
             raise Failed(f"exit status {status}: {shlex.join(argv)}\n{err[-3000:]}")
-        result = json.loads(out)
-        self.wire = f"{result['wire']} v{result['abi']}" if result["abi"] else result["wire"]
-        if result["verdict"] != "ok" and err.strip():
-            result["said"] = err.strip()[-500:]
-        return result
+        return self.one_cell(json.loads(out))
+
+    def one_cell(self, found):
+        about = found["columns"][0]
+        self.wire = f"{about['wire']} v{about['version']}" if about["version"] else about["wire"]
+        result = {"wire": about["wire"], "abi": about["version"], **found["cells"][0]["results"][0]["rounds"][0]}
+        half = {key: result.pop(f"half_{key}_us") for key in ("min", "p50", "p90", "p99") if f"half_{key}_us" in result}
+        return result | ({"half_us": half} if half else {})
 
     def shown(self, cell, warmup, seconds):
         words = [f"{k}={shlex.quote(v)}" for k, v in self.env.items()]

@@ -51,7 +51,7 @@ class Results:
     def bad(self, cc, cell, column):
         """"wrong 2/3" and the like, or nothing."""
         verdicts = [row["verdict"] for row in self.rows(cc, cell, column).values()]
-        worst = next((v for v in ("wrong", "failed", "stuck") if v in verdicts), None)
+        worst = next((v for v in ("wrong", "crashed", "failed", "stuck", "skipped") if v in verdicts), None)
         return f"{worst} {sum(v != 'ok' for v in verdicts)}/{len(verdicts)}" if worst else ""
 
     def median(self, cc, cell, column, metric):

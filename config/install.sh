@@ -34,6 +34,7 @@ do_install() {
   local f tmp
   for f in "$build"/lib/*.so; do [[ -e $f ]] && put 755 "$f" "$prefix/lib/${f##*/}"; done
   for f in "$build"/bin/*; do [[ -e $f ]] && put 755 "$f" "$prefix/bin/${f##*/}"; done
+  for f in "$build"/share/railyard/*.py; do [[ -e $f ]] && put 755 "$f" "$prefix/share/railyard/${f##*/}"; done
   for f in include/rail/*.h; do put 644 "$f" "$prefix/include/rail/${f##*/}"; done
   for f in docs/man/*.[1-9]; do [[ -e $f ]] && put 644 "$f" "$prefix/share/man/man${f##*.}/${f##*/}"; done
   tmp=$(mktemp)

@@ -12,7 +12,6 @@
 #   test/fuzz/lib/*.c     → linked into each fuzz target; SAN=fuzz leaves main to clang's libFuzzer
 #   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD
 #   test/broken/*.c       → test/broken/libnccl-net-ref.so, and a copy of it for each defect
-#   bench/NAME/*.c        → bench/NAME
 
 common_src := $(filter-out common/abi%,$(wildcard common/*.c))
 abi_src := $(wildcard common/abi*.c)
@@ -55,7 +54,6 @@ test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz gpu,test/$(k)/*.
 test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
 # Tests of the runtime's rooms see internals: they link its objects, not the library.
 core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(core/|rail/railyard)' $(test_src))))
-bench_bins := $(foreach d,$(wildcard bench/*),$(if $(wildcard $(d)/*.c),$(BUILD)/$(d)))
 fault_lib := $(BUILD)/lib/librail-fault.so
 preload_src := $(wildcard test/preload/*.c)
 preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
@@ -112,6 +110,15 @@ $(BUILD)/lib/librailyard.so: $(call obj,$(core_src)) $(simd_obj) $(COMMON_A) con
 	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=config/railyard.map -Wl,-soname,librailyard.so \
 	  $(filter %.o,$^) $(COMMON_A) -ldl -lm -lrt -o $@
 
+# Static, as above; the one file that reads JSON says what is missing without it.
+libs_tool_rail-kit = $(if $(HAVE_JANSSON),-l:libjansson.a)
+$(O)/kit/bench/bench_compare.o: CPPFLAGS += $(if $(HAVE_JANSSON),-DRAIL_HAVE_JANSSON)
+$(BUILD)/bin/rail-kit: | $(BUILD)/share/railyard/plot.py
+
+$(BUILD)/share/railyard/plot.py: kit/plot.py
+	@mkdir -p $(@D)
+	$(Q)install -m 755 $< $@
+
 define tool_rule
 $(BUILD)/bin/$(1): $(call obj,$(wildcard tools/$(1)/*.c)) $(TOOL_A) $(KIT_A) $(COMMON_A) | $(core_lib)
 	@mkdir -p $$(@D)
@@ -160,14 +167,6 @@ $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(COMMON_A)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A),$^) $(HARNESS_A) $(KIT_A) $(COMMON_A) \
 	  -ldl -lm -lrt -o $@
-
-define bench_rule
-$(BUILD)/$(1): $(call obj,$(wildcard $(1)/*.c)) $(COMMON_A)
-	@mkdir -p $$(@D)
-	@$$(if $$(V),,echo "  LD      $$@")
-	$$(Q)$$(CC) $$(ALL_LDFLAGS) $$(filter %.o,$$^) $(COMMON_A) -ldl -lm -o $$@
-endef
-$(foreach b,$(bench_bins),$(eval $(call bench_rule,$(patsubst $(BUILD)/%,%,$(b)))))
 
 # Little plugins that test_netload opens.
 $(BUILD)/test/unit/test_netload: | $(filter $(BUILD)/test/libnetfix_%,$(preload_libs))

@@ -19,11 +19,13 @@ build  make            make
 build  binutils        ar
 build  liburing-dev    /usr/include/liburing.h
 build  libelf-dev      /usr/include/gelf.h
+build  libjansson-dev  /usr/include/jansson.h
 test   python3         python3
 test   iproute2        ip
 test   pkgconf         pkg-config
 test   clang           clang
 test   python3-prometheus-client  /usr/lib/python3/dist-packages/prometheus_client
+test   python3-matplotlib  /usr/lib/python3/dist-packages/matplotlib
 test   openmpi-bin     mpirun
 fuzz   clang           clang
 fuzz   libclang-rt-dev /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a
@@ -31,6 +33,7 @@ bench  python3         python3
 bench  openmpi-bin     mpirun
 bench  libopenmpi-dev  /usr/lib/*/openmpi/include/mpi.h
 bench  gnuplot-nox     gnuplot
+bench  python3-matplotlib  /usr/lib/python3/dist-packages/matplotlib
 bench  ucx-utils       ucx_perftest
 lint   python3         python3
 lint   g++             g++

@@ -16,7 +16,7 @@ runner := python3 test/run.py
 all: $(plugin_libs) $(core_lib) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk
 
-tests: all $(test_bins) $(preload_libs) $(broken_libs) $(bench_bins) $(BUILD)/gen-params  ## build the test programs too
+tests: all $(test_bins) $(preload_libs) $(broken_libs) $(BUILD)/gen-params  ## build the test programs too
 
 help:  ## this list
 	@awk -F'## ' '/^[a-z-]+:.*## /{split($$1,a,":"); printf "  make %-12s %s\n", a[1], $$2}' config/targets.mk
@@ -75,7 +75,7 @@ bench:  ## all-reduce over shared memory and sockets against Open MPI and memcpy
 	$(build_with) BUILD='$(BUILD)' all
 	@bash bench/run.sh '$(BUILD)' $(RUN)
 
-bench_socket_needs := $(BUILD)/lib/libnccl-net-socket.so $(BUILD)/bench/netpair $(BUILD)/test/libcongestion.so
+bench_socket_needs := $(BUILD)/lib/libnccl-net-socket.so $(BUILD)/bin/rail-kit $(BUILD)/test/libcongestion.so
 
 bench-socket:  ## the socket plugin against UCX, plain TCP streams and any plugin given
 	$(setup) build bench

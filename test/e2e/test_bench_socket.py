@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from program import Failed
 from socket_columns import Congestion
 
-NETPAIR = BUILD / "bench" / "netpair"
+KIT = BUILD / "bin" / "rail-kit"
 NULL = BUILD / "test" / "libnullnet.so"
 CONGESTION = BUILD / "test" / "libcongestion.so"
 CONTROLS = [name for name in ("cubic", "reno", "bbr") if Congestion.allowed(name)]
@@ -30,10 +30,12 @@ def bench(folder, *args):
     return done, json.loads(found.read_text()), pathlib.Path(folder, "socket.md").read_text()
 
 
-def netpair(*args, status=0, **env):
-    done = run([NETPAIR, "--warmup", 0.01, "--seconds", 0.02, *args], **env)
-    assert done.returncode == status, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
-    return json.loads(done.stdout)
+def cell(*args, **env):
+    """One cell, once: what its only round gave."""
+    done = run([KIT, "bench", *args, "--kind", "bw", "--comms", 2, "--rounds", 1, "--warmup", 0.01, "--seconds", 0.02,
+                "--quiet", "--json", "-"], **env)
+    expect(done, 0)
+    return json.loads(done.stdout)["cells"][0]["results"][0]["rounds"][0]
 
 
 def in_folder(case):
@@ -92,31 +94,13 @@ def our_wrong_byte_fails_the_run(folder):
     assert [r["verdict"] for r in found["runs"]] == ["wrong", "wrong"]
 
 
-def netpair_names_each_trouble():
-    base = ("--plugin", NULL, "--size", 64, "--comms", 2)
-    assert netpair(*base)["verdict"] == "ok"
-    for how, verdict, said in (("WRONG", "wrong", "message 40 of"), ("ERROR", "failed", "message 40 of connection"),
-                               ("STUCK", "stuck", "nothing moved"), ("CRASH", "failed", "signal 6")):
-        for kind in ((), ("--latency",)):
-            found = netpair(*base, *kind, "--patience", 0.3, status=1, **{f"NULLNET_{how}": 40})
-            assert found["verdict"] == verdict and said in found["what"], found
-    found = netpair("--plugin", "/nonexistent.so", "--size", 8, status=1)
-    assert found["verdict"] == "failed" and "/nonexistent.so" in found["what"], found
-
-
-def every_abi_version():
-    for version in range(6, 13):
-        found = netpair("--plugin", SOCKET, "--abi", version, "--size", 4096)
-        assert found["verdict"] == "ok" and found["abi"] == version, found
-
-
 @in_folder
 def congestion_control_is_given_and_proved(folder):
     for name in CONTROLS:
         report = pathlib.Path(folder, name)
-        for how in (("--tcp",), ("--plugin", SOCKET)):
+        for how in ("--tcp", SOCKET):
             env = Congestion(name, CONGESTION).environment(report)
-            assert netpair(*how, "--size", 4096, "--comms", 2, **env)["verdict"] == "ok"
+            assert cell(how, "--size", 4096, **env)["verdict"] == "ok"
             assert Congestion(name, CONGESTION).verify(report, "run") >= 2
             try:
                 Congestion("none", CONGESTION).verify(report, "run")
@@ -133,14 +117,10 @@ def bad_arguments():
                        (("--sizes", "4"), "sizes from 8"), (("--sizes", "x"), "--sizes"), (("--cc", "none"), "--cc"),
                        (("--metrics", "bw,x"), "--metrics")):
         expect(run([*script, *args]), 2, said)
-    for args in ((), ("--tcp",), ("--tcp", "--size", 4), ("--tcp", "--size", 8, "--window", 65), ("--size", 8),
-                 ("--tcp", "--plugin", "x", "--size", 8), ("--tcp", "--size", 8, "--seconds", "x")):
-        assert run([NETPAIR, *args]).returncode == 2, args
 
 
 main([("two columns, their figures and files", two_columns),
       ("a peer's wrong byte is shown", a_peers_wrong_byte_is_shown),
       ("a wrong byte of ours fails the run", our_wrong_byte_fails_the_run),
-      ("netpair names each trouble", netpair_names_each_trouble), ("every vtable version", every_abi_version),
       ("congestion control is given and proved", congestion_control_is_given_and_proved),
       ("bad arguments", bad_arguments)])

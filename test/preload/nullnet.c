@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A plugin that moves nothing: a send is done at its first test, a receive
- * finds what bench/netpair expects. What a benchmark costs by itself shows
+ * finds what `rail-kit bench` expects (--check 0). What a benchmark costs by itself shows
  * over it, and whether it would notice damage: NULLNET_WRONG=N gives message
  * N of each connection a wrong byte, NULLNET_STUCK=N never completes it,
  * NULLNET_ERROR=N fails its test, NULLNET_CRASH=N ends the process there;
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/netpair/mark.h"
+#include "kit/bench/bench_mark.h"
 #include "rail/net.h"
 
 enum { MAX_REQUESTS = 64 };
@@ -118,8 +118,8 @@ static int null_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *t
                       void **request) {
   struct comm *comm = recv_comm;
   (void)n, (void)tags, (void)mhandles, (void)phandles;
-  uint64_t mark = bench_mark(comm->lane, comm->posted) ^ (is_hit(wrong_at, comm->posted, sizes[0]) ? 0x100u : 0);
-  memcpy(data[0], &mark, sizeof mark);
+  uint64_t wrong = is_hit(wrong_at, comm->posted, sizes[0]) ? 0x100u : 0;
+  kit_bench_write_mark(data[0], sizes[0], kit_bench_mark(comm->lane, comm->posted) ^ wrong);
   new_request(comm, sizes[0], request);
   return RAIL_OK;
 }

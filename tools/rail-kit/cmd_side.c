@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * `rail-kit side`: one process of a world. Started by rail-kit, never by hand. */
+#include "kit/bench/kit_bench.h"
 #include "kit/conform/kit_conform.h"
 #include "kit/fault/kit_fault.h"
 #include "kit/inspect/kit_inspect.h"
@@ -12,6 +13,7 @@ int rk_side(int argc, char **argv) {
       {"probe", kit_probe_side},
       {"inspect", kit_inspect_side},
       {"conform", kit_conform_side},
+      {"bench", kit_bench_run_side},
       {"fault", kit_fault_side},
       {"replay", kit_replay_side},
       {NULL, NULL},

@@ -8,6 +8,7 @@
 static const struct tool_sub subs[] = {
     {"inspect", "say what NCCL makes of a plugin's file", rk_inspect},
     {"conform", "check the contract, each check in processes of its own", rk_conform},
+    {"bench", "bandwidth, latency, connections; several plugins side by side", rk_bench},
     {"fault", "kill, stop, starve and disturb it while data flows", rk_fault},
     {"replay", "make recorded calls again, on any plugin, and compare", rk_replay},
     {"trace", "print, sum up and draw what railtrace recorded", rk_trace},

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One side of a cell: a process with one thread that drives connections the
+ * way NCCL's proxy thread does, and times it. A `lane` is one connection as
+ * one of its two ends sees it; a `wire` is what carries it: a plugin's vtable,
+ * or plain TCP streams. Shared by the files of this folder, by nobody else.
+ */
+#ifndef RAIL_KIT_BENCH_SIDE_H
+#define RAIL_KIT_BENCH_SIDE_H
+
+#include "common/compiler.h"
+#include "common/result.h"
+#include "kit/bench/bench_memory.h"
+#include "kit/bench/bench_usage.h"
+#include "kit/bench/kit_bench.h"
+#include "kit/kit_trail.h"
+
+/* Times in ns, room for all of them taken and touched before the timing begins. */
+struct kit_bench_samples {
+  uint32_t *ns;
+  size_t n, room;
+};
+
+struct kit_bench_lane {
+  RAIL_ALIGNED(RAIL_CACHELINE) void *comm;
+  void *mhandle;
+  char *base;
+  size_t stride;            /* from slot to slot: each has a buffer of its own */
+  uint64_t posted, done;    /* messages since the connection began */
+  uint64_t limit;           /* post no more than these */
+  uint64_t arrived_ns;      /* KIT_BENCH_JITTER: the last arrival; 0: none yet */
+  void **requests;          /* one a slot */
+  unsigned int head, next;  /* slots: of the oldest request, and the next one to post */
+  int tag;                  /* of the next send: its place in its group */
+  unsigned int slots;       /* a send's slot holds a message, a receive's a group */
+  unsigned int index;       /* among the lanes into the receiver: part of each message's mark */
+  bool flushing;            /* the oldest receive is done, its flush is not */
+  /* What the timing does not touch: */
+  unsigned int peer;        /* the other side */
+  unsigned int number;      /* among the lanes of that edge */
+  void *listen;
+  uint64_t opened_ns;       /* when the connection was there */
+  char handle[RAIL_NET_HANDLE_SIZE]; /* of the receiver; a connect in progress keeps state in it */
+};
+
+/* How much work a look at the clock may follow: small messages share one. */
+#define KIT_BENCH_LOOK_MASK 31u
+#define KIT_BENCH_SMALL ((size_t)64 << 10)
+
+struct kit_bench_side {
+  struct kit_side *kit;
+  const struct kit_job *job;
+  struct kit_bench_cell cell;
+  const struct kit_bench_wire *wire;
+  void *wire_state;
+  int rank;
+  unsigned int window;      /* messages on a lane: the cell's, up to whole groups */
+  unsigned int nout, nin;
+  struct kit_bench_lane *out, *in;
+  void **requests;          /* all lanes' */
+  struct kit_bench_memory memory;
+  bool marks;               /* each message carries its number, and it is looked at */
+  uint64_t patience_ns;
+  double warmup_s, seconds;
+  bool check;
+  uint64_t connects;
+  double round_trip_s;      /* the last phase's mean */
+  struct kit_bench_samples samples;
+  struct kit_bench_counters counters;
+  struct kit_trail_step *trail; /* which call this thread is in */
+  int version;              /* of the vtable */
+  char wire_name[64];
+};
+
+/* What a side tells its parent, once: kit_tell. */
+struct kit_bench_record {
+  uint32_t magic;
+  int32_t verdict; /* enum kit_bench_verdict */
+  char what[400];
+  int32_t version;
+  char wire[64];
+  double seconds;
+  uint64_t messages; /* that came in; connections made from here */
+  struct kit_bench_usage used;
+  uint64_t nsamples;
+  double us[6];      /* of the samples: least, 50th, 90th, 99th, 99.9th of a hundred, greatest */
+  double close_us;
+  int32_t fds_left, threads_left;
+};
+#define KIT_BENCH_MAGIC 0x42454e43u
+
+/* Results are those of the plugin interface. None of these waits. A lane's listen, connect and accept are made once
+ * (again after close). What a call says besides its result is in the lane. */
+struct kit_bench_wire {
+  rail_result_t (*start)(struct kit_bench_side *s);
+  rail_result_t (*listen)(struct kit_bench_side *s, struct kit_bench_lane *lane);  /* lane->listen, lane->handle */
+  rail_result_t (*connect)(struct kit_bench_side *s, struct kit_bench_lane *lane); /* lane->comm, or call again */
+  rail_result_t (*accept)(struct kit_bench_side *s, struct kit_bench_lane *lane);
+  rail_result_t (*reg)(struct kit_bench_side *s, struct kit_bench_lane *lane, size_t size);
+  rail_result_t (*send)(struct kit_bench_side *s, struct kit_bench_lane *lane, char *data, int tag, void **request);
+  /* A group of buffers, the lane's stride apart, with tags from 0. */
+  rail_result_t (*recv)(struct kit_bench_side *s, struct kit_bench_lane *lane, char *data, void **request);
+  /* RAIL_OK with *done; `sizes` is what a receive brought, NULL for a send. */
+  rail_result_t (*test)(struct kit_bench_side *s, struct kit_bench_lane *lane, void *request, int *done, int *sizes);
+  /* After a receive into memory of a GPU; *request NULL: nothing to wait for. */
+  rail_result_t (*flush)(struct kit_bench_side *s, struct kit_bench_lane *lane, char *data, void **request);
+  rail_result_t (*close)(struct kit_bench_side *s, struct kit_bench_lane *lane, bool sends);
+  rail_result_t (*stop)(struct kit_bench_side *s);
+};
+extern const struct kit_bench_wire kit_bench_wire_net, kit_bench_wire_tcp;
+
+/* ---- bench_side.c ---- */
+
+/* Ends the side with a verdict. */
+RAIL_COLD _Noreturn void kit_bench_fail(struct kit_bench_side *s, enum kit_bench_verdict verdict, const char *fmt, ...)
+    RAIL_PRINTF(3, 4);
+/* Ends it when a call of the plugin failed. */
+void kit_bench_must(struct kit_bench_side *s, rail_result_t result, const char *call);
+/* A look at the clock. Ends the side when nothing has moved since `moved` for longer than patience allows. */
+void kit_bench_patient(struct kit_bench_side *s, uint64_t now, uint64_t moved);
+void kit_bench_idle(const struct kit_bench_side *s); /* after a pass without progress */
+
+/* ---- bench_open.c ---- */
+
+/* All lanes, as the cell wants them; none is open. */
+void kit_bench_make_lanes(struct kit_bench_side *s);
+/* Listens, and hands the handles over. */
+void kit_bench_listen_all(struct kit_bench_side *s);
+/* Connects and accepts until all lanes are open; the sides that have to are at it, too. */
+void kit_bench_join_all(struct kit_bench_side *s);
+void kit_bench_close_all(struct kit_bench_side *s);
+
+/* ---- bench_lane.c ---- */
+
+/* Posts what the window and the limit allow, then tests the oldest request for as long as it is done. True when
+ * anything moved. */
+bool kit_bench_pass_out(struct kit_bench_side *s, struct kit_bench_lane *lane);
+bool kit_bench_pass_in(struct kit_bench_side *s, struct kit_bench_lane *lane);
+/* The parts of the latter, for ping-pong, which posts after it has answered. */
+bool kit_bench_post_in(struct kit_bench_side *s, struct kit_bench_lane *lane);
+bool kit_bench_test_in(struct kit_bench_side *s, struct kit_bench_lane *lane);
+/* All lanes once. */
+bool kit_bench_pass(struct kit_bench_side *s);
+bool kit_bench_all_done(const struct kit_bench_side *s); /* up to their limits */
+
+/* ---- the phases: bench_transfer.c, bench_pingpong.c, bench_connect.c, bench_verify.c ---- */
+
+/* Each fills in what it measures. */
+void kit_bench_transfer(struct kit_bench_side *s, double seconds, struct kit_bench_record *out);
+void kit_bench_pingpong(struct kit_bench_side *s, double seconds, struct kit_bench_record *out);
+void kit_bench_connects(struct kit_bench_side *s, double seconds, struct kit_bench_record *out);
+/* Some messages on every lane, all bytes checked. */
+void kit_bench_verify(struct kit_bench_side *s);
+
+/* ---- bench_samples.c ---- */
+
+bool kit_bench_samples_make(struct kit_bench_samples *samples);
+void kit_bench_samples_free(struct kit_bench_samples *samples);
+static inline void kit_bench_sample(struct kit_bench_samples *samples, uint64_t ns) {
+  if (rail_likely(samples->n < samples->room)) samples->ns[samples->n++] = ns > UINT32_MAX ? UINT32_MAX : (uint32_t)ns;
+}
+/* Sorts them. In us, each divided by `share` (2: half round trips). */
+void kit_bench_samples_sum_up(struct kit_bench_samples *samples, double share, struct kit_bench_record *out);
+
+#endif

@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# TEST-SAN: none
+"""rail-kit bench: every kind of cell measures, plugins alternate, and whatever a plugin does becomes a result."""
+import json
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+from coll import BUILD, SOCKET, Skip, expect, main, run
+
+KIT = BUILD / "bin" / "rail-kit"
+NULL = BUILD / "test" / "libnullnet.so"
+SHORT = ("--rounds", 1, "--warmup", 0.005, "--seconds", 0.02, "--patience", 2)
+
+
+def bench(*args, status=0, **env):
+    done = run([KIT, "bench", *args], **env)
+    said = done.stderr or done.stdout
+    assert done.returncode == status, f"exit status {done.returncode}, expected {status}: {said[-3000:]}"
+    return done
+
+
+def measure(*args, status=0, **env):
+    """What --json says of a short run."""
+    return json.loads(bench(*SHORT, *args, "--json", "-", status=status, **env).stdout)
+
+
+def figures(found):
+    """[(cell, column, median of each figure)]; all must have gone well."""
+    rows = []
+    for cell in found["cells"]:
+        for result in cell["results"]:
+            assert result["verdict"] == "ok" and result["bad_rounds"] == 0, (cell["kind"], result)
+            rows.append((cell, result["column"], {k: v["median"] for k, v in result["figures"].items()}))
+    return rows
+
+
+def in_folder(case):
+    def wrapped():
+        folder = pathlib.Path(tempfile.mkdtemp())
+        try:
+            case(folder)
+        finally:
+            shutil.rmtree(folder)
+    return wrapped
+
+
+def patterns_and_kinds():
+    found = measure(SOCKET, "--kind", "bw,jitter,connect", "--pattern", "pair,bidir,ring,incast,all", "--sides", 4,
+                    "--size", "8,64K", "--comms", 2)
+    rows = figures(found)
+    assert len(rows) == 5 * (2 + 2 + 1), len(rows)
+    for cell, _, f in rows:
+        assert cell["sides"] == (2 if cell["pattern"] in ("pair", "bidir") else 4), cell
+        if cell["kind"] == "connect":
+            assert f["connects_s"] > 0 and 0 < f["connect_p50_us"] <= f["connect_p99_us"], f
+            assert f["fds_left"] == 0 and f["threads_left"] == 0, f
+        else:
+            assert abs(f["gb_s"] - f["messages_s"] * cell["size"] / 1e9) <= 1e-6 * f["gb_s"], (cell, f)
+            assert f["cpu_s_per_gb"] > 0 and f["switches_per_1000"] >= 0, f
+        if cell["kind"] == "jitter":
+            assert 0 < f["gap_p50_us"] <= f["gap_p99_us"] <= f["gap_p999_us"] <= f["gap_max_us"], f
+
+
+def sixteen_sides():
+    (cell, _, f), = figures(measure(SOCKET, "--kind", "bw", "--pattern", "all", "--sides", 16, "--size", "4K",
+                                    "--comms", 1, "--seconds", 0.1))
+    assert cell["sides"] == 16 and f["messages_s"] > 0
+
+
+def half_round_trips():
+    (_, _, f), = figures(measure(SOCKET, "--kind", "lat", "--size", 8, "--seconds", 0.1))
+    order = [f[f"half_{key}_us"] for key in ("min", "p50", "p90", "p99", "p999")]
+    assert 0 < order[0] and order == sorted(order), order
+    assert abs(f["jitter_us"] - (f["half_p99_us"] - f["half_p50_us"])) < 1e-6, f
+
+
+def from_nothing_to_a_gigabyte():
+    found = measure(SOCKET, "--kind", "bw,lat", "--size", "0,1,7,9,4097", "--comms", 1, "--window", 3)
+    seen = {(c["kind"], c["size"]) for c, _, _ in figures(found)}
+    assert seen == {(k, s) for k in ("bw", "lat") for s in (0, 1, 7, 9, 4097)}, seen
+    none = next(c for c in found["cells"] if c["kind"] == "bw" and c["size"] == 0)
+    assert "gb_s" not in none["results"][0]["figures"] and none["results"][0]["figures"]["messages_s"]["median"] > 0
+    (cell, _, f), = figures(measure(SOCKET, "--kind", "bw", "--size", "1G", "--comms", 1, "--warmup", 0,
+                                    "--patience", 20))
+    assert cell["window"] == 1 and f["gb_s"] > 0, cell  # 8, had it fitted into --buffers
+
+
+def grouped_receives():
+    found = measure(SOCKET, NULL, "--kind", "bw", "--size", "8,4K", "--comms", 1, "--group", "1,3,8", "--window",
+                    "8", "--check", 0)
+    for cell in found["cells"]:
+        verdicts = {r["column"]: r["verdict"] for r in cell["results"]}
+        assert verdicts == {"socket": "ok", "nullnet": "ok" if cell["group"] == 1 else "skipped"}, (cell, verdicts)
+        assert cell["window"] % cell["group"] == 0, cell
+    why = found["cells"][-1]["results"][1]["rounds"][0]["what"]
+    assert "maxRecvs" in why and "8" in why, why
+
+
+def plugins_alternate():
+    done = bench(*SHORT, "--rounds", 2, f"a={SOCKET}", f"b={SOCKET}", "--tcp", "--kind", "bw", "--size", "4K,64K",
+                 "--comms", 1, "--env", "b:NCCL_NSOCKS_PERTHREAD=1", "--json", "-")
+    found, order = json.loads(done.stdout), [line.split("round ")[1].split(":")[0] for line in done.stderr.splitlines()
+                                             if line.startswith("[")]
+    assert order == [f"{n}/2, {c}" for n, cs in (("1", "ab" "t"), ("2", "tba"))
+                     for _ in range(2) for c in (x.replace("t", "tcp") for x in cs)], order
+    assert [c["name"] for c in found["columns"]] == ["a", "b", "tcp"], found["columns"]
+    assert found["columns"][1]["env"] == ["NCCL_NSOCKS_PERTHREAD=1"] and found["columns"][2]["plugin"] is None
+    assert {c["wire"] for c in found["columns"]} == {"RailSocket", "TCP"}
+    for cell in found["cells"]:
+        first, second = cell["results"][0]["rounds"], cell["results"][1]
+        ratios = sorted(r["gb_s"] / f["gb_s"] for r, f in zip(second["rounds"], first))
+        assert abs(second["figures"]["gb_s"]["ratio"] - sum(ratios) / 2) < 1e-6, second
+        spread = second["figures"]["gb_s"]
+        assert spread["least"] <= spread["median"] <= spread["greatest"] and spread["rounds"] == 2, spread
+    for words in ("GB/s", "ratio", "plain TCP streams", "+-%"):
+        assert words in done.stderr, words
+
+
+@in_folder
+def what_the_json_holds(folder):
+    bench(*SHORT, SOCKET, "--kind", "bw", "--size", 64, "--comms", 1, "--json", folder / "x.json")
+    found = json.loads((folder / "x.json").read_text())
+    assert found["tool"] == "rail-kit bench" and found["schema"] == 1
+    for key in ("version", "date", "host", "kernel", "cpu", "load"):
+        assert isinstance(found[key], str) and found[key], key
+    assert found["cores"] == os.sysconf("SC_NPROCESSORS_ONLN") and found["memory_gib"] > 0
+    assert found["command"][:1] == ["bench"] and "64" in found["command"], found["command"]
+    assert found["plan"]["seconds"] == 0.02 and found["plan"]["rounds"] == 1 and found["plan"]["hosts"] == 1
+    assert len(found["others_busy"]) == 1 and found["columns"][0]["version"] == 12
+    once = found["cells"][0]["results"][0]["rounds"][0]
+    assert once["verdict"] == "ok" and once["messages"] > 0 and once["seconds"] >= 0.02, once
+    counted = "instructions_per_message" in once
+    assert counted or "perf_event_open" in found["instructions"], found["instructions"]
+
+
+def every_vtable_version():
+    for version in range(6, 13):
+        found = measure(SOCKET, "--abi", version, "--kind", "bw", "--size", "4K", "--comms", 1)
+        figures(found)
+        assert found["columns"][0]["version"] == version, found["columns"]
+
+
+def each_trouble_is_a_result():
+    """… and the cells after it are measured."""
+    for how, verdict, said in (("WRONG", "wrong", "message 40 of connection 0"),
+                               ("ERROR", "failed", "test of irecv of message 40 of connection 0"),
+                               ("STUCK", "stuck", "nothing moved"), ("CRASH", "crashed", "SIGABRT in test")):
+        for kind in ("bw", "lat"):
+            found = measure(NULL, "--kind", kind, "--size", "64,128", "--comms", 1, "--check", 0, "--patience", 0.3,
+                            status=1, **{f"NULLNET_{how}": 40, "NULLNET_SIZE": 64})
+            first, second = (c["results"][0] for c in found["cells"])
+            what = first["rounds"][0].get("what", "")
+            if how == "ERROR":  # either end may come first
+                said = "of message 40 of connection 0"
+            assert first["verdict"] == verdict and said in what and "side " in what, (how, kind, first)
+            assert second["verdict"] == "ok", second
+
+
+def all_bytes_are_checked():
+    found = measure(NULL, "--kind", "bw", "--size", 64, "--comms", 1, status=1)  # it moves nothing
+    result = found["cells"][0]["results"][0]
+    assert result["verdict"] == "wrong" and "all bytes checked" in result["rounds"][0]["what"], result
+
+
+def what_cannot_be_loaded():
+    found = measure("/nonexistent.so", SOCKET, "--kind", "bw", "--size", 64, "--comms", 1, status=1)
+    bad, good = found["cells"][0]["results"]
+    assert bad["verdict"] == "failed" and "/nonexistent.so" in bad["rounds"][0]["what"], bad
+    assert good["verdict"] == "ok", good
+
+
+def a_thousand_connections():
+    (_, _, f), = figures(measure(SOCKET, "--kind", "connect", "--comms", 8, "--connects", 1000))
+    assert f["fds_left"] == 0 and f["threads_left"] == 0, f
+
+
+def no_gpu_is_said():
+    result = measure(SOCKET, "--memory", "cuda", "--kind", "bw", "--size", 64, "--comms", 1)["cells"][0]["results"][0]
+    assert result["verdict"] == "skipped" and "GPU memory" in result["rounds"][0]["what"], result
+
+
+@in_folder
+def comparing(folder):
+    old, new = folder / "old.json", folder / "new.json"
+    bench(*SHORT, "--rounds", 2, SOCKET, "--kind", "bw,lat", "--size", 64, "--comms", 1, "--json", old)
+    if "libjansson" in run([KIT, "bench", "--compare", old, old]).stderr:
+        raise Skip("this build has no libjansson")
+    same = bench("--compare", old, old, "--fail-below", 0.99)
+    assert "0 better, 0 worse" in same.stdout, same.stdout
+    data = json.loads(old.read_text())
+    shares = {"least": 0.95, "median": 1, "greatest": 1.05}
+
+    def write(path, factors):
+        """As if the rounds had differed by 10 %, and the figures by these factors."""
+        changed = json.loads(json.dumps(data))
+        for result in (c["results"][0] for c in changed["cells"]):
+            for key, f in result["figures"].items():
+                f.update({k: f["median"] * share * factors.get(key, 1) for k, share in shares.items()})
+        path.write_text(json.dumps(changed))
+    write(old, {})
+    write(new, {"gb_s": 0.92, "messages_s": 1.2, "half_p50_us": 1.08})
+    within = bench("--compare", old, new, "--fail-below", 1)
+    assert "1 better, 0 worse" in within.stdout, within.stdout  # all but one within what the rounds differ
+    data["cpu"] = "another"
+    write(new, {"gb_s": 0.3, "half_p50_us": 5})
+    worse = bench("--compare", old, new)
+    assert "2 worse" in worse.stdout and worse.stdout.count("WORSE") == 2 and "NOT THE SAME cpu" in worse.stdout, \
+        worse.stdout
+    bench("--compare", old, new, "--fail-below", 0.5, status=1)
+    bench("--compare", old, new, "--fail-below", 0.1)
+    data["cells"][0]["results"][0]["verdict"] = "stuck"
+    write(new, {})
+    assert "was ok, is stuck" in bench("--compare", old, new, "--fail-below", 0.1, status=1).stdout
+    again = bench(*SHORT, SOCKET, "--kind", "bw", "--size", 64, "--comms", 1, "--compare", old)
+    assert "figures compared" in again.stdout, again.stdout
+    (folder / "bad.json").write_text("{")
+    for name, said in (("bad.json", "line 1"), ("none.json", "none.json")):
+        expect(run([KIT, "bench", "--compare", folder / name, old]), 3, said)
+    (folder / "bad.json").write_text('{"tool": "ls"}')
+    expect(run([KIT, "bench", "--compare", folder / "bad.json", old]), 3, "not what --json wrote")
+
+
+@in_folder
+def a_picture(folder):
+    picture = folder / "x.svg"
+    done = run([KIT, "bench", *SHORT, SOCKET, "--tcp", "--kind", "bw,lat,connect", "--size", "64,4K", "--comms", 1,
+                "--plot", picture])
+    if "python3-matplotlib" in done.stderr:
+        expect(done, 3)
+        raise Skip("matplotlib is missing")
+    expect(done, 0)
+    text = picture.read_text()
+    assert "<svg" in text and len(text) > 10000
+
+
+def bad_options():
+    for args, said in (((), "a plugin is missing"), (("--size", "8,x"), "8,x"), (("--size", "2G"), "2G"),
+                       (("--size", "0-8"), "0-8"), (("--kind", "bw,x"), "bw, lat, jitter, connect"),
+                       (("--pattern", "star"), "'star'"), (("--window", 513), "513"), (("--comms", 0), "'0'"),
+                       (("--sides", 17), "'17'"), (("--group", 33), "'33'"), (("--memory", "disk"), "'disk'"),
+                       (("--seconds", -1), "'-1'"), (("--patience", 0), "'0'"), (("--rounds", 0), "'0'"),
+                       (("--env", "socket"), "'socket'"), (("--env", "x:A=B", SOCKET), "x:A=B"),
+                       (("--plot", "x.gif"), "x.gif"), (("--netns", "a", SOCKET), "'a'"), ((SOCKET, SOCKET), "socket"),
+                       (("--fail-below", 0.5, SOCKET), "--compare"), (("--abi", 5), "'5'"), (("--fish",), "--fish")):
+        done = run([KIT, "bench", *args])
+        expect(done, 2, said)
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+    expect(run([KIT, "bench", SOCKET, "--json", "/nonexistent/x"]), 3, "/nonexistent/x")
+
+
+main([("patterns and kinds", patterns_and_kinds), ("sixteen sides", sixteen_sides),
+      ("half round trips", half_round_trips), ("from nothing to a gigabyte", from_nothing_to_a_gigabyte),
+      ("grouped receives", grouped_receives), ("plugins alternate", plugins_alternate),
+      ("what the JSON holds", what_the_json_holds), ("every vtable version", every_vtable_version),
+      ("each trouble is a result of its cell", each_trouble_is_a_result),
+      ("all bytes are checked", all_bytes_are_checked), ("what cannot be loaded", what_cannot_be_loaded),
+      ("a thousand connections leave nothing", a_thousand_connections), ("no GPU is said", no_gpu_is_said),
+      ("comparing", comparing), ("a picture", a_picture), ("bad options", bad_options)])
