@@ -106,7 +106,6 @@ int kit_quirks(const struct kit_inspection *in, const struct kit_release *r, con
   if (picks <= 8) quirks[n++] = "no message above 1 GiB, no fused NICs, no optional completion of receives";
   if (picks <= 10) quirks[n++] = "init once a process, no finalize";
   if (picks <= 9) quirks[n++] = "no traffic class";
-  if (!r->device_type) quirks[n++] = "netDeviceType is not looked at";
   if (r->init_first) quirks[n++] = "init and devices are called even if NCCL_NET asks for another";
   if (r->finalize_failed)
     quirks[n++] =

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # TEST-SAN: asan
 """rail-kit inspect: each fault is found and named, a crash or a hang is a result, and good plugins have no error."""
+import contextlib
 import json
 import os
 import pathlib
@@ -166,6 +167,54 @@ def odd_tables_are_described():
     assert "null" in {v for t in report["versions"] for v in t["slots"].values()}
 
 
+@contextlib.contextmanager
+def built(name, *sources, flags=()):
+    """A library of fixtures (texts of C), as a compiler here makes it."""
+    with tempfile.TemporaryDirectory() as top:
+        files = []
+        for number, text in enumerate(sources):
+            files.append(pathlib.Path(top) / f"{number}.c")
+            files[-1].write_text(text)
+        library = os.path.join(os.path.realpath(top), name)
+        include = [f"-I{ROOT}", f"-I{ROOT}/include"]
+        subprocess.run([CC, "-shared", "-fPIC", *include, *flags, "-o", library, *files], check=True)
+        yield library
+
+
+def source(version, **defines):
+    lines = [f"#define FIXTURE_{key} {value}\n" for key, value in {"VERSION": version, **defines}.items()]
+    return "".join(lines) + '#include "test/preload/net_fixture.h"\n'
+
+
+def versions_are_compared():
+    with built("libnccl-net-two.so", source(12), source(11, NAME='"Other"', SPEED=100000),
+               flags=["-Wl,-z,muldefs"]) as library:
+        report = inspect(library)
+    said = {f["id"]: f for f in report["findings"]}
+    assert said["name.differs"]["what"] == "v12 is named 'Fixture' but v11 'Other'", said
+    assert said["props.versions"]["what"].endswith("speed is not what v12 says"), said["props.versions"]
+    assert said["props.versions"]["versions"] == [11], said["props.versions"]
+
+
+def gpu_memory_needs_its_slots():
+    with built("libnccl-net-gpu.so", source(12, NO_OPTIONAL="", POINTERS=7)) as library:
+        report = inspect(library)
+    assert "slot.null_iflush" in ids(report, "error"), report["findings"]
+    assert "props.ptr_dmabuf" in ids(report, "warning"), report["findings"]
+
+
+def what_the_linker_was_told_shows():
+    flags = ["-Wl,-z,execstack,-z,nodelete,--disable-new-dtags,-rpath,/none"]
+    wanted = {"file.executable_stack", "file.no_delete", "file.rpath"}
+    if os.uname().machine == "x86_64":  # elsewhere such code cannot be made by a switch
+        flags += ["-Wl,-z,notext", "-fno-pic", "-mcmodel=large"]
+        wanted.add("file.text_relocations")
+    with built("libnccl-net-flags.so", source(12), flags=flags) as library:
+        report = inspect(library)
+    has_elf(report)
+    assert wanted <= ids(report) and report["file"]["rpath"] == "/none", report["findings"]
+
+
 def missing_libraries_are_named():
     with tempfile.TemporaryDirectory() as top:
         top = pathlib.Path(top)
@@ -226,6 +275,17 @@ def the_loader_agrees_with_the_rules():
         done = coll("all_reduce", "-r", "2", "-b", "8", "-e", "8", "--net-only", "--plugin", v["value"],
                     LD_LIBRARY_PATH=str(BUILD / "lib"), NCCL_DEBUG="INFO")
         assert done.returncode == 0 and "libnccl-net-socket.so, interface v12" in done.stdout + done.stderr, done
+    # and where they say that none does, it must not
+    with tempfile.TemporaryDirectory() as top:
+        top = pathlib.Path(os.path.realpath(top))
+        for folder in ("with,comma", "d" * 200 + "/" + "e" * 60):
+            (top / folder).mkdir(parents=True)
+            (top / folder / "libnccl-net-x.so").symlink_to(SOCKET)
+            path = str(top / folder / "libnccl-net-x.so")
+            assert path not in [w["value"] for w in inspect(path)["releases"][-1]["NCCL_NET_PLUGIN"]], path
+            done = coll("all_reduce", "-r", "2", "-b", "8", "-e", "8", "--net-only", "--plugin", path,
+                        NCCL_NET="RailSocket")
+            assert "libnccl-net-x.so, interface" not in done.stdout + done.stderr, done
 
 
 def bad_arguments():
@@ -248,5 +308,6 @@ def bad_arguments():
 main([(case.__name__.replace("_", " "), case) for case in (
     our_plugin_is_fine_in_all_versions, every_release_takes_its_version, straight_has_no_error,
     what_a_process_does_is_a_result, calls_that_fail_are_findings, each_bad_property_is_named, one_device_is_enough,
-    null_slots_are_told_apart, odd_tables_are_described, missing_libraries_are_named, file_names_decide_how_it_is_found,
+    versions_are_compared, gpu_memory_needs_its_slots, what_the_linker_was_told_shows, null_slots_are_told_apart,
+    odd_tables_are_described, missing_libraries_are_named, file_names_decide_how_it_is_found,
     the_loader_agrees_with_the_rules, bad_arguments)])

@@ -29,6 +29,12 @@ struct fixture_seen {
 #ifndef FIXTURE_DEVICES
 #define FIXTURE_DEVICES 2
 #endif
+#ifndef FIXTURE_SPEED
+#define FIXTURE_SPEED 25000
+#endif
+#ifndef FIXTURE_POINTERS
+#define FIXTURE_POINTERS RAIL_PTR_HOST
+#endif
 #ifndef FIXTURE_INIT_RESULT
 #define FIXTURE_INIT_RESULT RAIL_OK
 #endif
@@ -117,8 +123,8 @@ static int fix_properties(int dev, PROPS *p) {
   p->name = names[dev & 1];
   p->pci_path = NULL;
   p->guid = 40u + (unsigned)dev;
-  p->ptr_support = RAIL_PTR_HOST;
-  p->speed = 25000;
+  p->ptr_support = FIXTURE_POINTERS;
+  p->speed = FIXTURE_SPEED;
   p->port = 1;
   p->latency = 2;
   p->max_comms = 1000;
