@@ -155,7 +155,7 @@ static void many_come_and_go(struct kit_side *side) {
   static struct kit_op op[AT_ONCE];
   uint8_t *buf = kit_pages(SIZE);
   int at_once = kit_scaled(AT_ONCE);
-  uint64_t deadline = rail_deadline_in_ms(1500);
+  uint64_t deadline = rail_deadline_in_ms(1000);
   kit_net_open(&n);
   for (int round = 0; !rail_deadline_passed(deadline); round++) {
     for (int i = 0; i < at_once; i++) {
@@ -431,7 +431,7 @@ static void soon(struct kit_side *side) {
 const struct kit_check kit_checks_close[] = {
     {"12.1", "close.null", KIT_MUST, KIT_ONE, 30, 0, false, "closing NULL returns success",
      "src/transport/net.cc:890,1204", null},
-    {"12.2", "close.never_used", KIT_MUST, KIT_ONE, 30, 0, false,
+    {"12.2", "close.never_used", KIT_MUST, KIT_ONE, 15, 0, false,
      "a connection that carried nothing closes with success, in either order", "src/transport/net.cc:1204,1259",
      never_used},
     {"12.3", "close.with_requests_outstanding", KIT_MUST, KIT_ONE, 60, 0, false,

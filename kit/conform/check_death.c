@@ -229,7 +229,7 @@ static void others_survive_a_sender(struct kit_side *side) { is_survived(side, (
 /* The loss of a peer is no reason to use the processor: an end of file stays readable for ever. */
 static void no_busy_wait(struct kit_side *side) {
   const struct script s = {SENDER, BY_KILL, true};
-  const uint64_t ms = 500;
+  const uint64_t ms = 300;
   struct end e;
   meet(side, &e);
   some_messages(&e);
@@ -349,7 +349,7 @@ static void a_stop_is_waited_for(struct kit_side *side) {
 }
 
 static void when_a_stop_is_noticed(struct kit_side *side) {
-  enum { STOP_MS = 5000 };
+  enum { STOP_MS = 3000 };
   struct end e;
   meet(side, &e);
   some_messages(&e);
@@ -418,6 +418,6 @@ const struct kit_check kit_checks_death[] = {
      "a process that is stopped for a second in the middle of a transfer loses nothing", "src/transport/net.cc:1433",
      a_stop_is_waited_for},
     {"12.34", "peer_death.when_a_stop_is_noticed", KIT_OBSERVED, KIT_TWO, 60, 0, false,
-     "how long a stopped peer is waited for, up to five seconds", "src/proxy.cc:1637", when_a_stop_is_noticed},
+     "how long a stopped peer is waited for, up to three seconds", "src/proxy.cc:1637", when_a_stop_is_noticed},
     {0},
 };

@@ -119,7 +119,7 @@ static void a_caller_who_is_seldom_there(struct kit_side *side) {
   struct kit_rng rng;
   visit_open(&v);
   kit_rng_start(&rng);
-  uint64_t end = rail_deadline_in_ms(2000);
+  uint64_t end = rail_deadline_in_ms(1200);
   int rounds = 0, slow = 0;
   for (; !rail_deadline_passed(end); rounds++) {
     post_round(&v, &rng);
