@@ -3,7 +3,8 @@
 # config/docs.sh BUILD [check]
 # Writes the documents that come from the programs: docs/parameters.md from the
 # parameter tables, docs/man/NAME.1 from docs/man/NAME.1.in and `NAME --help`;
-# a page of a subcommand is called PROGRAM-SUBCOMMAND.
+# a page of a subcommand is called PROGRAM-SUBCOMMAND, and without a source of
+# its own it has what `PROGRAM help` says.
 # With "check": compares instead, and fails when one is stale.
 set -euo pipefail
 
@@ -47,6 +48,29 @@ man_page() { # PAGE
   done <"docs/man/$1.1.in"
 }
 
+subcommands() { # PROGRAM: NAME WHAT..., a line each
+  "$build/bin/$1" --help | sed -n '/^subcommands:$/,/^$/s/^  \([a-z-]*\)  *\(.*\)$/\1 \2/p' | grep -v '^help '
+}
+
+plain_page() { # PROGRAM SUBCOMMAND WHAT
+  local page=$1-$2
+  cat <<ROFF
+.TH ${page^^} 1 "" Railyard "Railyard"
+.SH NAME
+$page \- $3
+.SH SYNOPSIS
+.B $1 $2
+.RI [ argument ...]
+.SH DESCRIPTION
+.nf
+$("$build/bin/$1" help "$2" | roff_escape)
+.fi
+.SH SEE ALSO
+.BR $1 (1);
+docs/kit.md
+ROFF
+}
+
 "$build/gen-params" >"$fresh/parameters.md"
 settle parameters.md
 mkdir -p "$fresh/man"
@@ -55,5 +79,11 @@ for source in docs/man/*.1.in; do
   page=$(basename "$source" .1.in)
   man_page "$page" >"$fresh/man/$page.1"
   settle "man/$page.1"
+  [[ -x $build/bin/$page ]] || continue
+  while read -r name what; do
+    [[ ! -e docs/man/$page-$name.1.in ]] || continue
+    plain_page "$page" "$name" "$what" >"$fresh/man/$page-$name.1"
+    settle "man/$page-$name.1"
+  done < <(subcommands "$page" || true)
 done
 exit $stale
