@@ -62,6 +62,14 @@ static void judge_devices(struct kit_inspection *in, int version, const struct k
          NET_CC, "devices said %d, then %d", s->ndev, s->ndev_again);
 }
 
+/* Asked for by --device, but not there. */
+static void judge_wishes(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
+  for (int i = 0; i < in->how->ndevices; i++)
+    if (s->devices == RAIL_OK && in->how->devices[i] >= s->ndev)
+      FIND_IN(version, KIT_WARNING, "devices.no_such", "Its properties were asked for and are not in this report.",
+              "rail-kit inspect --device", "there is no device %d; devices said %d", in->how->devices[i], s->ndev);
+}
+
 static void judge_end(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
   if (s->finalize != RAIL_OK)
     FIND_IN(version, KIT_WARNING, "finalize.failed", "ncclCommDestroy returns the error, and the library stays loaded.",
@@ -90,6 +98,7 @@ void kit_judge_start(struct kit_inspection *in) {
     if (!s->init_called) continue;
     judge_init(in, v, s);
     if (s->devices_called) judge_devices(in, v, s);
+    if (s->devices_called) judge_wishes(in, v, s);
     if (s->ended) judge_end(in, v, s);
   }
 }

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -136,6 +137,9 @@ def each_bad_property_is_named():
 def one_device_is_enough():
     devices = inspect(fixture("bent"), "--device", "1")["versions"][0]["devices"]
     assert [d["device"] for d in devices] == [1], devices
+    report = inspect(fixture("bent"), "-d", "0", "-d", "7")
+    assert "devices.no_such" in ids(report, "warning"), report["findings"]
+    assert len(report["versions"][0]["devices"]) == 1, report["versions"]
 
 
 def null_slots_are_told_apart():
@@ -239,6 +243,28 @@ def missing_libraries_are_named():
     assert "libfar.so is not found; libnear.so needs it" in said, said
 
 
+def damaged_files_are_results():
+    good = pathlib.Path(fixture("v12")).read_bytes()
+    with tempfile.TemporaryDirectory() as top:
+        file = os.path.join(top, "libnccl-net-damaged.so")
+        for seed in range(24):
+            chance = random.Random(seed)
+            bad = bytearray(good)
+            for _ in range(chance.choice((1, 2, 5, 20))):
+                first, last = chance.choice(((0, 64), (64, 700), (700, 3000), (len(bad) - 3000, len(bad))))
+                bad[chance.randrange(first, last)] = chance.randrange(256)
+            pathlib.Path(file).write_bytes(bad[:chance.randrange(len(bad))] if seed % 6 == 5 else bad)
+            inspect(file, "--limit", "1")  # exit status 0 or 1, and a whole report
+
+
+def without_libelf_the_rest_is_said():
+    with built("libelf.so.1", "int nothing;\n") as library:
+        report = inspect(SOCKET, LD_LIBRARY_PATH=os.path.dirname(library))
+    said = [f for f in report["findings"] if f["id"] == "file.unread"]
+    assert len(said) == 1 and said[0]["grade"] == "warning" and "libelf" in said[0]["what"], said
+    assert [v["version"] for v in report["versions"]] == [12, 11, 10, 9, 8, 7, 6] and report["libraries"], report
+
+
 def file_names_decide_how_it_is_found():
     def ways(file, release, **changes):
         report = inspect(file, **changes)
@@ -309,5 +335,6 @@ main([(case.__name__.replace("_", " "), case) for case in (
     our_plugin_is_fine_in_all_versions, every_release_takes_its_version, straight_has_no_error,
     what_a_process_does_is_a_result, calls_that_fail_are_findings, each_bad_property_is_named, one_device_is_enough,
     versions_are_compared, gpu_memory_needs_its_slots, what_the_linker_was_told_shows, null_slots_are_told_apart,
-    odd_tables_are_described, missing_libraries_are_named, file_names_decide_how_it_is_found,
+    odd_tables_are_described, missing_libraries_are_named, damaged_files_are_results,
+    without_libelf_the_rest_is_said, file_names_decide_how_it_is_found,
     the_loader_agrees_with_the_rules, bad_arguments)])
