@@ -178,6 +178,10 @@ $(fault_lib): $(fault_src) $(wildcard kit/preload/*.h) config/flags.mk
 	$(Q)$(CC) -D_GNU_SOURCE -I. -std=c11 -O2 -g -fPIC -fvisibility=hidden $(warnings) -shared $(fault_src) \
 	  -Wl,-soname,$(@F) -ldl -o $@
 
+# A wrapper and the plugin that it wraps.
+$(BUILD)/test/unit/test_railtrace $(BUILD)/test/unit/test_railtrace_record: \
+  | $(BUILD)/lib/libnccl-net-railtrace.so $(BUILD)/test/libtracefix.so
+
 $(BUILD)/test/lib%.so: test/preload/%.c $(wildcard test/preload/*.h)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
