@@ -205,24 +205,28 @@ static bool look_at(struct replay_plan *p, int at, const struct rail_trace_event
   return at == p->own ? own_call(p, c, e) : true;
 }
 
-static bool read_file(struct replay_plan *p, int at, const char *path, char *why, size_t cap) {
-  struct rail_trace *trace;
+bool replay_plan_add(struct replay_plan *p, struct rail_trace *trace, char *why, size_t why_size) {
   struct rail_trace_event e;
-  char problem[300];
-  int r;
-  bool ok = true;
-  if (!rail_trace_open(path, &trace, problem, sizeof problem)) {
-    snprintf(why, cap, "%s: %s", path, problem);
-    return false;
+  int r, at = p->nfiles;
+  bool ok = at < KIT_MAX_SIDES;
+  if (ok) p->files[p->nfiles++].realtime_ns = rail_trace_header(trace)->realtime_ns;
+  while (ok && (r = rail_trace_next(trace, &e, why, why_size)) != 0) {
+    if (r < 0) return false;
+    ok = look_at(p, at, &e);
   }
-  p->files[at].realtime_ns = rail_trace_header(trace)->realtime_ns;
-  while ((r = rail_trace_next(trace, &e, problem, sizeof problem)) == 1 && ok) ok = look_at(p, at, &e);
-  if (!ok) snprintf(problem, sizeof problem, "out of memory");
-  else if (r == 0 && rail_trace_cut(trace)) snprintf(problem, sizeof problem, "%s", rail_trace_cut(trace));
-  else if (r == 0) problem[0] = 0;
-  if (problem[0]) snprintf(why, cap, "%s: %s", path, problem);
+  if (!ok) snprintf(why, why_size, "out of memory");
+  else if (rail_trace_cut(trace)) snprintf(why, why_size, "%s", rail_trace_cut(trace));
+  return ok && !rail_trace_cut(trace);
+}
+
+static bool read_file(struct replay_plan *p, const char *path, char *why, size_t cap) {
+  struct rail_trace *trace;
+  char problem[300];
+  bool ok = rail_trace_open(path, &trace, problem, sizeof problem);
+  if (ok) ok = replay_plan_add(p, trace, problem, sizeof problem);
+  if (!ok) snprintf(why, cap, "%s: %s", path, problem);
   rail_trace_close(trace);
-  return problem[0] == 0;
+  return ok;
 }
 
 /* All times begin with the earliest file. */
@@ -234,14 +238,17 @@ static void align(struct replay_plan *p) {
     for (size_t k = 0; k < own->comms[i].ncalls; k++) own->comms[i].calls[k].ns -= earliest;
 }
 
+bool replay_plan_settle(struct replay_plan *p) {
+  align(p);
+  return replay_match(p);
+}
+
 bool replay_plan_make(struct replay_plan *p, char *const *files, int nfiles, int own, char *why, size_t why_size) {
   memset(p, 0, sizeof *p);
-  p->nfiles = nfiles;
   p->own = own;
   for (int i = 0; i < nfiles; i++)
-    if (!read_file(p, i, files[i], why, why_size)) return false;
-  align(p);
-  if (replay_match(p)) return true;
+    if (!read_file(p, files[i], why, why_size)) return false;
+  if (replay_plan_settle(p)) return true;
   snprintf(why, why_size, "out of memory");
   return false;
 }

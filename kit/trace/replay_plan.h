@@ -90,6 +90,9 @@ struct replay_plan {
 /* False: `why` names file and reason. Free it in either case. */
 bool replay_plan_make(struct replay_plan *plan, char *const *files, int nfiles, int own, char *why, size_t why_size);
 void replay_plan_free(struct replay_plan *plan);
+/* Its steps: one file after the other into a plan of zeros but for `own`, then all of them together. */
+bool replay_plan_add(struct replay_plan *plan, struct rail_trace *trace, char *why, size_t why_size);
+bool replay_plan_settle(struct replay_plan *plan);
 struct replay_comm *replay_comm_of(struct replay_file *file, uint64_t id); /* NULL: there is none */
 
 /* replay_match.c: who talks to whom, and with what. */

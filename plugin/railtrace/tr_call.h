@@ -25,6 +25,18 @@ static inline void tr_end(struct rail_trace_event *e, int result) {
   e->duration = rail_now_ns() - e->ns;
 }
 
+/* Calls that led to nothing yet are counted; the one that ends them says how many and since when. */
+static inline void tr_try(struct tr_comm *c, uint64_t ns) {
+  uint64_t tries = atomic_load_explicit(&c->tries, memory_order_relaxed);
+  if (tries == 0) atomic_store_explicit(&c->first_ns, ns, memory_order_relaxed);
+  atomic_store_explicit(&c->tries, tries + 1, memory_order_relaxed);
+}
+static inline void tr_tries_end(struct tr_comm *c, struct rail_trace_event *e) {
+  e->tries = atomic_load_explicit(&c->tries, memory_order_relaxed);
+  e->waited = e->tries ? e->ns - atomic_load_explicit(&c->first_ns, memory_order_relaxed) : 0;
+  if (rail_unlikely(e->tries)) atomic_store_explicit(&c->tries, 0, memory_order_relaxed);
+}
+
 /* A comm handle in a call; NULL after a finding. `kinds` are those that the call takes. */
 static inline const char *tr_kind_name(unsigned int kind) {
   return kind == TR_LISTEN ? "listening comm" : kind == TR_SEND ? "send comm" : "receive comm";

@@ -187,14 +187,11 @@ rail_result_t tr_accept(void *listen_comm, void **recv_comm) {
   rail_result_t result = tr_result(e.result, l, "accept");
   note_slow(&e, l);
   real = settle(&e, &result, real, l);
-  if (l->tries == 0) l->first_ns = e.ns;
-  e.tries = l->tries;
-  e.waited = e.ns - l->first_ns;
   if (result == RAIL_OK && !real) {
-    l->tries++;
+    tr_try(l, e.ns);
     return RAIL_OK;
   }
-  l->tries = 0;
+  tr_tries_end(l, &e);
   if (result == RAIL_OK) result = hand_out(&e, TR_RECV, l->net, real, l->dev, recv_comm);
   tr_record(&e);
   return result;

@@ -47,7 +47,6 @@ static bool begin(struct post *p, enum rail_trace_kind kind, void *comm, enum tr
   if (rail_unlikely(live >= c->limit)) no_place(p);
   p->e.comm = c->id;
   p->e.made = 0;
-  p->e.tries = c->tries;
   p->e.n = (unsigned int)n;
   p->e.kind = kind;
   if (p->r) {
@@ -90,8 +89,7 @@ static rail_result_t start(struct post *p, void *real, void **request) {
   tr_comm_unlock(c);
   p->e.made = p->r->id;
   *request = tr_request_handle(c, p->r);
-  p->e.waited = c->tries ? p->e.ns - c->first_ns : 0;
-  c->tries = 0;
+  tr_tries_end(c, &p->e);
   if (rail_unlikely(!alone) &&
       tr_broken(RAIL_RULE_REQUEST_TWICE, c, p->r->id, (uintptr_t)real, 0, "%s gave %p, which is outstanding", p->call,
                 real))
@@ -117,10 +115,9 @@ static rail_result_t finish(struct post *p, int answer, void *real, void *stale,
     return result;
   }
   if (result == RAIL_OK && p->e.kind != RAIL_TRACE_IFLUSH) { /* a flush without a request is one that is done */
-    if (c->tries++ == 0) c->first_ns = p->e.ns;
+    tr_try(c, p->e.ns);
   } else {
-    p->e.waited = c->tries ? p->e.ns - c->first_ns : 0;
-    c->tries = 0;
+    tr_tries_end(c, &p->e);
     tr_record(&p->e);
   }
   give_back(p);

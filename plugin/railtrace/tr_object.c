@@ -62,7 +62,8 @@ struct tr_comm *tr_comm_new(enum tr_kind kind, struct rail_net *net, void *real,
   c->dev = dev;
   c->max_recvs = max_recvs < 1 ? 1 : RAIL_MIN(max_recvs, RAIL_TRACE_GROUP);
   c->limit = RAIL_NET_MAX_REQUESTS * c->max_recvs;
-  c->tries = c->posted = 0;
+  c->posted = 0;
+  atomic_store(&c->tries, 0);
   atomic_store(&c->mrs, 0);
   atomic_store(&c->null_mrs, 0);
   atomic_store(&c->inside, 0);

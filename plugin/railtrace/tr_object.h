@@ -49,7 +49,8 @@ struct tr_comm {
   uint32_t next_free;
   _Atomic uint32_t mrs, null_mrs; /* registered; of these, with a handle of NULL */
   _Atomic uint32_t inside;        /* threads in data calls */
-  uint64_t tries, first_ns;       /* isend, irecv or accept that led to nothing yet; of the calling thread */
+  /* isend, irecv or accept that led to nothing yet: of the one calling thread, atomic should there be two. */
+  _Atomic uint64_t tries, first_ns;
   /* The pool of requests, made at the first post of the slot's life and kept. `lock` is held for a few instructions. */
   atomic_flag lock;
   unsigned int slots, group;

@@ -43,7 +43,8 @@ static void put_all_kinds(void) {
     memset(e, 0, sizeof *e);
     *e = (struct rail_trace_event){.kind = (enum rail_trace_kind)k, .result = k % 3 == 0 ? -k : 0,
                                    .ns = (uint64_t)k * 1000003, .duration = (uint64_t)k << 30, .ctx = 3,
-                                   .comm = 1ull << 40, .made = UINT64_MAX, .mr = 9, .request = 300, .tries = (uint64_t)k % 2, .waited = 77,
+                                   .comm = 1ull << 40, .made = UINT64_MAX, .mr = 9, .request = 300,
+                                   .tries = (uint64_t)k % 2, .waited = 77,
                                    .value = 1ull << 63, .address = 0x7f0000000000, .size = 12345678901, .dev = -3,
                                    .tag = INT64_MIN, .n = (unsigned int)k % (RAIL_TRACE_GROUP + 1)};
     for (unsigned int i = 0; i < e->n; i++)
