@@ -56,7 +56,8 @@ static const struct field *fields_of(int version, bool unread) {
                             u12[] = {UNREAD_V11(rail_net_props_v12), {0}};
   static const struct field *const read_by[] = {v6, v7, v8, v9, v9, v11, v12};
   static const struct field *const read_by_none[] = {none, u7, u8, u9, u9, u11, u12};
-  return (unread ? read_by_none : read_by)[version - RAIL_NET_VERSION_MIN];
+  if (unread) return read_by_none[version - RAIL_NET_VERSION_MIN];
+  return read_by[version - RAIL_NET_VERSION_MIN];
 }
 
 union any_props {
