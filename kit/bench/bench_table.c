@@ -81,20 +81,38 @@ static void print_kind(const struct kit_bench_results *r, enum kit_bench_kind ki
   }
 }
 
+/* The gravest of a cell's rounds; NULL: all are fine. */
+static const struct kit_bench_result *bad_round(const struct kit_bench_results *r, size_t cell, unsigned int column) {
+  unsigned int bad, round = 0;
+  enum kit_bench_verdict worst = kit_bench_worst(r, cell, column, &bad);
+  if (bad == 0) return NULL;
+  while (kit_bench_at(r, round, cell, column)->verdict != worst) round++;
+  return kit_bench_at(r, round, cell, column);
+}
+
+/* What cannot be measured usually cannot in many cells, for one reason; either side may be the one that says so. */
+static bool skipped_before(const struct kit_bench_results *r, size_t cell, unsigned int column) {
+  const struct kit_bench_result *now = bad_round(r, cell, column);
+  const char *why = strstr(now->what, ": ");
+  for (size_t c = 0; c < cell && now->verdict == KIT_BENCH_SKIPPED && why; c++) {
+    const struct kit_bench_result *other = bad_round(r, c, column);
+    const char *its = other && other->verdict == KIT_BENCH_SKIPPED ? strstr(other->what, ": ") : NULL;
+    if (its && strcmp(its, why) == 0) return true;
+  }
+  return false;
+}
+
 /* One line for each thing that went wrong; the same in several rounds counts once. */
 static void print_bad(const struct kit_bench_results *r, FILE *f) {
   char text[128];
   bool any = false;
   for (size_t c = 0; c < r->plan->ncells; c++) {
     for (unsigned int k = 0; k < r->plan->ncolumns; k++) {
-      unsigned int bad, round = 0;
-      enum kit_bench_verdict worst = kit_bench_worst(r, c, k, &bad);
-      if (bad == 0) continue;
-      while (kit_bench_at(r, round, c, k)->verdict != worst) round++;
-      const struct kit_bench_result *result = kit_bench_at(r, round, c, k);
+      const struct kit_bench_result *result = bad_round(r, c, k);
+      if (!result || skipped_before(r, c, k)) continue;
       if (!any) fputc('\n', f);
       any = true;
-      fprintf(f, "%s: %s: %s: %s\n", r->plan->columns[k].name, kit_bench_verdict_words[worst],
+      fprintf(f, "%s: %s: %s: %s\n", r->plan->columns[k].name, kit_bench_verdict_words[result->verdict],
               kit_bench_cell_text(&r->plan->cells[c], text, sizeof text), result->what);
       if (*result->said) fprintf(f, "  the plugin's last warning: %s\n", result->said);
     }

@@ -218,5 +218,7 @@ bool kit_bench_plot(const struct kit_bench_results *results, const struct kit_be
 /* Prints how `now` differs from `before`, two files of kit_bench_json. 1: a figure is worse than fail_below times what
  * it was (0: that may be) and beyond the spread; 0: none is; -1, told on stderr: a file cannot be read. */
 int kit_bench_compare(const char *before, const char *now, double fail_below, FILE *f);
+/* Could it compare with that file? False: told on stderr. For before a long run. */
+bool kit_bench_can_compare(const char *before);
 
 #endif

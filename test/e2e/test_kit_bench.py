@@ -6,11 +6,14 @@ import json
 import os
 import pathlib
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
+import time
 
 sys.dont_write_bytecode = True
-from coll import BUILD, SOCKET, Skip, expect, main, run
+from coll import BUILD, SOCKET, Skip, environment, expect, main, run
 
 KIT = BUILD / "bin" / "rail-kit"
 NULL = BUILD / "test" / "libnullnet.so"
@@ -179,9 +182,71 @@ def a_thousand_connections():
     assert f["fds_left"] == 0 and f["threads_left"] == 0, f
 
 
-def no_gpu_is_said():
-    result = measure(SOCKET, "--memory", "cuda", "--kind", "bw", "--size", 64, "--comms", 1)["cells"][0]["results"][0]
-    assert result["verdict"] == "skipped" and "GPU memory" in result["rounds"][0]["what"], result
+def gpu(plugin, *args, status=0, **env):
+    """The verdict and its reason of one cell with GPU memory."""
+    result = measure(plugin, "--memory", "cuda", "--kind", "bw", "--size", 64, "--comms", 1, *args, status=status,
+                     **env)["cells"][0]["results"][0]
+    return result["verdict"], result["rounds"][0].get("what", "")
+
+
+@in_folder
+def gpu_memory(folder):
+    """Over a driver library that is none."""
+    os.symlink(BUILD / "test" / "libfakecuda.so", folder / "libcuda.so.1")
+    fake = {"LD_LIBRARY_PATH": folder, "NULLNET_CUDA": 1}
+    assert gpu(NULL, "--check", 0, **fake) == ("ok", "")
+    verdict, why = gpu(NULL, status=1, **fake)  # it moves nothing: what is copied back is not what was sent
+    assert verdict == "wrong" and "all bytes checked" in why, why
+    for plugin, said, env in ((SOCKET, "takes no GPU memory (ptrSupport is 0x1)", fake),
+                              (NULL, "CUDA error 100", {**fake, "FAKECUDA_NONE": 1})):
+        verdict, why = gpu(plugin, **env)
+        assert verdict == "skipped" and said in why, why
+    if not shutil.which("nvidia-smi"):
+        verdict, why = gpu(NULL, NULLNET_CUDA=1)
+        assert verdict == "skipped" and "libcuda.so.1" in why, why
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def two_hosts():
+    """Both are this one; each has half of the sides."""
+    where = f"127.0.0.1:{free_port()}"
+    other = subprocess.Popen([KIT, "bench", SOCKET, "--listen", where, "--wait", "20"], env=environment(),
+                             stderr=subprocess.DEVNULL)
+    try:
+        found = measure(SOCKET, "--tcp", "--connect", where, "--wait", 20, "--kind", "bw,lat,connect", "--pattern",
+                        "pair,all", "--size", "4K", "--comms", 2)
+        assert other.wait(20) == 0
+    finally:
+        other.kill()
+        other.wait()
+    assert found["plan"]["hosts"] == 2 and len(figures(found)) == 2 * 5, found["plan"]
+
+
+def network_namespaces():
+    names = [f"rkb{os.getpid()}{side}" for side in "ab"]
+    ip = lambda *words: run(["ip", *words])
+    if os.geteuid() != 0 or not shutil.which("ip") or ip("netns", "add", names[0]).returncode != 0:
+        raise Skip("network namespaces cannot be made here")
+    try:
+        expect(ip("netns", "add", names[1]), 0)
+        expect(ip("-n", names[0], "link", "add", "rkbveth", "type", "veth", "peer", "rkbveth", "netns", names[1]), 0)
+        for number, name in enumerate(names, 1):
+            expect(ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "rkbveth"), 0)
+            expect(ip("-n", name, "link", "set", "rkbveth", "up"), 0)
+        deadline = time.monotonic() + 10
+        while any("state UP" not in ip("-n", name, "link", "show", "rkbveth").stdout for name in names):
+            assert time.monotonic() < deadline, "the link does not come up"
+        rows = figures(measure(SOCKET, "--tcp", "--netns", ",".join(names), "--kind", "bw,lat", "--size", "4K",
+                               "--comms", 1, NCCL_SOCKET_IFNAME="rkbveth"))
+        assert len(rows) == 4
+    finally:
+        for name in names:
+            ip("netns", "del", name)
 
 
 @in_folder
@@ -259,5 +324,6 @@ main([("patterns and kinds", patterns_and_kinds), ("sixteen sides", sixteen_side
       ("what the JSON holds", what_the_json_holds), ("every vtable version", every_vtable_version),
       ("each trouble is a result of its cell", each_trouble_is_a_result),
       ("all bytes are checked", all_bytes_are_checked), ("what cannot be loaded", what_cannot_be_loaded),
-      ("a thousand connections leave nothing", a_thousand_connections), ("no GPU is said", no_gpu_is_said),
-      ("comparing", comparing), ("a picture", a_picture), ("bad options", bad_options)])
+      ("a thousand connections leave nothing", a_thousand_connections), ("GPU memory", gpu_memory),
+      ("two hosts", two_hosts), ("network namespaces", network_namespaces), ("comparing", comparing),
+      ("a picture", a_picture), ("bad options", bad_options)])

@@ -5,7 +5,8 @@
  * over it, and whether it would notice damage: NULLNET_WRONG=N gives message
  * N of each connection a wrong byte, NULLNET_STUCK=N never completes it,
  * NULLNET_ERROR=N fails its test, NULLNET_CRASH=N ends the process there;
- * with NULLNET_SIZE=BYTES only messages of that size.
+ * with NULLNET_SIZE=BYTES only messages of that size. With NULLNET_CUDA it takes
+ * GPU memory, too (libfakecuda.so's).
  */
 #include <stdbool.h>
 #include <stdlib.h>
@@ -55,8 +56,9 @@ static int null_devices(int *ndev) {
 
 static int null_properties(int dev, struct rail_net_props_v12 *props) {
   static char name[] = "null";
+  int cuda = getenv("NULLNET_CUDA") ? RAIL_PTR_CUDA : 0;
   (void)dev;
-  *props = (struct rail_net_props_v12){.name = name, .ptr_support = RAIL_PTR_HOST, .speed = 1, .max_comms = 64,
+  *props = (struct rail_net_props_v12){.name = name, .ptr_support = RAIL_PTR_HOST | cuda, .speed = 1, .max_comms = 64,
                                        .max_recvs = 1, .max_p2p_bytes = RAIL_NET_MAX_BYTES,
                                        .max_coll_bytes = RAIL_NET_MAX_BYTES, .max_multi_request_size = 1};
   return RAIL_OK;
@@ -124,6 +126,13 @@ static int null_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *t
   return RAIL_OK;
 }
 
+static int null_iflush(void *recv_comm, int n, void **data, int *sizes, void **mhandles, void **request) {
+  static struct request flush = {.number = UINT64_MAX - 1};
+  (void)recv_comm, (void)n, (void)data, (void)sizes, (void)mhandles;
+  *request = &flush;
+  return RAIL_OK;
+}
+
 static int null_test(void *request, int *done, int *sizes) {
   const struct request *r = request;
   if (is_hit(error_at, r->number, (size_t)r->size)) return RAIL_SYSTEM_ERROR;
@@ -147,5 +156,5 @@ extern const struct rail_net_v12 ncclNetPlugin_v12;
 __attribute__((visibility("default"))) const struct rail_net_v12 ncclNetPlugin_v12 = {
     .name = "Null", .init = null_init, .devices = null_devices, .get_properties = null_properties,
     .listen = null_listen, .connect = null_connect, .accept = null_accept, .reg_mr = null_reg_mr,
-    .dereg_mr = null_dereg_mr, .isend = null_isend, .irecv = null_irecv, .test = null_test,
+    .dereg_mr = null_dereg_mr, .isend = null_isend, .irecv = null_irecv, .iflush = null_iflush, .test = null_test,
     .close_send = null_close, .close_recv = null_close, .close_listen = null_close, .finalize = null_finalize};

@@ -320,6 +320,16 @@ static int run(struct bench_options *o, int argc, char **argv) {
   return handed != TOOL_EXIT_OK ? handed : status;
 }
 
+/* The other host runs the one plugin of its own command line, in its own environment. */
+static int one_plugin(const struct bench_options *o) {
+  if (o->plan.ncolumns - o->tcp > 1)
+    tool_misuse(&command, "two hosts: one plugin at a time (and --tcp), not also", o->columns[1].name);
+  else if (o->nenv > 0 || o->netns)
+    tool_misuse(&command, "only on one host:", o->netns ? "--netns" : "--env");
+  else return TOOL_EXIT_OK;
+  return TOOL_EXIT_USAGE;
+}
+
 static bool is_file(const char *word) {
   size_t n = strlen(word);
   return n > 5 && strcmp(word + n - 5, ".json") == 0;
@@ -338,9 +348,11 @@ int rk_bench(int argc, char **argv) {
   if (o.fail_below > 0 && !o.before)
     return tool_misuse(&command, "only with --compare:", "--fail-below"), TOOL_EXIT_USAGE;
   if (set_up(&o, words) != 0) return TOOL_EXIT_USAGE;
+  if (o.before && !kit_bench_can_compare(o.before)) return TOOL_EXIT_FAILED;
   r = rk_hosts_open(&o.hosts, o.columns[0].plugin, &o.plan.link, &status);
   if (r != 0) return status;
-  status = run(&o, argc, argv);
+  status = o.plan.link ? one_plugin(&o) : TOOL_EXIT_OK;
+  if (status == TOOL_EXIT_OK) status = run(&o, argc, argv);
   kit_link_close(o.plan.link);
   return status;
 }
