@@ -232,8 +232,10 @@ static void reap(struct kit_world *w, int rank) {
 static void end_child(struct kit_child *c, enum kit_end end, const char *why, const char *place) {
   if (c->killed || c->pid <= 0) return;
   c->killed = true;
-  c->end.end = end;
-  snprintf(c->end.text, sizeof c->end.text, "%s%s", why, place);
+  if (end != KIT_END_LOST || !is_bad(c->end.end)) { /* its own word about its failure stays */
+    c->end.end = end;
+    snprintf(c->end.text, sizeof c->end.text, "%s%s", why, place);
+  }
   kit_child_kill(c);
 }
 

@@ -103,7 +103,7 @@ struct kit_op kit_lane_recv(const struct kit_lane *l, void *data, size_t size, i
 }
 
 void kit_lane_run(struct kit_lane *l, struct kit_op *ops, int count, enum kit_ops_order order) {
-  kit_ops_run(l->net, ops, count, (struct kit_ops_how){.order = order, .rng = &l->dice});
+  kit_ops_run(l->net, ops, count, (struct kit_ops_how){.order = order, .deadline_ms = 10000, .rng = &l->dice});
 }
 
 void kit_lane_needs_groups(const struct kit_lane *l) {
