@@ -161,6 +161,10 @@ static void judge_calls(struct kit_inspection *in, int version, const struct kit
     FIND(KIT_ERROR, "props.overrun",
          "NCCL's structure is on its stack: what lies behind is overwritten. Is it the structure of a newer version?",
          "NCCL src/include/plugin/net", SAY("getProperties writes more than the %zu bytes of that version"), p->size);
+  if (p->moved)
+    FIND(KIT_WARNING, "props.moves",
+         "NCCL keeps the pointers of one call while it makes the next: the old memory must stay as it is.", TOPO_CC,
+         SAY("each call gives its name or pciPath at another address"));
   if (p->changed)
     FIND(KIT_WARNING, "props.change", "NCCL asks several times and takes the answers for one.", TOPO_CC,
          SAY("two calls of getProperties give different values"));

@@ -219,6 +219,19 @@ def what_the_linker_was_told_shows():
     assert wanted <= ids(report) and report["file"]["rpath"] == "/none", report["findings"]
 
 
+def defects_of_the_reference_show():
+    """Of the defects that test/broken plants, those that do not need a connection."""
+    folder = BUILD / "test" / "broken"
+    assert inspect(str(folder / "libnccl-net-ref.so"), NCCL_SOCKET_IFNAME="lo")["errors"] == 0
+    for defect, expected in (
+            ("thread_outlives", "finalize.threads"), ("name_moves", "props.moves"), ("props_hole", "props.unwritten"),
+            ("props_devices", "props.vprops_count"), ("pci_path_name", "props.pci_path_slash"),
+            ("device_type", "props.device_type"), ("guid_random", "props.versions"),
+            ("devices_grow", "devices.changes"), ("v8_props_shifted", "props.versions")):
+        report = inspect(str(folder / f"libnccl-net-broken-{defect}.so"), NCCL_SOCKET_IFNAME="lo")
+        assert expected in ids(report), f"{defect}: no {expected} in {report['findings']}"
+
+
 def missing_libraries_are_named():
     with tempfile.TemporaryDirectory() as top:
         top = pathlib.Path(top)
@@ -335,6 +348,6 @@ main([(case.__name__.replace("_", " "), case) for case in (
     our_plugin_is_fine_in_all_versions, every_release_takes_its_version, straight_has_no_error,
     what_a_process_does_is_a_result, calls_that_fail_are_findings, each_bad_property_is_named, one_device_is_enough,
     versions_are_compared, gpu_memory_needs_its_slots, what_the_linker_was_told_shows, null_slots_are_told_apart,
-    odd_tables_are_described, missing_libraries_are_named, damaged_files_are_results,
+    odd_tables_are_described, defects_of_the_reference_show, missing_libraries_are_named, damaged_files_are_results,
     without_libelf_the_rest_is_said, file_names_decide_how_it_is_found,
     the_loader_agrees_with_the_rules, bad_arguments)])
