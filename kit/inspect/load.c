@@ -64,6 +64,10 @@ static bool run(struct kit_inspection *in, int version, char *end, size_t size, 
   const struct kit_side_end *side = &outcome.sides[0];
   if (version && outcome.end == KIT_END_SKIPPED) snprintf(kit_seen(in, version)->skipped, 256, "%.255s", side->text);
   if (outcome.end == KIT_END_FINE || outcome.end == KIT_END_SKIPPED) return true;
+  if (outcome.end == KIT_END_HANG && !side->call[0]) { /* nobody's fault but the machine's, or --limit's */
+    fprintf(stderr, "rail-kit inspect: %s, in %g s: is the machine busy? See --limit\n", side->text, outcome.seconds);
+    return false;
+  }
   snprintf(end, size, "%s: %s", kit_end_text(side->end), side->text);
   snprintf(call, call_size, "%s", side->call);
   if (outcome.end != KIT_END_ERROR) return true;
