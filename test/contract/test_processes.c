@@ -3,7 +3,6 @@
  * TEST-LIMIT: 60 */
 #include <dirent.h>
 #include <sched.h>
-#include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -118,33 +117,6 @@ TEST(contexts_on_different_threads) {
   kit_run_threads(4, own_context, w, sizeof w[0]);
 }
 
-/* Two threads of one comm, as NCCL has them: hints from both while one moves data. */
-struct hints { struct kit_net *net; struct kit_pair *pair; atomic_bool *over; bool traffic; };
-
-static void hint_or_traffic(void *arg) {
-  struct hints *h = arg;
-  struct rail_net_attr attr = {.op = 1, .algo = 2, .proto = 4};
-  for (int i = 0; h->traffic ? i < kit_scaled(1000) : !atomic_load(h->over); i++) {
-    attr.send.max_concurrent_peers = i;
-    if (h->net->vt->set_net_attr) h->net->vt->set_net_attr(h->net->ctx, &attr);
-    if (h->traffic) kit_pair_ping(h->pair, (size_t)i % 5000, (uint64_t)i);
-    else sched_yield();
-  }
-  if (h->traffic) atomic_store(h->over, true);
-}
-
-TEST(attributes_from_two_threads) {
-  struct kit_net n;
-  struct kit_pair p;
-  atomic_bool over = false;
-  kit_net_open(&n);
-  kit_pair_open(&n, &p);
-  struct hints h[2] = {{&n, &p, &over, true}, {&n, &p, &over, false}};
-  kit_run_threads(2, hint_or_traffic, h, sizeof h[0]);
-  kit_pair_close(&p);
-  kit_net_close(&n);
-}
-
 /* ---- fork and exec during traffic ---- */
 
 static void sockets_of_a_child(char *text, size_t cap) {
@@ -240,5 +212,5 @@ TEST(a_forked_bystander_does_not_hide_a_close) {
 }
 
 TEST_MAIN(TEST_CASE(eight_comms_each_way), TEST_CASE(comms_on_different_threads),
-          TEST_CASE(contexts_on_different_threads), TEST_CASE(attributes_from_two_threads),
-          TEST_CASE(programs_started_meanwhile), TEST_CASE(a_forked_bystander_does_not_hide_a_close))
+          TEST_CASE(contexts_on_different_threads), TEST_CASE(programs_started_meanwhile),
+          TEST_CASE(a_forked_bystander_does_not_hide_a_close))

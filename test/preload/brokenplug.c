@@ -22,9 +22,7 @@
 #include "rail/net.h"
 
 #define DEFECTS(X)                                                                                                   \
-  X(none) X(name_moves) X(name_twice) X(props_hole) X(props_devices) X(init_leaves_ctx) X(finalize_null)             \
-  X(finalize_leaks) X(handle_hole) X(listen_close_error) X(connect_sleeps) X(connect_dirty) X(handle_address)        \
-  X(connect_waits_for_accept) X(fd_leak) X(memory_leak) X(thread_leak) X(idle_spin) X(inheritable) X(no_request)     \
+  X(none) X(connect_dirty) X(fd_leak) X(memory_leak) X(thread_leak) X(idle_spin) X(inheritable) X(no_request)        \
   X(full_is_error) X(no_done) X(test_in_order) X(early_done) X(size_truncated) X(size_unreported) X(send_size_zero)  \
   X(corrupt_byte) X(one_byte_more) X(group_swapped) X(group_shifted) X(messages_swapped) X(optional_followed)        \
   X(oversize_silent) X(oversize_remote) X(dereg_null) X(dereg_lazy) X(close_error) X(close_slow) X(close_null)       \
@@ -142,59 +140,9 @@ static void *sleep_for_ever(void *arg) {
   return arg;
 }
 
-static int b_init(void **ctx, uint64_t id, struct rail_net_config *config, rail_logger_fn log, rail_profiler_fn prof) {
-  void *mine = NULL;
-  int rc = real->init(&mine, id, config, log, prof);
-  if (defect != D_init_leaves_ctx) *ctx = mine;
-  return rc;
-}
-
-static int b_finalize(void *ctx) {
-  if (defect == D_finalize_null && !ctx) return RAIL_BAD_ARGUMENT;
-  if (defect == D_finalize_leaks) return 0;
-  return real->finalize(ctx);
-}
-
-static int b_get_properties(int dev, struct rail_net_props_v12 *props) {
-  struct rail_net_props_v12 before = *props;
-  int rc = real->get_properties(dev, props);
-  if (rc) return rc;
-  if (defect == D_name_moves) props->name = strdup(props->name);
-  if (defect == D_name_twice) props->name = (char *)(uintptr_t)"rail0";
-  if (defect == D_props_hole) props->plane_id = before.plane_id;
-  if (defect == D_props_devices) props->vprops.ndevs = 0;
-  return RAIL_OK;
-}
-
-static int b_listen(void *ctx, int dev, void *handle, void **comm) {
-  uint8_t before[RAIL_NET_HANDLE_SIZE], *after = handle;
-  memcpy(before, handle, sizeof before);
-  int rc = real->listen(ctx, dev, handle, comm);
-  if (defect == D_handle_hole) after[RAIL_NET_HANDLE_SIZE - 1] = before[RAIL_NET_HANDLE_SIZE - 1];
-  return rc;
-}
-
-/* Takes a few calls and keeps a pointer to the handle of the first: what if that has moved? */
-static int start_with(const void *handle, void **comm) {
-  static const void *kept;
-  static int calls;
-  *comm = NULL;
-  if (calls == 0) kept = handle;
-  if (calls++ < 3) return memcmp(kept, handle, RAIL_NET_HANDLE_SIZE) == 0 ? RAIL_IN_PROGRESS : RAIL_INTERNAL_ERROR;
-  calls = 0;
-  return RAIL_OK;
-}
-
-static volatile int accept_calls;
-
 static int b_connect(void *ctx, int dev, void *handle, void **comm, struct rail_net_device_handle **dh) {
   static unsigned long sink;
   pthread_t thread;
-  if (defect == D_connect_sleeps) usleep(5000);
-  int started = defect == D_handle_address ? start_with(handle, comm) : RAIL_OK;
-  if (started != RAIL_OK) return started == RAIL_IN_PROGRESS ? RAIL_OK : started;
-  if (defect == D_connect_waits_for_accept)
-    for (int calls = accept_calls, ms = 0; calls == accept_calls && ms < 2000; ms++) usleep(1000);
   if (defect == D_close_resets) memset(before_connect, 0, sizeof before_connect), each_tcp_socket(note_before);
   int rc = real->connect(ctx, dev, handle, comm, dh);
   if (defect == D_close_resets) each_tcp_socket(note_dialled);
@@ -210,11 +158,6 @@ static int b_connect(void *ctx, int dev, void *handle, void **comm, struct rail_
   if (defect == D_idle_spin && !sink) pthread_create(&thread, NULL, spin, &sink);
   if (defect == D_inheritable) each_tcp_socket(make_inheritable);
   return rc;
-}
-
-static int b_accept(void *listen, void **comm, struct rail_net_device_handle **dh) {
-  accept_calls++;
-  return real->accept(listen, comm, dh);
 }
 
 static int b_dereg_mr(void *comm, void *mh) {
@@ -353,11 +296,6 @@ static int b_close_send(void *comm) {
 }
 static int b_close_recv(void *comm) { return closing(real->close_recv, comm); }
 
-static int b_close_listen(void *comm) {
-  int rc = real->close_listen(comm);
-  return defect == D_listen_close_error ? RAIL_SYSTEM_ERROR : rc;
-}
-
 static void copy_table(void *dl, const char *symbol, void *to, size_t size) {
   void *from = dlsym(dl, symbol);
   if (from) memcpy(to, from, size);
@@ -393,12 +331,7 @@ __attribute__((constructor)) static void set_up(void) {
   copy_table(dl, "ncclNetPlugin_v11", &ncclNetPlugin_v11, sizeof ncclNetPlugin_v11);
   struct rail_net_v12 *v = &ncclNetPlugin_v12;
   *v = *real;
-  v->init = b_init;
-  v->finalize = b_finalize;
-  v->get_properties = b_get_properties;
-  v->listen = b_listen;
   v->connect = b_connect;
-  v->accept = b_accept;
   v->dereg_mr = b_dereg_mr;
   v->isend = b_isend;
   v->irecv = b_irecv;
@@ -406,5 +339,4 @@ __attribute__((constructor)) static void set_up(void) {
   v->irecv_consumed = b_irecv_consumed;
   v->close_send = b_close_send;
   v->close_recv = b_close_recv;
-  v->close_listen = b_close_listen;
 }
