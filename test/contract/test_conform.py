@@ -18,7 +18,7 @@ PLUGINS = [BUILD / "lib/libnccl-net-socket.so"]
 SANITIZED = BUILD.name in ("asan", "tsan")
 VERSIONS = ["12"] if SANITIZED else ["12", "11", "10", "9", "8", "7", "6"]
 # What measures the machine, or waits for its own sake, once is enough.
-ONCE = "cost,sizes.*gigabytes*"
+ONCE = "cost,sizes.*gigabytes*,connect.dead_port_is_noticed"
 
 
 def conform(plugin, version, *options):
