@@ -112,7 +112,9 @@ void kit_link_close(struct kit_link *link) {
 
 int kit_link_fd(const struct kit_link *link) { return link->fd; }
 
-int kit_link_receive(struct kit_link *link, struct kit_frame *f) {
+bool kit_link_lost(const struct kit_link *link) { return link && link->lost; }
+
+static int receive(struct kit_link *link, struct kit_frame *f) {
   for (;;) {
     size_t want = link->have < KIT_FRAME_HEAD ? KIT_FRAME_HEAD : KIT_FRAME_HEAD + link->in.size;
     if (link->have == want && want >= KIT_FRAME_HEAD && link->have >= KIT_FRAME_HEAD) {
@@ -145,6 +147,12 @@ bool kit_link_flush(struct kit_link *link) {
   }
   q->first = q->end = 0;
   return true;
+}
+
+int kit_link_receive(struct kit_link *link, struct kit_frame *f) {
+  int got = receive(link, f);
+  if (got < 0) link->lost = true;
+  return got;
 }
 
 int kit_link_serve(struct kit_link *link, const char *plugin) {

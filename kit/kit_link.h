@@ -8,6 +8,7 @@
 #ifndef RAIL_KIT_LINK_H
 #define RAIL_KIT_LINK_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 struct kit_link;
@@ -17,6 +18,7 @@ struct kit_link *kit_link_listen(const char *where, unsigned seconds, char *why,
 struct kit_link *kit_link_connect(const char *where, unsigned seconds, char *why, size_t why_size);
 /* The listener's part: runs its half of whatever the leader asks for, with `plugin`, until the leader is done. */
 int kit_link_serve(struct kit_link *link, const char *plugin);
+bool kit_link_lost(const struct kit_link *link); /* the other host is gone; NULL: no */
 void kit_link_close(struct kit_link *link);
 
 /* Rank and rendezvous from a launcher's environment (mpirun, srun, torchrun): rank 0 listens, rank 1 connects.

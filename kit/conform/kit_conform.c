@@ -111,7 +111,7 @@ static int run_versions(const struct kit_conform *how, const struct kit_choice *
   kit_report_start(&report);
   for (int v = RAIL_NET_VERSION_MAX; v >= RAIL_NET_VERSION_MIN; v--)
     for (int i = 0; (versions & KIT_V(v)) && (c = check_at(i)); i++)
-      for (int run = 0; run < how->repeat && wanted(choice, c, v); run++)
+      for (int run = 0; run < how->repeat && wanted(choice, c, v) && !kit_link_lost(how->link); run++)
         try_check(how, &report, choice, c, v, run);
   return kit_report_finish(&report);
 }

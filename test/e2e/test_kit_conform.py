@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# TEST-SAN: asan
+# TEST-LIMIT: 240
+"""rail-kit conform as a user meets it: what it says of good and broken plugins, its files, its choice, two hosts."""
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as xml
+
+sys.dont_write_bytecode = True
+from coll import BUILD, SOCKET, Skip, environment, expect, main, run
+
+KIT = str(BUILD / "bin" / "rail-kit")
+REF = str(BUILD / "test/broken/libnccl-net-ref.so")
+
+
+def broken(defect):
+    return str(BUILD / f"test/broken/libnccl-net-broken-{defect}.so")
+
+
+def kit(*args, **changes):
+    return run([KIT, "conform", *args], **changes)
+
+
+def report(plugin, *args, status=0):
+    done = kit(plugin, *args, "--json", "-")
+    assert done.returncode == status, f"{done.args} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+    return json.loads(done.stdout)
+
+
+def one(plugin, check, *args, status=1):
+    (result,) = report(plugin, "--only", check, *args, status=status)["results"]
+    return result
+
+
+def a_good_plugin_passes():
+    done = kit(REF, "--only", "close,requests")
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^  12\.1 +close\.null +MUST +v12 +pass", done.stdout, re.M), done.stdout
+    assert re.search(r"^\d+ passed, 0 failed, 0 skipped$", done.stdout, re.M), done.stdout
+
+
+def a_failure_says_what_was_seen_and_how_to_repeat_it():
+    r = one(broken("close_null"), "close.null")
+    assert r["status"] == "fail" and r["bad"] and r["level"] == "MUST", r
+    assert "NULL" in r["seen"] and r["what"] and r["source"].startswith("src/"), r
+    words = shlex.split(r["again"])
+    assert words[0] == "rail-kit", r
+    again = run([KIT, *words[1:], "--json", "-"])
+    (second,) = json.loads(again.stdout)["results"]
+    assert again.returncode == 1 and second["seen"] == r["seen"] and second["seed"] == r["seed"], again.stdout
+    text = kit(broken("close_null"), "--only", "close.null").stdout
+    assert all(re.search(rf"^ +{label} +\S", text, re.M) for label in ("seen", "wanted", "source", "again")), text
+
+
+def a_crash_is_a_result():
+    results = report(broken("test_after_error"), "--only", "close.null,close.calls_after_an_error,close.soon", status=1)
+    by_name = {r["name"]: r for r in results["results"]}
+    assert by_name["close.calls_after_an_error"]["status"] in ("crash", "fail"), by_name
+    assert by_name["close.null"]["status"] == by_name["close.soon"]["status"] == "pass", by_name
+    assert len(by_name) == 3
+
+
+def a_hang_names_the_call():
+    results = report(broken("close_waits"), "--only", "close.never_used,close.null", status=1)["results"]
+    by_name = {r["name"]: r for r in results}
+    assert by_name["close.null"]["status"] == "pass", by_name
+    assert by_name["close.never_used"]["status"] in ("hang", "fail"), by_name
+
+
+def what_cannot_be_loaded():
+    with tempfile.TemporaryDirectory() as d:
+        junk = pathlib.Path(d, "libnccl-net-junk.so")
+        junk.write_bytes(b"\x7fELF junk")
+        for plugin in (str(junk), "/nonexistent/libx.so", str(BUILD / "test/libnetfix_empty.so")):
+            result = report(plugin, status=1)["results"]
+            assert [r["name"] for r in result] == ["plugin.usable"] and plugin in result[0]["seen"], result
+    nothing = report(str(BUILD / "test/libnetfix_nodev.so"), status=1)["results"]
+    assert nothing[0]["name"] == "plugin.usable" and "device" in nothing[0]["seen"], nothing
+
+
+def all_versions():
+    results = report(REF, "--only", "close.null", "--all-versions")["results"]
+    assert [r["abi"] for r in results] == [12, 11, 10, 9, 8, 7, 6], results
+    (r,) = report(REF, "--only", "close.null", "--abi", "7")["results"]
+    assert r["abi"] == 7 and "--abi 7" in r["again"], r
+
+
+def choice():
+    listed = [line.split()[1] for line in kit("--list").stdout.splitlines()]
+    assert len(listed) == len(set(listed)) > 100, listed
+    numbers = [line.split()[0] for line in kit("--list").stdout.splitlines()]
+    assert len(numbers) == len(set(numbers)), [n for n in numbers if numbers.count(n) > 1]
+    close = [n for n in listed if n.startswith("close.")]
+    got = [line.split()[1] for line in kit("--list", "--only", "close", "--skip", "close.null").stdout.splitlines()]
+    assert got == [n for n in close if n != "close.null"], got
+    assert [line.split()[1] for line in kit("--list", "--only", "12.1").stdout.splitlines()] == ["close.null"]
+    must = kit("--list", "--level", "must").stdout.splitlines()
+    assert must and all(" MUST " in line for line in must)
+    asked = json.loads(kit("--list", "--json", "-").stdout)
+    assert [c["name"] for c in asked] == listed and all(c["what"] and c["source"] for c in asked)
+    assert re.search(r"^ +source: src/", kit("--list", "--verbose").stdout, re.M)
+
+
+def reasons():
+    with tempfile.NamedTemporaryFile("w") as f:
+        f.write("# known\n\nclose.null  the vendor knows: ticket 17\nlisten.*   later\n")
+        f.flush()
+        results = report(broken("close_null"), "--only", "close.null,close.never_used", "--skip-file", f.name)
+        by_name = {r["name"]: r for r in results["results"]}
+        assert by_name["close.null"]["status"] == "skip" and "ticket 17" in by_name["close.null"]["seen"], by_name
+        assert results["summary"]["skipped"] == 1 and by_name["close.never_used"]["status"] == "pass", results
+        f.write("close.soon\n")
+        f.flush()
+        expect(kit(REF, "--skip-file", f.name), 2, f"{f.name}:5", "close.soon", "reason")
+    expect(kit(REF, "--skip-file", "/nonexistent"), 2, "/nonexistent")
+
+
+def files():
+    with tempfile.TemporaryDirectory() as d:
+        junit, out = pathlib.Path(d, "a&b.xml"), pathlib.Path(d, "r.json")
+        done = kit(broken("close_null"), "--only", "close.null,close.never_used", "--junit", str(junit), "--json", str(out))
+        assert done.returncode == 1 and "close.null" in done.stdout, done
+        suite = xml.parse(junit).getroot()
+        cases = {c.get("name"): c for c in suite}
+        assert suite.get("failures") == "1" and len(cases) == 2, suite.attrib
+        assert cases["close.null"].find("failure").get("type") == "MUST", xml.tostring(suite)
+        assert len(cases["close.never_used"]) == 0
+        stored = json.loads(out.read_text())
+        assert stored["format"] == 1 and stored["summary"]["failed_must"] == 1 and stored["date"].endswith("Z"), stored
+    expect(kit(REF, "--only", "close.null", "--json", "/nonexistent/x.json"), 3, "/nonexistent/x.json")
+
+
+def repeats_have_seeds_of_their_own():
+    results = report(REF, "--only", "close.null", "--repeat", "3", "--seed", "0x100")["results"]
+    assert [r["seed"] for r in results] == ["0x100", "0x101", "0x102"], results
+
+
+def bad_arguments():
+    expect(kit(), 2, "plugin")
+    expect(kit(REF, SOCKET), 2, SOCKET)
+    expect(kit(REF, "--abi", "5"), 2, "--abi", "5", "6", "12")
+    expect(kit(REF, "--abi", "12", "--all-versions"), 2, "--all-versions", "--abi")
+    expect(kit(REF, "--only", "no_such_check"), 2, "no_such_check")
+    expect(kit(REF, "--level", "musty"), 2, "musty", "must", "should", "observed")
+    expect(kit(REF, "--repeat", "0"), 2, "--repeat", "0")
+    expect(kit(REF, "--listen", "1", "--connect", "x:1"), 2, "--listen", "--connect")
+    expect(kit(str(BUILD / "test/libnetfix_v8.so"), "--abi", "9", "--only", "close.null"), 2, "--abi 9", "v9")
+    expect(run([KIT, "side"]), 2, "by hand")
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@contextlib.contextmanager
+def follower(plugin, *prefix, where):
+    command = [*prefix, KIT, "conform", plugin, "--listen", where, "--wait", "60"]
+    p = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, text=True)
+    try:
+        yield p
+        out, _ = p.communicate(timeout=60)
+        assert p.returncode == 0, out
+    finally:
+        p.kill()
+        p.wait()
+
+
+def two_parents():
+    where = f"127.0.0.1:{free_port()}"
+    with follower(REF, where=where):
+        done = kit(REF, "--connect", where, "--only", "order,close,peer_death.killed_*", "--json", "-")
+    results = json.loads(done.stdout)["results"]
+    assert done.returncode == 0 and len(results) > 10, done.stdout + done.stderr
+    assert all(f"--connect {where}" in r["again"] for r in results)
+    with follower(broken("death_unnoticed"), where=where):  # the follower's plugin is the follower's
+        name = "peer_death.killed_sender_between_messages"
+        done = kit(REF, "--connect", where, "--only", name, "--json", "-")
+    (r,) = json.loads(done.stdout)["results"]
+    assert done.returncode == 1 and r["seen"].startswith("side 1"), done.stdout
+
+
+def two_namespaces():
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        raise Skip("needs root and ip")
+    names = [f"railkit{os.getpid()}{x}" for x in "ab"]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+            if made.returncode:
+                raise Skip(f"no network namespaces: {made.stderr.strip()}")
+            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
+        inside = [["ip", "netns", "exec", name] for name in names]
+        subprocess.run([*inside[0], "ip", "link", "add", "rail0", "type", "veth", "peer", "name", "rail0", "netns",
+                        names[1]], check=True)
+        for i, prefix in enumerate(inside):
+            subprocess.run([*prefix, "ip", "addr", "add", f"10.99.7.{i + 1}/24", "dev", "rail0"], check=True)
+            subprocess.run([*prefix, "ip", "link", "set", "rail0", "up"], check=True)
+            subprocess.run([*prefix, "ip", "link", "set", "lo", "up"], check=True)
+        env = environment(NCCL_SOCKET_IFNAME="rail0")
+        listener = subprocess.Popen([*inside[1], KIT, "conform", REF, "--listen", "10.99.7.2:7777", "--wait", "60"],
+                                    env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        stack.callback(listener.wait)
+        stack.callback(listener.kill)
+        done = run([*inside[0], KIT, "conform", REF, "--connect", "10.99.7.2:7777", "--only", "order,grouped", "--json",
+                    "-"], NCCL_SOCKET_IFNAME="rail0")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert len(json.loads(done.stdout)["results"]) > 10, done.stdout
+
+
+def under_a_launcher():
+    port = free_port()
+    ranks = [subprocess.Popen([KIT, "conform", REF, "--only", "order.newest_first", "--json", "-"],
+                              env=environment(RANK=r, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+             for r in (0, 1)]
+    out = [r.communicate(timeout=60)[0] for r in ranks]
+    assert [r.returncode for r in ranks] == [0, 0] and json.loads(out[0])["summary"]["passed"] == 1 and not out[1], out
+
+
+def the_other_host_is_somebody_else():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        p = subprocess.Popen([KIT, "conform", REF, "--connect", f"127.0.0.1:{s.getsockname()[1]}"], env=environment(),
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        c, _ = s.accept()
+        c.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
+        _, err = p.communicate(timeout=30)
+        c.close()
+    assert p.returncode == 3 and "not rail-kit" in err, err
+    where = f"127.0.0.1:{free_port()}"
+    with follower(REF, where=where):  # a stranger first, then the leader
+        for _ in range(100):
+            with contextlib.suppress(ConnectionRefusedError):
+                socket.create_connection(where.split(":")).close()
+                break
+            time.sleep(0.05)
+        done = kit(REF, "--connect", where, "--only", "order.newest_first")
+    assert done.returncode == 0, done.stderr
+
+
+def the_other_host_goes_away():
+    where = f"127.0.0.1:{free_port()}"
+    p = subprocess.Popen([KIT, "conform", REF, "--listen", where], env=environment(), stdin=subprocess.DEVNULL,
+                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    leader = subprocess.Popen([KIT, "conform", REF, "--connect", where, "--only", "order", "--repeat", "1000", "--json",
+                               "-"], env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    time.sleep(1.5)
+    p.kill()
+    p.wait()
+    out, _ = leader.communicate(timeout=100)
+    assert leader.returncode == 3 and "the other host is lost" in out, out[-2000:]
+
+
+main([(f.__name__, f) for f in (
+    a_good_plugin_passes, a_failure_says_what_was_seen_and_how_to_repeat_it, a_crash_is_a_result,
+    a_hang_names_the_call, what_cannot_be_loaded, all_versions, choice, reasons, files,
+    repeats_have_seeds_of_their_own, bad_arguments, two_parents, two_namespaces, under_a_launcher,
+    the_other_host_is_somebody_else, the_other_host_goes_away)])
