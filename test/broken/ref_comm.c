@@ -133,7 +133,7 @@ int ref_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle) {
 
 /* Will bytes still be read from, or written to, the registered range? */
 static bool needs(const struct ref_request *r, const struct ref_mr *mr) {
-  if (r->state == REF_FREE || r->state == REF_SENT || r->state == REF_DONE) return false;
+  if (r->state == REF_FREE || r->state == REF_SENT || r->state == REF_DONE || r->orphan) return false;
   for (int i = 0; i < r->n; i++)
     if (r->mr[i] == mr && !r->filled[i]) return true;
   return false;

@@ -42,7 +42,7 @@
   X(listens_few, "no more than 64 listens", "transport.cc:75: 128 peers times channels at once")                     \
   X(one_guest, "the port closes after the first connection", "gin.cc:174 connects several times to one handle")      \
   X(accept_impatient, "accept with nobody there is an error", "net.cc:1048: asked in a loop")                        \
-  X(accept_once_eintr, "a signal during accept is an error", "NVIDIA/nccl#1757")                                     \
+  X(accept_once_eintr, "accept waits 1 ms, and a signal meanwhile is an error", "NVIDIA/nccl#1757")                  \
   X(stranger_blocks, "a silent client holds the only place for ever", "NVIDIA/nccl#1808, net_socket.cc:514")         \
   X(stranger_hangs, "accept waits for a client's first word", "NVIDIA/nccl#1871")                                    \
   X(stranger_accepted, "whoever sends enough bytes is a peer", "NVIDIA/nccl#1996")                                   \
@@ -122,7 +122,7 @@
   X(death_other_error, "the end of the peer is a system error", "README.md:128: remote error")                       \
   X(reset_is_success, "a broken connection completes receives, short", "no check of what recv returned")             \
   X(sigpipe, "close says goodbye to a peer that is gone, and is killed by it", "no MSG_NOSIGNAL")                    \
-  X(eintr_is_death, "a signal is taken for the end of the peer", "NVIDIA/nccl#1757")                                 \
+  X(eintr_is_death, "test waits 1 ms, and a signal meanwhile is the end of the peer", "NVIDIA/nccl#1757")            \
   X(test_after_error, "test after an error crashes", "proxy.cc:801: siblings are asked once more")                   \
   /* threads, processes */                                                                                           \
   X(global_lock, "one lock for all connections is held while accept waits", "proxy.cc:954")                          \

@@ -234,7 +234,7 @@ void ref_progress(struct ref_comm *c) {
   struct pollfd ready = {.fd = c->fd, .events = POLLIN};
   if (c->error) return;
   if (BROKEN(context_shared) && ref_stopped) ref_comm_fail(c, RAIL_INTERNAL_ERROR);
-  if (poll(&ready, 1, 0) < 0) { /* a signal: the next call looks again */
+  if (poll(&ready, 1, BROKEN(eintr_is_death) ? 1 : 0) < 0) { /* a signal: the next call looks again */
     if (BROKEN(eintr_is_death)) ref_comm_fail(c, RAIL_REMOTE_ERROR);
     return;
   }

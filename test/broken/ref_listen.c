@@ -198,8 +198,9 @@ static enum verdict listen_to(const struct ref_listen *l, struct ref_stranger *s
 static int next_peer(struct ref_listen *l) {
   struct pollfd ready[REF_STRANGERS];
   for (int i = 0; i < l->nstrangers; i++) ready[i] = (struct pollfd){.fd = l->stranger[i].fd, .events = POLLIN};
+  int wait_ms = BROKEN(accept_once_eintr) ? 1 : 0;
   errno = 0;
-  if (poll(ready, (nfds_t)l->nstrangers, 0) < 0) return -1; /* a signal: the next call looks again */
+  if (poll(ready, (nfds_t)l->nstrangers, wait_ms) < 0) return -1; /* a signal: the next call looks again */
   uint64_t now = ref_now_ms();
   for (int i = l->nstrangers - 1; i >= 0; i--) {
     struct ref_stranger *s = &l->stranger[i];
