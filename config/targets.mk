@@ -10,7 +10,7 @@ build_with = +$(MAKE) $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
-.PHONY: all tests help clean setup demo test test-quick test-asan test-tsan bench bench-socket gpu-test docs \
+.PHONY: all tests help clean setup demo test test-quick test-asan test-tsan bench bench-socket kit-proof gpu-test docs \
   docs-check lint fuzz fuzz-corpus install uninstall
 
 all: $(plugin_libs) $(core_lib) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
@@ -81,6 +81,11 @@ bench-socket:  ## the socket plugin against UCX, plain TCP streams and any plugi
 	$(setup) build bench
 	$(build_with) BUILD='$(BUILD)' $(bench_socket_needs)
 	@CC='$(CC)' python3 bench/socket_bench.py --build '$(BUILD)' $(RUN)
+
+kit-proof:  ## docs/results/kit-proof.md: planted defects and what rail-kit says of each
+	$(setup) build
+	$(build_with) BUILD='$(BUILD)' $(BUILD)/bin/rail-kit $(broken_libs)
+	@RAIL_BUILD='$(BUILD)' python3 test/broken/proof.py --write docs/results/kit-proof.md $(RUN)
 
 gpu-test:  ## real NCCL through the plugin, on a machine with a GPU
 	$(setup) build

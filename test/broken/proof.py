@@ -230,8 +230,8 @@ def document(results, reference, runs):
     skipped = sorted({f"`{r['name']}` ({cell(r['seen'])})" for r in reference if r["status"] == "skip"})
     yield "# Does the kit see what it should?"
     yield ""
-    yield "Written by `make kit-proof`. `test/broken/` holds one small plugin that keeps the whole contract, and, by the"
-    yield f"name of its file, breaks it in one of {len(defects())} ways. The kit knows nothing of it."
+    yield "Written by `make kit-proof`. `test/broken/` holds one small plugin that keeps the whole contract and, by its"
+    yield f"file's name, breaks it in one of {len(defects())} ways. The kit knows nothing of it."
     yield ""
     yield (f"- The reference: {runs} runs of all checks ({counts['MUST']} MUST, {counts['SHOULD']} SHOULD, "
            f"{counts['OBSERVED']} OBSERVED), {len(failed)} failures.")
