@@ -8,15 +8,34 @@
 
 struct kit_json kit_json_start(FILE *f) { return (struct kit_json){.f = f}; }
 
+/* Bytes of the UTF-8 character that begins at p, 2 to 4; 0: none does (RFC 3629). */
+static int utf8_size(const unsigned char *p) {
+  int n = *p >= 0xc2 && *p < 0xe0 ? 2 : *p >= 0xe0 && *p < 0xf0 ? 3 : *p >= 0xf0 && *p < 0xf5 ? 4 : 0;
+  for (int i = 1; i < n; i++)
+    if ((p[i] & 0xc0) != 0x80) return 0;
+  if ((*p == 0xe0 && p[1] < 0xa0) || (*p == 0xed && p[1] > 0x9f) || (*p == 0xf0 && p[1] < 0x90) ||
+      (*p == 0xf4 && p[1] > 0x8f))
+    return 0;
+  return n;
+}
+
+/* One character; returns its bytes. What is no UTF-8 becomes the replacement character: a plugin's names and log lines
+ * may be anything. */
+static int put_character(FILE *f, const unsigned char *p) {
+  int n = *p < 0x80 ? 1 : utf8_size(p);
+  if (n > 1) fwrite(p, 1, (size_t)n, f);
+  else if (n == 0) fputs("\\ufffd", f);
+  else if (*p == '"' || *p == '\\') fprintf(f, "\\%c", *p);
+  else if (*p == '\n') fputs("\\n", f);
+  else if (*p == '\t') fputs("\\t", f);
+  else if (*p < 0x20 || *p == 0x7f) fprintf(f, "\\u%04x", *p);
+  else putc(*p, f);
+  return n > 1 ? n : 1;
+}
+
 static void quoted(FILE *f, const char *text) {
   putc('"', f);
-  for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
-    if (*p == '"' || *p == '\\') fprintf(f, "\\%c", *p);
-    else if (*p == '\n') fputs("\\n", f);
-    else if (*p == '\t') fputs("\\t", f);
-    else if (*p < 0x20 || *p == 0x7f) fprintf(f, "\\u%04x", *p);
-    else putc(*p, f);
-  }
+  for (const unsigned char *p = (const unsigned char *)text; *p;) p += put_character(f, p);
   putc('"', f);
 }
 

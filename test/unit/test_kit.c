@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The kit's foundation: jobs, choices, results, JSON, quoting. */
+#include <math.h>
+#include <unistd.h>
+
+#include "kit/kit_choice.h"
+#include "kit/kit_job.h"
+#include "kit/kit_json.h"
+#include "kit/kit_report.h"
+#include "test/harness/tap.h"
+
+TEST(job_args) {
+  static struct kit_job job;
+  CHECK(kit_job_arg(&job, "a") == NULL);
+  kit_job_add(&job, "size", "%d", 64);
+  kit_job_add(&job, "sizes", "1,2=3");
+  kit_job_add(&job, "none", "%s", "");
+  CHECK_STR(kit_job_arg(&job, "size"), "64");
+  CHECK_STR(kit_job_arg(&job, "sizes"), "1,2=3");
+  CHECK_STR(kit_job_arg(&job, "none"), "");
+  CHECK(kit_job_arg(&job, "siz") == NULL);
+  CHECK(kit_job_arg(&job, "ize") == NULL);
+  CHECK_INT(kit_job_number(&job, "size", 7), 64);
+  CHECK_INT(kit_job_number(&job, "other", 7), 7);
+}
+
+TEST(job_check) {
+  static struct kit_job good = {.kind = "conform", .nsides = 2, .rank = 1, .hosts = 1}, bad;
+  CHECK(kit_job_check(&good));
+#define BAD(change)              \
+  do {                           \
+    bad = good;                  \
+    change;                      \
+    CHECK(!kit_job_check(&bad)); \
+  } while (0)
+  BAD(bad.nsides = 0);
+  BAD(bad.nsides = KIT_MAX_SIDES + 1);
+  BAD(bad.rank = 2);
+  BAD(bad.rank = -1);
+  BAD(bad.hosts = 3);
+  BAD(bad.version = -1);
+  BAD(memset(bad.kind, 'x', sizeof bad.kind));
+  BAD(memset(bad.args, 'x', sizeof bad.args));
+#undef BAD
+}
+
+static void choose(const char *only, const char *skip, const char *levels, const char *id, const char *name,
+                   enum kit_level level, bool expected) {
+  struct kit_choice c;
+  CHECK(kit_choice_read(&c, only, skip, NULL, levels));
+  CHECK_MSG(kit_choice_takes(&c, id, name, level) == expected, "--only %s --skip %s --level %s %s %s", only ? only : "-",
+            skip ? skip : "-", levels ? levels : "-", expected ? "leaves out" : "takes", name);
+  kit_choice_free(&c);
+}
+
+TEST(choices) {
+  choose(NULL, NULL, NULL, "4.1", "connect.dead_port", KIT_MUST, true);
+  choose("connect", NULL, NULL, "4.1", "connect.dead_port", KIT_MUST, true);
+  choose("conn", NULL, NULL, "4.1", "connect.dead_port", KIT_MUST, false);
+  choose("4.1", NULL, NULL, "4.1", "connect.dead_port", KIT_MUST, true);
+  choose("4.1", NULL, NULL, "4.11", "connect.dead_port", KIT_MUST, false);
+  choose("*.dead_*,x", NULL, NULL, "4.1", "connect.dead_port", KIT_MUST, true);
+  choose("x,,connect.dead_port", NULL, NULL, "4.1", "connect.dead_port", KIT_MUST, true);
+  choose("connect", "4.1", NULL, "4.1", "connect.dead_port", KIT_MUST, false);
+  choose(NULL, "connect", NULL, "4.1", "connect.dead_port", KIT_MUST, false);
+  choose(NULL, NULL, "should,Observed", "4.1", "connect.dead_port", KIT_MUST, false);
+  choose(NULL, NULL, "MUST", "4.1", "connect.dead_port", KIT_MUST, true);
+  struct kit_choice c;
+  CHECK(!kit_choice_read(&c, NULL, NULL, NULL, "must,perhaps"));
+  CHECK(!kit_choice_read(&c, NULL, NULL, "/nonexistent", NULL));
+}
+
+TEST(reasons) {
+  char path[] = "/tmp/test_kit.XXXXXX";
+  int fd = mkstemp(path);
+  static const char text[] = "# comment\n\n  close.null\tthe vendor knows\nlisten.* later\n";
+  struct kit_choice c;
+  CHECK(fd >= 0 && write(fd, text, sizeof text - 1) == (ssize_t)sizeof text - 1);
+  close(fd);
+  bool ok = kit_choice_read(&c, NULL, NULL, path, NULL);
+  unlink(path);
+  CHECK(ok);
+  CHECK_STR(kit_choice_skips(&c, "12.1", "close.null"), "the vendor knows");
+  CHECK_STR(kit_choice_skips(&c, "3.1", "listen.any"), "later");
+  CHECK(kit_choice_skips(&c, "3.1", "close.nul") == NULL);
+  kit_choice_free(&c);
+}
+
+static char *json_of(void (*write)(struct kit_json *j)) {
+  static char text[1024];
+  FILE *f = fmemopen(text, sizeof text, "w");
+  struct kit_json j = kit_json_start(f);
+  write(&j);
+  CHECK(kit_json_finish(&j));
+  fclose(f);
+  for (char *p = text, *q = text;; p++) { /* without the layout */
+    if (*p == '\n' || *p == ' ') continue;
+    *q++ = *p;
+    if (!*p) break;
+  }
+  return text;
+}
+
+static void write_nested(struct kit_json *j) {
+  kit_json_object(j, NULL);
+  kit_json_array(j, "empty");
+  kit_json_end(j, ']');
+  kit_json_array(j, "a");
+  kit_json_int(j, NULL, -5);
+  kit_json_object(j, NULL);
+  kit_json_bool(j, "t", true);
+  kit_json_text(j, "n", NULL);
+  kit_json_end(j, '}');
+  kit_json_number(j, NULL, 0.5);
+  kit_json_number(j, NULL, NAN);
+  kit_json_end(j, ']');
+  kit_json_end(j, '}');
+}
+
+static void write_texts(struct kit_json *j) {
+  kit_json_array(j, NULL);
+  kit_json_text(j, NULL, "\"\\\n\t\x01");
+  kit_json_text(j, NULL, "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
+  kit_json_text(j, NULL, "\xff\xc3(\xed\xa0\x80\xc0\x80\xf4\x90\x80\x80\xe2\x82");
+  kit_json_end(j, ']');
+}
+
+TEST(json) {
+  CHECK_STR(json_of(write_nested), "{\"empty\":[],\"a\":[-5,{\"t\":true,\"n\":null},0.5,null]}");
+#define R "\\ufffd"
+  CHECK_STR(json_of(write_texts), "[\"\\\"\\\\\\n\\t\\u0001\",\"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\",\"" R R
+            "(" R R R R R R R R R R R "\"]");
+}
+
+TEST(quoting) {
+  char text[64] = "run ";
+  kit_append_quoted(text, sizeof text, "/a/b-c.so");
+  CHECK_STR(text, "run /a/b-c.so");
+  strcpy(text, "run ");
+  kit_append_quoted(text, sizeof text, "a b'c$");
+  CHECK_STR(text, "run 'a b'\\''c$'");
+  strcpy(text, "");
+  kit_append_quoted(text, sizeof text, "");
+  CHECK_STR(text, "''");
+}
+
+static void end_of(enum kit_end end, enum kit_level level, bool bad) {
+  struct kit_result r = {.end = end, .level = level};
+  CHECK_MSG(kit_result_bad(&r) == bad, "%s of a %s is %s", kit_end_text(end), kit_level_text(level),
+            bad ? "fine" : "bad");
+}
+
+TEST(what_counts) {
+  end_of(KIT_END_FINE, KIT_MUST, false);
+  end_of(KIT_END_SKIPPED, KIT_MUST, false);
+  end_of(KIT_END_FAILED, KIT_MUST, true);
+  end_of(KIT_END_FAILED, KIT_SHOULD, true);
+  end_of(KIT_END_FAILED, KIT_OBSERVED, false);
+  end_of(KIT_END_CRASH, KIT_OBSERVED, true);
+  end_of(KIT_END_HANG, KIT_OBSERVED, true);
+  end_of(KIT_END_ERROR, KIT_SHOULD, true);
+}
+
+TEST(outcomes_and_words) {
+  struct kit_outcome o = {.end = KIT_END_FAILED, .rank = 1, .seconds = 0.5};
+  struct kit_result r = {0};
+  snprintf(o.sides[1].text, sizeof o.sides[1].text, "wrong");
+  kit_result_outcome(&r, &o, 2);
+  CHECK_STR(r.text, "side 1: wrong");
+  kit_result_word(&r, &(struct kit_word){.kind = KIT_WORD_NOTE, .text = "one"});
+  kit_result_word(&r, &(struct kit_word){.kind = KIT_WORD_NOTE, .text = "two"});
+  kit_result_word(&r, &(struct kit_word){.kind = KIT_WORD_LOG, .text = "warned"});
+  kit_result_word(&r, &(struct kit_word){.kind = KIT_WORD_METRIC, .text = "rate", .value = 2, .unit = "/s", .rank = 1});
+  CHECK_STR(r.notes, "one\ntwo\n");
+  CHECK_STR(r.log, "warned\n");
+  CHECK_INT(r.nfigures, 1);
+  CHECK_STR(r.figures[0].name, "rate");
+  kit_result_free(&r);
+}
+
+TEST_MAIN(TEST_CASE(job_args), TEST_CASE(job_check), TEST_CASE(choices), TEST_CASE(reasons), TEST_CASE(json),
+          TEST_CASE(quoting), TEST_CASE(what_counts), TEST_CASE(outcomes_and_words))
