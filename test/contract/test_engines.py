@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The contract holds whoever moves the data: a choice of the contract programs under each engine.
+"""The contract holds whoever moves the data: a choice of rail-kit's checks under each engine.
 
 TEST-LIMIT: 300
 TEST-SAN: asan tsan
@@ -14,20 +14,20 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "e2e"))
 from coll import BUILD, main, run
 
 ENGINES = os.environ.get("RAIL_TEST_ENGINES", "epoll uring").split()
-PROGRAMS = ["wakeups", "wakeups in small buffers", "sizes", "order", "grouped", "close", "mr", "requests", "processes"]
+AREAS = ["wakeups", "wakeups in small buffers", "sizes", "order", "grouped", "close", "mr", "requests", "processes"]
 SMALL = {"NCCL_SOCKET_SNDBUF": "8K", "NCCL_SOCKET_RCVBUF": "8K"}
 # More than one thread is another way to move things past each other; sockets that are full, to be left with work to do.
 MORE = {"order": {"RAIL_SOCKET_THREADS": 3}, "wakeups in small buffers": SMALL}
 
 
-def contract(program, engine):
-    done = run([BUILD / "test" / "contract" / f"test_{program.split()[0]}"], limit=250, RAIL_SOCKET_ENGINE=engine,
-               **MORE.get(program, {}))
-    assert done.returncode == 0, f"{program} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+def contract(area, engine):
+    done = run([BUILD / "bin/rail-kit", "conform", BUILD / "lib/libnccl-net-socket.so", "--only", area.split()[0]],
+               limit=250, RAIL_SOCKET_ENGINE=engine, **MORE.get(area, {}))
+    assert done.returncode == 0, f"{area} ended with {done.returncode}\n{done.stdout}{done.stderr}"
 
 
-def case(program, engine):
-    return lambda: contract(program, engine)
+def case(area, engine):
+    return lambda: contract(area, engine)
 
 
-main([(f"{program} with engine {engine}", case(program, engine)) for engine in ENGINES for program in PROGRAMS])
+main([(f"{area} with engine {engine}", case(area, engine)) for engine in ENGINES for area in AREAS])

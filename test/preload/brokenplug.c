@@ -6,27 +6,21 @@
  * with none ("none"). Only the v12 vtable is altered; older ones are the real
  * plugin's own.
  */
-#include <dirent.h>
 #include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "rail/net.h"
 
 #define DEFECTS(X)                                                                                                   \
-  X(none) X(connect_dirty) X(fd_leak) X(memory_leak) X(thread_leak) X(idle_spin) X(inheritable) X(no_request)        \
-  X(full_is_error) X(no_done) X(test_in_order) X(early_done) X(size_truncated) X(size_unreported) X(send_size_zero)  \
-  X(corrupt_byte) X(one_byte_more) X(group_swapped) X(group_shifted) X(messages_swapped) X(optional_followed)        \
-  X(oversize_silent) X(oversize_remote) X(dereg_null) X(dereg_lazy) X(close_error) X(close_slow) X(close_null)       \
-  X(close_resets) X(death_unnoticed) X(death_other_error) X(bytewise_copy) X(arrays_kept)
+  X(none) X(connect_dirty) X(no_request) X(full_is_error) X(no_done) X(test_in_order) X(early_done)                  \
+  X(size_truncated) X(send_size_zero) X(corrupt_byte) X(one_byte_more) X(group_swapped)                              \
+  X(group_shifted) X(messages_swapped) X(optional_followed) X(oversize_silent) X(oversize_remote) X(bytewise_copy)   \
+  X(arrays_kept)
 
 enum defect {
 #define X(name) D_##name,
@@ -100,70 +94,11 @@ static void forget_comm(void *comm) {
 
 /* ---- the altered calls ---- */
 
-static void each_tcp_socket(void (*fn)(int fd)) {
-  DIR *d = opendir("/proc/self/fd");
-  struct dirent *e;
-  while (d && (e = readdir(d))) {
-    int fd = atoi(e->d_name), type;
-    socklen_t len = sizeof type;
-    if (e->d_name[0] != '.' && getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) == 0 && type == SOCK_STREAM) fn(fd);
-  }
-  if (d) closedir(d);
-}
-
-static void make_inheritable(int fd) { fcntl(fd, F_SETFD, 0); }
-
-/* The sockets that appeared during connect: the sending side's. */
-static int dialled[256], ndialled;
-static bool before_connect[4096];
-
-static void note_before(int fd) { if (fd < 4096) before_connect[fd] = true; }
-
-static void note_dialled(int fd) {
-  if (fd < 4096 && !before_connect[fd] && ndialled < 256) dialled[ndialled++] = fd;
-}
-
-/* A reset at once: what the kernel has not sent yet is gone. */
-static void reset_dialled(void) {
-  struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
-  while (ndialled > 0) (void)connect(dialled[--ndialled], &nowhere, sizeof nowhere);
-}
-
-static void *spin(void *arg) {
-  volatile unsigned long *n = arg;
-  while (++*n) {}
-  return arg;
-}
-
-static void *sleep_for_ever(void *arg) {
-  for (;;) pause();
-  return arg;
-}
-
 static int b_connect(void *ctx, int dev, void *handle, void **comm, struct rail_net_device_handle **dh) {
   static unsigned long sink;
-  pthread_t thread;
-  if (defect == D_close_resets) memset(before_connect, 0, sizeof before_connect), each_tcp_socket(note_before);
   int rc = real->connect(ctx, dev, handle, comm, dh);
-  if (defect == D_close_resets) each_tcp_socket(note_dialled);
   if (rc && defect == D_connect_dirty) *comm = &sink;
-  if (rc || !*comm) return rc;
-  if (defect == D_fd_leak && open("/dev/null", O_RDONLY | O_CLOEXEC) < 0) abort();
-  if (defect == D_memory_leak) {
-    static void *volatile lost;
-    lost = malloc(64 << 10);
-    if (lost) memset(lost, 1, 64 << 10);
-  }
-  if (defect == D_thread_leak) pthread_create(&thread, NULL, sleep_for_ever, NULL);
-  if (defect == D_idle_spin && !sink) pthread_create(&thread, NULL, spin, &sink);
-  if (defect == D_inheritable) each_tcp_socket(make_inheritable);
   return rc;
-}
-
-static int b_dereg_mr(void *comm, void *mh) {
-  if (defect == D_dereg_null && !mh) return RAIL_BAD_ARGUMENT;
-  if (defect == D_dereg_lazy && mh) return 0;
-  return real->dereg_mr(comm, mh);
 }
 
 static int b_isend(void *comm, void *data, size_t size, int tag, void *mh, void *ph, void **request) {
@@ -253,12 +188,11 @@ static int b_test(void *request, int *done, int *sizes) {
   }
   int rc = real->test(w->req, &mine, got);
   if (rc) {
-    if (defect == D_death_unnoticed || (defect == D_oversize_silent && rc == RAIL_BAD_USAGE)) {
-      *done = defect == D_oversize_silent;
-      if (sizes && *done) sizes[0] = (int)w->size[0];
+    if (defect == D_oversize_silent && rc == RAIL_BAD_USAGE) {
+      *done = 1;
+      if (sizes) sizes[0] = (int)w->size[0];
       return 0;
     }
-    if (defect == D_death_other_error && rc == RAIL_REMOTE_ERROR) return RAIL_SYSTEM_ERROR;
     if (defect == D_oversize_remote && rc == RAIL_BAD_USAGE) return RAIL_REMOTE_ERROR;
     return rc;
   }
@@ -271,8 +205,7 @@ static int b_test(void *request, int *done, int *sizes) {
   if (mine || defect != D_no_done) *done = mine;
   if (!mine) return 0;
   spoil(w, got);
-  for (int i = 0; sizes && i < (w->send ? 1 : w->n); i++)
-    if (defect != D_size_unreported || got[i] != 0) sizes[i] = got[i];
+  for (int i = 0; sizes && i < (w->send ? 1 : w->n); i++) sizes[i] = got[i];
   unwrap(w);
   return 0;
 }
@@ -283,17 +216,12 @@ static int b_irecv_consumed(void *comm, int n, void *request) {
 }
 
 static int closing(int (*close_fn)(void *), void *comm) {
-  if (!comm) return defect == D_close_null ? RAIL_BAD_ARGUMENT : close_fn(comm);
-  if (defect == D_close_slow) usleep(1500000);
   int rc = close_fn(comm);
-  forget_comm(comm);
-  return defect == D_close_error ? RAIL_REMOTE_ERROR : rc;
+  if (comm) forget_comm(comm);
+  return rc;
 }
 
-static int b_close_send(void *comm) {
-  reset_dialled();
-  return closing(real->close_send, comm);
-}
+static int b_close_send(void *comm) { return closing(real->close_send, comm); }
 static int b_close_recv(void *comm) { return closing(real->close_recv, comm); }
 
 static void copy_table(void *dl, const char *symbol, void *to, size_t size) {
@@ -308,8 +236,6 @@ __attribute__((constructor)) static void set_up(void) {
 #undef X
   };
   const char *path = getenv("RAIL_BROKEN_REAL"), *word = getenv("RAIL_BROKEN");
-  Dl_info self; /* threads of ours must survive dlclose */
-  if (dladdr((void *)&table, &self)) dlopen(self.dli_fname, RTLD_NOW | RTLD_NODELETE);
   void *dl = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
   bool known = false;
   for (size_t i = 0; word && i < sizeof names / sizeof names[0]; i++) {
@@ -332,7 +258,6 @@ __attribute__((constructor)) static void set_up(void) {
   struct rail_net_v12 *v = &ncclNetPlugin_v12;
   *v = *real;
   v->connect = b_connect;
-  v->dereg_mr = b_dereg_mr;
   v->isend = b_isend;
   v->irecv = b_irecv;
   v->test = b_test;
