@@ -152,9 +152,12 @@ static void read_all(struct ref_comm *c) {
 /* 0: not now. MSG_NOSIGNAL: a peer that is gone must not kill the process. */
 static size_t write_some(struct ref_comm *c, struct iovec *iov, size_t count) {
   struct msghdr msg = {.msg_iov = iov, .msg_iovlen = count};
-  ssize_t n = sendmsg(c->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+  ssize_t n;
+  do { /* not left for later: there may be no later */
+    n = sendmsg(c->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (n < 0 && errno == EINTR);
   if (n >= 0) return (size_t)n;
-  if (errno == EAGAIN || errno == EINTR || errno == ENOBUFS || errno == ENOMEM) return 0;
+  if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM) return 0;
   /* The peer is gone. Its last acknowledgements may still lie there to be read; then comes the end. */
   if (errno == EPIPE || errno == ECONNRESET || errno == ETIMEDOUT) c->mute = true;
   else ref_comm_fail(c, RAIL_SYSTEM_ERROR);
