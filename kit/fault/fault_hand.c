@@ -129,6 +129,11 @@ void kit_hand_do(struct kit_hand *hand, const struct kit_hand_order *order) {
   ENSURE(n == (ssize_t)sizeof *order, "the hand takes no order: %s", strerror(errno));
 }
 
+void kit_hand_stop(struct kit_hand *hand) {
+  static const struct kit_hand_order nothing = {.act = KIT_ACT_NOTHING};
+  kit_hand_do(hand, &nothing); /* any order ends the one before */
+}
+
 int kit_hand_strangers(const struct kit_hand *hand) { return atomic_load(&hand->page->strangers); }
 int kit_hand_signals(const struct kit_hand *hand) { return atomic_load(&hand->page->signals); }
 

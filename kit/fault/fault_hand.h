@@ -27,10 +27,12 @@ struct kit_hand;
 /* Fails the side when there is no process to be had. */
 struct kit_hand *kit_hand_start(void);
 void kit_hand_do(struct kit_hand *hand, const struct kit_hand_order *order);
+/* Ends what it is doing now, undoing what can be undone. */
+void kit_hand_stop(struct kit_hand *hand);
 /* Strangers whose connection has come about, and signals sent, so far. */
 int kit_hand_strangers(const struct kit_hand *hand);
 int kit_hand_signals(const struct kit_hand *hand);
-/* Ends what it does, undoes what can be undone, and the process. */
+/* The same, and the process ends. */
 void kit_hand_end(struct kit_hand *hand);
 
 /* ---- inside the hand (fault_strangers.c) ---- */

@@ -7,7 +7,7 @@
 #include "common/clock.h"
 #include "kit/fault/fault_side.h"
 
-enum { CONNECT_MS = 15000, UNTOLD_MS = 1000, CROWD_MS = 1000 };
+enum { CONNECT_MS = 8000, UNTOLD_MS = 1000, CROWD_MS = 1000 };
 
 struct hello {
   int32_t fine, group;
@@ -49,30 +49,44 @@ static bool listen_all(struct kit_faulty *f, struct hello *mine) {
   return true;
 }
 
+/* Not for one that was to be killed meanwhile. */
+static bool waits_for_other(const struct kit_faulty *f) {
+  return !(f->plan.act == KIT_ACT_KILL && f->plan.when == KIT_WHEN_CONNECTING);
+}
+
 /* True when it came. An error is noted. */
 static bool connect_one(struct kit_faulty *f, int i, struct hello *theirs) {
   struct rail_net_device_handle *dh = NULL;
   bool sends = kit_faulty_sends(f, i);
+  uint64_t before = rail_now_ns();
   int rc = sends ? f->net.vt->connect(f->net.ctx, f->net.dev, theirs->handle[i], &f->comm[i], &dh)
                  : f->net.vt->accept(f->listen[i], &f->comm[i], &dh);
+  kit_faulty_timed(f, before);
   if (rc == 0) return f->comm[i] != NULL;
   f->comm[i] = NULL;
   kit_faulty_error(f, rc, sends ? "connect" : "accept");
   return false;
 }
 
+/* Has the other side said how it went? Then until when this side tries on: not for long when the other gave up, nor,
+ * where calls fail, when it has all it wanted; a failure may have been at this end of a connection. */
+static uint64_t try_until(struct kit_faulty *f, uint64_t until) {
+  if (f->peer_said != '?' || !waits_for_other(f) || !kit_heard(f->side, f->peer, 1)) return until;
+  kit_get(f->side, f->peer, &f->peer_said, 1);
+  bool soon = f->peer_said == 'n' || f->plan.act == KIT_ACT_FAIL;
+  return soon ? rail_deadline_in_ms(UNTOLD_MS) : until;
+}
+
 static bool connect_all(struct kit_faulty *f, struct hello *theirs) {
-  uint64_t limit = kit_patience_ms(f->plan.goal == KIT_GOAL_TOLD ? f->plan.patience_ms : CONNECT_MS);
-  uint64_t deadline = rail_deadline_in_ms(limit), gone = 0;
-  bool asks = f->plan.act == KIT_ACT_FAIL;
+  uint64_t limit = f->plan.goal == KIT_GOAL_TOLD ? f->plan.patience_ms : CONNECT_MS;
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(limit));
   for (int left = 1; left > 0; usleep(20)) {
     left = 0;
     for (int i = 0; i < (int)f->plan.comms && !f->told.code; i++)
       left += !f->comm[i] && !connect_one(f, i, theirs);
     if (f->told.code) return false;
-    bool through = asks && kit_heard(f->side, f->peer, 1); /* the other side has all it wants, or gave up */
-    if (left > 0 && !gone && through) gone = rail_deadline_in_ms(UNTOLD_MS);
-    if (left > 0 && (rail_deadline_passed(deadline) || rail_deadline_passed(gone))) return false;
+    deadline = try_until(f, deadline);
+    if (left > 0 && rail_deadline_passed(deadline)) return false;
   }
   return true;
 }
@@ -102,12 +116,13 @@ static bool open_flows(struct kit_faulty *f) {
   return true;
 }
 
-/* Both say how it went; a side that was to be killed meanwhile says nothing. */
+/* Both say how it went. */
 static bool both(struct kit_faulty *f, bool fine) {
-  char mine = fine, theirs = 0;
-  if (f->plan.act == KIT_ACT_KILL && f->plan.when == KIT_WHEN_CONNECTING) return fine;
-  kit_swap(f->side, f->peer, &mine, &theirs, 1);
-  return fine && theirs;
+  char mine = fine ? 'y' : 'n';
+  if (!waits_for_other(f)) return fine;
+  kit_put(f->side, f->peer, &mine, 1);
+  if (f->peer_said == '?') kit_get(f->side, f->peer, &f->peer_said, 1);
+  return fine && f->peer_said == 'y';
 }
 
 static bool hellos(struct kit_faulty *f, bool fine, int group, struct hello *mine, struct hello *theirs) {
@@ -116,12 +131,12 @@ static bool hellos(struct kit_faulty *f, bool fine, int group, struct hello *min
   kit_swap(f->side, f->peer, mine, theirs, sizeof *mine);
   int least = theirs->group < group ? theirs->group : group;
   f->traffic.group = (int)f->plan.group < least ? (int)f->plan.group : least;
-  f->gave_up = fine && !theirs->fine;
   return fine && theirs->fine;
 }
 
 bool kit_faulty_meet(struct kit_faulty *f) {
   static struct hello mine, theirs;
+  f->peer_said = '?';
   int group = 1;
   memset(&mine, 0xa5, sizeof mine);
   bool fine = start(f, &group);
@@ -137,6 +152,5 @@ bool kit_faulty_meet(struct kit_faulty *f) {
   fine = connect_all(f, &theirs);
   if (fine) f->told.connect_ns = (int64_t)(rail_now_ns() - begin);
   fine = fine && open_flows(f);
-  f->gave_up = !both(f, fine) && fine;
-  return fine && !f->gave_up;
+  return both(f, fine);
 }

@@ -31,6 +31,8 @@ static const struct field {
     FIELD(kinds, 0, 255),
     FIELD(piece, 0, 1 << 30),
     FIELD(buffer, 0, 1 << 30),
+    FIELD(interrupt, 0, 1000000),
+    FIELD(files, 0, 100000),
     FIELD(goal, KIT_GOAL_SURVIVE, KIT_GOAL_EITHER),
     FIELD(patience_ms, 1, 600000),
     FIELD(after_ms, 0, 600000),

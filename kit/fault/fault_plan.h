@@ -51,7 +51,8 @@ struct kit_fault_plan {
   uint64_t last_ms;           /* until it is undone */
   uint64_t count;             /* strangers */
   uint64_t nth, kinds;        /* failing calls; nth 0: only counts them */
-  uint64_t piece, buffer;     /* preload: kit_fail_shape's */
+  uint64_t piece, buffer, interrupt; /* preload: kit_fail_shape's */
+  uint64_t files;             /* descriptors that the process may open beyond what it has; 0: as ever */
   uint64_t goal;
   uint64_t patience_ms;       /* until the error must have come */
   uint64_t after_ms;          /* traffic goes on for so long once it is over */

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "common/clock.h"
 #include "kit/fault/fault_usage.h"
@@ -14,6 +15,7 @@
 
 #define AGREED_MS 20 /* from the meeting to the moment that delays count from */
 #define FOREVER_MS 600000
+#define KEEP_TRYING_MS 4000 /* strangers stay that much longer where it takes so long to connect */
 
 bool kit_faulty_is_victim(const struct kit_faulty *f) { return kit_fault_is_victim(&f->plan, f->rank); }
 
@@ -32,6 +34,12 @@ void kit_faulty_error(struct kit_faulty *f, int code, const char *call) {
   }
   t->last_ns = since;
   if (code != RAIL_REMOTE_ERROR) t->other_code = code;
+}
+
+void kit_faulty_timed(struct kit_faulty *f, uint64_t before_ns) {
+  int64_t took = (int64_t)(rail_now_ns() - before_ns);
+  bool slept = f->plan.act == KIT_ACT_STOP && kit_faulty_is_victim(f); /* not the call's fault */
+  if (took > f->told.call_ns && !slept) f->told.call_ns = took;
 }
 
 /* ---- the moment ---- */
@@ -61,17 +69,26 @@ void kit_faulty_agree(struct kit_faulty *f) {
   if (kit_side_job(f->side)->hosts == 1 && f->rank == 0) kit_put(f->side, 1, &moment, sizeof moment);
   if (kit_side_job(f->side)->hosts == 1 && f->rank == 1) kit_get(f->side, 0, &moment, sizeof moment);
   f->event_ns = moment + f->plan.delay_us * 1000;
-  bool by_hand = f->plan.act == KIT_ACT_KILL || f->plan.act == KIT_ACT_STOP || f->plan.act == KIT_ACT_STRANGERS ||
-                 f->plan.act == KIT_ACT_LINK;
-  if (by_hand && kit_faulty_is_victim(f)) order(f, f->event_ns, f->plan.last_ms);
+  bool strangers = f->plan.act == KIT_ACT_STRANGERS;
+  bool by_hand = strangers || f->plan.act == KIT_ACT_KILL || f->plan.act == KIT_ACT_STOP || f->plan.act == KIT_ACT_LINK;
+  if (by_hand && kit_faulty_is_victim(f)) order(f, f->event_ns, f->plan.last_ms + (strangers && !f->plan.files ? KEEP_TRYING_MS : 0));
 }
 
 /* ---- preparations ---- */
 
 static void on_signal(int number) { (void)number; }
 
+/* Strangers can use them up, then. The connections themselves must still fit. */
+static void limit_files(const struct kit_faulty *f, int more) {
+  struct rlimit files;
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  files.rlim_cur = (rlim_t)(f->told.before.fds + more);
+  setrlimit(RLIMIT_NOFILE, &files);
+}
+
 static void prepare(struct kit_faulty *f) {
   const struct kit_fault_plan *p = &f->plan;
+  signal(SIGPIPE, SIG_DFL); /* as in a process that NCCL lives in; a shell may have left it ignored */
   f->traffic = (struct kit_traffic_plan){.seed = p->seed, .mix = (enum kit_traffic_mix)p->mix, .max = (size_t)p->max,
                                          .group = 1, .window = (int)p->window};
   ENSURE(kit_traffic_prepare(&f->traffic), "out of memory");
@@ -83,10 +100,11 @@ static void prepare(struct kit_faulty *f) {
   kit_net_load(&f->net, kit_side_job(f->side)->version);
   f->start_ns = rail_now_ns();
   if (!kit_faulty_is_victim(f)) return;
-  bool preload = p->act == KIT_ACT_FAIL || p->piece || p->buffer;
+  bool shape = p->piece || p->buffer || p->interrupt, preload = p->act == KIT_ACT_FAIL || shape;
   ENSURE(!preload || kit_fail_loaded(), "librail-fault.so is not preloaded here");
   if (p->act == KIT_ACT_FAIL) kit_fail_arm((long)p->nth, (int)p->kinds);
-  if (p->piece || p->buffer) kit_fail_shape((size_t)p->piece, (int)p->buffer, p->seed);
+  if (shape) kit_fail_shape((size_t)p->piece, (int)p->buffer, (int)p->interrupt, p->seed);
+  if (p->files) limit_files(f, (int)p->files);
   if (p->act == KIT_ACT_STORM) {
     struct sigaction plain = {.sa_handler = on_signal}; /* no SA_RESTART: every call that waits is interrupted */
     sigaction(KIT_STORM_SIGNAL, &plain, NULL);

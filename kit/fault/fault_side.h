@@ -31,7 +31,8 @@ struct kit_faulty {
   void *listen[KIT_FAULT_COMMS], *comm[KIT_FAULT_COMMS];
   struct kit_flow flow[KIT_FAULT_COMMS];
   int nflows;
-  bool dereg_done, gave_up;
+  bool dereg_done;
+  char peer_said; /* about its connections: '?' nothing yet, 'y'es, 'n'o */
   uint64_t start_ns, event_ns; /* event_ns 0: not agreed yet */
 };
 
@@ -40,6 +41,8 @@ bool kit_faulty_is_victim(const struct kit_faulty *f);
 bool kit_faulty_sends(const struct kit_faulty *f, int connection);
 /* The first error is what the report is about. */
 void kit_faulty_error(struct kit_faulty *f, int code, const char *call);
+/* A call, or a turn of calls, has begun then and ended now. */
+void kit_faulty_timed(struct kit_faulty *f, uint64_t before_ns);
 /* Agrees on the moment with the other side, and orders the hand. */
 void kit_faulty_agree(struct kit_faulty *f);
 

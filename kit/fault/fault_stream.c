@@ -12,7 +12,8 @@
 
 enum {
   SETTLE_MS = 300,    /* after the first error, for the others to be told theirs */
-  FINISH_MS = 10000,  /* for what is left after the last message was sent */
+  FINISH_MS = 8000,  /* for what is left after the last message was sent */
+  STAY_MS = 250,      /* strangers, once data flows */
   QUIET = 100,        /* turns without news, then the caller sleeps a little, as it well may */
   QUIET_US = 50,
   SCRIBBLED = 50,     /* turns after deregMr in which the memory must stay as it is */
@@ -20,7 +21,7 @@ enum {
 
 struct stream {
   uint64_t over, end, limit; /* when it is undone, when the senders end, when patience does */
-  bool acted, ended, measured;
+  bool acted, undone, ended, measured;
   uint64_t first_error;
   double cpu, cpu_plugin; /* at the event */
   bool counted;
@@ -80,7 +81,7 @@ static struct stream timeline(const struct kit_faulty *f) {
   struct stream s = {0};
   uint64_t now = rail_now_ns();
   s.over = f->event_ns + p->last_ms * 1000000;
-  if (s.over < now) s.over = now; /* it took that long to connect */
+  if (p->act == KIT_ACT_STRANGERS && s.over < now + STAY_MS * 1000000) s.over = now + STAY_MS * 1000000;
   s.end = s.over + p->after_ms * 1000000;
   s.limit = p->goal == KIT_GOAL_TOLD ? f->event_ns + kit_patience_ms(p->patience_ms) * 1000000
                                      : s.end + kit_patience_ms(FINISH_MS) * 1000000;
@@ -119,9 +120,7 @@ static int step_all(struct kit_faulty *f, struct stream *s, int *open) {
     if (flow->error || flow->finished) continue;
     uint64_t before = rail_now_ns();
     did += kit_flow_step(flow);
-    int64_t took = (int64_t)(rail_now_ns() - before);
-    bool slept = f->plan.act == KIT_ACT_STOP && kit_faulty_is_victim(f);
-    if (took > f->told.call_ns && !slept) f->told.call_ns = took;
+    kit_faulty_timed(f, before);
     if (flow->error) note_error(f, s, flow);
     *open += !flow->error && !flow->finished;
   }
@@ -166,6 +165,10 @@ static void turns(struct kit_faulty *f, struct stream *s) {
     if (now >= f->event_ns && !s->counted) count_cpu(f, s, now);
     if (now >= f->event_ns && !s->acted && act(f, s)) return;
     if (s->first_error && !s->measured && s->counted) count_cpu(f, s, now);
+    if (now >= s->over && f->plan.act == KIT_ACT_STRANGERS && !s->undone) {
+      s->undone = true;
+      kit_hand_stop(f->hand);
+    }
     if (now >= s->end && !s->ended && f->plan.goal != KIT_GOAL_TOLD) {
       s->ended = true;
       for (int i = 0; i < f->nflows; i++) kit_flow_end(&f->flow[i]);

@@ -25,7 +25,7 @@ struct kit_told {
   uint64_t bytes, messages, wrong;
   char why[200];               /* about the first wrong one */
   int64_t pause_ns;            /* the longest that a message was the oldest outstanding one */
-  int64_t call_ns;             /* the longest turn of calls while streaming */
+  int64_t call_ns;             /* the longest connect, accept, or turn of calls while streaming */
   int64_t close_ns;            /* the longest close, finalize included */
   int32_t close_code;          /* the first result other than 0 of a call that must succeed */
   char close_call[16];

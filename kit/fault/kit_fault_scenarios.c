@@ -67,6 +67,9 @@ const struct kit_scenario kit_scenarios[] = {
      {STRANGERS(KIT_STRANGERS_RESET, 40, 300)}},
     {"4.5", "strangers.crowd", KIT_SHOULD, 0, 3, "When 600 strangers of all kinds come at once, " UNHARMED,
      {STRANGERS(KIT_STRANGERS_CROWD, 600, 500)}},
+    {"4.6", "strangers.no_files", KIT_SHOULD, 0, 1,
+     "When strangers use up the file descriptors and leave, connections are made after all, and " UNHARMED,
+     {STRANGERS(KIT_STRANGERS_SILENT, 120, 600), .files = 60, .comms = 2}},
     /* ---- 5: the network ---- */
 #define LINK(kind, who, ms) .act = KIT_ACT_LINK, .how = kind, .victims = who, .last_ms = ms
     {"5.1", "link.down_short", KIT_SHOULD, KIT_NEEDS_NETNS, 2, "When the link is down for 0.4 s, " UNHARMED,
@@ -95,6 +98,8 @@ const struct kit_scenario kit_scenarios[] = {
      {.piece = 3000, .max = 65536, .window = 8, .victims = 1, SURVIVE}},
     {"6.3", "io.interrupted", KIT_SHOULD, 0, 3, "When signals interrupt every system call of all threads, " UNHARMED,
      {.act = KIT_ACT_STORM, .victims = 3, SURVIVE}},
+    {"6.4", "io.eintr", KIT_SHOULD, KIT_NEEDS_PRELOAD, 2,
+     "When one system call in three that may say EINTR does, " UNHARMED, {.interrupt = 3, .victims = 1, SURVIVE}},
     /* ---- 7: failing calls ---- */
 #define FAILING(set) .act = KIT_ACT_FAIL, .kinds = set, .comms = 2, .window = 4, .max = 65536, .delay_us = 1000, \
   .after_ms = 60, .victims = 1, EITHER

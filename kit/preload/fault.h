@@ -20,6 +20,8 @@ bool kit_fault_must_fail(int kind, const char *name, int error, const void *call
 bool kit_fault_armed(void);
 /* How many of n bytes this caller may move now: n when calls are not cut, or this one must not be. */
 size_t kit_fault_cut(int fd, size_t n, int flags, const void *caller);
+/* Is this call interrupted? Then errno says so. */
+bool kit_fault_interrupts(const void *caller);
 /* The size that buffers of a socket of this caller are held at, 0: they are free. */
 int kit_fault_buffer(const void *caller);
 

@@ -66,7 +66,18 @@ CALL(KIT_FAIL_POLL, ENOMEM, epoll_ctl, (int ep, int op, int fd, struct epoll_eve
 CALL(KIT_FAIL_POLL, EMFILE, eventfd, (unsigned int value, int flags), (value, flags))
 CALL(KIT_FAIL_POLL, EMFILE, pipe, (int fds[2]), (fds))
 CALL(KIT_FAIL_POLL, EMFILE, pipe2, (int fds[2], int flags), (fds, flags))
-CALL(KIT_FAIL_POLL, ENOMEM, poll, (struct pollfd *fds, nfds_t n, int timeout), (fds, n, timeout))
+
+PUBLIC int poll(struct pollfd *fds, nfds_t n, int timeout) {
+  if (kit_fault_must_fail(KIT_FAIL_POLL, "poll", ENOMEM, CALLER) || kit_fault_interrupts(CALLER)) return -1;
+  NEXT(poll);
+  return real(fds, n, timeout);
+}
+
+PUBLIC int epoll_wait(int ep, struct epoll_event *events, int n, int timeout) {
+  if (kit_fault_interrupts(CALLER)) return -1;
+  NEXT(epoll_wait);
+  return real(ep, events, n, timeout);
+}
 
 /* ---- threads ---- */
 

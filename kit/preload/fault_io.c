@@ -47,10 +47,18 @@ PUBLIC int setsockopt(int fd, int level, int name, const void *value, socklen_t 
 CALL(KIT_FAIL_SOCKET, EMFILE, socketpair, (int domain, int type, int protocol, int fds[2]), (domain, type, protocol, fds))
 CALL(KIT_FAIL_SOCKET, EADDRINUSE, bind, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr, len))
 CALL(KIT_FAIL_SOCKET, EADDRINUSE, listen, (int fd, int backlog), (fd, backlog))
-CALL(KIT_FAIL_SOCKET, EMFILE, accept, (int fd, struct sockaddr *restrict addr, socklen_t *restrict len),
-     (fd, addr, len))
-CALL(KIT_FAIL_SOCKET, EMFILE, accept4, (int fd, struct sockaddr *restrict addr, socklen_t *restrict len, int flags),
-     (fd, addr, len, flags))
+PUBLIC int accept(int fd, struct sockaddr *restrict addr, socklen_t *restrict len) {
+  if (kit_fault_must_fail(KIT_FAIL_SOCKET, "accept", EMFILE, CALLER) || kit_fault_interrupts(CALLER)) return -1;
+  NEXT(accept);
+  return real(fd, addr, len);
+}
+
+PUBLIC int accept4(int fd, struct sockaddr *restrict addr, socklen_t *restrict len, int flags) {
+  if (kit_fault_must_fail(KIT_FAIL_SOCKET, "accept4", EMFILE, CALLER) || kit_fault_interrupts(CALLER)) return -1;
+  NEXT(accept4);
+  return real(fd, addr, len, flags);
+}
+
 CALL(KIT_FAIL_SOCKET, ENETUNREACH, connect, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr, len))
 CALL(KIT_FAIL_SOCKET, ENOBUFS, getsockname, (int fd, struct sockaddr *restrict addr, socklen_t *restrict len),
      (fd, addr, len))
@@ -68,33 +76,50 @@ static bool can_fail_io(int fd) {
   return can;
 }
 
+static bool is_tcp(int fd) {
+  int domain = 0;
+  socklen_t size = sizeof domain;
+  return syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 &&
+         (domain == AF_INET || domain == AF_INET6);
+}
+
+/* A connection that fails is lost for good: whoever looks at the next call instead must find the same. Sending then
+ * fails by itself, with EPIPE, and with SIGPIPE for those who forgot about it. */
+static bool fails(int fd, bool sends, const char *name, const void *caller) {
+  if (kit_fault_interrupts(caller)) return true;
+  if (!can_fail_io(fd) || !kit_fault_must_fail(KIT_FAIL_IO, name, ECONNRESET, caller)) return false;
+  if (syscall(SYS_shutdown, fd, SHUT_RDWR) == 0 && sends && is_tcp(fd)) return false;
+  errno = ECONNRESET;
+  return true;
+}
+
 /* ---- one buffer ---- */
 
-#define FAILS(name) (can_fail_io(fd) && kit_fault_must_fail(KIT_FAIL_IO, name, ECONNRESET, CALLER))
+#define FAILS(sends, name) fails(fd, sends, name, CALLER)
 
 /* `n` and `flags` are names of parameters; 0 for a call without flags. */
-#define MOVE(name, flags, params, args)                  \
+#define MOVE(name, sends, flags, params, args)                 \
   PUBLIC ssize_t name params {                           \
-    if (FAILS(#name)) return -1;                         \
+    if (FAILS(sends, #name)) return -1;                  \
     NEXT(name);                                          \
     n = kit_fault_cut(fd, n, flags, CALLER);             \
     return real args;                                    \
   }
 
-MOVE(send, flags, (int fd, const void *p, size_t n, int flags), (fd, p, n, flags))
-MOVE(recv, flags, (int fd, void *p, size_t n, int flags), (fd, p, n, flags))
-MOVE(sendto, flags, (int fd, const void *p, size_t n, int flags, const struct sockaddr *to, socklen_t size),
+MOVE(send, true, flags, (int fd, const void *p, size_t n, int flags), (fd, p, n, flags))
+MOVE(recv, false, flags, (int fd, void *p, size_t n, int flags), (fd, p, n, flags))
+MOVE(sendto, true, flags, (int fd, const void *p, size_t n, int flags, const struct sockaddr *to, socklen_t size),
      (fd, p, n, flags, to, size))
-MOVE(recvfrom, flags, (int fd, void *restrict p, size_t n, int flags, struct sockaddr *restrict from,
+MOVE(recvfrom, false, flags, (int fd, void *restrict p, size_t n, int flags, struct sockaddr *restrict from,
      socklen_t *restrict size), (fd, p, n, flags, from, size))
-MOVE(read, 0, (int fd, void *p, size_t n), (fd, p, n))
-MOVE(write, 0, (int fd, const void *p, size_t n), (fd, p, n))
+MOVE(read, false, 0, (int fd, void *p, size_t n), (fd, p, n))
+MOVE(write, true, 0, (int fd, const void *p, size_t n), (fd, p, n))
 
 /* What a plugin built with _FORTIFY_SOURCE calls instead. */
 ssize_t __read_chk(int fd, void *p, size_t n, size_t size);
 ssize_t __recv_chk(int fd, void *p, size_t n, size_t size, int flags);
-MOVE(__read_chk, 0, (int fd, void *p, size_t n, size_t size), (fd, p, n, size))
-MOVE(__recv_chk, flags, (int fd, void *p, size_t n, size_t size, int flags), (fd, p, n, size, flags))
+MOVE(__read_chk, false, 0, (int fd, void *p, size_t n, size_t size), (fd, p, n, size))
+MOVE(__recv_chk, false, flags, (int fd, void *p, size_t n, size_t size, int flags), (fd, p, n, size, flags))
 
 /* ---- several buffers ---- */
 
@@ -115,9 +140,9 @@ static size_t cut_vector(struct iovec *to, const struct iovec *v, size_t n, size
   return used;
 }
 
-#define MOVE_VECTOR(name)                                          \
+#define MOVE_VECTOR(name, sends)                                    \
   PUBLIC ssize_t name(int fd, const struct iovec *v, int n) {      \
-    if (FAILS(#name)) return -1;                                   \
+    if (FAILS(sends, #name)) return -1;                            \
     NEXT(name);                                                    \
     size_t all = n > 0 ? total(v, (size_t)n) : 0;                  \
     size_t allowed = kit_fault_cut(fd, all, 0, CALLER);            \
@@ -126,8 +151,8 @@ static size_t cut_vector(struct iovec *to, const struct iovec *v, size_t n, size
     return real(fd, part, (int)cut_vector(part, v, (size_t)n, allowed)); \
   }
 
-MOVE_VECTOR(readv)
-MOVE_VECTOR(writev)
+MOVE_VECTOR(readv, false)
+MOVE_VECTOR(writev, true)
 
 /* Copies what is needed of *m for `allowed` bytes. */
 static struct msghdr cut_message(const struct msghdr *m, struct iovec *part, size_t allowed) {
@@ -138,7 +163,7 @@ static struct msghdr cut_message(const struct msghdr *m, struct iovec *part, siz
 }
 
 PUBLIC ssize_t sendmsg(int fd, const struct msghdr *m, int flags) {
-  if (FAILS("sendmsg")) return -1;
+  if (FAILS(true, "sendmsg")) return -1;
   NEXT(sendmsg);
   size_t all = total(m->msg_iov, m->msg_iovlen), allowed = kit_fault_cut(fd, all, flags, CALLER);
   if (allowed == all) return real(fd, m, flags);
@@ -148,7 +173,7 @@ PUBLIC ssize_t sendmsg(int fd, const struct msghdr *m, int flags) {
 }
 
 PUBLIC ssize_t recvmsg(int fd, struct msghdr *m, int flags) {
-  if (FAILS("recvmsg")) return -1;
+  if (FAILS(false, "recvmsg")) return -1;
   NEXT(recvmsg);
   size_t all = total(m->msg_iov, m->msg_iovlen), allowed = kit_fault_cut(fd, all, flags, CALLER);
   if (allowed == all) return real(fd, m, flags);

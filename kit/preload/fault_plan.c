@@ -36,6 +36,7 @@ static _Atomic(const char *) last_hit;
 
 static atomic_size_t piece; /* 0: transfers are whole */
 static atomic_int buffer;   /* 0: buffers are free */
+static atomic_int one_in;   /* calls is interrupted; 0: none */
 static atomic_long shaped_calls;
 static _Atomic uint64_t dice;
 
@@ -52,7 +53,7 @@ void rail_fault_arm(long n, int kinds);
 void rail_fault_disarm(void);
 long rail_fault_seen(void);
 const char *rail_fault_hit(void);
-void rail_fault_shape(size_t bytes, int size, uint64_t seed);
+void rail_fault_shape(size_t bytes, int size, int interrupt, uint64_t seed);
 long rail_fault_shaped(void);
 
 /* ---- whose call is it ------------------------------------------------- */
@@ -128,6 +129,14 @@ int kit_fault_buffer(const void *caller) {
   return size;
 }
 
+bool kit_fault_interrupts(const void *caller) {
+  int n = atomic_load_explicit(&one_in, memory_order_relaxed);
+  if (n == 0 || !is_ours(caller) || roll() % (uint64_t)n != 0) return false;
+  atomic_fetch_add(&shaped_calls, 1);
+  errno = EINTR;
+  return true;
+}
+
 /* ---- control ---------------------------------------------------------- */
 
 PUBLIC void rail_fault_arm(long n, int kinds) {
@@ -143,11 +152,12 @@ PUBLIC void rail_fault_disarm(void) { atomic_store(&armed_kinds, 0); }
 PUBLIC long rail_fault_seen(void) { return atomic_load(&seen_calls); }
 PUBLIC const char *rail_fault_hit(void) { return atomic_load(&last_hit); }
 
-PUBLIC void rail_fault_shape(size_t bytes, int size, uint64_t seed) {
+PUBLIC void rail_fault_shape(size_t bytes, int size, int interrupt, uint64_t seed) {
   atomic_store(&dice, seed);
   atomic_store(&shaped_calls, 0);
   atomic_store(&piece, bytes);
   atomic_store(&buffer, size);
+  atomic_store(&one_in, interrupt);
 }
 
 PUBLIC long rail_fault_shaped(void) { return atomic_load(&shaped_calls); }
