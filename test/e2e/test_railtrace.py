@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# TEST-LIMIT: 300
+# TEST-SAN: asan tsan
+"""Recording and replaying: rail-coll over railtrace over a plugin, what is in the files, and the files made again on
+other plugins, through every version of the interface, and on plugins that are wrong."""
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from coll import BUILD, COLL, SOCKET, coll, environment, expect, main, run
+
+KIT = str(BUILD / "bin" / "rail-kit")
+TRACE = str(BUILD / "lib" / "libnccl-net-railtrace.so")
+REFERENCE = str(BUILD / "test" / "broken" / "libnccl-net-ref.so")
+ROOM = tempfile.mkdtemp(prefix="rail-test-trace.")
+# A busy machine makes calls slow: that rule has its test elsewhere.
+WATCH = {"RAIL_TRACE_SLOW": "60s"}
+
+
+def broken(defect):
+    path = str(BUILD / "test" / "broken" / f"libnccl-net-broken-{defect}.so")
+    assert os.path.exists(path), f"{path} is not built (make tests)"
+    return path
+
+
+def record(name, command, plugin=SOCKET, status=0, **changes):
+    """Runs a command with the wrapper's variables; returns the files."""
+    pattern = os.path.join(ROOM, f"{name}.%p.railtrace")
+    done = run(command, RAIL_TRACE_PLUGIN=plugin, RAIL_TRACE_FILE=pattern, **(WATCH | changes))
+    said = f"{done.args} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+    assert status is None or done.returncode == status, said
+    files = sorted(glob.glob(os.path.join(ROOM, f"{name}.*.railtrace")))
+    assert files, f"nothing was recorded: {said}"
+    return files
+
+
+def trace(*args, status=0):
+    done = run([KIT, "trace", *args])
+    assert done.returncode == status, f"{done.args} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def events(file):
+    return json.loads(trace("--json", file).stdout)[0]
+
+
+def summary(file):
+    done = run([KIT, "trace", "--summary", "--json", file])
+    return json.loads(done.stdout)[0]
+
+
+def replay(files, plugin, *args, status=0, **changes):
+    done = run([KIT, "replay", *files, "--plugin", plugin, *args], **changes)
+    assert done.returncode == status, f"{done.args} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def a_recording():
+    """Three ranks, once for all cases."""
+    if not a_recording.files:
+        a_recording.files = record("coll", [COLL, "all_reduce", "-r", 3, "-b", 8, "-e", "256K", "-f", 32, "-n", 2,
+                                            "-w", 1, "--net-only", "--plugin", TRACE])
+    return a_recording.files
+
+
+a_recording.files = []
+
+
+def check_complete(file):
+    """Every request was done, and everything that was made was given back."""
+    found = events(file)
+    assert found["ended"] and not found["limited"] and found["dropped"] == 0, found
+    posted, done, open_comms, open_mrs = set(), set(), set(), set()
+    for e in found["events"]:
+        call = e["call"]
+        assert call != "finding", e
+        if call in ("isend", "irecv") and e.get("made"):
+            posted.add((e["comm"], e["made"]))
+        elif call == "test" and e["done"]:
+            assert (e["comm"], e["request"]) in posted and (e["comm"], e["request"]) not in done, e
+            done.add((e["comm"], e["request"]))
+        elif call in ("listen", "connect", "accept"):
+            open_comms.add(e["made"])
+        elif call.startswith("close"):
+            open_comms.remove(e["comm"])
+        elif call == "regMr":
+            open_mrs.add(e["made"])
+        elif call == "deregMr":
+            open_mrs.remove(e["mr"])
+    assert posted and posted == done, f"{file}: {len(posted - done)} of {len(posted)} requests were never done"
+    assert not open_comms and not open_mrs, (open_comms, open_mrs)
+    times = [e["ns"] for e in found["events"]]
+    assert times == sorted(times)
+    return found
+
+
+def the_trace_is_complete():
+    files = a_recording()
+    assert len(files) == 3, files
+    sent = received = 0
+    for file in files:
+        found = check_complete(file)
+        assert found["plugin"] == "RailSocket" and found["plugin_path"].endswith("libnccl-net-socket.so"), found
+        assert found["caller_version"] == found["plugin_version"] == 12
+        for e in found["events"]:
+            sent += sum(b["size"] for b in e["buffers"]) if e["call"] == "isend" else 0
+            received += sum(b["size"] for b in e["buffers"]) if e["call"] == "test" and "buffers" in e else 0
+    # tests report sizes of sends, too
+    assert received == 2 * sent > 0, (sent, received)
+
+
+def summaries_add_up():
+    for file in a_recording():
+        found, sums = events(file)["events"], summary(file)
+        for call in ("isend", "irecv", "test", "regMr", "connect"):
+            assert sums["calls"][call]["count"] == sum(e["call"] == call for e in found), call
+        bytes_sent = sum(e["buffers"][0]["size"] for e in found if e["call"] == "isend")
+        assert sum(c["bytes"] for c in sums["comms"] if c["made_by"] == "connect") == bytes_sent
+        assert all(c["unfinished"] == 0 and sum(s["count"] for s in c["sizes"]) == c["messages"] for c in sums["comms"])
+        assert sums["findings"] == {}
+    text = trace("--summary", *a_recording()).stdout
+    assert text.count("no findings") == 3 and "isend" in text, text
+
+
+def filters_choose():
+    file = a_recording()[0]
+    lines = trace(file, "--call", "isend,irecv").stdout.splitlines()
+    assert lines and all(line.startswith("#") or " isend " in line or " irecv " in line for line in lines), lines[:9]
+    comm = next(e["made"] for e in events(file)["events"] if e["call"] == "connect")
+    lines = [line for line in trace(file, "--comm", comm).stdout.splitlines() if not line.startswith("#")]
+    assert lines and all(f"comm {comm}" in line for line in lines), lines[:9]
+    assert not [line for line in trace(file, "--from", 9999).stdout.splitlines() if not line.startswith("#")]
+    assert not [line for line in trace(file, "--thread", 4000).stdout.splitlines() if not line.startswith("#")]
+
+
+def pictures():
+    target = os.path.join(ROOM, "picture.svg")
+    done = run([KIT, "trace", "--plot", target, *a_recording()])
+    if done.returncode == 0:
+        with open(target, encoding="utf-8") as file:
+            assert "<svg" in file.read(1000)
+    else: # one line that says what is missing
+        assert done.stderr.count("\n") == 1 and "matplotlib" in done.stderr, done.stderr
+
+
+def replays(plugin, *args):
+    def case():
+        done = replay(a_recording(), plugin, "--json", *args)
+        found = json.loads(done.stdout)
+        assert found["end"] == "fine" and len(found["files"]) == 3, found
+        for one in found["files"]:
+            recorded = summary(one["file"])
+            assert one["messages"] == sum(c["messages"] for c in recorded["comms"]) > 0
+            assert one["checked"] == sum(c["messages"] for c in recorded["comms"] if c["made_by"] == "accept")
+            assert one["left_out"] == one["contents_unknown"] == one["recorded_errors"] == 0, one
+            if args == ("--speed", "1"):
+                assert one["replayed_ns"] > 0.9 * one["recorded_ns"], one
+    return case
+
+
+def version(number):
+    """Made again through this version, and recorded while that happens; then that recording on the reference."""
+    def case():
+        files = record(f"v{number}", [KIT, "replay", *a_recording(), "--plugin", TRACE, "--abi", number])
+        assert len(files) == 3, files
+        for file in files:
+            found = check_complete(file)
+            assert found["caller_version"] == found["plugin_version"] == number, found
+        done = replay(files, REFERENCE, "--compare", "--abi", number)
+        assert done.stdout.count("all as recorded") == 3 and "ratio" in done.stdout, done.stdout
+    return case
+
+
+def wrong_plugins_are_seen():
+    for defect, rule in (("no_done", "done_unwritten"), ("sizes_overrun", "sizes_too_many"),
+                         ("listen_close_error", "close_error")):
+        files = record(defect, [KIT, "replay", *a_recording(), "--plugin", TRACE], plugin=broken(defect), status=None)
+        for file in files:
+            assert rule in summary(file)["findings"], f"{defect}: {summary(file)['findings']} has no {rule}"
+            assert rule in trace("--summary", file, status=1).stdout
+
+
+def wrong_plugins_differ():
+    for defect, said in (("corrupt_byte", "sent was"), ("messages_swapped", "sent was"),
+                         ("listen_close_error", "recorded was success")):
+        done = replay(a_recording(), broken(defect), status=1)
+        assert said in done.stdout and "differs" in done.stdout, f"{defect}: {done.stdout}"
+
+
+def crash_is_a_result():
+    done = replay(a_recording(), str(BUILD / "test" / "libtracefix.so"), "--limit", 30, status=1)
+    assert "of these files" not in done.stdout, done.stdout
+    done = replay(a_recording(), "/nowhere/lib.so", status=1)
+    assert "/nowhere/lib.so" in done.stdout, done.stdout
+
+
+def broken_files_are_told():
+    good = a_recording()[0]
+    with open(good, "rb") as file:
+        data = file.read()
+    bad = os.path.join(ROOM, "bad.bin")
+
+    def told(content, text):
+        with open(bad, "wb") as file:
+            file.write(content)
+        for command in (["trace", bad], ["trace", "--summary", bad]):
+            expect(run([KIT, *command]), 3, text)
+        done = replay([bad], SOCKET, status=1)
+        assert text in done.stdout, done.stdout
+
+    told(data[:len(data) // 2], f"offset {len(data) // 2}")
+    told(data[:1000] + b"\x55" + data[1001:], "checksum")
+    told(b"", "not a trace")
+    told(b"RAILTRCE" + b"\xff" * 200, "offset 8")
+    done = run([KIT, "trace", bad + ".none"])
+    expect(done, 3, "No such file")
+
+
+def a_killed_process_leaves_its_calls():
+    pattern = os.path.join(ROOM, "killed.%p.railtrace")
+    process = subprocess.Popen([COLL, "all_reduce", "-r", "2", "-b", "64K", "-e", "64K", "-n", "100000000",
+                                "--net-only", "--plugin", TRACE], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, start_new_session=True,
+                               env=environment(RAIL_TRACE_PLUGIN=SOCKET, RAIL_TRACE_FILE=pattern, **WATCH))
+    try:
+        deadline = time.monotonic() + 60
+        while sum(os.path.getsize(f) > 100000 for f in glob.glob(pattern.replace("%p", "*"))) < 2:
+            assert time.monotonic() < deadline and process.poll() is None, "the ranks do not come to record"
+            time.sleep(0.05)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for file in glob.glob(pattern.replace("%p", "*")):
+        done = run([KIT, "trace", "--summary", file])
+        assert "the file has no end" in done.stdout and " isend " in done.stdout.replace("\n", " "), done.stdout
+        assert done.returncode == 0 or "ends within the chunk" in done.stderr, done.stderr
+
+
+def selected_by_name():
+    files = record("name", [COLL, "broadcast", "-r", 2, "-b", 64, "-e", 64, "-n", 1, "--net-only"],
+                   NCCL_NET_PLUGIN=TRACE, NCCL_NET="railsocket+TRACE")
+    assert len(files) == 2
+    done = coll("broadcast", "-r", 2, "-b", 64, "-e", 64, "-n", 1, "--net-only", "--plugin", TRACE)
+    assert "set RAIL_TRACE_PLUGIN" in done.stderr and "no device" in done.stderr, done  # the runtime goes on without it
+
+
+try:
+    main([("the trace is complete", the_trace_is_complete), ("summaries add up", summaries_add_up),
+          ("filters choose", filters_choose), ("pictures", pictures),
+          ("made again on the same plugin", replays(SOCKET)), ("at the recorded times", replays(SOCKET, "--speed", "1")),
+          ("on another plugin", replays(REFERENCE))]
+         + [(f"through version {n}", version(n)) for n in range(6, 13)]
+         + [("wrong plugins are seen", wrong_plugins_are_seen), ("wrong plugins differ", wrong_plugins_differ),
+            ("a crash is a result", crash_is_a_result), ("broken files are told", broken_files_are_told),
+            ("a killed process leaves its calls", a_killed_process_leaves_its_calls),
+            ("selected by name", selected_by_name)])
+finally:
+    shutil.rmtree(ROOM, ignore_errors=True)
