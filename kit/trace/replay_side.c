@@ -13,6 +13,7 @@
 
 #define STALL_MS 20000 /* nothing moves for so long: it never will */
 #define TELL_AT_MOST 20
+#define SPIN_ROUNDS 500
 
 void replay_differs(struct replay *r, uint64_t *counter, const char *fmt, ...) {
   char text[500];
@@ -81,6 +82,7 @@ static void stuck(struct replay *r) {
 static void run(struct replay *r) {
   size_t n = r->plan.files[r->plan.own].ncomms;
   uint64_t deadline = 0;
+  unsigned int idle = 0;
   for (bool left = true; left;) {
     bool moved = false;
     left = false;
@@ -89,7 +91,9 @@ static void run(struct replay *r) {
       left |= !r->ends[i].over;
     }
     if (moved || !deadline || (r->timed && all_in_future(r))) deadline = rail_deadline_in_ms(kit_patience_ms(STALL_MS));
-    if (!moved) sched_yield();
+    idle = moved ? 0 : idle + 1;
+    if (idle > SPIN_ROUNDS) sched_yield(); /* the other side may need this core */
+    else if (idle) rail_cpu_relax();
     if (left && rail_deadline_passed(deadline)) {
       stuck(r);
       return;

@@ -33,6 +33,7 @@ __attribute__((destructor(101))) static void unload(void) {
   tr_findings_count(end.findings);
   tr_record_close(&end);
   tr_ctx_free_all();
+  tr_objects_free();
   tr_wrap_unload();
 }
 

@@ -250,13 +250,15 @@ def selected_by_name():
                    NCCL_NET_PLUGIN=TRACE, NCCL_NET="railsocket+TRACE")
     assert len(files) == 2
     done = coll("broadcast", "-r", 2, "-b", 64, "-e", 64, "-n", 1, "--net-only", "--plugin", TRACE)
-    assert "set RAIL_TRACE_PLUGIN" in done.stderr and "no device" in done.stderr, done  # the runtime goes on without it
+    # the runtime goes on without it
+    assert "set RAIL_TRACE_PLUGIN" in done.stderr and "no device" in done.stderr, done
 
 
 try:
     main([("the trace is complete", the_trace_is_complete), ("summaries add up", summaries_add_up),
           ("filters choose", filters_choose), ("pictures", pictures),
-          ("made again on the same plugin", replays(SOCKET)), ("at the recorded times", replays(SOCKET, "--speed", "1")),
+          ("made again on the same plugin", replays(SOCKET)),
+          ("at the recorded times", replays(SOCKET, "--speed", "1")),
           ("on another plugin", replays(REFERENCE))]
          + [(f"through version {n}", version(n)) for n in range(6, 13)]
          + [("wrong plugins are seen", wrong_plugins_are_seen), ("wrong plugins differ", wrong_plugins_differ),
