@@ -96,7 +96,10 @@ static bool works_with_class(struct kit_side *side, int traffic_class, int *refu
   struct kit_pair p = {.net = &n};
   kit_plain_load(side, &n);
   *refusal = kit_plain_init(&n, NULL, traffic_class);
-  if (*refusal != 0) return false; /* no context: nothing to finalize */
+  if (*refusal != 0) { /* no context: nothing to finalize */
+    kit_plain_unload(&n);
+    return false;
+  }
   p.listen = kit_net_listen(&n, p.handle);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (*refusal == 0 && (!p.send || !p.recv)) {

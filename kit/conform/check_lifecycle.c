@@ -198,7 +198,8 @@ static void context_is_written(struct kit_side *side) {
   n.ctx = KIT_POISON;
   int rc = n.vt->init(&n.ctx, 0x1234, &config, kit_net_log, NULL);
   ENSURE(rc == 0, "init returned %d", rc);
-  ENSURE(n.ctx != KIT_POISON, "init did not write *ctx; it is what listen, connect, setNetAttr and finalize are given");
+  ENSURE(n.ctx != KIT_POISON,
+         "init did not write *ctx, which listen, connect and finalize are given; NCCL 2.30 presets it to NULL");
   kit_net_close(&n);
 }
 
@@ -248,18 +249,22 @@ static void finalize_null(struct kit_net *n, const char *when) {
   ENSURE(rc == 0, "finalize(NULL) %s returned %d; NCCL 2.28 calls it when init has failed", when, rc);
 }
 
+/* After an init that failed NCCL 2.28 finalizes what it has, which is NULL; it may have other communicators, and it
+ * never calls this init again. */
 static void finalize_of_null(struct kit_side *side) {
   struct kit_net n;
   struct kit_pair p;
   kit_plain_load(side, &n);
-  finalize_null(&n, "before any init");
   int rc = kit_plain_init(&n, NULL, -1);
-  ENSURE(rc == 0, "init after finalize(NULL) returned %d", rc);
+  ENSURE(rc == 0, "init returned %d", rc);
   finalize_null(&n, "beside a living context");
   kit_pair_open(&n, &p); /* and that did it no harm */
   kit_pair_ping(&p, 100, 1);
   kit_pair_close(&p);
   kit_net_close(&n);
+  kit_plain_load(side, &n);
+  finalize_null(&n, "without any context");
+  kit_plain_unload(&n);
 }
 
 static void devices_stay(struct kit_side *side) {

@@ -74,3 +74,8 @@ int kit_plain_init(struct kit_net *n, rail_profiler_fn profiler, int traffic_cla
   ENSURE(rc == 0 && n->ndev > 0, "devices returned %d and %d devices", rc, n->ndev);
   return 0;
 }
+
+void kit_plain_unload(struct kit_net *n) {
+  kit_net_trail_end(n->vt);
+  rail_net_unload(n->any);
+}

@@ -16,5 +16,7 @@ void kit_plain_load(struct kit_side *side, struct kit_net *n);
 /* Then init, with a profiler (NULL: none) and a traffic class (v10 hears of it at connect), and devices.
  * Returns what init did; only after 0 there are a context and devices. */
 int kit_plain_init(struct kit_net *n, rail_profiler_fn profiler, int traffic_class);
+/* Instead of kit_net_close, where there was no init. */
+void kit_plain_unload(struct kit_net *n);
 
 #endif
