@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Two hosts: `rail-kit … --listen [ADDR:]PORT` on one, `--connect HOST:PORT`
- * on the other; the one that connects leads. One TCP connection carries jobs
+ * on the other; who of them leads is the caller's choice. One TCP connection carries jobs
  * and the sides' words. Nobody can start anything but the plugin named on the
- * listener's own command line through it.
+ * follower's own command line through it.
  */
 #ifndef RAIL_KIT_LINK_H
 #define RAIL_KIT_LINK_H
@@ -13,15 +13,15 @@
 
 struct kit_link;
 
-/* Waits for the leader (`seconds` at most; 0: for ever). NULL and `why` on failure. */
+/* Waits for the other one (`seconds` at most; 0: for ever). NULL and `why` on failure. */
 struct kit_link *kit_link_listen(const char *where, unsigned seconds, char *why, size_t why_size);
 struct kit_link *kit_link_connect(const char *where, unsigned seconds, char *why, size_t why_size);
-/* The listener's part: runs its half of whatever the leader asks for, with `plugin`, until the leader is done. */
+/* The follower's part: runs its half of whatever the leader asks for, with `plugin`, until the leader is done. */
 int kit_link_serve(struct kit_link *link, const char *plugin);
 bool kit_link_lost(const struct kit_link *link); /* the other host is gone; NULL: no */
 void kit_link_close(struct kit_link *link);
 
-/* Rank and rendezvous from a launcher's environment (mpirun, srun, torchrun): rank 0 listens, rank 1 connects.
+/* Rank and rendezvous from a launcher's environment (mpirun, srun, torchrun).
  * Returns the rank, -1 without a launcher. `where` becomes MASTER_ADDR:MASTER_PORT, else loopback. */
 int kit_link_launched(char *where, size_t where_size);
 

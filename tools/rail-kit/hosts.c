@@ -14,6 +14,7 @@ static int follow(struct kit_link *link, const char *plugin, int *status) {
 
 int rk_hosts_open(const struct rk_hosts *hosts, const char *plugin, struct kit_link **link, int *status) {
   const char *listen = hosts->listen, *connect = hosts->connect;
+  bool leads = connect != NULL;
   unsigned seconds = (unsigned)(hosts->wait_ms / 1000);
   char launched[300], why[400] = "";
   *link = NULL;
@@ -26,13 +27,14 @@ int rk_hosts_open(const struct rk_hosts *hosts, const char *plugin, struct kit_l
   if (!listen && !connect) {
     int rank = kit_link_launched(launched, sizeof launched);
     if (rank < 0) return 0;
-    if (rank == 0) connect = launched; /* rank 0's output is what launchers show first */
-    else listen = launched;
+    leads = rank == 0; /* its output is what launchers show first, and the address that they give is its own */
+    if (leads) listen = launched;
+    else connect = launched;
   }
   *link = listen ? kit_link_listen(listen, seconds, why, sizeof why) : kit_link_connect(connect, seconds, why, sizeof why);
   if (!*link) {
     fprintf(stderr, RK_NAME ": %s\n", why);
     return -1;
   }
-  return listen ? follow(*link, plugin, status) : 0;
+  return leads ? 0 : follow(*link, plugin, status);
 }
