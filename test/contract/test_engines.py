@@ -21,8 +21,8 @@ MORE = {"order": {"RAIL_SOCKET_THREADS": 3}, "wakeups in small buffers": SMALL}
 
 
 def contract(area, engine):
-    done = run([BUILD / "bin/rail-kit", "conform", BUILD / "lib/libnccl-net-socket.so", "--only", area.split()[0]],
-               limit=250, RAIL_SOCKET_ENGINE=engine, **MORE.get(area, {}))
+    done = run([BUILD / "bin/rail-kit", "conform", BUILD / "lib/libnccl-net-socket.so", "--only", area.split()[0],
+                "--skip", "sizes.*gigabyte*"], limit=250, RAIL_SOCKET_ENGINE=engine, **MORE.get(area, {}))
     assert done.returncode == 0, f"{area} ended with {done.returncode}\n{done.stdout}{done.stderr}"
 
 
