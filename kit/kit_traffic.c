@@ -269,8 +269,21 @@ static bool complete(const struct kit_flow *f) {
   return true;
 }
 
+static struct kit_traffic_slot *oldest(struct kit_flow *f) {
+  struct kit_traffic_slot *found = NULL;
+  for (int i = 0; i < f->plan->window; i++) {
+    struct kit_traffic_slot *s = &f->slots[i];
+    if (s->request && (!found || s->first < found->first)) found = s;
+  }
+  return found;
+}
+
 static int test_all(struct kit_flow *f) {
   int finished = 0, window = f->plan->window;
+  if (f->plan->oldest_only) {
+    for (struct kit_traffic_slot *s; (s = oldest(f)) && test_slot(f, s);) finished++;
+    return finished;
+  }
   f->newest_first = !f->newest_first;
   for (int i = 0; i < window; i++) {
     struct kit_traffic_slot *s = &f->slots[f->newest_first ? window - 1 - i : i];

@@ -34,6 +34,8 @@ struct kit_traffic_plan {
   size_t max;
   int group;     /* buffers of a receive at most, 1 … 8 */
   int window;    /* requests outstanding at most */
+  bool oldest_only; /* tests only the oldest request, as NCCL does on comms that carry one chain of receives (maxRecvs
+                       is 1); else all of them, in changing order */
   bool direct;   /* send out of the text itself: no copy, but then a send that is "done" too early goes unseen */
   uint8_t *text; /* the shared pseudo-random text, from kit_traffic_prepare */
   size_t text_size;

@@ -131,6 +131,7 @@ static bool hellos(struct kit_faulty *f, bool fine, int group, struct hello *min
   kit_swap(f->side, f->peer, mine, theirs, sizeof *mine);
   int least = theirs->group < group ? theirs->group : group;
   f->traffic.group = (int)f->plan.group < least ? (int)f->plan.group : least;
+  f->traffic.oldest_only = least == 1; /* whether more is asked of such a plugin is for conform to find */
   return fine && theirs->fine;
 }
 
