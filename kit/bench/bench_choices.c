@@ -52,7 +52,7 @@ static void numbers_or(struct kit_bench_numbers *numbers, const struct kit_bench
   if (numbers->n == 0) *numbers = *otherwise;
 }
 
-static bool any(const bool *chosen, size_t n) { return memchr(chosen, true, n) != NULL; }
+static bool any(const bool *chosen, size_t n) { return memchr(chosen, 1, n) != NULL; }
 
 void kit_bench_choose_rest(struct kit_bench_choices *c, enum kit_bench_preset preset) {
   static const struct kit_bench_numbers four = NUMBERS(4), zero = NUMBERS(0);

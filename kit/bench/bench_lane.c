@@ -66,9 +66,10 @@ RAIL_COLD _Noreturn static void wrong_message(struct kit_bench_side *s, const st
                  (unsigned long long)kit_bench_wrong_mark(data, s->cell.size, mark));
 }
 
-static inline void check(struct kit_bench_side *s, const struct kit_bench_lane *lane, const int *sizes) {
-  const char *data = slot_at(lane, lane->head, s->cell.group);
-  for (unsigned int i = 0; i < s->cell.group; i++) {
+static inline void check(struct kit_bench_side *s, const struct kit_bench_lane *lane, const int *sizes,
+                         unsigned int n) {
+  const char *data = slot_at(lane, lane->head, n);
+  for (unsigned int i = 0; i < n; i++) {
     bool fine = sizes[i] >= 0 && (uint64_t)sizes[i] == s->cell.size &&
                 (!s->marks || kit_bench_wrong_mark(data + i * lane->stride, s->cell.size,
                                                    kit_bench_mark(lane->index, lane->done + i)) == 0);
@@ -121,10 +122,11 @@ static void note_arrival(struct kit_bench_side *s, struct kit_bench_lane *lane) 
 }
 
 bool kit_bench_test_in(struct kit_bench_side *s, struct kit_bench_lane *lane) {
+  const unsigned int n = s->cell.group;
   bool progress = false;
   while (lane->done < lane->posted) {
     int done = 0, sizes[KIT_BENCH_GROUP];
-    for (unsigned int i = 0; i < s->cell.group; i++) sizes[i] = -1;
+    for (unsigned int i = 0; i < n; i++) sizes[i] = -1;
     rail_result_t result = s->wire->test(s, lane, lane->requests[lane->head], &done, lane->flushing ? NULL : sizes);
     if (rail_unlikely(result != RAIL_OK)) test_failed(s, lane, true, result);
     if (!done) break;
@@ -132,11 +134,11 @@ bool kit_bench_test_in(struct kit_bench_side *s, struct kit_bench_lane *lane) {
     if (lane->flushing) {
       lane->flushing = false;
     } else {
-      check(s, lane, sizes);
+      check(s, lane, sizes, n);
       if (rail_unlikely(s->memory.cuda) && flush_oldest(s, lane)) break;
     }
     if (rail_unlikely(s->cell.kind == KIT_BENCH_JITTER)) note_arrival(s, lane);
-    retire(lane, s->cell.group);
+    retire(lane, n);
   }
   return progress;
 }

@@ -58,8 +58,8 @@ void kit_bench_make_lanes(struct kit_bench_side *s) {
   unsigned int n = s->nout + s->nin;
   struct kit_bench_lane *lanes = aligned_alloc(RAIL_CACHELINE, (n + 1) * sizeof *lanes);
   s->requests = calloc((size_t)n * s->window + 1, sizeof *s->requests);
-  if (!lanes || !s->requests || !kit_bench_samples_make(&s->samples))
-    kit_bench_fail(s, KIT_BENCH_ERROR, "no memory for %u connections", n);
+  bool fine = lanes && s->requests && kit_bench_samples_make(&s->samples);
+  if (!fine) kit_bench_fail(s, KIT_BENCH_ERROR, "no memory for %u connections", n);
   memset(lanes, 0, (n + 1) * sizeof *lanes);
   if (!kit_bench_memory_make(&s->memory, RAIL_MAX(n, 1u) * lane_size(s),
                              s->cell.memory == KIT_BENCH_CUDA, why, sizeof why))

@@ -29,6 +29,8 @@ void kit_bench_samples_sum_up(struct kit_bench_samples *samples, double share, s
   out->nsamples = samples->n;
   if (samples->n == 0) return;
   qsort(samples->ns, samples->n, sizeof *samples->ns, compare);
-  for (size_t i = 0; i < RAIL_COUNT_OF(rank); i++)
-    out->us[i] = (double)samples->ns[(samples->n - 1) * rank[i] / 1000] / 1e3 / share;
+  for (size_t i = 0; i < RAIL_COUNT_OF(rank); i++) {
+    size_t at = (samples->n - 1) * rank[i] / 1000;
+    out->us[i] = (double)samples->ns[at] / 1e3 / share;
+  }
 }

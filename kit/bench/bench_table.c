@@ -91,8 +91,8 @@ static const struct kit_bench_result *bad_round(const struct kit_bench_results *
 }
 
 /* What cannot be measured usually cannot in many cells, for one reason; either side may be the one that says so. */
-static bool skipped_before(const struct kit_bench_results *r, size_t cell, unsigned int column) {
-  const struct kit_bench_result *now = bad_round(r, cell, column);
+static bool skipped_before(const struct kit_bench_results *r, size_t cell, unsigned int column,
+                           const struct kit_bench_result *now) {
   const char *why = strstr(now->what, ": ");
   for (size_t c = 0; c < cell && now->verdict == KIT_BENCH_SKIPPED && why; c++) {
     const struct kit_bench_result *other = bad_round(r, c, column);
@@ -109,7 +109,7 @@ static void print_bad(const struct kit_bench_results *r, FILE *f) {
   for (size_t c = 0; c < r->plan->ncells; c++) {
     for (unsigned int k = 0; k < r->plan->ncolumns; k++) {
       const struct kit_bench_result *result = bad_round(r, c, k);
-      if (!result || skipped_before(r, c, k)) continue;
+      if (!result || skipped_before(r, c, k, result)) continue;
       if (!any) fputc('\n', f);
       any = true;
       fprintf(f, "%s: %s: %s: %s\n", r->plan->columns[k].name, kit_bench_verdict_words[result->verdict],

@@ -27,7 +27,7 @@ struct net {
 
 /* What the cell asks of the plugin's device. */
 static void look_at_device(struct kit_bench_side *s, struct net *n) {
-  struct rail_net_props_v12 props;
+  struct rail_net_props_v12 props = {0};
   int ndev = 0;
   rail_result_t result = CALL(s, KIT_CALL_DEVICES, rail_net_devices(n->net, &ndev));
   if (result != RAIL_OK) kit_bench_fail(s, KIT_BENCH_FAILED, "devices returned %d", (int)result);

@@ -164,6 +164,23 @@ def each_trouble_is_a_result():
             assert second["verdict"] == "ok", second
 
 
+def planted_defects():
+    """The reference plugin is measured whole; each of its copies shows its defect."""
+    broken = lambda name: BUILD / "test" / "broken" / f"libnccl-net-{name}.so"
+    figures(measure(broken("ref"), "--kind", "bw,lat,connect", "--pattern", "pair,ring", "--sides", 3, "--size",
+                    "0,64,100K", "--group", "1,3", "--comms", 2))
+    for name, verdict, said in (("corrupt_byte", "wrong", "message 49 of"), ("size_truncated", "wrong", "36864 bytes"),
+                                ("group_swapped", "wrong", "all bytes checked"), ("close_error", "failed", "close"),
+                                ("messages_swapped", "wrong", "message"), ("test_blocks", "stuck", "")):
+        found = measure(broken(f"broken-{name}"), "--kind", "bw", "--size", "100K", "--group", 3, "--comms", 2,
+                        "--patience", 0.5, status=1)
+        result = found["cells"][0]["results"][0]
+        assert result["verdict"] == verdict and said in result["rounds"][0]["what"], (name, result)
+    for name, figure in (("fd_leak", "fds_left"), ("thread_leak", "threads_left")):
+        (_, _, f), = figures(measure(broken(f"broken-{name}"), "--kind", "connect", "--comms", 4, "--connects", 40))
+        assert f[figure] >= 40, (name, f)
+
+
 def all_bytes_are_checked():
     found = measure(NULL, "--kind", "bw", "--size", 64, "--comms", 1, status=1)  # it moves nothing
     result = found["cells"][0]["results"][0]
@@ -323,6 +340,7 @@ main([("patterns and kinds", patterns_and_kinds), ("sixteen sides", sixteen_side
       ("grouped receives", grouped_receives), ("plugins alternate", plugins_alternate),
       ("what the JSON holds", what_the_json_holds), ("every vtable version", every_vtable_version),
       ("each trouble is a result of its cell", each_trouble_is_a_result),
+      ("planted defects", planted_defects),
       ("all bytes are checked", all_bytes_are_checked), ("what cannot be loaded", what_cannot_be_loaded),
       ("a thousand connections leave nothing", a_thousand_connections), ("GPU memory", gpu_memory),
       ("two hosts", two_hosts), ("network namespaces", network_namespaces), ("comparing", comparing),
