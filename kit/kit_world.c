@@ -14,6 +14,7 @@
 
 #define TICK_MS 10
 #define GRACE_MS 500  /* for the others, when one side has failed */
+#define LONG_S 0.25   /* no call of a plugin lasts so long */
 #define EXIT_MS 10000 /* for a process that has said its last word */
 
 struct kit_world {
@@ -239,6 +240,19 @@ static void end_child(struct kit_child *c, enum kit_end end, const char *why, co
   kit_child_kill(c);
 }
 
+/* One that is ended because another had failed; a call that it does not come back from may be why. */
+static void end_other(struct kit_child *c) {
+  char place[128];
+  double seconds = 0;
+  unsigned call = c->trail ? kit_trail_longest(c->trail, &seconds) : KIT_CALL_NONE;
+  if (call == KIT_CALL_NONE || seconds < LONG_S) {
+    end_child(c, KIT_END_LOST, "another side had failed", "");
+    return;
+  }
+  where(c, true, place, sizeof place);
+  end_child(c, KIT_END_LOST, "another side had failed; still ", place);
+}
+
 /* A side that was to die and is silent instead (stopped, say) is ended with the others. */
 static void end_late(struct kit_world *w) {
   char place[128];
@@ -250,7 +264,7 @@ static void end_late(struct kit_world *w) {
     struct kit_child *c = &w->child[i];
     if (c->pid <= 0 || c->killed) continue;
     if (c->dying && (alone || late || others)) end_child(c, KIT_END_FINE, "", "");
-    else if (others) end_child(c, KIT_END_LOST, "another side had failed", "");
+    else if (others) end_other(c);
     else if (late) {
       where(c, true, place, sizeof place);
       end_child(c, KIT_END_HANG, c->spoke ? "does not exit: still " : "no end in time: still ", place);
@@ -380,6 +394,12 @@ pid_t kit_world_pid(const struct kit_world *w, int rank) {
 }
 
 double kit_world_seconds(const struct kit_world *w) { return (double)(rail_now_ns() - w->start_ns) / 1e9; }
+
+unsigned kit_world_call(const struct kit_world *w, int rank, double *seconds) {
+  *seconds = 0;
+  bool known = valid_rank(w, rank) && w->child[rank].trail && !w->child[rank].over;
+  return known ? kit_trail_longest(w->child[rank].trail, seconds) : KIT_CALL_NONE;
+}
 
 void kit_world_tell(struct kit_world *w, int rank, const void *data, size_t size) {
   struct kit_frame f = {.kind = KIT_FRAME_BYTES, .from = KIT_PARENT, .to = rank};

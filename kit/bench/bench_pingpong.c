@@ -16,6 +16,7 @@
 
 /* Until `n` messages have come in; sends are driven meanwhile. */
 static void await(struct kit_bench_side *s, uint64_t n, uint64_t since) {
+  kit_bench_note_time(s, since);
   for (unsigned int passes = 1;; passes++) {
     bool progress = kit_bench_test_in(s, &s->in[0]);
     if (s->in[0].done >= n) return;
@@ -34,6 +35,7 @@ static void send_next(struct kit_bench_side *s) {
 /* Every send done, so that the next batch or the close finds nothing in flight. */
 static void drain(struct kit_bench_side *s) {
   uint64_t since = rail_now_ns();
+  kit_bench_note_time(s, since);
   while (s->out[0].done < s->out[0].limit) {
     if (kit_bench_pass_out(s, &s->out[0])) continue;
     kit_bench_patient(s, rail_now_ns(), since);
@@ -42,6 +44,7 @@ static void drain(struct kit_bench_side *s) {
 }
 
 static void begin(struct kit_bench_side *s, uint64_t trips) {
+  kit_bench_note_time(s, rail_now_ns());
   s->out[0].limit = s->out[0].done;
   s->in[0].limit = s->in[0].done + trips;
   kit_bench_post_in(s, &s->in[0]);

@@ -12,12 +12,16 @@
 #include "kit/bench/bench_load.h"
 #include "kit/kit_link.h"
 
+#define SPARE_S 0.5
+
 /* What is heard while a world runs. */
 struct heard {
   struct kit_bench_record records[KIT_MAX_SIDES];
   bool told[KIT_MAX_SIDES];
   int first_bad; /* the side that was first to tell a verdict that is not fine; -1 */
   char said[300];
+  int nsides;
+  double patience_s;
 };
 
 static void on_word(struct kit_world *world, const struct kit_word *word, void *arg) {
@@ -31,6 +35,27 @@ static void on_word(struct kit_world *world, const struct kit_word *word, void *
   r->what[sizeof r->what - 1] = r->wire[sizeof r->wire - 1] = r->used.why_not[sizeof r->used.why_not - 1] = 0;
   h->told[word->rank] = true;
   if (r->verdict != KIT_BENCH_OK && h->first_bad < 0) h->first_bad = word->rank;
+}
+
+/* Others may take their time: they load, search for devices, pin memory. */
+static bool must_not_wait(unsigned call) {
+  switch (call) {
+    case KIT_CALL_CONNECT:
+    case KIT_CALL_ACCEPT:
+    case KIT_CALL_ISEND:
+    case KIT_CALL_IRECV:
+    case KIT_CALL_IFLUSH:
+    case KIT_CALL_TEST: return true;
+    default: return false;
+  }
+}
+
+/* Sides that do not come back from such a call end before the job's limit: all may be in one, and tell nothing. */
+static void on_tick(struct kit_world *world, void *arg) {
+  const struct heard *h = arg;
+  double seconds;
+  for (int i = 0; i < h->nsides; i++)
+    if (must_not_wait(kit_world_call(world, i, &seconds)) && seconds > h->patience_s) kit_world_stop(world);
 }
 
 /* ---- figures ---- */
@@ -141,26 +166,34 @@ static enum kit_bench_verdict verdict_of_end(enum kit_end end) {
   }
 }
 
-/* A crash explains the others' errors; what a side told explains its own failing; a process' end comes last. */
+static int crashed_side(const struct kit_bench_cell *cell, const struct kit_outcome *outcome) {
+  for (int i = 0; i < (int)cell->sides; i++)
+    if (outcome->sides[i].end == KIT_END_CRASH) return i;
+  return -1;
+}
+
+/* A side that was in a call of the plugin for long when it was ended; -1: none. */
+static int hung_side(const struct kit_bench_cell *cell, const struct kit_outcome *outcome) {
+  for (int i = 0; i < (int)cell->sides; i++)
+    if (outcome->sides[i].end == KIT_END_LOST && outcome->sides[i].call[0]) return i;
+  return -1;
+}
+
+/* A crash explains the others' errors, and a call that does not come back their waiting; what a side told explains its
+ * own failing; a process' end comes last. */
 static void judge(const struct kit_bench_cell *cell, const struct kit_outcome *outcome, const struct heard *h,
                   struct kit_bench_result *result) {
-  for (unsigned int i = 0; i < cell->sides; i++) {
-    if (outcome->sides[i].end != KIT_END_CRASH) continue;
-    blame(result, KIT_BENCH_CRASHED, "side %u: %s", i, outcome->sides[i].text);
-    return;
-  }
-  if (h->first_bad >= 0) {
-    const struct kit_bench_record *r = &h->records[h->first_bad];
-    blame(result, (enum kit_bench_verdict)r->verdict, "%s", r->what);
-    return;
-  }
-  if (outcome->end != KIT_END_FINE) {
-    blame(result, verdict_of_end(outcome->end), "side %d: %s", outcome->rank,
-          outcome->sides[RAIL_MAX(outcome->rank, 0)].text);
-    return;
-  }
-  for (unsigned int i = 0; i < cell->sides; i++)
-    if (!h->told[i]) blame(result, KIT_BENCH_ERROR, "a side ended without a word");
+  const struct kit_bench_record *told = h->first_bad >= 0 ? &h->records[h->first_bad] : NULL;
+  const struct kit_side_end *sides = outcome->sides;
+  int crashed = crashed_side(cell, outcome), hung = hung_side(cell, outcome), bad = RAIL_MAX(outcome->rank, 0);
+  if (crashed >= 0) blame(result, KIT_BENCH_CRASHED, "side %d: %s", crashed, sides[crashed].text);
+  else if (hung >= 0)
+    blame(result, KIT_BENCH_STUCK, "side %d: %s%s%s", hung, sides[hung].text, told ? "; " : "", told ? told->what : "");
+  else if (told) blame(result, (enum kit_bench_verdict)told->verdict, "%s", told->what);
+  else if (outcome->end != KIT_END_FINE)
+    blame(result, verdict_of_end(outcome->end), "side %d: %s", bad, sides[bad].text);
+  for (unsigned int i = 0; i < cell->sides && result->verdict == KIT_BENCH_OK; i++)
+    if (!h->told[i]) blame(result, KIT_BENCH_ERROR, "side %u ended without a word", i);
 }
 
 static void run_cell(struct kit_bench_results *all, const struct kit_bench_cell *cell, struct kit_bench_column *column,
@@ -176,6 +209,9 @@ static void run_cell(struct kit_bench_results *all, const struct kit_bench_cell 
     h->first_bad = -1;
     how->nsides = (int)cell->sides;
     how->on_word = on_word;
+    how->on_tick = on_tick;
+    h->nsides = how->nsides;
+    h->patience_s = plan->patience_s + SPARE_S; /* a side that waits speaks first */
     how->arg = h;
     kit_bench_job_write(&how->job, plan, cell, column);
     for (int i = 0; i < how->nsides; i++)

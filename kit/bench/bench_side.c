@@ -35,7 +35,7 @@ void kit_bench_must(struct kit_bench_side *s, rail_result_t result, const char *
 }
 
 void kit_bench_patient(struct kit_bench_side *s, uint64_t now, uint64_t moved) {
-  atomic_store_explicit(&s->trail->since_ns, now, memory_order_relaxed);
+  kit_bench_note_time(s, now);
   if (rail_likely(now - moved <= s->patience_ns)) return;
   kit_bench_fail(s, KIT_BENCH_STUCK, "nothing moved for %.1f s", (double)(now - moved) / 1e9);
 }

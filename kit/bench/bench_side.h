@@ -114,6 +114,10 @@ extern const struct kit_bench_wire kit_bench_wire_net, kit_bench_wire_tcp;
 /* Ends the side with a verdict. */
 RAIL_COLD _Noreturn void kit_bench_fail(struct kit_bench_side *s, enum kit_bench_verdict verdict, const char *fmt, ...)
     RAIL_PRINTF(3, 4);
+/* What a timed loop does with each look at the clock, so that a call that hangs is known to do so. */
+static inline void kit_bench_note_time(struct kit_bench_side *s, uint64_t now) {
+  atomic_store_explicit(&s->trail->since_ns, now, memory_order_relaxed);
+}
 /* Ends it when a call of the plugin failed. */
 void kit_bench_must(struct kit_bench_side *s, rail_result_t result, const char *call);
 /* A look at the clock. Ends the side when nothing has moved since `moved` for longer than patience allows. */

@@ -99,6 +99,7 @@ void kit_bench_transfer(struct kit_bench_side *s, double seconds, struct kit_ben
   bool moved = false; /* since the last look */
   begin(s);
   uint64_t before = messages_in(s), start = rail_now_ns();
+  kit_bench_note_time(s, start);
   struct kit_bench_usage used = kit_bench_usage_now(&s->counters);
   struct phase p = {.until = start + (uint64_t)(seconds * 1e9), .moved = start};
   while (p.stage != DRAINING || !kit_bench_all_done(s)) {

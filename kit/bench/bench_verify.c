@@ -43,6 +43,7 @@ static void check(struct kit_bench_side *s, const struct kit_bench_lane *lane, c
 
 static void exchange(struct kit_bench_side *s) {
   uint64_t moved = rail_now_ns();
+  kit_bench_note_time(s, moved);
   while (!kit_bench_all_done(s)) {
     bool progress = kit_bench_pass(s);
     uint64_t now = rail_now_ns();

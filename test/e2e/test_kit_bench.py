@@ -152,7 +152,8 @@ def each_trouble_is_a_result():
     """… and the cells after it are measured."""
     for how, verdict, said in (("WRONG", "wrong", "message 40 of connection 0"),
                                ("ERROR", "failed", "test of irecv of message 40 of connection 0"),
-                               ("STUCK", "stuck", "nothing moved"), ("CRASH", "crashed", "SIGABRT in test")):
+                               ("STUCK", "stuck", "nothing moved"), ("HANG", "stuck", "still in test, which"),
+                               ("CRASH", "crashed", "SIGABRT in test")):
         for kind in ("bw", "lat"):
             found = measure(NULL, "--kind", kind, "--size", "64,128", "--comms", 1, "--check", 0, "--patience", 0.3,
                             status=1, **{f"NULLNET_{how}": 40, "NULLNET_SIZE": 64})
@@ -171,7 +172,7 @@ def planted_defects():
                     "0,64,100K", "--group", "1,3", "--comms", 2))
     for name, verdict, said in (("corrupt_byte", "wrong", "message 49 of"), ("size_truncated", "wrong", "36864 bytes"),
                                 ("group_swapped", "wrong", "all bytes checked"), ("close_error", "failed", "close"),
-                                ("messages_swapped", "wrong", "message"), ("test_blocks", "stuck", "")):
+                                ("messages_swapped", "wrong", "message")):
         found = measure(broken(f"broken-{name}"), "--kind", "bw", "--size", "100K", "--group", 3, "--comms", 2,
                         "--patience", 0.5, status=1)
         result = found["cells"][0]["results"][0]

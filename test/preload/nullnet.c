@@ -4,6 +4,7 @@
  * finds what `rail-kit bench` expects (--check 0). What a benchmark costs by itself shows
  * over it, and whether it would notice damage: NULLNET_WRONG=N gives message
  * N of each connection a wrong byte, NULLNET_STUCK=N never completes it,
+ * NULLNET_HANG=N does not come back from its receive's test,
  * NULLNET_ERROR=N fails its test, NULLNET_CRASH=N ends the process there;
  * with NULLNET_SIZE=BYTES only messages of that size. With NULLNET_CUDA it takes
  * GPU memory, too (libfakecuda.so's).
@@ -11,6 +12,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kit/bench/bench_mark.h"
 #include "rail/net.h"
@@ -29,7 +31,7 @@ struct comm {
   struct request requests[MAX_REQUESTS];
 };
 
-static uint64_t wrong_at, stuck_at, error_at, crash_at, only_size;
+static uint64_t wrong_at, stuck_at, hang_at, error_at, crash_at, only_size;
 static unsigned int accepted;
 
 static uint64_t number_from(const char *name) {
@@ -42,6 +44,7 @@ static int null_init(void **ctx, uint64_t comm_id, struct rail_net_config *confi
   (void)comm_id, (void)config, (void)log, (void)prof;
   wrong_at = number_from("NULLNET_WRONG");
   stuck_at = number_from("NULLNET_STUCK");
+  hang_at = number_from("NULLNET_HANG");
   error_at = number_from("NULLNET_ERROR");
   crash_at = number_from("NULLNET_CRASH");
   only_size = number_from("NULLNET_SIZE");
@@ -137,6 +140,7 @@ static int null_test(void *request, int *done, int *sizes) {
   const struct request *r = request;
   if (is_hit(error_at, r->number, (size_t)r->size)) return RAIL_SYSTEM_ERROR;
   if (is_hit(crash_at, r->number, (size_t)r->size)) abort();
+  while (sizes && is_hit(hang_at, r->number, (size_t)r->size)) pause();
   *done = !is_hit(stuck_at, r->number, (size_t)r->size);
   if (sizes) sizes[0] = r->size;
   return RAIL_OK;
