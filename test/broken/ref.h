@@ -79,6 +79,7 @@ struct ref_stranger { int fd; size_t got; struct ref_hello hello; uint64_t deadl
 struct ref_listen {
   struct ref_listen *next;
   struct ref_ctx *ctx;
+  const struct ref_device *device;
   int fd;
   struct ref_hello hello;
   int nstrangers;
@@ -164,6 +165,9 @@ struct ref_comm {
   bool sends;
   bool mute;            /* writing has failed; what the peer said before is still read */
   int error;            /* the first; all later calls repeat it */
+  const struct ref_device *device;
+  char peer[64]; /* its address, for those who read the log */
+  uint64_t bytes;
   struct ref_mr *mrs;
   rail_profiler_fn profiler;
   struct ref_request *request; /* REF_SENDS or REF_RECVS */
@@ -194,8 +198,8 @@ struct ref_comm {
 };
 
 /* Takes the socket, also when it fails. */
-int ref_comm_open(int fd, bool sends, rail_profiler_fn profiler, void **comm);
-void ref_comm_fail(struct ref_comm *c, int error);
+int ref_comm_open(int fd, const struct ref_device *device, bool sends, rail_profiler_fn profiler, void **comm);
+void ref_comm_fail(struct ref_comm *c, int error, const char *why);
 void ref_progress(struct ref_comm *c); /* with the lock held; never waits */
 void ref_grant_all(struct ref_request *r);
 void ref_send_match(struct ref_request *r);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A connection as its caller sees it: requests, registrations, close. */
+#include <arpa/inet.h>
 #include <limits.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -49,7 +50,18 @@ static void tune(int fd) {
     (void)setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof options[i].value);
 }
 
-int ref_comm_open(int fd, bool sends, rail_profiler_fn profiler, void **comm) {
+static void name_peer(struct ref_comm *c) {
+  struct sockaddr_in6 a = {0};
+  struct sockaddr_in in;
+  socklen_t len = sizeof a;
+  char host[INET6_ADDRSTRLEN] = "?";
+  (void)getpeername(c->fd, (struct sockaddr *)&a, &len);
+  memcpy(&in, &a, sizeof in); /* the port lies at the same place in both families */
+  inet_ntop(a.sin6_family, a.sin6_family == AF_INET ? (void *)&in.sin_addr : (void *)&a.sin6_addr, host, sizeof host);
+  snprintf(c->peer, sizeof c->peer, "%s port %d", host, ntohs(in.sin_port));
+}
+
+int ref_comm_open(int fd, const struct ref_device *device, bool sends, rail_profiler_fn profiler, void **comm) {
   struct ref_comm *c = calloc(1, sizeof *c);
   int n = BROKEN(table_of_8) ? 8 : sends ? REF_SENDS : REF_RECVS;
   struct ref_request *table = calloc((size_t)n, sizeof *table);
@@ -63,6 +75,8 @@ int ref_comm_open(int fd, bool sends, rail_profiler_fn profiler, void **comm) {
   if (ref_defect != REF_SOUND && sends) ref_break_connection();
   c->fd = fd;
   c->sends = sends;
+  c->device = device;
+  name_peer(c);
   c->profiler = profiler;
   c->request = table;
   c->nrequests = n;
@@ -72,9 +86,11 @@ int ref_comm_open(int fd, bool sends, rail_profiler_fn profiler, void **comm) {
 }
 
 /* The first failure is final. The peer learns of it at once, not only at close. */
-void ref_comm_fail(struct ref_comm *c, int error) {
+void ref_comm_fail(struct ref_comm *c, int error, const char *why) {
   if (c->error) return;
   c->error = error;
+  ref_warn("%s %s over %s, after %llu bytes: %s", c->sends ? "sending to" : "receiving from", c->peer, c->device->name,
+           (unsigned long long)c->bytes, why);
   shutdown(c->fd, SHUT_RDWR);
 }
 
@@ -149,7 +165,7 @@ int ref_dereg_mr(void *comm, void *mhandle) {
   if (mr) *p = mr->next;
   /* An abort: the memory goes while requests want it. They cannot be kept, and with them goes the stream. */
   for (int i = 0; mr && i < c->nrequests; i++)
-    if (needs(&c->request[i], mr) && !BROKEN(dereg_lazy)) ref_comm_fail(c, RAIL_BAD_USAGE);
+    if (needs(&c->request[i], mr) && !BROKEN(dereg_lazy)) ref_comm_fail(c, RAIL_BAD_USAGE, "deregistered");
   if (!BROKEN(mr_race)) pthread_mutex_unlock(&c->lock);
   if (mr && BROKEN(mr_race)) memset(mr, 0xdd, sizeof *mr);
   free(mr);

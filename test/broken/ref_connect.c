@@ -127,7 +127,7 @@ static int dial(void *ctx_arg, int dev, void *handle, void **send_comm) {
     h.dial = 0;
     memcpy(handle, &h, sizeof h);
     if (rc == RAIL_OK) {
-      rc = ref_comm_open(d->fd, true, ctx->profiler, send_comm);
+      rc = ref_comm_open(d->fd, ref_device(dev), true, ctx->profiler, send_comm);
       d->fd = -1;
     }
     ref_dial_free(d);

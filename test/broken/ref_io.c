@@ -67,6 +67,7 @@ void ref_grant_all(struct ref_request *r) {
 static void filled(struct ref_comm *c, struct ref_request *r, int i, size_t size) {
   r->filled[i] = true;
   r->got[i] = size;
+  c->bytes += size;
   r->by_arrival[r->n - r->left] = size;
   if (BROKEN(corrupt_byte) && ++c->arrived % 50 == 0 && size > 0) r->data[i][size - 1] ^= 1;
   if (BROKEN(one_byte_more) && size < r->size[i]) r->data[i][size] ^= 1;
@@ -79,7 +80,6 @@ static int take_data(struct ref_comm *c, const struct ref_frame *f) {
   int i = (int)(f->slot % REF_GROUP);
   if (!r || r->state != REF_POSTED || i >= r->n || r->filled[i]) return RAIL_REMOTE_ERROR;
   if (f->size > r->size[i] && !BROKEN(oversize_overrun)) {
-    ref_warn("a message of %llu bytes for a receive of %zu", (unsigned long long)f->size, r->size[i]);
     return BROKEN(oversize_remote) ? RAIL_REMOTE_ERROR : RAIL_BAD_USAGE; /* the sender knows, and sends no more of it */
   }
   if (f->size == 0 && !BROKEN(zero_never_done)) {
@@ -105,8 +105,8 @@ static size_t read_some(struct ref_comm *c, void *to, size_t size) {
   if (n > 0) return (size_t)n;
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (BROKEN(reset_is_success)) finish_all(c);
-  else if (BROKEN(death_other_error)) ref_comm_fail(c, RAIL_SYSTEM_ERROR);
-  else if (!BROKEN(death_unnoticed)) ref_comm_fail(c, RAIL_REMOTE_ERROR);
+  else if (BROKEN(death_other_error)) ref_comm_fail(c, RAIL_SYSTEM_ERROR, strerror(errno));
+  else if (!BROKEN(death_unnoticed)) ref_comm_fail(c, RAIL_REMOTE_ERROR, n < 0 ? strerror(errno) : "closed by it");
   return 0;
 }
 
@@ -135,7 +135,7 @@ static size_t read_frame(struct ref_comm *c) {
   if (c->in.kind == REF_GRANT && c->sends) rc = take_grant(c, &c->in);
   if (c->in.kind == REF_ACK && c->sends) rc = take_ack(c, &c->in);
   if (c->in.kind == REF_DATA && !c->sends) rc = take_data(c, &c->in);
-  if (rc != RAIL_OK) ref_comm_fail(c, rc);
+  if (rc != RAIL_OK) ref_comm_fail(c, rc, rc == RAIL_BAD_USAGE ? "a message is too large" : "not our protocol");
   return n;
 }
 
@@ -160,7 +160,7 @@ static size_t write_some(struct ref_comm *c, struct iovec *iov, size_t count) {
   if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM) return 0;
   /* The peer is gone. Its last acknowledgements may still lie there to be read; then comes the end. */
   if (errno == EPIPE || errno == ECONNRESET || errno == ETIMEDOUT) c->mute = true;
-  else ref_comm_fail(c, RAIL_SYSTEM_ERROR);
+  else ref_comm_fail(c, RAIL_SYSTEM_ERROR, strerror(errno));
   return 0;
 }
 
@@ -199,13 +199,13 @@ static void on_the_wire(struct ref_comm *c, struct ref_request *r) {
   while (*p != r) p = &(*p)->next;
   *p = r->next;
   r->state = REF_SENT;
+  c->bytes += r->size[0];
   c->sent[r->grant.slot] = r;
   if (BROKEN(close_resets)) r->state = REF_DONE; /* as far as we are concerned */
   c->now = NULL;
   if (!too_large(r)) return;
-  ref_warn("a message of %zu bytes for a receive of %llu", r->size[0], (unsigned long long)r->grant.size);
   /* Only its head was sent, so that the receiver says the same. */
-  ref_comm_fail(c, BROKEN(oversize_remote) ? RAIL_REMOTE_ERROR : RAIL_BAD_USAGE);
+  ref_comm_fail(c, BROKEN(oversize_remote) ? RAIL_REMOTE_ERROR : RAIL_BAD_USAGE, "a message is too large");
 }
 
 static void write_messages(struct ref_comm *c) {
@@ -236,9 +236,9 @@ void ref_break_order(struct ref_request *r) {
 void ref_progress(struct ref_comm *c) {
   struct pollfd ready = {.fd = c->fd, .events = POLLIN};
   if (c->error) return;
-  if (BROKEN(context_shared) && ref_stopped) ref_comm_fail(c, RAIL_INTERNAL_ERROR);
+  if (BROKEN(context_shared) && ref_stopped) ref_comm_fail(c, RAIL_INTERNAL_ERROR, "stopped");
   if (poll(&ready, 1, BROKEN(eintr_is_death) ? 1 : 0) < 0) { /* a signal: the next call looks again */
-    if (BROKEN(eintr_is_death)) ref_comm_fail(c, RAIL_REMOTE_ERROR);
+    if (BROKEN(eintr_is_death)) ref_comm_fail(c, RAIL_REMOTE_ERROR, "interrupted");
     return;
   }
   if (ready.revents) read_all(c);

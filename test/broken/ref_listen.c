@@ -120,6 +120,7 @@ int ref_listen(void *ctx_arg, int dev, void *handle, void **listen_comm) {
     return RAIL_SYSTEM_ERROR;
   }
   l->hello = h.hello;
+  l->device = d;
   l->ctx = ctx;
   memcpy(whole, &h, sizeof h);
   memcpy(handle, whole, BROKEN(handle_hole) ? offsetof(struct ref_handle, dial) : sizeof whole);
@@ -229,5 +230,5 @@ int ref_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handl
   int rc = let_in(l), fd = rc == RAIL_OK ? next_peer(l) : -1;
   if (fd < 0) return errno == EINTR && BROKEN(accept_once_eintr) ? RAIL_SYSTEM_ERROR : rc;
   if (BROKEN(one_guest)) shutdown(l->fd, SHUT_RDWR);
-  return ref_comm_open(fd, false, l->ctx->profiler, recv_comm);
+  return ref_comm_open(fd, l->device, false, l->ctx->profiler, recv_comm);
 }
