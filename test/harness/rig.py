@@ -59,8 +59,7 @@ class Process:
         if space:
             words = ["ip", "netns", "exec", space] + words
         variables = dict(env or {})
-        for name in ("RAIL_BROKEN", "RAIL_BROKEN_REAL", "ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS",
-                     "TSAN_OPTIONS"):
+        for name in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS", "TSAN_OPTIONS"):
             if name in os.environ:
                 variables.setdefault(name, os.environ[name])
         self.role, self.events, self.news = role, [], threading.Condition()
