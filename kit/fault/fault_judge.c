@@ -186,7 +186,8 @@ static void figures(const struct kit_trial *t, int rank, const struct kit_told *
   figure(t, rank, "close", seconds(s->close_ns), "s");
   figure(t, rank, "messages", (double)s->messages, "");
   if (s->connect_ns >= 0) figure(t, rank, "connect", seconds(s->connect_ns), "s");
-  if (s->stuck_s > 0.5 && (t->plan.act == KIT_ACT_STOP || t->plan.act == KIT_ACT_LINK || t->plan.goal == KIT_GOAL_TOLD)) {
+  bool waited = t->plan.act == KIT_ACT_STOP || t->plan.act == KIT_ACT_LINK || t->plan.goal == KIT_GOAL_TOLD;
+  if (s->stuck_s > 0.5 && waited) {
     figure(t, rank, "cores_meanwhile", s->stuck_cpu / s->stuck_s, "");
     figure(t, rank, "of_the_plugins_threads", s->stuck_cpu_plugin / s->stuck_s, "");
   }

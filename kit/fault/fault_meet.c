@@ -61,7 +61,7 @@ static bool connect_one(struct kit_faulty *f, int i, struct hello *theirs) {
   uint64_t before = rail_now_ns();
   int rc = sends ? f->net.vt->connect(f->net.ctx, f->net.dev, theirs->handle[i], &f->comm[i], &dh)
                  : f->net.vt->accept(f->listen[i], &f->comm[i], &dh);
-  kit_faulty_timed(f, before);
+  kit_faulty_timed(f, before, &f->told.call_ns);
   if (rc == 0) return f->comm[i] != NULL;
   f->comm[i] = NULL;
   kit_faulty_error(f, rc, sends ? "connect" : "accept");

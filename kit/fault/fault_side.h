@@ -34,6 +34,7 @@ struct kit_faulty {
   bool dereg_done;
   char peer_said; /* about its connections: '?' nothing yet, 'y'es, 'n'o */
   uint64_t start_ns, event_ns; /* event_ns 0: not agreed yet */
+  int64_t waited_ns;           /* for a core, when that was last looked at */
 };
 
 /* A thing happens to this side, too? */
@@ -41,8 +42,8 @@ bool kit_faulty_is_victim(const struct kit_faulty *f);
 bool kit_faulty_sends(const struct kit_faulty *f, int connection);
 /* The first error is what the report is about. */
 void kit_faulty_error(struct kit_faulty *f, int code, const char *call);
-/* A call, or a turn of calls, has begun then and ended now. */
-void kit_faulty_timed(struct kit_faulty *f, uint64_t before_ns);
+/* A call, or a turn of calls, has begun then and ended now; *longest is the longest so far. */
+void kit_faulty_timed(struct kit_faulty *f, uint64_t before_ns, int64_t *longest);
 /* Agrees on the moment with the other side, and orders the hand. */
 void kit_faulty_agree(struct kit_faulty *f);
 

@@ -41,7 +41,8 @@ static bool is_in(int fd) {
 
 /* What begins like something, and what does not. */
 static size_t words(uint8_t *text, size_t room, struct kit_rng *rng) {
-  static const char http[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", tls[] = "\x16\x03\x01\x02\x00\x01\x00\x01\xfc";
+  static const char http[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  static const char tls[] = "\x16\x03\x01\x02\x00\x01\x00\x01\xfc";
   size_t n = 1 + kit_rng_below(rng, (uint32_t)room - 1);
   switch (kit_rng_below(rng, 5)) {
   case 0: n = sizeof http - 1; memcpy(text, http, n); break;

@@ -120,7 +120,7 @@ static int step_all(struct kit_faulty *f, struct stream *s, int *open) {
     if (flow->error || flow->finished) continue;
     uint64_t before = rail_now_ns();
     did += kit_flow_step(flow);
-    kit_faulty_timed(f, before);
+    kit_faulty_timed(f, before, &f->told.call_ns);
     if (flow->error) note_error(f, s, flow);
     *open += !flow->error && !flow->finished;
   }

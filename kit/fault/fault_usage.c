@@ -46,6 +46,14 @@ void kit_shm_mapped(char *name, size_t size) {
   if (f) fclose(f);
 }
 
+int64_t kit_run_delay_ns(void) {
+  FILE *f = fopen("/proc/thread-self/schedstat", "re");
+  long long ran = 0, waited = 0;
+  if (f && fscanf(f, "%lld %lld", &ran, &waited) != 2) waited = 0;
+  if (f) fclose(f);
+  return waited;
+}
+
 double kit_cpu_of_others(void) {
   struct timespec mine;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &mine);

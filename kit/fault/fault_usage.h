@@ -13,6 +13,9 @@ struct kit_usage kit_usage_settled(const struct kit_usage *before);
 /* A file below /dev/shm that this process has mapped; "": none. */
 void kit_shm_mapped(char *name, size_t size);
 
+/* For so long has the calling thread waited for a core; 0 where the kernel does not count it. */
+int64_t kit_run_delay_ns(void);
+
 /* Seconds of CPU of all threads but the calling one. */
 double kit_cpu_of_others(void);
 

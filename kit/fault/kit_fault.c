@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kit/fault/kit_fault.h"
 
+#include <dlfcn.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
@@ -107,7 +108,7 @@ static long calls_of(struct run *run, struct kit_trial *t) {
 
 /* Spread over the life: most calls are made at its start, or all while data flows. */
 static uint64_t choose_call(long seen, int i, int of, struct kit_rng *rng) {
-  uint64_t from = (uint64_t)seen * (uint64_t)i / (uint64_t)of, to = (uint64_t)seen * (uint64_t)(i + 1) / (uint64_t)of;
+  uint64_t n = (uint64_t)seen, from = n * (uint64_t)i / (uint64_t)of, to = n * (uint64_t)(i + 1) / (uint64_t)of;
   return 1 + from + (to > from + 1 ? kit_rng_below(rng, (uint32_t)(to - from)) : 0);
 }
 
@@ -138,12 +139,14 @@ static void try_calls(struct run *run, struct kit_trial *first, struct kit_rng *
 /* ---- one scenario ---- */
 
 static const char *cannot(struct run *run, const struct kit_scenario *s) {
+  bool sanitized = dlsym(RTLD_DEFAULT, "__asan_init") || dlsym(RTLD_DEFAULT, "__tsan_init");
+  if ((s->needs & KIT_NEEDS_PRELOAD) && sanitized) return "a sanitizer has calls of its own instead of those of libc";
   if ((s->needs & KIT_NEEDS_PRELOAD) && !run->preload[0]) return "librail-fault.so is not beside rail-kit (../lib)";
   if (!(s->needs & KIT_NEEDS_NETNS)) return NULL;
   if (run->how->link) return "needs both sides on this host";
   if (!kit_fault_net_open(&run->net)) return run->net.why;
-  const char *no_qdisc = s->needs & KIT_NEEDS_SHAPE ? run->net.no_shape : s->needs & KIT_NEEDS_DELAY ? run->net.no_delay : "";
-  if (no_qdisc[0]) return no_qdisc;
+  if ((s->needs & KIT_NEEDS_SHAPE) && run->net.no_shape[0]) return run->net.no_shape;
+  if ((s->needs & KIT_NEEDS_DELAY) && run->net.no_delay[0]) return run->net.no_delay;
   if (!kit_fault_net_restore(&run->net)) return "the link between the namespaces does not come up";
   return NULL;
 }
@@ -261,7 +264,8 @@ static int run_all(struct run *run) {
   struct sigaction plain = {.sa_handler = on_interrupt};
   int n = count(run);
   if (n == 0) {
-    fprintf(stderr, "rail-kit fault: no scenario is called %s; --list shows all\n", run->how->only ? run->how->only : "so");
+    const char *only = run->how->only;
+    fprintf(stderr, "rail-kit fault: no scenario is called %s; --list shows all\n", only ? only : "so");
     return 2;
   }
   sigaction(SIGINT, &plain, NULL);

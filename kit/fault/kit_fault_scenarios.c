@@ -25,12 +25,14 @@ const struct kit_scenario kit_scenarios[] = {
      {.act = KIT_ACT_KILL, TOLD}},
     {"1.4", "kill.idle", KIT_SHOULD, 0, 3, "When a process is killed while nothing is sent, " DIES,
      {.act = KIT_ACT_KILL, .when = KIT_WHEN_IDLE, TOLD}},
+#define KILL_SOON \
+  .act = KIT_ACT_KILL, .when = KIT_WHEN_CONNECTING, .dirs = KIT_DIRS_FORTH, .patience_ms = 2000
     {"1.5", "kill.connecting_listener", KIT_MUST, 0, 2,
      "When the listening process is killed while connections are made, no call hangs and all can be closed",
-     {.act = KIT_ACT_KILL, .when = KIT_WHEN_CONNECTING, .dirs = KIT_DIRS_FORTH, .victims = 2, .patience_ms = 2000, TOLD}},
+     {KILL_SOON, .victims = 2, TOLD}},
     {"1.6", "kill.connecting_dialler", KIT_MUST, 0, 2,
      "When the connecting process is killed while connections are made, no call hangs and all can be closed",
-     {.act = KIT_ACT_KILL, .when = KIT_WHEN_CONNECTING, .dirs = KIT_DIRS_FORTH, .victims = 1, .patience_ms = 2000, TOLD}},
+     {KILL_SOON, .victims = 1, TOLD}},
     /* ---- 2: standstill ---- */
     {"2.1", "stop.short", KIT_MUST, 0, 4, "When a process is stopped for 0.4 s, " UNHARMED,
      {.act = KIT_ACT_STOP, .last_ms = 400, SURVIVE}},
@@ -99,7 +101,8 @@ const struct kit_scenario kit_scenarios[] = {
     {"6.3", "io.interrupted", KIT_SHOULD, 0, 3, "When signals interrupt every system call of all threads, " UNHARMED,
      {.act = KIT_ACT_STORM, .victims = 3, SURVIVE}},
     {"6.4", "io.eintr", KIT_SHOULD, KIT_NEEDS_PRELOAD, 2,
-     "When one system call in three that may say EINTR does, " UNHARMED, {.interrupt = 3, .victims = 1, SURVIVE}},
+     "When one system call in three that may say EINTR does, and each at its first, " UNHARMED,
+     {.interrupt = 3, .victims = 1, SURVIVE}},
     /* ---- 7: failing calls ---- */
 #define FAILING(set) .act = KIT_ACT_FAIL, .kinds = set, .comms = 2, .window = 4, .max = 65536, .delay_us = 1000, \
   .after_ms = 60, .victims = 1, EITHER

@@ -44,7 +44,8 @@ PUBLIC int setsockopt(int fd, int level, int name, const void *value, socklen_t 
   return real(fd, level, name, value, len);
 }
 
-CALL(KIT_FAIL_SOCKET, EMFILE, socketpair, (int domain, int type, int protocol, int fds[2]), (domain, type, protocol, fds))
+CALL(KIT_FAIL_SOCKET, EMFILE, socketpair, (int domain, int type, int protocol, int fds[2]),
+     (domain, type, protocol, fds))
 CALL(KIT_FAIL_SOCKET, EADDRINUSE, bind, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr, len))
 CALL(KIT_FAIL_SOCKET, EADDRINUSE, listen, (int fd, int backlog), (fd, backlog))
 PUBLIC int accept(int fd, struct sockaddr *restrict addr, socklen_t *restrict len) {

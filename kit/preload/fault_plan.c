@@ -27,7 +27,7 @@
 
 #include "kit/preload/fault.h"
 
-enum { MAX_PARTS = 8, MAX_PART = 64, MAX_EARLY = 64 };
+enum { MAX_PARTS = 8, MAX_PART = 64, MAX_EARLY = 64, PLACES = 1021 };
 
 static atomic_int armed_kinds; /* 0: nothing is counted, calls go straight through */
 static atomic_long seen_calls, failed_calls;
@@ -129,9 +129,15 @@ int kit_fault_buffer(const void *caller) {
   return size;
 }
 
+/* Has this place of the code never asked before? */
+static bool is_first(const void *caller) {
+  static _Atomic(const void *) places[PLACES];
+  return atomic_exchange(&places[(uintptr_t)caller % PLACES], caller) == NULL;
+}
+
 bool kit_fault_interrupts(const void *caller) {
   int n = atomic_load_explicit(&one_in, memory_order_relaxed);
-  if (n == 0 || !is_ours(caller) || roll() % (uint64_t)n != 0) return false;
+  if (n == 0 || !is_ours(caller) || (!is_first(caller) && roll() % (uint64_t)n != 0)) return false;
   atomic_fetch_add(&shaped_calls, 1);
   errno = EINTR;
   return true;

@@ -75,8 +75,8 @@ static inline const char *kit_fail_hit(void) {
 }
 
 /* From now on a stream socket's send or receive moves 1 ... `piece` bytes, at random (0: all), TCP sockets have
- * buffers of `buffer` bytes, whatever is set (0: theirs), and one call in `interrupt` that may say EINTR does (0:
- * none). */
+ * buffers of `buffer` bytes, whatever is set (0: theirs), and one call in `interrupt` that may say EINTR does, and
+ * the first from each place (0: none). */
 static inline void kit_fail_shape(size_t piece, int buffer, int interrupt, uint64_t seed) {
   void (*shape)(size_t, int, int, uint64_t);
   KIT_FAIL_FIND(shape, "rail_fault_shape");

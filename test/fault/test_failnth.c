@@ -143,6 +143,77 @@ TEST(threads_share_one_count) {
   CHECK_INT(kit_fail_seen(), 16);
 }
 
+/* ---- less than asked for ---- */
+
+TEST(transfers_are_cut) {
+  char data[1000] = {0};
+  int fds[2], cut = 0;
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+  CHECK(write(fds[0], data, sizeof data) == (ssize_t)sizeof data);
+  kit_fail_shape(100, 0, 0, 1);
+  for (int i = 0; i < 5; i++) {
+    struct iovec two[2] = {{data, 70}, {data + 70, 200}};
+    struct msghdr m = {.msg_iov = two, .msg_iovlen = 2};
+    ssize_t n = i % 2 ? recv(fds[1], data, 150, 0) : recvmsg(fds[1], &m, 0);
+    CHECK(n >= 1 && n <= 100);
+    cut++;
+  }
+  CHECK(recv(fds[1], data, 150, MSG_PEEK) == 150); /* where less is not allowed */
+  kit_fail_shape(0, 0, 0, 0);
+  CHECK(recv(fds[1], data, 150, 0) == 150);
+  CHECK_INT(cut, 5);
+  close(fds[0]);
+  close(fds[1]);
+}
+
+TEST(buffers_are_held) {
+  int size = 1 << 20, got = 0;
+  socklen_t len = sizeof got;
+  kit_fail_shape(0, 4096, 0, 1);
+  int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  CHECK(fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size) == 0);
+  CHECK(getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &got, &len) == 0);
+  CHECK(got <= 2 * 4608); /* the kernel doubles, and has a least */
+  CHECK(kit_fail_shaped() > 0);
+  kit_fail_shape(0, 0, 0, 0);
+  close(fd);
+}
+
+TEST(calls_are_interrupted) {
+  char data[100];
+  int fds[2], interrupted = 0;
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+  memset(data, 1, sizeof data);
+  kit_fail_shape(0, 0, 2, 1);
+  for (int i = 0; i < 40; i++) {
+    ssize_t n = send(fds[0], data, 1, 0);
+    CHECK(n == 1 || errno == EINTR);
+    CHECK(i > 0 || n < 0); /* the first of a place always */
+    interrupted += n < 0;
+  }
+  CHECK(interrupted > 5 && interrupted < 35);
+  kit_fail_shape(0, 0, 0, 0);
+  CHECK_INT(recv(fds[1], data, sizeof data, MSG_DONTWAIT), 40 - interrupted);
+  close(fds[0]);
+  close(fds[1]);
+}
+
+/* A stream whose call failed stays broken, and sending says so by itself. */
+TEST(what_failed_stays_broken) {
+  char data[10] = {0};
+  int fds[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+  CHECK(send(fds[1], data, sizeof data, 0) == (ssize_t)sizeof data);
+  kit_fail_arm(1, KIT_FAIL_IO);
+  CHECK(recv(fds[0], data, sizeof data, 0) < 0);
+  CHECK_INT(errno, ECONNRESET);
+  kit_fail_disarm();
+  CHECK(send(fds[0], data, sizeof data, MSG_NOSIGNAL) < 0);
+  CHECK_INT(errno, EPIPE);
+  close(fds[0]);
+  close(fds[1]);
+}
+
 /* Runs this program again with the case below; the count file is what a sweep from outside reads. */
 static void run_self(const char *nth, const char *kind, const char *in, int want_status, long want_seen,
                      long want_failed) {
@@ -192,4 +263,5 @@ TEST(environment_and_count_file) {
 TEST_MAIN(TEST_CASE(loaded), TEST_CASE(each_call_fails_in_its_turn), TEST_CASE(past_the_last_call_nothing_fails),
           TEST_CASE(kinds_are_counted_apart), TEST_CASE(calls_libc_makes_are_left_alone),
           TEST_CASE(disarmed_counts_nothing), TEST_CASE(threads_share_one_count), TEST_CASE(armed_by_environment),
-          TEST_CASE(environment_and_count_file))
+          TEST_CASE(environment_and_count_file), TEST_CASE(transfers_are_cut), TEST_CASE(buffers_are_held),
+          TEST_CASE(calls_are_interrupted), TEST_CASE(what_failed_stays_broken))

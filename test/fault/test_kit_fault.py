@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""rail-kit fault: our plugin comes through every scenario, planted defects are caught by the one that is about them,
+and what is made to fail is the plugin's and nobody else's.
+
+TEST-LIMIT: 300
+TEST-ALONE
+"""
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "e2e"))
+from coll import BUILD, SOCKET, Skip, environment, expect, main, run
+
+KIT = str(BUILD / "bin" / "rail-kit")
+REFERENCE = str(BUILD / "test/broken/libnccl-net-ref.so")
+SEED = os.environ.get("RAIL_TEST_SEED", "4242")
+
+# Why a scenario may be left out, anywhere.
+REASONS = ("network namespaces need root", "network namespaces are not possible here", "no netem here", "no tbf here",
+           "the plugin makes no such call that could be caught")
+
+# defect of test/broken → the scenarios that must catch it, the status they end with, what that says
+DEFECTS = {
+    "death_unnoticed": ("kill.both_ways,close.outstanding", "fail", "were told nothing within 1.0 s"),
+    "death_other_error": ("kill.sender,kill.receiver", "fail", r"says 2 \(system error\), not 6 \(remote error\)"),
+    "reset_is_success": ("kill.receiver", "hang|fail|crash", "."),
+    "test_after_error": ("kill.both_ways", "crash", "SIG(SEGV|ABRT|BUS) in test"),
+    "sigpipe": ("kill.receiver", "crash", "SIGPIPE"),
+    "close_error_after_death": ("kill.sender", "fail", "closeRecv returned 2"),
+    "close_busy": ("close.outstanding", "fail", "close(Send|Recv) returned 3"),
+    "close_slow": ("close.both", "fail", "a close took 1.5"),
+    "dereg_lazy": ("close.dereg", "fail", "wrote to memory after deregMr|arrived wrong"),
+    "stranger_blocks": ("strangers.silent", "fail", "until the strangers left|not all of"),
+    "stranger_hangs": ("strangers.silent", "fail", "a call took 4"),
+    "stranger_crashes": ("strangers.garbage", "crash", "SIG"),
+    "stranger_accepted": ("strangers.garbage,strangers.crowd", "fail", "."),
+    "stranger_leaks": ("strangers.reset", "fail", "file descriptors before"),
+    "files_run_out": ("strangers.no_files", "fail", "accept says 2"),
+    "eintr_is_death": ("io.eintr", "fail", r"says 6 \(remote error\)"),
+    "accept_once_eintr": ("io.eintr", "fail", "accept says 2"),
+    "short_write": ("io.short_pieces", "fail", "."),
+    "corrupt_byte": ("stop.short", "fail", "arrived wrong"),
+    "one_byte_more": ("stop.short", "fail", "beyond its end"),
+    "group_shifted": ("stop.short", "fail", "arrived wrong"),
+    "fd_leak": ("stop.short", "fail", "file descriptors before"),
+    "thread_leak": ("stop.short", "fail", "threads before"),
+}
+
+
+def fault(plugin, *args, limit=120, **changes):
+    """Exit status, {name: [results]}, standard error."""
+    done = run([KIT, "fault", plugin, "--seed", SEED, "--json", "-", *args], limit=limit, **changes)
+    assert done.returncode in (0, 1), f"{done.args} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+    report = {}
+    for result in json.loads(done.stdout)["results"]:
+        report.setdefault(result["name"], []).append(result)
+    return done.returncode, report, done.stderr
+
+
+def listed():
+    return json.loads(run([KIT, "fault", "--list", "--json", "-"]).stdout)
+
+
+def check_fine(report):
+    for r in (r for results in report.values() for r in results):
+        assert r["status"] in ("pass", "skip"), f"{r['name']}: {r['seen']}\n{r['again']}\n{r['notes']}\n{r['log']}"
+        if r["status"] == "skip":
+            assert any(r["seen"].startswith(reason) for reason in REASONS), f"{r['name']} was skipped: {r['seen']}"
+
+
+def figures(result, name):
+    return [f["value"] for f in result["figures"] if f["name"] == name]
+
+
+def all_on_our_plugin():
+    start = time.monotonic()
+    status, report, _ = fault(SOCKET, limit=150)
+    took = time.monotonic() - start
+    check_fine(report)
+    assert status == 0 and set(report) == {s["name"] for s in listed()}
+    assert took < 60, f"all scenarios took {took:.1f} s"
+    skipped = {name: r[0]["seen"] for name, r in report.items() if r[0]["status"] == "skip"}
+    print(f"# {len(report)} scenarios in {took:.1f} s, skipped: {skipped}")
+    told = figures(report["kill.both_ways"][0], "told_after")
+    assert len(told) == 1 and 0 <= told[0] < 1, told
+    assert figures(report["kill.both_ways"][0], "result") == [6]
+    for name, key in (("strangers.crowd", "strangers"), ("io.tiny_buffers", "calls_changed"),
+                      ("io.short_pieces", "calls_changed"), ("io.eintr", "calls_changed"),
+                      ("io.interrupted", "signals"), ("fail.sockets", "made_to_fail"), ("fail.memory", "made_to_fail")):
+        assert sum(figures(report[name][0], key)) >= 2, f"nothing happened in {name}: {report[name][0]['figures']}"
+    for name in ("stop.long", "link.down_long"):
+        if report[name][0]["status"] != "skip":
+            assert max(figures(report[name][0], "pause")) > 2.5, report[name][0]["figures"]
+
+
+def the_reference_too():
+    status, report, _ = fault(REFERENCE, "--skip", "*_long,stop.long")
+    check_fine(report)
+    assert status == 0
+
+
+def rounds():
+    """Random ones; the seed is the clock's, and what fails can be repeated by its own line."""
+    seed = os.environ.get("RAIL_TEST_SEED", str(time.time_ns() & 0xffffff))
+    _, report, _ = fault(SOCKET, "--seed", seed, "--rounds", "25")
+    assert sum(len(r) for r in report.values()) == 25
+    check_fine(report)
+
+
+def planted(defect):
+    only, wanted, says = DEFECTS[defect]
+    status, report, _ = fault(str(BUILD / f"test/broken/libnccl-net-broken-{defect}.so"), "--only", only, "--patience",
+                              "1")
+    results = [r for name in report for r in report[name]]
+    seen = "\n".join(f"{r['name']} {r['status']}: {r['seen']}" for r in results)
+    assert status == 1, f"{defect} goes unnoticed: {seen}"
+    for r in results:
+        assert re.fullmatch(wanted, r["status"]) and re.search(says, r["seen"]), \
+            f"{defect} was to be noticed by {wanted}, {says!r}: {seen}"
+        assert f"--only {r['name']} --seed {r['seed']}" in r["again"], r["again"]
+
+
+def fails_the_plugin_alone():
+    """Every call that was made to fail came from the plugin's file; the kit's own were counted by nobody."""
+    done = run([KIT, "fault", SOCKET, "--seed", SEED, "--only", "fail", "--calls", "5"], RAIL_FAIL_VERBOSE="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = re.findall(r"rail-fault: call \d+, (\w+) from (\S+)\+0x", done.stderr)
+    assert len(told) >= 15, f"only {len(told)} calls failed:\n{done.stdout}{done.stderr}"
+    strange = [t for t in told if os.path.realpath(t[1]) != os.path.realpath(SOCKET)]
+    assert not strange, strange
+    names = {name for name, _ in told}
+    assert names & {"malloc", "calloc", "aligned_alloc"} and names & {"socket", "bind", "connect", "setsockopt"}, names
+
+
+def repeats():
+    """--repeat counts the seed up; seed and name alone decide what happens, so that the line printed repeats it."""
+    _, report, _ = fault(SOCKET, "--only", "kill.both_ways,kill.idle", "--repeat", "6")
+    for results in report.values():
+        assert [int(r["seed"], 16) for r in results] == [int(SEED) + i for i in range(6)]
+    survivors = [f["side"] for r in report["kill.both_ways"] for f in r["figures"] if f["name"] == "told_after"]
+    assert set(survivors) == {0, 1}, f"six times the same side survived: {survivors}"
+    for r, side in zip(report["kill.both_ways"], survivors):
+        again = r["again"].split()[1:]
+        (other,) = json.loads(run([KIT, *again, "--json", "-"]).stdout)["results"]
+        assert {f["side"] for f in other["figures"]} == {side}, (again, other)
+
+
+def two_hosts():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{s.getsockname()[1]}"
+    other = subprocess.Popen([KIT, "fault", SOCKET, "--listen", where, "--wait", "20"], env=environment(),
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        status, report, _ = fault(SOCKET, "--connect", where, "--only",
+                                  "kill.both_ways,stop.short,close.reset,strangers.garbage,fail.memory,link.mtu")
+        assert other.wait(20) == 0, other.stderr.read()
+    finally:
+        other.kill()
+        other.communicate()
+    assert status == 0 and len(report) == 6
+    assert report.pop("link.mtu")[0]["seen"] == "needs both sides on this host"
+    check_fine(report)
+    assert "--connect " + where in report["stop.short"][0]["again"]
+
+
+def without_root():
+    if os.geteuid() != 0:
+        raise Skip("this is not root: the other cases show it")
+    done = subprocess.run([KIT, "fault", SOCKET, "--only", "link.mtu,kill.sender", "--json", "-"], text=True,
+                          capture_output=True, env=environment(), user=65534, group=65534, cwd="/")
+    if "Permission denied" in done.stderr + done.stdout:
+        raise Skip("others may not read the build")
+    report = {r["name"]: r for r in json.loads(done.stdout)["results"]}
+    assert report["kill.sender"]["status"] == "pass", report
+    assert (report["link.mtu"]["status"], report["link.mtu"]["seen"]) == ("skip", "network namespaces need root")
+
+
+def nothing_is_left():
+    before = run(["ip", "netns"]).stdout if os.path.exists("/sbin/ip") or os.path.exists("/usr/bin/ip") else ""
+    process = subprocess.Popen([KIT, "fault", SOCKET, "--only", "link.down_long"], env=environment(),
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(1.5)
+    process.terminate()
+    process.wait(20)
+    if before or os.path.exists("/usr/bin/ip"):
+        assert f"railkit{process.pid}" not in run(["ip", "netns"]).stdout, "a network namespace is left"
+
+
+def junit_and_words():
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "fault.xml"
+        done = run([KIT, "fault", SOCKET, "--only", "kill.idle,fail.verbs", "--junit", path])
+        assert done.returncode == 0 and "1.4    kill.idle" in done.stdout, done.stdout + done.stderr
+        cases = xml.etree.ElementTree.parse(path).getroot().findall("testcase")
+        assert [c.get("name") for c in cases] == ["kill.idle", "fail.verbs"]
+        assert cases[1].find("skipped") is not None
+    expect(run([KIT, "fault", SOCKET, "--only", "nonsense"]), 2, "no scenario is called nonsense")
+    expect(run([KIT, "fault", SOCKET, "--patience", "0"]), 2, "--patience")
+    expect(run([KIT, "fault"]), 2, "a plugin is missing")
+    done = run([KIT, "fault", KIT])
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert all(s["level"] in ("MUST", "SHOULD", "OBSERVED") and s["what"] for s in listed())
+
+
+def case(defect):
+    return lambda: planted(defect)
+
+
+main([("our plugin comes through all of them", all_on_our_plugin),
+      ("the reference plugin, too", the_reference_too),
+      ("and through random rounds", rounds),
+      *[(f"{defect} is caught by {DEFECTS[defect][0]}", case(defect)) for defect in DEFECTS],
+      ("failing calls are the plugin's, not the kit's", fails_the_plugin_alone),
+      ("a run can be repeated", repeats),
+      ("two hosts", two_hosts),
+      ("without root links are left out, and said so", without_root),
+      ("an interrupted run leaves no namespace", nothing_is_left),
+      ("JUnit, and what the command line refuses", junit_and_words)])
