@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "common/upward.h"
 #include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_profile.h"
@@ -90,7 +91,7 @@ static void finish_slot(struct sk_recv_comm *rc, struct sk_slot *slot) {
 
 static void empty_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struct sk_slot *slot) {
   assert(slot->sink.data || bounce->sink.size == 0); /* irecv took no other */
-  if (bounce->sink.size) memcpy(slot->sink.data, bounce->sink.data, bounce->sink.size);
+  if (bounce->sink.size) rail_copy_upward(slot->sink.data, bounce->sink.data, bounce->sink.size);
   sk_early_free(&rc->early, bounce);
   finish_slot(rc, slot);
 }

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "common/upward.h"
 #include "plugin/socket/sk_zerocopy.h"
 
 rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer, struct sk_moved *moved) {
@@ -166,7 +167,7 @@ rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
 bool sk_stream_take_payload(struct sk_stream *s) {
   uint32_t n = RAIL_MIN(s->left, s->tail - s->head);
   if (n) {
-    memcpy(s->to, s->buf + s->head, n);
+    rail_copy_upward(s->to, s->buf + s->head, n);
     s->to += n;
     s->left -= n;
     s->head += n;
