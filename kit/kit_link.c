@@ -82,7 +82,8 @@ struct kit_link *kit_link_listen(const char *where, unsigned seconds, char *why,
     link = greet(fd, why, why_size);
     if (!link) fprintf(stderr, "rail-kit: %s: %s\n", rail_addr_text(&peer, text), why);
   }
-  if (!link && !*why) snprintf(why, why_size, "nobody has come to %s within %u s", rail_addr_text(&addr, text), seconds);
+  if (!link && !*why)
+    snprintf(why, why_size, "nobody has come to %s within %u s", rail_addr_text(&addr, text), seconds);
   close(listen_fd);
   return link;
 }

@@ -61,7 +61,9 @@ static int t_make_vdevice(int *dev, struct rail_net_vprops_v12 *props) {
   PASS(KIT_CALL_MAKE_VDEVICE, inner->make_vdevice(dev, props));
 }
 static int t_finalize(void *ctx) { PASS(KIT_CALL_FINALIZE, inner->finalize(ctx)); }
-static int t_set_attr(void *ctx, struct rail_net_attr *attr) { PASS(KIT_CALL_SET_ATTR, inner->set_net_attr(ctx, attr)); }
+static int t_set_attr(void *ctx, struct rail_net_attr *attr) {
+  PASS(KIT_CALL_SET_ATTR, inner->set_net_attr(ctx, attr));
+}
 
 static struct rail_net_v12 vt;
 

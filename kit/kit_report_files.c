@@ -122,7 +122,8 @@ static void xml_case(FILE *f, const char *command, const struct kit_result *r) {
     fputs("/>\n", f);
     return;
   }
-  fprintf(f, ">\n    <%s", bad ? (r->end == KIT_END_FAILED || r->end == KIT_END_LOST ? "failure" : "error") : "skipped");
+  const char *tag = !bad ? "skipped" : r->end == KIT_END_FAILED || r->end == KIT_END_LOST ? "failure" : "error";
+  fprintf(f, ">\n    <%s", tag);
   xml_attribute(f, "message", r->text);
   if (bad) {
     xml_attribute(f, "type", kit_level_text(r->level));
@@ -132,7 +133,7 @@ static void xml_case(FILE *f, const char *command, const struct kit_result *r) {
     xml_text(f, r->source);
     fputs("&#10;", f);
     xml_text(f, r->again);
-    fprintf(f, "</%s>\n  </testcase>\n", r->end == KIT_END_FAILED || r->end == KIT_END_LOST ? "failure" : "error");
+    fprintf(f, "</%s>\n  </testcase>\n", tag);
   } else {
     fputs("/>\n  </testcase>\n", f);
   }

@@ -70,7 +70,7 @@ static void check_meeting(struct kit_world *w) {
 
 static bool is_bad(enum kit_end end) { return end != KIT_END_FINE && end != KIT_END_LOST; }
 
-/* The side that the others' failures follow from: the first to say so, but a crash says nothing before others see it. */
+/* The side that the others' failures follow from: the first to say so, but a crash says nothing until others see it. */
 static void blame(struct kit_world *w, int rank) {
   enum kit_end end = w->child[rank].end.end;
   if (!is_bad(end) || w->child[rank].dying) return;

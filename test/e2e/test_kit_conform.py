@@ -129,7 +129,8 @@ def reasons():
 def files():
     with tempfile.TemporaryDirectory() as d:
         junit, out = pathlib.Path(d, "a&b.xml"), pathlib.Path(d, "r.json")
-        done = kit(broken("close_null"), "--only", "close.null,close.never_used", "--junit", str(junit), "--json", str(out))
+        done = kit(broken("close_null"), "--only", "close.null,close.never_used", "--junit", str(junit), "--json",
+                   str(out))
         assert done.returncode == 1 and "close.null" in done.stdout, done
         suite = xml.parse(junit).getroot()
         cases = {c.get("name"): c for c in suite}

@@ -48,8 +48,8 @@ static void choose(const char *only, const char *skip, const char *levels, const
                    enum kit_level level, bool expected) {
   struct kit_choice c;
   CHECK(kit_choice_read(&c, only, skip, NULL, levels));
-  CHECK_MSG(kit_choice_takes(&c, id, name, level) == expected, "--only %s --skip %s --level %s %s %s", only ? only : "-",
-            skip ? skip : "-", levels ? levels : "-", expected ? "leaves out" : "takes", name);
+  CHECK_MSG(kit_choice_takes(&c, id, name, level) == expected, "--only %s --skip %s --level %s %s %s",
+            only ? only : "-", skip ? skip : "-", levels ? levels : "-", expected ? "leaves out" : "takes", name);
   kit_choice_free(&c);
 }
 

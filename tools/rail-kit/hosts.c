@@ -31,7 +31,8 @@ int rk_hosts_open(const struct rk_hosts *hosts, const char *plugin, struct kit_l
     if (leads) listen = launched;
     else connect = launched;
   }
-  *link = listen ? kit_link_listen(listen, seconds, why, sizeof why) : kit_link_connect(connect, seconds, why, sizeof why);
+  *link = listen ? kit_link_listen(listen, seconds, why, sizeof why)
+                 : kit_link_connect(connect, seconds, why, sizeof why);
   if (!*link) {
     fprintf(stderr, RK_NAME ": %s\n", why);
     return -1;

@@ -18,7 +18,7 @@ struct rk_hosts {
    offsetof(TYPE, FIELD.listen), .allowed = "a port, or address:port"},                                                \
       {"connect", 0, "WHERE", "two hosts: lead, with the rail-kit that listens on HOST[:PORT]", TOOL_TEXT,             \
        offsetof(TYPE, FIELD.connect), .allowed = "host or host:port"},                                                 \
-      {"wait", 0, "SECONDS", "for the other host, at most", TOOL_SECONDS, offsetof(TYPE, FIELD.wait_ms), .min = 1,      \
+      {"wait", 0, "SECONDS", "for the other host, at most", TOOL_SECONDS, offsetof(TYPE, FIELD.wait_ms), .min = 1,     \
        .max = 86400, .preset = "30; --listen: no limit"}
 
 /* One host: 0 with *link NULL. The leader: 0 with *link. The follower: has served until the leader was done; 1 with
