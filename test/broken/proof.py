@@ -44,7 +44,7 @@ CAUGHT_BY = {
     "v8_props_shifted": "properties.values_are_in_range@8",
     # listen, accept
     "handle_hole": "listen.handle_is_written_whole",
-    "handle_overrun": "listen.handle_is_written_whole",
+    "handle_overrun": "listen.handle_is_not_overrun",
     "listen_close_error": "listen.closed_without_accept",
     "listens_few": "listen.a_thousand_listens",
     "one_guest": "connect.several_through_one_door",
@@ -54,7 +54,7 @@ CAUGHT_BY = {
     "stranger_hangs": "listen.silence_does_not_delay",
     "stranger_accepted": "listen.garbage",
     "stranger_crashes": "listen.garbage",
-    "stranger_leaks": "listen.closed_with_strangers_inside",
+    "stranger_leaks": "listen.closed_with_strangers_inside listen.strangers_leave_nothing",
     "files_run_out": "listen.silence_does_not_use_up_all_files",
     # connect
     "connect_sleeps": "connect.no_call_waits",
