@@ -54,13 +54,14 @@ int rail_abi_close_listen(void *listen_comm);
 int rail_abi_get_device_mr(void *comm, void *mhandle, void **dptr_mhandle);
 int rail_abi_irecv_consumed(void *recv_comm, int n, void *request);
 
-/* A device handle is an output that only offloading plugins write: untouched. */
+/* A device handle is an output that only offloading plugins write; passed through, NULL in v6. */
 int rail_abi_listen_v6(int dev, void *handle, void **listen_comm);                                    /* v6-v10 */
 int rail_abi_listen_v11(void *ctx, int dev, void *handle, void **listen_comm);                        /* v11- */
 int rail_abi_connect_v7(int dev, void *handle, void **send_comm, struct rail_net_device_handle **dh); /* v7-v9 */
 int rail_abi_connect_v11(void *ctx, int dev, void *handle, void **send_comm,
                          struct rail_net_device_handle **dh);                                         /* v11- */
-int rail_abi_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm);
+int rail_abi_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
+                     struct rail_net_device_handle **dh);
 int rail_abi_accept_v6(void *listen_comm, void **recv_comm);
 int rail_abi_accept_v7(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dh);      /* v7- */
 

@@ -117,34 +117,30 @@ int rail_abi_listen_v6(int dev, void *handle, void **listen_comm) {
 
 /* After an error NCCL closes whatever it finds in *send_comm, and closes it
  * again at teardown: it must find NULL. */
-int rail_abi_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm) {
+int rail_abi_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
+                     struct rail_net_device_handle **dh) {
   *send_comm = NULL;
-  int result = rail_abi_result(OPS.connect(ctx, dev, handle, traffic_class, send_comm), "connect");
+  int result = rail_abi_result(OPS.connect(ctx, dev, handle, traffic_class, send_comm, dh), "connect");
   if (result != RAIL_OK) *send_comm = NULL;
   return result;
 }
 
 int rail_abi_connect_v7(int dev, void *handle, void **send_comm, struct rail_net_device_handle **dh) {
-  (void)dh;
-  return rail_abi_connect(rail_abi_process_ctx(), dev, handle, -1, send_comm);
+  return rail_abi_connect(rail_abi_process_ctx(), dev, handle, -1, send_comm, dh);
 }
 
 int rail_abi_connect_v11(void *ctx, int dev, void *handle, void **send_comm, struct rail_net_device_handle **dh) {
-  (void)dh;
-  return rail_abi_connect(ctx, dev, handle, -1, send_comm); /* init had the traffic class */
+  return rail_abi_connect(ctx, dev, handle, -1, send_comm, dh); /* init had the traffic class */
 }
 
-int rail_abi_accept_v6(void *listen_comm, void **recv_comm) {
+int rail_abi_accept_v7(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dh) {
   *recv_comm = NULL;
-  int result = rail_abi_result(OPS.accept(listen_comm, recv_comm), "accept");
+  int result = rail_abi_result(OPS.accept(listen_comm, recv_comm, dh), "accept");
   if (result != RAIL_OK) *recv_comm = NULL;
   return result;
 }
 
-int rail_abi_accept_v7(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dh) {
-  (void)dh;
-  return rail_abi_accept_v6(listen_comm, recv_comm);
-}
+int rail_abi_accept_v6(void *listen_comm, void **recv_comm) { return rail_abi_accept_v7(listen_comm, recv_comm, NULL); }
 
 int rail_abi_close_send(void *send_comm) {
   return send_comm ? rail_abi_result(OPS.close_send(send_comm), "closeSend") : RAIL_OK;
@@ -181,11 +177,9 @@ int rail_abi_dereg_mr(void *comm, void *mhandle) {
 }
 
 int rail_abi_get_device_mr(void *comm, void *mhandle, void **dptr_mhandle) {
-  (void)comm;
-  (void)mhandle;
-  (void)dptr_mhandle;
-  RAIL_WARN("%s: getDeviceMr called, but this plugin has no device offload", OPS.name);
-  return RAIL_INTERNAL_ERROR;
+  int result = rail_abi_result(OPS.get_device_mr(comm, mhandle, dptr_mhandle), "getDeviceMr");
+  if (result == RAIL_INTERNAL_ERROR) RAIL_WARN("%s: getDeviceMr failed, or it has no device offload", OPS.name);
+  return result;
 }
 
 /* ---- data ------------------------------------------------------------- */

@@ -14,8 +14,7 @@ static int get_properties(int dev, struct rail_net_props_v9 *props) {
 
 static int connect_to(int dev, struct rail_net_config *config, void *handle, void **send_comm,
                       struct rail_net_device_handle **dh) {
-  (void)dh;
-  return rail_abi_connect(rail_abi_process_ctx(), dev, handle, config ? config->traffic_class : -1, send_comm);
+  return rail_abi_connect(rail_abi_process_ctx(), dev, handle, config ? config->traffic_class : -1, send_comm, dh);
 }
 
 const struct rail_net_v10 ncclNetPlugin_v10 = {

@@ -12,7 +12,7 @@ static int get_properties(int dev, struct rail_net_props_v6 *props) {
 }
 
 static int connect_to(int dev, void *handle, void **send_comm) {
-  return rail_abi_connect(rail_abi_process_ctx(), dev, handle, -1, send_comm);
+  return rail_abi_connect(rail_abi_process_ctx(), dev, handle, -1, send_comm, NULL);
 }
 
 const struct rail_net_v6 ncclNetPlugin_v6 = {

@@ -21,6 +21,13 @@ rail_result_t rail_net_no_reg_mr_dmabuf(void *comm, void *data, size_t size, int
   return RAIL_BAD_USAGE;
 }
 
+rail_result_t rail_net_no_get_device_mr(void *comm, void *mhandle, void **dptr_mhandle) {
+  (void)comm;
+  (void)mhandle;
+  (void)dptr_mhandle;
+  return RAIL_INTERNAL_ERROR;
+}
+
 /* NULL request: nothing to wait for. Host memory needs no flush. */
 rail_result_t rail_net_no_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles,
                                  void **request) {

@@ -55,11 +55,13 @@ struct rail_net_ops {
 
   /* traffic_class -1: the one given to init.
    * RAIL_OK with *send_comm NULL: in progress, call again with the same handle
-   * bytes (they may hold state, never their own address). On error *send_comm is NULL. */
-  rail_result_t (*connect)(void *ctx, int dev, void *handle, int traffic_class, void **send_comm);
+   * bytes (they may hold state, never their own address). On error *send_comm is NULL.
+   * dev_handle is for offloading plugins, the others leave it alone; NULL through v6. */
+  rail_result_t (*connect)(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
+                           struct rail_net_device_handle **dev_handle);
 
   /* The same, for the receiving side; state lives in listen_comm. */
-  rail_result_t (*accept)(void *listen_comm, void **recv_comm);
+  rail_result_t (*accept)(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
 
   /* Any address and length; ranges may overlap; concurrent with traffic on the same comm. */
   rail_result_t (*reg_mr)(void *comm, void *data, size_t size, int type, void **mhandle);
@@ -68,6 +70,8 @@ struct rail_net_ops {
   /* After return no byte of the range is touched again, even with requests
    * outstanding. NULL is fine. */
   rail_result_t (*dereg_mr)(void *comm, void *mhandle);
+  /* For the device's code of offloading plugins. Optional: unsupported says RAIL_INTERNAL_ERROR. */
+  rail_result_t (*get_device_mr)(void *comm, void *mhandle, void **dptr_mhandle);
 
   /* *request is always written on RAIL_OK: a request, or NULL for "not now,
    * call again with the same arguments". A full table is "not now". `data`
@@ -108,6 +112,7 @@ extern const struct rail_net_ops rail_plugin_ops;
 rail_result_t rail_net_no_make_vdevice(int *dev, const struct rail_net_vprops_v12 *props);
 rail_result_t rail_net_no_reg_mr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,
                                         void **mhandle);
+rail_result_t rail_net_no_get_device_mr(void *comm, void *mhandle, void **dptr_mhandle);
 rail_result_t rail_net_no_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles,
                                  void **request);
 rail_result_t rail_net_no_irecv_consumed(void *recv_comm, int n, void *request);

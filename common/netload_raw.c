@@ -64,6 +64,10 @@ int rail_net_raw_dereg_mr(struct rail_net *net, void *comm, void *mhandle) {
   return net->slots.dereg_mr(comm, mhandle);
 }
 
+int rail_net_raw_get_device_mr(struct rail_net *net, void *comm, void *mhandle, void **dptr_mhandle) {
+  return net->slots.get_device_mr ? net->slots.get_device_mr(comm, mhandle, dptr_mhandle) : RAIL_INTERNAL_ERROR;
+}
+
 /* ---- data ------------------------------------------------------------- */
 
 int rail_net_raw_isend(struct rail_net *net, void *send_comm, void *data, size_t size, int tag, void *mhandle,

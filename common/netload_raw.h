@@ -24,6 +24,7 @@ int rail_net_raw_reg_mr(struct rail_net *net, void *comm, void *data, size_t siz
 int rail_net_raw_reg_mr_dmabuf(struct rail_net *net, void *comm, void *data, size_t size, int type, uint64_t offset,
                                int fd, void **mhandle);
 int rail_net_raw_dereg_mr(struct rail_net *net, void *comm, void *mhandle);
+int rail_net_raw_get_device_mr(struct rail_net *net, void *comm, void *mhandle, void **dptr_mhandle);
 
 /* `phandles` NULL means none. v6 to v8 do not know RAIL_NET_OPTIONAL_RECV: they find NULL, as with NCCL. */
 int rail_net_raw_isend(struct rail_net *net, void *send_comm, void *data, size_t size, int tag, void *mhandle,

@@ -81,6 +81,7 @@ static void take_v7(struct rail_net_slots *s, const struct rail_net_v7 *t) {
   s->reg_mr_v6 = t->reg_mr;
   s->isend_v6 = t->isend;
   s->irecv_v6 = t->irecv;
+  s->get_device_mr = t->get_device_mr;
   s->irecv_consumed = t->irecv_consumed;
 }
 
@@ -94,6 +95,7 @@ static void take_v8(struct rail_net_slots *s, const struct rail_net_v8 *t) {
   s->reg_mr_v8 = t->reg_mr;
   s->isend_v6 = t->isend;
   s->irecv_v6 = t->irecv;
+  s->get_device_mr = t->get_device_mr;
   s->irecv_consumed = t->irecv_consumed;
 }
 
@@ -107,6 +109,7 @@ static void take_v9(struct rail_net_slots *s, const struct rail_net_v9 *t) {
   s->reg_mr_v8 = t->reg_mr;
   s->isend_v9 = t->isend;
   s->irecv_v9 = t->irecv;
+  s->get_device_mr = t->get_device_mr;
   s->irecv_consumed = t->irecv_consumed;
   s->make_vdevice_v9 = t->make_vdevice;
 }
@@ -121,6 +124,7 @@ static void take_v10(struct rail_net_slots *s, const struct rail_net_v10 *t) {
   s->reg_mr_v8 = t->reg_mr;
   s->isend_v10 = t->isend;
   s->irecv_v10 = t->irecv;
+  s->get_device_mr = t->get_device_mr;
   s->irecv_consumed = t->irecv_consumed;
   s->make_vdevice_v9 = t->make_vdevice;
 }
@@ -136,6 +140,7 @@ static void take_v10(struct rail_net_slots *s, const struct rail_net_v10 *t) {
     (s)->reg_mr_v8 = (t)->reg_mr;        \
     (s)->isend_v10 = (t)->isend;         \
     (s)->irecv_v10 = (t)->irecv;         \
+    (s)->get_device_mr = (t)->get_device_mr; \
     (s)->irecv_consumed = (t)->irecv_consumed; \
     (s)->finalize = (t)->finalize;       \
     (s)->set_net_attr = (t)->set_net_attr; \

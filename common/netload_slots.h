@@ -57,6 +57,7 @@ struct rail_net_slots {
   int (*close_listen)(void *);
 
   /* Any of these may be NULL. */
+  int (*get_device_mr)(void *, void *, void **);
   int (*irecv_consumed)(void *, int, void *);
   int (*make_vdevice_v9)(int *, struct rail_net_vprops_v9 *);
   int (*make_vdevice_v12)(int *, struct rail_net_vprops_v12 *);

@@ -53,6 +53,7 @@ enum rail_trace_kind {
   RAIL_TRACE_CONSUMED,     /* comm, request, value: how many */
   RAIL_TRACE_FINDING,      /* comm, request, value: rule, dev: 0 caller 1 plugin, two numbers: address and size */
   RAIL_TRACE_DROPPED,      /* value: calls of this thread that are missing here */
+  RAIL_TRACE_GET_DEVICE_MR, /* comm, mr */
   RAIL_TRACE_KINDS
 };
 

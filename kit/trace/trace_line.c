@@ -98,6 +98,7 @@ static void say_rest(FILE *out, const struct rail_trace_event *e) {
       fprintf(out, " comm %" PRIu64 " %" PRIu64 " B at %#" PRIx64 " type %" PRId64 ": mr %" PRIu64, e->comm, e->size,
               e->address, e->dev, e->made);
       break;
+    case RAIL_TRACE_GET_DEVICE_MR:
     case RAIL_TRACE_DEREG_MR: fprintf(out, " comm %" PRIu64 " mr %" PRIu64, e->comm, e->mr); break;
     case RAIL_TRACE_CONSUMED: fprintf(out, " comm %" PRIu64 " request %" PRIu64, e->comm, e->request); break;
     case RAIL_TRACE_DROPPED: fprintf(out, " %" PRIu64 " calls are missing here", e->value); break;

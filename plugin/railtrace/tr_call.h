@@ -59,8 +59,9 @@ static inline rail_result_t tr_result(int result, const struct tr_comm *comm, co
 
 /* tr_connect.c */
 rail_result_t tr_listen(void *ctx, int dev, void *handle, void **listen_comm);
-rail_result_t tr_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm);
-rail_result_t tr_accept(void *listen_comm, void **recv_comm);
+rail_result_t tr_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
+                         struct rail_net_device_handle **dev_handle);
+rail_result_t tr_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
 rail_result_t tr_close_send(void *send_comm);
 rail_result_t tr_close_recv(void *recv_comm);
 rail_result_t tr_close_listen(void *listen_comm);
@@ -69,6 +70,7 @@ rail_result_t tr_close_listen(void *listen_comm);
 rail_result_t tr_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle);
 rail_result_t tr_reg_mr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd, void **mhandle);
 rail_result_t tr_dereg_mr(void *comm, void *mhandle);
+rail_result_t tr_get_device_mr(void *comm, void *mhandle, void **dptr_mhandle);
 /* Looks at one buffer of a post: fills what is recorded of it and the span, says what is wrong. Gives the plugin's own
  * memory handle; *refuse is set when the call is to fail. */
 void *tr_buffer(struct tr_comm *comm, void *data, uint64_t size, void *mhandle, const char *call,

@@ -163,10 +163,11 @@ static void attempt_end(struct attempt *a, struct rail_trace_event *e) {
   free(a);
 }
 
-rail_result_t tr_connect(void *handle_of_ctx, int dev, void *handle, int traffic_class, void **send_comm) {
+rail_result_t tr_connect(void *handle_of_ctx, int dev, void *handle, int traffic_class, void **send_comm,
+                         struct rail_net_device_handle **dev_handle) {
   struct rail_trace_event e;
   void *real = TR_POISON;
-  struct rail_net_device_handle *device_handle = NULL;
+  struct rail_net_device_handle *unused = NULL; /* v6 has none, the plugin's version may */
   *send_comm = NULL;
   struct tr_ctx *ctx = tr_ctx_of(handle_of_ctx, "connect");
   if (!ctx || bad_device(ctx, dev, "connect")) return RAIL_INTERNAL_ERROR;
@@ -178,7 +179,8 @@ rail_result_t tr_connect(void *handle_of_ctx, int dev, void *handle, int traffic
   e.made = e.tries = e.waited = 0;
   struct attempt *a = attempt_begin(handle, e.ns);
   if (!a) memcpy(e.handle, handle, sizeof e.handle);
-  tr_end(&e, rail_net_raw_connect(ctx->net, ctx->real, dev, handle, traffic_class, &real, &device_handle));
+  tr_end(&e, rail_net_raw_connect(ctx->net, ctx->real, dev, handle, traffic_class, &real,
+                                  dev_handle ? dev_handle : &unused));
   rail_result_t result = tr_result(e.result, NULL, "connect");
   note_slow(&e, NULL, pace);
   real = settle(&e, &result, real, NULL);
@@ -194,10 +196,10 @@ rail_result_t tr_connect(void *handle_of_ctx, int dev, void *handle, int traffic
 
 /* ---- accept, close ----------------------------------------------------- */
 
-rail_result_t tr_accept(void *listen_comm, void **recv_comm) {
+rail_result_t tr_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle) {
   struct rail_trace_event e;
   void *real = TR_POISON;
-  struct rail_net_device_handle *device_handle = NULL;
+  struct rail_net_device_handle *unused = NULL; /* v6 has none, the plugin's version may */
   *recv_comm = NULL;
   struct tr_comm *l = tr_comm_of(listen_comm, TR_LISTEN, "accept");
   if (!l) return RAIL_INTERNAL_ERROR;
@@ -205,7 +207,7 @@ rail_result_t tr_accept(void *listen_comm, void **recv_comm) {
   tr_begin(&e, RAIL_TRACE_ACCEPT);
   e.comm = l->id;
   e.made = 0;
-  tr_end(&e, rail_net_raw_accept(l->net, l->real, &real, &device_handle));
+  tr_end(&e, rail_net_raw_accept(l->net, l->real, &real, dev_handle ? dev_handle : &unused));
   rail_result_t result = tr_result(e.result, l, "accept");
   note_slow(&e, l, pace);
   real = settle(&e, &result, real, l);

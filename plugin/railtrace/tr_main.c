@@ -15,8 +15,6 @@
 #include "plugin/railtrace/tr_call.h"
 #include "plugin/railtrace/tr_wrap.h"
 
-#define OFFLOAD_HINT "its receives need device code, whose handles the wrapper does not pass"
-
 char rail_plugin_name[RAIL_TRACE_TEXT] = "RailTrace";
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -163,10 +161,6 @@ static rail_result_t tr_get_properties(int dev, struct rail_net_props_v12 *props
   if (result != RAIL_OK) memset(props, 0, sizeof *props);
   e.props = *props;
   tr_record(&e);
-  if (result == RAIL_OK && props->net_device_type != RAIL_NET_DEVICE_HOST) {
-    RAIL_WARN("%s, device %d: " OFFLOAD_HINT, rail_net_name(net), dev);
-    return RAIL_BAD_USAGE;
-  }
   return result;
 }
 
@@ -204,6 +198,7 @@ const struct rail_net_ops rail_plugin_ops = {
   .reg_mr = tr_reg_mr,
   .reg_mr_dmabuf = tr_reg_mr_dmabuf,
   .dereg_mr = tr_dereg_mr,
+  .get_device_mr = tr_get_device_mr,
   /* data */
   .isend = tr_isend,
   .irecv = tr_irecv,

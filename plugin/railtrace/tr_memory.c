@@ -107,6 +107,25 @@ rail_result_t tr_dereg_mr(void *comm, void *mhandle) {
   return result;
 }
 
+rail_result_t tr_get_device_mr(void *comm, void *mhandle, void **dptr_mhandle) {
+  struct rail_trace_event e;
+  struct tr_mr *mr = NULL;
+  struct tr_comm *c = tr_comm_of(comm, ON_CONNECTION, "getDeviceMr");
+  if (!c) return RAIL_INTERNAL_ERROR;
+  enum tr_found found = mhandle ? tr_mr_find(mhandle, &mr) : TR_OK;
+  if (found != TR_OK) {
+    (void)complain(found, c, mr, mhandle, "getDeviceMr");
+    return RAIL_INTERNAL_ERROR;
+  }
+  tr_begin(&e, RAIL_TRACE_GET_DEVICE_MR);
+  e.comm = c->id;
+  e.mr = mr ? mr->id : 0;
+  tr_end(&e, rail_net_raw_get_device_mr(c->net, c->real, mr ? mr->real : NULL, dptr_mhandle));
+  rail_result_t result = tr_result(e.result, c, "getDeviceMr");
+  tr_record(&e);
+  return result;
+}
+
 void *tr_buffer(struct tr_comm *c, void *data, uint64_t size, void *mhandle, const char *call,
                 struct rail_trace_buf *buf, struct tr_span *span, bool *refuse) {
   struct tr_mr *mr = NULL;

@@ -60,7 +60,8 @@ static bool next_peer(struct sk_listen *l, struct sk_comm_args *args, rail_resul
   return true;
 }
 
-rail_result_t sk_accept(void *listen_comm, void **recv_comm) {
+rail_result_t sk_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle) {
+  (void)dev_handle;
   struct sk_listen *l = listen_comm;
   struct sk_comm_args args;
   rail_result_t result;

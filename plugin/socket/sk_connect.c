@@ -225,7 +225,9 @@ static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
   return sk_send_create(&args, send_comm);
 }
 
-rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic_class, void **send_comm) {
+rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic_class, void **send_comm,
+                         struct rail_net_device_handle **dev_handle) {
+  (void)dev_handle;
   struct sk_handle handle;
   const char *why;
   struct sk_connect *a = NULL;

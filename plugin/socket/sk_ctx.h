@@ -42,12 +42,13 @@ struct sk_ctx {
 struct sk_ctx *sk_ctx_of(void *ctx, const char *call);
 
 /* sk_connect.c */
-rail_result_t sk_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm);
+rail_result_t sk_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
+                         struct rail_net_device_handle **dev_handle);
 void sk_connect_free(struct sk_connect *attempt);
 
 /* sk_listen.c, sk_accept.c */
 rail_result_t sk_listen(void *ctx, int dev, void *handle, void **listen_comm);
-rail_result_t sk_accept(void *listen_comm, void **recv_comm);
+rail_result_t sk_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
 rail_result_t sk_close_listen(void *listen_comm);
 
 #endif

@@ -161,6 +161,7 @@ const struct rail_net_ops rail_plugin_ops = {
   .reg_mr = sk_reg_mr,
   .reg_mr_dmabuf = rail_net_no_reg_mr_dmabuf,
   .dereg_mr = sk_dereg_mr,
+  .get_device_mr = rail_net_no_get_device_mr,
   /* data */
   .isend = sk_isend,
   .irecv = sk_irecv,

@@ -87,7 +87,7 @@ static void say_raw(struct fuzz_in *in, const struct bed *bed, int fd, bool secr
 static void accept_one(struct bed *bed, bool raw_secrets) {
   void *comm = NULL, **place = NULL;
   uint64_t start_at = rail_now_ns();
-  FUZZ_CHECK(ops->accept(bed->listener, &comm) == RAIL_OK);
+  FUZZ_CHECK(ops->accept(bed->listener, &comm, NULL) == RAIL_OK);
   FUZZ_CHECK(rail_now_ns() - start_at < SLOW_MS * 1000000ull);
   if (!comm) return;
   /* Every stream had its HELLO. (Raw ones with a secret are not counted.) */

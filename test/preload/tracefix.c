@@ -34,6 +34,7 @@ static int properties(int dev, struct rail_net_props_v12 *p) {
                                    .max_p2p_bytes = RAIL_NET_MAX_BYTES, .vprops = {.ndevs = 1, .devs = {dev}}};
   return RAIL_OK;
 }
+static struct rail_net_device_handle device_handle = {.version = 7};
 static int give(void **comm, void *real) {
   tracefix_seen.calls++;
   if (is(FIX_SLOW_CALL)) usleep(5000);
@@ -47,12 +48,14 @@ static int do_listen(void *ctx, int dev, void *handle, void **comm) {
   return give(comm, &listen_);
 }
 static int do_connect(void *ctx, int dev, void *handle, void **comm, struct rail_net_device_handle **dh) {
-  (void)ctx, (void)dev, (void)dh;
+  (void)ctx, (void)dev;
+  *dh = &device_handle;
   ((char *)handle)[100]++; /* state between tries */
   return give(comm, &send_);
 }
 static int do_accept(void *listen_comm, void **comm, struct rail_net_device_handle **dh) {
-  (void)listen_comm, (void)dh;
+  (void)listen_comm;
+  *dh = &device_handle;
   return give(comm, &recv_);
 }
 static int reg(void *comm, void *data, size_t size, int type, void **mhandle) {
@@ -119,8 +122,10 @@ static int do_close(void *comm) {
   return is(FIX_CLOSE_ERROR) ? RAIL_SYSTEM_ERROR : RAIL_OK;
 }
 static int device_mr(void *comm, void *mhandle, void **out) {
-  (void)comm, (void)mhandle, (void)out;
-  return RAIL_INTERNAL_ERROR;
+  tracefix_seen.comm = comm;
+  tracefix_seen.mhandle = mhandle;
+  *out = &tracefix_seen;
+  return RAIL_OK;
 }
 static int consumed(void *comm, int n, void *request) {
   (void)comm, (void)n;

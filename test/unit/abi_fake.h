@@ -24,6 +24,7 @@ static struct {
   uint64_t offset;
   void *request_in, *phandle;
   void **phandles;
+  struct rail_net_device_handle **dev_handle;
   struct rail_net_vprops_v12 vprops;
   int vdev_ndevs;
   rail_result_t answer;   /* of the next calls */
@@ -77,14 +78,17 @@ static rail_result_t fake_listen(void *ctx, int dev, void *handle, void **comm) 
   memset(handle, 0x5a, RAIL_NET_HANDLE_SIZE);
   return give(comm, &a_listen);
 }
-static rail_result_t fake_connect(void *ctx, int dev, void *handle, int traffic_class, void **comm) {
+static rail_result_t fake_connect(void *ctx, int dev, void *handle, int traffic_class, void **comm,
+                                  struct rail_net_device_handle **dh) {
+  fake.dev_handle = dh;
   fake.ctx = ctx;
   fake.dev = dev;
   fake.traffic_class = traffic_class;
   (void)handle;
   return give(comm, &a_send);
 }
-static rail_result_t fake_accept(void *listen_comm, void **comm) {
+static rail_result_t fake_accept(void *listen_comm, void **comm, struct rail_net_device_handle **dh) {
+  fake.dev_handle = dh;
   if (listen_comm != &a_listen) return RAIL_INTERNAL_ERROR;
   return give(comm, &a_recv);
 }
@@ -166,7 +170,8 @@ const struct rail_net_ops rail_plugin_ops = {
   .name = rail_plugin_name, .init = fake_init, .finalize = fake_finalize, .devices = fake_devices,
   .get_properties = fake_properties, .make_vdevice = fake_make_vdevice, .listen = fake_listen,
   .connect = fake_connect, .accept = fake_accept, .reg_mr = fake_reg_mr, .reg_mr_dmabuf = fake_reg_dmabuf,
-  .dereg_mr = fake_dereg, .isend = fake_isend, .irecv = fake_irecv, .iflush = fake_iflush, .test = fake_test,
+  .dereg_mr = fake_dereg, .get_device_mr = rail_net_no_get_device_mr,
+  .isend = fake_isend, .irecv = fake_irecv, .iflush = fake_iflush, .test = fake_test,
   .irecv_consumed = fake_consumed, .close_send = fake_close, .close_recv = fake_close, .close_listen = fake_close,
   .set_net_attr = fake_set_attr,
 };

@@ -121,14 +121,14 @@ static void hs_listen(struct hs *h, int dev) {
 
 static bool hs_connect_step(struct hs *h, int dev) {
   void *comm = NULL;
-  rail_result_t result = sk_connect(&h->ctx, dev, h->handle, -1, &comm);
+  rail_result_t result = sk_connect(&h->ctx, dev, h->handle, -1, &comm, NULL);
   ENSURE(result == RAIL_OK, "connect returned %d: %s", result, hs_lines);
   return comm != NULL;
 }
 
 static bool hs_accept_step(struct hs *h) {
   void *comm = NULL;
-  ENSURE_INT(sk_accept(h->listen, &comm), RAIL_OK);
+  ENSURE_INT(sk_accept(h->listen, &comm, NULL), RAIL_OK);
   return comm != NULL;
 }
 

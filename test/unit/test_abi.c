@@ -234,26 +234,26 @@ TEST(connect_with_each_versions_arguments) {
   void *comm;
   fresh();
   CHECK_OK(ncclNetPlugin_v6.init(quiet));
-#define CHECK_CONNECT(call, want_class)                \
+#define CHECK_CONNECT(call, want_class, want_dh)       \
   comm = STALE;                                        \
   fake.answer = RAIL_OK;                               \
   CHECK_OK(call);                                      \
   CHECK(comm == &a_send && fake.ctx == &a_ctx);        \
   CHECK_INT(fake.dev, 1);                              \
   CHECK_INT(fake.traffic_class, want_class);           \
-  CHECK(dh == STALE);                                  \
+  CHECK(dh == STALE && fake.dev_handle == (want_dh));  \
   fake.answer = RAIL_REMOTE_ERROR;                     \
   fake.write_on_failure = true;                        \
   CHECK_INT(call, RAIL_REMOTE_ERROR);                  \
   CHECK(comm == NULL)
-  CHECK_CONNECT(ncclNetPlugin_v6.connect(1, handle, &comm), -1);
-  CHECK_CONNECT(ncclNetPlugin_v7.connect(1, handle, &comm, &dh), -1);
-  CHECK_CONNECT(ncclNetPlugin_v8.connect(1, handle, &comm, &dh), -1);
-  CHECK_CONNECT(ncclNetPlugin_v9.connect(1, handle, &comm, &dh), -1);
-  CHECK_CONNECT(ncclNetPlugin_v10.connect(1, &config, handle, &comm, &dh), 42);
-  CHECK_CONNECT(ncclNetPlugin_v10.connect(1, NULL, handle, &comm, &dh), -1);
-  CHECK_CONNECT(ncclNetPlugin_v11.connect(&a_ctx, 1, handle, &comm, &dh), -1);
-  CHECK_CONNECT(ncclNetPlugin_v12.connect(&a_ctx, 1, handle, &comm, NULL), -1);
+  CHECK_CONNECT(ncclNetPlugin_v6.connect(1, handle, &comm), -1, NULL);
+  CHECK_CONNECT(ncclNetPlugin_v7.connect(1, handle, &comm, &dh), -1, &dh);
+  CHECK_CONNECT(ncclNetPlugin_v8.connect(1, handle, &comm, &dh), -1, &dh);
+  CHECK_CONNECT(ncclNetPlugin_v9.connect(1, handle, &comm, &dh), -1, &dh);
+  CHECK_CONNECT(ncclNetPlugin_v10.connect(1, &config, handle, &comm, &dh), 42, &dh);
+  CHECK_CONNECT(ncclNetPlugin_v10.connect(1, NULL, handle, &comm, &dh), -1, &dh);
+  CHECK_CONNECT(ncclNetPlugin_v11.connect(&a_ctx, 1, handle, &comm, &dh), -1, &dh);
+  CHECK_CONNECT(ncclNetPlugin_v12.connect(&a_ctx, 1, handle, &comm, NULL), -1, NULL);
 }
 
 TEST(listen_and_accept) {
@@ -270,7 +270,7 @@ TEST(listen_and_accept) {
   CHECK(comm == &a_recv);
   V7_TO_12(fresh(); comm = STALE;
            CHECK_OK(net->accept(&a_listen, &comm, &dh));
-           CHECK(comm == &a_recv && dh == STALE);
+           CHECK(comm == &a_recv && dh == STALE && fake.dev_handle == &dh);
            fake.answer = RAIL_SYSTEM_ERROR; fake.write_on_failure = true;
            CHECK_INT(net->accept(&a_listen, &comm, &dh), RAIL_SYSTEM_ERROR);
            CHECK(comm == NULL);)

@@ -76,6 +76,9 @@ TEST(arguments_pass) {
   CHECK_INT(rig.seen->tag, 9);
   CHECK(rig.seen->comm != rig.send && rig.seen->mhandle != rig.send_mr); /* the plugin's own */
   rig_finish(request);
+  CHECK_OK(rig.vt->get_device_mr(rig.send, rig.send_mr, &request));
+  CHECK(request == rig.seen && rig.seen->mhandle != rig.send_mr);
+  CHECK(rig.send_dh && rig.send_dh->version == 7 && rig.recv_dh && rig.recv_dh->version == 7);
   for (int i = 0; i < 4; i++) {
     data[i] = rig.data;
     mhs[i] = rig.recv_mr;

@@ -187,8 +187,8 @@ static void connect_with(struct hs *h, int of_ctx, int of_call, int expected_out
   hs_listen(h, DEV_A);
   CHECK(setsockopt(h->listen->reception->doors[0], IPPROTO_IP, IP_RECVTOS, &one, sizeof one) == 0);
   while (!out || !in) {
-    if (!out) CHECK_OK(sk_connect(&h->ctx, DEV_A, h->handle, of_call, &out));
-    if (!in) CHECK_OK(sk_accept(h->listen, &in));
+    if (!out) CHECK_OK(sk_connect(&h->ctx, DEV_A, h->handle, of_call, &out, NULL));
+    if (!in) CHECK_OK(sk_accept(h->listen, &in, NULL));
     CHECK(!rail_deadline_passed(deadline));
   }
   check_class(hs_sent.fds[0], expected_out, expected_out ? expected_out >> 5 : -1);

@@ -50,6 +50,7 @@ static struct rig {
   void *fix_library;
   int *fault;
   struct tracefix_seen *seen;
+  struct rail_net_device_handle *send_dh, *recv_dh;
 } rig;
 
 static void rig_load(void) {
@@ -72,10 +73,9 @@ static void rig_find_fixture(void) {
 }
 
 static void rig_connect(void) {
-  struct rail_net_device_handle *dh = NULL;
   CHECK_OK(rig.vt->listen(rig.ctx, 0, rig.handle, &rig.listen));
-  CHECK_OK(rig.vt->connect(rig.ctx, 0, rig.handle, &rig.send, &dh));
-  CHECK_OK(rig.vt->accept(rig.listen, &rig.recv, &dh));
+  CHECK_OK(rig.vt->connect(rig.ctx, 0, rig.handle, &rig.send, &rig.send_dh));
+  CHECK_OK(rig.vt->accept(rig.listen, &rig.recv, &rig.recv_dh));
   CHECK(rig.listen && rig.send && rig.recv);
   CHECK_OK(rig.vt->reg_mr(rig.send, rig.data, sizeof rig.data, RAIL_PTR_HOST, &rig.send_mr));
   CHECK_OK(rig.vt->reg_mr(rig.recv, rig.data, sizeof rig.data, RAIL_PTR_HOST, &rig.recv_mr));
