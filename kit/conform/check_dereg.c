@@ -129,6 +129,7 @@ static void memory_is_gone_before_close(struct kit_side *side) {
     if (round % 2) kit_sleep_ms(20); /* helper threads have their chance */
     kit_close_pair_within(&b.p, round % 3 == 0, KIT_CLOSE_HUNG_MS);
   }
+  kit_sleep_ms(50);
   struct kit_pair p;
   kit_pair_open(&n, &p);
   kit_pair_ping(&p, 100000, 5);

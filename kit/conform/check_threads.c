@@ -127,27 +127,41 @@ static void contexts_on_different_threads(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-/* A connection made by one thread, used by the next and closed by a third. */
-enum stage { MADE, USED, CLOSED };
-struct relay { struct kit_net *net; struct kit_pair pair; enum stage stage; };
+/* A connection made by one thread, used by the next and closed by a third, all of them there all the time. */
+enum stage { MADE, USED, CLOSED, STAGES, FAILED };
+struct relay { struct kit_net *net; struct kit_pair *pair; atomic_int *now; int stage, rounds; };
 
-static void run_stage(void *arg) {
+static void one_stage(void *arg) {
+  const struct relay *r = arg;
+  if (r->stage == MADE) kit_pair_open(r->net, r->pair);
+  for (int i = 0; r->stage == USED && i < 50; i++) kit_pair_ping(r->pair, (size_t)i * 3001, (uint64_t)i);
+  if (r->stage == CLOSED) kit_pair_close(r->pair);
+}
+
+static void own_stage(void *arg) {
+  static const char *const what[STAGES] = {"made", "used", "closed"};
   struct relay *r = arg;
-  if (r->stage == MADE) kit_pair_open(r->net, &r->pair);
-  for (int i = 0; r->stage == USED && i < 50; i++) kit_pair_ping(&r->pair, (size_t)i * 3001, (uint64_t)i);
-  if (r->stage == CLOSED) kit_pair_close(&r->pair);
+  char why[1024] = "";
+  for (int i = 0; i < r->rounds; i++) {
+    int now;
+    while ((now = atomic_load(r->now)) != r->stage && now != FAILED) sched_yield();
+    if (now == FAILED) return;
+    bool fine = kit_catch(one_stage, r, why, sizeof why);
+    atomic_store(r->now, fine ? (r->stage + 1) % STAGES : FAILED);
+    ENSURE(fine, "a connection is made by one thread, used by another and closed by a third; when it was %s: %s",
+           what[r->stage], why);
+  }
 }
 
 static void handed_from_thread_to_thread(struct kit_side *side) {
   (void)side;
   struct kit_net n;
-  struct relay r = {.net = &n};
+  struct kit_pair p;
+  struct relay r[STAGES];
+  atomic_int now = MADE;
   kit_net_open(&n);
-  for (int round = 0; round < kit_scaled(10); round++)
-    for (int stage = MADE; stage <= CLOSED; stage++) {
-      r.stage = (enum stage)stage;
-      kit_run_threads(1, run_stage, &r, sizeof r);
-    }
+  for (int i = 0; i < STAGES; i++) r[i] = (struct relay){&n, &p, &now, i, kit_scaled(10)};
+  kit_run_threads(STAGES, own_stage, r, sizeof r[0]);
   kit_net_close(&n);
 }
 

@@ -95,7 +95,9 @@ uint8_t *kit_pages(size_t size) {
   return data;
 }
 
-void kit_pages_free(uint8_t *data, size_t size) { munmap(data, size); }
+void kit_pages_free(uint8_t *data, size_t size) {
+  mmap(data, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
 
 void kit_sleep_ms(uint64_t ms) {
   uint64_t until = rail_deadline_in_ms(ms);

@@ -29,6 +29,7 @@ void kit_cross(struct kit_side *side, struct kit_net *n, struct kit_pair *p, int
 
 /* Whole pages, all zero, of this process alone. */
 uint8_t *kit_pages(size_t size);
+/* Gives the memory back. The addresses fault from then on: nothing else comes to lie there. */
 void kit_pages_free(uint8_t *data, size_t size);
 
 /* Sleeps, also through signals. */
