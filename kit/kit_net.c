@@ -104,14 +104,18 @@ void kit_net_open(struct kit_net *n) {
   kit_net_open_version(n, target.plugin ? target.version : abi ? atoi(abi) : 0);
 }
 
-void kit_net_close(struct kit_net *n) {
-  int rc = n->vt->finalize ? n->vt->finalize(n->ctx) : 0;
-  ENSURE(rc == 0, "finalize returned %d", rc);
+void kit_net_unload(struct kit_net *n) {
   kit_trail_enter(KIT_CALL_UNLOAD);
   rail_net_unload(n->any);
   kit_trail_leave();
   kit_net_trail_end(n->vt);
   memset(n, 0, sizeof *n);
+}
+
+void kit_net_close(struct kit_net *n) {
+  int rc = n->vt->finalize ? n->vt->finalize(n->ctx) : 0;
+  ENSURE(rc == 0, "finalize returned %d", rc);
+  kit_net_unload(n);
 }
 
 /* ---- connections ---- */

@@ -40,6 +40,7 @@ const char *kit_plugin_path(void);
 void kit_net_open(struct kit_net *n);                       /* load, init, find a device */
 void kit_net_open_version(struct kit_net *n, int version);  /* of another version than the target's */
 void kit_net_load(struct kit_net *n, int version);          /* no more than loaded: no init, no device */
+void kit_net_unload(struct kit_net *n);                     /* what kit_net_load did */
 void kit_net_close(struct kit_net *n);                      /* finalize, unload */
 
 /* netload's operations in the shape of a v12 vtable, and a v12 vtable whose calls leave a trail. Both for one plugin

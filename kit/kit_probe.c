@@ -22,9 +22,11 @@ void kit_probe_side(struct kit_side *side) {
     rail_net_unload(net);
   }
   kit_tell(side, &found, sizeof found);
+  kit_net_unload(&n);
   kit_net_open(&n);
   found.ndev = n.ndev;
   kit_tell(side, &found, sizeof found);
+  kit_net_close(&n);
 }
 
 struct listener {
