@@ -246,7 +246,7 @@ static void flood_tested(struct kit_side *side, enum kit_ops_order order) {
   struct kit_lane l;
   kit_lane_open(&l, side);
   if (order != KIT_OPS_OLDEST) needs_sharing(&l);
-  flood(&l, order, kit_scaled(order == KIT_OPS_OLDEST ? 100000 : 30000));
+  flood(&l, order, kit_scaled(order == KIT_OPS_OLDEST ? 40000 : 15000));
   kit_lane_close(&l);
 }
 
@@ -262,7 +262,7 @@ static void unshared_in_any_order(struct kit_side *side) {
   if (l.max_recvs > 1) kit_skip("maxRecvs is %d: the other checks of order ask for all of it", l.max_recvs);
   for (enum kit_ops_order order = KIT_OPS_FORWARD; order <= KIT_OPS_SHUFFLED; order++) {
     rounds(&l, order, false, kit_scaled(50));
-    flood(&l, order, kit_scaled(20000));
+    flood(&l, order, kit_scaled(10000));
   }
   newest_only(&l, kit_scaled(20));
   kit_lane_close(&l);
@@ -379,7 +379,7 @@ const struct kit_check kit_checks_order[] = {
      "LL, LL128 and Simple buffers of 8 slots, used again and again with up to 8 messages in flight, carry every message.",
      NET "1323, 1519, 984-1015; src/init.cc:810-826", nccl_steps},
     {"8.6", "flood.on_one_thread", KIT_MUST, KIT_ONE, 60, 0, false,
-     "Of 100000 small messages none is lost, doubled or out of order, both ends driven by one thread.", NET "1414",
+     "Of 40000 small messages none is lost, doubled or out of order, both ends driven by one thread.", NET "1414",
      flood_oldest_first},
     {"8.7", "flood.from_another_process", KIT_MUST, KIT_TWO, 60, 0, false,
      "The same between two processes, the sender as far ahead as it may run.", NET "1414", flood_oldest_first},

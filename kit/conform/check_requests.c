@@ -351,7 +351,7 @@ static void requests_are_reused_without_end(struct kit_side *side) {
   struct kit_lane l;
   kit_lane_open(&l, side);
   int *out = (int *)(void *)kit_lane_high(&l, sizeof *out), *in = (int *)(void *)kit_lane_high(&l, sizeof *in);
-  for (int i = 0; i < kit_scaled(20000); i++) {
+  for (int i = 0; i < kit_scaled(8000); i++) {
     *out = i;
     *in = -1;
     struct kit_op ops[2] = {kit_lane_recv(&l, in, sizeof *in, i & 3), kit_lane_send(&l, out, sizeof *out, i & 3)};
