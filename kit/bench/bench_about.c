@@ -62,6 +62,13 @@ struct kit_bench_load kit_bench_load_now(void) {
   return l;
 }
 
+double kit_bench_free_memory(void) {
+  char line[256];
+  unsigned long long kib;
+  bool found = first_line("/proc/meminfo", "MemAvailable:", line, sizeof line);
+  return found && sscanf(line, "MemAvailable: %llu", &kib) == 1 ? (double)kib * 1024 : NAN;
+}
+
 double kit_bench_load_of_others(const struct kit_bench_load *since) {
   struct kit_bench_load now = kit_bench_load_now();
   double others = (now.busy - since->busy - (now.own - since->own)) / RAIL_MAX(now.time - since->time, 1e-3);

@@ -17,11 +17,13 @@ static uint64_t most_lanes(const struct kit_bench_cell *c) {
   return most;
 }
 
-/* The largest window that leaves a side below `bytes` of buffers. */
-static uint32_t window_for(const struct kit_bench_cell *c, uint64_t bytes) {
-  uint32_t window = c->window;
-  while (window > c->group && c->size * most_lanes(c) * window > bytes) window /= 2;
-  return RAIL_MAX(window, 1u);
+uint64_t kit_bench_bytes(const struct kit_bench_cell *c) { return c->size * most_lanes(c) * c->window; }
+
+/* The largest window that leaves a side below `bytes` of buffers, if that can be; whole groups it must hold. */
+static uint32_t window_for(const struct kit_bench_cell *cell, uint64_t bytes) {
+  struct kit_bench_cell c = *cell;
+  while (c.window > c.group && kit_bench_bytes(&c) > bytes) c.window = RAIL_ROUND_UP(c.window / 2, c.group);
+  return c.window;
 }
 
 /* ---- presets ---- */
@@ -44,8 +46,8 @@ static const struct preset presets[] = {
                          .sizes = NUMBERS(8, 4 K, 64 K, 4 M), .comms = NUMBERS(1), .windows = NUMBERS(8),
                          .groups = NUMBERS(1)},
     [KIT_BENCH_SWEEP] = {.kinds = {true, true, true, true}, .all_patterns = true,
-                         .sizes = NUMBERS(0, 8, 64, 512, 4 K, 32 K, 256 K, 2 M, 16 M), .comms = NUMBERS(1, 4),
-                         .windows = NUMBERS(1, 8, 32), .groups = NUMBERS(1, 8)},
+                         .sizes = NUMBERS(8, 512, 4 K, 64 K, 1 M, 16 M), .comms = NUMBERS(1, 4),
+                         .windows = NUMBERS(8, 32), .groups = NUMBERS(1)},
 };
 
 static void numbers_or(struct kit_bench_numbers *numbers, const struct kit_bench_numbers *otherwise) {

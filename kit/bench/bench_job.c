@@ -24,7 +24,7 @@ void kit_bench_job_write(struct kit_job *job, const struct kit_bench_plan *plan,
   kit_job_add(job, "warmup_us", "%.0f", plan->warmup_s * 1e6);
   kit_job_add(job, "timed_us", "%.0f", plan->seconds * 1e6);
   kit_job_add(job, "patience_us", "%.0f", plan->patience_s * 1e6);
-  double copies = (double)cell->size * cell->comms * cell->sides / 1e8; /* seconds, on a slow machine */
+  double copies = (double)kit_bench_bytes(cell) * cell->sides / 2e8; /* seconds, on a slow machine */
   job->limit_ms = (uint64_t)((plan->warmup_s + 2 * plan->seconds + 4 * plan->patience_s + copies + SPARE_S) * 1e3);
 }
 

@@ -196,6 +196,15 @@ static void judge(const struct kit_bench_cell *cell, const struct kit_outcome *o
     if (!h->told[i]) blame(result, KIT_BENCH_ERROR, "side %u ended without a word", i);
 }
 
+/* Half of what is free is left to the system and the plugin. False: blamed. */
+static bool fits(const struct kit_bench_cell *cell, struct kit_bench_result *result) {
+  double needed = (double)kit_bench_bytes(cell) * cell->sides, available = kit_bench_free_memory();
+  if (cell->memory == KIT_BENCH_CUDA || !(needed > available / 2)) return true;
+  blame(result, KIT_BENCH_SKIPPED, "needs %.1f GiB of buffers in all, %.1f GiB of memory are free", needed / (1 << 30),
+        available / (1 << 30));
+  return false;
+}
+
 static void run_cell(struct kit_bench_results *all, const struct kit_bench_cell *cell, struct kit_bench_column *column,
                      struct kit_bench_result *result) {
   const struct kit_bench_plan *plan = all->plan;
@@ -205,7 +214,7 @@ static void run_cell(struct kit_bench_results *all, const struct kit_bench_cell 
   for (unsigned int m = 0; m < KIT_BENCH_METRICS; m++) result->figures[m] = NAN;
   if (!how || !outcome || !h) {
     blame(result, KIT_BENCH_ERROR, "out of memory");
-  } else {
+  } else if (fits(cell, result)) {
     h->first_bad = -1;
     how->nsides = (int)cell->sides;
     how->on_word = on_word;

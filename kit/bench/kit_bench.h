@@ -62,6 +62,9 @@ bool kit_bench_same_cell(const struct kit_bench_cell *a, const struct kit_bench_
 /* "4096", "4K": as the command line takes it */
 const char *kit_bench_size_text(uint64_t bytes, char *text, size_t size);
 
+/* Of buffers, on the side that has most. */
+uint64_t kit_bench_bytes(const struct kit_bench_cell *cell);
+
 struct kit_bench_column {
   char name[64];
   char plugin[1024];                     /* path or name; empty: plain TCP streams */
@@ -180,7 +183,7 @@ struct kit_bench_choices {
   bool kinds[KIT_BENCH_KINDS], patterns[KIT_BENCH_ALL + 1];
   struct kit_bench_numbers sizes, comms, windows, groups, sides, sleeps;
   enum kit_bench_where memory;
-  uint64_t buffers; /* bytes that a side may have at most: the largest cells get a smaller window */
+  uint64_t buffers; /* bytes that a side should have at most: the largest cells get a smaller window */
 };
 
 /* What is not chosen yet, in `preset`'s way. */

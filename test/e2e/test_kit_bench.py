@@ -93,6 +93,16 @@ def from_nothing_to_a_gigabyte():
     assert cell["window"] == 1 and f["gb_s"] > 0, cell  # 8, had it fitted into --buffers
 
 
+def what_does_not_fit():
+    """… is not tried: the kernel would choose whom to kill."""
+    found = measure(SOCKET, "--kind", "bw", "--pattern", "all", "--sides", 16, "--size", "1G", "--comms", 64)
+    result = found["cells"][0]["results"][0]
+    assert result["verdict"] == "skipped" and "GiB" in result["rounds"][0]["what"], result
+    cell = measure(SOCKET, "--kind", "bw", "--size", "1M", "--comms", 1, "--window", 9, "--group", 3, "--buffers",
+                   "7M")["cells"][0]
+    assert cell["window"] == 6 and cell["results"][0]["verdict"] == "ok", cell
+
+
 def grouped_receives():
     found = measure(SOCKET, NULL, "--kind", "bw", "--size", "8,4K", "--comms", 1, "--group", "1,3,8", "--window",
                     "8", "--check", 0)
@@ -338,7 +348,8 @@ def bad_options():
 
 main([("patterns and kinds", patterns_and_kinds), ("sixteen sides", sixteen_sides),
       ("half round trips", half_round_trips), ("from nothing to a gigabyte", from_nothing_to_a_gigabyte),
-      ("grouped receives", grouped_receives), ("plugins alternate", plugins_alternate),
+      ("what does not fit", what_does_not_fit), ("grouped receives", grouped_receives),
+      ("plugins alternate", plugins_alternate),
       ("what the JSON holds", what_the_json_holds), ("every vtable version", every_vtable_version),
       ("each trouble is a result of its cell", each_trouble_is_a_result),
       ("planted defects", planted_defects),

@@ -149,7 +149,7 @@ static const struct tool_option options[] = {
     {"seed", 0, "N", "of those bytes", TOOL_U64, AT(plan.seed), .preset = "1"},
     {"quick", 'q', NULL, "fewer sizes, one connection, one round: some seconds", TOOL_CALL, .set = set_preset,
      .tag = KIT_BENCH_QUICK},
-    {"sweep", 0, NULL, "all kinds, patterns, many sizes and windows: many minutes", TOOL_CALL, .set = set_preset,
+    {"sweep", 0, NULL, "all kinds and patterns, more windows: some ten minutes a plugin", TOOL_CALL, .set = set_preset,
      .tag = KIT_BENCH_SWEEP},
     {"netns", 0, "A,B", "network namespaces of the even and the odd sides", TOOL_TEXT, AT(netns),
      .allowed = "two names with a comma"},
