@@ -205,39 +205,50 @@ static bool fits(const struct kit_bench_cell *cell, struct kit_bench_result *res
   return false;
 }
 
+struct run {
+  struct kit_world_how how;
+  struct kit_outcome outcome;
+  struct heard heard;
+};
+
+static void prepare(struct run *run, const struct kit_bench_plan *plan, const struct kit_bench_cell *cell,
+                    const struct kit_bench_column *column) {
+  run->heard.first_bad = -1;
+  run->heard.nsides = run->how.nsides = (int)cell->sides;
+  run->heard.patience_s = plan->patience_s + SPARE_S; /* a side that waits speaks first */
+  run->how.on_word = on_word;
+  run->how.on_tick = on_tick;
+  run->how.arg = &run->heard;
+  kit_bench_job_write(&run->how.job, plan, cell, column);
+  for (int i = 0; i < run->how.nsides; i++)
+    run->how.setup[i] = (struct kit_setup){.env = column->env, .netns = plan->netns[i % 2]};
+}
+
+/* What the plugin calls itself, if a side came that far. */
+static void note_wire(const struct heard *h, struct kit_bench_column *column) {
+  for (int i = 0; i < h->nsides; i++) {
+    const struct kit_bench_record *r = &h->records[i];
+    if (!h->told[i] || !r->wire[0]) continue;
+    column->version = r->version;
+    snprintf(column->wire, sizeof column->wire, "%s", r->wire);
+  }
+}
+
 static void run_cell(struct kit_bench_results *all, const struct kit_bench_cell *cell, struct kit_bench_column *column,
                      struct kit_bench_result *result) {
-  const struct kit_bench_plan *plan = all->plan;
-  struct kit_world_how *how = calloc(1, sizeof *how);
-  struct kit_outcome *outcome = calloc(1, sizeof *outcome);
-  struct heard *h = calloc(1, sizeof *h);
+  struct run *run = calloc(1, sizeof *run);
   for (unsigned int m = 0; m < KIT_BENCH_METRICS; m++) result->figures[m] = NAN;
-  if (!how || !outcome || !h) {
+  if (!run) {
     blame(result, KIT_BENCH_ERROR, "out of memory");
   } else if (fits(cell, result)) {
-    h->first_bad = -1;
-    how->nsides = (int)cell->sides;
-    how->on_word = on_word;
-    how->on_tick = on_tick;
-    h->nsides = how->nsides;
-    h->patience_s = plan->patience_s + SPARE_S; /* a side that waits speaks first */
-    how->arg = h;
-    kit_bench_job_write(&how->job, plan, cell, column);
-    for (int i = 0; i < how->nsides; i++)
-      how->setup[i] = (struct kit_setup){.env = column->env, .netns = plan->netns[i % 2]};
-    kit_world_run(plan->link, how, outcome);
-    judge(cell, outcome, h, result);
-    if (result->verdict == KIT_BENCH_OK) figure(cell, h, result, all);
-    else snprintf(result->said, sizeof result->said, "%s", h->said);
-    for (unsigned int i = 0; i < cell->sides; i++) {
-      if (!h->told[i] || h->records[i].version + h->records[i].wire[0] == 0) continue;
-      column->version = h->records[i].version;
-      snprintf(column->wire, sizeof column->wire, "%s", h->records[i].wire);
-    }
+    prepare(run, all->plan, cell, column);
+    kit_world_run(all->plan->link, &run->how, &run->outcome);
+    judge(cell, &run->outcome, &run->heard, result);
+    note_wire(&run->heard, column);
+    if (result->verdict == KIT_BENCH_OK) figure(cell, &run->heard, result, all);
+    else snprintf(result->said, sizeof result->said, "%s", run->heard.said);
   }
-  free(how);
-  free(outcome);
-  free(h);
+  free(run);
 }
 
 /* ---- the rounds ---- */
