@@ -8,9 +8,11 @@
 #include "common/result.h"
 #include "kit/fault/kit_fault.h"
 
-#define SLOW_NS 1000000000ll /* a call */
-#define CONNECT_NS 2500000000ll /* with strangers at the door, who leave later */
+#define SLOW_MS 1000    /* a call */
+#define CONNECT_MS 2500 /* with strangers at the door, who leave later */
 #define HEAP_BYTES (256 << 10)
+
+static bool longer(int64_t ns, uint64_t ms) { return ns > (int64_t)kit_patience_ms(ms) * 1000000; }
 
 static double seconds(int64_t ns) { return (double)ns / 1e9; }
 
@@ -67,8 +69,8 @@ static void judge_close(struct kit_trial *t, int rank, const struct kit_told *s)
   char text[64];
   if (s->close_code)
     finding(t, KIT_MUST, rank, "%s returned %s", s->close_call, result_text(s->close_code, text, sizeof text));
-  if (s->close_ns > SLOW_NS) finding(t, KIT_SHOULD, rank, "a close took %.2f s", seconds(s->close_ns));
-  if (s->call_ns > SLOW_NS) finding(t, KIT_SHOULD, rank, "a call took %.2f s", seconds(s->call_ns));
+  if (longer(s->close_ns, SLOW_MS)) finding(t, KIT_SHOULD, rank, "a close took %.2f s", seconds(s->close_ns));
+  if (longer(s->call_ns, SLOW_MS)) finding(t, KIT_SHOULD, rank, "a call took %.2f s", seconds(s->call_ns));
 }
 
 static void judge_leaks(struct kit_trial *t, int rank, const struct kit_told *s) {
@@ -92,7 +94,7 @@ static void judge_survival(struct kit_trial *t, int rank, const struct kit_told 
     finding(t, t->scenario->level, rank, "%s says %s after %.3f s%s%.200s", s->call,
             result_text(s->code, text, sizeof text), seconds(s->first_ns), t->warning[rank][0] ? ": " : "",
             t->warning[rank]);
-  else if (s->connect_ns > CONNECT_NS && t->plan.act == KIT_ACT_STRANGERS && !t->plan.files)
+  else if (longer(s->connect_ns, CONNECT_MS) && t->plan.act == KIT_ACT_STRANGERS && !t->plan.files)
     finding(t, t->scenario->level, rank, "connecting took %.2f s, until the strangers left", seconds(s->connect_ns));
   else if (s->connect_ns < 0 && !t->told[1 - rank].code)
     finding(t, t->scenario->level, rank, "not all of %d connections were made in time", s->connections);

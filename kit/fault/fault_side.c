@@ -93,7 +93,7 @@ static void on_signal(int number) { (void)number; }
 static void limit_files(const struct kit_faulty *f, int more) {
   struct rlimit files;
   if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
-  files.rlim_cur = (rlim_t)(f->told.before.fds + more);
+  files.rlim_cur = (rlim_t)f->told.before.fds + (rlim_t)more;
   setrlimit(RLIMIT_NOFILE, &files);
 }
 
