@@ -37,6 +37,7 @@ do_install() {
   for f in "$build"/share/railyard/*.py; do [[ -e $f ]] && put 755 "$f" "$prefix/share/railyard/${f##*/}"; done
   for f in include/rail/*.h; do put 644 "$f" "$prefix/include/rail/${f##*/}"; done
   for f in docs/man/*.[1-9]; do [[ -e $f ]] && put 644 "$f" "$prefix/share/man/man${f##*.}/${f##*/}"; done
+  put 755 kit/plot.py "$prefix/share/railyard/plot.py"
   tmp=$(mktemp)
   pkg_config >"$tmp"
   put 644 "$tmp" "$prefix/lib/pkgconfig/railyard.pc"

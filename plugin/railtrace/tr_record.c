@@ -46,11 +46,12 @@ static struct {
   char path[TR_PATH_MAX];
   uint64_t clock_ns, written;
   pthread_t writer;
+  _Atomic(struct ring *) fresh; /* not met by the writer yet: callers take no lock that it holds while it writes */
+  _Atomic uint32_t threads;
   pthread_mutex_t lock; /* guards what follows, and draining */
   pthread_cond_t wake;
   bool stop;
   struct ring *rings;
-  uint32_t threads;
   uint64_t past_calls, past_dropped; /* of rings that are gone */
 } rec = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 
@@ -79,11 +80,9 @@ RAIL_COLD static struct ring *introduce(void) {
   r->size = size;
   r->tid = (uint64_t)syscall(SYS_gettid);
   (void)prctl(PR_GET_NAME, r->name);
-  pthread_mutex_lock(&rec.lock);
-  r->thread = ++rec.threads;
-  r->next = rec.rings;
-  rec.rings = r;
-  pthread_mutex_unlock(&rec.lock);
+  r->thread = atomic_fetch_add(&rec.threads, 1) + 1;
+  r->next = atomic_load(&rec.fresh);
+  while (!atomic_compare_exchange_weak(&rec.fresh, &r->next, r)) continue;
   mine = r;
   if (has_key) (void)pthread_setspecific(key, r);
   return r;
@@ -227,8 +226,20 @@ static void forget(struct ring **at) {
 }
 
 /* Under the lock. */
+static void meet_fresh(void) {
+  struct ring *r = atomic_exchange(&rec.fresh, NULL);
+  while (r) {
+    struct ring *next = r->next;
+    r->next = rec.rings;
+    rec.rings = r;
+    r = next;
+  }
+}
+
+/* Under the lock. */
 static bool drain_all(void) {
   bool any = false;
+  meet_fresh();
   for (struct ring **at = &rec.rings; *at;) {
     bool gone = atomic_load_explicit(&(*at)->gone, memory_order_acquire); /* before the last look */
     any |= drain(*at);
@@ -258,12 +269,14 @@ static void *writer(void *unused) {
 
 /* ---- open, flush, close ------------------------------------------------ */
 
-/* The thread is not in the child, and the file is the parent's. */
+/* The thread is not in the child, and the file is the parent's. Nor is the one that may have held the lock. */
 static void after_fork_child(void) {
   atomic_store(&rec.on, false);
+  pthread_mutex_init(&rec.lock, NULL);
   if (rec.fd >= 0) close(rec.fd);
   rec.fd = -1;
   rec.rings = NULL;
+  atomic_store(&rec.fresh, NULL);
   mine = NULL;
 }
 
@@ -333,6 +346,7 @@ void tr_record_close(const struct rail_trace_end *end) {
 
 static uint64_t sum(size_t offset, uint64_t past) {
   uint64_t total = past;
+  meet_fresh();
   for (struct ring *r = rec.rings; r; r = r->next)
     total += atomic_load_explicit((_Atomic uint64_t *)(void *)((char *)r + offset), memory_order_relaxed);
   return total;
