@@ -172,7 +172,7 @@ def each_trouble_is_a_result():
                                ("STUCK", "stuck", "nothing moved"), ("HANG", "stuck", "still in test, which"),
                                ("CRASH", "crashed", "SIGABRT in test")):
         for kind in ("bw", "lat"):
-            found = measure(NULL, "--kind", kind, "--size", "64,128", "--comms", 1, "--check", 0, "--patience", 0.3,
+            found = measure(NULL, "--kind", kind, "--size", "64,128", "--comms", 1, "--check", 0, "--patience", 1,
                             status=1, **{f"NULLNET_{how}": 40, "NULLNET_SIZE": 64})
             first, second = (c["results"][0] for c in found["cells"])
             what = first["rounds"][0].get("what", "")
@@ -191,7 +191,7 @@ def planted_defects():
                                 ("group_swapped", "wrong", "all bytes checked"), ("close_error", "failed", "close"),
                                 ("messages_swapped", "wrong", "message")):
         found = measure(broken(f"broken-{name}"), "--kind", "bw", "--size", "100K", "--group", 3, "--comms", 2,
-                        "--patience", 0.5, status=1)
+                        status=1)
         result = found["cells"][0]["results"][0]
         assert result["verdict"] == verdict and said in result["rounds"][0]["what"], (name, result)
     for name, figure in (("fd_leak", "fds_left"), ("thread_leak", "threads_left")):
