@@ -84,15 +84,16 @@ static uint8_t *put_text(uint8_t *p, const char *text) {
 /* ---- header, chunks ---------------------------------------------------- */
 
 size_t rail_trace_put_header(uint8_t out[RAIL_TRACE_HEADER_MAX], const struct rail_trace_header *h) {
+  static const uint8_t magic[8] = TRACE_MAGIC;
   uint8_t *p = out + TRACE_HEADER_FIXED;
   p = put_text(p, h->host);
   p = put_text(p, h->program);
   p = put_text(p, h->plugin_path);
   p = put_text(p, h->plugin_name);
   size_t size = (size_t)(p - out);
-  memcpy(out, TRACE_MAGIC, 8);
+  memcpy(out, magic, sizeof magic);
   p = put_fixed(out + 8, RAIL_TRACE_VERSION, 2);
-  p = put_fixed(p, size, 2);
+  put_fixed(p, size, 2);
   p = put_fixed(out + 16, h->clock_ns, 8);
   p = put_fixed(p, h->realtime_ns, 8);
   p = put_fixed(p, h->pid, 4);

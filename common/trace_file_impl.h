@@ -41,7 +41,7 @@ uint32_t trace_crc(uint32_t crc, const void *bytes, size_t size);
 uint32_t trace_chunk_crc(const uint8_t header[RAIL_TRACE_CHUNK_HEADER], const void *payload, size_t size);
 
 /* Signed numbers: small ones stay small. */
-static inline uint64_t trace_zigzag(int64_t v) { return ((uint64_t)v << 1) ^ (uint64_t)(v >> 63); }
+static inline uint64_t trace_zigzag(int64_t v) { return ((uint64_t)v << 1) ^ (v < 0 ? UINT64_MAX : 0); }
 static inline int64_t trace_unzigzag(uint64_t v) { return (int64_t)(v >> 1) ^ -(int64_t)(v & 1); }
 
 #endif

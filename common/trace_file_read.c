@@ -455,7 +455,7 @@ bool rail_trace_open(const char *path, struct rail_trace **out, char *why, size_
   *out = NULL;
   uint8_t *bytes = read_all(path, &size, why, why_size);
   if (!bytes) return false;
-  if (!rail_trace_open_bytes(bytes, size, out, why, why_size)) {
+  if (!rail_trace_open_bytes(bytes, size, out, why, why_size) || !*out) {
     free(bytes);
     return false;
   }

@@ -65,8 +65,10 @@ static bool poll_live(struct replay *r, struct replay_end *end) {
       i++;
       continue;
     }
-    const struct replay_call *next = end->next < end->plan->ncalls ? &end->plan->calls[end->next] : NULL;
-    if (next && next->kind == REPLAY_DONE && next->value != l->call && !end->done[next->value]) r->result.overtaken++;
+    if (end->next < end->plan->ncalls) {
+      const struct replay_call *next = &end->plan->calls[end->next];
+      r->result.overtaken += next->kind == REPLAY_DONE && next->value != l->call && !end->done[next->value];
+    }
     finished(r, end, l);
     memmove(l, l + 1, (end->nlive - i - 1) * sizeof *l);
     end->nlive--;

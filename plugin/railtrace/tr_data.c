@@ -57,7 +57,7 @@ static bool begin(struct post *p, enum rail_trace_kind kind, void *comm, enum tr
 }
 
 static void buffer(struct post *p, unsigned int i, void *data, uint64_t size, int tag, void *mhandle) {
-  struct tr_span unused, *span = p->r ? tr_request_spans(p->c, p->r) + i : &unused;
+  struct tr_span unused = {0}, *span = p->r ? tr_request_spans(p->c, p->r) + i : &unused;
   p->mhandles[i] = tr_buffer(p->c, data, size, mhandle, p->call, &p->e.bufs[i], span, &p->refuse);
   p->e.bufs[i].tag = tag;
   /* In use from here on: the service thread may look at it at any time. */

@@ -121,12 +121,7 @@ static bool push(struct ring *r, const struct rail_trace_event *e) {
 }
 
 RAIL_COLD static bool tell_dropped(struct ring *r, uint64_t ns) {
-  struct rail_trace_event e;
-  e.kind = RAIL_TRACE_DROPPED;
-  e.result = 0;
-  e.ns = ns;
-  e.duration = 0;
-  e.value = r->untold;
+  const struct rail_trace_event e = {.kind = RAIL_TRACE_DROPPED, .ns = ns, .value = r->untold};
   if (!push(r, &e)) return false;
   r->untold = 0;
   return true;

@@ -87,9 +87,8 @@ TEST(arguments_pass) {
   request = RAIL_NET_OPTIONAL_RECV;
   CHECK_OK(rig.vt->irecv(rig.recv, 4, data, sizes, tags, mhs, phs, &request));
   CHECK(rig.seen->hint == RAIL_NET_OPTIONAL_RECV && rig.seen->phandle == &rig);
-  void *plugins = rig.seen->request;
   rig_finish(request);
-  plugins = rig.seen->request;
+  void *plugins = rig.seen->request;
   CHECK_OK(rig.vt->irecv_consumed(rig.recv, 4, request));
   CHECK(rig.seen->consumed == 1 && rig.seen->request == plugins);
   rig_close();

@@ -153,7 +153,7 @@ TEST(threads_merge_by_time) {
     uint64_t before = 0;
     size_t size = 0;
     for (int i = 0; i < MANY; i++) {
-      e.ns = (uint64_t)(i * 30 + thread * 7 + (i * thread) % 5);
+      e.ns = (uint64_t)i * 30 + (uint64_t)thread * 7 + (uint64_t)i * (uint64_t)thread % 5;
       size += rail_trace_put_event(payload + size, &e, &before);
     }
     chunk(RAIL_TRACE_CHUNK_CALLS, (uint32_t)thread, payload, size);
