@@ -14,7 +14,13 @@
 enum { OLD_OUT = 0x11, OLD_IN = 0x33, NEW_IN = 0x44, NEW_OUT = 0xee };
 
 /* A connection with one large transfer begun. */
-struct begun { struct kit_net *net; struct kit_pair p; struct kit_op send, recv; uint8_t *out, *in; void *mh_out, *mh_in; };
+struct begun {
+  struct kit_net *net;
+  struct kit_pair p;
+  struct kit_op send, recv;
+  uint8_t *out, *in;
+  void *mh_out, *mh_in;
+};
 
 static void begin(struct kit_net *n, struct begun *b) {
   b->net = n;
@@ -58,7 +64,7 @@ static void nothing_is_read_after_dereg(struct kit_side *side) {
     kit_close_within(n.vt->close_send, b.p.send, "closeSend", KIT_CLOSE_HUNG_MS);
     look_on(&b, &b.recv, 1000);
     ENSURE(!b.recv.done || kit_bytes_check(b.in, LARGE, OLD_OUT) < 0,
-           "the sender's memory was deregistered halfway, and yet the receive was done: it reports data that never came");
+           "the sender's memory was deregistered halfway, and yet the receive was done, without its data");
     uint8_t *bad = memchr(b.in, NEW_OUT, LARGE);
     ENSURE(!bad, "byte %zu of %zu was read from the sender's memory after deregMr had returned: NCCL frees that memory "
            "next, so this is somebody else's data or a crash", (size_t)(bad - b.in), LARGE);

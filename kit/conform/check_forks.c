@@ -54,8 +54,8 @@ static void fork_in_flight(struct kit_pair *p, uint8_t *out, uint8_t *in, uint64
   int status = ended(pid, what);
   ENSURE(!WIFSIGNALED(status), "a forked child %s was ended by signal %d", what, WTERMSIG(status));
   kit_ops_run(n, ops, 2, (struct kit_ops_how){0});
-  ENSURE(kit_pattern_check(in, SIZE, seed) < 0, "data that was in flight while a process forked a child %s arrived wrong",
-         what);
+  ENSURE(kit_pattern_check(in, SIZE, seed) < 0,
+         "data that was in flight while a process forked a child %s arrived wrong", what);
   kit_mr_dereg(n, p->recv, ops[0].mh[0]);
   kit_mr_dereg(n, p->send, ops[1].mh[0]);
 }
@@ -124,8 +124,8 @@ static void programs_started_meanwhile(struct kit_side *side) {
     if (!after[fd] || before[fd] || fcntl(fd, F_GETFD) & FD_CLOEXEC) continue;
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     ssize_t len = readlink(path, target, sizeof target - 1);
-    ENSURE(false, "descriptor %d (%s) is not close-on-exec: a program started by this process inherits it, and peers do "
-           "not notice when this process has gone", fd, len > 0 ? target : "?");
+    ENSURE(false, "descriptor %d (%s) is not close-on-exec: a program started by this process inherits it, and peers "
+           "do not notice when this process has gone", fd, len > 0 ? target : "?");
   }
   int rc = n.vt->close_listen(listen);
   ENSURE(rc == 0, "closeListen returned %d", rc);
@@ -160,8 +160,8 @@ static void a_forked_bystander_does_not_hide_a_close(struct kit_side *side) {
   close(hold[1]);
   waitpid(pid, NULL, 0);
   ENSURE(rc == 0, "closeSend returned %d while a forked child lived", rc);
-  ENSURE(op.error, "closeSend has not reached the peer within %.0f s while a forked child lived: the peer waits as long "
-         "as somebody's data loader does", (double)kit_patience_ms(5000) / 1000);
+  ENSURE(op.error, "closeSend has not reached the peer within %.0f s while a forked child lived: the peer waits as "
+         "long as somebody's data loader does", (double)kit_patience_ms(5000) / 1000);
   kit_mr_dereg(&n, p.recv, mh);
   kit_close_within(n.vt->close_recv, p.recv, "closeRecv", KIT_CLOSE_HUNG_MS);
   kit_net_close(&n);

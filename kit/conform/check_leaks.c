@@ -41,7 +41,7 @@ static void flat(struct kit_side *side, void (*fn)(void *arg, int i), void *arg,
     if (now.fds - before.fds < fds) fds = now.fds - before.fds;
     if (now.threads - before.threads < threads) threads = now.threads - before.threads;
     if (now.rss_kb - before.rss_kb < kb) kb = now.rss_kb - before.rss_kb;
-    bool plain = now.fds - before.fds >= each || now.threads - before.threads >= each; /* one each time: no more needed */
+    bool plain = now.fds - before.fds >= each || now.threads - before.threads >= each; /* one each time */
     before = now;
     if (plain) break;
   }
@@ -203,7 +203,7 @@ const struct kit_check kit_checks_leaks[] = {
      "no descriptor, thread or memory is left of a context that was finalized", "src/init.cc:284,380",
      a_hundred_contexts},
     {"15.3", "leaks.failed_connections", KIT_SHOULD, KIT_ONE, 120, KIT_SINCE(11), true,
-     "no descriptor, thread or memory is left of connects that failed or were given up, when their context is finalized",
+     "no descriptor, thread or memory is left of connects that failed or were given up when their context is finalized",
      "src/transport/net.cc:890,1204",
      failed_connections},
     {"15.4", "leaks.ten_thousand_messages", KIT_SHOULD, KIT_ONE, 120, 0, true,

@@ -77,8 +77,8 @@ static void protocol_buffers(struct kit_side *side) {
     kit_mr_dereg(&n, p.send, mh_out);
     kit_mr_dereg(&n, p.recv, mh_in);
     ENSURE(memcmp(in + b->at, out + b->at, b->size) == 0,
-           "a buffer of %zu bytes at an address that is no multiple of a page arrived wrong, sent in %d slices", b->size,
-           STEPS);
+           "a buffer of %zu bytes at an address that is no multiple of a page arrived wrong, sent in %d slices",
+           b->size, STEPS);
   }
   kit_pair_close(&p);
   kit_net_close(&n);
@@ -133,8 +133,8 @@ static void dereg_of_null(struct kit_side *side) {
   kit_pair_open(&n, &p);
   int a = n.vt->dereg_mr(p.send, NULL), b = n.vt->dereg_mr(p.recv, NULL);
   ENSURE(a == 0 && b == 0,
-         "deregMr(NULL) returned %d for a sendComm, %d for a recvComm, expected 0: NCCL makes this call at teardown for "
-         "buffers whose regMr gave a NULL handle, and leaks the rest on an error", a, b);
+         "deregMr(NULL) returned %d for a sendComm, %d for a recvComm, expected 0: NCCL makes this call at teardown "
+         "for buffers whose regMr gave a NULL handle, and leaks the rest on an error", a, b);
   kit_pair_ping(&p, 10, 1);
   kit_pair_close(&p);
   kit_net_close(&n);
