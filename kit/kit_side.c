@@ -70,7 +70,7 @@ _Noreturn static void end_now(enum kit_end end, const char *text) {
   _exit(end == KIT_END_SKIPPED ? 0 : 1);
 }
 
-static void on_failure(const char *file, int line, const char *fmt, ...) {
+__attribute__((format(printf, 3, 4))) static void on_failure(const char *file, int line, const char *fmt, ...) {
   char text[1024];
   va_list ap;
   va_start(ap, fmt);
