@@ -61,6 +61,7 @@ struct replay {
   struct kit_trace_map memory_by_id;
   size_t nmemory, memory_cap;
   uint8_t *text;         /* what messages contain: a stretch of this, chosen by connection and number */
+  bool relaxed; /* posts do not wait for sends any more: the recorded plugin let go of them earlier */
   bool check, timed, own_devices; /* own: the recorded ones */
   uint64_t start_ns, first_ns, last_ns, told;
   struct kit_trace_list recorded[2], replayed[2];

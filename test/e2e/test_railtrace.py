@@ -180,6 +180,17 @@ def version(number):
     return case
 
 
+def grouped_receives():
+    """Tags in any order, several operations on one comm, sends that were done early: as the kit's checks make them."""
+    checks = "every_order_of_tags,three_hundred_random_groups,operations_share_a_comm,the_group_shrinks"
+    files = record("grouped", [KIT, "conform", TRACE, "--only", ",".join(f"grouped.{c}" for c in checks.split(","))])
+    assert any(len(e["buffers"]) > 1 for f in files for e in events(f)["events"] if e["call"] == "irecv")
+    for plugin in (SOCKET, REFERENCE):
+        found = json.loads(replay(files, plugin, "--json").stdout)["files"]
+        assert sum(one["checked"] for one in found) > 1000, found
+        assert all(one["left_out"] == one["contents_unknown"] == 0 for one in found), found
+
+
 def wrong_plugins_are_seen():
     for defect, rule in (("no_done", "done_unwritten"), ("sizes_overrun", "sizes_too_many"),
                          ("listen_close_error", "close_error")):
@@ -270,7 +281,8 @@ try:
           ("at the recorded times", replays(SOCKET, "--speed", "1")),
           ("on another plugin", replays(REFERENCE))]
          + [(f"through version {n}", version(n)) for n in range(6, 13)]
-         + [("wrong plugins are seen", wrong_plugins_are_seen), ("wrong plugins differ", wrong_plugins_differ),
+         + [("grouped receives", grouped_receives),
+            ("wrong plugins are seen", wrong_plugins_are_seen), ("wrong plugins differ", wrong_plugins_differ),
             ("the wrapper keeps the contract", the_wrapper_keeps_the_contract),
             ("useless plugins differ", useless_plugins_differ), ("broken files are told", broken_files_are_told),
             ("a killed process leaves its calls", a_killed_process_leaves_its_calls),
