@@ -17,7 +17,8 @@ links URING -l:liburing.a '#include <liburing.h>
 int f(struct io_uring *r); int f(struct io_uring *r) { return io_uring_submit_and_get_events(r); }'
 # Its archive is made for programs, not for shared objects.
 printf '%s\n' '#include <jansson.h>
-int main(void) { return json_load_file("", 0, NULL) != NULL; }' | $cc -x c -o /dev/null - -l:libjansson.a >/dev/null 2>&1 &&
+int main(void) { return json_load_file("", 0, NULL) != NULL; }' |
+  $cc -x c -o /dev/null - -l:libjansson.a >/dev/null 2>&1 &&
   echo "HAVE_JANSSON := 1" || echo "HAVE_JANSSON :="
 have NVCC nvcc
 have MPIRUN mpirun

@@ -238,7 +238,8 @@ bool kit_op_post(struct kit_net *n, struct kit_op *op) {
     return false;
   }
   ENSURE(op->req != preset,
-         "%s returned 0 and did not write *request: NCCL's slot still holds an old pointer and would be tested", op->kind == KIT_OP_SEND ? "isend" : "irecv");
+         "%s returned 0 and did not write *request: NCCL's slot still holds an old pointer and would be tested",
+         op->kind == KIT_OP_SEND ? "isend" : "irecv");
   return op->req != NULL;
 }
 

@@ -10,7 +10,8 @@
 #define PROBE_LIMIT_MS 20000
 
 void kit_probe_side(struct kit_side *side) {
-  static struct kit_net loaded, n; /* never closed: that is for a check. static: leak checkers find what hangs on them */
+  /* Never closed: that is for a check. static: leak checkers find what hangs on them. */
+  static struct kit_net loaded, n;
   struct kit_probe found = {0};
   kit_net_load(&loaded, 0);
   snprintf(found.name, sizeof found.name, "%s", rail_net_name(loaded.any));

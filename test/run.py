@@ -26,9 +26,10 @@ import sys
 import tempfile
 import threading
 import time
-import xml.etree.ElementTree as ET
 
 sys.dont_write_bytecode = True
+import junit  # noqa: E402  (from here on no bytecode is written beside the sources)
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KINDS = ["unit", "contract", "e2e", "fault", "fuzz"]
 SAN_KINDS = {"unit", "contract", "fuzz"}  # run under both sanitizers unless the source says otherwise
@@ -396,27 +397,6 @@ def show(program, outcome, width):
         print("".join(f"     | {line}\n" for line in lines), end="", flush=True)
 
 
-def write_junit(path, done):
-    root = ET.Element("testsuites")
-    for program, outcome in done:
-        suite = ET.SubElement(root, "testsuite", name=program.label, time=f"{outcome.seconds:.3f}",
-                              tests=str(len(outcome.cases)), failures=str(outcome.count("fail")),
-                              skipped=str(outcome.count("skip")))
-        for name, verdict, reason in outcome.cases:
-            case = ET.SubElement(suite, "testcase", classname=program.label.replace("/", "."), name=printable(name))
-            if verdict != "pass":
-                tag = {"fail": "failure", "skip": "skipped"}[verdict]
-                ET.SubElement(case, tag, message=printable(reason))
-        if outcome.count("fail"):
-            ET.SubElement(suite, "system-out").text = printable(outcome.output)
-    ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
-
-
-def printable(text):
-    """XML 1.0 has no place for most control characters."""
-    return re.sub(r"[^\t\n\x20-\ud7ff\ue000-\ufffd]", "?", text)
-
-
 def run_all(runner, programs, jobs):
     width = max(len(p.label) for p in programs)
     done = []
@@ -499,7 +479,7 @@ def main():
         print("interrupted", file=sys.stderr)
         return e.code if isinstance(e, SystemExit) else 130
     if args.junit:
-        write_junit(args.junit, done)
+        junit.write(args.junit, done)
     return summary(done)
 
 

@@ -227,7 +227,8 @@ static void done_when_all_have_come(struct kit_side *side) {
         if (ops[i].done) continue;
         bool over = ops[i].req ? kit_op_test(l.net, &ops[i]) : (kit_op_post(l.net, &ops[i]), false);
         ENSURE(!ops[i].error, "%s ended with error %d", i ? "a send" : "the receive", ops[i].error);
-        ENSURE(i > 0 || !over, "a receive of %d buffers is done though the send with tag %d was not posted yet", n, late);
+        ENSURE(i > 0 || !over, "a receive of %d buffers is done though the send with tag %d was not posted yet", n,
+             late);
       }
     }
     kit_lane_run(&l, ops, 1 + n, KIT_OPS_FORWARD);
@@ -272,8 +273,8 @@ static bool sub_turn(struct shared *s, int sub) {
     kit_pattern_fill(out, shared_size(s, sub, step), shared_seed(sub, step));
     *op = kit_lane_send(&s->l, out, shared_size(s, sub, step), 100 + sub);
     if (kit_op_post(s->l.net, op)) s->posted[sub]++, moved = true;
-    ENSURE(!op->error, "isend of step %d with tag %d returned %d: with no place in the first unfinished receive it gives "
-           "NULL and is repeated", step, 100 + sub, op->error);
+    ENSURE(!op->error, "isend of step %d with tag %d returned %d: with no place in the first unfinished receive it "
+           "gives NULL and is repeated", step, 100 + sub, op->error);
   }
   return moved;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * *request preset to 0x1 says that a receive's completion is optional: a hint, not a pointer, and the data still comes. */
+ * *request preset to 0x1 says that a receive's completion is optional: a hint, not a pointer, and the data still
+ * comes. */
 #include <sched.h>
 #include <string.h>
 
@@ -13,8 +14,8 @@ enum { NSIZES = sizeof sizes / sizeof sizes[0] };
 static void await_data(const uint8_t *in, size_t size, uint64_t seed, const char *when) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS / 2));
   while (kit_pattern_check(in, size, seed) >= 0) {
-    ENSURE(!rail_deadline_passed(deadline), "the %zu bytes of a receive with optional completion never came, %s: done may "
-           "come early, the data must come nevertheless", size, when);
+    ENSURE(!rail_deadline_passed(deadline), "the %zu bytes of a receive with optional completion never came, %s: done "
+           "may come early, the data must come nevertheless", size, when);
     sched_yield();
   }
 }
@@ -91,8 +92,8 @@ static void eight_steps(struct kit_side *side) {
   kit_lane_close(&l);
 }
 
-/* Comes with the old pointer when the plugin may have given the request to another receive, which is outstanding; half of
- * the receives come after it. A place that is freed a second time serves two of them. */
+/* Comes with the old pointer when the plugin may have given the request to another receive, which is outstanding; half
+ * of the receives come after it. A place that is freed a second time serves two of them. */
 static void irecv_consumed_of_a_finished_request(struct kit_side *side) {
   enum { MANY = RAIL_NET_MAX_REQUESTS, LEN = 64 };
   static struct kit_op ops[2 * MANY];
@@ -116,8 +117,8 @@ static void irecv_consumed_of_a_finished_request(struct kit_side *side) {
     if (old) l.net->vt->irecv_consumed(l.pair.recv, 1, old); /* whatever it says, nothing breaks */
     kit_lane_run(&l, ops, 2 * MANY, KIT_OPS_OLDEST);
     for (int i = 0; i < MANY; i++)
-      ENSURE(kit_pattern_check(in + i * LEN, LEN, (uint64_t)(round * MANY + i)) < 0, "after irecvConsumed with a request "
-             "that was done before, receive %d of %d got something else", i, MANY);
+      ENSURE(kit_pattern_check(in + i * LEN, LEN, (uint64_t)(round * MANY + i)) < 0, "after irecvConsumed with a "
+             "request that was done before, receive %d of %d got something else", i, MANY);
   }
   kit_lane_close(&l);
 }

@@ -16,7 +16,8 @@ struct batch {
 };
 
 static struct batch batch_make(struct kit_lane *l, uint64_t seed) {
-  return (struct batch){.l = l, .out = kit_lane_high(l, MANY * ROOM), .in = kit_lane_high(l, MANY * ROOM), .seed = seed};
+  uint8_t *out = kit_lane_high(l, MANY * ROOM);
+  return (struct batch){.l = l, .out = out, .in = kit_lane_high(l, MANY * ROOM), .seed = seed};
 }
 
 /* `count` messages of random sizes: receives and sends each `stride` apart. */
@@ -36,8 +37,8 @@ static void batch_verify(const struct batch *b, const struct kit_op *recvs, cons
   for (int i = 0; b->l->receives && i < count; i++) {
     int got = recvs[i * stride].sizes[0];
     size_t size = sends[i * stride].size[0];
-    ENSURE(got == (int)size, "receive %d of %d got %d bytes, send %d had %zu: the k-th send belongs to the k-th receive, "
-           "whatever is tested first", i, count, got, i, size);
+    ENSURE(got == (int)size, "receive %d of %d got %d bytes, send %d had %zu: the k-th send belongs to the k-th "
+           "receive, whatever is tested first", i, count, got, i, size);
     ssize_t wrong = kit_pattern_check(b->in + i * ROOM, size, b->seed + (uint64_t)i);
     ENSURE(wrong < 0, "receive %d of %d does not hold message %d (%zu bytes, from byte %zd)", i, count, i, size, wrong);
   }
@@ -141,8 +142,8 @@ static void a_send_waits_for_its_receive(struct kit_side *side) {
     while (!rail_deadline_passed(until)) {
       if (ops[1].req) kit_op_test(l.net, &ops[1]);
       else if (!ops[1].done) kit_op_post(l.net, &ops[1]);
-      ENSURE(!ops[1].error, "a send of %zu bytes, its receive not posted yet, ended with error %d: the peer may be late",
-             size[i], ops[1].error);
+      ENSURE(!ops[1].error, "a send of %zu bytes, its receive not posted yet, ended with error %d: the peer may be "
+             "late", size[i], ops[1].error);
     }
     kit_lane_run(&l, ops, 2, KIT_OPS_OLDEST);
     ENSURE(ops[0].sizes[0] == (int)size[i] && kit_pattern_check(in, size[i], i) < 0,
@@ -207,8 +208,8 @@ static void stream_retire(struct stream *s) {
   else if (op->comm) {
     size_t size = stream_size(s->done);
     compose(expected, s->done);
-    ENSURE(op->sizes[0] == (int)size, "message %llu of %llu arrived with %d bytes, sent %zu", (unsigned long long)s->done,
-           (unsigned long long)s->count, op->sizes[0], size);
+    ENSURE(op->sizes[0] == (int)size, "message %llu of %llu arrived with %d bytes, sent %zu",
+           (unsigned long long)s->done, (unsigned long long)s->count, op->sizes[0], size);
     ENSURE(memcmp(data, expected, size) == 0, "message %llu of %llu (%zu bytes) holds something else, up to 16 being "
            "outstanding", (unsigned long long)s->done, (unsigned long long)s->count, size);
   }
@@ -235,8 +236,8 @@ static void flood(struct kit_lane *l, enum kit_ops_order order, int count) {
     moved |= stream_step(&in);
     if (moved) idle = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
     else sched_yield();
-    ENSURE(!rail_deadline_passed(idle), "a stream of %d small messages stands still: %llu sent, %llu received here", count,
-           (unsigned long long)(l->sends ? out.done : 0), (unsigned long long)(l->receives ? in.done : 0));
+    ENSURE(!rail_deadline_passed(idle), "a stream of %d small messages stands still: %llu sent, %llu received here",
+           count, (unsigned long long)(l->sends ? out.done : 0), (unsigned long long)(l->receives ? in.done : 0));
   }
   kit_lane_free(l, out.buf);
   kit_lane_free(l, in.buf);
@@ -270,9 +271,12 @@ static void unshared_in_any_order(struct kit_side *side) {
 
 /* ---- one connection as NCCL's proxy drives it ---- */
 
-/* A connection's protocol buffers are cut into 8 slots. LL and LL128 send a slot at a time, up to 8 in flight; Simple two
- * slots as one message, up to 4 in flight. A slot is used again when its message is done. */
-static const struct protocol { size_t size; int slots_at_once; } protocols[] = {{524288, 1}, {4915200, 1}, {4194304, 2}};
+/* A connection's protocol buffers are cut into 8 slots. LL and LL128 send a slot at a time, up to 8 in flight; Simple
+ * two slots as one message, up to 4 in flight. A slot is used again when its message is done. */
+static const struct protocol {
+  size_t size;
+  int slots_at_once;
+} protocols[] = {{524288, 1}, {4915200, 1}, {4194304, 2}};
 enum { NPROTOS = 3, STEPS = 8, MOST_MESSAGES = 400 };
 
 struct message { int proto, op; size_t at, room, size; };
@@ -333,8 +337,8 @@ static void fifo_drive(struct fifo *f, bool sends) {
       const struct message *m = &f->plan[done];
       uint8_t *data = f->buf[m->proto] + m->at;
       ENSURE(!ring[done % STEPS].error, "%s %d ended with error %d", what, done, ring[done % STEPS].error);
-      ENSURE(sends || ring[done % STEPS].sizes[0] == (int)m->size, "step %d of protocol %d got %d bytes, sent %zu", done,
-             m->proto, ring[done % STEPS].sizes[0], m->size);
+      ENSURE(sends || ring[done % STEPS].sizes[0] == (int)m->size, "step %d of protocol %d got %d bytes, sent %zu",
+             done, m->proto, ring[done % STEPS].sizes[0], m->size);
       ssize_t wrong = sends ? -1 : kit_pattern_check(data, m->size, (uint64_t)done);
       ENSURE(wrong < 0, "step %d (%zu bytes, protocol %d, slot at %zu) arrived wrong from byte %zd", done, m->size,
              m->proto, m->at, wrong);
@@ -376,7 +380,8 @@ const struct kit_check kit_checks_order[] = {
      "Transfers of two connections, posted and tested in turns, do not disturb each other.", NET "1435, 1620",
      two_comms_interleaved},
     {"8.5", "order.nccl_steps", KIT_MUST, KIT_TWO, 60, 0, false,
-     "LL, LL128 and Simple buffers of 8 slots, used again and again with up to 8 messages in flight, carry every message.",
+     "LL, LL128 and Simple buffers of 8 slots, used again and again with up to 8 messages in flight, carry every "
+     "message.",
      NET "1323, 1519, 984-1015; src/init.cc:810-826", nccl_steps},
     {"8.6", "flood.on_one_thread", KIT_MUST, KIT_ONE, 60, 0, false,
      "Of 40000 small messages none is lost, doubled or out of order, both ends driven by one thread.", NET "1414",

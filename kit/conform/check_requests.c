@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Requests: outputs written at every call, NULL means later, as many outstanding as NCCL may have, buffers back at done. */
+ * Requests: outputs written at every call, NULL means later, as many outstanding as NCCL may have, buffers back at
+ * done. */
 #include <sched.h>
 #include <string.h>
 
@@ -45,8 +46,8 @@ static bool crowd_send(struct crowd *c) {
   if (kit_op_post(c->l->net, op)) return c->sent++, true;
   if (op->error && c->refusal_is_fine && c->sent >= c->guaranteed) c->total = c->sent;
   else
-    ENSURE(!op->error, "isend with %d outstanding returned %d: 32 x maxRecvs (%d) must fit, and NULL in *request, which "
-           "NCCL repeats, says that more do not", c->sent, op->error, c->guaranteed);
+    ENSURE(!op->error, "isend with %d outstanding returned %d: 32 x maxRecvs (%d) must fit, and NULL in *request, "
+           "which NCCL repeats, says that more do not", c->sent, op->error, c->guaranteed);
   return false;
 }
 
@@ -54,8 +55,8 @@ static bool crowd_receive(struct crowd *c) {
   struct kit_op *op = &c->recv[c->received];
   if (c->received == c->total) return false;
   if (kit_op_post(c->l->net, op)) return c->received++, true;
-  ENSURE(!op->error, "irecv with %d outstanding returned %d: 32 must fit, and NULL in *request, which NCCL repeats, says "
-         "that more do not", c->received, op->error);
+  ENSURE(!op->error, "irecv with %d outstanding returned %d: 32 must fit, and NULL in *request, which NCCL repeats, "
+         "says that more do not", c->received, op->error);
   return false;
 }
 
@@ -92,7 +93,8 @@ static void request_and_done_are_always_written(struct kit_side *side) { /* kit_
   kit_lane_close(&l);
 }
 
-static void full_table_is_not_an_error(struct kit_side *side) { /* far more than the guaranteed depth, one end at a time */
+/* Far more than the guaranteed depth, one end at a time. */
+static void full_table_is_not_an_error(struct kit_side *side) {
   struct kit_lane l;
   kit_lane_open(&l, side);
   struct crowd *c = crowd_make(&l, CROWD, false);
@@ -339,8 +341,8 @@ static void a_finished_send_needs_its_buffer_no_more(struct kit_side *side) {
     }
     for (int i = 0; i < FLYING; i++) {
       ssize_t wrong = l.receives ? kit_pattern_check(in[i], flying_size, seed + (uint64_t)i) : -1;
-      ENSURE(wrong < 0, "byte %zd of %zu is what the sender wrote over its buffer after test had said done: NCCL reuses "
-             "a step's buffer at that moment", wrong, flying_size);
+      ENSURE(wrong < 0, "byte %zd of %zu is what the sender wrote over its buffer after test had said done: NCCL "
+             "reuses a step's buffer at that moment", wrong, flying_size);
       if (!l.sends) kit_lane_free(&l, out[i]);
     }
   }
@@ -365,16 +367,16 @@ static void requests_are_reused_without_end(struct kit_side *side) {
 
 const struct kit_check kit_checks_requests[] = {
     {"6.1", "requests.request_and_done_are_always_written", KIT_MUST, KIT_ONE, 40, 0, false,
-     "isend, irecv and test write *request and *done at every return of 0: NCCL's variables hold old pointers and nothing "
-     "at all.", NET "1414-1416, 1433, 1584, 1615", request_and_done_are_always_written},
+     "isend, irecv and test write *request and *done at every return of 0: NCCL's variables hold old pointers and "
+     "nothing at all.", NET "1414-1416, 1433, 1584, 1615", request_and_done_are_always_written},
     {"6.2", "requests.done_is_written_while_a_request_is_not", KIT_MUST, KIT_ONE, 40, 0, false,
      "test writes 0 to *done as long as a transfer is not complete.", NET "1433, 1615, 1698",
      done_is_written_while_a_request_is_not},
     {"6.3", "requests.sizes_may_be_null", KIT_MUST, KIT_TWO, 40, 0, false,
      "test accepts NULL for sizes, of sends and receives.", "src/bootstrap.cc:174, 189", sizes_may_be_null},
     {"6.4", "requests.all_requests_outstanding", KIT_MUST, KIT_ONE, 40, 0, false,
-     "32 receives of maxRecvs buffers each and 32 x maxRecvs sends may be outstanding; NULL in *request delays, nothing "
-     "fails.", "plugins/net/README.md:330-337; " NET "1302", all_requests_outstanding},
+     "32 receives of maxRecvs buffers each and 32 x maxRecvs sends may be outstanding; NULL in *request delays, "
+     "nothing fails.", "plugins/net/README.md:330-337; " NET "1302", all_requests_outstanding},
     {"6.5", "requests.all_requests_fit_at_once", KIT_SHOULD, KIT_ONE, 40, 0, false,
      "All of these have a request before the first of them is tested.", "plugins/net/README.md:330-337",
      all_requests_fit_at_once},

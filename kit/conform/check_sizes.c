@@ -113,8 +113,8 @@ static void several_comms_verify(const struct kit_lane *l, int comm, const struc
     ENSURE(recv->sizes[0] == (int)send->size[0], "comm %d of %d: receive %d has %d bytes, send %d had %zu", comm, COMMS,
            i, recv->sizes[0], i, send->size[0]);
     ssize_t wrong = kit_pattern_check(recv->data[0], send->size[0], seed + (uint64_t)i);
-    ENSURE(wrong < 0, "comm %d of %d: byte %zd of message %d (%zu bytes) arrived wrong while the others were busy", comm,
-           COMMS, wrong, i, send->size[0]);
+    ENSURE(wrong < 0, "comm %d of %d: byte %zd of message %d (%zu bytes) arrived wrong while the others were busy",
+           comm, COMMS, wrong, i, send->size[0]);
   }
 }
 
@@ -161,8 +161,11 @@ static void arrays_of(struct kit_lane *l, int n, uint8_t *real, uint8_t *decoy, 
     arrays = wrong;
   }
   for (int left = n + 1; left > 0;) {
-    for (int i = 0; i < n; i++)
-      if (!send[i].done && !send[i].error && (send[i].req ? kit_op_test(l->net, &send[i]) : (kit_op_post(l->net, &send[i]), false))) left--;
+    for (int i = 0; i < n; i++) {
+      if (send[i].done || send[i].error) continue;
+      if (!send[i].req) kit_op_post(l->net, &send[i]);
+      else if (kit_op_test(l->net, &send[i])) left--;
+    }
     if (!group.done && kit_op_test(l->net, &group)) left--;
     ENSURE(!group.error && kit_bytes_check(decoy, (size_t)n * LEN, 0xcc) < 0,
            "a receive of %d buffers whose arrays changed after irecv ended with error %d or in the wrong buffer: data, "
@@ -316,16 +319,18 @@ static void send_larger_than_receive_in_a_group(struct kit_side *side) {
     if (!o.send.done && !o.send.error) o.send.req ? kit_op_test(o.lane.net, &o.send) : kit_op_post(o.lane.net, &o.send);
   }
   oversize_settle(&o, true, 5000);
-  ENSURE(o.recv.error == RAIL_BAD_USAGE, "%s, one of a group of 2: the receive got %s %d, expected ncclInvalidUsage (%d)",
-         o.what, o.recv.error ? "error" : o.recv.done ? "done, error" : "nothing, error", o.recv.error, RAIL_BAD_USAGE);
+  ENSURE(o.recv.error == RAIL_BAD_USAGE,
+         "%s, one of a group of 2: the receive got %s %d, expected ncclInvalidUsage (%d)", o.what,
+         o.recv.error ? "error" : o.recv.done ? "done, error" : "nothing, error", o.recv.error, RAIL_BAD_USAGE);
   kit_lane_close(&o.lane);
   kit_lane_close(&l);
 }
 
 /* ---- more than an int ---- */
 
-/* Gigabytes of address over 16 MiB of memory: fresh memory would cost more time than all other checks. What is lost puts
- * the stream out of step; what lands beside its place is seen if it comes last there, as the end of a message does. */
+/* Gigabytes of address over 16 MiB of memory: fresh memory would cost more time than all other checks. What is lost
+ * puts the stream out of step; what lands beside its place is seen if it comes last there, as the end of a message
+ * does. */
 #define PERIOD (((size_t)16 << 20) + 4096) /* 2^30, 2^31, 2^32 are no multiples: what wraps around there is wrong */
 
 static uint8_t *repeated(size_t size) {
@@ -397,8 +402,8 @@ const struct kit_check kit_checks_sizes[] = {
      "The arrays data, sizes, tags and mhandles belong to the plugin only during irecv: they are on NCCL's stack.",
      NET "1523-1527", arrays_are_the_callers},
     {"7.8", "sizes.nothing_behind_a_receive_is_written", KIT_MUST, KIT_ONE, 60, 0, false,
-     "A message that is larger than its receive never overwrites what lies behind it.", "src/transport/net_ib/p2p.cc:295; "
-     "src/transport/net_socket.cc:632-641", nothing_behind_a_receive_is_written},
+     "A message that is larger than its receive never overwrites what lies behind it.",
+     "src/transport/net_ib/p2p.cc:295; src/transport/net_socket.cc:632-641", nothing_behind_a_receive_is_written},
     {"7.9", "sizes.send_larger_than_receive", KIT_SHOULD, KIT_ONE, 60, 0, false,
      "A receive that is too small ends with ncclInvalidUsage; cut short in silence, a caller's mistake becomes wrong "
      "results.", "src/transport/net_socket.cc:632-641; plugins/net/README.md:128-145", send_larger_than_receive},

@@ -124,9 +124,9 @@ static void tear_round(struct tear *t, uint32_t round, size_t part) {
       ops[2 * n + 1] = kit_lane_send(t->l, t->out + at, len, 0);
     }
     kit_lane_run(t->l, ops, 2 * n, KIT_OPS_OLDEST);
-    ENSURE(atomic_load(&t->reader.torn) == 0, "round %u, messages of %zu bytes: %ld units had the new flag and old data, "
-           "the first at byte %zu%s: NCCL's kernels take what the flag stands behind", round, part, atomic_load(&t->reader.torn),
-           (atomic_load(&t->reader.where) - 1) * (t->reader.lines ? LINE : UNIT),
+    ENSURE(atomic_load(&t->reader.torn) == 0, "round %u, messages of %zu bytes: %ld units had the new flag and old "
+           "data, the first at byte %zu%s: NCCL's kernels take what the flag stands behind", round, part,
+           atomic_load(&t->reader.torn), (atomic_load(&t->reader.where) - 1) * (t->reader.lines ? LINE : UNIT),
            t->reader.lines ? ", a while later still" : "");
   }
 }
