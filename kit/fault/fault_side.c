@@ -107,6 +107,7 @@ static void prepare(struct kit_faulty *f) {
   f->nbefore = kit_tcp_sockets(f->before, KIT_FAULT_SOCKETS);
   f->told = (struct kit_told){.rank = f->rank, .connections = (int)p->comms, .first_ns = -1, .last_ns = -1,
                               .connect_ns = -1, .seen = -1};
+  kit_usage_first_thread();
   f->told.before = kit_usage_now();
   kit_net_load(&f->net, kit_side_job(f->side)->version);
   f->start_ns = rail_now_ns();

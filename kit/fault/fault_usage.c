@@ -18,6 +18,10 @@ static int listeners(void) {
   return found;
 }
 
+static void nothing(void *arg) { (void)arg; }
+
+void kit_usage_first_thread(void) { kit_run_threads(1, nothing, NULL, 0); }
+
 struct kit_usage kit_usage_now(void) {
   struct mallinfo2 heap = mallinfo2();
   return (struct kit_usage){.fds = kit_fd_count(), .threads = kit_thread_count(), .listeners = listeners(),

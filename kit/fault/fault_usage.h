@@ -6,6 +6,8 @@
 #include "kit/fault/fault_told.h"
 #include "kit/kit_tcp.h"
 
+/* Before the first count: a process' first thread brings one of a sanitizer's own. */
+void kit_usage_first_thread(void);
 struct kit_usage kit_usage_now(void);
 /* The same, once threads that were just told to end have ended (200 ms at most). */
 struct kit_usage kit_usage_settled(const struct kit_usage *before);

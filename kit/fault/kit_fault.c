@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kit/fault/kit_fault.h"
 
-#include <dlfcn.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
@@ -139,8 +138,7 @@ static void try_calls(struct run *run, struct kit_trial *first, struct kit_rng *
 /* ---- one scenario ---- */
 
 static const char *cannot(struct run *run, const struct kit_scenario *s) {
-  bool sanitized = dlsym(RTLD_DEFAULT, "__asan_init") || dlsym(RTLD_DEFAULT, "__tsan_init");
-  if ((s->needs & KIT_NEEDS_PRELOAD) && sanitized) return "a sanitizer has calls of its own instead of those of libc";
+  if ((s->needs & KIT_NEEDS_PRELOAD) && kit_sanitized()) return "a sanitizer has calls of its own instead of those of libc";
   if ((s->needs & KIT_NEEDS_PRELOAD) && !run->preload[0]) return "librail-fault.so is not beside rail-kit (../lib)";
   if (!(s->needs & KIT_NEEDS_NETNS)) return NULL;
   if (run->how->link) return "needs both sides on this host";

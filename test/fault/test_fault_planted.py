@@ -15,29 +15,22 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "harness
 from rig import BUILD, main
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROUNDS = ["test_torture.py", "--seed", "7", "--rounds", "12", "--stop-at", "1", "--only"]
+ROUNDS = ["test_torture.py", "--seed", "7", "--rounds", "4", "--stop-at", "1", "--only"]
 
-# defect → what must fail on it, and what that says
+# library → what must fail on it, and what that says; more of them: test_kit_fault.py. The reference has no deadline.
 DEFECTS = {
-    "corrupt_byte": ([*ROUNDS, "freeze"], "WRONG BYTES"),
-    "one_byte_more": ([*ROUNDS, "freeze"], "beyond its end"),
-    "early_done": ([*ROUNDS, "freeze"], "WRONG BYTES|hangs"),
-    "messages_swapped": ([*ROUNDS, "freeze"], "WRONG BYTES|error|hangs"),
-    "group_shifted": ([*ROUNDS, "freeze"], "WRONG BYTES"),
-    "fd_leak": ([*ROUNDS, "freeze"], "fds before"),
-    "thread_leak": ([*ROUNDS, "freeze"], "threads before"),
-    "death_unnoticed": ([*ROUNDS, "kill"], "hangs"),
-    "death_other_error": ([*ROUNDS, "kill"], "expected 6"),
-    "dereg_lazy": ([*ROUNDS, "dereg"], "deregMr (memory written after it)|WRONG BYTES"),
-    "close_error": ([*ROUNDS, "leave"], "contract broken"),
-    "close_slow": ([*ROUNDS, "leave"], "a close took"),
-    "idle_spin": (["test_idle.py", "100 idle connections use no CPU"], "s of CPU in"),
-    "memory_leak": (["test_idle.py", "nothing is kept of closed connections"], "grew by"),
+    "ref": ([*ROUNDS, "halt"], "hangs"),
+    "broken-corrupt_byte": ([*ROUNDS, "slow"], "WRONG BYTES"),
+    "broken-fd_leak": ([*ROUNDS, "slow"], "fds before"),
+    "broken-thread_leak": ([*ROUNDS, "slow"], "threads before"),
+    "broken-close_error": ([*ROUNDS, "slow"], "contract broken"),
+    "broken-idle_spin": (["test_idle.py", "100 idle connections use no CPU"], "s of CPU in"),
+    "broken-memory_leak": (["test_idle.py", "nothing is kept of closed connections"], "grew by"),
 }
 
 
-# … and what must not fail on the reference, which has none.
-SOUND = ("kill", "freeze", "dereg", "leave")
+# … and what must not fail on the reference, which has no defect.
+SOUND = ("slow",)
 
 
 def run(library, command):
@@ -48,7 +41,7 @@ def run(library, command):
 
 
 def planted(defect, command, says):
-    status, said = run(f"broken-{defect}", command)
+    status, said = run(defect, command)
     assert status == 1, f"{defect} goes unnoticed, status {status}:\n{said}"
     assert any(text in said for text in says.split("|")), f"{defect} is noticed, but not by {says!r}:\n{said}"
 

@@ -24,13 +24,11 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "common/clock.h"
 #include "test/harness/events.h"
 #include "kit/kit_net.h"
-#include "kit/kit_tcp.h"
 #include "kit/kit_traffic.h"
 
 enum { MAX_COMMS = 4096, MAX_FUSE = 8, LINE = 1 << 20, CONNECT_LIMIT_MS = 60000 };
@@ -40,7 +38,7 @@ static struct {
   const char *plugin, *device, *fuse, *idle;
   int comms, abi, cycles;
   double seconds, rest;
-  bool churn, keep_listen;
+  bool churn;
 } opt = {.device = "0", .idle = "yield", .comms = 1, .cycles = 1};
 static struct kit_traffic_plan plan = {.seed = 1, .mix = KIT_TRAFFIC_MIXED, .max = 1 << 20, .group = 1, .window = 8};
 
@@ -52,7 +50,7 @@ static char handles[MAX_COMMS][RAIL_NET_HANDLE_SIZE];
 static struct kit_flow flows[2 * MAX_COMMS];
 static int nflows, broken; /* broken: calls that broke the contract */
 static uint64_t close_ns;  /* the longest close */
-static bool quitting, deregistered;
+static bool quitting;
 
 /* ---- output ---- */
 
@@ -176,7 +174,7 @@ static void connect_all(void) {
     }
     if (rail_deadline_passed(deadline)) give_up("connect (no end)", RAIL_REMOTE_ERROR);
   }
-  if (!opt.keep_listen) close_listens();
+  close_listens();
   nflows = 0;
   for (int i = 0; i < opt.comms; i++) {
     if (recvs[i]) must(kit_flow_open(&flows[nflows++], &plan, net, recvs[i], false, (uint32_t)i), "regMr");
@@ -189,7 +187,7 @@ static void connect_all(void) {
 static void close_all(void) {
   for (int i = 0; i < nflows; i++) {
     uint64_t before = rail_now_ns();
-    if (!deregistered) expect_ok(kit_flow_dereg(&flows[i]), "deregMr");
+    expect_ok(kit_flow_dereg(&flows[i]), "deregMr");
     expect_ok(flows[i].sends ? rail_net_close_send(net, flows[i].comm) : rail_net_close_recv(net, flows[i].comm),
               flows[i].sends ? "closeSend" : "closeRecv");
     uint64_t took = rail_now_ns() - before;
@@ -222,34 +220,7 @@ static void *churn(void *arg) {
 
 /* ---- commands ---- */
 
-static void reset_sockets(void) {
-  static struct kit_tcp_socket s[8192];
-  struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
-  int n = kit_tcp_sockets(s, 8192), hit = 0;
-  for (int i = 0; i < n; i++) /* a reset; to the thread sanitizer the descriptor stays whose it is */
-    if (s[i].connected && !s[i].listening) hit += syscall(SYS_connect, s[i].fd, &nowhere, sizeof nowhere) == 0;
-  event_say("reset", ", \"sockets\": %d", hit);
-}
-
-/* From return on the memory is the caller's: what it writes stays, and nobody sends it. */
-static void dereg_all(void) {
-  for (int i = 0; i < nflows; i++) expect_ok(kit_flow_dereg(&flows[i]), "deregMr");
-  deregistered = true;
-  for (int i = 0; i < nflows; i++) kit_flow_scribble(&flows[i]);
-  for (int k = 0; k < 100; k++) { /* a test here may fail, but must not move these bytes */
-    for (int i = 0; i < nflows; i++) kit_flow_test_after_error(&flows[i]);
-    usleep(1000);
-  }
-  for (int i = 0; i < nflows; i++)
-    if (!kit_flow_untouched(&flows[i])) {
-      broken++;
-      event_say("broken", ", \"call\": \"deregMr (memory written after it)\", \"code\": 0");
-    }
-  event_say("deregistered", "%s", "");
-  quitting = true;
-}
-
-/* stop: end in order; hold MS: post nothing new; pause MS: call nothing; reset; dereg: …and close; close; quit */
+/* stop: end in order; hold MS: post nothing new; pause MS: call nothing; close; quit */
 static void command(const char *line, uint64_t *held_until) {
   char word[32] = "";
   int ms = 0;
@@ -261,10 +232,6 @@ static void command(const char *line, uint64_t *held_until) {
     for (int i = 0; i < nflows; i++) flows[i].hold = true;
   } else if (strcmp(word, "pause") == 0) {
     usleep((useconds_t)ms * 1000);
-  } else if (strcmp(word, "reset") == 0) {
-    reset_sockets();
-  } else if (strcmp(word, "dereg") == 0) {
-    dereg_all();
   } else {
     quitting = true;
   }
@@ -360,11 +327,6 @@ static void stream(void) {
     if (now < look) continue;
     look = now + 1000000;
     read_commands(&held_until);
-    for (int i = 0; opt.keep_listen && i < opt.comms; i++) { /* as a caller does that waits for more peers */
-      void *more = NULL;
-      if (listens[i]) rail_net_accept(net, listens[i], &more);
-      if (more) rail_net_close_recv(net, more);
-    }
     if (now >= line) progress_line(), line = now + 100000000;
   }
   free(reported);
@@ -440,7 +402,6 @@ static void option(const char *name, const char *value) {
   else if (IS("fuse")) opt.fuse = value;
   else if (IS("idle")) opt.idle = value;
   else if (IS("churn")) opt.churn = atoi(value) != 0;
-  else if (IS("keep-listen")) opt.keep_listen = atoi(value) != 0;
   else if (IS("seed")) plan.seed = strtoull(value, NULL, 0);
   else if (IS("mix")) plan.mix = mix_named(value);
   else if (IS("max")) plan.max = strtoull(value, NULL, 0);

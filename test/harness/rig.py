@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the scripts share that do something to running transfers: starting traffic processes (test/fault/traffic.c),
-reading what they report, network namespaces joined by veth pairs, strangers, and the questions asked of a survivor.
+reading what they report, network namespaces joined by veth pairs, and the questions asked of a survivor.
 
 All times are CLOCK_MONOTONIC nanoseconds, here as in the processes.
 """
@@ -11,7 +11,6 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -258,62 +257,6 @@ def check_line(p, peer, device, *more):
     lines = [e["text"] for e in p.warnings()]
     assert any(all(re.search(n, text) for n in needs) for text in lines), \
         f"{p}: no warning has all of {needs}: {lines}\n{p.tail()}"
-
-
-# ---- strangers -----------------------------------------------------------------
-
-def listening_ports(pid):
-    """[(address, port)] of the TCP sockets on which a process listens, in its own namespace's view."""
-    inodes = set()
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            m = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
-        except OSError:
-            continue
-        if m:
-            inodes.add(m.group(1))
-    found = []
-    for line in pathlib.Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        if words[3] == "0A" and words[9] in inodes:
-            address, port = words[1].split(":")
-            found.append((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
-    return found
-
-
-class Strangers:
-    """Clients that nobody asked for: silent, garbage, or a greeting that begins well and stops."""
-    GREETINGS = [b"", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, b"\x16\x03\x01\x02\x00\x01\x00",
-                 b"RSK1\x01\x00\x40\x00", b"RSK1\x02\x00\x40\x00" + b"\xa5" * 24, b"RSK1"]
-
-    def __init__(self, pid, count, rng):
-        self.sockets, self.refused = [], 0
-        ports = listening_ports(pid)
-        assert ports, f"process {pid} listens on no TCP port"
-        for _ in range(count):
-            s = socket.socket()
-            s.setblocking(False)
-            s.connect_ex(rng.choice(ports))
-            self.sockets.append((s, rng))
-        self.talk(rng)
-
-    def talk(self, rng):
-        """Some of them say something, some leave."""
-        for s, _ in self.sockets:
-            words = rng.choice(self.GREETINGS)
-            if rng.random() < 0.2:
-                words = rng.randbytes(rng.randrange(1, 200))
-            try:
-                if words:
-                    s.send(words)
-                if rng.random() < 0.1:
-                    s.close()
-            except OSError:
-                self.refused += 1
-
-    def leave(self):
-        for s, _ in self.sockets:
-            s.close()
 
 
 # ---- two machines, several rails ------------------------------------------------
