@@ -32,7 +32,7 @@ static void append_line(char **to, const char *text) {
   if (have + more > 64 << 10) return; /* a plugin may talk for ever */
   char *bigger = realloc(*to, have + more + 2);
   if (!bigger) return;
-  memcpy(bigger + have, text, more);
+  memcpy(bigger + have, text, more + 1);
   memcpy(bigger + have + more, "\n", 2);
   *to = bigger;
 }

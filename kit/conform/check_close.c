@@ -93,7 +93,7 @@ static void with_requests_outstanding(struct kit_side *side) {
     kit_pages_free(out, BULK); /* nothing may touch these any more: they fault from here on */
     kit_pages_free(in, BULK);
     kit_pair_open(&n, &p); /* what takes the old one's place begins anew */
-    for (int i = 0; i < 3; i++) kit_pair_ping(&p, 50000, (uint64_t)(10 * round + i));
+    for (int i = 0; i < 3; i++) kit_pair_ping(&p, 50000, 10 * (uint64_t)round + (uint64_t)i);
     kit_pair_close(&p);
   }
   kit_net_close(&n);
@@ -249,9 +249,9 @@ static void take_all(struct farewell *f, int round, uint64_t seed) {
  * away. */
 static void the_last_message_still_arrives(struct kit_side *side) {
   (void)side;
-  struct kit_net n;
-  struct kit_rng rng;
+  static struct kit_net n;
   static struct farewell f;
+  struct kit_rng rng;
   kit_net_open(&n);
   kit_rng_start(&rng);
   f.net = &n;

@@ -353,7 +353,7 @@ static void a_stop_is_waited_for(struct kit_side *side) {
   meet(side, &e);
   for (int stops = 0; stops < 2; stops++)
     for (int i = 0; i < OPS; i++) {
-      uint64_t seed = (uint64_t)(stops * OPS + i);
+      uint64_t seed = (uint64_t)stops * OPS + (uint64_t)i;
       struct kit_op op = end_op(&e, some);
       if (e.sends) kit_pattern_fill(e.data, some, seed);
       kit_op_start(&e.n, &op);

@@ -101,10 +101,10 @@ static void every_count_every_rotation(struct kit_side *side) {
   groups_open(&all, side);
   for (int count = 1; count <= all.l.max_recvs; count++) {
     for (int turn = 0; turn < count; turn++) {
-      struct group g = {.n = count, .seed = (uint64_t)(count * 100 + turn)};
+      struct group g = {.n = count, .seed = (uint64_t)count * 100 + (uint64_t)turn};
       for (int b = 0; b < count; b++) {
         g.tag[b] = 40 + b;
-        g.size[b] = (size_t)(b * 1000 + turn);
+        g.size[b] = (size_t)b * 1000 + (size_t)turn;
         g.order[b] = (count - 1 - b + turn) % count;
       }
       groups_run(&all, &g, 1, true, KIT_OPS_OLDEST);
@@ -182,6 +182,7 @@ static void three_hundred_random_groups(struct kit_side *side) {
 }
 
 static void a_large_and_a_small(struct kit_side *side) { /* members of one group differ a millionfold */
+  static const uint8_t small[3] = {'a', 'b', 'c'};
   struct kit_lane l;
   kit_lane_open(&l, side);
   kit_lane_needs_groups(&l);
@@ -189,7 +190,7 @@ static void a_large_and_a_small(struct kit_side *side) { /* members of one group
   uint8_t *out = kit_lane_high(&l, big), *in = kit_lane_high(&l, big);
   uint8_t *small_out = kit_lane_high(&l, 3), *small_in = kit_lane_high(&l, 3);
   kit_pattern_fill(out, big, 1);
-  memcpy(small_out, "abc", 3);
+  memcpy(small_out, small, 3);
   for (int first = 0; first < 2; first++) {
     memset(in, 0, big);
     memset(small_in, 0, 3);
@@ -202,7 +203,7 @@ static void a_large_and_a_small(struct kit_side *side) { /* members of one group
     if (!l.receives) continue;
     ENSURE(ops[0].sizes[0] == (int)big && ops[0].sizes[1] == 3, "sizes are %d and %d, sent %zu and 3", ops[0].sizes[0],
            ops[0].sizes[1], big);
-    ENSURE(kit_pattern_check(in, big, 1) < 0 && memcmp(small_in, "abc", 3) == 0,
+    ENSURE(kit_pattern_check(in, big, 1) < 0 && memcmp(small_in, small, 3) == 0,
            "3 MiB and 3 bytes of one group arrived wrong, the %s sent first", first ? "3 bytes" : "3 MiB");
   }
   kit_lane_close(&l);
@@ -250,12 +251,13 @@ struct shared {
   uint8_t *out, *in; /* SUBS × DEPTH × ROOM */
 };
 
+static uint64_t shared_seed(int sub, int step) { return (uint64_t)sub * 1000 + (uint64_t)step; }
+
 static size_t shared_size(const struct shared *s, int sub, int step) {
-  struct kit_rng rng = {.state = kit_side_job(s->l.side)->seed + (uint64_t)(sub * 1000 + step)};
+  struct kit_rng rng = {.state = kit_side_job(s->l.side)->seed + shared_seed(sub, step)};
   return kit_rng_below(&rng, 6) ? kit_rng_below(&rng, ROOM) : 0;
 }
 
-static uint64_t shared_seed(int sub, int step) { return (uint64_t)(sub * 1000 + step); }
 static uint8_t *shared_place(uint8_t *base, int sub, int step) { return base + (sub * DEPTH + step % DEPTH) * ROOM; }
 
 /* A turn of one sub: its own oldest request is tested, its next step posted. Subs do not wait for each other. */

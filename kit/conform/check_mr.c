@@ -106,7 +106,7 @@ static void one_pool_on_many_connections(struct kit_side *side) {
     int count = 0;
     for (int i = gone; i < COUNT; i++, count += 2) {
       uint8_t *out = pool + 2 * (size_t)i * share, *in = out + share;
-      kit_pattern_fill(out, share, (uint64_t)(gone * COUNT + i));
+      kit_pattern_fill(out, share, (uint64_t)gone * COUNT + (uint64_t)i);
       memset(in, 0xcc, share);
       ops[count] = kit_op_recv(p[i].recv, in, share, 0);
       ops[count + 1] = kit_op_send(p[i].send, out, share, 0);

@@ -71,7 +71,7 @@ static void eight_steps(struct kit_side *side) {
     struct kit_op ops[2 * STEPS];
     for (int i = 0; i < STEPS; i++) {
       size_t size = 8 + kit_rng_below(&l.rng, SLOT / 8) * 8 % (SLOT - 8);
-      uint64_t seed = (uint64_t)(round * STEPS + i);
+      uint64_t seed = (uint64_t)round * STEPS + (uint64_t)i;
       kit_pattern_fill(out + i * SLOT, size, seed);
       memset(in + i * SLOT, 0, SLOT);
       ops[i] = kit_lane_recv(&l, in + i * SLOT, SLOT, 0);
@@ -80,7 +80,7 @@ static void eight_steps(struct kit_side *side) {
     }
     kit_lane_run(&l, ops, 2 * STEPS, KIT_OPS_OLDEST);
     for (int i = 0; l.receives && i < STEPS; i++) {
-      uint64_t seed = (uint64_t)(round * STEPS + i);
+      uint64_t seed = (uint64_t)round * STEPS + (uint64_t)i;
       size_t size = ops[STEPS + i].size[0];
       if (ops[i].optional) await_data(in + i * SLOT, size, seed, "one of 8 steps");
       else
@@ -108,7 +108,7 @@ static void irecv_consumed_of_a_finished_request(struct kit_side *side) {
     if (l.receives && kit_op_post(l.net, &ops[0])) old = ops[0].req;
     kit_lane_run(&l, ops, 2, KIT_OPS_OLDEST);
     for (int i = 0; i < MANY; i++) {
-      kit_pattern_fill(out + i * LEN, LEN, (uint64_t)(round * MANY + i));
+      kit_pattern_fill(out + i * LEN, LEN, (uint64_t)round * MANY + (uint64_t)i);
       ops[i] = kit_lane_recv(&l, in + i * LEN, LEN, 1);
       ops[MANY + i] = kit_lane_send(&l, out + i * LEN, LEN, 1);
     }
@@ -117,7 +117,7 @@ static void irecv_consumed_of_a_finished_request(struct kit_side *side) {
     if (old) l.net->vt->irecv_consumed(l.pair.recv, 1, old); /* whatever it says, nothing breaks */
     kit_lane_run(&l, ops, 2 * MANY, KIT_OPS_OLDEST);
     for (int i = 0; i < MANY; i++)
-      ENSURE(kit_pattern_check(in + i * LEN, LEN, (uint64_t)(round * MANY + i)) < 0, "after irecvConsumed with a "
+      ENSURE(kit_pattern_check(in + i * LEN, LEN, (uint64_t)round * MANY + (uint64_t)i) < 0, "after irecvConsumed with a "
              "request that was done before, receive %d of %d got something else", i, MANY);
   }
   kit_lane_close(&l);

@@ -351,7 +351,7 @@ static void fifo_drive(struct fifo *f, bool sends) {
 
 static void nccl_steps(struct kit_side *side) {
   static struct fifo f;
-  struct kit_lane l;
+  static struct kit_lane l;
   kit_lane_open(&l, side);
   f.l = &l;
   size_t whole = 1152; /* one allocation for all three, and not at a page's start */

@@ -182,7 +182,7 @@ static void depth_round(struct depth *d, int round) {
 
 static void depth_run(struct kit_side *side, bool strict, int rounds) {
   static struct depth d;
-  struct kit_lane l;
+  static struct kit_lane l;
   kit_lane_open(&l, side);
   memset(&d, 0, sizeof d);
   d.l = &l;

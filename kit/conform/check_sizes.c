@@ -151,15 +151,15 @@ static void arrays_of(struct kit_lane *l, int n, uint8_t *real, uint8_t *decoy, 
     kit_pattern_fill(out + (size_t)i * LEN, LEN, (uint64_t)i);
     send[i] = kit_lane_send(l, out + (size_t)i * LEN, LEN, 40 + i);
   }
-  struct kit_op arrays = group;
+  struct kit_op arrays;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS / 2));
-  while (!group.req) { /* NULL: the arrays are the right ones again at the next call */
-    arrays = group;
+  do { /* NULL: the arrays are the right ones again at the next call */
+    memcpy(&arrays, &group, sizeof arrays);
     int rc = l->net->vt->irecv(group.comm, n, arrays.data, arrays.size, arrays.tag, arrays.mh, NULL, &group.req);
     ENSURE(rc == 0, "irecv of %d buffers returned %d", n, rc);
     ENSURE(!rail_deadline_passed(deadline), "irecv of %d buffers gives NULL for ever, with nothing outstanding", n);
-    arrays = wrong;
-  }
+    memcpy(&arrays, &wrong, sizeof arrays);
+  } while (!group.req);
   for (int left = n + 1; left > 0;) {
     for (int i = 0; i < n; i++) {
       if (send[i].done || send[i].error) continue;

@@ -135,7 +135,7 @@ static void tear_round(struct tear *t, uint32_t round, size_t part) {
 static void polled(struct kit_side *side, bool lines, size_t units, size_t offset, size_t longest, int rounds) {
   static struct tear t;
   struct kit_lane l;
-  pthread_t thread;
+  pthread_t thread = 0;
   kit_lane_open(&l, side);
   size_t unit = lines ? LINE : UNIT, size = units * unit;
   memset(&t, 0, sizeof t);

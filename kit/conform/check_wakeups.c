@@ -151,9 +151,9 @@ static void progress_without_calls(struct kit_side *side) {
   kit_op_start(&n, &recv);
   kit_op_start(&n, &send);
   kit_sleep_ms(500);
-  size_t here = 0;
+  size_t here = 0, pages = size / 4096;
   for (size_t at = 0; at < size; at += 4096) here += ((volatile uint8_t *)in)[at] == 0x11;
-  kit_metric(side, "moved without calls", 100.0 * (double)here / (double)(size / 4096), "%");
+  kit_metric(side, "moved without calls", 100.0 * (double)here / (double)pages, "%");
   struct kit_op ops[2] = {recv, send};
   kit_ops_run(&n, ops, 2, (struct kit_ops_how){0});
   kit_mr_dereg(&n, p.send, send.mh[0]);

@@ -96,7 +96,8 @@ uint8_t *kit_pages(size_t size) {
 }
 
 void kit_pages_free(uint8_t *data, size_t size) {
-  mmap(data, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  void *gone = mmap(data, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  ENSURE(gone == data, "out of memory: %zu bytes cannot be given back", size);
 }
 
 void kit_sleep_ms(uint64_t ms) {
