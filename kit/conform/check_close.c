@@ -82,7 +82,7 @@ static void close_loaded(struct loaded *l, bool send_first) {
 static void with_requests_outstanding(struct kit_side *side) {
   (void)side;
   struct kit_net n;
-  struct loaded l;
+  struct loaded l = {0};
   struct kit_pair p;
   kit_net_open(&n);
   for (int round = 0; round < 12; round++) {
@@ -102,7 +102,7 @@ static void with_requests_outstanding(struct kit_side *side) {
 static void both_directions_at_once(struct kit_side *side) {
   (void)side;
   struct kit_net n;
-  struct loaded a, b;
+  struct loaded a = {0}, b = {0};
   kit_net_open(&n);
   for (int round = 0; round < 10; round++) {
     uint8_t *mem[4];
@@ -123,7 +123,7 @@ static void in_any_order(struct kit_side *side) {
   (void)side;
   enum { COUNT = 8 };
   struct kit_net n;
-  struct loaded l[COUNT];
+  struct loaded l[COUNT] = {0};
   struct kit_rng rng;
   kit_net_open(&n);
   kit_rng_start(&rng);
@@ -378,7 +378,7 @@ static void a_closed_peer_is_noticed(struct kit_side *side) {
 static void calls_after_an_error(struct kit_side *side) {
   (void)side;
   struct kit_net n;
-  struct loaded l; /* the end that goes has something to do, too */
+  struct loaded l = {0}; /* the end that goes has something to do, too */
   uint8_t *out = kit_pages(BULK), *in = kit_pages(BULK);
   kit_net_open(&n);
   for (int round = 0; round < 8; round++) {
