@@ -170,7 +170,8 @@ rail_result_t rail_net_load(const char *name, int max_version, struct rail_net *
     why_add(&why, "%s: no ncclNetPlugin_v%d..v%d in it", net->path, RAIL_NET_VERSION_MIN, newest);
     goto close_library;
   }
-  const char *missing = rail_net_slots_fill(&net->slots, net->version, net->vtable);
+  net->complete = !rail_net_slots_fill(&net->slots, net->version, net->vtable);
+  const char *missing = rail_net_slots_missing_for_init(net->version, net->vtable);
   if (missing) {
     why_add(&why, "%s: ncclNetPlugin_v%d has no %s", net->path, net->version, missing);
     goto close_library;
@@ -205,3 +206,5 @@ const char *rail_net_name(const struct rail_net *net) { return net->slots.name; 
 const char *rail_net_path(const struct rail_net *net) { return net->path; }
 
 const void *rail_net_vtable(const struct rail_net *net) { return net->vtable; }
+
+const char *rail_net_missing_slot(const struct rail_net *net) { return net->missing; }

@@ -40,6 +40,8 @@ int rail_net_version(const struct rail_net *net);
 const char *rail_net_name(const struct rail_net *net); /* the vtable's name field */
 const char *rail_net_path(const struct rail_net *net); /* the file it came from */
 const void *rail_net_vtable(const struct rail_net *net);
+/* The slot that made rail_net_init fail: needed, and NULL also after the plugin's own init. NULL: none did. */
+const char *rail_net_missing_slot(const struct rail_net *net);
 
 /* The operations, uniform over versions; semantics in net_ops.h. The caller
  * of ≤v10 plugins gets a context of this module's, never NULL. */

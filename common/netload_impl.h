@@ -20,6 +20,8 @@ struct rail_net_life {
 
 struct rail_net {
   struct rail_net_slots slots;
+  bool complete;       /* no needed slot is NULL; until then init's success fills them */
+  const char *missing; /* the slot that init's success has left NULL */
   int version;
   const void *vtable;
   void *library; /* from dlopen */

@@ -34,19 +34,28 @@ static rail_result_t first_init(struct rail_net *net, const struct rail_net_init
   return result_of(net, s->init_v6(args->log), "init");
 }
 
+/* After init, whose success may have filled the table. */
+static rail_result_t look_again(struct rail_net *net, rail_result_t result) {
+  if (net->complete || result != RAIL_OK) return result;
+  net->missing = rail_net_slots_fill(&net->slots, net->version, net->vtable);
+  net->complete = !net->missing;
+  return net->missing ? RAIL_INTERNAL_ERROR : RAIL_OK;
+}
+
 rail_result_t rail_net_init(struct rail_net *net, const struct rail_net_init *args, void **ctx) {
   *ctx = NULL;
   if (net->slots.init_v11) {
     struct rail_net_config config = {.traffic_class = args->traffic_class};
     rail_result_t result =
         result_of(net, net->slots.init_v11(ctx, args->comm_id, &config, args->log, args->profiler), "init");
+    result = look_again(net, result);
     if (result != RAIL_OK) *ctx = NULL;
     return result;
   }
   struct rail_net_old_ctx *old = malloc(sizeof *old);
   if (!old) return RAIL_SYSTEM_ERROR;
   old->traffic_class = args->traffic_class;
-  rail_result_t result = rail_net_init_once(net, args, first_init);
+  rail_result_t result = look_again(net, rail_net_init_once(net, args, first_init));
   if (result == RAIL_OK) *ctx = old;
   else free(old);
   return result;

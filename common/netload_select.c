@@ -34,6 +34,11 @@ static rail_result_t start(struct search *s, struct rail_net *net, void **ctx, c
     return RAIL_BAD_USAGE;
   }
   rail_result_t result = rail_net_init(net, s->args, ctx);
+  const char *missing = rail_net_missing_slot(net);
+  if (missing) {
+    snprintf(why, cap, "ncclNetPlugin_v%d has no %s, also after init", rail_net_version(net), missing);
+    return result;
+  }
   if (result != RAIL_OK) {
     snprintf(why, cap, "init failed: %s", rail_result_name(result));
     return result;

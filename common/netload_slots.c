@@ -38,11 +38,15 @@ int rail_net_slot_count(int version) {
   return n;
 }
 
-static const char *missing_slot(int version, const void *vtable) {
+static const char *missing_among(int count, const void *vtable) {
   void *const *slots = vtable;
-  for (int i = 0; i < rail_net_slot_count(version); i++)
+  for (int i = 0; i < count; i++)
     if (!slots[i] && rail_net_slot_table[i].need == RAIL_NET_SLOT_NEEDED) return rail_net_slot_table[i].name;
   return NULL;
+}
+
+const char *rail_net_slots_missing_for_init(int version, const void *vtable) {
+  return rail_net_slot_count(version) ? missing_among(2, vtable) : "slots (unknown version)"; /* name, init */
 }
 
 /* Slots with one signature in all versions. */
@@ -170,5 +174,5 @@ const char *rail_net_slots_fill(struct rail_net_slots *slots, int version, const
     case 12: take_v12(slots, vtable); break;
     default: return "all (unknown version)";
   }
-  return missing_slot(version, vtable);
+  return missing_among(rail_net_slot_count(version), vtable);
 }

@@ -84,7 +84,11 @@ extern const struct rail_net_slot rail_net_slot_table[RAIL_NET_SLOTS];
 int rail_net_slot_count(int version); /* 0: unknown version. A vtable is so many pointers. */
 
 /* Takes the vtable of `version` apart. NULL, or the name of a slot that must
- * not be NULL and is. */
+ * not be NULL and is. Some plugins fill their tables in init (nccl-rdma-sharp
+ * does, which learns there which transport it will be), and NCCL bears it: it
+ * looks at a slot when it calls it. So this is asked again after init. */
 const char *rail_net_slots_fill(struct rail_net_slots *slots, int version, const void *vtable);
+/* The same of the slots that are used before init has returned. */
+const char *rail_net_slots_missing_for_init(int version, const void *vtable);
 
 #endif

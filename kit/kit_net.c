@@ -14,6 +14,7 @@
 
 #include "common/clock.h"
 #include "common/netload.h"
+#include "common/netload_slots.h"
 #include "kit/kit_trail.h"
 
 static atomic_int warnings;
@@ -68,9 +69,14 @@ static void stay_local(void) {
 }
 
 static void net_start(struct kit_net *n) {
+  struct rail_net_slots slots;
   struct rail_net_config config = {.traffic_class = -1};
   n->ctx = NULL; /* as NCCL presets it; whether init writes it is for a check of its own */
   int rc = n->vt->init(&n->ctx, 0x1234, &config, kit_net_log, NULL);
+  const char *missing = rail_net_missing_slot(n->any);
+  if (!missing && rc == 0) missing = rail_net_slots_fill(&slots, n->version, rail_net_vtable(n->any));
+  ENSURE(!missing, "the slot %s of ncclNetPlugin_v%d is NULL, also after init; NCCL calls it without looking", missing,
+         n->version);
   ENSURE(rc == 0, "init returned %d", rc);
   rc = n->vt->devices(&n->ndev);
   ENSURE(rc == 0, "devices returned %d", rc);

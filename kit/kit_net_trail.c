@@ -14,9 +14,16 @@ static int users; /* of `inner` */
   kit_trail_leave();            \
   return result
 
+static struct rail_net_v12 vt;
+static void take_slots(void);
+
 static int t_init(void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log,
                   rail_profiler_fn prof) {
-  PASS(KIT_CALL_INIT, inner->init(ctx, comm_id, config, log, prof));
+  kit_trail_enter(KIT_CALL_INIT);
+  int result = inner->init(ctx, comm_id, config, log, prof);
+  kit_trail_leave();
+  if (!vt.devices) take_slots(); /* some plugins fill their tables in init */
+  return result;
 }
 static int t_devices(int *ndev) { PASS(KIT_CALL_DEVICES, inner->devices(ndev)); }
 static int t_properties(int dev, struct rail_net_props_v12 *props) {
@@ -65,16 +72,12 @@ static int t_set_attr(void *ctx, struct rail_net_attr *attr) {
   PASS(KIT_CALL_SET_ATTR, inner->set_net_attr(ctx, attr));
 }
 
-static struct rail_net_v12 vt;
-
 void kit_net_trail_end(const struct rail_net_v12 *given) {
   if (given == &vt) users--;
 }
 
-const struct rail_net_v12 *kit_net_trail(const struct rail_net_v12 *plugin) {
-  if (users > 0 && inner != plugin) return plugin;
-  users++;
-  inner = plugin;
+static void take_slots(void) {
+  const struct rail_net_v12 *plugin = inner;
 #define SLOT(slot, function) .slot = plugin->slot ? function : NULL
   vt = (struct rail_net_v12){
       .name = plugin->name, SLOT(init, t_init), SLOT(devices, t_devices), SLOT(get_properties, t_properties),
@@ -86,5 +89,12 @@ const struct rail_net_v12 *kit_net_trail(const struct rail_net_v12 *plugin) {
       SLOT(set_net_attr, t_set_attr),
   };
 #undef SLOT
+}
+
+const struct rail_net_v12 *kit_net_trail(const struct rail_net_v12 *plugin) {
+  if (users > 0 && inner != plugin) return plugin;
+  users++;
+  inner = plugin;
+  take_slots();
   return &vt;
 }

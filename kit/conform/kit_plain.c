@@ -7,13 +7,20 @@
 /* Per process, as are the vtables that they imitate. */
 static struct rail_net_slots s;
 static struct rail_net_config config;
+static struct rail_net_v12 vt;
+static const void *table;
+static int version;
+static void take_slots(void);
 
 static int plain_init(void **ctx, uint64_t comm_id, struct rail_net_config *given, rail_logger_fn log,
                       rail_profiler_fn profiler) {
+  int rc;
   config = *given;
-  if (s.init_v11) return s.init_v11(ctx, comm_id, given, log, profiler);
   *ctx = NULL; /* there is none before v11 */
-  return s.init_v10 ? s.init_v10(log, profiler) : s.init_v6(log);
+  if (s.init_v11) rc = s.init_v11(ctx, comm_id, given, log, profiler);
+  else rc = s.init_v10 ? s.init_v10(log, profiler) : s.init_v6(log);
+  if (!s.devices) take_slots(); /* some plugins fill their tables in init */
+  return rc;
 }
 
 static int plain_listen(void *ctx, int dev, void *handle, void **comm) {
@@ -51,18 +58,22 @@ static int plain_irecv(void *comm, int n, void **data, size_t *sizes, int *tags,
 
 static int plain_finalize(void *ctx) { return s.finalize ? s.finalize(ctx) : 0; }
 
-void kit_plain_load(struct kit_side *side, struct kit_net *n) {
-  static struct rail_net_v12 vt;
-  kit_net_load(n, kit_side_job(side)->version);
-  n->dev = kit_side_job(side)->dev;
-  kit_net_trail_end(n->vt);
-  const char *missing = rail_net_slots_fill(&s, n->version, rail_net_vtable(n->any));
-  ENSURE(!missing, "ncclNetPlugin_v%d has no %s", n->version, missing);
+static void take_slots(void) {
+  rail_net_slots_fill(&s, version, table);
   vt = (struct rail_net_v12){
       .name = s.name, .init = plain_init, .devices = s.devices, .listen = plain_listen, .connect = plain_connect,
       .accept = plain_accept, .reg_mr = plain_reg_mr, .dereg_mr = s.dereg_mr, .isend = plain_isend,
       .irecv = plain_irecv, .test = s.test, .close_send = s.close_send, .close_recv = s.close_recv,
       .close_listen = s.close_listen, .finalize = plain_finalize, .set_net_attr = s.set_net_attr};
+}
+
+void kit_plain_load(struct kit_side *side, struct kit_net *n) {
+  kit_net_load(n, kit_side_job(side)->version);
+  n->dev = kit_side_job(side)->dev;
+  kit_net_trail_end(n->vt);
+  version = n->version;
+  table = rail_net_vtable(n->any);
+  take_slots();
   n->vt = kit_net_trail(&vt);
 }
 

@@ -171,6 +171,7 @@ struct kit_seen_table {
 
 struct kit_seen_start {
   bool init_called, devices_called, ended;
+  bool filled;                             /* the table was not complete before init */
   int init, ndev, devices, finalize;       /* results of the calls; ndev */
   int ndev_again;
   double init_s, devices_s, properties_s;

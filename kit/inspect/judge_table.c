@@ -104,7 +104,12 @@ static const char *null_slots(int version, const struct kit_seen_table *t, enum 
 }
 
 static void judge_null(struct kit_inspection *in, int version, const struct kit_seen_table *t) {
+  const struct kit_seen_start *start = &kit_seen(in, version)->start;
   char names[256];
+  if (start->filled)
+    FIND_IN(version, KIT_NOTE, "slot.filled_by_init", "NCCL bears it: it looks at a slot when it calls it.", NET_CC,
+            "its table is filled by init%s", start->init == RAIL_OK ? "" : ", which failed here");
+  if (start->filled && start->init != RAIL_OK) return; /* nothing of it would be called */
   if (null_slots(version, t, RAIL_NET_SLOT_NEEDED, names, sizeof names)[0])
     FIND_IN(version, KIT_ERROR, "slot.null", "NCCL calls them without looking: the process crashes.", NET_CC,
             "NULL: %s", names);

@@ -279,14 +279,24 @@ static void start_version(struct seen *seen, int version) {
   snprintf(symbol, sizeof symbol, "ncclNetPlugin_v%d", version);
   const void *vtable = dlsym(seen->library, symbol);
   if (!vtable) return;
-  const char *missing = rail_net_slots_fill(&s, version, vtable);
+  const char *missing = rail_net_slots_missing_for_init(version, vtable);
   if (missing) kit_skip("ncclNetPlugin_v%d has no %s", version, missing);
+  start.filled = rail_net_slots_fill(&s, version, vtable) != NULL;
   uint64_t begin = rail_now_ns();
   kit_trail_enter(KIT_CALL_INIT);
   start.init = call_init(&s, &ctx);
   kit_trail_leave();
   start.init_called = true;
   start.init_s = seconds_since(begin);
+  if (start.filled && start.init == RAIL_OK) {
+    look_at_table(seen, version); /* NCCL, too, looks at a slot when it calls it */
+    missing = rail_net_slots_fill(&s, version, vtable);
+    start.filled = !missing;
+  }
+  if (missing) {
+    tell(seen->side, KIT_RECORD_START, version, &start, sizeof start);
+    kit_skip("ncclNetPlugin_v%d has no %s, also after init", version, missing);
+  }
   begin = rail_now_ns();
   if (start.init == RAIL_OK) {
     start.devices = call_devices(&s, &start.ndev);

@@ -148,6 +148,9 @@ def null_slots_are_told_apart():
     said = [f["what"] for f in report["findings"] if f["id"] == "slot.null"]
     assert said == ["NULL: closeSend, closeRecv, closeListen"], said
     assert "no closeSend" in report["versions"][0]["skipped"], report["versions"]
+    report = inspect(fixture("late"))
+    assert "slot.filled_by_init" in ids(report, "note") and not ids(report, "error"), report["findings"]
+    assert [v["start"]["ndev"] for v in report["versions"]] == [1, 1], report["versions"]
     report = inspect(fixture("bare"))
     assert "slot.null_finalize" in ids(report, "error") and "slot.optional" in ids(report, "note"), report["findings"]
     report = inspect(fixture("badinit"))
