@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kit/kit_net.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <pthread.h>
 #include <sched.h>
@@ -15,6 +14,7 @@
 #include "common/clock.h"
 #include "common/netload.h"
 #include "common/netload_slots.h"
+#include "kit/kit_beside.h"
 #include "kit/kit_trail.h"
 
 static atomic_int warnings;
@@ -53,13 +53,7 @@ const char *kit_plugin_path(void) {
     snprintf(path, sizeof path, "%s/lib/libnccl-net-socket.so", build);
     return path;
   }
-  char self[PATH_MAX / 2];
-  ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
-  ENSURE(len > 0, "readlink of /proc/self/exe: %s", strerror(errno));
-  self[len] = 0;
-  char *slash = strrchr(self, '/');
-  if (slash) *slash = 0;
-  snprintf(path, sizeof path, "%s/../../lib/libnccl-net-socket.so", self);
+  ENSURE(kit_beside(path, "../../lib/libnccl-net-socket.so"), "this program's own path is not known");
   return path;
 }
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "common/compiler.h"
+#include "kit/kit_beside.h"
 
 #define LIMIT_S 120
 
@@ -19,17 +20,8 @@ bool kit_plot_can_write(const char *target) {
 
 static bool find_script(char path[PATH_MAX]) {
   static const char *const places[] = {"../share/railyard/plot.py", "../../kit/plot.py", "../../../kit/plot.py"};
-  char self[PATH_MAX];
-  ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-  if (n <= 0) return false;
-  self[n] = 0;
-  char *slash = strrchr(self, '/');
-  if (!slash) return false;
-  slash[1] = 0;
-  for (size_t i = 0; i < RAIL_COUNT_OF(places); i++) {
-    int len = snprintf(path, PATH_MAX, "%s%s", self, places[i]);
-    if (len > 0 && len < PATH_MAX && access(path, R_OK) == 0) return true;
-  }
+  for (size_t i = 0; i < RAIL_COUNT_OF(places); i++)
+    if (kit_beside(path, places[i]) && access(path, R_OK) == 0) return true;
   return false;
 }
 

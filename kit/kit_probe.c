@@ -61,6 +61,12 @@ bool kit_probe(const char *plugin, struct kit_probe *probe, char *why, size_t wh
   return false;
 }
 
+bool kit_probe_has(const struct kit_probe *probe, int version, const char *command, const char *plugin) {
+  if (version == 0 || (probe->versions & (1u << version))) return true;
+  fprintf(stderr, "rail-kit %s: --abi %d: %s does not export ncclNetPlugin_v%d\n", command, version, plugin, version);
+  return false;
+}
+
 int kit_probe_newest(const struct kit_probe *probe) {
   for (int v = RAIL_NET_VERSION_MAX; v >= RAIL_NET_VERSION_MIN; v--)
     if (probe->versions & (1u << v)) return v;

@@ -14,6 +14,8 @@ struct kit_probe {
 
 /* False: it cannot be used here at all; `why` says how that was found, and what the plugin logged. */
 bool kit_probe(const char *plugin, struct kit_probe *probe, char *why, size_t why_size);
+/* Has it that version? 0: any. False is told on stderr, as of `command`. */
+bool kit_probe_has(const struct kit_probe *probe, int version, const char *command, const char *plugin);
 int kit_probe_newest(const struct kit_probe *probe); /* 0: none */
 
 void kit_probe_side(struct kit_side *side);

@@ -227,6 +227,20 @@ int kit_report_finish(struct kit_report *r) {
   return s.bad[KIT_MUST] + s.bad[KIT_SHOULD] + s.bad[KIT_OBSERVED] > 0 ? 1 : 0;
 }
 
+void kit_report_again(const struct kit_report *r, struct kit_result *result, const char *connect) {
+  char *text = result->again;
+  size_t size = sizeof result->again;
+  snprintf(text, size, "rail-kit %s ", r->command);
+  kit_append_quoted(text, size, r->plugin);
+  size_t at = strlen(text);
+  snprintf(text + at, size - at, " --abi %d --only %s --seed %#llx", result->version, result->name,
+           (unsigned long long)result->seed);
+  at = strlen(text);
+  if (r->dev) snprintf(text + at, size - at, " --device %d", r->dev);
+  at = strlen(text);
+  if (connect) snprintf(text + at, size - at, " --connect %s", connect);
+}
+
 void kit_append_quoted(char *text, size_t size, const char *word) {
   static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=+:,@%^";
   size_t at = strlen(text);

@@ -59,6 +59,8 @@ struct kit_report {
 void kit_report_start(struct kit_report *r);
 /* Shows what is under way, on a terminal. */
 void kit_report_progress(struct kit_report *r, const char *name);
+/* Writes the command line that repeats the result alone; `connect`: where the other host listens, or NULL. */
+void kit_report_again(const struct kit_report *r, struct kit_result *result, const char *connect);
 /* Takes the result over and prints its line. */
 void kit_report_add(struct kit_report *r, struct kit_result *result);
 /* Sums, files. Returns the program's exit status. Frees everything. */

@@ -37,19 +37,6 @@ static bool has_version(const struct kit_check *c, int version) {
   return c->versions == 0 || (c->versions & KIT_V(version));
 }
 
-static void command_to_repeat(const struct kit_conform *how, const struct kit_check *c, struct kit_result *r) {
-  size_t size = sizeof r->again;
-  snprintf(r->again, size, "rail-kit conform ");
-  kit_append_quoted(r->again, size, how->plugin);
-  size_t at = strlen(r->again);
-  snprintf(r->again + at, size - at, " --abi %d --only %s --seed %#llx", r->version, c->name,
-           (unsigned long long)r->seed);
-  at = strlen(r->again);
-  if (how->dev) snprintf(r->again + at, size - at, " --device %d", how->dev);
-  at = strlen(r->again);
-  if (how->connect) snprintf(r->again + at, size - at, " --connect %s", how->connect);
-}
-
 static void on_word(struct kit_world *world, const struct kit_word *word, void *arg) {
   (void)world;
   kit_result_word(arg, word);
@@ -75,7 +62,7 @@ static void try_check(const struct kit_conform *how, struct kit_report *report, 
   struct kit_result r = {.id = c->id, .name = c->name, .what = c->what, .source = c->source, .level = c->level,
                          .version = version, .seed = report->seed + (uint64_t)run};
   const char *reason = kit_choice_skips(choice, c->id, c->name);
-  command_to_repeat(how, c, &r);
+  kit_report_again(report, &r, how->connect);
   kit_report_progress(report, c->name);
   if (reason) {
     r.end = KIT_END_SKIPPED;
@@ -140,9 +127,7 @@ int kit_conform_run(const struct kit_conform *how) {
   int result = 1;
   if (!kit_probe(how->plugin, &probe, why, sizeof why)) {
     result = unusable(how, &probe, why);
-  } else if (how->version && !(probe.versions & KIT_V(how->version))) {
-    fprintf(stderr, "rail-kit conform: --abi %d: %s does not export ncclNetPlugin_v%d\n", how->version, how->plugin,
-            how->version);
+  } else if (!kit_probe_has(&probe, how->version, "conform", how->plugin)) {
     result = 2;
   } else {
     int version = how->version ? how->version : kit_probe_newest(&probe);

@@ -11,6 +11,7 @@
 #include "common/clock.h"
 #include "common/netload.h"
 #include "kit/fault/fault_net.h"
+#include "kit/kit_beside.h"
 #include "kit/kit_choice.h"
 #include "kit/kit_json.h"
 #include "kit/kit_probe.h"
@@ -138,8 +139,9 @@ static void try_calls(struct run *run, struct kit_trial *first, struct kit_rng *
 /* ---- one scenario ---- */
 
 static const char *cannot(struct run *run, const struct kit_scenario *s) {
-  if ((s->needs & KIT_NEEDS_PRELOAD) && kit_sanitized()) return "a sanitizer has calls of its own instead of those of libc";
-  if ((s->needs & KIT_NEEDS_PRELOAD) && !run->preload[0]) return "librail-fault.so is not beside rail-kit (../lib)";
+  bool catches = s->needs & KIT_NEEDS_PRELOAD;
+  if (catches && kit_sanitized()) return "a sanitizer has calls of its own instead of those of libc";
+  if (catches && !run->preload[0]) return "librail-fault.so is not beside rail-kit (../lib)";
   if (!(s->needs & KIT_NEEDS_NETNS)) return NULL;
   if (run->how->link) return "needs both sides on this host";
   if (!kit_fault_net_open(&run->net)) return run->net.why;
@@ -149,17 +151,10 @@ static const char *cannot(struct run *run, const struct kit_scenario *s) {
   return NULL;
 }
 
-static void command_to_repeat(const struct run *run, const struct kit_scenario *s, struct kit_result *r) {
+static void command_to_repeat(const struct run *run, struct kit_result *r) {
   const struct kit_fault *how = run->how;
-  size_t size = sizeof r->again;
-  snprintf(r->again, size, "rail-kit fault ");
-  kit_append_quoted(r->again, size, how->plugin);
-  size_t at = strlen(r->again);
-  snprintf(r->again + at, size - at, " --abi %d --only %s --seed %#llx", run->version, s->name,
-           (unsigned long long)r->seed);
-  at = strlen(r->again);
-  if (how->dev) snprintf(r->again + at, size - at, " --device %d", how->dev);
-  at = strlen(r->again);
+  kit_report_again(&run->report, r, how->connect);
+  size_t size = sizeof r->again, at = strlen(r->again);
   if (how->calls) snprintf(r->again + at, size - at, " --calls %d", how->calls);
   at = strlen(r->again);
   if (how->patience_ms != KIT_FAULT_PATIENCE_MS)
@@ -167,8 +162,6 @@ static void command_to_repeat(const struct run *run, const struct kit_scenario *
   at = strlen(r->again);
   if (how->stop_ms != KIT_FAULT_STOP_MS)
     snprintf(r->again + at, size - at, " --stop-time %g", (double)how->stop_ms / 1e3);
-  at = strlen(r->again);
-  if (how->connect) snprintf(r->again + at, size - at, " --connect %s", how->connect);
 }
 
 /* The same seed and name give the same plan, alone or among others. */
@@ -184,7 +177,7 @@ static void try_scenario(struct run *run, const struct kit_scenario *s, uint64_t
                          .version = run->version, .seed = seed};
   struct kit_trial t = {.scenario = s, .plan = s->plan, .result = &r};
   struct kit_rng rng = dice(seed, s->name);
-  command_to_repeat(run, s, &r);
+  command_to_repeat(run, &r);
   kit_report_progress(&run->report, s->name);
   const char *reason = kit_choice_skips(&run->choice, s->id, s->name);
   if (!reason) reason = cannot(run, s);
@@ -248,14 +241,7 @@ static int count(const struct run *run) {
 }
 
 static void find_preload(struct run *run) {
-  char self[PATH_MAX - 64];
-  ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
-  if (len <= 0) return;
-  self[len] = 0;
-  char *slash = strrchr(self, '/');
-  if (slash) *slash = 0;
-  snprintf(run->preload, sizeof run->preload, "%s/../lib/librail-fault.so", self);
-  if (access(run->preload, R_OK) != 0) run->preload[0] = 0;
+  if (!kit_beside(run->preload, "../lib/librail-fault.so") || access(run->preload, R_OK) != 0) run->preload[0] = 0;
 }
 
 static int run_all(struct run *run) {
@@ -289,9 +275,7 @@ int kit_fault_run(const struct kit_fault *how) {
   if (!kit_choice_read(&run.choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
   if (!kit_probe(how->plugin, &probe, why, sizeof why)) {
     printf("%s: %s\n", how->plugin, why);
-  } else if (how->version && !(probe.versions >> how->version & 1)) {
-    fprintf(stderr, "rail-kit fault: --abi %d: %s does not export ncclNetPlugin_v%d\n", how->version, how->plugin,
-            how->version);
+  } else if (!kit_probe_has(&probe, how->version, "fault", how->plugin)) {
     result = 2;
   } else {
     if (!run.version) run.version = kit_probe_newest(&probe);

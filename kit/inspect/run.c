@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "kit/inspect/inspect.h"
+#include "kit/kit_beside.h"
 
 enum { FINE = 0, PLUGIN_FAILED = 1, NOT_RUN = 3 };
 
@@ -17,12 +18,11 @@ static int told(const char *what, const char *path) {
 /* A name as NCCL_NET_PLUGIN takes it: the file that the newest NCCL would open, in LD_LIBRARY_PATH or beside this
  * program. What only ldconfig knows has to be given by its path. */
 static bool find_named(const char *name, char path[PATH_MAX]) {
-  char tries[KIT_MAX_TRIES][PATH_MAX], directories[2 * PATH_MAX], self[PATH_MAX] = "", *rest = NULL;
+  char tries[KIT_MAX_TRIES][PATH_MAX], directories[2 * PATH_MAX], lib[PATH_MAX], *rest = NULL;
   const char *list = getenv("LD_LIBRARY_PATH");
   int n = strchr(name, '/') ? 0 : kit_release_tries(&kit_releases[kit_nreleases - 1], name, tries);
-  if (readlink("/proc/self/exe", self, sizeof self - 1) < 0 || !strrchr(self, '/')) self[0] = 0;
-  else *strrchr(self, '/') = 0;
-  snprintf(directories, sizeof directories, "%.4000s:%.4000s/../lib", list ? list : "", self);
+  if (!kit_beside(lib, "../lib")) lib[0] = 0;
+  snprintf(directories, sizeof directories, "%.4000s:%s", list ? list : "", lib);
   for (char *at = strtok_r(directories, ":;", &rest); at; at = strtok_r(NULL, ":;", &rest))
     for (int i = 0; i < n; i++)
       if ((size_t)snprintf(path, PATH_MAX, "%s/%s", at, tries[i]) < PATH_MAX && access(path, R_OK) == 0) return true;
