@@ -117,8 +117,8 @@ static void irecv_consumed_of_a_finished_request(struct kit_side *side) {
     if (old) l.net->vt->irecv_consumed(l.pair.recv, 1, old); /* whatever it says, nothing breaks */
     kit_lane_run(&l, ops, 2 * MANY, KIT_OPS_OLDEST);
     for (int i = 0; i < MANY; i++)
-      ENSURE(kit_pattern_check(in + i * LEN, LEN, (uint64_t)round * MANY + (uint64_t)i) < 0, "after irecvConsumed with a "
-             "request that was done before, receive %d of %d got something else", i, MANY);
+      ENSURE(kit_pattern_check(in + i * LEN, LEN, (uint64_t)round * MANY + (uint64_t)i) < 0,
+             "after irecvConsumed with a request that was done before, receive %d of %d got something else", i, MANY);
   }
   kit_lane_close(&l);
 }

@@ -188,7 +188,8 @@ static void come_and_go(void *arg) {
 static void stay(const struct bustle *b) {
   struct kit_pair p;
   kit_pair_open(b->net, &p);
-  for (int i = 0; !atomic_load(b->over); i++) kit_pair_ping(&p, (size_t)i * 7919 % 100000, (uint64_t)b->id + (uint64_t)i);
+  for (int i = 0; !atomic_load(b->over); i++)
+    kit_pair_ping(&p, (size_t)i * 7919 % 100000, (uint64_t)b->id + (uint64_t)i);
   kit_pair_close(&p);
 }
 
