@@ -58,6 +58,8 @@ static inline rail_result_t tr_result(int result, const struct tr_comm *comm, co
 }
 
 /* tr_connect.c */
+struct tr_ctx;
+void tr_attempts_drop(const struct tr_ctx *ctx); /* its connects that were given up */
 rail_result_t tr_listen(void *ctx, int dev, void *handle, void **listen_comm);
 rail_result_t tr_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
                          struct rail_net_device_handle **dev_handle);

@@ -20,6 +20,7 @@
  * is found again by what the bytes were after the last try. */
 struct attempt {
   struct attempt *next;
+  const struct tr_ctx *ctx;
   const void *at;
   uint64_t tries, first_ns;
   uint8_t original[RAIL_NET_HANDLE_SIZE], now[RAIL_NET_HANDLE_SIZE];
@@ -130,11 +131,12 @@ static struct attempt *attempt_find(const void *handle) {
 }
 
 /* The attempt that this call belongs to; a new one if there is none. NULL: no memory, then tries are not counted. */
-static struct attempt *attempt_begin(const void *handle, uint64_t ns) {
+static struct attempt *attempt_begin(const struct tr_ctx *ctx, const void *handle, uint64_t ns) {
   pthread_mutex_lock(&lock);
   struct attempt *a = attempt_find(handle);
   if (!a && (a = calloc(1, sizeof *a)) != NULL) {
     memcpy(a->original, handle, sizeof a->original);
+    a->ctx = ctx;
     a->first_ns = ns;
     a->next = attempts;
     attempts = a;
@@ -163,6 +165,20 @@ static void attempt_end(struct attempt *a, struct rail_trace_event *e) {
   free(a);
 }
 
+/* NCCL gives connections up without a word when it aborts. */
+void tr_attempts_drop(const struct tr_ctx *ctx) {
+  pthread_mutex_lock(&lock);
+  for (struct attempt **at = &attempts, *a; (a = *at);) {
+    if (a->ctx != ctx) {
+      at = &a->next;
+      continue;
+    }
+    *at = a->next;
+    free(a);
+  }
+  pthread_mutex_unlock(&lock);
+}
+
 rail_result_t tr_connect(void *handle_of_ctx, int dev, void *handle, int traffic_class, void **send_comm,
                          struct rail_net_device_handle **dev_handle) {
   struct rail_trace_event e;
@@ -177,7 +193,7 @@ rail_result_t tr_connect(void *handle_of_ctx, int dev, void *handle, int traffic
   e.dev = dev;
   e.tag = traffic_class;
   e.made = e.tries = e.waited = 0;
-  struct attempt *a = attempt_begin(handle, e.ns);
+  struct attempt *a = attempt_begin(ctx, handle, e.ns);
   if (!a) memcpy(e.handle, handle, sizeof e.handle);
   tr_end(&e, rail_net_raw_connect(ctx->net, ctx->real, dev, handle, traffic_class, &real,
                                   dev_handle ? dev_handle : &unused));

@@ -30,6 +30,9 @@ __attribute__((destructor(101))) static void unload(void) {
   struct rail_trace_end end = {0};
   tr_findings_count(end.findings);
   tr_record_close(&end);
+  /* A program that ends in the middle: what is open stays reachable, and the wrapped library stays loaded, as it would
+   * without this one in front. */
+  if (tr_ctx_any_live()) return;
   tr_ctx_free_all();
   tr_objects_free();
   tr_wrap_unload();
@@ -114,6 +117,7 @@ static rail_result_t tr_finalize(void *arg) {
   rail_result_t result = ctx->net ? rail_net_finalize(ctx->net, ctx->real) : RAIL_OK;
   tr_end(&e, (int)result);
   tr_record(&e);
+  tr_attempts_drop(ctx);
   if (tr_ctx_end(ctx) == 0 && ctx->net) {
     tr_record_flush();
     tr_summary();

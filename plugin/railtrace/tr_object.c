@@ -21,7 +21,7 @@ enum handle_kind { H_COMM = 1, H_MR = 2, H_REQUEST = 3 };
 
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* taking and giving back comms and memory */
 static _Atomic(struct tr_comm *) comms[MAX_COMMS];
-static uint32_t ncomms, free_comm, open_comms; /* free_comm: index + 1 */
+static uint32_t ncomms, free_comm; /* free_comm: index + 1 */
 static uint64_t comm_ids;
 static _Atomic(struct tr_mr *) mr_blocks[MAX_MR_BLOCKS];
 static uint32_t nmrs, free_mr;
@@ -55,7 +55,6 @@ struct tr_comm *tr_comm_new(enum tr_kind kind, struct rail_net *net, void *real,
   pthread_mutex_lock(&table_lock);
   struct tr_comm *c = take_comm();
   if (c) c->id = ++comm_ids;
-  open_comms += c != NULL;
   pthread_mutex_unlock(&table_lock);
   if (!c) return NULL;
   c->net = net;
@@ -75,7 +74,6 @@ struct tr_comm *tr_comm_new(enum tr_kind kind, struct rail_net *net, void *real,
 void tr_comm_free(struct tr_comm *c) {
   atomic_fetch_add(&c->gen, 1);
   pthread_mutex_lock(&table_lock);
-  open_comms--;
   c->next_free = free_comm;
   free_comm = c->index + 1;
   pthread_mutex_unlock(&table_lock);
@@ -269,7 +267,6 @@ enum tr_found tr_request_find(void *handle, struct tr_comm **comm, struct tr_req
 /* ---- unload ------------------------------------------------------------ */
 
 void tr_objects_free(void) {
-  if (open_comms) return;
   for (uint32_t i = 0; i < ncomms; i++) {
     struct tr_comm *c = atomic_exchange(&comms[i], NULL);
     free(c->requests);

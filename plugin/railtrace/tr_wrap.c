@@ -96,6 +96,13 @@ unsigned int tr_ctx_end(struct tr_ctx *ctx) {
   return left;
 }
 
+bool tr_ctx_any_live(void) {
+  pthread_mutex_lock(&lock);
+  bool any = live_contexts > 0;
+  pthread_mutex_unlock(&lock);
+  return any;
+}
+
 void tr_ctx_free_all(void) {
   while (contexts) {
     struct tr_ctx *ctx = contexts;

@@ -31,6 +31,7 @@ struct tr_ctx *tr_ctx_new(struct rail_net *net, void *real);
 struct tr_ctx *tr_ctx_of(void *ctx, const char *call);
 /* How many are left. */
 unsigned int tr_ctx_end(struct tr_ctx *ctx);
+bool tr_ctx_any_live(void);
 void tr_ctx_free_all(void);
 
 #endif
