@@ -8,7 +8,6 @@
 #include <dlfcn.h>
 #include <libgen.h>
 #include <limits.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,11 +15,9 @@
 #include "common/netload.h"
 #include "test/harness/tap.h"
 #include "test/preload/net_fixture.h"
+#include "test/unit/netload_links.h"
 
 #define STALE ((void *)0xdead)
-
-static char fixtures[PATH_MAX]; /* BUILD/test */
-static char links[PATH_MAX];    /* temporary: lib/, bin/ */
 
 static char logged[16384];
 static int warnings, infos;
@@ -43,12 +40,6 @@ static void start_capture(void) {
   logged[0] = 0;
   warnings = infos = 0;
   rail_log_set_sink(capture);
-}
-
-static const char *fixture(const char *name) {
-  static char path[PATH_MAX + 64];
-  snprintf(path, sizeof path, "%s/libnetfix_%s.so", fixtures, name);
-  return path;
 }
 
 static struct rail_net *load(const char *name, int max_version) {
@@ -422,7 +413,8 @@ TEST(failure_lists_what_was_tried) {
   CHECK_STR(chosen("nosuch,badinit,nodev,empty,noclose", NULL, NULL), "error 5");
   CHECK_INT(warnings, 1);
   static const char *const wants[] = {"NCCL_NET_PLUGIN=nosuch,badinit", "libnccl-net-nosuch.so", "badinit: init failed",
-                                      "nodev: no device", "no ncclNetPlugin_v6..v12", "noclose: ncclNetPlugin_v8 has no closeSend, also after init"};
+                                      "nodev: no device", "no ncclNetPlugin_v6..v12",
+                                      "noclose: ncclNetPlugin_v8 has no closeSend, also after init"};
   for (size_t i = 0; i < sizeof wants / sizeof wants[0]; i++)
     CHECK_MSG(strstr(logged, wants[i]) != NULL, "\"%s\" does not say \"%s\"", logged, wants[i]);
 }
@@ -436,40 +428,6 @@ TEST(list_has_limits) {
   memset(list, 'x', 255);
   strcpy(list + 255, ",alpha");
   CHECK_STR(chosen(list, NULL, NULL), "Fixture/9");
-}
-
-/* ---- set-up ------------------------------------------------------------ */
-
-static void link_as(const char *target, const char *name) {
-  char path[3 * PATH_MAX + 2];
-  snprintf(path, sizeof path, "%s/%s", links, name);
-  if (symlink(target, path) != 0) {
-    perror(path);
-    exit(1);
-  }
-}
-
-static void make_links(const char *self) {
-  static const char *const names[] = {"badinit", "nodev", "empty", "noclose", "bare", "late"};
-  char temp[] = "/tmp/rail-netload-XXXXXX", path[2 * PATH_MAX], command[3 * PATH_MAX];
-  if (!mkdtemp(temp)) exit(1);
-  snprintf(links, sizeof links, "%s", temp);
-  snprintf(path, sizeof path, "%s/lib", links);
-  mkdir(path, 0700);
-  snprintf(path, sizeof path, "%s/bin", links);
-  mkdir(path, 0700);
-  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-    snprintf(path, sizeof path, "lib/libnccl-net-%s.so", names[i]);
-    link_as(fixture(names[i]), path);
-  }
-  link_as(fixture("bare"), "lib/libnccl-net.so");
-  link_as(fixture("v9"), "lib/libnccl-net-alpha.so");
-  link_as(fixture("v9"), "lib/libodd.so");
-  link_as(fixture("v9"), "lib/plain-file");
-  link_as(fixture("v9"), "bin/libnccl-net-beside.so");
-  /* A copy: through a link the program would know where it really lies. */
-  snprintf(command, sizeof command, "cp '%s' '%s/bin/netload'", self, links);
-  if (system(command) != 0) exit(1);
 }
 
 int main(int argc, char **argv) {
@@ -503,8 +461,6 @@ int main(int argc, char **argv) {
   }
   snprintf(links, sizeof links, "%s", made);
   int status = tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
-  char command[PATH_MAX + 16];
-  snprintf(command, sizeof command, "rm -rf '%s'", links);
-  if (system(command) != 0) printf("# could not remove %s\n", links);
+  remove_links();
   return status;
 }
