@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "common/netload.h"
-#include "common/netload_slots.h"
 #include "kit/conform/kit_check.h"
+#include "kit/kit_props.h"
 
 #define MAX_DEVICES 64
 
@@ -60,24 +60,6 @@ static const struct field *fields_of(int version, bool unread) {
   return read_by[version - RAIL_NET_VERSION_MIN];
 }
 
-union any_props {
-  struct rail_net_props_v6 v6;
-  struct rail_net_props_v7 v7;
-  struct rail_net_props_v8 v8;
-  struct rail_net_props_v9 v9;
-  struct rail_net_props_v11 v11;
-  struct rail_net_props_v12 v12;
-  uint8_t bytes[256]; /* more than any version has */
-};
-
-static int get_any(const struct rail_net_slots *s, int dev, union any_props *p) {
-  if (s->get_properties_v6) return s->get_properties_v6(dev, &p->v6);
-  if (s->get_properties_v7) return s->get_properties_v7(dev, &p->v7);
-  if (s->get_properties_v8) return s->get_properties_v8(dev, &p->v8);
-  if (s->get_properties_v9) return s->get_properties_v9(dev, &p->v9);
-  return s->get_properties_v11 ? s->get_properties_v11(dev, &p->v11) : s->get_properties_v12(dev, &p->v12);
-}
-
 static size_t size_of_props(int version) {
   static const size_t size[] = {sizeof(struct rail_net_props_v6),  sizeof(struct rail_net_props_v7),
                                 sizeof(struct rail_net_props_v8),  sizeof(struct rail_net_props_v9),
@@ -88,43 +70,43 @@ static size_t size_of_props(int version) {
 
 /* Calls fn(a, b) for each device, with its properties over two different poisons: a byte that keeps both was not
  * written, and none that happens to look like one is mistaken for it. */
-static void twice_poisoned(void (*fn)(int version, const union any_props *a, const union any_props *b)) {
+static void twice_poisoned(void (*fn)(int version, const union kit_props *a, const union kit_props *b)) {
   struct kit_net n;
   struct rail_net_slots s;
   open_all(&n);
   rail_net_slots_fill(&s, n.version, rail_net_vtable(n.any));
   for (int d = 0; d < n.ndev; d++) {
-    union any_props a, b;
+    union kit_props a, b;
     memset(&a, 0xa5, sizeof a);
     memset(&b, 0x5a, sizeof b);
-    int rc = get_any(&s, d, &a);
-    if (rc == 0) rc = get_any(&s, d, &b);
+    int rc = kit_props_get(&s, d, &a);
+    if (rc == 0) rc = kit_props_get(&s, d, &b);
     ENSURE(rc == 0, "getProperties of device %d returned %d", d, rc);
     fn(n.version, &a, &b);
   }
   kit_net_close(&n);
 }
 
-static bool unwritten(const union any_props *a, const union any_props *b, size_t i) {
+static bool unwritten(const union kit_props *a, const union kit_props *b, size_t i) {
   return a->bytes[i] == 0xa5 && b->bytes[i] == 0x5a;
 }
 
-static void all_written(int version, const union any_props *a, const union any_props *b, bool unread) {
+static void all_written(int version, const union kit_props *a, const union kit_props *b, bool unread) {
   for (const struct field *f = fields_of(version, unread); f->name; f++)
     for (size_t i = f->offset; i < f->offset + f->size; i++)
       ENSURE(!unwritten(a, b, i), "v%d's getProperties does not write %s (byte %zu); NCCL's struct is not initialised",
              version, f->name, i - f->offset);
 }
 
-static void read_written(int version, const union any_props *a, const union any_props *b) {
+static void read_written(int version, const union kit_props *a, const union kit_props *b) {
   all_written(version, a, b, false);
 }
 
-static void unread_written(int version, const union any_props *a, const union any_props *b) {
+static void unread_written(int version, const union kit_props *a, const union kit_props *b) {
   all_written(version, a, b, true);
 }
 
-static void nothing_beyond(int version, const union any_props *a, const union any_props *b) {
+static void nothing_beyond(int version, const union kit_props *a, const union kit_props *b) {
   for (size_t i = size_of_props(version); i < sizeof a->bytes; i++)
     ENSURE(unwritten(a, b, i), "v%d's getProperties writes %zu bytes beyond the struct of that version (%zu bytes)",
            version, i - size_of_props(version) + 1, size_of_props(version));

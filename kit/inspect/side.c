@@ -15,6 +15,7 @@
 #include "common/net_props.h"
 #include "kit/inspect/inspect.h"
 #include "kit/kit_net.h"
+#include "kit/kit_props.h"
 #include "kit/kit_trail.h"
 
 struct seen {
@@ -149,26 +150,7 @@ static void unload(struct seen *seen) {
       (to)->vprops.devs[i_] = (from)->vprops.devs[i_];                                    \
   } while (0)
 
-union props {
-  uint8_t bytes[sizeof(struct rail_net_props_v12) + 64]; /* the end shows who writes too much */
-  struct rail_net_props_v6 v6;
-  struct rail_net_props_v7 v7;
-  struct rail_net_props_v8 v8;
-  struct rail_net_props_v9 v9;
-  struct rail_net_props_v11 v11;
-  struct rail_net_props_v12 v12;
-};
-
-static int call_properties(const struct rail_net_slots *s, int dev, union props *p) {
-  if (s->get_properties_v12) return s->get_properties_v12(dev, &p->v12);
-  if (s->get_properties_v11) return s->get_properties_v11(dev, &p->v11);
-  if (s->get_properties_v9) return s->get_properties_v9(dev, &p->v9);
-  if (s->get_properties_v8) return s->get_properties_v8(dev, &p->v8);
-  if (s->get_properties_v7) return s->get_properties_v7(dev, &p->v7);
-  return s->get_properties_v6(dev, &p->v6);
-}
-
-static size_t widen(const struct rail_net_slots *s, const union props *p, struct rail_net_props_v12 *to) {
+static size_t widen(const struct rail_net_slots *s, const union kit_props *p, struct rail_net_props_v12 *to) {
   memset(to, 0, sizeof *to);
   if (s->get_properties_v12) {
     *to = p->v12;
@@ -197,10 +179,10 @@ static size_t widen(const struct rail_net_slots *s, const union props *p, struct
   return sizeof p->v6;
 }
 
-static int fetch(const struct rail_net_slots *s, int dev, int fill, union props *p) {
+static int fetch(const struct rail_net_slots *s, int dev, int fill, union kit_props *p) {
   memset(p, fill, sizeof *p);
   kit_trail_enter(KIT_CALL_PROPERTIES);
-  int result = call_properties(s, dev, p);
+  int result = kit_props_get(s, dev, p);
   kit_trail_leave();
   return result;
 }
@@ -209,7 +191,7 @@ static int fetch(const struct rail_net_slots *s, int dev, int fill, union props 
 static void look_at_device(struct kit_side *side, const struct rail_net_slots *s, int version, int dev) {
   struct kit_seen_props record = {.dev = dev};
   struct kit_text again;
-  union props one, two;
+  union kit_props one, two;
   record.result = fetch(s, dev, 0x5a, &one);
   record.result_again = fetch(s, dev, 0xa5, &two);
   if (record.result == RAIL_OK && record.result_again == RAIL_OK) {
