@@ -10,6 +10,12 @@
 #include "kit/conform/kit_check.h"
 #include "kit/conform/kit_door.h"
 
+/* Those that are still there. */
+static void close_all(const int *fds, int count) {
+  for (int i = 0; i < count; i++)
+    if (fds[i] >= 0) close(fds[i]);
+}
+
 static size_t some_junk(struct kit_rng *rng, int i, uint8_t junk[4096]) {
   for (size_t k = 0; k < 4096; k++) junk[k] = (uint8_t)kit_rng_next(rng);
   if (i % 5 == 1) memset(junk, 0, 4096);
@@ -42,8 +48,7 @@ static void garbage(struct kit_side *side) {
   }
   kit_door_stays_shut(&d, 100);
   kit_door_peer(&d);
-  for (int i = 0; i < COUNT; i++)
-    if (fds[i] >= 0) close(fds[i]);
+  close_all(fds, COUNT);
   kit_door_close(&d);
   kit_net_close(&n);
 }
@@ -64,7 +69,7 @@ static void silence_does_not_delay(struct kit_side *side) {
   double ms = (double)(rail_now_ns() - start) / 1e6;
   kit_metric(side, "behind_100_silent_clients", ms, "ms");
   ENSURE(ms < (double)kit_patience_ms(5000), "behind %d silent clients a real peer waited for %.0f ms", COUNT, ms);
-  for (int i = 0; i < COUNT; i++) close(fds[i]);
+  close_all(fds, COUNT);
   kit_door_close(&d);
   kit_net_close(&n);
 }
@@ -81,7 +86,7 @@ static struct kit_entry behind(struct kit_side *side, const struct kit_door *any
   kit_note(side, "behind %d silent clients%s a real peer took %.1f ms; %d of %d accepts over 1 ms, the longest %.2f",
            count, inside ? ", who had come in," : "", e.ms, e.long_calls, e.calls, e.longest_ms);
   ENSURE(e.ms < (double)kit_patience_ms(1000), "behind %d silent clients a real peer took %.0f ms", count, e.ms);
-  for (int i = 0; i < count; i++) close(fds[i]);
+  close_all(fds, count);
   kit_door_close(&d);
   return e;
 }
@@ -144,7 +149,7 @@ static void closed_with_strangers_inside(struct kit_side *side) {
   kit_door_close(&d);
   double ms = (double)(rail_now_ns() - start) / 1e6;
   ENSURE(ms < (double)kit_patience_ms(2000), "closeListen took %.0f ms with strangers inside", ms);
-  for (int i = 0; i < COUNT; i++) close(fds[i]);
+  close_all(fds, COUNT);
   int left = kit_files_after(files); /* one less: the listen comm's own, where it has one */
   ENSURE(left <= files, "closeListen left %d files of %d strangers open", left - files, COUNT);
   kit_net_close(&n);
@@ -194,7 +199,7 @@ static void a_greeting_with_one_wrong_byte(struct kit_side *side) {
   ENSURE(refused >= 4, "%d of %zu greetings with one wrong byte were hung up on: not even a magic number is checked",
          refused, len);
   kit_door_peer(&d);
-  for (size_t i = 0; i < len; i++) close(fds[i]);
+  close_all(fds, (int)len);
   kit_door_close(&d);
   kit_net_close(&n);
 }
@@ -221,8 +226,7 @@ static void a_greeting_cut_short(struct kit_side *side) {
   }
   kit_door_stays_shut(&d, 50);
   kit_door_peer(&d);
-  for (int i = 0; i < count; i++)
-    if (fds[i] >= 0) close(fds[i]);
+  close_all(fds, count);
   kit_door_close(&d);
   kit_net_close(&n);
 }
@@ -247,7 +251,7 @@ static void a_greeting_for_another(struct kit_side *side) {
   }
   kit_door_stays_shut(&other, 50);
   kit_door_peer(&other);
-  for (int i = 0; i < COUNT; i++) close(fds[i]);
+  close_all(fds, COUNT);
   kit_door_close(&other);
   kit_door_close(&d);
   kit_net_close(&n);
