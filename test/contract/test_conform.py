@@ -12,8 +12,10 @@ import pathlib
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("RAIL_BUILD", ROOT / "build")).resolve()
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "e2e"))
+from coll import BUILD, report  # noqa: E402
+
 SOCKET = BUILD / "lib/libnccl-net-socket.so"
 RAILTRACE = BUILD / "lib/libnccl-net-railtrace.so"  # in front of the socket plugin
 SANITIZED = BUILD.name in ("asan", "tsan")
@@ -40,31 +42,22 @@ def lines(plugin, version, status, results, errors):
     for r in results:
         name = f"{label} {r['name']}"
         if r["status"] == "skip":
-            yield True, f"{name} # SKIP {r['seen']}", ""
+            yield f"{name} # SKIP {r['seen']}", ""
         else:
-            why = "\n".join([f"{r['status']}: {r['seen']}", *r["log"], r["again"]])
-            yield not r["bad"], name, why
+            yield name, "\n".join([f"{r['status']}: {r['seen']}", *r["log"], r["again"]]) if r["bad"] else ""
     if not results or status not in (0, 1):
-        yield False, f"{label} ends with a report", f"exit status {status}\n{errors}"
+        yield f"{label} ends with a report", f"exit status {status}\n{errors}"
     elif errors.strip():
-        yield False, f"{label} says nothing else", errors
+        yield f"{label} says nothing else", errors
 
 
-def main():
+def cases():
     jobs = [(SOCKET, v, ["--skip", ONCE] if SANITIZED or v != VERSIONS[0] else []) for v in VERSIONS]
     jobs.append((RAILTRACE, VERSIONS[0], ["--skip", ONCE]))
-    failed = number = 0
     with concurrent.futures.ThreadPoolExecutor(1 if SANITIZED else 2) as pool:
         for (plugin, version, _), result in zip(jobs, pool.map(lambda j: conform(j[0], j[1], *j[2]), jobs)):
-            for ok, name, why in lines(plugin, version, *result):
-                number += 1
-                failed += not ok
-                if not ok:
-                    print("".join(f"# {line}\n" for line in why.splitlines()), end="")
-                print(f"{'ok' if ok else 'not ok'} {number} - {name}", flush=True)
-    print(f"1..{number}")
-    return 1 if failed else 0
+            yield from lines(plugin, version, *result)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report(cases()))

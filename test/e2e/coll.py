@@ -64,6 +64,17 @@ def expect(done, status, *texts):
         assert text in done.stderr, f"{text!r} is not in the error output of {said}"
 
 
+def report(cases):
+    """Prints (name, what is wrong or "") pairs as they come; a name may end with "# SKIP reason". The exit status."""
+    failed = number = 0
+    for number, (name, wrong) in enumerate(cases, 1):
+        failed += bool(wrong)
+        print("".join(f"# {line}\n" for line in wrong.splitlines()) if wrong else "", end="")
+        print(f"{'not ok' if wrong else 'ok'} {number} - {name}", flush=True)
+    print(f"1..{number}")
+    return 1 if failed else 0
+
+
 def main(cases):
     """Runs (name, function) pairs; names on the command line choose."""
     chosen = [c for c in cases if len(sys.argv) < 2 or c[0] in sys.argv[1:]]
