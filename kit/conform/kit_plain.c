@@ -16,9 +16,12 @@ static int plain_init(void **ctx, uint64_t comm_id, struct rail_net_config *give
                       rail_profiler_fn profiler) {
   int rc;
   config = *given;
-  *ctx = NULL; /* there is none before v11 */
-  if (s.init_v11) rc = s.init_v11(ctx, comm_id, given, log, profiler);
-  else rc = s.init_v10 ? s.init_v10(log, profiler) : s.init_v6(log);
+  if (s.init_v11) {
+    rc = s.init_v11(ctx, comm_id, given, log, profiler);
+  } else {
+    *ctx = NULL; /* there is none before v11 */
+    rc = s.init_v10 ? s.init_v10(log, profiler) : s.init_v6(log);
+  }
   if (!s.devices) take_slots(); /* some plugins fill their tables in init */
   return rc;
 }
