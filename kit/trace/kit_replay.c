@@ -95,14 +95,15 @@ static void json_side(struct kit_json *j, const struct report *r, int rank) {
 static int report(struct report *r, const struct kit_outcome *outcome, int nfiles) {
   struct kit_json j = kit_json_start(r->out);
   bool differs = outcome->end != KIT_END_FINE;
+  int worst = outcome->rank < 0 ? 0 : outcome->rank;
   if (r->how->json) {
     kit_json_object(&j, NULL);
     kit_json_text(&j, "end", kit_end_text(outcome->end));
-    kit_json_text(&j, "why", outcome->sides[outcome->rank].text);
+    kit_json_text(&j, "why", outcome->sides[worst].text);
     kit_json_array(&j, "files");
   } else if (differs) {
-    fprintf(r->out, "%s: %s: %s\n", r->how->files[outcome->rank], kit_end_text(outcome->end),
-            outcome->sides[outcome->rank].text);
+    fprintf(r->out, "%s: %s: %s\n", r->how->files[worst], kit_end_text(outcome->end),
+            outcome->sides[worst].text);
   }
   for (int i = 0; i < nfiles; i++) {
     if (!r->came[i]) continue;

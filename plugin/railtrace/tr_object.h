@@ -114,7 +114,7 @@ void tr_requests_drop(struct tr_comm *comm);
 bool tr_request_is(const struct tr_request *request, void *handle); /* it is that one, outstanding or just done */
 enum tr_found tr_request_find(void *handle, struct tr_comm **comm, struct tr_request **request);
 
-/* When the library goes. With a comm open somebody may be in a call, at exit: then nothing is freed. */
+/* When the library goes and all contexts have ended. */
 void tr_objects_free(void);
 
 #endif
