@@ -10,11 +10,10 @@
 #define PROBE_LIMIT_MS 20000
 
 void kit_probe_side(struct kit_side *side) {
-  /* Never closed: that is for a check. static: leak checkers find what hangs on them. */
-  static struct kit_net loaded, n;
+  struct kit_net n;
   struct kit_probe found = {0};
-  kit_net_load(&loaded, 0);
-  snprintf(found.name, sizeof found.name, "%s", rail_net_name(loaded.any));
+  kit_net_load(&n, 0);
+  snprintf(found.name, sizeof found.name, "%s", rail_net_name(n.any));
   for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++) {
     struct rail_net *net;
     char why[256];
