@@ -137,6 +137,13 @@ static void a_caller_who_is_seldom_there(struct kit_side *side) {
   visit_close(&v);
 }
 
+/* Pages that hold the message already. The plugin's threads may be writing: a thread sanitizer must not look. */
+__attribute__((no_sanitize("thread"))) static size_t pages_here(const volatile uint8_t *in, size_t size) {
+  size_t here = 0;
+  for (size_t at = 0; at < size; at += 4096) here += in[at] == 0x11;
+  return here;
+}
+
 static void progress_without_calls(struct kit_side *side) {
   struct kit_net n;
   struct kit_pair p;
@@ -151,9 +158,7 @@ static void progress_without_calls(struct kit_side *side) {
   kit_op_start(&n, &recv);
   kit_op_start(&n, &send);
   kit_sleep_ms(500);
-  size_t here = 0, pages = size / 4096;
-  for (size_t at = 0; at < size; at += 4096) here += ((volatile uint8_t *)in)[at] == 0x11;
-  kit_metric(side, "moved without calls", 100.0 * (double)here / (double)pages, "%");
+  kit_metric(side, "moved without calls", 100.0 * (double)pages_here(in, size) / (double)(size / 4096), "%");
   struct kit_op ops[2] = {recv, send};
   kit_ops_run(&n, ops, 2, (struct kit_ops_how){0});
   kit_mr_dereg(&n, p.send, send.mh[0]);

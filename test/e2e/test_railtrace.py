@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # TEST-LIMIT: 300
-# TEST-SAN: asan tsan
+# TEST-SAN: asan
 """Recording and replaying: rail-coll over railtrace over a plugin, what is in the files, and the files made again on
 other plugins, through every version of the interface, and on plugins that are wrong."""
 import glob
