@@ -219,8 +219,8 @@ def two_namespaces():
                                     env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         stack.callback(listener.wait)
         stack.callback(listener.kill)
-        done = run([*inside[0], KIT, "conform", REF, "--connect", "10.99.7.2:7777", "--only", "order.newest_first,close",
-                    "--json", "-"], NCCL_SOCKET_IFNAME="rail0")
+        done = run([*inside[0], KIT, "conform", REF, "--connect", "10.99.7.2:7777", "--only",
+                    "order.newest_first,close", "--json", "-"], NCCL_SOCKET_IFNAME="rail0")
         assert done.returncode == 0, done.stdout + done.stderr
         assert len(json.loads(done.stdout)["results"]) > 10, done.stdout
 

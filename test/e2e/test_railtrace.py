@@ -50,11 +50,11 @@ def trace(*args, status=0):
 
 
 def events(file):
-    return json.loads(trace("--json", file).stdout)[0]
+    return json.loads(trace("--json", "-", file).stdout)[0]
 
 
 def summary(file):
-    done = run([KIT, "trace", "--summary", "--json", file])
+    done = run([KIT, "trace", "--summary", "--json", "-", file])
     return json.loads(done.stdout)[0]
 
 
@@ -154,7 +154,7 @@ def pictures():
 
 def replays(plugin, *args):
     def case():
-        done = replay(a_recording(), plugin, "--json", *args)
+        done = replay(a_recording(), plugin, "--json", "-", *args)
         found = json.loads(done.stdout)
         assert found["end"] == "fine" and len(found["files"]) == 3, found
         for one in found["files"]:
@@ -186,7 +186,7 @@ def grouped_receives():
     files = record("grouped", [KIT, "conform", TRACE, "--only", ",".join(f"grouped.{c}" for c in checks.split(","))])
     assert any(len(e["buffers"]) > 1 for f in files for e in events(f)["events"] if e["call"] == "irecv")
     for plugin in (SOCKET, REFERENCE):
-        found = json.loads(replay(files, plugin, "--json").stdout)["files"]
+        found = json.loads(replay(files, plugin, "--json", "-").stdout)["files"]
         assert sum(one["checked"] for one in found) > 100, found
         assert all(one["left_out"] == one["contents_unknown"] == 0 for one in found), found
 

@@ -2,8 +2,14 @@
  * `rail-kit replay`: makes recorded calls again, on any plugin. */
 #include "kit/trace/kit_replay.h"
 #include "tools/rail-kit/commands.h"
+#include "tools/rail-kit/json_file.h"
 
-#define AT(field) .at = offsetof(struct kit_replay, field)
+struct replay_options {
+  struct kit_replay how;
+  const char *json;
+};
+
+#define AT(field) .at = offsetof(struct replay_options, how.field)
 
 static const struct tool_option options[] = {
     {"plugin", 'P', "PLUGIN", "the plugin: a library's path, or a name as NCCL_NET_PLUGIN takes it", TOOL_TEXT,
@@ -19,7 +25,8 @@ static const struct tool_option options[] = {
      TOOL_FLAG, AT(unchecked)},
     {"seed", 0, "N", "for the contents of messages", TOOL_U64, AT(seed), .preset = "1"},
     {"limit", 0, "SECONDS", "for the whole of it", TOOL_SECONDS, AT(limit_ms), .min = 1, .max = 86400, .preset = "600"},
-    {"json", 'J', NULL, "the report as JSON", TOOL_FLAG, AT(json)},
+    {"json", 'J', "FILE", "the report as JSON; - is standard output", TOOL_TEXT,
+     .at = offsetof(struct replay_options, json), .allowed = "a file, or - for standard output"},
     {"help", 'h', NULL, "this text", .kind = TOOL_HELP},
 };
 
@@ -35,10 +42,13 @@ static const struct tool_command command = {
 };
 
 int rk_replay(int argc, char **argv) {
-  struct kit_replay how = {.dev = -1, .seed = 1, .limit_ms = 600000};
-  int r = tool_options_read(&command, argc, argv, &how, &how.files);
+  struct replay_options o = {.how = {.dev = -1, .seed = 1, .limit_ms = 600000}};
+  int r = tool_options_read(&command, argc, argv, &o, &o.how.files);
   if (r != 0) return r > 0 ? TOOL_EXIT_OK : TOOL_EXIT_USAGE;
-  if (!how.files[0]) return tool_misuse(&command, "a file is missing", NULL), TOOL_EXIT_USAGE;
-  if (!how.plugin) return tool_misuse(&command, "a plugin is missing:", "--plugin"), TOOL_EXIT_USAGE;
-  return kit_replay_run(&how, stdout);
+  if (!o.how.files[0]) return tool_misuse(&command, "a file is missing", NULL), TOOL_EXIT_USAGE;
+  if (!o.how.plugin) return tool_misuse(&command, "a plugin is missing:", "--plugin"), TOOL_EXIT_USAGE;
+  FILE *out = rk_json_open(o.json);
+  if (!out) return TOOL_EXIT_FAILED;
+  o.how.json = o.json != NULL;
+  return rk_json_close(out, o.json, kit_replay_run(&o.how, out));
 }

@@ -2,8 +2,14 @@
  * `rail-kit trace`: prints what railtrace recorded. */
 #include "kit/trace/kit_trace.h"
 #include "tools/rail-kit/commands.h"
+#include "tools/rail-kit/json_file.h"
 
-#define AT(field) .at = offsetof(struct kit_trace, field)
+struct trace_options {
+  struct kit_trace how;
+  const char *json;
+};
+
+#define AT(field) .at = offsetof(struct trace_options, how.field)
 
 static const struct tool_option options[] = {
     {"summary", 's', NULL, "per call and per connection: counts, times, sizes, depth, pauses; and the findings",
@@ -17,7 +23,8 @@ static const struct tool_option options[] = {
     {"until", 0, "SECONDS", "only calls up to there", TOOL_REAL, AT(until), .min = 0, .max = 1e9, .preset = "the end"},
     {"gap", 'g', "MS", "with --summary: count pauses longer than this, of connections that had work", TOOL_REAL,
      AT(gap_ms), .min = 0.001, .max = 1e9, .preset = "10"},
-    {"json", 'J', NULL, "as JSON: an array with an object for each file", TOOL_FLAG, AT(json)},
+    {"json", 'J', "FILE", "as JSON: an array with an object for each file; - is standard output", TOOL_TEXT,
+     .at = offsetof(struct trace_options, json), .allowed = "a file, or - for standard output"},
     {"plot", 'p', "FILE", "draw bytes a second and requests outstanding into this SVG or PNG file", TOOL_TEXT, AT(plot),
      .allowed = "a file's name that ends in .svg or .png"},
     {"help", 'h', NULL, "this text", .kind = TOOL_HELP},
@@ -34,9 +41,12 @@ static const struct tool_command command = {
 };
 
 int rk_trace(int argc, char **argv) {
-  struct kit_trace how = {.gap_ms = 10};
-  int r = tool_options_read(&command, argc, argv, &how, &how.files);
+  struct trace_options o = {.how = {.gap_ms = 10}};
+  int r = tool_options_read(&command, argc, argv, &o, &o.how.files);
   if (r != 0) return r > 0 ? TOOL_EXIT_OK : TOOL_EXIT_USAGE;
-  if (!how.files[0]) return tool_misuse(&command, "a file is missing", NULL), TOOL_EXIT_USAGE;
-  return kit_trace_run(&how, stdout);
+  if (!o.how.files[0]) return tool_misuse(&command, "a file is missing", NULL), TOOL_EXIT_USAGE;
+  FILE *out = rk_json_open(o.json);
+  if (!out) return TOOL_EXIT_FAILED;
+  o.how.json = o.json != NULL;
+  return rk_json_close(out, o.json, kit_trace_run(&o.how, out));
 }
