@@ -109,8 +109,9 @@ struct kit_bench_wire {
 };
 extern const struct kit_bench_wire kit_bench_wire_net, kit_bench_wire_tcp;
 
-/* ---- bench_side.c ---- */
+/* ---- bench_fail.c ---- */
 
+struct kit_bench_record kit_bench_empty_record(const struct kit_bench_side *s);
 /* Ends the side with a verdict. */
 RAIL_COLD _Noreturn void kit_bench_fail(struct kit_bench_side *s, enum kit_bench_verdict verdict, const char *fmt, ...)
     RAIL_PRINTF(3, 4);
