@@ -18,6 +18,9 @@
 bool kit_fault_must_fail(int kind, const char *name, int error, const void *caller);
 /* Is anything armed? Cheap, for calls that have to look further before they ask. */
 bool kit_fault_armed(void);
+/* Readiness of this descriptor comes as edges (EPOLLET), or does no more. Who waits for edges may take a transfer that
+ * was cut short for the end of what there is (epoll(7)), so those of such descriptors are left whole. */
+void kit_fault_edges(int fd, bool edges);
 /* How many of n bytes this caller may move now: n when calls are not cut, or this one must not be. */
 size_t kit_fault_cut(int fd, size_t n, int flags, const void *caller);
 /* Is this call interrupted? Then errno says so. */

@@ -62,7 +62,14 @@ CALL(KIT_FAIL_MAP, EMFILE, memfd_create, (const char *name, unsigned int flags),
 
 CALL(KIT_FAIL_POLL, EMFILE, epoll_create, (int size), (size))
 CALL(KIT_FAIL_POLL, EMFILE, epoll_create1, (int flags), (flags))
-CALL(KIT_FAIL_POLL, ENOMEM, epoll_ctl, (int ep, int op, int fd, struct epoll_event *event), (ep, op, fd, event))
+PUBLIC int epoll_ctl(int ep, int op, int fd, struct epoll_event *event) {
+  if (kit_fault_must_fail(KIT_FAIL_POLL, "epoll_ctl", ENOMEM, CALLER)) return -1;
+  NEXT(epoll_ctl);
+  int result = real(ep, op, fd, event);
+  if (result == 0) kit_fault_edges(fd, op != EPOLL_CTL_DEL && event && (event->events & EPOLLET));
+  return result;
+}
+
 CALL(KIT_FAIL_POLL, EMFILE, eventfd, (unsigned int value, int flags), (value, flags))
 CALL(KIT_FAIL_POLL, EMFILE, pipe, (int fds[2]), (fds))
 CALL(KIT_FAIL_POLL, EMFILE, pipe2, (int fds[2], int flags), (fds, flags))

@@ -112,9 +112,21 @@ static bool is_stream(int fd) {
   return stream;
 }
 
+#define EDGES 65536 /* descriptors beyond are cut */
+static atomic_bool has_edges[EDGES];
+
+void kit_fault_edges(int fd, bool edges) {
+  if (fd >= 0 && fd < EDGES) atomic_store_explicit(&has_edges[fd], edges, memory_order_relaxed);
+}
+
+static bool waits_for_edges(int fd) {
+  return fd >= 0 && fd < EDGES && atomic_load_explicit(&has_edges[fd], memory_order_relaxed);
+}
+
 size_t kit_fault_cut(int fd, size_t n, int flags, const void *caller) {
   size_t most = atomic_load_explicit(&piece, memory_order_relaxed);
-  if (most == 0 || n < 2 || (flags & (MSG_WAITALL | MSG_PEEK)) || !is_ours(caller) || !is_stream(fd)) return n;
+  bool whole = most == 0 || n < 2 || (flags & (MSG_WAITALL | MSG_PEEK)) || waits_for_edges(fd);
+  if (whole || !is_ours(caller) || !is_stream(fd)) return n;
   uint64_t r = roll();
   size_t allowed = r % 8 == 0 ? 1 : 1 + (size_t)((r >> 8) % most);
   if (allowed >= n) return n;

@@ -53,8 +53,8 @@ void sk_worker_enqueue(struct sk_seat *seat) {
 
 static void wake(struct sk_worker *w) {
   if (!atomic_load(&w->sleeping) || !atomic_exchange(&w->sleeping, 0)) return;
-  ssize_t n = write(w->wake_fd, &(uint64_t){1}, sizeof(uint64_t));
-  (void)n; /* an eventfd that is full wakes too */
+  /* An eventfd that is full wakes, too. */
+  while (write(w->wake_fd, &(uint64_t){1}, sizeof(uint64_t)) < 0 && errno == EINTR) {}
 }
 
 void sk_seat_kick(struct sk_seat *seat) {
