@@ -34,6 +34,9 @@ struct rail_net_old_ctx {
   int traffic_class;
 };
 
+/* After init, whose success may have filled the table: `result`, or RAIL_INTERNAL_ERROR when a slot is still missing. */
+int rail_net_look_again(struct rail_net *net, int result);
+
 /* Calls `first_init` unless the plugin was initialised before in this process. */
 rail_result_t rail_net_init_once(struct rail_net *net, const struct rail_net_init *args,
                                  rail_result_t (*first_init)(struct rail_net *net, const struct rail_net_init *args));

@@ -29,33 +29,21 @@ static inline rail_result_t result_of(const struct rail_net *net, int result, co
 /* ---- contexts --------------------------------------------------------- */
 
 static rail_result_t first_init(struct rail_net *net, const struct rail_net_init *args) {
-  const struct rail_net_slots *s = &net->slots;
-  if (s->init_v10) return result_of(net, s->init_v10(args->log, args->profiler), "init");
-  return result_of(net, s->init_v6(args->log), "init");
-}
-
-/* After init, whose success may have filled the table. */
-static rail_result_t look_again(struct rail_net *net, rail_result_t result) {
-  if (net->complete || result != RAIL_OK) return result;
-  net->missing = rail_net_slots_fill(&net->slots, net->version, net->vtable);
-  net->complete = !net->missing;
-  return net->missing ? RAIL_INTERNAL_ERROR : RAIL_OK;
+  return result_of(net, rail_net_raw_init(net, args, NULL), "init");
 }
 
 rail_result_t rail_net_init(struct rail_net *net, const struct rail_net_init *args, void **ctx) {
   *ctx = NULL;
   if (net->slots.init_v11) {
-    struct rail_net_config config = {.traffic_class = args->traffic_class};
-    rail_result_t result =
-        result_of(net, net->slots.init_v11(ctx, args->comm_id, &config, args->log, args->profiler), "init");
-    result = look_again(net, result);
+    rail_result_t result = result_of(net, rail_net_raw_init(net, args, ctx), "init");
     if (result != RAIL_OK) *ctx = NULL;
     return result;
   }
   struct rail_net_old_ctx *old = malloc(sizeof *old);
   if (!old) return RAIL_SYSTEM_ERROR;
   old->traffic_class = args->traffic_class;
-  rail_result_t result = look_again(net, rail_net_init_once(net, args, first_init));
+  /* Again, since another load of the plugin may have made the call. */
+  rail_result_t result = (rail_result_t)rail_net_look_again(net, rail_net_init_once(net, args, first_init));
   if (result == RAIL_OK) *ctx = old;
   else free(old);
   return result;
@@ -66,7 +54,7 @@ rail_result_t rail_net_finalize(struct rail_net *net, void *ctx) {
     free(ctx);
     return RAIL_OK;
   }
-  return net->slots.finalize ? result_of(net, net->slots.finalize(ctx), "finalize") : RAIL_OK;
+  return result_of(net, rail_net_raw_finalize(net, ctx), "finalize");
 }
 
 rail_result_t rail_net_set_attr(struct rail_net *net, void *ctx, const struct rail_net_attr *attr) {
@@ -79,7 +67,7 @@ rail_result_t rail_net_set_attr(struct rail_net *net, void *ctx, const struct ra
 
 rail_result_t rail_net_devices(struct rail_net *net, int *ndev) {
   *ndev = 0;
-  return result_of(net, net->slots.devices(ndev), "devices");
+  return result_of(net, rail_net_raw_devices(net, ndev), "devices");
 }
 
 /* An array length from a stranger. */

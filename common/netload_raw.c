@@ -14,6 +14,31 @@ RAIL_COLD static int cannot_say(const struct rail_net *net, const char *call, co
   return RAIL_INTERNAL_ERROR;
 }
 
+/* ---- contexts, devices ------------------------------------------------- */
+
+int rail_net_look_again(struct rail_net *net, int result) {
+  if (net->complete || result != RAIL_OK) return result;
+  net->missing = rail_net_slots_fill(&net->slots, net->version, net->vtable);
+  net->complete = !net->missing;
+  return net->missing ? RAIL_INTERNAL_ERROR : RAIL_OK;
+}
+
+int rail_net_raw_init(struct rail_net *net, const struct rail_net_init *args, void **ctx) {
+  const struct rail_net_slots *s = &net->slots;
+  struct rail_net_config config = {.traffic_class = args->traffic_class};
+  int result;
+  if (s->init_v11) result = s->init_v11(ctx, args->comm_id, &config, args->log, args->profiler);
+  else if (s->init_v10) result = s->init_v10(args->log, args->profiler);
+  else result = s->init_v6(args->log);
+  return rail_net_look_again(net, result);
+}
+
+int rail_net_raw_finalize(struct rail_net *net, void *ctx) {
+  return net->slots.finalize ? net->slots.finalize(ctx) : RAIL_OK;
+}
+
+int rail_net_raw_devices(struct rail_net *net, int *ndev) { return net->slots.devices(ndev); }
+
 /* ---- connections ------------------------------------------------------ */
 
 int rail_net_raw_listen(struct rail_net *net, void *ctx, int dev, void *handle, void **listen_comm) {

@@ -10,6 +10,12 @@
 
 #include "common/netload.h"
 
+/* v11 and later. Below, `ctx` is left alone, and the plugin's init is called each time, where rail_net_init does so once
+ * a process. A table that is not complete even after it makes this RAIL_INTERNAL_ERROR (rail_net_missing_slot). */
+int rail_net_raw_init(struct rail_net *net, const struct rail_net_init *args, void **ctx);
+int rail_net_raw_finalize(struct rail_net *net, void *ctx); /* RAIL_OK where there is no such slot */
+int rail_net_raw_devices(struct rail_net *net, int *ndev);
+
 int rail_net_raw_listen(struct rail_net *net, void *ctx, int dev, void *handle, void **listen_comm);
 int rail_net_raw_connect(struct rail_net *net, void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
                          struct rail_net_device_handle **dev_handle);

@@ -62,27 +62,17 @@ static void stay_local(void) {
   if (!getenv("RAIL_KIT_REMOTE")) setenv("NCCL_SOCKET_IFNAME", "lo", 0);
 }
 
-static void net_start(struct kit_net *n) {
-  struct rail_net_slots slots;
-  struct rail_net_config config = {.traffic_class = -1};
-  n->ctx = NULL; /* as NCCL presets it; whether init writes it is for a check of its own */
-  int rc = n->vt->init(&n->ctx, 0x1234, &config, kit_net_log, NULL);
-  const char *missing = rail_net_missing_slot(n->any);
-  if (!missing && rc == 0) missing = rail_net_slots_fill(&slots, n->version, rail_net_vtable(n->any));
-  ENSURE(!missing, "the slot %s of ncclNetPlugin_v%d is NULL, also after init; NCCL calls it without looking", missing,
-         n->version);
-  ENSURE(rc == 0, "init returned %d", rc);
-  rc = n->vt->devices(&n->ndev);
-  ENSURE(rc == 0, "devices returned %d", rc);
-  ENSURE(n->ndev > 0, "the plugin has no device here");
-  const char *dev = getenv("RAIL_TEST_DEV");
-  n->dev = target.plugin ? target.dev : dev ? atoi(dev) : 0;
-  ENSURE(n->dev < n->ndev, "there is no device %d: the plugin has %d", n->dev, n->ndev);
+static int target_version(void) {
+  const char *abi = getenv("RAIL_TEST_ABI");
+  return target.plugin ? target.version : abi ? atoi(abi) : 0;
 }
 
 void kit_net_load(struct kit_net *n, int version) {
+  const char *dev = getenv("RAIL_TEST_DEV");
   char why[1024] = "";
+  if (version == KIT_TARGET) version = target_version();
   memset(n, 0, sizeof *n);
+  n->dev = target.plugin ? target.dev : dev ? atoi(dev) : 0;
   stay_local();
   kit_trail_enter(KIT_CALL_LOAD);
   rail_result_t rc = rail_net_load(kit_plugin_path(), version, &n->any, why, sizeof why);
@@ -94,17 +84,33 @@ void kit_net_load(struct kit_net *n, int version) {
   n->vt = kit_net_trail(n->version == 12 ? rail_net_vtable(n->any) : kit_any_vtable(n->any));
 }
 
+int kit_net_init(struct kit_net *n, rail_profiler_fn profiler, int traffic_class) {
+  struct rail_net_slots slots;
+  struct rail_net_config config = {.traffic_class = traffic_class};
+  n->ctx = NULL; /* as NCCL presets it; whether init writes it is for a check of its own */
+  int rc = n->vt->init(&n->ctx, 0x1234, &config, kit_net_log, profiler);
+  const char *missing = rail_net_missing_slot(n->any);
+  if (!missing && rc == 0) missing = rail_net_slots_fill(&slots, n->version, rail_net_vtable(n->any));
+  ENSURE(!missing, "the slot %s of ncclNetPlugin_v%d is NULL, also after init; NCCL calls it without looking", missing,
+         n->version);
+  if (rc != 0) return rc;
+  rc = n->vt->devices(&n->ndev);
+  ENSURE(rc == 0, "devices returned %d", rc);
+  ENSURE(n->ndev > 0, "the plugin has no device here");
+  ENSURE(n->dev < n->ndev, "there is no device %d: the plugin has %d", n->dev, n->ndev);
+  return 0;
+}
+
 void kit_net_open_version(struct kit_net *n, int version) {
   kit_net_load(n, version);
-  net_start(n);
+  int rc = kit_net_init(n, NULL, -1);
+  ENSURE(rc == 0, "init returned %d", rc);
 }
 
-void kit_net_open(struct kit_net *n) {
-  const char *abi = getenv("RAIL_TEST_ABI");
-  kit_net_open_version(n, target.plugin ? target.version : abi ? atoi(abi) : 0);
-}
+void kit_net_open(struct kit_net *n) { kit_net_open_version(n, KIT_TARGET); }
 
 void kit_net_unload(struct kit_net *n) {
+  if (n->version != 12) kit_any_vtable_end(n->any);
   kit_trail_enter(KIT_CALL_UNLOAD);
   rail_net_unload(n->any);
   kit_trail_leave();

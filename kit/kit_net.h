@@ -37,15 +37,21 @@ struct kit_net {
 void kit_net_target(const char *plugin, int version, int dev);
 const char *kit_plugin_path(void);
 
+#define KIT_TARGET (-1) /* as a version: the target's */
+
 void kit_net_open(struct kit_net *n);                       /* load, init, find a device */
 void kit_net_open_version(struct kit_net *n, int version);  /* of another version than the target's */
 void kit_net_load(struct kit_net *n, int version);          /* no more than loaded: no init, no device */
+/* Then init, with a profiler (NULL: none) and a traffic class, and devices. Returns what init did; only after 0 there
+ * are a context and devices. */
+int kit_net_init(struct kit_net *n, rail_profiler_fn profiler, int traffic_class);
 void kit_net_unload(struct kit_net *n);                     /* what kit_net_load did */
 void kit_net_close(struct kit_net *n);                      /* finalize, unload */
 
-/* netload's operations in the shape of a v12 vtable, and a v12 vtable whose calls leave a trail. Both for one plugin
- * at a time in a process. */
+/* Any version's vtable in the shape of a v12 one, and a v12 vtable whose calls leave a trail. Both for one plugin at a
+ * time in a process. */
 const struct rail_net_v12 *kit_any_vtable(struct rail_net *net);
+void kit_any_vtable_end(const struct rail_net *net);
 const struct rail_net_v12 *kit_net_trail(const struct rail_net_v12 *plugin); /* a second plugin: as it is */
 void kit_net_trail_end(const struct rail_net_v12 *given);
 

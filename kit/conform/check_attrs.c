@@ -7,7 +7,6 @@
 
 #include "common/clock.h"
 #include "kit/conform/kit_check.h"
-#include "kit/conform/kit_plain.h"
 
 /* ---- network attributes ---- */
 
@@ -56,9 +55,9 @@ static void attributes_from_two_threads(struct kit_side *side) {
   struct kit_net n;
   struct kit_pair p;
   atomic_bool over = false;
-  kit_plain_load(side, &n);
+  kit_net_load(&n, KIT_TARGET);
   if (!n.vt->set_net_attr) kit_skip("the plugin has no setNetAttr, which NCCL allows");
-  int rc = kit_plain_init(&n, NULL, -1);
+  int rc = kit_net_init(&n, NULL, -1);
   ENSURE(rc == 0, "init returned %d", rc);
   kit_pair_open(&n, &p);
   struct proxy t[2] = {{&n, &p, &over, true}, {&n, &p, &over, false}};
@@ -69,12 +68,13 @@ static void attributes_from_two_threads(struct kit_side *side) {
 }
 
 static void attributes_of_any_value(struct kit_side *side) {
+  (void)side;
   static const int32_t value[] = {RAIL_NET_ATTR_UNDEF, 0, 1, 1 << 20, INT32_MAX, INT32_MIN};
   struct kit_net n;
   struct kit_pair p;
-  kit_plain_load(side, &n);
+  kit_net_load(&n, KIT_TARGET);
   if (!n.vt->set_net_attr) kit_skip("the plugin has no setNetAttr, which NCCL allows");
-  int rc = kit_plain_init(&n, NULL, -1);
+  int rc = kit_net_init(&n, NULL, -1);
   ENSURE(rc == 0, "init returned %d", rc);
   for (int round = 0; round < 2; round++) { /* before there is a connection, and with one */
     if (round == 1) kit_pair_open(&n, &p);
@@ -91,13 +91,13 @@ static void attributes_of_any_value(struct kit_side *side) {
 
 /* ---- traffic class ---- */
 
-static bool works_with_class(struct kit_side *side, int traffic_class, int *refusal) {
+static bool works_with_class(int traffic_class, int *refusal) {
   struct kit_net n;
   struct kit_pair p = {.net = &n};
-  kit_plain_load(side, &n);
-  *refusal = kit_plain_init(&n, NULL, traffic_class);
+  kit_net_load(&n, KIT_TARGET);
+  *refusal = kit_net_init(&n, NULL, traffic_class);
   if (*refusal != 0) { /* no context: nothing to finalize */
-    kit_plain_unload(&n);
+    kit_net_unload(&n);
     return false;
   }
   p.listen = kit_net_listen(&n, p.handle);
@@ -116,10 +116,11 @@ static bool works_with_class(struct kit_side *side, int traffic_class, int *refu
 }
 
 static void traffic_class_undefined(struct kit_side *side) {
+  (void)side;
   static const int usual[] = {-1, 0};
   for (int i = 0; i < 2; i++) {
     int refusal;
-    ENSURE(works_with_class(side, usual[i], &refusal), "with trafficClass %d (%s) the plugin returns %d", usual[i],
+    ENSURE(works_with_class(usual[i], &refusal), "with trafficClass %d (%s) the plugin returns %d", usual[i],
            i == 0 ? "not set: what NCCL gives unless the user says otherwise" : "the default one", refusal);
   }
 }
@@ -128,7 +129,7 @@ static void traffic_classes(struct kit_side *side) {
   static const int any[] = {1, 7, 46, 105, 255, 256, 0x7fffffff, -2};
   for (size_t i = 0; i < sizeof any / sizeof any[0]; i++) {
     int refusal;
-    if (!works_with_class(side, any[i], &refusal))
+    if (!works_with_class(any[i], &refusal))
       kit_note(side, "trafficClass %d is refused with %d", any[i], refusal);
   }
 }
@@ -185,9 +186,9 @@ static int profiler(void **e_handle, int type, void *phandle, int64_t id, void *
 
 static void nothing_wrong(void) { ENSURE(!wrong[0], "%s", wrong); }
 
-static void open_profiled(struct kit_side *side, struct kit_net *n, struct kit_pair *p) {
-  kit_plain_load(side, n);
-  int rc = kit_plain_init(n, profiler, -1);
+static void open_profiled(struct kit_net *n, struct kit_pair *p) {
+  kit_net_load(n, KIT_TARGET);
+  int rc = kit_net_init(n, profiler, -1);
   ENSURE(rc == 0, "init with a profiler returned %d", rc);
   kit_pair_open(n, p);
 }
@@ -238,10 +239,11 @@ static const size_t lengths[] = {0, 1, 100, 5000, 300000};
 enum { LENGTHS = sizeof lengths / sizeof lengths[0] };
 
 static void profiler_is_not_called_without_a_handle(struct kit_side *side) {
+  (void)side;
   struct kit_net n;
   struct kit_pair p;
   void *none = NULL;
-  open_profiled(side, &n, &p);
+  open_profiled(&n, &p);
   for (int i = 0; i < 2 * LENGTHS; i++) {
     one_message(&p, lengths[i / 2], NULL, i % 2 ? &none : NULL);
     nothing_wrong();
@@ -253,7 +255,7 @@ static void profiler_is_not_called_without_a_handle(struct kit_side *side) {
 static void profiler_events_are_ended_once(struct kit_side *side) {
   struct kit_net n;
   struct kit_pair p;
-  open_profiled(side, &n, &p);
+  open_profiled(&n, &p);
   for (int i = 0; i < 10 * LENGTHS; i++) {
     void *recv_handle = &handles[i % 64];
     one_message(&p, lengths[i % LENGTHS], &handles[(i + 7) % 64], &recv_handle);
@@ -270,9 +272,10 @@ static void profiler_events_are_ended_once(struct kit_side *side) {
 }
 
 static void profiler_may_decline(struct kit_side *side) {
+  (void)side;
   struct kit_net n;
   struct kit_pair p;
-  open_profiled(side, &n, &p);
+  open_profiled(&n, &p);
   atomic_store(&decline, true);
   for (int i = 0; i < 4 * LENGTHS; i++) {
     void *recv_handle = &handles[1];

@@ -5,7 +5,6 @@
 
 #include "common/clock.h"
 #include "kit/conform/kit_check.h"
-#include "kit/conform/kit_plain.h"
 
 static uint64_t soon(void) { return rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)); }
 
@@ -57,12 +56,13 @@ static void several_through_one_door(struct kit_side *side) { /* one after anoth
 
 /* What NCCL presets to NULL it may one day leave on the stack. */
 static void comms_are_written(struct kit_side *side) {
+  (void)side;
   struct rail_net_device_handle *dh = NULL;
   struct kit_net n;
   struct kit_pair p = {.net = &n};
   void *handle = p.handle, *comm = KIT_POISON;
-  kit_plain_load(side, &n);
-  int rc = kit_plain_init(&n, NULL, -1);
+  kit_net_load(&n, KIT_TARGET);
+  int rc = kit_net_init(&n, NULL, -1);
   ENSURE(rc == 0, "init returned %d", rc);
   rc = n.vt->listen(n.ctx, n.dev, handle, &comm);
   ENSURE(rc == 0 && comm && comm != KIT_POISON, "listen returned %d and *listenComm %p", rc, comm);
@@ -90,6 +90,7 @@ static void comms_are_written(struct kit_side *side) {
 }
 
 static void device_handle_is_left_alone(struct kit_side *side) {
+  (void)side;
   struct kit_net n;
   struct rail_net_props_v12 props;
   struct rail_net_device_handle canary, *to_send = &canary, *to_recv = &canary;
@@ -98,8 +99,8 @@ static void device_handle_is_left_alone(struct kit_side *side) {
   ENSURE(rc == 0, "getProperties returned %d", rc);
   kit_net_close(&n);
   if (props.net_device_type != RAIL_NET_DEVICE_HOST) kit_skip("the device offloads to the GPU");
-  kit_plain_load(side, &n);
-  rc = kit_plain_init(&n, NULL, -1);
+  kit_net_load(&n, KIT_TARGET);
+  rc = kit_net_init(&n, NULL, -1);
   ENSURE(rc == 0, "init returned %d", rc);
   struct kit_pair p = {.net = &n};
   p.listen = kit_net_listen(&n, p.handle);

@@ -14,9 +14,9 @@
 
 #include "common/clock.h"
 #include "common/netload.h"
+#include "common/netload_raw.h"
 #include "common/netload_slots.h"
 #include "kit/conform/kit_check.h"
-#include "kit/conform/kit_plain.h"
 
 /* ---- the tables ---- */
 
@@ -181,13 +181,20 @@ static void no_thread_outlives_the_library(struct kit_side *side) {
 /* Below v11 NCCL calls init for the first communicator, and again when one comes after the last has gone; there is no
  * finalize, and the library may have stayed. */
 static void old_init_twice(struct kit_side *side) {
+  (void)side;
   struct kit_net n;
   struct kit_pair p;
-  kit_plain_load(side, &n);
+  kit_net_load(&n, KIT_TARGET);
+  int rc = kit_net_init(&n, NULL, -1);
+  ENSURE(rc == 0, "init returned %d", rc);
   for (int round = 0; round < 3; round++) {
-    int before = n.ndev, rc = kit_plain_init(&n, NULL, -1);
+    struct rail_net_init args = {.traffic_class = -1, .log = kit_net_log};
+    int ndev = -1;
+    rc = round ? rail_net_raw_init(n.any, &args, NULL) : 0;
     ENSURE(rc == 0, "init, call %d in one process, returned %d", round + 1, rc);
-    ENSURE(round == 0 || n.ndev == before, "after another init there are %d devices, %d before", n.ndev, before);
+    rc = n.vt->devices(&ndev);
+    ENSURE(rc == 0 && ndev == n.ndev, "after another init devices returned %d and there are %d, %d before", rc, ndev,
+           n.ndev);
     kit_pair_open(&n, &p);
     kit_pair_ping(&p, 5000, (uint64_t)round);
     kit_pair_close(&p);
@@ -196,9 +203,10 @@ static void old_init_twice(struct kit_side *side) {
 }
 
 static void context_is_written(struct kit_side *side) {
+  (void)side;
   struct rail_net_config config = {.traffic_class = -1};
   struct kit_net n;
-  kit_plain_load(side, &n);
+  kit_net_load(&n, KIT_TARGET);
   n.ctx = KIT_POISON;
   int rc = n.vt->init(&n.ctx, 0x1234, &config, kit_net_log, NULL);
   ENSURE(rc == 0, "init returned %d", rc);
@@ -256,19 +264,20 @@ static void finalize_null(struct kit_net *n, const char *when) {
 /* After an init that failed NCCL 2.28 finalizes what it has, which is NULL; it may have other communicators, and it
  * never calls this init again. */
 static void finalize_of_null(struct kit_side *side) {
+  (void)side;
   struct kit_net n;
   struct kit_pair p;
-  kit_plain_load(side, &n);
-  int rc = kit_plain_init(&n, NULL, -1);
+  kit_net_load(&n, KIT_TARGET);
+  int rc = kit_net_init(&n, NULL, -1);
   ENSURE(rc == 0, "init returned %d", rc);
   finalize_null(&n, "beside a living context");
   kit_pair_open(&n, &p); /* and that did it no harm */
   kit_pair_ping(&p, 100, 1);
   kit_pair_close(&p);
   kit_net_close(&n);
-  kit_plain_load(side, &n);
+  kit_net_load(&n, KIT_TARGET);
   finalize_null(&n, "without any context");
-  kit_plain_unload(&n);
+  kit_net_unload(&n);
 }
 
 static void devices_stay(struct kit_side *side) {
