@@ -67,8 +67,8 @@ CAUGHT_BY = {
     "dead_port_for_ever": "connect.dead_port_is_noticed",
     "dev_handle_junk": "connect.device_handle_is_left_alone",
     # requests
-    "no_request": "requests.request_and_done_are_always_written",
-    "no_done": "requests.done_is_written_while_a_request_is_not",
+    "no_request": "requests.request_and_done_are_always_written requests.request_and_done_are_always_written@8",
+    "no_done": "requests.done_is_written_while_a_request_is_not requests.done_is_written_while_a_request_is_not@8",
     "full_is_error": "requests.full_table_is_not_an_error",
     "table_of_8": "requests.all_requests_outstanding",
     "request_reused": "requests.full_table_is_not_an_error",
@@ -110,14 +110,14 @@ CAUGHT_BY = {
     "bytewise_copy": "tear.ll",
     "torn_line": "tear.ll128",
     # memory
-    "dereg_null": "mr.dereg_of_null",
+    "dereg_null": "mr.dereg_of_null mr.dereg_of_null@11 mr.dereg_of_null@8",
     "dereg_lazy": "mr.nothing_is_read_after_dereg mr.nothing_is_written_after_dereg",
     "mr_race": "mr.while_traffic_runs",
     "mr_pages": "mr.odd_and_overlapping_ranges",
     "mr_cache": "mr.odd_and_overlapping_ranges",
     "cuda_accepted": "mr.device_memory_is_refused_if_not_supported",
     # close
-    "close_null": "close.null",
+    "close_null": "close.null close.null@11 close.null@8",
     "close_error": "close.never_used",
     "close_error_after_death": "close.a_closed_peer_is_noticed",
     "close_busy": "close.with_requests_outstanding",
