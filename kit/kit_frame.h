@@ -8,7 +8,8 @@
 #include <stdint.h>
 
 #define KIT_FRAME_ROOM 16384
-#define KIT_ALL (-2) /* as `to`: every side */
+#define KIT_PARENT (-1) /* as `from` and `to`: who started the world */
+#define KIT_ALL (-2)    /* as `to`: every side */
 
 enum kit_frame_kind {
   KIT_FRAME_JOB = 1, /* parent → side, leader → follower: struct kit_job */

@@ -33,7 +33,7 @@ struct kit_side {
   struct kit_job job;
   uint64_t deadline;
   uint32_t meetings, met;
-  struct inbox from[KIT_MAX_SIDES + 1]; /* the last is the parent's */
+  struct inbox from[KIT_MAX_SIDES];
 };
 
 static struct kit_side self;
@@ -130,10 +130,6 @@ void kit_put(struct kit_side *side, int to, const void *data, size_t size) {
 
 /* ---- in ---- */
 
-static struct inbox *inbox_of(struct kit_side *side, int from) {
-  return &side->from[from == KIT_PARENT ? KIT_MAX_SIDES : from];
-}
-
 static void inbox_add(struct inbox *in, const void *data, size_t size) {
   if (in->room - in->end < size) {
     size_t have = in->end - in->first, room = 2 * (have + size);
@@ -148,11 +144,11 @@ static void inbox_add(struct inbox *in, const void *data, size_t size) {
 }
 
 static void take(struct kit_side *side, const struct kit_frame *f) {
-  if (f->from < KIT_PARENT || f->from >= KIT_MAX_SIDES) return;
+  if (f->kind != KIT_FRAME_GO && (f->from < 0 || f->from >= KIT_MAX_SIDES)) return;
   switch (f->kind) {
-  case KIT_FRAME_BYTES: inbox_add(inbox_of(side, f->from), f->data, f->size); break;
+  case KIT_FRAME_BYTES: inbox_add(&side->from[f->from], f->data, f->size); break;
   case KIT_FRAME_GO: side->met++; break;
-  case KIT_FRAME_GONE: inbox_of(side, f->from)->gone = true; break;
+  case KIT_FRAME_GONE: side->from[f->from].gone = true; break;
   default: break;
   }
 }
@@ -175,7 +171,7 @@ static void receive_all(struct kit_side *side) {
 
 bool kit_heard(struct kit_side *side, int from, size_t size) {
   receive_all(side);
-  const struct inbox *in = inbox_of(side, from);
+  const struct inbox *in = &side->from[from];
   return in->end - in->first >= size;
 }
 
@@ -187,7 +183,7 @@ _Noreturn static void lost(const char *what, int number) {
 }
 
 void kit_get(struct kit_side *side, int from, void *data, size_t size) {
-  struct inbox *in = inbox_of(side, from);
+  struct inbox *in = &side->from[from];
   while (!kit_heard(side, from, size)) {
     if (in->gone) lost("the other side had ended: side", from);
     if (rail_deadline_passed(side->deadline)) lost("nothing was heard until the deadline from side", from);
@@ -219,7 +215,7 @@ void kit_side_will_die(struct kit_side *side) {
   send_frame(KIT_FRAME_DYING, KIT_PARENT, NULL, 0);
 }
 
-void kit_side_may_lose(struct kit_side *side, int rank) { inbox_of(side, rank)->spare = true; }
+void kit_side_may_lose(struct kit_side *side, int rank) { side->from[rank].spare = true; }
 
 const struct kit_job *kit_side_job(const struct kit_side *side) { return &side->job; }
 int kit_side_rank(const struct kit_side *side) { return side->job.rank; }

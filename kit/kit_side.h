@@ -16,8 +16,6 @@
 #include "kit/kit_ensure.h"
 #include "kit/kit_job.h"
 
-#define KIT_PARENT (-1) /* as a peer of kit_put, kit_get: the process that started the world */
-
 struct kit_side;
 
 struct kit_role {

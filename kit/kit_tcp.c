@@ -47,12 +47,6 @@ int kit_tcp_new_listeners(const struct kit_tcp_socket *before, int nbefore, stru
   return found;
 }
 
-struct kit_tcp_socket kit_tcp_new_listener(const struct kit_tcp_socket *before, int nbefore) {
-  struct kit_tcp_socket one;
-  if (kit_tcp_new_listeners(before, nbefore, &one, 1) == 1) return one;
-  kit_failed(__FILE__, __LINE__, "listen opened no listening TCP socket");
-}
-
 int kit_tcp_port(const struct kit_tcp_socket *s) {
   return s->local.ss_family == AF_INET ? ntohs(((const struct sockaddr_in *)&s->local)->sin_port)
                                        : ntohs(((const struct sockaddr_in6 *)&s->local)->sin6_port);

@@ -19,8 +19,6 @@ struct kit_tcp_socket {
 int kit_tcp_sockets(struct kit_tcp_socket *out, int cap);
 /* Of these, the listening ones that are not among `before`, at most cap. */
 int kit_tcp_new_listeners(const struct kit_tcp_socket *before, int nbefore, struct kit_tcp_socket *out, int cap);
-/* The first of them; fails when there is none. */
-struct kit_tcp_socket kit_tcp_new_listener(const struct kit_tcp_socket *before, int nbefore);
 /* A fresh blocking connection to a listener of this process. */
 int kit_tcp_dial(const struct kit_tcp_socket *to);
 int kit_tcp_port(const struct kit_tcp_socket *s);

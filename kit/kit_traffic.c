@@ -319,12 +319,6 @@ void kit_flow_end(struct kit_flow *f) {
   for (int i = 0; i < f->plan->window; i++) f->slots[i].filled = false; /* what was about to go is an END now */
 }
 
-int kit_flow_outstanding(const struct kit_flow *f) {
-  int n = 0;
-  for (int i = 0; i < f->plan->window; i++) n += f->slots[i].request != NULL;
-  return n;
-}
-
 void kit_flow_test_after_error(struct kit_flow *f) {
   for (int i = 0; i < f->plan->window; i++) {
     int done = 0, sizes[KIT_TRAFFIC_BLOCK];

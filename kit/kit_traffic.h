@@ -85,7 +85,6 @@ rail_result_t kit_flow_open(struct kit_flow *f, const struct kit_traffic_plan *p
 int kit_flow_step(struct kit_flow *f);
 /* The sender's last message is the one before the next. */
 void kit_flow_end(struct kit_flow *f);
-int kit_flow_outstanding(const struct kit_flow *f);
 /* Asks for every outstanding request once more, as NCCL may after an error. */
 void kit_flow_test_after_error(struct kit_flow *f);
 rail_result_t kit_flow_dereg(struct kit_flow *f);

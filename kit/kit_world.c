@@ -341,7 +341,7 @@ static void start(struct kit_world *w, const struct kit_job *job, int first, int
 }
 
 static void conclude(struct kit_world *w, struct kit_outcome *outcome) {
-  *outcome = (struct kit_outcome){.rank = w->first, .seconds = kit_world_seconds(w)};
+  *outcome = (struct kit_outcome){.rank = w->first, .seconds = (double)(rail_now_ns() - w->start_ns) / 1e9};
   for (int i = 0; i < w->nsides; i++) {
     outcome->sides[i] = w->child[i].end;
     if (w->first < 0 && w->child[i].end.end == KIT_END_LOST) w->first = i; /* a side that ended too early */
@@ -389,30 +389,10 @@ void kit_world_follow(struct kit_link *link, const struct kit_job *job) {
 
 /* ---- inside on_word, on_tick ---- */
 
-pid_t kit_world_pid(const struct kit_world *w, int rank) {
-  return valid_rank(w, rank) ? w->child[rank].pid : -1;
-}
-
-double kit_world_seconds(const struct kit_world *w) { return (double)(rail_now_ns() - w->start_ns) / 1e9; }
-
 unsigned kit_world_call(const struct kit_world *w, int rank, double *seconds) {
   *seconds = 0;
   bool known = valid_rank(w, rank) && w->child[rank].trail && !w->child[rank].over;
   return known ? kit_trail_longest(w->child[rank].trail, seconds) : KIT_CALL_NONE;
-}
-
-void kit_world_tell(struct kit_world *w, int rank, const void *data, size_t size) {
-  struct kit_frame f = {.kind = KIT_FRAME_BYTES, .from = KIT_PARENT, .to = rank};
-  const char *p = data;
-  for (; size > 0; p += f.size, size -= f.size) {
-    f.size = (uint32_t)(size < KIT_FRAME_ROOM ? size : KIT_FRAME_ROOM);
-    memcpy(f.data, p, f.size);
-    send_to(w, &f);
-  }
-}
-
-void kit_world_forgive(struct kit_world *w, int rank) {
-  if (valid_rank(w, rank)) w->child[rank].dying = true;
 }
 
 void kit_world_stop(struct kit_world *w) {

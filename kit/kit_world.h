@@ -77,13 +77,8 @@ struct kit_link;
 void kit_world_run(struct kit_link *link, const struct kit_world_how *how, struct kit_outcome *outcome);
 
 /* Inside on_word, on_tick: */
-pid_t kit_world_pid(const struct kit_world *world, int rank); /* -1: not on this host, or ended */
-double kit_world_seconds(const struct kit_world *world);      /* since its start */
 /* The call of the plugin (enum kit_call) in which a side on this host is, and for how long. */
 unsigned kit_world_call(const struct kit_world *world, int rank, double *seconds);
-/* What the side's kit_get(KIT_PARENT) gets. */
-void kit_world_tell(struct kit_world *world, int rank, const void *data, size_t size);
-void kit_world_forgive(struct kit_world *world, int rank);    /* the parent is about to kill it: no crash */
-void kit_world_stop(struct kit_world *world);                 /* all sides are killed; counts as lost */
+void kit_world_stop(struct kit_world *world); /* all sides are killed; counts as lost */
 
 #endif

@@ -38,9 +38,6 @@ static inline void tr_tries_end(struct tr_comm *c, struct rail_trace_event *e) {
 }
 
 /* A comm handle in a call; NULL after a finding. `kinds` are those that the call takes. */
-static inline const char *tr_kind_name(unsigned int kind) {
-  return kind == TR_LISTEN ? "listening comm" : kind == TR_SEND ? "send comm" : "receive comm";
-}
 RAIL_COLD struct tr_comm *tr_comm_complain(void *handle, unsigned int kinds, const char *call);
 static inline struct tr_comm *tr_comm_of(void *handle, unsigned int kinds, const char *call) {
   struct tr_comm *c;

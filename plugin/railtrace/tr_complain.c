@@ -2,6 +2,10 @@
  * Complaints that every call shares. */
 #include "plugin/railtrace/tr_call.h"
 
+static const char *kind_name(unsigned int kind) {
+  return kind == TR_LISTEN ? "listening comm" : kind == TR_SEND ? "send comm" : "receive comm";
+}
+
 struct tr_comm *tr_comm_complain(void *handle, unsigned int kinds, const char *call) {
   struct tr_comm *c;
   enum tr_found found = tr_comm_find(handle, &c);
@@ -11,7 +15,7 @@ struct tr_comm *tr_comm_complain(void *handle, unsigned int kinds, const char *c
     (void)tr_broken(RAIL_RULE_COMM_CLOSED, NULL, 0, (uintptr_t)handle, 0, "%s on %p", call, handle);
   else
     (void)tr_broken(RAIL_RULE_COMM_KIND, c, 0, atomic_load(&c->kind), kinds, "%s on a %s", call,
-                    tr_kind_name(atomic_load(&c->kind)));
+                    kind_name(atomic_load(&c->kind)));
   return NULL;
 }
 
