@@ -34,7 +34,7 @@ struct rail_net_old_ctx {
   int traffic_class;
 };
 
-/* After init, whose success may have filled the table: `result`, or RAIL_INTERNAL_ERROR when a slot is still missing. */
+/* After init, whose success may have filled the table: `result`, or RAIL_INTERNAL_ERROR when a slot is missing. */
 int rail_net_look_again(struct rail_net *net, int result);
 
 /* Calls `first_init` unless the plugin was initialised before in this process. */

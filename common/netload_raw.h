@@ -10,8 +10,8 @@
 
 #include "common/netload.h"
 
-/* v11 and later. Below, `ctx` is left alone, and the plugin's init is called each time, where rail_net_init does so once
- * a process. A table that is not complete even after it makes this RAIL_INTERNAL_ERROR (rail_net_missing_slot). */
+/* Below v11 `ctx` is left alone, and the plugin's init is called each time, where rail_net_init does so once a process.
+ * A table that is not complete even after it makes this RAIL_INTERNAL_ERROR (rail_net_missing_slot). */
 int rail_net_raw_init(struct rail_net *net, const struct rail_net_init *args, void **ctx);
 int rail_net_raw_finalize(struct rail_net *net, void *ctx); /* RAIL_OK where there is no such slot */
 int rail_net_raw_devices(struct rail_net *net, int *ndev);
