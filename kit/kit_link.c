@@ -2,7 +2,6 @@
 #include "kit/kit_link.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -154,22 +153,6 @@ int kit_link_receive(struct kit_link *link, struct kit_frame *f) {
   int got = receive(link, f);
   if (got < 0) link->lost = true;
   return got;
-}
-
-int kit_link_serve(struct kit_link *link, const char *plugin) {
-  static struct kit_frame f;
-  for (;;) {
-    struct pollfd p = {.fd = link->fd, .events = POLLIN};
-    poll(&p, 1, 1000);
-    int got = kit_link_receive(link, &f);
-    if (got < 0) return 0; /* the leader is done */
-    if (got == 0 || f.kind != KIT_FRAME_JOB || f.size != sizeof(struct kit_job)) continue;
-    struct kit_job job;
-    memcpy(&job, f.data, sizeof job);
-    if (!kit_job_check(&job)) return 3;
-    snprintf(job.plugin, sizeof job.plugin, "%s", plugin);
-    kit_world_follow(link, &job);
-  }
 }
 
 static const char *first_set(const char *const *names) {

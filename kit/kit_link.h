@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Two hosts: `rail-kit … --listen [ADDR:]PORT` on one, `--connect HOST:PORT`
- * on the other; who of them leads is the caller's choice. One TCP connection carries jobs
- * and the sides' words. Nobody can start anything but the plugin named on the
- * follower's own command line through it.
+ * on the other; who of them leads is the caller's choice. One TCP connection
+ * carries jobs and the sides' words. Nobody can start anything but the plugin
+ * named on the follower's own command line through it.
  */
 #ifndef RAIL_KIT_LINK_H
 #define RAIL_KIT_LINK_H
@@ -16,8 +16,6 @@ struct kit_link;
 /* Waits for the other one (`seconds` at most; 0: for ever). NULL and `why` on failure. */
 struct kit_link *kit_link_listen(const char *where, unsigned seconds, char *why, size_t why_size);
 struct kit_link *kit_link_connect(const char *where, unsigned seconds, char *why, size_t why_size);
-/* The follower's part: runs its half of whatever the leader asks for, with `plugin`, until the leader is done. */
-int kit_link_serve(struct kit_link *link, const char *plugin);
 bool kit_link_lost(const struct kit_link *link); /* the other host is gone; NULL: no */
 void kit_link_close(struct kit_link *link);
 

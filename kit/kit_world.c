@@ -9,7 +9,6 @@
 #include <sys/wait.h>
 
 #include "common/clock.h"
-#include "kit/kit_side.h"
 #include "kit/kit_world_impl.h"
 
 #define TICK_MS 10
@@ -378,13 +377,29 @@ void kit_world_run(struct kit_link *link, const struct kit_world_how *how, struc
   free(w);
 }
 
-void kit_world_follow(struct kit_link *link, const struct kit_job *job) {
+static void follow(struct kit_link *link, const struct kit_job *job) {
   struct kit_world *w = calloc(1, sizeof *w);
   if (!w) return;
   *w = (struct kit_world){.link = link, .nsides = job->nsides};
   start(w, job, (job->nsides + 1) / 2, job->nsides, NULL);
   run(w);
   free(w);
+}
+
+int kit_world_serve(struct kit_link *link, const char *plugin) {
+  static struct kit_frame f;
+  for (;;) {
+    struct pollfd p = {.fd = kit_link_fd(link), .events = POLLIN};
+    poll(&p, 1, 1000);
+    int got = kit_link_receive(link, &f);
+    if (got < 0) return 0; /* the leader is done */
+    if (got == 0 || f.kind != KIT_FRAME_JOB || f.size != sizeof(struct kit_job)) continue;
+    struct kit_job job;
+    memcpy(&job, f.data, sizeof job);
+    if (!kit_job_check(&job)) return 3;
+    snprintf(job.plugin, sizeof job.plugin, "%s", plugin);
+    follow(link, &job);
+  }
 }
 
 /* ---- inside on_word, on_tick ---- */

@@ -50,7 +50,4 @@ int kit_link_receive(struct kit_link *link, struct kit_frame *f); /* as kit_chil
 void kit_link_send(struct kit_link *link, const struct kit_frame *f);
 bool kit_link_flush(struct kit_link *link); /* false: something is left to send */
 
-/* The follower's half of a world. */
-void kit_world_follow(struct kit_link *link, const struct kit_job *job);
-
 #endif

@@ -3,10 +3,11 @@
 
 #include <stdio.h>
 
+#include "kit/kit_world.h"
 #include "tools/rail-kit/commands.h"
 
 static int follow(struct kit_link *link, const char *plugin, int *status) {
-  *status = kit_link_serve(link, plugin) == 0 ? TOOL_EXIT_OK : TOOL_EXIT_FAILED;
+  *status = kit_world_serve(link, plugin) == 0 ? TOOL_EXIT_OK : TOOL_EXIT_FAILED;
   kit_link_close(link);
   fprintf(stderr, RK_NAME ": the other host has ended; the report is there\n");
   return 1;
