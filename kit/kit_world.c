@@ -131,6 +131,7 @@ static void leader_hears(struct kit_world *w, struct kit_frame *f) {
     if (c->here || c->over || f->size != sizeof c->end) break;
     memcpy(&c->end, f->data, sizeof c->end);
     c->end.text[sizeof c->end.text - 1] = c->end.call[sizeof c->end.call - 1] = 0;
+    if ((unsigned)c->end.end > KIT_END_ERROR) c->end.end = KIT_END_ERROR; /* it came over the wire */
     ended(w, f->from);
     break;
   default: break;
