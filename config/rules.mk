@@ -41,8 +41,10 @@ HARNESS_A := $(if $(harness_src),$(O)/libharness.a)
 FUZZ_A := $(O)/libfuzz.a
 FUZZ_MAIN := $(if $(filter fuzz,$(SAN)),,$(O)/test/fuzz/lib/driver.o)
 SOCKET_A := $(O)/libsocket.a
+IB_A := $(if $(HAVE_VERBS),$(O)/libib.a)
 
-plugins := $(foreach d,$(wildcard plugin/*),$(if $(wildcard $(d)/*.c),$(notdir $(d))))
+# A plugin is whole when its operations table is there; verbs.h is all that the ib plugin needs to be built.
+plugins := $(filter-out $(if $(HAVE_VERBS),,ib),$(foreach d,$(wildcard plugin/*),$(if $(wildcard $(d)/*_main.c),$(notdir $(d)))))
 plugin_libs := $(foreach p,$(plugins),$(BUILD)/lib/libnccl-net-$(p).so)
 core_lib := $(if $(core_src),$(BUILD)/lib/librailyard.so)
 tool_common_src := $(wildcard tools/common/*.c)
@@ -51,6 +53,7 @@ runtime_tools := rail-coll rail-train
 tools := $(foreach d,$(filter-out tools/common,$(wildcard tools/*)),$(if $(wildcard $(d)/*.c),$(notdir $(d))))
 tool_bins := $(foreach t,$(tools),$(BUILD)/bin/$(t))
 test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz gpu,test/$(k)/*.c))
+test_src := $(filter-out $(if $(HAVE_VERBS),,test/unit/test_ib_% test/fuzz/ib_%),$(test_src))
 test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
 # Tests of the runtime's rooms see internals: they link its objects, not the library.
 core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(core/|rail/railyard)' $(test_src))))
@@ -85,6 +88,7 @@ $(O)/libharness.a: $(call obj,$(harness_src))
 $(O)/libtool.a: $(call obj,$(tool_common_src))
 $(O)/libfuzz.a: $(call obj,$(fuzz_src))
 $(O)/libsocket.a: $(call obj,$(wildcard plugin/socket/*.c) $(abi_src))
+$(O)/libib.a: $(call obj,$(wildcard plugin/ib/*.c))
 $(O)/%.a:
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  AR      $@")
@@ -140,7 +144,7 @@ $(BUILD)/test/e2e/%: $(O)/test/e2e/%.o $(HARNESS_A) $(KIT_A) $(COMMON_A) | $(cor
 $(patsubst test/%.c,$(BUILD)/test/%,$(filter-out test/e2e/% test/fuzz/%,$(core_tests))): $(CORE_A)
 
 # Fuzz targets see every room's internals.
-$(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(SOCKET_A) $(CORE_A) $(KIT_A) $(COMMON_A)
+$(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(SOCKET_A) $(IB_A) $(CORE_A) $(KIT_A) $(COMMON_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $(if $(FUZZ_MAIN),,-fsanitize=fuzzer) $^ $(libs_plugin_socket) -ldl -lm -lrt -o $@
@@ -162,10 +166,13 @@ test_objs_test_sk_ports := $(handshake_objs)
 $(foreach t,$(filter test/unit/%,$(test_src)),$(eval \
   $(patsubst test/%.c,$(BUILD)/test/%,$(t)): $(addprefix $(O)/,$(test_objs_$(basename $(notdir $(t)))))))
 
+# Unit tests of the ib plugin see all of it.
+$(patsubst test/%.c,$(BUILD)/test/%,$(filter test/unit/test_ib_%,$(test_src))): $(IB_A)
+
 $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(COMMON_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A),$^) $(HARNESS_A) $(KIT_A) $(COMMON_A) \
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A) $(IB_A),$^) $(HARNESS_A) $(KIT_A) $(COMMON_A) \
 	  -ldl -lm -lrt -o $@
 
 # Little plugins that test_netload opens.

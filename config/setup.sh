@@ -19,6 +19,7 @@ build  make            make
 build  binutils        ar
 build  liburing-dev    /usr/include/liburing.h
 build  libelf-dev      /usr/include/gelf.h
+build  libibverbs-dev  /usr/include/infiniband/verbs.h
 build  libjansson-dev  /usr/include/jansson.h
 test   python3         python3
 test   iproute2        ip

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What both sides of a connection have. Made by ib_setup.c during the
+ * handshake, driven by ib_send.c, ib_recv.c and ib_progress.c, taken down by
+ * ib_close.c.
+ *
+ * Threads. isend, irecv, iflush, test are one thread's (the caller's progress
+ * thread); regMr, deregMr and close another's. The watch thread writes `health`
+ * and nothing else. What belongs to whom is said at each field; there is no lock.
+ */
+#ifndef IB_COMM_H
+#define IB_COMM_H
+
+#include <stdatomic.h>
+
+#include "common/net_ops.h"
+#include "common/sock.h"
+#include "plugin/ib/ib_cts.h"
+#include "plugin/ib/ib_device.h"
+#include "plugin/ib/ib_plan.h"
+#include "plugin/ib/ib_qp.h"
+
+#define IB_SEND_COMM_MAGIC 0x43534249u
+#define IB_RECV_COMM_MAGIC 0x43524249u
+
+struct ib_ctx;
+
+/* One of our ports in this connection. */
+struct ib_rail {
+  struct ib_port *port;
+  struct ibv_cq *cq;
+  int gid_index;
+  uint8_t gid[16];
+  struct ibv_mr *own_mr; /* the comm's own memory: the CTS ring, or the copy of it that is sent */
+};
+
+/* A registration as regMr gives it out. */
+#define IB_MHANDLE_MAGIC 0x484d4249u
+struct ib_mr_entry;
+struct ib_mhandle {
+  uint32_t magic;
+  int type; /* RAIL_PTR_* */
+  struct ib_comm *comm;
+  struct ib_mhandle *next, *prev; /* in comm->mhandles: the service thread's */
+  uint64_t addr, size;
+  _Atomic uint32_t outstanding; /* requests that use it: the progress thread counts */
+  struct ib_mr_entry *entries[IB_MAX_RAILS];
+  uint32_t lkeys[IB_MAX_RAILS], rkeys[IB_MAX_RAILS]; /* by our rail */
+};
+
+struct ib_comm {
+  uint32_t magic;
+  bool sender;
+  struct ib_ctx *ctx;
+  const struct ib_device *device;
+  struct ib_plan plan;
+  unsigned int nrails, nremote_rails;
+  struct ib_rail rails[IB_MAX_RAILS];
+  struct ib_offer_rail remote_rails[IB_MAX_RAILS];
+  struct ib_qp *qps; /* plan.nqps */
+
+  union rail_addr peer; /* of the side channel */
+  char peer_text[RAIL_ADDR_TEXT];
+  int side_fd;              /* the watch thread's from ib_watch_add to ib_watch_remove */
+  struct ib_watched *watched;
+
+  _Atomic uint32_t health;  /* ib_health.h */
+  _Atomic bool stopped;     /* deregMr or close stopped the QPs: nothing may be posted any more */
+  rail_result_t failed;     /* the first error: final. The progress thread's */
+  uint64_t last_progress;   /* rail_now_ns() of the last good completion, kept at a coarse grain; for error lines */
+  struct ib_mhandle *mhandles;
+  _Atomic uint32_t outstanding; /* requests given out and not done: written by the progress thread */
+  uint64_t *stats;          /* of the group "comm"; never NULL */
+  rail_profiler_fn profiler;
+};
+
+/* The `own` memory of a send comm is its CTS ring; the receiver writes into it. */
+struct ib_send_comm;
+/* The `own` memory of a recv comm is the copy of the CTS rows that it sends. */
+struct ib_recv_comm;
+
+/* A caller's pointer; NULL after one line if it is none of ours. kind 0: either. */
+struct ib_comm *ib_comm_of(void *comm, uint32_t kind_magic, const char *call);
+
+/* The first error ends the connection; later calls of isend, irecv, test return it. Returns it. */
+rail_result_t ib_comm_fail(struct ib_comm *comm, rail_result_t result);
+/* All QPs to ERR: when it returns the HCA touches no memory for this connection any more. Any thread; idempotent. */
+void ib_comm_stop(struct ib_comm *comm);
+
+/* What the handshake's messages need of the other kind, kept here so that setup knows neither kind:
+ * the address and keys of the sender's CTS ring. */
+struct ib_cts_place {
+  uint64_t addr;
+  uint32_t rkeys[IB_MAX_RAILS]; /* by the sender's rail */
+};
+
+/* ib_send.c, ib_recv.c: everything of a comm but its base, which the caller fills in. `own` is allocated and
+ * zeroed here so that setup can register it. */
+struct ib_comm *ib_send_comm_alloc(void);
+struct ib_comm *ib_recv_comm_alloc(void);
+void ib_comm_free_kind(struct ib_comm *comm); /* memory only; verbs objects are gone */
+void ib_comm_own_memory(struct ib_comm *comm, void **memory, size_t *size);
+/* The QPs are in RTS, the keys are known. A recv comm posts its receive WRs here, when its QPs are in INIT. */
+rail_result_t ib_recv_comm_prepost(struct ib_comm *comm);
+void ib_recv_comm_start(struct ib_comm *comm, const struct ib_cts_place *place);
+void ib_send_comm_start(struct ib_comm *comm);
+
+#endif

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Clear to send. The receiver tells the sender of each grouped receive by an
+ * RDMA write into a ring in the sender's memory: IB_MAX_RECVS rows, one per
+ * grouped receive, row = (number of the receive) % IB_MAX_RECVS, of up to 8
+ * entries, one per buffer. The receiver writes row k + 32 only when receive k is
+ * done, and thus after the sender has read row k: no other flow control.
+ *
+ * An entry's last word names the receive it is for and seals the other seven.
+ * A reader that finds the right number but not the right seal looks at an entry
+ * that is still being written: it comes back later. So nothing depends on the
+ * order in which the HCA's writes within an entry become visible.
+ *
+ * Pure: no verbs here. One reader, one writer (the HCA).
+ */
+#ifndef IB_CTS_H
+#define IB_CTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "plugin/ib/ib_limits.h"
+
+/* On the wire: little-endian, 64 bytes, 64-byte aligned. */
+struct ib_cts_wire {
+  uint64_t addr;
+  uint64_t size;                /* capacity of the buffer */
+  uint32_t rkeys[IB_MAX_RAILS]; /* by the receiver's rail */
+  uint32_t tag;
+  uint8_t count, index; /* of the buffers of this receive */
+  uint8_t zero[2];
+  uint32_t seq;  /* number of the receive, from 1, modulo 2^32 */
+  uint32_t seal; /* of all the above */
+};
+_Static_assert(sizeof(struct ib_cts_wire) == 64, "an entry is a cache line");
+
+struct ib_cts_ring { /* in registered memory of the sender */
+  struct ib_cts_wire rows[IB_MAX_RECVS][IB_MAX_GROUP];
+};
+
+struct ib_cts {
+  uint64_t addr, size;
+  uint32_t rkeys[IB_MAX_RAILS];
+  uint32_t tag;
+  unsigned int count, index;
+};
+
+void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *wire);
+enum ib_cts_seen { IB_CTS_NOT_YET, IB_CTS_GOOD, IB_CTS_BAD /* sealed, and with values that cannot be */ };
+enum ib_cts_seen ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index, struct ib_cts *cts);
+
+/* ---- matching: which buffer the next send of a tag goes into ------------ */
+
+/* A tag means the oldest buffer with it that no send has taken. */
+struct ib_cts_match {
+  const struct ib_cts_ring *ring;
+  uint32_t tail, head; /* receives with buffers left from `tail` on; `head` is the first that was not seen whole */
+  uint8_t count[IB_MAX_RECVS];
+  uint8_t taken[IB_MAX_RECVS]; /* one bit per buffer */
+  uint32_t tags[IB_MAX_RECVS][IB_MAX_GROUP];
+};
+
+struct ib_grant { /* a buffer that a send has taken */
+  uint64_t addr, size;
+  uint32_t rkeys[IB_MAX_RAILS];
+  unsigned int row, index; /* what the immediate names */
+};
+
+void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring);
+enum ib_cts_found {
+  IB_CTS_TAKEN,   /* *grant is the caller's */
+  IB_CTS_NONE,    /* nothing is there: the receiver has posted nothing more */
+  IB_CTS_OTHERS,  /* there are buffers, of other tags */
+  IB_CTS_BROKEN,  /* the peer wrote what cannot be */
+};
+enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_grant *grant);
+/* Gives back what ib_cts_take gave last: the send could not be posted after all. */
+void ib_cts_untake(struct ib_cts_match *m, const struct ib_grant *grant);
+
+#endif

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The device table: every active port that NCCL_IB_HCA lets pass, found once
+ * per process, in an order that is the same in every local process. It only
+ * grows: makeVDevice appends devices fused from others. Names and paths live as
+ * long as the process.
+ *
+ *   hca     a verbs device: context, protection domain, registrations
+ *   port    one of its ports: link, MTU, GIDs, speed
+ *   device  what NCCL sees: a port, or up to 8 fused ones (rails)
+ */
+#ifndef IB_DEVICE_H
+#define IB_DEVICE_H
+
+#include <stdatomic.h>
+
+#include "common/net_ops.h"
+#include "common/sock.h"
+#include "plugin/ib/ib_gid.h"
+#include "plugin/ib/ib_limits.h"
+#include "plugin/ib/ib_verbs.h"
+
+struct ib_mr_cache;
+
+struct ib_hca {
+  char name[64]; /* "mlx5_0" */
+  struct ibv_context *context;
+  struct ibv_pd *pd;
+  struct ibv_device_attr attr;
+  uint64_t guid;           /* of the system image */
+  char pci_path[256];      /* "" if none */
+  bool relaxed_ordering;   /* registrations may ask for it */
+  bool dmabuf;             /* ibv_reg_dmabuf_mr is there and the driver has it */
+  bool gpu_direct;         /* a peer memory module of the GPU's driver is loaded */
+  struct ib_mr_cache *mrs; /* ib_mr_cache.h */
+  _Atomic uint32_t health; /* ib_health.h: written by the watch thread, read by everybody */
+};
+
+struct ib_port {
+  struct ib_hca *hca;
+  uint8_t number; /* 1.. */
+  bool roce;      /* link layer Ethernet, else InfiniBand */
+  char name[80];  /* "mlx5_0", "mlx5_0:2" where the HCA has several */
+  int speed;      /* Mb/s */
+  uint8_t mtu;    /* enum ibv_mtu, when it was found; connections ask again */
+  int16_t rail, plane; /* from NCCL_IB_HCA; -1 */
+  int number_on_card;  /* NCCL's `port` property: counts functions that share a PCI device */
+  char pci_path[256];  /* of the card: functions of one device merged */
+  _Atomic uint32_t health; /* ib_health.h */
+  _Atomic uint64_t flaps;  /* times the port went down */
+  uint64_t *stats;         /* of the group "device"; NULL until the page is open */
+};
+
+struct ib_device {
+  char name[IB_MAX_RAILS * 80];
+  unsigned int nrails;
+  struct ib_port *rails[IB_MAX_RAILS];
+  int nmembers;
+  int members[IB_MAX_RAILS]; /* indices in this table; itself unless makeVDevice made it */
+};
+
+/* Builds the table at the first call. Without libibverbs, device or interface for the side channel there are no
+ * devices, after one line. Call under the plugin's lock. */
+void ib_devices_load(void);
+int ib_device_count(void);
+/* NULL, after one line that names the index and what is allowed, if there is no such device. */
+const struct ib_device *ib_device_at(int dev, const char *call);
+void ib_device_properties(const struct ib_device *device, struct rail_net_props_v12 *props);
+/* makeVDevice. Call under the plugin's lock. */
+rail_result_t ib_device_fuse(int *dev, const struct rail_net_vprops_v12 *props);
+
+/* All HCAs that a device uses, for the watch thread; the pointers stay. */
+unsigned int ib_hca_count(void);
+struct ib_hca *ib_hca_at(unsigned int i);
+unsigned int ib_port_count(void);
+struct ib_port *ib_port_at(unsigned int i);
+
+/* The interface that side channels listen on: name and address (port 0). */
+const char *ib_side_interface(union rail_addr *addr);
+
+/* ib_port.c: facts that may change while we run, asked anew for each connection. */
+struct ib_port_now {
+  bool active;
+  uint8_t mtu; /* enum ibv_mtu: active */
+  uint16_t lid;
+  uint64_t subnet_prefix; /* of GID 0, host order */
+  bool grh_required;
+  struct ib_gid_table gids;
+};
+/* RAIL_SYSTEM_ERROR after one line. */
+rail_result_t ib_port_look(const struct ib_port *port, struct ib_port_now *now);
+
+#endif

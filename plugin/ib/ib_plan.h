@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What both sides of a connection settle on, as a pure function of what each
+ * offers: both compute the same plan, or the same refusal, from the same two
+ * offers. No QP is made before.
+ */
+#ifndef IB_PLAN_H
+#define IB_PLAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "plugin/ib/ib_limits.h"
+
+/* One port that a side brings. */
+struct ib_offer_rail {
+  bool roce;
+  uint8_t port;     /* number on its HCA: the address vector's port is always our own side's */
+  uint8_t mtu;      /* enum ibv_mtu 1..5 */
+  uint8_t gid_type; /* enum ib_gid_type */
+  bool grh_required;
+  uint16_t lid;
+  uint64_t subnet_prefix;
+  uint8_t gid[16];
+  uint32_t speed; /* Mb/s */
+  char name[64];
+};
+
+struct ib_offer {
+  bool sender; /* the connecting side */
+  unsigned int nrails;
+  struct ib_offer_rail rails[IB_MAX_RAILS];
+  unsigned int qps_per_rail; /* NCCL_IB_QPS_PER_CONNECTION */
+  unsigned int max_qps;      /* that this side can make for one connection */
+  bool split;                /* NCCL_IB_SPLIT_DATA_ON_QPS */
+  bool ece, verify;
+  unsigned int max_write_log2; /* 12..30: bytes of one RDMA write */
+  unsigned int recv_depth;     /* receive WRs that each of its QPs holds */
+  uint32_t detect_ms;
+};
+
+struct ib_plan_qp {
+  uint8_t local_rail, remote_rail;
+  uint8_t mtu; /* the smaller one */
+  bool grh;
+};
+
+struct ib_plan {
+  unsigned int nqps;
+  struct ib_plan_qp qps[IB_MAX_QPS]; /* qp i: rail i % nrails of each side */
+  unsigned int qps_per_message;      /* most parts of one message: one per rail of the larger side, or all (split) */
+  unsigned int max_write_log2;
+  bool ece, verify;
+};
+
+/* Why a pair cannot be. Numbers are on the wire. */
+enum ib_refusal {
+  IB_REFUSAL_NONE = 0,
+  IB_REFUSAL_LINK = 1,   /* one rail InfiniBand, the other Ethernet */
+  IB_REFUSAL_SUBNET = 2, /* InfiniBand: different subnets, and no routable GID */
+  IB_REFUSAL_FAMILY = 3, /* RoCE: one GID is IPv4, the other IPv6 */
+  IB_REFUSAL_ROCE = 4,   /* RoCE v1 and v2 */
+  IB_REFUSAL_GID = 5,    /* one has no GID, or one is link-local and the other is not */
+  IB_REFUSAL_MTU = 6,    /* not an MTU */
+  IB_REFUSAL_DEPTH = 7,  /* a device holds too few receive WRs */
+  IB_REFUSAL_QPS = 8,    /* more rails than QPs allowed */
+  IB_REFUSAL_OFFER = 9,  /* a value out of its range */
+  IB_REFUSAL_COUNT
+};
+const char *ib_refusal_text(unsigned int refusal);
+
+/* `mine` and `theirs` must differ in `sender`. On a refusal *rail_mine and *rail_theirs name the pair (-1: none). */
+enum ib_refusal ib_plan_make(const struct ib_offer *mine, const struct ib_offer *theirs, struct ib_plan *plan,
+                             int *rail_mine, int *rail_theirs);
+
+#endif

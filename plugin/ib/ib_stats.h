@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The counters of the ib plugin, for rail-stat. Rows in ib_stats.c are in the order of these values. */
+#ifndef IB_STATS_H
+#define IB_STATS_H
+
+#include "common/stats.h"
+
+struct ib_comm;
+struct ib_port;
+
+enum ib_stats_comm { /* label: peer, side, dev, qps */
+  IB_COMM_BYTES,         /* of messages that are done */
+  IB_COMM_MESSAGES,
+  IB_COMM_WRITES,        /* RDMA writes posted: data on the sender's side, CTS on the receiver's */
+  IB_COMM_WAITS_CTS,     /* isend found no buffer of its tag */
+  IB_COMM_WAITS_ROOM,    /* isend or irecv found a table or a send queue full */
+  IB_COMM_OUTSTANDING,   /* gauge: requests */
+  IB_COMM_LAST_PROGRESS, /* time */
+  IB_COMM_COUNTERS
+};
+enum ib_stats_device { /* label: dev */
+  IB_DEVICE_COMMS, /* gauge */
+  IB_DEVICE_ACCEPTED,
+  IB_DEVICE_CONNECTED,
+  IB_DEVICE_REFUSED,
+  IB_DEVICE_STRANGERS,
+  IB_DEVICE_ERRORS,     /* completions with an error, and fatal events */
+  IB_DEVICE_PORT_DOWNS,
+  IB_DEVICE_PORT_UPS,
+  IB_DEVICE_EVENTS,     /* other asynchronous events */
+  IB_DEVICE_REGISTERED, /* gauge: registrations in the cache */
+  IB_DEVICE_COUNTERS
+};
+
+/* The page, with the first context; closed with the last. Call under the plugin's lock. */
+rail_result_t ib_stats_open(void);
+void ib_stats_close(void);
+/* The device's record, shared by threads (rail_stats_add_shared); NULL when the page is not open. */
+uint64_t *ib_stats_device(const char *name);
+/* Gives the comm its record, never NULL (private memory at worst), and takes it back. */
+rail_result_t ib_stats_comm_begin(struct ib_comm *comm);
+void ib_stats_comm_end(struct ib_comm *comm);
+
+#endif

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * libibverbs, opened when it is first needed (NCCL_IBVERBS_LIB, libibverbs.so.1,
+ * libibverbs.so). Everything that is a function of the library is called through
+ * this table, so that the plugin loads where it is not installed. What verbs.h
+ * defines inline over a context's own table (ibv_post_send, ibv_post_recv,
+ * ibv_poll_cq) is called as ever. Its macros over ibv_reg_mr, ibv_query_port and
+ * ibv_get_device_list are not: they would link to the library.
+ */
+#ifndef IB_VERBS_H
+#define IB_VERBS_H
+
+#include <infiniband/verbs.h>
+#include <stdbool.h>
+
+struct ib_verbs {
+  struct ibv_device **(*get_device_list)(int *count);
+  void (*free_device_list)(struct ibv_device **list);
+  const char *(*get_device_name)(struct ibv_device *device);
+  struct ibv_context *(*open_device)(struct ibv_device *device);
+  int (*close_device)(struct ibv_context *context);
+  int (*get_async_event)(struct ibv_context *context, struct ibv_async_event *event);
+  void (*ack_async_event)(struct ibv_async_event *event);
+  int (*query_device)(struct ibv_context *context, struct ibv_device_attr *attr);
+  /* Filled as far as the library's own symbol goes: all of struct ibv_port_attr up to and with flags; the rest is 0. */
+  int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr);
+  int (*query_gid)(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid);
+  struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
+  int (*dealloc_pd)(struct ibv_pd *pd);
+  struct ibv_mr *(*reg_mr)(struct ibv_pd *pd, void *addr, size_t length, int access);
+  int (*dereg_mr)(struct ibv_mr *mr);
+  struct ibv_cq *(*create_cq)(struct ibv_context *context, int cqe, void *cq_context, struct ibv_comp_channel *channel,
+                              int comp_vector);
+  int (*destroy_cq)(struct ibv_cq *cq);
+  struct ibv_qp *(*create_qp)(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
+  int (*modify_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
+  int (*query_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init_attr);
+  int (*destroy_qp)(struct ibv_qp *qp);
+  int (*fork_init)(void);
+  const char *(*event_type_str)(enum ibv_event_type type);
+  const char *(*wc_status_str)(enum ibv_wc_status status);
+  /* Absent in older libraries: NULL. */
+  struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access);
+  struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access);
+  int (*query_ece)(struct ibv_qp *qp, struct ibv_ece *ece);
+  int (*set_ece)(struct ibv_qp *qp, struct ibv_ece *ece);
+};
+extern struct ib_verbs ib_verbs;
+
+/* Opens the library, once; false after one line that says what to install. Call under the plugin's lock. */
+bool ib_verbs_open(void);
+
+#endif

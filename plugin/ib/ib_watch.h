@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The watch thread, one per process while there is a context: it hears the
+ * HCAs' asynchronous events and the side channels of all connections, and sets
+ * health words. It posts nothing, polls no CQ, touches no request.
+ *
+ * A side channel after the handshake carries PING, PONG and GOODBYE (ib_wire.h).
+ * A connection whose peer closed or whose channel broke says so in its health
+ * word; the caller's next test sees it when there is nothing left to poll.
+ *
+ * It also keeps closed receivers for a while (linger): their QPs must still
+ * answer the retries of a sender whose last ACK was lost.
+ */
+#ifndef IB_WATCH_H
+#define IB_WATCH_H
+
+#include <stdbool.h>
+
+#include "common/result.h"
+
+struct ib_comm;
+struct ib_watched;
+
+/* Thread and lists, with the first context; ended with the last, when lingering is over or its time is up. Call under
+ * the plugin's lock. */
+rail_result_t ib_watch_begin(void);
+void ib_watch_end(void);
+
+/* The comm's side channel is the watch thread's from here on. */
+rail_result_t ib_watch_add(struct ib_comm *comm);
+/* Takes it back: when this returns the thread knows the comm no more. Says GOODBYE first if `goodbye`. */
+void ib_watch_remove(struct ib_comm *comm, bool goodbye);
+/* A closed receive comm without anything outstanding: said goodbye, freed by `destroy` in the watch thread when the
+ * peer has closed, too, or after RAIL_IB_LINGER. */
+void ib_watch_linger(struct ib_comm *comm, void (*destroy)(struct ib_comm *comm));
+
+#endif
