@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Options of a TCP connection that have little to do with its bytes: how its
+ * packets are marked, and when the kernel gives a silent peer up. Best effort:
+ * a kernel that refuses one leaves the connection without it.
+ */
+#ifndef RAIL_SOCKOPT_H
+#define RAIL_SOCKOPT_H
+
+#include <stdint.h>
+
+/* The class a connection gets: the parameter's, else the call's, else its context's; each -1: unset. -1: the
+ * system's. One that does not fit the TOS byte of IP is warned about in the name of `plugin` and is the system's. */
+int rail_traffic_class(const char *plugin, int64_t of_param, int of_call, int of_ctx);
+
+/* Marks what the socket sends: the TOS or traffic class byte, and the queueing priority that goes with it. -1: leave.
+ * Before connect or listen for it to count from the first packet on; accepted sockets inherit all but the priority. */
+void rail_sockopt_traffic_class(int fd, int traffic_class);
+
+/* TCP_USER_TIMEOUT: the kernel gives up when what was sent stays unacknowledged for this long. <= 0: leave. */
+void rail_sockopt_user_timeout(int fd, int64_t ms);
+
+/* Probes of a quiet connection every `every_ms` (rounded up to seconds; <= 0: none), which is given up after as many
+ * as fit into deadline_ms, at least two. */
+void rail_sockopt_keepalive(int fd, int64_t every_ms, int64_t deadline_ms);
+
+#endif
