@@ -94,11 +94,18 @@ struct ib_cts_place {
   uint32_t rkeys[IB_MAX_RAILS]; /* by the sender's rail */
 };
 
+/* The own memory of both kinds ends with this, 8-byte aligned: where the handshake's test writes go and come from. */
+struct ib_verify {
+  uint64_t in[IB_MAX_QPS]; /* the peer's, one per QP */
+  uint64_t out;
+};
+
 /* ib_send.c, ib_recv.c: everything of a comm but its base, which the caller fills in. `own` is allocated and
- * zeroed here so that setup can register it. */
+ * zeroed here so that setup can register it. side_fd is -1. */
 struct ib_comm *ib_send_comm_alloc(void);
 struct ib_comm *ib_recv_comm_alloc(void);
 void ib_comm_free_kind(struct ib_comm *comm); /* memory only; verbs objects are gone */
+/* All of it, with struct ib_verify in its last bytes; the CTS ring, or its copy, is at the beginning. */
 void ib_comm_own_memory(struct ib_comm *comm, void **memory, size_t *size);
 /* The QPs are in RTS, the keys are known. A recv comm posts its receive WRs here, when its QPs are in INIT. */
 rail_result_t ib_recv_comm_prepost(struct ib_comm *comm);

@@ -37,6 +37,7 @@ struct ib_offer {
   unsigned int max_write_log2; /* 12..30: bytes of one RDMA write */
   unsigned int recv_depth;     /* receive WRs that each of its QPs holds */
   uint32_t detect_ms;
+  uint8_t sl, traffic_class; /* of the sender's packets; a receiver that was not told otherwise answers in kind */
 };
 
 struct ib_plan_qp {
@@ -72,5 +73,8 @@ const char *ib_refusal_text(unsigned int refusal);
 /* `mine` and `theirs` must differ in `sender`. On a refusal *rail_mine and *rail_theirs name the pair (-1: none). */
 enum ib_refusal ib_plan_make(const struct ib_offer *mine, const struct ib_offer *theirs, struct ib_plan *plan,
                              int *rail_mine, int *rail_theirs);
+
+/* Where packets from a rail of ours to one of theirs go. Pure. */
+uint16_t ib_plan_dlid(const struct ib_offer_rail *mine, const struct ib_offer_rail *theirs);
 
 #endif

@@ -27,6 +27,7 @@ struct ib_qp_path {
   uint16_t dlid;
   uint8_t dgid[16];
   uint32_t dest_qpn;
+  uint32_t sq_psn, rq_psn; /* of our first packet, random; of the peer's */
   struct ibv_ece ece;
   bool use_ece;
 };
@@ -40,6 +41,8 @@ struct ib_qp {
   /* The progress thread's: */
   uint32_t send_room;           /* free places in the send queue */
   uint32_t recv_missing;        /* receive WRs consumed and not given back yet */
+  uint32_t modify_tries;        /* the handshake's: of the transition under way that timed out */
+  uint64_t modify_at;           /* when it is tried again */
   struct ib_qp_path path;
 };
 
