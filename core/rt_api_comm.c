@@ -5,11 +5,11 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "common/thread.h"
 #include "core/kernel/rt_reduce.h"
 #include "core/rt_api.h"
 #include "core/rt_group.h"
 #include "core/rt_param.h"
-#include "core/rt_thread.h"
 
 /* ---- checks shared by all calls ------------------------------------------------- */
 
@@ -135,7 +135,7 @@ static ncclResult_t start_async(const struct rt_init_args *args, ncclComm_t *out
   atomic_store(&comm->init_state, ncclInProgress);
   if (args->parent)
     atomic_fetch_add(&args->parent->users, 1); /* an abort of the parent waits until the split is off it */
-  int err = rt_thread_start("rail-init", async_init_thread, a, &comm->init_thread);
+  int err = rail_thread_start("rail-init", async_init_thread, a, &comm->init_thread);
   if (err) {
     if (args->parent) atomic_fetch_sub(&args->parent->users, 1);
     free(a);

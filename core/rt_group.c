@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "common/thread.h"
 #include "core/rt_api.h"
-#include "core/rt_thread.h"
 
 /* One thing to do in a thread of its own: make a communicator, or plan one communicator's tasks. */
 struct group_job {
@@ -74,7 +74,7 @@ static void *plan_job(void *arg) {
 /* Runs all jobs, side by side if there are several: each may wait for the others. */
 static void run_jobs(struct group_job *jobs, int n, void *(*run)(void *)) {
   for (int i = 0; i < n - 1; i++) {
-    int err = rt_thread_start("rail-group", run, &jobs[i], &jobs[i].thread);
+    int err = rail_thread_start("rail-group", run, &jobs[i], &jobs[i].thread);
     jobs[i].threaded = err == 0;
     if (err == 0) continue;
     jobs[i].result = RAIL_SYSTEM_ERROR;

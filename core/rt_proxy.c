@@ -8,8 +8,8 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 #include "core/rt_comm.h"
-#include "core/rt_thread.h"
 
 /* Passes without progress before the thread gives its core away, and before it naps. */
 #define SPIN_PASSES 200
@@ -166,7 +166,7 @@ rail_result_t rt_proxy_init(struct rt_proxy *p, struct ncclComm *comm, bool thre
   pthread_mutex_init(&p->lock, NULL);
   pthread_cond_init(&p->wake, NULL);
   if (!threaded) return RAIL_OK;
-  int err = rt_thread_start("rail-proxy", proxy_thread, p, &p->thread);
+  int err = rail_thread_start("rail-proxy", proxy_thread, p, &p->thread);
   if (err) {
     RAIL_WARN("rank %d: cannot start the proxy thread: %s; raise the limit of threads or set RAIL_PROXY=inline",
               comm->rank, strerror(err));

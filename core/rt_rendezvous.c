@@ -21,8 +21,8 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 #include "core/rt_error.h"
-#include "core/rt_thread.h"
 
 #define STRANGER_MS 10000   /* a client must have introduced itself by then */
 #define STRANGERS_MAX 512   /* half-open clients; beyond, the oldest goes */
@@ -382,7 +382,7 @@ rail_result_t rt_rendezvous_start(union rail_addr *addr, const uint8_t secret[RT
   if (rail_sock_listen(addr, RT_BOOT_MAX_RANKS, &r->listen_fd) != RAIL_OK)
     goto failed; /* errno is the caller's to judge */
   r->addr = *addr;
-  int err = rt_thread_start("rail-rendezvous", root_main, r, NULL);
+  int err = rail_thread_start("rail-rendezvous", root_main, r, NULL);
   if (err == 0) return RAIL_OK;
   errno = err;
   RAIL_WARN("bootstrap: no thread for the rendezvous at %s: %m", rail_addr_text(addr, text));

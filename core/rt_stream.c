@@ -8,8 +8,8 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 #include "core/rt_comm.h"
-#include "core/rt_thread.h"
 
 /* Rounds without progress: first spin, then yield, then nap. */
 #define SPIN_ROUNDS 64
@@ -227,7 +227,7 @@ rail_result_t rt_stream_init(struct rt_stream *s, struct ncclComm *comm) {
   pthread_cond_init(&s->work, &monotonic);
   pthread_condattr_destroy(&monotonic);
   pthread_cond_init(&s->idle, NULL);
-  int err = rt_thread_start("rail-exec", executor, s, &s->thread);
+  int err = rail_thread_start("rail-exec", executor, s, &s->thread);
   if (err) {
     RAIL_WARN("rank %d: cannot start the executor thread: %s; raise the limit of threads", comm->rank, strerror(err));
     return RAIL_SYSTEM_ERROR;

@@ -25,8 +25,8 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 #include "core/rt_boot_conn.h"
-#include "core/rt_thread.h"
 
 #define STRANGER_MS 10000   /* to introduce oneself */
 #define STRANGERS_MAX 256   /* connections that have not yet; beyond, the oldest goes */
@@ -242,7 +242,7 @@ rail_result_t rt_watch_start(struct rt_bootstrap *b, int next_fd) {
   b->watch.ring[RT_TO_NEXT] = c;
   rt_boot_conn_heartbeat(b, c);
   b->watch.beat_at = rail_deadline_in_ms(b->args.heartbeat_ms);
-  int err = rt_thread_start("rail-bootstrap", watch_main, b, &b->thread);
+  int err = rail_thread_start("rail-bootstrap", watch_main, b, &b->thread);
   if (err == 0) {
     b->thread_on = true;
     return RAIL_OK;

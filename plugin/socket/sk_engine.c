@@ -14,7 +14,6 @@
  */
 #include <errno.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +22,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 #include "plugin/socket/sk_engine_impl.h"
 #include "plugin/socket/sk_param.h"
 
@@ -159,7 +159,6 @@ static void *work(void *arg) {
 /* ---- begin and end -------------------------------------------------------- */
 
 static rail_result_t start_worker(struct sk_worker *w, const struct sk_engine_ops *ops, unsigned int index) {
-  sigset_t all, before;
   char name[16];
   *w = (struct sk_worker){.ops = ops, .epoll_fd = -1};
   w->run_end = &w->run;
@@ -167,14 +166,9 @@ static rail_result_t start_worker(struct sk_worker *w, const struct sk_engine_op
   w->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (w->wake_fd < 0) return RAIL_SYSTEM_ERROR;
   sem_init(&w->opened, 0, 0);
-  sigfillset(&all); /* signals are the application's threads' business */
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  errno = pthread_create(&w->thread, NULL, work, w);
-  int err = errno;
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  snprintf(name, sizeof name, "rail-socket-%u", index % 1000);
+  int err = rail_thread_start(name, work, w, &w->thread);
   if (!err) {
-    snprintf(name, sizeof name, "rail-socket-%u", index);
-    pthread_setname_np(w->thread, name);
     while (sem_wait(&w->opened) != 0) continue; /* EINTR */
     if (w->result == RAIL_OK) return RAIL_OK;
     pthread_join(w->thread, NULL);

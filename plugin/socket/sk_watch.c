@@ -12,13 +12,13 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
 
@@ -103,7 +103,6 @@ static void sleep_until(uint64_t then) {
 static void *run(void *arg) {
   (void)arg;
   uint64_t last = rail_now_ns(), now = last; /* now: of time that we were there to see */
-  (void)pthread_setname_np(pthread_self(), "rail-watch");
   (void)prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0);
   pthread_mutex_lock(&lock);
   while (!ending) {
@@ -164,13 +163,9 @@ static void prepare_conditions(void) {
 /* Under the lock. Returns an errno. */
 static int start(void) {
   static bool fork_handled;
-  sigset_t all, before;
   pthread_once(&once, prepare_conditions);
   if (!fork_handled) fork_handled = pthread_atfork(before_fork, after_fork_parent, after_fork_child) == 0;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the caller's threads */
-  int err = pthread_create(&thread, NULL, run, NULL);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  int err = rail_thread_start("rail-watch", run, NULL, &thread);
   running = err == 0;
   owner = getpid();
   return err;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Threads without signals. */
-#include "core/rt_thread.h"
+#include "common/thread.h"
 
 #include <signal.h>
 #include <stddef.h>
 
-int rt_thread_start(const char *name, void *(*run)(void *), void *arg, pthread_t *thread) {
+int rail_thread_start(const char *name, void *(*run)(void *), void *arg, pthread_t *thread) {
   sigset_t all, before;
   pthread_attr_t attr;
   pthread_t id;
