@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The plugin's page of counters: its tables, and who still needs it. */
+ * The plugin's page of counters: its tables and labels. */
 #include "plugin/socket/sk_stats.h"
 
-#include <pthread.h>
-#include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "common/log.h"
-
-#define DEVICE_NAME 64
+#include "common/stats_book.h"
 
 static const struct rail_stats_counter comm_counters[] = {
   [SK_COMM_SENT_BYTES] = {"sent_bytes", RAIL_STATS_COUNTER, "Payload handed to the kernel, without headers."},
@@ -64,110 +58,31 @@ static const struct rail_stats_group groups[] = {
 };
 _Static_assert(RAIL_COUNT_OF(groups) == SK_STATS_GROUPS, "a row each");
 
-struct device {
-  struct device *next;
-  uint64_t *record;
-  char name[DEVICE_NAME];
-};
+static struct rail_stats_book book = {.name = "RailSocket", .groups = groups, .ngroups = SK_STATS_GROUPS,
+                                      .device_group = SK_STATS_DEVICE, .lock = PTHREAD_MUTEX_INITIALIZER};
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
-static struct rail_stats *page;
-static unsigned int users; /* contexts, and records of comms and streams */
-static struct device *devices;
+rail_result_t sk_stats_open(void) { return rail_stats_book_open(&book); }
+void sk_stats_close(void) { rail_stats_book_close(&book); }
 
-rail_result_t sk_stats_open(void) {
-  pthread_mutex_lock(&lock);
-  if (!page) page = rail_stats_open("RailSocket", groups, SK_STATS_GROUPS);
-  bool ok = page != NULL;
-  if (ok) users++;
-  pthread_mutex_unlock(&lock);
-  if (ok) return RAIL_OK;
-  RAIL_WARN("RailSocket: init: out of memory for counters");
-  return RAIL_SYSTEM_ERROR;
-}
-
-/* Under the lock. */
-static void one_user_less(void) {
-  if (--users > 0) return;
-  while (devices) {
-    struct device *d = devices;
-    devices = d->next;
-    rail_stats_drop(page, SK_STATS_DEVICE, d->record);
-    free(d);
-  }
-  rail_stats_close(page);
-  page = NULL;
-}
-
-void sk_stats_close(void) {
-  pthread_mutex_lock(&lock);
-  one_user_less();
-  pthread_mutex_unlock(&lock);
-}
-
-/* A label's value has no comma; an interface's name may. */
-static void clean(char *to, size_t size, const char *from) {
-  snprintf(to, size, "%s", from);
-  for (char *c = to; *c; c++)
-    if (*c == ',') *c = '_';
-}
-
-/* Under the lock. */
-static uint64_t *take(enum sk_stats_group group, const char *label) {
-  uint64_t *record = page ? rail_stats_take(page, group, "%s", label) : NULL;
-  if (record) users++;
-  return record;
-}
-
-static uint64_t *take_labelled(enum sk_stats_group group, const char *extra, const char *side, const char *device,
-                               const union rail_addr *peer, const uint8_t *id) {
-  char label[RAIL_STATS_LABEL], name[DEVICE_NAME], text[RAIL_ADDR_TEXT];
-  clean(name, sizeof name, device);
-  snprintf(label, sizeof label, "side=%s,device=%s,peer=%s,comm=%02x%02x%02x%02x%s", side, name,
-           rail_addr_text(peer, text), id[0], id[1], id[2], id[3], extra);
-  pthread_mutex_lock(&lock);
-  uint64_t *record = take(group, label);
-  pthread_mutex_unlock(&lock);
-  return record;
+static uint64_t *take(enum sk_stats_group group, const char *extra, const char *side, const char *device,
+                      const union rail_addr *peer, const uint8_t *id) {
+  char name[RAIL_STATS_VALUE], text[RAIL_ADDR_TEXT];
+  return rail_stats_book_take(&book, group, "side=%s,device=%s,peer=%s,comm=%02x%02x%02x%02x%s", side,
+                              rail_stats_value(name, device), rail_addr_text(peer, text), id[0], id[1], id[2], id[3],
+                              extra);
 }
 
 uint64_t *sk_stats_comm(const char *side, const char *device, const union rail_addr *peer, const uint8_t *comm_id) {
-  return take_labelled(SK_STATS_COMM, "", side, device, peer, comm_id);
+  return take(SK_STATS_COMM, "", side, device, peer, comm_id);
 }
 
 uint64_t *sk_stats_stream(const char *side, const char *device, const union rail_addr *peer, const uint8_t *comm_id,
                           unsigned int stream) {
   char extra[32];
   snprintf(extra, sizeof extra, ",stream=%u", stream);
-  return take_labelled(SK_STATS_STREAM, extra, side, device, peer, comm_id);
+  return take(SK_STATS_STREAM, extra, side, device, peer, comm_id);
 }
 
-void sk_stats_drop(enum sk_stats_group group, uint64_t *record) {
-  if (!record) return;
-  pthread_mutex_lock(&lock);
-  rail_stats_drop(page, group, record);
-  one_user_less();
-  pthread_mutex_unlock(&lock);
-}
+void sk_stats_drop(enum sk_stats_group group, uint64_t *record) { rail_stats_book_drop(&book, group, record); }
 
-uint64_t *sk_stats_device(const char *name) {
-  char label[DEVICE_NAME];
-  clean(label, sizeof label, name);
-  pthread_mutex_lock(&lock);
-  struct device *d = devices;
-  while (d && strcmp(d->name, label) != 0) d = d->next;
-  if (!d && page && (d = calloc(1, sizeof *d)) != NULL) {
-    snprintf(d->name, sizeof d->name, "%s", label);
-    d->record = rail_stats_take(page, SK_STATS_DEVICE, "device=%s", label);
-    d->next = devices;
-    if (d->record) {
-      devices = d;
-    } else {
-      free(d);
-      d = NULL;
-    }
-  }
-  uint64_t *record = d ? d->record : NULL;
-  pthread_mutex_unlock(&lock);
-  return record;
-}
+uint64_t *sk_stats_device(const char *name) { return rail_stats_book_device(&book, name); }
