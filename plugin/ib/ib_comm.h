@@ -71,6 +71,7 @@ struct ib_comm {
   struct ib_mhandle *mhandles;
   _Atomic uint32_t outstanding; /* requests given out and not done: written by the progress thread */
   uint64_t *stats;          /* of the group "comm"; never NULL */
+  bool stats_private;       /* it is memory of our own: nobody sees it */
   rail_profiler_fn profiler;
 };
 

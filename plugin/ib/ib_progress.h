@@ -15,6 +15,9 @@ rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc);
 
+/* For error lines: bytes of the message whose send request a wr_id names; 0 if there is none. */
+uint64_t ib_send_size(const struct ib_comm *comm, unsigned int arg);
+
 /* vtable calls */
 rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle, void **request);
 rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,

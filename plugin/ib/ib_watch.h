@@ -26,12 +26,15 @@ struct ib_watched;
 rail_result_t ib_watch_begin(void);
 void ib_watch_end(void);
 
-/* The comm's side channel is the watch thread's from here on. */
+/* The comm's side channel is the watch thread's from here on: called when the handshake's last byte has been read. What
+ * counts as a sign that transfers move are the comm's counters. HCA events find the comm in qp_context of all of its
+ * QPs, and cq_context of its CQs. */
 rail_result_t ib_watch_add(struct ib_comm *comm);
-/* Takes it back: when this returns the thread knows the comm no more. Says GOODBYE first if `goodbye`. */
+/* Takes it back: when this returns the thread knows the comm no more. Says GOODBYE first if `goodbye`. Harmless for a
+ * comm that is not watched. The channel stays open; it is the comm's (ib_comm_destroy). */
 void ib_watch_remove(struct ib_comm *comm, bool goodbye);
 /* A closed receive comm without anything outstanding: said goodbye, freed by `destroy` in the watch thread when the
- * peer has closed, too, or after RAIL_IB_LINGER. */
+ * peer has closed, too, or after RAIL_IB_LINGER; at once, in this thread, if it is not watched. */
 void ib_watch_linger(struct ib_comm *comm, void (*destroy)(struct ib_comm *comm));
 
 #endif
