@@ -52,7 +52,7 @@ TOOL_A := $(if $(tool_common_src),$(O)/libtool.a)
 runtime_tools := rail-coll rail-train
 tools := $(foreach d,$(filter-out tools/common,$(wildcard tools/*)),$(if $(wildcard $(d)/*.c),$(notdir $(d))))
 tool_bins := $(foreach t,$(tools),$(BUILD)/bin/$(t))
-test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz gpu,test/$(k)/*.c))
+test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz lab gpu,test/$(k)/*.c))
 test_src := $(filter-out $(if $(HAVE_VERBS),,test/unit/test_ib_% test/fuzz/ib_%),$(test_src))
 test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
 # Tests of the runtime's rooms see internals: they link its objects, not the library.

@@ -10,7 +10,7 @@ build_with = +$(MAKE) $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
-.PHONY: all tests help clean setup demo test test-quick test-asan test-tsan bench bench-socket kit-proof gpu-test docs \
+.PHONY: all tests help clean setup demo test test-quick test-asan test-tsan lab lab-shell bench bench-socket kit-proof gpu-test docs \
   docs-check lint fuzz fuzz-corpus install uninstall
 
 all: $(plugin_libs) $(core_lib) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
@@ -55,6 +55,25 @@ test-asan test-tsan: test-%:
 
 test-asan:  ## the tests that run under the address and undefined-behaviour sanitizers
 test-tsan:  ## the tests that run under the thread sanitizer
+
+HOSTS ?= 4
+NICS ?= 2
+MTU ?= 1500
+OUT ?= $(BUILD)/lab/out
+LIMIT ?= 600
+lab_boot = @python3 test/lab/boot.py --hosts '$(HOSTS)' --nics '$(NICS)' --mtu '$(MTU)' --out '$(OUT)' --limit '$(LIMIT)'
+lab_needs := all $(filter $(BUILD)/test/lab/%,$(test_bins))
+
+# The command through the environment: it may have quotes of any kind.
+lab:  ## a guest with RDMA: CMD='…' runs there; HOSTS=4 NICS=2 MTU=1500 OUT=dir LIMIT=seconds
+	$(setup) build lab
+	$(build_with) BUILD='$(BUILD)' SAN= $(lab_needs)
+	$(lab_boot) -- "$$CMD"
+
+lab-shell:  ## a shell in there
+	$(setup) build lab
+	$(build_with) BUILD='$(BUILD)' SAN= $(lab_needs)
+	$(lab_boot) --shell
 
 fuzz_names := $(filter-out %.h,$(basename $(notdir $(wildcard test/fuzz/*.c))))
 TARGET ?= $(fuzz_names)

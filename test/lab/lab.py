@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a test inside the lab knows and can do: hosts, their processes, their cables.
+
+    from lab import hosts, run
+    run(hosts[0], ["ibv_devinfo"])
+
+Inside the guest all of it works. On real devices (make test-rdma) there are hosts
+too, all of them this machine, but `controllable` is False: what changes a link,
+its MTU or its quality raises NotHere.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import types
+
+SWITCH = "switch"
+
+
+class NotHere(Exception):
+    """Only the guest's software devices can do that."""
+
+
+def _load():
+    path = os.environ.get("RAIL_LAB_TOPOLOGY")
+    if not path:
+        return []
+    found = json.loads(pathlib.Path(path).read_text(), object_hook=lambda d: types.SimpleNamespace(**d))
+    for host in found:
+        for nic in host.nics:
+            nic.host = host
+    return found
+
+
+# Each host: name, netns (None: the machine's own), ifname, ip4, ip6, nics. Each NIC: rdma (the device's name), port,
+# netdev, switch_port, rail, ip4, ip6, host.
+hosts = _load()
+nics = [nic for host in hosts for nic in host.nics]
+controllable = bool(os.environ.get("RAIL_LAB"))
+
+
+def _do(*argv):
+    done = subprocess.run(argv, text=True, capture_output=True, timeout=60)
+    if done.returncode:
+        raise OSError(f"{' '.join(argv)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _control(*argv):
+    if not controllable:
+        raise NotHere(f"{argv[0]} on devices that are not the lab's")
+    return _do(*argv)
+
+
+# ---- processes of a host -------------------------------------------------
+
+def command(host, argv, env=None):
+    """(argv, env) of a process on that host: its own TCP network, its own RDMA devices by NCCL_IB_HCA."""
+    own = {"NCCL_SOCKET_IFNAME": f"={host.ifname}", "NCCL_IB_HCA": "=" + ",".join(n.rdma for n in host.nics)}
+    prefix = ["ip", "netns", "exec", host.netns] if host.netns else []
+    return [*prefix, *map(str, argv)], os.environ | own | (env or {})
+
+
+def run(host, argv, env=None, timeout=60, **more):
+    """Runs it to its end; a CompletedProcess with text in stdout and stderr."""
+    argv, env = command(host, argv, env)
+    return subprocess.run(argv, env=env, timeout=timeout, **{"text": True, "capture_output": True} | more)
+
+
+def start(host, argv, env=None, **more):
+    """A Popen; whoever starts it ends it."""
+    argv, env = command(host, argv, env)
+    defaults = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(argv, env=env, **defaults | more)
+
+
+# ---- cables --------------------------------------------------------------
+
+def cable(nic, plugged):
+    """Pulls or plugs the cable: the port goes DOWN, its peers' ports stay up, addresses stay."""
+    _control("ip", "-n", SWITCH, "link", "set", nic.switch_port, "up" if plugged else "down")
+
+
+def link(nic, up):
+    """What an administrator does on the host itself."""
+    _control("ip", "link", "set", nic.netdev, "up" if up else "down")
+
+
+def netem(nic, *words):
+    """What the NIC sends is treated so: netem(nic, "loss", "1%", "delay", "1ms"). Replaces what was there."""
+    _control("tc", "qdisc", "replace", "dev", nic.netdev, "root", "netem", "limit", "10000", *words)
+
+
+def netem_clear(nic):
+    subprocess.run(["tc", "qdisc", "del", "dev", nic.netdev, "root"], capture_output=True, check=False)
+
+
+def set_mtu(mtu, which=None):
+    """Of all NICs or of these, with their ports at the switch. 1500 gives RDMA 1024, 9000 gives 4096."""
+    for nic in which or nics:
+        _control("ip", "-n", SWITCH, "link", "set", nic.switch_port, "mtu", str(mtu))
+        _control("ip", "link", "set", nic.netdev, "mtu", str(mtu))
+    for rail in {nic.rail for nic in which or nics}:  # a bridge passes what its own MTU allows
+        largest = max(_mtu(n) for n in nics if n.rail == rail)
+        _control("ip", "-n", SWITCH, "link", "set", f"rail{rail}", "mtu", str(largest))
+
+
+def _mtu(nic):
+    return int(pathlib.Path(f"/sys/class/net/{nic.netdev}/mtu").read_text())
+
+
+def heal():
+    """Everything as it was at the start: cables in, links up, no netem."""
+    for nic in nics:
+        netem_clear(nic)
+        link(nic, True)
+        cable(nic, True)
+
+
+# ---- what can be seen ----------------------------------------------------
+
+def port(nic):
+    """state ("ACTIVE", "DOWN"), active_mtu, gids [(index, address)] as ibv_devinfo tells them."""
+    text = _do("ibv_devinfo", "-v", "-d", nic.rdma, "-i", str(nic.port))
+    words = dict(line.strip().split(":", 1) for line in text.splitlines() if ":" in line and "GID[" not in line)
+    gids = [(int(line[line.index("[") + 1:line.index("]")]), line.split(":", 1)[1].split(",")[0].strip())
+            for line in text.splitlines() if "GID[" in line]
+    return types.SimpleNamespace(state=words["state"].split()[0].removeprefix("PORT_"), gids=gids,
+                                 active_mtu=int(words["active_mtu"].split()[0]))
+
+
+def resources():
+    """{device: {"qp": 1, "cq": …, "mr": …, "pd": …}} of all processes, as `rdma resource show` counts them."""
+    return {d["ifname"]: {k: v for k, v in d.items() if isinstance(v, int) and k != "ifindex"}
+            for d in json.loads(_do("rdma", "-j", "resource", "show"))}
+
+
+def bytes_sent(nic):
+    return int(pathlib.Path(f"/sys/class/net/{nic.netdev}/statistics/tx_bytes").read_text())
+
+
+def hw_counter(nic, name):
+    return int(pathlib.Path(f"/sys/class/infiniband/{nic.rdma}/ports/{nic.port}/hw_counters/{name}").read_text())
