@@ -10,7 +10,7 @@
 #   tools/NAME/*.c        → bin/NAME
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
 #   test/fuzz/lib/*.c     → linked into each fuzz target; SAN=fuzz leaves main to clang's libFuzzer
-#   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD
+#   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD; test/preload/fakeverbs/*.c → test/libfakeverbs.so
 #   test/broken/*.c       → test/broken/libnccl-net-ref.so, and a copy of it for each defect
 
 common_src := $(filter-out common/abi%,$(wildcard common/*.c))
@@ -60,6 +60,7 @@ core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(c
 fault_lib := $(BUILD)/lib/librail-fault.so
 preload_src := $(wildcard test/preload/*.c)
 preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
+preload_libs += $(if $(HAVE_VERBS),$(BUILD)/test/libfakeverbs.so)
 # The defects are the rows of a table: X(NAME, "what", "where from").
 defects := $(shell sed -n 's/^ *X.\([a-z0-9_]*\), ".*/\1/p' test/broken/ref_defects.h 2>/dev/null)
 broken_libs := $(BUILD)/test/broken/libnccl-net-ref.so \
@@ -188,6 +189,13 @@ $(fault_lib): $(fault_src) $(wildcard kit/preload/*.h) config/flags.mk
 # A wrapper and the plugin that it wraps.
 $(BUILD)/test/unit/test_railtrace $(BUILD)/test/unit/test_railtrace_record: \
   | $(BUILD)/lib/libnccl-net-railtrace.so $(BUILD)/test/libtracefix.so
+
+# Opened as a libibverbs by the ib plugin (NCCL_IBVERBS_LIB), and by tests that tell it what goes wrong.
+$(BUILD)/test/libfakeverbs.so: $(wildcard test/preload/fakeverbs/*.c) $(wildcard test/preload/fakeverbs/*.h)
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_CPPFLAGS) -std=c11 -O2 -g -fPIC -pthread $(warnings) -shared -Wl,-z,defs $(filter %.c,$^) -o $@
+$(patsubst test/%.c,$(BUILD)/test/%,$(filter test/unit/test_ib_%,$(test_src))): | $(BUILD)/test/libfakeverbs.so
 
 $(BUILD)/test/lib%.so: test/preload/%.c $(wildcard test/preload/*.h)
 	@mkdir -p $(@D)

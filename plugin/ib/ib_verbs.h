@@ -12,6 +12,7 @@
 
 #include <infiniband/verbs.h>
 #include <stdbool.h>
+#include <sys/types.h>
 
 struct ib_verbs {
   struct ibv_device **(*get_device_list)(int *count);
@@ -44,6 +45,10 @@ struct ib_verbs {
   struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access);
   int (*query_ece)(struct ibv_qp *qp, struct ibv_ece *ece);
   int (*set_ece)(struct ibv_qp *qp, struct ibv_ece *ece);
+  ssize_t (*query_gid_table)(struct ibv_context *context, struct ibv_gid_entry *entries, size_t max, uint32_t flags,
+                             size_t entry_size);
+  int (*query_port_speed)(struct ibv_context *context, uint32_t port, uint64_t *speed); /* in 100 Mb/s */
+  const char *(*get_sysfs_path)(void);
 };
 extern struct ib_verbs ib_verbs;
 

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The one table of parameters of the ib plugin. */
+#include "plugin/ib/ib_param.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "common/compiler.h"
+#include "common/log.h"
+#include "plugin/ib/ib_flush.h"
+#include "plugin/ib/ib_gid.h"
+#include "plugin/ib/ib_limits.h"
+
+#define AT(field) offsetof(struct ib_params, field)
+#define DEFAULT_AR_THRESHOLD 8192
+
+static const struct rail_param rows[] = {
+  /* devices */
+  {.name = "NCCL_IB_DISABLE", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(disable),
+   .doc = "1: the plugin has no devices. (Init still succeeds, where NCCL's own fails.)"},
+  {.name = "NCCL_IB_HCA", .type = RAIL_PARAM_STRING, .offset = AT(hca),
+   .doc = "Ports to use: a list of name[:port[:rail[:plane]]], up to 32; names are prefixes, '=' in front makes them "
+          "exact, '^' excludes the list, '^=' both. rail and plane are numbers for NCCL's topology search."},
+  {.name = "NCCL_IBVERBS_LIB", .type = RAIL_PARAM_STRING, .offset = AT(ibverbs_lib),
+   .doc = "Path of libibverbs. Unset: libibverbs.so.1, then libibverbs.so."},
+  {.name = "NCCL_SOCKET_IFNAME", .type = RAIL_PARAM_STRING, .offset = AT(ifname),
+   .doc = "Interface for the side channel, the first that fits: a list of name prefixes; '^' in front excludes them, "
+          "'=' makes them exact."},
+  {.name = "NCCL_SOCKET_FAMILY", .type = RAIL_PARAM_STRING, .offset = AT(family),
+   .doc = "AF_INET or AF_INET6 limits the side channel to that family."},
+  {.name = "NCCL_COMM_ID", .type = RAIL_PARAM_STRING, .offset = AT(comm_id),
+   .doc = "Address of the root; interfaces in its subnet are preferred when NCCL_SOCKET_IFNAME is unset."},
+  {.name = "NCCL_IB_MERGE_VFS", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(merge_vfs),
+   .doc = "Virtual functions count as the device they belong to in the topology. (Only where the system shows such a "
+          "device; NCCL's own plugin takes for granted that it is device 0 of the bus.)"},
+  {.name = "NCCL_IB_MERGE_NICS", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(merge_nics),
+   .doc = "0: devices cannot be fused (makeVDevice is refused)."},
+  {.name = "NCCL_IB_DEVICE_PCI_ORDER", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(pci_order),
+   .doc = "Devices are numbered by their places on the PCI bus, the same way on equal hosts. 0: as libibverbs lists "
+          "them."},
+  {.name = "NCCL_IB_PCI_RELAXED_ORDERING", .type = RAIL_PARAM_INT, .def = "2", .lo = 0, .hi = 2,
+   .offset = AT(relaxed_ordering),
+   .doc = "Registrations ask for relaxed ordering on the PCI bus. 0: no, 1: yes, 2: where libibverbs knows of it."},
+  {.name = "NCCL_IB_QUERY_PORT_SPEED", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(query_port_speed),
+   .doc = "Speeds come from ibv_query_port_speed where libibverbs has it. 0: from speed x width of the link."},
+  /* GIDs */
+  {.name = "NCCL_IB_GID_INDEX", .type = RAIL_PARAM_INT, .def = "-1", .lo = -1, .hi = IB_MAX_GIDS - 1,
+   .offset = AT(gid_index),
+   .doc = "RoCE: the GID to use, by its index. -1: the first of NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE and "
+          "NCCL_IB_ROCE_VERSION_NUM that is not link-local, else index 0; among several as good, one of the peer's "
+          "subnet."},
+  {.name = "NCCL_IB_ROUTABLE_FLID_GID_INDEX", .type = RAIL_PARAM_INT, .def = "1", .lo = 0, .hi = IB_MAX_GIDS - 1,
+   .offset = AT(flid_gid_index),
+   .doc = "InfiniBand: the GID that is used instead of number 0 if it has a FLID, for routing between subnets."},
+  {.name = "NCCL_IB_ROCE_VERSION_NUM", .type = RAIL_PARAM_INT, .def = "2", .lo = 1, .hi = 2, .offset = AT(roce_version),
+   .doc = "RoCE: version of the GID, 1 or 2."},
+  {.name = "NCCL_IB_ADDR_FAMILY", .type = RAIL_PARAM_STRING, .def = "AF_INET", .offset = AT(addr_family),
+   .doc = "RoCE: family of the GID, AF_INET or AF_INET6."},
+  {.name = "NCCL_IB_ADDR_RANGE", .type = RAIL_PARAM_STRING, .offset = AT(addr_range),
+   .doc = "RoCE: the GID is in this range, such as 10.0.0.0/8 or fd00::/64."},
+  {.name = "NCCL_IB_SUBNET_AWARE_ROUTING", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(subnet_aware),
+   .doc = "RoCE: ports of both sides are paired by subnet, as far as they share one, instead of by place."},
+  {.name = "NCCL_IB_SUBNET_PREFIX_LEN", .type = RAIL_PARAM_INT, .def = "24", .lo = 1, .hi = 128,
+   .offset = AT(subnet_prefix_len), .doc = "Bits of an address that name its subnet, for that."},
+  /* QPs */
+  {.name = "NCCL_IB_PKEY", .type = RAIL_PARAM_INT, .def = "0", .lo = 0, .hi = 65535, .offset = AT(pkey),
+   .doc = "Index of the partition key."},
+  {.name = "NCCL_IB_SL", .type = RAIL_PARAM_INT, .def = "-1", .lo = -1, .hi = 15, .offset = AT(sl),
+   .doc = "Service level. -1: the caller's traffic class (NCCL's trafficClass) where that is one, else 0."},
+  {.name = "NCCL_IB_TC", .type = RAIL_PARAM_INT, .def = "-1", .lo = -1, .hi = 255, .offset = AT(tc),
+   .doc = "Traffic class: DSCP x 4 of RoCE's packets. -1: the caller's (NCCL's trafficClass), else 0."},
+  {.name = "NCCL_IB_FIFO_TC", .type = RAIL_PARAM_INT, .def = "-1", .lo = -1, .hi = 255, .offset = AT(fifo_tc),
+   .doc = "Traffic class of what receivers write to senders. -1: as NCCL_IB_TC."},
+  {.name = "NCCL_IB_ECE_ENABLE", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(ece),
+   .doc = "Both sides' HCAs agree on enhanced connection establishment options where they have them."},
+  {.name = "NCCL_IB_TIMEOUT", .type = RAIL_PARAM_INT, .def = "-1", .lo = -1, .hi = 31, .offset = AT(timeout),
+   .doc = "Local ACK timeout of QPs: 4.096 us x 2^n, and HCAs take up to 4 times that. 0: for ever. -1: from "
+          "RAIL_IB_DETECT. (NCCL's default is 20: about half a minute until a dead link is an error.)"},
+  {.name = "NCCL_IB_RETRY_CNT", .type = RAIL_PARAM_INT, .def = "7", .lo = 0, .hi = 7, .offset = AT(retry_cnt),
+   .doc = "How often an HCA sends again what nobody acknowledges before that is an error."},
+  {.name = "NCCL_IB_MQP_RETRY_ALL", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(modify_retry_all),
+   .doc = "Changes of a QP's state are tried again after any error, not only after ETIMEDOUT."},
+  {.name = "NCCL_IB_MQP_RETRY_CNT", .type = RAIL_PARAM_INT, .def = "34", .lo = 0, .hi = 1000,
+   .offset = AT(modify_retries),
+   .doc = "How often."},
+  {.name = "NCCL_IB_MQP_RETRY_SLEEP_MSEC", .type = RAIL_PARAM_INT, .def = "100", .lo = 0, .hi = 60 * 1000,
+   .offset = AT(modify_retry_ms),
+   .doc = "Milliseconds between two tries, growing by as much with each. (No call sleeps that long: the next one "
+          "tries.)"},
+  {.name = "NCCL_IB_QPS_PER_CONNECTION", .type = RAIL_PARAM_INT, .def = "1", .lo = 1, .hi = IB_MAX_QPS,
+   .offset = AT(qps),
+   .doc = "QPs of a connection on each port. The larger value of both sides counts."},
+  {.name = "NCCL_IB_SPLIT_DATA_ON_QPS", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(split),
+   .doc = "1: each message is split over all QPs of a port; 0: it takes one QP of each port, in turn. On if either "
+          "side has it on."},
+  {.name = "NCCL_IB_USE_INLINE", .type = RAIL_PARAM_INT, .def = "-1", .lo = -1, .hi = 1, .offset = AT(use_inline),
+   .doc = "Small writes carry their data in the work request. 0: no, 1 and -1: as far as the device allows. (NCCL's "
+          "default is 0.)"},
+  {.name = "NCCL_IB_ADAPTIVE_ROUTING", .type = RAIL_PARAM_INT, .def = "-2", .lo = -2, .hi = 1,
+   .offset = AT(adaptive_routing),
+   .doc = "The fabric may deliver packets out of order: large messages end with a write of their own. -2: on "
+          "InfiniBand, not with RoCE."},
+  {.name = "NCCL_IB_AR_THRESHOLD", .type = RAIL_PARAM_BYTES, .def = "8192", .lo = -2, .hi = INT64_MAX,
+   .offset = AT(ar_threshold), .doc = "Messages larger than this do so. -2: 8192."},
+  {.name = "NCCL_IB_RETURN_ASYNC_EVENTS", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(return_async_events),
+   .doc = "Fatal events of a device fail the connections over it. 0: they are logged."},
+  {.name = "NCCL_GDR_FLUSH_DISABLE", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(flush_disable),
+   .doc = "1: what arrives in GPU memory is not flushed."},
+  /* ours */
+  {.name = "RAIL_IB_AUTH_FILE", .type = RAIL_PARAM_STRING, .offset = AT(auth_file),
+   .doc = "File with a key of at least 16 bytes that others cannot read. Both sides of a connection then prove that "
+          "they have it; a side with and a side without refuse each other. Needs OpenSSL's libcrypto."},
+  {.name = "RAIL_IB_PORTS", .type = RAIL_PARAM_STRING, .offset = AT(ports),
+   .doc = "Range of TCP ports to listen on, first-last, for the side channels. Unset: the system chooses."},
+  {.name = "RAIL_IB_BIND", .type = RAIL_PARAM_STRING, .offset = AT(bind),
+   .doc = "Address that listeners bind to, such as 0.0.0.0 or ::, instead of their interface's. Peers are still told "
+          "the interface's."},
+  {.name = "RAIL_IB_CONNECT_TIMEOUT", .type = RAIL_PARAM_MS, .def = "30s", .lo = 10, .hi = 3600 * 1000,
+   .offset = AT(connect_ms),
+   .doc = "A peer that cannot be reached, or has begun and does not come to an end, within this time is an error."},
+  {.name = "RAIL_IB_HANDSHAKE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "10s", .lo = 10, .hi = 3600 * 1000,
+   .offset = AT(handshake_ms),
+   .doc = "A client that has not introduced itself within this time is dropped."},
+  {.name = "RAIL_IB_DETECT", .type = RAIL_PARAM_MS, .def = "5s", .lo = 10, .hi = 3600 * 1000, .offset = AT(detect_ms),
+   .doc = "About how long an HCA sends again what nobody acknowledges before that is an error, over all of "
+          "NCCL_IB_RETRY_CNT; where NCCL_IB_TIMEOUT is unset."},
+  {.name = "RAIL_IB_DEADLINE", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 24 * 3600 * 1000,
+   .offset = AT(deadline_ms),
+   .doc = "With requests outstanding, a peer whose process gives no sign of life for this long is an error. Peers that "
+          "are alive and merely slow answer PING and may take any time. 0: wait for ever."},
+  {.name = "RAIL_IB_TAG_TIMEOUT", .type = RAIL_PARAM_MS, .def = "60s", .lo = 0, .hi = 24 * 3600 * 1000,
+   .offset = AT(tag_ms),
+   .doc = "A send that finds receives posted of which none has its tag, for this long without a new one, is an error. "
+          "0: never."},
+  {.name = "RAIL_IB_LINGER", .type = RAIL_PARAM_MS, .def = "1s", .lo = 0, .hi = 60 * 1000, .offset = AT(linger_ms),
+   .doc = "A closed receiver still answers what its sender sends again, until the sender is closed, or for this long."},
+  {.name = "RAIL_IB_VERIFY", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(verify),
+   .doc = "A write of a few bytes over each QP in both directions before a connection is handed out: one that cannot "
+          "carry data is an error at connect. Off only if both sides have it off."},
+  {.name = "RAIL_IB_MAX_WRITE", .type = RAIL_PARAM_BYTES, .def = "1G", .lo = 4096, .hi = 1 << 30,
+   .offset = AT(max_write),
+   .doc = "Most bytes of one RDMA write, a power of two; what the ports of both sides allow counts as well."},
+  {.name = "RAIL_IB_MIN_PART", .type = RAIL_PARAM_BYTES, .def = "8K", .lo = IB_ALIGN, .hi = 1 << 30,
+   .offset = AT(min_part), .doc = "No message is split over several QPs in parts smaller than this."},
+  {.name = "RAIL_IB_FLUSH", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|always|never", .offset = AT(flush),
+   .doc = "Reads behind what arrived in GPU memory, before the GPU may look: where memory is reached in a way that "
+          "needs it, always, or never."},
+};
+
+const struct rail_param_table ib_param_table = {.module = "ib", .rows = rows, .count = RAIL_COUNT_OF(rows)};
+struct ib_params ib_params;
+
+_Static_assert(IB_FLUSH_AUTO == 0 && IB_FLUSH_ALWAYS == 1 && IB_FLUSH_NEVER == 2, "the words of RAIL_IB_FLUSH");
+
+static void check_max_write(void) {
+  int64_t asked = ib_params.max_write, power = asked;
+  while (power & (power - 1)) power &= power - 1;
+  if (power == asked) return;
+  RAIL_WARN("RAIL_IB_MAX_WRITE=%lld is no power of two; %lld is used", (long long)asked, (long long)power);
+  ib_params.max_write = power;
+}
+
+static void check_addresses(void) {
+  struct ib_gid_wish wish;
+  const char *family = ib_params.addr_family, *range = ib_params.addr_range;
+  if (strcmp(family, "AF_INET") != 0 && strcmp(family, "AF_INET6") != 0) {
+    RAIL_WARN("NCCL_IB_ADDR_FAMILY=%s is not a family; allowed: AF_INET or AF_INET6. AF_INET is used", family);
+    ib_params.addr_family = "AF_INET";
+  }
+  if (!range || !*range) {
+    ib_params.addr_range = NULL;
+  } else if (!ib_gid_parse_range(range, &wish)) {
+    RAIL_WARN("NCCL_IB_ADDR_RANGE=%s is not a range; allowed: address/bits, such as 10.0.0.0/8 or fd00::/64. No range "
+              "is used", range);
+    ib_params.addr_range = NULL;
+  } else if ((wish.range_family == AF_INET6) != (strcmp(ib_params.addr_family, "AF_INET6") == 0)) {
+    RAIL_WARN("NCCL_IB_ADDR_RANGE=%s is not of NCCL_IB_ADDR_FAMILY=%s, so no GID can be in it; no range is used", range,
+              ib_params.addr_family);
+    ib_params.addr_range = NULL;
+  }
+}
+
+void ib_params_load(void) {
+  const struct rail_param_table *const tables[] = {&ib_param_table};
+  rail_param_load(&ib_param_table, &ib_params);
+  check_max_write();
+  check_addresses();
+  if (ib_params.ar_threshold < 0) ib_params.ar_threshold = DEFAULT_AR_THRESHOLD;
+  if (ib_params.timeout >= 0 && getenv("RAIL_IB_DETECT"))
+    RAIL_WARN("RAIL_IB_DETECT has no effect: NCCL_IB_TIMEOUT=%lld says how long transfers are retried",
+              (long long)ib_params.timeout);
+  rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * For tests of the ib plugin without a device: libfakeverbs.so, which lies in the
+ * build directory above the test program, is the libibverbs. Its script
+ * is described in test/preload/fakeverbs/fv.h.
+ */
+#ifndef IB_FAKE_H
+#define IB_FAKE_H
+
+#include <dlfcn.h>
+#include <libgen.h>
+#include <limits.h>
+
+#include "plugin/ib/ib_param.h"
+#include "test/harness/tap.h"
+
+/* Call first in main. script NULL: fake0 and fake1, one port each. */
+__attribute__((unused)) static void fake_use(const char *program, const char *script) {
+  char path[PATH_MAX], folder[PATH_MAX];
+  snprintf(folder, sizeof folder, "%s", program);
+  snprintf(path, sizeof path, "%.4000s/../libfakeverbs.so", dirname(folder));
+  setenv("NCCL_IBVERBS_LIB", path, 1);
+  if (script) setenv("FAKEVERBS", script, 1);
+  else unsetenv("FAKEVERBS");
+  setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+  ib_params_load();
+}
+
+static void *fake_symbol_(const char *name) {
+  void *library = dlopen(getenv("NCCL_IBVERBS_LIB"), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  void *symbol = library ? dlsym(library, name) : NULL;
+  if (!symbol) {
+    fprintf(stderr, "%s: %s\n", name, dlerror());
+    abort();
+  }
+  dlclose(library);
+  return symbol;
+}
+
+__attribute__((unused)) static void fake_script(const char *text) {
+  int (*script)(const char *);
+  void *symbol = fake_symbol_("fakeverbs_script");
+  memcpy(&script, &symbol, sizeof script);
+  if (script(text) != 0) abort();
+}
+
+static long fake_ask_(const char *function, const char *what) {
+  long (*ask)(const char *);
+  void *symbol = fake_symbol_(function);
+  memcpy(&ask, &symbol, sizeof ask);
+  return ask(what);
+}
+/* How many there are (context pd mr cq qp), and how often a function was called (reg_mr, post_send ...). */
+__attribute__((unused)) static long fake_live(const char *kind) { return fake_ask_("fakeverbs_live", kind); }
+__attribute__((unused)) static long fake_calls(const char *call) { return fake_ask_("fakeverbs_calls", call); }
+
+#endif
