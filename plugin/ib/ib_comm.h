@@ -66,6 +66,7 @@ struct ib_comm {
 
   _Atomic uint32_t health;  /* ib_health.h */
   _Atomic bool stopped;     /* deregMr or close stopped the QPs: nothing may be posted any more */
+  bool forked;              /* in a child of fork, and thus stopped: its verbs objects are the parent's */
   rail_result_t failed;     /* the first error: final. The progress thread's */
   uint64_t last_progress;   /* rail_now_ns() of the last good completion, kept at a coarse grain; for error lines */
   struct ib_mhandle *mhandles;

@@ -17,7 +17,7 @@ bool ib_flush_wanted(enum ib_flush_mode mode, bool disabled, bool gpu_direct, bo
 struct ib_flush; /* one QP per rail, one word that is read into */
 /* NULL in *flush where it is not wanted. Made by setup, step by step: RAIL_IN_PROGRESS calls again. */
 rail_result_t ib_flush_open(struct ib_comm *comm, struct ib_flush **flush);
-/* Its QPs to ERR: when it returns the HCA reads no memory for it any more (ib_comm_stop). NULL is fine, here and below. */
+/* Its QPs to ERR: when it returns the HCA reads no memory for it any more. NULL is fine, here and below. */
 void ib_flush_stop(struct ib_flush *flush);
 void ib_flush_close(struct ib_flush *flush);
 /* Kept by the recv comm; closed by ib_close.c, after the data QPs. */

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * One side channel: messages, silence. */
+#include "plugin/ib/ib_channel.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "common/sockopt.h"
+#include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_health.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_stats.h"
+
+#define MS 1000000ull
+#define READS_AT_ONCE 8 /* messages; the others' channels wait meanwhile */
+#define KEEPALIVE_MS 10000 /* a peer's host that is gone is noticed even while nothing is outstanding */
+#define MIN_TICK_MS 10
+#define MAX_TICK_MS 1000
+
+/* A comm's channel says nothing for hours, and its peer's host may vanish meanwhile: the kernel asks. And what was sent
+ * must arrive some time. */
+void ib_channel_init(struct ib_channel *c, int fd, uint64_t now) {
+  *c = (struct ib_channel){.fd = fd, .life = now};
+  rail_sockopt_keepalive(fd, KEEPALIVE_MS, ib_params.deadline_ms);
+  rail_sockopt_user_timeout(fd, ib_params.deadline_ms ? ib_params.deadline_ms + 1000 : 0);
+}
+
+static void end(struct ib_channel *c, struct ib_comm *comm, uint32_t health) {
+  c->over = true;
+  atomic_fetch_or(&comm->health, health);
+}
+
+/* ---- in -------------------------------------------------------------------- */
+
+static void lose(struct ib_channel *c, struct ib_comm *comm, int err) {
+  end(c, comm, IB_COMM_PEER_LOST);
+  RAIL_INFO(RAIL_SUB_NET, "RailIB: connection with %s over %s: the side channel ended without a goodbye: %s",
+            comm->peer_text, comm->device->name, err ? strerror(err) : "end of stream");
+}
+
+static void garbage(struct ib_channel *c, struct ib_comm *comm) {
+  end(c, comm, IB_COMM_PEER_LOST);
+  RAIL_WARN("RailIB: connection with %s over %s: what came over the side channel is no message of ours (it begins "
+            "%02x%02x%02x%02x); the connection is given up; do both sides run the same version?",
+            comm->peer_text, comm->device->name, c->in[0], c->in[1], c->in[2], c->in[3]);
+}
+
+static void take(struct ib_channel *c, struct ib_comm *comm) {
+  struct ib_pulse pulse;
+  if (!ib_pulse_decode(c->in, &pulse) || (pulse.type == IB_PULSE_PONG && pulse.number > c->ping)) {
+    garbage(c, comm);
+    return;
+  }
+  if (pulse.type == IB_PULSE_GOODBYE) {
+    end(c, comm, IB_COMM_PEER_CLOSED);
+  } else if (pulse.type == IB_PULSE_PING) { /* several unanswered ones have one answer */
+    c->pong_due = !c->goodbye;
+    c->pong = pulse.number;
+  }
+}
+
+void ib_channel_read(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
+  for (int i = 0; i < READS_AT_ONCE && !c->over; i++) {
+    size_t before = c->got;
+    errno = 0;
+    rail_result_t result = rail_sock_recv_some(c->fd, c->in, sizeof c->in, &c->got);
+    if (c->got > before) c->life = now;
+    if (result == RAIL_IN_PROGRESS) return;
+    if (result != RAIL_OK) {
+      lose(c, comm, errno);
+      return;
+    }
+    c->asked = 0;
+    c->got = 0;
+    take(c, comm);
+  }
+}
+
+/* ---- out ------------------------------------------------------------------- */
+
+/* The next message that is due goes to `out`; false: there is none. */
+static bool next_out(struct ib_channel *c) {
+  struct ib_pulse pulse;
+  if (c->pong_due) {
+    pulse = (struct ib_pulse){IB_PULSE_PONG, c->pong};
+    c->pong_due = false;
+  } else if (c->goodbye_due) {
+    pulse = (struct ib_pulse){IB_PULSE_GOODBYE, 0};
+    c->goodbye_due = false;
+  } else if (c->ping_due) {
+    pulse = (struct ib_pulse){IB_PULSE_PING, c->ping};
+    c->ping_due = false;
+  } else {
+    return false;
+  }
+  ib_pulse_encode(&pulse, c->out);
+  c->sent = 0;
+  c->sending = true;
+  return true;
+}
+
+bool ib_channel_write(struct ib_channel *c, struct ib_comm *comm) {
+  while (!c->over && (c->sending || next_out(c))) {
+    rail_result_t result = rail_sock_send_some(c->fd, c->out, sizeof c->out, &c->sent);
+    if (result == RAIL_IN_PROGRESS) return true;
+    c->sending = false;
+    /* A peer that said goodbye before it went has its goodbye read, not this. */
+    if (result != RAIL_OK) {
+      int err = errno;
+      ib_channel_read(c, comm, c->life);
+      if (!c->over) lose(c, comm, err);
+    }
+  }
+  return false;
+}
+
+void ib_channel_goodbye(struct ib_channel *c, struct ib_comm *comm) {
+  if (c->goodbye) return;
+  c->goodbye = c->goodbye_due = true;
+  c->ping_due = c->pong_due = false;
+  (void)ib_channel_write(c, comm);
+}
+
+/* ---- silence --------------------------------------------------------------- */
+
+uint64_t ib_channel_tick_ns(void) {
+  if (!ib_params.deadline_ms) return 0;
+  int64_t ms = ib_params.deadline_ms / 30;
+  return (uint64_t)RAIL_MAX(RAIL_MIN(ms, MAX_TICK_MS), MIN_TICK_MS) * MS;
+}
+
+/* What moves when the comm's transfers do. Any change counts. */
+static uint64_t movement(const struct ib_comm *comm) {
+  return rail_stats_get(&comm->stats[IB_COMM_MESSAGES]) + rail_stats_get(&comm->stats[IB_COMM_WRITES]) +
+         rail_stats_get(&comm->stats[IB_COMM_LAST_PROGRESS]);
+}
+
+/* Its process does not even answer a PING. Should it wake up again it learns at once that this is over. */
+static void give_up(struct ib_channel *c, struct ib_comm *comm) {
+  end(c, comm, IB_COMM_PEER_SILENT);
+  shutdown(c->fd, SHUT_RDWR);
+}
+
+void ib_channel_tick(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
+  uint64_t deadline = (uint64_t)ib_params.deadline_ms * MS, moved = movement(comm);
+  if (c->over || c->goodbye || !deadline) return;
+  if (!atomic_load_explicit(&comm->outstanding, memory_order_relaxed) || moved != c->moved) {
+    c->moved = moved;
+    c->life = now;
+    c->asked = 0;
+    return;
+  }
+  uint64_t silence = now - c->life;
+  if (silence >= deadline) {
+    give_up(c, comm);
+  } else if (silence >= deadline / 3 && (!c->asked || now - c->asked >= deadline / 3)) {
+    c->ping++;
+    c->ping_due = true;
+    c->asked = now;
+  }
+}

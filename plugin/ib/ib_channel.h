@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A side channel in use: the watch thread's half of a connection (ib_watch.c).
+ * Messages in and out without waiting, and how long the peer has been silent.
+ * All functions are called under the watch's lock; none waits.
+ */
+#ifndef IB_CHANNEL_H
+#define IB_CHANNEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "plugin/ib/ib_pulse.h"
+
+struct ib_comm;
+
+struct ib_channel {
+  int fd;
+  bool over;     /* the peer closed or is lost: nothing more to hear or say */
+  bool goodbye;  /* we said so, or are about to */
+  uint8_t in[IB_PULSE_SIZE], out[IB_PULSE_SIZE];
+  size_t got, sent; /* of them; out is under way while `sending` */
+  bool sending, ping_due, pong_due, goodbye_due;
+  uint64_t ping, pong; /* their numbers */
+  /* The watch thread's time: nanoseconds that it was awake to see. */
+  uint64_t life;   /* when anything was heard, or moved, or nothing was outstanding */
+  uint64_t asked;  /* when the last PING was sent since then; 0: not */
+  uint64_t moved;  /* sum of the comm's counters then */
+};
+
+/* The socket's options are set. */
+void ib_channel_init(struct ib_channel *channel, int fd, uint64_t now);
+
+/* Reads what is there. What it learns goes into the comm's health. */
+void ib_channel_read(struct ib_channel *channel, struct ib_comm *comm, uint64_t now);
+/* Writes what is due, as far as it goes. True: there is more, tell me when the socket takes it. */
+bool ib_channel_write(struct ib_channel *channel, struct ib_comm *comm);
+/* The last word, written as far as it goes by this call and ib_channel_write. */
+void ib_channel_goodbye(struct ib_channel *channel, struct ib_comm *comm);
+
+/* Once a tick: asks a peer that is silent while requests are outstanding, and gives it up at the deadline. */
+void ib_channel_tick(struct ib_channel *channel, struct ib_comm *comm, uint64_t now);
+/* Nanoseconds between ticks; 0: none is needed (RAIL_IB_DEADLINE is 0). */
+uint64_t ib_channel_tick_ns(void);
+
+#endif

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Failures in words. Nothing here is on the data path. */
+#include "plugin/ib/ib_error.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "plugin/ib/ib_health.h"
+#include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_stats.h"
+#include "plugin/ib/ib_wr.h"
+
+#define VENDOR_MELLANOX 0x02c9u
+#define ACK_TIMEOUT_UNIT 4.096e-6 /* seconds; times 2 to the power of `timeout` */
+
+/* ---- tables ------------------------------------------------------------------ */
+
+#define BUG "this should not happen: please report it with this line"
+
+static const struct ib_error_row rows[] = {
+  {IBV_WC_SUCCESS, RAIL_OK, "SUCCESS", "no error", "nothing"},
+  {IBV_WC_LOC_LEN_ERR, RAIL_INTERNAL_ERROR, "LOC_LEN_ERR",
+   "a message did not fit the memory or the size that its work request named",
+   "do both sides run the same version? Else " BUG},
+  {IBV_WC_LOC_QP_OP_ERR, RAIL_SYSTEM_ERROR, "LOC_QP_OP_ERR", "this side's HCA could not carry out a work request",
+   "dmesg and the firmware's version; else " BUG},
+  {IBV_WC_LOC_EEC_OP_ERR, RAIL_SYSTEM_ERROR, "LOC_EEC_OP_ERR",
+   "this side's HCA met an inconsistency of an end-to-end context, which is not used here",
+   "the HCA's driver and firmware"},
+  {IBV_WC_LOC_PROT_ERR, RAIL_SYSTEM_ERROR, "LOC_PROT_ERR",
+   "this side's HCA may not touch the buffer of a work request: it is not, or no longer, registered",
+   "was the buffer freed or deregistered while it was in use? With GPU memory: ACS and IOMMU off for peer-to-peer, "
+   "BAR1 large enough, nvidia_peermem or dma-buf working"},
+  {IBV_WC_WR_FLUSH_ERR, RAIL_REMOTE_ERROR, "WR_FLUSH_ERR",
+   "the queue pair stopped before the transfer was done, without saying why",
+   "the other side's log and this one's earlier lines: the error that came first is the cause"},
+  {IBV_WC_MW_BIND_ERR, RAIL_INTERNAL_ERROR, "MW_BIND_ERR", "a memory window was bound wrongly; none is used here", BUG},
+  {IBV_WC_BAD_RESP_ERR, RAIL_REMOTE_ERROR, "BAD_RESP_ERR", "the peer's HCA answered something unexpected",
+   "packets altered or mixed up on the way, or a driver or firmware bug at the peer; are two hosts using one address?"},
+  {IBV_WC_LOC_ACCESS_ERR, RAIL_SYSTEM_ERROR, "LOC_ACCESS_ERR",
+   "an incoming write met local memory that its registration does not allow", "dmesg; else " BUG},
+  {IBV_WC_REM_INV_REQ_ERR, RAIL_REMOTE_ERROR, "REM_INV_REQ_ERR", "the peer's HCA refused a request as invalid",
+   "versions of both sides; drivers and firmware that differ between the hosts (NCCL_IB_ECE_ENABLE=0 helps where "
+   "enhanced connections are the reason)"},
+  {IBV_WC_REM_ACCESS_ERR, RAIL_REMOTE_ERROR, "REM_ACCESS_ERR",
+   "the peer's HCA did not allow access to the buffer that the peer named",
+   "the peer's log: did it deregister the buffer or abort while it was in use? With GPU memory: its nvidia_peermem or "
+   "dma-buf, ACS"},
+  {IBV_WC_REM_OP_ERR, RAIL_REMOTE_ERROR, "REM_OP_ERR", "the peer's HCA could not carry out the request",
+   "dmesg and firmware at the peer; with GPU memory: its peer-to-peer path (ACS, IOMMU)"},
+  {IBV_WC_RETRY_EXC_ERR, RAIL_REMOTE_ERROR, "RETRY_EXC_ERR",
+   "no acknowledgement came back though all retries were made",
+   "is the peer's host up and its port too? Can the two GIDs reach each other (ping -I, rping, ib_write_bw)? RoCE: UDP "
+   "port 4791 open, same GID type, PFC or ECN set up, no ARP flux; see docs/roce.md"},
+  {IBV_WC_RNR_RETRY_EXC_ERR, RAIL_REMOTE_ERROR, "RNR_RETRY_EXC_ERR",
+   "the peer had no receive posted for too long", "is the peer's process overrun or stopped? Else " BUG},
+  {IBV_WC_LOC_RDD_VIOL_ERR, RAIL_SYSTEM_ERROR, "LOC_RDD_VIOL_ERR",
+   "this side's reliable datagram domains do not match; none are used here", "the HCA's driver and firmware"},
+  {IBV_WC_REM_INV_RD_REQ_ERR, RAIL_REMOTE_ERROR, "REM_INV_RD_REQ_ERR",
+   "the peer refused a reliable datagram; none are used here", "drivers and firmware of both sides"},
+  {IBV_WC_REM_ABORT_ERR, RAIL_REMOTE_ERROR, "REM_ABORT_ERR", "the peer's HCA gave the operation up",
+   "dmesg and firmware at the peer"},
+  {IBV_WC_INV_EECN_ERR, RAIL_SYSTEM_ERROR, "INV_EECN_ERR", "an end-to-end context is invalid; none are used here",
+   "the HCA's driver and firmware"},
+  {IBV_WC_INV_EEC_STATE_ERR, RAIL_SYSTEM_ERROR, "INV_EEC_STATE_ERR",
+   "an end-to-end context is in a wrong state; none are used here", "the HCA's driver and firmware"},
+  {IBV_WC_FATAL_ERR, RAIL_SYSTEM_ERROR, "FATAL_ERR", "this side's HCA broke down", "dmesg; the HCA may need a reset"},
+  {IBV_WC_RESP_TIMEOUT_ERR, RAIL_REMOTE_ERROR, "RESP_TIMEOUT_ERR", "the peer's HCA did not respond in time",
+   "the path to the peer, as for RETRY_EXC_ERR"},
+  {IBV_WC_GENERAL_ERR, RAIL_SYSTEM_ERROR, "GENERAL_ERR", "the HCA reports an error of no particular kind",
+   "the vendor error, dmesg, driver and firmware"},
+  {IBV_WC_TM_ERR, RAIL_INTERNAL_ERROR, "TM_ERR", "tag matching of the HCA failed; it is not used here", BUG},
+  {IBV_WC_TM_RNDV_INCOMPLETE, RAIL_INTERNAL_ERROR, "TM_RNDV_INCOMPLETE",
+   "a rendezvous of the HCA's tag matching is incomplete; it is not used here", BUG},
+};
+
+const struct ib_error_row *ib_error_row(enum ibv_wc_status status) {
+  static const struct ib_error_row unknown = {
+    IBV_WC_GENERAL_ERR, RAIL_SYSTEM_ERROR, "unknown status", "the driver reports a status that verbs does not know",
+    "the vendor error, dmesg; is libibverbs newer than this plugin?"};
+  for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++)
+    if (rows[i].status == status) return &rows[i];
+  return &unknown;
+}
+
+/* NVIDIA publishes no list; these are what mlx5 devices are seen to report, each with the status beside it
+ * (docs/rdma-errors.md names where). */
+const char *ib_error_vendor(uint32_t vendor_id, uint32_t vendor_err) {
+  static const struct { uint32_t code; const char *words; } mlx5[] = {
+    {0x51, "memory key or address of a local buffer"},
+    {0x81, "transport retries used up"},
+    {0x88, "access denied by the remote HCA"},
+    {0x89, "operation failed in the remote HCA"},
+    {0x8a, "request invalid for the remote HCA"},
+    {0xf9, "flushed after an earlier error"},
+  };
+  for (size_t i = 0; vendor_id == VENDOR_MELLANOX && i < RAIL_COUNT_OF(mlx5); i++)
+    if (mlx5[i].code == vendor_err) return mlx5[i].words;
+  return NULL;
+}
+
+double ib_error_budget(unsigned int timeout, unsigned int retry_cnt) {
+  return timeout ? ACK_TIMEOUT_UNIT * (double)(1ull << (timeout & 31)) * (double)(retry_cnt + 1) : 0;
+}
+
+/* ---- pieces of the line -------------------------------------------------------- */
+
+#define PIECE 256
+
+static const char *operation(const struct ib_comm *comm, const struct ibv_wc *wc, char text[PIECE]) {
+  uint64_t size;
+  switch (ib_wr_kind(wc->wr_id)) {
+    case IB_WR_SEND:
+      size = ib_send_size(comm, ib_wr_arg(wc->wr_id));
+      snprintf(text, PIECE, "isend of %llu bytes to", (unsigned long long)size);
+      return text;
+    case IB_WR_RECV: return "irecv from";
+    case IB_WR_CTS: return "irecv (telling the sender of the buffer) from";
+    case IB_WR_FLUSH: return "iflush of what came from";
+    case IB_WR_VERIFY: return "the connection's first write to";
+  }
+  return "a transfer with";
+}
+
+/* Of a failed completion qp_num counts; flush QPs are not among the comm's. */
+static const struct ib_qp *find_qp(const struct ib_comm *comm, const struct ibv_wc *wc) {
+  for (unsigned int i = 0; comm->qps && i < comm->plan.nqps; i++)
+    if (comm->qps[i].qp && comm->qps[i].qp->qp_num == wc->qp_num) return &comm->qps[i];
+  return NULL;
+}
+
+static const struct ib_rail *rail_of(const struct ib_comm *comm, const struct ib_qp *qp) {
+  return &comm->rails[qp && qp->rail < comm->nrails ? qp->rail : 0];
+}
+
+/* "GID 10.0.0.1 to 10.0.0.2, QP 0x11 to 0x12". */
+static const char *path(const struct ib_comm *comm, const struct ib_qp *qp, uint32_t qp_num, char text[PIECE]) {
+  char mine[IB_GID_TEXT], theirs[IB_GID_TEXT], lid[32] = "";
+  if (!qp) {
+    snprintf(text, PIECE, "QP %#x, connected to itself", qp_num);
+    return text;
+  }
+  const struct ib_rail *rail = rail_of(comm, qp);
+  const uint8_t *gid = qp->remote_rail < comm->nremote_rails ? comm->remote_rails[qp->remote_rail].gid : qp->path.dgid;
+  if (!rail->port->roce) snprintf(lid, sizeof lid, ", LID %u", qp->path.dlid);
+  snprintf(text, PIECE, "GID %s to %s%s, QP %#x to %#x", ib_gid_text(rail->gid, mine), ib_gid_text(gid, theirs), lid,
+           qp_num, qp->path.dest_qpn);
+  return text;
+}
+
+static const char *vendor(const struct ib_port *port, uint32_t vendor_err, char text[PIECE]) {
+  const char *words = ib_error_vendor(port->hca->attr.vendor_id, vendor_err);
+  snprintf(text, PIECE, "vendor error %#x%s%s", vendor_err, words ? ": " : "", words ? words : "");
+  return text;
+}
+
+/* How long the HCA tries: the number is what the standard asks for at least; devices take up to four times as long. */
+static const char *budget(const struct ib_qp *qp, char text[PIECE]) {
+  if (!qp) return "";
+  unsigned int timeout = qp->path.timeout, retries = qp->path.retry_cnt;
+  if (timeout)
+    snprintf(text, PIECE, "retries: %u after %.3g s each, about %.1f s in all (timeout %u, retry_cnt %u); ", retries,
+             ib_error_budget(timeout, 0), ib_error_budget(timeout, retries), timeout, retries);
+  else
+    snprintf(text, PIECE, "retries: no time limit (timeout 0); ");
+  return text;
+}
+
+static const char *last_progress(const struct ib_comm *comm, char text[PIECE]) {
+  uint64_t then = comm->last_progress, now = rail_now_ns();
+  if (then) snprintf(text, PIECE, "last progress %.1f s ago", then < now ? (double)(now - then) / 1e9 : 0.0);
+  else snprintf(text, PIECE, "nothing ever came through");
+  return text;
+}
+
+static const char *port_state(const struct ib_port *port, char text[PIECE]) {
+  snprintf(text, PIECE, "port %s, went down %llu times",
+           atomic_load(&port->health) & IB_PORT_DOWN ? "is DOWN" : "is up",
+           (unsigned long long)atomic_load(&port->flaps));
+  return text;
+}
+
+static void count_error(const struct ib_port *port) {
+  if (port->stats) rail_stats_add_shared(&port->stats[IB_DEVICE_ERRORS], 1);
+}
+
+/* ---- what ends a connection ------------------------------------------------------ */
+
+rail_result_t ib_error_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
+  const struct ib_error_row *row = ib_error_row(wc->status);
+  const struct ib_qp *qp = find_qp(comm, wc);
+  const struct ib_port *port = rail_of(comm, qp)->port;
+  char op[PIECE], way[PIECE], vend[PIECE], tries[PIECE], last[PIECE], state[PIECE];
+  if (comm->failed != RAIL_OK) return comm->failed;
+  if (!atomic_load(&comm->stopped)) {
+    count_error(port);
+    RAIL_WARN("RailIB: %s %s over %s (%s): %s (IBV_WC_%s, status %d, %s); %s%s; %s; check: %s",
+              operation(comm, wc, op), comm->peer_text, port->name, path(comm, qp, wc->qp_num, way), row->what,
+              row->name, (int)wc->status, vendor(port, wc->vendor_err, vend), budget(qp, tries),
+              last_progress(comm, last), port_state(port, state), row->check);
+  }
+  return ib_comm_fail(comm, row->result);
+}
+
+/* The most telling one first. */
+static const struct {
+  uint32_t bit;
+  rail_result_t result;
+  const char *what, *check;
+} healths[] = {
+  {IB_COMM_DEVICE_FATAL, RAIL_SYSTEM_ERROR, "the HCA broke down (IBV_EVENT_DEVICE_FATAL)",
+   "dmesg; the HCA may need a reset"},
+  {IB_COMM_CQ_ERROR, RAIL_SYSTEM_ERROR, "completions were lost (IBV_EVENT_CQ_ERR)",
+   "dmesg, driver and firmware; else " BUG},
+  {IB_COMM_QP_FATAL, RAIL_SYSTEM_ERROR, "a queue pair broke (asynchronous event; an earlier line has it)",
+   "the other side's log, dmesg, driver and firmware"},
+  {IB_COMM_PEER_LOST, RAIL_REMOTE_ERROR, "the peer's process ended, or its host: the side channel broke",
+   "the peer's log; was it killed (dmesg: out of memory)?"},
+  {IB_COMM_PEER_SILENT, RAIL_REMOTE_ERROR, "the peer's process has not given a sign of life for RAIL_IB_DEADLINE",
+   "is it stopped (SIGSTOP, debugger), is its host swapping or down, or is the network of the side channel "
+   "(NCCL_SOCKET_IFNAME) cut?"},
+  {IB_COMM_PEER_CLOSED, RAIL_REMOTE_ERROR, "the peer closed the connection while requests were outstanding",
+   "the peer's log: did it abort?"},
+};
+
+rail_result_t ib_error_health(struct ib_comm *comm, uint32_t health) {
+  char last[PIECE], state[PIECE];
+  size_t i = 0;
+  if (comm->failed != RAIL_OK) return comm->failed;
+  while (i < RAIL_COUNT_OF(healths) && !(health & healths[i].bit)) i++;
+  if (i == RAIL_COUNT_OF(healths)) return RAIL_OK;
+  if (!atomic_load(&comm->stopped)) {
+    const struct ib_port *port = comm->rails[0].port;
+    count_error(port);
+    RAIL_WARN("RailIB: %s %s over %s: %s; %u requests outstanding; %s; %s; check: %s",
+              comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, healths[i].what,
+              atomic_load(&comm->outstanding), last_progress(comm, last), port_state(port, state), healths[i].check);
+  }
+  return ib_comm_fail(comm, healths[i].result);
+}
+
+/* `qp` is NULL where `what` polls a CQ. Posting fails for a reason of this host's alone. */
+rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const char *what, int err) {
+  char way[PIECE], state[PIECE];
+  if (comm->failed != RAIL_OK) return comm->failed;
+  if (!atomic_load(&comm->stopped)) {
+    const struct ib_port *port = rail_of(comm, qp)->port;
+    count_error(port);
+    RAIL_WARN("RailIB: %s %s over %s%s%s%s: %s: %s; %s; check: dmesg, driver and firmware; else " BUG,
+              comm->sender ? "sending to" : "receiving from", comm->peer_text, port->name, qp ? " (" : "",
+              qp && qp->qp ? path(comm, qp, qp->qp->qp_num, way) : "", qp ? ")" : "", what,
+              err > 0 ? strerror(err) : "failed", port_state(port, state));
+  }
+  return ib_comm_fail(comm, RAIL_SYSTEM_ERROR);
+}

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * One event at a time: a table of all types. */
+#include "plugin/ib/ib_events.h"
+
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_health.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_stats.h"
+
+#define EVENTS_AT_ONCE 64
+
+static uint64_t down_since[IB_MAX_PORTS]; /* by index in the table of ports; 0: it is up. The watch thread's */
+
+/* ---- ports ------------------------------------------------------------------ */
+
+static const char *time_of_day(char text[32]) {
+  time_t now = time(NULL);
+  struct tm tm;
+  if (!gmtime_r(&now, &tm) || !strftime(text, 32, "%Y-%m-%d %H:%M:%S UTC", &tm)) text[0] = 0;
+  return text;
+}
+
+static void count(const struct ib_port *port, enum ib_stats_device counter) {
+  if (port->stats) rail_stats_add_shared(&port->stats[counter], 1);
+}
+
+/* Not an error: the HCA sends again what it sent, for as long as the retries last. */
+static void port_down(struct ib_port *port, uint64_t *since) {
+  char when[32];
+  if (*since) return; /* known */
+  *since = rail_now_ns();
+  atomic_fetch_or(&port->health, IB_PORT_DOWN);
+  uint64_t flaps = atomic_fetch_add(&port->flaps, 1) + 1;
+  count(port, IB_DEVICE_PORT_DOWNS);
+  RAIL_WARN("RailIB: port %s went down at %s (%llu times so far); transfers over it are retried and fail if it stays "
+            "down; check cable, switch port and driver (ibv_devinfo -d %s, dmesg)",
+            port->name, time_of_day(when), (unsigned long long)flaps, port->hca->name);
+}
+
+static void port_up(struct ib_port *port, uint64_t *since) {
+  if (!*since) return;
+  double s = (double)(rail_now_ns() - *since) / 1e9;
+  *since = 0;
+  atomic_fetch_and(&port->health, ~IB_PORT_DOWN);
+  count(port, IB_DEVICE_PORT_UPS);
+  RAIL_INFO(RAIL_SUB_NET, "RailIB: port %s is up again after %.1f s", port->name, s);
+}
+
+static void other_event(struct ib_port *port, uint64_t *since, const char *what) {
+  (void)since;
+  count(port, IB_DEVICE_EVENTS);
+  RAIL_INFO(RAIL_SUB_NET, "RailIB: port %s: %s; open connections keep the addresses they have", port->name, what);
+}
+
+/* Ports that no device of ours uses are nobody's business. */
+static void on_port(struct ib_hca *hca, int number, enum ibv_event_type type, const char *what) {
+  for (unsigned int i = 0; i < ib_port_count(); i++) {
+    struct ib_port *port = ib_port_at(i);
+    if (port->hca != hca || port->number != number) continue;
+    if (type == IBV_EVENT_PORT_ERR) port_down(port, &down_since[i]);
+    else if (type == IBV_EVENT_PORT_ACTIVE) port_up(port, &down_since[i]);
+    else other_event(port, &down_since[i], what);
+  }
+}
+
+static void count_on_all(const struct ib_hca *hca, enum ib_stats_device counter) {
+  for (unsigned int i = 0; i < ib_port_count(); i++)
+    if (ib_port_at(i)->hca == hca) count(ib_port_at(i), counter);
+}
+
+/* ---- connections ------------------------------------------------------------ */
+
+static void on_comm(struct ib_hca *hca, struct ib_comm *comm, uint32_t health, const char *what) {
+  if (!comm || (comm->magic != IB_SEND_COMM_MAGIC && comm->magic != IB_RECV_COMM_MAGIC)) return;
+  count_on_all(hca, IB_DEVICE_ERRORS);
+  if (atomic_load(&comm->stopped)) return; /* its QPs are in their error state because we said so */
+  RAIL_WARN("RailIB: connection with %s over %s: %s reports %s%s", comm->peer_text, comm->device->name, hca->name, what,
+            ib_params.return_async_events ? "" : "; ignored, as NCCL_IB_RETURN_ASYNC_EVENTS=0 says");
+  if (ib_params.return_async_events) atomic_fetch_or(&comm->health, health);
+}
+
+static bool on_device(struct ib_hca *hca, const char *what) {
+  count_on_all(hca, IB_DEVICE_ERRORS);
+  atomic_fetch_or(&hca->health, IB_HCA_FATAL);
+  RAIL_WARN("RailIB: %s reports %s: nothing works over it any more; dmesg and the firmware's log say why%s", hca->name,
+            what, ib_params.return_async_events ? "" : "; ignored, as NCCL_IB_RETURN_ASYNC_EVENTS=0 says");
+  return ib_params.return_async_events != 0;
+}
+
+/* ---- the table -------------------------------------------------------------- */
+
+enum about { ABOUT_OTHER, ABOUT_QP, ABOUT_CQ, ABOUT_PORT, ABOUT_DEVICE };
+
+static const struct {
+  enum about about;
+  uint32_t health; /* of the comm */
+  const char *what;
+} table[] = {
+  [IBV_EVENT_CQ_ERR] = {ABOUT_CQ, IB_COMM_CQ_ERROR, "an overrun completion queue (CQ_ERR): completions are lost"},
+  [IBV_EVENT_QP_FATAL] = {ABOUT_QP, IB_COMM_QP_FATAL, "a queue pair that broke (QP_FATAL)"},
+  [IBV_EVENT_QP_REQ_ERR] = {ABOUT_QP, IB_COMM_QP_FATAL, "an invalid request from the peer (QP_REQ_ERR)"},
+  [IBV_EVENT_QP_ACCESS_ERR] = {ABOUT_QP, IB_COMM_QP_FATAL,
+                               "a request from the peer that its memory key does not allow (QP_ACCESS_ERR)"},
+  [IBV_EVENT_COMM_EST] = {ABOUT_OTHER, 0, "COMM_EST"},
+  [IBV_EVENT_SQ_DRAINED] = {ABOUT_OTHER, 0, "SQ_DRAINED"},
+  [IBV_EVENT_PATH_MIG] = {ABOUT_OTHER, 0, "PATH_MIG"},
+  [IBV_EVENT_PATH_MIG_ERR] = {ABOUT_OTHER, 0, "PATH_MIG_ERR"},
+  [IBV_EVENT_DEVICE_FATAL] = {ABOUT_DEVICE, 0, "a fatal error (DEVICE_FATAL)"},
+  [IBV_EVENT_PORT_ACTIVE] = {ABOUT_PORT, 0, "PORT_ACTIVE"},
+  [IBV_EVENT_PORT_ERR] = {ABOUT_PORT, 0, "PORT_ERR"},
+  [IBV_EVENT_LID_CHANGE] = {ABOUT_PORT, 0, "its LID changed"},
+  [IBV_EVENT_PKEY_CHANGE] = {ABOUT_PORT, 0, "its table of partition keys changed"},
+  [IBV_EVENT_SM_CHANGE] = {ABOUT_PORT, 0, "the subnet manager changed"},
+  [IBV_EVENT_SRQ_ERR] = {ABOUT_OTHER, 0, "SRQ_ERR"},
+  [IBV_EVENT_SRQ_LIMIT_REACHED] = {ABOUT_OTHER, 0, "SRQ_LIMIT_REACHED"},
+  [IBV_EVENT_QP_LAST_WQE_REACHED] = {ABOUT_OTHER, 0, "QP_LAST_WQE_REACHED"},
+  [IBV_EVENT_CLIENT_REREGISTER] = {ABOUT_PORT, 0, "the subnet manager asked for registrations anew"},
+  [IBV_EVENT_GID_CHANGE] = {ABOUT_PORT, 0, "its table of GIDs changed"},
+  [IBV_EVENT_WQ_FATAL] = {ABOUT_OTHER, 0, "WQ_FATAL"},
+};
+
+/* True: the HCA is dead. */
+static bool handle(struct ib_hca *hca, const struct ibv_async_event *event) {
+  enum about about = ABOUT_OTHER;
+  uint32_t health = 0;
+  const char *what = "an event of an unknown type";
+  if ((unsigned int)event->event_type < RAIL_COUNT_OF(table)) {
+    about = table[event->event_type].about;
+    health = table[event->event_type].health;
+    what = table[event->event_type].what;
+  }
+  RAIL_TRACE(RAIL_SUB_NET, "RailIB: %s: event %d: %s", hca->name, (int)event->event_type, what);
+  switch (about) {
+    case ABOUT_QP: on_comm(hca, event->element.qp->qp_context, health, what); break;
+    case ABOUT_CQ: on_comm(hca, event->element.cq->cq_context, health, what); break;
+    case ABOUT_PORT: on_port(hca, event->element.port_num, event->event_type, what); break;
+    case ABOUT_DEVICE: return on_device(hca, what);
+    case ABOUT_OTHER: count_on_all(hca, IB_DEVICE_EVENTS); break;
+  }
+  return false;
+}
+
+enum ib_events ib_events_read(struct ib_hca *hca) {
+  bool fatal = false;
+  for (int i = 0; i < EVENTS_AT_ONCE; i++) {
+    struct ibv_async_event event;
+    if (ib_verbs.get_async_event(hca->context, &event) != 0) {
+      if (errno == EAGAIN || errno == EINTR) break;
+      RAIL_WARN("RailIB: %s: its events can no longer be read: %s; ports that go down go unnoticed", hca->name,
+                strerror(errno));
+      return IB_EVENTS_GONE;
+    }
+    fatal |= handle(hca, &event);
+    ib_verbs.ack_async_event(&event);
+  }
+  return fatal ? IB_EVENTS_FATAL : IB_EVENTS_READ;
+}

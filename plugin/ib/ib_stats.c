@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The plugin's page of counters: its tables and labels, and the records of ports and comms. */
+#include "plugin/ib/ib_stats.h"
+
+#include <stdlib.h>
+
+#include "common/log.h"
+#include "common/stats_book.h"
+#include "plugin/ib/ib_comm.h"
+
+enum { GROUP_COMM, GROUP_DEVICE, GROUPS };
+
+static const struct rail_stats_counter comm_counters[] = {
+  [IB_COMM_BYTES] = {"bytes", RAIL_STATS_COUNTER, "Payload of messages that are done."},
+  [IB_COMM_MESSAGES] = {"messages", RAIL_STATS_COUNTER, "Messages that are done."},
+  [IB_COMM_WRITES] = {"writes", RAIL_STATS_COUNTER,
+                      "RDMA writes posted: of data on the sending side, of clear-to-send on the receiving one."},
+  [IB_COMM_WAITS_CTS] = {"waits_cts", RAIL_STATS_COUNTER, "Times that a send found no receive buffer with its tag."},
+  [IB_COMM_WAITS_ROOM] = {"waits_room", RAIL_STATS_COUNTER,
+                          "Times that a send or receive found its table or a send queue full."},
+  [IB_COMM_OUTSTANDING] = {"outstanding", RAIL_STATS_GAUGE, "Requests that are not done."},
+  [IB_COMM_LAST_PROGRESS] = {"progress_time", RAIL_STATS_TIME, "When a transfer completed last."},
+};
+_Static_assert(RAIL_COUNT_OF(comm_counters) == IB_COMM_COUNTERS, "a row each");
+
+static const struct rail_stats_counter device_counters[] = {
+  [IB_DEVICE_COMMS] = {"comms", RAIL_STATS_GAUGE, "Connections that are open over the port, each direction being one."},
+  [IB_DEVICE_ACCEPTED] = {"accepts", RAIL_STATS_COUNTER, "Connections made to here."},
+  [IB_DEVICE_CONNECTED] = {"connects", RAIL_STATS_COUNTER, "Connections made from here."},
+  [IB_DEVICE_REFUSED] = {"refused", RAIL_STATS_COUNTER, "Peers that were refused: version, secret, or a port that "
+                                                        "cannot reach ours."},
+  [IB_DEVICE_STRANGERS] = {"strangers", RAIL_STATS_COUNTER, "Clients that were dropped because they are no peers."},
+  [IB_DEVICE_ERRORS] = {"errors", RAIL_STATS_COUNTER, "Transfers that ended with an error, and fatal events."},
+  [IB_DEVICE_PORT_DOWNS] = {"port_downs", RAIL_STATS_COUNTER, "Times that the port went down."},
+  [IB_DEVICE_PORT_UPS] = {"port_ups", RAIL_STATS_COUNTER, "Times that the port came up again."},
+  [IB_DEVICE_EVENTS] = {"events", RAIL_STATS_COUNTER, "Other asynchronous events: a new GID, LID, partition key table "
+                                                      "or subnet manager."},
+  [IB_DEVICE_REGISTERED] = {"registrations", RAIL_STATS_GAUGE, "Memory registrations of the HCA."},
+  [IB_DEVICE_QPS] = {"qps", RAIL_STATS_GAUGE, "Queue pairs of open connections that use the port."},
+};
+_Static_assert(RAIL_COUNT_OF(device_counters) == IB_DEVICE_COUNTERS, "a row each");
+
+/* Memory is taken when a record is: the maxima cost address space only. */
+static const struct rail_stats_group groups[] = {
+  [GROUP_COMM] = {"comm", comm_counters, IB_COMM_COUNTERS, 8192},
+  [GROUP_DEVICE] = {"device", device_counters, IB_DEVICE_COUNTERS, 256},
+};
+_Static_assert(RAIL_COUNT_OF(groups) == GROUPS, "a row each");
+
+static struct rail_stats_book book = {.name = "RailIB", .groups = groups, .ngroups = GROUPS,
+                                      .device_group = GROUP_DEVICE, .lock = PTHREAD_MUTEX_INITIALIZER};
+static unsigned int opens; /* under the plugin's lock */
+
+rail_result_t ib_stats_open(void) {
+  RAIL_TRY(rail_stats_book_open(&book));
+  for (unsigned int i = 0; opens == 0 && i < ib_port_count(); i++)
+    ib_port_at(i)->stats = ib_stats_device(ib_port_at(i)->name);
+  opens++;
+  return RAIL_OK;
+}
+
+/* Comms that their callers close late still count, in the page, which stays for them. */
+void ib_stats_close(void) {
+  opens--;
+  rail_stats_book_close(&book);
+}
+
+uint64_t *ib_stats_device(const char *name) { return rail_stats_book_device(&book, name); }
+
+/* Adds the comm to, or takes it from, its ports' gauges. */
+static void count_comm(const struct ib_comm *comm, int64_t by) {
+  for (unsigned int r = 0; r < comm->nrails; r++) {
+    uint64_t *stats = comm->rails[r].port->stats, qps = 0;
+    if (!stats) continue;
+    for (unsigned int q = 0; q < comm->plan.nqps; q++) qps += comm->plan.qps[q].local_rail == r;
+    rail_stats_add_shared(&stats[IB_DEVICE_COMMS], (uint64_t)by);
+    rail_stats_add_shared(&stats[IB_DEVICE_QPS], (uint64_t)by * qps);
+  }
+}
+
+rail_result_t ib_stats_comm_begin(struct ib_comm *comm) {
+  char device[RAIL_STATS_VALUE];
+  comm->stats = rail_stats_book_take(&book, GROUP_COMM, "side=%s,device=%s,peer=%s,qps=%u",
+                                     comm->sender ? "send" : "receive", rail_stats_value(device, comm->device->name),
+                                     comm->peer_text, comm->plan.nqps);
+  comm->stats_private = !comm->stats;
+  if (!comm->stats) comm->stats = calloc(IB_COMM_COUNTERS, sizeof *comm->stats);
+  if (!comm->stats) {
+    RAIL_WARN("RailIB: connection with %s: out of memory for counters", comm->peer_text);
+    return RAIL_SYSTEM_ERROR;
+  }
+  count_comm(comm, 1);
+  return RAIL_OK;
+}
+
+void ib_stats_comm_end(struct ib_comm *comm) {
+  if (!comm->stats) return;
+  count_comm(comm, -1);
+  if (comm->stats_private) free(comm->stats);
+  else rail_stats_book_drop(&book, GROUP_COMM, comm->stats);
+  comm->stats = NULL;
+}
