@@ -69,6 +69,7 @@ struct ib_comm {
   bool forked;              /* in a child of fork, and thus stopped: its verbs objects are the parent's */
   rail_result_t failed;     /* the first error: final. The progress thread's */
   uint64_t last_progress;   /* rail_now_ns() of the last good completion, kept at a coarse grain; for error lines */
+  uint32_t moved;           /* completions since */
   struct ib_mhandle *mhandles;
   _Atomic uint32_t outstanding; /* requests given out and not done: written by the progress thread */
   uint64_t *stats;          /* of the group "comm"; never NULL */

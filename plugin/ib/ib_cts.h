@@ -51,30 +51,33 @@ enum ib_cts_seen ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, uns
 
 /* ---- matching: which buffer the next send of a tag goes into ------------ */
 
-/* A tag means the oldest buffer with it that no send has taken. */
-struct ib_cts_match {
-  const struct ib_cts_ring *ring;
-  uint32_t tail, head; /* receives with buffers left from `tail` on; `head` is the first that was not seen whole */
-  uint8_t count[IB_MAX_RECVS];
-  uint8_t taken[IB_MAX_RECVS]; /* one bit per buffer */
-  uint32_t tags[IB_MAX_RECVS][IB_MAX_GROUP];
-};
-
-struct ib_grant { /* a buffer that a send has taken */
+struct ib_grant { /* a buffer that a send may take */
   uint64_t addr, size;
   uint32_t rkeys[IB_MAX_RAILS];
   unsigned int row, index; /* what the immediate names */
 };
 
+/* A tag means the oldest buffer with it that no send has taken. What was judged is kept, and nothing is read from the
+ * ring twice. */
+struct ib_cts_match {
+  const struct ib_cts_ring *ring;
+  uint32_t tail, head; /* receives with buffers left from `tail` on; `head` is the first that was not seen whole */
+  uint32_t takes;      /* counts, for who wants to know whether anything changed */
+  uint8_t count[IB_MAX_RECVS];
+  uint8_t left[IB_MAX_RECVS]; /* one bit per buffer that no send has taken */
+  uint32_t tags[IB_MAX_RECVS][IB_MAX_GROUP];
+  struct ib_grant grants[IB_MAX_RECVS][IB_MAX_GROUP];
+};
+
 void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring);
 enum ib_cts_found {
-  IB_CTS_TAKEN,   /* *grant is the caller's */
-  IB_CTS_NONE,    /* nothing is there: the receiver has posted nothing more */
-  IB_CTS_OTHERS,  /* there are buffers, of other tags */
-  IB_CTS_BROKEN,  /* the peer wrote what cannot be */
+  IB_CTS_TAKEN,  /* *grant is the caller's */
+  IB_CTS_NONE,   /* nothing is there: the receiver has posted nothing more */
+  IB_CTS_OTHERS, /* there are buffers, of other tags */
+  IB_CTS_BROKEN, /* the peer wrote what cannot be */
 };
 enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_grant *grant);
-/* Gives back what ib_cts_take gave last: the send could not be posted after all. */
-void ib_cts_untake(struct ib_cts_match *m, const struct ib_grant *grant);
+/* For a line to people: up to `max` tags of buffers that no send has taken, oldest first; returns how many there are. */
+unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max);
 
 #endif

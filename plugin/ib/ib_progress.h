@@ -3,11 +3,23 @@
 #ifndef IB_PROGRESS_H
 #define IB_PROGRESS_H
 
-#include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_request.h"
 #include "plugin/ib/ib_wr.h"
 
-/* Polls all CQs of a comm, within a bound; RAIL_OK or the comm's failure. */
+/* Polls all CQs of a comm, within a bound, and posts what waited for room; RAIL_OK or the comm's failure. */
 rail_result_t ib_progress(struct ib_comm *comm);
+
+/* What a call has to say before it begins: RAIL_OK, or why it cannot. */
+static inline rail_result_t ib_standing(const struct ib_comm *comm) {
+  if (rail_unlikely(atomic_load_explicit(&comm->stopped, memory_order_relaxed))) return RAIL_BAD_USAGE;
+  return comm->failed;
+}
+
+/* What the watch thread has found that ends the connection, or some of it: IB_COMM_*. For those who have found nothing else
+ * to do. */
+static inline uint32_t ib_health_of(const struct ib_comm *comm) {
+  return atomic_load_explicit(&comm->health, memory_order_acquire);
+}
 
 /* ib_send.c, ib_recv.c, ib_flush.c: completions that they began. */
 void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc);
@@ -17,6 +29,14 @@ void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc);
 
 /* For error lines: bytes of the message whose send request a wr_id names; 0 if there is none. */
 uint64_t ib_send_size(const struct ib_comm *comm, unsigned int arg);
+
+/* Posts what waited for room in a send queue, as far as there is some now. */
+rail_result_t ib_send_go_on(struct ib_send_comm *sc);
+
+/* A request that is done goes back into its pool; sizes may be NULL. */
+void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes);
+void ib_recv_finish(struct ib_recv_comm *rc, struct ib_recv *recv, int *sizes);
+void ib_flush_finish(struct ib_recv_comm *rc, struct ib_request *flush);
 
 /* vtable calls */
 rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle, void **request);

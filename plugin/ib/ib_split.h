@@ -41,7 +41,9 @@ unsigned int ib_split_parts(uint64_t size, unsigned int all, uint64_t min_part);
 
 struct ib_part {
   uint64_t offset, size;
-  uint64_t body; /* of `size`: goes ahead in plain writes of up to max_write; what is left is at most max_write */
+  uint64_t body;  /* of `size`: goes ahead in plain writes; what is left is at most one write */
+  uint64_t write; /* bytes of one write; more than max_write only where the immediate could not tell the body otherwise:
+                     parts above 65535 of them */
 };
 /* Part i of n. separate: all but a short tail goes in the body (adaptive routing). */
 struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2, bool separate);

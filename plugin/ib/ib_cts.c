@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The CTS ring: entries in and out, and which buffer a send's tag means. */
+#include "plugin/ib/ib_cts.h"
+
+#include <endian.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "common/compiler.h"
+
+#define WORDS (sizeof(struct ib_cts_wire) / sizeof(uint64_t))
+_Static_assert(offsetof(struct ib_cts_wire, seq) == (WORDS - 1) * sizeof(uint64_t), "number and seal share a word");
+
+static unsigned int row_of(uint32_t seq) { return seq % IB_MAX_RECVS; }
+
+/* ---- entries ------------------------------------------------------------ */
+
+/* Words are multiplied on their own and added up, so that none waits for another. The constants are the first digits
+ * of pi: odd where it matters, and all that is asked of them is to have nothing to do with the data. */
+static uint32_t seal_of(const uint64_t *words, uint32_t seq) {
+  static const uint64_t by[WORDS] = {0x243f6a8885a308d3, 0x13198a2e03707345, 0xa4093822299f31d1, 0x082efa98ec4e6c89,
+                                     0x452821e638d01377, 0xbe5466cf34e90c6d, 0xc0ac29b7c97c50dd, 0x3f84d5b5b5470917};
+  uint64_t sum = (seq ^ 0x9216d5d9u) * by[WORDS - 1];
+  for (unsigned int i = 0; i < WORDS - 1; i++) sum += (le64toh(words[i]) ^ by[WORDS - 1 - i]) * by[i];
+  sum = (sum ^ sum >> 29) * by[0];
+  return (uint32_t)(sum >> 32);
+}
+
+void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *wire) {
+  uint64_t words[WORDS];
+  wire->addr = htole64(cts->addr);
+  wire->size = htole64(cts->size);
+  for (unsigned int i = 0; i < IB_MAX_RAILS; i++) wire->rkeys[i] = htole32(cts->rkeys[i]);
+  wire->tag = htole32(cts->tag);
+  wire->count = (uint8_t)cts->count;
+  wire->index = (uint8_t)cts->index;
+  wire->zero[0] = wire->zero[1] = 0;
+  wire->seq = htole32(seq);
+  memcpy(words, wire, sizeof words);
+  wire->seal = htole32(seal_of(words, seq));
+}
+
+static bool is_sane(const struct ib_cts_wire *wire, unsigned int index, const struct ib_cts *cts) {
+  return cts->count >= 1 && cts->count <= IB_MAX_GROUP && cts->index == index && index < cts->count &&
+         !wire->zero[0] && !wire->zero[1] && cts->size <= RAIL_NET_MAX_BYTES && cts->addr <= UINT64_MAX - cts->size;
+}
+
+enum ib_cts_seen ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index, struct ib_cts *cts) {
+  const uint64_t *from = (const uint64_t *)(const void *)wire;
+  uint64_t words[WORDS];
+  struct ib_cts_wire copy;
+  /* The HCA may be writing right now: what is judged, and used, is a copy of whole words. */
+  words[WORDS - 1] = __atomic_load_n(&from[WORDS - 1], __ATOMIC_ACQUIRE);
+  uint64_t last = le64toh(words[WORDS - 1]);
+  if ((uint32_t)last != seq) return IB_CTS_NOT_YET;
+  for (unsigned int i = 0; i < WORDS - 1; i++) words[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
+  if (last >> 32 != seal_of(words, seq)) return IB_CTS_NOT_YET;
+  memcpy(&copy, words, sizeof copy);
+  cts->addr = le64toh(copy.addr);
+  cts->size = le64toh(copy.size);
+  for (unsigned int i = 0; i < IB_MAX_RAILS; i++) cts->rkeys[i] = le32toh(copy.rkeys[i]);
+  cts->tag = le32toh(copy.tag);
+  cts->count = copy.count;
+  cts->index = copy.index;
+  return rail_likely(is_sane(&copy, index, cts)) ? IB_CTS_GOOD : IB_CTS_BAD;
+}
+
+/* ---- matching ----------------------------------------------------------- */
+
+void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring) {
+  memset(m, 0, sizeof *m);
+  m->ring = ring;
+  m->tail = m->head = 1;
+}
+
+/* Takes note of receive m->head, if all of it is there. */
+static enum ib_cts_seen look_at_head(struct ib_cts_match *m) {
+  unsigned int row = row_of(m->head), count = 1;
+  for (unsigned int i = 0; i < count; i++) {
+    struct ib_grant *g = &m->grants[row][i];
+    struct ib_cts cts;
+    enum ib_cts_seen seen = ib_cts_decode(&m->ring->rows[row][i], m->head, i, &cts);
+    if (seen != IB_CTS_GOOD) return seen;
+    if (i && cts.count != count) return IB_CTS_BAD;
+    count = cts.count;
+    m->tags[row][i] = cts.tag;
+    *g = (struct ib_grant){.addr = cts.addr, .size = cts.size, .row = row, .index = i};
+    memcpy(g->rkeys, cts.rkeys, sizeof g->rkeys);
+  }
+  m->count[row] = (uint8_t)count;
+  m->left[row] = (uint8_t)((1u << count) - 1);
+  m->head++;
+  return IB_CTS_GOOD;
+}
+
+static bool take_from(struct ib_cts_match *m, unsigned int row, uint32_t tag, struct ib_grant *grant) {
+  for (unsigned int i = 0; i < m->count[row]; i++) {
+    if (m->tags[row][i] != tag || !(m->left[row] & 1u << i)) continue;
+    *grant = m->grants[row][i];
+    m->left[row] &= (uint8_t)~(1u << i);
+    m->takes++;
+    while (m->tail != m->head && !m->left[row_of(m->tail)]) m->tail++;
+    return true;
+  }
+  return false;
+}
+
+enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_grant *grant) {
+  for (uint32_t seq = m->tail;; seq++) {
+    if (seq == m->head) {
+      if (m->head - m->tail == IB_MAX_RECVS) return IB_CTS_OTHERS; /* nobody can have posted more */
+      enum ib_cts_seen seen = look_at_head(m);
+      if (rail_unlikely(seen == IB_CTS_BAD)) return IB_CTS_BROKEN;
+      if (seen == IB_CTS_NOT_YET) return m->tail == m->head ? IB_CTS_NONE : IB_CTS_OTHERS;
+    }
+    if (take_from(m, row_of(seq), tag, grant)) return IB_CTS_TAKEN;
+  }
+}
+
+unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max) {
+  unsigned int n = 0;
+  for (uint32_t seq = m->tail; seq != m->head; seq++)
+    for (unsigned int i = 0, row = row_of(seq); i < m->count[row]; i++) {
+      if (!(m->left[row] & 1u << i)) continue;
+      if (n < max) tags[n] = m->tags[row][i];
+      n++;
+    }
+  return n;
+}

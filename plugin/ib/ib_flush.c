@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Flush: per rail a QP that is connected to itself, and a read of one byte from
+ * the last buffer that holds anything. It follows what the rail has written to
+ * the same memory through all bridges between the two, so when the byte is here
+ * the rest is there.
+ */
+#include "plugin/ib/ib_flush.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/log.h"
+#include "plugin/ib/ib_error.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_progress.h"
+
+struct ib_flush {
+  struct ib_comm *comm;
+  unsigned int ready; /* rails whose QP is in RTS */
+  struct ib_qp qps[IB_MAX_RAILS];
+  struct ibv_mr *mrs[IB_MAX_RAILS];
+  uint64_t *word; /* on a page of its own: what is read goes here, and nobody looks at it */
+};
+
+bool ib_flush_wanted(enum ib_flush_mode mode, bool disabled, bool gpu_direct, bool dmabuf) {
+  if (mode != IB_FLUSH_AUTO) return mode == IB_FLUSH_ALWAYS;
+  return !disabled && (gpu_direct || dmabuf); /* nothing but GPU memory needs it */
+}
+
+/* ---- made and taken down ------------------------------------------------ */
+
+/* From itself to itself, otherwise as the data QP of the same rail. */
+static rail_result_t set_path(struct ib_qp *qp, const struct ib_comm *comm, unsigned int rail) {
+  struct ib_port_now now;
+  const struct ib_qp_path *data = &comm->qps[rail].path; /* QP i is on rail i % nrails */
+  RAIL_TRY(ib_port_look(comm->rails[rail].port, &now));
+  qp->path = (struct ib_qp_path){.port = comm->rails[rail].port->number,
+                                 .pkey_index = data->pkey_index,
+                                 .sgid_index = (uint8_t)comm->rails[rail].gid_index,
+                                 .grh = comm->rails[rail].port->roce || now.grh_required,
+                                 .mtu = now.mtu,
+                                 .sl = data->sl,
+                                 .traffic_class = data->traffic_class,
+                                 .timeout = data->timeout,
+                                 .retry_cnt = data->retry_cnt,
+                                 .dlid = now.lid,
+                                 .dest_qpn = qp->qp->qp_num};
+  memcpy(qp->path.dgid, comm->rails[rail].gid, sizeof qp->path.dgid);
+  return RAIL_OK;
+}
+
+static rail_result_t open_rail(struct ib_flush *f, unsigned int i) {
+  const struct ib_rail *rail = &f->comm->rails[i];
+  static const struct ib_qp_sizes sizes = {.send_depth = IB_MAX_FLUSHES, .recv_depth = 1};
+  f->mrs[i] = ib_verbs.reg_mr(rail->port->hca->pd, f->word, sizeof *f->word, IBV_ACCESS_LOCAL_WRITE);
+  if (!f->mrs[i]) {
+    RAIL_WARN("RailIB: accept of %s: cannot register memory for flushes with %s: %m; check ulimit -l",
+              f->comm->peer_text, rail->port->name);
+    return RAIL_SYSTEM_ERROR;
+  }
+  RAIL_TRY(ib_qp_create(&f->qps[i], rail->port, rail->cq, &sizes, f->comm));
+  f->qps[i].rail = f->qps[i].remote_rail = (uint8_t)i;
+  f->qps[i].index = (uint16_t)i;
+  return set_path(&f->qps[i], f->comm, i);
+}
+
+/* One transition of one QP per call. */
+static rail_result_t step(struct ib_flush *f) {
+  struct ib_qp *qp = &f->qps[f->ready];
+  const struct ib_port *port = f->comm->rails[f->ready].port;
+  switch (qp->state) {
+    case IB_QP_NONE: return open_rail(f, f->ready);
+    case IB_QP_RESET: return ib_qp_to_init(qp, port, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+    case IB_QP_INIT: return ib_qp_to_rtr(qp, port);
+    case IB_QP_RTR: return ib_qp_to_rts(qp, port);
+    default: f->ready++; return RAIL_OK;
+  }
+}
+
+static struct ib_flush *new_flush(struct ib_comm *comm) {
+  struct ib_flush *f = calloc(1, sizeof *f);
+  size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  if (f && posix_memalign((void **)(void *)&f->word, page, page) == 0) {
+    f->comm = comm;
+    return f;
+  }
+  free(f);
+  RAIL_WARN("RailIB: accept of %s: out of memory for flushes", comm->peer_text);
+  return NULL;
+}
+
+static bool is_wanted(const struct ib_comm *comm) {
+  bool gpu_direct = false, dmabuf = false;
+  for (unsigned int i = 0; i < comm->nrails; i++) {
+    gpu_direct |= comm->rails[i].port->hca->gpu_direct;
+    dmabuf |= comm->rails[i].port->hca->dmabuf;
+  }
+  return ib_flush_wanted((enum ib_flush_mode)ib_params.flush, ib_params.flush_disable != 0, gpu_direct, dmabuf);
+}
+
+rail_result_t ib_flush_open(struct ib_comm *comm, struct ib_flush **flush) {
+  if (!*flush) {
+    if (!is_wanted(comm)) return RAIL_OK;
+    *flush = new_flush(comm);
+    if (!*flush) return RAIL_SYSTEM_ERROR;
+  }
+  struct ib_flush *f = *flush;
+  rail_result_t result = step(f);
+  if (result == RAIL_OK) return f->ready < comm->nrails ? RAIL_IN_PROGRESS : RAIL_OK;
+  if (result != RAIL_IN_PROGRESS) {
+    ib_flush_close(f);
+    *flush = NULL;
+  }
+  return result;
+}
+
+void ib_flush_stop(struct ib_flush *flush) {
+  for (unsigned int i = 0; flush && i < flush->comm->nrails; i++)
+    if (flush->qps[i].qp) ib_qp_to_err(&flush->qps[i]);
+}
+
+void ib_flush_close(struct ib_flush *flush) {
+  if (!flush) return;
+  for (unsigned int i = 0; i < IB_MAX_RAILS; i++) {
+    ib_qp_destroy(&flush->qps[i]);
+    if (flush->mrs[i]) (void)ib_verbs.dereg_mr(flush->mrs[i]);
+  }
+  free(flush->word);
+  free(flush);
+}
+
+void ib_recv_comm_set_flush(struct ib_comm *comm, struct ib_flush *flush) { ib_recv_comm_of(comm)->flush = flush; }
+
+struct ib_flush *ib_recv_comm_flush(const struct ib_comm *comm) {
+  return rail_container_of(comm, const struct ib_recv_comm, base)->flush;
+}
+
+/* ---- iflush ------------------------------------------------------------- */
+
+/* The last buffer that holds anything; -1: none does. */
+static int last_of(int n, const int *sizes) {
+  int i = n - 1;
+  while (i >= 0 && sizes[i] <= 0) i--;
+  return i;
+}
+
+static bool is_needed(const struct ib_mhandle *mr) {
+  return mr->type != RAIL_PTR_HOST || ib_params.flush == IB_FLUSH_ALWAYS;
+}
+
+static rail_result_t post_reads(struct ib_recv_comm *rc, struct ib_request *r, const void *data,
+                                const struct ib_mhandle *mr) {
+  struct ib_flush *f = rc->flush;
+  for (unsigned int i = 0; i < rc->base.nrails; i++) {
+    struct ibv_sge sge = {.addr = (uintptr_t)f->word, .length = 1, .lkey = f->mrs[i]->lkey};
+    struct ibv_send_wr wr = {.wr_id = ib_wr_id(IB_WR_FLUSH, i, 1, (unsigned int)(r - rc->flushes)),
+                             .opcode = IBV_WR_RDMA_READ,
+                             .sg_list = &sge,
+                             .num_sge = 1,
+                             .send_flags = IBV_SEND_SIGNALED,
+                             .wr.rdma = {.remote_addr = (uintptr_t)data, .rkey = mr->rkeys[i]}},
+                       *bad;
+    int err = ibv_post_send(f->qps[i].qp, &wr, &bad);
+    if (rail_unlikely(err)) return ib_error_post(&rc->base, &f->qps[i], "ibv_post_send", err);
+  }
+  return RAIL_OK;
+}
+
+RAIL_COLD static rail_result_t bad_flush(int n, const void *data, const void *sizes, const void *mhandles,
+                                         void **request) {
+  RAIL_WARN("RailIB: iflush: n %d, data %p, sizes %p, mhandles %p, request %p; none may be NULL, and n must be 1..%d", n,
+            data, sizes, mhandles, (void *)request, IB_MAX_GROUP);
+  return RAIL_BAD_ARGUMENT;
+}
+
+/* NULL would mean that there is nothing to wait for. */
+RAIL_COLD static rail_result_t too_many(void) {
+  RAIL_WARN("RailIB: iflush: more than %d flushes are outstanding on one connection; test some first", IB_MAX_FLUSHES);
+  return RAIL_INTERNAL_ERROR;
+}
+
+rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request) {
+  if (request) *request = NULL;
+  struct ib_comm *comm = ib_comm_of(recv_comm, IB_RECV_COMM_MAGIC, "iflush");
+  if (!comm) return RAIL_BAD_ARGUMENT;
+  if (rail_unlikely(!request || !data || !sizes || !mhandles || n < 1 || n > IB_MAX_GROUP))
+    return bad_flush(n, data, sizes, mhandles, request);
+  if (rail_unlikely(ib_standing(comm) != RAIL_OK)) return ib_standing(comm);
+  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
+  int i = last_of(n, sizes);
+  if (!rc->flush || i < 0) return RAIL_OK;
+  struct ib_mhandle *mr = mhandles[i];
+  if (rail_unlikely(!ib_mr_covers(comm, mr, data[i], (uint64_t)sizes[i])))
+    return ib_mr_refuse(comm, "iflush", mr, data[i], (uint64_t)sizes[i]);
+  if (!is_needed(mr)) return RAIL_OK;
+  struct ib_request *r = rc->free_flushes;
+  if (rail_unlikely(!r)) return too_many();
+  rc->free_flushes = r->next_free;
+  ib_request_begin(r, IB_REQ_FLUSH, comm->nrails);
+  rc->flushed[r - rc->flushes] = mr;
+  ib_mr_hold(mr);
+  *request = r;
+  (void)post_reads(rc, r, data[i], mr); /* a failure is for test to report: the request exists */
+  return RAIL_OK;
+}
+
+void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc) {
+  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
+  unsigned int i = ib_wr_arg(wc->wr_id);
+  if (--rc->flushes[i].pending) return;
+  ib_mr_release(rc->flushed[i]);
+  ib_request_end(&rc->flushes[i]);
+}
+
+void ib_flush_finish(struct ib_recv_comm *rc, struct ib_request *flush) {
+  flush->magic = IB_REQ_FREE;
+  flush->next_free = rc->free_flushes;
+  rc->free_flushes = flush;
+}

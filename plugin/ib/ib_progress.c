@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test, and the one progress function: completions in, each to the file that
+ * began it. Where there are none, and only there, is time to ask what the watch
+ * thread has found, and what time it is.
+ */
+#include "plugin/ib/ib_progress.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "plugin/ib/ib_error.h"
+#include "plugin/ib/ib_health.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_profile.h"
+
+#define BATCH 16
+#define MAX_BATCHES 8   /* per call and CQ: a call must return within a millisecond */
+#define CLOCK_EACH 4096 /* completions, where there always are some */
+#define PEER_BITS (IB_COMM_PEER_CLOSED | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT)
+#define CLOSED_GRACE_MS 1000 /* beyond the time for which a closed receiver answers */
+
+void ib_comm_own_memory(struct ib_comm *comm, void **memory, size_t *size) {
+  *memory = comm->sender ? ib_send_comm_of(comm)->own : ib_recv_comm_of(comm)->own;
+  *size = sizeof(struct ib_own);
+}
+
+void ib_comm_free_kind(struct ib_comm *comm) {
+  void *memory;
+  size_t size;
+  ib_comm_own_memory(comm, &memory, &size);
+  free(memory);
+  comm->magic = 0;
+  if (comm->sender) free(ib_send_comm_of(comm));
+  else free(ib_recv_comm_of(comm));
+}
+
+/* ---- completions -------------------------------------------------------- */
+
+/* Status first: of a failed one little else counts. */
+static rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *wc) {
+  if (rail_unlikely(wc->status != IBV_WC_SUCCESS)) return ib_error_completion(comm, wc);
+  switch (ib_wr_kind(wc->wr_id)) {
+    case IB_WR_SEND: ib_send_done(comm, wc); return RAIL_OK;
+    case IB_WR_RECV: return ib_recv_done(comm, wc);
+    case IB_WR_CTS: ib_recv_cts_done(comm, wc); return RAIL_OK;
+    case IB_WR_FLUSH: ib_flush_done(comm, wc); return RAIL_OK;
+    case IB_WR_VERIFY: break; /* the handshake has what it wanted */
+  }
+  return RAIL_OK;
+}
+
+/* After an error the rest of a batch still counts: it may finish requests. */
+static rail_result_t poll_cq(struct ib_comm *comm, struct ibv_cq *cq) {
+  struct ibv_wc wcs[BATCH];
+  int n = BATCH;
+  for (int batch = 0; batch < MAX_BATCHES && n == BATCH; batch++) {
+    n = ibv_poll_cq(cq, BATCH, wcs);
+    if (rail_unlikely(n < 0)) return ib_error_post(comm, NULL, "ibv_poll_cq", EIO);
+    for (int i = 0; i < n; i++) (void)dispatch(comm, &wcs[i]);
+    comm->moved += (uint32_t)n;
+    if (rail_unlikely(comm->failed != RAIL_OK)) return comm->failed;
+  }
+  return RAIL_OK;
+}
+
+static void note_time(struct ib_comm *comm) {
+  comm->moved = 0;
+  comm->last_progress = rail_now_ns();
+  rail_stats_set(&comm->stats[IB_COMM_LAST_PROGRESS], comm->last_progress);
+}
+
+/* *found: there was something. */
+static rail_result_t poll_all(struct ib_comm *comm, bool *found) {
+  uint32_t moved = comm->moved;
+  *found = false;
+  RAIL_TRY(ib_standing(comm));
+  for (unsigned int i = 0; i < comm->nrails; i++) RAIL_TRY(poll_cq(comm, comm->rails[i].cq));
+  *found = comm->moved != moved;
+  if (comm->sender && rail_unlikely(ib_send_comm_of(comm)->unposted)) RAIL_TRY(ib_send_go_on(ib_send_comm_of(comm)));
+  if (rail_unlikely(comm->moved && (!*found || comm->moved > CLOCK_EACH))) note_time(comm);
+  return RAIL_OK;
+}
+
+rail_result_t ib_progress(struct ib_comm *comm) {
+  bool found;
+  return poll_all(comm, &found);
+}
+
+/* ---- where nothing was found -------------------------------------------- */
+
+/* The peer said goodbye, with sends of ours under way. What it had received it acknowledges for a while yet, and the
+ * HCA asks again; what is not acknowledged when that time is over never will be. */
+static bool still_acknowledged(struct ib_send_comm *sc) {
+  if (!sc->closed_deadline)
+    sc->closed_deadline = rail_deadline_in_ms((uint64_t)ib_params.linger_ms + CLOSED_GRACE_MS);
+  return !rail_deadline_passed(sc->closed_deadline);
+}
+
+/* Can the request still be completed, with what is known of the connection? */
+static bool may_complete(const struct ib_request *r, uint32_t health) {
+  if (health & ~PEER_BITS) return false;
+  if (r->magic == IB_REQ_FLUSH) return true; /* needs no peer */
+  if (health != IB_COMM_PEER_CLOSED || r->magic == IB_REQ_RECV) return false;
+  return still_acknowledged(ib_send_comm_of(r->comm));
+}
+
+/* The last completions come before a goodbye, but it may have been heard of between our look at the CQs and our look at
+ * the health word: so once more. */
+RAIL_COLD static rail_result_t unhealthy(struct ib_request *r, uint32_t health) {
+  bool found;
+  rail_result_t result = poll_all(r->comm, &found);
+  if (result != RAIL_OK || found || !r->pending || may_complete(r, health)) return result;
+  return ib_error_health(r->comm, health);
+}
+
+static rail_result_t nothing_found(struct ib_request *r) {
+  uint32_t health = ib_health_of(r->comm);
+  return rail_unlikely(health) ? unhealthy(r, health) : RAIL_OK;
+}
+
+/* ---- test --------------------------------------------------------------- */
+
+/* Moves the comm. The result is its own. */
+static rail_result_t push(struct ib_request *r) {
+  bool found;
+  RAIL_TRY(poll_all(r->comm, &found));
+  return found || !r->pending ? RAIL_OK : nothing_found(r);
+}
+
+static void finish(struct ib_request *r, int *sizes) {
+  struct ib_comm *comm = r->comm;
+  if (r->magic == IB_REQ_SEND) ib_send_finish(ib_send_comm_of(comm), rail_container_of(r, struct ib_send, base), sizes);
+  else if (r->magic == IB_REQ_RECV)
+    ib_recv_finish(ib_recv_comm_of(comm), rail_container_of(r, struct ib_recv, base), sizes);
+  else ib_flush_finish(ib_recv_comm_of(comm), r);
+}
+
+rail_result_t ib_test(void *request, int *done, int *sizes) {
+  if (!done) {
+    RAIL_WARN("RailIB: test: done is NULL; allowed: the address of an int");
+    return RAIL_BAD_ARGUMENT;
+  }
+  *done = 0;
+  struct ib_request *r = ib_request_of(request, "test");
+  if (!r) return RAIL_BAD_ARGUMENT;
+  if (r->pending) {
+    rail_result_t result = push(r);
+    /* A request that finished is finished, whatever became of the others. */
+    if (r->pending) {
+      if (result == RAIL_OK) result = r->result; /* other buffers of it may still be written */
+      if (rail_unlikely(result != RAIL_OK && r->comm->profiler)) ib_profile_stop(r);
+      return result;
+    }
+  }
+  if (rail_unlikely(r->comm->profiler != NULL)) ib_profile_stop(r);
+  rail_result_t result = r->result;
+  finish(r, sizes);
+  *done = 1;
+  return result;
+}

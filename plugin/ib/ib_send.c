@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A send from isend to its completion.
+ *
+ * isend looks in the CTS ring for a buffer of its tag. With one, the message is
+ * cut into parts, each for a QP of its own, and posted: plain writes, and per
+ * part one write with immediate that tells the receiver. What a send queue has no
+ * room for waits in `unposted`, and later sends behind it; ib_progress goes on
+ * there. The send is done when the last write of each part has completed.
+ */
+#include <arpa/inet.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "plugin/ib/ib_error.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_profile.h"
+#include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_split.h"
+
+#define BATCH 16 /* writes that are posted at once */
+#define TAGS_SHOWN 8
+
+/* ---- the comm ----------------------------------------------------------- */
+
+struct ib_comm *ib_send_comm_alloc(void) {
+  struct ib_send_comm *sc = calloc(1, sizeof *sc);
+  size_t size;
+  if (!sc) return NULL;
+  sc->own = ib_own_alloc(&size);
+  if (!sc->own) {
+    free(sc);
+    return NULL;
+  }
+  sc->base.magic = IB_SEND_COMM_MAGIC;
+  sc->base.sender = true;
+  sc->base.side_fd = -1;
+  sc->free = ib_request_pool_init(sc->sends, sizeof sc->sends[0], IB_MAX_SENDS, &sc->base);
+  sc->unposted_end = &sc->unposted;
+  ib_cts_match_init(&sc->match, &sc->own->ring);
+  return &sc->base;
+}
+
+/* NCCL's rule: on InfiniBand switches may route adaptively, on Ethernet they are taken not to. */
+static bool routes_adaptively(const struct ib_port *port) {
+  return ib_params.adaptive_routing < 0 ? !port->roce : ib_params.adaptive_routing != 0;
+}
+
+void ib_send_comm_start(struct ib_comm *comm) {
+  struct ib_send_comm *sc = ib_send_comm_of(comm);
+  sc->min_part = (uint64_t)ib_params.min_part;
+  for (unsigned int i = 0; i < comm->nrails; i++)
+    sc->separate_above[i] = routes_adaptively(comm->rails[i].port) ? (uint64_t)ib_params.ar_threshold : UINT64_MAX;
+  ib_limit_inline(comm);
+}
+
+/* ---- parts into writes -------------------------------------------------- */
+
+static uint32_t immediate_of(const struct ib_send_comm *sc, const struct ib_send *send, uint64_t body) {
+  struct ib_imm imm = {.row = send->grant.row,
+                       .index = send->grant.index,
+                       .parts = send->nparts,
+                       .body = body,
+                       .word = rail_unlikely(send->base.result != RAIL_OK) ? IB_IMM_TOO_LARGE : 0};
+  return htonl(ib_imm_encode(&imm, sc->base.plan.qps_per_message));
+}
+
+/* The write of `len` bytes at `at` of the message. */
+static void make_write(const struct ib_send *send, const struct ib_qp *qp, uint64_t at, uint64_t len,
+                       struct ibv_send_wr *wr, struct ibv_sge *sge) {
+  *wr = (struct ibv_send_wr){.opcode = IBV_WR_RDMA_WRITE,
+                             .wr.rdma = {.remote_addr = send->grant.addr + at,
+                                         .rkey = send->grant.rkeys[qp->remote_rail]}};
+  if (!len) return;
+  *sge = (struct ibv_sge){.addr = (uintptr_t)send->data + at,
+                          .length = (uint32_t)len,
+                          .lkey = send->mr->lkeys[qp->rail]};
+  wr->sg_list = sge;
+  wr->num_sge = 1;
+  if (len <= qp->max_inline && send->mr->type == RAIL_PTR_HOST) wr->send_flags = IBV_SEND_INLINE;
+}
+
+/* Posts what its QP has room for of the part that is next, up to a batch. The last write of a batch is asked to
+ * complete, and stands for all of it. */
+static rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp) {
+  struct ibv_send_wr wrs[BATCH], *bad;
+  struct ibv_sge sges[BATCH];
+  struct ib_part part = ib_split_part(send->length, send->part, send->nparts, sc->base.plan.max_write_log2,
+                                      send->length > sc->separate_above[qp->rail]);
+  unsigned int n = 0, most = RAIL_MIN(qp->send_room, BATCH);
+  bool tail;
+  do {
+    tail = send->posted == part.body;
+    uint64_t len = tail ? part.size - part.body : RAIL_MIN(part.write, part.body - send->posted);
+    make_write(send, qp, part.offset + send->posted, len, &wrs[n], &sges[n]);
+    if (n) wrs[n - 1].next = &wrs[n];
+    send->posted += len;
+    n++;
+  } while (!tail && n < most);
+  struct ibv_send_wr *last = &wrs[n - 1];
+  last->wr_id = ib_wr_id(IB_WR_SEND, qp->index, n, (unsigned int)(send - sc->sends));
+  last->send_flags |= IBV_SEND_SIGNALED;
+  if (tail) {
+    last->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    last->imm_data = immediate_of(sc, send, part.body);
+    send->part++;
+    send->posted = 0;
+  }
+  int err = ibv_post_send(qp->qp, wrs, &bad);
+  if (rail_unlikely(err)) return ib_error_post(&sc->base, qp, "ibv_post_send", err);
+  send->base.pending++;
+  qp->send_room -= n;
+  rail_stats_add(&sc->base.stats[IB_COMM_WRITES], n);
+  return RAIL_OK;
+}
+
+/* RAIL_IN_PROGRESS: a send queue is full. */
+static rail_result_t post(struct ib_send_comm *sc, struct ib_send *send) {
+  while (send->part < send->nparts) {
+    struct ib_qp *qp = &sc->base.qps[(send->first_qp + send->part) % sc->base.plan.nqps];
+    if (rail_unlikely(!qp->send_room)) return RAIL_IN_PROGRESS;
+    RAIL_TRY(post_batch(sc, send, qp));
+  }
+  send->base.pending--; /* those of its writes remain */
+  return RAIL_OK;
+}
+
+/* Behind those that wait, if any do. A failure from here on is for test to report: the request exists. */
+static void post_in_turn(struct ib_send_comm *sc, struct ib_send *send) {
+  if (rail_likely(!sc->unposted) && post(sc, send) != RAIL_IN_PROGRESS) return;
+  rail_stats_add(&sc->base.stats[IB_COMM_WAITS_ROOM], 1);
+  send->next = NULL;
+  *sc->unposted_end = send;
+  sc->unposted_end = &send->next;
+}
+
+rail_result_t ib_send_go_on(struct ib_send_comm *sc) {
+  while (sc->unposted) {
+    rail_result_t result = post(sc, sc->unposted);
+    if (result != RAIL_OK) return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
+    sc->unposted = sc->unposted->next;
+    if (!sc->unposted) sc->unposted_end = &sc->unposted;
+  }
+  return RAIL_OK;
+}
+
+/* ---- no buffer ---------------------------------------------------------- */
+
+RAIL_COLD static rail_result_t broken_ring(struct ib_send_comm *sc) {
+  RAIL_WARN("RailIB: isend to %s over %s: protocol error: the peer posted a receive whose values cannot be (receive "
+            "%u); is it of another release?", sc->base.peer_text, sc->base.device->name, sc->match.head);
+  return ib_comm_fail(&sc->base, RAIL_REMOTE_ERROR);
+}
+
+RAIL_COLD static rail_result_t no_such_tag(struct ib_send_comm *sc, uint32_t tag) {
+  uint32_t tags[TAGS_SHOWN];
+  char text[TAGS_SHOWN * 12] = "";
+  unsigned int n = ib_cts_tags(&sc->match, tags, TAGS_SHOWN);
+  for (unsigned int i = 0, at = 0; i < RAIL_MIN(n, TAGS_SHOWN); i++)
+    at += (unsigned int)snprintf(text + at, sizeof text - at, " %u", tags[i]);
+  RAIL_WARN("RailIB: isend to %s over %s: no receive of tag %u for %lld ms (RAIL_IB_TAG_TIMEOUT), while %u buffers are "
+            "posted with tag%s%s; send and receive do not fit together", sc->base.peer_text, sc->base.device->name,
+            tag, (long long)ib_params.tag_ms, n, text, n > TAGS_SHOWN ? " ..." : "");
+  return ib_comm_fail(&sc->base, RAIL_BAD_USAGE);
+}
+
+/* There are buffers, of other tags: that is over soon, or never. Any change of the ring begins anew, and so does a tag
+ * that comes later than the first that was stuck, once that one's time is up: it may have been given up. */
+static rail_result_t check_stuck(struct ib_send_comm *sc, uint32_t tag) {
+  struct ib_stuck *stuck = &sc->stuck;
+  bool same = stuck->deadline && stuck->head == sc->match.head && stuck->takes == sc->match.takes;
+  if (!ib_params.tag_ms || (same && !rail_deadline_passed(stuck->deadline))) return RAIL_OK;
+  if (same && stuck->tag == tag) return no_such_tag(sc, tag);
+  *stuck = (struct ib_stuck){.deadline = rail_deadline_in_ms((uint64_t)ib_params.tag_ms),
+                             .tag = tag,
+                             .head = sc->match.head,
+                             .takes = sc->match.takes};
+  return RAIL_OK;
+}
+
+static rail_result_t no_buffer(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
+  if (rail_unlikely(found == IB_CTS_BROKEN)) return broken_ring(sc);
+  rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
+  uint32_t health = ib_health_of(&sc->base);
+  if (rail_unlikely(health)) return ib_error_health(&sc->base, health);
+  return found == IB_CTS_OTHERS ? check_stuck(sc, tag) : RAIL_OK;
+}
+
+/* ---- isend and its end -------------------------------------------------- */
+
+/* Nothing is written, but both sides hear of it. */
+RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send, uint32_t tag) {
+  RAIL_WARN("RailIB: isend to %s over %s: a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
+            "send and receive do not fit together", sc->base.peer_text, sc->base.device->name,
+            (unsigned long long)send->size, tag, (unsigned long long)send->grant.size);
+  send->base.result = RAIL_BAD_USAGE;
+  send->length = 0;
+}
+
+static struct ib_send *new_send(struct ib_send_comm *sc, void *data, size_t size, struct ib_mhandle *mr) {
+  struct ib_send *send = rail_container_of(sc->free, struct ib_send, base);
+  sc->free = send->base.next_free;
+  ib_request_begin(&send->base, IB_REQ_SEND, 1);
+  send->data = data;
+  send->size = send->length = size;
+  send->posted = 0;
+  send->part = 0;
+  send->mr = size ? mr : NULL;
+  ib_mr_hold(send->mr);
+  return send;
+}
+
+/* Over how many QPs, and from which on: they take turns. */
+static void choose_qps(struct ib_send_comm *sc, struct ib_send *send) {
+  send->nparts = (uint16_t)ib_split_parts(send->length, sc->base.plan.qps_per_message, sc->min_part);
+  send->first_qp = (uint16_t)sc->next_qp;
+  sc->next_qp = (sc->next_qp + send->nparts) % sc->base.plan.nqps;
+}
+
+RAIL_COLD static rail_result_t bad_send(const struct ib_comm *comm, const void *data, size_t size,
+                                        const struct ib_mhandle *mr, void **request) {
+  if (request) return ib_mr_refuse(comm, "isend", mr, data, size);
+  RAIL_WARN("RailIB: isend: request is NULL; allowed: the address of a pointer");
+  return RAIL_BAD_ARGUMENT;
+}
+
+rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
+                       void **request) {
+  if (request) *request = NULL;
+  struct ib_comm *comm = ib_comm_of(send_comm, IB_SEND_COMM_MAGIC, "isend");
+  if (!comm) return RAIL_BAD_ARGUMENT;
+  if (rail_unlikely(!request || !ib_mr_covers(comm, mhandle, data, size) || size > RAIL_NET_MAX_BYTES))
+    return bad_send(comm, data, size, mhandle, request);
+  if (rail_unlikely(ib_standing(comm) != RAIL_OK)) return ib_standing(comm);
+  struct ib_send_comm *sc = ib_send_comm_of(comm);
+  struct ib_grant grant;
+  if (rail_unlikely(!sc->free)) {
+    rail_stats_add(&comm->stats[IB_COMM_WAITS_ROOM], 1);
+    return RAIL_OK;
+  }
+  enum ib_cts_found found = ib_cts_take(&sc->match, (uint32_t)tag, &grant);
+  if (found != IB_CTS_TAKEN) return no_buffer(sc, (uint32_t)tag, found);
+  struct ib_send *send = new_send(sc, data, size, mhandle);
+  send->grant = grant;
+  if (rail_unlikely(size > grant.size)) refuse_size(sc, send, (uint32_t)tag);
+  choose_qps(sc, send);
+  *request = send;
+  if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(&send->base, &phandle);
+  post_in_turn(sc, send);
+  return RAIL_OK;
+}
+
+void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
+  struct ib_send *send = &ib_send_comm_of(comm)->sends[ib_wr_arg(wc->wr_id)];
+  comm->qps[ib_wr_qp(wc->wr_id)].send_room += ib_wr_count(wc->wr_id);
+  if (--send->base.pending) return;
+  rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
+  rail_stats_add(&comm->stats[IB_COMM_BYTES], send->length);
+  ib_mr_release(send->mr);
+  ib_request_end(&send->base);
+}
+
+uint64_t ib_send_size(const struct ib_comm *comm, unsigned int arg) {
+  const struct ib_send_comm *sc = rail_container_of(comm, const struct ib_send_comm, base);
+  return comm->sender && arg < IB_MAX_SENDS ? sc->sends[arg].size : 0;
+}
+
+void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes) {
+  if (sizes) sizes[0] = send->length > INT_MAX ? INT_MAX : (int)send->length;
+  send->base.magic = IB_REQ_FREE;
+  send->base.next_free = sc->free;
+  sc->free = &send->base;
+}
