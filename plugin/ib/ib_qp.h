@@ -57,6 +57,8 @@ rail_result_t ib_qp_create(struct ib_qp *qp, const struct ib_port *port, struct 
 rail_result_t ib_qp_to_init(struct ib_qp *qp, const struct ib_port *port, int access);
 rail_result_t ib_qp_to_rtr(struct ib_qp *qp, const struct ib_port *port);
 rail_result_t ib_qp_to_rts(struct ib_qp *qp, const struct ib_port *port);
+/* What this QP's device can do with one of its own kind; false, and all zero, where it knows nothing of that. */
+bool ib_qp_query_ece(const struct ib_qp *qp, struct ibv_ece *ece);
 /* Stops it: when this returns the HCA neither sends from nor writes to memory for it. Never fails loudly. */
 void ib_qp_to_err(struct ib_qp *qp);
 void ib_qp_destroy(struct ib_qp *qp); /* a zeroed one is fine */

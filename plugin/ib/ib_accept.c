@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The accepting side, the receiver. Each call looks once at who knocks, then
+ * gives half-made connections their turn, one after the other, within a bound
+ * of time; the first that is ready is the peer of this call.
+ *
+ * Whoever goes silent, hangs up or talks nonsense in the middle is dropped with
+ * a line, and the next one is waited for. What no other peer could do better
+ * ends accept with an error: ports that do not fit, a device of ours that
+ * fails, a peer that has said that it gives up.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "plugin/ib/ib_listen.h"
+
+#define CALL_NS 300000ull /* most time for half-made connections in one call; the last step may end later */
+
+/* ---- steps that only this side has --------------------------------------- */
+
+static rail_result_t step_hints(struct ib_setup *s) {
+  s->nhints = s->theirs.nrails;
+  for (unsigned int i = 0; i < s->nhints; i++) {
+    s->hints[i] = (struct ib_gid){.type = s->theirs.rails[i].gid_type, .valid = true};
+    memcpy(s->hints[i].raw, s->theirs.rails[i].gid, sizeof s->hints[i].raw);
+  }
+  return RAIL_OK;
+}
+
+static rail_result_t step_welcome(struct ib_setup *s) {
+  struct ib_answer answer = {.reason = IB_REASON_NONE, .rail_here = -1, .rail_there = -1};
+  struct ib_answer_wire wire;
+  if (s->side.keyed && rail_random_bytes(answer.nonce, sizeof answer.nonce) != RAIL_OK)
+    return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "no random bytes from the kernel");
+  ib_answer_encode(&answer, &wire);
+  RAIL_TRY(ib_side_say(&s->side, IB_MESSAGE_ANSWER, &wire, sizeof wire));
+  return ib_setup_say_offer(s);
+}
+
+static rail_result_t step_ready(struct ib_setup *s) { return ib_side_say(&s->side, IB_MESSAGE_READY, NULL, 0); }
+
+static const struct ib_setup_row table[] = {
+  {"hear offer", ib_setup_hear_offer, "the peer's offer"},
+  {"hints", step_hints, NULL},
+  {"look at ports", ib_setup_look, NULL},
+  {"offer", ib_setup_offer, NULL},
+  {"plan", ib_setup_plan, NULL},
+  {"welcome", step_welcome, NULL},
+  {"comm", ib_setup_comm, NULL},
+  {"completion queues", ib_setup_cqs, NULL},
+  {"memory", ib_setup_memory, NULL},
+  {"queue pairs", ib_setup_qps, NULL},
+  {"to INIT", ib_setup_inits, NULL},
+  {"receives", ib_setup_receives, "the driver to take flush queue pairs to RTS"},
+  {"say queue pairs", ib_setup_say_qps, NULL},
+  {"hear queue pairs", ib_setup_hear_qps, "the peer's queue pairs"},
+  {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)"},
+  {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS"},
+  {"start", ib_setup_start, NULL},
+  {"ready", step_ready, NULL},
+  {"test writes", ib_setup_test_writes, NULL},
+  {"verified", ib_setup_verified, "the first writes over each queue pair"},
+  {"all said", ib_setup_flushed, "the peer to read what was said"},
+};
+
+/* ---- half-made connections ----------------------------------------------- */
+
+static void append(struct ib_listen *l, struct ib_half *half) {
+  half->next = NULL;
+  *l->last = half;
+  l->last = &half->next;
+  l->nhalves++;
+}
+
+static struct ib_half *take_first(struct ib_listen *l) {
+  struct ib_half *half = l->halves;
+  l->halves = half->next;
+  if (!l->halves) l->last = &l->halves;
+  l->nhalves--;
+  return half;
+}
+
+static void half_free(struct ib_half *half) {
+  ib_setup_free(&half->setup);
+  free(half);
+}
+
+bool ib_half_begin(struct ib_listen *l, int fd, const union rail_addr *peer, const struct ib_hello_wire *hello) {
+  struct ib_half *half = l->nhalves < IB_MAX_HALVES ? calloc(1, sizeof *half) : NULL;
+  if (!half) return false;
+  ib_setup_init(&half->setup, l->ctx, l->device, false, peer, l->ctx->traffic_class);
+  ib_side_init(&half->setup.side, fd, false, (l->handle.flags & IB_HANDLE_AUTH) != 0, hello);
+  append(l, half);
+  return true;
+}
+
+void ib_halves_free(struct ib_listen *l) {
+  while (l->halves) half_free(take_first(l));
+}
+
+static bool is_only_that_peer(enum ib_reason reason) {
+  switch (reason) {
+    case IB_REASON_NONE: /* it is gone */
+    case IB_REASON_GONE:
+    case IB_REASON_MESSAGE:
+    case IB_REASON_VERSION:
+    case IB_REASON_MAC:
+    case IB_REASON_TIMEOUT: return true;
+    default: return false;
+  }
+}
+
+/* One turn of one of them. RAIL_OK with *comm, or without: it waits, or is gone and nobody need know. */
+static rail_result_t give_turn(struct ib_listen *l, uint64_t until, struct ib_comm **comm) {
+  struct ib_half *half = take_first(l);
+  rail_result_t result = ib_setup_run(&half->setup, table, RAIL_COUNT_OF(table), until);
+  if (result == RAIL_IN_PROGRESS) {
+    append(l, half);
+    return RAIL_OK;
+  }
+  if (result == RAIL_OK) result = ib_setup_take(&half->setup, comm);
+  else if (is_only_that_peer(half->setup.reason)) result = RAIL_OK;
+  half_free(half);
+  return result;
+}
+
+/* ---- the call ------------------------------------------------------------ */
+
+rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle) {
+  (void)dev_handle;
+  struct ib_listen *l = listen_comm;
+  struct ib_comm *comm = NULL;
+  if (!recv_comm || !l || l->magic != IB_LISTEN_MAGIC) {
+    RAIL_WARN("RailIB: accept: listenComm %p, recvComm %p; allowed: an open listener, and not NULL", listen_comm,
+              (void *)recv_comm);
+    return RAIL_BAD_ARGUMENT;
+  }
+  *recv_comm = NULL;
+  RAIL_TRY(rail_doors_step(&l->doors));
+  uint64_t until = rail_now_ns() + CALL_NS;
+  for (unsigned int turns = l->nhalves; turns > 0 && !comm; turns--) {
+    RAIL_TRY(give_turn(l, until, &comm));
+    if (rail_now_ns() >= until) break;
+  }
+  *recv_comm = comm;
+  return RAIL_OK;
+}

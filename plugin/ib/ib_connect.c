@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The connecting side, the sender. Between two calls the attempt lives in its
+ * context's table; the handle holds only its number.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/dial.h"
+#include "common/log.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_setup.h"
+
+#define CALL_NS 200000ull /* most time for steps of one call; the last of them may end later */
+
+struct ib_connect {
+  struct ib_setup setup;
+  uint64_t number;
+  struct ib_handle listener;
+  union rail_addr from;
+  struct rail_dial dial;
+  struct ib_hello_wire hello;
+};
+
+/* ---- steps that only this side has --------------------------------------- */
+
+static rail_result_t step_dial(struct ib_setup *s) {
+  struct ib_connect *a = rail_container_of(s, struct ib_connect, setup);
+  rail_result_t result = rail_dial_step(&a->dial, &a->hello, sizeof a->hello);
+  int err = a->dial.last_errno;
+  if (result == RAIL_OK) {
+    ib_side_init(&s->side, a->dial.fd, true, ib_auth_on(), &a->hello);
+    a->dial.fd = -1;
+    return RAIL_OK;
+  }
+  if (result != RAIL_IN_PROGRESS)
+    return ib_setup_fail(s, IB_REASON_NONE, result, "%s%s", strerror(err),
+                         err == EMFILE || err == ENFILE ? "; raise the limit of open files (ulimit -n)" : "");
+  if (!rail_deadline_passed(s->deadline)) return result;
+  return ib_setup_fail(s, IB_REASON_NONE, RAIL_REMOTE_ERROR, "no TCP connection from %s within %lld ms "
+                       "(RAIL_IB_CONNECT_TIMEOUT): %s; is the peer alive, is that address reachable, does a firewall "
+                       "block the port?", a->dial.from.interface, (long long)ib_params.connect_ms,
+                       err ? strerror(err) : "no answer");
+}
+
+static rail_result_t step_answer(struct ib_setup *s) {
+  struct ib_message message;
+  return ib_setup_hear(s, IB_MESSAGE_ANSWER, &message); /* what is no refusal is a welcome */
+}
+
+static rail_result_t step_ready(struct ib_setup *s) {
+  struct ib_message message;
+  RAIL_TRY(ib_setup_hear(s, IB_MESSAGE_READY, &message));
+  if (message.size == 0) return RAIL_OK;
+  return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it said ready with %zu bytes too many", message.size);
+}
+
+static const struct ib_setup_row table[] = {
+  {"look at ports", ib_setup_look, NULL},
+  {"offer", ib_setup_offer, NULL},
+  {"dial", step_dial, "a TCP connection"},
+  {"say offer", ib_setup_say_offer, NULL},
+  {"hear answer", step_answer, "the peer's answer (it comes when its side calls accept)"},
+  {"hear offer", ib_setup_hear_offer, "the peer's offer"},
+  {"plan", ib_setup_plan, NULL},
+  {"comm", ib_setup_comm, NULL},
+  {"completion queues", ib_setup_cqs, NULL},
+  {"memory", ib_setup_memory, NULL},
+  {"queue pairs", ib_setup_qps, NULL},
+  {"to INIT", ib_setup_inits, NULL},
+  {"hear queue pairs", ib_setup_hear_qps, "the peer's queue pairs"},
+  {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)"},
+  {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS"},
+  {"start", ib_setup_start, NULL},
+  {"say queue pairs", ib_setup_say_qps, NULL},
+  {"hear ready", step_ready, "the peer's queue pairs to be ready"},
+  {"test writes", ib_setup_test_writes, NULL},
+  {"verified", ib_setup_verified, "the first writes over each queue pair"},
+};
+
+/* ---- attempts ------------------------------------------------------------ */
+
+static void attempt_free(struct ib_connect *a) {
+  rail_dial_close(&a->dial);
+  ib_setup_free(&a->setup);
+  free(a);
+}
+
+void ib_connect_drop(void *attempt) { attempt_free(attempt); }
+
+/* Both with the parameter, or both without. */
+static bool agree_on_auth(const struct ib_device *device, const struct ib_handle *listener) {
+  char peer[RAIL_ADDR_TEXT];
+  bool theirs = listener->flags & IB_HANDLE_AUTH;
+  if (theirs == ib_auth_on()) return true;
+  RAIL_WARN("RailIB: connect to %s over %s: RAIL_IB_AUTH_FILE is set %s; set it on both sides, to the same key, or on "
+            "neither", rail_addr_text(&listener->addr, peer), device->name,
+            theirs ? "there and not here" : "here and not there");
+  ib_setup_count(device, IB_DEVICE_REFUSED);
+  return false;
+}
+
+static rail_result_t make_hello(struct ib_connect *a) {
+  uint8_t comm_id[IB_COMM_ID_SIZE];
+  RAIL_TRY(rail_random_bytes(comm_id, sizeof comm_id));
+  ib_hello_encode(a->listener.secret, comm_id, &a->hello);
+  return ib_auth_on() ? ib_auth_sign_hello(&a->listener, &a->hello) : RAIL_OK;
+}
+
+/* The listener's GIDs are a hint: which of several that are as good suits this peer. */
+static void take_hints(struct ib_setup *s, const struct ib_handle *listener) {
+  s->nhints = listener->ngids;
+  for (unsigned int i = 0; i < listener->ngids; i++) {
+    s->hints[i] = (struct ib_gid){.type = IB_GID_UNKNOWN, .valid = true};
+    memcpy(s->hints[i].raw, listener->gids[i], sizeof s->hints[i].raw);
+  }
+}
+
+static rail_result_t attempt_new(struct ib_ctx *ctx, const struct ib_device *device, const struct ib_handle *listener,
+                                 int traffic_class, struct ib_connect **out) {
+  if (!agree_on_auth(device, listener)) return RAIL_BAD_USAGE;
+  struct ib_connect *a = calloc(1, sizeof *a);
+  if (!a) goto no_memory;
+  if (traffic_class < 0) traffic_class = ctx->traffic_class;
+  a->listener = *listener;
+  ib_setup_init(&a->setup, ctx, device, true, &listener->addr, traffic_class);
+  take_hints(&a->setup, listener);
+  struct rail_dial_from from = {.plugin = "RailIB", .interface = ib_side_interface(&a->from), .addr = &a->from,
+                                .tie = RAIL_TIE_NONE, .traffic_class = -1, .number = -1};
+  rail_dial_init(&a->dial, &from, &listener->addr);
+  if (make_hello(a) != RAIL_OK) {
+    RAIL_WARN("RailIB: connect: no random bytes or no HMAC: %s", strerror(errno));
+    free(a);
+    return RAIL_SYSTEM_ERROR;
+  }
+  if (rail_attempts_add(&ctx->attempts, a, &a->number) != RAIL_OK) goto no_memory;
+  *out = a;
+  return RAIL_OK;
+
+no_memory:
+  free(a);
+  RAIL_WARN("RailIB: connect: out of memory");
+  return RAIL_SYSTEM_ERROR;
+}
+
+/* ---- the call ------------------------------------------------------------ */
+
+static rail_result_t find_or_begin(struct ib_ctx *ctx, const struct ib_device *device, void *handle_bytes,
+                                   int traffic_class, struct ib_connect **a) {
+  struct ib_handle handle;
+  const char *why;
+  if (!ib_handle_decode(handle_bytes, &handle, &why)) {
+    RAIL_WARN("RailIB: connect: this handle cannot be used: %s", why);
+    return RAIL_BAD_ARGUMENT;
+  }
+  if (handle.attempt == 0) {
+    RAIL_TRY(attempt_new(ctx, device, &handle, traffic_class, a));
+    ib_handle_set_attempt(handle_bytes, (*a)->number);
+    return RAIL_OK;
+  }
+  *a = rail_attempts_find(&ctx->attempts, handle.attempt);
+  if (*a) return RAIL_OK;
+  RAIL_WARN("RailIB: connect: this handle names attempt %llx, which is not under way here; allowed: a handle as listen "
+            "made it, or as this context's connect left it", (unsigned long long)handle.attempt);
+  return RAIL_BAD_ARGUMENT;
+}
+
+rail_result_t ib_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic_class, void **send_comm,
+                         struct rail_net_device_handle **dev_handle) {
+  (void)dev_handle;
+  struct ib_connect *a = NULL;
+  struct ib_comm *comm = NULL;
+  if (!handle_bytes || !send_comm) {
+    RAIL_WARN("RailIB: connect: handle %p, sendComm %p; neither may be NULL", handle_bytes, (void *)send_comm);
+    return RAIL_BAD_ARGUMENT;
+  }
+  *send_comm = NULL;
+  struct ib_ctx *ctx = ib_ctx_of(ctx_arg, "connect");
+  const struct ib_device *device = ib_device_at(dev, "connect");
+  if (!ctx || !device) return RAIL_BAD_ARGUMENT;
+  RAIL_TRY(find_or_begin(ctx, device, handle_bytes, traffic_class, &a));
+  rail_result_t result = ib_setup_run(&a->setup, table, RAIL_COUNT_OF(table), rail_now_ns() + CALL_NS);
+  if (result == RAIL_IN_PROGRESS) return RAIL_OK;
+  if (result == RAIL_OK) result = ib_setup_take(&a->setup, &comm);
+  rail_attempts_remove(&ctx->attempts, a->number);
+  attempt_free(a);
+  ib_handle_set_attempt(handle_bytes, 0); /* the handle may connect again */
+  *send_comm = comm;
+  return result;
+}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Opening and closing a listener, and the judgement on HELLOs. */
+#include "plugin/ib/ib_listen.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "common/ports.h"
+#include "plugin/ib/ib_param.h"
+
+static struct rail_ports ports = {.plugin = "RailIB", .range_param = "RAIL_IB_PORTS", .bind_param = "RAIL_IB_BIND"};
+
+bool ib_handshake_load(void) {
+  rail_ports_load(&ports, ib_params.ports, ib_params.bind);
+  return ib_auth_load();
+}
+
+/* ---- who knocks ---------------------------------------------------------- */
+
+static bool turn_away(enum ib_reason reason, unsigned int version, struct rail_refusal *refusal) {
+  struct ib_answer answer = {.reason = reason, .rail_here = -1, .rail_there = -1};
+  if (reason == IB_REASON_VERSION)
+    snprintf(refusal->why, sizeof refusal->why, "%s (%u, ours %d)", ib_reason_text(reason), version, IB_WIRE_VERSION);
+  else snprintf(refusal->why, sizeof refusal->why, "%s", ib_reason_text(reason));
+  if (reason == IB_REASON_GARBAGE) return false;
+  _Static_assert(IB_REFUSAL_SIZE <= sizeof refusal->reply, "a refusal fits");
+  ib_refusal_encode(&answer, refusal->reply);
+  refusal->reply_size = IB_REFUSAL_SIZE;
+  return false;
+}
+
+static unsigned int version_of(const struct rail_stranger *stranger) {
+  return stranger->message[4] | (unsigned int)stranger->message[5] << 8;
+}
+
+static bool plausible(void *host, const struct rail_stranger *stranger, struct rail_refusal *refusal) {
+  (void)host;
+  enum ib_reason reason = ib_hello_plausible(stranger->message, stranger->have);
+  return reason == IB_REASON_NONE || turn_away(reason, version_of(stranger), refusal);
+}
+
+/* Only what is authentic is worth remembering. */
+static enum ib_reason judge(struct ib_listen *l, const struct ib_hello_wire *hello) {
+  enum ib_reason reason = ib_hello_judge(hello, &l->handle);
+  if (reason != IB_REASON_NONE || !(l->handle.flags & IB_HANDLE_AUTH)) return reason;
+  if (!ib_auth_check_hello(&l->handle, hello)) return IB_REASON_MAC;
+  switch (rail_seen_note(&l->seen, hello->comm_id, 0)) {
+    case RAIL_SEEN_NEW: return IB_REASON_NONE;
+    case RAIL_SEEN_BEFORE: return IB_REASON_REPLAY;
+    default: return IB_REASON_BUSY;
+  }
+}
+
+static bool whole(void *host, const struct rail_stranger *stranger, struct rail_refusal *refusal) {
+  struct ib_listen *l = host;
+  struct ib_hello_wire hello;
+  memcpy(&hello, stranger->message, sizeof hello);
+  enum ib_reason reason = judge(l, &hello);
+  if (reason == IB_REASON_NONE && !ib_half_begin(l, stranger->fd, &stranger->peer, &hello)) reason = IB_REASON_BUSY;
+  return reason == IB_REASON_NONE || turn_away(reason, version_of(stranger), refusal);
+}
+
+static void count(void *host, enum rail_door_event event) {
+  const struct ib_listen *l = host;
+  ib_setup_count(l->device, event == RAIL_DOOR_STRANGER ? IB_DEVICE_STRANGERS : IB_DEVICE_REFUSED);
+}
+
+static const struct rail_door_rules rules = {
+  .plugin = "RailIB",
+  .message_size = sizeof(struct ib_hello_wire),
+  .plausible = plausible,
+  .whole = whole,
+  .count = count,
+};
+
+/* ---- opening and closing ------------------------------------------------- */
+
+static rail_result_t open_door(struct ib_listen *l) {
+  union rail_addr interface;
+  const char *name = ib_side_interface(&interface);
+  int fd = -1;
+  if (!name) {
+    RAIL_WARN("RailIB: listen: there is no network interface for the side channel (NCCL_SOCKET_IFNAME)");
+    return RAIL_SYSTEM_ERROR;
+  }
+  rail_result_t result = rail_random_bytes(l->handle.secret, sizeof l->handle.secret);
+  if (result != RAIL_OK) {
+    RAIL_WARN("RailIB: listen: no random bytes from the kernel: %s", strerror(errno));
+    return result;
+  }
+  RAIL_TRY(rail_ports_listen(&ports, name, &interface, RAIL_DOOR_BACKLOG, &l->handle.addr, &fd));
+  rail_doors_add(&l->doors, fd);
+  return RAIL_OK;
+}
+
+static void link_listen(struct ib_ctx *ctx, struct ib_listen *l) {
+  pthread_mutex_lock(&ctx->lock);
+  l->next = ctx->listens;
+  if (ctx->listens) ctx->listens->prev = l;
+  ctx->listens = l;
+  pthread_mutex_unlock(&ctx->lock);
+}
+
+rail_result_t ib_listen(void *ctx_arg, int dev, void *handle_bytes, void **listen_comm) {
+  char addr[RAIL_ADDR_TEXT];
+  if (!handle_bytes || !listen_comm) {
+    RAIL_WARN("RailIB: listen: handle %p, listenComm %p; neither may be NULL", handle_bytes, (void *)listen_comm);
+    return RAIL_BAD_ARGUMENT;
+  }
+  *listen_comm = NULL;
+  struct ib_ctx *ctx = ib_ctx_of(ctx_arg, "listen");
+  const struct ib_device *device = ib_device_at(dev, "listen");
+  if (!ctx || !device) return RAIL_BAD_ARGUMENT;
+  struct ib_listen *l = calloc(1, sizeof *l);
+  if (!l) {
+    RAIL_WARN("RailIB: listen: out of memory");
+    return RAIL_SYSTEM_ERROR;
+  }
+  l->magic = IB_LISTEN_MAGIC;
+  l->ctx = ctx;
+  l->device = device;
+  l->last = &l->halves;
+  l->handle.flags = ib_auth_on() ? IB_HANDLE_AUTH : 0;
+  rail_doors_init(&l->doors, &rules, l, device->name, (uint64_t)ib_params.handshake_ms);
+  rail_result_t result = open_door(l);
+  if (result != RAIL_OK) {
+    rail_doors_close(&l->doors);
+    free(l);
+    return result;
+  }
+  ib_handle_encode(&l->handle, handle_bytes);
+  link_listen(ctx, l);
+  RAIL_INFO(RAIL_SUB_NET, "RailIB: listening for %s at %s%s", device->name, rail_addr_text(&l->handle.addr, addr),
+            l->handle.flags & IB_HANDLE_AUTH ? ", authenticated" : "");
+  *listen_comm = l;
+  return RAIL_OK;
+}
+
+rail_result_t ib_close_listen(void *listen_comm) {
+  struct ib_listen *l = listen_comm;
+  if (!l) return RAIL_OK;
+  if (l->magic != IB_LISTEN_MAGIC) {
+    RAIL_WARN("RailIB: closeListen: %p is not an open listener", listen_comm);
+    return RAIL_OK; /* an error would end the caller's clean-up */
+  }
+  pthread_mutex_lock(&l->ctx->lock);
+  if (l->prev) l->prev->next = l->next;
+  else l->ctx->listens = l->next;
+  if (l->next) l->next->prev = l->prev;
+  pthread_mutex_unlock(&l->ctx->lock);
+  ib_halves_free(l);
+  rail_doors_close(&l->doors);
+  rail_seen_free(&l->seen);
+  l->magic = 0;
+  free(l);
+  return RAIL_OK;
+}

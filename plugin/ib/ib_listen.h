@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A listener: a door on the side channel's interface, and the connections
+ * behind it that are being made. Any number of strangers may stand before it
+ * (common/door.h); whoever has said HELLO is a half-made connection, a table of
+ * steps of its own, and none waits for another.
+ *
+ * One thread at a time: the one that calls accept with it, then closeListen.
+ */
+#ifndef IB_LISTEN_H
+#define IB_LISTEN_H
+
+#include "common/door.h"
+#include "common/seen.h"
+#include "plugin/ib/ib_setup.h"
+
+#define IB_LISTEN_MAGIC 0x4e4c4249u
+#define IB_MAX_HALVES 64 /* half-made connections of one listener */
+
+struct ib_half {
+  struct ib_half *next;
+  struct ib_setup setup;
+};
+
+struct ib_listen {
+  uint32_t magic;
+  struct ib_ctx *ctx;
+  struct ib_listen *next, *prev; /* in ctx->listens, under its lock */
+  const struct ib_device *device;
+  struct ib_handle handle; /* as it was given out */
+  struct rail_doors doors;
+  struct rail_seen seen;
+  struct ib_half *halves, **last; /* in the order in which they have their turn */
+  unsigned int nhalves;
+};
+
+/* ib_accept.c: a HELLO that was found right. False: there is no place or memory for it, and fd is still the caller's. */
+bool ib_half_begin(struct ib_listen *l, int fd, const union rail_addr *peer, const struct ib_hello_wire *hello);
+void ib_halves_free(struct ib_listen *l);
+
+#endif

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What this side brings: its ports as they are now, with a GID for each that suits the peer; and what both make of it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/door.h"
+#include "common/log.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_setup.h"
+
+#define SL_MAX 15
+#define SPARE_CQES (2 * IB_MAX_FLUSHES) /* for the flush QP of a port */
+
+/* ---- what a device can do ------------------------------------------------ */
+
+struct ib_qp_sizes ib_setup_sizes(const struct ib_setup *s, const struct ib_port *port) {
+  uint32_t most = (uint32_t)RAIL_MAX(port->hca->attr.max_qp_wr, 1);
+  return (struct ib_qp_sizes){
+    .send_depth = RAIL_MIN(IB_SEND_DEPTH, most),
+    .recv_depth = s->connector ? 1 : RAIL_MIN(IB_RECV_DEPTH, most),
+    .inline_bytes = ib_params.use_inline ? 128 : 0,
+  };
+}
+
+/* Every request of each QP may complete with an error, asked for or not: the completion queue holds them all. */
+static unsigned int max_qps_of(const struct ib_setup *s, const struct ib_port *port) {
+  struct ib_qp_sizes sizes = ib_setup_sizes(s, port);
+  int64_t room = ((int64_t)port->hca->attr.max_cqe - SPARE_CQES) / (sizes.send_depth + sizes.recv_depth);
+  return (unsigned int)RAIL_MAX(0, RAIL_MIN(RAIL_MIN(room, port->hca->attr.max_qp), IB_MAX_QPS));
+}
+
+static unsigned int log2_of(uint64_t n) {
+  unsigned int log2 = 0;
+  while (n >>= 1) log2++;
+  return log2;
+}
+
+/* ---- ports --------------------------------------------------------------- */
+
+rail_result_t ib_setup_look(struct ib_setup *s) {
+  if (!s->now && !(s->now = calloc(s->device->nrails, sizeof *s->now)))
+    return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
+  const struct ib_port *port = s->device->rails[s->piece];
+  struct ib_port_now *now = &s->now[s->piece];
+  if (ib_port_look(port, now) != RAIL_OK)
+    return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "port %s cannot be queried (the line above says why)",
+                         port->name);
+  if (!now->active)
+    return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR,
+                         "port %s is down; is its link up (ibv_devinfo, ip link), is the cable in?", port->name);
+  return ib_setup_piece_done(s, s->device->nrails);
+}
+
+static void wish_of_params(struct ib_gid_wish *wish) {
+  memset(wish, 0, sizeof *wish);
+  wish->index = (int)ib_params.gid_index;
+  wish->family = ib_params.addr_family && strcmp(ib_params.addr_family, "AF_INET6") == 0 ? AF_INET6 : AF_INET;
+  wish->version = (int)ib_params.roce_version;
+  wish->flid_index = (int)ib_params.flid_gid_index;
+  if (ib_params.addr_range) (void)ib_gid_parse_range(ib_params.addr_range, wish);
+}
+
+static int choose(const struct ib_setup *s, unsigned int rail, const struct ib_gid *peer, const char **why) {
+  struct ib_gid_wish wish;
+  wish_of_params(&wish);
+  return ib_gid_choose(&s->now[rail].gids, s->device->rails[rail]->roce, &wish, peer, why);
+}
+
+/* Is that port's best GID for this peer in the peer's subnet? */
+static bool is_near(const struct ib_setup *s, unsigned int rail, const struct ib_gid *peer) {
+  const char *why;
+  int index = choose(s, rail, peer, &why);
+  return index >= 0 && ib_gid_same_subnet(&s->now[rail].gids.gids[index], peer, (unsigned int)ib_params.subnet_prefix_len);
+}
+
+/* The order of our rails: by place, or (NCCL_IB_SUBNET_AWARE_ROUTING) so that ours and the peer's of one place are in
+ * one subnet, as far as there are such. Only one side may do it, the one that hears the other's offer first. */
+static void order_rails(const struct ib_setup *s, unsigned int order[IB_MAX_RAILS]) {
+  unsigned int n = s->device->nrails;
+  for (unsigned int i = 0; i < n; i++) order[i] = i;
+  if (s->connector || !ib_params.subnet_aware) return;
+  for (unsigned int place = 0; place < n && place < s->nhints; place++)
+    for (unsigned int i = place; i < n; i++)
+      if (is_near(s, order[i], &s->hints[place])) {
+        unsigned int found = order[i];
+        order[i] = order[place];
+        order[place] = found;
+        break;
+      }
+}
+
+static rail_result_t offer_rail(struct ib_setup *s, unsigned int place, unsigned int rail) {
+  struct ib_port *port = s->device->rails[rail];
+  const struct ib_port_now *now = &s->now[rail];
+  const char *why = "";
+  int index = choose(s, rail, s->nhints ? &s->hints[place % s->nhints] : NULL, &why);
+  if (index < 0) return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "port %s: %s", port->name, why);
+  struct ib_offer_rail *offer = &s->mine.rails[place];
+  *offer = (struct ib_offer_rail){
+    .roce = port->roce,
+    .port = port->number,
+    .mtu = now->mtu,
+    .gid_type = now->gids.gids[index].type,
+    .grh_required = now->grh_required,
+    .lid = now->lid,
+    .subnet_prefix = now->subnet_prefix,
+    .speed = (uint32_t)port->speed,
+  };
+  memcpy(offer->gid, now->gids.gids[index].raw, sizeof offer->gid);
+  memcpy(offer->name, port->name, strnlen(port->name, sizeof offer->name - 1));
+  s->ports[place] = port;
+  s->gid_index[place] = index;
+  return RAIL_OK;
+}
+
+/* ---- quality of service -------------------------------------------------- */
+
+/* What packets of the connection carry: told to us by parameter, else by the caller, else by the sender. */
+static void choose_service(struct ib_setup *s) {
+  int64_t sl = ib_params.sl, tc = ib_params.tc;
+  int of_caller = s->traffic_class >= 0 && s->traffic_class <= UINT8_MAX ? s->traffic_class : -1;
+  if (!s->connector && ib_params.fifo_tc >= 0) tc = ib_params.fifo_tc;
+  if (tc < 0) tc = of_caller;
+  if (sl < 0 && of_caller <= SL_MAX) sl = of_caller;
+  if (tc < 0) tc = s->connector ? 0 : s->theirs.traffic_class;
+  if (sl < 0) sl = s->connector ? 0 : RAIL_MIN(s->theirs.sl, SL_MAX);
+  s->mine.traffic_class = (uint8_t)tc;
+  s->mine.sl = (uint8_t)sl;
+}
+
+/* ---- offer and plan ------------------------------------------------------ */
+
+rail_result_t ib_setup_offer(struct ib_setup *s) {
+  struct ib_offer *o = &s->mine;
+  unsigned int order[IB_MAX_RAILS];
+  order_rails(s, order);
+  o->sender = s->connector;
+  o->nrails = s->device->nrails;
+  o->qps_per_rail = (unsigned int)ib_params.qps;
+  o->max_qps = IB_MAX_QPS;
+  o->split = ib_params.split != 0;
+  o->ece = ib_params.ece && ib_verbs.query_ece && ib_verbs.set_ece;
+  o->verify = ib_params.verify != 0;
+  o->max_write_log2 = log2_of((uint64_t)ib_params.max_write);
+  o->recv_depth = IB_RECV_DEPTH;
+  o->detect_ms = (uint32_t)ib_params.detect_ms;
+  for (unsigned int i = 0; i < o->nrails; i++) {
+    RAIL_TRY(offer_rail(s, i, order[i]));
+    uint32_t max_message = s->now[order[i]].max_message;
+    if (max_message) o->max_write_log2 = RAIL_MIN(o->max_write_log2, log2_of(max_message));
+    o->recv_depth = RAIL_MIN(o->recv_depth, ib_setup_sizes(s, s->ports[i]).recv_depth);
+    o->max_qps = RAIL_MIN(o->max_qps, o->nrails * max_qps_of(s, s->ports[i]));
+  }
+  choose_service(s);
+  free(s->now);
+  s->now = NULL;
+  return RAIL_OK;
+}
+
+static const char *rail_name(const struct ib_offer *offer, int rail) {
+  return rail >= 0 && (unsigned int)rail < offer->nrails ? offer->rails[rail].name : "(all)";
+}
+
+static void tell_refusal(struct ib_setup *s, enum ib_refusal refusal, int rail_mine, int rail_theirs) {
+  struct ib_answer answer = {
+    .reason = IB_REASON_PLAN, .refusal = refusal, .rail_here = rail_mine, .rail_there = rail_theirs};
+  uint8_t bytes[IB_REFUSAL_SIZE];
+  if (rail_mine >= 0) memcpy(answer.name, s->mine.rails[rail_mine].name, sizeof answer.name);
+  ib_refusal_encode(&answer, bytes);
+  rail_door_refuse(&s->side.fd, bytes, sizeof bytes);
+}
+
+rail_result_t ib_setup_plan(struct ib_setup *s) {
+  char mine[IB_GID_TEXT], theirs[IB_GID_TEXT];
+  int a, b;
+  enum ib_refusal refusal = ib_plan_make(&s->mine, &s->theirs, &s->plan, &a, &b);
+  if (refusal == IB_REFUSAL_NONE) return RAIL_OK;
+  ib_setup_count(s->device, IB_DEVICE_REFUSED);
+  ib_setup_fail(s, IB_REASON_NONE, RAIL_BAD_USAGE, "refused: port %s here (GID %s) and port %s there (GID %s) do not "
+                "fit: %s", rail_name(&s->mine, a), a < 0 ? "any" : ib_gid_text(s->mine.rails[a].gid, mine),
+                rail_name(&s->theirs, b), b < 0 ? "any" : ib_gid_text(s->theirs.rails[b].gid, theirs),
+                ib_refusal_text(refusal));
+  s->reason = IB_REASON_PLAN;
+  if (s->side.out_done == 0) tell_refusal(s, refusal, a, b);
+  return RAIL_BAD_USAGE;
+}

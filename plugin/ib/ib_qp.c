@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A transition is a row of attributes: filled from ib_qp_path, given to modify,
+ * traced, and under TRACE read back, because drivers have ignored a service
+ * level or a traffic class without a word. A difference is a warning there.
+ */
+#include "plugin/ib/ib_qp.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_verbs.h"
+
+#define MIN_RNR_TIMER 12 /* 0.64 ms: what a receiver without a receive WR asks a sender to wait */
+#define RNR_RETRY 7      /* for ever: a slow receiver is no failure */
+#define HOP_LIMIT 255
+#define RD_ATOMIC 1
+#define ACK_NS 4096ull /* an ACK timeout is this, doubled as often as the exponent says */
+
+static const char *const state_names[] = {
+  [IB_QP_NONE] = "NONE", [IB_QP_RESET] = "RESET", [IB_QP_INIT] = "INIT",
+  [IB_QP_RTR] = "RTR",   [IB_QP_RTS] = "RTS",     [IB_QP_ERR] = "ERR",
+};
+_Static_assert(RAIL_COUNT_OF(state_names) == IB_QP_STATES, "a name for each state");
+
+const char *ib_qp_state_name(enum ib_qp_state state) {
+  return (unsigned int)state < IB_QP_STATES ? state_names[state] : "?";
+}
+
+/* ---- lines --------------------------------------------------------------- */
+
+static const char *hint_of(int err, enum ib_qp_state to) {
+  switch (err) {
+    case ENOMEM: return "the device or the locked memory limit (ulimit -l) has no room for another queue pair";
+    case EINVAL:
+      return to == IB_QP_INIT ? "does the port have that partition key (NCCL_IB_PKEY)?"
+                              : "does the port still have that GID (NCCL_IB_GID_INDEX), and does the driver take that "
+                                "MTU, service level (NCCL_IB_SL), timeout (NCCL_IB_TIMEOUT)?";
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+      return "the peer's GID has no route or no neighbour entry from this port: check the addresses, VLAN and MTU of both "
+             "interfaces, and NCCL_IB_GID_INDEX";
+    case ENODEV:
+    case EIO: return "the device is gone or has failed; see dmesg";
+    default: return "see dmesg";
+  }
+}
+
+static rail_result_t fail(const struct ib_qp *qp, const struct ib_port *port, enum ib_qp_state to, int err) {
+  const struct ib_qp_path *p = &qp->path;
+  char gid[IB_GID_TEXT];
+  char where[160] = "";
+  if (to >= IB_QP_RTR && p->grh)
+    snprintf(where, sizeof where, " towards GID %s from GID index %u", ib_gid_text(p->dgid, gid), p->sgid_index);
+  else if (to >= IB_QP_RTR) snprintf(where, sizeof where, " towards LID %u", p->dlid);
+  RAIL_WARN("RailIB: %s: queue pair %u (0x%x) %s -> %s%s: %s; %s", port->name, qp->index, qp->qp ? qp->qp->qp_num : 0,
+            state_names[qp->state], state_names[to], where, strerror(err), hint_of(err, to));
+  return RAIL_SYSTEM_ERROR;
+}
+
+static void trace(const struct ib_qp *qp, const struct ib_port *port, enum ib_qp_state to) {
+  const struct ib_qp_path *p = &qp->path;
+  char gid[IB_GID_TEXT];
+  if (!rail_log_trace_on()) return;
+  if (to == IB_QP_RTR)
+    RAIL_TRACE(RAIL_SUB_NET,
+               "RailIB: %s: queue pair %u (0x%x) INIT -> RTR: to 0x%x, %s %s, LID %u, GID index %u, MTU %u, SL %u, "
+               "traffic class %u, first packet 0x%x",
+               port->name, qp->index, qp->qp->qp_num, p->dest_qpn, p->grh ? "GID" : "no GRH; GID",
+               ib_gid_text(p->dgid, gid), p->dlid, p->sgid_index, 128u << p->mtu, p->sl, p->traffic_class, p->rq_psn);
+  else
+    RAIL_TRACE(RAIL_SUB_NET, "RailIB: %s: queue pair %u (0x%x) %s -> %s: pkey index %u, timeout %u, retries %u, first "
+               "packet 0x%x", port->name, qp->index, qp->qp->qp_num, state_names[qp->state], state_names[to],
+               p->pkey_index, p->timeout, p->retry_cnt, p->sq_psn);
+}
+
+/* ---- read back ----------------------------------------------------------- */
+
+struct read_back {
+  const char *name;
+  int mask;
+  uint32_t set, is;
+};
+
+static void compare(const struct ib_qp *qp, const struct ib_port *port, const struct ibv_qp_attr *set, int mask) {
+  struct ibv_qp_attr is;
+  struct ibv_qp_init_attr init;
+  memset(&is, 0, sizeof is);
+  memset(&init, 0, sizeof init);
+  if (ib_verbs.query_qp(qp->qp, &is, mask, &init) != 0) return;
+  const bool grh = (mask & IBV_QP_AV) && set->ah_attr.is_global;
+  const struct read_back rows[] = {
+    {"state", IBV_QP_STATE, set->qp_state, is.qp_state},
+    {"pkey index", IBV_QP_PKEY_INDEX, set->pkey_index, is.pkey_index},
+    {"path MTU", IBV_QP_PATH_MTU, set->path_mtu, is.path_mtu},
+    {"peer's queue pair", IBV_QP_DEST_QPN, set->dest_qp_num, is.dest_qp_num},
+    {"service level", IBV_QP_AV, set->ah_attr.sl, is.ah_attr.sl},
+    {"traffic class", grh ? IBV_QP_AV : 0, set->ah_attr.grh.traffic_class, is.ah_attr.grh.traffic_class},
+    {"GID index", grh ? IBV_QP_AV : 0, set->ah_attr.grh.sgid_index, is.ah_attr.grh.sgid_index},
+    {"LID", grh ? 0 : IBV_QP_AV, set->ah_attr.dlid, is.ah_attr.dlid},
+    {"timeout", IBV_QP_TIMEOUT, set->timeout, is.timeout},
+    {"retries", IBV_QP_RETRY_CNT, set->retry_cnt, is.retry_cnt},
+    {"retries without receive", IBV_QP_RNR_RETRY, set->rnr_retry, is.rnr_retry},
+  };
+  for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++)
+    if ((mask & rows[i].mask) && rows[i].set != rows[i].is)
+      RAIL_WARN("RailIB: %s: queue pair %u (0x%x) in %s: the driver was given %s %u and says %u", port->name, qp->index,
+                qp->qp->qp_num, state_names[qp->state], rows[i].name, rows[i].set, rows[i].is);
+}
+
+/* ---- transitions --------------------------------------------------------- */
+
+/* A modify that timed out (address resolution of RoCE) may work a little later. */
+static bool try_again(struct ib_qp *qp, int err) {
+  if (err != ETIMEDOUT && !ib_params.modify_retry_all) return false;
+  if (qp->modify_tries >= (uint32_t)ib_params.modify_retries) return false;
+  qp->modify_tries++;
+  qp->modify_at = rail_deadline_in_ms((uint64_t)ib_params.modify_retry_ms * qp->modify_tries);
+  return true;
+}
+
+static rail_result_t modify(struct ib_qp *qp, const struct ib_port *port, enum ib_qp_state to, struct ibv_qp_attr *attr,
+                            int mask) {
+  if (qp->modify_tries && !rail_deadline_passed(qp->modify_at)) return RAIL_IN_PROGRESS;
+  trace(qp, port, to);
+  int err = ib_verbs.modify_qp(qp->qp, attr, mask);
+  if (err < 0) err = errno; /* some providers do it this way */
+  if (err && try_again(qp, err)) {
+    RAIL_TRACE(RAIL_SUB_NET, "RailIB: %s: queue pair %u: %s; try %u of %lld again in %lld ms (NCCL_IB_MQP_RETRY_CNT, "
+               "_SLEEP_MSEC)", port->name, qp->index, strerror(err), qp->modify_tries,
+               (long long)ib_params.modify_retries, (long long)ib_params.modify_retry_ms * qp->modify_tries);
+    return RAIL_IN_PROGRESS;
+  }
+  if (err) return fail(qp, port, to, err);
+  qp->modify_tries = 0;
+  qp->state = to;
+  if (rail_log_trace_on()) compare(qp, port, attr, mask);
+  return RAIL_OK;
+}
+
+/* No device says how much can be inline: asked for less, until it is taken. */
+static struct ibv_qp *create_with_inline(struct ibv_pd *pd, struct ibv_qp_init_attr *attr) {
+  uint32_t depth = attr->cap.max_send_wr, recv = attr->cap.max_recv_wr;
+  for (uint32_t bytes = attr->cap.max_inline_data;; bytes /= 2) {
+    attr->cap = (struct ibv_qp_cap){depth, recv, 1, 1, bytes};
+    struct ibv_qp *qp = ib_verbs.create_qp(pd, attr);
+    if (qp || bytes == 0 || (errno != EINVAL && errno != ENOMEM)) return qp;
+  }
+}
+
+rail_result_t ib_qp_create(struct ib_qp *qp, const struct ib_port *port, struct ibv_cq *cq,
+                           const struct ib_qp_sizes *sizes, void *context) {
+  struct ibv_qp_init_attr attr = {
+    .qp_context = context,
+    .send_cq = cq,
+    .recv_cq = cq,
+    .cap = {.max_send_wr = sizes->send_depth, .max_recv_wr = sizes->recv_depth, .max_inline_data = sizes->inline_bytes},
+    .qp_type = IBV_QPT_RC,
+    .sq_sig_all = 0,
+  };
+  qp->qp = create_with_inline(port->hca->pd, &attr);
+  if (!qp->qp) {
+    int err = errno;
+    RAIL_WARN("RailIB: %s: no queue pair of %u send and %u receive requests: %s; %s", port->name, sizes->send_depth,
+              sizes->recv_depth, strerror(err), hint_of(err, IB_QP_RESET));
+    return RAIL_SYSTEM_ERROR;
+  }
+  qp->state = IB_QP_RESET;
+  qp->send_room = sizes->send_depth;
+  /* A provider may give more than it was asked for; what it says counts only where we asked. */
+  qp->max_inline = (uint16_t)(sizes->inline_bytes ? RAIL_MIN(attr.cap.max_inline_data, UINT16_MAX) : 0);
+  return RAIL_OK;
+}
+
+rail_result_t ib_qp_to_init(struct ib_qp *qp, const struct ib_port *port, int access) {
+  struct ibv_qp_attr attr;
+  memset(&attr, 0, sizeof attr);
+  attr.qp_state = IBV_QPS_INIT;
+  attr.pkey_index = qp->path.pkey_index;
+  attr.port_num = qp->path.port;
+  attr.qp_access_flags = (unsigned int)access;
+  return modify(qp, port, IB_QP_INIT, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+}
+
+/* What the peer offered counts from here on; a driver that does not know it has said so in its own offer. */
+static rail_result_t set_ece(struct ib_qp *qp, const struct ib_port *port) {
+  if (!qp->path.use_ece || !ib_verbs.set_ece) return RAIL_OK;
+  int err = ib_verbs.set_ece(qp->qp, &qp->path.ece);
+  if (err < 0) err = errno;
+  if (err == 0 || err == EOPNOTSUPP || err == ENOSYS) return RAIL_OK;
+  RAIL_WARN("RailIB: %s: queue pair %u (0x%x): the peer's enhanced connection (vendor 0x%x, options 0x%x) cannot be set: "
+            "%s; NCCL_IB_ECE_ENABLE=0 on one side does without", port->name, qp->index, qp->qp->qp_num,
+            qp->path.ece.vendor_id, qp->path.ece.options, strerror(err));
+  return RAIL_SYSTEM_ERROR;
+}
+
+rail_result_t ib_qp_to_rtr(struct ib_qp *qp, const struct ib_port *port) {
+  const struct ib_qp_path *p = &qp->path;
+  struct ibv_qp_attr attr;
+  memset(&attr, 0, sizeof attr);
+  attr.qp_state = IBV_QPS_RTR;
+  attr.path_mtu = (enum ibv_mtu)p->mtu;
+  attr.dest_qp_num = p->dest_qpn;
+  attr.rq_psn = p->rq_psn;
+  attr.max_dest_rd_atomic = RD_ATOMIC;
+  attr.min_rnr_timer = MIN_RNR_TIMER;
+  attr.ah_attr.port_num = p->port; /* ours: it says where packets leave */
+  attr.ah_attr.dlid = p->dlid;
+  attr.ah_attr.sl = p->sl;
+  if (p->grh) {
+    attr.ah_attr.is_global = 1;
+    memcpy(attr.ah_attr.grh.dgid.raw, p->dgid, sizeof attr.ah_attr.grh.dgid.raw);
+    attr.ah_attr.grh.sgid_index = p->sgid_index;
+    attr.ah_attr.grh.hop_limit = HOP_LIMIT;
+    attr.ah_attr.grh.traffic_class = p->traffic_class;
+  }
+  if (!qp->modify_tries) RAIL_TRY(set_ece(qp, port));
+  return modify(qp, port, IB_QP_RTR, &attr,
+                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+}
+
+rail_result_t ib_qp_to_rts(struct ib_qp *qp, const struct ib_port *port) {
+  const struct ib_qp_path *p = &qp->path;
+  struct ibv_qp_attr attr;
+  memset(&attr, 0, sizeof attr);
+  attr.qp_state = IBV_QPS_RTS;
+  attr.timeout = p->timeout;
+  attr.retry_cnt = p->retry_cnt;
+  attr.rnr_retry = RNR_RETRY;
+  attr.sq_psn = p->sq_psn;
+  attr.max_rd_atomic = RD_ATOMIC;
+  return modify(qp, port, IB_QP_RTS, &attr,
+                IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                  IBV_QP_MAX_QP_RD_ATOMIC);
+}
+
+bool ib_qp_query_ece(const struct ib_qp *qp, struct ibv_ece *ece) {
+  memset(ece, 0, sizeof *ece);
+  return ib_verbs.query_ece && ib_verbs.query_ece(qp->qp, ece) == 0;
+}
+
+void ib_qp_to_err(struct ib_qp *qp) {
+  struct ibv_qp_attr attr;
+  if (!qp->qp || qp->state == IB_QP_RESET || qp->state == IB_QP_ERR) return;
+  memset(&attr, 0, sizeof attr);
+  attr.qp_state = IBV_QPS_ERR;
+  int err = ib_verbs.modify_qp(qp->qp, &attr, IBV_QP_STATE);
+  qp->state = IB_QP_ERR;
+  if (err) RAIL_TRACE(RAIL_SUB_NET, "RailIB: queue pair 0x%x -> ERR: %s", qp->qp->qp_num, strerror(err < 0 ? errno : err));
+}
+
+void ib_qp_destroy(struct ib_qp *qp) {
+  if (!qp->qp) return;
+  int err = ib_verbs.destroy_qp(qp->qp);
+  if (err) RAIL_TRACE(RAIL_SUB_NET, "RailIB: queue pair not destroyed: %s", strerror(err < 0 ? errno : err));
+  qp->qp = NULL;
+  qp->state = IB_QP_NONE;
+}
+
+/* Whichever is nearest. */
+unsigned int ib_qp_timeout_for(uint64_t detect_ms, unsigned int retry_cnt) {
+  uint64_t each = detect_ms * 1000000ull / (retry_cnt + 1);
+  unsigned int exponent = 1;
+  while (exponent < 31 && (ACK_NS << exponent) + (ACK_NS << exponent) / 2 <= each) exponent++;
+  return exponent;
+}

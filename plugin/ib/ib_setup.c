@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The way through a side's table, its messages, and what is said when it ends early. */
+#include "plugin/ib/ib_setup.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/door.h"
+#include "common/log.h"
+#include "common/sockopt.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_watch.h"
+
+void ib_setup_init(struct ib_setup *s, struct ib_ctx *ctx, const struct ib_device *device, bool connector,
+                   const union rail_addr *peer, int traffic_class) {
+  memset(s, 0, sizeof *s);
+  s->ctx = ctx;
+  s->device = device;
+  s->connector = connector;
+  s->peer = *peer;
+  s->traffic_class = traffic_class;
+  s->side.fd = -1;
+  if (ib_params.connect_ms > 0) s->deadline = rail_deadline_in_ms((uint64_t)ib_params.connect_ms);
+}
+
+void ib_setup_free(struct ib_setup *s) {
+  if (s->comm) ib_comm_destroy(s->comm);
+  s->comm = NULL;
+  ib_side_close(&s->side);
+  free(s->now);
+  s->now = NULL;
+}
+
+void ib_setup_count(const struct ib_device *device, enum ib_stats_device counter) {
+  uint64_t *record = ib_stats_device(device->name);
+  if (record) rail_stats_add_shared(&record[counter], 1);
+}
+
+/* ---- failing ------------------------------------------------------------- */
+
+/* In the middle of a message of ours nothing can be said any more. */
+static void tell_peer(struct ib_setup *s, enum ib_reason reason) {
+  struct ib_answer answer = {.reason = reason, .rail_here = -1, .rail_there = -1};
+  uint8_t refusal[IB_REFUSAL_SIZE];
+  if (s->side.fd < 0 || s->side.out_done || reason == IB_REASON_NONE) return;
+  ib_refusal_encode(&answer, refusal);
+  rail_door_refuse(&s->side.fd, refusal, sizeof refusal);
+}
+
+rail_result_t ib_setup_fail(struct ib_setup *s, enum ib_reason reason, rail_result_t result, const char *fmt, ...) {
+  char peer[RAIL_ADDR_TEXT], what[768];
+  va_list ap;
+  va_start(ap, fmt);
+  vsnprintf(what, sizeof what, fmt, ap);
+  va_end(ap);
+  RAIL_WARN("RailIB: %s %s over %s: %s", s->connector ? "connect to" : "accept of", rail_addr_text(&s->peer, peer),
+            s->device->name, what);
+  s->reason = reason;
+  tell_peer(s, reason);
+  return result;
+}
+
+/* The line of a refusal names what the peer said of the two ports. */
+static rail_result_t refused(struct ib_setup *s, const struct ib_answer *answer) {
+  const char *here = "one of ours";
+  if (answer->rail_there >= 0 && (unsigned int)answer->rail_there < s->mine.nrails)
+    here = s->mine.rails[answer->rail_there].name;
+  ib_setup_count(s->device, IB_DEVICE_REFUSED);
+  if (answer->reason == IB_REASON_PLAN)
+    ib_setup_fail(s, IB_REASON_NONE, RAIL_REMOTE_ERROR, "refused: port %s here and port %s there do not fit: %s", here,
+                  answer->name[0] ? answer->name : "(all)", ib_refusal_text(answer->refusal));
+  else ib_setup_fail(s, IB_REASON_NONE, RAIL_REMOTE_ERROR, "refused: %s", ib_reason_text(answer->reason));
+  s->reason = (enum ib_reason)answer->reason;
+  return RAIL_REMOTE_ERROR;
+}
+
+/* ---- messages ------------------------------------------------------------ */
+
+rail_result_t ib_setup_hear(struct ib_setup *s, enum ib_message_type wanted, struct ib_message *message) {
+  enum ib_reason reason = IB_REASON_NONE;
+  const char *why = "";
+  rail_result_t result = ib_side_hear(&s->side, message, &reason, &why);
+  if (result == RAIL_IN_PROGRESS) return result;
+  if (result != RAIL_OK) return ib_setup_fail(s, reason, RAIL_REMOTE_ERROR, "%s", why);
+  if (message->type == IB_MESSAGE_ANSWER) {
+    struct ib_answer answer;
+    (void)ib_answer_decode(message->body, message->size, &answer); /* the pump has looked */
+    if (answer.reason != IB_REASON_NONE) return refused(s, &answer);
+  }
+  if (message->type == wanted) return RAIL_OK;
+  return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it said message %u where %u was its turn",
+                       (unsigned int)message->type, (unsigned int)wanted);
+}
+
+rail_result_t ib_setup_say_offer(struct ib_setup *s) {
+  struct ib_offer_wire wire;
+  size_t size = ib_offer_encode(&s->mine, &wire);
+  return ib_side_say(&s->side, IB_MESSAGE_OFFER, &wire, size);
+}
+
+rail_result_t ib_setup_hear_offer(struct ib_setup *s) {
+  struct ib_message message;
+  RAIL_TRY(ib_setup_hear(s, IB_MESSAGE_OFFER, &message));
+  const char *why = ib_offer_decode(message.body, message.size, &s->theirs);
+  if (!why && s->theirs.sender == s->connector) why = "an offer from a peer that takes itself for our side";
+  if (why) return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
+  return RAIL_OK;
+}
+
+rail_result_t ib_setup_say_qps(struct ib_setup *s) {
+  struct ib_qps_wire wire;
+  for (unsigned int i = 0; i < s->plan.nqps; i++) {
+    struct ib_qp_side *side = &s->ours.qps[i];
+    struct ibv_ece ece = {0};
+    const struct ib_qp *qp = &s->comm->qps[i];
+    /* The acceptor speaks first of what its device can do; the connector of what was left of it. */
+    if (s->plan.ece && (!s->connector || qp->path.use_ece)) (void)ib_qp_query_ece(qp, &ece);
+    side->qpn = qp->qp->qp_num;
+    side->psn = qp->path.sq_psn;
+    side->ece_vendor = ece.vendor_id;
+    side->ece_options = ece.options;
+    side->ece_comp_mask = ece.comp_mask;
+  }
+  size_t size = ib_qps_encode(&s->ours, &wire);
+  return ib_side_say(&s->side, IB_MESSAGE_QPS, &wire, size);
+}
+
+rail_result_t ib_setup_hear_qps(struct ib_setup *s) {
+  struct ib_message message;
+  RAIL_TRY(ib_setup_hear(s, IB_MESSAGE_QPS, &message));
+  const char *why = ib_qps_decode(message.body, message.size, &s->peers);
+  if (!why && (s->peers.nqps != s->plan.nqps || s->peers.nrails != s->theirs.nrails))
+    why = "a list of queue pairs that is not what both planned";
+  if (why) return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
+  return RAIL_OK;
+}
+
+rail_result_t ib_setup_flushed(struct ib_setup *s) {
+  rail_result_t result = ib_side_flush(&s->side);
+  if (result == RAIL_OK || result == RAIL_IN_PROGRESS) return result;
+  return ib_setup_fail(s, IB_REASON_NONE, result, "%s", strerror(errno));
+}
+
+/* ---- the way through the table ------------------------------------------- */
+
+rail_result_t ib_setup_piece_done(struct ib_setup *s, unsigned int n) {
+  s->piece++;
+  if (s->piece >= n) return RAIL_OK;
+  s->more = true;
+  return RAIL_IN_PROGRESS;
+}
+
+static void trace(const struct ib_setup *s, const struct ib_setup_row *rows, unsigned int nrows) {
+  char peer[RAIL_ADDR_TEXT];
+  if (!rail_log_trace_on()) return;
+  RAIL_TRACE(RAIL_SUB_NET, "RailIB: %s %s over %s: %s -> %s", s->connector ? "connect to" : "accept of",
+             rail_addr_text(&s->peer, peer), s->device->name, rows[s->state].name,
+             s->state + 1 < nrows ? rows[s->state + 1].name : "done");
+}
+
+static rail_result_t too_late(struct ib_setup *s, const struct ib_setup_row *row) {
+  return ib_setup_fail(s, IB_REASON_TIMEOUT, RAIL_REMOTE_ERROR, "not ready within %lld ms (RAIL_IB_CONNECT_TIMEOUT): "
+                       "waited for %s; does the peer's process run, and does its log say more?",
+                       (long long)ib_params.connect_ms, row->waits_for ? row->waits_for : row->name);
+}
+
+rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, unsigned int nrows, uint64_t until) {
+  rail_result_t result;
+  do {
+    s->more = false;
+    if (s->side.fd >= 0) {
+      result = ib_setup_flushed(s);
+      if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return result;
+    }
+    result = rows[s->state].step(s);
+    if (result == RAIL_OK) {
+      trace(s, rows, nrows);
+      s->piece = 0;
+      if (++s->state == nrows) return RAIL_OK;
+      s->more = true;
+    } else if (result != RAIL_IN_PROGRESS) {
+      return result;
+    }
+  } while (s->more && rail_now_ns() < until);
+  return rail_deadline_passed(s->deadline) ? too_late(s, &rows[s->state]) : RAIL_IN_PROGRESS;
+}
+
+/* ---- the end ------------------------------------------------------------- */
+
+static void say_who(const struct ib_setup *s) {
+  const struct ib_comm *c = s->comm;
+  char mine[IB_GID_TEXT], theirs[IB_GID_TEXT];
+  RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s (GID %s) and its %s (GID %s), %u queue pair%s%s%s",
+            s->connector ? "connected to" : "accepted", c->peer_text, s->device->name,
+            ib_gid_text(s->mine.rails[0].gid, mine), s->theirs.rails[0].name, ib_gid_text(s->theirs.rails[0].gid, theirs),
+            c->plan.nqps, c->plan.nqps > 1 ? "s" : "", c->plan.verify ? ", verified" : "",
+            s->side.keyed ? ", authenticated" : "");
+}
+
+rail_result_t ib_setup_take(struct ib_setup *s, struct ib_comm **out) {
+  struct ib_comm *comm = s->comm;
+  comm->side_fd = s->side.fd;
+  s->side.fd = -1;
+  rail_sockopt_keepalive(comm->side_fd, ib_params.deadline_ms / 3, ib_params.deadline_ms);
+  rail_sockopt_user_timeout(comm->side_fd, ib_params.deadline_ms);
+  RAIL_TRY(ib_watch_add(comm)); /* if not, it is still the setup's to free */
+  say_who(s);
+  ib_setup_count(s->device, s->connector ? IB_DEVICE_CONNECTED : IB_DEVICE_ACCEPTED);
+  s->comm = NULL;
+  *out = comm;
+  return RAIL_OK;
+}

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A connection that is being made: what connector and acceptor do alike. Each
+ * side is a table of steps that follow one another (ib_connect.c, ib_accept.c);
+ * most steps are here:
+ *
+ *   ib_offer.c   look at our ports, choose GIDs, offer, plan
+ *   ib_build.c   the comm: completion queues, memory, queue pairs to RTS
+ *   ib_verify.c  a first write over each queue pair, both ways
+ *   ib_setup.c   messages, the way through the table, lines about failures
+ *
+ * A step returns RAIL_OK (the next one's turn), RAIL_IN_PROGRESS (called again
+ * later), or the result of ib_setup_fail. One of several pieces does one at a
+ * time (ib_setup_piece_done), each at most one call of the verbs library that
+ * may take long, so that a call of connect or accept stays short.
+ */
+#ifndef IB_SETUP_H
+#define IB_SETUP_H
+
+#include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_ctx.h"
+#include "plugin/ib/ib_side.h"
+#include "plugin/ib/ib_stats.h"
+
+struct ib_setup {
+  struct ib_ctx *ctx;
+  const struct ib_device *device;
+  bool connector;
+  int traffic_class; /* the caller's; -1: none */
+  union rail_addr peer;
+  unsigned int state; /* row of the side's table */
+  unsigned int piece; /* of its step */
+  bool more;          /* the step has pieces left that wait for nobody */
+  uint64_t deadline;
+  enum ib_reason reason; /* after a failure: the kind of it */
+  struct ib_side side;
+
+  struct ib_port_now *now; /* of the device's rails, until the offer is made */
+  unsigned int nhints;     /* GIDs of the peer's rails, as far as they are known when ours are chosen */
+  struct ib_gid hints[IB_MAX_RAILS];
+  struct ib_port *ports[IB_MAX_RAILS]; /* in the order of our offer */
+  int gid_index[IB_MAX_RAILS];
+  struct ib_offer mine, theirs;
+  struct ib_plan plan;
+
+  struct ib_comm *comm;
+  struct ib_qps ours, peers;
+  unsigned int verified; /* test writes of ours that arrived */
+};
+
+struct ib_setup_row {
+  const char *name;
+  rail_result_t (*step)(struct ib_setup *s);
+  const char *waits_for; /* NULL: nobody */
+};
+
+/* The peer is known; the side channel is not there yet (side.fd -1). */
+void ib_setup_init(struct ib_setup *s, struct ib_ctx *ctx, const struct ib_device *device, bool connector,
+                   const union rail_addr *peer, int traffic_class);
+/* Frees what is half made; the comm too, unless it was taken. */
+void ib_setup_free(struct ib_setup *s);
+/* Goes on until `until`, at least one step. RAIL_OK after the last row; RAIL_IN_PROGRESS; or the failure, after a line
+ * and a word to the peer. */
+rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, unsigned int nrows, uint64_t until);
+/* The comm is the caller's, watched. */
+rail_result_t ib_setup_take(struct ib_setup *s, struct ib_comm **comm);
+
+/* One line, "RailIB: connect to PEER over DEVICE: ...", and a refusal for the peer unless `reason` is NONE. Returns `result`. */
+__attribute__((format(printf, 4, 5)))
+rail_result_t ib_setup_fail(struct ib_setup *s, enum ib_reason reason, rail_result_t result, const char *fmt, ...);
+/* Counts pieces: RAIL_OK when that was the last of `n`. */
+rail_result_t ib_setup_piece_done(struct ib_setup *s, unsigned int n);
+/* "the peer has refused" if it has, or what is wrong with its message instead of a `wanted` one. RAIL_OK: it is one. */
+rail_result_t ib_setup_hear(struct ib_setup *s, enum ib_message_type wanted, struct ib_message *message);
+void ib_setup_count(const struct ib_device *device, enum ib_stats_device counter);
+
+/* ---- steps --------------------------------------------------------------- */
+
+rail_result_t ib_setup_look(struct ib_setup *s); /* at our ports */
+rail_result_t ib_setup_offer(struct ib_setup *s);
+rail_result_t ib_setup_say_offer(struct ib_setup *s);
+rail_result_t ib_setup_hear_offer(struct ib_setup *s);
+rail_result_t ib_setup_plan(struct ib_setup *s); /* or refuses, with a line that names both ports */
+
+rail_result_t ib_setup_comm(struct ib_setup *s);
+rail_result_t ib_setup_cqs(struct ib_setup *s);
+rail_result_t ib_setup_memory(struct ib_setup *s);
+rail_result_t ib_setup_qps(struct ib_setup *s);
+rail_result_t ib_setup_inits(struct ib_setup *s);
+rail_result_t ib_setup_receives(struct ib_setup *s); /* acceptor: receive WRs, flush */
+rail_result_t ib_setup_say_qps(struct ib_setup *s);
+rail_result_t ib_setup_hear_qps(struct ib_setup *s);
+rail_result_t ib_setup_rtrs(struct ib_setup *s);
+rail_result_t ib_setup_rtss(struct ib_setup *s);
+rail_result_t ib_setup_start(struct ib_setup *s); /* the comm may be written to from here on */
+
+rail_result_t ib_setup_test_writes(struct ib_setup *s);
+rail_result_t ib_setup_verified(struct ib_setup *s);
+rail_result_t ib_setup_flushed(struct ib_setup *s); /* all that we said has left */
+
+/* How many QPs with their completions fit on this port; of what depth. For the offer and what follows from it. */
+struct ib_qp_sizes ib_setup_sizes(const struct ib_setup *s, const struct ib_port *port);
+
+#endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The first write over each queue pair, both ways, into the other's own memory.
+ * The side channel and the HCAs go different ways: TCP may work where RDMA is
+ * lost to a wrong GID, VLAN, MTU or firewall. Found here it has a peer, two
+ * ports and two GIDs in its line; found by the first message, half a minute
+ * later, it would be "retry exceeded".
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "plugin/ib/ib_error.h"
+#include "plugin/ib/ib_setup.h"
+#include "plugin/ib/ib_wr.h"
+
+#define COMPLETIONS_AT_ONCE 16
+#define WRITE_SIZE sizeof(uint64_t)
+
+static struct ib_verify *words_of(const struct ib_setup *s) {
+  return (struct ib_verify *)((uintptr_t)s->ours.verify_addr - offsetof(struct ib_verify, in));
+}
+
+/* "from port A (GID a) to port B (GID b)" of one queue pair. */
+static const char *way_of(const struct ib_setup *s, unsigned int qp, char text[320]) {
+  const struct ib_plan_qp *p = &s->plan.qps[qp];
+  const struct ib_offer_rail *mine = &s->mine.rails[p->local_rail], *theirs = &s->theirs.rails[p->remote_rail];
+  char a[IB_GID_TEXT], b[IB_GID_TEXT];
+  snprintf(text, 320, "port %s here (GID %s) and port %s there (GID %s)", mine->name, ib_gid_text(mine->gid, a),
+           theirs->name, ib_gid_text(theirs->gid, b));
+  return text;
+}
+
+#define ADVICE \
+  "TCP between the hosts works and RDMA does not: look at NCCL_IB_GID_INDEX, the VLANs and MTUs of both ports, routing " \
+  "between the two GIDs, and UDP port 4791 in firewalls (RAIL_IB_VERIFY=0 leaves this test out)"
+
+rail_result_t ib_setup_test_writes(struct ib_setup *s) {
+  if (!s->plan.verify) return RAIL_OK;
+  struct ib_verify *words = words_of(s);
+  struct ib_qp *qp = &s->comm->qps[s->piece];
+  char way[320];
+  words->out = s->peers.token;
+  struct ibv_sge sge = {.addr = (uintptr_t)&words->out, .length = WRITE_SIZE, .lkey = s->comm->rails[qp->rail].own_mr->lkey};
+  struct ibv_send_wr wr, *bad = NULL;
+  memset(&wr, 0, sizeof wr);
+  wr.wr_id = ib_wr_id(IB_WR_VERIFY, s->piece, 1, 0);
+  wr.sg_list = &sge;
+  wr.num_sge = 1;
+  wr.opcode = IBV_WR_RDMA_WRITE;
+  wr.send_flags = IBV_SEND_SIGNALED;
+  wr.wr.rdma.remote_addr = s->peers.verify_addr + s->piece * WRITE_SIZE;
+  wr.wr.rdma.rkey = s->peers.rkeys[qp->remote_rail];
+  int err = ibv_post_send(qp->qp, &wr, &bad);
+  if (err)
+    return ib_setup_fail(s, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "the first write between %s could not be posted: %s",
+                         way_of(s, s->piece, way), strerror(err));
+  return ib_setup_piece_done(s, s->plan.nqps);
+}
+
+static rail_result_t poll(struct ib_setup *s, struct ibv_cq *cq) {
+  struct ibv_wc wc[COMPLETIONS_AT_ONCE];
+  char way[320];
+  int n = ibv_poll_cq(cq, COMPLETIONS_AT_ONCE, wc);
+  if (n < 0) return ib_setup_fail(s, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "a completion queue cannot be polled");
+  for (int i = 0; i < n; i++) {
+    unsigned int qp = ib_wr_qp(wc[i].wr_id);
+    if (wc[i].status != IBV_WC_SUCCESS) {
+      const struct ib_error_row *row = ib_error_row(wc[i].status);
+      return ib_setup_fail(s, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "the first write between %s failed: %s (status %d, vendor "
+                           "error 0x%x); %s", way_of(s, qp < s->plan.nqps ? qp : 0, way), row->what, wc[i].status,
+                           wc[i].vendor_err, ADVICE);
+    }
+    if (ib_wr_kind(wc[i].wr_id) == IB_WR_VERIFY) s->verified++;
+  }
+  return RAIL_OK;
+}
+
+/* The queue pair whose test write of the peer's is not here; nqps: all are. */
+static unsigned int missing(const struct ib_setup *s) {
+  const struct ib_verify *words = words_of(s);
+  unsigned int i = 0;
+  while (i < s->plan.nqps && __atomic_load_n(&words->in[i], __ATOMIC_ACQUIRE) == s->ours.token) i++;
+  return i;
+}
+
+/* A peer whose side failed says so or hangs up; one whose side is complete may be at PING and GOODBYE already. */
+static rail_result_t hear_refusal(struct ib_setup *s) {
+  struct ib_message message;
+  rail_result_t result = ib_side_peek(&s->side);
+  if (result == RAIL_OK) {
+    result = ib_setup_hear(s, IB_MESSAGE_ANSWER, &message);
+    if (result != RAIL_OK) return result;
+    return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it said welcome twice");
+  }
+  if (result == RAIL_IN_PROGRESS) return result;
+  return ib_setup_fail(s, IB_REASON_GONE, RAIL_REMOTE_ERROR, "it closed the connection during the first writes");
+}
+
+rail_result_t ib_setup_verified(struct ib_setup *s) {
+  char way[320];
+  if (!s->plan.verify) return RAIL_OK;
+  for (unsigned int i = 0; i < s->comm->nrails; i++) RAIL_TRY(poll(s, s->comm->rails[i].cq));
+  unsigned int first = missing(s);
+  if (first == s->plan.nqps && s->verified == s->plan.nqps) return RAIL_OK;
+  rail_result_t result = hear_refusal(s);
+  if (result != RAIL_IN_PROGRESS) return result;
+  if (!rail_deadline_passed(s->deadline)) return result;
+  return ib_setup_fail(s, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "no first write %s between %s within the time limit "
+                       "(RAIL_IB_CONNECT_TIMEOUT): %s", first < s->plan.nqps ? "came in" : "was acknowledged",
+                       way_of(s, first < s->plan.nqps ? first : 0, way), ADVICE);
+}
