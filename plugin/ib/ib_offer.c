@@ -146,8 +146,8 @@ rail_result_t ib_setup_offer(struct ib_setup *s) {
   o->detect_ms = (uint32_t)ib_params.detect_ms;
   for (unsigned int i = 0; i < o->nrails; i++) {
     RAIL_TRY(offer_rail(s, i, order[i]));
-    uint32_t max_message = s->now[order[i]].max_message;
-    if (max_message) o->max_write_log2 = RAIL_MIN(o->max_write_log2, log2_of(max_message));
+    uint32_t max_msg = s->now[order[i]].max_msg;
+    if (max_msg) o->max_write_log2 = RAIL_MIN(o->max_write_log2, log2_of(max_msg));
     o->recv_depth = RAIL_MIN(o->recv_depth, ib_setup_sizes(s, s->ports[i]).recv_depth);
     o->max_qps = RAIL_MIN(o->max_qps, o->nrails * max_qps_of(s, s->ports[i]));
   }
