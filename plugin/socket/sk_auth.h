@@ -4,15 +4,13 @@
  * carries an HMAC-SHA-256 of itself and of the handle it answers to, and each
  * welcome one of itself and of that HELLO. What this does and does not protect
  * against: docs/protocol-socket.md, section 2.
- *
- * HMAC is OpenSSL's libcrypto, opened when the parameter is set and never otherwise.
  */
 #ifndef SK_AUTH_H
 #define SK_AUTH_H
 
 #include "plugin/socket/sk_wire.h"
 
-/* Reads the key and opens libcrypto if RAIL_SOCKET_AUTH_FILE is set, once per process; call under the plugin's lock.
+/* common/hmac.h: rail_key_load, with RAIL_SOCKET_AUTH_FILE; once per process, under the plugin's lock.
  * False, after one line: authentication is wanted and not to be had, so there must be no connections at all. */
 bool sk_auth_load(void);
 bool sk_auth_on(void);
@@ -22,22 +20,5 @@ rail_result_t sk_auth_sign_hello(const struct sk_handle *listener, struct sk_hel
 bool sk_auth_check_hello(const struct sk_handle *listener, const struct sk_hello_wire *hello);
 /* The mac of a welcome to the HELLO with `hello_mac`: to send, or to compare with. */
 rail_result_t sk_auth_sign_answer(const uint8_t *hello_mac, struct sk_answer_wire *answer);
-
-/* ---- what was heard --------------------------------------------------- */
-
-/* The connections whose HELLOs a listener has heard, and which of their streams. */
-struct sk_seen_entry {
-  uint8_t comm_id[SK_COMM_ID_SIZE];
-  uint32_t streams; /* one bit each; 0: free place */
-};
-struct sk_seen {
-  struct sk_seen_entry *entries;
-  uint32_t cap, count;
-};
-#define SK_SEEN_MAX 4096
-
-/* Notes an authentic HELLO. SK_REASON_REPLAY: it was noted before; SK_REASON_BUSY: no room. */
-enum sk_reason sk_seen_note(struct sk_seen *seen, const uint8_t *comm_id, unsigned int stream);
-void sk_seen_free(struct sk_seen *seen);
 
 #endif

@@ -258,7 +258,7 @@ static void destroy(struct sk_reception *r) {
     rail_sock_close(&fd);
   }
   sk_groups_free(r);
-  sk_seen_free(&r->seen);
+  rail_seen_free(&r->seen);
   for (int i = 0; i < SK_MAX_RAILS; i++) rail_sock_close(&r->doors[i]);
   rail_sock_close(&r->epoll);
   pthread_mutex_destroy(&r->lock);
@@ -312,7 +312,7 @@ void sk_reception_close(struct sk_reception *r) {
   pthread_mutex_lock(&r->lock);
   r->closed = true;
   sk_groups_free(r);
-  sk_seen_free(&r->seen);
+  rail_seen_free(&r->seen);
   pthread_mutex_unlock(&r->lock);
   sk_reception_unref(r);
 }

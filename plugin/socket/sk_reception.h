@@ -17,6 +17,7 @@
 
 #include <pthread.h>
 
+#include "common/seen.h"
 #include "plugin/socket/sk_auth.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_stats.h"
@@ -49,7 +50,7 @@ struct sk_reception {
   uint32_t nstrangers;
   struct sk_group *groups; /* in the order of their first HELLO */
   struct sk_member *members;
-  struct sk_seen seen;
+  struct rail_seen seen;
   uint64_t next_line; /* when a line about somebody dropped may be logged again */
   uint32_t unlogged;
 };

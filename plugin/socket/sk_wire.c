@@ -2,6 +2,8 @@
  * Handle and handshake messages to bytes and back. */
 #include "plugin/socket/sk_wire.h"
 
+#include "common/hmac.h"
+
 /* ---- listen handle ---------------------------------------------------- */
 
 void sk_handle_encode(const struct sk_handle *handle, void *bytes) {
@@ -96,13 +98,6 @@ void sk_hello_encode(const struct sk_hello *hello, const uint8_t *secret, struct
   memcpy(wire->comm_id, hello->comm_id, sizeof wire->comm_id);
 }
 
-bool sk_same_bytes(const void *a, const void *b, size_t size) {
-  const uint8_t *x = a, *y = b;
-  volatile uint8_t differ = 0;
-  for (size_t i = 0; i < size; i++) differ = differ | (x[i] ^ y[i]);
-  return differ == 0;
-}
-
 /* The listener's streams per rail, times the rails of whichever side has more. */
 static bool streams_fit(const struct sk_hello *hello, const struct sk_handle *listener) {
   if (hello->stream >= hello->streams) return false;
@@ -128,7 +123,7 @@ enum sk_reason sk_hello_decode(const struct sk_hello_wire *wire, const struct sk
   if (le32toh(wire->magic) != SK_HELLO_MAGIC) return SK_REASON_GARBAGE;
   if (hello->version != SK_WIRE_VERSION || le16toh(wire->length) != sizeof *wire) return SK_REASON_VERSION;
   if (hello->flags & ~(SK_HELLO_AUTH | SK_HELLO_REJOIN)) return SK_REASON_VERSION;
-  if (!sk_same_bytes(wire->secret, listener->secret, SK_SECRET_SIZE)) return SK_REASON_SECRET;
+  if (!rail_same_bytes(wire->secret, listener->secret, SK_SECRET_SIZE)) return SK_REASON_SECRET;
   if (!!(hello->flags & SK_HELLO_AUTH) != !!(listener->flags & SK_HANDLE_AUTH)) return SK_REASON_AUTH;
   if (!streams_fit(hello, listener)) return SK_REASON_STREAMS;
   if (hello->eager_size > SK_MAX_EAGER || hello->eager_count > SK_MAX_EAGER_COUNT ||
@@ -173,6 +168,6 @@ bool sk_answer_decode(const void *bytes, const struct sk_answer_wire *expected, 
   if (*version != SK_WIRE_VERSION || wire.length != expected->length || wire.stream != expected->stream ||
       wire.features != expected->features)
     return false;
-  if (!sk_same_bytes(wire.mac, expected->mac, sizeof wire.mac)) *reason = SK_REASON_MAC;
+  if (!rail_same_bytes(wire.mac, expected->mac, sizeof wire.mac)) *reason = SK_REASON_MAC;
   return true;
 }

@@ -171,7 +171,4 @@ size_t sk_answer_size(const void *bytes, size_t have);
 bool sk_answer_decode(const void *bytes, const struct sk_answer_wire *expected, unsigned int *reason,
                       unsigned int *version);
 
-/* No early exit: the time tells nothing about how many bytes were right. */
-bool sk_same_bytes(const void *a, const void *b, size_t size);
-
 #endif

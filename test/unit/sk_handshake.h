@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "common/clock.h"
-#include "common/log.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_ctx.h"
@@ -21,6 +20,7 @@
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_ports.h"
 #include "plugin/socket/sk_rejoin.h"
+#include "test/harness/log_lines.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"
 
@@ -75,25 +75,6 @@ static void hs_close(struct sk_comm_args *c) {
   *c = (struct sk_comm_args){0};
 }
 
-/* ---- the log ------------------------------------------------------------ */
-
-static char hs_lines[16384];
-
-__attribute__((format(printf, 5, 6)))
-static void hs_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
-  size_t at = strlen(hs_lines);
-  va_list ap;
-  (void)flags, (void)file, (void)line;
-  if (level != RAIL_LOG_WARN && level != RAIL_LOG_INFO) return;
-  if (sizeof hs_lines - at < 1024) at = 0;
-  va_start(ap, fmt);
-  at += (size_t)vsnprintf(hs_lines + at, sizeof hs_lines - at - 2, fmt, ap);
-  va_end(ap);
-  strcpy(hs_lines + at, "\n");
-}
-
-static bool hs_said(const char *words) { return strstr(hs_lines, words) != NULL; }
-
 /* ---- one connection ------------------------------------------------------ */
 
 struct hs {
@@ -109,8 +90,8 @@ static void hs_begin(struct hs *h) {
   pthread_mutex_init(&h->ctx.lock, NULL);
   hs_devices();
   sk_params_load();
-  rail_log_set_sink(hs_log);
-  hs_lines[0] = 0;
+  rail_log_set_sink(log_capture);
+  log_forget();
 }
 
 static void hs_listen(struct hs *h, int dev) {
@@ -122,7 +103,7 @@ static void hs_listen(struct hs *h, int dev) {
 static bool hs_connect_step(struct hs *h, int dev) {
   void *comm = NULL;
   rail_result_t result = sk_connect(&h->ctx, dev, h->handle, -1, &comm, NULL);
-  ENSURE(result == RAIL_OK, "connect returned %d: %s", result, hs_lines);
+  ENSURE(result == RAIL_OK, "connect returned %d: %s", result, log_lines);
   return comm != NULL;
 }
 
@@ -139,7 +120,7 @@ static void hs_pair(struct hs *h, int listen_dev, int connect_dev) {
   while (!connected || !accepted) {
     if (!connected) connected = hs_connect_step(h, connect_dev);
     if (!accepted) accepted = hs_accept_step(h);
-    ENSURE(!rail_deadline_passed(deadline), "no connection: %s", hs_lines);
+    ENSURE(!rail_deadline_passed(deadline), "no connection: %s", log_lines);
     sched_yield();
   }
 }

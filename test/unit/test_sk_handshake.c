@@ -42,7 +42,8 @@ TEST(one_rail) {
   hs_pair(&h, DEV_A, DEV_A);
   check_common(1, 0);
   CHECK(hs_sent.paths[0] == &hs_dev[DEV_A] && hs_received.device == &hs_dev[DEV_A]);
-  CHECK(hs_said("listening on lo0 at 127.0.0.1:") && hs_said("connected from 127.0.0.1:") && hs_said("accepted 127."));
+  CHECK(log_said("listening on lo0 at 127.0.0.1:") && log_said("connected from 127.0.0.1:"));
+  CHECK(log_said("accepted 127."));
   hs_end(&h);
 }
 
@@ -57,7 +58,7 @@ TEST(two_rails_with_two_streams_each) {
     CHECK(hs_received.paths[i] == &hs_dev[i % 2]);
   }
   CHECK(hs_sent.dev == DEV_BOTH && hs_sent.device == &hs_dev[DEV_BOTH]);
-  CHECK(hs_said("with failover"));
+  CHECK(log_said("with failover"));
   hs_end(&h);
 }
 
@@ -140,7 +141,7 @@ static void bring_back(unsigned int i) {
   while (hs_sent.fds[i] < 0 || hs_received.fds[i] < 0) {
     if (hs_sent.fds[i] < 0) {
       rail_result_t result = sk_rejoin_dial(hs_sent.rejoin, i, &hs_sent.fds[i]);
-      ENSURE(result == RAIL_OK || result == RAIL_IN_PROGRESS, "dial returned %d: %s", result, hs_lines);
+      ENSURE(result == RAIL_OK || result == RAIL_IN_PROGRESS, "dial returned %d: %s", result, log_lines);
     }
     if (hs_received.fds[i] < 0 && sk_rejoin_take(hs_received.rejoin, &stream, &hs_received.fds[i]) == RAIL_OK)
       ENSURE_INT(stream, i);
@@ -256,7 +257,7 @@ TEST(a_connection_that_is_gone) {
     CHECK(!rail_deadline_passed(deadline));
   }
   CHECK_INT(result, RAIL_REMOTE_ERROR);
-  CHECK(hs_said("is not taken back") && fd < 0);
+  CHECK(log_said("is not taken back") && fd < 0);
   CHECK_INT(sk_rejoin_dial(hs_sent.rejoin, 0, &fd), RAIL_REMOTE_ERROR);
   /* Without it there is nobody, which time may cure. */
   hs_close_listen(&h);
@@ -337,7 +338,7 @@ TEST(streams_come_back_while_others_are_accepted) {
   struct homecomer home = {&sent, &received, &done};
   struct newcomers new = {&h, &done};
   struct job jobs[] = {{come_and_go, &home}, {accept_more, &new}};
-  rail_log_set_sink(NULL); /* hs_log is for one thread */
+  rail_log_set_sink(NULL); /* log_capture is for one thread */
   kit_run_threads(2, run_job, jobs, sizeof jobs[0]);
   hs_close(&sent);
   hs_close(&received);
@@ -345,12 +346,6 @@ TEST(streams_come_back_while_others_are_accepted) {
 }
 
 /* ---- the log ----------------------------------------------------------------- */
-
-static int lines_with(const char *words) {
-  int n = 0;
-  for (const char *at = hs_lines; (at = strstr(at, words)) != NULL; at++) n++;
-  return n;
-}
 
 TEST(a_crowd_makes_few_lines) {
   enum { LISTENERS = 20 };
@@ -363,11 +358,11 @@ TEST(a_crowd_makes_few_lines) {
   for (int k = 0; k < 5; k++)
     for (int i = 0; i < LISTENERS; i++)
       CHECK_INT(hs_verdict(hs_stranger(&h[i], 0, &junk), hs_accept_nobody, &h[i]), SK_REASON_COUNT);
-  int tenths = (int)((rail_now_ns() - start) / 100000000), lines = lines_with("dropped a connection");
+  int tenths = (int)((rail_now_ns() - start) / 100000000), lines = log_count("dropped a connection");
   CHECK_MSG(lines <= tenths + 2, "%d lines in %d tenths of a second", lines, tenths);
   usleep(1100000); /* the next line tells of those without one */
   CHECK_INT(hs_verdict(hs_stranger(&h[0], 0, &junk), hs_accept_nobody, &h[0]), SK_REASON_COUNT);
-  CHECK(hs_said("others since the last line"));
+  CHECK(log_said("others since the last line"));
   for (int i = 0; i < LISTENERS; i++) hs_end(&h[i]);
 }
 

@@ -56,7 +56,7 @@ static void child_range(struct pipes *io, void *arg) {
   begin(&h[6]);
   ENSURE_INT(sk_listen(&h[6].ctx, DEV_A, h[6].handle, &listen), RAIL_SYSTEM_ERROR);
   snprintf(whole, sizeof whole, "all 6 ports of RAIL_SOCKET_PORTS=%s are taken", text);
-  ENSURE(!listen && hs_said(whole), "it said: %s", hs_lines);
+  ENSURE(!listen && log_said(whole), "it said: %s", log_lines);
   hs_close_listen(&h[3]); /* one is free again, and found */
   hs_listen(&h[6], DEV_A);
   ENSURE_INT(rail_addr_port(&h[6].decoded.addrs[0]), first + order[3]);
@@ -103,7 +103,7 @@ static void child_bad(struct pipes *io, void *arg) {
   setenv(value[0], value[1], 1);
   sk_params_load();
   sk_ports_load();
-  ENSURE(hs_said(value[0]) && hs_said("allowed"), "it said: %s", hs_lines);
+  ENSURE(log_said(value[0]) && log_said("allowed"), "it said: %s", log_lines);
   hs_pair(&h, DEV_A, DEV_A);
   hs_end(&h);
 }
@@ -140,7 +140,7 @@ static void child_bind_elsewhere(struct pipes *io, void *arg) {
   setenv("RAIL_SOCKET_BIND", "192.0.2.77", 1);
   begin(&h);
   ENSURE_INT(sk_listen(&h.ctx, DEV_A, h.handle, &listen), RAIL_SYSTEM_ERROR);
-  ENSURE(!listen && hs_said("RAIL_SOCKET_BIND") && hs_said("192.0.2.77"), "it said: %s", hs_lines);
+  ENSURE(!listen && log_said("RAIL_SOCKET_BIND") && log_said("192.0.2.77"), "it said: %s", log_lines);
   hs_end(&h);
 }
 
@@ -207,7 +207,7 @@ TEST(traffic_class) {
   connect_with(&h, 0x68, 0xb8, 0xb8, 0x68);
   connect_with(&h, -1, 0xc0, 0xc0, 0);
   connect_with(&h, 300, -1, 0, 0);
-  CHECK(hs_said("traffic class 300"));
+  CHECK(log_said("traffic class 300"));
   sk_params.tc = 0x20;
   connect_with(&h, -1, 0xb8, 0x20, 0x20);
   connect_with(&h, -1, -1, 0x20, 0x20);
@@ -242,8 +242,8 @@ TEST(congestion_control) {
   close(fd);
   sk_params.congestion = "unheard-of";
   sk_sockopt_load();
-  CHECK(hs_said("RAIL_SOCKET_CONGESTION=unheard-of"));
-  CHECK(hs_said("reno")); /* what is allowed */
+  CHECK(log_said("RAIL_SOCKET_CONGESTION=unheard-of"));
+  CHECK(log_said("reno")); /* what is allowed */
   fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sk_sockopt_set(fd, -1);
   congestion_of(fd, got);
