@@ -2,13 +2,13 @@
  * One comm at one tick. */
 #include "plugin/socket/sk_pulse.h"
 
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/sockopt.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_recv.h"
@@ -280,16 +280,6 @@ void sk_pulse_look(struct sk_comm *comm, uint64_t now) {
 void sk_pulse_socket(int fd) {
   int64_t ms = sk_params.user_timeout_ms;
   if (ms < 0) ms = sk_params.deadline_ms ? sk_params.deadline_ms + 1000 : 0;
-  if (ms > 0) {
-    unsigned int timeout = (unsigned int)ms;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout);
-  }
-  if (sk_params.keepalive_ms > 0) {
-    int on = 1, every = (int)RAIL_DIV_UP(sk_params.keepalive_ms, 1000);
-    int count = (int)RAIL_MIN(RAIL_MAX(RAIL_DIV_UP(sk_params.deadline_ms, every * 1000), 2), 100);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &every, sizeof every);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  }
+  rail_sockopt_user_timeout(fd, ms);
+  rail_sockopt_keepalive(fd, sk_params.keepalive_ms, sk_params.deadline_ms);
 }

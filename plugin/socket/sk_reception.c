@@ -14,6 +14,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/sockopt.h"
 #include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_group.h"
@@ -80,7 +81,7 @@ rail_result_t sk_welcome(const struct sk_reception *r, int fd, unsigned int stre
   size_t done = 0;
   sk_answer_encode(SK_REASON_NONE, stream, features, &answer);
   if (r->handle.flags & SK_HANDLE_AUTH) RAIL_TRY(sk_auth_sign_answer(hello_mac, &answer));
-  sk_set_traffic_class(fd, r->traffic_class); /* the priority is not inherited */
+  rail_sockopt_traffic_class(fd, r->traffic_class); /* the priority is not inherited */
   rail_result_t result = rail_sock_send_some(fd, &answer, sizeof answer, &done);
   return result == RAIL_IN_PROGRESS ? RAIL_SYSTEM_ERROR : result; /* a socket that takes not even this is of no use */
 }

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/ip.h>
 #include <netinet/tcp.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -12,6 +11,7 @@
 
 #include "common/log.h"
 #include "common/sock.h"
+#include "common/sockopt.h"
 #include "plugin/socket/sk_param.h"
 
 #define ALLOWED "/proc/sys/net/ipv4/tcp_allowed_congestion_control"
@@ -49,23 +49,8 @@ void sk_sockopt_load(void) {
   rail_sock_close(&fd);
 }
 
-/* ---- traffic class ------------------------------------------------------ */
-
 int sk_traffic_class(int of_call, int of_ctx) {
-  if (sk_params.tc >= 0) return (int)sk_params.tc;
-  int tc = of_call >= 0 ? of_call : of_ctx;
-  if (tc <= 255) return tc < 0 ? -1 : tc;
-  RAIL_WARN("RailSocket: traffic class %d does not fit the TOS byte of IP; allowed: 0..255; the system's is used", tc);
-  return -1;
-}
-
-void sk_set_traffic_class(int fd, int traffic_class) {
-  if (traffic_class < 0) return;
-  int priority = RAIL_MIN(traffic_class >> 5, 6); /* the DSCP's class; 7 is the administrator's */
-  /* A socket for both families keeps one of each; one of IPv4 refuses the second. */
-  (void)setsockopt(fd, IPPROTO_IP, IP_TOS, &traffic_class, sizeof traffic_class);
-  (void)setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &traffic_class, sizeof traffic_class);
-  (void)setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &priority, sizeof priority);
+  return rail_traffic_class("RailSocket", sk_params.tc, of_call, of_ctx);
 }
 
 /* ---- all of them -------------------------------------------------------- */
@@ -73,5 +58,5 @@ void sk_set_traffic_class(int fd, int traffic_class) {
 void sk_sockopt_set(int fd, int traffic_class) {
   (void)rail_sock_set_buffers(fd, sk_params.sndbuf, sk_params.rcvbuf);
   if (use_congestion) (void)set_congestion(fd);
-  sk_set_traffic_class(fd, traffic_class);
+  rail_sockopt_traffic_class(fd, traffic_class);
 }

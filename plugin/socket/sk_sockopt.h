@@ -15,7 +15,5 @@ void sk_sockopt_set(int fd, int traffic_class);
 
 /* The class a connection gets: RAIL_SOCKET_TC, else the call's, else its context's. -1: the system's. */
 int sk_traffic_class(int of_call, int of_ctx);
-/* Marks what the socket sends: the TOS or traffic class byte, and the queueing priority that goes with it. */
-void sk_set_traffic_class(int fd, int traffic_class);
 
 #endif

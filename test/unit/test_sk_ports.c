@@ -214,15 +214,6 @@ TEST(traffic_class) {
   hs_end(&h);
 }
 
-TEST(traffic_class_of_ipv6) {
-  int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) tap_skip_case("no IPv6 here");
-  sk_set_traffic_class(fd, 0x68);
-  CHECK_INT(option_of(fd, IPPROTO_IPV6, IPV6_TCLASS), 0x68);
-  check_class(fd, 0x68, 3); /* what it sends to mapped addresses */
-  close(fd);
-}
-
 static void congestion_of(int fd, char name[16]) {
   socklen_t len = 16;
   CHECK(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &len) == 0);
@@ -256,5 +247,5 @@ TEST(congestion_control) {
 
 TEST_MAIN(TEST_CASE(a_range_of_ports), TEST_CASE(a_port_for_each_rail), TEST_CASE(values_that_make_no_sense),
           TEST_CASE(bound_to_all_addresses), TEST_CASE(bound_to_all_of_both_families),
-          TEST_CASE(bound_to_an_address_that_is_not_here), TEST_CASE(traffic_class), TEST_CASE(traffic_class_of_ipv6),
+          TEST_CASE(bound_to_an_address_that_is_not_here), TEST_CASE(traffic_class),
           TEST_CASE(congestion_control))

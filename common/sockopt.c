@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * setsockopt, with what its arguments mean. */
+#include "common/sockopt.h"
+
+#include <netinet/ip.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include "common/compiler.h"
+#include "common/log.h"
+
+/* ---- how packets are marked -------------------------------------------- */
+
+int rail_traffic_class(const char *plugin, int64_t of_param, int of_call, int of_ctx) {
+  if (of_param >= 0) return (int)of_param;
+  int tc = of_call >= 0 ? of_call : of_ctx;
+  if (tc <= 255) return tc < 0 ? -1 : tc;
+  RAIL_WARN("%s: traffic class %d does not fit the TOS byte of IP; allowed: 0..255; the system's is used", plugin, tc);
+  return -1;
+}
+
+void rail_sockopt_traffic_class(int fd, int traffic_class) {
+  if (traffic_class < 0) return;
+  int priority = RAIL_MIN(traffic_class >> 5, 6); /* the DSCP's class; 7 is the administrator's */
+  /* A socket for both families keeps one of each; one of IPv4 refuses the second. */
+  (void)setsockopt(fd, IPPROTO_IP, IP_TOS, &traffic_class, sizeof traffic_class);
+  (void)setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &traffic_class, sizeof traffic_class);
+  (void)setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &priority, sizeof priority);
+}
+
+/* ---- silent peers ------------------------------------------------------- */
+
+void rail_sockopt_user_timeout(int fd, int64_t ms) {
+  unsigned int timeout = (unsigned int)ms;
+  if (ms > 0) (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout);
+}
+
+void rail_sockopt_keepalive(int fd, int64_t every_ms, int64_t deadline_ms) {
+  if (every_ms <= 0) return;
+  int on = 1, every = (int)RAIL_DIV_UP(every_ms, 1000);
+  int count = (int)RAIL_MIN(RAIL_MAX(RAIL_DIV_UP(deadline_ms, every * 1000), 2), 100);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &every, sizeof every);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
