@@ -36,49 +36,13 @@ struct sk_connect {
   struct sk_leg legs[SK_MAX_STREAMS]; /* hello.streams of them */
 };
 
-/* ---- attempts by number ----------------------------------------------- */
-
-static rail_result_t attempt_add(struct sk_ctx *ctx, struct sk_connect *a) {
-  uint32_t i;
-  pthread_mutex_lock(&ctx->lock);
-  for (i = 0; i < ctx->attempt_cap && ctx->attempts[i].attempt; i++) continue;
-  if (i == ctx->attempt_cap) {
-    uint32_t cap = ctx->attempt_cap ? 2 * ctx->attempt_cap : 64;
-    struct sk_attempt_slot *grown = realloc(ctx->attempts, cap * sizeof *grown);
-    if (!grown) {
-      pthread_mutex_unlock(&ctx->lock);
-      return RAIL_SYSTEM_ERROR;
-    }
-    memset(grown + ctx->attempt_cap, 0, (cap - ctx->attempt_cap) * sizeof *grown);
-    ctx->attempts = grown;
-    ctx->attempt_cap = cap;
-  }
-  ctx->attempts[i].attempt = a;
-  a->number = (uint64_t)++ctx->attempts[i].generation << 32 | (i + 1);
-  pthread_mutex_unlock(&ctx->lock);
-  return RAIL_OK;
-}
-
-static struct sk_connect *attempt_find(struct sk_ctx *ctx, uint64_t number) {
-  uint32_t i = (uint32_t)number - 1;
-  struct sk_connect *a = NULL;
-  pthread_mutex_lock(&ctx->lock);
-  if (i < ctx->attempt_cap && ctx->attempts[i].attempt && ctx->attempts[i].attempt->number == number)
-    a = ctx->attempts[i].attempt;
-  pthread_mutex_unlock(&ctx->lock);
-  return a;
-}
-
-static void attempt_remove(struct sk_ctx *ctx, struct sk_connect *a) {
-  pthread_mutex_lock(&ctx->lock);
-  ctx->attempts[(uint32_t)a->number - 1].attempt = NULL;
-  pthread_mutex_unlock(&ctx->lock);
-}
-
-void sk_connect_free(struct sk_connect *a) {
+static void free_attempt(void *attempt) {
+  struct sk_connect *a = attempt;
   for (unsigned int i = 0; i < a->hello.streams; i++) sk_leg_close(&a->legs[i]);
   free(a);
 }
+
+void sk_connects_free(struct sk_ctx *ctx) { rail_attempts_free(&ctx->attempts, free_attempt); }
 
 static void count(const struct sk_device *device, enum sk_stats_device counter) {
   uint64_t *record = sk_stats_device(device->name);
@@ -143,7 +107,7 @@ static rail_result_t attempt_new(struct sk_ctx *ctx, int dev, const struct sk_de
     free(a);
     return RAIL_SYSTEM_ERROR;
   }
-  if (attempt_add(ctx, a) != RAIL_OK) goto no_memory;
+  if (rail_attempts_add(&ctx->attempts, a, &a->number) != RAIL_OK) goto no_memory;
   *out = a;
   return RAIL_OK;
 
@@ -246,7 +210,7 @@ rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic
   if (handle.attempt == 0) {
     RAIL_TRY(attempt_new(ctx, dev, device, &handle, sk_traffic_class(traffic_class, ctx->traffic_class), &a));
     sk_handle_set_attempt(handle_bytes, a->number);
-  } else if (!(a = attempt_find(ctx, handle.attempt))) {
+  } else if (!(a = rail_attempts_find(&ctx->attempts, handle.attempt))) {
     RAIL_WARN("RailSocket: connect: this handle names attempt %llx, which is not under way here; "
               "allowed: a handle as listen made it, or as this context's connect left it",
               (unsigned long long)handle.attempt);
@@ -255,8 +219,8 @@ rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic
   rail_result_t result = run_legs(a);
   if (result == RAIL_IN_PROGRESS) return RAIL_OK;
   if (result == RAIL_OK) result = hand_out(a, send_comm);
-  attempt_remove(ctx, a);
-  sk_connect_free(a);
+  rail_attempts_remove(&ctx->attempts, a->number);
+  free_attempt(a);
   sk_handle_set_attempt(handle_bytes, 0); /* the handle may connect again */
   sk_close_reap();
   return result;

@@ -36,6 +36,13 @@ static void load_once(void) {
   if (sk_auth_load()) sk_devices_load(); /* again, should the machine not have let us look before */
 }
 
+static bool init_locks(struct sk_ctx *ctx) {
+  if (pthread_mutex_init(&ctx->lock, NULL) != 0) return false;
+  if (rail_attempts_init(&ctx->attempts) == RAIL_OK) return true;
+  pthread_mutex_destroy(&ctx->lock);
+  return false;
+}
+
 static rail_result_t sk_init(void **ctx_out, const struct rail_net_init *args) {
   if (!ctx_out || !args) {
     RAIL_WARN("RailSocket: init: ctx %p, arguments %p; neither may be NULL", (void *)ctx_out, (const void *)args);
@@ -51,7 +58,7 @@ static rail_result_t sk_init(void **ctx_out, const struct rail_net_init *args) {
     free(ctx);
     ctx = NULL;
   }
-  if (ctx && pthread_mutex_init(&ctx->lock, NULL) != 0) {
+  if (ctx && !init_locks(ctx)) {
     sk_stats_close();
     free(ctx);
     ctx = NULL;
@@ -81,9 +88,7 @@ static rail_result_t sk_finalize(void *arg) {
   if (!arg) return RAIL_OK;
   struct sk_ctx *ctx = sk_ctx_of(arg, "finalize");
   if (!ctx) return RAIL_BAD_ARGUMENT;
-  for (uint32_t i = 0; i < ctx->attempt_cap; i++)
-    if (ctx->attempts[i].attempt) sk_connect_free(ctx->attempts[i].attempt);
-  free(ctx->attempts);
+  sk_connects_free(ctx);
   while (ctx->listens) {
     struct sk_listen *l = ctx->listens;
     (void)sk_close_listen(l);

@@ -88,6 +88,7 @@ static void hs_begin(struct hs *h) {
   memset(h, 0, sizeof *h);
   h->ctx = (struct sk_ctx){.magic = SK_CTX_MAGIC, .traffic_class = -1};
   pthread_mutex_init(&h->ctx.lock, NULL);
+  ENSURE_INT(rail_attempts_init(&h->ctx.attempts), RAIL_OK);
   hs_devices();
   sk_params_load();
   rail_log_set_sink(log_capture);
@@ -134,7 +135,7 @@ static void hs_end(struct hs *h) {
   hs_close(&hs_sent);
   hs_close(&hs_received);
   if (h->listen) hs_close_listen(h);
-  free(h->ctx.attempts);
+  sk_connects_free(&h->ctx);
   pthread_mutex_destroy(&h->ctx.lock);
   rail_log_set_sink(NULL);
 }

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Connect attempts by number. */
+#include "common/attempts.h"
+
+#include "kit/kit_ensure.h"
+#include "test/harness/program.h"
+
+static int dropped;
+static void drop(void *attempt) { dropped += *(int *)attempt; }
+
+TEST(found_until_removed) {
+  struct rail_attempts t;
+  enum { N = 200 }; /* the table grows twice */
+  static int things[N];
+  uint64_t numbers[N];
+  CHECK_OK(rail_attempts_init(&t));
+  for (int i = 0; i < N; i++) {
+    CHECK_OK(rail_attempts_add(&t, &things[i], &numbers[i]));
+    CHECK(numbers[i] != 0);
+  }
+  for (int i = 0; i < N; i++) CHECK(rail_attempts_find(&t, numbers[i]) == &things[i]);
+  for (int i = 0; i < N; i += 2) rail_attempts_remove(&t, numbers[i]);
+  for (int i = 0; i < N; i++) CHECK(rail_attempts_find(&t, numbers[i]) == (i % 2 ? &things[i] : NULL));
+  for (int i = 0; i < N; i++) things[i] = 1;
+  dropped = 0;
+  rail_attempts_free(&t, drop);
+  CHECK_INT(dropped, N / 2);
+}
+
+TEST(numbers_that_are_not_under_way) {
+  struct rail_attempts t;
+  int thing = 1, other = 2;
+  uint64_t first, second;
+  CHECK_OK(rail_attempts_init(&t));
+  CHECK(!rail_attempts_find(&t, 0) && !rail_attempts_find(&t, 1));
+  rail_attempts_remove(&t, 1);
+  CHECK_OK(rail_attempts_add(&t, &thing, &first));
+  rail_attempts_remove(&t, first);
+  CHECK_OK(rail_attempts_add(&t, &other, &second)); /* the same place, another number */
+  CHECK_INT((uint32_t)second, (uint32_t)first);
+  CHECK(second != first && !rail_attempts_find(&t, first));
+  rail_attempts_remove(&t, first);
+  CHECK(rail_attempts_find(&t, second) == &other);
+  for (int bit = 0; bit < 64; bit++) CHECK(!rail_attempts_find(&t, second ^ 1ull << bit));
+  CHECK(!rail_attempts_find(&t, 0) && !rail_attempts_find(&t, ~0ull) && !rail_attempts_find(&t, second & ~0u));
+  dropped = 0;
+  rail_attempts_free(&t, drop);
+  CHECK_INT(dropped, 2);
+}
+
+static struct rail_attempts shared;
+
+static void come_and_go(void *arg) {
+  uint64_t numbers[8];
+  for (int round = 0; round < kit_scaled(2000); round++) {
+    for (int i = 0; i < 8; i++) ENSURE_INT(rail_attempts_add(&shared, arg, &numbers[i]), RAIL_OK);
+    for (int i = 0; i < 8; i++) {
+      ENSURE(rail_attempts_find(&shared, numbers[i]) == arg, "somebody else's");
+      rail_attempts_remove(&shared, numbers[i]);
+    }
+  }
+}
+
+TEST(many_threads) {
+  int threads[4] = {0};
+  CHECK_OK(rail_attempts_init(&shared));
+  kit_run_threads(4, come_and_go, threads, sizeof threads[0]);
+  dropped = 0;
+  rail_attempts_free(&shared, drop);
+  CHECK_INT(dropped, 0);
+}
+
+TEST_MAIN(TEST_CASE(found_until_removed), TEST_CASE(numbers_that_are_not_under_way), TEST_CASE(many_threads))
