@@ -160,7 +160,7 @@ test_objs_test_sk_stream := $(stream_objs)
 test_objs_test_sk_zerocopy := $(stream_objs)
 test_objs_test_sk_wire := plugin/socket/sk_wire.o
 handshake_objs := $(addprefix plugin/socket/sk_,$(addsuffix .o, \
-  accept auth connect dial group listen param ports reception rejoin sockopt stats wire))
+  accept auth connect dial group listen param reception rejoin sockopt stats wire))
 test_objs_test_sk_handshake := $(handshake_objs)
 test_objs_test_sk_auth := $(handshake_objs)
 test_objs_test_sk_ports := $(handshake_objs)

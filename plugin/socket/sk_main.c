@@ -16,7 +16,7 @@
 #include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_sockopt.h"
-#include "plugin/socket/sk_ports.h"
+#include "plugin/socket/sk_reception.h"
 #include "plugin/socket/sk_stats.h"
 #include "plugin/socket/sk_watch.h"
 
@@ -31,7 +31,7 @@ static void load_once(void) {
     sk_sockopt_load();
     loaded = true;
   }
-  sk_ports_load();
+  sk_reception_load();
   /* Without the key that was asked for there are no devices: nothing may connect unauthenticated. */
   if (sk_auth_load()) sk_devices_load(); /* again, should the machine not have let us look before */
 }

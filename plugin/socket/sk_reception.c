@@ -14,12 +14,12 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/ports.h"
 #include "common/sockopt.h"
 #include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_group.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_ports.h"
 #include "plugin/socket/sk_rejoin.h"
 
 #define BACKLOG 4096 /* the kernel lowers it to net.core.somaxconn */
@@ -29,6 +29,11 @@
 #define NEWS_NS 200000ull
 #define LINE_EVERY_NS 1000000000ull
 #define ANY_LINE_EVERY_NS 100000000ull
+
+static struct rail_ports ports = {
+  .plugin = "RailSocket", .range_param = "RAIL_SOCKET_PORTS", .bind_param = "RAIL_SOCKET_BIND"};
+
+void sk_reception_load(void) { rail_ports_load(&ports, sk_params.ports, sk_params.bind); }
 
 /* ---- lines ------------------------------------------------------------ */
 
@@ -285,7 +290,8 @@ rail_result_t sk_reception_open(const struct sk_device *device, int traffic_clas
   result = rail_random_bytes(r->handle.secret, sizeof r->handle.secret);
   if (result != RAIL_OK) RAIL_WARN("RailSocket: listen: no random bytes from the kernel: %s", strerror(errno));
   for (unsigned int i = 0; i < device->nrails && result == RAIL_OK; i++) {
-    result = sk_ports_listen(device->rails[i], BACKLOG, &r->handle.addrs[i], &r->doors[i]);
+    result = rail_ports_listen(&ports, device->rails[i]->name, &device->rails[i]->addr, BACKLOG, &r->handle.addrs[i],
+                               &r->doors[i]);
     if (result != RAIL_OK) break;
     /* Accepted sockets inherit these; set later, sizes would not count for the
      * TCP window, and the first packets would be of no class. */

@@ -55,6 +55,9 @@ struct sk_reception {
   uint32_t unlogged;
 };
 
+/* RAIL_SOCKET_PORTS and RAIL_SOCKET_BIND: common/ports.h. Once per process, under the plugin's lock. */
+void sk_reception_load(void);
+
 /* Opens the doors and makes the handle; one reference, the caller's. Logs why not. */
 rail_result_t sk_reception_open(const struct sk_device *device, int traffic_class, struct sk_reception **out);
 void sk_reception_ref(struct sk_reception *r);

@@ -18,7 +18,6 @@
 #include "plugin/socket/sk_ctx.h"
 #include "plugin/socket/sk_listen.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_ports.h"
 #include "plugin/socket/sk_rejoin.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/proc.h"
