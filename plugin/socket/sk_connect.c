@@ -71,8 +71,8 @@ static void prepare_legs(struct sk_connect *a, int traffic_class) {
   a->hello.streams = sk_streams_of(l->streams, rails);
   a->hello.features = rails > 1 && a->hello.streams > 1 ? SK_FEATURE_FAILOVER : 0;
   for (unsigned int i = 0, here = 0, there = 0; i < a->hello.streams; i++) {
-    sk_leg_init(&a->legs[i], d->rails[here], &l->addrs[there], traffic_class,
-                d->nrails > 1 ? SK_TIE_TRY : SK_TIE_NONE);
+    sk_leg_init(&a->legs[i], d->rails[here], &l->addrs[there], i, traffic_class,
+                d->nrails > 1 ? RAIL_TIE_TRY : RAIL_TIE_NONE);
     here = here + 1 < d->nrails ? here + 1 : 0;
     there = there + 1 < l->naddrs ? there + 1 : 0;
   }
@@ -121,9 +121,9 @@ no_memory:
 
 static rail_result_t fail_leg(const struct sk_connect *a, const struct sk_leg *leg, rail_result_t result) {
   char peer[RAIL_ADDR_TEXT];
-  int err = leg->last_errno;
-  RAIL_WARN("RailSocket: connect to %s over %s: %s%s", rail_addr_text(&leg->peer, peer), a->device->name, strerror(err),
-            err == EMFILE || err == ENFILE ? "; raise the limit of open files (ulimit -n)" : "");
+  int err = leg->dial.last_errno;
+  RAIL_WARN("RailSocket: connect to %s over %s: %s%s", rail_addr_text(&leg->dial.peer, peer), a->device->name,
+            strerror(err), err == EMFILE || err == ENFILE ? "; raise the limit of open files (ulimit -n)" : "");
   return result;
 }
 
@@ -140,8 +140,8 @@ static rail_result_t run_legs(struct sk_connect *a) {
   const char *name = waiting->path->name;
   RAIL_WARN("RailSocket: connect to %s over %s: no connection within %lld ms (RAIL_SOCKET_CONNECT_TIMEOUT): %s; "
             "is the peer alive, is that address reachable from %s, does a firewall block the port?",
-            rail_addr_text(&waiting->peer, peer), name, (long long)sk_params.connect_ms,
-            waiting->last_errno ? strerror(waiting->last_errno) : "no answer", name);
+            rail_addr_text(&waiting->dial.peer, peer), name, (long long)sk_params.connect_ms,
+            waiting->dial.last_errno ? strerror(waiting->dial.last_errno) : "no answer", name);
   return RAIL_REMOTE_ERROR;
 }
 
@@ -169,7 +169,7 @@ static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
   memcpy(args.comm_id, a->hello.comm_id, sizeof args.comm_id);
   for (unsigned int i = 0; i < args.nstreams; i++) {
     args.paths[i] = a->legs[i].path;
-    args.peers[i] = a->legs[i].peer;
+    args.peers[i] = a->legs[i].dial.peer;
     sk_answer_encode(SK_REASON_NONE, i, args.features, &args.welcomes[i]);
     if (args.hold) RAIL_TRY(sk_auth_sign_answer(a->legs[i].hello.mac, &args.welcomes[i]));
   }
@@ -181,8 +181,8 @@ static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
     }
   }
   for (unsigned int i = 0; i < args.nstreams; i++) {
-    args.fds[i] = a->legs[i].fd; /* the comm's from here on */
-    a->legs[i].fd = -1;
+    args.fds[i] = a->legs[i].dial.fd; /* the comm's from here on */
+    a->legs[i].dial.fd = -1;
   }
   count(a->device, SK_DEVICE_CONNECTS);
   say_who(a, &args);

@@ -2,7 +2,6 @@
  * Interfaces become devices. */
 #include "plugin/socket/sk_device.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdatomic.h>
@@ -263,15 +262,4 @@ void sk_device_properties(const struct sk_device *device, struct rail_net_props_
   props->max_multi_request_size = 1;
   props->rail_id = RAIL_NET_ID_UNDEF;
   props->plane_id = RAIL_NET_ID_UNDEF;
-}
-
-static bool is_loopback(const union rail_addr *addr) {
-  if (addr->sa.sa_family == AF_INET) return (ntohl(addr->in.sin_addr.s_addr) >> 24) == 127;
-  return IN6_IS_ADDR_LOOPBACK(&addr->in6.sin6_addr);
-}
-
-const union rail_addr *sk_device_source(const struct sk_device *device, const union rail_addr *to) {
-  if (device->addr.sa.sa_family != to->sa.sa_family) return NULL;
-  /* A loopback source cannot leave the host, and a loopback peer needs no device. */
-  return is_loopback(&device->addr) == is_loopback(to) ? &device->addr : NULL;
 }

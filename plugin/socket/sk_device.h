@@ -37,7 +37,4 @@ void sk_device_properties(const struct sk_device *device, struct rail_net_props_
 /* makeVDevice: the device fused from these, made now or before. Call under the plugin's lock. */
 rail_result_t sk_device_fuse(int *dev, const struct rail_net_vprops_v12 *props);
 
-/* The source address for a stream from this interface to `to`; NULL: let the kernel choose. */
-const union rail_addr *sk_device_source(const struct sk_device *device, const union rail_addr *to);
-
 #endif

@@ -62,20 +62,19 @@ struct sk_rejoin *sk_rejoin_new_sender(const struct sk_handle *listener, const s
   for (unsigned int i = 0; i < hello->streams; i++) {
     struct homing *h = &r->homing[i];
     /* The same way again, and no other: a stream that comes back over another rail's interface is no gain. */
-    sk_leg_init(&h->leg, legs[i].path, &legs[i].peer, legs[i].traffic_class,
-                legs[i].tied ? SK_TIE_ALWAYS : SK_TIE_NONE);
+    sk_leg_init(&h->leg, legs[i].path, &legs[i].dial.peer, i, legs[i].dial.from.traffic_class,
+                legs[i].dial.tied ? RAIL_TIE_ALWAYS : RAIL_TIE_NONE);
   }
   return r;
 }
 
 static rail_result_t begin(struct sk_rejoin *r, struct homing *h) {
-  enum sk_leg_tie tie = h->leg.tie;
-  union rail_addr peer = h->leg.peer;
+  const struct rail_dial was = h->leg.dial;
   h->under_way = true;
   h->deadline = rail_deadline_in_ms(TRY_MS);
   h->heard = 0;
-  sk_leg_init(&h->leg, h->leg.path, &peer, h->leg.traffic_class, tie);
   r->hello.stream = (unsigned int)(h - r->homing);
+  sk_leg_init(&h->leg, h->leg.path, &was.peer, r->hello.stream, was.from.traffic_class, was.from.tie);
   r->hello.counter = ++h->counter;
   sk_hello_encode(&r->hello, r->listener.secret, &h->leg.hello);
   sk_answer_encode(SK_REASON_NONE, r->hello.stream, r->hello.features, &h->expected);
@@ -100,7 +99,7 @@ static rail_result_t read_answer(struct homing *h) {
   unsigned int reason, version;
   size_t size = sk_answer_size(h->answer, h->heard);
   while (h->heard < size) {
-    RAIL_TRY(rail_sock_recv_some(h->leg.fd, h->answer, size, &h->heard));
+    RAIL_TRY(rail_sock_recv_some(h->leg.dial.fd, h->answer, size, &h->heard));
     size = sk_answer_size(h->answer, h->heard);
   }
   if (!sk_answer_decode(h->answer, &h->expected, &reason, &version)) reason = SK_REASON_GARBAGE;
@@ -109,7 +108,7 @@ static rail_result_t read_answer(struct homing *h) {
   char peer[RAIL_ADDR_TEXT];
   h->refused = true;
   RAIL_WARN("RailSocket: stream %u to %s over %s, which was lost, is not taken back: %s", le16toh(h->leg.hello.stream),
-            rail_addr_text(&h->leg.peer, peer), h->leg.path->name,
+            rail_addr_text(&h->leg.dial.peer, peer), h->leg.path->name,
             reason == SK_REASON_GARBAGE ? "the answer is not one of RailSocket" : sk_reason_text(reason));
   return RAIL_REMOTE_ERROR;
 }
@@ -128,8 +127,8 @@ rail_result_t sk_rejoin_dial(struct sk_rejoin *r, unsigned int stream, int *fd) 
   rail_result_t result = sk_leg_step(&h->leg);
   if (result == RAIL_OK) result = read_answer(h);
   if (result == RAIL_OK) {
-    *fd = h->leg.fd;
-    h->leg.fd = -1;
+    *fd = h->leg.dial.fd;
+    h->leg.dial.fd = -1;
     h->under_way = false;
     return RAIL_OK;
   }

@@ -45,10 +45,6 @@ const struct sk_device *sk_device_at(int dev, const char *call) {
   (void)call;
   return dev >= 0 && dev < DEVS ? &hs_dev[dev] : NULL;
 }
-const union rail_addr *sk_device_source(const struct sk_device *device, const union rail_addr *to) {
-  (void)to;
-  return &device->addr;
-}
 struct sk_ctx *sk_ctx_of(void *ctx, const char *call) {
   (void)call;
   return ctx;
