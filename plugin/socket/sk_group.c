@@ -46,7 +46,7 @@ static struct sk_group *group_of(struct sk_reception *r, const struct sk_hello *
   return g;
 }
 
-enum sk_reason sk_group_join(struct sk_reception *r, const struct sk_hello *hello, const struct sk_stranger *s) {
+enum sk_reason sk_group_join(struct sk_reception *r, const struct sk_hello *hello, const struct rail_stranger *s) {
   if (r->closed) return SK_REASON_GONE;
   if (hello->flags & SK_HELLO_AUTH) {
     enum rail_seen_result seen = rail_seen_note(&r->seen, hello->comm_id, hello->stream);
@@ -62,7 +62,7 @@ enum sk_reason sk_group_join(struct sk_reception *r, const struct sk_hello *hell
   g->stream[hello->stream].fd = s->fd;
   g->stream[hello->stream].door = s->door;
   g->stream[hello->stream].peer = s->peer;
-  memcpy(g->stream[hello->stream].mac, s->wire.mac, SK_MAC_SIZE);
+  memcpy(g->stream[hello->stream].mac, sk_hello_of(s)->mac, SK_MAC_SIZE);
   g->have++;
   RAIL_TRACE(RAIL_SUB_NET, "RailSocket: accept on %s: stream %u, %u of %u", r->device->name, hello->stream, g->have,
              g->streams);
@@ -83,7 +83,7 @@ void sk_group_expire(struct sk_reception *r, uint64_t now) {
       continue;
     }
     sk_reception_count(r, SK_DEVICE_REFUSED);
-    sk_reception_log(r, &g->peer, "not all of its streams arrived within the time limit");
+    rail_doors_log(&r->doors, &g->peer, "not all of its streams arrived within the time limit");
     for (unsigned int i = 0; i < g->streams; i++)
       if (g->stream[i].fd >= 0) sk_refuse(&g->stream[i].fd, SK_REASON_TIMEOUT, i);
     sk_group_free(unlink_group(at));
@@ -105,7 +105,7 @@ struct sk_group *sk_group_take(struct sk_reception *r) {
     }
     struct sk_group *g = unlink_group(at);
     if (welcome(r, g)) return g;
-    sk_reception_log(r, &g->peer, "it went away before it was accepted");
+    rail_doors_log(&r->doors, &g->peer, "it went away before it was accepted");
     sk_group_free(g);
   }
   return NULL;

@@ -24,7 +24,7 @@ struct sk_group {
 /* All under the reception's lock. */
 
 /* SK_REASON_NONE: the stranger's socket is the group's. */
-enum sk_reason sk_group_join(struct sk_reception *r, const struct sk_hello *hello, const struct sk_stranger *s);
+enum sk_reason sk_group_join(struct sk_reception *r, const struct sk_hello *hello, const struct rail_stranger *s);
 /* The oldest complete group, out of the list and welcomed; NULL if there is none. */
 struct sk_group *sk_group_take(struct sk_reception *r);
 /* Is there a group of this comm id that was not taken? */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Listening sockets and the strangers behind them: connections that have not
- * said a whole HELLO yet. Shared by a listener and by those of its connections
- * whose lost streams may come back here, which keep it after closeListen.
+ * The doors (common/door.h) of a listener, one per rail, and who came in with a
+ * HELLO. Shared by a listener and by those of its connections whose lost streams
+ * may come back here, which keep it after closeListen.
  *
  * What a stranger turns out to be is decided in one place (judge): a stream of
  * a new connection goes into a group (sk_group.h), a lost one that returns to
@@ -17,6 +17,7 @@
 
 #include <pthread.h>
 
+#include "common/door.h"
 #include "common/seen.h"
 #include "plugin/socket/sk_auth.h"
 #include "plugin/socket/sk_device.h"
@@ -25,16 +26,9 @@
 struct sk_group;
 struct sk_member;
 
-struct sk_stranger {
-  struct sk_stranger *older, *younger;
-  int fd;
-  bool watched;      /* in the epoll set */
-  unsigned int door; /* the rail it came through */
-  union rail_addr peer;
-  uint64_t deadline;
-  size_t have;
-  struct sk_hello_wire wire;
-};
+static inline const struct sk_hello_wire *sk_hello_of(const struct rail_stranger *stranger) {
+  return (const void *)stranger->message;
+}
 
 struct sk_reception {
   const struct sk_device *device;
@@ -44,15 +38,10 @@ struct sk_reception {
   pthread_mutex_t lock;
   unsigned int refs;
   bool closed; /* the listener is gone: nothing new, only what comes back */
-  int doors[SK_MAX_RAILS]; /* listening sockets, one per rail */
-  int epoll;               /* -1 until somebody has to be waited for */
-  struct sk_stranger *oldest, *youngest;
-  uint32_t nstrangers;
+  struct rail_doors doors;
   struct sk_group *groups; /* in the order of their first HELLO */
   struct sk_member *members;
   struct rail_seen seen;
-  uint64_t next_line; /* when a line about somebody dropped may be logged again */
-  uint32_t unlogged;
 };
 
 /* RAIL_SOCKET_PORTS and RAIL_SOCKET_BIND: common/ports.h. Once per process, under the plugin's lock. */
@@ -60,7 +49,6 @@ void sk_reception_load(void);
 
 /* Opens the doors and makes the handle; one reference, the caller's. Logs why not. */
 rail_result_t sk_reception_open(const struct sk_device *device, int traffic_class, struct sk_reception **out);
-void sk_reception_ref(struct sk_reception *r);
 void sk_reception_unref(struct sk_reception *r); /* the last one closes everything */
 /* The listener is closed: its half-open connections go. */
 void sk_reception_close(struct sk_reception *r);
@@ -70,8 +58,6 @@ rail_result_t sk_reception_step(struct sk_reception *r);
 
 /* One more of these for the device. */
 void sk_reception_count(const struct sk_reception *r, enum sk_stats_device counter);
-/* Somebody is turned away; one line, at most one a second and listener, ten a second and process. */
-void sk_reception_log(struct sk_reception *r, const union rail_addr *peer, const char *why);
 /* Says why, best effort, and hangs up. */
 void sk_refuse(int *fd, enum sk_reason reason, unsigned int stream);
 /* Welcomes one stream, mac included when its HELLO had one. Fails when the peer is gone. */

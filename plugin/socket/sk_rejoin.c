@@ -159,7 +159,7 @@ struct sk_rejoin *sk_rejoin_new_receiver(struct sk_reception *reception, const s
 }
 
 enum sk_reason sk_rejoin_offer(struct sk_reception *reception, const struct sk_hello *hello,
-                               const struct sk_stranger *s) {
+                               const struct rail_stranger *s) {
   struct sk_member *m = reception->members;
   while (m && memcmp(m->comm_id, hello->comm_id, sizeof m->comm_id) != 0) m = m->next;
   /* Lost before it was accepted: it shall try again. */
@@ -172,7 +172,7 @@ enum sk_reason sk_rejoin_offer(struct sk_reception *reception, const struct sk_h
   m->stream[hello->stream].counter = hello->counter;
   rail_sock_close(&m->stream[hello->stream].fd); /* an earlier try, which its sender gave up */
   m->stream[hello->stream].fd = s->fd;
-  memcpy(m->stream[hello->stream].mac, s->wire.mac, SK_MAC_SIZE);
+  memcpy(m->stream[hello->stream].mac, sk_hello_of(s)->mac, SK_MAC_SIZE);
   return SK_REASON_NONE;
 }
 

@@ -38,6 +38,6 @@ struct sk_rejoin *sk_rejoin_new_receiver(struct sk_reception *reception, const s
 
 /* A stranger says that it comes back. SK_REASON_NONE: its socket is the connection's. Under the reception's lock. */
 enum sk_reason sk_rejoin_offer(struct sk_reception *reception, const struct sk_hello *hello,
-                               const struct sk_stranger *s);
+                               const struct rail_stranger *s);
 
 #endif

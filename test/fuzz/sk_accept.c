@@ -17,6 +17,7 @@
 #include "common/clock.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
+#include "plugin/socket/sk_listen.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rejoin.h"
 #include "test/fuzz/lib/fuzz.h"
@@ -112,6 +113,10 @@ static void take_back(struct bed *bed, int i) {
   if (result == RAIL_OK) FUZZ_CHECK(stream < c->nstreams);
 }
 
+static void set_patience(const struct sk_listen *listener) {
+  listener->reception->doors.patience_ms = (uint64_t)sk_params.handshake_ms;
+}
+
 static void take_step(struct fuzz_in *in, struct bed *bed, bool *raw_secrets) {
   uint8_t head = fuzz_u8(in);
   int place = head >> 4 & (CONNS - 1), *fd = &bed->fds[place];
@@ -128,7 +133,10 @@ static void take_step(struct fuzz_in *in, struct bed *bed, bool *raw_secrets) {
       if (bed->listener) accept_one(bed, *raw_secrets);
       break;
     case HANG_UP: rail_sock_close(fd); break;
-    case TIME: sk_params.handshake_ms = head & 0x80 ? 0 : 10000; break; /* for those that come from here on */
+    case TIME: /* for those that come from here on */
+      sk_params.handshake_ms = head & 0x80 ? 0 : 10000;
+      if (bed->listener) set_patience(bed->listener);
+      break;
     case TAKE: take_back(bed, place % COMMS); break;
     case CLOSE:
       if (place < COMMS) {

@@ -60,7 +60,7 @@ static void child_bind(struct pipes *io, void *arg) {
   setenv("RAIL_SOCKET_BIND", "0.0.0.0", 1);
   begin(&h);
   hs_pair(&h, DEV_B, DEV_A);
-  ENSURE(getsockname(h.listen->reception->doors[0], &bound.sa, &len) == 0, "getsockname");
+  ENSURE(getsockname(h.listen->reception->doors.fds[0], &bound.sa, &len) == 0, "getsockname");
   ENSURE_INT(bound.in.sin_addr.s_addr, htonl(INADDR_ANY));
   ENSURE_INT(h.decoded.addrs[0].in.sin_addr.s_addr, htonl(0x7f000002));
   ENSURE_INT(rail_addr_port(&h.decoded.addrs[0]), rail_addr_port(&bound));
@@ -102,7 +102,7 @@ static void connect_with(struct hs *h, int of_ctx, int of_call, int expected_out
   int one = 1;
   h->ctx.traffic_class = of_ctx;
   hs_listen(h, DEV_A);
-  CHECK(setsockopt(h->listen->reception->doors[0], IPPROTO_IP, IP_RECVTOS, &one, sizeof one) == 0);
+  CHECK(setsockopt(h->listen->reception->doors.fds[0], IPPROTO_IP, IP_RECVTOS, &one, sizeof one) == 0);
   while (!out || !in) {
     if (!out) CHECK_OK(sk_connect(&h->ctx, DEV_A, h->handle, of_call, &out, NULL));
     if (!in) CHECK_OK(sk_accept(h->listen, &in, NULL));
