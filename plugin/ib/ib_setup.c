@@ -11,7 +11,6 @@
 #include "common/clock.h"
 #include "common/door.h"
 #include "common/log.h"
-#include "common/sockopt.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_watch.h"
 
@@ -205,8 +204,6 @@ rail_result_t ib_setup_take(struct ib_setup *s, struct ib_comm **out) {
   struct ib_comm *comm = s->comm;
   comm->side_fd = s->side.fd;
   s->side.fd = -1;
-  rail_sockopt_keepalive(comm->side_fd, ib_params.deadline_ms / 3, ib_params.deadline_ms);
-  rail_sockopt_user_timeout(comm->side_fd, ib_params.deadline_ms);
   RAIL_TRY(ib_watch_add(comm)); /* if not, it is still the setup's to free */
   say_who(s);
   ib_setup_count(s->device, s->connector ? IB_DEVICE_CONNECTED : IB_DEVICE_ACCEPTED);
