@@ -166,3 +166,19 @@ int rail_interfaces_choose(const struct rail_interface *all, int n, const char *
   for (size_t i = 0; c.count == 0 && i < RAIL_COUNT_OF(fallbacks); i++) take_matching(&c, fallbacks[i]);
   return c.count;
 }
+
+/* NCCL_COMM_ID is host:port; only a numeric one is a hint, a lookup could block. */
+static bool comm_id_hint(const char *text, union rail_addr *hint) {
+  if (!text || !*text || strspn(text, "0123456789abcdefABCDEF.:[]%") != strlen(text)) return false;
+  return rail_addr_parse(text, hint) == RAIL_OK;
+}
+
+int rail_interfaces_find(const char *ifname, const char *family, const char *comm_id, struct rail_interface *out,
+                         int cap) {
+  struct rail_interface all[2 * RAIL_MAX_INTERFACES];
+  union rail_addr hint;
+  int n = rail_interfaces_list(all, (int)RAIL_COUNT_OF(all));
+  if (n < 0) return -1;
+  return rail_interfaces_choose(all, n, ifname, rail_family_from_text(family),
+                                comm_id_hint(comm_id, &hint) ? &hint : NULL, out, cap);
+}

@@ -35,6 +35,11 @@ int rail_interfaces_list(struct rail_interface *out, int cap);
 int rail_interfaces_choose(const struct rail_interface *all, int n, const char *ifname, int family,
                            const union rail_addr *hint, struct rail_interface *out, int cap);
 
+/* Both: this machine's interfaces by the values of NCCL_SOCKET_IFNAME, NCCL_SOCKET_FAMILY and NCCL_COMM_ID, each NULL
+ * if unset. -1 with errno if they cannot be listed. */
+int rail_interfaces_find(const char *ifname, const char *family, const char *comm_id, struct rail_interface *out,
+                         int cap);
+
 /* The list filter itself: does `name` pass "[^|=]a,b,c"? */
 bool rail_name_filter(const char *filter, const char *name);
 
@@ -44,6 +49,8 @@ int rail_family_from_text(const char *text);
 /* sysfs facts; `sysfs_root` is "/sys" outside tests. */
 int rail_interface_speed(const char *sysfs_root, const char *ifname);   /* Mb/s; 10000 where unknown or <= 0 */
 bool rail_interface_pci_path(const char *sysfs_root, const char *ifname, char *path, size_t cap);
+/* The PCI function that a link in sysfs leads to, or lies below. */
+bool rail_pci_path(const char *link, char *path, size_t cap);
 uint64_t rail_interface_guid(const char *sysfs_root, const char *ifname); /* of the MAC, else of the name; not 0 */
 
 #endif

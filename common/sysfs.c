@@ -44,10 +44,7 @@ static bool is_pci_address(const char *text) {
   return text[i] == 0;
 }
 
-bool rail_interface_pci_path(const char *sysfs_root, const char *ifname, char *path, size_t cap) {
-  char link[PATH_MAX];
-  int n = snprintf(link, sizeof link, "%s/class/net/%s/device", sysfs_root, ifname);
-  if (n < 0 || (size_t)n >= sizeof link) return false;
+bool rail_pci_path(const char *link, char *path, size_t cap) {
   char *real = realpath(link, NULL);
   if (!real) return false;
   /* A virtio NIC's device is a child ("virtio0") of the PCI function: go up to it. */
@@ -57,6 +54,12 @@ bool rail_interface_pci_path(const char *sysfs_root, const char *ifname, char *p
   if (good) strcpy(path, real);
   free(real);
   return good;
+}
+
+bool rail_interface_pci_path(const char *sysfs_root, const char *ifname, char *path, size_t cap) {
+  char link[PATH_MAX];
+  int n = snprintf(link, sizeof link, "%s/class/net/%s/device", sysfs_root, ifname);
+  return n >= 0 && (size_t)n < sizeof link && rail_pci_path(link, path, cap);
 }
 
 static uint64_t fnv1a(const char *text) {

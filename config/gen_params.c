@@ -4,6 +4,7 @@
 
 #include "common/param.h"
 #include "common/stats.h"
+#include "plugin/ib/ib_param.h"
 #include "plugin/railtrace/tr_param.h"
 #include "plugin/socket/sk_param.h"
 #include "rail/railyard.h"
@@ -21,6 +22,8 @@ int main(void) {
   railParamPrint(1);
   printf("\n## Socket plugin (libnccl-net-socket.so)\n\n");
   rail_param_print(stdout, &sk_param_table, 1);
+  printf("\n## Verbs plugin (libnccl-net-ib.so)\n\n");
+  rail_param_print(stdout, &ib_param_table, 1);
   printf("\n## Recording wrapper (libnccl-net-railtrace.so)\n\n");
   rail_param_print(stdout, &tr_param_table, 1);
   printf("\n## Runtime and plugins\n\n");

@@ -213,7 +213,8 @@ $(BUILD)/test/broken/libnccl-net-broken-%.so: $(BUILD)/test/broken/libnccl-net-r
 	$(Q)cp $< $@
 
 # The parameter tables of every module, for docs/parameters.md.
-gen_params_obj := config/gen_params.o core/rt_param.o plugin/socket/sk_param.o plugin/railtrace/tr_param.o
+gen_params_obj := config/gen_params.o core/rt_param.o $(addprefix plugin/, \
+  socket/sk_param.o ib/ib_param.o ib/ib_gid.o railtrace/tr_param.o)
 $(BUILD)/gen-params: $(addprefix $(O)/,$(gen_params_obj)) $(COMMON_A)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $^ -o $@

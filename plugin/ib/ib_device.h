@@ -28,7 +28,7 @@ struct ib_hca {
   struct ibv_pd *pd;
   struct ibv_device_attr attr;
   uint64_t guid;           /* of the system image */
-  char pci_path[256];      /* "" if none */
+  char pci_path[256];      /* its own function's; "" if none */
   bool relaxed_ordering;   /* registrations may ask for it */
   bool dmabuf;             /* ibv_reg_dmabuf_mr is there and the driver has it */
   bool gpu_direct;         /* a peer memory module of the GPU's driver is loaded */
@@ -62,6 +62,8 @@ struct ib_device {
 /* Builds the table at the first call. Without libibverbs, device or interface for the side channel there are no
  * devices, after one line. Call under the plugin's lock. */
 void ib_devices_load(void);
+/* Closes all HCAs, when the library is unloaded; the table is empty then. Nobody may use a device any more. */
+void ib_devices_unload(void);
 int ib_device_count(void);
 /* NULL, after one line that names the index and what is allowed, if there is no such device. */
 const struct ib_device *ib_device_at(int dev, const char *call);
@@ -84,6 +86,7 @@ struct ib_port_now {
   uint8_t mtu; /* enum ibv_mtu: active */
   uint32_t max_msg; /* bytes of one transfer */
   uint16_t lid;
+  uint32_t max_msg; /* bytes that one write may have */
   uint64_t subnet_prefix; /* of GID 0, host order */
   bool grh_required;
   struct ib_gid_table gids;

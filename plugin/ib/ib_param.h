@@ -28,12 +28,12 @@ struct ib_params {
   int64_t handshake_ms; /* RAIL_IB_HANDSHAKE_TIMEOUT: for a stranger's first message */
   int64_t detect_ms;    /* RAIL_IB_DETECT: about how long an unanswered transfer is retried */
   int64_t deadline_ms;  /* RAIL_IB_DEADLINE: how long a peer's process may be silent; 0 for ever */
-  int64_t tag_ms;       /* RAIL_IB_TAG_TIMEOUT: how long a send may meet receives of which none has its tag; 0 for ever */
+  int64_t tag_ms;       /* RAIL_IB_TAG_TIMEOUT: how long a send may meet receives of other tags only; 0 for ever */
   int64_t linger_ms;    /* RAIL_IB_LINGER: how long a closed receiver still answers a sender's retries */
   int64_t verify;       /* RAIL_IB_VERIFY: a first write in both directions before a connection is handed out */
   int64_t max_write;    /* RAIL_IB_MAX_WRITE: bytes of one RDMA write; a power of two */
   int64_t min_part;     /* RAIL_IB_MIN_PART: no message is split into smaller parts */
-  int64_t flush;        /* RAIL_IB_FLUSH: auto, always, never */
+  int64_t flush;        /* RAIL_IB_FLUSH: enum ib_flush_mode */
 };
 extern struct ib_params ib_params;
 extern const struct rail_param_table ib_param_table;

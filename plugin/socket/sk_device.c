@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/fuse.h"
 #include "common/log.h"
 #include "plugin/socket/sk_param.h"
 
@@ -60,46 +61,17 @@ static struct sk_device *new_fused(const struct sk_device *const *rails, unsigne
   return d;
 }
 
-static bool has_member(const int *members, int n, int dev) {
-  for (int i = 0; i < n; i++)
-    if (members[i] == dev) return true;
-  return false;
-}
-
-/* The devices asked for, as members in ascending order. Their number, or 0 after one line. */
-static int flatten(const struct rail_net_vprops_v12 *props, int members[SK_MAX_RAILS]) {
-  int n = 0;
-  if (props->ndevs < 2 || props->ndevs > (int)RAIL_COUNT_OF(props->devs)) {
-    RAIL_WARN("RailSocket: makeVDevice: %d devices; allowed: 2 to %d", props->ndevs, SK_MAX_RAILS);
-    return 0;
-  }
-  for (int i = 0; i < props->ndevs; i++) {
-    const struct sk_device *d = sk_device_at(props->devs[i], "makeVDevice");
-    if (!d) return 0;
-    for (int k = 0; k < d->nmembers; k++) {
-      if (has_member(members, n, d->members[k])) {
-        RAIL_WARN("RailSocket: makeVDevice: device %d (%s) is named twice", d->members[k], listed[d->members[k]]->name);
-        return 0;
-      }
-      if (n == SK_MAX_RAILS) {
-        RAIL_WARN("RailSocket: makeVDevice: more than %d devices; a fused device has 2 to %d", SK_MAX_RAILS,
-                  SK_MAX_RAILS);
-        return 0;
-      }
-      /* One order for one set, the machine's: both ends of a connection pair their rails by place. */
-      int at = n++;
-      for (; at > 0 && members[at - 1] > d->members[k]; at--) members[at] = members[at - 1];
-      members[at] = d->members[k];
-    }
-  }
-  return n;
+static int members_of(int dev, const int **members) {
+  const struct sk_device *d = sk_device_at(dev, "makeVDevice");
+  *members = d ? d->members : NULL;
+  return d ? d->nmembers : 0;
 }
 
 rail_result_t sk_device_fuse(int *dev, const struct rail_net_vprops_v12 *props) {
   const struct sk_device *rails[SK_MAX_RAILS];
   int members[SK_MAX_RAILS], have = sk_device_count();
   unsigned int nrails = 0;
-  int n = flatten(props, members);
+  int n = rail_fuse_members("RailSocket", props, members_of, SK_MAX_RAILS, members);
   if (n < 2) return RAIL_BAD_ARGUMENT;
   for (int i = 0; i < have; i++)
     if (listed[i]->nmembers == n && memcmp(listed[i]->members, members, (size_t)n * sizeof members[0]) == 0) {
@@ -195,26 +167,16 @@ static void list_interfaces(void) {
 
 /* ---- the table -------------------------------------------------------- */
 
-/* NCCL_COMM_ID is host:port; only a numeric one is a hint, a lookup could block. */
-static bool comm_id_hint(union rail_addr *hint) {
-  const char *text = sk_params.comm_id;
-  if (!text || !*text || strspn(text, "0123456789abcdefABCDEF.:[]%") != strlen(text)) return false;
-  return rail_addr_parse(text, hint) == RAIL_OK;
-}
-
 void sk_devices_load(void) {
-  struct rail_interface all[2 * RAIL_MAX_INTERFACES], chosen[RAIL_MAX_INTERFACES];
-  union rail_addr hint;
+  struct rail_interface chosen[RAIL_MAX_INTERFACES];
   if (loaded) return;
   loaded = true;
-  int n = rail_interfaces_list(all, (int)RAIL_COUNT_OF(all));
+  int n = rail_interfaces_find(sk_params.ifname, sk_params.family, sk_params.comm_id, chosen, RAIL_MAX_INTERFACES);
   if (n < 0) {
     loaded = false;
     RAIL_WARN("RailSocket: cannot list network interfaces: %s; no devices", strerror(errno));
     return;
   }
-  n = rail_interfaces_choose(all, n, sk_params.ifname, rail_family_from_text(sk_params.family),
-                             comm_id_hint(&hint) ? &hint : NULL, chosen, RAIL_MAX_INTERFACES);
   if (n <= 0) {
     RAIL_WARN("RailSocket: no usable network interface (NCCL_SOCKET_IFNAME=%s, NCCL_SOCKET_FAMILY=%s); no devices",
               sk_params.ifname ? sk_params.ifname : "unset", sk_params.family ? sk_params.family : "unset");

@@ -11,6 +11,7 @@
 #include <libgen.h>
 #include <limits.h>
 
+#include "common/log.h"
 #include "plugin/ib/ib_param.h"
 #include "test/harness/tap.h"
 
@@ -53,5 +54,23 @@ static long fake_ask_(const char *function, const char *what) {
 /* How many there are (context pd mr cq qp), and how often a function was called (reg_mr, post_send ...). */
 __attribute__((unused)) static long fake_live(const char *kind) { return fake_ask_("fakeverbs_live", kind); }
 __attribute__((unused)) static long fake_calls(const char *call) { return fake_ask_("fakeverbs_calls", call); }
+
+/* Warnings, one after the other, since fake_listen(). */
+static char fake_heard_[16384];
+__attribute__((unused, format(printf, 5, 6))) static void fake_hear_(enum rail_log_level level, unsigned long flags,
+                                                                   const char *file, int line, const char *fmt, ...) {
+  size_t used = strlen(fake_heard_);
+  va_list ap;
+  (void)flags, (void)file, (void)line;
+  if (level != RAIL_LOG_WARN) return;
+  va_start(ap, fmt);
+  vsnprintf(fake_heard_ + used, sizeof fake_heard_ - used, fmt, ap);
+  va_end(ap);
+}
+__attribute__((unused)) static void fake_listen(void) {
+  fake_heard_[0] = 0;
+  rail_log_set_sink(fake_hear_);
+}
+__attribute__((unused)) static bool fake_heard(const char *text) { return strstr(fake_heard_, text) != NULL; }
 
 #endif

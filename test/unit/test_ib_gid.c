@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which GID of a port is used: synthetic tables. */
+#include <arpa/inet.h>
+
+#include "plugin/ib/ib_gid.h"
+#include "test/harness/tap.h"
+
+static struct ib_gid gid(const char *address, uint8_t type) {
+  struct ib_gid g = {.type = type, .valid = address != NULL};
+  bool ipv6 = address && strchr(address, ':');
+  if (address && !ipv6) g.raw[10] = g.raw[11] = 0xff;
+  if (address && inet_pton(ipv6 ? AF_INET6 : AF_INET, address, g.raw + (ipv6 ? 0 : 12)) != 1) abort();
+  return g;
+}
+
+#define V1 IB_GID_ROCE_V1
+#define V2 IB_GID_ROCE_V2
+#define HOLE gid(NULL, 0)
+static struct ib_gid_table table;
+#define TABLE(...)                                                              \
+  do {                                                                          \
+    const struct ib_gid rows_[] = {__VA_ARGS__};                                \
+    memset(&table, 0, sizeof table);                                            \
+    memcpy(table.gids, rows_, sizeof rows_);                                    \
+    table.count = sizeof rows_ / sizeof rows_[0];                               \
+  } while (0)
+
+static struct ib_gid_wish usual(void) {
+  return (struct ib_gid_wish){.index = -1, .family = AF_INET, .version = 2, .flid_index = 1};
+}
+static int choose(const struct ib_gid_wish *wish, const struct ib_gid *peer) {
+  const char *why;
+  int index = ib_gid_choose(&table, true, wish, peer, &why);
+  CHECK((index == IB_GID_NONE) == (why != NULL));
+  return index;
+}
+
+TEST(the_first_that_is_wished_for) {
+  struct ib_gid_wish w = usual();
+  TABLE(gid("fe80::1", V1), gid("fe80::1", V2), gid("10.0.0.1", V1), gid("10.0.0.1", V2), gid("10.0.1.1", V2));
+  CHECK_INT(choose(&w, NULL), 3);
+  w.version = 1;
+  CHECK_INT(choose(&w, NULL), 2);
+  TABLE(gid("10.0.0.1", V2), gid("10.0.1.1", V2));
+  w.version = 2;
+  CHECK_INT(choose(&w, NULL), 0);
+}
+
+TEST(holes_are_passed_over) {
+  struct ib_gid_wish w = usual();
+  TABLE(HOLE, HOLE, gid("fe80::1", V2), HOLE, gid("10.0.0.1", V2));
+  CHECK_INT(choose(&w, NULL), 4);
+  TABLE(HOLE, HOLE, gid("fe80::1", V2), HOLE);
+  CHECK_INT(choose(&w, NULL), 2); /* index 0 is what NCCL takes, but there is nothing */
+  TABLE(HOLE, HOLE);
+  CHECK_INT(choose(&w, NULL), IB_GID_NONE);
+  TABLE(gid("fe80::", V2), gid("::", V2)); /* a port without an address yet */
+  CHECK_INT(choose(&w, NULL), IB_GID_NONE);
+  memset(&table, 0, sizeof table);
+  CHECK_INT(choose(&w, NULL), IB_GID_NONE);
+}
+
+TEST(ipv6_and_link_local) {
+  struct ib_gid_wish w = usual();
+  TABLE(gid("fe80::1", V1), gid("fe80::1", V2), gid("fd00::5", V1), gid("fd00::5", V2));
+  CHECK_INT(choose(&w, NULL), 0); /* as NCCL */
+  w.family = AF_INET6;
+  CHECK_INT(choose(&w, NULL), 3);
+  TABLE(gid("fe80::1", V1), gid("fe80::1", V2));
+  CHECK_INT(choose(&w, NULL), 0);
+  TABLE(gid("169.254.3.4", V2), gid("10.0.0.1", V2));
+  w.family = AF_INET;
+  CHECK_INT(choose(&w, NULL), 1);
+}
+
+TEST(a_type_that_is_not_known_is_the_wished_one) {
+  struct ib_gid_wish w = usual();
+  TABLE(gid("fe80::1", IB_GID_UNKNOWN), gid("10.0.0.1", IB_GID_UNKNOWN));
+  CHECK_INT(choose(&w, NULL), 1);
+}
+
+TEST(ranges) {
+  struct ib_gid_wish w = usual();
+  TABLE(gid("192.168.0.1", V2), gid("10.1.0.1", V2), gid("10.2.3.4", V2), gid("fd00:0:0:1::1", V2));
+  CHECK(ib_gid_parse_range("10.2.0.0/15", &w));
+  CHECK_INT(choose(&w, NULL), 2);
+  CHECK(ib_gid_parse_range("10.0.0.0/14", &w));
+  CHECK_INT(choose(&w, NULL), 1);
+  CHECK(ib_gid_parse_range("0.0.0.0/0", &w));
+  CHECK_INT(choose(&w, NULL), 0);
+  CHECK(ib_gid_parse_range("10.2.3.4/32", &w));
+  CHECK_INT(choose(&w, NULL), 2);
+  CHECK(ib_gid_parse_range("fd00:0:0:1::/64", &w));
+  w.family = AF_INET6;
+  CHECK_INT(choose(&w, NULL), 3);
+  static const char *const bad[] = {"", "10.0.0.0", "10.0.0.0/", "10.0.0.0/33", "10.0.0/8", "fd00::/129", "10.0.0.0/8x",
+                                    "10.0.0.0/-1", "10.0.0.0/+8", "/8", "a/8", "10.0.0.0/ 8",
+                                    "1111111111111111111111111111111111111111111111111111111/8"};
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+    CHECK_MSG(!ib_gid_parse_range(bad[i], &w), "'%s' is taken for a range", bad[i]);
+}
+
+TEST(a_peer_of_the_same_subnet_decides) {
+  struct ib_gid_wish w = usual();
+  TABLE(gid("fe80::1", V2), gid("10.0.1.1", V2), gid("10.0.2.1", V1), gid("10.0.2.1", V2), gid("10.0.3.1", V2));
+  struct ib_gid peer = gid("10.0.2.9", V2), far = gid("172.16.0.1", V2), other = gid("fd00::1", V2);
+  CHECK_INT(choose(&w, &peer), 3);
+  CHECK_INT(choose(&w, &far), 1);
+  CHECK_INT(choose(&w, &other), 1);
+  w.index = 4; /* what the user says goes first */
+  CHECK_INT(choose(&w, &peer), 4);
+}
+
+TEST(an_index_that_was_given) {
+  struct ib_gid_wish w = usual();
+  TABLE(gid("fe80::1", V1), HOLE, gid("10.0.0.1", V1));
+  w.index = 2;
+  CHECK_INT(choose(&w, NULL), 2);
+  w.index = 0;
+  CHECK_INT(choose(&w, NULL), 0);
+  w.index = 1;
+  CHECK_INT(choose(&w, NULL), IB_GID_NONE);
+  w.index = 3;
+  CHECK_INT(choose(&w, NULL), IB_GID_NONE);
+}
+
+TEST(infiniband) {
+  struct ib_gid_wish w = usual();
+  const char *why;
+  TABLE(gid("fe80::aa", IB_GID_IB), gid("fe80:0:7::aa", IB_GID_IB), gid("fe80:0:8::aa", IB_GID_IB));
+  CHECK_INT(ib_gid_choose(&table, false, &w, NULL, &why), 1);
+  w.flid_index = 2;
+  CHECK_INT(ib_gid_choose(&table, false, &w, NULL, &why), 2);
+  w.flid_index = 0;
+  CHECK_INT(ib_gid_choose(&table, false, &w, NULL, &why), 0);
+  w.flid_index = 9;
+  w.index = 2; /* for RoCE only */
+  CHECK_INT(ib_gid_choose(&table, false, &w, NULL, &why), 0);
+  TABLE(gid("fe80::aa", IB_GID_IB), HOLE);
+  w.flid_index = 1;
+  CHECK_INT(ib_gid_choose(&table, false, &w, NULL, &why), 0);
+}
+
+TEST(subnets_and_text) {
+  struct ib_gid a = gid("10.0.1.1", V2), b = gid("10.0.1.200", V2), c = gid("10.0.2.1", V2), d = gid("fd00::1", V2),
+                e = gid("fd00::2", V2);
+  char text[IB_GID_TEXT];
+  CHECK(ib_gid_same_subnet(&a, &b, 24) && !ib_gid_same_subnet(&a, &c, 24) && ib_gid_same_subnet(&a, &c, 22));
+  CHECK(!ib_gid_same_subnet(&a, &b, 32) && ib_gid_same_subnet(&a, &a, 128) && ib_gid_same_subnet(&a, &c, 0));
+  CHECK(ib_gid_same_subnet(&d, &e, 64) && !ib_gid_same_subnet(&d, &e, 128) && !ib_gid_same_subnet(&a, &d, 0));
+  CHECK(ib_gid_is_ipv4(&a) && !ib_gid_is_ipv4(&d));
+  CHECK_STR(ib_gid_text(a.raw, text), "10.0.1.1");
+  CHECK_STR(ib_gid_text(d.raw, text), "fd00::1");
+}
+
+TEST_MAIN(TEST_CASE(the_first_that_is_wished_for), TEST_CASE(holes_are_passed_over), TEST_CASE(ipv6_and_link_local),
+          TEST_CASE(a_type_that_is_not_known_is_the_wished_one), TEST_CASE(ranges),
+          TEST_CASE(a_peer_of_the_same_subnet_decides), TEST_CASE(an_index_that_was_given), TEST_CASE(infiniband),
+          TEST_CASE(subnets_and_text))
