@@ -86,7 +86,6 @@ struct ib_port_now {
   uint8_t mtu; /* enum ibv_mtu: active */
   uint32_t max_msg; /* bytes of one transfer */
   uint16_t lid;
-  uint32_t max_msg; /* bytes that one write may have */
   uint64_t subnet_prefix; /* of GID 0, host order */
   bool grh_required;
   struct ib_gid_table gids;
