@@ -78,6 +78,7 @@ _Noreturn static void become_side(pid_t parent, int fd, int trail_fd, const stru
   if (setup->netns || job->hosts > 1) setenv("RAIL_KIT_REMOTE", "1", 1); /* loopback does not lead there */
   if (setup->preload) setenv("LD_PRELOAD", setup->preload, 1);
   for (const char *const *e = setup->env; e && *e; e++) putenv((char *)(uintptr_t)*e);
+  for (const char *const *e = setup->place_env; e && *e; e++) putenv((char *)(uintptr_t)*e);
   execv("/proc/self/exe", argv);
   cannot("exec of", "/proc/self/exe");
 }

@@ -49,6 +49,7 @@ struct kit_setup {
   const char *netns;      /* a named network namespace to enter; NULL: none */
   const char *preload;    /* for LD_PRELOAD; NULL: none */
   const char *const *env; /* NAME=value …, NULL at the end; NULL: none */
+  const char *const *place_env; /* the same, set after `env` (kit_places.h) */
 };
 
 struct kit_world;

@@ -220,8 +220,10 @@ static void prepare(struct run *run, const struct kit_bench_plan *plan, const st
   run->how.on_tick = on_tick;
   run->how.arg = &run->heard;
   kit_bench_job_write(&run->how.job, plan, cell, column);
-  for (int i = 0; i < run->how.nsides; i++)
-    run->how.setup[i] = (struct kit_setup){.env = column->env, .netns = plan->netns[i % 2]};
+  for (int i = 0; i < run->how.nsides; i++) {
+    run->how.setup[i] = (struct kit_setup){.env = column->env};
+    kit_place(&plan->places, i, &run->how.setup[i]);
+  }
 }
 
 /* What the plugin calls itself, if a side came that far. */

@@ -18,6 +18,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "kit/kit_places.h"
 #include "kit/kit_side.h"
 #include "kit/kit_world.h"
 
@@ -143,7 +144,7 @@ struct kit_bench_plan {
   int dev;
   bool check;               /* a phase in which all bytes are checked, before the timed one */
   uint64_t seed;
-  const char *netns[2];     /* even and odd sides; NULL: this one */
+  struct kit_places places;
   struct kit_link *link;
   bool quiet;               /* nothing about how far it is */
 };

@@ -53,6 +53,7 @@ static void run_check(const struct kit_conform *how, const struct kit_check *c, 
   job->dev = how->dev;
   job->seed = r->seed;
   job->limit_ms = kit_patience_ms((c->limit_s ? c->limit_s : LIMIT_S) * 1000ull);
+  for (int i = 0; i < world.nsides; i++) kit_place(&how->places, i, &world.setup[i]);
   kit_world_run(c->mode == KIT_TWO ? how->link : NULL, &world, &outcome);
   kit_result_outcome(r, &outcome, world.nsides);
 }
@@ -63,6 +64,7 @@ static void try_check(const struct kit_conform *how, struct kit_report *report, 
                          .version = version, .seed = report->seed + (uint64_t)run};
   const char *reason = kit_choice_skips(choice, c->id, c->name);
   kit_report_again(report, &r, how->connect);
+  kit_places_append(&how->places, r.again, sizeof r.again);
   kit_report_progress(report, c->name);
   if (reason) {
     r.end = KIT_END_SKIPPED;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "kit/kit_link.h"
+#include "kit/kit_places.h"
 #include "kit/kit_side.h"
 
 struct kit_conform {
@@ -23,6 +24,7 @@ struct kit_conform {
   int repeat;
   bool verbose;
   const char *json, *junit;
+  struct kit_places places;
   struct kit_link *link;
   const char *connect; /* where it leads to, for the command that repeats a check; NULL */
 };

@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 #include "common/clock.h"
-#include "kit/fault/fault_net.h"
 #include "kit/fault/fault_plan.h"
 
 #define STORM_US 200
@@ -71,9 +70,9 @@ static void act(const struct kit_hand_order *o, struct page *page) {
   case KIT_ACT_STORM: storm(o, page); break;
   case KIT_ACT_STRANGERS: kit_strangers_play(o, &page->strangers); break;
   case KIT_ACT_LINK:
-    kit_fault_link((enum kit_link_act)o->how, o->rank, true);
+    kit_fault_link((enum kit_link_act)o->how, o->rank, &o->link, true);
     wait_ms(o->last_ms);
-    kit_fault_link((enum kit_link_act)o->how, o->rank, false);
+    kit_fault_link((enum kit_link_act)o->how, o->rank, &o->link, false);
     break;
   case KIT_ACT_NOTHING:
   case KIT_ACT_CLOSE:

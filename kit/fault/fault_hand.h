@@ -12,12 +12,15 @@
 #include <stdint.h>
 #include <sys/socket.h>
 
+#include "kit/fault/fault_net.h"
+
 #define KIT_HAND_PORTS 32
 #define KIT_STORM_SIGNAL SIGUSR2
 
 struct kit_hand_order {
   uint64_t act, how, count, seed; /* as in kit_fault_plan */
   uint64_t at_ns, last_ms;        /* rail_now_ns() */
+  struct kit_fault_port link;     /* of this side */
   int32_t rank, nports;
   struct { struct sockaddr_storage addr; socklen_t size; } port[KIT_HAND_PORTS];
 };

@@ -65,6 +65,7 @@ static void order(struct kit_faulty *f, uint64_t at_ns, uint64_t last_ms) {
       o.port[i].size = doors[i].local_len;
     }
   }
+  if (f->plan.act == KIT_ACT_LINK) o.link = kit_fault_port_get(kit_side_job(f->side), f->rank);
   kit_hand_do(f->hand, &o);
 }
 

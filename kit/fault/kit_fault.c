@@ -10,7 +10,6 @@
 
 #include "common/clock.h"
 #include "common/netload.h"
-#include "kit/fault/fault_net.h"
 #include "kit/kit_beside.h"
 #include "kit/kit_choice.h"
 #include "kit/kit_json.h"
@@ -67,7 +66,9 @@ static void try_plan(struct run *run, struct kit_trial *t) {
   job->limit_ms = kit_patience_ms(p->delay_us / 1000 + p->last_ms + p->after_ms + p->patience_ms + OVERHEAD_MS);
   kit_fault_plan_put(p, job);
   for (int i = 0; i < 2; i++) {
-    if (t->scenario->needs & KIT_NEEDS_NETNS) {
+    kit_place(&how->places, i, &world.setup[i]);
+    if (t->scenario->needs & KIT_NEEDS_NETNS) kit_fault_port_put(&run->net.port[i], i, job);
+    if ((t->scenario->needs & KIT_NEEDS_NETNS) && run->net.made) {
       world.setup[i].netns = run->net.space[i];
       world.setup[i].env = env;
     }
@@ -146,7 +147,8 @@ static const char *cannot(struct run *run, const struct kit_scenario *s) {
   if (run->how->link) return "needs both sides on this host";
   if (!kit_fault_net_open(&run->net)) return run->net.why;
   if ((s->needs & KIT_NEEDS_SHAPE) && run->net.no_shape[0]) return run->net.no_shape;
-  if ((s->needs & KIT_NEEDS_DELAY) && run->net.no_delay[0]) return run->net.no_delay;
+  bool netem = (s->needs & KIT_NEEDS_DELAY) || (run->net.given && s->plan.how == KIT_LINK_SILENCE);
+  if (netem && run->net.no_delay[0]) return run->net.no_delay;
   if (!kit_fault_net_restore(&run->net)) return "the link between the namespaces does not come up";
   return NULL;
 }
@@ -154,7 +156,11 @@ static const char *cannot(struct run *run, const struct kit_scenario *s) {
 static void command_to_repeat(const struct run *run, struct kit_result *r) {
   const struct kit_fault *how = run->how;
   kit_report_again(&run->report, r, how->connect);
-  size_t size = sizeof r->again, at = strlen(r->again);
+  size_t size = sizeof r->again;
+  kit_places_append(&how->places, r->again, size);
+  size_t at = strlen(r->again);
+  if (how->links_text) snprintf(r->again + at, size - at, " --links %s", how->links_text);
+  at = strlen(r->again);
   if (how->calls) snprintf(r->again + at, size - at, " --calls %d", how->calls);
   at = strlen(r->again);
   if (how->patience_ms != KIT_FAULT_PATIENCE_MS)
@@ -272,6 +278,8 @@ int kit_fault_run(const struct kit_fault *how) {
   run = (struct run){.how = how, .version = how->version,
                      .report = {.command = "fault", .plugin = how->plugin, .seed = how->seed, .dev = how->dev,
                                 .verbose = how->verbose, .json = how->json, .junit = how->junit}};
+  run.net.given = how->links_text != NULL;
+  memcpy(run.net.port, how->links, sizeof run.net.port);
   if (!kit_choice_read(&run.choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
   if (!kit_probe(how->plugin, &probe, why, sizeof why)) {
     printf("%s: %s\n", how->plugin, why);

@@ -12,9 +12,11 @@
 #ifndef RAIL_KIT_FAULT_H
 #define RAIL_KIT_FAULT_H
 
+#include "kit/fault/fault_net.h"
 #include "kit/fault/fault_plan.h"
 #include "kit/fault/fault_told.h"
 #include "kit/kit_link.h"
+#include "kit/kit_places.h"
 #include "kit/kit_report.h"
 #include "kit/kit_side.h"
 
@@ -51,6 +53,9 @@ struct kit_fault {
   uint64_t stop_ms;     /* how long a process is stopped, a link cut, that need not be survived */
   bool verbose;
   const char *json, *junit;
+  struct kit_places places;
+  struct kit_fault_port links[2]; /* what link.* is done to; without a name: namespaces and links made for it */
+  const char *links_text;         /* as on the command line; NULL */
   struct kit_link *link;
   const char *connect;
 };

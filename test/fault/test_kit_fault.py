@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -174,6 +175,39 @@ def two_hosts():
     assert "--connect " + where in report["stop.short"][0]["again"]
 
 
+def links_that_are_there():
+    """Two namespaces stand for hosts with links of their own; what is done to these is undone."""
+    spaces = [f"rkf{os.getpid()}{side}" for side in "ab"]
+    ip = lambda *words: run(["ip", *words])
+    if os.geteuid() != 0 or not shutil.which("ip") or ip("netns", "add", spaces[0]).returncode != 0:
+        raise Skip("network namespaces cannot be made here")
+    try:
+        expect(ip("netns", "add", spaces[1]), 0)
+        expect(ip("-n", spaces[0], "link", "add", "rkf0", "type", "veth", "peer", "rkf1", "netns", spaces[1]), 0)
+        for i, space in enumerate(spaces):
+            expect(ip("-n", space, "addr", "add", f"198.18.78.{i + 1}/24", "dev", f"rkf{i}"), 0)
+            expect(ip("-n", space, "link", "set", f"rkf{i}", "mtu", "3000", "up"), 0)
+        up = lambda: all("state UP" in ip("-n", s, "link", "show", f"rkf{i}").stdout for i, s in enumerate(spaces))
+        deadline = time.monotonic() + 10
+        while not up():
+            assert time.monotonic() < deadline, "the link does not come up"
+        named = ["--netns", ",".join(spaces), "--links", ",".join(f"{s}:rkf{i}" for i, s in enumerate(spaces)),
+                 "--side-env", "0:NCCL_SOCKET_IFNAME==rkf0", "--side-env", "1:NCCL_SOCKET_IFNAME==rkf1"]
+        status, report, _ = fault(SOCKET, "--only", "link.down_short,link.mtu,kill.sender", *named)
+        assert status == 0, report
+        check_fine(report)
+        assert "--side-env" in report["link.mtu"][0]["again"], report
+        pauses = figures(report["link.down_short"][0], "pause")
+        assert max(pauses) > 0.3, f"the link was not down: {pauses}"
+        for i, space in enumerate(spaces):
+            assert "mtu 3000" in ip("-n", space, "link", "show", f"rkf{i}").stdout
+        status, report, _ = fault(SOCKET, "--only", "link.mtu", *named[:3], "rkfnone,rkfnone", *named[4:])
+        assert "no interface rkfnone" in report["link.mtu"][0]["seen"], report
+    finally:
+        for space in spaces:
+            ip("netns", "del", space)
+
+
 def without_root():
     if os.geteuid() != 0:
         raise Skip("this is not root: the other cases show it")
@@ -207,6 +241,9 @@ def junit_and_words():
         assert cases[1].find("skipped") is not None
     expect(run([KIT, "fault", SOCKET, "--only", "nonsense"]), 2, "no scenario is called nonsense")
     expect(run([KIT, "fault", SOCKET, "--patience", "0"]), 2, "--patience")
+    expect(run([KIT, "fault", SOCKET, "--links", "eth0"]), 2, "'eth0' is not allowed")
+    expect(run([KIT, "fault", SOCKET, "--side-env", "2:A=b"]), 2, "--side-env")
+    expect(run([KIT, "fault", SOCKET, "--netns", "a,b,c"]), 2, "--netns")
     expect(run([KIT, "fault"]), 2, "a plugin is missing")
     done = run([KIT, "fault", KIT])
     assert done.returncode == 1, done.stdout + done.stderr
@@ -224,6 +261,7 @@ main([("our plugin comes through all of them", all_on_our_plugin),
       ("failing calls are the plugin's, not the kit's", fails_the_plugin_alone),
       ("a run can be repeated", repeats),
       ("two hosts", two_hosts),
+      ("links that are there", links_that_are_there),
       ("without root links are left out, and said so", without_root),
       ("an interrupted run leaves no namespace", nothing_is_left),
       ("JUnit, and what the command line refuses", junit_and_words)])

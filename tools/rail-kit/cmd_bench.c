@@ -9,6 +9,7 @@
 #include "kit/kit_plot.h"
 #include "tools/rail-kit/commands.h"
 #include "tools/rail-kit/hosts.h"
+#include "tools/rail-kit/places.h"
 
 #define MAX_ENV (KIT_BENCH_COLUMNS * KIT_BENCH_ENV)
 
@@ -22,7 +23,7 @@ struct bench_options {
   double seconds, warmup; /* below 0: the preset's */
   struct tool_value env[MAX_ENV];
   unsigned int nenv;
-  const char *netns, *json, *plot, *before;
+  const char *json, *plot, *before;
   double fail_below;
 };
 
@@ -151,8 +152,7 @@ static const struct tool_option options[] = {
      .tag = KIT_BENCH_QUICK},
     {"sweep", 0, NULL, "all kinds and patterns, more windows: some ten minutes a plugin", TOOL_CALL, .set = set_preset,
      .tag = KIT_BENCH_SWEEP},
-    {"netns", 0, "A,B", "network namespaces of the even and the odd sides", TOOL_TEXT, AT(netns),
-     .allowed = "two names with a comma"},
+    RK_PLACES_OPTIONS(struct bench_options, plan.places),
     RK_HOSTS_OPTIONS(struct bench_options, hosts),
     {"json", 'J', "FILE", "everything as JSON; '-': on standard output, the table on standard error", TOOL_TEXT,
      AT(json), .allowed = "a file, or - for standard output"},
@@ -223,21 +223,11 @@ static int add_env(struct bench_options *o) {
 }
 
 static int set_up(struct bench_options *o, char **words) {
-  static char space[128];
   for (; *words; words++)
     if (add_column(o, *words, false) != 0) return -1;
   if (o->tcp && add_column(o, "tcp", true) != 0) return -1;
   if (o->plan.ncolumns == 0) return tool_misuse(&command, "a plugin is missing (or --tcp)", NULL);
   if (add_env(o) != 0) return -1;
-  if (o->netns) {
-    struct tool_value v = tool_value(&command, "netns", o->netns);
-    const char *comma = strchr(o->netns, ',');
-    if (!comma || comma == o->netns || !comma[1] || (size_t)(comma - o->netns) >= sizeof space)
-      return tool_bad(&v, "two names with a comma");
-    snprintf(space, sizeof space, "%.*s", (int)(comma - o->netns), o->netns);
-    o->plan.netns[0] = space;
-    o->plan.netns[1] = comma + 1;
-  }
   bool quick = o->preset == KIT_BENCH_QUICK;
   o->plan.columns = o->columns;
   o->plan.rounds = o->rounds ? (unsigned int)o->rounds : quick ? 1 : 3;
@@ -324,8 +314,8 @@ static int run(struct bench_options *o, int argc, char **argv) {
 static int one_plugin(const struct bench_options *o) {
   if (o->plan.ncolumns - o->tcp > 1)
     tool_misuse(&command, "two hosts: one plugin at a time (and --tcp), not also", o->columns[1].name);
-  else if (o->nenv > 0 || o->netns)
-    tool_misuse(&command, "only on one host:", o->netns ? "--netns" : "--env");
+  else if (o->nenv > 0 || rk_has_places(&o->plan.places))
+    tool_misuse(&command, "only on one host:", o->nenv > 0 ? "--env" : "--netns, --side-env");
   else return TOOL_EXIT_OK;
   return TOOL_EXIT_USAGE;
 }

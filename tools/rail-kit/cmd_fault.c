@@ -3,6 +3,7 @@
 #include "kit/fault/kit_fault.h"
 #include "tools/rail-kit/commands.h"
 #include "tools/rail-kit/hosts.h"
+#include "tools/rail-kit/places.h"
 
 struct fault_options {
   struct kit_fault how;
@@ -13,6 +14,12 @@ struct fault_options {
 #define AT(field) .at = offsetof(struct fault_options, field)
 #define LIST .kind = TOOL_TEXT, .allowed = "names, numbers, areas or patterns, separated by commas"
 #define FILE_NAME .kind = TOOL_TEXT, .allowed = "a file, or - for standard output"
+
+static int set_links(const struct tool_value *v) {
+  struct kit_fault *how = &((struct fault_options *)v->into)->how;
+  how->links_text = v->text;
+  return kit_fault_ports_read(v->text, how->links) ? 0 : tool_bad(v, "two interfaces with a comma, each [NETNS:]NAME");
+}
 
 static const struct tool_option options[] = {
     {"abi", 'a', "N", "the vtable of this version, 6 to 12; else the newest that the plugin has", TOOL_INT,
@@ -34,6 +41,9 @@ static const struct tool_option options[] = {
      .max = 600, .preset = "5"},
     {"stop-time", 't', "SECONDS", "of stop.long and link.*_long", TOOL_SECONDS, AT(how.stop_ms), .min = 0.1, .max = 600,
      .preset = "3"},
+    {"links", 0, "A,B", "interfaces of the two sides that link.* is done to, as [NETNS:]NAME; else it makes its own",
+     TOOL_CALL, .set = set_links},
+    RK_PLACES_OPTIONS(struct fault_options, how.places),
     RK_HOSTS_OPTIONS(struct fault_options, hosts),
     {"list", 0, NULL, "list the scenarios and end", TOOL_FLAG, AT(list)},
     {"verbose", 'v', NULL, "what was told, when, and the figures, of every scenario", TOOL_FLAG, AT(how.verbose)},
@@ -65,6 +75,10 @@ int rk_fault(int argc, char **argv) {
   o.how.plugin = plugins[0];
   r = rk_hosts_open(&o.hosts, o.how.plugin, &o.how.link, &status);
   if (r != 0) return status;
+  if (o.how.link && rk_has_places(&o.how.places)) {
+    kit_link_close(o.how.link);
+    return tool_misuse(&command, "only on one host:", "--netns, --side-env"), TOOL_EXIT_USAGE;
+  }
   o.how.connect = o.hosts.connect;
   status = kit_fault_run(&o.how);
   kit_link_close(o.how.link);

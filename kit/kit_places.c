@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kit/kit_places.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "kit/kit_report.h"
+
+void kit_place(const struct kit_places *places, int rank, struct kit_setup *setup) {
+  const struct kit_place *place = &places->at[rank % 2];
+  if (place->netns[0]) setup->netns = place->netns;
+  setup->place_env = place->env;
+}
+
+void kit_places_append(const struct kit_places *places, char *text, size_t size) {
+  size_t at = strlen(text);
+  if (places->at[0].netns[0]) snprintf(text + at, size - at, " --netns %s,%s", places->at[0].netns, places->at[1].netns);
+  for (int i = 0; i < 2; i++)
+    for (const char *const *e = places->at[i].env; *e; e++) {
+      char word[512];
+      snprintf(word, sizeof word, "%d:%s", i, *e);
+      at = strlen(text);
+      snprintf(text + at, size - at, " --side-env ");
+      kit_append_quoted(text, size, word);
+    }
+}
