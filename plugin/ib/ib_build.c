@@ -156,18 +156,16 @@ rail_result_t ib_setup_rtss(struct ib_setup *s) {
 
 /* Receive WRs first, then the flush queue pairs, which are connected to themselves. */
 rail_result_t ib_setup_receives(struct ib_setup *s) {
-  struct ib_flush *flush = NULL;
+  struct ib_flush *flush = ib_recv_comm_flush(s->comm); /* half made, or NULL */
   if (s->piece == 0) {
     if (ib_recv_comm_prepost(s->comm) != RAIL_OK)
       return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "no receives could be posted");
     return ib_setup_piece_done(s, 2);
   }
   rail_result_t result = ib_flush_open(s->comm, &flush);
-  if (result == RAIL_IN_PROGRESS) return result;
-  if (result != RAIL_OK)
-    return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "no queue pair to flush GPU memory with");
   ib_recv_comm_set_flush(s->comm, flush);
-  return RAIL_OK;
+  if (result == RAIL_OK || result == RAIL_IN_PROGRESS) return result;
+  return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "no queue pair to flush GPU memory with");
 }
 
 rail_result_t ib_setup_start(struct ib_setup *s) {

@@ -12,6 +12,7 @@
 #include "common/fuse.h"
 #include "common/ifaddr.h"
 #include "common/log.h"
+#include "plugin/ib/ib_ctx.h"
 #include "plugin/ib/ib_hca.h"
 #include "plugin/ib/ib_param.h"
 
@@ -74,7 +75,7 @@ void ib_devices_load(void) {
     RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailIB: NCCL_IB_DISABLE=1, so there are no devices");
     return;
   }
-  if (!find_side_interface() || !ib_verbs_open()) return;
+  if (!find_side_interface() || !ib_handshake_load() || !ib_verbs_open()) return;
   int err = ib_verbs.fork_init();
   if (err)
     RAIL_WARN("RailIB: ibv_fork_init: %s; a process that forks may lose data in registered memory", strerror(err));
