@@ -283,11 +283,16 @@ rail_result_t sk_progress(struct sk_comm *comm) {
   return progress_out(rail_container_of(comm, struct sk_send_comm, base));
 }
 
-/* What calls that come now and then leave for the next one is due now. */
+/* What calls that come now and then leave for the next one is due now. Where that was not all that lies in the sockets
+ * a PING may lie behind it, and looks are few: the sign of life that it asks for is given at once. */
 rail_result_t sk_attend(struct sk_comm *comm) {
+  uint64_t before = rail_stats_get(&comm->moved.in);
   if (comm->side == SK_SENDER) rail_container_of(comm, struct sk_send_comm, base)->unread = UINT32_MAX / 2;
   else rail_container_of(comm, struct sk_recv_comm, base)->idle = UINT32_MAX / 2;
-  return sk_progress(comm);
+  RAIL_TRY(sk_progress(comm));
+  if (rail_stats_get(&comm->moved.in) - before >= READ_BYTES && !comm->hold)
+    send_word(comm, sk_main_stream(comm), SK_FRAME_PONG);
+  return RAIL_OK;
 }
 
 static void be_quiet(struct sk_comm *comm, bool stuck) {

@@ -38,7 +38,7 @@ static uint64_t ping_interval(void) {
 
 static void begin_anew(struct sk_pulse *p, uint64_t now) {
   p->since = p->life = now;
-  p->pinged = 0;
+  p->pinged = p->asked = 0;
   p->warn_at = (uint64_t)sk_params.stall_ms * MS;
 }
 
@@ -50,7 +50,10 @@ static bool note(struct sk_comm *comm, uint64_t now) {
   uint64_t useful = useful_out + in - SK_HEAD * rail_stats_get(&comm->moved.words_in);
   /* A word that is queued and not yet in the kernel is subtracted before its bytes are counted: less is nothing. */
   bool moved_out = (int64_t)(useful_out - p->useful_out) > 0, moved = in != p->in || moved_out;
-  if (moved) p->life = now;
+  if (moved) {
+    p->life = now;
+    p->asked = 0;
+  }
   if (moved_out) p->useful_out = useful_out;
   p->in = in;
   if ((int64_t)(useful - p->useful) > 0) {
@@ -228,6 +231,14 @@ static void complain(const struct sk_comm *comm, const struct plight *plight, ui
            (unsigned long long)sk_count_messages(&comm->counts), (unsigned long long)sk_count_bytes(&comm->counts));
 }
 
+/* Is the deadline over, or will it be before the next tick? Nobody is given up who was not asked and had time to
+ * answer: a peer whose caller stays away looks at its own ticks only. */
+static bool is_overdue(const struct sk_pulse *p, uint64_t now) {
+  uint64_t deadline = (uint64_t)sk_params.deadline_ms * MS, silence = now - p->life;
+  if (!deadline || silence + RAIL_MIN(TICK, deadline / 4) <= deadline) return false;
+  return p->asked && now - p->asked >= RAIL_MIN(2 * TICK, deadline / 2);
+}
+
 /* The owner's, when requests are in use and nothing has moved for a while. */
 static void judge(struct sk_comm *comm, uint64_t now, char *line, size_t size) {
   struct sk_pulse *p = &comm->pulse;
@@ -236,10 +247,9 @@ static void judge(struct sk_comm *comm, uint64_t now, char *line, size_t size) {
     begin_anew(p, now);
     return;
   }
-  uint64_t age = now - p->since, silence = now - p->life, ping = ping_interval();
-  uint64_t deadline = (uint64_t)sk_params.deadline_ms * MS;
-  if (deadline && silence + RAIL_MIN(TICK, deadline / 4) > deadline) { /* the next tick would be late */
-    give_up(comm, &plight, age, silence);
+  uint64_t age = now - p->since, ping = ping_interval();
+  if (is_overdue(p, now)) {
+    give_up(comm, &plight, age, now - p->life);
     return;
   }
   if (p->warn_at && age >= p->warn_at) {
@@ -250,6 +260,7 @@ static void judge(struct sk_comm *comm, uint64_t now, char *line, size_t size) {
   if (ping && age + TICK > ping && (!p->pinged || now - p->pinged + TICK > ping)) {
     sk_ping(comm);
     p->pinged = now;
+    if (!p->asked) p->asked = now;
   }
 }
 

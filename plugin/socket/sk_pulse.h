@@ -27,7 +27,8 @@ struct sk_pulse {
   uint64_t since;                  /* when what is outstanding last made progress, or began */
   uint64_t life;                   /* the last sign of life, or the same */
   uint64_t progress_at;            /* CLOCK_MONOTONIC; 0: never */
-  uint64_t pinged;                 /* when, since then; 0: not */
+  uint64_t pinged;                 /* when, since `since`; 0: not */
+  uint64_t asked;                  /* the first of these since `life`; 0: none */
   uint64_t warn_at;                /* age at which the next warning is due */
 };
 

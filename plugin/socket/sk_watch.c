@@ -26,7 +26,7 @@
 #define BATCH_FDS 256
 #define SLACK_NS 10000000 /* how late a tick may be, so that the kernel can join it with others */
 #define TICK_NS (SK_TICK_MS * 1000000ull)
-#define LATE_NS (4 * TICK_NS) /* a tick that is later than this: we did not run ourselves */
+#define LATE_NS (TICK_NS + TICK_NS / 2) /* a tick that is later than this: we did not run ourselves */
 
 struct entry {
   struct sk_comm *comm; /* NULL: removed meanwhile */

@@ -126,6 +126,22 @@ def slow_sender(engine, how):
         check_clean(p)
 
 
+def far_behind(engine):
+    """The receiver stays away, and many megabytes come in: they are taken in bit by bit, and any question for a sign of
+    life lies behind them."""
+    more = {"window": 32, "max": 1 << 20, "mix": "large", "comms": 1}
+    pair = Pair(env=env(engine, RAIL_SOCKET_DEADLINE="1s", RAIL_SOCKET_STREAMS=1), **more)
+    pair.recv.wait_bytes(200 << 20)  # the kernel has made its buffers large
+    pair.send.tell("hold 700")
+    time.sleep(0.4)  # all that was sent is received, and 32 buffers wait
+    pair.recv.tell("pause 6000")
+    time.sleep(6.0)
+    pair.stop()
+    pair.finish()
+    for p in pair.both:
+        check_clean(p)
+
+
 def late_accept(engine):
     """The peer is stopped before it accepts, and goes on after half the deadline: connected, sends outstanding, no
     error."""
@@ -192,6 +208,7 @@ CASES = [("the receiver is killed", killed, "recv"), ("the sender is killed", ki
          ("a receiver calls nothing for three deadlines", slow_receiver, "pause"),
          ("a sender posts nothing for three deadlines", slow_sender, "hold"),
          ("a sender calls nothing for three deadlines", slow_sender, "pause"),
+         ("a receiver calls nothing, and much is on its way to it", far_behind),
          ("a peer accepts late", late_accept), ("a stall is warned about", stall_warning),
          ("close with everything outstanding", close_outstanding)]
 
