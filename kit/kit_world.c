@@ -69,11 +69,14 @@ static void check_meeting(struct kit_world *w) {
 
 static bool is_bad(enum kit_end end) { return end != KIT_END_FINE && end != KIT_END_LOST; }
 
-/* The side that the others' failures follow from: the first to say so, but a crash says nothing until others see it. */
+/* Others see these ends before they are known here, and say first what follows from them. */
+static int silent(enum kit_end end) { return end == KIT_END_CRASH ? 2 : end == KIT_END_ERROR ? 1 : 0; }
+
+/* The side that the others' failures follow from: the first to say so, but for one that could not. */
 static void blame(struct kit_world *w, int rank) {
   enum kit_end end = w->child[rank].end.end;
-  if (!is_bad(end) || w->child[rank].dying) return;
-  if (w->first < 0 || (end == KIT_END_CRASH && w->child[w->first].end.end != KIT_END_CRASH)) w->first = rank;
+  if (!is_bad(end) || (w->child[rank].dying && end != KIT_END_ERROR)) return;
+  if (w->first < 0 || silent(end) > silent(w->child[w->first].end.end)) w->first = rank;
 }
 
 static void ended(struct kit_world *w, int rank) {
@@ -277,7 +280,7 @@ static void end_remote(struct kit_world *w) {
     struct kit_child *c = &w->child[i];
     if (c->over || c->here) continue;
     c->end.end = KIT_END_ERROR;
-    snprintf(c->end.text, sizeof c->end.text, "the connection to the other host is lost");
+    snprintf(c->end.text, sizeof c->end.text, "%s", KIT_HOST_LOST);
     ended(w, i);
   }
 }

@@ -24,6 +24,7 @@ enum kit_end {
   KIT_END_ERROR,  /* the kit's own: it could not be started, the other host is gone */
 };
 const char *kit_end_text(enum kit_end end); /* "fine", "skipped", "failed", "crashed", "hung", "lost", "not run" */
+#define KIT_HOST_LOST "the connection to the other host is lost" /* the text of such a KIT_END_ERROR */
 
 struct kit_side_end {
   enum kit_end end;

@@ -29,11 +29,10 @@ import time
 
 sys.dont_write_bytecode = True
 import junit  # noqa: E402  (from here on no bytecode is written beside the sources)
+from outcome import Outcome, parse, print_evidence, read_sanitizers, shortened  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KINDS = ["unit", "contract", "e2e", "fault", "fuzz"]
-# What LeakSanitizer says when a thread ends at the moment of its look: no finding, if it is all that it says.
-ASIDE = re.compile(r"(==\d+==Running thread \d+ was not suspended\. False leaks are possible\.\n)+")
 SAN_KINDS = {"unit", "contract", "fuzz"}  # run under both sanitizers unless the source says otherwise
 DEFAULT_LIMIT = 120
 SAN_SLOWDOWN = 3
@@ -42,9 +41,6 @@ MARK = "RAIL_TEST_MARK"
 SHM = pathlib.Path("/dev/shm")
 
 KEY = re.compile(r"\bTEST-(LIMIT|ALONE|SAN|PRELOAD|HELPER)\b:?\s*(.*?)\s*(?:\*/)?\s*$")
-RESULT = re.compile(r"(not )?ok\b\s*(\d+)?\s*-?\s*(.*)$")
-PLAN = re.compile(r"1\.\.(\d+)\s*(?:#\s*skip\S*\s*(.*))?$", re.I)
-SKIP = re.compile(r"(.*?)\s*#\s*skip\b:?\s*(.*)$", re.I)
 
 
 class Program:
@@ -64,19 +60,6 @@ class Program:
             self.argv = [str(build / "test" / kind / source.stem)]
         else:
             self.argv = [sys.executable if source.suffix == ".py" else "bash", str(source)]
-
-
-class Outcome:
-    """What a program did: cases as (name, "pass" | "fail" | "skip", reason)."""
-
-    def __init__(self):
-        self.cases, self.output, self.seconds = [], "", 0.0
-
-    def add(self, name, verdict, reason=""):
-        self.cases.append((name, verdict, reason))
-
-    def count(self, verdict):
-        return sum(v == verdict for _, v, _ in self.cases)
 
 
 def read_keys(source):
@@ -230,34 +213,6 @@ class ShmWatch:
 
 # ---- one program ---------------------------------------------------------
 
-def parse(output, outcome):
-    """Reads TAP. Returns what is wrong with the whole, or None."""
-    plan, bail, number = None, None, 0
-    for line in output.splitlines():
-        if line.startswith("Bail out!"):
-            bail = line
-        elif m := PLAN.match(line):
-            plan = int(m.group(1))
-            if plan == 0 and m.group(2) is not None:
-                outcome.add("all", "skip", m.group(2) or "no reason given")
-        elif m := RESULT.match(line):
-            number += 1
-            name, skip = m.group(3) or f"case {number}", SKIP.match(m.group(3))
-            if m.group(1):
-                outcome.add(name, "fail", "not ok")
-            elif skip:
-                outcome.add(skip.group(1) or f"case {number}", "skip", skip.group(2) or "no reason given")
-            else:
-                outcome.add(name, "pass")
-    if bail:
-        return bail
-    if plan is None:
-        return "it printed no plan (1..N), so it did not reach its end"
-    if plan != number:
-        return f"the plan says {plan} cases, it printed {number}"
-    return "it ran no case" if not outcome.cases else None
-
-
 def preloaded(build, name):
     """The file of TEST-PRELOAD's word: one of test/preload, or a product."""
     own = build / "test" / f"lib{name}.so"
@@ -363,26 +318,22 @@ class Runner:
             outcome.output = out.read().decode(errors="replace")
 
         stream_fault = parse(outcome.output, outcome)
+        last = outcome.output.splitlines()[-20:]
         if timed_out:
-            outcome.add("time limit", "fail", f"no end after {program.limit:.0f} s, killed")
+            outcome.add("time limit", "fail", f"no end after {program.limit:.0f} s, killed", last)
         elif child.returncode < 0:
-            outcome.add("crash", "fail", f"ended by signal {signal_name(-child.returncode)}")
+            outcome.add("crash", "fail", f"ended by signal {signal_name(-child.returncode)}", last)
         elif stream_fault:
             status = f"; exit status {child.returncode}" if child.returncode else ""
-            outcome.add("plan", "fail", stream_fault + status)
+            outcome.add("plan", "fail", stream_fault + status, last)
         elif child.returncode and not outcome.count("fail"):
-            outcome.add("exit status", "fail", f"exit status {child.returncode} though no case failed")
+            outcome.add("exit status", "fail", f"exit status {child.returncode} though no case failed", last)
         if left:
             outcome.add("leftover processes", "fail", described)
         if names := self.shm.left_since(shm_before):
             outcome.add("leftover shared memory", "fail", ", ".join(f"/dev/shm/{n}" for n in names))
-        files = sorted(pathlib.Path(scratch).glob("sanitizer*"))
-        texts = [(f.name, f.read_text(errors="replace")) for f in files]
-        reports = [f"--- {name}\n{text}" for name, text in texts if not ASIDE.fullmatch(text)]
-        # gcc's UBSAN next to ASAN does not follow log_path.
-        if reports or (program.san and re.search(r"^\S+:\d+:\d+: runtime error: ", outcome.output, re.M)):
-            outcome.output += "".join(reports)
-            outcome.add("sanitizer", "fail", "a process reported an error")
+        if program.san:
+            read_sanitizers(scratch, outcome.output, outcome)
 
 
 # ---- the whole run -------------------------------------------------------
@@ -394,9 +345,7 @@ def show(program, outcome, width):
     if bad:
         for name, _, reason in bad:
             print(f"     {name}: {reason}")
-        lines = outcome.output.splitlines()
-        if len(lines) > 400:
-            lines = lines[:200] + [f"… {len(lines) - 400} lines left out …"] + lines[-200:]
+        lines = shortened(outcome.output.splitlines(), 400)
         print("".join(f"     | {line}\n" for line in lines), end="", flush=True)
 
 
@@ -426,6 +375,7 @@ def summary(done):
     skips = [(p.label, name, reason) for p, o in done for name, verdict, reason in o.cases if verdict == "skip"]
     for label, name, reason in sorted(set(skips)):
         print(f"skipped: {label} {name}: {reason}")
+    print_evidence(done)
     failures = [(p.label, name, reason) for p, o in done for name, verdict, reason in o.cases if verdict == "fail"]
     for label, name, reason in failures:
         print(f"failed: {label} {name}: {reason}")

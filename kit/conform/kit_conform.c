@@ -58,7 +58,8 @@ static void run_check(const struct kit_conform *how, const struct kit_check *c, 
   kit_result_outcome(r, &outcome, world.nsides);
 }
 
-static void try_check(const struct kit_conform *how, struct kit_report *report, const struct kit_choice *choice,
+/* False: no more can be tried, and the report says so. */
+static bool try_check(const struct kit_conform *how, struct kit_report *report, const struct kit_choice *choice,
                       const struct kit_check *c, int version, int run) {
   struct kit_result r = {.id = c->id, .name = c->name, .what = c->what, .source = c->source, .level = c->level,
                          .version = version, .seed = report->seed + (uint64_t)run};
@@ -69,10 +70,14 @@ static void try_check(const struct kit_conform *how, struct kit_report *report, 
   if (reason) {
     r.end = KIT_END_SKIPPED;
     snprintf(r.text, sizeof r.text, "%s", reason);
+  } else if (kit_link_lost(how->link)) { /* since the last one, which it did not disturb */
+    r.end = KIT_END_ERROR;
+    snprintf(r.text, sizeof r.text, KIT_HOST_LOST);
   } else {
     run_check(how, c, &r);
   }
   kit_report_add(report, &r);
+  return r.end != KIT_END_ERROR || !kit_link_lost(how->link);
 }
 
 static bool wanted(const struct kit_choice *choice, const struct kit_check *c, int version) {
@@ -98,10 +103,11 @@ static int run_versions(const struct kit_conform *how, const struct kit_choice *
     return 2;
   }
   kit_report_start(&report);
+  bool more = true;
   for (int v = RAIL_NET_VERSION_MAX; v >= RAIL_NET_VERSION_MIN; v--)
     for (int i = 0; (versions & KIT_V(v)) && (c = check_at(i)); i++)
-      for (int run = 0; run < how->repeat && wanted(choice, c, v) && !kit_link_lost(how->link); run++)
-        try_check(how, &report, choice, c, v, run);
+      for (int run = 0; more && run < how->repeat && wanted(choice, c, v); run++)
+        more = try_check(how, &report, choice, c, v, run);
   return kit_report_finish(&report);
 }
 

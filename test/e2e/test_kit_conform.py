@@ -171,9 +171,9 @@ def free_port():
 
 
 @contextlib.contextmanager
-def follower(plugin, *prefix, where):
+def follower(plugin, *prefix, where, **changes):
     command = [*prefix, KIT, "conform", plugin, "--listen", where, "--wait", "60"]
-    p = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    p = subprocess.Popen(command, env=environment(**changes), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT, text=True)
     try:
         yield p
@@ -215,11 +215,7 @@ def two_namespaces():
             subprocess.run([*prefix, "ip", "addr", "add", f"10.99.7.{i + 1}/24", "dev", "rail0"], check=True)
             subprocess.run([*prefix, "ip", "link", "set", "rail0", "up"], check=True)
             subprocess.run([*prefix, "ip", "link", "set", "lo", "up"], check=True)
-        env = environment(NCCL_SOCKET_IFNAME="rail0")
-        listener = subprocess.Popen([*inside[1], KIT, "conform", REF, "--listen", "10.99.7.2:7777", "--wait", "60"],
-                                    env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        stack.callback(listener.wait)
-        stack.callback(listener.kill)
+        stack.enter_context(follower(REF, *inside[1], where="10.99.7.2:7777", NCCL_SOCKET_IFNAME="rail0"))
         done = run([*inside[0], KIT, "conform", REF, "--connect", "10.99.7.2:7777", "--only",
                     "order.newest_first,close", "--json", "-"], NCCL_SOCKET_IFNAME="rail0")
         assert done.returncode == 0, done.stdout + done.stderr

@@ -175,7 +175,8 @@ def one(seed, number, only):
         return name, None, str(reason)
     except Exception as problem:
         text = str(problem) if isinstance(problem, AssertionError) and str(problem) else traceback.format_exc()
-        return name, f"{text}\n{r}", None
+        others = "".join(f"{p.tail()}\n" for p in rig.Process.started if p.tail() not in text)
+        return name, f"{text}\n{others}{r}", None
     finally:
         rig.kill_all()
 

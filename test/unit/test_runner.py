@@ -107,6 +107,22 @@ def alone_runs_last_and_alone():
            "3 passed, 0 failed, 0 skipped", 0, "--jobs", "3")
 
 
+def the_cause_is_at_the_end():
+    """Whatever was printed in between: logs of long runs are cut."""
+    global number, failed
+    number += 1
+    noise = "for i in `seq 1000`; do echo noise; done; "
+    _, lines, _ = run({"unit/test_x.sh": "f=${ASAN_OPTIONS#log_path=}; echo overflow > ${f%%:*}.1; " + noise +
+                                         "echo '# seed 4711'; echo not ok 1 - a; echo ok 2; echo 1..2\n",
+                       "unit/test_y.sh": noise + "echo ok 1 - b; echo 1..1; exit 0\n"}, build="asan")
+    last = lines[-60:]
+    wanted = ("     | # seed 4711", "     | overflow", "failed: unit/test_x@asan a: not ok")
+    good = all(line in last for line in wanted) and len(lines) > 100
+    failed += not good
+    print("".join(f"# {line}\n" for line in last) if not good else "", end="")
+    print(f"{'ok' if good else 'not ok'} {number} - the cause of a failure is among the last lines", flush=True)
+
+
 def junit_is_written():
     global number, failed
     number += 1
@@ -165,10 +181,16 @@ expect("a sanitizer's report from a child whose output nobody reads",
 expect("an undefined-behaviour report that ends nothing",
        {"unit/test_x.sh": "echo 'a.c:5:1: runtime error: shift'; echo ok 1; echo 1..1\n"},
        "1 passed, 1 failed, 0 skipped", 1, build="asan", says="sanitizer")
-expect("what a leak checker says besides is no report",
-       {"unit/test_x.sh": "f=${ASAN_OPTIONS#log_path=}; echo '==7==Running thread 8 was not suspended. False leaks are "
-                          "possible.' > ${f%%:*}.1; echo ok 1; echo 1..1\n"},
+expect("what a leak checker says besides, or of a process that is killed, is no report",
+       {"unit/test_x.sh": "f=${ASAN_OPTIONS#log_path=}; f=${f%%:*}; : > $f.0; echo '==7==Running thread 8 was not "
+                          "suspended. False leaks are possible.' > $f.1; echo '==9==Unable to get registers from "
+                          "thread 9.' > $f.2; echo ok 1; echo 1..1\n"},
        "1 passed, 0 failed, 0 skipped", 0, build="asan")
+expect("what it says besides does not hide a report",
+       {"unit/test_x.sh": "f=${ASAN_OPTIONS#log_path=}; printf '==9==Unable to get registers from thread 9.\\nleak\\n' "
+                          "> ${f%%:*}.2; echo ok 1; echo 1..1\n"},
+       "1 passed, 1 failed, 0 skipped", 1, build="asan", says="leak")
+the_cause_is_at_the_end()
 hang_ends_at_the_limit()
 escaped_child_is_killed()
 if os.path.isdir("/dev/shm"):
