@@ -84,6 +84,7 @@ const char *ib_side_interface(union rail_addr *addr);
 struct ib_port_now {
   bool active;
   uint8_t mtu; /* enum ibv_mtu: active */
+  uint32_t max_msg; /* bytes that one write may have */
   uint16_t lid;
   uint64_t subnet_prefix; /* of GID 0, host order */
   bool grh_required;
