@@ -77,7 +77,7 @@ enum ib_cts_found {
   IB_CTS_BROKEN, /* the peer wrote what cannot be */
 };
 enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_grant *grant);
-/* For a line to people: up to `max` tags of buffers that no send has taken, oldest first; returns how many there are. */
+/* For a line to people: up to `max` tags of buffers that no send has taken, oldest first; returns how many it knows. */
 unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max);
 
 #endif

@@ -170,8 +170,8 @@ static rail_result_t post_reads(struct ib_recv_comm *rc, struct ib_request *r, c
 
 RAIL_COLD static rail_result_t bad_flush(int n, const void *data, const void *sizes, const void *mhandles,
                                          void **request) {
-  RAIL_WARN("RailIB: iflush: n %d, data %p, sizes %p, mhandles %p, request %p; none may be NULL, and n must be 1..%d", n,
-            data, sizes, mhandles, (void *)request, IB_MAX_GROUP);
+  RAIL_WARN("RailIB: iflush: n %d, data %p, sizes %p, mhandles %p, request %p; none may be NULL, and n must be 1..%d",
+            n, data, sizes, mhandles, (void *)request, IB_MAX_GROUP);
   return RAIL_BAD_ARGUMENT;
 }
 

@@ -15,8 +15,8 @@ static inline rail_result_t ib_standing(const struct ib_comm *comm) {
   return comm->failed;
 }
 
-/* What the watch thread has found that ends the connection, or some of it: IB_COMM_*. For those who have found nothing else
- * to do. */
+/* What the watch thread has found that ends the connection, or some of it: IB_COMM_*. For those who have found nothing
+ * else to do. */
 static inline uint32_t ib_health_of(const struct ib_comm *comm) {
   return atomic_load_explicit(&comm->health, memory_order_acquire);
 }

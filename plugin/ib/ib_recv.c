@@ -183,8 +183,9 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
 /* ---- what arrives ------------------------------------------------------- */
 
 RAIL_COLD static rail_result_t broken(struct ib_comm *comm, const struct ibv_wc *wc, const char *why) {
-  RAIL_WARN("RailIB: irecv from %s over %s: protocol error: %s (immediate %#x, %u bytes, QP %u); is the peer of another "
-            "release?", comm->peer_text, comm->device->name, why, ntohl(wc->imm_data), wc->byte_len, wc->qp_num);
+  RAIL_WARN("RailIB: irecv from %s over %s: protocol error: %s (immediate %#x, %u bytes, QP %#x); is the peer of "
+            "another release?", comm->peer_text, comm->device->name, why, ntohl(wc->imm_data), wc->byte_len,
+            wc->qp_num);
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 

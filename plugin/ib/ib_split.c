@@ -52,7 +52,8 @@ static void cut(struct ib_part *part, unsigned int max_write_log2, bool separate
   else part->body = part->size <= part->write ? 0 : (part->size - 1) >> log2 << log2;
 }
 
-struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2, bool separate) {
+struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2,
+                             bool separate) {
   struct ib_part part = {.size = size};
   if (n > 1) {
     uint64_t lines = (size + IB_ALIGN - 1) / IB_ALIGN, each = lines / n, more = lines % n;

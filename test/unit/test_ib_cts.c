@@ -82,7 +82,8 @@ static void check_torn(struct kit_rng *rng, const struct ib_cts_wire *was, const
     for (unsigned int w = 0; w < WORDS; w++)
       memcpy((char *)&seen + 8 * w, (const char *)(mix & 1u << w ? &now : was) + 8 * w, 8);
     bool whole = memcmp(&seen, &now, sizeof now) == 0;
-    CHECK_MSG((ib_cts_decode(&seen, seq, cts->index, &got) == IB_CTS_GOOD) == whole, "words %#x of receive %u", mix, seq);
+    bool taken = ib_cts_decode(&seen, seq, cts->index, &got) == IB_CTS_GOOD;
+    CHECK_MSG(taken == whole, "words %#x of receive %u", mix, seq);
   }
   for (unsigned int from = 0; from < 64; from++)
     for (unsigned int to = from; to <= 64; to++)

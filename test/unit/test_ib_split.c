@@ -54,7 +54,8 @@ static void check_message(uint64_t size, unsigned int n, unsigned int all, unsig
     CHECK_INT(back.word, 0);
   }
   CHECK_MSG(at == size, "%u parts of %" PRIu64 " bytes hold %" PRIu64, n, size, at);
-  CHECK_MSG(largest - least <= 2 * IB_ALIGN, "size %" PRIu64 ": parts of %" PRIu64 " and %" PRIu64, size, least, largest);
+  CHECK_MSG(largest - least <= 2 * IB_ALIGN, "size %" PRIu64 ": parts of %" PRIu64 " and %" PRIu64, size, least,
+            largest);
 }
 
 /* As few parts as one message may have, and as many: n and its neighbours that an immediate can name. */

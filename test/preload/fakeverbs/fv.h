@@ -32,8 +32,9 @@
  *       ibv_wc_status, small, without IBV_WC_); nothing is moved, and its QP goes to ERR
  *   stall [op=...] [from=N]           it never completes, nor what is posted behind it
  *   twist xor=HEX [from=N] [times=N|ever]   changes the immediate of the N-th write with immediate
- *   progress post|poll [burst=N]      data moves when it is posted (default); or when its sender's CQ is polled, at
- *                                     most N requests of each QP a call
+ *   progress post|poll [burst=N] [skip=SEED]   data moves when it is posted (default); or when its sender's CQ is
+ *                                     polled, at most N requests of each QP a call; with skip about half of the QPs are
+ *                                     passed over each time
  *   event NAME KIND [port=N] [qp=NUMBER]   an asynchronous event: device_fatal port_active port_err lid_change
  *       gid_change pkey_change sm_change client_reregister qp_fatal qp_req_err qp_access_err comm_est path_mig cq_err
  *       (of that QP's send CQ). qp absent: the last one made
@@ -163,6 +164,7 @@ extern struct fv_state {
   uint32_t numbers; /* of QPs and keys */
   bool poll_mode, no_gid_table;
   unsigned int burst;
+  uint64_t skip; /* 0: none is */
 } fv;
 
 /* fv_script.c */

@@ -274,13 +274,19 @@ int fv_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr 
   return err;
 }
 
+static bool passed_over(void) {
+  if (!fv.skip) return false;
+  fv.skip = fv.skip * 6364136223846793005u + 1442695040888963407u;
+  return fv.skip >> 63;
+}
+
 int fv_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc) {
   struct fv_cq *cq = (struct fv_cq *)(void *)ibv;
   int got = 0;
   pthread_mutex_lock(&fv.lock);
   int err = fv_fault("poll_cq", -1);
   for (struct fv_qp *qp = fv.qps; qp && !err; qp = qp->next)
-    if (qp->ibv.send_cq == ibv) run(qp, fv.burst);
+    if (qp->ibv.send_cq == ibv && !passed_over()) run(qp, fv.burst);
   for (; got < n && cq->count && !err; got++) {
     const struct fv_cqe *cqe = &cq->ring[cq->head];
     struct fv_qp *qp = fv_qp_numbered(cqe->wc.qp_num);

@@ -259,6 +259,7 @@ static bool do_progress(const struct statement *s) {
   if (s->n < 2) return complain(s, "post or poll");
   fv.poll_mode = strcmp(s->words[1], "poll") == 0;
   fv.burst = (unsigned int)number_of(s, "burst", UINT_MAX, 10);
+  fv.skip = (uint64_t)number_of(s, "skip", 0, 10);
   return true;
 }
 

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the ib plugin's data path makes of errors: each work request of an
+ * exchange fails in its turn, each call into the library does, and the watch thread's
+ * findings arrive at every moment. No request is lost or reported twice, what was
+ * done stays done, and after the first error every call says the same.
+ */
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "kit/kit_ensure.h"
+#include "test/unit/ib_pair.h"
+
+#define N 6
+#define SIZE 9000
+
+static const struct pair_shape shape = {1, 2, 2, 12, 16, 64};
+static struct pair p;
+static uint8_t out[N * SIZE], in[N * SIZE];
+static struct ib_mhandle *mh_out, *mh_in;
+static void *recvs[N], *sends[N];
+
+static void open_plain(const char *script) {
+  ib_params.min_part = 1024;
+  pair_open(&p, &shape);
+  mh_out = pair_reg(&p, p.sc, out, sizeof out);
+  mh_in = pair_reg(&p, p.rc, in, sizeof in);
+  memset(recvs, 0, sizeof recvs);
+  memset(sends, 0, sizeof sends);
+  pair_lines = 0;
+  fake_script(script);
+}
+
+/* ---- every request in its turn ------------------------------------------------- */
+
+static rail_result_t begin(void **request, bool sends_it, int i) {
+  void *data = in + i * SIZE, *mhs = mh_in;
+  size_t size = SIZE;
+  *request = &p;
+  rail_result_t result = sends_it ? ib_isend(p.sc, out + i * SIZE, (size_t)i * 1700, i, mh_out, NULL, request)
+                                  : ib_irecv(p.rc, 1, &data, &size, &i, &mhs, NULL, request);
+  CHECK(*request != &p); /* always written */
+  return result;
+}
+
+/* Tests what is left of one side; true if all is over, one way or the other. */
+static bool test_side(void **requests, struct ib_comm *comm, unsigned int *done_count) {
+  bool over = true;
+  for (int i = N - 1; i >= 0; i--) {
+    int done = 7, size;
+    if (!requests[i]) continue;
+    rail_result_t result = ib_test(requests[i], &done, &size);
+    CHECK(done == 0 || (done == 1 && result == RAIL_OK));
+    CHECK(result == RAIL_OK || result == comm->failed);
+    if (done) {
+      requests[i] = NULL;
+      ++*done_count;
+    } else if (result == RAIL_OK) {
+      over = false;
+    }
+  }
+  return over;
+}
+
+/* What a comm that has failed says, for ever. */
+static void check_failed(struct ib_comm *comm, void **requests, struct ib_mhandle *mh) {
+  unsigned int left = 0, again = 0, lines = pair_lines;
+  void *request;
+  CHECK(comm->failed == RAIL_REMOTE_ERROR || comm->failed == RAIL_SYSTEM_ERROR || comm->failed == RAIL_INTERNAL_ERROR);
+  CHECK_INT(begin(&request, comm->sender, 0), comm->failed);
+  CHECK(!request);
+  CHECK(test_side(requests, comm, &again));
+  CHECK_INT(again, 0);
+  for (int i = 0; i < N; i++) left += requests[i] != NULL;
+  CHECK_INT(atomic_load(&comm->outstanding), left);
+  CHECK(atomic_load(&mh->outstanding) <= left);
+  CHECK_INT(pair_lines, lines); /* it was said once */
+}
+
+/* The exchange, up to its end or the first error. *reached: somebody failed. */
+static void exchange(bool *reached) {
+  unsigned int sent = 0, received = 0;
+  bool over = false;
+  int next = N - 1; /* to be sent */
+  for (int i = 0; i < N && !p.rc->failed; i++) (void)begin(&recvs[i], false, i);
+  for (int round = 0; round < 300 && !over; round++) {
+    while (next >= 0 && !p.sc->failed && begin(&sends[next], true, next) == RAIL_OK && sends[next]) next--;
+    bool sender = test_side(sends, p.sc, &sent), receiver = test_side(recvs, p.rc, &received);
+    if (p.sc->failed && !p.rc->failed) atomic_store(&p.rc->health, IB_COMM_PEER_LOST);
+    if (p.rc->failed && !p.sc->failed) atomic_store(&p.sc->health, IB_COMM_PEER_LOST);
+    over = sender && receiver && (next < 0 || p.sc->failed);
+  }
+  CHECK(over);
+  *reached = p.sc->failed != RAIL_OK || p.rc->failed != RAIL_OK;
+  if (p.sc->failed) check_failed(p.sc, sends, mh_out);
+  if (p.rc->failed) check_failed(p.rc, recvs, mh_in);
+  if (!*reached) CHECK(sent == N && received == N && pair_lines == 0);
+  else CHECK(pair_lines >= 1 && pair_lines <= 2); /* one line for each side that failed */
+}
+
+/* The k-th of something fails, for all k; returns how many there are. */
+static int each_in_turn(const char *what, const char *how, const char *way) {
+  bool reached = true;
+  int k = 0;
+  while (reached) {
+    char script[128];
+    snprintf(script, sizeof script, "%s from=%d %s", what, ++k, how);
+    CHECK(k < 400);
+    open_plain(way);
+    fake_script(script);
+    exchange(&reached);
+    pair_close(&p);
+  }
+  return k - 1;
+}
+
+static const char *const ways[] = {"progress post", "progress poll", "progress poll burst=1 skip=9"};
+
+TEST(every_completion) {
+  for (unsigned int i = 0; i < RAIL_COUNT_OF(ways); i++) {
+    CHECK(each_in_turn("complete retry_exc_err op=any", "times=ever", ways[i]) > 2 * N);
+    CHECK(each_in_turn("complete rem_access_err op=imm", "", ways[i]) >= N);
+    CHECK(each_in_turn("complete loc_prot_err op=recv", "", ways[i]) >= N);
+    CHECK(each_in_turn("complete wr_flush_err op=write", "", ways[i]) >= N);
+  }
+}
+
+TEST(every_call) {
+  for (unsigned int i = 0; i < RAIL_COUNT_OF(ways); i++) {
+    CHECK(each_in_turn("fail post_send", "errno=ENOMEM", ways[i]) > 2 * N);
+    CHECK(each_in_turn("fail poll_cq", "errno=EIO", ways[i]) >= 2);
+  }
+}
+
+/* Giving receive WRs back: after 32 messages. */
+TEST(post_recv_fails) {
+  open_plain("progress post");
+  fake_script("fail post_recv from=1");
+  int done = 0, messages = 0;
+  for (; messages < 100 && !p.rc->failed; messages++) {
+    CHECK_OK(begin(&recvs[0], false, 0));
+    CHECK_OK(begin(&sends[0], true, 0));
+    CHECK_INT(pair_finish(sends[0], RAIL_OK), 0);
+    CHECK_OK(ib_test(recvs[0], &done, NULL));
+    CHECK(done); /* this one had arrived */
+  }
+  CHECK_INT(messages, 2 * IB_RECV_SPARE - 1); /* by turns over two QPs: the 63rd is the 32nd of the first */
+  CHECK_INT(pair_lines, 1);
+  CHECK(strstr(pair_line, "post_recv"));
+  CHECK_INT(begin(&recvs[0], false, 0), p.rc->failed);
+  pair_close(&p);
+}
+
+/* ---- what the watch thread found ----------------------------------------------------- */
+
+/* A message that arrived, and a goodbye: the message first. */
+TEST(closed_behind_the_last_message) {
+  open_plain("progress post");
+  CHECK_OK(begin(&recvs[0], false, 1));
+  CHECK_OK(begin(&recvs[1], false, 2));
+  CHECK_OK(begin(&sends[0], true, 1));
+  atomic_store(&p.rc->health, IB_COMM_PEER_CLOSED);
+  CHECK_INT(pair_finish(recvs[0], RAIL_OK), 1700);
+  int done = 0;
+  CHECK_INT(ib_test(recvs[1], &done, NULL), RAIL_REMOTE_ERROR);
+  CHECK_INT(done, 0);
+  CHECK_INT(pair_lines, 1);
+  pair_close(&p);
+}
+
+/* Sends under way when the receiver says goodbye: what it got it acknowledges, until its time is up. */
+TEST(closed_before_the_acknowledgement) {
+  open_plain("progress post");
+  ib_params.linger_ms = 100;
+  for (int i = 1; i < 4; i++) CHECK_OK(begin(&recvs[i], false, i));
+  fake_script("progress poll");
+  CHECK_OK(begin(&sends[1], true, 1));
+  atomic_store(&p.sc->health, IB_COMM_PEER_CLOSED);
+  int done = 0;
+  uint64_t begun = rail_now_ns();
+  rail_result_t result = RAIL_OK;
+  CHECK_INT(pair_finish(sends[1], RAIL_OK), 1700);
+  fake_script("stall op=imm");
+  CHECK_OK(begin(&sends[3], true, 3));
+  while (result == RAIL_OK && rail_now_ns() - begun < 10000000000ull) {
+    result = ib_test(sends[3], &done, NULL);
+    CHECK(!done);
+    usleep(1000);
+  }
+  CHECK_INT(result, RAIL_REMOTE_ERROR);
+  CHECK(rail_now_ns() - begun >= 100000000ull);
+  CHECK_INT(pair_lines, 1);
+  pair_close(&p);
+  ib_params_load();
+}
+
+static void sender_hears(uint32_t health, rail_result_t expected) {
+  int done;
+  open_plain("progress post");
+  CHECK_OK(begin(&recvs[0], false, 1));
+  fake_script("stall op=imm");
+  CHECK_OK(begin(&sends[0], true, 1));
+  CHECK_OK(ib_test(sends[0], &done, NULL));
+  atomic_store(&p.sc->health, health);
+  CHECK_INT(ib_test(sends[0], &done, NULL), expected);
+  CHECK_INT(done, 0);
+  check_failed(p.sc, sends, mh_out);
+  CHECK_INT(pair_lines, 1);
+  pair_close(&p);
+}
+
+TEST(bad_news_for_a_sender) {
+  sender_hears(IB_COMM_PEER_LOST, RAIL_REMOTE_ERROR);
+  sender_hears(IB_COMM_PEER_SILENT, RAIL_REMOTE_ERROR);
+  sender_hears(IB_COMM_QP_FATAL, RAIL_SYSTEM_ERROR);
+  sender_hears(IB_COMM_CQ_ERROR, RAIL_SYSTEM_ERROR);
+  sender_hears(IB_COMM_DEVICE_FATAL | IB_COMM_PEER_CLOSED, RAIL_SYSTEM_ERROR);
+}
+
+/* Nothing is outstanding, and nothing will ever be posted: isend is the one that hears of it. */
+TEST(nobody_left_to_send_to) {
+  static const uint32_t news[] = {IB_COMM_PEER_CLOSED, IB_COMM_PEER_LOST, IB_COMM_PEER_SILENT};
+  for (unsigned int i = 0; i < RAIL_COUNT_OF(news); i++) {
+    open_plain("progress post");
+    CHECK_OK(begin(&sends[0], true, 1));
+    CHECK(!sends[0]);
+    atomic_store(&p.sc->health, news[i]);
+    CHECK_INT(begin(&sends[0], true, 1), RAIL_REMOTE_ERROR);
+    CHECK(!sends[0]);
+    CHECK_INT(pair_lines, 1);
+    pair_close(&p);
+  }
+}
+
+/* deregMr or close from another thread. */
+TEST(stopped) {
+  int done;
+  open_plain("progress post");
+  for (int i = 0; i < 2; i++) CHECK_OK(begin(&recvs[i], false, i));
+  CHECK_OK(begin(&sends[1], true, 1));
+  CHECK_OK(ib_progress(p.rc));
+  ib_comm_stop(p.rc);
+  CHECK_INT(ib_test(recvs[0], &done, NULL), RAIL_BAD_USAGE);
+  CHECK_INT(done, 0);
+  CHECK_INT(pair_finish(recvs[1], RAIL_OK), 1700); /* it was done before */
+  CHECK_INT(begin(&recvs[2], false, 2), RAIL_BAD_USAGE);
+  CHECK_INT(pair_lines, 0);
+  pair_close(&p);
+}
+
+/* The clock is read where nothing was found, and then says when something last was. */
+TEST(last_progress) {
+  int done;
+  open_plain("progress post");
+  CHECK_OK(begin(&recvs[0], false, 1));
+  CHECK_OK(ib_test(recvs[0], &done, NULL));
+  CHECK_INT(p.rc->last_progress, 0);
+  CHECK_OK(begin(&sends[0], true, 1));
+  pair_finish(recvs[0], RAIL_OK);
+  CHECK_OK(ib_progress(p.rc));
+  CHECK(p.rc->last_progress && rail_now_ns() - p.rc->last_progress < 5000000000ull);
+  CHECK_INT(p.rc->stats[IB_COMM_LAST_PROGRESS], p.rc->last_progress);
+  pair_close(&p);
+}
+
+int main(int argc, char **argv) {
+  static const struct tap_case cases[] = {
+    TEST_CASE(every_completion),   TEST_CASE(every_call),           TEST_CASE(post_recv_fails),
+    TEST_CASE(closed_behind_the_last_message), TEST_CASE(closed_before_the_acknowledgement),
+    TEST_CASE(bad_news_for_a_sender), TEST_CASE(nobody_left_to_send_to), TEST_CASE(stopped), TEST_CASE(last_progress)};
+  fake_use(argv[0], "device fake0 ports=1");
+  return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
+}

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Flushes: when one is needed, how their QPs come about step by step and what is
+ * left when a step fails, and what iflush waits for. */
+#include "plugin/ib/ib_flush.h"
+
+#include <unistd.h>
+
+#include "test/unit/ib_pair.h"
+
+static const struct pair_shape simple = {2, 2, 2, 30, 64, 64};
+static struct pair p;
+static uint8_t memory[4096];
+static struct ib_mhandle *mh;
+
+TEST(when_it_is_needed) {
+  for (int disabled = 0; disabled < 2; disabled++)
+    for (int gpu_direct = 0; gpu_direct < 2; gpu_direct++)
+      for (int dmabuf = 0; dmabuf < 2; dmabuf++) {
+        CHECK_INT(ib_flush_wanted(IB_FLUSH_AUTO, disabled, gpu_direct, dmabuf), !disabled && (gpu_direct || dmabuf));
+        CHECK_INT(ib_flush_wanted(IB_FLUSH_ALWAYS, disabled, gpu_direct, dmabuf), true);
+        CHECK_INT(ib_flush_wanted(IB_FLUSH_NEVER, disabled, gpu_direct, dmabuf), false);
+      }
+}
+
+/* How many calls it took; the result of the last. */
+static int open_flush(rail_result_t *result, struct ib_flush **flush) {
+  int calls = 0;
+  *flush = NULL;
+  do {
+    *result = ib_flush_open(p.rc, flush);
+    CHECK(++calls < 10000);
+    if (*result == RAIL_IN_PROGRESS && calls > 20) usleep(100);
+  } while (*result == RAIL_IN_PROGRESS);
+  return calls;
+}
+
+static void open_one(enum ib_flush_mode mode) {
+  pair_open(&p, &simple);
+  mh = pair_reg(&p, p.rc, memory, sizeof memory);
+  mh->type = RAIL_PTR_CUDA;
+  ib_params.flush = mode;
+  ib_params.modify_retry_ms = 1;
+  ib_params.modify_retries = 3;
+  pair_lines = 0;
+}
+
+static struct ib_flush *open_good(void) {
+  struct ib_flush *flush;
+  rail_result_t result;
+  CHECK(open_flush(&result, &flush) > 2 * 4); /* a transition at a time, on two rails */
+  CHECK_OK(result);
+  CHECK(flush);
+  ib_recv_comm_set_flush(p.rc, flush);
+  CHECK(ib_recv_comm_flush(p.rc) == flush);
+  return flush;
+}
+
+static void close_one(struct ib_flush *flush) {
+  ib_flush_close(flush);
+  pair_close(&p);
+  ib_params_load();
+}
+
+TEST(not_wanted) {
+  struct ib_flush *flush;
+  rail_result_t result;
+  open_one(IB_FLUSH_NEVER);
+  long qps = fake_live("qp");
+  CHECK_INT(open_flush(&result, &flush), 1);
+  CHECK(result == RAIL_OK && !flush && fake_live("qp") == qps);
+  ib_flush_stop(NULL);
+  close_one(NULL);
+}
+
+/* Whatever fails leaves nothing behind; a timeout of modify is tried again in later calls. */
+TEST(steps_that_fail) {
+  static const char *const scripts[] = {"fail reg_mr from=1",
+                                        "fail reg_mr from=2",
+                                        "fail create_qp from=1 times=ever errno=ENOSPC",
+                                        "fail create_qp from=2 times=ever errno=ENOSPC",
+                                        "fail modify_qp to=init errno=EINVAL",
+                                        "fail modify_qp to=rtr from=2 errno=EINVAL",
+                                        "fail modify_qp to=rts errno=EINVAL",
+                                        "fail modify_qp to=rtr times=ever",
+                                        "fail query_port from=2 errno=EIO"};
+  for (unsigned int i = 0; i < RAIL_COUNT_OF(scripts); i++) {
+    struct ib_flush *flush;
+    rail_result_t result;
+    open_one(IB_FLUSH_ALWAYS);
+    long qps = fake_live("qp"), mrs = fake_live("mr");
+    fake_script(scripts[i]);
+    open_flush(&result, &flush);
+    CHECK_MSG(result == RAIL_SYSTEM_ERROR, "%s: %d", scripts[i], result);
+    CHECK(!flush && fake_live("qp") == qps && fake_live("mr") == mrs);
+    CHECK_INT(pair_lines, 1);
+    close_one(NULL);
+  }
+  open_one(IB_FLUSH_ALWAYS);
+  fake_script("fail modify_qp to=rtr times=2");
+  close_one(open_good());
+}
+
+static void *flush_of(int n, int first, int second, struct ib_mhandle *second_mh) {
+  void *data[2] = {memory, memory + 2048}, *mhs[2] = {mh, second_mh}, *request = &p;
+  int sizes[2] = {first, second};
+  CHECK_OK(ib_iflush(p.rc, n, data, sizes, mhs, &request));
+  CHECK(request != &p);
+  return request;
+}
+
+/* One read per rail, of the last buffer that holds anything. */
+TEST(what_is_read) {
+  open_one(IB_FLUSH_AUTO);
+  CHECK(!flush_of(2, 8, 8, mh)); /* no flush QPs: nothing to wait for */
+  p.hca.gpu_direct = true;
+  struct ib_flush *flush = open_good();
+  long before = fake_calls("post_send");
+  CHECK(!flush_of(2, 0, 0, mh));
+  CHECK_INT(fake_calls("post_send"), before);
+  void *request = flush_of(2, 100, 50, mh);
+  CHECK(request);
+  CHECK_INT(fake_calls("post_send") - before, 2);
+  CHECK_INT(atomic_load(&mh->outstanding), 1);
+  pair_finish(request, RAIL_OK);
+  CHECK_INT(atomic_load(&mh->outstanding), 0);
+  /* The second buffer is of host memory, or empty; then of a registration that is not there any more. */
+  struct ib_mhandle host = *mh, gone = *mh;
+  host.type = RAIL_PTR_HOST;
+  CHECK(!flush_of(2, 100, 50, &host));
+  gone.rkeys[0] = gone.rkeys[1] = 0x7777;
+  request = flush_of(2, 100, 0, &gone);
+  pair_finish(request, RAIL_OK);
+  request = flush_of(2, 100, 1, &gone);
+  int done;
+  CHECK_INT(ib_test(request, &done, NULL), RAIL_REMOTE_ERROR);
+  CHECK(strstr(pair_line, "iflush"));
+  close_one(flush);
+}
+
+TEST(always) {
+  open_one(IB_FLUSH_ALWAYS);
+  struct ib_flush *flush = open_good();
+  mh->type = RAIL_PTR_HOST;
+  void *request = flush_of(1, 100, 0, NULL);
+  CHECK(request);
+  pair_finish(request, RAIL_OK);
+  close_one(flush);
+}
+
+/* The table is as large as that of receives; one more is the caller's mistake, and told: NULL would mean "done". */
+TEST(many) {
+  open_one(IB_FLUSH_ALWAYS);
+  struct ib_flush *flush = open_good();
+  void *requests[IB_MAX_FLUSHES], *request = &p, *data = memory, *mhs = mh;
+  int size = 8;
+  fake_script("progress poll");
+  for (int round = 0; round < 3; round++) {
+    for (int i = 0; i < IB_MAX_FLUSHES; i++) CHECK((requests[i] = flush_of(1, 8, 0, NULL)));
+    CHECK_INT(ib_iflush(p.rc, 1, &data, &size, &mhs, &request), RAIL_INTERNAL_ERROR);
+    CHECK(!request);
+    for (int i = IB_MAX_FLUSHES; i-- > 0;) pair_finish(requests[i], RAIL_OK);
+  }
+  close_one(flush);
+}
+
+/* It needs no peer. */
+TEST(after_a_goodbye) {
+  open_one(IB_FLUSH_ALWAYS);
+  struct ib_flush *flush = open_good();
+  fake_script("progress poll burst=1 skip=3");
+  atomic_store(&p.rc->health, IB_COMM_PEER_CLOSED);
+  for (int i = 0; i < 20; i++) pair_finish(flush_of(1, 8, 0, NULL), RAIL_OK);
+  close_one(flush);
+}
+
+TEST(bad_arguments) {
+  open_one(IB_FLUSH_ALWAYS);
+  struct ib_flush *flush = open_good();
+  void *data = memory, *mhs = NULL, *request = &p;
+  int size = 8;
+  CHECK_INT(ib_iflush(p.rc, 0, &data, &size, &mhs, &request), RAIL_BAD_ARGUMENT);
+  CHECK_INT(ib_iflush(p.rc, 1, &data, &size, &mhs, &request), RAIL_BAD_ARGUMENT);
+  CHECK(!request && strstr(pair_line, "mhandle"));
+  mhs = mh;
+  size = sizeof memory + 1;
+  CHECK_INT(ib_iflush(p.rc, 1, &data, &size, &mhs, &request), RAIL_BAD_ARGUMENT);
+  CHECK_INT(ib_iflush(p.sc, 1, &data, &size, &mhs, &request), RAIL_BAD_ARGUMENT);
+  ib_comm_stop(p.rc);
+  CHECK_INT(ib_iflush(p.rc, 1, &data, &size, &mhs, &request), RAIL_BAD_USAGE);
+  close_one(flush);
+}
+
+int main(int argc, char **argv) {
+  static const struct tap_case cases[] = {
+    TEST_CASE(when_it_is_needed), TEST_CASE(not_wanted), TEST_CASE(steps_that_fail), TEST_CASE(what_is_read),
+    TEST_CASE(always), TEST_CASE(many), TEST_CASE(after_a_goodbye), TEST_CASE(bad_arguments)};
+  fake_use(argv[0], "device fake0 ports=2");
+  return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
+}
