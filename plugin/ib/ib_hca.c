@@ -53,9 +53,10 @@ static bool has_dmabuf(struct ibv_pd *pd) {
 
 static void close_hca(struct ib_hca *hca) {
   if (hca->mrs) ib_mr_cache_close(hca->mrs);
-  if (hca->pd && ib_verbs.dealloc_pd(hca->pd) != 0)
-    RAIL_INFO(RAIL_SUB_NET, "RailIB: %s: its protection domain is still in use at the end", hca->name);
-  if (hca->context) (void)ib_verbs.close_device(hca->context);
+  int err = hca->pd ? ib_verbs.dealloc_pd(hca->pd) : 0;
+  if (err) /* connections that nobody closed: they and what they lie on go when the process ends */
+    RAIL_INFO(RAIL_SUB_NET, "RailIB: %s stays open (ibv_dealloc_pd): %s", hca->name, strerror(err));
+  else if (hca->context) (void)ib_verbs.close_device(hca->context);
   hca->mrs = NULL;
   hca->pd = NULL;
   hca->context = NULL;
@@ -192,7 +193,10 @@ unsigned int ib_ports_discover(struct ib_port *ports[IB_MAX_PORTS]) {
     ports[at] = &found[i];
   }
   for (unsigned int i = 0; i < nfound; i++) ports[i]->number_on_card = number_on_card(ports, i, ports[i]);
-  if (nfound == 0 && list)
+  if (list && count == 0)
+    RAIL_WARN("RailIB: libibverbs finds no RDMA device, so there are no devices: is the driver loaded (rdma link), and "
+              "its provider installed (ibverbs-providers)?");
+  else if (list && nfound == 0)
     RAIL_WARN("RailIB: none of %d RDMA devices has an active port%s%s, so there are no devices", count,
               ib_params.hca ? " that passes NCCL_IB_HCA=" : "", ib_params.hca ? ib_params.hca : "");
   return nfound;
