@@ -232,11 +232,11 @@ static void complain(const struct sk_comm *comm, const struct plight *plight, ui
 }
 
 /* Is the deadline over, or will it be before the next tick? Nobody is given up who was not asked and had time to
- * answer: a peer whose caller stays away looks at its own ticks only. */
+ * answer: a peer whose caller stays away looks at its own ticks only, and one of them may be late on a busy machine. */
 static bool is_overdue(const struct sk_pulse *p, uint64_t now) {
   uint64_t deadline = (uint64_t)sk_params.deadline_ms * MS, silence = now - p->life;
   if (!deadline || silence + RAIL_MIN(TICK, deadline / 4) <= deadline) return false;
-  return p->asked && now - p->asked >= RAIL_MIN(2 * TICK, deadline / 2);
+  return p->asked && now - p->asked >= RAIL_MIN(3 * TICK, deadline);
 }
 
 /* The owner's, when requests are in use and nothing has moved for a while. */
