@@ -71,7 +71,6 @@ void ib_channel_read(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
       lose(c, comm, errno);
       return;
     }
-    c->asked = 0;
     c->got = 0;
     take(c, comm);
   }
@@ -148,13 +147,12 @@ void ib_channel_tick(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
   if (!atomic_load_explicit(&comm->outstanding, memory_order_relaxed) || moved != c->moved) {
     c->moved = moved;
     c->life = now;
-    c->asked = 0;
     return;
   }
   uint64_t silence = now - c->life;
   if (silence >= deadline) {
     give_up(c, comm);
-  } else if (silence >= deadline / 3 && (!c->asked || now - c->asked >= deadline / 3)) {
+  } else if (silence >= deadline / 3 && now - c->asked >= deadline / 3) {
     c->ping++;
     c->ping_due = true;
     c->asked = now;

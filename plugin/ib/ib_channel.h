@@ -25,7 +25,7 @@ struct ib_channel {
   uint64_t ping, pong; /* their numbers */
   /* The watch thread's time: nanoseconds that it was awake to see. */
   uint64_t life;   /* when anything was heard, or moved, or nothing was outstanding */
-  uint64_t asked;  /* when the last PING was sent since then; 0: not */
+  uint64_t asked;  /* when the last PING was sent */
   uint64_t moved;  /* sum of the comm's counters then */
 };
 

@@ -29,7 +29,7 @@ static void complain(const struct ib_comm *comm, const char *what, int err) {
               comm->peer_text, what, strerror(err));
 }
 
-/* What goes first is what uses the rest: data QPs, the flush QPs, their CQs, then the memory that they read and wrote. */
+/* What goes first is what uses the rest: data QPs, flush QPs, their CQs, then the memory that they read and wrote. */
 static void destroy_verbs(struct ib_comm *comm) {
   for (unsigned int i = 0; comm->qps && i < comm->plan.nqps; i++) ib_qp_destroy(&comm->qps[i]);
   if (!comm->sender) {

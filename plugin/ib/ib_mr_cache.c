@@ -120,9 +120,9 @@ static void insert(struct ib_mr_cache *cache, struct ib_mr_entry *entry) {
   if (!entry->range.dmabuf) cache->longest = RAIL_MAX(cache->longest, entry->range.end - entry->range.begin);
 }
 
+/* No two entries are equal: the second would have found the first. */
 static void take_out(struct ib_mr_cache *cache, const struct ib_mr_entry *entry) {
   size_t at = position(cache, &entry->range);
-  while (cache->entries[at - 1] != entry) at--;
   cache->count--;
   memmove(&cache->entries[at - 1], &cache->entries[at], (cache->count - (at - 1)) * sizeof *cache->entries);
   if (cache->count == 0) cache->longest = 0;

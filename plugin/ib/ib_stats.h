@@ -39,8 +39,8 @@ rail_result_t ib_stats_open(void);
 void ib_stats_close(void);
 /* The device's record, shared by threads (rail_stats_add_shared); NULL when the page is not open. */
 uint64_t *ib_stats_device(const char *name);
-/* Gives the comm its record (private memory where there is no page) and takes it back, if it has one. Device, peer_text,
- * rails and plan are filled in. RAIL_SYSTEM_ERROR, logged: out of memory. */
+/* Gives the comm its record (private memory where there is no page) and takes it back, if it has one. Device,
+ * peer_text, rails and plan are filled in. RAIL_SYSTEM_ERROR, logged: out of memory. */
 rail_result_t ib_stats_comm_begin(struct ib_comm *comm);
 void ib_stats_comm_end(struct ib_comm *comm);
 

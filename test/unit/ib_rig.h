@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Connections of the ib plugin without a handshake, over libfakeverbs.so: a comm
+ * as far as a test wants it made, and the other end of its side channel. And the
+ * lines that are logged.
+ */
+#ifndef IB_RIG_H
+#define IB_RIG_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_ctx.h"
+#include "plugin/ib/ib_health.h"
+#include "plugin/ib/ib_mr_cache.h"
+#include "plugin/ib/ib_stats.h"
+#include "plugin/ib/ib_watch.h"
+#include "test/unit/ib_fake.h"
+
+/* ---- lines ---- */
+
+static struct {
+  pthread_mutex_t lock;
+  int count; /* of warnings */
+  char last[2048], all[65536];
+} rig_lines = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void rig_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
+  va_list ap;
+  char text[2048];
+  (void)flags, (void)file, (void)line;
+  va_start(ap, fmt);
+  vsnprintf(text, sizeof text, fmt, ap);
+  va_end(ap);
+  pthread_mutex_lock(&rig_lines.lock);
+  if (level == RAIL_LOG_WARN) {
+    rig_lines.count++;
+    snprintf(rig_lines.last, sizeof rig_lines.last, "%s", text);
+  }
+  size_t used = strlen(rig_lines.all);
+  if (used + strlen(text) + 2 < sizeof rig_lines.all) sprintf(rig_lines.all + used, "%s\n", text);
+  pthread_mutex_unlock(&rig_lines.lock);
+}
+
+__attribute__((unused)) static void rig_forget_lines(void) {
+  pthread_mutex_lock(&rig_lines.lock);
+  rig_lines.count = 0;
+  rig_lines.last[0] = rig_lines.all[0] = 0;
+  pthread_mutex_unlock(&rig_lines.lock);
+}
+
+__attribute__((unused)) static int rig_warnings(void) {
+  pthread_mutex_lock(&rig_lines.lock);
+  int count = rig_lines.count;
+  pthread_mutex_unlock(&rig_lines.lock);
+  return count;
+}
+
+__attribute__((unused)) static bool rig_said(const char *words) {
+  pthread_mutex_lock(&rig_lines.lock);
+  bool said = strstr(rig_lines.all, words) != NULL;
+  pthread_mutex_unlock(&rig_lines.lock);
+  return said;
+}
+
+/* ---- devices, comms ---- */
+
+/* Once, first in main. */
+__attribute__((unused)) static void rig_use(const char *program, const char *script) {
+  fake_use(program, script);
+  rail_log_set_sink(rig_log);
+  if (!ib_verbs_open()) abort();
+  ib_devices_load();
+  if (ib_device_count() == 0) {
+    fprintf(stderr, "%s", rig_lines.all);
+    abort();
+  }
+}
+
+enum rig_degree { RIG_BARE, RIG_RAILS, RIG_CQS, RIG_SOME_QPS, RIG_QPS, RIG_MEMORY, RIG_COUNTED, RIG_WATCHED };
+
+/* *peer_fd (may be NULL): the other end of the side channel. */
+__attribute__((unused)) static struct ib_comm *rig_comm(bool sender, enum rig_degree degree, unsigned int nqps,
+                                                       int *peer_fd) {
+  int fds[2];
+  void *memory;
+  size_t size;
+  static const struct ib_qp_sizes sizes = {.send_depth = 4, .recv_depth = 4};
+  struct ib_comm *comm = sender ? ib_send_comm_alloc() : ib_recv_comm_alloc();
+  CHECK(comm);
+  comm->magic = sender ? IB_SEND_COMM_MAGIC : IB_RECV_COMM_MAGIC;
+  comm->sender = sender;
+  comm->device = ib_device_at(0, "test");
+  snprintf(comm->peer_text, sizeof comm->peer_text, "10.0.0.2:4711");
+  if (degree < RIG_RAILS) return comm;
+  CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
+  comm->side_fd = fds[0];
+  if (peer_fd) *peer_fd = fds[1];
+  else close(fds[1]);
+  comm->nrails = comm->nremote_rails = comm->device->nrails;
+  comm->plan.nqps = nqps;
+  for (unsigned int r = 0; r < comm->nrails; r++) {
+    comm->rails[r] = (struct ib_rail){.port = comm->device->rails[r]};
+    memcpy(comm->rails[r].gid, (uint8_t[16]){[10] = 0xff, [11] = 0xff, [12] = 10, 0, 0, 1}, 16);
+    memcpy(comm->remote_rails[r].gid, (uint8_t[16]){[10] = 0xff, [11] = 0xff, [12] = 10, 0, 0, 2}, 16);
+  }
+  if (degree < RIG_CQS) return comm;
+  for (unsigned int r = 0; r < comm->nrails; r++) {
+    comm->rails[r].cq = ib_verbs.create_cq(comm->rails[r].port->hca->context, 16, comm, NULL, 0);
+    CHECK(comm->rails[r].cq);
+  }
+  if (degree < RIG_SOME_QPS) return comm;
+  comm->qps = calloc(nqps, sizeof *comm->qps);
+  for (unsigned int i = 0; i < (degree == RIG_SOME_QPS ? nqps / 2 : nqps); i++) {
+    struct ib_rail *rail = &comm->rails[i % comm->nrails];
+    comm->qps[i].rail = (uint8_t)(i % comm->nrails);
+    CHECK_OK(ib_qp_create(&comm->qps[i], rail->port, rail->cq, &sizes, comm));
+    comm->qps[i].path = (struct ib_qp_path){.port = rail->port->number, .timeout = 17, .retry_cnt = 7,
+                                            .dest_qpn = 0x99};
+    CHECK_OK(ib_qp_to_init(&comm->qps[i], rail->port, IBV_ACCESS_REMOTE_WRITE));
+  }
+  if (degree < RIG_MEMORY) return comm;
+  ib_comm_own_memory(comm, &memory, &size);
+  for (unsigned int r = 0; r < comm->nrails; r++) {
+    comm->rails[r].own_mr = ib_verbs.reg_mr(comm->rails[r].port->hca->pd, memory, size, IBV_ACCESS_LOCAL_WRITE);
+    CHECK(comm->rails[r].own_mr);
+  }
+  if (degree < RIG_COUNTED) return comm;
+  CHECK_OK(ib_stats_comm_begin(comm));
+  if (degree < RIG_WATCHED) return comm;
+  CHECK_OK(ib_watch_add(comm));
+  return comm;
+}
+
+/* Waits for it, in steps of a millisecond. */
+#define RIG_WAIT(cond, ms)                                                                    \
+  do {                                                                                        \
+    uint64_t rig_end_ = rail_deadline_in_ms(ms);                                              \
+    while (!(cond) && !rail_deadline_passed(rig_end_)) poll(NULL, 0, 1);                      \
+    CHECK_MSG(cond, "%s: not within %d ms; said so far:\n%s", #cond, (int)(ms), rig_lines.all); \
+  } while (0)
+
+#endif

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Taking connections down: half-made ones of every degree, receivers that linger, and that nothing is left. */
+#include "plugin/ib/ib_pulse.h"
+#include "test/unit/ib_rig.h"
+
+struct left { long mr, cq, qp; };
+
+static struct left live(void) { return (struct left){fake_live("mr"), fake_live("cq"), fake_live("qp")}; }
+
+static bool same(struct left a) {
+  struct left b = live();
+  return a.mr == b.mr && a.cq == b.cq && a.qp == b.qp;
+}
+
+/* The next message that the other side wrote, or 0 at the end of the stream; -1 if nothing is there within a second. */
+static int hear(int fd) {
+  uint8_t wire[IB_PULSE_SIZE];
+  struct ib_pulse pulse;
+  struct pollfd p = {.fd = fd, .events = POLLIN};
+  if (poll(&p, 1, 1000) != 1) return -1;
+  ssize_t n = read(fd, wire, sizeof wire);
+  if (n <= 0) return 0;
+  CHECK_INT(n, sizeof wire);
+  CHECK(ib_pulse_decode(wire, &pulse));
+  return (int)pulse.type;
+}
+
+static void say(int fd, enum ib_pulse_type type) {
+  uint8_t wire[IB_PULSE_SIZE];
+  ib_pulse_encode(&(struct ib_pulse){.type = type}, wire);
+  CHECK_INT(write(fd, wire, sizeof wire), sizeof wire);
+}
+
+static int open_fds(void) {
+  int count = 0;
+  for (int fd = 0; fd < 512; fd++) count += fcntl(fd, F_GETFD) >= 0;
+  return count;
+}
+
+TEST(half_made_ones) {
+  struct left before = live();
+  int fds = open_fds();
+  for (int degree = RIG_BARE; degree <= RIG_WATCHED; degree++) {
+    ib_comm_destroy(rig_comm(true, (enum rig_degree)degree, 4, NULL));
+    ib_comm_destroy(rig_comm(false, (enum rig_degree)degree, 4, NULL));
+    CHECK_MSG(same(before), "degree %d leaves something", degree);
+    CHECK_INT(open_fds(), fds);
+  }
+  ib_comm_destroy(NULL);
+  CHECK_INT(rail_stats_get(&ib_port_at(0)->stats[IB_DEVICE_COMMS]), 0);
+  CHECK_INT(rail_stats_get(&ib_port_at(0)->stats[IB_DEVICE_QPS]), 0);
+}
+
+TEST(a_sender_says_goodbye) {
+  struct left before = live();
+  int peer;
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 3, &peer);
+  CHECK_INT(rail_stats_get(&comm->rails[0].port->stats[IB_DEVICE_COMMS]), 1);
+  CHECK_INT(rail_stats_get(&comm->rails[0].port->stats[IB_DEVICE_QPS]), 3);
+  CHECK_OK(ib_close_send(comm));
+  CHECK(same(before));
+  CHECK_INT(hear(peer), IB_PULSE_GOODBYE);
+  CHECK_INT(hear(peer), 0);
+  close(peer);
+}
+
+TEST(success_whatever_it_is_given) {
+  char nothing[4096] = {0};
+  rig_forget_lines();
+  CHECK_OK(ib_close_send(NULL));
+  CHECK_OK(ib_close_recv(NULL));
+  CHECK_OK(ib_close_send(nothing));
+  CHECK_OK(ib_close_recv(nothing));
+  CHECK_INT(rig_warnings(), 2);
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, NULL);
+  CHECK_OK(ib_close_recv(comm)); /* it is no receiver, and stays */
+  CHECK_INT(rig_warnings(), 3);
+  CHECK_OK(ib_close_send(comm));
+}
+
+/* A receiver that is closed keeps its QPs until the peer says goodbye. */
+TEST(lingers_until_goodbye) {
+  struct left before = live();
+  int peer;
+  struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, &peer);
+  CHECK_OK(ib_close_recv(comm));
+  CHECK_INT(hear(peer), IB_PULSE_GOODBYE);
+  poll(NULL, 0, 30);
+  CHECK(!same(before));
+  say(peer, IB_PULSE_GOODBYE);
+  RIG_WAIT(same(before), 500);
+  CHECK_INT(hear(peer), 0);
+  close(peer);
+}
+
+TEST(lingers_until_the_end_of_the_stream) {
+  struct left before = live();
+  int peer;
+  struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, &peer);
+  CHECK_OK(ib_close_recv(comm));
+  poll(NULL, 0, 30);
+  CHECK(!same(before));
+  close(peer);
+  RIG_WAIT(same(before), 500);
+}
+
+TEST(lingers_for_its_time_at_most) {
+  struct left before = live();
+  int peer;
+  ib_params.linger_ms = 150;
+  uint64_t then = rail_now_ns();
+  struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, &peer);
+  CHECK_OK(ib_close_recv(comm));
+  RIG_WAIT(same(before), 2000);
+  CHECK(rail_now_ns() - then >= 150 * 1000000ull);
+  ib_params.linger_ms = 1000;
+  close(peer);
+}
+
+/* Nothing can still need its answers, or it has none to give. */
+TEST(does_not_linger_for_nothing) {
+  struct left before = live();
+  int peer;
+  for (int why = 0; why < 6; why++) {
+    struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, &peer);
+    if (why == 0) comm->failed = RAIL_REMOTE_ERROR;
+    if (why == 1) atomic_store(&comm->outstanding, 1);
+    if (why == 2) atomic_fetch_or(&comm->health, IB_COMM_PEER_CLOSED);
+    if (why == 3) atomic_fetch_or(&comm->health, IB_COMM_QP_FATAL);
+    if (why == 4) ib_comm_stop(comm);
+    if (why == 5) ib_params.linger_ms = 0;
+    CHECK_OK(ib_close_recv(comm));
+    CHECK_MSG(same(before), "case %d lingers", why);
+    ib_params.linger_ms = 1000;
+    close(peer);
+  }
+}
+
+/* The last context waits for those that linger, but not for longer than they do. */
+TEST(finalize_waits_for_lingerers) {
+  struct left before = live();
+  int peers[3];
+  ib_params.linger_ms = 100;
+  for (int i = 0; i < 3; i++) CHECK_OK(ib_close_recv(rig_comm(false, RIG_WATCHED, 1, &peers[i])));
+  uint64_t then = rail_now_ns();
+  ib_watch_end();
+  CHECK(same(before));
+  CHECK(rail_now_ns() - then < 1000 * 1000000ull);
+  for (int i = 0; i < 3; i++) close(peers[i]);
+  ib_params.linger_ms = 1000;
+  CHECK_OK(ib_watch_begin());
+}
+
+/* Comms that were never closed stop at the last finalize, and a late close finds them. */
+TEST(never_closed) {
+  struct left before = live();
+  int peer;
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  rig_forget_lines();
+  ib_watch_end();
+  CHECK(atomic_load(&comm->stopped));
+  CHECK(rig_said("never closed"));
+  CHECK_INT(hear(peer), IB_PULSE_GOODBYE);
+  CHECK_INT(hear(peer), 0);
+  CHECK_OK(ib_close_send(comm));
+  CHECK(same(before));
+  CHECK_OK(ib_watch_begin());
+  close(peer);
+}
+
+int main(int argc, char **argv) {
+  static const struct tap_case cases[] = {
+    TEST_CASE(half_made_ones),
+    TEST_CASE(a_sender_says_goodbye),
+    TEST_CASE(success_whatever_it_is_given),
+    TEST_CASE(lingers_until_goodbye),
+    TEST_CASE(lingers_until_the_end_of_the_stream),
+    TEST_CASE(lingers_for_its_time_at_most),
+    TEST_CASE(does_not_linger_for_nothing),
+    TEST_CASE(finalize_waits_for_lingerers),
+    TEST_CASE(never_closed),
+  };
+  rig_use(argv[0], NULL);
+  if (ib_stats_open() != RAIL_OK || ib_watch_begin() != RAIL_OK) abort();
+  int failed = tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
+  ib_watch_end();
+  ib_stats_close();
+  return failed;
+}

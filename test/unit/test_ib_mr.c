@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Registrations of a connection: what is refused and how, handles that requests still refer to, two threads. */
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include "plugin/ib/ib_mr.h"
+#include "test/unit/ib_rig.h"
+
+static char memory[8 * 4096] RAIL_ALIGNED(4096);
+static struct ib_hca *hca;
+
+TEST(register_and_back) {
+  void *handle, *again;
+  long before = fake_live("mr");
+  struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, NULL);
+  long with_comm = fake_live("mr");
+  CHECK_OK(ib_reg_mr(comm, memory + 10, 100, RAIL_PTR_HOST, &handle));
+  CHECK_OK(ib_reg_mr(comm, memory + 20, 50, RAIL_PTR_HOST, &again));
+  const struct ib_mhandle *h = handle, *a = again;
+  CHECK(h != a && h->lkeys[0] && h->lkeys[0] == a->lkeys[0] && h->rkeys[0] == a->rkeys[0]);
+  CHECK_INT(h->size, 100);
+  CHECK_INT(h->type, RAIL_PTR_HOST);
+  CHECK_INT(fake_live("mr"), with_comm + 1);
+  CHECK_INT(rail_stats_get(&comm->rails[0].port->stats[IB_DEVICE_REGISTERED]), 1);
+  CHECK_OK(ib_dereg_mr(comm, handle));
+  CHECK_INT(fake_live("mr"), with_comm + 1);
+  CHECK_OK(ib_dereg_mr(comm, again));
+  CHECK_INT(fake_live("mr"), with_comm);
+  CHECK_INT(rail_stats_get(&comm->rails[0].port->stats[IB_DEVICE_REGISTERED]), 0);
+  CHECK_OK(ib_dereg_mr(comm, NULL));
+  CHECK_OK(ib_reg_mr(comm, memory, 0, RAIL_PTR_HOST, &handle)); /* nothing to register */
+  CHECK(handle && fake_live("mr") == with_comm);
+  CHECK_OK(ib_reg_mr(comm, memory, 4096, RAIL_PTR_HOST, &handle));
+  ib_comm_destroy(comm); /* takes the last two handles along */
+  CHECK_INT(fake_live("mr"), before);
+}
+
+static void refused(struct ib_comm *comm, void *data, size_t size, int type, int result, const char *words) {
+  void *handle = (void *)1;
+  rig_forget_lines();
+  CHECK_INT(ib_reg_mr(comm, data, size, type, &handle), result);
+  CHECK(!handle && !comm->mhandles);
+  CHECK_INT(rig_warnings(), 1);
+  CHECK_MSG(rig_said(words), "it says \"%s\", not \"%s\"", rig_lines.all, words);
+}
+
+TEST(what_is_refused) {
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, NULL), *other = rig_comm(true, RIG_WATCHED, 1, NULL);
+  void *handle;
+  bool had = hca->gpu_direct;
+  hca->gpu_direct = false;
+  refused(comm, memory, 100, 0, RAIL_BAD_ARGUMENT, "pointer type 0");
+  refused(comm, memory, 100, 3, RAIL_BAD_ARGUMENT, "pointer type 3");
+  refused(comm, memory, 100, RAIL_PTR_DMABUF, RAIL_BAD_ARGUMENT, "file descriptor");
+  refused(comm, NULL, 100, RAIL_PTR_HOST, RAIL_BAD_ARGUMENT, "NULL with size 100");
+  refused(comm, memory, 100, RAIL_PTR_CUDA, RAIL_SYSTEM_ERROR, "peer memory");
+  hca->gpu_direct = had;
+  rig_forget_lines();
+  CHECK_INT(ib_reg_mr(NULL, memory, 100, RAIL_PTR_HOST, &handle), RAIL_BAD_ARGUMENT);
+  CHECK_INT(ib_reg_mr(memory, memory, 100, RAIL_PTR_HOST, &handle), RAIL_BAD_ARGUMENT);
+  CHECK_INT(ib_reg_mr_dmabuf(comm, memory, 100, RAIL_PTR_CUDA, 0, -1, &handle), RAIL_BAD_ARGUMENT);
+  CHECK(!handle);
+  CHECK_OK(ib_reg_mr(comm, memory, 100, RAIL_PTR_HOST, &handle));
+  CHECK_INT(ib_dereg_mr(other, handle), RAIL_BAD_ARGUMENT);
+  CHECK_INT(rig_warnings(), 4);
+  fake_script("fail reg_mr from=1");
+  void *second = (void *)1;
+  CHECK_INT(ib_reg_mr(comm, memory + 8192, 100, RAIL_PTR_HOST, &second), RAIL_SYSTEM_ERROR);
+  CHECK(!second && comm->mhandles == handle);
+  CHECK_OK(ib_dereg_mr(comm, handle));
+  ib_comm_destroy(comm);
+  ib_comm_destroy(other);
+}
+
+TEST(dma_bufs) {
+  struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 1, NULL);
+  int fd = memfd_create("buffer", MFD_CLOEXEC);
+  void *handle, *again;
+  bool had = hca->dmabuf;
+  CHECK_OK(ftruncate(fd, sizeof memory));
+  CHECK_OK(ib_reg_mr_dmabuf(comm, memory, 4096, RAIL_PTR_CUDA, 0, fd, &handle));
+  close(dup(fd)); /* NCCL closes its descriptor after the call; the next one is another */
+  CHECK_OK(ib_reg_mr_dmabuf(comm, memory, 4096, RAIL_PTR_CUDA, 0, fd, &again));
+  CHECK_INT(((struct ib_mhandle *)handle)->rkeys[0], ((struct ib_mhandle *)again)->rkeys[0]);
+  close(fd);
+  CHECK_OK(ib_dereg_mr(comm, handle));
+  CHECK_OK(ib_dereg_mr(comm, again));
+  hca->dmabuf = false;
+  rig_forget_lines();
+  CHECK_INT(ib_reg_mr_dmabuf(comm, memory, 4096, RAIL_PTR_CUDA, 0, 0, &handle), RAIL_SYSTEM_ERROR);
+  CHECK(!handle && rig_said("dma-buf"));
+  hca->dmabuf = had;
+  ib_comm_destroy(comm);
+}
+
+/* After deregMr nobody touches the range; a request that is done and not yet tested may still look at the handle. */
+TEST(deregister_with_requests_outstanding) {
+  int peer;
+  char word[32];
+  void *handle;
+  long before = fake_live("mr");
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 2, &peer);
+  CHECK_OK(ib_reg_mr(comm, memory, 4096, RAIL_PTR_HOST, &handle));
+  struct ib_mhandle *h = handle;
+  atomic_store(&h->outstanding, 1);
+  long with_handle = fake_live("mr");
+  CHECK_OK(ib_dereg_mr(comm, handle));
+  CHECK(atomic_load(&comm->stopped));
+  for (int i = 0; i < 2; i++) {
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    CHECK_OK(ib_verbs.query_qp(comm->qps[i].qp, &attr, IBV_QP_STATE, &init));
+    CHECK_INT(attr.qp_state, IBV_QPS_ERR);
+  }
+  CHECK_INT(fake_live("mr"), with_handle - 1);
+  CHECK_INT(atomic_load(&h->outstanding), 1); /* it is still there */
+  CHECK_INT(read(peer, word, sizeof word), sizeof word); /* goodbye */
+  CHECK_INT(ib_dereg_mr(comm, handle), RAIL_BAD_ARGUMENT); /* but no handle any more */
+  atomic_store(&h->outstanding, 0);
+  ib_comm_destroy(comm);
+  CHECK_INT(fake_live("mr"), before);
+  close(peer);
+}
+
+static void *in_a_thread(void *comm) {
+  for (int i = 0; i < 2000; i++) {
+    void *handles[3];
+    for (int k = 0; k < 3; k++)
+      if (ib_reg_mr(comm, memory + 4096 * (i + k) % 7, 4096, RAIL_PTR_HOST, &handles[k]) != RAIL_OK) return comm;
+    for (int k = 0; k < 3; k++)
+      if (ib_dereg_mr(comm, handles[k]) != RAIL_OK) return comm;
+  }
+  return NULL;
+}
+
+TEST(two_threads_on_one_comm) {
+  pthread_t threads[2];
+  void *failed;
+  long before = fake_live("mr");
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, NULL);
+  for (int i = 0; i < 2; i++) CHECK_OK(pthread_create(&threads[i], NULL, in_a_thread, comm));
+  for (int i = 0; i < 2; i++) {
+    CHECK_OK(pthread_join(threads[i], &failed));
+    CHECK(!failed);
+  }
+  CHECK(!comm->mhandles);
+  ib_comm_destroy(comm);
+  CHECK_INT(fake_live("mr"), before);
+}
+
+int main(int argc, char **argv) {
+  static const struct tap_case cases[] = {
+    TEST_CASE(register_and_back),
+    TEST_CASE(what_is_refused),
+    TEST_CASE(dma_bufs),
+    TEST_CASE(deregister_with_requests_outstanding),
+    TEST_CASE(two_threads_on_one_comm),
+  };
+  rig_use(argv[0], NULL);
+  hca = ib_device_at(0, "test")->rails[0]->hca;
+  if (ib_stats_open() != RAIL_OK || ib_watch_begin() != RAIL_OK) abort();
+  int failed = tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
+  ib_watch_end();
+  ib_stats_close();
+  return failed;
+}

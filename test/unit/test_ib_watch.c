@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The watch thread: what it hears over side channels and from HCAs, and that it comes, sleeps, goes and forks without
+ * leaving anything. */
+#include <dirent.h>
+#include <sys/wait.h>
+
+#include "plugin/ib/ib_pulse.h"
+#include "test/unit/ib_rig.h"
+
+#define HEALTH(comm) atomic_load(&(comm)->health)
+
+static void say_number(int fd, enum ib_pulse_type type, uint64_t number) {
+  uint8_t wire[IB_PULSE_SIZE];
+  ib_pulse_encode(&(struct ib_pulse){type, number}, wire);
+  CHECK_INT(write(fd, wire, sizeof wire), sizeof wire);
+}
+
+/* The next message within `ms`; type 0: end of stream, -1: nothing. */
+static int hear(int fd, uint64_t *number, int ms) {
+  uint8_t wire[IB_PULSE_SIZE];
+  struct ib_pulse pulse;
+  struct pollfd p = {.fd = fd, .events = POLLIN};
+  if (poll(&p, 1, ms) != 1) return -1;
+  ssize_t n = read(fd, wire, sizeof wire);
+  if (n <= 0) return 0;
+  CHECK_INT(n, sizeof wire);
+  CHECK(ib_pulse_decode(wire, &pulse));
+  if (number) *number = pulse.number;
+  return (int)pulse.type;
+}
+
+static void done(struct ib_comm *comm, int peer) {
+  CHECK_OK(ib_close_send(comm));
+  if (peer >= 0) close(peer);
+}
+
+/* Parameters are read once, before there is a thread. */
+static void with(int64_t deadline_ms, int64_t return_async_events) {
+  ib_watch_end();
+  ib_params.deadline_ms = deadline_ms;
+  ib_params.return_async_events = return_async_events;
+  CHECK_OK(ib_watch_begin());
+}
+
+/* ---- side channels ---- */
+
+TEST(goodbye) {
+  int peer;
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  say_number(peer, IB_PULSE_GOODBYE, 0);
+  close(peer);
+  RIG_WAIT(HEALTH(comm), 1000);
+  poll(NULL, 0, 20);
+  CHECK_INT(HEALTH(comm), IB_COMM_PEER_CLOSED); /* the end of the stream after it is no news */
+  done(comm, -1);
+}
+
+TEST(end_of_stream) {
+  int peer;
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  close(peer);
+  RIG_WAIT(HEALTH(comm), 1000);
+  CHECK_INT(HEALTH(comm), IB_COMM_PEER_LOST);
+  done(comm, -1);
+}
+
+/* A message whose field at `at` is another is none. */
+TEST(garbage) {
+  static const struct { size_t at; uint8_t value; } bad[] = {
+    {0, 'X'}, {4, 2}, {6, 0}, {6, 4}, {7, 1}, {8, 31}, {11, 1}, {12, 1}, {24, 1}, {31, 0x80}};
+  for (size_t i = 0; i < RAIL_COUNT_OF(bad); i++) {
+    int peer;
+    uint8_t wire[IB_PULSE_SIZE];
+    struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+    rig_forget_lines();
+    ib_pulse_encode(&(struct ib_pulse){IB_PULSE_PING, 5}, wire);
+    wire[bad[i].at] = bad[i].value;
+    CHECK_INT(write(peer, wire, sizeof wire), sizeof wire);
+    RIG_WAIT(HEALTH(comm), 1000);
+    CHECK_INT(HEALTH(comm), IB_COMM_PEER_LOST);
+    CHECK(rig_said("no message of ours") && rig_said("10.0.0.2:4711"));
+    done(comm, peer);
+  }
+  int peer; /* an answer that was not asked for */
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  say_number(peer, IB_PULSE_PONG, 1);
+  RIG_WAIT(HEALTH(comm) == IB_COMM_PEER_LOST, 1000);
+  done(comm, peer);
+}
+
+TEST(ping_is_answered) {
+  int peer;
+  uint64_t number = 0;
+  uint8_t wire[IB_PULSE_SIZE];
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  for (uint64_t i = 7; i < 12; i++) {
+    say_number(peer, IB_PULSE_PING, i << 40);
+    CHECK_INT(hear(peer, &number, 1000), IB_PULSE_PONG);
+    CHECK(number == i << 40);
+  }
+  ib_pulse_encode(&(struct ib_pulse){IB_PULSE_PING, 3}, wire); /* bytewise */
+  for (size_t i = 0; i < sizeof wire; i++) {
+    CHECK_INT(write(peer, wire + i, 1), 1);
+    if (i % 8 == 0) poll(NULL, 0, 1);
+  }
+  CHECK_INT(hear(peer, &number, 1000), IB_PULSE_PONG);
+  CHECK_INT(number, 3);
+  CHECK_INT(HEALTH(comm), 0);
+  done(comm, peer);
+}
+
+/* A peer that asks and does not read: what it is owed is one answer, not one per question. */
+TEST(a_peer_that_does_not_read) {
+  int peer, pongs = 0, type, small = 4096;
+  uint64_t number = 0, last = 0;
+  struct ib_comm *comm = rig_comm(true, RIG_MEMORY, 1, &peer);
+  CHECK_OK(ib_stats_comm_begin(comm));
+  CHECK_OK(setsockopt(comm->side_fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small));
+  CHECK_OK(ib_watch_add(comm));
+  for (uint64_t i = 1; i <= 2000; i++) {
+    uint8_t wire[IB_PULSE_SIZE];
+    struct pollfd p = {.fd = peer, .events = POLLOUT};
+    ib_pulse_encode(&(struct ib_pulse){IB_PULSE_PING, i}, wire);
+    CHECK_INT(poll(&p, 1, 1000), 1);
+    CHECK_INT(write(peer, wire, sizeof wire), sizeof wire);
+  }
+  poll(NULL, 0, 20);
+  while ((type = hear(peer, &number, 100)) == IB_PULSE_PONG) {
+    CHECK(number > last);
+    last = number;
+    pongs++;
+  }
+  CHECK_INT(type, -1);
+  CHECK_INT(last, 2000);
+  CHECK_MSG(pongs < 500, "%d answers were kept for a peer that read none", pongs);
+  CHECK_INT(HEALTH(comm), 0);
+  done(comm, peer);
+}
+
+/* ---- silence ---- */
+
+TEST(silence_without_requests_is_fine) {
+  int peer;
+  with(60, 1);
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  CHECK_INT(hear(peer, NULL, 200), -1);
+  CHECK_INT(HEALTH(comm), 0);
+  done(comm, peer);
+}
+
+TEST(silence_with_requests_ends) {
+  int peer, type, pings = 0;
+  with(300, 1);
+  uint64_t number, then = rail_now_ns();
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  atomic_store(&comm->outstanding, 1);
+  while ((type = hear(peer, &number, 2000)) == IB_PULSE_PING) CHECK_INT(number, ++pings);
+  CHECK_INT(type, 0); /* should it wake up it learns that this is over */
+  CHECK(pings >= 1 && pings <= 3);
+  CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT);
+  CHECK(rail_now_ns() - then >= 300 * 1000000ull);
+  done(comm, peer);
+}
+
+static void alive_for(struct ib_comm *comm, int peer, bool answers, bool moves, int ms) {
+  uint64_t end = rail_deadline_in_ms((uint64_t)ms), number;
+  while (!rail_deadline_passed(end)) {
+    if (hear(peer, &number, 5) == IB_PULSE_PING && answers) say_number(peer, IB_PULSE_PONG, number);
+    if (moves) rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
+  }
+}
+
+TEST(a_sign_of_life_or_progress_is_enough) {
+  int peer;
+  with(120, 1);
+  for (int moves = 0; moves < 2; moves++) {
+    struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+    atomic_store(&comm->outstanding, 1);
+    alive_for(comm, peer, !moves, moves, 500);
+    CHECK_INT(HEALTH(comm), 0);
+    atomic_store(&comm->outstanding, 0);
+    done(comm, peer);
+  }
+}
+
+TEST(no_deadline_no_ping) {
+  int peer;
+  with(0, 1);
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  atomic_store(&comm->outstanding, 1);
+  CHECK_INT(hear(peer, NULL, 150), -1);
+  CHECK_INT(HEALTH(comm), 0);
+  done(comm, peer);
+  with(30000, 1);
+}
+
+/* ---- events of HCAs ---- */
+
+static uint64_t counter(enum ib_stats_device which) {
+  return rail_stats_get(&ib_device_at(0, "test")->rails[0]->stats[which]);
+}
+
+TEST(events_of_queue_pairs) {
+  static const struct { const char *name; uint32_t health; } events[] = {
+    {"qp_fatal", IB_COMM_QP_FATAL},      {"qp_req_err", IB_COMM_QP_FATAL}, {"qp_access_err", IB_COMM_QP_FATAL},
+    {"cq_err", IB_COMM_CQ_ERROR}};
+  for (int returned = 1; returned >= 0; returned--) {
+    with(30000, returned);
+    for (size_t i = 0; i < RAIL_COUNT_OF(events); i++) {
+      char text[80];
+      struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 2, NULL), *other = rig_comm(true, RIG_WATCHED, 2, NULL);
+      uint64_t errors = counter(IB_DEVICE_ERRORS);
+      rig_forget_lines();
+      snprintf(text, sizeof text, "event fake0 %s qp=%u", events[i].name, comm->qps[1].qp->qp_num);
+      fake_script(text);
+      RIG_WAIT(counter(IB_DEVICE_ERRORS) == errors + 1, 1000);
+      RIG_WAIT(rig_warnings() == 1, 1000);
+      CHECK(rig_said("fake0 reports"));
+      if (returned) RIG_WAIT(HEALTH(comm) & events[i].health, 1000);
+      CHECK_INT(HEALTH(comm) & (IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR), returned ? events[i].health : 0);
+      CHECK_INT(HEALTH(other) & (IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR), 0);
+      done(comm, -1); /* waits until the event is acknowledged */
+      done(other, -1);
+    }
+  }
+  with(30000, 1);
+}
+
+TEST(events_without_consequence) {
+  static const char *const names[] = {"comm_est", "path_mig"};
+  int peer;
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  rig_forget_lines();
+  for (size_t i = 0; i < RAIL_COUNT_OF(names); i++) {
+    char text[80];
+    uint64_t events = counter(IB_DEVICE_EVENTS);
+    snprintf(text, sizeof text, "event fake0 %s", names[i]);
+    fake_script(text);
+    RIG_WAIT(counter(IB_DEVICE_EVENTS) == events + 1, 1000);
+  }
+  ib_comm_stop(comm); /* what a QP in its error state says is no news */
+  fake_script("event fake0 qp_access_err");
+  poll(NULL, 0, 30);
+  CHECK_INT(HEALTH(comm), 0);
+  CHECK_INT(rig_warnings(), 0);
+  done(comm, peer);
+}
+
+TEST(a_port_goes_down_and_up) {
+  struct ib_port *port = ib_device_at(0, "test")->rails[0];
+  int peer;
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  uint64_t flaps = atomic_load(&port->flaps), downs = counter(IB_DEVICE_PORT_DOWNS), ups = counter(IB_DEVICE_PORT_UPS);
+  rig_forget_lines();
+  for (uint64_t i = 1; i <= 3; i++) {
+    fake_script("event fake0 port_err");
+    RIG_WAIT(atomic_load(&port->health) & IB_PORT_DOWN, 1000);
+    fake_script("event fake0 port_err"); /* nothing new */
+    fake_script("event fake0 port_active");
+    RIG_WAIT(counter(IB_DEVICE_PORT_UPS) == ups + i, 1000);
+    CHECK(!(atomic_load(&port->health) & IB_PORT_DOWN));
+    CHECK_INT(atomic_load(&port->flaps), flaps + i);
+    CHECK_INT(counter(IB_DEVICE_PORT_DOWNS), downs + i);
+    CHECK_INT(rig_warnings(), i);
+  }
+  CHECK(rig_said("is up again after") && rig_said(" UTC (3 times so far)"));
+  CHECK_INT(HEALTH(comm), 0); /* by itself no error */
+  done(comm, peer);
+}
+
+TEST(a_port_changes) {
+  static const char *const names[] = {"lid_change", "gid_change", "pkey_change", "sm_change", "client_reregister"};
+  rig_forget_lines();
+  for (size_t i = 0; i < RAIL_COUNT_OF(names); i++) {
+    char text[80];
+    uint64_t events = counter(IB_DEVICE_EVENTS);
+    snprintf(text, sizeof text, "event fake0 %s", names[i]);
+    fake_script(text);
+    RIG_WAIT(counter(IB_DEVICE_EVENTS) == events + 1, 1000);
+  }
+  RIG_WAIT(rig_said("table of GIDs changed") && rig_said("registrations anew"), 1000);
+  CHECK_INT(rig_warnings(), 0);
+}
+
+/* Every connection over the HCA, and no other. Not undone: the last test with fake1. */
+TEST(an_hca_dies) {
+  int peer;
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  struct ib_hca *other = ib_device_at(1, "test")->rails[0]->hca;
+  fake_script("event fake1 device_fatal");
+  RIG_WAIT(atomic_load(&other->health) & IB_HCA_FATAL, 1000);
+  poll(NULL, 0, 20);
+  CHECK_INT(HEALTH(comm), 0);
+  fake_script("event fake0 device_fatal");
+  RIG_WAIT(HEALTH(comm) & IB_COMM_DEVICE_FATAL, 1000);
+  done(comm, peer);
+}
+
+/* ---- the thread ---- */
+
+static int open_fds(void) {
+  int count = 0;
+  for (int fd = 0; fd < 512; fd++) count += fcntl(fd, F_GETFD) >= 0;
+  return count;
+}
+
+/* Threads named so, and (may be NULL) the processor time in ns that the last of them took. */
+static int threads(const char *name, uint64_t *ns) {
+  int count = 0;
+  DIR *dir = opendir("/proc/self/task");
+  for (struct dirent *e; dir && (e = readdir(dir));) {
+    char path[300], text[64] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%.20s/comm", e->d_name);
+    FILE *f = fopen(path, "r");
+    if (!f) continue;
+    bool ours = fgets(text, sizeof text, f) && strncmp(text, name, strlen(name)) == 0;
+    fclose(f);
+    count += ours;
+    snprintf(path, sizeof path, "/proc/self/task/%.20s/schedstat", e->d_name);
+    if (!ours || !ns || !(f = fopen(path, "r"))) continue;
+    if (fscanf(f, "%" SCNu64, ns) != 1) *ns = 0;
+    fclose(f);
+  }
+  if (dir) closedir(dir);
+  return count;
+}
+
+TEST(start_and_stop) {
+  ib_watch_end();
+  CHECK_INT(threads("rail-ib-watch", NULL), 0);
+  int fds = open_fds();
+  for (int i = 0; i < 100; i++) {
+    CHECK_OK(ib_watch_begin());
+    CHECK_OK(ib_watch_begin());
+    struct ib_comm *comm = i % 2 ? rig_comm(true, RIG_WATCHED, 1, NULL) : NULL;
+    if (i == 7) CHECK_INT(threads("rail-ib-watch", NULL), 1);
+    ib_watch_end();
+    if (comm) done(comm, -1);
+    ib_watch_end();
+    CHECK_INT(open_fds(), fds);
+  }
+  CHECK_INT(threads("rail-ib-watch", NULL), 0);
+  CHECK_OK(ib_watch_begin());
+}
+
+/* Nothing is outstanding: a tick a second at most, and without a connection none. */
+TEST(sleeps) {
+  uint64_t before = 0, after = 0;
+  int peer;
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  poll(NULL, 0, 50);
+  CHECK_INT(threads("rail-ib-watch", &before), 1);
+  poll(NULL, 0, 400);
+  CHECK_INT(threads("rail-ib-watch", &after), 1);
+  CHECK_MSG(after - before < 5000000, "it ran for %" PRIu64 " ns", after - before);
+  done(comm, peer);
+}
+
+/* A child keeps no connection of its parent's alive, says nothing for it, and touches no verbs object. */
+TEST(fork_leaves_the_parent_alone) {
+  int peer, status;
+  uint64_t number;
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  long qps = fake_live("qp");
+  pid_t pid = fork();
+  CHECK(pid >= 0);
+  if (pid == 0) {
+    bool ok = comm->side_fd < 0 && atomic_load(&comm->stopped) && !comm->watched;
+    ib_comm_stop(comm);
+    ok = ok && ib_close_send(comm) == RAIL_OK && fake_live("qp") == qps;
+    ib_watch_end();
+    _exit(ok ? 0 : 1);
+  }
+  CHECK_INT(waitpid(pid, &status, 0), pid);
+  CHECK(WIFEXITED(status));
+  CHECK_INT(WEXITSTATUS(status), 0);
+  CHECK_INT(hear(peer, NULL, 20), -1);
+  say_number(peer, IB_PULSE_PING, 77);
+  CHECK_INT(hear(peer, &number, 1000), IB_PULSE_PONG);
+  CHECK_INT(HEALTH(comm), 0);
+  done(comm, peer);
+}
+
+int main(int argc, char **argv) {
+  static const struct tap_case cases[] = {
+    TEST_CASE(goodbye),
+    TEST_CASE(end_of_stream),
+    TEST_CASE(garbage),
+    TEST_CASE(ping_is_answered),
+    TEST_CASE(a_peer_that_does_not_read),
+    TEST_CASE(silence_without_requests_is_fine),
+    TEST_CASE(silence_with_requests_ends),
+    TEST_CASE(a_sign_of_life_or_progress_is_enough),
+    TEST_CASE(no_deadline_no_ping),
+    TEST_CASE(events_of_queue_pairs),
+    TEST_CASE(events_without_consequence),
+    TEST_CASE(a_port_goes_down_and_up),
+    TEST_CASE(a_port_changes),
+    TEST_CASE(start_and_stop),
+    TEST_CASE(sleeps),
+    TEST_CASE(fork_leaves_the_parent_alone),
+    TEST_CASE(an_hca_dies),
+  };
+  rig_use(argv[0], NULL);
+  if (ib_stats_open() != RAIL_OK || ib_watch_begin() != RAIL_OK) abort();
+  int failed = tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
+  ib_watch_end();
+  ib_stats_close();
+  return failed;
+}
