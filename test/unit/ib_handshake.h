@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Both sides of a handshake in this process, over the scripted libibverbs: the
+ * real devices, comms and watch thread, and peers made of bare sockets.
+ *
+ * Devices: fakeA (two ports, 0 and 1), fakeB (2), fakeI (3, InfiniBand), and
+ * what hs_fuse makes of the first three (4).
+ */
+#ifndef IB_HANDSHAKE_TEST_H
+#define IB_HANDSHAKE_TEST_H
+
+#include <sched.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "plugin/ib/ib_auth.h"
+#include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_ctx.h"
+#include "plugin/ib/ib_listen.h"
+#include "plugin/ib/ib_watch.h"
+#include "test/harness/program.h"
+#include "test/unit/ib_fake.h"
+
+#define PATIENCE_MS 10000
+#define HS_SCRIPT "device fakeA ports=2; device fakeB; device fakeI link=ib lid=7"
+enum { DEV_A1, DEV_A2, DEV_B, DEV_IB, DEV_FUSED };
+
+/* ---- the log ------------------------------------------------------------- */
+
+static char hs_lines[32768];
+static pthread_mutex_t hs_log_lock = PTHREAD_MUTEX_INITIALIZER;
+
+__attribute__((format(printf, 5, 6)))
+static void hs_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
+  va_list ap;
+  (void)flags, (void)file, (void)line;
+  if (level != RAIL_LOG_WARN && level != RAIL_LOG_INFO) return;
+  pthread_mutex_lock(&hs_log_lock);
+  size_t at = strlen(hs_lines);
+  if (sizeof hs_lines - at < 2048) at = 0;
+  va_start(ap, fmt);
+  at += (size_t)vsnprintf(hs_lines + at, sizeof hs_lines - at - 2, fmt, ap);
+  va_end(ap);
+  strcpy(hs_lines + at, "\n");
+  pthread_mutex_unlock(&hs_log_lock);
+}
+
+static bool hs_said(const char *words) { return strstr(hs_lines, words) != NULL; }
+
+/* ---- both sides ---------------------------------------------------------- */
+
+struct hs {
+  struct ib_ctx *ctx;
+  void *listen;
+  char handle[RAIL_NET_HANDLE_SIZE];
+  struct ib_handle decoded;
+  void *sent, *received;            /* comms */
+  rail_result_t connect, accept;    /* RAIL_IN_PROGRESS until they ended */
+  uint64_t longest_ns;              /* of a call */
+  long qps, cqs, mrs;               /* there were, before */
+};
+
+static struct rail_net_init hs_init = {.traffic_class = -1};
+
+__attribute__((unused)) static void hs_main(const char *program) {
+  fake_use(program, HS_SCRIPT);
+  ib_devices_load();
+  struct rail_net_vprops_v12 three = {.ndevs = 3, .devs = {DEV_A1, DEV_A2, DEV_B}};
+  int fused;
+  if (ib_device_count() != 4 || ib_device_fuse(&fused, &three) != RAIL_OK || fused != DEV_FUSED ||
+      ib_watch_begin() != RAIL_OK) {
+    fprintf(stderr, "no devices to test with\n");
+    exit(1);
+  }
+  rail_log_set_sink(hs_log);
+}
+
+static void hs_begin(struct hs *h) {
+  memset(h, 0, sizeof *h);
+  ib_params_load();
+  ib_params.linger_ms = 0;
+  hs_lines[0] = 0;
+  fake_script("reset");
+  h->connect = h->accept = RAIL_IN_PROGRESS;
+  h->qps = fake_live("qp");
+  h->cqs = fake_live("cq");
+  h->mrs = fake_live("mr");
+  ENSURE_INT(ib_ctx_new(&hs_init, &h->ctx), RAIL_OK);
+}
+
+static void hs_listen(struct hs *h, int dev) {
+  const char *why;
+  ENSURE_INT(ib_listen(h->ctx, dev, h->handle, &h->listen), RAIL_OK);
+  ENSURE(ib_handle_decode(h->handle, &h->decoded, &why), "%s", why);
+}
+
+static void hs_note_time(struct hs *h, uint64_t start) {
+  uint64_t took = rail_now_ns() - start;
+  if (took > h->longest_ns) h->longest_ns = took;
+}
+
+/* One call each; what has ended is not called again. */
+static void hs_connect_once(struct hs *h, int dev) {
+  char moved[RAIL_NET_HANDLE_SIZE + 8]; /* the bytes may be anywhere, at each call */
+  char *at = moved + rail_now_ns() % 8;
+  uint64_t start = rail_now_ns();
+  if (h->connect != RAIL_IN_PROGRESS) return;
+  memcpy(at, h->handle, sizeof h->handle);
+  h->sent = &h;
+  rail_result_t result = ib_connect(h->ctx, dev, at, -1, &h->sent, NULL);
+  hs_note_time(h, start);
+  memcpy(h->handle, at, sizeof h->handle);
+  if (result != RAIL_OK) ENSURE(!h->sent, "an error, and a comm");
+  if (result != RAIL_OK || h->sent) h->connect = result;
+}
+
+static void hs_accept_once(struct hs *h) {
+  uint64_t start = rail_now_ns();
+  if (h->accept != RAIL_IN_PROGRESS || !h->listen) return;
+  h->received = &h;
+  rail_result_t result = ib_accept(h->listen, &h->received, NULL);
+  hs_note_time(h, start);
+  if (result != RAIL_OK) ENSURE(!h->received, "an error, and a comm");
+  if (result != RAIL_OK || h->received) h->accept = result;
+}
+
+/* Until both have ended, one way or the other. */
+static void hs_run(struct hs *h, int connect_dev) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  while (h->connect == RAIL_IN_PROGRESS || (h->accept == RAIL_IN_PROGRESS && h->listen)) {
+    hs_connect_once(h, connect_dev);
+    hs_accept_once(h);
+    ENSURE(!rail_deadline_passed(deadline), "connect %d, accept %d: %s", h->connect, h->accept, hs_lines);
+    sched_yield();
+  }
+}
+
+/* Until connect has ended; accept may have given that peer up, and wait for another. */
+__attribute__((unused)) static void hs_run_connect(struct hs *h, int dev) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  while (h->connect == RAIL_IN_PROGRESS) {
+    hs_connect_once(h, dev);
+    hs_accept_once(h);
+    ENSURE(!rail_deadline_passed(deadline), "connect does not end: %s", hs_lines);
+    sched_yield();
+  }
+}
+
+__attribute__((unused)) static void hs_pair(struct hs *h, int listen_dev, int connect_dev) {
+  hs_listen(h, listen_dev);
+  hs_run(h, connect_dev);
+  ENSURE(h->connect == RAIL_OK && h->accept == RAIL_OK, "connect %d, accept %d: %s", h->connect, h->accept, hs_lines);
+}
+
+__attribute__((unused)) static void hs_close_listen(struct hs *h) {
+  ENSURE_INT(ib_close_listen(h->listen), RAIL_OK);
+  h->listen = NULL;
+}
+
+/* Everything that was made is gone afterwards. */
+static void hs_end(struct hs *h) {
+  if (h->connect == RAIL_OK) ENSURE_INT(ib_close_send(h->sent), RAIL_OK);
+  if (h->accept == RAIL_OK) ENSURE_INT(ib_close_recv(h->received), RAIL_OK);
+  ib_ctx_free(h->ctx);
+  ENSURE_INT(fake_live("qp"), h->qps);
+  ENSURE_INT(fake_live("cq"), h->cqs);
+  ENSURE_INT(fake_live("mr"), h->mrs);
+}
+
+/* ---- peers made of bare sockets ------------------------------------------ */
+
+struct raw {
+  struct ib_side side;
+  struct ib_hello_wire hello;
+};
+
+/* Dials the listener, says nothing. */
+__attribute__((unused)) static int raw_dial(const struct hs *h) {
+  int fd;
+  ENSURE_INT(rail_sock_connect_all(&h->decoded.addr, NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd), RAIL_OK);
+  return fd;
+}
+
+__attribute__((unused)) static void raw_write(int fd, const void *bytes, size_t size) {
+  ENSURE_INT(rail_sock_send_all(fd, bytes, size, rail_deadline_in_ms(PATIENCE_MS), NULL), RAIL_OK);
+}
+
+/* Says a right HELLO; its messages are the caller's. */
+__attribute__((unused)) static void raw_hello(struct raw *r, const struct hs *h) {
+  static const uint8_t comm_id[IB_COMM_ID_SIZE] = "raw";
+  int fd = raw_dial(h);
+  ib_hello_encode(h->decoded.secret, comm_id, &r->hello);
+  if (ib_auth_on()) {
+    ENSURE_INT(rail_random_bytes(r->hello.comm_id, sizeof r->hello.comm_id), RAIL_OK);
+    ENSURE_INT(ib_auth_sign_hello(&h->decoded, &r->hello), RAIL_OK);
+  }
+  raw_write(fd, &r->hello, sizeof r->hello);
+  ib_side_init(&r->side, fd, true, ib_auth_on(), &r->hello);
+}
+
+__attribute__((unused)) static struct ib_offer raw_offer(bool sender) {
+  struct ib_offer o = {.sender = sender, .nrails = 1, .qps_per_rail = 1, .max_qps = IB_MAX_QPS, .verify = true,
+                       .max_write_log2 = 30, .recv_depth = IB_RECV_DEPTH};
+  o.rails[0] = (struct ib_offer_rail){.roce = true, .port = 1, .mtu = 5, .gid_type = IB_GID_ROCE_V2, .name = "raw0"};
+  memcpy(o.rails[0].gid, "\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x4d\x09\x09", 16);
+  return o;
+}
+
+__attribute__((unused)) static void raw_say(struct raw *r, enum ib_message_type type, const void *body, size_t size) {
+  ENSURE_INT(ib_side_say(&r->side, type, body, size), RAIL_OK);
+  (void)ib_side_flush(&r->side);
+}
+
+__attribute__((unused)) static void raw_say_offer(struct raw *r, const struct ib_offer *offer) {
+  struct ib_offer_wire wire;
+  size_t size = ib_offer_encode(offer, &wire);
+  raw_say(r, IB_MESSAGE_OFFER, &wire, size);
+}
+
+/* What the listener says next, driven by accept; NULL: it hung up. */
+__attribute__((unused)) static bool raw_hear(struct raw *r, struct hs *h, struct ib_message *message) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  enum ib_reason reason;
+  const char *why;
+  rail_result_t result;
+  while ((result = ib_side_hear(&r->side, message, &reason, &why)) == RAIL_IN_PROGRESS) {
+    hs_accept_once(h);
+    ENSURE(!rail_deadline_passed(deadline), "nothing is said: %s", hs_lines);
+    sched_yield();
+  }
+  return result == RAIL_OK;
+}
+
+/* The refusal that a raw peer gets; IB_REASON_NONE: it was hung up on. */
+__attribute__((unused)) static unsigned int raw_verdict(struct raw *r, struct hs *h) {
+  struct ib_message message;
+  struct ib_answer answer;
+  while (raw_hear(r, h, &message)) {
+    if (message.type != IB_MESSAGE_ANSWER) continue;
+    ENSURE(!ib_answer_decode(message.body, message.size, &answer), "no answer");
+    if (answer.reason != IB_REASON_NONE) return answer.reason;
+  }
+  return IB_REASON_NONE;
+}
+
+__attribute__((unused)) static void raw_end(struct raw *r) { ib_side_close(&r->side); }
+
+#endif

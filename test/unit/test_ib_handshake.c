@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Connections that come about, those that are refused, and those that fail half-way. */
+#include "test/unit/ib_handshake.h"
+
+static struct ib_comm *sent(const struct hs *h) { return h->sent; }
+static struct ib_comm *received(const struct hs *h) { return h->received; }
+
+/* ---- that come about ----------------------------------------------------- */
+
+static void check_common(const struct hs *h, unsigned int nqps) {
+  const struct ib_comm *s = sent(h), *r = received(h);
+  CHECK(s->magic == IB_SEND_COMM_MAGIC && s->sender && r->magic == IB_RECV_COMM_MAGIC && !r->sender);
+  CHECK_INT(s->plan.nqps, nqps);
+  CHECK_INT(r->plan.nqps, nqps);
+  CHECK(s->ctx == h->ctx && r->ctx == h->ctx && s->watched && r->watched && s->side_fd >= 0 && r->side_fd >= 0);
+  CHECK(s->nremote_rails == r->nrails && r->nremote_rails == s->nrails);
+  for (unsigned int i = 0; i < nqps; i++) {
+    const struct ib_qp *a = &s->qps[i], *b = &r->qps[i];
+    CHECK(a->state == IB_QP_RTS && b->state == IB_QP_RTS && a->index == i && b->index == i);
+    CHECK(a->rail == i % s->nrails && a->remote_rail == i % r->nrails && b->rail == a->remote_rail);
+    CHECK(a->path.dest_qpn == b->qp->qp_num && b->path.dest_qpn == a->qp->qp_num);
+    CHECK(a->path.sq_psn == b->path.rq_psn && b->path.sq_psn == a->path.rq_psn);
+    CHECK(a->path.mtu == b->path.mtu && a->path.port == s->rails[a->rail].port->number);
+    CHECK(memcmp(a->path.dgid, r->rails[b->rail].gid, 16) == 0 && memcmp(b->path.dgid, s->rails[a->rail].gid, 16) == 0);
+    CHECK(a->send_room == IB_SEND_DEPTH && b->send_room == IB_SEND_DEPTH);
+    CHECK(a->qp->qp_context == s && b->qp->qp_context == r && a->max_inline >= 64);
+  }
+}
+
+TEST(one_rail) {
+  struct hs h;
+  hs_begin(&h);
+  hs_pair(&h, DEV_A1, DEV_B);
+  check_common(&h, 1);
+  CHECK(sent(&h)->plan.verify && received(&h)->plan.ece);
+  CHECK(hs_said("listening for fakeA:1 at 127.0.0.1:") && hs_said("connected to 127.0.0.1:") && hs_said("verified"));
+  CHECK_MSG(h.longest_ns < 200000000, "a call took %" PRIu64 " ns", h.longest_ns);
+  hs_end(&h);
+}
+
+TEST(to_itself) {
+  struct hs h;
+  hs_begin(&h);
+  hs_pair(&h, DEV_A1, DEV_A1);
+  check_common(&h, 1);
+  hs_end(&h);
+}
+
+TEST(infiniband) {
+  struct hs h;
+  hs_begin(&h);
+  hs_pair(&h, DEV_IB, DEV_IB);
+  check_common(&h, 1);
+  CHECK(!sent(&h)->qps[0].path.grh && sent(&h)->qps[0].path.dlid == 7);
+  hs_end(&h);
+}
+
+TEST(different_rails_queue_pairs_and_mtus) {
+  struct hs h;
+  for (int fused_sends = 0; fused_sends < 2; fused_sends++) {
+    hs_begin(&h);
+    fake_script("port fakeA 2 mtu=2");
+    ib_params.qps = 4;
+    hs_pair(&h, fused_sends ? DEV_B : DEV_FUSED, fused_sends ? DEV_FUSED : DEV_B);
+    check_common(&h, 12);
+    CHECK_INT(sent(&h)->plan.qps_per_message, 3);
+    for (unsigned int i = 0; i < 12; i++) CHECK_INT(sent(&h)->qps[i].path.mtu, i % 3 == 1 ? 2 : 5);
+    fake_script("port fakeA 2 mtu=5");
+    hs_end(&h);
+  }
+}
+
+/* The connector's first call makes its offer; what is set afterwards is the acceptor's. */
+TEST(different_parameters) {
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  ib_params.qps = 3;
+  ib_params.ece = 0;
+  ib_params.max_write = 1 << 16;
+  for (int i = 0; i < 20; i++) hs_connect_once(&h, DEV_B);
+  ib_params_load();
+  ib_params.qps = 5;
+  ib_params.split = 1;
+  ib_params.verify = 0;
+  hs_run(&h, DEV_B);
+  CHECK(h.connect == RAIL_OK && h.accept == RAIL_OK);
+  check_common(&h, 5);
+  CHECK(sent(&h)->plan.qps_per_message == 5 && !sent(&h)->plan.ece && sent(&h)->plan.verify);
+  CHECK_INT(received(&h)->plan.max_write_log2, 16);
+  hs_end(&h);
+}
+
+TEST(as_many_queue_pairs_as_there_can_be) {
+  struct hs h;
+  hs_begin(&h);
+  ib_params.qps = IB_MAX_QPS;
+  hs_pair(&h, DEV_A1, DEV_FUSED);
+  check_common(&h, 126);
+  CHECK_MSG(h.longest_ns < 500000000, "a call took %" PRIu64 " ns", h.longest_ns);
+  hs_end(&h);
+}
+
+TEST(without_the_first_writes) {
+  struct hs h;
+  hs_begin(&h);
+  long before = fake_calls("post_send");
+  ib_params.verify = 0;
+  hs_pair(&h, DEV_A1, DEV_B);
+  check_common(&h, 1);
+  CHECK_INT(fake_calls("post_send"), before);
+  hs_end(&h);
+  hs_begin(&h);
+  hs_pair(&h, DEV_A1, DEV_B);
+  CHECK_INT(fake_calls("post_send"), before + 2);
+  hs_end(&h);
+}
+
+TEST(without_inline) {
+  struct hs h;
+  hs_begin(&h);
+  ib_params.use_inline = 0;
+  hs_pair(&h, DEV_A1, DEV_B);
+  CHECK(sent(&h)->qps[0].max_inline == 0 && received(&h)->qps[0].max_inline == 0);
+  hs_end(&h);
+}
+
+TEST(one_side_is_called_much_later) {
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  for (int i = 0; i < 2000; i++) hs_connect_once(&h, DEV_B);
+  CHECK_INT(h.connect, RAIL_IN_PROGRESS);
+  for (int i = 0; i < 2000; i++) hs_accept_once(&h);
+  CHECK_INT(h.accept, RAIL_IN_PROGRESS);
+  hs_run(&h, DEV_B);
+  CHECK(h.connect == RAIL_OK && h.accept == RAIL_OK);
+  hs_end(&h);
+}
+
+TEST(several_behind_one_door) {
+  struct hs h, other;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  other = h;
+  /* The first one stops half-way, the second one is handed out, then the first. */
+  for (int i = 0; i < 30; i++) {
+    hs_connect_once(&h, DEV_B);
+    hs_accept_once(&h);
+    if (i > 10) continue;
+  }
+  if (h.accept == RAIL_IN_PROGRESS) {
+    other.connect = RAIL_IN_PROGRESS;
+    hs_run(&other, DEV_A2);
+    CHECK(other.connect == RAIL_OK && other.accept == RAIL_OK);
+    CHECK_OK(ib_close_send(other.sent));
+    CHECK_OK(ib_close_recv(other.received));
+  }
+  hs_run(&h, DEV_B);
+  CHECK(h.connect == RAIL_OK && h.accept == RAIL_OK);
+  hs_end(&h);
+}
+
+TEST(a_thousand_listeners) {
+  static void *listens[1000];
+  struct hs h;
+  char handle[RAIL_NET_HANDLE_SIZE];
+  hs_begin(&h);
+  for (int i = 0; i < 1000; i++) CHECK_OK(ib_listen(h.ctx, DEV_A1, handle, &listens[i]));
+  for (int i = 0; i < 1000; i += 2) CHECK_OK(ib_close_listen(listens[i]));
+  hs_pair(&h, DEV_A1, DEV_B);
+  hs_end(&h); /* the rest goes with the context */
+}
+
+/* ---- quality of service, GIDs -------------------------------------------- */
+
+TEST(traffic_classes) {
+  struct hs h;
+  hs_init.traffic_class = 8; /* of init: both sides have it */
+  hs_begin(&h);
+  hs_init.traffic_class = -1;
+  hs_pair(&h, DEV_A1, DEV_B);
+  CHECK(sent(&h)->qps[0].path.traffic_class == 8 && sent(&h)->qps[0].path.sl == 8);
+  CHECK(received(&h)->qps[0].path.traffic_class == 8 && received(&h)->qps[0].path.sl == 8);
+  hs_end(&h);
+
+  hs_begin(&h); /* of the sender alone: the receiver answers in kind, but for what NCCL_IB_FIFO_TC says */
+  hs_listen(&h, DEV_A1);
+  ib_params.tc = 96;
+  ib_params.sl = 3;
+  for (int i = 0; i < 20; i++) hs_connect_once(&h, DEV_B);
+  ib_params_load();
+  ib_params.fifo_tc = 104;
+  hs_run(&h, DEV_B);
+  CHECK(sent(&h)->qps[0].path.traffic_class == 96 && sent(&h)->qps[0].path.sl == 3);
+  CHECK(received(&h)->qps[0].path.traffic_class == 104 && received(&h)->qps[0].path.sl == 3);
+  hs_end(&h);
+}
+
+TEST(timeouts) {
+  struct hs h;
+  hs_begin(&h);
+  ib_params.retry_cnt = 4;
+  ib_params.detect_ms = 10000;
+  hs_pair(&h, DEV_A1, DEV_B);
+  CHECK_INT(sent(&h)->qps[0].path.retry_cnt, 4);
+  CHECK_INT(sent(&h)->qps[0].path.timeout, ib_qp_timeout_for(10000, 4));
+  hs_end(&h);
+  hs_begin(&h);
+  ib_params.timeout = 22;
+  hs_pair(&h, DEV_A1, DEV_B);
+  CHECK_INT(received(&h)->qps[0].path.timeout, 22);
+  hs_end(&h);
+}
+
+/* The acceptor has several GIDs that are as good, and chooses the one in the connector's subnet. */
+TEST(a_gid_for_the_peer) {
+  struct hs h;
+  hs_begin(&h);
+  fake_script("gid fakeA 1 4 10.88.5.1 type=v2; gid fakeB 1 3 10.88.5.9 type=v2");
+  hs_pair(&h, DEV_A1, DEV_B);
+  CHECK_INT(received(&h)->rails[0].gid_index, 4);
+  CHECK_INT(sent(&h)->rails[0].gid_index, 3);
+  fake_script("gid fakeA 1 4 none; gid fakeB 1 3 10.77.1.1 type=v2");
+  hs_end(&h);
+}
+
+/* With NCCL_IB_SUBNET_AWARE_ROUTING the acceptor's rails lie opposite the connector's of the same subnet. */
+TEST(rails_by_subnet) {
+  struct hs h;
+  hs_begin(&h);
+  ib_params.subnet_aware = 1;
+  fake_script("gid fakeA 2 3 10.99.0.2 type=v2");
+  hs_pair(&h, DEV_FUSED, DEV_A2);
+  CHECK_STR(received(&h)->rails[0].port->name, "fakeA:2");
+  CHECK_STR(sent(&h)->remote_rails[0].name, "fakeA:2");
+  fake_script("gid fakeA 2 3 10.77.0.2 type=v2");
+  hs_end(&h);
+}
+
+/* ---- refused ------------------------------------------------------------- */
+
+static void refused(int listen_dev, int connect_dev, const char *script, const char *back, const char *why) {
+  struct hs h;
+  hs_begin(&h);
+  if (script) fake_script(script);
+  hs_listen(&h, listen_dev);
+  hs_run(&h, connect_dev);
+  if (back) fake_script(back);
+  CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
+  CHECK_INT(h.accept, RAIL_BAD_USAGE);
+  const char *second = strstr(hs_lines, why);
+  CHECK_MSG(second && strstr(second + 1, why), "not one line a side that says '%s': %s", why, hs_lines);
+  const char *names[] = {ib_device_at(listen_dev, "")->rails[0]->name, ib_device_at(connect_dev, "")->rails[0]->name};
+  char text[160];
+  for (int i = 0; i < 2; i++) {
+    snprintf(text, sizeof text, "refused: port %s here", names[i]);
+    CHECK_MSG(hs_said(text), "'%s' is missing: %s", text, hs_lines);
+    snprintf(text, sizeof text, "and port %s there", names[i]);
+    CHECK_MSG(hs_said(text), "'%s' is missing: %s", text, hs_lines);
+  }
+  hs_end(&h);
+}
+
+TEST(infiniband_and_ethernet) {
+  refused(DEV_B, DEV_IB, NULL, NULL, "one is InfiniBand, the other Ethernet");
+  refused(DEV_IB, DEV_B, NULL, NULL, "one is InfiniBand, the other Ethernet");
+}
+
+TEST(ipv4_and_ipv6) {
+  refused(DEV_A1, DEV_B, "gid fakeB 1 0 fd00::9 type=v2; gid fakeB 1 1 none; gid fakeB 1 2 none; gid fakeB 1 3 none",
+          "gid fakeB 1 0 fe80::9 type=v1; gid fakeB 1 1 fe80::9 type=v2; gid fakeB 1 2 10.77.1.1 type=v1; "
+          "gid fakeB 1 3 10.77.1.1 type=v2", "one GID is an IPv4 address");
+}
+
+TEST(ports_that_are_down) {
+  struct hs h;
+  hs_begin(&h);
+  fake_script("port fakeB 1 state=down");
+  hs_listen(&h, DEV_A1);
+  hs_run_connect(&h, DEV_B);
+  CHECK_INT(h.connect, RAIL_SYSTEM_ERROR);
+  CHECK(hs_said("port fakeB is down"));
+  hs_end(&h);
+  hs_begin(&h);
+  hs_listen(&h, DEV_B); /* the acceptor's: both sides hear of it */
+  hs_run(&h, DEV_A1);
+  fake_script("port fakeB 1 state=active");
+  CHECK_INT(h.accept, RAIL_SYSTEM_ERROR);
+  CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
+  CHECK(hs_said("its log says why"));
+  hs_end(&h);
+}
+
+/* ---- failing half-way ---------------------------------------------------- */
+
+TEST(a_first_write_that_is_lost) {
+  struct hs h;
+  hs_begin(&h);
+  fake_script("complete retry_exc_err op=write times=ever");
+  hs_listen(&h, DEV_A1);
+  hs_run_connect(&h, DEV_B);
+  fake_script("reset");
+  CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
+  CHECK(hs_said("the first write between port fakeB here (GID 10.77.1.1) and port fakeA:1 there (GID 10.77.0.1) failed"));
+  CHECK(hs_said("NCCL_IB_GID_INDEX") && hs_said("4791"));
+  hs_end(&h);
+}
+
+TEST(a_first_write_that_never_comes) {
+  struct hs h;
+  hs_begin(&h);
+  fake_script("stall op=write");
+  ib_params.connect_ms = 300;
+  hs_listen(&h, DEV_A1);
+  hs_run(&h, DEV_B);
+  fake_script("reset");
+  CHECK(h.connect == RAIL_REMOTE_ERROR);
+  CHECK(hs_said("no first write"));
+  hs_end(&h);
+}
+
+TEST(modify_is_tried_again) {
+  struct hs h;
+  hs_begin(&h);
+  ib_params.modify_retry_ms = 1;
+  fake_script("fail modify_qp to=rtr times=4 errno=ETIMEDOUT");
+  hs_pair(&h, DEV_A1, DEV_B);
+  check_common(&h, 1);
+  CHECK_MSG(h.longest_ns < 200000000, "a call took %" PRIu64 " ns", h.longest_ns);
+  hs_end(&h);
+}
+
+/* Every call of the library fails once, at each place: an error on both sides, or none, and nothing is left. */
+TEST(whatever_fails) {
+  static const char *const calls[] = {"create_cq",  "reg_mr",    "create_qp", "modify_qp", "post_send",
+                                      "post_recv",  "query_port", "set_ece"};
+  for (size_t c = 0; c < sizeof calls / sizeof calls[0]; c++) {
+    bool failed = true;
+    for (int n = 1; failed; n += n < 40 ? 1 : 100) {
+      struct hs h;
+      char script[128];
+      hs_begin(&h);
+      ib_params.connect_ms = 5000;
+      snprintf(script, sizeof script, "fail %s from=%d errno=EIO", calls[c], n);
+      hs_listen(&h, DEV_FUSED);
+      fake_script(script);
+      hs_run_connect(&h, DEV_B);
+      failed = h.connect != RAIL_OK;
+      if (!failed && h.accept == RAIL_IN_PROGRESS) hs_run(&h, DEV_B);
+      if (failed) CHECK_MSG(hs_said("I/O error") || hs_said("connect"), "%s, %d: no line", calls[c], n);
+      fake_script("reset");
+      hs_end(&h);
+      CHECK_MSG(n < 2000, "%s is called for ever", calls[c]);
+      if (!failed && n == 1 && c != 7) CHECK_MSG(false, "%s never failed", calls[c]);
+    }
+  }
+}
+
+TEST(arguments) {
+  struct hs h;
+  void *comm = &h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  CHECK_INT(ib_connect(h.ctx, DEV_A1, NULL, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
+  CHECK_INT(ib_connect(h.ctx, DEV_A1, h.handle, -1, NULL, NULL), RAIL_BAD_ARGUMENT);
+  CHECK_INT(ib_connect(h.ctx, 99, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
+  CHECK(!comm && hs_said("device 99 does not exist"));
+  CHECK_INT(ib_connect(NULL, DEV_A1, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
+  ib_handle_set_attempt(h.handle, 12345);
+  CHECK_INT(ib_connect(h.ctx, DEV_A1, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
+  h.handle[0] ^= 1;
+  CHECK_INT(ib_connect(h.ctx, DEV_A1, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
+  CHECK(hs_said("was not made by RailIB's listen"));
+  CHECK_INT(ib_listen(h.ctx, DEV_A1, NULL, &comm), RAIL_BAD_ARGUMENT);
+  CHECK_INT(ib_listen(h.ctx, -1, h.handle, &comm), RAIL_BAD_ARGUMENT);
+  CHECK_INT(ib_accept(NULL, &comm, NULL), RAIL_BAD_ARGUMENT);
+  CHECK_INT(ib_accept(h.listen, NULL, NULL), RAIL_BAD_ARGUMENT);
+  CHECK_OK(ib_close_listen(NULL));
+  hs_end(&h);
+}
+
+int main(int argc, char **argv) {
+  static const struct tap_case cases[] = {
+    TEST_CASE(one_rail), TEST_CASE(to_itself), TEST_CASE(infiniband), TEST_CASE(different_rails_queue_pairs_and_mtus),
+    TEST_CASE(different_parameters), TEST_CASE(as_many_queue_pairs_as_there_can_be),
+    TEST_CASE(without_the_first_writes), TEST_CASE(without_inline), TEST_CASE(one_side_is_called_much_later),
+    TEST_CASE(several_behind_one_door), TEST_CASE(a_thousand_listeners), TEST_CASE(traffic_classes),
+    TEST_CASE(timeouts), TEST_CASE(a_gid_for_the_peer), TEST_CASE(rails_by_subnet), TEST_CASE(infiniband_and_ethernet),
+    TEST_CASE(ipv4_and_ipv6), TEST_CASE(ports_that_are_down), TEST_CASE(a_first_write_that_is_lost),
+    TEST_CASE(a_first_write_that_never_comes), TEST_CASE(modify_is_tried_again), TEST_CASE(whatever_fails),
+    TEST_CASE(arguments)};
+  hs_main(argv[0]);
+  int failed = tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
+  ib_watch_end();
+  return failed;
+}
