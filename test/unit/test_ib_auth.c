@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Handshakes with a key: that they come about, and every way in which one without it, or with somebody in the middle,
+ * does not. */
+#include <fcntl.h>
+
+#include "test/unit/ib_handshake.h"
+
+static char key_file[64];
+
+static void make_key(void) {
+  snprintf(key_file, sizeof key_file, "/tmp/test_ib_auth.%d", getpid());
+  int fd = open(key_file, O_WRONLY | O_CREAT | O_EXCL, 0600);
+  if (fd < 0 || write(fd, "a key of more than sixteen bytes\n", 33) != 33) abort();
+  close(fd);
+  setenv("RAIL_IB_AUTH_FILE", key_file, 1);
+}
+
+TEST(both_have_it) {
+  struct hs h;
+  hs_begin(&h);
+  hs_pair(&h, DEV_A1, DEV_FUSED);
+  CHECK(h.decoded.flags == IB_HANDLE_AUTH && hs_said("authenticated"));
+  hs_end(&h);
+}
+
+TEST(only_here) {
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  h.handle[5] = 0; /* as a listener without the parameter makes it */
+  hs_connect_once(&h, DEV_B);
+  CHECK_INT(h.connect, RAIL_BAD_USAGE);
+  CHECK(hs_said("RAIL_IB_AUTH_FILE is set here and not there"));
+  hs_end(&h);
+}
+
+static unsigned int say(struct hs *h, const struct ib_hello_wire *hello) {
+  struct raw r;
+  int fd = raw_dial(h);
+  raw_write(fd, hello, sizeof *hello);
+  ib_side_init(&r.side, fd, true, false, hello);
+  unsigned int reason = raw_verdict(&r, h);
+  raw_end(&r);
+  return reason;
+}
+
+static struct ib_hello_wire sign(const struct ib_handle *listener) {
+  struct ib_hello_wire hello;
+  uint8_t comm_id[IB_COMM_ID_SIZE];
+  ENSURE_INT(rail_random_bytes(comm_id, sizeof comm_id), RAIL_OK);
+  ib_hello_encode(listener->secret, comm_id, &hello);
+  ENSURE_INT(ib_auth_sign_hello(listener, &hello), RAIL_OK);
+  return hello;
+}
+
+TEST(hellos) {
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  struct ib_hello_wire hello;
+  ib_hello_encode(h.decoded.secret, (const uint8_t *)"0123456789abcde", &hello);
+  CHECK_INT(say(&h, &hello), IB_REASON_AUTH);
+  for (size_t at = 24; at < sizeof hello; at += 8) {
+    if (at == 40) continue; /* flags */
+    hello = sign(&h.decoded);
+    ((uint8_t *)&hello)[at] ^= 1;
+    CHECK_INT(say(&h, &hello), IB_REASON_MAC);
+  }
+  struct ib_handle elsewhere = h.decoded; /* meant for another door */
+  rail_addr_set_port(&elsewhere.addr, 1);
+  hello = sign(&elsewhere);
+  CHECK_INT(say(&h, &hello), IB_REASON_MAC);
+  CHECK_INT(h.accept, RAIL_IN_PROGRESS);
+  hs_end(&h);
+}
+
+TEST(played_back) {
+  struct hs h;
+  struct raw r;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  raw_hello(&r, &h);
+  for (int i = 0; i < 20; i++) hs_accept_once(&h);
+  CHECK_INT(say(&h, &r.hello), IB_REASON_REPLAY);
+  raw_end(&r);
+  hs_end(&h);
+}
+
+/* A message that was changed, comes from another handshake, or is one of the acceptor's own, sent back. */
+static unsigned int with_message(struct hs *h, void (*spoil)(struct raw *r)) {
+  struct raw r;
+  struct ib_offer offer = raw_offer(true);
+  raw_hello(&r, h);
+  struct ib_offer_wire wire;
+  size_t size = ib_offer_encode(&offer, &wire);
+  ENSURE_INT(ib_side_say(&r.side, IB_MESSAGE_OFFER, &wire, size), RAIL_OK);
+  spoil(&r);
+  raw_write(r.side.fd, r.side.out, r.side.out_size);
+  unsigned int reason = raw_verdict(&r, h);
+  raw_end(&r);
+  return reason;
+}
+static void change_body(struct raw *r) { r->side.out[sizeof(struct ib_head_wire) + 4] ^= 1; }
+static void change_mac(struct raw *r) { r->side.out[r->side.out_size - 1] ^= 1; }
+static void zero_mac(struct raw *r) { memset(r->side.out + r->side.out_size - RAIL_MAC_SIZE, 0, RAIL_MAC_SIZE); }
+
+static void resign(struct raw *r, bool connector, uint32_t number, const struct ib_auth_session *session) {
+  size_t size = r->side.out_size - RAIL_MAC_SIZE;
+  ENSURE_INT(ib_auth_mac(session, connector, number, r->side.out, size, r->side.out + size), RAIL_OK);
+}
+static void as_acceptor(struct raw *r) { resign(r, false, 0, &r->side.session); }
+static void as_second(struct raw *r) { resign(r, true, 1, &r->side.session); }
+static void of_another_handshake(struct raw *r) {
+  struct ib_auth_session other = r->side.session;
+  other.hello_mac[0] ^= 1;
+  resign(r, true, 0, &other);
+}
+
+TEST(messages) {
+  static void (*const spoils[])(struct raw *) = {change_body, change_mac, zero_mac, as_acceptor, as_second,
+                                                 of_another_handshake};
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  for (size_t i = 0; i < sizeof spoils / sizeof spoils[0]; i++)
+    CHECK_INT(with_message(&h, spoils[i]), IB_REASON_MAC);
+  CHECK_INT(h.accept, RAIL_IN_PROGRESS);
+  hs_run(&h, DEV_B);
+  CHECK(h.connect == RAIL_OK && h.accept == RAIL_OK);
+  hs_end(&h);
+}
+
+/* What was recorded of a whole handshake does not make another one: the welcome's nonce is new. */
+TEST(the_nonce_counts) {
+  struct hs h;
+  struct raw r;
+  struct ib_message message;
+  struct ib_offer offer = raw_offer(true);
+  struct ib_qps qps = {.nqps = 1, .nrails = 1, .token = 3, .own_addr = 4096, .verify_addr = 8192, .qps = {{.qpn = 9}}};
+  struct ib_qps_wire wire;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  raw_hello(&r, &h);
+  raw_say_offer(&r, &offer);
+  for (int i = 0; i < 3; i++) CHECK(raw_hear(&r, &h, &message)); /* welcome, offer, queue pairs */
+  memset(r.side.session.nonce, 0, sizeof r.side.session.nonce);
+  raw_say(&r, IB_MESSAGE_QPS, &wire, ib_qps_encode(&qps, &wire));
+  CHECK_INT(raw_verdict(&r, &h), IB_REASON_MAC);
+  raw_end(&r);
+  hs_end(&h);
+}
+
+int main(int argc, char **argv) {
+  static const struct tap_case cases[] = {TEST_CASE(both_have_it), TEST_CASE(only_here), TEST_CASE(hellos),
+                                          TEST_CASE(played_back), TEST_CASE(messages), TEST_CASE(the_nonce_counts)};
+  make_key();
+  hs_main(argv[0]);
+  unlink(key_file);
+  int failed = tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
+  ib_watch_end();
+  return failed;
+}

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Strangers before the door, peers that go silent, die, or lie in the middle of a handshake, and ends at any time. */
+#include "test/unit/ib_handshake.h"
+
+/* Another pair connects to the same listener meanwhile. */
+static void others_come_through(struct hs *h) {
+  hs_run(h, DEV_B);
+  ENSURE(h->connect == RAIL_OK && h->accept == RAIL_OK, "connect %d, accept %d: %s", h->connect, h->accept, hs_lines);
+}
+
+static void accept_for(struct hs *h, uint64_t ms) {
+  uint64_t end = rail_deadline_in_ms(ms);
+  while (!rail_deadline_passed(end)) {
+    hs_accept_once(h);
+    ENSURE_INT(h->accept, RAIL_IN_PROGRESS);
+    sched_yield();
+  }
+}
+
+/* ---- before HELLO -------------------------------------------------------- */
+
+TEST(strangers_hold_nobody_up) {
+  struct hs h;
+  struct ib_hello_wire hello;
+  int fds[60];
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  ib_hello_encode(h.decoded.secret, (const uint8_t *)"0123456789abcde", &hello);
+  for (int i = 0; i < 60; i++) {
+    fds[i] = raw_dial(&h);
+    if (i % 3 == 1) raw_write(fds[i], &hello, sizeof hello / 2);
+    if (i % 3 == 2) raw_write(fds[i], "GET / HTTP/1.1\r\n\r\n", 18);
+    hs_accept_once(&h);
+  }
+  CHECK_INT(h.accept, RAIL_IN_PROGRESS);
+  others_come_through(&h);
+  CHECK(hs_said("not a RailIB hello"));
+  for (int i = 0; i < 60; i++) rail_sock_close(&fds[i]);
+  hs_end(&h);
+}
+
+static unsigned int judged(struct hs *h, void (*change)(struct ib_hello_wire *)) {
+  struct raw r = {.side.fd = -1};
+  struct ib_hello_wire hello;
+  int fd = raw_dial(h);
+  ib_hello_encode(h->decoded.secret, (const uint8_t *)"0123456789abcde", &hello);
+  change(&hello);
+  raw_write(fd, &hello, sizeof hello);
+  ib_side_init(&r.side, fd, true, false, &hello);
+  unsigned int reason = raw_verdict(&r, h);
+  raw_end(&r);
+  return reason;
+}
+
+static void other_magic(struct ib_hello_wire *w) { w->magic ^= 1; }
+static void other_version(struct ib_hello_wire *w) { w->version = 9; }
+static void other_secret(struct ib_hello_wire *w) { w->secret[3] ^= 1; }
+static void with_mac(struct ib_hello_wire *w) { w->flags = IB_HELLO_AUTH; }
+
+TEST(hellos_that_are_refused) {
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  usleep(150000); /* the door's lines are at most ten a second */
+  CHECK_INT(judged(&h, other_version), IB_REASON_VERSION);
+  CHECK(hs_said("(9, ours 1)"));
+  CHECK_INT(judged(&h, other_magic), IB_REASON_NONE);
+  CHECK_INT(judged(&h, other_secret), IB_REASON_SECRET);
+  CHECK_INT(judged(&h, with_mac), IB_REASON_AUTH);
+  others_come_through(&h);
+  hs_end(&h);
+}
+
+/* ---- after it ------------------------------------------------------------ */
+
+static void say_qps(struct raw *r, unsigned int nqps) {
+  struct ib_qps qps = {.nqps = nqps, .nrails = 1, .token = 3, .own_addr = 4096, .verify_addr = 8192};
+  struct ib_qps_wire wire;
+  for (unsigned int i = 0; i < nqps; i++) qps.qps[i] = (struct ib_qp_side){.qpn = 77 + i};
+  size_t size = ib_qps_encode(&qps, &wire);
+  raw_say(r, IB_MESSAGE_QPS, &wire, size);
+}
+
+enum lie {
+  OFFER_OF_NOTHING, OFFER_AS_ACCEPTOR, QPS_INSTEAD, READY_INSTEAD, WELCOME_INSTEAD, GARBAGE, TOO_LONG, QPS_TOO_MANY,
+  READY_FOR_QPS, LIES
+};
+
+static void lie(struct raw *r, enum lie what) {
+  struct ib_offer offer = raw_offer(true);
+  struct ib_answer_wire answer;
+  struct ib_head_wire head;
+  switch (what) {
+    case OFFER_OF_NOTHING: raw_say(r, IB_MESSAGE_OFFER, "", 1); break;
+    case OFFER_AS_ACCEPTOR:
+      offer.sender = false;
+      raw_say_offer(r, &offer);
+      break;
+    case QPS_INSTEAD: say_qps(r, 1); break;
+    case READY_INSTEAD: raw_say(r, IB_MESSAGE_READY, NULL, 0); break;
+    case WELCOME_INSTEAD:
+      ib_answer_encode(&(struct ib_answer){.rail_here = -1, .rail_there = -1}, &answer);
+      raw_say(r, IB_MESSAGE_ANSWER, &answer, sizeof answer);
+      break;
+    case GARBAGE: raw_write(r->side.fd, "GET / HTTP/1.1\r\n\r\n", 18); break;
+    case TOO_LONG:
+      ib_head_encode(IB_MESSAGE_OFFER, 1 << 30, &head);
+      raw_write(r->side.fd, &head, sizeof head);
+      break;
+    case QPS_TOO_MANY:
+      raw_say_offer(r, &offer);
+      say_qps(r, 2);
+      break;
+    case READY_FOR_QPS:
+      raw_say_offer(r, &offer);
+      raw_say(r, IB_MESSAGE_READY, NULL, 0);
+      break;
+    case LIES: break;
+  }
+}
+
+TEST(peers_that_lie_are_told_so) {
+  for (enum lie what = 0; what < LIES; what++) {
+    struct hs h;
+    struct raw r;
+    hs_begin(&h);
+    hs_listen(&h, DEV_A1);
+    raw_hello(&r, &h);
+    lie(&r, what);
+    CHECK_INT(raw_verdict(&r, &h), IB_REASON_MESSAGE);
+    CHECK_INT(h.accept, RAIL_IN_PROGRESS);
+    CHECK_MSG(hs_said("accept of 127.0.0.1:"), "lie %d: %s", what, hs_lines);
+    raw_end(&r);
+    others_come_through(&h);
+    hs_end(&h);
+  }
+}
+
+/* An offer that does not fit ends accept: no other peer would fit better. */
+TEST(an_offer_of_values_that_cannot_be) {
+  struct hs h;
+  struct raw r;
+  struct ib_offer offer = raw_offer(true);
+  offer.rails[0].mtu = 9;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  raw_hello(&r, &h);
+  raw_say_offer(&r, &offer);
+  CHECK_INT(raw_verdict(&r, &h), IB_REASON_PLAN);
+  CHECK_INT(h.accept, RAIL_BAD_USAGE);
+  CHECK(hs_said("port raw0 there") && hs_said("an MTU that does not exist"));
+  raw_end(&r);
+  hs_end(&h);
+}
+
+/* Silent after HELLO, after OFFER, or with half a message; dropped at the deadline, while others come through. */
+TEST(silent_peers) {
+  struct hs h;
+  struct raw r[3];
+  struct ib_offer offer = raw_offer(true);
+  hs_begin(&h);
+  ib_params.connect_ms = 1000;
+  hs_listen(&h, DEV_A1);
+  for (int i = 0; i < 3; i++) raw_hello(&r[i], &h);
+  raw_say_offer(&r[1], &offer);
+  raw_write(r[2].side.fd, "RBKM\1\0", 6);
+  accept_for(&h, 100);
+  struct hs other = h;
+  others_come_through(&other);
+  for (int i = 0; i < 3; i++) CHECK_INT(raw_verdict(&r[i], &h), IB_REASON_TIMEOUT);
+  CHECK(hs_said("waited for the peer's offer") && hs_said("waited for the peer's queue pairs"));
+  for (int i = 0; i < 3; i++) raw_end(&r[i]);
+  CHECK_OK(ib_close_send(other.sent));
+  CHECK_OK(ib_close_recv(other.received));
+  hs_end(&h);
+}
+
+TEST(peers_that_die) {
+  struct hs h;
+  struct raw r;
+  struct ib_offer offer = raw_offer(true);
+  struct ib_message message;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  for (int step = 0; step < 4; step++) {
+    raw_hello(&r, &h);
+    if (step > 0) raw_say_offer(&r, &offer);
+    for (int heard = 0; step > 1 && heard < (step == 2 ? 1 : 3); heard++) CHECK(raw_hear(&r, &h, &message));
+    raw_end(&r);
+    accept_for(&h, 50);
+  }
+  CHECK_INT(fake_live("qp"), h.qps);
+  CHECK(hs_said("closed the connection in the middle of the handshake") || hs_said("Connection reset"));
+  others_come_through(&h);
+  hs_end(&h);
+}
+
+/* It says good things, but no write of its comes. */
+TEST(a_peer_whose_writes_do_not_come) {
+  struct hs h;
+  struct raw r;
+  struct ib_offer offer = raw_offer(true);
+  hs_begin(&h);
+  ib_params.connect_ms = 500;
+  hs_listen(&h, DEV_A1);
+  raw_hello(&r, &h);
+  raw_say_offer(&r, &offer);
+  say_qps(&r, 1);
+  CHECK_INT(raw_verdict(&r, &h), IB_REASON_VERIFY);
+  CHECK_INT(h.accept, RAIL_REMOTE_ERROR);
+  CHECK(hs_said("port fakeA:1 here (GID 10.77.0.1) and port raw0 there (GID 10.77.9.9)"));
+  raw_end(&r);
+  hs_end(&h);
+}
+
+TEST(no_more_than_64_half_made) {
+  static struct raw r[IB_MAX_HALVES + 1];
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  for (int i = 0; i < IB_MAX_HALVES; i++) raw_hello(&r[i], &h);
+  accept_for(&h, 20);
+  raw_hello(&r[IB_MAX_HALVES], &h);
+  CHECK_INT(raw_verdict(&r[IB_MAX_HALVES], &h), IB_REASON_BUSY);
+  for (int i = 0; i <= IB_MAX_HALVES; i++) raw_end(&r[i]);
+  accept_for(&h, 20);
+  others_come_through(&h);
+  hs_end(&h);
+}
+
+/* ---- a listener that lies to connect ------------------------------------- */
+
+static void listen_raw(struct hs *h, int *door) {
+  struct ib_handle handle = {.secret = "fifteen letters"};
+  ENSURE_INT(rail_addr_parse("127.0.0.1:0", &handle.addr), RAIL_OK);
+  ENSURE_INT(rail_sock_listen(&handle.addr, 16, door), RAIL_OK);
+  ib_handle_encode(&handle, h->handle);
+}
+
+enum { NOBODY, HANGS_UP, NONSENSE, WELCOME_TWICE, OTHER_VERSION, REFUSAL, LISTENERS };
+
+static void answer_raw(int door, int what) {
+  struct ib_answer answer = {.rail_here = -1, .rail_there = -1};
+  uint8_t bytes[IB_REFUSAL_SIZE];
+  int fd;
+  union rail_addr peer;
+  if (what == NOBODY || rail_sock_accept(door, &fd, &peer) != RAIL_OK) return;
+  if (what == REFUSAL) answer.reason = IB_REASON_PLAN;
+  ib_refusal_encode(&answer, bytes);
+  if (what == OTHER_VERSION) bytes[4] = 7;
+  if (what == NONSENSE) memset(bytes, 'x', sizeof bytes);
+  if (what != HANGS_UP) raw_write(fd, bytes, sizeof bytes);
+  if (what == WELCOME_TWICE) raw_write(fd, bytes, sizeof bytes);
+  if (what != NONSENSE) shutdown(fd, SHUT_WR);
+  usleep(1000);
+  rail_sock_close(&fd);
+}
+
+TEST(listeners_that_lie) {
+  for (int what = 0; what < LISTENERS; what++) {
+    struct hs h;
+    int door;
+    hs_begin(&h);
+    ib_params.connect_ms = 400;
+    listen_raw(&h, &door);
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+    while (h.connect == RAIL_IN_PROGRESS) {
+      hs_connect_once(&h, DEV_B);
+      answer_raw(door, what);
+      CHECK(!rail_deadline_passed(deadline));
+    }
+    CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
+    CHECK_MSG(hs_said("connect to 127.0.0.1:") && hs_said("over fakeB"), "%d: %s", what, hs_lines);
+    rail_sock_close(&door);
+    hs_end(&h);
+  }
+}
+
+TEST(nobody_listens) {
+  struct hs h;
+  hs_begin(&h);
+  ib_params.connect_ms = 200;
+  hs_listen(&h, DEV_A1);
+  hs_close_listen(&h);
+  hs_run_connect(&h, DEV_B);
+  CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
+  CHECK(hs_said("no TCP connection from lo") && hs_said("Connection refused"));
+  hs_end(&h);
+}
+
+/* ---- ends at any time ---------------------------------------------------- */
+
+/* After n calls of each the listener is closed, or the context finalized; nothing is left, and connect comes to an end. */
+TEST(ends_at_any_time) {
+  for (int finalize = 0; finalize < 2; finalize++) {
+    bool over = false;
+    for (int n = 0; !over; n++) {
+      struct hs h;
+      hs_begin(&h);
+      ib_params.connect_ms = 300;
+      hs_listen(&h, DEV_FUSED);
+      for (int i = 0; i < n; i++) {
+        hs_connect_once(&h, DEV_B);
+        hs_accept_once(&h);
+      }
+      over = h.connect == RAIL_OK && h.accept == RAIL_OK;
+      if (!finalize) {
+        hs_close_listen(&h);
+        hs_run_connect(&h, DEV_B);
+      }
+      hs_end(&h);
+      CHECK(n < 500);
+    }
+  }
+}
+
+int main(int argc, char **argv) {
+  static const struct tap_case cases[] = {
+    TEST_CASE(strangers_hold_nobody_up), TEST_CASE(hellos_that_are_refused), TEST_CASE(peers_that_lie_are_told_so),
+    TEST_CASE(an_offer_of_values_that_cannot_be), TEST_CASE(silent_peers), TEST_CASE(peers_that_die),
+    TEST_CASE(a_peer_whose_writes_do_not_come), TEST_CASE(no_more_than_64_half_made), TEST_CASE(listeners_that_lie),
+    TEST_CASE(nobody_listens), TEST_CASE(ends_at_any_time)};
+  hs_main(argv[0]);
+  int failed = tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
+  ib_watch_end();
+  return failed;
+}
