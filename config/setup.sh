@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Brings in what a target needs: config/setup.sh GROUP...   (build test lab fuzz bench docs lint)
+# Brings in what a target needs: config/setup.sh GROUP...   (build test lab rdma fuzz bench docs lint)
 #
 # Each need is looked for by what it provides, not by the package database, so
 # a toolchain from elsewhere counts. Nothing missing: silent. As root: installs
@@ -33,10 +33,10 @@ lab    qemu-system-x86  qemu-system-x86_64
 lab    busybox-static  busybox
 lab    cpio            cpio
 lab    kmod            depmod
-lab    iproute2        rdma
-lab    ibverbs-providers  /usr/lib/*/libibverbs/librxe-rdmav*.so
-lab    ibverbs-utils   ibv_rc_pingpong
-lab    perftest        ib_write_bw
+rdma   iproute2        rdma
+rdma   ibverbs-providers  /usr/lib/*/libibverbs/librxe-rdmav*.so
+rdma   ibverbs-utils   ibv_rc_pingpong
+rdma   perftest        ib_write_bw
 fuzz   clang           clang
 fuzz   libclang-rt-dev /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a
 bench  python3         python3

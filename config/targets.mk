@@ -10,8 +10,8 @@ build_with = +$(MAKE) $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
-.PHONY: all tests help clean setup demo test test-quick test-asan test-tsan lab lab-shell bench bench-socket kit-proof gpu-test docs \
-  docs-check lint fuzz fuzz-corpus install uninstall
+.PHONY: all tests help clean setup demo test test-quick test-asan test-tsan lab lab-shell test-rdma bench \
+  bench-socket kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus install uninstall
 
 all: $(plugin_libs) $(core_lib) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk
@@ -61,19 +61,26 @@ NICS ?= 2
 MTU ?= 1500
 OUT ?= $(BUILD)/lab/out
 LIMIT ?= 600
-lab_boot = @python3 test/lab/boot.py --hosts '$(HOSTS)' --nics '$(NICS)' --mtu '$(MTU)' --out '$(OUT)' --limit '$(LIMIT)'
+lab_boot = @python3 test/lab/boot.py \
+  --hosts '$(HOSTS)' --nics '$(NICS)' --mtu '$(MTU)' --out '$(OUT)' --limit '$(LIMIT)'
 lab_needs := all $(filter $(BUILD)/test/lab/%,$(test_bins))
 
 # The command through the environment: it may have quotes of any kind.
-lab:  ## a guest with RDMA: CMD='…' runs there; HOSTS=4 NICS=2 MTU=1500 OUT=dir LIMIT=seconds
-	$(setup) build lab
+lab:  ## a guest with RDMA: CMD='…' runs there, else the lab's tests; HOSTS=4 NICS=2 MTU=1500 OUT=dir LIMIT=s
+	$(setup) build lab rdma
 	$(build_with) BUILD='$(BUILD)' SAN= $(lab_needs)
-	$(lab_boot) -- "$$CMD"
+	$(if $(CMD),$(lab_boot) -- "$$CMD",@$(runner) --build '$(BUILD)' --kind lab $(RUN))
 
 lab-shell:  ## a shell in there
-	$(setup) build lab
+	$(setup) build lab rdma
 	$(build_with) BUILD='$(BUILD)' SAN= $(lab_needs)
 	$(lab_boot) --shell
+
+test-rdma:  ## the lab's tests on RDMA devices of this machine: DEV=mlx5_0 or DEV=mlx5_0,mlx5_1
+	$(if $(DEV),,$(error DEV=device[,device], as ibv_devices names them))
+	$(setup) build rdma
+	$(build_with) BUILD='$(BUILD)' SAN= $(lab_needs)
+	@python3 test/lab/devices.py '$(DEV)' $(runner) --build '$(BUILD)' --kind lab $(RUN)
 
 fuzz_names := $(filter-out %.h,$(basename $(notdir $(wildcard test/fuzz/*.c))))
 TARGET ?= $(fuzz_names)

@@ -3,6 +3,7 @@
 import pathlib
 import re
 
+MARK = "RAIL_TEST_MARK"  # in the environment of every process of a program
 # What LeakSanitizer says of a process that is killed while it looks for leaks, and of a thread that ends then: no
 # finding, if it is all that it says.
 ASIDE = re.compile(r"(==\d+==(Running thread \d+ was not suspended\. False leaks are possible\.|"

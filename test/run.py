@@ -28,16 +28,16 @@ import threading
 import time
 
 sys.dont_write_bytecode = True
-import junit  # noqa: E402  (from here on no bytecode is written beside the sources)
-from outcome import Outcome, parse, print_evidence, read_sanitizers, shortened  # noqa: E402
+import guest  # noqa: E402  (from here on no bytecode is written beside the sources)
+import junit  # noqa: E402
+from outcome import MARK, Outcome, parse, print_evidence, read_sanitizers, shortened  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-KINDS = ["unit", "contract", "e2e", "fault", "fuzz"]
+KINDS = ["unit", "contract", "e2e", "fault", "fuzz", "lab"]
 SAN_KINDS = {"unit", "contract", "fuzz"}  # run under both sanitizers unless the source says otherwise
 DEFAULT_LIMIT = 120
 SAN_SLOWDOWN = 3
 GRACE = 3.0  # seconds that processes being killed may still take to vanish
-MARK = "RAIL_TEST_MARK"
 SHM = pathlib.Path("/dev/shm")
 
 KEY = re.compile(r"\bTEST-(LIMIT|ALONE|SAN|PRELOAD|HELPER)\b:?\s*(.*?)\s*(?:\*/)?\s*$")
@@ -51,7 +51,7 @@ class Program:
         self.label = f"{kind}/{source.stem}" + (f"@{san}" if san else "")
         keys = read_keys(source)
         self.helper = "HELPER" in keys
-        self.alone = "ALONE" in keys
+        self.alone = "ALONE" in keys or kind == "lab"  # they share the guest's devices
         self.preload = keys.get("PRELOAD", "").split()
         self.limit = float(keys.get("LIMIT") or DEFAULT_LIMIT) * (SAN_SLOWDOWN if san else 1)
         wanted = set(keys["SAN"].split()) if "SAN" in keys else ({"asan", "tsan"} if kind in SAN_KINDS else set())
@@ -221,10 +221,10 @@ def preloaded(build, name):
 
 def environment(program, mark, scratch):
     # Not make's: a test that calls make must not meet our flags or job server. Not what the caller's shell sets for
-    # the product (NCCL_SHM_DISABLE, RAIL_CHUNK...); RAIL_TEST_* is for the tests.
+    # the product (NCCL_SHM_DISABLE, RAIL_CHUNK...); RAIL_TEST_* and RAIL_LAB_* are for the tests.
     env = {k: v for k, v in os.environ.items()
            if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
-           and (k.startswith("RAIL_TEST_") or not k.startswith(("NCCL_", "RAIL_")))}
+           and (k.startswith(("RAIL_TEST_", "RAIL_LAB_")) or not k.startswith(("NCCL_", "RAIL_")))}
     # Marks add up, so that a runner inside a test does not hide its programs from the outer one.
     env |= {MARK: os.environ.get(MARK, "") + mark, "RAIL_BUILD": str(program.build), "TMPDIR": scratch,
             "PYTHONDONTWRITEBYTECODE": "1"}
@@ -349,16 +349,20 @@ def show(program, outcome, width):
         print("".join(f"     | {line}\n" for line in lines), end="", flush=True)
 
 
-def run_all(runner, programs, jobs):
+def run_all(runner, programs, args):
     width = max(len(p.label) for p in programs)
     done = []
 
     def finish(program, outcome):
         done.append((program, outcome))
-        show(program, outcome, width)
+        if args.events:
+            guest.event(program, outcome)
+        else:
+            show(program, outcome, width)
 
+    programs, in_guest = guest.apart(programs)
     together = [p for p in programs if not p.alone]
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    with concurrent.futures.ThreadPoolExecutor(max(1, args.jobs)) as pool:
         futures = {pool.submit(runner.run, p): p for p in together}
         try:
             for future in concurrent.futures.as_completed(futures):
@@ -368,6 +372,8 @@ def run_all(runner, programs, jobs):
             raise
     for program in (p for p in programs if p.alone):
         finish(program, runner.run(program))
+    if in_guest:
+        guest.run(runner, in_guest, args, finish)
     return done
 
 
@@ -395,6 +401,7 @@ def options():
     p.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="programs at a time (default: cores)")
     p.add_argument("--repeat", type=int, default=1, metavar="N", help="run each program N times")
     p.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML")
+    p.add_argument("--events", action="store_true", help="a line of JSON for each program instead of the report")
     p.add_argument("--list", action="store_true", help="list the programs and stop")
     args = p.parse_args()
     args.build = [b.resolve() for b in args.build or [pathlib.Path("build")]]
@@ -426,14 +433,14 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     runner = Runner()
     try:
-        done = run_all(runner, programs * args.repeat, max(1, args.jobs))
+        done = run_all(runner, programs * args.repeat, args)
     except (KeyboardInterrupt, SystemExit) as e:
         runner.stop()
         print("interrupted", file=sys.stderr)
         return e.code if isinstance(e, SystemExit) else 130
     if args.junit:
         junit.write(args.junit, done)
-    return summary(done)
+    return 0 if args.events else summary(done)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import selectors
 import shlex
 import shutil
@@ -30,13 +31,15 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 QEMU = "qemu-system-x86_64"
 BOOT_LIMIT = 120  # 4 s on a quiet machine
 NOT_POSSIBLE, TIMED_OUT, BROKEN = 125, 124, 126  # exit statuses of our own
+LAST_LINES = 20
+REASON = re.compile(r"Kernel panic|\bBUG\b|Oops|Out of memory|blocked for more than")
 PASSED_ON = ("NCCL_", "RAIL_", "ASAN_", "UBSAN_", "LSAN_", "TSAN_", "PYTHON")
 NOT_PASSED_ON = ("RAIL_LAB_",)
 
 
 def need_tools():
     """Looks for what config/setup.sh lab installs, and has it do so when we are root."""
-    done = subprocess.run(["bash", str(ROOT / "config/setup.sh"), "lab"], cwd=ROOT, text=True,
+    done = subprocess.run(["bash", str(ROOT / "config/setup.sh"), "lab", "rdma"], cwd=ROOT, text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     if done.returncode:
         raise Impossible("the lab " + " ".join(done.stderr.split()).removeprefix("setup: "))
@@ -50,6 +53,7 @@ def job(args, top, hosts):
     env |= {"PATH": os.environ.get("PATH", os.defpath), "HOME": "/root", "TERM": os.environ.get("TERM", "dumb"),
             "PYTHONDONTWRITEBYTECODE": "1", "RAIL_LAB_TOP": str(top), "RAIL_LAB_JOB": args.command,
             "RAIL_LAB_SHELL": "1" if args.shell else "", "RAIL_LAB_HOSTS": " ".join(h["name"] for h in hosts)}
+    env |= {f"RAIL_LAB_HCA_{h['name']}": "=" + ",".join(n["rdma"] for n in h["nics"]) for h in hosts}
     if lang := os.environ.get("LANG"):
         env["LANG"] = lang
     return "".join(f"export {k}={shlex.quote(v)}\n" for k, v in sorted(env.items()) if k.isidentifier())
@@ -64,13 +68,21 @@ def acceleration():
     raise Impossible(f"RAIL_LAB_ACCEL={accel}: tcg or kvm")
 
 
+def kept(top, more):
+    """For the kernel's command line, where a path has no blanks and no colons: what stays visible below a new /tmp."""
+    below = [p.resolve() for p in more if p.resolve().is_relative_to("/tmp") and not p.resolve().is_relative_to(top)]
+    if bad := [p for p in [top, *below] if set(str(p)) & set(" \t:\"")]:
+        raise Impossible(f"the lab cannot work in {bad[0]}: blanks, colons and quotes do not pass the kernel's command line")
+    return ":".join(map(str, [top, *below]))
+
+
 def share(tag, path, more=""):
     return ["-virtfs", f"local,path={str(path).replace(',', ',,')},mount_tag={tag},security_model=none{more}"]
 
 
 def qemu(args, top, run, fds):
     image, initramfs, version = kernel.prepare()
-    words = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "nokaslr", "tsc=reliable", f"rail.top={top}"]
+    words = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "nokaslr", "tsc=reliable", f"rail.top={kept(top, args.keep)}"]
     argv = [QEMU, *acceleration(), "-machine", "q35", "-smp", "2", "-m", str(args.memory), "-no-reboot", "-nic", "none",
             "-vga", "none", "-display", "none", "-monitor", "none", "-serial", f"file:{run}/console",
             "-kernel", str(image), "-initrd", str(initramfs), "-append", " ".join(words),
@@ -159,10 +171,12 @@ class Guest:
             return BROKEN, "the guest ended without a result" if self.up is not None else "the guest did not come up"
 
     def last_words(self):
+        """What QEMU and the kernel said last, and the lines above that name a reason."""
         lines = []
         for name in ("qemu.log", "console"):
             with contextlib.suppress(OSError):
-                lines += (self.run / name).read_text(errors="replace").replace("\r", "").splitlines()[-25:]
+                said = (self.run / name).read_text(errors="replace").replace("\r", "").splitlines()
+                lines += [line for line in said[:-LAST_LINES] if REASON.search(line)][:LAST_LINES] + said[-LAST_LINES:]
         return "".join(f"  | {line}\n" for line in lines if line.strip())
 
 
@@ -194,6 +208,8 @@ def options():
     p.add_argument("--mtu", type=int, default=1500, help="of the rails; 9000 gives RDMA its 4096 (%(default)s)")
     p.add_argument("--limit", type=float, default=600, help="seconds for the command, 0 for no limit (%(default)s)")
     p.add_argument("--memory", type=int, default=3072, help="MiB (%(default)s)")
+    p.add_argument("--keep", action="append", type=pathlib.Path, default=[], metavar="DIR",
+                   help="beside the repository: a directory below /tmp that the guest shall see")
     p.add_argument("--console", help="keep the kernel's console in this file")
     p.add_argument("--shell", action="store_true", help="a shell instead of a command")
     p.add_argument("--check", action="store_true", help="prepare everything, boot nothing")

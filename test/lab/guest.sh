@@ -34,7 +34,7 @@ bash -e $ctl/network.sh 2>$ctl/network.log || fail "no network: $(head -n 3 $ctl
 read -r up _ </proc/uptime
 echo "$up" >$ctl/ready
 
-export RAIL_LAB=1 RAIL_LAB_OUT=/run/rail/out RAIL_LAB_TOPOLOGY=$ctl/topology.json
+export RAIL_LAB_GUEST=1 RAIL_LAB_OUT=/run/rail/out RAIL_LAB_TOPOLOGY=$ctl/topology.json
 cd "$RAIL_LAB_TOP" || fail "no directory $RAIL_LAB_TOP"
 if [[ -n $RAIL_LAB_SHELL ]]; then
   hash -r

@@ -165,7 +165,7 @@ def make_kernel(folder):
 def make_initramfs(kernel, target, busybox):
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         root = pathlib.Path(scratch) / "root"
-        for name in ("bin", "proc", "sys", "dev", "host", "over", "ctl", "root"):
+        for name in ("bin", "proc", "sys", "dev", "host", "over", "new"):
             (root / name).mkdir(parents=True)
         shutil.copy(busybox, root / "bin/busybox")
         shutil.copytree(kernel / "modules", root / "modules")

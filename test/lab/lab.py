@@ -12,12 +12,17 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 import types
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "e2e"))
+from coll import Skip, expect, main  # noqa: E402, F401  (the latter for those who import this)
+
+HERE = pathlib.Path(__file__).resolve().parent
 SWITCH = "switch"
 
 
-class NotHere(Exception):
+class NotHere(Skip):
     """Only the guest's software devices can do that."""
 
 
@@ -36,7 +41,7 @@ def _load():
 # netdev, switch_port, rail, ip4, ip6, host.
 hosts = _load()
 nics = [nic for host in hosts for nic in host.nics]
-controllable = bool(os.environ.get("RAIL_LAB"))
+controllable = bool(os.environ.get("RAIL_LAB_GUEST"))
 
 
 def _do(*argv):
@@ -56,7 +61,7 @@ def _control(*argv):
 
 def command(host, argv, env=None):
     """(argv, env) of a process on that host: its own TCP network, its own RDMA devices by NCCL_IB_HCA."""
-    own = {"NCCL_SOCKET_IFNAME": f"={host.ifname}", "NCCL_IB_HCA": "=" + ",".join(n.rdma for n in host.nics)}
+    own = {"NCCL_SOCKET_IFNAME": f"={host.ifname}", "NCCL_IB_HCA": os.environ[f"RAIL_LAB_HCA_{host.name}"]}
     prefix = ["ip", "netns", "exec", host.netns] if host.netns else []
     return [*prefix, *map(str, argv)], os.environ | own | (env or {})
 

@@ -66,11 +66,11 @@ def addresses(nic):
 
 def policy(number, nic):
     """Local addresses are reached over the wire. IPv4 does so by itself: rxe asks for a route out of its own device,
-    and the local route is another device's. IPv6 takes local routes of any device, so each port's routes come first."""
-    dev, table = nic["netdev"], 100 + number
-    return [f"route add fd80:{nic['rail'] + 1}::/64 dev {dev} table {table}",
-            f"route add local {nic['ip6']} dev {dev} table {table}",
-            f"rule add pref {number + 1} oif {dev} table {table}"]
+    and the local route is another device's. IPv6 takes local routes of any device, so what leaves by a port is looked
+    up in the main table first; only a port's way to itself stays local. Rules, for a link that goes down takes routes
+    along that are not the kernel's own."""
+    return [f"rule add pref {100 + number} from {nic['ip6']} to {nic['ip6']} table local",
+            f"rule add pref {200 + number} oif {nic['netdev']} table main"]
 
 
 def own(host):
