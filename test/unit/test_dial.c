@@ -102,6 +102,19 @@ TEST(one_that_comes_later) {
   rail_sock_close(&listener);
 }
 
+/* The whole message, from its beginning to the other side. */
+static void pass_on(struct rail_dial *d, const char *out, int fd, char *in, size_t size) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  size_t have = 0;
+  while (have < size) {
+    rail_result_t sent = rail_dial_step(d, out, size), got = rail_sock_recv_some(fd, in, size, &have);
+    CHECK(sent == RAIL_OK || sent == RAIL_IN_PROGRESS);
+    CHECK(got == RAIL_OK || got == RAIL_IN_PROGRESS);
+    CHECK(!rail_deadline_passed(deadline));
+  }
+  CHECK(memcmp(in, out, size) == 0);
+}
+
 TEST(a_message_in_pieces) {
   enum { SIZE = 4 << 20 }; /* more than the buffers hold */
   static char out[SIZE], in[SIZE];
@@ -109,7 +122,6 @@ TEST(a_message_in_pieces) {
   struct rail_dial_from from = from_here();
   struct rail_dial d;
   int listener, fd;
-  size_t have = 0;
   for (size_t i = 0; i < SIZE; i++) out[i] = (char)(i * 31 + i / 997);
   CHECK_OK(rail_sock_listen(&addr, 8, &listener));
   CHECK_OK(rail_sock_set_buffers(listener, -1, 4096));
@@ -117,14 +129,7 @@ TEST(a_message_in_pieces) {
   CHECK_INT(go_on(&d, out, SIZE, 20), RAIL_IN_PROGRESS);
   CHECK(d.state == RAIL_DIAL_HELLO && d.sent > 0 && d.sent < SIZE);
   CHECK_OK(rail_sock_accept_all(listener, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd, NULL));
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
-  while (have < SIZE) {
-    rail_result_t sent = rail_dial_step(&d, out, SIZE), got = rail_sock_recv_some(fd, in, SIZE, &have);
-    CHECK(sent == RAIL_OK || sent == RAIL_IN_PROGRESS);
-    CHECK(got == RAIL_OK || got == RAIL_IN_PROGRESS);
-    CHECK(!rail_deadline_passed(deadline));
-  }
-  CHECK(memcmp(in, out, SIZE) == 0);
+  pass_on(&d, out, fd, in, SIZE);
   rail_dial_close(&d);
   rail_sock_close(&fd);
   rail_sock_close(&listener);
@@ -133,11 +138,12 @@ TEST(a_message_in_pieces) {
 /* The peer's side hangs up in the middle of the message: from the beginning again, to whoever listens then. */
 TEST(lost_in_the_middle) {
   enum { SIZE = 4 << 20 };
-  static char out[SIZE];
+  static char out[SIZE], in[SIZE];
   union rail_addr addr = loopback(1);
   struct rail_dial_from from = from_here();
   struct rail_dial d;
   int listener, fd;
+  for (size_t i = 0; i < SIZE; i++) out[i] = (char)(i * 37 + i / 991);
   CHECK_OK(rail_sock_listen(&addr, 8, &listener));
   rail_dial_init(&d, &from, &addr);
   CHECK_INT(go_on(&d, out, SIZE, 20), RAIL_IN_PROGRESS);
@@ -149,7 +155,10 @@ TEST(lost_in_the_middle) {
     CHECK(!rail_deadline_passed(deadline));
   }
   CHECK(d.last_errno == ECONNRESET || d.last_errno == EPIPE);
+  CHECK_OK(rail_sock_accept_all(listener, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd, NULL));
+  pass_on(&d, out, fd, in, SIZE);
   rail_dial_close(&d);
+  rail_sock_close(&fd);
   rail_sock_close(&listener);
 }
 

@@ -114,8 +114,12 @@ static void look_until_out(struct host *h, int turned_away) {
 /* What came until the end of the stream, which must not be a reset; closes fd. */
 static size_t last_words(int fd, char *text, size_t size) {
   size_t done = 0;
+  int reset = -1;
+  socklen_t len = sizeof reset;
   CHECK_INT(rail_sock_recv_all(fd, text, size, rail_deadline_in_ms(PATIENCE_MS), NULL), RAIL_REMOTE_ERROR);
   CHECK_INT(errno, 0);
+  CHECK(getsockopt(fd, SOL_SOCKET, SO_ERROR, &reset, &len) == 0);
+  CHECK_INT(reset, 0); /* here the words came before one, elsewhere it may overtake them */
   while (done < size && text[done]) done++;
   rail_sock_close(&fd);
   return done;

@@ -65,6 +65,26 @@ TEST(a_range_of_ports) {
   end();
 }
 
+/* Its last peers may still think of the listener that was there. */
+TEST(a_port_is_not_used_again_at_once) {
+  struct rail_ports ports = NEW_PORTS;
+  unsigned int first = free_range(3), order[3], again;
+  char text[32];
+  int fd;
+  begin();
+  snprintf(text, sizeof text, "%u-%u", first, first + 2);
+  rail_ports_load(&ports, text, NULL);
+  for (int i = 0; i < 3; i++) {
+    CHECK_OK(listen_at(&ports, &order[i], &fd));
+    rail_sock_close(&fd);
+  }
+  CHECK(order[0] != order[1] && order[1] != order[2] && order[2] != order[0]);
+  CHECK_OK(listen_at(&ports, &again, &fd));
+  CHECK_INT(again, order[0]);
+  rail_sock_close(&fd);
+  end();
+}
+
 TEST(one_port) {
   struct rail_ports ports = NEW_PORTS;
   unsigned int first = free_range(1), port;
@@ -148,6 +168,6 @@ TEST(addresses_to_which_it_cannot_be_bound) {
   end();
 }
 
-TEST_MAIN(TEST_CASE(a_range_of_ports), TEST_CASE(one_port), TEST_CASE(values_that_make_no_sense),
-          TEST_CASE(bound_to_all_addresses), TEST_CASE(bound_to_all_of_both_families),
-          TEST_CASE(addresses_to_which_it_cannot_be_bound))
+TEST_MAIN(TEST_CASE(a_range_of_ports), TEST_CASE(a_port_is_not_used_again_at_once), TEST_CASE(one_port),
+          TEST_CASE(values_that_make_no_sense), TEST_CASE(bound_to_all_addresses),
+          TEST_CASE(bound_to_all_of_both_families), TEST_CASE(addresses_to_which_it_cannot_be_bound))
