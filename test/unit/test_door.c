@@ -157,7 +157,7 @@ TEST(a_message_in_pieces_and_what_follows) {
   look(&h, 1);
   for (size_t at = 0; at < SIZE; at += 4) {
     CHECK_INT(h.nguests, 0);
-    CHECK(send(fd, GOOD "more" + at, at == 12 ? 8 : 4, MSG_NOSIGNAL) > 0);
+    CHECK(send(fd, &(GOOD "more")[at], at == 12 ? 8 : 4, MSG_NOSIGNAL) > 0);
     for (int i = 0; i < 20; i++) CHECK_OK(rail_doors_step(&h.doors));
   }
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
