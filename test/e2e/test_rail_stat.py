@@ -70,6 +70,14 @@ def once():
         assert re.search(r"^Counted in", good("--interval", "0.05", "--pid", pid), re.M)
 
 
+def columns_by_plugin():
+    """The ib plugin's connections have other columns than those of all the others."""
+    with counting("RailIB", "1") as ib, counting("RailOther", "1") as other:
+        of_ib, of_other = (good("--once", "--interval", "0.05", "--pid", pid) for pid in (ib, other))
+    assert re.search(r"^  comm +bytes/s +msgs/s +outst +progress +writes/s +no cts/s +no room/s +bytes$", of_ib, re.M)
+    assert re.search(r"^  comm +bytes/s +msgs/s +outst +stalls +progress +failovers ", of_other, re.M), of_other
+
+
 def several_pages_and_processes():
     with counting("A") as a, counting("B") as b:
         listed = good("--list")
@@ -329,7 +337,7 @@ def the_plugin():
     pair.finish()
 
 
-main([("once", once), ("the_plugin", the_plugin), ("several_pages_and_processes", several_pages_and_processes),
-      ("page_in_json", page_in_json), ("prometheus", prometheus),
+main([("once", once), ("the_plugin", the_plugin), ("columns_by_plugin", columns_by_plugin),
+      ("several_pages_and_processes", several_pages_and_processes), ("page_in_json", page_in_json), ("prometheus", prometheus),
       ("dead_pages_are_named_and_cleaned", dead_pages_are_named_and_cleaned), ("bad_arguments", bad_arguments),
       ("live", live)])

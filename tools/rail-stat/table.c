@@ -3,7 +3,7 @@
  * The table for people: a block per page, in it a part per group, a line per
  * record: the values of its label, then columns, the more important ones first
  * because a narrow terminal cuts the line. What the columns of a known group
- * are stands in a table here; a group that is not known shows all it has.
+ * are stands in a table here, by plugin where that matters; a group that is not known shows all it has.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -43,15 +43,39 @@ static const struct column device_columns[] = {
   {"bytes", "bytes", NULL, HOW_BYTES},
 };
 
+/* The ib plugin's: no streams, but queue pairs and ports; waits for the peer's buffers or for room of our own. */
+static const struct column ib_comm_columns[] = {
+  {"bytes/s", "bytes", NULL, HOW_BYTES_RATE},  {"msgs/s", "messages", NULL, HOW_RATE},
+  {"outst", "outstanding", NULL, HOW_COUNT},   {"progress", "progress_time", NULL, HOW_AGE},
+  {"writes/s", "writes", NULL, HOW_RATE},      {"no cts/s", "waits_cts", NULL, HOW_RATE},
+  {"no room/s", "waits_room", NULL, HOW_RATE}, {"bytes", "bytes", NULL, HOW_BYTES},
+};
+static const struct column ib_device_columns[] = {
+  {"comms", "comms", NULL, HOW_COUNT},         {"qps", "qps", NULL, HOW_COUNT},
+  {"errors", "errors", NULL, HOW_COUNT},       {"downs", "port_downs", NULL, HOW_COUNT},
+  {"ups", "port_ups", NULL, HOW_COUNT},        {"events", "events", NULL, HOW_COUNT},
+  {"regs", "registrations", NULL, HOW_COUNT},  {"refused", "refused", NULL, HOW_COUNT},
+  {"strangers", "strangers", NULL, HOW_COUNT}, {"connects", "connects", NULL, HOW_COUNT},
+  {"accepts", "accepts", NULL, HOW_COUNT},
+};
+
+/* The first row that fits. */
 static const struct {
+  const char *page; /* NULL: any */
   const char *group;
   const struct column *columns;
   size_t n;
 } known[] = {
-  {"comm", comm_columns, RAIL_COUNT_OF(comm_columns)},
-  {"stream", stream_columns, RAIL_COUNT_OF(stream_columns)},
-  {"device", device_columns, RAIL_COUNT_OF(device_columns)},
+  {"RailIB", "comm", ib_comm_columns, RAIL_COUNT_OF(ib_comm_columns)},
+  {"RailIB", "device", ib_device_columns, RAIL_COUNT_OF(ib_device_columns)},
+  {NULL, "comm", comm_columns, RAIL_COUNT_OF(comm_columns)},
+  {NULL, "stream", stream_columns, RAIL_COUNT_OF(stream_columns)},
+  {NULL, "device", device_columns, RAIL_COUNT_OF(device_columns)},
 };
+
+static bool is_known(size_t k, const char *page, const char *group) {
+  return strcmp(known[k].group, group) == 0 && (!known[k].page || strcmp(known[k].page, page) == 0);
+}
 
 /* ---- one cell ---- */
 
@@ -197,7 +221,7 @@ static void print_page(FILE *f, const struct rs_options *o, const struct rs_look
     const struct source s = {before, page, i};
     if (g->nrecords + g->left_out == 0 || (strcmp(g->name, "stream") == 0 && !o->streams)) continue;
     size_t k = 0;
-    while (k < RAIL_COUNT_OF(known) && strcmp(known[k].group, g->name) != 0) k++;
+    while (k < RAIL_COUNT_OF(known) && !is_known(k, rs_page_name(page), g->name)) k++;
     if (k < RAIL_COUNT_OF(known)) print_group(f, o, &s, known[k].columns, known[k].n);
     else print_all_columns(f, o, &s);
   }
