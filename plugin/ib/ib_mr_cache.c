@@ -132,11 +132,11 @@ static void take_out(struct ib_mr_cache *cache, const struct ib_mr_entry *entry)
 
 /* What may be wrong, by errno. */
 static const char *advice(const struct range *range, int err) {
-  if (err == ENOMEM && !range->dmabuf)
+  if ((err == ENOMEM || err == EPERM) && !range->dmabuf)
     return "memory cannot be locked: is `ulimit -l` (memlock) too low for this process? In a container: --ulimit "
            "memlock=-1";
   if (err == EFAULT && !range->dmabuf)
-    return "the address is not ordinary memory of this process; GPU memory needs the peer memory module "
+    return "the address is not ordinary memory that this process may write to; GPU memory needs the peer memory module "
            "(nvidia_peermem) or a dma-buf";
   if (err == EOPNOTSUPP || err == ENOTSUP || err == EINVAL)
     return range->dmabuf ? "the driver or the kernel cannot register a dma-buf" : "the device refuses such a range";
