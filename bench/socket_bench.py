@@ -16,36 +16,17 @@ import time
 sys.dont_write_bytecode = True
 import machine
 import socket_report
+from choices import chosen, environments, named_plugin, size_of
+from columns import KitBench
 from program import Failed
-from socket_columns import Cell, Congestion, KitBench, Ucx, make_cells
+from results import OURS, alternate
+from socket_columns import Cell, Congestion, Ucx, make_cells
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 QUIET = 0.2  # cores that others may keep busy
 SIZES = "8,4K,64K,1M,4M,64M"
 METRICS = ("bw", "cpu", "lat")
-OURS = "railyard"
 MUST_BE_RIGHT = (OURS, "tcp")
-
-
-def size_of(text):
-    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
-    return int(text[:-1] if factor > 1 else text) * factor
-
-
-def pairs(values, separator, what, parser):
-    for value in values:
-        left, found, right = value.partition(separator)
-        if not found or not left or not right:
-            parser.error(f"{what}: '{value}' has no {separator}")
-        yield left, right
-
-
-def environments(o, parser):
-    env = {}
-    for name, assignment in pairs(o.env, ":", "--env", parser):
-        for variable, value in pairs([assignment], "=", "--env", parser):
-            env.setdefault(name, {})[variable] = value
-    return env
 
 
 def make_columns(o, parser):
@@ -56,20 +37,10 @@ def make_columns(o, parser):
         return KitBench(key, title, program, [path], {**lo, **env.get(key, {})})
 
     columns = [plugin(OURS, "Railyard", str(o.ours or o.build / "lib" / "libnccl-net-socket.so"))]
-    for value in o.plugin:
-        name, found, path = value.partition("=")
-        if not found:
-            name, path = pathlib.Path(value).stem.removeprefix("lib").removeprefix("nccl-net-"), value
+    for name, path in map(named_plugin, o.plugin):
         columns.append(plugin(name, name, path))
     columns += [Ucx(env.get("ucx")), KitBench("tcp", "plain TCP", program, ["--tcp"], env.get("tcp"))]
-    keys = [c.key for c in columns]
-    wanted = o.only.split(",") if o.only else keys
-    for name in [*wanted, *env]:
-        if name not in keys:
-            parser.error(f"no such column: {name}; there are {', '.join(keys)}")
-    if len(set(keys)) != len(keys):
-        parser.error(f"two columns have one name: {', '.join(keys)}")
-    return [c for c in columns if c.key in wanted]
+    return chosen(columns, o.only, env, parser)
 
 
 def make_congestion(o, parser, say):
@@ -85,30 +56,16 @@ def make_congestion(o, parser, say):
 def try_columns(columns, congestion):
     """A plugin that cannot be driven at all ends the run at once, with its reason."""
     for column in columns:
-        result = column.run(Cell("bw", 4096, 1, 8, 0), congestion, 0.01, 0.02)
+        result = congestion.run(column, Cell("bw", 4096, 1, 8, 0), 0.01, 0.02)
         if result["verdict"] != "ok":
             raise Failed(f"{column.title} does not work at all: {result['what']}\n{result.get('said', '')}")
 
 
 def measure(columns, congestions, cells, o, say):
-    """rows: a dictionary for each run of a program."""
-    rows, loads = [], []
-    for number in range(o.rounds):
-        order = columns if number % 2 == 0 else columns[::-1]
-        start, watch = time.monotonic(), machine.Watch()
-        for congestion in congestions:
-            for cell in cells:
-                for column in order:
-                    if column.has(cell):
-                        begun = time.monotonic()
-                        result = column.run(cell, congestion, o.warmup, o.seconds)
-                        rows.append({"column": column.key, "cc": congestion.name, "round": number, "kind": cell.kind,
-                                     **result, "size": cell.size, "comms": cell.comms, "window": cell.window,
-                                     "idle_us": cell.idle, "wall_s": round(time.monotonic() - begun, 3)})
-        loads.append({"others": round(watch.others(), 2), "steal": round(watch.steal(), 3)})
-        say(f"round {number + 1}/{o.rounds}: {time.monotonic() - start:.1f} s; cores that others kept busy: "
-            f"{loads[-1]['others']:.2f}")
-    return rows, loads
+    by_name = {c.name: c for c in congestions}
+    jobs = [({"cc": c.name}, cell) for c in congestions for cell in cells]
+    return alternate(columns, jobs, o.rounds,
+                     lambda column, noted, cell: by_name[noted["cc"]].run(column, cell, o.warmup, o.seconds), say)
 
 
 def arguments():
@@ -170,7 +127,7 @@ def main():
         return 1
     about["seconds"] = round(time.monotonic() - start, 1)
     example = next((c for c in cells if c.kind == "bw" and c.comms == 1 and not c.idle), cells[0])
-    about["unverified"] = [c.title for c in columns if not c.verified]
+    about["unverified"] = sorted(set().union(*(c.unverified for c in congestions)))
     about["columns"] = {c.key: {"title": c.title, "wire": c.wire, "command": c.shown(example, o.warmup, o.seconds)}
                         for c in columns if c.has(example)}
     socket_report.write(o.out, columns, about, cells, rows, QUIET, say)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What benchmarks of transports compare: columns, each a program that fills cells."""
+import json
+import pathlib
+import shlex
+import socket
+import time
+
+from program import Failed, Program, children_cpu
+
+
+class Column:
+    """`run` takes a cell, variables for its programs, and seconds; it returns a dictionary with "verdict": ok, wrong,
+    failed or stuck, and the figures when it is ok."""
+
+    def __init__(self, key, title, env=None):
+        self.key, self.title, self.env = key, title, dict(env or {})
+        self.wire = ""  # what the program says it measured
+
+    def has(self, cell):
+        return True
+
+    def environment(self, cell):
+        return self.env
+
+
+class KitBench(Column):
+    """One cell of `rail-kit bench`: a plugin's vtable, or plain TCP streams."""
+
+    def __init__(self, key, title, program, how, env=None):
+        super().__init__(key, title, env)
+        self.base = [str(program), "bench"] + how
+
+    def command(self, cell, warmup, seconds):
+        how = ["--size", cell.size, "--comms", cell.comms, "--window", cell.window, "--sleep", cell.idle,
+               "--kind", cell.kind, "--rounds", 1, "--warmup", warmup, "--seconds", seconds, "--check", 0]
+        return self.base + [str(x) for x in how]
+
+    def run(self, cell, env, warmup, seconds):
+        argv = self.command(cell, warmup, seconds) + ["--quiet", "--json", "-"]
+        status, out, err = Program(argv, {**self.environment(cell), **env}).finish()
+        if status not in (0, 1) or not out:
+            raise Failed(f"exit status {status}: {shlex.join(argv)}\n{err[-3000:]}")
+        return self.one_cell(json.loads(out))
+
+    def one_cell(self, found):
+        about = found["columns"][0]
+        self.wire = f"{about['wire']} v{about['version']}" if about["version"] else about["wire"]
+        result = {"wire": about["wire"], "abi": about["version"], **found["cells"][0]["results"][0]["rounds"][0]}
+        half = {key: result.pop(f"half_{key}_us") for key in ("min", "p50", "p90", "p99") if f"half_{key}_us" in result}
+        return result | ({"half_us": half} if half else {})
+
+    def shown(self, cell, warmup, seconds):
+        words = [f"{k}={shlex.quote(v)}" for k, v in self.environment(cell).items()]
+        return " ".join(words + [shlex.join(self.command(cell, warmup, seconds))])
+
+
+class Counted(Column):
+    """A program that counts iterations instead of time: two short runs of a cell tell how many it needs. CPU time is
+    that of both processes, less what starting, connecting and closing cost."""
+
+    FIRST = (20000, 64 << 20)  # the first guess: messages, or bytes, whatever is less
+    LEAST = 1  # iterations that it can be told
+
+    def __init__(self, key, title, env=None):
+        super().__init__(key, title, env)
+        self.rate = {}  # messages a second, from the last run of a cell
+        self.start_cpu = {}
+
+    def run(self, cell, env, warmup, seconds):
+        env = {**self.environment(cell), **env}
+        try:
+            if cell not in self.rate:  # a first guess, then a better one
+                self.once(cell, env, max(self.LEAST, min(self.FIRST[0], self.FIRST[1] // cell.size)))
+                self.once(cell, env, self.iterations(cell, warmup))
+            return self.timed(cell, env, seconds)
+        except Failed as why:
+            return {"verdict": "failed", "what": str(why)}
+
+    def iterations(self, cell, seconds):
+        return max(10, int(self.rate[cell] * seconds))
+
+    def transfers(self, cell, env, seconds, begun=1.0):
+        """A cell of kind "bw": begun is how many messages the program moves for each that it counts."""
+        n = self.iterations(cell, seconds)
+        if cell not in self.start_cpu:
+            self.start_cpu[cell] = self.once(cell, env, self.LEAST)[1]
+            self.once(cell, env, n)  # that one's rate says nothing
+        _, cpu = self.once(cell, env, n)
+        rate = self.rate[cell]
+        return {"verdict": "ok", "messages": n, "messages_s": rate, "gb_s": rate * cell.size / 1e9,
+                "cpu_s_per_gb": max(0.0, cpu - self.start_cpu[cell]) / ((n * begun - self.LEAST) * cell.size) * 1e9}
+
+    def pair(self, cell, env, server, client, port):
+        """Runs both programs to their ends: the client's argv and output, and the CPU seconds of both."""
+        before = children_cpu()
+        listening = Program(server, env)
+        try:
+            wait_for_port(port, listening.child)
+            status, out, err = Program(client, env).finish(60)
+            if status == 0:
+                status, _, err = listening.finish(20)
+        finally:
+            listening.kill()
+        if status != 0:
+            raise Failed(f"exit status {status}: {shlex.join(client)}\n{err[-2000:]}{out[-500:]}")
+        return out, children_cpu() - before
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait_for_port(port, child):
+    """Until something listens there, in the child's network. Its output cannot tell: it is buffered."""
+    deadline, needle = time.monotonic() + 10, f":{port:04X}"
+    while time.monotonic() < deadline and child.poll() is None:
+        for name in ("tcp", "tcp6"):
+            for line in pathlib.Path(f"/proc/{child.pid}/net/{name}").read_text().splitlines():
+                words = line.split()
+                if len(words) > 3 and words[1].endswith(needle) and words[3] == "0A":
+                    return
+        time.sleep(0.005)
+    raise Failed(f"nothing listens on port {port}")
