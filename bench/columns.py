@@ -84,8 +84,9 @@ class Counted(Column):
         """A cell of kind "bw": begun is how many messages the program moves for each that it counts."""
         n = self.iterations(cell, seconds)
         if cell not in self.start_cpu:
+            rate = self.rate[cell]
             self.start_cpu[cell] = self.once(cell, env, self.LEAST)[1]
-            self.once(cell, env, n)  # that one's rate says nothing
+            self.rate[cell] = rate  # that run's says nothing
         _, cpu = self.once(cell, env, n)
         rate = self.rate[cell]
         return {"verdict": "ok", "messages": n, "messages_s": rate, "gb_s": rate * cell.size / 1e9,

@@ -6,6 +6,7 @@ import platform
 import re
 import resource
 import subprocess
+import threading
 import time
 
 
@@ -70,6 +71,50 @@ class Watch:
 
     def steal(self):
         return (busy_and_stolen()[1] - self.stolen) / max(time.monotonic() - self.time, 1e-3)
+
+
+def tree_cpu(root):
+    """CPU seconds of a process and everybody below it, those included that have been waited for."""
+    parents, used = {}, {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            fields = text_of(entry / "stat").rpartition(")")[2].split()
+            if len(fields) > 14:
+                parents[int(entry.name)], used[int(entry.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    found, total = [root], 0
+    while found:
+        pid = found.pop()
+        total += used.get(pid, 0)
+        found += [child for child, parent in parents.items() if parent == pid]
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+class Sampler:
+    """While something long runs: every few seconds, how many cores others keep busy. For programs that go on for so
+    long that Watch, which counts children when they end, would take them for others."""
+
+    def __init__(self, seconds=5):
+        self.seconds, self.seen, self.over = seconds, [], threading.Event()
+        self.thread = threading.Thread(target=self.look, daemon=True)
+
+    def look(self):
+        while not self.over.is_set():
+            before, (busy, stolen), own_ = time.monotonic(), busy_and_stolen(), tree_cpu(os.getpid())
+            self.over.wait(self.seconds)
+            (busy_now, stolen_now), own_now = busy_and_stolen(), tree_cpu(os.getpid())
+            took = time.monotonic() - before
+            if took > self.seconds / 2:
+                self.seen.append({"others": round(max(0.0, busy_now - busy - (own_now - own_)) / took, 2),
+                                  "steal": round((stolen_now - stolen) / took, 3)})
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+        self.seen = self.seen or [{"others": 0.0, "steal": 0.0}]
 
 
 def wait_until_quiet(limit, seconds, say):

@@ -11,7 +11,7 @@ setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
 .PHONY: all tests help clean setup demo test test-quick test-asan test-tsan lab lab-shell test-rdma bench \
-  bench-socket kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus install uninstall
+  bench-socket bench-ib kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus install uninstall
 
 all: $(plugin_libs) $(core_lib) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk
@@ -107,6 +107,13 @@ bench-socket:  ## the socket plugin against UCX, plain TCP streams and any plugi
 	$(setup) build bench
 	$(build_with) BUILD='$(BUILD)' $(bench_socket_needs)
 	@CC='$(CC)' python3 bench/socket_bench.py --build '$(BUILD)' $(RUN)
+
+bench_ib_needs := $(BUILD)/lib/libnccl-net-ib.so $(BUILD)/bin/rail-kit
+
+bench-ib:  ## the ib plugin against perftest and any plugin given, in the lab, or DEV=mlx5_0,mlx5_1; RUN=--quick
+	$(setup) build bench rdma $(if $(DEV),,lab)
+	$(build_with) BUILD='$(BUILD)' $(bench_ib_needs)
+	@CC='$(CC)' python3 bench/ib_bench.py --build '$(BUILD)' $(if $(DEV),--dev '$(DEV)') $(RUN)
 
 kit-proof:  ## docs/results/kit-proof.md: planted defects and what rail-kit says of each
 	$(setup) build

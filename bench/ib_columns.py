@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What bench-ib compares: cells, the two ports that they run between, and the programs that fill them."""
+import collections
+import shlex
+
+from columns import Counted, KitBench, free_port
+from program import Failed
+
+WINDOW = 8
+# Fields as of bench-socket's cells, which rail-kit bench takes alike, and the number of queue pairs
+Cell = collections.namedtuple("Cell", "kind size comms window idle qps")
+# Two RDMA ports that stand for two hosts. netns, socket: None on a machine's own devices
+Ports = collections.namedtuple("Ports", "devices netns address ifname gid_index")
+
+
+def lab_ports():
+    return Ports(["h0r0", "h1r0"], ["h0", "h1"], "10.77.0.2", "eth0", 1)
+
+
+def own_ports(devices, gid_index):
+    return Ports((devices * 2)[:2], None, "127.0.0.1", "lo", gid_index)
+
+
+def make_cells(sizes, qps, metrics):
+    cells = []
+    for size in sizes:
+        for n in qps:
+            if "lat" in metrics:
+                cells.append(Cell("lat", size, 1, 2, 0, n))
+            if "bw" in metrics:
+                cells.append(Cell("bw", size, 1, WINDOW, 0, n))
+    return cells
+
+
+class Plugin(KitBench):
+    """A verbs plugin's vtable, driven by rail-kit bench: one connection, one message at a time in the queue pairs'
+    turn, or in equal parts on all of them."""
+
+    def __init__(self, key, title, program, path, ports, env=None):
+        how = [path, "--patience", "20"]
+        if ports.netns:
+            how += ["--netns", ",".join(ports.netns)]
+        for side, device in enumerate(ports.devices):
+            how += ["--side-env", f"{side}:NCCL_IB_HCA=={device}"]
+        super().__init__(key, title, program, how, {"NCCL_SOCKET_IFNAME": f"={ports.ifname}", **(env or {})})
+        self.gid_index = ports.gid_index if not ports.netns else None  # in the lab a plugin has to find it
+
+    def environment(self, cell):
+        qps = {"NCCL_IB_QPS_PER_CONNECTION": str(cell.qps), "NCCL_IB_SPLIT_DATA_ON_QPS": "1"} if cell.qps > 1 else {}
+        gid = {"NCCL_IB_GID_INDEX": str(self.gid_index)} if self.gid_index is not None else {}
+        return {**gid, **qps, **self.env}
+
+
+class Perftest(Counted):
+    """ib_write_bw and ib_send_bw: as many messages outstanding on each queue pair as a plugin has in its window, a
+    completion for each, polled without a pause. ib_write_lat: the peer's memory is looked at without a pause."""
+
+    FIRST = (400, 4 << 20)
+    LEAST = 5
+
+    def __init__(self, program, ports, env=None):
+        super().__init__(program.removeprefix("ib_"), program, env)
+        self.program, self.ports, self.wire = program, ports, program
+
+    def has(self, cell):
+        if self.program.endswith("_lat"):
+            return cell.kind == "lat" and cell.qps == 1
+        return cell.kind == "bw"
+
+    def command(self, cell, side, iterations, port):
+        argv = ["ip", "netns", "exec", self.ports.netns[side]] if self.ports.netns else []
+        argv += [self.program, "-d", self.ports.devices[side], "-p", str(port), "-s", str(cell.size), "-F"]
+        argv += ["-x", str(self.ports.gid_index)] if self.ports.gid_index is not None else []
+        if cell.kind == "bw":
+            argv += ["-q", str(cell.qps), "-t", str(cell.window), "-Q", "1", "-N"]
+        return argv + ["-n", str(max(self.LEAST, iterations // cell.qps))]
+
+    def timed(self, cell, env, seconds):
+        if cell.kind == "bw":
+            return self.transfers(cell, env, seconds)
+        n = self.iterations(cell, seconds)
+        row, _ = self.once(cell, env, n)
+        return {"verdict": "ok", "messages": n, "half_us": {"min": row[2], "p50": row[4], "p99": row[7]}}
+
+    def once(self, cell, env, iterations):
+        """(the row of numbers, CPU seconds of both processes); remembers the rate."""
+        port = free_port()
+        client = [*self.command(cell, 0, iterations, port), self.ports.address]
+        out, cpu = self.pair(cell, env, self.command(cell, 1, iterations, port), client, port)
+        rows = [line.split() for line in out.splitlines() if line.split()[:1] == [str(cell.size)]]
+        try:
+            row = [float(x) for x in rows[-1]]
+            self.rate[cell] = self.messages_a_second(cell, row)
+        except (IndexError, ValueError, ZeroDivisionError):
+            raise Failed(f"no figures: {shlex.join(client)}\n{out[-500:]}") from None
+        return row, cpu
+
+    @staticmethod
+    def messages_a_second(cell, row):
+        """It rounds: small messages' rate is more exact as a number of messages, large ones' as MiB a second."""
+        if cell.kind == "lat":
+            return 1e6 / (2 * row[5])
+        return row[4] * 1e6 if cell.size < 4096 else row[3] * (1 << 20) / cell.size
+
+    def shown(self, cell, warmup, seconds):
+        n = self.iterations(cell, seconds)
+        server, client = (shlex.join(self.command(cell, side, n, 18515)) for side in (1, 0))
+        return f"{server} & sleep 1; {client} {self.ports.address}"
+
+
+def make_columns(ports, program, plugins, env):
+    """plugins: [(key, title, path)]"""
+    columns = [Plugin(key, title, program, path, ports, env.get(key)) for key, title, path in plugins]
+    return columns + [Perftest(name, ports) for name in ("ib_write_bw", "ib_send_bw", "ib_write_lat")]
