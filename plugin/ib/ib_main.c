@@ -84,8 +84,8 @@ static rail_result_t ib_finalize(void *arg) {
   return RAIL_OK;
 }
 
-/* After the one that finalizes the context of v6 to v10 (common/abi_common.c), before parameters go. A program that ends
- * in the middle leaves everything to the kernel. */
+/* After the one that finalizes the context of v6 to v10 (common/abi_common.c), before parameters go. A program that
+ * ends in the middle leaves everything to the kernel. */
 __attribute__((destructor(102))) static void unload(void) {
   if (contexts || loader != getpid()) return;
   rail_log_set_sink(NULL); /* NCCL may have been unloaded before us */

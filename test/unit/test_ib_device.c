@@ -165,7 +165,8 @@ TEST(properties_are_whole) {
   reload("=two_f0:1:3:1,seen_vf,soft");
   struct rail_net_props_v12 p = props(find("two_f0"));
   CHECK(p.guid == 0x7700 && p.speed == 100000 && p.reg_is_global == 1 && p.force_flush == 0 && p.max_recvs == 8);
-  CHECK(p.latency == 0 && p.max_comms == 65536 && p.max_p2p_bytes == RAIL_NET_MAX_BYTES && p.max_multi_request_size == 1);
+  CHECK(p.latency == 0 && p.max_comms == 65536 && p.max_p2p_bytes == RAIL_NET_MAX_BYTES);
+  CHECK_INT(p.max_multi_request_size, 1);
   CHECK(p.vprops.ndevs == 1 && p.vprops.devs[0] == find("two_f0") && p.rail_id == 3 && p.plane_id == 1);
   CHECK_INT(p.ptr_support, RAIL_PTR_HOST | RAIL_PTR_DMABUF);
   CHECK_INT(props(find("soft")).speed, 14000);
@@ -206,9 +207,9 @@ static void reload_with(const char *fault) {
 
 TEST(what_fails_is_left_out_and_leaves_nothing) {
   reload_with("fail open_device from=2 errno=EPERM; fail query_device from=3 errno=EIO; fail alloc_pd from=2");
-  CHECK(fake_heard("two_f1 cannot be opened: Operation not permitted") && fake_heard("No such") == false);
+  CHECK(fake_heard("two_f1 cannot be opened: Operation not permitted"));
   CHECK(fake_heard("ibv_query_device") && fake_heard("ibv_alloc_pd"));
-  CHECK_INT(ib_device_count(), 4); /* 8 ports, less one each of two_f1, dual:1, dual:2, and the second to get a domain */
+  CHECK_INT(ib_device_count(), 4); /* of 8: not two_f1, both of dual, and the second that gets a domain */
   CHECK_INT(fake_live("context"), fake_live("pd"));
   reload_with("fail query_port from=2 errno=EINVAL");
   CHECK(fake_heard("port 1 of two_f1") && fake_heard("ibv_query_port"));

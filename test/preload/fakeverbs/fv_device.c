@@ -37,7 +37,7 @@ static struct fv_device *device_of(struct ibv_device *device) { return (struct f
 struct ibv_device **ibv_get_device_list(int *count) {
   fv_load();
   int err = fault("get_device_list");
-  struct ibv_device **list = err ? NULL : calloc(FV_DEVICES + 1, sizeof *list);
+  struct ibv_device **list = err ? NULL : calloc(FV_DEVICES + 1, sizeof(struct ibv_device *));
   if (err) errno = err;
   if (count) *count = 0;
   for (unsigned int i = 0; list && i < fv.ndevices; i++) list[i] = &fv.devices[i].ibv;
