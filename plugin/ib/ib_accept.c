@@ -87,8 +87,24 @@ static void half_free(struct ib_half *half) {
   free(half);
 }
 
+/* Without a key a HELLO proves nothing: when all places are taken, who has said nothing since for the longest time
+ * makes room. */
+static bool make_room(struct ib_listen *l) {
+  struct ib_half **oldest = NULL;
+  for (struct ib_half **at = &l->halves; *at; at = &(*at)->next)
+    if ((*at)->setup.state == 0 && (!oldest || (*at)->setup.deadline < (*oldest)->setup.deadline)) oldest = at;
+  if (!oldest) return false;
+  struct ib_half *half = *oldest;
+  *oldest = half->next;
+  if (!half->next) l->last = oldest;
+  l->nhalves--;
+  half_free(half);
+  return true;
+}
+
 bool ib_half_begin(struct ib_listen *l, int fd, const union rail_addr *peer, const struct ib_hello_wire *hello) {
-  struct ib_half *half = l->nhalves < IB_MAX_HALVES ? calloc(1, sizeof *half) : NULL;
+  bool room = l->nhalves < IB_MAX_HALVES || make_room(l);
+  struct ib_half *half = room ? calloc(1, sizeof *half) : NULL;
   if (!half) return false;
   ib_setup_init(&half->setup, l->ctx, l->device, false, peer, l->ctx->traffic_class);
   ib_side_init(&half->setup.side, fd, false, (l->handle.flags & IB_HANDLE_AUTH) != 0, hello);

@@ -215,16 +215,33 @@ TEST(a_peer_whose_writes_do_not_come) {
 
 TEST(no_more_than_64_half_made) {
   static struct raw r[IB_MAX_HALVES + 1];
+  struct ib_offer offer = raw_offer(true);
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
-  for (int i = 0; i < IB_MAX_HALVES; i++) raw_hello(&r[i], &h);
-  accept_for(&h, 20);
+  for (int i = 0; i < IB_MAX_HALVES; i++) {
+    raw_hello(&r[i], &h);
+    raw_say_offer(&r[i], &offer);
+  }
+  accept_for(&h, 100);
   raw_hello(&r[IB_MAX_HALVES], &h);
   CHECK_INT(raw_verdict(&r[IB_MAX_HALVES], &h), IB_REASON_BUSY);
   for (int i = 0; i <= IB_MAX_HALVES; i++) raw_end(&r[i]);
+  accept_for(&h, 100);
+  others_come_through(&h);
+  hs_end(&h);
+}
+
+/* Who can say no more than HELLO keeps nobody out. */
+TEST(hellos_alone_make_room) {
+  static struct raw r[2 * IB_MAX_HALVES];
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  for (int i = 0; i < 2 * IB_MAX_HALVES; i++) raw_hello(&r[i], &h);
   accept_for(&h, 20);
   others_come_through(&h);
+  for (int i = 0; i < 2 * IB_MAX_HALVES; i++) raw_end(&r[i]);
   hs_end(&h);
 }
 
@@ -318,7 +335,8 @@ int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(strangers_hold_nobody_up), TEST_CASE(hellos_that_are_refused), TEST_CASE(peers_that_lie_are_told_so),
     TEST_CASE(an_offer_of_values_that_cannot_be), TEST_CASE(silent_peers), TEST_CASE(peers_that_die),
-    TEST_CASE(a_peer_whose_writes_do_not_come), TEST_CASE(no_more_than_64_half_made), TEST_CASE(listeners_that_lie),
+    TEST_CASE(a_peer_whose_writes_do_not_come), TEST_CASE(no_more_than_64_half_made), TEST_CASE(hellos_alone_make_room),
+    TEST_CASE(listeners_that_lie),
     TEST_CASE(nobody_listens), TEST_CASE(ends_at_any_time)};
   hs_main(argv[0]);
   int failed = tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
