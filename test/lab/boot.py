@@ -72,7 +72,7 @@ def kept(top, more):
     """For the kernel's command line, where a path has no blanks and no colons: what stays visible below a new /tmp."""
     below = [p.resolve() for p in more if p.resolve().is_relative_to("/tmp") and not p.resolve().is_relative_to(top)]
     if bad := [p for p in [top, *below] if set(str(p)) & set(" \t:\"")]:
-        raise Impossible(f"the lab cannot work in {bad[0]}: blanks, colons and quotes do not pass the kernel's command line")
+        raise Impossible(f"the lab cannot work in {bad[0]}: a blank, colon or quote in the path")
     return ":".join(map(str, [top, *below]))
 
 
@@ -82,7 +82,8 @@ def share(tag, path, more=""):
 
 def qemu(args, top, run, fds):
     image, initramfs, version = kernel.prepare()
-    words = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "nokaslr", "tsc=reliable", f"rail.top={kept(top, args.keep)}"]
+    words = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "nokaslr", "tsc=reliable",
+             f"rail.top={kept(top, args.keep)}"]
     argv = [QEMU, *acceleration(), "-machine", "q35", "-smp", "2", "-m", str(args.memory), "-no-reboot", "-nic", "none",
             "-vga", "none", "-display", "none", "-monitor", "none", "-serial", f"file:{run}/console",
             "-kernel", str(image), "-initrd", str(initramfs), "-append", " ".join(words),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command with RDMA devices of this machine in the place of the lab's: devices.py DEV[:PORT][,DEV[:PORT]] COMMAND…
+"""Runs a command with RDMA devices of this machine as the lab's: devices.py DEV[:PORT][,DEV[:PORT]] COMMAND…
 
 Two "hosts", both of them this machine: h0 has the first device, h1 the second, or
 the same one again (loopback). Their TCP is lo. Nothing of the devices is changed.
@@ -30,7 +30,8 @@ def addresses(netdev):
     """The netdev's own ones: (IPv4, IPv6), each "" where there is none."""
     if not netdev:
         return "", ""
-    done = subprocess.run(["ip", "-j", "addr", "show", "dev", netdev, "scope", "global"], capture_output=True, text=True)
+    argv = ["ip", "-j", "addr", "show", "dev", netdev, "scope", "global"]
+    done = subprocess.run(argv, capture_output=True, text=True)
     found = [a for link in json.loads(done.stdout or "[]") for a in link.get("addr_info", [])]
     return tuple(next((a["local"] for a in found if a.get("family") == f), "") for f in ("inet", "inet6"))
 

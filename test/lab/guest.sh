@@ -37,8 +37,8 @@ echo "$up" >$ctl/ready
 export RAIL_LAB_GUEST=1 RAIL_LAB_OUT=/run/rail/out RAIL_LAB_TOPOLOGY=$ctl/topology.json
 cd "$RAIL_LAB_TOP" || fail "no directory $RAIL_LAB_TOP"
 if [[ -n $RAIL_LAB_SHELL ]]; then
-  hash -r
-  setsid -c bash -i </dev/hvc0 >/dev/hvc0 2>&1
+  # Without the user's start-up files, which may take an emulated minute.
+  PS1='lab:\w\$ ' setsid -c bash --norc -i </dev/hvc0 >/dev/hvc0 2>&1
   echo $? >$ctl/status
   power_off
 fi

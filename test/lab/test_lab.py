@@ -234,7 +234,8 @@ def case_hosts_are_apart():
     reach = "import socket, sys; socket.create_connection((sys.argv[1], 4711), 5)"
     with running(lab.start(hosts[0], [sys.executable, "-S", "-c", server])) as listening:
         listening.stdout.readline()
-        assert lab.run(hosts[1], [sys.executable, "-S", "-c", reach, "127.0.0.1"]).returncode != 0, "one loopback for both"
+        own = lab.run(hosts[1], [sys.executable, "-S", "-c", reach, "127.0.0.1"])
+        assert own.returncode != 0, "one loopback for both"
         done = lab.run(hosts[1], [sys.executable, "-S", "-c", reach, hosts[0].ip4])
         assert done.returncode == 0, done.stderr
 
