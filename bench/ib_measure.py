@@ -29,7 +29,7 @@ class Mtu:
         self.now = None
 
     def set(self, mtu):
-        if mtu == self.now or not os.environ.get("RAIL_LAB"):
+        if mtu == self.now or not os.environ.get("RAIL_LAB_GUEST"):
             return
         from lab import hosts, port, set_mtu
         set_mtu(NETDEV_MTU[mtu])
