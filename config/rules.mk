@@ -195,7 +195,8 @@ $(BUILD)/test/libfakeverbs.so: $(wildcard test/preload/fakeverbs/*.c) $(wildcard
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_CPPFLAGS) -std=c11 -O2 -g -fPIC -pthread $(warnings) -shared -Wl,-z,defs $(filter %.c,$^) -o $@
-$(patsubst test/%.c,$(BUILD)/test/%,$(filter test/unit/test_ib_%,$(test_src))): | $(BUILD)/test/libfakeverbs.so
+$(patsubst test/%.c,$(BUILD)/test/%,$(filter test/unit/test_ib_% test/fuzz/ib_message.c,$(test_src))): \
+  | $(BUILD)/test/libfakeverbs.so
 
 $(BUILD)/test/lib%.so: test/preload/%.c $(wildcard test/preload/*.h)
 	@mkdir -p $(@D)

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * TEST-SAN: asan
+ *
+ * Bytes on the side channel into both state machines of the ib plugin's
+ * handshake, over the scripted libibverbs. Input: which side is ours, whether
+ * first writes are wanted, then steps: well-formed messages of any fields, raw
+ * bytes, calls, the end of the stream.
+ *
+ * Held: no call fails in any other way than with its errors, none hands out a
+ * comm whose peer did not say everything (with first writes wanted: none at all,
+ * for none comes), and queue pairs, completion queues and registrations are
+ * gone afterwards.
+ */
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "plugin/ib/ib_ctx.h"
+#include "plugin/ib/ib_device.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_side.h"
+#include "plugin/ib/ib_watch.h"
+#include "test/fuzz/lib/fuzz.h"
+#include "test/unit/ib_fake.h"
+
+enum step { CALL, RAW, SAY_ANSWER, SAY_OFFER, SAY_QPS, SAY_READY, HANG_UP, STEPS };
+#define CALLS_PER_STEP 4
+
+struct bed {
+  bool ours_connects;
+  struct ib_ctx *ctx;
+  void *listen, *comm;
+  int door, fd; /* the peer's */
+  char handle[RAIL_NET_HANDLE_SIZE];
+  unsigned int said; /* one bit for each kind of step */
+  rail_result_t result;
+};
+
+static void start(void) {
+  static bool started;
+  char program[PATH_MAX];
+  if (started) return;
+  started = true;
+  ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+  FUZZ_CHECK(n > 0);
+  program[n] = 0;
+  fuzz_quiet();
+  fake_use(program, "device fakeA ports=2; device fakeB");
+  ib_devices_load();
+  FUZZ_CHECK(ib_device_count() == 3 && ib_watch_begin() == RAIL_OK);
+}
+
+static void hard_close(int *fd) { /* by a reset: no port waits for the inputs to come */
+  struct linger now = {.l_onoff = 1};
+  if (*fd >= 0) setsockopt(*fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+  rail_sock_close(fd);
+}
+
+/* ---- the peer ------------------------------------------------------------ */
+
+static void meet_as_connector(struct bed *bed) {
+  struct ib_handle handle;
+  struct ib_hello_wire hello;
+  const char *why;
+  FUZZ_CHECK(ib_listen(bed->ctx, 0, bed->handle, &bed->listen) == RAIL_OK);
+  FUZZ_CHECK(ib_handle_decode(bed->handle, &handle, &why));
+  bed->fd = socket(handle.addr.sa.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  FUZZ_CHECK(bed->fd >= 0 && connect(bed->fd, &handle.addr.sa, rail_addr_len(&handle.addr)) == 0);
+  ib_hello_encode(handle.secret, (const uint8_t *)"somebody's name", &hello);
+  fuzz_write(bed->fd, &hello, sizeof hello);
+}
+
+static void meet_as_listener(struct bed *bed) {
+  struct ib_handle handle = {.secret = "fifteen letters"};
+  FUZZ_CHECK(rail_addr_parse("127.0.0.1:0", &handle.addr) == RAIL_OK);
+  FUZZ_CHECK(rail_sock_listen(&handle.addr, 4, &bed->door) == RAIL_OK);
+  ib_handle_encode(&handle, bed->handle);
+}
+
+static void say(struct bed *bed, enum ib_message_type type, const void *body, size_t size) {
+  static const uint8_t mac[RAIL_MAC_SIZE];
+  struct ib_head_wire head;
+  ib_head_encode(type, size, &head);
+  if (bed->fd < 0) return;
+  fuzz_write(bed->fd, &head, sizeof head);
+  fuzz_write(bed->fd, body, size);
+  fuzz_write(bed->fd, mac, sizeof mac);
+}
+
+static void say_answer(struct fuzz_in *in, struct bed *bed) {
+  struct ib_answer answer = {.reason = fuzz_u8(in), .refusal = fuzz_u8(in), .rail_here = fuzz_u8(in) % 10 - 1};
+  struct ib_answer_wire wire;
+  answer.rail_there = fuzz_u8(in) % 10 - 1;
+  memcpy(answer.name, "peer0", 6);
+  ib_answer_encode(&answer, &wire);
+  say(bed, IB_MESSAGE_ANSWER, &wire, sizeof wire);
+}
+
+static void say_offer(struct fuzz_in *in, struct bed *bed) {
+  uint8_t flags = fuzz_u8(in);
+  struct ib_offer o = {.sender = !bed->ours_connects, .nrails = 1 + flags % 4, .qps_per_rail = 1, .max_qps = IB_MAX_QPS,
+                       .ece = flags & 16, .split = flags & 32, .max_write_log2 = 20, .recv_depth = IB_RECV_DEPTH};
+  struct ib_offer_wire wire;
+  for (unsigned int i = 0; i < o.nrails; i++) {
+    o.rails[i] = (struct ib_offer_rail){.roce = true, .port = 1, .mtu = 5, .gid_type = 2, .name = "peer0"};
+    memcpy(o.rails[i].gid, "\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x4d\0\1", 16);
+  }
+  if (flags & 64) o.qps_per_rail = fuzz_u16(in) % 200;
+  if (flags & 128) o.rails[0].mtu = fuzz_u8(in);
+  size_t size = ib_offer_encode(&o, &wire);
+  say(bed, IB_MESSAGE_OFFER, &wire, size);
+}
+
+static void say_qps(struct fuzz_in *in, struct bed *bed) {
+  uint8_t flags = fuzz_u8(in);
+  struct ib_qps q = {.nqps = 1 + flags % 8, .nrails = 1 + flags / 8 % 4, .token = 9, .own_addr = 4096, .verify_addr = 8192};
+  struct ib_qps_wire wire;
+  for (unsigned int i = 0; i < q.nqps; i++) q.qps[i] = (struct ib_qp_side){.qpn = 1000 + i, .psn = i};
+  if (flags & 64) q.qps[0].qpn = fuzz_u32(in);
+  if (flags & 128) q.qps[0].ece_options = fuzz_u32(in);
+  size_t size = ib_qps_encode(&q, &wire);
+  say(bed, IB_MESSAGE_QPS, &wire, size);
+}
+
+static void say_raw(struct fuzz_in *in, struct bed *bed) {
+  uint8_t bytes[256];
+  size_t size = fuzz_u8(in);
+  fuzz_fill(in, bytes, size);
+  if (bed->fd >= 0) fuzz_write(bed->fd, bytes, size);
+}
+
+/* ---- our side ------------------------------------------------------------ */
+
+static void call(struct bed *bed) {
+  for (int i = 0; i < CALLS_PER_STEP && bed->result == RAIL_OK && !bed->comm; i++) {
+    if (bed->ours_connects) bed->result = ib_connect(bed->ctx, 2, bed->handle, -1, &bed->comm, NULL);
+    else bed->result = ib_accept(bed->listen, &bed->comm, NULL);
+    FUZZ_CHECK(bed->result == RAIL_OK || !bed->comm);
+    union rail_addr peer;
+    if (bed->door >= 0 && bed->fd < 0) (void)rail_sock_accept(bed->door, &bed->fd, &peer);
+    if (bed->fd >= 0) fuzz_drain(bed->fd);
+  }
+  if (!bed->comm) return;
+  const unsigned int raw = 1u << RAW, all = 1u << SAY_OFFER | 1u << SAY_QPS;
+  FUZZ_CHECK(!ib_params.verify && ((bed->said & raw) || (bed->said & all) == all));
+}
+
+static void take_step(struct fuzz_in *in, struct bed *bed) {
+  enum step step = (enum step)(fuzz_u8(in) % STEPS);
+  bed->said |= 1u << step;
+  switch (step) {
+    case CALL: call(bed); break;
+    case RAW: say_raw(in, bed); break;
+    case SAY_ANSWER: say_answer(in, bed); break;
+    case SAY_OFFER: say_offer(in, bed); break;
+    case SAY_QPS: say_qps(in, bed); break;
+    case SAY_READY: say(bed, IB_MESSAGE_READY, "", 0); break;
+    case HANG_UP: hard_close(&bed->fd); break;
+    case STEPS: break;
+  }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  const struct rail_net_init init = {.traffic_class = -1};
+  struct fuzz_in in = {data, size};
+  struct bed bed = {.door = -1, .fd = -1};
+  start();
+  uint8_t head = fuzz_u8(&in);
+  bed.ours_connects = head & 1;
+  ib_params.verify = head >> 1 & 1;
+  ib_params.linger_ms = 0;
+  FUZZ_CHECK(ib_ctx_new(&init, &bed.ctx) == RAIL_OK);
+  if (bed.ours_connects) meet_as_listener(&bed);
+  else meet_as_connector(&bed);
+  call(&bed);
+  for (int i = 0; i < 64 && in.left; i++) take_step(&in, &bed);
+  call(&bed);
+  hard_close(&bed.fd);
+  hard_close(&bed.door);
+  if (bed.comm) FUZZ_CHECK((bed.ours_connects ? ib_close_send(bed.comm) : ib_close_recv(bed.comm)) == RAIL_OK);
+  ib_ctx_free(bed.ctx);
+  FUZZ_CHECK(fake_live("qp") == 0 && fake_live("cq") == 0 && fake_live("mr") == 0);
+  return 0;
+}
+
+/* ---- seeds --------------------------------------------------------------- */
+
+static void calls(struct fuzz_out *out, int n) {
+  while (n-- > 0) fuzz_put8(out, CALL);
+}
+
+static void whole(const char *name, unsigned int head, unsigned int rails) {
+  struct fuzz_out out = {.size = 0};
+  fuzz_put8(&out, head);
+  calls(&out, 4);
+  if (head & 1) {
+    fuzz_put8(&out, SAY_ANSWER);
+    fuzz_put32(&out, 0);
+  }
+  fuzz_put8(&out, SAY_OFFER);
+  fuzz_put8(&out, (rails - 1) | 16);
+  calls(&out, 6);
+  fuzz_put8(&out, SAY_QPS);
+  fuzz_put8(&out, (rails - 1) | (rails - 1) << 3);
+  calls(&out, 4);
+  fuzz_put8(&out, SAY_READY);
+  calls(&out, 4);
+  fuzz_seed(name, out.bytes, out.size);
+}
+
+void fuzz_make_seeds(void) {
+  struct fuzz_out out = {.size = 0};
+  whole("accept", 0, 1);
+  whole("connect", 1, 1);
+  whole("accept-verified-three-rails", 2, 3);
+  whole("connect-verified-two-rails", 3, 2);
+  fuzz_put8(&out, 1);
+  calls(&out, 3);
+  fuzz_put8(&out, SAY_ANSWER);
+  fuzz_put8(&out, IB_REASON_PLAN);
+  fuzz_put8(&out, IB_REFUSAL_LINK);
+  fuzz_put16(&out, 0);
+  calls(&out, 2);
+  fuzz_seed("refused", out.bytes, out.size);
+  out.size = 0;
+  fuzz_put8(&out, 0);
+  fuzz_put8(&out, RAW);
+  fuzz_put8(&out, 16);
+  struct ib_head_wire head;
+  ib_head_encode(IB_MESSAGE_OFFER, 136, &head);
+  fuzz_put(&out, &head, sizeof head);
+  calls(&out, 2);
+  fuzz_put8(&out, HANG_UP);
+  calls(&out, 1);
+  fuzz_seed("half-an-offer", out.bytes, out.size);
+}
