@@ -123,8 +123,8 @@ static void say_qps(struct fuzz_in *in, struct bed *bed) {
 }
 
 static void say_raw(struct fuzz_in *in, struct bed *bed) {
-  uint8_t bytes[256];
-  size_t size = fuzz_u8(in);
+  uint8_t bytes[127 * 40], head = fuzz_u8(in);
+  size_t size = head & 0x80 ? (head & 0x7f) * 40u : head; /* what the input lacks is zero */
   fuzz_fill(in, bytes, size);
   if (bed->fd >= 0) fuzz_write(bed->fd, bytes, size);
 }
@@ -233,4 +233,18 @@ void fuzz_make_seeds(void) {
   fuzz_put8(&out, HANG_UP);
   calls(&out, 1);
   fuzz_seed("half-an-offer", out.bytes, out.size);
+  out.size = 0;
+  fuzz_put8(&out, 0);
+  fuzz_put8(&out, RAW);
+  fuzz_put8(&out, 16);
+  ib_head_encode(IB_MESSAGE_QPS, IB_BODY_MAX, &head);
+  fuzz_put(&out, &head, sizeof head);
+  calls(&out, 1);
+  for (int i = 0; i < 2; i++) {
+    fuzz_put8(&out, RAW);
+    fuzz_put8(&out, 0x80 | 40);
+    fuzz_put(&out, (const uint8_t[1600]){0}, 1600);
+    calls(&out, 1);
+  }
+  fuzz_seed("the-longest", out.bytes, out.size);
 }
