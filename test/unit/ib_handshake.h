@@ -76,10 +76,15 @@ __attribute__((unused)) static void hs_main(const char *program) {
   rail_log_set_sink(hs_log);
 }
 
-static void hs_begin(struct hs *h) {
-  memset(h, 0, sizeof *h);
+/* Parameters as they are without any set, but closed receivers go at once. */
+static void hs_defaults(void) {
   ib_params_load();
   ib_params.linger_ms = 0;
+}
+
+static void hs_begin(struct hs *h) {
+  memset(h, 0, sizeof *h);
+  hs_defaults();
   hs_lines[0] = 0;
   fake_script("reset");
   h->connect = h->accept = RAIL_IN_PROGRESS;
