@@ -17,6 +17,7 @@ struct end {
   struct ibv_cq *cq;
   struct ibv_qp *qp;
   struct ibv_mr *mr;
+  uint32_t rkey; /* of mr, which may be gone */
   union ibv_gid gid;
   char memory[8192];
 };
@@ -33,6 +34,7 @@ static void open_end(struct end *e, int device) {
   e->mr = ib_verbs.reg_mr(e->pd, e->memory, sizeof e->memory,
                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
   CHECK(e->pd && e->cq && e->mr);
+  e->rkey = e->mr->rkey;
   struct ibv_qp_init_attr init = {
     .send_cq = e->cq, .recv_cq = e->cq, .qp_type = IBV_QPT_RC,
     .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_inline_data = 64}};
@@ -82,7 +84,7 @@ static int post(enum ibv_wr_opcode opcode, size_t size, unsigned int flags, uint
   struct ibv_send_wr wr = {.wr_id = id, .opcode = opcode, .send_flags = flags, .sg_list = &sge, .num_sge = 1,
                            .imm_data = htonl(0x1234)}, *bad;
   wr.wr.rdma.remote_addr = (uintptr_t)b.memory;
-  wr.wr.rdma.rkey = b.mr->rkey;
+  wr.wr.rdma.rkey = b.rkey;
   return ibv_post_send(a.qp, &wr, &bad);
 }
 static int post_recv(uint64_t id) {
