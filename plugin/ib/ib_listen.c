@@ -7,9 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/clock.h"
 #include "common/log.h"
 #include "common/ports.h"
 #include "plugin/ib/ib_param.h"
+
+#define HINTS_NS 1000000000ull
 
 static struct rail_ports ports = {.plugin = "RailIB", .range_param = "RAIL_IB_PORTS", .bind_param = "RAIL_IB_BIND"};
 
@@ -78,6 +81,24 @@ static const struct rail_door_rules rules = {
 
 /* ---- opening and closing ------------------------------------------------- */
 
+/* Thousands of listeners are opened at once: a port is looked at once a second for all of them. */
+static void give_hints(struct ib_handle *handle, const struct ib_device *device, int dev) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  static struct {
+    uint64_t until;
+    unsigned int ngids;
+    uint8_t gids[IB_HANDLE_GIDS][16];
+  } known[IB_MAX_DEVICES];
+  pthread_mutex_lock(&lock);
+  if (rail_now_ns() >= known[dev].until) {
+    known[dev].ngids = ib_offer_hints(device, known[dev].gids);
+    known[dev].until = rail_now_ns() + HINTS_NS;
+  }
+  handle->ngids = known[dev].ngids;
+  memcpy(handle->gids, known[dev].gids, known[dev].ngids * sizeof handle->gids[0]);
+  pthread_mutex_unlock(&lock);
+}
+
 static rail_result_t open_door(struct ib_listen *l) {
   union rail_addr interface;
   const char *name = ib_side_interface(&interface);
@@ -124,6 +145,7 @@ rail_result_t ib_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
   l->device = device;
   l->last = &l->halves;
   l->handle.flags = ib_auth_on() ? IB_HANDLE_AUTH : 0;
+  give_hints(&l->handle, device, dev);
   rail_doors_init(&l->doors, &rules, l, device->name, (uint64_t)ib_params.handshake_ms);
   rail_result_t result = open_door(l);
   if (result != RAIL_OK) {

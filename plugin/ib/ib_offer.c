@@ -60,16 +60,37 @@ static void wish_of_params(struct ib_gid_wish *wish) {
   if (ib_params.addr_range) (void)ib_gid_parse_range(ib_params.addr_range, wish);
 }
 
-static int choose(const struct ib_setup *s, unsigned int rail, const struct ib_gid *peer, const char **why) {
+static int choose(const struct ib_port *port, const struct ib_port_now *now, const struct ib_gid *peer,
+                  const char **why) {
   struct ib_gid_wish wish;
   wish_of_params(&wish);
-  return ib_gid_choose(&s->now[rail].gids, s->device->rails[rail]->roce, &wish, peer, why);
+  return ib_gid_choose(&now->gids, port->roce, &wish, peer, why);
+}
+
+unsigned int ib_offer_hints(const struct ib_device *device, uint8_t gids[IB_HANDLE_GIDS][16]) {
+  struct ib_port_now *now = calloc(1, sizeof *now);
+  unsigned int n = 0;
+  for (bool good = now != NULL; good && n < device->nrails && n < IB_HANDLE_GIDS; n += good) {
+    const char *why;
+    int index = ib_port_look(device->rails[n], now) == RAIL_OK ? choose(device->rails[n], now, NULL, &why) : IB_GID_NONE;
+    good = index >= 0;
+    if (good) memcpy(gids[n], now->gids.gids[index].raw, sizeof gids[n]);
+  }
+  free(now);
+  return n;
+}
+
+/* The peer's rail that this place of ours will lie opposite, as far as it is known: a handle has not all of many. */
+static const struct ib_gid *hint_for(const struct ib_setup *s, unsigned int place) {
+  bool cut_off = s->connector && s->nhints == IB_HANDLE_GIDS;
+  if (s->nhints == 0 || (cut_off && place >= s->nhints)) return NULL;
+  return &s->hints[place % s->nhints];
 }
 
 /* Is that port's best GID for this peer in the peer's subnet? */
 static bool is_near(const struct ib_setup *s, unsigned int rail, const struct ib_gid *peer) {
   const char *why;
-  int index = choose(s, rail, peer, &why);
+  int index = choose(s->device->rails[rail], &s->now[rail], peer, &why);
   return index >= 0 && ib_gid_same_subnet(&s->now[rail].gids.gids[index], peer, (unsigned int)ib_params.subnet_prefix_len);
 }
 
@@ -93,7 +114,7 @@ static rail_result_t offer_rail(struct ib_setup *s, unsigned int place, unsigned
   struct ib_port *port = s->device->rails[rail];
   const struct ib_port_now *now = &s->now[rail];
   const char *why = "";
-  int index = choose(s, rail, s->nhints ? &s->hints[place % s->nhints] : NULL, &why);
+  int index = choose(port, now, hint_for(s, place), &why);
   if (index < 0) return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "port %s: %s", port->name, why);
   struct ib_offer_rail *offer = &s->mine.rails[place];
   *offer = (struct ib_offer_rail){

@@ -98,6 +98,8 @@ rail_result_t ib_setup_test_writes(struct ib_setup *s);
 rail_result_t ib_setup_verified(struct ib_setup *s);
 rail_result_t ib_setup_flushed(struct ib_setup *s); /* all that we said has left */
 
+/* What a listener's handle tells of its ports: GIDs of the first rails. How many; it may be none. */
+unsigned int ib_offer_hints(const struct ib_device *device, uint8_t gids[IB_HANDLE_GIDS][16]);
 /* How many QPs with their completions fit on this port; of what depth. For the offer and what follows from it. */
 struct ib_qp_sizes ib_setup_sizes(const struct ib_setup *s, const struct ib_port *port);
 

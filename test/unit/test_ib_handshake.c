@@ -223,6 +223,19 @@ TEST(a_gid_for_the_peer) {
   hs_end(&h);
 }
 
+/* The connector has several, and chooses the one in the subnet of the listener's, which is in the handle. */
+TEST(a_gid_for_the_listener) {
+  struct hs h;
+  hs_begin(&h);
+  usleep(1100000); /* what the last listeners knew of their ports is forgotten */
+  fake_script("gid fakeB 1 4 10.77.0.9 type=v2; gid fakeB 1 3 10.88.1.1 type=v2");
+  hs_pair(&h, DEV_A1, DEV_B);
+  CHECK_INT(h.decoded.ngids, 1);
+  CHECK_INT(sent(&h)->rails[0].gid_index, 4);
+  fake_script("gid fakeB 1 4 none; gid fakeB 1 3 10.77.1.1 type=v2");
+  hs_end(&h);
+}
+
 /* With NCCL_IB_SUBNET_AWARE_ROUTING the acceptor's rails lie opposite the connector's of the same subnet. */
 TEST(rails_by_subnet) {
   struct hs h;
@@ -384,7 +397,7 @@ int main(int argc, char **argv) {
     TEST_CASE(different_parameters), TEST_CASE(as_many_queue_pairs_as_there_can_be),
     TEST_CASE(without_the_first_writes), TEST_CASE(without_inline), TEST_CASE(one_side_is_called_much_later),
     TEST_CASE(several_behind_one_door), TEST_CASE(a_thousand_listeners), TEST_CASE(traffic_classes),
-    TEST_CASE(timeouts), TEST_CASE(a_gid_for_the_peer), TEST_CASE(rails_by_subnet), TEST_CASE(infiniband_and_ethernet),
+    TEST_CASE(timeouts), TEST_CASE(a_gid_for_the_peer), TEST_CASE(a_gid_for_the_listener), TEST_CASE(rails_by_subnet), TEST_CASE(infiniband_and_ethernet),
     TEST_CASE(ipv4_and_ipv6), TEST_CASE(ports_that_are_down), TEST_CASE(a_first_write_that_is_lost),
     TEST_CASE(a_first_write_that_never_comes), TEST_CASE(modify_is_tried_again), TEST_CASE(whatever_fails),
     TEST_CASE(arguments)};
