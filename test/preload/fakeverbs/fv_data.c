@@ -301,7 +301,7 @@ int fv_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc) {
 }
 
 #define STATUS_NAME(status) \
-  case status: return #status + sizeof "IBV_WC_" - 1
+  case status: return &#status[sizeof "IBV_WC_" - 1]
 const char *ibv_wc_status_str(enum ibv_wc_status status) {
   switch (status) {
     STATUS_NAME(IBV_WC_SUCCESS);

@@ -108,7 +108,7 @@ void fv_wait_acked(const unsigned int *events) {
 }
 
 #define EVENT_NAME(type) \
-  case type: return #type + sizeof "IBV_EVENT_" - 1
+  case type: return &#type[sizeof "IBV_EVENT_" - 1]
 const char *ibv_event_type_str(enum ibv_event_type type) {
   switch (type) {
     EVENT_NAME(IBV_EVENT_CQ_ERR);
