@@ -18,11 +18,13 @@ import tempfile
 import types
 
 sys.dont_write_bytecode = True
+import ib_instructions
 import ib_report
 import machine
 from choices import chosen, environments, named_plugin, size_of
 from ib_columns import lab_ports, make_cells, make_columns
 from ib_measure import NETDEV_MTU
+from program import Failed
 from results import OURS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -110,6 +112,18 @@ def execute(plan, say):
         return json.loads(found.read_text()), load.seen
 
 
+def count(o, say):
+    """Instructions for each call, natively, or None."""
+    why = "our plugin is another one" if o.ours else ib_instructions.possible(o.build)
+    if not why:
+        try:
+            return ib_instructions.measure(o.build)
+        except Failed as failed:
+            why = str(failed)
+    say(f"no instructions counted: {why}")
+    return None
+
+
 def main():
     parser, o = arguments()
     say = lambda text: print(f"bench: {text}", flush=True)
@@ -125,7 +139,8 @@ def main():
     about |= {key: found[key] for key in ("perftest", "libibverbs", "devices", "columns", "seconds")}
     about["guest_kernel"] = found["kernel"]
     shown = [types.SimpleNamespace(key=c.key, title=c.title) for c in columns]
-    ib_report.write(o.out, shown, about, make_cells(o.sizes, o.qps, o.metrics), found["rows"], QUIET, say)
+    ib_report.write(o.out, shown, about, make_cells(o.sizes, o.qps, o.metrics), found["rows"], count(o, say), QUIET,
+                    say)
     return 1 if any(r["verdict"] != "ok" and r["column"] == OURS for r in found["rows"]) else 0
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The results of bench-ib: what its tables show, what is to be reached, and its plot."""
+import ib_instructions
 import results as shared
 from report import load_fact, load_warnings, size_name
 from results import COLORS, spread_cell, table, with_second
@@ -70,11 +71,14 @@ def draw(path, results, mtus, cells):
     return shared.draw(path, panels, sizes, top)
 
 
-def write(out, columns, about, cells, rows, quiet, say):
+def write(out, columns, about, cells, rows, instructions, quiet, say):
     out.mkdir(parents=True, exist_ok=True)
     results, mtus = shared.Results(rows, columns, cells, "mtu"), about["mtus"]
     sections = [(f"RDMA MTU {mtu}", tables(results, mtu, cells)) for mtu in mtus]
+    if instructions:
+        sections.append(("Instructions", [ib_instructions.table(instructions)]))
     verdicts = [line for mtu in mtus for line in shared.judge(results, mtu, cells, TARGETS, describe)]
     plot = draw(out / "ib.svg", results, mtus, cells)
     shared.write(out, "ib", "Verbs transports side by side", about, facts(about), sections, verdicts,
-                 shared.faults(results, describe), load_warnings(about, quiet), plot, {"runs": rows}, say)
+                 shared.faults(results, describe), load_warnings(about, quiet), plot,
+                 {"runs": rows, "instructions": instructions}, say)

@@ -179,6 +179,12 @@ $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(COMMON_A)
 # Little plugins that test_netload opens.
 $(BUILD)/test/unit/test_netload: | $(filter $(BUILD)/test/libnetfix_%,$(preload_libs))
 
+# What callgrind looks at: one plugin, driven by a fixed list of calls.
+$(BUILD)/bench/exchange: $(O)/bench/exchange.o $(KIT_A) $(COMMON_A)
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) $^ -ldl -lm -o $@
+
 # Beside any program, sanitized or not: never sanitized itself, and alone.
 $(fault_lib): $(fault_src) $(wildcard kit/preload/*.h) config/flags.mk
 	@mkdir -p $(@D)

@@ -45,6 +45,7 @@ bench  libopenmpi-dev  /usr/lib/*/openmpi/include/mpi.h
 bench  gnuplot-nox     gnuplot
 bench  python3-matplotlib  /usr/lib/python3/dist-packages/matplotlib
 bench  ucx-utils       ucx_perftest
+bench  valgrind        valgrind
 lint   python3         python3
 lint   g++             g++
 lint   clang-tidy      clang-tidy

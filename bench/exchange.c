@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * exchange PLUGIN SIZE MESSAGES: one message at a time over one connection within this process, by a fixed list of
+ * calls. Each kind of call is made from a function of its own, so that callgrind can be told to count within it alone
+ * (ib_instructions.py). Prints how often each kind asked the provider for what, in work requests and polls. Who moves
+ * data when it is posted, as test/preload/fakeverbs does, is done at the first test.
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kit/kit_net.h"
+
+static struct kit_net net;
+static struct kit_pair pair;
+static void *mr[2]; /* of the sender's buffer, of the receiver's */
+
+/* The comment in the code keeps the compiler from making one function of two that do the same. */
+#define CALL __attribute__((noinline)) static void
+#define MARK(name) __asm__ volatile("# " name)
+
+CALL call_irecv(void *data, size_t size, void **req) {
+  MARK("call_irecv");
+  int tag = 0;
+  ENSURE(net.vt->irecv(pair.recv, 1, &data, &size, &tag, &mr[1], NULL, req) == 0, "irecv failed");
+}
+
+CALL call_isend(void *data, size_t size, void **req) {
+  MARK("call_isend");
+  ENSURE(net.vt->isend(pair.send, data, size, 0, mr[0], NULL, req) == 0, "isend failed");
+}
+
+/* Told apart by what they find. */
+CALL call_test_waiting(void *req, int *done) {
+  MARK("call_test_waiting");
+  ENSURE(net.vt->test(req, done, NULL) == 0, "test failed");
+}
+
+CALL call_test_received(void *req, int *done) {
+  MARK("call_test_received");
+  int size = 0;
+  ENSURE(net.vt->test(req, done, &size) == 0, "test failed");
+}
+
+CALL call_test_sent(void *req, int *done) {
+  MARK("call_test_sent");
+  ENSURE(net.vt->test(req, done, NULL) == 0, "test failed");
+}
+
+/* ---- what the scripted libibverbs was asked for meanwhile ---- */
+
+enum { KINDS = 5, VERBS = 3 };
+static const char *const kinds[KINDS] = {"irecv", "test_waiting", "isend", "test_received", "test_sent"};
+static const char *const verbs[VERBS] = {"post_send", "post_recv", "poll_cq"};
+static long (*calls_of)(const char *verb);
+static long seen[VERBS], tally[KINDS][VERBS];
+
+static void find_verbs(void) {
+  const char *path = getenv("NCCL_IBVERBS_LIB");
+  void *library = path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL, *found;
+  if (!library || !(found = dlsym(library, "fakeverbs_calls"))) return;
+  memcpy(&calls_of, &found, sizeof calls_of);
+  for (int v = 0; v < VERBS; v++) seen[v] = calls_of(verbs[v]);
+}
+
+static void note(int kind) {
+  for (int v = 0; v < VERBS && calls_of; v++) {
+    long now = calls_of(verbs[v]);
+    tally[kind][v] += now - seen[v];
+    seen[v] = now;
+  }
+}
+
+static void print_tally(void) {
+  for (int k = 0; k < KINDS; k++)
+    for (int v = 0; v < VERBS; v++) printf("%s %s %ld\n", kinds[k], verbs[v], tally[k][v]);
+}
+
+static void one_message(void *from, void *to, size_t size) {
+  void *sent = NULL, *received = NULL;
+  int waiting = 0, arrived = 0, gone = 0;
+  call_irecv(to, size, &received);
+  note(0);
+  ENSURE(received, "irecv gave no request");
+  call_test_waiting(received, &waiting);
+  note(1);
+  call_isend(from, size, &sent);
+  note(2);
+  ENSURE(sent, "isend gave no request: the receiver's buffer is not known");
+  call_test_received(received, &arrived);
+  note(3);
+  call_test_sent(sent, &gone);
+  note(4);
+  ENSURE(!waiting && arrived && gone, "not the fixed list: done before it was sent: %d, at the first test: %d, %d",
+         waiting, arrived, gone);
+}
+
+
+int main(int argc, char **argv) {
+  if (argc != 4 || atol(argv[2]) < 1 || atoi(argv[3]) < 1) {
+    fprintf(stderr, "usage: %s PLUGIN SIZE MESSAGES\n", argv[0]);
+    return 2;
+  }
+  size_t size = (size_t)atol(argv[2]);
+  char *from = calloc(1, size), *to = calloc(1, size);
+  ENSURE(from && to, "out of memory");
+  kit_net_target(argv[1], 0, 0);
+  kit_net_open(&net);
+  kit_pair_open(&net, &pair);
+  mr[0] = kit_mr_reg(&net, pair.send, from, size);
+  mr[1] = kit_mr_reg(&net, pair.recv, to, size);
+  find_verbs();
+  for (int i = 0; i < atoi(argv[3]); i++) one_message(from, to, size);
+  print_tally();
+  kit_mr_dereg(&net, pair.send, mr[0]);
+  kit_mr_dereg(&net, pair.recv, mr[1]);
+  kit_pair_close(&pair);
+  kit_net_close(&net);
+  free(from);
+  free(to);
+  return 0;
+}

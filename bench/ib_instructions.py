@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How many instructions the ib plugin needs for each call, by callgrind: over the scripted libibverbs, which is left out
+of the count, as hardware and its provider would be. The same program gives the same numbers, on any machine of its kind."""
+import argparse
+import collections
+import json
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+from program import Failed, execute
+from report import markdown_table, size_name, text_table
+
+MESSAGES = 1000
+CALLS = {"irecv": "irecv", "isend": "isend", "test, waiting": "test_waiting", "test, received": "test_received",
+         "test, sent": "test_sent"}
+MESSAGE = ("irecv", "isend", "test, received", "test, sent")  # what one message takes at least
+SETTINGS = [(8, 1), (65536, 1), (65536, 4)]  # bytes, queue pairs
+
+Edge = collections.namedtuple("Edge", "where callee_where cost")
+
+
+def read_profile(text):
+    """The edges between objects in a callgrind file, and what was counted below them."""
+    names, edges = {}, []
+    here, after_call = {"ob": "", "cob": None}, False
+    for line in text.splitlines():
+        if m := re.fullmatch(r"(c?ob)=\((\d+)\)(?: (.*))?", line):
+            kind, number, name = m.groups()
+            here[kind] = names.setdefault(number, name)
+        elif line.startswith("calls="):
+            after_call = True
+        elif after_call:
+            edges.append(Edge(here["ob"], here["cob"] or here["ob"], int(line.split()[1])))
+            after_call, here["cob"] = False, None
+    return edges
+
+
+def exchange(build, size, qps, under=()):
+    """Runs the fixed list of calls; what it prints."""
+    plugin, provider = (str(build / p) for p in ("lib/libnccl-net-ib.so", "test/libfakeverbs.so"))
+    env = {"NCCL_IBVERBS_LIB": provider, "FAKEVERBS": "device fake0", "NCCL_SOCKET_IFNAME": "lo",
+           "NCCL_IB_QPS_PER_CONNECTION": str(qps), "NCCL_IB_SPLIT_DATA_ON_QPS": str(int(qps > 1))}
+    return execute([*under, str(build / "bench/exchange"), plugin, str(size), str(MESSAGES)], env)
+
+
+def instructions(build, size, qps, call):
+    """For one call of that kind."""
+    plugin, provider = (str(build / p) for p in ("lib/libnccl-net-ib.so", "test/libfakeverbs.so"))
+    with tempfile.NamedTemporaryFile(prefix="rail-bench-") as out:
+        exchange(build, size, qps, ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out.name}", "--collect-atstart=no",
+                                    f"--toggle-collect=call_{call}*"])
+        edges = read_profile(pathlib.Path(out.name).read_text())
+    inside = sum(e.cost for e in edges if e.callee_where == plugin != e.where)
+    inside -= sum(e.cost for e in edges if e.where == plugin and e.callee_where == provider)
+    if inside <= 0:
+        raise Failed(f"callgrind saw nothing of {plugin} in call_{call}")
+    return inside / MESSAGES
+
+
+def asked(build, size, qps):
+    """{kind of call: {verb: how often for one call}}"""
+    found = {}
+    for kind, verb, n in map(str.split, exchange(build, size, qps).splitlines()):
+        if int(n) > 0:
+            found.setdefault(kind, {})[verb] = int(n) / MESSAGES
+    return found
+
+
+def measure(build):
+    """[{"size", "qps", "call", "instructions", "provider"}]"""
+    rows = []
+    for size, qps in SETTINGS:
+        provider = asked(build, size, qps)
+        rows += [{"size": size, "qps": qps, "call": name, "instructions": instructions(build, size, qps, call),
+                  "provider": provider.get(call, {})} for name, call in CALLS.items()]
+    return rows
+
+
+def table(rows):
+    """(caption, head, body): instructions, and in brackets what is asked of the provider."""
+    def cell(row):
+        posts = ", ".join(f"{n:g} {name}" for name, n in row["provider"].items())
+        return f"{row['instructions']:.0f}" + (f" ({posts})" if posts else "")
+
+    def find(call, setting):
+        return next(r for r in rows if r["call"] == call and (r["size"], r["qps"]) == setting)
+
+    head = ["call"] + [f"{size_name(s)}, {q} QP{'s' if q > 1 else ''}" for s, q in SETTINGS]
+    body = [[name] + [cell(find(name, s)) for s in SETTINGS] for name in CALLS]
+    body.append(["a message"] + [f"{sum(find(c, s)['instructions'] for c in MESSAGE):.0f}" for s in SETTINGS])
+    return ("instructions of the plugin for each call, the provider's left out (in brackets: its calls into the "
+            "provider); a message: irecv, isend, one test each", head, body)
+
+
+def possible(build):
+    """None, or why it cannot be counted here."""
+    if not shutil.which("valgrind"):
+        return "valgrind is missing; config/setup.sh bench brings it"
+    missing = [p for p in ("bench/exchange", "test/libfakeverbs.so", "lib/libnccl-net-ib.so")
+               if not (build / p).exists()]
+    return f"{', '.join(missing)} is not built" if missing else None
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--build", required=True, type=pathlib.Path, help="build directory")
+    p.add_argument("--json", action="store_true", help="JSON instead of a table")
+    o = p.parse_args()
+    build = o.build.resolve()
+    try:
+        if why := possible(build):
+            raise Failed(why)
+        rows = measure(build)
+    except Failed as why:
+        print(f"bench: {why}", file=sys.stderr)
+        return 1
+    caption, head, body = table(rows)
+    print(json.dumps(rows, indent=1) if o.json else f"{caption}\n{text_table(head, body)}\n\n{markdown_table(head, body)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
