@@ -44,7 +44,8 @@ SOCKET_A := $(O)/libsocket.a
 IB_A := $(if $(HAVE_VERBS),$(O)/libib.a)
 
 # A plugin is whole when its operations table is there; verbs.h is all that the ib plugin needs to be built.
-plugins := $(filter-out $(if $(HAVE_VERBS),,ib),$(foreach d,$(wildcard plugin/*),$(if $(wildcard $(d)/*_main.c),$(notdir $(d)))))
+plugins := $(foreach d,$(wildcard plugin/*),$(if $(wildcard $(d)/*_main.c),$(notdir $(d))))
+plugins := $(filter-out $(if $(HAVE_VERBS),,ib),$(plugins))
 plugin_libs := $(foreach p,$(plugins),$(BUILD)/lib/libnccl-net-$(p).so)
 core_lib := $(if $(core_src),$(BUILD)/lib/librailyard.so)
 tool_common_src := $(wildcard tools/common/*.c)

@@ -77,7 +77,8 @@ static const struct rail_param rows[] = {
    .doc = "Local ACK timeout of QPs: 4.096 us x 2^n, and HCAs take up to 4 times that. 0: for ever. -1: from "
           "RAIL_IB_DETECT. (NCCL's default is 20: about half a minute until a dead link is an error.)"},
   {.name = "NCCL_IB_RETRY_CNT", .type = RAIL_PARAM_INT, .def = "7", .lo = 0, .hi = 7, .offset = AT(retry_cnt),
-   .doc = "How often an HCA sends again what nobody acknowledges before that is an error."},
+   .doc = "How often an HCA sends again what nobody acknowledges before that is an error. Soft-RoCE, for which 7 means "
+          "for ever, gets at most 6."},
   {.name = "NCCL_IB_MQP_RETRY_ALL", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(modify_retry_all),
    .doc = "Changes of a QP's state are tried again after any error, not only after ETIMEDOUT."},
   {.name = "NCCL_IB_MQP_RETRY_CNT", .type = RAIL_PARAM_INT, .def = "34", .lo = 0, .hi = 1000,
