@@ -2,32 +2,14 @@
  *
  * The data path of the ib plugin, both sides, over a scripted libibverbs: what a
  * message costs, groups and tests in every order, long chains, full queues and
- * tables, sizes and tags that do not fit, bad arguments, a peer that lies.
- * What fails is in test_ib_data_faults.c, random traffic in test_ib_data_random.c.
+ * tables. What is refused is in test_ib_data_refused.c, what fails in
+ * test_ib_data_faults.c, random traffic in test_ib_data_random.c.
  */
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "kit/kit_ensure.h"
-#include "plugin/ib/ib_split.h"
-#include "test/unit/ib_pair.h"
-
-static const struct pair_shape simple = {1, 1, 1, 30, 512, 128};
-static struct pair p;
-static uint8_t out[1 << 20], in[1 << 20];
-static struct ib_mhandle *mh_out, *mh_in;
-
-static void open_simple(const struct pair_shape *shape) {
-  pair_open(&p, shape);
-  mh_out = pair_reg(&p, p.sc, out, sizeof out);
-  mh_in = pair_reg(&p, p.rc, in, sizeof in);
-  for (size_t i = 0; i < sizeof out; i++) out[i] = (uint8_t)(i * 31 + (i >> 8));
-  memset(in, 0xee, sizeof in);
-}
-
-static void check_untouched(size_t from, size_t to) {
-  for (size_t i = from; i < to; i++) CHECK_MSG(in[i] == 0xee, "byte %zu was written", i);
-}
+#include "test/unit/ib_pair_plain.h"
 
 /* ---- one message ------------------------------------------------------------ */
 
@@ -56,18 +38,23 @@ TEST(what_a_message_costs) {
   pair_close(&p);
 }
 
-static void send_and_check(size_t size, size_t capacity) {
-  memset(in, 0xee, capacity + 64);
-  void *r = pair_irecv(&p, in + 16, capacity, 1, capacity ? mh_in : NULL);
-  CHECK(r);
-  (void)ib_progress(p.rc);
-  void *s = pair_isend(&p, out + 3, size, 1, size ? mh_out : NULL);
-  CHECK(s);
-  CHECK_INT(pair_finish(s, RAIL_OK), size);
-  CHECK_INT(pair_finish(r, RAIL_OK), size);
-  CHECK(memcmp(in + 16, out + 3, size) == 0);
-  check_untouched(16 + size, capacity + 64);
-  check_untouched(0, 16);
+/* Above the threshold of adaptive routing the immediate goes apart: by the port's type, or as the parameter says. */
+TEST(the_immediate_apart) {
+  static const struct { int param; bool roce; bool apart; } rows[] = {
+    {-2, true, false}, {-2, false, true}, {0, false, false}, {1, true, true}};
+  for (unsigned int i = 0; i < RAIL_COUNT_OF(rows); i++) {
+    ib_params.adaptive_routing = rows[i].param;
+    ib_params.ar_threshold = 8192;
+    open_simple(&simple);
+    p.ports[0].roce = rows[i].roce;
+    ib_send_comm_start(p.sc);
+    send_and_check(8192, 8192);
+    CHECK_INT(p.sc->stats[IB_COMM_WRITES], 1);
+    send_and_check(8193, 8193);
+    CHECK_INT(p.sc->stats[IB_COMM_WRITES], rows[i].apart ? 3 : 2);
+    pair_close(&p);
+  }
+  ib_params_load();
 }
 
 TEST(sizes) {
@@ -136,9 +123,12 @@ TEST(long_chains) {
     for (int i = 0; i < 4; at += sizes[i++]) {
       CHECK((r[i] = pair_irecv(&p, in + at, sizes[i], i, mh_in)));
       (void)ib_progress(p.rc);
+      uint64_t writes = p.sc->stats[IB_COMM_WRITES];
+      bool waits = ib_send_comm_of(p.sc)->unposted != NULL;
       CHECK((s[i] = pair_isend(&p, out + at, sizes[i], i, mh_out)));
+      CHECK(!waits || p.sc->stats[IB_COMM_WRITES] == writes); /* nobody overtakes */
     }
-    CHECK(p.sc->stats[IB_COMM_WAITS_ROOM] >= 1);
+    CHECK_INT(p.sc->stats[IB_COMM_WAITS_ROOM], 4);
     CHECK_INT(pair_finish(s[3], RAIL_OK), 0); /* testing the last moves all */
     for (int i = 0; i < 3; i++) CHECK_INT(pair_finish(s[i], RAIL_OK), sizes[i]);
     for (int i = 3; i >= 0; i--) CHECK_INT(pair_finish(r[i], RAIL_OK), sizes[i]);
@@ -288,160 +278,6 @@ TEST(no_room_for_cts) {
   }
 }
 
-/* ---- what does not fit ------------------------------------------------------------ */
-
-TEST(larger_than_the_buffer) {
-  open_simple(&simple);
-  for (int round = 0; round < 50; round++) {
-    void *r = pair_irecv(&p, in + 100, 1000, 9, mh_in);
-    void *s = pair_isend(&p, out, 1001, 9, mh_out);
-    CHECK(r && s);
-    CHECK_INT(pair_finish(s, RAIL_BAD_USAGE), 0);
-    CHECK(strstr(pair_line, "isend") && strstr(pair_line, "1001") && strstr(pair_line, "1000 bytes"));
-    CHECK_INT(pair_finish(r, RAIL_BAD_USAGE), 0);
-    CHECK(strstr(pair_line, "irecv") && strstr(pair_line, "1000 bytes") && strstr(pair_line, "tag 9"));
-    check_untouched(0, 3000);
-    CHECK_INT(atomic_load(&mh_in->outstanding) + atomic_load(&mh_out->outstanding), 0);
-    send_and_check(500, 600); /* the connection lives */
-    memset(in, 0xee, 3000);
-  }
-  pair_close(&p);
-}
-
-/* In a group the others arrive; the error is told at once, the request ends when nothing can be written any more. */
-TEST(larger_than_one_of_a_group) {
-  open_simple(&simple);
-  void *data[3] = {in, in + 1000, in + 2000}, *mhs[3] = {mh_in, mh_in, mh_in}, *r = NULL;
-  size_t sizes[3] = {100, 100, 100};
-  int tags[3] = {1, 2, 3}, got[3], done;
-  CHECK_OK(ib_irecv(p.rc, 3, data, sizes, tags, mhs, NULL, &r));
-  CHECK_INT(pair_finish(pair_isend(&p, out, 100, 3, mh_out), RAIL_OK), 100);
-  CHECK_INT(pair_finish(pair_isend(&p, out, 101, 2, mh_out), RAIL_BAD_USAGE), 0);
-  CHECK_INT(ib_test(r, &done, got), RAIL_BAD_USAGE);
-  CHECK_INT(done, 0);
-  CHECK_INT(pair_finish(pair_isend(&p, out, 99, 1, mh_out), RAIL_OK), 99);
-  CHECK_INT(ib_test(r, &done, got), RAIL_BAD_USAGE);
-  CHECK_INT(done, 1);
-  CHECK(got[0] == 99 && got[1] == 0 && got[2] == 100);
-  check_untouched(1000, 2000);
-  pair_close(&p);
-}
-
-TEST(a_tag_that_nobody_posts) {
-  open_simple(&simple);
-  ib_params.tag_ms = 30;
-  void *request = &p;
-  rail_result_t result = RAIL_OK;
-  CHECK(!pair_isend(&p, out, 8, 5, mh_out)); /* nothing there at all: that may take for ever */
-  usleep(40000);
-  CHECK(!pair_isend(&p, out, 8, 5, mh_out));
-  for (int i = 0; i < 10; i++) { /* as long as anything changes there is hope */
-    CHECK(pair_irecv(&p, in, 8, 6, mh_in));
-    CHECK(!pair_isend(&p, out, 8, 5, mh_out));
-    usleep(5000);
-  }
-  for (int i = 0; i < 1000 && result == RAIL_OK; i++, usleep(1000)) {
-    result = ib_isend(p.sc, out, 8, 5, mh_out, NULL, &request);
-    CHECK(!request);
-  }
-  CHECK_INT(result, RAIL_BAD_USAGE);
-  CHECK(strstr(pair_line, "tag 5") && strstr(pair_line, " 6 6 6"));
-  CHECK_INT(ib_isend(p.sc, out, 8, 6, mh_out, NULL, &request), RAIL_BAD_USAGE);
-  CHECK(!request);
-  pair_close(&p);
-  ib_params_load();
-}
-
-/* ---- arguments ------------------------------------------------------------------------ */
-
-static void refused_send(void *data, size_t size, void *mh, const char *word) {
-  void *request = &p;
-  CHECK_INT(ib_isend(p.sc, data, size, 1, mh, NULL, &request), RAIL_BAD_ARGUMENT);
-  CHECK(!request);
-  CHECK_MSG(strstr(pair_line, word) != NULL, "\"%s\" does not say \"%s\"", pair_line, word);
-}
-
-static void refused_recv(int n, void *data, size_t size, void *mh, const char *word) {
-  void *request = &p, *datas[8] = {data}, *mhs[8] = {mh};
-  size_t sizes[8] = {size};
-  int tags[8] = {1};
-  CHECK_INT(ib_irecv(p.rc, n, datas, sizes, tags, mhs, NULL, &request), RAIL_BAD_ARGUMENT);
-  CHECK(!request);
-  CHECK_MSG(strstr(pair_line, word) != NULL, "\"%s\" does not say \"%s\"", pair_line, word);
-}
-
-TEST(bad_arguments) {
-  open_simple(&simple);
-  int done = 7;
-  void *r = pair_irecv(&p, in, 100, 1, mh_in);
-  refused_send(out, 8, NULL, "mhandle");
-  refused_send(out, 8, mh_in, "no registration");
-  refused_send(out + sizeof out - 7, 8, mh_out, "not inside");
-  refused_send((void *)((uintptr_t)out - 1), 8, mh_out, "not inside");
-  refused_send(NULL, 8, mh_out, "data is NULL");
-  refused_send(out, RAIL_NET_MAX_BYTES + 1, mh_out, "allowed");
-  refused_recv(1, in, 8, NULL, "mhandle");
-  refused_recv(1, in, 8, mh_out, "no registration");
-  refused_recv(1, in + sizeof in - 7, 8, mh_in, "not inside");
-  refused_recv(0, in, 8, mh_in, "n is 0");
-  refused_recv(9, in, 8, mh_in, "n is 9");
-  CHECK_INT(ib_isend(p.rc, out, 8, 1, mh_out, NULL, &r), RAIL_BAD_ARGUMENT);
-  CHECK_INT(ib_isend(p.sc, out, 8, 1, mh_out, NULL, NULL), RAIL_BAD_ARGUMENT);
-  CHECK_INT(ib_test(NULL, &done, NULL), RAIL_BAD_ARGUMENT);
-  CHECK_INT(done, 0);
-  CHECK_INT(ib_test(RAIL_NET_OPTIONAL_RECV, &done, NULL), RAIL_BAD_ARGUMENT);
-  void *s = pair_isend(&p, out, 8, 1, mh_out);
-  CHECK_INT(ib_test(s, NULL, NULL), RAIL_BAD_ARGUMENT);
-  CHECK_OK(ib_test(s, &done, NULL)); /* nobody wants the size */
-  CHECK_INT(done, 1);
-  CHECK_INT(ib_test(s, &done, NULL), RAIL_BAD_ARGUMENT);
-  CHECK(strstr(pair_line, "not outstanding"));
-  send_and_check(0, 0); /* no memory, no registration */
-  atomic_store(&p.sc->stopped, true);
-  CHECK_INT(ib_isend(p.sc, out, 8, 1, mh_out, NULL, &s), RAIL_BAD_USAGE);
-  pair_close(&p);
-}
-
-/* ---- a peer that lies ------------------------------------------------------------------- */
-
-/* Whatever is in an immediate: the receiver's buffers are what the HCA let through, and either the numbers fit or the
- * connection is over. */
-TEST(any_immediate) {
-  struct kit_rng rng;
-  kit_rng_start(&rng);
-  int failed = 0;
-  for (int i = 0; i < kit_scaled(600); i++) {
-    char script[64];
-    open_simple(&(struct pair_shape){1, 3, 3, 12, 64, 64});
-    snprintf(script, sizeof script, "twist xor=%x from=%u times=1", i < 32 ? 1u << i : (uint32_t)kit_rng_next(&rng),
-             1 + kit_rng_below(&rng, 3));
-    fake_script(script);
-    void *r[4];
-    for (int k = 0; k < 4; k++) CHECK((r[k] = pair_irecv(&p, in + k * 1000, 1000, k, mh_in)));
-    for (int k = 0; k < 4; k++) CHECK(pair_isend(&p, out, 1000, k, mh_out));
-    for (int k = 0; k < 4; k++) {
-      int done, size = -1;
-      rail_result_t result = ib_test(r[k], &done, &size);
-      CHECK(result == RAIL_OK || result == RAIL_REMOTE_ERROR || result == RAIL_BAD_USAGE);
-      if (done) CHECK(size >= 0 && size <= 1000);
-      else if (result != RAIL_OK) failed++;
-    }
-    check_untouched(4000, 8000);
-    pair_close(&p);
-  }
-  CHECK(failed > 50);
-}
-
-TEST(a_ring_with_nonsense) {
-  void *request;
-  open_simple(&simple);
-  struct ib_cts cts = {.addr = 1, .size = RAIL_NET_MAX_BYTES + 1, .count = 1};
-  ib_cts_encode(&cts, 1, &ib_send_comm_of(p.sc)->own->ring.rows[1][0]);
-  CHECK_INT(ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request), RAIL_REMOTE_ERROR);
-  CHECK(!request && strstr(pair_line, "protocol error"));
-  pair_close(&p);
-}
-
 /* ---- the profiler ------------------------------------------------------------------------- */
 
 static int starts, stops;
@@ -479,11 +315,10 @@ TEST(profiler_events) {
 
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
-    TEST_CASE(what_a_message_costs), TEST_CASE(sizes), TEST_CASE(beyond_four_gigabytes), TEST_CASE(long_chains),
-    TEST_CASE(groups_in_every_order), TEST_CASE(full_tables), TEST_CASE(only_the_second_is_tested),
-    TEST_CASE(rows_are_used_again), TEST_CASE(numbers_wrap), TEST_CASE(no_room_for_cts),
-    TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_than_one_of_a_group), TEST_CASE(a_tag_that_nobody_posts),
-    TEST_CASE(bad_arguments), TEST_CASE(any_immediate), TEST_CASE(a_ring_with_nonsense), TEST_CASE(profiler_events)};
+    TEST_CASE(what_a_message_costs), TEST_CASE(the_immediate_apart), TEST_CASE(sizes), TEST_CASE(beyond_four_gigabytes),
+    TEST_CASE(long_chains), TEST_CASE(groups_in_every_order), TEST_CASE(full_tables),
+    TEST_CASE(only_the_second_is_tested), TEST_CASE(rows_are_used_again), TEST_CASE(numbers_wrap),
+    TEST_CASE(no_room_for_cts), TEST_CASE(profiler_events)};
   fake_use(argv[0], "device fake0 ports=3");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
