@@ -218,7 +218,8 @@ static rail_result_t arrive(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
   ib_imm_decode(ntohl(wc->imm_data), all, &imm);
   struct ib_recv *recv = &rc->recvs[imm.row];
   struct ib_buffer *b = &recv->buffers[imm.index];
-  if (rail_unlikely(recv->base.magic != IB_REQ_RECV || imm.index >= recv->n || (b->parts && !b->left)))
+  /* One that is over has no buffer with parts left; one that never was, no buffers. */
+  if (rail_unlikely(imm.index >= recv->n || (b->parts && !b->left)))
     return broken(comm, wc, "data for a buffer that is not posted");
   if (rail_unlikely(imm.word)) return refused_size(comm, wc, &imm, recv, b);
   if (!b->parts) b->parts = b->left = (uint16_t)imm.parts;

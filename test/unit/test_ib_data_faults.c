@@ -51,7 +51,7 @@ static bool test_side(void **requests, struct ib_comm *comm, unsigned int *done_
     if (!requests[i]) continue;
     rail_result_t result = ib_test(requests[i], &done, &size);
     CHECK(done == 0 || (done == 1 && result == RAIL_OK));
-    CHECK(result == RAIL_OK || result == comm->failed);
+    CHECK_INT(result, done ? RAIL_OK : comm->failed);
     if (done) {
       requests[i] = NULL;
       ++*done_count;
@@ -168,6 +168,40 @@ TEST(closed_behind_the_last_message) {
   pair_close(&p);
 }
 
+/* The goodbye is heard of between two looks at the CQ, of which the second finds what came before it. */
+TEST(news_between_two_looks) {
+  int second = 0;
+  for (int seed = 1; seed < 60; seed++) {
+    char script[64];
+    int done;
+    open_plain("progress post");
+    CHECK_OK(begin(&recvs[0], false, 1));
+    snprintf(script, sizeof script, "progress poll skip=%d", seed * 7919);
+    fake_script(script);
+    CHECK_OK(begin(&sends[0], true, 1));
+    atomic_store(&p.sc->health, IB_COMM_PEER_LOST);
+    long polls = fake_calls("poll_cq");
+    CHECK_INT(ib_test(sends[0], &done, NULL), done ? RAIL_OK : RAIL_REMOTE_ERROR);
+    CHECK_INT(p.sc->failed, done ? RAIL_OK : RAIL_REMOTE_ERROR);
+    second += done && fake_calls("poll_cq") - polls == 2;
+    pair_close(&p);
+  }
+  CHECK(second > 0);
+}
+
+/* One QP breaks; what another has brought in the same look at the CQ counts. */
+TEST(beside_an_error) {
+  open_plain("progress post");
+  for (int i = 0; i < 2; i++) CHECK_OK(begin(&recvs[i], false, i));
+  fake_script("progress poll; complete retry_exc_err op=imm from=1");
+  for (int i = 0; i < 2; i++) CHECK_OK(begin(&sends[i], true, i));
+  unsigned int done = 0;
+  CHECK(test_side(sends, p.sc, &done));
+  CHECK_INT(done, 1);
+  check_failed(p.sc, sends, mh_out);
+  pair_close(&p);
+}
+
 /* Sends under way when the receiver says goodbye: what it got it acknowledges, until its time is up. */
 TEST(closed_before_the_acknowledgement) {
   open_plain("progress post");
@@ -266,7 +300,8 @@ TEST(last_progress) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(every_completion),   TEST_CASE(every_call),           TEST_CASE(post_recv_fails),
-    TEST_CASE(closed_behind_the_last_message), TEST_CASE(closed_before_the_acknowledgement),
+    TEST_CASE(closed_behind_the_last_message), TEST_CASE(news_between_two_looks), TEST_CASE(beside_an_error),
+    TEST_CASE(closed_before_the_acknowledgement),
     TEST_CASE(bad_news_for_a_sender), TEST_CASE(nobody_left_to_send_to), TEST_CASE(stopped), TEST_CASE(last_progress)};
   fake_use(argv[0], "device fake0 ports=1");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));

@@ -168,8 +168,10 @@ TEST(after_a_goodbye) {
   open_one(IB_FLUSH_ALWAYS);
   struct ib_flush *flush = open_good();
   fake_script("progress poll burst=1 skip=3");
-  atomic_store(&p.rc->health, IB_COMM_PEER_CLOSED);
-  for (int i = 0; i < 20; i++) pair_finish(flush_of(1, 8, 0, NULL), RAIL_OK);
+  for (int i = 0; i < 20; i++) {
+    atomic_store(&p.rc->health, i % 2 ? IB_COMM_PEER_CLOSED : IB_COMM_PEER_LOST);
+    pair_finish(flush_of(1, 8, 0, NULL), RAIL_OK);
+  }
   close_one(flush);
 }
 
