@@ -9,6 +9,7 @@
  * there. The send is done when the last write of each part has completed.
  */
 #include <arpa/inet.h>
+#include <assert.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,6 +77,7 @@ static void make_write(const struct ib_send *send, const struct ib_qp *qp, uint6
                              .wr.rdma = {.remote_addr = send->grant.addr + at,
                                          .rkey = send->grant.rkeys[qp->remote_rail]}};
   if (!len) return;
+  assert(send->mr); /* isend takes no bytes without */
   *sge = (struct ibv_sge){.addr = (uintptr_t)send->data + at,
                           .length = (uint32_t)len,
                           .lkey = send->mr->lkeys[qp->rail]};
