@@ -86,8 +86,8 @@ rail_result_t ib_setup_memory(struct ib_setup *s) {
 /* What went wrong has its line, from ib_qp.c, with device and queue pair; here it gets its peer. */
 static rail_result_t qp_failed(struct ib_setup *s) {
   const struct ib_plan_qp *p = &s->plan.qps[s->piece];
-  return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "queue pair %u, from port %s to port %s of the peer, could "
-                       "not be made (the line above says why)", s->piece, s->mine.rails[p->local_rail].name,
+  return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "queue pair %u, from port %s to port %s of the peer, "
+                       "could not be made (the line above says why)", s->piece, s->mine.rails[p->local_rail].name,
                        s->theirs.rails[p->remote_rail].name);
 }
 
@@ -144,8 +144,9 @@ static rail_result_t move_one(struct ib_setup *s, rail_result_t result) {
 }
 
 rail_result_t ib_setup_inits(struct ib_setup *s) {
+  const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
   struct ib_qp *qp = &s->comm->qps[s->piece];
-  return move_one(s, ib_qp_to_init(qp, s->comm->rails[qp->rail].port, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+  return move_one(s, ib_qp_to_init(qp, s->comm->rails[qp->rail].port, access));
 }
 
 rail_result_t ib_setup_rtrs(struct ib_setup *s) {

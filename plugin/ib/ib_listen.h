@@ -34,7 +34,8 @@ struct ib_listen {
   unsigned int nhalves;
 };
 
-/* ib_accept.c: a HELLO that was found right. False: there is no place or memory for it, and fd is still the caller's. */
+/* ib_accept.c: a HELLO that was found right. False: there is no place or memory for it, and fd is still the
+ * caller's. */
 bool ib_half_begin(struct ib_listen *l, int fd, const union rail_addr *peer, const struct ib_hello_wire *hello);
 void ib_halves_free(struct ib_listen *l);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What this side brings: its ports as they are now, with a GID for each that suits the peer; and what both make of it. */
+ * What this side brings: its ports as they are now, with a GID for each that suits the peer; and what both make of
+ * it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,11 +71,12 @@ static int choose(const struct ib_port *port, const struct ib_port_now *now, con
 unsigned int ib_offer_hints(const struct ib_device *device, uint8_t gids[IB_HANDLE_GIDS][16]) {
   struct ib_port_now *now = calloc(1, sizeof *now);
   unsigned int n = 0;
-  for (bool good = now != NULL; good && n < device->nrails && n < IB_HANDLE_GIDS; n += good) {
+  for (; now && n < device->nrails && n < IB_HANDLE_GIDS; n++) {
+    const struct ib_port *port = device->rails[n];
     const char *why;
-    int index = ib_port_look(device->rails[n], now) == RAIL_OK ? choose(device->rails[n], now, NULL, &why) : IB_GID_NONE;
-    good = index >= 0;
-    if (good) memcpy(gids[n], now->gids.gids[index].raw, sizeof gids[n]);
+    int index = ib_port_look(port, now) == RAIL_OK ? choose(port, now, NULL, &why) : IB_GID_NONE;
+    if (index < 0) break;
+    memcpy(gids[n], now->gids.gids[index].raw, sizeof gids[n]);
   }
   free(now);
   return n;
@@ -89,9 +91,10 @@ static const struct ib_gid *hint_for(const struct ib_setup *s, unsigned int plac
 
 /* Is that port's best GID for this peer in the peer's subnet? */
 static bool is_near(const struct ib_setup *s, unsigned int rail, const struct ib_gid *peer) {
+  const struct ib_gid *gids = s->now[rail].gids.gids;
   const char *why;
   int index = choose(s->device->rails[rail], &s->now[rail], peer, &why);
-  return index >= 0 && ib_gid_same_subnet(&s->now[rail].gids.gids[index], peer, (unsigned int)ib_params.subnet_prefix_len);
+  return index >= 0 && ib_gid_same_subnet(&gids[index], peer, (unsigned int)ib_params.subnet_prefix_len);
 }
 
 /* The order of our rails: by place, or (NCCL_IB_SUBNET_AWARE_ROUTING) so that ours and the peer's of one place are in

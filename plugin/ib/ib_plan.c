@@ -13,18 +13,19 @@
 
 static const char *const refusal_text[] = {
   [IB_REFUSAL_NONE] = "they fit",
-  [IB_REFUSAL_LINK] = "one is InfiniBand, the other Ethernet (RoCE); fuse and choose ports (NCCL_IB_HCA) alike on both sides",
-  [IB_REFUSAL_SUBNET] = "they are in different InfiniBand subnets, and not both have a LID and, for a router, a GID with "
-                        "a FLID (NCCL_IB_ROUTABLE_FLID_GID_INDEX)",
-  [IB_REFUSAL_FAMILY] = "one GID is an IPv4 address, the other IPv6; see NCCL_IB_ADDR_FAMILY, NCCL_IB_GID_INDEX and the "
-                        "addresses of the interfaces behind them",
+  [IB_REFUSAL_LINK] = "one is InfiniBand, the other Ethernet (RoCE); choose and fuse ports (NCCL_IB_HCA) alike on both "
+                      "sides",
+  [IB_REFUSAL_SUBNET] = "they are in different InfiniBand subnets, and not both have a LID and, for a router, a GID "
+                        "with a FLID (NCCL_IB_ROUTABLE_FLID_GID_INDEX)",
+  [IB_REFUSAL_FAMILY] = "one GID is an IPv4 address, the other IPv6; see NCCL_IB_ADDR_FAMILY, NCCL_IB_GID_INDEX and "
+                        "the addresses of the interfaces behind them",
   [IB_REFUSAL_ROCE] = "one GID is RoCE v1, the other v2; see NCCL_IB_ROCE_VERSION_NUM and NCCL_IB_GID_INDEX",
-  [IB_REFUSAL_GID] = "one has no GID, or one is link-local and the other is not; give both interfaces an address, or set "
-                     "NCCL_IB_GID_INDEX",
+  [IB_REFUSAL_GID] = "one has no GID, or one is link-local and the other is not; give both interfaces an address, or "
+                     "set NCCL_IB_GID_INDEX",
   [IB_REFUSAL_MTU] = "an MTU that does not exist",
   [IB_REFUSAL_DEPTH] = "the receiver's device holds too few receive requests per queue pair",
-  [IB_REFUSAL_QPS] = "there are more rails than queue pairs allowed; lower NCCL_IB_QPS_PER_CONNECTION, fuse fewer ports, "
-                     "or use a device with larger completion queues",
+  [IB_REFUSAL_QPS] = "there are more rails than queue pairs allowed; lower NCCL_IB_QPS_PER_CONNECTION, fuse fewer "
+                     "ports, or use a device with larger completion queues",
   [IB_REFUSAL_OFFER] = "a value out of its range",
 };
 _Static_assert(RAIL_COUNT_OF(refusal_text) == IB_REFUSAL_COUNT, "a text for each refusal");
@@ -118,8 +119,8 @@ static enum ib_refusal make(const struct ib_offer *sender, const struct ib_offer
       *receiver_rail = (int)r;
       return refusal;
     }
-    plan->qps[i] = (struct ib_plan_qp){
-      .local_rail = (uint8_t)s, .remote_rail = (uint8_t)r, .mtu = RAIL_MIN(from->mtu, to->mtu), .grh = wants_grh(from, to)};
+    plan->qps[i] = (struct ib_plan_qp){.local_rail = (uint8_t)s, .remote_rail = (uint8_t)r,
+                                       .mtu = RAIL_MIN(from->mtu, to->mtu), .grh = wants_grh(from, to)};
   }
   plan->qps_per_message = sender->split || receiver->split ? plan->nqps : rails;
   plan->max_write_log2 = RAIL_MIN(sender->max_write_log2, receiver->max_write_log2);

@@ -44,8 +44,8 @@ static const char *hint_of(int err, enum ib_qp_state to) {
     case ETIMEDOUT:
     case EHOSTUNREACH:
     case ENETUNREACH:
-      return "the peer's GID has no route or no neighbour entry from this port: check the addresses, VLAN and MTU of both "
-             "interfaces, and NCCL_IB_GID_INDEX";
+      return "the peer's GID has no route or no neighbour entry from this port: check the addresses, VLAN and MTU of "
+             "both interfaces, and NCCL_IB_GID_INDEX";
     case ENODEV:
     case EIO: return "the device is gone or has failed; see dmesg";
     default: return "see dmesg";
@@ -194,8 +194,8 @@ static rail_result_t set_ece(struct ib_qp *qp, const struct ib_port *port) {
   int err = ib_verbs.set_ece(qp->qp, &qp->path.ece);
   if (err < 0) err = errno;
   if (err == 0 || err == EOPNOTSUPP || err == ENOSYS) return RAIL_OK;
-  RAIL_WARN("RailIB: %s: queue pair %u (0x%x): the peer's enhanced connection (vendor 0x%x, options 0x%x) cannot be set: "
-            "%s; NCCL_IB_ECE_ENABLE=0 on one side does without", port->name, qp->index, qp->qp->qp_num,
+  RAIL_WARN("RailIB: %s: queue pair %u (0x%x): the peer's enhanced connection (vendor 0x%x, options 0x%x) cannot be "
+            "set: %s; NCCL_IB_ECE_ENABLE=0 on one side does without", port->name, qp->index, qp->qp->qp_num,
             qp->path.ece.vendor_id, qp->path.ece.options, strerror(err));
   return RAIL_SYSTEM_ERROR;
 }
@@ -253,7 +253,8 @@ void ib_qp_to_err(struct ib_qp *qp) {
   attr.qp_state = IBV_QPS_ERR;
   int err = ib_verbs.modify_qp(qp->qp, &attr, IBV_QP_STATE);
   qp->state = IB_QP_ERR;
-  if (err) RAIL_TRACE(RAIL_SUB_NET, "RailIB: queue pair 0x%x -> ERR: %s", qp->qp->qp_num, strerror(err < 0 ? errno : err));
+  if (err < 0) err = errno;
+  if (err) RAIL_TRACE(RAIL_SUB_NET, "RailIB: queue pair 0x%x -> ERR: %s", qp->qp->qp_num, strerror(err));
 }
 
 void ib_qp_destroy(struct ib_qp *qp) {

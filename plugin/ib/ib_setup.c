@@ -195,7 +195,8 @@ static void say_who(const struct ib_setup *s) {
   char mine[IB_GID_TEXT], theirs[IB_GID_TEXT];
   RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s (GID %s) and its %s (GID %s), %u queue pair%s%s%s",
             s->connector ? "connected to" : "accepted", c->peer_text, s->device->name,
-            ib_gid_text(s->mine.rails[0].gid, mine), s->theirs.rails[0].name, ib_gid_text(s->theirs.rails[0].gid, theirs),
+            ib_gid_text(s->mine.rails[0].gid, mine), s->theirs.rails[0].name,
+            ib_gid_text(s->theirs.rails[0].gid, theirs),
             c->plan.nqps, c->plan.nqps > 1 ? "s" : "", c->plan.verify ? ", verified" : "",
             s->side.keyed ? ", authenticated" : "");
 }

@@ -65,7 +65,8 @@ rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, 
 /* The comm is the caller's, watched. */
 rail_result_t ib_setup_take(struct ib_setup *s, struct ib_comm **comm);
 
-/* One line, "RailIB: connect to PEER over DEVICE: ...", and a refusal for the peer unless `reason` is NONE. Returns `result`. */
+/* One line, "RailIB: connect to PEER over DEVICE: ...", and a refusal for the peer unless `reason` is NONE. Returns
+ * `result`. */
 __attribute__((format(printf, 4, 5)))
 rail_result_t ib_setup_fail(struct ib_setup *s, enum ib_reason reason, rail_result_t result, const char *fmt, ...);
 /* Counts pieces: RAIL_OK when that was the last of `n`. */

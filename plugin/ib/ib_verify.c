@@ -32,8 +32,8 @@ static const char *way_of(const struct ib_setup *s, unsigned int qp, char text[3
 }
 
 #define ADVICE \
-  "TCP between the hosts works and RDMA does not: look at NCCL_IB_GID_INDEX, the VLANs and MTUs of both ports, routing " \
-  "between the two GIDs, and UDP port 4791 in firewalls (RAIL_IB_VERIFY=0 leaves this test out)"
+  "TCP between the hosts works and RDMA does not: look at NCCL_IB_GID_INDEX, the VLANs and MTUs of both ports, " \
+  "routing between the two GIDs, and UDP port 4791 in firewalls (RAIL_IB_VERIFY=0 leaves this test out)"
 
 rail_result_t ib_setup_test_writes(struct ib_setup *s) {
   if (!s->plan.verify) return RAIL_OK;
@@ -41,7 +41,8 @@ rail_result_t ib_setup_test_writes(struct ib_setup *s) {
   struct ib_qp *qp = &s->comm->qps[s->piece];
   char way[320];
   words->out = s->peers.token;
-  struct ibv_sge sge = {.addr = (uintptr_t)&words->out, .length = WRITE_SIZE, .lkey = s->comm->rails[qp->rail].own_mr->lkey};
+  const struct ibv_mr *mr = s->comm->rails[qp->rail].own_mr;
+  struct ibv_sge sge = {.addr = (uintptr_t)&words->out, .length = WRITE_SIZE, .lkey = mr->lkey};
   struct ibv_send_wr wr, *bad = NULL;
   memset(&wr, 0, sizeof wr);
   wr.wr_id = ib_wr_id(IB_WR_VERIFY, s->piece, 1, 0);
@@ -67,9 +68,9 @@ static rail_result_t poll(struct ib_setup *s, struct ibv_cq *cq) {
     unsigned int qp = ib_wr_qp(wc[i].wr_id);
     if (wc[i].status != IBV_WC_SUCCESS) {
       const struct ib_error_row *row = ib_error_row(wc[i].status);
-      return ib_setup_fail(s, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "the first write between %s failed: %s (status %d, vendor "
-                           "error 0x%x); %s", way_of(s, qp < s->plan.nqps ? qp : 0, way), row->what, wc[i].status,
-                           wc[i].vendor_err, ADVICE);
+      return ib_setup_fail(s, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "the first write between %s failed: %s (status %d, "
+                           "vendor error 0x%x); %s", way_of(s, qp < s->plan.nqps ? qp : 0, way), row->what,
+                           wc[i].status, wc[i].vendor_err, ADVICE);
     }
     if (ib_wr_kind(wc[i].wr_id) == IB_WR_VERIFY) s->verified++;
   }

@@ -303,7 +303,8 @@ const char *ib_qps_decode(const void *body, size_t size, struct ib_qps *qps) {
   qps->verify_addr = le64toh(wire.verify_addr);
   if (qps->nqps < 1 || qps->nqps > IB_MAX_QPS || qps->nrails < 1 || qps->nrails > IB_MAX_RAILS)
     return "a list of queue pairs whose counts cannot be";
-  if (size != head + qps->nqps * sizeof wire.qps[0]) return "a list of queue pairs whose length is not that of its count";
+  if (size != head + qps->nqps * sizeof wire.qps[0])
+    return "a list of queue pairs whose length is not that of its count";
   if (!qps->token || !qps->own_addr || !qps->verify_addr || qps->own_addr % 8 || qps->verify_addr % 8)
     return "a list of queue pairs with an address that cannot be";
   for (unsigned int i = 0; i < qps->nrails; i++) qps->rkeys[i] = le32toh(wire.rkeys[i]);

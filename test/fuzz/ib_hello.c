@@ -118,7 +118,8 @@ void fuzz_make_seeds(void) {
   struct ib_offer o = {.sender = true, .nrails = 2, .qps_per_rail = 2, .max_qps = 128, .ece = true, .verify = true,
                        .max_write_log2 = 30, .recv_depth = IB_RECV_DEPTH, .detect_ms = 5000};
   for (unsigned int i = 0; i < 2; i++) {
-    o.rails[i] = (struct ib_offer_rail){.roce = true, .port = 1, .mtu = 5, .gid_type = 2, .speed = 400000, .name = "mlx"};
+    o.rails[i] = (struct ib_offer_rail){
+      .roce = true, .port = 1, .mtu = 5, .gid_type = 2, .speed = 400000, .name = "mlx"};
     memcpy(o.rails[i].gid, "\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\0\0\1", 16);
   }
   seed("offer", OFFER, &offer_wire, ib_offer_encode(&o, &offer_wire));

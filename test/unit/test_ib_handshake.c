@@ -313,7 +313,8 @@ TEST(a_first_write_that_is_lost) {
   hs_run_connect(&h, DEV_B);
   fake_script("reset");
   CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
-  CHECK(hs_said("the first write between port fakeB here (GID 10.77.1.1) and port fakeA:1 there (GID 10.77.0.1) failed"));
+  CHECK(hs_said("the first write between port fakeB here (GID 10.77.1.1) and port fakeA:1 there (GID 10.77.0.1) "
+                "failed"));
   CHECK(hs_said("NCCL_IB_GID_INDEX") && hs_said("4791"));
   hs_end(&h);
 }
@@ -397,7 +398,8 @@ int main(int argc, char **argv) {
     TEST_CASE(different_parameters), TEST_CASE(as_many_queue_pairs_as_there_can_be),
     TEST_CASE(without_the_first_writes), TEST_CASE(without_inline), TEST_CASE(one_side_is_called_much_later),
     TEST_CASE(several_behind_one_door), TEST_CASE(a_thousand_listeners), TEST_CASE(traffic_classes),
-    TEST_CASE(timeouts), TEST_CASE(a_gid_for_the_peer), TEST_CASE(a_gid_for_the_listener), TEST_CASE(rails_by_subnet), TEST_CASE(infiniband_and_ethernet),
+    TEST_CASE(timeouts), TEST_CASE(a_gid_for_the_peer), TEST_CASE(a_gid_for_the_listener),
+    TEST_CASE(rails_by_subnet), TEST_CASE(infiniband_and_ethernet),
     TEST_CASE(ipv4_and_ipv6), TEST_CASE(ports_that_are_down), TEST_CASE(a_first_write_that_is_lost),
     TEST_CASE(a_first_write_that_never_comes), TEST_CASE(modify_is_tried_again), TEST_CASE(whatever_fails),
     TEST_CASE(arguments)};

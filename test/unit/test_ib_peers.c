@@ -307,7 +307,8 @@ TEST(nobody_listens) {
 
 /* ---- ends at any time ---------------------------------------------------- */
 
-/* After n calls of each the listener is closed, or the context finalized; nothing is left, and connect comes to an end. */
+/* After n calls of each the listener is closed, or the context finalized; nothing is left, and connect comes to an
+ * end. */
 TEST(ends_at_any_time) {
   for (int finalize = 0; finalize < 2; finalize++) {
     bool over = false;
