@@ -32,6 +32,7 @@ static struct {
   char last[2048], all[65536];
 } rig_lines = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+RAIL_PRINTF(5, 6)
 static void rig_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
   va_list ap;
   char text[2048];
