@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What a program logs, kept instead of printed. Definitions, for one file of one thread:
+ * What a program logs, kept instead of printed. Any thread may log; one looks. Definitions, for one file:
  *   rail_log_set_sink(log_capture); log_forget(); ... CHECK(log_said("words")); rail_log_set_sink(NULL); */
 #ifndef RAIL_TEST_LOG_LINES_H
 #define RAIL_TEST_LOG_LINES_H
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -11,29 +12,53 @@
 
 #include "common/log.h"
 
-static char log_lines[16384]; /* the latest, one after the other */
+static pthread_mutex_t log_lock_ = PTHREAD_MUTEX_INITIALIZER;
+static char log_lines[65536]; /* the latest, one after the other */
+static char log_warning[4096]; /* the last one */
+static int log_warnings_;
 
 __attribute__((format(printf, 5, 6), unused)) static void log_capture(enum rail_log_level level, unsigned long flags,
                                                                       const char *file, int line, const char *fmt,
                                                                       ...) {
-  size_t at = strlen(log_lines);
+  char text[sizeof log_warning];
   va_list ap;
   (void)flags, (void)file, (void)line;
   if (level != RAIL_LOG_WARN && level != RAIL_LOG_INFO) return;
-  if (sizeof log_lines - at < 1024) at = 0;
   va_start(ap, fmt);
-  at += (size_t)vsnprintf(log_lines + at, sizeof log_lines - at - 2, fmt, ap);
+  vsnprintf(text, sizeof text, fmt, ap);
   va_end(ap);
-  strcpy(log_lines + at, "\n");
+  pthread_mutex_lock(&log_lock_);
+  if (level == RAIL_LOG_WARN) {
+    log_warnings_++;
+    memcpy(log_warning, text, strlen(text) + 1);
+  }
+  size_t at = strlen(log_lines);
+  if (sizeof log_lines - at < strlen(text) + 2) at = 0;
+  snprintf(log_lines + at, sizeof log_lines - at, "%s\n", text);
+  pthread_mutex_unlock(&log_lock_);
 }
 
-__attribute__((unused)) static void log_forget(void) { log_lines[0] = 0; }
-__attribute__((unused)) static bool log_said(const char *words) { return strstr(log_lines, words) != NULL; }
+__attribute__((unused)) static void log_forget(void) {
+  pthread_mutex_lock(&log_lock_);
+  log_lines[0] = log_warning[0] = 0;
+  log_warnings_ = 0;
+  pthread_mutex_unlock(&log_lock_);
+}
 
 /* How often. */
 __attribute__((unused)) static int log_count(const char *words) {
   int n = 0;
+  pthread_mutex_lock(&log_lock_);
   for (const char *at = log_lines; (at = strstr(at, words)) != NULL; at++) n++;
+  pthread_mutex_unlock(&log_lock_);
+  return n;
+}
+__attribute__((unused)) static bool log_said(const char *words) { return log_count(words) > 0; }
+
+__attribute__((unused)) static int log_warnings(void) {
+  pthread_mutex_lock(&log_lock_);
+  int n = log_warnings_;
+  pthread_mutex_unlock(&log_lock_);
   return n;
 }
 

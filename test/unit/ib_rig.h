@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Connections of the ib plugin without a handshake, over libfakeverbs.so: a comm
- * as far as a test wants it made, and the other end of its side channel. And the
- * lines that are logged.
+ * as far as a test wants it made, and the other end of its side channel. What is
+ * logged is kept (log_lines.h).
  */
 #ifndef IB_RIG_H
 #define IB_RIG_H
@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <stdarg.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -22,65 +21,17 @@
 #include "plugin/ib/ib_mr_cache.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_watch.h"
+#include "test/harness/log_lines.h"
 #include "test/unit/ib_fake.h"
-
-/* ---- lines ---- */
-
-static struct {
-  pthread_mutex_t lock;
-  int count; /* of warnings */
-  char last[2048], all[65536];
-} rig_lines = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-RAIL_PRINTF(5, 6)
-static void rig_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
-  va_list ap;
-  char text[2048];
-  (void)flags, (void)file, (void)line;
-  va_start(ap, fmt);
-  vsnprintf(text, sizeof text, fmt, ap);
-  va_end(ap);
-  pthread_mutex_lock(&rig_lines.lock);
-  if (level == RAIL_LOG_WARN) {
-    rig_lines.count++;
-    snprintf(rig_lines.last, sizeof rig_lines.last, "%s", text);
-  }
-  size_t used = strlen(rig_lines.all);
-  if (used + strlen(text) + 2 < sizeof rig_lines.all) sprintf(rig_lines.all + used, "%s\n", text);
-  pthread_mutex_unlock(&rig_lines.lock);
-}
-
-__attribute__((unused)) static void rig_forget_lines(void) {
-  pthread_mutex_lock(&rig_lines.lock);
-  rig_lines.count = 0;
-  rig_lines.last[0] = rig_lines.all[0] = 0;
-  pthread_mutex_unlock(&rig_lines.lock);
-}
-
-__attribute__((unused)) static int rig_warnings(void) {
-  pthread_mutex_lock(&rig_lines.lock);
-  int count = rig_lines.count;
-  pthread_mutex_unlock(&rig_lines.lock);
-  return count;
-}
-
-__attribute__((unused)) static bool rig_said(const char *words) {
-  pthread_mutex_lock(&rig_lines.lock);
-  bool said = strstr(rig_lines.all, words) != NULL;
-  pthread_mutex_unlock(&rig_lines.lock);
-  return said;
-}
-
-/* ---- devices, comms ---- */
 
 /* Once, first in main. */
 __attribute__((unused)) static void rig_use(const char *program, const char *script) {
   fake_use(program, script);
-  rail_log_set_sink(rig_log);
+  rail_log_set_sink(log_capture);
   if (!ib_verbs_open()) abort();
   ib_devices_load();
   if (ib_device_count() == 0) {
-    fprintf(stderr, "%s", rig_lines.all);
+    fprintf(stderr, "%s", log_lines);
     abort();
   }
 }
@@ -145,7 +96,7 @@ __attribute__((unused)) static struct ib_comm *rig_comm(bool sender, enum rig_de
   do {                                                                                        \
     uint64_t rig_end_ = rail_deadline_in_ms(ms);                                              \
     while (!(cond) && !rail_deadline_passed(rig_end_)) poll(NULL, 0, 1);                      \
-    CHECK_MSG(cond, "%s: not within %d ms; said so far:\n%s", #cond, (int)(ms), rig_lines.all); \
+    CHECK_MSG(cond, "%s: not within %d ms; said so far:\n%s", #cond, (int)(ms), log_lines); \
   } while (0)
 
 #endif

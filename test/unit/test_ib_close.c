@@ -66,15 +66,15 @@ TEST(a_sender_says_goodbye) {
 
 TEST(success_whatever_it_is_given) {
   char nothing[4096] = {0};
-  rig_forget_lines();
+  log_forget();
   CHECK_OK(ib_close_send(NULL));
   CHECK_OK(ib_close_recv(NULL));
   CHECK_OK(ib_close_send(nothing));
   CHECK_OK(ib_close_recv(nothing));
-  CHECK_INT(rig_warnings(), 2);
+  CHECK_INT(log_warnings(), 2);
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, NULL);
   CHECK_OK(ib_close_recv(comm)); /* it is no receiver, and stays */
-  CHECK_INT(rig_warnings(), 3);
+  CHECK_INT(log_warnings(), 3);
   CHECK_OK(ib_close_send(comm));
 }
 
@@ -156,10 +156,10 @@ TEST(never_closed) {
   struct left before = live();
   int peer;
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  rig_forget_lines();
+  log_forget();
   ib_watch_end();
   CHECK(atomic_load(&comm->stopped));
-  CHECK(rig_said("never closed"));
+  CHECK(log_said("never closed"));
   CHECK_INT(hear(peer), IB_PULSE_GOODBYE);
   CHECK_INT(hear(peer), 0);
   CHECK_OK(ib_close_send(comm));

@@ -62,7 +62,7 @@ static struct ibv_wc failed(const struct ib_comm *comm, enum ib_wr_kind kind, en
 }
 
 static void expect(const char *words) {
-  CHECK_MSG(strstr(rig_lines.last, words), "no \"%s\" in %s", words, rig_lines.last);
+  CHECK_MSG(strstr(log_warning, words), "no \"%s\" in %s", words, log_warning);
 }
 
 /* The line, field by field. */
@@ -76,10 +76,10 @@ TEST(a_line) {
   comm->last_progress = rail_now_ns() - 3200 * 1000000ull;
   port->hca->attr.vendor_id = 0x02c9;
   atomic_fetch_or(&port->health, IB_PORT_DOWN);
-  rig_forget_lines();
+  log_forget();
   CHECK_INT(ib_error_completion(comm, &wc), RAIL_REMOTE_ERROR);
   CHECK_INT(comm->failed, RAIL_REMOTE_ERROR);
-  CHECK_INT(rig_warnings(), 1);
+  CHECK_INT(log_warnings(), 1);
   expect("RailIB: isend of ");
   expect(" bytes to 10.0.0.2:4711 over fake0 (GID 10.0.0.1 to 10.0.0.2, QP ");
   snprintf(numbers, sizeof numbers, "QP %#x to 0x99): ", wc.qp_num);
@@ -99,7 +99,7 @@ TEST(a_line) {
   CHECK_INT(ib_error_completion(comm, &wc), RAIL_REMOTE_ERROR);
   CHECK_INT(ib_error_health(comm, IB_COMM_CQ_ERROR), RAIL_REMOTE_ERROR);
   CHECK_INT(ib_error_post(comm, &comm->qps[0], "ibv_post_send", ENOMEM), RAIL_REMOTE_ERROR);
-  CHECK_INT(rig_warnings(), 1);
+  CHECK_INT(log_warnings(), 1);
   CHECK_INT(rail_stats_get(&port->stats[IB_DEVICE_ERRORS]), errors + 1);
   atomic_fetch_and(&port->health, ~IB_PORT_DOWN);
   atomic_store(&port->flaps, flaps);
@@ -110,9 +110,9 @@ TEST(a_line) {
 static struct ib_comm *line_of(enum ib_wr_kind kind, enum ibv_wc_status status) {
   struct ib_comm *comm = rig_comm(kind == IB_WR_SEND, RIG_COUNTED, 2, NULL);
   struct ibv_wc wc = failed(comm, kind, status, 0x123);
-  rig_forget_lines();
+  log_forget();
   CHECK_INT(ib_error_completion(comm, &wc), ib_error_row(status)->result);
-  CHECK_INT(rig_warnings(), 1);
+  CHECK_INT(log_warnings(), 1);
   expect("vendor error 0x123)");
   expect("nothing ever came through; port is up");
   return comm;
@@ -135,10 +135,10 @@ TEST(operations) {
   comm = rig_comm(false, RIG_COUNTED, 2, NULL); /* the flush QP is none of the data QPs */
   struct ibv_wc wc = failed(comm, IB_WR_FLUSH, IBV_WC_WR_FLUSH_ERR, 0);
   wc.qp_num = 0xabcdef;
-  rig_forget_lines();
+  log_forget();
   CHECK_INT(ib_error_completion(comm, &wc), RAIL_REMOTE_ERROR);
   expect("iflush of what came from 10.0.0.2:4711 over fake0 (QP 0xabcdef, connected to itself)");
-  CHECK(!strstr(rig_lines.last, "retries:"));
+  CHECK(!strstr(log_warning, "retries:"));
   ib_comm_destroy(comm);
 }
 
@@ -161,9 +161,9 @@ TEST(a_stopped_comm_fails_silently) {
   struct ib_comm *comm = rig_comm(true, RIG_COUNTED, 2, NULL);
   struct ibv_wc wc = failed(comm, IB_WR_SEND, IBV_WC_WR_FLUSH_ERR, 0);
   ib_comm_stop(comm);
-  rig_forget_lines();
+  log_forget();
   CHECK_INT(ib_error_completion(comm, &wc), RAIL_REMOTE_ERROR);
-  CHECK_INT(rig_warnings(), 0);
+  CHECK_INT(log_warnings(), 0);
   ib_comm_destroy(comm);
 }
 
@@ -179,11 +179,11 @@ TEST(health) {
   for (size_t i = 0; i < RAIL_COUNT_OF(known); i++) {
     struct ib_comm *comm = rig_comm(false, RIG_COUNTED, 1, NULL);
     atomic_store(&comm->outstanding, 5);
-    rig_forget_lines();
+    log_forget();
     CHECK_INT(ib_error_health(comm, 0), RAIL_OK);
     CHECK_INT(ib_error_health(comm, known[i].bits), known[i].result);
     CHECK_INT(comm->failed, known[i].result);
-    CHECK_INT(rig_warnings(), 1);
+    CHECK_INT(log_warnings(), 1);
     expect("RailIB: receiving from 10.0.0.2:4711 over fake0: ");
     expect(known[i].words);
     expect("5 requests outstanding");
@@ -193,7 +193,7 @@ TEST(health) {
 
 TEST(posting) {
   struct ib_comm *comm = rig_comm(true, RIG_COUNTED, 2, NULL);
-  rig_forget_lines();
+  log_forget();
   CHECK_INT(ib_error_post(comm, &comm->qps[1], "ibv_post_send", ENOMEM), RAIL_SYSTEM_ERROR);
   expect("sending to 10.0.0.2:4711 over fake0 (GID 10.0.0.1 to 10.0.0.2, QP ");
   expect("): ibv_post_send: Cannot allocate memory; port is up");

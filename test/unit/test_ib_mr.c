@@ -37,11 +37,11 @@ TEST(register_and_back) {
 
 static void refused(struct ib_comm *comm, void *data, size_t size, int type, int result, const char *words) {
   void *handle = (void *)1;
-  rig_forget_lines();
+  log_forget();
   CHECK_INT(ib_reg_mr(comm, data, size, type, &handle), result);
   CHECK(!handle && !comm->mhandles);
-  CHECK_INT(rig_warnings(), 1);
-  CHECK_MSG(rig_said(words), "it says \"%s\", not \"%s\"", rig_lines.all, words);
+  CHECK_INT(log_warnings(), 1);
+  CHECK_MSG(log_said(words), "it says \"%s\", not \"%s\"", log_lines, words);
 }
 
 TEST(what_is_refused) {
@@ -55,14 +55,14 @@ TEST(what_is_refused) {
   refused(comm, NULL, 100, RAIL_PTR_HOST, RAIL_BAD_ARGUMENT, "NULL with size 100");
   refused(comm, memory, 100, RAIL_PTR_CUDA, RAIL_SYSTEM_ERROR, "peer memory");
   hca->gpu_direct = had;
-  rig_forget_lines();
+  log_forget();
   CHECK_INT(ib_reg_mr(NULL, memory, 100, RAIL_PTR_HOST, &handle), RAIL_BAD_ARGUMENT);
   CHECK_INT(ib_reg_mr(memory, memory, 100, RAIL_PTR_HOST, &handle), RAIL_BAD_ARGUMENT);
   CHECK_INT(ib_reg_mr_dmabuf(comm, memory, 100, RAIL_PTR_CUDA, 0, -1, &handle), RAIL_BAD_ARGUMENT);
   CHECK(!handle);
   CHECK_OK(ib_reg_mr(comm, memory, 100, RAIL_PTR_HOST, &handle));
   CHECK_INT(ib_dereg_mr(other, handle), RAIL_BAD_ARGUMENT);
-  CHECK_INT(rig_warnings(), 4);
+  CHECK_INT(log_warnings(), 4);
   fake_script("fail reg_mr from=1");
   void *second = (void *)1;
   CHECK_INT(ib_reg_mr(comm, memory + 8192, 100, RAIL_PTR_HOST, &second), RAIL_SYSTEM_ERROR);
@@ -86,9 +86,9 @@ TEST(dma_bufs) {
   CHECK_OK(ib_dereg_mr(comm, handle));
   CHECK_OK(ib_dereg_mr(comm, again));
   hca->dmabuf = false;
-  rig_forget_lines();
+  log_forget();
   CHECK_INT(ib_reg_mr_dmabuf(comm, memory, 4096, RAIL_PTR_CUDA, 0, 0, &handle), RAIL_SYSTEM_ERROR);
-  CHECK(!handle && rig_said("dma-buf"));
+  CHECK(!handle && log_said("dma-buf"));
   hca->dmabuf = had;
   ib_comm_destroy(comm);
 }

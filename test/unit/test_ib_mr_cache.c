@@ -150,14 +150,14 @@ TEST(what_fails_leaves_nothing) {
   CHECK_INT(ib_mr_cache_get(cache, &key, &entry), RAIL_SYSTEM_ERROR);
   CHECK(!entry);
   CHECK_INT(ib_mr_cache_count(cache), 0);
-  CHECK(rig_said("memlock") && rig_said(hca->name));
+  CHECK(log_said("memlock") && log_said(hca->name));
   CHECK_OK(ib_mr_cache_get(cache, &key, &entry));
   CHECK_INT(ib_mr_cache_count(cache), 1);
   ib_mr_cache_put(cache, entry);
 
-  rig_forget_lines();
+  log_forget();
   CHECK_INT(get_buffer(cache, 9999, key.addr, 0, page, &entry), RAIL_BAD_ARGUMENT);
-  CHECK(!entry && rig_said("9999"));
+  CHECK(!entry && log_said("9999"));
   key.size = 0;
   CHECK_INT(ib_mr_cache_get(cache, &key, &entry), RAIL_BAD_ARGUMENT);
   key = (struct ib_mr_key){.addr = UINT64_MAX - 5, .size = 10, .fd = -1};

@@ -72,13 +72,13 @@ TEST(garbage) {
     int peer;
     uint8_t wire[IB_PULSE_SIZE];
     struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-    rig_forget_lines();
+    log_forget();
     ib_pulse_encode(&(struct ib_pulse){IB_PULSE_PING, 5}, wire);
     wire[bad[i].at] = bad[i].value;
     CHECK_INT(write(peer, wire, sizeof wire), sizeof wire);
     RIG_WAIT(HEALTH(comm), 1000);
     CHECK_INT(HEALTH(comm), IB_COMM_PEER_LOST);
-    CHECK(rig_said("no message of ours") && rig_said("10.0.0.2:4711"));
+    CHECK(log_said("no message of ours") && log_said("10.0.0.2:4711"));
     done(comm, peer);
   }
   int peer; /* an answer that was not asked for */
@@ -210,12 +210,12 @@ TEST(events_of_queue_pairs) {
       char text[80];
       struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 2, NULL), *other = rig_comm(true, RIG_WATCHED, 2, NULL);
       uint64_t errors = counter(IB_DEVICE_ERRORS);
-      rig_forget_lines();
+      log_forget();
       snprintf(text, sizeof text, "event fake0 %s qp=%u", events[i].name, comm->qps[1].qp->qp_num);
       fake_script(text);
       RIG_WAIT(counter(IB_DEVICE_ERRORS) == errors + 1, 1000);
-      RIG_WAIT(rig_warnings() == 1, 1000);
-      CHECK(rig_said("fake0 reports"));
+      RIG_WAIT(log_warnings() == 1, 1000);
+      CHECK(log_said("fake0 reports"));
       if (returned) RIG_WAIT(HEALTH(comm) & events[i].health, 1000);
       CHECK_INT(HEALTH(comm) & (IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR), returned ? events[i].health : 0);
       CHECK_INT(HEALTH(other) & (IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR), 0);
@@ -230,7 +230,7 @@ TEST(events_without_consequence) {
   static const char *const names[] = {"comm_est", "path_mig"};
   int peer;
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  rig_forget_lines();
+  log_forget();
   for (size_t i = 0; i < RAIL_COUNT_OF(names); i++) {
     char text[80];
     uint64_t events = counter(IB_DEVICE_EVENTS);
@@ -242,7 +242,7 @@ TEST(events_without_consequence) {
   fake_script("event fake0 qp_access_err");
   poll(NULL, 0, 30);
   CHECK_INT(HEALTH(comm), 0);
-  CHECK_INT(rig_warnings(), 0);
+  CHECK_INT(log_warnings(), 0);
   done(comm, peer);
 }
 
@@ -251,7 +251,7 @@ TEST(a_port_goes_down_and_up) {
   int peer;
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   uint64_t flaps = atomic_load(&port->flaps), downs = counter(IB_DEVICE_PORT_DOWNS), ups = counter(IB_DEVICE_PORT_UPS);
-  rig_forget_lines();
+  log_forget();
   for (uint64_t i = 1; i <= 3; i++) {
     fake_script("event fake0 port_err");
     RIG_WAIT(atomic_load(&port->health) & IB_PORT_DOWN, 1000);
@@ -261,16 +261,16 @@ TEST(a_port_goes_down_and_up) {
     CHECK(!(atomic_load(&port->health) & IB_PORT_DOWN));
     CHECK_INT(atomic_load(&port->flaps), flaps + i);
     CHECK_INT(counter(IB_DEVICE_PORT_DOWNS), downs + i);
-    CHECK_INT(rig_warnings(), i);
+    CHECK_INT(log_warnings(), i);
   }
-  CHECK(rig_said("is up again after") && rig_said(" UTC (3 times so far)"));
+  CHECK(log_said("is up again after") && log_said(" UTC (3 times so far)"));
   CHECK_INT(HEALTH(comm), 0); /* by itself no error */
   done(comm, peer);
 }
 
 TEST(a_port_changes) {
   static const char *const names[] = {"lid_change", "gid_change", "pkey_change", "sm_change", "client_reregister"};
-  rig_forget_lines();
+  log_forget();
   for (size_t i = 0; i < RAIL_COUNT_OF(names); i++) {
     char text[80];
     uint64_t events = counter(IB_DEVICE_EVENTS);
@@ -278,8 +278,8 @@ TEST(a_port_changes) {
     fake_script(text);
     RIG_WAIT(counter(IB_DEVICE_EVENTS) == events + 1, 1000);
   }
-  RIG_WAIT(rig_said("table of GIDs changed") && rig_said("registrations anew"), 1000);
-  CHECK_INT(rig_warnings(), 0);
+  RIG_WAIT(log_said("table of GIDs changed") && log_said("registrations anew"), 1000);
+  CHECK_INT(log_warnings(), 0);
 }
 
 /* Every connection over the HCA, and no other. Not undone: the last test with fake1. */
