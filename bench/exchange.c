@@ -6,6 +6,7 @@
  * data when it is posted, as test/preload/fakeverbs does, is done at the first test.
  */
 #include <dlfcn.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,12 +98,23 @@ static void one_message(void *from, void *to, size_t size) {
 }
 
 
+static void failed(const char *file, int line, const char *fmt, ...) {
+  va_list ap;
+  va_start(ap, fmt);
+  fprintf(stderr, "exchange: %s:%d: ", file, line);
+  vfprintf(stderr, fmt, ap);
+  fputc('\n', stderr);
+  va_end(ap);
+  exit(1);
+}
+
 int main(int argc, char **argv) {
   if (argc != 4 || atol(argv[2]) < 1 || atoi(argv[3]) < 1) {
     fprintf(stderr, "usage: %s PLUGIN SIZE MESSAGES\n", argv[0]);
     return 2;
   }
   size_t size = (size_t)atol(argv[2]);
+  kit_on_failure(failed);
   char *from = calloc(1, size), *to = calloc(1, size);
   ENSURE(from && to, "out of memory");
   kit_net_target(argv[1], 0, 0);

@@ -6,6 +6,7 @@
 
 #include "common/compiler.h"
 #include "kit/kit_traffic.h"
+#include "kit/preload/preload.h"
 
 static const struct field {
   const char *key;
@@ -28,7 +29,7 @@ static const struct field {
     FIELD(last_ms, 0, 600000),
     FIELD(count, 0, 4000),
     FIELD(nth, 0, UINT32_MAX),
-    FIELD(kinds, 0, 255),
+    FIELD(kinds, 0, KIT_FAIL_ALL),
     FIELD(piece, 0, 1 << 30),
     FIELD(buffer, 0, 1 << 30),
     FIELD(interrupt, 0, 1000000),

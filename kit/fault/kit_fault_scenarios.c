@@ -120,5 +120,7 @@ const struct kit_scenario kit_scenarios[] = {
      {FAILING(KIT_FAIL_FILE)}},
     {"7.7", "fail.verbs", KIT_SHOULD, KIT_NEEDS_PRELOAD, 1, "Whichever call of libibverbs fails, " ENDS,
      {FAILING(KIT_FAIL_VERBS)}},
+    {"7.8", "fail.posting", KIT_SHOULD, KIT_NEEDS_PRELOAD, 1,
+     "Whichever work request is not taken by its queue pair, or completion is lost, " ENDS, {FAILING(KIT_FAIL_POST)}},
     {NULL, NULL, KIT_MUST, 0, 0, NULL, {0}},
 };

@@ -28,12 +28,22 @@ bool kit_fault_interrupts(const void *caller);
 /* The size that buffers of a socket of this caller are held at, 0: they are free. */
 int kit_fault_buffer(const void *caller);
 
+/* Is this an address in the code under test? */
+bool kit_fault_is_ours(const void *caller);
+
+/* libc's dlsym, from this library. */
+void *kit_fault_dlsym(void *handle, const char *name);
+/* The plugin has looked up a function of libibverbs and found that: what it gets instead, or the same. */
+void *kit_fault_verb(const char *name, void *found);
+/* A struct ibv_context that it has opened: from now on what posts and polls there can fail. */
+void kit_fault_posts(void *context);
+
 /* The next definition of a function, looked up once. Two threads may both look; they find the same. */
 #define NEXT(name)                                                                      \
   static _Atomic(void *) next_##name;                                                   \
   __typeof__(&name) real;                                                               \
   void *found = atomic_load_explicit(&next_##name, memory_order_relaxed);               \
-  if (!found) atomic_store(&next_##name, found = dlsym(RTLD_NEXT, #name));              \
+  if (!found) atomic_store(&next_##name, found = kit_fault_dlsym(RTLD_NEXT, #name));              \
   memcpy(&real, &found, sizeof real)
 
 /* Forwarders of one shape: count, fail with BAD and errno, or pass on. */

@@ -8,7 +8,7 @@
  *
  * From a program: kit/preload/preload.h. From outside, through the environment:
  *   RAIL_FAIL_NTH=n             arm at start-up
- *   RAIL_FAIL_KIND              alloc | syscall | all (default all)
+ *   RAIL_FAIL_KIND              alloc | syscall | verbs | post | all (default all)
  *   RAIL_FAIL_COUNT=m           fail m calls in a row instead of one
  *   RAIL_FAIL_IN=a,b            count calls from objects whose path contains a or b; "@program" is the executable,
  *                               "@later" whatever is loaded after the start: a plugin and the libraries it brings
@@ -60,7 +60,7 @@ long rail_fault_shaped(void);
 
 /* _dl_find_object takes no lock and allocates nothing, which dladdr and
  * dl_iterate_phdr do not promise; both would be fatal inside malloc. */
-static bool is_ours(const void *caller) {
+bool kit_fault_is_ours(const void *caller) {
   struct dl_find_object found;
   if (_dl_find_object((void *)(uintptr_t)caller, &found) != 0) return false;
   const struct link_map *map = found.dlfo_link_map;
@@ -85,7 +85,7 @@ static void tell(const char *name, long number, int error, const void *caller) {
 bool kit_fault_armed(void) { return atomic_load_explicit(&armed_kinds, memory_order_relaxed) != 0; }
 
 bool kit_fault_must_fail(int kind, const char *name, int error, const void *caller) {
-  if (!(atomic_load_explicit(&armed_kinds, memory_order_acquire) & kind) || !is_ours(caller)) return false;
+  if (!(atomic_load_explicit(&armed_kinds, memory_order_acquire) & kind) || !kit_fault_is_ours(caller)) return false;
   long number = atomic_fetch_add(&seen_calls, 1) + 1, from = atomic_load(&fail_from);
   if (from <= 0 || number < from || number >= from + atomic_load(&fail_run)) return false;
   atomic_fetch_add(&failed_calls, 1);
@@ -126,7 +126,7 @@ static bool waits_for_edges(int fd) {
 size_t kit_fault_cut(int fd, size_t n, int flags, const void *caller) {
   size_t most = atomic_load_explicit(&piece, memory_order_relaxed);
   bool whole = most == 0 || n < 2 || (flags & (MSG_WAITALL | MSG_PEEK)) || waits_for_edges(fd);
-  if (whole || !is_ours(caller) || !is_stream(fd)) return n;
+  if (whole || !kit_fault_is_ours(caller) || !is_stream(fd)) return n;
   uint64_t r = roll();
   size_t allowed = r % 8 == 0 ? 1 : 1 + (size_t)((r >> 8) % most);
   if (allowed >= n) return n;
@@ -136,7 +136,7 @@ size_t kit_fault_cut(int fd, size_t n, int flags, const void *caller) {
 
 int kit_fault_buffer(const void *caller) {
   int size = atomic_load_explicit(&buffer, memory_order_relaxed);
-  if (size == 0 || !is_ours(caller)) return 0;
+  if (size == 0 || !kit_fault_is_ours(caller)) return 0;
   atomic_fetch_add(&shaped_calls, 1);
   return size;
 }
@@ -149,7 +149,7 @@ static bool is_first(const void *caller) {
 
 bool kit_fault_interrupts(const void *caller) {
   int n = atomic_load_explicit(&one_in, memory_order_relaxed);
-  if (n == 0 || !is_ours(caller) || (!is_first(caller) && roll() % (uint64_t)n != 0)) return false;
+  if (n == 0 || !kit_fault_is_ours(caller) || (!is_first(caller) && roll() % (uint64_t)n != 0)) return false;
   atomic_fetch_add(&shaped_calls, 1);
   errno = EINTR;
   return true;
@@ -182,6 +182,8 @@ PUBLIC long rail_fault_shaped(void) { return atomic_load(&shaped_calls); }
 
 static int kinds_from(const char *word) {
   if (word && strcmp(word, "alloc") == 0) return KIT_FAIL_ALLOC;
+  if (word && strcmp(word, "verbs") == 0) return KIT_FAIL_VERBS;
+  if (word && strcmp(word, "post") == 0) return KIT_FAIL_POST;
   if (word && strcmp(word, "syscall") == 0) return KIT_FAIL_SYSCALL;
   return KIT_FAIL_ALL;
 }

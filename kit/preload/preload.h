@@ -31,8 +31,9 @@ enum {
   KIT_FAIL_POLL = 16,   /* epoll, poll, eventfd, pipe */
   KIT_FAIL_THREAD = 32, /* pthread_create, fork */
   KIT_FAIL_FILE = 64,   /* open, fopen, opendir, getifaddrs, getrandom */
-  KIT_FAIL_VERBS = 128, /* ibv_..., where the plugin is linked to libibverbs */
-  KIT_FAIL_ALL = 255,
+  KIT_FAIL_VERBS = 128, /* ibv_...: lists, contexts, objects, what is asked of them */
+  KIT_FAIL_POST = 256,  /* ibv_post_send, ibv_post_recv, and ibv_poll_cq that finds something */
+  KIT_FAIL_ALL = 511,
   KIT_FAIL_SYSCALL = KIT_FAIL_ALL & ~KIT_FAIL_ALLOC,
 };
 
