@@ -169,7 +169,9 @@ static rail_result_t too_late(struct ib_setup *s, const struct ib_setup_row *row
 
 rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, unsigned int nrows, uint64_t until) {
   rail_result_t result;
+  bool late; /* as of before the step, which may have a better line about that */
   do {
+    late = rail_deadline_passed(s->deadline);
     s->more = false;
     if (s->side.fd >= 0) {
       result = ib_setup_flushed(s);
@@ -185,7 +187,7 @@ rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, 
       return result;
     }
   } while (s->more && rail_now_ns() < until);
-  return rail_deadline_passed(s->deadline) ? too_late(s, &rows[s->state]) : RAIL_IN_PROGRESS;
+  return late ? too_late(s, &rows[s->state]) : RAIL_IN_PROGRESS;
 }
 
 /* ---- the end ------------------------------------------------------------- */

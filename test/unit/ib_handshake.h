@@ -68,29 +68,24 @@ __attribute__((unused)) static void hs_main(const char *program) {
   ib_devices_load();
   struct rail_net_vprops_v12 three = {.ndevs = 3, .devs = {DEV_A1, DEV_A2, DEV_B}};
   int fused;
-  if (ib_device_count() != 4 || ib_device_fuse(&fused, &three) != RAIL_OK || fused != DEV_FUSED ||
-      ib_watch_begin() != RAIL_OK) {
+  if (ib_device_count() != 4 || ib_device_fuse(&fused, &three) != RAIL_OK || fused != DEV_FUSED) {
     fprintf(stderr, "no devices to test with\n");
     exit(1);
   }
   rail_log_set_sink(hs_log);
 }
 
-/* Parameters as they are without any set, but closed receivers go at once. */
-static void hs_defaults(void) {
-  ib_params_load();
-  ib_params.linger_ms = 0;
-}
-
 static void hs_begin(struct hs *h) {
   memset(h, 0, sizeof *h);
-  hs_defaults();
+  ib_params_load();
+  ib_params.linger_ms = 0; /* closed receivers go at once */
   hs_lines[0] = 0;
   fake_script("reset");
   h->connect = h->accept = RAIL_IN_PROGRESS;
   h->qps = fake_live("qp");
   h->cqs = fake_live("cq");
   h->mrs = fake_live("mr");
+  ENSURE_INT(ib_watch_begin(), RAIL_OK); /* its thread reads parameters: from here on only the handshake's change */
   ENSURE_INT(ib_ctx_new(&hs_init, &h->ctx), RAIL_OK);
 }
 
@@ -168,6 +163,7 @@ static void hs_end(struct hs *h) {
   if (h->connect == RAIL_OK) ENSURE_INT(ib_close_send(h->sent), RAIL_OK);
   if (h->accept == RAIL_OK) ENSURE_INT(ib_close_recv(h->received), RAIL_OK);
   ib_ctx_free(h->ctx);
+  ib_watch_end();
   ENSURE_INT(fake_live("qp"), h->qps);
   ENSURE_INT(fake_live("cq"), h->cqs);
   ENSURE_INT(fake_live("mr"), h->mrs);

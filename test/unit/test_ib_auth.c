@@ -156,7 +156,5 @@ int main(int argc, char **argv) {
   make_key();
   hs_main(argv[0]);
   unlink(key_file);
-  int failed = tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
-  ib_watch_end();
-  return failed;
+  return tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

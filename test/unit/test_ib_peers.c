@@ -341,7 +341,5 @@ int main(int argc, char **argv) {
     TEST_CASE(listeners_that_lie),
     TEST_CASE(nobody_listens), TEST_CASE(ends_at_any_time)};
   hs_main(argv[0]);
-  int failed = tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
-  ib_watch_end();
-  return failed;
+  return tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }
