@@ -68,8 +68,7 @@ static const char *const reason_text[] = {
   [IB_REASON_REPLAY] = "a hello that was heard before",
   [IB_REASON_GONE] = "the listener it is meant for is closed",
   [IB_REASON_MESSAGE] = "a message that makes no sense or came out of turn",
-  [IB_REASON_VERIFY] = "the first RDMA write between the two did not arrive; the log of the side that waited says over "
-                       "which ports",
+  [IB_REASON_VERIFY] = "the first RDMA write between the two did not arrive; the side that waited logs its ports",
 };
 _Static_assert(RAIL_COUNT_OF(reason_text) == IB_REASON_COUNT, "a text for each reason");
 
