@@ -40,7 +40,7 @@ def arguments():
     p.add_argument("--dev", metavar="A[,B]", help="RDMA devices of this machine to run between, instead of the lab")
     p.add_argument("--gid-index", type=int, help="with --dev: for all columns; else each chooses")
     p.add_argument("--plugin", action="append", default=[], metavar="[NAME=]PATH",
-                   help="one more ncclNet plugin as a column; may be repeated; the lab sees no /tmp but the repository's")
+                   help="one more ncclNet plugin as a column; may be repeated; the lab sees nothing below /tmp")
     p.add_argument("--env", action="append", default=[], metavar="COLUMN:VAR=VALUE",
                    help="an environment variable for one plugin's column; may be repeated")
     p.add_argument("--ours", metavar="PATH", help="our plugin, when it is not BUILD/lib/libnccl-net-ib.so")

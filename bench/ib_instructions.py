@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How many instructions the ib plugin needs for each call, by callgrind: over the scripted libibverbs, which is left out
-of the count, as hardware and its provider would be. The same program gives the same numbers, on any machine of its kind."""
+"""How many instructions the ib plugin needs for each call, by callgrind.
+
+Over the scripted libibverbs, which is left out of the count, as hardware and its provider would be. The same program
+gives the same numbers, on any machine of its kind."""
 import argparse
 import collections
 import json
@@ -52,8 +54,8 @@ def instructions(build, size, qps, call):
     """For one call of that kind."""
     plugin, provider = (str(build / p) for p in ("lib/libnccl-net-ib.so", "test/libfakeverbs.so"))
     with tempfile.NamedTemporaryFile(prefix="rail-bench-") as out:
-        exchange(build, size, qps, ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out.name}", "--collect-atstart=no",
-                                    f"--toggle-collect=call_{call}*"])
+        exchange(build, size, qps, ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out.name}",
+                                    "--collect-atstart=no", f"--toggle-collect=call_{call}*"])
         edges = read_profile(pathlib.Path(out.name).read_text())
     inside = sum(e.cost for e in edges if e.callee_where == plugin != e.where)
     inside -= sum(e.cost for e in edges if e.where == plugin and e.callee_where == provider)
@@ -120,7 +122,8 @@ def main():
         print(f"bench: {why}", file=sys.stderr)
         return 1
     caption, head, body = table(rows)
-    print(json.dumps(rows, indent=1) if o.json else f"{caption}\n{text_table(head, body)}\n\n{markdown_table(head, body)}")
+    print(json.dumps(rows, indent=1) if o.json else
+          f"{caption}\n{text_table(head, body)}\n\n{markdown_table(head, body)}")
     return 0
 
 

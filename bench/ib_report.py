@@ -46,8 +46,8 @@ def facts(about):
         f"{where}; {' and '.join(about['devices'])}; RDMA MTU {', '.join(str(m) for m in about['mtus'])}",
         f"railyard {about['railyard']}; perftest {about['perftest']}; libibverbs {about['libibverbs']}; "
         f"{about['compiler']}",
-        f"two processes, one thread each, not bound to cores; {about['rounds']} round(s), {about['timed_s']:g} s a cell "
-        f"after {about['warmup_s']:g} s warm-up; {about['seconds']:.0f} s in all; command: {about['command']}",
+        f"two processes, one thread each, not bound to cores; {about['rounds']} round(s), {about['timed_s']:g} s a "
+        f"cell after {about['warmup_s']:g} s warm-up; {about['seconds']:.0f} s in all; command: {about['command']}",
         load_fact(about),
     ]
 

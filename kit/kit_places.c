@@ -14,7 +14,8 @@ void kit_place(const struct kit_places *places, int rank, struct kit_setup *setu
 
 void kit_places_append(const struct kit_places *places, char *text, size_t size) {
   size_t at = strlen(text);
-  if (places->at[0].netns[0]) snprintf(text + at, size - at, " --netns %s,%s", places->at[0].netns, places->at[1].netns);
+  if (places->at[0].netns[0])
+    snprintf(text + at, size - at, " --netns %s,%s", places->at[0].netns, places->at[1].netns);
   for (int i = 0; i < 2; i++)
     for (const char *const *e = places->at[i].env; *e; e++) {
       char word[512];

@@ -15,6 +15,7 @@ const struct kit_check *const kit_check_tables[] = {
     kit_checks_order,
     kit_checks_grouped,
     kit_checks_optional,
+    kit_checks_flush,
     kit_checks_tear,
     kit_checks_mr,
     kit_checks_dereg,

@@ -3,9 +3,9 @@
  * Plugins that open libibverbs themselves and look its functions up get ours for those that can fail. libc's own dlsym
  * is found without dlsym, in the table of names of the object that getppid lies in: every name of it leads here.
  *
- * What dlsym finds for RTLD_NEXT and RTLD_DEFAULT depends on who calls it, so whatever is none of our business is passed
- * on by a jump, as the last thing that a function does: libc then sees the caller's address. This library is always
- * built with optimization.
+ * What dlsym finds for RTLD_NEXT and RTLD_DEFAULT depends on who calls it, so what is none of our business is passed on
+ * by a jump, as the last thing that a function does: libc then sees the caller's address. This library is always built
+ * with optimization.
  */
 #include <link.h>
 #include <unistd.h>

@@ -106,6 +106,9 @@ CAUGHT_BY = {
     # optional receives, lines
     "optional_followed": "optional.the_hint_is_not_a_pointer",
     "optional_returned": "optional.the_hint_is_not_a_pointer",
+    "flush_zero": "flush.of_a_group",
+    "flush_spoils": "flush.after_a_receive",
+    "flush_after_error": "flush.after_the_sender_has_gone",
     "optional_dropped": "optional.the_hint_is_not_a_pointer",
     "bytewise_copy": "tear.ll",
     "torn_line": "tear.ll128",

@@ -293,7 +293,13 @@ int ref_irecv(void *comm, int n, void **data, size_t *sizes, int *tags, void **m
 
 /* Host memory: what has been received can be seen. */
 int ref_iflush(void *comm, int n, void **data, int *sizes, void **mhandles, void **request) {
-  (void)comm, (void)n, (void)data, (void)sizes, (void)mhandles;
+  const struct ref_comm *c = comm;
+  (void)mhandles;
+  for (int i = 0; i < n; i++) {
+    if (BROKEN(flush_zero) && sizes[i] == 0) return RAIL_BAD_ARGUMENT;
+    if (BROKEN(flush_spoils) && sizes[i] > 0) ((uint8_t *)data[i])[sizes[i] - 1] ^= 1;
+  }
+  if (BROKEN(flush_after_error) && c->error) abort();
   *request = NULL;
   return RAIL_OK;
 }

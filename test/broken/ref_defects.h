@@ -101,6 +101,9 @@
   X(optional_dropped, "the data of an optional receive are dropped", "net.cc:1585: the GPU polls for them")          \
   X(bytewise_copy, "data are copied last byte first", "device.h:75: 8-byte units")                                   \
   X(torn_line, "lines of 128 bytes are copied in two halves, the second first", "p2p.cc:80")                         \
+  X(flush_zero, "iflush refuses a buffer without data", "net.cc:1640: sizes as test gave them")                       \
+  X(flush_spoils, "iflush changes the last byte of the buffer", "net.cc:1640: the data are the receiver's")          \
+  X(flush_after_error, "iflush crashes when the connection has failed", "net.cc:1640")                               \
   /* memory */                                                                                                       \
   X(dereg_null, "deregMr(NULL) is an error", "net.cc:1211")                                                          \
   X(dereg_lazy, "deregMr lets requests go on with the memory", "net_socket.cc:770")                                  \

@@ -20,12 +20,26 @@ PRELOAD = BUILD / "lib/librail-fault.so"
 CHECK = "grouped.same_tags_in_many_groups"  # in one process, as the scripted libibverbs is; with many messages
 
 
+LOOKS_UP = """
+import ctypes, os
+c, m = ctypes.CDLL(None), ctypes.CDLL("libm.so.6")
+assert c.getpid() == os.getpid()
+m.cos.restype = ctypes.c_double
+assert m.cos(ctypes.c_double(0)) == 1
+for f, words in ((c.dlsym, 2), (c.dlvsym, 3)):
+    f.restype, f.argtypes = ctypes.c_void_p, [ctypes.c_void_p] + [ctypes.c_char_p] * (words - 1)
+assert c.dlvsym(None, b"getpid", b"GLIBC_2.99") is None
+assert c.dlsym(None, b"ibv_open_device") and not c.dlsym(None, b"no_such_name")
+print("fine")
+"""
+
+
 def counted(plugin, kind, nth=0):
     """One check in which call `nth` of a kind fails: (exit status, what it printed, the count file's lines)."""
     with tempfile.TemporaryDirectory() as folder:
         counts = pathlib.Path(folder, "counts")
-        done = run([KIT, "conform", plugin, "--only", CHECK], LD_PRELOAD=PRELOAD, RAIL_FAIL_NTH=nth, RAIL_FAIL_KIND=kind,
-                   RAIL_FAIL_COUNT_FILE=counts, RAIL_FAIL_VERBOSE=1, FAKEVERBS="device fake0",
+        done = run([KIT, "conform", plugin, "--only", CHECK], LD_PRELOAD=PRELOAD, RAIL_FAIL_NTH=nth,
+                   RAIL_FAIL_KIND=kind, RAIL_FAIL_COUNT_FILE=counts, RAIL_FAIL_VERBOSE=1, FAKEVERBS="device fake0",
                    NCCL_IBVERBS_LIB=BUILD / "test/libfakeverbs.so")
         return done.returncode, done.stdout + done.stderr, [line.split() for line in counts.read_text().splitlines()]
 
@@ -74,13 +88,7 @@ def others():
 
 def looking_up_goes_on():
     """dlsym is the system's for everybody else: the loader's own rules for RTLD_NEXT and versions hold."""
-    program = ("import ctypes; c = ctypes.CDLL(None); c.getpid.restype = int; assert c.getpid() == __import__('os').getpid();"
-               "l = ctypes.CDLL('libm.so.6'); l.cos.restype = ctypes.c_double; assert l.cos(ctypes.c_double(0)) == 1.0;"
-               "d = c.dlvsym; d.restype = ctypes.c_void_p; d.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p];"
-               "assert d(None, b'getpid', b'GLIBC_2.99') is None;"
-               "s = c.dlsym; s.restype = ctypes.c_void_p; s.argtypes = [ctypes.c_void_p, ctypes.c_char_p];"
-               "assert s(None, b'ibv_open_device') and not s(None, b'no_such_name'); print('fine')")
-    done = run([sys.executable, "-c", program], LD_PRELOAD=PRELOAD)
+    done = run([sys.executable, "-c", LOOKS_UP], LD_PRELOAD=PRELOAD)
     assert done.returncode == 0 and "fine" in done.stdout, done.stdout + done.stderr
 
 

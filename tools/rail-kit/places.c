@@ -25,7 +25,8 @@ int rk_set_side_env(const struct tool_value *v) {
   const char *text = v->text, *equals = strchr(text, '=');
   bool fine = (text[0] == '0' || text[0] == '1') && text[1] == ':' && equals && equals > text + 2;
   struct kit_place *place = &places_of(v)->at[fine ? text[0] - '0' : 0];
-  if (!fine || place->nenv == KIT_PLACE_ENV) return tool_bad(v, "0:NAME=VALUE or 1:NAME=VALUE, %d of each", KIT_PLACE_ENV);
+  if (!fine || place->nenv == KIT_PLACE_ENV)
+    return tool_bad(v, "0:NAME=VALUE or 1:NAME=VALUE, %d of each", KIT_PLACE_ENV);
   place->env[place->nenv++] = text + 2;
   return 0;
 }

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * iflush: data that GPUs read are made visible between the end of their receive and the GPU's first look. NCCL calls it
+ * for GPU memory only; plugins that do the same for host memory can be tried without a GPU. */
+#include <string.h>
+
+#include "common/clock.h"
+#include "kit/conform/kit_lane.h"
+
+enum { ROOM = 65536, FLUSHES = 8 /* NCCL's steps */ };
+
+/* What NCCL passes: addresses, sizes as test gave them, handles of the receive; *request is NULL before. */
+static int flush(const struct kit_lane *l, struct kit_op *received, void **request) {
+  *request = NULL;
+  return l->net->vt->iflush(l->pair.recv, received->n, received->data, received->sizes, received->mh, request);
+}
+
+/* NULL: there is nothing to wait for. */
+static int await_flush(const struct kit_lane *l, void *request) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(10000));
+  for (int done = 0, rc; request && !done;) {
+    done = -1;
+    if ((rc = l->net->vt->test(request, &done, NULL)) != 0) return rc;
+    ENSURE(done == 0 || done == 1, "test of a flush said done is %d", done);
+    ENSURE(done || !rail_deadline_passed(deadline), "a flush was not done after 10 s");
+  }
+  return 0;
+}
+
+/* A group of `n` messages of these sizes, one after the other in `in`, across and whole. */
+static struct kit_op receive(struct kit_lane *l, uint8_t *out, uint8_t *in, int n, const size_t *sizes, uint64_t seed) {
+  struct kit_op ops[1 + KIT_MAX_GROUP] = {kit_lane_group(l)};
+  memset(in, 0xcc, (size_t)n * ROOM);
+  for (int i = 0; i < n; i++) {
+    kit_pattern_fill(out + i * ROOM, sizes[i], seed + (uint64_t)i);
+    kit_lane_add(l, &ops[0], in + i * ROOM, ROOM, i);
+    ops[1 + i] = kit_lane_send(l, out + i * ROOM, sizes[i], i);
+  }
+  kit_lane_run(l, ops, 1 + n, KIT_OPS_FORWARD);
+  return ops[0];
+}
+
+static void is_whole(const struct kit_op *received, uint64_t seed) {
+  for (int i = 0; i < received->n; i++) {
+    const uint8_t *in = received->data[i];
+    size_t size = (size_t)received->sizes[i];
+    ENSURE(kit_pattern_check(in, size, seed + (uint64_t)i) < 0 && kit_bytes_check(in + size, ROOM - size, 0xcc) < 0,
+           "after a flush buffer %d of %d, which had received %zu bytes, holds something else", i, received->n, size);
+  }
+}
+
+static void flushed(struct kit_lane *l, struct kit_op *received, uint64_t seed) {
+  void *request;
+  int rc = flush(l, received, &request);
+  ENSURE(rc == 0, "iflush of %d buffers returned %d", received->n, rc);
+  ENSURE((rc = await_flush(l, request)) == 0, "test of a flush returned %d", rc);
+  is_whole(received, seed);
+}
+
+/* The lane, and its memory. Ends the check where host memory is not flushed. */
+static void open(struct kit_lane *l, struct kit_side *side, uint8_t **out, uint8_t **in, int buffers) {
+  void *request;
+  int rc;
+  kit_lane_open(l, side);
+  if (!l->net->vt->iflush) kit_skip("the plugin has no iflush");
+  *out = kit_lane_high(l, (size_t)buffers * ROOM);
+  *in = kit_lane_high(l, (size_t)buffers * ROOM);
+  struct kit_op first = receive(l, *out, *in, 1, (const size_t[]){100}, 1);
+  if ((rc = flush(l, &first, &request)) != 0)
+    kit_skip("iflush says %d of host memory: NCCL asks for GPU memory only", rc);
+  ENSURE((rc = await_flush(l, request)) == 0, "test of a flush returned %d", rc);
+}
+
+static void after_a_receive(struct kit_side *side) {
+  static const size_t sizes[] = {1, 7, 4096, ROOM - 1, ROOM, 0};
+  struct kit_lane l;
+  uint8_t *out, *in;
+  open(&l, side, &out, &in, 1);
+  for (int i = 0; i < kit_scaled(60); i++) {
+    struct kit_op received = receive(&l, out, in, 1, &sizes[i % 6], (uint64_t)i);
+    flushed(&l, &received, (uint64_t)i);
+  }
+  kit_lane_close(&l);
+}
+
+static void of_a_group(struct kit_side *side) {
+  struct kit_lane l;
+  uint8_t *out, *in;
+  size_t sizes[KIT_MAX_GROUP];
+  open(&l, side, &out, &in, KIT_MAX_GROUP);
+  kit_lane_needs_groups(&l);
+  int most = l.max_recvs < KIT_MAX_GROUP ? l.max_recvs : KIT_MAX_GROUP;
+  for (int i = 0; i < kit_scaled(100); i++) {
+    int n = 1 + i % most;
+    for (int k = 0; k < n; k++) sizes[k] = kit_rng_below(&l.rng, 3) ? kit_rng_below(&l.rng, ROOM + 1) : 0;
+    if (i % 10 == 9) memset(sizes, 0, sizeof sizes);
+    struct kit_op received = receive(&l, out, in, n, sizes, (uint64_t)i);
+    flushed(&l, &received, (uint64_t)i);
+  }
+  kit_lane_close(&l);
+}
+
+/* As NCCL's proxy has them: up to a flush for each step, received at different times, and tested oldest first or not,
+ * while the next messages arrive. */
+static void several_at_once(struct kit_side *side) {
+  struct kit_lane l;
+  uint8_t *out, *in;
+  open(&l, side, &out, &in, FLUSHES + 1);
+  for (int round = 0; round < kit_scaled(40); round++) {
+    struct kit_op received[FLUSHES];
+    void *request[FLUSHES];
+    int rc;
+    for (int i = 0; i < FLUSHES; i++) {
+      size_t size = 1 + kit_rng_below(&l.rng, ROOM);
+      received[i] = receive(&l, out, in + i * ROOM, 1, &size, (uint64_t)(round * FLUSHES + i));
+      ENSURE((rc = flush(&l, &received[i], &request[i])) == 0, "iflush returned %d with %d outstanding", rc, i);
+    }
+    for (int k = 0; k < FLUSHES; k++) {
+      int i = round % 2 ? FLUSHES - 1 - k : k;
+      ENSURE((rc = await_flush(&l, request[i])) == 0, "test of flush %d of %d returned %d", i, FLUSHES, rc);
+      is_whole(&received[i], (uint64_t)(round * FLUSHES + i));
+    }
+  }
+  kit_lane_close(&l);
+}
+
+/* Whatever it says, it says so soon, and everything can be closed. */
+static void after_the_sender_has_gone(struct kit_side *side) {
+  static struct kit_lane l;
+  uint8_t *out, *in;
+  void *request = NULL;
+  open(&l, side, &out, &in, 1);
+  struct kit_op received = receive(&l, out, in, 1, (const size_t[]){ROOM}, 1);
+  int before = flush(&l, &received, &request);
+  ENSURE(before == 0, "iflush returned %d", before);
+  for (int i = 0; i < KIT_LANE_REGIONS; i++)
+    if (l.region[i].send_mh) kit_mr_dereg(l.net, l.pair.send, l.region[i].send_mh);
+  ENSURE(l.net->vt->close_send(l.pair.send) == 0, "closeSend failed");
+  await_flush(&l, request);
+  struct kit_op never = kit_lane_recv(&l, in, ROOM, 9);
+  int error = 0;
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(10000));
+  for (bool posted = false; !error && !never.error && !rail_deadline_passed(deadline);) {
+    posted = posted || kit_op_post(l.net, &never);
+    int done = 0;
+    if (posted) error = l.net->vt->test(never.req, &done, never.sizes);
+  }
+  if (flush(&l, &received, &request) == 0) await_flush(&l, request);
+  for (int i = 0; i < KIT_LANE_REGIONS; i++)
+    if (l.region[i].recv_mh) kit_mr_dereg(l.net, l.pair.recv, l.region[i].recv_mh);
+  ENSURE(l.net->vt->close_recv(l.pair.recv) == 0, "closeRecv failed");
+  kit_net_close(l.net);
+}
+
+#define NET "src/transport/net.cc:"
+
+const struct kit_check kit_checks_flush[] = {
+    {"9.11", "flush.after_a_receive", KIT_SHOULD, KIT_ONE, 40, 0, false,
+     "iflush of what a receive brought gives no request or one that ends, and leaves the data as they are.",
+     NET "1622-1641, 1699", after_a_receive},
+    {"9.12", "flush.of_a_group", KIT_SHOULD, KIT_ONE, 40, 0, false,
+     "One iflush is for all buffers of a grouped receive, some of them or all without data.", NET "1622-1641",
+     of_a_group},
+    {"9.13", "flush.several_at_once", KIT_SHOULD, KIT_ONE, 40, 0, false,
+     "A flush for each of NCCL's 8 steps may be outstanding, and be tested in any order while messages arrive.",
+     NET "1684-1700", several_at_once},
+    {"9.14", "flush.after_the_sender_has_gone", KIT_SHOULD, KIT_ONE, 40, 0, false,
+     "When the connection has failed, iflush and the test of a flush come back, and closing works.", NET "1640",
+     after_the_sender_has_gone},
+    {NULL, NULL, KIT_MUST, KIT_ONE, 0, 0, false, NULL, NULL, NULL},
+};
