@@ -78,7 +78,7 @@ class Counted(Column):
             return {"verdict": "failed", "what": str(why)}
 
     def iterations(self, cell, seconds):
-        return max(10, int(self.rate[cell] * seconds))
+        return max(10, int(self.rate.get(cell, 1000) * seconds))  # no rate: the cell has failed
 
     def transfers(self, cell, env, seconds, begun=1.0):
         """A cell of kind "bw": begun is how many messages the program moves for each that it counts."""
@@ -88,9 +88,9 @@ class Counted(Column):
             self.start_cpu[cell] = self.once(cell, env, self.LEAST)[1]
             self.rate[cell] = rate  # that run's says nothing
         _, cpu = self.once(cell, env, n)
-        rate = self.rate[cell]
-        return {"verdict": "ok", "messages": n, "messages_s": rate, "gb_s": rate * cell.size / 1e9,
-                "cpu_s_per_gb": max(0.0, cpu - self.start_cpu[cell]) / ((n * begun - self.LEAST) * cell.size) * 1e9}
+        rate, cpu = self.rate[cell], cpu - self.start_cpu[cell]
+        per_gb = {"cpu_s_per_gb": cpu / ((n * begun - self.LEAST) * cell.size) * 1e9} if cpu > 0 else {}
+        return {"verdict": "ok", "messages": n, "messages_s": rate, "gb_s": rate * cell.size / 1e9, **per_gb}
 
     def pair(self, cell, env, server, client, port):
         """Runs both programs to their ends: the client's argv and output, and the CPU seconds of both."""

@@ -59,7 +59,10 @@ def measure(plan):
 
     def run(column, noted, cell):
         mtu.set(noted["mtu"])
-        return column.run(cell, {}, plan["warmup"], plan["seconds"])
+        result = column.run(cell, {}, plan["warmup"], plan["seconds"])
+        if result["verdict"] != "ok":
+            say(f"{column.title}, {cell.kind} {cell.size} bytes, {cell.qps} QPs: {result['verdict']}: {result['what']}")
+        return result
 
     mtu.set(plan["mtus"][0])
     try_columns(columns, cells, plan)
