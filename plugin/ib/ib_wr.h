@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * wr_id: what a completion is about. Of a failed one only wr_id, status, QP and vendor error count, so everything is in it. */
+ * wr_id: what a completion is about. Of a failed one little else counts, so everything is in it. */
 #ifndef IB_WR_H
 #define IB_WR_H
 

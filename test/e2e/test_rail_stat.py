@@ -338,6 +338,7 @@ def the_plugin():
 
 
 main([("once", once), ("the_plugin", the_plugin), ("columns_by_plugin", columns_by_plugin),
-      ("several_pages_and_processes", several_pages_and_processes), ("page_in_json", page_in_json), ("prometheus", prometheus),
+      ("several_pages_and_processes", several_pages_and_processes), ("page_in_json", page_in_json),
+      ("prometheus", prometheus),
       ("dead_pages_are_named_and_cleaned", dead_pages_are_named_and_cleaned), ("bad_arguments", bad_arguments),
       ("live", live)])
