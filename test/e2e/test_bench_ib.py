@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# TEST-SAN: none
+"""bench-ib without RDMA: a perftest that is a script, and the socket plugin as ours. What the programs say is what its
+files hold, what is to be reached is judged by it, and a program that fails is told. In the lab it is run for real."""
+import json
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+from coll import BUILD, ROOT, SOCKET, expect, main, run
+
+sys.path.insert(0, str(ROOT / "bench"))
+from ib_columns import Cell, Perftest
+from ib_instructions import read_profile
+
+# It listens or connects as perftest does, and prints perftest's line of figures.
+PERFTEST = """#!/usr/bin/env python3
+import os, socket, sys
+argv, name = sys.argv[1:], os.path.basename(sys.argv[0])
+value = lambda option: argv[argv.index(option) + 1]
+if argv == ["--version"]:
+    sys.exit(print("Version: none"))
+if argv[-1] == "127.0.0.1":
+    socket.create_connection(("127.0.0.1", int(value("-p")))).close()
+    size, n = int(value("-s")), int(value("-n"))
+    if name.endswith("_lat"):
+        print(f" {size} {n} 1.00 9.00 LAT 2.20 0.10 3.00 4.00")
+    else:
+        print(f" {size} {n} 0.00 {RATE * size / 2**20:.2f} {RATE / 1e6:.6f}")
+else:
+    with socket.create_server(("127.0.0.1", int(value("-p")))) as s:
+        s.accept()
+"""
+
+
+def bench(rate, lat, *args):
+    """(what ran, JSON, Markdown)"""
+    folder = tempfile.mkdtemp()
+    try:
+        for name in ("ib_write_bw", "ib_send_bw", "ib_write_lat"):
+            path = pathlib.Path(folder, name)
+            path.write_text(PERFTEST.replace("RATE", str(rate)).replace("LAT", str(lat)))
+            path.chmod(0o755)
+        done = run([sys.executable, ROOT / "bench/ib_bench.py", "--build", BUILD, "--out", folder, "--wait", 0, "--dev",
+                    "left,right", "--ours", SOCKET, "--rounds", 1, "--seconds", 0.02, "--warmup", 0.01, *args],
+                   PATH=f"{folder}:{os.environ['PATH']}")
+        files = [pathlib.Path(folder, name) for name in ("ib.json", "ib.md")]
+        assert files[0].exists(), done.stdout + done.stderr
+        return done, json.loads(files[0].read_text()), files[1].read_text()
+    finally:
+        shutil.rmtree(folder)
+
+
+def figures_and_targets():
+    done, found, text = bench(1000, 1e6, "--sizes", "8,64K")
+    expect(done, 0)
+    runs = {(r["column"], r["kind"], r["size"], r["qps"]): r for r in found["runs"]}
+    assert len(runs) == len(found["runs"]) == 8 + 4 + 4 + 2, sorted(runs)  # ours, write_bw, send_bw, write_lat
+    assert all(r["verdict"] == "ok" for r in found["runs"])
+    assert runs["write_bw", "bw", 8, 4]["messages_s"] == 1000
+    assert abs(runs["send_bw", "bw", 65536, 1]["gb_s"] - 0.065536) < 1e-4
+    assert runs["write_lat", "lat", 8, 1]["half_us"] == {"min": 1, "p50": 1e6, "p99": 3}
+    assert [line.split()[0] for line in found["targets"]] == ["reached", "reached"], found["targets"]
+    assert "-t 8 -Q 1" in found["about"]["columns"]["write_bw"]["command"]
+    assert "0:NCCL_IB_HCA==left" in found["about"]["columns"]["railyard"]["command"]
+    assert "Half round trip" in text and "ib_write_bw" in text
+
+
+def missed():
+    _, found, _ = bench(1e9, 1e-3, "--sizes", "8,64K", "--qps", 1, "--only", "railyard,write_bw,write_lat")
+    assert [line.split()[0] for line in found["targets"]] == ["missed", "missed"], found["targets"]
+
+
+def a_program_that_fails():
+    done = run([sys.executable, ROOT / "bench/ib_bench.py", "--build", BUILD, "--mtu", 9000])
+    expect(done, 2, "--mtu 9000")
+    folder = tempfile.mkdtemp()
+    try:
+        done = run([sys.executable, ROOT / "bench/ib_bench.py", "--build", BUILD, "--out", folder, "--wait", 0, "--dev",
+                    "x", "--ours", "/nowhere.so", "--only", "railyard", "--sizes", 8])
+        expect(done, 1, "Railyard")
+    finally:
+        shutil.rmtree(folder)
+
+
+def parsing():
+    cell = Cell("bw", 8, 1, 8, 0, 1)
+    assert Perftest.messages_a_second(cell, [8, 1000, 0, 0.12, 0.015664]) == 15664
+    assert Perftest.messages_a_second(cell._replace(size=1 << 20), [1 << 20, 60, 0, 62.5, 0.00006]) == 62.5
+    assert Perftest.messages_a_second(cell._replace(kind="lat"), [8, 100, 1, 9, 2, 2.5, 0, 3, 4]) == 200000
+    profile = ["ob=(1) a", "fn=(1) f", "1 10", "cob=(2) b", "cfn=(2) g", "calls=3 0", "1 50", "+1 4", "cfn=(3) h",
+               "calls=1 0", "1 7"]
+    edges = read_profile("\n".join(profile))
+    assert [tuple(e) for e in edges] == [("a", "b", 50), ("a", "a", 7)], edges
+
+
+main([("figures, targets and files", figures_and_targets), ("targets that are missed", missed),
+      ("what cannot work ends with a reason", a_program_that_fails), ("what programs print", parsing)])
