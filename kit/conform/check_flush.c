@@ -57,7 +57,7 @@ static void flushed(struct kit_lane *l, struct kit_op *received, uint64_t seed) 
 }
 
 /* The lane, and its memory. Ends the check where host memory is not flushed. */
-static void open(struct kit_lane *l, struct kit_side *side, uint8_t **out, uint8_t **in, int buffers) {
+static void open_flushing(struct kit_lane *l, struct kit_side *side, uint8_t **out, uint8_t **in, int buffers) {
   void *request;
   int rc;
   kit_lane_open(l, side);
@@ -74,7 +74,7 @@ static void after_a_receive(struct kit_side *side) {
   static const size_t sizes[] = {1, 7, 4096, ROOM - 1, ROOM, 0};
   struct kit_lane l;
   uint8_t *out, *in;
-  open(&l, side, &out, &in, 1);
+  open_flushing(&l, side, &out, &in, 1);
   for (int i = 0; i < kit_scaled(60); i++) {
     struct kit_op received = receive(&l, out, in, 1, &sizes[i % 6], (uint64_t)i);
     flushed(&l, &received, (uint64_t)i);
@@ -86,7 +86,7 @@ static void of_a_group(struct kit_side *side) {
   struct kit_lane l;
   uint8_t *out, *in;
   size_t sizes[KIT_MAX_GROUP];
-  open(&l, side, &out, &in, KIT_MAX_GROUP);
+  open_flushing(&l, side, &out, &in, KIT_MAX_GROUP);
   kit_lane_needs_groups(&l);
   int most = l.max_recvs < KIT_MAX_GROUP ? l.max_recvs : KIT_MAX_GROUP;
   for (int i = 0; i < kit_scaled(100); i++) {
@@ -104,20 +104,20 @@ static void of_a_group(struct kit_side *side) {
 static void several_at_once(struct kit_side *side) {
   struct kit_lane l;
   uint8_t *out, *in;
-  open(&l, side, &out, &in, FLUSHES + 1);
+  open_flushing(&l, side, &out, &in, FLUSHES + 1);
   for (int round = 0; round < kit_scaled(40); round++) {
     struct kit_op received[FLUSHES];
     void *request[FLUSHES];
     int rc;
     for (int i = 0; i < FLUSHES; i++) {
       size_t size = 1 + kit_rng_below(&l.rng, ROOM);
-      received[i] = receive(&l, out, in + i * ROOM, 1, &size, (uint64_t)(round * FLUSHES + i));
+      received[i] = receive(&l, out, in + i * ROOM, 1, &size, (uint64_t)round * FLUSHES + (uint64_t)i);
       ENSURE((rc = flush(&l, &received[i], &request[i])) == 0, "iflush returned %d with %d outstanding", rc, i);
     }
     for (int k = 0; k < FLUSHES; k++) {
       int i = round % 2 ? FLUSHES - 1 - k : k;
       ENSURE((rc = await_flush(&l, request[i])) == 0, "test of flush %d of %d returned %d", i, FLUSHES, rc);
-      is_whole(&received[i], (uint64_t)(round * FLUSHES + i));
+      is_whole(&received[i], (uint64_t)round * FLUSHES + (uint64_t)i);
     }
   }
   kit_lane_close(&l);
@@ -128,7 +128,7 @@ static void after_the_sender_has_gone(struct kit_side *side) {
   static struct kit_lane l;
   uint8_t *out, *in;
   void *request = NULL;
-  open(&l, side, &out, &in, 1);
+  open_flushing(&l, side, &out, &in, 1);
   struct kit_op received = receive(&l, out, in, 1, (const size_t[]){ROOM}, 1);
   int before = flush(&l, &received, &request);
   ENSURE(before == 0, "iflush returned %d", before);
