@@ -16,6 +16,7 @@ const char *const rail_param_names[] = {
   "RAIL_HEARTBEAT_TIMEOUT",
   "RAIL_IB_*",
   "RAIL_KIT_*",
+  "RAIL_LAB_*",
   "RAIL_LL_MAX",
   "RAIL_MASTER_PORT_OFFSET",
   "RAIL_NCHANNELS",

@@ -52,9 +52,16 @@ uint64_t kit_job_number(const struct kit_job *job, const char *key, uint64_t oth
   return value;
 }
 
+static bool can_be_fused(const struct rail_net_vprops_v12 *fuse) {
+  if (fuse->ndevs < 0 || fuse->ndevs > (int)(sizeof fuse->devs / sizeof *fuse->devs)) return false;
+  for (int i = 0; i < fuse->ndevs; i++)
+    if (fuse->devs[i] < 0) return false;
+  return true;
+}
+
 bool kit_job_check(const struct kit_job *job) {
   return memchr(job->kind, 0, sizeof job->kind) && memchr(job->name, 0, sizeof job->name) &&
          memchr(job->plugin, 0, sizeof job->plugin) && memchr(job->args, 0, sizeof job->args) && job->nsides >= 1 &&
          job->nsides <= KIT_MAX_SIDES && job->rank >= 0 && job->rank < job->nsides && job->hosts >= 1 &&
-         job->hosts <= 2 && job->version >= 0 && job->dev >= 0;
+         job->hosts <= 2 && job->version >= 0 && job->dev >= 0 && can_be_fused(&job->fuse);
 }

@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "rail/net.h"
+
 #define KIT_MAX_SIDES 16
 
 struct kit_job {
@@ -18,6 +20,7 @@ struct kit_job {
   uint64_t limit_ms; /* of the whole job; the parent kills what is left then */
   int32_t version;   /* of the vtable; 0: the newest there is */
   int32_t dev;
+  struct rail_net_vprops_v12 fuse; /* devices to make one of, which is used; ndevs 0: none, it is dev */
   int32_t rank, nsides;
   int32_t hosts;     /* 1 or 2: are all sides on this host? */
 };

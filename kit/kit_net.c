@@ -15,11 +15,12 @@
 #include "common/netload.h"
 #include "common/netload_slots.h"
 #include "kit/kit_beside.h"
+#include "kit/kit_side.h"
 #include "kit/kit_trail.h"
 
 static atomic_int warnings;
 static void (*on_warning)(const char *text);
-static struct { const char *plugin; int version, dev; } target;
+static struct { const char *plugin; int version, dev; struct rail_net_vprops_v12 fuse; } target;
 
 void kit_net_on_warning(void (*fn)(const char *text)) { on_warning = fn; }
 
@@ -28,6 +29,8 @@ void kit_net_target(const char *plugin, int version, int dev) {
   target.version = version;
   target.dev = dev;
 }
+
+void kit_net_target_fused(const struct rail_net_vprops_v12 *devices) { target.fuse = *devices; }
 
 void kit_net_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
   (void)flags;
@@ -84,6 +87,17 @@ void kit_net_load(struct kit_net *n, int version) {
   n->vt = kit_net_trail(n->version == 12 ? rail_net_vtable(n->any) : kit_any_vtable(n->any));
 }
 
+int kit_net_fuse(struct kit_net *n) {
+  struct rail_net_slots slots;
+  struct rail_net_vprops_v12 devices = target.fuse;
+  if (devices.ndevs == 0) return 0;
+  bool can = !rail_net_slots_fill(&slots, n->version, rail_net_vtable(n->any)) &&
+             (slots.make_vdevice_v9 || slots.make_vdevice_v12);
+  if (!can) kit_skip("ncclNetPlugin_v%d has no makeVDevice", n->version);
+  int rc = n->vt->make_vdevice(&n->dev, &devices);
+  return rc == 0 ? n->vt->devices(&n->ndev) : rc;
+}
+
 int kit_net_init(struct kit_net *n, rail_profiler_fn profiler, int traffic_class) {
   struct rail_net_slots slots;
   struct rail_net_config config = {.traffic_class = traffic_class};
@@ -97,6 +111,8 @@ int kit_net_init(struct kit_net *n, rail_profiler_fn profiler, int traffic_class
   rc = n->vt->devices(&n->ndev);
   ENSURE(rc == 0, "devices returned %d", rc);
   ENSURE(n->ndev > 0, "the plugin has no device here");
+  rc = kit_net_fuse(n);
+  ENSURE(rc == 0, "makeVDevice of %d devices returned %d", target.fuse.ndevs, rc);
   ENSURE(n->dev < n->ndev, "there is no device %d: the plugin has %d", n->dev, n->ndev);
   return 0;
 }

@@ -35,6 +35,11 @@ struct kit_net {
 
 /* For the rest of this process. version 0: the newest there is. */
 void kit_net_target(const char *plugin, int version, int dev);
+/* From then on the device is the one that makeVDevice makes of these; ndevs 0: it is dev. Every initialisation makes it
+ * anew: where devices outlive contexts it is the same one again. */
+void kit_net_target_fused(const struct rail_net_vprops_v12 *devices);
+/* After devices: makes it, and sets dev and ndev. Returns what the plugin said; a skip if it cannot fuse at all. */
+int kit_net_fuse(struct kit_net *n);
 const char *kit_plugin_path(void);
 
 #define KIT_TARGET (-1) /* as a version: the target's */

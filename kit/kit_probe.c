@@ -46,7 +46,7 @@ static void on_word(struct kit_world *world, const struct kit_word *word, void *
   l->probe->name[sizeof l->probe->name - 1] = 0;
 }
 
-bool kit_probe(const char *plugin, struct kit_probe *probe, char *why, size_t why_size) {
+bool kit_probe(const char *plugin, const struct kit_places *places, struct kit_probe *probe, char *why, size_t why_size) {
   struct listener listener = {.probe = probe};
   struct kit_world_how how = {.nsides = 1, .on_word = on_word, .arg = &listener};
   struct kit_outcome outcome;
@@ -54,6 +54,7 @@ bool kit_probe(const char *plugin, struct kit_probe *probe, char *why, size_t wh
   snprintf(how.job.kind, sizeof how.job.kind, "probe");
   snprintf(how.job.plugin, sizeof how.job.plugin, "%s", plugin);
   how.job.limit_ms = kit_patience_ms(PROBE_LIMIT_MS);
+  kit_place(places, 0, &how.setup[0]);
   kit_world_run(NULL, &how, &outcome);
   if (probe->ndev > 0) return true; /* what happens at its end is for the checks to find */
   snprintf(why, why_size, "%s%s", outcome.sides[0].text, listener.log);

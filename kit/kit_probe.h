@@ -3,6 +3,7 @@
 #ifndef RAIL_KIT_PROBE_H
 #define RAIL_KIT_PROBE_H
 
+#include "kit/kit_places.h"
 #include "kit/kit_side.h"
 #include "kit/kit_world.h"
 
@@ -12,8 +13,9 @@ struct kit_probe {
   char name[256];
 };
 
-/* False: it cannot be used here at all; `why` says how that was found, and what the plugin logged. */
-bool kit_probe(const char *plugin, struct kit_probe *probe, char *why, size_t why_size);
+/* In the place of the first side. False: it cannot be used there at all; `why` says how that was found, and what the
+ * plugin logged. */
+bool kit_probe(const char *plugin, const struct kit_places *places, struct kit_probe *probe, char *why, size_t why_size);
 /* Has it that version? 0: any. False is told on stderr, as of `command`. */
 bool kit_probe_has(const struct kit_probe *probe, int version, const char *command, const char *plugin);
 int kit_probe_newest(const struct kit_probe *probe); /* 0: none */

@@ -237,6 +237,10 @@ void kit_report_again(const struct kit_report *r, struct kit_result *result, con
            (unsigned long long)result->seed);
   at = strlen(text);
   if (r->dev) snprintf(text + at, size - at, " --device %d", r->dev);
+  for (int i = 0; i < r->fuse.ndevs; i++) {
+    at = strlen(text);
+    snprintf(text + at, size - at, "%s%d", i ? "," : " --fuse ", r->fuse.devs[i]);
+  }
   at = strlen(text);
   if (connect) snprintf(text + at, size - at, " --connect %s", connect);
 }

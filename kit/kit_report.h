@@ -46,6 +46,7 @@ struct kit_report {
   const char *plugin, *name;
   uint64_t seed;
   int dev;
+  struct rail_net_vprops_v12 fuse; /* of which it is made; ndevs 0: it is dev */
   bool verbose;        /* notes of what went well, too */
   const char *json, *junit; /* paths, "-" for standard output; NULL: not wanted */
   FILE *table;         /* for people; NULL when standard output is taken by JSON */

@@ -247,6 +247,7 @@ _Noreturn void kit_side_main(const struct kit_role *roles) {
   kit_patience_cap(self.job.limit_ms * 8 / 10);
   kit_seed(self.job.seed);
   kit_net_target(self.job.plugin, self.job.version, self.job.dev);
+  kit_net_target_fused(&self.job.fuse);
   kit_net_on_warning(on_warning);
   kit_on_failure(on_failure);
   for (; roles->kind; roles++) {

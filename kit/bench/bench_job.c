@@ -7,7 +7,8 @@
 
 void kit_bench_job_write(struct kit_job *job, const struct kit_bench_plan *plan, const struct kit_bench_cell *cell,
                          const struct kit_bench_column *column) {
-  *job = (struct kit_job){.kind = "bench", .seed = plan->seed, .version = plan->version, .dev = plan->dev};
+  *job = (struct kit_job){.kind = "bench", .seed = plan->seed, .version = plan->version, .dev = plan->dev,
+                          .fuse = plan->fuse};
   kit_bench_cell_text(cell, job->name, sizeof job->name);
   snprintf(job->plugin, sizeof job->plugin, "%s", column->plugin);
   kit_job_add(job, "tcp", "%d", column->plugin[0] == 0);

@@ -42,7 +42,8 @@ static void look_at_device(struct kit_bench_side *s, struct net *n) {
   kit_bench_must(s, CALL(KIT_CALL_DEVICES, rail_net_devices(n->net, &ndev)), "devices");
   if (s->job->dev >= ndev)
     kit_bench_fail(s, KIT_BENCH_SKIPPED, "there is no device %d: the plugin has %d", s->job->dev, ndev);
-  kit_bench_must(s, CALL(KIT_CALL_PROPERTIES, rail_net_properties(n->net, s->job->dev, &props)), "getProperties");
+  kit_bench_must(s, kit_net_fuse(&n->kit), "makeVDevice");
+  kit_bench_must(s, CALL(KIT_CALL_PROPERTIES, rail_net_properties(n->net, n->kit.dev, &props)), "getProperties");
   if ((unsigned int)RAIL_MAX(props.max_recvs, 1) < s->cell.group)
     kit_bench_fail(s, KIT_BENCH_SKIPPED, "the plugin takes %d buffers in a receive (maxRecvs), not %u", props.max_recvs,
                    s->cell.group);
@@ -66,12 +67,12 @@ static rail_result_t net_start(struct kit_bench_side *s) {
 
 static rail_result_t net_listen(struct kit_bench_side *s, struct kit_bench_lane *lane) {
   struct net *n = s->wire_state;
-  return CALL(KIT_CALL_LISTEN, rail_net_listen(n->net, n->ctx, s->job->dev, lane->handle, &lane->listen));
+  return CALL(KIT_CALL_LISTEN, rail_net_listen(n->net, n->ctx, n->kit.dev, lane->handle, &lane->listen));
 }
 
 static rail_result_t net_connect(struct kit_bench_side *s, struct kit_bench_lane *lane) {
   struct net *n = s->wire_state;
-  return CALL(KIT_CALL_CONNECT, rail_net_connect(n->net, n->ctx, s->job->dev, lane->handle, -1, &lane->comm));
+  return CALL(KIT_CALL_CONNECT, rail_net_connect(n->net, n->ctx, n->kit.dev, lane->handle, -1, &lane->comm));
 }
 
 static rail_result_t net_accept(struct kit_bench_side *s, struct kit_bench_lane *lane) {

@@ -142,6 +142,7 @@ struct kit_bench_plan {
   uint64_t connects;        /* most connections that a cell of that kind makes; 0: as many as its time allows */
   int version;              /* the newest vtable to take; 0: any */
   int dev;
+  struct rail_net_vprops_v12 fuse; /* devices to make one of, which is used; ndevs 0: none */
   bool check;               /* a phase in which all bytes are checked, before the timed one */
   uint64_t seed;
   struct kit_places places;

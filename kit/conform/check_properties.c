@@ -367,6 +367,7 @@ static void fused_devices(struct kit_side *side) {
   rail_net_slots_fill(&s, n.version, rail_net_vtable(n.any));
   if (!s.make_vdevice_v9 && !s.make_vdevice_v12) kit_skip("the plugin has no makeVDevice");
   if (n.ndev < 2) kit_skip("there is only one device here");
+  if (properties_of(&n, n.dev).vprops.ndevs > 1) kit_skip("device %d is a fused one already", n.dev);
   struct rail_net_vprops_v12 two = {.ndevs = 2, .devs = {0, 1}};
   int fused = -1, ndev = -1, rc = n.vt->make_vdevice(&fused, &two);
   if (rc != 0) {

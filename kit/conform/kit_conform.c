@@ -51,6 +51,7 @@ static void run_check(const struct kit_conform *how, const struct kit_check *c, 
   snprintf(job->plugin, sizeof job->plugin, "%s", how->plugin);
   job->version = r->version;
   job->dev = how->dev;
+  job->fuse = how->fuse;
   job->seed = r->seed;
   job->limit_ms = kit_patience_ms((c->limit_s ? c->limit_s : LIMIT_S) * 1000ull);
   for (int i = 0; i < world.nsides; i++) kit_place(&how->places, i, &world.setup[i]);
@@ -93,7 +94,7 @@ static int count_checks(const struct kit_choice *choice, int version) {
 
 static int run_versions(const struct kit_conform *how, const struct kit_choice *choice, uint32_t versions) {
   struct kit_report report = {.command = "conform", .plugin = how->plugin, .seed = how->seed, .dev = how->dev,
-                              .verbose = how->verbose, .json = how->json, .junit = how->junit};
+                              .fuse = how->fuse, .verbose = how->verbose, .json = how->json, .junit = how->junit};
   const struct kit_check *c;
   if (report.seed == 0) report.seed = (rail_now_ns() & 0xffffffff) | 1;
   for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++)
@@ -133,7 +134,7 @@ int kit_conform_run(const struct kit_conform *how) {
   char why[1024];
   if (!kit_choice_read(&choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
   int result = 1;
-  if (!kit_probe(how->plugin, &probe, why, sizeof why)) {
+  if (!kit_probe(how->plugin, &how->places, &probe, why, sizeof why)) {
     result = unusable(how, &probe, why);
   } else if (!kit_probe_has(&probe, how->version, "conform", how->plugin)) {
     result = 2;

@@ -16,6 +16,7 @@ struct kit_conform {
   int version;      /* of the vtable; 0: the newest that the plugin has */
   bool all_versions;
   int dev;
+  struct rail_net_vprops_v12 fuse; /* devices to make one of, which is used; ndevs 0: none */
   const char *only; /* names, numbers, areas, patterns (* and ?), separated by commas; NULL: all */
   const char *skip; /* the same */
   const char *skip_file; /* lines "PATTERN reason"; '#' begins a comment */

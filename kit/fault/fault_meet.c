@@ -27,12 +27,13 @@ static bool start(struct kit_faulty *f, int *group) {
     if (f->plan.act != KIT_ACT_FAIL) kit_skip("the plugin has %d devices here, none with number %d", f->net.ndev, dev);
     rc = RAIL_SYSTEM_ERROR;
   }
-  if (rc == 0) rc = vt->get_properties(dev, &props), call = "getProperties";
+  f->net.dev = dev;
+  if (rc == 0) rc = kit_net_fuse(&f->net), call = "makeVDevice";
+  if (rc == 0) rc = vt->get_properties(f->net.dev, &props), call = "getProperties";
   if (rc != 0) {
     kit_faulty_error(f, rc, call);
     return false;
   }
-  f->net.dev = dev;
   *group = props.max_recvs < 1 ? 1 : props.max_recvs > KIT_TRAFFIC_BLOCK ? KIT_TRAFFIC_BLOCK : props.max_recvs;
   return true;
 }

@@ -62,6 +62,7 @@ static void try_plan(struct run *run, struct kit_trial *t) {
   snprintf(job->plugin, sizeof job->plugin, "%s", how->plugin);
   job->version = run->version;
   job->dev = how->dev;
+  job->fuse = how->fuse;
   job->seed = p->seed;
   job->limit_ms = kit_patience_ms(p->delay_us / 1000 + p->last_ms + p->after_ms + p->patience_ms + OVERHEAD_MS);
   kit_fault_plan_put(p, job);
@@ -277,11 +278,11 @@ int kit_fault_run(const struct kit_fault *how) {
   int result = 1;
   run = (struct run){.how = how, .version = how->version,
                      .report = {.command = "fault", .plugin = how->plugin, .seed = how->seed, .dev = how->dev,
-                                .verbose = how->verbose, .json = how->json, .junit = how->junit}};
+                                .fuse = how->fuse, .verbose = how->verbose, .json = how->json, .junit = how->junit}};
   run.net.given = how->links_text != NULL;
   memcpy(run.net.port, how->links, sizeof run.net.port);
   if (!kit_choice_read(&run.choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
-  if (!kit_probe(how->plugin, &probe, why, sizeof why)) {
+  if (!kit_probe(how->plugin, &how->places, &probe, why, sizeof why)) {
     printf("%s: %s\n", how->plugin, why);
   } else if (!kit_probe_has(&probe, how->version, "fault", how->plugin)) {
     result = 2;

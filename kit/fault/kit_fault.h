@@ -44,6 +44,7 @@ struct kit_fault {
   const char *plugin;
   int version; /* of the vtable; 0: the newest */
   int dev;
+  struct rail_net_vprops_v12 fuse; /* devices to make one of, which is used; ndevs 0: none */
   const char *only, *skip, *skip_file, *levels; /* as conform's */
   uint64_t seed; /* 0: from the clock */
   int repeat;

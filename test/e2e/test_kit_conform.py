@@ -40,8 +40,8 @@ def report(plugin, *args, status=0, **changes):
     return json.loads(done.stdout)
 
 
-def one(plugin, check, *args, status=1):
-    (result,) = report(plugin, "--only", check, *args, status=status)["results"]
+def one(plugin, check, *args, status=1, **changes):
+    (result,) = report(plugin, "--only", check, *args, status=status, **changes)["results"]
     return result
 
 
@@ -50,6 +50,21 @@ def a_good_plugin_passes():
     assert done.returncode == 0, done.stdout
     assert re.search(r"^  12\.1 +close\.null +MUST +v12 +pass", done.stdout, re.M), done.stdout
     assert re.search(r"^\d+ passed, 0 failed, 0 skipped$", done.stdout, re.M), done.stdout
+
+
+def a_fused_device():
+    ib = BUILD / "lib/libnccl-net-ib.so"
+    if not ib.exists():
+        raise Skip("the ib plugin is not built")
+    fake = {"NCCL_IBVERBS_LIB": BUILD / "test/libfakeverbs.so", "FAKEVERBS": "device fake0 ports=2"}
+    r = one(ib, "properties.what_it_says", "--fuse", "1,0", status=0, **fake)
+    assert "device 2 fake0:1+fake0:2" in json.dumps(r) and r["again"].endswith("--fuse 1,0"), r
+    r = one(ib, "order.newest_first", "--abi", "8", "--fuse", "0,1", status=0, **fake)
+    assert r["status"] == "skip" and "v8 has no makeVDevice" in r["seen"], r
+    r = one(ib, "listen.handles_differ", "--fuse", "0,7", **fake)
+    assert "makeVDevice of 2 devices returned" in r["seen"], r
+    for wrong in ("0", "0,", ",1", "0,x", "0,1024", "0,1,2,3,4,5,6,7,8"):
+        expect(kit(REF, "--fuse", wrong), 2, "--fuse", f"'{wrong}'", "2 to 8 device numbers")
 
 
 def a_failure_says_what_was_seen_and_how_to_repeat_it():
@@ -268,7 +283,7 @@ def the_other_host_goes_away():
 
 
 main([(f.__name__, f) for f in (
-    a_good_plugin_passes, a_failure_says_what_was_seen_and_how_to_repeat_it, a_crash_is_a_result,
+    a_good_plugin_passes, a_fused_device, a_failure_says_what_was_seen_and_how_to_repeat_it, a_crash_is_a_result,
     a_hang_names_the_call, what_cannot_be_loaded, all_versions, choice, reasons, files,
     repeats_have_seeds_of_their_own, bad_arguments, two_parents, two_namespaces, under_a_launcher,
     the_other_host_is_somebody_else, the_other_host_goes_away)])

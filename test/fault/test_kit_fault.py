@@ -193,7 +193,8 @@ def links_that_are_there():
             assert time.monotonic() < deadline, "the link does not come up"
         named = ["--netns", ",".join(spaces), "--links", ",".join(f"{s}:rkf{i}" for i, s in enumerate(spaces)),
                  "--side-env", "0:NCCL_SOCKET_IFNAME==rkf0", "--side-env", "1:NCCL_SOCKET_IFNAME==rkf1"]
-        status, report, _ = fault(SOCKET, "--only", "link.down_short,link.mtu,kill.sender", *named)
+        status, report, _ = fault(SOCKET, "--only", "link.down_short,link.mtu,kill.sender", *named,
+                                  NCCL_SOCKET_IFNAME="=rkfnowhere")  # as it is here: no side goes by it
         assert status == 0, report
         check_fine(report)
         assert "--side-env" in report["link.mtu"][0]["again"], report

@@ -8,6 +8,7 @@
 #include "kit/bench/kit_bench.h"
 #include "kit/kit_plot.h"
 #include "tools/rail-kit/commands.h"
+#include "tools/rail-kit/fuse.h"
 #include "tools/rail-kit/hosts.h"
 #include "tools/rail-kit/places.h"
 
@@ -139,6 +140,7 @@ static const struct tool_option options[] = {
     {"abi", 'a', "N", "the vtable of this version, 6 to 12; else the newest that a plugin has", TOOL_INT,
      AT(plan.version), .min = 6, .max = 12},
     {"device", 'd', "N", "the plugins' device", TOOL_INT, AT(plan.dev), .max = 1023, .preset = "0"},
+    RK_FUSE_OPTION(struct bench_options, plan.fuse),
     {"rounds", 'r', "N", "each cell so many times, the plugins alternating", TOOL_INT, AT(rounds), .min = 1,
      .max = 1000, .preset = "3; 1 with --quick"},
     {"seconds", 0, "S", "of a cell that count", TOOL_REAL, AT(seconds), .max = 600, .preset = "0.2; 0.1 with --quick"},

@@ -2,6 +2,7 @@
  * `rail-kit conform`: the contract, checked. */
 #include "kit/conform/kit_conform.h"
 #include "tools/rail-kit/commands.h"
+#include "tools/rail-kit/fuse.h"
 #include "tools/rail-kit/hosts.h"
 #include "tools/rail-kit/places.h"
 
@@ -20,6 +21,7 @@ static const struct tool_option options[] = {
      AT(how.version), .min = 6, .max = 12},
     {"all-versions", 'A', NULL, "every version that the plugin exports", TOOL_FLAG, AT(how.all_versions)},
     {"device", 'd', "N", "the plugin's device", TOOL_INT, AT(how.dev), .min = 0, .max = 1023, .preset = "0"},
+    RK_FUSE_OPTION(struct conform_options, how.fuse),
     {"only", 'o', "LIST", "these checks: names, numbers, areas (connect), patterns (*.no_*)", LIST, AT(how.only)},
     {"skip", 's', "LIST", "all but these", LIST, AT(how.skip)},
     {"skip-file", 0, "FILE", "checks to leave out and report as skipped: lines of PATTERN REASON", FILE_NAME,

@@ -2,6 +2,7 @@
  * `rail-kit fault`: misfortunes while data flows. */
 #include "kit/fault/kit_fault.h"
 #include "tools/rail-kit/commands.h"
+#include "tools/rail-kit/fuse.h"
 #include "tools/rail-kit/hosts.h"
 #include "tools/rail-kit/places.h"
 
@@ -25,6 +26,7 @@ static const struct tool_option options[] = {
     {"abi", 'a', "N", "the vtable of this version, 6 to 12; else the newest that the plugin has", TOOL_INT,
      AT(how.version), .min = 6, .max = 12},
     {"device", 'd', "N", "the plugin's device", TOOL_INT, AT(how.dev), .min = 0, .max = 1023, .preset = "0"},
+    RK_FUSE_OPTION(struct fault_options, how.fuse),
     {"only", 'o', "LIST", "these scenarios: names, numbers, areas (kill), patterns (*.idle)", LIST, AT(how.only)},
     {"skip", 's', "LIST", "all but these", LIST, AT(how.skip)},
     {"skip-file", 0, "FILE", "scenarios to leave out and report as skipped: lines of PATTERN REASON", FILE_NAME,
