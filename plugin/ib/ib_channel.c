@@ -141,10 +141,18 @@ static void give_up(struct ib_channel *c, struct ib_comm *comm) {
   shutdown(c->fd, SHUT_RDWR);
 }
 
+/* Does the caller wait for anything? With requests, or in isend, again and again, for a buffer of the peer's. */
+static bool is_wanted(struct ib_channel *c, struct ib_comm *comm) {
+  uint64_t waits = rail_stats_get(&comm->stats[IB_COMM_WAITS_CTS]);
+  bool asked = waits != c->waits;
+  c->waits = waits;
+  return asked || atomic_load_explicit(&comm->outstanding, memory_order_relaxed);
+}
+
 void ib_channel_tick(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
   uint64_t deadline = (uint64_t)ib_params.deadline_ms * MS, moved = movement(comm);
   if (c->over || c->goodbye || !deadline) return;
-  if (!atomic_load_explicit(&comm->outstanding, memory_order_relaxed) || moved != c->moved) {
+  if (!is_wanted(c, comm) || moved != c->moved) {
     c->moved = moved;
     c->life = now;
     return;

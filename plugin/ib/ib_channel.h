@@ -27,6 +27,7 @@ struct ib_channel {
   uint64_t life;   /* when anything was heard, or moved, or nothing was outstanding */
   uint64_t asked;  /* when the last PING was sent */
   uint64_t moved;  /* sum of the comm's counters then */
+  uint64_t waits;  /* sends that found no buffer, at the last tick */
 };
 
 /* The socket's options are set. */
@@ -39,7 +40,8 @@ bool ib_channel_write(struct ib_channel *channel, struct ib_comm *comm);
 /* The last word, written as far as it goes by this call and ib_channel_write. */
 void ib_channel_goodbye(struct ib_channel *channel, struct ib_comm *comm);
 
-/* Once a tick: asks a peer that is silent while requests are outstanding, and gives it up at the deadline. */
+/* Once a tick: asks a peer that is silent while requests are outstanding or sends wait for a buffer, and gives it up at
+ * the deadline. */
 void ib_channel_tick(struct ib_channel *channel, struct ib_comm *comm, uint64_t now);
 /* Nanoseconds between ticks; 0: none is needed (RAIL_IB_DEADLINE is 0). */
 uint64_t ib_channel_tick_ns(void);

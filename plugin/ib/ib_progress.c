@@ -80,7 +80,8 @@ static rail_result_t poll_all(struct ib_comm *comm, bool *found) {
   for (unsigned int i = 0; i < comm->nrails; i++) RAIL_TRY(poll_cq(comm, comm->rails[i].cq));
   *found = comm->moved != moved;
   if (comm->sender && rail_unlikely(ib_send_comm_of(comm)->unposted)) RAIL_TRY(ib_send_go_on(ib_send_comm_of(comm)));
-  if (rail_unlikely(comm->moved && (!*found || comm->moved > CLOCK_EACH))) note_time(comm);
+  bool due = !*found || comm->moved > CLOCK_EACH || !comm->last_progress;
+  if (rail_unlikely(comm->moved && due)) note_time(comm);
   return RAIL_OK;
 }
 

@@ -294,6 +294,9 @@ TEST(last_progress) {
   CHECK_OK(ib_progress(p.rc));
   CHECK(p.rc->last_progress && rail_now_ns() - p.rc->last_progress < 5000000000ull);
   CHECK_INT(p.rc->stats[IB_COMM_LAST_PROGRESS], p.rc->last_progress);
+  CHECK_INT(p.sc->last_progress, 0); /* whose every look finds something has a first time, too */
+  pair_finish(sends[0], RAIL_OK);
+  CHECK(p.sc->last_progress);
   pair_close(&p);
 }
 

@@ -162,6 +162,20 @@ TEST(silence_with_requests_ends) {
   done(comm, peer);
 }
 
+/* A send that finds no buffer at the peer is no request, but its caller waits all the same. */
+TEST(silence_while_sends_wait_ends) {
+  int peer;
+  with(120, 1);
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  uint64_t until = rail_deadline_in_ms(5000);
+  while (!HEALTH(comm) && !rail_deadline_passed(until)) {
+    rail_stats_add(&comm->stats[IB_COMM_WAITS_CTS], 1);
+    usleep(1000);
+  }
+  CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT);
+  done(comm, peer);
+}
+
 static void alive_for(struct ib_comm *comm, int peer, bool answers, bool moves, int ms) {
   uint64_t end = rail_deadline_in_ms((uint64_t)ms), number;
   while (!rail_deadline_passed(end)) {
@@ -390,6 +404,7 @@ int main(int argc, char **argv) {
     TEST_CASE(a_peer_that_does_not_read),
     TEST_CASE(silence_without_requests_is_fine),
     TEST_CASE(silence_with_requests_ends),
+    TEST_CASE(silence_while_sends_wait_ends),
     TEST_CASE(a_sign_of_life_or_progress_is_enough),
     TEST_CASE(no_deadline_no_ping),
     TEST_CASE(events_of_queue_pairs),
