@@ -71,6 +71,11 @@ static void expect_ok(rail_result_t r, const char *call) {
   event_say("broken", ", \"call\": \"%s\", \"code\": %d", call, (int)r);
 }
 
+/* A thread that was joined may be seen for a moment yet, on a slow machine. */
+static void alone(void) {
+  for (int i = 0; i < 100 && kit_thread_count() > 1; i++) usleep(10000);
+}
+
 static void usage(const char *event, uint64_t cpu) {
   malloc_trim(0);
   event_say(event, ", \"fds\": %d, \"threads\": %d, \"rss_kb\": %ld, \"cpu_ns\": %llu", kit_fd_count(),
@@ -435,6 +440,7 @@ int main(int argc, char **argv) {
   }
   if (!kit_traffic_prepare(&plan)) return 2;
   first_thread();
+  alone();
   usage("start", 0);
   load();
   for (int i = 0; i < opt.cycles && !quitting; i++) {
@@ -446,6 +452,7 @@ int main(int argc, char **argv) {
   uint64_t took = rail_now_ns() - before;
   rail_net_unload(net);
   kit_traffic_release(&plan);
+  alone();
   usage("stopped", kit_cpu_ns());
   event_say("end", ", \"ok\": %s, \"broken\": %d, \"close_ns\": %llu, \"finalize_ns\": %llu", broken ? "false" : "true",
       broken, (unsigned long long)close_ns, (unsigned long long)took);

@@ -16,7 +16,7 @@ import sys
 import types
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "e2e"))
-from coll import Skip, expect, main  # noqa: E402, F401  (the latter for those who import this)
+from coll import BUILD, Skip, expect, main, report  # noqa: E402, F401  (the latter for those who import this)
 
 HERE = pathlib.Path(__file__).resolve().parent
 SWITCH = "switch"

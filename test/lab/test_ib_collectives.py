@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# TEST-LIMIT: 180
+"""Collectives over the ib plugin, every result checked: ranks on up to four hosts, each with devices of its own."""
+import json
+import sys
+
+sys.dont_write_bytecode = True
+import lab
+from coll import COLL, environment
+from lab import Skip, hosts, main
+from ib_rig import FULL, IB, place
+
+MOST = "4M" if FULL else "256K"
+port = 20100
+
+
+def launch(n, *args, limit=60, per_host=1, nics=0, **changes):
+    """n ranks, filling one host after the other, with so many of its NICs (0: all). Rank 0's results, and the bytes that
+    each first NIC has sent."""
+    global port
+    used = hosts[:(n + per_host - 1) // per_host]
+    if len(used) * per_host < n:
+        raise Skip(f"{len(hosts)} hosts, {n} ranks")
+    port += 1
+    before = [lab.bytes_sent(h.nics[0]) for h in used] if lab.controllable else []
+    ranks = []
+    try:
+        for rank in range(n):
+            host = used[rank // per_host]
+            env = environment(RANK=rank, WORLD_SIZE=n, LOCAL_RANK=rank % per_host, LOCAL_WORLD_SIZE=per_host,
+                              NCCL_HOSTID=host.name, NCCL_NET_PLUGIN=IB, NCCL_SHM_DISABLE=1,
+                              NCCL_COMM_ID=f"{hosts[0].ip4}:{port}", RAIL_BOOTSTRAP_TIMEOUT=60,
+                              **place(host, nics and host.nics[:nics]), **changes)
+            argv, _ = lab.command(host, [COLL, *args, "-c", 1, "-n", 2, "-w", 1, "--json", "-"])
+            ranks.append(lab.subprocess.Popen(argv, env=env, text=True, stdout=lab.subprocess.PIPE,
+                                              stderr=lab.subprocess.PIPE))
+        ended = [rank.communicate(timeout=limit) for rank in ranks]
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+                rank.communicate()
+    for rank, (out, err) in enumerate(ended):
+        assert ranks[rank].returncode == 0, f"rank {rank} ended with {ranks[rank].returncode}:\n{out}{err}"
+    result = json.loads(ended[0][0])
+    assert len(result["ranks"]) == n and result["rows"] and result["summary"]["wrong"] == 0, result["summary"]
+    for rank in result["ranks"]:
+        assert rank["net_plugin"] == str(IB) and rank["transports"].startswith("NET/"), rank
+    return result, [lab.bytes_sent(h.nics[0]) - b for h, b in zip(used, before)]
+
+
+def two_ranks():
+    """Each rank gets every array at least once."""
+    _, sent = launch(2, "all_reduce", "-b", 8, "-e", MOST, "-f", 8)
+    for moved in sent:
+        assert moved > 200 << 10, f"only {sent} bytes left the NICs"
+
+
+def ring():
+    launch(4, "all_reduce", "-b", "4K", "-e", "64K", "-f", 16, "-o", "sum,max", "-d", "float,int8")
+
+
+def all_to_all():
+    launch(3, "alltoall", "-b", "192", "-e", "48K", "-f", 16)
+
+
+def two_on_a_host():
+    """They share the host's device, and reach each other over it. (With two each takes one: rails do not meet.)"""
+    launch(4, "all_gather", "-b", "4K", "-e", "64K", "-f", 16, per_host=2, nics=1)
+
+
+def queue_pairs():
+    launch(2, "all_reduce", "-b", "64K", "-e", MOST, "-f", 4, NCCL_IB_QPS_PER_CONNECTION=4, NCCL_IB_SPLIT_DATA_ON_QPS=1)
+
+
+if __name__ == "__main__":
+    main([("all_reduce, 2 ranks", two_ranks), ("all_reduce, a ring of 4", ring), ("alltoall, 3 ranks", all_to_all),
+          ("all_gather, 2 ranks on each of 2 hosts", two_on_a_host), ("all_reduce, 4 queue pairs, split", queue_pairs)])

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# TEST-LIMIT: 240
+"""rail-kit conform over the ib plugin on RDMA devices, between two hosts: every version of the vtable, one NIC and two
+fused ones, one to eight queue pairs, MTUs, IPv4 and IPv6 GIDs, with a key.
+
+A chosen few checks for each, for the lab's guest is slow. More of them take an hour and more:
+make lab CMD='RAIL_LAB_FULL=1 python3 test/lab/test_ib_conform.py' LIMIT=7200. Words behind it choose configurations.
+"""
+import contextlib
+import json
+import os
+import pathlib
+import secrets
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True
+import lab
+from lab import BUILD, Skip, hosts, report
+
+KIT = BUILD / "bin/rail-kit"
+IB = BUILD / "lib/libnccl-net-ib.so"
+FULL = os.environ.get("RAIL_LAB_FULL", "0") not in ("", "0")
+LIMIT = 5400 if FULL else 150
+
+# What the processors of an emulated machine decide, or only gigabytes show: nothing of it is the plugin's.
+MACHINE = {
+    "cost": "measures the machine",
+    "sizes.*gigabyte*": "the guest has no memory for it",
+    "connect.no_call_waits": "system calls of an emulated machine take milliseconds",
+}
+# With the newest table: each kind of thing once.
+FEW = ("lifecycle.contexts_meet,properties.fused_devices,listen.a_greeting_with_one_wrong_byte,connect.many_across,"
+       "requests.all_requests_outstanding,sizes.against_guard_pages,sizes.send_larger_than_receive_in_a_group,"
+       "order.any_order,grouped.operations_share_a_comm,mr.nothing_is_written_after_dereg,"
+       "close.with_requests_outstanding,close.the_last_message_still_arrives,peer_death.killed_sender_mid_transfer,"
+       "peer_death.killed_listener,processes.forks_during_traffic,attrs.profiler_events_are_ended_once")
+# An older table is a translation of the newest: each call once. A receive of several buffers, a size that is reported.
+OLD = "grouped.every_order_of_tags,sizes.receive_larger_than_send"
+# Where messages are cut into parts: 3 MiB and 3 bytes.
+CUT = "grouped.a_large_and_a_small"
+# And what of it all of the time there is.
+CUT_FULL = "sizes,order,flood.*_order,grouped,optional.eight_steps,mr.*_after_*,close,peer_death.killed*"
+
+
+# NCCL's patience has no end, the plugin's RAIL_IB_CONNECT_TIMEOUT; the kit's is 10 s.
+SHORT = {"RAIL_IB_CONNECT_TIMEOUT": "9s"}
+
+
+def qps(count, split, **more):
+    return {"NCCL_IB_QPS_PER_CONNECTION": str(count), "NCCL_IB_SPLIT_DATA_ON_QPS": str(split), **more}
+
+
+class Configuration:
+    """few: the checks if there is little time, None: none. full: which, if there is more."""
+
+    def __init__(self, name, few, env=None, options=(), mtu=1500, abi=12, key=False, full=("--only", CUT_FULL)):
+        self.name, self.few, self.env, self.options = name, few, env or {}, list(options)
+        self.mtu, self.abi, self.key, self.full = mtu, abi, key, full
+
+
+def configurations():
+    fused = ["--fuse", "0,1"]
+    small = {"RAIL_IB_MIN_PART": "128", "RAIL_IB_MAX_WRITE": "4K"}
+    yield Configuration("v12", FEW, full=[])
+    for abi in range(11, 5, -1):
+        yield Configuration(f"v{abi}", OLD, abi=abi, full=["--level", "must"])
+    yield Configuration("2 NICs", CUT + ",order.any_order", options=fused)
+    for abi in range(11, 8, -1):
+        yield Configuration(f"2 NICs v{abi}", None, options=fused, abi=abi, full=["--only", "sizes,grouped"])
+    yield Configuration("2 NICs, 8 QPs each, split", CUT, qps(8, 1, **small), fused)
+    yield Configuration("4 QPs", CUT, qps(4, 0))
+    yield Configuration("4 QPs, split", CUT, qps(4, 1))
+    yield Configuration("8 QPs", CUT, qps(8, 0))
+    yield Configuration("8 QPs, split, small parts and writes", CUT, qps(8, 1, **small))
+    yield Configuration("1 QP, small writes", None, small)
+    yield Configuration("no inline", None, {"NCCL_IB_USE_INLINE": "0"})
+    yield Configuration("MTU 4096", CUT, mtu=9000)
+    yield Configuration("IPv6", CUT, {"NCCL_IB_ADDR_FAMILY": "AF_INET6"})
+    yield Configuration("a key", "connect.one_process_at_a_time,listen.a_greeting_with_one_wrong_byte", key=True)
+
+
+@contextlib.contextmanager
+def prepared(c):
+    """Its MTU and its key; yields the environment."""
+    if "--fuse" in c.options and len(hosts[0].nics) < 2:
+        raise Skip("one device a host")
+    with tempfile.TemporaryDirectory() as scratch:
+        env = SHORT | c.env
+        if c.key:
+            env["RAIL_IB_AUTH_FILE"] = f"{scratch}/key"
+            pathlib.Path(env["RAIL_IB_AUTH_FILE"]).write_text(secrets.token_hex(32))
+            os.chmod(env["RAIL_IB_AUTH_FILE"], 0o600)
+        if c.mtu != 1500:
+            lab.set_mtu(c.mtu)
+        try:
+            yield env
+        finally:
+            if c.mtu != 1500:
+                lab.set_mtu(1500)
+
+
+def places():
+    """Both sides' hosts, for one rail-kit that has both."""
+    words = []
+    for i, host in enumerate(hosts[:2]):
+        _, env = lab.command(host, [])
+        words += [w for name in ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME") for w in ("--side-env", f"{i}:{name}={env[name]}")]
+    return words + (["--netns", ",".join(h.netns for h in hosts[:2])] if hosts[0].netns else [])
+
+
+def conform(c, env, scratch):
+    reasons = scratch / "reasons"
+    reasons.write_text("".join(f"{pattern} {reason}\n" for pattern, reason in MACHINE.items()))
+    argv = [KIT, "conform", IB, "--abi", str(c.abi), "--json", "-", "--skip-file", reasons, *c.options, *places()]
+    argv += c.full if FULL else ["--only", c.few]
+    done = lab.run(hosts[0], argv, env, timeout=LIMIT)
+    try:
+        return done.returncode, json.loads(done.stdout)["results"], done.stderr
+    except (ValueError, KeyError):
+        return done.returncode, [], f"no report\n{done.stdout}{done.stderr}"
+
+
+def results(c):
+    with prepared(c) as env, tempfile.TemporaryDirectory() as scratch:
+        began = time.monotonic()
+        status, found, errors = conform(c, env, pathlib.Path(scratch))
+        print(f"# {c.name}: {len(found)} checks in {time.monotonic() - began:.0f} s", flush=True)
+    for r in found:
+        name = f"{c.name}: {r['name']}"
+        if r["status"] == "skip":
+            yield f"{name} # SKIP {r['seen']}", ""
+        else:
+            yield name, "\n".join([f"{r['status']}: {r['seen']}", *r["log"], r["again"]]) if r["bad"] else ""
+    if not found or status not in (0, 1) or errors.strip():
+        yield f"{c.name} ends with a report, and says nothing else", f"exit status {status}\n{errors}"
+
+
+def cases():
+    chosen = sys.argv[1:]
+    for c in configurations():
+        if (chosen and c.name not in chosen) or not (FULL or c.few):
+            continue
+        try:
+            yield from results(c)
+        except Skip as reason:
+            yield f"{c.name} # SKIP {reason}", ""
+
+
+if __name__ == "__main__":
+    sys.exit(report(cases()))

@@ -1,0 +1,261 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# TEST-LIMIT: 240
+"""The ib plugin when something happens: peers killed and stopped, ports down for a moment and for good, cables pulled,
+packets lost and late, pairs that do not fit. Who is told what, when, and that no byte is wrong."""
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True
+import lab
+from lab import BUILD, Skip, hosts, main
+import ib_rig
+from ib_rig import FULL, IB, check_told, pair, rig
+from rig import check_clean, check_failed, check_sound
+
+REMOTE, SYSTEM = 6, 2
+DETECT = 2.0
+SLACK = 3.0  # retries end in steps of the timeout's power of two, and the machine is slow
+FLOW = {"comms": 2, "max": 100000, "window": 4, "idle": "sleep"}
+# Soft-RoCE takes 7 retries for endless ones.
+QUICK = {"RAIL_IB_DETECT": f"{int(DETECT * 1000)}ms", "NCCL_IB_RETRY_CNT": "6"}
+
+
+def flowing(p, amount=200000):
+    for process in p.both:
+        process.wait_bytes(amount, 20)
+    return p
+
+
+def ended(p):
+    p.stop()
+    p.finish(30)
+    return [check_clean(process) for process in p.both]
+
+
+def more(process, seconds=20):
+    """It goes on."""
+    before = process.all("progress")[-1]["bytes"] if process.all("progress") else 0
+    process.wait_bytes(before + 100000, seconds)
+
+
+def say(text):
+    print(f"# {text}", flush=True)
+
+
+# ---- processes ---------------------------------------------------------------
+
+def killed(who):
+    p = flowing(pair(**FLOW))
+    victim = getattr(p, who)
+    survivor = p.other(victim)
+    since = victim.signal(signal.SIGKILL)
+    survivor.finish(20)
+    check_sound(survivor)
+    took = check_failed(survivor, since, 1.0, comms=FLOW["comms"])
+    check_told(survivor, p, "the side channel broke", r"last progress \d")
+    say(f"error after {took:.2f} s")
+
+
+def stopped_for_a_moment():
+    p = flowing(pair(**FLOW))
+    for victim in p.both:
+        victim.signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        victim.signal(signal.SIGCONT)
+        more(p.other(victim))
+    ended(p)
+
+
+def stopped_for_good(who):
+    """The HCA acknowledges for it; only the side channel can tell."""
+    deadline = 3.0
+    p = flowing(pair(env={"RAIL_IB_DEADLINE": f"{int(deadline * 1000)}ms"}, **FLOW))
+    victim = getattr(p, who)
+    survivor = p.other(victim)
+    since = victim.signal(signal.SIGSTOP)
+    survivor.finish(30)
+    check_sound(survivor)
+    took = check_failed(survivor, since, (deadline + SLACK) / rig.SLOW, comms=FLOW["comms"])
+    check_told(survivor, p)
+    first = (min(e["ns"] for e in survivor.all("error")) - since) / 1e9
+    assert first > deadline * 0.6, f"already after {first:.2f} s\n{survivor.tail()}"
+    say(f"error after {first:.2f} to {took:.2f} s, the deadline is {deadline} s")
+    p.kill()
+
+
+# ---- links -------------------------------------------------------------------
+
+@contextlib.contextmanager
+def broken(nic, how):
+    """lab.cable or lab.link, taken away and given back."""
+    how(nic, False)
+    try:
+        yield time.monotonic_ns()
+    finally:
+        how(nic, True)
+
+
+def down_for_a_moment(how):
+    p = flowing(pair(env=QUICK, **FLOW))
+    nic = hosts[1].nics[0]
+    with broken(nic, how):
+        time.sleep(0.4)
+    for process in p.both:
+        more(process)
+    paused = max(result["pause_ns"] for result in ended(p)) / 1e9
+    assert paused > 0.3, f"the longest pause was {paused:.2f} s: nothing was down"
+    say(f"longest pause {paused:.2f} s")
+
+
+def down_for_good(how, own=(REMOTE,)):
+    """Both sides send something (data, or where to put it), so both find out by themselves or are told. own: what the
+    host of that port may be told."""
+    p = flowing(pair(env=QUICK, **FLOW))
+    nic = hosts[1].nics[0]
+    with broken(nic, how) as since:
+        for process in p.both:
+            process.finish(30)
+    for process in p.both:
+        check_sound(process)
+        codes = {e["code"] for e in process.all("error")}
+        assert codes <= set(own if process is p.recv else (REMOTE,)), f"{process}: errors {codes}\n{process.tail()}"
+        took = check_failed(process, since, (DETECT + SLACK) / rig.SLOW, comms=FLOW["comms"], code=None)
+        first = (min(e["ns"] for e in process.all("error")) - since) / 1e9
+        assert len(own) > 1 or first > 0.3 * DETECT, f"{process}: already after {first:.2f} s\n{process.tail()}"
+        say(f"{process.role}: error after {first:.2f} to {took:.2f} s, RAIL_IB_DETECT is {DETECT} s")
+    if len(own) == 1:
+        check_told(p.send, p, r"isend of \d+ bytes", r"RETRY_EXC_ERR, status 12", r"retries: 6 after",
+                   r"last progress \d", r"check: ")
+
+
+def lossy(*words):
+    """Also at the end: a closed receiver answers what comes once more because its acknowledgement was lost."""
+    for host in hosts[:2]:
+        lab.netem(host.nics[0], *words)
+    try:
+        p = flowing(pair(comms=2, max=30000, window=4, idle="sleep"), 600000)
+        ended(p)
+        for _ in range(6 if FULL else 2):
+            p = pair(comms=2, max=3000, mix="small", window=4, idle="sleep")
+            flowing(p, 1000)
+            ended(p)
+    finally:
+        for host in hosts[:2]:
+            lab.netem_clear(host.nics[0])
+
+
+# ---- pairs that do not fit ---------------------------------------------------
+
+def refused(send_env, recv_env, *texts, both=True):
+    """Neither side gets a connection, and each says why; both False: the one that connects, which does not even dial."""
+    p = pair(send_env=send_env, recv_env=recv_env, connect=False, comms=1)
+    p.listening()
+    p.send.tell("handles " + p.handles)
+    error = p.send.wait("error", 20)
+    assert error["call"] == "connect" and not p.send.first("connected"), p.send.tail()
+    deadline = time.monotonic() + 10
+    fits = lambda process: any(all(re.search(t, line["text"]) for t in texts) for line in process.warnings())  # noqa
+    while not all(fits(process) for process in (p.both if both else (p.send,))):
+        assert time.monotonic() < deadline, f"no line with {texts}\n{p.send.tail()}\n{p.recv.tail()}"
+        time.sleep(0.1)
+    assert not p.recv.first("connected"), p.recv.tail()
+    for line in [line for process in p.both for line in process.warnings()]:
+        say(line["text"])
+    p.kill()
+
+
+def families():
+    if not all(n.ip4 and n.ip6 for h in hosts[:2] for n in h.nics[:1]):
+        raise Skip("a device without an IPv4 or IPv6 GID")
+    refused({"NCCL_IB_ADDR_FAMILY": "AF_INET6"}, {"NCCL_IB_ADDR_FAMILY": "AF_INET"}, "IPv4", "IPv6",
+            hosts[0].nics[0].rdma, hosts[1].nics[0].rdma)
+
+
+@contextlib.contextmanager
+def keys(*texts):
+    with tempfile.TemporaryDirectory() as scratch:
+        paths = [pathlib.Path(scratch) / f"key{i}" for i in range(len(texts))]
+        for path, text in zip(paths, texts):
+            path.write_text(text)
+            os.chmod(path, 0o600)
+        yield [{"RAIL_IB_AUTH_FILE": str(path)} for path in paths]
+
+
+def other_key():
+    with keys("one key, sixteen bytes", "another of that size") as (one, two):
+        refused(one, two, "key")
+
+
+def key_on_one_side():
+    with keys("one key, sixteen bytes") as (one,):
+        refused(one, {}, "RAIL_IB_AUTH_FILE is set here and not there", both=False)
+        refused({}, one, "RAIL_IB_AUTH_FILE is set there and not here", both=False)
+
+
+# ---- rail-kit fault ----------------------------------------------------------
+
+def kit_fault():
+    few = "kill.both_ways,kill.connecting_listener,stop.both,close.outstanding,close.dereg,strangers.crowd,link.down_short"
+    argv = [BUILD / "bin/rail-kit", "fault", IB, "--json", "-", "--patience", "20"]
+    for i, host in enumerate(hosts[:2]):
+        argv += [w for name, value in ib_rig.place(host).items() for w in ("--side-env", f"{i}:{name}={value}")]
+    if lab.controllable:
+        argv += ["--netns", ",".join(h.netns for h in hosts[:2]),
+                 "--links", ",".join(f"{lab.SWITCH}:{h.nics[0].switch_port}" for h in hosts[:2])]
+    else:
+        argv += ["--skip", "link"]
+    if not FULL:
+        argv += ["--only", few]
+    done = lab.run(hosts[0], argv, timeout=1500 if FULL else 120)
+    assert done.returncode in (0, 1), f"{done.returncode}\n{done.stdout}{done.stderr}"
+    results = json.loads(done.stdout)["results"]
+    for r in results:
+        say(f"{r['name']}: {r['status']} {r['seen']}")
+    bad = [f"{r['name']}: {r['seen']}\n{r['again']}\n{r['notes']}\n{r['log']}" for r in results if r["bad"]]
+    assert not bad and len(results) >= 6, "\n".join(bad)
+
+
+def case(name, function, *args):
+    return name, lambda: function(*args)
+
+
+def guarded(name, function):
+    """Whatever a case left behind is not the next one's."""
+    def run():
+        try:
+            function()
+        finally:
+            rig.kill_all()
+            if lab.controllable:
+                lab.heal()
+    return name, run
+
+
+CASES = [
+    case("sender killed", killed, "send"),
+    case("receiver killed", killed, "recv"),
+    case("stopped for a moment", stopped_for_a_moment),
+    case("sender stopped for good", stopped_for_good, "send"),
+    case("receiver stopped for good", stopped_for_good, "recv"),
+    case("cable out for a moment", down_for_a_moment, lab.cable),
+    case("cable out for good", down_for_good, lab.cable),
+    # Soft-RoCE has no packet wait for a port of its own that is down: an error, at once, if one is to be sent.
+    case("port down for good", down_for_good, lab.link, (REMOTE, SYSTEM)),
+    case("one packet in a hundred is lost", lossy, "loss", "1%"),
+    case("delay", lossy, "delay", "3ms"),
+    case("IPv4 against IPv6", families),
+    case("different keys", other_key),
+    case("a key on one side only", key_on_one_side),
+    case("rail-kit fault", kit_fault),
+]
+
+if __name__ == "__main__":
+    main([guarded(*c) for c in CASES])

@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# TEST-LIMIT: 240
+"""Connections of the ib plugin that came and went leave nothing: no queue pair, completion queue, region or domain in
+the kernel, no descriptor, no thread, no memory. RAIL_LAB_FULL=1: a thousand of them."""
+import signal
+import sys
+import time
+
+sys.dont_write_bytecode = True
+import lab
+from lab import hosts, main
+from ib_rig import FULL, pair, place, rig
+
+CYCLES = 250 if FULL else 20
+COMMS = 4
+WARM = 3  # caches of allocators and kernel fill up at first
+GROWTH = 400 if FULL else 300  # KiB of RSS between then and the end; a connection has far more than 1 KiB
+
+
+def settled(before, seconds=15):
+    """As before, or what is different after waiting for processes that are just ending."""
+    deadline = time.monotonic() + seconds
+    while (now := lab.resources()) != before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return {d: (before[d], now[d]) for d in before if now[d] != before[d]}
+
+
+def nothing_left(before):
+    left = settled(before)
+    assert not left, f"left in the kernel (before, after): {left}"
+
+
+def watched(process, device, limit):
+    """Until it ends: {kind of object in the kernel: [the most that there were during each third of its cycles]}. When it
+    has ended the kernel takes back everything, whoever forgot it."""
+    most, until = {}, time.monotonic() + limit
+    while process.process.poll() is None and time.monotonic() < until:
+        third = min(2, 3 * len(process.all("cycle")) // CYCLES)
+        for kind, count in lab.resources()[device].items():
+            most.setdefault(kind, [0, 0, 0])[third] = max(most.get(kind, [0, 0, 0])[third], count)
+        time.sleep(0.05)
+    return most
+
+
+def check_objects(most):
+    assert most and all(m[0] and m[2] for m in most.values()), f"not seen at the beginning and at the end: {most}"
+    grown = {kind: m for kind, m in most.items() if m[2] > m[0] + 2 * COMMS}
+    assert not grown, f"more and more in the kernel, by thirds of the cycles: {grown}"
+    print(f"# most in the kernel, by thirds of the cycles: {most}")
+
+
+def check_cycles(process, cycles):
+    """Every cycle has ended like the first few."""
+    seen = process.all("cycle")
+    assert len(seen) == cycles, f"{len(seen)} cycles, not {cycles}\n{process.tail()}"
+    for what, most in (("fds", 4 * COMMS), ("threads", 0)):  # closed ones linger for a moment
+        values = [e[what] for e in seen[WARM:]]
+        assert max(values) - min(values) <= most, f"{process}: {what} from cycle to cycle: {values}"
+    grown = seen[-1]["rss_kb"] - seen[WARM]["rss_kb"]
+    assert grown < GROWTH, f"{process}: {grown} KiB more after {cycles} cycles: {[e['rss_kb'] for e in seen][::20]}"
+    print(f"# {process.role}: {cycles * COMMS} connections, {grown} KiB more, {seen[-1]['fds']} descriptors")
+
+
+def one_process():
+    """Both ends in one process, on one device."""
+    before = lab.resources()
+    host = hosts[0]
+    loop = rig.Process("loop", host.netns or None, place(host), cycles=CYCLES, comms=COMMS, seconds=0.02, max=2000,
+                       mix="small", idle="sleep")
+    most = watched(loop, host.nics[0].rdma, 600 if FULL else 60)
+    loop.finish(30)
+    rig.check_clean(loop)
+    check_cycles(loop, CYCLES)
+    check_objects(most)
+    nothing_left(before)
+
+
+def two_hosts(nics=(0,), **options):
+    before = lab.resources()
+    for _ in range(6 if FULL else 2):
+        p = pair(comms=COMMS, max=2000, mix="small", idle="sleep", nics=nics, **options)
+        for process in p.both:
+            process.wait_bytes(1000, 20)
+        p.stop()
+        p.finish(30)
+        for process in p.both:
+            rig.check_clean(process)
+    nothing_left(before)
+
+
+def killed():
+    """The kernel gives back what a process had."""
+    before = lab.resources()
+    p = pair(comms=COMMS, max=100000, idle="sleep")
+    for process in p.both:
+        process.wait_bytes(100000, 20)
+    assert any(v["qp"] > before[d]["qp"] for d, v in lab.resources().items()), "no queue pair is seen at all"
+    p.send.signal(signal.SIGKILL)
+    p.recv.finish(30)
+    rig.check_sound(p.recv)
+    nothing_left(before)
+
+
+def given_up():
+    """A connection that never comes about."""
+    before = lab.resources()
+    p = pair({"NCCL_IB_ADDR_FAMILY": "AF_INET6"}, {"NCCL_IB_ADDR_FAMILY": "AF_INET"}, connect=False, comms=COMMS)
+    p.listening()
+    p.send.tell("handles " + p.handles)
+    p.send.wait("error", 20)
+    p.kill()
+    nothing_left(before)
+
+
+if __name__ == "__main__":
+    main([("connections in one process", one_process), ("connections between hosts", two_hosts),
+          ("fused devices", lambda: two_hosts((0, 1), env={"NCCL_IB_QPS_PER_CONNECTION": "4"})),
+          ("a process killed", killed), ("refused pairs", given_up)])
