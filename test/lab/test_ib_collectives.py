@@ -3,6 +3,7 @@
 # TEST-LIMIT: 180
 """Collectives over the ib plugin, every result checked: ranks on up to four hosts, each with devices of its own."""
 import json
+import subprocess
 import sys
 
 sys.dont_write_bytecode = True
@@ -16,8 +17,8 @@ port = 20100
 
 
 def launch(n, *args, limit=60, per_host=1, nics=0, **changes):
-    """n ranks, filling one host after the other, with so many of its NICs (0: all). Rank 0's results, and the bytes that
-    each first NIC has sent."""
+    """n ranks, filling one host after the other, with so many of its NICs (0: all). Rank 0's results, and the bytes
+    that each first NIC has sent."""
     global port
     used = hosts[:(n + per_host - 1) // per_host]
     if len(used) * per_host < n:
@@ -33,8 +34,7 @@ def launch(n, *args, limit=60, per_host=1, nics=0, **changes):
                               NCCL_COMM_ID=f"{hosts[0].ip4}:{port}", RAIL_BOOTSTRAP_TIMEOUT=60,
                               **place(host, nics and host.nics[:nics]), **changes)
             argv, _ = lab.command(host, [COLL, *args, "-c", 1, "-n", 2, "-w", 1, "--json", "-"])
-            ranks.append(lab.subprocess.Popen(argv, env=env, text=True, stdout=lab.subprocess.PIPE,
-                                              stderr=lab.subprocess.PIPE))
+            ranks.append(subprocess.Popen(argv, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
         ended = [rank.communicate(timeout=limit) for rank in ranks]
     finally:
         for rank in ranks:

@@ -107,7 +107,8 @@ def places():
     words = []
     for i, host in enumerate(hosts[:2]):
         _, env = lab.command(host, [])
-        words += [w for name in ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME") for w in ("--side-env", f"{i}:{name}={env[name]}")]
+        for name in ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME"):
+            words += ["--side-env", f"{i}:{name}={env[name]}"]
     return words + (["--netns", ",".join(h.netns for h in hosts[:2])] if hosts[0].netns else [])
 
 

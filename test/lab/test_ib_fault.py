@@ -156,7 +156,7 @@ def lossy(*words):
 # ---- pairs that do not fit ---------------------------------------------------
 
 def refused(send_env, recv_env, *texts, both=True):
-    """Neither side gets a connection, and each says why; both False: the one that connects, which does not even dial."""
+    """Neither side gets a connection, and each says why; both False: the one that connects, which does not dial."""
     p = pair(send_env=send_env, recv_env=recv_env, connect=False, comms=1)
     p.listening()
     p.send.tell("handles " + p.handles)
