@@ -25,8 +25,9 @@ IB = BUILD / "lib/libnccl-net-ib.so"
 FULL = os.environ.get("RAIL_LAB_FULL", "0") not in ("", "0")
 LIMIT = 5400 if FULL else 150
 
-# What the processors of an emulated machine decide, or only gigabytes show: nothing of it is the plugin's.
+# What the processors of an emulated machine decide, or only gigabytes show, or one host: nothing of it is the plugin's.
 MACHINE = {
+    "properties.processes_agree": "the two processes stand for two hosts, with different devices",
     "cost": "measures the machine",
     "sizes.*gigabyte*": "the guest has no memory for it",
     "connect.no_call_waits": "system calls of an emulated machine take milliseconds",
