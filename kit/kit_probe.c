@@ -46,7 +46,8 @@ static void on_word(struct kit_world *world, const struct kit_word *word, void *
   l->probe->name[sizeof l->probe->name - 1] = 0;
 }
 
-bool kit_probe(const char *plugin, const struct kit_places *places, struct kit_probe *probe, char *why, size_t why_size) {
+bool kit_probe(const char *plugin, const struct kit_places *places, struct kit_probe *probe, char *why,
+               size_t why_size) {
   struct listener listener = {.probe = probe};
   struct kit_world_how how = {.nsides = 1, .on_word = on_word, .arg = &listener};
   struct kit_outcome outcome;

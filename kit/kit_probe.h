@@ -15,7 +15,8 @@ struct kit_probe {
 
 /* In the place of the first side. False: it cannot be used there at all; `why` says how that was found, and what the
  * plugin logged. */
-bool kit_probe(const char *plugin, const struct kit_places *places, struct kit_probe *probe, char *why, size_t why_size);
+bool kit_probe(const char *plugin, const struct kit_places *places, struct kit_probe *probe, char *why,
+               size_t why_size);
 /* Has it that version? 0: any. False is told on stderr, as of `command`. */
 bool kit_probe_has(const struct kit_probe *probe, int version, const char *command, const char *plugin);
 int kit_probe_newest(const struct kit_probe *probe); /* 0: none */

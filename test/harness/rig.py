@@ -252,8 +252,8 @@ def check_failed(p, since, limit, peer=None, device=None, comms=1, code=REMOTE_E
         assert code is None or e["code"] == code, f"{p}: error {e['code']}, expected {code}\n{p.tail()}"
     last = max(e["ns"] for e in errors)
     took, starved = (last - since) / 1e9, p.starved(since, last)
-    assert took < limit * SLOW + starved, f"{p}: the error came after {took:.2f} s, allowed are {limit * SLOW} s, and " \
-                                          f"{starved:.2f} s that the machine gave it no time\n{p.tail()}"
+    assert took < limit * SLOW + starved, (f"{p}: the error came after {took:.2f} s, allowed are {limit * SLOW} s, and "
+                                           f"{starved:.2f} s that the machine gave it no time\n{p.tail()}")
     if peer is not None:
         check_line(p, peer, device)
     return took
