@@ -39,6 +39,10 @@ static void release_entries(struct ib_comm *comm, struct ib_mhandle *handle) {
   }
 }
 
+static void retire_entries(struct ib_comm *comm, struct ib_mhandle *handle) {
+  for (unsigned int i = 0; i < comm->nrails; i++) ib_mr_cache_retire(comm->rails[i].port->hca->mrs, handle->entries[i]);
+}
+
 /* The same for both kinds of comm, and for all that a connection may do with a buffer, so that buffers which several
  * connections register are registered once: sends read it, receives are written to, a flush reads it back. The peer
  * of a send comm never learns a key of its buffers. */
@@ -152,10 +156,15 @@ rail_result_t ib_dereg_mr(void *comm_arg, void *mhandle) {
               (unsigned long long)handle->addr, (unsigned long long)handle->size, atomic_load(&handle->outstanding));
     ib_watch_remove(comm, true); /* the peer learns at once */
   }
-  if (!comm->forked) release_entries(comm, handle);
   handle->magic = 0;
-  /* Requests that are done and have not been tested yet refer to it: it goes with the connection. */
-  if (atomic_load_explicit(&handle->outstanding, memory_order_acquire)) return RAIL_OK;
+  /* Requests refer to it, and a QP that was stopped in the middle of a write may, too: Soft-RoCE's holds the
+   * registration until it is destroyed, and ibv_dereg_mr would wait for that for up to 50 s (Linux 6.1, rxe_pool.c). It
+   * goes with the connection, and nobody finds it until then, because the caller may free the memory. */
+  if (atomic_load_explicit(&handle->outstanding, memory_order_acquire)) {
+    if (!comm->forked) retire_entries(comm, handle);
+    return RAIL_OK;
+  }
+  if (!comm->forked) release_entries(comm, handle);
   unlink_handle(comm, handle);
   free(handle);
   return RAIL_OK;

@@ -41,6 +41,7 @@ struct ib_mr_entry {
   struct range range;
   struct ibv_mr *mr;
   uint32_t references;
+  bool retired; /* not in the array any more */
 };
 
 struct ib_mr_cache {
@@ -265,10 +266,18 @@ void ib_mr_cache_put(struct ib_mr_cache *cache, struct ib_mr_entry *entry) {
   if (!entry) return;
   pthread_mutex_lock(&cache->lock);
   if (--entry->references == 0) {
-    take_out(cache, entry);
+    if (!entry->retired) take_out(cache, entry);
     count_entries(cache);
     deregister(cache->hca, entry);
   }
+  pthread_mutex_unlock(&cache->lock);
+}
+
+void ib_mr_cache_retire(struct ib_mr_cache *cache, struct ib_mr_entry *entry) {
+  if (!entry) return;
+  pthread_mutex_lock(&cache->lock);
+  if (!entry->retired) take_out(cache, entry);
+  entry->retired = true;
   pthread_mutex_unlock(&cache->lock);
 }
 

@@ -30,6 +30,9 @@ void ib_mr_cache_close(struct ib_mr_cache *cache); /* what is left is deregister
 rail_result_t ib_mr_cache_get(struct ib_mr_cache *cache, const struct ib_mr_key *key, struct ib_mr_entry **entry);
 /* The last reference deregisters. `entry` is unusable afterwards either way. */
 void ib_mr_cache_put(struct ib_mr_cache *cache, struct ib_mr_entry *entry);
+/* Nobody finds it any more; who has it keeps it until he puts it. For memory that may be freed while a stopped QP
+ * still holds its registration. */
+void ib_mr_cache_retire(struct ib_mr_cache *cache, struct ib_mr_entry *entry);
 struct ibv_mr *ib_mr_entry_mr(const struct ib_mr_entry *entry);
 /* For tests and counters. */
 unsigned int ib_mr_cache_count(struct ib_mr_cache *cache);
