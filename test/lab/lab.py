@@ -11,8 +11,10 @@ its MTU or its quality raises NotHere.
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
+import time
 import types
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "e2e"))
@@ -120,6 +122,26 @@ def heal():
         netem_clear(nic)
         link(nic, True)
         cable(nic, True)
+
+
+def greet():
+    """Every NIC learns the addresses of its rail: the driver takes up to a second for that in the middle of a call, and
+    forgets them when a cable is pulled. For tests that time calls."""
+    pairs = [(a, b) for a in nics for b in nics if a.rail == b.rail and a is not b] if controllable else []
+    deadline = time.monotonic() + 10
+    while pairs and time.monotonic() < deadline:
+        for a, b in pairs:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, a.netdev.encode())
+                s.sendto(b"", (b.ip4, 9))
+        time.sleep(0.1)
+        pairs = [(a, b) for a, b in pairs if not _knows(a, b)]
+    assert not pairs, f"no answer to ARP: {[(a.netdev, b.ip4) for a, b in pairs]}"
+
+
+def _knows(nic, other):
+    found = json.loads(_do("ip", "-j", "neigh", "show", other.ip4, "dev", nic.netdev) or "[]")
+    return any("lladdr" in n for n in found)
 
 
 # ---- what can be seen ----------------------------------------------------

@@ -216,6 +216,7 @@ def kit_fault():
                  "--links", ",".join(f"{lab.SWITCH}:{h.nics[0].switch_port}" for h in hosts[:2])]
     if not FULL:
         argv += ["--only", few]
+    lab.greet()
     done = lab.run(hosts[0], argv, timeout=1500 if FULL else 120)
     assert done.returncode in (0, 1), f"{done.returncode}\n{done.stdout}{done.stderr}"
     results = json.loads(done.stdout)["results"]
