@@ -57,7 +57,10 @@ def check_cycles(process, cycles):
     for what, most in (("fds", 4 * COMMS), ("threads", 0)):  # closed ones linger for a moment
         values = [e[what] for e in seen[WARM:]]
         assert max(values) - min(values) <= most, f"{process}: {what} from cycle to cycle: {values}"
-    grown = seen[-1]["rss_kb"] - seen[WARM]["rss_kb"]
+    # Some connections may still be there when a cycle looks; what is lost is what the least of many looks has more.
+    sizes = [e["rss_kb"] for e in seen[WARM:]]
+    third = len(sizes) // 3
+    grown = min(sizes[-third:]) - min(sizes[:third])
     assert grown < GROWTH, f"{process}: {grown} KiB more after {cycles} cycles: {[e['rss_kb'] for e in seen][::20]}"
     print(f"# {process.role}: {cycles * COMMS} connections, {grown} KiB more, {seen[-1]['fds']} descriptors")
 
@@ -66,7 +69,9 @@ def one_process():
     """Both ends in one process, on one device."""
     before = lab.resources()
     host = hosts[0]
-    loop = rig.Process("loop", host.netns or None, place(host), cycles=CYCLES, comms=COMMS, seconds=0.02, max=2000,
+    # Closed ones soon go: else memory is that of those that linger, and the machine's speed decides how many they are.
+    soon = place(host) | {"RAIL_IB_LINGER": "100ms"}
+    loop = rig.Process("loop", host.netns or None, soon, cycles=CYCLES, comms=COMMS, seconds=0.02, max=2000,
                        mix="small", idle="sleep")
     most = watched(loop, host.nics[0].rdma, 600 if FULL else 60)
     loop.finish(30)
