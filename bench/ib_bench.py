@@ -138,6 +138,8 @@ def main():
         return 1
     about |= {key: found[key] for key in ("perftest", "libibverbs", "devices", "columns", "seconds")}
     about["guest_kernel"] = found["kernel"]
+    for column in about["columns"].values():
+        column["command"] = column["command"].replace(f"{ROOT}/", "")
     shown = [types.SimpleNamespace(key=c.key, title=c.title) for c in columns]
     ib_report.write(o.out, shown, about, make_cells(o.sizes, o.qps, o.metrics), found["rows"], count(o, say), QUIET,
                     say)

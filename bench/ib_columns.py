@@ -6,7 +6,8 @@ import shlex
 from columns import Counted, KitBench, free_port
 from program import Failed
 
-WINDOW = 8
+WINDOW = 8           # messages outstanding on each queue pair
+MOST_IN_WINDOW = 32  # receives that a plugin has to take (NCCL_NET_MAX_REQUESTS)
 # Fields as of bench-socket's cells, which rail-kit bench takes alike, and the number of queue pairs
 Cell = collections.namedtuple("Cell", "kind size comms window idle qps")
 # Two RDMA ports that stand for two hosts. netns, socket: None on a machine's own devices
@@ -28,7 +29,7 @@ def make_cells(sizes, qps, metrics):
             if "lat" in metrics:
                 cells.append(Cell("lat", size, 1, 2, 0, n))
             if "bw" in metrics:
-                cells.append(Cell("bw", size, 1, WINDOW, 0, n))
+                cells.append(Cell("bw", size, 1, min(WINDOW * n, MOST_IN_WINDOW), 0, n))
     return cells
 
 
@@ -52,7 +53,7 @@ class Plugin(KitBench):
 
 
 class Perftest(Counted):
-    """ib_write_bw and ib_send_bw: as many messages outstanding on each queue pair as a plugin has in its window, a
+    """ib_write_bw and ib_send_bw: as many messages outstanding on all queue pairs as a plugin has in its window, a
     completion for each, polled without a pause. ib_write_lat: the peer's memory is looked at without a pause."""
 
     FIRST = (400, 4 << 20)
@@ -72,7 +73,7 @@ class Perftest(Counted):
         argv += [self.program, "-d", self.ports.devices[side], "-p", str(port), "-s", str(cell.size), "-F"]
         argv += ["-x", str(self.ports.gid_index)] if self.ports.gid_index is not None else []
         if cell.kind == "bw":
-            argv += ["-q", str(cell.qps), "-t", str(cell.window), "-Q", "1", "-N"]
+            argv += ["-q", str(cell.qps), "-t", str(max(1, cell.window // cell.qps)), "-Q", "1", "-N"]
         return argv + ["-n", str(max(self.LEAST, iterations // cell.qps))]
 
     def timed(self, cell, env, seconds):
