@@ -79,6 +79,19 @@ rail_result_t rail_key_mac(const struct rail_key *key, const void *message, size
   return RAIL_SYSTEM_ERROR;
 }
 
+rail_result_t rail_key_mac_of(const struct rail_key *key, const char label[RAIL_LABEL_SIZE],
+                              const struct rail_mac_part *parts, unsigned int n, uint8_t mac[RAIL_MAC_SIZE]) {
+  uint8_t message[RAIL_MAC_INPUT_MAX];
+  size_t at = RAIL_LABEL_SIZE;
+  memcpy(message, label, RAIL_LABEL_SIZE);
+  for (unsigned int i = 0; i < n; i++) {
+    if (parts[i].size > sizeof message - at) return RAIL_INTERNAL_ERROR;
+    memcpy(message + at, parts[i].data, parts[i].size);
+    at += parts[i].size;
+  }
+  return rail_key_mac(key, message, at, mac);
+}
+
 bool rail_same_bytes(const void *a, const void *b, size_t size) {
   const uint8_t *x = a, *y = b;
   volatile uint8_t differ = 0;

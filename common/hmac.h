@@ -47,6 +47,17 @@ static inline bool rail_key_on(const struct rail_key *key) { return key->on; }
  * passes for another. RAIL_SYSTEM_ERROR, after one line, without key or when libcrypto refuses. */
 rail_result_t rail_key_mac(const struct rail_key *key, const void *message, size_t size, uint8_t mac[RAIL_MAC_SIZE]);
 
+#define RAIL_LABEL_SIZE 32
+#define RAIL_MAC_INPUT_MAX 8192 /* label and parts together */
+struct rail_mac_part {
+  const void *data;
+  size_t size;
+};
+/* The mac of a label, which keeps it from passing for one of another kind in whatever protocol the key is used for,
+ * and of `n` parts, one after the other. Their sizes are the protocol's: fixed, or told by an earlier part. */
+rail_result_t rail_key_mac_of(const struct rail_key *key, const char label[RAIL_LABEL_SIZE],
+                              const struct rail_mac_part *parts, unsigned int n, uint8_t mac[RAIL_MAC_SIZE]);
+
 /* No early exit: the time tells nothing about how many bytes were right. For macs and other secrets. */
 bool rail_same_bytes(const void *a, const void *b, size_t size);
 

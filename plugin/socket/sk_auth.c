@@ -7,9 +7,8 @@
 
 _Static_assert(SK_MAC_SIZE == RAIL_MAC_SIZE, "the mac on the wire");
 
-/* Keep a mac of one kind from passing for one of another, in whatever protocol the key is used for. */
-static const char hello_label[32] = "RailSocket 2 hello";
-static const char answer_label[32] = "RailSocket 2 answer";
+static const char hello_label[RAIL_LABEL_SIZE] = "RailSocket 2 hello";
+static const char answer_label[RAIL_LABEL_SIZE] = "RailSocket 2 answer";
 
 static struct rail_key key = {.plugin = "RailSocket", .param = "RAIL_SOCKET_AUTH_FILE"};
 
@@ -19,13 +18,12 @@ bool sk_auth_on(void) { return rail_key_on(&key); }
 
 static rail_result_t mac_of_hello(const struct sk_handle *listener, const struct sk_hello_wire *hello,
                                   uint8_t mac[SK_MAC_SIZE]) {
-  uint8_t message[sizeof hello_label + RAIL_NET_HANDLE_SIZE + offsetof(struct sk_hello_wire, mac)];
-  struct sk_handle handle = *listener;
-  handle.attempt = 0;
-  memcpy(message, hello_label, sizeof hello_label);
-  sk_handle_encode(&handle, message + sizeof hello_label);
-  memcpy(message + sizeof hello_label + RAIL_NET_HANDLE_SIZE, hello, offsetof(struct sk_hello_wire, mac));
-  return rail_key_mac(&key, message, sizeof message, mac);
+  struct sk_handle as_given = *listener;
+  uint8_t handle[RAIL_NET_HANDLE_SIZE];
+  as_given.attempt = 0;
+  sk_handle_encode(&as_given, handle);
+  const struct rail_mac_part parts[] = {{handle, sizeof handle}, {hello, offsetof(struct sk_hello_wire, mac)}};
+  return rail_key_mac_of(&key, hello_label, parts, RAIL_COUNT_OF(parts), mac);
 }
 
 rail_result_t sk_auth_sign_hello(const struct sk_handle *listener, struct sk_hello_wire *hello) {
@@ -40,9 +38,6 @@ bool sk_auth_check_hello(const struct sk_handle *listener, const struct sk_hello
 }
 
 rail_result_t sk_auth_sign_answer(const uint8_t *hello_mac, struct sk_answer_wire *answer) {
-  uint8_t message[sizeof answer_label + SK_MAC_SIZE + offsetof(struct sk_answer_wire, mac)];
-  memcpy(message, answer_label, sizeof answer_label);
-  memcpy(message + sizeof answer_label, hello_mac, SK_MAC_SIZE);
-  memcpy(message + sizeof answer_label + SK_MAC_SIZE, answer, offsetof(struct sk_answer_wire, mac));
-  return rail_key_mac(&key, message, sizeof message, answer->mac);
+  const struct rail_mac_part parts[] = {{hello_mac, SK_MAC_SIZE}, {answer, offsetof(struct sk_answer_wire, mac)}};
+  return rail_key_mac_of(&key, answer_label, parts, RAIL_COUNT_OF(parts), answer->mac);
 }

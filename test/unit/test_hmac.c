@@ -116,6 +116,28 @@ TEST(macs) {
   end();
 }
 
+/* Parts are one message, whatever their number; the label is before them. */
+TEST(macs_of_parts) {
+  static const char label[RAIL_LABEL_SIZE] = "a label";
+  static const uint8_t large[RAIL_MAC_INPUT_MAX];
+  struct rail_key key = NEW_KEY;
+  uint8_t whole[RAIL_LABEL_SIZE + 5], mac[RAIL_MAC_SIZE], parts_mac[RAIL_MAC_SIZE];
+  begin();
+  CHECK(rail_key_load(&key, key_path));
+  memcpy(whole, label, sizeof label);
+  memcpy(whole + sizeof label, "12345", 5);
+  CHECK_OK(rail_key_mac(&key, whole, sizeof whole, mac));
+  const struct rail_mac_part parts[] = {{"12", 2}, {"", 0}, {"345", 3}};
+  CHECK_OK(rail_key_mac_of(&key, label, parts, 3, parts_mac));
+  CHECK(rail_same_bytes(mac, parts_mac, sizeof mac));
+  CHECK_OK(rail_key_mac_of(&key, "another label is not that label", parts, 3, parts_mac));
+  CHECK(!rail_same_bytes(mac, parts_mac, sizeof mac));
+  CHECK_OK(rail_key_mac_of(&key, label, &(struct rail_mac_part){large, sizeof large - sizeof label}, 1, mac));
+  CHECK_INT(rail_key_mac_of(&key, label, &(struct rail_mac_part){large, sizeof large - sizeof label + 1}, 1, mac),
+            RAIL_INTERNAL_ERROR);
+  end();
+}
+
 TEST(same_bytes) {
   uint8_t a[40], b[40];
   memset(a, 0x5a, sizeof a);
@@ -129,4 +151,4 @@ TEST(same_bytes) {
 }
 
 TEST_MAIN(TEST_CASE(key_files), TEST_CASE(the_library_is_opened_only_when_wanted),
-          TEST_CASE(a_machine_without_the_library), TEST_CASE(macs), TEST_CASE(same_bytes))
+          TEST_CASE(a_machine_without_the_library), TEST_CASE(macs), TEST_CASE(macs_of_parts), TEST_CASE(same_bytes))
