@@ -1,46 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What init makes: a context, with lists of everything that is half open, so that finalize can reclaim it. */
-#ifndef IB_CTX_H
-#define IB_CTX_H
+ * The calls that begin and end connections and registrations; contexts are common/net_ctx.h's. */
+#ifndef IB_CALLS_H
+#define IB_CALLS_H
 
-#include <pthread.h>
+#include <stdbool.h>
 
-#include "common/attempts.h"
-#include "common/net_ops.h"
-#include "plugin/ib/ib_device.h"
-
-#define IB_CTX_MAGIC 0x58434249u
-
-struct ib_listen;
-
-struct ib_ctx {
-  uint32_t magic;
-  uint64_t comm_id;
-  int traffic_class;
-  rail_profiler_fn profiler;
-  struct rail_attempts attempts; /* of connect, by number */
-  pthread_mutex_t lock;          /* guards what follows */
-  struct ib_listen *listens;
-};
+#include "common/net_ctx.h"
 
 /* Key file, ports to listen on: once, under the plugin's lock. False, after one line: there must be no devices. */
 bool ib_handshake_load(void);
 
-/* RAIL_SYSTEM_ERROR after one line. */
-rail_result_t ib_ctx_new(const struct rail_net_init *args, struct ib_ctx **ctx);
-/* With its listeners and whatever is half made; connections that were handed out are not its. */
-void ib_ctx_free(struct ib_ctx *ctx);
-
-/* NULL, after one line, if that is no context of ours. */
-struct ib_ctx *ib_ctx_of(void *ctx, const char *call);
-
 /* ib_connect.c, ib_listen.c, ib_accept.c */
 rail_result_t ib_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
                          struct rail_net_device_handle **dev_handle);
-void ib_connect_drop(void *attempt); /* of ctx->attempts */
+void ib_connect_drop(void *attempt); /* of a context's attempts */
 rail_result_t ib_listen(void *ctx, int dev, void *handle, void **listen_comm);
 rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
 rail_result_t ib_close_listen(void *listen_comm);
+void ib_listener_close(struct rail_net_listener *listener); /* of a context's listeners */
 
 /* ib_close.c */
 rail_result_t ib_close_send(void *send_comm);

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "common/log.h"
-#include "plugin/ib/ib_ctx.h"
+#include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_health.h"

@@ -23,7 +23,7 @@
 #define IB_SEND_COMM_MAGIC 0x43534249u
 #define IB_RECV_COMM_MAGIC 0x43524249u
 
-struct ib_ctx;
+struct rail_net_ctx;
 
 /* One of our ports in this connection. */
 struct ib_rail {
@@ -51,7 +51,7 @@ struct ib_mhandle {
 struct ib_comm {
   uint32_t magic;
   bool sender;
-  struct ib_ctx *ctx;
+  struct rail_net_ctx *ctx;
   const struct ib_device *device;
   struct ib_plan plan;
   unsigned int nrails, nremote_rails;

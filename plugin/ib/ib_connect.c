@@ -82,13 +82,12 @@ static const struct ib_setup_row table[] = {
 
 /* ---- attempts ------------------------------------------------------------ */
 
-static void attempt_free(struct ib_connect *a) {
+void ib_connect_drop(void *attempt) {
+  struct ib_connect *a = attempt;
   rail_dial_close(&a->dial);
   ib_setup_free(&a->setup);
   free(a);
 }
-
-void ib_connect_drop(void *attempt) { attempt_free(attempt); }
 
 /* Both with the parameter, or both without. */
 static bool agree_on_auth(const struct ib_device *device, const struct ib_handle *listener) {
@@ -118,8 +117,8 @@ static void take_hints(struct ib_setup *s, const struct ib_handle *listener) {
   }
 }
 
-static rail_result_t attempt_new(struct ib_ctx *ctx, const struct ib_device *device, const struct ib_handle *listener,
-                                 int traffic_class, struct ib_connect **out) {
+static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct ib_device *device,
+                                 const struct ib_handle *listener, int traffic_class, struct ib_connect **out) {
   if (!agree_on_auth(device, listener)) return RAIL_BAD_USAGE;
   struct ib_connect *a = calloc(1, sizeof *a);
   if (!a) goto no_memory;
@@ -147,7 +146,7 @@ no_memory:
 
 /* ---- the call ------------------------------------------------------------ */
 
-static rail_result_t find_or_begin(struct ib_ctx *ctx, const struct ib_device *device, void *handle_bytes,
+static rail_result_t find_or_begin(struct rail_net_ctx *ctx, const struct ib_device *device, void *handle_bytes,
                                    int traffic_class, struct ib_connect **a) {
   struct ib_handle handle;
   const char *why;
@@ -160,11 +159,8 @@ static rail_result_t find_or_begin(struct ib_ctx *ctx, const struct ib_device *d
     ib_handle_set_attempt(handle_bytes, (*a)->number);
     return RAIL_OK;
   }
-  *a = rail_attempts_find(&ctx->attempts, handle.attempt);
-  if (*a) return RAIL_OK;
-  RAIL_WARN("RailIB: connect: this handle names attempt %llx, which is not under way here; allowed: a handle as listen "
-            "made it, or as this context's connect left it", (unsigned long long)handle.attempt);
-  return RAIL_BAD_ARGUMENT;
+  *a = rail_net_ctx_attempt("RailIB", ctx, handle.attempt);
+  return *a ? RAIL_OK : RAIL_BAD_ARGUMENT;
 }
 
 rail_result_t ib_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic_class, void **send_comm,
@@ -177,7 +173,7 @@ rail_result_t ib_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic
     return RAIL_BAD_ARGUMENT;
   }
   *send_comm = NULL;
-  struct ib_ctx *ctx = ib_ctx_of(ctx_arg, "connect");
+  struct rail_net_ctx *ctx = rail_net_ctx_of("RailIB", ctx_arg, "connect");
   const struct ib_device *device = ib_device_at(dev, "connect");
   if (!ctx || !device) return RAIL_BAD_ARGUMENT;
   RAIL_TRY(find_or_begin(ctx, device, handle_bytes, traffic_class, &a));
@@ -185,7 +181,7 @@ rail_result_t ib_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic
   if (result == RAIL_IN_PROGRESS) return RAIL_OK;
   if (result == RAIL_OK) result = ib_setup_take(&a->setup, &comm);
   rail_attempts_remove(&ctx->attempts, a->number);
-  attempt_free(a);
+  ib_connect_drop(a);
   ib_handle_set_attempt(handle_bytes, 0); /* the handle may connect again */
   *send_comm = comm;
   return result;

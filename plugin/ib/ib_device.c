@@ -12,7 +12,7 @@
 #include "common/fuse.h"
 #include "common/ifaddr.h"
 #include "common/log.h"
-#include "plugin/ib/ib_ctx.h"
+#include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_hca.h"
 #include "plugin/ib/ib_param.h"
 

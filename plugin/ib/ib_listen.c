@@ -117,14 +117,6 @@ static rail_result_t open_door(struct ib_listen *l) {
   return RAIL_OK;
 }
 
-static void link_listen(struct ib_ctx *ctx, struct ib_listen *l) {
-  pthread_mutex_lock(&ctx->lock);
-  l->next = ctx->listens;
-  if (ctx->listens) ctx->listens->prev = l;
-  ctx->listens = l;
-  pthread_mutex_unlock(&ctx->lock);
-}
-
 rail_result_t ib_listen(void *ctx_arg, int dev, void *handle_bytes, void **listen_comm) {
   char addr[RAIL_ADDR_TEXT];
   if (!handle_bytes || !listen_comm) {
@@ -132,7 +124,7 @@ rail_result_t ib_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
     return RAIL_BAD_ARGUMENT;
   }
   *listen_comm = NULL;
-  struct ib_ctx *ctx = ib_ctx_of(ctx_arg, "listen");
+  struct rail_net_ctx *ctx = rail_net_ctx_of("RailIB", ctx_arg, "listen");
   const struct ib_device *device = ib_device_at(dev, "listen");
   if (!ctx || !device) return RAIL_BAD_ARGUMENT;
   struct ib_listen *l = calloc(1, sizeof *l);
@@ -141,7 +133,6 @@ rail_result_t ib_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
     return RAIL_SYSTEM_ERROR;
   }
   l->magic = IB_LISTEN_MAGIC;
-  l->ctx = ctx;
   l->device = device;
   l->last = &l->halves;
   l->handle.flags = ib_auth_on() ? IB_HANDLE_AUTH : 0;
@@ -154,7 +145,7 @@ rail_result_t ib_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
     return result;
   }
   ib_handle_encode(&l->handle, handle_bytes);
-  link_listen(ctx, l);
+  rail_net_ctx_add(ctx, &l->in_ctx);
   RAIL_INFO(RAIL_SUB_NET, "RailIB: listening for %s at %s%s", device->name, rail_addr_text(&l->handle.addr, addr),
             l->handle.flags & IB_HANDLE_AUTH ? ", authenticated" : "");
   *listen_comm = l;
@@ -168,15 +159,15 @@ rail_result_t ib_close_listen(void *listen_comm) {
     RAIL_WARN("RailIB: closeListen: %p is not an open listener", listen_comm);
     return RAIL_OK; /* an error would end the caller's clean-up */
   }
-  pthread_mutex_lock(&l->ctx->lock);
-  if (l->prev) l->prev->next = l->next;
-  else l->ctx->listens = l->next;
-  if (l->next) l->next->prev = l->prev;
-  pthread_mutex_unlock(&l->ctx->lock);
+  rail_net_ctx_remove(&l->in_ctx);
   ib_halves_free(l);
   rail_doors_close(&l->doors);
   rail_seen_free(&l->seen);
   l->magic = 0;
   free(l);
   return RAIL_OK;
+}
+
+void ib_listener_close(struct rail_net_listener *listener) {
+  (void)ib_close_listen(rail_container_of(listener, struct ib_listen, in_ctx));
 }

@@ -24,8 +24,7 @@ struct ib_half {
 
 struct ib_listen {
   uint32_t magic;
-  struct ib_ctx *ctx;
-  struct ib_listen *next, *prev; /* in ctx->listens, under its lock */
+  struct rail_net_listener in_ctx;
   const struct ib_device *device;
   struct ib_handle handle; /* as it was given out */
   struct rail_doors doors;

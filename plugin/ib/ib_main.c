@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "common/log.h"
-#include "plugin/ib/ib_ctx.h"
+#include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
@@ -55,7 +55,7 @@ static rail_result_t ib_init(void **ctx_out, const struct rail_net_init *args) {
     RAIL_WARN("RailIB: init: ctx %p, arguments %p; neither may be NULL", (void *)ctx_out, (const void *)args);
     return RAIL_BAD_ARGUMENT;
   }
-  struct ib_ctx *ctx = NULL;
+  struct rail_net_ctx *ctx = NULL;
   *ctx_out = NULL;
   pthread_mutex_lock(&init_lock);
   rail_log_set_room("NET/RailIB");
@@ -63,7 +63,7 @@ static rail_result_t ib_init(void **ctx_out, const struct rail_net_init *args) {
   load_once();
   rail_result_t result = begin();
   if (result == RAIL_OK) {
-    result = ib_ctx_new(args, &ctx);
+    result = rail_net_ctx_new("RailIB", args, &ctx);
     if (result == RAIL_OK) contexts++;
     else end();
   }
@@ -74,9 +74,9 @@ static rail_result_t ib_init(void **ctx_out, const struct rail_net_init *args) {
 
 static rail_result_t ib_finalize(void *arg) {
   if (!arg) return RAIL_OK;
-  struct ib_ctx *ctx = ib_ctx_of(arg, "finalize");
+  struct rail_net_ctx *ctx = rail_net_ctx_of("RailIB", arg, "finalize");
   if (!ctx) return RAIL_BAD_ARGUMENT;
-  ib_ctx_free(ctx);
+  rail_net_ctx_free(ctx, ib_connect_drop, ib_listener_close);
   pthread_mutex_lock(&init_lock);
   contexts--;
   end();

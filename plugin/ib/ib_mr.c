@@ -7,7 +7,7 @@
 
 #include "common/log.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_ctx.h"
+#include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_mr_cache.h"
 #include "plugin/ib/ib_watch.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Handles that a comm's caller has not given back. The calls themselves are in ib_ctx.h. */
+ * Handles that a comm's caller has not given back. The calls themselves are in ib_calls.h. */
 #ifndef IB_MR_H
 #define IB_MR_H
 

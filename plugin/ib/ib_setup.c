@@ -14,7 +14,7 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_watch.h"
 
-void ib_setup_init(struct ib_setup *s, struct ib_ctx *ctx, const struct ib_device *device, bool connector,
+void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib_device *device, bool connector,
                    const union rail_addr *peer, int traffic_class) {
   memset(s, 0, sizeof *s);
   s->ctx = ctx;

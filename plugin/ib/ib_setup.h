@@ -18,12 +18,12 @@
 #define IB_SETUP_H
 
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_ctx.h"
+#include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_side.h"
 #include "plugin/ib/ib_stats.h"
 
 struct ib_setup {
-  struct ib_ctx *ctx;
+  struct rail_net_ctx *ctx;
   const struct ib_device *device;
   bool connector;
   int traffic_class; /* the caller's; -1: none */
@@ -55,7 +55,7 @@ struct ib_setup_row {
 };
 
 /* The peer is known; the side channel is not there yet (side.fd -1). */
-void ib_setup_init(struct ib_setup *s, struct ib_ctx *ctx, const struct ib_device *device, bool connector,
+void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib_device *device, bool connector,
                    const union rail_addr *peer, int traffic_class);
 /* Frees what is half made; the comm too, unless it was taken. */
 void ib_setup_free(struct ib_setup *s);

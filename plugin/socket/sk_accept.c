@@ -37,7 +37,7 @@ static bool next_peer(struct sk_listen *l, struct sk_comm_args *args, rail_resul
   *args = (struct sk_comm_args){.side = SK_RECEIVER,
                                 .dev = l->dev,
                                 .device = r->device,
-                                .ctx = l->ctx,
+                                .ctx = l->in_ctx.ctx,
                                 .nstreams = g->streams,
                                 .eager_size = g->eager_size,
                                 .eager_count = g->eager_count,

@@ -32,7 +32,7 @@
 enum sk_side { SK_SENDER, SK_RECEIVER };
 
 struct sk_comm;
-struct sk_ctx;
+struct rail_net_ctx;
 struct sk_rejoin;
 struct sk_rail;
 struct sk_profile;
@@ -100,7 +100,7 @@ struct sk_comm_args {
   enum sk_side side;
   int dev;                        /* what the caller named, maybe a fused one */
   const struct sk_device *device; /* of dev */
-  const struct sk_ctx *ctx;
+  const struct rail_net_ctx *ctx;
   uint8_t comm_id[SK_COMM_ID_SIZE];
   unsigned int nstreams;
   int fds[SK_MAX_STREAMS];

@@ -18,7 +18,7 @@
 #include "plugin/socket/sk_auth.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
-#include "plugin/socket/sk_ctx.h"
+#include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_param.h"
@@ -26,7 +26,7 @@
 #include "plugin/socket/sk_stats.h"
 
 struct sk_connect {
-  struct sk_ctx *ctx;
+  struct rail_net_ctx *ctx;
   uint64_t number;
   int dev;
   const struct sk_device *device;
@@ -36,13 +36,11 @@ struct sk_connect {
   struct sk_leg legs[SK_MAX_STREAMS]; /* hello.streams of them */
 };
 
-static void free_attempt(void *attempt) {
+void sk_connect_drop(void *attempt) {
   struct sk_connect *a = attempt;
   for (unsigned int i = 0; i < a->hello.streams; i++) sk_leg_close(&a->legs[i]);
   free(a);
 }
-
-void sk_connects_free(struct sk_ctx *ctx) { rail_attempts_free(&ctx->attempts, free_attempt); }
 
 static void count(const struct sk_device *device, enum sk_stats_device counter) {
   uint64_t *record = sk_stats_device(device->name);
@@ -88,7 +86,7 @@ static rail_result_t prepare_hellos(struct sk_connect *a) {
   return RAIL_OK;
 }
 
-static rail_result_t attempt_new(struct sk_ctx *ctx, int dev, const struct sk_device *device,
+static rail_result_t attempt_new(struct rail_net_ctx *ctx, int dev, const struct sk_device *device,
                                  const struct sk_handle *listener, int traffic_class, struct sk_connect **out) {
   if (!agree_on_auth(device, listener)) return RAIL_BAD_USAGE;
   struct sk_connect *a = calloc(1, sizeof *a);
@@ -200,7 +198,7 @@ rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic
     return RAIL_BAD_ARGUMENT;
   }
   *send_comm = NULL;
-  struct sk_ctx *ctx = sk_ctx_of(ctx_arg, "connect");
+  struct rail_net_ctx *ctx = rail_net_ctx_of("RailSocket", ctx_arg, "connect");
   const struct sk_device *device = sk_device_at(dev, "connect");
   if (!ctx || !device) return RAIL_BAD_ARGUMENT;
   if (!sk_handle_decode(handle_bytes, &handle, &why)) {
@@ -210,17 +208,14 @@ rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic
   if (handle.attempt == 0) {
     RAIL_TRY(attempt_new(ctx, dev, device, &handle, sk_traffic_class(traffic_class, ctx->traffic_class), &a));
     sk_handle_set_attempt(handle_bytes, a->number);
-  } else if (!(a = rail_attempts_find(&ctx->attempts, handle.attempt))) {
-    RAIL_WARN("RailSocket: connect: this handle names attempt %llx, which is not under way here; "
-              "allowed: a handle as listen made it, or as this context's connect left it",
-              (unsigned long long)handle.attempt);
+  } else if (!(a = rail_net_ctx_attempt("RailSocket", ctx, handle.attempt))) {
     return RAIL_BAD_ARGUMENT;
   }
   rail_result_t result = run_legs(a);
   if (result == RAIL_IN_PROGRESS) return RAIL_OK;
   if (result == RAIL_OK) result = hand_out(a, send_comm);
   rail_attempts_remove(&ctx->attempts, a->number);
-  free_attempt(a);
+  sk_connect_drop(a);
   sk_handle_set_attempt(handle_bytes, 0); /* the handle may connect again */
   sk_close_reap();
   return result;

@@ -10,14 +10,6 @@
 #include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_sockopt.h"
 
-static void link_listen(struct sk_ctx *ctx, struct sk_listen *l) {
-  pthread_mutex_lock(&ctx->lock);
-  l->next = ctx->listens;
-  if (ctx->listens) ctx->listens->prev = l;
-  ctx->listens = l;
-  pthread_mutex_unlock(&ctx->lock);
-}
-
 static void say_where(const struct sk_device *device, const struct sk_handle *handle) {
   char addrs[SK_MAX_RAILS * (RAIL_ADDR_TEXT + 2)], text[RAIL_ADDR_TEXT];
   size_t at = 0;
@@ -35,7 +27,7 @@ rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
     return RAIL_BAD_ARGUMENT;
   }
   *listen_comm = NULL;
-  struct sk_ctx *ctx = sk_ctx_of(ctx_arg, "listen");
+  struct rail_net_ctx *ctx = rail_net_ctx_of("RailSocket", ctx_arg, "listen");
   const struct sk_device *device = sk_device_at(dev, "listen");
   if (!ctx || !device) return RAIL_BAD_ARGUMENT;
   sk_close_reap();
@@ -46,7 +38,6 @@ rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
     return RAIL_SYSTEM_ERROR;
   }
   l->magic = SK_LISTEN_MAGIC;
-  l->ctx = ctx;
   l->dev = dev;
   rail_result_t result = sk_reception_open(device, sk_traffic_class(-1, ctx->traffic_class), &l->reception);
   if (result != RAIL_OK) {
@@ -54,7 +45,7 @@ rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
     return result;
   }
   sk_handle_encode(&l->reception->handle, handle_bytes);
-  link_listen(ctx, l);
+  rail_net_ctx_add(ctx, &l->in_ctx);
   say_where(device, &l->reception->handle);
   *listen_comm = l;
   return RAIL_OK;
@@ -67,14 +58,14 @@ rail_result_t sk_close_listen(void *listen_comm) {
     RAIL_WARN("RailSocket: closeListen: %p is not an open listener", listen_comm);
     return RAIL_OK; /* an error would end the caller's clean-up */
   }
-  pthread_mutex_lock(&l->ctx->lock);
-  if (l->prev) l->prev->next = l->next;
-  else l->ctx->listens = l->next;
-  if (l->next) l->next->prev = l->prev;
-  pthread_mutex_unlock(&l->ctx->lock);
+  rail_net_ctx_remove(&l->in_ctx);
   sk_reception_close(l->reception);
   l->magic = 0;
   free(l);
   sk_close_reap();
   return RAIL_OK;
+}
+
+void sk_listener_close(struct rail_net_listener *listener) {
+  (void)sk_close_listen(rail_container_of(listener, struct sk_listen, in_ctx));
 }

@@ -3,15 +3,13 @@
  * Railyard's TCP plugin: the operations table, contexts. A tour of one message
  * begins in sk_send.c (isend) and ends in sk_progress.c (test).
  */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
+#include <pthread.h>
 
 #include "common/log.h"
 #include "plugin/socket/sk_auth.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
-#include "plugin/socket/sk_ctx.h"
+#include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
@@ -36,13 +34,6 @@ static void load_once(void) {
   if (sk_auth_load()) sk_devices_load(); /* again, should the machine not have let us look before */
 }
 
-static bool init_locks(struct sk_ctx *ctx) {
-  if (pthread_mutex_init(&ctx->lock, NULL) != 0) return false;
-  if (rail_attempts_init(&ctx->attempts) == RAIL_OK) return true;
-  pthread_mutex_destroy(&ctx->lock);
-  return false;
-}
-
 static rail_result_t sk_init(void **ctx_out, const struct rail_net_init *args) {
   if (!ctx_out || !args) {
     RAIL_WARN("RailSocket: init: ctx %p, arguments %p; neither may be NULL", (void *)ctx_out, (const void *)args);
@@ -53,49 +44,23 @@ static rail_result_t sk_init(void **ctx_out, const struct rail_net_init *args) {
   rail_log_set_room("NET/RailSocket");
   if (args->log) rail_log_set_sink(args->log);
   load_once();
-  struct sk_ctx *ctx = calloc(1, sizeof *ctx);
-  if (ctx && sk_stats_open() != RAIL_OK) {
-    free(ctx);
-    ctx = NULL;
+  struct rail_net_ctx *ctx = NULL;
+  rail_result_t result = sk_stats_open();
+  if (result == RAIL_OK) {
+    result = rail_net_ctx_new("RailSocket", args, &ctx);
+    if (result == RAIL_OK) contexts++;
+    else sk_stats_close();
   }
-  if (ctx && !init_locks(ctx)) {
-    sk_stats_close();
-    free(ctx);
-    ctx = NULL;
-  }
-  if (ctx) contexts++;
   pthread_mutex_unlock(&init_lock);
-  if (!ctx) {
-    RAIL_WARN("RailSocket: init: out of memory");
-    return RAIL_SYSTEM_ERROR;
-  }
-  ctx->magic = SK_CTX_MAGIC;
-  ctx->comm_id = args->comm_id;
-  ctx->traffic_class = args->traffic_class;
-  ctx->profiler = args->profiler;
   *ctx_out = ctx;
-  return RAIL_OK;
-}
-
-struct sk_ctx *sk_ctx_of(void *arg, const char *call) {
-  struct sk_ctx *ctx = arg;
-  if (rail_likely(ctx && ctx->magic == SK_CTX_MAGIC)) return ctx;
-  RAIL_WARN("RailSocket: %s: %p is not a context that init returned", call, arg);
-  return NULL;
+  return result;
 }
 
 static rail_result_t sk_finalize(void *arg) {
   if (!arg) return RAIL_OK;
-  struct sk_ctx *ctx = sk_ctx_of(arg, "finalize");
+  struct rail_net_ctx *ctx = rail_net_ctx_of("RailSocket", arg, "finalize");
   if (!ctx) return RAIL_BAD_ARGUMENT;
-  sk_connects_free(ctx);
-  while (ctx->listens) {
-    struct sk_listen *l = ctx->listens;
-    (void)sk_close_listen(l);
-  }
-  ctx->magic = 0;
-  pthread_mutex_destroy(&ctx->lock);
-  free(ctx);
+  rail_net_ctx_free(ctx, sk_connect_drop, sk_listener_close);
   pthread_mutex_lock(&init_lock);
   bool last = --contexts == 0;
   if (last) {

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "plugin/socket/sk_ctx.h"
+#include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
 

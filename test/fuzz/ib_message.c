@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "plugin/ib/ib_ctx.h"
+#include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_side.h"
@@ -28,7 +28,7 @@ enum step { CALL, RAW, SAY_ANSWER, SAY_OFFER, SAY_QPS, SAY_READY, HANG_UP, STEPS
 
 struct bed {
   bool ours_connects;
-  struct ib_ctx *ctx;
+  struct rail_net_ctx *ctx;
   void *listen, *comm;
   int door, fd; /* the peer's */
   char handle[RAIL_NET_HANDLE_SIZE];
@@ -170,7 +170,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   bed.ours_connects = head & 1;
   ib_params.verify = head >> 1 & 1;
   ib_params.linger_ms = 0;
-  FUZZ_CHECK(ib_ctx_new(&init, &bed.ctx) == RAIL_OK);
+  FUZZ_CHECK(rail_net_ctx_new("RailIB", &init, &bed.ctx) == RAIL_OK);
   if (bed.ours_connects) meet_as_listener(&bed);
   else meet_as_connector(&bed);
   call(&bed);
@@ -179,7 +179,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   hard_close(&bed.fd);
   hard_close(&bed.door);
   if (bed.comm) FUZZ_CHECK((bed.ours_connects ? ib_close_send(bed.comm) : ib_close_recv(bed.comm)) == RAIL_OK);
-  ib_ctx_free(bed.ctx);
+  rail_net_ctx_free(bed.ctx, ib_connect_drop, ib_listener_close);
   FUZZ_CHECK(fake_live("qp") == 0 && fake_live("cq") == 0 && fake_live("mr") == 0);
   return 0;
 }

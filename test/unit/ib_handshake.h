@@ -16,7 +16,7 @@
 #include "common/log.h"
 #include "plugin/ib/ib_auth.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_ctx.h"
+#include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_listen.h"
 #include "plugin/ib/ib_watch.h"
 #include "test/harness/program.h"
@@ -51,7 +51,7 @@ static bool hs_said(const char *words) { return strstr(hs_lines, words) != NULL;
 /* ---- both sides ---------------------------------------------------------- */
 
 struct hs {
-  struct ib_ctx *ctx;
+  struct rail_net_ctx *ctx;
   void *listen;
   char handle[RAIL_NET_HANDLE_SIZE];
   struct ib_handle decoded;
@@ -86,7 +86,7 @@ static void hs_begin(struct hs *h) {
   h->cqs = fake_live("cq");
   h->mrs = fake_live("mr");
   ENSURE_INT(ib_watch_begin(), RAIL_OK); /* its thread reads parameters: from here on only the handshake's change */
-  ENSURE_INT(ib_ctx_new(&hs_init, &h->ctx), RAIL_OK);
+  ENSURE_INT(rail_net_ctx_new("RailIB", &hs_init, &h->ctx), RAIL_OK);
 }
 
 static void hs_listen(struct hs *h, int dev) {
@@ -162,7 +162,7 @@ __attribute__((unused)) static void hs_close_listen(struct hs *h) {
 static void hs_end(struct hs *h) {
   if (h->connect == RAIL_OK) ENSURE_INT(ib_close_send(h->sent), RAIL_OK);
   if (h->accept == RAIL_OK) ENSURE_INT(ib_close_recv(h->received), RAIL_OK);
-  ib_ctx_free(h->ctx);
+  rail_net_ctx_free(h->ctx, ib_connect_drop, ib_listener_close);
   ib_watch_end();
   ENSURE_INT(fake_live("qp"), h->qps);
   ENSURE_INT(fake_live("cq"), h->cqs);

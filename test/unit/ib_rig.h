@@ -16,7 +16,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_ctx.h"
+#include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_health.h"
 #include "plugin/ib/ib_mr_cache.h"
 #include "plugin/ib/ib_stats.h"

@@ -15,7 +15,7 @@
 #include "common/clock.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
-#include "plugin/socket/sk_ctx.h"
+#include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_listen.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rejoin.h"
@@ -45,10 +45,6 @@ const struct sk_device *sk_device_at(int dev, const char *call) {
   (void)call;
   return dev >= 0 && dev < DEVS ? &hs_dev[dev] : NULL;
 }
-struct sk_ctx *sk_ctx_of(void *ctx, const char *call) {
-  (void)call;
-  return ctx;
-}
 void sk_close_reap(void) {}
 
 static struct sk_comm_args hs_sent, hs_received;
@@ -73,7 +69,7 @@ static void hs_close(struct sk_comm_args *c) {
 /* ---- one connection ------------------------------------------------------ */
 
 struct hs {
-  struct sk_ctx ctx;
+  struct rail_net_ctx *ctx;
   struct sk_listen *listen;
   char handle[RAIL_NET_HANDLE_SIZE];
   struct sk_handle decoded;
@@ -81,9 +77,7 @@ struct hs {
 
 static void hs_begin(struct hs *h) {
   memset(h, 0, sizeof *h);
-  h->ctx = (struct sk_ctx){.magic = SK_CTX_MAGIC, .traffic_class = -1};
-  pthread_mutex_init(&h->ctx.lock, NULL);
-  ENSURE_INT(rail_attempts_init(&h->ctx.attempts), RAIL_OK);
+  ENSURE_INT(rail_net_ctx_new("RailSocket", &(struct rail_net_init){.traffic_class = -1}, &h->ctx), RAIL_OK);
   hs_devices();
   sk_params_load();
   rail_log_set_sink(log_capture);
@@ -92,13 +86,13 @@ static void hs_begin(struct hs *h) {
 
 static void hs_listen(struct hs *h, int dev) {
   const char *why;
-  ENSURE_INT(sk_listen(&h->ctx, dev, h->handle, (void **)&h->listen), RAIL_OK);
+  ENSURE_INT(sk_listen(h->ctx, dev, h->handle, (void **)&h->listen), RAIL_OK);
   ENSURE(sk_handle_decode(h->handle, &h->decoded, &why), "%s", why);
 }
 
 static bool hs_connect_step(struct hs *h, int dev) {
   void *comm = NULL;
-  rail_result_t result = sk_connect(&h->ctx, dev, h->handle, -1, &comm, NULL);
+  rail_result_t result = sk_connect(h->ctx, dev, h->handle, -1, &comm, NULL);
   ENSURE(result == RAIL_OK, "connect returned %d: %s", result, log_lines);
   return comm != NULL;
 }
@@ -130,8 +124,7 @@ static void hs_end(struct hs *h) {
   hs_close(&hs_sent);
   hs_close(&hs_received);
   if (h->listen) hs_close_listen(h);
-  sk_connects_free(&h->ctx);
-  pthread_mutex_destroy(&h->ctx.lock);
+  rail_net_ctx_free(h->ctx, sk_connect_drop, sk_listener_close);
   rail_log_set_sink(NULL);
 }
 

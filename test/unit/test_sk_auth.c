@@ -170,7 +170,7 @@ TEST(strangers_and_recordings) { in_child(child_strangers, NULL); }
 static void refused_before_dialling(struct hs *h, const char *words) {
   void *comm = &comm;
   h->handle[5] ^= SK_HANDLE_AUTH;
-  ENSURE_INT(sk_connect(&h->ctx, DEV_A, h->handle, -1, &comm, NULL), RAIL_BAD_USAGE);
+  ENSURE_INT(sk_connect(h->ctx, DEV_A, h->handle, -1, &comm, NULL), RAIL_BAD_USAGE);
   ENSURE(!comm && log_said("RAIL_SOCKET_AUTH_FILE is set") && log_said(words), "it said: %s", log_lines);
 }
 

@@ -100,11 +100,11 @@ static void connect_with(struct hs *h, int of_ctx, int of_call, int expected_out
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   void *out = NULL, *in = NULL;
   int one = 1;
-  h->ctx.traffic_class = of_ctx;
+  h->ctx->traffic_class = of_ctx;
   hs_listen(h, DEV_A);
   CHECK(setsockopt(h->listen->reception->doors.fds[0], IPPROTO_IP, IP_RECVTOS, &one, sizeof one) == 0);
   while (!out || !in) {
-    if (!out) CHECK_OK(sk_connect(&h->ctx, DEV_A, h->handle, of_call, &out, NULL));
+    if (!out) CHECK_OK(sk_connect(h->ctx, DEV_A, h->handle, of_call, &out, NULL));
     if (!in) CHECK_OK(sk_accept(h->listen, &in, NULL));
     CHECK(!rail_deadline_passed(deadline));
   }

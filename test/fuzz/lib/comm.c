@@ -6,7 +6,7 @@
 #include <sys/socket.h>
 
 #include "plugin/socket/sk_close.h"
-#include "plugin/socket/sk_ctx.h"
+#include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rejoin.h"
@@ -14,7 +14,7 @@
 static struct sk_device device = {
     .name = "fuzz0", .addr = {.in = {.sin_family = AF_INET}}, .nrails = 1, .rails = {&device}};
 static uint8_t queue_bytes[FUZZ_STREAMS][FUZZ_QUEUE];
-static struct sk_ctx ctx = {.magic = SK_CTX_MAGIC, .traffic_class = -1};
+static struct rail_net_ctx ctx = {.traffic_class = -1};
 
 struct fuzz_shape fuzz_shape(uint8_t head, uint32_t eager_size, uint32_t least_count) {
   return (struct fuzz_shape){.nstreams = 1 + head % FUZZ_STREAMS,
