@@ -2,6 +2,8 @@
  * Events for NCCL's profiler. */
 #include "plugin/ib/ib_profile.h"
 
+#include <string.h>
+
 #include "plugin/ib/ib_wr.h"
 
 /* The places of a request's events. */
@@ -19,7 +21,8 @@ static void **events_of(const struct ib_request *r, uint32_t *n) {
   return rc->events + (recv - rc->recvs) * IB_MAX_GROUP;
 }
 
-static struct ib_profile_event describe(const struct ib_request *r, uint32_t i) {
+static void describe(const void *request, uint32_t i, void *out) {
+  const struct ib_request *r = request;
   struct ib_profile_event event = {.type = IB_PROFILE_QP, .qp.opcode = IBV_WR_RDMA_WRITE};
   const struct ib_qp *qp = &r->comm->qps[0];
   if (r->magic == IB_REQ_SEND) {
@@ -35,26 +38,19 @@ static struct ib_profile_event describe(const struct ib_request *r, uint32_t i) 
   }
   event.qp.device = qp->rail;
   event.qp.qp_num = (int)qp->qp->qp_num;
-  return event;
+  memcpy(out, &event, sizeof event);
 }
+
+static const struct rail_profile_kind kind = {.id = IB_PROFILE_ID, .describe = describe};
 
 void ib_profile_start(struct ib_request *r, void *const *phandles) {
   uint32_t n;
   void **events = events_of(r, &n);
-  for (uint32_t i = 0; i < n; i++) {
-    events[i] = NULL;
-    if (!phandles || !phandles[i]) continue;
-    struct ib_profile_event event = describe(r, i);
-    (void)r->comm->profiler(&events[i], IB_PROFILE_START, phandles[i], IB_PROFILE_ID, &event);
-  }
+  rail_profile_start(&kind, r->comm->profiler, events, n, phandles, r);
 }
 
 void ib_profile_stop(struct ib_request *r) {
   uint32_t n;
   void **events = events_of(r, &n);
-  for (uint32_t i = 0; i < n; i++) {
-    if (!events[i]) continue;
-    (void)r->comm->profiler(&events[i], IB_PROFILE_STOP, NULL, IB_PROFILE_ID, NULL);
-    events[i] = NULL;
-  }
+  rail_profile_stop(&kind, r->comm->profiler, events, n);
 }

@@ -1,31 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
- * Events for NCCL's profiler: a Start when a request begins, a Stop when test
- * reports that it is done or has failed. One event per send and per buffer of a
- * receive; not per part: how many a receive will have, and over which QPs, only
- * its sender knows.
- *
- * - A buffer whose phandle is NULL has no event: NCCL's bootstrap passes NULL,
- *   and its callback would follow it.
- * - Where the callback leaves *e_handle NULL, nothing was begun, and nothing is
- *   stopped.
- * - A request that the caller gives up without a test that ends it keeps its
- *   event open: close and dereg_mr run on another thread, when what the phandles
- *   belong to may be gone.
- *
- * Without a callback (v6 to v9, or none given) what is left is one branch in
- * isend, irecv and test.
- */
+ * The ib plugin's events for NCCL's profiler (common/profile.h). None per part: how many a receive will have, and over
+ * which QPs, only its sender knows. */
 #ifndef IB_PROFILE_H
 #define IB_PROFILE_H
 
+#include "common/profile.h"
 #include "plugin/ib/ib_request.h"
 
 /* What NCCL tells a profiler of an event of a QP: its ncclProfilerNetIbDescr_v1_t. */
 #define IB_PROFILE_ID ((INT64_C(1) << 16) | 1) /* network type "ib", version of the structure */
 #define IB_PROFILE_QP 1                        /* the one kind of event */
-
-enum ib_profile_call { IB_PROFILE_START = 0, IB_PROFILE_STOP = 1 };
 
 struct ib_profile_event {
   uint8_t type; /* IB_PROFILE_QP */
@@ -37,7 +21,8 @@ struct ib_profile_event {
     size_t length;  /* of the message; of a receive: of the buffer */
   } qp;
 };
-_Static_assert(sizeof(struct ib_profile_event) == 40, "NCCL's layout");
+_Static_assert(sizeof(struct ib_profile_event) == 40 && sizeof(struct ib_profile_event) <= RAIL_PROFILE_EVENT_MAX,
+               "NCCL's layout");
 _Static_assert(offsetof(struct ib_profile_event, qp.device) == 8, "NCCL's layout");
 _Static_assert(offsetof(struct ib_profile_event, qp.wr_id) == 16, "NCCL's layout");
 _Static_assert(offsetof(struct ib_profile_event, qp.opcode) == 24, "NCCL's layout");
@@ -46,7 +31,7 @@ _Static_assert(offsetof(struct ib_profile_event, qp.length) == 32, "NCCL's layou
 
 /* For comms with a profiler; the caller's progress thread. `phandles`: one per buffer, or NULL. */
 void ib_profile_start(struct ib_request *r, void *const *phandles);
-/* Once, however often it is called. A flush has no events. */
+/* A flush has no events. */
 void ib_profile_stop(struct ib_request *r);
 
 #endif

@@ -3,6 +3,7 @@
 #include "plugin/socket/sk_profile.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_recv.h"
@@ -39,31 +40,29 @@ static void **events_of(const struct sk_request *r, uint32_t *n) {
   return events + (recv - rc->recvs) * SK_MAX_GROUP;
 }
 
-void sk_profile_start(struct sk_request *r, void *const *phandles) {
-  struct sk_profile *profile = r->comm->profile;
+static void describe(const void *request, uint32_t i, void *out) {
+  const struct sk_request *r = request;
   bool sends = r->magic == SK_REQ_SEND;
+  const struct sk_profile_event event = {
+    .type = SK_PROFILE_SOCKET,
+    .sock = {.fd = r->comm->profile->fd,
+             .op = sends ? 0 : 1,
+             .length = sends ? rail_container_of(r, const struct sk_send, base)->size
+                             : rail_container_of(r, const struct sk_recv, base)->slots[i].capacity},
+  };
+  memcpy(out, &event, sizeof event);
+}
+
+static const struct rail_profile_kind kind = {.id = SK_PROFILE_ID, .describe = describe};
+
+void sk_profile_start(struct sk_request *r, void *const *phandles) {
   uint32_t n;
   void **events = events_of(r, &n);
-  for (uint32_t i = 0; i < n; i++) {
-    events[i] = NULL;
-    if (!phandles || !phandles[i]) continue;
-    struct sk_profile_event event = {
-      .type = SK_PROFILE_SOCKET,
-      .sock = {.fd = profile->fd,
-               .op = sends ? 0 : 1,
-               .length = sends ? rail_container_of(r, struct sk_send, base)->size
-                               : rail_container_of(r, struct sk_recv, base)->slots[i].capacity},
-    };
-    (void)profile->call(&events[i], SK_PROFILE_START, phandles[i], SK_PROFILE_ID, &event);
-  }
+  rail_profile_start(&kind, r->comm->profile->call, events, n, phandles, r);
 }
 
 void sk_profile_stop(struct sk_request *r) {
   uint32_t n;
   void **events = events_of(r, &n);
-  for (uint32_t i = 0; i < n; i++) {
-    if (!events[i]) continue;
-    (void)r->comm->profile->call(&events[i], SK_PROFILE_STOP, NULL, SK_PROFILE_ID, NULL);
-    events[i] = NULL;
-  }
+  rail_profile_stop(&kind, r->comm->profile->call, events, n);
 }
