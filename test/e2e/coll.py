@@ -56,6 +56,26 @@ def results(*args, **changes):
     return json.loads(done.stdout)
 
 
+def launch_ranks(jobs, limit):
+    """Ranks of one communicator, as (argv, env) each; all must succeed, with every element right. Rank 0's JSON."""
+    ranks = []
+    try:
+        for argv, env in jobs:
+            argv = [str(word) for word in argv]
+            ranks.append(subprocess.Popen(argv, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        ended = [rank.communicate(timeout=limit) for rank in ranks]
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+                rank.communicate()
+    for rank, (out, err) in enumerate(ended):
+        assert ranks[rank].returncode == 0, f"rank {rank} ended with {ranks[rank].returncode}:\n{out}{err}"
+    result = json.loads(ended[0][0])
+    assert len(result["ranks"]) == len(jobs) and result["rows"] and result["summary"]["wrong"] == 0, result["summary"]
+    return result
+
+
 def expect(done, status, *texts):
     """The exit status, and pieces of the error output."""
     said = f"{' '.join(done.args)}\n{done.stdout}{done.stderr}"

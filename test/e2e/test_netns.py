@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 sys.dont_write_bytecode = True
-from coll import COLL, SOCKET, Skip, environment, main
+from coll import COLL, SOCKET, Skip, environment, launch_ranks, main
 
 NAME = f"rail{os.getpid()}"
 SPACES = [f"{NAME}a", f"{NAME}b"]
@@ -79,26 +79,14 @@ def received_bytes():
 def launch(n, *args, limit=90, **changes):
     """n ranks, the first half in one namespace. Rank 0's results."""
     need_namespaces()
-    ranks = []
-    try:
-        for rank in range(n):
-            side = rank * 2 // n
-            env = environment(RANK=rank, WORLD_SIZE=n, LOCAL_RANK=rank % (n // 2), LOCAL_WORLD_SIZE=n // 2,
-                              NCCL_HOSTID=SPACES[side], NCCL_SOCKET_IFNAME=VETH[side], NCCL_NET_PLUGIN=SOCKET,
-                              RAIL_BOOTSTRAP_TIMEOUT=60, **changes)
-            command = ["ip", "netns", "exec", SPACES[side], COLL, *[str(a) for a in args], "--json", "-"]
-            ranks.append(subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-        ended = [rank.communicate(timeout=limit) for rank in ranks]
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-                rank.communicate()
-    for rank, (out, err) in enumerate(ended):
-        assert ranks[rank].returncode == 0, f"rank {rank} ended with {ranks[rank].returncode}:\n{out}{err}"
-    result = json.loads(ended[0][0])
-    assert len(result["ranks"]) == n and result["rows"] and result["summary"]["wrong"] == 0
-    return result
+    jobs = []
+    for rank in range(n):
+        side = rank * 2 // n
+        env = environment(RANK=rank, WORLD_SIZE=n, LOCAL_RANK=rank % (n // 2), LOCAL_WORLD_SIZE=n // 2,
+                          NCCL_HOSTID=SPACES[side], NCCL_SOCKET_IFNAME=VETH[side], NCCL_NET_PLUGIN=SOCKET,
+                          RAIL_BOOTSTRAP_TIMEOUT=60, **changes)
+        jobs.append((["ip", "netns", "exec", SPACES[side], COLL, *args, "--json", "-"], env))
+    return launch_ranks(jobs, limit)
 
 
 def one_rank_each():

@@ -2,13 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # TEST-LIMIT: 180
 """Collectives over the ib plugin, every result checked: ranks on up to four hosts, each with devices of its own."""
-import json
-import subprocess
 import sys
 
 sys.dont_write_bytecode = True
 import lab
-from coll import COLL, environment
+from coll import COLL, environment, launch_ranks
 from lab import Skip, hosts, main
 from ib_rig import FULL, IB, place
 
@@ -25,26 +23,16 @@ def launch(n, *args, limit=60, per_host=1, nics=0, **changes):
         raise Skip(f"{len(hosts)} hosts, {n} ranks")
     port += 1
     before = [lab.bytes_sent(h.nics[0]) for h in used] if lab.controllable else []
-    ranks = []
-    try:
-        for rank in range(n):
-            host = used[rank // per_host]
-            env = environment(RANK=rank, WORLD_SIZE=n, LOCAL_RANK=rank % per_host, LOCAL_WORLD_SIZE=per_host,
-                              NCCL_HOSTID=host.name, NCCL_NET_PLUGIN=IB, NCCL_SHM_DISABLE=1,
-                              NCCL_COMM_ID=f"{hosts[0].ip4}:{port}", RAIL_BOOTSTRAP_TIMEOUT=60,
-                              **place(host, nics and host.nics[:nics]), **changes)
-            argv, _ = lab.command(host, [COLL, *args, "-c", 1, "-n", 2, "-w", 1, "--json", "-"])
-            ranks.append(subprocess.Popen(argv, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-        ended = [rank.communicate(timeout=limit) for rank in ranks]
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-                rank.communicate()
-    for rank, (out, err) in enumerate(ended):
-        assert ranks[rank].returncode == 0, f"rank {rank} ended with {ranks[rank].returncode}:\n{out}{err}"
-    result = json.loads(ended[0][0])
-    assert len(result["ranks"]) == n and result["rows"] and result["summary"]["wrong"] == 0, result["summary"]
+    jobs = []
+    for rank in range(n):
+        host = used[rank // per_host]
+        env = environment(RANK=rank, WORLD_SIZE=n, LOCAL_RANK=rank % per_host, LOCAL_WORLD_SIZE=per_host,
+                          NCCL_HOSTID=host.name, NCCL_NET_PLUGIN=IB, NCCL_SHM_DISABLE=1,
+                          NCCL_COMM_ID=f"{hosts[0].ip4}:{port}", RAIL_BOOTSTRAP_TIMEOUT=60,
+                          **place(host, nics and host.nics[:nics]), **changes)
+        argv, _ = lab.command(host, [COLL, *args, "-c", 1, "-n", 2, "-w", 1, "--json", "-"])
+        jobs.append((argv, env))
+    result = launch_ranks(jobs, limit)
     for rank in result["ranks"]:
         assert rank["net_plugin"] == str(IB) and rank["transports"].startswith("NET/"), rank
     return result, [lab.bytes_sent(h.nics[0]) - b for h, b in zip(used, before)]
