@@ -1,6 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Shared slots for operations that a plugin does not have. */
+ * What plugins of ours have in common: properties, and slots for operations that one does not have. */
 #include "common/net_ops.h"
+
+#include <string.h>
+
+void rail_net_props_usual(struct rail_net_props_v12 *props, const int *members, int nmembers) {
+  memset(props, 0, sizeof *props);
+  props->net_device_type = RAIL_NET_DEVICE_HOST;
+  props->net_device_version = RAIL_NET_DEVICE_INVALID_VERSION;
+  props->vprops.ndevs = nmembers;
+  for (int i = 0; i < nmembers; i++) props->vprops.devs[i] = members[i];
+  props->max_p2p_bytes = RAIL_NET_MAX_BYTES;
+  props->max_coll_bytes = RAIL_NET_MAX_BYTES;
+  props->max_multi_request_size = 1;
+  props->rail_id = RAIL_NET_ID_UNDEF;
+  props->plane_id = RAIL_NET_ID_UNDEF;
+}
 
 rail_result_t rail_net_no_make_vdevice(int *dev, const struct rail_net_vprops_v12 *props) {
   (void)dev;

@@ -108,6 +108,11 @@ struct rail_net_ops {
 extern char rail_plugin_name[];
 extern const struct rail_net_ops rail_plugin_ops;
 
+/* Every field, as most plugins have it: a host device, messages of up to 1 TiB, no rail or plane; `members` are the
+ * devices that it is made of, itself if it is not fused. The strings, guid, kinds of memory, speed, port, most
+ * connections and receives are 0, and the plugin's to fill in. */
+void rail_net_props_usual(struct rail_net_props_v12 *props, const int *members, int nmembers);
+
 /* Slots for operations a plugin does not have; no table of ours holds a NULL. */
 rail_result_t rail_net_no_make_vdevice(int *dev, const struct rail_net_vprops_v12 *props);
 rail_result_t rail_net_no_reg_mr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,

@@ -145,7 +145,7 @@ static int max_comms(const struct ib_device *device) {
 
 void ib_device_properties(const struct ib_device *device, struct rail_net_props_v12 *props) {
   const struct ib_port *first = device->rails[0];
-  memset(props, 0, sizeof *props);
+  rail_net_props_usual(props, device->members, device->nmembers);
   props->name = (char *)device->name;
   props->pci_path = first->pci_path[0] ? (char *)first->pci_path : NULL;
   props->guid = first->hca->guid;
@@ -155,13 +155,6 @@ void ib_device_properties(const struct ib_device *device, struct rail_net_props_
   props->port = first->number_on_card;
   props->max_comms = max_comms(device);
   props->max_recvs = IB_MAX_GROUP;
-  props->net_device_type = RAIL_NET_DEVICE_HOST;
-  props->net_device_version = RAIL_NET_DEVICE_INVALID_VERSION;
-  props->vprops.ndevs = device->nmembers;
-  for (int i = 0; i < device->nmembers; i++) props->vprops.devs[i] = device->members[i];
-  props->max_p2p_bytes = RAIL_NET_MAX_BYTES;
-  props->max_coll_bytes = RAIL_NET_MAX_BYTES;
-  props->max_multi_request_size = 1;
   props->rail_id = rail_of(device);
   props->plane_id = plane_of(device);
 }

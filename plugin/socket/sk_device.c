@@ -207,7 +207,7 @@ const struct sk_device *sk_device_at(int dev, const char *call) {
 }
 
 void sk_device_properties(const struct sk_device *device, struct rail_net_props_v12 *props) {
-  memset(props, 0, sizeof *props);
+  rail_net_props_usual(props, device->members, device->nmembers);
   props->name = (char *)device->name;
   props->pci_path = (char *)device->pci_path;
   props->guid = device->guid;
@@ -215,13 +215,4 @@ void sk_device_properties(const struct sk_device *device, struct rail_net_props_
   props->speed = device->speed;
   props->max_comms = 65536;
   props->max_recvs = 8;
-  props->net_device_type = RAIL_NET_DEVICE_HOST;
-  props->net_device_version = RAIL_NET_DEVICE_INVALID_VERSION;
-  props->vprops.ndevs = device->nmembers;
-  for (int i = 0; i < device->nmembers; i++) props->vprops.devs[i] = device->members[i];
-  props->max_p2p_bytes = RAIL_NET_MAX_BYTES;
-  props->max_coll_bytes = RAIL_NET_MAX_BYTES;
-  props->max_multi_request_size = 1;
-  props->rail_id = RAIL_NET_ID_UNDEF;
-  props->plane_id = RAIL_NET_ID_UNDEF;
 }
