@@ -91,19 +91,9 @@ static rail_result_t qp_failed(struct ib_setup *s) {
                        s->theirs.rails[p->remote_rail].name);
 }
 
-/* Soft-RoCE takes 7 retries for endless ones (Linux 6.1, drivers/infiniband/sw/rxe/rxe_comp.c), and a dead link would
- * never be an error. */
-#define SOFT_ROCE_VENDOR 0xffffffu
-#define SOFT_ROCE_MAX_RETRIES 6
-
-static unsigned int retries_of(const struct ib_port *port) {
-  bool soft_roce = port->hca->attr.vendor_id == SOFT_ROCE_VENDOR;
-  return RAIL_MIN((unsigned int)ib_params.retry_cnt, soft_roce ? SOFT_ROCE_MAX_RETRIES : 7u);
-}
-
 static rail_result_t our_path(struct ib_setup *s, struct ib_qp *qp) {
   const struct ib_plan_qp *p = &s->plan.qps[qp->index];
-  unsigned int retries = retries_of(s->ports[p->local_rail]);
+  unsigned int retries = RAIL_MIN((unsigned int)ib_params.retry_cnt, s->ports[p->local_rail]->hca->max_retries);
   uint32_t psn;
   RAIL_TRY(rail_random_bytes(&psn, sizeof psn));
   int64_t timeout = ib_params.timeout;

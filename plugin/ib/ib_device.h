@@ -29,6 +29,7 @@ struct ib_hca {
   struct ibv_device_attr attr;
   uint64_t guid;           /* of the system image */
   char pci_path[256];      /* its own function's; "" if none */
+  unsigned int max_retries; /* of what is not acknowledged; more would be endless */
   bool relaxed_ordering;   /* registrations may ask for it */
   bool dmabuf;             /* ibv_reg_dmabuf_mr is there and the driver has it */
   bool gpu_direct;         /* a peer memory module of the GPU's driver is loaded */

@@ -42,6 +42,13 @@ static bool wants_relaxed_ordering(void) {
   return false;
 }
 
+/* retry_cnt has 3 bits. Soft-RoCE takes 7 for "for ever" (Linux 6.1, drivers/infiniband/sw/rxe/rxe_comp.c): a dead link
+ * would never be an error. */
+static unsigned int max_retries_of(const struct ib_hca *hca) {
+  enum { SOFT_ROCE = 0xffffff };
+  return hca->attr.vendor_id == SOFT_ROCE ? 6 : 7;
+}
+
 /* A driver that has it looks at the descriptor first, and says that -1 is none. */
 static bool has_dmabuf(struct ibv_pd *pd) {
   if (!ib_verbs.reg_dmabuf_mr) return false;
@@ -85,6 +92,7 @@ static bool equip_hca(struct ib_hca *hca) {
     RAIL_WARN("RailIB: %s: no protection domain (ibv_alloc_pd): %s; it is left out", hca->name, strerror(errno));
     return false;
   }
+  hca->max_retries = max_retries_of(hca);
   hca->relaxed_ordering = wants_relaxed_ordering();
   hca->dmabuf = has_dmabuf(hca->pd);
   hca->gpu_direct = ib_sysfs_has_peer_memory(ib_sysfs_root());

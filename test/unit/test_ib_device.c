@@ -84,7 +84,7 @@ static int remove_one(const char *path, const struct stat *st, int kind, struct 
 
 /* All devices of the script, in the order of libibverbs. */
 static const char script[] =
-    "device soft speed=16 width=1 state=active;"
+    "device soft speed=16 width=1 state=active vendor=ffffff;"
     "device two_f1 guid=7700;"
     "device two_f0 guid=7700;"
     "device dual ports=2 guid=8800 link=ib speed=128;"
@@ -288,6 +288,13 @@ TEST(a_port_as_it_is_now) {
   CHECK(now.lid == 12 && now.subnet_prefix == 0xfec0000000000007u && now.grh_required && !port->roce);
 }
 
+/* For Soft-RoCE 7 retries are endless ones. */
+TEST(retries_that_end) {
+  reload(NULL);
+  CHECK_INT(ib_device_at(find("soft"), "test")->rails[0]->hca->max_retries, 6);
+  CHECK_INT(ib_device_at(find("vf"), "test")->rails[0]->hca->max_retries, 7);
+}
+
 TEST(speeds) {
   CHECK_INT(ib_link_speed(1, 1), 2500);
   CHECK_INT(ib_link_speed(32, 2), 100000);
@@ -306,7 +313,8 @@ int main(int argc, char **argv) {
     TEST_CASE(active_ports_in_the_order_of_the_bus), TEST_CASE(cards_functions_and_virtual_functions),
     TEST_CASE(properties_are_whole), TEST_CASE(a_filter_that_lets_nothing_pass_is_said),
     TEST_CASE(what_fails_is_left_out_and_leaves_nothing), TEST_CASE(a_hundred_times_leaves_nothing),
-    TEST_CASE(fused_devices), TEST_CASE(a_port_as_it_is_now), TEST_CASE(speeds)};
+    TEST_CASE(fused_devices), TEST_CASE(a_port_as_it_is_now), TEST_CASE(retries_that_end),
+    TEST_CASE(speeds)};
   if (!mkdtemp(root)) return 1;
   setenv("SYSFS_PATH", root, 1);
   make_tree();

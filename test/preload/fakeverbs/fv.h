@@ -13,7 +13,8 @@
  *
  *   device NAME [key=value...]        a device; without any there are fake0 and fake1
  *   empty                             there is no device at all
- *       ports=N (1)  guid=HEX  max_qp=N  max_qp_wr=N  inline=BYTES (256)  cq_size=N (overrides what is asked for)
+ *       ports=N (1)  guid=HEX  vendor=HEX  max_qp=N  max_qp_wr=N  inline=BYTES (256)
+ *       cq_size=N (overrides what is asked for)
  *       dmabuf=0|1 (1; any fd that can be mapped is one)  ece=0|1 (1)
  *       and all keys of `port`, for each of its ports
  *   port NAME NUMBER key=value...     changes one; a new state also sends its event
@@ -84,6 +85,7 @@ struct fv_device {
   struct ibv_device ibv; /* first: what callers hold */
   unsigned int index, nports;
   uint64_t guid;
+  uint32_t vendor;
   int max_qp, max_qp_wr, max_inline, cq_size;
   bool dmabuf, ece;
   struct fv_port ports[FV_PORTS];

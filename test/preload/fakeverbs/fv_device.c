@@ -105,7 +105,7 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr) 
   attr->node_guid = attr->sys_image_guid = htobe64(d->guid);
   attr->max_mr_size = UINT64_MAX;
   attr->page_size_cap = 4096;
-  attr->vendor_id = 0xfa4e;
+  attr->vendor_id = d->vendor;
   attr->max_qp = d->max_qp;
   attr->max_qp_wr = d->max_qp_wr;
   attr->max_sge = FV_SGES;

@@ -125,6 +125,7 @@ static bool do_device(const struct statement *s) {
   d->nports = (unsigned int)number_of(s, "ports", 1, 10);
   if (d->nports < 1 || d->nports > FV_PORTS) return complain(s, "1 to 4 ports");
   d->guid = number_of(s, "guid", 0xfa4e000000000000u + ((uint64_t)d->index << 8), 16);
+  d->vendor = (uint32_t)number_of(s, "vendor", 0xfa4e, 16);
   d->max_qp = (int)number_of(s, "max_qp", 65536, 10);
   d->max_qp_wr = (int)number_of(s, "max_qp_wr", 16384, 10);
   d->max_inline = (int)number_of(s, "inline", 256, 10);
