@@ -84,8 +84,16 @@ def start(host, argv, env=None, **more):
 # ---- cables --------------------------------------------------------------
 
 def cable(nic, plugged):
-    """Pulls or plugs the cable: the port goes DOWN, its peers' ports stay up, addresses stay."""
+    """Pulls or plugs the cable: the port goes DOWN, its peers' ports stay up, addresses stay.
+
+    A veth pair has no queue, so a packet without a way out is an error to rxe, which tries again without pause, in
+    softirq, until the kernel has seen that the carrier is gone; on a busy machine it does not get to that for seconds.
+    A NIC's queue swallows such packets, and so does netem."""
+    if not plugged:
+        netem(nic, "loss", "100%")
     _control("ip", "-n", SWITCH, "link", "set", nic.switch_port, "up" if plugged else "down")
+    if plugged:
+        netem_clear(nic)
 
 
 def link(nic, up):
