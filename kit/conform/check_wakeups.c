@@ -170,7 +170,8 @@ static void progress_without_calls(struct kit_side *side) {
   kit_op_start(&n, &recv);
   kit_op_start(&n, &send);
   kit_sleep_ms(500);
-  kit_metric(side, "moved without calls", 100.0 * (double)pages_here(in, size) / (double)(size / 4096), "%");
+  size_t pages = size / 4096;
+  kit_metric(side, "moved without calls", 100.0 * (double)pages_here(in, size) / (double)pages, "%");
   struct kit_op ops[2] = {recv, send};
   kit_ops_run(&n, ops, 2, (struct kit_ops_how){0});
   kit_mr_dereg(&n, p.send, send.mh[0]);

@@ -9,6 +9,7 @@
  * ends accept with an error: ports that do not fit, a device of ours that
  * fails, a peer that has said that it gives up.
  */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,8 +75,10 @@ static void append(struct ib_listen *l, struct ib_half *half) {
   l->nhalves++;
 }
 
+/* There is one. */
 static struct ib_half *take_first(struct ib_listen *l) {
   struct ib_half *half = l->halves;
+  assert(half);
   l->halves = half->next;
   if (!l->halves) l->last = &l->halves;
   l->nhalves--;

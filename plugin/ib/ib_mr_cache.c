@@ -102,11 +102,13 @@ static struct ib_mr_entry *find(const struct ib_mr_cache *cache, const struct ra
   return range->dmabuf ? find_dmabuf(cache, range) : find_memory(cache, range);
 }
 
+static size_t bytes_of(size_t entries) { return entries * sizeof(struct ib_mr_entry *); }
+
 /* Room for one more, so that what is registered finds a place. */
 static bool grow(struct ib_mr_cache *cache) {
   if (cache->count < cache->room) return true;
   size_t room = cache->room ? 2 * cache->room : 16;
-  struct ib_mr_entry **entries = realloc(cache->entries, room * sizeof *entries);
+  struct ib_mr_entry **entries = realloc(cache->entries, bytes_of(room));
   if (!entries) return false;
   cache->entries = entries;
   cache->room = room;
@@ -115,7 +117,7 @@ static bool grow(struct ib_mr_cache *cache) {
 
 static void insert(struct ib_mr_cache *cache, struct ib_mr_entry *entry) {
   size_t at = position(cache, &entry->range);
-  memmove(&cache->entries[at + 1], &cache->entries[at], (cache->count - at) * sizeof *cache->entries);
+  memmove(&cache->entries[at + 1], &cache->entries[at], bytes_of(cache->count - at));
   cache->entries[at] = entry;
   cache->count++;
   if (!entry->range.dmabuf) cache->longest = RAIL_MAX(cache->longest, entry->range.end - entry->range.begin);
@@ -125,7 +127,7 @@ static void insert(struct ib_mr_cache *cache, struct ib_mr_entry *entry) {
 static void take_out(struct ib_mr_cache *cache, const struct ib_mr_entry *entry) {
   size_t at = position(cache, &entry->range);
   cache->count--;
-  memmove(&cache->entries[at - 1], &cache->entries[at], (cache->count - (at - 1)) * sizeof *cache->entries);
+  memmove(&cache->entries[at - 1], &cache->entries[at], bytes_of(cache->count - (at - 1)));
   if (cache->count == 0) cache->longest = 0;
 }
 

@@ -156,7 +156,7 @@ static void choose_service(struct ib_setup *s) {
 
 rail_result_t ib_setup_offer(struct ib_setup *s) {
   struct ib_offer *o = &s->mine;
-  unsigned int order[IB_MAX_RAILS];
+  unsigned int order[IB_MAX_RAILS] = {0};
   order_rails(s, order);
   o->sender = s->connector;
   o->nrails = s->device->nrails;

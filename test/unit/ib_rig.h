@@ -69,6 +69,7 @@ __attribute__((unused)) static struct ib_comm *rig_comm(bool sender, enum rig_de
     CHECK(comm->rails[r].cq);
   }
   if (degree < RIG_SOME_QPS) return comm;
+  CHECK(comm->nrails > 0);
   comm->qps = calloc(nqps, sizeof *comm->qps);
   for (unsigned int i = 0; i < (degree == RIG_SOME_QPS ? nqps / 2 : nqps); i++) {
     struct ib_rail *rail = &comm->rails[i % comm->nrails];

@@ -124,7 +124,7 @@ TEST(macs_of_parts) {
   uint8_t whole[RAIL_LABEL_SIZE + 5], mac[RAIL_MAC_SIZE], parts_mac[RAIL_MAC_SIZE];
   begin();
   CHECK(rail_key_load(&key, key_path));
-  memcpy(whole, label, sizeof label);
+  for (size_t i = 0; i < sizeof label; i++) whole[i] = (uint8_t)label[i];
   memcpy(whole + sizeof label, "12345", 5);
   CHECK_OK(rail_key_mac(&key, whole, sizeof whole, mac));
   const struct rail_mac_part parts[] = {{"12", 2}, {"", 0}, {"345", 3}};

@@ -276,6 +276,7 @@ TEST(the_sides_agree) {
     }
     fit++;
     unsigned int rails = s.nrails > r.nrails ? s.nrails : r.nrails;
+    CHECK(rails > 0);
     CHECK(plan.nqps >= rails && plan.nqps <= IB_MAX_QPS && plan.nqps % rails == 0);
     CHECK(plan.nqps <= s.max_qps && plan.nqps <= r.max_qps);
     CHECK(plan.qps_per_message == rails || plan.qps_per_message == plan.nqps);
