@@ -21,7 +21,7 @@
 /* A comm's channel says nothing for hours, and its peer's host may vanish meanwhile: the kernel asks. And what was sent
  * must arrive some time. */
 void ib_channel_init(struct ib_channel *c, int fd, uint64_t now) {
-  *c = (struct ib_channel){.fd = fd, .life = now};
+  *c = (struct ib_channel){.fd = fd, .life = now, .motion = now};
   rail_sockopt_keepalive(fd, KEEPALIVE_MS, ib_params.deadline_ms);
   rail_sockopt_user_timeout(fd, ib_params.deadline_ms ? ib_params.deadline_ms + 1000 : 0);
 }
@@ -154,9 +154,10 @@ void ib_channel_tick(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
   if (c->over || c->goodbye || !deadline) return;
   if (!is_wanted(c, comm) || moved != c->moved) {
     c->moved = moved;
-    c->life = now;
+    c->life = c->motion = now;
     return;
   }
+  if (now - c->motion >= deadline / 3) atomic_fetch_or(&comm->health, IB_COMM_STILL);
   uint64_t silence = now - c->life;
   if (silence >= deadline) {
     give_up(c, comm);

@@ -70,6 +70,7 @@ struct ib_comm {
   rail_result_t failed;     /* the first error: final. The progress thread's */
   uint64_t last_progress;   /* rail_now_ns() of the last good completion, kept at a coarse grain; for error lines */
   uint32_t moved;           /* completions since */
+  uint64_t owed_deadline;   /* nothing moves, and the HCA owes a completion: by then it is here, or never. 0: no */
   struct ib_mhandle *mhandles;
   _Atomic uint32_t outstanding; /* requests given out and not done: written by the progress thread */
   uint64_t *stats;          /* of the group "comm"; never NULL */

@@ -19,5 +19,6 @@
 #define IB_COMM_PEER_LOST 8u   /* the side channel broke without goodbye: the peer's process is dead, or its host */
 #define IB_COMM_PEER_SILENT 16u /* the peer's process answers nothing any more: stopped */
 #define IB_COMM_DEVICE_FATAL 32u /* IBV_EVENT_DEVICE_FATAL of an HCA of one of its rails */
+#define IB_COMM_STILL 64u /* nothing has moved for a while, with requests outstanding: a question, not an end */
 
 #endif

@@ -128,7 +128,9 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_IB_DEADLINE", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(deadline_ms),
    .doc = "With requests outstanding, a peer whose process gives no sign of life for this long is an error. Peers that "
-          "are alive and merely slow answer PING and may take any time. 0: wait for ever."},
+          "are alive and merely slow answer PING and may take any time. When nothing moves for a third of it the own "
+          "HCA is asked, too: a work request of which it reports no end within 4 times its retries is an error. 0: "
+          "wait for ever."},
   {.name = "RAIL_IB_TAG_TIMEOUT", .type = RAIL_PARAM_MS, .def = "60s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(tag_ms),
    .doc = "A send that finds receives posted of which none has its tag, for this long without a new one, is an error. "

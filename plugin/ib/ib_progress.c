@@ -20,6 +20,9 @@
 #define MAX_BATCHES 8   /* per call and CQ: a call must return within a millisecond */
 #define CLOCK_EACH 4096 /* completions, where there always are some */
 #define PEER_BITS (IB_COMM_PEER_CLOSED | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT)
+#define RETRIES_STRETCH 4 /* the standard's tolerance: a timeout of T ends between T and 4T */
+#define OWED_GRACE_MS 1000
+#define SLOWEST_BYTES_PER_MS 1000
 #define CLOSED_GRACE_MS 1000 /* beyond the time for which a closed receiver answers */
 
 void ib_comm_own_memory(struct ib_comm *comm, void **memory, size_t *size) {
@@ -66,8 +69,14 @@ static rail_result_t poll_cq(struct ib_comm *comm, struct ibv_cq *cq) {
   return RAIL_OK;
 }
 
+RAIL_COLD static void moves_again(struct ib_comm *comm) {
+  comm->owed_deadline = 0;
+  atomic_fetch_and(&comm->health, ~IB_COMM_STILL);
+}
+
 static void note_time(struct ib_comm *comm) {
   comm->moved = 0;
+  if (rail_unlikely(comm->owed_deadline)) moves_again(comm);
   comm->last_progress = rail_now_ns();
   rail_stats_set(&comm->stats[IB_COMM_LAST_PROGRESS], comm->last_progress);
 }
@@ -117,9 +126,32 @@ RAIL_COLD static rail_result_t unhealthy(struct ib_request *r, uint32_t health) 
   return ib_error_health(r->comm, health);
 }
 
+/* How long the HCA may take for what it owes: its retries, and the slowest of networks. 0: for ever. */
+static uint64_t patience_ms(const struct ib_comm *comm) {
+  const struct ib_qp_path *path = &comm->qps[0].path; /* all have the same timeouts */
+  uint64_t bytes = comm->sender ? ib_send_bytes_owed(rail_container_of(comm, const struct ib_send_comm, base)) : 0;
+  double budget = ib_error_budget(path->timeout, path->retry_cnt);
+  if (budget <= 0) return 0;
+  return (uint64_t)(RETRIES_STRETCH * budget * 1000) + OWED_GRACE_MS + bytes / SLOWEST_BYTES_PER_MS;
+}
+
+/* Nothing moves. Mostly the peer has nothing to send or to receive; but an HCA, or its driver, may also have lost a
+ * work request, and then nobody would ever hear of it. A sender's requests are all owed by the HCA; a receiver's are
+ * the peer's, so the HCA is asked for a completion. It owes that whatever the peer does: time is up only if we polled
+ * and it is not here. */
+RAIL_COLD static rail_result_t stands_still(struct ib_comm *comm) {
+  if (comm->owed_deadline)
+    return rail_deadline_passed(comm->owed_deadline) ? ib_error_health(comm, IB_COMM_STILL) : RAIL_OK;
+  uint64_t ms = patience_ms(comm);
+  if (!ms) return RAIL_OK;
+  comm->owed_deadline = rail_deadline_in_ms(ms);
+  return comm->sender ? RAIL_OK : ib_recv_ask(ib_recv_comm_of(comm));
+}
+
 static rail_result_t nothing_found(struct ib_request *r) {
-  uint32_t health = ib_health_of(r->comm);
-  return rail_unlikely(health) ? unhealthy(r, health) : RAIL_OK;
+  uint32_t health = atomic_load_explicit(&r->comm->health, memory_order_acquire);
+  if (rail_likely(!health)) return RAIL_OK;
+  return health == IB_COMM_STILL ? stands_still(r->comm) : unhealthy(r, health & ~IB_COMM_STILL);
 }
 
 /* ---- test --------------------------------------------------------------- */

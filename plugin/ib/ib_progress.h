@@ -3,6 +3,7 @@
 #ifndef IB_PROGRESS_H
 #define IB_PROGRESS_H
 
+#include "plugin/ib/ib_health.h"
 #include "plugin/ib/ib_request.h"
 #include "plugin/ib/ib_wr.h"
 
@@ -18,7 +19,7 @@ static inline rail_result_t ib_standing(const struct ib_comm *comm) {
 /* What the watch thread has found that ends the connection, or some of it: IB_COMM_*. For those who have found nothing
  * else to do. */
 static inline uint32_t ib_health_of(const struct ib_comm *comm) {
-  return atomic_load_explicit(&comm->health, memory_order_acquire);
+  return atomic_load_explicit(&comm->health, memory_order_acquire) & ~IB_COMM_STILL;
 }
 
 /* ib_send.c, ib_recv.c, ib_flush.c: completions that they began. */
@@ -26,6 +27,11 @@ void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc);
 rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc);
+
+/* When nothing moves: makes the HCA owe a completion that stands for all CTS writes so far. */
+rail_result_t ib_recv_ask(struct ib_recv_comm *rc);
+/* Bytes that are posted, or wait for room, and have not completed. */
+uint64_t ib_send_bytes_owed(const struct ib_send_comm *sc);
 
 /* For error lines: bytes of the message whose send request a wr_id names; 0 if there is none. */
 uint64_t ib_send_size(const struct ib_comm *comm, unsigned int arg);

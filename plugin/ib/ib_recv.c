@@ -106,6 +106,22 @@ static rail_result_t post_entries(struct ib_recv_comm *rc, const struct ib_recv 
   return RAIL_OK;
 }
 
+/* A write of nothing, behind all others. Without room the last of those was asked to complete. */
+rail_result_t ib_recv_ask(struct ib_recv_comm *rc) {
+  struct ib_qp *qp = &rc->base.qps[0];
+  if (!qp->send_room) return RAIL_OK;
+  struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
+                           .send_flags = IBV_SEND_SIGNALED,
+                           .wr_id = ib_wr_id(IB_WR_CTS, qp->index, ++rc->cts_unsignaled, 0),
+                           .wr.rdma = {.remote_addr = rc->place.addr, .rkey = rc->place.rkeys[qp->remote_rail]}},
+                     *bad;
+  rc->cts_unsignaled = 0;
+  int err = ibv_post_send(qp->qp, &wr, &bad);
+  if (rail_unlikely(err)) return ib_error_post(&rc->base, qp, "ibv_post_send", err);
+  qp->send_room--;
+  return RAIL_OK;
+}
+
 void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   comm->qps[ib_wr_qp(wc->wr_id)].send_room += ib_wr_count(wc->wr_id);
 }

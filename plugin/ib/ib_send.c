@@ -271,6 +271,13 @@ uint64_t ib_send_size(const struct ib_comm *comm, unsigned int arg) {
   return comm->sender && arg < IB_MAX_SENDS ? sc->sends[arg].size : 0;
 }
 
+uint64_t ib_send_bytes_owed(const struct ib_send_comm *sc) {
+  uint64_t bytes = 0;
+  for (unsigned int i = 0; i < IB_MAX_SENDS; i++)
+    if (sc->sends[i].base.magic == IB_REQ_SEND && sc->sends[i].base.pending) bytes += sc->sends[i].length;
+  return bytes;
+}
+
 void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes) {
   if (sizes) sizes[0] = send->length > INT_MAX ? INT_MAX : (int)send->length;
   send->base.magic = IB_REQ_FREE;

@@ -25,7 +25,7 @@ DETECT = 2.0
 SLACK = 3.0  # retries end in steps of the timeout's power of two, and the machine is slow
 FLOW = {"comms": 2, "max": 100000, "window": 4, "idle": "sleep"}
 # Soft-RoCE takes 7 retries for endless ones.
-QUICK = {"RAIL_IB_DETECT": f"{int(DETECT * 1000)}ms", "NCCL_IB_RETRY_CNT": "6"}
+QUICK = {"RAIL_IB_DETECT": f"{int(DETECT * 1000)}ms", "NCCL_IB_RETRY_CNT": "6", "RAIL_IB_DEADLINE": "3s"}
 
 
 def flowing(p, amount=200000):
@@ -107,16 +107,18 @@ def down_for_a_moment(how):
     """The kernel takes a second until it believes in a carrier again; RAIL_IB_DETECT is 5 s by itself."""
     p = flowing(pair(**FLOW))
     nic = hosts[1].nics[0]
+    futile = lab.hw_counter(nic, "send_err")
     with broken(nic, how):
         time.sleep(0.4)
     for process in p.both:
         more(process)
     paused = max(result["pause_ns"] for result in ended(p)) / 1e9
     assert paused > 0.3, f"the longest pause was {paused:.2f} s: nothing was down"
+    assert lab.hw_counter(nic, "send_err") == futile, "rxe was in a loop of its own: lab.cable"
     say(f"longest pause {paused:.2f} s")
 
 
-def down_for_good(how, own=(REMOTE,)):
+def down_for_good(how, own=(REMOTE,), limit=DETECT + SLACK):
     """Both sides send something (data, or where to put it), so both find out by themselves or are told. own: what the
     host of that port may be told."""
     p = flowing(pair(env=QUICK, **FLOW))
@@ -128,7 +130,7 @@ def down_for_good(how, own=(REMOTE,)):
         check_sound(process)
         codes = {e["code"] for e in process.all("error")}
         assert codes <= set(own if process is p.recv else (REMOTE,)), f"{process}: errors {codes}\n{process.tail()}"
-        took = check_failed(process, since, (DETECT + SLACK) / rig.SLOW, comms=FLOW["comms"], code=None)
+        took = check_failed(process, since, limit / rig.SLOW, comms=FLOW["comms"], code=None)
         first = (min(e["ns"] for e in process.all("error")) - since) / 1e9
         assert len(own) > 1 or first > 0.3 * DETECT, f"{process}: already after {first:.2f} s\n{process.tail()}"
         say(f"{process.role}: error after {first:.2f} to {took:.2f} s, RAIL_IB_DETECT is {DETECT} s")
@@ -250,8 +252,9 @@ CASES = [
     case("receiver stopped for good", stopped_for_good, "recv"),
     case("cable out for a moment", down_for_a_moment, lab.cable),
     case("cable out for good", down_for_good, lab.cable),
-    # Soft-RoCE has no packet wait for a port of its own that is down: an error, at once, if one is to be sent.
-    case("port down for good", down_for_good, lab.link, (REMOTE, SYSTEM)),
+    # Soft-RoCE has no packet wait for a port of its own that is down: an error, at once, if one is to be sent; but if
+    # one before it is not acknowledged it forgets both, and RAIL_IB_DEADLINE / 3 and 4 times the retries have to pass.
+    case("port down for good", down_for_good, lab.link, (REMOTE, SYSTEM), 1 + 4 * DETECT + SLACK),
     case("one packet in a hundred is lost", lossy, "loss", "1%"),
     case("delay", lossy, "delay", "3ms"),
     case("IPv4 against IPv6", families),

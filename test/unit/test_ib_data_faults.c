@@ -266,6 +266,99 @@ TEST(nobody_left_to_send_to) {
   }
 }
 
+/* ---- nothing moves ------------------------------------------------------------------------ */
+
+/* As the watch thread would, after a while; the HCA gets its grace of a second and little more. */
+static rail_result_t ask(struct ib_comm *comm, void *request) {
+  int done = 7;
+  comm->qps[0].path.timeout = 1;
+  atomic_fetch_or(&comm->health, IB_COMM_STILL);
+  rail_result_t result = ib_test(request, &done, NULL);
+  CHECK_INT(done, 0);
+  return result;
+}
+
+static void check_lost(struct ib_comm *comm, void **requests, struct ib_mhandle *mh) {
+  int done = 0;
+  rail_result_t result = RAIL_OK;
+  uint64_t begun = rail_now_ns();
+  CHECK_OK(ask(comm, requests[0]));
+  while (result == RAIL_OK && rail_now_ns() - begun < 10000000000ull) {
+    usleep(1000);
+    result = ib_test(requests[0], &done, NULL);
+    CHECK(!done);
+  }
+  CHECK_INT(result, RAIL_SYSTEM_ERROR);
+  CHECK(rail_now_ns() - begun >= 1000000000ull);
+  CHECK(strstr(pair_line, "lost a work request"));
+  check_failed(comm, requests, mh);
+}
+
+/* A CTS write whose end is never reported, as Soft-RoCE does when its port goes down at the wrong moment: the receiver
+ * waits for the peer, and the peer for the receiver. */
+TEST(a_lost_cts) {
+  open_plain("progress post; stall op=write");
+  CHECK_OK(begin(&recvs[0], false, 1));
+  CHECK_OK(begin(&sends[0], true, 1));
+  CHECK(!sends[0]);
+  check_lost(p.rc, recvs, mh_in);
+  pair_close(&p);
+}
+
+TEST(a_lost_send) {
+  open_plain("progress post");
+  CHECK_OK(begin(&recvs[0], false, 1));
+  fake_script("stall op=imm");
+  CHECK_OK(begin(&sends[0], true, 1));
+  check_lost(p.sc, sends, mh_out);
+  pair_close(&p);
+}
+
+/* A receiver may wait for ever: its HCA is asked again and again, and answers. More often than its queue is deep. */
+TEST(a_long_wait) {
+  open_plain("progress post");
+  CHECK_OK(begin(&recvs[0], false, 1));
+  uint32_t room = p.rc->qps[0].send_room;
+  for (int i = 0; i < 100; i++) {
+    int done = 7;
+    CHECK_OK(ask(p.rc, recvs[0]));
+    CHECK(p.rc->owed_deadline);
+    for (int tests = 0; tests < 2; tests++) CHECK_OK(ib_test(recvs[0], &done, NULL)); /* it is found; nothing is */
+    CHECK_INT(done, 0);
+    CHECK(!p.rc->owed_deadline && !atomic_load(&p.rc->health));
+  }
+  CHECK(p.rc->qps[0].send_room >= room);
+  CHECK_OK(begin(&sends[0], true, 1));
+  CHECK_INT(pair_finish(recvs[0], RAIL_OK), 1700);
+  CHECK_INT(pair_lines, 0);
+  pair_close(&p);
+}
+
+/* Whoever asks and then stays away finds the answer when he is back, however late. */
+TEST(asked_and_gone) {
+  open_plain("progress post");
+  CHECK_OK(begin(&recvs[0], false, 1));
+  CHECK_OK(ask(p.rc, recvs[0]));
+  p.rc->owed_deadline = 1;
+  atomic_fetch_or(&p.rc->health, IB_COMM_STILL);
+  int done;
+  for (int tests = 0; tests < 3; tests++) CHECK_OK(ib_test(recvs[0], &done, NULL));
+  CHECK_INT(pair_lines, 0);
+  pair_close(&p);
+}
+
+/* Without a time limit of its own an HCA has none of ours. */
+TEST(no_limit) {
+  open_plain("progress post; stall op=write");
+  CHECK_OK(begin(&recvs[0], false, 1));
+  p.rc->qps[0].path.timeout = 0;
+  atomic_fetch_or(&p.rc->health, IB_COMM_STILL);
+  int done;
+  CHECK_OK(ib_test(recvs[0], &done, NULL));
+  CHECK_INT(p.rc->owed_deadline, 0);
+  pair_close(&p);
+}
+
 /* deregMr or close from another thread. */
 TEST(stopped) {
   int done;
@@ -305,7 +398,9 @@ int main(int argc, char **argv) {
     TEST_CASE(every_completion),   TEST_CASE(every_call),           TEST_CASE(post_recv_fails),
     TEST_CASE(closed_behind_the_last_message), TEST_CASE(news_between_two_looks), TEST_CASE(beside_an_error),
     TEST_CASE(closed_before_the_acknowledgement),
-    TEST_CASE(bad_news_for_a_sender), TEST_CASE(nobody_left_to_send_to), TEST_CASE(stopped), TEST_CASE(last_progress)};
+    TEST_CASE(bad_news_for_a_sender), TEST_CASE(nobody_left_to_send_to), TEST_CASE(a_lost_cts),
+    TEST_CASE(a_lost_send),        TEST_CASE(a_long_wait),          TEST_CASE(asked_and_gone),  TEST_CASE(no_limit),
+    TEST_CASE(stopped),            TEST_CASE(last_progress)};
   fake_use(argv[0], "device fake0 ports=1");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
