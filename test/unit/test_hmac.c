@@ -121,11 +121,12 @@ TEST(macs_of_parts) {
   static const char label[RAIL_LABEL_SIZE] = "a label";
   static const uint8_t large[RAIL_MAC_INPUT_MAX];
   struct rail_key key = NEW_KEY;
-  uint8_t whole[RAIL_LABEL_SIZE + 5], mac[RAIL_MAC_SIZE], parts_mac[RAIL_MAC_SIZE];
+  static const uint8_t digits[5] = {'1', '2', '3', '4', '5'};
+  uint8_t whole[RAIL_LABEL_SIZE + sizeof digits], mac[RAIL_MAC_SIZE], parts_mac[RAIL_MAC_SIZE];
   begin();
   CHECK(rail_key_load(&key, key_path));
-  for (size_t i = 0; i < sizeof label; i++) whole[i] = (uint8_t)label[i];
-  memcpy(whole + sizeof label, "12345", 5);
+  memcpy(whole, label, sizeof label);
+  memcpy(whole + sizeof label, digits, sizeof digits);
   CHECK_OK(rail_key_mac(&key, whole, sizeof whole, mac));
   const struct rail_mac_part parts[] = {{"12", 2}, {"", 0}, {"345", 3}};
   CHECK_OK(rail_key_mac_of(&key, label, parts, 3, parts_mac));
