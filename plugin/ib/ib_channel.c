@@ -157,7 +157,10 @@ void ib_channel_tick(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
     c->life = c->motion = now;
     return;
   }
-  if (now - c->motion >= deadline / 3) atomic_fetch_or(&comm->health, IB_COMM_STILL);
+  if (now - c->motion >= deadline / 3) {
+    atomic_fetch_or(&comm->health, IB_COMM_STILL);
+    c->motion = now;
+  }
   uint64_t silence = now - c->life;
   if (silence >= deadline) {
     give_up(c, comm);

@@ -25,7 +25,7 @@ struct ib_channel {
   uint64_t ping, pong; /* their numbers */
   /* The watch thread's time: nanoseconds that it was awake to see. */
   uint64_t life;   /* when anything was heard, or moved, or nothing was outstanding */
-  uint64_t motion; /* when anything moved, or nothing was outstanding */
+  uint64_t motion; /* when anything moved, or nothing was outstanding, or it was said that nothing moves */
   uint64_t asked;  /* when the last PING was sent */
   uint64_t moved;  /* sum of the comm's counters then */
   uint64_t waits;  /* sends that found no buffer, at the last tick */
@@ -42,7 +42,7 @@ bool ib_channel_write(struct ib_channel *channel, struct ib_comm *comm);
 void ib_channel_goodbye(struct ib_channel *channel, struct ib_comm *comm);
 
 /* Once a tick: asks a peer that is silent while requests are outstanding or sends wait for a buffer, and gives it up at
- * the deadline. Where nothing has moved for a third of that it says so (IB_COMM_STILL), peer or no peer. */
+ * the deadline. For each third of that in which nothing moved it says so, peer or no peer (IB_COMM_STILL). */
 void ib_channel_tick(struct ib_channel *channel, struct ib_comm *comm, uint64_t now);
 /* Nanoseconds between ticks; 0: none is needed (RAIL_IB_DEADLINE is 0). */
 uint64_t ib_channel_tick_ns(void);

@@ -117,6 +117,7 @@ static const char *operation(const struct ib_comm *comm, const struct ibv_wc *wc
       snprintf(text, PIECE, "isend of %llu bytes to", (unsigned long long)size);
       return text;
     case IB_WR_RECV: return "irecv from";
+    case IB_WR_ASK:
     case IB_WR_CTS: return "irecv (telling the sender of the buffer) from";
     case IB_WR_FLUSH: return "iflush of what came from";
     case IB_WR_VERIFY: return "the connection's first write to";

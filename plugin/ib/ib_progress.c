@@ -49,6 +49,7 @@ static rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *wc) {
     case IB_WR_SEND: ib_send_done(comm, wc); return RAIL_OK;
     case IB_WR_RECV: return ib_recv_done(comm, wc);
     case IB_WR_CTS: ib_recv_cts_done(comm, wc); return RAIL_OK;
+    case IB_WR_ASK: ib_recv_answered(comm, wc); return RAIL_OK;
     case IB_WR_FLUSH: ib_flush_done(comm, wc); return RAIL_OK;
     case IB_WR_VERIFY: break; /* the handshake has what it wanted */
   }
@@ -69,14 +70,9 @@ static rail_result_t poll_cq(struct ib_comm *comm, struct ibv_cq *cq) {
   return RAIL_OK;
 }
 
-RAIL_COLD static void moves_again(struct ib_comm *comm) {
-  comm->owed_deadline = 0;
-  atomic_fetch_and(&comm->health, ~IB_COMM_STILL);
-}
-
 static void note_time(struct ib_comm *comm) {
   comm->moved = 0;
-  if (rail_unlikely(comm->owed_deadline)) moves_again(comm);
+  if (rail_unlikely(comm->owed_deadline)) ib_nothing_owed(comm);
   comm->last_progress = rail_now_ns();
   rail_stats_set(&comm->stats[IB_COMM_LAST_PROGRESS], comm->last_progress);
 }

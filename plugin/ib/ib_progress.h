@@ -26,7 +26,14 @@ static inline uint32_t ib_health_of(const struct ib_comm *comm) {
 void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc);
 rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc);
+void ib_recv_answered(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc);
+
+/* The own HCA works: what it owed is here, or something moved. */
+static inline void ib_nothing_owed(struct ib_comm *comm) {
+  comm->owed_deadline = 0;
+  atomic_fetch_and(&comm->health, ~IB_COMM_STILL);
+}
 
 /* When nothing moves: makes the HCA owe a completion that stands for all CTS writes so far. */
 rail_result_t ib_recv_ask(struct ib_recv_comm *rc);

@@ -112,7 +112,7 @@ rail_result_t ib_recv_ask(struct ib_recv_comm *rc) {
   if (!qp->send_room) return RAIL_OK;
   struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
                            .send_flags = IBV_SEND_SIGNALED,
-                           .wr_id = ib_wr_id(IB_WR_CTS, qp->index, ++rc->cts_unsignaled, 0),
+                           .wr_id = ib_wr_id(IB_WR_ASK, qp->index, ++rc->cts_unsignaled, 0),
                            .wr.rdma = {.remote_addr = rc->place.addr, .rkey = rc->place.rkeys[qp->remote_rail]}},
                      *bad;
   rc->cts_unsignaled = 0;
@@ -124,6 +124,13 @@ rail_result_t ib_recv_ask(struct ib_recv_comm *rc) {
 
 void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   comm->qps[ib_wr_qp(wc->wr_id)].send_room += ib_wr_count(wc->wr_id);
+}
+
+/* The peer had no part in it: no progress, or a peer whose process is stopped would seem alive. */
+void ib_recv_answered(struct ib_comm *comm, const struct ibv_wc *wc) {
+  ib_recv_cts_done(comm, wc);
+  ib_nothing_owed(comm);
+  comm->moved--; /* counted with its batch */
 }
 
 /* ---- irecv -------------------------------------------------------------- */

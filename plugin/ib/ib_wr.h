@@ -11,6 +11,7 @@ enum ib_wr_kind {
   IB_WR_CTS = 3,    /* a CTS write that was asked to complete: count = CTS writes it stands for */
   IB_WR_FLUSH = 4,  /* arg = index of the flush request */
   IB_WR_VERIFY = 5, /* the handshake's test write */
+  IB_WR_ASK = 6,    /* a receiver's write of nothing, behind CTS writes: count = those it stands for, and itself */
 };
 
 /* kind 8 | qp 16 | count 16 | arg 24 */
