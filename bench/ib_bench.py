@@ -50,6 +50,8 @@ def arguments():
     p.add_argument("--qps", default="1,4", help="queue pairs of the connection, with commas (1,4)")
     p.add_argument("--mtu", default="4096", help="of RDMA, in the lab, with commas: 1024, 2048, 4096 (4096)")
     p.add_argument("--metrics", default=",".join(METRICS), help="bw: transfers; lat: ping-pong (both)")
+    p.add_argument("--idle", type=int, default=0, metavar="US",
+                   help="how long a plugin's caller sleeps in transfers when nothing moved; 0: sched_yield (0)")
     p.add_argument("--rounds", type=int, help="rounds; 3, or 1 with --quick")
     p.add_argument("--seconds", type=float, help="timed seconds of a cell; 1, or 0.3 with --quick")
     p.add_argument("--warmup", type=float, help="seconds before; 0.3, or 0.1 with --quick")
@@ -72,6 +74,8 @@ def arguments():
         p.error(f"wants --metrics of {','.join(METRICS)}, sizes from 8, --qps from 1 to 128, --rounds from 1")
     if not o.dev and set(o.mtus) - set(NETDEV_MTU):
         p.error(f"--mtu {o.mtu}: {', '.join(map(str, sorted(NETDEV_MTU)))}")
+    if not 0 <= o.idle <= 100000:
+        p.error(f"--idle {o.idle}: 0 to 100000")
     if o.dev and not 1 <= len(o.dev.split(",")) <= 2:
         p.error(f"--dev {o.dev}: one device or two")
     return p, o
@@ -86,7 +90,7 @@ def make_plan(o, parser):
     devices = o.dev.split(",") if o.dev else None
     plan = {"devices": devices, "gid_index": o.gid_index, "program": program, "plugins": plugins, "env": env,
             "only": [c.key for c in columns], "sizes": o.sizes, "qps": o.qps, "metrics": o.metrics, "mtus": o.mtus,
-            "rounds": o.rounds, "seconds": o.seconds, "warmup": o.warmup,
+            "idle": o.idle, "rounds": o.rounds, "seconds": o.seconds, "warmup": o.warmup,
             "wires": {} if o.ours else {OURS: "RailIB"}}
     return plan, columns
 
@@ -141,8 +145,8 @@ def main():
     for column in about["columns"].values():
         column["command"] = column["command"].replace(f"{ROOT}/", "")
     shown = [types.SimpleNamespace(key=c.key, title=c.title) for c in columns]
-    ib_report.write(o.out, shown, about, make_cells(o.sizes, o.qps, o.metrics), found["rows"], count(o, say), QUIET,
-                    say)
+    cells = make_cells(o.sizes, o.qps, o.metrics, o.idle)
+    ib_report.write(o.out, shown, about, cells, found["rows"], count(o, say), QUIET, say)
     return 1 if any(r["verdict"] != "ok" and r["column"] == OURS for r in found["rows"]) else 0
 
 

@@ -22,14 +22,14 @@ def own_ports(devices, gid_index):
     return Ports((devices * 2)[:2], None, "127.0.0.1", "lo", gid_index)
 
 
-def make_cells(sizes, qps, metrics):
+def make_cells(sizes, qps, metrics, idle=0):
     cells = []
     for size in sizes:
         for n in qps:
             if "lat" in metrics:
                 cells.append(Cell("lat", size, 1, 2, 0, n))
             if "bw" in metrics:
-                cells.append(Cell("bw", size, 1, min(WINDOW * n, MOST_IN_WINDOW), 0, n))
+                cells.append(Cell("bw", size, 1, min(WINDOW * n, MOST_IN_WINDOW), idle, n))
     return cells
 
 

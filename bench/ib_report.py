@@ -16,12 +16,14 @@ TARGETS = [
 
 def lead(cell):
     words = {"size": size_name(cell.size), "QPs": str(cell.qps)}
-    return words if cell.kind == "lat" else words | {"window": str(cell.window)}
+    if cell.kind == "lat":
+        return words
+    return words | {"window": str(cell.window)} | ({"idle": f"{cell.idle} us"} if cell.idle else {})
 
 
 def describe(cell):
-    kind, size, _, _, _, qps = cell
-    return f"{kind} {size_name(size)} {qps} QP{'s' if qps > 1 else ''}"
+    kind, size, _, _, idle, qps = cell
+    return f"{kind} {size_name(size)} {qps} QP{'s' if qps > 1 else ''}" + (f" sleep {idle} us" if idle else "")
 
 
 def tables(results, mtu, cells):
