@@ -76,6 +76,13 @@ static void nothing_is_read_after_dereg(struct kit_side *side) {
   kit_net_close(&n);
 }
 
+/* A packet's worth is a device that has not been waited for; more is one that does not know. */
+static size_t count_wrong(const uint8_t *data, ssize_t from, uint8_t right) {
+  size_t n = 0;
+  for (size_t i = (size_t)from; i < LARGE; i++) n += data[i] != right;
+  return n;
+}
+
 /* The receiver lets go of its memory, by deregMr and close, or by close alone. */
 static void receiver_lets_go(bool deregisters) {
   struct kit_net n;
@@ -95,8 +102,9 @@ static void receiver_lets_go(bool deregisters) {
       if (deregisters && !b.recv.done) kit_op_stray(&n, &b.recv, 1);
     if (deregisters) kit_close_within(n.vt->close_recv, b.p.recv, "closeRecv", KIT_CLOSE_HUNG_MS);
     ssize_t wrong = kit_bytes_check(b.in, LARGE, NEW_IN);
-    ENSURE(wrong < 0, "byte %zd of %zu of the receiver's memory was written after %s had returned: NCCL has freed that "
-           "memory, so this destroys somebody else's", wrong, LARGE, deregisters ? "deregMr" : "closeRecv");
+    ENSURE(wrong < 0, "%zu bytes from byte %zd of %zu of the receiver's memory on were written after %s had returned: "
+           "NCCL has freed that memory, so this destroys somebody else's", count_wrong(b.in, wrong, NEW_IN), wrong,
+           LARGE, deregisters ? "deregMr" : "closeRecv");
     kit_mr_dereg(&n, b.p.send, b.mh_out);
     int rc = n.vt->close_send(b.p.send); /* perhaps a device that cannot go because of the other end's memory */
     ENSURE(rc == 0 || !deregisters, "closeSend returned %d, expected 0", rc);

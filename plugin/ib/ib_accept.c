@@ -109,8 +109,7 @@ bool ib_half_begin(struct ib_listen *l, int fd, const union rail_addr *peer, con
   bool room = l->nhalves < IB_MAX_HALVES || make_room(l);
   struct ib_half *half = room ? calloc(1, sizeof *half) : NULL;
   if (!half) return false;
-  ib_setup_init(&half->setup, l->in_ctx.ctx, l->device, false, peer,
-                l->in_ctx.ctx->traffic_class);
+  ib_setup_init(&half->setup, l->in_ctx.ctx, l->device, false, peer, l->in_ctx.ctx->traffic_class);
   ib_side_init(&half->setup.side, fd, false, (l->handle.flags & IB_HANDLE_AUTH) != 0, hello);
   append(l, half);
   return true;

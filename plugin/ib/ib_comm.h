@@ -6,7 +6,8 @@
  *
  * Threads. isend, irecv, iflush, test are one thread's (the caller's progress
  * thread); regMr, deregMr and close another's. The watch thread writes `health`
- * and nothing else. What belongs to whom is said at each field; there is no lock.
+ * and nothing else; of that the progress thread takes IB_COMM_STILL back. What
+ * belongs to whom is said at each field; there is no lock.
  */
 #ifndef IB_COMM_H
 #define IB_COMM_H
@@ -66,6 +67,7 @@ struct ib_comm {
 
   _Atomic uint32_t health;  /* ib_health.h */
   _Atomic bool stopped;     /* deregMr or close stopped the QPs: nothing may be posted any more */
+  _Atomic uint64_t settled_by; /* deregMr waits for the HCA until then, however many buffers there are; 0: not yet */
   bool forked;              /* in a child of fork, and thus stopped: its verbs objects are the parent's */
   rail_result_t failed;     /* the first error: final. The progress thread's */
   uint64_t last_progress;   /* rail_now_ns() of the last good completion, kept at a coarse grain; for error lines */
@@ -88,7 +90,7 @@ struct ib_comm *ib_comm_of(void *comm, uint32_t kind_magic, const char *call);
 
 /* The first error ends the connection; later calls of isend, irecv, test return it. Returns it. */
 rail_result_t ib_comm_fail(struct ib_comm *comm, rail_result_t result);
-/* All QPs to ERR: when it returns the HCA touches no memory for this connection any more. Any thread; idempotent. */
+/* All QPs to ERR: nothing new begins. Any thread; idempotent. */
 void ib_comm_stop(struct ib_comm *comm);
 
 /* What the handshake's messages need of the other kind, kept here so that setup knows neither kind:

@@ -214,6 +214,12 @@ void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   ib_request_end(&rc->flushes[i]);
 }
 
+bool ib_flush_is_owed(const struct ib_recv_comm *rc) {
+  for (unsigned int i = 0; i < IB_MAX_FLUSHES; i++)
+    if (rc->flushes[i].magic == IB_REQ_FLUSH && rc->flushes[i].pending) return true;
+  return false;
+}
+
 void ib_flush_finish(struct ib_recv_comm *rc, struct ib_request *flush) {
   flush->magic = IB_REQ_FREE;
   flush->next_free = rc->free_flushes;

@@ -19,6 +19,8 @@
 #define IB_COMM_PEER_LOST 8u   /* the side channel broke without goodbye: the peer's process is dead, or its host */
 #define IB_COMM_PEER_SILENT 16u /* the peer's process answers nothing any more: stopped */
 #define IB_COMM_DEVICE_FATAL 32u /* IBV_EVENT_DEVICE_FATAL of an HCA of one of its rails */
-#define IB_COMM_STILL 64u /* nothing has moved for a while, with requests outstanding: a question, not an end */
+/* Nothing has moved for a while, with requests outstanding: a question, not an end. The caller's thread takes it back
+ * when something has moved, or the HCA has answered. */
+#define IB_COMM_STILL 64u
 
 #endif

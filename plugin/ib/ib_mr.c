@@ -10,6 +10,7 @@
 #include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_mr_cache.h"
+#include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_watch.h"
 
 /* Of the lists of handles of all comms: NCCL's calls for one comm may come from two threads (the user's, who
@@ -156,6 +157,10 @@ rail_result_t ib_dereg_mr(void *comm_arg, void *mhandle) {
               (unsigned long long)handle->addr, (unsigned long long)handle->size, atomic_load(&handle->outstanding));
     ib_watch_remove(comm, true); /* the peer learns at once */
   }
+  if (atomic_load_explicit(&handle->outstanding, memory_order_acquire) && !comm->sender && !comm->forked &&
+      !ib_settle(comm))
+    RAIL_INFO(RAIL_SUB_NET, "RailIB: deregMr of %#llx+%llu: the HCA has not said within a second that it has stopped",
+              (unsigned long long)handle->addr, (unsigned long long)handle->size);
   handle->magic = 0;
   /* Requests refer to it, and a QP that was stopped in the middle of a write may, too: Soft-RoCE's holds the
    * registration until it is destroyed, and ibv_dereg_mr would wait for that for up to 50 s (Linux 6.1, rxe_pool.c). It

@@ -7,6 +7,7 @@
 #include "plugin/ib/ib_progress.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #include "common/clock.h"
@@ -23,6 +24,7 @@
 #define RETRIES_STRETCH 4 /* the standard's tolerance: a timeout of T ends between T and 4T */
 #define OWED_GRACE_MS 1000
 #define SLOWEST_BYTES_PER_MS 1000
+#define SETTLE_MS 1000
 #define CLOSED_GRACE_MS 1000 /* beyond the time for which a closed receiver answers */
 
 void ib_comm_own_memory(struct ib_comm *comm, void **memory, size_t *size) {
@@ -42,9 +44,21 @@ void ib_comm_free_kind(struct ib_comm *comm) {
 
 /* ---- completions -------------------------------------------------------- */
 
+/* An HCA works a queue pair's packets off one by one, so an unused receive says that no packet is in work. */
+static void note_flushed(struct ib_comm *comm, const struct ibv_wc *wc) {
+  unsigned int qp = ib_wr_qp(wc->wr_id);
+  if (ib_wr_kind(wc->wr_id) == IB_WR_RECV && wc->status != IBV_WC_SUCCESS && qp < comm->plan.nqps)
+    atomic_store(&comm->qps[qp].flushed, true);
+}
+
+RAIL_COLD static rail_result_t failed_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
+  note_flushed(comm, wc);
+  return ib_error_completion(comm, wc);
+}
+
 /* Status first: of a failed one little else counts. */
 static rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *wc) {
-  if (rail_unlikely(wc->status != IBV_WC_SUCCESS)) return ib_error_completion(comm, wc);
+  if (rail_unlikely(wc->status != IBV_WC_SUCCESS)) return failed_completion(comm, wc);
   switch (ib_wr_kind(wc->wr_id)) {
     case IB_WR_SEND: ib_send_done(comm, wc); return RAIL_OK;
     case IB_WR_RECV: return ib_recv_done(comm, wc);
@@ -93,6 +107,33 @@ static rail_result_t poll_all(struct ib_comm *comm, bool *found) {
 rail_result_t ib_progress(struct ib_comm *comm) {
   bool found;
   return poll_all(comm, &found);
+}
+
+/* ---- what is there after the end ----------------------------------------- */
+
+static bool all_flushed(const struct ib_comm *comm) {
+  for (unsigned int i = 0; i < comm->plan.nqps; i++)
+    if (!atomic_load(&comm->qps[i].flushed)) return false;
+  return true;
+}
+
+/* The caller's thread may be in poll_cq meanwhile, for the last time: what it finds it notes, too. */
+bool ib_settle(struct ib_comm *comm) {
+  uint64_t deadline = atomic_load(&comm->settled_by);
+  if (!deadline) {
+    deadline = rail_deadline_in_ms(SETTLE_MS);
+    atomic_store(&comm->settled_by, deadline);
+  }
+  for (;;) {
+    struct ibv_wc wcs[BATCH];
+    for (unsigned int r = 0; r < comm->nrails; r++) {
+      int n = ibv_poll_cq(comm->rails[r].cq, BATCH, wcs);
+      for (int i = 0; i < n; i++) note_flushed(comm, &wcs[i]);
+    }
+    if (all_flushed(comm)) return true;
+    if (rail_deadline_passed(deadline)) return false;
+    sched_yield();
+  }
 }
 
 /* ---- where nothing was found -------------------------------------------- */

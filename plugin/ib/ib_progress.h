@@ -10,6 +10,11 @@
 /* Polls all CQs of a comm, within a bound, and posts what waited for room; RAIL_OK or the comm's failure. */
 rail_result_t ib_progress(struct ib_comm *comm);
 
+/* After ib_comm_stop of a recv comm: waits until the HCA writes to no memory for it any more, which its queue pairs say
+ * by giving back a receive WR unused. Microseconds, a second at most for all calls together; false: one has said
+ * nothing. Any thread. */
+bool ib_settle(struct ib_comm *comm);
+
 /* What a call has to say before it begins: RAIL_OK, or why it cannot. */
 static inline rail_result_t ib_standing(const struct ib_comm *comm) {
   if (rail_unlikely(atomic_load_explicit(&comm->stopped, memory_order_relaxed))) return RAIL_BAD_USAGE;
@@ -35,8 +40,10 @@ static inline void ib_nothing_owed(struct ib_comm *comm) {
   atomic_fetch_and(&comm->health, ~IB_COMM_STILL);
 }
 
-/* When nothing moves: makes the HCA owe a completion that stands for all CTS writes so far. */
+/* When nothing moves: makes the HCA owe a completion, one that stands for all CTS writes so far. */
 rail_result_t ib_recv_ask(struct ib_recv_comm *rc);
+/* A flush is under way. */
+bool ib_flush_is_owed(const struct ib_recv_comm *rc);
 /* Bytes that are posted, or wait for room, and have not completed. */
 uint64_t ib_send_bytes_owed(const struct ib_send_comm *sc);
 

@@ -79,6 +79,14 @@ static void write_entries(struct ib_recv_comm *rc, const struct ib_recv *recv, u
   }
 }
 
+static rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *qp, struct ibv_send_wr *wr) {
+  struct ibv_send_wr *bad;
+  int err = ibv_post_send(qp->qp, wr, &bad);
+  if (rail_unlikely(err)) return ib_error_post(&rc->base, qp, "ibv_post_send", err);
+  qp->send_room--;
+  return RAIL_OK;
+}
+
 /* One write of all entries. The last of some that fits into the send queue, and each 16th, is asked to complete: it
  * tells the room of all. */
 static rail_result_t post_entries(struct ib_recv_comm *rc, const struct ib_recv *recv, unsigned int row) {
@@ -92,34 +100,28 @@ static rail_result_t post_entries(struct ib_recv_comm *rc, const struct ib_recv 
                            .num_sge = 1,
                            .send_flags = bytes <= qp->max_inline ? IBV_SEND_INLINE : 0,
                            .wr.rdma = {.remote_addr = rc->place.addr + row * sizeof rc->own->ring.rows[0],
-                                       .rkey = rc->place.rkeys[qp->remote_rail]}},
-                     *bad;
+                                       .rkey = rc->place.rkeys[qp->remote_rail]}};
   wr.wr_id = ib_wr_id(IB_WR_CTS, qp->index, ++rc->cts_unsignaled, row);
   if (rc->cts_unsignaled == CTS_SIGNALED || qp->send_room == 1) {
     wr.send_flags |= IBV_SEND_SIGNALED;
     rc->cts_unsignaled = 0;
   }
-  int err = ibv_post_send(qp->qp, &wr, &bad);
-  if (rail_unlikely(err)) return ib_error_post(&rc->base, qp, "ibv_post_send", err);
-  qp->send_room--;
+  RAIL_TRY(post_write(rc, qp, &wr));
   rail_stats_add(&rc->base.stats[IB_COMM_WRITES], 1);
   return RAIL_OK;
 }
 
-/* A write of nothing, behind all others. Without room the last of those was asked to complete. */
+/* A write of nothing, behind all others. Without room the last of those was asked to complete. A flush is owed anyway,
+ * and an answer to something else would hide that it is lost. */
 rail_result_t ib_recv_ask(struct ib_recv_comm *rc) {
   struct ib_qp *qp = &rc->base.qps[0];
-  if (!qp->send_room) return RAIL_OK;
+  if (!qp->send_room || ib_flush_is_owed(rc)) return RAIL_OK;
   struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
                            .send_flags = IBV_SEND_SIGNALED,
                            .wr_id = ib_wr_id(IB_WR_ASK, qp->index, ++rc->cts_unsignaled, 0),
-                           .wr.rdma = {.remote_addr = rc->place.addr, .rkey = rc->place.rkeys[qp->remote_rail]}},
-                     *bad;
+                           .wr.rdma = {.remote_addr = rc->place.addr, .rkey = rc->place.rkeys[qp->remote_rail]}};
   rc->cts_unsignaled = 0;
-  int err = ibv_post_send(qp->qp, &wr, &bad);
-  if (rail_unlikely(err)) return ib_error_post(&rc->base, qp, "ibv_post_send", err);
-  qp->send_room--;
-  return RAIL_OK;
+  return post_write(rc, qp, &wr);
 }
 
 void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc) {

@@ -5,6 +5,8 @@
  * findings arrive at every moment. No request is lost or reported twice, what was
  * done stays done, and after the first error every call says the same.
  */
+#include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/clock.h"
@@ -376,6 +378,49 @@ TEST(stopped) {
   pair_close(&p);
 }
 
+/* The HCA says by and by that it has stopped. */
+static void *stop_late(void *arg) {
+  (void)arg;
+  nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+  for (unsigned int i = 0; i < p.rc->plan.nqps; i++) ib_qp_to_err(&p.rc->qps[i]);
+  return NULL;
+}
+
+TEST(settled) {
+  open_plain("progress post");
+  CHECK_OK(begin(&recvs[0], false, 0));
+  ib_comm_stop(p.rc);
+  CHECK(ib_settle(p.rc) && ib_settle(p.rc));
+  pair_close(&p);
+}
+
+TEST(settled_late) {
+  pthread_t thread;
+  open_plain("progress post");
+  for (int i = 0; i < N; i++) CHECK_OK(begin(&recvs[i], false, i));
+  /* What has come, and was not polled yet, says nothing of that. */
+  for (int i = 0; i < N; i++) CHECK_OK(begin(&sends[i], true, i));
+  uint64_t began = rail_now_ns();
+  CHECK_INT(pthread_create(&thread, NULL, stop_late, NULL), 0);
+  CHECK(ib_settle(p.rc));
+  CHECK(rail_now_ns() - began >= 100000000);
+  pthread_join(thread, NULL);
+  pair_close(&p);
+}
+
+TEST(never_settled) {
+  open_plain("progress post; fail modify_qp to=err times=ever");
+  CHECK_OK(begin(&recvs[0], false, 0));
+  ib_comm_stop(p.rc);
+  uint64_t began = rail_now_ns();
+  CHECK(!ib_settle(p.rc));
+  uint64_t once = rail_now_ns() - began;
+  CHECK(once >= 1000000000);
+  for (int i = 0; i < 100; i++) CHECK(!ib_settle(p.rc)); /* of each of many buffers */
+  CHECK(rail_now_ns() - began < once + 20000000000);
+  pair_close(&p);
+}
+
 /* The clock is read where nothing was found, and then says when something last was. */
 TEST(last_progress) {
   int done;
@@ -401,7 +446,8 @@ int main(int argc, char **argv) {
     TEST_CASE(closed_before_the_acknowledgement),
     TEST_CASE(bad_news_for_a_sender), TEST_CASE(nobody_left_to_send_to), TEST_CASE(a_lost_cts),
     TEST_CASE(a_lost_send),        TEST_CASE(a_long_wait),          TEST_CASE(asked_and_gone),  TEST_CASE(no_limit),
-    TEST_CASE(stopped),            TEST_CASE(last_progress)};
+    TEST_CASE(stopped),            TEST_CASE(settled),             TEST_CASE(settled_late),    TEST_CASE(never_settled),
+    TEST_CASE(last_progress)};
   fake_use(argv[0], "device fake0 ports=1");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "test/unit/ib_pair.h"
 
 static const struct pair_shape simple = {2, 2, 2, 30, 64, 64};
@@ -175,6 +176,32 @@ TEST(after_a_goodbye) {
   close_one(flush);
 }
 
+/* The HCA answers for its other queue pairs, and that counts for nothing. */
+TEST(lost) {
+  open_one(IB_FLUSH_ALWAYS);
+  struct ib_flush *flush = open_good();
+  void *data = memory, *mhs = mh, *waiting;
+  size_t size = 8;
+  rail_result_t result = RAIL_OK;
+  uint64_t begun = rail_now_ns();
+  CHECK_OK(ib_irecv(p.rc, 1, &data, &size, &(int){1}, &mhs, NULL, &waiting));
+  fake_script("stall op=read");
+  void *request = flush_of(1, 8, 0, NULL);
+  p.rc->qps[0].path.timeout = 1;
+  while (result == RAIL_OK && rail_now_ns() - begun < 5000000000ull) {
+    int done;
+    atomic_fetch_or(&p.rc->health, IB_COMM_STILL);
+    (void)ib_test(waiting, &done, NULL); /* whichever looks first is told, and then both */
+    CHECK(!done);
+    result = ib_test(request, &done, NULL);
+    CHECK(!done);
+    usleep(10000);
+  }
+  CHECK_INT(result, RAIL_SYSTEM_ERROR);
+  CHECK(strstr(pair_line, "lost a work request"));
+  close_one(flush);
+}
+
 TEST(bad_arguments) {
   open_one(IB_FLUSH_ALWAYS);
   struct ib_flush *flush = open_good();
@@ -195,7 +222,8 @@ TEST(bad_arguments) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(when_it_is_needed), TEST_CASE(not_wanted), TEST_CASE(steps_that_fail), TEST_CASE(what_is_read),
-    TEST_CASE(always), TEST_CASE(many), TEST_CASE(after_a_goodbye), TEST_CASE(bad_arguments)};
+    TEST_CASE(always), TEST_CASE(many), TEST_CASE(after_a_goodbye), TEST_CASE(lost),
+    TEST_CASE(bad_arguments)};
   fake_use(argv[0], "device fake0 ports=2");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

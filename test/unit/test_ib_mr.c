@@ -93,6 +93,20 @@ TEST(dma_bufs) {
   ib_comm_destroy(comm);
 }
 
+/* A receiver's HCA may have a packet in hand: deregMr waits until it is through. Here no receive is there to say so. */
+TEST(deregister_waits_for_the_hca) {
+  void *handle;
+  struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, NULL);
+  CHECK_OK(ib_reg_mr(comm, memory, 4096, RAIL_PTR_HOST, &handle));
+  struct ib_mhandle *h = handle;
+  atomic_store(&h->outstanding, 1);
+  uint64_t began = rail_now_ns();
+  CHECK_OK(ib_dereg_mr(comm, handle));
+  CHECK(rail_now_ns() - began >= 1000000000);
+  atomic_store(&h->outstanding, 0);
+  ib_comm_destroy(comm);
+}
+
 /* After deregMr nobody touches the range; a request that is done and not yet tested may still look at the handle. */
 TEST(deregister_with_requests_outstanding) {
   int peer;
@@ -160,6 +174,7 @@ int main(int argc, char **argv) {
     TEST_CASE(what_is_refused),
     TEST_CASE(dma_bufs),
     TEST_CASE(deregister_with_requests_outstanding),
+    TEST_CASE(deregister_waits_for_the_hca),
     TEST_CASE(two_threads_on_one_comm),
   };
   rig_use(argv[0], NULL);
