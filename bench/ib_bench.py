@@ -22,7 +22,7 @@ import ib_instructions
 import ib_report
 import machine
 from choices import chosen, environments, named_plugin, size_of
-from ib_columns import lab_ports, make_cells, make_columns
+from ib_columns import MOST_IN_WINDOW, WINDOW, lab_ports, make_cells, make_columns
 from ib_measure import NETDEV_MTU
 from program import Failed
 from results import OURS
@@ -52,6 +52,8 @@ def arguments():
     p.add_argument("--metrics", default=",".join(METRICS), help="bw: transfers; lat: ping-pong (both)")
     p.add_argument("--idle", type=int, default=0, metavar="US",
                    help="how long a plugin's caller sleeps in transfers when nothing moved; 0: sched_yield (0)")
+    p.add_argument("--window", type=int, default=WINDOW, metavar="N",
+                   help=f"messages outstanding on each queue pair, {MOST_IN_WINDOW} at most in all ({WINDOW})")
     p.add_argument("--rounds", type=int, help="rounds; 3, or 1 with --quick")
     p.add_argument("--seconds", type=float, help="timed seconds of a cell; 1, or 0.3 with --quick")
     p.add_argument("--warmup", type=float, help="seconds before; 0.3, or 0.1 with --quick")
@@ -76,6 +78,8 @@ def arguments():
         p.error(f"--mtu {o.mtu}: {', '.join(map(str, sorted(NETDEV_MTU)))}")
     if not 0 <= o.idle <= 100000:
         p.error(f"--idle {o.idle}: 0 to 100000")
+    if not 1 <= o.window <= MOST_IN_WINDOW:
+        p.error(f"--window {o.window}: 1 to {MOST_IN_WINDOW}")
     if o.dev and not 1 <= len(o.dev.split(",")) <= 2:
         p.error(f"--dev {o.dev}: one device or two")
     return p, o
@@ -90,7 +94,7 @@ def make_plan(o, parser):
     devices = o.dev.split(",") if o.dev else None
     plan = {"devices": devices, "gid_index": o.gid_index, "program": program, "plugins": plugins, "env": env,
             "only": [c.key for c in columns], "sizes": o.sizes, "qps": o.qps, "metrics": o.metrics, "mtus": o.mtus,
-            "idle": o.idle, "rounds": o.rounds, "seconds": o.seconds, "warmup": o.warmup,
+            "idle": o.idle, "window": o.window, "rounds": o.rounds, "seconds": o.seconds, "warmup": o.warmup,
             "wires": {} if o.ours else {OURS: "RailIB"}}
     return plan, columns
 
@@ -145,7 +149,7 @@ def main():
     for column in about["columns"].values():
         column["command"] = column["command"].replace(f"{ROOT}/", "")
     shown = [types.SimpleNamespace(key=c.key, title=c.title) for c in columns]
-    cells = make_cells(o.sizes, o.qps, o.metrics, o.idle)
+    cells = make_cells(o.sizes, o.qps, o.metrics, o.idle, o.window)
     ib_report.write(o.out, shown, about, cells, found["rows"], count(o, say), QUIET, say)
     return 1 if any(r["verdict"] != "ok" and r["column"] == OURS for r in found["rows"]) else 0
 

@@ -22,20 +22,20 @@ def own_ports(devices, gid_index):
     return Ports((devices * 2)[:2], None, "127.0.0.1", "lo", gid_index)
 
 
-def make_cells(sizes, qps, metrics, idle=0):
+def make_cells(sizes, qps, metrics, idle, window=WINDOW):
     cells = []
     for size in sizes:
         for n in qps:
             if "lat" in metrics:
                 cells.append(Cell("lat", size, 1, 2, 0, n))
             if "bw" in metrics:
-                cells.append(Cell("bw", size, 1, min(WINDOW * n, MOST_IN_WINDOW), idle, n))
+                cells.append(Cell("bw", size, 1, min(window * n, MOST_IN_WINDOW), idle, n))
     return cells
 
 
 class Plugin(KitBench):
-    """A verbs plugin's vtable, driven by rail-kit bench: one connection, one message at a time in the queue pairs'
-    turn, or in equal parts on all of them."""
+    """A verbs plugin's vtable, driven by rail-kit bench: one connection; as long as its environment says
+    nothing else, a message takes one queue pair, the next message the next."""
 
     def __init__(self, key, title, program, path, ports, env=None):
         how = [path, "--patience", "20"]
@@ -47,7 +47,7 @@ class Plugin(KitBench):
         self.gid_index = ports.gid_index if not ports.netns else None  # in the lab a plugin has to find it
 
     def environment(self, cell):
-        qps = {"NCCL_IB_QPS_PER_CONNECTION": str(cell.qps), "NCCL_IB_SPLIT_DATA_ON_QPS": "1"} if cell.qps > 1 else {}
+        qps = {"NCCL_IB_QPS_PER_CONNECTION": str(cell.qps)} if cell.qps > 1 else {}
         gid = {"NCCL_IB_GID_INDEX": str(self.gid_index)} if self.gid_index is not None else {}
         return {**gid, **qps, **self.env}
 

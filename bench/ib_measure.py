@@ -54,7 +54,7 @@ def try_columns(columns, cells, plan):
 def measure(plan):
     ports = lab_ports() if plan["devices"] is None else own_ports(plan["devices"], plan["gid_index"])
     columns = [c for c in make_columns(ports, plan["program"], plan["plugins"], plan["env"]) if c.key in plan["only"]]
-    cells, mtu = make_cells(plan["sizes"], plan["qps"], plan["metrics"], plan["idle"]), Mtu()
+    cells, mtu = make_cells(plan["sizes"], plan["qps"], plan["metrics"], plan["idle"], plan["window"]), Mtu()
     jobs = [({"mtu": m}, cell) for m in plan["mtus"] for cell in cells]
 
     def run(column, noted, cell):
