@@ -169,12 +169,27 @@ static void piece_arrived(struct sk_send_comm *sc, struct sk_send *send) {
   sk_pending_drop(&send->base.pending);
 }
 
-/* A message without bytes has nothing that could go another way: its announcements are what must arrive. */
 static void announce_on(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send) {
   uint8_t *head = sk_stream_queue(s, SK_HEAD, NULL, 0, &sk_rail_of(&sc->base, s)->queued);
   sk_frame_encode(head, SK_FRAME_MSG, send->granted ? SK_FRAME_GRANTED : 0, send->seq, send->size, 0, send->node.tag);
-  sk_rail_remember(&sc->base, s, send->size ? NULL : send, 0, 0);
-  if (!send->size) sk_pending_add(&send->base.pending);
+  sk_rail_remember(&sc->base, s, NULL, 0, 0);
+}
+
+/* A message without bytes is only announced: it has arrived when one of its announcements has, whichever. To wait for
+ * the others would be to wait for streams that may be dead, and for a peer that has all it wants and closes. */
+static void empty_add(struct sk_send_comm *sc, struct sk_send *send) {
+  send->next = NULL;
+  if (sc->empty) sc->empty_last->next = send;
+  else sc->empty = send;
+  sc->empty_last = send;
+}
+
+void sk_rail_on_seen(struct sk_send_comm *sc) {
+  while (sc->empty && (int32_t)(sc->empty->seq - sc->seen) < 0) {
+    struct sk_send *send = sc->empty;
+    sc->empty = send->next;
+    piece_arrived(sc, send);
+  }
 }
 
 void sk_rail_announce(struct sk_send_comm *sc, const struct sk_stream *main_stream, struct sk_send *send) {
@@ -183,6 +198,7 @@ void sk_rail_announce(struct sk_send_comm *sc, const struct sk_stream *main_stre
     if (s != main_stream && s->fd >= 0) announce_on(sc, s, send);
   }
   unsettled_add(sc, send);
+  if (!send->size) empty_add(sc, send);
 }
 
 static void announce_all(struct sk_send_comm *sc, struct sk_stream *s) {
@@ -241,14 +257,23 @@ void sk_rail_untell(struct sk_recv_comm *rc) {
   for (uint32_t i = 0; i < rc->base.nstreams; i++) rc->base.rails[i].told = rc->base.rails[i].frames - 1;
 }
 
+static void tell_counts_of_gone(struct sk_recv_comm *rc, struct sk_stream *on) {
+  for (uint32_t i = 0; i < rc->base.nstreams; i++) {
+    const struct sk_rail *rail = &rc->base.rails[i];
+    if (rail->state == SK_RAIL_GONE) say(on, SK_FRAME_LOST, i, rail->generation, rail->frames);
+  }
+}
+
 /* The caller may close now, and the stream that reports go over may be dead without anybody's knowing: all of them say
- * what has arrived, else the sender would take its last sends for lost. */
+ * what has arrived, also over those that are gone, else the sender would take its last sends for lost. */
 void sk_rail_farewell(struct sk_recv_comm *rc) {
   sk_rail_untell(rc);
   uint32_t len = sk_rail_entries(rc, rc->farewell) * (uint32_t)sizeof rc->farewell[0];
   for (uint32_t i = 0; i < rc->base.nstreams; i++) {
     struct sk_stream *s = &rc->base.streams[i];
-    if (s->fd < 0 || s->out_errno || !sk_stream_can_queue(s)) continue;
+    if (s->fd < 0 || s->out_errno) continue;
+    tell_counts_of_gone(rc, s);
+    if (!sk_stream_can_queue(s)) continue;
     uint8_t *head = sk_stream_queue(s, SK_HEAD, rc->farewell, len, NULL);
     sk_frame_encode(head, SK_FRAME_CONTROL, 0, rc->next_seq, rc->early.bytes_freed, len, rc->early.count_freed);
     (void)sk_stream_flush(s, &(uint64_t){0});

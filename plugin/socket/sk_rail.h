@@ -30,7 +30,7 @@ struct sk_recv_comm;
 
 /* A frame that may have to be sent again. */
 struct sk_piece {
-  struct sk_send *send; /* NULL: an announcement, of which others exist */
+  struct sk_send *send; /* NULL: only an announcement, of which others exist */
   uint64_t offset;
   uint32_t len;
 };
@@ -86,6 +86,8 @@ void sk_rail_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk
                       uint32_t len);
 /* A message was announced with its first piece on `main_stream`: also on all others. */
 void sk_rail_announce(struct sk_send_comm *sc, const struct sk_stream *main_stream, struct sk_send *send);
+/* The receiver has seen the announcements before sc->seen: all there is of messages without bytes. */
+void sk_rail_on_seen(struct sk_send_comm *sc);
 /* Entry FRAMES: the receiver has so many frames of a stream. */
 rail_result_t sk_rail_on_frames(struct sk_send_comm *sc, uint32_t key, uint64_t frames);
 /* The oldest frame that must be sent again; false: none. */

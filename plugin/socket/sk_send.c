@@ -132,7 +132,7 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
   if (copied) memcpy(head + SK_HEAD, data, copied);
   rail_stats_add(&s->counts.stream[SK_STREAM_BYTES], len);
   rail_stats_add(&s->counts.stream[SK_STREAM_CHUNKS], 1);
-  if (rail_unlikely(failover)) sk_rail_remember(&sc->base, s, send, offset, len);
+  if (rail_unlikely(failover)) sk_rail_remember(&sc->base, s, send->size ? send : NULL, offset, len);
 }
 
 static void queue_payload(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send, enum sk_frame_type type,
@@ -185,7 +185,7 @@ static void take_lost(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_piece piece;
   while (sk_stream_has_room(s) && sk_rail_has_room(&sc->base, s) && s->out_bytes < sc->chunk &&
          sk_rail_next_resend(sc, &piece)) {
-    queue_frame(sc, s, piece.send, piece.send->size ? SK_FRAME_DATA : SK_FRAME_MSG, piece.offset, piece.len);
+    queue_frame(sc, s, piece.send, SK_FRAME_DATA, piece.offset, piece.len);
     rail_stats_add(&sc->base.counts.comm[SK_COMM_RETRIES], 1);
   }
 }
@@ -348,6 +348,7 @@ rail_result_t sk_send_on_control(struct sk_send_comm *sc, const struct sk_frame 
   c->bytes_freed = frame->size;
   c->count_freed = count;
   forget_seen(sc, sc->seen);
+  if (rail_unlikely(sc->base.rails != NULL)) sk_rail_on_seen(sc);
   /* Each of them is still on credit, or, with FAILOVER, granted to a send that is not done. */
   if (sc->flying_count > c->count_used - c->count_freed + (sc->base.rails ? SK_MAX_SENDS : 0))
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR,

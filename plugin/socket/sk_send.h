@@ -48,6 +48,7 @@ struct sk_send_comm {
   uint32_t next_stream;
   struct sk_send *unsettled, *unsettled_last; /* with FAILOVER: announced and not counted as arrived, in order */
   uint32_t unsettled_count;
+  struct sk_send *empty, *empty_last; /* those of them that have no bytes */
   uint32_t unread; /* pumps since the control stream was last read */
   struct sk_send sends[SK_MAX_SENDS];
   struct sk_grant grant_store[SK_MAX_SLOTS];

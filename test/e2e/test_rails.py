@@ -113,6 +113,26 @@ def loss(how, i, pause=PAUSE, back=15):
     print(f"# rail {i}, {how}: longest pause {paused:.2f} s, back in use {returned:.2f} s after it returned")
 
 
+def empty_messages():
+    """A rail is dead, but as yet one side only knows it, and of one stream only: what is left goes over the other rail,
+    and the receiver, which has all, closes. A message without bytes is announced on all streams and has arrived with
+    the first of them; a sender that waits for the others is told of an error at the end. Which side knows first is a
+    race of two timers, so it is tried some times."""
+    rails = network()
+    for _ in range(8):
+        pair = rails.pair([0, 1], mix="mixed", max=65536, window=32, comms=2, env={"RAIL_SOCKET_STREAMS": "4"})
+        try:
+            pair.recv.wait_bytes(1 << 20)
+            rails.blackhole(0)
+            time.sleep(0.3)
+            pair.stop()
+            pair.finish()
+        finally:
+            rails.restore()
+        for p in pair.both:
+            check_clean(p, 4.0)
+
+
 def both_lost():
     """No rail left: that is an error, in time."""
     rails = network()
@@ -162,4 +182,5 @@ main([("the fused device names both", speed_and_name), ("bandwidths add up", ban
       ("the faster rail falls silent", case("silence", 1, pause=4.0)),
       ("the slower rail falls silent one way", case("one way", 0, pause=4.0)),
       ("rails go and return in turns", in_turns),
+      ("messages without bytes, and a rail that is dead without anybody's knowing", empty_messages),
       ("both rails are lost", both_lost)])
