@@ -28,5 +28,15 @@ san_flags := $(if $(SAN),$(san_$(SAN)))
 have_flags = $(if $(HAVE_URING),-DRAIL_HAVE_URING) $(if $(HAVE_LIBELF),-DRAIL_HAVE_LIBELF)
 ALL_CPPFLAGS = -D_GNU_SOURCE -Iinclude -I. $(have_flags) $(CPPFLAGS)
 ALL_CFLAGS = -std=c11 $(OPT) -g -fPIC -fvisibility=hidden -pthread $(warnings) $(san_flags) $(CFLAGS)
+# C++ is for the device's sources only. They name CUDA's pragmas, read memory of any type in words of any size, round as
+# the host's kernels do, and use nothing of C++'s runtime library: programs are linked by the C compiler.
+c_only := -std=c11 -Wmissing-prototypes -Wstrict-prototypes
+ALL_CXXFLAGS = $(filter-out $(c_only),$(ALL_CFLAGS)) -std=c++17 -Wno-unknown-pragmas -Wno-pass-failed \
+  -fno-strict-aliasing -ffp-contract=off -fno-exceptions -fno-rtti -fno-threadsafe-statics
+# SASS for three generations of GPUs, PTX for those to come. All from one PTX, since nothing here is better on a newer
+# one, and making it is most of the time. -fmad=false is nvcc's -ffp-contract=off.
+device_arch := -gencode 'arch=compute_80,code=[sm_80,sm_90,sm_100,compute_80]'
+ALL_NVCCFLAGS = -std=c++17 -O3 -fmad=false -Xcompiler -fPIC,-Wall $(if $(filter 1,$(WERROR)),-Werror all-warnings) \
+  $(device_arch) -D_GNU_SOURCE -Iinclude -I.
 ALL_LDFLAGS = -pthread $(san_flags) $(LDFLAGS)
 SO_LDFLAGS = -shared -Wl,-z,relro,-z,now $(if $(SAN),,-Wl,-z,defs)

@@ -14,6 +14,12 @@ put() { # MODE SOURCE TARGET
   echo "$3" >>"$destdir$manifest"
 }
 
+link_to() { # TARGET NAME
+  mkdir -p "$destdir${2%/*}"
+  ln -sfn "$1" "$destdir$2"
+  echo "$2" >>"$destdir$manifest"
+}
+
 pkg_config() {
   cat <<PC
 prefix=$prefix
@@ -33,6 +39,7 @@ do_install() {
   : >"$destdir$manifest"
   local f tmp
   for f in "$build"/lib/*.so; do [[ -e $f ]] && put 755 "$f" "$prefix/lib/${f##*/}"; done
+  for f in "$build"/lib/nccl/*; do [[ -L $f ]] && link_to "$(readlink "$f")" "$prefix/lib/nccl/${f##*/}"; done
   for f in "$build"/bin/*; do [[ -e $f ]] && put 755 "$f" "$prefix/bin/${f##*/}"; done
   for f in "$build"/share/railyard/*.py; do [[ -e $f ]] && put 755 "$f" "$prefix/share/railyard/${f##*/}"; done
   for f in include/rail/*.h; do put 644 "$f" "$prefix/include/rail/${f##*/}"; done
@@ -51,7 +58,7 @@ do_uninstall() {
   while IFS= read -r f; do rm -f "$destdir$f"; done <"$destdir$manifest"
   rm -f "$destdir$manifest"
   # Only folders that are ours alone; lib, bin and the like belong to the prefix.
-  rmdir "$destdir$prefix/share/railyard" "$destdir$prefix/include/rail" 2>/dev/null || true
+  rmdir "$destdir$prefix/share/railyard" "$destdir$prefix/include/rail" "$destdir$prefix/lib/nccl" 2>/dev/null || true
   echo "removed railyard from $destdir$prefix"
 }
 

@@ -5,5 +5,6 @@ set -u
 grep -q '^HAVE_URING := 1' "$1" || echo "left out: io_uring (no liburing.a); the socket plugin's engine uring is epoll"
 grep -q '^HAVE_LIBELF := 1' "$1" || echo "left out: rail-kit inspect's look into ELF files (no gelf.h, libelf-dev)"
 grep -q '^HAVE_JANSSON := 1' "$1" || echo "left out: rail-kit bench --compare (no libjansson.a)"
-grep -q '^HAVE_NVCC := 1' "$1" || echo "left out: CUDA kernels (no nvcc); collectives run on host buffers"
+grep -q '^HAVE_NVCC := 1' "$1" || echo "left out: CUDA kernels (no nvcc for sm_100); collectives run on host buffers"
+grep -q '^HAVE_CXX := 1' "$1" || echo "left out: tests of the CUDA kernels' source on the CPU (no C++17 compiler)"
 grep -q '^HAVE_VERBS := 1' "$1" || echo "left out: the ib plugin (no infiniband/verbs.h; Debian: libibverbs-dev)"

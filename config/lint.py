@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FILE_LIMIT, FUNCTION_LIMIT, COLUMN_LIMIT = 500, 100, 120
 FLAGS = ["-D_GNU_SOURCE", "-Iinclude", "-I."]
 WARN = ["-Wall", "-Wextra", "-Werror"]
+C_LIKE = (".c", ".h", ".cc", ".cu", ".cuh")
 
 # Room → what it may include. Arrows go downward only.
 MAY_INCLUDE = {
@@ -95,7 +96,7 @@ def check_text(name, exceptions):
     except UnicodeDecodeError:
         return
     lines = text.splitlines()
-    code = path.suffix in (".c", ".h", ".cu", ".py", ".sh", ".mk")
+    code = path.suffix in (*C_LIKE, ".py", ".sh", ".mk")
     if code and exceptions.over(name, len(lines), FILE_LIMIT):
         problem(name, f"{len(lines)} lines; the limit is {FILE_LIMIT}")
     if code and "SPDX-License-Identifier: Apache-2.0" not in "\n".join(lines[:2]):
@@ -108,7 +109,7 @@ def check_text(name, exceptions):
                 problem(f"{name}:{number}", "a note to self; do it, or describe the limit in the documents")
             if code and len(line) > COLUMN_LIMIT:
                 problem(f"{name}:{number}", f"{len(line)} columns; the limit is {COLUMN_LIMIT}")
-    if path.suffix in (".c", ".h"):
+    if path.suffix in C_LIKE:
         check_c(name, lines, exceptions)
 
 
@@ -139,6 +140,10 @@ def run(argv, where):
 
 
 def header_commands(files):
+    # Of the device's headers, those that need no CUDA; nvcc compiles the rest.
+    for h in (f for f in files if f.endswith(".cuh") and not FOREIGN.search((ROOT / f).read_text())):
+        yield ["g++", "-std=c++17", *FLAGS, *WARN, "-Wno-unused-function", "-Wno-unused-variable", "-Wno-unknown-pragmas",
+               "-fsyntax-only", "-x", "c++", "-include", h, "/dev/null"], h
     # Headers that are one body for several instruction sets name what they need in their includer.
     for h in (f for f in files if f.endswith(".h")):
         yield ["gcc", "-std=c11", *FLAGS, *WARN, "-Wno-unused-function", "-Wno-unused-variable", "-fsyntax-only", "-x", "c",

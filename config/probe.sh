@@ -20,6 +20,18 @@ printf '%s\n' '#include <jansson.h>
 int main(void) { return json_load_file("", 0, NULL) != NULL; }' |
   $cc -x c -o /dev/null - -l:libjansson.a >/dev/null 2>&1 &&
   echo "HAVE_JANSSON := 1" || echo "HAVE_JANSSON :="
-have NVCC nvcc
+# On the path, or where toolkits are; one that knows the newest GPU we compile for.
+nvcc=$(command -v nvcc || command -v "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" || command -v /usr/local/cuda/bin/nvcc)
+if [ -n "$nvcc" ] && "$nvcc" --list-gpu-code 2>/dev/null | grep -qx sm_100; then
+  echo "HAVE_NVCC := 1"
+  echo "NVCC := $nvcc"
+  # Debian's ccache has links for C compilers only; who calls them through it wants nvcc, too, called through it.
+  real=$(readlink -f "$(command -v "${cc%% *}")")
+  [ "${real##*/}" = ccache ] && echo "NVCC_CACHE := ccache" || echo "NVCC_CACHE :="
+else
+  echo "HAVE_NVCC :="
+fi
+printf 'static_assert(__cplusplus >= 201703L, "");' | $cc -x c++ -std=c++17 -fsyntax-only - >/dev/null 2>&1 &&
+  echo "HAVE_CXX := 1" || echo "HAVE_CXX :="
 have MPIRUN mpirun
 echo "BUILT_SAN := ${SAN-}"  # the test runner asks a build directory which sanitizer it has

@@ -3,7 +3,7 @@
 #   common/*.c            → librailcommon.a, linked into everything
 #   common/abi*.c         → linked into each plugin, never into anything else
 #   plugin/NAME/*.c       → lib/libnccl-net-NAME.so
-#   core/*.c core/kernel  → lib/librailyard.so
+#   core/*.c core/kernel  → lib/librailyard.so, and lib/nccl: the same under NCCL's names
 #   kit/**.c              → librailkit.a, for tools and tests
 #   kit/preload/*.c       → lib/librail-fault.so, for LD_PRELOAD
 #   tools/common/*.c      → linked into every tool that needs it
@@ -11,6 +11,9 @@
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
 #   test/fuzz/lib/*.c     → linked into each fuzz target; SAN=fuzz leaves main to clang's libFuzzer
 #   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD; test/preload/fakeverbs/*.c → test/libfakeverbs.so
+#   core/device/*.cu      → device/core/device/NAME.o, where there is nvcc; test/gpu/*.cu likewise
+#   test/device/*.c, .cc  → linked into unit tests that name them: connections, the device's sources on the CPU
+#   test/device/gpu/*.c   → test/libfakegpu.so, a CUDA driver without a GPU
 #   test/broken/*.c       → test/broken/libnccl-net-ref.so, and a copy of it for each defect
 
 common_src := $(filter-out common/abi%,$(wildcard common/*.c))
@@ -48,6 +51,7 @@ plugins := $(foreach d,$(wildcard plugin/*),$(if $(wildcard $(d)/*_main.c),$(not
 plugins := $(filter-out $(if $(HAVE_VERBS),,ib),$(plugins))
 plugin_libs := $(foreach p,$(plugins),$(BUILD)/lib/libnccl-net-$(p).so)
 core_lib := $(if $(core_src),$(BUILD)/lib/librailyard.so)
+stand_in := $(if $(core_lib),$(BUILD)/lib/nccl/libnccl.so.2 $(BUILD)/lib/nccl/libnccl.so)
 tool_common_src := $(wildcard tools/common/*.c)
 TOOL_A := $(if $(tool_common_src),$(O)/libtool.a)
 runtime_tools := rail-coll rail-train
@@ -55,13 +59,14 @@ tools := $(foreach d,$(filter-out tools/common,$(wildcard tools/*)),$(if $(wildc
 tool_bins := $(foreach t,$(tools),$(BUILD)/bin/$(t))
 test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz lab gpu,test/$(k)/*.c))
 test_src := $(filter-out $(if $(HAVE_VERBS),,test/unit/test_ib_% test/fuzz/ib_%),$(test_src))
+test_src := $(filter-out $(if $(HAVE_CXX),,test/unit/test_device_% test/e2e/test_device_%),$(test_src))
 test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
 # Tests of the runtime's rooms see internals: they link its objects, not the library.
 core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(core/|rail/railyard)' $(test_src))))
 fault_lib := $(BUILD)/lib/librail-fault.so
 preload_src := $(wildcard test/preload/*.c)
 preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
-preload_libs += $(if $(HAVE_VERBS),$(BUILD)/test/libfakeverbs.so)
+preload_libs += $(if $(HAVE_VERBS),$(BUILD)/test/libfakeverbs.so) $(if $(HAVE_CXX),$(BUILD)/test/libfakegpu.so)
 # The defects are the rows of a table: X(NAME, "what", "where from").
 defects := $(shell sed -n 's/^ *X.\([a-z0-9_]*\), ".*/\1/p' test/broken/ref_defects.h 2>/dev/null)
 broken_libs := $(BUILD)/test/broken/libnccl-net-ref.so \
@@ -76,6 +81,29 @@ $(O)/%.o: %.c config/flags.mk | $(BUILD)/config.mk
 	@$(if $(V),,echo "  CC      $<")
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(cflags_$(firstword $(subst /, ,$<))) -MMD -MP -c $< -o $@
 
+$(O)/%.o: %.cc config/flags.mk | $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  CXX     $<")
+	$(Q)$(CC) -x c++ $(ALL_CPPFLAGS) $(ALL_CXXFLAGS) -MMD -MP -c $< -o $@
+
+# Kernels for GPUs, once, in the plain build.
+device_src := $(wildcard core/device/*.cu test/gpu/*.cu)
+device_objs := $(if $(HAVE_NVCC),$(if $(SAN)$(filter-out gcc,$(notdir $(CC))),,$(device_src:%.cu=$(BUILD)/device/%.o)))
+$(BUILD)/device/%.o: %.cu config/flags.mk | $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  NVCC    $<")
+	$(Q)$(NVCC_CACHE) $(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@
+
+# The kernels as bytes of the runtime's library: what nvcc put into the object for the linker of CUDA programs.
+image_obj := $(O)/core/rt_image.o
+image := $(if $(device_objs),$(BUILD)/device/kernels.fatbin)
+$(BUILD)/device/kernels.fatbin: $(BUILD)/device/core/device/rd_kernels.o
+	$(Q)objcopy -O binary --only-section=.nv_fatbin $< $@
+$(image_obj): core/rt_image.S $(image) | $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  AS      $<")
+	$(Q)$(CC) $(if $(image),-DRT_IMAGE='"$(image)"') -c $< -o $@
+
 $(O)/core/kernel/%.o: OPT := $(if $(DEBUG),-O1,-O3)
 
 $(O)/core/kernel/rt_reduce_%.o: core/kernel/rt_reduce_impl.c config/flags.mk | $(BUILD)/config.mk
@@ -84,7 +112,7 @@ $(O)/core/kernel/rt_reduce_%.o: core/kernel/rt_reduce_impl.c config/flags.mk | $
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(simd_flags_$*) $(reduce_flags) -DRT_SIMD=$* -MMD -MP -c $< -o $@
 
 $(O)/librailcommon.a: $(call obj,$(common_src))
-$(O)/librailcore.a: $(call obj,$(core_src)) $(simd_obj)
+$(O)/librailcore.a: $(call obj,$(core_src)) $(simd_obj) $(image_obj)
 $(O)/librailkit.a: $(call obj,$(kit_src))
 $(O)/libharness.a: $(call obj,$(harness_src))
 $(O)/libtool.a: $(call obj,$(tool_common_src))
@@ -110,11 +138,18 @@ $(BUILD)/lib/libnccl-net-$(1).so: $(call obj,$(wildcard plugin/$(1)/*.c) $(abi_s
 endef
 $(foreach p,$(plugins),$(eval $(call plugin_rule,$(p))))
 
-$(BUILD)/lib/librailyard.so: $(call obj,$(core_src)) $(simd_obj) $(COMMON_A) config/railyard.map
+$(BUILD)/lib/librailyard.so: $(call obj,$(core_src)) $(simd_obj) $(image_obj) $(COMMON_A) config/railyard.map
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=config/railyard.map -Wl,-soname,librailyard.so \
 	  $(filter %.o,$^) $(COMMON_A) -ldl -lm -lrt -o $@
+
+# A folder of its own, for LD_LIBRARY_PATH and -L: nobody gets it for libnccl without asking.
+$(BUILD)/lib/nccl/libnccl.so.2: | $(core_lib)
+	@mkdir -p $(@D)
+	$(Q)ln -sfn ../librailyard.so $@
+$(BUILD)/lib/nccl/libnccl.so: | $(BUILD)/lib/nccl/libnccl.so.2
+	$(Q)ln -sfn libnccl.so.2 $@
 
 # Static, as above; the one file that reads JSON says what is missing without it.
 libs_tool_rail-kit = $(if $(HAVE_JANSSON),-l:libjansson.a)
@@ -136,6 +171,13 @@ endef
 comma := ,
 $(foreach t,$(tools),$(eval $(call tool_rule,$(t))))
 
+# A driver of its own, for programs that have device buffers. Sanitized as what it runs in: its threads are the kernels.
+fakegpu_src := $(wildcard test/device/gpu/*.c)
+$(BUILD)/test/libfakegpu.so: $(call obj,$(fakegpu_src)) $(O)/test/device/emu_collective.o
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) -shared $(filter %.o,$^) -lm -o $@
+
 # End-to-end programs use the public library as a user would.
 $(BUILD)/test/e2e/%: $(O)/test/e2e/%.o $(HARNESS_A) $(KIT_A) $(COMMON_A) | $(core_lib)
 	@mkdir -p $(@D)
@@ -156,6 +198,10 @@ test_objs_test_abi := $(patsubst %.c,%.o,$(abi_src))
 test_objs_test_sk_early := plugin/socket/sk_early.o plugin/socket/sk_match.o
 test_objs_test_sk_match := plugin/socket/sk_match.o
 test_objs_test_sk_stats := plugin/socket/sk_stats.o
+test_objs_test_device_reduce := test/device/cases.o test/device/emu_reduce.o
+test_objs_test_device_fifo := test/device/emu_fifo.o
+test_objs_test_device_block := $(addprefix test/device/,emu_collective.o block_case.o link.o)
+test_objs_test_kernel := test/device/link.o
 stream_objs := $(addprefix plugin/socket/sk_,stream.o zerocopy.o param.o)
 test_objs_test_sk_stream := $(stream_objs)
 test_objs_test_sk_zerocopy := $(stream_objs)
@@ -228,7 +274,7 @@ $(BUILD)/gen-params: $(addprefix $(O)/,$(gen_params_obj)) $(COMMON_A)
 	$(Q)$(CC) $(ALL_LDFLAGS) $^ -o $@
 
 # Without it make looks for ways to remake the lists below, and finds rt_reduce_%.o.
-$(O)/%.d: ;
+$(O)/%.d $(BUILD)/device/%.d: ;
 
 .SECONDARY:
--include $(shell find $(O) -name '*.d' 2>/dev/null)
+-include $(shell find $(O) $(BUILD)/device -name '*.d' 2>/dev/null)

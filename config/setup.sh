@@ -24,6 +24,7 @@ build  libjansson-dev  /usr/include/jansson.h
 test   python3         python3
 test   iproute2        ip
 test   pkgconf         pkg-config
+test   g++             g++
 test   clang           clang
 test   python3-prometheus-client  /usr/lib/python3/dist-packages/prometheus_client
 test   python3-matplotlib  /usr/lib/python3/dist-packages/matplotlib

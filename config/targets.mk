@@ -11,12 +11,14 @@ setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
 .PHONY: all tests help clean setup demo test test-quick test-asan test-tsan lab lab-shell test-rdma bench \
-  bench-socket bench-ib kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus install uninstall
+  bench-socket bench-ib bench-tuning kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus install uninstall
 
-all: $(plugin_libs) $(core_lib) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
+all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk
 
-tests: all $(test_bins) $(preload_libs) $(broken_libs) $(BUILD)/gen-params  ## build the test programs too
+test_needs := $(test_bins) $(preload_libs) $(broken_libs) $(device_objs) $(BUILD)/gen-params
+
+tests: all $(test_needs)  ## build the test programs too
 
 help:  ## this list
 	@awk -F'## ' '/^[a-z-]+:.*## /{split($$1,a,":"); printf "  make %-12s %s\n", a[1], $$2}' config/targets.mk
@@ -101,6 +103,11 @@ bench:  ## all-reduce over shared memory and sockets against Open MPI and memcpy
 	$(build_with) BUILD='$(BUILD)' all
 	@bash bench/run.sh '$(BUILD)' $(RUN)
 
+bench-tuning:  ## which algorithm and protocol is faster from which size on: what core/rt_tune.c goes by
+	$(setup) build bench
+	$(build_with) BUILD='$(BUILD)' $(BUILD)/bin/rail-coll $(BUILD)/lib/libnccl-net-socket.so
+	@CC='$(CC)' python3 bench/tuning.py --build '$(BUILD)' $(RUN)
+
 bench_socket_needs := $(BUILD)/lib/libnccl-net-socket.so $(BUILD)/bin/rail-kit $(BUILD)/test/libcongestion.so
 
 bench-socket:  ## the socket plugin against UCX, plain TCP streams and any plugin given
@@ -121,7 +128,7 @@ kit-proof:  ## docs/results/kit-proof.md: planted defects and what rail-kit says
 	$(build_with) BUILD='$(BUILD)' $(BUILD)/bin/rail-kit $(broken_libs)
 	@RAIL_BUILD='$(BUILD)' python3 test/broken/proof.py --write docs/results/kit-proof.md $(RUN)
 
-gpu-test:  ## real NCCL through the plugin, on a machine with a GPU
+gpu-test:  ## the CUDA kernels, and real NCCL through the plugin, on a machine with a GPU
 	$(setup) build
 	$(build_with) BUILD='$(BUILD)' tests
 	@bash test/gpu/run.sh '$(BUILD)' $(RUN)

@@ -25,6 +25,8 @@
 #define RT_STEPS 8
 
 enum rt_proto { RT_SIMPLE = 0, RT_LL = 1, RT_NPROTO = 2 };
+/* A protocol that only kernels on a GPU have, with slots of its own. */
+#define RD_LL128 RT_NPROTO
 
 struct rt_slot {
   uint64_t bytes : 56; /* of the step's message */
@@ -40,8 +42,8 @@ struct rt_slot {
 #define RT_CONN_PROXY 0x1u /* the other side of the FIFO is a proxy */
 
 struct rt_conn {
-  char *buff[RT_NPROTO]; /* RT_STEPS slots each */
-  uint64_t slot_size[RT_NPROTO];
+  char *buff[RT_NPROTO + 1]; /* RT_STEPS slots each; RD_LL128's at a multiple of 128, NULL where it is not used */
+  uint64_t slot_size[RT_NPROTO + 1];
   struct rt_slot *slot;
   uint64_t *tail, *credit;
   uint64_t step;    /* next step of this side; kernel's own */

@@ -35,8 +35,7 @@ void rt_kernel_count_steps(const struct rt_kernel *k, uint64_t *nsend, uint64_t 
 }
 
 void rt_kernel_init(struct rt_kernel *k) {
-  enum rt_coll coll = k->sched.coll == RT_RECV ? RT_SEND : k->sched.coll;
-  k->call = k->sched.count * k->sched.esize << 4 | (uint64_t)coll;
+  k->call = rt_sched_call(&k->sched);
   k->n = rt_sched_actions(&k->sched);
   k->i = k->grant_i = k->ll_line = k->ll_idle = k->direct_steps = 0;
   k->phase = RT_KP_TURN;
@@ -81,9 +80,9 @@ static bool recv_ready(struct rt_kernel *k, const struct rt_action *a) {
   if (k->proto == RT_LL && !(c->flags & RT_CONN_PROXY)) {
     uint64_t lines = ll_lines(a->n * k->sched.esize);
     k->ll_line = rt_ll_arrived(rt_conn_slot_buff(c, RT_LL, c->step), k->ll_line, lines, rt_ll_flag(c->step));
-    if (k->ll_line == lines) return true;
     /* Lines that never come belong to a sender whose call differs; the counter, seldom looked at, has its step. */
-    return k->ll_idle++ % LL_IDLE_LOOK == LL_IDLE_LOOK - 1 && rt_observe(c->tail) > c->step;
+    if (k->ll_line < lines && k->ll_idle++ % LL_IDLE_LOOK != LL_IDLE_LOOK - 1) return false;
+    /* Lines have no order of their own: what the slot says of a GPU's step can be read when the counter has it. */
   }
   if (c->seen <= c->step) c->seen = rt_observe(c->tail);
   return c->seen > c->step;

@@ -31,7 +31,7 @@ struct rt_kernel {
   struct rt_direct send_direct[2]; /* towards `send`: the input, and the output where that is passed on */
   struct rt_direct recv_direct;    /* from `recv`: the receive buffer */
 
-  uint64_t call; /* bytes of NCCL's count << 4 | collective: what both ends of a connection must agree on */
+  uint64_t call; /* rt_sched_call */
 
   /* Progress. */
   enum { RT_KP_TURN, RT_KP_RUN, RT_KP_DRAIN, RT_KP_DONE } phase;

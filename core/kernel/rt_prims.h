@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "core/kernel/rt_kernel.h"
+#include "core/kernel/rt_types.h"
 
 #define RT_LL_LINE 16u   /* bytes of a line */
 #define RT_LL_PAYLOAD 8u /* bytes it carries */
@@ -96,7 +97,7 @@ static inline void rt_prim_combine(const struct rt_kernel *k, struct rt_group g,
 
 /* ---- LL ---------------------------------------------------------------- */
 
-static inline uint32_t rt_ll_flag(uint64_t step) { return (uint32_t)(step + 1); }
+RT_HD uint32_t rt_ll_flag(uint64_t step) { return (uint32_t)(step + 1); }
 
 /* How many of `lines` from `from` on have arrived in a row. */
 static inline uint64_t rt_ll_arrived(const char *slot, uint64_t from, uint64_t lines, uint32_t flag) {

@@ -9,6 +9,7 @@
 #endif
 
 #include "common/compiler.h"
+#include "core/kernel/rt_element.h"
 #include "core/kernel/rt_reduce_table.h"
 #include "core/kernel/rt_types.h"
 
@@ -120,16 +121,7 @@ void rt_scalar_premul(union rt_scalar *arg, int type, const void *value) {
   uint64_t bits = 0;
   /* Low bytes first on every machine we build for; the factor's upper bits do not matter to wrapped products. */
   memcpy(&bits, value, rt_type_size(type));
-  *arg = (union rt_scalar){.u64 = bits};
-  switch (type) {
-    case RT_FLOAT16: arg->f32 = rt_f16_to_f32((uint16_t)bits); break;
-    case RT_BFLOAT16: arg->f32 = rt_bf16_to_f32((uint16_t)bits); break;
-    case RT_FLOAT8E4M3: arg->f32 = rt_e4m3_to_f32((uint8_t)bits); break;
-    case RT_FLOAT8E5M2: arg->f32 = rt_e5m2_to_f32((uint8_t)bits); break;
-    case RT_FLOAT32: arg->f32 = rt_bits_f32((uint32_t)bits); break;
-    case RT_FLOAT64: memcpy(&arg->f64, value, sizeof arg->f64); break;
-    default: break;
-  }
+  *arg = rt_factor(type, bits);
 }
 
 /* The C library's memcpy already switches to streaming stores where they win. */

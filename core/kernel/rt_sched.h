@@ -53,4 +53,7 @@ uint64_t rt_sched_actions(const struct rt_sched *s);
 /* Fills *a for 0 <= i < rt_sched_actions(s). */
 void rt_sched_action(const struct rt_sched *s, uint64_t i, struct rt_action *a);
 
+/* What both ends of a connection must agree on: bytes of NCCL's count << 4 | collective. */
+uint64_t rt_sched_call(const struct rt_sched *s);
+
 #endif

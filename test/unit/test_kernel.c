@@ -8,88 +8,22 @@
 
 #include "core/kernel/rt_prims.h"
 #include "core/kernel/rt_types.h"
+#include "test/device/link.h"
 #include "test/harness/tap.h"
 
 #define MAX_RANKS 5
 #define SLOT 256u /* bytes of a slot, both protocols */
 #define POLLS 2000000
 
-/* One directed connection: shared memory, or two FIFOs and a proxy between them. */
-struct half {
-  struct rt_slot slot[RT_STEPS];
-  char *buff[RT_NPROTO];
-  uint64_t tail, credit, base;
-};
-struct link {
-  struct rt_conn send, recv;
-  struct half at_send, at_recv; /* at_recv only with a proxy */
-  bool proxied;
-  uint64_t moved; /* steps that the proxy has taken over */
-};
-
-static void half_init(struct half *h, uint64_t step) {
-  for (int p = 0; p < RT_NPROTO; p++)
-    h->buff[p] = aligned_alloc(64, (size_t)SLOT * RT_STEPS), memset(h->buff[p], 0xa5, SLOT * RT_STEPS);
-  h->tail = step;
+static void link_open(struct link *l, bool proxied, uint64_t step) {
+  link_init(l, aligned_alloc(128, link_bytes(SLOT, proxied)), SLOT, proxied, step);
 }
 
-/* Every LL line is as if last written 2^32 steps before the step that comes `ahead` rounds after `step`. */
-static void poison(struct half *h, uint64_t step, uint64_t ahead) {
-  for (uint64_t s = step / RT_STEPS * RT_STEPS, i = 0; i < RT_STEPS; i++) {
-    uint64_t *half = (uint64_t *)(void *)(h->buff[RT_LL] + i * SLOT);
-    for (size_t n = 0; n < SLOT / 8; n++) half[n] = (uint64_t)rt_ll_flag(s + i + ahead * RT_STEPS) << 32 | 0xdead;
-  }
-}
+static void link_close(struct link *l) { free(l->at_send.buff[0]); }
 
-static void conn_init(struct rt_conn *c, struct half *h, uint64_t step, unsigned flags) {
-  *c = (struct rt_conn){.slot = h->slot, .tail = &h->tail, .credit = &h->credit, .step = step, .flags = flags};
-  for (int p = 0; p < RT_NPROTO; p++) {
-    c->buff[p] = h->buff[p];
-    c->slot_size[p] = SLOT;
-  }
-}
-
-static void link_init(struct link *l, bool proxied, uint64_t step) {
-  memset(l, 0, sizeof *l);
-  l->proxied = proxied;
-  l->moved = step;
-  half_init(&l->at_send, step);
-  l->at_send.credit = step + RT_STEPS;
-  poison(&l->at_send, step, 1u << 20);
-  if (proxied) {
-    half_init(&l->at_recv, step);
-    l->at_recv.credit = step;
-    poison(&l->at_recv, step, 1u << 20);
-  }
-  conn_init(&l->send, &l->at_send, step, proxied ? RT_CONN_PROXY : 0);
-  conn_init(&l->recv, proxied ? &l->at_recv : &l->at_send, step, proxied ? RT_CONN_PROXY : 0);
-  l->recv.granted = proxied ? step : step + RT_STEPS;
-}
-
-static void link_free(struct link *l) {
-  for (int p = 0; p < RT_NPROTO; p++) {
-    free(l->at_send.buff[p]);
-    if (l->proxied) free(l->at_recv.buff[p]);
-  }
-}
-
-/* What two proxies and a wire do: one step, where sender and receiver allow it. */
-static void link_move(struct link *l, enum rt_proto proto) {
-  if (!l->proxied) return;
-  if (rt_observe(&l->at_send.tail) <= l->moved || rt_observe(&l->at_recv.credit) <= l->moved) return;
-  const struct rt_slot *from = &l->at_send.slot[l->moved % RT_STEPS];
-  struct rt_slot *to = &l->at_recv.slot[l->moved % RT_STEPS];
-  const char *src = from->ptr ? from->ptr : rt_conn_slot_buff(&l->send, proto, l->moved);
-  char *dst = to->ptr ? to->ptr : rt_conn_slot_buff(&l->recv, proto, l->moved);
-  CHECK(!from->ptr || from->mhandle);
-  CHECK(!to->ptr || to->mhandle);
-  CHECK_MSG(from->bytes <= (to->ptr ? to->capacity : SLOT), "a step of %llu bytes overruns",
-            (unsigned long long)from->bytes);
-  memcpy(dst, src, from->bytes);
-  to->bytes = from->bytes;
-  l->moved++;
-  rt_publish(&l->at_recv.tail, l->moved);
-  rt_publish(&l->at_send.credit, l->moved + RT_STEPS);
+static void move(struct link *l, enum rt_proto proto) {
+  link_move(l, proto);
+  CHECK_MSG(!l->broken, "%s", l->broken);
 }
 
 /* ---- collectives of a ring ---- */
@@ -110,11 +44,11 @@ struct shape {
 
 static void ring_init(struct ring *ring, const struct shape *s) {
   ring->n = s->n;
-  for (int r = 0; r < s->n; r++) link_init(&ring->link[r], s->proxied, s->step);
+  for (int r = 0; r < s->n; r++) link_open(&ring->link[r], s->proxied, s->step);
 }
 
 static void ring_free(struct ring *ring) {
-  for (int r = 0; r < ring->n; r++) link_free(&ring->link[r]);
+  for (int r = 0; r < ring->n; r++) link_close(&ring->link[r]);
 }
 
 static int32_t value(int rank, uint64_t i) { return (int32_t)(i * 7 + (uint64_t)rank * 1000003 + 1); }
@@ -178,7 +112,7 @@ static void poll_all(struct ring *ring, struct rt_kernel *k, int n, enum rt_prot
                 (unsigned long long)k[r].expected);
       if (state == RT_K_DONE) done[r] = true, left--;
     }
-    for (int r = 0; r < ring->n; r++) link_move(&ring->link[r], proto);
+    for (int r = 0; r < ring->n; r++) move(&ring->link[r], proto);
   }
 }
 
@@ -282,8 +216,8 @@ static void pair_kernels(struct rt_kernel *s, struct rt_kernel *r, struct link *
 TEST(ll_lines_of_2_to_the_32_steps_ago) {
   struct link l;
   uint64_t start = (1ull << 32) - 24;
-  link_init(&l, false, start);
-  poison(&l.at_send, start, 5); /* right in the fifth round from now, two rounds after 2^32 */
+  link_open(&l, false, start);
+  link_poison(&l.at_send, SLOT, start, 5); /* right in the fifth round from now, two rounds after 2^32 */
   for (int i = 0; i < 60; i++) {
     uint64_t bytes = i < 36 ? 8 : 120; /* one line; fifteen lines from step 2^32 + 12 on */
     char out[120], in[120] = {0};
@@ -299,23 +233,23 @@ TEST(ll_lines_of_2_to_the_32_steps_ago) {
     CHECK_INT(rt_kernel_poll(&r), RT_K_DONE);
     CHECK_MSG(memcmp(in, out, bytes) == 0, "message %d", i);
   }
-  link_free(&l);
+  link_close(&l);
 }
 
 /* The receiver's last state when the two disagree. */
 static enum rt_kernel_state disagree(bool proxied, enum rt_proto sp, enum rt_proto rp, uint64_t nsend, uint64_t nrecv) {
   static char out[2 * SLOT], in[2 * SLOT];
   struct link l;
-  link_init(&l, proxied, 0);
+  link_open(&l, proxied, 0);
   struct rt_kernel s, r;
   pair_kernels(&s, &r, &l, sp, rp, out, nsend, in, nrecv);
   enum rt_kernel_state state = RT_K_WAIT;
   for (int i = 0; i < 1000 && state != RT_K_DONE && state != RT_K_MISMATCH; i++) {
     state = rt_kernel_poll(&r);
     rt_kernel_poll(&s);
-    link_move(&l, sp);
+    move(&l, sp);
   }
-  link_free(&l);
+  link_close(&l);
   return state;
 }
 
@@ -341,21 +275,21 @@ TEST(protocols_that_differ_are_found) {
 TEST(mismatch_says_both_sizes) {
   static char out[SLOT], in[SLOT];
   struct link l;
-  link_init(&l, false, 0);
+  link_open(&l, false, 0);
   struct rt_kernel s, r;
   pair_kernels(&s, &r, &l, RT_SIMPLE, RT_SIMPLE, out, 100, in, 60);
   rt_kernel_poll(&s);
   CHECK_INT(rt_kernel_poll(&r), RT_K_MISMATCH);
   CHECK_INT(r.got, 100);
   CHECK_INT(r.expected, 60);
-  link_free(&l);
+  link_close(&l);
 }
 
 /* ---- order on one connection ---- */
 
 TEST(operations_take_turns) {
   struct link l;
-  link_init(&l, false, 0);
+  link_open(&l, false, 0);
   enum { N = 4, BYTES = 20 * SLOT };
   static char out[N][BYTES], in[N][BYTES];
   struct rt_kernel s[N], r[N];
@@ -376,13 +310,13 @@ TEST(operations_take_turns) {
     }
   }
   for (int i = 0; i < N; i++) CHECK_MSG(memcmp(in[i], out[i], BYTES) == 0, "message %d is wrong", i);
-  link_free(&l);
+  link_close(&l);
 }
 
 /* A kernel that sends from user memory is not done before the proxy is. */
 TEST(direct_sends_are_drained) {
   struct link l;
-  link_init(&l, true, 0);
+  link_open(&l, true, 0);
   static char out[100], in[100];
   struct rt_kernel s, r;
   pair_kernels(&s, &r, &l, RT_SIMPLE, RT_SIMPLE, out, 100, in, 100);
@@ -390,10 +324,10 @@ TEST(direct_sends_are_drained) {
   for (int i = 0; i < 10; i++) CHECK(rt_kernel_poll(&s) != RT_K_DONE);
   CHECK(l.at_send.slot[0].ptr == out);
   rt_kernel_poll(&r); /* grants */
-  link_move(&l, RT_SIMPLE);
+  move(&l, RT_SIMPLE);
   CHECK_INT(rt_kernel_poll(&s), RT_K_DONE);
   CHECK_INT(rt_kernel_poll(&r), RT_K_DONE);
-  link_free(&l);
+  link_close(&l);
 }
 
 /* The counts told to the proxies are the steps that are made. */

@@ -3,12 +3,16 @@
  * Every type, operation and instruction set of this machine against a scalar
  * reference of this file, which works on one element at a time in 64-bit integers
  * or double and shares only the scalar conversions (proved by test_types).
+ *
+ * One thread, so the thread sanitizer has nothing to find:
+ * TEST-SAN: asan
  */
 #include <math.h>
 
 #include "common/compiler.h"
 #include "core/kernel/rt_reduce.h"
 #include "core/kernel/rt_types.h"
+#include "test/harness/elements.h"
 #include "test/harness/tap.h"
 
 #define GUARD 64
@@ -28,24 +32,6 @@ static bool is_float(int type) { return type >= RT_FLOAT16; }
 static bool is_signed(int type) { return type == RT_INT8 || type == RT_INT32 || type == RT_INT64; }
 
 /* ---- the reference, on elements held in the low bits of a uint64_t ---- */
-
-static uint64_t load(const void *p, int type) {
-  uint64_t v = 0;
-  memcpy(&v, p, rt_type_size(type));
-  return v;
-}
-
-static double to_double(uint64_t v, int type) {
-  double d;
-  switch (type) {
-    case RT_FLOAT16: return (double)rt_f16_to_f32((uint16_t)v);
-    case RT_BFLOAT16: return (double)rt_bf16_to_f32((uint16_t)v);
-    case RT_FLOAT8E4M3: return (double)rt_e4m3_to_f32((uint8_t)v);
-    case RT_FLOAT8E5M2: return (double)rt_e5m2_to_f32((uint8_t)v);
-    case RT_FLOAT32: return (double)rt_bits_f32((uint32_t)v);
-    default: memcpy(&d, &v, sizeof d); return d;
-  }
-}
 
 /* Double to the type. Sums and products of two floats or smaller, computed in
  * double and rounded to float, are what float arithmetic gives. */
@@ -70,23 +56,23 @@ static int64_t to_signed(uint64_t v, int type) {
 static bool less(uint64_t a, uint64_t b, int type) {
   if (is_signed(type)) return to_signed(a, type) < to_signed(b, type);
   if (!is_float(type)) return a < b;
-  double x = to_double(a, type), y = to_double(b, type);
+  double x = element_number(a, type), y = element_number(b, type);
   return x < y || (x == y && signbit(x) && !signbit(y));
 }
 
 static uint64_t ref_minmax(uint64_t a, uint64_t b, int type, bool min) {
   uint64_t r;
-  if (is_float(type) && isnan(to_double(a, type))) r = b;
-  else if (is_float(type) && isnan(to_double(b, type))) r = a;
+  if (is_float(type) && isnan(element_number(a, type))) r = b;
+  else if (is_float(type) && isnan(element_number(b, type))) r = a;
   else r = less(a, b, type) == min ? a : b;
   /* Through the type's own rounding: NaN becomes the one NaN, e5m2's infinity is clipped. */
-  return is_float(type) ? from_double(to_double(r, type), type) : r;
+  return is_float(type) ? from_double(element_number(r, type), type) : r;
 }
 
 static uint64_t ref_reduce(uint64_t a, uint64_t b, int type, int op) {
   if (op == RT_MAX || op == RT_MIN) return ref_minmax(a, b, type, op == RT_MIN);
   if (!is_float(type)) return op == RT_PROD ? a * b : a + b;
-  double x = to_double(a, type), y = to_double(b, type);
+  double x = element_number(a, type), y = element_number(b, type);
   return from_double(op == RT_PROD ? x * y : x + y, type);
 }
 
@@ -151,7 +137,8 @@ static void fresh(const struct shape *s, int type) {
 static void expect_reduce(const struct shape *s, int type, int op) {
   size_t size = rt_type_size(type);
   for (size_t i = 0; i < s->n; i++) {
-    uint64_t a = load(at(buf_a, s->off_a) + i * size, type), b = load(at(buf_b, s->off_b) + i * size, type);
+    uint64_t a = element_bits(at(buf_a, s->off_a) + i * size, type);
+    uint64_t b = element_bits(at(buf_b, s->off_b) + i * size, type);
     uint64_t r = ref_reduce(a, b, type, op);
     memcpy(want + i * size, &r, size);
   }
@@ -227,7 +214,7 @@ static void check_unary(const struct shape *s, int type, int op) {
 
   fresh(s, type);
   for (size_t i = 0; i < s->n; i++) {
-    uint64_t v = load(at(buf_a, s->off_a) + i * size, type);
+    uint64_t v = element_bits(at(buf_a, s->off_a) + i * size, type);
     uint64_t r = post ? ref_divide(v, type, ranks) : ref_reduce(v, factor, type, RT_PROD);
     memcpy(want + i * size, &r, size);
   }

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test/device/block_case.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/compiler.h"
+#include "core/kernel/rt_kernel.h"
+#include "core/kernel/rt_prims.h"
+#include "core/kernel/rt_types.h"
+#include "test/device/link.h"
+
+#define CHANNELS 2
+#define PARTS 2
+#define GUARD 64u      /* bytes around each buffer */
+#define TOO_LONG 20    /* seconds without an end */
+
+/* All ranks, with all they have. There are two of them: what is tested, and host kernels alone. */
+struct world {
+  const struct block_case *c;
+  size_t esize, nsend, nrecv, user_bytes; /* of a rank */
+  char *memory;                           /* all that is below */
+  struct link *link;                      /* [channel * nranks + rank]: from there to rank + 1 */
+  char *user[BLOCK_RANKS];
+  char *factor;
+  uint32_t *abort;
+  struct rt_device_launch *launch;
+  int job[PARTS][CHANNELS][BLOCK_RANKS]; /* its number, or -1 */
+  struct rt_kernel kernel[PARTS * CHANNELS * BLOCK_RANKS];
+  int nkernels;
+  const char *wrong; /* what the thread of host kernels and proxies found */
+  int stop;
+};
+
+uint64_t block_case_chunk(int proto, uint64_t esize) {
+  const uint64_t ll128 = BLOCK_SLOT / 128 * 120;
+  const uint64_t bytes = proto == RD_LL128 ? ll128 : rt_proto_payload((enum rt_proto)proto, BLOCK_SLOT);
+  return bytes / RAIL_MAX(esize, 1u);
+}
+
+const char *block_case_text(const struct block_case *c) {
+  static char text[300];
+  static const char *const protos[] = {"Simple", "LL", "LL128"};
+  snprintf(text, sizeof text,
+           "coll %d, %s, %s, op %d, %d ranks, root %d, count %llu, chunk %llu, %d channels, %d parts%s%s%s, "
+           "misalign %u, host ranks %#x, step %llu, %u threads, %d runs",
+           (int)c->coll, protos[c->proto], rt_type_name(c->type), c->op, c->nranks, c->root,
+           (unsigned long long)c->count, (unsigned long long)c->chunk, c->channels, c->parts,
+           c->proxied ? ", proxied" : "", c->in_place ? ", in place" : "", c->deferred ? ", deferred" : "", c->misalign,
+           c->host_ranks, (unsigned long long)c->step, c->threads, c->runs);
+  return text;
+}
+
+/* ---- user memory ---- */
+
+static char *send_buffer(const struct world *w, int r) {
+  const struct block_case *c = w->c;
+  char *p = w->user[r] + GUARD + c->misalign;
+  if (c->coll == RT_ALLGATHER && c->in_place) return p + w->nsend * w->esize + GUARD + (size_t)r * c->count * w->esize;
+  return p;
+}
+
+static char *recv_buffer(const struct world *w, int r) {
+  const struct block_case *c = w->c;
+  if (c->coll == RT_REDUCE && r != c->root) return NULL;
+  char *p = w->user[r] + GUARD + c->misalign;
+  if (c->in_place && c->coll == RT_REDUCE_SCATTER) return p + (size_t)r * c->count * w->esize;
+  if (c->in_place && c->coll != RT_ALLGATHER) return p;
+  return p + w->nsend * w->esize + GUARD;
+}
+
+static void user_fill(const struct world *w, int run) {
+  uint64_t x = 88172645463325252u + (uint64_t)run;
+  for (int r = 0; r < w->c->nranks; r++)
+    for (size_t i = 0; i < w->user_bytes; i++) {
+      x = x * 6364136223846793005u + 1442695040888963407u;
+      w->user[r][i] = (char)(x >> 56);
+    }
+}
+
+/* 1.5, or 3 in a type that has no halves. */
+static void factor_fill(char *to, int type) {
+  const float f = 1.5f;
+  const double d = 1.5;
+  const uint64_t three = 3;
+  const uint16_t half = type == RT_FLOAT16 ? rt_f32_to_f16(f) : rt_f32_to_bf16(f);
+  const uint8_t small = type == RT_FLOAT8E4M3 ? rt_f32_to_e4m3(f) : rt_f32_to_e5m2(f);
+  switch (type) {
+    case RT_FLOAT64: memcpy(to, &d, sizeof d); break;
+    case RT_FLOAT32: memcpy(to, &f, sizeof f); break;
+    case RT_FLOAT16:
+    case RT_BFLOAT16: memcpy(to, &half, sizeof half); break;
+    case RT_FLOAT8E4M3:
+    case RT_FLOAT8E5M2: memcpy(to, &small, sizeof small); break;
+    default: memcpy(to, &three, rt_type_size(type)); break;
+  }
+}
+
+/* ---- who does what ---- */
+
+static struct rt_sched sched_of(const struct world *w, int r, int channel, int part) {
+  const struct block_case *c = w->c;
+  const uint64_t parts = (uint64_t)c->parts, pieces = (uint64_t)c->channels * parts;
+  const uint64_t i = (uint64_t)channel * parts + (uint64_t)part;
+  struct rt_sched s = {.coll = c->coll, .rank = r, .nranks = c->nranks, .root = c->root, .esize = w->esize};
+  if (c->coll == RT_SEND && r == 1) s.coll = RT_RECV;
+  if (s.coll != RT_RECV) s.send = send_buffer(w, r);
+  if (s.coll != RT_SEND) s.recv = recv_buffer(w, r);
+  s.count = c->count;
+  s.lo = c->count * i / pieces;
+  s.len = c->count * (i + 1) / pieces - s.lo;
+  s.chunk = c->chunk;
+  return s;
+}
+
+static struct rt_conn *recv_conn(const struct world *w, const struct rt_sched *s, int channel) {
+  const int prev = (s->rank + s->nranks - 1) % s->nranks;
+  const bool none = s->nranks == 1 || s->coll == RT_SEND || (s->coll == RT_BROADCAST && s->rank == s->root) ||
+                    (s->coll == RT_REDUCE && prev == s->root);
+  return none ? NULL : &w->link[channel * s->nranks + prev].recv;
+}
+
+static struct rt_conn *send_conn(const struct world *w, const struct rt_sched *s, int channel) {
+  const bool none = s->nranks == 1 || s->coll == RT_RECV || (s->coll == RT_REDUCE && s->rank == s->root) ||
+                    (s->coll == RT_BROADCAST && (s->rank + 1) % s->nranks == s->root);
+  return none ? NULL : &w->link[channel * s->nranks + s->rank].send;
+}
+
+static union rt_scalar scalar_of(const struct world *w) {
+  union rt_scalar s = {0};
+  if (w->c->op == RT_AVG) rt_scalar_avg(&s, w->c->type, w->c->nranks);
+  if (w->c->op == RT_PREMULSUM) rt_scalar_premul(&s, w->c->type, w->factor);
+  return s;
+}
+
+static void add_kernel(struct world *w, int proto, int r, int channel, int part) {
+  struct rt_kernel *k = &w->kernel[w->nkernels++];
+  *k = (struct rt_kernel){.sched = sched_of(w, r, channel, part), .proto = (enum rt_proto)proto};
+  if (w->c->op >= 0) k->fns = rt_reduce_lookup(w->c->type, w->c->op);
+  k->scalar = scalar_of(w);
+  k->recv = recv_conn(w, &k->sched, channel);
+  k->send = send_conn(w, &k->sched, channel);
+}
+
+static void add_job(struct world *w, int r, int channel, int part) {
+  const struct block_case *c = w->c;
+  const int number = w->launch->njobs++, before = part > 0 ? w->job[part - 1][channel][r] : -1;
+  struct rt_device_job *j = &w->launch->job[number];
+  *j = (struct rt_device_job){.sched = sched_of(w, r, channel, part), .proto = c->proto, .type = c->type, .op = c->op};
+  w->job[part][channel][r] = number;
+  if (c->deferred) {
+    j->deferred = w->factor;
+  } else {
+    j->scalar = scalar_of(w);
+  }
+  j->recv = recv_conn(w, &j->sched, channel);
+  j->send = send_conn(w, &j->sched, channel);
+  j->recv_after = j->recv ? before : -1;
+  j->send_after = j->send ? before : -1;
+  j->call = rt_sched_call(&j->sched);
+}
+
+/* ---- a world ---- */
+
+static size_t room(size_t bytes) { return RAIL_ROUND_UP(bytes, (size_t)128); }
+
+static bool world_open(struct world *w, const struct block_machine *m, const struct block_case *c, bool tested) {
+  const int nlinks = c->channels * c->nranks, njobs = c->parts * nlinks;
+  const bool proxied = tested && c->proxied;
+  memset(w, 0, sizeof *w);
+  w->c = c;
+  w->esize = rt_type_size(c->type);
+  w->nsend = (c->coll == RT_REDUCE_SCATTER ? (size_t)c->nranks : 1) * c->count;
+  w->nrecv = (c->coll == RT_ALLGATHER ? (size_t)c->nranks : 1) * c->count;
+  w->user_bytes = room(3 * GUARD + c->misalign + (w->nsend + w->nrecv) * w->esize);
+  const uint64_t slot = tested ? BLOCK_SLOT : room(c->chunk * w->esize);
+  const size_t link_memory = room(link_bytes(slot, proxied));
+  const size_t links = room((size_t)nlinks * sizeof *w->link);
+  const size_t launch = room(sizeof *w->launch + (size_t)njobs * sizeof w->launch->job[0]);
+  char *at = m->get(links + (size_t)nlinks * link_memory + (size_t)c->nranks * w->user_bytes + launch + 2 * room(8));
+  if (!at) return false;
+  w->memory = at;
+  w->link = (struct link *)(void *)at;
+  at += links;
+  for (int i = 0; i < nlinks; i++, at += link_memory) link_init(&w->link[i], at, slot, proxied, tested ? c->step : 0);
+  for (int r = 0; r < c->nranks; r++, at += w->user_bytes) w->user[r] = at;
+  w->factor = at;
+  factor_fill(w->factor, c->type);
+  w->abort = (uint32_t *)(void *)(at + room(8));
+  *w->abort = 0;
+  w->launch = (struct rt_device_launch *)(void *)(at + 2 * room(8));
+  w->launch->run = 0;
+  w->launch->abort = w->abort;
+  w->launch->njobs = 0;
+  return true;
+}
+
+/* Jobs once; kernels, which are used up, before each run. */
+static void world_fill(struct world *w, bool tested, int run) {
+  const struct block_case *c = w->c;
+  w->nkernels = 0;
+  for (int part = 0; part < c->parts; part++)
+    for (int channel = 0; channel < c->channels; channel++)
+      for (int r = 0; r < c->nranks; r++) {
+        const bool host = !tested || (c->host_ranks >> r & 1);
+        if (host) {
+          w->job[part][channel][r] = -1;
+          add_kernel(w, tested ? c->proto : RT_SIMPLE, r, channel, part);
+        } else if (run == 0) {
+          add_job(w, r, channel, part);
+        }
+      }
+  for (int i = 0; i < w->nkernels; i++) rt_kernel_init(&w->kernel[i]);
+  user_fill(w, run);
+}
+
+/* ---- running ---- */
+
+/* One look at every host kernel and every wire. True when all kernels are done. */
+static bool host_pass(struct world *w, bool *done) {
+  bool all = true;
+  for (int i = 0; i < w->c->channels * w->c->nranks; i++) {
+    link_move(&w->link[i], RT_SIMPLE);
+    if (w->link[i].broken) w->wrong = w->link[i].broken;
+  }
+  for (int i = 0; i < w->nkernels; i++) {
+    if (done[i]) continue;
+    const enum rt_kernel_state state = rt_kernel_poll(&w->kernel[i]);
+    if (state == RT_K_MISMATCH) w->wrong = "a host kernel found a mismatch";
+    done[i] = state == RT_K_DONE;
+    all = all && done[i];
+  }
+  return all;
+}
+
+/* Host kernels and wires, until the former are done and the blocks have ended. If that takes too long: abort. */
+static void *host_main(void *arg) {
+  struct world *w = arg;
+  bool done[PARTS * CHANNELS * BLOCK_RANKS] = {0};
+  const time_t start = time(NULL);
+  for (;;) {
+    const bool all = host_pass(w, done), ended = __atomic_load_n(&w->stop, __ATOMIC_ACQUIRE);
+    if (all && ended) return NULL;
+    if (time(NULL) - start > TOO_LONG) w->wrong = "no end";
+    if (w->wrong) {
+      __atomic_store_n(w->abort, 1, __ATOMIC_RELAXED);
+      return NULL;
+    }
+    sched_yield();
+  }
+}
+
+static const char *run_tested(struct world *w, const struct block_machine *m) {
+  pthread_t host;
+  w->stop = 0;
+  w->launch->run++;
+  if (pthread_create(&host, NULL, host_main, w) != 0) return "no thread";
+  const bool ran = m->run(w->launch, w->c->threads);
+  __atomic_store_n(&w->stop, 1, __ATOMIC_RELEASE);
+  pthread_join(host, NULL);
+  if (!ran) return "the launch failed";
+  if (w->wrong) return w->wrong;
+  for (int i = 0; i < w->launch->njobs; i++) {
+    if (!rt_device_ended(w->launch, i)) return "a job does not say that it has run";
+    if (w->launch->job[i].state != RT_DEVICE_DONE) return "a job is not done";
+  }
+  return NULL;
+}
+
+static const char *compare(const struct world *tested, const struct world *alone) {
+  static char text[160];
+  const struct block_case *c = tested->c;
+  for (int r = 0; r < c->nranks; r++)
+    for (size_t i = 0; i < tested->user_bytes; i++) {
+      if (tested->user[r][i] == alone->user[r][i]) continue;
+      snprintf(text, sizeof text, "rank %d, byte %zu of %zu is %#x, host kernels have %#x", r, i, tested->user_bytes,
+               (unsigned char)tested->user[r][i], (unsigned char)alone->user[r][i]);
+      return text;
+    }
+  for (int i = 0; i < c->channels * c->nranks; i++) {
+    const struct link *t = &tested->link[i], *a = &alone->link[i];
+    if (t->send.step - c->step != a->send.step || t->recv.step - c->step != a->recv.step)
+      return "a connection's steps are not those that were made";
+    if (rt_observe(t->send.tail) != t->send.step || rt_observe(t->recv.tail) != t->recv.step)
+      return "a connection's counters are not its steps";
+  }
+  return NULL;
+}
+
+const char *block_case_run(const struct block_machine *m, const struct block_case *c) {
+  struct world tested, alone;
+  const char *why = NULL;
+  if (!world_open(&tested, m, c, true)) return "no memory";
+  if (!world_open(&alone, m, c, false)) {
+    m->put(tested.memory);
+    return "no memory";
+  }
+  for (int run = 0; run < c->runs && !why; run++) {
+    world_fill(&tested, true, run);
+    world_fill(&alone, false, run);
+    alone.stop = 1; /* when its kernels are done, it is over */
+    host_main(&alone);
+    why = alone.wrong ? alone.wrong : run_tested(&tested, m);
+    if (!why) why = compare(&tested, &alone);
+  }
+  m->put(tested.memory);
+  m->put(alone.memory);
+  return why;
+}
+
+/* ---- the list ---- */
+
+/* The same numbers every time. */
+static unsigned pick(unsigned *state, unsigned n) {
+  *state = *state * 1103515245u + 12345u;
+  return (*state >> 16) % n;
+}
+
+static bool reduces(enum rt_coll coll) {
+  return coll != RT_ALLGATHER && coll != RT_BROADCAST && coll != RT_SEND && coll != RT_RECV;
+}
+
+/* What goes along with a case, chosen by lot. */
+static void pick_the_rest(struct block_case *c, unsigned *lot) {
+  static const uint64_t steps[] = {0, RT_LL_CLEAN_MASK - 4, (1ull << 32) - 5};
+  const uint64_t most = block_case_chunk(c->proto, rt_type_size(c->type));
+  c->root = (int)pick(lot, (unsigned)c->nranks);
+  c->chunk = pick(lot, 2) ? most : most / 3 + 1;
+  c->channels = 1 + (int)pick(lot, CHANNELS);
+  c->parts = 1 + (int)pick(lot, PARTS);
+  c->proxied = c->proto == RT_SIMPLE && pick(lot, 3) == 0;
+  c->in_place = c->coll != RT_SEND && pick(lot, 2);
+  c->deferred = c->op == RT_PREMULSUM && pick(lot, 2);
+  c->misalign = pick(lot, 2) ? 0 : pick(lot, 17);
+  if (c->proto != RD_LL128 && c->nranks > 1 && pick(lot, 3) == 0) c->host_ranks = 1u << pick(lot, (unsigned)c->nranks);
+  c->step = steps[pick(lot, 3)];
+  c->runs = pick(lot, 3) ? 1 : 3;
+  c->threads = c->proto == RD_LL128 ? (pick(lot, 6) ? 8 : 32) : (pick(lot, 6) ? 1 + pick(lot, 6) : 33);
+}
+
+void block_cases(enum rt_coll coll, bool few, bool (*each)(const struct block_case *c, void *arg), void *arg) {
+  const bool pair = coll == RT_SEND || coll == RT_EXCHANGE;
+  const int least = pair ? 2 : 1, most = pair ? 2 : coll == RT_COPY ? 1 : BLOCK_RANKS;
+  unsigned lot = (unsigned)coll;
+  for (int proto = RT_SIMPLE; proto <= RD_LL128; proto++)
+    for (int n = least; n <= most; n += few ? 2 : 1)
+      for (int size = few ? 3 : 0; size < 5; size++) {
+        struct block_case c = {.coll = coll, .proto = proto, .nranks = n};
+        c.type = (int)pick(&lot, RT_TYPE_COUNT);
+        c.op = reduces(coll) ? (int)pick(&lot, RT_OP_COUNT) : -1;
+        pick_the_rest(&c, &lot);
+        const uint64_t loop = c.chunk * (uint64_t)n, counts[] = {0, 1, 7, loop + 3, 3 * loop + 5};
+        c.count = counts[size];
+        if (!each(&c, arg)) return;
+      }
+}
+
+void block_cases_of_types(bool few, bool (*each)(const struct block_case *c, void *arg), void *arg) {
+  unsigned lot = 1;
+  for (int type = 0; type < RT_TYPE_COUNT; type += few ? 5 : 1)
+    for (int op = 0; op < RT_OP_COUNT; op++)
+      for (int proto = RT_SIMPLE; proto <= RD_LL128; proto++) {
+        struct block_case c = {.coll = RT_ALLREDUCE, .proto = proto, .type = type, .op = op, .nranks = 2, .count = 61};
+        pick_the_rest(&c, &lot);
+        c.channels = c.parts = c.runs = 1;
+        c.threads = proto == RD_LL128 ? 8 : 3;
+        if (!each(&c, arg)) return;
+      }
+}

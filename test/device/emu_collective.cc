@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/device/rd_block.cuh"
+#include "test/device/emu.h"
+
+void emu_collective(struct rt_device_launch *launch, unsigned threads) {
+  rd_emu_launch((unsigned)launch->njobs, threads, [launch] { rd_collective_block(launch); });
+}

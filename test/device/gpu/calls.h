@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Every collective on buffers of the device, judged by the same collective on
+ * buffers of the host, whose results other tests compare with scalar code.
+ */
+#ifndef FAKEGPU_CALLS_H
+#define FAKEGPU_CALLS_H
+
+#include <string.h>
+
+#include "test/device/gpu/user.h"
+#include "test/harness/comms.h"
+
+enum { C_ALLREDUCE, C_REDUCE_SCATTER, C_REDUCE, C_ALLGATHER, C_BROADCAST, C_SENDRECV, C_ALLTOALL, C_GATHER, C_SCATTER,
+       C_COUNT };
+static const char *const gpu_call_names[C_COUNT] = {"AllReduce", "ReduceScatter", "Reduce",  "AllGather", "Broadcast",
+                                                    "SendRecv",  "AlltoAll",      "Gather", "Scatter"};
+
+struct gpu_call {
+  int coll, root;
+  ncclDataType_t type;
+  ncclRedOp_t op;
+  size_t count;
+};
+
+static size_t gpu_type_size(ncclDataType_t type) {
+  static const size_t sizes[ncclNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+  return sizes[type];
+}
+
+/* To the right neighbour, from the left one. */
+static ncclResult_t gpu_ring(const void *send, void *recv, const struct gpu_call *c, ncclComm_t comm, void *stream) {
+  int rank, n;
+  ncclCommUserRank(comm, &rank);
+  ncclCommCount(comm, &n);
+  ncclGroupStart();
+  ncclResult_t r = ncclSend(send, c->count, c->type, (rank + 1) % n, comm, stream);
+  if (r == ncclSuccess) r = ncclRecv(recv, c->count, c->type, (rank + n - 1) % n, comm, stream);
+  ncclResult_t end = ncclGroupEnd();
+  return r == ncclSuccess ? end : r;
+}
+
+__attribute__((unused)) static ncclResult_t gpu_make(const struct gpu_call *c, const void *send, void *recv,
+                                                     ncclComm_t comm, void *stream) {
+  switch (c->coll) {
+    case C_ALLREDUCE: return ncclAllReduce(send, recv, c->count, c->type, c->op, comm, stream);
+    case C_REDUCE_SCATTER: return ncclReduceScatter(send, recv, c->count, c->type, c->op, comm, stream);
+    case C_REDUCE: return ncclReduce(send, recv, c->count, c->type, c->op, c->root, comm, stream);
+    case C_ALLGATHER: return ncclAllGather(send, recv, c->count, c->type, comm, stream);
+    case C_BROADCAST: return ncclBroadcast(send, recv, c->count, c->type, c->root, comm, stream);
+    case C_SENDRECV: return gpu_ring(send, recv, c, comm, stream);
+    case C_ALLTOALL: return ncclAlltoAll(send, recv, c->count, c->type, comm, stream);
+    case C_GATHER: return ncclGather(send, recv, c->count, c->type, c->root, comm, stream);
+    default: return ncclScatter(send, recv, c->count, c->type, c->root, comm, stream);
+  }
+}
+
+/* Bits that are numbers of moderate size in every type: floats near 1, small integers. */
+__attribute__((unused)) static void gpu_fill(char *p, size_t bytes, ncclDataType_t type, unsigned seed) {
+  static const unsigned char one[ncclNumTypes] = {[ncclFloat16] = 0x3c, [ncclFloat32] = 0x3f, [ncclFloat64] = 0x3f,
+                                                  [ncclBfloat16] = 0x3f, [ncclFloat8e4m3] = 0x38,
+                                                  [ncclFloat8e5m2] = 0x3c};
+  size_t each = gpu_type_size(type);
+  for (size_t i = 0; i < bytes; i++) {
+    seed = seed * 1664525u + 1013904223u;
+    bool top = i % each == each - 1;
+    p[i] = (char)(!top || each == 1 ? (seed >> 24 & (one[type] ? 3 : 0x7f)) + (each == 1 ? one[type] : 0) : one[type]);
+  }
+}
+
+struct gpu_buffers {
+  size_t size;
+  char *host_send, *host_recv, *got; /* the host's own run, and what came from the device */
+  char *send, *recv;                 /* the device's */
+};
+
+__attribute__((unused)) static struct gpu_buffers gpu_buffers_new(size_t size) {
+  struct gpu_buffers b = {.size = size};
+  b.host_send = malloc(size);
+  b.host_recv = malloc(size);
+  b.got = malloc(size);
+  b.send = gpu_alloc(size);
+  b.recv = gpu_alloc(size);
+  ENSURE(b.host_send && b.host_recv && b.got, "out of memory");
+  return b;
+}
+
+__attribute__((unused)) static void gpu_buffers_free(struct gpu_buffers *b) {
+  free(b->host_send);
+  free(b->host_recv);
+  free(b->got);
+  gpu_free(b->send);
+  gpu_free(b->recv);
+}
+
+/* Several threads launch: their numbers are not one's own. */
+static bool gpu_launches_are_shared;
+
+/* The call on the host, then on the device, with equal input; both leave bytes that they do not own. */
+__attribute__((unused)) static void gpu_check(const struct gpu_call *c, struct gpu_buffers *b, ncclComm_t comm,
+                                              void *stream, unsigned seed) {
+  int rank, n;
+  OK(ncclCommUserRank(comm, &rank));
+  OK(ncclCommCount(comm, &n));
+  size_t bytes = c->count * gpu_type_size(c->type) * (size_t)n;
+  ENSURE(bytes <= b->size, "%zu bytes are too many", bytes);
+  gpu_fill(b->host_send, bytes, c->type, seed + (unsigned)rank);
+  memset(b->host_recv, 0x11, b->size);
+  gpu_put(b->send, b->host_send, bytes);
+  gpu_put(b->recv, b->host_recv, b->size);
+  OK(gpu_make(c, b->host_send, b->host_recv, comm, NULL));
+  OK(railCommWait(comm));
+  long launches = gpu.calls ? gpu.calls("cuLaunchKernel") : 0;
+  OK(gpu_make(c, b->send, b->recv, comm, stream));
+  GPU(gpu.cuStreamSynchronize(stream));
+  if (gpu.calls) launches = gpu.calls("cuLaunchKernel") - launches;
+  ENSURE(!gpu.calls || launches == 1 || gpu_launches_are_shared, "%ld launches for one call", launches);
+  gpu_get(b->got, b->recv, b->size);
+  for (size_t i = 0; i < b->size; i++)
+    ENSURE(b->got[i] == b->host_recv[i],
+           "%s of %zu elements of type %d, op %d, root %d, rank %d of %d: byte %zu is %d on the device, %d on the host",
+           gpu_call_names[c->coll], c->count, (int)c->type, (int)c->op, c->root, rank, n, i, b->got[i],
+           b->host_recv[i]);
+}
+
+#endif

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Calls of the CUDA driver that a program with device buffers makes, declared as rt_cuda.h declares those of the
+ * runtime. X(symbol, arguments). The fake defines all of them and those of RT_CUDA_CALLS.
+ */
+#ifndef FAKEGPU_DRIVER_H
+#define FAKEGPU_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/rt_cuda.h"
+
+#define GPU_CALLS(X)                                                                        \
+  X(cuInit, (unsigned flags))                                                               \
+  X(cuDevicePrimaryCtxRetain, (void **context, int device))                                 \
+  X(cuCtxSetCurrent, (void *context))                                                       \
+  X(cuMemAlloc_v2, (uint64_t *address, size_t size))                                        \
+  X(cuMemAllocManaged, (uint64_t *address, size_t size, unsigned flags))                    \
+  X(cuMemFree_v2, (uint64_t address))                                                       \
+  X(cuMemcpyHtoD_v2, (uint64_t to, const void *from, size_t size))                          \
+  X(cuMemcpyDtoH_v2, (void *to, uint64_t from, size_t size))                                \
+  X(cuStreamCreate, (void **stream, unsigned flags))                                        \
+  X(cuStreamDestroy_v2, (void *stream))                                                     \
+  X(cuStreamSynchronize, (void *stream))                                                    \
+  X(cuStreamQuery, (void *stream))                                                          \
+  X(cuStreamBeginCapture_v2, (void *stream, int mode))                                      \
+  X(cuStreamEndCapture, (void *stream, void **graph))                                       \
+  X(cuGraphInstantiateWithFlags, (void **exec, void *graph, unsigned long long flags))      \
+  X(cuGraphLaunch, (void *exec, void *stream))                                              \
+  X(cuGraphExecDestroy, (void *exec))                                                       \
+  X(cuGraphDestroy, (void *graph))
+
+#define GPU_DECLARE_(symbol, arguments) __attribute__((visibility("default"))) int symbol arguments;
+#define GPU_DECLARE_FIELD_(field, symbol, arguments) GPU_DECLARE_(symbol, arguments)
+GPU_CALLS(GPU_DECLARE_)
+RT_CUDA_CALLS(GPU_DECLARE_FIELD_)
+
+#endif

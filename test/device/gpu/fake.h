@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * libfakegpu.so: the CUDA driver over plain memory, so that all of the host's side of device plans can be tested
+ * where there is no GPU. Streams are threads with a queue; kernels run on the CPU executor
+ * (core/device/rd_emu.cuh); captured streams become lists that are queued again. It is strict where a real driver
+ * may let pass what goes wrong elsewhere, or later:
+ *   - a call without a current context, or on a handle that is not alive, is refused;
+ *   - a kernel that would touch memory which is neither the device's nor registered ends with an error
+ *     that all later calls return, as CUDA's do;
+ *   - what is forbidden while a stream captures, is;
+ *   - kernels of a graph must be ordered, since here they are one communicator's.
+ *
+ * From the environment:
+ *   FAKEGPU_FAIL="cuLaunchKernel:2 kernel:3"   the 2nd call of a name fails; the 3rd kernel does
+ *   FAKEGPU_DEVICES=2                          number of devices, 1 unless told
+ */
+#ifndef FAKEGPU_FAKE_H
+#define FAKEGPU_FAKE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define API __attribute__((visibility("default")))
+
+/* cuda.h's results. */
+enum {
+  OK = 0,
+  INVALID_VALUE = 1,
+  OUT_OF_MEMORY = 2,
+  NOT_INITIALIZED = 3,
+  INVALID_DEVICE = 101,
+  INVALID_IMAGE = 200,
+  INVALID_CONTEXT = 201,
+  FILE_NOT_FOUND = 301,
+  INVALID_HANDLE = 400,
+  NOT_FOUND = 500,
+  NOT_READY = 600,
+  ILLEGAL_ADDRESS = 700,
+  ALREADY_REGISTERED = 712,
+  NOT_REGISTERED = 713,
+  CAPTURE_UNSUPPORTED = 900,
+  CAPTURE_INVALIDATED = 901,
+  CAPTURE_UNJOINED = 904,
+  CAPTURE_ISOLATION = 905,
+  CAPTURED_EVENT = 907,
+  UNORDERED = 9001, /* none of cuda.h's: two kernels of a graph that may run side by side */
+};
+
+enum { MODE_GLOBAL = 0, MODE_RELAXED = 2 };
+
+/* Every call begins with one of these: counts it, makes it fail if that was asked for, and checks what it needs. */
+int fake_enter(const char *call);         /* the driver is initialised, no kernel has failed */
+int fake_enter_context(const char *call); /* and a context is current */
+int fake_enter_unsafe(const char *call);  /* and no capture forbids the call to this thread */
+int fake_enter_ending(const char *call);  /* for what gives something back, which a failed kernel does not hinder */
+/* The n-th event of a name: does the environment want it to fail? */
+bool fake_wanted(const char *name);
+
+/* The context that is current in this thread. */
+struct context { int device; };
+struct context *fake_context(void);
+struct context *fake_function_context(const void *function); /* NULL: it is no function */
+int fake_capture_mode(void);
+
+/* Is all of [p, p+size) the device's, managed, or registered? */
+bool fake_reachable(const void *p, size_t size);
+/* From now on every call returns it. */
+void fake_break(int result);
+
+/* The number of captures under way that forbid others' unsafe calls, which invalidates them. */
+bool fake_capture_forbids(void);
+
+/* Runs a launch; 0 or an error. `argument` is the kernel's one argument. */
+int fake_run_kernel(void *argument, unsigned blocks, unsigned threads);
+/* Is it an argument that it may be given? At the launch, before it runs. */
+int fake_check_kernel(void *argument, unsigned blocks);
+
+/* How often a call was made; how many are left of what calls make and unmake: "registered", "allocated", "modules",
+ * "events", "streams", "graphs", "objects". For tests. */
+API long fakegpu_calls(const char *name);
+API long fakegpu_left(const char *what);
+void fake_left(const char *what, int change);
+
+#endif

@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The fake driver's devices, contexts, memory and modules. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "test/device/gpu/fake.h"
+#include "test/device/gpu/driver.h"
+
+#define MAX_DEVICES 8
+#define MAX_NAMES 64
+#define MAX_NESTED 8
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool initialized;
+static int broken;
+static struct context contexts[MAX_DEVICES];
+
+/* ---- counters, and calls that shall fail ---- */
+
+struct count { char name[48]; long n; };
+static struct count calls[MAX_NAMES], left[MAX_NAMES];
+
+static long *count_of(struct count *table, const char *name) {
+  int i = 0;
+  while (i < MAX_NAMES - 1 && table[i].name[0] && strcmp(table[i].name, name) != 0) i++;
+  snprintf(table[i].name, sizeof table[i].name, "%s", name);
+  return &table[i].n;
+}
+
+static bool asked_to_fail(const char *name, long n) {
+  const char *list = getenv("FAKEGPU_FAIL");
+  char wanted[64];
+  snprintf(wanted, sizeof wanted, "%s:%ld", name, n);
+  for (const char *at = list; at && (at = strstr(at, wanted)); at++) {
+    char after = at[strlen(wanted)];
+    if ((at == list || at[-1] == ' ') && (after == 0 || after == ' ')) return true;
+  }
+  return false;
+}
+
+bool fake_wanted(const char *name) {
+  pthread_mutex_lock(&lock);
+  long n = ++*count_of(calls, name);
+  pthread_mutex_unlock(&lock);
+  return asked_to_fail(name, n);
+}
+
+void fake_left(const char *what, int change) {
+  pthread_mutex_lock(&lock);
+  *count_of(left, what) += change;
+  pthread_mutex_unlock(&lock);
+}
+
+static long read_count(struct count *table, const char *name) {
+  pthread_mutex_lock(&lock);
+  long n = *count_of(table, name);
+  pthread_mutex_unlock(&lock);
+  return n;
+}
+
+API long fakegpu_calls(const char *name) { return read_count(calls, name); }
+API long fakegpu_left(const char *what) { return read_count(left, what); }
+
+/* ---- contexts ---- */
+
+static __thread struct context *nested[MAX_NESTED];
+static __thread int depth;
+static __thread int mode;
+
+struct context *fake_context(void) { return depth ? nested[depth - 1] : NULL; }
+int fake_capture_mode(void) { return mode; }
+
+void fake_break(int result) { __atomic_store_n(&broken, result, __ATOMIC_RELEASE); }
+
+int fake_enter(const char *call) {
+  bool fails = fake_wanted(call);
+  if (!__atomic_load_n(&initialized, __ATOMIC_ACQUIRE)) return NOT_INITIALIZED;
+  int result = __atomic_load_n(&broken, __ATOMIC_ACQUIRE);
+  return result ? result : fails ? INVALID_VALUE : OK;
+}
+
+int fake_enter_context(const char *call) {
+  int r = fake_enter(call);
+  return r ? r : fake_context() ? OK : INVALID_CONTEXT;
+}
+
+int fake_enter_ending(const char *call) {
+  return fake_wanted(call) ? INVALID_VALUE : __atomic_load_n(&initialized, __ATOMIC_ACQUIRE) ? OK : NOT_INITIALIZED;
+}
+
+int fake_enter_unsafe(const char *call) {
+  int r = fake_enter_context(call);
+  if (r || mode == MODE_RELAXED) return r;
+  return fake_capture_forbids() ? CAPTURE_UNSUPPORTED : OK;
+}
+
+static int devices(void) {
+  const char *text = getenv("FAKEGPU_DEVICES");
+  int n = text ? atoi(text) : 1;
+  return n < 1 ? 1 : n > MAX_DEVICES ? MAX_DEVICES : n;
+}
+
+API int cuInit(unsigned flags) {
+  if (flags) return INVALID_VALUE;
+  for (int i = 0; i < MAX_DEVICES; i++) contexts[i].device = i;
+  __atomic_store_n(&initialized, true, __ATOMIC_RELEASE);
+  return OK;
+}
+
+API int cuGetErrorName(int error, const char **text) {
+  static const struct { int error; const char *name; } names[] = {
+      {OK, "CUDA_SUCCESS"},
+      {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},
+      {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE"},
+      {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"},
+      {FILE_NOT_FOUND, "CUDA_ERROR_FILE_NOT_FOUND"},
+      {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"},
+      {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
+      {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+      {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+      {CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"},
+  };
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (names[i].error == error) return *text = names[i].name, OK;
+  return *text = NULL, INVALID_VALUE;
+}
+
+API int cuDevicePrimaryCtxRetain(void **context, int device) {
+  int r = fake_enter("cuDevicePrimaryCtxRetain");
+  if (r == OK && (device < 0 || device >= devices())) r = INVALID_DEVICE;
+  if (r == OK) *context = &contexts[device];
+  return r;
+}
+
+static bool is_context(const void *context) {
+  for (int i = 0; i < devices(); i++)
+    if (context == &contexts[i]) return true;
+  return false;
+}
+
+API int cuCtxSetCurrent(void *context) {
+  int r = fake_enter("cuCtxSetCurrent");
+  if (r == OK && context && !is_context(context)) r = INVALID_CONTEXT;
+  if (r) return r;
+  if (!depth) depth = 1;
+  nested[depth - 1] = context;
+  if (!context && depth == 1) depth = 0;
+  return OK;
+}
+
+API int cuCtxGetCurrent(void **context) {
+  int r = fake_enter("cuCtxGetCurrent");
+  if (r == OK) *context = fake_context();
+  return r;
+}
+
+API int cuCtxPushCurrent_v2(void *context) {
+  int r = fake_enter_ending("cuCtxPushCurrent_v2");
+  if (r == OK && (!is_context(context) || depth == MAX_NESTED)) r = INVALID_CONTEXT;
+  if (r == OK) nested[depth++] = context;
+  return r;
+}
+
+API int cuCtxPopCurrent_v2(void **context) {
+  fake_wanted("cuCtxPopCurrent_v2");
+  if (!depth) return INVALID_CONTEXT;
+  *context = nested[--depth];
+  return OK;
+}
+
+API int cuCtxGetDevice(int *device) {
+  int r = fake_enter_context("cuCtxGetDevice");
+  if (r == OK) *device = fake_context()->device;
+  return r;
+}
+
+API int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  int r = fake_enter("cuDeviceGetAttribute");
+  if (r == OK && (device < 0 || device >= devices())) r = INVALID_DEVICE;
+  if (r) return r;
+  *value = attribute == 16 ? 4 : attribute == 91; /* multiprocessors; registered memory has the host's addresses */
+  return OK;
+}
+
+API int cuThreadExchangeStreamCaptureMode(int *m) {
+  fake_wanted("cuThreadExchangeStreamCaptureMode");
+  int old = mode;
+  mode = *m;
+  *m = old;
+  return OK;
+}
+
+/* ---- memory ---- */
+
+enum { HOST_MEMORY = 1, DEVICE_MEMORY = 2 };
+
+struct range {
+  struct range *next;
+  char *base;
+  size_t size;
+  int type;
+  bool managed;
+  struct context *context;
+};
+static struct range *ranges;
+
+static struct range *find(const void *p, size_t size) {
+  const char *at = p;
+  struct range *r = ranges;
+  while (r && !(at >= r->base && at + size <= r->base + r->size)) r = r->next;
+  return r;
+}
+
+bool fake_reachable(const void *p, size_t size) {
+  pthread_mutex_lock(&lock);
+  bool found = find(p, size) != NULL;
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+
+static void add_range(void *base, size_t size, int type, bool managed) {
+  struct range *r = calloc(1, sizeof *r);
+  *r = (struct range){.base = base, .size = size, .type = type, .managed = managed, .context = fake_context()};
+  pthread_mutex_lock(&lock);
+  r->next = ranges;
+  ranges = r;
+  pthread_mutex_unlock(&lock);
+}
+
+static bool remove_range(const void *base, int type) {
+  pthread_mutex_lock(&lock);
+  struct range **at = &ranges, *r;
+  while (*at && !((*at)->base == base && (*at)->type == type)) at = &(*at)->next;
+  if ((r = *at)) *at = r->next;
+  pthread_mutex_unlock(&lock);
+  free(r);
+  return r != NULL;
+}
+
+static int allocate(uint64_t *address, size_t size, bool managed) {
+  void *memory = NULL;
+  if (!size) return INVALID_VALUE;
+  if (posix_memalign(&memory, 512, size)) return OUT_OF_MEMORY;
+  memset(memory, 0xA5, size);
+  add_range(memory, size, DEVICE_MEMORY, managed);
+  fake_left("allocated", 1);
+  *address = (uint64_t)(uintptr_t)memory;
+  return OK;
+}
+
+API int cuMemAlloc_v2(uint64_t *address, size_t size) {
+  int r = fake_enter_unsafe("cuMemAlloc_v2");
+  return r ? r : allocate(address, size, false);
+}
+
+API int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) {
+  int r = fake_enter_unsafe("cuMemAllocManaged");
+  if (r == OK && flags != 1) r = INVALID_VALUE;
+  return r ? r : allocate(address, size, true);
+}
+
+API int cuMemFree_v2(uint64_t address) {
+  int r = fake_enter_ending("cuMemFree_v2");
+  if (r) return r;
+  if (!remove_range((void *)(uintptr_t)address, DEVICE_MEMORY)) return INVALID_VALUE;
+  free((void *)(uintptr_t)address);
+  fake_left("allocated", -1);
+  return OK;
+}
+
+static bool overlaps_registered(const char *base, size_t size) {
+  pthread_mutex_lock(&lock);
+  struct range *r = ranges;
+  while (r && (r->type != HOST_MEMORY || base >= r->base + r->size || base + size <= r->base)) r = r->next;
+  pthread_mutex_unlock(&lock);
+  return r != NULL;
+}
+
+/* Whole pages are what the hardware maps: a page of two registrations is refused as the driver does. */
+API int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
+  int r = fake_enter_unsafe("cuMemHostRegister_v2");
+  if (r == OK && (!memory || !size || flags & ~3u || (uintptr_t)memory % 4096 || size % 4096)) r = INVALID_VALUE;
+  if (r == OK && overlaps_registered(memory, size)) r = ALREADY_REGISTERED;
+  if (r) return r;
+  add_range(memory, size, HOST_MEMORY, false);
+  fake_left("registered", 1);
+  return OK;
+}
+
+API int cuMemHostUnregister(void *memory) {
+  int r = fake_enter_ending("cuMemHostUnregister");
+  if (r == OK && !remove_range(memory, HOST_MEMORY)) r = NOT_REGISTERED;
+  if (r == OK) fake_left("registered", -1);
+  return r;
+}
+
+API int cuPointerGetAttributes(unsigned n, int *attributes, void **values, uint64_t pointer) {
+  int result = fake_enter("cuPointerGetAttributes");
+  if (result) return result;
+  pthread_mutex_lock(&lock);
+  const struct range *r = find((void *)(uintptr_t)pointer, 1), none = {.context = NULL};
+  struct range of = r ? *r : none;
+  pthread_mutex_unlock(&lock);
+  for (unsigned i = 0; i < n; i++) {
+    switch (attributes[i]) {
+      case 1: *(void **)values[i] = of.context; break;
+      case 2: *(unsigned *)values[i] = (unsigned)of.type; break;
+      case 3: *(uint64_t *)values[i] = r ? pointer : 0; break;
+      case 8: *(unsigned *)values[i] = of.managed; break;
+      case 9: *(int *)values[i] = of.context ? of.context->device : -2; break;
+      default: return INVALID_VALUE;
+    }
+  }
+  return OK;
+}
+
+static int copy(const char *call, void *to, const void *from, size_t size, const void *on_device) {
+  int r = fake_enter_context(call);
+  if (r == OK && !fake_reachable(on_device, size)) r = INVALID_VALUE;
+  if (r == OK) memcpy(to, from, size);
+  return r;
+}
+
+API int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) {
+  void *p = (void *)(uintptr_t)to;
+  return copy("cuMemcpyHtoD_v2", p, from, size, p);
+}
+
+API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
+  void *p = (void *)(uintptr_t)from;
+  return copy("cuMemcpyDtoH_v2", to, p, size, p);
+}
+
+/* ---- modules ---- */
+
+static const char image_mark[] = "fakegpu image"; /* what a file must begin with */
+struct module {
+  uint64_t alive;
+  struct context *context;
+};
+#define ALIVE 0x616c697665ull
+
+static int make_module(void **module) {
+  struct module *m = malloc(sizeof *m);
+  *m = (struct module){.alive = ALIVE, .context = fake_context()};
+  *module = m;
+  fake_left("modules", 1);
+  return OK;
+}
+
+API int cuModuleLoad(void **module, const char *file) {
+  int r = fake_enter_unsafe("cuModuleLoad");
+  if (r) return r;
+  char text[sizeof image_mark] = "";
+  FILE *f = fopen(file, "r");
+  if (!f) return FILE_NOT_FOUND;
+  size_t n = fread(text, 1, sizeof text - 1, f);
+  fclose(f);
+  return n == sizeof text - 1 && strcmp(text, image_mark) == 0 ? make_module(module) : INVALID_IMAGE;
+}
+
+/* Of real images it knows the number that a fatbin begins with, no more. */
+API int cuModuleLoadData(void **module, const void *image) {
+  int r = fake_enter_unsafe("cuModuleLoadData");
+  uint32_t magic;
+  memcpy(&magic, image, sizeof magic);
+  return r ? r : magic == 0xba55ed50u ? make_module(module) : INVALID_IMAGE;
+}
+
+API int cuModuleUnload(void *module) {
+  int r = fake_enter_ending("cuModuleUnload");
+  struct module *m = module;
+  if (r || m->alive != ALIVE) return r ? r : INVALID_HANDLE;
+  m->alive = 0;
+  free(m);
+  fake_left("modules", -1);
+  return OK;
+}
+
+API int cuModuleGetFunction(void **function, void *module, const char *name) {
+  int r = fake_enter_context("cuModuleGetFunction");
+  struct module *m = module;
+  if (r == OK && m->alive != ALIVE) r = INVALID_HANDLE;
+  if (r == OK && strcmp(name, "rd_collective") != 0) r = NOT_FOUND;
+  if (r == OK) *function = m;
+  return r;
+}
+
+struct context *fake_function_context(const void *function) {
+  const struct module *m = function;
+  return m && m->alive == ALIVE ? m->context : NULL;
+}
+
+API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
+  (void)shared;
+  int r = fake_enter_context("cuOccupancyMaxActiveBlocksPerMultiprocessor");
+  const struct module *m = function;
+  if (r == OK && (m->alive != ALIVE || threads < 1 || threads > 1024)) r = INVALID_VALUE;
+  if (r == OK) *blocks = 1024 / threads;
+  return r;
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Streams of the fake driver as its own files see them: queues of items, under one lock. */
+#ifndef FAKEGPU_QUEUE_H
+#define FAKEGPU_QUEUE_H
+
+#include "test/device/gpu/driver.h"
+#include "test/device/gpu/fake.h"
+
+struct capture;
+
+/* One record of an event: a wait is for the latest that there was when it was asked for. */
+struct mark {
+  int refs;
+  bool done;
+};
+
+/* In a capture: how many nodes of each of its streams come before something. */
+#define MAX_CAPTURED 8
+struct before { int nodes[MAX_CAPTURED]; };
+
+struct event {
+  uint64_t alive;
+  struct context *context;
+  struct mark *mark;      /* NULL: never recorded */
+  struct capture *of;     /* the latest record was in a capture, with this before it; NULL: in none */
+  uint64_t capture;       /* its number: it may be gone by now */
+  struct before before;
+};
+
+enum item_kind { KERNEL, HOST, RECORD, WAIT };
+
+struct item {
+  struct item *next;
+  enum item_kind kind;
+  void *argument; /* kernel's, host function's */
+  void (*call)(void *);
+  unsigned blocks, threads;
+  struct mark *mark;
+};
+
+struct stream {
+  struct stream *next;
+  uint64_t alive;
+  struct context *context; /* NULL: the legacy stream, which is every context's */
+  pthread_t thread;
+  struct item *first, **end;
+  bool busy, quit;
+  struct capture *capture;
+  int index; /* in this capture */
+  struct before before;
+};
+
+/* Retained by graphs; calls back when none is left. */
+struct object {
+  int refs;
+  void (*destroy)(void *);
+  void *arg;
+};
+
+/* What a graph, a capture or an exec retains. */
+#define MAX_OBJECTS 64
+struct objects {
+  struct object *of[MAX_OBJECTS];
+  int n;
+};
+
+struct capture {
+  uint64_t id;
+  struct objects objects;
+  int mode;
+  bool invalid;
+  int nstreams;         /* the first is the one that ends it */
+  struct before kernel; /* the latest kernel: that one, too */
+  struct item *first, **end;
+};
+
+/* The stream joins a capture. False: that has too many already. */
+bool queue_join(struct stream *s, struct capture *c);
+
+/* The fake's one lock; `news` is broadcast whenever anything changed. */
+extern pthread_mutex_t queue_lock;
+extern pthread_cond_t queue_news;
+
+/* How most calls begin and end: a context, the stream, the lock; an error holds no lock. leave returns its argument. */
+int queue_enter(const char *call, void *handle, struct stream **s);
+int queue_leave(int result);
+
+/* With the lock held. NULL is the legacy stream, made when first used; what is no stream gives NULL. */
+struct stream *queue_stream(void *handle);
+struct stream *queue_all(void);
+/* Takes a copy of the item: into the stream's queue, or its capture. 0 or an error. */
+int queue_add(struct stream *s, const struct item *item);
+/* Always into the queue. */
+void queue_append(struct stream *s, const struct item *item);
+/* A new mark, recorded at the end of the queue; what *mark was is let go. */
+void queue_record(struct stream *s, struct mark **mark);
+void queue_wait(struct stream *s, struct mark *mark); /* NULL: for nothing */
+void mark_unref(struct mark *m);
+void items_free(struct item *list);
+
+#endif
