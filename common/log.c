@@ -42,6 +42,8 @@ static int threshold(void) {
   return level;
 }
 
+void rail_log_reload(void) { atomic_store(&log_threshold, -1); }
+
 void rail_log_set_room(const char *room) { atomic_store(&log_room, room); }
 
 void rail_log_set_sink(rail_logger_fn sink) { atomic_store(&log_sink, sink); }

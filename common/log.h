@@ -22,6 +22,9 @@ void rail_log_set_sink(rail_logger_fn sink);
 void rail_log_at(enum rail_log_level level, unsigned long subsys, const char *file, int line, const char *fmt, ...)
     RAIL_PRINTF(5, 6);
 
+/* NCCL_DEBUG is looked at again before the next line. */
+void rail_log_reload(void);
+
 /* "4.2.1.7:5000"-style lines carry what, who, and what to do. */
 #define RAIL_WARN(...) rail_log_at(RAIL_LOG_WARN, ~0ul, __FILE__, __LINE__, __VA_ARGS__)
 #define RAIL_INFO(subsys, ...) rail_log_at(RAIL_LOG_INFO, (subsys), __FILE__, __LINE__, __VA_ARGS__)

@@ -9,6 +9,8 @@ const char *const rail_param_names[] = {
   "RAIL_BOOTSTRAP_TIMEOUT",
   "RAIL_BUILD",
   "RAIL_CHUNK",
+  "RAIL_CUDA_KERNELS",
+  "RAIL_CUDA_LIB",
   "RAIL_DIRECT_MIN",
   "RAIL_EXCHANGE_MAX",
   "RAIL_FAIL_*",

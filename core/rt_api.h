@@ -28,4 +28,9 @@ static inline ncclResult_t rt_check_handle(const struct ncclComm *comm, const ch
   return ncclInvalidArgument;
 }
 
+/* The caller's configuration, checked, or NCCL's defaults for NULL. */
+ncclResult_t rt_config_take(const ncclConfig_t *config, ncclConfig_t *out);
+/* Makes a communicator of any kind: now, at the group's end, or in a thread if the configuration does not block. */
+ncclResult_t rt_make_comm(const struct rt_init_args *args, ncclComm_t *out);
+
 #endif

@@ -6,6 +6,7 @@
 #include "core/kernel/rt_types.h"
 #include "core/rt_api.h"
 #include "core/rt_group.h"
+#include "core/rt_memory.h"
 
 enum who { NOBODY, ROOT, ALL };
 
@@ -20,6 +21,8 @@ struct call {
   bool rooted;   /* root, or the peer, means something */
   ncclDataType_t type;
   int root;
+  cudaStream_t stream;
+  bool on_device; /* found by check */
 };
 
 static bool needs(const struct ncclComm *comm, const struct call *c, enum who who) {
@@ -48,9 +51,17 @@ static ncclResult_t look_at(const struct call *c, const struct ncclComm *comm) {
 }
 
 /* A wrong call drops the group that it is in. */
-static ncclResult_t check(const struct call *c, struct ncclComm *comm) { return rt_group_note(look_at(c, comm)); }
+static ncclResult_t check(struct call *c, struct ncclComm *comm) {
+  ncclResult_t r = look_at(c, comm);
+  if (r == ncclSuccess)
+    r = rt_memory_look(comm, c->name, needs(comm, c, c->sends) ? c->send : NULL,
+                       needs(comm, c, c->receives) ? c->recv : NULL, c->stream, &c->on_device);
+  return rt_group_note(r);
+}
 
-static ncclResult_t look_at_op(const char *name, ncclRedOp_t op, ncclDataType_t type, struct ncclComm *comm) {
+static ncclResult_t look_at_op(const struct call *c, ncclRedOp_t op, const struct ncclComm *comm) {
+  const char *name = c->name;
+  ncclDataType_t type = c->type;
   if ((int)op >= 0 && op < ncclNumOps) return ncclSuccess;
   int i = (int)op - ncclNumOps;
   if (i < 0 || i >= comm->npremuls || !comm->premuls[i].used)
@@ -59,11 +70,12 @@ static ncclResult_t look_at_op(const char *name, ncclRedOp_t op, ncclDataType_t 
   if (comm->premuls[i].type != type)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: the operator was made for datatype %s, the call has %s", name,
                     rt_type_name((int)comm->premuls[i].type), rt_type_name((int)type));
-  return ncclSuccess;
+  if (!comm->premuls[i].deferred || !c->count) return ncclSuccess;
+  return rt_memory_look_at_scalar(name, comm->premuls[i].scalar, c->on_device);
 }
 
-static ncclResult_t check_op(const char *name, ncclRedOp_t op, ncclDataType_t type, struct ncclComm *comm) {
-  return rt_group_note(look_at_op(name, op, type, comm));
+static ncclResult_t check_op(const struct call *c, ncclRedOp_t op, const struct ncclComm *comm) {
+  return rt_group_note(look_at_op(c, op, comm));
 }
 
 static ncclResult_t add(struct ncclComm *comm, enum rt_coll coll, const struct call *c, ncclRedOp_t op) {
@@ -74,7 +86,9 @@ static ncclResult_t add(struct ncclComm *comm, enum rt_coll coll, const struct c
                       .count = c->count,
                       .type = c->type,
                       .op = op,
-                      .root = c->root};
+                      .root = c->root,
+                      .stream = c->stream,
+                      .on_device = c->on_device};
   if (op >= ncclNumOps) t.premul = comm->premuls[op - ncclNumOps];
   return rt_group_add(&t, 1);
 }
@@ -83,23 +97,22 @@ static ncclResult_t add(struct ncclComm *comm, enum rt_coll coll, const struct c
 
 RAIL_EXPORT ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                        ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  (void)stream;
   struct call c = {.name = "ncclAllReduce",
                    .send = sendbuff,
                    .recv = recvbuff,
                    .sends = ALL,
                    .receives = ALL,
                    .count = count,
-                   .type = datatype};
+                   .type = datatype,
+                   .stream = stream};
   ncclResult_t r = check(&c, comm);
-  if (r == ncclSuccess) r = check_op(c.name, op, datatype, comm);
+  if (r == ncclSuccess) r = check_op(&c, op, comm);
   return r == ncclSuccess ? add(comm, RT_ALLREDUCE, &c, op) : r;
 }
 
 RAIL_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
                                            ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                                            cudaStream_t stream) {
-  (void)stream;
   struct call c = {.name = "ncclReduceScatter",
                    .send = sendbuff,
                    .recv = recvbuff,
@@ -107,15 +120,15 @@ RAIL_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff,
                    .receives = ALL,
                    .count = recvcount,
                    .per_rank = true,
-                   .type = datatype};
+                   .type = datatype,
+                   .stream = stream};
   ncclResult_t r = check(&c, comm);
-  if (r == ncclSuccess) r = check_op(c.name, op, datatype, comm);
+  if (r == ncclSuccess) r = check_op(&c, op, comm);
   return r == ncclSuccess ? add(comm, RT_REDUCE_SCATTER, &c, op) : r;
 }
 
 RAIL_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
                                        ncclComm_t comm, cudaStream_t stream) {
-  (void)stream;
   struct call c = {.name = "ncclAllGather",
                    .send = sendbuff,
                    .recv = recvbuff,
@@ -123,14 +136,14 @@ RAIL_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, siz
                    .receives = ALL,
                    .count = sendcount,
                    .per_rank = true,
-                   .type = datatype};
+                   .type = datatype,
+                   .stream = stream};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? add(comm, RT_ALLGATHER, &c, ncclSum) : r;
 }
 
 RAIL_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                        int root, ncclComm_t comm, cudaStream_t stream) {
-  (void)stream;
   struct call c = {.name = "ncclBroadcast",
                    .send = sendbuff,
                    .recv = recvbuff,
@@ -139,7 +152,8 @@ RAIL_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, siz
                    .count = count,
                    .rooted = true,
                    .type = datatype,
-                   .root = root};
+                   .root = root,
+                   .stream = stream};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? add(comm, RT_BROADCAST, &c, ncclSum) : r;
 }
@@ -151,7 +165,6 @@ RAIL_EXPORT ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t data
 
 RAIL_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                     ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-  (void)stream;
   struct call c = {.name = "ncclReduce",
                    .send = sendbuff,
                    .recv = recvbuff,
@@ -160,9 +173,10 @@ RAIL_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t
                    .count = count,
                    .rooted = true,
                    .type = datatype,
-                   .root = root};
+                   .root = root,
+                   .stream = stream};
   ncclResult_t r = check(&c, comm);
-  if (r == ncclSuccess) r = check_op(c.name, op, datatype, comm);
+  if (r == ncclSuccess) r = check_op(&c, op, comm);
   return r == ncclSuccess ? add(comm, RT_REDUCE, &c, op) : r;
 }
 
@@ -170,28 +184,28 @@ RAIL_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t
 
 RAIL_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
                                   ncclComm_t comm, cudaStream_t stream) {
-  (void)stream;
   struct call c = {.name = "ncclSend",
                    .send = sendbuff,
                    .sends = ALL,
                    .count = count,
                    .rooted = true,
                    .type = datatype,
-                   .root = peer};
+                   .root = peer,
+                   .stream = stream};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? add(comm, RT_SEND, &c, ncclSum) : r;
 }
 
 RAIL_EXPORT ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
                                   cudaStream_t stream) {
-  (void)stream;
   struct call c = {.name = "ncclRecv",
                    .recv = recvbuff,
                    .receives = ALL,
                    .count = count,
                    .rooted = true,
                    .type = datatype,
-                   .root = peer};
+                   .root = peer,
+                   .stream = stream};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? add(comm, RT_RECV, &c, ncclSum) : r;
 }
@@ -209,6 +223,8 @@ static ncclResult_t exchange(const struct call *c, struct ncclComm *comm, int se
     int to = (comm->rank + i) % comm->nranks, from = (comm->rank + comm->nranks - i) % comm->nranks;
     struct rt_task send = {.comm = comm, .coll = RT_SEND, .count = c->count, .type = c->type, .root = to};
     struct rt_task recv = {.comm = comm, .coll = RT_RECV, .count = c->count, .type = c->type, .root = from};
+    send.stream = recv.stream = c->stream;
+    send.on_device = recv.on_device = c->on_device;
     send.send = (const char *)c->send + (send_blocks ? (size_t)to * bytes : 0);
     recv.recv = (char *)c->recv + (recv_blocks ? (size_t)from * bytes : 0);
     if (sends == -1 || sends == to) r = rt_group_add(&send, 1);
@@ -220,7 +236,6 @@ static ncclResult_t exchange(const struct call *c, struct ncclComm *comm, int se
 
 RAIL_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                       ncclComm_t comm, cudaStream_t stream) {
-  (void)stream;
   struct call c = {.name = "ncclAlltoAll",
                    .send = sendbuff,
                    .recv = recvbuff,
@@ -228,7 +243,8 @@ RAIL_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size
                    .receives = ALL,
                    .count = count,
                    .per_rank = true,
-                   .type = datatype};
+                   .type = datatype,
+                   .stream = stream};
   ncclResult_t r = check(&c, comm);
   if (r != ncclSuccess) return r;
   if (count && sendbuff == recvbuff && comm->nranks > 1)
@@ -239,7 +255,6 @@ RAIL_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size
 
 RAIL_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                     int root, ncclComm_t comm, cudaStream_t stream) {
-  (void)stream;
   struct call c = {.name = "ncclGather",
                    .send = sendbuff,
                    .recv = recvbuff,
@@ -249,14 +264,14 @@ RAIL_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t
                    .per_rank = true,
                    .rooted = true,
                    .type = datatype,
-                   .root = root};
+                   .root = root,
+                   .stream = stream};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? exchange(&c, comm, root, comm->rank == root ? -1 : -2, false, true) : r;
 }
 
 RAIL_EXPORT ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                      int root, ncclComm_t comm, cudaStream_t stream) {
-  (void)stream;
   struct call c = {.name = "ncclScatter",
                    .send = sendbuff,
                    .recv = recvbuff,
@@ -266,7 +281,8 @@ RAIL_EXPORT ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_
                    .per_rank = true,
                    .rooted = true,
                    .type = datatype,
-                   .root = root};
+                   .root = root,
+                   .stream = stream};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? exchange(&c, comm, comm->rank == root ? -1 : -2, root, true, false) : r;
 }

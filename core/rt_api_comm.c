@@ -22,6 +22,8 @@ ncclResult_t rt_check_ours(const struct ncclComm *comm, const char *call) {
 ncclResult_t rt_check_usable(const struct ncclComm *comm, const char *call) {
   ncclResult_t r = rt_check_ours(comm, call);
   if (r != ncclSuccess) return r;
+  if (atomic_load(&((struct ncclComm *)(uintptr_t)comm)->revoked))
+    return rt_error(RAIL_BAD_USAGE, "%s: the communicator was revoked; split it, shrink it or destroy it", call);
   int failed = atomic_load(&((struct ncclComm *)(uintptr_t)comm)->failed);
   if (failed) {
     rt_error_keep(comm->error);
@@ -78,7 +80,7 @@ static void apply_simd(void) {
     RAIL_WARN("RAIL_SIMD=%s: this processor or build lacks it; using %s", words[simd], rt_simd_name(rt_reduce_simd()));
 }
 
-static ncclResult_t check_config(const ncclConfig_t *config, ncclConfig_t *out) {
+ncclResult_t rt_config_take(const ncclConfig_t *config, ncclConfig_t *out) {
   const ncclConfig_t defaults = NCCL_CONFIG_INITIALIZER;
   *out = defaults;
   if (!config) return ncclSuccess;
@@ -147,38 +149,45 @@ static ncclResult_t start_async(const struct rt_init_args *args, ncclComm_t *out
   return ncclInProgress;
 }
 
-static ncclResult_t make(const struct rt_init_args *args, ncclComm_t *out) {
+ncclResult_t rt_make_comm(const struct rt_init_args *args, ncclComm_t *out) {
   *out = NULL;
   bool no_color = args->parent && args->color == NCCL_SPLIT_NOCOLOR; /* it gets NULL, which must be known on return */
   return args->config.blocking == 0 && !no_color ? start_async(args, out) : rt_group_add_init(args, out);
 }
 
+/* spare: an id that nobody will use, or NULL. */
 static ncclResult_t init_rank(const char *call, ncclComm_t *comm, int nranks, const ncclUniqueId *id, int rank,
-                              int device, const ncclConfig_t *config) {
+                              int device, const ncclConfig_t *config, const ncclUniqueId *spare) {
   ncclResult_t r = check_ranks(call, comm, nranks, rank);
-  struct rt_init_args args = {.rank = rank, .nranks = nranks, .device = device};
-  if (r == ncclSuccess) r = check_config(config, &args.config);
+  struct rt_init_args args = {.rank = rank, .nranks = nranks, .device = device, .has_spare = spare != NULL};
+  if (r == ncclSuccess) r = rt_config_take(config, &args.config);
   if (r != ncclSuccess) return r;
   apply_simd();
   memcpy(args.id, id->internal, sizeof args.id);
-  return make(&args, comm);
+  if (spare) memcpy(args.spare, spare->internal, sizeof args.spare);
+  return rt_make_comm(&args, comm);
 }
 
 RAIL_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank) {
-  return init_rank("ncclCommInitRank", comm, nranks, &commId, rank, -1, NULL);
+  return init_rank("ncclCommInitRank", comm, nranks, &commId, rank, -1, NULL, NULL);
 }
 
 RAIL_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
                                                 ncclConfig_t *config) {
-  return init_rank("ncclCommInitRankConfig", comm, nranks, &commId, rank, -1, config);
+  return init_rank("ncclCommInitRankConfig", comm, nranks, &commId, rank, -1, config, NULL);
 }
 
 RAIL_EXPORT ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
                                                   ncclUniqueId *commIds, ncclConfig_t *config) {
-  if (nId < 1 || !commIds)
-    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitRankScalable: %d ids at %p; at least one is needed", nId,
-                    (void *)commIds);
-  return init_rank("ncclCommInitRankScalable", newcomm, nranks, &commIds[0], myrank, -1, config);
+  const char *call = "ncclCommInitRankScalable";
+  ncclResult_t r = check_ranks(call, newcomm, nranks, myrank);
+  if (r != ncclSuccess) return r;
+  if (nId < 1 || nId > nranks || !commIds)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: %d ids at %p for %d ranks; allowed are 1 to one per rank", call, nId,
+                    (void *)commIds, nranks);
+  const ncclUniqueId *spare = myrank > 0 && myrank < nId ? &commIds[myrank] : NULL;
+  if (spare && memcmp(spare, &commIds[0], sizeof *spare) == 0) spare = NULL;
+  return init_rank(call, newcomm, nranks, &commIds[0], myrank, -1, config, spare);
 }
 
 RAIL_EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
@@ -192,26 +201,9 @@ RAIL_EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *
   if (r != ncclSuccess) return r;
   ncclGroupStart();
   for (int i = 0; i < ndev && r == ncclSuccess; i++)
-    r = init_rank("ncclCommInitAll", &comm[i], ndev, &id, i, devlist ? devlist[i] : i, NULL);
+    r = init_rank("ncclCommInitAll", &comm[i], ndev, &id, i, devlist ? devlist[i] : i, NULL, NULL);
   ncclResult_t end = ncclGroupEnd();
   return r == ncclSuccess ? end : r;
-}
-
-/* ---- splitting --------------------------------------------------------------------------- */
-
-RAIL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
-  ncclResult_t r = rt_check_comm(comm, "ncclCommSplit");
-  if (r != ncclSuccess) return r;
-  if (!newcomm) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommSplit: newcomm is NULL");
-  if (color < 0 && color != NCCL_SPLIT_NOCOLOR)
-    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommSplit: color is %d; allowed are NCCL_SPLIT_NOCOLOR and 0 or more",
-                    color);
-  struct rt_init_args args = {.device = comm->device, .parent = comm, .color = color, .key = key};
-  r = check_config(config, &args.config);
-  if (r != ncclSuccess) return r;
-  if (!config) args.config = comm->config;
-  args.serial = comm->splits++;
-  return make(&args, newcomm);
 }
 
 /* ---- ending ------------------------------------------------------------------------------- */
@@ -279,6 +271,10 @@ RAIL_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *as
   ncclResult_t r = rt_check_handle(comm, "ncclCommGetAsyncError");
   if (r != ncclSuccess) return r;
   if (!asyncError) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommGetAsyncError: asyncError is NULL");
+  if (atomic_load(&comm->revoked)) {
+    *asyncError = rt_stream_idle(&comm->stream) ? ncclSuccess : ncclInProgress;
+    return ncclSuccess;
+  }
   int failed = atomic_load(&comm->failed);
   *asyncError = (ncclResult_t)(failed ? failed : atomic_load(&comm->init_state));
   return ncclSuccess;
@@ -314,7 +310,6 @@ RT_PNAME(CommInitRank);
 RT_PNAME(CommInitRankConfig);
 RT_PNAME(CommInitRankScalable);
 RT_PNAME(CommInitAll);
-RT_PNAME(CommSplit);
 RT_PNAME(CommFinalize);
 RT_PNAME(CommDestroy);
 RT_PNAME(CommAbort);

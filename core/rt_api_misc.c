@@ -43,27 +43,47 @@ RAIL_EXPORT ncclResult_t ncclMemFree(void *ptr) {
   return ncclSuccess;
 }
 
-RAIL_EXPORT ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t size, void **handle) {
-  ncclResult_t r = rt_check_comm(comm, "ncclCommRegister");
+static ncclResult_t add_buffer(const char *call, ncclComm_t comm, void *buff, size_t size, void **handle) {
+  ncclResult_t r = rt_check_comm(comm, call);
   if (r != ncclSuccess) return r;
   if (!buff || size == 0 || !handle)
-    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommRegister: buff %p, size %zu, handle %p; none may be 0", buff, size,
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: buff %p, size %zu, handle %p; none may be 0", call, buff, size,
                     (void *)handle);
   struct rt_reg_buffer *b = NULL;
-  if (rt_reg_add(comm, buff, size, &b) != RAIL_OK)
-    return rt_error(RAIL_SYSTEM_ERROR, "ncclCommRegister: out of memory");
+  if (rt_reg_add(comm, buff, size, &b) != RAIL_OK) return rt_error(RAIL_SYSTEM_ERROR, "%s: out of memory", call);
   *handle = b;
   return ncclSuccess;
 }
 
-RAIL_EXPORT ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
-  ncclResult_t r = rt_check_handle(comm, "ncclCommDeregister");
+static ncclResult_t remove_buffer(const char *call, ncclComm_t comm, void *handle) {
+  ncclResult_t r = rt_check_handle(comm, call);
   if (r != ncclSuccess) return r;
   if (!rt_stream_idle(&comm->stream) && !rt_comm_failed(comm))
-    return rt_error(RAIL_BAD_USAGE, "ncclCommDeregister: operations are unfinished; wait for them first");
+    return rt_error(RAIL_BAD_USAGE, "%s: operations are unfinished; wait for them first", call);
   if (rt_reg_remove(comm, handle) != RAIL_OK)
-    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommDeregister: %p is not a registration of this communicator", handle);
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: %p is not a registration of this communicator", call, handle);
   return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t size, void **handle) {
+  return add_buffer("ncclCommRegister", comm, buff, size, handle);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
+  return remove_buffer("ncclCommDeregister", comm, handle);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win,
+                                                int winFlags) {
+  if (win) *win = NULL;
+  if (winFlags & ~NCCL_WIN_COLL_SYMMETRIC)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommWindowRegister: winFlags is %#x; allowed are %#x and %#x",
+                    (unsigned)winFlags, NCCL_WIN_DEFAULT, NCCL_WIN_COLL_SYMMETRIC);
+  return add_buffer("ncclCommWindowRegister", comm, buff, size, (void **)win);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
+  return win ? remove_buffer("ncclCommWindowDeregister", comm, win) : rt_check_handle(comm, "ncclCommWindowDeregister");
 }
 
 /* ---- operators ------------------------------------------------------------------------ */
@@ -103,6 +123,11 @@ RAIL_EXPORT ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
   comm->premuls[i].used = false;
   return ncclSuccess;
 }
+
+/* ---- logging ------------------------------------------------------------------------------ */
+
+RAIL_EXPORT void ncclResetDebugInit(void) { rail_log_reload(); }
+RAIL_EXPORT void ncclResetDebugInitInternal(void) { rail_log_reload(); }
 
 /* ---- Railyard's own ----------------------------------------------------------------------- */
 
@@ -154,5 +179,8 @@ RT_PNAME(MemAlloc);
 RT_PNAME(MemFree);
 RT_PNAME(CommRegister);
 RT_PNAME(CommDeregister);
+RT_PNAME(CommWindowRegister);
+RT_PNAME(CommWindowDeregister);
+RT_PNAME(ResetDebugInit);
 RT_PNAME(RedOpCreatePreMulSum);
 RT_PNAME(RedOpDestroy);

@@ -91,6 +91,7 @@ struct rt_bootstrap {
 struct rt_patience {
   uint64_t deadline;             /* 0: none */
   const _Atomic int *abort_flag; /* besides the bootstrap's own; may be NULL */
+  bool outlives_failure;         /* the bootstrap's failure and own abort flag end nothing: its thread still serves */
 };
 
 /* rt_boot_msg.c. For messages of any type; errors that are new are logged. */

@@ -18,11 +18,18 @@
 
 /* ---- waiting ---- */
 
+/* The failure that ends a wait of this patience; 0: none. */
+static int ending(struct rt_bootstrap *b, const struct rt_patience *patience) {
+  return patience && patience->outlives_failure ? 0 : atomic_load_explicit(&b->failed, memory_order_acquire);
+}
+
+static bool flagged(const _Atomic int *flag) { return flag && atomic_load_explicit(flag, memory_order_relaxed); }
+
 rail_result_t rt_boot_check(struct rt_bootstrap *b, const struct rt_patience *patience) {
-  int failed = atomic_load_explicit(&b->failed, memory_order_acquire);
+  int failed = ending(b, patience);
   if (failed) return (rail_result_t)failed;
-  if ((b->args.abort_flag && atomic_load_explicit(b->args.abort_flag, memory_order_relaxed)) ||
-      (patience && patience->abort_flag && atomic_load_explicit(patience->abort_flag, memory_order_relaxed))) {
+  bool outlives = patience && patience->outlives_failure;
+  if ((!outlives && flagged(b->args.abort_flag)) || (patience && flagged(patience->abort_flag))) {
     errno = ECANCELED;
     return RAIL_REMOTE_ERROR;
   }
@@ -50,7 +57,9 @@ static rail_result_t wait_fd(struct rt_bootstrap *b, int fd, short events, int m
 }
 
 /* A failure or abort that is already known elsewhere needs no line of its own. */
-static bool known(struct rt_bootstrap *b, int err) { return err == ECANCELED || atomic_load(&b->failed) != 0; }
+static bool known(struct rt_bootstrap *b, const struct rt_patience *patience, int err) {
+  return err == ECANCELED || ending(b, patience) != 0;
+}
 
 /* ---- the box ---- */
 
@@ -147,7 +156,7 @@ rail_result_t rt_boot_connect(struct rt_bootstrap *b, int peer, enum rt_boot_lin
     struct rt_boot_header head;
     struct rt_boot_peer_hello hello;
   } out;
-  struct rt_patience within = patience ? *patience : (struct rt_patience){0, NULL};
+  struct rt_patience within = patience ? *patience : (struct rt_patience){0};
   if (within.deadline == 0) within.deadline = rail_deadline_in_ms(b->args.timeout_ms);
   rail_result_t result = try_connect(b, &b->addrs[peer], &within, fd);
   if (result == RAIL_OK) {
@@ -164,7 +173,7 @@ rail_result_t rt_boot_connect(struct rt_bootstrap *b, int peer, enum rt_boot_lin
   if (result == RAIL_OK) return RAIL_OK;
   int err = errno;
   rail_sock_close(fd);
-  if (!known(b, err))
+  if (!known(b, patience, err))
     rt_error(result,
              "bootstrap: rank %d cannot connect to rank %d (%s): %s; has that rank died, or does a firewall stand "
              "between?",
@@ -228,7 +237,7 @@ rail_result_t rt_boot_send(struct rt_bootstrap *b, enum rt_boot_type type, int p
     out->broken = true;
   }
   pthread_mutex_unlock(&out->lock);
-  if (result != RAIL_OK && !known(b, err))
+  if (result != RAIL_OK && !known(b, patience, err))
     rt_error(result, "bootstrap: rank %d: sending %zu bytes to rank %d (%s) failed: %s", b->rank, size, peer,
              rt_bootstrap_peer_text(b, peer), strerror(err));
   return result;
@@ -238,8 +247,8 @@ rail_result_t rt_boot_send(struct rt_bootstrap *b, enum rt_boot_type type, int p
 
 /* Takes what was filed, or says why there is nothing; lock held. */
 static rail_result_t look(struct rt_bootstrap *b, enum rt_boot_type type, int peer, uint32_t tag,
-                          struct rt_message **msg) {
-  int failed = atomic_load(&b->failed);
+                          const struct rt_patience *patience, struct rt_message **msg) {
+  int failed = ending(b, patience);
   *msg = NULL;
   if (failed) return (rail_result_t)failed;
   *msg = take(b, (uint32_t)peer, (uint16_t)type, tag);
@@ -272,10 +281,10 @@ static rail_result_t receive(struct rt_bootstrap *b, enum rt_boot_type type, int
   struct rt_message *msg;
   rail_result_t waited = RAIL_OK;
   pthread_mutex_lock(&b->lock);
-  rail_result_t result = look(b, type, peer, tag, &msg);
+  rail_result_t result = look(b, type, peer, tag, patience, &msg);
   while (wait && result == RAIL_IN_PROGRESS && waited == RAIL_OK) {
     waited = rt_boot_wait(b, patience);
-    result = look(b, type, peer, tag, &msg);
+    result = look(b, type, peer, tag, patience, &msg);
   }
   int err = errno;
   bool gone = b->gone[peer];
@@ -284,7 +293,7 @@ static rail_result_t receive(struct rt_bootstrap *b, enum rt_boot_type type, int
   if (result == RAIL_IN_PROGRESS && !wait)
     return rt_boot_check(b, NULL) == RAIL_OK ? RAIL_IN_PROGRESS : RAIL_REMOTE_ERROR;
   if (result == RAIL_IN_PROGRESS) result = waited;
-  if (atomic_load(&b->failed)) return result;
+  if (ending(b, patience)) return result;
   if (gone) {
     rt_error(result,
              "bootstrap: rank %d waits for a message of rank %d (%s), tag %u, which has closed the communicator",

@@ -22,7 +22,8 @@
 
 #define UNUSED_MS 600000ull /* a unique id that nobody uses is forgotten after this long (or the bootstrap timeout) */
 #define BIND_RETRY_MS 50
-#define LAST_VISIT_MS 2000 /* of a single rank, to end its own rendezvous thread */
+#define LAST_VISIT_MS 2000     /* of a single rank, to end its own rendezvous thread */
+#define SHRINK_TAG 0x80000000u /* tells a shrink's messages from those of splits, which are numbered */
 
 _Static_assert(RT_UNIQUE_ID_BYTES >= sizeof(struct rt_boot_id), "the id holds all");
 
@@ -284,40 +285,63 @@ failed:
   return result;
 }
 
-/* ---- split ---- */
+void rt_unique_id_drop(const char id[RT_UNIQUE_ID_BYTES]) {
+  struct rt_boot_id parsed;
+  struct rt_visit visit = {.rank = 0, .nranks = 1, .own.in.sin_family = AF_INET};
+  if (id_unpack(id, &parsed, &visit.root) != RAIL_OK) return;
+  visit.secret = parsed.secret;
+  visit.well_known = parsed.well_known;
+  visit_alone(&visit, LAST_VISIT_MS);
+}
+
+/* ---- split, shrink ---- */
+
+/* The new ranks' places in the parent, and how they talk there. */
+struct family {
+  struct rt_bootstrap *parent;
+  const int *ranks;
+  uint32_t tag;
+  bool outlives_failure;
+};
 
 /* What new rank 0 sends to the others: the secret, then nranks addresses. */
-static rail_result_t split_exchange(struct rt_bootstrap *b, struct rt_bootstrap *parent, const int *ranks,
-                                    uint32_t serial, const union rail_addr *own, unsigned char *table, size_t size) {
-  struct rt_patience patience = {.deadline = rail_deadline_in_ms(b->args.timeout_ms), .abort_flag = b->args.abort_flag};
+static rail_result_t family_exchange(struct rt_bootstrap *b, const struct family *f, const union rail_addr *own,
+                                     unsigned char *table, size_t size) {
+  struct rt_bootstrap *parent = f->parent;
+  const int *ranks = f->ranks;
+  struct rt_patience patience = {.deadline = rail_deadline_in_ms(b->args.timeout_ms),
+                                 .abort_flag = b->args.abort_flag,
+                                 .outlives_failure = f->outlives_failure};
   struct rail_addr_wire wire;
   rail_addr_pack(own, &wire);
   if (b->rank != 0) {
-    RAIL_TRY(rt_boot_send(parent, RT_BOOT_SPLIT, ranks[0], serial, &wire, sizeof wire, &patience));
-    RAIL_TRY(rt_boot_recv(parent, RT_BOOT_SPLIT, ranks[0], serial, table, size, &patience));
+    RAIL_TRY(rt_boot_send(parent, RT_BOOT_SPLIT, ranks[0], f->tag, &wire, sizeof wire, &patience));
+    RAIL_TRY(rt_boot_recv(parent, RT_BOOT_SPLIT, ranks[0], f->tag, table, size, &patience));
   } else {
     RAIL_TRY(rail_random_bytes(table, RT_SECRET_BYTES));
     memcpy(table + RT_SECRET_BYTES, &wire, sizeof wire);
     for (int i = 1; i < b->nranks; i++)
-      RAIL_TRY(rt_boot_recv(parent, RT_BOOT_SPLIT, ranks[i], serial, table + RT_SECRET_BYTES + (size_t)i * sizeof wire,
+      RAIL_TRY(rt_boot_recv(parent, RT_BOOT_SPLIT, ranks[i], f->tag, table + RT_SECRET_BYTES + (size_t)i * sizeof wire,
                             sizeof wire, &patience));
     for (int i = 1; i < b->nranks; i++)
-      RAIL_TRY(rt_boot_send(parent, RT_BOOT_SPLIT, ranks[i], serial, table, size, &patience));
+      RAIL_TRY(rt_boot_send(parent, RT_BOOT_SPLIT, ranks[i], f->tag, table, size, &patience));
   }
   memcpy(b->secret, table, RT_SECRET_BYTES);
   for (int i = 0; i < b->nranks; i++) {
     memcpy(&wire, table + RT_SECRET_BYTES + (size_t)i * sizeof wire, sizeof wire);
     if (!rail_addr_unpack(&wire, &b->addrs[i])) {
-      rt_error(RAIL_REMOTE_ERROR, "bootstrap: rank %d: no valid address for rank %d in the split's table", b->rank, i);
+      rt_error(RAIL_REMOTE_ERROR, "bootstrap: rank %d: no valid address for rank %d in the new communicator's table",
+               b->rank, i);
       return RAIL_REMOTE_ERROR;
     }
   }
   return RAIL_OK;
 }
 
-rail_result_t rt_bootstrap_split(struct rt_bootstrap *parent, const int *ranks, uint32_t serial,
-                                 const struct rt_bootstrap_args *args, struct rt_bootstrap **out) {
-  struct rt_bootstrap *b;
+static rail_result_t found_family(const struct family *f, const struct rt_bootstrap_args *args,
+                                  struct rt_bootstrap **out) {
+  struct rt_bootstrap *parent = f->parent, *b;
+  const int *ranks = f->ranks;
   union rail_addr own;
   unsigned char *table = NULL;
   *out = NULL;
@@ -327,8 +351,8 @@ rail_result_t rt_bootstrap_split(struct rt_bootstrap *parent, const int *ranks, 
     if (ranks[i] < 0 || ranks[i] >= parent->nranks) result = RAIL_BAD_ARGUMENT;
   if (result != RAIL_OK || ranks[b->rank] != parent->rank) {
     rt_error(RAIL_BAD_ARGUMENT,
-             "bootstrap: split: rank %d of %d is not rank %d of its parent, or a rank is out of range", b->rank,
-             b->nranks, parent->rank);
+             "bootstrap: rank %d of a new communicator of %d is not rank %d of its parent, or a rank is out of range",
+             b->rank, b->nranks, parent->rank);
     result = RAIL_BAD_ARGUMENT;
     goto failed;
   }
@@ -336,7 +360,7 @@ rail_result_t rt_bootstrap_split(struct rt_bootstrap *parent, const int *ranks, 
     size_t size = RT_SECRET_BYTES + (size_t)b->nranks * sizeof(struct rail_addr_wire);
     table = calloc(1, size);
     result = table ? boot_listen(b, &parent->addrs[parent->rank], &own) : RAIL_SYSTEM_ERROR;
-    if (result == RAIL_OK) result = split_exchange(b, parent, ranks, serial, &own, table, size);
+    if (result == RAIL_OK) result = family_exchange(b, f, &own, table, size);
     if (result == RAIL_OK) result = boot_connect(b);
     if (result != RAIL_OK) goto failed;
   }
@@ -348,6 +372,21 @@ failed:
   free(table);
   boot_give_up(b, result);
   return result;
+}
+
+rail_result_t rt_bootstrap_split(struct rt_bootstrap *parent, const int *ranks, uint32_t serial,
+                                 const struct rt_bootstrap_args *args, struct rt_bootstrap **out) {
+  struct family f = {.parent = parent, .ranks = ranks, .tag = serial & ~SHRINK_TAG};
+  return found_family(&f, args, out);
+}
+
+/* Excluded ranks know nothing of a shrink, so its tag must follow from who takes part. */
+rail_result_t rt_bootstrap_shrink(struct rt_bootstrap *parent, const int *ranks, const struct rt_bootstrap_args *args,
+                                  struct rt_bootstrap **out) {
+  uint32_t hash = 2166136261u;
+  for (int i = 0; i < args->nranks; i++) hash = (hash ^ (uint32_t)ranks[i]) * 16777619u;
+  struct family f = {.parent = parent, .ranks = ranks, .tag = hash | SHRINK_TAG, .outlives_failure = true};
+  return found_family(&f, args, out);
 }
 
 /* ---- abort, close, text ---- */

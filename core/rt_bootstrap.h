@@ -48,6 +48,9 @@ rail_result_t rt_unique_id_create(char id[RT_UNIQUE_ID_BYTES]);
 /* An id for a well-known address; all ranks compute the same one. The secret is derived from `cookie`. */
 rail_result_t rt_unique_id_from_address(const char *host_port, uint64_t cookie, char id[RT_UNIQUE_ID_BYTES]);
 
+/* Ends the rendezvous of an id that nobody will use. Errors do not matter: it also ends by itself. */
+void rt_unique_id_drop(const char id[RT_UNIQUE_ID_BYTES]);
+
 /* Collective. On failure *out is NULL and nothing is left behind. */
 rail_result_t rt_bootstrap_open(const char id[RT_UNIQUE_ID_BYTES], const struct rt_bootstrap_args *args,
                                 struct rt_bootstrap **out);
@@ -56,6 +59,11 @@ rail_result_t rt_bootstrap_open(const char id[RT_UNIQUE_ID_BYTES], const struct 
  * args->rank and nranks are the new ones. `serial` differs between successive splits of one parent. */
 rail_result_t rt_bootstrap_split(struct rt_bootstrap *parent, const int *ranks, uint32_t serial,
                                  const struct rt_bootstrap_args *args, struct rt_bootstrap **out);
+
+/* The same among the ranks of `parent` that stay, in their order. The others need not live, and the parent may have
+ * failed; all waits have a deadline. */
+rail_result_t rt_bootstrap_shrink(struct rt_bootstrap *parent, const int *ranks, const struct rt_bootstrap_args *args,
+                                  struct rt_bootstrap **out);
 
 /* all[rank * each] is this rank's on entry, everybody's on return. */
 rail_result_t rt_bootstrap_allgather(struct rt_bootstrap *b, void *all, size_t each);

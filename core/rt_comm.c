@@ -11,8 +11,8 @@
 #include "core/rt_error.h"
 #include "core/rt_net.h"
 #include "core/rt_param.h"
-#include "core/rt_proto.h"
 #include "core/rt_reg.h"
+#include "core/rt_run.h"
 #include "core/rt_split.h"
 
 /* ---- failure ------------------------------------------------------------------ */
@@ -23,7 +23,7 @@ static bool record_failure(struct ncclComm *comm, rail_result_t result, const ch
   bool first = atomic_load(&comm->failed) == 0;
   if (first) {
     snprintf(comm->error, sizeof comm->error, "%s", text);
-    atomic_store(&comm->abort_flag, 1);
+    if (!atomic_load(&comm->revoked)) atomic_store(&comm->abort_flag, 1);
     atomic_store_explicit(&comm->failed, (int)result, memory_order_release);
   }
   pthread_mutex_unlock(&comm->error_lock);
@@ -42,6 +42,11 @@ void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, 
   if (bootstrap) rt_bootstrap_abort(bootstrap, result, text);
 }
 
+void rt_comm_revoke(struct ncclComm *comm) {
+  atomic_store(&comm->revoked, true);
+  record_failure(comm, RAIL_BAD_USAGE, "revoked by its user (ncclCommRevoke or NCCL_SHRINK_ABORT)");
+}
+
 /* The bootstrap found a rank dead or was told of a failure elsewhere; it logs and spreads the word itself. */
 static void bootstrap_failed(void *arg, rail_result_t result, const char *why) {
   record_failure(arg, result == RAIL_OK ? RAIL_REMOTE_ERROR : result, why);
@@ -51,27 +56,49 @@ static void bootstrap_failed(void *arg, rail_result_t result, const char *why) {
 
 struct ncclComm *rt_comm_alloc(const struct rt_init_args *args) {
   struct ncclComm *comm = NULL;
-  if (posix_memalign((void **)&comm, 64, sizeof *comm) != 0) return NULL;
+  if (posix_memalign((void **)&comm, RT_PAGE, RAIL_ROUND_UP(sizeof *comm, (size_t)RT_PAGE)) != 0) return NULL;
   memset(comm, 0, sizeof *comm);
   comm->magic = RT_COMM_MAGIC;
   comm->rank = args->rank;
   comm->nranks = args->nranks;
-  comm->device = args->device;
+  comm->device = args->device >= 0 ? args->device : rt_gpu_current();
   comm->config = args->config;
   /* Strings of the caller's config need not outlive the call. */
   if (args->config.netName) snprintf(comm->net_name_wanted, sizeof comm->net_name_wanted, "%s", args->config.netName);
   if (args->config.commName) snprintf(comm->name, sizeof comm->name, "%s", args->config.commName);
   comm->config.netName = comm->config.commName = NULL;
+  if (args->heirs) {
+    size_t size = (size_t)args->nranks * sizeof *comm->heirs;
+    comm->heirs = malloc(size);
+    if (!comm->heirs) {
+      free(comm);
+      return NULL;
+    }
+    memcpy(comm->heirs, args->heirs, size);
+  }
   pthread_mutex_init(&comm->error_lock, NULL);
   pthread_mutex_init(&comm->reg_lock, NULL);
   return comm;
 }
 
-/* A new bootstrap, from the unique id or among those of the parent's ranks that chose the same color. */
+static rail_result_t reach_others(const struct rt_init_args *args, const int *ranks, bool shrink,
+                                  const struct rt_bootstrap_args *b, struct rt_bootstrap **out) {
+  if (args->parent && shrink) return rt_bootstrap_shrink(args->parent->bootstrap, ranks, b, out);
+  if (args->parent) return rt_bootstrap_split(args->parent->bootstrap, ranks, args->serial, b, out);
+  RAIL_TRY(rt_bootstrap_open(args->id, b, out));
+  if (args->has_spare) rt_unique_id_drop(args->spare);
+  return RAIL_OK;
+}
+
+/* A new bootstrap, from the unique id or among ranks of the parent: those that chose the same color, or those that
+ * stay. */
 static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_args *args) {
   const struct rt_params *p = rt_params();
-  int *ranks = NULL;
-  rail_result_t r = args->parent ? rt_split_vote(args, &ranks, &comm->rank, &comm->nranks) : RAIL_OK;
+  int *ranks = comm->heirs;
+  bool shrink = ranks != NULL;
+  rail_result_t r = RAIL_OK;
+  comm->heirs = NULL;
+  if (args->parent && !shrink) r = rt_split_vote(args, &ranks, &comm->rank, &comm->nranks);
   if (r != RAIL_OK || comm->nranks == 0) {
     free(ranks);
     return r;
@@ -87,8 +114,7 @@ static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_
       .arg = comm,
   };
   struct rt_bootstrap *bootstrap = NULL;
-  r = args->parent ? rt_bootstrap_split(args->parent->bootstrap, ranks, args->serial, &b, &bootstrap)
-                   : rt_bootstrap_open(args->id, &b, &bootstrap);
+  r = reach_others(args, ranks, shrink, &b, &bootstrap);
   /* ncclCommAbort may look at it from another thread while this one makes the communicator. */
   __atomic_store_n(&comm->bootstrap, bootstrap, __ATOMIC_RELEASE);
   free(ranks);
@@ -123,7 +149,10 @@ static void choose_channels(struct ncclComm *comm) {
   if (comm->config.minCTAs != NCCL_CONFIG_UNDEF_INT) n = RAIL_MAX(n, comm->config.minCTAs);
   if (comm->config.maxCTAs != NCCL_CONFIG_UNDEF_INT) n = RAIL_MIN(n, comm->config.maxCTAs);
   comm->nchannels = RAIL_MAX(1, RAIL_MIN(n, RT_MAX_CHANNELS));
-  comm->protos = comm->peers[comm->rank].protos;
+  const struct rt_peer *me = &comm->peers[comm->rank];
+  comm->tuning = rt_tuning_of(rt_params(), me->algos, me->protos);
+  comm->tuning.all_shm = comm->all_shm;
+  comm->tuning.nchannels = comm->nchannels;
 }
 
 /* A second thread per rank helps only where there is a core for it. */
@@ -160,7 +189,7 @@ struct rt_connector *rt_comm_connector(struct ncclComm *comm, int channel, int p
   struct rt_connector **at = is_send ? &ch->send[peer] : &ch->recv[peer];
   struct rt_connector *c = *at;
   if (c) return c;
-  if (posix_memalign((void **)&c, 64, sizeof *c) != 0) return NULL;
+  if (posix_memalign((void **)&c, RT_PAGE, RAIL_ROUND_UP(sizeof *c, (size_t)RT_PAGE)) != 0) return NULL;
   memset(c, 0, sizeof *c);
   c->peer = peer;
   c->channel = channel;
@@ -182,20 +211,67 @@ static void free_connectors(struct ncclComm *comm) {
   }
 }
 
-void rt_comm_free(struct ncclComm *comm) {
-  if (!comm) return;
-  /* The executor may be driving the proxy, and a proxy may know operations of plans that failed. */
-  rt_stream_stop(&comm->stream);
-  rt_proxy_destroy(&comm->proxy);
+static void free_parts(struct ncclComm *comm) {
   rt_stream_destroy(&comm->stream);
   rt_reg_free_all(comm);
   free_connectors(comm);
+  rt_gpu_close(comm);
   rt_net_close(comm);
   rt_bootstrap_close(comm->bootstrap);
   free(comm->premuls);
   free(comm->peers);
+  free(comm->heirs);
   pthread_mutex_destroy(&comm->reg_lock);
   pthread_mutex_destroy(&comm->error_lock);
-  comm->magic = 0;
   free(comm);
+}
+
+/* ---- communicators that ended while a device may still use their memory ----------- */
+
+static struct ncclComm *abandoned;
+static pthread_mutex_t abandoned_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Whoever aborts may have launched graphs that have not begun; whoever does not has waited for them. */
+static bool still_used(struct ncclComm *comm) {
+  return comm->gpu.stuck || (rt_comm_failed(comm) && rt_run_graphs_alive(comm));
+}
+
+static void abandon(struct ncclComm *comm) {
+  if (comm->gpu.stuck)
+    RAIL_WARN("rank %d: a kernel on CUDA device %d has not ended; the memory it may use stays allocated", comm->rank,
+              comm->gpu.ordinal);
+  rt_bootstrap_close(comm->bootstrap);
+  comm->bootstrap = NULL;
+  pthread_mutex_lock(&abandoned_lock);
+  comm->next_abandoned = abandoned;
+  abandoned = comm;
+  pthread_mutex_unlock(&abandoned_lock);
+}
+
+/* Those whose graphs are gone by now. */
+static void free_abandoned(void) {
+  pthread_mutex_lock(&abandoned_lock);
+  for (struct ncclComm **at = &abandoned; *at;) {
+    struct ncclComm *comm = *at;
+    if (still_used(comm)) {
+      at = &comm->next_abandoned;
+    } else {
+      *at = comm->next_abandoned;
+      free_parts(comm);
+    }
+  }
+  pthread_mutex_unlock(&abandoned_lock);
+}
+
+void rt_comm_free(struct ncclComm *comm) {
+  free_abandoned();
+  if (!comm) return;
+  /* The executor may be driving the proxy, and a proxy may know operations of plans that failed. */
+  rt_stream_stop(&comm->stream);
+  rt_proxy_destroy(&comm->proxy);
+  comm->magic = 0;
+  if (still_used(comm))
+    abandon(comm);
+  else
+    free_parts(comm);
 }

@@ -17,10 +17,13 @@
 #include "common/netload.h"
 #include "core/kernel/rt_reduce.h"
 #include "core/rt_bootstrap.h"
+#include "core/rt_gpu.h"
+#include "core/rt_net_devices.h"
 #include "core/rt_peer.h"
 #include "core/rt_proxy.h"
 #include "core/rt_stream.h"
 #include "core/rt_transport.h"
+#include "core/rt_tune.h"
 #include "rail/railyard.h"
 
 #define RT_MAX_CHANNELS 16
@@ -43,7 +46,7 @@ struct rt_premul {
 struct rt_net {
   struct rail_net *plugin;
   void *ctx;
-  int ndev;
+  struct rt_net_devices devices;
   bool cheap_reg; /* registering user memory for one operation pays off */
 };
 
@@ -54,6 +57,7 @@ struct rt_reg_buffer {
   struct rt_reg_buffer *next;
 };
 
+/* In pages of its own: a kernel on a device looks at `failed`. */
 struct ncclComm {
   uint64_t magic;
   int rank, nranks, local_rank, local_size;
@@ -62,11 +66,12 @@ struct ncclComm {
   struct rt_bootstrap *bootstrap;
   struct rt_channel channels[RT_MAX_CHANNELS];
   int nchannels;
-  unsigned protos; /* 1 << enum rt_proto */
-  bool all_shm;    /* every pair of ranks has SHM: LL pays off */
+  bool all_shm; /* every pair of ranks has SHM: LL pays off */
+  struct rt_tuning tuning;
   struct rt_net net;
   struct rt_proxy proxy;
   struct rt_stream stream;
+  struct rt_gpu gpu;
   ncclConfig_t config;
   char net_name_wanted[64], name[64];
   uint32_t splits; /* ncclCommSplit calls so far */
@@ -75,7 +80,10 @@ struct ncclComm {
   struct rt_reg_buffer *reg_buffers;
   pthread_mutex_t reg_lock;
 
-  atomic_int failed;     /* first result that is not success; ends every wait */
+  int *heirs; /* of a shrink under way: the parent's ranks that stay */
+
+  atomic_int failed;     /* first result that is not success; ends every wait, a device's kernels' too */
+  atomic_bool revoked;   /* by ncclCommRevoke: `failed` as well, but its bootstrap may be used on */
   atomic_int abort_flag; /* what the bootstrap's waits look at */
   pthread_mutex_t error_lock;
   char error[512];
@@ -84,6 +92,7 @@ struct ncclComm {
   pthread_t init_thread;
   bool init_thread_running, finalized;
   char transports_text[96];
+  struct ncclComm *next_abandoned;
 };
 
 struct rt_init_args {
@@ -95,6 +104,11 @@ struct rt_init_args {
   struct ncclComm *parent;
   int color, key;
   uint32_t serial; /* which split of parent this is */
+  /* A shrink instead: nranks ranks of parent, in their order; rt_comm_alloc keeps a copy. */
+  const int *heirs;
+  /* An id whose rendezvous this rank ends when all have met elsewhere. */
+  bool has_spare;
+  char spare[RT_UNIQUE_ID_BYTES];
 };
 
 /* An empty communicator, which rt_comm_free accepts. NULL without memory. */
@@ -106,6 +120,8 @@ void rt_comm_free(struct ncclComm *comm);
 
 /* The first call decides; later ones are ignored. Logs, keeps the text, tells the other ranks. */
 void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) RAIL_PRINTF(3, 4);
+/* Ends every wait of this rank as a failure does, but tells nobody and leaves the bootstrap alone. */
+void rt_comm_revoke(struct ncclComm *comm);
 static inline bool rt_comm_failed(struct ncclComm *comm) {
   return atomic_load_explicit(&comm->failed, memory_order_acquire) != 0;
 }

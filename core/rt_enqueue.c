@@ -6,9 +6,9 @@
 
 #include "common/log.h"
 #include "core/kernel/rt_types.h"
-#include "core/rt_param.h"
-#include "core/rt_proto.h"
 #include "core/rt_reg.h"
+#include "core/rt_run.h"
+#include "core/rt_tune.h"
 
 /* A plan under construction. */
 struct builder {
@@ -28,6 +28,7 @@ static bool is_reduction(enum rt_coll coll) {
 static rail_result_t set_operator(struct rt_job *job, const struct rt_task *t) {
   struct ncclComm *comm = t->comm;
   struct rt_kernel *k = &job->kernel;
+  job->op = t->op < ncclNumOps ? (int)t->op : RT_PREMULSUM;
   if (t->op < ncclNumOps) {
     k->fns = rt_reduce_lookup((int)t->type, (int)t->op);
     if (t->op == ncclAvg) rt_scalar_avg(&k->scalar, (int)t->type, comm->nranks);
@@ -36,12 +37,10 @@ static rail_result_t set_operator(struct rt_job *job, const struct rt_task *t) {
   const struct rt_premul *m = &t->premul;
   k->fns = rt_reduce_lookup((int)t->type, RT_PREMULSUM);
   if (!k->fns) return RAIL_BAD_ARGUMENT;
-  if (m->deferred) {
+  if (m->deferred)
     job->scalar = m->scalar;
-    job->scalar_type = (int)t->type;
-  } else {
+  else
     rt_scalar_premul(&k->scalar, (int)t->type, m->value);
-  }
   return RAIL_OK;
 }
 
@@ -101,10 +100,14 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, int cha
   struct rt_job *job = &b->plan->jobs[b->plan->njobs];
   struct rt_kernel *k = &job->kernel;
   uint64_t bytes = len * esize;
-  enum rt_coll coll = rt_choose_schedule(&b->tuning, t->coll, t->count * esize, t->comm->nranks);
-  k->proto = t->coll == RT_COPY ? RT_SIMPLE : rt_choose_proto(&b->tuning, t->count * esize);
+  struct rt_choice choice = rt_tune(&b->tuning, t->coll, t->count * esize, t->comm->nranks);
+  k->proto = choice.proto;
+  /* A kernel on a device speaks LL with other kernels only. */
+  if (b->plan->on_device && !b->tuning.all_shm) k->proto = RT_SIMPLE;
+  job->type = (int)t->type;
+  job->op = -1;
   k->sched = (struct rt_sched){
-      .coll = coll,
+      .coll = choice.schedule,
       .rank = t->comm->rank,
       .nranks = t->comm->nranks,
       .root = t->root,
@@ -114,7 +117,7 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, int cha
       .count = t->count,
       .lo = lo,
       .len = len,
-      .chunk = rt_choose_chunk(&b->tuning, k->proto, coll, bytes, t->comm->nranks, esize),
+      .chunk = rt_tune_chunk(&b->tuning, k->proto, choice.schedule, bytes, t->comm->nranks, esize),
   };
   if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
   RAIL_TRY(find_connectors(b, t, channel, job));
@@ -126,7 +129,8 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, int cha
 static rail_result_t add_collective(struct builder *b, const struct rt_task *t) {
   size_t esize = rt_type_size((int)t->type);
   if (esize == 0) return RAIL_BAD_ARGUMENT; /* checked when the call was made */
-  uint64_t align = RAIL_MAX(RAIL_CACHELINE / esize, (size_t)1), n = (uint64_t)b->comm->nchannels;
+  uint64_t align = RAIL_MAX(RAIL_CACHELINE / esize, (size_t)1);
+  uint64_t n = (uint64_t)rt_tune(&b->tuning, t->coll, t->count * esize, b->comm->nranks).nchannels;
   uint64_t part = RAIL_ROUND_UP(RAIL_DIV_UP(t->count, n), align);
   for (uint64_t c = 0, lo = 0; c < n && lo < t->count; c++, lo += part)
     RAIL_TRY(add_job(b, t, (int)c, lo, RAIL_MIN(part, t->count - lo)));
@@ -172,6 +176,11 @@ static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, i
 
 /* ---- after connecting --------------------------------------------------------------------- */
 
+static void bind_device_jobs(struct rt_plan *plan) {
+  /* Without its connections a kernel takes no turns: on a device the jobs themselves say whom they follow. */
+  for (int i = 0; i < plan->njobs; i++) rt_kernel_init(&plan->jobs[i].kernel);
+}
+
 static void bind_job(struct ncclComm *comm, struct rt_job *job) {
   struct rt_kernel *k = &job->kernel;
   k->recv = job->recv ? &job->recv->conn : NULL;
@@ -195,16 +204,6 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
     rt_reg_direct(comm, job->recv, out, recv_size, &k->recv_direct, &job->recv_mh);
 }
 
-static struct rt_tuning tuning_of(const struct ncclComm *comm) {
-  const struct rt_params *p = rt_params();
-  struct rt_tuning t = {
-      .protos = comm->protos, .all_shm = comm->all_shm, .ll_max = (uint64_t)p->ll_max, .chunk = (uint64_t)p->chunk,
-      .exchange_max = (uint64_t)p->exchange_max};
-  t.slot_size[RT_SIMPLE] = rt_slot_size(p->buffsize);
-  t.slot_size[RT_LL] = rt_slot_size(p->ll_buffsize);
-  return t;
-}
-
 static int most_jobs(struct ncclComm *comm, const struct rt_task *tasks, int n) {
   int jobs = 0;
   for (int i = 0; i < n; i++)
@@ -212,22 +211,55 @@ static int most_jobs(struct ncclComm *comm, const struct rt_task *tasks, int n) 
   return jobs;
 }
 
+/* Where the plan runs: all its calls that move anything, or none, have buffers on the device. */
+static rail_result_t add_streams(struct rt_plan *plan, const struct rt_task *tasks, int n) {
+  for (int i = 0; i < n; i++) plan->on_device |= tasks[i].on_device;
+  for (int i = 0; i < n && plan->on_device; i++)
+    if (tasks[i].count && !tasks[i].on_device) {
+      RAIL_WARN("rank %d: calls of one group have buffers in the host's memory and in a device's; a group's calls on "
+                "one communicator must agree",
+                plan->comm->rank);
+      return RAIL_BAD_USAGE;
+    }
+  if (!plan->on_device) return RAIL_OK;
+  plan->streams = calloc((size_t)RAIL_MAX(n, 1), sizeof plan->streams[0]);
+  if (!plan->streams) return RAIL_SYSTEM_ERROR;
+  for (int i = 0; i < n; i++) {
+    int s = 0;
+    while (s < plan->nstreams && plan->streams[s] != tasks[i].stream) s++;
+    if (s == plan->nstreams) plan->streams[plan->nstreams++] = tasks[i].stream;
+  }
+  return RAIL_OK;
+}
+
+static rail_result_t bind_jobs(struct ncclComm *comm, struct rt_plan *plan) {
+  if (plan->on_device) {
+    bind_device_jobs(plan);
+    return rt_run_prepare(comm, plan);
+  }
+  for (int i = 0; i < plan->njobs; i++) bind_job(comm, &plan->jobs[i]);
+  return RAIL_OK;
+}
+
 rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
   *plan = NULL;
   int jobs = RAIL_MAX(most_jobs(comm, tasks, ntasks), 1);
-  struct builder b = {.comm = comm, .tuning = tuning_of(comm)};
+  struct builder b = {.comm = comm, .tuning = comm->tuning};
   b.plan = calloc(1, sizeof *b.plan + (size_t)jobs * sizeof(struct rt_job));
   b.connectors = calloc((size_t)jobs * 2, sizeof(struct rt_connector *));
   rail_result_t r = b.plan && b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
   if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
+  if (r == RAIL_OK) {
+    b.plan->comm = comm;
+    r = add_streams(b.plan, tasks, ntasks);
+  }
   if (r == RAIL_OK) r = add_tasks(&b, tasks, ntasks);
   if (r == RAIL_OK) r = rt_connect_all(comm, b.connectors, b.nconnectors);
   free(b.connectors);
-  if (r != RAIL_OK || b.plan->njobs == 0) {
-    free(b.plan);
-    return r;
-  }
-  for (int i = 0; i < b.plan->njobs; i++) bind_job(comm, &b.plan->jobs[i]);
-  *plan = b.plan;
-  return RAIL_OK;
+  if (r == RAIL_OK && b.plan->njobs > 0) r = bind_jobs(comm, b.plan);
+  if (r == RAIL_OK && b.plan->njobs > 0)
+    *plan = b.plan;
+  else if (b.plan)
+    rt_plan_free(comm, b.plan);
+  return r;
 }

@@ -18,6 +18,8 @@ struct rt_task {
   ncclRedOp_t op;
   struct rt_premul premul; /* what op stood for when the call was made, for op >= ncclNumOps */
   int root;                /* or the peer of RT_SEND, RT_RECV */
+  void *stream;            /* CUDA's; means something on the device only */
+  bool on_device;
 };
 
 /* Builds the plan of one communicator's tasks and connects what it needs. *plan is NULL when there is nothing to do. */

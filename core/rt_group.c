@@ -7,7 +7,10 @@
 
 #include "common/log.h"
 #include "common/thread.h"
+#include "core/kernel/rt_types.h"
 #include "core/rt_api.h"
+#include "core/rt_estimate.h"
+#include "core/rt_run.h"
 
 /* One thing to do in a thread of its own: make a communicator, or plan one communicator's tasks. */
 struct group_job {
@@ -147,12 +150,14 @@ static ncclResult_t launch(void) {
   ncclResult_t result = ncclSuccess;
   for (int i = 0; i < njobs; i++) {
     struct group_job *j = &jobs[i];
+    if (j->result == RAIL_OK && j->plan && j->plan->on_device)
+      j->result = rt_run_launch(j->comm, j->plan);
+    else if (j->result == RAIL_OK && j->plan)
+      /* With several communicators the caller can only wait for one at a time. */
+      rt_stream_enqueue(&j->comm->stream, j->plan, njobs > 1);
     if (j->result != RAIL_OK) {
       result = (ncclResult_t)j->result;
       rt_error_keep(j->comm->error);
-    } else if (j->plan) {
-      /* With several communicators the caller can only wait for one at a time. */
-      rt_stream_enqueue(&j->comm->stream, j->plan, njobs > 1);
     }
     atomic_fetch_sub(&j->comm->users, 1);
   }
@@ -161,12 +166,16 @@ static ncclResult_t launch(void) {
   return result;
 }
 
+static void drop_inits(void) {
+  for (int i = 0; i < group.ninits; i++) rt_comm_free(group.inits[i].comm);
+}
+
 static ncclResult_t run_group(void) {
   ncclResult_t result = group.error;
   if (result == ncclSuccess && group.ninits)
     result = make_comms();
   else
-    for (int i = 0; i < group.ninits; i++) rt_comm_free(group.inits[i].comm);
+    drop_inits();
   if (result == ncclSuccess && group.ntasks) result = launch();
   group_clear();
   return result;
@@ -212,5 +221,40 @@ RAIL_EXPORT ncclResult_t ncclGroupEnd(void) {
   return run_group();
 }
 
+/* ---- what if ---------------------------------------------------------------------------------- */
+
+static double estimate_us(void) {
+  double sum = 0;
+  for (int i = 0; i < group.ntasks; i++) {
+    const struct rt_task *t = &group.tasks[i];
+    uint64_t bytes = t->count * rt_type_size((int)t->type);
+    bool to_self = (t->coll == RT_SEND || t->coll == RT_RECV) && t->root == t->comm->rank;
+    enum rt_coll schedule = rt_tune(&t->comm->tuning, t->coll, bytes, t->comm->nranks).schedule;
+    if (!to_self) sum += rt_estimate_us(schedule, bytes, t->comm->nranks, t->comm->all_shm);
+  }
+  return sum;
+}
+
+static ncclResult_t simulate(ncclSimInfo_t *info) {
+  const size_t end = offsetof(ncclSimInfo_t, estimatedTime) + sizeof info->estimatedTime;
+  if (!info || info->size < end || info->magic != NCCL_SIM_INFO_MAGIC)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclGroupSimulateEnd: simInfo %p; start from NCCL_SIM_INFO_INITIALIZER",
+                    (void *)info);
+  if (group.ninits)
+    return rt_error(RAIL_BAD_USAGE, "ncclGroupSimulateEnd: the group makes communicators, which cannot be simulated");
+  info->estimatedTime = (float)estimate_us();
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *simInfo) {
+  if (group.depth == 0) return rt_error(RAIL_BAD_USAGE, "ncclGroupSimulateEnd without ncclGroupStart in this thread");
+  if (--group.depth > 0) return ncclSuccess;
+  ncclResult_t result = group.error != ncclSuccess ? group.error : simulate(simInfo);
+  drop_inits();
+  group_clear();
+  return result;
+}
+
+RT_PNAME(GroupSimulateEnd);
 RT_PNAME(GroupStart);
 RT_PNAME(GroupEnd);

@@ -21,6 +21,7 @@
 #define CHEAP_REG_NS 20000u
 #define CHEAP_REG_PROBE (1u << 20)
 
+/* In pages of its own: a device may have to reach the FIFO. */
 struct net_res {
   void *listen_comm, *comm; /* comm: the plugin's send or recv comm */
   int dev;
@@ -34,6 +35,7 @@ struct net_res {
   RAIL_ALIGNED(64) struct rt_slot slot[RT_STEPS];
   uint64_t step; /* steps of finished operations */
 };
+#define RES_SIZE RAIL_ROUND_UP(sizeof(struct net_res), (size_t)RT_PAGE)
 
 /* ---- the plugin ------------------------------------------------------------ */
 
@@ -71,7 +73,7 @@ rail_result_t rt_net_open(struct ncclComm *comm) {
   args.log = plugin_log;
   args.net_name = comm->net_name_wanted[0] ? comm->net_name_wanted : NULL;
   RAIL_TRY(rail_net_select(&args, "socket", &net->plugin, &net->ctx));
-  RAIL_TRY(rail_net_devices(net->plugin, &net->ndev));
+  RAIL_TRY(rt_net_devices_open(net->plugin, rt_params()->net_force_merge, &net->devices));
   return RAIL_OK;
 }
 
@@ -93,11 +95,12 @@ static rail_result_t make_res(struct ncclComm *comm, struct rt_connector *c) {
   const struct rt_params *p = rt_params();
   struct net_res *res = NULL;
   RAIL_TRY(rt_net_open(comm));
-  if (posix_memalign((void **)&res, 64, sizeof *res) != 0) return RAIL_SYSTEM_ERROR;
+  if (posix_memalign((void **)&res, RT_PAGE, RES_SIZE) != 0) return RAIL_SYSTEM_ERROR;
   memset(res, 0, sizeof *res);
   c->res = res;
   res->size = (size_t)p->buffsize + (size_t)p->ll_buffsize;
-  res->dev = (comm->local_rank + c->channel) % comm->net.ndev;
+  const struct rt_net_devices *devices = &comm->net.devices;
+  res->dev = devices->dev[(comm->local_rank + c->channel) % devices->n];
   res->memory = mmap(NULL, res->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (res->memory == MAP_FAILED) {
     res->memory = NULL;
@@ -192,6 +195,13 @@ static void net_dereg(struct ncclComm *comm, struct rt_connector *c, void *mhand
   rail_net_dereg_mr(comm->net.plugin, res->comm, mhandle);
 }
 
+static int net_ranges(const struct rt_connector *c, struct rt_range *out) {
+  struct net_res *res = c->res;
+  out[0] = (struct rt_range){res, RES_SIZE};
+  out[1] = (struct rt_range){res->memory, RAIL_ROUND_UP(res->size, (size_t)RT_PAGE)};
+  return 2;
+}
+
 /* ---- moving steps: the proxy's side of the FIFO -------------------------------- */
 
 /* Hands the next step to the plugin. RAIL_IN_PROGRESS: it takes none now. */
@@ -258,11 +268,13 @@ const struct rt_transport rt_net_transport = {
              .free = net_free,
              .progress = net_progress,
              .reg = net_reg,
-             .dereg = net_dereg},
+             .dereg = net_dereg,
+             .ranges = net_ranges},
     .recv = {.setup = recv_setup,
              .connect = recv_connect,
              .free = net_free,
              .progress = net_progress,
              .reg = net_reg,
-             .dereg = net_dereg},
+             .dereg = net_dereg,
+             .ranges = net_ranges},
 };

@@ -57,14 +57,26 @@ static const struct rail_param rows[] = {
           "or ncclCommRegister did it."},
   {.name = "NCCL_SHM_DISABLE", .type = RAIL_PARAM_BOOL, .def = "0", .lo = 0, .hi = 1, AT(shm_disable),
    .doc = "1 sends through the network plugin even between ranks of one host."},
+  {.name = "NCCL_ALGO", .type = RAIL_PARAM_STRING, AT(algo),
+   .doc = "Algorithms that may be chosen: a list of Ring and Exchange (two ranks, AllReduce); ^ in front excludes. "
+          "Or one for each function: Ring;AllReduce:^Exchange. NCCL's other words are known and stand for nothing."},
   {.name = "NCCL_PROTO", .type = RAIL_PARAM_STRING, AT(proto),
-   .doc = "Protocols that may be chosen: LL, Simple, or both as a list; ^ in front excludes."},
+   .doc = "Protocols that may be chosen: LL, Simple, or both as a list; ^ in front excludes. Or one for each function, "
+          "as with NCCL_ALGO."},
   {.name = "NCCL_HOSTID", .type = RAIL_PARAM_STRING, AT(hostid),
    .doc = "Replaces the host's name when ranks decide whether they share a host."},
   {.name = "NCCL_NET", .type = RAIL_PARAM_STRING, AT(net),
    .doc = "Name that the network plugin must have (its vtable's name field)."},
   {.name = "NCCL_NET_PLUGIN", .type = RAIL_PARAM_STRING, AT(net_plugin),
    .doc = "Network plugins to try in order: file names, or NAME for libnccl-net-NAME.so; none for none."},
+  {.name = "NCCL_NET_FORCE_MERGE", .type = RAIL_PARAM_STRING, AT(net_force_merge),
+   .doc = "Network devices that the plugin shall fuse into one: groups with ; between them, of 2 to 8 exact names, or "
+          "NAME:PORT, with commas."},
+
+  {.name = "RAIL_CUDA_LIB", .type = RAIL_PARAM_STRING, .def = "libcuda.so.1", AT(cuda_lib),
+   .doc = "The CUDA driver's library. It is used once the program has loaded it, never loaded for its own sake."},
+  {.name = "RAIL_CUDA_KERNELS", .type = RAIL_PARAM_STRING, AT(cuda_kernels),
+   .doc = "File with the kernels (cubin, fatbin or PTX) that run instead of those built into the library."},
 
   {.name = "NCCL_DEBUG", .type = RAIL_PARAM_STRING, AT(debug),
    .doc = "What is logged: NONE, VERSION, WARN (default), INFO or TRACE."},

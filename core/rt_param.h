@@ -34,10 +34,15 @@ struct rt_params {
   int64_t proxy;
   int64_t direct_min;
   int64_t shm_disable;
+  const char *algo;
   const char *proto;
   const char *hostid;
   const char *net;
   const char *net_plugin;
+  const char *net_force_merge;
+  /* devices */
+  const char *cuda_lib;
+  const char *cuda_kernels;
   /* read by common/log.c itself; rows here so that they are listed with the rest */
   const char *debug;
   const char *debug_subsys;

@@ -9,7 +9,7 @@
 #include "common/log.h"
 #include "core/kernel/rt_conn.h"
 #include "core/rt_param.h"
-#include "core/rt_proto.h"
+#include "core/rt_tune.h"
 
 static uint64_t fnv1a(uint64_t hash, const char *text) {
   for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 0x100000001b3ull;
@@ -47,7 +47,8 @@ void rt_peer_describe(struct rt_peer *me) {
   me->ll_max = (uint64_t)p->ll_max;
   me->exchange_max = (uint64_t)p->exchange_max;
   me->nchannels = (uint32_t)p->nchannels;
-  me->protos = rt_protos_allowed(p->proto);
+  me->algos = rt_wish_algos(p->algo);
+  me->protos = rt_wish_protos(p->proto);
   me->shm_disable = p->shm_disable != 0;
 }
 
@@ -71,5 +72,6 @@ rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b) {
   RAIL_TRY(must_agree(a, b, "RAIL_LL_MAX", a->ll_max, b->ll_max));
   RAIL_TRY(must_agree(a, b, "RAIL_EXCHANGE_MAX", a->exchange_max, b->exchange_max));
   RAIL_TRY(must_agree(a, b, "RAIL_NCHANNELS", a->nchannels, b->nchannels));
+  RAIL_TRY(must_agree(a, b, "NCCL_ALGO (as a bit mask)", a->algos, b->algos));
   return must_agree(a, b, "NCCL_PROTO (as a bit mask)", a->protos, b->protos);
 }

@@ -18,11 +18,10 @@ struct rt_peer {
   uint64_t pid_ns;    /* inode of the PID namespace: /proc/PID is reachable when equal */
   int64_t pid;
   uint64_t buffsize, ll_buffsize, chunk, ll_max, exchange_max; /* must agree on all ranks */
-  uint32_t nchannels, protos;                    /* must agree on all ranks */
+  uint32_t nchannels, protos, algos;                           /* these too; wishes of rt_tune.h */
   uint32_t shm_disable;
-  uint32_t pad;
 };
-#define RT_PEER_VERSION 0x52410002u
+#define RT_PEER_VERSION 0x52410003u
 
 /* Fills in this process' facts (rank is the caller's). */
 void rt_peer_describe(struct rt_peer *me);

@@ -45,7 +45,7 @@ struct shm_res {
   int fd; /* receiver: until the sender has mapped it */
 };
 
-static size_t header_size(void) { return RAIL_ROUND_UP(sizeof(struct shm_segment), 4096u); }
+static size_t header_size(void) { return RAIL_ROUND_UP(sizeof(struct shm_segment), RT_PAGE); }
 
 static size_t segment_size(void) {
   const struct rt_params *p = rt_params();
@@ -170,9 +170,23 @@ static bool shm_peer_left(const struct rt_connector *c) {
   return __atomic_load_n(&res->segment->left[!c->is_send], __ATOMIC_ACQUIRE) != 0;
 }
 
+static int shm_ranges(const struct rt_connector *c, struct rt_range *out) {
+  const struct shm_res *res = c->res;
+  out[0] = (struct rt_range){res->segment, RAIL_ROUND_UP(res->size, (size_t)RT_PAGE)};
+  return 1;
+}
+
 const struct rt_transport rt_shm_transport = {
     .name = "SHM",
     .can_connect = shm_can_connect,
-    .send = {.setup = send_setup, .connect = send_connect, .free = shm_free, .peer_left = shm_peer_left},
-    .recv = {.setup = recv_setup, .connect = recv_connect, .free = shm_free, .peer_left = shm_peer_left},
+    .send = {.setup = send_setup,
+             .connect = send_connect,
+             .free = shm_free,
+             .peer_left = shm_peer_left,
+             .ranges = shm_ranges},
+    .recv = {.setup = recv_setup,
+             .connect = recv_connect,
+             .free = shm_free,
+             .peer_left = shm_peer_left,
+             .ranges = shm_ranges},
 };

@@ -10,6 +10,8 @@
 #include "common/log.h"
 #include "common/thread.h"
 #include "core/rt_comm.h"
+#include "core/rt_graph.h"
+#include "core/rt_run.h"
 
 /* Rounds without progress: first spin, then yield, then nap. */
 #define SPIN_ROUNDS 64
@@ -18,6 +20,11 @@
 /* Rounds between two looks for peers that have left, and how long one may have left before it counts. */
 #define LEFT_LOOK_ROUNDS 4096
 #define LEFT_GRACE_NS 500000000ull
+/* The same for a run on a device, which others move: yields before naps, time between two looks, and how long kernels
+ * may take to end after the communicator failed: they see it at once, but may be queued behind the program's own. */
+#define YIELD_ROUNDS 200
+#define LOOK_NS 20000000ull
+#define END_NS 30000000000ull
 
 /* How long the executor leaves a new plan to a thread that waits, and how many such naps without any work it
  * makes before it sleeps until it is woken: waking it costs the caller a system call. */
@@ -62,11 +69,8 @@ static int poll_jobs(struct ncclComm *comm, struct rt_plan *plan, bool *moved) {
     enum rt_kernel_state state = rt_kernel_poll(&job->kernel);
     if (state == RT_K_PROGRESS) *moved = true;
     if (state == RT_K_MISMATCH) {
-      rt_comm_fail(
-          comm, RAIL_BAD_USAGE,
-          "rank %d got %llu bytes from rank %d where its own call expects %llu: the two ranks' calls differ in "
-          "count, type or order",
-          comm->rank, (unsigned long long)job->kernel.got, job->recv->peer, (unsigned long long)job->kernel.expected);
+      rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)job->kernel.got,
+                   job->recv->peer, (unsigned long long)job->kernel.expected);
       return left;
     }
     if (state == RT_K_DONE && ops_finished(job)) {
@@ -105,8 +109,7 @@ static const struct rt_connector *waits_for_nobody(struct rt_plan *plan) {
 
 /* Now and then while nothing moves. A rank that leaves because of a failure has told so; that reason comes first,
  * hence the delay. */
-static void look_for_leavers(struct ncclComm *comm, struct rt_plan *plan, uint64_t *left_ns) {
-  const struct rt_connector *c = waits_for_nobody(plan);
+static void look_for_leavers(struct ncclComm *comm, const struct rt_connector *c, uint64_t *left_ns) {
   uint64_t now = rail_now_ns();
   if (!c)
     *left_ns = 0;
@@ -121,7 +124,7 @@ static void look_for_leavers(struct ncclComm *comm, struct rt_plan *plan, uint64
 static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
   for (int i = 0; i < plan->njobs; i++) {
     struct rt_job *job = &plan->jobs[i];
-    if (job->scalar) rt_scalar_premul(&job->kernel.scalar, job->scalar_type, job->scalar);
+    if (job->scalar) rt_scalar_premul(&job->kernel.scalar, job->type, job->scalar);
     submit_ops(comm, job);
   }
   int idle = 0;
@@ -133,9 +136,45 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
       moved |= rt_proxy_pass(&comm->proxy);
     idle = moved ? 0 : idle + 1;
     if (idle) relax(idle);
-    if (idle % LEFT_LOOK_ROUNDS == LEFT_LOOK_ROUNDS - 1) look_for_leavers(comm, plan, &left_ns);
+    if (idle % LEFT_LOOK_ROUNDS == LEFT_LOOK_ROUNDS - 1) look_for_leavers(comm, waits_for_nobody(plan), &left_ns);
   }
   return false;
+}
+
+/* ---- looking after one run on a device ---------------------------------------- */
+
+/* Where nobody else drives the proxy, rounds without progress are as a plan's; else the device needs nobody. */
+static void rest(struct ncclComm *comm, int idle_rounds) {
+  bool driving = !comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0;
+  if (driving || idle_rounds < YIELD_ROUNDS)
+    relax(idle_rounds);
+  else
+    nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+}
+
+/* Now and then: is there still somebody at work, here and at the other end? */
+static void look_at_run(struct ncclComm *comm, const struct rt_run *run, uint64_t *left_ns) {
+  if (!rt_gpu_lost(comm)) look_for_leavers(comm, rt_run_waits_for_nobody(run), left_ns);
+}
+
+/* Until the run is over, or it did not end in time after the communicator failed. */
+static void attend(struct ncclComm *comm, struct rt_run *run) {
+  uint64_t left_ns = 0, next_look = rail_now_ns() + LOOK_NS, give_up = 0;
+  for (int idle = 1; !rt_run_over(comm, run) && !comm->gpu.stuck; idle = RAIL_MIN(idle + 1, 2 * NAP_AFTER_ROUNDS)) {
+    if (!comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0 &&
+        rt_proxy_pass(&comm->proxy))
+      idle = 0;
+    rest(comm, idle);
+    uint64_t now = rail_now_ns();
+    if (now < next_look) continue;
+    next_look = now + LOOK_NS;
+    look_at_run(comm, run, &left_ns);
+    if (!rt_comm_failed(comm)) continue;
+    if (!give_up) give_up = now + END_NS;
+    if (now < give_up) continue;
+    comm->gpu.stuck = true;
+    return;
+  }
 }
 
 static void deregister(struct ncclComm *comm, struct rt_plan *plan) {
@@ -150,31 +189,69 @@ static void deregister(struct ncclComm *comm, struct rt_plan *plan) {
 
 void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan) {
   deregister(comm, plan);
+  rt_gpu_launch_put(comm, plan->launch);
+  rt_graph_let_go(plan->hold);
+  free(plan->streams);
   free(plan);
 }
 
 /* ---- the queue --------------------------------------------------------------- */
 
-/* Runs queued plans until there are none. The lock is held on entry and exit; `running` is ours meanwhile. */
+static void one_less(struct rt_stream *s) {
+  s->pending--;
+  atomic_store_explicit(&s->pending_hint, s->pending, memory_order_release);
+}
+
+/* The first plan of the queue. As run_queue. */
+static void run_first_plan(struct rt_stream *s) {
+  struct rt_plan *plan = s->first;
+  s->first = plan->next;
+  if (!s->first) s->end = &s->first;
+  pthread_mutex_unlock(&s->lock);
+  bool ok = !rt_comm_failed(s->comm) && run_plan(s->comm, plan);
+  if (!ok) rt_proxy_quiesce(&s->comm->proxy);
+  /* From here on no byte of the user's buffers is touched: that is what deregistering promises. */
+  deregister(s->comm, plan);
+  if (ok) free(plan);
+  pthread_mutex_lock(&s->lock);
+  if (!ok) {
+    plan->next = s->failed_plans;
+    s->failed_plans = plan;
+  }
+  s->host_pending--;
+  one_less(s);
+}
+
+/* The first run on a device, until it is over. As run_queue. */
+static void attend_first_run(struct rt_stream *s) {
+  struct rt_run *run = s->runs;
+  pthread_mutex_unlock(&s->lock);
+  attend(s->comm, run);
+  rt_run_retire(run);
+  bool ok = !rt_comm_failed(s->comm);
+  if (!ok) rt_proxy_quiesce(&s->comm->proxy);
+  pthread_mutex_lock(&s->lock);
+  s->runs = run->next;
+  if (!s->runs) s->runs_end = &s->runs;
+  if (!ok) {
+    run->next = s->failed_runs;
+    s->failed_runs = run;
+  }
+  one_less(s);
+  pthread_mutex_unlock(&s->lock);
+  if (ok) rt_run_free(s->comm, run);
+  pthread_mutex_lock(&s->lock);
+}
+
+/* Runs queued plans, and looks after runs, until there are none. The lock is held on entry and exit; `running` is ours
+ * meanwhile. What is on a device was there before what is queued: a plan for a device waits for the queue. */
 static void run_queue(struct rt_stream *s) {
   s->running = true;
-  while (s->first && !s->stop) {
-    struct rt_plan *plan = s->first;
-    s->first = plan->next;
-    if (!s->first) s->end = &s->first;
-    pthread_mutex_unlock(&s->lock);
-    bool ok = !rt_comm_failed(s->comm) && run_plan(s->comm, plan);
-    if (!ok) rt_proxy_quiesce(&s->comm->proxy);
-    /* From here on no byte of the user's buffers is touched: that is what deregistering promises. */
-    deregister(s->comm, plan);
-    if (ok) free(plan);
-    pthread_mutex_lock(&s->lock);
-    if (!ok) {
-      plan->next = s->failed_plans;
-      s->failed_plans = plan;
-    }
-    s->pending--;
-    atomic_store_explicit(&s->pending_hint, s->pending, memory_order_release);
+  while ((s->first || s->runs) && !s->stop) {
+    if (s->runs)
+      attend_first_run(s);
+    else
+      run_first_plan(s);
   }
   s->running = false;
   s->urgent = false;
@@ -201,7 +278,8 @@ static void *executor(void *arg) {
   pthread_mutex_lock(&s->lock);
   while (!s->stop) {
     struct rt_plan *first = s->running ? NULL : s->first;
-    if (first && (s->urgent || first == left)) {
+    bool runs = !s->running && s->runs;
+    if (runs || (first && (s->urgent || first == left))) {
       run_queue(s);
       naps = 0;
     } else if (s->pending > 0 || naps < EXECUTOR_NAPS) {
@@ -220,6 +298,7 @@ static void *executor(void *arg) {
 rail_result_t rt_stream_init(struct rt_stream *s, struct ncclComm *comm) {
   s->comm = comm;
   s->end = &s->first;
+  s->runs_end = &s->runs;
   pthread_mutex_init(&s->lock, NULL);
   pthread_condattr_t monotonic;
   pthread_condattr_init(&monotonic);
@@ -244,6 +323,9 @@ void rt_stream_stop(struct rt_stream *s) {
   pthread_mutex_unlock(&s->lock);
   pthread_join(s->thread, NULL);
   s->thread_started = false;
+  pthread_mutex_lock(&s->lock);
+  while (s->runs) attend_first_run(s);
+  pthread_mutex_unlock(&s->lock);
 }
 
 void rt_stream_destroy(struct rt_stream *s) {
@@ -259,6 +341,11 @@ void rt_stream_destroy(struct rt_stream *s) {
     free(list);
     list = next;
   }
+  for (struct rt_run *list = s->failed_runs; list;) {
+    struct rt_run *next = list->next;
+    rt_run_free(s->comm, list);
+    list = next;
+  }
   pthread_cond_destroy(&s->idle);
   pthread_cond_destroy(&s->work);
   pthread_mutex_destroy(&s->lock);
@@ -271,22 +358,38 @@ void rt_stream_enqueue(struct rt_stream *s, struct rt_plan *plan, bool urgent) {
   *s->end = plan;
   s->end = &plan->next;
   s->pending++;
+  s->host_pending++;
   atomic_store_explicit(&s->pending_hint, s->pending, memory_order_release);
   s->urgent |= urgent;
   if (s->urgent || !s->watching) pthread_cond_signal(&s->work);
   pthread_mutex_unlock(&s->lock);
 }
 
-void rt_stream_wait(struct rt_stream *s) {
+void rt_stream_add_run(struct rt_stream *s, struct rt_run *run) {
+  run->next = NULL;
   pthread_mutex_lock(&s->lock);
-  while (s->pending > 0) {
-    if (s->first && !s->running)
+  *s->runs_end = run;
+  s->runs_end = &run->next;
+  s->pending++;
+  atomic_store_explicit(&s->pending_hint, s->pending, memory_order_release);
+  pthread_cond_signal(&s->work);
+  pthread_mutex_unlock(&s->lock);
+}
+
+static void wait_until_none(struct rt_stream *s, const int *pending) {
+  pthread_mutex_lock(&s->lock);
+  while (*pending > 0) {
+    if ((s->first || s->runs) && !s->running)
       run_queue(s);
     else
       pthread_cond_wait(&s->idle, &s->lock);
   }
   pthread_mutex_unlock(&s->lock);
 }
+
+void rt_stream_wait(struct rt_stream *s) { wait_until_none(s, &s->pending); }
+
+void rt_stream_wait_host(struct rt_stream *s) { wait_until_none(s, &s->host_pending); }
 
 bool rt_stream_idle(struct rt_stream *s) {
   if (atomic_load_explicit(&s->pending_hint, memory_order_acquire) == 0) return true;

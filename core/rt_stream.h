@@ -7,6 +7,9 @@
  * A plan is run by the executor thread, or by a thread that waits for it and
  * finds it not yet begun, which saves a switch of threads. So the executor gives a waiter
  * EXECUTOR_GRACE to come before it begins. Only one thread runs plans at a time.
+ *
+ * Plans whose buffers are a device's run there (rt_run.h). Here is who looks after them until they are
+ * over: the same threads. A plan of the host begins when those before it on the device are over.
  */
 #ifndef RT_STREAM_H
 #define RT_STREAM_H
@@ -19,14 +22,23 @@
 #include "core/rt_proxy.h"
 
 struct ncclComm;
+struct rt_device_launch;
+struct rt_hold;
+struct rt_run;
+
+/* What a rank says of calls that do not fit together: itself, bytes, peer, bytes. */
+#define RT_MISMATCH_TEXT                                                                                          \
+  "rank %d got %llu bytes from rank %d where its own call expects %llu: the two ranks' calls differ in count, " \
+  "type or order"
 
 /* One kernel and the proxy operations of its two connections. */
 struct rt_job {
   struct rt_kernel kernel;
   struct rt_proxy_op send_op, recv_op;
   struct rt_connector *send, *recv; /* NULL where there is none */
-  const void *scalar;
-  int scalar_type; /* factor to be read when the plan starts, or NULL */
+  int type, op; /* enum rt_type, enum rt_redop; op -1: nothing is reduced */
+  const void *scalar; /* factor to be read when the plan starts, or NULL */
+  uint64_t nsend, nrecv; /* steps; of a device plan */
   /* Registrations made for this plan, undone at its end. */
   void *send_mh[2], *recv_mh;
   bool done;
@@ -34,6 +46,16 @@ struct rt_job {
 
 struct rt_plan {
   struct rt_plan *next;
+  struct ncclComm *comm;
+  /* A device plan: what its kernel gets, and the streams that its calls named; it runs on the first. */
+  struct rt_device_launch *launch;
+  void **streams;
+  int nstreams;
+  bool on_device;
+  bool captured; /* in a graph: kept until that is gone, or the communicator ends */
+  struct rt_hold *hold; /* then: which tells */
+  atomic_int runs;      /* that are not over */
+  bool dead;     /* the graph has it without its kernel: nothing to begin */
   int njobs;
   struct rt_job jobs[];
 };
@@ -43,10 +65,12 @@ struct rt_stream {
   pthread_mutex_t lock;         /* guards all below */
   pthread_cond_t work, idle;    /* for the executor; for those who wait */
   struct rt_plan *first, **end; /* enqueued and not begun */
+  struct rt_run *runs, **runs_end; /* begun on a device and not over */
+  struct rt_run *failed_runs;      /* as failed_plans */
   bool running, stop, thread_started;
   bool urgent;                  /* begin without grace: nobody may wait for this communicator first */
   bool watching;                /* the executor wakes by itself in a moment: no need to */
-  int pending;                  /* plans enqueued and not finished */
+  int pending, host_pending;    /* plans and runs that are not finished; plans of the host alone */
   struct rt_plan *failed_plans; /* kept until the communicator is freed: a proxy may know them */
   pthread_t thread;
   atomic_int pending_hint;
@@ -61,6 +85,10 @@ void rt_stream_destroy(struct rt_stream *s);
 void rt_stream_enqueue(struct rt_stream *s, struct rt_plan *plan, bool urgent);
 /* Until everything enqueued is finished or the communicator failed. */
 void rt_stream_wait(struct rt_stream *s);
+/* The same for the plans of the host. */
+void rt_stream_wait_host(struct rt_stream *s);
+/* A kernel is about to run on a device. Callable from the driver's threads: it makes no call of the driver. */
+void rt_stream_add_run(struct rt_stream *s, struct rt_run *run);
 /* Also tells the executor not to hold back: the caller polls instead of waiting. */
 bool rt_stream_idle(struct rt_stream *s);
 

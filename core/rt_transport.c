@@ -124,6 +124,7 @@ rail_result_t rt_connect_all(struct ncclComm *comm, struct rt_connector **list, 
 
 void rt_connector_free(struct ncclComm *comm, struct rt_connector *c) {
   if (!c) return;
+  rt_gpu_unmap(comm, c);
   if (c->end) c->end->free(comm, c);
   free(c);
 }

@@ -15,6 +15,7 @@
 
 #include "common/result.h"
 #include "core/kernel/rt_conn.h"
+#include "core/rt_gpu.h"
 #include "core/rt_peer.h"
 
 struct ncclComm;
@@ -44,6 +45,8 @@ struct rt_transport_end {
   /* Registers user memory for steps without a copy; NULL: the transport cannot. */
   rail_result_t (*reg)(struct ncclComm *comm, struct rt_connector *c, void *data, size_t size, void **mhandle);
   void (*dereg)(struct ncclComm *comm, struct rt_connector *c, void *mhandle);
+  /* Where the FIFO lies, for a device that shall reach it: fills in at most RT_MAX_RANGES - 1, returns how many. */
+  int (*ranges)(const struct rt_connector *c, struct rt_range *out);
 };
 
 struct rt_transport {
@@ -56,6 +59,7 @@ enum { RT_TRANSPORT_SHM, RT_TRANSPORT_NET, RT_TRANSPORT_COUNT };
 extern const struct rt_transport *const rt_transports[RT_TRANSPORT_COUNT];
 extern const struct rt_transport rt_shm_transport, rt_net_transport;
 
+/* In pages of its own: a device may have to reach `conn`. */
 struct rt_connector {
   struct rt_conn conn; /* the kernel's view */
   const struct rt_transport *transport;
@@ -66,6 +70,11 @@ struct rt_connector {
   /* Proxy: operations in order, the first one active; next in the circle of active connectors. */
   struct rt_proxy_op *ops, *ops_last;
   struct rt_connector *next_active;
+  /* What is registered with CUDA. */
+  struct rt_range mapped[RT_MAX_RANGES];
+  int nmapped;
+  int runs;         /* jobs of runs on a device that are not over; under the lock of struct rt_gpu, as the next */
+  uint64_t planned; /* then: steps, once they are */
 };
 
 /* The first transport that can connect the two, or NULL. */

@@ -5,14 +5,24 @@
  * CUDA nor NCCL. A program built against NCCL's own nccl.h links or preloads
  * librailyard.so unchanged; a program without CUDA includes this header.
  *
- * Buffers are host memory. Calls enqueue and return, as NCCL's do; the
- * `stream` argument is ignored for a host communicator, whose operations run
- * in the order in which they were enqueued. railCommWait is what
- * cudaStreamSynchronize is to a CUDA communicator.
+ * Calls enqueue and return, as NCCL's do; a communicator's operations run in the
+ * order in which they were enqueued. Where is decided call by call:
+ *   - Buffers in host memory: on the host. The `stream` argument is ignored;
+ *     railCommWait is what cudaStreamSynchronize is to a CUDA communicator.
+ *   - Buffers in the memory of a CUDA device, managed memory, or host memory that
+ *     is registered with CUDA: on the device, as work of the stream; also in a
+ *     stream capture. What one call names must all be so (ncclInvalidArgument),
+ *     and all calls of a group on one communicator alike (ncclInvalidUsage). If
+ *     operations on the host are unfinished, such a call waits for them first.
+ * Ranks of both kinds can share a communicator. A communicator's device is that of its first
+ * device buffer. A graph with captured calls must be ordered with other calls of the
+ * communicator by the program (one stream will do), and not run after its end.
  *
- * Threads: one thread at a time per communicator, except ncclCommAbort and
+ * Threads: one thread at a time per communicator, except ncclCommAbort, ncclCommRevoke and
  * ncclCommGetAsyncError, which may be called from any thread at any time. Different
  * communicators are independent.
+ *
+ * All that libnccl.so.2 exports is here; docs/standin.md says what of it is honoured, ignored or refused.
  *
  * Every call returns an ncclResult_t; the text of the last error of the
  * calling thread or of a communicator is ncclGetLastError.
@@ -40,6 +50,7 @@ typedef struct CUstream_st *cudaStream_t;
 #define NCCL_VERSION(X, Y, Z) (((X) <= 2 && (Y) <= 8) ? (X)*1000 + (Y)*100 + (Z) : (X)*10000 + (Y)*100 + (Z))
 
 typedef struct ncclComm *ncclComm_t;
+typedef struct ncclWindow_vidmem *ncclWindow_t;
 #define NCCL_COMM_NULL NULL
 
 /* Made by one rank, copied to all: address of the rendezvous and a random secret. */
@@ -63,9 +74,24 @@ typedef enum {
 #define NCCL_SPLIT_NOCOLOR -1
 #define NCCL_UNDEF_FLOAT -1.0f
 
+/* Flags of ncclCommWindowRegister. */
+#define NCCL_WIN_DEFAULT 0x00
+#define NCCL_WIN_COLL_SYMMETRIC 0x01
+#define NCCL_WIN_REQUIRED_ALIGNMENT 4096
+
+/* ncclConfig_t.CTAPolicy */
+#define NCCL_CTA_POLICY_DEFAULT 0x00
+#define NCCL_CTA_POLICY_EFFICIENCY 0x01
+#define NCCL_CTA_POLICY_ZERO 0x02
+
+/* Flags of ncclCommShrink and ncclCommRevoke. */
+#define NCCL_SHRINK_DEFAULT 0x00
+#define NCCL_SHRINK_ABORT 0x01 /* ends the parent's operations first, and works after a failure */
+#define NCCL_REVOKE_DEFAULT 0x00
+
 /* Start from NCCL_CONFIG_INITIALIZER; the first three fields belong to the library.
- * Railyard honours blocking, minCTAs/maxCTAs (bounds on channels), netName, splitShare,
- * trafficClass and commName; it accepts and ignores the rest. */
+ * Railyard honours blocking, minCTAs/maxCTAs (bounds on channels), netName and trafficClass; it
+ * accepts and ignores the rest. */
 typedef struct {
   size_t size;
   unsigned int magic;
@@ -95,6 +121,18 @@ typedef struct {
         NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,          \
         NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT                                                         \
   }
+
+/* Start from NCCL_SIM_INFO_INITIALIZER. */
+typedef struct {
+  size_t size;
+  unsigned int magic;
+  unsigned int version;
+  float estimatedTime; /* us */
+} ncclSimInfo_t;
+
+#define NCCL_SIM_INFO_MAGIC 0x74685283u
+#define NCCL_SIM_INFO_INITIALIZER \
+  { sizeof(ncclSimInfo_t), NCCL_SIM_INFO_MAGIC, NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH), NCCL_UNDEF_FLOAT }
 
 typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t;
 typedef enum {
@@ -142,6 +180,11 @@ const char *pncclGetErrorString(ncclResult_t result);
 const char *ncclGetLastError(ncclComm_t comm);
 const char *pncclGetLastError(ncclComm_t comm);
 
+/* Reads NCCL_DEBUG again. */
+void ncclResetDebugInit(void);
+void pncclResetDebugInit(void);
+void ncclResetDebugInitInternal(void);
+
 /* ---- communicators ---- */
 
 /* Call on one rank, copy the bytes to all. Starts a rendezvous in this process,
@@ -160,7 +203,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId c
 ncclResult_t pncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
                                      ncclConfig_t *config);
 
-/* Several ids; the first is used as the rendezvous. */
+/* Up to one id a rank, the same on all. The first is where the ranks meet; the others' rendezvous are ended. */
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId, ncclUniqueId *commIds,
                                       ncclConfig_t *config);
 ncclResult_t pncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId, ncclUniqueId *commIds,
@@ -182,10 +225,24 @@ ncclResult_t pncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t pncclCommAbort(ncclComm_t comm);
 
+/* Ends what is enqueued here, on this rank alone, without finishing it, and leaves a communicator of which others can
+ * be made (shrink, split) and which can be destroyed; everything else it refuses. Without blocking:
+ * ncclCommGetAsyncError gives ncclInProgress until nothing is under way any more, then ncclSuccess, even after a
+ * failure. Not after ncclCommFinalize, and not twice. */
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
+ncclResult_t pncclCommRevoke(ncclComm_t comm, int revokeFlags);
+
 /* Collective over comm. Ranks of equal color form a new communicator ordered by key, then rank;
- * NCCL_SPLIT_NOCOLOR gives NULL. */
+ * NCCL_SPLIT_NOCOLOR gives NULL. Of a failed communicator none can be split. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config);
 ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config);
+
+/* Collective over the ranks that stay; they keep their order. The excluded ones are not asked and may be dead.
+ * NCCL_SHRINK_ABORT revokes comm first, and is what a communicator needs that has failed. */
+ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount, ncclComm_t *newcomm,
+                            ncclConfig_t *config, int shrinkFlags);
+ncclResult_t pncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount, ncclComm_t *newcomm,
+                             ncclConfig_t *config, int shrinkFlags);
 
 /* ncclInProgress while initialising without blocking; ncclSuccess; or the error that ended the communicator. */
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
@@ -194,7 +251,8 @@ ncclResult_t pncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count);
 ncclResult_t pncclCommCount(const ncclComm_t comm, int *count);
 
-/* Ordinal of the device; for a host communicator the rank on this host, or devlist's entry. */
+/* devlist's entry, or the CUDA device that was current when the communicator was made; without one the rank on this
+ * host. */
 ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device);
 ncclResult_t pncclCommCuDevice(const ncclComm_t comm, int *device);
 
@@ -218,6 +276,14 @@ ncclResult_t pncclCommRegister(const ncclComm_t comm, void *buff, size_t size, v
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle);
 ncclResult_t pncclCommDeregister(const ncclComm_t comm, void *handle);
 
+/* As ncclCommRegister; local, not collective. The window is opaque, also to kernels: there is no device API. */
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags);
+ncclResult_t pncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags);
+
+/* NULL is fine. */
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
+ncclResult_t pncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
+
 /* ---- groups ---- */
 
 /* Calls between start and end are enqueued together at the outermost end; sends and
@@ -227,6 +293,10 @@ ncclResult_t pncclGroupStart(void);
 
 ncclResult_t ncclGroupEnd(void);
 ncclResult_t pncclGroupEnd(void);
+
+/* Ends the group without doing what is in it, and says how long that might have taken. */
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *simInfo);
+ncclResult_t pncclGroupSimulateEnd(ncclSimInfo_t *simInfo);
 
 /* ---- collectives: counts are elements; in place where NCCL allows it ---- */
 
@@ -292,7 +362,8 @@ ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int
 ncclResult_t pncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
                        cudaStream_t stream);
 
-/* An operator that multiplies each rank's own input by *scalar (of `datatype`) before summing. */
+/* An operator that multiplies each rank's own input by *scalar (of `datatype`) before summing. With ncclScalarDevice
+ * the scalar lies where the buffers of the calls do. */
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype,
                                       ncclScalarResidence_t residence, ncclComm_t comm);
 ncclResult_t pncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype,
@@ -300,6 +371,55 @@ ncclResult_t pncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTy
 
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 ncclResult_t pncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
+
+/* ---- NCCL's device API (its nccl_device.h): teams are told, the rest is refused ---- */
+
+typedef struct ncclDevComm ncclDevComm_t;
+typedef struct ncclDevCommRequirements ncclDevCommRequirements_t;
+typedef struct ncclDevResourceRequirements ncclDevResourceRequirements_t;
+typedef struct ncclLsaBarrierHandle ncclLsaBarrierHandle_t;
+typedef struct ncclGinBarrierHandle ncclGinBarrierHandle_t;
+typedef struct ncclLLA2AHandle ncclLLA2AHandle_t;
+typedef struct ncclTeam {
+  int nRanks, rank, stride;
+} ncclTeam_t;
+
+/* All ranks; those whose memory this rank's kernels may touch, which is itself alone; those of the same place in
+ * theirs, which is all again. Without a communicator: zeros. */
+ncclTeam_t ncclTeamWorld(ncclComm_t comm);
+ncclTeam_t pncclTeamWorld(ncclComm_t comm);
+ncclTeam_t ncclTeamLsa(ncclComm_t comm);
+ncclTeam_t pncclTeamLsa(ncclComm_t comm);
+ncclTeam_t ncclTeamRail(ncclComm_t comm);
+ncclTeam_t pncclTeamRail(ncclComm_t comm);
+
+/* The number in the first, or the second of these teams of `rank` of `team`, of which this rank is a member. */
+int ncclTeamRankToWorld(ncclComm_t comm, ncclTeam_t team, int rank);
+int pncclTeamRankToWorld(ncclComm_t comm, ncclTeam_t team, int rank);
+int ncclTeamRankToLsa(ncclComm_t comm, ncclTeam_t team, int rank);
+int pncclTeamRankToLsa(ncclComm_t comm, ncclTeam_t team, int rank);
+
+/* ncclInvalidUsage, as NCCL where it has no symmetric memory. */
+ncclResult_t ncclDevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t *reqs, ncclDevComm_t *outDevComm);
+ncclResult_t pncclDevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t *reqs, ncclDevComm_t *outDevComm);
+ncclResult_t ncclDevCommDestroy(ncclComm_t comm, const ncclDevComm_t *devComm);
+ncclResult_t pncclDevCommDestroy(ncclComm_t comm, const ncclDevComm_t *devComm);
+ncclResult_t ncclLsaBarrierCreateRequirement(ncclTeam_t team, int nBarriers, ncclLsaBarrierHandle_t *outHandle,
+                                             ncclDevResourceRequirements_t *outReq);
+ncclResult_t pncclLsaBarrierCreateRequirement(ncclTeam_t team, int nBarriers, ncclLsaBarrierHandle_t *outHandle,
+                                              ncclDevResourceRequirements_t *outReq);
+ncclResult_t ncclGinBarrierCreateRequirement(ncclComm_t comm, ncclTeam_t team, int nBarriers,
+                                             ncclGinBarrierHandle_t *outHandle, ncclDevResourceRequirements_t *outReq);
+ncclResult_t pncclGinBarrierCreateRequirement(ncclComm_t comm, ncclTeam_t team, int nBarriers,
+                                              ncclGinBarrierHandle_t *outHandle,
+                                              ncclDevResourceRequirements_t *outReq);
+ncclResult_t ncclLLA2ACreateRequirement(int nBlocks, int nSlots, ncclLLA2AHandle_t *outHandle,
+                                        ncclDevResourceRequirements_t *outReq);
+ncclResult_t pncclLLA2ACreateRequirement(int nBlocks, int nSlots, ncclLLA2AHandle_t *outHandle,
+                                         ncclDevResourceRequirements_t *outReq);
+/* 0, for the same reason. */
+int ncclLLA2ACalcSlots(int maxElts, int maxEltSize);
+int pncclLLA2ACalcSlots(int maxElts, int maxEltSize);
 
 /* ---- Railyard's own ---- */
 
@@ -334,6 +454,9 @@ ncclResult_t railUniqueIdFromEnv(const railLaunch_t *launch, ncclUniqueId *id);
 
 /* Prints the runtime's parameters: name, type, default, allowed values, doc; markdown 1 for docs. */
 void railParamPrint(int markdown);
+
+/* Prints which algorithm, protocol and number of channels each call takes, by size, with this environment. */
+void railTuningPrint(void);
 
 #ifdef __cplusplus
 }

@@ -8,13 +8,7 @@ build=${RAIL_BUILD:-build}
 here=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-n=0 failed=0
-report() { # verdict, name
-  n=$((n + 1))
-  [ "$1" = 0 ] && echo "ok $n - $2" && return
-  echo "not ok $n - $2"
-  failed=1
-}
+. "$here/test/harness/report.sh"
 
 nvcc=$(command -v nvcc || true)
 include=
@@ -40,7 +34,8 @@ cat > "$work/values.c" <<'C'
 #include "rail/railyard.h"
 #endif
 #define V(x) printf("%s %lld\n", #x, (long long)(x))
-#define FIELD(f) printf("%s at %zu, %zu bytes\n", #f, offsetof(ncclConfig_t, f), sizeof(((ncclConfig_t *)0)->f))
+#define AT(t, f) printf(#t ": %s at %zu, %zu bytes\n", #f, offsetof(t, f), sizeof(((t *)0)->f))
+#define FIELD(f) AT(ncclConfig_t, f)
 int main(void) {
   V(NCCL_MAJOR); V(NCCL_MINOR); V(NCCL_VERSION(2, 8, 3)); V(NCCL_VERSION(2, 28, 9));
   V(NCCL_UNIQUE_ID_BYTES); V(sizeof(ncclUniqueId)); V(sizeof(ncclConfig_t)); V(sizeof(ncclComm_t));
@@ -56,6 +51,13 @@ int main(void) {
   FIELD(size); FIELD(magic); FIELD(version); FIELD(blocking); FIELD(cgaClusterSize); FIELD(minCTAs); FIELD(maxCTAs);
   FIELD(netName); FIELD(splitShare); FIELD(trafficClass); FIELD(commName); FIELD(collnetEnable); FIELD(CTAPolicy);
   FIELD(shrinkShare); FIELD(nvlsCTAs); FIELD(nChannelsPerNetPeer); FIELD(nvlinkCentricSched);
+  V(NCCL_WIN_DEFAULT); V(NCCL_WIN_COLL_SYMMETRIC); V(NCCL_WIN_REQUIRED_ALIGNMENT);
+  V(NCCL_CTA_POLICY_DEFAULT); V(NCCL_CTA_POLICY_EFFICIENCY); V(NCCL_CTA_POLICY_ZERO);
+  V(NCCL_SHRINK_DEFAULT); V(NCCL_SHRINK_ABORT); V(NCCL_REVOKE_DEFAULT);
+  V(sizeof(ncclSimInfo_t)); V(sizeof(ncclWindow_t)); V(NCCL_VERSION_CODE);
+  AT(ncclSimInfo_t, size); AT(ncclSimInfo_t, magic); AT(ncclSimInfo_t, version); AT(ncclSimInfo_t, estimatedTime);
+  ncclSimInfo_t sim = NCCL_SIM_INFO_INITIALIZER;
+  V(sim.size); V(sim.magic); V(sim.version); V(sim.estimatedTime);
   ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
   V(c.size); V(c.magic); V(c.blocking); V(c.splitShare); V(c.nvlinkCentricSched); V((size_t)c.netName);
   return 0;
@@ -109,20 +111,47 @@ rc=$?
 [ $rc = 0 ] || echo "# it ended with $rc"
 report $rc a_program_for_nccl_runs
 
+# Names that their header defines, and those of ours that begin like them: the same ones.
+defined() { sed -nE 's/^# *define +(NCCL_[A-Z_]+).*/\1/p' "$1" | grep -vx NCCL_H_ | sort -u; }
+defined "$include/nccl.h" > "$work/theirs.txt"
+defined "$here/include/rail/railyard.h" | grep -vE '^NCCL_(CONFIG|SIM_INFO)_MAGIC$' > "$work/ours.txt"
+diff "$work/theirs.txt" "$work/ours.txt" > "$work/log"
+rc=$?
+sed 's/^/# /' "$work/log"
+report $rc macros_are_the_same
+
 # Every function of our header has in theirs the same prototype: declared side by side they must be compatible.
-sed -nE 's#^(ncclResult_t|const char \*) ?(nccl[A-Za-z]+)\(.*#\2#p' "$here/include/rail/railyard.h" |
-  sort -u > "$work/names"
-missing=$(while read -r f; do grep -qE "[^a-zA-Z]$f *\(" "$include/nccl.h" || echo "$f"; done < "$work/names")
-[ -z "$missing" ] || echo "# not in their header: $missing"
-[ -z "$missing" ] && [ "$(wc -l < "$work/names")" -gt 30 ]
+# ncclResetDebugInitInternal alone is in the library and in no header.
+returns='ncclResult_t|ncclTeam_t|int|void|const char \*'
+sed -nE "s#^($returns) ?(nccl[A-Za-z0-9]+)\(.*#\2#p" "$here/include/rail/railyard.h" |
+  grep -vx ncclResetDebugInitInternal | sort -u > "$work/names"
+missing=$(while read -r f; do
+  grep -qhE "[^a-zA-Z]$f *\(" "$include/nccl.h" "$include"/nccl_device/*.h || echo "$f"
+done < "$work/names")
+[ -z "$missing" ] || echo "# not in their headers: $missing"
+[ -z "$missing" ] && [ "$(wc -l < "$work/names")" -gt 50 ]
 report $? no_function_of_our_own_under_their_names
-{
-  echo '#include <nccl.h>'
-  sed -e '/^#include/d' "$here/include/rail/railyard.h" |
-    awk '/^ncclResult_t p?nccl|^const char \*p?nccl/{on=1} on{print} /;$/{on=0}'
-} > "$work/both.c"
-$cc -std=gnu11 -fsyntax-only -Werror -I"$include" "$work/both.c"
-report $? prototypes_are_compatible
+
+# C++, because their device header is: extern "C" still tells functions of one name apart by their types.
+prototypes() {
+  awk '/^(ncclResult_t|ncclTeam_t|int|void|const char \*) *p?nccl[A-Z][A-Za-z0-9]*\(/{on=1} on{print} /;$/{on=0}'
+}
+compare() { # COMPILER...
+  { printf '#include <nccl.h>\n#include <nccl_device.h>\nextern "C" {\n'
+    prototypes < "$here/include/rail/railyard.h"
+    echo '}'; } > "$work/both.cc"
+  [ "$(grep -c '(' "$work/both.cc")" -gt 100 ] &&
+    "$@" -Wno-deprecated-declarations -fsyntax-only -Werror -I"$include" "$work/both.cc"
+}
+if command -v g++ > /dev/null; then
+  compare g++ -std=gnu++17
+  report $? prototypes_are_compatible
+  sed -i 's/int nBarriers, ncclLsa/long nBarriers, ncclLsa/' "$work/both.cc"
+  ! g++ -std=gnu++17 -Wno-deprecated-declarations -fsyntax-only -I"$include" "$work/both.cc" 2> "$work/log"
+  report $? another_prototype_would_be_noticed
+else
+  echo "ok $((n += 1)) - prototypes_are_compatible # SKIP no g++"
+fi
 
 echo "1..$n"
 exit $failed

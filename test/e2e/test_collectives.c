@@ -395,7 +395,8 @@ static void run_setting(const struct setting *s, const char *transport_env, cons
 /* Every protocol, channel count and driver meets every transport and each number of ranks at least once. */
 static const struct setting covering[] = {
     {1, 1, 1 << 20, "NCCL_PROTO=Simple RAIL_NCHANNELS=3"},
-    {2, 1, 1 << 20, "RAIL_NCHANNELS=1"},
+    {2, 1, 1 << 20, "RAIL_NCHANNELS=1 NCCL_ALGO=ring,tree"},
+    {2, 3, 70000, "NCCL_ALGO=allreduce:^ring NCCL_PROTO=simple;allreduce:ll;sendrecv:ll"},
     {2, 3, 70000, "NCCL_PROTO=LL RAIL_NCHANNELS=3 RAIL_PROXY=thread"},
     {3, 3, 1000, "NCCL_PROTO=Simple RAIL_NCHANNELS=3 RAIL_PROXY=inline RAIL_CHUNK=256 NCCL_BUFFSIZE=64K"},
     {3, 5, 70000, "NCCL_PROTO=LL NCCL_LL_BUFFSIZE=16K RAIL_DIRECT_MIN=0"},

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # What the shared objects show to the process that loads them: a plugin its
 # seven vtables and nothing else, the runtime NCCL's names and our documented
-# additions. Anything more could collide with a symbol of the host program.
+# additions. Anything more could collide with a symbol of the host program, and
+# anything less of NCCL's keep a program from starting.
 set -u
+export LC_ALL=C
 number=0 failed=0
 
 verdict() { # NAME EXPECTED GOT
@@ -31,6 +33,22 @@ verdict "librailyard.so exports nccl* and rail* only" "" "$(exports "$runtime" |
 declared=$(grep -ohE '\b(p?nccl|rail)[A-Z][A-Za-z0-9]* *\(' include/rail/railyard.h | tr -d ' (' | sort -u)
 verdict "each function of railyard.h is exported" "" "$(comm -23 <(echo "$declared") <(exports "$runtime"))"
 verdict "each exported function is in railyard.h" "" "$(comm -13 <(echo "$declared") <(exports "$runtime"))"
+theirs=$(grep -v '^#' test/e2e/nccl-2.28.9-exports.txt)
+verdict "librailyard.so has each name of NCCL 2.28.9's libnccl.so.2, and no other of that kind" "$theirs" \
+  "$(exports "$runtime" | grep -E '^p?nccl')"
+versions() { readelf -V "$1" | grep -i 'version definition'; }
+verdict "no symbol has a version: libnccl.so.2 has none either" "" "$(versions "$runtime")"
+verdict "a folder has it under libnccl's names" "librailyard.so librailyard.so" \
+  "$(for f in "$RAIL_BUILD"/lib/nccl/libnccl.so{,.2}; do basename "$(readlink -f "$f")"; done | xargs)"
+for dir in /usr/local/cuda/lib64 /usr/local/cuda/lib /usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu; do
+  [[ -f $dir/libnccl.so.2 ]] && real=$dir/libnccl.so.2 && break
+done
+if [[ -z ${real-} ]] || ! grep -qa 'NCCL version 2\.28\.9' "$real"; then
+  echo "ok $((number += 1)) - the list of names is the real library's # SKIP no libnccl.so.2 of NCCL 2.28.9"
+else
+  verdict "the list of names is the real library's" "$theirs" "$(exports "$real" | grep -E '^p?nccl')"
+  verdict "the real library has no versions" "" "$(versions "$real")"
+fi
 verdict "no library leaves a text relocation" "" "$(readelf -d "${plugins[@]}" "$runtime" | grep TEXTREL)"
 echo "1..$number"
 exit $failed

@@ -20,7 +20,7 @@ check() { # NAME COMMAND...
   fi
 }
 finish() { echo "1..$number"; exit $failed; }
-installed() { (cd "$top/root" && find . -type f | sort); }
+installed() { (cd "$top/root" && find . ! -type d | sort); }
 no_files() { [[ -z $(installed) ]] || { installed; return 1; }; }
 has() { [[ -f $top/root/$1 ]] || { echo "missing $1"; installed; return 1; }; }
 
@@ -31,6 +31,9 @@ for lib in "$RAIL_BUILD"/lib/*.so; do check "${lib##*/}" has "opt/rail/lib/${lib
 for tool in "$RAIL_BUILD"/bin/*; do check "${tool##*/}" has "opt/rail/bin/${tool##*/}"; done
 for header in include/rail/*.h; do check "${header##*/}" has "opt/rail/include/rail/${header##*/}"; done
 check "railyard.pc" has opt/rail/lib/pkgconfig/railyard.pc
+check "the stand-in for libnccl" test "$(readlink -f "$top/root/opt/rail/lib/nccl/libnccl.so")" = \
+  "$(readlink -f "$top/root")/opt/rail/lib/librailyard.so"
+check "the name that programs ask for" test "$(readlink "$top/root/opt/rail/lib/nccl/libnccl.so.2")" = ../librailyard.so
 
 cat >"$top/user.c" <<'C'
 #include <stdio.h>

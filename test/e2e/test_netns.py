@@ -67,24 +67,44 @@ def need_namespaces():
         raise Skip(ready)
 
 
-def received_bytes():
+def second_link():
+    """A pair of links between the two in a network of its own; their names."""
+    need_namespaces()
+    names = [f"{veth}2" for veth in VETH]
+    if names[0] not in ip("-n", SPACES[0], "link", "show"):
+        ip("link", "add", names[0], "netns", SPACES[0], "type", "veth", "peer", "name", names[1], "netns", SPACES[1])
+        for i, space in enumerate(SPACES):
+            ip("-n", space, "addr", "add", f"198.18.8.{i + 1}/24", "dev", names[i])
+            ip("-n", space, "link", "set", names[i], "up")
+    return names
+
+
+def slow_down(space, link):
+    """The processors are then no bottleneck, the link is."""
+    done = subprocess.run(["tc", "-n", space, "qdisc", "replace", "dev", link, "root", "tbf", "rate", "1gbit", "burst",
+                           "1mb", "latency", "10ms"], text=True, capture_output=True)
+    if done.returncode != 0:
+        raise Skip(f"no token bucket filter here: {done.stderr.strip()}")
+
+
+def received_bytes(links=None):
     """What both ends of the pair have received since they exist."""
     total = 0
-    for space, veth in zip(SPACES, VETH):
+    for space, veth in zip(SPACES, links or VETH):
         (link,) = json.loads(ip("-n", space, "-s", "-j", "link", "show", "dev", veth))
         total += link["stats64"]["rx"]["bytes"]
     return total
 
 
-def launch(n, *args, limit=90, **changes):
-    """n ranks, the first half in one namespace. Rank 0's results."""
+def launch(n, *args, limit=90, sides=({}, {}), **changes):
+    """n ranks, the first half in one namespace; `sides`: what differs in their environment. Rank 0's results."""
     need_namespaces()
     jobs = []
     for rank in range(n):
         side = rank * 2 // n
-        env = environment(RANK=rank, WORLD_SIZE=n, LOCAL_RANK=rank % (n // 2), LOCAL_WORLD_SIZE=n // 2,
-                          NCCL_HOSTID=SPACES[side], NCCL_SOCKET_IFNAME=VETH[side], NCCL_NET_PLUGIN=SOCKET,
-                          RAIL_BOOTSTRAP_TIMEOUT=60, **changes)
+        env = environment(**{"RANK": rank, "WORLD_SIZE": n, "LOCAL_RANK": rank % (n // 2), "LOCAL_WORLD_SIZE": n // 2,
+                             "NCCL_HOSTID": SPACES[side], "NCCL_SOCKET_IFNAME": VETH[side], "NCCL_NET_PLUGIN": SOCKET,
+                             "RAIL_BOOTSTRAP_TIMEOUT": 60, **changes, **sides[side]})
         jobs.append((["ip", "netns", "exec", SPACES[side], COLL, *args, "--json", "-"], env))
     return launch_ranks(jobs, limit)
 
@@ -119,5 +139,33 @@ def ipv6():
                NCCL_SOCKET_FAMILY="AF_INET6")
 
 
+def fused():
+    """Two slow links, one device: both carry the bytes of one channel."""
+    second = second_link()
+    for space, *links in zip(SPACES, VETH, second):
+        for link in links:
+            slow_down(space, link)
+    sides = [{"NCCL_SOCKET_IFNAME": f"={first},{other}", "NCCL_NET_FORCE_MERGE": f"{other},{first}"}
+             for first, other in zip(VETH, second)]
+    before = [received_bytes(links) for links in (VETH, second)]
+    # A stream takes 256 KiB of a message before the next one gets any (RAIL_SOCKET_CHUNK).
+    launch(2, "all_reduce", "-b", "1M", "-e", "4M", "-f", 4, "-n", 5, NCCL_COMM_ID=f"{V4[0]}:20020",
+           RAIL_CHUNK="1M", NCCL_BUFFSIZE="8M", sides=sides)
+    moved = [received_bytes(links) - b for links, b in zip((VETH, second), before)]
+    assert min(moved) > 0.1 * sum(moved), f"the links carried {moved} bytes"
+
+
+def not_fused():
+    need_namespaces()
+    sides = [{"NCCL_NET_FORCE_MERGE": f"{VETH[0]},eth77"}, {}]
+    try:
+        launch(2, "all_reduce", "-b", 8, "-e", 8, NCCL_COMM_ID=f"{V4[0]}:20021", sides=sides)
+    except AssertionError as problem:
+        assert 'has no device "eth77"' in str(problem), problem
+    else:
+        raise AssertionError("no error")
+
+
 main([("one rank in each namespace", one_rank_each), ("two ranks in each namespace", two_ranks_each),
-      ("the id through a directory", id_through_a_directory), ("IPv6", ipv6)])
+      ("the id through a directory", id_through_a_directory), ("IPv6", ipv6),
+      ("two links fused", fused), ("a device that is not there", not_fused)])

@@ -11,7 +11,7 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
-from coll import BUILD, COLL, SOCKET, coll, environment, expect, main, results
+from coll import BUILD, COLL, ROOT, SOCKET, coll, environment, expect, main, results
 
 COLLECTIVES = "all_reduce all_gather reduce_scatter broadcast reduce sendrecv alltoall gather scatter".split()
 REDUCING = {"all_reduce", "reduce", "reduce_scatter"}
@@ -53,7 +53,8 @@ def help_names_every_option():
     expect(done, 0)
     for option in ("-b, -e, -i, -f, -n, -m, -w, -c, -o, -d, -a, -z, -R, -r, -t, -g, -T, -J, -p, --seed, "
                    "--offset, --root, --plugin, "
-                   " --net-only, --in-place, --out-of-place, --data, --params, --params-markdown").split(", "):
+                   " --net-only, --in-place, --out-of-place, --data, --params, --params-markdown, "
+                   "--tuning").split(", "):
         assert option in done.stdout, f"{option} is not in --help"
     for name in COLLECTIVES:
         assert name in done.stdout
@@ -64,6 +65,37 @@ def parameters_are_printed():
         done = coll(option)
         expect(done, 0)
         assert "NCCL_" in done.stdout and "RAIL_" in done.stdout, done.stdout
+
+
+def tuning(**env):
+    """(function, ranks, transport) → rows of (bytes, algorithm, protocol, channels, where measured)"""
+    done = coll("--tuning", **env)
+    expect(done, 0)
+    found = {}
+    for line in done.stdout.splitlines()[1:]:
+        function, ranks, transport, *row = line.split(maxsplit=7)
+        found.setdefault((function, ranks, transport), []).append(tuple(row))
+    assert len(found) == 6 * 2 * 2, found
+    return found, done.stderr
+
+
+def the_tuning_table_is_printed():
+    found, said = tuning()
+    where = found["AllReduce", "2", "SHM"][0][4]
+    assert (ROOT / "docs" / "results" / where).is_file(), where
+    assert found["AllReduce", "2", "SHM"] == [("32768", "Exchange", "Simple", "1", where),
+                                              ("any", "Ring", "Simple", "1", where)], found
+    assert found["AllReduce", "more", "NET"] == [("any", "Ring", "Simple", "1", "-")], found
+    assert found["SendRecv", "2", "NET"] == [("any", "-", "Simple", "1", "-")] and not said, (found, said)
+    found, said = tuning(NCCL_ALGO="tree;allreduce:^ring", NCCL_PROTO="^LL", RAIL_NCHANNELS="2")
+    assert found["AllReduce", "2", "NET"] == [("any", "Exchange", "Simple", "2", "-")], found
+    assert found["Reduce", "2", "SHM"] == [("any", "Ring", "Simple", "2", "-")], found
+    assert "NCCL_ALGO='tree;allreduce:^ring'" in said and len(said.splitlines()) == 1, said
+    found, _ = tuning(RAIL_LL_MAX="1K", RAIL_EXCHANGE_MAX="64")
+    assert [row[:3] for row in found["AllReduce", "2", "SHM"]] == [
+        ("64", "Exchange", "LL"), ("1024", "Ring", "LL"), ("any", "Ring", "Simple")], found
+    assert [row[:3] for row in found["AllGather", "more", "SHM"]] == [
+        ("1024", "Ring", "LL"), ("any", "Ring", "Simple")], found
 
 
 def check_rows(name, found, nranks, types, ops, sizes):
@@ -225,7 +257,8 @@ def ranks_do_not_outlive_the_parent():
 
 
 main([("bad arguments", bad_arguments), ("--help names every option", help_names_every_option),
-      ("parameters are printed", parameters_are_printed)]
+      ("parameters are printed", parameters_are_printed),
+      ("the tuning table is printed", the_tuning_table_is_printed)]
      + [(f"{name}, {n} ranks", collective(name, n)) for name in COLLECTIVES for n in (1, 2, 3, 4)]
      + [("all collectives over the socket plugin", over_the_plugin), ("all roots", all_roots),
         ("threads and several ranks each", threads_and_several_ranks_each), ("modes", modes),

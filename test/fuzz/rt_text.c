@@ -10,10 +10,10 @@
 #include "common/compiler.h"
 #include "core/rt_boot_wire.h"
 #include "core/rt_launch.h"
-#include "core/rt_proto.h"
+#include "core/rt_tune.h"
 #include "test/fuzz/lib/fuzz.h"
 
-enum { FIRST_HOST, TASKS, PROTOS, ENVIRONMENT, READERS };
+enum { FIRST_HOST, TASKS, WISHES, ENVIRONMENT, READERS };
 
 static const char *const variables[] = {
     "RANK",
@@ -76,9 +76,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     int tasks = rt_launch_tasks_of_node(text, head / READERS - 1);
     FUZZ_CHECK(tasks == -1 || (tasks >= 1 && tasks <= RT_BOOT_MAX_RANKS));
   }
-  if (head % READERS == PROTOS) {
-    unsigned protos = rt_protos_allowed(text);
-    FUZZ_CHECK(protos != 0 && protos < 1u << RT_NPROTO);
+  if (head % READERS == WISHES) {
+    uint32_t wishes = head / READERS % 2 ? rt_wish_algos(text) : rt_wish_protos(text);
+    for (int f = 0; f < RT_NFUNC; f++) FUZZ_CHECK(rt_wish(wishes, (enum rt_func)f) - 1 < 3);
   }
   free(text);
   return 0;
@@ -97,8 +97,9 @@ void fuzz_make_seeds(void) {
   SEED("host-plain", FIRST_HOST, 5, "node1");
   SEED("tasks", TASKS, 3, "2(x3),1");
   SEED("tasks-many", TASKS, 60, "4096(x9223372036854775807),1");
-  SEED("protos", PROTOS, 0, "LL,Simple");
-  SEED("protos-not", PROTOS, 0, "^LL128,ll");
+  SEED("protos", WISHES, 0, "LL,Simple");
+  SEED("protos-not", WISHES, 0, "^LL128,ll");
+  SEED("algos", WISHES, 1, "ring,tree;allreduce:^exchange;broadcast:nvls");
   SEED("torchrun", ENVIRONMENT, 0, "\x00" "3\0" "\x01" "8\0" "\x02" "1\0" "\x03" "4\0");
   SEED("openmpi", ENVIRONMENT, 0, "\x04" "0\0" "\x05" "2\0" "\x06" "0\0" "\x07" "2\0");
   SEED("slurm", ENVIRONMENT, 0,

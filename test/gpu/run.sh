@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Real NCCL through the socket plugin: two processes on one GPU, every result checked.
+# The device's kernels (kernels.sh); collectives on the GPU's memory (plans.sh); then real NCCL through the socket
+# plugin: two processes on one GPU, every result checked.
 #
 #   test/gpu/run.sh BUILD [--results FILE] [--build-only] [option of nccl_pair...]
 #
@@ -138,6 +139,12 @@ write_results() { # Markdown, to be kept with the sources
 }
 
 : >"$log"
+. "$here/kernels.sh"
+kernels_test kernels
+kernels_test blocks
+. "$here/plans.sh"
+plans_test calls
+plans_test streams
 [[ -f $plugin ]] || { case_line "not ok" "$plugin is built"; finish; }
 cuda_include=$(find_include cuda_runtime_api.h "${CUDA_HOME-}" "${CUDA_PATH-}")
 cuda_lib=$(find_library libcudart.so "${CUDA_HOME-}" "${CUDA_PATH-}")

@@ -124,25 +124,29 @@ void rank_barrier(const struct rank *rank) {
 
 /* ---- in the parent ---- */
 
-const char *ranks_plugin(void) {
-  static char path[1024];
-  if (path[0]) return path;
+bool ranks_built(const char *file, char path[RANKS_PATH]) {
   const char *build = getenv("RAIL_BUILD");
   char beside[900];
+  path[0] = 0;
   if (!build) {
     ssize_t n = readlink("/proc/self/exe", beside, sizeof beside - 1);
-    if (n <= 0) return NULL;
+    if (n <= 0) return false;
     beside[n] = 0;
     for (int up = 0; up < 3; up++) /* BUILD/test/KIND/program */
       if (strrchr(beside, '/')) *strrchr(beside, '/') = 0;
     build = beside;
   }
-  char relative[1024];
-  snprintf(relative, sizeof relative, "%s/lib/libnccl-net-socket.so", build);
+  char relative[RANKS_PATH];
+  snprintf(relative, sizeof relative, "%s/%s", build, file);
   char *full = realpath(relative, NULL);
-  if (full) snprintf(path, sizeof path, "%s", full);
+  if (full) snprintf(path, RANKS_PATH, "%s", full);
   free(full);
-  return path[0] ? path : NULL;
+  return path[0];
+}
+
+const char *ranks_plugin(void) {
+  static char path[RANKS_PATH];
+  return path[0] || ranks_built("lib/libnccl-net-socket.so", path) ? path : NULL;
 }
 
 struct job *job_start(const char *env, int nranks, rank_fn body, void *arg) {

@@ -15,6 +15,7 @@
 
 #define RANKS_MAX 16
 #define RANKS_SHARED 4096
+#define RANKS_PATH 1024
 
 struct job;
 
@@ -47,5 +48,7 @@ void rank_barrier(const struct rank *rank);
 
 /* The build's socket plugin, or NULL. */
 const char *ranks_plugin(void);
+/* The full path of a file of the build; false if it is not there. */
+bool ranks_built(const char *file, char path[RANKS_PATH]);
 
 #endif

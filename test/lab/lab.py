@@ -88,7 +88,7 @@ def cable(nic, plugged):
 
     A veth pair has no queue, so a packet without a way out is an error to rxe, which tries again without pause, in
     softirq, until the kernel has seen that the carrier is gone; on a busy machine it does not get to that for seconds.
-    A NIC's queue swallows such packets, and so does netem."""
+    A NIC's queue swallows such packets, and so does netem, which takes the place of what netem() had put there."""
     if not plugged:
         netem(nic, "loss", "100%")
     _control("ip", "-n", SWITCH, "link", "set", nic.switch_port, "up" if plugged else "down")
@@ -127,7 +127,6 @@ def _mtu(nic):
 def heal():
     """Everything as it was at the start: cables in, links up, no netem."""
     for nic in nics:
-        netem_clear(nic)
         link(nic, True)
         cable(nic, True)
 

@@ -14,9 +14,9 @@ MOST = "4M" if FULL else "256K"
 port = 20100
 
 
-def launch(n, *args, limit=60, per_host=1, nics=0, **changes):
-    """n ranks, filling one host after the other, with so many of its NICs (0: all). Rank 0's results, and the bytes
-    that each first NIC has sent."""
+def launch(n, *args, limit=60, per_host=1, nics=0, sides=None, **changes):
+    """n ranks, filling one host after the other, with so many of its NICs (0: all); `sides`: what differs in the hosts'
+    environment. Rank 0's results, and the bytes that each first NIC has sent."""
     global port
     used = hosts[:(n + per_host - 1) // per_host]
     if len(used) * per_host < n:
@@ -29,7 +29,8 @@ def launch(n, *args, limit=60, per_host=1, nics=0, **changes):
         env = environment(RANK=rank, WORLD_SIZE=n, LOCAL_RANK=rank % per_host, LOCAL_WORLD_SIZE=per_host,
                           NCCL_HOSTID=host.name, NCCL_NET_PLUGIN=IB, NCCL_SHM_DISABLE=1,
                           NCCL_COMM_ID=f"{hosts[0].ip4}:{port}", RAIL_BOOTSTRAP_TIMEOUT=60,
-                          **place(host, nics and host.nics[:nics]), **changes)
+                          **place(host, nics and host.nics[:nics]), **changes,
+                          **(sides[rank // per_host] if sides else {}))
         argv, _ = lab.command(host, [COLL, *args, "-c", 1, "-n", 2, "-w", 1, "--json", "-"])
         jobs.append((argv, env))
     result = launch_ranks(jobs, limit)
@@ -62,6 +63,20 @@ def queue_pairs():
     launch(2, "all_reduce", "-b", "64K", "-e", MOST, "-f", 4, NCCL_IB_QPS_PER_CONNECTION=4, NCCL_IB_SPLIT_DATA_ON_QPS=1)
 
 
+def fused():
+    """Every host's two NICs are one device of the communicator: both carry the bytes of one channel."""
+    pairs = [host.nics[:2] for host in hosts[:2]]
+    if any(len(nics) < 2 for nics in pairs):
+        raise Skip("one device a host")
+    sent = [lab.bytes_sent(nic) for nics in pairs for nic in nics] if lab.controllable else []
+    launch(2, "all_reduce", "-b", MOST, "-e", MOST,
+           sides=[{"NCCL_NET_FORCE_MERGE": ",".join(f"{nic.rdma}:{nic.port}" for nic in nics)} for nics in pairs])
+    if lab.controllable:
+        moved = [lab.bytes_sent(nic) - b for nic, b in zip((nic for nics in pairs for nic in nics), sent)]
+        assert min(moved) > 0.1 * sum(moved), f"the NICs sent {moved} bytes"
+
+
 if __name__ == "__main__":
     main([("all_reduce, 2 ranks", two_ranks), ("all_reduce, a ring of 4", ring), ("alltoall, 3 ranks", all_to_all),
-          ("all_gather, 2 ranks on each of 2 hosts", two_on_a_host), ("all_reduce, 4 queue pairs, split", queue_pairs)])
+          ("all_gather, 2 ranks on each of 2 hosts", two_on_a_host), ("all_reduce, 4 queue pairs, split", queue_pairs),
+          ("all_reduce, 2 NICs fused", fused)])

@@ -7,26 +7,15 @@
 
 #include "common/log.h"
 #include "core/rt_param.h"
+#include "test/harness/log_lines.h"
 #include "test/harness/tap.h"
-
-static char warned[1024];
-
-__attribute__((format(printf, 5, 6))) static void capture(enum rail_log_level level, unsigned long flags,
-                                                          const char *file, int line, const char *fmt, ...) {
-  (void)flags, (void)file, (void)line;
-  if (level > RAIL_LOG_WARN) return;
-  va_list ap;
-  va_start(ap, fmt);
-  vsnprintf(warned, sizeof warned, fmt, ap);
-  va_end(ap);
-}
 
 static void two(struct rt_peer *a, struct rt_peer *b) {
   rt_peer_describe(a);
   rt_peer_describe(b);
   a->rank = 3;
   b->rank = 5;
-  warned[0] = 0;
+  log_forget();
 }
 
 TEST(describe) {
@@ -38,12 +27,13 @@ TEST(describe) {
   CHECK(a.host_hash != 0 && a.host_hash == b.host_hash);
   CHECK_INT(a.buffsize, rt_params()->buffsize);
   CHECK_OK(rt_peer_check(&a, &b));
-  CHECK_STR(warned, "");
+  CHECK_STR(log_warning, "");
 }
 
 /* The warning must hold every word given. */
 static void must_say(const char *const *words, size_t n) {
-  for (size_t i = 0; i < n; i++) CHECK_MSG(strstr(warned, words[i]), "\"%s\" does not say %s", warned, words[i]);
+  for (size_t i = 0; i < n; i++)
+    CHECK_MSG(strstr(log_warning, words[i]), "\"%s\" does not say %s", log_warning, words[i]);
 }
 
 #define REFUSED(field, value, name)                                       \
@@ -52,7 +42,7 @@ static void must_say(const char *const *words, size_t n) {
     two(&a, &b);                                                          \
     a.field = 77;                                                         \
     b.field = value;                                                      \
-    rail_log_set_sink(capture);                                           \
+    rail_log_set_sink(log_capture);                                           \
     rail_result_t r = rt_peer_check(&a, &b);                              \
     rail_log_set_sink(NULL);                                              \
     CHECK_INT(r, RAIL_BAD_USAGE);                                         \
@@ -68,6 +58,7 @@ TEST(disagreements_are_named) {
   REFUSED(exchange_max, 4096, "RAIL_EXCHANGE_MAX");
   REFUSED(nchannels, 2, "RAIL_NCHANNELS");
   REFUSED(protos, 1, "NCCL_PROTO");
+  REFUSED(algos, 1, "NCCL_ALGO");
 }
 
 TEST(another_version_is_refused_before_anything_else) {
@@ -75,7 +66,7 @@ TEST(another_version_is_refused_before_anything_else) {
   two(&a, &b);
   b.version++;
   b.buffsize = 1;
-  rail_log_set_sink(capture);
+  rail_log_set_sink(log_capture);
   rail_result_t r = rt_peer_check(&a, &b);
   rail_log_set_sink(NULL);
   CHECK_INT(r, RAIL_BAD_USAGE);

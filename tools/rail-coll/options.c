@@ -66,6 +66,12 @@ static int print_params(const struct tool_value *v) {
   return 1;
 }
 
+static int print_tuning(const struct tool_value *v) {
+  (void)v;
+  railTuningPrint();
+  return 1;
+}
+
 static int print_version(const struct tool_value *v) {
   (void)v;
   printf(RC_NAME " " RC_VERSION ", NCCL API %d.%d.%d\n", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
@@ -118,6 +124,7 @@ static const struct tool_option options[] = {
      TOOL_TEXT, AT(json), .allowed = "a file or -"},
     {"params", 'p', NULL, "print the runtime's parameters and end", TOOL_CALL, .set = print_params},
     {"params-markdown", 0, NULL, "the same as a Markdown table", TOOL_CALL, .set = print_params, .tag = 1},
+    {"tuning", 0, NULL, "print what is chosen for which call and size, and end", TOOL_CALL, .set = print_tuning},
     {"version", 'V', NULL, "print versions and end", TOOL_CALL, .set = print_version},
     {"help", 'h', NULL, "this text", .kind = TOOL_HELP},
 };

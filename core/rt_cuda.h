@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The CUDA driver as the runtime uses it: a table of the few calls, filled from
+ * the library that the program itself has loaded. Declarations of our own, so that neither
+ * a toolkit is needed to build nor a GPU to run. A program that has no driver loaded
+ * has no device memory either: then there is nothing to do, and nothing is said.
+ *
+ * The calls take what cuda.h calls CUcontext, CUstream, CUevent, CUmodule and
+ * CUfunction as void *, CUdeviceptr as uint64_t, enums as int or unsigned.
+ */
+#ifndef RT_CUDA_H
+#define RT_CUDA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/result.h"
+
+/* cuda.h's numbers; test_cuda.c compares them where there is a toolkit. */
+enum {
+  RT_CU_SUCCESS = 0,
+  RT_CU_NOT_INITIALIZED = 3,
+  RT_CU_DEINITIALIZED = 4,
+  RT_CU_NO_DEVICE = 100,
+  RT_CU_INVALID_CONTEXT = 201,
+  RT_CU_NOT_READY = 600,
+
+  RT_CU_POINTER_CONTEXT = 1,
+  RT_CU_POINTER_MEMORY_TYPE = 2,
+  RT_CU_POINTER_DEVICE_POINTER = 3,
+  RT_CU_POINTER_IS_MANAGED = 8,
+  RT_CU_POINTER_DEVICE_ORDINAL = 9,
+  RT_CU_MEMORY_HOST = 1, /* registered with a context; unknown to it: 0 */
+
+  RT_CU_DEVICE_MULTIPROCESSORS = 16,
+  RT_CU_DEVICE_REGISTERED_HOST_POINTER = 91,
+
+  RT_CU_REGISTER_PORTABLE = 1,
+  RT_CU_REGISTER_DEVICEMAP = 2,
+  RT_CU_EVENT_DISABLE_TIMING = 2,
+  RT_CU_CAPTURE_MODE_RELAXED = 2,
+  RT_CU_CAPTURE_NONE = 0,
+  RT_CU_CAPTURE_ACTIVE = 1,
+  RT_CU_OBJECT_NO_SYNC = 1, /* for creating one */
+  RT_CU_OBJECT_MOVE = 1,    /* for having a graph retain it */
+};
+
+/* X(field, symbol, arguments): the versions of the symbols that cuda.h maps these names to, or older ones that do. */
+#define RT_CUDA_CALLS(X)                                                                                            \
+  X(get_error_name, cuGetErrorName, (int error, const char **text))                                                 \
+  X(ctx_get_current, cuCtxGetCurrent, (void **context))                                                             \
+  X(ctx_push, cuCtxPushCurrent_v2, (void *context))                                                                 \
+  X(ctx_pop, cuCtxPopCurrent_v2, (void **context))                                                                  \
+  X(ctx_get_device, cuCtxGetDevice, (int *device))                                                                  \
+  X(device_attribute, cuDeviceGetAttribute, (int *value, int attribute, int device))                                \
+  X(pointer_attributes, cuPointerGetAttributes, (unsigned n, int *attributes, void **values, uint64_t pointer))     \
+  X(host_register, cuMemHostRegister_v2, (void *memory, size_t size, unsigned flags))                               \
+  X(host_unregister, cuMemHostUnregister, (void *memory))                                                           \
+  X(stream_wait, cuStreamWaitEvent, (void *stream, void *event, unsigned flags))                                    \
+  X(stream_get_context, cuStreamGetCtx, (void *stream, void **context))                                             \
+  X(capture_info, cuStreamGetCaptureInfo_v2,                                                                        \
+    (void *stream, int *status, uint64_t *id, void **graph, const void **dependencies, size_t *n))                  \
+  X(capture_mode, cuThreadExchangeStreamCaptureMode, (int *mode))                                                   \
+  X(user_object_create, cuUserObjectCreate,                                                                         \
+    (void **object, void *arg, void (*destroy)(void *arg), unsigned count, unsigned flags))                         \
+  X(user_object_release, cuUserObjectRelease, (void *object, unsigned count))                                       \
+  X(graph_retain_object, cuGraphRetainUserObject, (void *graph, void *object, unsigned count, unsigned flags))      \
+  X(event_create, cuEventCreate, (void **event, unsigned flags))                                                    \
+  X(event_record, cuEventRecord, (void *event, void *stream))                                                       \
+  X(event_query, cuEventQuery, (void *event))                                                                       \
+  X(event_destroy, cuEventDestroy_v2, (void *event))                                                                \
+  X(module_load, cuModuleLoad, (void **module, const char *file))                                                   \
+  X(module_load_data, cuModuleLoadData, (void **module, const void *image))                                         \
+  X(module_unload, cuModuleUnload, (void *module))                                                                  \
+  X(module_function, cuModuleGetFunction, (void **function, void *module, const char *name))                        \
+  X(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *blocks, void *function, int threads, size_t shared)) \
+  X(launch_kernel, cuLaunchKernel,                                                                                  \
+    (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,         \
+     unsigned block_z, unsigned shared, void *stream, void **arguments, void **extra))                              \
+  X(launch_host, cuLaunchHostFunc, (void *stream, void (*call)(void *arg), void *arg))
+
+struct rt_cuda {
+#define RT_CUDA_FIELD_(field, symbol, arguments) int(*field) arguments;
+  RT_CUDA_CALLS(RT_CUDA_FIELD_)
+#undef RT_CUDA_FIELD_
+};
+
+/* The driver, if this process has it loaded; NULL otherwise. Cheap enough for every call: as long as no library comes
+ * to the process, it looks at one counter. */
+const struct rt_cuda *rt_cuda(void);
+
+/* RAIL_OK for RT_CU_SUCCESS; else one line: call, result, and what to do about it. */
+rail_result_t rt_cuda_check(int result, const char *call, const char *advice);
+
+/* Makes a context current in the calling thread, whoever it belongs to, and lets it make any call
+ * although a stream may be capturing; leave restores both. */
+struct rt_cuda_scope {
+  bool entered;
+  int capture_mode;
+};
+rail_result_t rt_cuda_enter(struct rt_cuda_scope *scope, void *context);
+void rt_cuda_leave(struct rt_cuda_scope *scope);
+
+#endif

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/rt_gpu.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "core/kernel/rt_device.h"
+#include "core/rt_comm.h"
+#include "core/rt_cuda.h"
+#include "core/rt_param.h"
+
+/* The kernel's image, put into the library when it was built with a toolkit; of no bytes otherwise. */
+extern const unsigned char rt_device_image[];
+extern const uint64_t rt_device_image_size;
+
+#define LAST_MS 1000u
+
+#define CHECK(call, what, advice) rt_cuda_check(rt_cuda()->call, what, advice)
+
+/* ---- registered host memory ------------------------------------------------------ */
+
+#define REGISTER_ADVICE "raise the limit of locked memory (ulimit -l), or lower NCCL_BUFFSIZE"
+
+static rail_result_t register_range(const struct rt_range *r) {
+  return CHECK(host_register(r->base, r->size, RT_CU_REGISTER_PORTABLE | RT_CU_REGISTER_DEVICEMAP),
+               "cuMemHostRegister", REGISTER_ADVICE);
+}
+
+/* A context that is gone has let go of it by itself. */
+static void unregister_range(const struct rt_range *r) {
+  int result = rt_cuda()->host_unregister(r->base);
+  if (result != RT_CU_SUCCESS) RAIL_INFO(RAIL_SUB_INIT, "cuMemHostUnregister: result %d", result);
+}
+
+static rail_result_t map_ranges(struct rt_connector *c) {
+  struct rt_range all[RT_MAX_RANGES] = {{c, RAIL_ROUND_UP(sizeof *c, (size_t)RT_PAGE)}};
+  int n = 1 + c->end->ranges(c, &all[1]);
+  for (int i = 0; i < n; i++) {
+    RAIL_TRY(register_range(&all[i]));
+    c->mapped[c->nmapped++] = all[i];
+  }
+  return RAIL_OK;
+}
+
+rail_result_t rt_gpu_map(struct ncclComm *comm, struct rt_connector *c) {
+  if (c->nmapped) return RAIL_OK;
+  struct rt_cuda_scope scope;
+  RAIL_TRY(rt_cuda_enter(&scope, comm->gpu.context));
+  rail_result_t r = map_ranges(c);
+  rt_cuda_leave(&scope);
+  return r;
+}
+
+void rt_gpu_unmap(struct ncclComm *comm, struct rt_connector *c) {
+  struct rt_cuda_scope scope;
+  if (!c->nmapped || rt_cuda_enter(&scope, comm->gpu.context) != RAIL_OK) return;
+  while (c->nmapped > 0) unregister_range(&c->mapped[--c->nmapped]);
+  rt_cuda_leave(&scope);
+}
+
+/* ---- launches: registering memory is slow, so they are used again ------------------ */
+
+struct rt_launch_memory {
+  struct rt_launch_memory *next;
+  struct rt_range range;
+  bool used;
+};
+
+static size_t launch_size(int n) { return sizeof(struct rt_device_launch) + (size_t)n * sizeof(struct rt_device_job); }
+
+static rail_result_t map_launch(struct ncclComm *comm, struct rt_range *range) {
+  range->base = mmap(NULL, range->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (range->base == MAP_FAILED) {
+    RAIL_WARN("rank %d: no memory for a launch of %zu bytes: %s", comm->rank, range->size, strerror(errno));
+    return RAIL_SYSTEM_ERROR;
+  }
+  struct rt_cuda_scope scope;
+  rail_result_t r = rt_cuda_enter(&scope, comm->gpu.context);
+  if (r == RAIL_OK) r = register_range(range);
+  rt_cuda_leave(&scope);
+  if (r != RAIL_OK) munmap(range->base, range->size);
+  return r;
+}
+
+static rail_result_t new_launch(struct ncclComm *comm, size_t size, struct rt_launch_memory **out) {
+  struct rt_launch_memory *m = *out = calloc(1, sizeof *m);
+  if (!m) return RAIL_SYSTEM_ERROR;
+  m->range.size = RAIL_ROUND_UP(size, (size_t)RT_PAGE);
+  rail_result_t r = map_launch(comm, &m->range);
+  if (r != RAIL_OK) {
+    free(m);
+    return r;
+  }
+  m->next = comm->gpu.memory;
+  comm->gpu.memory = m;
+  return RAIL_OK;
+}
+
+rail_result_t rt_gpu_launch_get(struct ncclComm *comm, int n, struct rt_device_launch **launch) {
+  struct rt_gpu *gpu = &comm->gpu;
+  size_t size = launch_size(n);
+  pthread_mutex_lock(&gpu->lock);
+  struct rt_launch_memory *m = gpu->memory;
+  while (m && (m->used || m->range.size < size)) m = m->next;
+  rail_result_t r = m ? RAIL_OK : new_launch(comm, size, &m);
+  if (r == RAIL_OK) m->used = true;
+  pthread_mutex_unlock(&gpu->lock);
+  if (r != RAIL_OK) return r;
+  *launch = m->range.base;
+  memset(*launch, 0, size);
+  (*launch)->njobs = n;
+  (*launch)->abort = (const uint32_t *)(const void *)&comm->failed;
+  return RAIL_OK;
+}
+
+void rt_gpu_launch_put(struct ncclComm *comm, struct rt_device_launch *launch) {
+  struct rt_gpu *gpu = &comm->gpu;
+  if (!launch) return;
+  pthread_mutex_lock(&gpu->lock);
+  for (struct rt_launch_memory *m = gpu->memory; m; m = m->next)
+    if (m->range.base == launch) m->used = false;
+  pthread_mutex_unlock(&gpu->lock);
+}
+
+static void free_launches(struct rt_gpu *gpu, bool registered) {
+  while (gpu->memory) {
+    struct rt_launch_memory *m = gpu->memory;
+    gpu->memory = m->next;
+    if (registered) unregister_range(&m->range);
+    munmap(m->range.base, m->range.size);
+    free(m);
+  }
+}
+
+/* ---- making and taking down ---------------------------------------------------------- */
+
+bool rt_gpu_has_kernel(void) { return rt_params()->cuda_kernels || rt_device_image_size > 0; }
+
+static rail_result_t load_kernel(struct rt_gpu *gpu) {
+  const char *file = rt_params()->cuda_kernels;
+  if (!rt_gpu_has_kernel()) {
+    RAIL_WARN("this build has no kernels for GPUs: buffers in device memory cannot be used; build where nvcc is, or "
+              "name a file with the kernels in RAIL_CUDA_KERNELS");
+    return RAIL_BAD_USAGE;
+  }
+  if (file)
+    RAIL_TRY(CHECK(module_load(&gpu->module, file), "cuModuleLoad", "RAIL_CUDA_KERNELS names the file"));
+  else
+    RAIL_TRY(CHECK(module_load_data(&gpu->module, rt_device_image), "cuModuleLoadData",
+                   "the kernels need a GPU of compute capability 8.0 or higher"));
+  RAIL_TRY(CHECK(module_function(&gpu->kernel, gpu->module, RT_DEVICE_KERNEL), "cuModuleGetFunction",
+                 "the image has no " RT_DEVICE_KERNEL));
+  int multiprocessors, each;
+  RAIL_TRY(CHECK(device_attribute(&multiprocessors, RT_CU_DEVICE_MULTIPROCESSORS, gpu->ordinal),
+                 "cuDeviceGetAttribute", "is the device still there?"));
+  RAIL_TRY(CHECK(occupancy(&each, gpu->kernel, RT_DEVICE_THREADS, 0), "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                 "is the device still there?"));
+  gpu->most_blocks = multiprocessors * each;
+  return RAIL_OK;
+}
+
+/* The device must be able to use the host's addresses: all pointers in a FIFO are such. */
+static rail_result_t check_device(struct ncclComm *comm) {
+  int same = 0;
+  RAIL_TRY(CHECK(device_attribute(&same, RT_CU_DEVICE_REGISTERED_HOST_POINTER, comm->gpu.ordinal),
+                 "cuDeviceGetAttribute", "is the device still there?"));
+  if (same) return RAIL_OK;
+  RAIL_WARN("rank %d: CUDA device %d cannot address registered host memory as the host does; its buffers cannot be "
+            "used",
+            comm->rank, comm->gpu.ordinal);
+  return RAIL_CUDA_ERROR;
+}
+
+static rail_result_t make_events(struct rt_gpu *gpu) {
+  void **events[] = {&gpu->last, &gpu->captured, &gpu->join};
+  for (size_t i = 0; i < RAIL_COUNT_OF(events); i++)
+    RAIL_TRY(CHECK(event_create(events[i], RT_CU_EVENT_DISABLE_TIMING), "cuEventCreate",
+                   "an earlier error on the device may be the reason"));
+  return RAIL_OK;
+}
+
+static struct rt_range comm_range(struct ncclComm *comm) {
+  return (struct rt_range){comm, RAIL_ROUND_UP(sizeof *comm, (size_t)RT_PAGE)};
+}
+
+static rail_result_t open_parts(struct ncclComm *comm) {
+  struct rt_gpu *gpu = &comm->gpu;
+  struct rt_range all = comm_range(comm); /* for the abort word */
+  RAIL_TRY(check_device(comm));
+  RAIL_TRY(load_kernel(gpu));
+  RAIL_TRY(make_events(gpu));
+  RAIL_TRY(register_range(&all));
+  gpu->comm_registered = true;
+  return RAIL_OK;
+}
+
+rail_result_t rt_gpu_open(struct ncclComm *comm) {
+  struct rt_gpu *gpu = &comm->gpu;
+  if (gpu->open) return RAIL_OK;
+  if (!gpu->lock_made) pthread_mutex_init(&gpu->lock, NULL);
+  gpu->lock_made = true;
+  struct rt_cuda_scope scope;
+  RAIL_TRY(rt_cuda_enter(&scope, gpu->context));
+  rail_result_t r = open_parts(comm);
+  rt_cuda_leave(&scope);
+  gpu->open = r == RAIL_OK;
+  if (gpu->open)
+    RAIL_INFO(RAIL_SUB_INIT, "rank %d: CUDA device %d, at most %d blocks at once", comm->rank, gpu->ordinal,
+              gpu->most_blocks);
+  return r;
+}
+
+bool rt_gpu_lost(struct ncclComm *comm) {
+  struct rt_gpu *gpu = &comm->gpu;
+  struct rt_cuda_scope scope;
+  if (gpu->lost || !gpu->open) return gpu->lost;
+  int r = RT_CU_INVALID_CONTEXT;
+  if (rt_cuda_enter(&scope, gpu->context) == RAIL_OK) {
+    r = rt_cuda()->event_query(gpu->last);
+    rt_cuda_leave(&scope);
+  }
+  if (r == RT_CU_SUCCESS || r == RT_CU_NOT_READY) return false;
+  gpu->lost = true;
+  rt_cuda_check(r, "cuEventQuery", "a kernel of the program or of the runtime failed on the device");
+  rt_comm_fail(comm, RAIL_CUDA_ERROR, "CUDA device %d reports an error, number %d", gpu->ordinal, r);
+  return true;
+}
+
+/* A kernel says that it is over a moment before it has ended; its code must not go in between. */
+static void wait_for_last(const struct rt_gpu *gpu) {
+  uint64_t deadline = rail_deadline_in_ms(LAST_MS);
+  while (gpu->has_last && !gpu->lost && !rail_deadline_passed(deadline) &&
+         rt_cuda()->event_query(gpu->last) == RT_CU_NOT_READY)
+    nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+}
+
+static void close_driver_side(struct ncclComm *comm) {
+  struct rt_gpu *gpu = &comm->gpu;
+  const struct rt_cuda *cu = rt_cuda();
+  wait_for_last(gpu);
+  void *events[] = {gpu->last, gpu->captured, gpu->join};
+  for (size_t i = 0; i < RAIL_COUNT_OF(events); i++)
+    if (events[i]) cu->event_destroy(events[i]);
+  if (gpu->module) cu->module_unload(gpu->module);
+  struct rt_range all = comm_range(comm);
+  if (gpu->comm_registered) unregister_range(&all);
+}
+
+void rt_gpu_close(struct ncclComm *comm) {
+  struct rt_gpu *gpu = &comm->gpu;
+  if (!gpu->lock_made) return;
+  while (gpu->graphs) {
+    struct rt_plan *plan = gpu->graphs;
+    gpu->graphs = plan->next;
+    rt_plan_free(comm, plan);
+  }
+  /* A program may have ended its context first; that took with it all that the driver had of ours. */
+  struct rt_cuda_scope scope;
+  bool alive = rt_cuda_enter(&scope, gpu->context) == RAIL_OK;
+  free_launches(gpu, alive);
+  if (alive) close_driver_side(comm);
+  rt_cuda_leave(&scope);
+  pthread_mutex_destroy(&gpu->lock);
+  memset(gpu, 0, sizeof *gpu);
+}
+
+int rt_gpu_current(void) {
+  const struct rt_cuda *cu = rt_cuda();
+  void *context = NULL;
+  int device = -1;
+  if (!cu || cu->ctx_get_current(&context) != RT_CU_SUCCESS || !context) return -1;
+  return cu->ctx_get_device(&device) == RT_CU_SUCCESS ? device : -1;
+}

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/rt_run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "core/kernel/rt_device.h"
+#include "core/rt_comm.h"
+#include "core/rt_cuda.h"
+#include "core/rt_graph.h"
+
+#define DEVICE_ADVICE "an earlier error on the device, or the program's use of the stream, may be the reason"
+#define TRY_CUDA(call, name) RAIL_TRY(rt_cuda_check(rt_cuda()->call, name, DEVICE_ADVICE))
+
+/* ---- filling in --------------------------------------------------------------------- */
+
+/* The latest job before j that uses the same connection. */
+static int job_before(const struct rt_plan *plan, int j, const struct rt_connector *c, bool is_send) {
+  while (c && --j >= 0)
+    if ((is_send ? plan->jobs[j].send : plan->jobs[j].recv) == c) return j;
+  return -1;
+}
+
+static void fill_job(struct rt_plan *plan, int j) {
+  struct rt_job *job = &plan->jobs[j];
+  const struct rt_kernel *k = &job->kernel;
+  plan->launch->job[j] = (struct rt_device_job){
+      .sched = k->sched,
+      .proto = (int)k->proto,
+      .type = job->type,
+      .op = job->op,
+      .scalar = k->scalar,
+      .deferred = job->scalar,
+      .recv = job->recv ? &job->recv->conn : NULL,
+      .send = job->send ? &job->send->conn : NULL,
+      .recv_after = job_before(plan, j, job->recv, false),
+      .send_after = job_before(plan, j, job->send, true),
+      .call = k->call,
+  };
+}
+
+rail_result_t rt_run_prepare(struct ncclComm *comm, struct rt_plan *plan) {
+  RAIL_TRY(rt_gpu_open(comm));
+  if (plan->njobs > comm->gpu.most_blocks) {
+    RAIL_WARN("rank %d: %d operations of one group are more than the %d that run side by side on CUDA device %d; make "
+              "smaller groups",
+              comm->rank, plan->njobs, comm->gpu.most_blocks, comm->gpu.ordinal);
+    return RAIL_BAD_USAGE;
+  }
+  RAIL_TRY(rt_gpu_launch_get(comm, plan->njobs, &plan->launch));
+  for (int j = 0; j < plan->njobs; j++) {
+    struct rt_job *job = &plan->jobs[j];
+    if (job->recv) RAIL_TRY(rt_gpu_map(comm, job->recv));
+    if (job->send) RAIL_TRY(rt_gpu_map(comm, job->send));
+    rt_kernel_count_steps(&job->kernel, &job->nsend, &job->nrecv);
+    fill_job(plan, j);
+  }
+  return RAIL_OK;
+}
+
+/* ---- one run ------------------------------------------------------------------------- */
+
+static bool proxied(const struct rt_connector *c, uint64_t steps) { return c && c->end->progress && steps; }
+
+static void add_op(struct rt_run *run, struct rt_connector *c, enum rt_proto proto, uint64_t steps) {
+  if (!proxied(c, steps)) return;
+  struct rt_proxy_op *op = &run->ops[run->nops++];
+  op->connector = c;
+  op->proto = proto;
+  op->nsteps = steps;
+}
+
+static bool job_over(const struct rt_run *run, int j) {
+  return rt_observe(&run->plan->launch->job[j].ran) >= run->number;
+}
+
+/* A job that found out that the calls differ ends with that. */
+static void look_at_job(struct ncclComm *comm, const struct rt_plan *plan, int j) {
+  const struct rt_device_job *d = &plan->launch->job[j];
+  if (d->state != RT_DEVICE_MISMATCH) return;
+  rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)d->got,
+               plan->jobs[j].recv->peer, (unsigned long long)d->expected);
+}
+
+/* NULL without memory. */
+static struct rt_run *new_run(struct rt_plan *plan) {
+  size_t nops = 0;
+  for (int j = 0; j < plan->njobs; j++) {
+    const struct rt_job *job = &plan->jobs[j];
+    nops += (size_t)proxied(job->recv, job->nrecv) + (size_t)proxied(job->send, job->nsend);
+  }
+  struct rt_run *run = NULL;
+  run = calloc(1, sizeof *run + nops * sizeof run->ops[0] + (size_t)plan->njobs * sizeof run->targets[0]);
+  if (!run) return NULL;
+  run->plan = plan;
+  run->owns_plan = !plan->captured;
+  run->number = plan->launch->run;
+  run->targets = (struct rt_target *)(void *)&run->ops[nops];
+  return run;
+}
+
+static uint64_t next_target(struct rt_connector *c, uint64_t steps) {
+  if (!c) return 0;
+  /* While a kernel may use the connection, its count of steps is the kernel's. */
+  if (c->runs++ == 0) c->planned = c->conn.step;
+  return c->planned += steps;
+}
+
+/* A graph may begin a run while the program makes a call: which of them counts first does not matter. */
+static void set_targets(struct rt_run *run) {
+  pthread_mutex_lock(&run->plan->comm->gpu.lock);
+  for (int j = 0; j < run->plan->njobs; j++) {
+    const struct rt_job *job = &run->plan->jobs[j];
+    run->targets[j].recv = next_target(job->recv, job->nrecv);
+    run->targets[j].send = next_target(job->send, job->nsend);
+  }
+  atomic_fetch_add(&run->plan->runs, 1);
+  pthread_mutex_unlock(&run->plan->comm->gpu.lock);
+}
+
+void rt_run_retire(const struct rt_run *run) {
+  pthread_mutex_lock(&run->plan->comm->gpu.lock);
+  for (int j = 0; j < run->plan->njobs; j++) {
+    const struct rt_job *job = &run->plan->jobs[j];
+    if (job->recv) job->recv->runs--;
+    if (job->send) job->send->runs--;
+  }
+  atomic_fetch_sub(&run->plan->runs, 1);
+  pthread_mutex_unlock(&run->plan->comm->gpu.lock);
+}
+
+static void submit_ops(struct rt_run *run) {
+  struct rt_plan *plan = run->plan;
+  /* Receives first: a rank that posts early is never what others wait for. */
+  for (int j = 0; j < plan->njobs; j++)
+    add_op(run, plan->jobs[j].recv, plan->jobs[j].kernel.proto, plan->jobs[j].nrecv);
+  for (int j = 0; j < plan->njobs; j++)
+    add_op(run, plan->jobs[j].send, plan->jobs[j].kernel.proto, plan->jobs[j].nsend);
+  for (int i = 0; i < run->nops; i++) rt_proxy_submit(&plan->comm->proxy, &run->ops[i]);
+}
+
+/* Before the kernel of each run, by the thread that launches it or by the driver's in a graph: no call of the driver is
+ * allowed here, and none waits. False: the communicator has failed; a kernel that follows ends by itself. */
+static bool begin(struct rt_plan *plan) {
+  struct ncclComm *comm = plan->comm;
+  pthread_mutex_lock(&comm->gpu.lock);
+  for (int j = 0; j < plan->njobs && plan->launch->run; j++)
+    look_at_job(comm, plan, j); /* of the last run, before this one overwrites it */
+  plan->launch->run++;
+  pthread_mutex_unlock(&comm->gpu.lock);
+  if (rt_comm_failed(comm)) return false;
+  struct rt_run *run = new_run(plan);
+  if (!run) {
+    rt_comm_fail(comm, RAIL_SYSTEM_ERROR, "out of memory for %d operations", plan->njobs);
+    return false;
+  }
+  set_targets(run);
+  submit_ops(run);
+  rt_stream_add_run(&comm->stream, run);
+  return true;
+}
+
+static void begin_in_graph(void *arg) {
+  struct rt_plan *plan = arg;
+  if (!plan->dead) begin(plan);
+}
+
+/* A run that has begun since then has looked for itself, and its kernel may be writing. */
+static void look_at_jobs(struct ncclComm *comm, const struct rt_run *run) {
+  pthread_mutex_lock(&comm->gpu.lock);
+  for (int j = 0; j < run->plan->njobs && run->plan->launch->run == run->number; j++)
+    if (job_over(run, j)) look_at_job(comm, run->plan, j);
+  pthread_mutex_unlock(&comm->gpu.lock);
+}
+
+bool rt_run_over(struct ncclComm *comm, struct rt_run *run) {
+  int njobs = run->plan->njobs, over = 0;
+  bool ops_over = true;
+  for (int j = 0; j < njobs; j++) over += job_over(run, j);
+  if (over > 0) look_at_jobs(comm, run);
+  for (int i = 0; i < run->nops; i++)
+    ops_over &= atomic_load_explicit(&run->ops[i].finished, memory_order_acquire);
+  return (over == njobs && (ops_over || rt_comm_failed(comm))) || comm->gpu.lost;
+}
+
+static bool gone(const struct rt_connector *c) { return c && c->end->peer_left && c->end->peer_left(c); }
+
+const struct rt_connector *rt_run_waits_for_nobody(const struct rt_run *run) {
+  for (int j = 0; j < run->plan->njobs; j++) {
+    const struct rt_job *job = &run->plan->jobs[j];
+    if (job_over(run, j)) continue;
+    /* A kernel that has not begun may still find all that it needs. */
+    if (gone(job->recv) && rt_observe(job->recv->conn.tail) < run->targets[j].recv) return job->recv;
+    if (gone(job->send) && rt_observe(job->send->conn.credit) < run->targets[j].send) return job->send;
+  }
+  return NULL;
+}
+
+void rt_run_free(struct ncclComm *comm, struct rt_run *run) {
+  if (run->owns_plan) rt_plan_free(comm, run->plan);
+  free(run);
+}
+
+/* Captured plans of graphs that are gone. */
+static void drop_graphs(struct ncclComm *comm) {
+  for (struct rt_plan **at = &comm->gpu.graphs; *at;) {
+    struct rt_plan *plan = *at;
+    if (rt_graph_gone(plan->hold) && atomic_load(&plan->runs) == 0) {
+      *at = plan->next;
+      rt_plan_free(comm, plan);
+    } else {
+      at = &plan->next;
+    }
+  }
+}
+
+bool rt_run_graphs_alive(struct ncclComm *comm) {
+  drop_graphs(comm);
+  return comm->gpu.graphs != NULL;
+}
+
+/* ---- launching ------------------------------------------------------------------------ */
+
+/* What is left to do for a plan once its streams are taken out of it: it may be over, and gone, before that. */
+struct launching {
+  struct ncclComm *comm;
+  struct rt_plan *plan;
+  void **streams;
+  int nstreams;
+  bool taken; /* the plan is a run's or the communicator's by now */
+};
+
+static rail_result_t launch_kernel(const struct launching *l) {
+  void *arguments[] = {&l->plan->launch};
+  return rt_cuda_check(rt_cuda()->launch_kernel(l->comm->gpu.kernel, (unsigned)l->plan->njobs, 1, 1, RT_DEVICE_THREADS,
+                                                1, 1, 0, l->streams[0], arguments, NULL),
+                       "cuLaunchKernel", DEVICE_ADVICE);
+}
+
+/* Not launched after all: for those who wait for it, it was aborted. */
+static void never_runs(struct rt_plan *plan) {
+  for (int j = 0; j < plan->njobs; j++) {
+    plan->launch->job[j].state = RT_DEVICE_ABORTED;
+    rt_publish(&plan->launch->job[j].ran, plan->launch->run);
+  }
+}
+
+/* `after` waits for what is on `before` now. */
+static rail_result_t join(struct ncclComm *comm, void *before, void *after) {
+  TRY_CUDA(event_record(comm->gpu.join, before), "cuEventRecord");
+  TRY_CUDA(stream_wait(after, comm->gpu.join, 0), "cuStreamWaitEvent");
+  return RAIL_OK;
+}
+
+static rail_result_t launch_now(struct launching *l) {
+  struct rt_gpu *gpu = &l->comm->gpu;
+  if (gpu->has_last) TRY_CUDA(stream_wait(l->streams[0], gpu->last, 0), "cuStreamWaitEvent");
+  if (!begin(l->plan)) return RAIL_SYSTEM_ERROR;
+  l->taken = true;
+  rail_result_t r = launch_kernel(l);
+  if (r != RAIL_OK) {
+    rt_comm_fail(l->comm, r, "a kernel could not be launched; an earlier line says why");
+    never_runs(l->plan);
+    return r;
+  }
+  TRY_CUDA(event_record(gpu->last, l->streams[0]), "cuEventRecord");
+  gpu->has_last = true;
+  return RAIL_OK;
+}
+
+/* The driver's thread comes back to the plan in every run of the graph. */
+static rail_result_t launch_in_graph(struct launching *l, uint64_t capture, void *graph) {
+  struct rt_gpu *gpu = &l->comm->gpu;
+  RAIL_TRY(rt_graph_hold(graph, &l->plan->hold));
+  l->taken = l->plan->captured = true;
+  l->plan->next = gpu->graphs;
+  gpu->graphs = l->plan;
+  if (gpu->capture == capture) TRY_CUDA(stream_wait(l->streams[0], gpu->captured, 0), "cuStreamWaitEvent");
+  TRY_CUDA(launch_host(l->streams[0], begin_in_graph, l->plan), "cuLaunchHostFunc");
+  l->plan->dead = true;
+  RAIL_TRY(launch_kernel(l));
+  l->plan->dead = false;
+  TRY_CUDA(event_record(gpu->captured, l->streams[0]), "cuEventRecord");
+  gpu->capture = capture;
+  return RAIL_OK;
+}
+
+static rail_result_t capture_is_void(const struct ncclComm *comm) {
+  RAIL_WARN("rank %d: the stream of a call captures, and the capture was invalidated by an earlier call of the program",
+            comm->rank);
+  return RAIL_BAD_USAGE;
+}
+
+static rail_result_t launch(struct launching *l) {
+  int status = RT_CU_CAPTURE_NONE;
+  uint64_t capture = 0;
+  void *graph = NULL;
+  for (int s = 1; s < l->nstreams; s++) RAIL_TRY(join(l->comm, l->streams[s], l->streams[0]));
+  TRY_CUDA(capture_info(l->streams[0], &status, &capture, &graph, NULL, NULL), "cuStreamGetCaptureInfo");
+  if (status == RT_CU_CAPTURE_NONE)
+    RAIL_TRY(launch_now(l));
+  else if (status == RT_CU_CAPTURE_ACTIVE)
+    RAIL_TRY(launch_in_graph(l, capture, graph));
+  else
+    RAIL_TRY(capture_is_void(l->comm));
+  for (int s = 1; s < l->nstreams; s++) RAIL_TRY(join(l->comm, l->streams[0], l->streams[s]));
+  return RAIL_OK;
+}
+
+rail_result_t rt_run_launch(struct ncclComm *comm, struct rt_plan *plan) {
+  struct launching l = {.comm = comm, .plan = plan, .streams = plan->streams, .nstreams = plan->nstreams};
+  struct rt_cuda_scope scope;
+  plan->streams = NULL;
+  drop_graphs(comm);
+  rt_stream_wait_host(&comm->stream);
+  rail_result_t r = rt_cuda_enter(&scope, comm->gpu.context);
+  if (r == RAIL_OK) r = launch(&l);
+  rt_cuda_leave(&scope);
+  if (r != RAIL_OK) {
+    rt_comm_fail(comm, r, "an operation could not be put on its CUDA stream; an earlier line says why");
+    r = (rail_result_t)atomic_load(&comm->failed);
+  }
+  if (!l.taken) rt_plan_free(comm, plan);
+  free(l.streams);
+  return r;
+}

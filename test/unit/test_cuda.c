@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The declarations that rt_cuda.h has of its own, against the toolkit's where there is one; and how the driver is
+ * found: when the program has loaded it, not before, and only if it has all calls.
+ */
+#include "core/rt_cuda.h"
+
+#include <dlfcn.h>
+
+#include "test/harness/ranks.h"
+#include "test/harness/program.h"
+
+#if __has_include("/usr/local/cuda/include/cuda.h")
+#define HAVE_CUDA_H
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wundef"
+#pragma GCC diagnostic ignored "-Wstrict-prototypes"
+#include "/usr/local/cuda/include/cuda.h"
+#pragma GCC diagnostic pop
+
+#define SAME(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), #ours)
+SAME(RT_CU_SUCCESS, CUDA_SUCCESS);
+SAME(RT_CU_NOT_INITIALIZED, CUDA_ERROR_NOT_INITIALIZED);
+SAME(RT_CU_DEINITIALIZED, CUDA_ERROR_DEINITIALIZED);
+SAME(RT_CU_NO_DEVICE, CUDA_ERROR_NO_DEVICE);
+SAME(RT_CU_INVALID_CONTEXT, CUDA_ERROR_INVALID_CONTEXT);
+SAME(RT_CU_NOT_READY, CUDA_ERROR_NOT_READY);
+SAME(RT_CU_POINTER_CONTEXT, CU_POINTER_ATTRIBUTE_CONTEXT);
+SAME(RT_CU_POINTER_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+SAME(RT_CU_POINTER_DEVICE_POINTER, CU_POINTER_ATTRIBUTE_DEVICE_POINTER);
+SAME(RT_CU_POINTER_IS_MANAGED, CU_POINTER_ATTRIBUTE_IS_MANAGED);
+SAME(RT_CU_POINTER_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+SAME(RT_CU_MEMORY_HOST, CU_MEMORYTYPE_HOST);
+SAME(RT_CU_DEVICE_MULTIPROCESSORS, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+SAME(RT_CU_DEVICE_REGISTERED_HOST_POINTER, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
+SAME(RT_CU_REGISTER_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE);
+SAME(RT_CU_REGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_DEVICEMAP);
+SAME(RT_CU_EVENT_DISABLE_TIMING, CU_EVENT_DISABLE_TIMING);
+SAME(RT_CU_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
+SAME(RT_CU_CAPTURE_NONE, CU_STREAM_CAPTURE_STATUS_NONE);
+SAME(RT_CU_CAPTURE_ACTIVE, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+SAME(RT_CU_OBJECT_NO_SYNC, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+SAME(RT_CU_OBJECT_MOVE, CU_GRAPH_USER_OBJECT_MOVE);
+
+/* What a name of cuda.h stands for, after its macros. */
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+#define SYMBOL_OF(field, symbol) [offsetof(struct rt_cuda, field) / sizeof(void (*)(void))] = TEXT(symbol)
+static const char *const meant[] = {
+    SYMBOL_OF(get_error_name, cuGetErrorName),
+    SYMBOL_OF(ctx_get_current, cuCtxGetCurrent),
+    SYMBOL_OF(ctx_push, cuCtxPushCurrent),
+    SYMBOL_OF(ctx_pop, cuCtxPopCurrent),
+    SYMBOL_OF(ctx_get_device, cuCtxGetDevice),
+    SYMBOL_OF(device_attribute, cuDeviceGetAttribute),
+    SYMBOL_OF(pointer_attributes, cuPointerGetAttributes),
+    SYMBOL_OF(host_register, cuMemHostRegister),
+    SYMBOL_OF(host_unregister, cuMemHostUnregister),
+    SYMBOL_OF(stream_wait, cuStreamWaitEvent),
+    SYMBOL_OF(stream_get_context, cuStreamGetCtx),
+    SYMBOL_OF(capture_mode, cuThreadExchangeStreamCaptureMode),
+    SYMBOL_OF(user_object_create, cuUserObjectCreate),
+    SYMBOL_OF(user_object_release, cuUserObjectRelease),
+    SYMBOL_OF(graph_retain_object, cuGraphRetainUserObject),
+    SYMBOL_OF(event_create, cuEventCreate),
+    SYMBOL_OF(event_record, cuEventRecord),
+    SYMBOL_OF(event_query, cuEventQuery),
+    SYMBOL_OF(event_destroy, cuEventDestroy),
+    SYMBOL_OF(module_load, cuModuleLoad),
+    SYMBOL_OF(module_load_data, cuModuleLoadData),
+    SYMBOL_OF(module_unload, cuModuleUnload),
+    SYMBOL_OF(module_function, cuModuleGetFunction),
+    SYMBOL_OF(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor),
+    SYMBOL_OF(launch_kernel, cuLaunchKernel),
+    SYMBOL_OF(launch_host, cuLaunchHostFunc),
+};
+#endif
+
+TEST(numbers_and_symbols_are_the_toolkits) {
+#ifdef HAVE_CUDA_H
+  static const char *const ours[] = {
+#define NAME_(field, symbol, arguments) #symbol,
+      /* The names as they are, not what cuda.h makes of them: # keeps an argument from being expanded. */
+      RT_CUDA_CALLS(NAME_)
+#undef NAME_
+  };
+  CHECK(sizeof meant <= sizeof ours);
+  for (size_t i = 0; i < sizeof meant / sizeof *meant; i++)
+    if (meant[i]) CHECK_STR(ours[i], meant[i]);
+#else
+  tap_skip_case("no cuda.h in /usr/local/cuda/include");
+#endif
+}
+
+/* In a process of its own each: a driver that was found stays. */
+static void not_loaded(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  ENSURE(rt_cuda() == NULL && rt_cuda() == NULL, "there is a driver");
+}
+TEST(a_driver_that_is_not_loaded_is_not_there) { job_run("", 1, 10000, not_loaded, NULL); }
+
+static void loaded(const struct rank *rank, void *arg) {
+  (void)rank;
+  char path[RANKS_PATH];
+  ENSURE(ranks_built(arg, path), "no %s", (char *)arg);
+  setenv("RAIL_CUDA_LIB", path, 1);
+  ENSURE(rt_cuda() == NULL, "a driver was loaded for its own sake");
+  void *library = dlopen(path, RTLD_NOW);
+  ENSURE(library, "%s", dlerror());
+  bool whole = dlsym(library, "cuLaunchKernel") != NULL;
+  ENSURE((rt_cuda() != NULL) == whole, "a driver that %s", whole ? "is whole was not found" : "lacks calls was taken");
+  dlclose(library);
+  const char *text = NULL;
+  if (whole) ENSURE(rt_cuda()->get_error_name(0, &text) == 0 && text, "it went with the handle of the program");
+}
+TEST(a_driver_that_was_loaded_is_found) {
+  static char name[] = "test/libfakegpu.so";
+  char path[RANKS_PATH];
+  if (!ranks_built(name, path)) tap_skip_case("the build has no C++ compiler for the fake driver");
+  job_run("", 1, 10000, loaded, name);
+}
+TEST(a_driver_without_a_call_is_not_used) {
+  static char name[] = "test/liboldcuda.so";
+  job_run("NCCL_DEBUG=NONE", 1, 10000, loaded, name);
+}
+
+static void failing(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  ENSURE(rt_cuda_check(0, "cuThis", "do that") == RAIL_OK, "success is none");
+  ENSURE(rt_cuda_check(700, "cuThis", "do that") == RAIL_CUDA_ERROR, "a failure is none");
+}
+TEST(a_result_becomes_ours) { job_run("NCCL_DEBUG=NONE", 1, 10000, failing, NULL); }
+
+TEST_MAIN(TEST_CASE(numbers_and_symbols_are_the_toolkits), TEST_CASE(a_driver_that_is_not_loaded_is_not_there),
+          TEST_CASE(a_driver_that_was_loaded_is_found), TEST_CASE(a_driver_without_a_call_is_not_used),
+          TEST_CASE(a_result_becomes_ours))

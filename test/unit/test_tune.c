@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Proves: NCCL_ALGO's and NCCL_PROTO's words, what is chosen by them and by size, and that chunks fit their slots. */
+#include "core/rt_tune.h"
+
+#include "common/log.h"
+#include "core/kernel/rt_kernel.h"
+#include "test/harness/log_lines.h"
+#include "test/harness/tap.h"
+
+#define SIMPLE (1u << RT_SIMPLE)
+#define LL (1u << RT_LL)
+#define RING (1u << RT_ALGO_RING)
+#define EXCHANGE (1u << RT_ALGO_EXCHANGE)
+
+/* The same for all functions? Then what. */
+static int each(uint32_t wishes, int nfuncs) {
+  int first = (int)rt_wish(wishes, (enum rt_func)0);
+  for (int f = 1; f < nfuncs; f++)
+    CHECK_MSG((int)rt_wish(wishes, (enum rt_func)f) == first, "%x is not the same for all", wishes);
+  return first;
+}
+#define PROTOS(text) each(rt_wish_protos(text), RT_NFUNC)
+
+static void quiet(void) {
+  rail_log_set_sink(log_capture);
+  log_forget();
+}
+
+/* So many lines, the last of which holds the words. */
+#define SAID(n, ...)                                                                           \
+  do {                                                                                         \
+    const char *const words_[] = {__VA_ARGS__};                                                \
+    rail_log_set_sink(NULL);                                                                   \
+    CHECK_INT(log_warnings(), n);                                                                    \
+    for (size_t i_ = 0; i_ < sizeof words_ / sizeof *words_; i_++)                             \
+      CHECK_MSG(strstr(log_warning, words_[i_]), "\"%s\" does not say \"%s\"", log_warning, words_[i_]); \
+  } while (0)
+
+TEST(words) {
+  quiet();
+  CHECK_INT(PROTOS(NULL), SIMPLE | LL);
+  CHECK_INT(PROTOS(""), SIMPLE | LL);
+  CHECK_INT(PROTOS("Simple"), SIMPLE);
+  CHECK_INT(PROTOS("simple"), SIMPLE);
+  CHECK_INT(PROTOS("LL"), LL);
+  CHECK_INT(PROTOS("ll"), LL);
+  CHECK_INT(PROTOS("LL,Simple"), SIMPLE | LL);
+  CHECK_INT(PROTOS("LL128"), SIMPLE);
+  CHECK_INT(PROTOS("^LL"), SIMPLE);
+  CHECK_INT(PROTOS("^Simple"), LL);
+  /* LL128 is accepted as a word, but excluding it must not exclude Simple, which stands in for it. */
+  CHECK_INT(PROTOS("^LL128"), SIMPLE | LL);
+  CHECK_INT(PROTOS("^LL,LL128"), SIMPLE);
+  SAID(0, "");
+}
+
+static unsigned algo(const char *text, enum rt_func f) { return rt_wish(rt_wish_algos(text), f); }
+
+TEST(algorithms) {
+  quiet();
+  CHECK_INT(algo(NULL, RT_F_ALLREDUCE), RING | EXCHANGE);
+  CHECK_INT(algo(NULL, RT_F_REDUCE), RING); /* only an all-reduce has the exchange */
+  CHECK_INT(algo("ring", RT_F_ALLREDUCE), RING);
+  CHECK_INT(algo("^EXCHANGE", RT_F_ALLREDUCE), RING);
+  CHECK_INT(algo("Tree,Ring", RT_F_ALLREDUCE), RING); /* NCCL's words that stand for nothing */
+  CHECK_INT(algo("^tree,collnet,CollnetDirect,CollnetChain,NVLS,NVLSTree,PAT", RT_F_ALLREDUCE), RING | EXCHANGE);
+  SAID(0, "");
+}
+
+TEST(each_function_its_list) {
+  quiet();
+  uint32_t w = rt_wish_algos("ring,collnetdirect;allreduce:exchange,tree;Broadcast:ring");
+  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), EXCHANGE);
+  CHECK_INT(rt_wish(w, RT_F_BROADCAST), RING);
+  CHECK_INT(rt_wish(w, RT_F_ALLGATHER), RING);
+  w = rt_wish_algos("allreduce:^ring");
+  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), EXCHANGE);
+  CHECK_INT(rt_wish(w, RT_F_REDUCESCATTER), RING);
+  w = rt_wish_protos("^ll;reducescatter:ll;sendrecv:^simple;REDUCE:simple,ll");
+  CHECK_INT(rt_wish(w, RT_F_BROADCAST), SIMPLE);
+  CHECK_INT(rt_wish(w, RT_F_ALLGATHER), SIMPLE);
+  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), SIMPLE);
+  CHECK_INT(rt_wish(w, RT_F_REDUCESCATTER), LL);
+  CHECK_INT(rt_wish(w, RT_F_SENDRECV), LL);
+  CHECK_INT(rt_wish(w, RT_F_REDUCE), SIMPLE | LL);
+  SAID(0, "");
+}
+
+TEST(wrong_words_are_named) {
+  quiet();
+  CHECK_INT(PROTOS("LL,Fast"), LL);
+  SAID(1, "NCCL_PROTO", "'Fast'", "Simple, LL, LL128");
+  quiet();
+  CHECK_INT(algo("ring,shrub", RT_F_ALLREDUCE), RING);
+  SAID(1, "NCCL_ALGO", "'shrub'", "Ring, Exchange, Tree", "PAT");
+  quiet();
+  CHECK_INT(PROTOS("alltoall:LL"), SIMPLE | LL);
+  SAID(1, "NCCL_PROTO", "'alltoall'", "Broadcast, Reduce, AllGather, ReduceScatter, AllReduce, SendRecv");
+  quiet();
+  CHECK_INT(algo("sendrecv:ring", RT_F_ALLREDUCE), RING | EXCHANGE); /* those have no algorithm */
+  SAID(1, "NCCL_ALGO", "'sendrecv'");
+  quiet();
+  CHECK_INT(PROTOS("LL;Simple"), LL);
+  SAID(1, "'Simple'", "function", "first");
+}
+
+/* One line, however many functions it is about; they have what they had without the parameter. */
+TEST(nothing_left_is_said_once) {
+  quiet();
+  uint32_t w = rt_wish_algos("Tree");
+  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), RING | EXCHANGE);
+  CHECK_INT(rt_wish(w, RT_F_BROADCAST), RING);
+  SAID(1, "NCCL_ALGO='Tree'", "Broadcast, Reduce, AllGather, ReduceScatter, AllReduce;", "Railyard has Ring");
+  quiet();
+  w = rt_wish_algos("ring;allreduce:nvls,nvlstree");
+  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), RING | EXCHANGE);
+  CHECK_INT(rt_wish(w, RT_F_ALLGATHER), RING);
+  SAID(1, "nothing for AllReduce;");
+  quiet();
+  w = rt_wish_algos("exchange");
+  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), EXCHANGE);
+  CHECK_INT(rt_wish(w, RT_F_REDUCE), RING);
+  SAID(1, "Broadcast, Reduce, AllGather, ReduceScatter;");
+  quiet();
+  CHECK_INT(PROTOS("^LL,Simple"), SIMPLE | LL);
+  SAID(1, "NCCL_PROTO='^LL,Simple'", "SendRecv", "Simple and LL");
+}
+
+static struct rt_tuning tuning(void) {
+  return (struct rt_tuning){.algos = rt_wish_algos(NULL),
+                            .protos = rt_wish_protos(NULL),
+                            .all_shm = true,
+                            .nchannels = 3,
+                            .slot_size = {512 << 10, 64 << 10},
+                            .ll_max = 8192,
+                            .exchange_max = 32768};
+}
+
+static enum rt_proto proto(const struct rt_tuning *t, uint64_t bytes) {
+  return rt_tune(t, RT_ALLGATHER, bytes, 4).proto;
+}
+
+TEST(choice_of_protocol) {
+  struct rt_tuning t = tuning();
+  CHECK_INT(proto(&t, 0), RT_LL);
+  CHECK_INT(proto(&t, 8192), RT_LL);
+  CHECK_INT(proto(&t, 8193), RT_SIMPLE);
+  CHECK_INT(proto(&t, 1ull << 40), RT_SIMPLE);
+  CHECK_INT(rt_tune(&t, RT_SEND, 8, 4).proto, RT_LL);
+  CHECK_INT(rt_tune(&t, RT_COPY, 8, 4).proto, RT_SIMPLE); /* no connection */
+  t.all_shm = false;
+  CHECK_INT(proto(&t, 8), RT_SIMPLE);
+  t.protos = rt_wish_protos("LL");
+  CHECK_INT(proto(&t, 1ull << 40), RT_LL);
+  CHECK_INT(rt_tune(&t, RT_COPY, 8, 4).proto, RT_SIMPLE);
+  t.protos = rt_wish_protos("Simple");
+  t.all_shm = true;
+  CHECK_INT(proto(&t, 8), RT_SIMPLE);
+  t.protos = rt_wish_protos("allgather:ll;allreduce:simple");
+  CHECK_INT(proto(&t, 1 << 20), RT_LL);
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 8, 4).proto, RT_SIMPLE);
+  CHECK_INT(rt_tune(&t, RT_EXCHANGE, 8, 2).proto, RT_SIMPLE); /* an all-reduce as well */
+  CHECK_INT(rt_tune(&t, RT_RECV, 8192, 4).proto, RT_LL);
+  CHECK_INT(rt_tune(&t, RT_RECV, 8193, 4).proto, RT_SIMPLE);
+}
+
+TEST(each_call_goes_by_its_function) {
+  static const struct {
+    enum rt_coll coll;
+    const char *wish;
+  } calls[] = {{RT_BROADCAST, "simple;broadcast:ll"}, {RT_REDUCE, "simple;reduce:ll"},
+               {RT_ALLGATHER, "simple;allgather:ll"}, {RT_REDUCE_SCATTER, "simple;reducescatter:ll"},
+               {RT_ALLREDUCE, "simple;allreduce:ll"}, {RT_SEND, "simple;sendrecv:ll"},
+               {RT_RECV, "simple;sendrecv:ll"}};
+  struct rt_tuning t = tuning();
+  for (size_t wished = 0; wished < sizeof calls / sizeof *calls; wished++) {
+    t.protos = rt_wish_protos(calls[wished].wish);
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+      CHECK_MSG((rt_tune(&t, calls[i].coll, 8, 4).proto == RT_LL) == (strcmp(calls[i].wish, calls[wished].wish) == 0),
+                "call %d with %s", (int)calls[i].coll, calls[wished].wish);
+  }
+}
+
+TEST(choice_of_algorithm) {
+  static const struct {
+    const char *wish;
+    int nranks;
+    uint64_t bytes;
+    enum rt_coll is;
+  } cases[] = {{NULL, 2, 32768, RT_EXCHANGE},   {NULL, 2, 32769, RT_ALLREDUCE},   {NULL, 3, 8, RT_ALLREDUCE},
+               {NULL, 1, 8, RT_ALLREDUCE},      {"ring", 2, 8, RT_ALLREDUCE},     {"^ring", 2, 1 << 30, RT_EXCHANGE},
+               {"^ring", 3, 8, RT_ALLREDUCE},   {"tree", 2, 8, RT_EXCHANGE},      {"tree", 2, 32769, RT_ALLREDUCE},
+               {"exchange", 2, 1, RT_EXCHANGE}, {"^exchange", 2, 1, RT_ALLREDUCE}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (int shm = 0; shm < 2; shm++) {
+      struct rt_tuning t = tuning();
+      rail_log_set_sink(log_capture);
+      t.algos = rt_wish_algos(cases[i].wish);
+      rail_log_set_sink(NULL);
+      t.all_shm = shm;
+      struct rt_choice c = rt_tune(&t, RT_ALLREDUCE, cases[i].bytes, cases[i].nranks);
+      CHECK_MSG(c.schedule == cases[i].is, "case %zu: schedule %d", i, c.schedule);
+      CHECK_INT(c.algo, cases[i].is == RT_EXCHANGE ? RT_ALGO_EXCHANGE : RT_ALGO_RING);
+      CHECK_INT(c.nchannels, 3);
+    }
+  struct rt_tuning t = tuning();
+  for (int coll = 0; coll < RT_COLL_COUNT; coll++) { /* nothing else is changed into anything */
+    if (coll == RT_ALLREDUCE || coll == RT_EXCHANGE) continue;
+    CHECK_INT(rt_tune(&t, (enum rt_coll)coll, 8, 2).schedule, coll);
+    CHECK_INT(rt_tune(&t, (enum rt_coll)coll, 8, 2).algo, RT_ALGO_RING);
+  }
+}
+
+/* A file is named where there was a choice. */
+TEST(where_it_was_measured) {
+  struct rt_tuning t = tuning();
+  struct rt_choice c = rt_tune(&t, RT_ALLREDUCE, 8, 2);
+  CHECK(c.algo_measured && c.proto_measured);
+  CHECK(!rt_tune(&t, RT_ALLREDUCE, 8, 3).algo_measured);
+  CHECK(!rt_tune(&t, RT_REDUCE, 8, 2).algo_measured);
+  t.all_shm = false;
+  CHECK(!rt_tune(&t, RT_ALLREDUCE, 8, 2).proto_measured);
+  t.algos = rt_wish_algos("ring");
+  CHECK(!rt_tune(&t, RT_ALLREDUCE, 8, 2).algo_measured);
+}
+
+TEST(chunks_fit_their_slots) {
+  const uint64_t slots[] = {64, 2048, 65536, 512 << 10, 128 << 20};
+  const size_t esizes[] = {1, 2, 4, 8};
+  for (int p = 0; p < RT_NPROTO; p++)
+    for (size_t s = 0; s < 5; s++)
+      for (size_t e = 0; e < 4; e++)
+        for (int coll = 0; coll < RT_COLL_COUNT; coll++)
+          for (uint64_t fixed = 0; fixed <= 1 << 20; fixed = fixed ? fixed * 1024 : 1)
+            for (uint64_t bytes = 0; bytes < 1ull << 40; bytes = bytes * 3 + 8) {
+              struct rt_tuning t = tuning();
+              t.slot_size[p] = slots[s];
+              t.chunk = fixed;
+              uint64_t n = rt_tune_chunk(&t, (enum rt_proto)p, (enum rt_coll)coll, bytes, 4, esizes[e]);
+              CHECK(n >= 1);
+              CHECK_MSG(rt_proto_bytes((enum rt_proto)p, n * esizes[e]) <= slots[s],
+                        "proto %d: %llu elements of %zu bytes in a slot of %llu", p, (unsigned long long)n, esizes[e],
+                        (unsigned long long)slots[s]);
+            }
+}
+
+TEST(payload_and_bytes_agree) {
+  CHECK_INT(rt_proto_bytes(RT_SIMPLE, 1000), 1000);
+  CHECK_INT(rt_proto_bytes(RT_LL, 0), 16); /* an empty message is a line all the same */
+  CHECK_INT(rt_proto_bytes(RT_LL, 1), 16);
+  CHECK_INT(rt_proto_bytes(RT_LL, 8), 16);
+  CHECK_INT(rt_proto_bytes(RT_LL, 9), 32);
+  for (uint64_t slot = 64; slot < 1 << 20; slot *= 2)
+    CHECK(rt_proto_bytes(RT_LL, rt_proto_payload(RT_LL, slot)) <= slot);
+}
+
+TEST_MAIN(TEST_CASE(words), TEST_CASE(algorithms), TEST_CASE(each_function_its_list), TEST_CASE(wrong_words_are_named),
+          TEST_CASE(nothing_left_is_said_once), TEST_CASE(choice_of_protocol),
+          TEST_CASE(each_call_goes_by_its_function), TEST_CASE(choice_of_algorithm), TEST_CASE(where_it_was_measured),
+          TEST_CASE(chunks_fit_their_slots), TEST_CASE(payload_and_bytes_agree))
