@@ -24,6 +24,9 @@ class Column:
         return self.env
 
 
+SPIN = "spin"  # what a caller does when nothing moved: looks again; else us of sleep, 0: sched_yield
+
+
 class KitBench(Column):
     """One cell of `rail-kit bench`: a plugin's vtable, or plain TCP streams."""
 
@@ -32,8 +35,8 @@ class KitBench(Column):
         self.base = [str(program), "bench"] + how
 
     def command(self, cell, warmup, seconds):
-        how = ["--size", cell.size, "--comms", cell.comms, "--window", cell.window, "--sleep", cell.idle,
-               "--kind", cell.kind, "--rounds", 1, "--warmup", warmup, "--seconds", seconds, "--check", 0]
+        idle = ["--spin"] if cell.idle == SPIN else ["--sleep", cell.idle]
+        how = ["--size", cell.size, "--comms", cell.comms, "--window", cell.window, *idle, "--kind", cell.kind, "--rounds", 1, "--warmup", warmup, "--seconds", seconds, "--check", 0]
         return self.base + [str(x) for x in how]
 
     def run(self, cell, env, warmup, seconds):

@@ -45,7 +45,8 @@ def arguments():
                    help="an environment variable for one plugin's column; may be repeated")
     p.add_argument("--ours", metavar="PATH", help="our plugin, when it is not BUILD/lib/libnccl-net-ib.so")
     p.add_argument("--only", metavar="COLUMNS",
-                   help=f"columns, with commas ({OURS}, write_bw, send_bw, write_lat, and each plugin's name)")
+                   help=f"columns, with commas ({OURS}, write_bw, write_bw_polled, send_bw, write_lat, and each "
+                        "plugin's name)")
     p.add_argument("--sizes", help=f"message sizes, with commas ({SIZES})")
     p.add_argument("--qps", default="1,4", help="queue pairs of the connection, with commas (1,4)")
     p.add_argument("--mtu", default="4096", help="of RDMA, in the lab, with commas: 1024, 2048, 4096 (4096)")

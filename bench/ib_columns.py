@@ -3,11 +3,14 @@
 import collections
 import shlex
 
-from columns import Counted, KitBench, free_port
+from columns import SPIN, Counted, KitBench, free_port
 from program import Failed
 
 WINDOW = 8           # messages outstanding on each queue pair
 MOST_IN_WINDOW = 32  # receives that a plugin has to take (NCCL_NET_MAX_REQUESTS)
+# A process that does what a receiver does that looks for completions: it takes a processor, and yields
+POLLER = ["bash", "-c", "python3 -c 'import os\nwhile os.getppid() > 1: os.sched_yield()' & \"$@\"; status=$?; "
+          "kill $!; exit $status", "-"]
 # Fields as of bench-socket's cells, which rail-kit bench takes alike, and the number of queue pairs
 Cell = collections.namedtuple("Cell", "kind size comms window idle qps")
 # Two RDMA ports that stand for two hosts. netns, socket: None on a machine's own devices
@@ -27,7 +30,7 @@ def make_cells(sizes, qps, metrics, idle, window=WINDOW):
     for size in sizes:
         for n in qps:
             if "lat" in metrics:
-                cells.append(Cell("lat", size, 1, 2, 0, n))
+                cells.append(Cell("lat", size, 1, 2, SPIN, n))  # as ib_write_lat does
             if "bw" in metrics:
                 cells.append(Cell("bw", size, 1, min(window * n, MOST_IN_WINDOW), idle, n))
     return cells
@@ -54,14 +57,16 @@ class Plugin(KitBench):
 
 class Perftest(Counted):
     """ib_write_bw and ib_send_bw: as many messages outstanding on all queue pairs as a plugin has in its window, a
-    completion for each, polled without a pause. ib_write_lat: the peer's memory is looked at without a pause."""
+    completion for each, polled without a pause. ib_write_lat: the peer's memory is looked at without a pause.
+
+    beside: what runs beside the receiving side, which in ib_write_bw sleeps."""
 
     FIRST = (400, 4 << 20)
     LEAST = 5
 
-    def __init__(self, program, ports, env=None):
-        super().__init__(program.removeprefix("ib_"), program, env)
-        self.program, self.ports, self.wire = program, ports, program
+    def __init__(self, program, ports, env=None, key=None, title=None, beside=()):
+        super().__init__(key or program.removeprefix("ib_"), title or program, env)
+        self.program, self.ports, self.wire, self.beside = program, ports, program, list(beside)
 
     def has(self, cell):
         if self.program.endswith("_lat"):
@@ -70,6 +75,7 @@ class Perftest(Counted):
 
     def command(self, cell, side, iterations, port):
         argv = ["ip", "netns", "exec", self.ports.netns[side]] if self.ports.netns else []
+        argv += self.beside if side == 1 else []
         argv += [self.program, "-d", self.ports.devices[side], "-p", str(port), "-s", str(cell.size), "-F"]
         argv += ["-x", str(self.ports.gid_index)] if self.ports.gid_index is not None else []
         if cell.kind == "bw":
@@ -112,4 +118,5 @@ class Perftest(Counted):
 def make_columns(ports, program, plugins, env):
     """plugins: [(key, title, path)]"""
     columns = [Plugin(key, title, program, path, ports, env.get(key)) for key, title, path in plugins]
-    return columns + [Perftest(name, ports) for name in ("ib_write_bw", "ib_send_bw", "ib_write_lat")]
+    columns += [Perftest(name, ports) for name in ("ib_write_bw", "ib_send_bw", "ib_write_lat")]
+    return columns + [Perftest("ib_write_bw", ports, key="write_bw_polled", title="ib_write_bw + poll", beside=POLLER)]

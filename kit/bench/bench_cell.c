@@ -60,6 +60,7 @@ const char *kit_bench_cell_text(const struct kit_bench_cell *c, char *text, size
   if (c->kind != KIT_BENCH_CONNECT) n += snprintf(text + n, size - (size_t)n, ", window %u", c->window);
   if (c->group > 1) n += snprintf(text + n, size - (size_t)n, ", group %u", c->group);
   if (c->sleep_us) n += snprintf(text + n, size - (size_t)n, ", sleep %u", c->sleep_us);
+  if (c->spin) n += snprintf(text + n, size - (size_t)n, ", spin");
   if (c->memory == KIT_BENCH_CUDA) snprintf(text + n, size - (size_t)n, ", memory cuda");
   return text;
 }
@@ -81,5 +82,5 @@ bool kit_bench_edge(const struct kit_bench_cell *c, int from, int to) {
 bool kit_bench_same_cell(const struct kit_bench_cell *a, const struct kit_bench_cell *b) {
   return a->kind == b->kind && a->pattern == b->pattern && a->memory == b->memory && a->sides == b->sides &&
          a->size == b->size && a->comms == b->comms && a->window == b->window && a->group == b->group &&
-         a->sleep_us == b->sleep_us;
+         a->sleep_us == b->sleep_us && a->spin == b->spin;
 }

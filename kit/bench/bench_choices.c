@@ -88,6 +88,7 @@ static struct kit_bench_cell in_its_kind(const struct kit_bench_cell *cell) {
     c.window = 2;
   } else if (c.kind == KIT_BENCH_CONNECT) {
     c.size = c.sleep_us = 0;
+    c.spin = false;
     c.window = c.group = 1;
   }
   return c;
@@ -123,7 +124,8 @@ static void add_kind(struct list *list, const struct kit_bench_choices *ch, stru
     cell.comms = (uint32_t)ch->comms.at[c];
     cell.group = (uint32_t)ch->groups.at[g];
     cell.window = (uint32_t)ch->windows.at[w];
-    cell.sleep_us = (uint32_t)ch->sleeps.at[i];
+    cell.sleep_us = ch->spin ? 0 : (uint32_t)ch->sleeps.at[i];
+    cell.spin = ch->spin;
     add(list, ch, &cell);
   }
 }

@@ -38,6 +38,7 @@ void kit_bench_patient(struct kit_bench_side *s, uint64_t now, uint64_t moved) {
 
 void kit_bench_idle(const struct kit_bench_side *s) {
   struct timespec t = {.tv_sec = s->cell.sleep_us / 1000000, .tv_nsec = s->cell.sleep_us % 1000000 * 1000};
-  if (s->cell.sleep_us > 0) nanosleep(&t, NULL);
+  if (s->cell.spin) rail_cpu_relax();
+  else if (s->cell.sleep_us > 0) nanosleep(&t, NULL);
   else sched_yield();
 }

@@ -20,6 +20,7 @@ void kit_bench_job_write(struct kit_job *job, const struct kit_bench_plan *plan,
   kit_job_add(job, "window", "%u", cell->window);
   kit_job_add(job, "group", "%u", cell->group);
   kit_job_add(job, "sleep_us", "%u", cell->sleep_us);
+  kit_job_add(job, "spin", "%d", cell->spin);
   kit_job_add(job, "check", "%d", plan->check);
   kit_job_add(job, "connects", "%llu", (unsigned long long)plan->connects);
   kit_job_add(job, "warmup_us", "%.0f", plan->warmup_s * 1e6);
@@ -49,6 +50,7 @@ void kit_bench_job_read(struct kit_bench_side *s) {
   c->window = number(job, "window", 1, KIT_BENCH_WINDOW);
   c->group = number(job, "group", 1, KIT_BENCH_GROUP);
   c->sleep_us = number(job, "sleep_us", 0, 100000);
+  c->spin = number(job, "spin", 0, 1);
   s->window = RAIL_ROUND_UP(c->window, c->group);
   s->check = number(job, "check", 0, 1) && c->kind != KIT_BENCH_CONNECT;
   s->connects = number(job, "connects", 0, UINT32_MAX);

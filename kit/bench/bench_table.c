@@ -61,10 +61,12 @@ static void print_figures(const struct kit_bench_results *r, size_t cell, unsign
 static void print_row(const struct kit_bench_results *r, size_t cell, unsigned int column, FILE *f) {
   const struct kit_bench_cell *c = &r->plan->cells[cell];
   unsigned int bad;
-  char size[32];
+  char size[32], sleep[16];
   enum kit_bench_verdict worst = kit_bench_worst(r, cell, column, &bad);
-  fprintf(f, "  %-7s %5u %6s %5u %6u %5u %5u  %-14s", kit_bench_pattern_words[c->pattern], c->sides,
-          kit_bench_size_text(c->size, size, sizeof size), c->comms, c->window, c->group, c->sleep_us,
+  if (c->spin) snprintf(sleep, sizeof sleep, "spin");
+  else snprintf(sleep, sizeof sleep, "%u", c->sleep_us);
+  fprintf(f, "  %-7s %5u %6s %5u %6u %5u %5s  %-14s", kit_bench_pattern_words[c->pattern], c->sides,
+          kit_bench_size_text(c->size, size, sizeof size), c->comms, c->window, c->group, sleep,
           r->plan->columns[column].name);
   if (bad < r->plan->rounds) print_figures(r, cell, column, f);
   if (bad > 0) fprintf(f, "  %s in %u of %u", kit_bench_verdict_words[worst], bad, r->plan->rounds);

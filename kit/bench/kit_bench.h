@@ -53,6 +53,7 @@ struct kit_bench_cell {
   uint32_t window;   /* messages outstanding on each */
   uint32_t group;    /* buffers of a receive */
   uint32_t sleep_us; /* what a pass without progress does: 0 sched_yield, else sleeps so long */
+  bool spin;         /* or neither: looks again at once */
 };
 
 /* "bw pair of 2, size 4K, comms 4, window 8"; 128 bytes are enough */
@@ -184,6 +185,7 @@ struct kit_bench_numbers {
 struct kit_bench_choices {
   bool kinds[KIT_BENCH_KINDS], patterns[KIT_BENCH_ALL + 1];
   struct kit_bench_numbers sizes, comms, windows, groups, sides, sleeps;
+  bool spin; /* instead of sleeps */
   enum kit_bench_where memory;
   uint64_t buffers; /* bytes that a side should have at most: the largest cells get a smaller window */
 };

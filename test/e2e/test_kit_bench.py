@@ -83,6 +83,15 @@ def half_round_trips():
     assert abs(f["jitter_us"] - (f["half_p99_us"] - f["half_p50_us"])) < 1e-6, f
 
 
+def callers_that_spin():
+    """They ask again at once; who yields is off the processor some of the time. A connection is made as ever."""
+    found = measure(SOCKET, "--kind", "bw,lat,connect", "--size", 8, "--comms", 1, "--spin", "--sleep", "50,100")
+    cells = {c["kind"]: c for c, _, _ in figures(found)}
+    assert len(cells) == len(found["cells"]) == 3, found["cells"]
+    assert {k: (c["spin"], c["sleep_us"]) for k, c in cells.items()} == {
+        "bw": (True, 0), "lat": (True, 0), "connect": (False, 0)}, cells
+
+
 def odd_sizes():
     found = measure(SOCKET, "--kind", "bw,lat", "--size", "0,1,7,9,4097", "--comms", 1, "--window", 3)
     seen = {(c["kind"], c["size"]) for c, _, _ in figures(found)}
@@ -354,7 +363,8 @@ def bad_options():
 
 
 main([("patterns and kinds", patterns_and_kinds), ("sixteen sides", sixteen_sides),
-      ("half round trips", half_round_trips), ("odd sizes", odd_sizes), ("a gigabyte", a_gigabyte),
+      ("half round trips", half_round_trips), ("callers that spin", callers_that_spin),
+      ("odd sizes", odd_sizes), ("a gigabyte", a_gigabyte),
       ("what does not fit", what_does_not_fit), ("grouped receives", grouped_receives),
       ("plugins alternate", plugins_alternate),
       ("what the JSON holds", what_the_json_holds), ("every vtable version", every_vtable_version),
