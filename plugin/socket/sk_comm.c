@@ -27,6 +27,7 @@ rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args
   comm->nstreams = args->nstreams;
   comm->hold = args->hold;
   comm->unanswered = args->side == SK_SENDER ? args->nstreams : 0;
+  pthread_mutex_init(&comm->mrs_lock, NULL);
   comm->streams = calloc(args->nstreams, sizeof *comm->streams);
   if (!comm->streams) {
     for (uint32_t i = 0; i < args->nstreams; i++) rail_sock_close(&(int){args->fds[i]});
@@ -56,6 +57,7 @@ void sk_comm_destroy(struct sk_comm *comm) {
     free(mr);
   }
   comm->mrs = NULL;
+  pthread_mutex_destroy(&comm->mrs_lock);
   sk_rejoin_free(comm->rejoin);
   comm->rejoin = NULL;
   sk_rails_release(comm);

@@ -17,6 +17,7 @@
 #ifndef SK_COMM_H
 #define SK_COMM_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "common/compiler.h"
@@ -47,7 +48,7 @@ struct sk_mr {
   /* Requests that use it. Written by the caller's progress thread alone, so
    * no read-modify-write is needed; read by the service thread. */
   _Atomic uint32_t outstanding;
-  struct sk_mr *next, *prev; /* in sk_comm.mrs; the service thread's */
+  struct sk_mr *next, *prev; /* in sk_comm.mrs */
 };
 
 /* Requests that found the comm owned; one producer, the caller's progress thread. Never full: the pools are smaller. */
@@ -69,7 +70,8 @@ struct sk_comm {
   struct sk_moved moved;
   struct sk_counts counts;
   _Atomic uint32_t in_use; /* requests that the caller has; written by him alone */
-  struct sk_mr *mrs;
+  pthread_mutex_t mrs_lock; /* NCCL registers from one thread; callers with two are not worth a crash */
+  struct sk_mr *mrs;        /* under it */
   struct sk_profile *profile; /* the caller's progress thread's; NULL: nobody wants events */
   bool gutted; /* finalize took its streams away; only the close call is left */
 

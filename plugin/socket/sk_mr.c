@@ -30,9 +30,11 @@ rail_result_t sk_reg_mr(void *comm_arg, void *data, size_t size, int type, void 
   mr->comm = comm;
   mr->data = data;
   mr->size = size;
+  pthread_mutex_lock(&comm->mrs_lock);
   mr->next = comm->mrs;
   if (comm->mrs) comm->mrs->prev = mr;
   comm->mrs = mr;
+  pthread_mutex_unlock(&comm->mrs_lock);
   *mhandle = mr;
   return RAIL_OK;
 }
@@ -60,10 +62,12 @@ rail_result_t sk_dereg_mr(void *comm_arg, void *mhandle) {
     mr->magic = 0;
     return RAIL_OK;
   }
+  mr->magic = 0;
+  pthread_mutex_lock(&comm->mrs_lock);
   if (mr->prev) mr->prev->next = mr->next;
   else comm->mrs = mr->next;
   if (mr->next) mr->next->prev = mr->prev;
-  mr->magic = 0;
+  pthread_mutex_unlock(&comm->mrs_lock);
   free(mr);
   return RAIL_OK;
 }

@@ -3,6 +3,7 @@
  * What holds for any plugin: kit/conform/check_lifecycle.c.
  * TEST-LIMIT: 60 */
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include "test/harness/program.h"
 
@@ -70,5 +71,39 @@ TEST(old_versions_side_by_side) {
   dlclose(dl);
 }
 
+struct registrar {
+  struct kit_net *net;
+  void *comm;
+  bool failed;
+};
+
+static void *register_often(void *arg) {
+  struct registrar *r = arg;
+  char memory[64];
+  for (int i = 0; i < 4000 && !r->failed; i++) {
+    void *kept, *passing;
+    r->failed |= r->net->vt->reg_mr(r->comm, memory, sizeof memory, RAIL_PTR_HOST, &kept) != RAIL_OK;
+    r->failed |= r->net->vt->reg_mr(r->comm, memory, 1, RAIL_PTR_HOST, &passing) != RAIL_OK;
+    r->failed |= r->net->vt->dereg_mr(r->comm, kept) != RAIL_OK || r->net->vt->dereg_mr(r->comm, passing) != RAIL_OK;
+  }
+  return NULL;
+}
+
+/* NCCL has one thread that registers; others may have two. */
+TEST(two_threads_register) {
+  struct kit_net n;
+  struct kit_pair p;
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
+  struct registrar all[2] = {{.net = &n, .comm = p.send}, {.net = &n, .comm = p.send}};
+  pthread_t threads[2];
+  for (int i = 0; i < 2; i++) CHECK_INT(pthread_create(&threads[i], NULL, register_often, &all[i]), 0);
+  for (int i = 0; i < 2; i++) CHECK_INT(pthread_join(threads[i], NULL), 0);
+  CHECK(!all[0].failed && !all[1].failed);
+  kit_pair_ping(&p, 1000, 1);
+  kit_pair_close(&p);
+  kit_net_close(&n);
+}
+
 TEST_MAIN(TEST_CASE(symbols_of_all_versions), TEST_CASE(nothing_else_is_visible), TEST_CASE(old_versions_side_by_side),
-          TEST_CASE(each_version_lives_twice))
+          TEST_CASE(each_version_lives_twice), TEST_CASE(two_threads_register))
