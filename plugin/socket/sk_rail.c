@@ -192,10 +192,10 @@ void sk_rail_on_seen(struct sk_send_comm *sc) {
   }
 }
 
-void sk_rail_announce(struct sk_send_comm *sc, const struct sk_stream *main_stream, struct sk_send *send) {
+void sk_rail_announce(struct sk_send_comm *sc, const struct sk_stream *but, struct sk_send *send) {
   for (uint32_t i = 0; i < sc->base.nstreams; i++) {
     struct sk_stream *s = &sc->base.streams[i];
-    if (s != main_stream && s->fd >= 0) announce_on(sc, s, send);
+    if (s != but && s->fd >= 0) announce_on(sc, s, send);
   }
   unsettled_add(sc, send);
   if (!send->size) empty_add(sc, send);

@@ -84,8 +84,8 @@ static inline bool sk_rail_has_room(const struct sk_comm *comm, const struct sk_
 }
 void sk_rail_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk_send *send, uint64_t offset,
                       uint32_t len);
-/* A message was announced with its first piece on `main_stream`: also on all others. */
-void sk_rail_announce(struct sk_send_comm *sc, const struct sk_stream *main_stream, struct sk_send *send);
+/* A message was announced with its first piece on stream `but`, or on none (NULL): also on all others. */
+void sk_rail_announce(struct sk_send_comm *sc, const struct sk_stream *but, struct sk_send *send);
 /* The receiver has seen the announcements before sc->seen: all there is of messages without bytes. */
 void sk_rail_on_seen(struct sk_send_comm *sc);
 /* Entry FRAMES: the receiver has so many frames of a stream. */

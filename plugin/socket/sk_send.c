@@ -32,6 +32,7 @@
 #define LATER_BYTES (8 * 1024)   /* payloads up to here may wait for others */
 #define LATER_FROM 4             /* when so many requests are outstanding, which the caller will test */
 #define NOW_BYTES (32 * 1024)    /* but not when this much has come together */
+#define SPREAD_BYTES (32 * 1024) /* with FAILOVER: payloads from here on go to the stream that is free first */
 #define UNREAD_PUMPS 64          /* an errand to the control stream, even if nothing is expected from there */
 
 rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) {
@@ -151,14 +152,21 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
   return true;
 }
 
+/* A payload that is worth a call of its own waits for the first stream that is free, as its later chunks do: bound to
+ * the main stream, messages of one chunk would leave all other rails idle. */
+static bool goes_anywhere(const struct sk_send_comm *sc, const struct sk_send *send) {
+  return rail_unlikely(sc->base.rails != NULL) && send->size >= SPREAD_BYTES;
+}
+
 static void announce_ready(struct sk_send_comm *sc) {
   struct sk_stream *s = sk_main_stream(&sc->base);
   while (sc->ready && can_announce(sc, s)) {
     struct sk_send *send = sc->ready;
     sc->ready = send->next;
     if (!sc->ready) sc->ready_end = &sc->ready;
-    queue_payload(sc, s, send, SK_FRAME_MSG, (uint32_t)RAIL_MIN(send->size, sc->chunk));
-    if (rail_unlikely(sc->base.rails != NULL)) sk_rail_announce(sc, s, send);
+    bool anywhere = goes_anywhere(sc, send);
+    if (!anywhere) queue_payload(sc, s, send, SK_FRAME_MSG, (uint32_t)RAIL_MIN(send->size, sc->chunk));
+    if (rail_unlikely(sc->base.rails != NULL)) sk_rail_announce(sc, anywhere ? NULL : s, send);
     if (send->framed == send->size) {
       all_framed(sc, send);
       continue;

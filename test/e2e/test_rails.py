@@ -31,10 +31,10 @@ def network():
     return net
 
 
-def measure(seconds, chosen, **options):
+def measure(seconds, chosen, size=4 << 20, **options):
     """GB/s of payload between the first and the last report within the middle of a run, and the share of each rail."""
     rails = network()
-    pair = rails.pair(chosen, mix="fixed", max=4 << 20, window=8, direct=1, idle="sleep", **options)
+    pair = rails.pair(chosen, mix="fixed", max=size, window=8, direct=1, idle="sleep", **options)
     time.sleep(1.0)
     before = [rails.received(1, i) for i in range(2)]
     first = pair.recv.all("progress")[-1]
@@ -57,6 +57,13 @@ def bandwidth():
     assert both > REACH * sum(alone) and both > max(alone), \
         f"{both:.2f} GB/s over both rails, alone they do {alone}, the links {SUM:.2f}"
     assert shares[0] > 0.08, f"the slower rail carried only {shares[0]:.3f} of the bytes"
+
+
+def messages_of_one_chunk():
+    """As a collective's steps are: none is cut, so it is the messages that take turns."""
+    both, shares = measure(2, [0, 1], size=128 << 10)
+    print(f"# 128 KiB: {both:.2f} GB/s, {both / SUM:.2f} of what the links have; the first rail carried {shares[0]:.2f}")
+    assert both > REACH * max(GBITS) / 8 and min(shares) > 0.08, f"{both:.2f} GB/s, shares {shares}"
 
 
 def speed_and_name():
@@ -174,6 +181,7 @@ def case(*args, **options):
 
 
 main([("the fused device names both", speed_and_name), ("bandwidths add up", bandwidth),
+      ("messages of one chunk use both rails", messages_of_one_chunk),
       ("the faster rail goes down at the sender", case("sender", 1)),
       ("the faster rail goes down at the receiver", case("receiver", 1)),
       ("the slower rail goes down at the sender", case("sender", 0)),
