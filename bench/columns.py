@@ -36,7 +36,8 @@ class KitBench(Column):
 
     def command(self, cell, warmup, seconds):
         idle = ["--spin"] if cell.idle == SPIN else ["--sleep", cell.idle]
-        how = ["--size", cell.size, "--comms", cell.comms, "--window", cell.window, *idle, "--kind", cell.kind, "--rounds", 1, "--warmup", warmup, "--seconds", seconds, "--check", 0]
+        how = ["--size", cell.size, "--comms", cell.comms, "--window", cell.window, *idle, "--kind", cell.kind,
+               "--rounds", 1, "--warmup", warmup, "--seconds", seconds, "--check", 0]
         return self.base + [str(x) for x in how]
 
     def run(self, cell, env, warmup, seconds):

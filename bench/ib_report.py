@@ -23,7 +23,8 @@ def lead(cell):
 
 def describe(cell):
     kind, size, _, _, idle, qps = cell
-    return f"{kind} {size_name(size)} {qps} QP{'s' if qps > 1 else ''}" + (f" sleep {idle} us" if idle and kind == "bw" else "")
+    sleep = f" sleep {idle} us" if idle and kind == "bw" else ""
+    return f"{kind} {size_name(size)} {qps} QP{'s' if qps > 1 else ''}{sleep}"
 
 
 def tables(results, mtu, cells):

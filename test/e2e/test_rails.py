@@ -62,7 +62,7 @@ def bandwidth():
 def messages_of_one_chunk():
     """As a collective's steps are: none is cut, so it is the messages that take turns."""
     both, shares = measure(2, [0, 1], size=128 << 10)
-    print(f"# 128 KiB: {both:.2f} GB/s, {both / SUM:.2f} of what the links have; the first rail carried {shares[0]:.2f}")
+    print(f"# 128 KiB: {both:.2f} GB/s, {both / SUM:.2f} of what they have; the first rail carried {shares[0]:.2f}")
     assert both > REACH * max(GBITS) / 8 and min(shares) > 0.08, f"{both:.2f} GB/s, shares {shares}"
 
 
