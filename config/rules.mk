@@ -11,7 +11,8 @@
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
 #   test/fuzz/lib/*.c     → linked into each fuzz target; SAN=fuzz leaves main to clang's libFuzzer
 #   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD; test/preload/fakeverbs/*.c → test/libfakeverbs.so
-#   core/device/*.cu      → device/core/device/NAME.o, where there is nvcc; test/gpu/*.cu likewise
+#   core/device/*.cu      → device/core/device/NAME.o, where there is nvcc
+#   test/gpu/*.cu         → test/gpu/NAME, where there is nvcc; test/gpu/coll/*.c → test/gpu/gpu_coll, everywhere
 #   test/device/*.c, .cc  → linked into unit tests that name them: connections, the device's sources on the CPU
 #   test/device/gpu/*.c   → test/libfakegpu.so, a CUDA driver without a GPU
 #   test/broken/*.c       → test/broken/libnccl-net-ref.so, and a copy of it for each defect
@@ -93,6 +94,24 @@ $(BUILD)/device/%.o: %.cu config/flags.mk | $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  NVCC    $<")
 	$(Q)$(NVCC_CACHE) $(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@
+
+# Programs with kernels bring CUDA's runtime along: where they run there needs to be a driver only.
+gpu_bins := $(if $(device_objs),$(patsubst %.cu,$(BUILD)/%,$(wildcard test/gpu/*.cu))) $(BUILD)/test/gpu/gpu_coll
+gpu_objs_kernels := test/device/cases.o
+gpu_objs_blocks := $(addprefix test/device/,block_case.o link.o)
+define gpu_rule
+$(BUILD)/test/gpu/$(1): $(BUILD)/device/test/gpu/$(1).o $(BUILD)/device/core/device/rd_kernels.o \
+  $(addprefix $(O)/,$(gpu_objs_$(1))) $(CORE_A) $(COMMON_A)
+	@mkdir -p $$(@D)
+	@$$(if $$(V),,echo "  NVLINK  $$@")
+	$$(Q)$(NVCC) $$(filter %.o,$$^) $(CORE_A) $(COMMON_A) -lm -ldl -lrt -lpthread -o $$@
+endef
+$(foreach p,$(if $(device_objs),$(basename $(notdir $(wildcard test/gpu/*.cu)))),$(eval $(call gpu_rule,$(p))))
+
+$(BUILD)/test/gpu/gpu_coll: $(call obj,$(wildcard test/gpu/coll/*.c)) $(HARNESS_A) $(KIT_A) $(COMMON_A)
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) $^ -ldl -lm -o $@
 
 # The kernels as bytes of the runtime's library: what nvcc put into the object for the linker of CUDA programs.
 image_obj := $(O)/core/rt_image.o

@@ -16,7 +16,7 @@ runner := python3 test/run.py
 all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk
 
-test_needs := $(test_bins) $(preload_libs) $(broken_libs) $(device_objs) $(BUILD)/gen-params
+test_needs := $(test_bins) $(preload_libs) $(broken_libs) $(gpu_bins) $(BUILD)/gen-params
 
 tests: all $(test_needs)  ## build the test programs too
 

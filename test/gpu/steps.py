@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps one after the other, each with a deadline and a log file of its own, then a table and JSON.
+
+Knows nothing of GPUs. A step is a command (or several, for measurements in turns) and a judge of what it printed. Whatever
+happens to it, the next one is run, and all have a line in the table.
+"""
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+import typing
+
+OK, FAILED, MISSED, SKIPPED = "ok", "failed", "missed", "skipped"
+GRACE = 10  # seconds for killed processes to vanish: one that waits for a device may not
+LEAST = 3   # seconds that are worth a try
+# Variables of launchers and libraries: steps set their own.
+DROP = ("NCCL_", "RAIL_", "SLURM_", "OMPI_", "PMIX_", "TORCH_", "TORCHELASTIC_")
+DROP_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LD_PRELOAD"}
+KEEP = {"RAIL_TEST_MARK"}  # test/run.py finds stray processes by it
+
+
+class Failed(Exception):
+    """A judge says no; the text says why."""
+
+
+class Skip(Exception):
+    """It turns out that the step cannot be done here; the text says why."""
+
+
+@dataclasses.dataclass
+class Verdict:
+    note: str = ""
+    figures: dict = dataclasses.field(default_factory=dict)
+    missed: bool = False  # all was right, and slower than it should be
+
+
+@dataclasses.dataclass
+class Step:
+    """`command`: words; or a function that gives them when the step begins (it may raise Skip or Failed).
+    `judge(text, step)`: of the output of a command that ended with 0; None: TAP. `needs`: names of steps that must be ok."""
+    part: str
+    name: str
+    command: typing.Any = None
+    limit: float = 60
+    env: dict = dataclasses.field(default_factory=dict)
+    judge: typing.Optional[typing.Callable] = None
+    skip: str = ""
+    needs: tuple = ()
+    body: typing.Optional[typing.Callable] = None  # instead of a command: body(runner, step) -> Verdict
+    # the outcome
+    result: str = ""
+    note: str = ""
+    seconds: float = 0.0
+    figures: dict = dataclasses.field(default_factory=dict)
+    log: typing.Optional[pathlib.Path] = None
+
+
+def file_name(text):
+    return re.sub(r"[^\w.-]+", "-", text).strip("-")
+
+
+def environment(changes):
+    """This process' environment without what belongs to launchers and libraries, with the changes; "+NAME" puts its value in
+    front of a list of folders."""
+    env = {k: v for k, v in os.environ.items() if k in KEEP or not k.startswith(DROP) and k not in DROP_NAMES}
+    for name, value in changes.items():
+        if name.startswith("+"):
+            old = env.get(name[1:])
+            env[name[1:]] = f"{value}:{old}" if old else str(value)
+        else:
+            env[name] = str(value)
+    return env
+
+
+def tap(text, _step=None):
+    """The judge of programs that print TAP: their cases counted; Failed with the first that is not ok."""
+    lines = re.findall(r"^(ok|not ok)\b(?: \d+)?(?: - )?(.*)$", text, re.M)
+    bad = [what for word, what in lines if word == "not ok"]
+    if bad:
+        raise Failed(f"{len(bad)} of {len(lines)} cases failed: {bad[0]}")
+    skipped = [what for _, what in lines if "# SKIP" in what]
+    if not lines:
+        raise Failed("it printed no case")
+    if len(skipped) == len(lines):
+        raise Skip(skipped[0].split("# SKIP", 1)[1].strip())
+    note = f"{len(lines) - len(skipped)} cases" + (f", {len(skipped)} skipped" if skipped else "")
+    return Verdict(note, figures_of(text))
+
+
+def figures_of(text):
+    """Lines "# figure NAME VALUE UNIT"."""
+    return {name: float(value) for name, value in re.findall(r"^# figure (\S+) (\S+)", text, re.M)}
+
+
+class Runner:
+    def __init__(self, out, budget, say=print, facts=None):
+        self.out = pathlib.Path(out)
+        self.logs = self.out / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.end = time.monotonic() + budget
+        self.budget, self.say, self.facts = budget, say, facts or {}
+        self.steps, self.interrupted, self.running = [], "", None
+
+    # ---- one command ----
+
+    def left(self):
+        return self.end - time.monotonic()
+
+    def run(self, step, command, env=None, limit=None):
+        """Runs the command with its output added to the step's log. (exit status, output); Failed after the deadline."""
+        limit = min(limit or step.limit, self.left())
+        if limit < LEAST:
+            raise Skip(f"the {self.budget:.0f} s of the whole are used up")
+        words = [str(w) for w in command]
+        with open(step.log, "a+b") as log:
+            log.write(f"$ {' '.join(words)}\n".encode())
+            log.flush()
+            begin = log.tell()
+            try:
+                process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                                           env=environment({**step.env, **(env or {})}), start_new_session=True)
+            except OSError as e:
+                raise Failed(f"cannot be started: {e}") from None
+            self.running = process
+            try:
+                status = process.wait(timeout=limit)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                self.running = None
+                stuck = kill_session(process)
+            log.seek(begin)
+            text = log.read().decode(errors="replace")
+        if self.interrupted:
+            raise Failed(self.interrupted)
+        if status is None:
+            raise Failed(f"still running after {limit:.0f} s, killed{stuck}; last: {last_line(text)}")
+        return status, text
+
+    def interrupt(self, number, _frame=None):
+        """Signal handler: ends the step at hand; the rest is skipped, and the table comes all the same."""
+        self.interrupted = f"interrupted by {signal.Signals(number).name}"
+        if self.running:
+            kill_session(self.running)
+
+    # ---- one step ----
+
+    def judge(self, step):
+        if step.skip:
+            raise Skip(step.skip)
+        if self.interrupted:
+            raise Skip(self.interrupted)
+        for name in step.needs:
+            before = [s for s in self.steps if s.name == name]
+            if not before or before[0].result not in (OK, MISSED):
+                raise Skip(f"needs \"{name}\", which was {before[0].result if before else 'not run'}")
+        if step.body:
+            return step.body(self, step)
+        status, text = self.run(step, step.command() if callable(step.command) else step.command)
+        if status == 77:
+            raise Skip(last_line(text))
+        if status != 0:
+            bad = re.search(r"^not ok\b.*", text, re.M)
+            raise Failed(f"ended with status {status}: {bad.group(0) if bad else last_line(text)}")
+        return (step.judge or tap)(text, step)
+
+    def do(self, step):
+        step.log = self.logs / f"{len(self.steps) + 1:02d}-{file_name(step.name)}.log"
+        begin = time.monotonic()
+        try:
+            verdict = self.judge(step)
+            step.result, step.note, step.figures = MISSED if verdict.missed else OK, verdict.note, verdict.figures
+        except Skip as e:
+            step.result, step.note = SKIPPED, str(e)
+        except Failed as e:
+            step.result, step.note = FAILED, str(e)
+        except (OSError, ValueError, KeyError, IndexError) as e:  # a judge that met what it did not expect
+            step.result, step.note = FAILED, f"its output cannot be judged: {type(e).__name__}: {e}"
+        step.seconds = time.monotonic() - begin
+        self.steps.append(step)
+        self.say(row(step))
+        self.write_json()
+
+    # ---- all of them ----
+
+    def counts(self):
+        return {r: sum(s.result == r for s in self.steps) for r in (OK, FAILED, MISSED, SKIPPED)}
+
+    def last_words(self):
+        c = self.counts()
+        return f"{c[OK]} passed, {c[FAILED]} failed, {c[MISSED]} too slow, {c[SKIPPED]} skipped"
+
+    def write_json(self):
+        """After each step: what there is outlives whatever ends us."""
+        steps = [{"part": s.part, "name": s.name, "result": s.result, "seconds": round(s.seconds, 2), "note": s.note,
+                  "figures": s.figures, "log": s.log.name if s.log.exists() else None} for s in self.steps]
+        text = json.dumps({"facts": self.facts, "counts": self.counts(), "steps": steps}, indent=1)
+        temporary = self.out / "results.json.part"
+        temporary.write_text(text + "\n")
+        temporary.replace(self.out / "results.json")
+
+    def table(self):
+        lines, part = [], None
+        for s in self.steps:
+            if s.part != part:
+                part = s.part
+                lines += ["", part]
+            lines.append(row(s))
+        return "\n".join(lines)
+
+    def finish(self):
+        """Table, files; the exit status."""
+        seconds = self.budget - self.left()
+        text = f"{self.table()}\n\n{self.last_words()}; {seconds:.0f} s; logs in {self.logs}"
+        self.say(text)
+        (self.out / "table.txt").write_text("".join(f"{k}: {v}\n" for k, v in self.facts.items()) + text + "\n")
+        with open(self.out / "all.log", "wb") as whole:
+            for s in self.steps:
+                whole.write(f"\n==== {s.name}: {s.result}, {s.seconds:.1f} s {s.note}\n".encode())
+                whole.write(s.log.read_bytes() if s.log.exists() else b"")
+        return 1 if self.counts()[FAILED] or self.interrupted else 0
+
+
+def row(s):
+    return f"  {s.result:8} {s.seconds:6.1f} s  {s.name:44} {s.note}".rstrip()
+
+
+def last_line(text):
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it printed nothing"
+
+
+def session_members(leader):
+    """Processes of the session that the leader began: its process groups may be several."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            fields = pathlib.Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()
+        except (OSError, IndexError):
+            continue
+        if int(fields[3]) == leader and fields[0] != "Z":
+            found.append(int(entry))
+    return found
+
+
+def kill_session(process):
+    """Nothing of a command outlives it. "" or what could not be ended."""
+    deadline = time.monotonic() + GRACE
+    while True:
+        members = session_members(process.pid)
+        for pid in members:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        process.poll()
+        if not members:
+            return ""
+        if time.monotonic() > deadline:
+            return f" (process {members[0]} cannot be ended)"
+        time.sleep(0.05)
