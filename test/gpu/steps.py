@@ -97,12 +97,13 @@ def figures_of(text):
 
 
 class Runner:
-    def __init__(self, out, budget, say=print, facts=None):
+    def __init__(self, out, budget, say=print, facts=None, least=LEAST):
         self.out = pathlib.Path(out)
         self.logs = self.out / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.end = time.monotonic() + budget
         self.budget, self.say, self.facts = budget, say, facts or {}
+        self.least = least
         self.steps, self.interrupted, self.running = [], "", None
 
     # ---- one command ----
@@ -113,7 +114,7 @@ class Runner:
     def run(self, step, command, env=None, limit=None):
         """Runs the command with its output added to the step's log. (exit status, output); Failed after the deadline."""
         limit = min(limit or step.limit, self.left())
-        if limit < LEAST:
+        if self.left() < self.least:
             raise Skip(f"the {self.budget:.0f} s of the whole are used up")
         words = [str(w) for w in command]
         with open(step.log, "a+b") as log:
@@ -155,9 +156,13 @@ class Runner:
         if self.interrupted:
             raise Skip(self.interrupted)
         for name in step.needs:
-            before = [s for s in self.steps if s.name == name]
-            if not before or before[0].result not in (OK, MISSED):
-                raise Skip(f"needs \"{name}\", which was {before[0].result if before else 'not run'}")
+            before = next((s for s in self.steps if s.name == name), None)
+            if before is None:
+                raise Skip(f"needs \"{name}\", which was not run")
+            if before.result == SKIPPED:
+                raise Skip(before.note)
+            if before.result == FAILED:
+                raise Skip(f"needs \"{name}\", which failed")
         if step.body:
             return step.body(self, step)
         status, text = self.run(step, step.command() if callable(step.command) else step.command)
