@@ -3,7 +3,7 @@
 """Starts a command N times, as ranks 0 to N-1 of one job on this machine, with the variables that torch.distributed and the
 MPI of test/gpu/mpi read. The first that fails ends the others; its status is ours.
 
-    ranks.py -n N [--hosts] COMMAND...
+    ranks.py -n N [--hosts] -- COMMAND...
 
 --hosts gives each rank a host of its own as far as NCCL can see (NCCL_HOSTID): else it takes two ranks on one GPU for a mistake.
 """
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 
+NOTHING_THERE = 77  # a rank's status when it has said why it cannot run
 GRACE = 5  # seconds for the others when one has failed
 
 
@@ -39,7 +40,8 @@ def wait(processes):
         for rank, p in enumerate(processes):
             if p.poll() and not status:
                 status, deadline = p.returncode, time.monotonic() + GRACE
-                print(f"# rank {rank} ended with {p.returncode}; the others have {GRACE} s", flush=True)
+                if status != NOTHING_THERE:
+                    print(f"# rank {rank} ended with {p.returncode}; the others have {GRACE} s", flush=True)
         if deadline and time.monotonic() > deadline:
             for p in processes:
                 p.kill()
@@ -53,9 +55,12 @@ def main():
     parser.add_argument("--hosts", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        parser.error("no command")
     port = free_port()
     with tempfile.NamedTemporaryFile(prefix="gpu-test-mpi.") as page:
-        processes = [subprocess.Popen(args.command, env=variables(r, args.n, port, page.name, args.hosts)) for r in range(args.n)]
+        processes = [subprocess.Popen(command, env=variables(r, args.n, port, page.name, args.hosts)) for r in range(args.n)]
         status = wait(processes)
     sys.exit(status if status >= 0 else 128 - status)
 

@@ -101,13 +101,13 @@ def summary(m):
         status, text = runner.run(step, [m.build / "bin/rail-kit", "trace", "--summary", *traces(runner)])
         if status not in (0, 1):
             raise Failed(f"rail-kit trace ended with status {status}: {last_line(text)}")
-        broken = sorted(set(re.findall(r"^.*\bplugin\b.*\bbroke\b.*$|^\s*plugin\b.*$", text, re.M)))
-        if status == 1 and broken:
-            raise Failed(f"the plugin broke the contract: {broken[0].strip()}")
+        broken = {who: sorted(set(re.findall(rf"the {who} broke (.*)", text))) for who in ("plugin", "caller")}
+        if broken["plugin"]:
+            raise Failed(f"the plugin broke {broken['plugin'][0]}")
         messages = sum(int(n) for n in re.findall(r"^\s+\d+ send\s+(\d+)", text, re.M))
         if not messages:
             raise Failed("the records have no message")
-        return Verdict(f"{messages} messages sent; " + ("findings about the caller, see the log" if status else "no findings"))
+        return Verdict(f"{messages} messages sent; " + (f"NCCL broke {'; '.join(broken['caller'])}" if status else "no findings"))
     return Step(PART, "its summary", body=body, limit=30, needs=("recorded",))
 
 
@@ -116,7 +116,10 @@ def replay(m):
         status, text = runner.run(step, [m.build / "bin/rail-kit", "replay", *traces(runner), "--plugin", m.plugin(), "--limit", 40])
         if status != 0:
             raise Failed(f"rail-kit replay ended with status {status}: {last_line(text)}")
-        return Verdict(last_line(text).split(": ", 1)[-1])
+        same = re.findall(r": (\d+) messages, .*all as recorded$", text, re.M)
+        if len(same) != len(traces(runner)):
+            raise Failed(f"{len(same)} of {len(traces(runner))} records were replayed: {last_line(text)}")
+        return Verdict(f"{sum(map(int, same))} messages, all as recorded")
     return Step(PART, "replayed without NCCL", body=body, limit=45, needs=("recorded",), env={"NCCL_SOCKET_IFNAME": "lo"})
 
 
