@@ -67,6 +67,7 @@ def decisions(r):
 
 def table_and_json():
     r = runner("outcomes")
+    (r.logs / "02-wrong.net.7.log").write_text("what else it logged")
     commands(r)
     decisions(r)
     assert r.finish() == 1, "a run with failures ends with 0"
@@ -77,8 +78,10 @@ def table_and_json():
     by_name = {s["name"]: s for s in found["steps"]}
     assert by_name["figures"]["figures"] == {"f": 2.5} and by_name["slow"]["figures"] == {"x": 3.0}, by_name
     assert "not ok 2 - b" in (out / "logs" / by_name["wrong"]["log"]).read_text(), "the log lacks the output"
-    assert "not ok 2 - b" in (out / "all.log").read_text(), "the whole log lacks a step's"
-    table = (out / "table.txt").read_text()
+    whole = (out / "all.log").read_text()
+    assert "not ok 2 - b" in whole and "what else it logged" in whole, "the whole log lacks a step's"
+    table = (out / "results.md").read_text()
+    assert "- machine: a test" in table and "| f | 2.5 |" in table, table
     rows = [line for line in table.splitlines() if line.startswith("  ")]
     assert len(rows) == len(found["steps"]), table
     for line, step in zip(rows, found["steps"]):

@@ -17,6 +17,7 @@ sys.dont_write_bytecode = True
 HERE = pathlib.Path(__file__).resolve().parent
 GPU = HERE.parent / "gpu"
 sys.path[:0] = [str(HERE), str(GPU)]
+import mps  # noqa: E402
 import nccl_tests  # noqa: E402
 import places  # noqa: E402
 import real_nccl  # noqa: E402
@@ -214,7 +215,7 @@ def turns_and_verdicts():
     speed.configurations = lambda m: {name: (m.railyard, net, {"NCCL_NET_PLUGIN": m.plugin()}) for name, net in (
         ("NCCL, Socket", True), ("NCCL, our plugin", True), ("Railyard", False))}
     sizes = ["--minbytes", 4096, "--maxbytes", 65536, "--factor", 16, "--iters", 2]
-    r.do(Step("speed", "all-reduce in turns", body=speed.in_turns(m, sizes, 2), env=m.env()))
+    r.do(Step("speed", "all-reduce in turns", body=speed.in_turns(m, sizes, 2), env=m.env_ranks()))
     check(r.steps[0], OK, "2 rounds, 2 sizes")
     figures = r.steps[0].figures
     assert len(figures) == 6 and all(us > 0 for us in figures.values()), figures
@@ -256,6 +257,25 @@ def side_by_side():
     check(r.steps[3], SKIPPED, "NCCL_TESTS")
 
 
+# ---- MPS ----
+
+def mps_daemon():
+    words = ROOM / "words"
+    tool = write("mps-control", f"#!/bin/bash\necho \"$1 $CUDA_MPS_PIPE_DIRECTORY $(cat)\" >>{words}\n")
+    places.tool = lambda name: str(tool) if name == "nvidia-cuda-mps-control" else None
+    daemon = mps.Daemon()
+    pipes = daemon.pipes
+    assert pipes and os.path.isdir(pipes) and not daemon.why, daemon.why
+    m = Emulated(BUILD, mps=pipes)
+    assert m.env_ranks()["CUDA_MPS_PIPE_DIRECTORY"] == pipes and "CUDA_MPS_PIPE_DIRECTORY" not in m.env()
+    daemon.close()
+    assert not os.path.exists(pipes), "its folder is left"
+    assert words.read_text().split() == ["-d", pipes, pipes, "get_server_list", pipes, "quit"], words.read_text()
+    write("mps-control", "#!/bin/bash\necho no rights\nexit 1\n")
+    daemon = mps.Daemon()
+    assert not daemon.pipes and "no rights" in daemon.why and not daemon.folder, daemon.why
+
+
 # ---- the whole ----
 
 def table_of_skips():
@@ -279,6 +299,6 @@ try:
           ("gpu_coll without a library", rank_dies), ("ranks and one that fails", launcher), ("the small MPI", small_mpi),
           ("NCCL's log", nccl_log), ("recorded, summed up, replayed", recorded_and_replayed),
           ("measured in turns, and the verdicts", turns_and_verdicts), ("nccl-tests side by side", side_by_side),
-          ("the table of skips", table_of_skips)])
+          ("the table of skips", table_of_skips), ("an MPS daemon of our own", mps_daemon)])
 finally:
     shutil.rmtree(ROOM, ignore_errors=True)

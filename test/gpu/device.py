@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts 1 and 2: the kernels, and the runtime with buffers on the GPU; without one the same sources in emulation."""
 import places
-from steps import Failed, Skip, Step, last_line, tap
+from steps import Failed, Skip, Step, last_line, tap, telling
 
 KERNELS, RUNTIME = "1 kernels", "2 runtime"
 NOT_BUILT = "not built: no {} where `make tests` ran"
@@ -15,7 +15,7 @@ def sanitized(tool, program):
         if status == 77:
             raise Skip(last_line(text))
         if status != 0:
-            raise Failed(f"ended with status {status}: {last_line(text)}")
+            raise Failed(f"ended with status {status}: {telling(text)}")
         return tap(text)
     return body
 
@@ -31,7 +31,7 @@ def kernels(m):
         skip = m.no_gpu or ("" if program else NOT_BUILT.format("nvcc"))
         yield Step(KERNELS, name, [program], env=m.env(), limit=90, skip=skip)
         for tool in ("memcheck", "racecheck"):
-            yield Step(KERNELS, f"{name}, {tool}", body=sanitized(tool, program), env=m.env(), limit=45, needs=(name,),
+            yield Step(KERNELS, f"{name}, {tool}", body=sanitized(tool, program), env=m.env(), limit=60, needs=(name,),
                        skip=skip or ("" if places.sanitizer() else "no compute-sanitizer here"))
 
 
@@ -43,14 +43,14 @@ def coll(m, library, ranks, net, *more):
 
 def runtime(m):
     # In emulation a thread stands for each thread of a block: small sizes.
-    where, env, sizes = "", m.env(), ["--maxbytes", 1 << 20, "--factor", 16, "--iters", 5, "--most-ms", 50]
+    where, env, sizes = "", m.env_ranks(), ["--maxbytes", 1 << 20, "--factor", 16, "--iters", 5, "--most-ms", 50]
     if m.no_gpu:
         where, env, sizes = ", emulated", {k: v for k, v in m.env().items() if k != "TEST_REAL_GPU"}, [
             "--maxbytes", 1 << 15, "--factor", 64, "--iters", 2, "--most-ms", 50]
     no_fake = m.no_gpu and not m.program("libfakegpu.so") and NOT_BUILT.format("C++17 compiler")
     for name in ("calls", "streams"):
         program = m.program(f"e2e/test_device_{name}")
-        yield Step(RUNTIME, f"{name}{where}", [program], env=env, limit=60,
+        yield Step(RUNTIME, f"{name}{where}", [program], env=env, limit=100,
                    skip=m.not_shared or no_fake or ("" if program else NOT_BUILT.format("C++17 compiler")))
     for net in (False, True):
         for ranks in (1, 2, 4):

@@ -7,7 +7,7 @@ import pathlib
 import places
 import real_nccl
 from speed import rows, size_text
-from steps import Failed, Step, Verdict, last_line
+from steps import Failed, Step, Verdict, telling
 
 PART = "4 nccl-tests"
 HERE = pathlib.Path(__file__).resolve().parent
@@ -36,10 +36,10 @@ def one(m, name, folder):
         texts, wrong, figures = [], [], {}
         for column, (library, hosts, env) in columns(m).items():
             status, text = runner.run(step, [*LAUNCH, *(["--hosts"] if hosts else []), "--", program, *SIZES],
-                                      env={**m.env(library, str(folder / "mpi/lib")), **env, "NCCL_TESTS_DEVICE": 0}, limit=30)
+                                      env={**m.env_ranks(library, str(folder / "mpi/lib")), **env, "NCCL_TESTS_DEVICE": 0}, limit=30)
             found = rows(text)
             if status != 0 or not found or any(row["wrong"] for row in found.values()):
-                wrong.append(f"{column}: status {status}: {last_line(text)}")
+                wrong.append(f"{column}: status {status}: {telling(text)}")
                 continue
             figures.update({f"{size} {column}": row["us"] for size, row in found.items()})
             most = max(found)

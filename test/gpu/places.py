@@ -41,7 +41,7 @@ def loader_cache():
 @functools.lru_cache(maxsize=None)
 def pythons():
     """Interpreters that may have packages, and their folders: (interpreter, [folder…])."""
-    ask = "import site; print('\\n'.join(site.getsitepackages() + [site.getusersitepackages()]))"
+    ask = "import sys; print('\\n'.join(sys.path))"
     candidates = [os.environ.get("PYTHON"), shutil.which("python3"), shutil.which("python"), sys.executable,
                   *sorted(glob.glob("/opt/*/bin/python3") + glob.glob("/opt/*/.venv/bin/python3") +
                           glob.glob("/opt/*/venv/bin/python3"))]
@@ -140,6 +140,7 @@ class Machine:
     no_gpu: str = ""      # why there is none
     not_shared: str = ""  # why several processes cannot have it
     nccl: str = ""        # NCCL's own library, or ""
+    mps: str = ""         # the folder of a running MPS daemon's pipes, or ""
 
     def program(self, name):
         """A program of the build, or "" if it was not built."""
@@ -158,6 +159,10 @@ class Machine:
         path = ":".join(f for f in (*folders, self.driver) if f)
         return {**({"+LD_LIBRARY_PATH": path} if path else {}), "RAIL_BUILD": self.build, "NCCL_SOCKET_IFNAME": "lo",
                 "TEST_REAL_GPU": 1, **more}
+
+    def env_ranks(self, *folders, **more):
+        """Those of a step whose processes use the GPU at once."""
+        return {**self.env(*folders, **more), **({"CUDA_MPS_PIPE_DIRECTORY": self.mps} if self.mps else {})}
 
     @property
     def no_ranks(self):

@@ -8,7 +8,7 @@ import re
 
 import places
 from device import coll
-from steps import Failed, Skip, Step, Verdict, last_line, tap
+from steps import Failed, Skip, Step, Verdict, last_line, tap, telling
 
 PART = "3 NCCL"
 HERE = pathlib.Path(__file__).resolve().parent
@@ -60,8 +60,7 @@ def with_log(command, name, channels=0):
         if status == 77:
             raise Skip(last_line(text))
         if status != 0:
-            bad = re.search(r"^# (rank \d+: .*)|^not ok\b.*", text, re.M)
-            raise Failed(f"ended with status {status}: {bad.group(0) if bad else last_line(text)}")
+            raise Failed(f"ended with status {status}: {telling(text)}")
         verdict = tap(text)
         return Verdict(f"{verdict.note}; {chosen(step, name, channels)}", verdict.figures)
     return body
@@ -71,7 +70,7 @@ def collectives(m, skip):
     sizes = ["--maxbytes", 4 << 20, "--factor", 16, "--iters", 5, "--most-ms", 50]
     for n in (2, 4, 8):
         yield Step(PART, f"collectives, our plugin, {n} channels", limit=45, skip=skip,
-                   body=with_log(coll(m, m.nccl, 2, True, *sizes), RAIL, n), env=m.env(**ours(m), **channel_env(n)))
+                   body=with_log(coll(m, m.nccl, 2, True, *sizes), RAIL, n), env=m.env_ranks(**ours(m), **channel_env(n)))
 
 
 # ---- recorded and replayed ----
@@ -92,7 +91,7 @@ def record(m):
         if len(traces(runner)) != 2:
             raise Failed(f"{len(traces(runner))} records of 2 processes")
         return verdict
-    return Step(PART, "recorded", body=body, limit=45, env=m.env(
+    return Step(PART, "recorded", body=body, limit=45, env=m.env_ranks(
         **{**ours(m), "NCCL_NET_PLUGIN": m.plugin("railtrace"), "NCCL_NET": name}, RAIL_TRACE_PLUGIN=m.plugin()))
 
 
@@ -100,7 +99,7 @@ def summary(m):
     def body(runner, step):
         status, text = runner.run(step, [m.build / "bin/rail-kit", "trace", "--summary", *traces(runner)])
         if status not in (0, 1):
-            raise Failed(f"rail-kit trace ended with status {status}: {last_line(text)}")
+            raise Failed(f"rail-kit trace ended with status {status}: {telling(text)}")
         broken = {who: sorted(set(re.findall(rf"the {who} broke (.*)", text))) for who in ("plugin", "caller")}
         if broken["plugin"]:
             raise Failed(f"the plugin broke {broken['plugin'][0]}")
@@ -115,7 +114,7 @@ def replay(m):
     def body(runner, step):
         status, text = runner.run(step, [m.build / "bin/rail-kit", "replay", *traces(runner), "--plugin", m.plugin(), "--limit", 40])
         if status != 0:
-            raise Failed(f"rail-kit replay ended with status {status}: {last_line(text)}")
+            raise Failed(f"rail-kit replay ended with status {status}: {telling(text)}")
         same = re.findall(r": (\d+) messages, .*all as recorded$", text, re.M)
         if len(same) != len(traces(runner)):
             raise Failed(f"{len(same)} of {len(traces(runner))} records were replayed: {last_line(text)}")
@@ -133,10 +132,10 @@ def torch(m):
     python = places.torch_python()
     skip = m.no_ranks or ("" if python else "no PyTorch here")
     for n in (2, 4, 8):
-        yield Step(PART, f"PyTorch, our plugin, {n} channels", limit=60, skip=skip, env=m.env(**ours(m), **channel_env(n)),
+        yield Step(PART, f"PyTorch, our plugin, {n} channels", limit=100, skip=skip, env=m.env_ranks(**ours(m), **channel_env(n)),
                    body=with_log(torch_command(python, "libnccl.so", True), RAIL))
-    yield Step(PART, "PyTorch on librailyard.so", torch_command(python, "librailyard.so", False), limit=60, skip=skip,
-               env=m.env(os.path.dirname(m.railyard), LD_PRELOAD="libnccl.so.2", NCCL_NET_PLUGIN=m.plugin(), NCCL_DEBUG="WARN"))
+    yield Step(PART, "PyTorch on librailyard.so", torch_command(python, "librailyard.so", False), limit=100, skip=skip,
+               env=m.env_ranks(os.path.dirname(m.railyard), LD_PRELOAD="libnccl.so.2", NCCL_NET_PLUGIN=m.plugin(), NCCL_DEBUG="WARN"))
 
 
 def steps(m):

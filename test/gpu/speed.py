@@ -6,7 +6,7 @@ import statistics
 
 import real_nccl
 from device import NOT_BUILT, coll
-from steps import Failed, Step, Verdict, last_line, tap
+from steps import Failed, Step, Verdict, tap, telling
 
 PART = "5 speed"
 ROUNDS = 3
@@ -57,7 +57,7 @@ def in_turns(m, sizes, rounds=ROUNDS):
                 status, text = runner.run(step, coll(m, library, 2, net, "--only", "all_reduce", "--float", *sizes), env=env, limit=40)
                 found = rows(text)
                 if status != 0 or not found or any(row["wrong"] for row in found.values()):
-                    raise Failed(f"{name}: status {status}: {last_line(text)}")
+                    raise Failed(f"{name}: status {status}: {telling(text)}")
                 for size, row in found.items():
                     table.setdefault(size, {}).setdefault(name, []).append(row["us"])
         step.figures = {f"{size} {name}": statistics.median(us) for size, columns in table.items() for name, us in columns.items()}
@@ -84,7 +84,7 @@ def steps(m):
     yield Step(PART, "reduceCopy against a copy", [program], limit=45, env=m.env(), judge=reduce_copy,
                skip=m.no_gpu or ("" if program else NOT_BUILT.format("nvcc")))
     sizes = ["--minbytes", 1 << 20, "--maxbytes", 16 << 20, "--factor", 4, "--iters", 20, "--most-ms", 400]
-    yield Step(PART, "all-reduce in turns", body=in_turns(m, sizes), env=m.env(), limit=40,
+    yield Step(PART, "all-reduce in turns", body=in_turns(m, sizes), env=m.env_ranks(), limit=40,
                skip=m.no_ranks or ("" if m.nccl else "no NCCL here"))
     needs = ("all-reduce in turns",)
     yield Step(PART, "Railyard against NCCL", needs=needs,

@@ -169,8 +169,7 @@ class Runner:
         if status == 77:
             raise Skip(last_line(text))
         if status != 0:
-            bad = re.search(r"^not ok\b.*", text, re.M)
-            raise Failed(f"ended with status {status}: {bad.group(0) if bad else last_line(text)}")
+            raise Failed(f"ended with status {status}: {telling(text)}")
         return (step.judge or tap)(text, step)
 
     def do(self, step):
@@ -217,16 +216,26 @@ class Runner:
             lines.append(row(s))
         return "\n".join(lines)
 
+    def markdown(self, text):
+        """To be kept with other results."""
+        lines = ["# GPU suite", "", *(f"- {name}: {value}" for name, value in self.facts.items()), "", "```text", text.strip(), "```"]
+        for s in self.steps:
+            if s.figures:
+                lines += ["", f"{s.part}, {s.name}:", "", "| | |", "|---|---|"]
+                lines += [f"| {name} | {value:.4g} |" for name, value in s.figures.items()]
+        return "\n".join(lines) + "\n"
+
     def finish(self):
         """Table, files; the exit status."""
-        seconds = self.budget - self.left()
-        text = f"{self.table()}\n\n{self.last_words()}; {seconds:.0f} s; logs in {self.logs}"
-        self.say(text)
-        (self.out / "table.txt").write_text("".join(f"{k}: {v}\n" for k, v in self.facts.items()) + text + "\n")
+        text = f"{self.table()}\n\n{self.last_words()}; {self.budget - self.left():.0f} s"
+        self.say(f"{text}; logs in {self.logs}")
+        (self.out / "results.md").write_text(self.markdown(text))
         with open(self.out / "all.log", "wb") as whole:
             for s in self.steps:
                 whole.write(f"\n==== {s.name}: {s.result}, {s.seconds:.1f} s {s.note}\n".encode())
                 whole.write(s.log.read_bytes() if s.log.exists() else b"")
+                for more in sorted(self.logs.glob(f"{s.log.stem}.*.log")) if s.result == FAILED else []:
+                    whole.write(f"---- {more.name}, its end\n".encode() + more.read_bytes()[-20000:])
         return 1 if self.counts()[FAILED] or self.interrupted else 0
 
 
@@ -237,6 +246,15 @@ def row(s):
 def last_line(text):
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it printed nothing"
+
+
+def telling(text):
+    """The line that says best what went wrong: a rank's own words, a case, an error, else the last."""
+    for pattern in (r"^# (rank \d+: (?!another rank).+)$", r"^(not ok\b.*)$",
+                    r"^(.*(?:\b[Ee]rror\b|ERROR|[Ff]ailure|[Ff]ailed|cannot|undefined symbol).*)$"):
+        if found := re.search(pattern, text, re.M):
+            return found.group(1).strip()[:300]
+    return last_line(text)
 
 
 def session_members(leader):

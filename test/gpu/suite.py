@@ -3,7 +3,7 @@
 """make gpu-test: everything that wants a GPU, one table at the end. Without a GPU parts 1 and 2 run in emulation, the rest is
 skipped with its reason.
 
-    suite.py --build DIR --out DIR [--budget S] [--only TEXT]... [--nccl-tests DIR]
+    suite.py --build DIR --out DIR [--budget S] [--only TEXT]... [--nccl-tests DIR] [--mps]
 
 Needs Python 3 and what `make tests` built, here or elsewhere. CUDA_HOME, NCCL_HOME and PYTHON (an interpreter with torch) say
 where things are that it does not find by itself; CUDA_VISIBLE_DEVICES picks the GPU. Exit status: 1 if something failed; being
@@ -20,6 +20,7 @@ import time
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import device  # noqa: E402
+import mps  # noqa: E402
 import nccl_tests  # noqa: E402
 import places  # noqa: E402
 import real_nccl  # noqa: E402
@@ -36,6 +37,7 @@ def options():
     p.add_argument("--budget", default=450, type=float, help="seconds for all of it (450)")
     p.add_argument("--only", action="append", default=[], help="steps whose part and name contain this; may be repeated")
     p.add_argument("--nccl-tests", default=os.environ.get("NCCL_TESTS", ""), help="sources of nccl-tests, or what nccl_tests.sh made")
+    p.add_argument("--mps", action="store_true", help="start a CUDA MPS daemon, so that processes need not take turns on the GPU")
     p.add_argument("--list", action="store_true", help="print the steps and end")
     return p.parse_args()
 
@@ -75,11 +77,21 @@ def main():
         print(f"{o.build} has no test/gpu/gpu_coll: run `make tests` first", file=sys.stderr)
         return 2
     m = places.look(o.build)
-    steps = wanted(list(all_steps(m, o)), o.only)
-    if o.list:
-        print("\n".join(f"{s.part}: {s.name}" for s in steps))
-        return 0
-    runner = Runner(o.out, o.budget, say=lambda text: print(text, flush=True), facts=facts(m))
+    daemon = mps.Daemon() if o.mps and not m.no_ranks and not o.list else None
+    try:
+        m.mps = daemon.pipes if daemon else ""
+        steps = wanted(list(all_steps(m, o)), o.only)
+        if o.list:
+            print("\n".join(f"{s.part}: {s.name}" for s in steps))
+            return 0
+        told = (daemon.why or "started by the suite") if daemon else "none of ours"
+        return run(steps, Runner(o.out, o.budget, say=lambda text: print(text, flush=True), facts={**facts(m), "MPS": told}))
+    finally:
+        if daemon:
+            daemon.close()
+
+
+def run(steps, runner):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, runner.interrupt)
     for name, value in runner.facts.items():
