@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # TEST-LIMIT: 60
-"""What runs the steps of make gpu-test, with programs that follow a script: they pass, fail, crash, hang, skip; deadlines of a
-step and of the whole, nothing left behind, the end by a signal, table and JSON."""
+"""What runs the steps of make gpu-test, with programs that follow a script: they pass, fail, crash, hang, skip;
+deadlines of a step and of the whole, nothing left behind, the end by a signal, table and JSON."""
 import json
 import os
 import pathlib
@@ -131,7 +131,8 @@ def interrupted():
     script = (f"import sys, signal; sys.path.insert(0, {str(GPU)!r}); import steps; r = steps.Runner({str(out)!r}, 60);"
               "signal.signal(signal.SIGTERM, r.interrupt); r.do(steps.Step('p', 'first', ['sleep', '50']));"
               "r.do(steps.Step('p', 'second', ['true'])); sys.exit(r.finish())")
-    process = subprocess.Popen([sys.executable, "-B", "-c", script], stdout=subprocess.PIPE, text=True, env=environment())
+    process = subprocess.Popen([sys.executable, "-B", "-c", script], stdout=subprocess.PIPE, text=True,
+                               env=environment())
     log, end = out / "logs" / "01-first.log", time.monotonic() + 20
     while not (log.exists() and log.read_text()) and time.monotonic() < end:
         time.sleep(0.02)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # TEST-LIMIT: 120
-"""The parts of make gpu-test where there is no GPU: with librailyard in NCCL's place, over a driver without a GPU, and with
-programs that print what nccl-tests print. What gpu_coll checks, the launcher of ranks, the small MPI, NCCL's log, the table of
-skips."""
+"""The parts of make gpu-test where there is no GPU: with librailyard in NCCL's place, over a driver without a GPU,
+and with programs that print what nccl-tests print. What gpu_coll checks, the launcher of ranks, the small MPI,
+NCCL's log, the table of skips."""
 import json
 import os
 import pathlib
@@ -152,8 +152,8 @@ int main(int argc, char **argv) {
 def small_mpi():
     program = ROOM / "mpi"
     write("mpi.c", MPI_PROGRAM)
-    run([os.environ.get("CC", "gcc").split()[0], "-D_GNU_SOURCE", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{GPU}/mpi",
-         ROOM / "mpi.c", GPU / "mpi" / "mpi.c", "-o", program])
+    run([os.environ.get("CC", "gcc").split()[0], "-D_GNU_SOURCE", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
+         f"-I{GPU}/mpi", ROOM / "mpi.c", GPU / "mpi" / "mpi.c", "-o", program])
     done = run([sys.executable, RANKS, "-n", 3, "--", program], limit=60)
     assert done.returncode == 0 and done.stdout.count("well") == 3, done.stdout + done.stderr
     alone = run([program])
@@ -225,13 +225,14 @@ def turns_and_verdicts():
     r.do(Step("speed", "plugin", body=speed.compare(1.0, "NCCL, our plugin", ("NCCL, Socket",))))
     check(r.steps[1], MISSED, "4 KiB 2.00x", "64 KiB 0.80x", "NOT reached")
     check(r.steps[2], OK, "1.50x", ": reached")
-    text = "ok 1 - a\n" + "".join(f"# figure reduce_copy_{n}{what} {value} GB/s\n" for n, ratio in ((1, 0.95), (2, 0.85))
+    text = "ok 1 - a\n" + "".join(f"# figure reduce_copy_{n}{what} {value} GB/s\n"
+                                   for n, ratio in ((1, 0.95), (2, 0.85))
                                    for what, value in (("", 4000), ("_copy", 4200), ("_ratio", ratio)))
     verdict = speed.reduce_copy(text, None)
     assert verdict.missed and "2 sources 0.85x" in verdict.note and "NOT" in verdict.note, verdict
 
 
-TABLE = """# nThread 1 nGpus 1 minBytes 4096 maxBytes 4194304 step: 32(factor) warmup iters: 1 iters: 5 agg iters: 1 validation: 1
+TABLE = """# nThread 1 nGpus 1 minBytes 4096 maxBytes 4194304 step: 32(factor) warmup iters: 1 iters: 5
 #       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
         4096          1024     float     sum      -1    50.00    0.08    0.08       0    49.00    0.08    0.08       0
      4194304       1048576     float     sum      -1   1000.0    4.19    4.19       {}   1001.0    4.19    4.19       0
@@ -241,7 +242,8 @@ TABLE = """# nThread 1 nGpus 1 minBytes 4096 maxBytes 4194304 step: 32(factor) w
 def side_by_side():
     m, r = machine(), runner("nccl-tests")
     folder = ROOM / "made"
-    script = "#!/bin/bash\n[[ $NCCL_TESTS_DEVICE == 0 && -n $RANK ]] || exit 4\n[[ $RANK == 0 ]] || exit 0\ncat <<'E'\n{}E\n"
+    script = ("#!/bin/bash\n[[ $NCCL_TESTS_DEVICE == 0 && -n $RANK ]] || exit 4\n[[ $RANK == 0 ]] || exit 0\n"
+              "cat <<'E'\n{}E\n")
     write("made/build/all_reduce_perf", script.format(TABLE.format(0)))
     write("made/build/all_gather_perf", script.format(TABLE.format(3)))
     write("made/build/gather_perf", "#!/bin/bash\necho broken; exit 3\n")
@@ -296,8 +298,9 @@ def table_of_skips():
 
 try:
     main([("gpu_coll finds every result right", every_result), ("gpu_coll sees damaged bytes", wrong_bytes),
-          ("gpu_coll without a library", rank_dies), ("ranks and one that fails", launcher), ("the small MPI", small_mpi),
-          ("NCCL's log", nccl_log), ("recorded, summed up, replayed", recorded_and_replayed),
+          ("gpu_coll without a library", rank_dies), ("ranks and one that fails", launcher),
+          ("the small MPI", small_mpi), ("NCCL's log", nccl_log),
+          ("recorded, summed up, replayed", recorded_and_replayed),
           ("measured in turns, and the verdicts", turns_and_verdicts), ("nccl-tests side by side", side_by_side),
           ("the table of skips", table_of_skips), ("an MPS daemon of our own", mps_daemon)])
 finally:

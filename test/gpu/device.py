@@ -57,5 +57,6 @@ def runtime(m):
             if net and ranks == 1:
                 continue
             over = "the socket plugin" if net else "its own choice"
-            yield Step(RUNTIME, f"{ranks} processes over {over}{where}", coll(m, m.railyard, ranks, net, *sizes), limit=45,
+            command = coll(m, m.railyard, ranks, net, *sizes)
+            yield Step(RUNTIME, f"{ranks} processes over {over}{where}", command, limit=45,
                        env={**env, "NCCL_NET_PLUGIN": m.plugin()}, skip=m.not_shared or no_fake or "")

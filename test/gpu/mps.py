@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CUDA MPS daemon of our own, as long as the suite runs. Without one, processes take turns on the GPU, a few milliseconds each, and
-their times say little about anything else. Nothing of the GPU's settings is changed."""
+"""A CUDA MPS daemon of our own, as long as the suite runs. Without one, processes take turns on the GPU, a few
+milliseconds each, and their times say little about anything else. Nothing of the GPU's settings is changed."""
 import os
 import shutil
 import subprocess
@@ -32,7 +32,8 @@ class Daemon:
         """"" or what went wrong. To files: the daemon would hold pipes open."""
         with tempfile.TemporaryFile("w+") as out:
             try:
-                done = subprocess.run(command, input=words, text=True, stdout=out, stderr=out, env=self.env, timeout=LIMIT)
+                done = subprocess.run(command, input=words, text=True, stdout=out, stderr=out, env=self.env,
+                                      timeout=LIMIT)
             except (OSError, subprocess.TimeoutExpired) as e:
                 return str(e)
             out.seek(0)

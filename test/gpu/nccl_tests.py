@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part 4: nccl-tests, built outside the repository, as two processes on one GPU: NCCL with our plugin, NCCL with its own
-Socket, librailyard.so; side by side."""
+"""Part 4: nccl-tests, built outside the repository, as two processes on one GPU: NCCL with our plugin, NCCL with
+its own Socket, librailyard.so; side by side."""
 import os
 import pathlib
 
@@ -11,7 +11,8 @@ from steps import Failed, Step, Verdict, telling
 
 PART = "4 nccl-tests"
 HERE = pathlib.Path(__file__).resolve().parent
-PROGRAMS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "sendrecv", "alltoall", "gather", "scatter")
+PROGRAMS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "sendrecv", "alltoall", "gather",
+            "scatter")
 SIZES = ["-b", "4K", "-e", "4M", "-f", "32", "-n", "5", "-w", "1", "-c", "1"]
 BUILD = "build of the programs"
 
@@ -35,8 +36,9 @@ def one(m, name, folder):
         program = folder / "build" / f"{name}_perf"
         texts, wrong, figures = [], [], {}
         for column, (library, hosts, env) in columns(m).items():
-            status, text = runner.run(step, [*LAUNCH, *(["--hosts"] if hosts else []), "--", program, *SIZES],
-                                      env={**m.env_ranks(library, str(folder / "mpi/lib")), **env, "NCCL_TESTS_DEVICE": 0}, limit=30)
+            command = [*LAUNCH, *(["--hosts"] if hosts else []), "--", program, *SIZES]
+            path = m.env_ranks(library, str(folder / "mpi/lib"))
+            status, text = runner.run(step, command, env={**path, **env, "NCCL_TESTS_DEVICE": 0}, limit=30)
             found = rows(text)
             if status != 0 or not found or any(row["wrong"] for row in found.values()):
                 wrong.append(f"{column}: status {status}: {telling(text)}")
@@ -68,7 +70,8 @@ def steps(m, given, work):
         folder = pathlib.Path(given).resolve()
     else:
         step = build(m, given, work)
-        step.skip = skip or ("" if places.cuda_home() else "no nvcc here") or ("" if places.nccl_include() else "no nccl.h here")
+        missing = "no nvcc here" if not places.cuda_home() else "no nccl.h here" if not places.nccl_include() else ""
+        step.skip = skip or missing
         needs = (BUILD,)
         yield step
     for name in PROGRAMS:

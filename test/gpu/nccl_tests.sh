@@ -4,9 +4,9 @@
 #
 #   test/gpu/nccl_tests.sh SOURCES FOLDER NCCL_LIBRARY NCCL_INCLUDE [SM]
 #
-# SOURCES: a checkout of github.com/NVIDIA/nccl-tests. FOLDER gets build/*_perf, mpi/lib/libmpi.so and nccl, which they are linked
-# with. SM: the GPU's compute capability without the dot (90). CUDA_HOME says where nvcc is. They take whatever libnccl.so.2
-# LD_LIBRARY_PATH has first.
+# SOURCES: a checkout of github.com/NVIDIA/nccl-tests. FOLDER gets build/*_perf and what they are linked with, mpi and
+# nccl. SM: the GPU's compute capability without the dot (90). CUDA_HOME says where nvcc is. The programs take
+# whatever libnccl.so.2 LD_LIBRARY_PATH has first.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 sources=$(cd "${1:?usage: nccl_tests.sh SOURCES FOLDER NCCL_LIBRARY NCCL_INCLUDE [SM]}" && pwd)
@@ -30,8 +30,9 @@ cp "$here/mpi/mpi.h" "$folder/mpi/include/"
   -o "$folder/mpi/lib/libmpi.so"
 
 # The runtime of CUDA goes into each program: it needs no folder of the toolkit when it runs.
-make -C "$sources/src" -j"$(nproc)" build BIN_FILES_LIST="$programs" BUILDDIR="$folder/build" CUDA_HOME="$cuda" CUDA_LIB="$folder/nccl/lib -L$cuda_lib" \
-  CUDARTLIB=cudart_static NCCL_HOME="$folder/nccl" MPI=1 MPI_HOME="$folder/mpi" CXX="${CXX:-g++}" NVCC="$cuda/bin/nvcc" \
+make -C "$sources/src" -j"$(nproc)" build BIN_FILES_LIST="$programs" BUILDDIR="$folder/build" CXX="${CXX:-g++}" \
+  CUDA_HOME="$cuda" NVCC="$cuda/bin/nvcc" CUDA_LIB="$folder/nccl/lib -L$cuda_lib" CUDARTLIB=cudart_static \
+  NCCL_HOME="$folder/nccl" MPI=1 MPI_HOME="$folder/mpi" \
   NVCC_GENCODE="-gencode=arch=compute_$sm,code=sm_$sm"
 rm -f "$folder"/build/*.o "$folder"/build/*/*.o
 strip --strip-debug "$folder"/build/*_perf

@@ -62,24 +62,23 @@ def torch_python():
 
 def wheels(name):
     """Folders that NVIDIA's packages unpack to."""
-    return [found for _, folders in pythons() for folder in folders for found in sorted(glob.glob(f"{folder}/nvidia/{name}"))]
+    looked = [f"{folder}/nvidia/{name}" for _, folders in pythons() for folder in folders]
+    return [found for place in looked for found in sorted(glob.glob(place))]
 
 
 # ---- CUDA and NCCL ----
 
 def cuda_home():
     nvcc = tool("nvcc")
-    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and os.path.dirname(os.path.dirname(nvcc)),
-                 "/usr/local/cuda"):
+    beside = nvcc and os.path.dirname(os.path.dirname(nvcc))
+    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), beside, "/usr/local/cuda"):
         if root and os.path.exists(f"{root}/bin/nvcc"):
             return os.path.realpath(root)
     return None
 
 
 def sanitizer():
-    """compute-sanitizer; in some toolkits bin has only a script that looks for it beside itself."""
-    return tool("compute-sanitizer") or next(
-        (f"{root}/bin/compute-sanitizer" for root in [cuda_home()] if root and os.path.exists(f"{root}/bin/compute-sanitizer")), None)
+    return tool("compute-sanitizer") or first([f"{cuda_home()}/bin/compute-sanitizer"])
 
 
 def first(paths):
@@ -181,7 +180,8 @@ def look(build):
     env = {**os.environ, "TEST_REAL_GPU": "1"}
     env["LD_LIBRARY_PATH"] = ":".join(d for d in [found, *LOADER_PATH] if d)
     try:
-        done = subprocess.run([str(build / "test/gpu/gpu_coll"), "--probe"], env=env, capture_output=True, text=True, timeout=60)
+        probe = [str(build / "test/gpu/gpu_coll"), "--probe"]
+        done = subprocess.run(probe, env=env, capture_output=True, text=True, timeout=60)
         m.no_gpu = "" if done.returncode == 0 else f"the GPU cannot be used: {(done.stdout + done.stderr).strip()}"
     except (OSError, subprocess.TimeoutExpired) as e:
         m.no_gpu = f"the GPU cannot be used: {e}"

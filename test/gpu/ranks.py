@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a command N times, as ranks 0 to N-1 of one job on this machine, with the variables that torch.distributed and the
-MPI of test/gpu/mpi read. The first that fails ends the others; its status is ours.
+"""Starts a command N times, as ranks 0 to N-1 of one job on this machine, with the variables that torch.distributed
+and the MPI of test/gpu/mpi read. The first that fails ends the others; its status is ours.
 
     ranks.py -n N [--hosts] -- COMMAND...
 
---hosts gives each rank a host of its own as far as NCCL can see (NCCL_HOSTID): else it takes two ranks on one GPU for a mistake.
+--hosts gives each rank a host of its own as far as NCCL can see (NCCL_HOSTID): else it takes two ranks on one GPU
+for a mistake.
 """
 import argparse
 import os
@@ -60,7 +61,8 @@ def main():
         parser.error("no command")
     port = free_port()
     with tempfile.NamedTemporaryFile(prefix="gpu-test-mpi.") as page:
-        processes = [subprocess.Popen(command, env=variables(r, args.n, port, page.name, args.hosts)) for r in range(args.n)]
+        processes = [subprocess.Popen(command, env=variables(rank, args.n, port, page.name, args.hosts))
+                     for rank in range(args.n)]
         status = wait(processes)
     sys.exit(status if status >= 0 else 128 - status)
 

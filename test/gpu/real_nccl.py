@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part 3: NCCL itself, two processes on one GPU that it takes for two hosts, all bytes through our plugin; the same traffic
-recorded and replayed; PyTorch's NCCL backend, on NCCL and on librailyard.so."""
+"""Part 3: NCCL itself, two processes on one GPU that it takes for two hosts, all bytes through our plugin; the same
+traffic recorded and replayed; PyTorch's NCCL backend, on NCCL and on librailyard.so."""
 import glob
 import os
 import pathlib
@@ -31,7 +31,8 @@ def log_files(step):
 
 def logged(step):
     """NCCL's log of each process beside the step's own."""
-    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": f"{step.log.with_suffix('')}.nccl.%p.log"}
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET",
+            "NCCL_DEBUG_FILE": f"{step.log.with_suffix('')}.nccl.%p.log"}
 
 
 def chosen(step, name, channels=0):
@@ -70,7 +71,8 @@ def collectives(m, skip):
     sizes = ["--maxbytes", 4 << 20, "--factor", 16, "--iters", 5, "--most-ms", 50]
     for n in (2, 4, 8):
         yield Step(PART, f"collectives, our plugin, {n} channels", limit=45, skip=skip,
-                   body=with_log(coll(m, m.nccl, 2, True, *sizes), RAIL, n), env=m.env_ranks(**ours(m), **channel_env(n)))
+                   env=m.env_ranks(**ours(m), **channel_env(n)),
+                   body=with_log(coll(m, m.nccl, 2, True, *sizes), RAIL, n))
 
 
 # ---- recorded and replayed ----
@@ -106,36 +108,42 @@ def summary(m):
         messages = sum(int(n) for n in re.findall(r"^\s+\d+ send\s+(\d+)", text, re.M))
         if not messages:
             raise Failed("the records have no message")
-        return Verdict(f"{messages} messages sent; " + (f"NCCL broke {'; '.join(broken['caller'])}" if status else "no findings"))
+        findings = f"NCCL broke {'; '.join(broken['caller'])}" if status else "no findings"
+        return Verdict(f"{messages} messages sent; {findings}")
     return Step(PART, "its summary", body=body, limit=30, needs=("recorded",))
 
 
 def replay(m):
     def body(runner, step):
-        status, text = runner.run(step, [m.build / "bin/rail-kit", "replay", *traces(runner), "--plugin", m.plugin(), "--limit", 40])
+        command = [m.build / "bin/rail-kit", "replay", *traces(runner), "--plugin", m.plugin(), "--limit", 40]
+        status, text = runner.run(step, command)
         if status != 0:
             raise Failed(f"rail-kit replay ended with status {status}: {telling(text)}")
         same = re.findall(r": (\d+) messages, .*all as recorded$", text, re.M)
         if len(same) != len(traces(runner)):
             raise Failed(f"{len(same)} of {len(traces(runner))} records were replayed: {last_line(text)}")
         return Verdict(f"{sum(map(int, same))} messages, all as recorded")
-    return Step(PART, "replayed without NCCL", body=body, limit=45, needs=("recorded",), env={"NCCL_SOCKET_IFNAME": "lo"})
+    return Step(PART, "replayed without NCCL", body=body, limit=45, needs=("recorded",),
+                env={"NCCL_SOCKET_IFNAME": "lo"})
 
 
 # ---- PyTorch ----
 
 def torch_command(python, wanted, hosts):
-    return [python, HERE / "ranks.py", "-n", 2, *(["--hosts"] if hosts else []), "--", python, HERE / "torch_ranks.py", wanted]
+    return [python, HERE / "ranks.py", "-n", 2, *(["--hosts"] if hosts else []), "--",
+            python, HERE / "torch_ranks.py", wanted]
 
 
 def torch(m):
     python = places.torch_python()
     skip = m.no_ranks or ("" if python else "no PyTorch here")
     for n in (2, 4, 8):
-        yield Step(PART, f"PyTorch, our plugin, {n} channels", limit=100, skip=skip, env=m.env_ranks(**ours(m), **channel_env(n)),
+        yield Step(PART, f"PyTorch, our plugin, {n} channels", limit=100, skip=skip,
+                   env=m.env_ranks(**ours(m), **channel_env(n)),
                    body=with_log(torch_command(python, "libnccl.so", True), RAIL))
     yield Step(PART, "PyTorch on librailyard.so", torch_command(python, "librailyard.so", False), limit=100, skip=skip,
-               env=m.env_ranks(os.path.dirname(m.railyard), LD_PRELOAD="libnccl.so.2", NCCL_NET_PLUGIN=m.plugin(), NCCL_DEBUG="WARN"))
+               env=m.env_ranks(os.path.dirname(m.railyard), LD_PRELOAD="libnccl.so.2", NCCL_NET_PLUGIN=m.plugin(),
+                                NCCL_DEBUG="WARN"))
 
 
 def steps(m):

@@ -11,13 +11,15 @@ from steps import Failed, Step, Verdict, tap, telling
 PART = "5 speed"
 ROUNDS = 3
 REDUCE_COPY, RUNTIME, PLUGIN = 0.9, 1.0, 1.0  # to reach
-# A row of nccl-tests' table, which is gpu_coll's too: size, …, redop, root, then time, algbw, busbw, wrong for each place.
+# A row of nccl-tests' table, which is gpu_coll's too: size, …, redop, root, then time, algbw, busbw, wrong out of
+# place and in place.
 ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+-?\d+\s+([\d.e+-]+)\s+([\d.e+-]+)\s+([\d.e+-]+)\s+(\S+)", re.M)
 
 
 def rows(text):
     """Size in bytes → {"us", "algbw", "busbw", "wrong"} out of place."""
-    return {int(size): {"us": float(us), "algbw": float(alg), "busbw": float(bus), "wrong": 0 if wrong == "N/A" else float(wrong)}
+    return {int(size): {"us": float(us), "algbw": float(alg), "busbw": float(bus),
+                        "wrong": 0 if wrong == "N/A" else float(wrong)}
             for size, us, alg, bus, wrong in ROW.findall(text)}
 
 
@@ -54,17 +56,17 @@ def in_turns(m, sizes, rounds=ROUNDS):
         for n in range(rounds):
             names = list(configurations(m).items())
             for name, (library, net, env) in names[n % len(names):] + names[:n % len(names)]:
-                status, text = runner.run(step, coll(m, library, 2, net, "--only", "all_reduce", "--float", *sizes), env=env, limit=40)
+                command = coll(m, library, 2, net, "--only", "all_reduce", "--float", *sizes)
+                status, text = runner.run(step, command, env=env, limit=40)
                 found = rows(text)
                 if status != 0 or not found or any(row["wrong"] for row in found.values()):
                     raise Failed(f"{name}: status {status}: {telling(text)}")
                 for size, row in found.items():
-                    table.setdefault(size, {}).setdefault(name, []).append(row["us"])
-        step.figures = {f"{size} {name}": statistics.median(us) for size, columns in table.items() for name, us in columns.items()}
-        lines = [f"  {size_text(size):>8}: " + ", ".join(f"{name} {statistics.median(us):.0f} us" for name, us in columns.items())
-                 for size, columns in table.items()]
-        runner.say("\n".join(lines))
-        return Verdict(f"{rounds} rounds, {len(table)} sizes", step.figures)
+                    table.setdefault((size, name), []).append(row["us"])
+        figures = {f"{size} {name}": statistics.median(us) for (size, name), us in table.items()}
+        for (size, name), us in sorted(table.items()):
+            runner.say(f"    {size_text(size):>8}  {name:22} {statistics.median(us):9.0f} us")
+        return Verdict(f"{rounds} rounds, {len({size for size, _ in table})} sizes", figures)
     return body
 
 
@@ -73,7 +75,8 @@ def compare(mark, what, against):
     def body(runner, _step):
         figures = next(s.figures for s in runner.steps if s.name == "all-reduce in turns")
         sizes = sorted({int(key.split()[0]) for key in figures})
-        ratios = {size_text(size): min(figures[f"{size} {name}"] for name in against) / figures[f"{size} {what}"] for size in sizes}
+        ratios = {size_text(size): min(figures[f"{size} {name}"] for name in against) / figures[f"{size} {what}"]
+                  for size in sizes}
         note, missed = reached(ratios, mark)
         return Verdict(note, ratios, missed)
     return body
@@ -89,4 +92,5 @@ def steps(m):
     needs = ("all-reduce in turns",)
     yield Step(PART, "Railyard against NCCL", needs=needs,
                body=compare(RUNTIME, "Railyard", ("NCCL, Socket", "NCCL, our plugin")))
-    yield Step(PART, "our plugin against Socket", needs=needs, body=compare(PLUGIN, "NCCL, our plugin", ("NCCL, Socket",)))
+    yield Step(PART, "our plugin against Socket", needs=needs,
+               body=compare(PLUGIN, "NCCL, our plugin", ("NCCL, Socket",)))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps one after the other, each with a deadline and a log file of its own, then a table and JSON.
 
-Knows nothing of GPUs. A step is a command (or several, for measurements in turns) and a judge of what it printed. Whatever
-happens to it, the next one is run, and all have a line in the table.
+Knows nothing of GPUs. A step is a command (or several, for measurements in turns) and a judge of what it printed.
+Whatever happens to it, the next one is run, and all have a line in the table.
 """
 import dataclasses
 import json
@@ -41,7 +41,8 @@ class Verdict:
 @dataclasses.dataclass
 class Step:
     """`command`: words; or a function that gives them when the step begins (it may raise Skip or Failed).
-    `judge(text, step)`: of the output of a command that ended with 0; None: TAP. `needs`: names of steps that must be ok."""
+    `judge(text, step)`: of the output of a command that ended with 0; None: TAP.
+    `needs`: names of steps that must be ok."""
     part: str
     name: str
     command: typing.Any = None
@@ -64,8 +65,8 @@ def file_name(text):
 
 
 def environment(changes):
-    """This process' environment without what belongs to launchers and libraries, with the changes; "+NAME" puts its value in
-    front of a list of folders."""
+    """This process' environment without what belongs to launchers and libraries, with the changes; "+NAME" puts its
+    value in front of a list of folders."""
     env = {k: v for k, v in os.environ.items() if k in KEEP or not k.startswith(DROP) and k not in DROP_NAMES}
     for name, value in changes.items():
         if name.startswith("+"):
@@ -112,7 +113,7 @@ class Runner:
         return self.end - time.monotonic()
 
     def run(self, step, command, env=None, limit=None):
-        """Runs the command with its output added to the step's log. (exit status, output); Failed after the deadline."""
+        """Runs the command, its output added to the step's log. (exit status, output); Failed after the deadline."""
         limit = min(limit or step.limit, self.left())
         if self.left() < self.least:
             raise Skip(f"the {self.budget:.0f} s of the whole are used up")
@@ -218,7 +219,8 @@ class Runner:
 
     def markdown(self, text):
         """To be kept with other results."""
-        lines = ["# GPU suite", "", *(f"- {name}: {value}" for name, value in self.facts.items()), "", "```text", text.strip(), "```"]
+        lines = ["# GPU suite", "", *(f"- {name}: {value}" for name, value in self.facts.items()), ""]
+        lines += ["```text", text.strip(), "```"]
         for s in self.steps:
             if s.figures:
                 lines += ["", f"{s.part}, {s.name}:", "", "| | |", "|---|---|"]

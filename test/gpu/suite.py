@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""make gpu-test: everything that wants a GPU, one table at the end. Without a GPU parts 1 and 2 run in emulation, the rest is
-skipped with its reason.
+"""make gpu-test: everything that wants a GPU, one table at the end. Without a GPU parts 1 and 2 run in emulation,
+the rest is skipped with its reason.
 
     suite.py --build DIR --out DIR [--budget S] [--only TEXT]... [--nccl-tests DIR] [--mps]
 
-Needs Python 3 and what `make tests` built, here or elsewhere. CUDA_HOME, NCCL_HOME and PYTHON (an interpreter with torch) say
-where things are that it does not find by itself; CUDA_VISIBLE_DEVICES picks the GPU. Exit status: 1 if something failed; being
-slower than the mark is no failure, but said.
+Needs Python 3 and what `make tests` built, here or elsewhere. CUDA_HOME, NCCL_HOME and PYTHON (an interpreter with
+torch) say where things are that it does not find by itself; CUDA_VISIBLE_DEVICES picks the GPU. Exit status: 1 if
+something failed; being slower than the mark is no failure, but said.
 """
 import argparse
+import functools
 import os
 import pathlib
 import shlex
@@ -35,9 +36,12 @@ def options():
     p.add_argument("--build", default=ROOT / "build", type=pathlib.Path, help="what make tests built (build)")
     p.add_argument("--out", default=None, type=pathlib.Path, help="table, JSON and logs (BUILD/gpu-test)")
     p.add_argument("--budget", default=450, type=float, help="seconds for all of it (450)")
-    p.add_argument("--only", action="append", default=[], help="steps whose part and name contain this; may be repeated")
-    p.add_argument("--nccl-tests", default=os.environ.get("NCCL_TESTS", ""), help="sources of nccl-tests, or what nccl_tests.sh made")
-    p.add_argument("--mps", action="store_true", help="start a CUDA MPS daemon, so that processes need not take turns on the GPU")
+    p.add_argument("--only", action="append", default=[],
+                   help="steps whose part and name contain this; may be repeated")
+    p.add_argument("--nccl-tests", default=os.environ.get("NCCL_TESTS", ""),
+                   help="sources of nccl-tests, or what nccl_tests.sh made")
+    p.add_argument("--mps", action="store_true",
+                   help="start a CUDA MPS daemon, so that processes need not take turns on the GPU")
     p.add_argument("--list", action="store_true", help="print the steps and end")
     return p.parse_args()
 
@@ -62,7 +66,8 @@ def wanted(steps, only):
 def facts(m):
     git = places.output(["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--tags"]).strip()
     gpu = ", ".join(v for v in (places.smi("name"), places.smi("memory.total"), places.smi("driver_version")) if v)
-    return {"date": time.strftime("%Y-%m-%d %H:%M:%S %z"), "railyard": git or "unknown", "command": shlex.join(sys.argv),
+    return {"date": time.strftime("%Y-%m-%d %H:%M:%S %z"), "railyard": git or "unknown",
+            "command": shlex.join(sys.argv),
             "machine": f"{os.uname().sysname} {os.uname().release}, {os.cpu_count()} cores",
             "GPU": m.no_gpu or f"{gpu or 'unknown'}{'; ' + m.not_shared if m.not_shared else ''}",
             "NCCL": os.path.realpath(m.nccl) if m.nccl else "none", "CUDA": places.cuda_home() or "none",
@@ -85,7 +90,8 @@ def main():
             print("\n".join(f"{s.part}: {s.name}" for s in steps))
             return 0
         told = (daemon.why or "started by the suite") if daemon else "none of ours"
-        return run(steps, Runner(o.out, o.budget, say=lambda text: print(text, flush=True), facts={**facts(m), "MPS": told}))
+        say = functools.partial(print, flush=True)
+        return run(steps, Runner(o.out, o.budget, say=say, facts={**facts(m), "MPS": told}))
     finally:
         if daemon:
             daemon.close()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of torch.distributed's NCCL backend, all ranks on GPU 0 (started by ranks.py). Every element of every result is
-compared with what arithmetic says; small integers, so that no order of additions rounds. Prints TAP; 77 and a line without torch
-or GPU.
+"""One rank of torch.distributed's NCCL backend, all ranks on GPU 0 (started by ranks.py). Every element of every
+result is compared with what arithmetic says; small integers, so that no order of additions rounds. Prints TAP; 77
+and a line without torch or GPU.
 
     torch_ranks.py LIBRARY    a piece of the path of the libnccl that must be in use, and no other
     torch_ranks.py --cpu      with gloo, on the CPU: to try this script where there is no GPU
@@ -71,8 +71,8 @@ def run(torch, dist, wanted):
                 wrong += int((got != want).sum().item())
             cases += 1
             failed += wrong > 0
-            print(f"{'not ok' if wrong else 'ok'} {cases} - rank {rank}: {collective.__name__} of {dtype}, {wrong} wrong",
-                  flush=True)
+            result = "not ok" if wrong else "ok"
+            print(f"{result} {cases} - rank {rank}: {collective.__name__} of {dtype}, {wrong} wrong", flush=True)
     dist.barrier()
     found = loaded()
     right = CPU or found and all(wanted in name for name in found)

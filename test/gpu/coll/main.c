@@ -134,8 +134,9 @@ static const char *collective(const char *text) {
 }
 
 static void usage(FILE *f) {
-  fprintf(f, "usage: gpu_coll [--library LIBNCCL] [--ranks N] [--only COLLECTIVE] [--float] [--iters N] [--most-ms MS]\n"
-             "                [--minbytes N] [--maxbytes N] [--factor N] [--limit SECONDS] [--hosts] [--probe]\n");
+  fprintf(f, "usage: gpu_coll [--library LIBNCCL] [--ranks N] [--only COLLECTIVE] [--float] [--iters N]\n"
+             "                [--most-ms MS] [--minbytes N] [--maxbytes N] [--factor N] [--limit SECONDS]\n"
+             "                [--hosts] [--probe]\n");
 }
 
 /* True: only a probe is wanted. */
