@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,8 +21,8 @@ import nccl_tests  # noqa: E402
 import places  # noqa: E402
 import real_nccl  # noqa: E402
 import speed  # noqa: E402
-from coll import BUILD, ROOT, Skip, environment, main, run  # noqa: E402
-from steps import FAILED, MISSED, OK, SKIPPED, Runner, Step, Verdict  # noqa: E402
+from coll import BUILD, Skip, main, run  # noqa: E402
+from steps import FAILED, MISSED, OK, SKIPPED, Runner, Step  # noqa: E402
 from steps import Failed as StepFailed  # noqa: E402
 
 ROOM = pathlib.Path(tempfile.mkdtemp(prefix="rail-test-gpu."))
