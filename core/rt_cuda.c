@@ -24,13 +24,16 @@ static int count_objects(struct dl_phdr_info *info, size_t size, void *count) {
 
 /* False: a call is missing, and that was said. */
 static bool fill_table(void *library, const char *name) {
-  static const struct { const char *symbol; size_t at; } calls[] = {
-#define ROW_(field, symbol, arguments) {#symbol, offsetof(struct rt_cuda, field)},
-      RT_CUDA_CALLS(ROW_)
+  static const struct { const char *symbol; size_t at; bool needed; } calls[] = {
+#define ROW_(field, symbol, arguments) {#symbol, offsetof(struct rt_cuda, field), true},
+#define NEW_ROW_(field, symbol, arguments) {#symbol, offsetof(struct rt_cuda, field), false},
+      RT_CUDA_CALLS(ROW_) RT_CUDA_NEW_CALLS(NEW_ROW_)
+#undef NEW_ROW_
 #undef ROW_
   };
   for (size_t i = 0; i < RAIL_COUNT_OF(calls); i++) {
     void *found = dlsym(library, calls[i].symbol);
+    if (!found && !calls[i].needed) continue;
     if (!found) {
       RAIL_WARN("%s has no %s: collectives run on host buffers only; a driver of CUDA 11.3 or later is needed", name,
                 calls[i].symbol);

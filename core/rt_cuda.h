@@ -34,7 +34,11 @@ enum {
   RT_CU_MEMORY_HOST = 1, /* registered with a context; unknown to it: 0 */
 
   RT_CU_DEVICE_MULTIPROCESSORS = 16,
+  RT_CU_DEVICE_COMPUTE_MAJOR = 75,
   RT_CU_DEVICE_REGISTERED_HOST_POINTER = 91,
+  RT_CU_DEVICE_HOST_PAGE_TABLES = 100, /* it hangs on the processor by a coherent link */
+  RT_CU_DEVICE_GPU_DIRECT_RDMA = 116,
+  RT_CU_DEVICE_DMA_BUF = 124,
 
   RT_CU_REGISTER_PORTABLE = 1,
   RT_CU_REGISTER_DEVICEMAP = 2,
@@ -42,6 +46,7 @@ enum {
   RT_CU_CAPTURE_MODE_RELAXED = 2,
   RT_CU_CAPTURE_NONE = 0,
   RT_CU_CAPTURE_ACTIVE = 1,
+  RT_CU_HANDLE_DMA_BUF_FD = 1,
   RT_CU_OBJECT_NO_SYNC = 1, /* for creating one */
   RT_CU_OBJECT_MOVE = 1,    /* for having a graph retain it */
 };
@@ -54,6 +59,9 @@ enum {
   X(ctx_pop, cuCtxPopCurrent_v2, (void **context))                                                                  \
   X(ctx_get_device, cuCtxGetDevice, (int *device))                                                                  \
   X(device_attribute, cuDeviceGetAttribute, (int *value, int attribute, int device))                                \
+  X(device_bus_id, cuDeviceGetPCIBusId, (char *text, int size, int device))                                         \
+  X(mem_alloc, cuMemAlloc_v2, (uint64_t *address, size_t size))                                                     \
+  X(mem_free, cuMemFree_v2, (uint64_t address))                                                                     \
   X(pointer_attributes, cuPointerGetAttributes, (unsigned n, int *attributes, void **values, uint64_t pointer))     \
   X(host_register, cuMemHostRegister_v2, (void *memory, size_t size, unsigned flags))                               \
   X(host_unregister, cuMemHostUnregister, (void *memory))                                                           \
@@ -80,9 +88,15 @@ enum {
      unsigned block_z, unsigned shared, void *stream, void **arguments, void **extra))                              \
   X(launch_host, cuLaunchHostFunc, (void *stream, void (*call)(void *arg), void *arg))
 
+/* The same for those that later drivers have: NULL where this one does not. */
+#define RT_CUDA_NEW_CALLS(X)                                                                                        \
+  X(range_handle, cuMemGetHandleForAddressRange,                                                                    \
+    (void *handle, uint64_t address, size_t size, int type, unsigned long long flags))
+
 struct rt_cuda {
 #define RT_CUDA_FIELD_(field, symbol, arguments) int(*field) arguments;
   RT_CUDA_CALLS(RT_CUDA_FIELD_)
+  RT_CUDA_NEW_CALLS(RT_CUDA_FIELD_)
 #undef RT_CUDA_FIELD_
 };
 

@@ -2,7 +2,8 @@
  *
  * NET: the proxy moves steps between slots and a plugin that was loaded with
  * dlopen, as NCCL's does. One plugin connection per connector; the slots'
- * buffers are registered once; a step whose slot names user memory goes from or to there.
+ * buffers are registered once; a step whose slot names user memory goes from or to there. A
+ * device's kernels may have slots of their own, in the device's memory (rt_gdr.h).
  */
 #include "core/rt_net.h"
 
@@ -15,6 +16,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "core/rt_comm.h"
+#include "core/rt_gdr.h"
 #include "core/rt_param.h"
 
 /* A registration that costs more than this per MiB is not made for one operation. */
@@ -28,6 +30,8 @@ struct net_res {
   char *memory; /* both protocols' buffers */
   size_t size;
   void *mhandle[RT_NPROTO];
+  struct rt_gdr gdr; /* beside those of RT_SIMPLE */
+  bool gdr_tried;
   unsigned char handle[RAIL_NET_HANDLE_SIZE];
   /* The FIFO between kernel and proxy; cache lines of their own. */
   RAIL_ALIGNED(64) uint64_t tail;
@@ -173,6 +177,7 @@ static void net_free(struct ncclComm *comm, struct rt_connector *c) {
   struct net_res *res = c->res;
   if (!res) return;
   struct rail_net *plugin = comm->net.plugin;
+  rt_gdr_close(comm, res->comm, &res->gdr);
   for (int proto = 0; proto < RT_NPROTO; proto++)
     if (res->mhandle[proto]) rail_net_dereg_mr(plugin, res->comm, res->mhandle[proto]);
   if (c->is_send)
@@ -202,43 +207,113 @@ static int net_ranges(const struct rt_connector *c, struct rt_range *out) {
   return 2;
 }
 
+static void add_device_slots(struct ncclComm *comm, struct rt_connector *c) {
+  struct net_res *res = c->res;
+  if (res->gdr_tried) return;
+  res->gdr_tried = true;
+  size_t size = RT_STEPS * (size_t)c->conn.slot_size[RT_SIMPLE];
+  rt_gdr_open(comm, res->dev, res->comm, c->is_send, size, &res->gdr);
+  c->conn.device_buff = res->gdr.slots;
+}
+
 /* ---- moving steps: the proxy's side of the FIFO -------------------------------- */
+
+/* What a step lies in, for the plugin. */
+struct place {
+  void *data, *mhandle;
+};
+
+static bool in_device_slots(const struct rt_connector *c, const struct rt_proxy_op *op) {
+  return op->on_device && c->conn.device_buff && op->proto == RT_SIMPLE;
+}
+
+static struct place place_of(const struct rt_connector *c, const struct rt_proxy_op *op, uint64_t step) {
+  const struct net_res *res = c->res;
+  const struct rt_slot *slot = &res->slot[step % RT_STEPS];
+  if (in_device_slots(c, op))
+    return (struct place){c->conn.device_buff + step % RT_STEPS * c->conn.slot_size[RT_SIMPLE], res->gdr.mhandle};
+  if (slot->ptr) return (struct place){slot->ptr, slot->mhandle};
+  return (struct place){rt_conn_slot_buff(&c->conn, op->proto, step), res->mhandle[op->proto]};
+}
 
 /* Hands the next step to the plugin. RAIL_IN_PROGRESS: it takes none now. */
 static rail_result_t post(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
   struct net_res *res = c->res;
   uint64_t step = op->base + op->posted;
   const struct rt_slot *slot = &res->slot[step % RT_STEPS];
-  void *data = slot->ptr ? slot->ptr : rt_conn_slot_buff(&c->conn, op->proto, step);
-  void *mh = slot->ptr ? slot->mhandle : res->mhandle[op->proto];
+  struct place p = place_of(c, op, step);
   void **request = &op->requests[op->posted % RT_STEPS];
   *request = NULL;
   if (c->is_send) {
-    RAIL_TRY(rail_net_isend(comm->net.plugin, res->comm, data, (size_t)slot->bytes, comm->rank, mh, request));
+    RAIL_TRY(rail_net_isend(comm->net.plugin, res->comm, p.data, (size_t)slot->bytes, comm->rank, p.mhandle, request));
   } else {
     size_t capacity = slot->ptr ? (size_t)slot->capacity : (size_t)c->conn.slot_size[op->proto];
     int tag = c->peer;
-    RAIL_TRY(rail_net_irecv(comm->net.plugin, res->comm, 1, &data, &capacity, &tag, &mh, request));
+    RAIL_TRY(rail_net_irecv(comm->net.plugin, res->comm, 1, &p.data, &capacity, &tag, &p.mhandle, request));
   }
   if (!*request) return RAIL_IN_PROGRESS;
   op->posted++;
   return RAIL_OK;
 }
 
-/* Looks at the oldest step, as NCCL does, and passes it on to the kernel when the plugin is done with it. */
-static rail_result_t complete(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
+/* Looks at the oldest send, as NCCL does, and gives its slot back to the kernel when the plugin is done with it. */
+static rail_result_t sent(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
   struct net_res *res = c->res;
   int done = 0, bytes = 0;
   RAIL_TRY(rail_net_test(comm->net.plugin, op->requests[op->done % RT_STEPS], &done, &bytes));
   if (!done) return RAIL_IN_PROGRESS;
   uint64_t step = op->base + op->done++;
-  if (c->is_send) {
-    rt_publish(&res->credit, step + 1 + RT_STEPS);
-  } else {
-    res->slot[step % RT_STEPS].bytes = (uint64_t)bytes;
-    rt_publish(&res->tail, step + 1);
-  }
+  rt_publish(&res->credit, step + 1 + RT_STEPS);
   return RAIL_OK;
+}
+
+/* What the plugin said of a flush. */
+static rail_result_t flushed(struct ncclComm *comm, const struct rt_connector *c, rail_result_t r) {
+  if (r != RAIL_OK && r != RAIL_IN_PROGRESS)
+    RAIL_WARN("NET: rank %d: %s cannot flush what came from rank %d into the memory of CUDA device %d (%s); "
+              "NCCL_NET_GDR_LEVEL=LOC receives into host memory",
+              comm->rank, rail_net_name(comm->net.plugin), c->peer, comm->gpu.ordinal, rail_result_name((int)r));
+  return r;
+}
+
+/* Looks at the oldest receive that has not come. When it has, its request makes room for that of the flush. */
+static rail_result_t received(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
+  struct net_res *res = c->res;
+  void **request = &op->requests[op->received % RT_STEPS];
+  int done = 0, bytes = 0;
+  RAIL_TRY(rail_net_test(comm->net.plugin, *request, &done, &bytes));
+  if (!done) return RAIL_IN_PROGRESS;
+  uint64_t step = op->base + op->received++;
+  *request = NULL;
+  res->slot[step % RT_STEPS].bytes = (uint64_t)bytes;
+  if (bytes == 0 || !res->gdr.flush || !in_device_slots(c, op)) return RAIL_OK;
+  struct place p = place_of(c, op, step);
+  return flushed(comm, c, rail_net_iflush(comm->net.plugin, res->comm, 1, &p.data, &bytes, &p.mhandle, request));
+}
+
+/* Passes the oldest step that has come on to the kernel, when it is flushed or needs no flush. */
+static rail_result_t pass_on(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
+  struct net_res *res = c->res;
+  void *flush = op->requests[op->done % RT_STEPS];
+  int done = 1;
+  if (flush) RAIL_TRY(flushed(comm, c, rail_net_test(comm->net.plugin, flush, &done, NULL)));
+  if (!done) return RAIL_IN_PROGRESS;
+  uint64_t step = op->base + op->done++;
+  rt_publish(&res->tail, step + 1);
+  return RAIL_OK;
+}
+
+/* RAIL_OK: something moved, maybe nothing more. */
+static rail_result_t complete(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
+  rail_result_t r = RAIL_OK, moved = RAIL_IN_PROGRESS;
+  if (c->is_send) {
+    while (op->done < op->posted && (r = sent(comm, c, op)) == RAIL_OK) moved = RAIL_OK;
+    return r == RAIL_OK || r == RAIL_IN_PROGRESS ? moved : r;
+  }
+  while (op->received < op->posted && (r = received(comm, c, op)) == RAIL_OK) moved = RAIL_OK;
+  if (r != RAIL_OK && r != RAIL_IN_PROGRESS) return r;
+  while (op->done < op->received && (r = pass_on(comm, c, op)) == RAIL_OK) moved = RAIL_OK;
+  return r == RAIL_OK || r == RAIL_IN_PROGRESS ? moved : r;
 }
 
 static rail_result_t net_progress(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
@@ -254,8 +329,9 @@ static rail_result_t net_progress(struct ncclComm *comm, struct rt_connector *c,
          (r = post(comm, c, op)) == RAIL_OK)
     moved = RAIL_OK;
   if (r != RAIL_OK && r != RAIL_IN_PROGRESS) return r;
-  while (op->done < op->posted && (r = complete(comm, c, op)) == RAIL_OK) moved = RAIL_OK;
+  r = complete(comm, c, op);
   if (r != RAIL_OK && r != RAIL_IN_PROGRESS) return r;
+  if (r == RAIL_OK) moved = RAIL_OK;
   if (op->done == op->nsteps) res->step = op->base + op->nsteps;
   return moved;
 }
@@ -269,12 +345,14 @@ const struct rt_transport rt_net_transport = {
              .progress = net_progress,
              .reg = net_reg,
              .dereg = net_dereg,
-             .ranges = net_ranges},
+             .ranges = net_ranges,
+             .add_device_slots = add_device_slots},
     .recv = {.setup = recv_setup,
              .connect = recv_connect,
              .free = net_free,
              .progress = net_progress,
              .reg = net_reg,
              .dereg = net_dereg,
-             .ranges = net_ranges},
+             .ranges = net_ranges,
+             .add_device_slots = add_device_slots},
 };

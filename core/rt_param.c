@@ -72,6 +72,17 @@ static const struct rail_param rows[] = {
   {.name = "NCCL_NET_FORCE_MERGE", .type = RAIL_PARAM_STRING, AT(net_force_merge),
    .doc = "Network devices that the plugin shall fuse into one: groups with ; between them, of 2 to 8 exact names, or "
           "NAME:PORT, with commas."},
+  {.name = "NCCL_NET_GDR_LEVEL", .type = RAIL_PARAM_STRING, AT(net_gdr_level),
+   .doc = "How far a NIC may be from the GPU whose memory it reads and writes itself: LOC (never), PIX, PXB (the "
+          "default), PHB or SYS. Farther away, or where the plugin offers no GPU memory, data goes through the host's."},
+  {.name = "NCCL_NET_GDR_READ", .type = RAIL_PARAM_INT, .def = "-2", .lo = -2, .hi = 1, AT(net_gdr_read),
+   .doc = "0: NICs write GPU memory, and do not read it. Anything else: both, which is what NCCL does on the GPUs that "
+          "the kernels run on."},
+  {.name = "NCCL_NET_FORCE_FLUSH", .type = RAIL_PARAM_BOOL, .def = "0", .lo = 0, .hi = 1, AT(net_force_flush),
+   .doc = "1: what a NIC has written into GPU memory is flushed before the GPU reads it, also where neither the GPU nor "
+          "the plugin asks for that."},
+  {.name = "NCCL_DMABUF_ENABLE", .type = RAIL_PARAM_BOOL, .def = "1", .lo = 0, .hi = 1, AT(dmabuf_enable),
+   .doc = "0: GPU memory is registered with plugins by its address, never as a dma-buf."},
 
   {.name = "RAIL_CUDA_LIB", .type = RAIL_PARAM_STRING, .def = "libcuda.so.1", AT(cuda_lib),
    .doc = "The CUDA driver's library. It is used once the program has loaded it, never loaded for its own sake."},

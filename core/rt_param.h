@@ -40,6 +40,10 @@ struct rt_params {
   const char *net;
   const char *net_plugin;
   const char *net_force_merge;
+  const char *net_gdr_level;
+  int64_t net_gdr_read;
+  int64_t net_force_flush;
+  int64_t dmabuf_enable;
   /* devices */
   const char *cuda_lib;
   const char *cuda_kernels;

@@ -117,7 +117,7 @@ void rt_proxy_quiesce(struct rt_proxy *p) {
 /* ---- submission and the thread ------------------------------------------- */
 
 void rt_proxy_submit(struct rt_proxy *p, struct rt_proxy_op *op) {
-  op->posted = op->done = 0;
+  op->posted = op->received = op->done = 0;
   op->started = false;
   op->next = NULL;
   atomic_store(&op->finished, false);

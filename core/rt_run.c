@@ -40,6 +40,13 @@ static void fill_job(struct rt_plan *plan, int j) {
   };
 }
 
+/* From now on the device's kernels may use the connection. */
+static rail_result_t reach(struct ncclComm *comm, struct rt_connector *c) {
+  RAIL_TRY(rt_gpu_map(comm, c));
+  if (c->end->add_device_slots) c->end->add_device_slots(comm, c);
+  return RAIL_OK;
+}
+
 rail_result_t rt_run_prepare(struct ncclComm *comm, struct rt_plan *plan) {
   RAIL_TRY(rt_gpu_open(comm));
   if (plan->njobs > comm->gpu.most_blocks) {
@@ -51,8 +58,8 @@ rail_result_t rt_run_prepare(struct ncclComm *comm, struct rt_plan *plan) {
   RAIL_TRY(rt_gpu_launch_get(comm, plan->njobs, &plan->launch));
   for (int j = 0; j < plan->njobs; j++) {
     struct rt_job *job = &plan->jobs[j];
-    if (job->recv) RAIL_TRY(rt_gpu_map(comm, job->recv));
-    if (job->send) RAIL_TRY(rt_gpu_map(comm, job->send));
+    if (job->recv) RAIL_TRY(reach(comm, job->recv));
+    if (job->send) RAIL_TRY(reach(comm, job->send));
     rt_kernel_count_steps(&job->kernel, &job->nsend, &job->nrecv);
     fill_job(plan, j);
   }
@@ -69,6 +76,7 @@ static void add_op(struct rt_run *run, struct rt_connector *c, enum rt_proto pro
   op->connector = c;
   op->proto = proto;
   op->nsteps = steps;
+  op->on_device = true;
 }
 
 static bool job_over(const struct rt_run *run, int j) {

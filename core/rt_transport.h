@@ -47,6 +47,9 @@ struct rt_transport_end {
   void (*dereg)(struct ncclComm *comm, struct rt_connector *c, void *mhandle);
   /* Where the FIFO lies, for a device that shall reach it: fills in at most RT_MAX_RANGES - 1, returns how many. */
   int (*ranges)(const struct rt_connector *c, struct rt_range *out);
+  /* Before a device's kernels use the connection, each time: the end may give them slots in the device's memory.
+   * NULL: it never does. */
+  void (*add_device_slots)(struct ncclComm *comm, struct rt_connector *c);
 };
 
 struct rt_transport {

@@ -203,7 +203,7 @@ RD_FN bool rd_wait_job(const struct rt_device_launch *launch, int job) {
 }
 
 RD_FN void rd_fifo_open(struct rd_fifo *f, const struct rt_conn *c, const struct rd_block *b, const uint32_t *abort) {
-  f->buff = c->buff[b->job.proto];
+  f->buff = b->job.proto == RT_SIMPLE && c->device_buff ? c->device_buff : c->buff[b->job.proto];
   f->slot_size = c->slot_size[b->job.proto];
   f->slot = c->slot;
   f->tail = c->tail;

@@ -44,6 +44,7 @@ struct rt_slot {
 struct rt_conn {
   char *buff[RT_NPROTO + 1]; /* RT_STEPS slots each; RD_LL128's at a multiple of 128, NULL where it is not used */
   uint64_t slot_size[RT_NPROTO + 1];
+  char *device_buff; /* of RT_SIMPLE, for a device's kernels, in its memory; NULL: they have buff */
   struct rt_slot *slot;
   uint64_t *tail, *credit;
   uint64_t step;    /* next step of this side; kernel's own */

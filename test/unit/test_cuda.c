@@ -32,6 +32,11 @@ SAME(RT_CU_POINTER_IS_MANAGED, CU_POINTER_ATTRIBUTE_IS_MANAGED);
 SAME(RT_CU_POINTER_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 SAME(RT_CU_MEMORY_HOST, CU_MEMORYTYPE_HOST);
 SAME(RT_CU_DEVICE_MULTIPROCESSORS, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+SAME(RT_CU_DEVICE_COMPUTE_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+SAME(RT_CU_DEVICE_HOST_PAGE_TABLES, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES);
+SAME(RT_CU_DEVICE_GPU_DIRECT_RDMA, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED);
+SAME(RT_CU_DEVICE_DMA_BUF, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+SAME(RT_CU_HANDLE_DMA_BUF_FD, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD);
 SAME(RT_CU_DEVICE_REGISTERED_HOST_POINTER, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
 SAME(RT_CU_REGISTER_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE);
 SAME(RT_CU_REGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_DEVICEMAP);
@@ -53,6 +58,9 @@ static const char *const meant[] = {
     SYMBOL_OF(ctx_pop, cuCtxPopCurrent),
     SYMBOL_OF(ctx_get_device, cuCtxGetDevice),
     SYMBOL_OF(device_attribute, cuDeviceGetAttribute),
+    SYMBOL_OF(device_bus_id, cuDeviceGetPCIBusId),
+    SYMBOL_OF(mem_alloc, cuMemAlloc),
+    SYMBOL_OF(mem_free, cuMemFree),
     SYMBOL_OF(pointer_attributes, cuPointerGetAttributes),
     SYMBOL_OF(host_register, cuMemHostRegister),
     SYMBOL_OF(host_unregister, cuMemHostUnregister),
@@ -73,6 +81,7 @@ static const char *const meant[] = {
     SYMBOL_OF(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor),
     SYMBOL_OF(launch_kernel, cuLaunchKernel),
     SYMBOL_OF(launch_host, cuLaunchHostFunc),
+    SYMBOL_OF(range_handle, cuMemGetHandleForAddressRange),
 };
 #endif
 
@@ -81,7 +90,7 @@ TEST(numbers_and_symbols_are_the_toolkits) {
   static const char *const ours[] = {
 #define NAME_(field, symbol, arguments) #symbol,
       /* The names as they are, not what cuda.h makes of them: # keeps an argument from being expanded. */
-      RT_CUDA_CALLS(NAME_)
+      RT_CUDA_CALLS(NAME_) RT_CUDA_NEW_CALLS(NAME_)
 #undef NAME_
   };
   CHECK(sizeof meant <= sizeof ours);

@@ -15,9 +15,7 @@
   X(cuInit, (unsigned flags))                                                               \
   X(cuDevicePrimaryCtxRetain, (void **context, int device))                                 \
   X(cuCtxSetCurrent, (void *context))                                                       \
-  X(cuMemAlloc_v2, (uint64_t *address, size_t size))                                        \
   X(cuMemAllocManaged, (uint64_t *address, size_t size, unsigned flags))                    \
-  X(cuMemFree_v2, (uint64_t address))                                                       \
   X(cuMemcpyHtoD_v2, (uint64_t to, const void *from, size_t size))                          \
   X(cuMemcpyDtoH_v2, (void *to, uint64_t from, size_t size))                                \
   X(cuStreamCreate, (void **stream, unsigned flags))                                        \
@@ -35,5 +33,6 @@
 #define GPU_DECLARE_FIELD_(field, symbol, arguments) GPU_DECLARE_(symbol, arguments)
 GPU_CALLS(GPU_DECLARE_)
 RT_CUDA_CALLS(GPU_DECLARE_FIELD_)
+RT_CUDA_NEW_CALLS(GPU_DECLARE_FIELD_)
 
 #endif

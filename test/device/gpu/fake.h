@@ -13,6 +13,7 @@
  * From the environment:
  *   FAKEGPU_FAIL="cuLaunchKernel:2 kernel:3"   the 2nd call of a name fails; the 3rd kernel does
  *   FAKEGPU_DEVICES=2                          number of devices, 1 unless told
+ *   FAKEGPU_ATTRIBUTES=75:9,124:0              what cuDeviceGetAttribute says, where that shall be otherwise
  */
 #ifndef FAKEGPU_FAKE_H
 #define FAKEGPU_FAKE_H

@@ -23,9 +23,10 @@ int fake_check_kernel(void *argument, unsigned blocks) {
 /* And may it speak this protocol there? What a plugin writes has no lines. */
 static bool conn_reachable(const struct rt_conn *c, int proto) {
   if (c && fake_reachable(c, sizeof *c) && c->flags & RT_CONN_PROXY && proto != RT_SIMPLE) return false;
+  const char *own = c && proto == RT_SIMPLE ? c->device_buff : NULL;
   return !c || (fake_reachable(c, sizeof *c) && fake_reachable(c->slot, RT_STEPS * sizeof *c->slot) &&
                 fake_reachable(c->tail, 8) && fake_reachable(c->credit, 8) &&
-                fake_reachable(c->buff[proto], RT_STEPS * c->slot_size[proto]));
+                fake_reachable(own ? own : c->buff[proto], RT_STEPS * c->slot_size[proto]));
 }
 
 /* The first and the last byte that the schedule may touch of a buffer lie in one allocation. */

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "test/device/gpu/fake.h"
@@ -178,12 +179,35 @@ API int cuCtxGetDevice(int *device) {
   return r;
 }
 
+static int attribute_value(int attribute) {
+  const char *list = getenv("FAKEGPU_ATTRIBUTES");
+  char wanted[16];
+  size_t len = (size_t)snprintf(wanted, sizeof wanted, "%d:", attribute);
+  for (const char *at = list; at && (at = strstr(at, wanted)); at++)
+    if (at == list || at[-1] == ',') return atoi(at + len);
+  switch (attribute) {
+    case 16: return 4;  /* multiprocessors */
+    case 75: return 8;  /* compute capability, its major number */
+    case 91:            /* registered memory has the host's addresses */
+    case 116:           /* NICs may come into device memory, */
+    case 124: return 1; /* also by way of a dma-buf */
+    default: return 0;
+  }
+}
+
 API int cuDeviceGetAttribute(int *value, int attribute, int device) {
   int r = fake_enter("cuDeviceGetAttribute");
   if (r == OK && (device < 0 || device >= devices())) r = INVALID_DEVICE;
   if (r) return r;
-  *value = attribute == 16 ? 4 : attribute == 91; /* multiprocessors; registered memory has the host's addresses */
+  *value = attribute_value(attribute);
   return OK;
+}
+
+API int cuDeviceGetPCIBusId(char *text, int size, int device) {
+  int r = fake_enter("cuDeviceGetPCIBusId");
+  if (r == OK && (device < 0 || device >= devices())) r = INVALID_DEVICE;
+  if (r == OK) snprintf(text, (size_t)size, "FFFF:%02X:00.0", device); /* no machine has such a domain */
+  return r;
 }
 
 API int cuThreadExchangeStreamCaptureMode(int *m) {
@@ -241,10 +265,12 @@ static bool remove_range(const void *base, int type) {
   return r != NULL;
 }
 
+#define LARGE ((size_t)2 << 20) /* from here on an allocation shares no page with another */
+
 static int allocate(uint64_t *address, size_t size, bool managed) {
   void *memory = NULL;
   if (!size) return INVALID_VALUE;
-  if (posix_memalign(&memory, 512, size)) return OUT_OF_MEMORY;
+  if (posix_memalign(&memory, size < LARGE ? 512 : 4096, size)) return OUT_OF_MEMORY;
   memset(memory, 0xA5, size);
   add_range(memory, size, DEVICE_MEMORY, managed);
   fake_left("allocated", 1);
@@ -269,6 +295,21 @@ API int cuMemFree_v2(uint64_t address) {
   if (!remove_range((void *)(uintptr_t)address, DEVICE_MEMORY)) return INVALID_VALUE;
   free((void *)(uintptr_t)address);
   fake_left("allocated", -1);
+  return OK;
+}
+
+/* A file stands for the dma-buf: of the range's size, and whose it is can be counted. */
+API int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, int type, unsigned long long flags) {
+  int r = fake_enter_unsafe("cuMemGetHandleForAddressRange");
+  if (r == OK && (type != 1 || flags || address % 4096 || size % 4096)) r = INVALID_VALUE;
+  pthread_mutex_lock(&lock);
+  const struct range *of = find((void *)(uintptr_t)address, size);
+  if (r == OK && (!of || of->type != DEVICE_MEMORY || of->managed)) r = INVALID_VALUE;
+  pthread_mutex_unlock(&lock);
+  if (r) return r;
+  int fd = memfd_create("dma-buf", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, (off_t)size)) return OUT_OF_MEMORY;
+  *(int *)handle = fd;
   return OK;
 }
 

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * TEST-LIMIT: 120
+ * TEST-SAN: asan tsan
+ *
+ * Proves: with a plugin that takes GPU memory, what device buffers send and receive goes through slots there, and no
+ * kernel sees a step before its flush is over; who needs no flush makes none; a plugin, a driver or a user that does
+ * not want it gets slots in host memory; a flush that fails ends the communicator; host buffers go on working beside
+ * it; nothing is left registered, allocated or open. test/preload/gdrnet.c is the plugin.
+ */
+#include <dirent.h>
+
+#include "common/clock.h"
+#include "test/device/gpu/calls.h"
+#include "test/harness/program.h"
+
+#define PATIENCE 60000
+#define BYTES (64u * 1024)
+
+/* What a rank is to find in the end. */
+struct expected {
+  bool cuda, dmabuf; /* this is how slots were registered; neither: they were not */
+  bool sends;        /* through them, too */
+  bool flushes;
+};
+
+static long (*gdr_count)(const char *name);
+
+/* The plugin, around the build's own. Before the first call of the runtime. */
+static void *plugin_open(void) {
+  char path[RANKS_PATH];
+  ENSURE(ranks_built("test/libgdrnet.so", path), "the build has no test/libgdrnet.so");
+  setenv("GDRNET_INNER", ranks_plugin(), 1);
+  setenv("NCCL_NET_PLUGIN", path, 1);
+  void *library = dlopen(path, RTLD_NOW);
+  ENSURE(library, "%s: %s", path, dlerror());
+  *(void **)&gdr_count = gpu_symbol(library, "gdrnet_count");
+  return library;
+}
+
+static int open_files(void) {
+  DIR *dir = opendir("/proc/self/fd");
+  int n = 0;
+  while (dir && readdir(dir)) n++;
+  if (dir) closedir(dir);
+  return n;
+}
+
+static void collectives(ncclComm_t comm, void *stream) {
+  static const size_t counts[] = {1, 4000};
+  struct gpu_buffers b = gpu_buffers_new(BYTES);
+  int n;
+  OK(ncclCommCount(comm, &n));
+  for (int coll = 0; coll < C_COUNT; coll++)
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+      struct gpu_call c = {.coll = coll, .root = (int)i % n, .type = ncclInt32, .op = ncclSum, .count = counts[i]};
+      gpu_check(&c, &b, comm, stream, (unsigned)(coll * 10 + (int)i)); /* on host buffers as well */
+    }
+  gpu_buffers_free(&b);
+}
+
+#define EXPECT(name, wanted) \
+  ENSURE((gdr_count(name) > 0) == (wanted), "%s: %ld", name, gdr_count(name))
+
+static void judge(const struct expected *e) {
+  EXPECT("cuda", e->cuda);
+  EXPECT("dmabuf", e->dmabuf);
+  EXPECT("gpu receives", e->cuda || e->dmabuf);
+  EXPECT("gpu sends", (e->cuda || e->dmabuf) && e->sends);
+  EXPECT("flushes", e->flushes);
+  ENSURE(!e->flushes || gdr_count("flushes") <= gdr_count("gpu receives"), "more flushes than receives");
+  ENSURE(gdr_count("left") == 0, "%ld registrations are left", gdr_count("left"));
+}
+
+static void use(const struct rank *rank, void *arg) {
+  gpu_open();
+  void *library = plugin_open(), *stream = gpu_stream();
+  for (int round = 0; round < 2; round++) {
+    int files = open_files();
+    ncclComm_t comm;
+    OK(ncclCommInitRank(&comm, rank->nranks, make_id(rank, round), rank->rank));
+    collectives(comm, stream);
+    close_comm(comm);
+    ENSURE(round == 0 || open_files() <= files, "%d files are left open", open_files() - files);
+  }
+  gpu_nothing_left();
+  judge(arg);
+  GPU(gpu.cuStreamDestroy_v2(stream));
+  dlclose(library);
+}
+
+#define FAR "NCCL_SHM_DISABLE=1 NCCL_NET_GDR_LEVEL=SYS NCCL_BUFFSIZE=64K "
+static void with(const char *env, int nranks, struct expected e) {
+  job_run(env, nranks, kit_patience_ms(PATIENCE), use, &e);
+}
+
+TEST(peer_memory) {
+  with(FAR "GDRNET_OFFERS=cuda", 3, (struct expected){.cuda = true, .sends = true, .flushes = true});
+}
+TEST(dma_buf) {
+  with(FAR "GDRNET_OFFERS=dmabuf", 2, (struct expected){.dmabuf = true, .sends = true, .flushes = true});
+}
+TEST(proxy_thread_and_slow_flushes) {
+  with(FAR "RAIL_PROXY=thread GDRNET_OFFERS=cuda GDRNET_FLUSH=300 RAIL_NCHANNELS=2", 2,
+       (struct expected){.cuda = true, .sends = true, .flushes = true});
+}
+TEST(flushes_that_are_over_at_once) {
+  with(FAR "GDRNET_OFFERS=cuda GDRNET_FLUSH=0", 2,
+       (struct expected){.cuda = true, .sends = true, .flushes = true});
+}
+TEST(later_gpus_need_no_flush) {
+  with(FAR "GDRNET_OFFERS=cuda GDRNET_KIND=1 FAKEGPU_ATTRIBUTES=75:9", 2,
+       (struct expected){.cuda = true, .sends = true});
+}
+TEST(unless_the_nic_asks_for_it) {
+  with(FAR "GDRNET_OFFERS=cuda GDRNET_FORCE_FLUSH=1 FAKEGPU_ATTRIBUTES=75:9", 2,
+       (struct expected){.cuda = true, .sends = true, .flushes = true});
+}
+TEST(or_the_user) {
+  with(FAR "GDRNET_OFFERS=cuda NCCL_NET_FORCE_FLUSH=1 FAKEGPU_ATTRIBUTES=75:9", 2,
+       (struct expected){.cuda = true, .sends = true, .flushes = true});
+}
+TEST(no_reading) {
+  with(FAR "GDRNET_OFFERS=cuda NCCL_NET_GDR_READ=0", 2, (struct expected){.cuda = true, .flushes = true});
+}
+
+/* ---- not wanted, not possible ---- */
+
+TEST(too_far) { with("NCCL_SHM_DISABLE=1 GDRNET_OFFERS=cuda", 2, (struct expected){.cuda = false}); }
+TEST(refused) { with(FAR "GDRNET_OFFERS=cuda GDRNET_REFUSES=cuda", 2, (struct expected){.cuda = false}); }
+TEST(one_way_refused_the_other_taken) {
+  with(FAR "GDRNET_OFFERS=cuda,dmabuf GDRNET_REFUSES=dmabuf", 2,
+       (struct expected){.cuda = true, .sends = true, .flushes = true});
+}
+TEST(no_dma_buf_from_the_driver) {
+  with(FAR "GDRNET_OFFERS=dmabuf FAKEGPU_ATTRIBUTES=124:0", 2, (struct expected){.cuda = false});
+}
+TEST(no_dma_buf_wanted) {
+  with(FAR "GDRNET_OFFERS=cuda,dmabuf NCCL_DMABUF_ENABLE=0", 2,
+       (struct expected){.cuda = true, .sends = true, .flushes = true});
+}
+/* ---- the ends differ ---- */
+
+static void half(const struct rank *rank, void *arg) {
+  struct expected *both = arg;
+  use(rank, &both[rank->rank]);
+}
+TEST(the_ends_may_differ) {
+  struct expected each[2] = {{.cuda = false}, {.cuda = true, .sends = true, .flushes = true}};
+  job_run(FAR "GDRNET_OFFERS=cuda FAKEGPU_ATTRIBUTES=116:%d", 2, kit_patience_ms(PATIENCE), half, each);
+}
+
+/* ---- failures ---- */
+
+static void fails(const struct rank *rank, void *arg) {
+  (void)arg;
+  gpu_open();
+  void *library = plugin_open(), *stream = gpu_stream();
+  ncclComm_t comm = open_comm(rank);
+  int *buffer = gpu_alloc(BYTES);
+  ncclResult_t r = ncclSuccess;
+  uint64_t until = rail_deadline_in_ms(kit_patience_ms(20000));
+  OK(ncclAllReduce(buffer, buffer, BYTES / sizeof *buffer, ncclInt32, ncclSum, comm, stream));
+  while (r == ncclSuccess) {
+    ENSURE(!rail_deadline_passed(until), "no error was reported");
+    OK(ncclCommGetAsyncError(comm, &r));
+    usleep(2000);
+  }
+  ENSURE(r == ncclSystemError, "the error is %d", (int)r);
+  OK(ncclCommAbort(comm));
+  ENSURE(gdr_count("flushes") > 0 || rank->rank > 0, "there was no flush");
+  ENSURE(gdr_count("left") == 0, "%ld registrations are left", gdr_count("left"));
+  gpu_free(buffer);
+  gpu_nothing_left();
+  GPU(gpu.cuStreamDestroy_v2(stream));
+  dlclose(library);
+}
+TEST(a_flush_that_fails_ends_it) {
+  job_run(FAR "NCCL_DEBUG=NONE GDRNET_OFFERS=cuda GDRNET_FLUSH_FAILS=2", 2, kit_patience_ms(PATIENCE), fails, NULL);
+}
+TEST(so_does_one_that_fails_later) {
+  job_run(FAR "NCCL_DEBUG=NONE GDRNET_OFFERS=cuda GDRNET_FLUSH=3 GDRNET_FLUSH_TEST_FAILS=2", 2,
+          kit_patience_ms(PATIENCE), fails, NULL);
+}
+
+TEST_MAIN(TEST_CASE(peer_memory), TEST_CASE(dma_buf), TEST_CASE(proxy_thread_and_slow_flushes),
+          TEST_CASE(flushes_that_are_over_at_once), TEST_CASE(later_gpus_need_no_flush),
+          TEST_CASE(unless_the_nic_asks_for_it), TEST_CASE(or_the_user), TEST_CASE(no_reading), TEST_CASE(too_far),
+          TEST_CASE(refused), TEST_CASE(one_way_refused_the_other_taken), TEST_CASE(no_dma_buf_from_the_driver),
+          TEST_CASE(no_dma_buf_wanted), TEST_CASE(the_ends_may_differ), TEST_CASE(a_flush_that_fails_ends_it),
+          TEST_CASE(so_does_one_that_fails_later))
