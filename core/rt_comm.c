@@ -10,6 +10,7 @@
 #include "common/log.h"
 #include "core/rt_error.h"
 #include "core/rt_net.h"
+#include "core/rt_nvml.h"
 #include "core/rt_param.h"
 #include "core/rt_reg.h"
 #include "core/rt_run.h"
@@ -128,8 +129,8 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   struct rt_peer *me = &comm->peers[comm->rank];
   rt_peer_describe(me);
   me->rank = comm->rank;
+  rt_topo_look(comm->device, &me->gpu);
   RAIL_TRY(rt_bootstrap_allgather(comm->bootstrap, comm->peers, sizeof *comm->peers));
-  comm->all_shm = true;
   for (int r = 0; r < comm->nranks; r++) {
     const struct rt_peer *peer = &comm->peers[r];
     RAIL_TRY(rt_peer_check(me, peer));
@@ -137,11 +138,20 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
       comm->local_size++;
       if (r < comm->rank) comm->local_rank++;
     }
-    /* Of every rank with its neighbour: the same on all ranks. */
-    comm->all_shm &= rt_transport_choose(peer, &comm->peers[(r + 1) % comm->nranks]) == &rt_shm_transport;
   }
   if (comm->device < 0) comm->device = comm->local_rank;
   return RAIL_OK;
+}
+
+/* Has every rank SHM with its neighbours? The same on all ranks. */
+static bool all_have_shm(const struct ncclComm *comm) {
+  bool all = true;
+  for (int place = 0; place < comm->nranks; place++) {
+    const struct rt_peer *a = &comm->peers[rt_ring_rank_at(comm, place)];
+    const struct rt_peer *b = &comm->peers[rt_ring_rank_at(comm, place + 1)];
+    all &= rt_transport_choose(a, b) == &rt_shm_transport;
+  }
+  return all;
 }
 
 static void choose_channels(struct ncclComm *comm) {
@@ -151,7 +161,6 @@ static void choose_channels(struct ncclComm *comm) {
   comm->nchannels = RAIL_MAX(1, RAIL_MIN(n, RT_MAX_CHANNELS));
   const struct rt_peer *me = &comm->peers[comm->rank];
   comm->tuning = rt_tuning_of(rt_params(), me->algos, me->protos);
-  comm->tuning.all_shm = comm->all_shm;
   comm->tuning.nchannels = comm->nchannels;
 }
 
@@ -172,6 +181,8 @@ rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *arg
   if (comm->nranks == 0) return RAIL_OK;
   RAIL_TRY(exchange_peers(comm));
   choose_channels(comm);
+  RAIL_TRY(rt_ring_open(comm));
+  comm->all_shm = comm->tuning.all_shm = all_have_shm(comm);
   for (int c = 0; c < comm->nchannels; c++) {
     comm->channels[c].send = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));
     comm->channels[c].recv = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));
@@ -216,6 +227,7 @@ static void free_parts(struct ncclComm *comm) {
   rt_reg_free_all(comm);
   free_connectors(comm);
   rt_gpu_close(comm);
+  rt_ring_close(comm);
   rt_net_close(comm);
   rt_bootstrap_close(comm->bootstrap);
   free(comm->premuls);

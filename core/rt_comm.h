@@ -21,6 +21,7 @@
 #include "core/rt_net_devices.h"
 #include "core/rt_peer.h"
 #include "core/rt_proxy.h"
+#include "core/rt_ring.h"
 #include "core/rt_stream.h"
 #include "core/rt_transport.h"
 #include "core/rt_tune.h"
@@ -66,6 +67,7 @@ struct ncclComm {
   struct rt_bootstrap *bootstrap;
   struct rt_channel channels[RT_MAX_CHANNELS];
   int nchannels;
+  struct rt_ring ring;
   bool all_shm; /* every pair of ranks has SHM: LL pays off */
   struct rt_tuning tuning;
   struct rt_net net;

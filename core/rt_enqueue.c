@@ -67,7 +67,8 @@ static rail_result_t add_connector(struct builder *b, int channel, int peer, boo
 /* Which neighbours the schedule receives from and sends to. */
 static rail_result_t find_connectors(struct builder *b, const struct rt_task *t, int channel, struct rt_job *job) {
   struct ncclComm *comm = b->comm;
-  int n = comm->nranks, next = (comm->rank + 1) % n, prev = (comm->rank + n - 1) % n;
+  int n = comm->nranks, place = comm->ring.place;
+  int next = rt_ring_rank_at(comm, place + 1), prev = rt_ring_rank_at(comm, place - 1);
   bool send = true, recv = true;
   switch (t->coll) {
     case RT_COPY: return RAIL_OK;
@@ -108,9 +109,10 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, int cha
   job->op = -1;
   k->sched = (struct rt_sched){
       .coll = choice.schedule,
-      .rank = t->comm->rank,
+      .rank = t->comm->ring.place,
       .nranks = t->comm->nranks,
-      .root = t->root,
+      .root = rt_ring_place_of(t->comm, t->root),
+      .order = t->comm->ring.order,
       .esize = esize,
       .send = t->send,
       .recv = t->recv,

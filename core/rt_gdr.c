@@ -53,7 +53,7 @@ static enum rt_distance distance_to(const struct ncclComm *comm, const char *nic
   char bus_id[RT_PCI_BUS_ID] = "";
   struct rt_pci gpu, nic;
   if (rt_cuda()->device_bus_id(bus_id, sizeof bus_id, comm->gpu.ordinal) != RT_CU_SUCCESS) return RT_SYS;
-  rt_pci_find("/sys", bus_id, &gpu);
+  rt_pci_find(rt_params()->sysfs, bus_id, &gpu);
   rt_pci_read(nic_path, &nic);
   return rt_pci_distance(&gpu, &nic);
 }

@@ -187,14 +187,21 @@ static struct rt_range comm_range(struct ncclComm *comm) {
   return (struct rt_range){comm, RAIL_ROUND_UP(sizeof *comm, (size_t)RT_PAGE)};
 }
 
+static struct rt_range ring_range(const struct ncclComm *comm) {
+  return (struct rt_range){comm->ring.order, comm->ring.size};
+}
+
 static rail_result_t open_parts(struct ncclComm *comm) {
   struct rt_gpu *gpu = &comm->gpu;
-  struct rt_range all = comm_range(comm); /* for the abort word */
+  struct rt_range all = comm_range(comm), ring = ring_range(comm); /* of all: the abort word */
   RAIL_TRY(check_device(comm));
   RAIL_TRY(load_kernel(gpu));
   RAIL_TRY(make_events(gpu));
   RAIL_TRY(register_range(&all));
   gpu->comm_registered = true;
+  if (!ring.base) return RAIL_OK;
+  RAIL_TRY(register_range(&ring));
+  gpu->ring_registered = true;
   return RAIL_OK;
 }
 
@@ -246,8 +253,9 @@ static void close_driver_side(struct ncclComm *comm) {
   for (size_t i = 0; i < RAIL_COUNT_OF(events); i++)
     if (events[i]) cu->event_destroy(events[i]);
   if (gpu->module) cu->module_unload(gpu->module);
-  struct rt_range all = comm_range(comm);
+  struct rt_range all = comm_range(comm), ring = ring_range(comm);
   if (gpu->comm_registered) unregister_range(&all);
+  if (gpu->ring_registered) unregister_range(&ring);
 }
 
 void rt_gpu_close(struct ncclComm *comm) {

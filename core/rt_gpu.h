@@ -32,7 +32,7 @@ struct rt_launch_memory;
 struct rt_gpu {
   void *context; /* NULL: no call has had device buffers */
   int ordinal;
-  bool open, comm_registered, lock_made;
+  bool open, comm_registered, ring_registered, lock_made;
   void *module, *kernel;
   int most_blocks; /* that run side by side */
   /* The end of the latest launch; the same inside a stream capture, and in which; for streams that join a launch. */

@@ -128,6 +128,15 @@ static rail_result_t place(const struct rt_net_device *table, const struct rail_
   return RAIL_OK;
 }
 
+static rail_result_t find_places(struct rail_net *plugin, struct rt_net_devices *devices) {
+  for (int i = 0; i < devices->n; i++) {
+    struct rail_net_props_v12 props;
+    RAIL_TRY(rail_net_properties(plugin, devices->dev[i], &props));
+    rt_pci_read(props.pci_path, &devices->place[i]);
+  }
+  return RAIL_OK;
+}
+
 rail_result_t rt_net_devices_open(struct rail_net *plugin, const char *merge, struct rt_net_devices *out) {
   struct rt_net_device table[RT_NET_DEVICES_MAX];
   int n, dev, stands[RT_NET_DEVICES_MAX];
@@ -144,5 +153,5 @@ rail_result_t rt_net_devices_open(struct rail_net *plugin, const char *merge, st
   out->n = 0;
   for (int i = 0; i < n; i++)
     if (stands[i] >= 0) out->dev[out->n++] = stands[i];
-  return RAIL_OK;
+  return find_places(plugin, out);
 }

@@ -5,12 +5,14 @@
 
 #include "common/netload.h"
 #include "common/result.h"
+#include "core/rt_pci.h"
 
 #define RT_NET_DEVICES_MAX 64
 
 struct rt_net_devices {
   int n;
   int dev[RT_NET_DEVICES_MAX]; /* the plugin's numbers */
+  struct rt_pci place[RT_NET_DEVICES_MAX];
 };
 
 /* A device as NCCL_NET_FORCE_MERGE names it. */

@@ -88,6 +88,10 @@ static const struct rail_param rows[] = {
    .doc = "The CUDA driver's library. It is used once the program has loaded it, never loaded for its own sake."},
   {.name = "RAIL_CUDA_KERNELS", .type = RAIL_PARAM_STRING, AT(cuda_kernels),
    .doc = "File with the kernels (cubin, fatbin or PTX) that run instead of those built into the library."},
+  {.name = "RAIL_NVML_LIB", .type = RAIL_PARAM_STRING, .def = "libnvidia-ml.so.1", AT(nvml_lib),
+   .doc = "NVML's library, asked where NVLinks lead when a communicator is made. Without it GPUs are taken to have none."},
+  {.name = "RAIL_SYSFS", .type = RAIL_PARAM_STRING, .def = "/sys", AT(sysfs),
+   .doc = "Where sysfs is: GPUs' places in the PCI tree are looked up there."},
 
   {.name = "NCCL_DEBUG", .type = RAIL_PARAM_STRING, AT(debug),
    .doc = "What is logged: NONE, VERSION, WARN (default), INFO or TRACE."},

@@ -47,6 +47,8 @@ struct rt_params {
   /* devices */
   const char *cuda_lib;
   const char *cuda_kernels;
+  const char *nvml_lib;
+  const char *sysfs;
   /* read by common/log.c itself; rows here so that they are listed with the rest */
   const char *debug;
   const char *debug_subsys;

@@ -11,11 +11,12 @@
 #include "common/compiler.h"
 #include "common/ifaddr.h"
 
-/* A root complex is no device: its number has a bit that no device's has. */
+/* A root complex is no device, and neither has the number 0. */
 #define ROOT (1ull << 63)
+#define DEVICE (1ull << 62)
 
 static uint64_t device_number(unsigned domain, unsigned bus, unsigned device, unsigned function) {
-  return (uint64_t)domain << 16 | (uint64_t)(bus & 0xff) << 8 | (device & 0x1f) << 3 | (function & 7);
+  return DEVICE | (uint64_t)domain << 16 | (uint64_t)(bus & 0xff) << 8 | (device & 0x1f) << 3 | (function & 7);
 }
 
 /* One component of a path; 0: it says nothing of the PCI tree. */
@@ -69,7 +70,7 @@ bool rt_pci_read(const char *path, struct rt_pci *out) {
 bool rt_pci_find(const char *sysfs, const char *bus_id, struct rt_pci *out) {
   char link[PATH_MAX], path[PATH_MAX];
   uint64_t d = rt_pci_number(bus_id);
-  int n = snprintf(link, sizeof link, "%s/bus/pci/devices/%04x:%02x:%02x.%x", sysfs, (unsigned)(d >> 16),
+  int n = snprintf(link, sizeof link, "%s/bus/pci/devices/%04x:%02x:%02x.%x", sysfs, (unsigned)(d >> 16 & 0xffffffff),
                    (unsigned)(d >> 8 & 0xff), (unsigned)(d >> 3 & 0x1f), (unsigned)(d & 7));
   if (d && n > 0 && (size_t)n < sizeof link && rail_pci_path(link, path, sizeof path)) return rt_pci_read(path, out);
   return rt_pci_parse("", out);

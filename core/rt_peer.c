@@ -60,12 +60,21 @@ static rail_result_t must_agree(const struct rt_peer *a, const struct rt_peer *b
   return RAIL_BAD_USAGE;
 }
 
+static rail_result_t must_be_valid(const struct rt_peer *p) {
+  if (rt_topo_gpu_valid(&p->gpu)) return RAIL_OK;
+  RAIL_WARN("rank %d tells of a GPU that cannot be (%d hops, %u peers); is its librailyard the same file as here?",
+            p->rank, p->gpu.place.nhops, p->gpu.npeers);
+  return RAIL_BAD_USAGE;
+}
+
 rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b) {
   if (a->version != b->version) {
     RAIL_WARN("rank %d and rank %d run different builds of librailyard (%08x and %08x); install one version everywhere",
               a->rank, b->rank, a->version, b->version);
     return RAIL_BAD_USAGE;
   }
+  RAIL_TRY(must_be_valid(a));
+  RAIL_TRY(must_be_valid(b));
   RAIL_TRY(must_agree(a, b, "NCCL_BUFFSIZE", a->buffsize, b->buffsize));
   RAIL_TRY(must_agree(a, b, "NCCL_LL_BUFFSIZE", a->ll_buffsize, b->ll_buffsize));
   RAIL_TRY(must_agree(a, b, "RAIL_CHUNK", a->chunk, b->chunk));

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "common/result.h"
+#include "core/rt_topo.h"
 
 struct rt_peer {
   uint32_t version; /* RT_PEER_VERSION; checked before anything else */
@@ -20,12 +21,14 @@ struct rt_peer {
   uint64_t buffsize, ll_buffsize, chunk, ll_max, exchange_max; /* must agree on all ranks */
   uint32_t nchannels, protos, algos;                           /* these too; wishes of rt_tune.h */
   uint32_t shm_disable;
+  struct rt_topo_gpu gpu; /* where it is; the caller's */
 };
-#define RT_PEER_VERSION 0x52410003u
+#define RT_PEER_VERSION 0x52410004u
 
-/* Fills in this process' facts (rank is the caller's). */
+/* Fills in this process' facts (rank and gpu are the caller's). */
 void rt_peer_describe(struct rt_peer *me);
-/* RAIL_BAD_USAGE, logged with both ranks, the setting's name and both values, when a and b cannot work together. */
+/* RAIL_BAD_USAGE, logged with both ranks, the setting's name and both values, when a and b cannot work together; or
+ * with one, which says what cannot be. */
 rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b);
 
 #endif

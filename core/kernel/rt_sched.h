@@ -5,7 +5,8 @@
  * most one step sent, so the numbers of steps on both ends of a connection
  * follow from the same arithmetic and need not be told.
  *
- * Collectives are rings in rank order: a rank receives from rank-1 and sends to rank+1.
+ * Collectives are rings: a rank receives from the one before it and sends to the one behind it. `rank` and `root`
+ * are places in the ring; only whose block of a buffer it is goes by rank (`order`).
  * Send and receive (point to point) are schedules with one side only.
  */
 #ifndef RT_SCHED_H
@@ -31,6 +32,7 @@ enum rt_coll {
 struct rt_sched {
   enum rt_coll coll;
   int rank, nranks, root;
+  const int *order; /* the rank at each place; NULL: each has the place of its number */
   size_t esize;     /* bytes of an element */
   const char *send; /* user's buffers; NULL where the rank has none */
   char *recv;

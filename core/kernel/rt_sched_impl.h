@@ -21,6 +21,12 @@ RT_HD int rt_sched_ring_rank_(const struct rt_sched *s, int steps_back) {
   return r < 0 ? r + s->nranks : r;
 }
 
+/* Whose block of a buffer that rank is. */
+RT_HD uint64_t rt_sched_block_(const struct rt_sched *s, int steps_back) {
+  int place = rt_sched_ring_rank_(s, steps_back);
+  return (uint64_t)(s->order ? s->order[place] : place);
+}
+
 RT_HD uint64_t rt_sched_loops_(uint64_t len, uint64_t per_loop) { return RAIL_DIV_UP(len, per_loop); }
 
 /* ---- all-reduce: a reduce-scatter, then an all-gather, of nranks chunks a loop ---- */
@@ -108,7 +114,7 @@ RT_HD void rt_sched_reduce_scatter_action_(const struct rt_sched *s, uint64_t i,
   uint64_t n = (uint64_t)s->nranks;
   int k = (int)(i % n);
   uint64_t at = rt_sched_chunk_at_(s, i / n, &a->n);
-  uint64_t block = (uint64_t)rt_sched_ring_rank_(s, k + 1);
+  uint64_t block = rt_sched_block_(s, k + 1);
   a->recv = k > 0;
   a->send = k < s->nranks - 1;
   a->reduce = k > 0;
@@ -121,7 +127,7 @@ RT_HD void rt_sched_allgather_action_(const struct rt_sched *s, uint64_t i, stru
   uint64_t n = (uint64_t)s->nranks;
   int k = (int)(i % n);
   uint64_t at = rt_sched_chunk_at_(s, i / n, &a->n);
-  uint64_t block = (uint64_t)rt_sched_ring_rank_(s, k);
+  uint64_t block = rt_sched_block_(s, k);
   a->recv = k > 0;
   a->send = k < s->nranks - 1;
   a->dst = s->recv + (block * s->count + at) * s->esize;

@@ -11,6 +11,7 @@
 
 #include "common/clock.h"
 #include "test/device/gpu/calls.h"
+#include "test/harness/pci_tree.h"
 #include "test/harness/program.h"
 
 #define PATIENCE 60000
@@ -125,6 +126,24 @@ TEST(no_reading) {
 
 /* ---- not wanted, not possible ---- */
 
+/* Without NCCL_NET_GDR_LEVEL: behind the GPU's switches, no farther. */
+static void at(const char *nic, struct expected e) {
+  char root[PCI_TREE_PATH], path[PCI_TREE_PATH];
+  pci_tree_open(root);
+  pci_tree_add(root, "pciffff:00/ffff:f0:01.0/ffff:f1:00.0/ffff:f2:00.0/ffff:00:00.0", 0, path); /* fake.h's GPU 0 */
+  pci_tree_add(root, nic, 0, path);
+  setenv("RAIL_SYSFS", root, 1);
+  setenv("GDRNET_PCI_PATH", path, 1);
+  with("NCCL_SHM_DISABLE=1 GDRNET_OFFERS=cuda", 2, e);
+  unsetenv("RAIL_SYSFS");
+  unsetenv("GDRNET_PCI_PATH");
+  pci_tree_close(root);
+}
+TEST(near) {
+  at("pciffff:00/ffff:f0:01.0/ffff:f1:00.0/ffff:f2:08.0/ffff:f7:00.0",
+     (struct expected){.cuda = true, .sends = true, .flushes = true});
+}
+TEST(not_so_near) { at("pciffff:00/ffff:f0:02.0/ffff:f7:00.0", (struct expected){.cuda = false}); }
 TEST(too_far) { with("NCCL_SHM_DISABLE=1 GDRNET_OFFERS=cuda", 2, (struct expected){.cuda = false}); }
 TEST(refused) { with(FAR "GDRNET_OFFERS=cuda GDRNET_REFUSES=cuda", 2, (struct expected){.cuda = false}); }
 TEST(one_way_refused_the_other_taken) {
@@ -151,8 +170,11 @@ TEST(the_ends_may_differ) {
 
 /* ---- failures ---- */
 
+/* On rank 0; the other hears of it. */
 static void fails(const struct rank *rank, void *arg) {
   (void)arg;
+  if (rank->rank > 0) unsetenv("GDRNET_FLUSH_FAILS");
+  if (rank->rank > 0) unsetenv("GDRNET_FLUSH_TEST_FAILS");
   gpu_open();
   void *library = plugin_open(), *stream = gpu_stream();
   ncclComm_t comm = open_comm(rank);
@@ -184,7 +206,8 @@ TEST(so_does_one_that_fails_later) {
 
 TEST_MAIN(TEST_CASE(peer_memory), TEST_CASE(dma_buf), TEST_CASE(proxy_thread_and_slow_flushes),
           TEST_CASE(flushes_that_are_over_at_once), TEST_CASE(later_gpus_need_no_flush),
-          TEST_CASE(unless_the_nic_asks_for_it), TEST_CASE(or_the_user), TEST_CASE(no_reading), TEST_CASE(too_far),
+          TEST_CASE(unless_the_nic_asks_for_it), TEST_CASE(or_the_user), TEST_CASE(no_reading), TEST_CASE(near),
+          TEST_CASE(not_so_near), TEST_CASE(too_far),
           TEST_CASE(refused), TEST_CASE(one_way_refused_the_other_taken), TEST_CASE(no_dma_buf_from_the_driver),
           TEST_CASE(no_dma_buf_wanted), TEST_CASE(the_ends_may_differ), TEST_CASE(a_flush_that_fails_ends_it),
           TEST_CASE(so_does_one_that_fails_later))

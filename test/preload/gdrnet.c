@@ -6,6 +6,7 @@
  *
  *   GDRNET_OFFERS=cuda,dmabuf   what its devices take besides host memory
  *   GDRNET_REFUSES=cuda,dmabuf  what it then does not register after all
+ *   GDRNET_PCI_PATH=PATH        where its devices are, if not where the inner one says
  *   GDRNET_FORCE_FLUSH=1        its devices ask for flushes
  *   GDRNET_KIND=1               what is received can be seen at once
  *   GDRNET_FLUSH=N              a flush is over at its N-th test; 0: when iflush returns, without a request
@@ -100,6 +101,7 @@ static int gdr_properties(int dev, struct rail_net_props_v12 *props) {
   if (result != RAIL_OK) return result;
   if (listed("GDRNET_OFFERS", "cuda")) props->ptr_support |= RAIL_PTR_CUDA;
   if (listed("GDRNET_OFFERS", "dmabuf")) props->ptr_support |= RAIL_PTR_DMABUF;
+  if (getenv("GDRNET_PCI_PATH")) props->pci_path = getenv("GDRNET_PCI_PATH");
   props->force_flush = (int)number("GDRNET_FORCE_FLUSH", 0);
   return RAIL_OK;
 }

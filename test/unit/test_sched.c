@@ -34,6 +34,7 @@ struct job {
   bool in_place;
   size_t esize;
   uint64_t count, chunk;
+  const int *order; /* ranks in their places in the ring; all else that is called rank here is a place */
 };
 
 struct world {
@@ -53,24 +54,26 @@ static const char *text(const struct job *j) {
 
 /* ---- what goes in, what must come out ---- */
 
+static int who(const struct job *j, int place) { return j->order ? j->order[place] : place; }
+
 static bool has_recv(const struct job *j, int rank) { return j->coll != RT_REDUCE || rank == j->root; }
 
 static struct element input(const struct job *j, int rank, uint64_t i) {
-  struct element e = {.name = (uint32_t)i, .ranks = (uint16_t)(1u << rank)};
-  if (j->coll == RT_ALLGATHER) e.name = (uint32_t)((uint64_t)rank * j->count + i);
+  struct element e = {.name = (uint32_t)i, .ranks = (uint16_t)(1u << who(j, rank))};
+  if (j->coll == RT_ALLGATHER) e.name = (uint32_t)((uint64_t)who(j, rank) * j->count + i);
   return e;
 }
 
 static struct element output(const struct job *j, int rank, uint64_t i) {
   uint16_t all = (uint16_t)((1u << j->nranks) - 1);
   struct element e = {.name = (uint32_t)i, .ranks = all, .finished = 1, .written = 1};
-  if (j->coll == RT_REDUCE_SCATTER) e.name = (uint32_t)((uint64_t)rank * j->count + i);
+  if (j->coll == RT_REDUCE_SCATTER) e.name = (uint32_t)((uint64_t)who(j, rank) * j->count + i);
   if (j->coll == RT_ALLGATHER) {
     e.ranks = (uint16_t)(j->count ? 1u << (i / j->count) : 0);
     e.finished = 0;
   }
   if (j->coll == RT_BROADCAST) {
-    e.ranks = (uint16_t)(1u << j->root);
+    e.ranks = (uint16_t)(1u << who(j, j->root));
     e.finished = 0;
   }
   return e;
@@ -146,6 +149,7 @@ static void run_part(struct world *w, uint64_t lo, uint64_t len) {
                              .rank = r,
                              .nranks = j->nranks,
                              .root = j->root,
+                             .order = j->order,
                              .esize = j->esize,
                              .send = &origin_send,
                              .recv = has_recv(j, r) ? &origin_recv : NULL,
@@ -186,9 +190,9 @@ static void make_buffers(struct world *w) {
     if (j->in_place) { /* as NCCL defines it for the two collectives with blocks */
       if (j->coll == RT_ALLGATHER) {
         w->recv[r] = s;
-        w->send[r] = s + (uint64_t)r * j->count;
+        w->send[r] = s + (uint64_t)who(j, r) * j->count;
       } else {
-        w->recv[r] = j->coll == RT_REDUCE_SCATTER ? s + (uint64_t)r * j->count : s;
+        w->recv[r] = j->coll == RT_REDUCE_SCATTER ? s + (uint64_t)who(j, r) * j->count : s;
       }
     }
     for (uint64_t i = 0; i < w->nsend; i++) w->send[r][i] = input(j, r, i);
@@ -248,6 +252,18 @@ TEST(reduce_scatter) { all_shapes(RT_REDUCE_SCATTER, false); }
 TEST(allgather) { all_shapes(RT_ALLGATHER, false); }
 TEST(broadcast) { all_shapes(RT_BROADCAST, true); }
 TEST(reduce) { all_shapes(RT_REDUCE, true); }
+
+TEST(rings_in_any_order) {
+  static const int order[] = {0, 3, 1, 4, 2};
+  struct job j = {.nranks = 5, .depth = 2, .parts = 2, .esize = 4, .count = 61, .chunk = 16, .order = order};
+  for (int coll = 0; coll <= RT_REDUCE; coll++)
+    for (j.root = 0; j.root < 5; j.root++)
+      for (int in_place = 0; in_place < 2; in_place++) {
+        j.coll = (enum rt_coll)coll;
+        j.in_place = in_place;
+        run_job(&j);
+      }
+}
 
 TEST(large_counts) {
   struct job j = {.nranks = 4, .depth = MAX_DEPTH, .parts = 3, .esize = 4, .count = 100003, .chunk = 4096};
@@ -325,5 +341,5 @@ TEST(huge_counts_add_up) {
 }
 
 TEST_MAIN(TEST_CASE(allreduce), TEST_CASE(exchange), TEST_CASE(reduce_scatter), TEST_CASE(allgather),
-          TEST_CASE(broadcast), TEST_CASE(reduce), TEST_CASE(large_counts), TEST_CASE(point_to_point),
+          TEST_CASE(broadcast), TEST_CASE(reduce), TEST_CASE(rings_in_any_order), TEST_CASE(large_counts), TEST_CASE(point_to_point),
           TEST_CASE(huge_counts_add_up))
