@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What a communicator has of a GPU: a context, the kernel, events, and the host
- * memory that the kernel reaches. All FIFOs lie in host memory, whatever the transport; each process
+ * memory that the kernel reaches. FIFOs lie in host memory (but see rt_gdr.h); each process
  * registers its view of them with CUDA, and the device uses the same addresses as the
  * host. Made when the first call with device buffers needs it.
  */

@@ -74,13 +74,13 @@ static const struct rail_param rows[] = {
           "NAME:PORT, with commas."},
   {.name = "NCCL_NET_GDR_LEVEL", .type = RAIL_PARAM_STRING, AT(net_gdr_level),
    .doc = "How far a NIC may be from the GPU whose memory it reads and writes itself: LOC (never), PIX, PXB (the "
-          "default), PHB or SYS. Farther away, or where the plugin offers no GPU memory, data goes through the host's."},
+          "default), PHB or SYS. Farther away, or where the plugin offers no GPU memory, data goes through host memory."},
   {.name = "NCCL_NET_GDR_READ", .type = RAIL_PARAM_INT, .def = "-2", .lo = -2, .hi = 1, AT(net_gdr_read),
    .doc = "0: NICs write GPU memory, and do not read it. Anything else: both, which is what NCCL does on the GPUs that "
           "the kernels run on."},
   {.name = "NCCL_NET_FORCE_FLUSH", .type = RAIL_PARAM_BOOL, .def = "0", .lo = 0, .hi = 1, AT(net_force_flush),
-   .doc = "1: what a NIC has written into GPU memory is flushed before the GPU reads it, also where neither the GPU nor "
-          "the plugin asks for that."},
+   .doc = "1: what a NIC has written into GPU memory is flushed before the GPU reads it, also where neither the GPU "
+          "nor the plugin asks for that."},
   {.name = "NCCL_DMABUF_ENABLE", .type = RAIL_PARAM_BOOL, .def = "1", .lo = 0, .hi = 1, AT(dmabuf_enable),
    .doc = "0: GPU memory is registered with plugins by its address, never as a dma-buf."},
 
@@ -89,7 +89,8 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_CUDA_KERNELS", .type = RAIL_PARAM_STRING, AT(cuda_kernels),
    .doc = "File with the kernels (cubin, fatbin or PTX) that run instead of those built into the library."},
   {.name = "RAIL_NVML_LIB", .type = RAIL_PARAM_STRING, .def = "libnvidia-ml.so.1", AT(nvml_lib),
-   .doc = "NVML's library, asked where NVLinks lead when a communicator is made. Without it GPUs are taken to have none."},
+   .doc = "NVML's library, asked where NVLinks lead when a communicator is made. Without it GPUs are taken to have "
+          "none."},
   {.name = "RAIL_SYSFS", .type = RAIL_PARAM_STRING, .def = "/sys", AT(sysfs),
    .doc = "Where sysfs is: GPUs' places in the PCI tree are looked up there."},
 

@@ -341,5 +341,5 @@ TEST(huge_counts_add_up) {
 }
 
 TEST_MAIN(TEST_CASE(allreduce), TEST_CASE(exchange), TEST_CASE(reduce_scatter), TEST_CASE(allgather),
-          TEST_CASE(broadcast), TEST_CASE(reduce), TEST_CASE(rings_in_any_order), TEST_CASE(large_counts), TEST_CASE(point_to_point),
-          TEST_CASE(huge_counts_add_up))
+          TEST_CASE(broadcast), TEST_CASE(reduce), TEST_CASE(rings_in_any_order), TEST_CASE(large_counts),
+          TEST_CASE(point_to_point), TEST_CASE(huge_counts_add_up))

@@ -30,8 +30,8 @@ static struct rt_pci place(int node, int sw, int slot) {
     snprintf(path, sizeof path, "/sys/devices/pci0000:%02x/0000:%02x:%02x.0/0000:%02x:00.0", node * 0x80, node * 0x80,
              slot, node * 0x80 + slot);
   else
-    snprintf(path, sizeof path, "/sys/devices/pci0000:%02x/0000:%02x:01.0/0000:%02x:00.0/0000:%02x:%02x.0/0000:%02x:00.0",
-             bus - 1, bus - 1, bus, bus + 1, slot, bus + 2 + slot);
+    snprintf(path, sizeof path,
+             "/sys/devices/pci0000:%02x/0000:%02x:01.0/0000:%02x:00.0/0000:%02x:%02x.0/0000:%02x:00.0", bus - 1, bus - 1, bus, bus + 1, slot, bus + 2 + slot);
   CHECK(rt_pci_parse(path, &p));
   p.numa = node;
   return p;
@@ -78,8 +78,8 @@ TEST(places) {
 TEST(distances) {
   struct rt_pci a = place(0, 0, 0), same = a, sister = place(0, 0, 1), other = place(0, 1, 0), far = place(1, 0, 0);
   struct rt_pci deep, none = {.nhops = 0};
-  CHECK(rt_pci_parse("/sys/devices/pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:07.0/0000:50:00.0/0000:51:00.0/0000:52:00.0",
-                     &deep));
+  CHECK(rt_pci_parse("/sys/devices/pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:07.0/0000:50:00.0/0000:51:00.0/"
+                     "0000:52:00.0", &deep));
   deep.numa = 0;
   CHECK_INT(rt_pci_distance(&a, &same), RT_LOC);
   CHECK_INT(rt_pci_distance(&a, &sister), RT_PIX);
@@ -200,7 +200,8 @@ TEST(the_best_there_is) {
     for (int r = 0; r < n; r++)
       if (rand() % 8) gpus[r].place = place(rand() % 2, rand() % 3 - 1, rand() % 3);
     for (int r = 1; r < n; r++)
-      if (rand() % 3 == 0 && gpus[r].place.nhops) gpus[r - 1].peer[gpus[r - 1].npeers++] = gpus[r].place.hop[gpus[r].place.nhops - 1];
+      if (rand() % 3 == 0 && gpus[r].place.nhops)
+        gpus[r - 1].peer[gpus[r - 1].npeers++] = gpus[r].place.hop[gpus[r].place.nhops - 1];
     permute(order, 1, n, &best, first);
     CHECK_OK(rt_topo_ring(ranks, n, got));
     CHECK_MSG(memcmp(got, first, (size_t)n * sizeof *got) == 0, "round %d: %d ranks cost %llu, at best %llu", round, n,
@@ -286,7 +287,8 @@ static void look(const struct rank *rank, void *arg) {
   gpu_open();
   rt_topo_look(1, &found);
   ENSURE(found.place.nhops == 3 && found.place.numa == 1, "%d hops, node %d", found.place.nhops, found.place.numa);
-  ENSURE(found.npeers == 1 && found.peer[0] == rt_pci_number("ffff:00:00.0") && found.switched, "%u peers", found.npeers);
+  ENSURE(found.npeers == 1 && found.peer[0] == rt_pci_number("ffff:00:00.0") && found.switched, "%u peers",
+         found.npeers);
   rt_topo_look(0, &found); /* sysfs does not know it */
   ENSURE(found.place.nhops == 0 && found.npeers == 1 && !found.switched, "%d hops", found.place.nhops);
   rt_topo_look(-1, &found);
