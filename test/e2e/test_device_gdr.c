@@ -157,6 +157,16 @@ TEST(no_dma_buf_wanted) {
   with(FAR "GDRNET_OFFERS=cuda,dmabuf NCCL_DMABUF_ENABLE=0", 2,
        (struct expected){.cuda = true, .sends = true, .flushes = true});
 }
+/* The first end that asks stays with the host's slots, the others do not. */
+TEST(no_device_memory_once) {
+  with(FAR "GDRNET_OFFERS=cuda FAKEGPU_FAIL=cuMemAlloc_v2:3", 2,
+       (struct expected){.cuda = true, .sends = true, .flushes = true});
+}
+TEST(no_dma_buf_once) {
+  with(FAR "GDRNET_OFFERS=dmabuf FAKEGPU_FAIL=cuMemGetHandleForAddressRange:1", 2,
+       (struct expected){.dmabuf = true, .sends = true, .flushes = true});
+}
+
 /* ---- the ends differ ---- */
 
 static void half(const struct rank *rank, void *arg) {
@@ -209,5 +219,6 @@ TEST_MAIN(TEST_CASE(peer_memory), TEST_CASE(dma_buf), TEST_CASE(proxy_thread_and
           TEST_CASE(unless_the_nic_asks_for_it), TEST_CASE(or_the_user), TEST_CASE(no_reading), TEST_CASE(near),
           TEST_CASE(not_so_near), TEST_CASE(too_far),
           TEST_CASE(refused), TEST_CASE(one_way_refused_the_other_taken), TEST_CASE(no_dma_buf_from_the_driver),
-          TEST_CASE(no_dma_buf_wanted), TEST_CASE(the_ends_may_differ), TEST_CASE(a_flush_that_fails_ends_it),
+          TEST_CASE(no_dma_buf_wanted), TEST_CASE(no_device_memory_once),
+          TEST_CASE(no_dma_buf_once), TEST_CASE(the_ends_may_differ), TEST_CASE(a_flush_that_fails_ends_it),
           TEST_CASE(so_does_one_that_fails_later))

@@ -70,6 +70,7 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, struct pci_
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, struct pci_info *pci) {
   const struct device *d = device;
   memset(pci, 0, sizeof *pci);
-  snprintf(pci->bus_id, sizeof pci->bus_id, "0000FFFF:%s", d->to[link]);
+  const char *to = strcmp(d->to[link], "switch") == 0 ? "C5:00.0" : d->to[link]; /* it is a device, too */
+  snprintf(pci->bus_id, sizeof pci->bus_id, "0000FFFF:%s", to);
   return SUCCESS;
 }

@@ -81,10 +81,14 @@ TEST(distances) {
   CHECK(rt_pci_parse("/sys/devices/pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:07.0/0000:50:00.0/0000:51:00.0/"
                      "0000:52:00.0", &deep));
   deep.numa = 0;
+  struct rt_pci bridged;
+  CHECK(rt_pci_parse("/sys/devices/pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:07.0/0000:50:00.0/0000:51:00.0",
+                     &bridged));
   CHECK_INT(rt_pci_distance(&a, &same), RT_LOC);
   CHECK_INT(rt_pci_distance(&a, &sister), RT_PIX);
   CHECK_INT(rt_pci_distance(&a, &deep), RT_PXB);
   CHECK_INT(rt_pci_distance(&deep, &a), RT_PXB);
+  CHECK_INT(rt_pci_distance(&a, &bridged), RT_PXB);
   CHECK_INT(rt_pci_distance(&a, &other), RT_PHB);
   CHECK_INT(rt_pci_distance(&a, &far), RT_SYS);
   CHECK_INT(rt_pci_distance(&a, &none), RT_SYS);

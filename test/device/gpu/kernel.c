@@ -39,6 +39,7 @@ static bool job_reachable(const struct rt_device_job *j) {
   const struct rt_sched *s = &j->sched;
   bool sends = s->coll != RT_RECV && !(s->coll == RT_BROADCAST && s->rank != s->root);
   bool receives = s->coll != RT_SEND && !(s->coll == RT_REDUCE && s->rank != s->root);
+  if (s->order && !fake_reachable(s->order, (size_t)s->nranks * sizeof *s->order)) return false;
   return conn_reachable(j->recv, j->proto) && conn_reachable(j->send, j->proto) &&
          (!sends || buffer_reachable(s, s->send, s->coll == RT_REDUCE_SCATTER)) &&
          (!receives || buffer_reachable(s, s->recv, s->coll == RT_ALLGATHER)) &&
