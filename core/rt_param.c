@@ -74,7 +74,7 @@ static const struct rail_param rows[] = {
           "NAME:PORT, with commas."},
   {.name = "NCCL_NET_GDR_LEVEL", .type = RAIL_PARAM_STRING, AT(net_gdr_level),
    .doc = "How far a NIC may be from the GPU whose memory it reads and writes itself: LOC (never), PIX, PXB (the "
-          "default), PHB or SYS. Farther away, or where the plugin offers no GPU memory, data goes through host memory."},
+          "default), PHB or SYS. Farther away, or where the plugin takes no GPU memory, data goes through the host's."},
   {.name = "NCCL_NET_GDR_READ", .type = RAIL_PARAM_INT, .def = "-2", .lo = -2, .hi = 1, AT(net_gdr_read),
    .doc = "0: NICs write GPU memory, and do not read it. Anything else: both, which is what NCCL does on the GPUs that "
           "the kernels run on."},

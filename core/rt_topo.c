@@ -36,7 +36,7 @@ int rt_topo_nic(const struct rt_topo_gpu *gpu, const struct rt_pci *nics, int n,
     count = d < nearest ? 1 : count + (d == nearest);
     nearest = RAIL_MIN(nearest, d);
   }
-  int wanted = turn % count, at = 0;
+  int wanted = turn % RAIL_MAX(count, 1), at = 0;
   for (; rt_pci_distance(&gpu->place, &nics[at]) != nearest || wanted-- > 0; at++) continue;
   return at;
 }
@@ -128,7 +128,7 @@ static void begin_with_rank_0(int *order, int *room, int n) {
 }
 
 rail_result_t rt_topo_ring(const struct rt_topo_rank *ranks, int n, int *order) {
-  int *member = malloc((size_t)n * sizeof *member), *room = malloc((size_t)n * sizeof *room);
+  int *member = calloc((size_t)n, sizeof *member), *room = calloc((size_t)n, sizeof *room);
   rail_result_t r = member && room ? RAIL_OK : RAIL_SYSTEM_ERROR;
   for (int first = 0, placed = 0; first < n && r == RAIL_OK; first++) {
     bool seen = false;

@@ -37,7 +37,7 @@ enum rt_distance rt_topo_distance(const struct rt_topo_rank *a, const struct rt_
  * as one stretch, in which far neighbours are as few as can be: the ring is as fast as its slowest link. */
 rail_result_t rt_topo_ring(const struct rt_topo_rank *ranks, int n, int *order);
 
-/* Which of n NICs a rank uses: one of the nearest to its GPU, the turn-th of them, round and round. */
+/* Which of n > 0 NICs a rank uses: one of the nearest to its GPU, the turn-th of them, round and round. */
 int rt_topo_nic(const struct rt_topo_gpu *gpu, const struct rt_pci *nics, int n, int turn);
 
 #endif

@@ -85,5 +85,18 @@ TEST(places_may_differ) {
   CHECK_OK(rt_peer_check(&a, &b));
 }
 
+TEST(a_gpu_that_cannot_be_is_refused) {
+  struct rt_peer a, b;
+  two(&a, &b);
+  b.gpu.npeers = 77;
+  rail_log_set_sink(log_capture);
+  rail_result_t r = rt_peer_check(&a, &b);
+  rail_log_set_sink(NULL);
+  CHECK_INT(r, RAIL_BAD_USAGE);
+  const char *const words[] = {"rank 5", "77"};
+  must_say(words, 2);
+}
+
 TEST_MAIN(TEST_CASE(describe), TEST_CASE(disagreements_are_named),
-          TEST_CASE(another_version_is_refused_before_anything_else), TEST_CASE(places_may_differ))
+          TEST_CASE(another_version_is_refused_before_anything_else), TEST_CASE(places_may_differ),
+          TEST_CASE(a_gpu_that_cannot_be_is_refused))

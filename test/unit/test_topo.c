@@ -31,7 +31,8 @@ static struct rt_pci place(int node, int sw, int slot) {
              slot, node * 0x80 + slot);
   else
     snprintf(path, sizeof path,
-             "/sys/devices/pci0000:%02x/0000:%02x:01.0/0000:%02x:00.0/0000:%02x:%02x.0/0000:%02x:00.0", bus - 1, bus - 1, bus, bus + 1, slot, bus + 2 + slot);
+             "/sys/devices/pci0000:%02x/0000:%02x:01.0/0000:%02x:00.0/0000:%02x:%02x.0/0000:%02x:00.0", bus - 1,
+             bus - 1, bus, bus + 1, slot, bus + 2 + slot);
   CHECK(rt_pci_parse(path, &p));
   p.numa = node;
   return p;
