@@ -183,7 +183,7 @@ rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *arg
   choose_channels(comm);
   RAIL_TRY(rt_ring_open(comm));
   comm->all_shm = comm->tuning.all_shm = all_have_shm(comm);
-  for (int c = 0; c < comm->nchannels; c++) {
+  for (int c = 0; c < rt_comm_lanes(comm); c++) {
     comm->channels[c].send = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));
     comm->channels[c].recv = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));
     if (!comm->channels[c].send || !comm->channels[c].recv) return RAIL_SYSTEM_ERROR;
@@ -211,7 +211,7 @@ struct rt_connector *rt_comm_connector(struct ncclComm *comm, int channel, int p
 /* ---- taking down, in reverse ---------------------------------------------------- */
 
 static void free_connectors(struct ncclComm *comm) {
-  for (int c = 0; c < comm->nchannels; c++) {
+  for (int c = 0; c < rt_comm_lanes(comm); c++) {
     struct rt_channel *ch = &comm->channels[c];
     for (int r = 0; r < comm->nranks; r++) {
       if (ch->send) rt_connector_free(comm, ch->send[r]);

@@ -24,13 +24,14 @@
 #include "core/rt_ring.h"
 #include "core/rt_stream.h"
 #include "core/rt_transport.h"
+#include "core/rt_tree.h"
 #include "core/rt_tune.h"
 #include "rail/railyard.h"
 
 #define RT_MAX_CHANNELS 16
 #define RT_COMM_MAGIC 0x7261696c636f6d6dull
 
-/* Connectors of one channel, made on first use; index is the peer's rank. */
+/* Connectors of one channel, or of its second tree, made on first use; index is the peer's rank. */
 struct rt_channel {
   struct rt_connector **send, **recv;
 };
@@ -65,7 +66,7 @@ struct ncclComm {
   int device;
   struct rt_peer *peers; /* nranks */
   struct rt_bootstrap *bootstrap;
-  struct rt_channel channels[RT_MAX_CHANNELS];
+  struct rt_channel channels[RT_MAX_CHANNELS * RT_TREES]; /* behind those of nchannels: of their second trees */
   int nchannels;
   struct rt_ring ring;
   bool all_shm; /* every pair of ranks has SHM: LL pays off */
@@ -128,6 +129,8 @@ static inline bool rt_comm_failed(struct ncclComm *comm) {
   return atomic_load_explicit(&comm->failed, memory_order_acquire) != 0;
 }
 
+/* So many of `channels` are in use. */
+static inline int rt_comm_lanes(const struct ncclComm *comm) { return comm->nchannels * RT_TREES; }
 /* The connector, allocated on first use; NULL without memory. */
 struct rt_connector *rt_comm_connector(struct ncclComm *comm, int channel, int peer, bool is_send);
 

@@ -6,6 +6,7 @@
 
 #include "common/log.h"
 #include "core/kernel/rt_types.h"
+#include "core/rt_param.h"
 #include "core/rt_reg.h"
 #include "core/rt_run.h"
 #include "core/rt_tune.h"
@@ -53,14 +54,33 @@ static void buffer_sizes(const struct rt_task *t, size_t esize, size_t *send, si
   *recv = t->coll == RT_ALLGATHER ? all : one;
 }
 
-static rail_result_t add_connector(struct builder *b, int channel, int peer, bool is_send, struct rt_connector **out) {
-  struct rt_connector *c = rt_comm_connector(b->comm, channel, peer, is_send);
+static rail_result_t add_connector(struct builder *b, int lane, int peer, bool is_send, struct rt_job_end *out) {
+  struct rt_connector *c = rt_comm_connector(b->comm, lane, peer, is_send);
   if (!c) return RAIL_SYSTEM_ERROR;
-  *out = c;
+  out->connector = c;
   if (c->connected) return RAIL_OK;
   for (int i = 0; i < b->nconnectors; i++)
     if (b->connectors[i] == c) return RAIL_OK;
   b->connectors[b->nconnectors++] = c;
+  return RAIL_OK;
+}
+
+/* Both ways to all neighbours in the tree, which is one of places, as the ring is: hosts stay together as far as they
+ * can. Like all connections they are made when a call first needs them: all ranks find that out by the same call, and
+ * who never has a small all-reduce of many ranks keeps no memory for it. */
+static rail_result_t find_tree(struct builder *b, int channel, int tree, struct rt_job *job) {
+  struct ncclComm *comm = b->comm;
+  const struct rt_tree at = rt_tree_of(tree, comm->ring.place, comm->nranks);
+  const int peers[RT_PEERS] = {[RT_CHILD] = at.child[0], [RT_OTHER_CHILD] = at.child[1], [RT_PARENT] = at.parent};
+  job->kernel.sched.tree = (struct rt_tree_place){.children = (uint8_t)((at.child[0] >= 0) + (at.child[1] >= 0)),
+                                                  .has_parent = at.parent >= 0,
+                                                  .depth = (uint16_t)at.depth};
+  for (int p = 0; p < RT_PEERS; p++) {
+    if (peers[p] < 0) continue;
+    const int peer = rt_ring_rank_at(comm, peers[p]), lane = tree * comm->nchannels + channel;
+    RAIL_TRY(add_connector(b, lane, peer, false, &job->recv[p]));
+    RAIL_TRY(add_connector(b, lane, peer, true, &job->send[p]));
+  }
   return RAIL_OK;
 }
 
@@ -91,17 +111,30 @@ static rail_result_t find_connectors(struct builder *b, const struct rt_task *t,
     default: break;
   }
   if (n == 1) return RAIL_OK;
-  if (recv) RAIL_TRY(add_connector(b, channel, prev, false, &job->recv));
-  if (send) RAIL_TRY(add_connector(b, channel, next, true, &job->send));
+  if (recv) RAIL_TRY(add_connector(b, channel, prev, false, &job->recv[0]));
+  if (send) RAIL_TRY(add_connector(b, channel, next, true, &job->send[0]));
   return RAIL_OK;
 }
 
-static rail_result_t add_job(struct builder *b, const struct rt_task *t, int channel, uint64_t lo, uint64_t len) {
+/* As NCCL: who asks for what there is not gets an error that says what was asked for. */
+static rail_result_t nothing_left(const struct rt_task *t, enum rt_func f) {
+  const struct rt_params *p = rt_params();
+  RAIL_WARN("rank %d of %d: no algorithm and protocol are left for %s of %s: NCCL_ALGO is %s%s%s, NCCL_PROTO is %s%s%s; "
+            "rail-coll --tuning shows what there is",
+            t->comm->rank, t->comm->nranks, rt_func_names[f], rt_type_name((int)t->type), p->algo ? "'" : "",
+            p->algo ? p->algo : "unset", p->algo ? "'" : "", p->proto ? "'" : "", p->proto ? p->proto : "unset",
+            p->proto ? "'" : "");
+  return RAIL_BAD_USAGE;
+}
+
+static rail_result_t add_job(struct builder *b, const struct rt_task *t, int channel, int tree, uint64_t lo,
+                             uint64_t len) {
   size_t esize = rt_type_size((int)t->type);
   struct rt_job *job = &b->plan->jobs[b->plan->njobs];
   struct rt_kernel *k = &job->kernel;
   uint64_t bytes = len * esize;
   struct rt_choice choice = rt_tune(&b->tuning, t->coll, t->count * esize, t->comm->nranks);
+  if (choice.none) return nothing_left(t, choice.func);
   k->proto = choice.proto;
   /* A kernel on a device speaks LL with other kernels only. */
   if (b->plan->on_device && !b->tuning.all_shm) k->proto = RT_SIMPLE;
@@ -122,20 +155,22 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, int cha
       .chunk = rt_tune_chunk(&b->tuning, k->proto, choice.schedule, bytes, t->comm->nranks, esize),
   };
   if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
-  RAIL_TRY(find_connectors(b, t, channel, job));
+  RAIL_TRY(choice.schedule == RT_TREE ? find_tree(b, channel, tree, job) : find_connectors(b, t, channel, job));
   b->plan->njobs++;
   return RAIL_OK;
 }
 
-/* The channels share a collective's elements evenly, in whole cache lines; the same cut on every rank. */
+/* The channels, and a channel's trees, share a collective's elements evenly, in whole cache lines; the same cut on
+ * every rank. */
 static rail_result_t add_collective(struct builder *b, const struct rt_task *t) {
   size_t esize = rt_type_size((int)t->type);
   if (esize == 0) return RAIL_BAD_ARGUMENT; /* checked when the call was made */
   uint64_t align = RAIL_MAX(RAIL_CACHELINE / esize, (size_t)1);
-  uint64_t n = (uint64_t)rt_tune(&b->tuning, t->coll, t->count * esize, b->comm->nranks).nchannels;
+  const struct rt_choice choice = rt_tune(&b->tuning, t->coll, t->count * esize, b->comm->nranks);
+  uint64_t trees = (uint64_t)choice.ntrees, n = (uint64_t)choice.nchannels * trees;
   uint64_t part = RAIL_ROUND_UP(RAIL_DIV_UP(t->count, n), align);
-  for (uint64_t c = 0, lo = 0; c < n && lo < t->count; c++, lo += part)
-    RAIL_TRY(add_job(b, t, (int)c, lo, RAIL_MIN(part, t->count - lo)));
+  for (uint64_t i = 0, lo = 0; i < n && lo < t->count; i++, lo += part)
+    RAIL_TRY(add_job(b, t, (int)(i / trees), (int)(i % trees), lo, RAIL_MIN(part, t->count - lo)));
   return RAIL_OK;
 }
 
@@ -154,7 +189,7 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
     struct rt_task copy = tasks[s];
     copy.coll = RT_COPY;
     copy.recv = tasks[r].recv;
-    if (copy.count) RAIL_TRY(add_job(b, &copy, 0, 0, copy.count));
+    if (copy.count) RAIL_TRY(add_job(b, &copy, 0, 0, 0, copy.count));
   }
   for (r++; r < n; r++)
     if (tasks[r].coll == RT_RECV && tasks[r].root == b->comm->rank) {
@@ -172,7 +207,7 @@ static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, i
   for (int i = 0; i < n; i++)
     if (!is_point(&tasks[i])) RAIL_TRY(add_collective(b, &tasks[i]));
   for (int i = 0; i < n; i++)
-    if (is_point(&tasks[i]) && tasks[i].root != b->comm->rank) RAIL_TRY(add_job(b, &tasks[i], 0, 0, tasks[i].count));
+    if (is_point(&tasks[i]) && tasks[i].root != b->comm->rank) RAIL_TRY(add_job(b, &tasks[i], 0, 0, 0, tasks[i].count));
   return add_self_copies(b, tasks, n);
 }
 
@@ -185,10 +220,13 @@ static void bind_device_jobs(struct rt_plan *plan) {
 
 static void bind_job(struct ncclComm *comm, struct rt_job *job) {
   struct rt_kernel *k = &job->kernel;
-  k->recv = job->recv ? &job->recv->conn : NULL;
-  k->send = job->send ? &job->send->conn : NULL;
+  for (int p = 0; p < RT_PEERS; p++) {
+    k->recv[p] = job->recv[p].connector ? &job->recv[p].connector->conn : NULL;
+    k->send[p] = job->send[p].connector ? &job->send[p].connector->conn : NULL;
+  }
   rt_kernel_init(k);
-  if (k->proto != RT_SIMPLE) return;
+  if (k->proto != RT_SIMPLE || k->sched.coll == RT_TREE) return;
+  struct rt_connector *send = job->send[0].connector, *recv = job->recv[0].connector;
   struct rt_task t = {.comm = comm, .coll = k->sched.coll, .count = k->sched.count};
   size_t send_size, recv_size;
   buffer_sizes(&t, k->sched.esize, &send_size, &recv_size);
@@ -196,20 +234,23 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
   const char *in = k->sched.send;
   char *out = k->sched.recv;
   bool passes_on = coll == RT_ALLREDUCE || coll == RT_ALLGATHER || coll == RT_BROADCAST;
-  if (job->send) {
+  if (send) {
     /* In place an all-reduce overwrites its input: that part must leave through the slots. */
     bool in_place = out && in && in >= out && in + send_size <= out + recv_size;
-    if (!in_place) rt_reg_direct(comm, job->send, in, send_size, &k->send_direct[0], &job->send_mh[0]);
-    if (passes_on) rt_reg_direct(comm, job->send, out, recv_size, &k->send_direct[1], &job->send_mh[1]);
+    if (!in_place) rt_reg_direct(comm, send, in, send_size, &k->send_direct[0], &job->send_mh[0]);
+    if (passes_on) rt_reg_direct(comm, send, out, recv_size, &k->send_direct[1], &job->send_mh[1]);
   }
-  if (job->recv && (passes_on || coll == RT_RECV))
-    rt_reg_direct(comm, job->recv, out, recv_size, &k->recv_direct, &job->recv_mh);
+  if (recv && (passes_on || coll == RT_RECV))
+    rt_reg_direct(comm, recv, out, recv_size, &k->recv_direct, &job->recv_mh);
 }
 
 static int most_jobs(struct ncclComm *comm, const struct rt_task *tasks, int n) {
   int jobs = 0;
-  for (int i = 0; i < n; i++)
-    jobs += tasks[i].coll == RT_SEND || tasks[i].coll == RT_RECV || tasks[i].coll == RT_COPY ? 1 : comm->nchannels;
+  for (int i = 0; i < n; i++) {
+    const struct rt_task *t = &tasks[i];
+    const struct rt_choice c = rt_tune(&comm->tuning, t->coll, t->count * rt_type_size((int)t->type), comm->nranks);
+    jobs += is_point(t) || t->coll == RT_COPY ? 1 : c.nchannels * c.ntrees;
+  }
   return jobs;
 }
 
@@ -248,7 +289,7 @@ rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, 
   int jobs = RAIL_MAX(most_jobs(comm, tasks, ntasks), 1);
   struct builder b = {.comm = comm, .tuning = comm->tuning};
   b.plan = calloc(1, sizeof *b.plan + (size_t)jobs * sizeof(struct rt_job));
-  b.connectors = calloc((size_t)jobs * 2, sizeof(struct rt_connector *));
+  b.connectors = calloc((size_t)jobs * 2 * RT_PEERS, sizeof(struct rt_connector *));
   rail_result_t r = b.plan && b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
   if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
   if (r == RAIL_OK) {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/rt_estimate.h"
 
+#include "core/rt_tree.h"
+
 /* A step costs a latency, and its bytes the time that a link takes for them. The figures are of two ranks on the
  * machine of docs/results/2026-11-21-allreduce-2-ranks.md: latency from 8 bytes (one step), bandwidth from 1 MiB. */
 struct link {
@@ -15,6 +17,10 @@ double rt_estimate_us(enum rt_coll coll, uint64_t bytes, int nranks, bool all_sh
     case RT_ALLREDUCE:
       steps = 2 * (n - 1);
       sent *= steps / n;
+      break;
+    case RT_TREE: /* every rank sends half of the data once in the tree in which it is a leaf, three times in the other */
+      steps = 2 * rt_tree_depth(nranks);
+      sent *= 2;
       break;
     case RT_REDUCE_SCATTER:
     case RT_ALLGATHER: sent *= steps; break;

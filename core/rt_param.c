@@ -47,6 +47,8 @@ static const struct rail_param rows[] = {
    .doc = "Bytes that a rank passes on at once; 0 chooses by size."},
   {.name = "RAIL_EXCHANGE_MAX", .type = RAIL_PARAM_BYTES, .def = "32K", .lo = 0, .hi = 1024 * M, AT(exchange_max),
    .doc = "Largest all-reduce that two ranks do by exchanging their whole inputs, in one step instead of two."},
+  {.name = "RAIL_TREE_MAX", .type = RAIL_PARAM_BYTES, .def = "64K", .lo = 0, .hi = 1024 * M, AT(tree_max),
+   .doc = "Largest all-reduce that three ranks or more do by trees instead of a ring."},
   {.name = "RAIL_SIMD", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|base|avx2|avx512", AT(simd),
    .doc = "Instruction set of the host reductions; auto takes the best that the processor has."},
   {.name = "RAIL_PROXY", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|thread|inline", AT(proxy),
@@ -58,8 +60,9 @@ static const struct rail_param rows[] = {
   {.name = "NCCL_SHM_DISABLE", .type = RAIL_PARAM_BOOL, .def = "0", .lo = 0, .hi = 1, AT(shm_disable),
    .doc = "1 sends through the network plugin even between ranks of one host."},
   {.name = "NCCL_ALGO", .type = RAIL_PARAM_STRING, AT(algo),
-   .doc = "Algorithms that may be chosen: a list of Ring and Exchange (two ranks, AllReduce); ^ in front excludes. "
-          "Or one for each function: Ring;AllReduce:^Exchange. NCCL's other words are known and stand for nothing."},
+   .doc = "Algorithms that may be chosen: a list of Ring, Tree (AllReduce) and Exchange (AllReduce of two ranks); ^ in "
+          "front excludes. Or one for each function: Ring;AllReduce:Tree. NCCL's other words are known and stand for "
+          "nothing. A call for which nothing is left fails, as with NCCL."},
   {.name = "NCCL_PROTO", .type = RAIL_PARAM_STRING, AT(proto),
    .doc = "Protocols that may be chosen: LL, Simple, or both as a list; ^ in front excludes. Or one for each function, "
           "as with NCCL_ALGO."},

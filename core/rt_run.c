@@ -16,34 +16,54 @@
 /* ---- filling in --------------------------------------------------------------------- */
 
 /* The latest job before j that uses the same connection. */
-static int job_before(const struct rt_plan *plan, int j, const struct rt_connector *c, bool is_send) {
-  while (c && --j >= 0)
-    if ((is_send ? plan->jobs[j].send : plan->jobs[j].recv) == c) return j;
+static int job_before(const struct rt_plan *plan, int j, const struct rt_connector *c) {
+  while (c && --j >= 0) {
+    const struct rt_job_end *ends = c->is_send ? plan->jobs[j].send : plan->jobs[j].recv;
+    for (int p = 0; p < RT_PEERS; p++)
+      if (ends[p].connector == c) return j;
+  }
   return -1;
 }
 
 static void fill_job(struct rt_plan *plan, int j) {
   struct rt_job *job = &plan->jobs[j];
   const struct rt_kernel *k = &job->kernel;
-  plan->launch->job[j] = (struct rt_device_job){
+  struct rt_device_job *d = &plan->launch->job[j];
+  *d = (struct rt_device_job){
       .sched = k->sched,
       .proto = (int)k->proto,
       .type = job->type,
       .op = job->op,
       .scalar = k->scalar,
       .deferred = job->scalar,
-      .recv = job->recv ? &job->recv->conn : NULL,
-      .send = job->send ? &job->send->conn : NULL,
-      .recv_after = job_before(plan, j, job->recv, false),
-      .send_after = job_before(plan, j, job->send, true),
       .call = k->call,
   };
+  for (int p = 0; p < RT_PEERS; p++) {
+    struct rt_connector *recv = job->recv[p].connector, *send = job->send[p].connector;
+    d->recv[p] = recv ? &recv->conn : NULL;
+    d->send[p] = send ? &send->conn : NULL;
+    d->recv_after[p] = job_before(plan, j, recv);
+    d->send_after[p] = job_before(plan, j, send);
+  }
 }
 
 /* From now on the device's kernels may use the connection. */
 static rail_result_t reach(struct ncclComm *comm, struct rt_connector *c) {
   RAIL_TRY(rt_gpu_map(comm, c));
   if (c->end->add_device_slots) c->end->add_device_slots(comm, c);
+  return RAIL_OK;
+}
+
+/* The job's connections reach the device, and how far it will move them is known. */
+static rail_result_t prepare_ends(struct ncclComm *comm, struct rt_job *job) {
+  uint64_t nsend[RT_PEERS], nrecv[RT_PEERS];
+  rt_kernel_count_steps(&job->kernel, nsend, nrecv);
+  for (int p = 0; p < RT_PEERS; p++) {
+    if (job->recv[p].connector) RAIL_TRY(reach(comm, job->recv[p].connector));
+    if (job->send[p].connector) RAIL_TRY(reach(comm, job->send[p].connector));
+    job->recv[p].steps = nrecv[p];
+    job->send[p].steps = nsend[p];
+  }
   return RAIL_OK;
 }
 
@@ -57,10 +77,7 @@ rail_result_t rt_run_prepare(struct ncclComm *comm, struct rt_plan *plan) {
   }
   RAIL_TRY(rt_gpu_launch_get(comm, plan->njobs, &plan->launch));
   for (int j = 0; j < plan->njobs; j++) {
-    struct rt_job *job = &plan->jobs[j];
-    if (job->recv) RAIL_TRY(reach(comm, job->recv));
-    if (job->send) RAIL_TRY(reach(comm, job->send));
-    rt_kernel_count_steps(&job->kernel, &job->nsend, &job->nrecv);
+    RAIL_TRY(prepare_ends(comm, &plan->jobs[j]));
     fill_job(plan, j);
   }
   return RAIL_OK;
@@ -68,14 +85,14 @@ rail_result_t rt_run_prepare(struct ncclComm *comm, struct rt_plan *plan) {
 
 /* ---- one run ------------------------------------------------------------------------- */
 
-static bool proxied(const struct rt_connector *c, uint64_t steps) { return c && c->end->progress && steps; }
+static bool proxied(const struct rt_job_end *e) { return e->connector && e->connector->end->progress && e->steps; }
 
-static void add_op(struct rt_run *run, struct rt_connector *c, enum rt_proto proto, uint64_t steps) {
-  if (!proxied(c, steps)) return;
+static void add_op(struct rt_run *run, const struct rt_job *job, const struct rt_job_end *e) {
+  if (!proxied(e)) return;
   struct rt_proxy_op *op = &run->ops[run->nops++];
-  op->connector = c;
-  op->proto = proto;
-  op->nsteps = steps;
+  op->connector = e->connector;
+  op->proto = job->kernel.proto;
+  op->nsteps = e->steps;
   op->on_device = true;
 }
 
@@ -88,7 +105,7 @@ static void look_at_job(struct ncclComm *comm, const struct rt_plan *plan, int j
   const struct rt_device_job *d = &plan->launch->job[j];
   if (d->state != RT_DEVICE_MISMATCH) return;
   rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)d->got,
-               plan->jobs[j].recv->peer, (unsigned long long)d->expected);
+               plan->jobs[j].recv[d->from].connector->peer, (unsigned long long)d->expected);
 }
 
 /* NULL without memory. */
@@ -96,7 +113,7 @@ static struct rt_run *new_run(struct rt_plan *plan) {
   size_t nops = 0;
   for (int j = 0; j < plan->njobs; j++) {
     const struct rt_job *job = &plan->jobs[j];
-    nops += (size_t)proxied(job->recv, job->nrecv) + (size_t)proxied(job->send, job->nsend);
+    for (int p = 0; p < RT_PEERS; p++) nops += (size_t)proxied(&job->recv[p]) + (size_t)proxied(&job->send[p]);
   }
   struct rt_run *run = NULL;
   run = calloc(1, sizeof *run + nops * sizeof run->ops[0] + (size_t)plan->njobs * sizeof run->targets[0]);
@@ -108,11 +125,12 @@ static struct rt_run *new_run(struct rt_plan *plan) {
   return run;
 }
 
-static uint64_t next_target(struct rt_connector *c, uint64_t steps) {
+static uint64_t next_target(const struct rt_job_end *e) {
+  struct rt_connector *c = e->connector;
   if (!c) return 0;
   /* While a kernel may use the connection, its count of steps is the kernel's. */
   if (c->runs++ == 0) c->planned = c->conn.step;
-  return c->planned += steps;
+  return c->planned += e->steps;
 }
 
 /* A graph may begin a run while the program makes a call: which of them counts first does not matter. */
@@ -120,8 +138,10 @@ static void set_targets(struct rt_run *run) {
   pthread_mutex_lock(&run->plan->comm->gpu.lock);
   for (int j = 0; j < run->plan->njobs; j++) {
     const struct rt_job *job = &run->plan->jobs[j];
-    run->targets[j].recv = next_target(job->recv, job->nrecv);
-    run->targets[j].send = next_target(job->send, job->nsend);
+    for (int p = 0; p < RT_PEERS; p++) {
+      run->targets[j].recv[p] = next_target(&job->recv[p]);
+      run->targets[j].send[p] = next_target(&job->send[p]);
+    }
   }
   atomic_fetch_add(&run->plan->runs, 1);
   pthread_mutex_unlock(&run->plan->comm->gpu.lock);
@@ -131,8 +151,10 @@ void rt_run_retire(const struct rt_run *run) {
   pthread_mutex_lock(&run->plan->comm->gpu.lock);
   for (int j = 0; j < run->plan->njobs; j++) {
     const struct rt_job *job = &run->plan->jobs[j];
-    if (job->recv) job->recv->runs--;
-    if (job->send) job->send->runs--;
+    for (int p = 0; p < RT_PEERS; p++) {
+      if (job->recv[p].connector) job->recv[p].connector->runs--;
+      if (job->send[p].connector) job->send[p].connector->runs--;
+    }
   }
   atomic_fetch_sub(&run->plan->runs, 1);
   pthread_mutex_unlock(&run->plan->comm->gpu.lock);
@@ -142,9 +164,9 @@ static void submit_ops(struct rt_run *run) {
   struct rt_plan *plan = run->plan;
   /* Receives first: a rank that posts early is never what others wait for. */
   for (int j = 0; j < plan->njobs; j++)
-    add_op(run, plan->jobs[j].recv, plan->jobs[j].kernel.proto, plan->jobs[j].nrecv);
+    for (int p = 0; p < RT_PEERS; p++) add_op(run, &plan->jobs[j], &plan->jobs[j].recv[p]);
   for (int j = 0; j < plan->njobs; j++)
-    add_op(run, plan->jobs[j].send, plan->jobs[j].kernel.proto, plan->jobs[j].nsend);
+    for (int p = 0; p < RT_PEERS; p++) add_op(run, &plan->jobs[j], &plan->jobs[j].send[p]);
   for (int i = 0; i < run->nops; i++) rt_proxy_submit(&plan->comm->proxy, &run->ops[i]);
 }
 
@@ -197,10 +219,14 @@ static bool gone(const struct rt_connector *c) { return c && c->end->peer_left &
 const struct rt_connector *rt_run_waits_for_nobody(const struct rt_run *run) {
   for (int j = 0; j < run->plan->njobs; j++) {
     const struct rt_job *job = &run->plan->jobs[j];
+    const struct rt_target *target = &run->targets[j];
     if (job_over(run, j)) continue;
     /* A kernel that has not begun may still find all that it needs. */
-    if (gone(job->recv) && rt_observe(job->recv->conn.tail) < run->targets[j].recv) return job->recv;
-    if (gone(job->send) && rt_observe(job->send->conn.credit) < run->targets[j].send) return job->send;
+    for (int p = 0; p < RT_PEERS; p++) {
+      const struct rt_connector *recv = job->recv[p].connector, *send = job->send[p].connector;
+      if (gone(recv) && rt_observe(recv->conn.tail) < target->recv[p]) return recv;
+      if (gone(send) && rt_observe(send->conn.credit) < target->send[p]) return send;
+    }
   }
   return NULL;
 }

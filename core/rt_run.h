@@ -14,7 +14,7 @@
 #include "core/rt_stream.h"
 
 /* Steps of a job's connections when it is over. */
-struct rt_target { uint64_t send, recv; };
+struct rt_target { uint64_t send[RT_PEERS], recv[RT_PEERS]; };
 
 struct rt_run {
   struct rt_run *next;

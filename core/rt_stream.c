@@ -33,31 +33,44 @@
 
 /* ---- running one plan ------------------------------------------------------ */
 
+static bool proxied(const struct rt_job_end *e) { return e->connector && e->connector->end->progress; }
+
+static void submit_op(struct ncclComm *comm, const struct rt_job *job, struct rt_job_end *e, uint64_t steps) {
+  if (!proxied(e) || steps == 0) return;
+  e->op.connector = e->connector;
+  e->op.proto = job->kernel.proto;
+  e->op.nsteps = steps;
+  rt_proxy_submit(&comm->proxy, &e->op);
+}
+
 static void submit_ops(struct ncclComm *comm, struct rt_job *job) {
-  uint64_t nsend, nrecv;
-  bool send = job->send && job->send->end->progress, recv = job->recv && job->recv->end->progress;
-  atomic_store(&job->send_op.finished, true);
-  atomic_store(&job->recv_op.finished, true);
-  if (!send && !recv) return;
-  rt_kernel_count_steps(&job->kernel, &nsend, &nrecv);
+  uint64_t nsend[RT_PEERS], nrecv[RT_PEERS];
+  bool any = false;
+  for (int p = 0; p < RT_PEERS; p++) {
+    atomic_store_explicit(&job->send[p].op.finished, true, memory_order_relaxed);
+    atomic_store_explicit(&job->recv[p].op.finished, true, memory_order_relaxed);
+    any |= proxied(&job->send[p]) || proxied(&job->recv[p]);
+  }
+  if (!any) return;
+  rt_kernel_count_steps(&job->kernel, nsend, nrecv);
   /* Receives first: a rank that posts early is never what others wait for. */
-  if (recv && nrecv) {
-    job->recv_op.connector = job->recv;
-    job->recv_op.proto = job->kernel.proto;
-    job->recv_op.nsteps = nrecv;
-    rt_proxy_submit(&comm->proxy, &job->recv_op);
-  }
-  if (send && nsend) {
-    job->send_op.connector = job->send;
-    job->send_op.proto = job->kernel.proto;
-    job->send_op.nsteps = nsend;
-    rt_proxy_submit(&comm->proxy, &job->send_op);
-  }
+  for (int p = 0; p < RT_PEERS; p++) submit_op(comm, job, &job->recv[p], nrecv[p]);
+  for (int p = 0; p < RT_PEERS; p++) submit_op(comm, job, &job->send[p], nsend[p]);
 }
 
 static bool ops_finished(struct rt_job *job) {
-  return atomic_load_explicit(&job->send_op.finished, memory_order_acquire) &&
-         atomic_load_explicit(&job->recv_op.finished, memory_order_acquire);
+  for (int p = 0; p < RT_PEERS; p++)
+    if (!atomic_load_explicit(&job->send[p].op.finished, memory_order_acquire) ||
+        !atomic_load_explicit(&job->recv[p].op.finished, memory_order_acquire))
+      return false;
+  return true;
+}
+
+/* The rank at the other end. */
+static int peer_at(const struct rt_job *job, const struct rt_conn *c) {
+  for (int p = 0; p < RT_PEERS; p++)
+    if (job->kernel.recv[p] == c) return job->recv[p].connector->peer;
+  return -1;
 }
 
 /* One round over all jobs. Returns how many are unfinished; *moved is set when anything happened. */
@@ -70,7 +83,7 @@ static int poll_jobs(struct ncclComm *comm, struct rt_plan *plan, bool *moved) {
     if (state == RT_K_PROGRESS) *moved = true;
     if (state == RT_K_MISMATCH) {
       rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)job->kernel.got,
-                   job->recv->peer, (unsigned long long)job->kernel.expected);
+                   peer_at(job, job->kernel.blocked), (unsigned long long)job->kernel.expected);
       return left;
     }
     if (state == RT_K_DONE && ops_finished(job)) {
@@ -96,9 +109,8 @@ static void relax(int idle_rounds) {
 static const struct rt_connector *waits_for_nobody(struct rt_plan *plan) {
   for (int i = 0; i < plan->njobs; i++) {
     struct rt_job *job = &plan->jobs[i];
-    const struct rt_connector *ends[2] = {job->send, job->recv};
-    for (int e = 0; e < 2; e++) {
-      const struct rt_connector *c = ends[e];
+    for (int e = 0; e < 2 * RT_PEERS; e++) {
+      const struct rt_connector *c = e < RT_PEERS ? job->send[e].connector : job->recv[e - RT_PEERS].connector;
       if (job->done || !c || !c->end->peer_left || !c->end->peer_left(c)) continue;
       /* What the peer did before it left can be seen by now. */
       if (rt_kernel_poll(&job->kernel) == RT_K_WAIT && job->kernel.blocked == &c->conn) return c;
@@ -181,8 +193,8 @@ static void deregister(struct ncclComm *comm, struct rt_plan *plan) {
   for (int i = 0; i < plan->njobs; i++) {
     struct rt_job *job = &plan->jobs[i];
     for (int b = 0; b < 2; b++)
-      if (job->send_mh[b]) job->send->end->dereg(comm, job->send, job->send_mh[b]);
-    if (job->recv_mh) job->recv->end->dereg(comm, job->recv, job->recv_mh);
+      if (job->send_mh[b]) job->send[0].connector->end->dereg(comm, job->send[0].connector, job->send_mh[b]);
+    if (job->recv_mh) job->recv[0].connector->end->dereg(comm, job->recv[0].connector, job->recv_mh);
     job->send_mh[0] = job->send_mh[1] = job->recv_mh = NULL;
   }
 }

@@ -31,15 +31,20 @@ struct rt_run;
   "rank %d got %llu bytes from rank %d where its own call expects %llu: the two ranks' calls differ in count, " \
   "type or order"
 
-/* One kernel and the proxy operations of its two connections. */
+/* One connection of a job. */
+struct rt_job_end {
+  struct rt_connector *connector; /* NULL: none */
+  struct rt_proxy_op op;
+  uint64_t steps; /* of a device plan */
+};
+
+/* One kernel and the proxy operations of its connections, which have its numbers. */
 struct rt_job {
   struct rt_kernel kernel;
-  struct rt_proxy_op send_op, recv_op;
-  struct rt_connector *send, *recv; /* NULL where there is none */
+  struct rt_job_end send[RT_PEERS], recv[RT_PEERS];
   int type, op; /* enum rt_type, enum rt_redop; op -1: nothing is reduced */
   const void *scalar; /* factor to be read when the plan starts, or NULL */
-  uint64_t nsend, nrecv; /* steps; of a device plan */
-  /* Registrations made for this plan, undone at its end. */
+  /* Registrations made for this plan with the first connections, undone at its end. */
   void *send_mh[2], *recv_mh;
   bool done;
 };

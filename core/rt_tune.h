@@ -25,8 +25,8 @@ enum rt_func {
   RT_NFUNC
 };
 
-/* Exchange: two ranks send each other their whole inputs. */
-enum rt_algo { RT_ALGO_RING, RT_ALGO_EXCHANGE, RT_NALGO };
+/* Exchange: two ranks send each other their whole inputs. Tree: core/rt_tree.h. */
+enum rt_algo { RT_ALGO_RING, RT_ALGO_EXCHANGE, RT_ALGO_TREE, RT_NALGO };
 
 extern const char *const rt_func_names[RT_NFUNC], *const rt_algo_names[RT_NALGO], *const rt_proto_names[RT_NPROTO];
 
@@ -36,8 +36,8 @@ static inline unsigned rt_wish(uint32_t wishes, enum rt_func f) {
   return wishes >> ((unsigned)f * RT_WISH_BITS) & ((1u << RT_WISH_BITS) - 1);
 }
 
-/* NCCL_ALGO's and NCCL_PROTO's text as such; NULL: everything. Wrong words are warned about and left out; a function
- * for which nothing is left is warned about and has everything. */
+/* NCCL_ALGO's and NCCL_PROTO's text as such; NULL: everything. Wrong words are warned about and left out. A function
+ * may have nothing left: its calls fail. */
 uint32_t rt_wish_algos(const char *text);
 uint32_t rt_wish_protos(const char *text);
 
@@ -46,14 +46,17 @@ struct rt_tuning {
   bool all_shm;           /* every rank reaches its neighbours by shared memory */
   int nchannels;
   uint64_t slot_size[RT_NPROTO];
-  uint64_t ll_max, chunk, exchange_max; /* RAIL_LL_MAX, RAIL_CHUNK, RAIL_EXCHANGE_MAX */
+  uint64_t ll_max, chunk, exchange_max, tree_max; /* RAIL_LL_MAX, RAIL_CHUNK, RAIL_EXCHANGE_MAX, RAIL_TREE_MAX */
 };
 
 struct rt_choice {
+  enum rt_func func;
+  bool none; /* NCCL_ALGO or NCCL_PROTO leave nothing that these ranks could do: the call must fail */
   enum rt_algo algo;
   enum rt_coll schedule; /* the algorithm's form of the call */
   enum rt_proto proto;
   int nchannels;
+  int ntrees; /* that share a channel's data; 1 where there are none */
   const char *algo_measured, *proto_measured; /* a file of docs/results, or NULL: there was no other choice */
 };
 

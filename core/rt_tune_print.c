@@ -8,7 +8,7 @@
 #include "rail/railyard.h"
 
 static bool same(const struct rt_choice *a, const struct rt_choice *b) {
-  return a->algo == b->algo && a->proto == b->proto && a->nchannels == b->nchannels;
+  return a->none == b->none && a->algo == b->algo && a->proto == b->proto && a->nchannels == b->nchannels;
 }
 
 static void print_row(enum rt_func f, const char *ranks, bool shm, uint64_t up_to, const struct rt_choice *c) {
@@ -16,15 +16,16 @@ static void print_row(enum rt_func f, const char *ranks, bool shm, uint64_t up_t
   if (up_to != UINT64_MAX) snprintf(size, sizeof size, "%llu", (unsigned long long)up_to);
   const char *algo = c->algo_measured, *proto = c->proto_measured;
   bool both = algo && proto && strcmp(algo, proto) != 0;
+  const char *algo_name = c->none ? "none" : (f == RT_F_SENDRECV ? "-" : rt_algo_names[c->algo]);
   printf("%-13s  %-5s  %-9s  %12s  %-9s  %-8s  %8d  %s%s%s\n", rt_func_names[f], ranks, shm ? "SHM" : "NET", size,
-         f == RT_F_SENDRECV ? "-" : rt_algo_names[c->algo], rt_proto_names[c->proto], c->nchannels,
+         algo_name, c->none ? "none" : rt_proto_names[c->proto], c->nchannels,
          algo ? algo : (proto ? proto : "-"), both ? ", " : "", both ? proto : "");
 }
 
 /* The next threshold above `bytes`. */
 static uint64_t next_threshold(const struct rt_tuning *t, uint64_t bytes) {
   uint64_t next = UINT64_MAX;
-  const uint64_t thresholds[] = {t->ll_max, t->exchange_max};
+  const uint64_t thresholds[] = {t->ll_max, t->exchange_max, t->tree_max};
   for (size_t i = 0; i < RAIL_COUNT_OF(thresholds); i++)
     if (thresholds[i] >= bytes) next = RAIL_MIN(next, thresholds[i]);
   return next;

@@ -24,14 +24,13 @@ struct vocabulary {
   int funcs; /* the first so many of enum rt_func */
   unsigned all;
   unsigned reduce_only; /* of which AllReduce alone has these */
-  const char *have;     /* the same in words */
 };
 
 /* NCCL's words that stand for nothing here are words all the same. */
 static const struct word algo_words[] = {
     {"Ring", 1u << RT_ALGO_RING, 1u << RT_ALGO_RING},
     {"Exchange", 1u << RT_ALGO_EXCHANGE, 1u << RT_ALGO_EXCHANGE},
-    {.name = "Tree"},
+    {"Tree", 1u << RT_ALGO_TREE, 1u << RT_ALGO_TREE},
     {.name = "Collnet"},
     {.name = "CollnetDirect"},
     {.name = "CollnetChain"},
@@ -51,14 +50,12 @@ static const struct vocabulary algos = {.param = "NCCL_ALGO",
                                         .nwords = RAIL_COUNT_OF(algo_words),
                                         .funcs = RT_F_SENDRECV,
                                         .all = (1u << RT_NALGO) - 1,
-                                        .reduce_only = 1u << RT_ALGO_EXCHANGE,
-                                        .have = "Ring, and Exchange for an AllReduce of two ranks"};
+                                        .reduce_only = 1u << RT_ALGO_EXCHANGE | 1u << RT_ALGO_TREE};
 static const struct vocabulary protos = {.param = "NCCL_PROTO",
                                          .words = proto_words,
                                          .nwords = RAIL_COUNT_OF(proto_words),
                                          .funcs = RT_NFUNC,
-                                         .all = (1u << RT_NPROTO) - 1,
-                                         .have = "Simple and LL"};
+                                         .all = (1u << RT_NPROTO) - 1};
 
 /* ", "-separated names, as long as they fit. */
 static void add_name(char *text, size_t cap, const char *name) {
@@ -116,31 +113,18 @@ static void read_entry(const struct vocabulary *v, char *entry, const char *text
   RAIL_WARN("%s: '%s' in '%s' is none of %s", v->param, entry, text, allowed);
 }
 
-/* One line for all functions for which nothing is left. */
-static uint32_t settle(const struct vocabulary *v, unsigned bits[RT_NFUNC], const char *text) {
-  uint32_t wishes = 0;
-  char without[160] = "";
-  for (int f = 0; f < RT_NFUNC; f++) {
-    unsigned usable = v->all & ~(f == RT_F_ALLREDUCE ? 0 : v->reduce_only);
-    bits[f] &= usable;
-    if (bits[f] == 0 && v->funcs > f) add_name(without, sizeof without, rt_func_names[f]);
-    wishes |= (uint32_t)(bits[f] ? bits[f] : usable) << (unsigned)f * RT_WISH_BITS;
-  }
-  if (*without)
-    RAIL_WARN("%s='%s' leaves nothing for %s; Railyard has %s, and chooses there as without %s", v->param, text,
-              without, v->have, v->param);
-  return wishes;
-}
-
 static uint32_t read_wishes(const struct vocabulary *v, const char *text) {
   unsigned bits[RT_NFUNC];
+  uint32_t wishes = 0;
   char copy[512], *save = NULL;
   for (int f = 0; f < RT_NFUNC; f++) bits[f] = v->all;
   snprintf(copy, sizeof copy, "%s", text ? text : "");
   bool first = true;
   for (char *e = strtok_r(copy, ";", &save); e; e = strtok_r(NULL, ";", &save), first = false)
     read_entry(v, e, text, first, bits);
-  return settle(v, bits, text);
+  for (int f = 0; f < RT_NFUNC; f++)
+    wishes |= (uint32_t)(bits[f] & v->all & ~(f == RT_F_ALLREDUCE ? 0 : v->reduce_only)) << (unsigned)f * RT_WISH_BITS;
+  return wishes;
 }
 
 uint32_t rt_wish_algos(const char *text) { return read_wishes(&algos, text); }

@@ -37,14 +37,15 @@ struct rd_step {
 struct rd_block {
   struct rt_device_job job; /* a copy; what it is to be written to the job in the end, too */
   struct rd_step step;
-  struct rd_fifo recv, send;
+  struct rd_fifo recv[RT_PEERS], send[RT_PEERS];
   bool opened;               /* the connections are ours */
-  bool proxied;              /* what comes in comes from a proxy */
-  uint64_t granted;          /* steps of recv */
-  uint64_t grant_i;          /* first action whose receive has not been granted */
+  bool proxied[RT_PEERS];    /* what comes in by it comes from a proxy */
+  uint64_t granted[RT_PEERS]; /* steps of recv */
+  uint64_t grant_i[RT_PEERS]; /* first action whose receive by it may not have been granted */
   uint64_t n;                /* actions */
   struct rt_action action;   /* the one in hand, and while its data is moved the next */
-  bool sends, receives;      /* of the action in hand */
+  struct rd_fifo *in, *out;  /* what the action in hand receives by and sends by, or NULL */
+  uint32_t from;             /* number of `in` */
   uint64_t in_bytes, out_bytes; /* of its steps on the FIFO */
 };
 
@@ -58,43 +59,45 @@ RD_FN uint32_t rd_turned(void) {
 
 /* ---- the receiving side, by thread 0 ---- */
 
-/* Tells the proxy how large the next receives are, up to 8 steps ahead. They land in the slots. */
-RD_FN void rd_grant_receives(struct rd_block *b) {
-  const uint64_t before = b->granted;
+/* Tells a connection's proxy how large the next receives are, up to 8 steps ahead. They land in the slots. */
+RD_FN void rd_grant_receives(struct rd_block *b, int peer) {
+  const struct rd_fifo *f = &b->recv[peer];
+  const uint64_t before = b->granted[peer];
   struct rt_action a;
-  while (b->grant_i < b->n && b->granted < b->recv.step + RT_STEPS) {
-    rd_action(&b->job.sched, b->grant_i++, &a);
-    if (!a.recv) continue;
-    struct rt_slot *slot = &b->recv.slot[b->granted++ % RT_STEPS];
+  while (b->grant_i[peer] < b->n && b->granted[peer] < f->step + RT_STEPS) {
+    rd_action(&b->job.sched, b->grant_i[peer]++, &a);
+    if (!a.recv || a.from != peer) continue;
+    struct rt_slot *slot = &f->slot[b->granted[peer]++ % RT_STEPS];
     slot->ptr = slot->mhandle = NULL;
     slot->capacity = a.n * b->job.sched.esize;
   }
-  if (b->granted != before) rd_store_release_sys(b->recv.credit, b->granted);
+  if (b->granted[peer] != before) rd_store_release_sys(f->credit, b->granted[peer]);
 }
 
 RD_FN bool rd_recv_wait(struct rd_block *b) {
-  if (rd_fifo_look(&b->recv, b->recv.tail)) return true;
+  if (rd_fifo_look(b->in, b->in->tail)) return true;
   b->job.state = RT_DEVICE_ABORTED;
   return false;
 }
 
 /* Is the step that came of the size, and between kernels of the protocol and call, that our own call asks for? */
 RD_FN bool rd_recv_matches(struct rd_block *b) {
-  const struct rt_slot came = b->recv.slot[b->recv.step % RT_STEPS];
-  const bool same_call = b->proxied || came.call == b->job.call;
-  if (came.bytes == b->in_bytes && same_call && (b->proxied || (int)came.proto == b->job.proto)) return true;
+  const struct rt_slot came = b->in->slot[b->in->step % RT_STEPS];
+  const bool proxied = b->proxied[b->from], same_call = proxied || came.call == b->job.call;
+  if (came.bytes == b->in_bytes && same_call && (proxied || (int)came.proto == b->job.proto)) return true;
   b->job.state = RT_DEVICE_MISMATCH;
+  b->job.from = b->from;
   b->job.got = same_call ? (uint64_t)came.bytes : came.call >> 4;
   b->job.expected = same_call ? b->in_bytes : b->job.call >> 4;
   return false;
 }
 
 RD_FN void rd_recv_finish(struct rd_block *b) {
-  if (!b->proxied) {
-    rd_fifo_return(&b->recv);
-    b->granted = b->recv.step + 1 + RT_STEPS;
+  if (!b->proxied[b->from]) {
+    rd_fifo_return(b->in);
+    b->granted[b->from] = b->in->step + 1 + RT_STEPS;
   } /* else credit follows the next grant */
-  b->recv.step++;
+  b->in->step++;
 }
 
 /* ---- what is to be moved, by thread 0 ---- */
@@ -110,29 +113,29 @@ RD_FN void rd_work_fill(struct rd_block *b, struct rt_work *w) {
   const bool local = a->reduce || !a->recv;
   w->nsrc = w->ndst = 0;
   if (local) w->src[w->nsrc++] = a->src; /* first, where pre-operations are made */
-  if (a->recv) w->src[w->nsrc++] = rd_fifo_slot(&b->recv);
+  if (b->in) w->src[w->nsrc++] = rd_fifo_slot(b->in);
   if (a->dst) w->dst[w->ndst++] = a->dst;
-  if (a->send) w->dst[w->ndst++] = rd_fifo_slot(&b->send);
+  if (b->out) w->dst[w->ndst++] = rd_fifo_slot(b->out);
   const bool plain = b->job.op < 0; /* then in bytes, whatever the type */
   w->count = plain ? a->n * b->job.sched.esize : a->n;
   w->type = plain ? RT_UINT8 : b->job.type;
   w->op = plain ? RT_SUM : b->job.op;
   w->scalar = b->job.scalar;
-  w->npre = local;
+  w->npre = local && !a->partial;
   w->last = a->last;
 }
 
 RD_FN void rd_lines_fill(struct rd_block *b, const struct rt_work *w, struct rd_lines *l) {
   const struct rt_action *a = &b->action;
-  l->in = a->recv ? rd_fifo_slot(&b->recv) : NULL;
-  l->out = a->send ? rd_fifo_slot(&b->send) : NULL;
-  l->local = w->npre ? a->src : NULL;
+  l->in = b->in ? rd_fifo_slot(b->in) : NULL;
+  l->out = b->out ? rd_fifo_slot(b->out) : NULL;
+  l->local = a->reduce || !a->recv ? a->src : NULL;
   l->dst = a->dst;
   l->bytes = a->n * b->job.sched.esize;
-  l->in_step = b->recv.step;
-  l->out_step = b->send.step;
+  l->in_step = b->in ? b->in->step : 0;
+  l->out_step = b->out ? b->out->step : 0;
   l->out_lines = b->out_bytes / RT_LL_LINE;
-  l->tail = b->recv.tail;
+  l->tail = b->in ? b->in->tail : NULL;
   l->type = w->type;
   l->op = w->op;
   l->what = (rt_work_npre(w) > 0 ? RD_PRE : 0) | (w->nsrc > 1 ? RD_REDUCE : 0) | (rt_work_post(w) ? RD_POST : 0);
@@ -146,14 +149,16 @@ RD_FN void rd_step_begin(struct rd_block *b, uint64_t i) {
   b->step.go = false;
   if (b->job.state != RT_DEVICE_DONE || i == b->n) return;
   const uint64_t payload = a->n * b->job.sched.esize;
-  if (b->proxied) rd_grant_receives(b);
-  b->receives = a->recv;
-  b->sends = a->send;
-  if (a->recv) b->in_bytes = rd_step_bytes(&b->recv, proto, payload);
-  if (a->recv && proto == RT_SIMPLE && (!rd_recv_wait(b) || !rd_recv_matches(b))) return;
-  if (a->send) {
-    b->out_bytes = rd_step_bytes(&b->send, proto, payload);
-    if (!rd_fifo_look(&b->send, b->send.credit)) {
+  for (int p = 0; p < RT_PEERS; p++)
+    if (b->proxied[p]) rd_grant_receives(b, p);
+  b->from = a->from;
+  b->in = a->recv ? &b->recv[a->from] : NULL;
+  b->out = a->send ? &b->send[a->to] : NULL;
+  if (b->in) b->in_bytes = rd_step_bytes(b->in, proto, payload);
+  if (b->in && proto == RT_SIMPLE && (!rd_recv_wait(b) || !rd_recv_matches(b))) return;
+  if (b->out) {
+    b->out_bytes = rd_step_bytes(b->out, proto, payload);
+    if (!rd_fifo_look(b->out, b->out->credit)) {
       b->job.state = RT_DEVICE_ABORTED;
       return;
     }
@@ -167,18 +172,19 @@ RD_FN void rd_step_begin(struct rd_block *b, uint64_t i) {
 RD_FN void rd_step_end(struct rd_block *b, bool moved) {
   const bool lines = b->step.proto != RT_SIMPLE;
   /* First: the next rank waits for it, and the tail of lines that came in may still be on its way. */
-  if (b->sends && moved) {
-    rd_fifo_publish(&b->send, b->step.proto, b->out_bytes);
-    b->send.step++;
+  if (b->out && moved) {
+    rd_fifo_publish(b->out, b->step.proto, b->out_bytes);
+    b->out->step++;
   }
-  if (!b->receives) return;
+  if (!b->in) return;
   if (lines && (!rd_recv_wait(b) || !rd_recv_matches(b))) return;
   if (moved) {
     rd_recv_finish(b);
     return;
   }
   /* The step is ours, and yet a line of it was not there: we gave up too early, or the sender breaks the rules. */
-  b->job.state = rd_load_relaxed_sys(b->recv.abort) ? RT_DEVICE_ABORTED : RT_DEVICE_MISMATCH;
+  b->job.state = rd_load_relaxed_sys(b->in->abort) ? RT_DEVICE_ABORTED : RT_DEVICE_MISMATCH;
+  b->job.from = b->from;
   b->job.got = 0;
   b->job.expected = b->in_bytes;
 }
@@ -219,29 +225,51 @@ RD_FN void rd_fifo_close(const struct rd_fifo *f, struct rt_conn *c) {
   c->seen = f->seen;
 }
 
+/* Those before us have left our connections. */
+RD_FN bool rd_wait_turns(const struct rt_device_launch *launch, const struct rt_device_job *job) {
+  for (int p = 0; p < RT_PEERS; p++) {
+    if (job->recv[p] && !rd_wait_job(launch, job->recv_after[p])) return false;
+    if (job->send[p] && !rd_wait_job(launch, job->send_after[p])) return false;
+  }
+  return true;
+}
+
+RD_FN void rd_fifos_open(struct rd_block *b, const uint32_t *abort) {
+  for (int p = 0; p < RT_PEERS; p++) {
+    const struct rt_conn *recv = b->job.recv[p], *send = b->job.send[p];
+    b->proxied[p] = recv && (recv->flags & RT_CONN_PROXY);
+    b->grant_i[p] = 0;
+    if (recv) rd_fifo_open(&b->recv[p], recv, b, abort);
+    if (recv) b->granted[p] = recv->granted;
+    if (send) rd_fifo_open(&b->send[p], send, b, abort);
+  }
+  b->opened = true;
+}
+
+RD_FN void rd_fifos_close(const struct rd_block *b) {
+  for (int p = 0; p < RT_PEERS; p++) {
+    if (b->job.recv[p]) rd_fifo_close(&b->recv[p], b->job.recv[p]);
+    if (b->job.recv[p]) b->job.recv[p]->granted = b->granted[p];
+    if (b->job.send[p]) rd_fifo_close(&b->send[p], b->job.send[p]);
+  }
+}
+
 /* By thread 0, which then knows all of the job, and its first action. */
 RD_FN void rd_job_begin(struct rd_block *b, const struct rt_device_launch *launch) {
   struct rt_device_job *job = &b->job;
   b->opened = b->step.go = false;
-  if (!rd_wait_job(launch, job->recv_after) || !rd_wait_job(launch, job->send_after)) {
+  if (!rd_wait_turns(launch, job)) {
     job->state = RT_DEVICE_ABORTED;
     return;
   }
   job->state = RT_DEVICE_DONE;
   b->step.proto = job->proto;
   b->step.lines.abort = launch->abort;
-  b->proxied = job->recv && (job->recv->flags & RT_CONN_PROXY);
-  if (job->recv) {
-    rd_fifo_open(&b->recv, job->recv, b, launch->abort);
-    b->granted = job->recv->granted;
-  }
-  if (job->send) rd_fifo_open(&b->send, job->send, b, launch->abort);
-  b->opened = true;
+  rd_fifos_open(b, launch->abort);
   if (job->deferred) {
     const unsigned esize = (unsigned)rt_type_size(job->type);
     job->scalar = rt_factor(job->type, rd_word_load((const char *)job->deferred, 0, esize));
   }
-  b->grant_i = 0;
   b->n = rt_sched_actions_(&job->sched);
   if (b->n > 0) rd_action(&job->sched, 0, &b->action);
   rd_step_begin(b, 0);
@@ -250,12 +278,9 @@ RD_FN void rd_job_begin(struct rd_block *b, const struct rt_device_launch *launc
 /* By thread 0, when no thread touches the job's memory any more. */
 RD_FN void rd_job_end(struct rd_block *b, struct rt_device_launch *launch) {
   struct rt_device_job *job = &launch->job[blockIdx.x];
-  if (b->opened) {
-    if (job->recv) rd_fifo_close(&b->recv, job->recv);
-    if (job->recv) job->recv->granted = b->granted;
-    if (job->send) rd_fifo_close(&b->send, job->send);
-  }
+  if (b->opened) rd_fifos_close(b);
   job->state = b->job.state;
+  job->from = b->job.from;
   job->got = b->job.got;
   job->expected = b->job.expected;
   rd_store_release_sys(&job->ran, launch->run);

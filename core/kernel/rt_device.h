@@ -2,7 +2,7 @@
  *
  * What host code and a kernel on a GPU share: a launch, and the jobs that its
  * blocks run. One launch is one kernel of `njobs` blocks; block j runs job j, which is
- * what rt_kernel.h's kernel is on the host: a schedule run over two connections.
+ * what rt_kernel.h's kernel is on the host: a schedule run over its connections.
  *
  * All of it, and the connections with all they point to, is memory that host and
  * device address alike. The host fills a launch in once. Before each run it adds 1 to
@@ -36,13 +36,15 @@ struct rt_device_job {
   int type, op;           /* enum rt_type, enum rt_redop; op < 0: nothing is reduced */
   union rt_scalar scalar; /* where the operation has one */
   const void *deferred;   /* RT_PREMULSUM: the factor, of the type, to be read when the job runs; or NULL */
-  struct rt_conn *recv, *send;  /* NULL where the schedule has none */
-  int recv_after, send_after;   /* the job, of a lower number, that must have left the connection first; or -1 */
+  struct rt_conn *recv[RT_PEERS], *send[RT_PEERS]; /* NULL where the schedule has none */
+  /* The job, of a lower number, that must have left the connection first; or -1. */
+  int recv_after[RT_PEERS], send_after[RT_PEERS];
   uint64_t call;          /* rt_sched_call: what both ends of a connection must agree on */
 
   /* Written by the block. */
   uint32_t state;         /* enum rt_device_state */
-  uint64_t got, expected; /* bytes, when RT_DEVICE_MISMATCH */
+  uint32_t from;          /* when RT_DEVICE_MISMATCH: the number of the connection that it came by, */
+  uint64_t got, expected; /* and the bytes */
   uint64_t ran;           /* the launch's `run` that is over; the last word that is stored */
 };
 

@@ -45,8 +45,12 @@ static inline uint64_t rt_group_part(struct rt_group g, uint64_t n, uint64_t *fi
 
 /* ---- Simple ------------------------------------------------------------ */
 
+/* What is to be done to inputs and result beside reducing. */
+#define RT_PRIM_PRE 0x1u  /* local is a rank's own input */
+#define RT_PRIM_POST 0x2u /* the result is final */
+
 static inline void rt_prim_combine_part(const struct rt_kernel *k, char *out, char *out2, const char *in,
-                                        const char *local, bool last, uint64_t n) {
+                                        const char *local, unsigned what, uint64_t n) {
   const struct rt_reduce_fns *f = k->fns;
   size_t bytes = (size_t)(n * k->sched.esize);
   if (!out) {
@@ -54,10 +58,10 @@ static inline void rt_prim_combine_part(const struct rt_kernel *k, char *out, ch
     out2 = NULL;
   }
   if (!out) return;
-  bool post = last && f && f->post;
+  bool pre = what & RT_PRIM_PRE && f && f->pre, post = what & RT_PRIM_POST && f && f->post;
   if (!in || !local) {
     const char *from = in ? in : local;
-    if (local && f && f->pre) {
+    if (local && pre) {
       f->pre(out, local, (size_t)n, &k->scalar);
       from = out;
     }
@@ -72,7 +76,7 @@ static inline void rt_prim_combine_part(const struct rt_kernel *k, char *out, ch
     return;
   }
   assert(f); /* two inputs are combined by something */
-  if (f->pre) {
+  if (pre) {
     f->pre(out, local, (size_t)n, &k->scalar);
     local = out;
   }
@@ -88,11 +92,11 @@ static inline void rt_prim_combine_part(const struct rt_kernel *k, char *out, ch
 /* out, out2 = op(in, local); one of in and local may be NULL (then it is a copy), so may the outs.
  * With a pre-operation the local input is scaled on its way in. */
 static inline void rt_prim_combine(const struct rt_kernel *k, struct rt_group g, char *out, char *out2, const char *in,
-                                   const char *local, bool last, uint64_t n) {
+                                   const char *local, unsigned what, uint64_t n) {
   uint64_t first, part = rt_group_part(g, n, &first), at = first * k->sched.esize;
   if (part == 0) return;
   rt_prim_combine_part(k, out ? out + at : NULL, out2 ? out2 + at : NULL, in ? in + at : NULL,
-                       local ? local + at : NULL, last, part);
+                       local ? local + at : NULL, what, part);
 }
 
 /* ---- LL ---------------------------------------------------------------- */

@@ -7,7 +7,8 @@
  *
  * Collectives are rings: a rank receives from the one before it and sends to the one behind it. `rank` and `root`
  * are places in the ring; only whose block of a buffer it is goes by rank (`order`).
- * Send and receive (point to point) are schedules with one side only.
+ * Send and receive (point to point) are schedules with one side only. All of these have one peer to receive from and
+ * one to send to; only a tree has more of them.
  */
 #ifndef RT_SCHED_H
 #define RT_SCHED_H
@@ -26,7 +27,18 @@ enum rt_coll {
   RT_RECV,
   RT_COPY,     /* to oneself */
   RT_EXCHANGE, /* all-reduce of two ranks in one step: each sends its whole input and reduces the other's */
+  RT_TREE,     /* all-reduce up and down a tree */
   RT_COLL_COUNT
+};
+
+/* Connections each way, by number: all but a tree use the first alone. */
+enum { RT_CHILD, RT_OTHER_CHILD, RT_PARENT, RT_PEERS };
+
+/* RT_TREE: where the rank stands. */
+struct rt_tree_place {
+  uint8_t children; /* 0..2 */
+  bool has_parent;
+  uint16_t depth;   /* edges to the root */
 };
 
 struct rt_sched {
@@ -39,12 +51,15 @@ struct rt_sched {
   uint64_t count;   /* elements of the call: NCCL's count argument */
   uint64_t lo, len; /* this channel's part of 0..count */
   uint64_t chunk;   /* most elements of one step, > 0 */
+  struct rt_tree_place tree;
 };
 
 struct rt_action {
   bool recv, send; /* a step comes in; a step goes out */
   bool reduce;     /* what comes in is combined with src */
   bool last;       /* the result is final: apply the post-operation */
+  bool partial;    /* src is no input but lies in the output, a sum already: no pre-operation */
+  uint8_t from, to; /* which connection the step comes by, which it goes by */
   const char *src; /* local input, or NULL */
   char *dst;       /* local output, or NULL */
   uint64_t n;      /* elements, 0 is a step of no bytes */

@@ -170,6 +170,67 @@ RT_HD void rt_sched_exchange_action_(const struct rt_sched *s, uint64_t i, struc
   if (a->recv) a->dst = s->recv + byte;
 }
 
+/* ---- a tree: chunks are reduced on their way up, and results come down ---- */
+
+/* Actions of one chunk up and down. The root's last step up is the first down. */
+RT_HD uint64_t rt_sched_tree_up_(const struct rt_sched *s) { return s->tree.children ? s->tree.children : 1u; }
+RT_HD uint64_t rt_sched_tree_down_(const struct rt_sched *s) {
+  return s->tree.has_parent ? rt_sched_tree_up_(s) : s->tree.children - 1u;
+}
+
+/* From the children, the one with less below it first; what has been summed up lies in the output until the other
+ * one's comes. */
+RT_HD void rt_sched_tree_up_action_(const struct rt_sched *s, uint64_t chunk, uint64_t k, struct rt_action *a) {
+  uint64_t byte = rt_sched_chunk_at_(s, chunk, &a->n) * s->esize;
+  bool whole = k + 1 == rt_sched_tree_up_(s);
+  a->recv = a->reduce = s->tree.children > 0;
+  if (a->recv) a->from = (uint8_t)(s->tree.children - 1 - k);
+  a->partial = k > 0;
+  a->src = k > 0 ? s->recv + byte : s->send + byte;
+  a->send = whole;
+  a->to = s->tree.has_parent ? RT_PARENT : RT_CHILD;
+  a->last = whole && !s->tree.has_parent;
+  if (!whole || a->last) a->dst = s->recv + byte;
+}
+
+/* To the child with more below it first. */
+RT_HD void rt_sched_tree_down_action_(const struct rt_sched *s, uint64_t chunk, uint64_t k, struct rt_action *a) {
+  uint64_t byte = rt_sched_chunk_at_(s, chunk, &a->n) * s->esize;
+  a->recv = s->tree.has_parent && k == 0;
+  if (a->recv) {
+    a->from = RT_PARENT;
+    a->send = s->tree.children > 0;
+    a->to = RT_CHILD;
+    a->dst = s->recv + byte;
+  } else {
+    a->send = a->partial = true;
+    a->to = RT_OTHER_CHILD;
+    a->src = s->recv + byte;
+  }
+}
+
+/* A chunk comes down to a rank twice its depth after it went up from there. So that nobody waits for that, as many
+ * chunks go up first; then one up, one down. A step that is sent in one beat is received in the next, all over the tree:
+ * the ranks get on with two slots and more. */
+RT_HD void rt_sched_tree_action_(const struct rt_sched *s, uint64_t i, struct rt_action *a) {
+  const uint64_t up = rt_sched_tree_up_(s), down = rt_sched_tree_down_(s), both = up + down;
+  const uint64_t chunks = rt_sched_loops_(s->len, s->chunk), ahead = RAIL_MIN(2 * (uint64_t)s->tree.depth, chunks);
+  const uint64_t pairs = chunks - ahead;
+  if (i < ahead * up) {
+    rt_sched_tree_up_action_(s, i / up, i % up, a);
+    return;
+  }
+  i -= ahead * up;
+  if (i >= pairs * both) {
+    i -= pairs * both;
+    rt_sched_tree_down_action_(s, pairs + i / down, i % down, a);
+  } else if (i % both < up) {
+    rt_sched_tree_up_action_(s, ahead + i / both, i % both, a);
+  } else {
+    rt_sched_tree_down_action_(s, i / both, i % both - up, a);
+  }
+}
+
 /* ---- one-sided ---- */
 
 RT_HD void rt_sched_point_action_(const struct rt_sched *s, enum rt_coll coll, uint64_t i, struct rt_action *a) {
@@ -190,6 +251,7 @@ RT_HD uint64_t rt_sched_actions_(const struct rt_sched *s) {
   switch (s->coll) {
     case RT_ALLREDUCE: return rt_sched_loops_(s->len, s->chunk * n) * (2 * n - 1);
     case RT_EXCHANGE: return rt_sched_loops_(s->len, s->chunk) * 2;
+    case RT_TREE: return rt_sched_loops_(s->len, s->chunk) * (rt_sched_tree_up_(s) + rt_sched_tree_down_(s));
     case RT_REDUCE_SCATTER:
     case RT_ALLGATHER: return rt_sched_loops_(s->len, s->chunk) * n;
     default: return rt_sched_loops_(s->len, s->chunk);
@@ -209,6 +271,7 @@ RT_HD void rt_sched_action_(const struct rt_sched *s, uint64_t i, struct rt_acti
     case RT_BROADCAST: rt_sched_broadcast_action_(s, i, a); break;
     case RT_REDUCE: rt_sched_reduce_action_(s, i, a); break;
     case RT_EXCHANGE: rt_sched_exchange_action_(s, i, a); break;
+    case RT_TREE: rt_sched_tree_action_(s, i, a); break;
     default: rt_sched_point_action_(s, s->coll, i, a); break;
   }
 }

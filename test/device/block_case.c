@@ -11,8 +11,10 @@
 #include "core/kernel/rt_kernel.h"
 #include "core/kernel/rt_prims.h"
 #include "core/kernel/rt_types.h"
+#include "core/rt_tree.h"
 #include "test/device/link.h"
 
+#define RING_RANKS 4
 #define CHANNELS 2
 #define PARTS 2
 #define GUARD 64u      /* bytes around each buffer */
@@ -23,7 +25,8 @@ struct world {
   const struct block_case *c;
   size_t esize, nsend, nrecv, user_bytes; /* of a rank */
   char *memory;                           /* all that is below */
-  struct link *link;                      /* [channel * nranks + rank]: from there to rank + 1 */
+  int nlinks;
+  struct link *link;                      /* [(channel * nranks + from) * nranks + to] */
   char *user[BLOCK_RANKS];
   char *factor;
   uint32_t *abort;
@@ -113,20 +116,61 @@ static struct rt_sched sched_of(const struct world *w, int r, int channel, int p
   s.lo = c->count * i / pieces;
   s.len = c->count * (i + 1) / pieces - s.lo;
   s.chunk = c->chunk;
+  if (c->coll == RT_TREE) {
+    const struct rt_tree t = rt_tree_of(part % RT_TREES, r, c->nranks);
+    s.tree.children = (uint8_t)((t.child[0] >= 0) + (t.child[1] >= 0));
+    s.tree.has_parent = t.parent >= 0;
+    s.tree.depth = (uint16_t)t.depth;
+  }
   return s;
+}
+
+static struct link *link_between(const struct world *w, int channel, int from, int to) {
+  return &w->link[(channel * w->c->nranks + from) * w->c->nranks + to];
+}
+
+/* A channel's parts are on different trees, and share the links that both have. */
+static void tree_conns(const struct world *w, int r, int channel, int part, struct rt_conn *recv[RT_PEERS],
+                       struct rt_conn *send[RT_PEERS]) {
+  const struct rt_tree t = rt_tree_of(part % RT_TREES, r, w->c->nranks);
+  const int peers[RT_PEERS] = {t.child[0], t.child[1], t.parent};
+  for (int p = 0; p < RT_PEERS; p++) {
+    recv[p] = peers[p] < 0 ? NULL : &link_between(w, channel, peers[p], r)->recv;
+    send[p] = peers[p] < 0 ? NULL : &link_between(w, channel, r, peers[p])->send;
+  }
 }
 
 static struct rt_conn *recv_conn(const struct world *w, const struct rt_sched *s, int channel) {
   const int prev = (s->rank + s->nranks - 1) % s->nranks;
   const bool none = s->nranks == 1 || s->coll == RT_SEND || (s->coll == RT_BROADCAST && s->rank == s->root) ||
                     (s->coll == RT_REDUCE && prev == s->root);
-  return none ? NULL : &w->link[channel * s->nranks + prev].recv;
+  return none ? NULL : &link_between(w, channel, prev, s->rank)->recv;
 }
 
 static struct rt_conn *send_conn(const struct world *w, const struct rt_sched *s, int channel) {
   const bool none = s->nranks == 1 || s->coll == RT_RECV || (s->coll == RT_REDUCE && s->rank == s->root) ||
                     (s->coll == RT_BROADCAST && (s->rank + 1) % s->nranks == s->root);
-  return none ? NULL : &w->link[channel * s->nranks + s->rank].send;
+  return none ? NULL : &link_between(w, channel, s->rank, (s->rank + 1) % s->nranks)->send;
+}
+
+static void conns_of(const struct world *w, const struct rt_sched *s, int channel, int part,
+                     struct rt_conn *recv[RT_PEERS], struct rt_conn *send[RT_PEERS]) {
+  if (s->coll == RT_TREE) {
+    tree_conns(w, s->rank, channel, part, recv, send);
+    return;
+  }
+  recv[0] = recv_conn(w, s, channel);
+  send[0] = send_conn(w, s, channel);
+}
+
+/* The rank's job before that part that uses the connection, or -1. */
+static int job_before(const struct world *w, int r, int channel, int part, const struct rt_conn *c) {
+  while (c && --part >= 0) {
+    const struct rt_device_job *j = &w->launch->job[w->job[part][channel][r]];
+    for (int p = 0; p < RT_PEERS; p++)
+      if (j->recv[p] == c || j->send[p] == c) return w->job[part][channel][r];
+  }
+  return -1;
 }
 
 static union rt_scalar scalar_of(const struct world *w) {
@@ -141,13 +185,12 @@ static void add_kernel(struct world *w, int proto, int r, int channel, int part)
   *k = (struct rt_kernel){.sched = sched_of(w, r, channel, part), .proto = (enum rt_proto)proto};
   if (w->c->op >= 0) k->fns = rt_reduce_lookup(w->c->type, w->c->op);
   k->scalar = scalar_of(w);
-  k->recv = recv_conn(w, &k->sched, channel);
-  k->send = send_conn(w, &k->sched, channel);
+  conns_of(w, &k->sched, channel, part, k->recv, k->send);
 }
 
 static void add_job(struct world *w, int r, int channel, int part) {
   const struct block_case *c = w->c;
-  const int number = w->launch->njobs++, before = part > 0 ? w->job[part - 1][channel][r] : -1;
+  const int number = w->launch->njobs++;
   struct rt_device_job *j = &w->launch->job[number];
   *j = (struct rt_device_job){.sched = sched_of(w, r, channel, part), .proto = c->proto, .type = c->type, .op = c->op};
   w->job[part][channel][r] = number;
@@ -156,10 +199,11 @@ static void add_job(struct world *w, int r, int channel, int part) {
   } else {
     j->scalar = scalar_of(w);
   }
-  j->recv = recv_conn(w, &j->sched, channel);
-  j->send = send_conn(w, &j->sched, channel);
-  j->recv_after = j->recv ? before : -1;
-  j->send_after = j->send ? before : -1;
+  conns_of(w, &j->sched, channel, part, j->recv, j->send);
+  for (int p = 0; p < RT_PEERS; p++) {
+    j->recv_after[p] = job_before(w, r, channel, part, j->recv[p]);
+    j->send_after[p] = job_before(w, r, channel, part, j->send[p]);
+  }
   j->call = rt_sched_call(&j->sched);
 }
 
@@ -168,10 +212,11 @@ static void add_job(struct world *w, int r, int channel, int part) {
 static size_t room(size_t bytes) { return RAIL_ROUND_UP(bytes, (size_t)128); }
 
 static bool world_open(struct world *w, const struct block_machine *m, const struct block_case *c, bool tested) {
-  const int nlinks = c->channels * c->nranks, njobs = c->parts * nlinks;
+  const int njobs = c->parts * c->channels * c->nranks, nlinks = c->channels * c->nranks * c->nranks;
   const bool proxied = tested && c->proxied;
   memset(w, 0, sizeof *w);
   w->c = c;
+  w->nlinks = nlinks;
   w->esize = rt_type_size(c->type);
   w->nsend = (c->coll == RT_REDUCE_SCATTER ? (size_t)c->nranks : 1) * c->count;
   w->nrecv = (c->coll == RT_ALLGATHER ? (size_t)c->nranks : 1) * c->count;
@@ -222,7 +267,7 @@ static void world_fill(struct world *w, bool tested, int run) {
 /* One look at every host kernel and every wire. True when all kernels are done. */
 static bool host_pass(struct world *w, bool *done) {
   bool all = true;
-  for (int i = 0; i < w->c->channels * w->c->nranks; i++) {
+  for (int i = 0; i < w->nlinks; i++) {
     link_move(&w->link[i], RT_SIMPLE);
     if (w->link[i].broken) w->wrong = w->link[i].broken;
   }
@@ -280,7 +325,7 @@ static const char *compare(const struct world *tested, const struct world *alone
                (unsigned char)tested->user[r][i], (unsigned char)alone->user[r][i]);
       return text;
     }
-  for (int i = 0; i < c->channels * c->nranks; i++) {
+  for (int i = 0; i < tested->nlinks; i++) {
     const struct link *t = &tested->link[i], *a = &alone->link[i];
     if (t->send.step - c->step != a->send.step || t->recv.step - c->step != a->recv.step)
       return "a connection's steps are not those that were made";
@@ -343,7 +388,8 @@ static void pick_the_rest(struct block_case *c, unsigned *lot) {
 
 void block_cases(enum rt_coll coll, bool few, bool (*each)(const struct block_case *c, void *arg), void *arg) {
   const bool pair = coll == RT_SEND || coll == RT_EXCHANGE;
-  const int least = pair ? 2 : 1, most = pair ? 2 : coll == RT_COPY ? 1 : BLOCK_RANKS;
+  const int least = pair || coll == RT_TREE ? 2 : 1;
+  const int most = pair ? 2 : coll == RT_COPY ? 1 : coll == RT_TREE ? BLOCK_RANKS : RING_RANKS;
   unsigned lot = (unsigned)coll;
   for (int proto = RT_SIMPLE; proto <= RD_LL128; proto++)
     for (int n = least; n <= most; n += few ? 2 : 1)

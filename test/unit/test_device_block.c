@@ -54,6 +54,7 @@ TEST(reduce) { run_coll(RT_REDUCE); }
 TEST(send_recv) { run_coll(RT_SEND); }
 TEST(copy) { run_coll(RT_COPY); }
 TEST(exchange) { run_coll(RT_EXCHANGE); }
+TEST(tree) { run_coll(RT_TREE); }
 TEST(types_and_operators) {
   struct outcome o = {0};
   block_cases_of_types(false, each, &o);
@@ -93,17 +94,17 @@ static void close_line(void) {
 
 static struct rt_device_job *add(enum rt_coll coll, int proto, uint64_t bytes, uint64_t chunk, int after) {
   struct rt_device_job *j = &launch->job[launch->njobs++];
-  *j = (struct rt_device_job){.proto = proto, .op = -1, .recv_after = -1, .send_after = -1};
+  *j = (struct rt_device_job){.proto = proto, .op = -1};
   j->sched = (struct rt_sched){.coll = coll, .rank = coll == RT_RECV, .nranks = 2, .esize = 1, .count = bytes};
   j->sched.len = bytes;
   j->sched.chunk = chunk;
   if (coll == RT_RECV) {
-    j->recv = &line.recv;
-    j->recv_after = after;
+    j->recv[0] = &line.recv;
+    j->recv_after[0] = after;
     j->sched.recv = in;
   } else {
-    j->send = &line.send;
-    j->send_after = after;
+    j->send[0] = &line.send;
+    j->send_after[0] = after;
     j->sched.send = out;
   }
   j->call = rt_sched_call(&j->sched);
@@ -310,7 +311,7 @@ TEST(jobs_take_turns) {
   for (int again = 0; again < 3; again++) {
     /* A host kernel receives what the second job sends: it takes the steps where the first receiver has left them. */
     run();
-    struct rt_kernel k = {.sched = launch->job[1].sched, .proto = RT_LL, .recv = &line.recv};
+    struct rt_kernel k = {.sched = launch->job[1].sched, .proto = RT_LL, .recv = {&line.recv}};
     k.sched.recv = in + 1000;
     k.sched.count = k.sched.len = 700;
     rt_kernel_init(&k);
@@ -329,4 +330,4 @@ TEST_MAIN(TEST_CASE(sizes_that_differ_are_found), TEST_CASE(protocols_that_diffe
           TEST_CASE(abort_ends_sending), TEST_CASE(abort_ends_waiting_for_a_turn), TEST_CASE(receives_are_granted),
           TEST_CASE(a_proxy_brings_a_wrong_size), TEST_CASE(jobs_take_turns), TEST_CASE(allreduce),
           TEST_CASE(reduce_scatter), TEST_CASE(allgather), TEST_CASE(broadcast), TEST_CASE(reduce),
-          TEST_CASE(send_recv), TEST_CASE(copy), TEST_CASE(exchange), TEST_CASE(types_and_operators))
+          TEST_CASE(send_recv), TEST_CASE(copy), TEST_CASE(exchange), TEST_CASE(tree), TEST_CASE(types_and_operators))

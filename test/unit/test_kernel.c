@@ -89,8 +89,8 @@ static void make_kernel(struct rt_kernel *k, struct ring *ring, const struct sha
     has_send = r != s->root;
     has_recv = prev != s->root;
   }
-  if (s->n > 1 && has_recv) k->recv = &ring->link[prev].recv;
-  if (s->n > 1 && has_send) k->send = &ring->link[r].send;
+  if (s->n > 1 && has_recv) k->recv[0] = &ring->link[prev].recv;
+  if (s->n > 1 && has_send) k->send[0] = &ring->link[r].send;
   if (s->direct) {
     k->send_direct[0] = (struct rt_direct){send, nsend * 4, send};
     if (recv && s->coll != RT_REDUCE_SCATTER) k->send_direct[1] = (struct rt_direct){recv, nrecv * 4, recv};
@@ -205,8 +205,8 @@ static void pair_kernels(struct rt_kernel *s, struct rt_kernel *r, struct link *
                                .count = nrecv,
                                .len = nrecv,
                                .chunk = rt_proto_payload(rp, SLOT)};
-  s->send = &l->send;
-  r->recv = &l->recv;
+  s->send[0] = &l->send;
+  r->recv[0] = &l->recv;
   rt_kernel_init(s);
   rt_kernel_init(r);
 }
@@ -337,18 +337,18 @@ TEST(step_counts_are_true) {
       struct shape s = {.coll = (enum rt_coll)coll, .proto = RT_SIMPLE, .n = 4, .root = 2, .count = count};
       struct ring ring;
       ring_init(&ring, &s);
-      uint64_t sent[4], received[4];
+      uint64_t sent[4][RT_PEERS], received[4][RT_PEERS];
       for (int r = 0; r < 4; r++) {
         struct rt_kernel k;
         make_kernel(&k, &ring, &s, r, NULL, (coll != RT_REDUCE || r == 2) ? (char *)64 : NULL, 0, 0);
-        rt_kernel_count_steps(&k, &sent[r], &received[r]);
+        rt_kernel_count_steps(&k, sent[r], received[r]);
       }
       ring_free(&ring);
       ring_init(&ring, &s);
       run_on(&ring, &s);
       for (int r = 0; r < 4; r++) {
-        CHECK_INT(ring.link[r].send.step, sent[r]);
-        CHECK_INT(ring.link[r].recv.step, received[(r + 1) % 4]);
+        CHECK_INT(ring.link[r].send.step, sent[r][0]);
+        CHECK_INT(ring.link[r].recv.step, received[(r + 1) % 4][0]);
       }
       ring_free(&ring);
     }
@@ -364,7 +364,8 @@ TEST(a_group_shares_the_work) {
       _Alignas(64) char lines[(MOST + 1) / 2 * RT_LL_LINE], back[4 * MOST];
       for (uint64_t i = 0; i < n; i++) in[i] = (int32_t)(7 * i), local[i] = (int32_t)(1000 + i);
       for (uint32_t t = 0; t < size; t++)
-        rt_prim_combine(&k, (struct rt_group){t, size}, (char *)out, (char *)out2, (char *)in, (char *)local, true, n);
+        rt_prim_combine(&k, (struct rt_group){t, size}, (char *)out, (char *)out2, (char *)in, (char *)local,
+                        RT_PRIM_PRE | RT_PRIM_POST, n);
       for (uint64_t i = 0; i < n; i++) CHECK_INT(out[i], 1000 + 8 * i);
       CHECK(memcmp(out, out2, sizeof out) == 0 && out[n] == 0);
       uint64_t nlines = (n + 1) / 2;

@@ -56,6 +56,7 @@ TEST(disagreements_are_named) {
   REFUSED(chunk, 4096, "RAIL_CHUNK");
   REFUSED(ll_max, 4096, "RAIL_LL_MAX");
   REFUSED(exchange_max, 4096, "RAIL_EXCHANGE_MAX");
+  REFUSED(tree_max, 4096, "RAIL_TREE_MAX");
   REFUSED(nchannels, 2, "RAIL_NCHANNELS");
   REFUSED(protos, 1, "NCCL_PROTO");
   REFUSED(algos, 1, "NCCL_ALGO");

@@ -7,6 +7,7 @@
  */
 #include "core/kernel/rt_sched.h"
 
+#include "core/rt_tree.h"
 #include "test/harness/tap.h"
 
 #define MAX_RANKS 9
@@ -31,6 +32,7 @@ struct fifo {
 struct job {
   enum rt_coll coll;
   int nranks, root, depth, parts;
+  int tree; /* of an RT_TREE */
   bool in_place;
   size_t esize;
   uint64_t count, chunk;
@@ -41,7 +43,7 @@ struct world {
   const struct job *job;
   struct element *send[MAX_RANKS], *recv[MAX_RANKS]; /* the same memory when in place */
   uint64_t nsend, nrecv;                             /* elements of the two */
-  struct fifo fifo[MAX_RANKS];                       /* [r]: from r to r + 1 */
+  struct fifo fifo[MAX_RANKS][MAX_RANKS];            /* from, to */
 };
 
 static const char *text(const struct job *j) {
@@ -50,6 +52,23 @@ static const char *text(const struct job *j) {
            (int)j->coll, j->nranks, j->root, (unsigned long long)j->count, (unsigned long long)j->chunk, j->esize,
            j->depth, j->parts, j->in_place ? ", in place" : "");
   return t;
+}
+
+/* ---- who is connected ---- */
+
+static int peer(const struct job *j, int rank, int number, bool sends) {
+  const struct rt_tree t = rt_tree_of(j->tree, rank, j->nranks);
+  if (j->coll != RT_TREE) return (rank + (sends ? 1 : j->nranks - 1)) % j->nranks;
+  const int p = number == RT_PARENT ? t.parent : t.child[number];
+  CHECK_MSG(p >= 0, "%s: rank %d has no peer %d", text(j), rank, number);
+  return p;
+}
+
+static struct rt_tree_place place(const struct job *j, int rank) {
+  const struct rt_tree t = rt_tree_of(j->tree, rank, j->nranks);
+  return (struct rt_tree_place){.children = (uint8_t)((t.child[0] >= 0) + (t.child[1] >= 0)),
+                                .has_parent = t.parent >= 0,
+                                .depth = (uint16_t)t.depth};
 }
 
 /* ---- what goes in, what must come out ---- */
@@ -68,6 +87,7 @@ static struct element output(const struct job *j, int rank, uint64_t i) {
   uint16_t all = (uint16_t)((1u << j->nranks) - 1);
   struct element e = {.name = (uint32_t)i, .ranks = all, .finished = 1, .written = 1};
   if (j->coll == RT_REDUCE_SCATTER) e.name = (uint32_t)((uint64_t)who(j, rank) * j->count + i);
+  if (j->coll == RT_TREE && j->nranks > 1 && place(j, rank).children == 2) e.written = 2; /* the sum of some, too */
   if (j->coll == RT_ALLGATHER) {
     e.ranks = (uint16_t)(j->count ? 1u << (i / j->count) : 0);
     e.finished = 0;
@@ -101,8 +121,9 @@ static struct element combine(const struct world *w, struct element in, struct e
 /* False: it would have to wait. `origin` stands for the user's buffers. */
 static bool act(struct world *w, int rank, const struct rt_sched *s, const struct rt_action *a) {
   const struct job *j = w->job;
-  struct fifo *in = &w->fifo[(rank + j->nranks - 1) % j->nranks], *out = &w->fifo[rank];
-  if ((a->recv && in->used == 0) || (a->send && out->used == j->depth)) return false;
+  struct fifo *in = a->recv ? &w->fifo[peer(j, rank, a->from, false)][rank] : NULL;
+  struct fifo *out = a->send ? &w->fifo[rank][peer(j, rank, a->to, true)] : NULL;
+  if ((in && in->used == 0) || (out && out->used == j->depth)) return false;
   struct message got = {0};
   if (a->recv) {
     got = in->m[in->first];
@@ -116,7 +137,8 @@ static bool act(struct world *w, int rank, const struct rt_sched *s, const struc
   struct element *result = calloc(a->n ? a->n : 1, sizeof *result);
   const struct element *local = NULL;
   CHECK_MSG(!(a->reduce || !a->recv) || a->src, "%s: rank %d: an action without local input", text(j), rank);
-  if (a->src && (a->reduce || !a->recv)) local = at(w, w->send[rank], w->nsend, s->send, a->src, a->n);
+  if (a->src && (a->reduce || !a->recv) && !a->partial) local = at(w, w->send[rank], w->nsend, s->send, a->src, a->n);
+  if (a->partial) local = at(w, w->recv[rank], w->nrecv, s->recv, a->src, a->n);
   struct element *dst = a->dst ? at(w, w->recv[rank], w->nrecv, s->recv, a->dst, a->n) : NULL;
   for (uint64_t i = 0; i < a->n; i++) {
     struct element e = got.e ? (a->reduce ? combine(w, got.e[i], local[i]) : got.e[i]) : local[i];
@@ -156,7 +178,8 @@ static void run_part(struct world *w, uint64_t lo, uint64_t len) {
                              .count = j->count,
                              .lo = lo,
                              .len = len,
-                             .chunk = j->chunk};
+                             .chunk = j->chunk,
+                             .tree = place(j, r)};
     total[r] = rt_sched_actions(&s[r]);
     CHECK_MSG(total[r] > 0 || len == 0, "%s: no actions", text(j));
   }
@@ -174,7 +197,8 @@ static void run_part(struct world *w, uint64_t lo, uint64_t len) {
   for (int r = 0; r < j->nranks; r++) {
     CHECK_MSG(next[r] == total[r], "%s: rank %d hangs at action %llu of %llu", text(j), r, (unsigned long long)next[r],
               (unsigned long long)total[r]);
-    CHECK_MSG(w->fifo[r].used == 0, "%s: rank %d sent a step that nobody takes", text(j), r);
+    for (int to = 0; to < j->nranks; to++)
+      CHECK_MSG(w->fifo[r][to].used == 0, "%s: rank %d sent a step that nobody takes", text(j), r);
   }
 }
 
@@ -237,6 +261,7 @@ static void all_shapes(enum rt_coll coll, bool roots) {
                             .root = root,
                             .depth = variant % 2 ? MAX_DEPTH : least_depth(coll, n),
                             .parts = variant % 3 + 1,
+                            .tree = variant / 2 % 2,
                             .in_place = variant >= 3,
                             .esize = esizes[variant],
                             .count = counts[c],
@@ -247,6 +272,7 @@ static void all_shapes(enum rt_coll coll, bool roots) {
 }
 
 TEST(allreduce) { all_shapes(RT_ALLREDUCE, false); }
+TEST(tree) { all_shapes(RT_TREE, false); }
 TEST(exchange) { all_shapes(RT_EXCHANGE, false); }
 TEST(reduce_scatter) { all_shapes(RT_REDUCE_SCATTER, false); }
 TEST(allgather) { all_shapes(RT_ALLGATHER, false); }
@@ -340,6 +366,6 @@ TEST(huge_counts_add_up) {
   }
 }
 
-TEST_MAIN(TEST_CASE(allreduce), TEST_CASE(exchange), TEST_CASE(reduce_scatter), TEST_CASE(allgather),
+TEST_MAIN(TEST_CASE(allreduce), TEST_CASE(tree), TEST_CASE(exchange), TEST_CASE(reduce_scatter), TEST_CASE(allgather),
           TEST_CASE(broadcast), TEST_CASE(reduce), TEST_CASE(rings_in_any_order), TEST_CASE(large_counts),
           TEST_CASE(point_to_point), TEST_CASE(huge_counts_add_up))

@@ -35,12 +35,18 @@ static bool buffer_reachable(const struct rt_sched *s, const char *p, bool all_r
   return !p || !bytes || fake_reachable(p, bytes);
 }
 
+static bool conns_reachable(const struct rt_device_job *j) {
+  for (int p = 0; p < RT_PEERS; p++)
+    if (!conn_reachable(j->recv[p], j->proto) || !conn_reachable(j->send[p], j->proto)) return false;
+  return true;
+}
+
 static bool job_reachable(const struct rt_device_job *j) {
   const struct rt_sched *s = &j->sched;
   bool sends = s->coll != RT_RECV && !(s->coll == RT_BROADCAST && s->rank != s->root);
   bool receives = s->coll != RT_SEND && !(s->coll == RT_REDUCE && s->rank != s->root);
   if (s->order && !fake_reachable(s->order, (size_t)s->nranks * sizeof *s->order)) return false;
-  return conn_reachable(j->recv, j->proto) && conn_reachable(j->send, j->proto) &&
+  return conns_reachable(j) &&
          (!sends || buffer_reachable(s, s->send, s->coll == RT_REDUCE_SCATTER)) &&
          (!receives || buffer_reachable(s, s->recv, s->coll == RT_ALLGATHER)) &&
          (!j->deferred || fake_reachable(j->deferred, s->esize));
