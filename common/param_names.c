@@ -33,5 +33,6 @@ const char *const rail_param_names[] = {
   "RAIL_TEST_*",
   "RAIL_TRACE_*",
   "RAIL_TREE_MAX",
+  "RAIL_TREE_MAX_NET",
 };
 const size_t rail_param_names_count = RAIL_COUNT_OF(rail_param_names);

@@ -221,6 +221,7 @@ test_objs_test_device_reduce := test/device/cases.o test/device/emu_reduce.o
 test_objs_test_device_fifo := test/device/emu_fifo.o
 test_objs_test_device_block := $(addprefix test/device/,emu_collective.o block_case.o link.o)
 test_objs_test_kernel := test/device/link.o
+test_objs_test_tree := test/device/link.o
 stream_objs := $(addprefix plugin/socket/sk_,stream.o zerocopy.o param.o)
 test_objs_test_sk_stream := $(stream_objs)
 test_objs_test_sk_zerocopy := $(stream_objs)

@@ -6,6 +6,7 @@
 
 #include "common/log.h"
 #include "core/kernel/rt_types.h"
+#include "core/rt_error.h"
 #include "core/rt_param.h"
 #include "core/rt_reg.h"
 #include "core/rt_run.h"
@@ -116,15 +117,16 @@ static rail_result_t find_connectors(struct builder *b, const struct rt_task *t,
   return RAIL_OK;
 }
 
-/* As NCCL: who asks for what there is not gets an error that says what was asked for. */
-static rail_result_t nothing_left(const struct rt_task *t, enum rt_func f) {
+ncclResult_t rt_task_check(const struct rt_task *t) {
   const struct rt_params *p = rt_params();
-  RAIL_WARN("rank %d of %d: no algorithm and protocol are left for %s of %s: NCCL_ALGO is %s%s%s, NCCL_PROTO is %s%s%s; "
-            "rail-coll --tuning shows what there is",
-            t->comm->rank, t->comm->nranks, rt_func_names[f], rt_type_name((int)t->type), p->algo ? "'" : "",
-            p->algo ? p->algo : "unset", p->algo ? "'" : "", p->proto ? "'" : "", p->proto ? p->proto : "unset",
-            p->proto ? "'" : "");
-  return RAIL_BAD_USAGE;
+  const struct rt_choice c =
+      rt_tune(&t->comm->tuning, t->coll, t->count * rt_type_size((int)t->type), t->comm->nranks);
+  if (!c.none || t->count == 0) return ncclSuccess;
+  return rt_error(RAIL_BAD_USAGE,
+                  "rank %d of %d: no algorithm and protocol are left for %s of %s: NCCL_ALGO is '%s', NCCL_PROTO '%s'; "
+                  "rail-coll --tuning shows what there is",
+                  t->comm->rank, t->comm->nranks, rt_func_names[c.func], rt_type_name((int)t->type),
+                  p->algo ? p->algo : "", p->proto ? p->proto : "");
 }
 
 static rail_result_t add_job(struct builder *b, const struct rt_task *t, int channel, int tree, uint64_t lo,
@@ -134,7 +136,6 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, int cha
   struct rt_kernel *k = &job->kernel;
   uint64_t bytes = len * esize;
   struct rt_choice choice = rt_tune(&b->tuning, t->coll, t->count * esize, t->comm->nranks);
-  if (choice.none) return nothing_left(t, choice.func);
   k->proto = choice.proto;
   /* A kernel on a device speaks LL with other kernels only. */
   if (b->plan->on_device && !b->tuning.all_shm) k->proto = RT_SIMPLE;

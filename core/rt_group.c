@@ -189,6 +189,10 @@ ncclResult_t rt_group_note(ncclResult_t result) {
 }
 
 ncclResult_t rt_group_add(const struct rt_task *tasks, int n) {
+  for (int i = 0; i < n; i++) {
+    ncclResult_t r = rt_group_note(rt_task_check(&tasks[i]));
+    if (r != ncclSuccess) return r;
+  }
   if (!reserve((void **)&group.tasks, group.ntasks, &group.cap_tasks, n, sizeof *tasks))
     return group.error = rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks + n);
   memcpy(&group.tasks[group.ntasks], tasks, (size_t)n * sizeof *tasks);

@@ -47,6 +47,7 @@ void rt_peer_describe(struct rt_peer *me) {
   me->ll_max = (uint64_t)p->ll_max;
   me->exchange_max = (uint64_t)p->exchange_max;
   me->tree_max = (uint64_t)p->tree_max;
+  me->tree_max_net = (uint64_t)p->tree_max_net;
   me->nchannels = (uint32_t)p->nchannels;
   me->algos = rt_wish_algos(p->algo);
   me->protos = rt_wish_protos(p->proto);
@@ -82,6 +83,7 @@ rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b) {
   RAIL_TRY(must_agree(a, b, "RAIL_LL_MAX", a->ll_max, b->ll_max));
   RAIL_TRY(must_agree(a, b, "RAIL_EXCHANGE_MAX", a->exchange_max, b->exchange_max));
   RAIL_TRY(must_agree(a, b, "RAIL_TREE_MAX", a->tree_max, b->tree_max));
+  RAIL_TRY(must_agree(a, b, "RAIL_TREE_MAX_NET", a->tree_max_net, b->tree_max_net));
   RAIL_TRY(must_agree(a, b, "RAIL_NCHANNELS", a->nchannels, b->nchannels));
   RAIL_TRY(must_agree(a, b, "NCCL_ALGO (as a bit mask)", a->algos, b->algos));
   return must_agree(a, b, "NCCL_PROTO (as a bit mask)", a->protos, b->protos);

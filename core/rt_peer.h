@@ -18,8 +18,9 @@ struct rt_peer {
   uint64_t host_hash; /* equal on one host; NCCL_HOSTID overrides */
   uint64_t pid_ns;    /* inode of the PID namespace: /proc/PID is reachable when equal */
   int64_t pid;
-  uint64_t buffsize, ll_buffsize, chunk, ll_max, exchange_max, tree_max; /* must agree on all ranks */
-  uint32_t nchannels, protos, algos;                           /* these too; wishes of rt_tune.h */
+  uint64_t buffsize, ll_buffsize, chunk, ll_max, exchange_max; /* must agree on all ranks */
+  uint64_t tree_max, tree_max_net;                             /* these too, */
+  uint32_t nchannels, protos, algos;                           /* and these; wishes of rt_tune.h */
   uint32_t shm_disable;
   struct rt_topo_gpu gpu; /* where it is; the caller's */
 };

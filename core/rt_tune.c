@@ -23,7 +23,7 @@ const char *const rt_proto_names[RT_NPROTO] = {"Simple", "LL"};
 struct rule {
   int least, most; /* ranks that can do it; 0: any */
   int from;        /* ranks with which it is chosen */
-  bool shm_only;
+  enum { ANYWHERE, OVER_SHM, OVER_NET } where;
   size_t threshold; /* where rt_tuning has the most bytes; 0: any number */
   int pick;
   const char *measured;
@@ -35,13 +35,14 @@ struct rule {
  * operator minds which operand comes first. With more ranks each would add up in an order of its own. */
 static const struct rule algo_rules[] = {
     {.least = 2, .most = 2, MOST(exchange_max), .pick = RT_ALGO_EXCHANGE, .measured = HOST_TUNING},
-    {.least = 2, .from = 3, MOST(tree_max), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
+    {.least = 2, .from = 3, .where = OVER_SHM, MOST(tree_max), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
+    {.least = 2, .from = 3, .where = OVER_NET, MOST(tree_max_net), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
     {.pick = RT_ALGO_RING},
 };
 
 /* Through a proxy LL doubles the bytes and saves nothing: the proxy waits for the counters anyway. */
 static const struct rule proto_rules[] = {
-    {.shm_only = true, MOST(ll_max), .pick = RT_LL, .measured = HOST_TUNING},
+    {.where = OVER_SHM, MOST(ll_max), .pick = RT_LL, .measured = HOST_TUNING},
     {.pick = RT_SIMPLE},
 };
 
@@ -55,6 +56,7 @@ struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_
       .chunk = (uint64_t)p->chunk,
       .exchange_max = (uint64_t)p->exchange_max,
       .tree_max = (uint64_t)p->tree_max,
+      .tree_max_net = (uint64_t)p->tree_max_net,
   };
 }
 
@@ -78,7 +80,7 @@ static bool fits(const struct rule *r, const struct rt_tuning *t, uint64_t bytes
   if (!strict) return true;
   if (nranks < r->from) return false;
   const uint64_t *most = (const uint64_t *)(const void *)((const char *)t + r->threshold);
-  return (!r->shm_only || t->all_shm) && (r->threshold == 0 || bytes <= *most);
+  return (r->where == ANYWHERE || t->all_shm == (r->where == OVER_SHM)) && (r->threshold == 0 || bytes <= *most);
 }
 
 /* NULL: nothing that is allowed can be done. */

@@ -46,7 +46,8 @@ struct rt_tuning {
   bool all_shm;           /* every rank reaches its neighbours by shared memory */
   int nchannels;
   uint64_t slot_size[RT_NPROTO];
-  uint64_t ll_max, chunk, exchange_max, tree_max; /* RAIL_LL_MAX, RAIL_CHUNK, RAIL_EXCHANGE_MAX, RAIL_TREE_MAX */
+  uint64_t ll_max, chunk, exchange_max;   /* RAIL_LL_MAX, RAIL_CHUNK, RAIL_EXCHANGE_MAX */
+  uint64_t tree_max, tree_max_net;        /* RAIL_TREE_MAX, RAIL_TREE_MAX_NET */
 };
 
 struct rt_choice {

@@ -25,7 +25,7 @@ static void print_row(enum rt_func f, const char *ranks, bool shm, uint64_t up_t
 /* The next threshold above `bytes`. */
 static uint64_t next_threshold(const struct rt_tuning *t, uint64_t bytes) {
   uint64_t next = UINT64_MAX;
-  const uint64_t thresholds[] = {t->ll_max, t->exchange_max, t->tree_max};
+  const uint64_t thresholds[] = {t->ll_max, t->exchange_max, t->tree_max, t->tree_max_net};
   for (size_t i = 0; i < RAIL_COUNT_OF(thresholds); i++)
     if (thresholds[i] >= bytes) next = RAIL_MIN(next, thresholds[i]);
   return next;

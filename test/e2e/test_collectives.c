@@ -399,11 +399,11 @@ static const struct setting covering[] = {
     {2, 3, 70000, "NCCL_ALGO=allreduce:^ring NCCL_PROTO=simple;allreduce:ll;sendrecv:ll"},
     {2, 3, 70000, "NCCL_PROTO=LL RAIL_NCHANNELS=3 RAIL_PROXY=thread"},
     {3, 3, 1000, "NCCL_PROTO=Simple RAIL_NCHANNELS=3 RAIL_PROXY=inline RAIL_CHUNK=256 NCCL_BUFFSIZE=64K"},
-    {3, 5, 70000, "NCCL_PROTO=LL NCCL_LL_BUFFSIZE=16K RAIL_DIRECT_MIN=0"},
-    {4, 5, 1 << 20, "NCCL_PROTO=Simple RAIL_PROXY=thread RAIL_DIRECT_MIN=0"},
+    {3, 5, 70000, "NCCL_PROTO=LL NCCL_LL_BUFFSIZE=16K RAIL_DIRECT_MIN=0 NCCL_ALGO=ring"},
+    {4, 5, 1 << 20, "NCCL_PROTO=Simple RAIL_PROXY=thread RAIL_DIRECT_MIN=0 NCCL_ALGO=^tree"},
     {4, 11, 70000, "RAIL_NCHANNELS=3 RAIL_PROXY=inline"},
-    {7, 19, 70000, "NCCL_PROTO=Simple RAIL_DIRECT_MIN=1G RAIL_PROXY=inline"},
-    {7, 31, 1000, "NCCL_PROTO=LL RAIL_NCHANNELS=3 RAIL_PROXY=inline"},
+    {7, 19, 70000, "NCCL_PROTO=Simple RAIL_DIRECT_MIN=1G RAIL_PROXY=inline NCCL_ALGO=ring;allreduce:tree"},
+    {7, 31, 1000, "NCCL_PROTO=LL RAIL_NCHANNELS=3 RAIL_PROXY=inline NCCL_ALGO=ring;allreduce:tree"},
     {8, 31, 70000, "RAIL_PROXY=inline RAIL_DIRECT_MIN=0"},
 };
 

@@ -43,6 +43,11 @@ static void each_number_of_ranks(const char *env) {
 TEST(shared_memory) { each_number_of_ranks(""); }
 TEST(ll) { job_run("NCCL_PROTO=LL", 3, kit_patience_ms(PATIENCE), in_processes, NULL); }
 TEST(channels) { job_run("RAIL_NCHANNELS=3", 3, kit_patience_ms(PATIENCE), in_processes, NULL); }
+TEST(tree) {
+  job_run("NCCL_ALGO=ring;allreduce:tree RAIL_NCHANNELS=2", 4, kit_patience_ms(PATIENCE), in_processes, NULL);
+  job_run("NCCL_ALGO=ring;allreduce:tree NCCL_PROTO=LL", 3, kit_patience_ms(PATIENCE), in_processes, NULL);
+  job_run("NCCL_ALGO=ring;allreduce:tree NCCL_HOSTID=half%h", 4, kit_patience_ms(PATIENCE), in_processes, NULL);
+}
 TEST(network) { each_number_of_ranks("NCCL_SHM_DISABLE=1"); }
 TEST(network_thread) {
   job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=thread", 3, kit_patience_ms(PATIENCE), in_processes, NULL);
@@ -141,6 +146,6 @@ TEST(one_thread_and_a_network) {
   job_run("FAKEGPU_DEVICES=2 NCCL_SHM_DISABLE=1", 1, kit_patience_ms(PATIENCE), in_one_thread, NULL);
 }
 
-TEST_MAIN(TEST_CASE(shared_memory), TEST_CASE(ll), TEST_CASE(channels), TEST_CASE(network),
+TEST_MAIN(TEST_CASE(shared_memory), TEST_CASE(ll), TEST_CASE(channels), TEST_CASE(tree), TEST_CASE(network),
           TEST_CASE(network_thread), TEST_CASE(network_ll), TEST_CASE(both), TEST_CASE(types_and_operators),
           TEST_CASE(threads), TEST_CASE(one_thread), TEST_CASE(one_thread_and_a_network))

@@ -191,6 +191,12 @@ TEST(killed_over_both) {
   rounds("NCCL_HOSTID=host%h RAIL_PROXY=thread", 12);
 }
 
+/* Who dies is a parent, a child or both of others, and its own tree's other half goes on for a while. */
+TEST(killed_in_trees) {
+  rounds("NCCL_ALGO=ring;allreduce:tree", 8);
+  if (ranks_plugin()) rounds("NCCL_ALGO=ring;allreduce:tree NCCL_SHM_DISABLE=1", 6);
+}
+
 /* A stopped rank is silent, not gone: the heartbeats tell. */
 static void stopped(const char *env) {
   for (int moment = IN_COLLECTIVE; moment <= IN_IDLE; moment++) {
@@ -276,6 +282,7 @@ TEST(an_abort_ends_the_others) {
   size_t counts[] = {10, 1 << 20};
   for (int i = 0; i < 2; i++) {
     job_run("NCCL_DEBUG=NONE", 4, kit_patience_ms(20000), one_aborts, &counts[i]);
+    job_run("NCCL_DEBUG=NONE NCCL_ALGO=ring;allreduce:tree", 4, kit_patience_ms(20000), one_aborts, &counts[i]);
     if (ranks_plugin())
       job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 4, kit_patience_ms(20000), one_aborts, &counts[i]);
   }
@@ -381,6 +388,7 @@ TEST(a_rank_that_leaves_is_not_waited_for) {
 }
 
 TEST_MAIN(TEST_CASE(killed_over_shared_memory), TEST_CASE(killed_over_the_network), TEST_CASE(killed_over_both),
+          TEST_CASE(killed_in_trees),
           TEST_CASE(stopped_over_shared_memory), TEST_CASE(stopped_over_the_network), TEST_CASE(a_pause_is_no_failure),
           TEST_CASE(an_abort_ends_the_others), TEST_CASE(abort_from_another_thread),
           TEST_CASE(a_rank_that_leaves_is_not_waited_for))

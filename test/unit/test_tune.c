@@ -11,6 +11,8 @@
 #define LL (1u << RT_LL)
 #define RING (1u << RT_ALGO_RING)
 #define EXCHANGE (1u << RT_ALGO_EXCHANGE)
+#define TREE (1u << RT_ALGO_TREE)
+#define ALL (RING | EXCHANGE | TREE)
 
 /* The same for all functions? Then what. */
 static int each(uint32_t wishes, int nfuncs) {
@@ -58,23 +60,27 @@ static unsigned algo(const char *text, enum rt_func f) { return rt_wish(rt_wish_
 
 TEST(algorithms) {
   quiet();
-  CHECK_INT(algo(NULL, RT_F_ALLREDUCE), RING | EXCHANGE);
-  CHECK_INT(algo(NULL, RT_F_REDUCE), RING); /* only an all-reduce has the exchange */
+  CHECK_INT(algo(NULL, RT_F_ALLREDUCE), ALL);
+  CHECK_INT(algo(NULL, RT_F_REDUCE), RING); /* only an all-reduce has the others */
   CHECK_INT(algo("ring", RT_F_ALLREDUCE), RING);
-  CHECK_INT(algo("^EXCHANGE", RT_F_ALLREDUCE), RING);
-  CHECK_INT(algo("Tree,Ring", RT_F_ALLREDUCE), RING); /* NCCL's words that stand for nothing */
-  CHECK_INT(algo("^tree,collnet,CollnetDirect,CollnetChain,NVLS,NVLSTree,PAT", RT_F_ALLREDUCE), RING | EXCHANGE);
+  CHECK_INT(algo("^EXCHANGE", RT_F_ALLREDUCE), RING | TREE);
+  CHECK_INT(algo("tree", RT_F_ALLREDUCE), TREE);
+  CHECK_INT(algo("TREE,ring", RT_F_ALLREDUCE), RING | TREE);
+  CHECK_INT(algo("^Tree", RT_F_ALLREDUCE), RING | EXCHANGE);
+  CHECK_INT(algo("^Tree", RT_F_BROADCAST), RING);
+  CHECK_INT(algo("NVLS,Ring", RT_F_ALLREDUCE), RING); /* NCCL's words that stand for nothing */
+  CHECK_INT(algo("^collnet,CollnetDirect,CollnetChain,NVLS,NVLSTree,PAT", RT_F_ALLREDUCE), ALL);
   SAID(0, "");
 }
 
 TEST(each_function_its_list) {
   quiet();
   uint32_t w = rt_wish_algos("ring,collnetdirect;allreduce:exchange,tree;Broadcast:ring");
-  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), EXCHANGE);
+  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), EXCHANGE | TREE);
   CHECK_INT(rt_wish(w, RT_F_BROADCAST), RING);
   CHECK_INT(rt_wish(w, RT_F_ALLGATHER), RING);
   w = rt_wish_algos("allreduce:^ring");
-  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), EXCHANGE);
+  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), EXCHANGE | TREE);
   CHECK_INT(rt_wish(w, RT_F_REDUCESCATTER), RING);
   w = rt_wish_protos("^ll;reducescatter:ll;sendrecv:^simple;REDUCE:simple,ll");
   CHECK_INT(rt_wish(w, RT_F_BROADCAST), SIMPLE);
@@ -97,33 +103,25 @@ TEST(wrong_words_are_named) {
   CHECK_INT(PROTOS("alltoall:LL"), SIMPLE | LL);
   SAID(1, "NCCL_PROTO", "'alltoall'", "Broadcast, Reduce, AllGather, ReduceScatter, AllReduce, SendRecv");
   quiet();
-  CHECK_INT(algo("sendrecv:ring", RT_F_ALLREDUCE), RING | EXCHANGE); /* those have no algorithm */
+  CHECK_INT(algo("sendrecv:ring", RT_F_ALLREDUCE), ALL); /* those have no algorithm */
   SAID(1, "NCCL_ALGO", "'sendrecv'");
   quiet();
   CHECK_INT(PROTOS("LL;Simple"), LL);
   SAID(1, "'Simple'", "function", "first");
 }
 
-/* One line, however many functions it is about; they have what they had without the parameter. */
-TEST(nothing_left_is_said_once) {
+/* Nothing is said before a call needs it: a program may well have no other calls than those that Tree is for. */
+TEST(nothing_may_be_left) {
   quiet();
   uint32_t w = rt_wish_algos("Tree");
-  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), RING | EXCHANGE);
-  CHECK_INT(rt_wish(w, RT_F_BROADCAST), RING);
-  SAID(1, "NCCL_ALGO='Tree'", "Broadcast, Reduce, AllGather, ReduceScatter, AllReduce;", "Railyard has Ring");
-  quiet();
+  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), TREE);
+  CHECK_INT(rt_wish(w, RT_F_BROADCAST), 0);
+  CHECK_INT(rt_wish(w, RT_F_REDUCE), 0);
   w = rt_wish_algos("ring;allreduce:nvls,nvlstree");
-  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), RING | EXCHANGE);
+  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), 0);
   CHECK_INT(rt_wish(w, RT_F_ALLGATHER), RING);
-  SAID(1, "nothing for AllReduce;");
-  quiet();
-  w = rt_wish_algos("exchange");
-  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), EXCHANGE);
-  CHECK_INT(rt_wish(w, RT_F_REDUCE), RING);
-  SAID(1, "Broadcast, Reduce, AllGather, ReduceScatter;");
-  quiet();
-  CHECK_INT(PROTOS("^LL,Simple"), SIMPLE | LL);
-  SAID(1, "NCCL_PROTO='^LL,Simple'", "SendRecv", "Simple and LL");
+  CHECK_INT(PROTOS("^LL,Simple"), 0);
+  SAID(0, "");
 }
 
 static struct rt_tuning tuning(void) {
@@ -133,7 +131,9 @@ static struct rt_tuning tuning(void) {
                             .nchannels = 3,
                             .slot_size = {512 << 10, 64 << 10},
                             .ll_max = 8192,
-                            .exchange_max = 32768};
+                            .exchange_max = 32768,
+                            .tree_max = 4096,
+                            .tree_max_net = 65536};
 }
 
 static enum rt_proto proto(const struct rt_tuning *t, uint64_t bytes) {
@@ -187,10 +187,12 @@ TEST(choice_of_algorithm) {
     int nranks;
     uint64_t bytes;
     enum rt_coll is;
-  } cases[] = {{NULL, 2, 32768, RT_EXCHANGE},   {NULL, 2, 32769, RT_ALLREDUCE},   {NULL, 3, 8, RT_ALLREDUCE},
-               {NULL, 1, 8, RT_ALLREDUCE},      {"ring", 2, 8, RT_ALLREDUCE},     {"^ring", 2, 1 << 30, RT_EXCHANGE},
-               {"^ring", 3, 8, RT_ALLREDUCE},   {"tree", 2, 8, RT_EXCHANGE},      {"tree", 2, 32769, RT_ALLREDUCE},
-               {"exchange", 2, 1, RT_EXCHANGE}, {"^exchange", 2, 1, RT_ALLREDUCE}};
+  } cases[] = {{NULL, 2, 32768, RT_EXCHANGE},     {NULL, 2, 32769, RT_ALLREDUCE},     {NULL, 4, 4096, RT_TREE},
+               {NULL, 4, 65537, RT_ALLREDUCE},    {NULL, 1, 8, RT_ALLREDUCE},         {"ring", 2, 8, RT_ALLREDUCE},
+               {"ring", 4, 8, RT_ALLREDUCE},      {"^tree", 4, 8, RT_ALLREDUCE},      {"^ring", 2, 1 << 30, RT_EXCHANGE},
+               {"^ring", 3, 1 << 30, RT_TREE},    {"tree", 2, 8, RT_TREE},            {"tree", 4, 1 << 30, RT_TREE},
+               {"tree,ring", 2, 8, RT_ALLREDUCE}, {"tree,ring", 4, 8, RT_TREE},       {"exchange", 2, 1, RT_EXCHANGE},
+               {"tree", 1, 8, RT_ALLREDUCE},      {"^exchange", 2, 1, RT_ALLREDUCE},  {"nvls", 1, 8, RT_ALLREDUCE}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     for (int shm = 0; shm < 2; shm++) {
       struct rt_tuning t = tuning();
@@ -200,15 +202,54 @@ TEST(choice_of_algorithm) {
       t.all_shm = shm;
       struct rt_choice c = rt_tune(&t, RT_ALLREDUCE, cases[i].bytes, cases[i].nranks);
       CHECK_MSG(c.schedule == cases[i].is, "case %zu: schedule %d", i, c.schedule);
-      CHECK_INT(c.algo, cases[i].is == RT_EXCHANGE ? RT_ALGO_EXCHANGE : RT_ALGO_RING);
+      CHECK_INT(c.algo, cases[i].is == RT_EXCHANGE ? RT_ALGO_EXCHANGE
+                                                   : (cases[i].is == RT_TREE ? RT_ALGO_TREE : RT_ALGO_RING));
       CHECK_INT(c.nchannels, 3);
+      CHECK(!c.none);
     }
   struct rt_tuning t = tuning();
   for (int coll = 0; coll < RT_COLL_COUNT; coll++) { /* nothing else is changed into anything */
-    if (coll == RT_ALLREDUCE || coll == RT_EXCHANGE) continue;
+    if (coll == RT_ALLREDUCE || coll == RT_EXCHANGE || coll == RT_TREE) continue;
     CHECK_INT(rt_tune(&t, (enum rt_coll)coll, 8, 2).schedule, coll);
     CHECK_INT(rt_tune(&t, (enum rt_coll)coll, 8, 2).algo, RT_ALGO_RING);
   }
+}
+
+/* More over a network, where a step takes longer. */
+TEST(trees_go_further_over_a_network) {
+  struct rt_tuning t = tuning();
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 4096, 4).algo, RT_ALGO_TREE);
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 4097, 4).algo, RT_ALGO_RING);
+  t.all_shm = false;
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 65536, 4).algo, RT_ALGO_TREE);
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 65537, 4).algo, RT_ALGO_RING);
+}
+
+TEST(both_trees_share_what_is_worth_it) {
+  struct rt_tuning t = tuning();
+  t.algos = rt_wish_algos("tree");
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 3 * 2 * 16384 - 1, 4).ntrees, 1);
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 3 * 2 * 16384, 4).ntrees, 2);
+  t.all_shm = false;
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 3 * 2 * 65536 - 1, 4).ntrees, 1);
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 3 * 2 * 65536, 4).ntrees, 2);
+  t.algos = rt_wish_algos("ring");
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 1 << 30, 4).ntrees, 1);
+}
+
+/* What cannot be done with what is left. */
+TEST(calls_that_must_fail) {
+  struct rt_tuning t = tuning();
+  t.algos = rt_wish_algos("tree");
+  CHECK(rt_tune(&t, RT_BROADCAST, 8, 4).none && rt_tune(&t, RT_REDUCE, 8, 2).none);
+  CHECK_INT(rt_tune(&t, RT_REDUCE, 8, 2).func, RT_F_REDUCE);
+  CHECK(!rt_tune(&t, RT_BROADCAST, 8, 1).none); /* one rank moves nothing */
+  CHECK(!rt_tune(&t, RT_SEND, 8, 4).none && !rt_tune(&t, RT_COPY, 8, 4).none);
+  t.algos = rt_wish_algos("exchange");
+  CHECK(rt_tune(&t, RT_ALLREDUCE, 8, 3).none && !rt_tune(&t, RT_ALLREDUCE, 8, 2).none);
+  t = tuning();
+  t.protos = rt_wish_protos("^LL,Simple");
+  CHECK(rt_tune(&t, RT_SEND, 8, 4).none && rt_tune(&t, RT_ALLREDUCE, 8, 4).none);
 }
 
 /* A file is named where there was a choice. */
@@ -216,12 +257,14 @@ TEST(where_it_was_measured) {
   struct rt_tuning t = tuning();
   struct rt_choice c = rt_tune(&t, RT_ALLREDUCE, 8, 2);
   CHECK(c.algo_measured && c.proto_measured);
-  CHECK(!rt_tune(&t, RT_ALLREDUCE, 8, 3).algo_measured);
+  CHECK(rt_tune(&t, RT_ALLREDUCE, 8, 8).algo_measured != c.algo_measured);
+  CHECK(rt_tune(&t, RT_ALLREDUCE, 1 << 30, 8).algo_measured);
   CHECK(!rt_tune(&t, RT_REDUCE, 8, 2).algo_measured);
   t.all_shm = false;
   CHECK(!rt_tune(&t, RT_ALLREDUCE, 8, 2).proto_measured);
   t.algos = rt_wish_algos("ring");
   CHECK(!rt_tune(&t, RT_ALLREDUCE, 8, 2).algo_measured);
+  CHECK(!rt_tune(&t, RT_ALLREDUCE, 8, 8).algo_measured);
 }
 
 TEST(chunks_fit_their_slots) {
@@ -255,6 +298,8 @@ TEST(payload_and_bytes_agree) {
 }
 
 TEST_MAIN(TEST_CASE(words), TEST_CASE(algorithms), TEST_CASE(each_function_its_list), TEST_CASE(wrong_words_are_named),
-          TEST_CASE(nothing_left_is_said_once), TEST_CASE(choice_of_protocol),
-          TEST_CASE(each_call_goes_by_its_function), TEST_CASE(choice_of_algorithm), TEST_CASE(where_it_was_measured),
+          TEST_CASE(nothing_may_be_left), TEST_CASE(choice_of_protocol),
+          TEST_CASE(each_call_goes_by_its_function), TEST_CASE(choice_of_algorithm),
+          TEST_CASE(trees_go_further_over_a_network), TEST_CASE(both_trees_share_what_is_worth_it),
+          TEST_CASE(calls_that_must_fail), TEST_CASE(where_it_was_measured),
           TEST_CASE(chunks_fit_their_slots), TEST_CASE(payload_and_bytes_agree))
