@@ -210,8 +210,8 @@ RT_HD void rt_sched_tree_down_action_(const struct rt_sched *s, uint64_t chunk, 
 }
 
 /* A chunk comes down to a rank twice its depth after it went up from there. So that nobody waits for that, as many
- * chunks go up first; then one up, one down. A step that is sent in one beat is received in the next, all over the tree:
- * the ranks get on with two slots and more. */
+ * chunks go up first; then one up, one down. A step that is sent in one beat is received in the next, all over the
+ * tree: the ranks get on with two slots and more. */
 RT_HD void rt_sched_tree_action_(const struct rt_sched *s, uint64_t i, struct rt_action *a) {
   const uint64_t up = rt_sched_tree_up_(s), down = rt_sched_tree_down_(s), both = up + down;
   const uint64_t chunks = rt_sched_loops_(s->len, s->chunk), ahead = RAIL_MIN(2 * (uint64_t)s->tree.depth, chunks);

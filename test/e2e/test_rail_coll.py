@@ -85,12 +85,20 @@ def the_tuning_table_is_printed():
     assert (ROOT / "docs" / "results" / where).is_file(), where
     assert found["AllReduce", "2", "SHM"] == [("32768", "Exchange", "Simple", "1", where),
                                               ("any", "Ring", "Simple", "1", where)], found
-    assert found["AllReduce", "more", "NET"] == [("any", "Ring", "Simple", "1", "-")], found
+    trees = found["AllReduce", "more", "NET"][0][4]
+    assert (ROOT / "docs" / "results" / trees).is_file(), trees
+    assert found["AllReduce", "more", "NET"] == [("4096", "Tree", "Simple", "1", trees),
+                                                 ("any", "Ring", "Simple", "1", trees)], found
+    assert [row[:2] for row in found["AllReduce", "more", "SHM"]] == [("2048", "Tree"), ("any", "Ring")], found
     assert found["SendRecv", "2", "NET"] == [("any", "-", "Simple", "1", "-")] and not said, (found, said)
     found, said = tuning(NCCL_ALGO="tree;allreduce:^ring", NCCL_PROTO="^LL", RAIL_NCHANNELS="2")
-    assert found["AllReduce", "2", "NET"] == [("any", "Exchange", "Simple", "2", "-")], found
-    assert found["Reduce", "2", "SHM"] == [("any", "Ring", "Simple", "2", "-")], found
-    assert "NCCL_ALGO='tree;allreduce:^ring'" in said and len(said.splitlines()) == 1, said
+    assert found["AllReduce", "2", "NET"] == [("any", "Exchange", "Simple", "2", where)], found
+    assert found["Reduce", "2", "SHM"] == [("any", "none", "none", "2", "-")], found
+    assert not said, said
+    found, said = tuning(NCCL_ALGO="ring;allreduce:tree")
+    for ranks in ("2", "more"):
+        assert found["AllReduce", ranks, "SHM"] == [("any", "Tree", "Simple", "1", where)], found
+    assert found["Reduce", "more", "NET"] == [("any", "Ring", "Simple", "1", "-")] and not said, (found, said)
     found, _ = tuning(RAIL_LL_MAX="1K", RAIL_EXCHANGE_MAX="64")
     assert [row[:3] for row in found["AllReduce", "2", "SHM"]] == [
         ("64", "Exchange", "LL"), ("1024", "Ring", "LL"), ("any", "Ring", "Simple")], found

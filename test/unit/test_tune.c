@@ -189,7 +189,8 @@ TEST(choice_of_algorithm) {
     enum rt_coll is;
   } cases[] = {{NULL, 2, 32768, RT_EXCHANGE},     {NULL, 2, 32769, RT_ALLREDUCE},     {NULL, 4, 4096, RT_TREE},
                {NULL, 4, 65537, RT_ALLREDUCE},    {NULL, 1, 8, RT_ALLREDUCE},         {"ring", 2, 8, RT_ALLREDUCE},
-               {"ring", 4, 8, RT_ALLREDUCE},      {"^tree", 4, 8, RT_ALLREDUCE},      {"^ring", 2, 1 << 30, RT_EXCHANGE},
+               {"ring", 4, 8, RT_ALLREDUCE},      {"^tree", 4, 8, RT_ALLREDUCE},
+               {"^ring", 2, 1 << 30, RT_EXCHANGE},
                {"^ring", 3, 1 << 30, RT_TREE},    {"tree", 2, 8, RT_TREE},            {"tree", 4, 1 << 30, RT_TREE},
                {"tree,ring", 2, 8, RT_ALLREDUCE}, {"tree,ring", 4, 8, RT_TREE},       {"exchange", 2, 1, RT_EXCHANGE},
                {"tree", 1, 8, RT_ALLREDUCE},      {"^exchange", 2, 1, RT_ALLREDUCE},  {"nvls", 1, 8, RT_ALLREDUCE}};
