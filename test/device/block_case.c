@@ -392,12 +392,14 @@ void block_cases(enum rt_coll coll, bool few, bool (*each)(const struct block_ca
   const int most = pair ? 2 : coll == RT_COPY ? 1 : coll == RT_TREE ? BLOCK_RANKS : RING_RANKS;
   unsigned lot = (unsigned)coll;
   for (int proto = RT_SIMPLE; proto <= RD_LL128; proto++)
-    for (int n = least; n <= most; n += few ? 2 : 1)
-      for (int size = few ? 3 : 0; size < 5; size++) {
+    for (int n = least; n <= most; n += few || n >= RING_RANKS ? 2 : 1)
+      for (int size = few || n > RING_RANKS ? 3 : 0; size < 5; size++) {
         struct block_case c = {.coll = coll, .proto = proto, .nranks = n};
         c.type = (int)pick(&lot, RT_TYPE_COUNT);
         c.op = reduces(coll) ? (int)pick(&lot, RT_OP_COUNT) : -1;
         pick_the_rest(&c, &lot);
+        /* Many ranks are many threads, which the CPU executor has to run all at once. */
+        if (n > RING_RANKS) c.channels = c.runs = 1, c.threads = 8;
         const uint64_t loop = c.chunk * (uint64_t)n, counts[] = {0, 1, 7, loop + 3, 3 * loop + 5};
         c.count = counts[size];
         if (!each(&c, arg)) return;

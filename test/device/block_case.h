@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define BLOCK_RANKS 9 /* trees; the others have up to 4 */
+#define BLOCK_RANKS 8 /* of trees; the others have up to 4 */
 #define BLOCK_SLOT 512u /* bytes, of all protocols */
 
 struct block_machine {
