@@ -331,6 +331,7 @@ static const char *compare(const struct world *tested, const struct world *alone
       return "a connection's steps are not those that were made";
     if (rt_observe(t->send.tail) != t->send.step || rt_observe(t->recv.tail) != t->recv.step)
       return "a connection's counters are not its steps";
+    if (t->proxied && t->recv.granted != t->recv.step) return "a step was granted that nobody sends";
   }
   return NULL;
 }

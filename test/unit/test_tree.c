@@ -216,7 +216,9 @@ static void close_links(struct world *w) {
   for (int from = 0; from < w->s->n; from++)
     for (int to = 0; to < w->s->n; to++) {
       struct link *l = w->link[from][to];
-      if (l) free(l->at_send.buff[0]);
+      if (!l) continue;
+      CHECK_MSG(!l->proxied || l->recv.granted == l->recv.step, "%s: a step was granted that nobody sends", text(w->s));
+      free(l->at_send.buff[0]);
       free(l);
     }
 }
