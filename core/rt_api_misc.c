@@ -155,18 +155,20 @@ RAIL_EXPORT ncclResult_t railCommQuery(ncclComm_t comm, int *done) {
 
 RAIL_EXPORT const char *railCommTransports(ncclComm_t comm) {
   if (rt_check_handle(comm, "railCommTransports") != ncclSuccess) return "";
-  bool shm = false, net = false;
+  bool p2p = false, shm = false, net = false;
   for (int c = 0; c < rt_comm_lanes(comm); c++)
     for (int p = 0; p < comm->nranks; p++) {
       const struct rt_connector *ends[2] = {comm->channels[c].send[p], comm->channels[c].recv[p]};
       for (int e = 0; e < 2; e++) {
         if (!ends[e] || !ends[e]->connected) continue;
-        shm |= ends[e]->transport == &rt_shm_transport;
+        p2p |= ends[e]->has_area;
+        shm |= rt_transport_direct(ends[e]->transport) && !ends[e]->has_area;
         net |= ends[e]->transport == &rt_net_transport;
       }
     }
-  snprintf(comm->transports_text, sizeof comm->transports_text, "%s%s%s%s", shm ? "SHM" : "", shm && net ? "+" : "",
-           net ? "NET/" : "", net ? rail_net_name(comm->net.plugin) : "");
+  snprintf(comm->transports_text, sizeof comm->transports_text, "%s%s%s%s%s%s", p2p ? "P2P" : "",
+           p2p && (shm || net) ? "+" : "", shm ? "SHM" : "", shm && net ? "+" : "", net ? "NET/" : "",
+           net ? rail_net_name(comm->net.plugin) : "");
   return comm->transports_text;
 }
 

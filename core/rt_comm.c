@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "core/rt_area.h"
 #include "core/rt_error.h"
 #include "core/rt_net.h"
 #include "core/rt_nvml.h"
@@ -63,6 +64,7 @@ struct ncclComm *rt_comm_alloc(const struct rt_init_args *args) {
   comm->rank = args->rank;
   comm->nranks = args->nranks;
   comm->device = args->device >= 0 ? args->device : rt_gpu_current();
+  comm->has_gpu = rt_gpu_current() >= 0 || (args->parent && args->parent->has_gpu);
   comm->config = args->config;
   /* Strings of the caller's config need not outlive the call. */
   if (args->config.netName) snprintf(comm->net_name_wanted, sizeof comm->net_name_wanted, "%s", args->config.netName);
@@ -130,6 +132,7 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   rt_peer_describe(me);
   me->rank = comm->rank;
   rt_topo_look(comm->device, &me->gpu);
+  me->has_gpu = comm->has_gpu;
   RAIL_TRY(rt_bootstrap_allgather(comm->bootstrap, comm->peers, sizeof *comm->peers));
   for (int r = 0; r < comm->nranks; r++) {
     const struct rt_peer *peer = &comm->peers[r];
@@ -143,13 +146,13 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   return RAIL_OK;
 }
 
-/* Has every rank SHM with its neighbours? The same on all ranks. */
+/* Do kernels meet kernels in every pair of neighbours? The same on all ranks. */
 static bool all_have_shm(const struct ncclComm *comm) {
   bool all = true;
   for (int place = 0; place < comm->nranks; place++) {
     const struct rt_peer *a = &comm->peers[rt_ring_rank_at(comm, place)];
     const struct rt_peer *b = &comm->peers[rt_ring_rank_at(comm, place + 1)];
-    all &= rt_transport_choose(a, b) == &rt_shm_transport;
+    all &= rt_transport_direct(rt_transport_choose(a, b));
   }
   return all;
 }
@@ -208,6 +211,9 @@ struct rt_connector *rt_comm_connector(struct ncclComm *comm, int channel, int p
   return *at = c;
 }
 
+/* How long a communicator waits for others to let go of memory that it lent them. */
+#define RT_SETTLE_MS 1000u
+
 /* ---- taking down, in reverse ---------------------------------------------------- */
 
 static void free_connectors(struct ncclComm *comm) {
@@ -226,6 +232,7 @@ static void free_parts(struct ncclComm *comm) {
   rt_stream_destroy(&comm->stream);
   rt_reg_free_all(comm);
   free_connectors(comm);
+  rt_area_settle(comm, RT_SETTLE_MS);
   rt_gpu_close(comm);
   rt_ring_close(comm);
   rt_net_close(comm);

@@ -64,12 +64,13 @@ struct ncclComm {
   uint64_t magic;
   int rank, nranks, local_rank, local_size;
   int device;
+  bool has_gpu; /* one was current when it was made */
   struct rt_peer *peers; /* nranks */
   struct rt_bootstrap *bootstrap;
   struct rt_channel channels[RT_MAX_CHANNELS * RT_TREES]; /* behind those of nchannels: of their second trees */
   int nchannels;
   struct rt_ring ring;
-  bool all_shm; /* every pair of ranks has SHM: LL pays off */
+  bool all_shm; /* kernels meet kernels in every pair of neighbours: LL pays off */
   struct rt_tuning tuning;
   struct rt_net net;
   struct rt_proxy proxy;

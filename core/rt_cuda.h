@@ -25,6 +25,7 @@ enum {
   RT_CU_NO_DEVICE = 100,
   RT_CU_INVALID_CONTEXT = 201,
   RT_CU_NOT_READY = 600,
+  RT_CU_PEER_ACCESS_ALREADY_ENABLED = 704,
 
   RT_CU_POINTER_CONTEXT = 1,
   RT_CU_POINTER_MEMORY_TYPE = 2,
@@ -40,6 +41,10 @@ enum {
   RT_CU_DEVICE_GPU_DIRECT_RDMA = 116,
   RT_CU_DEVICE_DMA_BUF = 124,
 
+  RT_CU_P2P_NATIVE_ATOMICS = 3, /* between two devices: as a rule, over NVLink */
+  RT_CU_IPC_LAZY_PEER_ACCESS = 1,
+  RT_CU_STREAM_NON_BLOCKING = 1,
+
   RT_CU_REGISTER_PORTABLE = 1,
   RT_CU_REGISTER_DEVICEMAP = 2,
   RT_CU_EVENT_DISABLE_TIMING = 2,
@@ -51,6 +56,11 @@ enum {
   RT_CU_OBJECT_MOVE = 1,    /* for having a graph retain it */
 };
 
+/* What a driver calls CUipcMemHandle. */
+struct rt_cuda_ipc { unsigned char bytes[64]; };
+/* Bytes of a device's place as text, "domain:bus:device.function". */
+#define RT_CUDA_BUS_ID 16
+
 /* X(field, symbol, arguments): the versions of the symbols that cuda.h maps these names to, or older ones that do. */
 #define RT_CUDA_CALLS(X)                                                                                            \
   X(get_error_name, cuGetErrorName, (int error, const char **text))                                                 \
@@ -60,8 +70,20 @@ enum {
   X(ctx_get_device, cuCtxGetDevice, (int *device))                                                                  \
   X(device_attribute, cuDeviceGetAttribute, (int *value, int attribute, int device))                                \
   X(device_bus_id, cuDeviceGetPCIBusId, (char *text, int size, int device))                                         \
+  X(device_by_bus_id, cuDeviceGetByPCIBusId, (int *device, const char *text))                                       \
+  X(device_reaches, cuDeviceCanAccessPeer, (int *can, int device, int peer))                                        \
+  X(device_p2p, cuDeviceGetP2PAttribute, (int *value, int attribute, int device, int peer))                         \
+  X(peer_access, cuCtxEnablePeerAccess, (void *peer, unsigned flags))                                               \
   X(mem_alloc, cuMemAlloc_v2, (uint64_t *address, size_t size))                                                     \
   X(mem_free, cuMemFree_v2, (uint64_t address))                                                                     \
+  X(mem_set, cuMemsetD8Async, (uint64_t address, unsigned char value, size_t size, void *stream))                   \
+  X(mem_get, cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t size, void *stream))                            \
+  X(ipc_export, cuIpcGetMemHandle, (struct rt_cuda_ipc *handle, uint64_t address))                                  \
+  X(ipc_open, cuIpcOpenMemHandle_v2, (uint64_t *address, struct rt_cuda_ipc handle, unsigned flags))                \
+  X(ipc_close, cuIpcCloseMemHandle, (uint64_t address))                                                             \
+  X(stream_create, cuStreamCreate, (void **stream, unsigned flags))                                                 \
+  X(stream_destroy, cuStreamDestroy_v2, (void *stream))                                                             \
+  X(stream_query, cuStreamQuery, (void *stream))                                                                    \
   X(pointer_attributes, cuPointerGetAttributes, (unsigned n, int *attributes, void **values, uint64_t pointer))     \
   X(host_register, cuMemHostRegister_v2, (void *memory, size_t size, unsigned flags))                               \
   X(host_unregister, cuMemHostUnregister, (void *memory))                                                           \

@@ -60,6 +60,7 @@ static rail_result_t add_connector(struct builder *b, int lane, int peer, bool i
   if (!c) return RAIL_SYSTEM_ERROR;
   out->connector = c;
   if (c->connected) return RAIL_OK;
+  c->on_device = b->plan->on_device;
   for (int i = 0; i < b->nconnectors; i++)
     if (b->connectors[i] == c) return RAIL_OK;
   b->connectors[b->nconnectors++] = c;
@@ -139,6 +140,7 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, int cha
   k->proto = choice.proto;
   /* A kernel on a device speaks LL with other kernels only. */
   if (b->plan->on_device && !b->tuning.all_shm) k->proto = RT_SIMPLE;
+  if (b->plan->on_device && b->tuning.all_shm) k->proto = rt_tune_device(&b->tuning, t->coll, k->proto);
   job->type = (int)t->type;
   job->op = -1;
   k->sched = (struct rt_sched){
@@ -298,6 +300,7 @@ rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, 
     r = add_streams(b.plan, tasks, ntasks);
   }
   if (r == RAIL_OK) r = add_tasks(&b, tasks, ntasks);
+  if (r == RAIL_OK && b.plan->on_device) r = rt_gpu_open(comm); /* connections may need memory there */
   if (r == RAIL_OK) r = rt_connect_all(comm, b.connectors, b.nconnectors);
   free(b.connectors);
   if (r == RAIL_OK && b.plan->njobs > 0) r = bind_jobs(comm, b.plan);

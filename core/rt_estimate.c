@@ -18,7 +18,7 @@ double rt_estimate_us(enum rt_coll coll, uint64_t bytes, int nranks, bool all_sh
       steps = 2 * (n - 1);
       sent *= steps / n;
       break;
-    case RT_TREE: /* half of the data once, in the tree in which the rank is a leaf, and half three times in the other */
+    case RT_TREE: /* half of the data once, where the rank is a leaf, and half three times in the other tree */
       steps = 2 * rt_tree_depth(nranks);
       sent *= 2;
       break;

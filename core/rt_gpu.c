@@ -55,9 +55,18 @@ rail_result_t rt_gpu_map(struct ncclComm *comm, struct rt_connector *c) {
   return r;
 }
 
+/* Until the work is over, if that comes to pass. */
+static void wait_while_busy(int (*query)(void *handle), void *handle) {
+  uint64_t deadline = rail_deadline_in_ms(LAST_MS);
+  while (!rail_deadline_passed(deadline) && query(handle) == RT_CU_NOT_READY)
+    nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+}
+
 void rt_gpu_unmap(struct ncclComm *comm, struct rt_connector *c) {
   struct rt_cuda_scope scope;
   if (!c->nmapped || rt_cuda_enter(&scope, comm->gpu.context) != RAIL_OK) return;
+  /* A copy into this memory may be under way when a communicator fails. */
+  if (comm->gpu.side) wait_while_busy(rt_cuda()->stream_query, comm->gpu.side);
   while (c->nmapped > 0) unregister_range(&c->mapped[--c->nmapped]);
   rt_cuda_leave(&scope);
 }
@@ -239,10 +248,7 @@ bool rt_gpu_lost(struct ncclComm *comm) {
 
 /* A kernel says that it is over a moment before it has ended; its code must not go in between. */
 static void wait_for_last(const struct rt_gpu *gpu) {
-  uint64_t deadline = rail_deadline_in_ms(LAST_MS);
-  while (gpu->has_last && !gpu->lost && !rail_deadline_passed(deadline) &&
-         rt_cuda()->event_query(gpu->last) == RT_CU_NOT_READY)
-    nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+  if (gpu->has_last && !gpu->lost) wait_while_busy(rt_cuda()->event_query, gpu->last);
 }
 
 static void close_driver_side(struct ncclComm *comm) {
@@ -252,6 +258,7 @@ static void close_driver_side(struct ncclComm *comm) {
   void *events[] = {gpu->last, gpu->captured, gpu->join};
   for (size_t i = 0; i < RAIL_COUNT_OF(events); i++)
     if (events[i]) cu->event_destroy(events[i]);
+  if (gpu->side) cu->stream_destroy(gpu->side);
   if (gpu->module) cu->module_unload(gpu->module);
   struct rt_range all = comm_range(comm), ring = ring_range(comm);
   if (gpu->comm_registered) unregister_range(&all);

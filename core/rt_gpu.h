@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What a communicator has of a GPU: a context, the kernel, events, and the host
- * memory that the kernel reaches. FIFOs lie in host memory (but see rt_gdr.h); each process
- * registers its view of them with CUDA, and the device uses the same addresses as the
- * host. Made when the first call with device buffers needs it.
+ * memory that the kernel reaches. All FIFOs have their counters, and a set of slots, in host memory, whatever the
+ * transport (others: rt_area.h, rt_gdr.h); each process registers its view of them with CUDA, and the device uses the
+ * same addresses as the host. Made when the first call with device buffers needs it.
  */
 #ifndef RT_GPU_H
 #define RT_GPU_H
@@ -38,6 +38,7 @@ struct rt_gpu {
   /* The end of the latest launch; the same inside a stream capture, and in which; for streams that join a launch. */
   void *last, *captured, *join;
   bool has_last;
+  void *side; /* a stream for copies of the runtime's own; NULL until one is made */
   uint64_t capture; /* 0: none */
   pthread_mutex_t lock; /* guards memory; the beginning of a captured plan's run; connectors' runs, planned */
   struct rt_launch_memory *memory;

@@ -60,14 +60,23 @@ static const struct rail_param rows[] = {
    .doc = "Buffers from this size on are sent and received in place, without a copy, where registering them is cheap "
           "or ncclCommRegister did it."},
   {.name = "NCCL_SHM_DISABLE", .type = RAIL_PARAM_BOOL, .def = "0", .lo = 0, .hi = 1, AT(shm_disable),
-   .doc = "1 sends through the network plugin even between ranks of one host."},
+   .doc = "1 sends through the network plugin even between ranks of one host. P2P between GPUs ends with it: "
+          "its counters lie in shared memory."},
+  {.name = "NCCL_P2P_DISABLE", .type = RAIL_PARAM_BOOL, .def = "0", .lo = 0, .hi = 1, AT(p2p_disable),
+   .doc = "1 keeps kernels from using another rank's GPU memory: slots lie in shared memory of the host."},
+  {.name = "NCCL_P2P_LEVEL", .type = RAIL_PARAM_STRING, AT(p2p_level),
+   .doc = "How far two GPUs may be from each other for that: LOC (never), NVL, PIX, PXB, PHB, SYS; or NCCL's older "
+          "numbers 0 to 4. Unset: as far as the driver allows. Two ranks take the nearer of theirs."},
+  {.name = "NCCL_P2P_READ_ENABLE", .type = RAIL_PARAM_BOOL, .def = "0", .lo = 0, .hi = 1, AT(p2p_read),
+   .doc = "1 puts slots of the Simple protocol into the sender's GPU memory, where the receiver reads them, instead of "
+          "the receiver's; both ranks must have it."},
   {.name = "NCCL_ALGO", .type = RAIL_PARAM_STRING, AT(algo),
    .doc = "Algorithms that may be chosen: a list of Ring, Tree (AllReduce) and Exchange (AllReduce of two ranks); ^ in "
           "front excludes. Or one for each function: Ring;AllReduce:Tree. NCCL's other words are known and stand for "
           "nothing. A call for which nothing is left fails, as with NCCL."},
   {.name = "NCCL_PROTO", .type = RAIL_PARAM_STRING, AT(proto),
    .doc = "Protocols that may be chosen: LL, Simple, or both as a list; ^ in front excludes. Or one for each function, "
-          "as with NCCL_ALGO."},
+          "as with NCCL_ALGO. LL128: Simple, but between GPUs of a host LL128."},
   {.name = "NCCL_HOSTID", .type = RAIL_PARAM_STRING, AT(hostid),
    .doc = "Replaces the host's name when ranks decide whether they share a host."},
   {.name = "NCCL_NET", .type = RAIL_PARAM_STRING, AT(net),

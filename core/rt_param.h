@@ -36,6 +36,9 @@ struct rt_params {
   int64_t proxy;
   int64_t direct_min;
   int64_t shm_disable;
+  int64_t p2p_disable;
+  const char *p2p_level;
+  int64_t p2p_read;
   const char *algo;
   const char *proto;
   const char *hostid;
@@ -58,6 +61,8 @@ struct rt_params {
 
 /* Bytes of one of the 8 slots of a buffer; whole cache lines. */
 static inline uint64_t rt_slot_size(int64_t buffsize) { return (uint64_t)buffsize / 8 & ~63ull; }
+/* The same in lines of LL128. */
+static inline uint64_t rt_ll128_slot_size(int64_t buffsize) { return (uint64_t)buffsize / 8 & ~127ull; }
 
 /* Reads the environment at the first call; the same struct ever after. Any thread. */
 const struct rt_params *rt_params(void);

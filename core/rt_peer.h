@@ -23,6 +23,8 @@ struct rt_peer {
   uint32_t nchannels, protos, algos;                           /* and these; wishes of rt_tune.h */
   uint32_t shm_disable;
   struct rt_topo_gpu gpu; /* where it is; the caller's */
+  uint32_t has_gpu;            /* one was current when the communicator was made */
+  uint32_t p2p_level, p2p_read; /* enum rt_distance, RT_LOC for never; do receivers read? */
 };
 #define RT_PEER_VERSION 0x52410004u
 

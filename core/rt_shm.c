@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * SHM: two ranks of one host share a segment that the receiver makes: counters,
- * slots, buffers. Their kernels meet there directly; no proxy.
+ * slots, buffers. Their kernels meet there directly; no proxy. P2P has such a segment, too.
  *
  * The segment is a memfd that the sender opens through /proc/PID/fd/N: it has no
  * name, so a killed rank leaves nothing behind in /dev/shm.
@@ -18,19 +18,9 @@
 #include "common/log.h"
 #include "core/rt_comm.h"
 #include "core/rt_param.h"
+#include "core/rt_shm.h"
 
-#define SHM_MAGIC 0x7261696c73686d31ull
-
-/* Layout of the segment; counters have a cache line each. */
-struct shm_segment {
-  uint64_t magic, size;
-  uint64_t attached; /* set by the sender once it has mapped the segment */
-  uint64_t left[2];  /* set when an end is taken down: [0] the receiver's, [1] the sender's */
-  uint64_t pad0[3];
-  RAIL_ALIGNED(64) uint64_t tail;
-  RAIL_ALIGNED(64) uint64_t credit;
-  RAIL_ALIGNED(64) struct rt_slot slot[RT_STEPS];
-};
+#define SHM_MAGIC 0x7261696c73686d32ull
 
 /* The record's body. */
 struct shm_record {
@@ -39,30 +29,28 @@ struct shm_record {
   uint64_t size, nonce;
 };
 
-struct shm_res {
-  struct shm_segment *segment;
-  size_t size;
-  int fd; /* receiver: until the sender has mapped it */
-};
-
-static size_t header_size(void) { return RAIL_ROUND_UP(sizeof(struct shm_segment), RT_PAGE); }
+static size_t header_size(void) { return RAIL_ROUND_UP(sizeof(struct rt_shm_segment), RT_PAGE); }
 
 static size_t segment_size(void) {
   const struct rt_params *p = rt_params();
   return header_size() + (size_t)p->buffsize + (size_t)p->ll_buffsize;
 }
 
-static bool shm_can_connect(const struct rt_peer *a, const struct rt_peer *b) {
+bool rt_shm_can_connect(const struct rt_peer *a, const struct rt_peer *b) {
   return a->host_hash == b->host_hash && a->pid_ns == b->pid_ns && !a->shm_disable && !b->shm_disable;
 }
 
-static void bind_conn(struct rt_connector *c, struct shm_segment *seg) {
+static void bind_conn(struct rt_connector *c, struct rt_shm_segment *seg) {
   const struct rt_params *p = rt_params();
   struct rt_conn *conn = &c->conn;
   conn->buff[RT_SIMPLE] = (char *)seg + header_size();
   conn->slot_size[RT_SIMPLE] = rt_slot_size(p->buffsize);
   conn->buff[RT_LL] = conn->buff[RT_SIMPLE] + p->buffsize;
   conn->slot_size[RT_LL] = rt_slot_size(p->ll_buffsize);
+  /* A step of the one is gone when one of the other comes: the slot is free then. */
+  conn->buff[RD_LL128] = conn->buff[RT_SIMPLE];
+  conn->slot_size[RD_LL128] = rt_ll128_slot_size(p->buffsize);
+  conn->flags = RT_CONN_PARTED;
   conn->slot = seg->slot;
   conn->tail = &seg->tail;
   conn->credit = &seg->credit;
@@ -74,10 +62,16 @@ static void *map_segment(int fd, size_t size) {
   return mem == MAP_FAILED ? NULL : mem;
 }
 
-static rail_result_t recv_setup(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *mine) {
-  struct shm_res *res = calloc(1, sizeof *res);
+static struct rt_shm_end *new_end(struct rt_connector *c, size_t res_size) {
+  struct rt_shm_end *end = c->res = calloc(1, res_size);
+  if (end) end->fd = -1;
+  return end;
+}
+
+rail_result_t rt_shm_recv_setup(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *mine,
+                                size_t res_size) {
+  struct rt_shm_end *res = new_end(c, res_size);
   if (!res) return RAIL_SYSTEM_ERROR;
-  c->res = res;
   res->size = segment_size();
   res->fd = memfd_create("railyard", MFD_CLOEXEC);
   if (res->fd < 0 || ftruncate(res->fd, (off_t)res->size) < 0) goto fail;
@@ -98,28 +92,22 @@ fail:
   return RAIL_SYSTEM_ERROR;
 }
 
-static rail_result_t recv_connect(struct ncclComm *comm, struct rt_connector *c,
-                                  const struct rt_connect_record *theirs) {
-  (void)comm, (void)theirs;
-  struct shm_res *res = c->res;
+rail_result_t rt_shm_recv_connect(struct rt_connector *c) {
+  struct rt_shm_end *res = c->res;
   if (!__atomic_load_n(&res->segment->attached, __ATOMIC_ACQUIRE)) return RAIL_IN_PROGRESS;
-  close(res->fd);
+  if (res->fd >= 0) close(res->fd);
   res->fd = -1;
   return RAIL_OK;
 }
 
-static rail_result_t send_setup(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *mine) {
-  (void)comm, (void)mine;
-  struct shm_res *res = calloc(1, sizeof *res);
-  if (!res) return RAIL_SYSTEM_ERROR;
-  res->fd = -1;
-  c->res = res;
-  return RAIL_OK;
+rail_result_t rt_shm_send_setup(struct rt_connector *c, size_t res_size) {
+  return new_end(c, res_size) ? RAIL_OK : RAIL_SYSTEM_ERROR;
 }
 
-static rail_result_t send_connect(struct ncclComm *comm, struct rt_connector *c,
+rail_result_t rt_shm_send_connect(struct ncclComm *comm, struct rt_connector *c,
                                   const struct rt_connect_record *theirs) {
-  struct shm_res *res = c->res;
+  struct rt_shm_end *res = c->res;
+  if (res->segment) return RAIL_OK;
   struct shm_record r;
   struct stat st;
   memcpy(&r, theirs->body, sizeof r);
@@ -141,7 +129,6 @@ static rail_result_t send_connect(struct ncclComm *comm, struct rt_connector *c,
     goto fail;
   }
   bind_conn(c, res->segment);
-  __atomic_store_n(&res->segment->attached, 1, __ATOMIC_RELEASE);
   return RAIL_OK;
 fail:
   RAIL_WARN(
@@ -152,41 +139,77 @@ fail:
   return RAIL_SYSTEM_ERROR;
 }
 
-static void shm_free(struct ncclComm *comm, struct rt_connector *c) {
-  (void)comm;
-  struct shm_res *res = c->res;
+void rt_shm_attached(struct rt_connector *c) {
+  const struct rt_shm_end *res = c->res;
+  __atomic_store_n(&res->segment->attached, 1, __ATOMIC_RELEASE);
+}
+
+void rt_shm_leave(struct rt_connector *c) {
+  const struct rt_shm_end *res = c->res;
+  if (res && res->segment) __atomic_store_n(&res->segment->left[c->is_send], 1, __ATOMIC_RELEASE);
+}
+
+void rt_shm_free(struct rt_connector *c, bool kept) {
+  struct rt_shm_end *res = c->res;
   if (!res) return;
-  if (res->segment) {
-    __atomic_store_n(&res->segment->left[c->is_send], 1, __ATOMIC_RELEASE);
-    munmap(res->segment, res->size);
-  }
+  if (res->segment && !kept) munmap(res->segment, res->size);
   if (res->fd >= 0) close(res->fd);
   free(res);
   c->res = NULL;
 }
 
-static bool shm_peer_left(const struct rt_connector *c) {
-  const struct shm_res *res = c->res;
+bool rt_shm_peer_left(const struct rt_connector *c) {
+  const struct rt_shm_end *res = c->res;
   return __atomic_load_n(&res->segment->left[!c->is_send], __ATOMIC_ACQUIRE) != 0;
 }
 
-static int shm_ranges(const struct rt_connector *c, struct rt_range *out) {
-  const struct shm_res *res = c->res;
+int rt_shm_ranges(const struct rt_connector *c, struct rt_range *out) {
+  const struct rt_shm_end *res = c->res;
   out[0] = (struct rt_range){res->segment, RAIL_ROUND_UP(res->size, (size_t)RT_PAGE)};
   return 1;
 }
 
+/* ---- the transport --------------------------------------------------------------------- */
+
+static rail_result_t recv_setup(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *mine) {
+  return rt_shm_recv_setup(comm, c, mine, sizeof(struct rt_shm_end));
+}
+
+static rail_result_t recv_connect(struct ncclComm *comm, struct rt_connector *c,
+                                  const struct rt_connect_record *theirs) {
+  (void)comm, (void)theirs;
+  return rt_shm_recv_connect(c);
+}
+
+static rail_result_t send_setup(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *mine) {
+  (void)comm, (void)mine;
+  return rt_shm_send_setup(c, sizeof(struct rt_shm_end));
+}
+
+static rail_result_t send_connect(struct ncclComm *comm, struct rt_connector *c,
+                                  const struct rt_connect_record *theirs) {
+  RAIL_TRY(rt_shm_send_connect(comm, c, theirs));
+  rt_shm_attached(c);
+  return RAIL_OK;
+}
+
+static void shm_free(struct ncclComm *comm, struct rt_connector *c) {
+  (void)comm;
+  rt_shm_leave(c);
+  rt_shm_free(c, false);
+}
+
 const struct rt_transport rt_shm_transport = {
     .name = "SHM",
-    .can_connect = shm_can_connect,
+    .can_connect = rt_shm_can_connect,
     .send = {.setup = send_setup,
              .connect = send_connect,
              .free = shm_free,
-             .peer_left = shm_peer_left,
-             .ranges = shm_ranges},
+             .peer_left = rt_shm_peer_left,
+             .ranges = rt_shm_ranges},
     .recv = {.setup = recv_setup,
              .connect = recv_connect,
              .free = shm_free,
-             .peer_left = shm_peer_left,
-             .ranges = shm_ranges},
+             .peer_left = rt_shm_peer_left,
+             .ranges = rt_shm_ranges},
 };

@@ -10,6 +10,7 @@
 #include "core/rt_comm.h"
 
 const struct rt_transport *const rt_transports[RT_TRANSPORT_COUNT] = {
+    [RT_TRANSPORT_P2P] = &rt_p2p_transport,
     [RT_TRANSPORT_SHM] = &rt_shm_transport,
     [RT_TRANSPORT_NET] = &rt_net_transport,
 };

@@ -2,7 +2,8 @@
  *
  * Transports: ways for two ranks to have a connection. They are tried in the
  * table's order, and both ranks come to the same choice because can_connect is
- * symmetric. SHM: two kernels share memory. NET: proxies move the bytes through a plugin.
+ * symmetric. P2P: kernels of two GPUs share memory of one. SHM: two kernels share the host's memory. NET: proxies
+ * move the bytes through a plugin.
  *
  * A connector is one end of one directed connection on one channel. It is made in
  * three steps, so that a rank can have many under way at once:
@@ -58,9 +59,9 @@ struct rt_transport {
   struct rt_transport_end send, recv;
 };
 
-enum { RT_TRANSPORT_SHM, RT_TRANSPORT_NET, RT_TRANSPORT_COUNT };
+enum { RT_TRANSPORT_P2P, RT_TRANSPORT_SHM, RT_TRANSPORT_NET, RT_TRANSPORT_COUNT };
 extern const struct rt_transport *const rt_transports[RT_TRANSPORT_COUNT];
-extern const struct rt_transport rt_shm_transport, rt_net_transport;
+extern const struct rt_transport rt_p2p_transport, rt_shm_transport, rt_net_transport;
 
 /* In pages of its own: a device may have to reach `conn`. */
 struct rt_connector {
@@ -70,6 +71,8 @@ struct rt_connector {
   void *res;                          /* the transport's own */
   int peer, channel;
   bool is_send, connected;
+  bool on_device; /* the call that it is made for is */
+  bool has_area;  /* P2P: kernels of GPUs meet in a GPU's memory there */
   /* Proxy: operations in order, the first one active; next in the circle of active connectors. */
   struct rt_proxy_op *ops, *ops_last;
   struct rt_connector *next_active;
@@ -79,6 +82,9 @@ struct rt_connector {
   int runs;         /* jobs of runs on a device that are not over; under the lock of struct rt_gpu, as the next */
   uint64_t planned; /* then: steps, once they are */
 };
+
+/* Does a kernel meet a kernel there? Otherwise both meet proxies. */
+static inline bool rt_transport_direct(const struct rt_transport *t) { return t && !t->send.progress; }
 
 /* The first transport that can connect the two, or NULL. */
 const struct rt_transport *rt_transport_choose(const struct rt_peer *a, const struct rt_peer *b);

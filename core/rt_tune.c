@@ -121,8 +121,13 @@ struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t 
     if (bytes >= RT_TREES * chunk_min(t) * (uint64_t)t->nchannels) c.ntrees = RT_TREES;
   }
   if (f == RT_F_ALLREDUCE) c.algo_measured = why(algo_rules, algos, nranks);
-  if (t->all_shm) c.proto_measured = why(proto_rules, protos, nranks);
+  if (t->all_shm) c.proto_measured = why(proto_rules, protos & ((1u << RT_NPROTO) - 1), nranks);
   return c;
+}
+
+enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto proto) {
+  bool named = coll != RT_COPY && rt_wish(t->protos, func_of(coll)) & 1u << RD_LL128;
+  return named && proto == RT_SIMPLE ? (enum rt_proto)RD_LL128 : proto;
 }
 
 /* ---- chunks ------------------------------------------------------------------------------ */
@@ -132,7 +137,8 @@ struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t 
 
 uint64_t rt_tune_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt_coll schedule, uint64_t bytes,
                        int nranks, uint64_t esize) {
-  uint64_t cap = rt_proto_payload(proto, t->slot_size[proto]);
+  /* A slot of LL128 is as large as one of Simple. */
+  uint64_t cap = rt_proto_payload(proto, t->slot_size[(int)proto == RD_LL128 ? RT_SIMPLE : proto]);
   uint64_t want = t->chunk ? t->chunk : CHUNK_TARGET;
   if (!t->chunk) {
     uint64_t per_step = schedule == RT_ALLREDUCE ? bytes / (uint64_t)nranks : bytes;

@@ -36,6 +36,11 @@ static inline unsigned rt_wish(uint32_t wishes, enum rt_func f) {
   return wishes >> ((unsigned)f * RT_WISH_BITS) & ((1u << RT_WISH_BITS) - 1);
 }
 
+/* For any function? */
+static inline bool rt_wish_any(uint32_t wishes, int bit) {
+  return (wishes & 0x11111111u * (1u << bit)) != 0;
+}
+
 /* NCCL_ALGO's and NCCL_PROTO's text as such; NULL: everything. Wrong words are warned about and left out. A function
  * may have nothing left: its calls fail. */
 uint32_t rt_wish_algos(const char *text);
@@ -66,6 +71,8 @@ struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_
 
 /* `bytes`: of the call's count, so of one rank's block where there are blocks. */
 struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t bytes, int nranks);
+/* What kernels of a GPU speak instead: LL128, where NCCL_PROTO names it and the choice is Simple. */
+enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto proto);
 /* Elements of one step. */
 uint64_t rt_tune_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt_coll schedule, uint64_t bytes,
                        int nranks, uint64_t esize);

@@ -23,6 +23,7 @@ struct vocabulary {
   size_t nwords;
   int funcs; /* the first so many of enum rt_func */
   unsigned all;
+  unsigned extra;       /* what may be named on top of that */
   unsigned reduce_only; /* of which AllReduce alone has these */
 };
 
@@ -38,11 +39,12 @@ static const struct word algo_words[] = {
     {.name = "NVLSTree"},
     {.name = "PAT"},
 };
-/* LL128 needs 128-byte stores, which a host has not; Simple stands in for it. */
+/* LL128 needs 128-byte stores, which a host has not; Simple stands in for it there. Its own bit is set only where it
+ * is named: then kernels of a GPU speak it instead of Simple. */
 static const struct word proto_words[] = {
     {"Simple", 1u << RT_SIMPLE, 1u << RT_SIMPLE},
     {"LL", 1u << RT_LL, 1u << RT_LL},
-    {"LL128", 1u << RT_SIMPLE, 0},
+    {"LL128", 1u << RT_SIMPLE | 1u << RD_LL128, 0},
 };
 
 static const struct vocabulary algos = {.param = "NCCL_ALGO",
@@ -55,7 +57,8 @@ static const struct vocabulary protos = {.param = "NCCL_PROTO",
                                          .words = proto_words,
                                          .nwords = RAIL_COUNT_OF(proto_words),
                                          .funcs = RT_NFUNC,
-                                         .all = (1u << RT_NPROTO) - 1};
+                                         .all = (1u << RT_NPROTO) - 1,
+                                         .extra = 1u << RD_LL128};
 
 /* ", "-separated names, as long as they fit. */
 static void add_name(char *text, size_t cap, const char *name) {
@@ -122,8 +125,10 @@ static uint32_t read_wishes(const struct vocabulary *v, const char *text) {
   bool first = true;
   for (char *e = strtok_r(copy, ";", &save); e; e = strtok_r(NULL, ";", &save), first = false)
     read_entry(v, e, text, first, bits);
-  for (int f = 0; f < RT_NFUNC; f++)
-    wishes |= (uint32_t)(bits[f] & v->all & ~(f == RT_F_ALLREDUCE ? 0 : v->reduce_only)) << (unsigned)f * RT_WISH_BITS;
+  for (int f = 0; f < RT_NFUNC; f++) {
+    unsigned usable = (v->all & ~(f == RT_F_ALLREDUCE ? 0 : v->reduce_only)) | v->extra;
+    wishes |= (uint32_t)(bits[f] & usable) << (unsigned)f * RT_WISH_BITS;
+  }
   return wishes;
 }
 

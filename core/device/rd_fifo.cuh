@@ -24,6 +24,8 @@
 
 struct rd_fifo {
   char *buff; /* RT_STEPS slots, at a multiple of 128 bytes */
+  char *area; /* the same in a GPU's memory, or NULL */
+  bool in_area; /* where the step in hand lies; of one that has not come, where it is expected */
   uint64_t slot_size;
   struct rt_slot *slot;
   uint64_t *tail, *credit;
@@ -33,7 +35,14 @@ struct rd_fifo {
   uint64_t call;         /* sent along with every step: struct rt_slot's `call` */
 };
 
-RD_FN char *rd_fifo_slot(const struct rd_fifo *f) { return f->buff + f->step % RT_STEPS * f->slot_size; }
+RD_FN char *rd_fifo_slot(const struct rd_fifo *f) {
+  return (f->in_area ? f->area : f->buff) + f->step % RT_STEPS * f->slot_size;
+}
+
+/* An area that the host came to have a moment ago: whoever sends through it knows that it is there. */
+RD_FN char *rd_area_load(char *const *area) {
+  return (char *)rd_load_acquire_sys((const uint64_t *)(const void *)area);
+}
 
 /* Until the other side's counter is beyond the step; false when aborted. */
 RD_FN bool rd_fifo_look(struct rd_fifo *f, const uint64_t *counter) {
@@ -42,6 +51,7 @@ RD_FN bool rd_fifo_look(struct rd_fifo *f, const uint64_t *counter) {
     f->seen = rd_load_acquire_sys(counter);
     if (f->seen <= f->step && rd_wait_aborted(&looks, f->abort)) return false;
   }
+  RD_TOLD_ACQUIRE(f->area);
   return true;
 }
 
@@ -49,14 +59,19 @@ RD_FN bool rd_fifo_look(struct rd_fifo *f, const uint64_t *counter) {
 RD_FN void rd_fifo_publish(const struct rd_fifo *f, int proto, uint64_t bytes) {
   struct rt_slot s;
   s.bytes = bytes;
-  s.proto = (unsigned)proto & 0xff;
+  s.proto = (unsigned)proto & 0x7f;
+  s.in_area = f->in_area;
   s.ptr = s.mhandle = NULL; /* it lies in the slot */
   s.call = f->call;
   f->slot[f->step % RT_STEPS] = s;
+  RD_TOLD_RELEASE(f->area);
   rd_store_release_sys(f->tail, f->step + 1);
 }
 
 /* The slot of the step is free again. */
-RD_FN void rd_fifo_return(const struct rd_fifo *f) { rd_store_release_sys(f->credit, f->step + 1 + RT_STEPS); }
+RD_FN void rd_fifo_return(const struct rd_fifo *f) {
+  RD_TOLD_RELEASE(f->area);
+  rd_store_release_sys(f->credit, f->step + 1 + RT_STEPS);
+}
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A connection as the kernel sees it: an 8-slot FIFO between one producer and
- * one consumer. Over SHM the two are the kernels of two ranks; over NET one is
+ * one consumer. Over P2P and SHM the two are the kernels of two ranks; over NET one is
  * a kernel and the other the proxy of the same rank. Plain C that CUDA compiles too.
  *
  * Two counters that only grow, each written by one side:
@@ -14,6 +14,10 @@
  * Over SHM a consumed slot is returned at once (credit = consumed + 8). Towards
  * a proxy, credit also says where a step shall land (slot.ptr), so that a
  * message can be received straight into the user's buffer.
+ *
+ * Between GPUs that reach each other's memory there are slots in it, too, the areas: kernels of a GPU send
+ * through these, the host's through `buff`, and what is said of a step (in_area) tells where it lies. A
+ * receiver on the host has it fetched into `buff`.
  */
 #ifndef RT_CONN_H
 #define RT_CONN_H
@@ -27,10 +31,13 @@
 enum rt_proto { RT_SIMPLE = 0, RT_LL = 1, RT_NPROTO = 2 };
 /* A protocol that only kernels on a GPU have, with slots of its own. */
 #define RD_LL128 RT_NPROTO
+#define RT_LL128_LINE 128u
+#define RT_LL128_PAYLOAD 120u
 
 struct rt_slot {
   uint64_t bytes : 56; /* of the step's message */
-  uint64_t proto : 8;  /* over shared memory, enum rt_proto of the producer's call: the consumer's must be equal */
+  uint64_t proto : 7;  /* over shared memory, enum rt_proto of the producer's call: the consumer's must be equal */
+  uint64_t in_area : 1; /* over shared memory: it lies in the area's slot */
   void *ptr;           /* where it lies, or shall be received; NULL: the slot's own buffer */
   void *mhandle;       /* of ptr's registration with the plugin; the proxy's business */
   union {
@@ -39,10 +46,12 @@ struct rt_slot {
   };
 };
 
-#define RT_CONN_PROXY 0x1u /* the other side of the FIFO is a proxy */
+#define RT_CONN_PROXY 0x1u  /* the other side of the FIFO is a proxy */
+#define RT_CONN_PARTED 0x2u /* a line of LL128 in `buff` may come in parts: to be read once tail has the step */
 
 struct rt_conn {
   char *buff[RT_NPROTO + 1]; /* RT_STEPS slots each; RD_LL128's at a multiple of 128, NULL where it is not used */
+  char *area[RT_NPROTO + 1]; /* the same in a GPU's memory, for kernels there; NULL: none. Comes while kernels run */
   uint64_t slot_size[RT_NPROTO + 1];
   char *device_buff; /* of RT_SIMPLE, for a device's kernels, in its memory; NULL: they have buff */
   struct rt_slot *slot;
@@ -51,6 +60,11 @@ struct rt_conn {
   uint64_t granted; /* recv side: credit as last written */
   uint64_t seen;    /* the other side's counter as last read; saves a cache miss per step */
   unsigned flags;
+  uint32_t whole_area; /* 1: lines of LL128 come whole in the area, so that their flags can be trusted */
+  bool in_area;        /* recv side of a GPU's kernel: there the last step came in; lines are looked for there first */
+  /* recv side of the host's kernel: has the step in hand, which lies in the area, been brought to `buff`? If not, that
+   * is under way. NULL: there is no area. */
+  bool (*fetch)(struct rt_conn *c);
   /* Operations take a connection in the order they were enqueued: the k-th may use it when turn == k. */
   uint64_t turn, next_turn;
 };

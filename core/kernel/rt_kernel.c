@@ -16,12 +16,14 @@
 
 uint64_t rt_proto_payload(enum rt_proto proto, uint64_t slot) {
   if (proto == RT_SIMPLE) return slot;
+  if ((int)proto == RD_LL128) return slot / RT_LL128_LINE * RT_LL128_PAYLOAD;
   return RAIL_MIN(slot / RT_LL_LINE * RT_LL_PAYLOAD, LL_MAX_PAYLOAD);
 }
 
 static uint64_t ll_lines(uint64_t payload) { return RAIL_MAX(RAIL_DIV_UP(payload, RT_LL_PAYLOAD), 1u); }
 
 uint64_t rt_proto_bytes(enum rt_proto proto, uint64_t payload) {
+  if ((int)proto == RD_LL128) return RAIL_MAX(RAIL_DIV_UP(payload, RT_LL128_PAYLOAD), 1u) * RT_LL128_LINE;
   return proto == RT_SIMPLE ? payload : ll_lines(payload) * RT_LL_LINE;
 }
 
@@ -90,7 +92,8 @@ static bool recv_ready(struct rt_kernel *k, const struct rt_action *a) {
     /* Lines have no order of their own: what the slot says of a GPU's step can be read when the counter has it. */
   }
   if (c->seen <= c->step) c->seen = rt_observe(c->tail);
-  return c->seen > c->step;
+  if (c->seen <= c->step) return false;
+  return !c->fetch || c->fetch(c);
 }
 
 /* Is the step in hand of the size, and over shared memory of the protocol and call, that our own call asks for? */
@@ -125,6 +128,7 @@ static void send_describe(const struct rt_kernel *k, const struct rt_conn *c, ui
   struct rt_slot *slot = &c->slot[c->step % RT_STEPS];
   slot->bytes = bytes;
   slot->proto = k->proto;
+  slot->in_area = false;
   slot->call = k->call;
   slot->ptr = d ? (void *)(uintptr_t)from : NULL;
   slot->mhandle = d ? d->mhandle : NULL;

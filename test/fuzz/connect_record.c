@@ -29,7 +29,7 @@ struct shm_body {
 /* A segment as a receiver makes it; the record may name it. */
 #define SEGMENT_SIZE (4096 + 64 * 1024 + 16 * 1024)
 static int segment(bool magic, uint64_t size) {
-  static const uint64_t right = 0x7261696c73686d31ull, wrong = 0;
+  static const uint64_t right = 0x7261696c73686d32ull, wrong = 0;
   static int fd = -1;
   if (fd < 0) {
     fd = memfd_create("fuzz", MFD_CLOEXEC);

@@ -48,10 +48,11 @@ def runtime(m):
         where, env, sizes = ", emulated", {k: v for k, v in m.env().items() if k != "TEST_REAL_GPU"}, [
             "--maxbytes", 1 << 15, "--factor", 64, "--iters", 2, "--most-ms", 50]
     no_fake = m.no_gpu and not m.program("libfakegpu.so") and NOT_BUILT.format("C++17 compiler")
-    for name in ("calls", "streams"):
+    for name, more in (("calls", {}), ("streams", {}), ("p2p", {}), ("calls", {"NCCL_P2P_DISABLE": "1"})):
         program = m.program(f"e2e/test_device_{name}")
-        yield Step(RUNTIME, f"{name}{where}", [program], env=env, limit=100,
-                   skip=m.not_shared or no_fake or ("" if program else NOT_BUILT.format("C++17 compiler")))
+        emulated = m.no_gpu if name == "p2p" or more else ""  # once is enough, and make test has the rest
+        yield Step(RUNTIME, f"{name}{'' if not more else ', no P2P'}{where}", [program], env={**env, **more}, limit=100,
+                   skip=m.not_shared or emulated or no_fake or ("" if program else NOT_BUILT.format("C++17 compiler")))
     for net in (False, True):
         for ranks in (1, 2, 4):
             if net and ranks == 1:

@@ -38,6 +38,11 @@ SAME(RT_CU_DEVICE_GPU_DIRECT_RDMA, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED
 SAME(RT_CU_DEVICE_DMA_BUF, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
 SAME(RT_CU_HANDLE_DMA_BUF_FD, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD);
 SAME(RT_CU_DEVICE_REGISTERED_HOST_POINTER, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
+SAME(RT_CU_PEER_ACCESS_ALREADY_ENABLED, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+SAME(RT_CU_P2P_NATIVE_ATOMICS, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED);
+SAME(RT_CU_IPC_LAZY_PEER_ACCESS, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+SAME(RT_CU_STREAM_NON_BLOCKING, CU_STREAM_NON_BLOCKING);
+SAME(sizeof(struct rt_cuda_ipc), sizeof(CUipcMemHandle));
 SAME(RT_CU_REGISTER_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE);
 SAME(RT_CU_REGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_DEVICEMAP);
 SAME(RT_CU_EVENT_DISABLE_TIMING, CU_EVENT_DISABLE_TIMING);
@@ -59,8 +64,20 @@ static const char *const meant[] = {
     SYMBOL_OF(ctx_get_device, cuCtxGetDevice),
     SYMBOL_OF(device_attribute, cuDeviceGetAttribute),
     SYMBOL_OF(device_bus_id, cuDeviceGetPCIBusId),
+    SYMBOL_OF(device_by_bus_id, cuDeviceGetByPCIBusId),
+    SYMBOL_OF(device_reaches, cuDeviceCanAccessPeer),
+    SYMBOL_OF(device_p2p, cuDeviceGetP2PAttribute),
+    SYMBOL_OF(peer_access, cuCtxEnablePeerAccess),
     SYMBOL_OF(mem_alloc, cuMemAlloc),
     SYMBOL_OF(mem_free, cuMemFree),
+    SYMBOL_OF(mem_set, cuMemsetD8Async),
+    SYMBOL_OF(mem_get, cuMemcpyDtoHAsync),
+    SYMBOL_OF(ipc_export, cuIpcGetMemHandle),
+    SYMBOL_OF(ipc_open, cuIpcOpenMemHandle),
+    SYMBOL_OF(ipc_close, cuIpcCloseMemHandle),
+    SYMBOL_OF(stream_create, cuStreamCreate),
+    SYMBOL_OF(stream_destroy, cuStreamDestroy),
+    SYMBOL_OF(stream_query, cuStreamQuery),
     SYMBOL_OF(pointer_attributes, cuPointerGetAttributes),
     SYMBOL_OF(host_register, cuMemHostRegister),
     SYMBOL_OF(host_unregister, cuMemHostUnregister),

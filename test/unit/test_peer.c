@@ -76,7 +76,7 @@ TEST(another_version_is_refused_before_anything_else) {
   must_say(words, 3);
 }
 
-/* What may differ: the host, the process, whether shared memory is allowed. */
+/* What may differ: the host, the process, whether shared memory is allowed, and what of a GPU. */
 TEST(places_may_differ) {
   struct rt_peer a, b;
   two(&a, &b);
@@ -84,6 +84,9 @@ TEST(places_may_differ) {
   b.pid++;
   b.pid_ns++;
   b.shm_disable = 1;
+  b.has_gpu = 1;
+  b.p2p_level = 0;
+  b.p2p_read = 1;
   CHECK_OK(rt_peer_check(&a, &b));
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Proves: for every number of ranks from 1 to 64 both trees are trees over all ranks, as shallow as promised, and no
- * rank is inside both; and kernels that go by them add up right over connections in plain memory: all types and operators,
- * both protocols, with and without proxies, in place and not, every rank with the same bits.
+ * rank is inside both; and kernels that go by them add up right over connections in plain memory: all types and
+ * operators, both protocols, with and without proxies, in place and not, every rank with the same bits.
  */
 #include "core/rt_tree.h"
 

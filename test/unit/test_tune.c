@@ -47,7 +47,7 @@ TEST(words) {
   CHECK_INT(PROTOS("LL"), LL);
   CHECK_INT(PROTOS("ll"), LL);
   CHECK_INT(PROTOS("LL,Simple"), SIMPLE | LL);
-  CHECK_INT(PROTOS("LL128"), SIMPLE);
+  CHECK_INT(PROTOS("LL128"), SIMPLE | 1u << RD_LL128);
   CHECK_INT(PROTOS("^LL"), SIMPLE);
   CHECK_INT(PROTOS("^Simple"), LL);
   /* LL128 is accepted as a word, but excluding it must not exclude Simple, which stands in for it. */
@@ -271,14 +271,14 @@ TEST(where_it_was_measured) {
 TEST(chunks_fit_their_slots) {
   const uint64_t slots[] = {64, 2048, 65536, 512 << 10, 128 << 20};
   const size_t esizes[] = {1, 2, 4, 8};
-  for (int p = 0; p < RT_NPROTO; p++)
-    for (size_t s = 0; s < 5; s++)
+  for (int p = 0; p <= RD_LL128; p++)
+    for (size_t s = p == RD_LL128; s < 5; s++) /* whose slots are larger than a line */
       for (size_t e = 0; e < 4; e++)
         for (int coll = 0; coll < RT_COLL_COUNT; coll++)
           for (uint64_t fixed = 0; fixed <= 1 << 20; fixed = fixed ? fixed * 1024 : 1)
             for (uint64_t bytes = 0; bytes < 1ull << 40; bytes = bytes * 3 + 8) {
               struct rt_tuning t = tuning();
-              t.slot_size[p] = slots[s];
+              t.slot_size[p == RD_LL128 ? RT_SIMPLE : p] = slots[s];
               t.chunk = fixed;
               uint64_t n = rt_tune_chunk(&t, (enum rt_proto)p, (enum rt_coll)coll, bytes, 4, esizes[e]);
               CHECK(n >= 1);
@@ -286,6 +286,18 @@ TEST(chunks_fit_their_slots) {
                         "proto %d: %llu elements of %zu bytes in a slot of %llu", p, (unsigned long long)n, esizes[e],
                         (unsigned long long)slots[s]);
             }
+}
+
+TEST(kernels_of_a_gpu) {
+  struct rt_tuning t = tuning();
+  CHECK_INT(rt_tune_device(&t, RT_ALLREDUCE, RT_SIMPLE), RT_SIMPLE); /* it must be named */
+  t.protos = rt_wish_protos("allreduce:LL128;broadcast:LL");
+  CHECK_INT(rt_tune_device(&t, RT_ALLREDUCE, RT_SIMPLE), RD_LL128);
+  CHECK_INT(rt_tune_device(&t, RT_EXCHANGE, RT_SIMPLE), RD_LL128);
+  CHECK_INT(rt_tune_device(&t, RT_ALLREDUCE, RT_LL), RT_LL);
+  CHECK_INT(rt_tune_device(&t, RT_BROADCAST, RT_SIMPLE), RT_SIMPLE);
+  CHECK_INT(rt_tune_device(&t, RT_COPY, RT_SIMPLE), RT_SIMPLE);
+  CHECK(rt_wish_any(t.protos, RD_LL128) && !rt_wish_any(rt_wish_protos("LL"), RD_LL128));
 }
 
 TEST(payload_and_bytes_agree) {
@@ -303,4 +315,4 @@ TEST_MAIN(TEST_CASE(words), TEST_CASE(algorithms), TEST_CASE(each_function_its_l
           TEST_CASE(each_call_goes_by_its_function), TEST_CASE(choice_of_algorithm),
           TEST_CASE(trees_go_further_over_a_network), TEST_CASE(both_trees_share_what_is_worth_it),
           TEST_CASE(calls_that_must_fail), TEST_CASE(where_it_was_measured),
-          TEST_CASE(chunks_fit_their_slots), TEST_CASE(payload_and_bytes_agree))
+          TEST_CASE(chunks_fit_their_slots), TEST_CASE(payload_and_bytes_agree), TEST_CASE(kernels_of_a_gpu))

@@ -18,10 +18,7 @@
   X(cuMemAllocManaged, (uint64_t *address, size_t size, unsigned flags))                    \
   X(cuMemcpyHtoD_v2, (uint64_t to, const void *from, size_t size))                          \
   X(cuMemcpyDtoH_v2, (void *to, uint64_t from, size_t size))                                \
-  X(cuStreamCreate, (void **stream, unsigned flags))                                        \
-  X(cuStreamDestroy_v2, (void *stream))                                                     \
   X(cuStreamSynchronize, (void *stream))                                                    \
-  X(cuStreamQuery, (void *stream))                                                          \
   X(cuStreamBeginCapture_v2, (void *stream, int mode))                                      \
   X(cuStreamEndCapture, (void *stream, void **graph))                                       \
   X(cuGraphInstantiateWithFlags, (void **exec, void *graph, unsigned long long flags))      \

@@ -14,6 +14,7 @@
  *   FAKEGPU_FAIL="cuLaunchKernel:2 kernel:3"   the 2nd call of a name fails; the 3rd kernel does
  *   FAKEGPU_DEVICES=2                          number of devices, 1 unless told
  *   FAKEGPU_ATTRIBUTES=75:9,124:0              what cuDeviceGetAttribute says, where that shall be otherwise
+ *   FAKEGPU_PEERS=none|nvlink                  devices do not reach each other; do so over NVLink; unless told, PCIe
  */
 #ifndef FAKEGPU_FAKE_H
 #define FAKEGPU_FAKE_H
@@ -34,11 +35,13 @@ enum {
   INVALID_DEVICE = 101,
   INVALID_IMAGE = 200,
   INVALID_CONTEXT = 201,
+  PEER_ACCESS_UNSUPPORTED = 217,
   FILE_NOT_FOUND = 301,
   INVALID_HANDLE = 400,
   NOT_FOUND = 500,
   NOT_READY = 600,
   ILLEGAL_ADDRESS = 700,
+  PEER_ACCESS_ALREADY_ENABLED = 704,
   ALREADY_REGISTERED = 712,
   NOT_REGISTERED = 713,
   CAPTURE_UNSUPPORTED = 900,
@@ -65,8 +68,22 @@ struct context *fake_context(void);
 struct context *fake_function_context(const void *function); /* NULL: it is no function */
 int fake_capture_mode(void);
 
-/* Is all of [p, p+size) the device's, managed, or registered? */
-bool fake_reachable(const void *p, size_t size);
+/* May a kernel of the context touch all of [p, p+size)? It may if that is its own memory, managed, registered, or that
+ * of a context to which it has peer access. NULL: may any? */
+bool fake_reachable(const void *p, size_t size, const struct context *context);
+int fake_devices(void);
+bool fake_is_context(const void *context);
+
+/* Memory of other processes, for what cuMemAlloc's is. */
+void fake_add_memory(void *base, size_t size);
+bool fake_remove_memory(const void *base);
+/* What cuMemAlloc has given out at this address; 0: nothing. */
+size_t fake_allocated(const void *base);
+
+/* peer.c: may a kernel of the one context touch memory of the other? */
+bool fake_reaches(const struct context *from, const struct context *to);
+/* The memory is going to be freed: if it was exported, that ends here. */
+void fake_unexport(void *base, size_t size);
 /* From now on every call returns it. */
 void fake_break(int result);
 
@@ -74,12 +91,13 @@ void fake_break(int result);
 bool fake_capture_forbids(void);
 
 /* Runs a launch; 0 or an error. `argument` is the kernel's one argument. */
-int fake_run_kernel(void *argument, unsigned blocks, unsigned threads);
+int fake_run_kernel(void *argument, unsigned blocks, unsigned threads, const struct context *context);
 /* Is it an argument that it may be given? At the launch, before it runs. */
 int fake_check_kernel(void *argument, unsigned blocks);
 
 /* How often a call was made; how many are left of what calls make and unmake: "registered", "allocated", "modules",
- * "events", "streams", "graphs", "objects". For tests. */
+ * "events", "streams", "graphs", "objects", "opened" (memory of other processes); "freed while open": how often
+ * that was done to others. For tests. */
 API long fakegpu_calls(const char *name);
 API long fakegpu_left(const char *what);
 void fake_left(const char *what, int change);

@@ -9,6 +9,7 @@
 
 /* Threads of the system that stand for a block's: few, since every barrier of theirs is a matter of system calls. */
 #define EMU_THREADS 3
+#define EMU_THREADS_LL128 8 /* a line's lanes */
 
 static size_t launch_size(unsigned jobs) {
   return sizeof(struct rt_device_launch) + jobs * sizeof(struct rt_device_job);
@@ -16,47 +17,64 @@ static size_t launch_size(unsigned jobs) {
 
 int fake_check_kernel(void *argument, unsigned blocks) {
   const struct rt_device_launch *l = argument;
-  if (!fake_reachable(l, launch_size(blocks))) return INVALID_VALUE;
+  if (!fake_reachable(l, launch_size(blocks), NULL)) return INVALID_VALUE;
   return l->njobs == (int)blocks ? OK : INVALID_VALUE;
 }
 
 /* And may it speak this protocol there? What a plugin writes has no lines. */
-static bool conn_reachable(const struct rt_conn *c, int proto) {
-  if (c && fake_reachable(c, sizeof *c) && c->flags & RT_CONN_PROXY && proto != RT_SIMPLE) return false;
-  const char *own = c && proto == RT_SIMPLE ? c->device_buff : NULL;
-  return !c || (fake_reachable(c, sizeof *c) && fake_reachable(c->slot, RT_STEPS * sizeof *c->slot) &&
-                fake_reachable(c->tail, 8) && fake_reachable(c->credit, 8) &&
-                fake_reachable(own ? own : c->buff[proto], RT_STEPS * c->slot_size[proto]));
+static bool conn_reachable(const struct rt_conn *c, int proto, const struct context *by) {
+  if (!c) return true;
+  if (!fake_reachable(c, sizeof *c, by) || (c->flags & RT_CONN_PROXY && proto != RT_SIMPLE)) return false;
+  const char *own = proto == RT_SIMPLE ? c->device_buff : NULL;
+  const char *area = __atomic_load_n(&c->area[proto], __ATOMIC_ACQUIRE);
+  const size_t slots = RT_STEPS * c->slot_size[proto];
+  return fake_reachable(c->slot, RT_STEPS * sizeof *c->slot, by) && fake_reachable(c->tail, 8, by) &&
+         fake_reachable(c->credit, 8, by) && fake_reachable(own ? own : c->buff[proto], slots, by) &&
+         (!area || fake_reachable(area, slots, by));
 }
 
 /* The first and the last byte that the schedule may touch of a buffer lie in one allocation. */
-static bool buffer_reachable(const struct rt_sched *s, const char *p, bool all_ranks) {
+static bool buffer_reachable(const struct rt_sched *s, const char *p, bool all_ranks, const struct context *by) {
   size_t bytes = s->count * s->esize * (all_ranks ? (size_t)s->nranks : 1);
-  return !p || !bytes || fake_reachable(p, bytes);
+  return !p || !bytes || fake_reachable(p, bytes, by);
 }
 
-static bool conns_reachable(const struct rt_device_job *j) {
+static bool conns_reachable(const struct rt_device_job *j, const struct context *by) {
   for (int p = 0; p < RT_PEERS; p++)
-    if (!conn_reachable(j->recv[p], j->proto) || !conn_reachable(j->send[p], j->proto)) return false;
+    if (!conn_reachable(j->recv[p], j->proto, by) || !conn_reachable(j->send[p], j->proto, by)) return false;
   return true;
 }
 
-static bool job_reachable(const struct rt_device_job *j) {
+static bool job_reachable(const struct rt_device_job *j, const struct context *by) {
   const struct rt_sched *s = &j->sched;
   bool sends = s->coll != RT_RECV && !(s->coll == RT_BROADCAST && s->rank != s->root);
   bool receives = s->coll != RT_SEND && !(s->coll == RT_REDUCE && s->rank != s->root);
-  if (s->order && !fake_reachable(s->order, (size_t)s->nranks * sizeof *s->order)) return false;
-  return conns_reachable(j) &&
-         (!sends || buffer_reachable(s, s->send, s->coll == RT_REDUCE_SCATTER)) &&
-         (!receives || buffer_reachable(s, s->recv, s->coll == RT_ALLGATHER)) &&
-         (!j->deferred || fake_reachable(j->deferred, s->esize));
+  if (s->order && !fake_reachable(s->order, (size_t)s->nranks * sizeof *s->order, by)) return false;
+  return conns_reachable(j, by) && (!sends || buffer_reachable(s, s->send, s->coll == RT_REDUCE_SCATTER, by)) &&
+         (!receives || buffer_reachable(s, s->recv, s->coll == RT_ALLGATHER, by)) &&
+         (!j->deferred || fake_reachable(j->deferred, s->esize, by));
 }
 
-int fake_run_kernel(void *argument, unsigned blocks, unsigned threads) {
+/* Where do the steps lie that were sent there last, before this job? For tests. */
+static void note_places(const struct rt_device_job *j) {
+  static const char *const names[2][RD_LL128 + 1] = {{"buff: Simple", "buff: LL", "buff: LL128"},
+                                                     {"area: Simple", "area: LL", "area: LL128"}};
+  for (int p = 0; p < RT_PEERS; p++) {
+    const struct rt_conn *c = j->send[p];
+    if (!c || j->send_after[p] >= 0 || c->flags & RT_CONN_PROXY || c->step == 0) continue;
+    fake_wanted(names[c->slot[(c->step - 1) % RT_STEPS].in_area][j->proto]);
+  }
+}
+
+int fake_run_kernel(void *argument, unsigned blocks, unsigned threads, const struct context *context) {
   struct rt_device_launch *l = argument;
-  if (!fake_reachable(l, launch_size(blocks)) || !fake_reachable(l->abort, 4) || threads % 32) return ILLEGAL_ADDRESS;
+  if (!fake_reachable(l, launch_size(blocks), context) || !fake_reachable(l->abort, 4, context) || threads % 32)
+    return ILLEGAL_ADDRESS;
   for (unsigned i = 0; i < blocks; i++)
-    if (!job_reachable(&l->job[i])) return ILLEGAL_ADDRESS;
-  emu_collective(l, EMU_THREADS);
+    if (!job_reachable(&l->job[i], context)) return ILLEGAL_ADDRESS;
+  bool ll128 = false;
+  for (unsigned i = 0; i < blocks; i++) note_places(&l->job[i]);
+  for (unsigned i = 0; i < blocks; i++) ll128 |= l->job[i].proto == RD_LL128;
+  emu_collective(l, ll128 ? EMU_THREADS_LL128 : EMU_THREADS);
   return OK;
 }

@@ -10,7 +10,7 @@
 #include "test/device/gpu/driver.h"
 
 #define MAX_DEVICES 8
-#define MAX_NAMES 64
+#define MAX_NAMES 96
 #define MAX_NESTED 8
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -97,7 +97,7 @@ int fake_enter_unsafe(const char *call) {
   return fake_capture_forbids() ? CAPTURE_UNSUPPORTED : OK;
 }
 
-static int devices(void) {
+int fake_devices(void) {
   const char *text = getenv("FAKEGPU_DEVICES");
   int n = text ? atoi(text) : 1;
   return n < 1 ? 1 : n > MAX_DEVICES ? MAX_DEVICES : n;
@@ -120,6 +120,7 @@ API int cuGetErrorName(int error, const char **text) {
       {FILE_NOT_FOUND, "CUDA_ERROR_FILE_NOT_FOUND"},
       {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"},
       {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
+      {PEER_ACCESS_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
       {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"},
       {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
       {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
@@ -132,20 +133,20 @@ API int cuGetErrorName(int error, const char **text) {
 
 API int cuDevicePrimaryCtxRetain(void **context, int device) {
   int r = fake_enter("cuDevicePrimaryCtxRetain");
-  if (r == OK && (device < 0 || device >= devices())) r = INVALID_DEVICE;
+  if (r == OK && (device < 0 || device >= fake_devices())) r = INVALID_DEVICE;
   if (r == OK) *context = &contexts[device];
   return r;
 }
 
-static bool is_context(const void *context) {
-  for (int i = 0; i < devices(); i++)
+bool fake_is_context(const void *context) {
+  for (int i = 0; i < fake_devices(); i++)
     if (context == &contexts[i]) return true;
   return false;
 }
 
 API int cuCtxSetCurrent(void *context) {
   int r = fake_enter("cuCtxSetCurrent");
-  if (r == OK && context && !is_context(context)) r = INVALID_CONTEXT;
+  if (r == OK && context && !fake_is_context(context)) r = INVALID_CONTEXT;
   if (r) return r;
   if (!depth) depth = 1;
   nested[depth - 1] = context;
@@ -161,7 +162,7 @@ API int cuCtxGetCurrent(void **context) {
 
 API int cuCtxPushCurrent_v2(void *context) {
   int r = fake_enter_ending("cuCtxPushCurrent_v2");
-  if (r == OK && (!is_context(context) || depth == MAX_NESTED)) r = INVALID_CONTEXT;
+  if (r == OK && (!fake_is_context(context) || depth == MAX_NESTED)) r = INVALID_CONTEXT;
   if (r == OK) nested[depth++] = context;
   return r;
 }
@@ -197,17 +198,10 @@ static int attribute_value(int attribute) {
 
 API int cuDeviceGetAttribute(int *value, int attribute, int device) {
   int r = fake_enter("cuDeviceGetAttribute");
-  if (r == OK && (device < 0 || device >= devices())) r = INVALID_DEVICE;
+  if (r == OK && (device < 0 || device >= fake_devices())) r = INVALID_DEVICE;
   if (r) return r;
   *value = attribute_value(attribute);
   return OK;
-}
-
-API int cuDeviceGetPCIBusId(char *text, int size, int device) {
-  int r = fake_enter("cuDeviceGetPCIBusId");
-  if (r == OK && (device < 0 || device >= devices())) r = INVALID_DEVICE;
-  if (r == OK) snprintf(text, (size_t)size, "FFFF:%02X:00.0", device); /* no machine has such a domain */
-  return r;
 }
 
 API int cuThreadExchangeStreamCaptureMode(int *m) {
@@ -239,11 +233,21 @@ static struct range *find(const void *p, size_t size) {
   return r;
 }
 
-bool fake_reachable(const void *p, size_t size) {
+bool fake_reachable(const void *p, size_t size, const struct context *context) {
   pthread_mutex_lock(&lock);
-  bool found = find(p, size) != NULL;
+  const struct range *r = find(p, size);
+  bool foreign = r && context && r->type == DEVICE_MEMORY && !r->managed && r->context != context;
+  const struct context *owner = foreign ? r->context : NULL;
   pthread_mutex_unlock(&lock);
-  return found;
+  return r && (!owner || fake_reaches(context, owner));
+}
+
+size_t fake_allocated(const void *base) {
+  pthread_mutex_lock(&lock);
+  const struct range *r = find(base, 1);
+  size_t size = r && r->base == base && r->type == DEVICE_MEMORY && !r->managed ? r->size : 0;
+  pthread_mutex_unlock(&lock);
+  return size;
 }
 
 static void add_range(void *base, size_t size, int type, bool managed) {
@@ -265,12 +269,16 @@ static bool remove_range(const void *base, int type) {
   return r != NULL;
 }
 
-#define LARGE ((size_t)2 << 20) /* from here on an allocation shares no page with another */
+void fake_add_memory(void *base, size_t size) { add_range(base, size, DEVICE_MEMORY, false); }
+bool fake_remove_memory(const void *base) { return remove_range(base, DEVICE_MEMORY); }
+
+/* From `LARGE` on an allocation shares no page with another; whole pages never do: they could be exported. */
+#define LARGE ((size_t)2 << 20)
 
 static int allocate(uint64_t *address, size_t size, bool managed) {
   void *memory = NULL;
   if (!size) return INVALID_VALUE;
-  if (posix_memalign(&memory, size < LARGE ? 512 : 4096, size)) return OUT_OF_MEMORY;
+  if (posix_memalign(&memory, size < LARGE && size % 4096 ? 512 : 4096, size)) return OUT_OF_MEMORY;
   memset(memory, 0xA5, size);
   add_range(memory, size, DEVICE_MEMORY, managed);
   fake_left("allocated", 1);
@@ -292,6 +300,7 @@ API int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) {
 API int cuMemFree_v2(uint64_t address) {
   int r = fake_enter_ending("cuMemFree_v2");
   if (r) return r;
+  fake_unexport((void *)(uintptr_t)address, fake_allocated((void *)(uintptr_t)address));
   if (!remove_range((void *)(uintptr_t)address, DEVICE_MEMORY)) return INVALID_VALUE;
   free((void *)(uintptr_t)address);
   fake_left("allocated", -1);
@@ -361,7 +370,7 @@ API int cuPointerGetAttributes(unsigned n, int *attributes, void **values, uint6
 
 static int copy(const char *call, void *to, const void *from, size_t size, const void *on_device) {
   int r = fake_enter_context(call);
-  if (r == OK && !fake_reachable(on_device, size)) r = INVALID_VALUE;
+  if (r == OK && !fake_reachable(on_device, size, NULL)) r = INVALID_VALUE;
   if (r == OK) memcpy(to, from, size);
   return r;
 }

@@ -35,6 +35,7 @@ struct item {
   void *argument; /* kernel's, host function's */
   void (*call)(void *);
   unsigned blocks, threads;
+  const struct context *context;
   struct mark *mark;
 };
 

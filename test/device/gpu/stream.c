@@ -41,7 +41,7 @@ static void run(struct item *item) {
   else if (fake_wanted("kernel"))
     fake_break(ILLEGAL_ADDRESS);
   else {
-    int r = fake_run_kernel(item->argument, item->blocks, item->threads);
+    int r = fake_run_kernel(item->argument, item->blocks, item->threads, item->context);
     if (r) fake_break(r);
   }
   pthread_mutex_lock(&queue_lock);
@@ -246,7 +246,8 @@ API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigne
     return queue_leave(INVALID_VALUE);
   const struct context *context = s->context ? s->context : fake_context();
   if (fake_function_context(function) != context) return queue_leave(INVALID_HANDLE);
-  struct item item = {.kind = KERNEL, .argument = *(void **)arguments[0], .blocks = grid_x, .threads = block_x};
+  struct item item = {.kind = KERNEL, .argument = *(void **)arguments[0], .blocks = grid_x, .threads = block_x,
+                      .context = context};
   r = fake_check_kernel(item.argument, grid_x);
   return queue_leave(r ? r : queue_add(s, &item));
 }

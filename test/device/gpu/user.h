@@ -103,7 +103,8 @@ __attribute__((unused)) static void gpu_let_go(struct gpu_gate *g) { __atomic_st
 
 /* Nothing is left of what the runtime made; of the test's own it must have freed all but its streams. */
 __attribute__((unused)) static void gpu_nothing_left(void) {
-  static const char *const what[] = {"registered", "allocated", "modules", "events", "graphs", "objects"};
+  static const char *const what[] = {"registered", "allocated", "modules", "events", "graphs", "objects",
+                                     "opened", "freed while open"};
   for (size_t i = 0; gpu.left && i < sizeof what / sizeof *what; i++)
     ENSURE(gpu.left(what[i]) == 0, "%ld %s are left", gpu.left(what[i]), what[i]);
 }
