@@ -287,7 +287,8 @@ static rail_result_t received(struct ncclComm *comm, struct rt_connector *c, str
   uint64_t step = op->base + op->received++;
   *request = NULL;
   res->slot[step % RT_STEPS].bytes = (uint64_t)bytes;
-  if (bytes == 0 || !res->gdr.flush || !in_device_slots(c, op)) return RAIL_OK;
+  /* In this order: a device plan may just be getting its slots while a host plan is run. */
+  if (bytes == 0 || !in_device_slots(c, op) || !res->gdr.flush) return RAIL_OK;
   struct place p = place_of(c, op, step);
   return flushed(comm, c, rail_net_iflush(comm->net.plugin, res->comm, 1, &p.data, &bytes, &p.mhandle, request));
 }
