@@ -5,6 +5,7 @@
  * The list without a function is for all that are not named.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -119,12 +120,13 @@ static void read_entry(const struct vocabulary *v, char *entry, const char *text
 static uint32_t read_wishes(const struct vocabulary *v, const char *text) {
   unsigned bits[RT_NFUNC];
   uint32_t wishes = 0;
-  char copy[512], *save = NULL;
+  char *copy = strdup(text ? text : ""), *save = NULL;
   for (int f = 0; f < RT_NFUNC; f++) bits[f] = v->all;
-  snprintf(copy, sizeof copy, "%s", text ? text : "");
+  if (!copy) RAIL_WARN("%s: out of memory; it is ignored", v->param);
   bool first = true;
-  for (char *e = strtok_r(copy, ";", &save); e; e = strtok_r(NULL, ";", &save), first = false)
+  for (char *e = copy ? strtok_r(copy, ";", &save) : NULL; e; e = strtok_r(NULL, ";", &save), first = false)
     read_entry(v, e, text, first, bits);
+  free(copy);
   for (int f = 0; f < RT_NFUNC; f++) {
     unsigned usable = (v->all & ~(f == RT_F_ALLREDUCE ? 0 : v->reduce_only)) | v->extra;
     wishes |= (uint32_t)(bits[f] & usable) << (unsigned)f * RT_WISH_BITS;

@@ -92,6 +92,17 @@ TEST(each_function_its_list) {
   SAID(0, "");
 }
 
+/* None is cut off, nor what comes behind it. */
+TEST(long_lists) {
+  char text[2000] = "LL";
+  while (strlen(text) < sizeof text - 40) strcat(text, ",LL");
+  strcat(text, ";allreduce:Simple");
+  quiet();
+  CHECK_INT(rt_wish(rt_wish_protos(text), RT_F_ALLREDUCE), SIMPLE);
+  CHECK_INT(rt_wish(rt_wish_protos(text), RT_F_REDUCE), LL);
+  CHECK_INT(log_warnings(), 0);
+}
+
 TEST(wrong_words_are_named) {
   quiet();
   CHECK_INT(PROTOS("LL,Fast"), LL);
@@ -310,7 +321,8 @@ TEST(payload_and_bytes_agree) {
     CHECK(rt_proto_bytes(RT_LL, rt_proto_payload(RT_LL, slot)) <= slot);
 }
 
-TEST_MAIN(TEST_CASE(words), TEST_CASE(algorithms), TEST_CASE(each_function_its_list), TEST_CASE(wrong_words_are_named),
+TEST_MAIN(TEST_CASE(words), TEST_CASE(algorithms), TEST_CASE(each_function_its_list), TEST_CASE(long_lists),
+          TEST_CASE(wrong_words_are_named),
           TEST_CASE(nothing_may_be_left), TEST_CASE(choice_of_protocol),
           TEST_CASE(each_call_goes_by_its_function), TEST_CASE(choice_of_algorithm),
           TEST_CASE(trees_go_further_over_a_network), TEST_CASE(both_trees_share_what_is_worth_it),
