@@ -337,6 +337,16 @@ static void stream(void) {
   free(reported);
 }
 
+/* For how long this thread stood ready and had no processor; 0: the kernel does not say. */
+static unsigned long long delay_ns(void) {
+  unsigned long long ran = 0, delay = 0;
+  FILE *f = fopen("/proc/self/schedstat", "re");
+  if (!f) return 0;
+  if (fscanf(f, "%llu %llu", &ran, &delay) != 2) delay = 0;
+  fclose(f);
+  return delay;
+}
+
 static void verdict(const struct kit_flow *list, int n) {
   char safe[400];
   int errors = 0, finished = 0;
@@ -349,9 +359,10 @@ static void verdict(const struct kit_flow *list, int n) {
                 list[i].sends ? "send" : "recv", event_quote(list[i].why, safe, sizeof safe));
   }
   event_say("result", ", \"errors\": %d, \"finished\": %d, \"comms\": %d, \"wrong\": %llu, \"bytes\": %llu, "
-      "\"messages\": %llu, \"pause_ns\": %llu, \"pause_end_ns\": %llu, \"cpu_ns\": %llu",
+      "\"messages\": %llu, \"pause_ns\": %llu, \"pause_end_ns\": %llu, \"cpu_ns\": %llu, "
+      "\"delay_ns\": %llu",
       errors, finished, opt.comms, (unsigned long long)wrong, (unsigned long long)bytes, (unsigned long long)messages,
-      (unsigned long long)pause, (unsigned long long)end, (unsigned long long)kit_cpu_ns());
+      (unsigned long long)pause, (unsigned long long)end, (unsigned long long)kit_cpu_ns(), delay_ns());
   if (wrong) broken++;
 }
 
