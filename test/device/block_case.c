@@ -13,6 +13,7 @@
 #include "core/kernel/rt_types.h"
 #include "core/rt_tree.h"
 #include "test/device/link.h"
+#include "test/harness/elements.h"
 
 #define RING_RANKS 4
 #define CHANNELS 2
@@ -82,24 +83,6 @@ static void user_fill(const struct world *w, int run) {
       x = x * 6364136223846793005u + 1442695040888963407u;
       w->user[r][i] = (char)(x >> 56);
     }
-}
-
-/* 1.5, or 3 in a type that has no halves. */
-static void factor_fill(char *to, int type) {
-  const float f = 1.5f;
-  const double d = 1.5;
-  const uint64_t three = 3;
-  const uint16_t half = type == RT_FLOAT16 ? rt_f32_to_f16(f) : rt_f32_to_bf16(f);
-  const uint8_t small = type == RT_FLOAT8E4M3 ? rt_f32_to_e4m3(f) : rt_f32_to_e5m2(f);
-  switch (type) {
-    case RT_FLOAT64: memcpy(to, &d, sizeof d); break;
-    case RT_FLOAT32: memcpy(to, &f, sizeof f); break;
-    case RT_FLOAT16:
-    case RT_BFLOAT16: memcpy(to, &half, sizeof half); break;
-    case RT_FLOAT8E4M3:
-    case RT_FLOAT8E5M2: memcpy(to, &small, sizeof small); break;
-    default: memcpy(to, &three, rt_type_size(type)); break;
-  }
 }
 
 /* ---- who does what ---- */
@@ -233,7 +216,7 @@ static bool world_open(struct world *w, const struct block_machine *m, const str
   for (int i = 0; i < nlinks; i++, at += link_memory) link_init(&w->link[i], at, slot, proxied, tested ? c->step : 0);
   for (int r = 0; r < c->nranks; r++, at += w->user_bytes) w->user[r] = at;
   w->factor = at;
-  factor_fill(w->factor, c->type);
+  element_put(w->factor, c->type, c->type >= RT_FLOAT16 ? 1.5 : 3); /* the types before have no halves */
   w->abort = (uint32_t *)(void *)(at + room(8));
   *w->abort = 0;
   w->launch = (struct rt_device_launch *)(void *)(at + 2 * room(8));

@@ -75,13 +75,7 @@ static void several_ids(const struct rank *rank, void *arg) {
   OK(ncclCommInitRankScalable(&comm, rank->nranks, r, nids, ids, NULL));
   check_members(comm, r, 0xf);
   close_comm(comm);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(3000));
-#ifdef __SANITIZE_THREAD__
-  threads++; /* the sanitizer's own, which starts with the first of ours */
-#endif
-  while ((kit_thread_count() > threads || kit_fd_count() > fds) && !rail_deadline_passed(deadline)) usleep(2000);
-  ENSURE(kit_thread_count() <= threads, "%d threads, %d before: a rendezvous was left", kit_thread_count(), threads);
-  ENSURE(kit_fd_count() <= fds, "%d descriptors, %d before", kit_fd_count(), fds);
+  rank_back_to(fds, threads, "the rendezvous");
   REFUSED(ncclCommInitRankScalable(&comm, 2, 0, 3, ids, NULL), ncclInvalidArgument, "3 ids");
   REFUSED(ncclCommInitRankScalable(&comm, 2, 0, 1, NULL, NULL), ncclInvalidArgument, "1 ids");
   REFUSED(ncclCommInitRankScalable(&comm, 2, 2, 1, ids, NULL), ncclInvalidArgument, "rank is 2");

@@ -56,17 +56,6 @@ static void since_the_end(const struct scene *s, const char *what) {
          (unsigned long long)(now - gone) / 1000000);
 }
 
-/* Fewer soon: a thread that was told to end may take a moment. */
-static void back_to(int fds, int threads) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(3000));
-#ifdef __SANITIZE_THREAD__
-  threads++; /* the sanitizer's own, which starts with the first of ours */
-#endif
-  while ((kit_fd_count() > fds || kit_thread_count() > threads) && !rail_deadline_passed(deadline)) usleep(2000);
-  ENSURE(kit_fd_count() <= fds, "%d descriptors, %d before", kit_fd_count(), fds);
-  ENSURE(kit_thread_count() <= threads, "%d threads, %d before", kit_thread_count(), threads);
-}
-
 /* Collectives until one fails; false: told to stop. */
 static bool work_until_error(const struct rank *rank, const struct act *a, ncclComm_t comm, struct scene *s) {
   float *data = calloc(a->count + 1, sizeof *data);
@@ -104,7 +93,8 @@ static void survive(const struct rank *rank, void *arg) {
     since_the_end(s, "ncclCommInitRank");
     ENSURE(comm == NULL, "a failed init stored a communicator");
     atomic_fetch_add(&s->noticed, 1);
-    if (rank->rank != 0) back_to(fds, threads); /* rank 0 has the rendezvous, which ends by itself */
+    /* Rank 0 has the rendezvous, which ends by itself. */
+    if (rank->rank != 0) rank_back_to(fds, threads, "the communicator");
     return;
   }
   if (a->moment == IN_IDLE) { /* connected, then idle */
@@ -126,7 +116,7 @@ static void survive(const struct rank *rank, void *arg) {
     OK(ncclCommAbort(comm));
   else
     OK(ncclCommDestroy(comm));
-  back_to(fds, threads);
+  rank_back_to(fds, threads, "the communicator");
 }
 
 /* ---- in the parent ---- */
@@ -276,7 +266,7 @@ static void one_aborts(const struct rank *rank, void *arg) {
     ENSURE(strstr(ncclGetLastError(comm), "rank 1"), "\"%s\" does not say who", ncclGetLastError(comm));
     OK(ncclCommDestroy(comm));
   }
-  back_to(fds, threads);
+  rank_back_to(fds, threads, "the communicator");
 }
 TEST(an_abort_ends_the_others) {
   size_t counts[] = {10, 1 << 20};
@@ -349,7 +339,7 @@ static void abort_beside(const struct rank *rank, void *arg) {
   ENSURE(took < kit_patience_ms(3000), "the abort took %llu ms", (unsigned long long)took);
   ENSURE(s.result == ncclRemoteError || s.result == ncclInvalidArgument, "the call that was aborted gives %d",
          (int)s.result);
-  back_to(fds, threads);
+  rank_back_to(fds, threads, "the communicator");
 }
 TEST(abort_from_another_thread) {
   for (int where = 0; where < NWHERE; where++) {

@@ -28,4 +28,19 @@ static inline double element_number(uint64_t v, int type) {
   }
 }
 
+/* x as an element; without its fraction in the types of integers. */
+static inline void element_put(void *to, int type, double x) {
+  uint64_t v;
+  switch (type) {
+    case RT_FLOAT64: v = rt_f64_bits(x); break;
+    case RT_FLOAT32: v = rt_f32_bits((float)x); break;
+    case RT_FLOAT16: v = rt_f32_to_f16((float)x); break;
+    case RT_BFLOAT16: v = rt_f32_to_bf16((float)x); break;
+    case RT_FLOAT8E4M3: v = rt_f32_to_e4m3((float)x); break;
+    case RT_FLOAT8E5M2: v = rt_f32_to_e5m2((float)x); break;
+    default: v = (uint64_t)(int64_t)x; break;
+  }
+  memcpy(to, &v, rt_type_size(type)); /* the low bytes come first */
+}
+
 #endif

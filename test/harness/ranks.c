@@ -107,6 +107,16 @@ void rank_broadcast(const struct rank *rank, int slot, void *data, size_t size) 
   memcpy(data, c->slot[slot].data, size);
 }
 
+void rank_back_to(int fds, int threads, const char *what) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(3000));
+#ifdef __SANITIZE_THREAD__
+  threads++; /* the sanitizer's own, which starts with the first of ours */
+#endif
+  while ((kit_fd_count() > fds || kit_thread_count() > threads) && !rail_deadline_passed(deadline)) usleep(2000);
+  ENSURE(kit_fd_count() <= fds, "%d descriptors, %d before %s", kit_fd_count(), fds, what);
+  ENSURE(kit_thread_count() <= threads, "%d threads, %d before %s", kit_thread_count(), threads, what);
+}
+
 void rank_barrier(const struct rank *rank) {
   struct common *c = rank->job->common;
   int round = atomic_load(&c->round);

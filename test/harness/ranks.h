@@ -46,6 +46,10 @@ void rank_broadcast(const struct rank *rank, int slot, void *data, size_t size);
 /* All ranks have come here. Not through the library. Fails after 60 s. */
 void rank_barrier(const struct rank *rank);
 
+/* In a rank: no more descriptors and threads are there than there were. Soon: a thread that was told to end may take a
+ * moment. `what` might have left them. */
+void rank_back_to(int fds, int threads, const char *what);
+
 /* The build's socket plugin, or NULL. */
 const char *ranks_plugin(void);
 /* The full path of a file of the build; false if it is not there. */

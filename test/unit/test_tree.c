@@ -119,23 +119,6 @@ static int input_of(const struct shape *s, int rank, uint64_t i) {
   return x % 2;
 }
 
-static void put(char *to, int type, int x) {
-  const float f = (float)x;
-  const double d = x;
-  const uint16_t half = type == RT_FLOAT16 ? rt_f32_to_f16(f) : rt_f32_to_bf16(f);
-  const uint8_t small = type == RT_FLOAT8E4M3 ? rt_f32_to_e4m3(f) : rt_f32_to_e5m2(f);
-  const uint64_t integer = (uint64_t)x;
-  switch (type) {
-    case RT_FLOAT64: memcpy(to, &d, sizeof d); break;
-    case RT_FLOAT32: memcpy(to, &f, sizeof f); break;
-    case RT_FLOAT16:
-    case RT_BFLOAT16: memcpy(to, &half, sizeof half); break;
-    case RT_FLOAT8E4M3:
-    case RT_FLOAT8E5M2: memcpy(to, &small, sizeof small); break;
-    default: memcpy(to, &integer, rt_type_size(type)); break;
-  }
-}
-
 /* The independent reference, without a tree: PREMULSUM's factor is 2. */
 static int expected(const struct shape *s, uint64_t i) {
   int sum = 0, prod = 1, max = 0, min = 9;
@@ -166,7 +149,7 @@ static void make_kernel(struct world *w, int r) {
   memset(k, 0, sizeof *k);
   k->proto = s->proto;
   k->fns = rt_reduce_lookup(s->type, s->op);
-  put(two, s->type, 2);
+  element_put(two, s->type, 2);
   if (s->op == RT_AVG) rt_scalar_avg(&k->scalar, s->type, s->n);
   if (s->op == RT_PREMULSUM) rt_scalar_premul(&k->scalar, s->type, two);
   k->sched = (struct rt_sched){.coll = RT_TREE,
@@ -230,8 +213,8 @@ static void run_shape(const struct shape *s) {
   w->s = s;
   for (int r = 0; r < s->n; r++) {
     for (uint64_t i = 0; i < s->count; i++) {
-      put(w->in[r] + i * esize, s->type, input_of(s, r, i));
-      if (s->in_place) put(w->out[r] + i * esize, s->type, input_of(s, r, i));
+      element_put(w->in[r] + i * esize, s->type, input_of(s, r, i));
+      if (s->in_place) element_put(w->out[r] + i * esize, s->type, input_of(s, r, i));
     }
     memset(w->out[r] + bytes, 0x5a, 8);
   }
@@ -242,7 +225,7 @@ static void run_shape(const struct shape *s) {
   for (int r = 0; r < s->n; r++) {
     for (uint64_t i = 0; i < s->count && !(s->op == RT_AVG && !rt_type_is_integer(s->type)); i++) {
       char want[8];
-      put(want, s->type, expected(s, i));
+      element_put(want, s->type, expected(s, i));
       CHECK_MSG(memcmp(w->out[r] + i * esize, want, esize) == 0, "%s: rank %d, element %llu: %#llx", text(s), r,
                 (unsigned long long)i, (unsigned long long)element_bits(w->out[r] + i * esize, s->type));
     }
