@@ -40,15 +40,6 @@ static int attribute(const struct ncclComm *comm, int which) {
   return rt_cuda()->device_attribute(&value, which, comm->gpu.ordinal) == RT_CU_SUCCESS ? value : 0;
 }
 
-static enum rt_distance allowed_distance(void) {
-  enum rt_distance level = RT_PXB;
-  const char *text = rt_params()->net_gdr_level;
-  if (text && !rt_distance_parse(text, &level))
-    RAIL_WARN("NCCL_NET_GDR_LEVEL=%s: neither LOC, NVL, PIX, PXB, PHB, SYS nor a number; %s is used", text,
-              rt_distance_name(level));
-  return level;
-}
-
 static enum rt_distance distance_to(const struct ncclComm *comm, const char *nic_path) {
   char bus_id[RT_PCI_BUS_ID] = "";
   struct rt_pci gpu, nic;
@@ -75,7 +66,7 @@ static struct attempt choose(struct ncclComm *comm, int dev, bool is_send, bool 
       .rdma = attribute(comm, RT_CU_DEVICE_GPU_DIRECT_RDMA) != 0,
       .dmabuf = p->dmabuf_enable && rt_cuda()->range_handle && attribute(comm, RT_CU_DEVICE_DMA_BUF) != 0,
       .distance = distance_to(comm, props.pci_path),
-      .level = allowed_distance(),
+      .level = rt_distance_level("NCCL_NET_GDR_LEVEL", p->net_gdr_level, RT_PXB),
       .is_send = is_send,
       .read = p->net_gdr_read != 0,
   };

@@ -3,16 +3,6 @@
 
 #include <stdio.h>
 
-#include "common/log.h"
-
-enum rt_distance rt_path_level(const char *text) {
-  enum rt_distance level = RT_SYS;
-  if (text && *text && !rt_distance_parse(text, &level))
-    RAIL_WARN("NCCL_P2P_LEVEL: '%s' is none of LOC, NVL, PIX, PXB, PHB, SYS, or a number from 0 to 4; it is ignored",
-              text);
-  return level;
-}
-
 enum rt_distance rt_path_distance(const char *sysfs, const char *bus_a, const char *bus_b) {
   struct rt_pci a, b;
   rt_pci_find(sysfs, bus_a, &a);

@@ -10,6 +10,7 @@
 
 #include "common/compiler.h"
 #include "common/ifaddr.h"
+#include "common/log.h"
 
 /* A root complex is no device, and neither has the number 0. */
 #define ROOT (1ull << 63)
@@ -103,4 +104,12 @@ bool rt_distance_parse(const char *text, enum rt_distance *out) {
   if (digits == 0 || digits > 9 || text[digits]) return false;
   *out = numbers[RAIL_MIN((size_t)strtoul(text, NULL, 10), RAIL_COUNT_OF(numbers) - 1)];
   return true;
+}
+
+enum rt_distance rt_distance_level(const char *param, const char *text, enum rt_distance otherwise) {
+  enum rt_distance level = otherwise;
+  if (text && *text && !rt_distance_parse(text, &level))
+    RAIL_WARN("%s: '%s' is none of LOC, NVL, PIX, PXB, PHB, SYS, or a number from 0 to 4; %s is used", param, text,
+              names[otherwise]);
+  return level;
 }

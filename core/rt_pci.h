@@ -43,6 +43,9 @@ uint64_t rt_pci_number(const char *bus_id);
 /* Of a and b on one host. */
 enum rt_distance rt_pci_distance(const struct rt_pci *a, const struct rt_pci *b);
 
+/* The text of a parameter as rt_distance_parse takes it; NULL or empty: `otherwise`, as for what it does not take,
+ * which is warned of. */
+enum rt_distance rt_distance_level(const char *param, const char *text, enum rt_distance otherwise);
 /* NCCL's words (LOC, NVL, PIX, PXB, PHB, SYS), or the numbers that they had before: 0 LOC, 1 PIX, 2 PXB, 3 PHB, 4 and
  * above SYS. False: it is neither. */
 bool rt_distance_parse(const char *text, enum rt_distance *out);

@@ -9,7 +9,6 @@
 #include "common/log.h"
 #include "core/kernel/rt_conn.h"
 #include "core/rt_param.h"
-#include "core/rt_path.h"
 #include "core/rt_tune.h"
 
 static uint64_t fnv1a(uint64_t hash, const char *text) {
@@ -53,7 +52,7 @@ void rt_peer_describe(struct rt_peer *me) {
   me->algos = rt_wish_algos(p->algo);
   me->protos = rt_wish_protos(p->proto);
   me->shm_disable = p->shm_disable != 0;
-  me->p2p_level = p->p2p_disable ? RT_LOC : rt_path_level(p->p2p_level);
+  me->p2p_level = p->p2p_disable ? RT_LOC : rt_distance_level("NCCL_P2P_LEVEL", p->p2p_level, RT_SYS);
   me->p2p_read = p->p2p_read != 0;
 }
 

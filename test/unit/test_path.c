@@ -88,7 +88,7 @@ TEST(distances) {
 static void level(const char *text, const char *expected, bool warned) {
   log_forget();
   rail_log_set_sink(log_capture);
-  CHECK_STR(rt_distance_name(rt_path_level(text)), expected);
+  CHECK_STR(rt_distance_name(rt_distance_level("NCCL_P2P_LEVEL", text, RT_SYS)), expected);
   rail_log_set_sink(NULL);
   CHECK_MSG((strstr(log_warning, "NCCL_P2P_LEVEL") != NULL) == warned, "%s: \"%s\"", text ? text : "NULL", log_warning);
 }
