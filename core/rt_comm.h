@@ -70,7 +70,6 @@ struct ncclComm {
   struct rt_channel channels[RT_MAX_CHANNELS * RT_TREES]; /* behind those of nchannels: of their second trees */
   int nchannels;
   struct rt_ring ring;
-  bool all_shm; /* kernels meet kernels in every pair of neighbours: LL pays off */
   struct rt_tuning tuning;
   struct rt_net net;
   struct rt_proxy proxy;

@@ -234,7 +234,7 @@ static double estimate_us(void) {
     uint64_t bytes = t->count * rt_type_size((int)t->type);
     bool to_self = (t->coll == RT_SEND || t->coll == RT_RECV) && t->root == t->comm->rank;
     enum rt_coll schedule = rt_tune(&t->comm->tuning, t->coll, bytes, t->comm->nranks).schedule;
-    if (!to_self) sum += rt_estimate_us(schedule, bytes, t->comm->nranks, t->comm->all_shm);
+    if (!to_self) sum += rt_estimate_us(schedule, bytes, t->comm->nranks, t->comm->tuning.all_shm);
   }
   return sum;
 }

@@ -48,7 +48,7 @@ uint32_t rt_wish_protos(const char *text);
 
 struct rt_tuning {
   uint32_t algos, protos; /* wishes */
-  bool all_shm;           /* every rank reaches its neighbours by shared memory */
+  bool all_shm;           /* kernels meet kernels in every pair of neighbours: LL pays off */
   int nchannels;
   uint64_t slot_size[RT_NPROTO];
   uint64_t ll_max, chunk, exchange_max;   /* RAIL_LL_MAX, RAIL_CHUNK, RAIL_EXCHANGE_MAX */
