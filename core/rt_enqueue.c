@@ -18,7 +18,6 @@ struct builder {
   struct rt_plan *plan;
   struct rt_connector **connectors;
   int nconnectors;
-  struct rt_tuning tuning;
 };
 
 static bool is_reduction(enum rt_coll coll) {
@@ -118,10 +117,13 @@ static rail_result_t find_connectors(struct builder *b, const struct rt_task *t,
   return RAIL_OK;
 }
 
+static struct rt_choice choose(const struct rt_task *t) {
+  return rt_tune(&t->comm->tuning, t->coll, t->count * rt_type_size((int)t->type), t->comm->nranks);
+}
+
 ncclResult_t rt_task_check(const struct rt_task *t) {
   const struct rt_params *p = rt_params();
-  const struct rt_choice c =
-      rt_tune(&t->comm->tuning, t->coll, t->count * rt_type_size((int)t->type), t->comm->nranks);
+  const struct rt_choice c = choose(t);
   if (!c.none || t->count == 0) return ncclSuccess;
   return rt_error(RAIL_BAD_USAGE,
                   "rank %d of %d: no algorithm and protocol are left for %s of %s: NCCL_ALGO is '%s', NCCL_PROTO '%s'; "
@@ -130,17 +132,16 @@ ncclResult_t rt_task_check(const struct rt_task *t) {
                   p->algo ? p->algo : "", p->proto ? p->proto : "");
 }
 
-static rail_result_t add_job(struct builder *b, const struct rt_task *t, int channel, int tree, uint64_t lo,
-                             uint64_t len) {
+static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct rt_choice choice, int channel, int tree,
+                             uint64_t lo, uint64_t len) {
   size_t esize = rt_type_size((int)t->type);
   struct rt_job *job = &b->plan->jobs[b->plan->njobs];
   struct rt_kernel *k = &job->kernel;
   uint64_t bytes = len * esize;
-  struct rt_choice choice = rt_tune(&b->tuning, t->coll, t->count * esize, t->comm->nranks);
   k->proto = choice.proto;
   /* A kernel on a device speaks LL with other kernels only. */
-  if (b->plan->on_device && !b->tuning.all_shm) k->proto = RT_SIMPLE;
-  if (b->plan->on_device && b->tuning.all_shm) k->proto = rt_tune_device(&b->tuning, t->coll, k->proto);
+  if (b->plan->on_device && !b->comm->tuning.all_shm) k->proto = RT_SIMPLE;
+  if (b->plan->on_device && b->comm->tuning.all_shm) k->proto = rt_tune_device(&b->comm->tuning, t->coll, k->proto);
   job->type = (int)t->type;
   job->op = -1;
   k->sched = (struct rt_sched){
@@ -155,12 +156,17 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, int cha
       .count = t->count,
       .lo = lo,
       .len = len,
-      .chunk = rt_tune_chunk(&b->tuning, k->proto, choice.schedule, bytes, t->comm->nranks, esize),
+      .chunk = rt_tune_chunk(&b->comm->tuning, k->proto, choice.schedule, bytes, t->comm->nranks, esize),
   };
   if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
   RAIL_TRY(choice.schedule == RT_TREE ? find_tree(b, channel, tree, job) : find_connectors(b, t, channel, job));
   b->plan->njobs++;
   return RAIL_OK;
+}
+
+/* On one channel. */
+static rail_result_t add_whole(struct builder *b, const struct rt_task *t) {
+  return add_job(b, t, choose(t), 0, 0, 0, t->count);
 }
 
 /* The channels, and a channel's trees, share a collective's elements evenly, in whole cache lines; the same cut on
@@ -169,11 +175,11 @@ static rail_result_t add_collective(struct builder *b, const struct rt_task *t) 
   size_t esize = rt_type_size((int)t->type);
   if (esize == 0) return RAIL_BAD_ARGUMENT; /* checked when the call was made */
   uint64_t align = RAIL_MAX(RAIL_CACHELINE / esize, (size_t)1);
-  const struct rt_choice choice = rt_tune(&b->tuning, t->coll, t->count * esize, b->comm->nranks);
+  const struct rt_choice choice = choose(t);
   uint64_t trees = (uint64_t)choice.ntrees, n = (uint64_t)choice.nchannels * trees;
   uint64_t part = RAIL_ROUND_UP(RAIL_DIV_UP(t->count, n), align);
   for (uint64_t i = 0, lo = 0; i < n && lo < t->count; i++, lo += part)
-    RAIL_TRY(add_job(b, t, (int)(i / trees), (int)(i % trees), lo, RAIL_MIN(part, t->count - lo)));
+    RAIL_TRY(add_job(b, t, choice, (int)(i / trees), (int)(i % trees), lo, RAIL_MIN(part, t->count - lo)));
   return RAIL_OK;
 }
 
@@ -192,7 +198,7 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
     struct rt_task copy = tasks[s];
     copy.coll = RT_COPY;
     copy.recv = tasks[r].recv;
-    if (copy.count) RAIL_TRY(add_job(b, &copy, 0, 0, 0, copy.count));
+    if (copy.count) RAIL_TRY(add_whole(b, &copy));
   }
   for (r++; r < n; r++)
     if (tasks[r].coll == RT_RECV && tasks[r].root == b->comm->rank) {
@@ -210,7 +216,7 @@ static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, i
   for (int i = 0; i < n; i++)
     if (!is_point(&tasks[i])) RAIL_TRY(add_collective(b, &tasks[i]));
   for (int i = 0; i < n; i++)
-    if (is_point(&tasks[i]) && tasks[i].root != b->comm->rank) RAIL_TRY(add_job(b, &tasks[i], 0, 0, 0, tasks[i].count));
+    if (is_point(&tasks[i]) && tasks[i].root != b->comm->rank) RAIL_TRY(add_whole(b, &tasks[i]));
   return add_self_copies(b, tasks, n);
 }
 
@@ -247,11 +253,11 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
     rt_reg_direct(comm, recv, out, recv_size, &k->recv_direct, &job->recv_mh);
 }
 
-static int most_jobs(struct ncclComm *comm, const struct rt_task *tasks, int n) {
+static int most_jobs(const struct rt_task *tasks, int n) {
   int jobs = 0;
   for (int i = 0; i < n; i++) {
     const struct rt_task *t = &tasks[i];
-    const struct rt_choice c = rt_tune(&comm->tuning, t->coll, t->count * rt_type_size((int)t->type), comm->nranks);
+    const struct rt_choice c = choose(t);
     jobs += is_point(t) || t->coll == RT_COPY ? 1 : c.nchannels * c.ntrees;
   }
   return jobs;
@@ -289,8 +295,8 @@ static rail_result_t bind_jobs(struct ncclComm *comm, struct rt_plan *plan) {
 
 rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
   *plan = NULL;
-  int jobs = RAIL_MAX(most_jobs(comm, tasks, ntasks), 1);
-  struct builder b = {.comm = comm, .tuning = comm->tuning};
+  int jobs = RAIL_MAX(most_jobs(tasks, ntasks), 1);
+  struct builder b = {.comm = comm};
   b.plan = calloc(1, sizeof *b.plan + (size_t)jobs * sizeof(struct rt_job));
   b.connectors = calloc((size_t)jobs * 2 * RT_PEERS, sizeof(struct rt_connector *));
   rail_result_t r = b.plan && b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
