@@ -46,8 +46,9 @@ struct rt_bucket {
 /* Connection for sending to one peer. */
 struct rt_out {
   pthread_mutex_t lock;
-  int fd;      /* -1: not opened yet */
-  bool broken; /* a message went out in part; nothing can follow it */
+  int fd;        /* -1: not opened yet */
+  bool welcomed; /* the peer has answered */
+  bool broken;   /* a message went out in part; nothing can follow it */
 };
 
 struct rt_boot_conn;
@@ -104,7 +105,7 @@ rail_result_t rt_boot_recv(struct rt_bootstrap *b, enum rt_boot_type type, int p
 rail_result_t rt_boot_check(struct rt_bootstrap *b, const struct rt_patience *patience);
 /* One slice of waiting for b->cond, lock held. RAIL_OK: look again. */
 rail_result_t rt_boot_wait(struct rt_bootstrap *b, const struct rt_patience *patience);
-/* Connects to a peer and introduces this rank; the error is logged. */
+/* Connects to a peer and introduces this rank; the error is logged. A welcome is still to come. */
 rail_result_t rt_boot_connect(struct rt_bootstrap *b, int peer, enum rt_boot_link link,
                               const struct rt_patience *patience, int *fd);
 /* Takes ownership of msg; lock held. */

@@ -14,6 +14,7 @@
 #include "core/rt_error.h"
 
 #define RECONNECT_MS 20
+#define FINISH_MS 2000 /* for the rest of a message, when the communicator has failed */
 #define GATHER_WINDOW (64u << 20) /* bytes of one allgather that may lie unread at a slow rank */
 
 /* ---- waiting ---- */
@@ -100,16 +101,31 @@ void rt_boot_box_free(struct rt_bootstrap *b) {
 
 /* ---- sending ---- */
 
+/* How long a wait may go on when the communicator has failed and a message is half out. */
+static struct rt_patience to_the_end(void) {
+  return (struct rt_patience){.deadline = rail_deadline_in_ms(FINISH_MS), .outlives_failure = true};
+}
+
+/* A failure or an abort does not end it between two bytes at once: if the communicator is to be shrunk, messages must
+ * be able to follow. *begun: something went out. */
 static rail_result_t send_all(struct rt_bootstrap *b, int fd, struct iovec *iov, int niov,
-                              const struct rt_patience *patience) {
+                              const struct rt_patience *patience, bool *begun) {
+  struct rt_patience rest;
   while (niov > 0) {
     size_t n;
     rail_result_t result = rail_sock_sendv(fd, iov, niov, &n);
     if (result == RAIL_IN_PROGRESS) {
-      RAIL_TRY(wait_fd(b, fd, POLLOUT, RT_WAIT_SLICE_MS, patience));
+      result = wait_fd(b, fd, POLLOUT, RT_WAIT_SLICE_MS, patience);
+      if (result != RAIL_OK && *begun && patience != &rest) {
+        rest = to_the_end();
+        patience = &rest;
+        result = RAIL_OK;
+      }
+      if (result != RAIL_OK) return result;
       continue;
     }
     if (result != RAIL_OK) return result;
+    *begun = true;
     for (; niov > 0 && n >= iov->iov_len; iov++, niov--) n -= iov->iov_len;
     if (niov > 0) {
       iov->iov_base = (char *)iov->iov_base + n;
@@ -138,16 +154,37 @@ static rail_result_t try_connect(struct rt_bootstrap *b, const union rail_addr *
   }
 }
 
-/* The peer knows whose connection this is: from here on it will notice should it break. */
-static rail_result_t await_welcome(struct rt_bootstrap *b, int fd, const struct rt_patience *patience) {
+/* The peer knows whose connection this is: from here on it will notice should it break. So a wait that is given up
+ * leaves the connection: the peer, once it looks, would take a closed one for this rank's end. */
+static rail_result_t await_welcome(struct rt_bootstrap *b, struct rt_out *out, const struct rt_patience *patience) {
   unsigned char byte = 0;
   size_t have = 0;
   rail_result_t result;
-  while ((result = rail_sock_recv_some(fd, &byte, 1, &have)) == RAIL_IN_PROGRESS)
-    RAIL_TRY(wait_fd(b, fd, POLLIN, RT_WAIT_SLICE_MS, patience));
-  if (result != RAIL_OK || byte == RT_BOOT_WELCOME) return result;
-  errno = EPROTO;
+  while ((result = rail_sock_recv_some(out->fd, &byte, 1, &have)) == RAIL_IN_PROGRESS)
+    RAIL_TRY(wait_fd(b, out->fd, POLLIN, RT_WAIT_SLICE_MS, patience));
+  out->welcomed = result == RAIL_OK && byte == RT_BOOT_WELCOME;
+  if (out->welcomed) return RAIL_OK;
+  if (result == RAIL_OK) errno = EPROTO;
+  int err = errno;
+  rail_sock_close(&out->fd);
+  errno = err;
   return RAIL_REMOTE_ERROR;
+}
+
+static struct rt_patience within_timeout(const struct rt_bootstrap *b, const struct rt_patience *patience) {
+  struct rt_patience within = patience ? *patience : (struct rt_patience){0};
+  if (within.deadline == 0) within.deadline = rail_deadline_in_ms(b->args.timeout_ms);
+  return within;
+}
+
+/* The errno of a connection that was not made, for who reads the log. */
+static void cannot_connect(struct rt_bootstrap *b, int peer, const struct rt_patience *patience, rail_result_t result,
+                           int err) {
+  if (known(b, patience, err)) return;
+  rt_error(result,
+           "bootstrap: rank %d cannot connect to rank %d (%s): %s; has that rank died, or does a firewall stand "
+           "between?",
+           b->rank, peer, rt_bootstrap_peer_text(b, peer), strerror(err));
 }
 
 rail_result_t rt_boot_connect(struct rt_bootstrap *b, int peer, enum rt_boot_link link,
@@ -156,8 +193,8 @@ rail_result_t rt_boot_connect(struct rt_bootstrap *b, int peer, enum rt_boot_lin
     struct rt_boot_header head;
     struct rt_boot_peer_hello hello;
   } out;
-  struct rt_patience within = patience ? *patience : (struct rt_patience){0};
-  if (within.deadline == 0) within.deadline = rail_deadline_in_ms(b->args.timeout_ms);
+  struct rt_patience within = within_timeout(b, patience);
+  bool begun = false;
   rail_result_t result = try_connect(b, &b->addrs[peer], &within, fd);
   if (result == RAIL_OK) {
     out.head = rt_boot_header_make(RT_BOOT_PEER_HELLO, 0, sizeof out.hello);
@@ -167,17 +204,23 @@ rail_result_t rt_boot_connect(struct rt_bootstrap *b, int peer, enum rt_boot_lin
     out.hello.link = (uint32_t)link;
     out.hello.nranks = (uint32_t)b->nranks;
     struct iovec iov = {.iov_base = &out, .iov_len = sizeof out};
-    result = send_all(b, *fd, &iov, 1, &within);
-    if (result == RAIL_OK && link == RT_BOOT_LINK_DATA) result = await_welcome(b, *fd, &within);
+    result = send_all(b, *fd, &iov, 1, &within, &begun);
   }
   if (result == RAIL_OK) return RAIL_OK;
   int err = errno;
   rail_sock_close(fd);
-  if (!known(b, patience, err))
-    rt_error(result,
-             "bootstrap: rank %d cannot connect to rank %d (%s): %s; has that rank died, or does a firewall stand "
-             "between?",
-             b->rank, peer, rt_bootstrap_peer_text(b, peer), strerror(err));
+  cannot_connect(b, peer, patience, result, err);
+  return result;
+}
+
+/* Until messages can go out to the peer; out's lock held. */
+static rail_result_t open_out(struct rt_bootstrap *b, struct rt_out *out, int peer,
+                              const struct rt_patience *patience) {
+  if (out->fd < 0) RAIL_TRY(rt_boot_connect(b, peer, RT_BOOT_LINK_DATA, patience, &out->fd));
+  if (out->welcomed) return RAIL_OK;
+  struct rt_patience within = within_timeout(b, patience);
+  rail_result_t result = await_welcome(b, out, &within);
+  if (result != RAIL_OK) cannot_connect(b, peer, patience, result, errno);
   return result;
 }
 
@@ -218,21 +261,17 @@ rail_result_t rt_boot_send(struct rt_bootstrap *b, enum rt_boot_type type, int p
   struct rt_boot_header head = rt_boot_header_make(type, tag, size);
   struct iovec iov[2] = {{.iov_base = &head, .iov_len = sizeof head},
                          {.iov_base = (void *)(uintptr_t)data, .iov_len = size}};
-  rail_result_t result = RAIL_OK;
+  bool begun = false;
   pthread_mutex_lock(&out->lock);
-  if (out->broken) {
-    errno = EPIPE;
-    result = RAIL_REMOTE_ERROR;
-  } else if (out->fd < 0) {
-    result = rt_boot_connect(b, peer, RT_BOOT_LINK_DATA, patience, &out->fd);
-    if (result != RAIL_OK) {
-      pthread_mutex_unlock(&out->lock);
-      return result;
-    }
-  }
-  if (result == RAIL_OK) result = send_all(b, out->fd, iov, size ? 2 : 1, patience);
-  int err = errno;
+  rail_result_t result = out->broken ? RAIL_OK : open_out(b, out, peer, patience);
   if (result != RAIL_OK) {
+    pthread_mutex_unlock(&out->lock);
+    return result;
+  }
+  errno = EPIPE;
+  result = out->broken ? RAIL_REMOTE_ERROR : send_all(b, out->fd, iov, size ? 2 : 1, patience, &begun);
+  int err = errno;
+  if (result != RAIL_OK && begun) {
     rail_sock_close(&out->fd);
     out->broken = true;
   }
