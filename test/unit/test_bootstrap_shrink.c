@@ -18,7 +18,7 @@
 
 /* What the processes tell each other. */
 struct shared {
-  _Atomic int open, go, told;
+  _Atomic int id_made, open, go, told;
   char id[RT_UNIQUE_ID_BYTES];
 };
 static struct shared *shared;
@@ -53,6 +53,11 @@ static int survive(int rank, size_t first, size_t second) {
                    .heartbeat_timeout_ms = TOO_LONG_MS};
   struct rt_bootstrap_args args = args_of(&r);
   char *data = calloc(1, first + second);
+  if (rank == 0) { /* not before the fork: it starts a thread */
+    WANT(rt_unique_id_create(shared->id) == RAIL_OK);
+    atomic_store(&shared->id_made, 1);
+  }
+  WANT(comes(&shared->id_made, 1));
   WANT(data && rt_bootstrap_open(shared->id, &args, &r.boot) == RAIL_OK);
   if (first && rank == 0) WANT(rt_bootstrap_send(r.boot, 1, 1, data, first) == RAIL_OK);
   if (first && rank == 1) WANT(rt_bootstrap_recv(r.boot, 0, 1, data, first) == RAIL_OK);
@@ -82,7 +87,6 @@ static void interrupted(size_t first, size_t second) {
   int status;
   shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   CHECK(shared != MAP_FAILED);
-  CHECK_OK(rt_unique_id_create(shared->id));
   fflush(stdout);
   for (int i = 0; i < NRANKS; i++) {
     pids[i] = fork();
