@@ -7,6 +7,7 @@ TEST-LIMIT: 240
 TEST-ALONE
 """
 import pathlib
+import re
 import signal
 import sys
 import time
@@ -168,7 +169,10 @@ def stall_warning(engine):
     lines = [e for e in pair.send.warnings() if e["ns"] > since]
     assert lines, f"no warning 3 s after the peer was stopped\n{pair.send.tail()}"
     first = (lines[0]["ns"] - since) / 1e9
-    assert 0.8 < first < 2.0 * SLOW, f"the warning came after {first:.2f} s, set is 1 s\n{pair.send.tail()}"
+    assert first > 0.8, f"the warning came after {first:.2f} s, set is 1 s\n{pair.send.tail()}"
+    # Since what moved last: on a busy machine the sender goes on filling buffers for a while.
+    age = float(re.search(r"nothing has moved for ([0-9.]+) s", lines[0]["text"])[1])
+    assert 0.8 < age < 2.0 * SLOW, f"the warning came after {age} s without movement, set is 1 s\n{pair.send.tail()}"
     assert len(lines) <= 4 * FLOW["comms"], f"{len(lines)} warnings in 3 s\n{pair.send.tail(40)}"
     check_line(pair.send, "127.0.0.1", "lo", AGE)
     assert not pair.send.first("error"), pair.send.tail()
