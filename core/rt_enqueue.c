@@ -59,7 +59,6 @@ static rail_result_t add_connector(struct builder *b, int lane, int peer, bool i
   if (!c) return RAIL_SYSTEM_ERROR;
   out->connector = c;
   if (c->connected) return RAIL_OK;
-  c->on_device = b->plan->on_device;
   for (int i = 0; i < b->nconnectors; i++)
     if (b->connectors[i] == c) return RAIL_OK;
   b->connectors[b->nconnectors++] = c;
@@ -83,6 +82,11 @@ static rail_result_t find_tree(struct builder *b, int channel, int tree, struct 
     RAIL_TRY(add_connector(b, lane, peer, true, &job->send[p]));
   }
   return RAIL_OK;
+}
+
+/* A connection that is not there yet is made for the device, too. */
+static void mark_for_device(struct rt_job_end *e) {
+  if (e->connector && !e->connector->connected) e->connector->on_device = true;
 }
 
 /* Which neighbours the schedule receives from and sends to. */
@@ -138,10 +142,12 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct 
   struct rt_job *job = &b->plan->jobs[b->plan->njobs];
   struct rt_kernel *k = &job->kernel;
   uint64_t bytes = len * esize;
+  /* A call that moves nothing goes with the others. */
+  job->on_device = b->plan->on_device && (t->on_device || t->count == 0);
   k->proto = choice.proto;
   /* A kernel on a device speaks LL with other kernels only. */
-  if (b->plan->on_device && !b->comm->tuning.all_shm) k->proto = RT_SIMPLE;
-  if (b->plan->on_device && b->comm->tuning.all_shm) k->proto = rt_tune_device(&b->comm->tuning, t->coll, k->proto);
+  if (job->on_device)
+    k->proto = b->comm->tuning.all_shm ? rt_tune_device(&b->comm->tuning, t->coll, k->proto) : RT_SIMPLE;
   job->type = (int)t->type;
   job->op = -1;
   k->sched = (struct rt_sched){
@@ -160,6 +166,10 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct 
   };
   if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
   RAIL_TRY(choice.schedule == RT_TREE ? find_tree(b, channel, tree, job) : find_connectors(b, t, channel, job));
+  for (int p = 0; p < RT_PEERS && job->on_device; p++) {
+    mark_for_device(&job->recv[p]);
+    mark_for_device(&job->send[p]);
+  }
   b->plan->njobs++;
   return RAIL_OK;
 }
@@ -195,6 +205,13 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
                 (unsigned long long)tasks[s].count);
       return RAIL_BAD_USAGE;
     }
+    if (tasks[s].count && tasks[s].on_device != tasks[r].on_device) {
+      RAIL_WARN("rank %d sends %llu elements to itself from %s memory into %s: neither the host nor the device "
+                "reaches both; copy them with cudaMemcpyAsync",
+                b->comm->rank, (unsigned long long)tasks[s].count, tasks[s].on_device ? "a device's" : "the host's",
+                tasks[r].on_device ? "a device's" : "the host's");
+      return RAIL_BAD_USAGE;
+    }
     struct rt_task copy = tasks[s];
     copy.coll = RT_COPY;
     copy.recv = tasks[r].recv;
@@ -221,11 +238,6 @@ static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, i
 }
 
 /* ---- after connecting --------------------------------------------------------------------- */
-
-static void bind_device_jobs(struct rt_plan *plan) {
-  /* Without its connections a kernel takes no turns: on a device the jobs themselves say whom they follow. */
-  for (int i = 0; i < plan->njobs; i++) rt_kernel_init(&plan->jobs[i].kernel);
-}
 
 static void bind_job(struct ncclComm *comm, struct rt_job *job) {
   struct rt_kernel *k = &job->kernel;
@@ -263,21 +275,18 @@ static int most_jobs(const struct rt_task *tasks, int n) {
   return jobs;
 }
 
-/* Where the plan runs: all its calls that move anything, or none, have buffers on the device. */
+/* Where the plan runs: on the device, if a call has buffers there. Its calls on host buffers, which know no stream, run
+ * beside the others (rt_run.h). */
 static rail_result_t add_streams(struct rt_plan *plan, const struct rt_task *tasks, int n) {
-  for (int i = 0; i < n; i++) plan->on_device |= tasks[i].on_device;
-  for (int i = 0; i < n && plan->on_device; i++)
-    if (tasks[i].count && !tasks[i].on_device) {
-      RAIL_WARN("rank %d: calls of one group have buffers in the host's memory and in a device's; a group's calls on "
-                "one communicator must agree",
-                plan->comm->rank);
-      return RAIL_BAD_USAGE;
-    }
+  bool moves = false;
+  for (int i = 0; i < n; i++) moves |= tasks[i].count > 0;
+  for (int i = 0; i < n; i++) plan->on_device |= tasks[i].on_device && (tasks[i].count > 0 || !moves);
   if (!plan->on_device) return RAIL_OK;
   plan->streams = calloc((size_t)RAIL_MAX(n, 1), sizeof plan->streams[0]);
   if (!plan->streams) return RAIL_SYSTEM_ERROR;
   for (int i = 0; i < n; i++) {
     int s = 0;
+    if (tasks[i].count && !tasks[i].on_device) continue;
     while (s < plan->nstreams && plan->streams[s] != tasks[i].stream) s++;
     if (s == plan->nstreams) plan->streams[plan->nstreams++] = tasks[i].stream;
   }
@@ -285,12 +294,15 @@ static rail_result_t add_streams(struct rt_plan *plan, const struct rt_task *tas
 }
 
 static rail_result_t bind_jobs(struct ncclComm *comm, struct rt_plan *plan) {
-  if (plan->on_device) {
-    bind_device_jobs(plan);
-    return rt_run_prepare(comm, plan);
+  for (int i = 0; i < plan->njobs; i++) {
+    struct rt_job *job = &plan->jobs[i];
+    /* Without its connections a kernel takes no turns: on a device the jobs themselves say whom they follow. */
+    if (job->on_device)
+      rt_kernel_init(&job->kernel);
+    else
+      bind_job(comm, job);
   }
-  for (int i = 0; i < plan->njobs; i++) bind_job(comm, &plan->jobs[i]);
-  return RAIL_OK;
+  return plan->on_device ? rt_run_prepare(comm, plan) : RAIL_OK;
 }
 
 rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {

@@ -109,9 +109,9 @@ static rail_result_t new_launch(struct ncclComm *comm, size_t size, struct rt_la
   return RAIL_OK;
 }
 
-rail_result_t rt_gpu_launch_get(struct ncclComm *comm, int n, struct rt_device_launch **launch) {
+rail_result_t rt_gpu_launch_get(struct ncclComm *comm, int blocks, int others, struct rt_device_launch **launch) {
   struct rt_gpu *gpu = &comm->gpu;
-  size_t size = launch_size(n);
+  size_t size = launch_size(blocks + others);
   pthread_mutex_lock(&gpu->lock);
   struct rt_launch_memory *m = gpu->memory;
   while (m && (m->used || m->range.size < size)) m = m->next;
@@ -121,7 +121,7 @@ rail_result_t rt_gpu_launch_get(struct ncclComm *comm, int n, struct rt_device_l
   if (r != RAIL_OK) return r;
   *launch = m->range.base;
   memset(*launch, 0, size);
-  (*launch)->njobs = n;
+  (*launch)->njobs = blocks;
   (*launch)->abort = (const uint32_t *)(const void *)&comm->failed;
   return RAIL_OK;
 }

@@ -9,6 +9,7 @@
 #include "core/rt_comm.h"
 #include "core/rt_cuda.h"
 #include "core/rt_graph.h"
+#include "core/rt_job.h"
 
 #define DEVICE_ADVICE "an earlier error on the device, or the program's use of the stream, may be the reason"
 #define TRY_CUDA(call, name) RAIL_TRY(rt_cuda_check(rt_cuda()->call, name, DEVICE_ADVICE))
@@ -25,10 +26,29 @@ static int job_before(const struct rt_plan *plan, int j, const struct rt_connect
   return -1;
 }
 
+/* What a launch has of a plan's job. */
+static struct rt_device_job *place_of(const struct rt_plan *plan, int j) {
+  return &plan->launch->job[plan->jobs[j].slot];
+}
+
+/* The place of the job that must have left the connection before job j; -1: none. Among the host's own, turns say so. */
+static int place_before(const struct rt_plan *plan, int j, const struct rt_connector *c) {
+  int before = job_before(plan, j, c);
+  return before < 0 || !(plan->jobs[j].on_device || plan->jobs[before].on_device) ? -1 : plan->jobs[before].slot;
+}
+
+static void fill_order(struct rt_plan *plan, int j) {
+  struct rt_device_job *d = place_of(plan, j);
+  for (int p = 0; p < RT_PEERS; p++) {
+    d->recv_after[p] = place_before(plan, j, plan->jobs[j].recv[p].connector);
+    d->send_after[p] = place_before(plan, j, plan->jobs[j].send[p].connector);
+  }
+}
+
 static void fill_job(struct rt_plan *plan, int j) {
   struct rt_job *job = &plan->jobs[j];
   const struct rt_kernel *k = &job->kernel;
-  struct rt_device_job *d = &plan->launch->job[j];
+  struct rt_device_job *d = place_of(plan, j);
   *d = (struct rt_device_job){
       .sched = k->sched,
       .proto = (int)k->proto,
@@ -42,8 +62,6 @@ static void fill_job(struct rt_plan *plan, int j) {
     struct rt_connector *recv = job->recv[p].connector, *send = job->send[p].connector;
     d->recv[p] = recv ? &recv->conn : NULL;
     d->send[p] = send ? &send->conn : NULL;
-    d->recv_after[p] = job_before(plan, j, recv);
-    d->send_after[p] = job_before(plan, j, send);
   }
 }
 
@@ -54,55 +72,68 @@ static rail_result_t reach(struct ncclComm *comm, struct rt_connector *c) {
   return RAIL_OK;
 }
 
-/* The job's connections reach the device, and how far it will move them is known. */
-static rail_result_t prepare_ends(struct ncclComm *comm, struct rt_job *job) {
-  uint64_t nsend[RT_PEERS], nrecv[RT_PEERS];
-  rt_kernel_count_steps(&job->kernel, nsend, nrecv);
+static rail_result_t reach_all(struct ncclComm *comm, const struct rt_job *job) {
   for (int p = 0; p < RT_PEERS; p++) {
     if (job->recv[p].connector) RAIL_TRY(reach(comm, job->recv[p].connector));
     if (job->send[p].connector) RAIL_TRY(reach(comm, job->send[p].connector));
-    job->recv[p].steps = nrecv[p];
-    job->send[p].steps = nsend[p];
   }
   return RAIL_OK;
 }
 
+/* Block i runs job i of the launch: the device's come first there. */
+static void find_places(struct rt_plan *plan) {
+  int blocks = 0, others = 0;
+  for (int j = 0; j < plan->njobs; j++) blocks += plan->jobs[j].on_device;
+  plan->nblocks = blocks;
+  for (int j = 0, block = 0; j < plan->njobs; j++)
+    plan->jobs[j].slot = plan->jobs[j].on_device ? block++ : blocks + others++;
+}
+
 rail_result_t rt_run_prepare(struct ncclComm *comm, struct rt_plan *plan) {
+  find_places(plan);
   RAIL_TRY(rt_gpu_open(comm));
-  if (plan->njobs > comm->gpu.most_blocks) {
+  if (plan->nblocks > comm->gpu.most_blocks) {
     RAIL_WARN("rank %d: %d operations of one group are more than the %d that run side by side on CUDA device %d; make "
               "smaller groups",
-              comm->rank, plan->njobs, comm->gpu.most_blocks, comm->gpu.ordinal);
+              comm->rank, plan->nblocks, comm->gpu.most_blocks, comm->gpu.ordinal);
     return RAIL_BAD_USAGE;
   }
-  RAIL_TRY(rt_gpu_launch_get(comm, plan->njobs, &plan->launch));
+  RAIL_TRY(rt_gpu_launch_get(comm, plan->nblocks, plan->njobs - plan->nblocks, &plan->launch));
   for (int j = 0; j < plan->njobs; j++) {
-    RAIL_TRY(prepare_ends(comm, &plan->jobs[j]));
-    fill_job(plan, j);
+    if (plan->jobs[j].on_device) {
+      RAIL_TRY(reach_all(comm, &plan->jobs[j]));
+      fill_job(plan, j);
+    }
+    rt_job_count(&plan->jobs[j]);
+    fill_order(plan, j);
   }
   return RAIL_OK;
 }
 
 /* ---- one run ------------------------------------------------------------------------- */
 
-static bool proxied(const struct rt_job_end *e) { return e->connector && e->connector->end->progress && e->steps; }
+/* The run has the operations of the device's jobs; the host's, which run once, have their own. */
+static bool has_op(const struct rt_job *job, const struct rt_job_end *e) {
+  return job->on_device && rt_job_proxied(e) && e->steps;
+}
 
-static void add_op(struct rt_run *run, const struct rt_job *job, const struct rt_job_end *e) {
-  if (!proxied(e)) return;
+static void submit_op(struct rt_run *run, const struct rt_job *job, const struct rt_job_end *e) {
+  if (!has_op(job, e)) return;
   struct rt_proxy_op *op = &run->ops[run->nops++];
   op->connector = e->connector;
   op->proto = job->kernel.proto;
   op->nsteps = e->steps;
   op->on_device = true;
+  rt_proxy_submit(&run->plan->comm->proxy, op);
 }
 
 static bool job_over(const struct rt_run *run, int j) {
-  return rt_observe(&run->plan->launch->job[j].ran) >= run->number;
+  return rt_observe(&place_of(run->plan, j)->ran) >= run->number;
 }
 
 /* A job that found out that the calls differ ends with that. */
 static void look_at_job(struct ncclComm *comm, const struct rt_plan *plan, int j) {
-  const struct rt_device_job *d = &plan->launch->job[j];
+  const struct rt_device_job *d = place_of(plan, j);
   if (d->state != RT_DEVICE_MISMATCH) return;
   rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)d->got,
                plan->jobs[j].recv[d->from].connector->peer, (unsigned long long)d->expected);
@@ -113,7 +144,7 @@ static struct rt_run *new_run(struct rt_plan *plan) {
   size_t nops = 0;
   for (int j = 0; j < plan->njobs; j++) {
     const struct rt_job *job = &plan->jobs[j];
-    for (int p = 0; p < RT_PEERS; p++) nops += (size_t)proxied(&job->recv[p]) + (size_t)proxied(&job->send[p]);
+    for (int p = 0; p < RT_PEERS; p++) nops += (size_t)has_op(job, &job->recv[p]) + (size_t)has_op(job, &job->send[p]);
   }
   struct rt_run *run = NULL;
   run = calloc(1, sizeof *run + nops * sizeof run->ops[0] + (size_t)plan->njobs * sizeof run->targets[0]);
@@ -121,6 +152,7 @@ static struct rt_run *new_run(struct rt_plan *plan) {
   run->plan = plan;
   run->owns_plan = !plan->captured;
   run->number = plan->launch->run;
+  run->host_left = plan->njobs - plan->nblocks;
   run->targets = (struct rt_target *)(void *)&run->ops[nops];
   return run;
 }
@@ -160,14 +192,19 @@ void rt_run_retire(const struct rt_run *run) {
   pthread_mutex_unlock(&run->plan->comm->gpu.lock);
 }
 
+static void submit_job(struct rt_run *run, int j, bool sends) {
+  struct rt_job *job = &run->plan->jobs[j];
+  if (!job->on_device) rt_job_submit(run->plan->comm, job, sends);
+  for (int p = 0; p < RT_PEERS; p++) submit_op(run, job, sends ? &job->send[p] : &job->recv[p]);
+}
+
+/* On every connection in the plan's order. */
 static void submit_ops(struct rt_run *run) {
-  struct rt_plan *plan = run->plan;
+  for (int j = 0; j < run->plan->njobs; j++)
+    if (!run->plan->jobs[j].on_device) rt_job_begin(&run->plan->jobs[j]);
   /* Receives first: a rank that posts early is never what others wait for. */
-  for (int j = 0; j < plan->njobs; j++)
-    for (int p = 0; p < RT_PEERS; p++) add_op(run, &plan->jobs[j], &plan->jobs[j].recv[p]);
-  for (int j = 0; j < plan->njobs; j++)
-    for (int p = 0; p < RT_PEERS; p++) add_op(run, &plan->jobs[j], &plan->jobs[j].send[p]);
-  for (int i = 0; i < run->nops; i++) rt_proxy_submit(&plan->comm->proxy, &run->ops[i]);
+  for (int j = 0; j < run->plan->njobs; j++) submit_job(run, j, false);
+  for (int j = 0; j < run->plan->njobs; j++) submit_job(run, j, true);
 }
 
 /* Before the kernel of each run, by the thread that launches it or by the driver's in a graph: no call of the driver is
@@ -202,6 +239,41 @@ static void look_at_jobs(struct ncclComm *comm, const struct rt_run *run) {
   for (int j = 0; j < run->plan->njobs && run->plan->launch->run == run->number; j++)
     if (job_over(run, j)) look_at_job(comm, run->plan, j);
   pthread_mutex_unlock(&comm->gpu.lock);
+}
+
+/* ---- the host's jobs of a run ---- */
+
+/* Have the blocks before it left the job's connections? A block that ended badly has left them to nobody: the
+ * communicator fails. */
+static bool has_turn(const struct rt_run *run, int j) {
+  const struct rt_device_launch *launch = run->plan->launch;
+  const struct rt_device_job *d = place_of(run->plan, j);
+  for (int p = 0; p < RT_PEERS; p++) {
+    const int after[] = {d->recv_after[p], d->send_after[p]};
+    for (int i = 0; i < 2; i++)
+      if (after[i] >= 0 && (rt_observe(&launch->job[after[i]].ran) < run->number ||
+                            launch->job[after[i]].state != RT_DEVICE_DONE))
+        return false;
+  }
+  return true;
+}
+
+static void end_host_job(struct rt_run *run, int j, enum rt_device_state state) {
+  struct rt_device_job *d = place_of(run->plan, j);
+  d->state = state;
+  rt_publish(&d->ran, run->number); /* a block may wait for it */
+  run->host_left--;
+}
+
+bool rt_run_move(struct ncclComm *comm, struct rt_run *run) {
+  bool moved = false;
+  for (int j = 0; j < run->plan->njobs; j++) {
+    struct rt_job *job = &run->plan->jobs[j];
+    if (job->on_device || job_over(run, j)) continue;
+    if (!rt_comm_failed(comm) && has_turn(run, j)) moved |= rt_job_poll(comm, job);
+    if (job->done || rt_comm_failed(comm)) end_host_job(run, j, job->done ? RT_DEVICE_DONE : RT_DEVICE_ABORTED);
+  }
+  return moved;
 }
 
 bool rt_run_over(struct ncclComm *comm, struct rt_run *run) {
@@ -267,14 +339,14 @@ struct launching {
 
 static rail_result_t launch_kernel(const struct launching *l) {
   void *arguments[] = {&l->plan->launch};
-  return rt_cuda_check(rt_cuda()->launch_kernel(l->comm->gpu.kernel, (unsigned)l->plan->njobs, 1, 1, RT_DEVICE_THREADS,
+  return rt_cuda_check(rt_cuda()->launch_kernel(l->comm->gpu.kernel, (unsigned)l->plan->nblocks, 1, 1, RT_DEVICE_THREADS,
                                                 1, 1, 0, l->streams[0], arguments, NULL),
                        "cuLaunchKernel", DEVICE_ADVICE);
 }
 
-/* Not launched after all: for those who wait for it, it was aborted. */
+/* Not launched after all: for those who wait for it, it was aborted. Who attends ends the host's jobs. */
 static void never_runs(struct rt_plan *plan) {
-  for (int j = 0; j < plan->njobs; j++) {
+  for (int j = 0; j < plan->nblocks; j++) {
     plan->launch->job[j].state = RT_DEVICE_ABORTED;
     rt_publish(&plan->launch->job[j].ran, plan->launch->run);
   }
@@ -306,6 +378,12 @@ static rail_result_t launch_now(struct launching *l) {
 /* The driver's thread comes back to the plan in every run of the graph. */
 static rail_result_t launch_in_graph(struct launching *l, uint64_t capture, void *graph) {
   struct rt_gpu *gpu = &l->comm->gpu;
+  if (rt_plan_is_shared(l->plan)) {
+    RAIL_WARN("rank %d: a group is captured in which some calls have buffers in the host's memory: only a device's calls "
+              "can become part of a graph; make the others outside of the capture",
+              l->comm->rank);
+    return RAIL_BAD_USAGE;
+  }
   RAIL_TRY(rt_graph_hold(graph, &l->plan->hold));
   l->taken = l->plan->captured = true;
   l->plan->next = gpu->graphs;

@@ -5,6 +5,10 @@
  * run there is a struct rt_run, with the proxy operations of that time: a plan that was captured into a graph
  * may begin its next run while the proxy still sends what the last one left behind.
  *
+ * Calls of a group whose buffers are the host's are jobs of the same plan, and run beside the kernel: whoever
+ * attends to the run polls them. Blocks and host's jobs that share a connection wait for each other's `ran` in the launch,
+ * where the host's have a place behind the blocks'. Such a plan cannot be captured.
+ *
  * Runs of a communicator follow each other on the device. Outside of captures that is
  * seen to here, by an event from stream to stream; who launches graphs orders them himself.
  */
@@ -21,6 +25,7 @@ struct rt_run {
   struct rt_plan *plan;
   bool owns_plan;            /* else a graph has it */
   uint64_t number;           /* the launch's `run` */
+  int host_left;             /* jobs of the host that are not over; whoever attends to the run counts them */
   struct rt_target *targets; /* one a job; behind the ops */
   int nops;
   struct rt_proxy_op ops[];
@@ -32,6 +37,8 @@ rail_result_t rt_run_prepare(struct ncclComm *comm, struct rt_plan *plan);
  * until plans on the host are over. The communicator has failed when this does. */
 rail_result_t rt_run_launch(struct ncclComm *comm, struct rt_plan *plan);
 
+/* Polls the host's jobs. True: one of them got on. */
+bool rt_run_move(struct ncclComm *comm, struct rt_run *run);
 /* Is the run over? When the communicator fails that is when the kernel, told by the abort word, has ended. */
 bool rt_run_over(struct ncclComm *comm, struct rt_run *run);
 /* When it is over. */

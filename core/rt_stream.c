@@ -11,6 +11,7 @@
 #include "common/thread.h"
 #include "core/rt_comm.h"
 #include "core/rt_graph.h"
+#include "core/rt_job.h"
 #include "core/rt_run.h"
 
 /* Rounds without progress: first spin, then yield, then nap. */
@@ -33,44 +34,18 @@
 
 /* ---- running one plan ------------------------------------------------------ */
 
-static bool proxied(const struct rt_job_end *e) { return e->connector && e->connector->end->progress; }
-
-static void submit_op(struct ncclComm *comm, const struct rt_job *job, struct rt_job_end *e, uint64_t steps) {
-  if (!proxied(e) || steps == 0) return;
-  e->op.connector = e->connector;
-  e->op.proto = job->kernel.proto;
-  e->op.nsteps = steps;
-  rt_proxy_submit(&comm->proxy, &e->op);
-}
-
-static void submit_ops(struct ncclComm *comm, struct rt_job *job) {
-  uint64_t nsend[RT_PEERS], nrecv[RT_PEERS];
-  bool any = false;
-  for (int p = 0; p < RT_PEERS; p++) {
-    atomic_store_explicit(&job->send[p].op.finished, true, memory_order_relaxed);
-    atomic_store_explicit(&job->recv[p].op.finished, true, memory_order_relaxed);
-    any |= proxied(&job->send[p]) || proxied(&job->recv[p]);
+static void begin_jobs(struct ncclComm *comm, struct rt_plan *plan) {
+  for (int i = 0; i < plan->njobs; i++) {
+    struct rt_job *job = &plan->jobs[i];
+    bool any = false;
+    rt_job_begin(job);
+    for (int p = 0; p < RT_PEERS; p++) any |= rt_job_proxied(&job->send[p]) || rt_job_proxied(&job->recv[p]);
+    if (!any) continue;
+    rt_job_count(job);
+    /* Receives first: a rank that posts early is never what others wait for. */
+    rt_job_submit(comm, job, false);
+    rt_job_submit(comm, job, true);
   }
-  if (!any) return;
-  rt_kernel_count_steps(&job->kernel, nsend, nrecv);
-  /* Receives first: a rank that posts early is never what others wait for. */
-  for (int p = 0; p < RT_PEERS; p++) submit_op(comm, job, &job->recv[p], nrecv[p]);
-  for (int p = 0; p < RT_PEERS; p++) submit_op(comm, job, &job->send[p], nsend[p]);
-}
-
-static bool ops_finished(struct rt_job *job) {
-  for (int p = 0; p < RT_PEERS; p++)
-    if (!atomic_load_explicit(&job->send[p].op.finished, memory_order_acquire) ||
-        !atomic_load_explicit(&job->recv[p].op.finished, memory_order_acquire))
-      return false;
-  return true;
-}
-
-/* The rank at the other end. */
-static int peer_at(const struct rt_job *job, const struct rt_conn *c) {
-  for (int p = 0; p < RT_PEERS; p++)
-    if (job->kernel.recv[p] == c) return job->recv[p].connector->peer;
-  return -1;
 }
 
 /* One round over all jobs. Returns how many are unfinished; *moved is set when anything happened. */
@@ -79,19 +54,9 @@ static int poll_jobs(struct ncclComm *comm, struct rt_plan *plan, bool *moved) {
   for (int i = 0; i < plan->njobs; i++) {
     struct rt_job *job = &plan->jobs[i];
     if (job->done) continue;
-    enum rt_kernel_state state = rt_kernel_poll(&job->kernel);
-    if (state == RT_K_PROGRESS) *moved = true;
-    if (state == RT_K_MISMATCH) {
-      rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)job->kernel.got,
-                   peer_at(job, job->kernel.blocked), (unsigned long long)job->kernel.expected);
-      return left;
-    }
-    if (state == RT_K_DONE && ops_finished(job)) {
-      job->done = true;
-      *moved = true;
-    } else {
-      left++;
-    }
+    *moved |= rt_job_poll(comm, job);
+    if (!job->done) left++;
+    if (rt_comm_failed(comm)) break;
   }
   return left;
 }
@@ -134,11 +99,7 @@ static void look_for_leavers(struct ncclComm *comm, const struct rt_connector *c
 
 /* True when the plan finished; false when the communicator failed before. */
 static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
-  for (int i = 0; i < plan->njobs; i++) {
-    struct rt_job *job = &plan->jobs[i];
-    if (job->scalar) rt_scalar_premul(&job->kernel.scalar, job->type, job->scalar);
-    submit_ops(comm, job);
-  }
+  begin_jobs(comm, plan);
   int idle = 0;
   uint64_t left_ns = 0;
   while (!rt_comm_failed(comm)) {
@@ -155,9 +116,11 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
 
 /* ---- looking after one run on a device ---------------------------------------- */
 
-/* Where nobody else drives the proxy, rounds without progress are as a plan's; else the device needs nobody. */
-static void rest(struct ncclComm *comm, int idle_rounds) {
-  bool driving = !comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0;
+/* Where nobody else drives the proxy or the host's jobs, rounds without progress are as a plan's; else the device needs
+ * nobody. */
+static void rest(struct ncclComm *comm, const struct rt_run *run, int idle_rounds) {
+  bool driving = run->host_left > 0 || (!comm->proxy.threaded &&
+                                        atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0);
   if (driving || idle_rounds < YIELD_ROUNDS)
     relax(idle_rounds);
   else
@@ -173,10 +136,11 @@ static void look_at_run(struct ncclComm *comm, const struct rt_run *run, uint64_
 static void attend(struct ncclComm *comm, struct rt_run *run) {
   uint64_t left_ns = 0, next_look = rail_now_ns() + LOOK_NS, give_up = 0;
   for (int idle = 1; !rt_run_over(comm, run) && !comm->gpu.stuck; idle = RAIL_MIN(idle + 1, 2 * NAP_AFTER_ROUNDS)) {
+    if (run->host_left > 0 && rt_run_move(comm, run)) idle = 0;
     if (!comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0 &&
         rt_proxy_pass(&comm->proxy))
       idle = 0;
-    rest(comm, idle);
+    rest(comm, run, idle);
     uint64_t now = rail_now_ns();
     if (now < next_look) continue;
     next_look = now + LOOK_NS;
@@ -237,11 +201,13 @@ static void run_first_plan(struct rt_stream *s) {
 /* The first run on a device, until it is over. As run_queue. */
 static void attend_first_run(struct rt_stream *s) {
   struct rt_run *run = s->runs;
+  bool shared = rt_plan_is_shared(run->plan);
   pthread_mutex_unlock(&s->lock);
   attend(s->comm, run);
   rt_run_retire(run);
   bool ok = !rt_comm_failed(s->comm);
   if (!ok) rt_proxy_quiesce(&s->comm->proxy);
+  if (shared) deregister(s->comm, run->plan);
   pthread_mutex_lock(&s->lock);
   s->runs = run->next;
   if (!s->runs) s->runs_end = &s->runs;
@@ -249,6 +215,7 @@ static void attend_first_run(struct rt_stream *s) {
     run->next = s->failed_runs;
     s->failed_runs = run;
   }
+  s->host_pending -= shared;
   one_less(s);
   pthread_mutex_unlock(&s->lock);
   if (ok) rt_run_free(s->comm, run);
@@ -383,6 +350,7 @@ void rt_stream_add_run(struct rt_stream *s, struct rt_run *run) {
   *s->runs_end = run;
   s->runs_end = &run->next;
   s->pending++;
+  s->host_pending += rt_plan_is_shared(run->plan);
   atomic_store_explicit(&s->pending_hint, s->pending, memory_order_release);
   pthread_cond_signal(&s->work);
   pthread_mutex_unlock(&s->lock);

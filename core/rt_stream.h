@@ -9,7 +9,8 @@
  * EXECUTOR_GRACE to come before it begins. Only one thread runs plans at a time.
  *
  * Plans whose buffers are a device's run there (rt_run.h). Here is who looks after them until they are
- * over: the same threads. A plan of the host begins when those before it on the device are over.
+ * over: the same threads, which also run the jobs of such a plan whose buffers are the host's. A plan of the host
+ * begins when those before it on the device are over.
  */
 #ifndef RT_STREAM_H
 #define RT_STREAM_H
@@ -35,7 +36,7 @@ struct rt_run;
 struct rt_job_end {
   struct rt_connector *connector; /* NULL: none */
   struct rt_proxy_op op;
-  uint64_t steps; /* of a device plan */
+  uint64_t steps; /* that the job moves it, once they are counted */
 };
 
 /* One kernel and the proxy operations of its connections, which have its numbers. */
@@ -47,6 +48,8 @@ struct rt_job {
   /* Registrations made for this plan with the first connections, undone at its end. */
   void *send_mh[2], *recv_mh;
   bool done;
+  bool on_device; /* a block of the device runs it */
+  int slot;       /* its number in the plan's launch */
 };
 
 struct rt_plan {
@@ -57,6 +60,7 @@ struct rt_plan {
   void **streams;
   int nstreams;
   bool on_device;
+  int nblocks;   /* jobs of a device plan that the device runs; the others are the host's */
   bool captured; /* in a graph: kept until that is gone, or the communicator ends */
   struct rt_hold *hold; /* then: which tells */
   atomic_int runs;      /* that are not over */
@@ -75,7 +79,7 @@ struct rt_stream {
   bool running, stop, thread_started;
   bool urgent;                  /* begin without grace: nobody may wait for this communicator first */
   bool watching;                /* the executor wakes by itself in a moment: no need to */
-  int pending, host_pending;    /* plans and runs that are not finished; plans of the host alone */
+  int pending, host_pending;    /* plans and runs that are not finished; those that run on the host, in part at least */
   struct rt_plan *failed_plans; /* kept until the communicator is freed: a proxy may know them */
   pthread_t thread;
   atomic_int pending_hint;
@@ -90,7 +94,7 @@ void rt_stream_destroy(struct rt_stream *s);
 void rt_stream_enqueue(struct rt_stream *s, struct rt_plan *plan, bool urgent);
 /* Until everything enqueued is finished or the communicator failed. */
 void rt_stream_wait(struct rt_stream *s);
-/* The same for the plans of the host. */
+/* The same for all that runs on the host. */
 void rt_stream_wait_host(struct rt_stream *s);
 /* A kernel is about to run on a device. Callable from the driver's threads: it makes no call of the driver. */
 void rt_stream_add_run(struct rt_stream *s, struct rt_run *run);
@@ -98,5 +102,7 @@ void rt_stream_add_run(struct rt_stream *s, struct rt_run *run);
 bool rt_stream_idle(struct rt_stream *s);
 
 void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan);
+/* Has a device plan jobs of the host? */
+static inline bool rt_plan_is_shared(const struct rt_plan *plan) { return plan->nblocks < plan->njobs; }
 
 #endif

@@ -10,6 +10,9 @@
  * wrote can be seen. Steps are read from the connections at a job's start and
  * written back at its end, so a launch can be run again and again as it is.
  *
+ * Behind them there may be jobs that the host runs at the same time. Of these a block uses only `state` and `ran`, to
+ * find out that one has left a connection.
+ *
  * Jobs of a launch wait for each other, and for what other ranks' jobs do, so all its
  * blocks must be on the GPU at once: no more jobs than it has multiprocessors.
  */
@@ -37,7 +40,7 @@ struct rt_device_job {
   union rt_scalar scalar; /* where the operation has one */
   const void *deferred;   /* RT_PREMULSUM: the factor, of the type, to be read when the job runs; or NULL */
   struct rt_conn *recv[RT_PEERS], *send[RT_PEERS]; /* NULL where the schedule has none */
-  /* The job, of a lower number, that must have left the connection first; or -1. */
+  /* The job of the launch that must have left the connection first; or -1. */
   int recv_after[RT_PEERS], send_after[RT_PEERS];
   uint64_t call;          /* rt_sched_call: what both ends of a connection must agree on */
 
@@ -51,7 +54,7 @@ struct rt_device_job {
 struct rt_device_launch {
   uint64_t run;          /* 0 before the first */
   const uint32_t *abort; /* not 0: every wait ends */
-  int njobs;
+  int njobs;             /* the blocks' */
   struct rt_device_job job[];
 };
 
