@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "core/kernel/rt_told.h"
 #include "core/rt_comm.h"
 #include "core/rt_param.h"
 #include "core/rt_shm.h"
@@ -147,6 +148,7 @@ static int begin_fetch(const struct p2p_res *res, const struct rt_conn *conn, co
   const unsigned proto = slot->proto;
   const char *area = __atomic_load_n(&conn->area[proto], __ATOMIC_ACQUIRE);
   uint64_t at = conn->step % RT_STEPS * conn->slot_size[proto];
+  RT_TOLD_ACQUIRE(area);
   return rt_cuda()->mem_get(conn->buff[proto] + at, (uint64_t)(uintptr_t)(area + at), (size_t)slot->bytes,
                             res->comm->gpu.side);
 }
@@ -179,6 +181,7 @@ static bool fetch(struct rt_conn *conn) {
     return false;
   }
   slot->in_area = false;
+  RT_TOLD_RELEASE(conn->area[slot->proto]);
   return true;
 }
 

@@ -88,7 +88,7 @@ RD_FN bool rd_recv_matches(struct rd_block *b) {
   const bool in_area = !proxied && came.in_area;
   if (in_area && !b->in->area) {
     b->in->area = rd_area_load(&b->job.recv[b->from]->area[b->job.proto]);
-    RD_TOLD_ACQUIRE(b->in->area);
+    RT_TOLD_ACQUIRE(b->in->area);
   }
   if (came.bytes == b->in_bytes && same_call && (proxied || (int)came.proto == b->job.proto) &&
       (!in_area || b->in->area)) {

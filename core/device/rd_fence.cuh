@@ -36,20 +36,7 @@
 #define RD_ABORT_LOOK 1024u /* the flag is in host memory, microseconds away */
 #else
 #include "core/device/rd_emu.cuh"
-#ifdef __SANITIZE_THREAD__
-#include <sanitizer/tsan_interface.h>
-#endif
 #define RD_ABORT_LOOK 16u
-#endif
-
-/* Ranks of one process have the counters mapped once each, but the area only once: to a thread sanitizer, which goes by
- * addresses, nothing then orders what lies in there. So in the emulation it is told by the area's own address. */
-#if !defined(__CUDACC__) && defined(__SANITIZE_THREAD__)
-#define RD_TOLD_RELEASE(area) ((area) ? __tsan_release(area) : (void)0)
-#define RD_TOLD_ACQUIRE(area) ((area) ? __tsan_acquire(area) : (void)0)
-#else
-#define RD_TOLD_RELEASE(area) ((void)(area))
-#define RD_TOLD_ACQUIRE(area) ((void)(area))
 #endif
 
 #define RD_FN static __device__ __forceinline__

@@ -21,6 +21,7 @@
 
 #include "core/device/rd_fence.cuh"
 #include "core/kernel/rt_conn.h"
+#include "core/kernel/rt_told.h"
 
 struct rd_fifo {
   char *buff; /* RT_STEPS slots, at a multiple of 128 bytes */
@@ -51,7 +52,7 @@ RD_FN bool rd_fifo_look(struct rd_fifo *f, const uint64_t *counter) {
     f->seen = rd_load_acquire_sys(counter);
     if (f->seen <= f->step && rd_wait_aborted(&looks, f->abort)) return false;
   }
-  RD_TOLD_ACQUIRE(f->area);
+  RT_TOLD_ACQUIRE(f->area);
   return true;
 }
 
@@ -64,13 +65,13 @@ RD_FN void rd_fifo_publish(const struct rd_fifo *f, int proto, uint64_t bytes) {
   s.ptr = s.mhandle = NULL; /* it lies in the slot */
   s.call = f->call;
   f->slot[f->step % RT_STEPS] = s;
-  RD_TOLD_RELEASE(f->area);
+  RT_TOLD_RELEASE(f->area);
   rd_store_release_sys(f->tail, f->step + 1);
 }
 
 /* The slot of the step is free again. */
 RD_FN void rd_fifo_return(const struct rd_fifo *f) {
-  RD_TOLD_RELEASE(f->area);
+  RT_TOLD_RELEASE(f->area);
   rd_store_release_sys(f->credit, f->step + 1 + RT_STEPS);
 }
 

@@ -62,23 +62,6 @@ TEST(buffers_that_do_not_fit_are_refused) {
   job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), wrong_buffers, NULL);
 }
 
-static void mixed_group(const struct rank *rank, void *arg) {
-  (void)arg;
-  gpu_open();
-  ncclComm_t comm = open_comm(rank);
-  float host[16] = {0}, *device = gpu_alloc(sizeof host);
-  OK(ncclGroupStart());
-  OK(ncclAllReduce(device, device, 16, ncclFloat, ncclSum, comm, NULL));
-  OK(ncclAllReduce(host, host, 16, ncclFloat, ncclSum, comm, NULL));
-  ENSURE(ncclGroupEnd() == ncclInvalidUsage, "a group of both kinds was taken");
-  OK(ncclCommAbort(comm));
-  gpu_free(device);
-  gpu_nothing_left();
-}
-TEST(a_group_of_both_kinds_is_refused) {
-  job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), mixed_group, NULL);
-}
-
 /* More blocks than run at once would wait for each other for ever. */
 static void large_group(const struct rank *rank, void *arg) {
   (void)arg;
@@ -473,8 +456,8 @@ TEST(a_call_of_the_driver_that_fails) {
   }
 }
 
-TEST_MAIN(TEST_CASE(buffers_that_do_not_fit_are_refused), TEST_CASE(a_group_of_both_kinds_is_refused),
-          TEST_CASE(a_group_that_is_too_large_is_refused), TEST_CASE(a_communicator_has_one_device),
+TEST_MAIN(TEST_CASE(buffers_that_do_not_fit_are_refused), TEST_CASE(a_group_that_is_too_large_is_refused),
+          TEST_CASE(a_communicator_has_one_device),
           TEST_CASE(factors_lie_where_the_buffers_do), TEST_CASE(kernels_of_the_build),
           TEST_CASE(abort_ends_a_kernel_that_waits), TEST_CASE(abort_ends_a_kernel_that_waits_for_a_network),
           TEST_CASE(revoking_ends_a_kernel_that_waits), TEST_CASE(abort_of_a_kernel_that_has_not_begun),
