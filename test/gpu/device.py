@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts 1 and 2: the kernels, and the runtime with buffers on the GPU; without one the same sources in emulation."""
+import re
+
 import places
-from steps import Failed, Skip, Step, last_line, tap, telling
+from steps import Failed, Skip, Step, Verdict, last_line, tap, telling
 
 KERNELS, RUNTIME = "1 kernels", "2 runtime"
 NOT_BUILT = "not built: no {} where `make tests` ran"
@@ -41,6 +43,45 @@ def coll(m, library, ranks, net, *more):
             *(["--hosts"] if net else []), *more]
 
 
+def rail_coll(m, *runs):
+    """A step's body: rail-coll with each of the options; every element must be right. Figures: the largest size's bus
+    bandwidth in place, in GB/s."""
+    def body(runner, step):
+        figures, env = {}, {}
+        if m.no_gpu:
+            image = runner.out / "fakegpu.image"
+            image.write_text("fakegpu image\n")
+            env = {"RAIL_CUDA_LIB": m.program("libfakegpu.so"), "RAIL_CUDA_KERNELS": image}
+        for words in runs:
+            status, text = runner.run(step, [m.build / "bin/rail-coll", *words], env)
+            rows = re.findall(r"^ +(\d+) .* (\S+) +(\S+) *$", text, re.M)
+            if status != 0 or "Out of bounds values : 0 OK" not in text or not rows:
+                raise Failed(f"rail-coll {' '.join(str(w) for w in words)} ended with status {status}: {telling(text)}")
+            size, bandwidth, _ = rows[-1]
+            if not m.no_gpu and bandwidth != "N/A":
+                figures[f"{' '.join(str(w) for w in words[:3])}, {size} B"] = float(bandwidth)
+        return Verdict(f"{len(runs)} runs", figures)
+    return body
+
+
+def rail_coll_steps(m, where, env, no_fake):
+    sizes = ("-b", 8, "-e", "16K", "-f", 32, "-n", 2, "-w", 1) if m.no_gpu else ("-b", 8, "-e", "64M", "-f", 128)
+    net = ("--net-only", "--plugin", m.plugin())
+    memory, mixed = ("--memory", "device", *sizes), ("--memory", "host,device", *sizes)
+    together = [("all_reduce", "-g", n, *memory) for n in (1, 2, 4)]
+    apart = [("all_reduce", "-r", n, *memory) for n in (2, 4)]
+    for name, runs, more, shared in (
+            ("one process", [*together, ("alltoall", "-g", 4, *memory), ("all_gather", "-t", 2, *memory)], {}, False),
+            ("processes", [*apart, ("sendrecv", "-r", 2, *memory), ("all_reduce", "-r", 2, "-G", 5, *memory)], {}, True),
+            ("processes, no P2P", apart, {"NCCL_P2P_DISABLE": "1"}, True),
+            ("processes over the socket plugin", [(*words, *net) for words in apart], {}, True),
+            ("ranks with host and device buffers",
+             [("all_reduce", "-g", 3, *mixed), ("all_reduce", "-r", 4, *mixed), ("alltoall", "-r", 2, *mixed),
+              ("all_reduce", "-r", 2, *mixed, *net)], {}, True)):
+        yield Step(RUNTIME, f"rail-coll, {name}{where}", body=rail_coll(m, *runs), limit=45, env={**env, **more},
+                   skip=(shared and m.not_shared) or no_fake or "")
+
+
 def runtime(m):
     # In emulation a thread stands for each thread of a block: small sizes.
     where, env, sizes = "", m.env_ranks(), ["--maxbytes", 1 << 20, "--factor", 16, "--iters", 5, "--most-ms", 50]
@@ -48,9 +89,9 @@ def runtime(m):
         where, env, sizes = ", emulated", {k: v for k, v in m.env().items() if k != "TEST_REAL_GPU"}, [
             "--maxbytes", 1 << 15, "--factor", 64, "--iters", 2, "--most-ms", 50]
     no_fake = m.no_gpu and not m.program("libfakegpu.so") and NOT_BUILT.format("C++17 compiler")
-    for name, more in (("calls", {}), ("streams", {}), ("p2p", {}), ("calls", {"NCCL_P2P_DISABLE": "1"})):
+    for name, more in (("calls", {}), ("streams", {}), ("p2p", {}), ("mixed", {}), ("calls", {"NCCL_P2P_DISABLE": "1"})):
         program = m.program(f"e2e/test_device_{name}")
-        emulated = m.no_gpu if name == "p2p" or more else ""  # once is enough, and make test has the rest
+        emulated = m.no_gpu if name in ("p2p", "mixed") or more else ""  # once is enough, and make test has the rest
         yield Step(RUNTIME, f"{name}{'' if not more else ', no P2P'}{where}", [program], env={**env, **more}, limit=100,
                    skip=m.not_shared or emulated or no_fake or ("" if program else NOT_BUILT.format("C++17 compiler")))
     for net in (False, True):
@@ -61,3 +102,4 @@ def runtime(m):
             command = coll(m, m.railyard, ranks, net, *sizes)
             yield Step(RUNTIME, f"{ranks} processes over {over}{where}", command, limit=45,
                        env={**env, "NCCL_NET_PLUGIN": m.plugin()}, skip=m.not_shared or no_fake or "")
+    yield from rail_coll_steps(m, where, env, no_fake)

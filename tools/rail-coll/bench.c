@@ -39,6 +39,12 @@ static struct view view_of(const struct run *r, const struct rc_rank *rank) {
   return v;
 }
 
+/* What a call gets for a place in the buffer that it sends from. */
+static char *user_of(const struct run *r, const struct rc_rank *rank, const char *send) {
+  const struct rc_buffer *b = r->in_place ? &rank->recv : &rank->send;
+  return b->user + (send - b->data);
+}
+
 /* ---- one operation ---- */
 
 static int issue(struct run *r, int times) {
@@ -51,7 +57,8 @@ static int issue(struct run *r, int times) {
     for (int i = 0; i < w->n; i++) {
       struct rc_rank *rank = &w->ranks[i];
       struct view v = view_of(r, rank);
-      struct rc_call call = {.send = v.send, .recv = v.recv, .count = v.shape.count, .type = (ncclDataType_t)r->c.type,
+      struct rc_call call = {.send = user_of(r, rank, v.send), .recv = rank->recv.user + (v.recv - rank->recv.data),
+                             .stream = rank->gpu.stream, .count = v.shape.count, .type = (ncclDataType_t)r->c.type,
                              .op = rank->op, .root = r->c.root, .rank = rank->rank, .nranks = r->c.nranks,
                              .comm = rank->c};
       /* The watchdog may have ended it; then it must not be used. */
@@ -66,12 +73,20 @@ static int issue(struct run *r, int times) {
 
 /* ---- checking ---- */
 
-static void prepare(const struct run *r, struct rc_rank *rank) {
+static int prepare(const struct run *r, struct rc_rank *rank) {
   struct view v = view_of(r, rank);
   size_t used = r->total * v.size;
   rc_poison(rank->recv.data - RC_GUARD, used + 2 * RC_GUARD);
   if (!r->in_place) rc_poison(rank->send.data - RC_GUARD, used + 2 * RC_GUARD);
   rc_fill(&r->c, rank->rank, 0, v.send, v.shape.send);
+  if (rc_buffer_push(r->w, rank, &rank->recv, used) != 0) return -1;
+  return r->in_place ? 0 : rc_buffer_push(r->w, rank, &rank->send, used);
+}
+
+static int prepare_all(const struct run *r) {
+  for (int i = 0; i < r->w->n; i++)
+    if (prepare(r, &r->w->ranks[i]) != 0) return -1;
+  return 0;
 }
 
 static size_t check_received(const struct run *r, const struct rc_rank *rank, const struct view *v) {
@@ -109,13 +124,19 @@ static struct finding check(const struct run *r, const struct rc_rank *rank) {
   return f;
 }
 
+static int bring_back(const struct run *r, const struct rc_rank *rank) {
+  size_t used = r->total * rc_type(r->c.type)->size;
+  if (rc_buffer_pull(r->w, rank, &rank->recv, used) != 0) return -1;
+  return r->in_place ? 0 : rc_buffer_pull(r->w, rank, &rank->send, used);
+}
+
 static int run_checks(struct run *r) {
   uint64_t seed = r->c.seed;
   for (int k = 0; k < r->o->checks; k++) {
     r->c.seed = seed + (uint64_t)k;
-    for (int i = 0; i < r->w->n; i++) prepare(r, &r->w->ranks[i]);
-    if (issue(r, 1) != 0 || rc_wait(r->w, r->o->collective->name) != 0) return -1;
+    if (prepare_all(r) != 0 || issue(r, 1) != 0 || rc_wait(r->w, r->o->collective->name) != 0) return -1;
     for (int i = 0; i < r->w->n; i++) {
+      if (bring_back(r, &r->w->ranks[i]) != 0) return -1;
       struct finding f = check(r, &r->w->ranks[i]);
       r->findings[i].wrong += f.wrong;
       r->findings[i].outside += f.outside;
@@ -133,17 +154,41 @@ static int repeat(struct run *r, int times) {
     if (issue(r, r->o->aggregate) != 0) return -1;
     if (r->o->blocking && rc_wait(r->w, r->o->collective->name) != 0) return -1;
   }
-  return rc_wait(r->w, r->o->collective->name);
+  return 0;
 }
 
+/* The timed iterations as a graph of each rank. */
+static int capture(struct run *r) {
+  static const char what[] = "capturing the iterations";
+  int cuda;
+  for (int i = 0; i < r->w->n; i++)
+    if ((cuda = rc_gpu_capture_begin(&r->w->ranks[i].gpu)) != 0) return rc_gpu_failed(r->w, &r->w->ranks[i], what, cuda);
+  if (repeat(r, r->o->iters) != 0) return -1;
+  for (int i = 0; i < r->w->n; i++)
+    if ((cuda = rc_gpu_capture_end(&r->w->ranks[i].gpu)) != 0) return rc_gpu_failed(r->w, &r->w->ranks[i], what, cuda);
+  return 0;
+}
+
+static int launch_graphs(struct run *r) {
+  for (int t = 0; t < r->o->graphs; t++)
+    for (int i = 0; i < r->w->n; i++) {
+      int cuda = rc_gpu_launch_graph(&r->w->ranks[i].gpu);
+      if (cuda != 0) return rc_gpu_failed(r->w, &r->w->ranks[i], "launching the graph", cuda);
+    }
+  return 0;
+}
+
+/* What lies on a stream is waited for there and then. */
 static int run_timing(struct run *r) {
+  const char *what = r->o->collective->name;
   if (r->o->iters == 0) return 0;
-  for (int i = 0; i < r->w->n; i++) prepare(r, &r->w->ranks[i]);
-  if (repeat(r, r->o->warmup) != 0) return -1;
+  if (prepare_all(r) != 0 || repeat(r, r->o->warmup) != 0 || rc_wait(r->w, what) != 0) return -1;
+  if (r->o->graphs > 0 && capture(r) != 0) return -1;
   if (!rc_exchange(r->w, r->findings, sizeof *r->findings)) return -1; /* the barrier */
   uint64_t start = rail_now_ns();
-  if (repeat(r, r->o->iters) != 0) return -1;
-  double us = (double)(rail_now_ns() - start) / 1e3 / r->o->iters / r->o->aggregate;
+  if ((r->o->graphs > 0 ? launch_graphs(r) : repeat(r, r->o->iters)) != 0 || rc_wait(r->w, what) != 0) return -1;
+  int launches = r->o->graphs > 0 ? r->o->graphs : 1;
+  double us = (double)(rail_now_ns() - start) / 1e3 / launches / r->o->iters / r->o->aggregate;
   for (int i = 0; i < r->w->n; i++) r->findings[i].us = us;
   return 0;
 }

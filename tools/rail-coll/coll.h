@@ -3,7 +3,8 @@
  * rail-coll: collectives over the runtime, timed and checked, in nccl-tests'
  * options and table. The files, in the order of a run:
  *   main.c options.c        what was asked for
- *   run.c                   this process' ranks: communicators, buffers, threads, watchdog
+ *   run.c                   this process' ranks: communicators, threads, watchdog
+ *   memory.c gpu.c          their buffers; GPUs, by the CUDA driver
  *   bench.c                 one size: check, then time, out of place and in place
  *   collectives.c           what each collective moves and calls
  *   types.c verify.c        inputs and expected results; share no code with the runtime
@@ -20,10 +21,12 @@
 
 #include "rail/railyard.h"
 #include "tools/common/fork.h"
+#include "tools/rail-coll/gpu.h"
 
 #define RC_NAME "rail-coll"
 #define RC_VERSION "0.1.0"
 #define RC_MAX_RANKS 1024
+#define RC_MAX_KINDS 16 /* of --memory */
 #define RC_OP_MULSUM 5 /* sum of each rank's input times its own scalar; beside ncclSum ... ncclAvg */
 #define RC_OP_COUNT 6
 
@@ -31,6 +34,7 @@
 
 enum rc_average { RC_TIME_RANK0, RC_TIME_AVG, RC_TIME_MIN, RC_TIME_MAX };
 enum rc_data { RC_DATA_EXACT, RC_DATA_RANDOM };
+enum rc_memory { RC_MEMORY_HOST, RC_MEMORY_DEVICE, RC_MEMORY_MANAGED };
 
 struct rc_collective;
 
@@ -47,6 +51,10 @@ struct rc_options {
   enum rc_average average;
   enum rc_data data;
   bool blocking, registered, out_of_place, in_place;
+  enum rc_memory memory[RC_MAX_KINDS]; /* rank r's buffers: kind r modulo nmemory */
+  int nmemory;
+  int device;    /* -1: rank modulo the number of devices */
+  int graphs;    /* launches of one graph that has all iterations; 0: no graph */
   int timeout_s; /* 0: none */
   uint64_t seed, offset;
   const char *json; /* NULL: none; "-": standard output, and the table goes to standard error */
@@ -114,6 +122,7 @@ struct rc_call {
   ncclRedOp_t op;
   int root, rank, nranks;
   ncclComm_t comm;
+  void *stream; /* CUDA's; NULL: the buffers are the host's */
 };
 
 struct rc_collective {
@@ -135,17 +144,21 @@ double rc_bus_factor(const struct rc_collective *collective, int nranks);
 
 /* ---- a process' ranks (run.c) ---- */
 
-/* A buffer with guards of poison before and after. `base` is what was allocated. */
+/* A buffer with guards of poison before and after. `base` is what was allocated on the host. */
 struct rc_buffer {
   char *base, *data;
-  size_t bytes; /* of data */
-  void *handle; /* of the registration */
+  char *gpu_base, *user; /* what was allocated for a GPU, or NULL; what calls get in place of data */
+  size_t bytes;          /* of data */
+  void *handle;          /* of the registration */
+  bool from_library;     /* base is ncclMemAlloc's */
 };
 
 struct rc_rank {
   int rank;
   _Atomic(ncclComm_t) comm; /* who takes it out (exchange with NULL) destroys or aborts it */
   ncclComm_t c;             /* the same, for use */
+  enum rc_memory memory;
+  struct rc_gpu gpu;        /* not open: the buffers are the host's */
   struct rc_buffer send, recv;
   char *mine, *all; /* rc_exchange: RC_RECORD_MAX bytes to tell, nranks times as many to hear */
   ncclRedOp_t op;   /* of the cases that run */
@@ -191,11 +204,28 @@ int rc_run(const struct rc_options *o, const struct rc_place *place, int (*share
            void *arg);
 /* Says which call failed, on whom, with the library's reason, and marks the process as failed. */
 int rc_failed(struct rc_worker *w, const struct rc_rank *r, const char *what, ncclResult_t result);
+/* The same for a call of the CUDA driver; for what has only an errno. Both return -1. */
+int rc_gpu_failed(struct rc_worker *w, const struct rc_rank *r, const char *what, int result);
+int rc_told(const char *what, int err);
 /* Waits for all that the worker's ranks have enqueued. 0 or -1, told. */
 int rc_wait(struct rc_worker *w, const char *what);
 /* Every rank gives `size` bytes (mine + i * size for the worker's i-th rank) and gets all of them, in order of rank.
  * Also the barrier. Valid until the next one. NULL: failed, told. */
 const char *rc_exchange(struct rc_worker *w, const void *mine, size_t size);
+
+/* ---- memory (memory.c) ---- */
+
+extern const char *const rc_memory_names[];
+enum rc_memory rc_memory_of(const struct rc_options *o, int rank);
+bool rc_uses_gpus(const struct rc_options *o); /* any rank */
+/* -1: this machine has not enough, told. */
+int rc_memory_check(const struct rc_process *p, const struct rc_place *place);
+/* Buffers, and room for rc_exchange. 0 or -1, told. */
+int rc_buffers_open(struct rc_worker *w);
+void rc_buffers_close(struct rc_process *p);
+/* The first `used` bytes and the guards around them, from `data` to where calls find them, and back. 0 or -1, told. */
+int rc_buffer_push(struct rc_worker *w, const struct rc_rank *r, const struct rc_buffer *b, size_t used);
+int rc_buffer_pull(struct rc_worker *w, const struct rc_rank *r, const struct rc_buffer *b, size_t used);
 
 /* ---- one worker's benchmark (bench.c) ---- */
 int rc_bench(struct rc_worker *w);
@@ -218,8 +248,8 @@ struct rc_row {
 /* What every rank tells of itself. */
 struct rc_rank_info {
   uint32_t magic;
-  int32_t rank, pid, device;
-  char host[64], transports[64], plugin[256];
+  int32_t rank, pid, device, memory;
+  char host[64], transports[64], plugin[256], bus_id[20], gpu[64];
 };
 
 struct rc_report {

@@ -55,28 +55,28 @@ static void shape_scatter(const struct rc_case *c, int rank, size_t total, struc
 /* ---- calls ---- */
 
 static ncclResult_t issue_all_reduce(const struct rc_call *a) {
-  return ncclAllReduce(a->send, a->recv, a->count, a->type, a->op, a->comm, NULL);
+  return ncclAllReduce(a->send, a->recv, a->count, a->type, a->op, a->comm, a->stream);
 }
 static ncclResult_t issue_reduce(const struct rc_call *a) {
-  return ncclReduce(a->send, a->recv, a->count, a->type, a->op, a->root, a->comm, NULL);
+  return ncclReduce(a->send, a->recv, a->count, a->type, a->op, a->root, a->comm, a->stream);
 }
 static ncclResult_t issue_broadcast(const struct rc_call *a) {
-  return ncclBroadcast(a->send, a->recv, a->count, a->type, a->root, a->comm, NULL);
+  return ncclBroadcast(a->send, a->recv, a->count, a->type, a->root, a->comm, a->stream);
 }
 static ncclResult_t issue_all_gather(const struct rc_call *a) {
-  return ncclAllGather(a->send, a->recv, a->count, a->type, a->comm, NULL);
+  return ncclAllGather(a->send, a->recv, a->count, a->type, a->comm, a->stream);
 }
 static ncclResult_t issue_reduce_scatter(const struct rc_call *a) {
-  return ncclReduceScatter(a->send, a->recv, a->count, a->type, a->op, a->comm, NULL);
+  return ncclReduceScatter(a->send, a->recv, a->count, a->type, a->op, a->comm, a->stream);
 }
 static ncclResult_t issue_alltoall(const struct rc_call *a) {
-  return ncclAlltoAll(a->send, a->recv, a->count, a->type, a->comm, NULL);
+  return ncclAlltoAll(a->send, a->recv, a->count, a->type, a->comm, a->stream);
 }
 static ncclResult_t issue_gather(const struct rc_call *a) {
-  return ncclGather(a->send, a->recv, a->count, a->type, a->root, a->comm, NULL);
+  return ncclGather(a->send, a->recv, a->count, a->type, a->root, a->comm, a->stream);
 }
 static ncclResult_t issue_scatter(const struct rc_call *a) {
-  return ncclScatter(a->send, a->recv, a->count, a->type, a->root, a->comm, NULL);
+  return ncclScatter(a->send, a->recv, a->count, a->type, a->root, a->comm, a->stream);
 }
 
 /* To the next rank, from the one before: a ring of point-to-point messages. */
@@ -84,8 +84,8 @@ static ncclResult_t issue_sendrecv(const struct rc_call *a) {
   int next = (a->rank + 1) % a->nranks, previous = (a->rank + a->nranks - 1) % a->nranks;
   ncclResult_t result = ncclGroupStart();
   if (result != ncclSuccess) return result;
-  result = ncclSend(a->send, a->count, a->type, next, a->comm, NULL);
-  if (result == ncclSuccess) result = ncclRecv(a->recv, a->count, a->type, previous, a->comm, NULL);
+  result = ncclSend(a->send, a->count, a->type, next, a->comm, a->stream);
+  if (result == ncclSuccess) result = ncclRecv(a->recv, a->count, a->type, previous, a->comm, a->stream);
   ncclResult_t end = ncclGroupEnd();
   return result != ncclSuccess ? result : end;
 }

@@ -47,6 +47,9 @@ static void write_config(FILE *f, const struct rc_report *r) {
   field(f, "data", o->data == RC_DATA_EXACT ? "exact" : "random");
   fprintf(f, ", ");
   field(f, "time", averages[o->average]);
+  fprintf(f, ",\n    \"cudagraph\": %d, \"memory\": [", o->graphs);
+  for (int i = 0; i < o->nmemory; i++) fprintf(f, "%s\"%s\"", i ? ", " : "", rc_memory_names[o->memory[i]]);
+  fprintf(f, "]");
   fprintf(f, "\n  },\n");
 }
 
@@ -91,6 +94,14 @@ static void write_ranks(FILE *f, const struct rc_report *r) {
     field(f, "transports", k->transports);
     fprintf(f, ", ");
     field(f, "net_plugin", k->plugin);
+    fprintf(f, ", ");
+    field(f, "memory", rc_memory_names[k->memory]);
+    if (k->gpu[0]) {
+      fprintf(f, ", ");
+      field(f, "gpu", k->gpu);
+      fprintf(f, ", ");
+      field(f, "bus_id", k->bus_id);
+    }
     fprintf(f, "}%s\n", i + 1 < r->nranks ? "," : "");
   }
   fprintf(f, "  ],\n");

@@ -51,6 +51,36 @@ static int set_root(const struct tool_value *v) {
   return 0;
 }
 
+static int memory_find(const char *name, size_t len) {
+  for (int i = 0; rc_memory_names[i]; i++)
+    if (strlen(rc_memory_names[i]) == len && strncmp(rc_memory_names[i], name, len) == 0) return i;
+  return -1;
+}
+
+static int set_memory(const struct tool_value *v) {
+  struct rc_options *o = v->into;
+  o->nmemory = 0;
+  for (const char *at = v->text;; at++) {
+    size_t len = strcspn(at, ",");
+    int kind = memory_find(at, len);
+    if (kind < 0 || o->nmemory == RC_MAX_KINDS)
+      return tool_bad(v, "host, device or managed, or up to %d of them with commas", RC_MAX_KINDS);
+    o->memory[o->nmemory++] = (enum rc_memory)kind;
+    at += len;
+    if (*at == 0) return 0;
+  }
+}
+
+static int set_device(const struct tool_value *v) {
+  struct rc_options *o = v->into;
+  uint64_t device;
+  o->device = -1;
+  if (strcmp(v->text, "auto") == 0) return 0;
+  if (!tool_parse_u64(v->text, false, &device) || device > 1023) return tool_bad(v, "a number from 0 to 1023, or auto");
+  o->device = (int)device;
+  return 0;
+}
+
 static int set_plugin(const struct tool_value *v) {
   if (*v->text == 0) return tool_bad(v, "a name or a path");
   return setenv("NCCL_NET_PLUGIN", v->text, 1);
@@ -108,8 +138,15 @@ static const struct tool_option options[] = {
     {"average", 'a', "N", "time shown: 0 rank 0's, 1 average, 2 least, 3 greatest of all ranks (3)",
      TOOL_INT, AT(average), .max = RC_TIME_MAX},
     {"blocking", 'z', "0|1", "wait after each operation instead of after all (0)", TOOL_BOOL, AT(blocking)},
-    {"local_register", 'R', "0|1", "buffers from ncclMemAlloc, registered with ncclCommRegister (0)",
+    {"local_register", 'R', "0|1", "buffers registered with ncclCommRegister, the host's from ncclMemAlloc (0)",
      TOOL_BOOL, AT(registered)},
+    {"memory", 0, "KIND",
+                "where buffers are: host (default), device, managed (CUDA's); several with commas: rank 0 has the first, "
+                "and so on in turns", TOOL_CALL, .set = set_memory},
+    {"device", 0, "N", "CUDA device of the ranks that have one, or auto: rank modulo devices (auto)",
+     TOOL_CALL, .set = set_device},
+    {"cudagraph", 'G', "N", "capture the timed iterations into a graph, and launch that N times (0: no graph)",
+     TOOL_INT, AT(graphs), .max = 1000000},
     {"ranks", 'r', "N", "start N processes on this machine, one rank each (nccl-tests' -r is --root here)",
      TOOL_INT, AT(local_ranks), .min = 1, .max = RC_MAX_RANKS},
     {"nthreads", 't', "N", "threads a process (1)", TOOL_INT, AT(threads), .min = 1, .max = 256},
@@ -138,8 +175,8 @@ static void print_collectives(FILE *f) {
 static const struct tool_command command = {
     .name = RC_NAME,
     .usage = "COLLECTIVE [option...]",
-    .about = "Times a collective over host memory and checks every result. Options and table are\n"
-             "those of nccl-tests, except -r.",
+    .about = "Times a collective over memory of the host or of GPUs and checks every result. Options and\n"
+             "table are those of nccl-tests, except -r.",
     .lists = print_collectives,
     .options = options,
     .noptions = sizeof options / sizeof *options,
@@ -161,6 +198,16 @@ static int check_sizes(const struct rc_options *o) {
   return 0;
 }
 
+/* A graph has what lies on a stream. */
+static int check_graphs(const struct rc_options *o) {
+  if (o->graphs == 0) return 0;
+  for (int i = 0; i < o->nmemory; i++)
+    if (o->memory[i] == RC_MEMORY_HOST)
+      return tool_misuse(&command, "--cudagraph: all ranks must have buffers on a GPU: --memory device or managed", NULL);
+  if (o->blocking) return tool_misuse(&command, "--cudagraph: what is captured cannot be waited for: no --blocking", NULL);
+  return 0;
+}
+
 static int complete(char **words, struct rc_options *o) {
   if (!words[0]) return tool_misuse(&command, "a collective is missing (all_reduce, all_gather, ...)", NULL);
   o->collective = rc_collective_find(words[0]);
@@ -170,14 +217,15 @@ static int complete(char **words, struct rc_options *o) {
   if (!o->out_of_place && !o->in_place) o->out_of_place = o->in_place = true;
   if (o->in_place && !o->out_of_place && !o->collective->in_place)
     return tool_misuse(&command, "--in-place: there is no in-place form of", o->collective->name);
-  return 0;
+  return check_graphs(o);
 }
 
 int rc_options_parse(int argc, char **argv, struct rc_options *o) {
   char **words;
   *o = (struct rc_options){
       .min_bytes = 8, .max_bytes = 32 << 20, .step_factor = 2, .iters = 20, .warmup = 5, .checks = 1, .aggregate = 1,
-      .threads = 1, .comms_per_thread = 1, .average = RC_TIME_MAX, .timeout_s = 600, .seed = 1};
+      .threads = 1, .comms_per_thread = 1, .average = RC_TIME_MAX, .timeout_s = 600, .seed = 1,
+      .nmemory = 1, .device = -1};
   o->types[ncclFloat32] = o->ops[ncclSum] = true;
   int r = tool_options_read(&command, argc, argv, o, &words);
   return r != 0 ? r : complete(words, o);

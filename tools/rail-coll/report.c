@@ -9,14 +9,32 @@
 #include "common/clock.h"
 #include "tools/rail-coll/coll.h"
 
+/* "device (ranks 0, 2), host (ranks 1, 3)", or the one kind of all. */
+static void head_memory(const struct rc_report *r) {
+  const char *comma = "";
+  fprintf(r->table, "#  Buffers in memory of kind: ");
+  for (int kind = 0; rc_memory_names[kind]; kind++) {
+    int n = 0;
+    for (int i = 0; i < r->nranks; i++) {
+      if (r->ranks[i].memory != kind) continue;
+      if (n++ == 0) fprintf(r->table, "%s%s (ranks %d", comma, rc_memory_names[kind], i);
+      else fprintf(r->table, ", %d", i);
+    }
+    if (n > 0) fprintf(r->table, ")");
+    if (n > 0) comma = ", ";
+  }
+  fprintf(r->table, "\n");
+}
+
 static void head_devices(const struct rc_report *r) {
   bool same = true;
   fprintf(r->table, "# Using devices\n");
   for (int i = 0; i < r->nranks; i++) {
     const struct rc_rank_info *k = &r->ranks[i];
-    fprintf(r->table, "#  Rank %2d Group  0 Pid %6d on %10s device %2d [host] %s\n", i, k->pid, k->host, k->device,
-            k->transports);
+    fprintf(r->table, "#  Rank %2d Group  0 Pid %6d on %10s device %2d [%s] %s%s%s\n", i, k->pid, k->host, k->device,
+            k->gpu[0] ? k->bus_id : "host", k->gpu, k->gpu[0] ? " " : "", k->transports);
   }
+  if (rc_uses_gpus(r->o)) head_memory(r);
   for (int i = 1; i < r->nranks; i++) same = same && strcmp(r->ranks[i].plugin, r->ranks[0].plugin) == 0;
   if (same && r->ranks[0].plugin[0]) fprintf(r->table, "#  Network plugin of all ranks: %s\n", r->ranks[0].plugin);
   for (int i = 0; !same && i < r->nranks; i++)
@@ -31,10 +49,10 @@ void rc_report_head(struct rc_report *r) {
   fprintf(f, "# " RC_NAME " version " RC_VERSION " nccl-headers=%d nccl-library=%d\n", NCCL_VERSION_CODE, library);
   fprintf(f, "# Collective test starting: %s\n", o->collective->name);
   fprintf(f, "# nRanks %d nThread %d nGpus %d minBytes %llu maxBytes %llu step: %llu(%s) warmup iters: %d iters: %d "
-          "agg iters: %d validate: %d launch: %s\n#\n", r->nranks, o->threads, o->comms_per_thread,
+          "agg iters: %d validate: %d graph: %d launch: %s\n#\n", r->nranks, o->threads, o->comms_per_thread,
           (unsigned long long)o->min_bytes, (unsigned long long)o->max_bytes,
           (unsigned long long)(o->step_bytes ? o->step_bytes : o->step_factor), o->step_bytes ? "bytes" : "factor",
-          o->warmup, o->iters, o->aggregate, o->checks, r->launch);
+          o->warmup, o->iters, o->aggregate, o->checks, o->graphs, r->launch);
   head_devices(r);
   fprintf(f, "#\n");
   fprintf(f, "# %10s  %12s  %8s  %6s  %6s           out-of-place                       in-place          \n", "",

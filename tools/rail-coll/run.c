@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A process' ranks from start to end: memory, communicators, one thread per
+ * A process' ranks from start to end: GPUs, communicators, one thread per
  * worker, and a watchdog that aborts when nothing finishes any more.
  */
 #include <errno.h>
@@ -28,7 +28,15 @@ int rc_failed(struct rc_worker *w, const struct rc_rank *r, const char *what, nc
   return -1;
 }
 
-static int told(const char *what, int err) {
+int rc_gpu_failed(struct rc_worker *w, const struct rc_rank *r, const char *what, int result) {
+  if (!atomic_exchange(&w->process->failed, true))
+    fprintf(stderr, RC_NAME ": rank %d: CUDA device %d: %s: %s (%d)\n", r->rank, r->gpu.device, what,
+            rc_gpu_error(result), result);
+  w->status = TOOL_EXIT_FAILED;
+  return -1;
+}
+
+int rc_told(const char *what, int err) {
   fprintf(stderr, RC_NAME ": %s: %s\n", what, strerror(err));
   return -1;
 }
@@ -66,6 +74,8 @@ int rc_wait(struct rc_worker *w, const char *what) {
     if (!atomic_load(&w->ranks[i].comm)) return rc_failed(w, &w->ranks[i], what, ncclRemoteError);
     ncclResult_t result = railCommWait(w->ranks[i].c);
     if (result != ncclSuccess) return rc_failed(w, &w->ranks[i], what, result);
+    int cuda = w->ranks[i].gpu.open ? rc_gpu_wait(&w->ranks[i].gpu) : 0;
+    if (cuda != 0) return rc_gpu_failed(w, &w->ranks[i], what, cuda);
   }
   atomic_store(&w->process->last_progress_ns, rail_now_ns());
   return 0;
@@ -85,93 +95,51 @@ const char *rc_exchange(struct rc_worker *w, const void *mine, size_t size) {
   return rc_wait(w, what) == 0 ? w->ranks[0].all : NULL;
 }
 
-/* ---- memory ---- */
-
-static uint64_t available_bytes(void) {
-  char line[128];
-  unsigned long long kb = 0;
-  FILE *f = fopen("/proc/meminfo", "re");
-  if (!f) return UINT64_MAX;
-  while (fgets(line, sizeof line, f))
-    if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1) break;
-  fclose(f);
-  return kb ? kb * 1024 : UINT64_MAX;
-}
-
-static int check_memory(const struct rc_process *p, const struct rc_place *place) {
-  uint64_t ranks = (uint64_t)p->nlocal * (uint64_t)place->local_processes;
-  uint64_t each = 2 * (p->o->max_bytes + p->o->offset + 3 * RC_GUARD), have = available_bytes();
-  if (each < have / ranks / 10 * 9) return 0;
-  if (p->first == 0)
-    fprintf(stderr, RC_NAME ": -e %llu MiB needs %llu MiB for the buffers of %llu ranks on this machine, which has "
-            "%llu MiB available; use a smaller -e\n", (unsigned long long)p->o->max_bytes >> 20,
-            (unsigned long long)(each >> 20) * ranks, (unsigned long long)ranks, (unsigned long long)have >> 20);
-  return -1;
-}
-
-static int buffer_open(struct rc_worker *w, struct rc_rank *r, struct rc_buffer *b) {
-  const struct rc_options *o = w->process->o;
-  size_t total = o->max_bytes + o->offset + 2 * RC_GUARD;
-  b->bytes = o->max_bytes;
-  if (o->registered) {
-    ncclResult_t result = ncclMemAlloc((void **)&b->base, total);
-    if (result != ncclSuccess) return rc_failed(w, r, "ncclMemAlloc", result);
-    result = ncclCommRegister(r->c, b->base, total, &b->handle);
-    if (result != ncclSuccess) return rc_failed(w, r, "ncclCommRegister", result);
-  } else {
-    int err = posix_memalign((void **)&b->base, 4096, total);
-    if (err != 0) return told("buffers", err);
-  }
-  b->data = b->base + RC_GUARD + o->offset;
-  return 0;
-}
-
-static void buffer_close(struct rc_rank *r, struct rc_buffer *b, bool registered) {
-  if (b->handle && atomic_load(&r->comm)) (void)ncclCommDeregister(r->c, b->handle);
-  if (registered) (void)ncclMemFree(b->base);
-  else free(b->base);
-  *b = (struct rc_buffer){0};
-}
-
-static int buffers_open(struct rc_worker *w) {
-  for (int i = 0; i < w->n; i++) {
-    struct rc_rank *r = &w->ranks[i];
-    if (buffer_open(w, r, &r->send) != 0 || buffer_open(w, r, &r->recv) != 0) return -1;
-    r->mine = calloc(1, RC_RECORD_MAX);
-    r->all = calloc((size_t)w->process->nranks, RC_RECORD_MAX);
-    if (!r->mine || !r->all) return told("buffers", ENOMEM);
-  }
-  return 0;
-}
-
 /* ---- communicators ---- */
+
+/* A rank's GPU is the one that is current when its communicator is made. */
+static int gpus_open(struct rc_process *p) {
+  for (int i = 0; i < p->nlocal; i++) {
+    struct rc_rank *r = &p->ranks[i];
+    r->rank = p->first + i;
+    r->memory = rc_memory_of(p->o, r->rank);
+    if (r->memory != RC_MEMORY_HOST && rc_gpu_open(&r->gpu, r->rank, p->o->device) != 0) return -1;
+  }
+  return 0;
+}
+
+static ncclResult_t init_rank(struct rc_process *p, ncclComm_t *comms, int i, ncclUniqueId id) {
+  if (rc_gpu_use(&p->ranks[i].gpu) != 0) return ncclUnhandledCudaError;
+  return ncclCommInitRank(&comms[i], p->nranks, id, p->first + i);
+}
+
+static ncclResult_t init_ranks(struct rc_process *p, ncclComm_t *comms, ncclUniqueId id) {
+  if (p->nlocal == 1) return init_rank(p, comms, 0, id);
+  ncclResult_t result = ncclGroupStart();
+  for (int i = 0; i < p->nlocal && result == ncclSuccess; i++) result = init_rank(p, comms, i, id);
+  ncclResult_t end = ncclGroupEnd();
+  return result == ncclSuccess ? end : result;
+}
 
 static int comms_open(struct rc_process *p, int (*share_id)(void *, ncclUniqueId *), void *arg) {
   ncclUniqueId id;
-  ncclComm_t *comms = calloc((size_t)p->nlocal, sizeof(ncclComm_t));
+  ncclComm_t *comms = calloc((unsigned)p->nlocal, sizeof(ncclComm_t));
   ncclResult_t result;
   const char *what = "ncclCommInitRank";
-  if (!comms) return told("communicators", ENOMEM);
-  if (p->nranks == p->nlocal && p->nlocal > 1) {
+  if (!comms) return rc_told("communicators", ENOMEM);
+  if (p->nranks == p->nlocal && p->nlocal > 1 && !rc_uses_gpus(p->o)) {
     what = "ncclCommInitAll";
     result = ncclCommInitAll(comms, p->nlocal, NULL);
   } else if (share_id(arg, &id) != 0) {
     free(comms);
     return -1; /* told */
-  } else if (p->nlocal == 1) {
-    result = ncclCommInitRank(&comms[0], p->nranks, id, p->first);
   } else {
-    result = ncclGroupStart();
-    for (int i = 0; i < p->nlocal && result == ncclSuccess; i++)
-      result = ncclCommInitRank(&comms[i], p->nranks, id, p->first + i);
-    ncclResult_t end = ncclGroupEnd();
-    if (result == ncclSuccess) result = end;
+    result = init_ranks(p, comms, id);
   }
   if (result != ncclSuccess && !atomic_exchange(&p->failed, true))
     fprintf(stderr, RC_NAME ": rank %d: %s: %s: %s\n", p->first, what, ncclGetErrorString(result),
             ncclGetLastError(NULL));
   for (int i = 0; i < p->nlocal; i++) {
-    p->ranks[i].rank = p->first + i;
     p->ranks[i].c = comms[i];
     if (result == ncclSuccess) atomic_store(&p->ranks[i].comm, comms[i]);
   }
@@ -179,10 +147,24 @@ static int comms_open(struct rc_process *p, int (*share_id)(void *, ncclUniqueId
   return result == ncclSuccess ? 0 : -1;
 }
 
+/* Uses the buffers once, before all else: connections that are made for a GPU's calls are the GPU's from the start. */
+static int use_gpus(struct rc_worker *w) {
+  static const char what[] = "the first use of the buffers";
+  ncclResult_t result = ncclGroupStart();
+  for (int i = 0; i < w->n && result == ncclSuccess; i++) {
+    struct rc_rank *r = &w->ranks[i];
+    char *guard = r->recv.user - RC_GUARD;
+    result = ncclAllReduce(guard, guard, RC_GUARD, ncclInt8, ncclMax, r->c, r->gpu.stream);
+  }
+  ncclResult_t end = ncclGroupEnd();
+  if (result == ncclSuccess) result = end;
+  return result == ncclSuccess ? rc_wait(w, what) : rc_failed(w, &w->ranks[0], what, result);
+}
+
 static int tell_of_ranks(struct rc_worker *w) {
   _Static_assert(sizeof(struct rc_rank_info) <= RC_RECORD_MAX, "fits the exchange");
   struct rc_rank_info *mine = calloc((unsigned)w->n, sizeof *mine);
-  if (!mine) return told("rank information", ENOMEM);
+  if (!mine) return rc_told("rank information", ENOMEM);
   if (!rc_exchange(w, mine, sizeof *mine)) { /* transports are known once they have been used */
     free(mine);
     return -1;
@@ -190,8 +172,12 @@ static int tell_of_ranks(struct rc_worker *w) {
   for (int i = 0; i < w->n; i++) {
     int device = -1;
     const char *plugin = railCommNetPlugin(w->ranks[i].c), *transports = railCommTransports(w->ranks[i].c);
+    const struct rc_gpu *gpu = &w->ranks[i].gpu;
     (void)ncclCommCuDevice(w->ranks[i].c, &device);
-    mine[i] = (struct rc_rank_info){.magic = INFO_MAGIC, .rank = w->ranks[i].rank, .pid = getpid(), .device = device};
+    mine[i] = (struct rc_rank_info){.magic = INFO_MAGIC, .rank = w->ranks[i].rank, .pid = getpid(), .device = device,
+                                    .memory = w->ranks[i].memory};
+    snprintf(mine[i].gpu, sizeof mine[i].gpu, "%s", gpu->name);
+    snprintf(mine[i].bus_id, sizeof mine[i].bus_id, "%s", gpu->bus_id);
     gethostname(mine[i].host, sizeof mine[i].host - 1);
     snprintf(mine[i].transports, sizeof mine[i].transports, "%s", transports ? transports : "");
     snprintf(mine[i].plugin, sizeof mine[i].plugin, "%s", plugin ? plugin : "");
@@ -211,7 +197,7 @@ static int tell_of_ranks(struct rc_worker *w) {
 static void *work(void *arg) {
   struct rc_worker *w = arg;
   w->status = TOOL_EXIT_FAILED;
-  if (buffers_open(w) != 0 || tell_of_ranks(w) != 0) goto out;
+  if (rc_buffers_open(w) != 0 || (rc_uses_gpus(w->process->o) && use_gpus(w) != 0) || tell_of_ranks(w) != 0) goto out;
   if (w->speaks) rc_report_head(w->process->report);
   w->status = TOOL_EXIT_OK;
   if (rc_bench(w) != 0) w->status = TOOL_EXIT_FAILED;
@@ -229,11 +215,11 @@ static int run_workers(struct rc_process *p) {
   int status = TOOL_EXIT_OK;
   pthread_t *threads = calloc((size_t)p->o->threads, sizeof *threads);
   int started = 0;
-  if (!threads) return told("threads", ENOMEM), TOOL_EXIT_FAILED;
+  if (!threads) return rc_told("threads", ENOMEM), TOOL_EXIT_FAILED;
   for (; started < p->o->threads - 1; started++) {
     int err = pthread_create(&threads[started], NULL, work, &p->workers[started + 1]);
     if (err == 0) continue;
-    told("threads", err);
+    rc_told("threads", err);
     status = TOOL_EXIT_FAILED;
     abort_all(p);
     break;
@@ -247,12 +233,7 @@ static int run_workers(struct rc_process *p) {
 }
 
 static void ranks_close(struct rc_process *p) {
-  for (int i = 0; i < p->nlocal; i++) {
-    buffer_close(&p->ranks[i], &p->ranks[i].send, p->o->registered);
-    buffer_close(&p->ranks[i], &p->ranks[i].recv, p->o->registered);
-    free(p->ranks[i].mine);
-    free(p->ranks[i].all);
-  }
+  rc_buffers_close(p);
   if (atomic_load(&p->failed)) {
     abort_all(p);
     return;
@@ -270,7 +251,7 @@ static int process_open(struct rc_process *p, const struct rc_place *place, stru
   const struct rc_options *o = p->o;
   p->ranks = calloc((size_t)p->nlocal, sizeof *p->ranks);
   p->workers = calloc((size_t)o->threads, sizeof *p->workers);
-  if (!p->ranks || !p->workers) return told("ranks", ENOMEM);
+  if (!p->ranks || !p->workers) return rc_told("ranks", ENOMEM);
   for (int i = 0; i < o->threads; i++)
     p->workers[i] = (struct rc_worker){.process = p, .ranks = p->ranks + i * o->comms_per_thread,
                                        .n = o->comms_per_thread, .speaks = p->first == 0 && i == 0};
@@ -280,7 +261,7 @@ static int process_open(struct rc_process *p, const struct rc_place *place, stru
                                .table = o->json && strcmp(o->json, "-") == 0 ? stderr : stdout};
   report->ranks = calloc((size_t)p->nranks, sizeof *report->ranks);
   p->report = report;
-  return report->ranks ? 0 : told("ranks", ENOMEM);
+  return report->ranks ? 0 : rc_told("ranks", ENOMEM);
 }
 
 static int check_job(const struct rc_process *p, const struct rc_place *place) {
@@ -289,7 +270,7 @@ static int check_job(const struct rc_process *p, const struct rc_place *place) {
   if (p->nranks > RC_MAX_RANKS) problem = "ranks are more than this tool's limit of 1024";
   else if (p->o->collective->has_root && p->o->root >= p->nranks) problem = "is no rank for --root", value = p->o->root;
   if (problem && p->first == 0) fprintf(stderr, RC_NAME ": %d %s (there are %d ranks)\n", value, problem, p->nranks);
-  return problem ? -1 : check_memory(p, place);
+  return problem ? -1 : rc_memory_check(p, place);
 }
 
 int rc_run(const struct rc_options *o, const struct rc_place *place, int (*share_id)(void *, ncclUniqueId *),
@@ -305,10 +286,10 @@ int rc_run(const struct rc_options *o, const struct rc_place *place, int (*share
   if (process_open(&p, place, &report) != 0) goto out;
   if (o->timeout_s > 0) {
     int err = pthread_create(&dog, NULL, watchdog, &p);
-    if (err != 0 && told("watchdog", err) != 0) goto out;
+    if (err != 0 && rc_told("watchdog", err) != 0) goto out;
     watched = true;
   }
-  if (comms_open(&p, share_id, arg) == 0) status = run_workers(&p);
+  if (gpus_open(&p) == 0 && comms_open(&p, share_id, arg) == 0) status = run_workers(&p);
   if (status == TOOL_EXIT_FAILED) atomic_store(&p.failed, true);
   if (status != TOOL_EXIT_FAILED && p.report) {
     rc_report_tail(p.report);
@@ -317,6 +298,7 @@ int rc_run(const struct rc_options *o, const struct rc_place *place, int (*share
   }
   atomic_store(&p.doing, "the end of the communicators");
   if (p.ranks) ranks_close(&p);
+  for (int i = 0; i < p.nlocal; i++) rc_gpu_close(&p.ranks[i].gpu);
 out:
   atomic_store(&p.ended, true);
   if (watched) pthread_join(dog, NULL);

@@ -13,7 +13,11 @@
 
 #define GPU_CALLS(X)                                                                        \
   X(cuInit, (unsigned flags))                                                               \
+  X(cuDeviceGetCount, (int *count))                                                         \
+  X(cuDeviceGet, (int *device, int ordinal))                                                \
+  X(cuDeviceGetName, (char *text, int size, int device))                                    \
   X(cuDevicePrimaryCtxRetain, (void **context, int device))                                 \
+  X(cuDevicePrimaryCtxRelease_v2, (int device))                                             \
   X(cuCtxSetCurrent, (void *context))                                                       \
   X(cuMemAllocManaged, (uint64_t *address, size_t size, unsigned flags))                    \
   X(cuMemcpyHtoD_v2, (uint64_t to, const void *from, size_t size))                          \
