@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One job of a plan, run by a thread of the host: proxy operations, then its kernel, polled until it is done. Who polls,
- * and what else besides, is rt_stream.c's for a plan of the host, and rt_run.c's for a host's job in a plan of the device.
+ * One job of a plan, run by a thread of the host: its proxy operations, and its kernel, polled until it is
+ * done. Who polls, and what else besides, is up to rt_stream.c in a plan of the host, to rt_run.c in one of a device.
  */
 #ifndef RT_JOB_H
 #define RT_JOB_H

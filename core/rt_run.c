@@ -31,7 +31,7 @@ static struct rt_device_job *place_of(const struct rt_plan *plan, int j) {
   return &plan->launch->job[plan->jobs[j].slot];
 }
 
-/* The place of the job that must have left the connection before job j; -1: none. Among the host's own, turns say so. */
+/* The place of the job that must have left the connection before job j; -1: none. The host's own have turns. */
 static int place_before(const struct rt_plan *plan, int j, const struct rt_connector *c) {
   int before = job_before(plan, j, c);
   return before < 0 || !(plan->jobs[j].on_device || plan->jobs[before].on_device) ? -1 : plan->jobs[before].slot;
@@ -339,8 +339,8 @@ struct launching {
 
 static rail_result_t launch_kernel(const struct launching *l) {
   void *arguments[] = {&l->plan->launch};
-  return rt_cuda_check(rt_cuda()->launch_kernel(l->comm->gpu.kernel, (unsigned)l->plan->nblocks, 1, 1, RT_DEVICE_THREADS,
-                                                1, 1, 0, l->streams[0], arguments, NULL),
+  return rt_cuda_check(rt_cuda()->launch_kernel(l->comm->gpu.kernel, (unsigned)l->plan->nblocks, 1, 1,
+                                                RT_DEVICE_THREADS, 1, 1, 0, l->streams[0], arguments, NULL),
                        "cuLaunchKernel", DEVICE_ADVICE);
 }
 
@@ -379,8 +379,8 @@ static rail_result_t launch_now(struct launching *l) {
 static rail_result_t launch_in_graph(struct launching *l, uint64_t capture, void *graph) {
   struct rt_gpu *gpu = &l->comm->gpu;
   if (rt_plan_is_shared(l->plan)) {
-    RAIL_WARN("rank %d: a group is captured in which some calls have buffers in the host's memory: only a device's calls "
-              "can become part of a graph; make the others outside of the capture",
+    RAIL_WARN("rank %d: a group is captured in which some calls have buffers in the host's memory: only a device's "
+              "calls can become part of a graph; make the others outside of the capture",
               l->comm->rank);
     return RAIL_BAD_USAGE;
   }

@@ -6,8 +6,8 @@
  * may begin its next run while the proxy still sends what the last one left behind.
  *
  * Calls of a group whose buffers are the host's are jobs of the same plan, and run beside the kernel: whoever
- * attends to the run polls them. Blocks and host's jobs that share a connection wait for each other's `ran` in the launch,
- * where the host's have a place behind the blocks'. Such a plan cannot be captured.
+ * attends to the run polls them. Blocks and host's jobs that share a connection wait for each other's `ran` in the
+ * launch, where the host's have a place behind the blocks'. Such a plan cannot be captured.
  *
  * Runs of a communicator follow each other on the device. Outside of captures that is
  * seen to here, by an event from stream to stream; who launches graphs orders them himself.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * For the thread sanitizer, which goes by addresses. Ranks of one process have a connection's counters mapped once each,
- * but an area of a GPU's memory only once, so nothing that the sanitizer sees orders what lies in there. In the
+ * For the thread sanitizer, which goes by addresses. Ranks of one process have a connection's counters mapped once
+ * each, but an area of a GPU's memory only once, so nothing that the sanitizer sees orders what lies in there. In the
  * emulation it is told by the area's own address; NULL: no area.
  */
 #ifndef RT_TOLD_H

@@ -4,8 +4,8 @@
  *
  * Proves: calls on host buffers and calls on device buffers work in one group: of one communicator, in whatever order
  * and on connections that they share, differently on each rank, and sends and receives that wait for each other across
- * ranks; of several communicators. Nothing overtakes such a group. What neither host nor device could do is refused, and
- * a group that waits for nobody ends with its communicator.
+ * ranks; of several communicators. Nothing overtakes such a group. What neither host nor device could do is refused,
+ * and a group that waits for nobody ends with its communicator.
  */
 #include "test/device/gpu/calls.h"
 #include "test/harness/program.h"
@@ -369,8 +369,8 @@ static void mismatched(const struct rank *rank, void *arg) {
   rig_open(&g, rank, 0, 0x15);
   OK(ncclGroupStart());
   for (int i = 1; i < 4; i++)
-    OK(ncclAllReduce(g.pairs[i].send, g.pairs[i].recv, i == 1 && rank->rank == 1 ? N / 2 : N, ncclInt32, ncclSum, g.comm,
-                     g.stream));
+    OK(ncclAllReduce(g.pairs[i].send, g.pairs[i].recv, i == 1 && rank->rank == 1 ? N / 2 : N, ncclInt32, ncclSum,
+                     g.comm, g.stream));
   (void)ncclGroupEnd();
   ENSURE(railCommWait(g.comm) != ncclSuccess, "calls of different counts were done");
   GPU(gpu.cuStreamSynchronize(g.stream));

@@ -52,7 +52,8 @@ def several_ranks_in_a_process():
 def each_transport():
     for env, over in (({"NCCL_P2P_DISABLE": 1}, "SHM"), ({"NCCL_SHM_DISABLE": 1}, "NET")):
         for name in ("all_reduce", "alltoall"):
-            _, _, used = run(name, "-r", 2, "--memory", "device", "-b", 64, "-e", "64K", "-f", 32, "--plugin", SOCKET, **env)
+            _, _, used = run(name, "-r", 2, "--memory", "device", "-b", 64, "-e", "64K", "-f", 32, "--plugin", SOCKET,
+                             **env)
             assert len(used) == 1 and used.pop().startswith(over), used
 
 
@@ -90,7 +91,8 @@ def damage_is_found():
     """What a kernel wrote and nobody should have: the copy on the host is no proof, the device's memory is."""
     for kind, rank in (("result", 0), ("outside", 1), ("input", 1)):
         done = coll("all_reduce", "-r", 2, "--memory", "device", "-b", 512, "-e", 512, "-n", 0, **GPU,
-                    LD_PRELOAD=BUILD / "test" / "libcorrupt.so", CORRUPT_KIND=kind, CORRUPT_RANK=rank, CORRUPT_COUNT=128)
+                    LD_PRELOAD=BUILD / "test" / "libcorrupt.so", CORRUPT_KIND=kind, CORRUPT_RANK=rank,
+                    CORRUPT_COUNT=128)
         expect(done, 1)
         assert "FAILED" in done.stdout, done.stdout
 

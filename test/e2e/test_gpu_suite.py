@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # TEST-LIMIT: 120
 """The parts of make gpu-test where there is no GPU: with librailyard in NCCL's place, over a driver without a GPU,
-and with programs that print what nccl-tests print. What gpu_coll checks, the launcher of ranks, the small MPI,
-NCCL's log, the table of skips."""
+and with programs that print what nccl-tests print. What gpu_coll and rail-coll check, the launcher of ranks, the
+small MPI, NCCL's log, the table of skips."""
 import json
 import os
 import pathlib
@@ -16,6 +16,7 @@ sys.dont_write_bytecode = True
 HERE = pathlib.Path(__file__).resolve().parent
 GPU = HERE.parent / "gpu"
 sys.path[:0] = [str(HERE), str(GPU)]
+import device  # noqa: E402
 import mps  # noqa: E402
 import nccl_tests  # noqa: E402
 import places  # noqa: E402
@@ -92,6 +93,23 @@ def rank_dies():
     done = run([COLL, "--library", str(write("nothing.so", ""))], **machine().env())
     assert done.returncode == 1 and "nothing.so" in done.stdout and "not ok 13" in done.stdout, done.stdout
     assert time.monotonic() - begin < 20, "it took its time"
+
+
+# ---- rail-coll ----
+
+def rail_coll():
+    """The step of the suite, over the driver without a GPU: what is right is, and what is damaged is not."""
+    m, r = machine(), runner("rail-coll")
+    m.no_gpu = "none"
+    runs = [("all_reduce", "-r", 2, "--memory", "host,device", "-b", 64, "-e", 4096, "-f", 64, "-n", 1)]
+    damage = {"LD_PRELOAD": BUILD / "test" / "libcorrupt.so", "CORRUPT_KIND": "result", "CORRUPT_RANK": 1,
+              "CORRUPT_COUNT": 16}
+    r.do(Step("2", "right", body=device.rail_coll(m, *runs), env=m.env()))
+    r.do(Step("2", "damaged", body=device.rail_coll(m, *runs), env=m.env(**damage)))
+    r.do(Step("2", "no option", body=device.rail_coll(m, ("all_reduce", "--nonsense")), env=m.env()))
+    check(r.steps[0], OK, "1 runs")
+    check(r.steps[1], FAILED, "rail-coll all_reduce -r 2", "status 1")
+    check(r.steps[2], FAILED, "status 2", "--nonsense")
 
 
 # ---- launcher and MPI ----
@@ -297,7 +315,8 @@ def table_of_skips():
 
 try:
     main([("gpu_coll finds every result right", every_result), ("gpu_coll sees damaged bytes", wrong_bytes),
-          ("gpu_coll without a library", rank_dies), ("ranks and one that fails", launcher),
+          ("gpu_coll without a library", rank_dies), ("rail-coll's step", rail_coll),
+          ("ranks and one that fails", launcher),
           ("the small MPI", small_mpi), ("NCCL's log", nccl_log),
           ("recorded, summed up, replayed", recorded_and_replayed),
           ("measured in turns, and the verdicts", turns_and_verdicts), ("nccl-tests side by side", side_by_side),

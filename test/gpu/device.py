@@ -44,8 +44,8 @@ def coll(m, library, ranks, net, *more):
 
 
 def rail_coll(m, *runs):
-    """A step's body: rail-coll with each of the options; every element must be right. Figures: the largest size's bus
-    bandwidth in place, in GB/s."""
+    """A step's body: rail-coll with each of the options; every element must be right. Figures: the largest size's
+    bus bandwidth in place, in GB/s."""
     def body(runner, step):
         figures, env = {}, {}
         if m.no_gpu:
@@ -56,10 +56,10 @@ def rail_coll(m, *runs):
             status, text = runner.run(step, [m.build / "bin/rail-coll", *words], env)
             rows = re.findall(r"^ +(\d+) .* (\S+) +(\S+) *$", text, re.M)
             if status != 0 or "Out of bounds values : 0 OK" not in text or not rows:
-                raise Failed(f"rail-coll {' '.join(str(w) for w in words)} ended with status {status}: {telling(text)}")
+                raise Failed(f"rail-coll {' '.join(map(str, words))}: status {status}: {telling(text)}")
             size, bandwidth, _ = rows[-1]
             if not m.no_gpu and bandwidth != "N/A":
-                figures[f"{' '.join(str(w) for w in words[:3])}, {size} B"] = float(bandwidth)
+                figures[f"{' '.join(map(str, words[:3]))}, {size} B"] = float(bandwidth)
         return Verdict(f"{len(runs)} runs", figures)
     return body
 
@@ -70,9 +70,10 @@ def rail_coll_steps(m, where, env, no_fake):
     memory, mixed = ("--memory", "device", *sizes), ("--memory", "host,device", *sizes)
     together = [("all_reduce", "-g", n, *memory) for n in (1, 2, 4)]
     apart = [("all_reduce", "-r", n, *memory) for n in (2, 4)]
+    others = [("sendrecv", "-r", 2, *memory), ("all_reduce", "-r", 2, "-G", 5, *memory)]
     for name, runs, more, shared in (
             ("one process", [*together, ("alltoall", "-g", 4, *memory), ("all_gather", "-t", 2, *memory)], {}, False),
-            ("processes", [*apart, ("sendrecv", "-r", 2, *memory), ("all_reduce", "-r", 2, "-G", 5, *memory)], {}, True),
+            ("processes", [*apart, *others], {}, True),
             ("processes, no P2P", apart, {"NCCL_P2P_DISABLE": "1"}, True),
             ("processes over the socket plugin", [(*words, *net) for words in apart], {}, True),
             ("ranks with host and device buffers",
@@ -89,7 +90,8 @@ def runtime(m):
         where, env, sizes = ", emulated", {k: v for k, v in m.env().items() if k != "TEST_REAL_GPU"}, [
             "--maxbytes", 1 << 15, "--factor", 64, "--iters", 2, "--most-ms", 50]
     no_fake = m.no_gpu and not m.program("libfakegpu.so") and NOT_BUILT.format("C++17 compiler")
-    for name, more in (("calls", {}), ("streams", {}), ("p2p", {}), ("mixed", {}), ("calls", {"NCCL_P2P_DISABLE": "1"})):
+    for name, more in (("calls", {}), ("streams", {}), ("p2p", {}), ("mixed", {}),
+                       ("calls", {"NCCL_P2P_DISABLE": "1"})):
         program = m.program(f"e2e/test_device_{name}")
         emulated = m.no_gpu if name in ("p2p", "mixed") or more else ""  # once is enough, and make test has the rest
         yield Step(RUNTIME, f"{name}{'' if not more else ', no P2P'}{where}", [program], env={**env, **more}, limit=100,

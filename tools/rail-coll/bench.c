@@ -162,10 +162,12 @@ static int capture(struct run *r) {
   static const char what[] = "capturing the iterations";
   int cuda;
   for (int i = 0; i < r->w->n; i++)
-    if ((cuda = rc_gpu_capture_begin(&r->w->ranks[i].gpu)) != 0) return rc_gpu_failed(r->w, &r->w->ranks[i], what, cuda);
+    if ((cuda = rc_gpu_capture_begin(&r->w->ranks[i].gpu)) != 0)
+      return rc_gpu_failed(r->w, &r->w->ranks[i], what, cuda);
   if (repeat(r, r->o->iters) != 0) return -1;
   for (int i = 0; i < r->w->n; i++)
-    if ((cuda = rc_gpu_capture_end(&r->w->ranks[i].gpu)) != 0) return rc_gpu_failed(r->w, &r->w->ranks[i], what, cuda);
+    if ((cuda = rc_gpu_capture_end(&r->w->ranks[i].gpu)) != 0)
+      return rc_gpu_failed(r->w, &r->w->ranks[i], what, cuda);
   return 0;
 }
 

@@ -141,8 +141,8 @@ static const struct tool_option options[] = {
     {"local_register", 'R', "0|1", "buffers registered with ncclCommRegister, the host's from ncclMemAlloc (0)",
      TOOL_BOOL, AT(registered)},
     {"memory", 0, "KIND",
-                "where buffers are: host (default), device, managed (CUDA's); several with commas: rank 0 has the first, "
-                "and so on in turns", TOOL_CALL, .set = set_memory},
+                "where buffers are: host (default), device, managed (CUDA's); several with commas: rank 0 has the "
+                "first, and so on in turns", TOOL_CALL, .set = set_memory},
     {"device", 0, "N", "CUDA device of the ranks that have one, or auto: rank modulo devices (auto)",
      TOOL_CALL, .set = set_device},
     {"cudagraph", 'G', "N", "capture the timed iterations into a graph, and launch that N times (0: no graph)",
@@ -203,8 +203,9 @@ static int check_graphs(const struct rc_options *o) {
   if (o->graphs == 0) return 0;
   for (int i = 0; i < o->nmemory; i++)
     if (o->memory[i] == RC_MEMORY_HOST)
-      return tool_misuse(&command, "--cudagraph: all ranks must have buffers on a GPU: --memory device or managed", NULL);
-  if (o->blocking) return tool_misuse(&command, "--cudagraph: what is captured cannot be waited for: no --blocking", NULL);
+      return tool_misuse(&command, "--cudagraph: every rank must have a GPU: --memory device or managed", NULL);
+  if (o->blocking)
+    return tool_misuse(&command, "--cudagraph: what is captured cannot be waited for: no --blocking", NULL);
   return 0;
 }
 
