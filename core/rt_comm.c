@@ -186,6 +186,7 @@ rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *arg
   choose_channels(comm);
   RAIL_TRY(rt_ring_open(comm));
   comm->tuning.all_shm = all_have_shm(comm);
+  for (int r = 0; r < comm->nranks; r++) comm->tuning.has_gpus |= comm->peers[r].has_gpu;
   for (int c = 0; c < rt_comm_lanes(comm); c++) {
     comm->channels[c].send = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));
     comm->channels[c].recv = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));

@@ -136,6 +136,13 @@ ncclResult_t rt_task_check(const struct rt_task *t) {
                   p->algo ? p->algo : "", p->proto ? p->proto : "");
 }
 
+/* A kernel on a device speaks LL with other kernels only; so where proxies are in between, and a rank has a device, all
+ * speak Simple. */
+static enum rt_proto protocol(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto chosen, bool on_device) {
+  if (!t->all_shm && (on_device || t->has_gpus)) return RT_SIMPLE;
+  return on_device ? rt_tune_device(t, coll, chosen) : chosen;
+}
+
 static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct rt_choice choice, int channel, int tree,
                              uint64_t lo, uint64_t len) {
   size_t esize = rt_type_size((int)t->type);
@@ -144,10 +151,7 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct 
   uint64_t bytes = len * esize;
   /* A call that moves nothing goes with the others. */
   job->on_device = b->plan->on_device && (t->on_device || t->count == 0);
-  k->proto = choice.proto;
-  /* A kernel on a device speaks LL with other kernels only. */
-  if (job->on_device)
-    k->proto = b->comm->tuning.all_shm ? rt_tune_device(&b->comm->tuning, t->coll, k->proto) : RT_SIMPLE;
+  k->proto = protocol(&b->comm->tuning, t->coll, choice.proto, job->on_device);
   job->type = (int)t->type;
   job->op = -1;
   k->sched = (struct rt_sched){

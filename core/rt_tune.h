@@ -49,6 +49,7 @@ uint32_t rt_wish_protos(const char *text);
 struct rt_tuning {
   uint32_t algos, protos; /* wishes */
   bool all_shm;           /* kernels meet kernels in every pair of neighbours: LL pays off */
+  bool has_gpus;          /* a rank has one: what is the host's call here may be a device's there */
   int nchannels;
   uint64_t slot_size[RT_NPROTO];
   uint64_t ll_max, chunk, exchange_max;   /* RAIL_LL_MAX, RAIL_CHUNK, RAIL_EXCHANGE_MAX */
@@ -66,7 +67,7 @@ struct rt_choice {
   const char *algo_measured, *proto_measured; /* a file of docs/results, or NULL: there was no other choice */
 };
 
-/* The parameters' part of it; nchannels and all_shm are the communicator's. */
+/* The parameters' part of it; nchannels, all_shm and has_gpus are the communicator's. */
 struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_t protos);
 
 /* `bytes`: of the call's count, so of one rank's block where there are blocks. */

@@ -149,6 +149,10 @@ TEST(collectives_in_trees) {
   job_run("NCCL_ALGO=ring;allreduce:tree", 3, kit_patience_ms(PATIENCE), collectives, NULL);
 }
 TEST(collectives_over_a_network) { job_run("NCCL_SHM_DISABLE=1", 3, kit_patience_ms(PATIENCE), collectives, NULL); }
+/* Where hosts alone would speak LL through a proxy. */
+TEST(collectives_by_ll_over_a_network) {
+  job_run("NCCL_SHM_DISABLE=1 NCCL_PROTO=LL", 2, kit_patience_ms(PATIENCE), collectives, NULL);
+}
 TEST(collectives_and_a_proxy_thread) {
   job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=thread", 2, kit_patience_ms(PATIENCE), collectives, NULL);
 }
@@ -239,6 +243,29 @@ static void in_order(const struct rank *rank, void *arg) {
 }
 TEST(in_order) { job_run("", 2, kit_patience_ms(PATIENCE), in_order, NULL); }
 TEST(in_order_over_a_network) { job_run("NCCL_SHM_DISABLE=1", 2, kit_patience_ms(PATIENCE), in_order, NULL); }
+
+/* Rank 1 makes the calls of rank 0's group one by one, the last one late: rank 0's next call, on the device, must not
+ * take that one's place on the connections. */
+static void overtaking(const struct rank *rank, void *arg) {
+  static struct rig g;
+  (void)arg;
+  gpu_open();
+  rig_open(&g, rank, 0, 0x05);
+  fill(&g, 1);
+  if (g.rank == 0) OK(ncclGroupStart());
+  sum(&g, 0);
+  if (g.rank == 0) sum(&g, 1);
+  if (g.rank == 0) OK(ncclGroupEnd());
+  GPU(gpu.cuStreamSynchronize(g.stream));
+  rank_barrier(rank);
+  if (g.rank == 1) usleep(50000);
+  if (g.rank == 1) sum(&g, 1);
+  sum(&g, 2);
+  finish(&g);
+  for (int i = 0; i < 3; i++) check(&g, 1, i, summed);
+  rig_close(&g);
+}
+TEST(nothing_overtakes) { job_run("", 2, kit_patience_ms(PATIENCE), overtaking, NULL); }
 
 /* ---- several communicators ---- */
 
@@ -381,8 +408,8 @@ TEST(a_mismatch) { job_run("", 2, kit_patience_ms(PATIENCE), mismatched, NULL); 
 
 TEST_MAIN(TEST_CASE(collectives), TEST_CASE(collectives_by_ll), TEST_CASE(collectives_on_channels),
           TEST_CASE(collectives_without_p2p), TEST_CASE(collectives_in_trees), TEST_CASE(collectives_over_a_network),
-          TEST_CASE(collectives_and_a_proxy_thread), TEST_CASE(sends_and_receives),
-          TEST_CASE(sends_and_receives_of_three), TEST_CASE(sends_and_receives_over_a_network), TEST_CASE(alone),
-          TEST_CASE(in_order), TEST_CASE(in_order_over_a_network), TEST_CASE(communicators), TEST_CASE(one_thread),
+          TEST_CASE(collectives_by_ll_over_a_network), TEST_CASE(collectives_and_a_proxy_thread),
+          TEST_CASE(sends_and_receives), TEST_CASE(sends_and_receives_of_three), TEST_CASE(sends_and_receives_over_a_network), TEST_CASE(alone),
+          TEST_CASE(in_order), TEST_CASE(in_order_over_a_network), TEST_CASE(nothing_overtakes), TEST_CASE(communicators), TEST_CASE(one_thread),
           TEST_CASE(a_send_to_itself_across), TEST_CASE(a_capture), TEST_CASE(an_abort),
           TEST_CASE(an_abort_on_a_network), TEST_CASE(a_mismatch))
