@@ -71,6 +71,38 @@ static int issue(struct run *r, int times) {
   return 0;
 }
 
+/* ---- graphs ---- */
+
+/* So many iterations as a graph of each rank. */
+static int capture(struct run *r, int iters, int aggregate) {
+  static const char what[] = "capturing the iterations";
+  int cuda;
+  for (int i = 0; i < r->w->n; i++)
+    if ((cuda = rc_gpu_capture_begin(&r->w->ranks[i].gpu)) != 0)
+      return rc_gpu_failed(r->w, &r->w->ranks[i], what, cuda);
+  for (int i = 0; i < iters; i++)
+    if (issue(r, aggregate) != 0) return -1;
+  for (int i = 0; i < r->w->n; i++)
+    if ((cuda = rc_gpu_capture_end(&r->w->ranks[i].gpu)) != 0)
+      return rc_gpu_failed(r->w, &r->w->ranks[i], what, cuda);
+  return 0;
+}
+
+static int launch_graphs(struct run *r, int times) {
+  for (int t = 0; t < times; t++)
+    for (int i = 0; i < r->w->n; i++) {
+      int cuda = rc_gpu_launch_graph(&r->w->ranks[i].gpu);
+      if (cuda != 0) return rc_gpu_failed(r->w, &r->w->ranks[i], "launching the graph", cuda);
+    }
+  return 0;
+}
+
+/* What is checked is done in the way that is timed. */
+static int issue_once(struct run *r) {
+  if (r->o->graphs == 0) return issue(r, 1);
+  return capture(r, 1, 1) == 0 ? launch_graphs(r, 1) : -1;
+}
+
 /* ---- checking ---- */
 
 static int prepare(const struct run *r, struct rc_rank *rank) {
@@ -134,7 +166,7 @@ static int run_checks(struct run *r) {
   uint64_t seed = r->c.seed;
   for (int k = 0; k < r->o->checks; k++) {
     r->c.seed = seed + (uint64_t)k;
-    if (prepare_all(r) != 0 || issue(r, 1) != 0 || rc_wait(r->w, r->o->collective->name) != 0) return -1;
+    if (prepare_all(r) != 0 || issue_once(r) != 0 || rc_wait(r->w, r->o->collective->name) != 0) return -1;
     for (int i = 0; i < r->w->n; i++) {
       if (bring_back(r, &r->w->ranks[i]) != 0) return -1;
       struct finding f = check(r, &r->w->ranks[i]);
@@ -157,38 +189,14 @@ static int repeat(struct run *r, int times) {
   return 0;
 }
 
-/* The timed iterations as a graph of each rank. */
-static int capture(struct run *r) {
-  static const char what[] = "capturing the iterations";
-  int cuda;
-  for (int i = 0; i < r->w->n; i++)
-    if ((cuda = rc_gpu_capture_begin(&r->w->ranks[i].gpu)) != 0)
-      return rc_gpu_failed(r->w, &r->w->ranks[i], what, cuda);
-  if (repeat(r, r->o->iters) != 0) return -1;
-  for (int i = 0; i < r->w->n; i++)
-    if ((cuda = rc_gpu_capture_end(&r->w->ranks[i].gpu)) != 0)
-      return rc_gpu_failed(r->w, &r->w->ranks[i], what, cuda);
-  return 0;
-}
-
-static int launch_graphs(struct run *r) {
-  for (int t = 0; t < r->o->graphs; t++)
-    for (int i = 0; i < r->w->n; i++) {
-      int cuda = rc_gpu_launch_graph(&r->w->ranks[i].gpu);
-      if (cuda != 0) return rc_gpu_failed(r->w, &r->w->ranks[i], "launching the graph", cuda);
-    }
-  return 0;
-}
-
-/* What lies on a stream is waited for there and then. */
 static int run_timing(struct run *r) {
   const char *what = r->o->collective->name;
   if (r->o->iters == 0) return 0;
   if (prepare_all(r) != 0 || repeat(r, r->o->warmup) != 0 || rc_wait(r->w, what) != 0) return -1;
-  if (r->o->graphs > 0 && capture(r) != 0) return -1;
+  if (r->o->graphs > 0 && capture(r, r->o->iters, r->o->aggregate) != 0) return -1;
   if (!rc_exchange(r->w, r->findings, sizeof *r->findings)) return -1; /* the barrier */
   uint64_t start = rail_now_ns();
-  if ((r->o->graphs > 0 ? launch_graphs(r) : repeat(r, r->o->iters)) != 0 || rc_wait(r->w, what) != 0) return -1;
+  if ((r->o->graphs > 0 ? launch_graphs(r, r->o->graphs) : repeat(r, r->o->iters)) != 0 || rc_wait(r->w, what) != 0) return -1;
   int launches = r->o->graphs > 0 ? r->o->graphs : 1;
   double us = (double)(rail_now_ns() - start) / 1e3 / launches / r->o->iters / r->o->aggregate;
   for (int i = 0; i < r->w->n; i++) r->findings[i].us = us;

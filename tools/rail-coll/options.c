@@ -141,11 +141,10 @@ static const struct tool_option options[] = {
     {"local_register", 'R', "0|1", "buffers registered with ncclCommRegister, the host's from ncclMemAlloc (0)",
      TOOL_BOOL, AT(registered)},
     {"memory", 0, "KIND",
-                "where buffers are: host (default), device, managed (CUDA's); several with commas: rank 0 has the "
-                "first, and so on in turns", TOOL_CALL, .set = set_memory},
+                "where buffers are: host (default), device, managed; several with commas: in turns, rank by rank", TOOL_CALL, .set = set_memory},
     {"device", 0, "N", "CUDA device of the ranks that have one, or auto: rank modulo devices (auto)",
      TOOL_CALL, .set = set_device},
-    {"cudagraph", 'G', "N", "capture the timed iterations into a graph, and launch that N times (0: no graph)",
+    {"cudagraph", 'G', "N", "time N launches of a graph of all iterations, and check graphs' results (0: no graph)",
      TOOL_INT, AT(graphs), .max = 1000000},
     {"ranks", 'r', "N", "start N processes on this machine, one rank each (nccl-tests' -r is --root here)",
      TOOL_INT, AT(local_ranks), .min = 1, .max = RC_MAX_RANKS},
