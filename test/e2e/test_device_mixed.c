@@ -409,7 +409,8 @@ TEST(a_mismatch) { job_run("", 2, kit_patience_ms(PATIENCE), mismatched, NULL); 
 TEST_MAIN(TEST_CASE(collectives), TEST_CASE(collectives_by_ll), TEST_CASE(collectives_on_channels),
           TEST_CASE(collectives_without_p2p), TEST_CASE(collectives_in_trees), TEST_CASE(collectives_over_a_network),
           TEST_CASE(collectives_by_ll_over_a_network), TEST_CASE(collectives_and_a_proxy_thread),
-          TEST_CASE(sends_and_receives), TEST_CASE(sends_and_receives_of_three), TEST_CASE(sends_and_receives_over_a_network), TEST_CASE(alone),
-          TEST_CASE(in_order), TEST_CASE(in_order_over_a_network), TEST_CASE(nothing_overtakes), TEST_CASE(communicators), TEST_CASE(one_thread),
-          TEST_CASE(a_send_to_itself_across), TEST_CASE(a_capture), TEST_CASE(an_abort),
+          TEST_CASE(sends_and_receives), TEST_CASE(sends_and_receives_of_three),
+          TEST_CASE(sends_and_receives_over_a_network), TEST_CASE(alone), TEST_CASE(in_order),
+          TEST_CASE(in_order_over_a_network), TEST_CASE(nothing_overtakes), TEST_CASE(communicators),
+          TEST_CASE(one_thread), TEST_CASE(a_send_to_itself_across), TEST_CASE(a_capture), TEST_CASE(an_abort),
           TEST_CASE(an_abort_on_a_network), TEST_CASE(a_mismatch))

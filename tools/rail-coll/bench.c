@@ -196,7 +196,8 @@ static int run_timing(struct run *r) {
   if (r->o->graphs > 0 && capture(r, r->o->iters, r->o->aggregate) != 0) return -1;
   if (!rc_exchange(r->w, r->findings, sizeof *r->findings)) return -1; /* the barrier */
   uint64_t start = rail_now_ns();
-  if ((r->o->graphs > 0 ? launch_graphs(r, r->o->graphs) : repeat(r, r->o->iters)) != 0 || rc_wait(r->w, what) != 0) return -1;
+  int status = r->o->graphs > 0 ? launch_graphs(r, r->o->graphs) : repeat(r, r->o->iters);
+  if (status != 0 || rc_wait(r->w, what) != 0) return -1;
   int launches = r->o->graphs > 0 ? r->o->graphs : 1;
   double us = (double)(rail_now_ns() - start) / 1e3 / launches / r->o->iters / r->o->aggregate;
   for (int i = 0; i < r->w->n; i++) r->findings[i].us = us;
