@@ -97,10 +97,12 @@ static int launch_graphs(struct run *r, int times) {
   return 0;
 }
 
-/* What is checked is done in the way that is timed. */
+/* What is checked is done in the way that is timed. Making a graph may wait for kernels, and those for ranks that have
+ * not made theirs: hence the barrier. */
 static int issue_once(struct run *r) {
   if (r->o->graphs == 0) return issue(r, 1);
-  return capture(r, 1, 1) == 0 ? launch_graphs(r, 1) : -1;
+  if (capture(r, 1, 1) != 0 || !rc_exchange(r->w, r->findings, sizeof *r->findings)) return -1;
+  return launch_graphs(r, 1);
 }
 
 /* ---- checking ---- */

@@ -66,6 +66,7 @@ static int open_on_host(struct rc_worker *w, struct rc_rank *r, struct rc_buffer
     int err = posix_memalign((void **)&b->base, 4096, total_bytes(o));
     return err == 0 ? 0 : rc_told("buffers", err);
   }
+  (void)rc_gpu_use(NULL); /* or it might be a device's */
   ncclResult_t result = ncclMemAlloc((void **)&b->base, total_bytes(o));
   if (result != ncclSuccess) return rc_failed(w, r, "ncclMemAlloc", result);
   return register_buffer(w, r, b, b->base);

@@ -147,6 +147,13 @@ static int comms_open(struct rc_process *p, int (*share_id)(void *, ncclUniqueId
   return result == ncclSuccess ? 0 : -1;
 }
 
+/* Before any thread makes a call: allocating may wait for kernels, and those for ranks whose turn comes later. */
+static int buffers_open(struct rc_process *p) {
+  for (int i = 0; i < p->o->threads; i++)
+    if (rc_buffers_open(&p->workers[i]) != 0) return -1;
+  return 0;
+}
+
 /* Uses the buffers once, before all else: connections that are made for a GPU's calls are the GPU's from the start. */
 static int use_gpus(struct rc_worker *w) {
   static const char what[] = "the first use of the buffers";
@@ -197,7 +204,7 @@ static int tell_of_ranks(struct rc_worker *w) {
 static void *work(void *arg) {
   struct rc_worker *w = arg;
   w->status = TOOL_EXIT_FAILED;
-  if (rc_buffers_open(w) != 0 || (rc_uses_gpus(w->process->o) && use_gpus(w) != 0) || tell_of_ranks(w) != 0) goto out;
+  if ((rc_uses_gpus(w->process->o) && use_gpus(w) != 0) || tell_of_ranks(w) != 0) goto out;
   if (w->speaks) rc_report_head(w->process->report);
   w->status = TOOL_EXIT_OK;
   if (rc_bench(w) != 0) w->status = TOOL_EXIT_FAILED;
@@ -213,7 +220,7 @@ out:
 
 static int run_workers(struct rc_process *p) {
   int status = TOOL_EXIT_OK;
-  pthread_t *threads = calloc((size_t)p->o->threads, sizeof *threads);
+  pthread_t *threads = calloc((unsigned)p->o->threads, sizeof *threads);
   int started = 0;
   if (!threads) return rc_told("threads", ENOMEM), TOOL_EXIT_FAILED;
   for (; started < p->o->threads - 1; started++) {
@@ -289,7 +296,7 @@ int rc_run(const struct rc_options *o, const struct rc_place *place, int (*share
     if (err != 0 && rc_told("watchdog", err) != 0) goto out;
     watched = true;
   }
-  if (gpus_open(&p) == 0 && comms_open(&p, share_id, arg) == 0) status = run_workers(&p);
+  if (gpus_open(&p) == 0 && comms_open(&p, share_id, arg) == 0 && buffers_open(&p) == 0) status = run_workers(&p);
   if (status == TOOL_EXIT_FAILED) atomic_store(&p.failed, true);
   if (status != TOOL_EXIT_FAILED && p.report) {
     rc_report_tail(p.report);
