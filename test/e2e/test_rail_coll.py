@@ -51,8 +51,8 @@ def bad_arguments():
 def help_names_every_option():
     done = coll("--help")
     expect(done, 0)
-    for option in ("-b, -e, -i, -f, -n, -m, -w, -c, -o, -d, -a, -z, -R, -r, -t, -g, -T, -J, -p, --seed, "
-                   "--offset, --root, --plugin, "
+    for option in ("-b, -e, -i, -f, -n, -m, -w, -c, -o, -d, -a, -z, -R, -r, -t, -g, -T, -J, -p, -G, --seed, "
+                   "--offset, --root, --plugin, --memory, --device, "
                    " --net-only, --in-place, --out-of-place, --data, --params, --params-markdown, "
                    "--tuning").split(", "):
         assert option in done.stdout, f"{option} is not in --help"
