@@ -134,7 +134,9 @@ void rc_gpu_free(const struct rc_gpu *g, char *memory) {
 
 int rc_gpu_put(const struct rc_gpu *g, char *to, const void *from, size_t size) {
   int r = rc_gpu_use(g);
-  return r != 0 ? r : cu.to_device((uint64_t)(uintptr_t)to, from, size);
+  if (r == 0) r = cu.to_device((uint64_t)(uintptr_t)to, from, size);
+  /* The copy returns when `from` is free again. It is the legacy stream's, for which ours does not wait. */
+  return r != 0 ? r : cu.stream_wait(NULL);
 }
 
 int rc_gpu_get(const struct rc_gpu *g, void *to, const char *from, size_t size) {

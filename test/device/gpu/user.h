@@ -78,8 +78,10 @@ __attribute__((unused)) static void *gpu_alloc(size_t size) {
 
 __attribute__((unused)) static void gpu_free(void *p) { GPU(gpu.cuMemFree_v2((uint64_t)(uintptr_t)p)); }
 
+/* The copy returns when `from` is free again; what is put on a non-blocking stream does not wait for the rest of it. */
 __attribute__((unused)) static void gpu_put(void *to, const void *from, size_t size) {
   if (size) GPU(gpu.cuMemcpyHtoD_v2((uint64_t)(uintptr_t)to, from, size));
+  if (size) GPU(gpu.cuStreamSynchronize(NULL));
 }
 
 __attribute__((unused)) static void gpu_get(void *to, const void *from, size_t size) {
