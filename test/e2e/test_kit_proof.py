@@ -4,7 +4,7 @@
 plugin, which has none, passes every check.
 
 TEST-LIMIT: 600
-TEST-ALONE
+TEST-QUIET
 TEST-SAN: none
 """
 import pathlib

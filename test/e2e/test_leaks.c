@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0
- * TEST-ALONE
  * TEST-LIMIT: 240
  * TEST-SAN: asan tsan
  *
