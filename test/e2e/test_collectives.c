@@ -347,7 +347,7 @@ static void body(const struct rank *rank, void *arg) {
       if (sizes[s] > plan->biggest) continue;
       /* Small sizes meet every type with every operator; for the large ones a few must do. */
       int pairs = coll <= REDUCE ? ncclNumTypes * NOPS : ncclNumTypes, step = plan->stride;
-      if (sizes[s] > 10000) step = plan->all ? 7 : sizes[s] > 100000 ? pairs : pairs / 2;
+      if (sizes[s] > 10000) step = plan->all ? 7 : sizes[s] > 100000 || kit_sanitized() ? pairs : pairs / 2;
       for (int k = (int)(number % (uint64_t)step) % pairs; k < pairs; k += step) {
         uint64_t h = mix(number++);
         struct one c = {.coll = (enum coll)coll,
