@@ -13,7 +13,6 @@ processes or shared memory left behind. The last line is always
 "N passed, N failed, N skipped".
 """
 import argparse
-import concurrent.futures
 import fnmatch
 import os
 import pathlib
@@ -30,6 +29,7 @@ import time
 sys.dont_write_bytecode = True
 import guest  # noqa: E402  (from here on no bytecode is written beside the sources)
 import junit  # noqa: E402
+import schedule  # noqa: E402
 from outcome import MARK, Outcome, parse, print_evidence, read_sanitizers, shortened  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -40,7 +40,7 @@ SAN_SLOWDOWN = 3
 GRACE = 3.0  # seconds that processes being killed may still take to vanish
 SHM = pathlib.Path("/dev/shm")
 
-KEY = re.compile(r"\bTEST-(LIMIT|ALONE|SAN|PRELOAD|HELPER)\b:?\s*(.*?)\s*(?:\*/)?\s*$")
+KEY = re.compile(r"\bTEST-(LIMIT|CORES|QUIET|ALONE|SAN|PRELOAD|HELPER)\b:?\s*(.*?)\s*(?:\*/)?\s*$")
 
 
 class Program:
@@ -52,6 +52,7 @@ class Program:
         keys = read_keys(source)
         self.helper = "HELPER" in keys
         self.alone = "ALONE" in keys or kind == "lab"  # they share the guest's devices
+        self.quiet, self.cores = "QUIET" in keys, float(keys.get("CORES") or 1)
         self.preload = keys.get("PRELOAD", "").split()
         self.limit = float(keys.get("LIMIT") or DEFAULT_LIMIT) * (SAN_SLOWDOWN if san else 1)
         wanted = set(keys["SAN"].split()) if "SAN" in keys else ({"asan", "tsan"} if kind in SAN_KINDS else set())
@@ -274,7 +275,8 @@ class Runner:
         for mark, session in running:
             kill_all(session, mark)
 
-    def run(self, program):
+    def run(self, program, ended=lambda: None):
+        """Its outcome. ended() is called when its processes are gone, before the last questions are asked."""
         outcome = Outcome()
         if self.stopping:
             outcome.add("run", "fail", "interrupted")
@@ -285,12 +287,12 @@ class Runner:
         argv = (self.san_prefix if program.san else []) + program.argv
         scratch = tempfile.mkdtemp(prefix="rail-test-")
         try:
-            self.run_in(program, argv, scratch, outcome)
+            self.run_in(program, argv, scratch, outcome, ended)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return outcome
 
-    def run_in(self, program, argv, scratch, outcome):
+    def run_in(self, program, argv, scratch, outcome, ended):
         mark, shm_before, start = self.next_mark(), shm_files(), time.monotonic()
         with tempfile.TemporaryFile() as out:
             try:
@@ -314,6 +316,7 @@ class Runner:
                 kill_all(child.pid, mark)
             with self.lock:
                 del self.running[mark]
+            ended()
             out.seek(0)
             outcome.output = out.read().decode(errors="replace")
 
@@ -361,17 +364,12 @@ def run_all(runner, programs, args):
             show(program, outcome, width)
 
     programs, in_guest = guest.apart(programs)
-    together = [p for p in programs if not p.alone]
-    with concurrent.futures.ThreadPoolExecutor(max(1, args.jobs)) as pool:
-        futures = {pool.submit(runner.run, p): p for p in together}
-        try:
-            for future in concurrent.futures.as_completed(futures):
-                finish(futures[future], future.result())
-        except BaseException:
-            runner.stop()
-            raise
-    for program in (p for p in programs if p.alone):
-        finish(program, runner.run(program))
+    try:
+        for some, cores in schedule.rounds(programs, max(1, args.jobs)):
+            schedule.side_by_side(some, cores, runner.run, finish)
+    except BaseException:
+        runner.stop()
+        raise
     if in_guest:
         guest.run(runner, in_guest, args, finish)
     return done

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Connecting: in any order of calls, without ever blocking, and to the right peer. */
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -9,7 +8,7 @@
 #include <sys/time.h>
 
 #include "common/clock.h"
-#include "kit/conform/kit_check.h"
+#include "kit/conform/kit_many.h"
 
 static uint64_t soon(void) { return rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)); }
 
@@ -103,7 +102,7 @@ static void poll_for(struct kit_pair *p, bool connecting, int ms) {
   while (!rail_deadline_passed(deadline)) {
     if (connecting && !p->send) kit_connect_step(p->net, p->handle, &p->send);
     if (!connecting && !p->recv) kit_accept_step(p->net, p->listen, &p->recv);
-    sched_yield();
+    kit_nap();
   }
 }
 

@@ -386,7 +386,7 @@ static void when_a_stop_is_noticed(struct kit_side *side) {
     int i = 0, last = (int)(sizeof op / sizeof op[0]) - 1;
     kit_get(side, RECEIVER, &word, 1);
     uint64_t start = rail_now_ns(), until = rail_deadline_in_ms(STOP_MS - 200);
-    for (op[0] = end_op(&e, BIG); !op[i].error && i < last && !rail_deadline_passed(until); sched_yield())
+    for (op[0] = end_op(&e, BIG); !op[i].error && i < last && !rail_deadline_passed(until); kit_nap())
       if (kit_op_step(&e.n, &op[i]) && op[i].done) op[++i] = end_op(&e, BIG);
     double seconds = (double)(rail_now_ns() - start) / 1e9;
     if (op[i].error) kit_metric(side, "stopped peer noticed after", seconds, "s");

@@ -2,7 +2,6 @@
 #include "kit/conform/kit_door.h"
 
 #include <poll.h>
-#include <sched.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -10,6 +9,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "kit/conform/kit_many.h"
 #include "kit/kit_side.h"
 
 /* The longest that a real peer may be kept out before the check gives up on it. */
@@ -53,7 +53,7 @@ void kit_door_stays_shut(struct kit_door *d, int ms) {
   void *comm;
   do {
     ENSURE(!kit_accept_step(d->net, d->listen, &comm), "accept gave a connection, and nobody but strangers is there");
-    sched_yield();
+    kit_nap();
   } while (!rail_deadline_passed(deadline));
 }
 

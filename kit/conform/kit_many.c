@@ -37,7 +37,7 @@ bool kit_op_step(struct kit_net *n, struct kit_op *op) {
 
 bool kit_op_within(struct kit_net *n, struct kit_op *op, uint64_t ms) {
   uint64_t until = rail_deadline_in_ms(ms);
-  while (!kit_op_step(n, op) && !rail_deadline_passed(until)) sched_yield();
+  while (!kit_op_step(n, op) && !rail_deadline_passed(until)) kit_nap();
   return op->done || op->error;
 }
 
@@ -99,6 +99,8 @@ void kit_pages_free(uint8_t *data, size_t size) {
   void *gone = mmap(data, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   ENSURE(gone == data, "out of memory: %zu bytes cannot be given back", size);
 }
+
+void kit_nap(void) { nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL); }
 
 void kit_sleep_ms(uint64_t ms) {
   uint64_t until = rail_deadline_in_ms(ms);

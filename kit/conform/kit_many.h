@@ -32,6 +32,8 @@ uint8_t *kit_pages(size_t size);
 /* Gives the memory back. The addresses fault from then on: nothing else comes to lie there. */
 void kit_pages_free(uint8_t *data, size_t size);
 
+/* Between two looks at what time brings and not the other side's next call: a core is for others meanwhile. */
+void kit_nap(void);
 /* Sleeps, also through signals. */
 void kit_sleep_ms(uint64_t ms);
 /* The share of one core that this process uses while it sleeps so long. */

@@ -4,7 +4,6 @@
 plugin, which has none, passes every check.
 
 TEST-LIMIT: 600
-TEST-ALONE
 TEST-SAN: none
 """
 import pathlib

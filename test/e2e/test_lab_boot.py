@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # TEST-LIMIT: 600
-# TEST-ALONE
 """How the lab's guest starts and ends: status, output and files come back, and a bad end is said. Its devices are
 lab/test_lab.py's."""
 import os

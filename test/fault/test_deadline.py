@@ -4,7 +4,7 @@
 a line that names it. A peer that is merely slow is left alone.
 
 TEST-LIMIT: 240
-TEST-ALONE
+TEST-QUIET
 """
 import pathlib
 import re

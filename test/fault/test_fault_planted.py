@@ -3,7 +3,7 @@
 """The tests in this folder can fail: planted defects of test/broken/ are noticed by those that are about them.
 
 TEST-LIMIT: 300
-TEST-ALONE
+TEST-QUIET
 """
 import os
 import pathlib

@@ -3,7 +3,7 @@
 """Connections that nobody uses cost nothing: no CPU, no thread each, and afterwards nothing is left of them.
 
 TEST-LIMIT: 240
-TEST-ALONE
+TEST-QUIET
 """
 import pathlib
 import sys

@@ -4,7 +4,7 @@
 and what is made to fail is the plugin's and nobody else's.
 
 TEST-LIMIT: 300
-TEST-ALONE
+TEST-QUIET
 """
 import json
 import os

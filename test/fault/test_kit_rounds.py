@@ -4,7 +4,7 @@
 engines: whatever happens, nobody hangs, no byte is wrong, and who survives is told.
 
 TEST-LIMIT: 300
-TEST-ALONE
+TEST-QUIET
 TEST-SAN: asan tsan
 
     python3 test/fault/test_kit_rounds.py [case...]     RAIL_TEST_SEED=N repeats, RAIL_TEST_ROUNDS=N of each

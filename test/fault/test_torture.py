@@ -5,7 +5,7 @@ own: its deadline, its rails. Nobody hangs, no byte is wrong, and who survives i
 any plugin is rail-kit fault's: test_kit_rounds.py.
 
 TEST-LIMIT: 360
-TEST-ALONE
+TEST-QUIET
 TEST-SAN: asan tsan
 
     python3 test/fault/test_torture.py [--seed N] [--rounds N] [--round N] [--only KIND] [--verbose]

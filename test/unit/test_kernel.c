@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
+ * TEST-SAN: asan
  *
  * Proves: kernels give right results over connections in plain memory, all ranks polled in turn by one thread:
  * both protocols, tiny slots, shared-memory and proxied connections, with and without direct buffers, step
- * counters and LL flags that wrap, stale lines; and that calls which differ are found, not waited for.
+ * counters and LL flags that wrap, stale lines; and that calls which differ are found, not waited for. With one thread
+ * there is nothing for the thread sanitizer: unit/test_device_block has host kernels on threads, and e2e/ has all.
  */
 #include "core/kernel/rt_kernel.h"
 

@@ -107,6 +107,71 @@ def alone_runs_last_and_alone():
            "3 passed, 0 failed, 0 skipped", 0, "--jobs", "3")
 
 
+def who_ran_beside_whom(name, programs, good, *args, last=None):
+    """{name: (seconds, key, key)} note their begin and end; good(begin, end, order) is asked of those times and of who
+    began one after the other."""
+    global number, failed
+    number += 1
+    with tempfile.TemporaryDirectory() as top:
+        log = pathlib.Path(top, "times")
+        text = {f"unit/test_{n}.sh": f"# {keys[0]}\n# {keys[1]}\ndate +'begin %s.%N {n}' >>{log}\nsleep {seconds}\n"
+                                     f"date +'end %s.%N {n}' >>{log}\necho ok 1; echo 1..1\n"
+                for n, (seconds, *keys) in programs.items()}
+        said = run(text, *args)[2]
+        words = [line.split() for line in log.read_text().splitlines()]
+    times = {(w, n): float(t) for w, t, n in words}
+    begin, end = ({n: times[w, n] for n in programs} for w in ("begin", "end"))
+    fine = (said == (last or f"{len(programs)} passed, 0 failed, 0 skipped")
+            and good(begin, end, sorted(begin, key=begin.get)))
+    failed += not fine
+    print("".join(f"# {w}\n" for w in [*words, said]) if not fine else "", end="")
+    print(f"{'ok' if fine else 'not ok'} {number} - {name}", flush=True)
+
+
+def most_at_a_time(begin, end, of=None):
+    some = [n for n in begin if of is None or n in of]
+    return max(sum(begin[m] <= begin[n] < end[m] for m in some) for n in some)
+
+
+def cores_are_handed_out():
+    who_ran_beside_whom("programs that wait run beside busy ones",
+                        {n: (0.7, "TEST-CORES: 0.1" if n in "cd" else "", "") for n in "abcd"},
+                        lambda begin, end, order: most_at_a_time(begin, end) == 4, "--jobs", "2")
+    who_ran_beside_whom("busy ones do not run beside more than there are cores for",
+                        {n: (0.4, "TEST-CORES: 1.1" if n == "a" else "", "") for n in "abcd"},
+                        lambda begin, end, order: most_at_a_time(begin, end) == 2, "--jobs", "2")
+    who_ran_beside_whom("a program that wants more cores than there are runs by itself",
+                        {n: (0.4, "TEST-CORES: 8" if n == "a" else "", "") for n in "abc"},
+                        lambda begin, end, order: all(end[n] <= begin["a"] or end["a"] <= begin[n] for n in "bc"),
+                        "--jobs", "2")
+    who_ran_beside_whom("the one with the longest limit begins",
+                        {"a": (0.1, "", ""), "b": (0.1, "TEST-LIMIT: 90", ""), "c": (0.1, "TEST-LIMIT: 300", "")},
+                        lambda begin, end, order: order == ["c", "a", "b"], "--jobs", "1")
+
+
+def quiet_ones_are_among_themselves():
+    programs = {"a": (0.3, "TEST-ALONE", ""), "b": (0.5, "TEST-QUIET", ""), "c": (0.5, "", ""), "e": (0.5, "", ""),
+                "d": (0.5, "TEST-QUIET", "TEST-CORES: 0.4"), "f": (0.5, "TEST-QUIET", "TEST-CORES: 0.8")}
+
+    def good(begin, end, _):
+        return max(end["c"], end["e"]) <= min(begin[n] for n in "bdf") and begin["a"] >= max(end[n] for n in "bcdef") \
+            and most_at_a_time(begin, end, "bdf") == 2 and most_at_a_time(begin, end, "ce") == 2
+    who_ran_beside_whom("quiet ones are among themselves, with a core each, and alone is alone", programs, good,
+                        "--jobs", "2")
+
+
+def the_last_questions_keep_no_core():
+    """It takes a second to be sure that nobody uses a file any more; the next program runs already."""
+    shm = pathlib.Path("/dev/shm", f"rail-runner-{os.getpid()}")
+    try:
+        who_ran_beside_whom("what is asked of a program that has ended keeps no other waiting",
+                            {"a": (f"0.1; echo > {shm}", "TEST-LIMIT: 300", ""), "b": ("0.1", "", "")},
+                            lambda begin, end, order: order == ["a", "b"] and begin["b"] - end["a"] < 0.7,
+                            "--jobs", "1", last="2 passed, 1 failed, 0 skipped")
+    finally:
+        shm.unlink(missing_ok=True)
+
+
 def the_cause_is_at_the_end():
     """Whatever was printed in between: logs of long runs are cut."""
     global number, failed
@@ -195,7 +260,10 @@ hang_ends_at_the_limit()
 escaped_child_is_killed()
 if os.path.isdir("/dev/shm"):
     shm_left_behind()
+    the_last_questions_keep_no_core()
 alone_runs_last_and_alone()
+cores_are_handed_out()
+quiet_ones_are_among_themselves()
 junit_is_written()
 print(f"1..{number}")
 sys.exit(1 if failed else 0)

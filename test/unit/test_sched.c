@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
+ * TEST-SAN: asan
  *
  * Proves: the schedules are right. All ranks are run symbolically: an element is a name and the set of ranks that
  * contributed to it, a step is a list of elements in a FIFO of bounded depth. Every step that one end
  * sends the other end expects, with its size; every output element is written once, with every rank's
- * contribution in it once; the post-operation happens once; in place gives the same.
+ * contribution in it once; the post-operation happens once; in place gives the same. Arithmetic of one thread: nothing
+ * for the thread sanitizer.
  */
 #include "core/kernel/rt_sched.h"
 
