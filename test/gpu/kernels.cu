@@ -6,7 +6,7 @@
  *
  *   kernels [--few]   fewer cases: for compute-sanitizer, under which each takes longer
  */
-#include "core/device/rd_kernels.cuh"
+#include "core/device/rd_copy.cuh"
 #include "test/device/cases.h"
 #include "test/device/fifo_pair.cuh"
 #include "test/gpu/gpu_tap.cuh"
