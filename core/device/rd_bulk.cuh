@@ -19,6 +19,13 @@
 #define RD_BULK_LANES 1u /* blocks of the CPU executor have few threads, of any number */
 #endif
 
+/* By integers fp8 is so much code that it has no loops. */
+#if RD_NATIVE_FP8 || !defined(__CUDACC__)
+#define RD_BULK_FP8 1
+#else
+#define RD_BULK_FP8 0
+#endif
+
 /* Places of whole packs, all at multiples of 16. */
 struct rd_places {
   const char *a, *b; /* b: where two are summed */
@@ -86,6 +93,7 @@ RD_FN int rd_bulk_what(const struct rt_work &w, uint32_t nthreads) {
   if (nthreads % RD_BULK_LANES != 0 || w.nsrc > 2 || w.ndst > 2 || rt_work_post(&w)) return -1;
   if (npre > 0 && (npre > 1 || rt_type_is_integer(w.type))) return -1;
   if (w.nsrc == 2 && !sums) return -1;
+  if (!RD_BULK_FP8 && !rt_work_is_copy(&w) && (w.type == RT_FLOAT8E4M3 || w.type == RT_FLOAT8E5M2)) return -1;
   return (int)((npre > 0 ? RD_PRE : 0) | (w.nsrc == 2 ? RD_REDUCE : 0));
 }
 
@@ -120,8 +128,10 @@ RD_FN void rd_bulk(const struct rt_work &w, unsigned what, uint64_t at, uint64_t
     RD_BULK_FLOAT_(FLOAT32)
     RD_BULK_FLOAT_(FLOAT64)
     RD_BULK_FLOAT_(BFLOAT16)
+#if RD_BULK_FP8
     RD_BULK_FLOAT_(FLOAT8E4M3)
     RD_BULK_FLOAT_(FLOAT8E5M2)
+#endif
     default: break;
   }
 }
