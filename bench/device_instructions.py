@@ -18,11 +18,11 @@ from report import markdown_table
 
 PACKS = 8  # of a turn: RD_BULK
 
-# What only the type's loops have; the first that is found. Least so many in a turn, or None: any.
+# What only the loops of a type have, and at least how many in a turn; the first that is found counts.
 TYPES = [("f8e4m3", r"F2FP\S*\.E4M3", 1), ("f8e5m2", r"F2FP\S*\.E5M2", 1), ("double", r"D(ADD|MUL|FMA)\b", 8),
          ("bfloat16", r"H(ADD|MUL|FMA)2\S*BF16", 8), ("half", r"H(ADD|MUL|FMA)2", 8), ("float", r"F(ADD|MUL)2?\b", 8),
-         ("int8", r"LOP3", 64), ("int64", r"(IADD3|IMAD)\.(X|64)|IADD\.64", 16), ("int32", r"IADD3?|IMAD\.IADD|VIADD", 24),
-         ("any", r"", 0)]
+         ("int8", r"LOP3", 64), ("int64", r"(IADD3|IMAD)\.(X|64)|IADD\.64", 16),
+         ("int32", r"IADD3?|IMAD\.IADD|VIADD", 24), ("any", r"", 0)]
 ARITHMETIC = r"(H(ADD|MUL|FMA)2|D(ADD|MUL|FMA)|F(ADD|MUL)2?)\b"
 
 Loop = collections.namedtuple("Loop", "type what length loads stores")

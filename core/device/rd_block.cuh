@@ -192,8 +192,8 @@ RD_FN void rd_step_begin(struct rd_block *b, uint64_t i) {
 }
 
 /* All data of the action has been moved; or some of it has not, since a line did not come. One fence is for both
- * directions: what was sent is there, what came in has been read. Behind it only the slot of lines is looked at once more, and
- * whether it is given back depends on what was seen. */
+ * directions: what was sent is there, what came in has been read. Behind it only what is said of lines' step is read,
+ * and whether the slot is given back depends on that. */
 RD_FN void rd_step_end(struct rd_block *b, bool moved) {
   const bool lines = b->step.proto != RT_SIMPLE;
   if (b->out && moved) rd_fifo_describe(b->out, b->step.proto, b->out_bytes);

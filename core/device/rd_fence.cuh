@@ -214,7 +214,8 @@ RD_FN bool rd_ll128_poll(const char *line, struct rd_ll128_lane l, uint64_t flag
 #endif
 }
 
-/* A look at the first n of `most` lines, all loads before the first answer. word[u] is this lane's of line u, if that came. */
+/* A look at the first n of `most` lines, all loads before the first answer. pack[u] is this lane's of line u, if that
+ * came. */
 template <int most, typename P>
 RD_FN void rd_ll128_look(const char *first, uint64_t apart, unsigned n, struct rd_ll128_lane l, uint64_t flag,
                          P (&pack)[most], bool (&came)[most]) {
@@ -227,7 +228,8 @@ RD_FN void rd_ll128_look(const char *first, uint64_t apart, unsigned n, struct r
   for (unsigned u = 0; u < most; u++)
     if (u < n) came[u] = rd_ll128_came(l, flag, pack[u].word[1]);
 #else
-  for (unsigned u = 0; u < n; u++) came[u] = rd_ll128_poll(first + u * apart, l, flag, &pack[u].word[0], &pack[u].word[1]);
+  for (unsigned u = 0; u < n; u++)
+    came[u] = rd_ll128_poll(first + u * apart, l, flag, &pack[u].word[0], &pack[u].word[1]);
 #endif
 }
 

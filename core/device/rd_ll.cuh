@@ -192,7 +192,8 @@ RD_CALL bool rd_ll128_step(const struct rd_lines &l, uint32_t thread, uint32_t n
   const unsigned half = has_flag ? RD_HALF : 0;
   const uint64_t lines = rd_ll128_lines(l.bytes), apart = nthreads / RD_LL128_LANES;
   for (uint64_t i = thread / RD_LL128_LANES; i < lines; i += RD_LINES * apart) {
-    const unsigned n = (unsigned)((lines - i + apart - 1) / apart < RD_LINES ? (lines - i + apart - 1) / apart : RD_LINES);
+    unsigned n = 0;
+    while (n < RD_LINES && i + n * apart < lines) n++;
     struct rd_pack local[RD_LINES], in[RD_LINES] = {};
     bool came[RD_LINES] = {};
 #pragma unroll

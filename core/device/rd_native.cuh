@@ -10,7 +10,7 @@
  *   less than +0;
  * - .satfinite makes the largest finite value of all beyond it, infinity included, and keeps a NaN.
  *
- * test/unit/test_device_native.c proves it for the instructions as documented, for every pair of fp8 values and every value
+ * test/unit/test_device_native.c proves it for the instructions as documented, for every pair of fp8 and every value
  * of the others with many; test/gpu/kernels.cu for those of the GPU it runs on.
  *
  * fp8 is converted by hardware from compute capability 8.9 on; RD_NATIVE_FP8 is 0 before, and the integers do it.

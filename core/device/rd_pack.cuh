@@ -18,7 +18,7 @@ struct alignas(16) rd_pack {
 };
 
 /* At a multiple of 16. All that is moved lies in global memory, a GPU's own or mapped; a compiler that is not told
- * asks at each access. These stay in the order of the source: loads that are to be in flight together stand together. */
+ * asks at each access. These stay in the order of the source: what shall be in flight together stands together. */
 RD_FN void rd_words_load(uint32_t (&w)[4], const char *from) {
 #ifdef __CUDACC__
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -54,8 +54,8 @@ static bool run(const struct cases_machine *m, const struct one *c, unsigned thr
     for (size_t i = 0; i < bytes + GUARD; i++) {
       const unsigned char want = (unsigned char)(i < bytes ? expected : before)[i];
       if ((unsigned char)got[i] == want) continue;
-      snprintf(why, size, "%s op %d, %d to %d, npre %d, %zu bytes, %u threads%s: byte %zu of destination %d is 0x%02x, the "
-               "host's kernels say 0x%02x", rt_type_name(w.type), w.op, w.nsrc, w.ndst, w.npre, bytes, threads,
+      snprintf(why, size, "%s op %d, %d to %d, npre %d, %zu bytes, %u threads%s: byte %zu of destination %d is 0x%02x, "
+               "the host's kernels say 0x%02x", rt_type_name(w.type), w.op, w.nsrc, w.ndst, w.npre, bytes, threads,
                c->in_place ? ", in place" : "", i, d, (unsigned char)got[i], want);
       return false;
     }

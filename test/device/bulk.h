@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Large reduceCopies at aligned addresses: whole turns of core/device/rd_bulk.cuh's loops, and what is left of one. Each
- * result must have the very bits of the host's kernels, and nothing behind it may be written. Small floats
- * also meet in all the pairs of test/device/pairs.h.
+ * Large reduceCopies at aligned addresses: whole turns of core/device/rd_bulk.cuh's loops, and what is left of one.
+ * Each result must have the very bits of the host's kernels, and nothing behind it may be written. Small floats
+ * also meet in the pairs of test/device/pairs.h.
  */
 #ifndef DEVICE_BULK_H
 #define DEVICE_BULK_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The instructions of core/device/rd_native.cuh as the PTX ISA describes them, for C++ on the CPU. Included before that,
- * it takes their place. A format is known by its numbers only and values are doubles, so that
+ * The instructions of core/device/rd_native.cuh as the PTX ISA describes them, for C++ on the CPU. Included before
+ * that, it takes their place. A format is known by its numbers only and values are doubles, so that
  * nothing is shared with the bit patterns of rt_types.h.
  */
 #ifndef DEVICE_NATIVE_MODEL_H
@@ -41,14 +41,15 @@ static inline uint32_t model_code(const struct model_format &f, double v, bool s
   const uint32_t sign = signbit(v) ? 1u << (f.bits - 1) : 0;
   int exponent;
   frexp(v, &exponent);
-  const int least = 1 - f.bias - f.mantissa, unit = exponent - 1 - f.mantissa < least ? least : exponent - 1 - f.mantissa;
+  const int least = 1 - f.bias - f.mantissa, normal = exponent - 1 - f.mantissa, unit = normal < least ? least : normal;
   const double rounded = isinf(v) ? INFINITY : ldexp(nearbyint(ldexp(fabs(v), -unit)), unit);
   if (rounded > model_value(f, f.largest)) return sign | (satfinite ? f.largest : f.infinity);
   if (rounded == 0) return sign;
   frexp(rounded, &exponent);
   if (exponent - 1 < 1 - f.bias) return sign | (uint32_t)ldexp(rounded, -least);
   /* The leading 1 of the fraction counts as 1 in the exponent. */
-  return sign | (((uint32_t)(exponent - 2 + f.bias) << f.mantissa) + (uint32_t)ldexp(rounded, f.mantissa + 1 - exponent));
+  const uint32_t fraction = (uint32_t)ldexp(rounded, f.mantissa + 1 - exponent);
+  return sign | (((uint32_t)(exponent - 2 + f.bias) << f.mantissa) + fraction);
 }
 
 /* a + b with its last bit set if the sum is not exact: then it may be rounded once more, as if it were. */
@@ -60,7 +61,8 @@ static inline double model_add(double a, double b) {
   return nextafter(s, rest > 0 ? INFINITY : -INFINITY);
 }
 
-template <typename F> static inline uint32_t model_each(const struct model_format &f, uint32_t a, uint32_t b, const F &op) {
+template <typename F>
+static inline uint32_t model_each(const struct model_format &f, uint32_t a, uint32_t b, const F &op) {
   uint32_t d = 0;
   for (int i = 0; i < 32; i += 16) {
     const double v = op(model_value(f, a >> i & 0xffff), model_value(f, b >> i & 0xffff));
@@ -74,7 +76,9 @@ static inline double model_max(double a, double b) {
   if (a == b) return signbit(a) ? b : a;
   return a > b ? a : b;
 }
-static inline double model_min(double a, double b) { return isnan(a) || isnan(b) ? model_max(a, b) : -model_max(-a, -b); }
+static inline double model_min(double a, double b) {
+  return isnan(a) || isnan(b) ? model_max(a, b) : -model_max(-a, -b);
+}
 
 static inline uint32_t rd_add_f16x2(uint32_t a, uint32_t b) { return model_each(model_f16, a, b, model_add); }
 static inline uint32_t rd_mul_f16x2(uint32_t a, uint32_t b) {

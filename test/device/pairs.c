@@ -4,9 +4,13 @@
 #include "common/compiler.h"
 #include "core/kernel/rt_types.h"
 
-/* Zero, the least and greatest subnormal, the least normal, 1 and what is next to it, the greatest finite, infinity, NaNs. */
-static const uint16_t limits_f16[] = {0, 1, 0x3ff, 0x400, 0x401, 0x3c00, 0x3c01, 0x3bff, 0x7bff, 0x7c00, 0x7c01, 0x7fff};
-static const uint16_t limits_bf16[] = {0, 1, 0x7f, 0x80, 0x81, 0x3f80, 0x3f81, 0x3f7f, 0x7f7f, 0x7f80, 0x7f81, 0x7fff};
+/* Zero, subnormals and the least normals, 1 and what is next to it, the greatest finite, infinity, NaNs. */
+static const uint16_t limits_f16[] = {
+  0, 1, 0x3ff, 0x400, 0x401, 0x3c00, 0x3c01, 0x3bff, 0x7bff, 0x7c00, 0x7c01, 0x7fff,
+};
+static const uint16_t limits_bf16[] = {
+  0, 1, 0x7f, 0x80, 0x81, 0x3f80, 0x3f81, 0x3f7f, 0x7f7f, 0x7f80, 0x7f81, 0x7fff,
+};
 #define LIMITS RAIL_COUNT_OF(limits_f16)
 #define OTHERS 16u
 
