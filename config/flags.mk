@@ -35,9 +35,10 @@ ALL_CFLAGS = -std=c11 $(OPT) $(debug_info) -fPIC -fvisibility=hidden -pthread $(
 c_only := -std=c11 -Wmissing-prototypes -Wstrict-prototypes
 ALL_CXXFLAGS = $(filter-out $(c_only),$(ALL_CFLAGS)) -std=c++17 -Wno-unknown-pragmas -Wno-pass-failed \
   -fno-strict-aliasing -ffp-contract=off -fno-exceptions -fno-rtti -fno-threadsafe-statics
-# SASS for three generations of GPUs, PTX for those to come. All from one PTX, since nothing here is better on a newer
-# one, and making it is most of the time. -fmad=false is nvcc's -ffp-contract=off.
-device_arch := -gencode 'arch=compute_80,code=[sm_80,sm_90,sm_100,compute_80]'
+# SASS for three generations of GPUs, PTX for those to come. From two PTXs, making which is most of the time: only the
+# second has instructions for fp8. -fmad=false is nvcc's -ffp-contract=off.
+device_arch := -gencode 'arch=compute_80,code=[sm_80,compute_80]' \
+  -gencode 'arch=compute_90,code=[sm_90,sm_100,compute_90]'
 ALL_NVCCFLAGS = -std=c++17 -O3 -fmad=false -Xcompiler -fPIC,-Wall $(if $(filter 1,$(WERROR)),-Werror all-warnings) \
   $(device_arch) -D_GNU_SOURCE -Iinclude -I.
 ALL_LDFLAGS = -pthread $(san_flags) $(LDFLAGS)

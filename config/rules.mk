@@ -97,10 +97,11 @@ $(BUILD)/device/%.o: %.cu config/flags.mk | $(BUILD)/config.mk
 
 # Programs with kernels bring CUDA's runtime along: where they run there needs to be a driver only.
 gpu_bins := $(if $(device_objs),$(patsubst %.cu,$(BUILD)/%,$(wildcard test/gpu/*.cu))) $(BUILD)/test/gpu/gpu_coll
-gpu_objs_kernels := test/device/cases.o
+gpu_kernels := $(patsubst %.cu,$(BUILD)/device/%.o,$(wildcard core/device/*.cu))
+gpu_objs_kernels := $(addprefix test/device/,bulk.o cases.o pairs.o)
 gpu_objs_blocks := $(addprefix test/device/,block_case.o link.o)
 define gpu_rule
-$(BUILD)/test/gpu/$(1): $(BUILD)/device/test/gpu/$(1).o $(BUILD)/device/core/device/rd_kernels.o \
+$(BUILD)/test/gpu/$(1): $(BUILD)/device/test/gpu/$(1).o $$(gpu_kernels) \
   $(addprefix $(O)/,$(gpu_objs_$(1))) $(CORE_A) $(COMMON_A)
 	@mkdir -p $$(@D)
 	@$$(if $$(V),,echo "  NVLINK  $$@")
@@ -217,8 +218,9 @@ test_objs_test_abi := $(patsubst %.c,%.o,$(abi_src))
 test_objs_test_sk_early := plugin/socket/sk_early.o plugin/socket/sk_match.o
 test_objs_test_sk_match := plugin/socket/sk_match.o
 test_objs_test_sk_stats := plugin/socket/sk_stats.o
-test_objs_test_device_reduce := test/device/cases.o test/device/emu_reduce.o
+test_objs_test_device_reduce := $(addprefix test/device/,bulk.o cases.o pairs.o emu_reduce.o)
 test_objs_test_device_fifo := test/device/emu_fifo.o
+test_objs_test_device_native := $(addprefix test/device/,native.o pairs.o)
 test_objs_test_device_block := $(addprefix test/device/,emu_collective.o block_case.o link.o)
 test_objs_test_kernel := test/device/link.o
 test_objs_test_tree := test/device/link.o

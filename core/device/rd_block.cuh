@@ -191,12 +191,16 @@ RD_FN void rd_step_begin(struct rd_block *b, uint64_t i) {
   b->step.go = true;
 }
 
-/* All data of the action has been moved; or some of it has not, since a line did not come. */
+/* All data of the action has been moved; or some of it has not, since a line did not come. One fence is for both
+ * directions: what was sent is there, what came in has been read. Behind it only what is said of lines' step is read,
+ * and whether the slot is given back depends on that. */
 RD_FN void rd_step_end(struct rd_block *b, bool moved) {
   const bool lines = b->step.proto != RT_SIMPLE;
+  if (b->out && moved) rd_fifo_describe(b->out, b->step.proto, b->out_bytes);
+  if (b->out || (b->in && !b->proxied[b->from])) rd_fence_sys();
   /* First: the next rank waits for it, and the tail of lines that came in may still be on its way. */
   if (b->out && moved) {
-    rd_fifo_publish(b->out, b->step.proto, b->out_bytes);
+    rd_fifo_publish(b->out);
     b->out->step++;
   }
   if (!b->in) return;

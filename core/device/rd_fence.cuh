@@ -13,6 +13,10 @@
  *  rd_store_release_sys   st.release.sys.u64    atomic, release        earlier accesses of this thread, and of its
  *                                                                      block before a barrier, are visible to whoever
  *                                                                      acquires the value
+ *  rd_fence_sys         fence.acq_rel.sys     none                   as that, for what rd_store_fenced_sys stores
+ *                                                                      behind it: a fence waits until all that was
+ *                                                                      written has arrived, so a step has only one
+ *  rd_store_fenced_sys  st.relaxed.sys.u64    atomic, release        see there
  *  rd_load_relaxed_sys    ld.relaxed.sys.u32    atomic, relaxed        nothing: for flags that stand for no data
  *  rd_ll_store, _load     {st,ld}.volatile      2 atomics, relaxed     nothing: each 8-byte half has its own flag
  *                         .v2.u64
@@ -58,6 +62,20 @@ RD_FN uint64_t rd_load_acquire_sys(const uint64_t *p) {
 RD_FN void rd_store_release_sys(uint64_t *p, uint64_t v) {
 #ifdef __CUDACC__
   asm volatile("st.release.sys.u64 [%0], %1;" : : "l"(p), "l"(v) : "memory");
+#else
+  __atomic_store_n(p, v, __ATOMIC_RELEASE);
+#endif
+}
+
+RD_FN void rd_fence_sys(void) {
+#ifdef __CUDACC__
+  asm volatile("fence.acq_rel.sys;" : : : "memory");
+#endif
+}
+
+RD_FN void rd_store_fenced_sys(uint64_t *p, uint64_t v) {
+#ifdef __CUDACC__
+  asm volatile("st.relaxed.sys.u64 [%0], %1;" : : "l"(p), "l"(v) : "memory");
 #else
   __atomic_store_n(p, v, __ATOMIC_RELEASE);
 #endif
@@ -153,21 +171,52 @@ RD_FN void rd_ll128_store(char *line, struct rd_ll128_lane l, uint64_t word0, ui
 #endif
 }
 
+#ifdef __CUDACC__
+RD_FN void rd_ll128_load(const char *line, struct rd_ll128_lane l, uint64_t *word0, uint64_t *word1) {
+  asm volatile("ld.volatile.v2.u64 {%0, %1}, [%2];"
+               : "=l"(*word0), "=l"(*word1)
+               : "l"(line + 16 * l.lane)
+               : "memory");
+}
+
+RD_FN bool rd_ll128_came(struct rd_ll128_lane l, uint64_t flag, uint64_t word1) {
+  return __all_sync(l.mask, l.lane != RD_LL128_LANES - 1 || word1 == flag);
+}
+#endif
+
 /* All 8 lanes get the same answer: has the line arrived? Then the words are this lane's. */
 RD_FN bool rd_ll128_poll(const char *line, struct rd_ll128_lane l, uint64_t flag, uint64_t *word0, uint64_t *word1) {
-  const char *own = line + 16 * l.lane;
 #ifdef __CUDACC__
   __syncwarp(l.mask);
-  asm volatile("ld.volatile.v2.u64 {%0, %1}, [%2];" : "=l"(*word0), "=l"(*word1) : "l"(own) : "memory");
-  return __all_sync(l.mask, l.lane != RD_LL128_LANES - 1 || *word1 == flag);
+  rd_ll128_load(line, l, word0, word1);
+  return rd_ll128_came(l, flag, *word1);
 #else
-  const uint64_t *p = (const uint64_t *)(const void *)own;
+  const uint64_t *p = (const uint64_t *)(const void *)(line + 16 * l.lane);
   bool has_flag = l.lane == RD_LL128_LANES - 1;
   bool there = !has_flag || __atomic_load_n(&p[1], __ATOMIC_ACQUIRE) == flag;
   if (!__all_sync(l.mask, there)) return false;
   *word0 = __atomic_load_n(&p[0], __ATOMIC_RELAXED);
   *word1 = __atomic_load_n(&p[1], __ATOMIC_RELAXED);
   return true;
+#endif
+}
+
+/* A look at the first n of `most` lines, all loads before the first answer. pack[u] is this lane's of line u, if that
+ * came. */
+template <int most, typename P>
+RD_FN void rd_ll128_look(const char *first, uint64_t apart, unsigned n, struct rd_ll128_lane l, uint64_t flag,
+                         P (&pack)[most], bool (&came)[most]) {
+#ifdef __CUDACC__
+  __syncwarp(l.mask);
+#pragma unroll
+  for (unsigned u = 0; u < most; u++)
+    if (u < n) rd_ll128_load(first + u * apart, l, &pack[u].word[0], &pack[u].word[1]);
+#pragma unroll
+  for (unsigned u = 0; u < most; u++)
+    if (u < n) came[u] = rd_ll128_came(l, flag, pack[u].word[1]);
+#else
+  for (unsigned u = 0; u < n; u++)
+    came[u] = rd_ll128_poll(first + u * apart, l, flag, &pack[u].word[0], &pack[u].word[1]);
 #endif
 }
 

@@ -10,11 +10,14 @@
  *
  *   rd_fifo_look(&f, f.credit)             wait until credit > step
  *   … barrier; the block's threads write rd_fifo_slot(&f); barrier …
- *   rd_fifo_publish(&f, proto, bytes)      size; tail = step + 1, release
+ *   rd_fifo_describe(&f, proto, bytes)     size
+ *   rd_fence_sys()
+ *   rd_fifo_publish(&f)                    tail = step + 1
  *
  *   rd_fifo_look(&f, f.tail)               wait until tail > step, acquire
  *   … barrier, which carries that over to the other threads; they read; barrier …
- *   rd_fifo_return(&f)                     credit = step + 1 + 8, release
+ *   rd_fence_sys()                         the same one, if the block both receives and sends
+ *   rd_fifo_return(&f)                     credit = step + 1 + 8
  */
 #ifndef RD_FIFO_CUH
 #define RD_FIFO_CUH
@@ -56,8 +59,8 @@ RD_FN bool rd_fifo_look(struct rd_fifo *f, const uint64_t *counter) {
   return true;
 }
 
-/* What the step is, then that it is there. */
-RD_FN void rd_fifo_publish(const struct rd_fifo *f, int proto, uint64_t bytes) {
+/* What the step is. */
+RD_FN void rd_fifo_describe(const struct rd_fifo *f, int proto, uint64_t bytes) {
   struct rt_slot s;
   s.bytes = bytes;
   s.proto = (unsigned)proto & 0x7f;
@@ -65,14 +68,18 @@ RD_FN void rd_fifo_publish(const struct rd_fifo *f, int proto, uint64_t bytes) {
   s.ptr = s.mhandle = NULL; /* it lies in the slot */
   s.call = f->call;
   f->slot[f->step % RT_STEPS] = s;
-  RT_TOLD_RELEASE(f->area);
-  rd_store_release_sys(f->tail, f->step + 1);
 }
 
-/* The slot of the step is free again. */
+/* That it is there. Behind a fence, which is behind all that it consists of. */
+RD_FN void rd_fifo_publish(const struct rd_fifo *f) {
+  RT_TOLD_RELEASE(f->area);
+  rd_store_fenced_sys(f->tail, f->step + 1);
+}
+
+/* The slot of the step is free again. Behind a fence, which is behind the last look at it. */
 RD_FN void rd_fifo_return(const struct rd_fifo *f) {
   RT_TOLD_RELEASE(f->area);
-  rd_store_release_sys(f->credit, f->step + 1 + RT_STEPS);
+  rd_store_fenced_sys(f->credit, f->step + 1 + RT_STEPS);
 }
 
 #endif

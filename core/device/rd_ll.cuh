@@ -9,6 +9,9 @@
  * LL128  lines of 128 bytes, 120 of them data; flag = step + 1 in 64 bits, which never comes again.
  *        The block's size is a multiple of 8, on a GPU of 32.
  *
+ * A thread has RD_LINES lines in hand at a time: first it asks for its local input of all of them, then for the lines,
+ * and only then waits for the first. Lines that are there already so cost one trip to memory together.
+ *
  * A step's lines may come in by either of two places, the host's memory or an area: they are looked for where the last
  * ones were. LL128's lines that may come in parts are not looked at until tail has the step.
  *
@@ -25,6 +28,8 @@
 
 #define RD_LL128_LINE RT_LL128_LINE
 #define RD_LL128_PAYLOAD RT_LL128_PAYLOAD
+
+#define RD_LINES 4 /* that a thread, or with LL128 8 of them, has in hand */
 
 /* ---- words of 8 bytes ---- */
 
@@ -70,14 +75,19 @@ struct rd_lines {
   union rt_scalar scalar;
 };
 
-/* The local input's words i and, but for RD_HALF, i + 1, combined with those that came in, and stored where they are
- * wanted here. */
-RD_FN struct rd_pack rd_line_step(const struct rd_lines &l, uint64_t i, unsigned half, struct rd_pack in) {
-  struct rd_pack value = in;
-  if (l.local) {
-    value.word[0] = rd_word_load(l.local, i, l.bytes);
-    value.word[1] = half ? 0 : rd_word_load(l.local, i + 1, l.bytes);
-  }
+/* The local input's words i and, but for RD_HALF, i + 1. */
+RD_FN struct rd_pack rd_line_local(const struct rd_lines &l, uint64_t i, unsigned half) {
+  struct rd_pack local = {};
+  if (!l.local) return local;
+  local.word[0] = rd_word_load(l.local, i, l.bytes);
+  if (!half) local.word[1] = rd_word_load(l.local, i + 1, l.bytes);
+  return local;
+}
+
+/* These, combined with those that came in, and stored where they are wanted here. */
+RD_FN struct rd_pack rd_line_step(const struct rd_lines &l, uint64_t i, unsigned half, const struct rd_pack &local,
+                                  const struct rd_pack &in) {
+  struct rd_pack value = l.local ? local : in;
   if (l.what) value = rd_pack_compute(l.type, l.op, l.what | half, l.scalar, value, in);
   if (l.dst) rd_word_store(l.dst, i, l.bytes, value.word[0]);
   if (l.dst && !half) rd_word_store(l.dst, i + 1, l.bytes, value.word[1]);
@@ -122,13 +132,26 @@ RD_FN bool rd_ll_wait(const struct rd_lines &l, uint64_t i, uint64_t *word) {
 /* The part of thread number `thread` of `nthreads`. False when a line did not come: then not all of it is done. */
 RD_CALL bool rd_ll_step(const struct rd_lines &l, uint32_t thread, uint32_t nthreads) {
   const uint64_t lines = rd_ll_lines(l.bytes), all = l.out && l.out_lines > lines ? l.out_lines : lines;
-  for (uint64_t i = thread; i < all; i += nthreads) {
-    struct rd_pack p = {};
-    if (i < lines) {
-      if (l.in && !rd_ll_wait(l, i, &p.word[0])) return false;
-      p = rd_line_step(l, i, RD_HALF, p);
+  for (uint64_t first = thread; first < all; first += RD_LINES * (uint64_t)nthreads) {
+    struct rd_pack local[RD_LINES], in[RD_LINES] = {};
+    bool came[RD_LINES] = {};
+#pragma unroll
+    for (unsigned u = 0; u < RD_LINES; u++) local[u] = rd_line_local(l, first + u * (uint64_t)nthreads, RD_HALF);
+#pragma unroll
+    for (unsigned u = 0; u < RD_LINES; u++) {
+      const uint64_t i = first + u * (uint64_t)nthreads;
+      if (l.in && i < lines) came[u] = rd_ll_load(l.in + i * RT_LL_LINE, &in[u].word[0], rt_ll_flag(l.in_step));
     }
-    if (l.out) rd_ll_store(l.out + i * RT_LL_LINE, p.word[0], rt_ll_flag(l.out_step));
+#pragma unroll
+    for (unsigned u = 0; u < RD_LINES; u++) {
+      const uint64_t i = first + u * (uint64_t)nthreads;
+      if (i >= all) break;
+      if (i < lines) {
+        if (l.in && !came[u] && !rd_ll_wait(l, i, &in[u].word[0])) return false;
+        in[u] = rd_line_step(l, i, RD_HALF, local[u], in[u]);
+      }
+      if (l.out) rd_ll_store(l.out + i * RT_LL_LINE, in[u].word[0], rt_ll_flag(l.out_step));
+    }
   }
   return true;
 }
@@ -150,7 +173,7 @@ RD_FN bool rd_ll128_late(const struct rd_lines &l, uint32_t *looks) {
   return rd_line_hopeless(l, looks) || (l.tail_first && rd_load_acquire_sys(l.tail) > l.in_step);
 }
 
-/* And again. */
+/* Waits for line i. */
 RD_FN bool rd_ll128_wait(const struct rd_lines &l, uint64_t i, struct rd_ll128_lane lane, uint64_t *word0,
                          uint64_t *word1) {
   const char *line = l.in + i * RD_LL128_LINE;
@@ -166,14 +189,27 @@ RD_FN bool rd_ll128_wait(const struct rd_lines &l, uint64_t i, struct rd_ll128_l
 RD_CALL bool rd_ll128_step(const struct rd_lines &l, uint32_t thread, uint32_t nthreads) {
   const struct rd_ll128_lane lane = rd_ll128_lane_of(thread);
   const bool has_flag = lane.lane == RD_LL128_LANES - 1; /* in the place of a second word */
-  const uint64_t lines = rd_ll128_lines(l.bytes);
-  for (uint64_t i = thread / RD_LL128_LANES; i < lines; i += nthreads / RD_LL128_LANES) {
-    const uint64_t first = i * (RD_LL128_PAYLOAD / 8) + 2 * lane.lane;
-    struct rd_pack p = {};
-    if (l.in && !rd_ll128_wait(l, i, lane, &p.word[0], &p.word[1])) return false;
-    p = rd_line_step(l, first, has_flag ? RD_HALF : 0, p);
-    if (has_flag) p.word[1] = l.out_step + 1;
-    if (l.out) rd_ll128_store(l.out + i * RD_LL128_LINE, lane, p.word[0], p.word[1]);
+  const unsigned half = has_flag ? RD_HALF : 0;
+  const uint64_t lines = rd_ll128_lines(l.bytes), apart = nthreads / RD_LL128_LANES;
+  for (uint64_t i = thread / RD_LL128_LANES; i < lines; i += RD_LINES * apart) {
+    unsigned n = 0;
+    while (n < RD_LINES && i + n * apart < lines) n++;
+    struct rd_pack local[RD_LINES], in[RD_LINES] = {};
+    bool came[RD_LINES] = {};
+#pragma unroll
+    for (unsigned u = 0; u < RD_LINES; u++)
+      local[u] = rd_line_local(l, (i + u * apart) * (RD_LL128_PAYLOAD / 8) + 2 * lane.lane, half);
+    if (l.in && !l.tail_first)
+      rd_ll128_look<RD_LINES>(l.in + i * RD_LL128_LINE, apart * RD_LL128_LINE, n, lane, l.in_step + 1, in, came);
+#pragma unroll
+    for (unsigned u = 0; u < RD_LINES; u++) {
+      const uint64_t line = i + u * apart;
+      if (u >= n) break;
+      if (l.in && !came[u] && !rd_ll128_wait(l, line, lane, &in[u].word[0], &in[u].word[1])) return false;
+      in[u] = rd_line_step(l, line * (RD_LL128_PAYLOAD / 8) + 2 * lane.lane, half, local[u], in[u]);
+      if (has_flag) in[u].word[1] = l.out_step + 1;
+      if (l.out) rd_ll128_store(l.out + line * RD_LL128_LINE, lane, in[u].word[0], in[u].word[1]);
+    }
   }
   return true;
 }

@@ -24,7 +24,7 @@
 #include "core/kernel/rt_sched.h"
 
 #define RT_DEVICE_KERNEL "rd_collective" /* its name in the image; the one argument is a struct rt_device_launch * */
-#define RT_DEVICE_THREADS 256            /* of a block on a GPU; anything else is a multiple of 32, too */
+#define RT_DEVICE_THREADS 512            /* of a block on a GPU; anything else is a multiple of 32, too */
 
 enum rt_device_state {
   RT_DEVICE_IDLE,     /* never run */

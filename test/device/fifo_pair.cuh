@@ -47,7 +47,11 @@ RD_FN uint32_t fifo_pair_send(const struct fifo_pair &p, struct rd_fifo *f, cons
     fifo_pair_lines(l, p.proto);
   }
   __syncthreads(); /* all of the slot is written before thread 0 says so */
-  if (threadIdx.x == 0) rd_fifo_publish(f, p.proto, size);
+  if (threadIdx.x == 0) {
+    rd_fifo_describe(f, p.proto, size);
+    rd_fence_sys();
+    rd_fifo_publish(f);
+  }
   f->step++;
   return 0;
 }
@@ -69,7 +73,10 @@ RD_FN uint32_t fifo_pair_recv(const struct fifo_pair &p, struct rd_fifo *f, char
     if (__syncthreads_or(!came)) return 1;
   }
   __syncthreads(); /* nobody reads the slot any more when thread 0 gives it back */
-  if (threadIdx.x == 0) rd_fifo_return(f);
+  if (threadIdx.x == 0) {
+    rd_fence_sys();
+    rd_fifo_return(f);
+  }
   f->step++;
   return 0;
 }

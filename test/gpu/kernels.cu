@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The device's kernels on a GPU: the cases of test/device/cases.c, and a
+ * The device's kernels on a GPU: the cases of test/device/cases.c and bulk.c, and a
  * producer and a consumer block over a FIFO. Prints TAP. Exit status 77 and one
  * line with the reason where there is no GPU that can be used.
  *
  *   kernels [--few]   fewer cases: for compute-sanitizer, under which each takes longer
  */
-#include "core/device/rd_kernels.cuh"
+#include "core/device/rd_copy.cuh"
+#include "test/device/bulk.h"
 #include "test/device/cases.h"
 #include "test/device/fifo_pair.cuh"
 #include "test/gpu/gpu_tap.cuh"
@@ -47,6 +48,24 @@ static void test_reduce_copy(bool few) {
     snprintf(name, sizeof name, "reduceCopy of %s", rt_type_name(type));
     report(done >= 0, name, why);
     if (done >= 0) printf("# %d cases\n", cases);
+  }
+  cuda_ok(cudaFree(m.memory));
+}
+
+/* Blocks of whole warps, as the loops for aligned data want them: the least, and those of collectives. */
+static void test_bulk(bool few) {
+  struct cases_machine m = {NULL, memory_write, memory_read, launch_reduce_copy};
+  if (!cuda_ok(cudaMalloc(&m.memory, BULK_MEMORY))) {
+    report(false, "bulk", "no memory");
+    return;
+  }
+  for (int type = 0; type < RT_TYPE_COUNT; type++) {
+    char name[64], why[500] = "";
+    const int done = bulk_run(&m, type, 32, few, why, sizeof why);
+    const int wide = done < 0 ? -1 : bulk_run(&m, type, 256, few, why, sizeof why);
+    snprintf(name, sizeof name, "bulk of %s", rt_type_name(type));
+    report(wide >= 0, name, why);
+    if (wide >= 0) printf("# %d cases\n", done + wide);
   }
   cuda_ok(cudaFree(m.memory));
 }
@@ -125,6 +144,7 @@ int main(int argc, char **argv) {
   const bool few = gpu_few(argc, argv);
   if (!gpu_is_there()) return 77;
   test_reduce_copy(few);
+  test_bulk(few);
   test_fifo(few);
   return gpu_failed ? 1 : 0;
 }

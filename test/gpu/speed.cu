@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <vector>
 
-#include "core/device/rd_kernels.cuh"
+#include "core/device/rd_copy.cuh"
 #include "test/gpu/gpu_tap.cuh"
 
 #define ROUNDS 9

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The device's reduceCopy on the CPU executor: every case of test/device/cases.c.
+ * The device's reduceCopy on the CPU executor: every case of test/device/cases.c, some of bulk.c.
  */
 #include "core/kernel/rt_work.h"
+#include "test/device/bulk.h"
 #include "test/device/cases.h"
 #include "test/device/emu.h"
 #include "test/harness/tap.h"
 
-static _Alignas(128) char memory[CASES_MEMORY];
+static _Alignas(128) char memory[BULK_MEMORY]; /* no less than CASES_MEMORY */
 
 static bool copy(char *to, const char *from, size_t n) {
   memcpy(to, from, n);
@@ -63,5 +64,11 @@ TEST(unknown_numbers) {
   CHECK(!emu_reduce_copy(&w, 1, 1));
 }
 
+TEST(bulk) {
+  char why[500];
+  for (int type = 0; type < RT_TYPE_COUNT; type++)
+    CHECK_MSG(bulk_run(&machine, type, 3, true, why, sizeof why) > 0, "%s", why);
+}
+
 #define TYPE_CASE(T, value, size, text) TEST_CASE(T),
-TEST_MAIN(RT_TYPE_LIST(TYPE_CASE) TEST_CASE(eight_to_eight), TEST_CASE(unknown_numbers))
+TEST_MAIN(RT_TYPE_LIST(TYPE_CASE) TEST_CASE(bulk), TEST_CASE(eight_to_eight), TEST_CASE(unknown_numbers))

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Starting a reduceCopy on a GPU, from host code that sees only this. */
+#ifndef RD_COPY_CUH
+#define RD_COPY_CUH
+
+#include <cuda_runtime_api.h>
+
+#include "core/kernel/rt_work.h"
+
+/* On the stream: `blocks` channels, each with its part of the elements. The work is copied; its
+ * pointers are to memory that the device can reach. */
+cudaError_t rd_launch_reduce_copy(const struct rt_work *w, unsigned blocks, unsigned threads, cudaStream_t stream);
+
+#endif
