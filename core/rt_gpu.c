@@ -163,12 +163,15 @@ static rail_result_t load_kernel(struct rt_gpu *gpu) {
                    "the kernels need a GPU of compute capability 8.0 or higher"));
   RAIL_TRY(CHECK(module_function(&gpu->kernel, gpu->module, RT_DEVICE_KERNEL), "cuModuleGetFunction",
                  "the image has no " RT_DEVICE_KERNEL));
-  int multiprocessors, each;
+  int multiprocessors, each, wide;
   RAIL_TRY(CHECK(device_attribute(&multiprocessors, RT_CU_DEVICE_MULTIPROCESSORS, gpu->ordinal),
                  "cuDeviceGetAttribute", "is the device still there?"));
-  RAIL_TRY(CHECK(occupancy(&each, gpu->kernel, RT_DEVICE_THREADS, 0), "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+  RAIL_TRY(CHECK(occupancy(&each, gpu->kernel, RT_DEVICE_FEW_THREADS, 0), "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                 "is the device still there?"));
+  RAIL_TRY(CHECK(occupancy(&wide, gpu->kernel, RT_DEVICE_THREADS, 0), "cuOccupancyMaxActiveBlocksPerMultiprocessor",
                  "is the device still there?"));
   gpu->most_blocks = multiprocessors * each;
+  gpu->wide_blocks = multiprocessors * wide;
   return RAIL_OK;
 }
 

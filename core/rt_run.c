@@ -338,9 +338,11 @@ struct launching {
 };
 
 static rail_result_t launch_kernel(const struct launching *l) {
+  const struct rt_gpu *gpu = &l->comm->gpu;
+  const unsigned threads = l->plan->nblocks <= gpu->wide_blocks ? RT_DEVICE_THREADS : RT_DEVICE_FEW_THREADS;
   void *arguments[] = {&l->plan->launch};
-  return rt_cuda_check(rt_cuda()->launch_kernel(l->comm->gpu.kernel, (unsigned)l->plan->nblocks, 1, 1,
-                                                RT_DEVICE_THREADS, 1, 1, 0, l->streams[0], arguments, NULL),
+  return rt_cuda_check(rt_cuda()->launch_kernel(gpu->kernel, (unsigned)l->plan->nblocks, 1, 1, threads, 1, 1, 0,
+                                                l->streams[0], arguments, NULL),
                        "cuLaunchKernel", DEVICE_ADVICE);
 }
 

@@ -25,6 +25,7 @@
 
 #define RT_DEVICE_KERNEL "rd_collective" /* its name in the image; the one argument is a struct rt_device_launch * */
 #define RT_DEVICE_THREADS 512            /* of a block on a GPU; anything else is a multiple of 32, too */
+#define RT_DEVICE_FEW_THREADS 256        /* where with more the blocks of a launch would not all be there at once */
 
 enum rt_device_state {
   RT_DEVICE_IDLE,     /* never run */

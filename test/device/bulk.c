@@ -64,7 +64,8 @@ static bool run(const struct cases_machine *m, const struct one *c, unsigned thr
 }
 
 static struct one make(int type, int op, unsigned number, size_t bytes) {
-  struct one c = {.w = {.type = type, .op = op, .count = bytes / rt_type_size(type), .last = true}};
+  const size_t esize = rt_type_size(type);
+  struct one c = {.w = {.type = type, .op = op, .count = esize ? bytes / esize : 0, .last = true}};
   uint64_t factor = 0x3c003c003c003c00u; /* a number in each type */
   c.w.nsrc = 1 + (int)(number & 1);
   c.w.ndst = 1 + (int)(number >> 1 & 1);

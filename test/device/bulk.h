@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define BULK_REGION (1u << 18)
+#define BULK_REGION (1u << 19) /* more than three turns of two blocks of RT_DEVICE_THREADS */
 #define BULK_MEMORY (4 * BULK_REGION) /* bytes of the machine's memory */
 
 /* Runs the cases of one type in blocks of so many threads, fewer of them if `few`. Their number; -1 after the first

@@ -7,6 +7,7 @@
  *   kernels [--few]   fewer cases: for compute-sanitizer, under which each takes longer
  */
 #include "core/device/rd_copy.cuh"
+#include "core/kernel/rt_device.h"
 #include "test/device/bulk.h"
 #include "test/device/cases.h"
 #include "test/device/fifo_pair.cuh"
@@ -62,7 +63,7 @@ static void test_bulk(bool few) {
   for (int type = 0; type < RT_TYPE_COUNT; type++) {
     char name[64], why[500] = "";
     const int done = bulk_run(&m, type, 32, few, why, sizeof why);
-    const int wide = done < 0 ? -1 : bulk_run(&m, type, 256, few, why, sizeof why);
+    const int wide = done < 0 ? -1 : bulk_run(&m, type, RT_DEVICE_THREADS, few, why, sizeof why);
     snprintf(name, sizeof name, "bulk of %s", rt_type_name(type));
     report(wide >= 0, name, why);
     if (wide >= 0) printf("# %d cases\n", done + wide);

@@ -17,7 +17,7 @@ def listing(loads, stores, arithmetic, back=True):
     code = ["MOV R1, c[0x0][0x28]", "IADD3 R2, P1, R2, R3, RZ", *body, "@P1 BRA 0x20" if back else "BRA 0x4000"]
     lines = ["\t\tFunction : kernel"]
     for i, text in enumerate(code):
-        lines += [f"        /*{16 * i:04x}*/                   {text} ;      /* 0x0000000402047981 */", " " * 60 + "/* 0x00 */"]
+        lines += [f"        /*{16 * i:04x}*/           {text} ;      /* 0x0000000402047981 */", " " * 60 + "/* 0x00 */"]
     return "\n".join(lines)
 
 
@@ -35,7 +35,8 @@ def loops(*args, **kwargs):
 good = check(1, loops(8, 16, []), [("any", "copy", 25)], "a copy")
 good &= check(2, loops(16, 16, ["HADD2 R4, R4, R8"] * 16 + ["HFMA2.MMA R4, R4, 1, 1, R8"] * 16),
               [("half", "sum", 65)], "a sum of halves")
-good &= check(3, loops(16, 16, ["HFMA2.BF16_V2 R4, R4, R9, -RZ"] * 64), [("bfloat16", "scaled sum", 97)], "a scaled sum")
+good &= check(3, loops(16, 16, ["HFMA2.BF16_V2 R4, R4, R9, -RZ"] * 64), [("bfloat16", "scaled sum", 97)],
+              "a scaled sum")
 good &= check(4, loops(16, 16, ["F2FP.F16.E4M3.UNPACK_B R4, R5"] * 128 + ["HADD2 R4, R4, R8"] * 64),
               [("f8e4m3", "sum", 225)], "a sum of fp8")
 good &= check(5, loops(8, 16, ["FMUL R4, R4, R9"] * 32), [("float", "scaled copy", 57)], "a scaled copy")
