@@ -59,6 +59,28 @@ static bool granularity(size_t *out, const struct rt_cuda_allocation *how, char 
   return !rt_cuda_refused(rt_cuda()->mem_granularity(out, how, 0), "cuMemGetAllocationGranularity", why);
 }
 
+static bool there_and_back(uint64_t handle, char why[RT_WHY]) {
+  const struct rt_cuda *cu = rt_cuda();
+  struct rt_cuda_fabric fabric;
+  uint64_t again = 0;
+  if (rt_cuda_refused(cu->mem_export(&fabric, handle, RT_CU_FABRIC_HANDLE, 0), "cuMemExportToShareableHandle", why) ||
+      rt_cuda_refused(cu->mem_import(&again, &fabric, RT_CU_FABRIC_HANDLE), "cuMemImportFromShareableHandle", why))
+    return false;
+  rt_mem_release(again);
+  return true;
+}
+
+bool rt_mem_has_fabric(int device, char why[RT_WHY]) {
+  const struct rt_cuda_allocation how = description(device, RT_CU_FABRIC_HANDLE);
+  size_t unit = 0;
+  uint64_t handle = 0;
+  if (!granularity(&unit, &how, why)) return false;
+  if (rt_cuda_refused(rt_cuda()->mem_create(&handle, unit, &how, 0), "cuMemCreate", why)) return false;
+  bool good = there_and_back(handle, why);
+  rt_mem_release(handle);
+  return good;
+}
+
 /* Puts m->size bytes of the handle to an address. */
 static bool map(struct rt_mem *m, int device, size_t alignment, uint64_t handle, char why[RT_WHY]) {
   const struct rt_cuda *cu = rt_cuda();

@@ -26,6 +26,10 @@ bool rt_mem_may_map(int device);
 /* What it can be exported as then: bits, RT_CU_…_HANDLE. */
 int rt_mem_handles(int device);
 
+/* Does a fabric take it? Devices that can export to one are many, those that have one, and processes that may, are
+ * fewer: a small piece goes there and back. */
+bool rt_mem_has_fabric(int device, char why[RT_WHY]);
+
 /* cuMemAlloc; the device's context is current. */
 bool rt_mem_alloc(struct rt_mem *m, size_t size, char why[RT_WHY]);
 /* Mapped, for its own device. If `handle` is not NULL, the memory can be exported by it, and it must be released. */

@@ -86,8 +86,8 @@ static ncclResult_t adopt(struct ncclComm *comm, const char *call, const struct 
   if (device_of(cu, context, &gpu->ordinal) != RAIL_OK)
     return rt_error(RAIL_CUDA_ERROR, "%s: the buffers' CUDA device cannot be found; the log says why", call);
   if (m->fixed && gpu->ordinal != m->ordinal)
-    return rt_error(RAIL_BAD_ARGUMENT, "%s: a buffer is memory of CUDA device %d, the stream or the calling thread is on "
-                    "device %d; make the buffer's device current, and take a stream of it", call, m->ordinal,
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: a buffer is memory of CUDA device %d, the stream or the calling thread is "
+                    "on device %d; make the buffer's device current, and take a stream of it", call, m->ordinal,
                     gpu->ordinal);
   gpu->context = context;
   return ncclSuccess;

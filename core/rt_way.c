@@ -25,10 +25,14 @@ const char *rt_way_text(uint32_t way) {
 
 uint32_t rt_ways_open(int device, struct rt_inbox *inbox) {
   uint32_t ways = BIT(RT_WAY_IPC) | BIT(RT_WAY_PLAIN);
+  char why[RT_WHY];
   if (!rt_mem_may_map(device)) return ways;
   const int handles = rt_mem_handles(device);
   ways |= BIT(RT_WAY_MAPPED);
-  if (handles & RT_CU_FABRIC_HANDLE) ways |= BIT(RT_WAY_FABRIC);
+  if (handles & RT_CU_FABRIC_HANDLE && rt_mem_has_fabric(device, why))
+    ways |= BIT(RT_WAY_FABRIC);
+  else if (handles & RT_CU_FABRIC_HANDLE)
+    RAIL_INFO(RAIL_SUB_INIT, "P2P: CUDA device %d has no fabric: %s", device, why);
   if (handles & RT_CU_FD_HANDLE && rt_inbox_open(inbox))
     ways |= BIT(RT_WAY_FD);
   else if (handles & RT_CU_FD_HANDLE)

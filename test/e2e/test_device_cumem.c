@@ -2,9 +2,9 @@
  * TEST-LIMIT: 120
  * TEST-SAN: asan tsan
  *
- * Proves: ranks of several processes get at each other's GPU memory by the best way that both have: fabric handles, file
- * descriptors, CUDA IPC; where a way fails the next one is taken, and in the end memory of the host, with a line that
- * says why; nothing is left, neither memory nor descriptors, whoever refuses, dies, or is a stranger.
+ * Proves: ranks of several processes get at each other's GPU memory by the best way that both have: fabric handles,
+ * file descriptors, CUDA IPC; where a way fails the next one is taken, and in the end memory of the host, with a line
+ * that says why; nothing is left, neither memory nor descriptors, whoever refuses, dies, or is a stranger.
  */
 #include <errno.h>
 #include <sched.h>
@@ -59,7 +59,7 @@ static void work(const struct rank *rank, void *arg) {
   side_free(&s);
   rank_barrier(rank);
   release_stderr(log, kept, text);
-  snprintf(way, sizeof way, ": %s", e->way);
+  snprintf(way, sizeof way, ": %s", e->way ? e->way : "");
   if (rank->rank == 1 || !e->fail) is_said(text, way, "the way");
   if (rank->rank == 1 && e->words) is_said(text, e->words, "the reason");
   gpu_nothing_left();
@@ -98,12 +98,20 @@ TEST(the_owner_takes_the_next_way) {
       {"P2P", IPC, "cuMemsetD8Async:1", FD ": cuMemsetD8Async"},
   };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) by("", 2, &all[i]);
-  by(FABRIC_ENV, 2, &(struct expected){"P2P", FD, "cuMemCreate:1", FABRIC ": cuMemCreate"});
-  by(FABRIC_ENV, 2, &(struct expected){"P2P", IPC, "cuMemCreate:1 cuMemCreate:2", FD ": cuMemCreate"});
+  by(FABRIC_ENV, 2, &(struct expected){"P2P", FD, "cuMemCreate:2", FABRIC ": cuMemCreate"});
+  by(FABRIC_ENV, 2, &(struct expected){"P2P", IPC, "cuMemCreate:2 cuMemCreate:3", FD ": cuMemCreate"});
 }
 
-/* It uses the host's memory towards the other rank. Which of its calls is the owner's, and which the taker's, is chance:
- * both fail. */
+/* Which is tried when the communicator is made: the other rank must know. */
+TEST(a_fabric_that_is_not_there) {
+  static const char *const calls[] = {"cuMemCreate:1", "cuMemExportToShareableHandle:1",
+                                      "cuMemImportFromShareableHandle:1"};
+  for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+    by(FABRIC_ENV, 2, &(struct expected){"P2P", FD, calls[i], "has no fabric: cuMem"});
+}
+
+/* It uses the host's memory towards the other rank. Which of its calls is the owner's, and which the taker's, is
+ * chance: both fail. */
 TEST(the_taker_cannot) {
   static const struct expected all[] = {
       {"P2P+SHM", FD, "cuMemImportFromShareableHandle:1", "use shared memory of the host on channel 0: cuMemImport"},
@@ -116,6 +124,11 @@ TEST(the_taker_cannot) {
        "use shared memory of the host on channel 0: cuMemSetAccess"},
   };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) by("", 2, &all[i]);
+}
+
+TEST(a_device_that_is_too_far) { /* what was left in the inbox is given back */
+  static const struct expected e = {"SHM", NULL, NULL, "use shared memory of the host"};
+  by("FAKEGPU_DEVICES=2 FAKEGPU_PEERS=none", 2, &e);
 }
 
 TEST(no_way_is_left) {
@@ -172,8 +185,8 @@ static void throw_at(const char *name, size_t bytes, bool with_fd) {
                                           .cmsg_len = CMSG_LEN(sizeof fd)};
     memcpy(CMSG_DATA(CMSG_FIRSTHDR(&m)), &fd, sizeof fd);
   }
-  if (connect(fd, (const struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)) == 0)
-    (void)sendmsg(fd, &m, MSG_NOSIGNAL);
+  const socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+  if (connect(fd, (const struct sockaddr *)&a, size) == 0) (void)sendmsg(fd, &m, MSG_NOSIGNAL);
   close(fd);
 }
 
@@ -227,10 +240,11 @@ static void offered_only(const struct rank *rank, void *arg) {
   int fds = kit_fd_count();
   side_open(&s, open_comm(rank));
   sum(&s, MANY, false);
+  long taken = gpu.calls("cuMemImportFromShareableHandle");
   if (rank->rank == 1) OK(ncclAllReduce(s.device, s.device, MANY, ncclInt32, ncclSum, s.comm, s.stream));
   rank_barrier(rank);
   if (rank->rank == 1) raise(SIGKILL);
-  ENSURE(gpu.calls("cuMemImportFromShareableHandle") == 0, "it was taken at once: this proves nothing");
+  ENSURE(gpu.calls("cuMemImportFromShareableHandle") == taken, "it was taken at once: this proves nothing");
   OK(ncclCommAbort(s.comm));
   side_free(&s);
   gpu_nothing_left();
@@ -263,7 +277,8 @@ TEST(memory_that_others_have_mapped_stays_with_them) {
 
 TEST_MAIN(TEST_CASE(file_descriptors), TEST_CASE(fabric_handles), TEST_CASE(cuda_ipc_where_memory_is_not_mapped),
           TEST_CASE(an_old_driver_may_be_asked_all_the_same), TEST_CASE(several_devices),
-          TEST_CASE(the_owner_takes_the_next_way), TEST_CASE(the_taker_cannot), TEST_CASE(no_way_is_left),
+          TEST_CASE(the_owner_takes_the_next_way), TEST_CASE(a_fabric_that_is_not_there), TEST_CASE(the_taker_cannot),
+          TEST_CASE(a_device_that_is_too_far), TEST_CASE(no_way_is_left),
           TEST_CASE(networks_of_their_own), TEST_CASE(strangers_are_not_listened_to),
           TEST_CASE(a_rank_dies_between_offer_and_take),
           TEST_CASE(memory_that_others_have_mapped_stays_with_them))

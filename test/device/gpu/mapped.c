@@ -43,6 +43,12 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct piece *pieces;
 static struct reserved *all_reserved;
 
+/* These need no context. */
+static int enter(const char *call) {
+  int r = fake_enter(call);
+  return r == OK && fake_capture_mode() != MODE_RELAXED && fake_capture_forbids() ? CAPTURE_UNSUPPORTED : r;
+}
+
 static int leave(int result) {
   pthread_mutex_unlock(&lock);
   return result;
@@ -113,7 +119,7 @@ static bool fill(int fd, size_t size) {
 }
 
 API int cuMemCreate(uint64_t *handle, size_t size, const struct rt_cuda_allocation *how, unsigned long long flags) {
-  int r = fake_enter_unsafe("cuMemCreate");
+  int r = enter("cuMemCreate");
   if (r == OK && (!handle || !how || flags || !size || size % UNIT)) r = INVALID_VALUE;
   if (r == OK) r = check(how);
   if (r) return r;
@@ -141,7 +147,7 @@ API int cuMemRelease(uint64_t handle) {
 /* ---- addresses ---- */
 
 API int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t wish, unsigned long long flags) {
-  int r = fake_enter_unsafe("cuMemAddressReserve");
+  int r = enter("cuMemAddressReserve");
   if (r == OK && (!address || flags || wish || !size || size % UNIT || alignment & (alignment - 1) || alignment > UNIT))
     r = INVALID_VALUE;
   if (r) return r;
@@ -175,7 +181,7 @@ API int cuMemAddressFree(uint64_t address, size_t size) {
 }
 
 API int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags) {
-  int r = fake_enter_unsafe("cuMemMap");
+  int r = enter("cuMemMap");
   if (r) return r;
   pthread_mutex_lock(&lock);
   struct reserved *to = find_reserved(address, size);
@@ -219,7 +225,7 @@ static void set_access(struct reserved *of, unsigned access) {
 }
 
 API int cuMemSetAccess(uint64_t address, size_t size, const struct rt_cuda_access *access, size_t n) {
-  int r = fake_enter_unsafe("cuMemSetAccess");
+  int r = enter("cuMemSetAccess");
   if (r) return r;
   pthread_mutex_lock(&lock);
   struct reserved *of = find_reserved(address, size);
@@ -239,7 +245,7 @@ struct fabric { uint64_t mark; int64_t pid; int fd; };
 _Static_assert(sizeof(struct fabric) <= sizeof(struct rt_cuda_fabric), "it fits");
 
 API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type, unsigned long long flags) {
-  int r = fake_enter_unsafe("cuMemExportToShareableHandle");
+  int r = enter("cuMemExportToShareableHandle");
   if (r) return r;
   pthread_mutex_lock(&lock);
   const struct piece *p = find_piece(handle);
@@ -267,7 +273,7 @@ static int open_shared(const void *shared, int type) {
 }
 
 API int cuMemImportFromShareableHandle(uint64_t *handle, void *shared, int type) {
-  int r = fake_enter_unsafe("cuMemImportFromShareableHandle");
+  int r = enter("cuMemImportFromShareableHandle");
   if (r == OK && (!handle || (type != RT_CU_FD_HANDLE && type != RT_CU_FABRIC_HANDLE))) r = INVALID_VALUE;
   if (r) return r;
   struct label l = {.mark = 0};
