@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-LIMIT: 120
- * TEST-SAN: asan tsan
+ * TEST-SAN: asan
  *
  * Proves: ranks of several processes get at each other's GPU memory by the best way that both have: fabric handles,
  * file descriptors, CUDA IPC; where a way fails the next one is taken, and in the end memory of the host, with a line

@@ -110,7 +110,7 @@ API int cuMemGetAllocationGranularity(size_t *granularity, const struct rt_cuda_
 
 /* What is in it nobody has promised. */
 static bool fill(int fd, size_t size) {
-  static char garbage[1 << 16];
+  char garbage[1 << 16];
   bool good = true;
   memset(garbage, 0xA5, sizeof garbage);
   for (size_t at = 0; good && at < size; at += sizeof garbage)
