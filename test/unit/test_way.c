@@ -37,7 +37,9 @@ static uint32_t ways(uint32_t mine, uint32_t theirs, bool one_process) {
   struct rt_peer peers[2] = {{.pid = 100, .ways = mine}, {.pid = one_process ? 100 : 101, .ways = theirs}};
   static struct ncclComm comm;
   comm.peers = peers;
-  return rt_ways_to(&comm, &peers[1]);
+  const uint32_t both = rt_ways_to(&comm, &peers[1]);
+  comm.peers = NULL;
+  return both;
 }
 
 TEST(ways_that_both_have) {
