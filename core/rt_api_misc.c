@@ -1,47 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Public calls about memory and operators, and Railyard's own. */
-#include <errno.h>
+ * Public calls about registrations and operators, and Railyard's own. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "common/log.h"
 #include "core/kernel/rt_types.h"
 #include "core/rt_api.h"
 #include "core/rt_reg.h"
 
-/* ---- memory ------------------------------------------------------------------------ */
-
-/* A page in front of the user's keeps the size and tells our pointers from others. */
-#define PAGE 4096u
-#define MEM_MAGIC 0x7261696c6d656d31ull
-struct mem_head {
-  uint64_t magic;
-  size_t mapped;
-  void *self;
-};
-
-RAIL_EXPORT ncclResult_t ncclMemAlloc(void **ptr, size_t size) {
-  if (!ptr) return rt_error(RAIL_BAD_ARGUMENT, "ncclMemAlloc: ptr is NULL");
-  *ptr = NULL;
-  if (size > (size_t)PTRDIFF_MAX - 2 * PAGE) return rt_error(RAIL_BAD_ARGUMENT, "ncclMemAlloc: size is %zu", size);
-  size_t mapped = RAIL_ROUND_UP(size, (size_t)PAGE) + PAGE;
-  char *mem = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mem == MAP_FAILED) return rt_error(RAIL_SYSTEM_ERROR, "ncclMemAlloc of %zu bytes: %s", size, strerror(errno));
-  *(struct mem_head *)(void *)mem = (struct mem_head){.magic = MEM_MAGIC, .mapped = mapped, .self = mem};
-  *ptr = mem + PAGE;
-  return ncclSuccess;
-}
-
-RAIL_EXPORT ncclResult_t ncclMemFree(void *ptr) {
-  if (!ptr) return ncclSuccess;
-  struct mem_head *head = (struct mem_head *)(void *)((char *)ptr - PAGE);
-  if ((uintptr_t)ptr % PAGE != 0 || head->magic != MEM_MAGIC || head->self != head)
-    return rt_error(RAIL_BAD_ARGUMENT, "ncclMemFree: %p was not made by ncclMemAlloc", ptr);
-  munmap(head, head->mapped);
-  return ncclSuccess;
-}
+/* ---- registrations ------------------------------------------------------------------------ */
 
 static ncclResult_t add_buffer(const char *call, ncclComm_t comm, void *buff, size_t size, void **handle) {
   ncclResult_t r = rt_check_comm(comm, call);
@@ -177,8 +145,6 @@ RAIL_EXPORT const char *railCommNetPlugin(ncclComm_t comm) {
   return rail_net_path(comm->net.plugin);
 }
 
-RT_PNAME(MemAlloc);
-RT_PNAME(MemFree);
 RT_PNAME(CommRegister);
 RT_PNAME(CommDeregister);
 RT_PNAME(CommWindowRegister);

@@ -20,7 +20,8 @@
 
 struct rt_area {
   struct rt_area *next; /* of the process' */
-  uint64_t address, size, serial;
+  struct rt_mem mem;
+  uint64_t serial;
   void *context;
   int ordinal, refs; /* the owner, and takers in this process */
   const struct ncclComm *comm;
@@ -42,45 +43,36 @@ static uint64_t serials;
 
 /* ---- what the driver says ---------------------------------------------------------- */
 
-static bool failed(int result, const char *call, char why[RT_AREA_WHY]) {
-  const char *name = NULL;
-  if (result == RT_CU_SUCCESS) return false;
-  if (rt_cuda()->get_error_name(result, &name) != RT_CU_SUCCESS || !name) name = "an unknown result";
-  snprintf(why, RT_AREA_WHY, "%s: %s (%d)", call, name, result);
-  return true;
-}
-
-static bool enter(struct rt_cuda_scope *scope, void *context, char why[RT_AREA_WHY]) {
+static bool enter(struct rt_cuda_scope *scope, void *context, char why[RT_WHY]) {
   if (rt_cuda_enter(scope, context) == RAIL_OK) return true;
-  snprintf(why, RT_AREA_WHY, "the communicator's CUDA context cannot be made current");
+  snprintf(why, RT_WHY, "the communicator's CUDA context cannot be made current");
   return false;
 }
 
 /* On the legacy stream a copy would wait for what the program does on others. */
-static bool make_side(struct rt_gpu *gpu, char why[RT_AREA_WHY]) {
+static bool make_side(struct rt_gpu *gpu, char why[RT_WHY]) {
   return gpu->side ||
-         !failed(rt_cuda()->stream_create(&gpu->side, RT_CU_STREAM_NON_BLOCKING), "cuStreamCreate", why);
+         !rt_cuda_refused(rt_cuda()->stream_create(&gpu->side, RT_CU_STREAM_NON_BLOCKING), "cuStreamCreate", why);
 }
 
-static bool make_zero(struct rt_gpu *gpu, uint64_t address, size_t size, char why[RT_AREA_WHY]) {
+static bool make_zero(struct rt_gpu *gpu, uint64_t address, size_t size, char why[RT_WHY]) {
   const struct rt_cuda *cu = rt_cuda();
   if (!make_side(gpu, why)) return false;
-  if (failed(cu->mem_set(address, 0, size, gpu->side), "cuMemsetD8Async", why)) return false;
+  if (rt_cuda_refused(cu->mem_set(address, 0, size, gpu->side), "cuMemsetD8Async", why)) return false;
   uint64_t until = rail_deadline_in_ms(ZERO_MS);
   int r = cu->stream_query(gpu->side);
   for (; r == RT_CU_NOT_READY && !rail_deadline_passed(until); r = cu->stream_query(gpu->side))
     nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
-  return !failed(r, "cuStreamQuery", why);
+  return !rt_cuda_refused(r, "cuStreamQuery", why);
 }
 
 /* ---- the process' own --------------------------------------------------------------- */
 
-static void free_memory(const struct rt_area *area) {
+static void free_memory(struct rt_area *area) {
   struct rt_cuda_scope scope;
-  /* A program may have ended its context first; that took the memory with it. */
-  if (rt_cuda_enter(&scope, area->context) != RAIL_OK) return;
-  int r = rt_cuda()->mem_free(area->address);
-  if (r != RT_CU_SUCCESS) RAIL_INFO(RAIL_SUB_INIT, "cuMemFree: result %d", r);
+  /* A program may have ended its context first; that took the memory with it, but not what is mapped. */
+  bool entered = rt_cuda_enter(&scope, area->context) == RAIL_OK;
+  if (entered || area->mem.mapped) rt_mem_free(&area->mem);
   rt_cuda_leave(&scope);
 }
 
@@ -99,34 +91,55 @@ static void unref(struct rt_area *area) {
 static struct rt_area *find(const struct rt_area_offer *o) {
   pthread_mutex_lock(&lock);
   struct rt_area *a = areas;
-  while (a && !(a->serial == o->serial && a->address == o->address && a->size == o->size)) a = a->next;
+  while (a && !(a->serial == o->serial && a->mem.address == o->address && a->mem.size == o->size)) a = a->next;
   if (a) a->refs++;
   pthread_mutex_unlock(&lock);
   return a;
 }
 
-static bool fill(struct ncclComm *comm, struct rt_area *a, char why[RT_AREA_WHY]) {
-  struct rt_cuda_scope scope;
-  if (!enter(&scope, a->context, why)) return false;
-  bool good = !failed(rt_cuda()->mem_alloc(&a->address, a->size), "cuMemAlloc", why);
-  if (good && !make_zero(&comm->gpu, a->address, a->size, why)) {
-    rt_cuda()->mem_free(a->address);
-    good = false;
+/* One way; what it leaves behind if it fails is nothing. */
+static bool fill_so(struct ncclComm *comm, const struct rt_peer *peer, enum rt_way way, size_t size, struct rt_mem *mem,
+                    struct rt_way_to *to, char why[RT_WHY]) {
+  if (!rt_way_make(comm, peer, way, size, mem, to, why)) return false;
+  if (make_zero(&comm->gpu, mem->address, mem->size, why)) return true;
+  rt_mem_free(mem);
+  return false;
+}
+
+static bool fill(struct ncclComm *comm, int peer, size_t size, struct rt_mem *mem, struct rt_area_offer *offer,
+                 char why[RT_WHY]) {
+  const uint32_t ways = rt_ways_to(comm, &comm->peers[peer]);
+  snprintf(why, RT_WHY, "there is no way that both have (NCCL_CUMEM_ENABLE?)");
+  for (uint32_t way = RT_WAY_NONE + 1; way < RT_WAYS; way++) {
+    if (!(ways & RT_WAY_BIT(way))) continue;
+    if (fill_so(comm, &comm->peers[peer], (enum rt_way)way, size, mem, &offer->to, why)) return true;
+    RAIL_INFO(RAIL_SUB_INIT, "rank %d: rank %d cannot get at memory of this GPU by %s: %s", comm->rank, peer,
+              rt_way_text(way), why);
   }
+  return false;
+}
+
+static bool describe(struct ncclComm *comm, int peer, size_t size, struct rt_area *a, struct rt_area_offer *offer,
+                     char why[RT_WHY]) {
+  struct rt_cuda_scope scope;
+  bool good = enter(&scope, a->context, why) &&
+              !rt_cuda_refused(rt_cuda()->device_bus_id(offer->bus_id, RT_CUDA_BUS_ID, a->ordinal),
+                               "cuDeviceGetPCIBusId", why) &&
+              fill(comm, peer, size, &a->mem, offer, why);
   rt_cuda_leave(&scope);
   return good;
 }
 
 static void reap(void);
 
-struct rt_area *rt_area_make(struct ncclComm *comm, size_t size, char why[RT_AREA_WHY]) {
+struct rt_area *rt_area_make(struct ncclComm *comm, int peer, size_t size, struct rt_area_offer *offer,
+                             char why[RT_WHY]) {
   reap();
   struct rt_area *a = calloc(1, sizeof *a);
-  snprintf(why, RT_AREA_WHY, "out of memory");
+  snprintf(why, RT_WHY, "out of memory");
   if (!a) return NULL;
-  *a = (struct rt_area){.size = RAIL_ROUND_UP(size, (size_t)RT_PAGE), .context = comm->gpu.context,
-                        .ordinal = comm->gpu.ordinal, .refs = 1, .comm = comm};
-  if (!fill(comm, a, why)) {
+  *a = (struct rt_area){.context = comm->gpu.context, .ordinal = comm->gpu.ordinal, .refs = 1, .comm = comm};
+  if (!describe(comm, peer, size, a, offer, why)) {
     free(a);
     return NULL;
   }
@@ -135,10 +148,13 @@ struct rt_area *rt_area_make(struct ncclComm *comm, size_t size, char why[RT_ARE
   a->next = areas;
   areas = a;
   pthread_mutex_unlock(&lock);
+  offer->size = a->mem.size;
+  offer->address = a->mem.address;
+  offer->serial = a->serial;
   return a;
 }
 
-char *rt_area_base(const struct rt_area *area) { return (char *)(uintptr_t)area->address; }
+char *rt_area_base(const struct rt_area *area) { return (char *)(uintptr_t)area->mem.address; }
 
 /* ---- offering ----------------------------------------------------------------------- */
 
@@ -152,21 +168,7 @@ static void set_state(struct rt_area_offer *o, enum rt_offer_state state) {
 
 void rt_area_withhold(struct rt_area_offer *offer) { set_state(offer, RT_OFFER_WITHDRAWN); }
 
-bool rt_area_publish(struct rt_area *area, struct rt_area_offer *offer, bool elsewhere, char why[RT_AREA_WHY]) {
-  struct rt_cuda_scope scope;
-  bool good = enter(&scope, area->context, why);
-  offer->size = area->size;
-  offer->address = area->address;
-  offer->serial = area->serial;
-  offer->exported = elsewhere;
-  if (good)
-    good = !failed(rt_cuda()->device_bus_id(offer->bus_id, RT_CUDA_BUS_ID, area->ordinal), "cuDeviceGetPCIBusId", why);
-  if (good && elsewhere)
-    good = !failed(rt_cuda()->ipc_export(&offer->ipc, area->address), "cuIpcGetMemHandle", why);
-  rt_cuda_leave(&scope);
-  set_state(offer, good ? RT_OFFER_OFFERED : RT_OFFER_WITHDRAWN);
-  return good;
-}
+void rt_area_publish(struct rt_area_offer *offer) { set_state(offer, RT_OFFER_OFFERED); }
 
 /* ---- taking --------------------------------------------------------------------------- */
 
@@ -174,6 +176,7 @@ struct taking {
   struct ncclComm *comm;
   struct rt_area_offer offer; /* a copy: what was checked stays so */
   struct rt_area_view *view;
+  int owner, fd; /* a rank; of RT_WAY_FD, -1 if it has not come */
   char *why;
 };
 
@@ -183,62 +186,83 @@ static bool near_enough(struct taking *t, enum rt_distance farthest) {
   char own[RT_CUDA_BUS_ID] = "";
   int mine = t->comm->gpu.ordinal, theirs = mine, reaches = 1, atomics = 0;
   if (!memchr(t->offer.bus_id, 0, sizeof t->offer.bus_id)) {
-    snprintf(t->why, RT_AREA_WHY, "the offer is garbled");
+    snprintf(t->why, RT_WHY, "the offer is garbled");
     return false;
   }
-  if (failed(cu->device_by_bus_id(&theirs, t->offer.bus_id), "cuDeviceGetByPCIBusId", t->why)) {
-    snprintf(t->why, RT_AREA_WHY, "GPU %s is not visible to this process (CUDA_VISIBLE_DEVICES)", t->offer.bus_id);
+  if (rt_cuda_refused(cu->device_by_bus_id(&theirs, t->offer.bus_id), "cuDeviceGetByPCIBusId", t->why)) {
+    snprintf(t->why, RT_WHY, "GPU %s is not visible to this process (CUDA_VISIBLE_DEVICES)", t->offer.bus_id);
     return false;
   }
   t->view->path = RT_LOC;
   if (mine != theirs) {
-    if (failed(cu->device_reaches(&reaches, mine, theirs), "cuDeviceCanAccessPeer", t->why) ||
-        failed(cu->device_bus_id(own, sizeof own, mine), "cuDeviceGetPCIBusId", t->why))
+    if (rt_cuda_refused(cu->device_reaches(&reaches, mine, theirs), "cuDeviceCanAccessPeer", t->why) ||
+        rt_cuda_refused(cu->device_bus_id(own, sizeof own, mine), "cuDeviceGetPCIBusId", t->why))
       return false;
     if (cu->device_p2p(&atomics, RT_CU_P2P_NATIVE_ATOMICS, mine, theirs) != RT_CU_SUCCESS) atomics = 0;
     t->view->path = atomics ? RT_NVL : rt_path_distance(rt_params()->sysfs, own, t->offer.bus_id);
   }
-  return !rt_path_refusal(t->view->path, farthest, reaches != 0, t->why, RT_AREA_WHY);
+  return !rt_path_refusal(t->view->path, farthest, reaches != 0, t->why, RT_WHY);
+}
+
+/* May kernels of the taker's use memory of this process? */
+static bool allow(struct taking *t, const struct rt_area *a) {
+  if (a->mem.mapped) return rt_mem_allow(&a->mem, t->comm->gpu.ordinal, t->why);
+  if (a->context == t->view->context) return true;
+  int r = rt_cuda()->peer_access(a->context, 0);
+  if (r == RT_CU_PEER_ACCESS_ALREADY_ENABLED) r = RT_CU_SUCCESS;
+  return !rt_cuda_refused(r, "cuCtxEnablePeerAccess", t->why);
 }
 
 static bool take_shared(struct taking *t, struct rt_area_offer *offer) {
   struct rt_area *a = find(&t->offer);
-  snprintf(t->why, RT_AREA_WHY, "its memory is gone");
+  snprintf(t->why, RT_WHY, "its memory is gone");
   if (!a) return false;
-  if (a->context != t->view->context) {
-    int r = rt_cuda()->peer_access(a->context, 0);
-    if (r == RT_CU_PEER_ACCESS_ALREADY_ENABLED) r = RT_CU_SUCCESS;
-    if (failed(r, "cuCtxEnablePeerAccess", t->why)) goto no;
+  if (!allow(t, a) || !move_on(offer, RT_OFFER_OFFERED, RT_OFFER_TAKEN)) {
+    unref(a);
+    return false;
   }
-  if (!move_on(offer, RT_OFFER_OFFERED, RT_OFFER_TAKEN)) goto no;
   t->view->shared = a;
   t->view->base = rt_area_base(a);
   return true;
-no:
-  unref(a);
-  return false;
 }
 
 static bool take_exported(struct taking *t, struct rt_area_offer *offer) {
-  uint64_t address = 0;
-  snprintf(t->why, RT_AREA_WHY, "it is not offered to another process, or no more");
-  if (!t->offer.exported || !move_on(offer, RT_OFFER_OFFERED, RT_OFFER_TAKEN)) return false;
-  int r = rt_cuda()->ipc_open(&address, t->offer.ipc, RT_CU_IPC_LAZY_PEER_ACCESS);
-  if (failed(r, "cuIpcOpenMemHandle", t->why)) return false;
-  t->view->base = (char *)(uintptr_t)address;
+  const uint32_t way = t->offer.to.way;
+  const struct rt_peer *owner = &t->comm->peers[t->owner];
+  if (way >= RT_WAYS || !(rt_ways_to(t->comm, owner) & RT_WAY_BIT(way))) {
+    snprintf(t->why, RT_WHY, "it is offered by %s, which this rank cannot", rt_way_text(way));
+    return false;
+  }
+  if (way == RT_WAY_FD && t->fd < 0) {
+    snprintf(t->why, RT_WHY, "its file descriptor has not come; is the limit of open files (ulimit -n) reached?");
+    return false;
+  }
+  snprintf(t->why, RT_WHY, "it is offered no more");
+  if (!move_on(offer, RT_OFFER_OFFERED, RT_OFFER_TAKEN)) return false;
+  if (!rt_way_take(t->comm, &t->offer.to, (size_t)t->offer.size, t->fd, &t->view->mem, t->why)) return false;
+  t->view->way = (enum rt_way)way;
+  t->view->base = (char *)(uintptr_t)t->view->mem.address;
   return true;
 }
 
-bool rt_area_take(struct ncclComm *comm, struct rt_area_offer *offer, size_t size, int64_t owner,
-                  enum rt_distance farthest, struct rt_area_view *view, char why[RT_AREA_WHY]) {
-  struct taking t = {.comm = comm, .offer = *offer, .view = view, .why = why};
+/* A file descriptor is taken out of the inbox whatever becomes of the offer: it keeps the memory alive. */
+static void fetch_fd(struct taking *t) {
+  const struct rt_area_offer *o = &t->offer;
+  if (o->to.way == RT_WAY_FD) t->fd = rt_inbox_take(&t->comm->inbox, t->comm->peers[t->owner].pid, o->to.key);
+}
+
+bool rt_area_take(struct ncclComm *comm, struct rt_area_offer *offer, size_t size, int owner,
+                  enum rt_distance farthest, struct rt_area_view *view, char why[RT_WHY]) {
+  struct taking t = {.comm = comm, .offer = *offer, .view = view, .owner = owner, .fd = -1, .why = why};
   struct rt_cuda_scope scope = {0};
   *view = (struct rt_area_view){.context = comm->gpu.context};
-  bool good = t.offer.size == RAIL_ROUND_UP(size, (size_t)RT_PAGE);
-  if (!good) snprintf(why, RT_AREA_WHY, "it has %llu bytes instead of %zu", (unsigned long long)t.offer.size, size);
+  fetch_fd(&t);
+  bool good = rt_way_size_fits(&t.offer.to, t.offer.size, size);
+  if (!good) snprintf(why, RT_WHY, "it has %llu bytes instead of %zu", (unsigned long long)t.offer.size, size);
   good = good && enter(&scope, view->context, why) && near_enough(&t, farthest) && make_side(&comm->gpu, why) &&
-         (owner == getpid() ? take_shared(&t, offer) : take_exported(&t, offer));
+         (comm->peers[owner].pid == getpid() ? take_shared(&t, offer) : take_exported(&t, offer));
   rt_cuda_leave(&scope);
+  if (t.fd >= 0) close(t.fd);
   if (!good && rt_offer_state(offer) != RT_OFFER_WITHDRAWN) set_state(offer, RT_OFFER_REFUSED);
   return good;
 }
@@ -253,9 +277,9 @@ void rt_area_return(struct rt_area_view *view, struct rt_area_offer *offer) {
   if (!view->base) return;
   if (view->shared) {
     unref(view->shared);
-  } else if (rt_cuda_enter(&scope, view->context) == RAIL_OK) {
-    int r = rt_cuda()->ipc_close((uint64_t)(uintptr_t)view->base);
-    if (r != RT_CU_SUCCESS) RAIL_INFO(RAIL_SUB_INIT, "cuIpcCloseMemHandle: result %d", r);
+  } else {
+    bool entered = rt_cuda_enter(&scope, view->context) == RAIL_OK;
+    if (entered || view->mem.mapped) rt_way_return(view->way, &view->mem);
     rt_cuda_leave(&scope);
   }
   view->base = NULL;
@@ -304,7 +328,8 @@ static void reap(void) {
 
 bool rt_area_leave(struct rt_area *area, struct rt_area_offer *offer, int64_t taker, struct rt_range shared) {
   bool untaken = move_on(offer, RT_OFFER_OFFERED, RT_OFFER_WITHDRAWN);
-  if (untaken || taker == getpid() || !has_taken(offer)) {
+  /* What another process has mapped stays where it is for that one. */
+  if (untaken || taker == getpid() || area->mem.mapped || !has_taken(offer)) {
     unref(area);
     return false;
   }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Areas: memory of a GPU that kernels of another rank use as well. Its owner offers it in memory that both
- * processes share; the taker finds it by address when it is the same process, else by CUDA IPC.
+ * Areas: memory of a GPU that kernels of another rank use as well. Its owner offers it in memory that both processes
+ * share; the taker finds it by address when it is the same process, else by what the driver exports (rt_way.h).
  *
  * An offer goes one way:
  *   NONE → OFFERED → TAKEN → USED → RETURNED   the taker has it; is ready to use it; has let go of it for good
@@ -9,7 +9,7 @@
  *                  → WITHDRAWN                 the owner is gone before it was taken
  *   NONE → WITHDRAWN                           there will be none
  * The memory lives as long as one of the two has it: a kernel of the taker may write on when the owner's end is
- * gone. Another process' share ends with RETURNED, or with the process.
+ * gone. Of mapped memory the driver sees to that; else another process' share ends with RETURNED, or with the process.
  */
 #ifndef RT_AREA_H
 #define RT_AREA_H
@@ -22,6 +22,7 @@
 #include "core/rt_cuda.h"
 #include "core/rt_gpu.h"
 #include "core/rt_path.h"
+#include "core/rt_way.h"
 
 enum rt_offer_state {
   RT_OFFER_NONE,
@@ -35,12 +36,11 @@ enum rt_offer_state {
 
 /* In memory that two processes share. */
 struct rt_area_offer {
-  uint32_t state;    /* enum rt_offer_state; the rest is there once it is OFFERED */
-  uint32_t exported; /* ipc is valid */
+  uint32_t state; /* enum rt_offer_state; the rest is there once it is OFFERED */
+  uint32_t path;  /* enum rt_distance, the taker's answer; there once it is USED */
   uint64_t size, address, serial; /* the last two: within the owner's process */
-  uint32_t path;     /* enum rt_distance, the taker's answer; there once it is USED */
   char bus_id[RT_CUDA_BUS_ID];
-  struct rt_cuda_ipc ipc;
+  struct rt_way_to to;
 };
 
 struct rt_area;
@@ -49,23 +49,26 @@ struct rt_area;
 struct rt_area_view {
   char *base;             /* NULL: none */
   void *context;          /* the taker's */
-  struct rt_area *shared; /* of this process; NULL: opened by IPC */
-  enum rt_distance path;      /* between the GPU it lies in, and the one that uses it */
+  struct rt_area *shared; /* of this process; NULL: `mem` is another's */
+  struct rt_mem mem;
+  enum rt_way way;
+  enum rt_distance path; /* between the GPU it lies in, and the one that uses it */
 };
 
 /* All of these make the context that they need current themselves. A refusal's reason is in `why`. */
-enum { RT_AREA_WHY = 192 };
 
-/* Zeroed memory of the communicator's GPU. */
-struct rt_area *rt_area_make(struct ncclComm *comm, size_t size, char why[RT_AREA_WHY]);
+/* Zeroed memory of the communicator's GPU, which this peer can take as the offer will say: by the best of the ways that
+ * both have and that works. */
+struct rt_area *rt_area_make(struct ncclComm *comm, int peer, size_t size, struct rt_area_offer *offer,
+                             char why[RT_WHY]);
 char *rt_area_base(const struct rt_area *area);
-/* `elsewhere`: another process may take it. False: it cannot be exported; the offer is WITHDRAWN. */
-bool rt_area_publish(struct rt_area *area, struct rt_area_offer *offer, bool elsewhere, char why[RT_AREA_WHY]);
+/* From now on the peer may take it, and write there. */
+void rt_area_publish(struct rt_area_offer *offer);
 /* There will be none. */
 void rt_area_withhold(struct rt_area_offer *offer);
 /* False: it cannot be used; the offer is REFUSED then. To be called when it is OFFERED. */
-bool rt_area_take(struct ncclComm *comm, struct rt_area_offer *offer, size_t size, int64_t owner,
-                  enum rt_distance farthest, struct rt_area_view *view, char why[RT_AREA_WHY]);
+bool rt_area_take(struct ncclComm *comm, struct rt_area_offer *offer, size_t size, int owner,
+                  enum rt_distance farthest, struct rt_area_view *view, char why[RT_WHY]);
 /* The taker has told its kernels where to find it. */
 void rt_area_use(const struct rt_area_view *view, struct rt_area_offer *offer);
 void rt_area_return(struct rt_area_view *view, struct rt_area_offer *offer);

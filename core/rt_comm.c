@@ -16,6 +16,7 @@
 #include "core/rt_reg.h"
 #include "core/rt_run.h"
 #include "core/rt_split.h"
+#include "core/rt_way.h"
 
 /* ---- failure ------------------------------------------------------------------ */
 
@@ -64,7 +65,8 @@ struct ncclComm *rt_comm_alloc(const struct rt_init_args *args) {
   comm->rank = args->rank;
   comm->nranks = args->nranks;
   comm->device = args->device >= 0 ? args->device : rt_gpu_current();
-  comm->has_gpu = rt_gpu_current() >= 0 || (args->parent && args->parent->has_gpu);
+  comm->gpu_at_birth = rt_gpu_current();
+  if (comm->gpu_at_birth < 0 && args->parent) comm->gpu_at_birth = args->parent->gpu_at_birth;
   comm->config = args->config;
   /* Strings of the caller's config need not outlive the call. */
   if (args->config.netName) snprintf(comm->net_name_wanted, sizeof comm->net_name_wanted, "%s", args->config.netName);
@@ -132,7 +134,9 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   rt_peer_describe(me);
   me->rank = comm->rank;
   rt_topo_look(comm->device, &me->gpu);
-  me->has_gpu = comm->has_gpu;
+  me->has_gpu = comm->gpu_at_birth >= 0;
+  if (me->has_gpu && me->p2p_level != RT_LOC) me->ways = rt_ways_open(comm->gpu_at_birth, &comm->inbox);
+  memcpy(me->inbox, comm->inbox.name, sizeof me->inbox);
   RAIL_TRY(rt_bootstrap_allgather(comm->bootstrap, comm->peers, sizeof *comm->peers));
   for (int r = 0; r < comm->nranks; r++) {
     const struct rt_peer *peer = &comm->peers[r];
@@ -235,6 +239,7 @@ static void free_parts(struct ncclComm *comm) {
   free_connectors(comm);
   rt_area_settle(comm, RT_SETTLE_MS);
   rt_gpu_close(comm);
+  rt_inbox_close(&comm->inbox);
   rt_ring_close(comm);
   rt_net_close(comm);
   rt_bootstrap_close(comm->bootstrap);

@@ -18,6 +18,7 @@
 #include "core/kernel/rt_reduce.h"
 #include "core/rt_bootstrap.h"
 #include "core/rt_gpu.h"
+#include "core/rt_inbox.h"
 #include "core/rt_net_devices.h"
 #include "core/rt_peer.h"
 #include "core/rt_proxy.h"
@@ -64,7 +65,8 @@ struct ncclComm {
   uint64_t magic;
   int rank, nranks, local_rank, local_size;
   int device;
-  bool has_gpu; /* one was current when it was made */
+  int gpu_at_birth; /* the device that was current when it was made; -1: none */
+  struct rt_inbox inbox;
   struct rt_peer *peers; /* nranks */
   struct rt_bootstrap *bootstrap;
   struct rt_channel channels[RT_MAX_CHANNELS * RT_TREES]; /* behind those of nchannels: of their second trees */

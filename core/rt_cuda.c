@@ -5,6 +5,7 @@
 #include <link.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "common/log.h"
@@ -67,13 +68,22 @@ const struct rt_cuda *rt_cuda(void) {
   return atomic_load_explicit(&driver, memory_order_acquire);
 }
 
-rail_result_t rt_cuda_check(int result, const char *call, const char *advice) {
-  if (rail_likely(result == RT_CU_SUCCESS)) return RAIL_OK;
+static const char *name_of(int result) {
   const struct rt_cuda *cu = rt_cuda();
   const char *name = NULL;
-  if (!cu || cu->get_error_name(result, &name) != RT_CU_SUCCESS || !name) name = "an unknown result";
-  RAIL_WARN("%s: %s (%d); %s", call, name, result, advice);
+  return cu && cu->get_error_name(result, &name) == RT_CU_SUCCESS && name ? name : "an unknown result";
+}
+
+rail_result_t rt_cuda_check(int result, const char *call, const char *advice) {
+  if (rail_likely(result == RT_CU_SUCCESS)) return RAIL_OK;
+  RAIL_WARN("%s: %s (%d); %s", call, name_of(result), result, advice);
   return RAIL_CUDA_ERROR;
+}
+
+bool rt_cuda_refused(int result, const char *call, char why[RT_WHY]) {
+  if (rail_likely(result == RT_CU_SUCCESS)) return false;
+  snprintf(why, RT_WHY, "%s: %s (%d)", call, name_of(result), result);
+  return true;
 }
 
 rail_result_t rt_cuda_enter(struct rt_cuda_scope *scope, void *context) {

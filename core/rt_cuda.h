@@ -38,8 +38,18 @@ enum {
   RT_CU_DEVICE_COMPUTE_MAJOR = 75,
   RT_CU_DEVICE_REGISTERED_HOST_POINTER = 91,
   RT_CU_DEVICE_HOST_PAGE_TABLES = 100, /* it hangs on the processor by a coherent link */
+  RT_CU_DEVICE_VIRTUAL_MEMORY = 102, /* the calls of `struct rt_mem` work */
+  RT_CU_DEVICE_FD_HANDLES = 103,
+  RT_CU_DEVICE_RDMA_OF_VIRTUAL_MEMORY = 110,
   RT_CU_DEVICE_GPU_DIRECT_RDMA = 116,
   RT_CU_DEVICE_DMA_BUF = 124,
+  RT_CU_DEVICE_FABRIC_HANDLES = 128,
+
+  RT_CU_PINNED = 1,        /* a type of allocations */
+  RT_CU_ON_DEVICE = 1,     /* a type of locations */
+  RT_CU_READ_WRITE = 3,    /* access */
+  RT_CU_FD_HANDLE = 1,     /* what memory can be exported as: bits */
+  RT_CU_FABRIC_HANDLE = 8,
 
   RT_CU_P2P_NATIVE_ATOMICS = 3, /* between two devices: as a rule, over NVLink */
   RT_CU_IPC_LAZY_PEER_ACCESS = 1,
@@ -56,14 +66,31 @@ enum {
   RT_CU_OBJECT_MOVE = 1,    /* for having a graph retain it */
 };
 
-/* What a driver calls CUipcMemHandle. */
+/* What a driver calls CUipcMemHandle, and CUmemFabricHandle. */
 struct rt_cuda_ipc { unsigned char bytes[64]; };
+struct rt_cuda_fabric { unsigned char bytes[64]; };
+/* CUmemLocation, CUmemAllocationProp, CUmemAccessDesc. */
+struct rt_cuda_place { int type, id; };
+struct rt_cuda_allocation {
+  int type, handles;
+  struct rt_cuda_place place;
+  void *of_windows;
+  unsigned char compression, rdma;
+  unsigned short usage;
+  unsigned char reserved[4];
+};
+struct rt_cuda_access {
+  struct rt_cuda_place place;
+  int access;
+};
 /* Bytes of a device's place as text, "domain:bus:device.function". */
 #define RT_CUDA_BUS_ID 16
 
 /* X(field, symbol, arguments): the versions of the symbols that cuda.h maps these names to, or older ones that do. */
 #define RT_CUDA_CALLS(X)                                                                                            \
   X(get_error_name, cuGetErrorName, (int error, const char **text))                                                 \
+  X(driver_version, cuDriverGetVersion, (int *version))                                                             \
+  X(device_count, cuDeviceGetCount, (int *count))                                                                   \
   X(ctx_get_current, cuCtxGetCurrent, (void **context))                                                             \
   X(ctx_push, cuCtxPushCurrent_v2, (void *context))                                                                 \
   X(ctx_pop, cuCtxPopCurrent_v2, (void **context))                                                                  \
@@ -113,7 +140,25 @@ struct rt_cuda_ipc { unsigned char bytes[64]; };
 /* The same for those that later drivers have: NULL where this one does not. */
 #define RT_CUDA_NEW_CALLS(X)                                                                                        \
   X(range_handle, cuMemGetHandleForAddressRange,                                                                    \
-    (void *handle, uint64_t address, size_t size, int type, unsigned long long flags))
+    (void *handle, uint64_t address, size_t size, int type, unsigned long long flags))                              \
+  RT_CUDA_MAPPING_CALLS(X)
+
+/* Virtual memory management; a driver has all of them or none. */
+#define RT_CUDA_MAPPING_CALLS(X)                                                                                    \
+  X(mem_granularity, cuMemGetAllocationGranularity,                                                                 \
+    (size_t *granularity, const struct rt_cuda_allocation *how, int option))                                        \
+  X(mem_create, cuMemCreate,                                                                                        \
+    (uint64_t *handle, size_t size, const struct rt_cuda_allocation *how, unsigned long long flags))                \
+  X(mem_release, cuMemRelease, (uint64_t handle))                                                                   \
+  X(mem_reserve, cuMemAddressReserve,                                                                               \
+    (uint64_t *address, size_t size, size_t alignment, uint64_t wish, unsigned long long flags))                    \
+  X(mem_unreserve, cuMemAddressFree, (uint64_t address, size_t size))                                               \
+  X(mem_map, cuMemMap, (uint64_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags))   \
+  X(mem_unmap, cuMemUnmap, (uint64_t address, size_t size))                                                         \
+  X(mem_access, cuMemSetAccess,                                                                                     \
+    (uint64_t address, size_t size, const struct rt_cuda_access *access, size_t n))                                 \
+  X(mem_export, cuMemExportToShareableHandle, (void *out, uint64_t handle, int type, unsigned long long flags))     \
+  X(mem_import, cuMemImportFromShareableHandle, (uint64_t *handle, void *shared, int type))
 
 struct rt_cuda {
 #define RT_CUDA_FIELD_(field, symbol, arguments) int(*field) arguments;
@@ -128,6 +173,10 @@ const struct rt_cuda *rt_cuda(void);
 
 /* RAIL_OK for RT_CU_SUCCESS; else one line: call, result, and what to do about it. */
 rail_result_t rt_cuda_check(int result, const char *call, const char *advice);
+
+/* Refused? Then call and result are in `why`, and nothing was logged: for what can also be done otherwise. */
+#define RT_WHY 192
+bool rt_cuda_refused(int result, const char *call, char why[RT_WHY]);
 
 /* Makes a context current in the calling thread, whoever it belongs to, and lets it make any call
  * although a stream may be capturing; leave restores both. */

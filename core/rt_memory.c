@@ -56,7 +56,7 @@ static const char *text(const struct memory *m, char out[64]) {
 }
 
 /* The context in which this communicator's kernels run: the buffer's, if it lies on one device, else the stream's, else
- * the caller's. */
+ * the caller's. Mapped memory (rt_mem.h) and that of memory pools lies on one, and has none. */
 static void *find_context(const struct rt_cuda *cu, const struct memory *m, void *stream) {
   void *context = m->fixed ? m->context : NULL;
   if (!context && stream && cu->stream_get_context(stream, &context) != RT_CU_SUCCESS) context = NULL;
@@ -85,6 +85,10 @@ static ncclResult_t adopt(struct ncclComm *comm, const char *call, const struct 
                     call);
   if (device_of(cu, context, &gpu->ordinal) != RAIL_OK)
     return rt_error(RAIL_CUDA_ERROR, "%s: the buffers' CUDA device cannot be found; the log says why", call);
+  if (m->fixed && gpu->ordinal != m->ordinal)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: a buffer is memory of CUDA device %d, the stream or the calling thread is "
+                    "on device %d; make the buffer's device current, and take a stream of it", call, m->ordinal,
+                    gpu->ordinal);
   gpu->context = context;
   return ncclSuccess;
 }

@@ -66,11 +66,6 @@ static void bind_area(const struct p2p_res *res, struct rt_conn *conn, char *bas
 
 /* ---- agreeing ------------------------------------------------------------------------------ */
 
-static bool elsewhere(const struct rt_connector *c) {
-  const struct ncclComm *comm = ((const struct p2p_res *)c->res)->comm;
-  return comm->peers[c->peer].pid != comm->peers[comm->rank].pid;
-}
-
 static void say_refused(struct p2p_res *res, const struct rt_connector *c, const char *why) {
   if (!res->said)
     RAIL_INFO(RAIL_SUB_INIT, "P2P: rank %d and rank %d use shared memory of the host on channel %d: %s",
@@ -85,21 +80,22 @@ static void offer_own(struct rt_connector *c) {
   struct ncclComm *comm = res->comm;
   struct rt_area_offer *offer = &res->shm.segment->offer[c->is_send];
   size_t size = area_size(res, c->is_send);
-  char why[RT_AREA_WHY];
+  char why[RT_WHY];
   res->offered = true;
-  if (size) res->own = rt_area_make(comm, size, why);
+  if (size) res->own = rt_area_make(comm, c->peer, size, offer, why);
+  if (size && !res->own) say_refused(res, c, why);
   if (res->own && !c->is_send) bind_area(res, &c->conn, rt_area_base(res->own), false);
-  bool good = size == 0 || (res->own && rt_area_publish(res->own, offer, elsewhere(c), why));
-  if (!good) say_refused(res, c, why);
-  if (!res->own) rt_area_withhold(offer);
+  if (res->own)
+    rt_area_publish(offer);
+  else
+    rt_area_withhold(offer);
 }
 
 static void take_theirs(struct rt_connector *c) {
   struct p2p_res *res = c->res;
   struct rt_area_offer *offer = &res->shm.segment->offer[!c->is_send];
-  char why[RT_AREA_WHY];
-  if (!rt_area_take(res->comm, offer, area_size(res, !c->is_send), res->comm->peers[c->peer].pid, res->farthest,
-                    &res->theirs, why)) {
+  char why[RT_WHY];
+  if (!rt_area_take(res->comm, offer, area_size(res, !c->is_send), c->peer, res->farthest, &res->theirs, why)) {
     say_refused(res, c, why);
     return;
   }
@@ -131,7 +127,7 @@ static bool agree(struct rt_connector *c) {
   c->has_area = used || res->theirs.base;
   if (c->has_area)
     RAIL_INFO(RAIL_SUB_INIT, "P2P: rank %d channel %d %s rank %d: %s%s", res->comm->rank, c->channel,
-              c->is_send ? "to" : "from", c->peer, elsewhere(c) ? "CUDA IPC" : "direct pointers",
+              c->is_send ? "to" : "from", c->peer, rt_way_text((used ? own : theirs)->to.way),
               res->read ? ", the receiver reads" : "");
   return res->settled = true;
 }

@@ -39,6 +39,7 @@ struct rt_params {
   int64_t p2p_disable;
   const char *p2p_level;
   int64_t p2p_read;
+  int64_t cumem_enable;
   const char *algo;
   const char *proto;
   const char *hostid;

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "common/result.h"
+#include "core/rt_inbox.h"
 #include "core/rt_topo.h"
 
 struct rt_peer {
@@ -25,10 +26,12 @@ struct rt_peer {
   struct rt_topo_gpu gpu; /* where it is; the caller's */
   uint32_t has_gpu;            /* one was current when the communicator was made */
   uint32_t p2p_level, p2p_read; /* enum rt_distance, RT_LOC for never; do receivers read? */
+  uint32_t ways;                /* by which memory of its GPU is lent and taken (rt_way.h); the caller's */
+  uint8_t inbox[RT_INBOX_NAME]; /* where file descriptors for it are left, if that is one of them; the caller's */
 };
-#define RT_PEER_VERSION 0x52410004u
+#define RT_PEER_VERSION 0x52410005u
 
-/* Fills in this process' facts (rank and gpu are the caller's). */
+/* Fills in this process' facts (rank, gpu and what concerns its memory are the caller's). */
 void rt_peer_describe(struct rt_peer *me);
 /* RAIL_BAD_USAGE, logged with both ranks, the setting's name and both values, when a and b cannot work together; or
  * with one, which says what cannot be. */

@@ -261,11 +261,12 @@ ncclResult_t pncclCommUserRank(const ncclComm_t comm, int *rank);
 
 /* ---- memory ---- */
 
-/* Page-aligned host memory, zeroed on first touch by the kernel. */
+/* In a thread that has a CUDA context current: memory of its device, with undefined contents. Else, and in a program
+ * without a driver: page-aligned host memory, zeroed. 0 bytes are some. */
 ncclResult_t ncclMemAlloc(void **ptr, size_t size);
 ncclResult_t pncclMemAlloc(void **ptr, size_t size);
 
-/* NULL is fine; a pointer not from ncclMemAlloc is ncclInvalidArgument. */
+/* From any thread, once nothing uses it. NULL is fine; a pointer not from ncclMemAlloc is ncclInvalidArgument. */
 ncclResult_t ncclMemFree(void *ptr);
 ncclResult_t pncclMemFree(void *ptr);
 

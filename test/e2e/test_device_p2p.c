@@ -10,54 +10,10 @@
 #include <signal.h>
 #include <stdio.h>
 
-#include "test/device/gpu/calls.h"
+#include "test/device/gpu/side.h"
 #include "test/harness/program.h"
 
 #define PATIENCE 60000
-#define MANY 40000 /* more than the 8 slots of 64K hold */
-#define SMALL "NCCL_BUFFSIZE=64K NCCL_LL_BUFFSIZE=64K "
-
-struct side {
-  ncclComm_t comm;
-  void *stream;
-  int rank, n;
-  int32_t *device, *host;
-};
-
-static void side_open(struct side *s, ncclComm_t comm) {
-  *s = (struct side){.comm = comm, .stream = gpu_stream()};
-  OK(ncclCommUserRank(comm, &s->rank));
-  OK(ncclCommCount(comm, &s->n));
-  s->device = gpu_alloc(MANY * sizeof *s->device);
-  s->host = malloc(MANY * sizeof *s->host);
-  ENSURE(s->host, "out of memory");
-}
-
-static void side_free(const struct side *s) {
-  GPU(gpu.cuStreamDestroy_v2(s->stream));
-  gpu_free(s->device);
-  free(s->host);
-}
-
-/* Each rank's summand has a digit of its own, so that one which is missing, or came twice, shows. */
-static void sum(struct side *s, int count, bool on_device) {
-  int32_t digits = 0;
-  for (int r = 0; r < s->n; r++) digits += 1 << 4 * r;
-  for (int i = 0; i < count; i++) s->host[i] = (i % 7 + 1) << 4 * s->rank;
-  if (on_device) gpu_put(s->device, s->host, (size_t)count * sizeof *s->host);
-  int32_t *x = on_device ? s->device : s->host;
-  OK(ncclAllReduce(x, x, (size_t)count, ncclInt32, ncclSum, s->comm, on_device ? s->stream : NULL));
-  OK(railCommWait(s->comm));
-  if (on_device) GPU(gpu.cuStreamSynchronize(s->stream));
-  if (on_device) gpu_get(s->host, s->device, (size_t)count * sizeof *s->host);
-  for (int i = 0; i < count; i++)
-    ENSURE(s->host[i] == digits * (i % 7 + 1), "rank %d: element %d is %x", s->rank, i, (unsigned)s->host[i]);
-}
-
-static void is_transport(const struct side *s, const char *expected) {
-  const char *t = railCommTransports(s->comm);
-  ENSURE(strcmp(t, expected) == 0, "rank %d has %s, expected %s", s->rank, t, expected);
-}
 
 /* Steps went through memory of the GPU only, or of the host only. */
 static void is_place(const char *proto, bool area) {
@@ -107,9 +63,13 @@ static void processes(const char *env, int n, const char *proto, const char *tra
 
 TEST(processes_write) {
   processes("", 2, "Simple", "P2P");
+  processes("NCCL_CUMEM_ENABLE=0", 2, "Simple", "P2P");
   processes("RAIL_NCHANNELS=2", 3, "Simple", "P2P");
 }
-TEST(processes_read) { processes("NCCL_P2P_READ_ENABLE=1", 3, "Simple", "P2P"); }
+TEST(processes_read) {
+  processes("NCCL_P2P_READ_ENABLE=1", 3, "Simple", "P2P");
+  processes("NCCL_P2P_READ_ENABLE=1 NCCL_CUMEM_ENABLE=0", 3, "Simple", "P2P");
+}
 TEST(one_reads_the_other_does_not) { processes("NCCL_P2P_READ_ENABLE=%h", 2, "Simple", "P2P"); }
 TEST(ll) {
   processes("NCCL_PROTO=LL", 3, "LL", "P2P");
@@ -172,6 +132,7 @@ TEST(threads_on_one_device) {
 }
 TEST(threads_on_three_devices) {
   threads("FAKEGPU_DEVICES=3", "Simple", "P2P");
+  threads("FAKEGPU_DEVICES=3 NCCL_CUMEM_ENABLE=0", "Simple", "P2P");
   threads("FAKEGPU_DEVICES=3 NCCL_P2P_READ_ENABLE=1 FAKEGPU_PEERS=nvlink", "Simple", "P2P");
 }
 TEST(ll128_between_devices) { /* whose lines come whole over NVLink only */
@@ -189,19 +150,9 @@ TEST(devices_that_are_too_far) {
 
 struct refusal { const char *call, *words; };
 
-static int catch_stderr(int *kept) {
-  int fd = memfd_create("stderr", 0);
-  *kept = dup(2);
-  ENSURE(fd >= 0 && *kept >= 0 && dup2(fd, 2) == 2, "stderr cannot be caught");
-  return fd;
-}
-
 static void must_say(int fd, int kept, const struct refusal *refusal) {
   char text[64 * 1024] = "";
-  dup2(kept, 2);
-  close(kept);
-  ENSURE(pread(fd, text, sizeof text - 1, 0) > 0, "nothing was logged");
-  close(fd);
+  release_stderr(fd, kept, text);
   static const char said[] = "use shared memory of the host";
   const char *line = strstr(text, said);
   ENSURE(line && strstr(line, refusal->words), "no line says that %s was refused: %s", refusal->words, text);
@@ -240,7 +191,7 @@ TEST(a_driver_that_refuses) {
   };
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver");
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    job_run(SMALL "NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), refused, &all[i]);
+    job_run(SMALL "NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0", 2, kit_patience_ms(PATIENCE), refused, &all[i]);
 }
 
 /* ---- buffers of the host ---- */
@@ -291,7 +242,7 @@ TEST(the_host_first) {
 
 /* ---- how ranks end ---- */
 
-static bool memory_is_left(void) { return gpu.left && gpu.left("allocated") > 0; }
+static bool memory_is_left(void) { return gpu.left && gpu.left("allocated") + gpu.left("mapped") > 0; }
 
 /* Rank 1 ends long after rank 0, whose memory it has open until then. */
 static void late(const struct rank *rank, void *arg) {
@@ -318,8 +269,8 @@ static void late(const struct rank *rank, void *arg) {
 }
 TEST(memory_lives_as_long_as_it_is_lent) {
   static int soon = 100, much_later = 1600;
-  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), late, &soon);
-  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), late, &much_later);
+  job_run("NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0", 2, kit_patience_ms(PATIENCE), late, &soon);
+  job_run("NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0", 2, kit_patience_ms(PATIENCE), late, &much_later);
 }
 
 /* A kernel waits for what never comes in, in its area. */
@@ -357,8 +308,8 @@ static void killed(const struct rank *rank, void *arg) {
   ENSURE(!memory_is_left(), "memory that a dead rank had is left");
 }
 TEST(a_rank_that_is_killed) {
-  struct job *job = job_start("NCCL_DEBUG=NONE", 2, killed, NULL);
-  job_end(job, kit_patience_ms(PATIENCE), 1u << 1);
+  static const char *const env[] = {"NCCL_DEBUG=NONE", "NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0"};
+  for (int i = 0; i < 2; i++) job_end(job_start(env[i], 2, killed, NULL), kit_patience_ms(PATIENCE), 1u << 1);
 }
 
 TEST_MAIN(TEST_CASE(processes_write), TEST_CASE(processes_read), TEST_CASE(one_reads_the_other_does_not), TEST_CASE(ll),

@@ -36,6 +36,29 @@ SAME(RT_CU_DEVICE_COMPUTE_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 SAME(RT_CU_DEVICE_HOST_PAGE_TABLES, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES);
 SAME(RT_CU_DEVICE_GPU_DIRECT_RDMA, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED);
 SAME(RT_CU_DEVICE_DMA_BUF, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+SAME(RT_CU_DEVICE_VIRTUAL_MEMORY, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+SAME(RT_CU_DEVICE_FD_HANDLES, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+SAME(RT_CU_DEVICE_RDMA_OF_VIRTUAL_MEMORY, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+SAME(RT_CU_DEVICE_FABRIC_HANDLES, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
+SAME(RT_CU_PINNED, CU_MEM_ALLOCATION_TYPE_PINNED);
+SAME(RT_CU_ON_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE);
+SAME(RT_CU_READ_WRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+SAME(RT_CU_FD_HANDLE, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+SAME(RT_CU_FABRIC_HANDLE, CU_MEM_HANDLE_TYPE_FABRIC);
+SAME(sizeof(CUmemGenericAllocationHandle), sizeof(uint64_t));
+SAME(sizeof(struct rt_cuda_fabric), sizeof(CUmemFabricHandle));
+SAME(sizeof(struct rt_cuda_place), sizeof(CUmemLocation));
+SAME(offsetof(struct rt_cuda_place, id), offsetof(CUmemLocation, id));
+SAME(sizeof(struct rt_cuda_allocation), sizeof(CUmemAllocationProp));
+SAME(offsetof(struct rt_cuda_allocation, type), offsetof(CUmemAllocationProp, type));
+SAME(offsetof(struct rt_cuda_allocation, handles), offsetof(CUmemAllocationProp, requestedHandleTypes));
+SAME(offsetof(struct rt_cuda_allocation, place), offsetof(CUmemAllocationProp, location));
+SAME(offsetof(struct rt_cuda_allocation, of_windows), offsetof(CUmemAllocationProp, win32HandleMetaData));
+SAME(offsetof(struct rt_cuda_allocation, compression), offsetof(CUmemAllocationProp, allocFlags.compressionType));
+SAME(offsetof(struct rt_cuda_allocation, rdma), offsetof(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable));
+SAME(offsetof(struct rt_cuda_allocation, usage), offsetof(CUmemAllocationProp, allocFlags.usage));
+SAME(sizeof(struct rt_cuda_access), sizeof(CUmemAccessDesc));
+SAME(offsetof(struct rt_cuda_access, access), offsetof(CUmemAccessDesc, flags));
 SAME(RT_CU_HANDLE_DMA_BUF_FD, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD);
 SAME(RT_CU_DEVICE_REGISTERED_HOST_POINTER, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
 SAME(RT_CU_PEER_ACCESS_ALREADY_ENABLED, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
@@ -58,6 +81,8 @@ SAME(RT_CU_OBJECT_MOVE, CU_GRAPH_USER_OBJECT_MOVE);
 #define SYMBOL_OF(field, symbol) [offsetof(struct rt_cuda, field) / sizeof(void (*)(void))] = TEXT(symbol)
 static const char *const meant[] = {
     SYMBOL_OF(get_error_name, cuGetErrorName),
+    SYMBOL_OF(driver_version, cuDriverGetVersion),
+    SYMBOL_OF(device_count, cuDeviceGetCount),
     SYMBOL_OF(ctx_get_current, cuCtxGetCurrent),
     SYMBOL_OF(ctx_push, cuCtxPushCurrent),
     SYMBOL_OF(ctx_pop, cuCtxPopCurrent),
@@ -99,6 +124,16 @@ static const char *const meant[] = {
     SYMBOL_OF(launch_kernel, cuLaunchKernel),
     SYMBOL_OF(launch_host, cuLaunchHostFunc),
     SYMBOL_OF(range_handle, cuMemGetHandleForAddressRange),
+    SYMBOL_OF(mem_granularity, cuMemGetAllocationGranularity),
+    SYMBOL_OF(mem_create, cuMemCreate),
+    SYMBOL_OF(mem_release, cuMemRelease),
+    SYMBOL_OF(mem_reserve, cuMemAddressReserve),
+    SYMBOL_OF(mem_unreserve, cuMemAddressFree),
+    SYMBOL_OF(mem_map, cuMemMap),
+    SYMBOL_OF(mem_unmap, cuMemUnmap),
+    SYMBOL_OF(mem_access, cuMemSetAccess),
+    SYMBOL_OF(mem_export, cuMemExportToShareableHandle),
+    SYMBOL_OF(mem_import, cuMemImportFromShareableHandle),
 };
 #endif
 

@@ -13,7 +13,6 @@
 
 #define GPU_CALLS(X)                                                                        \
   X(cuInit, (unsigned flags))                                                               \
-  X(cuDeviceGetCount, (int *count))                                                         \
   X(cuDeviceGet, (int *device, int ordinal))                                                \
   X(cuDeviceGetName, (char *text, int size, int device))                                    \
   X(cuDevicePrimaryCtxRetain, (void **context, int device))                                 \

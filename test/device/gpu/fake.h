@@ -8,12 +8,14 @@
  *   - a kernel that would touch memory which is neither the device's nor registered ends with an error
  *     that all later calls return, as CUDA's do;
  *   - what is forbidden while a stream captures, is;
+ *   - mapped memory is for the devices that were allowed to use it, and for nobody before that;
  *   - kernels of a graph must be ordered, since here they are one communicator's.
  *
  * From the environment:
  *   FAKEGPU_FAIL="cuLaunchKernel:2 kernel:3"   the 2nd call of a name fails; the 3rd kernel does
  *   FAKEGPU_DEVICES=2                          number of devices, 1 unless told
  *   FAKEGPU_ATTRIBUTES=75:9,124:0              what cuDeviceGetAttribute says, where that shall be otherwise
+ *   FAKEGPU_VERSION=11080                      of CUDA; 12080 unless told
  *   FAKEGPU_PEERS=none|nvlink                  devices do not reach each other; do so over NVLink; unless told, PCIe
  */
 #ifndef FAKEGPU_FAKE_H
@@ -44,6 +46,7 @@ enum {
   PEER_ACCESS_ALREADY_ENABLED = 704,
   ALREADY_REGISTERED = 712,
   NOT_REGISTERED = 713,
+  NOT_SUPPORTED = 801,
   CAPTURE_UNSUPPORTED = 900,
   CAPTURE_INVALIDATED = 901,
   CAPTURE_UNJOINED = 904,
@@ -72,16 +75,21 @@ int fake_capture_mode(void);
  * of a context to which it has peer access. NULL: may any? */
 bool fake_reachable(const void *p, size_t size, const struct context *context);
 int fake_devices(void);
+int fake_attribute(int attribute);
 bool fake_is_context(const void *context);
 
 /* Memory of other processes, for what cuMemAlloc's is. */
 void fake_add_memory(void *base, size_t size);
 bool fake_remove_memory(const void *base);
+/* Mapped memory: of a device, for those whose bits are set. */
+void fake_add_mapped(void *base, size_t size, int device, unsigned access, bool rdma);
+void fake_remove_mapped(const void *base);
 /* What cuMemAlloc has given out at this address; 0: nothing. */
 size_t fake_allocated(const void *base);
 
 /* peer.c: may a kernel of the one context touch memory of the other? */
 bool fake_reaches(const struct context *from, const struct context *to);
+bool fake_may_reach(void); /* do devices reach each other? */
 /* The memory is going to be freed: if it was exported, that ends here. */
 void fake_unexport(void *base, size_t size);
 /* From now on every call returns it. */
@@ -96,8 +104,8 @@ int fake_run_kernel(void *argument, unsigned blocks, unsigned threads, const str
 int fake_check_kernel(void *argument, unsigned blocks);
 
 /* How often a call was made; how many are left of what calls make and unmake: "registered", "allocated", "modules",
- * "events", "streams", "graphs", "objects", "opened" (memory of other processes); "freed while open": how often
- * that was done to others. For tests. */
+ * "events", "streams", "graphs", "objects", "opened" (memory of other processes), "handles" and "mapped" (memory),
+ * "reserved" (addresses); "freed while open": how often that was done to others. For tests. */
 API long fakegpu_calls(const char *name);
 API long fakegpu_left(const char *what);
 void fake_left(const char *what, int change);

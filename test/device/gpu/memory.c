@@ -10,7 +10,7 @@
 #include "test/device/gpu/driver.h"
 
 #define MAX_DEVICES 8
-#define MAX_NAMES 96
+#define MAX_NAMES 128
 #define MAX_NESTED 8
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -122,6 +122,8 @@ API int cuGetErrorName(int error, const char **text) {
       {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
       {PEER_ACCESS_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
       {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"},
+      {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
       {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
       {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
       {CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"},
@@ -129,6 +131,13 @@ API int cuGetErrorName(int error, const char **text) {
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (names[i].error == error) return *text = names[i].name, OK;
   return *text = NULL, INVALID_VALUE;
+}
+
+API int cuDriverGetVersion(int *version) {
+  const char *text = getenv("FAKEGPU_VERSION");
+  fake_wanted("cuDriverGetVersion");
+  *version = text ? atoi(text) : 12080;
+  return OK;
 }
 
 API int cuDevicePrimaryCtxRetain(void **context, int device) {
@@ -180,7 +189,7 @@ API int cuCtxGetDevice(int *device) {
   return r;
 }
 
-static int attribute_value(int attribute) {
+int fake_attribute(int attribute) {
   const char *list = getenv("FAKEGPU_ATTRIBUTES");
   char wanted[16];
   size_t len = (size_t)snprintf(wanted, sizeof wanted, "%d:", attribute);
@@ -190,6 +199,9 @@ static int attribute_value(int attribute) {
     case 16: return 4;  /* multiprocessors */
     case 75: return 8;  /* compute capability, its major number */
     case 91:            /* registered memory has the host's addresses */
+    case 102:           /* memory can be mapped, */
+    case 103:           /* exported as a file descriptor, */
+    case 110:           /* and opened to NICs */
     case 116:           /* NICs may come into device memory, */
     case 124: return 1; /* also by way of a dma-buf */
     default: return 0;
@@ -200,7 +212,7 @@ API int cuDeviceGetAttribute(int *value, int attribute, int device) {
   int r = fake_enter("cuDeviceGetAttribute");
   if (r == OK && (device < 0 || device >= fake_devices())) r = INVALID_DEVICE;
   if (r) return r;
-  *value = attribute_value(attribute);
+  *value = fake_attribute(attribute);
   return OK;
 }
 
@@ -222,7 +234,10 @@ struct range {
   size_t size;
   int type;
   bool managed;
-  struct context *context;
+  struct context *context; /* NULL: it is mapped */
+  int device;
+  unsigned access; /* of mapped memory: a bit for each device */
+  bool rdma;
 };
 static struct range *ranges;
 
@@ -238,31 +253,37 @@ bool fake_reachable(const void *p, size_t size, const struct context *context) {
   const struct range *r = find(p, size);
   bool foreign = r && context && r->type == DEVICE_MEMORY && !r->managed && r->context != context;
   const struct context *owner = foreign ? r->context : NULL;
+  bool forbidden = foreign && !owner && !(r->access >> context->device & 1);
   pthread_mutex_unlock(&lock);
-  return r && (!owner || fake_reaches(context, owner));
+  return r && !forbidden && (!owner || fake_reaches(context, owner));
 }
 
 size_t fake_allocated(const void *base) {
   pthread_mutex_lock(&lock);
   const struct range *r = find(base, 1);
-  size_t size = r && r->base == base && r->type == DEVICE_MEMORY && !r->managed ? r->size : 0;
+  size_t size = r && r->base == base && r->type == DEVICE_MEMORY && !r->managed && r->context ? r->size : 0;
   pthread_mutex_unlock(&lock);
   return size;
 }
 
-static void add_range(void *base, size_t size, int type, bool managed) {
-  struct range *r = calloc(1, sizeof *r);
-  *r = (struct range){.base = base, .size = size, .type = type, .managed = managed, .context = fake_context()};
+static void add(struct range range) {
+  struct range *r = malloc(sizeof *r);
+  *r = range;
   pthread_mutex_lock(&lock);
   r->next = ranges;
   ranges = r;
   pthread_mutex_unlock(&lock);
 }
 
-static bool remove_range(const void *base, int type) {
+static void add_range(void *base, size_t size, int type, bool managed) {
+  struct context *c = fake_context();
+  add((struct range){.base = base, .size = size, .type = type, .managed = managed, .context = c, .device = c->device});
+}
+
+static bool remove_range(const void *base, int type, bool mapped) {
   pthread_mutex_lock(&lock);
   struct range **at = &ranges, *r;
-  while (*at && !((*at)->base == base && (*at)->type == type)) at = &(*at)->next;
+  while (*at && !((*at)->base == base && (*at)->type == type && !(*at)->context == mapped)) at = &(*at)->next;
   if ((r = *at)) *at = r->next;
   pthread_mutex_unlock(&lock);
   free(r);
@@ -270,7 +291,14 @@ static bool remove_range(const void *base, int type) {
 }
 
 void fake_add_memory(void *base, size_t size) { add_range(base, size, DEVICE_MEMORY, false); }
-bool fake_remove_memory(const void *base) { return remove_range(base, DEVICE_MEMORY); }
+bool fake_remove_memory(const void *base) { return remove_range(base, DEVICE_MEMORY, false); }
+
+void fake_add_mapped(void *base, size_t size, int device, unsigned access, bool rdma) {
+  add((struct range){.base = base, .size = size, .type = DEVICE_MEMORY, .device = device, .access = access,
+                     .rdma = rdma});
+}
+
+void fake_remove_mapped(const void *base) { remove_range(base, DEVICE_MEMORY, true); }
 
 /* From `LARGE` on an allocation shares no page with another; whole pages never do: they could be exported. */
 #define LARGE ((size_t)2 << 20)
@@ -301,7 +329,7 @@ API int cuMemFree_v2(uint64_t address) {
   int r = fake_enter_ending("cuMemFree_v2");
   if (r) return r;
   fake_unexport((void *)(uintptr_t)address, fake_allocated((void *)(uintptr_t)address));
-  if (!remove_range((void *)(uintptr_t)address, DEVICE_MEMORY)) return INVALID_VALUE;
+  if (!fake_remove_memory((void *)(uintptr_t)address)) return INVALID_VALUE;
   free((void *)(uintptr_t)address);
   fake_left("allocated", -1);
   return OK;
@@ -313,7 +341,7 @@ API int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t siz
   if (r == OK && (type != 1 || flags || address % 4096 || size % 4096)) r = INVALID_VALUE;
   pthread_mutex_lock(&lock);
   const struct range *of = find((void *)(uintptr_t)address, size);
-  if (r == OK && (!of || of->type != DEVICE_MEMORY || of->managed)) r = INVALID_VALUE;
+  if (r == OK && (!of || of->type != DEVICE_MEMORY || of->managed || !(of->context || of->rdma))) r = INVALID_VALUE;
   pthread_mutex_unlock(&lock);
   if (r) return r;
   int fd = memfd_create("dma-buf", MFD_CLOEXEC);
@@ -343,7 +371,7 @@ API int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
 
 API int cuMemHostUnregister(void *memory) {
   int r = fake_enter_ending("cuMemHostUnregister");
-  if (r == OK && !remove_range(memory, HOST_MEMORY)) r = NOT_REGISTERED;
+  if (r == OK && !remove_range(memory, HOST_MEMORY, false)) r = NOT_REGISTERED;
   if (r == OK) fake_left("registered", -1);
   return r;
 }
@@ -361,7 +389,7 @@ API int cuPointerGetAttributes(unsigned n, int *attributes, void **values, uint6
       case 2: *(unsigned *)values[i] = (unsigned)of.type; break;
       case 3: *(uint64_t *)values[i] = r ? pointer : 0; break;
       case 8: *(unsigned *)values[i] = of.managed; break;
-      case 9: *(int *)values[i] = of.context ? of.context->device : -2; break;
+      case 9: *(int *)values[i] = r ? of.device : -2; break;
       default: return INVALID_VALUE;
     }
   }

@@ -25,6 +25,8 @@ static bool peers_are(const char *what) {
   return text && strcmp(text, what) == 0;
 }
 
+bool fake_may_reach(void) { return !peers_are("none"); }
+
 bool fake_reaches(const struct context *from, const struct context *to) {
   pthread_mutex_lock(&lock);
   bool may = from == to || enabled[from->device][to->device];
@@ -40,7 +42,7 @@ static int enter_pair(const char *call, int device, int peer) {
 
 API int cuDeviceCanAccessPeer(int *can, int device, int peer) {
   int r = enter_pair("cuDeviceCanAccessPeer", device, peer);
-  if (r == OK) *can = !peers_are("none");
+  if (r == OK) *can = fake_may_reach();
   return r;
 }
 
@@ -73,7 +75,7 @@ API int cuCtxEnablePeerAccess(void *peer, unsigned flags) {
   const struct context *to = peer, *from = fake_context();
   if (r == OK && flags) r = INVALID_VALUE;
   if (r == OK && (!fake_is_context(peer) || to == from)) r = INVALID_CONTEXT;
-  if (r == OK && peers_are("none")) r = PEER_ACCESS_UNSUPPORTED;
+  if (r == OK && !fake_may_reach()) r = PEER_ACCESS_UNSUPPORTED;
   if (r) return r;
   pthread_mutex_lock(&lock);
   if (enabled[from->device][to->device]) r = PEER_ACCESS_ALREADY_ENABLED;
@@ -174,7 +176,7 @@ API int cuIpcOpenMemHandle_v2(uint64_t *address, struct rt_cuda_ipc handle, unsi
   memcpy(&h, &handle, sizeof h);
   if (r == OK && (h.mark != MARK || flags != 1)) r = INVALID_VALUE;
   if (r == OK && h.pid == getpid()) r = INVALID_CONTEXT;
-  if (r == OK && h.device != fake_context()->device && peers_are("none")) r = PEER_ACCESS_UNSUPPORTED;
+  if (r == OK && h.device != fake_context()->device && !fake_may_reach()) r = PEER_ACCESS_UNSUPPORTED;
   if (r) return r;
   snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)h.pid, h.fd);
   int fd = open(path, O_RDWR | O_CLOEXEC);

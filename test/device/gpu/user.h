@@ -20,7 +20,7 @@
 #define GPU_CALL_FIELD_(field, symbol, arguments) GPU_FIELD_(symbol, arguments)
 static struct {
   GPU_CALLS(GPU_FIELD_)
-  RT_CUDA_CALLS(GPU_CALL_FIELD_)
+  RT_CUDA_CALLS(GPU_CALL_FIELD_) RT_CUDA_NEW_CALLS(GPU_CALL_FIELD_)
   long (*calls)(const char *name); /* fake.h's; NULL with a real driver */
   long (*left)(const char *what);
   void *context;
@@ -58,7 +58,7 @@ __attribute__((unused)) static void gpu_open(void) {
 #define GPU_FIND_(symbol, arguments) *(void **)&gpu.symbol = gpu_symbol(library, #symbol);
 #define GPU_FIND_CALL_(field, symbol, arguments) GPU_FIND_(symbol, arguments)
   GPU_CALLS(GPU_FIND_)
-  RT_CUDA_CALLS(GPU_FIND_CALL_)
+  RT_CUDA_CALLS(GPU_FIND_CALL_) RT_CUDA_NEW_CALLS(GPU_FIND_CALL_)
   GPU(gpu.cuInit(0));
   GPU(gpu.cuDevicePrimaryCtxRetain(&gpu.context, 0));
   GPU(gpu.cuCtxSetCurrent(gpu.context));
@@ -106,7 +106,7 @@ __attribute__((unused)) static void gpu_let_go(struct gpu_gate *g) { __atomic_st
 /* Nothing is left of what the runtime made; of the test's own it must have freed all but its streams. */
 __attribute__((unused)) static void gpu_nothing_left(void) {
   static const char *const what[] = {"registered", "allocated", "modules", "events", "graphs", "objects",
-                                     "opened", "freed while open"};
+                                     "opened", "freed while open", "handles", "mapped", "reserved"};
   for (size_t i = 0; gpu.left && i < sizeof what / sizeof *what; i++)
     ENSURE(gpu.left(what[i]) == 0, "%ld %s are left", gpu.left(what[i]), what[i]);
 }

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The fake driver's virtual memory management. A piece of memory is a file without a name, whose last page says what it
+ * is; who imports it has a descriptor of the same file, so that it lives as the driver's does: until nobody has it
+ * mapped or holds a handle, in whatever process. Of a range only the whole can be mapped, allowed, unmapped. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "test/device/gpu/driver.h"
+#include "test/device/gpu/fake.h"
+
+#define UNIT ((size_t)2 << 20)
+#define PAGE 4096u
+#define MARK 0x66616b656d656d31ull
+#define FABRIC_MARK 0x66616b65666162ull
+#define ALL_HANDLES (RT_CU_FD_HANDLE | RT_CU_FABRIC_HANDLE)
+
+struct label {
+  uint64_t mark, size;
+  int device, handles, rdma;
+};
+
+/* As this process has it; a handle is a pointer to it. */
+struct piece {
+  struct piece *next;
+  struct label label;
+  int fd, handles, mappings;
+};
+
+struct reserved {
+  struct reserved *next;
+  char *base;
+  size_t size;
+  struct piece *piece; /* mapped there */
+  unsigned access;     /* a bit for each device */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct piece *pieces;
+static struct reserved *all_reserved;
+
+/* These need no context. */
+static int enter(const char *call) {
+  int r = fake_enter(call);
+  return r == OK && fake_capture_mode() != MODE_RELAXED && fake_capture_forbids() ? CAPTURE_UNSUPPORTED : r;
+}
+
+static int leave(int result) {
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
+static struct piece *find_piece(uint64_t handle) {
+  struct piece *p = pieces;
+  while (p && !((uint64_t)(uintptr_t)p == handle && p->handles > 0)) p = p->next;
+  return p;
+}
+
+static struct reserved *find_reserved(uint64_t address, size_t size) {
+  struct reserved *r = all_reserved;
+  while (r && !((uint64_t)(uintptr_t)r->base == address && r->size == size)) r = r->next;
+  return r;
+}
+
+/* With the lock. */
+static void drop_if_unused(struct piece *p) {
+  if (p->handles || p->mappings) return;
+  struct piece **at = &pieces;
+  while (*at != p) at = &(*at)->next;
+  *at = p->next;
+  close(p->fd);
+  free(p);
+}
+
+static int add_piece(uint64_t *handle, int fd, const struct label *label) {
+  struct piece *p = calloc(1, sizeof *p);
+  *p = (struct piece){.label = *label, .fd = fd, .handles = 1};
+  pthread_mutex_lock(&lock);
+  p->next = pieces;
+  pieces = p;
+  pthread_mutex_unlock(&lock);
+  fake_left("handles", 1);
+  *handle = (uint64_t)(uintptr_t)p;
+  return OK;
+}
+
+/* ---- pieces of memory ---- */
+
+static int check(const struct rt_cuda_allocation *how) {
+  if (!fake_attribute(RT_CU_DEVICE_VIRTUAL_MEMORY)) return NOT_SUPPORTED;
+  if (how->type != 1 || how->place.type != 1 || how->of_windows || how->compression || how->usage) return INVALID_VALUE;
+  if (how->place.id < 0 || how->place.id >= fake_devices()) return INVALID_DEVICE;
+  if (how->handles & ~ALL_HANDLES) return INVALID_VALUE;
+  if (how->handles & RT_CU_FD_HANDLE && !fake_attribute(RT_CU_DEVICE_FD_HANDLES)) return NOT_SUPPORTED;
+  if (how->handles & RT_CU_FABRIC_HANDLE && !fake_attribute(RT_CU_DEVICE_FABRIC_HANDLES)) return NOT_SUPPORTED;
+  return how->rdma && !fake_attribute(RT_CU_DEVICE_RDMA_OF_VIRTUAL_MEMORY) ? INVALID_VALUE : OK;
+}
+
+API int cuMemGetAllocationGranularity(size_t *granularity, const struct rt_cuda_allocation *how, int option) {
+  int r = fake_enter("cuMemGetAllocationGranularity");
+  if (r == OK && (!granularity || !how || option < 0 || option > 1)) r = INVALID_VALUE;
+  if (r == OK) r = check(how);
+  if (r == OK) *granularity = UNIT;
+  return r;
+}
+
+/* What is in it nobody has promised. */
+static bool fill(int fd, size_t size) {
+  char garbage[1 << 16];
+  bool good = true;
+  memset(garbage, 0xA5, sizeof garbage);
+  for (size_t at = 0; good && at < size; at += sizeof garbage)
+    good = pwrite(fd, garbage, sizeof garbage, (off_t)at) == (ssize_t)sizeof garbage;
+  return good;
+}
+
+API int cuMemCreate(uint64_t *handle, size_t size, const struct rt_cuda_allocation *how, unsigned long long flags) {
+  int r = enter("cuMemCreate");
+  if (r == OK && (!handle || !how || flags || !size || size % UNIT)) r = INVALID_VALUE;
+  if (r == OK) r = check(how);
+  if (r) return r;
+  const struct label label = {MARK, size, how->place.id, how->handles, how->rdma};
+  int fd = memfd_create("fakegpu", MFD_CLOEXEC);
+  bool good = fd >= 0 && ftruncate(fd, (off_t)(size + PAGE)) == 0 && fill(fd, size) &&
+              pwrite(fd, &label, sizeof label, (off_t)size) == (ssize_t)sizeof label;
+  if (good) return add_piece(handle, fd, &label);
+  if (fd >= 0) close(fd);
+  return OUT_OF_MEMORY;
+}
+
+API int cuMemRelease(uint64_t handle) {
+  int r = fake_enter_ending("cuMemRelease");
+  if (r) return r;
+  pthread_mutex_lock(&lock);
+  struct piece *p = find_piece(handle);
+  if (!p) return leave(INVALID_VALUE);
+  p->handles--;
+  drop_if_unused(p);
+  fake_left("handles", -1);
+  return leave(OK);
+}
+
+/* ---- addresses ---- */
+
+API int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t wish, unsigned long long flags) {
+  int r = enter("cuMemAddressReserve");
+  if (r == OK && (!address || flags || wish || !size || size % UNIT || alignment & (alignment - 1) || alignment > UNIT))
+    r = INVALID_VALUE;
+  if (r) return r;
+  char *raw = mmap(NULL, size + UNIT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return OUT_OF_MEMORY;
+  char *base = raw + (UNIT - (uintptr_t)raw % UNIT) % UNIT;
+  if (base > raw) munmap(raw, (size_t)(base - raw));
+  munmap(base + size, (size_t)(raw + UNIT - base));
+  struct reserved *new = calloc(1, sizeof *new);
+  *new = (struct reserved){.base = base, .size = size};
+  pthread_mutex_lock(&lock);
+  new->next = all_reserved;
+  all_reserved = new;
+  fake_left("reserved", 1);
+  *address = (uint64_t)(uintptr_t)base;
+  return leave(OK);
+}
+
+API int cuMemAddressFree(uint64_t address, size_t size) {
+  int r = fake_enter_ending("cuMemAddressFree");
+  if (r) return r;
+  pthread_mutex_lock(&lock);
+  struct reserved *of = find_reserved(address, size), **at = &all_reserved;
+  if (!of || of->piece) return leave(INVALID_VALUE);
+  while (*at != of) at = &(*at)->next;
+  *at = of->next;
+  munmap(of->base, of->size);
+  free(of);
+  fake_left("reserved", -1);
+  return leave(OK);
+}
+
+API int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags) {
+  int r = enter("cuMemMap");
+  if (r) return r;
+  pthread_mutex_lock(&lock);
+  struct reserved *to = find_reserved(address, size);
+  struct piece *p = find_piece(handle);
+  if (!to || to->piece || !p || offset || flags || size > p->label.size) return leave(INVALID_VALUE);
+  if (mmap(to->base, size, PROT_NONE, MAP_SHARED | MAP_FIXED, p->fd, 0) == MAP_FAILED) return leave(OUT_OF_MEMORY);
+  to->piece = p;
+  p->mappings++;
+  fake_left("mapped", 1);
+  return leave(OK);
+}
+
+API int cuMemUnmap(uint64_t address, size_t size) {
+  int r = fake_enter_ending("cuMemUnmap");
+  if (r) return r;
+  pthread_mutex_lock(&lock);
+  struct reserved *of = find_reserved(address, size);
+  if (!of || !of->piece) return leave(INVALID_VALUE);
+  (void)mmap(of->base, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+  of->piece->mappings--;
+  drop_if_unused(of->piece);
+  of->piece = NULL;
+  if (of->access) fake_remove_mapped(of->base);
+  of->access = 0;
+  fake_left("mapped", -1);
+  return leave(OK);
+}
+
+static int check_access(const struct piece *p, const struct rt_cuda_access *a) {
+  if (a->place.type != 1 || (a->access != 0 && a->access != 3)) return INVALID_VALUE;
+  if (a->place.id < 0 || a->place.id >= fake_devices()) return INVALID_DEVICE;
+  return a->place.id == p->label.device || fake_may_reach() ? OK : INVALID_DEVICE;
+}
+
+static void set_access(struct reserved *of, unsigned access) {
+  const struct label *l = &of->piece->label;
+  if (of->access) fake_remove_mapped(of->base);
+  of->access = access;
+  if (access) fake_add_mapped(of->base, of->size, l->device, access, l->rdma != 0);
+  (void)mprotect(of->base, of->size, access ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+API int cuMemSetAccess(uint64_t address, size_t size, const struct rt_cuda_access *access, size_t n) {
+  int r = enter("cuMemSetAccess");
+  if (r) return r;
+  pthread_mutex_lock(&lock);
+  struct reserved *of = find_reserved(address, size);
+  if (!of || !of->piece || !access || !n) return leave(INVALID_VALUE);
+  unsigned bits = of->access;
+  for (size_t i = 0; r == OK && i < n; i++) {
+    r = check_access(of->piece, &access[i]);
+    if (r == OK) bits = access[i].access ? bits | 1u << access[i].place.id : bits & ~(1u << access[i].place.id);
+  }
+  if (r == OK) set_access(of, bits);
+  return leave(r);
+}
+
+/* ---- between processes ---- */
+
+struct fabric { uint64_t mark; int64_t pid; int fd; };
+_Static_assert(sizeof(struct fabric) <= sizeof(struct rt_cuda_fabric), "it fits");
+
+API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type, unsigned long long flags) {
+  int r = enter("cuMemExportToShareableHandle");
+  if (r) return r;
+  pthread_mutex_lock(&lock);
+  const struct piece *p = find_piece(handle);
+  if (!p || !out || flags || (type != RT_CU_FD_HANDLE && type != RT_CU_FABRIC_HANDLE) || !(p->label.handles & type))
+    return leave(INVALID_VALUE);
+  if (type == RT_CU_FD_HANDLE) {
+    int fd = fcntl(p->fd, F_DUPFD_CLOEXEC, 0);
+    memcpy(out, &fd, sizeof fd);
+    return leave(fd < 0 ? OUT_OF_MEMORY : OK);
+  }
+  const struct fabric f = {.mark = FABRIC_MARK, .pid = getpid(), .fd = p->fd};
+  memset(out, 0, sizeof(struct rt_cuda_fabric));
+  memcpy(out, &f, sizeof f);
+  return leave(OK);
+}
+
+static int open_shared(const void *shared, int type) {
+  struct fabric f;
+  char path[64];
+  if (type == RT_CU_FD_HANDLE) return fcntl((int)(intptr_t)shared, F_DUPFD_CLOEXEC, 0);
+  memcpy(&f, shared, sizeof f);
+  if (f.mark != FABRIC_MARK) return -1;
+  snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)f.pid, f.fd);
+  return open(path, O_RDWR | O_CLOEXEC);
+}
+
+API int cuMemImportFromShareableHandle(uint64_t *handle, void *shared, int type) {
+  int r = enter("cuMemImportFromShareableHandle");
+  if (r == OK && (!handle || (type != RT_CU_FD_HANDLE && type != RT_CU_FABRIC_HANDLE))) r = INVALID_VALUE;
+  if (r) return r;
+  struct label l = {.mark = 0};
+  struct stat st;
+  int fd = open_shared(shared, type);
+  bool good = fd >= 0 && fstat(fd, &st) == 0 && st.st_size > (off_t)PAGE &&
+              pread(fd, &l, sizeof l, st.st_size - (off_t)PAGE) == (ssize_t)sizeof l && l.mark == MARK &&
+              l.handles & type;
+  if (good) return add_piece(handle, fd, &l);
+  if (fd >= 0) close(fd);
+  return INVALID_VALUE;
+}
