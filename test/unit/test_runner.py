@@ -6,6 +6,7 @@ Each case writes small scripts into a tree of its own and runs test/run.py on
 it. A runner that lets a fault pass would hide every other test's failures.
 """
 # TEST-SAN: none
+# TEST-CORES: 0.5
 import os
 import pathlib
 import subprocess
@@ -135,7 +136,7 @@ def most_at_a_time(begin, end, of=None):
 
 def cores_are_handed_out():
     who_ran_beside_whom("programs that wait run beside busy ones",
-                        {n: (0.7, "TEST-CORES: 0.1" if n in "cd" else "", "") for n in "abcd"},
+                        {n: (1.0, "TEST-CORES: 0.1" if n in "cd" else "", "") for n in "abcd"},
                         lambda begin, end, order: most_at_a_time(begin, end) == 4, "--jobs", "2")
     who_ran_beside_whom("busy ones do not run beside more than there are cores for",
                         {n: (0.4, "TEST-CORES: 1.1" if n == "a" else "", "") for n in "abcd"},
@@ -150,8 +151,8 @@ def cores_are_handed_out():
 
 
 def quiet_ones_are_among_themselves():
-    programs = {"a": (0.3, "TEST-ALONE", ""), "b": (0.5, "TEST-QUIET", ""), "c": (0.5, "", ""), "e": (0.5, "", ""),
-                "d": (0.5, "TEST-QUIET", "TEST-CORES: 0.4"), "f": (0.5, "TEST-QUIET", "TEST-CORES: 0.8")}
+    programs = {"a": (0.3, "TEST-ALONE", ""), "b": (0.8, "TEST-QUIET", ""), "c": (0.8, "", ""), "e": (0.8, "", ""),
+                "d": (0.8, "TEST-QUIET", "TEST-CORES: 0.4"), "f": (0.8, "TEST-QUIET", "TEST-CORES: 0.8")}
 
     def good(begin, end, _):
         return max(end["c"], end["e"]) <= min(begin[n] for n in "bdf") and begin["a"] >= max(end[n] for n in "bcdef") \
@@ -166,7 +167,7 @@ def the_last_questions_keep_no_core():
     try:
         who_ran_beside_whom("what is asked of a program that has ended keeps no other waiting",
                             {"a": (f"0.1; echo > {shm}", "TEST-LIMIT: 300", ""), "b": ("0.1", "", "")},
-                            lambda begin, end, order: order == ["a", "b"] and begin["b"] - end["a"] < 0.7,
+                            lambda begin, end, order: order == ["a", "b"] and begin["b"] - end["a"] < 0.9,
                             "--jobs", "1", last="2 passed, 1 failed, 0 skipped")
     finally:
         shm.unlink(missing_ok=True)
