@@ -8,8 +8,10 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "common/sock.h"
 #include "core/rt_area.h"
 #include "core/rt_error.h"
+#include "core/rt_gate.h"
 #include "core/rt_net.h"
 #include "core/rt_nvml.h"
 #include "core/rt_param.h"
@@ -133,6 +135,7 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   struct rt_peer *me = &comm->peers[comm->rank];
   rt_peer_describe(me);
   me->rank = comm->rank;
+  RAIL_TRY(rail_random_bytes(&me->nonce, sizeof me->nonce));
   rt_topo_look(comm->device, &me->gpu);
   me->has_gpu = comm->gpu_at_birth >= 0;
   if (me->has_gpu && me->p2p_level != RT_LOC) me->ways = rt_ways_open(comm->gpu_at_birth, &comm->inbox);
@@ -141,6 +144,7 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   for (int r = 0; r < comm->nranks; r++) {
     const struct rt_peer *peer = &comm->peers[r];
     RAIL_TRY(rt_peer_check(me, peer));
+    comm->shares_process |= r != comm->rank && rt_peer_same_process(me, peer);
     if (peer->host_hash == me->host_hash) {
       comm->local_size++;
       if (r < comm->rank) comm->local_rank++;
@@ -251,7 +255,7 @@ static void free_parts(struct ncclComm *comm) {
   free(comm);
 }
 
-/* ---- communicators that ended while a device may still use their memory ----------- */
+/* ---- communicators that ended while a device may still use their memory, or their end would wait for one ---- */
 
 static struct ncclComm *abandoned;
 static pthread_mutex_t abandoned_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -273,30 +277,34 @@ static void abandon(struct ncclComm *comm) {
   pthread_mutex_unlock(&abandoned_lock);
 }
 
-/* Those whose graphs are gone by now. */
+/* False: not now, see rt_gate.h. */
+static bool free_now(struct ncclComm *comm) {
+  bool on_device = comm->gpu.open;
+  if (still_used(comm) || (on_device && !rt_gate_close())) return false;
+  free_parts(comm);
+  if (on_device) rt_gate_closed();
+  return true;
+}
+
+/* Those whose memory nobody can use by now. */
 static void free_abandoned(void) {
   pthread_mutex_lock(&abandoned_lock);
   for (struct ncclComm **at = &abandoned; *at;) {
-    struct ncclComm *comm = *at;
-    if (still_used(comm)) {
+    struct ncclComm *comm = *at, *next = comm->next_abandoned;
+    if (free_now(comm))
+      *at = next;
+    else
       at = &comm->next_abandoned;
-    } else {
-      *at = comm->next_abandoned;
-      free_parts(comm);
-    }
   }
   pthread_mutex_unlock(&abandoned_lock);
 }
 
 void rt_comm_free(struct ncclComm *comm) {
-  free_abandoned();
   if (!comm) return;
   /* The executor may be driving the proxy, and a proxy may know operations of plans that failed. */
   rt_stream_stop(&comm->stream);
   rt_proxy_destroy(&comm->proxy);
   comm->magic = 0;
-  if (still_used(comm))
-    abandon(comm);
-  else
-    free_parts(comm);
+  if (!free_now(comm)) abandon(comm);
+  free_abandoned();
 }

@@ -67,6 +67,8 @@ struct ncclComm {
   int device;
   int gpu_at_birth; /* the device that was current when it was made; -1: none */
   struct rt_inbox inbox;
+  bool shares_process; /* with another of its ranks: rt_gate.h */
+  uint64_t collectives; /* plans with one: their number is the same on all ranks */
   struct rt_peer *peers; /* nranks */
   struct rt_bootstrap *bootstrap;
   struct rt_channel channels[RT_MAX_CHANNELS * RT_TREES]; /* behind those of nchannels: of their second trees */

@@ -7,6 +7,7 @@
 #include "common/log.h"
 #include "core/kernel/rt_types.h"
 #include "core/rt_error.h"
+#include "core/rt_gate.h"
 #include "core/rt_param.h"
 #include "core/rt_reg.h"
 #include "core/rt_run.h"
@@ -309,6 +310,32 @@ static rail_result_t bind_jobs(struct ncclComm *comm, struct rt_plan *plan) {
   return plan->on_device ? rt_run_prepare(comm, plan) : RAIL_OK;
 }
 
+static bool has_collective(const struct rt_task *tasks, int n) {
+  int i = 0;
+  while (i < n && is_point(&tasks[i])) i++;
+  return i < n;
+}
+
+/* Connections, and all that the plan's kernel needs on the device. */
+static rail_result_t make_ready(struct builder *b) {
+  struct ncclComm *comm = b->comm;
+  comm->gpu.made_more = b->nconnectors > 0;
+  if (b->plan->on_device) RAIL_TRY(rt_gpu_open(comm)); /* connections may need memory there */
+  RAIL_TRY(rt_connect_all(comm, b->connectors, b->nconnectors));
+  return b->plan->njobs > 0 ? bind_jobs(comm, b->plan) : RAIL_OK;
+}
+
+/* Sends and receives alone are not everybody's, so nobody can tell who else has them. */
+static rail_result_t make_ready_with_others(struct builder *b, bool collective) {
+  if (!collective || !b->plan->on_device || !b->comm->shares_process) return make_ready(b);
+  struct rt_gate_maker maker;
+  rt_gate_make(&maker, b->comm->peers[0].nonce, b->comm->collectives);
+  rail_result_t r = make_ready(b);
+  rt_gate_made(&maker);
+  b->plan->waits_at_gate = b->comm->gpu.made_more;
+  return r;
+}
+
 rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
   *plan = NULL;
   int jobs = RAIL_MAX(most_jobs(tasks, ntasks), 1);
@@ -319,13 +346,12 @@ rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, 
   if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
   if (r == RAIL_OK) {
     b.plan->comm = comm;
+    comm->collectives += has_collective(tasks, ntasks);
     r = add_streams(b.plan, tasks, ntasks);
   }
   if (r == RAIL_OK) r = add_tasks(&b, tasks, ntasks);
-  if (r == RAIL_OK && b.plan->on_device) r = rt_gpu_open(comm); /* connections may need memory there */
-  if (r == RAIL_OK) r = rt_connect_all(comm, b.connectors, b.nconnectors);
+  if (r == RAIL_OK) r = make_ready_with_others(&b, has_collective(tasks, ntasks));
   free(b.connectors);
-  if (r == RAIL_OK && b.plan->njobs > 0) r = bind_jobs(comm, b.plan);
   if (r == RAIL_OK && b.plan->njobs > 0)
     *plan = b.plan;
   else if (b.plan)

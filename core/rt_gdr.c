@@ -8,9 +8,6 @@
 #include "core/rt_cuda.h"
 #include "core/rt_param.h"
 
-/* What the driver hands out in one piece: nothing of the program's shares a page with what is registered. */
-#define GRANULE ((size_t)2 << 20)
-
 #define FIRST_THAT_ORDERS 9 /* compute capability */
 
 /* ---- the choice ----------------------------------------------------------------- */
@@ -119,7 +116,7 @@ void rt_gdr_open(struct ncclComm *comm, int dev, void *net_comm, bool is_send, s
   struct rt_cuda_scope scope;
   struct attempt a = choose(comm, dev, is_send, &gdr->flush);
   if (a.way != RT_GDR_NONE && rt_cuda_enter(&scope, comm->gpu.context) == RAIL_OK) {
-    make(comm, net_comm, RAIL_ROUND_UP(size, GRANULE), &a, gdr);
+    make(comm, net_comm, RAIL_ROUND_UP(size, RT_GPU_BLOCK), &a, gdr);
     rt_cuda_leave(&scope);
   }
   if (gdr->slots)

@@ -11,11 +11,7 @@
 #include "core/kernel/rt_device.h"
 #include "core/rt_comm.h"
 #include "core/rt_cuda.h"
-#include "core/rt_param.h"
-
-/* The kernel's image, put into the library when it was built with a toolkit; of no bytes otherwise. */
-extern const unsigned char rt_device_image[];
-extern const uint64_t rt_device_image_size;
+#include "core/rt_module.h"
 
 #define LAST_MS 1000u
 
@@ -48,6 +44,7 @@ static rail_result_t map_ranges(struct rt_connector *c) {
 
 rail_result_t rt_gpu_map(struct ncclComm *comm, struct rt_connector *c) {
   if (c->nmapped) return RAIL_OK;
+  comm->gpu.made_more = true;
   struct rt_cuda_scope scope;
   RAIL_TRY(rt_cuda_enter(&scope, comm->gpu.context));
   rail_result_t r = map_ranges(c);
@@ -71,20 +68,31 @@ void rt_gpu_unmap(struct ncclComm *comm, struct rt_connector *c) {
   rt_cuda_leave(&scope);
 }
 
-/* ---- launches: registering memory is slow, so they are used again ------------------ */
+/* ---- launches ------------------------------------------------------------------------ */
+
+/* Registering memory is slow, and may wait for kernels: launches are parts of slabs, and are used again. The first slab
+ * has room for as many calls at once as programs make. */
+#define SLAB_SIZE ((size_t)1 << 20)
+
+struct rt_launch_slab {
+  struct rt_launch_slab *next;
+  struct rt_range range;
+  size_t used;
+};
 
 struct rt_launch_memory {
   struct rt_launch_memory *next;
-  struct rt_range range;
+  char *base;
+  size_t size;
   bool used;
 };
 
 static size_t launch_size(int n) { return sizeof(struct rt_device_launch) + (size_t)n * sizeof(struct rt_device_job); }
 
-static rail_result_t map_launch(struct ncclComm *comm, struct rt_range *range) {
+static rail_result_t map_slab(struct ncclComm *comm, struct rt_range *range) {
   range->base = mmap(NULL, range->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (range->base == MAP_FAILED) {
-    RAIL_WARN("rank %d: no memory for a launch of %zu bytes: %s", comm->rank, range->size, strerror(errno));
+    RAIL_WARN("rank %d: no memory for launches of %zu bytes: %s", comm->rank, range->size, strerror(errno));
     return RAIL_SYSTEM_ERROR;
   }
   struct rt_cuda_scope scope;
@@ -95,31 +103,54 @@ static rail_result_t map_launch(struct ncclComm *comm, struct rt_range *range) {
   return r;
 }
 
-static rail_result_t new_launch(struct ncclComm *comm, size_t size, struct rt_launch_memory **out) {
-  struct rt_launch_memory *m = *out = calloc(1, sizeof *m);
-  if (!m) return RAIL_SYSTEM_ERROR;
-  m->range.size = RAIL_ROUND_UP(size, (size_t)RT_PAGE);
-  rail_result_t r = map_launch(comm, &m->range);
+/* Without the lock: the driver's thread takes it to begin a run of a graph, and the driver may wait for that run. */
+static rail_result_t add_slab(struct ncclComm *comm, size_t least) {
+  struct rt_launch_slab *slab = calloc(1, sizeof *slab);
+  if (!slab) return RAIL_SYSTEM_ERROR;
+  slab->range.size = RAIL_MAX(least, SLAB_SIZE);
+  rail_result_t r = map_slab(comm, &slab->range);
   if (r != RAIL_OK) {
-    free(m);
+    free(slab);
     return r;
   }
-  m->next = comm->gpu.memory;
-  comm->gpu.memory = m;
+  pthread_mutex_lock(&comm->gpu.lock);
+  slab->next = comm->gpu.slabs;
+  comm->gpu.slabs = slab;
+  pthread_mutex_unlock(&comm->gpu.lock);
   return RAIL_OK;
 }
 
-rail_result_t rt_gpu_launch_get(struct ncclComm *comm, int blocks, int others, struct rt_device_launch **launch) {
-  struct rt_gpu *gpu = &comm->gpu;
-  size_t size = launch_size(blocks + others);
+/* A part of a slab that nobody has yet; NULL: there is none. */
+static struct rt_launch_memory *cut(struct rt_gpu *gpu, size_t size) {
+  struct rt_launch_slab *slab = gpu->slabs;
+  while (slab && slab->range.size - slab->used < size) slab = slab->next;
+  struct rt_launch_memory *m = slab ? calloc(1, sizeof *m) : NULL;
+  if (!m) return NULL;
+  *m = (struct rt_launch_memory){.next = gpu->memory, .base = (char *)slab->range.base + slab->used, .size = size};
+  slab->used += size;
+  gpu->memory = m;
+  return m;
+}
+
+static struct rt_launch_memory *find_memory(struct rt_gpu *gpu, size_t size) {
   pthread_mutex_lock(&gpu->lock);
   struct rt_launch_memory *m = gpu->memory;
-  while (m && (m->used || m->range.size < size)) m = m->next;
-  rail_result_t r = m ? RAIL_OK : new_launch(comm, size, &m);
-  if (r == RAIL_OK) m->used = true;
+  while (m && (m->used || m->size < size)) m = m->next;
+  if (!m) m = cut(gpu, size);
+  if (m) m->used = true;
   pthread_mutex_unlock(&gpu->lock);
-  if (r != RAIL_OK) return r;
-  *launch = m->range.base;
+  return m;
+}
+
+rail_result_t rt_gpu_launch_get(struct ncclComm *comm, int blocks, int others, struct rt_device_launch **launch) {
+  const size_t size = RAIL_ROUND_UP(launch_size(blocks + others), (size_t)RT_PAGE);
+  struct rt_launch_memory *m = find_memory(&comm->gpu, size);
+  if (!m) {
+    RAIL_TRY(add_slab(comm, size));
+    m = find_memory(&comm->gpu, size);
+  }
+  if (!m) return RAIL_SYSTEM_ERROR;
+  *launch = (struct rt_device_launch *)(void *)m->base;
   memset(*launch, 0, size);
   (*launch)->njobs = blocks;
   (*launch)->abort = (const uint32_t *)(const void *)&comm->failed;
@@ -131,47 +162,50 @@ void rt_gpu_launch_put(struct ncclComm *comm, struct rt_device_launch *launch) {
   if (!launch) return;
   pthread_mutex_lock(&gpu->lock);
   for (struct rt_launch_memory *m = gpu->memory; m; m = m->next)
-    if (m->range.base == launch) m->used = false;
+    if (m->base == (char *)launch) m->used = false;
   pthread_mutex_unlock(&gpu->lock);
 }
 
 static void free_launches(struct rt_gpu *gpu, bool registered) {
-  while (gpu->memory) {
-    struct rt_launch_memory *m = gpu->memory;
+  for (struct rt_launch_memory *m = gpu->memory; m; m = gpu->memory) {
     gpu->memory = m->next;
-    if (registered) unregister_range(&m->range);
-    munmap(m->range.base, m->range.size);
     free(m);
+  }
+  for (struct rt_launch_slab *slab = gpu->slabs; slab; slab = gpu->slabs) {
+    gpu->slabs = slab->next;
+    if (registered) unregister_range(&slab->range);
+    munmap(slab->range.base, slab->range.size);
+    free(slab);
   }
 }
 
 /* ---- making and taking down ---------------------------------------------------------- */
 
-bool rt_gpu_has_kernel(void) { return rt_params()->cuda_kernels || rt_device_image_size > 0; }
-
-static rail_result_t load_kernel(struct rt_gpu *gpu) {
-  const char *file = rt_params()->cuda_kernels;
-  if (!rt_gpu_has_kernel()) {
-    RAIL_WARN("this build has no kernels for GPUs: buffers in device memory cannot be used; build where nvcc is, or "
-              "name a file with the kernels in RAIL_CUDA_KERNELS");
-    return RAIL_BAD_USAGE;
+/* Blocks of all ranks that this process has on the device must find room there: they wait for each other. */
+static int sharers(const struct ncclComm *comm) {
+  const struct rt_peer *me = &comm->peers[comm->rank];
+  const struct rt_pci *mine = &me->gpu.place;
+  int n = 1;
+  for (int r = 0; r < comm->nranks; r++) {
+    const struct rt_pci *theirs = &comm->peers[r].gpu.place;
+    bool elsewhere = mine->nhops && theirs->nhops && rt_pci_distance(mine, theirs) != RT_LOC;
+    n += r != comm->rank && rt_peer_same_process(me, &comm->peers[r]) && !elsewhere;
   }
-  if (file)
-    RAIL_TRY(CHECK(module_load(&gpu->module, file), "cuModuleLoad", "RAIL_CUDA_KERNELS names the file"));
-  else
-    RAIL_TRY(CHECK(module_load_data(&gpu->module, rt_device_image), "cuModuleLoadData",
-                   "the kernels need a GPU of compute capability 8.0 or higher"));
-  RAIL_TRY(CHECK(module_function(&gpu->kernel, gpu->module, RT_DEVICE_KERNEL), "cuModuleGetFunction",
-                 "the image has no " RT_DEVICE_KERNEL));
+  return n;
+}
+
+static rail_result_t load_kernel(struct ncclComm *comm) {
+  struct rt_gpu *gpu = &comm->gpu;
+  if (!gpu->module) RAIL_TRY(rt_module_get(gpu->context, &gpu->module));
   int multiprocessors, each, wide;
   RAIL_TRY(CHECK(device_attribute(&multiprocessors, RT_CU_DEVICE_MULTIPROCESSORS, gpu->ordinal),
                  "cuDeviceGetAttribute", "is the device still there?"));
-  RAIL_TRY(CHECK(occupancy(&each, gpu->kernel, RT_DEVICE_FEW_THREADS, 0), "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-                 "is the device still there?"));
-  RAIL_TRY(CHECK(occupancy(&wide, gpu->kernel, RT_DEVICE_THREADS, 0), "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-                 "is the device still there?"));
-  gpu->most_blocks = multiprocessors * each;
-  gpu->wide_blocks = multiprocessors * wide;
+  RAIL_TRY(CHECK(occupancy(&each, rt_module_kernel(gpu->module), RT_DEVICE_FEW_THREADS, 0),
+                 "cuOccupancyMaxActiveBlocksPerMultiprocessor", "is the device still there?"));
+  RAIL_TRY(CHECK(occupancy(&wide, rt_module_kernel(gpu->module), RT_DEVICE_THREADS, 0),
+                 "cuOccupancyMaxActiveBlocksPerMultiprocessor", "is the device still there?"));
+  gpu->most_blocks = RAIL_MAX(multiprocessors * each / sharers(comm), 1);
+  gpu->wide_blocks = RAIL_MAX(multiprocessors * wide / sharers(comm), 1);
   return RAIL_OK;
 }
 
@@ -207,7 +241,8 @@ static rail_result_t open_parts(struct ncclComm *comm) {
   struct rt_gpu *gpu = &comm->gpu;
   struct rt_range all = comm_range(comm), ring = ring_range(comm); /* of all: the abort word */
   RAIL_TRY(check_device(comm));
-  RAIL_TRY(load_kernel(gpu));
+  RAIL_TRY(load_kernel(comm));
+  RAIL_TRY(add_slab(comm, SLAB_SIZE));
   RAIL_TRY(make_events(gpu));
   RAIL_TRY(register_range(&all));
   gpu->comm_registered = true;
@@ -220,6 +255,7 @@ static rail_result_t open_parts(struct ncclComm *comm) {
 rail_result_t rt_gpu_open(struct ncclComm *comm) {
   struct rt_gpu *gpu = &comm->gpu;
   if (gpu->open) return RAIL_OK;
+  gpu->made_more = true;
   if (!gpu->lock_made) pthread_mutex_init(&gpu->lock, NULL);
   gpu->lock_made = true;
   struct rt_cuda_scope scope;
@@ -262,7 +298,6 @@ static void close_driver_side(struct ncclComm *comm) {
   for (size_t i = 0; i < RAIL_COUNT_OF(events); i++)
     if (events[i]) cu->event_destroy(events[i]);
   if (gpu->side) cu->stream_destroy(gpu->side);
-  if (gpu->module) cu->module_unload(gpu->module);
   struct rt_range all = comm_range(comm), ring = ring_range(comm);
   if (gpu->comm_registered) unregister_range(&all);
   if (gpu->ring_registered) unregister_range(&ring);
@@ -281,6 +316,7 @@ void rt_gpu_close(struct ncclComm *comm) {
   bool alive = rt_cuda_enter(&scope, gpu->context) == RAIL_OK;
   free_launches(gpu, alive);
   if (alive) close_driver_side(comm);
+  rt_module_put(gpu->module, alive);
   rt_cuda_leave(&scope);
   pthread_mutex_destroy(&gpu->lock);
   memset(gpu, 0, sizeof *gpu);

@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/result.h"
@@ -27,21 +28,29 @@ struct rt_range {
 };
 #define RT_MAX_RANGES 3 /* of a connector */
 
+/* What the driver hands out of a device's memory in one piece. What is lent or registered has such pieces to itself:
+ * CUDA IPC lends all that lies in one. */
+#define RT_GPU_BLOCK ((size_t)2 << 20)
+
 struct rt_launch_memory;
+struct rt_launch_slab;
+struct rt_module;
 
 struct rt_gpu {
   void *context; /* NULL: no call has had device buffers */
   int ordinal;
   bool open, comm_registered, ring_registered, lock_made;
-  void *module, *kernel;
+  struct rt_module *module;
   int most_blocks; /* of RT_DEVICE_FEW_THREADS that run side by side */
   int wide_blocks; /* of RT_DEVICE_THREADS */
   /* The end of the latest launch; the same inside a stream capture, and in which; for streams that join a launch. */
   void *last, *captured, *join;
   bool has_last;
+  bool made_more; /* for the plan that is being built, calls of the driver were necessary: rt_gate.h */
   void *side; /* a stream for copies of the runtime's own; NULL until one is made */
   uint64_t capture; /* 0: none */
-  pthread_mutex_t lock; /* guards memory; the beginning of a captured plan's run; connectors' runs, planned */
+  pthread_mutex_t lock; /* guards slabs, memory; the beginning of a captured plan's run; connectors' runs, planned */
+  struct rt_launch_slab *slabs;
   struct rt_launch_memory *memory;
   struct rt_plan *graphs; /* captured plans */
   bool lost;              /* the device reports errors: nothing there will end any more */
@@ -63,8 +72,6 @@ bool rt_gpu_lost(struct ncclComm *comm);
 /* After all kernels have ended. Accepts a zeroed struct. */
 void rt_gpu_close(struct ncclComm *comm);
 
-/* Are there kernels to load? */
-bool rt_gpu_has_kernel(void);
 /* The device that is current in the calling thread; -1: none. */
 int rt_gpu_current(void);
 

@@ -5,6 +5,7 @@
 
 #include "core/rt_cuda.h"
 #include "core/rt_error.h"
+#include "core/rt_module.h"
 
 enum kind { HOST, REGISTERED, DEVICE };
 
@@ -111,7 +112,7 @@ ncclResult_t rt_memory_look(struct ncclComm *comm, const char *call, const void 
   r = s;
   if (recv != send && look(cu, comm, recv, &r) != RAIL_OK) return lookup_failed();
   if (s.kind != DEVICE && r.kind != DEVICE) { /* both could do it */
-    *on_device = s.kind == REGISTERED && r.kind == REGISTERED && rt_gpu_has_kernel();
+    *on_device = s.kind == REGISTERED && r.kind == REGISTERED && rt_module_exists();
     return *on_device ? adopt(comm, call, cu, &s, stream) : ncclSuccess;
   }
   if (s.kind == HOST || r.kind == HOST) {

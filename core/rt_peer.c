@@ -71,6 +71,10 @@ static rail_result_t must_be_valid(const struct rt_peer *p) {
   return RAIL_BAD_USAGE;
 }
 
+bool rt_peer_same_process(const struct rt_peer *a, const struct rt_peer *b) {
+  return a->host_hash == b->host_hash && a->pid_ns == b->pid_ns && a->pid == b->pid;
+}
+
 rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b) {
   if (a->version != b->version) {
     RAIL_WARN("rank %d and rank %d run different builds of librailyard (%08x and %08x); install one version everywhere",

@@ -7,6 +7,7 @@
 #ifndef RT_PEER_H
 #define RT_PEER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "common/result.h"
@@ -17,6 +18,7 @@ struct rt_peer {
   uint32_t version; /* RT_PEER_VERSION; checked before anything else */
   int32_t rank;
   uint64_t host_hash; /* equal on one host; NCCL_HOSTID overrides */
+  uint64_t nonce;     /* random; rank 0's tells communicators of one process apart */
   uint64_t pid_ns;    /* inode of the PID namespace: /proc/PID is reachable when equal */
   int64_t pid;
   uint64_t buffsize, ll_buffsize, chunk, ll_max, exchange_max; /* must agree on all ranks */
@@ -33,6 +35,7 @@ struct rt_peer {
 
 /* Fills in this process' facts (rank, gpu and what concerns its memory are the caller's). */
 void rt_peer_describe(struct rt_peer *me);
+bool rt_peer_same_process(const struct rt_peer *a, const struct rt_peer *b);
 /* RAIL_BAD_USAGE, logged with both ranks, the setting's name and both values, when a and b cannot work together; or
  * with one, which says what cannot be. */
 rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b);

@@ -8,8 +8,10 @@
 #include "core/kernel/rt_device.h"
 #include "core/rt_comm.h"
 #include "core/rt_cuda.h"
+#include "core/rt_gate.h"
 #include "core/rt_graph.h"
 #include "core/rt_job.h"
+#include "core/rt_module.h"
 
 #define DEVICE_ADVICE "an earlier error on the device, or the program's use of the stream, may be the reason"
 #define TRY_CUDA(call, name) RAIL_TRY(rt_cuda_check(rt_cuda()->call, name, DEVICE_ADVICE))
@@ -190,6 +192,7 @@ void rt_run_retire(const struct rt_run *run) {
   }
   atomic_fetch_sub(&run->plan->runs, 1);
   pthread_mutex_unlock(&run->plan->comm->gpu.lock);
+  if (run->plan->comm->shares_process) rt_gate_ran();
 }
 
 static void submit_job(struct rt_run *run, int j, bool sends) {
@@ -223,6 +226,7 @@ static bool begin(struct rt_plan *plan) {
     return false;
   }
   set_targets(run);
+  if (comm->shares_process) rt_gate_run();
   submit_ops(run);
   rt_stream_add_run(&comm->stream, run);
   return true;
@@ -341,8 +345,8 @@ static rail_result_t launch_kernel(const struct launching *l) {
   const struct rt_gpu *gpu = &l->comm->gpu;
   const unsigned threads = l->plan->nblocks <= gpu->wide_blocks ? RT_DEVICE_THREADS : RT_DEVICE_FEW_THREADS;
   void *arguments[] = {&l->plan->launch};
-  return rt_cuda_check(rt_cuda()->launch_kernel(gpu->kernel, (unsigned)l->plan->nblocks, 1, 1, threads, 1, 1, 0,
-                                                l->streams[0], arguments, NULL),
+  return rt_cuda_check(rt_cuda()->launch_kernel(rt_module_kernel(gpu->module), (unsigned)l->plan->nblocks, 1, 1,
+                                                threads, 1, 1, 0, l->streams[0], arguments, NULL),
                        "cuLaunchKernel", DEVICE_ADVICE);
 }
 
@@ -428,6 +432,8 @@ rail_result_t rt_run_launch(struct ncclComm *comm, struct rt_plan *plan) {
   plan->streams = NULL;
   drop_graphs(comm);
   rt_stream_wait_host(&comm->stream);
+  if (plan->waits_at_gate) rt_gate_wait_for_makers(comm->peers[0].nonce, comm->collectives);
+  if (comm->shares_process) rt_gate_wait_for_closers();
   rail_result_t r = rt_cuda_enter(&scope, comm->gpu.context);
   if (r == RAIL_OK) r = launch(&l);
   rt_cuda_leave(&scope);

@@ -10,6 +10,7 @@
 #include "common/log.h"
 #include "common/thread.h"
 #include "core/rt_comm.h"
+#include "core/rt_gate.h"
 #include "core/rt_graph.h"
 #include "core/rt_job.h"
 #include "core/rt_run.h"
@@ -149,6 +150,7 @@ static void attend(struct ncclComm *comm, struct rt_run *run) {
     if (!give_up) give_up = now + END_NS;
     if (now < give_up) continue;
     comm->gpu.stuck = true;
+    rt_gate_run(); /* for good: the driver would wait for it whatever is given back */
     return;
   }
 }

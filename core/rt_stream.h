@@ -61,6 +61,7 @@ struct rt_plan {
   int nstreams;
   bool on_device;
   int nblocks;   /* jobs of a device plan that the device runs; the others are the host's */
+  bool waits_at_gate; /* before it is launched: rt_gate.h */
   bool captured; /* in a graph: kept until that is gone, or the communicator ends */
   struct rt_hold *hold; /* then: which tells */
   atomic_int runs;      /* that are not over */
