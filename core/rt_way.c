@@ -85,7 +85,7 @@ static bool make_mapped(struct ncclComm *comm, const struct rt_peer *peer, enum 
 }
 
 static bool make_plain(enum rt_way way, size_t size, struct rt_mem *mem, struct rt_way_to *to, char why[RT_WHY]) {
-  if (!rt_mem_alloc(mem, RAIL_ROUND_UP(size, (size_t)RT_PAGE), why)) return false;
+  if (!rt_mem_alloc(mem, RAIL_ROUND_UP(size, RT_GPU_BLOCK), why)) return false;
   bool good = way != RT_WAY_IPC || !rt_cuda_refused(rt_cuda()->ipc_export(&to->ipc, mem->address),
                                                     "cuIpcGetMemHandle", why);
   if (!good) rt_mem_free(mem);

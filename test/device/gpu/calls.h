@@ -68,6 +68,15 @@ __attribute__((unused)) static void gpu_fill(char *p, size_t bytes, ncclDataType
   }
 }
 
+/* A call, done: before a stream is held. Loading the kernels may wait for all streams of the context. */
+__attribute__((unused)) static void gpu_warm(ncclComm_t comm, void *stream) {
+  char *x = gpu_alloc(1);
+  gpu_put(x, "", 1);
+  OK(ncclAllReduce(x, x, 1, ncclInt8, ncclSum, comm, stream));
+  GPU(gpu.cuStreamSynchronize(stream));
+  gpu_free(x);
+}
+
 struct gpu_buffers {
   size_t size;
   char *host_send, *host_recv, *got; /* the host's own run, and what came from the device */

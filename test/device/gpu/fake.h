@@ -9,7 +9,11 @@
  *     that all later calls return, as CUDA's do;
  *   - what is forbidden while a stream captures, is;
  *   - mapped memory is for the devices that were allowed to use it, and for nobody before that;
- *   - kernels of a graph must be ordered, since here they are one communicator's.
+ *   - kernels of a graph must be ordered, since here they are one communicator's;
+ *   - calls that a real driver may have wait for what runs in the context do wait for it, see wait.c; if that does not
+ *     end, neither would they, so the process does, with a line that names the call;
+ *   - kernels begin when all their blocks find room on the device beside those that run;
+ *   - host functions run one at a time, and may not make calls; neither may destructors of user objects.
  *
  * From the environment:
  *   FAKEGPU_FAIL="cuLaunchKernel:2 kernel:3"   the 2nd call of a name fails; the 3rd kernel does
@@ -17,6 +21,8 @@
  *   FAKEGPU_ATTRIBUTES=75:9,124:0              what cuDeviceGetAttribute says, where that shall be otherwise
  *   FAKEGPU_VERSION=11080                      of CUDA; 12080 unless told
  *   FAKEGPU_PEERS=none|nvlink                  devices do not reach each other; do so over NVLink; unless told, PCIe
+ *   FAKEGPU_MAPPING=waits                      registering and allocating memory waits for what runs, too
+ *   FAKEGPU_PATIENCE=20                        seconds until something that waits is taken for a deadlock
  */
 #ifndef FAKEGPU_FAKE_H
 #define FAKEGPU_FAKE_H
@@ -26,6 +32,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define MAX_DEVICES 8
 #define API __attribute__((visibility("default")))
 
 /* cuda.h's results. */
@@ -42,6 +49,7 @@ enum {
   INVALID_HANDLE = 400,
   NOT_FOUND = 500,
   NOT_READY = 600,
+  NOT_PERMITTED = 800,
   ILLEGAL_ADDRESS = 700,
   PEER_ACCESS_ALREADY_ENABLED = 704,
   ALREADY_REGISTERED = 712,
@@ -51,6 +59,7 @@ enum {
   CAPTURE_INVALIDATED = 901,
   CAPTURE_UNJOINED = 904,
   CAPTURE_ISOLATION = 905,
+  CAPTURE_IMPLICIT = 906,
   CAPTURED_EVENT = 907,
   UNORDERED = 9001, /* none of cuda.h's: two kernels of a graph that may run side by side */
 };
@@ -76,6 +85,8 @@ int fake_capture_mode(void);
 bool fake_reachable(const void *p, size_t size, const struct context *context);
 int fake_devices(void);
 int fake_attribute(int attribute);
+/* How many blocks of so many threads a device has room for. */
+unsigned fake_room(unsigned threads);
 bool fake_is_context(const void *context);
 
 /* Memory of other processes, for what cuMemAlloc's is. */
@@ -87,6 +98,20 @@ void fake_remove_mapped(const void *base);
 /* What cuMemAlloc has given out at this address; 0: nothing. */
 size_t fake_allocated(const void *base);
 
+/* wait.c. Waits until all is over that the context was given before; for calls that may do so. */
+void fake_wait_for(const char *call, const struct context *context);
+/* For calls that may by what CUDA promises, and do not by all that is known of drivers: where the environment says. */
+void fake_may_wait_for(const char *call, const struct context *context);
+void fake_wait_for_all(const char *call);
+/* As the calls do that work on the legacy stream: for it, and for streams that are not non-blocking. */
+void fake_wait_for_legacy(const char *call);
+/* Says that, and ends the process. */
+__attribute__((noreturn, format(printf, 1, 2))) void fake_deadlock(const char *format, ...);
+/* While a host function runs in this thread, it may make no calls. */
+void fake_enter_callback(void);
+void fake_leave_callback(void);
+bool fake_in_callback(void);
+
 /* peer.c: may a kernel of the one context touch memory of the other? */
 bool fake_reaches(const struct context *from, const struct context *to);
 bool fake_may_reach(void); /* do devices reach each other? */
@@ -94,6 +119,7 @@ bool fake_may_reach(void); /* do devices reach each other? */
 void fake_unexport(void *base, size_t size);
 /* From now on every call returns it. */
 void fake_break(int result);
+bool fake_broken(void);
 
 /* The number of captures under way that forbid others' unsafe calls, which invalidates them. */
 bool fake_capture_forbids(void);

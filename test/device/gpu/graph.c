@@ -52,7 +52,9 @@ static void release(struct object *o) {
   bool last = --o->refs == 0;
   pthread_mutex_unlock(&queue_lock);
   if (!last) return;
+  fake_enter_callback();
   o->destroy(o->arg);
+  fake_leave_callback();
   free(o);
   fake_left("objects", -1);
 }

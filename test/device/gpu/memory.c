@@ -9,7 +9,6 @@
 #include "test/device/gpu/fake.h"
 #include "test/device/gpu/driver.h"
 
-#define MAX_DEVICES 8
 #define MAX_NAMES 128
 #define MAX_NESTED 8
 
@@ -74,9 +73,11 @@ struct context *fake_context(void) { return depth ? nested[depth - 1] : NULL; }
 int fake_capture_mode(void) { return mode; }
 
 void fake_break(int result) { __atomic_store_n(&broken, result, __ATOMIC_RELEASE); }
+bool fake_broken(void) { return __atomic_load_n(&broken, __ATOMIC_ACQUIRE) != OK; }
 
 int fake_enter(const char *call) {
   bool fails = fake_wanted(call);
+  if (fake_in_callback()) return NOT_PERMITTED;
   if (!__atomic_load_n(&initialized, __ATOMIC_ACQUIRE)) return NOT_INITIALIZED;
   int result = __atomic_load_n(&broken, __ATOMIC_ACQUIRE);
   return result ? result : fails ? INVALID_VALUE : OK;
@@ -88,6 +89,7 @@ int fake_enter_context(const char *call) {
 }
 
 int fake_enter_ending(const char *call) {
+  if (fake_in_callback()) return NOT_PERMITTED;
   return fake_wanted(call) ? INVALID_VALUE : __atomic_load_n(&initialized, __ATOMIC_ACQUIRE) ? OK : NOT_INITIALIZED;
 }
 
@@ -196,7 +198,7 @@ int fake_attribute(int attribute) {
   for (const char *at = list; at && (at = strstr(at, wanted)); at++)
     if (at == list || at[-1] == ',') return atoi(at + len);
   switch (attribute) {
-    case 16: return 4;  /* multiprocessors */
+    case 16: return 16; /* multiprocessors */
     case 75: return 8;  /* compute capability, its major number */
     case 91:            /* registered memory has the host's addresses */
     case 102:           /* memory can be mapped, */
@@ -215,6 +217,8 @@ API int cuDeviceGetAttribute(int *value, int attribute, int device) {
   *value = fake_attribute(attribute);
   return OK;
 }
+
+unsigned fake_room(unsigned threads) { return (unsigned)fake_attribute(16) * (1024 / threads); }
 
 API int cuThreadExchangeStreamCaptureMode(int *m) {
   fake_wanted("cuThreadExchangeStreamCaptureMode");
@@ -316,7 +320,9 @@ static int allocate(uint64_t *address, size_t size, bool managed) {
 
 API int cuMemAlloc_v2(uint64_t *address, size_t size) {
   int r = fake_enter_unsafe("cuMemAlloc_v2");
-  return r ? r : allocate(address, size, false);
+  if (r) return r;
+  fake_may_wait_for("cuMemAlloc", fake_context());
+  return allocate(address, size, false);
 }
 
 API int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) {
@@ -328,6 +334,7 @@ API int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) {
 API int cuMemFree_v2(uint64_t address) {
   int r = fake_enter_ending("cuMemFree_v2");
   if (r) return r;
+  fake_wait_for_all("cuMemFree"); /* peers of the context have it mapped, too */
   fake_unexport((void *)(uintptr_t)address, fake_allocated((void *)(uintptr_t)address));
   if (!fake_remove_memory((void *)(uintptr_t)address)) return INVALID_VALUE;
   free((void *)(uintptr_t)address);
@@ -364,6 +371,7 @@ API int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
   if (r == OK && (!memory || !size || flags & ~3u || (uintptr_t)memory % 4096 || size % 4096)) r = INVALID_VALUE;
   if (r == OK && overlaps_registered(memory, size)) r = ALREADY_REGISTERED;
   if (r) return r;
+  fake_may_wait_for("cuMemHostRegister", fake_context());
   add_range(memory, size, HOST_MEMORY, false);
   fake_left("registered", 1);
   return OK;
@@ -371,6 +379,7 @@ API int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
 
 API int cuMemHostUnregister(void *memory) {
   int r = fake_enter_ending("cuMemHostUnregister");
+  if (r == OK) fake_wait_for_all("cuMemHostUnregister");
   if (r == OK && !remove_range(memory, HOST_MEMORY, false)) r = NOT_REGISTERED;
   if (r == OK) fake_left("registered", -1);
   return r;
@@ -398,6 +407,7 @@ API int cuPointerGetAttributes(unsigned n, int *attributes, void **values, uint6
 
 static int copy(const char *call, void *to, const void *from, size_t size, const void *on_device) {
   int r = fake_enter_context(call);
+  if (r == OK) fake_wait_for_legacy(call);
   if (r == OK && !fake_reachable(on_device, size, NULL)) r = INVALID_VALUE;
   if (r == OK) memcpy(to, from, size);
   return r;
@@ -419,10 +429,12 @@ static const char image_mark[] = "fakegpu image"; /* what a file must begin with
 struct module {
   uint64_t alive;
   struct context *context;
+  bool loaded; /* its kernels */
 };
 #define ALIVE 0x616c697665ull
 
 static int make_module(void **module) {
+  fake_wait_for("cuModuleLoad", fake_context());
   struct module *m = malloc(sizeof *m);
   *m = (struct module){.alive = ALIVE, .context = fake_context()};
   *module = m;
@@ -453,6 +465,7 @@ API int cuModuleUnload(void *module) {
   int r = fake_enter_ending("cuModuleUnload");
   struct module *m = module;
   if (r || m->alive != ALIVE) return r ? r : INVALID_HANDLE;
+  fake_wait_for("cuModuleUnload", m->context);
   m->alive = 0;
   free(m);
   fake_left("modules", -1);
@@ -464,8 +477,12 @@ API int cuModuleGetFunction(void **function, void *module, const char *name) {
   struct module *m = module;
   if (r == OK && m->alive != ALIVE) r = INVALID_HANDLE;
   if (r == OK && strcmp(name, "rd_collective") != 0) r = NOT_FOUND;
-  if (r == OK) *function = m;
-  return r;
+  if (r) return r;
+  /* Kernels are loaded when they are asked for (CUDA_MODULE_LOADING=LAZY, which it is unless told). */
+  if (!m->loaded) fake_wait_for("cuModuleGetFunction", m->context);
+  m->loaded = true;
+  *function = m;
+  return OK;
 }
 
 struct context *fake_function_context(const void *function) {

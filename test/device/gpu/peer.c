@@ -11,12 +11,12 @@
 #include "test/device/gpu/driver.h"
 #include "test/device/gpu/fake.h"
 
-#define MAX_PEERS 8
 #define PAGE 4096u
+#define BLOCK (2u << 20)
 #define DOMAIN 0xffffu /* that no machine has */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool enabled[MAX_PEERS][MAX_PEERS];
+static bool enabled[MAX_DEVICES][MAX_DEVICES];
 
 /* ---- peers ---- */
 
@@ -77,6 +77,7 @@ API int cuCtxEnablePeerAccess(void *peer, unsigned flags) {
   if (r == OK && (!fake_is_context(peer) || to == from)) r = INVALID_CONTEXT;
   if (r == OK && !fake_may_reach()) r = PEER_ACCESS_UNSUPPORTED;
   if (r) return r;
+  fake_wait_for("cuCtxEnablePeerAccess", from);
   pthread_mutex_lock(&lock);
   if (enabled[from->device][to->device]) r = PEER_ACCESS_ALREADY_ENABLED;
   enabled[from->device][to->device] = true;
@@ -145,7 +146,8 @@ API int cuIpcGetMemHandle(struct rt_cuda_ipc *out, uint64_t address) {
   int r = fake_enter_context("cuIpcGetMemHandle");
   char *base = (char *)(uintptr_t)address;
   size_t size = r ? 0 : fake_allocated(base);
-  if (r == OK && (size == 0 || size % PAGE)) r = INVALID_VALUE;
+  /* What is smaller lies in one block with others, and the block is what the other process gets. */
+  if (r == OK && (size == 0 || size % BLOCK)) r = INVALID_VALUE;
   if (r) return r;
   pthread_mutex_lock(&lock);
   struct shared *s = *find(&exported, base);
@@ -178,6 +180,7 @@ API int cuIpcOpenMemHandle_v2(uint64_t *address, struct rt_cuda_ipc handle, unsi
   if (r == OK && h.pid == getpid()) r = INVALID_CONTEXT;
   if (r == OK && h.device != fake_context()->device && !fake_may_reach()) r = PEER_ACCESS_UNSUPPORTED;
   if (r) return r;
+  fake_wait_for("cuIpcOpenMemHandle", fake_context());
   snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)h.pid, h.fd);
   int fd = open(path, O_RDWR | O_CLOEXEC);
   char *base = fd < 0 ? NULL : map(NULL, h.size, fd, 0);
@@ -194,6 +197,7 @@ API int cuIpcOpenMemHandle_v2(uint64_t *address, struct rt_cuda_ipc handle, unsi
 
 API int cuIpcCloseMemHandle(uint64_t address) {
   int r = fake_enter_ending("cuIpcCloseMemHandle");
+  if (r == OK) fake_wait_for_all("cuIpcCloseMemHandle");
   struct shared *s = r ? NULL : take_out(&opened, (void *)(uintptr_t)address);
   if (!s) return r ? r : INVALID_VALUE;
   fake_remove_memory(s->base);

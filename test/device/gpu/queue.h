@@ -39,13 +39,17 @@ struct item {
   struct mark *mark;
 };
 
+/* How long something may take, on the wall. */
+bool queue_wait_news(uint64_t *deadline); /* false: too long; *deadline is 0 at first */
+
 struct stream {
   struct stream *next;
   uint64_t alive;
   struct context *context; /* NULL: the legacy stream, which is every context's */
   pthread_t thread;
   struct item *first, **end;
-  bool busy, quit;
+  bool busy, quit, blocking;
+  uint64_t given, done; /* items, ever */
   struct capture *capture;
   int index; /* in this capture */
   struct before before;

@@ -11,6 +11,9 @@
 pthread_mutex_t queue_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t queue_news = PTHREAD_COND_INITIALIZER;
 static struct stream *streams, *legacy;
+static unsigned running[MAX_DEVICES]; /* blocks */
+/* Host functions are the business of one thread of the driver's. */
+static pthread_mutex_t one_host_function = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- running ---- */
 
@@ -27,17 +30,36 @@ void items_free(struct item *list) {
   }
 }
 
+/* Blocks wait for each other: a kernel of which some are not there waits for ever. */
+static void begin_kernel(const struct item *item) {
+  unsigned *blocks = &running[item->context->device], room = fake_room(item->threads);
+  uint64_t deadline = 0;
+  while (*blocks > 0 && *blocks + item->blocks > room)
+    if (!queue_wait_news(&deadline))
+      fake_deadlock("a kernel of %u blocks finds no room beside the %u that run on the device", item->blocks, *blocks);
+  *blocks += item->blocks;
+}
+
+static void call_host(const struct item *item) {
+  pthread_mutex_lock(&one_host_function);
+  fake_enter_callback();
+  item->call(item->argument);
+  fake_leave_callback();
+  pthread_mutex_unlock(&one_host_function);
+}
+
 static void run(struct item *item) {
   switch (item->kind) {
     case RECORD: item->mark->done = true; return;
     case WAIT:
       while (!item->mark->done) pthread_cond_wait(&queue_news, &queue_lock);
       return;
+    case KERNEL: begin_kernel(item); break;
     default: break;
   }
   pthread_mutex_unlock(&queue_lock);
   if (item->kind == HOST)
-    item->call(item->argument);
+    call_host(item);
   else if (fake_wanted("kernel"))
     fake_break(ILLEGAL_ADDRESS);
   else {
@@ -45,6 +67,7 @@ static void run(struct item *item) {
     if (r) fake_break(r);
   }
   pthread_mutex_lock(&queue_lock);
+  if (item->kind == KERNEL) running[item->context->device] -= item->blocks;
 }
 
 static void *stream_main(void *arg) {
@@ -63,6 +86,7 @@ static void *stream_main(void *arg) {
     item->next = NULL;
     items_free(item);
     s->busy = false;
+    s->done++;
     pthread_cond_broadcast(&queue_news);
   }
   pthread_mutex_unlock(&queue_lock);
@@ -88,6 +112,7 @@ static struct stream *new_stream(void) {
 struct stream *queue_stream(void *handle) {
   if (!handle) {
     if (!legacy) legacy = new_stream();
+    if (legacy) legacy->blocking = true;
     return legacy;
   }
   struct stream *s = streams;
@@ -108,6 +133,7 @@ static void append(struct item ***end, const struct item *item) {
 
 void queue_append(struct stream *s, const struct item *item) {
   append(&s->end, item);
+  s->given++;
   pthread_cond_broadcast(&queue_news);
 }
 
@@ -124,6 +150,22 @@ void queue_wait(struct stream *s, struct mark *mark) {
   if (mark) queue_append(s, &item);
 }
 
+/* What is on `before` now comes first. */
+static void order(struct stream *before, struct stream *after) {
+  struct mark *mark = NULL;
+  if (before->done == before->given) return;
+  queue_record(before, &mark);
+  queue_wait(after, mark);
+  mark_unref(mark);
+}
+
+/* The legacy stream, and those that were not made non-blocking, in the order in which they are given work. */
+static void order_with_legacy(struct stream *s) {
+  if (!s->blocking || !legacy) return;
+  for (struct stream *t = streams; t; t = t->next)
+    if (t != s && t->blocking && (s == legacy || t == legacy)) order(t, s);
+}
+
 static bool all_before(const struct before *a, const struct before *b) {
   bool all = true;
   for (int i = 0; i < MAX_CAPTURED; i++) all &= a->nodes[i] <= b->nodes[i];
@@ -132,6 +174,7 @@ static bool all_before(const struct before *a, const struct before *b) {
 
 int queue_add(struct stream *s, const struct item *item) {
   if (!s->capture) {
+    order_with_legacy(s);
     queue_append(s, item);
     return OK;
   }
@@ -163,13 +206,21 @@ bool fake_capture_forbids(void) {
   return found;
 }
 
+/* A capture of a stream that is ordered with the legacy one does not survive that being used. */
+static bool captures_with_legacy(const struct stream *s) {
+  bool found = false;
+  for (struct stream *t = streams; s == legacy && t; t = t->next)
+    if (t->blocking && t->capture) found = t->capture->invalid = true;
+  return found;
+}
+
 int queue_enter(const char *call, void *handle, struct stream **s) {
   int r = fake_enter_context(call);
   if (r) return r;
   pthread_mutex_lock(&queue_lock);
-  if ((*s = queue_stream(handle))) return OK;
-  pthread_mutex_unlock(&queue_lock);
-  return INVALID_HANDLE;
+  *s = queue_stream(handle);
+  if (*s && !captures_with_legacy(*s)) return OK;
+  return queue_leave(*s ? CAPTURE_IMPLICIT : INVALID_HANDLE);
 }
 
 int queue_leave(int result) {
@@ -185,6 +236,7 @@ API int cuStreamCreate(void **stream, unsigned flags) {
   struct stream *s = *stream = new_stream();
   if (!s) return queue_leave(OUT_OF_MEMORY);
   s->context = fake_context();
+  s->blocking = flags == 0;
   fake_left("streams", 1);
   return queue_leave(OK);
 }
