@@ -35,6 +35,9 @@ def kernels(m):
         for tool in ("memcheck", "racecheck"):
             yield Step(KERNELS, f"{name}, {tool}", body=sanitized(tool, program), env=m.env(), limit=60, needs=(name,),
                        skip=skip or ("" if places.sanitizer() else "no compute-sanitizer here"))
+    program = m.program("gpu/waits")
+    yield Step(KERNELS, "calls beside a kernel", [program], env=m.env(), limit=40,
+               skip=m.no_gpu or ("" if program else NOT_BUILT.format("nvcc")))
 
 
 def coll(m, library, ranks, net, *more):
@@ -90,12 +93,14 @@ def runtime(m):
         where, env, sizes = ", emulated", {k: v for k, v in m.env().items() if k != "TEST_REAL_GPU"}, [
             "--maxbytes", 1 << 15, "--factor", 64, "--iters", 2, "--most-ms", 50]
     no_fake = m.no_gpu and not m.program("libfakegpu.so") and NOT_BUILT.format("C++17 compiler")
-    for name, more in (("calls", {}), ("streams", {}), ("p2p", {}), ("mixed", {}),
+    for name, more in (("calls", {}), ("streams", {}), ("wait", {}), ("p2p", {}), ("mixed", {}),
                        ("calls", {"NCCL_P2P_DISABLE": "1"})):
         program = m.program(f"e2e/test_device_{name}")
         emulated = m.no_gpu if name in ("p2p", "mixed") or more else ""  # once is enough, and make test has the rest
-        yield Step(RUNTIME, f"{name}{'' if not more else ', no P2P'}{where}", [program], env={**env, **more}, limit=100,
-                   skip=m.not_shared or emulated or no_fake or ("" if program else NOT_BUILT.format("C++17 compiler")))
+        cases = ["shared_memory", "ll", "tree", "both", "threads"] if more else []
+        yield Step(RUNTIME, f"{name}{'' if not more else ', no P2P'}{where}", [program, *cases], env={**env, **more},
+                   limit=100, skip=m.not_shared or emulated or no_fake or
+                   ("" if program else NOT_BUILT.format("C++17 compiler")))
     for net in (False, True):
         for ranks in (1, 2, 4):
             if net and ranks == 1:

@@ -155,9 +155,10 @@ class Machine:
 
     def env(self, *folders, **more):
         """Variables of a step on the GPU; folders come first where libraries are looked for."""
+        # Streams of one process' ranks must not share a queue of the hardware: one would wait behind another's kernel.
         path = ":".join(f for f in (*folders, self.driver) if f)
         return {**({"+LD_LIBRARY_PATH": path} if path else {}), "RAIL_BUILD": self.build, "NCCL_SOCKET_IFNAME": "lo",
-                "TEST_REAL_GPU": 1, **more}
+                "TEST_REAL_GPU": 1, "CUDA_DEVICE_MAX_CONNECTIONS": 32, **more}
 
     def env_ranks(self, *folders, **more):
         """Those of a step whose processes use the GPU at once."""
