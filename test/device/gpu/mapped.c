@@ -197,6 +197,7 @@ API int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, 
 API int cuMemUnmap(uint64_t address, size_t size) {
   int r = fake_enter_ending("cuMemUnmap");
   if (r) return r;
+  fake_wait_for_all("cuMemUnmap");
   pthread_mutex_lock(&lock);
   struct reserved *of = find_reserved(address, size);
   if (!of || !of->piece) return leave(INVALID_VALUE);
