@@ -138,6 +138,7 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   RAIL_TRY(rail_random_bytes(&me->nonce, sizeof me->nonce));
   rt_topo_look(comm->device, &me->gpu);
   me->has_gpu = comm->gpu_at_birth >= 0;
+  if (me->has_gpu) me->multiprocessors = rt_gpu_multiprocessors(comm->gpu_at_birth);
   if (me->has_gpu && me->p2p_level != RT_LOC) me->ways = rt_ways_open(comm->gpu_at_birth, &comm->inbox);
   memcpy(me->inbox, comm->inbox.name, sizeof me->inbox);
   RAIL_TRY(rt_bootstrap_allgather(comm->bootstrap, comm->peers, sizeof *comm->peers));
@@ -167,12 +168,19 @@ static bool all_have_shm(const struct ncclComm *comm) {
 
 static void choose_channels(struct ncclComm *comm) {
   int n = (int)rt_params()->nchannels;
+  if (n == 0 && comm->tuning.all_shm) n = comm->tuning.blocks = rt_peers_blocks(comm->peers, comm->nranks);
   if (comm->config.minCTAs != NCCL_CONFIG_UNDEF_INT) n = RAIL_MAX(n, comm->config.minCTAs);
   if (comm->config.maxCTAs != NCCL_CONFIG_UNDEF_INT) n = RAIL_MIN(n, comm->config.maxCTAs);
   comm->nchannels = RAIL_MAX(1, RAIL_MIN(n, RT_MAX_CHANNELS));
+  comm->tuning.nchannels = comm->nchannels;
+}
+
+static void choose_tuning(struct ncclComm *comm) {
   const struct rt_peer *me = &comm->peers[comm->rank];
   comm->tuning = rt_tuning_of(rt_params(), me->algos, me->protos);
-  comm->tuning.nchannels = comm->nchannels;
+  comm->tuning.all_shm = all_have_shm(comm);
+  for (int r = 0; r < comm->nranks; r++) comm->tuning.has_gpus |= comm->peers[r].has_gpu;
+  choose_channels(comm);
 }
 
 /* A second thread per rank helps only where there is a core for it. */
@@ -191,10 +199,9 @@ rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *arg
   RAIL_TRY(open_bootstrap(comm, args));
   if (comm->nranks == 0) return RAIL_OK;
   RAIL_TRY(exchange_peers(comm));
-  choose_channels(comm);
   RAIL_TRY(rt_ring_open(comm));
-  comm->tuning.all_shm = all_have_shm(comm);
-  for (int r = 0; r < comm->nranks; r++) comm->tuning.has_gpus |= comm->peers[r].has_gpu;
+  choose_tuning(comm);
+  if (comm->rank == 0) rt_ring_print(comm);
   for (int c = 0; c < rt_comm_lanes(comm); c++) {
     comm->channels[c].send = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));
     comm->channels[c].recv = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));

@@ -19,6 +19,7 @@ struct builder {
   struct rt_plan *plan;
   struct rt_connector **connectors;
   int nconnectors;
+  int ncollectives; /* among the tasks */
 };
 
 static bool is_reduction(enum rt_coll coll) {
@@ -184,6 +185,13 @@ static rail_result_t add_whole(struct builder *b, const struct rt_task *t) {
   return add_job(b, t, choose(t), 0, 0, 0, t->count);
 }
 
+/* A launch's blocks must be on the GPU all at once: there the calls of a group have fewer each. */
+static int channels_of(const struct rt_task *t, const struct rt_choice *c, int ncollectives) {
+  int blocks = t->comm->tuning.blocks;
+  if (blocks == 0) return c->nchannels;
+  return RAIL_MAX(1, RAIL_MIN(c->nchannels, blocks / (ncollectives * c->ntrees)));
+}
+
 /* The channels, and a channel's trees, share a collective's elements evenly, in whole cache lines; the same cut on
  * every rank. */
 static rail_result_t add_collective(struct builder *b, const struct rt_task *t) {
@@ -191,7 +199,7 @@ static rail_result_t add_collective(struct builder *b, const struct rt_task *t) 
   if (esize == 0) return RAIL_BAD_ARGUMENT; /* checked when the call was made */
   uint64_t align = RAIL_MAX(RAIL_CACHELINE / esize, (size_t)1);
   const struct rt_choice choice = choose(t);
-  uint64_t trees = (uint64_t)choice.ntrees, n = (uint64_t)choice.nchannels * trees;
+  uint64_t trees = (uint64_t)choice.ntrees, n = (uint64_t)channels_of(t, &choice, b->ncollectives) * trees;
   uint64_t part = RAIL_ROUND_UP(RAIL_DIV_UP(t->count, n), align);
   for (uint64_t i = 0, lo = 0; i < n && lo < t->count; i++, lo += part)
     RAIL_TRY(add_job(b, t, choice, (int)(i / trees), (int)(i % trees), lo, RAIL_MIN(part, t->count - lo)));
@@ -235,6 +243,7 @@ static bool is_point(const struct rt_task *t) { return t->coll == RT_SEND || t->
 /* Collectives first: a group orders its collectives, and the sends and receives of each pair, but not the ones among
  * the others; both ends of a connection must take one order all the same. */
 static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, int n) {
+  for (int i = 0; i < n; i++) b->ncollectives += !is_point(&tasks[i]);
   for (int i = 0; i < n; i++)
     if (!is_point(&tasks[i])) RAIL_TRY(add_collective(b, &tasks[i]));
   for (int i = 0; i < n; i++)

@@ -184,13 +184,9 @@ static void free_launches(struct rt_gpu *gpu, bool registered) {
 /* Blocks of all ranks that this process has on the device must find room there: they wait for each other. */
 static int sharers(const struct ncclComm *comm) {
   const struct rt_peer *me = &comm->peers[comm->rank];
-  const struct rt_pci *mine = &me->gpu.place;
-  int n = 1;
-  for (int r = 0; r < comm->nranks; r++) {
-    const struct rt_pci *theirs = &comm->peers[r].gpu.place;
-    bool elsewhere = mine->nhops && theirs->nhops && rt_pci_distance(mine, theirs) != RT_LOC;
-    n += r != comm->rank && rt_peer_same_process(me, &comm->peers[r]) && !elsewhere;
-  }
+  int n = 0;
+  for (int r = 0; r < comm->nranks; r++)
+    n += rt_peer_same_process(me, &comm->peers[r]) && rt_peer_may_share_gpu(me, &comm->peers[r]);
   return n;
 }
 
@@ -328,4 +324,11 @@ int rt_gpu_current(void) {
   int device = -1;
   if (!cu || cu->ctx_get_current(&context) != RT_CU_SUCCESS || !context) return -1;
   return cu->ctx_get_device(&device) == RT_CU_SUCCESS ? device : -1;
+}
+
+uint32_t rt_gpu_multiprocessors(int device) {
+  int n = 0;
+  const struct rt_cuda *cu = rt_cuda();
+  if (!cu || cu->device_attribute(&n, RT_CU_DEVICE_MULTIPROCESSORS, device) != RT_CU_SUCCESS) return 0;
+  return n > 0 ? (uint32_t)n : 0;
 }

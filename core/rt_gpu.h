@@ -74,5 +74,7 @@ void rt_gpu_close(struct ncclComm *comm);
 
 /* The device that is current in the calling thread; -1: none. */
 int rt_gpu_current(void);
+/* How many multiprocessors a device has; 0: the driver does not tell. */
+uint32_t rt_gpu_multiprocessors(int device);
 
 #endif

@@ -34,8 +34,9 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_MASTER_PORT_OFFSET", .type = RAIL_PARAM_INT, .def = "1", .lo = 0, .hi = 10000, AT(master_port_offset),
    .doc = "The rendezvous listens on MASTER_PORT plus this; torchrun's own store has MASTER_PORT itself."},
 
-  {.name = "RAIL_NCHANNELS", .type = RAIL_PARAM_INT, .def = "1", .lo = 1, .hi = 16, AT(nchannels),
-   .doc = "Rings, or pairs of trees, that share the data of one collective."},
+  {.name = "RAIL_NCHANNELS", .type = RAIL_PARAM_INT, .def = "0", .lo = 0, .hi = 16, AT(nchannels),
+   .doc = "Rings, or pairs of trees, that share the data of one collective. 0: one; but where each rank has a GPU and "
+          "kernels meet kernels everywhere up to 16, by the call's size, as many as the GPUs have room for."},
   {.name = "NCCL_BUFFSIZE", .type = RAIL_PARAM_BYTES, .def = "4M", .lo = 64 * K, .hi = 1024 * M, AT(buffsize),
    .doc = "Buffer between two neighbours of a channel, Simple protocol; cut into 8 slots."},
   {.name = "NCCL_LL_BUFFSIZE", .type = RAIL_PARAM_BYTES, .def = "512K", .lo = 16 * K, .hi = 64 * M, AT(ll_buffsize),

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/rt_peer.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/compiler.h"
 #include "common/log.h"
 #include "core/kernel/rt_conn.h"
 #include "core/rt_param.h"
@@ -93,4 +95,21 @@ rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b) {
   RAIL_TRY(must_agree(a, b, "RAIL_NCHANNELS", a->nchannels, b->nchannels));
   RAIL_TRY(must_agree(a, b, "NCCL_ALGO (as a bit mask)", a->algos, b->algos));
   return must_agree(a, b, "NCCL_PROTO (as a bit mask)", a->protos, b->protos);
+}
+
+bool rt_peer_may_share_gpu(const struct rt_peer *a, const struct rt_peer *b) {
+  if (a->host_hash != b->host_hash) return false;
+  bool known = a->gpu.place.nhops > 0 && b->gpu.place.nhops > 0;
+  return !known || rt_pci_distance(&a->gpu.place, &b->gpu.place) == RT_LOC;
+}
+
+int rt_peers_blocks(const struct rt_peer *peers, int nranks) {
+  int least = INT_MAX;
+  for (int i = 0; i < nranks; i++) {
+    if (!peers[i].has_gpu) return 0;
+    int sharers = 0;
+    for (int j = 0; j < nranks; j++) sharers += rt_peer_may_share_gpu(&peers[i], &peers[j]);
+    least = RAIL_MIN(least, (int)RAIL_MIN(peers[i].multiprocessors, 1u << 16) / (2 * sharers));
+  }
+  return RAIL_MAX(least, 1);
 }

@@ -27,11 +27,12 @@ struct rt_peer {
   uint32_t shm_disable;
   struct rt_topo_gpu gpu; /* where it is; the caller's */
   uint32_t has_gpu;            /* one was current when the communicator was made */
+  uint32_t multiprocessors;    /* that it has; the caller's */
   uint32_t p2p_level, p2p_read; /* enum rt_distance, RT_LOC for never; do receivers read? */
   uint32_t ways;                /* by which memory of its GPU is lent and taken (rt_way.h); the caller's */
   uint8_t inbox[RT_INBOX_NAME]; /* where file descriptors for it are left, if that is one of them; the caller's */
 };
-#define RT_PEER_VERSION 0x52410005u
+#define RT_PEER_VERSION 0x52410006u
 
 /* Fills in this process' facts (rank, gpu and what concerns its memory are the caller's). */
 void rt_peer_describe(struct rt_peer *me);
@@ -39,5 +40,11 @@ bool rt_peer_same_process(const struct rt_peer *a, const struct rt_peer *b);
 /* RAIL_BAD_USAGE, logged with both ranks, the setting's name and both values, when a and b cannot work together; or
  * with one, which says what cannot be. */
 rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b);
+
+/* Are they, or may they be, on one GPU? Of one whose place is unknown all of its host may be. */
+bool rt_peer_may_share_gpu(const struct rt_peer *a, const struct rt_peer *b);
+/* Blocks that every rank's GPU has room for, whatever its other ranks launch and the user's own kernels need: half of
+ * its multiprocessors, shared. 0: a rank has no GPU. The same on all ranks. */
+int rt_peers_blocks(const struct rt_peer *peers, int nranks);
 
 #endif

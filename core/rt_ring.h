@@ -16,8 +16,10 @@ struct rt_ring {
   int place;   /* this rank's */
 };
 
-/* From the peers' records. Rank 0 says what came out. */
+/* From the peers' records. */
 rail_result_t rt_ring_open(struct ncclComm *comm);
+/* Says what came out of it. */
+void rt_ring_print(const struct ncclComm *comm);
 void rt_ring_close(struct ncclComm *comm);
 
 /* The rank at a place, which may be beyond the last, or -1: the ring goes round. */

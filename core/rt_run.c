@@ -96,7 +96,7 @@ rail_result_t rt_run_prepare(struct ncclComm *comm, struct rt_plan *plan) {
   RAIL_TRY(rt_gpu_open(comm));
   if (plan->nblocks > comm->gpu.most_blocks) {
     RAIL_WARN("rank %d: %d operations of one group are more than the %d that run side by side on CUDA device %d; make "
-              "smaller groups",
+              "smaller groups, or lower RAIL_NCHANNELS if it is set",
               comm->rank, plan->nblocks, comm->gpu.most_blocks, comm->gpu.ordinal);
     return RAIL_BAD_USAGE;
   }

@@ -50,7 +50,7 @@ struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_
   return (struct rt_tuning){
       .algos = algos,
       .protos = protos,
-      .nchannels = (int)p->nchannels,
+      .nchannels = RAIL_MAX(1, (int)p->nchannels),
       .slot_size = {[RT_SIMPLE] = rt_slot_size(p->buffsize), [RT_LL] = rt_slot_size(p->ll_buffsize)},
       .ll_max = (uint64_t)p->ll_max,
       .chunk = (uint64_t)p->chunk,
@@ -103,8 +103,22 @@ static const char *why(const struct rule *rules, unsigned allowed, int nranks) {
  * second tree worth its steps for less. */
 static uint64_t chunk_min(const struct rt_tuning *t) { return (t->all_shm ? 16u : 64u) * 1024; }
 
+/* Bytes of a step for which a GPU's block is worth its part in counters: 64 for each of its threads. */
+#define BLOCK_BYTES (32u * 1024)
+
+static uint64_t step_bytes(enum rt_coll schedule, uint64_t bytes, int nranks) {
+  return schedule == RT_ALLREDUCE ? bytes / (uint64_t)nranks : bytes;
+}
+
+static int channels_for(const struct rt_tuning *t, enum rt_coll coll, uint64_t bytes, int nranks) {
+  if (t->blocks == 0) return t->nchannels;
+  uint64_t n = step_bytes(coll, bytes, nranks) / BLOCK_BYTES;
+  return (int)RAIL_MAX(1u, RAIL_MIN(n, (uint64_t)t->nchannels));
+}
+
 struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t bytes, int nranks) {
-  struct rt_choice c = {.func = func_of(coll), .schedule = coll, .nchannels = t->nchannels, .ntrees = 1};
+  struct rt_choice c = {.func = func_of(coll), .schedule = coll, .ntrees = 1};
+  c.nchannels = channels_for(t, coll, bytes, nranks);
   if (coll == RT_COPY || nranks == 1) return c;
   enum rt_func f = c.func;
   unsigned algos = rt_wish(t->algos, f), protos = rt_wish(t->protos, f);
@@ -118,7 +132,7 @@ struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t 
   if (c.algo == RT_ALGO_EXCHANGE) c.schedule = RT_EXCHANGE;
   if (c.algo == RT_ALGO_TREE) {
     c.schedule = RT_TREE;
-    if (bytes >= RT_TREES * chunk_min(t) * (uint64_t)t->nchannels) c.ntrees = RT_TREES;
+    if (bytes >= RT_TREES * chunk_min(t) * (uint64_t)c.nchannels) c.ntrees = RT_TREES;
   }
   if (f == RT_F_ALLREDUCE) c.algo_measured = why(algo_rules, algos, nranks);
   if (t->all_shm) c.proto_measured = why(proto_rules, protos & ((1u << RT_NPROTO) - 1), nranks);
@@ -141,7 +155,7 @@ uint64_t rt_tune_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt_c
   uint64_t cap = rt_proto_payload(proto, t->slot_size[(int)proto == RD_LL128 ? RT_SIMPLE : proto]);
   uint64_t want = t->chunk ? t->chunk : CHUNK_TARGET;
   if (!t->chunk) {
-    uint64_t per_step = schedule == RT_ALLREDUCE ? bytes / (uint64_t)nranks : bytes;
+    uint64_t per_step = step_bytes(schedule, bytes, nranks);
     /* Two loops or more per collective, so that receiving, reducing and sending overlap. */
     while (want > chunk_min(t) && want * 2 > per_step) want /= 2;
   }

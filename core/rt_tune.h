@@ -51,6 +51,7 @@ struct rt_tuning {
   bool all_shm;           /* kernels meet kernels in every pair of neighbours: LL pays off */
   bool has_gpus;          /* a rank has one: what is the host's call here may be a device's there */
   int nchannels;
+  int blocks; /* not 0: channels go by size, and a group's are no more than so many, for which the GPUs have room */
   uint64_t slot_size[RT_NPROTO];
   uint64_t ll_max, chunk, exchange_max;   /* RAIL_LL_MAX, RAIL_CHUNK, RAIL_EXCHANGE_MAX */
   uint64_t tree_max, tree_max_net;        /* RAIL_TREE_MAX, RAIL_TREE_MAX_NET */
@@ -67,7 +68,7 @@ struct rt_choice {
   const char *algo_measured, *proto_measured; /* a file of docs/results, or NULL: there was no other choice */
 };
 
-/* The parameters' part of it; nchannels, all_shm and has_gpus are the communicator's. */
+/* The parameters' part of it; nchannels, blocks, all_shm and has_gpus are the communicator's. */
 struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_t protos);
 
 /* `bytes`: of the call's count, so of one rank's block where there are blocks. */

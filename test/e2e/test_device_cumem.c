@@ -68,7 +68,7 @@ static void work(const struct rank *rank, void *arg) {
 
 static void by(const char *env, int n, const struct expected *e) {
   char all[256];
-  snprintf(all, sizeof all, SMALL "NCCL_DEBUG=NONE %s", env);
+  snprintf(all, sizeof all, SMALL "NCCL_DEBUG=NONE RAIL_NCHANNELS=1 %s", env); /* areas are counted */
   job_run(all, n, kit_patience_ms(PATIENCE), work, (void *)(uintptr_t)e);
 }
 

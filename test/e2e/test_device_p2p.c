@@ -236,8 +236,9 @@ static void host_first(const struct rank *rank, void *arg) {
   gpu_nothing_left();
 }
 TEST(the_host_first) {
-  job_run(SMALL, 2, kit_patience_ms(PATIENCE), host_first, NULL);
-  job_run(SMALL "NCCL_P2P_READ_ENABLE=1 NCCL_PROTO=LL", 2, kit_patience_ms(PATIENCE), host_first, NULL);
+  job_run(SMALL "RAIL_NCHANNELS=1", 2, kit_patience_ms(PATIENCE), host_first, NULL);
+  job_run(SMALL "RAIL_NCHANNELS=1 NCCL_P2P_READ_ENABLE=1 NCCL_PROTO=LL", 2, kit_patience_ms(PATIENCE), host_first,
+          NULL);
 }
 
 /* ---- how ranks end ---- */

@@ -102,6 +102,31 @@ TEST(a_gpu_that_cannot_be_is_refused) {
   must_say(words, 2);
 }
 
+static struct rt_peer on_gpu(uint64_t device, uint32_t multiprocessors) {
+  struct rt_peer p = {.host_hash = 1, .has_gpu = 1, .multiprocessors = multiprocessors};
+  p.gpu.place = (struct rt_pci){.hop = {5, device}, .nhops = device ? 2 : 0};
+  return p;
+}
+
+TEST(gpus_have_room) {
+  struct rt_peer p[4];
+  for (int i = 0; i < 4; i++) p[i] = on_gpu(10 + (uint64_t)i, 132);
+  CHECK_INT(rt_peers_blocks(p, 1), 66);
+  CHECK_INT(rt_peers_blocks(p, 4), 66);
+  p[3] = on_gpu(12, 132); /* two share one */
+  CHECK_INT(rt_peers_blocks(p, 4), 33);
+  p[3].host_hash = 2; /* of another host */
+  CHECK_INT(rt_peers_blocks(p, 4), 66);
+  p[1].multiprocessors = 20; /* the smallest */
+  CHECK_INT(rt_peers_blocks(p, 4), 10);
+  p[0] = on_gpu(0, 132); /* unknown: any of its host's three */
+  CHECK_INT(rt_peers_blocks(p, 3), 5);
+  p[1].multiprocessors = 0; /* the driver does not tell */
+  CHECK_INT(rt_peers_blocks(p, 4), 1);
+  p[2].has_gpu = 0;
+  CHECK_INT(rt_peers_blocks(p, 4), 0);
+}
+
 TEST_MAIN(TEST_CASE(describe), TEST_CASE(disagreements_are_named),
           TEST_CASE(another_version_is_refused_before_anything_else), TEST_CASE(places_may_differ),
-          TEST_CASE(a_gpu_that_cannot_be_is_refused))
+          TEST_CASE(a_gpu_that_cannot_be_is_refused), TEST_CASE(gpus_have_room))

@@ -299,6 +299,21 @@ TEST(chunks_fit_their_slots) {
             }
 }
 
+/* A channel for each 32 KiB of a step, as far as there is room. */
+TEST(channels_of_gpus) {
+  struct rt_tuning t = tuning();
+  t.blocks = t.nchannels = 8;
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 4 * 32768 - 1, 2).nchannels, 1);
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 4 * 32768, 2).nchannels, 2);
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 4 * 32768, 4).nchannels, 1);
+  CHECK_INT(rt_tune(&t, RT_ALLGATHER, 2 * 32768, 4).nchannels, 2);
+  CHECK_INT(rt_tune(&t, RT_BROADCAST, 1ull << 40, 4).nchannels, 8);
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 0, 4).nchannels, 1);
+  CHECK_INT(rt_tune(&t, RT_SEND, 1ull << 40, 4).nchannels, 1);
+  t.blocks = 0;
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 0, 4).nchannels, 8);
+}
+
 TEST(kernels_of_a_gpu) {
   struct rt_tuning t = tuning();
   CHECK_INT(rt_tune_device(&t, RT_ALLREDUCE, RT_SIMPLE), RT_SIMPLE); /* it must be named */
@@ -327,4 +342,5 @@ TEST_MAIN(TEST_CASE(words), TEST_CASE(algorithms), TEST_CASE(each_function_its_l
           TEST_CASE(each_call_goes_by_its_function), TEST_CASE(choice_of_algorithm),
           TEST_CASE(trees_go_further_over_a_network), TEST_CASE(both_trees_share_what_is_worth_it),
           TEST_CASE(calls_that_must_fail), TEST_CASE(where_it_was_measured),
-          TEST_CASE(chunks_fit_their_slots), TEST_CASE(payload_and_bytes_agree), TEST_CASE(kernels_of_a_gpu))
+          TEST_CASE(chunks_fit_their_slots), TEST_CASE(payload_and_bytes_agree),
+          TEST_CASE(channels_of_gpus), TEST_CASE(kernels_of_a_gpu))
