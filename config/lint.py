@@ -6,6 +6,7 @@ Headers compile alone (public ones as C++ too), files and functions have a
 length, rooms include only rooms below them, no path of somebody's machine, no
 note to self, then clang-tidy and cppcheck. Looks at the files git knows.
 """
+import argparse
 import concurrent.futures
 import os
 import pathlib
@@ -171,12 +172,15 @@ def cppcheck_command():
 
 
 def main():
+    parser = argparse.ArgumentParser(description="headers alone, lengths, layers, clang-tidy, cppcheck")
+    parser.add_argument("--text", action="store_true", help="only what is seen in the text: seconds instead of minutes")
+    text_only = parser.parse_args().text
     files, exceptions = tracked(), Exceptions()
     for name in files:
         check_text(name, exceptions)
     exceptions.report_unused()
     commands = [*header_commands(files), *tidy_commands(files), (cppcheck_command(), "cppcheck")]
-    if "--text" in sys.argv[1:]:
+    if text_only:
         commands = []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda c: run(*c), commands))

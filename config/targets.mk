@@ -132,7 +132,7 @@ kit-proof:  ## docs/results/kit-proof.md: planted defects and what rail-kit says
 # Also where nothing can be installed: what is there is built, or was built elsewhere. OUT is make lab's, too.
 gpu_out = $(if $(filter file,$(origin OUT)),$(BUILD)/gpu-test,$(OUT))
 gpu-test:  ## everything that wants a GPU; OUT=dir NCCL_TESTS=dir RUN='--only "3 NCCL"'; emulation where there is none
-	@BUILD='$(BUILD)' timeout 120 bash config/setup.sh build || echo 'gpu-test: going on with what there is'
+	@BUILD='$(BUILD)' timeout 60 bash config/setup.sh build || echo 'gpu-test: going on with what there is'
 	$(build_with) BUILD='$(BUILD)' SAN= tests
 	@python3 test/gpu/suite.py --build '$(BUILD)' --out '$(gpu_out)' --nccl-tests '$(NCCL_TESTS)' $(RUN)
 
