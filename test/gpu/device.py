@@ -96,7 +96,7 @@ def runtime(m):
     for name, more in (("calls", {}), ("streams", {}), ("wait", {}), ("p2p", {}), ("mixed", {}),
                        ("calls", {"NCCL_P2P_DISABLE": "1"})):
         program = m.program(f"e2e/test_device_{name}")
-        emulated = m.no_gpu if name in ("p2p", "mixed") or more else ""  # once is enough, and make test has the rest
+        emulated = m.no_gpu if more else ""  # once is enough, and make test has the rest
         cases = ["shared_memory", "ll", "tree", "both", "threads"] if more else []
         yield Step(RUNTIME, f"{name}{'' if not more else ', no P2P'}{where}", [program, *cases], env={**env, **more},
                    limit=100, skip=m.not_shared or emulated or no_fake or
