@@ -184,9 +184,9 @@ static void free_launches(struct rt_gpu *gpu, bool registered) {
 /* Blocks of all ranks that this process has on the device must find room there: they wait for each other. */
 static int sharers(const struct ncclComm *comm) {
   const struct rt_peer *me = &comm->peers[comm->rank];
-  int n = 0;
+  int n = 1;
   for (int r = 0; r < comm->nranks; r++)
-    n += rt_peer_same_process(me, &comm->peers[r]) && rt_peer_may_share_gpu(me, &comm->peers[r]);
+    n += r != comm->rank && rt_peer_same_process(me, &comm->peers[r]) && rt_peer_may_share_gpu(me, &comm->peers[r]);
   return n;
 }
 

@@ -107,8 +107,8 @@ int rt_peers_blocks(const struct rt_peer *peers, int nranks) {
   int least = INT_MAX;
   for (int i = 0; i < nranks; i++) {
     if (!peers[i].has_gpu) return 0;
-    int sharers = 0;
-    for (int j = 0; j < nranks; j++) sharers += rt_peer_may_share_gpu(&peers[i], &peers[j]);
+    int sharers = 1;
+    for (int j = 0; j < nranks; j++) sharers += j != i && rt_peer_may_share_gpu(&peers[i], &peers[j]);
     least = RAIL_MIN(least, (int)RAIL_MIN(peers[i].multiprocessors, 1u << 16) / (2 * sharers));
   }
   return RAIL_MAX(least, 1);
