@@ -255,12 +255,13 @@ bool rt_area_take(struct ncclComm *comm, struct rt_area_offer *offer, size_t siz
                   enum rt_distance farthest, struct rt_area_view *view, char why[RT_WHY]) {
   struct taking t = {.comm = comm, .offer = *offer, .view = view, .owner = owner, .fd = -1, .why = why};
   struct rt_cuda_scope scope = {0};
+  const bool own = rt_peer_same_process(&comm->peers[comm->rank], &comm->peers[owner]);
   *view = (struct rt_area_view){.context = comm->gpu.context};
   fetch_fd(&t);
   bool good = rt_way_size_fits(&t.offer.to, t.offer.size, size);
   if (!good) snprintf(why, RT_WHY, "it has %llu bytes instead of %zu", (unsigned long long)t.offer.size, size);
   good = good && enter(&scope, view->context, why) && near_enough(&t, farthest) && make_side(&comm->gpu, why) &&
-         (comm->peers[owner].pid == getpid() ? take_shared(&t, offer) : take_exported(&t, offer));
+         (own ? take_shared(&t, offer) : take_exported(&t, offer));
   rt_cuda_leave(&scope);
   if (t.fd >= 0) close(t.fd);
   if (!good && rt_offer_state(offer) != RT_OFFER_WITHDRAWN) set_state(offer, RT_OFFER_REFUSED);

@@ -42,7 +42,7 @@ uint32_t rt_ways_open(int device, struct rt_inbox *inbox) {
 
 uint32_t rt_ways_to(const struct ncclComm *comm, const struct rt_peer *peer) {
   const struct rt_peer *me = &comm->peers[comm->rank];
-  return peer->pid == me->pid ? me->ways & WITHIN : me->ways & peer->ways & ELSEWHERE;
+  return rt_peer_same_process(me, peer) ? me->ways & WITHIN : me->ways & peer->ways & ELSEWHERE;
 }
 
 bool rt_way_size_fits(const struct rt_way_to *to, uint64_t size, size_t wanted) {
