@@ -8,7 +8,10 @@
  * stay in a list, where late bytes are read and dropped, until the peer has
  * said the same, or all that we sent has arrived and a grace time is over.
  * The list is worked on in passing: by later closes, listens and accepts, by
- * the watch thread, and by the last finalize, which waits for it, within a bound.
+ * the watch thread, and by the last finalize, which waits for it, within a bound:
+ * RAIL_SOCKET_CLOSE_TIMEOUT where a sender was told that all is sent. A peer that
+ * reads late also posts buffers late, and what it then says of them meets a socket
+ * that is gone: a reset, and what lay in our kernel is lost.
  */
 #include <errno.h>
 #include <linux/sockios.h>
@@ -21,6 +24,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "plugin/socket/sk_close.h"
+#include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
@@ -29,7 +33,7 @@
 
 #define GRACE_MS 2000    /* for the peer's own end, after our bytes have arrived */
 #define PATIENCE_MS 30000 /* for a peer that reads nothing */
-#define FINAL_MS 1000    /* at the last finalize, for bytes that have not arrived */
+#define FINAL_MS 1000    /* at the last finalize, for what nobody was told is sent */
 #define REAP_AT_ONCE 16
 #define DRAIN_READS 4
 #define MAX_LINGER 1024
@@ -37,6 +41,8 @@
 struct sk_linger {
   struct sk_linger *next;
   uint64_t born;
+  bool owed; /* the caller was told that everything is sent, and no error came */
+  union rail_addr peer;
   uint32_t nfds;
   int fds[SK_MAX_STREAMS];
   uint32_t tail_fd; /* of control bytes that their socket did not take at once: */
@@ -71,12 +77,25 @@ static bool drain(int fd) {
   return false;
 }
 
-static bool all_arrived(const struct sk_linger *l) {
+/* Bytes that the peer's kernel does not have. */
+static size_t on_their_way(const struct sk_linger *l) {
+  size_t bytes = l->tail_size - l->tail_done;
   for (uint32_t i = 0; i < l->nfds; i++) {
-    int unsent = 0;
-    if (l->fds[i] >= 0 && ioctl(l->fds[i], SIOCOUTQ, &unsent) == 0 && unsent > 0) return false;
+    int unsent = 0; /* the end of the stream counts as one */
+    if (l->fds[i] >= 0 && ioctl(l->fds[i], SIOCOUTQ, &unsent) == 0 && unsent > 1) bytes += (size_t)unsent - 1;
   }
-  return l->tail_done == l->tail_size;
+  return bytes;
+}
+
+static void give_up(struct sk_linger *l) {
+  char peer[RAIL_ADDR_TEXT];
+  size_t lost = l->owed ? on_their_way(l) : 0;
+  if (lost)
+    RAIL_WARN("RailSocket: closing the connection to %s: %zu bytes that were sent have not arrived after %.1f s and "
+              "may be lost: the peer is stopped or reads nothing, or the network is down. RAIL_SOCKET_CLOSE_TIMEOUT is "
+              "how long finalize waits for them",
+              rail_addr_text(&l->peer, peer), lost, (double)(rail_now_ns() - l->born) / 1e9);
+  linger_free(l);
 }
 
 /* One look at one comm's sockets; true when there is nothing more to do for it. */
@@ -93,7 +112,7 @@ static bool linger_step(struct sk_linger *l, uint64_t now) {
   }
   if (ended) return true;
   uint64_t age_ms = (now - l->born) / 1000000;
-  return age_ms >= PATIENCE_MS || (age_ms >= GRACE_MS && all_arrived(l));
+  return age_ms >= PATIENCE_MS || (age_ms >= GRACE_MS && on_their_way(l) == 0);
 }
 
 /* Looks at the `n` oldest, which then become the youngest. */
@@ -105,7 +124,7 @@ static void reap_locked(uint32_t n) {
     if (!oldest) youngest = &oldest;
     if (linger_step(l, now)) {
       lingering--;
-      linger_free(l);
+      give_up(l);
       continue;
     }
     l->next = NULL;
@@ -114,12 +133,11 @@ static void reap_locked(uint32_t n) {
   }
 }
 
-/* The parent's connections stay the parent's: no shutdown, only this process lets go of them. */
-static void forget_all(void) {
+static void forget_all(void (*end)(struct sk_linger *l)) {
   while (oldest) {
     struct sk_linger *l = oldest;
     oldest = l->next;
-    linger_free(l);
+    end(l);
   }
   youngest = &oldest;
   lingering = 0;
@@ -128,7 +146,7 @@ static void forget_all(void) {
 void sk_close_before_fork(void) { pthread_mutex_lock(&lock); }
 
 void sk_close_after_fork(bool child) {
-  if (child) forget_all();
+  if (child) forget_all(linger_free); /* they stay the parent's: no shutdown, only this process lets go of them */
   pthread_mutex_unlock(&lock);
 }
 
@@ -187,6 +205,9 @@ static void to_list(struct sk_comm *comm) {
   struct sk_linger *l = calloc(1, sizeof *l);
   if (!l) return; /* then the sockets just close */
   l->born = rail_now_ns();
+  l->peer = comm->peer;
+  l->owed = comm->side == SK_SENDER && sk_comm_error(comm) == RAIL_OK &&
+            atomic_load_explicit(&comm->in_use, memory_order_relaxed) == 0;
   const struct sk_stream *main_stream = sk_main_stream(comm);
   collect_tail(main_stream, l);
   l->tail_fd = main_stream->index;
@@ -205,7 +226,7 @@ static void to_list(struct sk_comm *comm) {
     struct sk_linger *first = oldest;
     oldest = first->next;
     lingering--;
-    linger_free(first);
+    give_up(first);
   }
 }
 
@@ -255,10 +276,18 @@ rail_result_t sk_close_recv(void *recv_comm) {
   return RAIL_OK;
 }
 
+/* Does a finalize that began at `since` still wait? */
+static bool anybody_to_wait_for(uint64_t since) {
+  uint64_t now = rail_now_ns(), owed_ms = (uint64_t)sk_params.close_ms;
+  for (const struct sk_linger *l = oldest; l; l = l->next)
+    if (now - since < (l->owed ? owed_ms : RAIL_MIN(owed_ms, FINAL_MS)) * 1000000 && on_their_way(l)) return true;
+  return false;
+}
+
 /* Comms that the caller never closed lose their sockets here and keep their
  * memory: a late close finds it. */
 void sk_close_all(void) {
-  uint64_t deadline = rail_deadline_in_ms(FINAL_MS);
+  uint64_t since = rail_now_ns();
   struct sk_comm *comm;
   while ((comm = sk_watch_take())) {
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: finalize: connection %p over %s was never closed", (void *)comm,
@@ -268,13 +297,11 @@ void sk_close_all(void) {
     for (uint32_t i = 0; i < comm->nstreams; i++) sk_stream_destroy(&comm->streams[i]);
   }
   pthread_mutex_lock(&lock);
-  for (;;) {
-    bool waiting = false;
-    reap_locked(lingering);
-    for (struct sk_linger *l = oldest; l && !waiting; l = l->next) waiting = !all_arrived(l);
-    if (!waiting || rail_deadline_passed(deadline)) break;
+  for (reap_locked(lingering); anybody_to_wait_for(since); reap_locked(lingering)) {
+    pthread_mutex_unlock(&lock);
     poll(NULL, 0, 1);
+    pthread_mutex_lock(&lock);
   }
-  forget_all();
+  forget_all(give_up);
   pthread_mutex_unlock(&lock);
 }

@@ -10,7 +10,7 @@ void sk_close_reap(void);
 /* Is there anything to do? */
 bool sk_close_is_lingering(void);
 
-/* Takes every comm's sockets away and waits, at most a second, for what was
+/* Takes every comm's sockets away and waits, at most RAIL_SOCKET_CLOSE_TIMEOUT, for what was
  * written to arrive: the last context is gone, and the watch thread with it. */
 void sk_close_all(void);
 

@@ -96,6 +96,10 @@ static const struct rail_param rows[] = {
    .offset = AT(keepalive_ms),
    .doc = "Time between the kernel's probes of a quiet stream, in whole seconds; it is given up after as many as fit "
           "into RAIL_SOCKET_DEADLINE. 0: none."},
+  {.name = "RAIL_SOCKET_CLOSE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "5s", .lo = 0, .hi = 3600 * 1000,
+   .offset = AT(close_ms),
+   .doc = "The last finalize waits at most this long for bytes that were reported as sent and that the peer's host has "
+          "not acknowledged; what is then left may be lost, and a line says so."},
 };
 
 const struct rail_param_table sk_param_table = {.module = "socket", .rows = rows, .count = RAIL_COUNT_OF(rows)};

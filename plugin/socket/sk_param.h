@@ -36,6 +36,7 @@ struct sk_params {
   int64_t stall_ms;        /* 0: no warning */
   int64_t user_timeout_ms; /* -1: from the deadline; 0: the system's */
   int64_t keepalive_ms;    /* 0: off */
+  int64_t close_ms;
 };
 
 extern const struct rail_param_table sk_param_table;
