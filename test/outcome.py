@@ -17,10 +17,10 @@ MOST_CASES, MOST_LINES, MOST_COLUMNS = 20, 40, 600
 
 class Outcome:
     """Cases as (name, "pass" | "fail" | "skip", reason); evidence: (name, lines) of those that failed with something
-    to show."""
+    to show; remark: what the runner has to say of the run itself."""
 
     def __init__(self):
-        self.cases, self.evidence, self.output, self.seconds = [], [], "", 0.0
+        self.cases, self.evidence, self.output, self.seconds, self.remark = [], [], "", 0.0, ""
 
     def add(self, name, verdict, reason="", evidence=()):
         self.cases.append((name, verdict, reason))

@@ -189,6 +189,25 @@ def the_cause_is_at_the_end():
     print(f"{'ok' if good else 'not ok'} {number} - the cause of a failure is among the last lines", flush=True)
 
 
+def a_standstill_is_no_failure():
+    """The machine's is played by stopping the runner, which cannot tell the difference."""
+    global number, failed
+    stop = "kill -STOP $PPID; sleep 4; kill -CONT $PPID; sleep 0.5; "
+    with tempfile.TemporaryDirectory() as top:
+        count = {n: pathlib.Path(top, n) for n in "xyz"}
+        note = {n: f"echo ran >>{file}; [ `wc -l <{file}` = 1 ] && " for n, file in count.items()}
+        expect("what failed while the machine stood still is run again, once",
+               {"unit/test_x.sh": note["x"] + "{ " + stop + "echo not ok 1; } || echo ok 1; echo 1..1\n",
+                "unit/test_y.sh": note["y"] + "sleep 5; echo not ok 1; echo 1..1\n"},
+               "1 passed, 1 failed, 0 skipped", 1, "--jobs", "2", says="the machine stood still for")
+        expect("what failed otherwise is not", {"unit/test_z.sh": note["z"] + "sleep 1; echo not ok 1; echo 1..1\n"},
+               "0 passed, 1 failed, 0 skipped", 1)
+        number += 1
+        times = {n: len(file.read_text().split()) for n, file in count.items()}
+    failed += times != {"x": 2, "y": 2, "z": 1}
+    print(f"{'ok' if times == {'x': 2, 'y': 2, 'z': 1} else 'not ok'} {number} - that often: {times}", flush=True)
+
+
 def junit_is_written():
     global number, failed
     number += 1
@@ -265,6 +284,7 @@ if os.path.isdir("/dev/shm"):
 alone_runs_last_and_alone()
 cores_are_handed_out()
 quiet_ones_are_among_themselves()
+a_standstill_is_no_failure()
 junit_is_written()
 print(f"1..{number}")
 sys.exit(1 if failed else 0)
