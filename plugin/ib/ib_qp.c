@@ -144,13 +144,17 @@ static rail_result_t modify(struct ib_qp *qp, const struct ib_port *port, enum i
   return RAIL_OK;
 }
 
+/* Perhaps because of what was asked for. There are providers (bnxt_re) that then leave errno as it was. */
+static bool asked_too_much(int err) { return err == 0 || err == EINVAL || err == ENOMEM || err == EOPNOTSUPP; }
+
 /* No device says how much can be inline: asked for less, until it is taken. */
 static struct ibv_qp *create_with_inline(struct ibv_pd *pd, struct ibv_qp_init_attr *attr) {
   uint32_t depth = attr->cap.max_send_wr, recv = attr->cap.max_recv_wr;
   for (uint32_t bytes = attr->cap.max_inline_data;; bytes /= 2) {
     attr->cap = (struct ibv_qp_cap){depth, recv, 1, 1, bytes};
+    errno = 0;
     struct ibv_qp *qp = ib_verbs.create_qp(pd, attr);
-    if (qp || bytes == 0 || (errno != EINVAL && errno != ENOMEM)) return qp;
+    if (qp || bytes == 0 || !asked_too_much(errno)) return qp;
   }
 }
 
@@ -168,7 +172,7 @@ rail_result_t ib_qp_create(struct ib_qp *qp, const struct ib_port *port, struct 
   if (!qp->qp) {
     int err = errno;
     RAIL_WARN("RailIB: %s: no queue pair of %u send and %u receive requests: %s; %s", port->name, sizes->send_depth,
-              sizes->recv_depth, strerror(err), hint_of(err, IB_QP_RESET));
+              sizes->recv_depth, err ? strerror(err) : "the driver says no reason", hint_of(err, IB_QP_RESET));
     return RAIL_SYSTEM_ERROR;
   }
   qp->state = IB_QP_RESET;

@@ -21,6 +21,7 @@ static struct {
   int fail_modify, fail_create, fail_ece; /* errno */
   int modify_failures;                    /* so often */
   uint32_t most_inline;
+  bool says_nothing; /* errno stays as it was */
   struct ibv_ece ece;
 } fake;
 
@@ -29,7 +30,7 @@ static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr
   fake.creates++;
   fake.init = *attr;
   if (fake.fail_create || attr->cap.max_inline_data > fake.most_inline) {
-    errno = fake.fail_create ? fake.fail_create : EINVAL;
+    if (!fake.says_nothing) errno = fake.fail_create ? fake.fail_create : EINVAL;
     return NULL;
   }
   attr->cap.max_inline_data += 28; /* a provider rounds up */
@@ -130,6 +131,15 @@ TEST(less_inline) {
   fake.most_inline = 40;
   CHECK_OK(ib_qp_create(&qp, &port, &cq, &sizes, NULL));
   CHECK_INT(qp.max_inline, 32 + 28);
+  fake.says_nothing = true;
+  errno = EAGAIN; /* of a socket, say */
+  CHECK_OK(ib_qp_create(&qp, &port, &cq, &sizes, NULL));
+  CHECK_INT(qp.max_inline, 32 + 28);
+  fake.fail_create = 1;
+  CHECK_INT(ib_qp_create(&qp, &port, &cq, &sizes, NULL), RAIL_SYSTEM_ERROR);
+  CHECK(said("the driver says no reason"));
+  fake.says_nothing = false;
+  fake.fail_create = 0;
   fake.most_inline = 0;
   CHECK_OK(ib_qp_create(&qp, &port, &cq, &sizes, NULL));
   sizes.inline_bytes = 0; /* not wanted, whatever the device gives */
