@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The first write over each queue pair, both ways, into the other's own memory.
+ * The first writes over each queue pair, both ways, into the other's own memory: a packet as large as the path's MTU,
+ * for which nothing asks but that it gets through, and behind it the word that the peer waits for.
  * The side channel and the HCAs go different ways: TCP may work where RDMA is
  * lost to a wrong GID, VLAN, MTU or firewall. Found here it has a peer, two
  * ports and two GIDs in its line; found by the first message, half a minute
@@ -35,24 +36,32 @@ static const char *way_of(const struct ib_setup *s, unsigned int qp, char text[3
   "TCP between the hosts works and RDMA does not: look at NCCL_IB_GID_INDEX, the VLANs and MTUs of both ports, " \
   "routing between the two GIDs, and UDP port 4791 in firewalls (RAIL_IB_VERIFY=0 leaves this test out)"
 
+/* The rings are empty, here and there, until all first writes have come: zeros over zeros. */
+_Static_assert(sizeof(struct ib_cts_ring) >= 128u << IBV_MTU_4096, "a packet fits");
+
 rail_result_t ib_setup_test_writes(struct ib_setup *s) {
   if (!s->plan.verify) return RAIL_OK;
   struct ib_verify *words = words_of(s);
   struct ib_qp *qp = &s->comm->qps[s->piece];
   char way[320];
   words->out = s->peers.token;
-  const struct ibv_mr *mr = s->comm->rails[qp->rail].own_mr;
-  struct ibv_sge sge = {.addr = (uintptr_t)&words->out, .length = WRITE_SIZE, .lkey = mr->lkey};
-  struct ibv_send_wr wr, *bad = NULL;
-  memset(&wr, 0, sizeof wr);
-  wr.wr_id = ib_wr_id(IB_WR_VERIFY, s->piece, 1, 0);
-  wr.sg_list = &sge;
-  wr.num_sge = 1;
-  wr.opcode = IBV_WR_RDMA_WRITE;
-  wr.send_flags = IBV_SEND_SIGNALED;
-  wr.wr.rdma.remote_addr = s->peers.verify_addr + s->piece * WRITE_SIZE;
-  wr.wr.rdma.rkey = s->peers.rkeys[qp->remote_rail];
-  int err = ibv_post_send(qp->qp, &wr, &bad);
+  const uint32_t lkey = s->comm->rails[qp->rail].own_mr->lkey, rkey = s->peers.rkeys[qp->remote_rail];
+  struct ibv_sge sges[] = {{.addr = s->ours.own_addr, .length = 128u << qp->path.mtu, .lkey = lkey},
+                           {.addr = (uintptr_t)&words->out, .length = WRITE_SIZE, .lkey = lkey}};
+  struct ibv_send_wr wrs[2], *bad = NULL;
+  memset(wrs, 0, sizeof wrs);
+  for (unsigned int i = 0; i < 2; i++) {
+    wrs[i].wr_id = ib_wr_id(IB_WR_VERIFY, s->piece, i + 1, 0);
+    wrs[i].sg_list = &sges[i];
+    wrs[i].num_sge = 1;
+    wrs[i].opcode = IBV_WR_RDMA_WRITE;
+    wrs[i].wr.rdma.rkey = rkey;
+  }
+  wrs[0].next = &wrs[1];
+  wrs[0].wr.rdma.remote_addr = s->peers.own_addr;
+  wrs[1].wr.rdma.remote_addr = s->peers.verify_addr + s->piece * WRITE_SIZE;
+  wrs[1].send_flags = IBV_SEND_SIGNALED;
+  int err = ibv_post_send(qp->qp, wrs, &bad);
   if (err)
     return ib_setup_fail(s, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "the first write between %s could not be posted: %s",
                          way_of(s, s->piece, way), strerror(err));

@@ -6,11 +6,11 @@
 #include <stdint.h>
 
 enum ib_wr_kind {
-  IB_WR_SEND = 1,   /* last write of a part: arg = index of the send request, count = writes of the chain */
+  IB_WR_SEND = 1,   /* a write of a part: arg = index of the send request, count = writes of the chain up to it */
   IB_WR_RECV = 2,   /* a receive WR of a data QP */
   IB_WR_CTS = 3,    /* a CTS write that was asked to complete: count = CTS writes it stands for */
   IB_WR_FLUSH = 4,  /* arg = index of the flush request */
-  IB_WR_VERIFY = 5, /* the handshake's test write */
+  IB_WR_VERIFY = 5, /* the handshake's first writes */
   IB_WR_ASK = 6,    /* a receiver's write of nothing, behind CTS writes: count = those it stands for, and itself */
 };
 

@@ -113,7 +113,7 @@ TEST(without_the_first_writes) {
   hs_end(&h);
   hs_begin(&h);
   hs_pair(&h, DEV_A1, DEV_B);
-  CHECK_INT(fake_calls("post_send"), before + 2);
+  CHECK_INT(fake_calls("post_send"), before + 4); /* each side a packet and a word */
   hs_end(&h);
 }
 
@@ -320,6 +320,19 @@ TEST(a_first_write_that_is_lost) {
   hs_end(&h);
 }
 
+/* Ports of 4096 bytes, and a switch between them that takes less: small packets come through. */
+TEST(a_network_of_a_smaller_mtu) {
+  struct hs h;
+  hs_begin(&h);
+  fake_script("port fakeA 1 packet=1500; port fakeB 1 packet=1500");
+  hs_listen(&h, DEV_A1);
+  hs_run_connect(&h, DEV_B);
+  fake_script("port fakeA 1 packet=4096; port fakeB 1 packet=4096");
+  CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
+  CHECK(hs_said("the first write between port fakeB here") && hs_said("MTUs of both ports"));
+  hs_end(&h);
+}
+
 TEST(a_first_write_that_never_comes) {
   struct hs h;
   hs_begin(&h);
@@ -402,7 +415,8 @@ int main(int argc, char **argv) {
     TEST_CASE(timeouts), TEST_CASE(a_gid_for_the_peer), TEST_CASE(a_gid_for_the_listener),
     TEST_CASE(rails_by_subnet), TEST_CASE(infiniband_and_ethernet),
     TEST_CASE(ipv4_and_ipv6), TEST_CASE(ports_that_are_down), TEST_CASE(a_first_write_that_is_lost),
-    TEST_CASE(a_first_write_that_never_comes), TEST_CASE(modify_is_tried_again), TEST_CASE(whatever_fails),
+    TEST_CASE(a_network_of_a_smaller_mtu), TEST_CASE(a_first_write_that_never_comes),
+    TEST_CASE(modify_is_tried_again), TEST_CASE(whatever_fails),
     TEST_CASE(arguments)};
   hs_main(argv[0]);
   return tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);

@@ -19,6 +19,7 @@
  *       and all keys of `port`, for each of its ports
  *   port NAME NUMBER key=value...     changes one; a new state also sends its event
  *       state=active|down|init|armed  link=eth|ib  mtu=1..5 (5)  lid=N  subnet=HEX (IB)  grh=0|1  max_msg=BYTES
+ *       packet=BYTES (what its network carries at most: larger packets are lost)
  *       speed=CODE width=CODE (EDR 4x)  gids=none (empties the table)
  *   gid NAME PORT INDEX ADDRESS|none [type=ib|v1|v2] [ifindex=N]
  *       unless `gids=none`: Ethernet has fe80::... and 10.77.DEVICE.PORT, each as v1 and v2 (0 to 3); IB has fe80::GUID
@@ -76,7 +77,7 @@ struct fv_port {
   bool ib, grh;
   uint8_t mtu, speed, width;
   uint16_t lid;
-  uint32_t max_msg;
+  uint32_t max_msg, packet;
   uint64_t subnet;
   struct fv_gid gids[FV_GIDS];
 };

@@ -162,13 +162,19 @@ static enum ibv_wc_status refuse(struct fv_qp *peer) {
   return IBV_WC_REM_ACCESS_ERR;
 }
 
+/* Larger than what the port's network carries? */
+static bool has_lost_packet(const struct fv_qp *qp, uint64_t length) {
+  uint64_t most = 128u << qp->attr.path_mtu, packet = length < most ? length : most;
+  return packet > fv_port_of((struct fv_qp *)(uintptr_t)qp)->packet;
+}
+
 static enum outcome carry_out(struct fv_qp *qp, struct fv_wr *wr, struct fv_verdict *verdict) {
   uint64_t length = length_of(wr);
   bool read = wr->opcode == IBV_WR_RDMA_READ, imm = wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
   unsigned int access = read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
   struct fv_qp *peer = peer_of(qp);
   verdict->vendor = 0x81;
-  if (!peer) {
+  if (!peer || has_lost_packet(qp, length)) {
     verdict->status = IBV_WC_RETRY_EXC_ERR;
     return DONE;
   }

@@ -107,6 +107,7 @@ static void port_keys(const struct statement *s, struct fv_device *device, unsig
   port->subnet = number_of(s, "subnet", port->subnet, 16);
   port->grh = number_of(s, "grh", port->grh, 10) != 0;
   port->max_msg = (uint32_t)number_of(s, "max_msg", port->max_msg, 10);
+  port->packet = (uint32_t)number_of(s, "packet", port->packet, 10);
   port->speed = (uint8_t)number_of(s, "speed", port->speed, 10);
   port->width = (uint8_t)number_of(s, "width", port->width, 10);
   if (was_ib != port->ib || value_of(s, "subnet")) fv_default_gids(device, number);
@@ -136,6 +137,7 @@ static bool do_device(const struct statement *s) {
     int state = IBV_PORT_ACTIVE;
     struct fv_port *port = &d->ports[p - 1];
     *port = (struct fv_port){.mtu = IBV_MTU_4096, .speed = 32, .width = 2, .max_msg = 1u << 30,
+                             .packet = 4096,
                              .lid = (uint16_t)(1 + d->index * FV_PORTS + p), .subnet = 0xfe80000000000000u};
     const char *wanted = value_of(s, "state");
     if (wanted && !word_of(port_states, wanted, &state)) return complain(s, "no such state");
