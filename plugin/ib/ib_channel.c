@@ -33,7 +33,26 @@ static void end(struct ib_channel *c, struct ib_comm *comm, uint32_t health) {
 
 /* ---- in -------------------------------------------------------------------- */
 
+/* What the kernel says when nobody answered, of connections that were idle, too. A peer that is gone answers: with the
+ * end of the stream or a reset. */
+static bool is_of_network(int err) {
+  return err == ETIMEDOUT || err == EHOSTUNREACH || err == ENETUNREACH || err == ENETDOWN;
+}
+
+/* Whether the peer is still there, transfers will tell, or the silence in which it cannot be asked any more. */
+static void cut(struct ib_channel *c, const struct ib_comm *comm, int err) {
+  c->cut = true;
+  c->sending = c->ping_due = c->pong_due = c->goodbye_due = false;
+  RAIL_INFO(RAIL_SUB_NET, "RailIB: connection with %s over %s: the side channel's network is down: %s; transfers go on",
+            comm->peer_text, comm->device->name, strerror(err));
+}
+
 static void lose(struct ib_channel *c, struct ib_comm *comm, int err) {
+  if (c->broken) err = c->broken; /* of a write; what came before it has been read */
+  if (is_of_network(err) && ib_params.deadline_ms) {
+    cut(c, comm, err);
+    return;
+  }
   end(c, comm, IB_COMM_PEER_LOST);
   RAIL_INFO(RAIL_SUB_NET, "RailIB: connection with %s over %s: the side channel ended without a goodbye: %s",
             comm->peer_text, comm->device->name, err ? strerror(err) : "end of stream");
@@ -61,7 +80,7 @@ static void take(struct ib_channel *c, struct ib_comm *comm) {
 }
 
 void ib_channel_read(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
-  for (int i = 0; i < READS_AT_ONCE && !c->over; i++) {
+  for (int i = 0; i < READS_AT_ONCE && !c->over && !c->cut; i++) {
     size_t before = c->got;
     errno = 0;
     rail_result_t result = rail_sock_recv_some(c->fd, c->in, sizeof c->in, &c->got);
@@ -100,15 +119,15 @@ static bool next_out(struct ib_channel *c) {
 }
 
 bool ib_channel_write(struct ib_channel *c, struct ib_comm *comm) {
-  while (!c->over && (c->sending || next_out(c))) {
+  while (!c->over && !c->cut && (c->sending || next_out(c))) {
     rail_result_t result = rail_sock_send_some(c->fd, c->out, sizeof c->out, &c->sent);
     if (result == RAIL_IN_PROGRESS) return true;
     c->sending = false;
     /* A peer that said goodbye before it went has its goodbye read, not this. */
     if (result != RAIL_OK) {
-      int err = errno;
+      c->broken = errno;
       ib_channel_read(c, comm, c->life);
-      if (!c->over) lose(c, comm, err);
+      if (!c->over && !c->cut) lose(c, comm, c->broken);
     }
   }
   return false;

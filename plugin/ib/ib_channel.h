@@ -18,7 +18,9 @@ struct ib_comm;
 struct ib_channel {
   int fd;
   bool over;     /* the peer closed or is lost: nothing more to hear or say */
+  bool cut;      /* the network between the two ends is gone, of which RDMA, over another, need not know */
   bool goodbye;  /* we said so, or are about to */
+  int broken;    /* errno of the write that failed */
   uint8_t in[IB_PULSE_SIZE], out[IB_PULSE_SIZE];
   size_t got, sent; /* of them; out is under way while `sending` */
   bool sending, ping_due, pong_due, goodbye_due;

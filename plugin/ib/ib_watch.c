@@ -104,7 +104,7 @@ static void free_dead(void) {
 /* Writes what is due, and asks epoll for what is missing. */
 static void settle(struct ib_watched *w) {
   bool more = ib_channel_write(&w->channel, w->comm);
-  uint32_t interest = w->channel.over ? 0 : EPOLLIN | (more ? EPOLLOUT : 0);
+  uint32_t interest = w->channel.over || w->channel.cut ? 0 : EPOLLIN | (more ? EPOLLOUT : 0);
   struct epoll_event event = {.events = interest, .data.ptr = w};
   if (interest == w->interest) return;
   int op = !w->interest ? EPOLL_CTL_ADD : interest ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;

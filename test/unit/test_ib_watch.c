@@ -2,6 +2,10 @@
  * The watch thread: what it hears over side channels and from HCAs, and that it comes, sleeps, goes and forks without
  * leaving anything. */
 #include <dirent.h>
+#include <net/if.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 
 #include "plugin/ib/ib_pulse.h"
@@ -174,6 +178,59 @@ TEST(silence_while_sends_wait_ends) {
   }
   CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT | IB_COMM_STILL);
   done(comm, peer);
+}
+
+/* ---- a network that goes ---- */
+
+static void lo_goes(bool up) {
+  struct ifreq face = {.ifr_name = "lo", .ifr_flags = up ? IFF_UP | IFF_RUNNING : 0};
+  int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  CHECK_MSG(fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &face) == 0, "lo: %s", strerror(errno));
+  close(fd);
+}
+
+/* Both ends of a TCP connection over lo; fds[0] does not block. */
+static void tcp_pair(int fds[2]) {
+  struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  socklen_t len = sizeof at;
+  int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  CHECK(bind(door, (struct sockaddr *)&at, len) == 0 && listen(door, 1) == 0);
+  CHECK(getsockname(door, (struct sockaddr *)&at, &len) == 0);
+  fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  CHECK(connect(fds[0], (struct sockaddr *)&at, len) == 0);
+  fds[1] = accept4(door, NULL, NULL, SOCK_CLOEXEC);
+  CHECK(fds[1] >= 0 && fcntl(fds[0], F_SETFL, O_NONBLOCK) == 0);
+  close(door);
+}
+
+/* The side channel's network, which is another than RDMA's: what moves goes on, and who moves nothing is given up at
+ * the deadline, not before. */
+TEST(the_side_channels_network_goes) {
+  int fds[2], soon = 200;
+  if (geteuid() != 0 || unshare(CLONE_NEWNET) != 0) tap_skip_case("no network namespace may be made");
+  lo_goes(true);
+  tcp_pair(fds);
+  with(3000, 1);
+  struct ib_comm *comm = rig_comm(true, RIG_MEMORY, 1, NULL);
+  CHECK_OK(ib_stats_comm_begin(comm));
+  CHECK(dup2(fds[0], comm->side_fd) == comm->side_fd);
+  close(fds[0]);
+  log_forget();
+  CHECK_OK(ib_watch_add(comm));
+  CHECK(setsockopt(comm->side_fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &soon, sizeof soon) == 0);
+  lo_goes(false);
+  atomic_store(&comm->outstanding, 1); /* so it is asked, in a second, and nobody answers */
+  RIG_WAIT(log_said("network is down"), 2500);
+  CHECK_INT(HEALTH(comm) & ~(uint32_t)IB_COMM_STILL, 0);
+  uint64_t until = rail_deadline_in_ms(4000);
+  while (!rail_deadline_passed(until)) {
+    rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
+    usleep(10000);
+  }
+  CHECK_INT(HEALTH(comm) & ~(uint32_t)IB_COMM_STILL, 0);
+  RIG_WAIT(HEALTH(comm) & IB_COMM_PEER_SILENT, 5000);
+  CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT | IB_COMM_STILL);
+  done(comm, fds[1]);
 }
 
 static void alive_for(struct ib_comm *comm, int peer, bool answers, bool moves, int ms) {
@@ -411,6 +468,7 @@ int main(int argc, char **argv) {
     TEST_CASE(events_without_consequence),
     TEST_CASE(a_port_goes_down_and_up),
     TEST_CASE(a_port_changes),
+    TEST_CASE(the_side_channels_network_goes),
     TEST_CASE(start_and_stop),
     TEST_CASE(sleeps),
     TEST_CASE(fork_leaves_the_parent_alone),
