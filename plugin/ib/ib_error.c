@@ -125,11 +125,11 @@ static const char *operation(const struct ib_comm *comm, const struct ibv_wc *wc
   return "a transfer with";
 }
 
-/* Of a failed completion qp_num counts; flush QPs are not among the comm's. */
+/* By wr_id: numbers of queue pairs are each HCA's own, and equal HCAs hand out equal ones. A flush's are not among the
+ * comm's. */
 static const struct ib_qp *find_qp(const struct ib_comm *comm, const struct ibv_wc *wc) {
-  for (unsigned int i = 0; comm->qps && i < comm->plan.nqps; i++)
-    if (comm->qps[i].qp && comm->qps[i].qp->qp_num == wc->qp_num) return &comm->qps[i];
-  return NULL;
+  unsigned int i = ib_wr_qp(wc->wr_id);
+  return comm->qps && ib_wr_kind(wc->wr_id) != IB_WR_FLUSH && i < comm->plan.nqps ? &comm->qps[i] : NULL;
 }
 
 static const struct ib_rail *rail_of(const struct ib_comm *comm, const struct ib_qp *qp) {

@@ -8,6 +8,7 @@
 #include "common/log.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_calls.h"
+#include "plugin/ib/ib_health.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_mr_cache.h"
 #include "plugin/ib/ib_progress.h"
@@ -158,7 +159,7 @@ rail_result_t ib_dereg_mr(void *comm_arg, void *mhandle) {
     ib_watch_remove(comm, true); /* the peer learns at once */
   }
   if (atomic_load_explicit(&handle->outstanding, memory_order_acquire) && !comm->sender && !comm->forked &&
-      !ib_settle(comm))
+      !(atomic_load(&comm->health) & IB_COMM_DEVICE_FATAL) && !ib_settle(comm)) /* a dead HCA moves and says nothing */
     RAIL_INFO(RAIL_SUB_NET, "RailIB: deregMr of %#llx+%llu: the HCA has not said within a second that it has stopped",
               (unsigned long long)handle->addr, (unsigned long long)handle->size);
   handle->magic = 0;

@@ -70,18 +70,19 @@ static rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *wc) {
   return RAIL_OK;
 }
 
-/* After an error the rest of a batch still counts: it may finish requests. */
-static rail_result_t poll_cq(struct ib_comm *comm, struct ibv_cq *cq) {
+/* After an error the rest still counts, of the other rails, too: it may finish requests. */
+static void poll_cq(struct ib_comm *comm, struct ibv_cq *cq) {
   struct ibv_wc wcs[BATCH];
   int n = BATCH;
   for (int batch = 0; batch < MAX_BATCHES && n == BATCH; batch++) {
     n = ibv_poll_cq(cq, BATCH, wcs);
-    if (rail_unlikely(n < 0)) return ib_error_post(comm, NULL, "ibv_poll_cq", EIO);
+    if (rail_unlikely(n < 0)) {
+      (void)ib_error_post(comm, NULL, "ibv_poll_cq", EIO);
+      return;
+    }
     for (int i = 0; i < n; i++) (void)dispatch(comm, &wcs[i]);
     comm->moved += (uint32_t)n;
-    if (rail_unlikely(comm->failed != RAIL_OK)) return comm->failed;
   }
-  return RAIL_OK;
 }
 
 static void note_time(struct ib_comm *comm) {
@@ -96,7 +97,8 @@ static rail_result_t poll_all(struct ib_comm *comm, bool *found) {
   uint32_t moved = comm->moved;
   *found = false;
   RAIL_TRY(ib_standing(comm));
-  for (unsigned int i = 0; i < comm->nrails; i++) RAIL_TRY(poll_cq(comm, comm->rails[i].cq));
+  for (unsigned int i = 0; i < comm->nrails; i++) poll_cq(comm, comm->rails[i].cq);
+  if (rail_unlikely(comm->failed != RAIL_OK)) return comm->failed;
   *found = comm->moved != moved;
   if (comm->sender && rail_unlikely(ib_send_comm_of(comm)->unposted)) RAIL_TRY(ib_send_go_on(ib_send_comm_of(comm)));
   bool due = !*found || comm->moved > CLOCK_EACH || !comm->last_progress;

@@ -99,12 +99,12 @@ static rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send *send, s
     tail = send->posted == part.body;
     uint64_t len = tail ? part.size - part.body : RAIL_MIN(part.write, part.body - send->posted);
     make_write(send, qp, part.offset + send->posted, len, &wrs[n], &sges[n]);
+    wrs[n].wr_id = ib_wr_id(IB_WR_SEND, qp->index, n + 1, (unsigned int)(send - sc->sends));
     if (n) wrs[n - 1].next = &wrs[n];
     send->posted += len;
     n++;
   } while (!tail && n < most);
   struct ibv_send_wr *last = &wrs[n - 1];
-  last->wr_id = ib_wr_id(IB_WR_SEND, qp->index, n, (unsigned int)(send - sc->sends));
   last->send_flags |= IBV_SEND_SIGNALED;
   if (tail) {
     last->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;

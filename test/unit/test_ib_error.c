@@ -142,6 +142,20 @@ TEST(operations) {
   ib_comm_destroy(comm);
 }
 
+/* Two HCAs of one kind give their queue pairs the same numbers. */
+TEST(equal_numbers) {
+  struct ib_comm *comm = rig_comm(true, RIG_COUNTED, 2, NULL);
+  uint32_t number = comm->qps[0].qp->qp_num;
+  comm->qps[0].qp->qp_num = comm->qps[1].qp->qp_num;
+  comm->qps[1].path.dest_qpn = 0x77;
+  struct ibv_wc wc = failed(comm, IB_WR_SEND, IBV_WC_RETRY_EXC_ERR, 0);
+  log_forget();
+  CHECK_INT(ib_error_completion(comm, &wc), RAIL_REMOTE_ERROR);
+  expect(" to 0x77): ");
+  comm->qps[0].qp->qp_num = number;
+  ib_comm_destroy(comm);
+}
+
 /* An InfiniBand port has a LID, and no time limit has no seconds. */
 TEST(infiniband_without_a_time_limit) {
   struct ib_comm *comm = rig_comm(true, RIG_COUNTED, 2, NULL);
@@ -212,7 +226,7 @@ int main(int argc, char **argv) {
     TEST_CASE(vendor_errors),
     TEST_CASE(retry_budget),
     TEST_CASE(a_line),
-    TEST_CASE(operations),
+    TEST_CASE(operations), TEST_CASE(equal_numbers),
     TEST_CASE(infiniband_without_a_time_limit),
     TEST_CASE(a_stopped_comm_fails_silently),
     TEST_CASE(health),
