@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # TEST-LIMIT: 60
 """What runs the steps of make gpu-test, with programs that follow a script: they pass, fail, crash, hang, skip;
-deadlines of a step and of the whole, nothing left behind, the end by a signal, table and JSON."""
+deadlines of a step and of the whole, nothing left behind, the end by a signal, table and JSON, after every step."""
 import json
 import os
 import pathlib
@@ -19,7 +19,7 @@ GPU = HERE.parent / "gpu"
 sys.path[:0] = [str(HERE), str(GPU)]
 import steps  # noqa: E402
 from coll import environment, main  # noqa: E402
-from steps import FAILED, MISSED, OK, SKIPPED, Runner, Skip, Step, Verdict  # noqa: E402
+from steps import CUT, FAILED, MISSED, OK, SKIPPED, Runner, Skip, Step, Verdict  # noqa: E402
 
 ROOM = pathlib.Path(tempfile.mkdtemp(prefix="rail-test-gpu."))
 
@@ -73,7 +73,7 @@ def table_and_json():
     assert r.finish() == 1, "a run with failures ends with 0"
     out = ROOM / "outcomes"
     found = json.loads((out / "results.json").read_text())
-    assert found["counts"] == {OK: 3, FAILED: 6, MISSED: 1, SKIPPED: 7}, found["counts"]
+    assert found["counts"] == {OK: 3, FAILED: 6, MISSED: 1, SKIPPED: 7, CUT: 0}, found["counts"]
     assert found["facts"]["machine"] == "a test", found["facts"]
     by_name = {s["name"]: s for s in found["steps"]}
     assert by_name["figures"]["figures"] == {"f": 2.5} and by_name["slow"]["figures"] == {"x": 3.0}, by_name
@@ -87,6 +87,57 @@ def table_and_json():
     for line, step in zip(rows, found["steps"]):
         assert line.split()[0] == step["result"] and step["name"] in line and line.endswith(step["note"]), line
     assert "3 passed, 6 failed, 1 too slow, 7 skipped" in table, table
+
+
+def on_disk(out):
+    """Steps in the JSON, rows of the table, and all.log."""
+    names = [s["name"] for s in json.loads((out / "results.json").read_text())["steps"]]
+    rows = [line for line in (out / "results.md").read_text().splitlines() if line.startswith("  ")]
+    return names, len(rows), (out / "all.log").read_text()
+
+
+def after_every_step():
+    """Whoever kills the suite finds all files of what was done before, and which step it was at."""
+    r = runner("each")
+    for n in (1, 2):
+        do(r, f"step {n}", f"echo 'ok 1 - word {n}'")
+        names, rows, whole = on_disk(r.out)
+        assert names == [f"step {k}" for k in range(1, n + 1)] and rows == n, (names, rows)
+        assert f"word {n}" in whole, whole
+        assert "not at its end" in (r.out / "results.md").read_text(), "a run that goes on looks like one that ended"
+    do(r, "looks", f"grep '\"at hand\": \"looks\"' {r.out}/results.json && echo ok 1")
+    check(r.steps[2], OK)
+    r.finish()
+    assert "not at its end" not in (r.out / "results.md").read_text(), "a run that ended looks like one that goes on"
+    left = sorted(p.name for p in r.out.iterdir())
+    assert left == ["all.log", "logs", "results.json", "results.md"], left
+
+
+def the_ends_of_large_logs():
+    r = runner("large")
+    do(r, "much", "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo 'ok 1 - the end'")
+    whole = (r.out / "all.log").read_text()
+    assert "bytes before" in whole and "the end" in whole and len(whole) < 1200000, len(whole)
+
+
+def figures_outlive_failures():
+    r = runner("kept")
+    check(do(r, "crash", "echo '# figure a 1 x'; kill -9 $$"), FAILED, "status -9")
+    check(do(r, "hang", "echo '# figure b 2 x'; sleep 50", limit=0.5), FAILED, "still running")
+    found = json.loads((r.out / "results.json").read_text())["steps"]
+    assert [s["figures"] for s in found] == [{"a": 1.0}, {"b": 2.0}], found
+
+
+def a_second_run():
+    """Into the same folder: nothing of the first is counted, and what is not the suite's stays."""
+    first = runner("twice")
+    do(first, "one", "echo ok 1")
+    for name in ("03-recorded.77.railtrace", "101-x.nccl.5.log", "notes.txt"):
+        (first.logs / name).write_text(name)
+    (first.out / "mine").write_text("mine")
+    second = runner("twice")
+    assert [p.name for p in second.logs.iterdir()] == ["notes.txt"], list(second.logs.iterdir())
+    assert sorted(p.name for p in second.out.iterdir()) == ["logs", "mine"], list(second.out.iterdir())
 
 
 def too_slow_is_no_failure():
@@ -120,9 +171,26 @@ def deadline():
 
 
 def budget():
+    """What it cuts is neither a failure nor a skip, and the whole is not well."""
     r = runner("budget", budget=1.2)
-    check(do(r, "long", "sleep 60", limit=50), FAILED, "still running after 1 s")
-    check(do(r, "no time", "echo ok 1"), SKIPPED, "the 1 s of the whole are used up")
+    check(do(r, "long", "echo '# figure f 1 x'; sleep 60", limit=50), CUT, "by the budget after 1 of its 50 s")
+    assert r.steps[0].figures == {"f": 1.0}, r.steps[0].figures
+    check(do(r, "no time", "echo ok 1"), CUT, "not begun", "the 1 s of the whole are used up")
+    check(do(r, "after long", "echo ok 1", needs=("long",)), CUT, "\"long\", which was cut")
+    check(do(r, "elsewhere", skip="no reason"), SKIPPED)
+    assert r.finish() == 1, "a run that was cut ends with 0"
+    table = (r.out / "results.md").read_text()
+    assert "0 passed, 0 failed, 0 too slow, 1 skipped, 3 CUT BY THE BUDGET of 1 s" in table, table
+
+
+def budget_spent_before():
+    """The time before the first step counts; so does what is kept for later steps."""
+    r = Runner(ROOM / "spent", 100.0, say=lambda text: None, spent=99.0)
+    check(do(r, "late", "echo ok 1"), CUT, "not begun", "the 100 s")
+    r = runner("reserve", budget=20.0)
+    check(do(r, "greedy", "sleep 60", limit=50, reserve=19.0), CUT, "by the budget after 1 of its 50 s")
+    check(do(r, "none left", "echo ok 1", reserve=19.0), CUT, "19 s of them kept for later steps")
+    check(do(r, "later", "echo ok 1"), OK)
 
 
 def interrupted():
@@ -159,7 +227,10 @@ def variables():
 
 try:
     main([("outcomes of steps, in table and JSON", table_and_json), ("too slow is no failure", too_slow_is_no_failure),
+          ("all files after every step", after_every_step), ("the ends of large logs", the_ends_of_large_logs),
+          ("figures of what failed", figures_outlive_failures), ("a second run into the same folder", a_second_run),
           ("a step that hangs, children left behind", deadline), ("the time of the whole", budget),
+          ("time spent before, and kept for later", budget_spent_before),
           ("told to end", interrupted), ("variables of a step", variables)])
 finally:
     shutil.rmtree(ROOM, ignore_errors=True)

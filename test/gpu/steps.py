@@ -14,9 +14,11 @@ import subprocess
 import time
 import typing
 
-OK, FAILED, MISSED, SKIPPED = "ok", "failed", "missed", "skipped"
+OK, FAILED, MISSED, SKIPPED, CUT = "ok", "failed", "missed", "skipped", "cut"
 GRACE = 10  # seconds for killed processes to vanish: one that waits for a device may not
 LEAST = 3   # seconds that are worth a try
+LOG_END, MORE_END = 1 << 20, 20000  # bytes of a step's log, and of a file beside it, that all.log has at most
+OURS = re.compile(r"\d{2,}-.+\.(log|railtrace)")  # what steps leave in logs/
 # Variables of launchers and libraries: steps set their own.
 DROP = ("NCCL_", "RAIL_", "SLURM_", "OMPI_", "PMIX_", "TORCH_", "TORCHELASTIC_")
 DROP_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LD_PRELOAD"}
@@ -31,6 +33,10 @@ class Skip(Exception):
     """It turns out that the step cannot be done here; the text says why."""
 
 
+class Cut(Exception):
+    """The time of the whole did not suffice: says nothing of what the step looks at."""
+
+
 @dataclasses.dataclass
 class Verdict:
     note: str = ""
@@ -42,7 +48,8 @@ class Verdict:
 class Step:
     """`command`: words; or a function that gives them when the step begins (it may raise Skip or Failed).
     `judge(text, step)`: of the output of a command that ended with 0; None: TAP.
-    `needs`: names of steps that must be ok."""
+    `needs`: names of steps that must be ok; `uses`: of those that are run before it, however they end.
+    `reserve`: seconds of the whole that it leaves to those after it."""
     part: str
     name: str
     command: typing.Any = None
@@ -51,8 +58,10 @@ class Step:
     judge: typing.Optional[typing.Callable] = None
     skip: str = ""
     needs: tuple = ()
+    uses: tuple = ()
+    reserve: float = 0
     body: typing.Optional[typing.Callable] = None  # instead of a command: body(runner, step) -> Verdict
-    # the outcome
+    # The outcome. A body that may fail half-way puts figures here as it gets them.
     result: str = ""
     note: str = ""
     seconds: float = 0.0
@@ -97,15 +106,39 @@ def figures_of(text):
     return {name: float(value) for name, value in re.findall(r"^# figure (\S+) (\S+)", text, re.M)}
 
 
+def all_of(wrong):
+    """Several failures as one."""
+    if wrong:
+        raise Failed("; ".join(wrong))
+
+
+def write(path, data):
+    """The whole of it or the old one: whoever kills us does so at any moment."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(data)
+    part.replace(path)
+
+
 class Runner:
-    def __init__(self, out, budget, say=print, facts=None, least=LEAST):
+    """`spent`: seconds of the budget that are gone already."""
+
+    def __init__(self, out, budget, say=print, facts=None, least=LEAST, spent=0.0):
         self.out = pathlib.Path(out)
         self.logs = self.out / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
-        self.end = time.monotonic() + budget
+        self.empty()
+        self.end = time.monotonic() + budget - spent
         self.budget, self.say, self.facts = budget, say, facts or {}
         self.least = least
         self.steps, self.interrupted, self.running = [], "", None
+
+    def empty(self):
+        """An earlier run's files would be counted and replayed with ours."""
+        for path in self.logs.iterdir():
+            if OURS.fullmatch(path.name):
+                path.unlink()
+        for name in ("results.json", "results.md", "all.log"):
+            (self.out / name).unlink(missing_ok=True)
 
     # ---- one command ----
 
@@ -114,9 +147,13 @@ class Runner:
 
     def run(self, step, command, env=None, limit=None):
         """Runs the command, its output added to the step's log. (exit status, output); Failed after the deadline."""
-        limit = min(limit or step.limit, self.left())
-        if self.left() < self.least:
-            raise Skip(f"the {self.budget:.0f} s of the whole are used up")
+        if self.interrupted:
+            raise Failed(self.interrupted)
+        own, left = limit or step.limit, self.left() - step.reserve
+        if left < self.least:
+            kept = f", {step.reserve:.0f} s of them kept for later steps" if step.reserve else ""
+            raise Cut(f"not begun: the {self.budget:.0f} s of the whole are used up{kept}")
+        limit = min(own, left)
         words = [str(w) for w in command]
         with open(step.log, "a+b") as log:
             log.write(f"$ {' '.join(words)}\n".encode())
@@ -137,8 +174,11 @@ class Runner:
                 stuck = kill_session(process)
             log.seek(begin)
             text = log.read().decode(errors="replace")
+        step.figures.update(figures_of(text))  # also of what fails afterwards
         if self.interrupted:
             raise Failed(self.interrupted)
+        if status is None and limit < own:
+            raise Cut(f"by the budget after {limit:.0f} of its {own:.0f} s{stuck}; last: {last_line(text)}")
         if status is None:
             raise Failed(f"still running after {limit:.0f} s, killed{stuck}; last: {last_line(text)}")
         return status, text
@@ -162,6 +202,8 @@ class Runner:
                 raise Skip(f"needs \"{name}\", which was not run")
             if before.result == SKIPPED:
                 raise Skip(before.note)
+            if before.result == CUT:
+                raise Cut(f"needs \"{name}\", which was cut")
             if before.result == FAILED:
                 raise Skip(f"needs \"{name}\", which failed")
         if step.body:
@@ -176,11 +218,14 @@ class Runner:
     def do(self, step):
         step.log = self.logs / f"{len(self.steps) + 1:02d}-{file_name(step.name)}.log"
         begin = time.monotonic()
+        self.write_json(step.name)
         try:
             verdict = self.judge(step)
             step.result, step.note, step.figures = MISSED if verdict.missed else OK, verdict.note, verdict.figures
         except Skip as e:
             step.result, step.note = SKIPPED, str(e)
+        except Cut as e:
+            step.result, step.note = CUT, str(e)
         except Failed as e:
             step.result, step.note = FAILED, str(e)
         except (OSError, ValueError, KeyError, IndexError) as e:  # a judge that met what it did not expect
@@ -188,25 +233,23 @@ class Runner:
         step.seconds = time.monotonic() - begin
         self.steps.append(step)
         self.say(row(step))
-        self.write_json()
+        self.write_all("; the run is not at its end")
 
     # ---- all of them ----
 
     def counts(self):
-        return {r: sum(s.result == r for s in self.steps) for r in (OK, FAILED, MISSED, SKIPPED)}
+        return {r: sum(s.result == r for s in self.steps) for r in (OK, FAILED, MISSED, SKIPPED, CUT)}
 
     def last_words(self):
         c = self.counts()
-        return f"{c[OK]} passed, {c[FAILED]} failed, {c[MISSED]} too slow, {c[SKIPPED]} skipped"
+        cut = f", {c[CUT]} CUT BY THE BUDGET of {self.budget:.0f} s" if c[CUT] else ""
+        return f"{c[OK]} passed, {c[FAILED]} failed, {c[MISSED]} too slow, {c[SKIPPED]} skipped{cut}"
 
-    def write_json(self):
-        """After each step: what there is outlives whatever ends us."""
+    def write_json(self, at_hand=None):
         steps = [{"part": s.part, "name": s.name, "result": s.result, "seconds": round(s.seconds, 2), "note": s.note,
                   "figures": s.figures, "log": s.log.name if s.log.exists() else None} for s in self.steps]
-        text = json.dumps({"facts": self.facts, "counts": self.counts(), "steps": steps}, indent=1)
-        temporary = self.out / "results.json.part"
-        temporary.write_text(text + "\n")
-        temporary.replace(self.out / "results.json")
+        text = json.dumps({"facts": self.facts, "counts": self.counts(), "at hand": at_hand, "steps": steps}, indent=1)
+        write(self.out / "results.json", f"{text}\n".encode())
 
     def table(self):
         lines, part = [], None
@@ -227,22 +270,41 @@ class Runner:
                 lines += [f"| {name} | {value:.4g} |" for name, value in s.figures.items()]
         return "\n".join(lines) + "\n"
 
+    def everything(self):
+        """all.log: every step's log, and the ends of the files beside it."""
+        whole = []
+        for s in self.steps:
+            whole.append(f"\n==== {s.name}: {s.result}, {s.seconds:.1f} s {s.note}\n".encode())
+            whole.append(end_of(s.log, LOG_END) if s.log.exists() else b"")
+            for more in sorted(self.logs.glob(f"{s.log.stem}.*.log")):
+                whole.append(f"---- {more.name}, its end\n".encode() + end_of(more, MORE_END))
+        return b"".join(whole)
+
+    def write_all(self, state=""):
+        """After each step: what there is outlives whatever ends us."""
+        text = f"{self.table()}\n\n{self.last_words()}; {self.budget - self.left():.0f} s{state}"
+        self.write_json()
+        write(self.out / "results.md", self.markdown(text).encode())
+        write(self.out / "all.log", self.everything())
+        return text
+
     def finish(self):
-        """Table, files; the exit status."""
-        text = f"{self.table()}\n\n{self.last_words()}; {self.budget - self.left():.0f} s"
-        self.say(f"{text}; logs in {self.logs}")
-        (self.out / "results.md").write_text(self.markdown(text))
-        with open(self.out / "all.log", "wb") as whole:
-            for s in self.steps:
-                whole.write(f"\n==== {s.name}: {s.result}, {s.seconds:.1f} s {s.note}\n".encode())
-                whole.write(s.log.read_bytes() if s.log.exists() else b"")
-                for more in sorted(self.logs.glob(f"{s.log.stem}.*.log")) if s.result == FAILED else []:
-                    whole.write(f"---- {more.name}, its end\n".encode() + more.read_bytes()[-20000:])
-        return 1 if self.counts()[FAILED] or self.interrupted else 0
+        """Table, files; the exit status: what the budget cut was not looked at, so not well."""
+        self.say(f"{self.write_all()}; logs in {self.logs}")
+        return 1 if self.counts()[FAILED] or self.counts()[CUT] or self.interrupted else 0
 
 
 def row(s):
     return f"  {s.result:8} {s.seconds:6.1f} s  {s.name:44} {s.note}".rstrip()
+
+
+def end_of(path, most):
+    """A file's last bytes, at most so many."""
+    with open(path, "rb") as f:
+        size = f.seek(0, os.SEEK_END)
+        f.seek(max(0, size - most))
+        cut = f"... {size - most} bytes before\n".encode() if size > most else b""
+        return cut + f.read()
 
 
 def last_line(text):
