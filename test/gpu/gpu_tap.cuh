@@ -20,9 +20,11 @@ static inline bool cuda_ok(cudaError_t e) {
   return e == cudaSuccess;
 }
 
-/* False, and one line with the reason, where there is no GPU that can be used: then the exit status is 77. */
+/* Each program's first call. False, and one line with the reason, where there is no GPU that can be used: then the exit
+ * status is 77. */
 static inline bool gpu_is_there(void) {
   int devices = 0;
+  setvbuf(stdout, NULL, _IOLBF, 0); /* into a file, too: who kills what hangs wants to know how far it came */
   cudaError_t e = cudaGetDeviceCount(&devices);
   if (e == cudaSuccess && devices > 0) e = cudaFree(0); /* makes the context */
   if (e == cudaSuccess && devices > 0) return true;
