@@ -4,6 +4,7 @@
 """The parts of make gpu-test where there is no GPU: with librailyard in NCCL's place, over a driver without a GPU,
 and with programs that print what nccl-tests print. What gpu_coll and rail-coll check, the launcher of ranks, the
 small MPI, NCCL's log, the table of skips."""
+import argparse
 import json
 import os
 import pathlib
@@ -22,8 +23,9 @@ import nccl_tests  # noqa: E402
 import places  # noqa: E402
 import real_nccl  # noqa: E402
 import speed  # noqa: E402
+import suite  # noqa: E402
 from coll import BUILD, Skip, main, run  # noqa: E402
-from steps import FAILED, MISSED, OK, SKIPPED, Runner, Step  # noqa: E402
+from steps import CUT, FAILED, MISSED, OK, SKIPPED, Runner, Step  # noqa: E402
 from steps import Failed as StepFailed  # noqa: E402
 
 ROOM = pathlib.Path(tempfile.mkdtemp(prefix="rail-test-gpu."))
@@ -110,6 +112,18 @@ def rail_coll():
     check(r.steps[0], OK, "1 runs")
     check(r.steps[1], FAILED, "rail-coll all_reduce -r 2", "status 1")
     check(r.steps[2], FAILED, "status 2", "--nonsense")
+    # One run that fails does not end the others, nor take their figures.
+    m.no_gpu = ""
+    memory = ("--memory", "device", "-b", 64, "-e", 64, "-n", 1)
+    image = r.out / "fakegpu.image"
+    r.do(Step("2", "some", body=device.rail_coll(
+        m, ("all_reduce", "--nonsense"), ("all_reduce", "-r", 2, *memory), ("all_reduce", "-r", 2, "-G", 2, *memory),
+        ("sendrecv", "-r", 2, *memory)), env={**m.env(), "RAIL_CUDA_LIB": FAKE, "RAIL_CUDA_KERNELS": image}))
+    check(r.steps[3], FAILED, "rail-coll all_reduce --nonsense: status 2")
+    assert "-r 2" not in r.steps[3].note, r.steps[3].note
+    figures = r.steps[3].figures
+    assert sorted(figures) == [f"{name}, 64 B" for name in ("all_reduce -r 2 -G 2", "all_reduce -r 2",
+                                                            "sendrecv -r 2")], figures
 
 
 # ---- launcher and MPI ----
@@ -227,20 +241,46 @@ def recorded_and_replayed():
 
 # ---- speed, nccl-tests ----
 
+TURN_SIZES = ["--minbytes", 4096, "--maxbytes", 65536, "--factor", 16, "--iters", 2]
+
+
+def configure(module, **libraries):
+    """Three configurations, each of librailyard or of the library given by the name's last word."""
+    def those(m):
+        return {name: (libraries.get(name.split()[-1], m.railyard), net, {"NCCL_NET_PLUGIN": m.plugin()})
+                for name, net in (("NCCL, Socket", True), ("NCCL, our plugin", True), ("Railyard", False))}
+    module.configurations = those
+
+
+def one_of_them_fails():
+    """Its name is said, it is not tried again, the others' figures stay, and what both sides have is compared."""
+    m, r = machine(), runner("speed-fails")
+    configure(speed, Socket=str(write("no-library.so", "")))
+    r.do(Step("speed", speed.IN_TURNS, body=speed.in_turns(m, TURN_SIZES, 2), env=m.env_ranks()))
+    check(r.steps[0], FAILED, "NCCL, Socket: status 1", "no-library.so")
+    assert "plugin" not in r.steps[0].note and len(r.steps[0].figures) == 4, (r.steps[0].note, r.steps[0].figures)
+    assert r.steps[0].log.read_text().count("no-library.so --") == 1, "what failed was tried again"
+    both = ("NCCL, Socket", "NCCL, our plugin")
+    r.do(Step("speed", "runtime", body=speed.compare(0.0, "Railyard", both, "")))
+    r.do(Step("speed", "plugin", body=speed.compare(0.0, "NCCL, our plugin", ("NCCL, Socket",), "")))
+    check(r.steps[1], OK, "64 KiB", "no figures of NCCL, Socket")
+    check(r.steps[2], SKIPPED, "no figures of both sides")
+    steps = {s.name: s for s in speed.steps(m)}
+    assert set(speed.COMPARED) < set(steps) and "like for like" in " ".join(steps), list(steps)
+
+
 def turns_and_verdicts():
     m, r = machine(), runner("speed")
-    speed.configurations = lambda m: {name: (m.railyard, net, {"NCCL_NET_PLUGIN": m.plugin()}) for name, net in (
-        ("NCCL, Socket", True), ("NCCL, our plugin", True), ("Railyard", False))}
-    sizes = ["--minbytes", 4096, "--maxbytes", 65536, "--factor", 16, "--iters", 2]
-    r.do(Step("speed", "all-reduce in turns", body=speed.in_turns(m, sizes, 2), env=m.env_ranks()))
+    configure(speed)
+    r.do(Step("speed", speed.IN_TURNS, body=speed.in_turns(m, TURN_SIZES, 2), env=m.env_ranks()))
     check(r.steps[0], OK, "2 rounds, 2 sizes")
     figures = r.steps[0].figures
     assert len(figures) == 6 and all(us > 0 for us in figures.values()), figures
     figures.update({f"{size} {name}": us for size in (4096, 65536) for name, us in (
         ("NCCL, Socket", 30.0), ("NCCL, our plugin", 20.0), ("Railyard", 10.0 if size == 4096 else 25.0))})
-    r.do(Step("speed", "runtime", body=speed.compare(1.0, "Railyard", ("NCCL, Socket", "NCCL, our plugin"))))
-    r.do(Step("speed", "plugin", body=speed.compare(1.0, "NCCL, our plugin", ("NCCL, Socket",))))
-    check(r.steps[1], MISSED, "4 KiB 2.00x", "64 KiB 0.80x", "NOT reached")
+    r.do(Step("speed", "runtime", body=speed.compare(1.0, "Railyard", ("NCCL, Socket", "NCCL, our plugin"), "so so")))
+    r.do(Step("speed", "plugin", body=speed.compare(1.0, "NCCL, our plugin", ("NCCL, Socket",), "")))
+    check(r.steps[1], MISSED, "4 KiB 2.00x", "64 KiB 0.80x", "NOT reached", "so so")
     check(r.steps[2], OK, "1.50x", ": reached")
     text = "ok 1 - a\n" + "".join(f"# figure reduce_copy_{n}{what} {value} GB/s\n"
                                    for n, ratio in ((1, 0.95), (2, 0.85))
@@ -272,8 +312,88 @@ def side_by_side():
     assert r.steps[0].figures["4194304 Railyard"] == 1000, r.steps[0].figures
     check(r.steps[1], FAILED, "Railyard")
     check(r.steps[2], FAILED, "status 3", "broken")
+    # A column that fails leaves the others' figures.
+    write("made/build/reduce_perf", script.format(TABLE.format(0)).replace(
+        "cat", "case $LD_LIBRARY_PATH in *nothere*) exit 6;; esac; cat"))
+    columns = nccl_tests.columns
+    nccl_tests.columns = lambda m: {**columns(m), "NCCL, Socket": ("/nothere", True, {})}
+    r.do(found["reduce"])
+    nccl_tests.columns = columns
+    check(r.steps[3], FAILED, "NCCL, Socket: status 6")
+    assert {key.split(" ", 1)[1] for key in r.steps[3].figures} == {"NCCL, our plugin", "Railyard"}, r.steps[3].figures
     r.do(next(iter(nccl_tests.steps(m, "", ROOM / "work"))))
-    check(r.steps[3], SKIPPED, "NCCL_TESTS")
+    check(r.steps[4], SKIPPED, "NCCL_TESTS")
+
+
+# ---- the GPU ----
+
+def probed(script, cards=(), smi=""):
+    """What the suite takes a machine for, whose probe is the script."""
+    write("probed/test/gpu/gpu_coll", f"#!/bin/bash\n{script}\n")
+    saved = {name: getattr(places, name) for name in ("driver_folder", "card_files", "output", "PROBE_LIMIT")}
+    places.driver_folder, places.card_files = lambda: "", lambda: list(cards)
+    places.output, places.PROBE_LIMIT = lambda command, limit=20: smi if "-L" in command else "", 1
+    try:
+        return places.look(ROOM / "probed")
+    finally:
+        for name, value in saved.items():
+            setattr(places, name, value)
+
+
+def what_no_gpu_means():
+    """Only the driver's word for it, or a machine without a card; everything else is a failed step with the output."""
+    card = ("/dev/nvidia0",)
+    m = probed("exit 0", card)
+    assert not m.no_gpu and not m.broken, m
+    m = probed("echo CUDA sees no device; exit 77", card)
+    assert "sees no device" in m.no_gpu and not m.broken, m
+    m = probed("echo no library; exit 1")
+    assert "no library" in m.no_gpu and not m.broken, m
+    for script, smi, *words in (("echo the driver has no cuNew; exit 1", "", "status 1", "has no cuNew"),
+                                ("echo soon; kill -SEGV $$", "GPU 0: one (UUID)\n", "status -11", "soon"),
+                                ("echo begun; sleep 50", "", "no end within 1 s", "begun")):
+        m = probed(script, () if smi else card, smi)
+        assert not m.no_gpu and m.broken, m
+        r = runner("probed-out")
+        for step in device.prepared(m, 0, ROOM / "none"):
+            r.do(step)
+        check(r.steps[0], FAILED, *words)
+        assert words[-1] in (r.out / "all.log").read_text(), "its output is not in the log"
+
+
+def probe_of_a_driver():
+    """gpu_coll's status 77 is kept for CUDA's own word."""
+    found = {}
+    for name, source in (("none", "int cuInit(unsigned f) { (void)f; return 100; }"),
+                         ("odd", "int cuInit(unsigned f) { (void)f; return 999; }")):
+        folder = ROOM / f"driver-{name}"
+        write(f"driver-{name}/cuda.c", source)
+        done = run([os.environ.get("CC", "gcc").split()[0], "-shared", "-fPIC", folder / "cuda.c", "-o",
+                    folder / "libcuda.so.1"])
+        assert done.returncode == 0, done.stderr
+        found[name] = run([COLL, "--probe"], TEST_REAL_GPU=1, LD_LIBRARY_PATH=folder)
+    assert found["none"].returncode == 77 and "no device" in found["none"].stdout, found
+    assert found["odd"].returncode == 1 and "the driver has no" in found["odd"].stdout, found
+
+
+def held_open():
+    card = write("card", "")
+    fd = places.hold_open([str(ROOM / "no-card"), str(card)])
+    assert os.readlink(f"/proc/self/fd/{fd}") == str(card) and not os.get_inheritable(fd), fd
+    os.close(fd)
+    assert places.hold_open([str(ROOM / "no-card")]) is None and places.hold_open([]) is None
+
+
+def refused_by_the_sanitizer():
+    r, m = runner("sanitizer"), Emulated(BUILD)
+    for words in ("========= Error: Device not supported. Please refer to the documentation",
+                  "# CUDA: operation not supported"):
+        tool, real = str(write("checker", f"#!/bin/bash\necho '{words}'\nexit 1\n")), places.sanitizer
+        places.sanitizer = lambda tool=tool: tool
+        r.do(Step("6", words[:20], body=device.sanitized("memcheck", "program"), env=m.env()))
+        places.sanitizer = real
+    check(r.steps[0], SKIPPED, "refuses the device")
+    check(r.steps[1], FAILED, "operation not supported")
 
 
 # ---- MPS ----
@@ -297,6 +417,21 @@ def mps_daemon():
 
 # ---- the whole ----
 
+def order_and_shares():
+    """What was never measured comes first, and what may hang leaves the runtime its share."""
+    m = Emulated(BUILD)
+    everything = suite.wanted(list(suite.all_steps(m, argparse.Namespace(nccl_tests="", out=ROOM))), [])
+    found = suite.shared_out(everything, 500)
+    parts = list(dict.fromkeys(s.part[0] for s in found))
+    assert parts == ["1", "2", "3", "4", "5", "6"] and found[0].name == "calls beside a kernel", [s.name for s in found]
+    share = 500 * suite.RUNTIME_SHARE
+    assert all(s.reserve == (share if s.part < device.RUNTIME else 0) for s in found), [s.reserve for s in found]
+    alone = suite.shared_out(suite.wanted(list(speed.steps(m)), ["like for like"]), 500)
+    assert [s.name for s in alone] == [speed.IN_TURNS, "Railyard against NCCL, like for like"], alone
+    assert not any(s.reserve for s in alone), alone
+
+
+
 def table_of_skips():
     """What make gpu-test calls, for the parts that skip here whether there is a GPU or not."""
     out = ROOM / "whole"
@@ -307,8 +442,13 @@ def table_of_skips():
     assert found["facts"]["command"] and found["facts"]["date"], found["facts"]
     assert done.stdout.count("0 passed, 0 failed, 0 too slow, 10 skipped") == 1, done.stdout
     listed = run([sys.executable, GPU / "suite.py", "--build", BUILD, "--list"], limit=60).stdout
-    for part in ("1 kernels: ", "2 runtime: ", "3 NCCL: ", "4 nccl-tests: ", "5 speed: "):
+    for part in ("1 kernels: ", "2 speed: ", "3 NCCL: ", "4 nccl-tests: ", "5 runtime: ", "6 sanitizers: "):
         assert part in listed, listed
+    cut = run([sys.executable, GPU / "suite.py", "--build", BUILD, "--out", out, "--budget", 100, "--build-status", 2,
+               "--only", "rail-coll, processes, no P2P", "--began", int(time.time()) - 99], limit=60)
+    found = json.loads((out / "results.json").read_text())
+    assert cut.returncode == 1 and [s["result"] for s in found["steps"]] == [FAILED, CUT], cut.stdout + cut.stderr
+    assert "make tests" == found["steps"][0]["name"] and "status 2" in found["steps"][0]["note"], found
     missing = run([sys.executable, GPU / "suite.py", "--build", ROOM], limit=60)
     assert missing.returncode == 2 and "make tests" in missing.stderr, missing.stderr
 
@@ -319,7 +459,10 @@ try:
           ("ranks and one that fails", launcher),
           ("the small MPI", small_mpi), ("NCCL's log", nccl_log),
           ("recorded, summed up, replayed", recorded_and_replayed),
-          ("measured in turns, and the verdicts", turns_and_verdicts), ("nccl-tests side by side", side_by_side),
+          ("measured in turns, and the verdicts", turns_and_verdicts), ("one of those fails", one_of_them_fails),
+          ("nccl-tests side by side", side_by_side), ("what no GPU means", what_no_gpu_means),
+          ("what the probe calls no GPU", probe_of_a_driver), ("the GPU is held open", held_open),
+          ("a device that compute-sanitizer refuses", refused_by_the_sanitizer), ("order and shares", order_and_shares),
           ("the table of skips", table_of_skips), ("an MPS daemon of our own", mps_daemon)])
 finally:
     shutil.rmtree(ROOM, ignore_errors=True)

@@ -6,8 +6,8 @@ import pathlib
 
 import places
 import real_nccl
-from speed import rows, size_text
-from steps import Failed, Step, Verdict, telling
+from speed import right_rows, size_text
+from steps import Failed, Step, Verdict, all_of
 
 PART = "4 nccl-tests"
 HERE = pathlib.Path(__file__).resolve().parent
@@ -34,21 +34,20 @@ def build(m, sources, folder):
 def one(m, name, folder):
     def body(runner, step):
         program = folder / "build" / f"{name}_perf"
-        texts, wrong, figures = [], [], {}
+        texts, wrong = [], []
         for column, (library, hosts, env) in columns(m).items():
             command = [*LAUNCH, *(["--hosts"] if hosts else []), "--", program, *SIZES]
             path = m.env_ranks(library, str(folder / "mpi/lib"))
-            status, text = runner.run(step, command, env={**path, **env, "NCCL_TESTS_DEVICE": 0}, limit=30)
-            found = rows(text)
-            if status != 0 or not found or any(row["wrong"] for row in found.values()):
-                wrong.append(f"{column}: status {status}: {telling(text)}")
+            try:
+                status, text = runner.run(step, command, env={**path, **env, "NCCL_TESTS_DEVICE": 0}, limit=30)
+                found = right_rows(status, text)
+            except Failed as e:
+                wrong.append(f"{column}: {e}")
                 continue
-            figures.update({f"{size} {column}": row["us"] for size, row in found.items()})
-            most = max(found)
-            texts.append(f"{column} {found[most]['algbw']:.2f}")
-        if wrong:
-            raise Failed("; ".join(wrong))
-        return Verdict(f"GB/s at {size_text(most)}: {', '.join(texts)}", figures)
+            step.figures.update({f"{size} {column}": row["us"] for size, row in found.items()})
+            texts.append(f"{column} {found[max(found)]['algbw']:.2f}")
+        all_of(wrong)
+        return Verdict(f"GB/s at {size_text(max(found))}: {', '.join(texts)}", step.figures)
     return body
 
 

@@ -9,7 +9,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
+from steps import kill_session
+
+NO_DEVICE, PROBE_LIMIT = 77, 30  # gpu_coll's status when CUDA says that there is none; seconds
 LOADER_PATH = os.environ.get("LD_LIBRARY_PATH", "").split(":")
 DRIVER_FOLDERS = ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib64",
                   "/usr/lib/aarch64-linux-gnu", "/usr/lib/wsl/lib"]
@@ -137,6 +141,7 @@ class Machine:
     build: pathlib.Path
     driver: str = ""      # a folder for the loader's path, or ""
     no_gpu: str = ""      # why there is none
+    broken: tuple = ()    # there is one, and its probe failed: (what happened, its output)
     not_shared: str = ""  # why several processes cannot have it
     nccl: str = ""        # NCCL's own library, or ""
     mps: str = ""         # the folder of a running MPS daemon's pipes, or ""
@@ -170,22 +175,59 @@ class Machine:
         return self.no_gpu or self.not_shared
 
 
+def card_files():
+    """The files of the GPUs that this machine, or container, has."""
+    return sorted(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def hold_open(paths):
+    """The first that can be opened, or None. While somebody has it open, the driver keeps the card initialised: else,
+    without persistence mode, each step would begin with seconds of that. No setting is changed."""
+    for path in paths:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+    return None
+
+
+def card_there():
+    return bool(card_files() or re.search(r"^GPU \d+:", output([tool("nvidia-smi") or "nvidia-smi", "-L"]), re.M))
+
+
+def probe(command, env):
+    """Exit status, or None: it did not end; and output. Not waited for beyond that: it may hang in the driver."""
+    with tempfile.TemporaryFile() as out:
+        try:
+            process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                       start_new_session=True)
+        except OSError as e:
+            return -1, str(e)
+        try:
+            status = process.wait(PROBE_LIMIT)
+        except subprocess.TimeoutExpired:
+            status = None
+        kill_session(process)
+        out.seek(0)
+        return status, out.read().decode(errors="replace")
+
+
 def look(build):
     m = Machine(build)
     m.nccl = nccl_library() or ""
     found = driver_folder()
-    if found is None:
+    if found is None and not card_there():
         m.no_gpu = "no NVIDIA GPU here (there is no libcuda.so.1)"
         return m
-    m.driver = found
+    m.driver = found or ""
     env = {**os.environ, "TEST_REAL_GPU": "1"}
-    env["LD_LIBRARY_PATH"] = ":".join(d for d in [found, *LOADER_PATH] if d)
-    try:
-        probe = [str(build / "test/gpu/gpu_coll"), "--probe"]
-        done = subprocess.run(probe, env=env, capture_output=True, text=True, timeout=60)
-        m.no_gpu = "" if done.returncode == 0 else f"the GPU cannot be used: {(done.stdout + done.stderr).strip()}"
-    except (OSError, subprocess.TimeoutExpired) as e:
-        m.no_gpu = f"the GPU cannot be used: {e}"
+    env["LD_LIBRARY_PATH"] = ":".join(d for d in [m.driver, *LOADER_PATH] if d)
+    status, text = probe([str(build / "test/gpu/gpu_coll"), "--probe"], env)
+    if status == NO_DEVICE or status != 0 and not card_there():
+        m.no_gpu = f"the GPU cannot be used: {text.strip()}"
+    elif status != 0:  # a fault of ours or of the driver's: never taken for "no GPU"; the steps say what works
+        what = f"no end within {PROBE_LIMIT} s" if status is None else f"ended with status {status}"
+        m.broken = (what, text)
     if not m.no_gpu:
         m.not_shared = why_not_shared()
     return m

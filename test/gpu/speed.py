@@ -1,26 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part 5: speed, always in turns with what it is compared with, and a verdict against the mark to reach."""
+"""Part 2: speed, always in turns with what it is compared with, and a verdict against the mark to reach."""
 import math
-import re
 import statistics
 
 import real_nccl
-from device import NOT_BUILT, coll
-from steps import Failed, Step, Verdict, tap, telling
+from device import coll, compiled, rows
+from steps import Failed, Skip, Step, Verdict, all_of, tap, telling
 
-PART = "5 speed"
+PART = "2 speed"
 ROUNDS = 3
+IN_TURNS = "all-reduce in turns"
 REDUCE_COPY, RUNTIME, PLUGIN = 0.9, 1.0, 1.0  # to reach
-# A row of nccl-tests' table, which is gpu_coll's too: size, …, redop, root, then time, algbw, busbw, wrong out of
-# place and in place.
-ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+-?\d+\s+([\d.e+-]+)\s+([\d.e+-]+)\s+([\d.e+-]+)\s+(\S+)", re.M)
-
-
-def rows(text):
-    """Size in bytes → {"us", "algbw", "busbw", "wrong"} out of place."""
-    return {int(size): {"us": float(us), "algbw": float(alg), "busbw": float(bus),
-                        "wrong": 0 if wrong == "N/A" else float(wrong)}
-            for size, us, alg, bus, wrong in ROW.findall(text)}
 
 
 def reached(ratios, mark):
@@ -49,48 +39,77 @@ def configurations(m):
             "Railyard": (m.railyard, False, socket), "Railyard, our plugin": (m.railyard, True, socket)}
 
 
+def right_rows(status, text):
+    """A table's rows, of a program that did well."""
+    found = rows(text)
+    if status != 0 or not found or any(row["wrong"] for row in found.values()):
+        raise Failed(f"status {status}: {telling(text)}")
+    return found
+
+
+def one_round(m, runner, step, names, sizes, table, wrong):
+    """One run of each that has not failed: `table`: (size, name) → [us…]; `wrong`: name → why."""
+    for name in names:
+        library, net, env = configurations(m)[name]
+        command = coll(m, library, 2, net, "--only", "all_reduce", "--float", *sizes)
+        try:
+            found = right_rows(*runner.run(step, command, env=env, limit=40)) if name not in wrong else {}
+        except Failed as e:
+            wrong[name] = str(e)
+            continue
+        for size, row in found.items():
+            table.setdefault((size, name), []).append(row["us"])
+            step.figures[f"{size} {name}"] = statistics.median(table[size, name])
+
+
 def in_turns(m, sizes, rounds=ROUNDS):
-    """Every configuration in every round, each round beginning with another one. Figures: medians in us."""
+    """Every configuration in every round, each round beginning with another one. Figures: medians in us. One that fails
+    is not tried again, and the others go on."""
     def body(runner, step):
-        table = {}
+        table, wrong, names = {}, {}, list(configurations(m))
         for n in range(rounds):
-            names = list(configurations(m).items())
-            for name, (library, net, env) in names[n % len(names):] + names[:n % len(names)]:
-                command = coll(m, library, 2, net, "--only", "all_reduce", "--float", *sizes)
-                status, text = runner.run(step, command, env=env, limit=40)
-                found = rows(text)
-                if status != 0 or not found or any(row["wrong"] for row in found.values()):
-                    raise Failed(f"{name}: status {status}: {telling(text)}")
-                for size, row in found.items():
-                    table.setdefault((size, name), []).append(row["us"])
-        figures = {f"{size} {name}": statistics.median(us) for (size, name), us in table.items()}
+            first = n % len(names)
+            one_round(m, runner, step, names[first:] + names[:first], sizes, table, wrong)
         for (size, name), us in sorted(table.items()):
             runner.say(f"    {size_text(size):>8}  {name:22} {statistics.median(us):9.0f} us")
-        return Verdict(f"{rounds} rounds, {len({size for size, _ in table})} sizes", figures)
+        all_of([f"{name}: {why}" for name, why in wrong.items()])
+        return Verdict(f"{rounds} rounds, {len({size for size, _ in table})} sizes", step.figures)
     return body
 
 
-def compare(mark, what, against):
-    """The verdict of figures that "all-reduce in turns" left: time of the best of `against` over that of `what`."""
+def compare(mark, what, against, about):
+    """The verdict of figures that "all-reduce in turns" left, as far as both sides have some: time of the best of
+    `against` over that of `what`."""
     def body(runner, _step):
-        figures = next(s.figures for s in runner.steps if s.name == "all-reduce in turns")
-        sizes = sorted({int(key.split()[0]) for key in figures})
-        ratios = {size_text(size): min(figures[f"{size} {name}"] for name in against) / figures[f"{size} {what}"]
-                  for size in sizes}
+        figures = next((s.figures for s in runner.steps if s.name == IN_TURNS), {})
+        have = [name for name in against if any(key.endswith(f" {name}") for key in figures)]
+        ratios = {}
+        for size in sorted({int(key.split()[0]) for key in figures}):
+            others = [figures[f"{size} {name}"] for name in have if f"{size} {name}" in figures]
+            if others and f"{size} {what}" in figures:
+                ratios[size_text(size)] = min(others) / figures[f"{size} {what}"]
+        if not ratios:
+            raise Skip(f"\"{IN_TURNS}\" has no figures of both sides")
         note, missed = reached(ratios, mark)
-        return Verdict(note, ratios, missed)
+        lacks = "".join(f"; no figures of {name}" for name in against if name not in have)
+        return Verdict(f"{note}; {about}{lacks}", ratios, missed)
     return body
+
+
+# Step → the mark, what, against which, and what that compares.
+COMPARED = {
+    "Railyard against NCCL": (RUNTIME, "Railyard", ("NCCL, Socket", "NCCL, our plugin"), "ours within the GPU (P2P) "
+                              "against the faster network of NCCL's, which has nothing else for two ranks on one GPU"),
+    "Railyard against NCCL, like for like": (RUNTIME, "Railyard, our plugin", ("NCCL, our plugin",),
+                                             "both over our plugin"),
+    "our plugin against Socket": (PLUGIN, "NCCL, our plugin", ("NCCL, Socket",), "the networks, both under NCCL")}
 
 
 def steps(m):
-    program = m.program("gpu/speed")
-    yield Step(PART, "reduceCopy against a copy", [program], limit=45, env=m.env(), judge=reduce_copy,
-               skip=m.no_gpu or ("" if program else NOT_BUILT.format("nvcc")))
+    program, skip = compiled(m, "speed")
+    yield Step(PART, "reduceCopy against a copy", [program], limit=45, env=m.env(), judge=reduce_copy, skip=skip)
     sizes = ["--minbytes", 1 << 20, "--maxbytes", 16 << 20, "--factor", 4, "--iters", 20, "--most-ms", 400]
-    yield Step(PART, "all-reduce in turns", body=in_turns(m, sizes), env=m.env_ranks(), limit=40,
-               skip=m.no_ranks or ("" if m.nccl else "no NCCL here"))
-    needs = ("all-reduce in turns",)
-    yield Step(PART, "Railyard against NCCL", needs=needs,
-               body=compare(RUNTIME, "Railyard", ("NCCL, Socket", "NCCL, our plugin")))
-    yield Step(PART, "our plugin against Socket", needs=needs,
-               body=compare(PLUGIN, "NCCL, our plugin", ("NCCL, Socket",)))
+    skip = m.no_ranks or ("" if m.nccl else "no NCCL here")
+    yield Step(PART, IN_TURNS, body=in_turns(m, sizes), env=m.env_ranks(), limit=40, skip=skip)
+    for name, compared in COMPARED.items():
+        yield Step(PART, name, uses=(IN_TURNS,), body=compare(*compared), skip=skip)

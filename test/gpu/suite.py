@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""make gpu-test: everything that wants a GPU, one table at the end. Without a GPU parts 1 and 2 run in emulation,
+"""make gpu-test: everything that wants a GPU, one table at the end. Without a GPU parts 1 and 5 run in emulation,
 the rest is skipped with its reason.
 
-    suite.py --build DIR --out DIR [--budget S] [--only TEXT]... [--nccl-tests DIR] [--mps]
+    suite.py --build DIR --out DIR [--budget S] [--began TIME] [--build-status N] [--only TEXT]... [--nccl-tests DIR]
+             [--mps]
 
 Needs Python 3 and what `make tests` built, here or elsewhere. CUDA_HOME, NCCL_HOME and PYTHON (an interpreter with
 torch) say where things are that it does not find by itself; CUDA_VISIBLE_DEVICES picks the GPU. Exit status: 1 if
-something failed; being slower than the mark is no failure, but said.
+something failed or the budget cut it; being slower than the mark is no failure, but said. results.json, results.md and
+all.log are written anew after every step.
 """
 import argparse
 import functools
@@ -29,13 +31,17 @@ import speed  # noqa: E402
 from steps import Runner  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUDGET = 540         # seconds: below the ten minutes that some lend a machine for
+RUNTIME_SHARE = 0.2  # of the budget, kept for the runtime's part: what hangs before it must not take all
 
 
 def options():
     p = argparse.ArgumentParser(description="everything that wants a GPU")
     p.add_argument("--build", default=ROOT / "build", type=pathlib.Path, help="what make tests built (build)")
     p.add_argument("--out", default=None, type=pathlib.Path, help="table, JSON and logs (BUILD/gpu-test)")
-    p.add_argument("--budget", default=450, type=float, help="seconds for all of it (450)")
+    p.add_argument("--budget", default=BUDGET, type=float, help=f"seconds for all of it ({BUDGET})")
+    p.add_argument("--began", default=None, type=float, help="when the budget began, in seconds of `date +%%s` (now)")
+    p.add_argument("--build-status", default=0, type=int, help="how `make tests` ended; what it printed: OUT/build.log")
     p.add_argument("--only", action="append", default=[],
                    help="steps whose part and name contain this; may be repeated")
     p.add_argument("--nccl-tests", default=os.environ.get("NCCL_TESTS", ""),
@@ -47,11 +53,21 @@ def options():
 
 
 def all_steps(m, o):
+    """What has never been measured comes first, what takes long last."""
     yield from device.kernels(m)
-    yield from device.runtime(m)
+    yield from speed.steps(m)
     yield from real_nccl.steps(m)
-    yield from speed.steps(m)  # before part 4, which takes what time is left
     yield from nccl_tests.steps(m, o.nccl_tests, o.out / "nccl-tests")
+    yield from device.runtime(m)
+    yield from device.sanitizers(m)
+
+
+def shared_out(steps, budget):
+    """The steps before the runtime's leave it its share."""
+    runtime = [n for n, s in enumerate(steps) if s.part == device.RUNTIME]
+    for s in steps[:runtime[0]] if runtime else []:
+        s.reserve = RUNTIME_SHARE * budget
+    return steps
 
 
 def wanted(steps, only):
@@ -59,7 +75,7 @@ def wanted(steps, only):
     names = {s.name for s in steps if not only or any(text in f"{s.part}: {s.name}" for text in only)}
     for s in reversed(steps):
         if s.name in names:
-            names.update(s.needs)
+            names.update(s.needs + s.uses)
     return [s for s in steps if s.name in names]
 
 
@@ -81,20 +97,28 @@ def main():
     if not (o.build / "test/gpu/gpu_coll").exists():
         print(f"{o.build} has no test/gpu/gpu_coll: run `make tests` first", file=sys.stderr)
         return 2
+    begin, wall = time.monotonic(), time.time()
+    spent = min(max(0.0, wall - o.began), o.budget) if o.began else 0.0
+    card = places.hold_open(places.card_files())
     m = places.look(o.build)
     daemon = mps.Daemon() if o.mps and not m.no_ranks and not o.list else None
     try:
         m.mps = daemon.pipes if daemon else ""
-        steps = wanted(list(all_steps(m, o)), o.only)
+        steps = shared_out(wanted(list(all_steps(m, o)), o.only), o.budget)
         if o.list:
             print("\n".join(f"{s.part}: {s.name}" for s in steps))
             return 0
         told = (daemon.why or "started by the suite") if daemon else "none of ours"
+        steps = [*device.prepared(m, o.build_status, o.out / "build.log"), *steps]
+        told = {**facts(m), "MPS": told}
+        spent += time.monotonic() - begin
         say = functools.partial(print, flush=True)
-        return run(steps, Runner(o.out, o.budget, say=say, facts={**facts(m), "MPS": told}))
+        return run(steps, Runner(o.out, o.budget, say=say, facts=told, spent=spent))
     finally:
         if daemon:
             daemon.close()
+        if card is not None:
+            os.close(card)
 
 
 def run(steps, runner):

@@ -51,8 +51,8 @@ bool coll_barrier(const struct coll_options *o, struct coll_shared *s);
 
 /* One rank's work from CUDA's start to its end (rank.c). Prints the table when rank is 0. Exit status. */
 int coll_rank(const struct coll_options *o, struct coll_shared *s, int rank);
-/* Whether the driver has a device: 0, or COLL_NO_DEVICE, having said why on stdout. Must run in a process that
- * does not fork later. */
+/* Whether the driver has a device: 0; COLL_NO_DEVICE where it says that there is none; 1: anything else went wrong,
+ * said on stdout. Must run in a process that does not fork later. */
 int coll_probe(void);
 
 #endif

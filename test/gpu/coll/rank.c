@@ -15,6 +15,7 @@
 
 #define GUARD 4096u
 #define WAIT_NS 20000L
+#define NO_DEVICE 100 /* CUDA_ERROR_NO_DEVICE */
 #define HEAD "# %10s  %12s  %8s  %6s  %6s  %7s  %6s  %6s  %6s  %7s  %6s  %6s  %6s\n"
 
 #define LIBRARY_CALLS(X)                                                                                       \
@@ -239,9 +240,21 @@ static void probe(void *arg) {
   gpu_open();
 }
 
+/* The driver's own word for it. Everything else that goes wrong with a driver that is there is a fault. */
+static bool driver_sees_none(void) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  int (*init)(unsigned flags) = NULL;
+  if (library) *(void **)&init = dlsym(library, "cuInit");
+  return init && init(0) == NO_DEVICE;
+}
+
 int coll_probe(void) {
   char why[500];
+  if (getenv("TEST_REAL_GPU") && driver_sees_none()) {
+    puts("CUDA sees no device");
+    return COLL_NO_DEVICE;
+  }
   if (kit_catch(probe, NULL, why, sizeof why)) return 0;
   printf("%s\n", why);
-  return COLL_NO_DEVICE;
+  return 1;
 }
