@@ -3,6 +3,8 @@
  * The fake driver's one kernel. First what a GPU's memory management would find: may
  * it touch what its argument leads to? Then the kernel's own source, on the CPU executor.
  */
+#include <stdio.h>
+
 #include "core/kernel/rt_device.h"
 #include "test/device/emu.h"
 #include "test/device/gpu/fake.h"
@@ -21,22 +23,29 @@ int fake_check_kernel(void *argument, unsigned blocks) {
   return l->njobs == (int)blocks ? OK : INVALID_VALUE;
 }
 
+/* Says what cannot be reached: the error that the program sees comes later, and names nothing. */
+static bool reaches(const char *what, const void *p, size_t size, const struct context *by) {
+  if (fake_reachable(p, size, by)) return true;
+  fprintf(stderr, "fakegpu: a kernel on device %d cannot reach %s: %zu bytes at %p\n", by->device, what, size, p);
+  return false;
+}
+
 /* And may it speak this protocol there? What a plugin writes has no lines. */
 static bool conn_reachable(const struct rt_conn *c, int proto, const struct context *by) {
   if (!c) return true;
-  if (!fake_reachable(c, sizeof *c, by) || (c->flags & RT_CONN_PROXY && proto != RT_SIMPLE)) return false;
+  if (!reaches("a connection", c, sizeof *c, by) || (c->flags & RT_CONN_PROXY && proto != RT_SIMPLE)) return false;
   const char *own = proto == RT_SIMPLE ? c->device_buff : NULL;
   const char *area = __atomic_load_n(&c->area[proto], __ATOMIC_ACQUIRE);
   const size_t slots = RT_STEPS * c->slot_size[proto];
-  return fake_reachable(c->slot, RT_STEPS * sizeof *c->slot, by) && fake_reachable(c->tail, 8, by) &&
-         fake_reachable(c->credit, 8, by) && fake_reachable(own ? own : c->buff[proto], slots, by) &&
-         (!area || fake_reachable(area, slots, by));
+  return reaches("slots' words", c->slot, RT_STEPS * sizeof *c->slot, by) && reaches("a tail", c->tail, 8, by) &&
+         reaches("credit", c->credit, 8, by) && reaches("slots", own ? own : c->buff[proto], slots, by) &&
+         (!area || reaches("an area", area, slots, by));
 }
 
 /* The first and the last byte that the schedule may touch of a buffer lie in one allocation. */
 static bool buffer_reachable(const struct rt_sched *s, const char *p, bool all_ranks, const struct context *by) {
   size_t bytes = s->count * s->esize * (all_ranks ? (size_t)s->nranks : 1);
-  return !p || !bytes || fake_reachable(p, bytes, by);
+  return !p || !bytes || reaches("a buffer", p, bytes, by);
 }
 
 static bool conns_reachable(const struct rt_device_job *j, const struct context *by) {
@@ -49,10 +58,10 @@ static bool job_reachable(const struct rt_device_job *j, const struct context *b
   const struct rt_sched *s = &j->sched;
   bool sends = s->coll != RT_RECV && !(s->coll == RT_BROADCAST && s->rank != s->root);
   bool receives = s->coll != RT_SEND && !(s->coll == RT_REDUCE && s->rank != s->root);
-  if (s->order && !fake_reachable(s->order, (size_t)s->nranks * sizeof *s->order, by)) return false;
+  if (s->order && !reaches("the ring's order", s->order, (size_t)s->nranks * sizeof *s->order, by)) return false;
   return conns_reachable(j, by) && (!sends || buffer_reachable(s, s->send, s->coll == RT_REDUCE_SCATTER, by)) &&
          (!receives || buffer_reachable(s, s->recv, s->coll == RT_ALLGATHER, by)) &&
-         (!j->deferred || fake_reachable(j->deferred, s->esize, by));
+         (!j->deferred || reaches("a scalar", j->deferred, s->esize, by));
 }
 
 /* Where do the steps lie that were sent there last, before this job? For tests. */
@@ -68,7 +77,8 @@ static void note_places(const struct rt_device_job *j) {
 
 int fake_run_kernel(void *argument, unsigned blocks, unsigned threads, const struct context *context) {
   struct rt_device_launch *l = argument;
-  if (!fake_reachable(l, launch_size(blocks), context) || !fake_reachable(l->abort, 4, context) || threads % 32)
+  if (!reaches("its launch", l, launch_size(blocks), context) || !reaches("its abort word", l->abort, 4, context) ||
+      threads % 32)
     return ILLEGAL_ADDRESS;
   for (unsigned i = 0; i < blocks; i++)
     if (!job_reachable(&l->job[i], context)) return ILLEGAL_ADDRESS;
