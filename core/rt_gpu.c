@@ -181,15 +181,6 @@ static void free_launches(struct rt_gpu *gpu, bool registered) {
 
 /* ---- making and taking down ---------------------------------------------------------- */
 
-/* Blocks of all ranks that this process has on the device must find room there: they wait for each other. */
-static int sharers(const struct ncclComm *comm) {
-  const struct rt_peer *me = &comm->peers[comm->rank];
-  int n = 1;
-  for (int r = 0; r < comm->nranks; r++)
-    n += r != comm->rank && rt_peer_same_process(me, &comm->peers[r]) && rt_peer_may_share_gpu(me, &comm->peers[r]);
-  return n;
-}
-
 static rail_result_t load_kernel(struct ncclComm *comm) {
   struct rt_gpu *gpu = &comm->gpu;
   if (!gpu->module) RAIL_TRY(rt_module_get(gpu->context, &gpu->module));
@@ -200,8 +191,10 @@ static rail_result_t load_kernel(struct ncclComm *comm) {
                  "cuOccupancyMaxActiveBlocksPerMultiprocessor", "is the device still there?"));
   RAIL_TRY(CHECK(occupancy(&wide, rt_module_kernel(gpu->module), RT_DEVICE_THREADS, 0),
                  "cuOccupancyMaxActiveBlocksPerMultiprocessor", "is the device still there?"));
-  gpu->most_blocks = RAIL_MAX(multiprocessors * each / sharers(comm), 1);
-  gpu->wide_blocks = RAIL_MAX(multiprocessors * wide / sharers(comm), 1);
+  int sharers = rt_peer_sharers(comm->peers, comm->nranks, comm->rank);
+  gpu->wide_blocks = RAIL_MAX(multiprocessors * wide / sharers, 1);
+  /* One rank's narrow blocks, spread over the multiprocessors, would leave no room for another's wide ones. */
+  gpu->most_blocks = sharers > 1 ? gpu->wide_blocks : RAIL_MAX(multiprocessors * each, 1);
   return RAIL_OK;
 }
 

@@ -41,7 +41,7 @@ struct rt_gpu {
   int ordinal;
   bool open, comm_registered, ring_registered, lock_made;
   struct rt_module *module;
-  int most_blocks; /* of RT_DEVICE_FEW_THREADS that run side by side */
+  int most_blocks; /* of RT_DEVICE_FEW_THREADS that run side by side; where ranks share the device, as below */
   int wide_blocks; /* of RT_DEVICE_THREADS */
   /* The end of the latest launch; the same inside a stream capture, and in which; for streams that join a launch. */
   void *last, *captured, *join;

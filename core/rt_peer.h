@@ -43,6 +43,13 @@ rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b);
 
 /* Are they, or may they be, on one GPU? Of one whose place is unknown all of its host may be. */
 bool rt_peer_may_share_gpu(const struct rt_peer *a, const struct rt_peer *b);
+/* How many ranks' blocks have to find room beside each other on the GPU of `rank`, its own with them: of all that are
+ * certainly on it, whatever their process, since under MPS processes share multiprocessors without taking turns; and of
+ * those of its process that may be. */
+int rt_peer_sharers(const struct rt_peer *peers, int nranks, int rank);
+/* Multiprocessors that every rank has to itself when those sharers divide its GPU's evenly. 0: a rank has no GPU. The
+ * same on all ranks. */
+int rt_peers_room(const struct rt_peer *peers, int nranks);
 /* Blocks that every rank's GPU has room for, whatever its other ranks launch and the user's own kernels need: half of
  * its multiprocessors, shared. 0: a rank has no GPU. The same on all ranks. */
 int rt_peers_blocks(const struct rt_peer *peers, int nranks);
