@@ -36,8 +36,9 @@ static bool fill_table(void *library, const char *name) {
     void *found = dlsym(library, calls[i].symbol);
     if (!found && !calls[i].needed) continue;
     if (!found) {
-      RAIL_WARN("%s has no %s: collectives run on host buffers only; a driver of CUDA 11.3 or later is needed", name,
-                calls[i].symbol);
+      RAIL_WARN("%s has no %s: collectives run on host buffers only; a driver of CUDA 11.3 or later is needed, and "
+                "580 or newer where CUDA 13 built the kernels",
+                name, calls[i].symbol);
       return false;
     }
     memcpy((char *)&table + calls[i].at, &found, sizeof found);

@@ -15,6 +15,11 @@ extern const uint64_t rt_device_image_size;
 
 #define CHECK(call, what, advice) rt_cuda_check(rt_cuda()->call, what, advice)
 
+/* The driver's error need not tell which of them is missing. */
+#define NEEDS \
+  "the kernels need a GPU of compute capability 8.0 or higher, and a driver no older than the CUDA that built them: " \
+  "580 or newer for CUDA 13"
+
 struct rt_module {
   struct rt_module *next;
   void *context, *module, *kernel;
@@ -38,8 +43,7 @@ static rail_result_t load(struct rt_module *m) {
   if (file)
     RAIL_TRY(CHECK(module_load(&m->module, file), "cuModuleLoad", "RAIL_CUDA_KERNELS names the file"));
   else
-    RAIL_TRY(CHECK(module_load_data(&m->module, rt_device_image), "cuModuleLoadData",
-                   "the kernels need a GPU of compute capability 8.0 or higher"));
+    RAIL_TRY(CHECK(module_load_data(&m->module, rt_device_image), "cuModuleLoadData", NEEDS));
   return CHECK(module_function(&m->kernel, m->module, RT_DEVICE_KERNEL), "cuModuleGetFunction",
                "the image has no " RT_DEVICE_KERNEL);
 }
