@@ -16,6 +16,7 @@
 #include "core/rt_nvml.h"
 #include "core/rt_param.h"
 #include "core/rt_reg.h"
+#include "core/rt_round.h"
 #include "core/rt_run.h"
 #include "core/rt_split.h"
 #include "core/rt_way.h"
@@ -181,6 +182,8 @@ static void choose_tuning(struct ncclComm *comm) {
   comm->tuning.all_shm = all_have_shm(comm);
   for (int r = 0; r < comm->nranks; r++) comm->tuning.has_gpus |= comm->peers[r].has_gpu;
   choose_channels(comm);
+  comm->room = rt_peers_room(comm->peers, comm->nranks);
+  comm->round_width = rt_round_width(comm->nranks, comm->room);
 }
 
 /* A second thread per rank helps only where there is a core for it. */

@@ -10,13 +10,18 @@
 #include "core/rt_gate.h"
 #include "core/rt_param.h"
 #include "core/rt_reg.h"
+#include "core/rt_round.h"
 #include "core/rt_run.h"
 #include "core/rt_tune.h"
 
-/* A plan under construction. */
+/* A group's plans under construction. */
 struct builder {
   struct ncclComm *comm;
-  struct rt_plan *plan;
+  const struct rt_task *tasks; /* of the whole group */
+  int ntasks, nrounds;
+  struct rt_plan *plan; /* that jobs are added to */
+  struct rt_plan *plans, **end;
+  bool on_device;
   struct rt_connector **connectors;
   int nconnectors;
   int ncollectives; /* among the tasks */
@@ -325,45 +330,102 @@ static bool has_collective(const struct rt_task *tasks, int n) {
   return i < n;
 }
 
-/* Connections, and all that the plan's kernel needs on the device. */
+/* Connections of all plans at once, so that none is launched while another still needs some; and all that their
+ * kernels need on the device. */
 static rail_result_t make_ready(struct builder *b) {
   struct ncclComm *comm = b->comm;
   comm->gpu.made_more = b->nconnectors > 0;
-  if (b->plan->on_device) RAIL_TRY(rt_gpu_open(comm)); /* connections may need memory there */
+  if (b->on_device) RAIL_TRY(rt_gpu_open(comm)); /* connections may need memory there */
   RAIL_TRY(rt_connect_all(comm, b->connectors, b->nconnectors));
-  return b->plan->njobs > 0 ? bind_jobs(comm, b->plan) : RAIL_OK;
+  for (struct rt_plan *plan = b->plans; plan; plan = plan->next) RAIL_TRY(bind_jobs(comm, plan));
+  return RAIL_OK;
 }
 
 /* Sends and receives alone are not everybody's, so nobody can tell who else has them. */
 static rail_result_t make_ready_with_others(struct builder *b, bool collective) {
-  if (!collective || !b->plan->on_device || !b->comm->shares_process) return make_ready(b);
+  if (!collective || !b->on_device || !b->comm->shares_process) return make_ready(b);
   struct rt_gate_maker maker;
   rt_gate_make(&maker, b->comm->peers[0].nonce, b->comm->collectives);
   rail_result_t r = make_ready(b);
   rt_gate_made(&maker);
-  b->plan->waits_at_gate = b->comm->gpu.made_more;
+  if (b->plans) b->plans->waits_at_gate = b->comm->gpu.made_more;
   return r;
 }
 
-rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
-  *plan = NULL;
-  int jobs = RAIL_MAX(most_jobs(tasks, ntasks), 1);
-  struct builder b = {.comm = comm};
-  b.plan = calloc(1, sizeof *b.plan + (size_t)jobs * sizeof(struct rt_job));
-  b.connectors = calloc((size_t)jobs * 2 * RT_PEERS, sizeof(struct rt_connector *));
-  rail_result_t r = b.plan && b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
-  if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
-  if (r == RAIL_OK) {
-    b.plan->comm = comm;
-    comm->collectives += has_collective(tasks, ntasks);
-    r = add_streams(b.plan, tasks, ntasks);
+/* ---- rounds ------------------------------------------------------------------------------- */
+
+static int round_of(const struct builder *b, const struct rt_task *t) {
+  if (b->nrounds == 1 || !is_point(t)) return 0;
+  return rt_round_of(b->comm->rank, t->root, b->comm->nranks, b->comm->round_width);
+}
+
+/* A group is cut when its blocks might not find room at once. Whoever does not cut, because it has fewer, or calls on
+ * the host, which run beside the others, has all rounds at once: that holds nobody up. */
+static int rounds(const struct ncclComm *comm, const struct rt_task *tasks, int n) {
+  bool device = false;
+  for (int i = 0; i < n; i++) {
+    if (tasks[i].count && !tasks[i].on_device) return 1;
+    device |= tasks[i].on_device;
   }
-  if (r == RAIL_OK) r = add_tasks(&b, tasks, ntasks);
-  if (r == RAIL_OK) r = make_ready_with_others(&b, has_collective(tasks, ntasks));
+  return device && most_jobs(tasks, n) > comm->room ? rt_round_count(comm->nranks, comm->round_width) : 1;
+}
+
+/* Each plan has the streams of all the group's calls: they are one after the other on each. */
+static rail_result_t fill_plan(struct builder *b, const struct rt_task *tasks, int n) {
+  b->plan->comm = b->comm;
+  RAIL_TRY(add_streams(b->plan, b->tasks, b->ntasks));
+  b->on_device = b->plan->on_device;
+  return add_tasks(b, tasks, n);
+}
+
+static rail_result_t add_plan(struct builder *b, const struct rt_task *tasks, int n) {
+  int jobs = RAIL_MAX(most_jobs(tasks, n), 1);
+  b->plan = calloc(1, sizeof *b->plan + (size_t)jobs * sizeof(struct rt_job));
+  if (!b->plan) {
+    RAIL_WARN("rank %d: out of memory for %d operations", b->comm->rank, jobs);
+    return RAIL_SYSTEM_ERROR;
+  }
+  rail_result_t r = fill_plan(b, tasks, n);
+  if (r == RAIL_OK && b->plan->njobs > 0) {
+    *b->end = b->plan;
+    b->end = &b->plan->next;
+  } else {
+    rt_plan_free(b->comm, b->plan);
+  }
+  return r;
+}
+
+static rail_result_t add_rounds(struct builder *b) {
+  if (b->nrounds == 1) return add_plan(b, b->tasks, b->ntasks);
+  struct rt_task *part = calloc((size_t)b->ntasks, sizeof *part);
+  rail_result_t r = part ? RAIL_OK : RAIL_SYSTEM_ERROR;
+  if (!part) RAIL_WARN("rank %d: out of memory for %d calls of one group", b->comm->rank, b->ntasks);
+  for (int round = 0; r == RAIL_OK && round < b->nrounds; round++) {
+    int n = 0;
+    for (int i = 0; i < b->ntasks; i++)
+      if (round_of(b, &b->tasks[i]) == round) part[n++] = b->tasks[i];
+    if (n > 0) r = add_plan(b, part, n);
+  }
+  free(part);
+  return r;
+}
+
+rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plans) {
+  bool collective = has_collective(tasks, ntasks);
+  int jobs = RAIL_MAX(most_jobs(tasks, ntasks), 1);
+  struct builder b = {.comm = comm, .tasks = tasks, .ntasks = ntasks, .nrounds = rounds(comm, tasks, ntasks)};
+  b.end = &b.plans;
+  b.connectors = calloc((size_t)jobs * 2 * RT_PEERS, sizeof(struct rt_connector *));
+  rail_result_t r = b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
+  if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
+  comm->collectives += collective;
+  if (r == RAIL_OK) r = add_rounds(&b);
+  if (r == RAIL_OK) r = make_ready_with_others(&b, collective);
   free(b.connectors);
-  if (r == RAIL_OK && b.plan->njobs > 0)
-    *plan = b.plan;
-  else if (b.plan)
-    rt_plan_free(comm, b.plan);
+  for (struct rt_plan *plan = b.plans, *next; r != RAIL_OK && plan; plan = next) {
+    next = plan->next;
+    rt_plan_free(comm, plan);
+  }
+  *plans = r == RAIL_OK ? b.plans : NULL;
   return r;
 }

@@ -24,7 +24,8 @@ struct rt_task {
 
 /* As NCCL: a call that NCCL_ALGO and NCCL_PROTO leave nothing for fails, and says so. */
 ncclResult_t rt_task_check(const struct rt_task *t);
-/* Builds the plan of one communicator's tasks and connects what it needs. *plan is NULL when there is nothing to do. */
-rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan);
+/* Builds the plan of one communicator's tasks and connects what it needs; on a device these may be several, chained by
+ * `next`, to be launched in that order (rt_round.h). *plans is NULL when there is nothing to do. */
+rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plans);
 
 #endif

@@ -426,7 +426,7 @@ static rail_result_t launch(struct launching *l) {
   return RAIL_OK;
 }
 
-rail_result_t rt_run_launch(struct ncclComm *comm, struct rt_plan *plan) {
+static rail_result_t launch_plan(struct ncclComm *comm, struct rt_plan *plan) {
   struct launching l = {.comm = comm, .plan = plan, .streams = plan->streams, .nstreams = plan->nstreams};
   struct rt_cuda_scope scope;
   plan->streams = NULL;
@@ -443,5 +443,17 @@ rail_result_t rt_run_launch(struct ncclComm *comm, struct rt_plan *plan) {
   }
   if (!l.taken) rt_plan_free(comm, plan);
   free(l.streams);
+  return r;
+}
+
+rail_result_t rt_run_launch(struct ncclComm *comm, struct rt_plan *plans) {
+  rail_result_t r = RAIL_OK;
+  for (struct rt_plan *next; plans; plans = next) {
+    next = plans->next;
+    if (r == RAIL_OK)
+      r = launch_plan(comm, plans);
+    else
+      rt_plan_free(comm, plans);
+  }
   return r;
 }

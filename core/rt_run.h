@@ -33,9 +33,9 @@ struct rt_run {
 
 /* After connecting: registers the connections, fills in the launch. */
 rail_result_t rt_run_prepare(struct ncclComm *comm, struct rt_plan *plan);
-/* Takes over the plan: runs it on its stream, or makes it part of the graph that the stream captures. Waits
- * until plans on the host are over. The communicator has failed when this does. */
-rail_result_t rt_run_launch(struct ncclComm *comm, struct rt_plan *plan);
+/* Takes over a chain of plans: runs them on their stream, one after the other, or makes them part of the graph that the
+ * stream captures. Waits until plans on the host are over. The communicator has failed when this does. */
+rail_result_t rt_run_launch(struct ncclComm *comm, struct rt_plan *plans);
 
 /* Polls the host's jobs. True: one of them got on. */
 bool rt_run_move(struct ncclComm *comm, struct rt_run *run);
