@@ -181,8 +181,10 @@ static void set_targets(struct rt_run *run) {
   pthread_mutex_unlock(&run->plan->comm->gpu.lock);
 }
 
+/* A plan of a graph that is gone may be freed by another thread as soon as it has no runs. */
 void rt_run_retire(const struct rt_run *run) {
-  pthread_mutex_lock(&run->plan->comm->gpu.lock);
+  struct ncclComm *comm = run->plan->comm;
+  pthread_mutex_lock(&comm->gpu.lock);
   for (int j = 0; j < run->plan->njobs; j++) {
     const struct rt_job *job = &run->plan->jobs[j];
     for (int p = 0; p < RT_PEERS; p++) {
@@ -191,8 +193,8 @@ void rt_run_retire(const struct rt_run *run) {
     }
   }
   atomic_fetch_sub(&run->plan->runs, 1);
-  pthread_mutex_unlock(&run->plan->comm->gpu.lock);
-  if (run->plan->comm->shares_process) rt_gate_ran();
+  pthread_mutex_unlock(&comm->gpu.lock);
+  if (comm->shares_process) rt_gate_ran();
 }
 
 static void submit_job(struct rt_run *run, int j, bool sends) {
