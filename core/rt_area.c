@@ -206,7 +206,7 @@ static bool near_enough(struct taking *t, enum rt_distance farthest) {
 
 /* May kernels of the taker's use memory of this process? */
 static bool allow(struct taking *t, const struct rt_area *a) {
-  if (a->mem.mapped) return rt_mem_allow(&a->mem, t->comm->gpu.ordinal, t->why);
+  if (a->mem.mapped) return a->ordinal == t->comm->gpu.ordinal || rt_mem_allow(&a->mem, t->comm->gpu.ordinal, t->why);
   if (a->context == t->view->context) return true;
   int r = rt_cuda()->peer_access(a->context, 0);
   if (r == RT_CU_PEER_ACCESS_ALREADY_ENABLED) r = RT_CU_SUCCESS;

@@ -102,6 +102,9 @@ static void in_threads(const struct rank *rank, void *arg) {
   for (int i = 0; i < 4; i++) t[i] = (struct thread_rank){t[0].id, i, 4};
   gpu_launches_are_shared = true;
   kit_run_threads(4, be_thread, t, sizeof t[0]);
+  long maps = gpu.calls ? gpu.calls("cuMemMap") : 0, allowed = gpu.calls ? gpu.calls("cuMemSetAccess") : 0;
+  ENSURE(maps == allowed, "%ld pieces were mapped, access was set %ld times, also while kernels ran", maps, allowed);
+  ENSURE(!gpu.calls || maps > 0, "nothing was mapped");
   gpu_nothing_left();
 }
 TEST(threads) { job_run("", 1, kit_patience_ms(PATIENCE), in_threads, NULL); }

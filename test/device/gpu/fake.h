@@ -93,7 +93,7 @@ bool fake_is_context(const void *context);
 void fake_add_memory(void *base, size_t size);
 bool fake_remove_memory(const void *base);
 /* Mapped memory: of a device, for those whose bits are set. */
-void fake_add_mapped(void *base, size_t size, int device, unsigned access, bool rdma);
+void fake_add_mapped(void *base, size_t size, int device, unsigned access, bool rdma); /* or it is there: access */
 void fake_remove_mapped(const void *base);
 /* What cuMemAlloc has given out at this address; 0: nothing. */
 size_t fake_allocated(const void *base);

@@ -219,9 +219,9 @@ static int check_access(const struct piece *p, const struct rt_cuda_access *a) {
 
 static void set_access(struct reserved *of, unsigned access) {
   const struct label *l = &of->piece->label;
-  if (of->access) fake_remove_mapped(of->base);
-  of->access = access;
   if (access) fake_add_mapped(of->base, of->size, l->device, access, l->rdma != 0);
+  else if (of->access) fake_remove_mapped(of->base);
+  of->access = access;
   (void)mprotect(of->base, of->size, access ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 

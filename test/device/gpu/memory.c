@@ -113,23 +113,14 @@ API int cuInit(unsigned flags) {
 }
 
 API int cuGetErrorName(int error, const char **text) {
+#define NAMED(error) {error, "CUDA_ERROR_" #error}
   static const struct { int error; const char *name; } names[] = {
-      {OK, "CUDA_SUCCESS"},
-      {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},
-      {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
-      {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE"},
-      {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"},
-      {FILE_NOT_FOUND, "CUDA_ERROR_FILE_NOT_FOUND"},
-      {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"},
-      {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
-      {PEER_ACCESS_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
-      {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"},
-      {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"},
-      {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
+      {OK, "CUDA_SUCCESS"}, NAMED(INVALID_VALUE), NAMED(OUT_OF_MEMORY), NAMED(INVALID_IMAGE), NAMED(INVALID_CONTEXT),
+      NAMED(FILE_NOT_FOUND), NAMED(INVALID_HANDLE), NAMED(NOT_FOUND), NAMED(PEER_ACCESS_UNSUPPORTED),
+      NAMED(ILLEGAL_ADDRESS), NAMED(INVALID_DEVICE), NAMED(NOT_SUPPORTED),
       {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
       {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
-      {CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"},
-  };
+      {CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"}};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (names[i].error == error) return *text = names[i].name, OK;
   return *text = NULL, INVALID_VALUE;
@@ -284,11 +275,16 @@ static void add_range(void *base, size_t size, int type, bool managed) {
   add((struct range){.base = base, .size = size, .type = type, .managed = managed, .context = c, .device = c->device});
 }
 
+static struct range **place_of(const void *base, int type, bool mapped) {
+  struct range **at = &ranges;
+  while (*at && !((*at)->base == base && (*at)->type == type && !(*at)->context == mapped)) at = &(*at)->next;
+  return at;
+}
+
 static bool remove_range(const void *base, int type, bool mapped) {
   pthread_mutex_lock(&lock);
-  struct range **at = &ranges, *r;
-  while (*at && !((*at)->base == base && (*at)->type == type && !(*at)->context == mapped)) at = &(*at)->next;
-  if ((r = *at)) *at = r->next;
+  struct range **at = place_of(base, type, mapped), *r = *at;
+  if (r) *at = r->next;
   pthread_mutex_unlock(&lock);
   free(r);
   return r != NULL;
@@ -298,7 +294,11 @@ void fake_add_memory(void *base, size_t size) { add_range(base, size, DEVICE_MEM
 bool fake_remove_memory(const void *base) { return remove_range(base, DEVICE_MEMORY, false); }
 
 void fake_add_mapped(void *base, size_t size, int device, unsigned access, bool rdma) {
-  add((struct range){.base = base, .size = size, .type = DEVICE_MEMORY, .device = device, .access = access,
+  pthread_mutex_lock(&lock);
+  struct range *there = *place_of(base, DEVICE_MEMORY, true);
+  if (there) there->access = access; /* kernels of who had it may run */
+  pthread_mutex_unlock(&lock);
+  if (!there) add((struct range){.base = base, .size = size, .type = DEVICE_MEMORY, .device = device, .access = access,
                      .rdma = rdma});
 }
 
