@@ -22,6 +22,7 @@ enum {
   RT_CU_SUCCESS = 0,
   RT_CU_NOT_INITIALIZED = 3,
   RT_CU_DEINITIALIZED = 4,
+  RT_CU_STUB_LIBRARY = 34, /* the toolkit's, to link with */
   RT_CU_NO_DEVICE = 100,
   RT_CU_INVALID_CONTEXT = 201,
   RT_CU_NOT_READY = 600,

@@ -44,8 +44,9 @@ static rail_result_t look(const struct rt_cuda *cu, const struct ncclComm *comm,
     r = ask(cu, p, m);
     rt_cuda_leave(&scope);
   }
-  /* A driver that nobody has initialised, or has for this thread, knows no memory of ours. */
-  if (r == RT_CU_NOT_INITIALIZED || r == RT_CU_DEINITIALIZED || r == RT_CU_NO_DEVICE || r == RT_CU_INVALID_CONTEXT)
+  /* A driver that nobody has initialised, or has for this thread, or that is none, knows no memory of ours. */
+  if (r == RT_CU_NOT_INITIALIZED || r == RT_CU_DEINITIALIZED || r == RT_CU_STUB_LIBRARY || r == RT_CU_NO_DEVICE ||
+      r == RT_CU_INVALID_CONTEXT)
     return RAIL_OK;
   return rt_cuda_check(r, "cuPointerGetAttributes", "an earlier error on the device may be the reason");
 }

@@ -3,6 +3,7 @@
 # TEST-LIMIT: 400
 # TEST-SAN: none
 """rail-coll as a user meets it: options, every collective, its JSON, wrong results and dying ranks."""
+import glob
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
-from coll import BUILD, COLL, ROOT, SOCKET, coll, environment, expect, main, results
+from coll import BUILD, COLL, ROOT, SOCKET, Skip, coll, environment, expect, main, results
 
 COLLECTIVES = "all_reduce all_gather reduce_scatter broadcast reduce sendrecv alltoall gather scatter".split()
 REDUCING = {"all_reduce", "reduce", "reduce_scatter"}
@@ -264,6 +265,14 @@ def ranks_do_not_outlive_the_parent():
         time.sleep(0.05)
 
 
+def with_a_driver_to_link_with_only():
+    """Containers for building have it, and programs that are linked with -lcuda load it there."""
+    stubs = sorted(glob.glob("/usr/local/cuda*/lib64/stubs/libcuda.so"))
+    if not stubs:
+        raise Skip("no CUDA toolkit here")
+    expect(coll("all_reduce", "-r", "2", "-b", "64K", "-e", "64K", "-n", "2", LD_PRELOAD=stubs[0]), 0)
+
+
 main([("bad arguments", bad_arguments), ("--help names every option", help_names_every_option),
       ("parameters are printed", parameters_are_printed),
       ("the tuning table is printed", the_tuning_table_is_printed)]
@@ -274,4 +283,5 @@ main([("bad arguments", bad_arguments), ("--help names every option", help_names
         ("the JSON file holds what is needed", json_file_holds_what_is_needed), ("damage is found", damage_is_found),
         ("a killed rank ends the job", a_killed_rank_ends_the_job),
         ("a stopped rank is given up", a_stopped_rank_is_given_up),
-        ("ranks do not outlive the parent", ranks_do_not_outlive_the_parent)])
+        ("ranks do not outlive the parent", ranks_do_not_outlive_the_parent),
+        ("with a driver to link with only", with_a_driver_to_link_with_only)])
