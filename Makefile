@@ -9,7 +9,7 @@
 .DEFAULT_GOAL := all
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
-VERSION := 0.1.0
+VERSION := $(file <VERSION)
 
 SAN ?=
 ifeq ($(origin CC),default)

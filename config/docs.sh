@@ -9,6 +9,7 @@
 set -euo pipefail
 
 build=$1 mode=${2:-write}
+version=$(<VERSION)
 fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
 stale=0
@@ -43,7 +44,7 @@ man_page() { # PAGE
       help_of "$1" | roff_escape
       printf '.fi\n'
     else
-      printf '%s\n' "$line"
+      printf '%s\n' "${line//@VERSION@/$version}"
     fi
   done <"docs/man/$1.1.in"
 }
@@ -55,7 +56,7 @@ subcommands() { # PROGRAM: NAME WHAT..., a line each
 plain_page() { # PROGRAM SUBCOMMAND WHAT
   local page=$1-$2
   cat <<ROFF
-.TH ${page^^} 1 "" Railyard "Railyard"
+.TH ${page^^} 1 "" "Railyard $version" "Railyard"
 .SH NAME
 $page \- $3
 .SH SYNOPSIS

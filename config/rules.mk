@@ -73,7 +73,11 @@ defects := $(shell sed -n 's/^ *X.\([a-z0-9_]*\), ".*/\1/p' test/broken/ref_defe
 broken_libs := $(BUILD)/test/broken/libnccl-net-ref.so \
   $(patsubst %,$(BUILD)/test/broken/libnccl-net-broken-%.so,$(defects))
 
-$(BUILD)/config.mk: config/probe.sh
+# A public header, so it is in the tree; make lint and those who only read need no build.
+include/rail/version.h: VERSION config/version.sh
+	$(Q)bash config/version.sh $@
+
+$(BUILD)/config.mk: config/probe.sh include/rail/version.h
 	@mkdir -p $(@D)
 	$(Q)CC='$(CC)' SAN='$(SAN)' bash config/probe.sh > $@.tmp && mv $@.tmp $@
 

@@ -24,7 +24,6 @@
 #include "tools/rail-coll/gpu.h"
 
 #define RC_NAME "rail-coll"
-#define RC_VERSION "0.1.0"
 #define RC_MAX_RANKS 1024
 #define RC_MAX_KINDS 16 /* of --memory */
 #define RC_OP_MULSUM 5 /* sum of each rank's input times its own scalar; beside ncclSum ... ncclAvg */

@@ -8,6 +8,7 @@
 #include <sys/utsname.h>
 
 #include "common/clock.h"
+#include "rail/version.h"
 #include "tools/rail-coll/coll.h"
 
 extern char **environ;
@@ -58,7 +59,7 @@ static void write_versions(FILE *f) {
   int library = 0;
   (void)ncclGetVersion(&library);
   fprintf(f, "  \"version\": {");
-  field(f, "rail_coll", RC_VERSION);
+  field(f, "rail_coll", RAIL_VERSION);
   fprintf(f, ", \"nccl_headers\": %d, \"nccl_library\": %d", NCCL_VERSION_CODE, library);
   if (uname(&u) == 0) {
     fprintf(f, ", ");

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "rail/version.h"
 #include "tools/rail-coll/coll.h"
 
 static int set_factor(const struct tool_value *v) {
@@ -104,7 +105,7 @@ static int print_tuning(const struct tool_value *v) {
 
 static int print_version(const struct tool_value *v) {
   (void)v;
-  printf(RC_NAME " " RC_VERSION ", NCCL API %d.%d.%d\n", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
+  printf(RC_NAME " " RAIL_VERSION ", NCCL API %d.%d.%d\n", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
   return 1;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "rail/version.h"
 #include "tools/rail-coll/coll.h"
 
 /* "device (ranks 0, 2), host (ranks 1, 3)", or the one kind of all. */
@@ -46,7 +47,7 @@ void rc_report_head(struct rc_report *r) {
   FILE *f = r->table;
   int library = 0;
   (void)ncclGetVersion(&library);
-  fprintf(f, "# " RC_NAME " version " RC_VERSION " nccl-headers=%d nccl-library=%d\n", NCCL_VERSION_CODE, library);
+  fprintf(f, "# " RC_NAME " version " RAIL_VERSION " nccl-headers=%d nccl-library=%d\n", NCCL_VERSION_CODE, library);
   fprintf(f, "# Collective test starting: %s\n", o->collective->name);
   fprintf(f, "# nRanks %d nThread %d nGpus %d minBytes %llu maxBytes %llu step: %llu(%s) warmup iters: %d iters: %d "
           "agg iters: %d validate: %d graph: %d launch: %s\n#\n", r->nranks, o->threads, o->comms_per_thread,

@@ -7,6 +7,7 @@
 
 #include "kit/bench/kit_bench.h"
 #include "kit/kit_plot.h"
+#include "rail/version.h"
 #include "tools/rail-kit/commands.h"
 #include "tools/rail-kit/fuse.h"
 #include "tools/rail-kit/hosts.h"
@@ -300,7 +301,7 @@ static int status_of(const struct kit_bench_results *r) {
 }
 
 static int run(struct bench_options *o, int argc, char **argv) {
-  struct kit_bench_about about = {.kit_version = RK_VERSION, .argc = argc, .argv = argv};
+  struct kit_bench_about about = {.kit_version = RAIL_VERSION, .argc = argc, .argv = argv};
   struct kit_bench_results results;
   FILE *json = NULL;
   if (o->json && !(json = open_json(o->json))) return TOOL_EXIT_FAILED;

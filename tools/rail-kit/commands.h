@@ -9,7 +9,6 @@
 #include "tools/common/options.h"
 
 #define RK_NAME "rail-kit"
-#define RK_VERSION "0.1.0"
 #define RK_EXIT_STATUS "exit status: 0 fine, 1 the plugin failed, 2 bad arguments, 3 the kit itself could not run"
 
 int rk_inspect(int argc, char **argv);

@@ -3,6 +3,7 @@
  * rail-kit: tests any network plugin for NCCL. A subcommand is a line below and a file cmd_NAME.c, which reads its
  * arguments and calls kit/NAME/.
  */
+#include "rail/version.h"
 #include "tools/rail-kit/commands.h"
 
 static const struct tool_sub subs[] = {
@@ -19,7 +20,7 @@ static const struct tool_sub subs[] = {
 int main(int argc, char **argv) {
   static const struct tool_program program = {
       .name = RK_NAME,
-      .version = RK_VERSION,
+      .version = RAIL_VERSION,
       .about = "Tests a network plugin for NCCL (ncclNetPlugin_v6 to _v12): what NCCL makes of it, whether it keeps\n"
                "the contract, how fast it is, what it does when things fail.",
       .subs = subs,

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "rail/version.h"
 #include "tools/rail-stat/stat.h"
 
 static void string(FILE *f, const char *s) {
@@ -66,7 +67,7 @@ static void group(FILE *f, const struct rail_stats_view_group *g) {
 
 void rs_json(FILE *f, const struct rs_look *look) {
   const char *comma = "";
-  fprintf(f, "{\"version\": \"" RS_VERSION "\", \"time\": %lld, \"pages\": [", (long long)time(NULL));
+  fprintf(f, "{\"version\": \"" RAIL_VERSION "\", \"time\": %lld, \"pages\": [", (long long)time(NULL));
   for (size_t i = 0; i < look->n; i++) {
     const struct rs_page *page = &look->pages[i];
     if (!rs_page_shows(page)) continue;

@@ -2,6 +2,7 @@
  * The command line. */
 #include "tools/common/options.h"
 
+#include "rail/version.h"
 #include "tools/rail-stat/stat.h"
 
 static int set_mode(const struct tool_value *v) {
@@ -28,7 +29,7 @@ static int add_pid(const struct tool_value *v) {
 
 static int print_version(const struct tool_value *v) {
   (void)v;
-  printf(RS_NAME " " RS_VERSION "\n");
+  printf(RS_NAME " " RAIL_VERSION "\n");
   return 1;
 }
 

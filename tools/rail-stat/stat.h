@@ -19,7 +19,6 @@
 #include "tools/common/exit.h"
 
 #define RS_NAME "rail-stat"
-#define RS_VERSION "0.1.0"
 #define RS_MAX_PIDS 64
 
 /* ---- options (options.c) ---- */
