@@ -24,3 +24,4 @@ include config/flags.mk
 -include $(BUILD)/config.mk
 include config/rules.mk
 include config/targets.mk
+include config/package.mk

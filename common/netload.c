@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/install_dirs.h"
 #include "common/netload_impl.h"
 
 static struct rail_net_life *lives;
@@ -90,10 +91,10 @@ static bool is_library_name(const char *name) {
   return len >= 6 && strncmp(name, "lib", 3) == 0 && strcmp(name + len - 3, ".so") == 0;
 }
 
-/* Beside the object this code is linked into, and in ../lib from there. */
+/* Beside the object this code is linked into, and where a program finds its libraries. */
 static void *try_open_beside(const char *file, struct why *why) {
   static const char here; /* any address of ours */
-  static const char *const dirs[] = {"", "../lib/"};
+  const char *const dirs[] = {"", rail_lib_from_bin};
   char path[PATH_MAX];
   Dl_info info;
   struct link_map *map = NULL;
@@ -105,7 +106,7 @@ static void *try_open_beside(const char *file, struct why *why) {
   void *library = NULL;
   for (size_t i = 0; slash && !library && i < RAIL_COUNT_OF(dirs); i++) {
     slash[1] = 0;
-    int n = snprintf(path, sizeof path, "%s%s%s", self, dirs[i], file);
+    int n = snprintf(path, sizeof path, "%s%s%s%s", self, dirs[i], i > 0 ? "/" : "", file);
     if (n > 0 && (size_t)n < sizeof path) library = try_open(path, why);
   }
   free(self);

@@ -1,65 +1,77 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# config/install.sh install|uninstall BUILD DESTDIR PREFIX VERSION
-# What is installed is noted in PREFIX/share/railyard/manifest, and that list
-# is what uninstall removes: it works from any later state of the tree.
+# config/install.sh install PROGRAM... | uninstall
+# Where things go is in the environment: BUILD, DESTDIR, PREFIX, BINDIR, LIBDIR, INCLUDEDIR, DATADIR, MANDIR, VERSION.
+# What is installed is noted in DATADIR/railyard/manifest, and that list is what uninstall removes: it works from any
+# later state of the tree.
 set -euo pipefail
 
-action=$1 build=$2 destdir=$3 prefix=$4 version=$5
-[[ $prefix == /* ]] || { echo "PREFIX must be an absolute path, not '$prefix'" >&2; exit 1; }
-manifest=$prefix/share/railyard/manifest
+for dir in PREFIX BINDIR LIBDIR INCLUDEDIR DATADIR MANDIR; do
+  [[ ${!dir} == /* ]] || { echo "$dir must be an absolute path, not '${!dir}'" >&2; exit 1; }
+done
+manifest=$DATADIR/railyard/manifest
 
 put() { # MODE SOURCE TARGET
-  install -D -m "$1" "$2" "$destdir$3"
-  echo "$3" >>"$destdir$manifest"
+  install -D -m "$1" "$2" "$DESTDIR$3"
+  echo "$3" >>"$DESTDIR$manifest"
 }
 
 link_to() { # TARGET NAME
-  mkdir -p "$destdir${2%/*}"
-  ln -sfn "$1" "$destdir$2"
-  echo "$2" >>"$destdir$manifest"
+  mkdir -p "$DESTDIR${2%/*}"
+  ln -sfn "$1" "$DESTDIR$2"
+  echo "$2" >>"$DESTDIR$manifest"
 }
 
 pkg_config() {
   cat <<PC
-prefix=$prefix
-libdir=\${prefix}/lib
-includedir=\${prefix}/include
+prefix=$PREFIX
+libdir=${LIBDIR/#$PREFIX\//\$\{prefix\}/}
+includedir=${INCLUDEDIR/#$PREFIX\//\$\{prefix\}/}
 
 Name: railyard
 Description: Collective communication with NCCL's interface, and NCCL network plugins
-Version: $version
+Version: $VERSION
 Libs: -L\${libdir} -lrailyard
 Cflags: -I\${includedir}
 PC
 }
 
+# A file, or a link to its neighbour.
+put_library() { # SOURCE TARGET
+  if [[ -L $1 ]]; then link_to "$(readlink "$1")" "$2"; else put 755 "$1" "$2"; fi
+}
+
 do_install() {
-  mkdir -p "$destdir${manifest%/*}"
-  : >"$destdir$manifest"
+  mkdir -p "$DESTDIR${manifest%/*}"
+  : >"$DESTDIR$manifest"
   local f tmp
-  for f in "$build"/lib/*.so; do [[ -e $f ]] && put 755 "$f" "$prefix/lib/${f##*/}"; done
-  for f in "$build"/lib/nccl/*; do [[ -L $f ]] && link_to "$(readlink "$f")" "$prefix/lib/nccl/${f##*/}"; done
-  for f in "$build"/bin/*; do [[ -e $f ]] && put 755 "$f" "$prefix/bin/${f##*/}"; done
-  for f in "$build"/share/railyard/*.py; do [[ -e $f ]] && put 755 "$f" "$prefix/share/railyard/${f##*/}"; done
-  for f in include/rail/*.h; do put 644 "$f" "$prefix/include/rail/${f##*/}"; done
-  for f in docs/man/*.[1-9]; do [[ -e $f ]] && put 644 "$f" "$prefix/share/man/man${f##*.}/${f##*/}"; done
-  put 755 kit/plot.py "$prefix/share/railyard/plot.py"
+  for f in "$BUILD"/lib/libnccl-net-*.so "$BUILD"/lib/librailyard.so{,."${VERSION%%.*}",."$VERSION"}; do
+    put_library "$f" "$LIBDIR/${f##*/}"
+  done
+  link_to ../librailyard.so."${VERSION%%.*}" "$LIBDIR/nccl/libnccl.so.2"
+  link_to libnccl.so.2 "$LIBDIR/nccl/libnccl.so"
+  put 755 "$BUILD/lib/railyard/librail-fault.so" "$LIBDIR/railyard/librail-fault.so"
+  for f in "$@"; do put 755 "$f" "$BINDIR/${f##*/}"; done
+  put 755 kit/plot.py "$DATADIR/railyard/plot.py"
+  for f in include/rail/*.h; do put 644 "$f" "$INCLUDEDIR/rail/${f##*/}"; done
+  for f in docs/man/*.[1-9]; do put 644 "$f" "$MANDIR/man${f##*.}/${f##*/}"; done
   tmp=$(mktemp)
   pkg_config >"$tmp"
-  put 644 "$tmp" "$prefix/lib/pkgconfig/railyard.pc"
+  put 644 "$tmp" "$LIBDIR/pkgconfig/railyard.pc"
   rm -f "$tmp"
-  echo "installed $(wc -l <"$destdir$manifest") files under $destdir$prefix"
+  echo "installed $(wc -l <"$DESTDIR$manifest") files under $DESTDIR$PREFIX"
 }
 
 do_uninstall() {
-  [[ -e $destdir$manifest ]] || { echo "nothing installed under $destdir$prefix"; return; }
+  [[ -e $DESTDIR$manifest ]] || { echo "nothing installed under $DESTDIR$PREFIX"; return; }
   local f
-  while IFS= read -r f; do rm -f "$destdir$f"; done <"$destdir$manifest"
-  rm -f "$destdir$manifest"
-  # Only folders that are ours alone; lib, bin and the like belong to the prefix.
-  rmdir "$destdir$prefix/share/railyard" "$destdir$prefix/include/rail" "$destdir$prefix/lib/nccl" 2>/dev/null || true
-  echo "removed railyard from $destdir$prefix"
+  while IFS= read -r f; do rm -f "$DESTDIR$f"; done <"$DESTDIR$manifest"
+  rm -f "$DESTDIR$manifest"
+  # Only folders that are ours alone; lib, bin and the like belong to others, too.
+  rmdir "$DESTDIR$DATADIR/railyard" "$DESTDIR$INCLUDEDIR/rail" "$DESTDIR$LIBDIR"/{nccl,railyard} 2>/dev/null || true
+  echo "removed railyard from $DESTDIR$PREFIX"
 }
 
-"do_$action"
+action=$1
+shift
+"do_$action" "$@"

@@ -3,9 +3,9 @@
 #   common/*.c            → librailcommon.a, linked into everything
 #   common/abi*.c         → linked into each plugin, never into anything else
 #   plugin/NAME/*.c       → lib/libnccl-net-NAME.so
-#   core/*.c core/kernel  → lib/librailyard.so, and lib/nccl: the same under NCCL's names
+#   core/*.c core/kernel  → lib/librailyard.so.VERSION with its links, and lib/nccl: the same under NCCL's names
 #   kit/**.c              → librailkit.a, for tools and tests
-#   kit/preload/*.c       → lib/librail-fault.so, for LD_PRELOAD
+#   kit/preload/*.c       → lib/railyard/librail-fault.so, for LD_PRELOAD
 #   tools/common/*.c      → linked into every tool that needs it
 #   tools/NAME/*.c        → bin/NAME
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
@@ -64,7 +64,7 @@ test_src := $(filter-out $(if $(HAVE_CXX),,test/unit/test_device_% test/e2e/test
 test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
 # Tests of the runtime's rooms see internals: they link its objects, not the library.
 core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(core/|rail/railyard)' $(test_src))))
-fault_lib := $(BUILD)/lib/librail-fault.so
+fault_lib := $(BUILD)/lib/railyard/librail-fault.so
 preload_src := $(wildcard test/preload/*.c)
 preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
 preload_libs += $(if $(HAVE_VERBS),$(BUILD)/test/libfakeverbs.so) $(if $(HAVE_CXX),$(BUILD)/test/libfakegpu.so)
@@ -162,16 +162,23 @@ $(BUILD)/lib/libnccl-net-$(1).so: $(call obj,$(wildcard plugin/$(1)/*.c) $(abi_s
 endef
 $(foreach p,$(plugins),$(eval $(call plugin_rule,$(p))))
 
-$(BUILD)/lib/librailyard.so: $(call obj,$(core_src)) $(simd_obj) $(image_obj) $(COMMON_A) config/railyard.map
+# librailyard.so is what the linker looks for, librailyard.so.0 what programs then ask for. The number in it is the
+# version's first one.
+soname := librailyard.so.$(firstword $(subst ., ,$(VERSION)))
+$(BUILD)/lib/librailyard.so.$(VERSION): $(call obj,$(core_src)) $(simd_obj) $(image_obj) $(COMMON_A) config/railyard.map
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=config/railyard.map -Wl,-soname,librailyard.so \
+	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=config/railyard.map -Wl,-soname,$(soname) \
 	  $(filter %.o,$^) $(COMMON_A) -ldl -lm -lrt -o $@
+$(BUILD)/lib/$(soname): $(BUILD)/lib/librailyard.so.$(VERSION)
+	$(Q)ln -sfn $(<F) $@
+$(BUILD)/lib/librailyard.so: $(BUILD)/lib/$(soname)
+	$(Q)ln -sfn $(<F) $@
 
 # A folder of its own, for LD_LIBRARY_PATH and -L: nobody gets it for libnccl without asking.
 $(BUILD)/lib/nccl/libnccl.so.2: | $(core_lib)
 	@mkdir -p $(@D)
-	$(Q)ln -sfn ../librailyard.so $@
+	$(Q)ln -sfn ../$(soname) $@
 $(BUILD)/lib/nccl/libnccl.so: | $(BUILD)/lib/nccl/libnccl.so.2
 	$(Q)ln -sfn libnccl.so.2 $@
 
@@ -184,16 +191,18 @@ $(BUILD)/share/railyard/plot.py: kit/plot.py
 	@mkdir -p $(@D)
 	$(Q)install -m 755 $< $@
 
+# The file, the tool's name, more objects.
+rpath = -Wl,-rpath,'$$ORIGIN/../lib'
 define tool_rule
-$(BUILD)/bin/$(1): $(call obj,$(wildcard tools/$(1)/*.c)) $(TOOL_A) $(KIT_A) $(COMMON_A) | $(core_lib)
+$(1): $(call obj,$(wildcard tools/$(2)/*.c)) $(3) $(TOOL_A) $(KIT_A) $(COMMON_A) | $(core_lib)
 	@mkdir -p $$(@D)
 	@$$(if $$(V),,echo "  LD      $$@")
 	$$(Q)$$(CC) $$(ALL_LDFLAGS) $$(filter %.o,$$^) $(TOOL_A) $(KIT_A) $(COMMON_A) \
-	  $$(if $$(filter $(1),$(runtime_tools)),-L$(BUILD)/lib -lrailyard -Wl$$(comma)-rpath$$(comma)'$$$$ORIGIN/../lib') \
-	  $$(libs_tool_$(1)) -ldl -lm -o $$@
+	  $$(if $$(filter $(2),$(runtime_tools)),-L$(BUILD)/lib -lrailyard $$(rpath)) \
+	  $$(libs_tool_$(2)) -ldl -lm -o $$@
 endef
 comma := ,
-$(foreach t,$(tools),$(eval $(call tool_rule,$(t))))
+$(foreach t,$(tools),$(eval $(call tool_rule,$(BUILD)/bin/$(t),$(t))))
 
 # A driver of its own, for programs that have device buffers. Sanitized as what it runs in: its threads are the kernels.
 fakegpu_src := $(wildcard test/device/gpu/*.c)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # What a person types.
 
-PREFIX ?= /usr/local
-DESTDIR ?=
 JOBS ?= $(shell nproc)
 
 # A build inside a target: -j from the outer make if it had one, else all cores.
@@ -11,7 +9,7 @@ setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
 .PHONY: all tests help clean setup demo test test-quick test-asan test-tsan lab lab-shell test-rdma bench \
-  bench-socket bench-ib bench-tuning kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus install uninstall
+  bench-socket bench-ib bench-tuning kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus
 
 all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk
@@ -21,7 +19,7 @@ test_needs := $(test_bins) $(preload_libs) $(broken_libs) $(gpu_bins) $(BUILD)/g
 tests: all $(test_needs)  ## build the test programs too
 
 help:  ## this list
-	@awk -F'## ' '/^[a-z-]+:.*## /{split($$1,a,":"); printf "  make %-12s %s\n", a[1], $$2}' config/targets.mk
+	@awk -F'## ' '/^[a-z-]+:.*## /{split($$1,a,":"); printf "  make %-12s %s\n", a[1], $$2}' config/targets.mk config/package.mk
 	@echo "Variables: CC=clang  SAN=asan|tsan  DEBUG=1  V=1  WERROR=0  BUILD=dir  PREFIX=dir  DESTDIR=dir"
 
 clean:  ## remove everything built
@@ -153,9 +151,3 @@ docs-check:  ## fail when a generated document is stale
 lint:  ## headers alone, lengths, layers, clang-tidy, cppcheck
 	$(setup) build lint
 	@python3 config/lint.py
-
-install: all  ## copy libraries, tools, headers and man pages under DESTDIR/PREFIX
-	@bash config/install.sh install '$(BUILD)' '$(DESTDIR)' '$(PREFIX)' '$(VERSION)'
-
-uninstall:  ## remove what install put there
-	@bash config/install.sh uninstall '$(BUILD)' '$(DESTDIR)' '$(PREFIX)' '$(VERSION)'

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "common/compiler.h"
+#include "common/install_dirs.h"
 #include "kit/kit_beside.h"
 
 #define LIMIT_S 120
@@ -19,7 +20,9 @@ bool kit_plot_can_write(const char *target) {
 }
 
 static bool find_script(char path[PATH_MAX]) {
-  static const char *const places[] = {"../share/railyard/plot.py", "../../kit/plot.py", "../../../kit/plot.py"};
+  char installed[PATH_MAX];
+  snprintf(installed, sizeof installed, "%s/railyard/plot.py", rail_data_from_bin);
+  const char *const places[] = {installed, "../../kit/plot.py", "../../../kit/plot.py"};
   for (size_t i = 0; i < RAIL_COUNT_OF(places); i++)
     if (kit_beside(path, places[i]) && access(path, R_OK) == 0) return true;
   return false;
@@ -47,7 +50,8 @@ static bool draw(const char *script, const char *figure, const char *target) {
 bool kit_plot(bool (*write)(FILE *f, const void *arg), const void *arg, const char *target) {
   char script[PATH_MAX], figure[] = "/tmp/rail-kit-plot.XXXXXX";
   if (!find_script(script)) {
-    fprintf(stderr, "rail-kit: --plot: plot.py is not in ../share/railyard beside the program\n");
+    fprintf(stderr, "rail-kit: --plot: plot.py is not in %s/railyard, seen from the program's folder\n",
+            rail_data_from_bin);
     return false;
   }
   int fd = mkstemp(figure);

@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 /* Has the figure drawn that `write` writes as JSON (plot.py says what it holds). `target` ends with .svg or .png. The
- * script lies in ../share/railyard beside the program, or in its build tree's source. False: told on stderr. */
+ * script lies in share/railyard where the kit is installed, or in its build tree's source. False: told on stderr. */
 bool kit_plot(bool (*write)(FILE *f, const void *arg), const void *arg, const char *target);
 /* May a picture have that name? */
 bool kit_plot_can_write(const char *target);

@@ -218,7 +218,7 @@ class ShmWatch:
 def preloaded(build, name):
     """The file of TEST-PRELOAD's word: one of test/preload, or a product."""
     own = build / "test" / f"lib{name}.so"
-    return str(own if own.exists() else build / "lib" / f"lib{name}.so")
+    return str(own if own.exists() else build / "lib/railyard" / f"lib{name}.so")
 
 
 def environment(program, mark, scratch):

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/install_dirs.h"
 #include "common/netload.h"
 #include "kit/kit_beside.h"
 #include "kit/kit_choice.h"
@@ -143,7 +144,7 @@ static void try_calls(struct run *run, struct kit_trial *first, struct kit_rng *
 static const char *cannot(struct run *run, const struct kit_scenario *s) {
   bool catches = s->needs & KIT_NEEDS_PRELOAD;
   if (catches && kit_sanitized()) return "a sanitizer has calls of its own instead of those of libc";
-  if (catches && !run->preload[0]) return "librail-fault.so is not beside rail-kit (../lib)";
+  if (catches && !run->preload[0]) return "railyard/librail-fault.so is not where rail-kit was installed to find its libraries";
   if (!(s->needs & KIT_NEEDS_NETNS)) return NULL;
   if (run->how->link) return "needs both sides on this host";
   if (!kit_fault_net_open(&run->net)) return run->net.why;
@@ -248,7 +249,9 @@ static int count(const struct run *run) {
 }
 
 static void find_preload(struct run *run) {
-  if (!kit_beside(run->preload, "../lib/librail-fault.so") || access(run->preload, R_OK) != 0) run->preload[0] = 0;
+  char file[PATH_MAX];
+  snprintf(file, sizeof file, "%s/railyard/librail-fault.so", rail_lib_from_bin);
+  if (!kit_beside(run->preload, file) || access(run->preload, R_OK) != 0) run->preload[0] = 0;
 }
 
 static int run_all(struct run *run) {

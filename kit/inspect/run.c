@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/install_dirs.h"
 #include "kit/inspect/inspect.h"
 #include "kit/kit_beside.h"
 
@@ -15,13 +16,13 @@ static int told(const char *what, const char *path) {
   return NOT_RUN;
 }
 
-/* A name as NCCL_NET_PLUGIN takes it: the file that the newest NCCL would open, in LD_LIBRARY_PATH or beside this
- * program. What only ldconfig knows has to be given by its path. */
+/* A name as NCCL_NET_PLUGIN takes it: the file that the newest NCCL would open, in LD_LIBRARY_PATH or where this
+ * program's libraries are. What only ldconfig knows has to be given by its path. */
 static bool find_named(const char *name, char path[PATH_MAX]) {
   char tries[KIT_MAX_TRIES][PATH_MAX], directories[2 * PATH_MAX], lib[PATH_MAX], *rest = NULL;
   const char *list = getenv("LD_LIBRARY_PATH");
   int n = strchr(name, '/') ? 0 : kit_release_tries(&kit_releases[kit_nreleases - 1], name, tries);
-  if (!kit_beside(lib, "../lib")) lib[0] = 0;
+  if (!kit_beside(lib, rail_lib_from_bin)) lib[0] = 0;
   snprintf(directories, sizeof directories, "%.4000s:%s", list ? list : "", lib);
   for (char *at = strtok_r(directories, ":;", &rest); at; at = strtok_r(NULL, ":;", &rest))
     for (int i = 0; i < n; i++)

@@ -38,7 +38,11 @@ verdict "librailyard.so has each name of NCCL 2.28.9's libnccl.so.2, and no othe
   "$(exports "$runtime" | grep -E '^p?nccl')"
 versions() { readelf -V "$1" | grep -i 'version definition'; }
 verdict "no symbol has a version: libnccl.so.2 has none either" "" "$(versions "$runtime")"
-verdict "a folder has it under libnccl's names" "librailyard.so librailyard.so" \
+file=librailyard.so.$(<VERSION)
+verdict "its soname has a version" "${file%.*.*}" "$(readelf -d "$runtime" | sed -n 's/.*soname: \[\(.*\)\]/\1/p')"
+verdict "the names that loader and linker look for lead to the file" "$file $file" \
+  "$(for f in "$runtime" "${runtime%/*}/${file%.*.*}"; do basename "$(readlink -f "$f")"; done | xargs)"
+verdict "a folder has it under libnccl's names" "$file $file" \
   "$(for f in "$RAIL_BUILD"/lib/nccl/libnccl.so{,.2}; do basename "$(readlink -f "$f")"; done | xargs)"
 for dir in /usr/local/cuda/lib64 /usr/local/cuda/lib /usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu; do
   [[ -f $dir/libnccl.so.2 ]] && real=$dir/libnccl.so.2 && break

@@ -16,7 +16,7 @@ from coll import BUILD, SOCKET, Skip, main, run
 
 KIT = BUILD / "bin/rail-kit"
 IB = BUILD / "lib/libnccl-net-ib.so"
-PRELOAD = BUILD / "lib/librail-fault.so"
+PRELOAD = BUILD / "lib/railyard/librail-fault.so"
 CHECK = "grouped.same_tags_in_many_groups"  # in one process, as the scripted libibverbs is; with many messages
 
 
