@@ -8,9 +8,9 @@
 #include "common/log.h"
 #include "plugin/ib/ib_param.h"
 
-static const char hello_label[RAIL_LABEL_SIZE] = "RailIB 1 hello";
-static const char connector_label[RAIL_LABEL_SIZE] = "RailIB 1 connector";
-static const char acceptor_label[RAIL_LABEL_SIZE] = "RailIB 1 acceptor";
+static const char hello_label[RAIL_LABEL_SIZE] = "RailIB 2 hello";
+static const char connector_label[RAIL_LABEL_SIZE] = "RailIB 2 connector";
+static const char acceptor_label[RAIL_LABEL_SIZE] = "RailIB 2 acceptor";
 
 static struct rail_key key = {.plugin = "RailIB", .param = "RAIL_IB_AUTH_FILE"};
 

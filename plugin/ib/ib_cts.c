@@ -15,15 +15,21 @@ static unsigned int row_of(uint32_t seq) { return seq % IB_MAX_RECVS; }
 
 /* ---- entries ------------------------------------------------------------ */
 
-/* Words are multiplied on their own and added up, so that none waits for another. The constants are the first digits
- * of pi: odd where it matters, and all that is asked of them is to have nothing to do with the data. */
+__extension__ typedef unsigned __int128 product;
+
+static product multiply(uint64_t a, uint64_t b) { return (product)a * b; }
+
+/* Two words and two constants make a product of 128 bits, in which a difference of either word reaches both halves;
+ * differences that a product modulo 2^64 keeps in its highest byte could cancel there. The constants are the first
+ * digits of pi: all that is asked of them is to have nothing to do with the data. */
 static uint32_t seal_of(const uint64_t *words, uint32_t seq) {
   static const uint64_t by[WORDS] = {0x243f6a8885a308d3, 0x13198a2e03707345, 0xa4093822299f31d1, 0x082efa98ec4e6c89,
                                      0x452821e638d01377, 0xbe5466cf34e90c6d, 0xc0ac29b7c97c50dd, 0x3f84d5b5b5470917};
-  uint64_t sum = (seq ^ 0x9216d5d9u) * by[WORDS - 1];
-  for (unsigned int i = 0; i < WORDS - 1; i++) sum += (le64toh(words[i]) ^ by[WORDS - 1 - i]) * by[i];
-  sum = (sum ^ sum >> 29) * by[0];
-  return (uint32_t)(sum >> 32);
+  product sum = multiply(le64toh(words[WORDS - 2]) ^ by[WORDS - 2], seq ^ by[WORDS - 1]);
+  for (unsigned int i = 0; i < WORDS - 2; i += 2)
+    sum += multiply(le64toh(words[i]) ^ by[i], le64toh(words[i + 1]) ^ by[i + 1]);
+  uint64_t folded = (uint64_t)sum ^ (uint64_t)(sum >> 64);
+  return (uint32_t)(folded ^ folded >> 32);
 }
 
 void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *wire) {

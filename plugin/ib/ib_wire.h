@@ -18,7 +18,7 @@
 #include "common/sock.h"
 #include "plugin/ib/ib_plan.h"
 
-#define IB_WIRE_VERSION 1
+#define IB_WIRE_VERSION 2
 #define IB_SECRET_SIZE 16
 #define IB_COMM_ID_SIZE 16
 #define IB_NONCE_SIZE 16

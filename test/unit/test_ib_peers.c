@@ -63,7 +63,7 @@ TEST(hellos_that_are_refused) {
   hs_listen(&h, DEV_A1);
   usleep(150000); /* the door's lines are at most ten a second */
   CHECK_INT(judged(&h, other_version), IB_REASON_VERSION);
-  CHECK(hs_said("(9, ours 1)"));
+  CHECK(hs_said("(9, ours 2)"));
   CHECK_INT(judged(&h, other_magic), IB_REASON_NONE);
   CHECK_INT(judged(&h, other_secret), IB_REASON_SECRET);
   CHECK_INT(judged(&h, with_mac), IB_REASON_AUTH);

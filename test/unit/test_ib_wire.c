@@ -86,8 +86,8 @@ TEST(hello) {
 #undef JUDGE
   for (size_t have = 0; have <= sizeof good; have++) CHECK_INT(ib_hello_plausible(&good, have), IB_REASON_NONE);
   CHECK_INT(ib_hello_plausible("G", 1), IB_REASON_GARBAGE);
-  CHECK_INT(ib_hello_plausible("RBK1\2", 5), IB_REASON_NONE); /* half a version */
-  CHECK_INT(ib_hello_plausible("RBK1\2\0", 6), IB_REASON_VERSION);
+  CHECK_INT(ib_hello_plausible("RBK1\11", 5), IB_REASON_NONE); /* half a version */
+  CHECK_INT(ib_hello_plausible("RBK1\11\0", 6), IB_REASON_VERSION);
 }
 
 /* ---- heads and answers --------------------------------------------------- */
@@ -106,7 +106,8 @@ TEST(heads) {
     CHECK_INT(body, 0);                              \
   } while (0)
   BAD(h.magic ^= 1);
-  BAD(h.version = 2);
+  BAD(h.version = IB_WIRE_VERSION + 1);
+  BAD(h.version = IB_WIRE_VERSION - 1);
   BAD(h.type = 0);
   BAD(h.type = IB_MESSAGE_READY + 1);
   BAD(h.length = RAIL_MAC_SIZE - 1);
