@@ -20,6 +20,8 @@ static void fill_base(struct ib_setup *s) {
   c->nremote_rails = s->theirs.nrails;
   c->peer = s->peer;
   c->profiler = s->ctx->profiler;
+  c->sender_timeout = s->connector ? s->mine.timeout : s->theirs.timeout;
+  c->peer_process = s->theirs.process;
   c->side_fd = -1;
   rail_addr_text(&s->peer, c->peer_text);
   memcpy(c->remote_rails, s->theirs.rails, sizeof c->remote_rails);
@@ -96,8 +98,6 @@ static rail_result_t our_path(struct ib_setup *s, struct ib_qp *qp) {
   unsigned int retries = RAIL_MIN((unsigned int)ib_params.retry_cnt, s->ports[p->local_rail]->hca->max_retries);
   uint32_t psn;
   RAIL_TRY(rail_random_bytes(&psn, sizeof psn));
-  int64_t timeout = ib_params.timeout;
-  if (timeout < 0) timeout = ib_qp_timeout_for((uint64_t)ib_params.detect_ms, retries);
   qp->path = (struct ib_qp_path){
     .port = s->ports[p->local_rail]->number,
     .pkey_index = (uint16_t)ib_params.pkey,
@@ -106,7 +106,7 @@ static rail_result_t our_path(struct ib_setup *s, struct ib_qp *qp) {
     .mtu = p->mtu,
     .sl = s->mine.sl,
     .traffic_class = s->mine.traffic_class,
-    .timeout = (uint8_t)timeout,
+    .timeout = (uint8_t)ib_params.timeout,
     .retry_cnt = (uint8_t)retries,
     .dlid = ib_plan_dlid(&s->mine.rails[p->local_rail], &s->theirs.rails[p->remote_rail]),
     .sq_psn = psn & 0xffffff,

@@ -42,13 +42,17 @@ static bool is_of_network(int err) {
 /* Whether the peer is still there, transfers will tell, or the silence in which it cannot be asked any more. */
 static void cut(struct ib_channel *c, const struct ib_comm *comm, int err) {
   c->cut = true;
-  c->sending = c->ping_due = c->pong_due = c->goodbye_due = false;
+  c->sending = c->ping_due = c->pong_due = c->goodbye_due = c->drained_due = false;
   RAIL_INFO(RAIL_SUB_NET, "RailIB: connection with %s over %s: the side channel's network is down: %s; transfers go on",
             comm->peer_text, comm->device->name, strerror(err));
 }
 
 static void lose(struct ib_channel *c, struct ib_comm *comm, int err) {
   if (c->broken) err = c->broken; /* of a write; what came before it has been read */
+  if (c->peer_closed) { /* nobody is left to be told anything */
+    c->over = true;
+    return;
+  }
   if (is_of_network(err) && ib_params.deadline_ms) {
     cut(c, comm, err);
     return;
@@ -65,14 +69,39 @@ static void garbage(struct ib_channel *c, struct ib_comm *comm) {
             comm->peer_text, comm->device->name, c->in[0], c->in[1], c->in[2], c->in[3]);
 }
 
+/* A closed receiver answers what the sender's HCA sends again until it hears that nothing is unacknowledged. Nothing new
+ * can be sent: each buffer of the receiver was taken, or the receiver would not have closed in peace. */
+bool ib_channel_is_draining(const struct ib_channel *c) { return c->peer_closed && !c->over; }
+
+void ib_channel_drain(struct ib_channel *c, const struct ib_comm *comm) {
+  if (ib_channel_is_draining(c) && !c->drained && !atomic_load(&comm->outstanding)) c->drained_due = true;
+}
+
+static void hear_goodbye(struct ib_channel *c, struct ib_comm *comm) {
+  atomic_fetch_or(&comm->health, IB_COMM_PEER_CLOSED);
+  c->peer_closed = true;
+  c->ping_due = c->pong_due = false;
+  c->over = !comm->sender || c->goodbye;
+  ib_channel_drain(c, comm);
+}
+
+/* Is it a message that may come now? */
+static bool is_in_turn(const struct ib_channel *c, const struct ib_comm *comm, const struct ib_pulse *pulse) {
+  if (pulse->type == IB_PULSE_PONG) return pulse->number <= c->ping;
+  if (pulse->type == IB_PULSE_DRAINED) return !comm->sender && c->goodbye;
+  return !c->peer_closed;
+}
+
 static void take(struct ib_channel *c, struct ib_comm *comm) {
   struct ib_pulse pulse;
-  if (!ib_pulse_decode(c->in, &pulse) || (pulse.type == IB_PULSE_PONG && pulse.number > c->ping)) {
+  if (!ib_pulse_decode(c->in, &pulse) || !is_in_turn(c, comm, &pulse)) {
     garbage(c, comm);
     return;
   }
   if (pulse.type == IB_PULSE_GOODBYE) {
-    end(c, comm, IB_COMM_PEER_CLOSED);
+    hear_goodbye(c, comm);
+  } else if (pulse.type == IB_PULSE_DRAINED) {
+    c->over = true;
   } else if (pulse.type == IB_PULSE_PING) { /* several unanswered ones have one answer */
     c->pong_due = !c->goodbye;
     c->pong = pulse.number;
@@ -106,6 +135,10 @@ static bool next_out(struct ib_channel *c) {
   } else if (c->goodbye_due) {
     pulse = (struct ib_pulse){IB_PULSE_GOODBYE, 0};
     c->goodbye_due = false;
+  } else if (c->drained_due) {
+    pulse = (struct ib_pulse){IB_PULSE_DRAINED, 0};
+    c->drained_due = false;
+    c->drained = true;
   } else if (c->ping_due) {
     pulse = (struct ib_pulse){IB_PULSE_PING, c->ping};
     c->ping_due = false;
@@ -123,6 +156,7 @@ bool ib_channel_write(struct ib_channel *c, struct ib_comm *comm) {
     rail_result_t result = rail_sock_send_some(c->fd, c->out, sizeof c->out, &c->sent);
     if (result == RAIL_IN_PROGRESS) return true;
     c->sending = false;
+    if (c->drained) c->over = true;
     /* A peer that said goodbye before it went has its goodbye read, not this. */
     if (result != RAIL_OK) {
       c->broken = errno;
@@ -136,7 +170,7 @@ bool ib_channel_write(struct ib_channel *c, struct ib_comm *comm) {
 void ib_channel_goodbye(struct ib_channel *c, struct ib_comm *comm) {
   if (c->goodbye) return;
   c->goodbye = c->goodbye_due = true;
-  c->ping_due = c->pong_due = false;
+  c->ping_due = c->pong_due = c->drained_due = false; /* GOODBYE says it, too */
   (void)ib_channel_write(c, comm);
 }
 
@@ -170,7 +204,7 @@ static bool is_wanted(struct ib_channel *c, struct ib_comm *comm) {
 
 void ib_channel_tick(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
   uint64_t deadline = (uint64_t)ib_params.deadline_ms * MS, moved = movement(comm);
-  if (c->over || c->goodbye || !deadline) return;
+  if (c->over || c->goodbye || c->peer_closed || !deadline) return;
   if (!is_wanted(c, comm) || moved != c->moved) {
     c->moved = moved;
     c->life = c->motion = now;

@@ -20,10 +20,12 @@ struct ib_channel {
   bool over;     /* the peer closed or is lost: nothing more to hear or say */
   bool cut;      /* the network between the two ends is gone, of which RDMA, over another, need not know */
   bool goodbye;  /* we said so, or are about to */
+  bool peer_closed; /* the peer said so; a sender still has to tell it that nothing is unacknowledged */
   int broken;    /* errno of the write that failed */
   uint8_t in[IB_PULSE_SIZE], out[IB_PULSE_SIZE];
   size_t got, sent; /* of them; out is under way while `sending` */
-  bool sending, ping_due, pong_due, goodbye_due;
+  bool sending, ping_due, pong_due, goodbye_due, drained_due;
+  bool drained; /* said so, or under way */
   uint64_t ping, pong; /* their numbers */
   /* The watch thread's time: nanoseconds that it was awake to see. */
   uint64_t life;   /* when anything was heard, or moved, or nothing was outstanding */
@@ -48,5 +50,10 @@ void ib_channel_goodbye(struct ib_channel *channel, struct ib_comm *comm);
 void ib_channel_tick(struct ib_channel *channel, struct ib_comm *comm, uint64_t now);
 /* Nanoseconds between ticks; 0: none is needed (RAIL_IB_DEADLINE is 0). */
 uint64_t ib_channel_tick_ns(void);
+
+/* A sender whose peer has closed waits for its last completions. */
+bool ib_channel_is_draining(const struct ib_channel *channel);
+/* Tells the peer once they are here. */
+void ib_channel_drain(struct ib_channel *channel, const struct ib_comm *comm);
 
 #endif

@@ -6,6 +6,12 @@
 
 #include "common/log.h"
 #include "plugin/ib/ib_flush.h"
+#include "plugin/ib/ib_param.h"
+
+#define ACK_NS 4096ull   /* an ACK timeout is this, doubled as often as the exponent says */
+#define RETRY_STRETCH 4  /* the standard's tolerance: a timeout of T ends between T and 4T */
+#define LINGER_GRACE_MS 1000
+#define LINGER_MAX_MS 60000
 
 struct ib_comm *ib_comm_of(void *arg, uint32_t kind_magic, const char *call) {
   struct ib_comm *comm = arg;
@@ -23,6 +29,15 @@ struct ib_comm *ib_comm_of(void *arg, uint32_t kind_magic, const char *call) {
 rail_result_t ib_comm_fail(struct ib_comm *comm, rail_result_t result) {
   if (comm->failed == RAIL_OK) comm->failed = result;
   return comm->failed;
+}
+
+/* Unless set: until an HCA that takes four times its timeout, as the standard allows, has sent again what was not
+ * acknowledged. Without a timeout it never does. */
+uint64_t ib_comm_linger_ms(const struct ib_comm *comm) {
+  uint64_t timeout = comm->sender_timeout;
+  if (ib_params.linger_ms >= 0) return (uint64_t)ib_params.linger_ms;
+  uint64_t longest = timeout ? RETRY_STRETCH * (ACK_NS << RAIL_MIN(timeout, 31)) / 1000000 : 0;
+  return RAIL_MIN(longest + LINGER_GRACE_MS, LINGER_MAX_MS);
 }
 
 /* Who comes second waits until the first is through: then nothing moves for him either. */

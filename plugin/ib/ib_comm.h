@@ -62,6 +62,8 @@ struct ib_comm {
 
   union rail_addr peer; /* of the side channel */
   char peer_text[RAIL_ADDR_TEXT];
+  uint64_t peer_process;    /* the same in all connections with one process */
+  uint8_t sender_timeout;   /* local ACK timeout of the sender's QPs */
   int side_fd;              /* the watch thread's from ib_watch_add to ib_watch_remove */
   struct ib_watched *watched;
 
@@ -90,6 +92,8 @@ struct ib_comm *ib_comm_of(void *comm, uint32_t kind_magic, const char *call);
 
 /* The first error ends the connection; later calls of isend, irecv, test return it. Returns it. */
 rail_result_t ib_comm_fail(struct ib_comm *comm, rail_result_t result);
+/* How long a closed receiver answers what its sender's HCA sends again (RAIL_IB_LINGER). */
+uint64_t ib_comm_linger_ms(const struct ib_comm *comm);
 /* All QPs to ERR: nothing new begins. Any thread; idempotent. */
 void ib_comm_stop(struct ib_comm *comm);
 

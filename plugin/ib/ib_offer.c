@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What this side brings: its ports as they are now, with a GID for each that suits the peer; and what both make of
  * it. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/door.h"
 #include "common/log.h"
@@ -154,6 +156,17 @@ static void choose_service(struct ib_setup *s) {
 
 /* ---- offer and plan ------------------------------------------------------ */
 
+static uint64_t random_base;
+
+static void choose_random_base(void) { (void)rail_random_bytes(&random_base, sizeof random_base); }
+
+/* Tells a peer which connections are of one process. A child of fork is another process. */
+static uint64_t process_id(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, choose_random_base);
+  return random_base ^ (uint64_t)getpid();
+}
+
 rail_result_t ib_setup_offer(struct ib_setup *s) {
   struct ib_offer *o = &s->mine;
   unsigned int order[IB_MAX_RAILS] = {0};
@@ -167,7 +180,8 @@ rail_result_t ib_setup_offer(struct ib_setup *s) {
   o->verify = ib_params.verify != 0;
   o->max_write_log2 = log2_of((uint64_t)ib_params.max_write);
   o->recv_depth = IB_RECV_DEPTH;
-  o->detect_ms = (uint32_t)ib_params.detect_ms;
+  o->timeout = (uint8_t)ib_params.timeout;
+  o->process = process_id();
   for (unsigned int i = 0; i < o->nrails; i++) {
     RAIL_TRY(offer_rail(s, i, order[i]));
     uint32_t max_msg = s->now[order[i]].max_msg;

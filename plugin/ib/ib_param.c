@@ -2,7 +2,6 @@
  * The one table of parameters of the ib plugin. Built without verbs.h, too: for docs/parameters.md. */
 #include "plugin/ib/ib_param.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -73,9 +72,9 @@ static const struct rail_param rows[] = {
    .doc = "Traffic class of what receivers write to senders. -1: as NCCL_IB_TC."},
   {.name = "NCCL_IB_ECE_ENABLE", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(ece),
    .doc = "Both sides' HCAs agree on enhanced connection establishment options where they have them."},
-  {.name = "NCCL_IB_TIMEOUT", .type = RAIL_PARAM_INT, .def = "-1", .lo = -1, .hi = 31, .offset = AT(timeout),
-   .doc = "Local ACK timeout of QPs: 4.096 us x 2^n, and HCAs take up to 4 times that. 0: for ever. -1: from "
-          "RAIL_IB_DETECT. (NCCL's default is 20: about half a minute until a dead link is an error.)"},
+  {.name = "NCCL_IB_TIMEOUT", .type = RAIL_PARAM_INT, .def = "20", .lo = 0, .hi = 31, .offset = AT(timeout),
+   .doc = "Local ACK timeout of QPs: 4.096 us x 2^n, and HCAs take up to 4 times that. 20 is 4.3 s, and with 7 retries "
+          "half a minute and more until a dead link is an error. 0: for ever."},
   {.name = "NCCL_IB_RETRY_CNT", .type = RAIL_PARAM_INT, .def = "7", .lo = 0, .hi = 7, .offset = AT(retry_cnt),
    .doc = "How often an HCA sends again what nobody acknowledges before that is an error. Soft-RoCE, for which 7 means "
           "for ever, gets at most 6."},
@@ -122,9 +121,6 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_IB_HANDSHAKE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "10s", .lo = 10, .hi = 3600 * 1000,
    .offset = AT(handshake_ms),
    .doc = "A client that has not introduced itself within this time is dropped."},
-  {.name = "RAIL_IB_DETECT", .type = RAIL_PARAM_MS, .def = "5s", .lo = 10, .hi = 3600 * 1000, .offset = AT(detect_ms),
-   .doc = "About how long an HCA sends again what nobody acknowledges before that is an error, over all of "
-          "NCCL_IB_RETRY_CNT; where NCCL_IB_TIMEOUT is unset."},
   {.name = "RAIL_IB_DEADLINE", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(deadline_ms),
    .doc = "With requests outstanding, a peer whose process gives no sign of life for this long is an error. Peers that "
@@ -135,10 +131,10 @@ static const struct rail_param rows[] = {
    .offset = AT(tag_ms),
    .doc = "A send that finds receives posted of which none has its tag, for this long without a new one, is an error. "
           "0: never."},
-  {.name = "RAIL_IB_LINGER", .type = RAIL_PARAM_MS, .def = "1s", .lo = 0, .hi = 60 * 1000, .offset = AT(linger_ms),
-   .doc = "A closed receiver still answers what its sender sends again, until the sender is closed, or for this long. "
-          "HCAs send again after one to four ACK timeouts (NCCL_IB_TIMEOUT), 0.5 to 2.1 s at 17: where packets are "
-          "lost, more is safer."},
+  {.name = "RAIL_IB_LINGER", .type = RAIL_PARAM_MS, .def = "-1ms", .lo = -1, .hi = 60 * 1000, .offset = AT(linger_ms),
+   .doc = "A closed receiver still answers what its sender sends again, until the sender has nothing more to send "
+          "again or is closed, or for this long. -1: 4 ACK timeouts of the sender (NCCL_IB_TIMEOUT) and a second, 18 s "
+          "at 20, after which its HCA has sent again at least once."},
   {.name = "RAIL_IB_VERIFY", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(verify),
    .doc = "A write of one packet of the path's MTU over each QP in both directions before a connection is handed out: "
           "one that cannot carry data is an error at connect. Off only if both sides have it off."},
@@ -189,8 +185,5 @@ void ib_params_load(void) {
   check_max_write();
   check_addresses();
   if (ib_params.ar_threshold < 0) ib_params.ar_threshold = DEFAULT_AR_THRESHOLD;
-  if (ib_params.timeout >= 0 && getenv("RAIL_IB_DETECT"))
-    RAIL_WARN("RAIL_IB_DETECT has no effect: NCCL_IB_TIMEOUT=%lld says how long transfers are retried",
-              (long long)ib_params.timeout);
   rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));
 }

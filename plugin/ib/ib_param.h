@@ -15,7 +15,7 @@ struct ib_params {
   int64_t subnet_aware, subnet_prefix_len;
   /* QPs: NCCL's names */
   int64_t pkey, sl, tc, fifo_tc, ece;
-  int64_t timeout;   /* NCCL_IB_TIMEOUT; -1: from detect_ms */
+  int64_t timeout;   /* NCCL_IB_TIMEOUT, 0..31 */
   int64_t retry_cnt; /* NCCL_IB_RETRY_CNT, 0..7 */
   int64_t modify_retry_all, modify_retries, modify_retry_ms;
   int64_t qps, split, use_inline; /* use_inline: -1 when the device allows it */
@@ -26,10 +26,9 @@ struct ib_params {
   const char *auth_file, *ports, *bind;
   int64_t connect_ms;   /* RAIL_IB_CONNECT_TIMEOUT: connect and accept of a peer that has begun; 0 never */
   int64_t handshake_ms; /* RAIL_IB_HANDSHAKE_TIMEOUT: for a stranger's first message */
-  int64_t detect_ms;    /* RAIL_IB_DETECT: about how long an unanswered transfer is retried */
   int64_t deadline_ms;  /* RAIL_IB_DEADLINE: how long a peer's process may be silent; 0 for ever */
   int64_t tag_ms;       /* RAIL_IB_TAG_TIMEOUT: how long a send may meet receives of other tags only; 0 for ever */
-  int64_t linger_ms;    /* RAIL_IB_LINGER: how long a closed receiver still answers a sender's retries */
+  int64_t linger_ms;    /* RAIL_IB_LINGER: how long a closed receiver still answers a sender's retries; -1: its timeout */
   int64_t verify;       /* RAIL_IB_VERIFY: a first write in both directions before a connection is handed out */
   int64_t max_write;    /* RAIL_IB_MAX_WRITE: bytes of one RDMA write; a power of two */
   int64_t min_part;     /* RAIL_IB_MIN_PART: no message is split into smaller parts */

@@ -93,7 +93,7 @@ static enum ib_refusal judge_pair(const struct ib_offer_rail *sender, const stru
 
 static bool in_range(const struct ib_offer *o) {
   return o->nrails >= 1 && o->nrails <= IB_MAX_RAILS && o->qps_per_rail >= 1 && o->qps_per_rail <= IB_MAX_QPS &&
-         o->max_write_log2 >= 12 && o->max_write_log2 <= 30 && o->sl <= 15;
+         o->max_write_log2 >= 12 && o->max_write_log2 <= 30 && o->sl <= 15 && o->timeout <= 31;
 }
 
 /* A multiple of the larger side's rails: each message of one part per rail then uses each rail once. */

@@ -36,8 +36,9 @@ struct ib_offer {
   bool ece, verify;
   unsigned int max_write_log2; /* 12..30: bytes of one RDMA write */
   unsigned int recv_depth;     /* receive WRs that each of its QPs holds */
-  uint32_t detect_ms;
   uint8_t sl, traffic_class; /* of the sender's packets; a receiver that was not told otherwise answers in kind */
+  uint8_t timeout;           /* NCCL_IB_TIMEOUT: local ACK timeout of its queue pairs, 0..31 */
+  uint64_t process;          /* random, the same in all connections of a process */
 };
 
 struct ib_plan_qp {

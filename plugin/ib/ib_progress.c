@@ -14,7 +14,6 @@
 #include "common/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_health.h"
-#include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_profile.h"
 
 #define BATCH 16
@@ -144,7 +143,7 @@ bool ib_settle(struct ib_comm *comm) {
  * HCA asks again; what is not acknowledged when that time is over never will be. */
 static bool still_acknowledged(struct ib_send_comm *sc) {
   if (!sc->closed_deadline)
-    sc->closed_deadline = rail_deadline_in_ms((uint64_t)ib_params.linger_ms + CLOSED_GRACE_MS);
+    sc->closed_deadline = rail_deadline_in_ms(ib_comm_linger_ms(&sc->base) + CLOSED_GRACE_MS);
   return !rail_deadline_passed(sc->closed_deadline);
 }
 

@@ -19,7 +19,7 @@ bool ib_pulse_decode(const uint8_t wire[IB_PULSE_SIZE], struct ib_pulse *pulse) 
   if (le32toh(w.magic) != IB_PULSE_MAGIC || le16toh(w.version) != IB_PULSE_VERSION ||
       le32toh(w.length) != IB_PULSE_SIZE || w.zero || w.zero2)
     return false;
-  if (type < IB_PULSE_PING || type > IB_PULSE_GOODBYE) return false;
+  if (type < IB_PULSE_PING || type > IB_PULSE_DRAINED) return false;
   *pulse = (struct ib_pulse){.type = (enum ib_pulse_type)type, .number = le64toh(w.number)};
   return true;
 }

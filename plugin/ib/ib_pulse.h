@@ -9,12 +9,13 @@
 enum ib_pulse_type { /* on the wire */
   IB_PULSE_PING = 1, /* is your process alive? */
   IB_PULSE_PONG = 2, /* it is; `number` is the PING's */
-  IB_PULSE_GOODBYE = 3, /* closed by its caller; nothing comes after it */
+  IB_PULSE_GOODBYE = 3, /* closed by its caller; nothing comes after it but DRAINED */
+  IB_PULSE_DRAINED = 4, /* a sender's, after the receiver's GOODBYE: nothing of it is unacknowledged */
 };
 
 #define IB_PULSE_SIZE 32
 #define IB_PULSE_MAGIC 0x50424952u
-#define IB_PULSE_VERSION 1u
+#define IB_PULSE_VERSION 2u
 
 /* On the wire: little-endian. */
 struct ib_pulse_wire {

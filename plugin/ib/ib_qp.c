@@ -20,7 +20,6 @@
 #define RNR_RETRY 7      /* for ever: a slow receiver is no failure */
 #define HOP_LIMIT 255
 #define RD_ATOMIC 1
-#define ACK_NS 4096ull /* an ACK timeout is this, doubled as often as the exponent says */
 
 static const char *const state_names[] = {
   [IB_QP_NONE] = "NONE", [IB_QP_RESET] = "RESET", [IB_QP_INIT] = "INIT",
@@ -267,12 +266,4 @@ void ib_qp_destroy(struct ib_qp *qp) {
   if (err) RAIL_TRACE(RAIL_SUB_NET, "RailIB: queue pair not destroyed: %s", strerror(err < 0 ? errno : err));
   qp->qp = NULL;
   qp->state = IB_QP_NONE;
-}
-
-/* Whichever is nearest. */
-unsigned int ib_qp_timeout_for(uint64_t detect_ms, unsigned int retry_cnt) {
-  uint64_t each = detect_ms * 1000000ull / (retry_cnt + 1);
-  unsigned int exponent = 1;
-  while (exponent < 31 && (ACK_NS << exponent) + (ACK_NS << exponent) / 2 <= each) exponent++;
-  return exponent;
 }

@@ -66,7 +66,5 @@ void ib_qp_to_err(struct ib_qp *qp);
 void ib_qp_destroy(struct ib_qp *qp); /* a zeroed one is fine */
 
 const char *ib_qp_state_name(enum ib_qp_state state);
-/* The local ACK timeout exponent with which retry_cnt retries take about detect_ms. Pure. */
-unsigned int ib_qp_timeout_for(uint64_t detect_ms, unsigned int retry_cnt);
 
 #endif

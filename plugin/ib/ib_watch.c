@@ -36,6 +36,7 @@
 
 #define BATCH 64
 #define SLACK_NS 10000000 /* how late a tick may be, so that the kernel can join it with others */
+#define DRAIN_MS 10       /* between two looks at a sender whose peer waits for its last completions */
 #define LATE_TICKS 4      /* a tick that is later: we did not run ourselves, and nobody's silence is his fault */
 
 /* What an epoll event is about; the first member of what its pointer points to. */
@@ -136,14 +137,24 @@ static bool any_lingers(void) {
 /* Milliseconds; -1: until something comes. */
 static int time_to_sleep(uint64_t next_tick) {
   uint64_t at = watched && ib_channel_tick_ns() ? next_tick : 0;
-  for (const struct ib_watched *w = watched; w; w = w->next)
-    if (w->destroy && (!at || w->linger_until < at)) at = w->linger_until;
+  for (const struct ib_watched *w = watched; w; w = w->next) {
+    uint64_t until = ib_channel_is_draining(&w->channel) ? rail_deadline_in_ms(DRAIN_MS) : w->linger_until;
+    if (until && (!at || until < at)) at = until;
+  }
   return rail_deadline_left_ms(at);
 }
 
 static void tick(void) {
   for (struct ib_watched *w = watched; w; w = w->next) {
     ib_channel_tick(&w->channel, w->comm, now_ns);
+    settle(w);
+  }
+}
+
+static void drain_some(void) {
+  for (struct ib_watched *w = watched; w; w = w->next) {
+    if (!ib_channel_is_draining(&w->channel)) continue;
+    ib_channel_drain(&w->channel, w->comm);
     settle(w);
   }
 }
@@ -211,6 +222,7 @@ static void *run(void *arg) {
       tick();
       next_tick = real + step;
     }
+    drain_some();
     end_lingers();
   }
   free_dead();
@@ -361,7 +373,7 @@ rail_result_t ib_watch_add(struct ib_comm *comm) {
 }
 
 /* Bytes that nobody reads would make the kernel reset the connection, and the peer might miss our last word. */
-static void drain(int fd) {
+static void read_all(int fd) {
   char scratch[256];
   for (int i = 0; i < 16 && recv(fd, scratch, sizeof scratch, MSG_DONTWAIT) > 0; i++) continue;
 }
@@ -373,7 +385,7 @@ void ib_watch_remove(struct ib_comm *comm, bool goodbye) {
     if (goodbye) {
       ib_channel_goodbye(&w->channel, comm);
       shutdown(w->channel.fd, SHUT_WR);
-      drain(w->channel.fd);
+      read_all(w->channel.fd);
     }
     bury(w);
     comm->watched = NULL;
@@ -386,7 +398,7 @@ void ib_watch_linger(struct ib_comm *comm, void (*destroy)(struct ib_comm *comm)
   struct ib_watched *w = comm->watched;
   if (w) {
     w->destroy = destroy;
-    w->linger_until = rail_now_ns() + (uint64_t)ib_params.linger_ms * 1000000ull;
+    w->linger_until = rail_now_ns() + ib_comm_linger_ms(comm) * 1000000ull;
     comm->watched = NULL;
     ib_channel_goodbye(&w->channel, comm);
     settle(w);

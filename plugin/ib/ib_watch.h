@@ -4,7 +4,7 @@
  * HCAs' asynchronous events and the side channels of all connections, and sets
  * health words. It posts nothing, polls no CQ, touches no request.
  *
- * A side channel after the handshake carries PING, PONG and GOODBYE (ib_wire.h).
+ * A side channel after the handshake carries PING, PONG, GOODBYE and DRAINED (ib_pulse.h).
  * A connection whose peer closed or whose channel broke says so in its health
  * word; the caller's next test sees it when there is nothing left to poll.
  *
@@ -34,7 +34,7 @@ rail_result_t ib_watch_add(struct ib_comm *comm);
  * comm that is not watched. The channel stays open; it is the comm's (ib_comm_destroy). */
 void ib_watch_remove(struct ib_comm *comm, bool goodbye);
 /* A closed receive comm without anything outstanding: said goodbye, freed by `destroy` in the watch thread when the
- * peer has closed, too, or after RAIL_IB_LINGER; at once, in this thread, if it is not watched. */
+ * peer has closed, too, or has nothing unacknowledged, or after RAIL_IB_LINGER; at once, in this thread, if it is not watched. */
 void ib_watch_linger(struct ib_comm *comm, void (*destroy)(struct ib_comm *comm));
 
 #endif

@@ -225,10 +225,11 @@ size_t ib_offer_encode(const struct ib_offer *offer, struct ib_offer_wire *wire)
   wire->qps_per_rail = htole32(offer->qps_per_rail);
   wire->max_qps = htole32(offer->max_qps);
   wire->recv_depth = htole32(offer->recv_depth);
-  wire->detect_ms = htole32(offer->detect_ms);
+  wire->timeout = offer->timeout;
   wire->max_write_log2 = (uint8_t)offer->max_write_log2;
   wire->sl = offer->sl;
   wire->traffic_class = offer->traffic_class;
+  wire->process = htole64(offer->process);
   for (unsigned int i = 0; i < offer->nrails; i++) encode_rail(&offer->rails[i], &wire->rails[i]);
   return offsetof(struct ib_offer_wire, rails) + offer->nrails * sizeof wire->rails[0];
 }
@@ -250,9 +251,10 @@ const char *ib_offer_decode(const void *body, size_t size, struct ib_offer *offe
     .verify = flags & IB_OFFER_VERIFY,
     .max_write_log2 = wire.max_write_log2,
     .recv_depth = le32toh(wire.recv_depth),
-    .detect_ms = le32toh(wire.detect_ms),
+    .timeout = wire.timeout,
     .sl = wire.sl,
     .traffic_class = wire.traffic_class,
+    .process = le64toh(wire.process),
   };
   if (flags & ~IB_OFFER_FLAGS) return "an offer with flags that do not exist";
   if (offer->nrails < 1 || offer->nrails > IB_MAX_RAILS) return "an offer whose number of ports is not 1..8";

@@ -189,9 +189,11 @@ _Static_assert(offsetof(struct ib_offer_rail_wire, name) == 40, "rail layout");
 struct ib_offer_wire {
   uint16_t flags;
   uint16_t nrails;
-  uint32_t qps_per_rail, max_qps, recv_depth, detect_ms;
+  uint32_t qps_per_rail, max_qps, recv_depth;
+  uint8_t timeout; /* local ACK timeout of its queue pairs */
+  uint8_t zeros[3];
   uint8_t max_write_log2, sl, traffic_class, zero;
-  uint8_t zeros[8];
+  uint64_t process; /* random, the same in all connections of a process */
   struct ib_offer_rail_wire rails[IB_MAX_RAILS]; /* nrails of them are sent */
 };
 _Static_assert(offsetof(struct ib_offer_wire, rails) == 32, "offer layout");

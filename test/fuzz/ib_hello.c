@@ -116,7 +116,7 @@ void fuzz_make_seeds(void) {
   ib_answer_encode(&a, &answer_wire);
   seed("refusal", ANSWER, &answer_wire, sizeof answer_wire);
   struct ib_offer o = {.sender = true, .nrails = 2, .qps_per_rail = 2, .max_qps = 128, .ece = true, .verify = true,
-                       .max_write_log2 = 30, .recv_depth = IB_RECV_DEPTH, .detect_ms = 5000};
+                       .max_write_log2 = 30, .recv_depth = IB_RECV_DEPTH, .timeout = 20, .process = 12345};
   for (unsigned int i = 0; i < 2; i++) {
     o.rails[i] = (struct ib_offer_rail){
       .roce = true, .port = 1, .mtu = 5, .gid_type = 2, .speed = 400000, .name = "mlx"};

@@ -21,11 +21,12 @@ from ib_rig import FULL, IB, check_told, pair, rig
 from rig import check_clean, check_failed, check_sound
 
 REMOTE, SYSTEM = 6, 2
-DETECT = 2.0
+RETRIES = 1.9  # seconds: 7 times 0.27
 SLACK = 3.0  # retries end in steps of the timeout's power of two, and the machine is slow
 FLOW = {"comms": 2, "max": 100000, "window": 4, "idle": "sleep"}
 # Soft-RoCE takes 7 retries for endless ones.
-QUICK = {"RAIL_IB_DETECT": f"{int(DETECT * 1000)}ms", "NCCL_IB_RETRY_CNT": "6", "RAIL_IB_DEADLINE": "3s"}
+QUICK = {"NCCL_IB_TIMEOUT": "16", "NCCL_IB_RETRY_CNT": "6", "RAIL_IB_DEADLINE": "3s"}
+LOSSY = {"NCCL_IB_TIMEOUT": "17"}  # what is lost is sent again after half a second, not four
 
 
 def flowing(p, amount=200000):
@@ -104,7 +105,7 @@ def broken(nic, how):
 
 
 def down_for_a_moment(how):
-    """The kernel takes a second until it believes in a carrier again; RAIL_IB_DETECT is 5 s by itself."""
+    """The kernel takes a second until it believes in a carrier again; the HCA sends again after 4.3 s."""
     p = flowing(pair(**FLOW))
     nic = hosts[1].nics[0]
     futile = lab.hw_counter(nic, "send_err")
@@ -118,7 +119,7 @@ def down_for_a_moment(how):
     say(f"longest pause {paused:.2f} s")
 
 
-def down_for_good(how, own=(REMOTE,), limit=DETECT + SLACK):
+def down_for_good(how, own=(REMOTE,), limit=RETRIES + SLACK):
     """Both sides send something (data, or where to put it), so both find out by themselves or are told. own: what the
     host of that port may be told."""
     p = flowing(pair(env=QUICK, **FLOW))
@@ -132,8 +133,8 @@ def down_for_good(how, own=(REMOTE,), limit=DETECT + SLACK):
         assert codes <= set(own if process is p.recv else (REMOTE,)), f"{process}: errors {codes}\n{process.tail()}"
         took = check_failed(process, since, limit / rig.SLOW, comms=FLOW["comms"], code=None)
         first = (min(e["ns"] for e in process.all("error")) - since) / 1e9
-        assert len(own) > 1 or first > 0.3 * DETECT, f"{process}: already after {first:.2f} s\n{process.tail()}"
-        say(f"{process.role}: error after {first:.2f} to {took:.2f} s, RAIL_IB_DETECT is {DETECT} s")
+        assert len(own) > 1 or first > 0.3 * RETRIES, f"{process}: already after {first:.2f} s\n{process.tail()}"
+        say(f"{process.role}: error after {first:.2f} to {took:.2f} s, all retries take {RETRIES} s")
     if len(own) == 1:
         check_told(p.send, p, r"isend of \d+ bytes", r"RETRY_EXC_ERR, status 12", r"retries: 6 after",
                    r"last progress \d", r"check: ")
@@ -144,10 +145,10 @@ def lossy(*words):
     for host in hosts[:2]:
         lab.netem(host.nics[0], *words)
     try:
-        p = flowing(pair(comms=2, max=30000, window=4, idle="sleep"), 600000)
+        p = flowing(pair(comms=2, max=30000, window=4, idle="sleep", env=LOSSY), 600000)
         ended(p)
         for _ in range(6 if FULL else 1):
-            p = pair(comms=2, max=3000, mix="small", window=4, idle="sleep")
+            p = pair(comms=2, max=3000, mix="small", window=4, idle="sleep", env=LOSSY)
             flowing(p, 1000)
             ended(p)
     finally:
@@ -254,7 +255,7 @@ CASES = [
     case("cable out for good", down_for_good, lab.cable),
     # Soft-RoCE has no packet wait for a port of its own that is down: an error, at once, if one is to be sent; but if
     # one before it is not acknowledged it forgets both, and RAIL_IB_DEADLINE / 3 and 4 times the retries have to pass.
-    case("port down for good", down_for_good, lab.link, (REMOTE, SYSTEM), 1 + 4 * DETECT + SLACK),
+    case("port down for good", down_for_good, lab.link, (REMOTE, SYSTEM), 1 + 4 * RETRIES + SLACK),
     case("one packet in a hundred is lost", lossy, "loss", "1%"),
     case("delay", lossy, "delay", "3ms"),
     case("IPv4 against IPv6", families),

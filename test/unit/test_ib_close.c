@@ -78,19 +78,84 @@ TEST(success_whatever_it_is_given) {
   CHECK_OK(ib_close_send(comm));
 }
 
-/* A receiver that is closed keeps its QPs until the peer says goodbye. */
-TEST(lingers_until_goodbye) {
+/* A receiver that is closed keeps its QPs until the peer says goodbye, or that nothing is unacknowledged. */
+TEST(lingers_until_told) {
+  static const enum ib_pulse_type words[] = {IB_PULSE_GOODBYE, IB_PULSE_DRAINED};
   struct left before = live();
   int peer;
-  struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, &peer);
-  CHECK_OK(ib_close_recv(comm));
-  CHECK_INT(hear(peer), IB_PULSE_GOODBYE);
-  poll(NULL, 0, 30);
-  CHECK(!same(before));
+  for (size_t i = 0; i < RAIL_COUNT_OF(words); i++) {
+    struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, &peer);
+    CHECK_OK(ib_close_recv(comm));
+    CHECK_INT(hear(peer), IB_PULSE_GOODBYE);
+    poll(NULL, 0, 30);
+    CHECK(!same(before));
+    say(peer, words[i]);
+    RIG_WAIT(same(before), 500);
+    CHECK_INT(hear(peer), 0);
+    close(peer);
+  }
+}
+
+/* Unless RAIL_IB_LINGER says how long: until the sender's HCA has sent again. */
+TEST(how_long_it_lingers) {
+  struct ib_comm *comm = rig_comm(false, RIG_RAILS, 1, NULL);
+  int64_t was = ib_params.linger_ms;
+  ib_params.linger_ms = -1;
+  comm->sender_timeout = 20;
+  CHECK_INT(ib_comm_linger_ms(comm), 1000 + 17179);
+  comm->sender_timeout = 17;
+  CHECK_INT(ib_comm_linger_ms(comm), 1000 + 2147);
+  comm->sender_timeout = 0; /* it sends nothing again */
+  CHECK_INT(ib_comm_linger_ms(comm), 1000);
+  comm->sender_timeout = 31;
+  CHECK_INT(ib_comm_linger_ms(comm), 60000);
+  ib_params.linger_ms = 250;
+  CHECK_INT(ib_comm_linger_ms(comm), 250);
+  ib_params.linger_ms = was;
+  ib_comm_destroy(comm);
+}
+
+/* The receiver has closed: it learns when the last send is acknowledged, and that is no reason to lose the peer. */
+TEST(a_sender_says_that_it_is_drained) {
+  struct left before = live();
+  for (int pending = 0; pending < 2; pending++) {
+    int peer;
+    struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+    atomic_store(&comm->outstanding, (uint32_t)pending);
+    say(peer, IB_PULSE_GOODBYE);
+    if (pending) {
+      struct pollfd p = {.fd = peer, .events = POLLIN};
+      CHECK_INT(poll(&p, 1, 100), 0);
+      atomic_store(&comm->outstanding, 0);
+    }
+    CHECK_INT(hear(peer), IB_PULSE_DRAINED);
+    close(peer);
+    poll(NULL, 0, 20);
+    CHECK_INT(atomic_load(&comm->health), IB_COMM_PEER_CLOSED);
+    CHECK_OK(ib_close_send(comm));
+    CHECK(same(before));
+  }
+  int peer; /* the receiver does not wait any more */
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  atomic_store(&comm->outstanding, 1);
   say(peer, IB_PULSE_GOODBYE);
-  RIG_WAIT(same(before), 500);
-  CHECK_INT(hear(peer), 0);
   close(peer);
+  poll(NULL, 0, 50);
+  CHECK_INT(atomic_load(&comm->health), IB_COMM_PEER_CLOSED);
+  atomic_store(&comm->outstanding, 0);
+  CHECK_OK(ib_close_send(comm));
+}
+
+/* Only a receiver that has closed may be told so. */
+TEST(drained_out_of_turn) {
+  for (int sender = 0; sender < 2; sender++) {
+    int peer;
+    struct ib_comm *comm = rig_comm(sender, RIG_WATCHED, 1, &peer);
+    say(peer, IB_PULSE_DRAINED);
+    RIG_WAIT(atomic_load(&comm->health) == IB_COMM_PEER_LOST, 1000);
+    CHECK_OK(sender ? ib_close_send(comm) : ib_close_recv(comm));
+    close(peer);
+  }
 }
 
 TEST(lingers_until_the_end_of_the_stream) {
@@ -173,7 +238,10 @@ int main(int argc, char **argv) {
     TEST_CASE(half_made_ones),
     TEST_CASE(a_sender_says_goodbye),
     TEST_CASE(success_whatever_it_is_given),
-    TEST_CASE(lingers_until_goodbye),
+    TEST_CASE(lingers_until_told),
+    TEST_CASE(how_long_it_lingers),
+    TEST_CASE(a_sender_says_that_it_is_drained),
+    TEST_CASE(drained_out_of_turn),
     TEST_CASE(lingers_until_the_end_of_the_stream),
     TEST_CASE(lingers_for_its_time_at_most),
     TEST_CASE(does_not_linger_for_nothing),

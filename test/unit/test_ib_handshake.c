@@ -200,10 +200,11 @@ TEST(timeouts) {
   struct hs h;
   hs_begin(&h);
   ib_params.retry_cnt = 4;
-  ib_params.detect_ms = 10000;
   hs_pair(&h, DEV_A1, DEV_B);
   CHECK_INT(sent(&h)->qps[0].path.retry_cnt, 4);
-  CHECK_INT(sent(&h)->qps[0].path.timeout, ib_qp_timeout_for(10000, 4));
+  CHECK_INT(sent(&h)->qps[0].path.timeout, 20);
+  CHECK(sent(&h)->sender_timeout == 20 && received(&h)->sender_timeout == 20);
+  CHECK(sent(&h)->peer_process && sent(&h)->peer_process == received(&h)->peer_process); /* both are this one */
   hs_end(&h);
   hs_begin(&h);
   ib_params.timeout = 22;

@@ -221,6 +221,7 @@ TEST(values) {
   BAD(r.max_write_log2 = 11, IB_REFUSAL_OFFER, -1);
   BAD(r.max_write_log2 = 31, IB_REFUSAL_OFFER, -1);
   BAD(r.sl = 16, IB_REFUSAL_OFFER, -1);
+  BAD(s.timeout = 32, IB_REFUSAL_OFFER, -1);
 #undef BAD
   struct ib_offer s = s0, r = r0;
   struct ib_plan plan;

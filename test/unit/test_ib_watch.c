@@ -71,7 +71,7 @@ TEST(end_of_stream) {
 /* A message whose field at `at` is another is none. */
 TEST(garbage) {
   static const struct { size_t at; uint8_t value; } bad[] = {
-    {0, 'X'}, {4, 2}, {6, 0}, {6, 4}, {7, 1}, {8, 31}, {11, 1}, {12, 1}, {24, 1}, {31, 0x80}};
+    {0, 'X'}, {4, 1}, {6, 0}, {6, 5}, {7, 1}, {8, 31}, {11, 1}, {12, 1}, {24, 1}, {31, 0x80}};
   for (size_t i = 0; i < RAIL_COUNT_OF(bad); i++) {
     int peer;
     uint8_t wire[IB_PULSE_SIZE];

@@ -159,8 +159,8 @@ TEST(refusals_are_whole_messages) {
 
 static struct ib_offer any_offer(unsigned int nrails) {
   struct ib_offer o = {.sender = true, .nrails = nrails, .qps_per_rail = 3, .max_qps = 77, .split = true, .ece = true,
-                       .verify = true, .max_write_log2 = 30, .recv_depth = 288, .detect_ms = 5000, .sl = 3,
-                       .traffic_class = 96};
+                       .verify = true, .max_write_log2 = 30, .recv_depth = 288, .timeout = 20, .sl = 3,
+                       .traffic_class = 96, .process = 0x0123456789abcdef};
   for (unsigned int i = 0; i < nrails; i++) {
     o.rails[i] = (struct ib_offer_rail){.roce = i % 2, .port = (uint8_t)(i + 1), .mtu = 4, .gid_type = 2,
                                         .grh_required = i % 3 == 0, .lid = (uint16_t)(i * 1000), .speed = 400000,
@@ -181,6 +181,7 @@ TEST(offers_round_trip) {
     CHECK_INT(ib_offer_encode(&out, &again), size);
     CHECK(memcmp(&wire, &again, sizeof wire) == 0);
     CHECK(out.sender && out.split && out.ece && out.verify && out.max_qps == 77 && out.traffic_class == 96);
+    CHECK(out.timeout == 20 && out.process == in.process);
     CHECK(out.rails[n - 1].subnet_prefix == in.rails[n - 1].subnet_prefix && out.rails[n - 1].speed == 400000);
     CHECK_STR(out.rails[n - 1].name, in.rails[n - 1].name);
     for (size_t less = 0; less < size; less++) CHECK(ib_offer_decode(&wire, less, &out) != NULL);
