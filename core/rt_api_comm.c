@@ -119,7 +119,9 @@ static void *async_init_thread(void *arg) {
   struct ncclComm *parent = a->args.parent;
   rail_result_t r = rt_comm_init(a->comm, &a->args);
   if (parent) atomic_fetch_sub(&parent->users, 1);
-  if (r != RAIL_OK) rt_comm_fail(a->comm, r, "the communicator could not be made; earlier lines say why");
+  if (r != RAIL_OK)
+    rt_comm_fail(a->comm, r, "%s",
+                 rt_error_count() ? rt_error_text() : "the communicator could not be made; earlier lines say why");
   atomic_store(&a->comm->init_state, (int)r);
   free(a);
   return NULL;

@@ -38,13 +38,20 @@ static bool record_failure(struct ncclComm *comm, rail_result_t result, const ch
 
 void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) {
   char text[sizeof comm->error];
+  struct rt_bootstrap *bootstrap = __atomic_load_n(&comm->bootstrap, __ATOMIC_ACQUIRE);
+  /* What the bootstrap found or was told of comes first: the caller met with its consequence, before bootstrap_failed
+   * was called. */
+  rail_result_t earlier = bootstrap ? rt_bootstrap_failure(bootstrap, text, sizeof text) : RAIL_OK;
+  if (earlier != RAIL_OK) {
+    record_failure(comm, earlier, text);
+    return;
+  }
   va_list ap;
   va_start(ap, fmt);
   vsnprintf(text, sizeof text, fmt, ap);
   va_end(ap);
   if (!record_failure(comm, result, text)) return;
   RAIL_WARN("rank %d of %d: %s (%s)", comm->rank, comm->nranks, text, rail_result_name((int)result));
-  struct rt_bootstrap *bootstrap = __atomic_load_n(&comm->bootstrap, __ATOMIC_ACQUIRE);
   if (bootstrap) rt_bootstrap_abort(bootstrap, result, text);
 }
 
@@ -145,7 +152,12 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   RAIL_TRY(rt_bootstrap_allgather(comm->bootstrap, comm->peers, sizeof *comm->peers));
   for (int r = 0; r < comm->nranks; r++) {
     const struct rt_peer *peer = &comm->peers[r];
-    RAIL_TRY(rt_peer_check(me, peer));
+    char why[RT_WHY];
+    rail_result_t result = rt_peer_check(me, peer, why);
+    if (result != RAIL_OK) {
+      rt_comm_fail(comm, result, "%s", why); /* which tells all ranks */
+      return result;
+    }
     comm->shares_process |= r != comm->rank && rt_peer_same_process(me, peer);
     if (peer->host_hash == me->host_hash) {
       comm->local_size++;

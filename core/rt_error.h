@@ -11,5 +11,7 @@ ncclResult_t rt_error(rail_result_t result, const char *fmt, ...) RAIL_PRINTF(2,
 /* Keeps the text without logging: the line was logged where the error was decided. */
 void rt_error_keep(const char *text);
 const char *rt_error_text(void);
+/* Calls of rt_error in this thread: did one come while something was tried? */
+unsigned rt_error_count(void);
 
 #endif

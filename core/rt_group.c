@@ -54,22 +54,25 @@ static void group_clear(void) {
 /* ---- running the jobs ------------------------------------------------------------------ */
 
 /* The job's result is the communicator's: what the call came across may be only the echo of a failure that another rank
- * has told us of. */
-static void settle(struct group_job *j, rail_result_t result, const char *why) {
-  if (result != RAIL_OK) rt_comm_fail(j->comm, result, "%s", why);
+ * has told us of. `errors`: of this thread before the job; its own error, if there was one, is the reason. */
+static void settle(struct group_job *j, rail_result_t result, unsigned errors, const char *otherwise) {
+  if (result != RAIL_OK)
+    rt_comm_fail(j->comm, result, "%s", rt_error_count() != errors ? rt_error_text() : otherwise);
   j->result = result == RAIL_OK ? RAIL_OK : (rail_result_t)atomic_load(&j->comm->failed);
 }
 
 /* A failure is told to the other ranks at once: some of them may be waiting in a thread of this very group. */
 static void *init_job(void *arg) {
   struct group_job *j = arg;
-  settle(j, rt_comm_init(j->comm, &j->init), "the communicator could not be made; earlier lines say why");
+  const unsigned errors = rt_error_count();
+  settle(j, rt_comm_init(j->comm, &j->init), errors, "the communicator could not be made; earlier lines say why");
   return NULL;
 }
 
 static void *plan_job(void *arg) {
   struct group_job *j = arg;
-  settle(j, rt_plan_build(j->comm, j->tasks, j->ntasks, &j->plan),
+  const unsigned errors = rt_error_count();
+  settle(j, rt_plan_build(j->comm, j->tasks, j->ntasks, &j->plan), errors,
          "an operation could not be started; earlier lines say why");
   return NULL;
 }

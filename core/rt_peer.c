@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "common/compiler.h"
-#include "common/log.h"
 #include "core/kernel/rt_conn.h"
 #include "core/rt_param.h"
 #include "core/rt_tune.h"
@@ -59,17 +58,18 @@ void rt_peer_describe(struct rt_peer *me) {
 }
 
 static rail_result_t must_agree(const struct rt_peer *a, const struct rt_peer *b, const char *name, uint64_t va,
-                                uint64_t vb) {
+                                uint64_t vb, char why[RT_WHY]) {
   if (va == vb) return RAIL_OK;
-  RAIL_WARN("%s is %llu on rank %d and %llu on rank %d; it must be the same on all ranks", name, (unsigned long long)va,
-            a->rank, (unsigned long long)vb, b->rank);
+  snprintf(why, RT_WHY, "%s is %llu on rank %d and %llu on rank %d; it must be the same on all ranks", name,
+           (unsigned long long)va, a->rank, (unsigned long long)vb, b->rank);
   return RAIL_BAD_USAGE;
 }
 
-static rail_result_t must_be_valid(const struct rt_peer *p) {
+static rail_result_t must_be_valid(const struct rt_peer *p, char why[RT_WHY]) {
   if (rt_topo_gpu_valid(&p->gpu)) return RAIL_OK;
-  RAIL_WARN("rank %d tells of a GPU that cannot be (%d hops, %u peers); is its librailyard the same file as here?",
-            p->rank, p->gpu.place.nhops, p->gpu.npeers);
+  snprintf(why, RT_WHY,
+           "rank %d tells of a GPU that cannot be (%d hops, %u peers); is its librailyard the same file as here?",
+           p->rank, p->gpu.place.nhops, p->gpu.npeers);
   return RAIL_BAD_USAGE;
 }
 
@@ -77,24 +77,25 @@ bool rt_peer_same_process(const struct rt_peer *a, const struct rt_peer *b) {
   return a->host_hash == b->host_hash && a->pid_ns == b->pid_ns && a->pid == b->pid;
 }
 
-rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b) {
+rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b, char why[RT_WHY]) {
   if (a->version != b->version) {
-    RAIL_WARN("rank %d and rank %d run different builds of librailyard (%08x and %08x); install one version everywhere",
-              a->rank, b->rank, a->version, b->version);
+    snprintf(why, RT_WHY,
+             "rank %d and rank %d run different builds of librailyard (%08x and %08x); install one version everywhere",
+             a->rank, b->rank, a->version, b->version);
     return RAIL_BAD_USAGE;
   }
-  RAIL_TRY(must_be_valid(a));
-  RAIL_TRY(must_be_valid(b));
-  RAIL_TRY(must_agree(a, b, "NCCL_BUFFSIZE", a->buffsize, b->buffsize));
-  RAIL_TRY(must_agree(a, b, "NCCL_LL_BUFFSIZE", a->ll_buffsize, b->ll_buffsize));
-  RAIL_TRY(must_agree(a, b, "RAIL_CHUNK", a->chunk, b->chunk));
-  RAIL_TRY(must_agree(a, b, "RAIL_LL_MAX", a->ll_max, b->ll_max));
-  RAIL_TRY(must_agree(a, b, "RAIL_EXCHANGE_MAX", a->exchange_max, b->exchange_max));
-  RAIL_TRY(must_agree(a, b, "RAIL_TREE_MAX", a->tree_max, b->tree_max));
-  RAIL_TRY(must_agree(a, b, "RAIL_TREE_MAX_NET", a->tree_max_net, b->tree_max_net));
-  RAIL_TRY(must_agree(a, b, "RAIL_NCHANNELS", a->nchannels, b->nchannels));
-  RAIL_TRY(must_agree(a, b, "NCCL_ALGO (as a bit mask)", a->algos, b->algos));
-  return must_agree(a, b, "NCCL_PROTO (as a bit mask)", a->protos, b->protos);
+  RAIL_TRY(must_be_valid(a, why));
+  RAIL_TRY(must_be_valid(b, why));
+  RAIL_TRY(must_agree(a, b, "NCCL_BUFFSIZE", a->buffsize, b->buffsize, why));
+  RAIL_TRY(must_agree(a, b, "NCCL_LL_BUFFSIZE", a->ll_buffsize, b->ll_buffsize, why));
+  RAIL_TRY(must_agree(a, b, "RAIL_CHUNK", a->chunk, b->chunk, why));
+  RAIL_TRY(must_agree(a, b, "RAIL_LL_MAX", a->ll_max, b->ll_max, why));
+  RAIL_TRY(must_agree(a, b, "RAIL_EXCHANGE_MAX", a->exchange_max, b->exchange_max, why));
+  RAIL_TRY(must_agree(a, b, "RAIL_TREE_MAX", a->tree_max, b->tree_max, why));
+  RAIL_TRY(must_agree(a, b, "RAIL_TREE_MAX_NET", a->tree_max_net, b->tree_max_net, why));
+  RAIL_TRY(must_agree(a, b, "RAIL_NCHANNELS", a->nchannels, b->nchannels, why));
+  RAIL_TRY(must_agree(a, b, "NCCL_ALGO (as a bit mask)", a->algos, b->algos, why));
+  return must_agree(a, b, "NCCL_PROTO (as a bit mask)", a->protos, b->protos, why);
 }
 
 bool rt_peer_may_share_gpu(const struct rt_peer *a, const struct rt_peer *b) {

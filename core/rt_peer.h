@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "common/result.h"
+#include "core/rt_cuda.h"
 #include "core/rt_inbox.h"
 #include "core/rt_topo.h"
 
@@ -37,9 +38,9 @@ struct rt_peer {
 /* Fills in this process' facts (rank, gpu and what concerns its memory are the caller's). */
 void rt_peer_describe(struct rt_peer *me);
 bool rt_peer_same_process(const struct rt_peer *a, const struct rt_peer *b);
-/* RAIL_BAD_USAGE, logged with both ranks, the setting's name and both values, when a and b cannot work together; or
- * with one, which says what cannot be. */
-rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b);
+/* RAIL_BAD_USAGE when a and b cannot work together: `why` names both ranks, the setting and both values; or the one rank
+ * that says what cannot be. */
+rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b, char why[RT_WHY]);
 
 /* Are they, or may they be, on one GPU? Of one whose place is unknown all of its host may be. */
 bool rt_peer_may_share_gpu(const struct rt_peer *a, const struct rt_peer *b);

@@ -49,17 +49,21 @@ static rail_result_t setup(struct ncclComm *comm, struct rt_connector *c) {
   return rt_bootstrap_send(comm->bootstrap, c->peer, record_tag(c, !c->is_send), &mine, sizeof mine);
 }
 
+/* What differs becomes the communicator's failure here and now: its text goes to all ranks, also to those that have no
+ * connection with either of the two. */
 static rail_result_t check_record(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *theirs) {
   theirs->net_name[sizeof theirs->net_name - 1] = 0;
   if (theirs->version != RT_CONNECT_VERSION || theirs->transport != transport_index(c->transport)) {
-    RAIL_WARN("rank %d and rank %d disagree: transport %s here, number %u version %u there; run one build with one "
-              "configuration on all ranks",
-              comm->rank, c->peer, c->transport->name, theirs->transport, theirs->version);
+    rt_comm_fail(comm, RAIL_BAD_USAGE,
+                 "rank %d and rank %d disagree: transport %s here, number %u version %u there; run one build with one "
+                 "configuration on all ranks",
+                 comm->rank, c->peer, c->transport->name, theirs->transport, theirs->version);
     return RAIL_BAD_USAGE;
   }
   if (c->transport == &rt_net_transport && strncmp(theirs->net_name, rail_net_name(comm->net.plugin), 31) != 0) {
-    RAIL_WARN("rank %d uses network plugin %s, rank %d uses %s; set the same NCCL_NET_PLUGIN on all ranks", comm->rank,
-              rail_net_name(comm->net.plugin), c->peer, theirs->net_name);
+    rt_comm_fail(comm, RAIL_BAD_USAGE,
+                 "rank %d uses network plugin %s, rank %d uses %s; set the same NCCL_NET_PLUGIN on all ranks",
+                 comm->rank, rail_net_name(comm->net.plugin), c->peer, theirs->net_name);
     return RAIL_BAD_USAGE;
   }
   return RAIL_OK;

@@ -2,7 +2,7 @@
  * TEST-SAN: asan tsan
  *
  * Proves: groups, several communicators in a process, splits and configurations do what NCCL promises; ranks whose
- * calls differ get an error instead of a wait for ever.
+ * settings or calls differ get an error, which names what differs, instead of a wait for ever.
  */
 #include <pthread.h>
 #include <unistd.h>
@@ -369,6 +369,25 @@ static void configs(const struct rank *rank, void *arg) {
 }
 TEST(configurations) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), configs, NULL); }
 
+/* ---- settings that differ ---- */
+
+/* Some ranks have LL, others Simple; a network plugin, where there is one, is not what they fail at. */
+static void protocols(const struct rank *rank, void *arg) {
+  (void)arg;
+  setenv("NCCL_PROTO", rank->rank == rank->nranks - 1 ? "LL" : "Simple", 1);
+  ncclUniqueId id = make_id(rank, 0);
+  ncclComm_t comm = NULL;
+  REFUSED(ncclCommInitRank(&comm, rank->nranks, id, rank->rank), ncclInvalidUsage, "NCCL_PROTO");
+  char last[32];
+  snprintf(last, sizeof last, "rank %d", rank->nranks - 1);
+  ENSURE(strstr(ncclGetLastError(NULL), last), "\"%s\" does not name %s", ncclGetLastError(NULL), last);
+  ENSURE(comm == NULL, "a communicator in spite of that");
+}
+TEST(protocols_that_differ_are_refused_on_every_rank) {
+  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), protocols, NULL);
+  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 5, kit_patience_ms(PATIENCE), protocols, NULL);
+}
+
 /* ---- calls that differ ---- */
 
 struct differ {
@@ -437,4 +456,5 @@ TEST_MAIN(TEST_CASE(collectives_and_sends_in_one_group), TEST_CASE(calls_run_in_
           TEST_CASE(an_error_in_a_group_drops_the_group), TEST_CASE(several_ranks_in_one_thread),
           TEST_CASE(two_communicators_in_two_threads), TEST_CASE(splitting), TEST_CASE(splits_in_a_group),
           TEST_CASE(nonblocking_init), TEST_CASE(abort_ends_an_init_under_way), TEST_CASE(configurations),
+          TEST_CASE(protocols_that_differ_are_refused_on_every_rank),
           TEST_CASE(counts_that_differ_end_with_an_error), TEST_CASE(counts_that_differ_end_with_an_error_net))

@@ -44,6 +44,7 @@ static void open_bootstrap(struct rt_bootstrap *b, uint8_t *gone, struct rt_out 
   static union rail_addr addr;
   memset(b, 0, sizeof *b);
   b->nranks = 1;
+  b->listen_fd = b->event_fd = b->watch.epoll_fd = -1;
   b->gone = gone;
   b->outs = out;
   b->addrs = &addr;
@@ -59,9 +60,10 @@ static void judge_peers(struct fuzz_in *in) {
   uint8_t flags = fuzz_u8(in);
   if (flags & 1) fuzz_fill(in, &a, sizeof a);
   if (flags & 2) fuzz_fill(in, &b, sizeof b);
-  rail_result_t result = rt_peer_check(&a, &b);
-  FUZZ_CHECK(result == RAIL_OK || result == RAIL_BAD_USAGE);
-  FUZZ_CHECK((rt_peer_check(&b, &a) == RAIL_OK) == (result == RAIL_OK));
+  char why[RT_WHY] = "";
+  rail_result_t result = rt_peer_check(&a, &b, why);
+  FUZZ_CHECK(result == RAIL_OK || (result == RAIL_BAD_USAGE && why[0]));
+  FUZZ_CHECK((rt_peer_check(&b, &a, why) == RAIL_OK) == (result == RAIL_OK));
   FUZZ_CHECK(rt_transport_choose(&a, &b) == rt_transport_choose(&b, &a));
 }
 
