@@ -9,6 +9,9 @@
  *
  * The secrets keep strangers and other jobs apart; they are sent in clear and
  * do not replace a trusted network. A change of any layout here raises RT_BOOT_VERSION.
+ *
+ * The same in every version, so that ranks of two versions can be told of each other: the header, the secret at the
+ * start of a HELLO, a REFUSED, and what struct rt_boot_id has.
  */
 #ifndef RT_BOOT_WIRE_H
 #define RT_BOOT_WIRE_H

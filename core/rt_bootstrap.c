@@ -34,13 +34,14 @@ static void id_pack(char id[RT_UNIQUE_ID_BYTES], const struct rt_boot_id *in) {
   memcpy(id, in, sizeof *in);
 }
 
+/* *out and *root are filled in also when only the version is wrong. */
 static rail_result_t id_unpack(const char id[RT_UNIQUE_ID_BYTES], struct rt_boot_id *out, union rail_addr *root) {
   memcpy(out, id, sizeof *out);
   bool zeros = true;
   for (size_t i = sizeof *out; i < RT_UNIQUE_ID_BYTES; i++) zeros &= id[i] == 0;
-  if (out->magic == RT_BOOT_MAGIC && out->version == RT_BOOT_VERSION && out->well_known <= 1 && zeros &&
-      rail_addr_unpack(&out->addr, root))
-    return RAIL_OK;
+  bool ours = out->magic == RT_BOOT_MAGIC && rail_addr_unpack(&out->addr, root);
+  if (ours && out->version == RT_BOOT_VERSION && out->well_known <= 1 && zeros) return RAIL_OK;
+  if (ours && out->version != RT_BOOT_VERSION) return RAIL_BAD_USAGE;
   rt_error(RAIL_BAD_ARGUMENT,
            "bootstrap: this is not a unique id of Railyard (bootstrap version %d); was it made by another library, "
            "or not copied to this rank?",
@@ -256,6 +257,18 @@ static void visit_alone(struct rt_visit *visit, uint64_t timeout_ms) {
   rt_rendezvous_join(visit, &table, session);
 }
 
+/* The rendezvous is of another version than this rank: the ranks that wait there are told, too. */
+static void refuse_version(const struct rt_boot_id *id, struct rt_visit *visit) {
+  visit->secret = id->secret;
+  visit->own.in.sin_family = AF_INET;
+  visit->timeout_ms = RAIL_MIN(visit->timeout_ms, (uint64_t)LAST_VISIT_MS);
+  rt_rendezvous_decline(visit);
+  rt_error(RAIL_BAD_USAGE,
+           "bootstrap: rank %d: the unique id is of version %d of the bootstrap protocol, this rank speaks version %d; "
+           "install one version of librailyard on all ranks",
+           visit->rank, id->version, RT_BOOT_VERSION);
+}
+
 rail_result_t rt_bootstrap_open(const char id[RT_UNIQUE_ID_BYTES], const struct rt_bootstrap_args *args,
                                 struct rt_bootstrap **out) {
   struct rt_boot_id parsed;
@@ -263,11 +276,13 @@ rail_result_t rt_bootstrap_open(const char id[RT_UNIQUE_ID_BYTES], const struct 
   struct rt_visit visit = {
       .rank = args->rank, .nranks = args->nranks, .timeout_ms = args->timeout_ms, .abort_flag = args->abort_flag};
   *out = NULL;
-  RAIL_TRY(id_unpack(id, &parsed, &visit.root));
+  rail_result_t result = id_unpack(id, &parsed, &visit.root);
+  if (result == RAIL_BAD_USAGE) refuse_version(&parsed, &visit);
+  RAIL_TRY(result);
   RAIL_TRY(boot_new(args, &b));
   visit.secret = parsed.secret;
   visit.well_known = parsed.well_known;
-  rail_result_t result = boot_listen(b, visit.well_known ? &visit.root : NULL, &visit.own);
+  result = boot_listen(b, visit.well_known ? &visit.root : NULL, &visit.own);
   if (result != RAIL_OK) goto failed;
   if (b->nranks == 1) {
     visit_alone(&visit, args->timeout_ms);

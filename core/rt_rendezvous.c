@@ -58,6 +58,7 @@ struct root {
   uint64_t deadline, accept_after;
   unsigned strangers;
   char refused[160]; /* the last rank that was sent away, for the final error */
+  char over[200];    /* why it must end at once; "": it need not */
 };
 
 /* ---- root: clients ---- */
@@ -166,29 +167,57 @@ static rail_result_t admit(struct root *r, size_t i) {
   return RAIL_OK;
 }
 
+static bool of_another_version(const struct rt_boot_header *h) {
+  return h->magic == RT_BOOT_MAGIC && h->version != RT_BOOT_VERSION;
+}
+
+/* What is wrong with a stranger's header; NULL: nothing so far. */
+static const char *head_wrong(const struct client *c) {
+  const struct rt_boot_header *h = &c->in.head;
+  if (h->magic == RT_BOOT_MAGIC && (h->type != RT_BOOT_HELLO || h->length < RT_SECRET_BYTES)) return "not a hello";
+  if (of_another_version(h)) return NULL; /* that is said when its secret has come */
+  const char *wrong = rt_boot_header_wrong(h, sizeof c->in.hello);
+  return !wrong && h->length != sizeof c->in.hello ? "not a hello" : wrong;
+}
+
+/* If it knows the secret it is a rank of this job, without which the job cannot be complete. */
+static void refuse_version(struct root *r, size_t i) {
+  char text[RAIL_ADDR_TEXT];
+  struct client *c = &r->clients[i];
+  const int version = c->in.head.version;
+  bool ours = rt_boot_secret_equal(c->in.hello.secret, r->secret);
+  char why[sizeof r->over];
+  snprintf(why, sizeof why,
+           "a rank at %s speaks version %d of the bootstrap protocol, this job's rendezvous version %d; install one "
+           "version of librailyard on all ranks",
+           rail_addr_text(&c->from, text), version, RT_BOOT_VERSION);
+  if (ours) memcpy(r->over, why, sizeof why);
+  refuse(c, why);
+  if (ours)
+    drop(r, i);
+  else
+    drop_stranger(r, i, "another version of the bootstrap protocol");
+}
+
 /* The stranger's next bytes. */
 static rail_result_t hear_stranger(struct root *r, size_t i) {
   struct client *c = &r->clients[i];
   rail_result_t result = RAIL_OK;
   if (c->have < sizeof c->in.head) {
     result = rail_sock_recv_some(c->fd, &c->in, sizeof c->in.head, &c->have);
-    if (result == RAIL_OK) {
-      const struct rt_boot_header *h = &c->in.head;
-      const char *wrong = rt_boot_header_wrong(h, sizeof c->in.hello);
-      if (h->magic == RT_BOOT_MAGIC && h->version != RT_BOOT_VERSION) {
-        char why[128];
-        snprintf(why, sizeof why, "this job's rendezvous speaks version %d of the protocol, not %d", RT_BOOT_VERSION,
-                 h->version);
-        refuse(c, why);
-      }
-      if (!wrong && (h->type != RT_BOOT_HELLO || h->length != sizeof c->in.hello)) wrong = "not a hello";
-      if (wrong) {
-        drop_stranger(r, i, wrong);
-        return RAIL_OK;
-      }
+    const char *wrong = result == RAIL_OK ? head_wrong(c) : NULL;
+    if (wrong) {
+      drop_stranger(r, i, wrong);
+      return RAIL_OK;
     }
   }
-  if (result == RAIL_OK) result = rail_sock_recv_some(c->fd, &c->in, sizeof c->in, &c->have);
+  bool foreign = of_another_version(&c->in.head);
+  size_t all = foreign ? sizeof c->in.head + RT_SECRET_BYTES : sizeof c->in;
+  if (result == RAIL_OK) result = rail_sock_recv_some(c->fd, &c->in, all, &c->have);
+  if (result == RAIL_OK && foreign) {
+    refuse_version(r, i);
+    return RAIL_OK;
+  }
   if (result == RAIL_OK) return admit(r, i);
   if (result != RAIL_IN_PROGRESS) drop_stranger(r, i, errno ? strerror(errno) : "it hung up before its introduction");
   return RAIL_OK;
@@ -318,6 +347,10 @@ static bool gather(struct root *r, char *why, size_t cap) {
         return false;
       }
     }
+    if (r->over[0]) {
+      snprintf(why, cap, "%s", r->over);
+      return false;
+    }
     if (!paused && accept_clients(r) != RAIL_OK) {
       snprintf(why, cap, "the rendezvous ran out of memory");
       return false;
@@ -440,25 +473,38 @@ static rail_result_t read_answer(const struct rt_visit *v, int fd, uint64_t dead
   return RAIL_OK;
 }
 
-static rail_result_t visit_once(const struct rt_visit *v, uint64_t deadline, union rail_addr *table, uint8_t *session,
-                                int *fd, struct visit_outcome *outcome) {
+static rail_result_t send_hello(const struct rt_visit *v, int fd, uint64_t deadline) {
   struct {
     struct rt_boot_header head;
     struct rt_boot_hello hello;
   } out;
-  int left = rail_deadline_left_ms(deadline);
-  *fd = -1;
-  RAIL_TRY(rail_sock_connect_all(&v->root, NULL, deadline, v->abort_flag, fd));
-  outcome->connected = true;
   memset(&out, 0, sizeof out);
   out.head = rt_boot_header_make(RT_BOOT_HELLO, 0, sizeof out.hello);
   memcpy(out.hello.secret, v->secret, RT_SECRET_BYTES);
   out.hello.rank = (uint32_t)v->rank;
   out.hello.nranks = (uint32_t)v->nranks;
-  out.hello.timeout_ms = (uint32_t)left;
+  out.hello.timeout_ms = (uint32_t)rail_deadline_left_ms(deadline);
   rail_addr_pack(&v->own, &out.hello.addr);
-  RAIL_TRY(rail_sock_send_all(*fd, &out, sizeof out, deadline, v->abort_flag));
+  return rail_sock_send_all(fd, &out, sizeof out, deadline, v->abort_flag);
+}
+
+static rail_result_t visit_once(const struct rt_visit *v, uint64_t deadline, union rail_addr *table, uint8_t *session,
+                                int *fd, struct visit_outcome *outcome) {
+  *fd = -1;
+  RAIL_TRY(rail_sock_connect_all(&v->root, NULL, deadline, v->abort_flag, fd));
+  outcome->connected = true;
+  RAIL_TRY(send_hello(v, *fd, deadline));
   return read_answer(v, *fd, deadline + GRACE_MS * 1000000ull, table, session, &outcome->said);
+}
+
+void rt_rendezvous_decline(const struct rt_visit *v) {
+  uint64_t deadline = rail_deadline_in_ms(v->timeout_ms);
+  char byte;
+  int fd = -1;
+  if (rail_sock_connect_all(&v->root, NULL, deadline, v->abort_flag, &fd) == RAIL_OK &&
+      send_hello(v, fd, deadline) == RAIL_OK)
+    rail_sock_recv_all(fd, &byte, 1, deadline, v->abort_flag); /* until the rendezvous has read it */
+  rail_sock_close(&fd);
 }
 
 static bool aborted(const struct rt_visit *v) { return v->abort_flag && atomic_load(v->abort_flag); }

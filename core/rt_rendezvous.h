@@ -28,6 +28,10 @@ struct rt_visit {
 rail_result_t rt_rendezvous_join(const struct rt_visit *visit, union rail_addr *table,
                                  uint8_t session[RT_SECRET_BYTES]);
 
+/* A rank that cannot meet the others, because the rendezvous is of another version, says hello in its own version: that
+ * ends the wait of the others. Best effort, nothing is logged. */
+void rt_rendezvous_decline(const struct rt_visit *visit);
+
 /* "2, 5, 7 and 12 more": the ranks whose here[] is 0. */
 void rt_rendezvous_missing(const uint8_t *here, int nranks, char *text, size_t cap);
 

@@ -231,7 +231,7 @@ TEST(strangers_at_the_rendezvous) {
   rail_sock_close(&fd);
 
   fd = connect_to(&addr);
-  send_hello(fd, &parts, 0, 2, RT_BOOT_VERSION + 1);
+  send_hello(fd, &wrong, 0, 2, RT_BOOT_VERSION + 1); /* of another job: no matter to the ranks of this one */
   CHECK(strstr(read_refusal(fd), "version"));
   rail_sock_close(&fd);
 
@@ -351,6 +351,67 @@ TEST(wrong_nranks_and_duplicates) {
   rail_sock_close(&second);
 }
 
+/* ---- versions ---- */
+
+/* One rank of another version: the others, and it, are told at once of both versions. */
+TEST(a_rank_of_another_version_ends_the_rendezvous) {
+  enum { OTHER = RT_BOOT_VERSION + 5 };
+  char id[RT_UNIQUE_ID_BYTES], words[2][80];
+  struct rt_boot_id parts;
+  union rail_addr addr;
+  log_clear();
+  make_root(&parts, id, &addr);
+  ranks_init(3, id, NULL);
+  uint64_t start = rail_now_ns();
+  for (int i = 0; i < 2; i++) rank_start(i);
+  usleep(50000);
+  int fd = connect_to(&addr);
+  send_hello(fd, &parts, 2, 3, OTHER);
+  snprintf(words[0], sizeof words[0], "speaks version %d of the bootstrap protocol", OTHER);
+  snprintf(words[1], sizeof words[1], "rendezvous version %d; install", RT_BOOT_VERSION);
+  const char *why = read_refusal(fd);
+  CHECK_MSG(strstr(why, words[0]) && strstr(why, words[1]), "\"%s\"", why);
+  rail_sock_close(&fd);
+  for (int i = 0; i < 2; i++) pthread_join(ranks[i].thread, NULL);
+  CHECK(rail_now_ns() - start < 10000000000ull);
+  for (int i = 0; i < 2; i++) {
+    char line[200];
+    CHECK_INT(ranks[i].open_result, RAIL_REMOTE_ERROR);
+    snprintf(line, sizeof line, "rank %d of 3: rendezvous at %s: a rank at", i, rail_addr_text(&addr, words[0]));
+    CHECK(logged(line));
+  }
+}
+
+/* A unique id of another version, which another library made: refused with both versions, and the rendezvous hears of
+ * it, by a hello in this rank's version. */
+TEST(an_id_of_another_version_is_refused_and_its_maker_told) {
+  union rail_addr at = {.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}}, from;
+  struct rt_boot_id parts = {.magic = RT_BOOT_MAGIC, .version = RT_BOOT_VERSION + 1};
+  struct { struct rt_boot_header head; struct rt_boot_hello hello; } in;
+  char id[RT_UNIQUE_ID_BYTES] = {0}, words[80];
+  int listener, fd = -1;
+  CHECK_OK(rail_sock_listen(&at, 1, &listener));
+  rail_addr_pack(&at, &parts.addr);
+  memset(parts.secret, 0x11, sizeof parts.secret);
+  memcpy(id, &parts, sizeof parts);
+  log_clear();
+  ranks_init(2, id, NULL);
+  rank_start(1);
+  uint64_t deadline = rail_deadline_in_ms(10000);
+  while (rail_sock_accept(listener, &fd, &from) != RAIL_OK && !rail_deadline_passed(deadline)) usleep(1000);
+  CHECK_OK(rail_sock_recv_all(fd, &in, sizeof in, deadline, NULL));
+  rail_sock_close(&fd);
+  rail_sock_close(&listener);
+  pthread_join(ranks[1].thread, NULL);
+  CHECK_INT(in.head.version, RT_BOOT_VERSION);
+  CHECK_INT(in.head.type, RT_BOOT_HELLO);
+  CHECK(memcmp(in.hello.secret, parts.secret, sizeof parts.secret) == 0);
+  CHECK_INT(ranks[1].open_result, RAIL_BAD_USAGE);
+  snprintf(words, sizeof words, "version %d of the bootstrap protocol, this rank speaks version %d", RT_BOOT_VERSION + 1,
+           RT_BOOT_VERSION);
+  CHECK(logged(words));
+}
+
 TEST(bad_ids) {
   char id[RT_UNIQUE_ID_BYTES];
   struct rt_bootstrap *b;
@@ -400,7 +461,9 @@ static const struct tap_case cases[] = {
   TEST_CASE(allgather), TEST_CASE(barrier), TEST_CASE(random_messages), TEST_CASE(recv_before_send),
   TEST_CASE(wrong_sizes_and_ranks), TEST_CASE(split), TEST_CASE(strangers_at_the_rendezvous),
   TEST_CASE(strangers_at_a_rank), TEST_CASE(missing_rank), TEST_CASE(wrong_nranks_and_duplicates),
-  TEST_CASE(bad_ids), TEST_CASE(well_known_address),
+  TEST_CASE(a_rank_of_another_version_ends_the_rendezvous),
+  TEST_CASE(an_id_of_another_version_is_refused_and_its_maker_told), TEST_CASE(bad_ids),
+  TEST_CASE(well_known_address),
 };
 
 int main(int argc, char **argv) {
