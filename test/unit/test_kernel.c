@@ -272,6 +272,8 @@ TEST(protocols_that_differ_are_found) {
   CHECK_INT(disagree(false, RT_SIMPLE, RT_LL, 100, 100), RT_K_MISMATCH);
   CHECK_INT(disagree(false, RT_LL, RT_SIMPLE, 64, 128), RT_K_MISMATCH); /* the bytes on the FIFO happen to be equal */
   CHECK_INT(disagree(false, RT_SIMPLE, RT_LL, 128, 64), RT_K_MISMATCH);
+  CHECK_INT(disagree(false, RT_LL, RT_SIMPLE, SLOT, SLOT), RT_K_MISMATCH); /* and the calls are, too */
+  CHECK_INT(disagree(false, RT_SIMPLE, RT_LL, SLOT, SLOT), RT_K_MISMATCH);
 }
 
 TEST(mismatch_says_both_sizes) {
@@ -332,6 +334,36 @@ TEST(direct_sends_are_drained) {
   link_close(&l);
 }
 
+/* Of a buffer that is registered in part, only what lies in that part goes without a copy. */
+TEST(steps_across_the_end_of_a_registered_range_are_copied) {
+  enum { BYTES = 4 * SLOT, PART = 2 * SLOT + SLOT / 2 };
+  static char out[BYTES], in[BYTES];
+  struct link l;
+  link_open(&l, true, 0);
+  struct rt_kernel s, r;
+  for (int i = 0; i < BYTES; i++) out[i] = (char)(i * 7);
+  pair_kernels(&s, &r, &l, RT_SIMPLE, RT_SIMPLE, out, BYTES, in, BYTES);
+  s.send_direct[0] = (struct rt_direct){out, PART, out};
+  r.recv_direct = (struct rt_direct){in, PART, in};
+  for (int i = 0; i < 4; i++) {
+    rt_kernel_poll(&s);
+    rt_kernel_poll(&r);
+  }
+  for (int i = 0; i < 4; i++) {
+    CHECK_MSG(l.at_send.slot[i].ptr == (i < 2 ? out + i * (int)SLOT : NULL), "step %d is sent from elsewhere", i);
+    CHECK_MSG(l.at_recv.slot[i].ptr == (i < 2 ? in + i * (int)SLOT : NULL), "step %d is received elsewhere", i);
+  }
+  enum rt_kernel_state sent = RT_K_WAIT, received = RT_K_WAIT;
+  for (int i = 0; i < 100 && (sent != RT_K_DONE || received != RT_K_DONE); i++) {
+    move(&l, RT_SIMPLE);
+    sent = rt_kernel_poll(&s);
+    received = rt_kernel_poll(&r);
+  }
+  CHECK_INT(received, RT_K_DONE);
+  CHECK(memcmp(in, out, BYTES) == 0);
+  link_close(&l);
+}
+
 /* The counts told to the proxies are the steps that are made. */
 TEST(step_counts_are_true) {
   for (int coll = RT_ALLREDUCE; coll <= RT_REDUCE; coll++)
@@ -384,4 +416,5 @@ TEST_MAIN(TEST_CASE(a_group_shares_the_work), TEST_CASE(simple), TEST_CASE(ll), 
           TEST_CASE(ll_near_2_to_the_32), TEST_CASE(simple_near_2_to_the_32), TEST_CASE(ll_near_2_to_the_33),
           TEST_CASE(ll_lines_of_2_to_the_32_steps_ago), TEST_CASE(sizes_that_differ_are_found),
           TEST_CASE(protocols_that_differ_are_found), TEST_CASE(mismatch_says_both_sizes),
-          TEST_CASE(operations_take_turns), TEST_CASE(direct_sends_are_drained), TEST_CASE(step_counts_are_true))
+          TEST_CASE(operations_take_turns), TEST_CASE(direct_sends_are_drained),
+          TEST_CASE(steps_across_the_end_of_a_registered_range_are_copied), TEST_CASE(step_counts_are_true))
