@@ -5,9 +5,10 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <sys/resource.h>
 
 #include "common/sock.h"
-#include "core/rt_boot_wire.h"
+#include "core/rt_boot.h"
 #include "test/unit/boot_ranks.h"
 
 /* ---- messages ---- */
@@ -297,6 +298,44 @@ TEST(strangers_at_a_rank) {
   for (int i = 0; i < N; i++) rail_sock_close(&fds[i]);
 }
 
+/* Whoever knows the communicator's secret still has to be a rank of it, and to want this one. */
+static int misfits_body(struct rank *r, struct rt_bootstrap *b) {
+  if (r->rank != 0) return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
+  static const struct { uint32_t from, to, link, nranks; } wrong[] = {
+    {1, 0, RT_BOOT_LINK_DATA, 3}, {2, 0, RT_BOOT_LINK_DATA, 2}, {1, 1, RT_BOOT_LINK_DATA, 2},
+    {1, 0, RT_BOOT_LINK_RING, 2}, {1, 0, 3, 2},
+  };
+  union rail_addr me;
+  WANT(rail_addr_parse(rt_bootstrap_peer_text(b, 0), &me) == RAIL_OK);
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    struct { struct rt_boot_header head; struct rt_boot_peer_hello hello; } out;
+    memset(&out, 0, sizeof out);
+    out.head = rt_boot_header_make(RT_BOOT_PEER_HELLO, 0, sizeof out.hello);
+    memcpy(out.hello.secret, b->secret, RT_SECRET_BYTES);
+    out.hello.from = wrong[i].from;
+    out.hello.to = wrong[i].to;
+    out.hello.link = wrong[i].link;
+    out.hello.nranks = wrong[i].nranks;
+    uint64_t deadline = rail_deadline_in_ms(10000);
+    int fd = -1;
+    char byte;
+    WANT(rail_sock_connect_all(&me, NULL, deadline, NULL, &fd) == RAIL_OK);
+    WANT(rail_sock_send_all(fd, &out, sizeof out, deadline, NULL) == RAIL_OK);
+    rail_result_t result = rail_sock_recv_all(fd, &byte, 1, deadline, NULL);
+    bool hung_up = result == RAIL_REMOTE_ERROR && errno != ETIMEDOUT;
+    rail_sock_close(&fd);
+    if (!hung_up) return 1000 + (int)i;
+  }
+  return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
+}
+
+TEST(hellos_that_do_not_fit_are_refused) {
+  log_clear();
+  run_good(2, misfits_body);
+  CHECK(logged("it is no rank of this communicator"));
+  CHECK(logged("it looks for another rank"));
+}
+
 TEST(missing_rank) {
   char id[RT_UNIQUE_ID_BYTES];
   log_clear();
@@ -315,6 +354,49 @@ TEST(missing_rank) {
   CHECK(logged("3 of 4 ranks arrived; missing: 2"));
   CHECK(logged("rank 0 of 4: rendezvous at")); /* those that came are told as well */
   CHECK(logged("rank 3 of 4: rendezvous at"));
+}
+
+/* The ranks' own timeouts differ: who is ready to wait shortest decides, and the others are told. */
+TEST(the_shortest_timeout_counts) {
+  char id[RT_UNIQUE_ID_BYTES];
+  log_clear();
+  CHECK_OK(rt_unique_id_create(id));
+  ranks_init(3, id, NULL);
+  ranks[1].timeout_ms = 300;
+  uint64_t start = rail_now_ns();
+  rank_start(0);
+  usleep(100000); /* the patient one is there first */
+  rank_start(1);
+  for (int i = 0; i < 2; i++) pthread_join(ranks[i].thread, NULL);
+  CHECK(rail_now_ns() - start < 20000000000ull);
+  CHECK(logged("2 of 3 ranks arrived; missing: 2"));
+  CHECK(logged("rank 0 of 3: rendezvous at"));
+}
+
+/* Of too many silent connections the oldest goes, so that a rank that has just connected has time to say who it is. */
+TEST(the_oldest_silent_connection_goes) {
+  enum { N = 512 + 3 };
+  static int fds[N];
+  char id[RT_UNIQUE_ID_BYTES];
+  struct rt_boot_id parts;
+  union rail_addr addr;
+  struct rlimit limit;
+  CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < 3 * N) tap_skip_case("%d file descriptors are too few", (int)limit.rlim_cur);
+  make_root(&parts, id, &addr);
+  for (int i = 0; i < N; i++) {
+    fds[i] = connect_to(&addr);
+    if (i < 3) usleep(5000); /* the first are the oldest beyond doubt */
+  }
+  struct pollfd closed = {.fd = fds[2], .events = POLLIN};
+  CHECK_MSG(poll(&closed, 1, 5000) == 1, "the oldest are not dropped");
+  for (int i = N - 50; i < N; i++) {
+    struct pollfd open = {.fd = fds[i], .events = POLLIN};
+    CHECK_MSG(poll(&open, 1, 0) == 0, "connection %d of %d is dropped", i, N);
+  }
+  for (int i = 0; i < N; i++) rail_sock_close(&fds[i]);
 }
 
 TEST(wrong_nranks_and_duplicates) {
@@ -460,7 +542,9 @@ TEST(well_known_address) {
 static const struct tap_case cases[] = {
   TEST_CASE(allgather), TEST_CASE(barrier), TEST_CASE(random_messages), TEST_CASE(recv_before_send),
   TEST_CASE(wrong_sizes_and_ranks), TEST_CASE(split), TEST_CASE(strangers_at_the_rendezvous),
-  TEST_CASE(strangers_at_a_rank), TEST_CASE(missing_rank), TEST_CASE(wrong_nranks_and_duplicates),
+  TEST_CASE(strangers_at_a_rank), TEST_CASE(hellos_that_do_not_fit_are_refused), TEST_CASE(missing_rank),
+  TEST_CASE(the_shortest_timeout_counts), TEST_CASE(the_oldest_silent_connection_goes),
+  TEST_CASE(wrong_nranks_and_duplicates),
   TEST_CASE(a_rank_of_another_version_ends_the_rendezvous),
   TEST_CASE(an_id_of_another_version_is_refused_and_its_maker_told), TEST_CASE(bad_ids),
   TEST_CASE(well_known_address),

@@ -215,6 +215,48 @@ TEST(stopped_rank) {
   one_dies(4, 0, SIGSTOP, 1000, 15000);
 }
 
+/* Two ranks stand still together, as in a virtual machine that is paused. The one that goes on first has heard nothing of
+ * the other for longer than the timeout, and yet must wait for it anew. */
+TEST(a_pause_of_all_is_no_silence) {
+  char id[RT_UNIQUE_ID_BYTES];
+  pid_t pids[2];
+  int fds[2], status[2];
+  CHECK_INT(pipe2(fds, O_CLOEXEC), 0);
+  if (fds[1] == 3) CHECK((fds[1] = fcntl(3, F_DUPFD_CLOEXEC, 10)) >= 10 && close(3) == 0);
+  CHECK_OK(rt_unique_id_create(id));
+  for (int i = 0; i < 2; i++) pids[i] = start_process(i, 2, 1, 1500, id, fds[1]);
+  close(fds[1]);
+  int met = hear(fds[0], 2, 'R', rail_deadline_in_ms(60000));
+  usleep(300000); /* heartbeats go both ways */
+  for (int i = 0; i < 2; i++) kill(pids[i], SIGSTOP);
+  usleep(2000000);
+  kill(pids[0], SIGCONT);
+  int told = hear(fds[0], 1, 'F', rail_deadline_in_ms(500));
+  for (int i = 0; i < 2; i++) kill(pids[i], SIGKILL), waitpid(pids[i], &status[i], 0);
+  close(fds[0]);
+  CHECK_INT(met, 2);
+  CHECK_MSG(told == 0, "the rank that went on first took the other one for dead");
+}
+
+/* A neighbour whose heartbeats are set to come seldom is judged by its own interval. */
+static int seldom_body(struct rank *r, struct rt_bootstrap *b) {
+  WANT(rt_bootstrap_barrier(b) == RAIL_OK);
+  usleep(1600000);
+  WANT(r->failures == 0);
+  return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
+}
+
+TEST(seldom_heartbeats_are_no_silence) {
+  char id[RT_UNIQUE_ID_BYTES];
+  CHECK_OK(rt_unique_id_create(id));
+  ranks_init(2, id, seldom_body);
+  ranks[0].heartbeat_ms = 100;
+  ranks[0].heartbeat_timeout_ms = 400;
+  ranks[1].heartbeat_ms = 1200;
+  const char *bad = ranks_run(2);
+  CHECK_MSG(!bad, "%s: %s", bad, ranks[0].why);
+}
+
 static uint32_t mix(uint32_t x) {
   x ^= x >> 16;
   x *= 0x7feb352du;
@@ -293,7 +335,8 @@ TEST(nothing_is_left_behind) {
 
 static const struct tap_case cases[] = {
   TEST_CASE(unread_messages_are_bounded), TEST_CASE(abort_spreads_to_all), TEST_CASE(abort_flag_ends_waits),
-  TEST_CASE(killed_rank), TEST_CASE(stopped_rank), TEST_CASE(goodbye_is_no_death), TEST_CASE(last_word),
+  TEST_CASE(killed_rank), TEST_CASE(stopped_rank), TEST_CASE(a_pause_of_all_is_no_silence),
+  TEST_CASE(seldom_heartbeats_are_no_silence), TEST_CASE(goodbye_is_no_death), TEST_CASE(last_word),
   TEST_CASE(nothing_is_left_behind),
 };
 
