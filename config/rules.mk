@@ -249,14 +249,17 @@ test_objs_test_sk_ports := $(handshake_objs)
 $(foreach t,$(filter test/unit/%,$(test_src)),$(eval \
   $(patsubst test/%.c,$(BUILD)/test/%,$(t)): $(addprefix $(O)/,$(test_objs_$(basename $(notdir $(t)))))))
 
-# Unit tests of the ib plugin see all of it.
+# Unit tests of the ib plugin see all of it, and so do those of the socket plugin's data path.
 $(patsubst test/%.c,$(BUILD)/test/%,$(filter test/unit/test_ib_%,$(test_src))): $(IB_A)
+data_path_tests := $(addprefix $(BUILD)/test/unit/test_sk_,send recv rails)
+$(data_path_tests): $(SOCKET_A)
+$(data_path_tests): test_libs := $(libs_plugin_socket)
 
 $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(COMMON_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A) $(IB_A),$^) $(HARNESS_A) $(KIT_A) $(COMMON_A) \
-	  -ldl -lm -lrt -o $@
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A) $(IB_A) $(SOCKET_A),$^) $(HARNESS_A) $(KIT_A) $(COMMON_A) \
+	  $(test_libs) -ldl -lm -lrt -o $@
 
 # Little plugins that test_netload opens.
 $(BUILD)/test/unit/test_netload: | $(filter $(BUILD)/test/libnetfix_%,$(preload_libs))

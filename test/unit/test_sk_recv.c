@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A receiving connection and a sender in the test's hands: messages that come before their buffers, in pieces, over
+ * several streams; what the sender is told of buffers and credit.
+ * TEST-SAN: asan */
+#include "test/unit/sk_data.h"
+
+#define FILL 0xee
+
+static uint8_t bytes[8][32 * 1024];
+
+/* Buffer i of `sizes[i]` bytes for tag tags[i]; mhandles may be NULL. */
+static void *irecv(const struct data *d, int n, const size_t *sizes, const int *tags, void **mhandles) {
+  void *data[8], *request;
+  for (int i = 0; i < n; i++) {
+    data[i] = bytes[i];
+    memset(bytes[i], FILL, sizeof bytes[i]);
+  }
+  ENSURE_INT(sk_irecv(d->comm, n, data, sizes, tags, mhandles, NULL, &request), RAIL_OK);
+  ENSURE(request, "no request");
+  return request;
+}
+static void *irecv_one(const struct data *d, size_t size, int tag) {
+  return irecv(d, 1, &size, &(int){tag}, NULL);
+}
+
+static void check_buffer(int i, uint32_t seq, size_t size) {
+  data_check_bytes(bytes[i], seq, 0, size);
+  for (size_t at = size; at < sizeof bytes[i]; at++) ENSURE(bytes[i][at] == FILL, "byte %zu was written", at);
+}
+
+static void say_message(const struct data *d, uint32_t seq, size_t size, uint32_t tag, unsigned int flags) {
+  data_say(d, 0, SK_FRAME_MSG, flags, seq, size, (uint32_t)size, tag);
+  if (size) data_say_bytes(d, 0, seq, 0, size);
+}
+
+/* The next CONTROL frame with its entries, at most 8. */
+static struct sk_frame hear_control(const struct data *d, struct sk_entry *entries) {
+  struct sk_frame f = data_hear(d, 0);
+  ENSURE_INT(f.type, SK_FRAME_CONTROL);
+  ENSURE(f.len <= 8 * sizeof *entries, "%u bytes of entries", f.len);
+  data_hear_bytes(d, 0, entries, f.len);
+  return f;
+}
+
+/* ---- early messages --------------------------------------------------------- */
+
+TEST(a_receive_is_posted_while_its_message_comes_in) {
+  struct data d;
+  data_begin(&d, SK_RECEIVER, 1, 0);
+  data_open(&d);
+  for (size_t there = 0; there <= 600; there += 300) { /* so many of 600 bytes have come when the receive is posted */
+    uint32_t seq = (uint32_t)there / 300;
+    data_say(&d, 0, SK_FRAME_MSG, 0, seq, 600, 600, 4);
+    if (there) data_say_bytes(&d, 0, seq, 0, there);
+    data_settle(&d);
+    void *request = irecv_one(&d, 1000, 4);
+    int size = -1;
+    if (there < 600) {
+      CHECK(!data_test(request, &size));
+      data_say_bytes(&d, 0, seq, there, 600 - there);
+    }
+    data_wait(request, &size);
+    CHECK_INT(size, 600);
+    check_buffer(0, seq, 600);
+  }
+  data_close(&d);
+}
+
+/* Some of a message is on its way over the other stream when its buffer is posted. */
+TEST(an_early_message_in_two_frames) {
+  struct data d;
+  data_begin(&d, SK_RECEIVER, 2, 0);
+  data_open(&d);
+  data_say(&d, 0, SK_FRAME_MSG, 0, 0, 600, 200, 4);
+  data_say_bytes(&d, 0, 0, 0, 200);
+  data_settle(&d);
+  void *request = irecv_one(&d, 1000, 4);
+  int size = -1;
+  CHECK(!data_test(request, &size));
+  data_say(&d, 1, SK_FRAME_DATA, 0, 0, 200, 400, 4);
+  data_say_bytes(&d, 1, 0, 200, 400);
+  data_wait(request, &size);
+  CHECK_INT(size, 600);
+  check_buffer(0, 0, 600);
+  data_close(&d);
+}
+
+/* ---- grouped receives --------------------------------------------------------- */
+
+TEST(eight_buffers_their_sizes_and_registrations) {
+  static const size_t capacities[8] = {100, 200, 300, 400, 500, 600, 700, 800};
+  static const int tags[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  void *mrs[8];
+  int sizes[8];
+  struct data d;
+  data_begin(&d, SK_RECEIVER, 1, 0);
+  data_open(&d);
+  for (int i = 0; i < 8; i++) CHECK_OK(sk_reg_mr(d.comm, bytes[i], sizeof bytes[i], RAIL_PTR_HOST, &mrs[i]));
+  void *request = irecv(&d, 8, capacities, tags, mrs);
+  for (uint32_t i = 0; i < 8; i++) say_message(&d, i, 10 * i, 8 - i, 0); /* the last buffer's comes first */
+  data_wait(request, sizes);
+  for (int i = 0; i < 8; i++) {
+    CHECK_INT(sizes[i], 10 * (7 - i));
+    check_buffer(i, (uint32_t)(7 - i), (size_t)sizes[i]);
+  }
+  for (int i = 0; i < 8; i++) CHECK_OK(sk_dereg_mr(d.comm, mrs[i]));
+  CHECK_MSG(!sk_comm_is_stopped(d.comm), "deregMr took a registration for one in use");
+  data_close(&d);
+}
+
+/* ---- what the sender is told ---------------------------------------------------- */
+
+TEST(only_buffers_above_the_eager_size_are_granted) {
+  struct sk_entry entries[8];
+  struct data d;
+  data_begin(&d, SK_RECEIVER, 1, 0);
+  data_open(&d);
+  void *at_limit = irecv_one(&d, EAGER, 1);
+  data_hear_nothing(&d, 0);
+  void *above = irecv_one(&d, EAGER + 1, 2);
+  struct sk_frame f = hear_control(&d, entries);
+  CHECK_INT(f.len, 2 * sizeof entries[0]); /* in posting order, the small one before the last large one, too */
+  CHECK_INT(le32toh(entries[0].key), 1);
+  CHECK_INT(le32toh(entries[1].key), 2);
+  CHECK_INT(le64toh(entries[1].value), EAGER + 1);
+  say_message(&d, 0, 8, 1, SK_FRAME_GRANTED);
+  say_message(&d, 1, 8, 2, SK_FRAME_GRANTED);
+  data_wait(at_limit, NULL);
+  data_wait(above, NULL);
+  data_close(&d);
+}
+
+/* The buffer that an early message took is not granted afterwards: the sender would pair it with its next send. */
+TEST(a_buffer_that_has_its_message_is_not_granted) {
+  struct sk_entry entries[8];
+  struct data d;
+  data_begin(&d, SK_RECEIVER, 1, 0);
+  data_open(&d);
+  void *small = irecv_one(&d, 100, 1);
+  say_message(&d, 0, 100, 1, 0);
+  data_settle(&d); /* it is done, and its request not given back */
+  void *large = irecv_one(&d, EAGER + 1, 2);
+  struct sk_frame f = hear_control(&d, entries);
+  CHECK_INT(f.len, sizeof entries[0]);
+  CHECK_INT(le32toh(entries[0].key), 2);
+  CHECK_INT(f.seq, 1);
+  CHECK_INT(f.tag, 1); /* credit of one message, with its bytes */
+  CHECK_INT(f.size, sk_credit_of(100));
+  say_message(&d, 1, 8, 2, SK_FRAME_GRANTED);
+  data_wait(small, NULL);
+  data_wait(large, NULL);
+  data_close(&d);
+}
+
+/* As many messages as there is credit for, again and again: each time the sender hears of what is free before it has
+ * none left, and not of anything twice. */
+TEST(credit_comes_back_before_it_is_used_up) {
+  struct sk_entry entries[8];
+  struct data d;
+  data_begin(&d, SK_RECEIVER, 1, 0);
+  d.args.eager_count = 8;
+  data_open(&d);
+  uint32_t seq = 0, told = 0, frames = 0;
+  while (seq < 64) {
+    CHECK_MSG(seq - told <= 8, "credit is used up at message %u", seq);
+    if (seq - told == 8) {
+      struct sk_frame f = hear_control(&d, entries);
+      CHECK_MSG(f.tag > told && f.tag <= seq, "credit of %u messages, of %u sent, %u of which were known", f.tag, seq, told);
+      CHECK_INT(f.size, f.tag * sk_credit_of(64));
+      told = f.tag;
+      frames++;
+      continue;
+    }
+    void *request = irecv_one(&d, 64, 0);
+    say_message(&d, seq++, 64, 0, 0);
+    data_wait(request, NULL);
+  }
+  CHECK_MSG(frames <= 32, "%u frames for 64 messages", frames);
+  data_close(&d);
+}
+
+/* Messages that lie in memory out of the order in which they are taken: credit comes back with those at the front. */
+TEST(credit_of_messages_taken_in_another_order) {
+  static const size_t sizes[] = {1000, 10, 3000, 100};
+  struct data d;
+  data_begin(&d, SK_RECEIVER, 1, 0);
+  data_open(&d);
+  for (uint32_t i = 0; i < 4; i++) say_message(&d, i, sizes[i], i, 0);
+  data_settle(&d);
+  const struct sk_early *early = &data_receiver(&d)->early;
+  static const uint32_t order[] = {1, 2, 0, 3}, count[] = {0, 0, 3, 4};
+  for (int i = 0; i < 4; i++) {
+    uint64_t freed = 0;
+    for (uint32_t k = 0; k < count[i]; k++) freed += sk_credit_of(sizes[k]);
+    data_wait(irecv_one(&d, sizes[order[i]], (int)order[i]), NULL);
+    check_buffer(0, order[i], sizes[order[i]]);
+    CHECK_INT(early->count_freed, count[i]);
+    CHECK_INT(early->bytes_freed, freed);
+  }
+  data_close(&d);
+}
+
+/* ---- nonsense from the peer --------------------------------------------------------- */
+
+static void refuses(void (*say)(const struct data *d), const char *words) {
+  struct data d;
+  data_begin(&d, SK_RECEIVER, 1, 0);
+  data_open(&d);
+  void *request = irecv_one(&d, 10000, 1);
+  data_settle(&d);
+  say(&d);
+  CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
+  CHECK_MSG(log_said(words), "not said: %s", words);
+  check_buffer(0, 0, 0);
+  data_close(&d);
+}
+
+static void more_than_it_has(const struct data *d) {
+  data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 8, 9, 1);
+  data_say_bytes(d, 0, 0, 0, 9);
+}
+static void one_byte_behind(const struct data *d) {
+  data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 9000, 0, 1);
+  data_say(d, 0, SK_FRAME_DATA, 0, 0, 8001, 1000, 1);
+}
+static void beyond_its_end(const struct data *d) {
+  data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 9000, 0, 1);
+  data_say(d, 0, SK_FRAME_DATA, 0, 0, 9001, 1, 1);
+}
+static void beyond_all(const struct data *d) {
+  data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 9000, 0, 1);
+  data_say(d, 0, SK_FRAME_DATA, 0, 0, UINT64_MAX - 9, 100, 1);
+}
+static void without_bytes(const struct data *d) {
+  data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 9000, 0, 1);
+  data_say(d, 0, SK_FRAME_DATA, 0, 0, 0, 0, 1);
+}
+static void not_announced(const struct data *d) { data_say(d, 0, SK_FRAME_DATA, 0, 0, 0, 8, 1); }
+static void one_too_late(const struct data *d) { data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 1, 8, 8, 1); }
+static void one_without_credit(const struct data *d) { data_say(d, 0, SK_FRAME_MSG, 0, 0, EAGER + 1, 0, 2); }
+static void a_grant_that_was_not_given(const struct data *d) {
+  data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 8, 8, 2);
+}
+
+TEST(frames_that_cannot_be) {
+  refuses(more_than_it_has, "of a wrong size");
+  refuses(one_byte_behind, "data outside its message");
+  refuses(beyond_its_end, "data outside its message");
+  refuses(beyond_all, "data outside its message");
+  refuses(without_bytes, "data outside its message");
+  refuses(not_announced, "data of a message that was not announced");
+  refuses(one_too_late, "an announcement out of order");
+  refuses(one_without_credit, "a message without grant beyond the agreed limits");
+  refuses(a_grant_that_was_not_given, "a message whose buffer was not granted");
+}
+
+TEST_MAIN(TEST_CASE(a_receive_is_posted_while_its_message_comes_in), TEST_CASE(an_early_message_in_two_frames),
+          TEST_CASE(eight_buffers_their_sizes_and_registrations),
+          TEST_CASE(only_buffers_above_the_eager_size_are_granted),
+          TEST_CASE(a_buffer_that_has_its_message_is_not_granted), TEST_CASE(credit_comes_back_before_it_is_used_up),
+          TEST_CASE(credit_of_messages_taken_in_another_order), TEST_CASE(frames_that_cannot_be))

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A sending connection and a receiver in the test's hands: credit, grants, the order of a tag, what streams carry.
+ * TEST-SAN: asan */
+#include "test/unit/sk_data.h"
+
+static uint8_t bytes[1 << 20];
+
+/* Of message seq, whose bytes follow from its number: sends are announced in the order of these calls. */
+static void *isend(const struct data *d, uint32_t seq, size_t size, int tag) {
+  void *request;
+  uint8_t *at = bytes + (size_t)seq % 16 * (sizeof bytes / 16);
+  ENSURE(size <= sizeof bytes / 16, "%zu bytes", size);
+  data_fill(at, seq, 0, size);
+  ENSURE_INT(sk_isend(d->comm, at, size, tag, NULL, NULL, &request), RAIL_OK);
+  ENSURE(request, "no request");
+  return request;
+}
+
+static void hear_message(const struct data *d, uint32_t seq, size_t size, uint32_t tag) {
+  struct sk_frame f = data_hear_payload(d, 0);
+  ENSURE_INT(f.type, SK_FRAME_MSG);
+  ENSURE_INT(f.seq, seq);
+  ENSURE_INT(f.size, size);
+  ENSURE_INT(f.tag, tag);
+}
+
+static void grant(const struct data *d, uint32_t seen, uint64_t bytes_freed, uint32_t count, uint32_t tag,
+                  uint64_t size) {
+  data_say_control(d, 0, seen, bytes_freed, count, &(struct data_entry){SK_ENTRY_GRANT, tag, size}, 1);
+}
+
+/* ---- credit -------------------------------------------------------------- */
+
+TEST(no_more_messages_than_the_credit_counts) {
+  struct data d;
+  void *requests[5];
+  data_begin(&d, SK_SENDER, 1, 0);
+  d.args.eager_count = 3;
+  data_open(&d);
+  for (uint32_t i = 0; i < 5; i++) requests[i] = isend(&d, i, 8, 0);
+  for (uint32_t i = 0; i < 3; i++) hear_message(&d, i, 8, 0);
+  data_hear_nothing(&d, 0);
+  data_say_control(&d, 0, 1, sk_credit_of(8), 1, NULL, 0);
+  hear_message(&d, 3, 8, 0);
+  data_hear_nothing(&d, 0);
+  data_say_control(&d, 0, 4, 2 * sk_credit_of(8), 2, NULL, 0);
+  hear_message(&d, 4, 8, 0);
+  for (int i = 0; i < 5; i++) data_wait(requests[i], NULL);
+  data_close(&d);
+}
+
+TEST(no_more_bytes_than_the_credit_holds) {
+  struct data d;
+  void *requests[5];
+  data_begin(&d, SK_SENDER, 1, 0);
+  d.args.eager_bytes = 4 * (uint32_t)sk_credit_of(EAGER); /* four of the largest, to the byte */
+  data_open(&d);
+  for (uint32_t i = 0; i < 5; i++) requests[i] = isend(&d, i, EAGER, 0);
+  for (uint32_t i = 0; i < 4; i++) hear_message(&d, i, EAGER, 0);
+  data_hear_nothing(&d, 0);
+  data_say_control(&d, 0, 4, sk_credit_of(EAGER), 1, NULL, 0);
+  hear_message(&d, 4, EAGER, 0);
+  for (int i = 0; i < 5; i++) data_wait(requests[i], NULL);
+  data_close(&d);
+}
+
+/* ---- the order of a tag --------------------------------------------------- */
+
+TEST(small_sends_do_not_overtake_a_large_one_of_their_tag) {
+  struct data d;
+  data_begin(&d, SK_SENDER, 1, 0);
+  data_open(&d);
+  void *large = isend(&d, 1, EAGER + 1, 7), *small = isend(&d, 2, 8, 7), *other = isend(&d, 0, 8, 5);
+  hear_message(&d, 0, 8, 5);
+  data_hear_nothing(&d, 0);
+  data_say_control(&d, 0, 1, sk_credit_of(8), 1, NULL, 0); /* credit alone lets none of them go */
+  data_hear_nothing(&d, 0);
+  grant(&d, 1, sk_credit_of(8), 1, 7, EAGER + 1);
+  hear_message(&d, 1, EAGER + 1, 7);
+  hear_message(&d, 2, 8, 7);
+  data_wait(other, NULL);
+  data_wait(large, NULL);
+  data_wait(small, NULL);
+  data_close(&d);
+}
+
+TEST(sends_that_wait_for_credit_go_in_the_order_of_their_tag) {
+  struct data d;
+  void *requests[4];
+  data_begin(&d, SK_SENDER, 1, 0);
+  d.args.eager_count = 1;
+  data_open(&d);
+  for (uint32_t i = 0; i < 4; i++) requests[i] = isend(&d, i, 100 - i, 3);
+  for (uint32_t i = 0; i < 4; i++) {
+    hear_message(&d, i, 100 - i, 3);
+    data_hear_nothing(&d, 0);
+    data_say_control(&d, 0, i + 1, (i + 1) * sk_credit_of(100), i + 1, NULL, 0);
+  }
+  for (int i = 0; i < 4; i++) data_wait(requests[i], NULL);
+  data_close(&d);
+}
+
+/* Grants are made before the receiver sees what went ahead: one that belongs to such a message must not be taken for
+ * the next send's. Only what the receiver had seen when it wrote is out of the question. */
+TEST(a_grant_belongs_to_the_message_that_was_under_way) {
+  struct data d;
+  data_begin(&d, SK_SENDER, 1, 0);
+  data_open(&d);
+  void *first = isend(&d, 0, 8, 1), *second = isend(&d, 1, 8, 1);
+  hear_message(&d, 0, 8, 1);
+  hear_message(&d, 1, 8, 1);
+  grant(&d, 1, sk_credit_of(8), 1, 1, EAGER + 1); /* message 0 was seen, message 1 was not: the buffer is for that one */
+  data_settle(&d);
+  void *large = isend(&d, 2, EAGER + 1, 1);
+  data_hear_nothing(&d, 0);
+  grant(&d, 2, 2 * sk_credit_of(8), 2, 1, EAGER + 1);
+  hear_message(&d, 2, EAGER + 1, 1);
+  data_wait(first, NULL);
+  data_wait(second, NULL);
+  data_wait(large, NULL);
+  data_close(&d);
+}
+
+/* ---- streams --------------------------------------------------------------- */
+
+/* Bytes of message seq that come over both streams, until all are here. */
+static void hear_all(const struct data *d, uint32_t seq, size_t size) {
+  size_t have = 0;
+  struct sk_frame f = data_hear_payload(d, 0);
+  ENSURE_INT(f.type, SK_FRAME_MSG);
+  ENSURE_INT(f.seq, seq);
+  for (have = f.len; have < size; have += f.len)
+    for (unsigned int i = 0;; i = 1 - i) {
+      uint8_t byte;
+      (void)data_turn(d);
+      if (recv(d->ends[i], &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0) continue;
+      f = data_hear_payload(d, i);
+      ENSURE_INT(f.type, SK_FRAME_DATA);
+      ENSURE_INT(f.seq, seq);
+      break;
+    }
+  ENSURE_INT(have, size);
+}
+
+TEST(large_messages_one_after_the_other_over_two_streams) {
+  struct data d;
+  data_begin(&d, SK_SENDER, 2, 0);
+  sk_params.chunk = 4096;
+  data_open(&d);
+  for (uint32_t seq = 0; seq < 4; seq++) {
+    grant(&d, seq, 0, 0, 0, 30000);
+    void *request = isend(&d, seq, 30000, 0);
+    hear_all(&d, seq, 30000);
+    data_wait(request, NULL);
+  }
+  data_close(&d);
+}
+
+TEST(the_peer_goes_away_while_sends_wait) {
+  for (unsigned int i = 0; i < 3; i++) { /* it has answered on all streams, or on all but the one that ends */
+    struct data d;
+    data_begin(&d, SK_SENDER, 3, 0);
+    data_create(&d);
+    for (unsigned int k = 0; k < 3; k++)
+      if (i == 0 || k != i) data_welcome(&d, k);
+    void *request = isend(&d, 0, EAGER + 1, 0);
+    data_settle(&d);
+    data_end(&d, i);
+    data_failure(request);
+    CHECK(log_said(i ? "before it answered the handshake" : "the peer closed the connection with requests outstanding"));
+    data_close(&d);
+  }
+}
+
+/* The peer says why, then reads no more: its reason counts, not that its stream is broken. */
+TEST(the_last_word_of_a_peer_that_reads_no_more) {
+  struct data d;
+  const struct sk_error why = {.message_size = htole64(77), .capacity = htole64(66)};
+  data_begin(&d, SK_SENDER, 1, 0);
+  data_open(&d);
+  data_settle(&d);
+  data_say(&d, 0, SK_FRAME_ERROR, 0, 0, RAIL_BAD_USAGE, sizeof why, 9);
+  data_write(&d, 0, &why, sizeof why);
+  data_end(&d, 0);
+  void *request = isend(&d, 0, 8, 0);
+  CHECK_INT(data_failure(request), RAIL_BAD_USAGE);
+  CHECK(log_said("a message of 77 bytes with tag 9 meets a receive buffer of 66 bytes"));
+  data_close(&d);
+}
+
+/* ---- nonsense from the peer ------------------------------------------------ */
+
+/* Another stream is read until its answer is here, with whatever stands behind that. */
+TEST(control_frames_come_over_the_first_stream) {
+  struct data d;
+  data_begin(&d, SK_SENDER, 2, 0);
+  data_create(&d);
+  void *request = isend(&d, 0, EAGER + 1, 0);
+  data_welcome(&d, 0);
+  data_welcome(&d, 1);
+  data_say_control(&d, 1, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, EAGER + 1}, 1);
+  CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
+  CHECK(log_said("protocol error: frame type 3 from a receiver"));
+  data_close(&d);
+}
+
+TEST(a_control_frame_that_is_too_long_is_an_error) {
+  struct data d;
+  data_begin(&d, SK_SENDER, 1, 0);
+  data_open(&d);
+  void *request = isend(&d, 0, EAGER + 1, 0);
+  data_say(&d, 0, SK_FRAME_CONTROL, 0, 0, 0, (SK_MAX_ENTRIES + 1) * (uint32_t)sizeof(struct sk_entry), 0);
+  CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
+  CHECK(log_said("protocol error: a control frame of 8208 bytes"));
+  data_close(&d);
+}
+
+TEST_MAIN(TEST_CASE(no_more_messages_than_the_credit_counts), TEST_CASE(no_more_bytes_than_the_credit_holds),
+          TEST_CASE(small_sends_do_not_overtake_a_large_one_of_their_tag),
+          TEST_CASE(sends_that_wait_for_credit_go_in_the_order_of_their_tag),
+          TEST_CASE(a_grant_belongs_to_the_message_that_was_under_way),
+          TEST_CASE(large_messages_one_after_the_other_over_two_streams),
+          TEST_CASE(the_peer_goes_away_while_sends_wait),
+          TEST_CASE(the_last_word_of_a_peer_that_reads_no_more), TEST_CASE(control_frames_come_over_the_first_stream),
+          TEST_CASE(a_control_frame_that_is_too_long_is_an_error))
