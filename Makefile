@@ -12,9 +12,15 @@ MAKEFLAGS += --no-print-directory
 VERSION := $(file <VERSION)
 
 SAN ?=
+# CROSS=aarch64-linux-gnu- picks another machine's compiler and binutils; a CC with such a prefix picks its binutils.
 ifeq ($(origin CC),default)
-CC := gcc
+CC := $(CROSS)gcc
 endif
+CROSS ?= $(patsubst %gcc,%,$(filter %-gcc,$(notdir $(firstword $(CC)))))
+AR := $(CROSS)ar
+OBJCOPY := $(CROSS)objcopy
+# The machine that is built for, as compilers call it: x86_64, aarch64.
+machine := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
 variant := $(strip $(if $(SAN),$(SAN))$(if $(filter-out gcc,$(notdir $(CC))),$(if $(SAN),-)$(notdir $(CC)))$(if $(DEBUG),$(if $(SAN),-)debug))
 BUILD ?= build$(if $(variant),/$(variant))
 O := $(BUILD)/obj
@@ -25,3 +31,4 @@ include config/flags.mk
 include config/rules.mk
 include config/targets.mk
 include config/package.mk
+include config/arm64.mk

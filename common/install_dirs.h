@@ -6,7 +6,7 @@
 #ifndef RAIL_INSTALL_DIRS_H
 #define RAIL_INSTALL_DIRS_H
 
-extern const char rail_lib_from_bin[];  /* plugins, the runtime and the folder railyard of private libraries: "../lib" */
+extern const char rail_lib_from_bin[];  /* plugins, the runtime, the folder railyard of private ones: "../lib" */
 extern const char rail_data_from_bin[]; /* the folder railyard of scripts: "../share" */
 
 #endif

@@ -22,6 +22,8 @@ int main(void) { return json_load_file("", 0, NULL) != NULL; }' |
   echo "HAVE_JANSSON := 1" || echo "HAVE_JANSSON :="
 # On the path, or where toolkits are; one that knows the newest GPU we compile for.
 nvcc=$(command -v nvcc || command -v "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" || command -v /usr/local/cuda/bin/nvcc)
+# Its objects are for the machine that it runs on.
+[ "$($cc -dumpmachine | cut -d- -f1)" = "$(uname -m)" ] || nvcc=
 if [ -n "$nvcc" ] && "$nvcc" --list-gpu-code 2>/dev/null | grep -qx sm_100; then
   echo "HAVE_NVCC := 1"
   echo "NVCC := $nvcc"

@@ -31,7 +31,6 @@ obj = $(patsubst %.c,$(O)/%.o,$(1))
 # exception flags; only when told so does gcc vectorise selections between floats.
 reduce_flags := -ffp-contract=off -fno-trapping-math
 simd_x86_64 := avx2 avx512
-machine := $(shell uname -m)
 simd := base $(simd_$(machine))
 simd_flags_base :=
 simd_flags_avx2 := -mavx2 -mfma -mf16c
@@ -122,7 +121,7 @@ $(BUILD)/test/gpu/gpu_coll: $(call obj,$(wildcard test/gpu/coll/*.c)) $(HARNESS_
 image_obj := $(O)/core/rt_image.o
 image := $(if $(device_objs),$(BUILD)/device/kernels.fatbin)
 $(BUILD)/device/kernels.fatbin: $(BUILD)/device/core/device/rd_kernels.o
-	$(Q)objcopy -O binary --only-section=.nv_fatbin $< $@
+	$(Q)$(OBJCOPY) -O binary --only-section=.nv_fatbin $< $@
 $(image_obj): core/rt_image.S $(image) | $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  AS      $<")
@@ -146,7 +145,7 @@ $(O)/libib.a: $(call obj,$(wildcard plugin/ib/*.c))
 $(O)/%.a:
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  AR      $@")
-	$(Q)rm -f $@ && ar rcs $@ $^
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
 
 # Static, so that the plugin loads where there is no liburing.so.
 libs_plugin_socket = $(if $(HAVE_URING),-l:liburing.a)

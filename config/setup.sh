@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Brings in what a target needs: config/setup.sh GROUP...   (build test lab rdma fuzz bench docs lint)
+# Brings in what a target needs: config/setup.sh GROUP...   (build test lab rdma fuzz bench docs lint arm64)
 #
 # Each need is looked for by what it provides, not by the package database, so
 # a toolchain from elsewhere counts. Nothing missing: silent. As root: installs
@@ -51,6 +51,11 @@ lint   python3         python3
 lint   g++             g++
 lint   clang-tidy      clang-tidy
 lint   cppcheck        cppcheck
+arm64  make            make
+arm64  gcc-aarch64-linux-gnu  aarch64-linux-gnu-gcc
+arm64  g++-aarch64-linux-gnu  aarch64-linux-gnu-g++
+arm64  qemu-user-static  qemu-aarch64-static
+arm64  python3         python3
 '
 
 is_there() {

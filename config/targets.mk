@@ -19,7 +19,8 @@ test_needs := $(test_bins) $(preload_libs) $(broken_libs) $(gpu_bins) $(BUILD)/g
 tests: all $(test_needs)  ## build the test programs too
 
 help:  ## this list
-	@awk -F'## ' '/^[a-z-]+:.*## /{split($$1,a,":"); printf "  make %-12s %s\n", a[1], $$2}' config/targets.mk config/package.mk
+	@awk -F'## ' '/^[a-z-]+:.*## /{split($$1,a,":"); printf "  make %-12s %s\n", a[1], $$2}' \
+	  config/targets.mk config/package.mk config/arm64.mk
 	@echo "Variables: CC=clang  SAN=asan|tsan  DEBUG=1  V=1  WERROR=0  BUILD=dir  PREFIX=dir  DESTDIR=dir"
 
 clean:  ## remove everything built

@@ -144,7 +144,7 @@ static void try_calls(struct run *run, struct kit_trial *first, struct kit_rng *
 static const char *cannot(struct run *run, const struct kit_scenario *s) {
   bool catches = s->needs & KIT_NEEDS_PRELOAD;
   if (catches && kit_sanitized()) return "a sanitizer has calls of its own instead of those of libc";
-  if (catches && !run->preload[0]) return "railyard/librail-fault.so is not where rail-kit was installed to find its libraries";
+  if (catches && !run->preload[0]) return "librail-fault.so is not in the folder railyard of this program's libraries";
   if (!(s->needs & KIT_NEEDS_NETNS)) return NULL;
   if (run->how->link) return "needs both sides on this host";
   if (!kit_fault_net_open(&run->net)) return run->net.why;

@@ -72,10 +72,10 @@ check "it leaves nothing of ours" no_files
 check "a second uninstall is harmless" make_it uninstall
 
 # Folders that are no neighbours: programs find libraries and scripts all the same.
-places=(BINDIR=/opt/programs LIBDIR=/opt/rail/lib/any-linux-gnu INCLUDEDIR=/opt/headers DATADIR=/opt/data MANDIR=/opt/man)
+places=(BINDIR=/opt/programs LIBDIR=/opt/rail/lib/any INCLUDEDIR=/opt/headers DATADIR=/opt/data MANDIR=/opt/man)
 check "install into other folders" make_it install "${places[@]}"
 for file in programs/rail-{coll,kit,stat} headers/rail/railyard.h data/railyard/plot.py man/man1/rail-kit.1 \
-  rail/lib/any-linux-gnu/{"$soname",libnccl-net-socket.so,nccl/libnccl.so.2,railyard/librail-fault.so,pkgconfig/railyard.pc}
+  rail/lib/any/{"$soname",libnccl-net-socket.so,nccl/libnccl.so.2,railyard/librail-fault.so,pkgconfig/railyard.pc}
 do
   check "$file" has "opt/$file"
 done
@@ -83,7 +83,8 @@ programs=$top/root/opt/programs
 check "rail-coll finds its library there" "$programs/rail-coll" --help
 check "rail-kit finds a plugin there by its name" "$programs/rail-kit" inspect socket
 fails() { "$programs/rail-kit" fault "$1" --only fail.sockets --calls 1 | tee /dev/stderr | grep -q '^1 passed'; }
-check "rail-kit finds the library that makes calls fail" fails "$top/root/opt/rail/lib/any-linux-gnu/libnccl-net-socket.so"
+check "rail-kit finds the library that makes calls fail" \
+  fails "$top/root/opt/rail/lib/any/libnccl-net-socket.so"
 check "rail-kit knows where its script lies" grep -qaF ../data "$programs/rail-kit"
 check "uninstall from there" make_it uninstall "${places[@]}"
 check "nothing is left there" no_files

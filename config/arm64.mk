@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything for arm64, by Debian's cross compiler; its tests run under qemu-user.
+
+.PHONY: arm64
+
+ARM64 := $(BUILD)/arm64
+arm64_sysroot := $(ARM64)/sysroot
+arm64_packages := libc6-dev linux-libc-dev libgcc-12-dev libibverbs-dev liburing-dev libelf-dev libjansson-dev libssl3
+arm64_make = $(build_with) BUILD='$(ARM64)' SAN= CROSS=aarch64-linux-gnu- \
+  CC='aarch64-linux-gnu-gcc --sysroot=$(abspath $(arm64_sysroot))'
+
+arm64:  ## build everything for arm64 (Debian: cross compiler, libraries unpacked into build/arm64/sysroot)
+	$(setup) arm64
+	@bash config/sysroot.sh '$(arm64_sysroot)' arm64 $(arm64_packages)
+	$(arm64_make) tests
