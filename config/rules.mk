@@ -138,6 +138,8 @@ $(O)/librailcommon.a: $(call obj,$(common_src))
 $(O)/librailcore.a: $(call obj,$(core_src)) $(simd_obj) $(image_obj)
 $(O)/librailkit.a: $(call obj,$(kit_src))
 $(O)/libharness.a: $(call obj,$(harness_src))
+# libFuzzer is to learn from the product and from the targets, not from what they share.
+$(call obj,$(fuzz_src)): private CFLAGS += $(if $(filter fuzz,$(SAN)),-fno-sanitize=fuzzer-no-link)
 $(O)/libtool.a: $(call obj,$(tool_common_src))
 $(O)/libfuzz.a: $(call obj,$(fuzz_src))
 $(O)/libsocket.a: $(call obj,$(wildcard plugin/socket/*.c) $(abi_src))

@@ -52,16 +52,14 @@ static void judge_text(const char *text) {
   FUZZ_CHECK(rail_addr_port(&addr) == rail_addr_port(&again) && rail_addr_same_host(&addr, &again));
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   struct rail_addr_wire wire;
   struct fuzz_in in = {data, size};
-  fuzz_quiet();
   fuzz_fill(&in, &wire, sizeof wire);
   judge_wire(&wire);
   char *text = fuzz_text(in.at, in.left);
   judge_text(text);
   free(text);
-  return 0;
 }
 
 static void seed(const char *name, const char *text) {

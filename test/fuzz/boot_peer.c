@@ -182,16 +182,14 @@ static void take_step(struct fuzz_in *in, struct bed *bed) {
   }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   static struct bed bed;
   struct fuzz_in in = {data, size};
-  fuzz_quiet();
   open_bed(&bed);
   while (in.left) take_step(&in, &bed);
   for (int i = 0; i < CONNS; i++) read_conn(&bed, i);
   FUZZ_CHECK((bed.failures == 1) == (atomic_load(&bed.b.failed) != 0));
   close_bed(&bed);
-  return 0;
 }
 
 /* ---- seeds ----------------------------------------------------------- */

@@ -112,17 +112,15 @@ static void bring_to_end(const union rail_addr *root, int threads_before) {
   }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   union rail_addr root = {.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
   struct fuzz_in in = {data, size};
   int fds[CONNS], threads_before = threads();
-  fuzz_quiet();
   memset(fds, -1, sizeof fds);
   FUZZ_CHECK(rt_rendezvous_start(&root, secret, END_MS) == RAIL_OK);
   while (in.left) take_step(&in, &root, fds);
   for (int i = 0; i < CONNS; i++) hang_up(&fds[i]);
   bring_to_end(&root, threads_before);
-  return 0;
 }
 
 /* ---- seeds ----------------------------------------------------------- */

@@ -8,6 +8,7 @@
  * The rank is its own peer here, over shared memory: the record is filed where
  * the bootstrap would have filed it.
  */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -26,16 +27,12 @@ struct shm_body {
   uint64_t size, nonce;
 };
 
-/* A segment as a receiver makes it; the record may name it. */
+/* A segment as a receiver makes it, for this run; the record may name it. */
 #define SEGMENT_SIZE (4096 + 64 * 1024 + 16 * 1024)
 static int segment(bool magic, uint64_t size) {
   static const uint64_t right = 0x7261696c73686d32ull, wrong = 0;
-  static int fd = -1;
-  if (fd < 0) {
-    fd = memfd_create("fuzz", MFD_CLOEXEC);
-    FUZZ_CHECK(fd >= 0);
-  }
-  FUZZ_CHECK(ftruncate(fd, (off_t)size) == 0);
+  int fd = memfd_create("fuzz", MFD_CLOEXEC);
+  FUZZ_CHECK(fd >= 0 && ftruncate(fd, (off_t)size) == 0);
   FUZZ_CHECK(pwrite(fd, magic ? &right : &wrong, sizeof right, 0) == sizeof right);
   return fd;
 }
@@ -77,6 +74,7 @@ static void judge_record(struct fuzz_in *in) {
   struct rt_connect_record record;
   struct shm_body body;
   uint8_t gone = 0, flags = fuzz_u8(in);
+  int fd = -1;
   size_t size = flags & 1 ? fuzz_u16(in) % 512 : sizeof record;
   rt_peer_describe(&me);
   open_bootstrap(&b, &gone, &out);
@@ -89,7 +87,8 @@ static void judge_record(struct fuzz_in *in) {
   memcpy(&body, record.body, sizeof body);
   body.pid = getpid(); /* no descriptor of another process is opened from here */
   if (flags & 8) body.size = 4096; /* which the segment then has, so that both agree */
-  if (flags & 2) body.fd = segment(flags & 4, flags & 8 ? 4096 : SEGMENT_SIZE);
+  if (flags & 2) body.fd = fd = segment(flags & 4, flags & 8 ? 4096 : SEGMENT_SIZE);
+  else if (fcntl((int)body.fd, F_GETFD) >= 0) body.fd = -1; /* nor one of this process that is no segment of this run */
   memcpy(record.body, &body, sizeof body);
   FUZZ_CHECK(rt_bootstrap_send(&b, 0, TO_SENDER, &record, RAIL_MIN(size, sizeof record)) == RAIL_OK);
   rail_result_t result = rt_connect_all(&comm, list, 1);
@@ -97,19 +96,18 @@ static void judge_record(struct fuzz_in *in) {
                                   body.size == SEGMENT_SIZE && (flags & 6) == 6));
   FUZZ_CHECK(result != RAIL_IN_PROGRESS);
   rt_connector_free(&comm, send);
+  rail_sock_close(&fd);
   rt_boot_box_free(&b);
   pthread_cond_destroy(&b.cond);
   pthread_mutex_destroy(&b.lock);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   struct fuzz_in in = {data, size};
-  fuzz_quiet();
   setenv("NCCL_BUFFSIZE", "64K", 0);
   setenv("NCCL_LL_BUFFSIZE", "16K", 0);
   judge_record(&in);
   judge_peers(&in);
-  return 0;
 }
 
 void fuzz_make_seeds(void) {
@@ -124,7 +122,14 @@ void fuzz_make_seeds(void) {
   fuzz_put(&out, &peer, sizeof peer);
   fuzz_put(&out, &peer, sizeof peer);
   fuzz_seed("shm", out.bytes, out.size);
+  out.bytes[0] = 0; /* a descriptor that happens to be open: with "shm" before it that was once an earlier run's segment */
+  body.fd = 3;
+  memcpy(record.body, &body, sizeof body);
+  memcpy(out.bytes + 1, &record, sizeof record);
+  fuzz_seed("shm-low-descriptor", out.bytes, out.size);
   out.size = 0;
+  body.fd = 1;
+  memcpy(record.body, &body, sizeof body);
   record.transport = RT_TRANSPORT_NET;
   strcpy(record.net_name, "Socket");
   fuzz_put8(&out, 1);

@@ -6,7 +6,7 @@
 #include "plugin/ib/ib_wire.h"
 #include "test/fuzz/lib/fuzz.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   uint8_t bytes[RAIL_NET_HANDLE_SIZE + 1], again[RAIL_NET_HANDLE_SIZE];
   struct fuzz_in in = {data, size};
   struct ib_handle handle;
@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fuzz_fill(&in, bytes + 1, RAIL_NET_HANDLE_SIZE); /* at an odd address */
   bool good = ib_handle_decode(bytes + 1, &handle, &why);
   FUZZ_CHECK(good == (why == NULL) && (good || why[0]));
-  if (!good) return 0;
+  if (!good) return;
   FUZZ_CHECK((handle.flags & ~IB_HANDLE_AUTH) == 0 && handle.ngids <= IB_HANDLE_GIDS);
   FUZZ_CHECK(rail_addr_port(&handle.addr) != 0);
   rail_addr_text(&handle.addr, text);
@@ -24,7 +24,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   FUZZ_CHECK(memcmp(again, bytes + 1, sizeof again) == 0);
   ib_handle_set_attempt(bytes + 1, ~handle.attempt);
   FUZZ_CHECK(ib_handle_decode(bytes + 1, &handle, &why));
-  return 0;
 }
 
 static void seed(const char *name, const char *addr, unsigned int ngids, unsigned int flags) {

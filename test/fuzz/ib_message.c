@@ -44,9 +44,9 @@ static void start(void) {
   ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
   FUZZ_CHECK(n > 0);
   program[n] = 0;
-  fuzz_quiet();
   fake_use(program, "device fakeA ports=2; device fakeB");
   ib_devices_load();
+  fuzz_watch(&ib_params, sizeof ib_params);
   FUZZ_CHECK(ib_device_count() == 3 && ib_watch_begin() == RAIL_OK);
 }
 
@@ -161,11 +161,12 @@ static void take_step(struct fuzz_in *in, struct bed *bed) {
   }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   const struct rail_net_init init = {.traffic_class = -1};
   struct fuzz_in in = {data, size};
   struct bed bed = {.door = -1, .fd = -1};
   start();
+  const struct ib_params params = ib_params;
   uint8_t head = fuzz_u8(&in);
   bed.ours_connects = head & 1;
   ib_params.verify = head >> 1 & 1;
@@ -180,8 +181,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   hard_close(&bed.door);
   if (bed.comm) FUZZ_CHECK((bed.ours_connects ? ib_close_send(bed.comm) : ib_close_recv(bed.comm)) == RAIL_OK);
   rail_net_ctx_free(bed.ctx, ib_connect_drop, ib_listener_close);
+  ib_params = params;
   FUZZ_CHECK(fake_live("qp") == 0 && fake_live("cq") == 0 && fake_live("mr") == 0);
-  return 0;
 }
 
 /* ---- seeds --------------------------------------------------------------- */

@@ -34,11 +34,10 @@ static int read_faces(struct fuzz_in *in, struct rail_interface *faces) {
   return n;
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   struct rail_interface faces[MAX_FACES], chosen[MAX_FACES];
   struct fuzz_in in = {data, size};
   union rail_addr hint;
-  fuzz_quiet();
   int n = read_faces(&in, faces), cap = fuzz_u8(&in) % (MAX_FACES + 1);
   bool hinted = read_addr(&in, &hint);
   char *family_text = fuzz_text(in.at, in.left);
@@ -55,7 +54,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   }
   free(list);
   free(family_text);
-  return 0;
 }
 
 static void put_addr(struct fuzz_out *out, const char *text) {

@@ -20,7 +20,7 @@ static const struct rail_param rows[] = {
     {.name = "STRING", .type = RAIL_PARAM_STRING},
 };
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   struct fuzz_in in = {data, size};
   const struct rail_param *row = &rows[fuzz_u8(&in) % RAIL_COUNT_OF(rows)];
   int64_t number = 0x5a5a5a5a;
@@ -32,7 +32,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (result == 0 && row->type == RAIL_PARAM_ENUM) FUZZ_CHECK(number >= 0 && number < 3);
   if (result != 0) FUZZ_CHECK(number == 0x5a5a5a5a && why[0] && strlen(why) < sizeof why);
   free(text);
-  return 0;
 }
 
 static void seed(const char *name, uint8_t row, const char *text) {

@@ -73,13 +73,12 @@ static void judge_wishes(const char *text, bool algos) {
   }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   struct fuzz_in in = {data, size};
   uint8_t head = fuzz_u8(&in);
-  fuzz_quiet();
   if (head % READERS == ENVIRONMENT) {
     judge_environment(&in);
-    return 0;
+    return;
   }
   char *text = fuzz_text(in.at, in.left);
   if (head % READERS == FIRST_HOST) judge_host(text, 1 + head / READERS);
@@ -89,7 +88,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   }
   if (head % READERS == WISHES) judge_wishes(text, head / READERS % 2 != 0);
   free(text);
-  return 0;
 }
 
 static void seed(const char *name, unsigned int reader, unsigned int argument, const char *text, size_t size) {

@@ -6,7 +6,7 @@
 #include "plugin/socket/sk_wire.h"
 #include "test/fuzz/lib/fuzz.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   uint8_t bytes[RAIL_NET_HANDLE_SIZE + 1], again[RAIL_NET_HANDLE_SIZE];
   struct fuzz_in in = {data, size};
   struct sk_handle handle;
@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fuzz_fill(&in, bytes + 1, RAIL_NET_HANDLE_SIZE); /* at an odd address */
   bool good = sk_handle_decode(bytes + 1, &handle, &why);
   FUZZ_CHECK(good == (why == NULL) && (good || why[0]));
-  if (!good) return 0;
+  if (!good) return;
   FUZZ_CHECK(handle.streams >= 1 && handle.streams <= SK_MAX_STREAMS);
   FUZZ_CHECK(handle.naddrs >= 1 && handle.naddrs <= SK_MAX_RAILS && (handle.flags & ~SK_HANDLE_AUTH) == 0);
   for (unsigned int i = 0; i < handle.naddrs; i++) {
@@ -27,7 +27,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   FUZZ_CHECK(memcmp(again, bytes + 1, sizeof again) == 0);
   sk_handle_set_attempt(bytes + 1, ~handle.attempt);
   FUZZ_CHECK(sk_handle_decode(bytes + 1, &handle, &why));
-  return 0;
 }
 
 static void seed(const char *name, unsigned int naddrs, unsigned int streams, unsigned int flags) {

@@ -9,7 +9,7 @@
 
 static const struct sk_handle listener_model = {.secret = "fifteen letters"};
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   struct fuzz_in in = {data, size};
   struct sk_handle listener = listener_model;
   struct sk_hello_wire wire, again;
@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   enum sk_reason reason = sk_hello_decode(&wire, &listener, &hello);
   FUZZ_CHECK(reason < SK_REASON_COUNT && sk_reason_text(reason)[0]);
   if (reason != SK_REASON_GARBAGE) FUZZ_CHECK(plausible);
-  if (reason != SK_REASON_NONE) return 0;
+  if (reason != SK_REASON_NONE) return;
   FUZZ_CHECK(hello.streams >= 1 && hello.streams <= SK_MAX_STREAMS && hello.stream < hello.streams);
   FUZZ_CHECK(hello.eager_size <= SK_MAX_EAGER && hello.eager_count <= SK_MAX_EAGER_COUNT);
   FUZZ_CHECK(hello.eager_bytes <= SK_MAX_EAGER_BYTES);
@@ -36,7 +36,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   memcpy(again.zero, wire.zero, sizeof again.zero);
   memcpy(again.mac, wire.mac, sizeof again.mac);
   FUZZ_CHECK(memcmp(&again, &wire, sizeof wire) == 0);
-  return 0;
 }
 
 static void seed(const char *name, unsigned int head, unsigned int per_rail, const struct sk_hello *hello) {

@@ -101,13 +101,12 @@ static void judge_done(const struct bed *bed, const struct request *r, const int
     const struct buffer *b = &r->buffers[i];
     uint32_t seq = 0;
     FUZZ_CHECK(sizes[i] >= 0 && (size_t)sizes[i] <= b->size);
-    for (size_t at = (size_t)sizes[i]; at < b->size; at++) FUZZ_CHECK(b->data[at] == FILL);
+    FUZZ_CHECK(fuzz_all(b->data + sizes[i], b->size - (size_t)sizes[i], FILL));
     if (bed->wild) continue;
     const struct message *m = message_of(bed, b->tag, b->order, &seq);
     FUZZ_CHECK(m && m->size == (uint64_t)sizes[i]);
     /* Data that came twice leaves a hole elsewhere; it never brings a wrong byte. */
-    for (size_t at = 0; at < (size_t)sizes[i]; at++)
-      FUZZ_CHECK(b->data[at] == fuzz_pattern(seq, at) || b->data[at] == FILL);
+    FUZZ_CHECK(fuzz_pattern_matches(b->data, (size_t)sizes[i], seq, 0, FILL));
   }
 }
 
@@ -120,7 +119,7 @@ static void take_buffers(struct request *r) {
 static void free_buffers(const struct request *r) {
   for (int i = 0; i < r->n; i++) {
     const struct buffer *b = &r->buffers[i];
-    for (size_t at = 0; r->taken && at < b->size; at++) FUZZ_CHECK(b->data[at] == TAKEN);
+    FUZZ_CHECK(!r->taken || fuzz_all(b->data, b->size, TAKEN));
     fuzz_guarded_free(b->data, b->size);
   }
 }
@@ -144,7 +143,7 @@ static bool test(struct bed *bed, struct request *r) {
 
 static void send_payload(struct bed *bed, unsigned int stream, uint32_t seq, uint64_t from, size_t size) {
   static uint8_t bytes[1 << 17];
-  for (size_t at = 0; at < size; at++) bytes[at] = fuzz_pattern(seq, from + at);
+  fuzz_pattern_fill(bytes, size, seq, from);
   if (!fuzz_queue(&bed->c, stream, bytes, size)) bed->wild = true; /* what follows is taken for it */
 }
 
@@ -255,7 +254,7 @@ static void settle(struct bed *bed) {
   }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   static struct bed bed;
   struct fuzz_in in = {data, size};
   memset(&bed, 0, sizeof bed);
@@ -266,7 +265,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (stays) settle(&bed);
   for (int i = 0; i < bed.nrequests; i++) free_buffers(&bed.requests[i]); /* which closing does not touch */
   fuzz_close_comm(&bed.c);
-  return 0;
 }
 
 /* ---- seeds ----------------------------------------------------------- */

@@ -15,7 +15,7 @@
 
 static const size_t sizes[REQUESTS] = {0, 8, 100, 4096, 20000, 70000};
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   static struct fuzz_comm c;
   struct fuzz_in in = {data, size};
   uint8_t *buffers[REQUESTS];
@@ -53,7 +53,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   }
   fuzz_close_comm(&c);
   for (int i = 0; i < REQUESTS; i++) fuzz_guarded_free(buffers[i], sizes[i]);
-  return 0;
 }
 
 static void put_piece(struct fuzz_out *out, unsigned int stream, const void *bytes, size_t size) {

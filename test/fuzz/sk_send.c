@@ -72,7 +72,7 @@ static void post(struct fuzz_in *in, struct bed *bed) {
   struct send *s = &bed->sends[bed->nsends];
   *s = (struct send){.size = fuzz_size(choice / TAGS), .tag = choice % TAGS};
   s->data = fuzz_guarded(s->size);
-  for (size_t at = 0; at < s->size; at++) s->data[at] = fuzz_pattern(id_of(bed, s), at);
+  fuzz_pattern_fill(s->data, s->size, id_of(bed, s), 0);
   rail_result_t result = sk_isend(bed->c.comm, s->data, s->size, (int)s->tag, NULL, NULL, &s->handle);
   FUZZ_CHECK(result == RAIL_OK || !s->handle);
   if (!s->handle) {
@@ -164,11 +164,12 @@ static void judge_bytes(struct bed *bed, struct out *out, const uint8_t *bytes, 
       size -= n;
       if (out->have == sizeof out->head) judge_header(bed, out);
     } else {
-      if (out->send) FUZZ_CHECK(*bytes == fuzz_pattern(id_of(bed, out->send), out->at));
-      out->at++;
-      out->left--;
-      bytes++;
-      size--;
+      size_t n = RAIL_MIN(size, (size_t)out->left);
+      if (out->send) FUZZ_CHECK(fuzz_pattern_matches(bytes, n, id_of(bed, out->send), out->at, -1));
+      out->at += n;
+      out->left -= (uint32_t)n;
+      bytes += n;
+      size -= n;
     }
     if (out->have < sizeof out->head || out->left) continue;
     out->have = 0;
@@ -292,7 +293,7 @@ static void settle(struct bed *bed) {
   }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   static struct bed bed;
   struct fuzz_in in = {data, size};
   memset(&bed, 0, sizeof bed);
@@ -305,7 +306,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   /* Closing does not look at the caller's memory, which may be gone. */
   for (int i = 0; i < bed.nsends; i++) fuzz_guarded_free(bed.sends[i].data, bed.sends[i].size);
   fuzz_close_comm(&bed.c);
-  return 0;
 }
 
 /* ---- seeds ----------------------------------------------------------- */

@@ -47,10 +47,9 @@ static void judge_id(const uint8_t *bytes, size_t size) {
   FUZZ_CHECK(rt_bootstrap_open(id, &args, &b) == RAIL_BAD_ARGUMENT && !b);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+void fuzz_one(const uint8_t *data, size_t size) {
   struct fuzz_in in = {data, size};
   char path[sizeof dir + 4];
-  fuzz_quiet();
   open_store();
   size_t room = fuzz_u16(&in) % (RT_STORE_MAX_VALUE + 1), key_size = fuzz_u8(&in), got = room;
   bool absent = fuzz_u8(&in) == 1;
@@ -74,7 +73,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   judge_id(in.at, in.left);
   free(key);
   fuzz_guarded_free(value, room);
-  return 0;
 }
 
 static void seed(const char *name, unsigned int room, unsigned int absent, const char *key, const void *value,

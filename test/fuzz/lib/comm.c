@@ -56,10 +56,11 @@ static struct sk_rejoin *new_rejoin(const struct sk_comm_args *args) {
 
 static void open_comm(struct fuzz_comm *c, enum sk_side side, const struct fuzz_shape *shape) {
   static bool loaded;
-  fuzz_quiet();
   if (!loaded) sk_params_load();
   loaded = true;
   (void)reception(); /* once: its descriptors stay */
+  fuzz_watch(&device, sizeof device);
+  fuzz_watch(&sk_params, sizeof sk_params);
   struct sk_comm_args *args = &c->args;
   memset(c, 0, sizeof *c);
   args->side = side;

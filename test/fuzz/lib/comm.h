@@ -55,7 +55,5 @@ void fuzz_close_comm(struct fuzz_comm *c);
 
 /* Sizes that are on, below and above the plugin's limits. */
 size_t fuzz_size(uint8_t choice);
-/* Byte `at` of message `seq`. */
-static inline uint8_t fuzz_pattern(uint32_t seq, uint64_t at) { return (uint8_t)(seq * 31 + at * 7 + (at >> 8) + 1); }
 
 #endif

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "common/compiler.h"
 #include "common/log.h"
 
 #define STRIP 64
@@ -68,8 +69,47 @@ uint8_t *fuzz_guarded(size_t size) {
 
 void fuzz_guarded_free(uint8_t *data, size_t size) {
   uint8_t *block = data - STRIP;
-  for (size_t i = 0; i < STRIP; i++) FUZZ_CHECK(block[i] == STRIP_BYTE && data[size + i] == STRIP_BYTE);
+  FUZZ_CHECK(fuzz_all(block, STRIP, STRIP_BYTE) && fuzz_all(data + size, STRIP, STRIP_BYTE));
   free(block);
+}
+
+FUZZ_BULK bool fuzz_all(const uint8_t *data, size_t size, uint8_t byte) {
+  uint8_t other = 0;
+  for (size_t i = 0; i < size; i++) other |= data[i] ^ byte;
+  return !other;
+}
+
+/* Byte `at` of message `seq` is rows[at] + 31 * seq, all modulo 256. Twice the period, so that a row can begin anywhere. */
+#define PERIOD ((size_t)1 << 16)
+static uint8_t rows[2 * PERIOD];
+
+static const uint8_t *row_at(uint64_t at) {
+  if (!rows[0])
+    for (size_t i = 0; i < sizeof rows; i++) rows[i] = (uint8_t)(i * 7 + (i >> 8) + 1);
+  return rows + at % PERIOD;
+}
+
+FUZZ_BULK static void fill(uint8_t *restrict data, size_t size, const uint8_t *restrict row, uint8_t base) {
+  for (size_t i = 0; i < size; i++) data[i] = (uint8_t)(row[i] + base);
+}
+
+void fuzz_pattern_fill(uint8_t *data, size_t size, uint32_t seq, uint64_t at) {
+  for (size_t done = 0; done < size; done += PERIOD)
+    fill(data + done, RAIL_MIN(size - done, PERIOD), row_at(at + done), (uint8_t)(seq * 31));
+}
+
+FUZZ_BULK static bool matches(const uint8_t *data, size_t size, const uint8_t *row, uint8_t base, int hole) {
+  uint8_t wrong = 0, free_byte = (uint8_t)hole, none_free = hole < 0;
+  for (size_t i = 0; i < size; i++)
+    wrong |= (uint8_t)((data[i] != (uint8_t)(row[i] + base)) & ((data[i] != free_byte) | none_free));
+  return !wrong;
+}
+
+bool fuzz_pattern_matches(const uint8_t *data, size_t size, uint32_t seq, uint64_t at, int hole) {
+  bool right = true;
+  for (size_t done = 0; done < size; done += PERIOD)
+    right &= matches(data + done, RAIL_MIN(size - done, PERIOD), row_at(at + done), (uint8_t)(seq * 31), hole);
+  return right;
 }
 
 void fuzz_socketpair(int fds[2]) {
@@ -82,6 +122,6 @@ size_t fuzz_write(int fd, const void *bytes, size_t size) {
 }
 
 void fuzz_drain(int fd) {
-  char scratch[4096];
-  while (recv(fd, scratch, sizeof scratch, MSG_DONTWAIT) > 0) continue;
+  static char scratch[1 << 17]; /* what a socket holds, in one call or two */
+  while (recv(fd, scratch, sizeof scratch, MSG_DONTWAIT) == sizeof scratch) continue;
 }

@@ -2,11 +2,12 @@
  *
  * What a fuzz target has at hand. A target is one file with two functions:
  *
- *   LLVMFuzzerTestOneInput   judges one input; returns 0. It leaves nothing
- *                            behind: no memory, no descriptor, no state that
- *                            makes the next input mean something else.
- *   fuzz_make_seeds          hands valid inputs to fuzz_seed; they become the
- *                            files of test/fuzz/corpus/TARGET.
+ *   fuzz_one          judges one input. It leaves nothing behind: no memory, no
+ *                     descriptor, no state that makes the next input mean
+ *                     something else; state.c checks that. What is made once
+ *                     for all inputs is made whatever the first one is.
+ *   fuzz_make_seeds   hands valid inputs to fuzz_seed; they become files of
+ *                     test/fuzz/corpus/TARGET.
  *
  * The same file is linked with driver.c (a plain program that prints TAP) and
  * with clang's libFuzzer (make fuzz).
@@ -19,8 +20,14 @@
 #include <stdint.h>
 #include <string.h>
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+void fuzz_one(const uint8_t *data, size_t size);
 void fuzz_make_seeds(void);
+
+/* state.c: what libFuzzer and driver.c call. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* For fuzz_one, when it runs for the first time: every run must leave this global as that one did. */
+void fuzz_watch(const void *global, size_t size);
 
 /* Only within fuzz_make_seeds. `name` becomes the file's name. */
 void fuzz_seed(const char *name, const void *bytes, size_t size);
@@ -29,7 +36,7 @@ void fuzz_seed(const char *name, const void *bytes, size_t size);
 void fuzz_quiet(void);
 
 /* A broken promise: says where, then aborts, which is what every fuzzer takes for a find. */
-#define FUZZ_CHECK(cond)                                  \
+#define FUZZ_CHECK(cond)                                 \
   do {                                                    \
     if (!(cond)) fuzz_failed(__FILE__, __LINE__, #cond); \
   } while (0)
@@ -105,6 +112,19 @@ static inline void fuzz_put64(struct fuzz_out *out, uint64_t value) {
  * address sanitizer does not see. With the sanitizer its red zones lie outside the strips. */
 uint8_t *fuzz_guarded(size_t size);
 void fuzz_guarded_free(uint8_t *data, size_t size); /* checks the strips */
+
+/* ---- many bytes ------------------------------------------------------ */
+
+/* Loops over payloads, which the sanitizers do not look into: that would take most of a run's time. */
+#define FUZZ_BULK __attribute__((no_sanitize("address", "undefined")))
+
+/* Are all of them `byte`? */
+bool fuzz_all(const uint8_t *data, size_t size, uint8_t byte);
+
+/* Bytes from `at` on of message `seq`. */
+void fuzz_pattern_fill(uint8_t *data, size_t size, uint32_t seq, uint64_t at);
+/* Are they there? A byte may also be `hole`; negative: none may. */
+bool fuzz_pattern_matches(const uint8_t *data, size_t size, uint32_t seq, uint64_t at, int hole);
 
 /* ---- sockets --------------------------------------------------------- */
 
