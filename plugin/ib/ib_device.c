@@ -137,6 +137,11 @@ static int16_t plane_of(const struct ib_device *device) {
   return (int16_t)planes;
 }
 
+/* Of the first rail; NULL if it has none. */
+static const char *pci_path_of(const struct ib_device *device) {
+  return device->rails[0]->pci_path[0] ? device->rails[0]->pci_path : NULL;
+}
+
 static int max_comms(const struct ib_device *device) {
   int most = INT_MAX;
   for (unsigned int i = 0; i < device->nrails; i++) most = RAIL_MIN(most, device->rails[i]->hca->attr.max_qp);
@@ -147,7 +152,7 @@ void ib_device_properties(const struct ib_device *device, struct rail_net_props_
   const struct ib_port *first = device->rails[0];
   rail_net_props_usual(props, device->members, device->nmembers);
   props->name = (char *)device->name;
-  props->pci_path = first->pci_path[0] ? (char *)first->pci_path : NULL;
+  props->pci_path = (char *)pci_path_of(device);
   props->guid = first->hca->guid;
   props->ptr_support = ptr_support(device);
   props->reg_is_global = 1;
@@ -161,10 +166,12 @@ void ib_device_properties(const struct ib_device *device, struct rail_net_props_
 
 /* ---- makeVDevice ---------------------------------------------------------------- */
 
-static int members_of(int dev, const int **members) {
+static bool look_up(int dev, struct rail_fuse_device *device) {
   const struct ib_device *d = ib_device_at(dev, "makeVDevice");
-  *members = d ? d->members : NULL;
-  return d ? d->nmembers : 0;
+  if (!d) return false;
+  *device = (struct rail_fuse_device){.members = d->members, .nmembers = d->nmembers, .name = d->name,
+                                      .pci_path = pci_path_of(d)};
+  return true;
 }
 
 /* All rails over one kind of link: connections of the other kind need other addresses. */
@@ -179,13 +186,13 @@ static bool is_one_link(const struct ib_device *d) {
 }
 
 rail_result_t ib_device_fuse(int *dev, const struct rail_net_vprops_v12 *props) {
-  int members[IB_MAX_RAILS], have = ib_device_count();
+  const struct rail_fuse_rules rules = {"RailIB", look_up, IB_MAX_RAILS, ib_params.fuse_no_pci};
+  int n, members[IB_MAX_RAILS], have = ib_device_count();
   if (!ib_params.merge_nics) {
     RAIL_WARN("RailIB: makeVDevice: NCCL_IB_MERGE_NICS=0 forbids it");
     return RAIL_BAD_USAGE;
   }
-  int n = rail_fuse_members("RailIB", props, members_of, IB_MAX_RAILS, members);
-  if (n < 2) return RAIL_BAD_ARGUMENT;
+  RAIL_TRY(rail_fuse_members(&rules, props, members, &n));
   for (int i = 0; i < have; i++)
     if (devices[i].nmembers == n && memcmp(devices[i].members, members, (size_t)n * sizeof members[0]) == 0) {
       *dev = i;

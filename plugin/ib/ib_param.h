@@ -8,7 +8,7 @@
 struct ib_params {
   /* devices: NCCL's names */
   const char *hca, *ibverbs_lib, *ifname, *family, *comm_id;
-  int64_t disable, merge_vfs, merge_nics, pci_order, relaxed_ordering, query_port_speed;
+  int64_t disable, merge_vfs, merge_nics, fuse_no_pci, pci_order, relaxed_ordering, query_port_speed;
   /* GIDs: NCCL's names */
   int64_t gid_index, flid_gid_index, roce_version;
   const char *addr_family, *addr_range;

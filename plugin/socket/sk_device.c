@@ -61,18 +61,20 @@ static struct sk_device *new_fused(const struct sk_device *const *rails, unsigne
   return d;
 }
 
-static int members_of(int dev, const int **members) {
+static bool look_up(int dev, struct rail_fuse_device *device) {
   const struct sk_device *d = sk_device_at(dev, "makeVDevice");
-  *members = d ? d->members : NULL;
-  return d ? d->nmembers : 0;
+  if (!d) return false;
+  *device = (struct rail_fuse_device){.members = d->members, .nmembers = d->nmembers, .name = d->name,
+                                      .pci_path = d->pci_path};
+  return true;
 }
 
 rail_result_t sk_device_fuse(int *dev, const struct rail_net_vprops_v12 *props) {
   const struct sk_device *rails[SK_MAX_RAILS];
-  int members[SK_MAX_RAILS], have = sk_device_count();
+  const struct rail_fuse_rules rules = {"RailSocket", look_up, SK_MAX_RAILS, sk_params.fuse_no_pci};
+  int n, members[SK_MAX_RAILS], have = sk_device_count();
   unsigned int nrails = 0;
-  int n = rail_fuse_members("RailSocket", props, members_of, SK_MAX_RAILS, members);
-  if (n < 2) return RAIL_BAD_ARGUMENT;
+  RAIL_TRY(rail_fuse_members(&rules, props, members, &n));
   for (int i = 0; i < have; i++)
     if (listed[i]->nmembers == n && memcmp(listed[i]->members, members, (size_t)n * sizeof members[0]) == 0) {
       *dev = i;

@@ -12,6 +12,7 @@ struct sk_params {
   const char *family;  /* NULL: any */
   const char *comm_id; /* NCCL_COMM_ID: prefers interfaces of that subnet */
   const char *fuse;    /* NULL: nothing is fused at load */
+  int64_t fuse_no_pci;
   const char *ports;   /* NULL: the system chooses */
   const char *bind;    /* NULL: the interface's own address */
   const char *auth_file; /* NULL: no authentication */

@@ -62,8 +62,9 @@ static bool runs(int i) {
   return face.ifr_flags & IFF_RUNNING;
 }
 
-/* FACES interfaces rv0 … with an address each. */
+/* FACES interfaces rv0 … with an address each, in a process that may fuse them though they have no PCI path. */
 static bool make_faces(void) {
+  setenv("RAIL_NET_FUSE_NO_PCI", "1", 1);
   if (!own_network()) return false;
   for (int i = 0; i < FACES; i++)
     if (!shell("ip link add rv%d type veth peer name pv%d && ip addr add 198.18.%d.1/24 dev rv%d && "
@@ -173,6 +174,28 @@ static void child_refusals(struct pipes *io, void *arg) {
 }
 
 TEST(sets_that_cannot_be) { in_network(child_refusals, NULL); }
+
+/* NCCL asks for this by default; a refusal is what it can go on after. */
+static void child_no_pci(struct pipes *io, void *arg) {
+  struct kit_net n;
+  int version = *(int *)arg, dev = -1;
+  (void)io;
+  ENSURE(make_faces(), "no interfaces");
+  unsetenv("RAIL_NET_FUSE_NO_PCI");
+  setenv("NCCL_SOCKET_IFNAME", ALL_FACES, 1);
+  kit_net_open_version(&n, version);
+  int before = kit_net_warnings();
+  ENSURE_INT(fuse(&n, &dev, 2, (int[]){0, 1}), RAIL_BAD_USAGE);
+  ENSURE_INT(fuse(&n, &dev, 4, (int[]){4, 1, 2, 3}), RAIL_BAD_USAGE);
+  ENSURE_INT(kit_net_warnings() - before, 2);
+  ENSURE_INT(dev, -1);
+  ENSURE_INT(device_count(&n), FACES);
+  kit_net_close(&n);
+}
+
+TEST(interfaces_without_a_pci_path) {
+  for (int version = 9; version <= 12; version++) in_network(child_no_pci, &version);
+}
 
 /* ---- many threads --------------------------------------------------------- */
 
@@ -379,6 +402,7 @@ static void near_side(struct pipes *io, void *arg) {
 
 TEST(each_stream_keeps_to_its_rail) { in_network(near_side, NULL); }
 
-TEST_MAIN(TEST_CASE(fusing), TEST_CASE(sets_that_cannot_be), TEST_CASE(fused_by_many_threads),
+TEST_MAIN(TEST_CASE(fusing), TEST_CASE(sets_that_cannot_be), TEST_CASE(interfaces_without_a_pci_path),
+          TEST_CASE(fused_by_many_threads),
           TEST_CASE(messages_over_three_rails), TEST_CASE(fused_from_the_start), TEST_CASE(fused_twice),
           TEST_CASE(each_stream_keeps_to_its_rail))

@@ -150,7 +150,7 @@ def fused():
     before = [received_bytes(links) for links in (VETH, second)]
     # A stream takes 256 KiB of a message before the next one gets any (RAIL_SOCKET_CHUNK).
     launch(2, "all_reduce", "-b", "1M", "-e", "4M", "-f", 4, "-n", 5, NCCL_COMM_ID=f"{V4[0]}:20020",
-           RAIL_CHUNK="1M", NCCL_BUFFSIZE="8M", sides=sides)
+           RAIL_CHUNK="1M", NCCL_BUFFSIZE="8M", RAIL_NET_FUSE_NO_PCI=1, sides=sides)
     moved = [received_bytes(links) - b for links, b in zip((VETH, second), before)]
     assert min(moved) > 0.1 * sum(moved), f"the links carried {moved} bytes"
 
@@ -166,6 +166,20 @@ def not_fused():
         raise AssertionError("no error")
 
 
+def not_fused_without_a_pci_path():
+    """As under NCCL, whose init would fail with the fused device. The line says what allows it here."""
+    second = second_link()
+    sides = [{"NCCL_SOCKET_IFNAME": f"={first},{other}", "NCCL_NET_FORCE_MERGE": f"{first},{other}"}
+             for first, other in zip(VETH, second)]
+    try:
+        launch(2, "all_reduce", "-b", 8, "-e", 8, NCCL_COMM_ID=f"{V4[0]}:20022", sides=sides)
+    except AssertionError as problem:
+        assert "has no PCI path" in str(problem) and "RAIL_NET_FUSE_NO_PCI=1" in str(problem), problem
+    else:
+        raise AssertionError("no error")
+
+
 main([("one rank in each namespace", one_rank_each), ("two ranks in each namespace", two_ranks_each),
       ("the id through a directory", id_through_a_directory), ("IPv6", ipv6),
-      ("two links fused", fused), ("a device that is not there", not_fused)])
+      ("two links fused", fused), ("a device that is not there", not_fused),
+      ("two links that may not be fused", not_fused_without_a_pci_path)])

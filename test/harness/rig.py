@@ -322,7 +322,7 @@ class Rails:
 
     def env(self, side, rails=None):
         chosen = self.names[side] if rails is None else [self.names[side][i] for i in rails]
-        return {"NCCL_SOCKET_IFNAME": "=" + ",".join(chosen)}
+        return {"NCCL_SOCKET_IFNAME": "=" + ",".join(chosen), "RAIL_NET_FUSE_NO_PCI": "1"}
 
     def up(self, side, i):
         ip("-n", self.spaces[side], "link", "set", self.names[side][i], "up")

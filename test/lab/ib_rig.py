@@ -33,7 +33,7 @@ def pair(send_env=None, recv_env=None, nics=(0,), sender=0, receiver=1, **option
         sides[role] = host.netns or None
         names = ",".join(n.rdma if n.port == 1 else f"{n.rdma}:{n.port}" for n in chosen)
         options[role] = {**options.get(role, {}), **({"fuse": names} if len(chosen) > 1 else {})}
-        options[f"{role}_env"] = place(host, chosen) | (more or {})
+        options[f"{role}_env"] = place(host, chosen) | {"RAIL_NET_FUSE_NO_PCI": "1"} | (more or {})
     return rig.Pair((sides["send"], sides["recv"]), **options)
 
 

@@ -241,6 +241,10 @@ TEST(fused_devices) {
   CHECK_OK(ib_device_fuse(&again, &wish));
   CHECK_INT(again, dev);
   wish = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {dev, soft}};
+  fake_listen();
+  CHECK(ib_device_fuse(&again, &wish) == RAIL_BAD_USAGE && fake_heard("(soft) has no PCI path"));
+  CHECK(again == dev && ib_device_count() == have + 1);
+  ib_params.fuse_no_pci = 1;
   CHECK_OK(ib_device_fuse(&dev, &wish));
   p = props(dev);
   CHECK_STR(p.name, "soft+two_f0+two_f1");
