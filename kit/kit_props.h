@@ -3,6 +3,8 @@
 #ifndef RAIL_KIT_PROPS_H
 #define RAIL_KIT_PROPS_H
 
+#include <stdbool.h>
+
 #include "common/netload_slots.h"
 
 union kit_props {
@@ -17,5 +19,9 @@ union kit_props {
 
 /* The plugin's call, of the version that the slots are of. */
 int kit_props_get(const struct rail_net_slots *s, int dev, union kit_props *p);
+
+/* Does NCCL take this pciPath for a PCI device's? Any other device, and one whose path is NULL, it attaches to the first
+ * CPU (src/graph/xml.cc, ncclTopoFillNet). */
+bool kit_props_is_pci(const char *pci_path);
 
 #endif

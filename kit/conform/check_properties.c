@@ -391,6 +391,30 @@ static void fused_devices(struct kit_side *side) {
   kit_net_close(&n);
 }
 
+/* NCCL hangs devices without a PCI path below the first CPU, in one "nic" node, and takes them for ports of one card. It
+ * puts a device that is fused from them one node too deep for its own search. Where the second device is in the PCI
+ * tree (NCCL_NET_MERGE_LEVEL=PHB), NCCL wants the PCI address of the first, which has none. */
+static void fused_without_pci(struct kit_side *side) {
+  struct kit_net n;
+  struct rail_net_slots s;
+  struct rail_net_vprops_v12 two = {.ndevs = 0};
+  open_all(&n);
+  rail_net_slots_fill(&s, n.version, rail_net_vtable(n.any));
+  if (!s.make_vdevice_v9 && !s.make_vdevice_v12) kit_skip("the plugin has no makeVDevice");
+  for (int d = 0; d < n.ndev && two.ndevs < 2; d++) {
+    struct rail_net_props_v12 p = properties_of(&n, d);
+    if (p.vprops.ndevs == 1 && !kit_props_is_pci(p.pci_path)) two.devs[two.ndevs++] = d;
+  }
+  if (two.ndevs == 0) kit_skip("all %d devices have a PCI path", n.ndev);
+  if (two.ndevs == 1 && two.devs[0] + 1 < n.ndev) two.devs[two.ndevs++] = two.devs[0] + 1;
+  if (two.ndevs < 2) kit_skip("no two devices here of which the first has no PCI path");
+  int fused = -1, rc = n.vt->make_vdevice(&fused, &two);
+  ENSURE(rc != 0, "makeVDevice fuses devices %d and %d, and %d has no PCI path: NCCL's topology then has no network "
+         "device, and ncclCommInitRank fails (ncclInternalError)", two.devs[0], two.devs[1], two.devs[0]);
+  kit_note(side, "makeVDevice of devices %d and %d is refused with %d", two.devs[0], two.devs[1], rc);
+  kit_net_close(&n);
+}
+
 static void what_it_says(struct kit_side *side) {
   struct kit_net n;
   open_all(&n);
@@ -446,7 +470,10 @@ const struct kit_check kit_checks_properties[] = {
   {"2.13", "properties.fused_devices", KIT_MUST, KIT_ONE, 0, KIT_SINCE(9), false,
    "A device that makeVDevice makes gets the next number, is counted by devices, and lists what it is made of.",
    "src/graph/topo.cc:1390-1440, 1708-1735", fused_devices},
-  {"2.14", "properties.what_it_says", KIT_OBSERVED, KIT_ONE, 0, 0, false,
+  {"2.14", "properties.fused_without_pci", KIT_MUST, KIT_ONE, 0, KIT_SINCE(9), false,
+   "makeVDevice refuses devices without a PCI path, which NCCL asks for by default: all of them hang below one CPU.",
+   "src/graph/topo.cc:1108-1116, 1403-1440, 1515-1577, src/graph/xml.cc:1113-1150", fused_without_pci},
+  {"2.15", "properties.what_it_says", KIT_OBSERVED, KIT_ONE, 0, 0, false,
    "The devices and what NCCL will make of them.",
    "src/graph/topo.cc:1620-1655", what_it_says},
   {0},

@@ -174,6 +174,8 @@ struct kit_seen_start {
   bool filled;                             /* the table was not complete before init */
   int init, ndev, devices, finalize;       /* results of the calls; ndev */
   int ndev_again;
+  int no_pci[2], fuse, ndev_fused;         /* devices without a PCI path; makeVDevice's result for them; ndev after it */
+  bool fuse_called;
   double init_s, devices_s, properties_s;
   int threads, fds;                        /* more than before init */
   int threads_left, fds_left;              /* more than before init, after finalize */

@@ -121,6 +121,7 @@ static void put_start(struct kit_json *j, const struct kit_seen_start *s) {
     kit_json_int(j, "devices", s->devices);
     kit_json_int(j, "ndev", s->ndev);
   }
+  if (s->fuse_called) kit_json_int(j, "makeVDevice_without_pci", s->fuse);
   if (s->ended) {
     kit_json_int(j, "finalize", s->finalize);
     kit_json_int(j, "threads", s->threads);

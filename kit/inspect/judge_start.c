@@ -62,6 +62,18 @@ static void judge_devices(struct kit_inspection *in, int version, const struct k
          NET_CC, "devices said %d, then %d", s->ndev, s->ndev_again);
 }
 
+/* NCCL 2.30.7: ncclTopoAutoMerge takes all devices below one "nic" node for ports of one card; a fused device becomes a
+ * node below that node, and ncclTopoAddNic looks for devices one level higher. */
+static void judge_fusing(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
+  if (!s->fuse_called || s->fuse != RAIL_OK) return;
+  FIND_IN(version, KIT_ERROR, "devices.fused_without_pci",
+          "With two such devices NCCL asks for it unless NCCL_NET_MERGE_LEVEL=LOC. Its topology then has no network "
+          "device, and ncclCommInitRank fails (ncclInternalError). Refuse with ncclInvalidUsage: NCCL then uses the "
+          "devices as they are.",
+          "NCCL src/graph/topo.cc", "makeVDevice fuses devices %d and %d, which have no PCI path: %d devices become %d",
+          s->no_pci[0], s->no_pci[1], s->ndev, s->ndev_fused);
+}
+
 /* Asked for by --device, but not there. */
 static void judge_wishes(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
   for (int i = 0; i < in->how->ndevices; i++)
@@ -99,6 +111,7 @@ void kit_judge_start(struct kit_inspection *in) {
     judge_init(in, v, s);
     if (s->devices_called) judge_devices(in, v, s);
     if (s->devices_called) judge_wishes(in, v, s);
+    if (s->devices_called) judge_fusing(in, v, s);
     if (s->ended) judge_end(in, v, s);
   }
 }

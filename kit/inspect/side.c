@@ -187,8 +187,17 @@ static int fetch(const struct rail_net_slots *s, int dev, int fill, union kit_pr
   return result;
 }
 
+/* Devices that NCCL attaches to the first CPU: the first two. */
+struct no_pci { int n, dev[2]; };
+
+static void note_no_pci(struct no_pci *no_pci, int dev, const struct kit_text *path) {
+  bool none = path->state == KIT_TEXT_NULL || (path->state == KIT_TEXT_FINE && !kit_props_is_pci(path->s));
+  if (none && no_pci->n < 2) no_pci->dev[no_pci->n++] = dev;
+}
+
 /* A byte that keeps two different fills was not written. */
-static void look_at_device(struct kit_side *side, const struct rail_net_slots *s, int version, int dev) {
+static void look_at_device(struct kit_side *side, const struct rail_net_slots *s, int version, int dev,
+                           struct no_pci *no_pci) {
   struct kit_seen_props record = {.dev = dev};
   struct kit_text again;
   union kit_props one, two;
@@ -209,6 +218,7 @@ static void look_at_device(struct kit_side *side, const struct rail_net_slots *s
     record.changed |= strcmp(record.name.s, again.s) != 0;
     read_text(record.unwritten[sizeof(char *)] ? NULL : two.v6.pci_path, &again);
     record.changed |= strcmp(record.pci_path.s, again.s) != 0;
+    if (record.value.vprops.ndevs <= 1) note_no_pci(no_pci, dev, &record.pci_path);
   }
   tell(side, KIT_RECORD_PROPS, version, &record, sizeof record);
 }
@@ -235,14 +245,29 @@ static int call_devices(const struct rail_net_slots *s, int *ndev) {
   return result;
 }
 
-static void look_at_devices(struct kit_side *side, const struct rail_net_slots *s, int version, int ndev) {
+static void look_at_devices(struct kit_side *side, const struct rail_net_slots *s, int version, int ndev,
+                            struct no_pci *no_pci) {
   uint64_t asked = kit_job_number(kit_side_job(side), "devices", 0); /* how many are named; 0: all */
   for (uint64_t i = 0; i < (asked ? asked : (uint64_t)RAIL_MIN(ndev, KIT_INSPECT_MAX_DEVICES)); i++) {
     char key[32];
     snprintf(key, sizeof key, "device%llu", (unsigned long long)i);
     int dev = (int)(asked ? kit_job_number(kit_side_job(side), key, 0) : i);
-    if (dev < ndev) look_at_device(side, s, version, dev);
+    if (dev < ndev) look_at_device(side, s, version, dev, no_pci);
   }
+}
+
+/* What NCCL asks by default when there are two devices without a PCI path. */
+static void ask_to_fuse(const struct rail_net_slots *s, const struct no_pci *no_pci, struct kit_seen_start *start) {
+  struct rail_net_vprops_v9 narrow = {.ndevs = 2, .devs = {no_pci->dev[0], no_pci->dev[1]}};
+  struct rail_net_vprops_v12 wide = {.ndevs = 2, .devs = {no_pci->dev[0], no_pci->dev[1]}};
+  int dev = -1;
+  if (no_pci->n < 2 || (!s->make_vdevice_v12 && !s->make_vdevice_v9)) return;
+  memcpy(start->no_pci, no_pci->dev, sizeof start->no_pci);
+  kit_trail_enter(KIT_CALL_MAKE_VDEVICE);
+  start->fuse = s->make_vdevice_v12 ? s->make_vdevice_v12(&dev, &wide) : s->make_vdevice_v9(&dev, &narrow);
+  kit_trail_leave();
+  start->fuse_called = true;
+  (void)call_devices(s, &start->ndev_fused);
 }
 
 static void finalize(const struct rail_net_slots *s, void *ctx, struct kit_seen_start *start) {
@@ -288,9 +313,11 @@ static void start_version(struct seen *seen, int version) {
   tell(seen->side, KIT_RECORD_START, version, &start, sizeof start);
   begin = rail_now_ns();
   if (start.devices_called && start.devices == RAIL_OK && start.ndev > 0) {
-    look_at_devices(seen->side, &s, version, start.ndev);
+    struct no_pci no_pci = {0};
+    look_at_devices(seen->side, &s, version, start.ndev, &no_pci);
     start.properties_s = seconds_since(begin);
     (void)call_devices(&s, &start.ndev_again);
+    ask_to_fuse(&s, &no_pci, &start);
   }
   start.threads = kit_thread_count() - seen->threads;
   start.fds = kit_fd_count() - seen->fds;

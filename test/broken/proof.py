@@ -42,6 +42,7 @@ CAUGHT_BY = {
     "device_type": "properties.values_are_in_range",
     "guid_random": "properties.processes_agree",
     "devices_grow": "lifecycle.devices_stay",
+    "fuse_no_pci": "properties.fused_without_pci properties.fused_without_pci@9",
     "v8_props_shifted": "properties.values_are_in_range@8",
     # listen, accept
     "handle_hole": "listen.handle_is_written_whole",

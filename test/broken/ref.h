@@ -49,17 +49,19 @@ enum {
 /* ---- devices ---- */
 
 struct ref_device {
-  char name[32];
+  char name[64];      /* of a fused device: its members' */
   char pci_path[256]; /* empty: none */
   int index;          /* of the interface */
   int speed;          /* Mb/s */
   union { struct sockaddr sa; struct sockaddr_in in; struct sockaddr_in6 in6; } addr;
+  struct rail_net_vprops_v12 members; /* itself, or what makeVDevice made it of; connections use the first one's address */
 };
 
 int ref_devices_load(void); /* once a process; later calls find it done */
 const struct ref_device *ref_device(int dev); /* NULL: no such device */
 int ref_devices(int *ndev);
 int ref_get_properties(int dev, struct rail_net_props_v12 *props);
+int ref_make_vdevice(int *dev, struct rail_net_vprops_v12 *members);
 
 /* ---- making connections ---- */
 

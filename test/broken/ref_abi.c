@@ -103,6 +103,12 @@ static int properties_v8(int dev, struct rail_net_props_v8 *props) {
   return properties_v8_sound(dev, props);
 }
 
+static int make_vdevice_v9(int *dev, struct rail_net_vprops_v9 *members) {
+  struct rail_net_vprops_v12 wide = {.ndevs = members->ndevs};
+  for (int i = 0; i < members->ndevs && i < 4; i++) wide.devs[i] = members->devs[i];
+  return ref_make_vdevice(dev, &wide);
+}
+
 /* ---- tables. A slot that is not named is NULL, which NCCL takes for "not supported" ---- */
 
 #define COMMON                                                                                                 \
@@ -129,23 +135,25 @@ EXPORT const struct rail_net_v8 ncclNetPlugin_v8 = {
 EXPORT const struct rail_net_v9 ncclNetPlugin_v9 = {
   COMMON, .init = init_v6, .get_properties = properties_v9, .listen = listen_v6, .connect = connect_v7,
   .accept = ref_accept, .reg_mr = ref_reg_mr, .isend = isend_v9, .irecv = irecv_v9,
-  .irecv_consumed = ref_irecv_consumed,
+  .irecv_consumed = ref_irecv_consumed, .make_vdevice = make_vdevice_v9,
 };
 
 EXPORT const struct rail_net_v10 ncclNetPlugin_v10 = {
   COMMON, .init = init_v10, .get_properties = properties_v9, .listen = listen_v6, .connect = connect_v10,
   .accept = ref_accept, .reg_mr = ref_reg_mr, .isend = ref_isend, .irecv = ref_irecv,
-  .irecv_consumed = ref_irecv_consumed,
+  .irecv_consumed = ref_irecv_consumed, .make_vdevice = make_vdevice_v9,
 };
 
 EXPORT const struct rail_net_v11 ncclNetPlugin_v11 = {
   COMMON, .init = init_v11, .get_properties = properties_v11, .listen = ref_listen, .connect = ref_connect,
   .accept = ref_accept, .reg_mr = ref_reg_mr, .isend = ref_isend, .irecv = ref_irecv,
-  .irecv_consumed = ref_irecv_consumed, .finalize = ref_finalize, .set_net_attr = ref_set_net_attr,
+  .irecv_consumed = ref_irecv_consumed, .make_vdevice = make_vdevice_v9,
+  .finalize = ref_finalize, .set_net_attr = ref_set_net_attr,
 };
 
 EXPORT const struct rail_net_v12 ncclNetPlugin_v12 = {
   COMMON, .init = init_v11, .get_properties = ref_get_properties, .listen = ref_listen, .connect = ref_connect,
   .accept = ref_accept, .reg_mr = ref_reg_mr, .isend = ref_isend, .irecv = ref_irecv,
-  .irecv_consumed = ref_irecv_consumed, .finalize = ref_finalize, .set_net_attr = ref_set_net_attr,
+  .irecv_consumed = ref_irecv_consumed, .make_vdevice = ref_make_vdevice,
+  .finalize = ref_finalize, .set_net_attr = ref_set_net_attr,
 };

@@ -34,6 +34,7 @@
   X(device_type, "netDeviceType is none that NCCL knows", "plugin/net.cc:140")                                       \
   X(guid_random, "the guid differs from process to process", "net.cc:303: devices are named across processes")       \
   X(devices_grow, "devices answers one more when asked again", "plugin/net.cc:180")                                  \
+  X(fuse_no_pci, "makeVDevice fuses devices without a PCI path", "topo.cc:1515: NCCL 2.30.7 then has no network")    \
   X(v8_props_shifted, "v8's properties are filled in v7's layout", "net_v8.h: regIsGlobal came in between")          \
   /* listen, accept */                                                                                               \
   X(handle_hole, "listen trusts that the handle was full of zeros", "transport.h:67: nobody zeroes it")              \

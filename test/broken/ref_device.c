@@ -10,8 +10,8 @@
 
 #include "test/broken/ref.h"
 
-static struct ref_device table[REF_DEVICES]; /* written once, then only read: NCCL keeps pointers to the names */
-static int count = -1;
+static struct ref_device table[REF_DEVICES]; /* NCCL keeps pointers to the names: an entry is written once, before the */
+static _Atomic int count = -1;               /* count that covers it */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* NCCL's rule: [^][=]name[,name…]; ^ excludes, = wants the whole name, else its beginning counts. */
@@ -52,7 +52,7 @@ static void pci_path_of(const char *name, char *to, size_t size) {
 }
 
 static bool usable(const struct ifaddrs *i) {
-  if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || strlen(i->ifa_name) >= sizeof table[0].name) return false;
+  if (!i->ifa_addr || !(i->ifa_flags & IFF_UP)) return false;
   if (i->ifa_addr->sa_family == AF_INET) return true;
   if (i->ifa_addr->sa_family != AF_INET6) return false;
   struct sockaddr_in6 in6;
@@ -64,13 +64,15 @@ static void add(const struct ifaddrs *i) {
   for (int d = 0; d < count; d++)
     if (strcmp(table[d].name, i->ifa_name) == 0) return; /* its first address is taken */
   if (count == REF_DEVICES) return;
-  struct ref_device *d = &table[count++];
+  struct ref_device *d = &table[count];
+  d->members = (struct rail_net_vprops_v12){.ndevs = 1, .devs = {count}};
   snprintf(d->name, sizeof d->name, "%s", i->ifa_name);
   d->index = (int)if_nametoindex(i->ifa_name);
   d->speed = speed_of(d->name);
   pci_path_of(d->name, d->pci_path, sizeof d->pci_path);
   if (i->ifa_addr->sa_family == AF_INET) memcpy(&d->addr.in, i->ifa_addr, sizeof d->addr.in);
   else memcpy(&d->addr.in6, i->ifa_addr, sizeof d->addr.in6);
+  count++;
 }
 
 static void add_all(const struct ifaddrs *list, const char *rule, unsigned int loopback) {
@@ -140,7 +142,7 @@ int ref_get_properties(int dev, struct rail_net_props_v12 *props) {
     .max_recvs = REF_GROUP,
     .net_device_type = RAIL_NET_DEVICE_HOST,
     .net_device_version = RAIL_NET_DEVICE_INVALID_VERSION,
-    .vprops = {.ndevs = 1, .devs = {dev}},
+    .vprops = d->members,
     .max_p2p_bytes = RAIL_NET_MAX_BYTES,
     .max_coll_bytes = RAIL_NET_MAX_BYTES,
     .max_multi_request_size = 1,
@@ -149,4 +151,30 @@ int ref_get_properties(int dev, struct rail_net_props_v12 *props) {
   };
   if (ref_defect != REF_SOUND) spoil(props, plane_before);
   return RAIL_OK;
+}
+
+/* Two at a time is enough here. */
+static int append_fused(const struct rail_net_vprops_v12 *members) {
+  const struct ref_device *first = &table[members->devs[0]], *second = &table[members->devs[1]];
+  struct ref_device fused = *first;
+  snprintf(fused.name, sizeof fused.name, "%.*s+%.*s", IF_NAMESIZE, first->name, IF_NAMESIZE, second->name);
+  fused.index = 1 << 20 | first->index << 10 | second->index; /* the guid */
+  fused.speed = first->speed + second->speed;
+  fused.members = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {members->devs[0], members->devs[1]}};
+  table[count] = fused;
+  return count++;
+}
+
+int ref_make_vdevice(int *dev, struct rail_net_vprops_v12 *members) {
+  bool two = members->ndevs == 2 && members->devs[0] != members->devs[1];
+  int result = RAIL_BAD_USAGE;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; two && i < 2; i++) {
+    const struct ref_device *d = ref_device(members->devs[i]);
+    if (!d || d->members.ndevs != 1 || (!d->pci_path[0] && !BROKEN(fuse_no_pci))) two = false;
+  }
+  if (two && count < REF_DEVICES) *dev = append_fused(members), result = RAIL_OK;
+  else ref_warn("makeVDevice: 2 devices with a PCI path, that are not fused, can be fused, and no others");
+  pthread_mutex_unlock(&lock);
+  return result;
 }

@@ -57,6 +57,11 @@ def a_fused_device():
     if not ib.exists():
         raise Skip("the ib plugin is not built")
     fake = {"NCCL_IBVERBS_LIB": BUILD / "test/libfakeverbs.so", "FAKEVERBS": "device fake0 ports=2"}
+    r = one(ib, "properties.fused_without_pci", status=0, **fake)
+    assert r["status"] == "pass" and "is refused with 5" in json.dumps(r), r
+    fake["RAIL_NET_FUSE_NO_PCI"] = "1"
+    r = one(ib, "properties.fused_without_pci", **fake)
+    assert r["status"] == "fail" and "devices 0 and 1" in r["seen"] and "no PCI path" in r["seen"], r
     r = one(ib, "properties.what_it_says", "--fuse", "1,0", status=0, **fake)
     assert "device 2 fake0:1+fake0:2" in json.dumps(r) and r["again"].endswith("--fuse 1,0"), r
     r = one(ib, "order.newest_first", "--abi", "8", "--fuse", "0,1", status=0, **fake)

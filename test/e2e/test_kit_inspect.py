@@ -109,6 +109,8 @@ def calls_that_fail_are_findings():
             ("finalize_fail", "finalize.failed"), ("thread_left", "finalize.threads"), ("props_fail", "props.failed")):
         bent(how, expected)
     assert bent("init_log")["logged"] == ["no rail here"]
+    report = bent("fuse_no_pci", "devices.fused_without_pci", errors=1)
+    assert report["versions"][0]["start"]["makeVDevice_without_pci"] == 0, report["versions"][0]["start"]
 
 
 PROPERTIES = {
@@ -238,6 +240,10 @@ def defects_of_the_reference_show():
             ("devices_grow", "devices.changes"), ("v8_props_shifted", "props.versions")):
         report = inspect(str(folder / f"libnccl-net-broken-{defect}.so"), NCCL_SOCKET_IFNAME="lo")
         assert expected in ids(report), f"{defect}: no {expected} in {report['findings']}"
+    report = inspect(str(folder / "libnccl-net-broken-fuse_no_pci.so"), NCCL_SOCKET_IFNAME="^nosuchinterface")
+    if len(report["versions"][0]["devices"]) < 2:
+        raise Skip("one interface only")
+    assert "devices.fused_without_pci" in ids(report, "error"), report["findings"]
 
 
 def missing_libraries_are_named():

@@ -112,6 +112,10 @@ static int bent_properties(int dev, struct rail_net_props_v12 *p) {
   return RAIL_OK;
 }
 
+static int bent_vdevice(int *dev, struct rail_net_vprops_v12 *props) {
+  return is("fuse_no_pci") ? fix_vdevice(dev, props) : RAIL_BAD_USAGE; /* its devices have no PCI path */
+}
+
 static int bent_finalize(void *ctx) {
   fix_finalize(ctx);
   if (is("finalize_crash")) abort();
@@ -137,7 +141,7 @@ const struct rail_net_v12 ncclNetPlugin_v12 = {
     .close_recv = fix_close,
     .close_listen = fix_close,
     .irecv_consumed = fix_consumed,
-    .make_vdevice = fix_vdevice,
+    .make_vdevice = bent_vdevice,
     .finalize = bent_finalize,
     .set_net_attr = fix_attr,
 };
