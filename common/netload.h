@@ -28,6 +28,11 @@ struct rail_net;
  * (0: newest). On failure *net is NULL and `why` says what was tried. */
 rail_result_t rail_net_load(const char *name, int max_version, struct rail_net **net, char *why, size_t why_size);
 
+/* Opens `name`, initialises it and asks for its devices, as rail_net_select does, which calls this: NCCL_NET's filter
+ * holds. On failure nothing is left open, and `why` is the reason. */
+rail_result_t rail_net_try(const char *name, const struct rail_net_init *args, struct rail_net **net, void **ctx,
+                           char *why, size_t why_size);
+
 /* Walks NCCL_NET_PLUGIN's list (default "libnccl-net.so", "none" = empty) and
  * NCCL_NET's name filter, and returns the first plugin that loads, initialises
  * and has a device, as NCCL does. `fallback`, if not NULL, is tried last. */

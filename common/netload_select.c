@@ -14,8 +14,7 @@
 
 struct search {
   const struct rail_net_init *args;
-  const char *wanted; /* NCCL_NET: vtable name, or NULL */
-  char tried[4096];   /* "socket: reason | other: reason" */
+  char tried[4096]; /* "socket: reason | other: reason" */
   size_t used;
 };
 
@@ -25,15 +24,22 @@ static void note(struct search *s, const char *name, const char *reason) {
   if (n > 0) s->used = RAIL_MIN(s->used + (size_t)n, sizeof s->tried - 1);
 }
 
+/* The vtable name that is asked for, or NULL. */
+static const char *wanted_name(const struct rail_net_init *args) {
+  const char *env = getenv("NCCL_NET");
+  return env && *env ? env : args->net_name;
+}
+
 /* Initialises net and looks whether it is of use; on failure says why. */
-static rail_result_t start(struct search *s, struct rail_net *net, void **ctx, char *why, size_t cap) {
+static rail_result_t start(struct rail_net *net, const struct rail_net_init *args, void **ctx, char *why, size_t cap) {
   struct rail_net_props_v12 props = {0};
   int ndev = 0;
-  if (s->wanted && strcasecmp(s->wanted, rail_net_name(net)) != 0) {
-    snprintf(why, cap, "its name is %s, but %s is asked for", rail_net_name(net), s->wanted);
+  const char *wanted = wanted_name(args);
+  if (wanted && strcasecmp(wanted, rail_net_name(net)) != 0) {
+    snprintf(why, cap, "its name is %s, but %s is asked for", rail_net_name(net), wanted);
     return RAIL_BAD_USAGE;
   }
-  rail_result_t result = rail_net_init(net, s->args, ctx);
+  rail_result_t result = rail_net_init(net, args, ctx);
   const char *missing = rail_net_missing_slot(net);
   if (missing) {
     snprintf(why, cap, "ncclNetPlugin_v%d has no %s, also after init", rail_net_version(net), missing);
@@ -63,27 +69,31 @@ static rail_result_t start(struct search *s, struct rail_net *net, void **ctx, c
   return result;
 }
 
-static bool try_name(struct search *s, const char *name, struct rail_net **net, void **ctx) {
-  char why[1024];
-  if (rail_net_load(name, 0, net, why, sizeof why) != RAIL_OK) {
-    note(s, name, why);
-    return false;
-  }
-  if (start(s, *net, ctx, why, sizeof why) == RAIL_OK) return true;
-  note(s, name, why);
+rail_result_t rail_net_try(const char *name, const struct rail_net_init *args, struct rail_net **net, void **ctx,
+                           char *why, size_t why_size) {
+  *ctx = NULL;
+  RAIL_TRY(rail_net_load(name, 0, net, why, why_size));
+  rail_result_t result = start(*net, args, ctx, why, why_size);
+  if (result == RAIL_OK) return RAIL_OK;
   rail_net_unload(*net);
   *net = NULL;
+  return result;
+}
+
+static bool try_name(struct search *s, const char *name, struct rail_net **net, void **ctx) {
+  char why[1024];
+  if (rail_net_try(name, s->args, net, ctx, why, sizeof why) == RAIL_OK) return true;
+  note(s, name, why);
   return false;
 }
 
 rail_result_t rail_net_select(const struct rail_net_init *args, const char *fallback, struct rail_net **net,
                               void **ctx) {
-  struct search s = {.args = args, .wanted = getenv("NCCL_NET")};
-  const char *env = getenv("NCCL_NET_PLUGIN");
+  struct search s = {.args = args};
+  const char *wanted = wanted_name(args), *env = getenv("NCCL_NET_PLUGIN");
   bool fallback_tried = !fallback, found = false;
   *net = NULL;
   *ctx = NULL;
-  if (!s.wanted || !*s.wanted) s.wanted = args->net_name;
 
   char *list = strdup(env ? env : DEFAULT_FILE), *rest = NULL;
   if (!list) return RAIL_SYSTEM_ERROR;
@@ -108,6 +118,6 @@ rail_result_t rail_net_select(const struct rail_net_init *args, const char *fall
   free(list);
   if (found) return RAIL_OK;
   RAIL_WARN("no network plugin works (NCCL_NET_PLUGIN=%s, NCCL_NET=%s). Tried: %s", env ? env : "(unset)",
-            s.wanted ? s.wanted : "(unset)", s.used ? s.tried : "nothing");
+            wanted ? wanted : "(unset)", s.used ? s.tried : "nothing");
   return RAIL_BAD_USAGE;
 }

@@ -22,6 +22,7 @@ const char *const rail_param_names[] = {
   "RAIL_LL_MAX",
   "RAIL_MASTER_PORT_OFFSET",
   "RAIL_NCHANNELS",
+  "RAIL_NET_FALLBACK",
   "RAIL_NET_FUSE_NO_PCI",
   "RAIL_NVML_LIB",
   "RAIL_OFI_*",

@@ -76,7 +76,7 @@ rail_result_t rt_net_open(struct ncclComm *comm) {
   if (args.traffic_class == NCCL_CONFIG_UNDEF_INT) args.traffic_class = -1;
   args.log = plugin_log;
   args.net_name = comm->net_name_wanted[0] ? comm->net_name_wanted : NULL;
-  RAIL_TRY(rail_net_select(&args, "socket", &net->plugin, &net->ctx));
+  RAIL_TRY(rail_net_select(&args, rt_params()->net_fallback ? "socket" : NULL, &net->plugin, &net->ctx));
   RAIL_TRY(rt_net_devices_open(net->plugin, rt_params()->net_force_merge, &net->devices));
   return RAIL_OK;
 }

@@ -89,6 +89,9 @@ static const struct rail_param rows[] = {
    .doc = "Name that the network plugin must have (its vtable's name field)."},
   {.name = "NCCL_NET_PLUGIN", .type = RAIL_PARAM_STRING, AT(net_plugin),
    .doc = "Network plugins to try in order: file names, or NAME for libnccl-net-NAME.so; none for none."},
+  {.name = "RAIL_NET_FALLBACK", .type = RAIL_PARAM_BOOL, .def = "1", AT(net_fallback),
+   .doc = "1: where none of NCCL_NET_PLUGIN's plugins works, the socket plugin is used, after a warning. 0: that is an "
+          "error."},
   {.name = "NCCL_NET_FORCE_MERGE", .type = RAIL_PARAM_STRING, AT(net_force_merge),
    .doc = "Network devices that the plugin shall fuse into one: groups with ; between them, of 2 to 8 exact names, or "
           "NAME:PORT, with commas."},

@@ -46,6 +46,7 @@ struct rt_params {
   const char *net;
   const char *net_plugin;
   const char *net_force_merge;
+  int64_t net_fallback;
   const char *net_gdr_level;
   int64_t net_gdr_read;
   int64_t net_force_flush;

@@ -56,11 +56,17 @@ struct rc_options {
   int graphs;    /* launches of one graph that has all iterations; 0: no graph */
   int timeout_s; /* 0: none */
   uint64_t seed, offset;
+  const char *plugin; /* the only one that may be used; NULL: as NCCL_NET_PLUGIN says */
   const char *json; /* NULL: none; "-": standard output, and the table goes to standard error */
 };
 
 /* 0: go on. Else the process ends: 1 help or parameters were printed, -1 a bad argument was named on stderr. */
 int rc_options_parse(int argc, char **argv, struct rc_options *o);
+
+/* ---- --plugin (plugin.c) ---- */
+
+/* 0: it loads, initialises and has a device. -1 after one line on stderr. Call it while this process has one thread. */
+int rc_plugin_check(const char *name);
 
 /* ---- types (types.c): element formats, written apart from the runtime's ---- */
 
@@ -188,7 +194,7 @@ struct rc_process {
   struct rc_worker *workers;
   struct rc_report *report; /* of rank 0; else NULL */
   _Atomic uint64_t last_progress_ns;
-  _Atomic bool ended, failed;
+  _Atomic bool ended, failed, plugin_unused;
   const char *_Atomic doing; /* for the watchdog's line */
 };
 

@@ -48,6 +48,7 @@ int main(int argc, char **argv) {
   struct rc_options o;
   int parsed = rc_options_parse(argc, argv, &o);
   if (parsed != 0) return parsed > 0 ? tool_exit_printed(RC_NAME) : TOOL_EXIT_USAGE;
+  if (o.plugin && rc_plugin_check(o.plugin) != 0) return TOOL_EXIT_FAILED;
   if (o.local_ranks > 0)
     return tool_fork_job(RC_NAME, o.local_ranks, sizeof(ncclUniqueId), GRACE_S, forked_rank, &o);
 

@@ -83,8 +83,10 @@ static int set_device(const struct tool_value *v) {
 }
 
 static int set_plugin(const struct tool_value *v) {
-  if (*v->text == 0) return tool_bad(v, "a name or a path");
-  return setenv("NCCL_NET_PLUGIN", v->text, 1);
+  struct rc_options *o = v->into;
+  if (*v->text == 0 || strchr(v->text, ',')) return tool_bad(v, "one name or path; NCCL_NET_PLUGIN takes a list");
+  o->plugin = v->text;
+  return setenv("NCCL_NET_PLUGIN", v->text, 1) == 0 ? setenv("RAIL_NET_FALLBACK", "0", 1) : -1;
 }
 
 static int set_net_only(const struct tool_value *v) {
@@ -154,7 +156,7 @@ static const struct tool_option options[] = {
     {"ngpus", 'g', "N", "ranks a thread (1)", TOOL_INT, AT(comms_per_thread), .min = 1, .max = 256},
     {"timeout", 'T', "SECONDS", "give up when nothing has finished for so long (600); 0: never",
      TOOL_INT, AT(timeout_s), .max = 1000000},
-    {"plugin", 0, "NAME", "network plugin: sets NCCL_NET_PLUGIN", TOOL_CALL, .set = set_plugin},
+    {"plugin", 0, "NAME", "network plugin, this and no other: NCCL_NET_PLUGIN without its fallback", TOOL_CALL, .set = set_plugin},
     {"net-only", 0, NULL, "no shared memory between the ranks of a host: sets NCCL_SHM_DISABLE=1",
      TOOL_CALL, .set = set_net_only},
     {"json", 'J', "FILE",

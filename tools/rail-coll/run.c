@@ -168,6 +168,17 @@ static int use_gpus(struct rc_worker *w) {
   return result == ncclSuccess ? rc_wait(w, what) : rc_failed(w, &w->ranks[0], what, result);
 }
 
+/* Figures of a run that went another way say nothing of the plugin. All ranks come to one answer. */
+static bool plugin_is_used(const struct rc_worker *w, const struct rc_rank_info *all) {
+  const char *plugin = w->process->o->plugin;
+  for (int i = 0; i < w->process->nranks; i++)
+    if (!plugin || all[i].plugin[0]) return true;
+  if (w->speaks)
+    fprintf(stderr, RC_NAME ": --plugin %s is not used: no rank needs a network to reach another; add --net-only\n",
+            plugin);
+  return false;
+}
+
 static int tell_of_ranks(struct rc_worker *w) {
   _Static_assert(sizeof(struct rc_rank_info) <= RC_RECORD_MAX, "fits the exchange");
   struct rc_rank_info *mine = calloc((unsigned)w->n, sizeof *mine);
@@ -198,6 +209,7 @@ static int tell_of_ranks(struct rc_worker *w) {
       return -1;
     }
   if (w->speaks) memcpy(w->process->report->ranks, all, (size_t)w->process->nranks * sizeof *all);
+  if (!plugin_is_used(w, all)) atomic_store(&w->process->plugin_unused, true);
   return 0;
 }
 
@@ -205,8 +217,9 @@ static void *work(void *arg) {
   struct rc_worker *w = arg;
   w->status = TOOL_EXIT_FAILED;
   if ((rc_uses_gpus(w->process->o) && use_gpus(w) != 0) || tell_of_ranks(w) != 0) goto out;
-  if (w->speaks) rc_report_head(w->process->report);
   w->status = TOOL_EXIT_OK;
+  if (atomic_load(&w->process->plugin_unused)) goto out;
+  if (w->speaks) rc_report_head(w->process->report);
   if (rc_bench(w) != 0) w->status = TOOL_EXIT_FAILED;
   else if (w->bad_elements > 0) w->status = TOOL_EXIT_RESULT;
 out:
@@ -298,13 +311,14 @@ int rc_run(const struct rc_options *o, const struct rc_place *place, int (*share
   }
   if (gpus_open(&p) == 0 && comms_open(&p, share_id, arg) == 0 && buffers_open(&p) == 0) status = run_workers(&p);
   if (status == TOOL_EXIT_FAILED) atomic_store(&p.failed, true);
-  if (status != TOOL_EXIT_FAILED && p.report) {
+  if (status != TOOL_EXIT_FAILED && p.report && !atomic_load(&p.plugin_unused)) {
     rc_report_tail(p.report);
     if (p.report->wrong + p.report->outside > 0) status = TOOL_EXIT_RESULT; /* on whichever rank */
     if (o->json && rc_json_write(p.report) != 0) status = TOOL_EXIT_FAILED;
   }
   atomic_store(&p.doing, "the end of the communicators");
   if (p.ranks) ranks_close(&p);
+  if (atomic_load(&p.plugin_unused)) status = TOOL_EXIT_RESULT;
   for (int i = 0; i < p.nlocal; i++) rc_gpu_close(&p.ranks[i].gpu);
 out:
   atomic_store(&p.ended, true);
