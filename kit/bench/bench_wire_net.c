@@ -41,7 +41,7 @@ static void look_at_device(struct kit_bench_side *s, struct net *n) {
   int ndev = 0;
   kit_bench_must(s, CALL(KIT_CALL_DEVICES, rail_net_devices(n->net, &ndev)), "devices");
   if (s->job->dev >= ndev)
-    kit_bench_fail(s, KIT_BENCH_SKIPPED, "there is no device %d: the plugin has %d", s->job->dev, ndev);
+    kit_bench_fail(s, KIT_BENCH_FAILED, "there is no device %d: the plugin has %d", s->job->dev, ndev);
   kit_bench_must(s, kit_net_fuse(&n->kit), "makeVDevice");
   kit_bench_must(s, CALL(KIT_CALL_PROPERTIES, rail_net_properties(n->net, n->kit.dev, &props)), "getProperties");
   if ((unsigned int)RAIL_MAX(props.max_recvs, 1) < s->cell.group)
