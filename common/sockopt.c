@@ -35,6 +35,14 @@ void rail_sockopt_user_timeout(int fd, int64_t ms) {
   if (ms > 0) (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout);
 }
 
+bool rail_sockopt_last_ack(int fd, uint32_t *ms) {
+  struct tcp_info info;
+  socklen_t size = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+  *ms = info.tcpi_last_ack_recv;
+  return true;
+}
+
 void rail_sockopt_keepalive(int fd, int64_t every_ms, int64_t deadline_ms) {
   if (every_ms <= 0) return;
   int on = 1, every = (int)RAIL_DIV_UP(every_ms, 1000);

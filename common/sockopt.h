@@ -7,6 +7,7 @@
 #ifndef RAIL_SOCKOPT_H
 #define RAIL_SOCKOPT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* The class a connection gets: the parameter's, else the call's, else its context's; each -1: unset. -1: the
@@ -23,5 +24,8 @@ void rail_sockopt_user_timeout(int fd, int64_t ms);
 /* Probes of a quiet connection every `every_ms` (rounded up to seconds; <= 0: none), which is given up after as many
  * as fit into deadline_ms, at least two. */
 void rail_sockopt_keepalive(int fd, int64_t every_ms, int64_t deadline_ms);
+
+/* How long ago, in ms, the peer's host last acknowledged anything. False, and *ms as it was: the socket is not TCP's. */
+bool rail_sockopt_last_ack(int fd, uint32_t *ms);
 
 #endif

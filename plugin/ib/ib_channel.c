@@ -3,6 +3,7 @@
 #include "plugin/ib/ib_channel.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "common/log.h"
@@ -10,19 +11,19 @@
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_health.h"
 #include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_side.h"
 #include "plugin/ib/ib_stats.h"
 
 #define MS 1000000ull
 #define READS_AT_ONCE 8 /* messages; the others' channels wait meanwhile */
-#define KEEPALIVE_MS 10000 /* a peer's host that is gone is noticed even while nothing is outstanding */
 #define MIN_TICK_MS 10
 #define MAX_TICK_MS 1000
 
 /* A comm's channel says nothing for hours, and its peer's host may vanish meanwhile: the kernel asks. And what was sent
  * must arrive some time. */
 void ib_channel_init(struct ib_channel *c, int fd, uint64_t now) {
-  *c = (struct ib_channel){.fd = fd, .life = now, .motion = now};
-  rail_sockopt_keepalive(fd, KEEPALIVE_MS, ib_params.deadline_ms);
+  *c = (struct ib_channel){.fd = fd, .life = now, .host = now, .motion = now};
+  rail_sockopt_keepalive(fd, IB_KEEPALIVE_MS, ib_params.deadline_ms);
   rail_sockopt_user_timeout(fd, ib_params.deadline_ms ? ib_params.deadline_ms + 1000 : 0);
 }
 
@@ -69,8 +70,8 @@ static void garbage(struct ib_channel *c, struct ib_comm *comm) {
             comm->peer_text, comm->device->name, c->in[0], c->in[1], c->in[2], c->in[3]);
 }
 
-/* A closed receiver answers what the sender's HCA sends again until it hears that nothing is unacknowledged. Nothing new
- * can be sent: each buffer of the receiver was taken, or the receiver would not have closed in peace. */
+/* A closed receiver answers what the sender's HCA sends again until it hears that nothing is unacknowledged. Nothing
+ * new can be sent: each buffer of the receiver was taken, or the receiver would not have closed in peace. */
 bool ib_channel_is_draining(const struct ib_channel *c) { return c->peer_closed && !c->over; }
 
 void ib_channel_drain(struct ib_channel *c, const struct ib_comm *comm) {
@@ -108,12 +109,22 @@ static void take(struct ib_channel *c, struct ib_comm *comm) {
   }
 }
 
+/* The peer's process runs. */
+static void hear_life(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
+  if (c->reported == IB_REPORTED)
+    RAIL_INFO(RAIL_SUB_NET, "RailIB: connection with %s over %s: the peer answers again, after %.1f s", comm->peer_text,
+              comm->device->name, (double)(now - c->life) / 1e9);
+  c->reported = IB_UNREPORTED;
+  c->life = c->host = now;
+  atomic_store_explicit(&comm->peer_quiet, false, memory_order_relaxed);
+}
+
 void ib_channel_read(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
   for (int i = 0; i < READS_AT_ONCE && !c->over && !c->cut; i++) {
     size_t before = c->got;
     errno = 0;
     rail_result_t result = rail_sock_recv_some(c->fd, c->in, sizeof c->in, &c->got);
-    if (c->got > before) c->life = now;
+    if (c->got > before) hear_life(c, comm, now);
     if (result == RAIL_IN_PROGRESS) return;
     if (result != RAIL_OK) {
       lose(c, comm, errno);
@@ -176,10 +187,18 @@ void ib_channel_goodbye(struct ib_channel *c, struct ib_comm *comm) {
 
 /* ---- silence --------------------------------------------------------------- */
 
+/* After how long a silence the peer is asked, and how often then: twice before it is reported. 0: never. */
+static uint64_t ping_interval(void) {
+  const int64_t ms[] = {ib_params.deadline_ms / 6, ib_params.peer_ms / 3, ib_params.peer_warn_ms / 2};
+  int64_t least = 0;
+  for (size_t i = 0; i < RAIL_COUNT_OF(ms); i++)
+    if (ms[i] && (!least || ms[i] < least)) least = ms[i];
+  return (uint64_t)least * MS;
+}
+
 uint64_t ib_channel_tick_ns(void) {
-  if (!ib_params.deadline_ms) return 0;
-  int64_t ms = ib_params.deadline_ms / 30;
-  return (uint64_t)RAIL_MAX(RAIL_MIN(ms, MAX_TICK_MS), MIN_TICK_MS) * MS;
+  uint64_t interval = ping_interval();
+  return interval ? RAIL_MAX(RAIL_MIN(interval / 5, MAX_TICK_MS * MS), MIN_TICK_MS * MS) : 0;
 }
 
 /* What moves when the comm's transfers do. Any change counts. */
@@ -188,9 +207,9 @@ static uint64_t movement(const struct ib_comm *comm) {
          rail_stats_get(&comm->stats[IB_COMM_LAST_PROGRESS]);
 }
 
-/* Its process does not even answer a PING. Should it wake up again it learns at once that this is over. */
-static void give_up(struct ib_channel *c, struct ib_comm *comm) {
-  end(c, comm, IB_COMM_PEER_SILENT);
+/* Should the peer wake up again it learns at once that this is over. */
+static void give_up(struct ib_channel *c, struct ib_comm *comm, uint32_t health) {
+  end(c, comm, health);
   shutdown(c->fd, SHUT_RDWR);
 }
 
@@ -202,24 +221,91 @@ static bool is_wanted(struct ib_channel *c, struct ib_comm *comm) {
   return asked || atomic_load_explicit(&comm->outstanding, memory_order_relaxed);
 }
 
-void ib_channel_tick(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
-  uint64_t deadline = (uint64_t)ib_params.deadline_ms * MS, moved = movement(comm);
-  if (c->over || c->goodbye || c->peer_closed || !deadline) return;
-  if (!is_wanted(c, comm) || moved != c->moved) {
-    c->moved = moved;
-    c->life = c->motion = now;
-    return;
-  }
-  if (now - c->motion >= deadline / 3) {
-    atomic_fetch_or(&comm->health, IB_COMM_STILL);
-    c->motion = now;
-  }
-  uint64_t silence = now - c->life;
-  if (silence >= deadline) {
-    give_up(c, comm);
-  } else if (silence >= deadline / 3 && now - c->asked >= deadline / 3) {
+/* The kernel of the peer's host acknowledges what its process does not read, PINGs and keepalive probes. A side channel
+ * without TCP is within this host, which answers. */
+static void note_host(struct ib_channel *c, uint64_t now) {
+  uint32_t ms = 0;
+  if (c->cut) return;
+  (void)rail_sockopt_last_ack(c->fd, &ms);
+  if (ms * MS <= now) c->host = RAIL_MAX(c->host, now - ms * MS);
+}
+
+static void note_life(struct ib_channel *c, uint64_t now) { c->life = c->host = now; }
+
+static bool is_over(uint64_t since, int64_t limit_ms, uint64_t now) {
+  return limit_ms && now - since >= (uint64_t)limit_ms * MS;
+}
+
+/* Within the deadline, not some ticks after it. */
+static bool is_host_lost(const struct ib_channel *c, uint64_t now) {
+  uint64_t deadline = (uint64_t)ib_params.deadline_ms * MS, early = RAIL_MIN(2 * ib_channel_tick_ns(), deadline / 4);
+  return deadline && now - c->host >= deadline - early;
+}
+
+static void check_silence(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
+  uint64_t silence = now - c->life, interval = ping_interval();
+  if (!interval || silence < interval) return;
+  note_host(c, now);
+  if (is_host_lost(c, now)) {
+    give_up(c, comm, IB_COMM_HOST_SILENT);
+  } else if (is_over(c->life, ib_params.peer_ms, now)) {
+    give_up(c, comm, IB_COMM_PEER_SILENT);
+  } else if (now - c->asked >= interval) {
     c->ping++;
     c->ping_due = true;
     c->asked = now;
   }
+  if (silence >= 2 * interval) atomic_store_explicit(&comm->peer_quiet, true, memory_order_relaxed);
+}
+
+void ib_channel_tick(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
+  uint64_t moved = movement(comm);
+  if (c->over || c->goodbye || c->peer_closed) return;
+  if (!is_wanted(c, comm) || moved != c->moved) {
+    c->moved = moved;
+    c->motion = now;
+    note_life(c, now);
+    atomic_store_explicit(&comm->peer_quiet, false, memory_order_relaxed);
+    return;
+  }
+  if (ib_params.deadline_ms && now - c->motion >= (uint64_t)ib_params.deadline_ms * MS / 3) {
+    atomic_fetch_or(&comm->health, IB_COMM_STILL);
+    c->motion = now;
+  }
+  check_silence(c, comm, now);
+}
+
+/* ---- reports ----------------------------------------------------------------- */
+
+static double seconds(uint64_t ns) { return (double)ns / 1e9; }
+
+bool ib_channel_is_report_due(const struct ib_channel *c, uint64_t now) {
+  return !c->over && !c->goodbye && !c->peer_closed && c->reported == IB_UNREPORTED &&
+         is_over(c->life, ib_params.peer_warn_ms, now);
+}
+
+/* "an error after 300.0 s (RAIL_IB_PEER_TIMEOUT)". */
+static const char *limit_text(const char *param, int64_t ms, char text[96]) {
+  if (ms) snprintf(text, 96, "an error after %.1f s (%s)", (double)ms / 1e3, param);
+  else snprintf(text, 96, "it is waited for without limit (%s)", param);
+  return text;
+}
+
+void ib_channel_report(struct ib_channel *c, const struct ib_comm *comm, uint64_t now) {
+  const char *verb = comm->sender ? "sending to" : "receiving from";
+  uint32_t outstanding = atomic_load_explicit(&comm->outstanding, memory_order_relaxed);
+  uint64_t of_host = now - c->host;
+  char limit[96], waiting[64] = "sends wait for the peer's receives";
+  if (outstanding) snprintf(waiting, sizeof waiting, "%u requests outstanding", outstanding);
+  if (of_host < ping_interval() * 2)
+    RAIL_WARN("RailIB: %s %s over %s: no sign of life from the peer's process for %.1f s, though its host answers "
+              "(%.1f s ago); %s; %s; check: is it stopped (SIGSTOP, debugger, checkpoint)?", verb,
+              comm->peer_text, comm->device->name, seconds(now - c->life), seconds(of_host), waiting,
+              limit_text("RAIL_IB_PEER_TIMEOUT", ib_params.peer_ms, limit));
+  else
+    RAIL_WARN("RailIB: %s %s over %s: no answer from the peer's host for %.1f s; %s; %s; check: is "
+              "the host up, and the network of the side channel (NCCL_SOCKET_IFNAME)?", verb, comm->peer_text,
+              comm->device->name, seconds(of_host), waiting,
+              limit_text("RAIL_IB_DEADLINE", ib_params.deadline_ms, limit));
+  c->reported = IB_REPORTED;
 }

@@ -15,6 +15,8 @@
 
 struct ib_comm;
 
+enum ib_reported { IB_UNREPORTED, IB_REPORTED, IB_REPORTED_BY_ANOTHER /* connection with the same process */ };
+
 struct ib_channel {
   int fd;
   bool over;     /* the peer closed or is lost: nothing more to hear or say */
@@ -29,10 +31,12 @@ struct ib_channel {
   uint64_t ping, pong; /* their numbers */
   /* The watch thread's time: nanoseconds that it was awake to see. */
   uint64_t life;   /* when anything was heard, or moved, or nothing was outstanding */
+  uint64_t host;   /* when the peer's host last answered, or the same */
   uint64_t motion; /* when anything moved, or nothing was outstanding, or it was said that nothing moves */
   uint64_t asked;  /* when the last PING was sent */
   uint64_t moved;  /* sum of the comm's counters then */
   uint64_t waits;  /* sends that found no buffer, at the last tick */
+  enum ib_reported reported; /* of this silence; until something is heard */
 };
 
 /* The socket's options are set. */
@@ -45,10 +49,15 @@ bool ib_channel_write(struct ib_channel *channel, struct ib_comm *comm);
 /* The last word, written as far as it goes by this call and ib_channel_write. */
 void ib_channel_goodbye(struct ib_channel *channel, struct ib_comm *comm);
 
-/* Once a tick: asks a peer that is silent while requests are outstanding or sends wait for a buffer, and gives it up at
- * the deadline. For each third of that in which nothing moved it says so, peer or no peer (IB_COMM_STILL). */
+/* Once a tick: asks a peer that is silent while requests are outstanding or sends wait for a buffer, and gives it up:
+ * its process after RAIL_IB_PEER_TIMEOUT, its host after RAIL_IB_DEADLINE. For each third of the latter in which
+ * nothing moved it says so, peer or no peer (IB_COMM_STILL). */
 void ib_channel_tick(struct ib_channel *channel, struct ib_comm *comm, uint64_t now);
-/* Nanoseconds between ticks; 0: none is needed (RAIL_IB_DEADLINE is 0). */
+/* Has the peer been silent for long enough to be reported, and was not? */
+bool ib_channel_is_report_due(const struct ib_channel *channel, uint64_t now);
+/* One line: who is silent, and for how long. */
+void ib_channel_report(struct ib_channel *channel, const struct ib_comm *comm, uint64_t now);
+/* Nanoseconds between ticks; 0: none is needed. */
 uint64_t ib_channel_tick_ns(void);
 
 /* A sender whose peer has closed waits for its last completions. */

@@ -6,7 +6,7 @@
  *
  * Threads. isend, irecv, iflush, test are one thread's (the caller's progress
  * thread); regMr, deregMr and close another's. The watch thread writes `health`
- * and nothing else; of that the progress thread takes IB_COMM_STILL back. What
+ * and `peer_quiet`; of the former the progress thread takes IB_COMM_STILL back. What
  * belongs to whom is said at each field; there is no lock.
  */
 #ifndef IB_COMM_H
@@ -68,6 +68,7 @@ struct ib_comm {
   struct ib_watched *watched;
 
   _Atomic uint32_t health;  /* ib_health.h */
+  _Atomic bool peer_quiet;  /* the watch thread's: asked for a sign of life, the peer gives none */
   _Atomic bool stopped;     /* deregMr or close stopped the QPs: nothing may be posted any more */
   _Atomic uint64_t settled_by; /* deregMr waits for the HCA until then, however many buffers there are; 0: not yet */
   bool forked;              /* in a child of fork, and thus stopped: its verbs objects are the parent's */

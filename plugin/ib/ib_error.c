@@ -219,9 +219,10 @@ static const struct {
    "the other side's log, dmesg, driver and firmware"},
   {IB_COMM_PEER_LOST, RAIL_REMOTE_ERROR, "the peer's process ended, or its host: the side channel broke",
    "the peer's log; was it killed (dmesg: out of memory)?"},
-  {IB_COMM_PEER_SILENT, RAIL_REMOTE_ERROR, "the peer's process has not given a sign of life for RAIL_IB_DEADLINE",
-   "is it stopped (SIGSTOP, debugger), is its host swapping or down, or is the network of the side channel "
-   "(NCCL_SOCKET_IFNAME) cut?"},
+  {IB_COMM_HOST_SILENT, RAIL_REMOTE_ERROR, "the peer's host has not answered for RAIL_IB_DEADLINE",
+   "is the host up, is the network of the side channel (NCCL_SOCKET_IFNAME) cut?"},
+  {IB_COMM_PEER_SILENT, RAIL_REMOTE_ERROR, "the peer's process has not given a sign of life for RAIL_IB_PEER_TIMEOUT",
+   "is it stopped (SIGSTOP, debugger, checkpoint), is its host swapping?"},
   {IB_COMM_STILL, RAIL_SYSTEM_ERROR, "the HCA has lost a work request: what was posted completes neither well nor "
    "badly, though all retries are over", "dmesg, driver and firmware; did a port of this host go down?"},
   {IB_COMM_PEER_CLOSED, RAIL_REMOTE_ERROR, "the peer closed the connection while requests were outstanding",

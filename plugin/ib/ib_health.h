@@ -17,10 +17,12 @@
 #define IB_COMM_CQ_ERROR 2u    /* IBV_EVENT_CQ_ERR: completions were lost */
 #define IB_COMM_PEER_CLOSED 4u /* the peer said goodbye */
 #define IB_COMM_PEER_LOST 8u   /* the side channel broke without goodbye: the peer's process is dead, or its host */
-#define IB_COMM_PEER_SILENT 16u /* the peer's process answers nothing any more: stopped */
+#define IB_COMM_PEER_SILENT 16u /* the peer's process answers nothing any more, though its host does: stopped */
 #define IB_COMM_DEVICE_FATAL 32u /* IBV_EVENT_DEVICE_FATAL of an HCA of one of its rails */
 /* Nothing has moved for a while, with requests outstanding: a question, not an end. The caller's thread takes it back
  * when something has moved, or the HCA has answered. */
 #define IB_COMM_STILL 64u
+
+#define IB_COMM_HOST_SILENT 128u /* the peer's host answers nothing any more */
 
 #endif

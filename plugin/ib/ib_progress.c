@@ -19,7 +19,7 @@
 #define BATCH 16
 #define MAX_BATCHES 8   /* per call and CQ: a call must return within a millisecond */
 #define CLOCK_EACH 4096 /* completions, where there always are some */
-#define PEER_BITS (IB_COMM_PEER_CLOSED | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT)
+#define PEER_BITS (IB_COMM_PEER_CLOSED | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT | IB_COMM_HOST_SILENT)
 #define RETRIES_STRETCH 4 /* the standard's tolerance: a timeout of T ends between T and 4T */
 #define OWED_GRACE_MS 1000
 #define SLOWEST_BYTES_PER_MS 1000

@@ -65,7 +65,8 @@ struct ib_own {
 
 /* Since when sends have found receives, but none of their tag. */
 struct ib_stuck {
-  uint64_t deadline; /* 0: none has */
+  uint64_t looked; /* when that was last seen; 0: none has */
+  uint64_t waited; /* ns in which this process looked, and the peer's was alive */
   uint32_t tag, head, takes;
 };
 

@@ -25,6 +25,7 @@
 
 #define BATCH 16 /* writes that are posted at once */
 #define TAGS_SHOWN 8
+#define STUCK_STEP_NS 1000000000ull /* between two calls; if longer, this process was stopped, or its caller away */
 
 /* ---- the comm ----------------------------------------------------------- */
 
@@ -174,13 +175,18 @@ RAIL_COLD static rail_result_t no_such_tag(struct ib_send_comm *sc, uint32_t tag
  * that comes later than the first that was stuck, once that one's time is up: it may have been given up. */
 static rail_result_t check_stuck(struct ib_send_comm *sc, uint32_t tag) {
   struct ib_stuck *stuck = &sc->stuck;
-  bool same = stuck->deadline && stuck->head == sc->match.head && stuck->takes == sc->match.takes;
-  if (!ib_params.tag_ms || (same && !rail_deadline_passed(stuck->deadline))) return RAIL_OK;
-  if (same && stuck->tag == tag) return no_such_tag(sc, tag);
-  *stuck = (struct ib_stuck){.deadline = rail_deadline_in_ms((uint64_t)ib_params.tag_ms),
-                             .tag = tag,
-                             .head = sc->match.head,
-                             .takes = sc->match.takes};
+  bool same = stuck->looked && stuck->head == sc->match.head && stuck->takes == sc->match.takes;
+  uint64_t now = rail_now_ns();
+  if (!ib_params.tag_ms) return RAIL_OK;
+  if (same) {
+    /* A process that is stopped, this one or the peer's, posts nothing, and is not to blame for that. */
+    if (!atomic_load_explicit(&sc->base.peer_quiet, memory_order_relaxed))
+      stuck->waited += RAIL_MIN(now - stuck->looked, STUCK_STEP_NS);
+    stuck->looked = now;
+    if (stuck->waited < (uint64_t)ib_params.tag_ms * 1000000) return RAIL_OK;
+    if (stuck->tag == tag) return no_such_tag(sc, tag);
+  }
+  *stuck = (struct ib_stuck){.looked = now, .tag = tag, .head = sc->match.head, .takes = sc->match.takes};
   return RAIL_OK;
 }
 

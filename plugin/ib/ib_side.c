@@ -7,6 +7,8 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "common/sockopt.h"
+#include "plugin/ib/ib_param.h"
 
 void ib_side_init(struct ib_side *side, int fd, bool connector, bool keyed, const struct ib_hello_wire *hello) {
   memset(side, 0, sizeof *side);
@@ -14,6 +16,9 @@ void ib_side_init(struct ib_side *side, int fd, bool connector, bool keyed, cons
   side->connector = connector;
   side->keyed = keyed;
   memcpy(side->session.hello_mac, hello->mac, sizeof side->session.hello_mac);
+  /* A host that is gone is noticed, also where its process may take any time. */
+  rail_sockopt_keepalive(fd, IB_KEEPALIVE_MS, ib_params.deadline_ms);
+  rail_sockopt_user_timeout(fd, ib_params.deadline_ms);
 }
 
 void ib_side_close(struct ib_side *side) { rail_sock_close(&side->fd); }

@@ -9,6 +9,7 @@
 
 #include "plugin/ib/ib_auth.h"
 
+#define IB_KEEPALIVE_MS 10000 /* between the kernel's probes of a quiet side channel */
 #define IB_SIDE_OUT 8192 /* more than all that one side ever says */
 
 struct ib_side {

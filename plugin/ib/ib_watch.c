@@ -6,8 +6,8 @@
  * others until its events are acknowledged.
  *
  * The thread sleeps until something comes. It ticks only while there are
- * connections and RAIL_IB_DEADLINE asks for it, because a request that begins
- * tells nobody.
+ * connections and a parameter asks for it (RAIL_IB_DEADLINE, _PEER_TIMEOUT,
+ * _PEER_WARN), because a request that begins tells nobody.
  *
  * A removed connection's entry may still be in the thread's batch of epoll
  * events: it goes to a list of the dead, which the thread empties between two
@@ -144,9 +144,20 @@ static int time_to_sleep(uint64_t next_tick) {
   return rail_deadline_left_ms(at);
 }
 
+/* Once per process that is silent, not once per connection with it. */
+static void report_silence(struct ib_watched *w) {
+  for (const struct ib_watched *other = watched; other; other = other->next)
+    if (other->channel.reported != IB_UNREPORTED && other->comm->peer_process == w->comm->peer_process) {
+      w->channel.reported = IB_REPORTED_BY_ANOTHER;
+      return;
+    }
+  ib_channel_report(&w->channel, w->comm, now_ns);
+}
+
 static void tick(void) {
   for (struct ib_watched *w = watched; w; w = w->next) {
     ib_channel_tick(&w->channel, w->comm, now_ns);
+    if (ib_channel_is_report_due(&w->channel, now_ns)) report_silence(w);
     settle(w);
   }
 }

@@ -101,6 +101,13 @@ def link(nic, up):
     _control("ip", "link", "set", nic.netdev, "up" if up else "down")
 
 
+def reachable(host, on):
+    """Off: all of the host's networks swallow what is sent to it and by it, as when it lost its power."""
+    for nic in host.nics:
+        cable(nic, on)
+    _control("ip", "-n", SWITCH, "link", "set", f"{host.name}net", "up" if on else "down")
+
+
 def netem(nic, *words):
     """What the NIC sends is treated so: netem(nic, "loss", "1%", "delay", "1ms"). Replaces what was there."""
     _control("tc", "qdisc", "replace", "dev", nic.netdev, "root", "netem", "limit", "10000", *words)
@@ -128,7 +135,8 @@ def heal():
     """Everything as it was at the start: cables in, links up, no netem."""
     for nic in nics:
         link(nic, True)
-        cable(nic, True)
+    for host in hosts:
+        reachable(host, True)
 
 
 def greet():

@@ -26,6 +26,7 @@ SLACK = 3.0  # retries end in steps of the timeout's power of two, and the machi
 FLOW = {"comms": 2, "max": 100000, "window": 4, "idle": "sleep"}
 # Soft-RoCE takes 7 retries for endless ones.
 QUICK = {"NCCL_IB_TIMEOUT": "16", "NCCL_IB_RETRY_CNT": "6", "RAIL_IB_DEADLINE": "3s"}
+SOON = {"RAIL_IB_DEADLINE": "3s", "RAIL_IB_PEER_WARN": "2s"}  # else half a minute, and 10 s
 LOSSY = {"NCCL_IB_TIMEOUT": "17"}  # what is lost is sent again after half a second, not four
 
 
@@ -65,20 +66,33 @@ def killed(who):
     say(f"error after {took:.2f} s")
 
 
-def stopped_for_a_moment():
-    p = flowing(pair(**FLOW))
+def stopped_for_a_while(env, seconds):
+    """Longer than RAIL_IB_DEADLINE, which is for hosts that do not answer. One report by the other, whatever the
+    number of connections; none by the one that was stopped, for which nothing was outstanding that it could see."""
+    p = flowing(pair(env=env, **FLOW))
     for victim in p.both:
-        victim.signal(signal.SIGSTOP)
-        time.sleep(1.5)
+        other, before = p.other(victim), [len(process.warnings()) for process in p.both]
+        since = victim.signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        reported = [e for e in other.warnings()[before[p.both.index(other)]:]]
         victim.signal(signal.SIGCONT)
-        more(p.other(victim))
-    ended(p)
+        for process in p.both:
+            more(process)
+        assert len(reported) == 1, f"{len(reported)} reports\n{other.tail()}"
+        check_told(other, p, r"no sign of life from the peer's process for \d+\.\d s, though its host answers",
+                   "RAIL_IB_PEER_TIMEOUT")
+        after = [len(process.warnings()) for process in p.both]
+        assert sum(after) == sum(before) + 1, f"more was said than the report\n{victim.tail()}\n{other.tail()}"
+        say(f"{victim.role} stopped for {seconds} s: reported after {(reported[0]['ns'] - since) / 1e9:.1f} s: "
+            f"{reported[0]['text']}")
+    results = ended(p)
+    say(f"{results[0]['bytes']} bytes in {results[0]['messages']} messages, all right")
 
 
 def stopped_for_good(who):
     """The HCA acknowledges for it; only the side channel can tell."""
     deadline = 3.0
-    p = flowing(pair(env={"RAIL_IB_DEADLINE": f"{int(deadline * 1000)}ms"}, **FLOW))
+    p = flowing(pair(env={"RAIL_IB_PEER_TIMEOUT": f"{int(deadline * 1000)}ms"}, **FLOW))
     victim = getattr(p, who)
     survivor = p.other(victim)
     since = victim.signal(signal.SIGSTOP)
@@ -104,17 +118,19 @@ def broken(nic, how):
         how(nic, True)
 
 
-def down_for_a_moment(how):
-    """The kernel takes a second until it believes in a carrier again; the HCA sends again after 4.3 s."""
+def down_for_a_moment(how, seconds):
+    """With default settings: the HCA sends again after 4.3 s each, half a minute long."""
     p = flowing(pair(**FLOW))
     nic = hosts[1].nics[0]
     futile = lab.hw_counter(nic, "send_err")
     with broken(nic, how):
-        time.sleep(0.4)
+        time.sleep(seconds)
     for process in p.both:
         more(process)
     paused = max(result["pause_ns"] for result in ended(p)) / 1e9
-    assert paused > 0.3, f"the longest pause was {paused:.2f} s: nothing was down"
+    assert paused > 0.75 * seconds, f"the longest pause was {paused:.2f} s: nothing was down"
+    said = [line["text"] for process in p.both for line in process.warnings()]
+    assert all(re.search(r"port \S+ (went down|is up)", text) for text in said), said
     assert lab.hw_counter(nic, "send_err") == futile, "rxe was in a loop of its own: lab.cable"
     say(f"longest pause {paused:.2f} s")
 
@@ -138,6 +154,22 @@ def down_for_good(how, own=(REMOTE,), limit=RETRIES + SLACK):
     if len(own) == 1:
         check_told(p.send, p, r"isend of \d+ bytes", r"RETRY_EXC_ERR, status 12", r"retries: 6 after",
                    r"last progress \d", r"check: ")
+
+
+def host_gone(env, deadline):
+    """The HCA would take half a minute and more to say so; the side channel's deadline is shorter. What the host itself
+    sees of it is another matter: its own ports are down."""
+    p = flowing(pair(env=env, **FLOW))
+    with broken(hosts[1], lab.reachable) as since:
+        for process in p.both:
+            process.finish(40)
+    for process in p.both:
+        check_sound(process)
+        took = check_failed(process, since, (deadline + 0.5) / rig.SLOW, comms=FLOW["comms"], code=None)
+        say(f"{process.role}: error after {took:.2f} s, RAIL_IB_DEADLINE is {deadline} s")
+    check_told(p.send, p, "the peer's host has not answered for RAIL_IB_DEADLINE")
+    first = (min(e["ns"] for e in p.send.all("error")) - since) / 1e9
+    assert first > 0.6 * deadline, f"already after {first:.2f} s\n{p.send.tail()}"
 
 
 def lossy(*words):
@@ -248,14 +280,15 @@ def guarded(name, function):
 CASES = [
     case("sender killed", killed, "send"),
     case("receiver killed", killed, "recv"),
-    case("stopped for a moment", stopped_for_a_moment),
+    case("stopped for a while", stopped_for_a_while, *(({}, 60) if FULL else (SOON, 5))),
     case("sender stopped for good", stopped_for_good, "send"),
     case("receiver stopped for good", stopped_for_good, "recv"),
-    case("cable out for a moment", down_for_a_moment, lab.cable),
+    case("cable out for a moment", down_for_a_moment, lab.cable, 8),
     case("cable out for good", down_for_good, lab.cable),
     # Soft-RoCE has no packet wait for a port of its own that is down: an error, at once, if one is to be sent; but if
     # one before it is not acknowledged it forgets both, and RAIL_IB_DEADLINE / 3 and 4 times the retries have to pass.
     case("port down for good", down_for_good, lab.link, (REMOTE, SYSTEM), 1 + 4 * RETRIES + SLACK),
+    case("host gone", host_gone, *(({}, 30) if FULL else ({"RAIL_IB_DEADLINE": "6s"}, 6))),
     case("one packet in a hundred is lost", lossy, "loss", "1%"),
     case("delay", lossy, "delay", "3ms"),
     case("IPv4 against IPv6", families),

@@ -74,6 +74,30 @@ TEST(a_tag_that_nobody_posts) {
   ib_params_load();
 }
 
+/* While a process is stopped, the peer's or this one, nobody posts, and the tag may still come. */
+TEST(a_tag_whose_receiver_is_stopped) {
+  open_simple(&simple);
+  ib_params.tag_ms = 30;
+  void *request = &p;
+  CHECK(pair_irecv(&p, in, 8, 6, mh_in));
+  atomic_store(&p.sc->peer_quiet, true);
+  for (int i = 0; i < 100; i++, usleep(1000)) CHECK(!pair_isend(&p, out, 8, 5, mh_out));
+  atomic_store(&p.sc->peer_quiet, false);
+  rail_result_t result = RAIL_OK;
+  for (int i = 0; i < 1000 && result == RAIL_OK; i++, usleep(1000))
+    result = ib_isend(p.sc, out, 8, 5, mh_out, NULL, &request);
+  CHECK_INT(result, RAIL_BAD_USAGE);
+  pair_close(&p);
+  open_simple(&simple);
+  ib_params.tag_ms = 1300;
+  CHECK(pair_irecv(&p, in, 8, 6, mh_in));
+  CHECK(!pair_isend(&p, out, 8, 5, mh_out));
+  usleep(1500000); /* nobody called */
+  CHECK(!pair_isend(&p, out, 8, 5, mh_out));
+  pair_close(&p);
+  ib_params_load();
+}
+
 /* ---- arguments ------------------------------------------------------------------------ */
 
 static void refused_send(void *data, size_t size, void *mh, const char *word) {
@@ -187,6 +211,9 @@ TEST(each_lie_has_its_name) {
   lie(100, 1, one, (struct ib_imm){.row = 1, .parts = 64}, "number of parts");
   lie(2048, 2, half, one, "number of parts");
   lie(100, 1, one, (struct ib_imm){.row = 1, .parts = 1, .body = 4992}, "more data");
+  /* Two parts of 1,024 bytes, of which one is said to be 4,992: each fits into 5,000 bytes, both do not. */
+  for (unsigned int from = 1; from <= 2; from++)
+    lie(2048, from, half, (struct ib_imm){.row = 1, .parts = 2, .body = 3968}, "more data");
   lie(100, 1, one, (struct ib_imm){.row = 1, .parts = 1, .word = 77}, "unknown word");
   lie(2048, 2, half, (struct ib_imm){.row = 1, .parts = 2, .word = IB_IMM_TOO_LARGE}, "unknown word");
   ib_params_load();
@@ -205,6 +232,7 @@ TEST(a_ring_with_nonsense) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_than_one_of_a_group), TEST_CASE(a_tag_that_nobody_posts),
+    TEST_CASE(a_tag_whose_receiver_is_stopped),
     TEST_CASE(bad_arguments), TEST_CASE(any_immediate), TEST_CASE(each_lie_has_its_name),
     TEST_CASE(a_ring_with_nonsense)};
   fake_use(argv[0], "device fake0 ports=1");

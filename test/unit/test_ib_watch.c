@@ -39,12 +39,21 @@ static void done(struct ib_comm *comm, int peer) {
 }
 
 /* Parameters are read once, before there is a thread. */
-static void with(int64_t deadline_ms, int64_t return_async_events) {
+static void with_times(int64_t deadline_ms, int64_t peer_ms, int64_t peer_warn_ms) {
   ib_watch_end();
   ib_params.deadline_ms = deadline_ms;
+  ib_params.peer_ms = peer_ms;
+  ib_params.peer_warn_ms = peer_warn_ms;
+  CHECK_OK(ib_watch_begin());
+}
+
+static void with_events(int64_t return_async_events) {
+  ib_watch_end();
   ib_params.return_async_events = return_async_events;
   CHECK_OK(ib_watch_begin());
 }
+
+static void with_defaults(void) { with_times(30000, 300000, 10000); }
 
 /* ---- side channels ---- */
 
@@ -145,7 +154,7 @@ TEST(a_peer_that_does_not_read) {
 
 TEST(silence_without_requests_is_fine) {
   int peer;
-  with(60, 1);
+  with_times(60, 60, 30);
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   CHECK_INT(hear(peer, NULL, 200), -1);
   CHECK_INT(HEALTH(comm), 0);
@@ -154,14 +163,14 @@ TEST(silence_without_requests_is_fine) {
 
 TEST(silence_with_requests_ends) {
   int peer, type, pings = 0;
-  with(300, 1);
+  with_times(0, 300, 0);
   uint64_t number, then = rail_now_ns();
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   atomic_store(&comm->outstanding, 1);
   while ((type = hear(peer, &number, 2000)) == IB_PULSE_PING) CHECK_INT(number, ++pings);
   CHECK_INT(type, 0); /* should it wake up it learns that this is over */
   CHECK(pings >= 1 && pings <= 3);
-  CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT | IB_COMM_STILL);
+  CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT);
   CHECK(rail_now_ns() - then >= 300 * 1000000ull);
   done(comm, peer);
 }
@@ -169,15 +178,62 @@ TEST(silence_with_requests_ends) {
 /* A send that finds no buffer at the peer is no request, but its caller waits all the same. */
 TEST(silence_while_sends_wait_ends) {
   int peer;
-  with(120, 1);
+  with_times(0, 120, 0);
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   uint64_t until = rail_deadline_in_ms(5000);
   while (!(HEALTH(comm) & IB_COMM_PEER_SILENT) && !rail_deadline_passed(until)) {
     rail_stats_add(&comm->stats[IB_COMM_WAITS_CTS], 1);
     usleep(1000);
   }
-  CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT | IB_COMM_STILL);
+  CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT);
   done(comm, peer);
+}
+
+/* A process that is silent while its host answers is reported once, whatever the number of its connections, and goes on
+ * when it answers again. RAIL_IB_DEADLINE does not count for it. */
+TEST(silence_is_reported_once) {
+  int peers[3];
+  struct ib_comm *comms[3];
+  uint64_t number = 0;
+  with_times(120, 0, 60);
+  log_forget();
+  for (int i = 0; i < 3; i++) {
+    comms[i] = rig_comm(i % 2, RIG_WATCHED, 1, &peers[i]);
+    comms[i]->peer_process = 7;
+    atomic_store(&comms[i]->outstanding, 2);
+  }
+  RIG_WAIT(log_warnings() == 1, 1000);
+  CHECK(log_said("no sign of life from the peer's process for 0.") && log_said("10.0.0.2:4711"));
+  CHECK(log_said("2 requests outstanding") && log_said("RAIL_IB_PEER_TIMEOUT"));
+  poll(NULL, 0, 300); /* longer than RAIL_IB_DEADLINE */
+  CHECK_INT(log_warnings(), 1);
+  for (int i = 0; i < 3; i++) {
+    CHECK_INT(HEALTH(comms[i]), IB_COMM_STILL);
+    CHECK(atomic_load(&comms[i]->peer_quiet));
+    CHECK_INT(hear(peers[i], &number, 1000), IB_PULSE_PING);
+    say_number(peers[i], IB_PULSE_PONG, number);
+    RIG_WAIT(!atomic_load(&comms[i]->peer_quiet), 1000);
+  }
+  RIG_WAIT(log_said("the peer answers again, after 0."), 1000);
+  RIG_WAIT(log_warnings() == 2, 1000); /* and is silent once more */
+  for (int i = 0; i < 3; i++) done(comms[i], peers[i]);
+  with_defaults();
+}
+
+TEST(each_silent_process_is_reported) {
+  int peers[2];
+  struct ib_comm *comms[2];
+  with_times(0, 0, 60);
+  log_forget();
+  for (int i = 0; i < 2; i++) {
+    comms[i] = rig_comm(true, RIG_WATCHED, 1, &peers[i]);
+    comms[i]->peer_process = 7 + (uint64_t)i;
+    atomic_store(&comms[i]->outstanding, 1);
+  }
+  poll(NULL, 0, 300);
+  CHECK_INT(log_warnings(), 2);
+  for (int i = 0; i < 2; i++) done(comms[i], peers[i]);
+  with_defaults();
 }
 
 /* ---- a network that goes ---- */
@@ -210,7 +266,7 @@ TEST(the_side_channels_network_goes) {
   if (geteuid() != 0 || unshare(CLONE_NEWNET) != 0) tap_skip_case("no network namespace may be made");
   lo_goes(true);
   tcp_pair(fds);
-  with(3000, 1);
+  with_times(3000, 300000, 10000);
   struct ib_comm *comm = rig_comm(true, RIG_MEMORY, 1, NULL);
   CHECK_OK(ib_stats_comm_begin(comm));
   CHECK(dup2(fds[0], comm->side_fd) == comm->side_fd);
@@ -228,8 +284,8 @@ TEST(the_side_channels_network_goes) {
     usleep(10000);
   }
   CHECK_INT(HEALTH(comm) & ~(uint32_t)IB_COMM_STILL, 0);
-  RIG_WAIT(HEALTH(comm) & IB_COMM_PEER_SILENT, 5000);
-  CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT | IB_COMM_STILL);
+  RIG_WAIT(HEALTH(comm) & IB_COMM_HOST_SILENT, 5000);
+  CHECK_INT(HEALTH(comm), IB_COMM_HOST_SILENT | IB_COMM_STILL);
   done(comm, fds[1]);
 }
 
@@ -243,7 +299,7 @@ static void alive_for(struct ib_comm *comm, int peer, bool answers, bool moves, 
 
 TEST(a_sign_of_life_or_progress_is_enough) {
   int peer;
-  with(120, 1);
+  with_times(120, 120, 0);
   for (int moves = 0; moves < 2; moves++) {
     struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
     atomic_store(&comm->outstanding, 1);
@@ -256,13 +312,13 @@ TEST(a_sign_of_life_or_progress_is_enough) {
 
 TEST(no_deadline_no_ping) {
   int peer;
-  with(0, 1);
+  with_times(0, 0, 0);
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   atomic_store(&comm->outstanding, 1);
   CHECK_INT(hear(peer, NULL, 150), -1);
   CHECK_INT(HEALTH(comm), 0);
   done(comm, peer);
-  with(30000, 1);
+  with_defaults();
 }
 
 /* ---- events of HCAs ---- */
@@ -276,7 +332,7 @@ TEST(events_of_queue_pairs) {
     {"qp_fatal", IB_COMM_QP_FATAL},      {"qp_req_err", IB_COMM_QP_FATAL}, {"qp_access_err", IB_COMM_QP_FATAL},
     {"cq_err", IB_COMM_CQ_ERROR}};
   for (int returned = 1; returned >= 0; returned--) {
-    with(30000, returned);
+    with_events(returned);
     for (size_t i = 0; i < RAIL_COUNT_OF(events); i++) {
       char text[80];
       struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 2, NULL), *other = rig_comm(true, RIG_WATCHED, 2, NULL);
@@ -294,7 +350,7 @@ TEST(events_of_queue_pairs) {
       done(other, -1);
     }
   }
-  with(30000, 1);
+  with_events(1);
 }
 
 TEST(events_without_consequence) {
@@ -462,6 +518,8 @@ int main(int argc, char **argv) {
     TEST_CASE(silence_without_requests_is_fine),
     TEST_CASE(silence_with_requests_ends),
     TEST_CASE(silence_while_sends_wait_ends),
+    TEST_CASE(silence_is_reported_once),
+    TEST_CASE(each_silent_process_is_reported),
     TEST_CASE(a_sign_of_life_or_progress_is_enough),
     TEST_CASE(no_deadline_no_ping),
     TEST_CASE(events_of_queue_pairs),
