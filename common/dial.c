@@ -145,6 +145,11 @@ static rail_result_t step_hello(struct rail_dial *dial, struct message message) 
   return RAIL_OK;
 }
 
+void rail_dial_again(struct rail_dial *dial, int err) {
+  dial->fd = -1;
+  (void)retry_later(dial, err);
+}
+
 rail_result_t rail_dial_step(struct rail_dial *dial, const void *message, size_t size) {
   while (dial->state != RAIL_DIAL_DONE)
     RAIL_TRY(states[dial->state].step(dial, (struct message){message, size}));

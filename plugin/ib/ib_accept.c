@@ -43,27 +43,27 @@ static rail_result_t step_welcome(struct ib_setup *s) {
 static rail_result_t step_ready(struct ib_setup *s) { return ib_side_say(&s->side, IB_MESSAGE_READY, NULL, 0); }
 
 static const struct ib_setup_row table[] = {
-  {"hear offer", ib_setup_hear_offer, "the peer's offer"},
-  {"hints", step_hints, NULL},
-  {"look at ports", ib_setup_look, NULL},
-  {"offer", ib_setup_offer, NULL},
-  {"plan", ib_setup_plan, NULL},
-  {"welcome", step_welcome, NULL},
-  {"comm", ib_setup_comm, NULL},
-  {"completion queues", ib_setup_cqs, NULL},
-  {"memory", ib_setup_memory, NULL},
-  {"queue pairs", ib_setup_qps, NULL},
-  {"to INIT", ib_setup_inits, NULL},
-  {"receives", ib_setup_receives, "the driver to take flush queue pairs to RTS"},
-  {"say queue pairs", ib_setup_say_qps, NULL},
-  {"hear queue pairs", ib_setup_hear_qps, "the peer's queue pairs"},
-  {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)"},
-  {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS"},
-  {"start", ib_setup_start, NULL},
-  {"ready", step_ready, NULL},
-  {"test writes", ib_setup_test_writes, NULL},
-  {"verified", ib_setup_verified, "the first writes over each queue pair"},
-  {"all said", ib_setup_flushed, "the peer to read what was said"},
+  {"hear offer", ib_setup_hear_offer, "the peer's offer", false},
+  {"hints", step_hints, NULL, false},
+  {"look at ports", ib_setup_look, NULL, false},
+  {"offer", ib_setup_offer, NULL, false},
+  {"plan", ib_setup_plan, NULL, false},
+  {"welcome", step_welcome, NULL, false},
+  {"comm", ib_setup_comm, NULL, false},
+  {"completion queues", ib_setup_cqs, NULL, false},
+  {"memory", ib_setup_memory, NULL, false},
+  {"queue pairs", ib_setup_qps, NULL, false},
+  {"to INIT", ib_setup_inits, NULL, false},
+  {"receives", ib_setup_receives, "the driver to take flush queue pairs to RTS", false},
+  {"say queue pairs", ib_setup_say_qps, NULL, false},
+  {"hear queue pairs", ib_setup_hear_qps, "the peer's queue pairs", false},
+  {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
+  {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS", false},
+  {"start", ib_setup_start, NULL, false},
+  {"ready", step_ready, NULL, false},
+  {"test writes", ib_setup_test_writes, NULL, false},
+  {"verified", ib_setup_verified, "the first writes over each queue pair", false},
+  {"all said", ib_setup_flushed, "the peer to read what was said", false},
 };
 
 /* ---- half-made connections ----------------------------------------------- */
@@ -95,7 +95,7 @@ static void half_free(struct ib_half *half) {
 static bool make_room(struct ib_listen *l) {
   struct ib_half **oldest = NULL;
   for (struct ib_half **at = &l->halves; *at; at = &(*at)->next)
-    if ((*at)->setup.state == 0 && (!oldest || (*at)->setup.deadline < (*oldest)->setup.deadline)) oldest = at;
+    if ((*at)->setup.state == 0 && (!oldest || (*at)->setup.begun < (*oldest)->setup.begun)) oldest = at;
   if (!oldest) return false;
   struct ib_half *half = *oldest;
   *oldest = half->next;

@@ -22,9 +22,15 @@ struct ib_connect {
   union rail_addr from;
   struct rail_dial dial;
   struct ib_hello_wire hello;
+  unsigned int drops;             /* connections that the peer dropped before it answered, in a row: */
+  uint64_t first_drop, last_drop; /* from when to when */
 };
 
+enum { ROW_DIAL = 2 }; /* of `table` */
+
 /* ---- steps that only this side has --------------------------------------- */
+
+static rail_result_t make_hello(struct ib_connect *a);
 
 static rail_result_t step_dial(struct ib_setup *s) {
   struct ib_connect *a = rail_container_of(s, struct ib_connect, setup);
@@ -33,21 +39,87 @@ static rail_result_t step_dial(struct ib_setup *s) {
   if (result == RAIL_OK) {
     ib_side_init(&s->side, a->dial.fd, true, ib_auth_on(), &a->hello);
     a->dial.fd = -1;
+    s->waited = 0;
     return RAIL_OK;
   }
+  if (result == RAIL_IN_PROGRESS && a->drops && err == ECONNREFUSED)
+    return ib_setup_fail(s, IB_REASON_NONE, RAIL_REMOTE_ERROR, "it dropped the connection, and nobody listens there "
+                         "any more; did the peer's process end? Its log says more");
   if (result != RAIL_IN_PROGRESS)
     return ib_setup_fail(s, IB_REASON_NONE, result, "%s%s", strerror(err),
                          err == EMFILE || err == ENFILE ? "; raise the limit of open files (ulimit -n)" : "");
-  if (!rail_deadline_passed(s->deadline)) return result;
+  if (!ib_setup_is_late(s)) return result;
   return ib_setup_fail(s, IB_REASON_NONE, RAIL_REMOTE_ERROR, "no TCP connection from %s within %lld ms "
                        "(RAIL_IB_CONNECT_TIMEOUT): %s; is the peer alive, is that address reachable, does a firewall "
                        "block the port?", a->dial.from.interface, (long long)ib_params.connect_ms,
                        err ? strerror(err) : "no answer");
 }
 
+/* Before it has answered a listener drops connections when strangers leave it no room: that is cured by another try,
+ * with a HELLO of its own, for the listener may have heard this one. */
+static rail_result_t dial_again(struct ib_connect *a, const char *why) {
+  struct ib_setup *s = &a->setup;
+  uint64_t now = rail_now_ns(), limit = (uint64_t)ib_params.connect_ms * 1000000;
+  char peer[RAIL_ADDR_TEXT];
+  if (!a->drops || (limit && now - a->last_drop > limit)) { /* a connection that lasted is not one of a row */
+    a->drops = 0;
+    a->first_drop = now;
+  }
+  a->drops++;
+  a->last_drop = now;
+  if (limit && now - a->first_drop >= limit)
+    return ib_setup_fail(s, IB_REASON_NONE, RAIL_REMOTE_ERROR, "it dropped %u connections in a row, within %lld ms "
+                         "(RAIL_IB_CONNECT_TIMEOUT), before it said anything; is its port flooded, is it another "
+                         "program's now? The peer's log says more", a->drops, (long long)ib_params.connect_ms);
+  RAIL_INFO(RAIL_SUB_NET, "RailIB: connect to %s over %s: the peer dropped the connection before it answered (%s); "
+            "trying again", rail_addr_text(&s->peer, peer), s->device->name, why);
+  ib_side_close(&s->side);
+  if (make_hello(a) != RAIL_OK)
+    return ib_setup_fail(s, IB_REASON_NONE, RAIL_SYSTEM_ERROR, "no random bytes or no HMAC: %s", strerror(errno));
+  rail_dial_again(&a->dial, ECONNRESET);
+  s->state = ROW_DIAL;
+  s->waited = 0;
+  return RAIL_IN_PROGRESS;
+}
+
+/* One line for all connections of this process that wait, not one for each. */
+static void report_no_accept(struct ib_setup *s) {
+  static _Atomic uint64_t next_line;
+  uint64_t now = rail_now_ns(), next = atomic_load(&next_line), every = (uint64_t)ib_params.peer_warn_ms * 1000000;
+  char peer[RAIL_ADDR_TEXT];
+  if (s->reported || !every || s->waited < every) return;
+  s->reported = true;
+  if (now < next || !atomic_compare_exchange_strong(&next_line, &next, now + every)) return;
+  RAIL_WARN("RailIB: connect to %s over %s: not accepted for %.1f s, though the peer's host answers; going on to wait; "
+            "check: does the peer's process run, and come to its accept?", rail_addr_text(&s->peer, peer),
+            s->device->name, (double)s->waited / 1e9);
+}
+
+/* Accept may take any time, as long as the peer's host answers. What is no refusal is a welcome. */
 static rail_result_t step_answer(struct ib_setup *s) {
+  struct ib_connect *a = rail_container_of(s, struct ib_connect, setup);
+  enum ib_reason reason = IB_REASON_NONE;
   struct ib_message message;
-  return ib_setup_hear(s, IB_MESSAGE_ANSWER, &message); /* what is no refusal is a welcome */
+  struct ib_answer answer;
+  const char *why = "";
+  errno = 0;
+  rail_result_t result = ib_side_hear(&s->side, &message, &reason, &why);
+  int err = errno;
+  if (result == RAIL_IN_PROGRESS) {
+    report_no_accept(s);
+    return result;
+  }
+  if (result != RAIL_OK && err == ETIMEDOUT)
+    return ib_setup_fail(s, reason, result, "the peer's host has not answered for %lld ms (RAIL_IB_DEADLINE); is it up, "
+                         "is the network between cut?", (long long)ib_params.deadline_ms);
+  if (result != RAIL_OK && reason == IB_REASON_NONE && !s->side.have && (!err || err == ECONNRESET || err == EPIPE))
+    return dial_again(a, err ? strerror(err) : "end of the stream");
+  if (result != RAIL_OK) return ib_setup_fail(s, reason, RAIL_REMOTE_ERROR, "%s", why);
+  if (message.type == IB_MESSAGE_ANSWER && !ib_answer_decode(message.body, message.size, &answer) &&
+      answer.reason == IB_REASON_BUSY)
+    return dial_again(a, ib_reason_text(IB_REASON_BUSY));
+  s->waited = 0;
+  return ib_setup_check(s, IB_MESSAGE_ANSWER, &message);
 }
 
 static rail_result_t step_ready(struct ib_setup *s) {
@@ -58,26 +130,26 @@ static rail_result_t step_ready(struct ib_setup *s) {
 }
 
 static const struct ib_setup_row table[] = {
-  {"look at ports", ib_setup_look, NULL},
-  {"offer", ib_setup_offer, NULL},
-  {"dial", step_dial, "a TCP connection"},
-  {"say offer", ib_setup_say_offer, NULL},
-  {"hear answer", step_answer, "the peer's answer (it comes when its side calls accept)"},
-  {"hear offer", ib_setup_hear_offer, "the peer's offer"},
-  {"plan", ib_setup_plan, NULL},
-  {"comm", ib_setup_comm, NULL},
-  {"completion queues", ib_setup_cqs, NULL},
-  {"memory", ib_setup_memory, NULL},
-  {"queue pairs", ib_setup_qps, NULL},
-  {"to INIT", ib_setup_inits, NULL},
-  {"hear queue pairs", ib_setup_hear_qps, "the peer's queue pairs"},
-  {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)"},
-  {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS"},
-  {"start", ib_setup_start, NULL},
-  {"say queue pairs", ib_setup_say_qps, NULL},
-  {"hear ready", step_ready, "the peer's queue pairs to be ready"},
-  {"test writes", ib_setup_test_writes, NULL},
-  {"verified", ib_setup_verified, "the first writes over each queue pair"},
+  {"look at ports", ib_setup_look, NULL, false},
+  {"offer", ib_setup_offer, NULL, false},
+  {"dial", step_dial, "a TCP connection", false},
+  {"say offer", ib_setup_say_offer, NULL, false},
+  {"hear answer", step_answer, "the peer's answer (it comes when its side calls accept)", true},
+  {"hear offer", ib_setup_hear_offer, "the peer's offer", false},
+  {"plan", ib_setup_plan, NULL, false},
+  {"comm", ib_setup_comm, NULL, false},
+  {"completion queues", ib_setup_cqs, NULL, false},
+  {"memory", ib_setup_memory, NULL, false},
+  {"queue pairs", ib_setup_qps, NULL, false},
+  {"to INIT", ib_setup_inits, NULL, false},
+  {"hear queue pairs", ib_setup_hear_qps, "the peer's queue pairs", false},
+  {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
+  {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS", false},
+  {"start", ib_setup_start, NULL, false},
+  {"say queue pairs", ib_setup_say_qps, NULL, false},
+  {"hear ready", step_ready, "the peer's queue pairs to be ready", false},
+  {"test writes", ib_setup_test_writes, NULL, false},
+  {"verified", ib_setup_verified, "the first writes over each queue pair", false},
 };
 
 /* ---- attempts ------------------------------------------------------------ */

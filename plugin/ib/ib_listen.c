@@ -40,8 +40,8 @@ static unsigned int version_of(const struct rail_stranger *stranger) {
 }
 
 static bool plausible(void *host, const struct rail_stranger *stranger, struct rail_refusal *refusal) {
-  (void)host;
-  enum ib_reason reason = ib_hello_plausible(stranger->message, stranger->have);
+  const struct ib_listen *l = host;
+  enum ib_reason reason = ib_hello_plausible(stranger->message, stranger->have, &l->handle);
   return reason == IB_REASON_NONE || turn_away(reason, version_of(stranger), refusal);
 }
 

@@ -14,6 +14,8 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_watch.h"
 
+#define MAX_STEP_NS 1000000000ull /* between two calls; in a longer one this process was stopped, or its caller away */
+
 void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib_device *device, bool connector,
                    const union rail_addr *peer, int traffic_class) {
   memset(s, 0, sizeof *s);
@@ -23,7 +25,7 @@ void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib
   s->peer = *peer;
   s->traffic_class = traffic_class;
   s->side.fd = -1;
-  if (ib_params.connect_ms > 0) s->deadline = rail_deadline_in_ms((uint64_t)ib_params.connect_ms);
+  s->begun = s->looked = rail_now_ns();
 }
 
 void ib_setup_free(struct ib_setup *s) {
@@ -85,6 +87,10 @@ rail_result_t ib_setup_hear(struct ib_setup *s, enum ib_message_type wanted, str
   rail_result_t result = ib_side_hear(&s->side, message, &reason, &why);
   if (result == RAIL_IN_PROGRESS) return result;
   if (result != RAIL_OK) return ib_setup_fail(s, reason, RAIL_REMOTE_ERROR, "%s", why);
+  return ib_setup_check(s, wanted, message);
+}
+
+rail_result_t ib_setup_check(struct ib_setup *s, enum ib_message_type wanted, const struct ib_message *message) {
   if (message->type == IB_MESSAGE_ANSWER) {
     struct ib_answer answer;
     (void)ib_answer_decode(message->body, message->size, &answer); /* the pump has looked */
@@ -161,6 +167,17 @@ static void trace(const struct ib_setup *s, const struct ib_setup_row *rows, uns
              s->state + 1 < nrows ? rows[s->state + 1].name : "done");
 }
 
+/* A process that was stopped does not hold that against its peer. */
+static void note_time(struct ib_setup *s) {
+  uint64_t now = rail_now_ns();
+  s->waited += RAIL_MIN(now - s->looked, MAX_STEP_NS);
+  s->looked = now;
+}
+
+bool ib_setup_is_late(const struct ib_setup *s) {
+  return ib_params.connect_ms && s->waited >= (uint64_t)ib_params.connect_ms * 1000000;
+}
+
 static rail_result_t too_late(struct ib_setup *s, const struct ib_setup_row *row) {
   return ib_setup_fail(s, IB_REASON_TIMEOUT, RAIL_REMOTE_ERROR, "not ready within %lld ms (RAIL_IB_CONNECT_TIMEOUT): "
                        "waited for %s; does the peer's process run, and does its log say more?",
@@ -169,11 +186,13 @@ static rail_result_t too_late(struct ib_setup *s, const struct ib_setup_row *row
 
 rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, unsigned int nrows, uint64_t until) {
   rail_result_t result;
-  bool late; /* as of before the step, which may have a better line about that */
+  note_time(s);
+  bool late = ib_setup_is_late(s); /* as of before the step, which may have a better line about that */
   do {
-    late = rail_deadline_passed(s->deadline);
     s->more = false;
-    if (s->side.fd >= 0) {
+    if (s->side.fd >= 0 && rows[s->state].unlimited) {
+      (void)ib_side_flush(&s->side); /* the step finds out */
+    } else if (s->side.fd >= 0) {
       result = ib_setup_flushed(s);
       if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return result;
     }
@@ -187,7 +206,8 @@ rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, 
       return result;
     }
   } while (s->more && rail_now_ns() < until);
-  return late ? too_late(s, &rows[s->state]) : RAIL_IN_PROGRESS;
+  late = late && ib_setup_is_late(s); /* a step may have begun to count anew */
+  return late && !rows[s->state].unlimited ? too_late(s, &rows[s->state]) : RAIL_IN_PROGRESS;
 }
 
 /* ---- the end ------------------------------------------------------------- */

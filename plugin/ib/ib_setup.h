@@ -31,7 +31,9 @@ struct ib_setup {
   unsigned int state; /* row of the side's table */
   unsigned int piece; /* of its step */
   bool more;          /* the step has pieces left that wait for nobody */
-  uint64_t deadline;
+  uint64_t begun, looked; /* times: of the first call, of the latest */
+  uint64_t waited; /* ns that count for RAIL_IB_CONNECT_TIMEOUT: in which this process looked */
+  bool reported;   /* that the peer does not accept */
   enum ib_reason reason; /* after a failure: the kind of it */
   struct ib_side side;
 
@@ -52,6 +54,7 @@ struct ib_setup_row {
   const char *name;
   rail_result_t (*step)(struct ib_setup *s);
   const char *waits_for; /* NULL: nobody */
+  bool unlimited; /* the peer's process may take any time, and drop the connection: what that means is the step's */
 };
 
 /* The peer is known; the side channel is not there yet (side.fd -1). */
@@ -69,8 +72,12 @@ rail_result_t ib_setup_take(struct ib_setup *s, struct ib_comm **comm);
  * `result`. */
 __attribute__((format(printf, 4, 5)))
 rail_result_t ib_setup_fail(struct ib_setup *s, enum ib_reason reason, rail_result_t result, const char *fmt, ...);
+/* Has the peer taken longer than RAIL_IB_CONNECT_TIMEOUT? */
+bool ib_setup_is_late(const struct ib_setup *s);
 /* Counts pieces: RAIL_OK when that was the last of `n`. */
 rail_result_t ib_setup_piece_done(struct ib_setup *s, unsigned int n);
+/* What is a message of the peer's worth? As ib_setup_hear, for one that was heard. */
+rail_result_t ib_setup_check(struct ib_setup *s, enum ib_message_type wanted, const struct ib_message *message);
 /* "the peer has refused" if it has, or what is wrong with its message instead of a `wanted` one. RAIL_OK: it is one. */
 rail_result_t ib_setup_hear(struct ib_setup *s, enum ib_message_type wanted, struct ib_message *message);
 void ib_setup_count(const struct ib_device *device, enum ib_stats_device counter);

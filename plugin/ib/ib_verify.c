@@ -122,7 +122,7 @@ rail_result_t ib_setup_verified(struct ib_setup *s) {
   if (first == s->plan.nqps && s->verified == s->plan.nqps) return RAIL_OK;
   rail_result_t result = hear_refusal(s);
   if (result != RAIL_IN_PROGRESS) return result;
-  if (!rail_deadline_passed(s->deadline)) return result;
+  if (!ib_setup_is_late(s)) return result;
   return ib_setup_fail(s, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "no first write %s between %s within the time limit "
                        "(RAIL_IB_CONNECT_TIMEOUT): %s", first < s->plan.nqps ? "came in" : "was acknowledged",
                        way_of(s, first < s->plan.nqps ? first : 0, way), ADVICE);

@@ -86,18 +86,21 @@ void ib_hello_encode(const uint8_t secret[IB_SECRET_SIZE], const uint8_t comm_id
 
 enum ib_reason ib_hello_judge(const struct ib_hello_wire *wire, const struct ib_handle *listener) {
   uint32_t flags = le32toh(wire->flags);
-  enum ib_reason reason = ib_hello_plausible(wire, sizeof *wire);
+  enum ib_reason reason = ib_hello_plausible(wire, sizeof *wire, listener);
   if (reason != IB_REASON_NONE) return reason;
-  if (le16toh(wire->length) != sizeof *wire || (flags & ~IB_HELLO_AUTH)) return IB_REASON_VERSION;
   if (!rail_same_bytes(wire->secret, listener->secret, sizeof wire->secret)) return IB_REASON_SECRET;
+  if (le16toh(wire->length) != sizeof *wire || (flags & ~IB_HELLO_AUTH)) return IB_REASON_VERSION;
   return !(flags & IB_HELLO_AUTH) == !(listener->flags & IB_HANDLE_AUTH) ? IB_REASON_NONE : IB_REASON_AUTH;
 }
 
-enum ib_reason ib_hello_plausible(const void *bytes, size_t have) {
+/* Who does not know the secret is not told of our version. */
+enum ib_reason ib_hello_plausible(const void *bytes, size_t have, const struct ib_handle *listener) {
   const struct ib_hello_wire good = {.magic = htole32(IB_HELLO_MAGIC), .version = htole16(IB_WIRE_VERSION)};
   const size_t magic = sizeof good.magic, version = magic + sizeof good.version;
+  const uint8_t *secret = (const uint8_t *)bytes + offsetof(struct ib_hello_wire, secret);
   if (memcmp(bytes, &good, RAIL_MIN(have, magic)) != 0) return IB_REASON_GARBAGE;
-  return have >= version && memcmp(bytes, &good, version) != 0 ? IB_REASON_VERSION : IB_REASON_NONE;
+  if (have < IB_HELLO_COMMON || memcmp(bytes, &good, version) == 0) return IB_REASON_NONE;
+  return rail_same_bytes(secret, listener->secret, IB_SECRET_SIZE) ? IB_REASON_VERSION : IB_REASON_SECRET;
 }
 
 /* ---- messages ------------------------------------------------------------ */

@@ -108,8 +108,10 @@ void ib_hello_encode(const uint8_t secret[IB_SECRET_SIZE], const uint8_t comm_id
                      struct ib_hello_wire *wire);
 /* Judges a whole hello against the listener's handle, all but its mac. Compares the secret in constant time. */
 enum ib_reason ib_hello_judge(const struct ib_hello_wire *wire, const struct ib_handle *listener);
-/* Can the first `have` bytes still become a hello of ours? GARBAGE: not one of any version. VERSION: another one's. */
-enum ib_reason ib_hello_plausible(const void *bytes, size_t have);
+/* Can the first `have` bytes still become a hello of ours? GARBAGE: not one of any version. VERSION: another one's, and
+ * SECRET: another one's with another secret; for these it takes IB_HELLO_COMMON bytes, which mean the same in all. */
+#define IB_HELLO_COMMON offsetof(struct ib_hello_wire, comm_id)
+enum ib_reason ib_hello_plausible(const void *bytes, size_t have, const struct ib_handle *listener);
 
 /* ---- messages ------------------------------------------------------------ */
 

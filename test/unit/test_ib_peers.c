@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Strangers before the door, peers that go silent, die, or lie in the middle of a handshake, and ends at any time. */
+#include "plugin/ib/ib_listen.h"
 #include "test/unit/ib_handshake.h"
 
 /* Another pair connects to the same listener meanwhile. */
@@ -16,6 +17,8 @@ static void accept_for(struct hs *h, uint64_t ms) {
     sched_yield();
   }
 }
+
+static unsigned int hs_live_halves(const struct hs *h) { return ((const struct ib_listen *)h->listen)->nhalves; }
 
 /* ---- before HELLO -------------------------------------------------------- */
 
@@ -54,6 +57,7 @@ static unsigned int judged(struct hs *h, void (*change)(struct ib_hello_wire *))
 
 static void other_magic(struct ib_hello_wire *w) { w->magic ^= 1; }
 static void other_version(struct ib_hello_wire *w) { w->version = 9; }
+static void other_version_and_secret(struct ib_hello_wire *w) { w->version = 9, w->secret[3] ^= 1; }
 static void other_secret(struct ib_hello_wire *w) { w->secret[3] ^= 1; }
 static void with_mac(struct ib_hello_wire *w) { w->flags = IB_HELLO_AUTH; }
 
@@ -64,6 +68,7 @@ TEST(hellos_that_are_refused) {
   usleep(150000); /* the door's lines are at most ten a second */
   CHECK_INT(judged(&h, other_version), IB_REASON_VERSION);
   CHECK(hs_said("(9, ours 2)"));
+  CHECK_INT(judged(&h, other_version_and_secret), IB_REASON_SECRET);
   CHECK_INT(judged(&h, other_magic), IB_REASON_NONE);
   CHECK_INT(judged(&h, other_secret), IB_REASON_SECRET);
   CHECK_INT(judged(&h, with_mac), IB_REASON_AUTH);
@@ -255,14 +260,14 @@ static void listen_raw(struct hs *h, int *door) {
   ib_handle_encode(&handle, h->handle);
 }
 
-enum { NOBODY, HANGS_UP, NONSENSE, WELCOME_TWICE, OTHER_VERSION, REFUSAL, LISTENERS };
+enum { HANGS_UP, NONSENSE, WELCOME_TWICE, OTHER_VERSION, REFUSAL, LISTENERS };
 
 static void answer_raw(int door, int what) {
   struct ib_answer answer = {.rail_here = -1, .rail_there = -1};
   uint8_t bytes[IB_REFUSAL_SIZE];
   int fd;
   union rail_addr peer;
-  if (what == NOBODY || rail_sock_accept(door, &fd, &peer) != RAIL_OK) return;
+  if (rail_sock_accept(door, &fd, &peer) != RAIL_OK) return;
   if (what == REFUSAL) answer.reason = IB_REASON_PLAN;
   ib_refusal_encode(&answer, bytes);
   if (what == OTHER_VERSION) bytes[4] = 7;
@@ -289,9 +294,106 @@ TEST(listeners_that_lie) {
     }
     CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
     CHECK_MSG(hs_said("connect to 127.0.0.1:") && hs_said("over fakeB"), "%d: %s", what, hs_lines);
+    if (what == HANGS_UP) CHECK(hs_said("connections in a row, within 400 ms (RAIL_IB_CONNECT_TIMEOUT)"));
     rail_sock_close(&door);
     hs_end(&h);
   }
+}
+
+/* RAIL_IB_CONNECT_TIMEOUT counts from the first answer, and the wait before it is reported. */
+TEST(accept_may_take_any_time) {
+  struct hs h;
+  hs_begin(&h);
+  ib_params.connect_ms = 150;
+  ib_params.peer_warn_ms = 100;
+  hs_listen(&h, DEV_A1);
+  uint64_t end = rail_deadline_in_ms(500);
+  while (!rail_deadline_passed(end)) hs_connect_once(&h, DEV_B);
+  CHECK_INT(h.connect, RAIL_IN_PROGRESS);
+  CHECK(hs_said("connect to 127.0.0.1:") && hs_said("over fakeB: not accepted for 0."));
+  ib_params.connect_ms = 30000; /* the rest may take its time on a busy machine */
+  hs_run(&h, DEV_B);
+  CHECK(h.connect == RAIL_OK && h.accept == RAIL_OK);
+  hs_end(&h);
+}
+
+/* Neither side holds the time against the other in which it was stopped itself. */
+TEST(stopped_in_the_middle) {
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  for (int i = 0; i < 2; i++) {
+    hs_connect_once(&h, DEV_B);
+    hs_accept_once(&h);
+  }
+  CHECK(h.connect == RAIL_IN_PROGRESS && h.accept == RAIL_IN_PROGRESS);
+  ib_params.connect_ms = 1200;
+  usleep(1300000);
+  hs_connect_once(&h, DEV_B);
+  hs_accept_once(&h);
+  ib_params.connect_ms = 30000;
+  hs_run(&h, DEV_B);
+  CHECK_MSG(h.connect == RAIL_OK && h.accept == RAIL_OK, "%s", hs_lines);
+  hs_end(&h);
+}
+
+/* A listener without room drops connections that have said no more than HELLO. */
+TEST(dropped_before_the_answer) {
+  static struct raw r[2 * IB_MAX_HALVES];
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  for (int i = 0; i < 1000 && !hs_live_halves(&h); i++) {
+    hs_connect_once(&h, DEV_B);
+    hs_accept_once(&h);
+  }
+  CHECK_INT(hs_live_halves(&h), 1);
+  for (int i = 0; i < 2 * IB_MAX_HALVES; i++) raw_hello(&r[i], &h);
+  accept_for(&h, 50);
+  CHECK_INT(hs_live_halves(&h), IB_MAX_HALVES);
+  others_come_through(&h);
+  for (int i = 0; i < 2 * IB_MAX_HALVES; i++) raw_end(&r[i]);
+  hs_end(&h);
+}
+
+/* And refuses those for which none makes room; until some do. */
+TEST(busy_is_not_for_ever) {
+  static struct raw r[IB_MAX_HALVES];
+  struct ib_offer offer = raw_offer(true);
+  struct ib_message message;
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  for (int i = 0; i < IB_MAX_HALVES; i++) {
+    raw_hello(&r[i], &h);
+    raw_say_offer(&r[i], &offer);
+  }
+  for (int i = 0; i < IB_MAX_HALVES; i++) CHECK(raw_hear(&r[i], &h, &message));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  while (!hs_said("too many half-made connections); trying again")) {
+    hs_connect_once(&h, DEV_B);
+    hs_accept_once(&h);
+    ENSURE(!rail_deadline_passed(deadline) && h.connect == RAIL_IN_PROGRESS, "%d: %s", h.connect, hs_lines);
+  }
+  for (int i = 0; i < IB_MAX_HALVES; i++) raw_end(&r[i]);
+  others_come_through(&h);
+  hs_end(&h);
+}
+
+/* A listener that is gone is no reason to go on trying. */
+TEST(dropped_for_good) {
+  struct hs h;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A1);
+  for (int i = 0; i < 10; i++) hs_connect_once(&h, DEV_B);
+  CHECK_INT(h.connect, RAIL_IN_PROGRESS);
+  hs_close_listen(&h);
+  uint64_t begun = rail_now_ns();
+  hs_run_connect(&h, DEV_B);
+  CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
+  CHECK(hs_said("nobody listens there any more"));
+  CHECK(rail_now_ns() - begun < 10000000000ull); /* RAIL_IB_CONNECT_TIMEOUT is 30 s */
+  hs_end(&h);
 }
 
 TEST(nobody_listens) {
@@ -303,6 +405,14 @@ TEST(nobody_listens) {
   hs_run_connect(&h, DEV_B);
   CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
   CHECK(hs_said("no TCP connection from lo") && hs_said("Connection refused"));
+  hs_end(&h);
+  hs_begin(&h); /* 0 is never */
+  ib_params.connect_ms = 0;
+  hs_listen(&h, DEV_A1);
+  hs_close_listen(&h);
+  uint64_t end = rail_deadline_in_ms(300);
+  while (!rail_deadline_passed(end)) hs_connect_once(&h, DEV_B);
+  CHECK_INT(h.connect, RAIL_IN_PROGRESS);
   hs_end(&h);
 }
 
@@ -338,7 +448,8 @@ int main(int argc, char **argv) {
     TEST_CASE(strangers_hold_nobody_up), TEST_CASE(hellos_that_are_refused), TEST_CASE(peers_that_lie_are_told_so),
     TEST_CASE(an_offer_of_values_that_cannot_be), TEST_CASE(silent_peers), TEST_CASE(peers_that_die),
     TEST_CASE(a_peer_whose_writes_do_not_come), TEST_CASE(no_more_than_64_half_made), TEST_CASE(hellos_alone_make_room),
-    TEST_CASE(listeners_that_lie),
+    TEST_CASE(listeners_that_lie), TEST_CASE(accept_may_take_any_time), TEST_CASE(stopped_in_the_middle),
+    TEST_CASE(dropped_before_the_answer), TEST_CASE(busy_is_not_for_ever), TEST_CASE(dropped_for_good),
     TEST_CASE(nobody_listens), TEST_CASE(ends_at_any_time)};
   hs_main(argv[0]);
   return tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);

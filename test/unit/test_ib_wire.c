@@ -84,10 +84,33 @@ TEST(hello) {
   JUDGE((void)0, IB_REASON_AUTH);
   JUDGE(w.flags = IB_HELLO_AUTH, IB_REASON_NONE);
 #undef JUDGE
-  for (size_t have = 0; have <= sizeof good; have++) CHECK_INT(ib_hello_plausible(&good, have), IB_REASON_NONE);
-  CHECK_INT(ib_hello_plausible("G", 1), IB_REASON_GARBAGE);
-  CHECK_INT(ib_hello_plausible("RBK1\11", 5), IB_REASON_NONE); /* half a version */
-  CHECK_INT(ib_hello_plausible("RBK1\11\0", 6), IB_REASON_VERSION);
+  for (size_t have = 0; have <= sizeof good; have++)
+    CHECK_INT(ib_hello_plausible(&good, have, &listener), IB_REASON_NONE);
+  CHECK_INT(ib_hello_plausible("G", 1, &listener), IB_REASON_GARBAGE);
+}
+
+/* Of another version no more is known than where its secret is, and nothing is said of ours before that was seen. */
+TEST(hello_of_another_version) {
+  struct ib_handle listener = {.secret = "fifteen letters"};
+  uint8_t comm_id[IB_COMM_ID_SIZE] = "somebody";
+  for (int wrong = 0; wrong < 2; wrong++) {
+    struct ib_hello_wire w;
+    ib_hello_encode(listener.secret, comm_id, &w);
+    w.version ^= 3;
+    w.length = 7;
+    w.flags = 0xff;
+    if (wrong) w.secret[15] ^= 1;
+    for (size_t have = 0; have < IB_HELLO_COMMON; have++)
+      CHECK_INT(ib_hello_plausible(&w, have, &listener), IB_REASON_NONE);
+    enum ib_reason reason = wrong ? IB_REASON_SECRET : IB_REASON_VERSION;
+    for (size_t have = IB_HELLO_COMMON; have <= sizeof w; have++)
+      CHECK_INT(ib_hello_plausible(&w, have, &listener), reason);
+    CHECK_INT(ib_hello_judge(&w, &listener), reason);
+    ib_hello_encode(listener.secret, comm_id, &w); /* of ours, and not what ours says */
+    w.length ^= 1;
+    if (wrong) w.secret[0] ^= 1;
+    CHECK_INT(ib_hello_judge(&w, &listener), reason);
+  }
 }
 
 /* ---- heads and answers --------------------------------------------------- */
@@ -265,6 +288,7 @@ TEST(qps_refused) {
 #undef BAD
 }
 
-TEST_MAIN(TEST_CASE(handle_round_trip), TEST_CASE(handle_refuses), TEST_CASE(hello), TEST_CASE(heads),
+TEST_MAIN(TEST_CASE(handle_round_trip), TEST_CASE(handle_refuses), TEST_CASE(hello),
+          TEST_CASE(hello_of_another_version), TEST_CASE(heads),
           TEST_CASE(answers), TEST_CASE(refusals_are_whole_messages), TEST_CASE(offers_round_trip),
           TEST_CASE(offers_refused), TEST_CASE(qps_round_trip), TEST_CASE(qps_refused))
