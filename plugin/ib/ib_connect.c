@@ -110,8 +110,8 @@ static rail_result_t step_answer(struct ib_setup *s) {
     return result;
   }
   if (result != RAIL_OK && err == ETIMEDOUT)
-    return ib_setup_fail(s, reason, result, "the peer's host has not answered for %lld ms (RAIL_IB_DEADLINE); is it up, "
-                         "is the network between cut?", (long long)ib_params.deadline_ms);
+    return ib_setup_fail(s, reason, result, "the peer's host has not answered for %lld ms (RAIL_IB_DEADLINE); is it "
+                         "up, is the network between cut?", (long long)ib_params.deadline_ms);
   if (result != RAIL_OK && reason == IB_REASON_NONE && !s->side.have && (!err || err == ECONNRESET || err == EPIPE))
     return dial_again(a, err ? strerror(err) : "end of the stream");
   if (result != RAIL_OK) return ib_setup_fail(s, reason, RAIL_REMOTE_ERROR, "%s", why);

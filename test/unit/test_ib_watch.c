@@ -259,18 +259,47 @@ static void tcp_pair(int fds[2]) {
   close(door);
 }
 
-/* The side channel's network, which is another than RDMA's: what moves goes on, and who moves nothing is given up at
- * the deadline, not before. */
-TEST(the_side_channels_network_goes) {
-  int fds[2], soon = 200;
+/* A comm whose side channel is TCP over lo, of a network namespace of our own; *peer is the other end. */
+static struct ib_comm *tcp_comm(int *peer) {
+  int fds[2];
   if (geteuid() != 0 || unshare(CLONE_NEWNET) != 0) tap_skip_case("no network namespace may be made");
   lo_goes(true);
   tcp_pair(fds);
-  with_times(3000, 300000, 10000);
   struct ib_comm *comm = rig_comm(true, RIG_MEMORY, 1, NULL);
   CHECK_OK(ib_stats_comm_begin(comm));
   CHECK(dup2(fds[0], comm->side_fd) == comm->side_fd);
   close(fds[0]);
+  *peer = fds[1];
+  return comm;
+}
+
+/* The peer's process is silent for longer than RAIL_IB_DEADLINE, which is fine as long as its host acknowledges; then the
+ * host is silent, too. The kernel would give it up a second later. */
+TEST(a_silent_host_ends) {
+  int peer;
+  with_times(1500, 0, 500);
+  log_forget();
+  struct ib_comm *comm = tcp_comm(&peer);
+  CHECK_OK(ib_watch_add(comm));
+  atomic_store(&comm->outstanding, 1);
+  RIG_WAIT(log_said("though its host answers"), 1400);
+  poll(NULL, 0, 2000);
+  CHECK_INT(HEALTH(comm), IB_COMM_STILL);
+  lo_goes(false);
+  uint64_t then = rail_now_ns();
+  RIG_WAIT(HEALTH(comm) & IB_COMM_HOST_SILENT, 4000);
+  CHECK(rail_now_ns() - then > 500 * 1000000ull);
+  CHECK(!log_said("network is down"));
+  done(comm, peer);
+  with_defaults();
+}
+
+/* The side channel's network, which is another than RDMA's: what moves goes on, and who moves nothing is given up at
+ * the deadline, not before. */
+TEST(the_side_channels_network_goes) {
+  int peer, soon = 200;
+  with_times(3000, 300000, 10000);
+  struct ib_comm *comm = tcp_comm(&peer);
   log_forget();
   CHECK_OK(ib_watch_add(comm));
   CHECK(setsockopt(comm->side_fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &soon, sizeof soon) == 0);
@@ -286,7 +315,7 @@ TEST(the_side_channels_network_goes) {
   CHECK_INT(HEALTH(comm) & ~(uint32_t)IB_COMM_STILL, 0);
   RIG_WAIT(HEALTH(comm) & IB_COMM_HOST_SILENT, 5000);
   CHECK_INT(HEALTH(comm), IB_COMM_HOST_SILENT | IB_COMM_STILL);
-  done(comm, fds[1]);
+  done(comm, peer);
 }
 
 static void alive_for(struct ib_comm *comm, int peer, bool answers, bool moves, int ms) {
@@ -526,6 +555,7 @@ int main(int argc, char **argv) {
     TEST_CASE(events_without_consequence),
     TEST_CASE(a_port_goes_down_and_up),
     TEST_CASE(a_port_changes),
+    TEST_CASE(a_silent_host_ends),
     TEST_CASE(the_side_channels_network_goes),
     TEST_CASE(start_and_stop),
     TEST_CASE(sleeps),
