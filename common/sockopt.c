@@ -9,6 +9,10 @@
 #include "common/compiler.h"
 #include "common/log.h"
 
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44
+#endif
+
 /* ---- how packets are marked -------------------------------------------- */
 
 int rail_traffic_class(const char *plugin, int64_t of_param, int of_call, int of_ctx) {
@@ -43,10 +47,15 @@ bool rail_sockopt_last_ack(int fd, uint32_t *ms) {
   return true;
 }
 
+void rail_sockopt_max_rto(int fd, int64_t ms) {
+  unsigned int max = (unsigned int)RAIL_MAX(1000, RAIL_MIN(ms, 120000));
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &max, sizeof max);
+}
+
 void rail_sockopt_keepalive(int fd, int64_t every_ms, int64_t deadline_ms) {
   if (every_ms <= 0) return;
   int on = 1, every = (int)RAIL_DIV_UP(every_ms, 1000);
-  int count = (int)RAIL_MIN(RAIL_MAX(RAIL_DIV_UP(deadline_ms, every * 1000), 2), 100);
+  int count = (int)RAIL_MIN(RAIL_MAX(deadline_ms / (every * 1000ll) - 1, 2), 100); /* the first leaves after `every` */
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &every, sizeof every);
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every);
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);

@@ -21,8 +21,12 @@ void rail_sockopt_traffic_class(int fd, int traffic_class);
 /* TCP_USER_TIMEOUT: the kernel gives up when what was sent stays unacknowledged for this long. <= 0: leave. */
 void rail_sockopt_user_timeout(int fd, int64_t ms);
 
-/* Probes of a quiet connection every `every_ms` (rounded up to seconds; <= 0: none), which is given up after as many
- * as fit into deadline_ms, at least two. */
+/* TCP_RTO_MAX_MS (Linux 6.15): how rarely at most the kernel repeats what is not acknowledged and probes a window that
+ * is shut; 2 minutes without. Cut to what the kernel allows, 1 to 120 s. */
+void rail_sockopt_max_rto(int fd, int64_t ms);
+
+/* Probes of a quiet connection every `every_ms` (rounded up to seconds; <= 0: none), which is given up when nothing has
+ * come for deadline_ms, but not before two of them went unanswered. */
 void rail_sockopt_keepalive(int fd, int64_t every_ms, int64_t deadline_ms);
 
 /* How long ago, in ms, the peer's host last acknowledged anything. False, and *ms as it was: the socket is not TCP's. */

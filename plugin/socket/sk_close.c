@@ -32,7 +32,6 @@
 #include "plugin/socket/sk_zerocopy.h"
 
 #define GRACE_MS 2000    /* for the peer's own end, after our bytes have arrived */
-#define PATIENCE_MS 30000 /* for a peer that reads nothing */
 #define FINAL_MS 1000    /* at the last finalize, for what nobody was told is sent */
 #define REAP_AT_ONCE 16
 #define DRAIN_READS 4
@@ -112,7 +111,8 @@ static bool linger_step(struct sk_linger *l, uint64_t now) {
   }
   if (ended) return true;
   uint64_t age_ms = (now - l->born) / 1000000;
-  return age_ms >= PATIENCE_MS || (age_ms >= GRACE_MS && on_their_way(l) == 0);
+  uint64_t patience_ms = (uint64_t)sk_params.peer_timeout_ms; /* for a peer that reads nothing; 0: for ever */
+  return (patience_ms && age_ms >= patience_ms) || (age_ms >= GRACE_MS && on_their_way(l) == 0);
 }
 
 /* Looks at the `n` oldest, which then become the youngest. */

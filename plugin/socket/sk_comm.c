@@ -43,7 +43,7 @@ rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args
     rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || comm->rails ? buffer : 4096, &comm->moved);
     if (r != RAIL_OK) result = r;
     s->welcomed = args->side == SK_RECEIVER;
-    sk_pulse_socket(s->fd);
+    sk_host_set_options(s->fd);
   }
   sk_count_open(comm, args);
   return result;

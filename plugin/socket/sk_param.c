@@ -84,21 +84,25 @@ static const struct rail_param rows[] = {
    .doc = "A peer that cannot be reached within this time is an error; until then refused connections are retried."},
   {.name = "RAIL_SOCKET_DEADLINE", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(deadline_ms),
-   .doc = "With requests outstanding, a peer that gives no sign of life for this long is an error. Peers that are "
-          "alive and merely slow answer PING and may take any time. 0: wait for ever."},
+   .doc = "A peer whose host does not answer for this long (TCP acknowledges nothing) is an error. 0: wait for ever."},
+  {.name = "RAIL_SOCKET_PEER_TIMEOUT", .type = RAIL_PARAM_MS, .def = "300s", .lo = 0, .hi = 24 * 3600 * 1000,
+   .offset = AT(peer_timeout_ms),
+   .doc = "With requests outstanding, a peer whose host answers but whose process gives no sign of life for this long "
+          "is an error: it is stopped, in a debugger, or being checkpointed. Peers that are merely slow answer PING and "
+          "may take any time. 0: wait for ever."},
   {.name = "RAIL_SOCKET_STALL_WARN", .type = RAIL_PARAM_MS, .def = "10s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(stall_ms),
    .doc = "When nothing has moved for this long though requests are outstanding, a line says who waits for what; "
-          "again whenever the time has doubled. 0: never."},
-  {.name = "RAIL_SOCKET_USER_TIMEOUT", .type = RAIL_PARAM_MS, .def = "-1ms", .lo = -1, .hi = 24 * 3600 * 1000,
+          "again whenever the time has doubled, or, of a peer whose process is silent, once. 0: never."},
+  {.name = "RAIL_SOCKET_USER_TIMEOUT", .type = RAIL_PARAM_MS, .def = "0ms", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(user_timeout_ms),
-   .doc = "TCP_USER_TIMEOUT of every stream: the kernel gives up when what was sent stays unacknowledged, or the "
-          "peer's window shut, for this long. -1: a second more than RAIL_SOCKET_DEADLINE, whose line says more. 0: "
-          "the system's, about 15 minutes."},
+   .doc = "TCP_USER_TIMEOUT of every stream: the kernel gives up when what was sent stays unacknowledged for this long, "
+          "or the peer's window shut, even if the peer is merely stopped. 0: it is not set; RAIL_SOCKET_DEADLINE and "
+          "RAIL_SOCKET_PEER_TIMEOUT tell the two apart."},
   {.name = "RAIL_SOCKET_KEEPALIVE", .type = RAIL_PARAM_MS, .def = "10s", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(keepalive_ms),
-   .doc = "Time between the kernel's probes of a quiet stream, in whole seconds; it is given up after as many as fit "
-          "into RAIL_SOCKET_DEADLINE. 0: none."},
+   .doc = "Time between the kernel's probes of a quiet stream, in whole seconds; it is given up when nothing has "
+          "answered for RAIL_SOCKET_DEADLINE, and two of them at least. 0: none."},
   {.name = "RAIL_SOCKET_CLOSE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "5s", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(close_ms),
    .doc = "The last finalize waits at most this long for bytes that were reported as sent and that the peer's host has "

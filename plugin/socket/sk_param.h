@@ -33,9 +33,10 @@ struct sk_params {
   int64_t handshake_ms;
   int64_t connect_ms;
   int64_t rail_timeout_ms;
-  int64_t deadline_ms;     /* 0: none */
+  int64_t deadline_ms;     /* for the peer's host; 0: none */
+  int64_t peer_timeout_ms; /* for its process; 0: none */
   int64_t stall_ms;        /* 0: no warning */
-  int64_t user_timeout_ms; /* -1: from the deadline; 0: the system's */
+  int64_t user_timeout_ms; /* 0: not set */
   int64_t keepalive_ms;    /* 0: off */
   int64_t close_ms;
 };

@@ -8,7 +8,6 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "common/sockopt.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_recv.h"
@@ -19,6 +18,12 @@
 #define IDLE_TICKS 2 /* without news or requests, after which a comm is glanced at less often: */
 #define SKIP_TICKS 3 /* not for so many ticks */
 #define TRIES 2000 /* to take a comm from its caller, who lets go of it between any two calls */
+
+/* Made by the owner, written when the comm is free again. */
+struct sk_pulse_line {
+  bool warn; /* else it is information */
+  char text[640];
+};
 
 static const struct sk_send_comm *sender(const struct sk_comm *comm) {
   return rail_container_of(comm, const struct sk_send_comm, base);
@@ -32,8 +37,11 @@ static const struct sk_recv_comm *receiver(const struct sk_comm *comm) {
 /* How long may it be quiet until the peer is asked? So that a warning can say what came of it, and then thrice. 0: it
  * is never asked. */
 static uint64_t ping_interval(void) {
-  uint64_t deadline = (uint64_t)sk_params.deadline_ms * MS / 3, stall = (uint64_t)sk_params.stall_ms * MS / 2;
-  return deadline && stall ? RAIL_MIN(deadline, stall) : deadline + stall;
+  const int64_t shares[] = {sk_params.deadline_ms / 3, sk_params.peer_timeout_ms / 3, sk_params.stall_ms / 2};
+  int64_t least = 0;
+  for (size_t i = 0; i < RAIL_COUNT_OF(shares); i++)
+    if (shares[i] && (!least || shares[i] < least)) least = shares[i];
+  return (uint64_t)least * MS;
 }
 
 static void begin_anew(struct sk_pulse *p, uint64_t now) {
@@ -46,23 +54,37 @@ static void begin_anew(struct sk_pulse *p, uint64_t now) {
 static bool note(struct sk_comm *comm, uint64_t now) {
   struct sk_pulse *p = &comm->pulse;
   uint64_t in = rail_stats_get(&comm->moved.in);
-  uint64_t useful_out = rail_stats_get(&comm->moved.out) - SK_HEAD * rail_stats_get(&comm->moved.words_out);
+  uint64_t out = rail_stats_get(&comm->moved.out);
+  uint64_t useful_out = out - SK_HEAD * rail_stats_get(&comm->moved.words_out);
   uint64_t useful = useful_out + in - SK_HEAD * rail_stats_get(&comm->moved.words_in);
   /* A word that is queued and not yet in the kernel is subtracted before its bytes are counted: less is nothing. */
   bool moved_out = (int64_t)(useful_out - p->useful_out) > 0, moved = in != p->in || moved_out;
   if (moved) {
+    if (p->silent) p->was_silent = now - p->life;
+    p->silent = false;
     p->life = now;
     p->asked = 0;
   }
+  if (in != p->in || !p->since) p->heard = now;
+  if (out != p->out) p->unsettled = sk_params.deadline_ms != 0;
   if (moved_out) p->useful_out = useful_out;
   p->in = in;
+  p->out = out;
   if ((int64_t)(useful - p->useful) > 0) {
     p->useful = useful;
     p->progress_at = rail_now_ns();
     begin_anew(p, now);
   }
-  if (!p->since || !sk_comm_in_use(comm)) begin_anew(p, now);
+  bool in_use = sk_comm_in_use(comm) != 0;
+  if (!p->since || !in_use) begin_anew(p, now);
+  if (!in_use && !p->unsettled) p->idle_until = now;
   return moved;
+}
+
+/* Nothing has come in for a while: is it time to see whether the peer's host has what it was sent? */
+static bool host_is_due(const struct sk_comm *comm, uint64_t now) {
+  const struct sk_pulse *p = &comm->pulse;
+  return sk_params.deadline_ms && (p->unsettled || sk_comm_in_use(comm)) && now - p->heard + TICK > ping_interval();
 }
 
 /* ---- glance -------------------------------------------------------------- */
@@ -120,7 +142,7 @@ enum sk_glance sk_pulse_glance(struct sk_comm *comm, uint64_t now, struct pollfd
     sk_count_fold(comm);
   }
   /* Of rails the kernel is asked for more than poll tells. */
-  bool must = due || comm->rails;
+  bool must = due || comm->rails || p->was_silent || (!failed && host_is_due(comm, now));
   if (!sk_comm_try_own(comm)) return must ? SK_GLANCE_LOOK : SK_GLANCE_REST;
   if (fresh) rail_stats_set(&values[SK_COMM_CREDIT_BYTES], credit_left(comm));
   bool errand = has_errand(comm);
@@ -202,28 +224,58 @@ static const char *describe(const struct sk_comm *comm, const struct plight *pli
 
 static double seconds(uint64_t ns) { return (double)ns / 1e9; }
 
-RAIL_COLD static void give_up(struct sk_comm *comm, const struct plight *plight, uint64_t age, uint64_t silence) {
-  char text[160];
-  sk_comm_fail(comm, RAIL_REMOTE_ERROR,
-               "no sign of life from the peer for %.1f s%s; last progress %.1f s ago; %s; is its process stopped, its "
-               "machine down, or the network between cut? RAIL_SOCKET_DEADLINE is %.1f s",
-               seconds(silence), plight->unanswered ? ", which has not accepted the connection" : "", seconds(age),
-               describe(comm, plight, text, sizeof text), seconds((uint64_t)sk_params.deadline_ms * MS));
-  /* Should it wake up again it learns at once that this is over. */
+/* Should the peer wake up again, or the network come back, it learns at once that this is over. */
+static void shut_down(const struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++)
     if (comm->streams[i].fd >= 0) shutdown(comm->streams[i].fd, SHUT_RDWR);
 }
 
+RAIL_COLD static void give_up_process(struct sk_comm *comm, const struct plight *plight, uint64_t now) {
+  char text[160];
+  sk_comm_fail(comm, RAIL_REMOTE_ERROR,
+               "no sign of life from the peer's process for %.1f s%s; last progress %.1f s ago; %s; is it stopped, or "
+               "in a debugger? RAIL_SOCKET_PEER_TIMEOUT is %.1f s",
+               seconds(now - comm->pulse.life), plight->unanswered ? ", which has not accepted the connection" : "",
+               seconds(now - comm->pulse.since), describe(comm, plight, text, sizeof text),
+               seconds((uint64_t)sk_params.peer_timeout_ms * MS));
+  shut_down(comm);
+}
+
+RAIL_COLD static void give_up_host(struct sk_comm *comm, uint64_t silence) {
+  char text[160];
+  struct plight plight = look_at(comm);
+  describe(comm, &plight, text, sizeof text);
+  sk_comm_fail(comm, RAIL_REMOTE_ERROR,
+               "no sign of life from the peer's host for %.1f s%s%s; is the machine down, or the network between cut? "
+               "RAIL_SOCKET_DEADLINE is %.1f s",
+               seconds(silence), text[0] ? "; " : "", text, seconds((uint64_t)sk_params.deadline_ms * MS));
+  shut_down(comm);
+}
+
+/* Of a peer that is silent: what is known, and what will become of it. */
+static void describe_silence(const struct sk_pulse *p, const struct plight *plight, char *text, size_t size) {
+  char end[64] = "";
+  bool host = p->host_silence != 0;
+  int64_t after_ms = host ? sk_params.deadline_ms : sk_params.peer_timeout_ms;
+  if (after_ms)
+    snprintf(end, sizeof end, "; an error after %.1f s (RAIL_SOCKET_%s)", (double)after_ms / 1e3,
+             host ? "DEADLINE" : "PEER_TIMEOUT");
+  if (host)
+    snprintf(text, size, "the peer's host does not answer (is it down, or the network between cut?)%s", end);
+  else
+    snprintf(text, size, "no sign of life from the peer's process%s%s (is it stopped, in a debugger, being "
+             "checkpointed?)%s", sk_params.deadline_ms ? ", though its host answers" : "",
+             plight->unanswered ? ", which has not accepted yet" : "", end);
+}
+
 /* The line is made by the owner and written when the comm is free again. */
 static void complain(const struct sk_comm *comm, const struct plight *plight, uint64_t now, char *line, size_t size) {
-  char peer[RAIL_ADDR_TEXT], text[160], sign[120];
+  char peer[RAIL_ADDR_TEXT], text[160], sign[240];
   const struct sk_pulse *p = &comm->pulse;
-  if (p->life > p->since)
+  if (p->silent) describe_silence(p, plight, sign, sizeof sign);
+  else
     snprintf(sign, sizeof sign, "the peer is alive (heard %.1f s ago) but %s", seconds(now - p->life),
              comm->side == SK_SENDER ? "has not posted a receive for them" : "has sent nothing");
-  else
-    snprintf(sign, sizeof sign, "no sign of life from the peer%s%s", p->pinged ? ", which was asked for one" : "",
-             plight->unanswered ? " and has not accepted yet" : "");
   snprintf(line, size,
            "RailSocket: %s %s over %s: nothing has moved for %.1f s: %s; %s (%llu messages, %llu bytes done)",
            comm->side == SK_SENDER ? "sending to" : "receiving from", rail_addr_text(&comm->peer, peer),
@@ -231,16 +283,69 @@ static void complain(const struct sk_comm *comm, const struct plight *plight, ui
            (unsigned long long)sk_count_messages(&comm->counts), (unsigned long long)sk_count_bytes(&comm->counts));
 }
 
-/* Is the deadline over, or will it be before the next tick? Nobody is given up who was not asked and had time to
- * answer: a peer whose caller stays away looks at its own ticks only, and one of them may be late on a busy machine. */
+/* One silent process has many connections, and makes one warning: the line about the first of them to its host. The
+ * table is the watch thread's; an entry holds for as long as it is looked for. */
+static bool is_first_of_host(const union rail_addr *peer, uint64_t now) {
+  static struct {
+    union rail_addr host;
+    uint64_t seen;
+  } reported[16];
+  size_t oldest = 0;
+  for (size_t i = 0; i < RAIL_COUNT_OF(reported); i++) {
+    if (reported[i].seen && now - reported[i].seen < 8 * TICK && rail_addr_same_host(&reported[i].host, peer)) {
+      reported[i].seen = now;
+      return false;
+    }
+    if (reported[i].seen < reported[oldest].seen) oldest = i;
+  }
+  reported[oldest].host = *peer;
+  reported[oldest].seen = now;
+  return true;
+}
+
+/* A silent peer is reported once, one that is alive and makes others wait again and again. */
+static void report(struct sk_comm *comm, const struct plight *plight, uint64_t now, struct sk_pulse_line *line) {
+  struct sk_pulse *p = &comm->pulse;
+  uint64_t stall = (uint64_t)sk_params.stall_ms * MS;
+  if (!stall || now - p->since < p->warn_at) return;
+  bool silent = p->asked && now - p->life >= stall, reported = p->silent;
+  line->warn = !silent || is_first_of_host(&comm->peer, now);
+  if (!silent) p->warn_at *= 2;
+  p->silent = silent;
+  if (reported) return;
+  complain(comm, plight, now, line->text, sizeof line->text);
+  rail_stats_add(&comm->counts.comm[SK_COMM_STALLS], 1);
+}
+
+/* Is the time over, or will it be before the next tick? Nobody is given up who was not asked and had time to answer: a
+ * peer whose caller stays away looks at its own ticks only, and one of them may be late on a busy machine. */
 static bool is_overdue(const struct sk_pulse *p, uint64_t now) {
-  uint64_t deadline = (uint64_t)sk_params.deadline_ms * MS, silence = now - p->life;
-  if (!deadline || silence + RAIL_MIN(TICK, deadline / 4) <= deadline) return false;
-  return p->asked && now - p->asked >= RAIL_MIN(3 * TICK, deadline);
+  uint64_t timeout = (uint64_t)sk_params.peer_timeout_ms * MS, silence = now - p->life;
+  if (!timeout || silence + RAIL_MIN(TICK, timeout / 4) <= timeout) return false;
+  return p->asked && now - p->asked >= RAIL_MIN(3 * TICK, timeout);
+}
+
+/* The owner's: does the peer's host take what it is sent? Over several devices each stream has a deadline of its own
+ * (sk_rail.c), and only the silence of all of them is the host's. */
+static void check_host(struct sk_comm *comm, uint64_t now) {
+  struct sk_pulse *p = &comm->pulse;
+  uint64_t deadline = (uint64_t)sk_params.deadline_ms * MS, least = UINT64_MAX, most = 0;
+  bool unacked = false;
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    struct sk_stream *s = &comm->streams[i];
+    if (s->fd < 0) continue;
+    uint64_t silence = sk_host_silence(&s->host, s->fd, now, p->idle_until);
+    least = RAIL_MIN(least, silence);
+    most = RAIL_MAX(most, silence);
+    unacked |= s->host.has_unacked;
+  }
+  p->unsettled = unacked;
+  p->host_silence = comm->rails ? (most ? least : 0) : most;
+  if (p->host_silence + RAIL_MIN(TICK, deadline / 4) > deadline) give_up_host(comm, p->host_silence);
 }
 
 /* The owner's, when requests are in use and nothing has moved for a while. */
-static void judge(struct sk_comm *comm, uint64_t now, char *line, size_t size) {
+static void judge(struct sk_comm *comm, uint64_t now, struct sk_pulse_line *line) {
   struct sk_pulse *p = &comm->pulse;
   struct plight plight = look_at(comm);
   if (!plight.waiting && !plight.moving) { /* all of them are done, and the caller has not asked yet */
@@ -249,14 +354,10 @@ static void judge(struct sk_comm *comm, uint64_t now, char *line, size_t size) {
   }
   uint64_t age = now - p->since, ping = ping_interval();
   if (is_overdue(p, now)) {
-    give_up(comm, &plight, age, now - p->life);
+    give_up_process(comm, &plight, now);
     return;
   }
-  if (p->warn_at && age >= p->warn_at) {
-    complain(comm, &plight, now, line, size);
-    rail_stats_add(&comm->counts.comm[SK_COMM_STALLS], 1);
-    p->warn_at *= 2;
-  }
+  report(comm, &plight, now, line);
   if (ping && age + TICK > ping && (!p->pinged || now - p->pinged + TICK > ping)) {
     sk_ping(comm);
     p->pinged = now;
@@ -273,24 +374,28 @@ static bool own_patiently(struct sk_comm *comm) {
   return false; /* the next tick is soon */
 }
 
+/* The peer has given a sign of life after its silence was reported. */
+static void say_back(struct sk_comm *comm, struct sk_pulse_line *line) {
+  char peer[RAIL_ADDR_TEXT];
+  snprintf(line->text, sizeof line->text, "RailSocket: %s %s over %s: the peer is back after %.1f s of silence",
+           comm->side == SK_SENDER ? "sending to" : "receiving from", rail_addr_text(&comm->peer, peer),
+           comm->device_name, seconds(comm->pulse.was_silent));
+  comm->pulse.was_silent = 0;
+}
+
 void sk_pulse_look(struct sk_comm *comm, uint64_t now) {
-  char line[512] = "";
+  struct sk_pulse_line line = {.warn = false};
   if (!own_patiently(comm)) return;
-  sk_rail_tick(comm);
+  sk_rail_tick(comm, now);
   if (sk_attend(comm) == RAIL_OK) {
     uint64_t ping = ping_interval();
     (void)note(comm, now);
-    if (sk_comm_in_use(comm) && ping && now - comm->pulse.since + TICK > ping) judge(comm, now, line, sizeof line);
+    if (host_is_due(comm, now)) check_host(comm, now);
+    if (sk_comm_error(comm) == RAIL_OK && sk_comm_in_use(comm) && ping && now - comm->pulse.since + TICK > ping)
+      judge(comm, now, &line);
   }
+  if (comm->pulse.was_silent && !line.text[0]) say_back(comm, &line);
   sk_comm_disown(comm);
-  if (line[0]) RAIL_WARN("%s", line);
-}
-
-/* ---- the kernel's share -------------------------------------------------- */
-
-void sk_pulse_socket(int fd) {
-  int64_t ms = sk_params.user_timeout_ms;
-  if (ms < 0) ms = sk_params.deadline_ms ? sk_params.deadline_ms + 1000 : 0;
-  rail_sockopt_user_timeout(fd, ms);
-  rail_sockopt_keepalive(fd, sk_params.keepalive_ms, sk_params.deadline_ms);
+  if (line.text[0] && line.warn) RAIL_WARN("%s", line.text);
+  else if (line.text[0]) RAIL_INFO(RAIL_SUB_NET, "%s", line.text);
 }

@@ -338,7 +338,8 @@ rail_result_t sk_rail_on_join(struct sk_comm *comm, struct sk_stream *s, const s
 static void revive(struct sk_comm *comm, struct sk_stream *s, int fd) {
   s->fd = fd;
   limit_unsent(fd);
-  sk_pulse_socket(fd);
+  sk_host_set_options(fd);
+  s->host = (struct sk_host){0};
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 1);
   comm->rails[s->index].state = SK_RAIL_UP;
   sk_engine_stream_new(comm, s);
@@ -382,25 +383,22 @@ static void join_receiving(struct sk_comm *comm) {
 /* ---- the look ------------------------------------------------------------------ */
 
 /* NULL, or what is wrong. */
-static const char *ails(const struct sk_rail *rail, int fd) {
+static const char *ails(const struct sk_comm *comm, struct sk_stream *s, uint64_t now) {
   struct ifreq ifr = {0};
-  struct tcp_info info;
-  socklen_t len = sizeof info;
-  memcpy(ifr.ifr_name, rail->path->name, sizeof ifr.ifr_name);
-  if (ioctl(fd, SIOCGIFFLAGS, &ifr) == 0 && (ifr.ifr_flags & (IFF_UP | IFF_RUNNING)) != (IFF_UP | IFF_RUNNING))
+  memcpy(ifr.ifr_name, comm->rails[s->index].path->name, sizeof ifr.ifr_name);
+  if (ioctl(s->fd, SIOCGIFFLAGS, &ifr) == 0 && (ifr.ifr_flags & (IFF_UP | IFF_RUNNING)) != (IFF_UP | IFF_RUNNING))
     return ifr.ifr_flags & IFF_UP ? "the interface has no carrier" : "the interface is down";
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0) return NULL;
-  if (info.tcpi_unacked && info.tcpi_backoff && info.tcpi_last_ack_recv > (uint32_t)sk_params.rail_timeout_ms)
+  if (sk_host_silence(&s->host, s->fd, now, comm->pulse.idle_until) > (uint64_t)sk_params.rail_timeout_ms * 1000000)
     return "the network takes nothing any more (RAIL_SOCKET_RAIL_TIMEOUT)";
   return NULL;
 }
 
-void sk_rail_tick(struct sk_comm *comm) {
+void sk_rail_tick(struct sk_comm *comm, uint64_t now) {
   if (!comm->rails || sk_comm_error(comm) != RAIL_OK) return;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     if (comm->rails[i].state == SK_RAIL_UP) {
-      const char *why = is_last(comm, s) ? NULL : ails(&comm->rails[i], s->fd);
+      const char *why = is_last(comm, s) ? NULL : ails(comm, s, now);
       if (why && sk_rail_lost(comm, s, why) != RAIL_OK) return;
     } else if (comm->side == SK_SENDER && comm->rails[i].state == SK_RAIL_GONE) {
       join_sending(comm, s);

@@ -74,8 +74,8 @@ rail_result_t sk_rail_lost(struct sk_comm *comm, struct sk_stream *s, const char
 rail_result_t sk_rail_on_lost(struct sk_comm *comm, const struct sk_frame *frame);
 rail_result_t sk_rail_on_join(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
 /* A look at every stream: is its interface up, does its peer acknowledge? And has a lost one come back? The watch
- * thread's, some times a second. */
-void sk_rail_tick(struct sk_comm *comm);
+ * thread's, some times a second; `now` is its time. */
+void sk_rail_tick(struct sk_comm *comm, uint64_t now);
 
 /* ---- sender -------------------------------------------------------------- */
 

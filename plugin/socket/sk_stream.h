@@ -22,6 +22,7 @@
 #include "common/compiler.h"
 #include "plugin/socket/sk_count.h"
 #include "plugin/socket/sk_frame.h"
+#include "plugin/socket/sk_host.h"
 #include "plugin/socket/sk_wire.h"
 
 #define SK_HEAD ((uint32_t)sizeof(struct sk_frame))
@@ -92,6 +93,7 @@ struct sk_stream {
   uint32_t len;             /* bytes of it in all */
   void *owner;              /* of the current payload: the comm's business */
   struct sk_moved *moved;   /* all streams of a comm count in one place */
+  struct sk_host host;
   struct sk_stream_counts counts;
 };
 

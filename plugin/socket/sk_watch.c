@@ -21,6 +21,7 @@
 #include "common/thread.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
+#include "plugin/socket/sk_param.h"
 
 #define BATCH 64
 #define BATCH_FDS 256
@@ -93,11 +94,25 @@ static void tick(uint64_t now) {
   }
 }
 
-/* Under the lock: until the next tick, or until there is a reason to have one. */
-static void sleep_until(uint64_t then) {
+/* Under the lock: until the next tick, or until there is a reason to have one. True if there was none meanwhile. */
+static bool sleep_until(uint64_t then) {
   struct timespec ts = {.tv_sec = (time_t)(then / 1000000000ull), .tv_nsec = (long)(then % 1000000000ull)};
-  while (!ending && !comms && !sk_close_is_lingering()) pthread_cond_wait(&wake, &lock);
+  bool nothing = false;
+  for (; !ending && !comms && !sk_close_is_lingering(); nothing = true) pthread_cond_wait(&wake, &lock);
   while (!ending && pthread_cond_timedwait(&wake, &lock, &ts) != ETIMEDOUT) continue;
+  return nothing;
+}
+
+/* Under the lock, which is let go meanwhile. The peers report us as silent; here nobody is to blame. */
+static void report_absence(uint64_t ns) {
+  bool in_use = false;
+  if (!sk_params.stall_ms || ns < (uint64_t)sk_params.stall_ms * 1000000) return;
+  for (const struct sk_comm *comm = comms; comm && !in_use; comm = comm->next) in_use = sk_comm_in_use(comm) != 0;
+  if (!in_use) return;
+  pthread_mutex_unlock(&lock);
+  RAIL_WARN("RailSocket: this process did not run for %.1f s (it was stopped, in a debugger, being checkpointed, or its "
+            "machine was); its peers have waited, and it goes on", (double)ns / 1e9);
+  pthread_mutex_lock(&lock);
 }
 
 static void *run(void *arg) {
@@ -106,9 +121,10 @@ static void *run(void *arg) {
   (void)prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0);
   pthread_mutex_lock(&lock);
   while (!ending) {
-    sleep_until(rail_now_ns() + TICK_NS);
+    bool nothing = sleep_until(rail_now_ns() + TICK_NS);
     if (ending) break;
     uint64_t real = rail_now_ns();
+    if (!nothing) report_absence(real - last);
     now += real - last < LATE_NS ? real - last : TICK_NS;
     last = real;
     tick(now);

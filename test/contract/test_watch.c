@@ -4,11 +4,15 @@
  * TEST-CORES: 0.1
  * TEST-LIMIT: 60 */
 #include <dirent.h>
+#include <errno.h>
+#include <net/if.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -113,18 +117,59 @@ TEST(kernel_timeouts) {
   kit_pair_open(&n, &p);
   int count = kit_tcp_sockets(s, 64), seen = 0;
   for (int i = 0; i < count; i++) {
-    int timeout = 0, alive = 0, idle = 0;
+    int timeout = -1, alive = 0, idle = 0;
     socklen_t len = sizeof(int);
     if (!s[i].connected || s[i].listening) continue;
     seen++;
     CHECK_OK(getsockopt(s[i].fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, &len));
     CHECK_OK(getsockopt(s[i].fd, SOL_SOCKET, SO_KEEPALIVE, &alive, &len));
     CHECK_OK(getsockopt(s[i].fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &len));
-    CHECK_INT(timeout, 31000);
+    CHECK_INT(timeout, 0); /* a shut window that is answered would end the stream, too */
     CHECK_INT(alive, 1);
     CHECK_INT(idle, 10);
   }
   CHECK_MSG(seen >= 2, "%d connected sockets", seen);
+  kit_pair_close(&p);
+  kit_net_close(&n);
+}
+
+/* A network of this process' own, whose one interface can be taken down. */
+static void set_loopback(bool up) {
+  struct ifreq ifr = {.ifr_name = "lo", .ifr_flags = up ? IFF_UP | IFF_RUNNING : 0};
+  int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  CHECK(fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &ifr) == 0);
+  close(fd);
+}
+
+/* Sends that are done, because the kernel has their bytes, and none outstanding: when the peer's host is gone the next
+ * call says so, the deadline having passed. */
+TEST(a_sender_with_nothing_outstanding_and_a_host_that_is_gone) {
+  struct kit_net n;
+  struct kit_pair p;
+  static uint8_t bytes[SMALL];
+  if (unshare(CLONE_NEWNET) != 0) tap_skip_case("no network namespace of one's own: %s", strerror(errno));
+  set_loopback(true);
+  setenv("NCCL_SOCKET_IFNAME", "=lo", 1);
+  setenv("RAIL_SOCKET_DEADLINE", "2s", 1);
+  kit_net_open(&n);
+  kit_pair_open(&n, &p);
+  kit_pair_ping(&p, 100, 1);
+  usleep(600000); /* idle for more than a tick */
+  set_loopback(false);
+  struct kit_op send = kit_op_send(p.send, bytes, SMALL, 0);
+  CHECK(kit_op_post(&n, &send));
+  kit_op_finish(&n, &send);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(5000));
+  void *request = NULL;
+  int result;
+  do {
+    usleep(1000000);
+    request = NULL;
+    result = n.vt->isend(p.send, bytes, SMALL, 0, NULL, NULL, &request);
+    int done = 0;
+    while (result == 0 && request && !done && !rail_deadline_passed(deadline)) result = n.vt->test(request, &done, NULL);
+  } while (result == 0 && !rail_deadline_passed(deadline));
+  CHECK_INT(result, RAIL_REMOTE_ERROR);
   kit_pair_close(&p);
   kit_net_close(&n);
 }
@@ -163,4 +208,5 @@ TEST(a_forked_child) {
 }
 
 TEST_MAIN(TEST_CASE(one_thread_that_takes_no_signals), TEST_CASE(a_sender_that_goes_away),
-          TEST_CASE(a_receiver_that_goes_away), TEST_CASE(kernel_timeouts), TEST_CASE(a_forked_child))
+          TEST_CASE(a_receiver_that_goes_away), TEST_CASE(kernel_timeouts), TEST_CASE(a_forked_child),
+          TEST_CASE(a_sender_with_nothing_outstanding_and_a_host_that_is_gone) /* last: in a network of its own */)

@@ -6,6 +6,7 @@ a line that names it. A peer that is merely slow is left alone.
 TEST-LIMIT: 240
 TEST-QUIET
 """
+import os
 import pathlib
 import re
 import signal
@@ -17,10 +18,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "harness
 from rig import ENGINES, SLOW, Pair, Rails, check_clean, check_failed, check_line, check_sound, main, now
 
 DEADLINE = 2.0
-ENV = {"RAIL_SOCKET_DEADLINE": f"{int(DEADLINE * 1000)}ms"}
+ENV = {"RAIL_SOCKET_DEADLINE": f"{int(DEADLINE * 1000)}ms", "RAIL_SOCKET_PEER_TIMEOUT": f"{int(DEADLINE * 1000)}ms"}
 SLACK = 1.0  # the failure may come so much later: ticks, and a busy machine
 AGE = r"\d+(\.\d+)? ?(ms|s)\b"
 FLOW = {"comms": 2, "max": 300000, "window": 8}
+SMALL = {"comms": 2, "mix": "small", "window": 32}
+MAX_RTO = os.path.exists("/proc/sys/net/ipv4/tcp_rto_max_ms")
 rails = None
 
 
@@ -56,13 +59,14 @@ def killed(engine, who):
 
 def stopped(engine, who):
     """The process exists, its kernel acknowledges, nobody is at home."""
-    pair = flowing(Pair(env=env(engine), **FLOW))
+    pair = flowing(Pair(env=env(engine, RAIL_SOCKET_DEADLINE="30s"), **FLOW))
     victim = getattr(pair, who)
     survivor = pair.other(victim)
     since = victim.signal(signal.SIGSTOP)
     survivor.finish()
     check_sound(survivor)
     check_expired(survivor, since, "127.0.0.1", "lo")
+    check_line(survivor, "127.0.0.1", "lo", "RAIL_SOCKET_PEER_TIMEOUT")
     victim.signal(signal.SIGCONT)  # it wakes up alone, and must find that out
     victim.finish()
     assert check_sound(victim)["errors"] == FLOW["comms"], victim.tail()
@@ -78,7 +82,7 @@ def network():
 def cut(engine, how):
     """Link down on one side, or silence: both sides say so. One may know earlier than by the deadline."""
     net = network()
-    pair = flowing(net.pair([0], env=env(engine), **FLOW))
+    pair = flowing(net.pair([0], env=env(engine, RAIL_SOCKET_PEER_TIMEOUT="300s"), **FLOW))
     try:
         since = {"sender's link": lambda: net.down(0, 0), "receiver's link": lambda: net.down(1, 0),
                  "blackhole": lambda: net.blackhole(0), "one way": lambda: net.blackhole(0, [0])}[how]()
@@ -88,6 +92,53 @@ def cut(engine, how):
     for p, mine, other in ((pair.send, 0, 1), (pair.recv, 1, 0)):
         check_sound(p)
         check_failed(p, since, DEADLINE + SLACK, net.addresses[other][0], net.names[mine][0], comms=FLOW["comms"])
+
+
+def check_report(p, since, until, text):
+    """One warning in that time, with this text."""
+    lines = [e["text"] for e in p.warnings() if since < e["ns"] < until]
+    assert len(lines) == 1 and re.search(text, lines[0]), f"{p}: {lines}, expected one with {text!r}\n{p.tail(40)}"
+
+
+def paused(engine, who, options=FLOW, streams=1):
+    """Stopped for three deadlines while its host answers: one report on each side, and all goes on."""
+    pair = flowing(Pair(env=env(engine, RAIL_SOCKET_PEER_TIMEOUT="60s", RAIL_SOCKET_STALL_WARN="1s",
+                                RAIL_SOCKET_STREAMS=streams), **options))
+    victims = pair.both if who == "both" else [getattr(pair, who)]
+    since = now()
+    for victim in victims:
+        victim.signal(signal.SIGSTOP)
+    time.sleep(3 * DEADLINE)
+    for victim in victims:
+        victim.signal(signal.SIGCONT)
+    time.sleep(1.5)
+    until = now()
+    pair.stop()
+    pair.finish()
+    for p in pair.both:
+        check_clean(p)
+        check_report(p, since, until, "this process did not run for" if p in victims else
+                      "no sign of life from the peer's process, though its host answers.*60.0 s .RAIL")
+
+
+def cut_while_stopped(engine):
+    """A host that is cut off while its process is stopped, and its window shut, is noticed all the same."""
+    net = network()
+    pair = flowing(net.pair([0], env=env(engine, RAIL_SOCKET_PEER_TIMEOUT="300s"), **FLOW))
+    pair.recv.signal(signal.SIGSTOP)
+    time.sleep(2 * DEADLINE)
+    assert not pair.send.first("error"), pair.send.tail()
+    try:
+        since = net.blackhole(0)
+        pair.send.finish()
+    finally:
+        net.restore()
+    check_sound(pair.send)
+    # Without TCP_RTO_MAX_MS (Linux 6.15) the kernel asks a window that is shut ever more rarely.
+    check_failed(pair.send, since, DEADLINE + SLACK + (0 if MAX_RTO else 6 * DEADLINE), net.addresses[1][0],
+                 net.names[0][0], comms=FLOW["comms"])
+    check_line(pair.send, net.addresses[1][0], net.names[0][0], "RAIL_SOCKET_DEADLINE")
+    pair.recv.kill()
 
 
 def shortly_cut(engine):
@@ -163,7 +214,7 @@ def late_accept(engine):
 
 def stall_warning(engine):
     """Said once in a while, naming peer, device and age, long before the deadline."""
-    pair = flowing(Pair(env=env(engine, RAIL_SOCKET_DEADLINE="20s", RAIL_SOCKET_STALL_WARN="1s"), **FLOW))
+    pair = flowing(Pair(env=env(engine, RAIL_SOCKET_PEER_TIMEOUT="20s", RAIL_SOCKET_STALL_WARN="1s"), **FLOW))
     since = pair.recv.signal(signal.SIGSTOP)
     time.sleep(3.0)
     lines = [e for e in pair.send.warnings() if e["ns"] > since]
@@ -208,6 +259,12 @@ CASES = [("the receiver is killed", killed, "recv"), ("the sender is killed", ki
          ("the receiver's link goes down", cut, "receiver's link"),
          ("silence both ways", cut, "blackhole"), ("silence one way", cut, "one way"),
          ("a link is down for half the deadline", shortly_cut),
+         ("the receiver is stopped for a while", paused, "recv"),
+         ("the sender is stopped for a while", paused, "send"),
+         ("both are stopped for a while", paused, "both"),
+         ("a receiver of small messages is stopped for a while", paused, "recv", SMALL),
+         ("a receiver over four streams is stopped for a while", paused, "recv", FLOW, 4),
+         ("a stopped receiver's host is cut off", cut_while_stopped),
          ("a receiver posts nothing for three deadlines", slow_receiver, "hold"),
          ("a receiver calls nothing for three deadlines", slow_receiver, "pause"),
          ("a sender posts nothing for three deadlines", slow_sender, "hold"),

@@ -78,7 +78,7 @@ class Round:
 # ---- kinds of misfortune -----------------------------------------------------------
 
 DEADLINE = 1.0
-SHORT = {"RAIL_SOCKET_DEADLINE": f"{int(DEADLINE * 1000)}ms"}
+SHORT = {name: f"{int(DEADLINE * 1000)}ms" for name in ("RAIL_SOCKET_DEADLINE", "RAIL_SOCKET_PEER_TIMEOUT")}
 
 
 def halt(r):

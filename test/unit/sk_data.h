@@ -122,7 +122,7 @@ __attribute__((unused)) static void data_settle(const struct data *d) {
 /* What the watch thread does at a tick to streams that are lost or come back. */
 __attribute__((unused)) static void data_tick(const struct data *d) {
   ENSURE(sk_comm_try_own(d->comm), "somebody else moves it");
-  sk_rail_tick(d->comm);
+  sk_rail_tick(d->comm, rail_now_ns());
   sk_comm_disown(d->comm);
 }
 
