@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/clock.h"
 #include "common/log.h"
 #include "common/upward.h"
 #include "plugin/socket/sk_engine.h"
@@ -40,6 +41,7 @@ rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) 
     free(rc);
     goto no_memory;
   }
+  if (rail_random_bytes(&rc->secret, sizeof rc->secret) != RAIL_OK) rc->secret = rail_now_ns() ^ (uintptr_t)rc;
   sk_request_pool_init(&rc->pool, rc->recvs, sizeof rc->recvs[0], SK_MAX_RECVS, &rc->base);
   sk_match_init(&rc->posted);
   for (unsigned int i = 0; i < args->nstreams && sk_params.rcvbuf < 0; i++)
@@ -96,13 +98,33 @@ static void empty_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, stru
   finish_slot(rc, slot);
 }
 
-static void add_bytes(struct sk_recv_comm *rc, struct sk_sink *sink, uint64_t n) {
+/* A mark for a place in a message that the sender cannot know (the secret, mixed as MurmurHash3 ends). */
+static uint64_t mark(const struct sk_recv_comm *rc, uint64_t offset) {
+  uint64_t x = rc->secret ^ offset;
+  x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
+  x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
+  return x ^ x >> 33;
+}
+
+/* One of several pieces. Their lengths must add up to the message, and so must they themselves: where each begins
+ * another one ends, but for 0 and the size. So the marks cancel in the sum, and with a piece that overlaps another, or
+ * is one again, they do not. True: all of them are here; or the comm has failed. */
+static bool add_piece(struct sk_recv_comm *rc, struct sk_sink *sink, uint64_t offset, uint64_t n) {
+  sink->edges += mark(rc, offset + n) - mark(rc, offset);
   sink->received += n;
-  if (sink->received < sink->size) return;
-  if (sink->hashed) {
-    struct sk_sink **at = hash_find(rc, sink->seq);
-    if (*at == sink) *at = sink->hash_next;
-  }
+  if (sink->received < sink->size) return false;
+  struct sk_sink **at = hash_find(rc, sink->seq);
+  if (*at == sink) *at = sink->hash_next;
+  sink->hashed = false;
+  if (rail_likely(sink->edges == mark(rc, sink->size) - mark(rc, 0))) return true;
+  sk_comm_fail(&rc->base, RAIL_REMOTE_ERROR,
+               "protocol error: the pieces of message %u, %llu bytes, overlap and leave a hole", sink->seq,
+               (unsigned long long)sink->size);
+  return false;
+}
+
+/* The last byte is here. */
+static void complete(struct sk_recv_comm *rc, struct sk_sink *sink) {
   rc->partial--;
   if (!sink->early) {
     finish_slot(rc, rail_container_of(sink, struct sk_slot, sink));
@@ -172,7 +194,7 @@ static rail_result_t on_msg(struct sk_recv_comm *rc, struct sk_stream *s, const 
   rc->next_seq++;
   rc->partial++;
   sink->promised = frame->len;
-  sink->received = 0;
+  sink->received = sink->edges = 0;
   sink->hashed = false;
   if (frame->len < frame->size) hash_insert(rc, sink);
   sk_stream_expect(s, sink->data, frame->len, sink);
@@ -208,7 +230,13 @@ rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s) {
   rail_stats_add(&s->counts.stream[SK_STREAM_BYTES], s->len);
   rail_stats_add(&s->counts.stream[SK_STREAM_CHUNKS], 1);
   if (rc->base.rails) rc->base.rails[s->index].frames++;
-  if (rail_likely(sink)) add_bytes(rc, sink, s->len);
+  if (rail_unlikely(!sink)) return RAIL_OK;
+  if (rail_unlikely(sink->hashed)) {
+    if (!add_piece(rc, sink, (uint64_t)(s->to - sink->data) - s->len, s->len)) return sk_comm_error(&rc->base);
+  } else {
+    sink->received = sink->size;
+  }
+  complete(rc, sink);
   return RAIL_OK;
 }
 

@@ -17,6 +17,7 @@ struct sk_recv_comm {
   uint32_t next_seq;      /* of the next MSG */
   uint32_t partial;       /* matched slots with bytes to come */
   struct sk_sink *by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
+  uint64_t secret;        /* random; what makes the marks of their pieces */
 
   /* Slots whose buffers the sender does not know of, in posting order. They
    * are told when a large one is among them, or when credit runs low. */

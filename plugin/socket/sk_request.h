@@ -49,6 +49,7 @@ struct sk_sink {
   uint64_t size;     /* of the message */
   uint64_t promised; /* bytes whose headers were seen */
   uint64_t received;
+  uint64_t edges;    /* of the pieces that are here: their ends' marks less their beginnings' (sk_recv.c) */
   uint32_t seq;
   bool early;  /* part of a struct sk_bounce, else of a struct sk_slot */
   bool hashed; /* its bytes come in more than one frame */
