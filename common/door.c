@@ -8,11 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 
 #include "common/clock.h"
+#include "common/compiler.h"
 #include "common/log.h"
 
-#define MAX_STRANGERS 1024
+#define MAX_STRANGERS 1024 /* of all listeners */
+#define OWN_STRANGERS 2    /* of one, however many the others have */
 #define EVENTS_AT_ONCE 32
 /* Most time for those at the doors, and again for those inside: a call takes less than a millisecond. */
 #define NEWS_NS 200000ull
@@ -43,6 +46,24 @@ void rail_doors_log(struct rail_doors *d, const union rail_addr *peer, const cha
   d->unlogged = 0;
 }
 
+/* ---- room ------------------------------------------------------------- */
+
+static _Atomic uint32_t all_strangers; /* of all listeners of the plugin */
+
+/* Files that the process may open. */
+static uint64_t file_limit(void) {
+  struct rlimit limit;
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : UINT32_MAX;
+}
+
+/* Must one go, now that this one is here, who has not said everything yet? The kernel hands out the lowest number that is
+ * free, so `fd` says how many files are open at least. */
+static bool is_full(const struct rail_doors *d, int fd) {
+  uint64_t files = file_limit(), all = atomic_load_explicit(&all_strangers, memory_order_relaxed);
+  if ((uint64_t)fd >= files - files / 4) return true;
+  return d->nstrangers > OWN_STRANGERS && all > RAIL_MIN(MAX_STRANGERS, files / 4);
+}
+
 /* ---- going away ------------------------------------------------------- */
 
 /* A fresh socket takes these bytes, and reading first what came keeps the
@@ -63,6 +84,7 @@ static void forget(struct rail_doors *d, struct rail_stranger *s) {
   if (s->younger) s->younger->older = s->older;
   else d->youngest = s->older;
   d->nstrangers--;
+  atomic_fetch_sub_explicit(&all_strangers, 1, memory_order_relaxed);
   /* Closing alone would not do it where a forked child holds the socket too. */
   if (s->watched) (void)epoll_ctl(d->epoll, EPOLL_CTL_DEL, s->fd, NULL);
   free(s);
@@ -84,12 +106,11 @@ static void drop(struct rail_doors *d, struct rail_stranger *s, const char *why)
   turn_away(d, s, &refusal);
 }
 
-/* The oldest that has said nothing goes, else the oldest. */
-static void make_room(struct rail_doors *d, const char *why) {
-  struct rail_stranger *victim = d->oldest;
-  while (victim && victim->have) victim = victim->younger;
-  if (!victim) victim = d->oldest;
-  if (victim) drop(d, victim, why);
+/* The oldest that has said nothing, else the oldest; NULL: there is none. */
+static struct rail_stranger *first_to_go(const struct rail_doors *d) {
+  struct rail_stranger *s = d->oldest;
+  while (s && s->have) s = s->younger;
+  return s ? s : d->oldest;
 }
 
 /* ---- inside ----------------------------------------------------------- */
@@ -124,8 +145,6 @@ static void watch(struct rail_doors *d, struct rail_stranger *s) {
 }
 
 static void meet(struct rail_doors *d, int fd, unsigned int door, const union rail_addr *peer) {
-  if (d->nstrangers == MAX_STRANGERS)
-    make_room(d, "too many half-open connections, and this one was silent longest");
   struct rail_stranger *s = calloc(1, sizeof *s + d->rules->message_size);
   if (!s) {
     rail_sock_close(&fd);
@@ -141,8 +160,12 @@ static void meet(struct rail_doors *d, int fd, unsigned int door, const union ra
   else d->oldest = s;
   d->youngest = s;
   d->nstrangers++;
+  atomic_fetch_add_explicit(&all_strangers, 1, memory_order_relaxed);
   /* Most real peers have said everything before we look. */
-  if (!hear(d, s)) watch(d, s);
+  if (hear(d, s)) return;
+  struct rail_stranger *leaves = is_full(d, fd) ? first_to_go(d) : NULL;
+  if (leaves != s) watch(d, s);
+  if (leaves) drop(d, leaves, "too many half-open connections, and this one was silent longest");
 }
 
 /* ---- one look --------------------------------------------------------- */
@@ -164,7 +187,7 @@ static rail_result_t open_door(struct rail_doors *d, unsigned int door, uint64_t
         RAIL_WARN("%s: accept on %s: %s; raise the limit of open files (ulimit -n); trying again", d->rules->plugin,
                   d->name, strerror(errno));
       if (!d->nstrangers) return RAIL_OK;
-      make_room(d, "too many open files, and this one was silent longest");
+      drop(d, first_to_go(d), "too many open files, and this one was silent longest");
       continue;
     }
     meet(d, fd, door, &peer);

@@ -7,8 +7,11 @@
  * Anybody may knock. A stranger that says nothing or nonsense costs a place in
  * a table until its deadline and, at the end, one line in the log: at most one
  * a second and listener, ten a second and plugin. Whoever has said everything
- * by the time we look never enters the epoll set. No more than 1024 strangers
- * are kept, and when files run out those silent longest make room.
+ * by the time we look never enters the epoll set. All listeners of a process
+ * together keep no more than 1024 strangers, nor than a quarter of the files
+ * that it may open (RLIMIT_NOFILE), and none that would leave it fewer than a
+ * quarter; those silent longest make room. Each listener has 2 places all the
+ * same, so that a flood of one cannot shut another.
  *
  * Not thread-safe: the host's lock. Nothing here waits, and a step takes less
  * than a millisecond however many knock.

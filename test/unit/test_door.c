@@ -250,10 +250,10 @@ TEST(a_table_has_an_end) {
   enum { CROWD = 1024 };
   struct host h;
   struct rlimit limit;
-  static int fds[CROWD + 1];
+  static int fds[CROWD + 2];
   CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-  if (limit.rlim_max < 2 * CROWD + 100) tap_skip_case("fewer than %d open files allowed", 2 * CROWD + 100);
-  struct rlimit more = {.rlim_cur = RAIL_MAX(limit.rlim_cur, 2 * CROWD + 100), .rlim_max = limit.rlim_max};
+  if (limit.rlim_max < 4 * CROWD + 100) tap_skip_case("fewer than %d open files allowed", 4 * CROWD + 100);
+  struct rlimit more = {.rlim_cur = RAIL_MAX(limit.rlim_cur, 4 * CROWD + 100), .rlim_max = limit.rlim_max};
   CHECK(setrlimit(RLIMIT_NOFILE, &more) == 0);
   host_open(&h, PATIENCE_MS * 10);
   wait_for_a_line();
@@ -263,14 +263,64 @@ TEST(a_table_has_an_end) {
   }
   look(&h, CROWD);
   CHECK(h.doors.nstrangers == CROWD && h.strangers == 0);
-  fds[CROWD] = knock(&h, 0, GOOD); /* after the one that is silent longest has left */
+  fds[CROWD] = knock(&h, 0, GOOD); /* who has said everything needs no place */
+  look(&h, CROWD + 1);
+  CHECK(h.nguests == 1 && h.strangers == 0);
+  fds[CROWD + 1] = knock(&h, 0, ""); /* the one that is silent longest has to leave */
   look_until_out(&h, 1);
   char none;
-  CHECK(h.nguests == 1 && h.strangers == 1 && h.doors.nstrangers == CROWD - 1);
+  CHECK(h.strangers == 1 && h.doors.nstrangers == CROWD);
   CHECK(recv(fds[0], &none, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
   CHECK_INT(recv(fds[1], &none, 1, 0), 0);
   CHECK(log_said("too many half-open connections"));
-  for (int i = 0; i <= CROWD; i++) rail_sock_close(&fds[i]);
+  for (int i = 0; i < CROWD + 2; i++) rail_sock_close(&fds[i]);
+  host_close(&h);
+  CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+/* A quarter of the files, of all listeners together; each has two places whatever the others have. */
+TEST(the_process_has_an_end) {
+  enum { FILES = 256, CROWD = FILES / 4 };
+  struct host h[2];
+  struct rlimit limit;
+  int fds[CROWD + 8], n = 0;
+  CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  struct rlimit few = {.rlim_cur = FILES, .rlim_max = limit.rlim_max};
+  CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  for (int i = 0; i < 2; i++) host_open(&h[i], PATIENCE_MS * 10);
+  for (; n < CROWD + 2; n++) {
+    fds[n] = knock(&h[0], 0, "");
+    look(&h[0], n + 1);
+  }
+  CHECK_INT(h[0].doors.nstrangers, CROWD);
+  CHECK_INT(h[0].strangers, 2);
+  for (int i = 0; i < 3; i++) {
+    fds[n++] = knock(&h[1], 0, "");
+    look(&h[1], i + 1);
+  }
+  CHECK(h[1].doors.nstrangers == 2 && h[1].strangers == 1 && h[0].doors.nstrangers == CROWD);
+  for (int i = 0; i < n; i++) rail_sock_close(&fds[i]);
+  for (int i = 0; i < 2; i++) host_close(&h[i]);
+  CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+/* Fewer than a quarter of the files are free, whoever has them: silence gets no place at all, a peer does. */
+TEST(few_files_left) {
+  enum { FILES = 256 };
+  struct host h;
+  struct rlimit limit;
+  int own[FILES], n = 0;
+  host_open(&h, PATIENCE_MS);
+  CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  struct rlimit few = {.rlim_cur = FILES, .rlim_max = limit.rlim_max};
+  CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  while ((own[n++] = dup(0)) < FILES * 3 / 4) continue;
+  int silent = knock(&h, 0, ""), fd = knock(&h, 0, GOOD);
+  look_until_out(&h, 1);
+  CHECK(h.nguests == 1 && h.strangers == 1 && h.doors.nstrangers == 0);
+  while (n > 0) rail_sock_close(&own[--n]);
+  rail_sock_close(&silent);
+  rail_sock_close(&fd);
   host_close(&h);
   CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 }
@@ -345,5 +395,6 @@ TEST(nothing_stays_open) {
 
 TEST_MAIN(TEST_CASE(a_guest_at_each_door), TEST_CASE(a_message_in_pieces_and_what_follows),
           TEST_CASE(a_refusal_arrives), TEST_CASE(strangers), TEST_CASE(silence_ends_with_the_patience),
-          TEST_CASE(later_ones_of_the_host), TEST_CASE(a_table_has_an_end), TEST_CASE(files_that_run_out),
-          TEST_CASE(a_door_that_is_none), TEST_CASE(a_crowd_makes_few_lines), TEST_CASE(nothing_stays_open))
+          TEST_CASE(later_ones_of_the_host), TEST_CASE(a_table_has_an_end), TEST_CASE(the_process_has_an_end),
+          TEST_CASE(few_files_left), TEST_CASE(files_that_run_out), TEST_CASE(a_door_that_is_none),
+          TEST_CASE(a_crowd_makes_few_lines), TEST_CASE(nothing_stays_open))
