@@ -25,7 +25,7 @@ rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args
   comm->rejoin = args->rejoin;
   memcpy(comm->welcomes, args->welcomes, sizeof comm->welcomes);
   comm->nstreams = args->nstreams;
-  comm->hold = args->hold;
+  comm->hold = args->side == SK_SENDER;
   comm->unanswered = args->side == SK_SENDER ? args->nstreams : 0;
   pthread_mutex_init(&comm->mrs_lock, NULL);
   comm->streams = calloc(args->nstreams, sizeof *comm->streams);

@@ -84,7 +84,8 @@ struct sk_comm {
   uint32_t fruitless;        /* with a seat: the caller's tests in a row that found nothing done */
 
   /* The owner's. */
-  bool hold;           /* write nothing before the peer's answer is here */
+  bool hold;           /* sender: write nothing before the peer's answers are here */
+  uint32_t answered;   /* PINGs of this call of sk_progress */
   bool more;           /* the latest sk_progress ended because it had done enough */
   bool ended;          /* a stream that is read has ended */
   uint32_t unanswered; /* sender: streams whose answer is not here */
@@ -92,7 +93,7 @@ struct sk_comm {
   struct sk_stream *streams;
   struct sk_error error_payload;
   struct sk_answer_wire welcomes[SK_MAX_STREAMS]; /* that the sender waits for */
-  struct sk_rejoin *rejoin;
+  struct sk_rejoin *rejoin; /* the sender's: until all streams are answered, with FAILOVER to the end */
   struct sk_rail *rails; /* one per stream with the feature FAILOVER, else NULL */
 };
 
@@ -110,8 +111,7 @@ struct sk_comm_args {
   union rail_addr peers[SK_MAX_STREAMS];         /* and its other end */
   uint32_t eager_size, eager_count, eager_bytes; /* the sender's limits, from its HELLO */
   uint32_t features;                             /* agreed: SK_FEATURE_FAILOVER */
-  bool hold;                /* sender: write nothing before the answer is here (authentication) */
-  struct sk_rejoin *rejoin; /* with FAILOVER: how a stream comes back; the comm's from here on; else NULL */
+  struct sk_rejoin *rejoin; /* how a stream is connected again; the comm's from here on. NULL: a receiver without FAILOVER */
   struct sk_answer_wire welcomes[SK_MAX_STREAMS]; /* sender: what sk_answer_decode expects of each stream */
 };
 

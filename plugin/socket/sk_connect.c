@@ -162,21 +162,18 @@ static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
                               .eager_size = a->hello.eager_size,
                               .eager_count = a->hello.eager_count,
                               .eager_bytes = a->hello.eager_bytes,
-                              .features = a->hello.features,
-                              .hold = sk_auth_on()};
+                              .features = a->hello.features};
   memcpy(args.comm_id, a->hello.comm_id, sizeof args.comm_id);
   for (unsigned int i = 0; i < args.nstreams; i++) {
     args.paths[i] = a->legs[i].path;
     args.peers[i] = a->legs[i].dial.peer;
     sk_answer_encode(SK_REASON_NONE, i, args.features, &args.welcomes[i]);
-    if (args.hold) RAIL_TRY(sk_auth_sign_answer(a->legs[i].hello.mac, &args.welcomes[i]));
+    if (sk_auth_on()) RAIL_TRY(sk_auth_sign_answer(a->legs[i].hello.mac, &args.welcomes[i]));
   }
-  if (args.features & SK_FEATURE_FAILOVER) {
-    args.rejoin = sk_rejoin_new_sender(&a->listener, &a->hello, a->legs);
-    if (!args.rejoin) {
-      RAIL_WARN("RailSocket: connect: out of memory");
-      return RAIL_SYSTEM_ERROR;
-    }
+  args.rejoin = sk_rejoin_new_sender(&a->listener, &a->hello, a->legs);
+  if (!args.rejoin) {
+    RAIL_WARN("RailSocket: connect: out of memory");
+    return RAIL_SYSTEM_ERROR;
   }
   for (unsigned int i = 0; i < args.nstreams; i++) {
     args.fds[i] = a->legs[i].dial.fd; /* the comm's from here on */

@@ -11,10 +11,13 @@
 #include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"
+#include "plugin/socket/sk_rejoin.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
+#include "plugin/socket/sk_zerocopy.h"
 
 #define HELP_TESTS 1024              /* 10 to 20 us for a caller that does nothing else */
+#define PONGS_AT_ONCE 4             /* per call and comm: a peer asks a few times a minute */
 #define READ_BYTES (2 * SK_IO_BYTES) /* per call and comm: a call must return within a millisecond */
 
 /* Control frames without payload, both ways. Best effort: where there is no room, the peer asks again. */
@@ -39,7 +42,7 @@ static rail_result_t on_rail_word(struct sk_comm *comm, struct sk_stream *s, con
 static bool on_word(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   if (frame->len || (frame->type != SK_FRAME_PING && frame->type != SK_FRAME_PONG)) return false;
   rail_stats_add(&comm->moved.words_in, 1);
-  if (frame->type == SK_FRAME_PING) send_word(comm, s, SK_FRAME_PONG);
+  if (frame->type == SK_FRAME_PING && comm->answered++ < PONGS_AT_ONCE) send_word(comm, s, SK_FRAME_PONG);
   return true;
 }
 
@@ -112,9 +115,15 @@ static rail_result_t on_answer(struct sk_comm *comm, struct sk_stream *s) {
   if (!sk_answer_decode(answer, &comm->welcomes[s->index], &reason, &version))
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
                         "stream %u was not answered by RailSocket; is another program at that address?", s->index);
+  char versions[64] = "";
+  if (version) snprintf(versions, sizeof versions, " (its protocol version %u, ours %d)", version, SK_WIRE_VERSION);
+  if ((reason == SK_REASON_BUSY || reason == SK_REASON_TIMEOUT) && comm->rejoin) {
+    s->eof = true;
+    return RAIL_IN_PROGRESS; /* once more, see retry_hellos */
+  }
   if (reason != SK_REASON_NONE)
-    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s (its protocol version %u, ours %d)",
-                        s->index, sk_reason_text(reason), version, SK_WIRE_VERSION);
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s%s",
+                        s->index, sk_reason_text(reason), versions);
   sk_send_welcomed(rail_container_of(comm, struct sk_send_comm, base), s);
   return RAIL_OK;
 }
@@ -205,6 +214,36 @@ static rail_result_t check_rails(struct sk_comm *comm, bool *ended) {
   return RAIL_OK;
 }
 
+/* Streams that ended before the acceptor answered: others took their places, or it was busy. Nothing but HELLO was
+ * written, so that is said again. Where nobody listens any more the peer has gone. */
+RAIL_COLD static rail_result_t retry_hellos(struct sk_comm *comm) {
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    struct sk_stream *s = &comm->streams[i];
+    if (s->welcomed || (s->fd >= 0 && !s->eof)) continue;
+    if (s->fd >= 0) {
+      sk_engine_stream_gone(comm, s);
+      rail_sock_close(&s->fd);
+      s->head = s->tail = 0;
+      s->eof = false;
+      s->in_errno = s->out_errno = 0;
+    }
+    int fd;
+    rail_result_t result = sk_rejoin_retry(comm->rejoin, i, &comm->welcomes[i], &fd);
+    if (result == RAIL_IN_PROGRESS) continue;
+    if (result != RAIL_OK) {
+      s->in_errno = errno == ECONNREFUSED ? 0 : errno;
+      return sk_comm_fail_lost(comm, s);
+    }
+    s->fd = fd;
+    s->host = (struct sk_host){0};
+    sk_host_set_options(fd);
+    sk_rail_set_options(comm, fd);
+    sk_zerocopy_reconnected(s);
+    sk_engine_stream_new(comm, s);
+  }
+  return RAIL_OK;
+}
+
 /* Has the peer gone with something outstanding? */
 static rail_result_t check_peer(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
@@ -229,6 +268,7 @@ static rail_result_t progress_out(struct sk_send_comm *sc) {
     struct sk_stream *s = &comm->streams[i];
     if (i == 0 || !s->welcomed || comm->rails) RAIL_TRY(read_stream(comm, s, READ_BYTES, &bytes));
   }
+  if (rail_unlikely(comm->unanswered && comm->rejoin)) RAIL_TRY(retry_hellos(comm));
   comm->more |= bytes >= READ_BYTES || (bytes && comm->rails); /* there may be something to send again */
   if (sc->ready && sk_send_pump(sc) != RAIL_OK) return write_failed(comm);
   return check_peer(sc);
@@ -275,6 +315,7 @@ static rail_result_t progress_in(struct sk_recv_comm *rc) {
 
 rail_result_t sk_progress(struct sk_comm *comm) {
   comm->more = false;
+  comm->answered = 0;
   if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) {
     sk_flush_all(comm); /* the ERROR frame */
     return sk_comm_error(comm);

@@ -105,8 +105,10 @@ static bool has_errand(const struct sk_comm *comm) {
   if (atomic_load_explicit(&submitted->tail, memory_order_relaxed) !=
       atomic_load_explicit(&submitted->head, memory_order_relaxed))
     return true;
-  for (uint32_t i = 0; i < comm->nstreams; i++)
-    if (comm->streams[i].out_count && !comm->streams[i].out_errno) return true;
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    const struct sk_stream *s = &comm->streams[i];
+    if ((s->out_count && !s->out_errno) || (s->fd < 0 && !s->welcomed)) return true; /* or to be connected again */
+  }
   if (sk_comm_error(comm) != RAIL_OK) return false;
   if (comm->side == SK_SENDER) return sender(comm)->ready || sender(comm)->bulk;
   return receiver(comm)->ungranted_count != 0;

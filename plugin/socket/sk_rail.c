@@ -26,9 +26,9 @@ static struct sk_recv_comm *receiver_of(struct sk_comm *comm) {
   return rail_container_of(comm, struct sk_recv_comm, base);
 }
 
-static void limit_unsent(int fd) {
+void sk_rail_set_options(const struct sk_comm *comm, int fd) {
   int bytes = UNSENT_BYTES;
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes); /* a wish */
+  if (comm->rails) (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes); /* a wish */
 }
 
 rail_result_t sk_rails_init(struct sk_comm *comm, const struct sk_comm_args *args) {
@@ -37,7 +37,7 @@ rail_result_t sk_rails_init(struct sk_comm *comm, const struct sk_comm_args *arg
   if (!comm->rails) return RAIL_SYSTEM_ERROR;
   for (uint32_t i = 0; i < args->nstreams; i++) {
     comm->rails[i].path = args->paths[i];
-    limit_unsent(args->fds[i]);
+    sk_rail_set_options(comm, args->fds[i]);
     if (args->side == SK_RECEIVER) continue;
     comm->rails[i].pieces = calloc(SK_RAIL_PIECES, sizeof *comm->rails[i].pieces);
     if (!comm->rails[i].pieces) return RAIL_SYSTEM_ERROR;
@@ -195,7 +195,7 @@ void sk_rail_on_seen(struct sk_send_comm *sc) {
 void sk_rail_announce(struct sk_send_comm *sc, const struct sk_stream *but, struct sk_send *send) {
   for (uint32_t i = 0; i < sc->base.nstreams; i++) {
     struct sk_stream *s = &sc->base.streams[i];
-    if (s != but && s->fd >= 0) announce_on(sc, s, send);
+    if (s != but && sc->base.rails[i].state == SK_RAIL_UP) announce_on(sc, s, send);
   }
   unsettled_add(sc, send);
   if (!send->size) empty_add(sc, send);
@@ -337,7 +337,7 @@ rail_result_t sk_rail_on_join(struct sk_comm *comm, struct sk_stream *s, const s
 
 static void revive(struct sk_comm *comm, struct sk_stream *s, int fd) {
   s->fd = fd;
-  limit_unsent(fd);
+  sk_rail_set_options(comm, fd);
   sk_host_set_options(fd);
   s->host = (struct sk_host){0};
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 1);

@@ -66,6 +66,9 @@ static inline struct sk_stream *sk_main_stream(const struct sk_comm *comm) {
   return rail_likely(!comm->rails) ? &comm->streams[0] : sk_rail_first_up(comm);
 }
 
+/* Options of each stream's socket; nothing without FAILOVER. */
+void sk_rail_set_options(const struct sk_comm *comm, int fd);
+
 /* ---- loss and return; for the owner ------------------------------------- */
 
 /* The stream is dead here: over to the others. RAIL_OK, or the comm's failure if it was the last. */

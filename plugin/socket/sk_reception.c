@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "common/clock.h"
+#include "common/hmac.h"
 #include "common/log.h"
 #include "common/ports.h"
 #include "common/sockopt.h"
@@ -67,12 +68,12 @@ static bool refuse(const struct rail_stranger *s, enum sk_reason reason, struct 
 
 /* A part of a HELLO is here. */
 static bool is_plausible(void *host, const struct rail_stranger *s, struct rail_refusal *refusal) {
-  (void)host;
+  const struct sk_reception *r = host;
   if (!sk_hello_plausible(s->message, s->have)) return refuse(s, SK_REASON_GARBAGE, refusal);
   /* Another version's HELLO may be shorter than ours, and its sender waits for an answer. */
-  if (s->have >= 8 && le16toh(sk_hello_of(s)->version) != SK_WIRE_VERSION)
-    return refuse(s, SK_REASON_VERSION, refusal);
-  return true;
+  if (s->have < SK_HELLO_PREFIX || le16toh(sk_hello_of(s)->version) == SK_WIRE_VERSION) return true;
+  bool known = rail_same_bytes(sk_hello_of(s)->secret, r->handle.secret, SK_SECRET_SIZE);
+  return refuse(s, known ? SK_REASON_VERSION : SK_REASON_SECRET, refusal);
 }
 
 /* A whole HELLO is here. */

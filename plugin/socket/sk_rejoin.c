@@ -32,6 +32,7 @@ struct homing {
   struct sk_leg leg;
   uint64_t deadline;   /* of this attempt */
   uint64_t not_before; /* the next */
+  uint64_t retry_until; /* of a HELLO that was not answered; 0: none was cut */
   uint64_t counter;
   struct sk_answer_wire expected;
   uint8_t answer[sizeof(struct sk_answer_wire)];
@@ -58,7 +59,6 @@ struct sk_rejoin *sk_rejoin_new_sender(const struct sk_handle *listener, const s
   r->side = DIALS;
   r->listener = *listener;
   r->hello = *hello;
-  r->hello.flags |= SK_HELLO_REJOIN;
   for (unsigned int i = 0; i < hello->streams; i++) {
     struct homing *h = &r->homing[i];
     /* The same way again, and no other: a stream that comes back over another rail's interface is no gain. */
@@ -68,14 +68,15 @@ struct sk_rejoin *sk_rejoin_new_sender(const struct sk_handle *listener, const s
   return r;
 }
 
-static rail_result_t begin(struct sk_rejoin *r, struct homing *h) {
+static rail_result_t begin(struct sk_rejoin *r, struct homing *h, uint32_t flags) {
   const struct rail_dial was = h->leg.dial;
   h->under_way = true;
   h->deadline = rail_deadline_in_ms(TRY_MS);
   h->heard = 0;
   r->hello.stream = (unsigned int)(h - r->homing);
   sk_leg_init(&h->leg, h->leg.path, &was.peer, r->hello.stream, was.from.traffic_class, was.from.tie);
-  r->hello.counter = ++h->counter;
+  r->hello.flags = flags;
+  r->hello.counter = flags & SK_HELLO_REJOIN ? ++h->counter : 0;
   sk_hello_encode(&r->hello, r->listener.secret, &h->leg.hello);
   sk_answer_encode(SK_REASON_NONE, r->hello.stream, r->hello.features, &h->expected);
   if (!(r->listener.flags & SK_HANDLE_AUTH)) return RAIL_OK;
@@ -119,7 +120,7 @@ rail_result_t sk_rejoin_dial(struct sk_rejoin *r, unsigned int stream, int *fd) 
   if (r->side != DIALS || stream >= r->hello.streams || h->refused) return RAIL_REMOTE_ERROR;
   if (!h->under_way) {
     if (h->not_before && !rail_deadline_passed(h->not_before)) return RAIL_IN_PROGRESS;
-    if (begin(r, h) != RAIL_OK) {
+    if (begin(r, h, SK_HELLO_REJOIN) != RAIL_OK) {
       abandon(h);
       return RAIL_IN_PROGRESS;
     }
@@ -134,6 +135,30 @@ rail_result_t sk_rejoin_dial(struct sk_rejoin *r, unsigned int stream, int *fd) 
   }
   if (result != RAIL_IN_PROGRESS || rail_deadline_passed(h->deadline)) abandon(h);
   return h->refused ? RAIL_REMOTE_ERROR : RAIL_IN_PROGRESS;
+}
+
+rail_result_t sk_rejoin_retry(struct sk_rejoin *r, unsigned int stream, struct sk_answer_wire *answer, int *fd) {
+  struct homing *h = &r->homing[stream];
+  *fd = -1;
+  if (!h->retry_until) h->retry_until = rail_deadline_in_ms((uint64_t)sk_params.connect_ms);
+  if (rail_deadline_passed(h->retry_until)) {
+    abandon(h);
+    errno = ETIMEDOUT;
+    return RAIL_REMOTE_ERROR;
+  }
+  if (!h->under_way) {
+    if (h->not_before && !rail_deadline_passed(h->not_before)) return RAIL_IN_PROGRESS;
+    RAIL_TRY(begin(r, h, 0));
+  }
+  rail_result_t result = sk_leg_step(&h->leg);
+  int err = h->leg.dial.last_errno;
+  if (result == RAIL_IN_PROGRESS && err != ECONNREFUSED) return RAIL_IN_PROGRESS;
+  *answer = h->expected;
+  if (result == RAIL_OK) *fd = h->leg.dial.fd;
+  if (result == RAIL_OK) h->leg.dial.fd = -1;
+  abandon(h); /* the next try, should this one be cut, too, is a while later */
+  errno = err;
+  return result == RAIL_OK ? RAIL_OK : RAIL_REMOTE_ERROR;
 }
 
 /* ---- receiver --------------------------------------------------------- */

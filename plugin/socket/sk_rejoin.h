@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How a lost stream of a connection over several devices comes back: the
- * sender dials again and says HELLO with the rejoin flag, the receiver finds it
- * at the listening sockets that it kept. What the two must tell each other
- * about bytes that were lost is the data path's business.
+ * Streams that are connected again. One that was cut before the acceptor had
+ * answered its HELLO (a flood took its place, or the acceptor was busy) says
+ * the same HELLO once more. A lost one of a connection over several devices
+ * comes back: the sender dials again and says HELLO with the rejoin flag, the
+ * receiver finds it at the listening sockets that it kept. What the two must
+ * tell each other about bytes that were lost is the data path's business.
  *
  * Threads: each object is used by one thread at a time. Nothing here waits.
  */
@@ -21,6 +23,11 @@ struct sk_rejoin;
  * the caller's. RAIL_IN_PROGRESS: later; it keeps trying for as long as it is
  * called. RAIL_REMOTE_ERROR, after one line: the peer will never take it back. */
 rail_result_t sk_rejoin_dial(struct sk_rejoin *r, unsigned int stream, int *fd);
+
+/* The same for a stream whose HELLO was not answered: RAIL_OK when it is said again, and *answer what is to come.
+ * RAIL_REMOTE_ERROR, with an errno: nobody listens there any more, or RAIL_SOCKET_CONNECT_TIMEOUT has passed since the
+ * stream was cut for the first time. */
+rail_result_t sk_rejoin_retry(struct sk_rejoin *r, unsigned int stream, struct sk_answer_wire *answer, int *fd);
 
 /* The receiver's: which stream has come back, if any. A peer may give a stream
  * up before this side has noticed, and again later: the latest one counts. */

@@ -111,6 +111,10 @@ void sk_send_welcomed(struct sk_send_comm *sc, struct sk_stream *s) {
   s->welcomed = true;
   if (--sc->base.unanswered) return;
   sc->base.hold = false;
+  if (!sc->base.rails) {
+    sk_rejoin_free(sc->base.rejoin);
+    sc->base.rejoin = NULL;
+  }
   sc->unaccepted = NULL;
   for (; send; send = next) {
     next = send->next;
@@ -147,7 +151,7 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
   if (rail_likely(!sc->base.rails)) return sk_stream_has_room(main_stream);
   for (uint32_t i = 0; i < sc->base.nstreams; i++) {
     const struct sk_stream *s = &sc->base.streams[i];
-    if (s->fd >= 0 && !(sk_stream_has_room(s) && sk_rail_has_room(&sc->base, s))) return false;
+    if (sc->base.rails[i].state == SK_RAIL_UP && !(sk_stream_has_room(s) && sk_rail_has_room(&sc->base, s))) return false;
   }
   return true;
 }

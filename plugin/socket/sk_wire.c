@@ -121,9 +121,9 @@ enum sk_reason sk_hello_decode(const struct sk_hello_wire *wire, const struct sk
   };
   memcpy(hello->comm_id, wire->comm_id, sizeof hello->comm_id);
   if (le32toh(wire->magic) != SK_HELLO_MAGIC) return SK_REASON_GARBAGE;
+  if (!rail_same_bytes(wire->secret, listener->secret, SK_SECRET_SIZE)) return SK_REASON_SECRET;
   if (hello->version != SK_WIRE_VERSION || le16toh(wire->length) != sizeof *wire) return SK_REASON_VERSION;
   if (hello->flags & ~(SK_HELLO_AUTH | SK_HELLO_REJOIN)) return SK_REASON_VERSION;
-  if (!rail_same_bytes(wire->secret, listener->secret, SK_SECRET_SIZE)) return SK_REASON_SECRET;
   if (!!(hello->flags & SK_HELLO_AUTH) != !!(listener->flags & SK_HANDLE_AUTH)) return SK_REASON_AUTH;
   if (!streams_fit(hello, listener)) return SK_REASON_STREAMS;
   if (hello->eager_size > SK_MAX_EAGER || hello->eager_count > SK_MAX_EAGER_COUNT ||
@@ -140,7 +140,7 @@ bool sk_hello_plausible(const void *bytes, size_t have) {
 void sk_answer_encode(enum sk_reason reason, unsigned int stream, uint32_t features, struct sk_answer_wire *wire) {
   *wire = (struct sk_answer_wire){
     .magic = htole32(SK_ANSWER_MAGIC),
-    .version = htole16(SK_WIRE_VERSION),
+    .version = htole16(reason == SK_REASON_SECRET ? 0 : SK_WIRE_VERSION),
     .length = htole16(sizeof *wire),
     .reason = htole16((uint16_t)reason),
     .stream = htole16((uint16_t)stream),

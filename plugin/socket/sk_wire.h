@@ -81,6 +81,8 @@ static inline unsigned int sk_streams_of(unsigned int per_rail, unsigned int rai
 #define SK_HELLO_AUTH 1u   /* mac is set */
 #define SK_HELLO_REJOIN 2u /* this stream of a living connection was lost and comes back */
 
+#define SK_HELLO_PREFIX 24 /* bytes of HELLO that mean the same in all versions */
+
 /* First bytes of every stream, connector to acceptor. */
 struct sk_hello_wire {
   uint32_t magic;
@@ -102,7 +104,7 @@ struct sk_hello_wire {
 };
 _Static_assert(sizeof(struct sk_hello_wire) == 160, "hello size");
 _Static_assert(offsetof(struct sk_hello_wire, secret) == 8, "hello layout");
-_Static_assert(offsetof(struct sk_hello_wire, comm_id) == 24, "hello layout");
+_Static_assert(offsetof(struct sk_hello_wire, comm_id) == SK_HELLO_PREFIX, "hello layout");
 _Static_assert(offsetof(struct sk_hello_wire, stream) == 40, "hello layout");
 _Static_assert(offsetof(struct sk_hello_wire, eager_size) == 48, "hello layout");
 _Static_assert(offsetof(struct sk_hello_wire, counter) == 64, "hello layout");
@@ -161,7 +163,7 @@ _Static_assert(offsetof(struct sk_answer_wire, mac) == 32, "answer layout");
 
 #define SK_ANSWER_PREFIX 10 /* bytes that mean the same in all versions */
 
-/* A welcome, or the refusal of `reason`. */
+/* A welcome, or the refusal of `reason`. Our version is told only to those who have the secret: else it is 0. */
 void sk_answer_encode(enum sk_reason reason, unsigned int stream, uint32_t features, struct sk_answer_wire *wire);
 /* How many bytes must be there before decode can judge them: another version's answer may be shorter. */
 size_t sk_answer_size(const void *bytes, size_t have);

@@ -40,6 +40,12 @@ void sk_zerocopy_init(struct sk_comm *comm, const struct sk_comm_args *args) {
   }
 }
 
+void sk_zerocopy_reconnected(struct sk_stream *s) {
+  if (!s->zerocopy || setsockopt(s->fd, SOL_SOCKET, SO_ZEROCOPY, &(int){1}, sizeof(int)) == 0) return;
+  free(s->zerocopy);
+  s->zerocopy = NULL;
+}
+
 /* ---- out ---------------------------------------------------------------- */
 
 static ssize_t send_iov(struct sk_stream *s, struct iovec *iov, int niov, int flags) {

@@ -36,6 +36,9 @@ struct sk_zerocopy {
 /* Turns it on for the streams for which it is worth while (RAIL_SOCKET_ZEROCOPY). What cannot have it goes without. */
 void sk_zerocopy_init(struct sk_comm *comm, const struct sk_comm_args *args);
 
+/* The stream has another socket now; over the one before nothing was sent. */
+void sk_zerocopy_reconnected(struct sk_stream *s);
+
 static inline bool sk_zerocopy_is_on(const struct sk_stream *s) {
   return s->zerocopy && !s->zerocopy->copied && s->zerocopy->next - s->zerocopy->first < SK_ZEROCOPY_CALLS;
 }

@@ -17,8 +17,7 @@ static void check_common(unsigned int nstreams, uint32_t features) {
   ENSURE_INT(hs_sent.features, features);
   ENSURE_INT(hs_received.features, features);
   ENSURE(memcmp(hs_sent.comm_id, hs_received.comm_id, SK_COMM_ID_SIZE) == 0, "two comm ids");
-  ENSURE(!hs_sent.rejoin == !features && !hs_received.rejoin == !features, "rejoin does not follow from the features");
-  ENSURE(!hs_sent.hold, "nothing to hold back for");
+  ENSURE(hs_sent.rejoin && !hs_received.rejoin == !features, "rejoin does not follow from the features");
   ENSURE_INT(hs_received.eager_size, sk_params.eager);
   ENSURE_INT(hs_received.eager_count, sk_params.eager_count);
   ENSURE_INT(hs_received.eager_bytes, sk_params.eager_bytes);
@@ -220,6 +219,44 @@ TEST(who_may_not_come_back) {
   hs_end(&h);
 }
 
+/* The answer to these bytes of a HELLO, as far as it came. */
+static struct sk_answer_wire answer_to(struct hs *h, const struct sk_hello_wire *hello, size_t size) {
+  struct sk_answer_wire answer = {0};
+  size_t sent = 0, done = 0;
+  int fd = hs_stranger(h, 0, NULL);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  CHECK_OK(rail_sock_send_some(fd, hello, size, &sent));
+  while (rail_sock_recv_some(fd, &answer, sizeof answer, &done) == RAIL_IN_PROGRESS) {
+    hs_accept_nobody(h);
+    CHECK(!rail_deadline_passed(deadline));
+  }
+  rail_sock_close(&fd);
+  return answer;
+}
+
+/* Which version this is is told to those who have the secret, and to nobody else. */
+TEST(another_version) {
+  struct hs h;
+  struct sk_hello hello = {.stream = 0, .streams = 1};
+  struct sk_hello_wire w;
+  hs_begin(&h);
+  hs_listen(&h, DEV_A);
+  for (int secret = 0; secret < 2; secret++)
+    for (int version = 1; version <= 3; version++)
+      for (int whole = 0; whole < 2; whole++) {
+        sk_hello_encode(&hello, h.decoded.secret, &w);
+        w.version = htole16((uint16_t)version);
+        w.secret[5] ^= !secret;
+        if (version == SK_WIRE_VERSION && !whole) continue;
+        struct sk_answer_wire answer = answer_to(&h, &w, whole ? sizeof w : SK_HELLO_PREFIX);
+        CHECK_INT(le32toh(answer.magic), SK_ANSWER_MAGIC);
+        CHECK_INT(le16toh(answer.version), secret ? SK_WIRE_VERSION : 0);
+        if (!secret) CHECK_INT(le16toh(answer.reason), SK_REASON_SECRET);
+        else if (version != SK_WIRE_VERSION) CHECK_INT(le16toh(answer.reason), SK_REASON_VERSION);
+      }
+  hs_end(&h);
+}
+
 TEST(lost_before_it_was_accepted) {
   struct hs h;
   hs_begin(&h);
@@ -349,6 +386,7 @@ TEST_MAIN(TEST_CASE(one_rail), TEST_CASE(two_rails_with_two_streams_each), TEST_
           TEST_CASE(sixteen_streams_at_most), TEST_CASE(what_is_counted), TEST_CASE(a_hello_in_pieces),
           TEST_CASE(a_lost_stream_comes_back),
           TEST_CASE(strangers_at_the_kept_doors), TEST_CASE(who_may_not_come_back),
+          TEST_CASE(another_version),
           TEST_CASE(lost_before_it_was_accepted), TEST_CASE(a_connection_that_is_gone),
           TEST_CASE(doors_close_with_the_last_that_needs_them),
           TEST_CASE(streams_come_back_while_others_are_accepted))
