@@ -375,9 +375,11 @@ TEST(configurations) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), 
 static void protocols(const struct rank *rank, void *arg) {
   (void)arg;
   setenv("NCCL_PROTO", rank->rank == rank->nranks - 1 ? "LL" : "Simple", 1);
+  int fds = kit_fd_count(), threads = kit_thread_count();
   ncclUniqueId id = make_id(rank, 0);
   ncclComm_t comm = NULL;
   REFUSED(ncclCommInitRank(&comm, rank->nranks, id, rank->rank), ncclInvalidUsage, "NCCL_PROTO");
+  rank_back_to(fds, threads, "a communicator that could not be made");
   char last[32];
   snprintf(last, sizeof last, "rank %d", rank->nranks - 1);
   ENSURE(strstr(ncclGetLastError(NULL), last), "\"%s\" does not name %s", ncclGetLastError(NULL), last);

@@ -329,6 +329,48 @@ static int misfits_body(struct rank *r, struct rt_bootstrap *b) {
   return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
 }
 
+/* A message of which half has come when its connection ends: no longer counted among those that nobody has taken. */
+static int half_body(struct rank *r, struct rt_bootstrap *b) {
+  struct { struct rt_boot_header head; struct rt_boot_peer_hello hello; struct rt_boot_header message; } out;
+  union rail_addr me;
+  uint64_t deadline = rail_deadline_in_ms(10000);
+  char byte, data[100] = {0};
+  int fd = -1;
+  if (r->rank != 0) return 0;
+  memset(&out, 0, sizeof out);
+  out.head = rt_boot_header_make(RT_BOOT_PEER_HELLO, 0, sizeof out.hello);
+  memcpy(out.hello.secret, b->secret, RT_SECRET_BYTES);
+  out.hello.from = 1;
+  out.hello.link = RT_BOOT_LINK_DATA;
+  out.hello.nranks = 2;
+  out.message = rt_boot_header_make(RT_BOOT_MESSAGE, 5, 100000);
+  WANT(rail_addr_parse(rt_bootstrap_peer_text(b, 0), &me) == RAIL_OK);
+  WANT(rail_sock_connect_all(&me, NULL, deadline, NULL, &fd) == RAIL_OK);
+  WANT(rail_sock_send_all(fd, &out, sizeof out, deadline, NULL) == RAIL_OK);
+  WANT(rail_sock_send_all(fd, data, sizeof data, deadline, NULL) == RAIL_OK);
+  WANT(rail_sock_recv_all(fd, &byte, 1, deadline, NULL) == RAIL_OK && byte == RT_BOOT_WELCOME);
+  rail_sock_close(&fd);
+  bool gone = false;
+  size_t bytes = 1;
+  while (!gone && !rail_deadline_passed(deadline)) {
+    usleep(1000);
+    pthread_mutex_lock(&b->lock);
+    gone = b->gone[1];
+    pthread_mutex_unlock(&b->lock);
+  }
+  WANT(gone);
+  for (int i = 0; i < 1000 && bytes > 0; i++) { /* the message goes a moment after that */
+    usleep(1000);
+    pthread_mutex_lock(&b->lock);
+    bytes = b->box_bytes;
+    pthread_mutex_unlock(&b->lock);
+  }
+  WANT(bytes == 0);
+  return 0;
+}
+
+TEST(half_a_message_is_not_kept) { run_good(2, half_body); }
+
 TEST(hellos_that_do_not_fit_are_refused) {
   log_clear();
   run_good(2, misfits_body);
@@ -542,7 +584,8 @@ TEST(well_known_address) {
 static const struct tap_case cases[] = {
   TEST_CASE(allgather), TEST_CASE(barrier), TEST_CASE(random_messages), TEST_CASE(recv_before_send),
   TEST_CASE(wrong_sizes_and_ranks), TEST_CASE(split), TEST_CASE(strangers_at_the_rendezvous),
-  TEST_CASE(strangers_at_a_rank), TEST_CASE(hellos_that_do_not_fit_are_refused), TEST_CASE(missing_rank),
+  TEST_CASE(strangers_at_a_rank), TEST_CASE(half_a_message_is_not_kept),
+  TEST_CASE(hellos_that_do_not_fit_are_refused), TEST_CASE(missing_rank),
   TEST_CASE(the_shortest_timeout_counts), TEST_CASE(the_oldest_silent_connection_goes),
   TEST_CASE(wrong_nranks_and_duplicates),
   TEST_CASE(a_rank_of_another_version_ends_the_rendezvous),

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Proves: what a rank tells of itself, and that settings which disagree are refused with a reason that names the
+ * Proves: what a rank tells of itself, which transport two ranks have, and that settings which disagree are refused with a reason that names the
  * setting, both ranks and both values. */
 #include "core/rt_peer.h"
 
 #include <unistd.h>
 
 #include "core/rt_param.h"
+#include "core/rt_transport.h"
 #include "test/harness/tap.h"
 
 static void two(struct rt_peer *a, struct rt_peer *b) {
@@ -133,6 +134,27 @@ TEST(who_shares_a_gpu) {
   CHECK_INT(rt_peers_room(p, 4), 0);
 }
 
+/* Both ends of a connection look at the two in their own order, and must come to the same transport. */
+TEST(both_ends_choose_one_transport) {
+  struct rt_peer a, b;
+  for (unsigned differs = 0; differs < 1 << 8; differs++) {
+    two(&a, &b);
+    a.has_gpu = differs & 1;
+    b.has_gpu = differs >> 1 & 1;
+    a.p2p_level = differs & 4 ? RT_LOC : RT_SYS;
+    b.p2p_level = differs & 8 ? RT_LOC : RT_SYS;
+    a.shm_disable = differs >> 4 & 1;
+    b.shm_disable = differs >> 5 & 1;
+    b.pid_ns += differs >> 6 & 1;
+    b.host_hash += differs >> 7 & 1;
+    const struct rt_transport *t = rt_transport_choose(&a, &b);
+    CHECK_MSG(t == rt_transport_choose(&b, &a), "%#x: %s and %s", differs, t->name, rt_transport_choose(&b, &a)->name);
+    bool shm = !(differs & 0xf0), p2p = shm && (differs & 3) == 3 && !(differs & 0xc);
+    CHECK_MSG(t == (p2p ? &rt_p2p_transport : shm ? &rt_shm_transport : &rt_net_transport), "%#x: %s", differs, t->name);
+  }
+}
+
 TEST_MAIN(TEST_CASE(describe), TEST_CASE(disagreements_are_named),
           TEST_CASE(another_version_is_refused_before_anything_else), TEST_CASE(places_may_differ),
-          TEST_CASE(a_gpu_that_cannot_be_is_refused), TEST_CASE(gpus_have_room), TEST_CASE(who_shares_a_gpu))
+          TEST_CASE(a_gpu_that_cannot_be_is_refused), TEST_CASE(gpus_have_room), TEST_CASE(who_shares_a_gpu),
+          TEST_CASE(both_ends_choose_one_transport))

@@ -230,6 +230,37 @@ static void failure(bool threaded) {
 }
 TEST(an_error_ends_everything) { both(failure); }
 
+/* A connection often breaks because a rank died: the bootstrap's word of that, which comes a little later, is the better
+ * reason. An error of this host waits for nothing. */
+static void *tell_later(void *arg) {
+  usleep(50000);
+  rt_comm_fail(arg, RAIL_BAD_USAGE, "rank 3 died");
+  return NULL;
+}
+
+static void reason(bool threaded) {
+  struct world *w = world_open(threaded);
+  pthread_t teller;
+  rail_log_set_sink(silent);
+  w->fake[5].fail_after = 1;
+  ENSURE(pthread_create(&teller, NULL, tell_later, w->comm) == 0, "no thread");
+  submit(w, 5, 0, 100);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(10000));
+  while (!rt_comm_failed(w->comm) && !rail_deadline_passed(deadline)) {
+    if (threaded)
+      sched_yield();
+    else
+      rt_proxy_pass(&w->comm->proxy);
+  }
+  pthread_join(teller, NULL);
+  rt_proxy_quiesce(&w->comm->proxy);
+  rail_log_set_sink(NULL);
+  ENSURE(strcmp(w->comm->error, "rank 3 died") == 0, "\"%s\"", w->comm->error);
+  atomic_store(&entered, false);
+  world_close(w);
+}
+TEST(the_bootstraps_reason_comes_first) { both(reason); }
+
 TEST(the_thread_sleeps) {
   struct world *w = world_open(true);
   submit(w, 0, 0, 100);
@@ -278,6 +309,6 @@ TEST(destroy_with_operations_left) {
 }
 
 TEST_MAIN(TEST_CASE(operations_run_in_order), TEST_CASE(connectors_come_and_go), TEST_CASE(a_pass_is_fair),
-          TEST_CASE(a_stuck_connector_delays_nobody), TEST_CASE(an_error_ends_everything), TEST_CASE(the_thread_sleeps),
+          TEST_CASE(a_stuck_connector_delays_nobody), TEST_CASE(an_error_ends_everything), TEST_CASE(the_bootstraps_reason_comes_first), TEST_CASE(the_thread_sleeps),
           TEST_CASE(one_driver_at_a_time), TEST_CASE(destroy_accepts_what_was_never_made),
           TEST_CASE(destroy_with_operations_left))

@@ -7,12 +7,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/clock.h"
 #include "core/rt_store.h"
+#include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 
 static char base[64];
@@ -92,6 +95,26 @@ TEST(limits) {
 }
 
 /* Files that are no values: empty, cut short, longer than they say, another kind, a link out of the directory. */
+/* No room for the value: an error, and nothing of it is left. */
+TEST(a_value_that_cannot_be_written) {
+  char value[600] = "x";
+  struct rlimit limit, small;
+  make_base();
+  struct rt_store *s = open_in_base("a", true);
+  CHECK_INT(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  small = limit;
+  small.rlim_cur = 100;
+  signal(SIGXFSZ, SIG_IGN);
+  CHECK_INT(setrlimit(RLIMIT_FSIZE, &small), 0);
+  rail_result_t result = rt_store_set(s, "key", value, sizeof value);
+  CHECK_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  CHECK_INT(result, RAIL_SYSTEM_ERROR);
+  CHECK_INT(entries(rt_store_path(s)), 0);
+  rt_store_remove_dir(s);
+  rt_store_close(s);
+  rmdir(base);
+}
+
 TEST(foreign_files) {
   char path[200], out[64];
   size_t size;
@@ -104,6 +127,7 @@ TEST(foreign_files) {
     {"long", {0x4f545352, 1, 0}, 12},
     {"huge", {0x4f545352, 0xffffffff, 0}, 12},
   };
+  int fds = kit_fd_count();
   for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
     snprintf(path, sizeof path, "%s/%s", rt_store_path(s), files[i].name);
     int fd = open(path, O_WRONLY | O_CREAT, 0600);
@@ -114,6 +138,7 @@ TEST(foreign_files) {
     CHECK_MSG(rt_store_try_get(s, files[i].name, out, &size) == RAIL_SYSTEM_ERROR, "%s was taken", files[i].name);
     CHECK_INT(unlink(path), 0);
   }
+  CHECK_INT(kit_fd_count(), fds);
   snprintf(path, sizeof path, "%s/link", rt_store_path(s));
   CHECK_INT(symlink("/etc/passwd", path), 0);
   size = sizeof out;
@@ -221,5 +246,6 @@ TEST(values_are_whole) {
   rmdir(base);
 }
 
-TEST_MAIN(TEST_CASE(set_and_get), TEST_CASE(limits), TEST_CASE(foreign_files), TEST_CASE(personal_directories),
+TEST_MAIN(TEST_CASE(set_and_get), TEST_CASE(limits), TEST_CASE(a_value_that_cannot_be_written),
+          TEST_CASE(foreign_files), TEST_CASE(personal_directories),
           TEST_CASE(waiting), TEST_CASE(values_are_whole))

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Proves: NCCL_ALGO's and NCCL_PROTO's words, what is chosen by them and by size, and that chunks fit their slots. */
+ * Proves: NCCL_ALGO's and NCCL_PROTO's words, what is chosen by them and by size, that chunks fit their slots, and what
+ * calls are estimated to take. */
 #include "core/rt_tune.h"
 
+#include "common/compiler.h"
 #include "common/log.h"
 #include "core/kernel/rt_kernel.h"
+#include "core/rt_estimate.h"
+#include "core/rt_tree.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/tap.h"
 
@@ -336,6 +340,27 @@ TEST(payload_and_bytes_agree) {
     CHECK(rt_proto_bytes(RT_LL, rt_proto_payload(RT_LL, slot)) <= slot);
 }
 
+/* More ranks send more, and take more steps: by how much follows from the schedule. */
+TEST(estimates_go_by_what_a_rank_sends) {
+  const uint64_t mib = 1 << 20;
+  for (int shm = 0; shm < 2; shm++) {
+    double step = rt_estimate_us(RT_SEND, 0, 2, shm), one = rt_estimate_us(RT_SEND, mib, 2, shm) - step;
+    for (int n = 2; n <= 9; n++) {
+      const struct { enum rt_coll coll; double steps, sent; } rows[] = {
+          {RT_ALLREDUCE, 2 * (n - 1), 2.0 * (n - 1) / n}, {RT_ALLGATHER, n - 1, n - 1}, {RT_REDUCE_SCATTER, n - 1, n - 1},
+          {RT_BROADCAST, n - 1, 1}, {RT_REDUCE, n - 1, 1}, {RT_EXCHANGE, 1, 1}, {RT_RECV, 1, 1},
+          {RT_TREE, 2 * rt_tree_depth(n), 2},
+      };
+      for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) {
+        double want = rows[i].steps * step + rows[i].sent * one, got = rt_estimate_us(rows[i].coll, mib, n, shm);
+        CHECK_MSG(got > want * 0.999 && got < want * 1.001, "schedule %d, %d ranks: %g us, expected %g", (int)rows[i].coll,
+                  n, got, want);
+      }
+    }
+    CHECK(rt_estimate_us(RT_ALLREDUCE, mib, 1, shm) == 0);
+  }
+}
+
 TEST_MAIN(TEST_CASE(words), TEST_CASE(algorithms), TEST_CASE(each_function_its_list), TEST_CASE(long_lists),
           TEST_CASE(wrong_words_are_named),
           TEST_CASE(nothing_may_be_left), TEST_CASE(choice_of_protocol),
@@ -343,4 +368,5 @@ TEST_MAIN(TEST_CASE(words), TEST_CASE(algorithms), TEST_CASE(each_function_its_l
           TEST_CASE(trees_go_further_over_a_network), TEST_CASE(both_trees_share_what_is_worth_it),
           TEST_CASE(calls_that_must_fail), TEST_CASE(where_it_was_measured),
           TEST_CASE(chunks_fit_their_slots), TEST_CASE(payload_and_bytes_agree),
-          TEST_CASE(channels_of_gpus), TEST_CASE(kernels_of_a_gpu))
+          TEST_CASE(channels_of_gpus), TEST_CASE(estimates_go_by_what_a_rank_sends),
+          TEST_CASE(kernels_of_a_gpu))
