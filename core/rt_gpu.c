@@ -80,13 +80,6 @@ struct rt_launch_slab {
   size_t used;
 };
 
-struct rt_launch_memory {
-  struct rt_launch_memory *next;
-  char *base;
-  size_t size;
-  bool used;
-};
-
 static size_t launch_size(int n) { return sizeof(struct rt_device_launch) + (size_t)n * sizeof(struct rt_device_job); }
 
 static rail_result_t map_slab(struct ncclComm *comm, struct rt_range *range) {

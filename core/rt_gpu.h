@@ -32,9 +32,16 @@ struct rt_range {
  * CUDA IPC lends all that lies in one. */
 #define RT_GPU_BLOCK ((size_t)2 << 20)
 
-struct rt_launch_memory;
 struct rt_launch_slab;
 struct rt_module;
+
+/* A launch's part of a slab, used again and again. */
+struct rt_launch_memory {
+  struct rt_launch_memory *next;
+  char *base;
+  size_t size;
+  bool used;
+};
 
 struct rt_gpu {
   void *context; /* NULL: no call has had device buffers */

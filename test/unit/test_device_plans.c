@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * TEST-LIMIT: 60
+ *
+ * Proves, over a CUDA driver without a GPU and with a look inside: launches use their memory again; nothing counts as
+ * under way once all is done, whatever calls of the host come in between; and every stream that a group named waits for
+ * the group. What the calls compute is e2e's.
+ */
+#include <unistd.h>
+
+#include "core/rt_comm.h"
+#include "core/rt_gpu.h"
+#include "test/device/gpu/calls.h"
+#include "test/harness/program.h"
+
+#define PATIENCE 30000
+#define RANKS 2
+#define COUNT 20000 /* elements: several steps */
+
+struct rig {
+  ncclComm_t comm[RANKS];
+  void *context[RANKS], *stream[RANKS], *other[RANKS];
+  int32_t *device[RANKS], host[RANKS][COUNT];
+};
+
+/* Each rank has a device of its own; one thread makes all calls. */
+static void rig_open(struct rig *g) {
+  gpu_open();
+  memset(g, 0, sizeof *g);
+  g->context[0] = gpu.context;
+  GPU(gpu.cuDevicePrimaryCtxRetain(&g->context[1], 1));
+  ncclUniqueId id;
+  OK(ncclGetUniqueId(&id));
+  OK(ncclGroupStart());
+  for (int r = 0; r < RANKS; r++) {
+    GPU(gpu.cuCtxSetCurrent(g->context[r]));
+    OK(ncclCommInitRank(&g->comm[r], RANKS, id, r));
+  }
+  OK(ncclGroupEnd());
+  for (int r = 0; r < RANKS; r++) {
+    GPU(gpu.cuCtxSetCurrent(g->context[r]));
+    g->stream[r] = gpu_stream();
+    g->other[r] = gpu_stream();
+    g->device[r] = gpu_alloc(sizeof g->host[r]);
+    memset(g->host[r], 0, sizeof g->host[r]);
+    gpu_put(g->device[r], g->host[r], sizeof g->host[r]);
+  }
+}
+
+static void rig_close(struct rig *g) {
+  for (int r = 0; r < RANKS; r++) {
+    OK(ncclCommDestroy(g->comm[r]));
+    GPU(gpu.cuStreamDestroy_v2(g->stream[r]));
+    GPU(gpu.cuStreamDestroy_v2(g->other[r]));
+    gpu_free(g->device[r]);
+  }
+  gpu_nothing_left();
+}
+
+static void on_device(struct rig *g) {
+  OK(ncclGroupStart());
+  for (int r = 0; r < RANKS; r++)
+    OK(ncclAllReduce(g->device[r], g->device[r], COUNT, ncclInt32, ncclMax, g->comm[r], g->stream[r]));
+  OK(ncclGroupEnd());
+}
+
+static void on_host(struct rig *g) {
+  OK(ncclGroupStart());
+  for (int r = 0; r < RANKS; r++)
+    OK(ncclAllReduce(g->host[r], g->host[r], COUNT, ncclInt32, ncclMax, g->comm[r], NULL));
+  OK(ncclGroupEnd());
+}
+
+static void wait_all(struct rig *g) {
+  for (int r = 0; r < RANKS; r++) OK(railCommWait(g->comm[r]));
+}
+
+/* Launches that the communicator's memory has been cut into, and how many of them are in use. */
+static int launches(const struct ncclComm *comm, int *used) {
+  int n = 0;
+  *used = 0;
+  for (const struct rt_launch_memory *m = comm->gpu.memory; m; m = m->next, n++) *used += m->used;
+  return n;
+}
+
+static void again(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  static struct rig g;
+  rig_open(&g);
+  for (int round = 0; round < 30; round++) {
+    on_device(&g);
+    wait_all(&g);
+    if (round % 3 == 0) on_host(&g);
+    if (round % 3 == 0) wait_all(&g);
+    for (int r = 0; r < RANKS; r++) {
+      int used, n = launches(g.comm[r], &used);
+      ENSURE(n <= 2, "rank %d has memory for %d launches after %d", r, n, round + 1);
+      ENSURE(used == 0, "rank %d: %d launches are in use when all is done", r, used);
+      for (int lane = 0; lane < rt_comm_lanes(g.comm[r]); lane++) {
+        const struct rt_connector *send = g.comm[r]->channels[lane].send[1 - r];
+        const struct rt_connector *recv = g.comm[r]->channels[lane].recv[1 - r];
+        ENSURE(!send || send->runs == 0, "rank %d, lane %d: %d runs send when all is done", r, lane, send->runs);
+        ENSURE(!recv || recv->runs == 0, "rank %d, lane %d: %d runs receive when all is done", r, lane, recv->runs);
+      }
+    }
+  }
+  rig_close(&g);
+}
+TEST(nothing_is_under_way_when_all_is_done) {
+  job_run("FAKEGPU_DEVICES=2", 1, kit_patience_ms(PATIENCE), again, NULL);
+  job_run("FAKEGPU_DEVICES=2 NCCL_SHM_DISABLE=1", 1, kit_patience_ms(PATIENCE), again, NULL);
+}
+
+/* A group whose calls name two streams runs on the first; the second must wait for it all the same. */
+static void joined(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  static struct rig g;
+  struct gpu_gate gate[RANKS];
+  rig_open(&g);
+  on_device(&g);
+  wait_all(&g);
+  for (int r = 0; r < RANKS; r++) {
+    GPU(gpu.cuCtxSetCurrent(g.context[r]));
+    gpu_hold(&gate[r], g.stream[r]);
+  }
+  OK(ncclGroupStart());
+  for (int r = 0; r < RANKS; r++) {
+    OK(ncclAllReduce(g.device[r], g.device[r], 10, ncclInt32, ncclMax, g.comm[r], g.stream[r]));
+    OK(ncclAllReduce(g.device[r] + 100, g.device[r] + 100, 10, ncclInt32, ncclMax, g.comm[r], g.other[r]));
+  }
+  OK(ncclGroupEnd());
+  usleep(20000);
+  for (int r = 0; r < RANKS; r++) {
+    GPU(gpu.cuCtxSetCurrent(g.context[r]));
+    ENSURE(gpu.cuStreamQuery(g.other[r]) == RT_CU_NOT_READY, "rank %d: the second stream does not wait", r);
+  }
+  for (int r = 0; r < RANKS; r++) gpu_let_go(&gate[r]);
+  wait_all(&g);
+  for (int r = 0; r < RANKS; r++) GPU(gpu.cuStreamSynchronize(g.other[r]));
+  rig_close(&g);
+}
+TEST(all_streams_of_a_group_wait_for_it) { job_run("FAKEGPU_DEVICES=2", 1, kit_patience_ms(PATIENCE), joined, NULL); }
+
+TEST_MAIN(TEST_CASE(nothing_is_under_way_when_all_is_done), TEST_CASE(all_streams_of_a_group_wait_for_it))
