@@ -87,13 +87,13 @@ static void judge_record(struct fuzz_in *in) {
   memcpy(&body, record.body, sizeof body);
   body.pid = getpid(); /* no descriptor of another process is opened from here */
   if (flags & 8) body.size = 4096; /* which the segment then has, so that both agree */
-  if (flags & 2) body.fd = fd = segment(flags & 4, flags & 8 ? 4096 : SEGMENT_SIZE);
+  if (flags & 2) body.fd = fd = segment(flags & 4, flags & (8 | 16) ? 4096 : SEGMENT_SIZE); /* 16: shorter than it says */
   else if (fcntl((int)body.fd, F_GETFD) >= 0) body.fd = -1; /* nor one of this process that is no segment of this run */
   memcpy(record.body, &body, sizeof body);
   FUZZ_CHECK(rt_bootstrap_send(&b, 0, TO_SENDER, &record, RAIL_MIN(size, sizeof record)) == RAIL_OK);
   rail_result_t result = rt_connect_all(&comm, list, 1);
   FUZZ_CHECK(result != RAIL_OK || (size >= sizeof record && record.version == RT_CONNECT_VERSION &&
-                                  body.size == SEGMENT_SIZE && (flags & 6) == 6));
+                                  body.size == SEGMENT_SIZE && (flags & 22) == 6));
   FUZZ_CHECK(result != RAIL_IN_PROGRESS);
   rt_connector_free(&comm, send);
   rail_sock_close(&fd);
@@ -122,6 +122,8 @@ void fuzz_make_seeds(void) {
   fuzz_put(&out, &peer, sizeof peer);
   fuzz_put(&out, &peer, sizeof peer);
   fuzz_seed("shm", out.bytes, out.size);
+  out.bytes[0] |= 16;
+  fuzz_seed("shm-too-short", out.bytes, out.size);
   out.bytes[0] = 0; /* a descriptor that happens to be open: with "shm" before it that was once an earlier run's segment */
   body.fd = 3;
   memcpy(record.body, &body, sizeof body);

@@ -161,6 +161,22 @@ static int split_body(struct rank *r, struct rt_bootstrap *b) {
 
 TEST(split) { EACH_WORLD(n) run_good(n, split_body); }
 
+/* A rank that does not take part: the others' split ends with an error and leaves the parent usable. */
+static int split_without_one_body(struct rank *r, struct rt_bootstrap *b) {
+  const int group[] = {0, 1, 2};
+  struct rt_bootstrap_args args = args_of(r);
+  struct rt_bootstrap *child = b;
+  args.timeout_ms = 300;
+  if (r->rank != 2) WANT(rt_bootstrap_split(b, group, 0, &args, &child) == RAIL_REMOTE_ERROR && !child);
+  return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
+}
+
+TEST(a_split_that_one_misses_ends) {
+  log_clear();
+  run_good(3, split_without_one_body);
+  CHECK(logged("no message from rank 2"));
+}
+
 /* ---- rendezvous: who may come, who must ---- */
 
 /* A rendezvous of our own, so that its secret and address are known. */
@@ -583,7 +599,8 @@ TEST(well_known_address) {
 
 static const struct tap_case cases[] = {
   TEST_CASE(allgather), TEST_CASE(barrier), TEST_CASE(random_messages), TEST_CASE(recv_before_send),
-  TEST_CASE(wrong_sizes_and_ranks), TEST_CASE(split), TEST_CASE(strangers_at_the_rendezvous),
+  TEST_CASE(wrong_sizes_and_ranks), TEST_CASE(split), TEST_CASE(a_split_that_one_misses_ends),
+  TEST_CASE(strangers_at_the_rendezvous),
   TEST_CASE(strangers_at_a_rank), TEST_CASE(half_a_message_is_not_kept),
   TEST_CASE(hellos_that_do_not_fit_are_refused), TEST_CASE(missing_rank),
   TEST_CASE(the_shortest_timeout_counts), TEST_CASE(the_oldest_silent_connection_goes),

@@ -166,6 +166,28 @@ static void inheritance(const struct rank *rank, void *arg) {
 }
 TEST(a_child_has_its_parents_configuration_unless_it_has_one) { alone("", inheritance, NULL); }
 
+/* A revoked communicator of which something is still under way; here only its counters say so. */
+static void restless(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  ncclUniqueId id;
+  ncclComm_t comm, child = NULL;
+  OK(ncclGetUniqueId(&id));
+  OK(ncclCommInitRank(&comm, 1, id, 0));
+  OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+  comm->stream.pending = 1;
+  atomic_store(&comm->stream.pending_hint, 1);
+  REFUSED(ncclCommSplit(comm, 0, 0, &child, NULL), ncclInvalidUsage, "not come to rest");
+  ncclResult_t state;
+  OK(ncclCommGetAsyncError(comm, &state));
+  ENSURE_INT(state, ncclInProgress);
+  comm->stream.pending = 0;
+  atomic_store(&comm->stream.pending_hint, 0);
+  OK(ncclCommSplit(comm, 0, 0, &child, NULL));
+  OK(ncclCommDestroy(child));
+  OK(ncclCommDestroy(comm));
+}
+TEST(a_revoked_communicator_is_split_when_it_is_at_rest) { alone("", restless, NULL); }
+
 /* ---- waiting, failing ---- */
 
 static atomic_int waiters_done;
@@ -300,6 +322,7 @@ TEST(segments_go_with_their_connections) {
 TEST_MAIN(TEST_CASE(channels_share_counts_that_they_do_not_divide), TEST_CASE(ctas_bound_the_channels),
           TEST_CASE(groups_keep_their_first_error_and_forget_simulations),
           TEST_CASE(children_have_the_ranks_that_keys_and_gaps_give),
-          TEST_CASE(a_child_has_its_parents_configuration_unless_it_has_one), TEST_CASE(all_that_wait_are_woken),
+          TEST_CASE(a_child_has_its_parents_configuration_unless_it_has_one),
+          TEST_CASE(a_revoked_communicator_is_split_when_it_is_at_rest), TEST_CASE(all_that_wait_are_woken),
           TEST_CASE(the_first_reason_of_a_failure_stays), TEST_CASE(a_rank_that_leaves_is_not_waited_for),
           TEST_CASE(what_has_ended_is_refused), TEST_CASE(segments_go_with_their_connections))
