@@ -87,7 +87,7 @@ static void judge_record(struct fuzz_in *in) {
   memcpy(&body, record.body, sizeof body);
   body.pid = getpid(); /* no descriptor of another process is opened from here */
   if (flags & 8) body.size = 4096; /* which the segment then has, so that both agree */
-  if (flags & 2) body.fd = fd = segment(flags & 4, flags & (8 | 16) ? 4096 : SEGMENT_SIZE); /* 16: shorter than it says */
+  if (flags & 2) body.fd = fd = segment(flags & 4, flags & 24 ? 4096 : SEGMENT_SIZE); /* 16: shorter than it says */
   else if (fcntl((int)body.fd, F_GETFD) >= 0) body.fd = -1; /* nor one of this process that is no segment of this run */
   memcpy(record.body, &body, sizeof body);
   FUZZ_CHECK(rt_bootstrap_send(&b, 0, TO_SENDER, &record, RAIL_MIN(size, sizeof record)) == RAIL_OK);
@@ -124,7 +124,8 @@ void fuzz_make_seeds(void) {
   fuzz_seed("shm", out.bytes, out.size);
   out.bytes[0] |= 16;
   fuzz_seed("shm-too-short", out.bytes, out.size);
-  out.bytes[0] = 0; /* a descriptor that happens to be open: with "shm" before it that was once an earlier run's segment */
+  /* A descriptor that happens to be open: with "shm" before it that was once an earlier run's segment. */
+  out.bytes[0] = 0;
   body.fd = 3;
   memcpy(record.body, &body, sizeof body);
   memcpy(out.bytes + 1, &record, sizeof record);

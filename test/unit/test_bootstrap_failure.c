@@ -215,8 +215,8 @@ TEST(stopped_rank) {
   one_dies(4, 0, SIGSTOP, 1000, 15000);
 }
 
-/* Two ranks stand still together, as in a virtual machine that is paused. The one that goes on first has heard nothing of
- * the other for longer than the timeout, and yet must wait for it anew. */
+/* Two ranks stand still together, as in a virtual machine that is paused. The one that goes on first has heard nothing
+ * of the other for longer than the timeout, and yet must wait for it anew. */
 TEST(a_pause_of_all_is_no_silence) {
   char id[RT_UNIQUE_ID_BYTES];
   pid_t pids[2];

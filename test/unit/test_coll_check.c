@@ -21,8 +21,8 @@ static void each_wrong(const struct rc_case *c, char *got, size_t count, size_t 
   for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
     char *at = got + places[i] * size + size - 1; /* where sign and exponent are */
     *at ^= 0x41;
-    CHECK_MSG(check(c, got, count) == 1, "type %d op %d: element %zu of %zu is wrong: %zu found", c->type, c->op, places[i],
-              count, check(c, got, count));
+    CHECK_MSG(check(c, got, count) == 1, "type %d op %d: element %zu of %zu is wrong: %zu found", c->type, c->op,
+              places[i], count, check(c, got, count));
     *at ^= 0x41;
   }
 }
@@ -91,7 +91,8 @@ TEST(sizes) {
   CHECK(tool_parse_u64("1mb", true, &v) && v == 1 << 20);
   CHECK(tool_parse_u64("16777215T", true, &v) && v == 16777215ull << 40);
   CHECK(tool_parse_u64("18446744073709551615", true, &v) && v == UINT64_MAX);
-  static const char *const wrong[] = {"16777216T", "18446744073709551616", "", "-1", "+1", " 1", "1x", "1KK", "K", "1Kbb"};
+  static const char *const wrong[] = {"16777216T", "18446744073709551616", "", "-1", "+1", " 1", "1x", "1KK", "K",
+                                      "1Kbb"};
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
     CHECK_MSG(!tool_parse_u64(wrong[i], true, &v), "'%s' is taken for %llu", wrong[i], (unsigned long long)v);
   CHECK(!tool_parse_u64("1K", false, &v));

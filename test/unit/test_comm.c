@@ -123,7 +123,8 @@ static void split(const struct rank *rank, void *arg) {
   OK(ncclGroupStart());
   for (int r = 0; r < N; r++) OK(ncclCommSplit(comm[r], 0, keys[r], &child[r], NULL));
   OK(ncclGroupEnd());
-  for (int r = 0; r < N; r++) ENSURE(child[r]->rank == want[r], "key %d: rank %d, not %d", keys[r], child[r]->rank, want[r]);
+  for (int r = 0; r < N; r++)
+    ENSURE(child[r]->rank == want[r], "key %d: rank %d, not %d", keys[r], child[r]->rank, want[r]);
   destroy_all(child, N);
   int without[] = {0, 3};
   OK(ncclGroupStart());

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Proves: what a rank tells of itself, which transport two ranks have, and that settings which disagree are refused with a reason that names the
- * setting, both ranks and both values. */
+ * Proves: what a rank tells of itself, which transport two ranks have, and that settings which disagree are refused
+ * with a reason that names the setting, both ranks and both values. */
 #include "core/rt_peer.h"
 
 #include <unistd.h>
@@ -150,7 +150,8 @@ TEST(both_ends_choose_one_transport) {
     const struct rt_transport *t = rt_transport_choose(&a, &b);
     CHECK_MSG(t == rt_transport_choose(&b, &a), "%#x: %s and %s", differs, t->name, rt_transport_choose(&b, &a)->name);
     bool shm = !(differs & 0xf0), p2p = shm && (differs & 3) == 3 && !(differs & 0xc);
-    CHECK_MSG(t == (p2p ? &rt_p2p_transport : shm ? &rt_shm_transport : &rt_net_transport), "%#x: %s", differs, t->name);
+    const struct rt_transport *want = p2p ? &rt_p2p_transport : shm ? &rt_shm_transport : &rt_net_transport;
+    CHECK_MSG(t == want, "%#x: %s instead of %s", differs, t->name, want->name);
   }
 }
 

@@ -230,8 +230,7 @@ static void failure(bool threaded) {
 }
 TEST(an_error_ends_everything) { both(failure); }
 
-/* A connection often breaks because a rank died: the bootstrap's word of that, which comes a little later, is the better
- * reason. An error of this host waits for nothing. */
+/* A connection often breaks because a rank died: what the bootstrap says a little later is the better reason. */
 static void *tell_later(void *arg) {
   usleep(50000);
   rt_comm_fail(arg, RAIL_BAD_USAGE, "rank 3 died");
@@ -309,6 +308,7 @@ TEST(destroy_with_operations_left) {
 }
 
 TEST_MAIN(TEST_CASE(operations_run_in_order), TEST_CASE(connectors_come_and_go), TEST_CASE(a_pass_is_fair),
-          TEST_CASE(a_stuck_connector_delays_nobody), TEST_CASE(an_error_ends_everything), TEST_CASE(the_bootstraps_reason_comes_first), TEST_CASE(the_thread_sleeps),
+          TEST_CASE(a_stuck_connector_delays_nobody), TEST_CASE(an_error_ends_everything),
+          TEST_CASE(the_bootstraps_reason_comes_first), TEST_CASE(the_thread_sleeps),
           TEST_CASE(one_driver_at_a_time), TEST_CASE(destroy_accepts_what_was_never_made),
           TEST_CASE(destroy_with_operations_left))

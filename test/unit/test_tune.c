@@ -347,14 +347,15 @@ TEST(estimates_go_by_what_a_rank_sends) {
     double step = rt_estimate_us(RT_SEND, 0, 2, shm), one = rt_estimate_us(RT_SEND, mib, 2, shm) - step;
     for (int n = 2; n <= 9; n++) {
       const struct { enum rt_coll coll; double steps, sent; } rows[] = {
-          {RT_ALLREDUCE, 2 * (n - 1), 2.0 * (n - 1) / n}, {RT_ALLGATHER, n - 1, n - 1}, {RT_REDUCE_SCATTER, n - 1, n - 1},
+          {RT_ALLREDUCE, 2 * (n - 1), 2.0 * (n - 1) / n}, {RT_ALLGATHER, n - 1, n - 1},
+          {RT_REDUCE_SCATTER, n - 1, n - 1},
           {RT_BROADCAST, n - 1, 1}, {RT_REDUCE, n - 1, 1}, {RT_EXCHANGE, 1, 1}, {RT_RECV, 1, 1},
           {RT_TREE, 2 * rt_tree_depth(n), 2},
       };
       for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) {
         double want = rows[i].steps * step + rows[i].sent * one, got = rt_estimate_us(rows[i].coll, mib, n, shm);
-        CHECK_MSG(got > want * 0.999 && got < want * 1.001, "schedule %d, %d ranks: %g us, expected %g", (int)rows[i].coll,
-                  n, got, want);
+        CHECK_MSG(got > want * 0.999 && got < want * 1.001, "schedule %d, %d ranks: %g us, expected %g",
+                  (int)rows[i].coll, n, got, want);
       }
     }
     CHECK(rt_estimate_us(RT_ALLREDUCE, mib, 1, shm) == 0);
