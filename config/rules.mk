@@ -61,6 +61,7 @@ test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz lab gpu,test/$(k
 test_src := $(filter-out $(if $(HAVE_VERBS),,test/unit/test_ib_% test/fuzz/ib_%),$(test_src))
 test_src := $(filter-out $(if $(HAVE_CXX),,test/unit/test_device_% test/e2e/test_device_%),$(test_src))
 test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
+helper_bins = $(patsubst test/%.c,$(BUILD)/test/%,$(shell grep -l 'TEST-HELPER' $(test_src)))
 # Tests of the runtime's rooms see internals: they link its objects, not the library.
 core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(core/|rail/railyard)' $(test_src))))
 fault_lib := $(BUILD)/lib/railyard/librail-fault.so

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Brings in what a target needs: config/setup.sh GROUP...   (build test lab rdma fuzz bench docs lint arm64)
+# Brings in what a target needs: config/setup.sh GROUP...   (build check test lab rdma fuzz bench docs lint arm64)
 #
 # Each need is looked for by what it provides, not by the package database, so
 # a toolchain from elsewhere counts. Nothing missing: silent. As root: installs
@@ -21,6 +21,8 @@ build  liburing-dev    /usr/include/liburing.h
 build  libelf-dev      /usr/include/gelf.h
 build  libibverbs-dev  /usr/include/infiniband/verbs.h
 build  libjansson-dev  /usr/include/jansson.h
+check  python3         python3
+check  g++             g++
 test   python3         python3
 test   iproute2        ip
 test   pkgconf         pkg-config

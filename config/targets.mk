@@ -8,8 +8,8 @@ build_with = +$(MAKE) $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
-.PHONY: all tests help clean setup demo test test-quick test-asan test-tsan lab lab-shell test-rdma bench \
-  bench-socket bench-ib bench-tuning kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus
+.PHONY: all tests products check-needs help clean setup demo check test test-asan test-tsan lab lab-shell test-rdma \
+  bench bench-socket bench-ib bench-tuning kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus
 
 all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk
@@ -17,6 +17,12 @@ all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib)  ## build 
 test_needs := $(test_bins) $(preload_libs) $(broken_libs) $(gpu_bins) $(BUILD)/gen-params
 
 tests: all $(test_needs)  ## build the test programs too
+
+# What a script may use: all but the other tests. What make check runs, and what that needs.
+products: all $(preload_libs) $(broken_libs) $(helper_bins) $(BUILD)/test/gpu/gpu_coll $(BUILD)/gen-params
+check_needs := $(filter $(BUILD)/test/unit/%,$(test_bins)) $(plugin_libs) $(core_lib) $(preload_libs) \
+  $(patsubst %,$(BUILD)/bin/%,rail-kit rail-coll) $(BUILD)/test/broken/libnccl-net-ref.so
+check-needs: $(check_needs)
 
 help:  ## this list
 	@awk -F'## ' '/^[a-z-]+:.*## /{split($$1,a,":"); printf "  make %-12s %s\n", a[1], $$2}' \
@@ -34,6 +40,18 @@ demo:  ## 4 ranks all-reduce over the socket plugin, checked; then a small train
 	$(build_with) BUILD='$(BUILD)' all
 	@bash demo/run.sh '$(BUILD)'
 
+# Without kernels for GPUs, which take longer to compile than all the rest: what is there of them is left as it is.
+check:  ## what to run between two edits: units, conformance, a collective; T=test_sock: just that one
+	$(setup) build check
+ifdef T
+	+@needs=$$($(runner) --build '$(BUILD)' --one '$(T)' --needs) && \
+	  $(subst @,,$(subst +,,$(build_with))) BUILD='$(BUILD)' HAVE_NVCC= $$needs && \
+	  $(runner) --build '$(BUILD)' --one '$(T)' $(RUN)
+else
+	$(build_with) BUILD='$(BUILD)' HAVE_NVCC= check-needs
+	@$(runner) --build '$(BUILD)' --check $(RUN)
+endif
+
 # All builds first, so that a warning shows before a long run; then one run over
 # all of them, so that the last line is the sum. clang is asked for its warnings and whether all links: it has the same
 # ones without optimising, in half the time.
@@ -44,11 +62,6 @@ test:  ## run every test: plain, ASAN+UBSAN and TSAN builds, and a clang build
 	$(build_with) BUILD='$(BUILD)/asan' SAN=asan tests
 	$(build_with) BUILD='$(BUILD)/tsan' SAN=tsan tests
 	@$(runner) --build '$(BUILD)' --build '$(BUILD)/asan' --build '$(BUILD)/tsan' $(if $(JUNIT),--junit '$(JUNIT)') $(RUN)
-
-test-quick:  ## unit, contract and e2e tests of the plain build; RUN='--only sock' picks some
-	$(setup) build test
-	$(build_with) BUILD='$(BUILD)' SAN= tests
-	@$(runner) --build '$(BUILD)' --kind unit --kind contract --kind e2e $(RUN)
 
 test-asan test-tsan: test-%:
 	$(setup) build test

@@ -30,7 +30,8 @@ def apart(programs):
 
 def event(program, outcome):
     print(json.dumps({"label": program.label, "cases": outcome.cases, "output": outcome.output,
-                      "evidence": outcome.evidence, "seconds": outcome.seconds, "remark": outcome.remark}), flush=True)
+                      "evidence": outcome.evidence, "seconds": outcome.seconds, "cpu": outcome.cpu,
+                      "remark": outcome.remark}), flush=True)
 
 
 def command(args):
@@ -77,7 +78,8 @@ def take(line, waiting, finish):
         for name, verdict, reason in told["cases"]:
             outcome.add(name, verdict, reason)
         outcome.evidence = [(name, lines) for name, lines in told["evidence"]]
-        outcome.output, outcome.seconds, outcome.remark = told["output"], told["seconds"], told["remark"]
+        outcome.output, outcome.remark = told["output"], told["remark"]
+        outcome.seconds, outcome.cpu = told["seconds"], told["cpu"]
     except (ValueError, KeyError, TypeError, StopIteration):
         return  # not an event: whatever it was, a program without one is a failure below
     waiting.remove(program)

@@ -12,15 +12,16 @@ RESULT = re.compile(r"(not )?ok\b\s*(\d+)?\s*-?\s*(.*)$")
 PLAN = re.compile(r"1\.\.(\d+)\s*(?:#\s*skip\S*\s*(.*))?$", re.I)
 SKIP = re.compile(r"(.*?)\s*#\s*skip\b:?\s*(.*)$", re.I)
 # At the end of a run, where a reader looks first and a log that was cut still has it:
-MOST_CASES, MOST_LINES, MOST_COLUMNS = 20, 40, 600
+MOST_CASES, MOST_LINES, MOST_COLUMNS, MOST_SLOW = 20, 40, 600, 10
 
 
 class Outcome:
     """Cases as (name, "pass" | "fail" | "skip", reason); evidence: (name, lines) of those that failed with something
-    to show; remark: what the runner has to say of the run itself."""
+    to show; remark: what the runner has to say of the run itself; seconds; cpu: seconds of processor time."""
 
     def __init__(self):
-        self.cases, self.evidence, self.output, self.seconds, self.remark = [], [], "", 0.0, ""
+        self.cases, self.evidence, self.output, self.remark = [], [], "", ""
+        self.seconds, self.cpu = 0.0, 0.0
 
     def add(self, name, verdict, reason="", evidence=()):
         self.cases.append((name, verdict, reason))
@@ -85,3 +86,28 @@ def print_evidence(done):
         print(f"seen in {label} {name}:")
         for line in shortened(lines, MOST_LINES):
             print(f"     | {line[:MOST_COLUMNS]}")
+
+
+def summary(done, unchanged=()):
+    """The end of a report. done: (program, outcome) of each run; unchanged: (passed, skipped) of each program that was
+    not run, because it passed and did not change since. The exit status."""
+    skips = [(p.label, name, reason) for p, o in done for name, verdict, reason in o.cases if verdict == "skip"]
+    for label, name, reason in sorted(set(skips)):
+        print(f"skipped: {label} {name}: {reason}")
+    print_evidence(done)
+    slowest = sorted(done, key=lambda d: -d[1].seconds)[:MOST_SLOW]
+    if slowest:
+        print("slowest: " + ", ".join(f"{p.label} {o.seconds:.1f} s" for p, o in slowest))
+    for p, o in done:
+        if o.remark:
+            print(f"{p.label}: {o.remark}")
+    failures = [(p, name, reason) for p, o in done for name, verdict, reason in o.cases if verdict == "fail"]
+    for p, name, reason in failures:
+        print(f"failed: {p.label} {name}: {reason}; again: {p.again(name if reason == 'not ok' else None)}")
+    if unchanged:
+        known, total = len(unchanged), len(unchanged) + len(done)
+        print(f"{known} of {total} programs did not change since they passed: not run again")
+    passed, skipped = (sum(o.count(v) for _, o in done) + sum(counts[i] for counts in unchanged)
+                       for i, v in enumerate(("pass", "skip")))
+    print(f"{passed} passed, {len(failures)} failed, {skipped} skipped", flush=True)
+    return 1 if failures or not passed else 0

@@ -18,6 +18,7 @@ import os
 import pathlib
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,27 +28,28 @@ import threading
 import time
 
 sys.dont_write_bytecode = True
-import guest  # noqa: E402  (from here on no bytecode is written beside the sources)
+import choose  # noqa: E402  (from here on no bytecode is written beside the sources)
+import guest  # noqa: E402
 import junit  # noqa: E402
+import remember  # noqa: E402
 import schedule  # noqa: E402
 import standstill  # noqa: E402
-from outcome import MARK, Outcome, parse, print_evidence, read_sanitizers, shortened  # noqa: E402
+from outcome import MARK, Outcome, parse, read_sanitizers, shortened, summary  # noqa: E402
+from processes import ShmWatch, describe, kill_all, leftovers, shm_files, wait  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KINDS = ["unit", "contract", "e2e", "fault", "fuzz", "lab"]
 SAN_KINDS = {"unit", "contract", "fuzz"}  # run under both sanitizers unless the source says otherwise
 DEFAULT_LIMIT = 120
 SAN_SLOWDOWN = 3
-GRACE = 3.0  # seconds that processes being killed may still take to vanish
-SHM = pathlib.Path("/dev/shm")
 
-KEY = re.compile(r"\bTEST-(LIMIT|CORES|QUIET|ALONE|SAN|PRELOAD|HELPER)\b:?\s*(.*?)\s*(?:\*/)?\s*$")
+KEY = re.compile(r"\bTEST-(LIMIT|CORES|QUIET|ALONE|SAN|PRELOAD|HELPER|CHECK|READS)\b:?\s*(.*?)\s*(?:\*/)?\s*$")
 
 
 class Program:
     """One source file in one build directory."""
 
-    def __init__(self, source, kind, build, san):
+    def __init__(self, source, kind, build, san):  # san: "asan", "tsan" or ""
         self.source, self.kind, self.build, self.san = source, kind, build, san
         self.label = f"{kind}/{source.stem}" + (f"@{san}" if san else "")
         keys = read_keys(source)
@@ -58,16 +60,29 @@ class Program:
         self.limit = float(keys.get("LIMIT") or DEFAULT_LIMIT) * (SAN_SLOWDOWN if san else 1)
         wanted = set(keys["SAN"].split()) if "SAN" in keys else ({"asan", "tsan"} if kind in SAN_KINDS else set())
         self.wanted = not self.helper and (not san or (san in wanted and not self.preload))
+        self.in_check = kind == "unit" or "CHECK" in keys
+        self.check_args, self.reads = shlex.split(keys.get("CHECK", "")), keys.get("READS")
         if source.suffix == ".c":
             self.argv = [str(build / "test" / kind / source.stem)]
         else:
             self.argv = [sys.executable if source.suffix == ".py" else "bash", str(source)]
+        self.file, self.memory = self.argv[-1], None
+
+    def again(self, case=None):
+        """The command that repeats just this."""
+        name = self.label.partition("@")[0]
+        if case and self.source.suffix == ".c" and re.fullmatch(r"\w+", case):  # its cases are functions
+            name = f"'{name} {case}'"
+        if self.kind == "lab":
+            return f"make lab RUN='--only {name}'"
+        usual = {ROOT / "build" / self.san: f" SAN={self.san}", ROOT / "build": ""}
+        return f"make check T={name}" + usual.get(self.build, f" BUILD={self.build}")
 
 
 def read_keys(source):
     with open(source, encoding="utf-8", errors="replace") as f:
-        hits = (KEY.search(line) for _, line in zip(range(15), f))
-        return {m.group(1): m.group(2) for m in hits if m}
+        hits = [m for m in (KEY.search(line) for _, line in zip(range(15), f)) if m]
+        return {m.group(1): " ".join(n.group(2) for n in hits if n.group(1) == m.group(1)) for m in hits}
 
 
 def built_with(build):
@@ -93,124 +108,6 @@ def find_programs(tests, kinds, builds):
 
 def matches(program, patterns):
     return not patterns or any(fnmatch.fnmatch(program.label, f"*{p}*") for p in patterns)
-
-
-# ---- processes -----------------------------------------------------------
-
-def session_of(pid):
-    """(state, session) of a process, or None when it is gone."""
-    try:
-        stat = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    fields = stat[stat.rindex(")") + 2:].split()
-    return fields[0], int(fields[3])
-
-
-def processes_of(session, mark):
-    """Living processes of a program: its session, and whoever inherited its environment."""
-    needle = mark.encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        about = session_of(entry)
-        if not about or about[0] in "ZX":
-            continue
-        try:
-            marked = needle in pathlib.Path(f"/proc/{entry}/environ").read_bytes()
-        except OSError:
-            marked = False
-        if marked or about[1] == session:
-            found.append(int(entry))
-    return found
-
-
-def kill_all(session, mark):
-    """Kills a program's processes until a look finds none: one may fork while we read /proc."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(session, signal.SIGKILL)
-        except OSError:
-            pass
-        left = processes_of(session, mark)
-        if not left:
-            return
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass
-        time.sleep(0.02)
-
-
-def describe(pid):
-    try:
-        words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        words = "?"
-    return f"{pid} ({words.strip()[:80]})"
-
-
-def leftovers(session, mark):
-    """Processes that are still there after the grace time."""
-    deadline = time.monotonic() + GRACE
-    while True:
-        left = processes_of(session, mark)
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.05)
-
-
-# ---- shared memory -------------------------------------------------------
-
-def shm_files():
-    try:  # without counters: a killed process leaves its page until the next one is opened (test_stats has the rest)
-        return {f.name: f.stat().st_ino for f in SHM.glob("rail*") if not f.name.startswith("rail-stat.")}
-    except OSError:
-        return {}
-
-
-def shm_in_use():
-    """Names under /dev/shm that some living process has open or mapped."""
-    used = set()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            maps = pathlib.Path(f"/proc/{entry}/maps").read_text(errors="replace")
-            used.update(re.findall(r"/dev/shm/(\S+)", maps))
-            for fd in os.scandir(f"/proc/{entry}/fd"):
-                target = os.readlink(fd.path)
-                if target.startswith("/dev/shm/"):
-                    used.add(target[len("/dev/shm/"):])
-        except OSError:
-            continue
-    return used
-
-
-class ShmWatch:
-    """Finds shared memory that nobody uses any more. Several programs run at a
-    time, so a file is charged once, to the first that ends after it appeared."""
-
-    def __init__(self):
-        self.lock, self.charged = threading.Lock(), set()
-
-    def left_since(self, before):
-        def new():
-            return {n for n, ino in shm_files().items() if before.get(n) != ino and n not in self.charged}
-        deadline = time.monotonic() + 1.0
-        left = new()
-        while left and time.monotonic() < deadline:  # a file between creation and mmap is not yet a leftover
-            time.sleep(0.2)
-            left &= new() - shm_in_use()
-        with self.lock:
-            left -= self.charged
-            self.charged |= left
-        for name in left:
-            (SHM / name).unlink(missing_ok=True)
-        return sorted(left)
 
 
 # ---- one program ---------------------------------------------------------
@@ -293,8 +190,8 @@ class Runner:
         if self.stopping:
             outcome.add("run", "fail", "interrupted")
             return outcome
-        if not os.path.exists(program.argv[-1]):
-            outcome.add("run", "fail", f"{program.argv[-1]} is not built")
+        if not os.path.exists(program.file):
+            outcome.add("run", "fail", f"{program.file} is not built")
             return outcome
         argv = (self.san_prefix if program.san else []) + program.argv
         scratch = tempfile.mkdtemp(prefix="rail-test-")
@@ -315,13 +212,10 @@ class Runner:
                 return
             with self.lock:
                 self.running[mark] = child.pid
-            timed_out = False
-            try:
-                child.wait(program.limit)
-            except subprocess.TimeoutExpired:
-                timed_out = True
+            timed_out = not wait(child, program.limit, outcome)
+            if timed_out:
                 kill_all(child.pid, mark)
-                child.wait()
+                wait(child, None, outcome)
             outcome.seconds, left = time.monotonic() - start, [] if timed_out else leftovers(child.pid, mark)
             described = ", ".join(describe(pid) for pid in left[:5])
             if left:
@@ -367,11 +261,13 @@ def show(program, outcome, width):
 
 
 def run_all(runner, programs, args):
-    width = max(len(p.label) for p in programs)
+    width = max((len(p.label) for p in programs), default=0)
     done = []
 
     def finish(program, outcome):
         done.append((program, outcome))
+        if program.memory:
+            program.memory.note(program, outcome)
         if args.events:
             guest.event(program, outcome)
         else:
@@ -389,22 +285,6 @@ def run_all(runner, programs, args):
     return done
 
 
-def summary(done):
-    skips = [(p.label, name, reason) for p, o in done for name, verdict, reason in o.cases if verdict == "skip"]
-    for label, name, reason in sorted(set(skips)):
-        print(f"skipped: {label} {name}: {reason}")
-    print_evidence(done)
-    for p, o in done:
-        if o.remark:
-            print(f"{p.label}: {o.remark}")
-    failures = [(p.label, name, reason) for p, o in done for name, verdict, reason in o.cases if verdict == "fail"]
-    for label, name, reason in failures:
-        print(f"failed: {label} {name}: {reason}")
-    passed, skipped = (sum(o.count(v) for _, o in done) for v in ("pass", "skip"))
-    print(f"{passed} passed, {len(failures)} failed, {skipped} skipped", flush=True)
-    return 1 if failures or not passed else 0
-
-
 def options():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--build", action="append", type=pathlib.Path, metavar="DIR",
@@ -418,9 +298,30 @@ def options():
     p.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML")
     p.add_argument("--events", action="store_true", help="a line of JSON for each program instead of the report")
     p.add_argument("--list", action="store_true", help="list the programs and stop")
+    p.add_argument("--check", action="store_true", help="what make check runs, but for what passed and did not change")
+    p.add_argument("--one", metavar="NAME [CASE...]", help="just this program, and of it just these cases")
+    p.add_argument("--needs", action="store_true", help="with --one: print what make has to build for it, and stop")
     args = p.parse_args()
     args.build = [b.resolve() for b in args.build or [pathlib.Path("build")]]
     return args
+
+
+def needs(program):
+    """make's targets. A script may use any product."""
+    return os.path.relpath(program.file) if program.source.suffix == ".c" and program.kind in ("unit", "fuzz") \
+        else "products " + (os.path.relpath(program.file) if program.source.suffix == ".c" else "")
+
+
+def check_only(programs, build):
+    """Takes out what passed and did not change; the rest notes how it ends."""
+    memory, unchanged = remember.Memory(build), []
+    for p in list(programs):
+        p.argv += p.check_args
+        p.memory = memory
+        if counts := memory.knows(p):
+            programs.remove(p)
+            unchanged.append(counts)
+    return unchanged
 
 
 def no_core_dumps():
@@ -435,7 +336,19 @@ def no_core_dumps():
 
 def main():
     args = options()
-    programs = [p for p in find_programs(args.tests.resolve(), args.kind or KINDS, args.build) if matches(p, args.only)]
+    programs = find_programs(args.tests.resolve(), args.kind or KINDS, args.build)
+    if args.one:
+        name, *cases = shlex.split(args.one) or [""]
+        program, problem = choose.choose(programs, name, built_with(args.build[0]))
+        if not program:
+            print(problem, file=sys.stderr)
+            return 2
+        if args.needs:
+            print(needs(program))
+            return 0
+        program.argv += cases
+        programs = [program]
+    programs = [p for p in programs if matches(p, args.only) and (p.in_check or not args.check)]
     if args.list:
         for p in programs:
             print(p.label)
@@ -444,6 +357,7 @@ def main():
         print("no test program matches", file=sys.stderr)
         print("0 passed, 0 failed, 0 skipped")
         return 1
+    unchanged = check_only(programs, args.build[0]) if args.check else []
     no_core_dumps()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     runner = Runner()
@@ -455,7 +369,7 @@ def main():
         return e.code if isinstance(e, SystemExit) else 130
     if args.junit:
         junit.write(args.junit, done)
-    return 0 if args.events else summary(done)
+    return 0 if args.events else summary(done, unchanged)
 
 
 if __name__ == "__main__":

@@ -5,45 +5,31 @@ library's QPs reach each other there only. The rest runs on real devices and in 
 
 TEST-LIMIT: 420
 TEST-SAN: asan tsan
+TEST-CHECK: --newest
+TEST-READS: build/bin/rail-kit build/lib/libnccl-net-ib.so build/test/libfakeverbs.so
+TEST-READS: test/contract/conformance.py test/e2e/coll.py
 """
-import concurrent.futures
-import os
-import pathlib
-import re
 import sys
 
 sys.dont_write_bytecode = True
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "test/e2e"))
-from coll import BUILD, report  # noqa: E402
-from test_conform import SANITIZED, VERSIONS, conform, lines  # noqa: E402
+from conformance import BRIEF, BUILD, SANITIZED, VERSIONS, cases, checks, report  # noqa: E402
 
 IB = BUILD / "lib/libnccl-net-ib.so"
-FAKE = BUILD / "test/libfakeverbs.so"
-ROW = re.compile(r'\{"[0-9.]+", "([a-z_.0-9]+)", KIT_[A-Z]+, KIT_ONE,')
+FAKE = {"NCCL_IBVERBS_LIB": str(BUILD / "test/libfakeverbs.so"), "FAKEVERBS": "device fake0; device fake1 ports=2"}
 # What measures the machine, or takes its time, once is enough.
 ONCE = "cost,sizes.*gigabyte*,leaks,processes,wakeups,connect.dead_port_is_noticed"
 
 
-def in_one_process():
-    return [name for file in sorted((ROOT / "kit/conform").glob("*.c")) for name in ROW.findall(file.read_text())]
-
-
-def cases():
+def one_process():
     if not IB.exists():
         yield "the ib plugin # SKIP it is not built: no infiniband/verbs.h", ""
         return
-    os.environ |= {"NCCL_IBVERBS_LIB": str(FAKE), "FAKEVERBS": "device fake0; device fake1 ports=2"}
-    names = in_one_process()
+    names = [c["name"] for c in checks() if c["processes"] == 1]
     yield "there are such checks", "" if len(names) > 100 else f"only {len(names)} found"
-    options = {v: ["--skip", ONCE, "--level", "must"] for v in VERSIONS}
-    if not SANITIZED:
-        options[VERSIONS[0]] = ["--skip", "cost"]
-    with concurrent.futures.ThreadPoolExecutor(1 if SANITIZED else 2) as pool:
-        run = lambda v: conform(IB, v, "--only", ",".join(names), *options[v])  # noqa: E731
-        for version, result in zip(VERSIONS, pool.map(run, VERSIONS)):
-            yield from lines(IB, version, *result)
+    older = ["--only", ",".join(names), "--skip", ONCE, "--level", "must"]
+    newest = older if SANITIZED or BRIEF else ["--only", ",".join(names), "--skip", "cost"]
+    yield from cases(IB, [(v, older if i else newest) for i, v in enumerate(VERSIONS)], FAKE)
 
 
 if __name__ == "__main__":
-    sys.exit(report(cases()))
+    sys.exit(report(one_process()))

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # TEST-LIMIT: 400
 # TEST-SAN: none
+# TEST-CHECK: "all collectives over the socket plugin"
+# TEST-READS: build/bin/rail-coll build/lib/librailyard.so build/lib/libnccl-net-socket.so test/e2e/coll.py
 """rail-coll as a user meets it: options, every collective, its JSON, wrong results and dying ranks."""
 import glob
 import json

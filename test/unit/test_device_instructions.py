@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What bench/device_instructions.py takes for a loop, in listings as cuobjdump prints them.
 # TEST-SAN: none
+# TEST-READS: bench/device_instructions.py
 import pathlib
 import sys
 

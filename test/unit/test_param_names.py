@@ -3,6 +3,7 @@
 # Proves that every RAIL_ parameter in a table is known to the whole product, so
 # that a plugin does not call the runtime's variables unknown, and the reverse.
 # TEST-SAN: none
+# TEST-READS: common/param_names.c core/*_param.c plugin/*/*_param.c
 import pathlib
 import re
 

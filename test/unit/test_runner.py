@@ -7,6 +7,7 @@ it. A runner that lets a fault pass would hide every other test's failures.
 """
 # TEST-SAN: none
 # TEST-CORES: 0.5
+# TEST-READS: test/*.py
 import os
 import pathlib
 import subprocess
@@ -19,24 +20,25 @@ RUN = pathlib.Path(__file__).resolve().parent.parent / "run.py"
 number = failed = 0
 
 
-def run(programs, *args, build="", env=None):
-    """Runs {kind/name: text} and returns (exit status, all lines, the last line)."""
-    with tempfile.TemporaryDirectory() as top:
-        top = pathlib.Path(top)
+def run(programs, *args, build="", env=None, top=None):
+    """Runs {kind/name: text} and returns (exit status, all lines, the last line). A program is below build/."""
+    with tempfile.TemporaryDirectory() as scratch:
+        top = pathlib.Path(top or scratch)
         builds = [top / "build"] if not build else [top / "build" / b for b in build.split(",")]
         for b in builds:
-            b.mkdir(parents=True)
+            b.mkdir(parents=True, exist_ok=True)
             (b / "config.mk").write_text(f"BUILT_SAN := {b.name if b.name != 'build' else ''}\n")
         for name, text in programs.items():
-            path = top / "test" / name
+            path = top / name if name.startswith("build/") else top / "test" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(textwrap.dedent(text).lstrip())
+            path.chmod(0o755)
         argv = [sys.executable, str(RUN), "--tests", str(top / "test")]
         for b in builds:
             argv += ["--build", str(b)]
         done = subprocess.run(argv + list(args), capture_output=True, text=True, timeout=100, env=env)
         lines = done.stdout.splitlines()
-        return done.returncode, lines, lines[-1] if lines else done.stderr
+        return done.returncode, lines, lines[-1] if lines else done.stderr.strip()
 
 
 def expect(name, programs, last, status, *args, says=None, **kw):
@@ -182,8 +184,8 @@ def the_cause_is_at_the_end():
                                          "echo '# seed 4711'; echo not ok 1 - a; echo ok 2; echo 1..2\n",
                        "unit/test_y.sh": noise + "echo ok 1 - b; echo 1..1; exit 0\n"}, build="asan")
     last = lines[-60:]
-    wanted = ("     | # seed 4711", "     | overflow", "failed: unit/test_x@asan a: not ok")
-    good = all(line in last for line in wanted) and len(lines) > 100
+    wanted = ("     | # seed 4711", "     | overflow", "failed: unit/test_x@asan a: not ok; again: make check T=")
+    good = all(any(line.startswith(w) for line in last) for w in wanted) and len(lines) > 100
     failed += not good
     print("".join(f"# {line}\n" for line in last) if not good else "", end="")
     print(f"{'ok' if good else 'not ok'} {number} - the cause of a failure is among the last lines", flush=True)
@@ -206,6 +208,54 @@ def a_standstill_is_no_failure():
         times = {n: len(file.read_text().split()) for n, file in count.items()}
     failed += times != {"x": 2, "y": 2, "z": 1}
     print(f"{'ok' if times == {'x': 2, 'y': 2, 'z': 1} else 'not ok'} {number} - that often: {times}", flush=True)
+
+
+def what_passed_is_not_run_again():
+    """Until its binary, or a product that the binary names, or a file that a script says it reads, has changed."""
+    global number, failed
+    with tempfile.TemporaryDirectory() as top:
+        log = pathlib.Path(top, "ran")
+        note = f"echo $0 $* >>{log}; echo ok 1; echo 1..1\n"
+        programs = {
+            "unit/a.c": "", "build/test/unit/a": "#!/bin/sh\n# libx.so libfix_%s.so\n" + note,
+            "unit/b.c": "", "build/test/unit/b": f"#!/bin/sh\necho $0 >>{log}; echo not ok 1; echo 1..1\n",
+            "unit/test_c.sh": "# TEST-READS: build/data/*\n" + note, "unit/test_d.sh": note,
+            "e2e/test_e.sh": "# TEST-CHECK: 'one case' two\n# TEST-READS:\n" + note, "e2e/test_f.sh": note,
+            "build/lib/libx.so": "1", "build/lib/liby.so": "1", "build/lib/libfix_1.so": "1", "build/data/1": "1"}
+
+        def ran(**changes):
+            log.write_text("")
+            end = run(programs | changes, "--check", "--jobs", "1", top=top)[2]
+            words = log.read_text().replace(".sh", "").split()
+            return "".join(sorted(w[-1] for w in words if w.startswith("/"))), end
+        for what, want, changes in [
+            ("at first everything that it has is run", "abcde", {}), ("then what failed or does not say", "bd", {}),
+            ("a product that nobody names", "bd", {"build/lib/liby.so": "2"}),
+            ("a product that a binary names", "abd", {"build/lib/libx.so": "2"}),
+            ("one of a family that it names", "abd", {"build/lib/libx.so": "2", "build/lib/libfix_1.so": "2"}),
+            ("a file that a script reads", "abcd", {"build/data/1": "2"}),
+        ]:
+            number += 1
+            got, end = ran(**changes)
+            good = got == want and end == "4 passed, 1 failed, 0 skipped"
+            failed += not good
+            print(("" if good else f"# {got}, {end}\nnot ") + f"ok {number} - make check: {what}", flush=True)
+
+
+def names_as_they_are_typed():
+    programs = {"unit/test_sock.sh": GOOD, "unit/test_addr.sh": GOOD, "fuzz/test_addr.sh": GOOD,
+                "unit/test_case.sh": "[ \"$*\" = 'a b' ] && echo ok 1; echo 1..1\n"}
+    for name in ("sock", "test_sock", "unit/sock", "unit/test_sock", "test/unit/test_sock.sh"):
+        expect(f"a test called {name}", programs, "1 passed, 0 failed, 1 skipped", 0, "--one", name)
+    expect("one case of it", programs, "1 passed, 0 failed, 0 skipped", 0, "--one", "case a b")
+    expect("a name that is two tests", programs, "addr may be any of unit/test_addr, fuzz/test_addr", 2,
+           "--one", "addr")
+    expect("a name that is none", programs, "no test is called 'sokc'; near are unit/test_sock", 2, "--one", "sokc")
+    expect("a failure says how to repeat it",
+           {"unit/test_x.c": "", "build/test/unit/test_x": "#!/bin/sh\necho not ok 1 - a; echo 1..1\n"},
+           "0 passed, 1 failed, 0 skipped", 1, says="not ok; again: make check T='unit/test_x a' BUILD=")
+    expect("the slowest are named", {"unit/test_x.sh": "sleep 1; " + GOOD}, "1 passed, 0 failed, 1 skipped", 0,
+           says="slowest: unit/test_x 1.")
 
 
 def junit_is_written():
@@ -285,6 +335,8 @@ alone_runs_last_and_alone()
 cores_are_handed_out()
 quiet_ones_are_among_themselves()
 a_standstill_is_no_failure()
+what_passed_is_not_run_again()
+names_as_they_are_typed()
 junit_is_written()
 print(f"1..{number}")
 sys.exit(1 if failed else 0)
