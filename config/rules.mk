@@ -81,12 +81,13 @@ $(BUILD)/config.mk: config/probe.sh include/rail/version.h
 	@mkdir -p $(@D)
 	$(Q)CC='$(CC)' SAN='$(SAN)' bash config/probe.sh > $@.tmp && mv $@.tmp $@
 
-$(O)/%.o: %.c config/flags.mk | $(BUILD)/config.mk
+# What the probe found is in the flags: when a package that was missing is there, objects are made anew.
+$(O)/%.o: %.c config/flags.mk $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  CC      $<")
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(cflags_$(firstword $(subst /, ,$<))) -MMD -MP -c $< -o $@
 
-$(O)/%.o: %.cc config/flags.mk | $(BUILD)/config.mk
+$(O)/%.o: %.cc config/flags.mk $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  CXX     $<")
 	$(Q)$(CC) -x c++ $(ALL_CPPFLAGS) $(ALL_CXXFLAGS) -MMD -MP -c $< -o $@
@@ -130,7 +131,7 @@ $(image_obj): core/rt_image.S $(image) | $(BUILD)/config.mk
 
 $(O)/core/kernel/%.o: OPT := $(if $(DEBUG),-O1,-O3)
 
-$(O)/core/kernel/rt_reduce_%.o: core/kernel/rt_reduce_impl.c config/flags.mk | $(BUILD)/config.mk
+$(O)/core/kernel/rt_reduce_%.o: core/kernel/rt_reduce_impl.c config/flags.mk $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  CC      $< ($*)")
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(simd_flags_$*) $(reduce_flags) -DRT_SIMD=$* -MMD -MP -c $< -o $@
