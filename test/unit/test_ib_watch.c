@@ -189,6 +189,15 @@ TEST(silence_while_sends_wait_ends) {
   done(comm, peer);
 }
 
+/* A connection with that process, watched, with requests outstanding. */
+static struct ib_comm *comm_with(uint64_t process, bool sender, uint32_t outstanding, int *peer) {
+  struct ib_comm *comm = rig_comm(sender, RIG_COUNTED, 1, peer);
+  comm->peer_process = process;
+  atomic_store(&comm->outstanding, outstanding);
+  CHECK_OK(ib_watch_add(comm));
+  return comm;
+}
+
 /* A process that is silent while its host answers is reported once, whatever the number of its connections, and goes on
  * when it answers again. RAIL_IB_DEADLINE does not count for it. */
 TEST(silence_is_reported_once) {
@@ -197,11 +206,7 @@ TEST(silence_is_reported_once) {
   uint64_t number = 0;
   with_times(120, 0, 60);
   log_forget();
-  for (int i = 0; i < 3; i++) {
-    comms[i] = rig_comm(i % 2, RIG_WATCHED, 1, &peers[i]);
-    comms[i]->peer_process = 7;
-    atomic_store(&comms[i]->outstanding, 2);
-  }
+  for (int i = 0; i < 3; i++) comms[i] = comm_with(7, i % 2, 2, &peers[i]);
   RIG_WAIT(log_warnings() == 1, 1000);
   CHECK(log_said("no sign of life from the peer's process for 0.") && log_said("10.0.0.2:4711"));
   CHECK(log_said("2 requests outstanding") && log_said("RAIL_IB_PEER_TIMEOUT"));
@@ -225,13 +230,8 @@ TEST(each_silent_process_is_reported) {
   struct ib_comm *comms[2];
   with_times(0, 0, 60);
   log_forget();
-  for (int i = 0; i < 2; i++) {
-    comms[i] = rig_comm(true, RIG_WATCHED, 1, &peers[i]);
-    comms[i]->peer_process = 7 + (uint64_t)i;
-    atomic_store(&comms[i]->outstanding, 1);
-  }
-  poll(NULL, 0, 300);
-  CHECK_INT(log_warnings(), 2);
+  for (int i = 0; i < 2; i++) comms[i] = comm_with(7 + (uint64_t)i, true, 1, &peers[i]);
+  RIG_WAIT(log_warnings() == 2, 3000);
   for (int i = 0; i < 2; i++) done(comms[i], peers[i]);
   with_defaults();
 }
