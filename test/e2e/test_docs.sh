@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Proves that the generated documents are fresh, and that a link in a document leads somewhere.
+# Proves that the generated documents are fresh.
 # TEST-SAN: none
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -14,19 +14,5 @@ else
   failed=1
 fi
 
-broken=
-while IFS=: read -r file link; do
-  target=${link#*](}
-  target=${target%%[)#]*}
-  case $target in http*|'') continue ;; esac
-  [[ -e $(dirname "$file")/$target ]] || broken+=" $file:$target"
-done < <(grep -oHE '\]\([^)]+\)' README.md CONTRIBUTING.md CHANGELOG.md docs/*.md demo/data/*.md bench/*.md test/*.md)
-if [[ -z $broken ]]; then
-  echo "ok 2 - links lead somewhere"
-else
-  echo "# broken:$broken"
-  echo "not ok 2 - links lead somewhere"
-  failed=1
-fi
-echo 1..2
+echo 1..1
 exit $failed
