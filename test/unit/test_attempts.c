@@ -2,6 +2,8 @@
  * Connect attempts by number. */
 #include "common/attempts.h"
 
+#include <malloc.h>
+
 #include "kit/kit_ensure.h"
 #include "test/harness/program.h"
 
@@ -25,6 +27,22 @@ TEST(found_until_removed) {
   dropped = 0;
   rail_attempts_free(&t, drop);
   CHECK_INT(dropped, N / 2);
+}
+
+/* New places are free, whatever lay in their memory. */
+TEST(places_in_used_memory) {
+  mallopt(M_PERTURB, 0x5a); /* malloc fills what it gives */
+  struct rail_attempts t;
+  static int things[65];
+  uint64_t number;
+  CHECK_OK(rail_attempts_init(&t));
+  for (uint32_t i = 0; i < 65; i++) { /* the table grows once */
+    CHECK_OK(rail_attempts_add(&t, &things[i], &number));
+    CHECK_INT((uint32_t)number, i + 1);
+    CHECK_INT(number >> 32, 1);
+  }
+  rail_attempts_free(&t, drop);
+  mallopt(M_PERTURB, 0);
 }
 
 TEST(numbers_that_are_not_under_way) {
@@ -70,4 +88,5 @@ TEST(many_threads) {
   CHECK_INT(dropped, 0);
 }
 
-TEST_MAIN(TEST_CASE(found_until_removed), TEST_CASE(numbers_that_are_not_under_way), TEST_CASE(many_threads))
+TEST_MAIN(TEST_CASE(found_until_removed), TEST_CASE(places_in_used_memory),
+          TEST_CASE(numbers_that_are_not_under_way), TEST_CASE(many_threads))

@@ -102,6 +102,39 @@ TEST(one_that_comes_later) {
   rail_sock_close(&listener);
 }
 
+TEST(the_pause_between_attempts_has_a_limit) {
+  union rail_addr addr = closed_port();
+  struct rail_dial_from from = from_here();
+  struct rail_dial d;
+  uint64_t last = 0;
+  rail_dial_init(&d, &from, &addr);
+  for (unsigned int attempts = 0; attempts < 12;) { /* 1 ms doubled eleven times were more than 2 s */
+    d.retry_at = d.retry_at ? 1 : 0; /* the pause is over */
+    CHECK_INT(rail_dial_step(&d, "hi", 2), RAIL_IN_PROGRESS);
+    if (d.attempts == attempts || d.state != RAIL_DIAL_WAIT) continue;
+    attempts = d.attempts;
+    last = d.retry_at - rail_now_ns();
+    CHECK_MSG(last <= 200000000ull, "a pause of %llu ns", (unsigned long long)last);
+  }
+  CHECK(last > 100000000ull);
+  rail_dial_close(&d);
+}
+
+/* Tied and not tied in turns: what an attempt is not, it does not count as. */
+TEST(every_second_attempt_is_not_tied) {
+  union rail_addr addr = closed_port();
+  struct rail_dial_from from = from_here();
+  struct rail_dial d;
+  rail_dial_init(&d, &from, &addr);
+  d.from.tie = RAIL_TIE_TRY; /* which a peer on this machine would not get */
+  d.tied = true;
+  d.attempts = 1;
+  d.state = RAIL_DIAL_WAIT;
+  (void)rail_dial_step(&d, "hi", 2);
+  CHECK(d.attempts == 2 && !d.tied);
+  rail_dial_close(&d);
+}
+
 /* The whole message, from its beginning to the other side. */
 static void pass_on(struct rail_dial *d, const char *out, int fd, char *in, size_t size) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
@@ -207,6 +240,8 @@ TEST(what_time_does_not_cure) {
   CHECK(d.last_errno == EMFILE && d.fd < 0);
 }
 
-TEST_MAIN(TEST_CASE(a_listener_that_is_there), TEST_CASE(one_that_comes_later), TEST_CASE(a_message_in_pieces),
+TEST_MAIN(TEST_CASE(a_listener_that_is_there), TEST_CASE(one_that_comes_later),
+          TEST_CASE(the_pause_between_attempts_has_a_limit), TEST_CASE(every_second_attempt_is_not_tied),
+          TEST_CASE(a_message_in_pieces),
           TEST_CASE(lost_in_the_middle), TEST_CASE(sources_that_cannot_be_one),
           TEST_CASE(a_peer_on_this_machine_is_not_tied), TEST_CASE(what_time_does_not_cure))

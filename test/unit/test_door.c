@@ -6,6 +6,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <sched.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -349,6 +350,59 @@ TEST(files_that_run_out) {
   host_close(&h);
 }
 
+/* Without one that could go, the connection waits outside until there are files again. */
+TEST(files_that_run_out_with_nobody_inside) {
+  struct host h;
+  struct rlimit limit, few;
+  host_open(&h, PATIENCE_MS);
+  wait_for_a_line();
+  int fd = knock(&h, 0, GOOD);
+  CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  few = (struct rlimit){.rlim_cur = (rlim_t)fd + 1, .rlim_max = limit.rlim_max};
+  CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  for (int i = 0; i < 20; i++) CHECK_OK(rail_doors_step(&h.doors));
+  CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  CHECK(h.nguests == 0 && log_said("RailTest: accept on lo0+lo1: Too many open files; raise the limit"));
+  look(&h, 1);
+  CHECK_INT(h.nguests, 1);
+  rail_sock_close(&fd);
+  host_close(&h);
+}
+
+/* Somebody else holds the socket, as a forked child does: it must not be heard any more. */
+TEST(one_who_left_is_not_heard) {
+  struct host h;
+  struct epoll_event event;
+  host_open(&h, PATIENCE_MS);
+  int fd = knock(&h, 0, "OPEN"), child;
+  look(&h, 1);
+  CHECK(h.doors.nstrangers == 1 && (child = dup(h.doors.oldest->fd)) >= 0);
+  CHECK(send(fd, " or not, at all", 15, MSG_NOSIGNAL) == 15);
+  look_until_out(&h, 1);
+  CHECK(send(fd, "more", 4, MSG_NOSIGNAL) == 4 || errno == EPIPE);
+  CHECK_INT(epoll_wait(h.doors.epoll, &event, 1, 0), 0);
+  rail_sock_close(&child);
+  rail_sock_close(&fd);
+  host_close(&h);
+}
+
+TEST(others_are_counted_once) {
+  struct host h;
+  host_open(&h, PATIENCE_MS);
+  wait_for_a_line();
+  for (int i = 0; i < 4; i++) { /* a line, one without, a line for both, a line for itself */
+    int fd = knock(&h, 0, "xxxx");
+    if (i != 1) wait_for_a_line();
+    if (i != 1) h.doors.next_line = 0;
+    if (i == 3) log_forget();
+    look_until_out(&h, i + 1);
+    if (i == 2) CHECK(log_said("(and 1 others since the last line)"));
+    rail_sock_close(&fd);
+  }
+  CHECK(log_said("dropped a connection") && !log_said("others since"));
+  host_close(&h);
+}
+
 TEST(a_door_that_is_none) {
   struct host h;
   int listener;
@@ -396,5 +450,6 @@ TEST(nothing_stays_open) {
 TEST_MAIN(TEST_CASE(a_guest_at_each_door), TEST_CASE(a_message_in_pieces_and_what_follows),
           TEST_CASE(a_refusal_arrives), TEST_CASE(strangers), TEST_CASE(silence_ends_with_the_patience),
           TEST_CASE(later_ones_of_the_host), TEST_CASE(a_table_has_an_end), TEST_CASE(the_process_has_an_end),
-          TEST_CASE(few_files_left), TEST_CASE(files_that_run_out), TEST_CASE(a_door_that_is_none),
+          TEST_CASE(few_files_left), TEST_CASE(files_that_run_out), TEST_CASE(files_that_run_out_with_nobody_inside),
+          TEST_CASE(one_who_left_is_not_heard), TEST_CASE(others_are_counted_once), TEST_CASE(a_door_that_is_none),
           TEST_CASE(a_crowd_makes_few_lines), TEST_CASE(nothing_stays_open))

@@ -3,8 +3,10 @@
 #include "common/hmac.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include "common/compiler.h"
+#include "common/sock.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/program.h"
 #include "test/unit/key_file.h"
@@ -47,8 +49,13 @@ static void try_file(const struct key_file *k) {
   if (k->bytes) write_key(k->bytes, k->size, k->mode);
   else unlink(key_path);
   const char *path = !k->bytes && k->size ? key_dir : key_path;
+  int free_before = dup(1);
+  rail_sock_close(&(int){free_before});
   CHECK_INT(rail_key_load(&key, path), !k->complaint);
   CHECK_INT(rail_key_on(&key), !k->complaint);
+  int free_after = dup(1);
+  rail_sock_close(&(int){free_after});
+  CHECK_INT(free_after, free_before); /* the file is closed, whatever was in it */
   snprintf(said, sizeof said, k->complaint ? "RailTest: RAIL_TEST_AUTH_FILE=%s cannot be used: "
                                            : "RailTest: connections are authenticated (%s)", path);
   CHECK_MSG(log_said(said) && (!k->complaint || log_said(k->complaint)), "it said: %s", log_lines);
@@ -64,6 +71,7 @@ TEST(key_files) {
     {key_text, 32, 0600, NULL},      {key_text, 33, 0440, NULL},        {key_text, 16, 0600, NULL},
     {key_text, 15, 0600, "16 bytes"}, {"0123456789abcde\n", 16, 0600, "16 bytes"}, {"", 0, 0600, "16 bytes"},
     {longest, 4096, 0600, NULL},     {longest, 4097, 0600, "4096"},     {key_text, 32, 0604, "everybody"},
+    {key_text, 32, 0602, "everybody"}, {key_text, 32, 0601, "everybody"},
     {NULL, 0, 0, "No such file"},    {NULL, 1, 0, "not a file"}};
   for (size_t i = 0; i < RAIL_COUNT_OF(files); i++) try_file(&files[i]);
 }

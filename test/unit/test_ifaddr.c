@@ -93,6 +93,13 @@ TEST(subnet_of_the_root) {
   CHECK_STR(choose(all, n, NULL, AF_INET, "192.0.2.1:1", 16), "eth0=10.0.0.1:0 eth1=10.0.1.1:0");
 }
 
+/* 22 bits: the third bytes 4 and 7 differ in bits that do not count, 4 and 9 in one that does. */
+TEST(a_subnet_that_ends_within_a_byte) {
+  HOST(face("eth0", "10.2.4.1:0", 22), face("eth1", "10.0.1.1:0", 20));
+  CHECK_STR(choose(all, n, NULL, AF_INET, "10.2.7.200:1", 16), "eth0=10.2.4.1:0");
+  CHECK_STR(choose(all, n, NULL, AF_INET, "10.2.9.5:1", 16), "eth0=10.2.4.1:0 eth1=10.0.1.1:0");
+}
+
 TEST(named_by_the_user) {
   HOST(face("lo", "127.0.0.1:0", 8), face("eth0", "10.0.0.1:0", 24), face("eth1", "10.0.1.1:0", 24),
        face("eth10", "10.0.2.1:0", 24));
@@ -195,6 +202,10 @@ static void make_sysfs(void) {
   make_dirs("class/net/eth1");
   make_dirs("class/net/br0");
   make_dirs("class/net/ib0");
+  make_dirs("class/net/eth2");
+  make_dirs("devices/pci0000:3a/0000:3b:00.1/0000:3c:00.0-extra");
+  snprintf(target, sizeof target, "%s/devices/pci0000:3a/0000:3b:00.1/0000:3c:00.0-extra", root);
+  CHECK_OK(symlink(target, at("class/net/eth2/device")));
   snprintf(target, sizeof target, "%s/devices/pci0000:3a/0000:3b:00.1", root);
   CHECK_OK(symlink(target, at("class/net/eth0/device")));
   snprintf(target, sizeof target, "%s/devices/pci0000:00/0000:00:03.0/virtio0", root);
@@ -202,6 +213,7 @@ static void make_sysfs(void) {
   put("class/net/eth0/speed", "100000\n");
   put("class/net/eth1/speed", "-1\n");
   put("class/net/br0/speed", "fast\n");
+  put("class/net/eth2/speed", "0\n");
   put("class/net/eth0/address", "b8:ce:f6:01:02:03\n");
   put("class/net/eth1/address", "52:54:00:aa:bb:cc\n");
   put("class/net/br0/address", "00:00:00:00:00:00\n");
@@ -221,6 +233,7 @@ TEST(sysfs_facts) {
   CHECK_INT(rail_interface_speed(root, "eth1"), 10000);
   CHECK_INT(rail_interface_speed(root, "br0"), 10000);
   CHECK_INT(rail_interface_speed(root, "nosuch"), 10000);
+  CHECK_INT(rail_interface_speed(root, "eth2"), 10000); /* 0 */
 
   CHECK(rail_interface_pci_path(root, "eth0", path, sizeof path));
   CHECK_STR(path, at("devices/pci0000:3a/0000:3b:00.1"));
@@ -228,6 +241,12 @@ TEST(sysfs_facts) {
   CHECK_STR(path, at("devices/pci0000:00/0000:00:03.0")); /* the function above virtio0 */
   CHECK(!rail_interface_pci_path(root, "br0", path, sizeof path));
   CHECK(!rail_interface_pci_path(root, "eth0", tiny, sizeof tiny));
+  size_t need = strlen(at("devices/pci0000:3a/0000:3b:00.1")) + 1;
+  path[need - 1] = 'x';
+  CHECK(!rail_interface_pci_path(root, "eth0", path, need - 1) && path[need - 1] == 'x');
+  CHECK(rail_interface_pci_path(root, "eth0", path, need));
+  CHECK(rail_interface_pci_path(root, "eth2", path, sizeof path)); /* a folder that begins as an address is none */
+  CHECK_STR(path, at("devices/pci0000:3a/0000:3b:00.1"));
 
   CHECK(rail_interface_guid(root, "eth0") == 0xb8cef6010203ull);
   CHECK(rail_interface_guid(root, "eth1") == 0x525400aabbccull);
@@ -242,6 +261,7 @@ TEST(sysfs_facts) {
 
 TEST_MAIN(TEST_CASE(name_filter), TEST_CASE(default_leaves_out_loopback_and_bridges),
           TEST_CASE(default_order_of_last_resorts), TEST_CASE(infiniband_first), TEST_CASE(subnet_of_the_root),
+          TEST_CASE(a_subnet_that_ends_within_a_byte),
           TEST_CASE(named_by_the_user), TEST_CASE(one_address_per_interface), TEST_CASE(family_decides_the_fall_back),
           TEST_CASE(interfaces_that_are_down_are_not_used), TEST_CASE(family_words), TEST_CASE(list_of_this_machine),
           TEST_CASE(sysfs_facts))

@@ -2,7 +2,10 @@
  * Logging: where lines go, which pass, what they look like. NCCL_DEBUG is read
  * once a process, so each level has a child process of its own. */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -107,6 +110,49 @@ TEST(stderr_line_format) {
   CHECK_STR(out, want);
 }
 
+static void on_alarm(int signal) { (void)signal; }
+
+/* A full pipe, so that the line waits, and a signal meanwhile. */
+static void line_into_a_full_pipe(void) {
+  static char block[4096];
+  struct sigaction action = {.sa_handler = on_alarm}; /* without SA_RESTART */
+  struct itimerval soon = {.it_value.tv_usec = 20000, .it_interval.tv_usec = 20000};
+  int flags = fcntl(STDERR_FILENO, F_GETFL);
+  memset(block, '.', sizeof block);
+  fcntl(STDERR_FILENO, F_SETFL, flags | O_NONBLOCK);
+  while (write(STDERR_FILENO, block, sizeof block) > 0) continue;
+  fcntl(STDERR_FILENO, F_SETFL, flags);
+  sigaction(SIGALRM, &action, NULL);
+  setitimer(ITIMER_REAL, &soon, NULL);
+  RAIL_WARN("the line");
+  setitimer(ITIMER_REAL, &(struct itimerval){.it_value.tv_sec = 0}, NULL);
+}
+
+TEST(a_signal_does_not_end_a_line) {
+  static char out[1 << 18];
+  size_t used = 0;
+  ssize_t n;
+  int fds[2], status;
+  CHECK_OK(pipe(fds));
+  fflush(stdout);
+  pid_t pid = fork();
+  if (pid == 0) {
+    dup2(fds[1], STDERR_FILENO);
+    close(fds[0]);
+    close(fds[1]);
+    line_into_a_full_pipe();
+    _exit(0);
+  }
+  close(fds[1]);
+  usleep(200000); /* some signals come while the pipe is full */
+  while (used < sizeof out - 1 && (n = read(fds[0], out + used, sizeof out - 1 - used)) > 0) used += (size_t)n;
+  out[used] = 0;
+  close(fds[0]);
+  CHECK_INT(waitpid(pid, &status, 0), pid);
+  CHECK_INT(status, 0);
+  CHECK(used > 4096 && strstr(out + used - RAIL_MIN(used, 256u), " WARN the line\n"));
+}
+
 static int lines_of(const char *debug) {
   char out[4096];
   pid_t pid;
@@ -154,4 +200,5 @@ TEST(lines_of_threads_stay_whole) {
 }
 
 TEST_MAIN(TEST_CASE(sink_gets_the_line), TEST_CASE(long_line_is_cut_visibly), TEST_CASE(stderr_line_format),
+          TEST_CASE(a_signal_does_not_end_a_line),
           TEST_CASE(levels), TEST_CASE(lines_of_threads_stay_whole))

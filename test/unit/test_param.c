@@ -153,6 +153,7 @@ TEST(sizes_and_times) {
   CHECK(accepts(1, "0x10k", 16384));
   CHECK(refuses(1, "2T"));
   CHECK(refuses(1, "9223372036854775807K"));
+  CHECK(refuses(1, "18014398509481985K")); /* 2^64 + 1024, which 64 bits would take for 1024 */
   CHECK(refuses(1, "K"));
   CHECK(refuses(1, "1KB"));
   CHECK(accepts(2, "2", 2000));
@@ -198,6 +199,23 @@ TEST(unknown_names) {
   clear_env();
 }
 
+/* A third of the letters may differ. */
+TEST(how_near_a_name_must_be) {
+  static const struct rail_param own[] = {{.name = "RAIL_QVWXYZQVWX", .type = RAIL_PARAM_INT, .hi = 9}};
+  static const struct rail_param_table near_table = {"near", own, 1};
+  const struct rail_param_table *tables[] = {&near_table};
+  setenv("RAIL_QVWXY12345", "1", 1);
+  start_capture();
+  rail_param_check_unknown(tables, 1);
+  CHECK(strstr(logged, "RAIL_QVWXY12345 is no variable of Railyard and has no effect; did you mean RAIL_QVWXYZQVWX?"));
+  unsetenv("RAIL_QVWXY12345");
+  setenv("RAIL_QVWX123456", "1", 1);
+  start_capture();
+  rail_param_check_unknown(tables, 1);
+  CHECK(strstr(logged, "RAIL_QVWX123456 is no variable") && !strstr(logged, "did you mean"));
+  unsetenv("RAIL_QVWX123456");
+}
+
 /* The module that owns a prefix does complain under it. */
 TEST(a_prefix_does_not_excuse_its_owner) {
   static const struct rail_param own[] = {{.name = "RAIL_SOCKET_STREAMS", .type = RAIL_PARAM_INT, .hi = 9}};
@@ -239,5 +257,6 @@ TEST(print) {
 
 TEST_MAIN(TEST_CASE(defaults), TEST_CASE(values_from_the_environment), TEST_CASE(empty_value_is_the_default),
           TEST_CASE(bad_value_warns_once_with_name_value_and_range), TEST_CASE(numbers), TEST_CASE(sizes_and_times),
-          TEST_CASE(flags_and_words), TEST_CASE(unknown_names), TEST_CASE(a_prefix_does_not_excuse_its_owner),
+          TEST_CASE(flags_and_words), TEST_CASE(unknown_names), TEST_CASE(how_near_a_name_must_be),
+          TEST_CASE(a_prefix_does_not_excuse_its_owner),
           TEST_CASE(known_names_are_sorted_and_ours), TEST_CASE(print))

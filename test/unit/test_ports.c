@@ -103,6 +103,7 @@ TEST(one_port) {
 TEST(values_that_make_no_sense) {
   static const char *const bad[][2] = {
     {"nonsense", NULL}, {"0-10", NULL},  {"5000-4000", NULL},      {"5000-", NULL}, {"5000-70000", NULL},
+    {"65000-65536", NULL},
     {"-5000", NULL},    {"5000--1", NULL}, {"5000-5010,5020", NULL}, {NULL, "eth0"},  {NULL, "1.2.3"}};
   char words[64];
   unsigned int port;
@@ -154,14 +155,20 @@ TEST(bound_to_all_of_both_families) {
 }
 
 TEST(addresses_to_which_it_cannot_be_bound) {
-  struct rail_ports elsewhere = NEW_PORTS, ipv4 = NEW_PORTS;
+  struct rail_ports elsewhere = NEW_PORTS, both = NEW_PORTS, ipv4 = NEW_PORTS;
   union rail_addr v6 = {.in6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT}}, addr;
-  unsigned int port;
+  unsigned int port, free = free_range(3);
+  char range[32];
   int fd;
   begin();
   rail_ports_load(&elsewhere, NULL, "192.0.2.77");
   CHECK_INT(listen_at(&elsewhere, &port, &fd), RAIL_SYSTEM_ERROR);
   CHECK(fd < 0 && log_said("; is that (RAIL_TEST_BIND) an address of this machine?") && log_said("192.0.2.77"));
+  snprintf(range, sizeof range, "%u-%u", free, free + 2); /* other ports would be refused for the same reason */
+  rail_ports_load(&both, range, "192.0.2.77");
+  log_forget();
+  CHECK_INT(listen_at(&both, &port, &fd), RAIL_SYSTEM_ERROR);
+  CHECK_MSG(fd < 0 && log_said("an address of this machine?") && !log_said("are taken"), "it said: %s", log_lines);
   rail_ports_load(&ipv4, NULL, "0.0.0.0");
   CHECK_INT(rail_ports_listen(&ipv4, "eth6", &v6, 8, &addr, &fd), RAIL_BAD_USAGE);
   CHECK(fd < 0 && log_said("RailTest: listen on eth6: it has an IPv6 address, RAIL_TEST_BIND=0.0.0.0 is IPv4"));

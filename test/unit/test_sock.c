@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "common/clock.h"
@@ -275,6 +276,36 @@ TEST(connect_all_waits_for_a_late_listener) {
   kit_pair_close(&p);
 }
 
+/* The socket is closed whenever a connection does not come about. */
+TEST(connect_that_fails_leaves_no_socket) {
+  union rail_addr nowhere = {.in = {.sin_family = AF_INET, .sin_port = htons(9), .sin_addr.s_addr = INADDR_BROADCAST}};
+  int fd = -2, before = dup(1);
+  rail_sock_close(&(int){before});
+  rail_result_t result = rail_sock_connect(&nowhere, NULL, &fd);
+  CHECK(result != RAIL_OK && result != RAIL_IN_PROGRESS);
+  CHECK_INT(fd, -1);
+  int after = dup(1);
+  rail_sock_close(&(int){after});
+  CHECK_INT(after, before);
+}
+
+/* What is accepted and turns out not to be TCP is closed, not kept. */
+TEST(accept_closes_what_it_does_not_take) {
+  struct sockaddr_un name = {.sun_family = AF_UNIX};
+  int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), fd;
+  socklen_t len = sizeof name;
+  char c;
+  CHECK(listener >= 0 && bind(listener, (struct sockaddr *)&name, sizeof name.sun_family) == 0); /* a name of its own */
+  CHECK(listen(listener, 4) == 0 && getsockname(listener, (struct sockaddr *)&name, &len) == 0);
+  int client = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  CHECK(client >= 0 && connect(client, (struct sockaddr *)&name, len) == 0);
+  CHECK_INT(rail_sock_accept(listener, &fd, NULL), RAIL_IN_PROGRESS);
+  CHECK_INT(fd, -1);
+  CHECK_INT(recv(client, &c, 1, MSG_DONTWAIT), 0);
+  rail_sock_close(&client);
+  rail_sock_close(&listener);
+}
+
 TEST(buffers_and_random) {
   struct kit_pair p;
   int value = 0;
@@ -319,5 +350,6 @@ TEST_MAIN(TEST_CASE(connect_accept_flags), TEST_CASE(ipv6_and_local_address),
           TEST_CASE(transfer_resumes_after_a_full_buffer), TEST_CASE(vectors_scatter_and_gather),
           TEST_CASE(end_of_stream_has_errno_0), TEST_CASE(send_to_a_gone_peer_is_an_error_not_a_signal),
           TEST_CASE(waits_end_at_the_deadline), TEST_CASE(waits_end_when_aborted),
-          TEST_CASE(connect_all_waits_for_a_late_listener), TEST_CASE(buffers_and_random), TEST_CASE(close_keeps_errno),
+          TEST_CASE(connect_all_waits_for_a_late_listener), TEST_CASE(connect_that_fails_leaves_no_socket),
+          TEST_CASE(accept_closes_what_it_does_not_take), TEST_CASE(buffers_and_random), TEST_CASE(close_keeps_errno),
           TEST_CASE(results_of_errno_and_names))

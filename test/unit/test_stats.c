@@ -59,6 +59,8 @@ static struct rail_stats_view *look(const char *name) {
 }
 
 TEST(page_life) {
+  int free_before = dup(1);
+  close(free_before);
   struct rail_stats *s = open_page("life");
   struct stat st;
   uint64_t before = rail_now_ns();
@@ -116,6 +118,9 @@ TEST(page_life) {
   rail_stats_drop(s, COMM, other);
   rail_stats_close(s);
   CHECK(!exists(file_of(getpid(), "life")));
+  int free_after = dup(1);
+  close(free_after);
+  CHECK_INT(free_after, free_before); /* the page's file is closed */
   rail_stats_close(NULL);
 }
 
@@ -214,6 +219,13 @@ static int child_counts_and_closes(struct rail_stats *s, uint64_t *r) {
   return 0;
 }
 
+/* Its copy of the page begins anew: a record that the parent took is no record there, and dropping makes it none. */
+static int child_drops_the_parents(struct rail_stats *s, uint64_t *r) {
+  const struct rail_stats_record_head *head = (struct rail_stats_record_head *)(void *)r - 1;
+  rail_stats_drop(s, COMM, r);
+  return head->life % 2 != 0;
+}
+
 static int child_only_closes(struct rail_stats *s, uint64_t *r) {
   (void)r;
   rail_stats_close(s);
@@ -227,6 +239,7 @@ TEST(fork_leaves_the_page_to_the_parent) {
   CHECK_INT(in_child(child_counts_and_closes, s, r, true), 0);
   CHECK(exists(file_of(getpid(), "fork")));
   CHECK_INT(r[SENT], 7);
+  CHECK_INT(in_child(child_drops_the_parents, s, r, true), 0);
   CHECK_INT(in_child(child_only_closes, s, r, false), 0); /* no handlers ran: the pid saves the file */
   CHECK(exists(file_of(getpid(), "fork")));
   struct rail_stats_view *v = look("fork");

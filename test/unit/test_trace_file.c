@@ -239,6 +239,52 @@ TEST(broken_records_are_told) {
   CHECK_MSG(strstr(why, "thread 5000"), "%s", why);
 }
 
+/* Longer names are cut by the writer; a reader that is told of one that does not fit says so. */
+TEST(texts_have_an_end) {
+  static uint8_t payload[4096];
+  static char longest[RAIL_TRACE_TEXT + 50];
+  struct rail_trace_event e = {.kind = RAIL_TRACE_PROPERTIES, .ns = 5}, got;
+  char why[300];
+  memset(longest, 'n', sizeof longest - 1);
+  e.props.name = e.props.pci_path = longest;
+  start();
+  chunk(RAIL_TRACE_CHUNK_CALLS, 1, payload, rail_trace_put_event(payload, &e, &file.before));
+  struct rail_trace *t = opened();
+  CHECK_INT(next(t, &got), 1);
+  CHECK_INT(strlen(got.name), RAIL_TRACE_TEXT - 1);
+  CHECK_INT(strlen(got.path), RAIL_TRACE_TEXT - 1);
+  rail_trace_close(t);
+  for (size_t len = sizeof(((struct rail_trace_thread *)0)->name) - 1, room = len + 1; len <= room; len++) {
+    start();
+    payload[0] = 99;
+    payload[1] = (uint8_t)len;
+    memset(payload + 2, 't', len);
+    chunk(RAIL_TRACE_CHUNK_THREAD, 1, payload, 2 + len);
+    CHECK_INT(read_all(file.size, why, sizeof why), len < room);
+    if (len == room) CHECK_MSG(strstr(why, "a text is too long"), "%s", why);
+  }
+}
+
+/* Two threads' clocks: a record that is older than the last one gets its time, and the next one's is right again. */
+TEST(time_does_not_go_back) {
+  static const uint64_t times[] = {1000, 400, 1500}, read[] = {1000, 1000, 1500};
+  uint8_t payload[3 * RAIL_TRACE_MAX_RECORD];
+  struct rail_trace_event e = {.kind = RAIL_TRACE_DEVICES}, got;
+  size_t size = 0;
+  start();
+  for (size_t i = 0; i < 3; i++) {
+    e.ns = times[i];
+    size += rail_trace_put_event(payload + size, &e, &file.before);
+  }
+  chunk(RAIL_TRACE_CHUNK_CALLS, 1, payload, size);
+  struct rail_trace *t = opened();
+  for (size_t i = 0; i < 3; i++) {
+    CHECK_INT(next(t, &got), 1);
+    CHECK_INT(got.ns, read[i]);
+  }
+  rail_trace_close(t);
+}
+
 TEST(files) {
   struct rail_trace *t;
   char why[300], path[] = "/tmp/rail-test-trace.XXXXXX";
@@ -258,4 +304,4 @@ TEST(files) {
 
 TEST_MAIN(TEST_CASE(all_kinds_come_back), TEST_CASE(numbers), TEST_CASE(threads_merge_by_time),
           TEST_CASE(every_cut_is_told), TEST_CASE(every_wrong_byte_is_told), TEST_CASE(broken_records_are_told),
-          TEST_CASE(files))
+          TEST_CASE(texts_have_an_end), TEST_CASE(time_does_not_go_back), TEST_CASE(files))
