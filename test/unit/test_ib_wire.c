@@ -176,6 +176,11 @@ TEST(refusals_are_whole_messages) {
   CHECK(ib_head_decode(&head, &type, &body) == NULL && type == IB_MESSAGE_ANSWER);
   CHECK_INT(sizeof head + body + RAIL_MAC_SIZE, sizeof bytes);
   CHECK(ib_answer_decode(bytes + sizeof head, body, &out) == NULL && out.reason == IB_REASON_SECRET);
+  CHECK_INT(le16toh(head.version), 0); /* ours is told to those who know the secret */
+  in.reason = IB_REASON_VERSION;
+  ib_refusal_encode(&in, bytes);
+  memcpy(&head, bytes, sizeof head);
+  CHECK_INT(le16toh(head.version), IB_WIRE_VERSION);
 }
 
 /* ---- OFFER --------------------------------------------------------------- */

@@ -1,0 +1,23 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""contract/test_strangers over the ib plugin on the scripted libibverbs: ten thousand silent clients, 64 listeners,
+1024 files. Real peers connect and exchange messages, and the process can still open files of its own.
+
+TEST-LIMIT: 90
+TEST-READS: build/test/contract/test_strangers build/lib/libnccl-net-ib.so build/test/libfakeverbs.so
+"""
+import os
+import subprocess
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
+from coll import BUILD  # noqa: E402
+
+IB = BUILD / "lib/libnccl-net-ib.so"
+if not IB.exists():
+    print("1..1\nok 1 - ten_thousand_silent_clients # SKIP it is not built: no infiniband/verbs.h")
+    sys.exit(0)
+FAKE = {"RAIL_TEST_PLUGIN": str(IB), "NCCL_IBVERBS_LIB": str(BUILD / "test/libfakeverbs.so"),
+        "FAKEVERBS": "device fake0"}
+sys.exit(subprocess.run([BUILD / "test/contract/test_strangers"], env=os.environ | FAKE, check=False).returncode)
