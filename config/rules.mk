@@ -231,6 +231,7 @@ $(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(SOCKET_A) $(IB
 
 # test_objs_NAME: objects outside the libraries (shims, a plugin's) that the unit test NAME needs.
 test_objs_test_abi := $(patsubst %.c,%.o,$(abi_src))
+test_objs_test_tools := tools/common/fork.o tools/rail-stat/look.o
 test_objs_test_coll_check := tools/rail-coll/verify.o tools/rail-coll/types.o tools/common/options.o
 test_objs_test_sk_early := plugin/socket/sk_early.o plugin/socket/sk_match.o
 test_objs_test_sk_match := plugin/socket/sk_match.o
