@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# TEST-LIMIT: 240
+# TEST-LIMIT: 400
 """The ib plugin when something happens: peers killed and stopped, ports down for a moment and for good, cables pulled,
 packets lost and late, pairs that do not fit. Who is told what, when, and that no byte is wrong."""
 import contextlib
