@@ -16,15 +16,15 @@
 
 #define MS 1000000ull
 #define READS_AT_ONCE 8 /* messages; the others' channels wait meanwhile */
+#define MAX_UNANSWERED 64 /* PINGs, which fill the buffer of a peer that does not read. The kernel asks its host, too */
 #define MIN_TICK_MS 10
 #define MAX_TICK_MS 1000
 
-/* A comm's channel says nothing for hours, and its peer's host may vanish meanwhile: the kernel asks. And what was sent
- * must arrive some time. */
+/* A comm's channel says nothing for hours, and its peer's host may vanish meanwhile: the kernel asks. Its verdict comes
+ * after ours, which has more to say. */
 void ib_channel_init(struct ib_channel *c, int fd, uint64_t now) {
   *c = (struct ib_channel){.fd = fd, .life = now, .host = now, .motion = now};
-  rail_sockopt_keepalive(fd, IB_KEEPALIVE_MS, ib_params.deadline_ms);
-  rail_sockopt_user_timeout(fd, ib_params.deadline_ms ? ib_params.deadline_ms + 1000 : 0);
+  ib_side_watch_host(fd, 1000);
 }
 
 static void end(struct ib_channel *c, struct ib_comm *comm, uint32_t health) {
@@ -115,6 +115,7 @@ static void hear_life(struct ib_channel *c, struct ib_comm *comm, uint64_t now) 
     RAIL_INFO(RAIL_SUB_NET, "RailIB: connection with %s over %s: the peer answers again, after %.1f s", comm->peer_text,
               comm->device->name, (double)(now - c->life) / 1e9);
   c->reported = IB_UNREPORTED;
+  c->unanswered = 0;
   c->life = c->host = now;
   atomic_store_explicit(&comm->peer_quiet, false, memory_order_relaxed);
 }
@@ -250,7 +251,8 @@ static void check_silence(struct ib_channel *c, struct ib_comm *comm, uint64_t n
     give_up(c, comm, IB_COMM_HOST_SILENT);
   } else if (is_over(c->life, ib_params.peer_ms, now)) {
     give_up(c, comm, IB_COMM_PEER_SILENT);
-  } else if (now - c->asked >= interval) {
+  } else if (now - c->asked >= interval && c->unanswered < MAX_UNANSWERED) {
+    c->unanswered++;
     c->ping++;
     c->ping_due = true;
     c->asked = now;

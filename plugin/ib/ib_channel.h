@@ -34,6 +34,7 @@ struct ib_channel {
   uint64_t host;   /* when the peer's host last answered, or the same */
   uint64_t motion; /* when anything moved, or nothing was outstanding, or it was said that nothing moves */
   uint64_t asked;  /* when the last PING was sent */
+  uint32_t unanswered; /* PINGs since anything was heard */
   uint64_t moved;  /* sum of the comm's counters then */
   uint64_t waits;  /* sends that found no buffer, at the last tick */
   enum ib_reported reported; /* of this silence; until something is heard */

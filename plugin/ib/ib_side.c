@@ -10,15 +10,22 @@
 #include "common/sockopt.h"
 #include "plugin/ib/ib_param.h"
 
+#define KEEPALIVE_MS 10000 /* between two probes, at most */
+
 void ib_side_init(struct ib_side *side, int fd, bool connector, bool keyed, const struct ib_hello_wire *hello) {
   memset(side, 0, sizeof *side);
   side->fd = fd;
   side->connector = connector;
   side->keyed = keyed;
   memcpy(side->session.hello_mac, hello->mac, sizeof side->session.hello_mac);
-  /* A host that is gone is noticed, also where its process may take any time. */
-  rail_sockopt_keepalive(fd, IB_KEEPALIVE_MS, ib_params.deadline_ms);
-  rail_sockopt_user_timeout(fd, ib_params.deadline_ms);
+  ib_side_watch_host(fd, 0); /* while the peer's process may take any time */
+}
+
+void ib_side_watch_host(int fd, int64_t grace_ms) {
+  int64_t deadline = ib_params.deadline_ms;
+  if (!deadline) return;
+  rail_sockopt_keepalive(fd, RAIL_MIN(deadline / 3, KEEPALIVE_MS), deadline);
+  rail_sockopt_user_timeout(fd, deadline + grace_ms);
 }
 
 void ib_side_close(struct ib_side *side) { rail_sock_close(&side->fd); }

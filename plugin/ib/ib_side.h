@@ -9,7 +9,6 @@
 
 #include "plugin/ib/ib_auth.h"
 
-#define IB_KEEPALIVE_MS 10000 /* between the kernel's probes of a quiet side channel */
 #define IB_SIDE_OUT 8192 /* more than all that one side ever says */
 
 struct ib_side {
@@ -29,6 +28,8 @@ struct ib_side {
 /* `fd` is its own from here on. */
 void ib_side_init(struct ib_side *side, int fd, bool connector, bool keyed, const struct ib_hello_wire *hello);
 void ib_side_close(struct ib_side *side);
+/* The kernel asks a peer's host that is quiet, and gives it up at RAIL_IB_DEADLINE and `grace_ms`. */
+void ib_side_watch_host(int fd, int64_t grace_ms);
 
 /* Adds one to what leaves. A welcome's nonce counts from the next message on. */
 rail_result_t ib_side_say(struct ib_side *side, enum ib_message_type type, const void *body, size_t size);

@@ -225,6 +225,22 @@ TEST(silence_is_reported_once) {
   with_defaults();
 }
 
+/* A process that reads nothing for hours is not sent PINGs until its buffer is full. */
+TEST(asked_64_times_at_most) {
+  int peer, asked = 0;
+  uint64_t number = 0;
+  with_times(0, 0, 20);
+  struct ib_comm *comm = comm_with(7, true, 1, &peer);
+  while (asked < 65 && hear(peer, &number, 400) == IB_PULSE_PING) asked++;
+  CHECK_INT(asked, 64);
+  CHECK_INT(number, 64);
+  say_number(peer, IB_PULSE_PONG, number);
+  CHECK_INT(hear(peer, &number, 1000), IB_PULSE_PING);
+  CHECK_INT(number, 65);
+  done(comm, peer);
+  with_defaults();
+}
+
 TEST(each_silent_process_is_reported) {
   int peers[2];
   struct ib_comm *comms[2];
@@ -273,8 +289,8 @@ static struct ib_comm *tcp_comm(int *peer) {
   return comm;
 }
 
-/* The peer's process is silent for longer than RAIL_IB_DEADLINE, which is fine as long as its host acknowledges; then the
- * host is silent, too. The kernel would give it up a second later. */
+/* The peer's process is silent for longer than RAIL_IB_DEADLINE, which is fine as long as its host acknowledges; then
+ * the host is silent, too. The kernel would give it up a second later. */
 TEST(a_silent_host_ends) {
   int peer;
   with_times(1500, 0, 500);
@@ -548,6 +564,7 @@ int main(int argc, char **argv) {
     TEST_CASE(silence_with_requests_ends),
     TEST_CASE(silence_while_sends_wait_ends),
     TEST_CASE(silence_is_reported_once),
+    TEST_CASE(asked_64_times_at_most),
     TEST_CASE(each_silent_process_is_reported),
     TEST_CASE(a_sign_of_life_or_progress_is_enough),
     TEST_CASE(no_deadline_no_ping),
