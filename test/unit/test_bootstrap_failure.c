@@ -45,13 +45,16 @@ TEST(unread_messages_are_bounded) {
 
 /* ---- death, silence, abort ---- */
 
-static _Atomic int abort_flag;
+static _Atomic int abort_flag, past; /* past: ranks that are past the barrier, which an abort would end */
 
 static int wait_for_failure_body(struct rank *r, struct rt_bootstrap *b) {
   char c;
   if (rt_bootstrap_barrier(b) != RAIL_OK) return __LINE__;
+  atomic_fetch_add(&past, 1);
   if (r->rank == 1) {
-    usleep(50000);
+    uint64_t deadline = rail_deadline_in_ms(60000);
+    while (atomic_load(&past) < r->nranks && !rail_deadline_passed(deadline)) usleep(1000);
+    usleep(20000); /* the others wait for a message by now */
     rt_bootstrap_abort(b, RAIL_BAD_USAGE, "because the test says so");
     return 0;
   }
@@ -70,6 +73,7 @@ TEST(abort_spreads_to_all) {
     char id[RT_UNIQUE_ID_BYTES];
     CHECK_OK(rt_unique_id_create(id));
     ranks_init(n, id, wait_for_failure_body);
+    atomic_store(&past, 0);
     ranks_run(n);
     for (int i = 0; i < n; i++) {
       CHECK_INT(ranks[i].open_result, RAIL_OK);
