@@ -2,8 +2,8 @@
  * TEST-LIMIT: 60
  *
  * Proves, over a CUDA driver without a GPU and with a look inside: launches use their memory again; nothing counts as
- * under way once all is done, whatever calls of the host come in between; and every stream that a group named waits for
- * the group. What the calls compute is e2e's.
+ * under way once all is done, whatever calls of the host come in between; every stream that a group named waits for
+ * the group; and a void capture is refused. What the calls compute is e2e's.
  */
 #include <unistd.h>
 
@@ -140,4 +140,26 @@ static void joined(const struct rank *rank, void *arg) {
 }
 TEST(all_streams_of_a_group_wait_for_it) { job_run("FAKEGPU_DEVICES=2", 1, kit_patience_ms(PATIENCE), joined, NULL); }
 
-TEST_MAIN(TEST_CASE(nothing_is_under_way_when_all_is_done), TEST_CASE(all_streams_of_a_group_wait_for_it))
+/* A capture that the program has spoilt is its mistake, and is called so: nothing is put into it. */
+static void spoilt(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  static struct rig g;
+  void *graph;
+  rig_open(&g);
+  on_device(&g);
+  wait_all(&g);
+  GPU(gpu.cuCtxSetCurrent(g.context[0]));
+  GPU(gpu.cuStreamBeginCapture_v2(g.stream[0], 0));
+  ENSURE(gpu.cuStreamSynchronize(g.stream[0]) != RT_CU_SUCCESS, "a stream that captures can be waited for");
+  long launches = gpu.calls("cuLaunchKernel");
+  ENSURE_INT(ncclAllReduce(g.device[0], g.device[0], 10, ncclInt32, ncclMax, g.comm[0], g.stream[0]), ncclInvalidUsage);
+  ENSURE_INT(gpu.calls("cuLaunchKernel"), launches);
+  ENSURE(gpu.cuStreamEndCapture(g.stream[0], &graph) != RT_CU_SUCCESS && !graph, "the capture was valid");
+  for (int r = 0; r < RANKS; r++) OK(ncclCommAbort(g.comm[r]));
+}
+TEST(a_capture_that_is_void_is_refused) {
+  job_run("FAKEGPU_DEVICES=2 NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), spoilt, NULL);
+}
+
+TEST_MAIN(TEST_CASE(nothing_is_under_way_when_all_is_done), TEST_CASE(all_streams_of_a_group_wait_for_it),
+          TEST_CASE(a_capture_that_is_void_is_refused))
