@@ -9,7 +9,7 @@ DATADIR ?= $(PREFIX)/share
 MANDIR ?= $(DATADIR)/man
 DESTDIR ?=
 
-.PHONY: install uninstall FORCE
+.PHONY: install uninstall deb rpm test-packages FORCE
 
 # rail-train is the demonstration's: it wants its data, which lies in the source tree.
 installed_tools := $(filter-out rail-train,$(tools))
@@ -40,3 +40,16 @@ install: all  ## copy everything under DESTDIR; PREFIX, BINDIR, LIBDIR, INCLUDED
 
 uninstall:  ## remove what install put there, with the same variables
 	$(install_sh) uninstall
+
+deb:  ## Debian packages, in build/deb
+	$(setup) build deb
+	$(Q)bash config/package.sh deb '$(BUILD)/deb' '$(VERSION)' '$(JOBS)'
+
+rpm:  ## RPM packages, in build/rpm
+	$(setup) build rpm
+	$(Q)bash config/package.sh rpm '$(BUILD)/rpm' '$(VERSION)' '$(JOBS)'
+
+# Beside make test: building them takes more than a minute of CPU each, without a compiler cache.
+test-packages: deb rpm  ## build both kinds and try them: lintian, installed in a minimal Debian, the RPMs' contents
+	@bash test/package/test_deb.sh '$(BUILD)/deb'
+	@bash test/package/test_rpm.sh '$(BUILD)/rpm'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Brings in what a target needs: config/setup.sh GROUP...   (build check test lab rdma fuzz bench docs lint arm64)
+# Brings in what a target needs: config/setup.sh GROUP...   (build check test lab rdma fuzz bench docs lint arm64 deb rpm)
 #
 # Each need is looked for by what it provides, not by the package database, so
 # a toolchain from elsewhere counts. Nothing missing: silent. As root: installs
@@ -53,6 +53,12 @@ lint   python3         python3
 lint   g++             g++
 lint   clang-tidy      clang-tidy
 lint   cppcheck        cppcheck
+deb    dpkg-dev        dpkg-buildpackage
+deb    debhelper       dh
+deb    lintian         lintian
+deb    debootstrap     debootstrap
+deb    pkgconf         pkg-config
+rpm    rpm             rpmbuild
 arm64  make            make
 arm64  gcc-aarch64-linux-gnu  aarch64-linux-gnu-gcc
 arm64  g++-aarch64-linux-gnu  aarch64-linux-gnu-g++

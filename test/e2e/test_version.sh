@@ -21,6 +21,9 @@ done
 says "include/rail/version.h" "$(sed -n 's/^#define RAIL_VERSION "\(.*\)"/\1/p' include/rail/version.h)"
 says "its numbers" "$(sed -n 's/^#define RAIL_VERSION_[A-Z]* //p' include/rail/version.h | paste -sd.)"
 says "CHANGELOG.md's newest entry" "$(sed -nE '0,/^## /s/^## ([0-9.]+).*/\1/p' CHANGELOG.md)"
+says "debian/changelog's newest entry" "$(sed -nE '1s/^railyard \(([^)]*)\).*/\1/p' debian/changelog)"
+says "packaging/railyard.spec" "$(sed -nE 's/^Version: +//p' packaging/railyard.spec)"
+says "its newest entry" "$(sed -nE '0,/^\* /s/^\* .*> - ([0-9.]+)-[0-9]+$/\1/p' packaging/railyard.spec)"
 for page in docs/man/*.1; do
   says "$page" "$(sed -nE '1s/.*"Railyard ([^"]*)".*/\1/p' "$page")"
 done
