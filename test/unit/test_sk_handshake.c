@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Connections over one and several rails, and streams that are lost and come back. */
+#include <errno.h>
+
 #include "test/unit/sk_handshake.h"
 
 static uint32_t host_of(const union rail_addr *addr) { return ntohl(addr->in.sin_addr.s_addr); }
@@ -125,6 +127,103 @@ TEST(a_hello_in_pieces) {
   CHECK_INT(hs_received.eager_bytes, SK_MAX_EAGER_BYTES);
   rail_sock_close(&fd);
   hs_end(&h);
+}
+
+/* ---- one connection after the other --------------------------------------- */
+
+/* A connection waits for accept however long: its peer has done its part. */
+TEST(accepted_after_the_handshake_time) {
+  struct hs h;
+  struct sk_comm_args first;
+  char handle[RAIL_NET_HANDLE_SIZE];
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  hs_begin(&h);
+  sk_params.handshake_ms = 50;
+  hs_listen(&h, DEV_A);
+  memcpy(handle, h.handle, sizeof handle);
+  while (!hs_connect_step(&h, DEV_A)) CHECK(!rail_deadline_passed(deadline));
+  first = hs_sent;
+  memcpy(h.handle, handle, sizeof handle);
+  while (!hs_connect_step(&h, DEV_A)) CHECK(!rail_deadline_passed(deadline));
+  while (!hs_accept_step(&h)) CHECK(!rail_deadline_passed(deadline)); /* the other one is complete here by now */
+  hs_close(&hs_received);
+  usleep(2 * 50 * 1000);
+  while (!hs_accept_step(&h)) CHECK_MSG(!log_said("within the time limit"), "it was sent away");
+  hs_close(&first);
+  hs_end(&h);
+}
+
+TEST(a_handle_connects_again) {
+  struct hs h;
+  struct sk_handle again;
+  const char *why;
+  hs_begin(&h);
+  hs_pair(&h, DEV_A, DEV_A);
+  CHECK_MSG(sk_handle_decode(h.handle, &again, &why), "%s", why);
+  CHECK_MSG(again.attempt == 0, "the handle names attempt %llu, which is over", (unsigned long long)again.attempt);
+  hs_end(&h);
+}
+
+/* The first one keeps its place, and its socket. */
+TEST(a_stream_that_is_there_already) {
+  struct hs h;
+  struct sk_hello_wire w;
+  struct sk_hello hello = {.stream = 0, .streams = 2, .eager_bytes = SK_MAX_EAGER_BYTES};
+  char byte;
+  hs_begin(&h);
+  sk_params.streams = 2;
+  hs_listen(&h, DEV_A);
+  sk_hello_encode(&hello, h.decoded.secret, &w);
+  int first = hs_stranger(&h, 0, &w);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  while (!h.listen->reception->groups) {
+    hs_accept_nobody(&h);
+    CHECK(!rail_deadline_passed(deadline));
+  }
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_DUPLICATE);
+  hello.stream = 1;
+  sk_hello_encode(&hello, h.decoded.secret, &w);
+  int second = hs_stranger(&h, 0, &w);
+  while (!hs_accept_step(&h)) CHECK(!rail_deadline_passed(deadline));
+  hs_linked(first, hs_received.fds[0]);
+  hs_linked(second, hs_received.fds[1]);
+  hs_close(&hs_received);
+  while (recv(first, &byte, 1, MSG_DONTWAIT) > 0) continue;
+  rail_sock_close(&first);
+  rail_sock_close(&second);
+  hs_end(&h);
+}
+
+static int buffer_of(int fd, int option) {
+  int size = 0;
+  socklen_t len = sizeof size;
+  ENSURE(getsockopt(fd, SOL_SOCKET, option, &size, &len) == 0, "no buffer size");
+  return size;
+}
+
+TEST(each_buffer_has_its_own_size) {
+  struct hs h;
+  hs_begin(&h);
+  sk_params.sndbuf = 32 * 1024;
+  sk_params.rcvbuf = 64 * 1024;
+  hs_pair(&h, DEV_A, DEV_A);
+  for (int i = 0; i < 2; i++) { /* the kernel doubles what it is asked for */
+    int fd = i ? hs_received.fds[0] : hs_sent.fds[0];
+    CHECK_INT(buffer_of(fd, SO_SNDBUF), 2 * 32 * 1024);
+    CHECK_INT(buffer_of(fd, SO_RCVBUF), 2 * 64 * 1024);
+  }
+  hs_end(&h);
+}
+
+TEST(eager_bytes_that_are_too_few_are_raised) {
+  setenv("RAIL_SOCKET_EAGER_BYTES", "4096", 1);
+  rail_log_set_sink(log_capture);
+  sk_params_load();
+  unsetenv("RAIL_SOCKET_EAGER_BYTES");
+  CHECK(log_said("RAIL_SOCKET_EAGER_BYTES=4096 is too small for RAIL_SOCKET_EAGER="));
+  CHECK_INT(sk_params.eager_bytes, SK_MIN_EAGER_BYTES((uint32_t)sk_params.eager));
+  sk_params_load();
+  rail_log_set_sink(NULL);
 }
 
 /* ---- streams that come back --------------------------------------------- */
@@ -257,6 +356,27 @@ TEST(another_version) {
   hs_end(&h);
 }
 
+/* Whoever has come back and was not taken is let go with the connection. */
+TEST(back_when_the_connection_closes) {
+  struct hs h;
+  char byte;
+  hs_begin(&h);
+  hs_pair(&h, DEV_BOTH, DEV_BOTH);
+  lose(1);
+  struct sk_hello_wire w = rejoin_hello(&h, 1, 1);
+  int fd = hs_stranger(&h, 1, &w);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  for (int i = 0; i < 50; i++) { /* accept hears of it, and is not the one to take it */
+    hs_accept_nobody(&h);
+    usleep(1000);
+  }
+  hs_close(&hs_received);
+  while (recv(fd, &byte, 1, MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+    CHECK_MSG(!rail_deadline_passed(deadline), "its socket is still open");
+  rail_sock_close(&fd);
+  hs_end(&h);
+}
+
 TEST(lost_before_it_was_accepted) {
   struct hs h;
   hs_begin(&h);
@@ -384,6 +504,9 @@ TEST(streams_come_back_while_others_are_accepted) {
 
 TEST_MAIN(TEST_CASE(one_rail), TEST_CASE(two_rails_with_two_streams_each), TEST_CASE(rails_on_one_side_only),
           TEST_CASE(sixteen_streams_at_most), TEST_CASE(what_is_counted), TEST_CASE(a_hello_in_pieces),
+          TEST_CASE(accepted_after_the_handshake_time), TEST_CASE(a_handle_connects_again),
+          TEST_CASE(a_stream_that_is_there_already), TEST_CASE(each_buffer_has_its_own_size),
+          TEST_CASE(eager_bytes_that_are_too_few_are_raised), TEST_CASE(back_when_the_connection_closes),
           TEST_CASE(a_lost_stream_comes_back),
           TEST_CASE(strangers_at_the_kept_doors), TEST_CASE(who_may_not_come_back),
           TEST_CASE(another_version),

@@ -108,6 +108,26 @@ TEST(eight_buffers_their_sizes_and_registrations) {
   data_close(&d);
 }
 
+TEST(registrations_are_given_back_in_any_order) {
+  static const int orders[][4] = {{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 0, 3, 2}, {2, 1, 3, 0}, {1, 2, 0, 3}};
+  for (unsigned int k = 0; k < RAIL_COUNT_OF(orders); k++) {
+    struct data d;
+    void *mrs[4];
+    data_begin(&d, SK_RECEIVER, 1, 0);
+    data_open(&d);
+    for (int i = 0; i < 4; i++) CHECK_OK(sk_reg_mr(d.comm, bytes[i], sizeof bytes[i], RAIL_PTR_HOST, &mrs[i]));
+    for (int i = 0; i < 4; i++) {
+      unsigned int left = 0;
+      CHECK_OK(sk_dereg_mr(d.comm, mrs[orders[k][i]]));
+      const struct sk_mr *before = NULL;
+      for (const struct sk_mr *mr = d.comm->mrs; mr && left < 5; before = mr, mr = mr->next, left++)
+        CHECK(mr->prev == before && mr->comm == d.comm);
+      CHECK_INT(left, 3 - i);
+    }
+    data_close(&d);
+  }
+}
+
 /* ---- what the sender is told ---------------------------------------------------- */
 
 TEST(only_buffers_above_the_eager_size_are_granted) {
@@ -118,6 +138,8 @@ TEST(only_buffers_above_the_eager_size_are_granted) {
   void *at_limit = irecv_one(&d, EAGER, 1);
   data_hear_nothing(&d, 0);
   void *above = irecv_one(&d, EAGER + 1, 2);
+  data_settle(&d);
+  CHECK_MSG(data_says(&d, 0), "a buffer above the eager size is not granted soon");
   struct sk_frame f = hear_control(&d, entries);
   CHECK_INT(f.len, 2 * sizeof entries[0]); /* in posting order, the small one before the last large one, too */
   CHECK_INT(le32toh(entries[0].key), 1);
@@ -165,7 +187,7 @@ TEST(credit_comes_back_before_it_is_used_up) {
     CHECK_MSG(seq - told <= 8, "credit is used up at message %u", seq);
     if (seq - told == 8) {
       struct sk_frame f = hear_control(&d, entries);
-      CHECK_MSG(f.tag > told && f.tag <= seq, "credit of %u messages, of %u sent, %u of which were known", f.tag, seq, told);
+      CHECK_MSG(f.tag > told && f.tag <= seq, "credit of %u messages; %u were sent, %u known", f.tag, seq, told);
       CHECK_INT(f.size, f.tag * sk_credit_of(64));
       told = f.tag;
       frames++;
@@ -198,6 +220,49 @@ TEST(credit_of_messages_taken_in_another_order) {
     CHECK_INT(early->bytes_freed, freed);
   }
   data_close(&d);
+}
+
+/* ---- close ------------------------------------------------------------------------- */
+
+/* Byte by byte a small socket is soon full: each takes a buffer of its own. Returns how many it took. */
+static uint32_t fill_socket(int fd, const uint8_t *from) {
+  uint32_t n = 0;
+  while (send(fd, from ? from + n : (const uint8_t *)"x", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1) n++;
+  return n;
+}
+
+/* Grants that the socket took in part are finished after close: the peer reads a whole frame. */
+TEST(a_report_that_is_half_written_at_close) {
+  uint8_t frame[SK_HEAD + 2 * sizeof(struct sk_entry)], garbage[4096];
+  struct sk_frame f;
+  struct data d;
+  data_begin(&d, SK_RECEIVER, 1, 0);
+  int fd = d.args.fds[0], end = d.ends[0];
+  ENSURE(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &(int){1}, sizeof(int)) == 0, "no small socket");
+  data_open(&d);
+  struct sk_stream *s = &d.comm->streams[0];
+  fill_socket(fd, NULL);
+  irecv_one(&d, EAGER + 1, 7);
+  data_settle(&d);
+  CHECK_INT(s->out_bytes, SK_HEAD + sizeof(struct sk_entry));
+  while (recv(end, garbage, sizeof garbage, MSG_DONTWAIT) > 0) continue;
+  uint32_t n = fill_socket(fd, s->stage + s->stage_head);
+  CHECK_MSG(n > 0 && n < SK_HEAD, "the socket took %u bytes", n);
+  sk_stream_wrote(s, n);
+  d.ends[0] = -1;
+  CHECK_OK(sk_close_recv(d.comm));
+  for (size_t done = 0; done < SK_HEAD + sizeof(struct sk_entry); sk_close_reap()) {
+    ssize_t more = recv(end, frame + done, sizeof frame - done, MSG_DONTWAIT);
+    CHECK_MSG(more != 0, "the stream ends after %zu bytes", done);
+    if (more > 0) done += (size_t)more;
+    CHECK(done <= SK_HEAD + sizeof(struct sk_entry));
+  }
+  CHECK(sk_frame_decode(frame, &f) && f.type == SK_FRAME_CONTROL && f.len == sizeof(struct sk_entry));
+  sk_close_reap();
+  CHECK_MSG(recv(end, frame, 1, MSG_DONTWAIT) == 0, "the stream does not end behind the frame");
+  rail_sock_close(&end);
+  sk_close_all();
+  rail_log_set_sink(NULL);
 }
 
 /* ---- nonsense from the peer --------------------------------------------------------- */
@@ -258,4 +323,5 @@ TEST_MAIN(TEST_CASE(a_receive_is_posted_while_its_message_comes_in), TEST_CASE(a
           TEST_CASE(eight_buffers_their_sizes_and_registrations),
           TEST_CASE(only_buffers_above_the_eager_size_are_granted),
           TEST_CASE(a_buffer_that_has_its_message_is_not_granted), TEST_CASE(credit_comes_back_before_it_is_used_up),
-          TEST_CASE(credit_of_messages_taken_in_another_order), TEST_CASE(frames_that_cannot_be))
+          TEST_CASE(credit_of_messages_taken_in_another_order), TEST_CASE(registrations_are_given_back_in_any_order),
+          TEST_CASE(a_report_that_is_half_written_at_close), TEST_CASE(frames_that_cannot_be))

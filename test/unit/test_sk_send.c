@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A sending connection and a receiver in the test's hands: credit, grants, the order of a tag, what streams carry.
  * TEST-SAN: asan */
+#include <sys/resource.h>
+
 #include "test/unit/sk_data.h"
 
 static uint8_t bytes[1 << 20];
@@ -109,7 +111,7 @@ TEST(a_grant_belongs_to_the_message_that_was_under_way) {
   void *first = isend(&d, 0, 8, 1), *second = isend(&d, 1, 8, 1);
   hear_message(&d, 0, 8, 1);
   hear_message(&d, 1, 8, 1);
-  grant(&d, 1, sk_credit_of(8), 1, 1, EAGER + 1); /* message 0 was seen, message 1 was not: the buffer is for that one */
+  grant(&d, 1, sk_credit_of(8), 1, 1, EAGER + 1); /* message 0 was seen, 1 was not: the buffer is for that one */
   data_settle(&d);
   void *large = isend(&d, 2, EAGER + 1, 1);
   data_hear_nothing(&d, 0);
@@ -167,7 +169,7 @@ TEST(the_peer_goes_away_while_sends_wait) {
     data_settle(&d);
     data_end(&d, i);
     data_failure(request);
-    CHECK(log_said(i ? "before it answered the handshake" : "the peer closed the connection with requests outstanding"));
+    CHECK(log_said(i ? "before it answered the handshake" : "closed the connection with requests outstanding"));
     data_close(&d);
   }
 }
@@ -186,6 +188,92 @@ TEST(the_last_word_of_a_peer_that_reads_no_more) {
   CHECK_INT(data_failure(request), RAIL_BAD_USAGE);
   CHECK(log_said("a message of 77 bytes with tag 9 meets a receive buffer of 66 bytes"));
   data_close(&d);
+}
+
+/* ---- registrations, close ---------------------------------------------------- */
+
+TEST(a_registration_is_free_when_its_sends_are_done) {
+  struct data d;
+  void *mr, *requests[2];
+  data_begin(&d, SK_SENDER, 1, 0);
+  data_open(&d);
+  CHECK_OK(sk_reg_mr(d.comm, bytes, sizeof bytes, RAIL_PTR_HOST, &mr));
+  for (int i = 0; i < 2; i++) CHECK_OK(sk_isend(d.comm, bytes, 8, 0, mr, NULL, &requests[i]));
+  for (int i = 0; i < 2; i++) data_wait(requests[i], NULL);
+  CHECK_OK(sk_dereg_mr(d.comm, mr));
+  CHECK_MSG(!sk_comm_is_stopped(d.comm), "deregMr took the registration for one in use");
+  data_close(&d);
+}
+
+/* A message that is half written at close is cut off, and nothing follows it: that would be taken for its bytes. */
+TEST(nothing_follows_a_message_that_was_cut_off) {
+  struct data d;
+  size_t size = sizeof bytes / 16, sent, heard = 0;
+  data_begin(&d, SK_SENDER, 1, 0);
+  data_open(&d);
+  const struct sk_stream *s = &d.comm->streams[0];
+  for (uint32_t seq = 0; seq < 15 && !s->out_count; seq++) {
+    grant(&d, 0, 0, 0, 0, size);
+    data_settle(&d);
+    isend(&d, seq, size, 0);
+  }
+  CHECK_MSG(s->out_count && s->out_done, "the socket took all of it");
+  ENSURE(sk_comm_try_own(d.comm), "somebody else moves it");
+  sk_ping(d.comm); /* a frame of no user's, behind it */
+  sk_comm_disown(d.comm);
+  sent = rail_stats_get(&d.comm->moved.out);
+  int end = d.ends[0];
+  d.ends[0] = -1;
+  data_close(&d);
+  for (ssize_t n; (n = recv(end, bytes, sizeof bytes, MSG_DONTWAIT)) > 0;) heard += (size_t)n;
+  CHECK_INT(heard, sent);
+  rail_sock_close(&end);
+}
+
+/* Close ends all streams at once, and lets go of the sockets when the peer has ended them, too. */
+TEST(all_streams_end_at_close) {
+  struct data d;
+  uint8_t byte;
+  data_begin(&d, SK_SENDER, 3, 0);
+  data_open(&d);
+  data_settle(&d);
+  CHECK_OK(sk_close_send(d.comm));
+  for (unsigned int i = 0; i < 3; i++)
+    CHECK_MSG(recv(d.ends[i], &byte, 1, MSG_DONTWAIT) == 0, "stream %u has not ended", i);
+  for (int i = 0; i < 3; i++) {
+    CHECK(sk_close_is_lingering());
+    sk_close_reap();
+  }
+  for (unsigned int i = 0; i < 3; i++) data_end(&d, i);
+  sk_close_reap();
+  CHECK(!sk_close_is_lingering());
+  sk_close_all();
+  rail_log_set_sink(NULL);
+}
+
+/* So many closed connections whose peers never close: the oldest are given up, with their sockets. */
+TEST(a_bounded_number_of_closed_connections_waits) {
+  enum { BOUND = 1024, MORE = 4 };
+  static int ends[BOUND + MORE];
+  struct rlimit limit;
+  ENSURE(getrlimit(RLIMIT_NOFILE, &limit) == 0, "no limit");
+  if (limit.rlim_max < 3 * BOUND) tap_skip_case("at most %llu files may be open", (unsigned long long)limit.rlim_max);
+  limit.rlim_cur = limit.rlim_max;
+  ENSURE(setrlimit(RLIMIT_NOFILE, &limit) == 0, "no limit");
+  for (int i = 0; i < BOUND + MORE; i++) {
+    struct data d;
+    data_begin(&d, SK_SENDER, 1, 0);
+    data_create(&d);
+    ends[i] = d.ends[0];
+    CHECK_OK(sk_close_send(d.comm));
+  }
+  int gone = 0;
+  for (int i = 0; i < BOUND + MORE; i++) gone += send(ends[i], "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0;
+  CHECK_INT(gone, MORE);
+  for (int i = 0; i < BOUND + MORE; i++) rail_sock_close(&ends[i]);
+  sk_close_all();
+  CHECK(!sk_close_is_lingering());
+  rail_log_set_sink(NULL);
 }
 
 /* ---- nonsense from the peer ------------------------------------------------ */
@@ -221,5 +309,9 @@ TEST_MAIN(TEST_CASE(no_more_messages_than_the_credit_counts), TEST_CASE(no_more_
           TEST_CASE(a_grant_belongs_to_the_message_that_was_under_way),
           TEST_CASE(large_messages_one_after_the_other_over_two_streams),
           TEST_CASE(the_peer_goes_away_while_sends_wait),
-          TEST_CASE(the_last_word_of_a_peer_that_reads_no_more), TEST_CASE(control_frames_come_over_the_first_stream),
+          TEST_CASE(the_last_word_of_a_peer_that_reads_no_more),
+          TEST_CASE(a_registration_is_free_when_its_sends_are_done),
+          TEST_CASE(nothing_follows_a_message_that_was_cut_off),
+          TEST_CASE(all_streams_end_at_close), TEST_CASE(a_bounded_number_of_closed_connections_waits),
+          TEST_CASE(control_frames_come_over_the_first_stream),
           TEST_CASE(a_control_frame_that_is_too_long_is_an_error))

@@ -260,6 +260,21 @@ TEST(through_a_socket) {
   end();
 }
 
+/* The peer hears of a stream that cannot be written any more, though the connection may be well. */
+TEST(a_failed_stream_ends_for_the_peer) {
+  int fd[2];
+  char byte;
+  begin();
+  CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd));
+  x.s.fd = fd[0];
+  sk_stream_out_failed(&x.s, 0);
+  CHECK_INT(x.s.out_errno, EPIPE);
+  CHECK_INT(recv(fd[1], &byte, 1, 0), 0);
+  CHECK_INT(send(fd[1], "x", 1, MSG_NOSIGNAL), 1); /* what it has to say can still be read */
+  close(fd[1]);
+  end();
+}
+
 TEST_MAIN(TEST_CASE(every_cut), TEST_CASE(every_step), TEST_CASE(few_pieces), TEST_CASE(small_frames_are_one_piece),
           TEST_CASE(large_payloads_come_in_parts), TEST_CASE(random_traffic), TEST_CASE(room_for_control),
-          TEST_CASE(below_a_size), TEST_CASE(through_a_socket))
+          TEST_CASE(below_a_size), TEST_CASE(through_a_socket), TEST_CASE(a_failed_stream_ends_for_the_peer))

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The bookkeeping of calls whose pages the kernel still reads: ranges, any order, numbers that wrap, nonsense. */
 #include "plugin/socket/sk_zerocopy.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include "test/harness/tap.h"
 
 static void begin(struct sk_zerocopy *zc, uint32_t first, sk_pending *pending, uint32_t calls) {
@@ -82,5 +86,45 @@ TEST(numbers_that_were_not_given) {
   }
 }
 
+/* What is beyond the table is copied: the place of a call that is open is not used again. */
+TEST(no_more_calls_than_the_table_holds) {
+  struct sk_zerocopy zc;
+  struct sk_stream s = {.zerocopy = &zc};
+  sk_pending pending[SK_ZEROCOPY_CALLS];
+  for (unsigned int k = 0; k < sizeof starts / sizeof starts[0]; k++) {
+    begin(&zc, starts[k], pending, SK_ZEROCOPY_CALLS - 1);
+    CHECK(sk_zerocopy_is_on(&s));
+    begin(&zc, starts[k], pending, SK_ZEROCOPY_CALLS);
+    CHECK(!sk_zerocopy_is_on(&s));
+    sk_zerocopy_over(&zc, starts[k], starts[k]);
+    CHECK(sk_zerocopy_is_on(&s));
+  }
+}
+
+/* Only calls that gave something to the kernel are waited for. (This socket copies, and does not say so.) */
+TEST(a_call_that_wrote_nothing_is_not_waited_for) {
+  static uint8_t payload[2 << 20];
+  struct sk_moved moved = {0};
+  struct sk_stream s;
+  struct sk_zerocopy zc = {.from = SK_ZEROCOPY_MIN};
+  sk_pending send = 1;
+  uint64_t bytes = 0;
+  int fd[2];
+  CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fd));
+  CHECK_OK(sk_stream_init(&s, fd[0], 0, 4096, &moved));
+  s.zerocopy = &zc;
+  memset(sk_stream_queue(&s, SK_HEAD, payload, sizeof payload, &send), 0, SK_HEAD);
+  while (sk_zerocopy_flush(&s, &bytes) == RAIL_OK) continue;
+  uint32_t calls = zc.next;
+  CHECK(calls > 0 && bytes < sizeof payload);
+  for (int i = 0; i < 5; i++) CHECK_INT(sk_zerocopy_flush(&s, &bytes), RAIL_IN_PROGRESS); /* it is full */
+  CHECK_INT(zc.next, calls);
+  CHECK_INT(send, 1 + calls);
+  s.zerocopy = NULL; /* it is not on the heap */
+  sk_stream_destroy(&s);
+  close(fd[1]);
+}
+
 TEST_MAIN(TEST_CASE(one_by_one_and_ranges), TEST_CASE(any_order), TEST_CASE(twice),
-          TEST_CASE(numbers_that_were_not_given))
+          TEST_CASE(numbers_that_were_not_given), TEST_CASE(no_more_calls_than_the_table_holds),
+          TEST_CASE(a_call_that_wrote_nothing_is_not_waited_for))

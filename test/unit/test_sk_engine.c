@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Connections that the epoll engine moves, with the peer's ends in the test's hands: nothing of what a socket says, a
+ * caller leaves or another owner held up is lost, though the caller stays away.
+ * TEST-SAN: asan tsan */
+#include "plugin/socket/sk_engine.h"
+#include "test/unit/sk_data.h"
+
+#define LARGE (1 << 20)
+
+static uint8_t bytes[LARGE];
+
+static void begin(struct data *d, enum sk_side side) {
+  data_begin(d, side, 1, 0);
+  sk_params.engine = SK_ENGINE_EPOLL;
+  data_open(d);
+  ENSURE(d->comm->seat, "the engine did not take the connection: %s", log_lines);
+}
+
+static void end(struct data *d) {
+  data_close(d);
+  sk_engine_stop();
+}
+
+static void *irecv(const struct data *d, size_t size) {
+  void *request, *data = bytes;
+  ENSURE_INT(sk_irecv(d->comm, 1, &data, &size, &(int){0}, NULL, NULL, &request), RAIL_OK);
+  ENSURE(request, "no request");
+  return request;
+}
+
+/* Without a call of test, which would lend a hand. */
+static void wait_until_done(const void *request) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  while (!sk_request_is_done(request)) {
+    ENSURE(!rail_deadline_passed(deadline), "the engine does not come");
+    usleep(100);
+  }
+}
+
+static void own(const struct data *d) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  while (!sk_comm_try_own(d->comm)) ENSURE(!rail_deadline_passed(deadline), "somebody keeps the connection");
+}
+
+/* ---- receiver -------------------------------------------------------------- */
+
+TEST(a_message_comes_in) {
+  struct data d;
+  begin(&d, SK_RECEIVER);
+  for (uint32_t seq = 0; seq < 20; seq++) {
+    void *request = irecv(&d, 100);
+    if (seq % 2) usleep(2000); /* the thread sleeps */
+    data_say(&d, 0, SK_FRAME_MSG, 0, seq, 100, 100, 0);
+    data_say_bytes(&d, 0, seq, 0, 100);
+    wait_until_done(request);
+    data_check_bytes(bytes, seq, 0, 100);
+    data_wait(request, NULL);
+  }
+  end(&d);
+}
+
+/* More than one read takes has come before the engine looks: it goes on without another event. */
+TEST(a_read_that_was_full_is_not_the_last) {
+  enum { N = 24, SIZE = EAGER };
+  static uint8_t buffers[N][SIZE];
+  struct data d;
+  void *requests[N];
+  begin(&d, SK_RECEIVER);
+  for (int i = 0; i < N; i++) {
+    void *data = buffers[i];
+    size_t size = SIZE;
+    CHECK_OK(sk_irecv(d.comm, 1, &data, &size, &(int){0}, NULL, NULL, &requests[i]));
+  }
+  own(&d);
+  for (uint32_t i = 0; i < N; i++) {
+    data_say(&d, 0, SK_FRAME_MSG, 0, i, SIZE, SIZE, 0);
+    data_say_bytes(&d, 0, i, 0, SIZE);
+  }
+  sk_comm_disown(d.comm);
+  for (int i = 0; i < N; i++) {
+    wait_until_done(requests[i]);
+    data_check_bytes(buffers[i], (uint32_t)i, 0, SIZE);
+    data_wait(requests[i], NULL);
+  }
+  end(&d);
+}
+
+/* The event comes while the connection is somebody else's. */
+TEST(an_event_while_somebody_else_owns) {
+  struct data d;
+  begin(&d, SK_RECEIVER);
+  for (uint32_t seq = 0; seq < 10; seq++) {
+    void *request = irecv(&d, 100);
+    own(&d);
+    data_say(&d, 0, SK_FRAME_MSG, 0, seq, 100, 100, 0);
+    data_say_bytes(&d, 0, seq, 0, 100);
+    usleep(2000);
+    sk_comm_disown(d.comm);
+    wait_until_done(request);
+    data_wait(request, NULL);
+  }
+  end(&d);
+}
+
+/* A receive that is left in the ring because somebody owns the connection. */
+TEST(a_receive_while_somebody_else_owns) {
+  struct data d;
+  begin(&d, SK_RECEIVER);
+  for (uint32_t seq = 0; seq < 10; seq++) {
+    data_say(&d, 0, SK_FRAME_MSG, 0, seq, 100, 100, 0);
+    data_say_bytes(&d, 0, seq, 0, 100);
+    usleep(2000);
+    own(&d);
+    void *request = irecv(&d, 100);
+    usleep(500);
+    sk_comm_disown(d.comm);
+    wait_until_done(request);
+    data_wait(request, NULL);
+  }
+  end(&d);
+}
+
+/* The end of a stream in one event with its last bytes. */
+TEST(the_end_comes_with_the_last_bytes) {
+  struct data d;
+  begin(&d, SK_RECEIVER);
+  void *first = irecv(&d, 100), *second = irecv(&d, 100);
+  own(&d);
+  data_say(&d, 0, SK_FRAME_MSG, 0, 0, 100, 100, 0);
+  data_say_bytes(&d, 0, 0, 0, 100);
+  data_end(&d, 0);
+  sk_comm_disown(d.comm);
+  wait_until_done(first);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  while (sk_comm_error(d.comm) == RAIL_OK) {
+    CHECK_MSG(!rail_deadline_passed(deadline), "the end of the stream goes unnoticed");
+    usleep(100);
+  }
+  CHECK(!sk_request_is_done(second));
+  data_wait(first, NULL);
+  CHECK_INT(data_failure(second), RAIL_REMOTE_ERROR);
+  end(&d);
+}
+
+/* ---- sender ------------------------------------------------------------------ */
+
+/* A message that is far larger than the socket goes on whenever the peer has read. */
+TEST(a_socket_that_has_room_again) {
+  static uint8_t got[64 * 1024];
+  struct data d;
+  void *request;
+  begin(&d, SK_SENDER);
+  data_fill(bytes, 0, 0, LARGE);
+  data_say_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, LARGE}, 1);
+  CHECK_OK(sk_isend(d.comm, bytes, LARGE, 0, NULL, NULL, &request));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  for (size_t heard = 0; heard < LARGE + SK_HEAD;) {
+    ssize_t n = recv(d.ends[0], got, sizeof got, MSG_DONTWAIT);
+    if (n > 0) heard += (size_t)n;
+    else usleep(200);
+    CHECK_MSG(!rail_deadline_passed(deadline), "%zu bytes came", heard);
+  }
+  wait_until_done(request);
+  data_wait(request, NULL);
+  end(&d);
+}
+
+/* Small sends behind others wait in the stream until one of them is tested. One look at each is enough. */
+TEST(small_sends_leave_when_they_are_tested) {
+  enum { N = 12 };
+  struct data d;
+  void *requests[N];
+  uint8_t message[SK_HEAD + 8];
+  begin(&d, SK_SENDER);
+  data_fill(bytes, 0, 0, 8);
+  for (int i = 0; i < N; i++) CHECK_OK(sk_isend(d.comm, bytes, 8, 0, NULL, NULL, &requests[i]));
+  usleep(2000);
+  for (int i = 0; i < N; i++) /* a test or two more, should the engine own the connection just then */
+    if (data_test(requests[i], NULL)) requests[i] = NULL;
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  for (int i = 0; i < N; i++) {
+    size_t done = 0;
+    while (rail_sock_recv_some(d.ends[0], message, sizeof message, &done) == RAIL_IN_PROGRESS) {
+      CHECK_MSG(!rail_deadline_passed(deadline), "message %d has not left", i);
+      usleep(100);
+    }
+  }
+  for (int i = 0; i < N; i++)
+    if (requests[i]) data_wait(requests[i], NULL);
+  end(&d);
+}
+
+/* ---- both ----------------------------------------------------------------------- */
+
+/* Seats are used again, and the thread is none the worse for connections that end while it looks at them. */
+TEST(connections_come_and_go) {
+  for (int i = 0; i < 50; i++) {
+    struct data d;
+    begin(&d, i % 2 ? SK_SENDER : SK_RECEIVER);
+    for (int k = 0; k < 3; k++) data_say(&d, 0, SK_FRAME_PING, 0, 0, 0, 0, 0);
+    data_close(&d);
+  }
+  sk_engine_stop();
+}
+
+TEST_MAIN(TEST_CASE(a_message_comes_in), TEST_CASE(a_read_that_was_full_is_not_the_last),
+          TEST_CASE(an_event_while_somebody_else_owns), TEST_CASE(a_receive_while_somebody_else_owns),
+          TEST_CASE(the_end_comes_with_the_last_bytes), TEST_CASE(a_socket_that_has_room_again),
+          TEST_CASE(small_sends_leave_when_they_are_tested), TEST_CASE(connections_come_and_go))
