@@ -139,6 +139,37 @@ TEST(long_chains) {
   ib_params_load();
 }
 
+/* Which of the peer's keys a write takes follows from where its queue pair leads, not from where it begins. */
+TEST(keys_of_the_rail_at_the_other_end) {
+  open_simple(&(struct pair_shape){2, 2, 1, 30, 64, 64});
+  for (unsigned int i = 0; i < 2; i++) p.sc->qps[i].remote_rail = (uint8_t)(1 - i);
+  for (unsigned int i = 0; i < 4; i++) {
+    uint32_t good = p.mrs[1]->rkey;
+    for (unsigned int r = 0; r < 2; r++) mh_in->rkeys[r] = r == 1 - i % 2 ? good : 0x7777; /* queue pairs take turns */
+    send_and_check(100, 100);
+  }
+  pair_close(&p);
+}
+
+/* One look takes what has come over all rails. */
+TEST(one_look_at_all_rails) {
+  ib_params.min_part = 1024;
+  open_simple(&(struct pair_shape){2, 2, 2, 30, 64, 64});
+  void *r = pair_irecv(&p, in, 8192, 1, mh_in);
+  CHECK_OK(ib_progress(p.rc));
+  void *s = pair_isend(&p, out, 8192, 1, mh_out);
+  CHECK(r && s);
+  CHECK_INT(p.sc->stats[IB_COMM_WRITES], 2); /* one over each rail */
+  CHECK_OK(ib_progress(p.sc));
+  CHECK_INT(((struct ib_request *)s)->pending, 0);
+  CHECK_OK(ib_progress(p.rc));
+  CHECK_INT(((struct ib_request *)r)->pending, 0);
+  CHECK_INT(pair_finish(s, RAIL_OK), 8192);
+  CHECK_INT(pair_finish(r, RAIL_OK), 8192);
+  pair_close(&p);
+  ib_params_load();
+}
+
 /* ---- groups, and order --------------------------------------------------------- */
 
 /* A group's sends in a given order; everything is tested in another. */
@@ -170,6 +201,8 @@ static void one_group(const int *order, int n, const int *tests) {
     CHECK_INT(got[i], i * 256 + n);
     CHECK(memcmp(in + i * 4096, out + i * 300, (size_t)got[i]) == 0);
   }
+  CHECK_INT(atomic_load(&mh_in->outstanding), 0);
+  CHECK_INT(atomic_load(&mh_out->outstanding), 0);
 }
 
 TEST(groups_in_every_order) {
@@ -268,6 +301,9 @@ TEST(numbers_wrap) {
 TEST(no_room_for_cts) {
   for (uint32_t depth = 1; depth < 6; depth++) {
     open_simple(&(struct pair_shape){1, 1, 1, 30, depth, 64});
+    for (int i = 0; i < 20; i++) CHECK_MSG(pair_irecv(&p, in, 100, 1, mh_in), "no room for receive %d", i);
+    pair_close(&p);
+    open_simple(&(struct pair_shape){1, 1, 1, 30, depth, 64});
     for (size_t i = 0; i < 100; i++) send_and_check(i, i);
     fake_script("progress poll; stall op=write");
     uint32_t room = p.rc->qps[0].send_room, posted = 0;
@@ -316,7 +352,8 @@ TEST(profiler_events) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(what_a_message_costs), TEST_CASE(the_immediate_apart), TEST_CASE(sizes), TEST_CASE(beyond_four_gigabytes),
-    TEST_CASE(long_chains), TEST_CASE(groups_in_every_order), TEST_CASE(full_tables),
+    TEST_CASE(long_chains), TEST_CASE(keys_of_the_rail_at_the_other_end),
+    TEST_CASE(one_look_at_all_rails), TEST_CASE(groups_in_every_order), TEST_CASE(full_tables),
     TEST_CASE(only_the_second_is_tested), TEST_CASE(rows_are_used_again), TEST_CASE(numbers_wrap),
     TEST_CASE(no_room_for_cts), TEST_CASE(profiler_events)};
   fake_use(argv[0], "device fake0 ports=3");

@@ -74,6 +74,20 @@ TEST(a_tag_that_nobody_posts) {
   ib_params_load();
 }
 
+/* A buffer that was taken meanwhile shows that the peer is at it: the wait begins anew. */
+TEST(a_tag_while_others_are_taken) {
+  open_simple(&simple);
+  ib_params.tag_ms = 30;
+  for (int i = 0; i < 8; i++) CHECK(pair_irecv(&p, in, 8, 6, mh_in));
+  for (int i = 0; i < 6; i++) {
+    CHECK(!pair_isend(&p, out, 8, 5, mh_out)); /* an error if the time of the first one counted on */
+    CHECK(pair_isend(&p, out, 8, 6, mh_out));
+    usleep(31000);
+  }
+  pair_close(&p);
+  ib_params_load();
+}
+
 /* While a process is stopped, the peer's or this one, nobody posts, and the tag may still come. */
 TEST(a_tag_whose_receiver_is_stopped) {
   open_simple(&simple);
@@ -232,7 +246,7 @@ TEST(a_ring_with_nonsense) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_than_one_of_a_group), TEST_CASE(a_tag_that_nobody_posts),
-    TEST_CASE(a_tag_whose_receiver_is_stopped),
+    TEST_CASE(a_tag_while_others_are_taken), TEST_CASE(a_tag_whose_receiver_is_stopped),
     TEST_CASE(bad_arguments), TEST_CASE(any_immediate), TEST_CASE(each_lie_has_its_name),
     TEST_CASE(a_ring_with_nonsense)};
   fake_use(argv[0], "device fake0 ports=1");

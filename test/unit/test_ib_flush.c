@@ -138,6 +138,35 @@ TEST(what_is_read) {
   close_one(flush);
 }
 
+/* A rail's read takes its own key of the buffer: a wrong one is seen, whichever rail's it is. */
+TEST(keys_by_rail) {
+  for (unsigned int wrong = 0; wrong < 2; wrong++) {
+    open_one(IB_FLUSH_ALWAYS);
+    struct ib_flush *flush = open_good();
+    struct ib_mhandle other = *mh;
+    other.rkeys[wrong] = 0x7777;
+    void *data = memory, *mhs = &other, *request;
+    rail_result_t result = RAIL_OK;
+    int done = 0;
+    CHECK_OK(ib_iflush(p.rc, 1, &data, &(int){8}, &mhs, &request));
+    for (int i = 0; i < 1000 && result == RAIL_OK && !done; i++) result = ib_test(request, &done, NULL);
+    CHECK_MSG(result == RAIL_REMOTE_ERROR && !done, "rail %u read with another's key", wrong);
+    close_one(flush);
+  }
+}
+
+/* Each rail's queue pair has that rail's address, here at another place of its port's table. */
+TEST(addresses_by_rail) {
+  union ibv_gid gid;
+  open_one(IB_FLUSH_ALWAYS);
+  p.rc->rails[1].gid_index = 1;
+  CHECK_OK(ib_verbs.query_gid(p.hca.context, 2, 1, &gid));
+  memcpy(p.rc->rails[1].gid, gid.raw, 16);
+  struct ib_flush *flush = open_good();
+  for (int i = 0; i < 3; i++) pair_finish(flush_of(1, 8, 0, NULL), RAIL_OK);
+  close_one(flush);
+}
+
 TEST(always) {
   open_one(IB_FLUSH_ALWAYS);
   struct ib_flush *flush = open_good();
@@ -222,6 +251,7 @@ TEST(bad_arguments) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(when_it_is_needed), TEST_CASE(not_wanted), TEST_CASE(steps_that_fail), TEST_CASE(what_is_read),
+    TEST_CASE(keys_by_rail), TEST_CASE(addresses_by_rail),
     TEST_CASE(always), TEST_CASE(many), TEST_CASE(after_a_goodbye), TEST_CASE(lost),
     TEST_CASE(bad_arguments)};
   fake_use(argv[0], "device fake0 ports=2");

@@ -468,6 +468,20 @@ TEST(an_hca_dies) {
   done(comm, peer);
 }
 
+/* One that a fused device has only among its further rails. */
+TEST(an_hca_of_a_later_rail_dies) {
+  int peer;
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  comm->rails[1] = comm->rails[0];
+  comm->rails[0].port = ib_device_at(1, "test")->rails[0];
+  comm->nrails = 2;
+  fake_script("event fake0 device_fatal");
+  RIG_WAIT(HEALTH(comm) & IB_COMM_DEVICE_FATAL, 1000);
+  comm->rails[0] = comm->rails[1];
+  comm->nrails = 1;
+  done(comm, peer);
+}
+
 /* ---- the thread ---- */
 
 static int open_fds(void) {
@@ -578,6 +592,7 @@ int main(int argc, char **argv) {
     TEST_CASE(sleeps),
     TEST_CASE(fork_leaves_the_parent_alone),
     TEST_CASE(an_hca_dies),
+    TEST_CASE(an_hca_of_a_later_rail_dies),
   };
   rig_use(argv[0], NULL);
   if (ib_stats_open() != RAIL_OK || ib_watch_begin() != RAIL_OK) abort();

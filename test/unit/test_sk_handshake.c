@@ -194,38 +194,6 @@ TEST(a_stream_that_is_there_already) {
   hs_end(&h);
 }
 
-static int buffer_of(int fd, int option) {
-  int size = 0;
-  socklen_t len = sizeof size;
-  ENSURE(getsockopt(fd, SOL_SOCKET, option, &size, &len) == 0, "no buffer size");
-  return size;
-}
-
-TEST(each_buffer_has_its_own_size) {
-  struct hs h;
-  hs_begin(&h);
-  sk_params.sndbuf = 32 * 1024;
-  sk_params.rcvbuf = 64 * 1024;
-  hs_pair(&h, DEV_A, DEV_A);
-  for (int i = 0; i < 2; i++) { /* the kernel doubles what it is asked for */
-    int fd = i ? hs_received.fds[0] : hs_sent.fds[0];
-    CHECK_INT(buffer_of(fd, SO_SNDBUF), 2 * 32 * 1024);
-    CHECK_INT(buffer_of(fd, SO_RCVBUF), 2 * 64 * 1024);
-  }
-  hs_end(&h);
-}
-
-TEST(eager_bytes_that_are_too_few_are_raised) {
-  setenv("RAIL_SOCKET_EAGER_BYTES", "4096", 1);
-  rail_log_set_sink(log_capture);
-  sk_params_load();
-  unsetenv("RAIL_SOCKET_EAGER_BYTES");
-  CHECK(log_said("RAIL_SOCKET_EAGER_BYTES=4096 is too small for RAIL_SOCKET_EAGER="));
-  CHECK_INT(sk_params.eager_bytes, SK_MIN_EAGER_BYTES((uint32_t)sk_params.eager));
-  sk_params_load();
-  rail_log_set_sink(NULL);
-}
-
 /* ---- streams that come back --------------------------------------------- */
 
 static void lose(unsigned int i) {
@@ -505,8 +473,7 @@ TEST(streams_come_back_while_others_are_accepted) {
 TEST_MAIN(TEST_CASE(one_rail), TEST_CASE(two_rails_with_two_streams_each), TEST_CASE(rails_on_one_side_only),
           TEST_CASE(sixteen_streams_at_most), TEST_CASE(what_is_counted), TEST_CASE(a_hello_in_pieces),
           TEST_CASE(accepted_after_the_handshake_time), TEST_CASE(a_handle_connects_again),
-          TEST_CASE(a_stream_that_is_there_already), TEST_CASE(each_buffer_has_its_own_size),
-          TEST_CASE(eager_bytes_that_are_too_few_are_raised), TEST_CASE(back_when_the_connection_closes),
+          TEST_CASE(a_stream_that_is_there_already), TEST_CASE(back_when_the_connection_closes),
           TEST_CASE(a_lost_stream_comes_back),
           TEST_CASE(strangers_at_the_kept_doors), TEST_CASE(who_may_not_come_back),
           TEST_CASE(another_version),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where listeners listen, and how connections mark their packets. A process
+ * Where listeners listen, how connections mark their packets, sizes that are asked for. A process
  * reads the parameters of the first once: those cases run in children. */
 #include <netinet/ip.h>
 #include <netinet/tcp.h>
@@ -162,5 +162,38 @@ TEST(congestion_control) {
   hs_end(&h);
 }
 
+static int buffer_of(int fd, int option) {
+  int size = 0;
+  socklen_t len = sizeof size;
+  ENSURE(getsockopt(fd, SOL_SOCKET, option, &size, &len) == 0, "no buffer size");
+  return size;
+}
+
+TEST(each_buffer_has_its_own_size) {
+  struct hs h;
+  hs_begin(&h);
+  sk_params.sndbuf = 32 * 1024;
+  sk_params.rcvbuf = 64 * 1024;
+  hs_pair(&h, DEV_A, DEV_A);
+  for (int i = 0; i < 2; i++) { /* the kernel doubles what it is asked for */
+    int fd = i ? hs_received.fds[0] : hs_sent.fds[0];
+    CHECK_INT(buffer_of(fd, SO_SNDBUF), 2 * 32 * 1024);
+    CHECK_INT(buffer_of(fd, SO_RCVBUF), 2 * 64 * 1024);
+  }
+  hs_end(&h);
+}
+
+TEST(eager_bytes_that_are_too_few_are_raised) {
+  setenv("RAIL_SOCKET_EAGER_BYTES", "4096", 1);
+  rail_log_set_sink(log_capture);
+  sk_params_load();
+  unsetenv("RAIL_SOCKET_EAGER_BYTES");
+  CHECK(log_said("RAIL_SOCKET_EAGER_BYTES=4096 is too small for RAIL_SOCKET_EAGER="));
+  CHECK_INT(sk_params.eager_bytes, SK_MIN_EAGER_BYTES((uint32_t)sk_params.eager));
+  sk_params_load();
+  rail_log_set_sink(NULL);
+}
+
 TEST_MAIN(TEST_CASE(a_port_for_each_rail), TEST_CASE(values_that_make_no_sense), TEST_CASE(bound_to_all_addresses),
-          TEST_CASE(traffic_class), TEST_CASE(congestion_control))
+          TEST_CASE(traffic_class), TEST_CASE(congestion_control), TEST_CASE(each_buffer_has_its_own_size),
+          TEST_CASE(eager_bytes_that_are_too_few_are_raised))
