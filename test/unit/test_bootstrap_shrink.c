@@ -2,14 +2,14 @@
  *
  * Proves: a send that a failure interrupts does not cost the survivors their connection. Three ranks, processes: rank 0
  * is in the middle of a send to rank 1, which is stopped, when rank 2 dies. Once rank 1 goes on the two make a
- * communicator of their own.
+ * communicator of their own. Of a message that was given up half way nothing can follow.
  */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#include "core/rt_bootstrap.h"
+#include "core/rt_boot.h"
 #include "test/unit/boot_ranks.h"
 
 #define NRANKS 3
@@ -75,6 +75,43 @@ static int survive(int rank, size_t first, size_t second) {
   return 0;
 }
 
+/* ---- a send that is given up ---- */
+
+static void *abort_soon(void *b) {
+  usleep(100000);
+  rt_bootstrap_abort(b, RAIL_REMOTE_ERROR, "the test says so");
+  return NULL;
+}
+
+/* Rank 1 is stopped while rank 0 sends, and stays so. Half a message is out: nothing can follow it, not even on another
+ * connection, where it would overtake. */
+static int give_up(int rank) {
+  struct rank r = {.rank = rank, .nranks = 2, .timeout_ms = 20000, .heartbeat_ms = 200,
+                   .heartbeat_timeout_ms = TOO_LONG_MS};
+  struct rt_bootstrap_args args = args_of(&r);
+  struct rt_patience patience = {.deadline = rail_deadline_in_ms(20000), .outlives_failure = true};
+  char *data = calloc(1, LARGE);
+  pthread_t aborter;
+  if (rank == 0) {
+    WANT(rt_unique_id_create(shared->id) == RAIL_OK);
+    atomic_store(&shared->id_made, 1);
+  }
+  WANT(comes(&shared->id_made, 1));
+  WANT(data && rt_bootstrap_open(shared->id, &args, &r.boot) == RAIL_OK);
+  if (rank == 0) WANT(rt_bootstrap_send(r.boot, 1, 1, data, 16) == RAIL_OK);
+  if (rank == 1) WANT(rt_bootstrap_recv(r.boot, 0, 1, data, 16) == RAIL_OK);
+  atomic_fetch_add(&shared->open, 1);
+  if (rank == 1) pause();
+  WANT(comes(&shared->go, 1));
+  WANT(pthread_create(&aborter, NULL, abort_soon, r.boot) == 0);
+  WANT(rt_bootstrap_send(r.boot, 1, 2, data, LARGE) != RAIL_OK);
+  pthread_join(aborter, NULL);
+  WANT(rt_boot_send(r.boot, RT_BOOT_SPLIT, 1, 3, data, 16, &patience) == RAIL_REMOTE_ERROR);
+  rt_bootstrap_close(r.boot);
+  free(data);
+  return 0;
+}
+
 static bool exited_well(pid_t pid, int rank) {
   int status = 0;
   if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status)) return false;
@@ -112,7 +149,30 @@ static void interrupted(size_t first, size_t second) {
 TEST(while_it_connects) { interrupted(0, 16); }
 TEST(in_the_middle_of_a_message) { interrupted(16, LARGE); }
 
-static const struct tap_case cases[] = {TEST_CASE(while_it_connects), TEST_CASE(in_the_middle_of_a_message)};
+TEST(nothing_follows_half_a_message) {
+  pid_t pids[2];
+  int status;
+  shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(shared != MAP_FAILED);
+  fflush(stdout);
+  for (int i = 0; i < 2; i++) {
+    pids[i] = fork();
+    if (pids[i] == 0) _exit(give_up(i));
+    CHECK(pids[i] > 0);
+  }
+  bool open = comes(&shared->open, 2);
+  kill(pids[1], SIGSTOP);
+  waitpid(pids[1], &status, WUNTRACED);
+  atomic_store(&shared->go, 1);
+  bool well = exited_well(pids[0], 0);
+  kill(pids[1], SIGKILL);
+  waitpid(pids[1], &status, 0);
+  munmap(shared, sizeof *shared);
+  CHECK(open && well);
+}
+
+static const struct tap_case cases[] = {TEST_CASE(while_it_connects), TEST_CASE(in_the_middle_of_a_message),
+                                        TEST_CASE(nothing_follows_half_a_message)};
 
 int main(int argc, char **argv) {
   unsetenv("NCCL_COMM_ID");
