@@ -1,59 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The watch thread: what it hears over side channels and from HCAs, and that it comes, sleeps, goes and forks without
- * leaving anything. */
+ * leaving anything. What it makes of silence is test_ib_silence.c's. */
 #include <dirent.h>
-#include <net/if.h>
-#include <netinet/tcp.h>
 #include <sched.h>
-#include <sys/ioctl.h>
 #include <sys/wait.h>
 
-#include "plugin/ib/ib_pulse.h"
-#include "test/unit/ib_rig.h"
-
-#define HEALTH(comm) atomic_load(&(comm)->health)
-
-static void say_number(int fd, enum ib_pulse_type type, uint64_t number) {
-  uint8_t wire[IB_PULSE_SIZE];
-  ib_pulse_encode(&(struct ib_pulse){type, number}, wire);
-  CHECK_INT(write(fd, wire, sizeof wire), sizeof wire);
-}
-
-/* The next message within `ms`; type 0: end of stream, -1: nothing. */
-static int hear(int fd, uint64_t *number, int ms) {
-  uint8_t wire[IB_PULSE_SIZE];
-  struct ib_pulse pulse;
-  struct pollfd p = {.fd = fd, .events = POLLIN};
-  if (poll(&p, 1, ms) != 1) return -1;
-  ssize_t n = read(fd, wire, sizeof wire);
-  if (n <= 0) return 0;
-  CHECK_INT(n, sizeof wire);
-  CHECK(ib_pulse_decode(wire, &pulse));
-  if (number) *number = pulse.number;
-  return (int)pulse.type;
-}
-
-static void done(struct ib_comm *comm, int peer) {
-  CHECK_OK(ib_close_send(comm));
-  if (peer >= 0) close(peer);
-}
+#include "test/unit/ib_watch_rig.h"
 
 /* Parameters are read once, before there is a thread. */
-static void with_times(int64_t deadline_ms, int64_t peer_ms, int64_t peer_warn_ms) {
-  ib_watch_end();
-  ib_params.deadline_ms = deadline_ms;
-  ib_params.peer_ms = peer_ms;
-  ib_params.peer_warn_ms = peer_warn_ms;
-  CHECK_OK(ib_watch_begin());
-}
-
 static void with_events(int64_t return_async_events) {
   ib_watch_end();
   ib_params.return_async_events = return_async_events;
   CHECK_OK(ib_watch_begin());
 }
-
-static void with_defaults(void) { with_times(30000, 300000, 10000); }
 
 /* ---- side channels ---- */
 
@@ -148,222 +107,6 @@ TEST(a_peer_that_does_not_read) {
   CHECK_MSG(pongs < 500, "%d answers were kept for a peer that read none", pongs);
   CHECK_INT(HEALTH(comm), 0);
   done(comm, peer);
-}
-
-/* ---- silence ---- */
-
-TEST(silence_without_requests_is_fine) {
-  int peer;
-  with_times(60, 60, 30);
-  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  CHECK_INT(hear(peer, NULL, 200), -1);
-  CHECK_INT(HEALTH(comm), 0);
-  done(comm, peer);
-}
-
-TEST(silence_with_requests_ends) {
-  int peer, type, pings = 0;
-  with_times(0, 300, 0);
-  uint64_t number, then = rail_now_ns();
-  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  atomic_store(&comm->outstanding, 1);
-  while ((type = hear(peer, &number, 2000)) == IB_PULSE_PING) CHECK_INT(number, ++pings);
-  CHECK_INT(type, 0); /* should it wake up it learns that this is over */
-  CHECK(pings >= 1 && pings <= 3);
-  CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT);
-  CHECK(rail_now_ns() - then >= 300 * 1000000ull);
-  done(comm, peer);
-}
-
-/* A send that finds no buffer at the peer is no request, but its caller waits all the same. */
-TEST(silence_while_sends_wait_ends) {
-  int peer;
-  with_times(0, 120, 0);
-  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  uint64_t until = rail_deadline_in_ms(5000);
-  while (!(HEALTH(comm) & IB_COMM_PEER_SILENT) && !rail_deadline_passed(until)) {
-    rail_stats_add(&comm->stats[IB_COMM_WAITS_CTS], 1);
-    usleep(1000);
-  }
-  CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT);
-  done(comm, peer);
-}
-
-/* A connection with that process, watched, with requests outstanding. */
-static struct ib_comm *comm_with(uint64_t process, bool sender, uint32_t outstanding, int *peer) {
-  struct ib_comm *comm = rig_comm(sender, RIG_COUNTED, 1, peer);
-  comm->peer_process = process;
-  atomic_store(&comm->outstanding, outstanding);
-  CHECK_OK(ib_watch_add(comm));
-  return comm;
-}
-
-/* A process that is silent while its host answers is reported once, whatever the number of its connections, and goes on
- * when it answers again. RAIL_IB_DEADLINE does not count for it. */
-TEST(silence_is_reported_once) {
-  int peers[3];
-  struct ib_comm *comms[3];
-  uint64_t number = 0;
-  with_times(120, 0, 60);
-  log_forget();
-  for (int i = 0; i < 3; i++) comms[i] = comm_with(7, i % 2, 2, &peers[i]);
-  RIG_WAIT(log_warnings() == 1, 1000);
-  CHECK(log_said("no sign of life from the peer's process for 0.") && log_said("10.0.0.2:4711"));
-  CHECK(log_said("2 requests outstanding") && log_said("RAIL_IB_PEER_TIMEOUT"));
-  poll(NULL, 0, 300); /* longer than RAIL_IB_DEADLINE */
-  CHECK_INT(log_warnings(), 1);
-  for (int i = 0; i < 3; i++) {
-    CHECK_INT(HEALTH(comms[i]), IB_COMM_STILL);
-    CHECK(atomic_load(&comms[i]->peer_quiet));
-    CHECK_INT(hear(peers[i], &number, 1000), IB_PULSE_PING);
-    say_number(peers[i], IB_PULSE_PONG, number);
-    RIG_WAIT(!atomic_load(&comms[i]->peer_quiet), 1000);
-  }
-  RIG_WAIT(log_said("the peer answers again, after 0."), 1000);
-  RIG_WAIT(log_warnings() == 2, 1000); /* and is silent once more */
-  for (int i = 0; i < 3; i++) done(comms[i], peers[i]);
-  with_defaults();
-}
-
-/* A process that reads nothing for hours is not sent PINGs until its buffer is full. */
-TEST(asked_64_times_at_most) {
-  int peer, asked = 0;
-  uint64_t number = 0;
-  with_times(0, 0, 20);
-  struct ib_comm *comm = comm_with(7, true, 1, &peer);
-  while (asked < 65 && hear(peer, &number, 400) == IB_PULSE_PING) asked++;
-  CHECK_INT(asked, 64);
-  CHECK_INT(number, 64);
-  say_number(peer, IB_PULSE_PONG, number);
-  CHECK_INT(hear(peer, &number, 1000), IB_PULSE_PING);
-  CHECK_INT(number, 65);
-  done(comm, peer);
-  with_defaults();
-}
-
-TEST(each_silent_process_is_reported) {
-  int peers[2];
-  struct ib_comm *comms[2];
-  with_times(0, 0, 60);
-  log_forget();
-  for (int i = 0; i < 2; i++) comms[i] = comm_with(7 + (uint64_t)i, true, 1, &peers[i]);
-  RIG_WAIT(log_warnings() == 2, 3000);
-  for (int i = 0; i < 2; i++) done(comms[i], peers[i]);
-  with_defaults();
-}
-
-/* ---- a network that goes ---- */
-
-static void lo_goes(bool up) {
-  struct ifreq face = {.ifr_name = "lo", .ifr_flags = up ? IFF_UP | IFF_RUNNING : 0};
-  int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  CHECK_MSG(fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &face) == 0, "lo: %s", strerror(errno));
-  close(fd);
-}
-
-/* Both ends of a TCP connection over lo; fds[0] does not block. */
-static void tcp_pair(int fds[2]) {
-  struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-  socklen_t len = sizeof at;
-  int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  CHECK(bind(door, (struct sockaddr *)&at, len) == 0 && listen(door, 1) == 0);
-  CHECK(getsockname(door, (struct sockaddr *)&at, &len) == 0);
-  fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  CHECK(connect(fds[0], (struct sockaddr *)&at, len) == 0);
-  fds[1] = accept4(door, NULL, NULL, SOCK_CLOEXEC);
-  CHECK(fds[1] >= 0 && fcntl(fds[0], F_SETFL, O_NONBLOCK) == 0);
-  close(door);
-}
-
-/* A comm whose side channel is TCP over lo, of a network namespace of our own; *peer is the other end. */
-static struct ib_comm *tcp_comm(int *peer) {
-  int fds[2];
-  if (geteuid() != 0 || unshare(CLONE_NEWNET) != 0) tap_skip_case("no network namespace may be made");
-  lo_goes(true);
-  tcp_pair(fds);
-  struct ib_comm *comm = rig_comm(true, RIG_MEMORY, 1, NULL);
-  CHECK_OK(ib_stats_comm_begin(comm));
-  CHECK(dup2(fds[0], comm->side_fd) == comm->side_fd);
-  close(fds[0]);
-  *peer = fds[1];
-  return comm;
-}
-
-/* The peer's process is silent for longer than RAIL_IB_DEADLINE, which is fine as long as its host acknowledges; then
- * the host is silent, too. The kernel would give it up a second later. */
-TEST(a_silent_host_ends) {
-  int peer;
-  with_times(1500, 0, 500);
-  log_forget();
-  struct ib_comm *comm = tcp_comm(&peer);
-  CHECK_OK(ib_watch_add(comm));
-  atomic_store(&comm->outstanding, 1);
-  RIG_WAIT(log_said("though its host answers"), 1400);
-  poll(NULL, 0, 2000);
-  CHECK_INT(HEALTH(comm), IB_COMM_STILL);
-  lo_goes(false);
-  uint64_t then = rail_now_ns();
-  RIG_WAIT(HEALTH(comm) & IB_COMM_HOST_SILENT, 4000);
-  CHECK(rail_now_ns() - then > 500 * 1000000ull);
-  CHECK(!log_said("network is down"));
-  done(comm, peer);
-  with_defaults();
-}
-
-/* The side channel's network, which is another than RDMA's: what moves goes on, and who moves nothing is given up at
- * the deadline, not before. */
-TEST(the_side_channels_network_goes) {
-  int peer, soon = 200;
-  with_times(3000, 300000, 10000);
-  struct ib_comm *comm = tcp_comm(&peer);
-  log_forget();
-  CHECK_OK(ib_watch_add(comm));
-  CHECK(setsockopt(comm->side_fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &soon, sizeof soon) == 0);
-  lo_goes(false);
-  atomic_store(&comm->outstanding, 1); /* so it is asked, in a second, and nobody answers */
-  RIG_WAIT(log_said("network is down"), 2500);
-  CHECK_INT(HEALTH(comm) & ~(uint32_t)IB_COMM_STILL, 0);
-  uint64_t until = rail_deadline_in_ms(4000);
-  while (!rail_deadline_passed(until)) {
-    rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
-    usleep(10000);
-  }
-  CHECK_INT(HEALTH(comm) & ~(uint32_t)IB_COMM_STILL, 0);
-  RIG_WAIT(HEALTH(comm) & IB_COMM_HOST_SILENT, 5000);
-  CHECK_INT(HEALTH(comm), IB_COMM_HOST_SILENT | IB_COMM_STILL);
-  done(comm, peer);
-}
-
-static void alive_for(struct ib_comm *comm, int peer, bool answers, bool moves, int ms) {
-  uint64_t end = rail_deadline_in_ms((uint64_t)ms), number;
-  while (!rail_deadline_passed(end)) {
-    if (hear(peer, &number, 5) == IB_PULSE_PING && answers) say_number(peer, IB_PULSE_PONG, number);
-    if (moves) rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
-  }
-}
-
-TEST(a_sign_of_life_or_progress_is_enough) {
-  int peer;
-  with_times(120, 120, 0);
-  for (int moves = 0; moves < 2; moves++) {
-    struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-    atomic_store(&comm->outstanding, 1);
-    alive_for(comm, peer, !moves, moves, 500);
-    CHECK_INT(HEALTH(comm), moves ? 0 : IB_COMM_STILL); /* alive, but the HCA is to be asked */
-    atomic_store(&comm->outstanding, 0);
-    done(comm, peer);
-  }
-}
-
-TEST(no_deadline_no_ping) {
-  int peer;
-  with_times(0, 0, 0);
-  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  atomic_store(&comm->outstanding, 1);
-  CHECK_INT(hear(peer, NULL, 150), -1);
-  CHECK_INT(HEALTH(comm), 0);
-  done(comm, peer);
-  with_defaults();
 }
 
 /* ---- events of HCAs ---- */
@@ -574,20 +317,10 @@ int main(int argc, char **argv) {
     TEST_CASE(garbage),
     TEST_CASE(ping_is_answered),
     TEST_CASE(a_peer_that_does_not_read),
-    TEST_CASE(silence_without_requests_is_fine),
-    TEST_CASE(silence_with_requests_ends),
-    TEST_CASE(silence_while_sends_wait_ends),
-    TEST_CASE(silence_is_reported_once),
-    TEST_CASE(asked_64_times_at_most),
-    TEST_CASE(each_silent_process_is_reported),
-    TEST_CASE(a_sign_of_life_or_progress_is_enough),
-    TEST_CASE(no_deadline_no_ping),
     TEST_CASE(events_of_queue_pairs),
     TEST_CASE(events_without_consequence),
     TEST_CASE(a_port_goes_down_and_up),
     TEST_CASE(a_port_changes),
-    TEST_CASE(a_silent_host_ends),
-    TEST_CASE(the_side_channels_network_goes),
     TEST_CASE(start_and_stop),
     TEST_CASE(sleeps),
     TEST_CASE(fork_leaves_the_parent_alone),
