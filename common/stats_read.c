@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/barrier.h"
 #include "common/clock.h"
 
 #define SLICE 65536u /* bytes of records that are looked at together */
@@ -34,7 +35,8 @@ RAIL_PRINTF(3, 4) static bool fail(const struct reading *r, int err, const char 
   return false;
 }
 
-/* The bytes [at, at + size) of the file; the caller has checked the range against r->size. */
+/* The bytes [at, at + size) of the file; the caller has checked the range against r->size. Two calls read in the order
+ * in which they are made: a system call alone does not promise that on every processor. */
 static bool get(const struct reading *r, uint64_t at, void *to, size_t size) {
   for (size_t done = 0; done < size;) {
     ssize_t n = pread(r->fd, (char *)to + done, size - done, (off_t)(at + done));
@@ -43,6 +45,7 @@ static bool get(const struct reading *r, uint64_t at, void *to, size_t size) {
     if (n == 0) return fail(r, EPROTO, "it ends early, at byte %" PRIu64, at + done);
     done += (size_t)n;
   }
+  rail_loads_in_order();
   return true;
 }
 
@@ -181,11 +184,15 @@ static bool read_group(const struct reading *r, struct rail_stats_view_group *g,
 
 static struct rail_stats_view *read_page(const struct reading *r, int64_t pid, uid_t uid) {
   struct rail_stats_head head;
+  uint64_t magic; /* stored last, so read first */
   if (r->size < sizeof head) {
     fail(r, r->size == 0 ? EAGAIN : EPROTO, "it has %" PRIu64 " bytes only", r->size);
     return NULL;
   }
-  if (!get(r, 0, &head, sizeof head) || !check_head(r, &head, pid)) return NULL;
+  if (!get(r, offsetof(struct rail_stats_head, magic), &magic, sizeof magic)) return NULL;
+  if (!get(r, 0, &head, sizeof head)) return NULL;
+  head.magic = magic;
+  if (!check_head(r, &head, pid)) return NULL;
   struct rail_stats_view *view = calloc(1, sizeof *view + head.ngroups * sizeof view->groups[0]);
   if (!view) {
     fail(r, ENOMEM, "out of memory");

@@ -11,16 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* What was stored before is visible before what is stored after. C's fences are unknown to the thread sanitizer. */
-static inline void rail_stores_in_order(void) {
-#if defined(__x86_64__)
-  __asm__ volatile("" ::: "memory");
-#elif defined(__aarch64__)
-  __asm__ volatile("dmb ishst" ::: "memory");
-#else
-  __sync_synchronize();
-#endif
-}
+#include "common/barrier.h"
 
 /* Less than a line, in units of 8 bytes where the destination has them. */
 static inline void rail_copy_upward_part(uint8_t *to, const uint8_t *from, size_t n) {
