@@ -110,14 +110,6 @@ def the_reference_too():
     assert status == 0
 
 
-def rounds():
-    """Random ones; the seed is the clock's, and what fails can be repeated by its own line."""
-    seed = os.environ.get("RAIL_TEST_SEED", str(time.time_ns() & 0xffffff))
-    _, report, _ = fault(SOCKET, "--seed", seed, "--rounds", "25")
-    assert sum(len(r) for r in report.values()) == 25
-    check_fine(report)
-
-
 def planted(defect):
     only, wanted, says = DEFECTS[defect]
     status, report, _ = fault(str(BUILD / f"test/broken/libnccl-net-broken-{defect}.so"), "--only", only, "--patience",
@@ -257,7 +249,6 @@ def case(defect):
 
 main([("our plugin comes through all of them", all_on_our_plugin),
       ("the reference plugin, too", the_reference_too),
-      ("and through random rounds", rounds),
       *[(f"{defect} is caught by {DEFECTS[defect][0]}", case(defect)) for defect in DEFECTS],
       ("failing calls are the plugin's, not the kit's", fails_the_plugin_alone),
       ("a run can be repeated", repeats),
