@@ -92,6 +92,23 @@ $(O)/%.o: %.cc config/flags.mk $(BUILD)/config.mk
 	@$(if $(V),,echo "  CXX     $<")
 	$(Q)$(CC) -x c++ $(ALL_CPPFLAGS) $(ALL_CXXFLAGS) -MMD -MP -c $< -o $@
 
+# What another compiler says of every source, without compiling it.
+syntax_src := $(filter-out %_impl.c $(if $(HAVE_VERBS),,plugin/ib/% test/unit/test_ib_% test/fuzz/ib_%), \
+  $(shell find common core kit plugin tools test config -name '*.c'))
+syntax_src += $(if $(HAVE_CXX),$(wildcard test/device/*.cc))
+syntax_ok := $(addsuffix .ok,$(addprefix $(O)/,$(syntax_src))) $(foreach s,$(simd),$(O)/core/kernel/rt_reduce_$(s).ok)
+$(O)/%.c.ok: %.c config/flags.mk | $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(cflags_$(firstword $(subst /, ,$<))) -fsyntax-only \
+	  -MMD -MP -MF $(@:.ok=.d) -MT $@ $< && touch $@
+$(O)/%.cc.ok: %.cc config/flags.mk | $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	$(Q)$(CC) -x c++ $(ALL_CPPFLAGS) $(ALL_CXXFLAGS) -fsyntax-only -MMD -MP -MF $(@:.ok=.d) -MT $@ $< && touch $@
+$(O)/core/kernel/rt_reduce_%.ok: core/kernel/rt_reduce_impl.c config/flags.mk | $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(simd_flags_$*) $(reduce_flags) -DRT_SIMD=$* -fsyntax-only \
+	  -MMD -MP -MF $(@:.ok=.d) -MT $@ $< && touch $@
+
 # Kernels for GPUs, once, in the plain build.
 device_src := $(wildcard core/device/*.cu test/gpu/*.cu)
 device_objs := $(if $(HAVE_NVCC),$(if $(SAN)$(filter-out gcc,$(notdir $(CC))),,$(device_src:%.cu=$(BUILD)/device/%.o)))

@@ -8,15 +8,18 @@ build_with = +$(MAKE) $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
-.PHONY: all tests products check-needs help clean setup demo check test test-asan test-tsan lab lab-shell test-rdma \
-  bench bench-socket bench-ib bench-tuning kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus
+.PHONY: all tests syntax products check-needs help clean setup demo check test test-asan test-tsan lab lab-shell \
+  test-rdma bench bench-socket bench-ib bench-tuning kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus
 
+san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib)
 all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk
 
 test_needs := $(test_bins) $(preload_libs) $(broken_libs) $(gpu_bins) $(BUILD)/gen-params
 
-tests: all $(test_needs)  ## build the test programs too
+# Under a sanitizer: the programs that run there, the scripts' helpers, and no program that only documents or GPUs need.
+san_needs = $(shell $(runner) --build '$(BUILD)' --needs) $(helper_bins) $(preload_libs) $(broken_libs)
+tests: $(if $(SAN),$(san_products) $(san_needs),all $(test_needs))  ## build the test programs too
 
 # What a script may use: all but the other tests. What make check runs, and what that needs.
 products: all $(preload_libs) $(broken_libs) $(helper_bins) $(BUILD)/test/gpu/gpu_coll $(BUILD)/gen-params
@@ -52,13 +55,14 @@ else
 	@$(runner) --build '$(BUILD)' --check $(RUN)
 endif
 
+syntax: $(syntax_ok)
+
 # All builds first, so that a warning shows before a long run; then one run over
-# all of them, so that the last line is the sum. clang is asked for its warnings and whether all links: it has the same
-# ones without optimising, in half the time.
-test:  ## run every test: plain, ASAN+UBSAN and TSAN builds, and a clang build
+# all of them, so that the last line is the sum. Of clang only the warnings are wanted.
+test:  ## run every test: plain, ASAN+UBSAN and TSAN builds; clang's warnings are errors, too
 	$(setup) build test
 	$(build_with) BUILD='$(BUILD)' SAN= tests
-	$(build_with) BUILD='$(BUILD)/clang' CC=clang SAN= OPT=-O0 tests
+	$(build_with) BUILD='$(BUILD)/clang' CC=clang SAN= syntax
 	$(build_with) BUILD='$(BUILD)/asan' SAN=asan tests
 	$(build_with) BUILD='$(BUILD)/tsan' SAN=tsan tests
 	@$(runner) --build '$(BUILD)' --build '$(BUILD)/asan' --build '$(BUILD)/tsan' $(if $(JUNIT),--junit '$(JUNIT)') $(RUN)

@@ -29,6 +29,7 @@ import time
 
 sys.dont_write_bytecode = True
 import choose  # noqa: E402  (from here on no bytecode is written beside the sources)
+import durations  # noqa: E402
 import guest  # noqa: E402
 import junit  # noqa: E402
 import remember  # noqa: E402
@@ -43,7 +44,7 @@ SAN_KINDS = {"unit", "contract", "fuzz"}  # run under both sanitizers unless the
 DEFAULT_LIMIT = 120
 SAN_SLOWDOWN = 3
 
-KEY = re.compile(r"\bTEST-(LIMIT|CORES|QUIET|ALONE|SAN|PRELOAD|HELPER|CHECK|READS)\b:?\s*(.*?)\s*(?:\*/)?\s*$")
+KEY = re.compile(r"\bTEST-(LIMIT|QUIET|ALONE|SAN|PRELOAD|HELPER|CHECK|READS)\b:?\s*(.*?)\s*(?:\*/)?\s*$")
 
 
 class Program:
@@ -55,7 +56,7 @@ class Program:
         keys = read_keys(source)
         self.helper = "HELPER" in keys
         self.alone = "ALONE" in keys or kind == "lab"  # they share the guest's devices
-        self.quiet, self.cores = "QUIET" in keys, float(keys.get("CORES") or 1)
+        self.quiet = "QUIET" in keys
         self.preload = keys.get("PRELOAD", "").split()
         self.limit = float(keys.get("LIMIT") or DEFAULT_LIMIT) * (SAN_SLOWDOWN if san else 1)
         wanted = set(keys["SAN"].split()) if "SAN" in keys else ({"asan", "tsan"} if kind in SAN_KINDS else set())
@@ -67,6 +68,9 @@ class Program:
         else:
             self.argv = [sys.executable if source.suffix == ".py" else "bash", str(source)]
         self.file, self.memory = self.argv[-1], None
+
+    def run(self, runner, ended):
+        return runner.run(self, ended)
 
     def again(self, case=None):
         """The command that repeats just this."""
@@ -264,7 +268,13 @@ def run_all(runner, programs, args):
     width = max((len(p.label) for p in programs), default=0)
     done = []
 
+    lock = threading.Lock()  # the guest's programs end in a thread of its own
+
     def finish(program, outcome):
+        with lock:
+            finish_one(program, outcome)
+
+    def finish_one(program, outcome):
         done.append((program, outcome))
         if program.memory:
             program.memory.note(program, outcome)
@@ -274,14 +284,17 @@ def run_all(runner, programs, args):
             show(program, outcome, width)
 
     programs, in_guest = guest.apart(programs)
+    if in_guest:
+        programs.append(guest.Guest(runner, in_guest, args, finish))
+    rounds = schedule.rounds(programs, max(1, args.jobs))
+    if args.write_durations:
+        rounds = [([p], 1) for some, _ in rounds for p in some]
     try:
-        for some, cores in schedule.rounds(programs, max(1, args.jobs)):
-            schedule.side_by_side(some, cores, runner.run, finish)
+        for some, cores in rounds:
+            schedule.side_by_side(some, cores, lambda p, ended: p.run(runner, ended), finish)
     except BaseException:
         runner.stop()
         raise
-    if in_guest:
-        guest.run(runner, in_guest, args, finish)
     return done
 
 
@@ -298,9 +311,11 @@ def options():
     p.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML")
     p.add_argument("--events", action="store_true", help="a line of JSON for each program instead of the report")
     p.add_argument("--list", action="store_true", help="list the programs and stop")
+    p.add_argument("--write-durations", action="store_true",
+                   help="one program after the other, and note in durations.txt how long each took")
     p.add_argument("--check", action="store_true", help="what make check runs, but for what passed and did not change")
     p.add_argument("--one", metavar="NAME [CASE...]", help="just this program, and of it just these cases")
-    p.add_argument("--needs", action="store_true", help="with --one: print what make has to build for it, and stop")
+    p.add_argument("--needs", action="store_true", help="print what make has to build for these programs, and stop")
     args = p.parse_args()
     args.build = [b.resolve() for b in args.build or [pathlib.Path("build")]]
     return args
@@ -336,7 +351,10 @@ def no_core_dumps():
 
 def main():
     args = options()
-    programs = find_programs(args.tests.resolve(), args.kind or KINDS, args.build)
+    programs = known = find_programs(args.tests.resolve(), args.kind or KINDS, args.build)
+    times = durations.Durations(args.tests.resolve())
+    for p in programs:
+        times.tell(p)
     if args.one:
         name, *cases = shlex.split(args.one) or [""]
         program, problem = choose.choose(programs, name, built_with(args.build[0]))
@@ -349,6 +367,9 @@ def main():
         program.argv += cases
         programs = [program]
     programs = [p for p in programs if matches(p, args.only) and (p.in_check or not args.check)]
+    if args.needs:
+        print("\n".join(os.path.relpath(p.file) for p in programs if p.source.suffix == ".c"))
+        return 0
     if args.list:
         for p in programs:
             print(p.label)
@@ -367,6 +388,8 @@ def main():
         runner.stop()
         print("interrupted", file=sys.stderr)
         return e.code if isinstance(e, SystemExit) else 130
+    if args.write_durations:
+        times.note(done, {p.label for p in known})
     if args.junit:
         junit.write(args.junit, done)
     return 0 if args.events else summary(done, unchanged)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which test programs run beside which.
 
-Each says how many cores it keeps busy, and programs run side by side as long as that adds up. The long ones begin, so
-that none is left for the end; how long one may take (TEST-LIMIT) stands for how long it takes.
+Of each is known how many cores it keeps busy (durations.py), and programs run side by side as long as that adds up. The
+long ones begin, so that none is left for the end.
 """
 import queue
 import threading
 
+TOLD = object()  # the outcome of one that told its own
 SPARE = 0.5  # of a core: a busy program waits now and then, and one that only waits may always be beside it
 
 
@@ -26,7 +27,7 @@ def fits(program, taken, cores):
 def side_by_side(programs, cores, run, finish):
     """Calls finish(program, outcome) here, as each ends, and run(program, ended) in threads; ended() is for that to
     say that the program's processes are gone and only questions are left, which need no core."""
-    waiting, told = sorted(programs, key=lambda p: -p.limit), queue.SimpleQueue()
+    waiting, told = sorted(programs, key=lambda p: -p.seconds), queue.SimpleQueue()
     holding, going, number = {}, 0, 0
 
     def one(key, program):
@@ -49,4 +50,5 @@ def side_by_side(programs, cores, run, finish):
             raise outcome
         if outcome is not None:
             going -= 1
-            finish(program, outcome)
+            if outcome is not TOLD:
+                finish(program, outcome)

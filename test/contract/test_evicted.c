@@ -3,7 +3,6 @@
  * again, within RAIL_SOCKET_CONNECT_TIMEOUT, and the caller notices nothing.
  *
  * A relay stands between the two: it hangs up on some connections, or answers for the acceptor, and forwards the rest.
- * TEST-CORES: 0.5
  * TEST-LIMIT: 60 */
 #include <arpa/inet.h>
 #include <endian.h>

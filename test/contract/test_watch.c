@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What happens to a connection while its callers make no call: it is served, watched by one thread, and safe to close
  * or to fork.
- * TEST-CORES: 0.1
  * TEST-LIMIT: 60 */
 #include <dirent.h>
 #include <errno.h>

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # TEST-SAN: none
-# TEST-CORES: 0.3
 """bench-ib without RDMA: a perftest that is a script, and the socket plugin as ours. What the programs say is what its
 files hold, what is to be reached is judged by it, and a program that fails is told. In the lab it is run for real."""
 import json

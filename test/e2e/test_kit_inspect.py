@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # TEST-SAN: asan
-# TEST-CORES: 0.5
 """rail-kit inspect: each fault is found and named, a crash or a hang is a result, and good plugins have no error."""
 import contextlib
 import json

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # TEST-SAN: asan
-# TEST-CORES: 0.5
 """A plugin that was named and cannot be used is an error of each tool, never a run over another plugin.
 
 NCCL_NET_PLUGIN in the environment keeps NCCL's rule: the next one is used, with a warning.

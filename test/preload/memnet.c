@@ -62,7 +62,7 @@ struct handle {
   int calls;
 };
 
-static void misuse(const char *fmt, ...) {
+__attribute__((format(printf, 1, 2))) static void misuse(const char *fmt, ...) {
   va_list ap;
   va_start(ap, fmt);
   if (!memnet.misuse[0]) vsnprintf(memnet.misuse, sizeof memnet.misuse, fmt, ap);

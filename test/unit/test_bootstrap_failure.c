@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0
- * TEST-CORES: 0.4
  *
  * Proves: all ranks learn of a dead, stopped or aborting one, soon and with its name; a rank that leaves in
  * good order is not taken for dead; nothing is left behind.

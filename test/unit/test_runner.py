@@ -6,7 +6,6 @@ Each case writes small scripts into a tree of its own and runs test/run.py on
 it. A runner that lets a fault pass would hide every other test's failures.
 """
 # TEST-SAN: none
-# TEST-CORES: 0.5
 # TEST-READS: test/*.py
 import os
 import pathlib
@@ -120,6 +119,8 @@ def who_ran_beside_whom(name, programs, good, *args, last=None):
         text = {f"unit/test_{n}.sh": f"# {keys[0]}\n# {keys[1]}\ndate +'begin %s.%N {n}' >>{log}\nsleep {seconds}\n"
                                      f"date +'end %s.%N {n}' >>{log}\necho ok 1; echo 1..1\n"
                 for n, (seconds, *keys) in programs.items()}
+        text["durations.txt"] = "".join(f"unit/test_{n} {key}\n" for n, (_, *keys) in programs.items()
+                                        for key in keys if key[:1].isdigit())
         said = run(text, *args)[2]
         words = [line.split() for line in log.read_text().splitlines()]
     times = {(w, n): float(t) for w, t, n in words}
@@ -138,23 +139,23 @@ def most_at_a_time(begin, end, of=None):
 
 def cores_are_handed_out():
     who_ran_beside_whom("programs that wait run beside busy ones",
-                        {n: (1.0, "TEST-CORES: 0.1" if n in "cd" else "", "") for n in "abcd"},
+                        {n: (1.0, "1 0.1" if n in "cd" else "", "") for n in "abcd"},
                         lambda begin, end, order: most_at_a_time(begin, end) == 4, "--jobs", "2")
     who_ran_beside_whom("busy ones do not run beside more than there are cores for",
-                        {n: (0.4, "TEST-CORES: 1.1" if n == "a" else "", "") for n in "abcd"},
+                        {n: (0.4, "1 1.1" if n == "a" else "", "") for n in "abcd"},
                         lambda begin, end, order: most_at_a_time(begin, end) == 2, "--jobs", "2")
     who_ran_beside_whom("a program that wants more cores than there are runs by itself",
-                        {n: (0.4, "TEST-CORES: 8" if n == "a" else "", "") for n in "abc"},
+                        {n: (0.4, "1 8" if n == "a" else "", "") for n in "abc"},
                         lambda begin, end, order: all(end[n] <= begin["a"] or end["a"] <= begin[n] for n in "bc"),
                         "--jobs", "2")
-    who_ran_beside_whom("the one with the longest limit begins",
-                        {"a": (0.1, "", ""), "b": (0.1, "TEST-LIMIT: 90", ""), "c": (0.1, "TEST-LIMIT: 300", "")},
+    who_ran_beside_whom("the longest begins; one that is not known may take as long as its limit",
+                        {"a": (0.1, "100 1", ""), "b": (0.1, "TEST-LIMIT: 90", ""), "c": (0.1, "110 1", "")},
                         lambda begin, end, order: order == ["c", "a", "b"], "--jobs", "1")
 
 
 def quiet_ones_are_among_themselves():
     programs = {"a": (0.3, "TEST-ALONE", ""), "b": (0.8, "TEST-QUIET", ""), "c": (0.8, "", ""), "e": (0.8, "", ""),
-                "d": (0.8, "TEST-QUIET", "TEST-CORES: 0.4"), "f": (0.8, "TEST-QUIET", "TEST-CORES: 0.8")}
+                "d": (0.8, "TEST-QUIET", "1 0.4"), "f": (0.8, "TEST-QUIET", "1 0.8")}
 
     def good(begin, end, _):
         return max(end["c"], end["e"]) <= min(begin[n] for n in "bdf") and begin["a"] >= max(end[n] for n in "bcdef") \
@@ -258,6 +259,21 @@ def names_as_they_are_typed():
            says="slowest: unit/test_x 1.")
 
 
+def durations_are_written():
+    global number, failed
+    number += 1
+    with tempfile.TemporaryDirectory() as top:
+        programs = {"durations.txt": "unit/test_gone 5.0 1.0\nunit/test_x 9.0 1.0\n",
+                    "unit/test_x.sh": "sleep 1; " + GOOD,
+                    "unit/test_y.sh": "timeout 1 sh -c 'while :; do :; done'; " + GOOD}
+        run(programs, "--write-durations", top=top)
+        rows = [line.split() for line in pathlib.Path(top, "test/durations.txt").read_text().splitlines()]
+    good = [r[0] for r in rows] == ["unit/test_x", "unit/test_y"] and 1 <= float(rows[0][1]) < 9 \
+        and rows[0][2] == "0.1" and float(rows[1][2]) > 0.1
+    failed += not good
+    print(("" if good else f"# {rows}\nnot ") + f"ok {number} - durations are written", flush=True)
+
+
 def junit_is_written():
     global number, failed
     number += 1
@@ -337,6 +353,7 @@ quiet_ones_are_among_themselves()
 a_standstill_is_no_failure()
 what_passed_is_not_run_again()
 names_as_they_are_typed()
+durations_are_written()
 junit_is_written()
 print(f"1..{number}")
 sys.exit(1 if failed else 0)

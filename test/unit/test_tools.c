@@ -39,10 +39,10 @@ TEST(the_worst_end_of_a_rank_is_the_jobs) {
 struct page {
   struct rs_page page;
   struct rs_look look;
-  union { struct rail_stats_view view; char bytes[VIEW_BYTES]; } u;
   struct rail_stats_view_counter counter;
   struct rail_stats_view_record record;
   uint64_t value;
+  union { struct rail_stats_view view; char bytes[VIEW_BYTES]; } u;
 };
 
 static void make_page(struct page *p, uint64_t read_ns, uint64_t life, uint64_t value) {
