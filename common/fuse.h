@@ -31,9 +31,10 @@ struct rail_fuse_rules {
 };
 
 /* The members of the device that is asked for, ascending, 2 to `most` of them: `members` has room for these. After an
- * error one line was logged. RAIL_BAD_ARGUMENT: no such devices, or a number of them that cannot be. RAIL_BAD_USAGE: one
- * has no PCI path. NCCL up to 2.30.7 takes this answer and goes on with the single devices. If it got the fused device, it
- * would put it where its topology search does not look, and ncclCommInitRank would fail (ncclInternalError). */
+ * error one line was logged. RAIL_BAD_ARGUMENT: no such devices, or a number of them that cannot be. RAIL_BAD_USAGE:
+ * one has no PCI path. NCCL up to 2.30.7 takes this answer and goes on with the single devices. If it got the fused
+ * device, it would put it where its topology search does not look, and ncclCommInitRank would fail
+ * (ncclInternalError). */
 rail_result_t rail_fuse_members(const struct rail_fuse_rules *rules, const struct rail_net_vprops_v12 *props,
                                 int *members, int *count);
 

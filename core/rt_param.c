@@ -94,7 +94,7 @@ static const struct rail_param rows[] = {
           "error."},
   {.name = "NCCL_NET_FORCE_MERGE", .type = RAIL_PARAM_STRING, AT(net_force_merge),
    .doc = "Network devices that the plugin shall fuse into one: groups with ; between them, of 2 to 8 exact names, or "
-          "NAME:PORT, with commas."},
+          "NAME:PORT, with commas. Railyard's own plugins want RAIL_NET_FUSE_NO_PCI=1 for devices without a PCI path."},
   {.name = "NCCL_NET_GDR_LEVEL", .type = RAIL_PARAM_STRING, AT(net_gdr_level),
    .doc = "How far a NIC may be from the GPU whose memory it reads and writes itself: LOC (never), PIX, PXB (the "
           "default), PHB or SYS. Farther away, or where the plugin takes no GPU memory, data goes through the host's."},

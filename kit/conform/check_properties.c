@@ -391,8 +391,8 @@ static void fused_devices(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-/* NCCL hangs devices without a PCI path below the first CPU, in one "nic" node, and takes them for ports of one card. It
- * puts a device that is fused from them one node too deep for its own search. Where the second device is in the PCI
+/* NCCL hangs devices without a PCI path below the first CPU, in one "nic" node, and takes them for ports of one card.
+ * It puts a device that is fused from them one node too deep for its own search. Where the second device is in the PCI
  * tree (NCCL_NET_MERGE_LEVEL=PHB), NCCL wants the PCI address of the first, which has none. */
 static void fused_without_pci(struct kit_side *side) {
   struct kit_net n;

@@ -35,8 +35,8 @@ static const struct rail_param rows[] = {
   {.name = "NCCL_IB_MERGE_NICS", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(merge_nics),
    .doc = "0: devices cannot be fused (makeVDevice is refused)."},
   {.name = "RAIL_NET_FUSE_NO_PCI", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(fuse_no_pci),
-   .doc = "1: makeVDevice also fuses devices without a PCI path (Soft-RoCE). NCCL's init fails with such a device, so this "
-          "is for librailyard's NCCL_NET_FORCE_MERGE and for tests."},
+   .doc = "1: makeVDevice also fuses devices without a PCI path (Soft-RoCE). NCCL's init fails with such a device, so "
+          "this is for librailyard's NCCL_NET_FORCE_MERGE and for tests."},
   {.name = "NCCL_IB_DEVICE_PCI_ORDER", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(pci_order),
    .doc = "Devices are numbered by their places on the PCI bus, the same way on equal hosts. 0: as libibverbs lists "
           "them."},

@@ -21,8 +21,8 @@ static const struct rail_param rows[] = {
    .doc = "Fuses interfaces into one device, which takes their place: 'all' (by fours), or groups such as "
           "eth0+eth1,eth2+eth3. Without it NCCL may fuse them itself (NCCL_NET_FORCE_MERGE, NCCL_NET_MERGE_LEVEL)."},
   {.name = "RAIL_NET_FUSE_NO_PCI", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(fuse_no_pci),
-   .doc = "1: makeVDevice also fuses interfaces without a PCI path (veth, bridges, tunnels). NCCL's init fails with such a "
-          "device, so this is for librailyard's NCCL_NET_FORCE_MERGE and for tests. Under NCCL use RAIL_SOCKET_FUSE."},
+   .doc = "1: makeVDevice also fuses interfaces without a PCI path (veth, bridges, tunnels). NCCL's init fails with "
+          "such a device, so this is for librailyard's NCCL_NET_FORCE_MERGE and for tests. Under NCCL use RAIL_SOCKET_FUSE."},
   {.name = "RAIL_SOCKET_PORTS", .type = RAIL_PARAM_STRING, .offset = AT(ports),
    .doc = "Range of ports to listen on, first-last, tried in an order that differs from process to process. Each "
           "listener needs one for each rail. Unset: the system chooses."},

@@ -54,7 +54,7 @@ struct ref_device {
   int index;          /* of the interface */
   int speed;          /* Mb/s */
   union { struct sockaddr sa; struct sockaddr_in in; struct sockaddr_in6 in6; } addr;
-  struct rail_net_vprops_v12 members; /* itself, or what makeVDevice made it of; connections use the first one's address */
+  struct rail_net_vprops_v12 members; /* itself, or what it was fused from; the first one's address is used */
 };
 
 int ref_devices_load(void); /* once a process; later calls find it done */

@@ -10,8 +10,9 @@
 
 #include "test/broken/ref.h"
 
-static struct ref_device table[REF_DEVICES]; /* NCCL keeps pointers to the names: an entry is written once, before the */
-static _Atomic int count = -1;               /* count that covers it */
+/* NCCL keeps pointers to the names: an entry is written once, before the count that covers it. */
+static struct ref_device table[REF_DEVICES];
+static _Atomic int count = -1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* NCCL's rule: [^][=]name[,name…]; ^ excludes, = wants the whole name, else its beginning counts. */

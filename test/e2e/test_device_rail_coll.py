@@ -50,7 +50,8 @@ def several_ranks_in_a_process():
 
 
 def each_transport():
-    for args, env, over in (((), {"NCCL_P2P_DISABLE": 1}, "SHM"), (("--plugin", SOCKET), {"NCCL_SHM_DISABLE": 1}, "NET")):
+    for args, env, over in (((), {"NCCL_P2P_DISABLE": 1}, "SHM"),
+                            (("--plugin", SOCKET), {"NCCL_SHM_DISABLE": 1}, "NET")):
         for name in ("all_reduce", "alltoall"):
             _, _, used = run(name, "-r", 2, "--memory", "device", "-b", 64, "-e", "64K", "-f", 32, *args, **env)
             assert len(used) == 1 and used.pop().startswith(over), used

@@ -151,8 +151,9 @@ def scripts_and_options():
                 problems.append((path, line, f"there is no {match.group(1)}"))
                 continue
             text = "".join(p.read_text() for p in (script, *script.parent.glob("*.py")))
-            problems += [(path, line, f"{match.group(1)} has no option {option}")
-                         for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", match.group(2)) if option not in text and not (option == "--help" and "argparse" in text)]
+            options = re.findall(r"(?<=\s)--[a-z][a-z-]*", match.group(2))
+            known = text + ("--help" if "argparse" in text else "")
+            problems += [(path, line, f"{match.group(1)} has no option {o}") for o in options if o not in known]
     complain(problems)
 
 
@@ -191,8 +192,8 @@ def links():
     problems = []
     for path in (*DOCUMENTS, ROOT / "CHANGELOG.md"):
         text = path.read_text()
-        for match in re.finditer(r"\]\(([^)\s]+)\)", text):
-            line, target = text.count("\n", 0, match.start()) + 1, match.group(1)
+        for match in re.finditer(r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)", text):
+            line, target = text.count("\n", 0, match.start()) + 1, match.group(1) or match.group(2)
             if re.match(r"[a-z]+:", target):
                 continue
             name, _, anchor = target.partition("#")

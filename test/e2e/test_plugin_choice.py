@@ -115,10 +115,11 @@ def bench():
 
 
 def inspect():
-    """It says what NCCL makes of a file, and a plugin may lack its hardware: then it is a warning, and a status of 0."""
+    """It says what NCCL makes of a file. A plugin may lack its hardware: that is a warning, and a status of 0."""
     for plugin, said in plugins():
         status = 3 if "nonexistent" in str(plugin) else 0 if "nodev" in str(plugin) else 1
-        words = {"no device": "0 devices", "init": "init returned", "no ncclNetPlugin_v6..v12": "no ncclNetPlugin_v6 to _v12"}
+        words = {"no device": "0 devices", "init": "init returned",
+                 "no ncclNetPlugin_v6..v12": "no ncclNetPlugin_v6 to _v12"}
         check(run([KIT, "inspect", plugin]), status, words.get(said, said))
 
 
