@@ -78,6 +78,13 @@ TEST(process_context_is_finalized_at_unload) {
   CHECK_INT(finalizes_at_exit(true), 0); /* a forked child does not own it */
 }
 
+static int second_lines;
+__attribute__((format(printf, 5, 6))) static void second_logger(enum rail_log_level level, unsigned long flags,
+                                                                const char *file, int line, const char *fmt, ...) {
+  (void)level, (void)flags, (void)file, (void)line, (void)fmt;
+  second_lines++;
+}
+
 TEST(one_init_per_process_below_v11) {
   fresh();
   fake.answer = RAIL_SYSTEM_ERROR;
@@ -96,6 +103,11 @@ TEST(one_init_per_process_below_v11) {
   CHECK_OK(ncclNetPlugin_v9.init(quiet));
   CHECK_INT(fake.inits, 2);
   CHECK_INT(fake.finalizes, 0);
+  CHECK_OK(ncclNetPlugin_v8.init(second_logger)); /* the first logger's library may have been unloaded */
+  second_lines = 0;
+  RAIL_WARN("to the second");
+  CHECK_INT(second_lines, 1);
+  rail_log_set_sink(quiet);
 }
 
 TEST(contexts_from_v11) {

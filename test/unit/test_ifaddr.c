@@ -3,7 +3,9 @@
  * sysfs trees; only one case looks at this machine. */
 #include <arpa/inet.h>
 #include <limits.h>
+#include <sched.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/ifaddr.h"
@@ -166,6 +168,36 @@ TEST(list_of_this_machine) {
   CHECK_INT(rail_interfaces_list(all, 0), 0);
 }
 
+static bool is_listed(const char *name) {
+  struct rail_interface all[64];
+  int n = rail_interfaces_list(all, 64);
+  for (int i = 0; i < n; i++)
+    if (strcmp(all[i].name, name) == 0) return true;
+  return false;
+}
+
+/* In a network of its own: a link without carrier, then with it. 0: as it should be; 77: no such network here. */
+static int child_carrier(void) {
+  if (unshare(geteuid() == 0 ? CLONE_NEWNET : CLONE_NEWUSER | CLONE_NEWNET) != 0) return 77;
+  if (system("(ip link add ra0 type veth peer name rb0 && ip addr add 198.18.0.1/24 dev ra0 && ip link set ra0 up) "
+             ">/dev/null 2>&1") != 0)
+    return 77;
+  if (is_listed("ra0")) return 1;
+  if (system("ip link set rb0 up >/dev/null 2>&1") != 0) return 77;
+  for (int i = 0; i < 2000 && !is_listed("ra0"); i++) usleep(5000);
+  return is_listed("ra0") ? 0 : 2;
+}
+
+TEST(interfaces_without_carrier_are_not_listed) {
+  int status;
+  fflush(NULL);
+  pid_t pid = fork();
+  if (pid == 0) _exit(child_carrier());
+  CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) tap_skip_case("no network namespace with veths here (needs ip, and root)");
+  CHECK_INT(WEXITSTATUS(status), 0);
+}
+
 /* ---- sysfs ------------------------------------------------------------ */
 
 static char root[PATH_MAX];
@@ -264,4 +296,5 @@ TEST_MAIN(TEST_CASE(name_filter), TEST_CASE(default_leaves_out_loopback_and_brid
           TEST_CASE(a_subnet_that_ends_within_a_byte),
           TEST_CASE(named_by_the_user), TEST_CASE(one_address_per_interface), TEST_CASE(family_decides_the_fall_back),
           TEST_CASE(interfaces_that_are_down_are_not_used), TEST_CASE(family_words), TEST_CASE(list_of_this_machine),
+          TEST_CASE(interfaces_without_carrier_are_not_listed),
           TEST_CASE(sysfs_facts))

@@ -215,6 +215,77 @@ TEST(caller_breaks_buffers) {
   rig_close();
 }
 
+/* A buffer may be all of its memory, from the first byte to the last. */
+TEST(a_buffer_to_the_end) {
+  void *request = NULL;
+  rig_open("warn", "done");
+  CHECK_OK(rig_isend(sizeof rig.data, &request));
+  rig_finish(request);
+  CHECK_OK(rig.vt->isend(rig.send, rig.data + sizeof rig.data, 0, 7, rig.send_mr, NULL, &request));
+  rig_finish(request);
+  CHECK_MSG(logged[0] == 0, "%s", logged);
+  rig_close();
+}
+
+/* The handle of memory that was given back stays wrong when its place is taken again. */
+TEST(handles_are_not_used_twice) {
+  void *request = NULL, *old = NULL, *fresh = NULL;
+  rig_open("warn", "done");
+  CHECK_OK(rig.vt->reg_mr(rig.send, rig.data, 64, RAIL_PTR_HOST, &old));
+  CHECK_OK(rig.vt->dereg_mr(rig.send, old));
+  CHECK_OK(rig.vt->reg_mr(rig.send, rig.data, 64, RAIL_PTR_HOST, &fresh));
+  CHECK(fresh != old);
+  BREAKS(RAIL_RULE_MR_DEREGISTERED, CHECK_OK(rig.vt->isend(rig.send, rig.data, 1, 0, old, NULL, &request)));
+  rig_finish(request);
+  CHECK_OK(rig.vt->dereg_mr(rig.send, fresh));
+  rig_close();
+}
+
+/* That a plugin gave no handles for memory of one connection says nothing of the next one, at the same place. */
+TEST(no_handles_on_another_connection) {
+  void *request = NULL, *none = NULL;
+  rig_open("warn", "done");
+  *rig.fault = FIX_MHANDLE_NULL;
+  CHECK_OK(rig.vt->reg_mr(rig.send, rig.data, 64, RAIL_PTR_HOST, &none));
+  *rig.fault = FIX_NONE;
+  CHECK_OK(rig.vt->isend(rig.send, rig.data, 1, 0, none, NULL, &request));
+  rig_finish(request);
+  CHECK_OK(rig.vt->dereg_mr(rig.send, rig.send_mr));
+  CHECK_OK(rig.vt->close_send(rig.send));
+  struct rail_net_device_handle *dh = NULL;
+  CHECK_OK(rig.vt->connect(rig.ctx, 0, rig.handle, &rig.send, &dh));
+  CHECK_OK(rig.vt->reg_mr(rig.send, rig.data, sizeof rig.data, RAIL_PTR_HOST, &rig.send_mr));
+  BREAKS(RAIL_RULE_MR_UNKNOWN, CHECK_OK(rig.vt->isend(rig.send, rig.data, 1, 0, NULL, NULL, &request)));
+  rig_finish(request);
+  rig_close();
+}
+
+TEST(requests_end_in_any_order) {
+  enum { N = 8 };
+  static const int orders[][N] = {{0, 7, 1, 6, 2, 5, 3, 4}, {3, 7, 0, 1, 6, 2, 4, 5}, {1, 0, 3, 2, 7, 6, 5, 4}};
+  void *requests[N];
+  rig_open("warn", "done");
+  for (int round = 0; round < 30; round++) {
+    for (int i = 0; i < N; i++) CHECK_OK(rig_isend(1, &requests[i]));
+    for (int i = 0; i < N; i++) {
+      int at = orders[round % 3][i];
+      rig_finish(requests[at]);
+      CHECK_OK(rig_isend(1, &requests[at])); /* the plugin may give the same request again */
+      rig_finish(requests[at]);
+    }
+  }
+  CHECK_MSG(logged[0] == 0, "%s", logged);
+  for (int i = 0; i < 3; i++) CHECK_OK(rig_isend(1, &requests[i]));
+  rig_finish(requests[0]);
+  rig_finish(requests[2]);
+  BREAKS(RAIL_RULE_MR_IN_USE, CHECK_OK(rig.vt->dereg_mr(rig.send, rig.send_mr)));
+  CHECK_OK(rig.vt->close_send(rig.send)); /* with the one in the middle, which ends with it */
+  struct rail_net_device_handle *dh = NULL;
+  CHECK_OK(rig.vt->connect(rig.ctx, 0, rig.handle, &rig.send, &dh));
+  CHECK_OK(rig.vt->reg_mr(rig.send, rig.data, sizeof rig.data, RAIL_PTR_HOST, &rig.send_mr));
+  rig_close();
+}
+
 TEST(caller_posts_too_much) {
   enum { LIMIT = RAIL_NET_MAX_REQUESTS * FIX_MAX_RECVS };
   void *requests[2 * LIMIT + 1];
@@ -323,7 +394,9 @@ int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(good_calls_are_no_finding), TEST_CASE(arguments_pass), TEST_CASE(plugin_breaks_posting),
     TEST_CASE(plugin_breaks_connecting), TEST_CASE(plugin_breaks_testing), TEST_CASE(caller_breaks_handles),
-    TEST_CASE(caller_breaks_buffers), TEST_CASE(caller_posts_too_much), TEST_CASE(caller_uses_two_threads),
+    TEST_CASE(caller_breaks_buffers), TEST_CASE(a_buffer_to_the_end), TEST_CASE(handles_are_not_used_twice),
+    TEST_CASE(no_handles_on_another_connection), TEST_CASE(requests_end_in_any_order),
+    TEST_CASE(caller_posts_too_much), TEST_CASE(caller_uses_two_threads),
     TEST_CASE(caller_closes_with_memory), TEST_CASE(twenty_lines_of_a_kind), TEST_CASE(errors_when_asked_for),
     TEST_CASE(nothing_when_off), TEST_CASE(without_a_plugin_there_are_no_devices), TEST_CASE(every_rule_has_a_case),
   };
