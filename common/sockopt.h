@@ -29,7 +29,7 @@ void rail_sockopt_max_rto(int fd, int64_t ms);
  * come for deadline_ms, but not before two of them went unanswered. */
 void rail_sockopt_keepalive(int fd, int64_t every_ms, int64_t deadline_ms);
 
-/* How long ago, in ms, the peer's host last acknowledged anything. False, and *ms as it was: the socket is not TCP's. */
+/* How long ago, in ms, the peer's host last acknowledged anything. False, and *ms as it was: it is not TCP's. */
 bool rail_sockopt_last_ack(int fd, uint32_t *ms);
 
 #endif

@@ -50,8 +50,8 @@ static void cut(struct ib_channel *c, const struct ib_comm *comm, int err) {
 
 static void lose(struct ib_channel *c, struct ib_comm *comm, int err) {
   if (c->broken) err = c->broken; /* of a write; what came before it has been read */
-  if (c->peer_closed) { /* nobody is left to be told anything */
-    c->over = true;
+  if (c->peer_closed) { /* as was to be expected */
+    end(c, comm, IB_COMM_PEER_GONE);
     return;
   }
   if (is_of_network(err) && ib_params.deadline_ms) {

@@ -23,6 +23,9 @@
  * when something has moved, or the HCA has answered. */
 #define IB_COMM_STILL 64u
 
+/* Beside PEER_CLOSED, of a sender's peer: its side channel has ended, and with it the time for which it answers what is
+ * sent again. */
+#define IB_COMM_PEER_GONE 256u
 #define IB_COMM_HOST_SILENT 128u /* the peer's host answers nothing any more */
 
 #endif

@@ -121,15 +121,16 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_IB_CONNECT_TIMEOUT", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(connect_ms),
    .doc = "A peer that cannot be reached within this time, or has answered and does not come to an end within this "
-          "time of its first answer, is an error. Its accept may take any time, as long as its host answers. 0: never."},
+          "time of its first answer, is an error. Its accept may take any time, as long as its host answers. 0: "
+          "never."},
   {.name = "RAIL_IB_HANDSHAKE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "10s", .lo = 10, .hi = 3600 * 1000,
    .offset = AT(handshake_ms),
    .doc = "A client that has not introduced itself within this time is dropped."},
   {.name = "RAIL_IB_DEADLINE", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(deadline_ms),
    .doc = "With requests outstanding, a peer whose host does not answer for this long, over the side channel or by "
-          "RDMA, is an error. When nothing moves for a third of it the own HCA is asked, too: a work request of which it "
-          "reports no end within 4 times its retries is an error. 0: wait for ever."},
+          "RDMA, is an error. When nothing moves for a third of it the own HCA is asked, too: a work request of which "
+          "it reports no end within 4 times its retries is an error. 0: wait for ever."},
   {.name = "RAIL_IB_PEER_TIMEOUT", .type = RAIL_PARAM_MS, .def = "300s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(peer_ms),
    .doc = "With requests outstanding, how long a peer whose host answers may be silent (stopped, in a debugger, "

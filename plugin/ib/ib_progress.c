@@ -19,7 +19,8 @@
 #define BATCH 16
 #define MAX_BATCHES 8   /* per call and CQ: a call must return within a millisecond */
 #define CLOCK_EACH 4096 /* completions, where there always are some */
-#define PEER_BITS (IB_COMM_PEER_CLOSED | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT | IB_COMM_HOST_SILENT)
+#define PEER_BITS \
+  (IB_COMM_PEER_CLOSED | IB_COMM_PEER_GONE | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT | IB_COMM_HOST_SILENT)
 #define RETRIES_STRETCH 4 /* the standard's tolerance: a timeout of T ends between T and 4T */
 #define OWED_GRACE_MS 1000
 #define SLOWEST_BYTES_PER_MS 1000
@@ -140,10 +141,12 @@ bool ib_settle(struct ib_comm *comm) {
 /* ---- where nothing was found -------------------------------------------- */
 
 /* The peer said goodbye, with sends of ours under way. What it had received it acknowledges for a while yet, and the
- * HCA asks again; what is not acknowledged when that time is over never will be. */
-static bool still_acknowledged(struct ib_send_comm *sc) {
-  if (!sc->closed_deadline)
-    sc->closed_deadline = rail_deadline_in_ms(ib_comm_linger_ms(&sc->base) + CLOSED_GRACE_MS);
+ * HCA asks again; what is not acknowledged when that time is over never will be. A peer that closed with receives
+ * outstanding does not wait: the end of its side channel says so. */
+static bool still_acknowledged(struct ib_send_comm *sc, bool gone) {
+  if (!sc->closed_deadline || gone > sc->peer_gone)
+    sc->closed_deadline = rail_deadline_in_ms((gone ? 0 : ib_comm_linger_ms(&sc->base)) + CLOSED_GRACE_MS);
+  sc->peer_gone = gone;
   return !rail_deadline_passed(sc->closed_deadline);
 }
 
@@ -151,8 +154,8 @@ static bool still_acknowledged(struct ib_send_comm *sc) {
 static bool may_complete(const struct ib_request *r, uint32_t health) {
   if (health & ~PEER_BITS) return false;
   if (r->magic == IB_REQ_FLUSH) return true; /* needs no peer */
-  if (health != IB_COMM_PEER_CLOSED || r->magic == IB_REQ_RECV) return false;
-  return still_acknowledged(ib_send_comm_of(r->comm));
+  if ((health & ~IB_COMM_PEER_GONE) != IB_COMM_PEER_CLOSED || r->magic == IB_REQ_RECV) return false;
+  return still_acknowledged(ib_send_comm_of(r->comm), health & IB_COMM_PEER_GONE);
 }
 
 /* The last completions come before a goodbye, but it may have been heard of between our look at the CQs and our look at

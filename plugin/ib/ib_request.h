@@ -80,6 +80,7 @@ struct ib_send_comm {
   unsigned int next_qp;
   struct ib_stuck stuck;
   uint64_t closed_deadline; /* the peer said goodbye: by then what it will acknowledge is acknowledged. 0: it did not */
+  bool peer_gone; /* and its side channel has ended */
   struct ib_cts_match match;
   struct ib_send sends[IB_MAX_SENDS];
   void *events[IB_MAX_SENDS]; /* ib_profile.h */

@@ -34,7 +34,8 @@ rail_result_t ib_watch_add(struct ib_comm *comm);
  * comm that is not watched. The channel stays open; it is the comm's (ib_comm_destroy). */
 void ib_watch_remove(struct ib_comm *comm, bool goodbye);
 /* A closed receive comm without anything outstanding: said goodbye, freed by `destroy` in the watch thread when the
- * peer has closed, too, or has nothing unacknowledged, or after RAIL_IB_LINGER; at once, in this thread, if it is not watched. */
+ * peer has closed, too, or has nothing unacknowledged, or after RAIL_IB_LINGER; at once, in this
+ * thread, if it is not watched. */
 void ib_watch_linger(struct ib_comm *comm, void (*destroy)(struct ib_comm *comm));
 
 #endif

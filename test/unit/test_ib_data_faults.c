@@ -204,10 +204,11 @@ TEST(beside_an_error) {
   pair_close(&p);
 }
 
-/* Sends under way when the receiver says goodbye: what it got it acknowledges, until its time is up. */
-TEST(closed_before_the_acknowledgement) {
+/* Sends under way when the receiver says goodbye: what it got it acknowledges, until its time is up, or its channel
+ * ends. */
+static void closed_before_the_acknowledgement(bool gone) {
   open_plain("progress post");
-  ib_params.linger_ms = 100;
+  ib_params.linger_ms = gone ? 60000 : 100;
   for (int i = 1; i < 4; i++) CHECK_OK(begin(&recvs[i], false, i));
   fake_script("progress poll");
   CHECK_OK(begin(&sends[1], true, 1));
@@ -218,6 +219,8 @@ TEST(closed_before_the_acknowledgement) {
   CHECK_INT(pair_finish(sends[1], RAIL_OK), 1700);
   fake_script("stall op=imm");
   CHECK_OK(begin(&sends[3], true, 3));
+  CHECK_OK(ib_test(sends[3], &done, NULL));
+  if (gone) atomic_fetch_or(&p.sc->health, IB_COMM_PEER_GONE);
   while (result == RAIL_OK && rail_now_ns() - begun < 10000000000ull) {
     result = ib_test(sends[3], &done, NULL);
     CHECK(!done);
@@ -229,6 +232,9 @@ TEST(closed_before_the_acknowledgement) {
   pair_close(&p);
   ib_params_load();
 }
+
+TEST(closed_for_a_while) { closed_before_the_acknowledgement(false); }
+TEST(closed_and_gone) { closed_before_the_acknowledgement(true); }
 
 static void sender_hears(uint32_t health, rail_result_t expected) {
   int done;
@@ -457,7 +463,7 @@ int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(every_completion),   TEST_CASE(every_call),           TEST_CASE(post_recv_fails),
     TEST_CASE(closed_behind_the_last_message), TEST_CASE(news_between_two_looks), TEST_CASE(beside_an_error),
-    TEST_CASE(closed_before_the_acknowledgement),
+    TEST_CASE(closed_for_a_while), TEST_CASE(closed_and_gone),
     TEST_CASE(bad_news_for_a_sender), TEST_CASE(nobody_left_to_send_to), TEST_CASE(a_lost_cts),
     TEST_CASE(a_lost_send),        TEST_CASE(a_long_wait),          TEST_CASE(asked_and_gone),  TEST_CASE(no_limit),
     TEST_CASE(stopped),            TEST_CASE(settled),             TEST_CASE(settled_late),    TEST_CASE(never_settled),
