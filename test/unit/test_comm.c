@@ -167,6 +167,13 @@ static void inheritance(const struct rank *rank, void *arg) {
 }
 TEST(a_child_has_its_parents_configuration_unless_it_has_one) { alone("", inheritance, NULL); }
 
+static void set_pending(ncclComm_t comm, int pending) {
+  pthread_mutex_lock(&comm->stream.lock);
+  comm->stream.pending = pending;
+  atomic_store(&comm->stream.pending_hint, pending);
+  pthread_mutex_unlock(&comm->stream.lock);
+}
+
 /* A revoked communicator of which something is still under way; here only its counters say so. */
 static void restless(const struct rank *rank, void *arg) {
   (void)rank, (void)arg;
@@ -175,14 +182,12 @@ static void restless(const struct rank *rank, void *arg) {
   OK(ncclGetUniqueId(&id));
   OK(ncclCommInitRank(&comm, 1, id, 0));
   OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
-  comm->stream.pending = 1;
-  atomic_store(&comm->stream.pending_hint, 1);
+  set_pending(comm, 1);
   REFUSED(ncclCommSplit(comm, 0, 0, &child, NULL), ncclInvalidUsage, "not come to rest");
   ncclResult_t state;
   OK(ncclCommGetAsyncError(comm, &state));
   ENSURE_INT(state, ncclInProgress);
-  comm->stream.pending = 0;
-  atomic_store(&comm->stream.pending_hint, 0);
+  set_pending(comm, 0);
   OK(ncclCommSplit(comm, 0, 0, &child, NULL));
   OK(ncclCommDestroy(child));
   OK(ncclCommDestroy(comm));
