@@ -9,6 +9,7 @@ static void help(const struct tool_program *p, FILE *f) {
   for (const struct tool_sub *s = p->subs; s->name; s++)
     if (s->what) fprintf(f, "  %-10s %s\n", s->name, s->what);
   fprintf(f, "  %-10s %s\n", "help", "this text; help SUBCOMMAND: its options");
+  fprintf(f, "  %-10s %s\n", "--version", "print the version");
   if (p->tail) fprintf(f, "\n%s\n", p->tail);
 }
 
