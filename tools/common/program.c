@@ -5,11 +5,11 @@
 #include "tools/common/options.h"
 
 static void help(const struct tool_program *p, FILE *f) {
-  fprintf(f, "usage: %s SUBCOMMAND [argument...]\n\n%s\n\nsubcommands:\n", p->name, p->about);
+  fprintf(f, "usage: %s SUBCOMMAND [argument...]\n       %s --version\n\n%s\n\nsubcommands:\n", p->name, p->name,
+          p->about);
   for (const struct tool_sub *s = p->subs; s->name; s++)
     if (s->what) fprintf(f, "  %-10s %s\n", s->name, s->what);
   fprintf(f, "  %-10s %s\n", "help", "this text; help SUBCOMMAND: its options");
-  fprintf(f, "  %-10s %s\n", "--version", "print the version");
   if (p->tail) fprintf(f, "\n%s\n", p->tail);
 }
 
