@@ -273,7 +273,7 @@ $(foreach t,$(filter test/unit/%,$(test_src)),$(eval \
 
 # Unit tests of the ib plugin see all of it, and so do those of the socket plugin's data path.
 $(patsubst test/%.c,$(BUILD)/test/%,$(filter test/unit/test_ib_%,$(test_src))): $(IB_A)
-data_path_tests := $(addprefix $(BUILD)/test/unit/test_sk_,send recv rails engine)
+data_path_tests := $(addprefix $(BUILD)/test/unit/test_sk_,send recv rails engine faults pulse)
 $(data_path_tests): $(SOCKET_A)
 $(data_path_tests): test_libs := $(libs_plugin_socket)
 

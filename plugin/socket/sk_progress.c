@@ -260,6 +260,7 @@ static rail_result_t check_peer(struct sk_send_comm *sc) {
 static rail_result_t progress_out(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
   uint64_t bytes = 0;
+  bool held = comm->hold;
   sk_send_drain(sc);
   if (sk_send_pump(sc) != RAIL_OK) return write_failed(comm);
   if (!sk_send_should_read(sc)) return sk_comm_error(comm);
@@ -270,7 +271,8 @@ static rail_result_t progress_out(struct sk_send_comm *sc) {
   }
   if (rail_unlikely(comm->unanswered && comm->rejoin)) RAIL_TRY(retry_hellos(comm));
   comm->more |= bytes >= READ_BYTES || (bytes && comm->rails); /* there may be something to send again */
-  if (sc->ready && sk_send_pump(sc) != RAIL_OK) return write_failed(comm);
+  bool go = sc->ready || rail_unlikely(held && !comm->hold);
+  if (go && sk_send_pump(sc) != RAIL_OK) return write_failed(comm);
   return check_peer(sc);
 }
 

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the watch thread says and does about a peer that is silent, or alive and slow, tick by tick; its time is the
+ * test's. The streams are no TCP, so there is no host that might not answer.
+ * TEST-SAN: asan */
+#include "test/unit/sk_data.h"
+
+#define TICK_NS (SK_TICK_MS * 1000000ull)
+
+static uint8_t bytes[2 * EAGER];
+static uint64_t now = 1000000000000ull;
+
+static void begin(struct data *d, void **request) {
+  data_begin(d, SK_SENDER, 1, 0);
+  data_open(d);
+  data_settle(d);
+  memset(bytes, 0, sizeof bytes);
+  ENSURE_INT(sk_isend(d->comm, bytes, EAGER + 1, 1, NULL, NULL, request), RAIL_OK); /* which waits for its grant */
+  sk_pulse_look(d->comm, now);
+}
+
+/* The peer's side: what was sent is read; `lives`: each PING is answered. */
+static void peer(const struct data *d, bool lives) {
+  uint8_t head[SK_HEAD];
+  struct sk_frame frame;
+  while (recv(d->ends[0], head, sizeof head, MSG_DONTWAIT) == (ssize_t)sizeof head)
+    if (lives && sk_frame_decode(head, &frame) && frame.type == SK_FRAME_PING)
+      data_say(d, 0, SK_FRAME_PONG, 0, 0, 0, 0, 0);
+}
+
+static void pass(const struct data *d, unsigned int seconds, bool lives) {
+  for (uint64_t until = now + seconds * 1000000000ull; now < until;) {
+    now += TICK_NS;
+    peer(d, lives);
+    sk_pulse_look(d->comm, now);
+  }
+}
+
+TEST(a_process_that_is_silent) {
+  struct data d;
+  void *request;
+  begin(&d, &request);
+  pass(&d, 9, false);
+  CHECK_INT(log_count("nothing has moved"), 0);
+  pass(&d, 2, false);
+  CHECK(log_said("sending to 0.0.0.0:0 over none: nothing has moved for 10.0 s: 1 sends of 4097 to 4097 bytes wait"));
+  CHECK(log_said("no sign of life from the peer's process, though its host answers"));
+  CHECK(log_said("an error after 300.0 s (RAIL_SOCKET_PEER_TIMEOUT)"));
+  pass(&d, 287, false);
+  CHECK_INT(log_count("nothing has moved"), 1);
+  CHECK_INT(sk_comm_error(d.comm), RAIL_OK);
+  pass(&d, 3, false);
+  CHECK_INT(sk_comm_error(d.comm), RAIL_REMOTE_ERROR);
+  CHECK(log_said("no sign of life from the peer's process for 300.0 s; last progress 300.0 s ago"));
+  CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
+  data_close(&d);
+}
+
+TEST(for_ever_if_that_is_asked_for) {
+  struct data d;
+  void *request;
+  begin(&d, &request);
+  sk_params.peer_timeout_ms = 0;
+  pass(&d, 3600, false);
+  CHECK_INT(sk_comm_error(d.comm), RAIL_OK);
+  CHECK(log_count("nothing has moved") == 1 && !log_said("an error after"));
+  data_close(&d);
+}
+
+/* Whoever answers is given any time, and is said to be alive, ever more rarely. */
+TEST(a_peer_that_lives_and_posts_nothing) {
+  struct data d;
+  void *request;
+  begin(&d, &request);
+  pass(&d, 85, true);
+  CHECK_INT(log_count("the peer is alive"), 4); /* at 10, 20, 40, 80 s */
+  pass(&d, 600, true);
+  CHECK_INT(sk_comm_error(d.comm), RAIL_OK);
+  CHECK_INT(log_count("no sign of life"), 0);
+  data_close(&d);
+}
+
+/* Alive for a while, then stopped: the silence is counted from its last sign of life. */
+TEST(one_that_is_stopped_later) {
+  struct data d;
+  void *request;
+  begin(&d, &request);
+  pass(&d, 35, true);
+  CHECK_INT(log_count("the peer is alive"), 2);
+  log_forget();
+  pass(&d, 8, false);
+  CHECK_INT(log_count("no sign of life"), 0);
+  pass(&d, 285, false);
+  CHECK(log_count("no sign of life from the peer's process, though") == 1 && sk_comm_error(d.comm) == RAIL_OK);
+  pass(&d, 10, false);
+  CHECK_INT(sk_comm_error(d.comm), RAIL_REMOTE_ERROR);
+  data_close(&d);
+}
+
+/* Said to be stalled, it moves, and pauses again: all is counted anew. */
+TEST(it_moves_and_pauses_again) {
+  struct data d;
+  void *request;
+  begin(&d, &request);
+  for (int i = 0; i < 3; i++) {
+    pass(&d, 200, false);
+    CHECK_INT(log_count("nothing has moved for 10.0 s"), 1);
+    CHECK_INT(log_count("nothing has moved"), 1);
+    CHECK_INT(sk_comm_error(d.comm), RAIL_OK);
+    log_forget();
+    data_say_control(&d, 0, 0, 0, 0, NULL, 0);
+    pass(&d, 1, false);
+    CHECK_INT(log_count("the peer is back after 20"), 1);
+    CHECK_INT(log_warnings(), 0);
+    log_forget();
+  }
+  pass(&d, 305, false);
+  CHECK_INT(sk_comm_error(d.comm), RAIL_REMOTE_ERROR);
+  data_close(&d);
+}
+
+/* Requests that end, and others that begin much later: what was outstanding before does not count. */
+TEST(an_idle_time_is_no_silence) {
+  struct data d;
+  void *request;
+  begin(&d, &request);
+  data_say_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 1, EAGER + 1}, 1);
+  data_wait(request, NULL);
+  pass(&d, 1000, false);
+  CHECK_STR(log_lines, "");
+  CHECK_INT(sk_isend(d.comm, bytes, EAGER + 1, 1, NULL, NULL, &request), RAIL_OK);
+  pass(&d, 9, false);
+  CHECK_STR(log_lines, "");
+  pass(&d, 2, false);
+  CHECK_INT(log_count("nothing has moved for 10."), 1);
+  data_close(&d);
+}
+
+/* Two connections to one host: one warning, and a line of information. */
+TEST(one_warning_a_host) {
+  struct data d[2];
+  void *requests[2];
+  for (int i = 0; i < 2; i++) begin(&d[i], &requests[i]);
+  for (int k = 0; k < 4 * 60; k++) {
+    now += TICK_NS;
+    for (int i = 0; i < 2; i++) sk_pulse_look(d[i].comm, now);
+  }
+  CHECK_INT(log_count("nothing has moved"), 2);
+  CHECK_INT(log_warnings(), 1);
+  for (int i = 0; i < 2; i++) data_close(&d[i]);
+}
+
+TEST_MAIN(TEST_CASE(a_process_that_is_silent), TEST_CASE(for_ever_if_that_is_asked_for),
+          TEST_CASE(a_peer_that_lives_and_posts_nothing), TEST_CASE(one_that_is_stopped_later),
+          TEST_CASE(it_moves_and_pauses_again), TEST_CASE(an_idle_time_is_no_silence), TEST_CASE(one_warning_a_host))
