@@ -22,6 +22,7 @@ ENV = {"RAIL_SOCKET_DEADLINE": f"{int(DEADLINE * 1000)}ms", "RAIL_SOCKET_PEER_TI
 SLACK = 1.0  # the failure may come so much later: ticks, and a busy machine
 AGE = r"\d+(\.\d+)? ?(ms|s)\b"
 FLOW = {"comms": 2, "max": 300000, "window": 8}
+FULL = {"comms": 1, "max": 8 << 20, "mix": "large", "window": 16}  # more than sockets hold: a stopped peer's window shuts
 SMALL = {"comms": 2, "mix": "small", "window": 32}
 MAX_RTO = os.path.exists("/proc/sys/net/ipv4/tcp_rto_max_ms")
 rails = None
@@ -101,7 +102,8 @@ def check_report(p, since, until, text):
 
 
 def paused(engine, who, options=FLOW, streams=1):
-    """Stopped for three deadlines while its host answers: one report on each side, and all goes on."""
+    """Stopped for three deadlines while its host answers: one report on each side, and all goes on. That of a receiver
+    keeps its window shut, which TCP_USER_TIMEOUT would not bear."""
     pair = flowing(Pair(env=env(engine, RAIL_SOCKET_PEER_TIMEOUT="60s", RAIL_SOCKET_STALL_WARN="1s",
                                 RAIL_SOCKET_STREAMS=streams), **options))
     victims = pair.both if who == "both" else [getattr(pair, who)]
@@ -124,7 +126,7 @@ def paused(engine, who, options=FLOW, streams=1):
 def cut_while_stopped(engine):
     """A host that is cut off while its process is stopped, and its window shut, is noticed all the same."""
     net = network()
-    pair = flowing(net.pair([0], env=env(engine, RAIL_SOCKET_PEER_TIMEOUT="300s"), **FLOW))
+    pair = flowing(net.pair([0], env=env(engine, RAIL_SOCKET_PEER_TIMEOUT="300s"), **FULL))
     pair.recv.signal(signal.SIGSTOP)
     time.sleep(2 * DEADLINE)
     assert not pair.send.first("error"), pair.send.tail()
@@ -136,7 +138,7 @@ def cut_while_stopped(engine):
     check_sound(pair.send)
     # Without TCP_RTO_MAX_MS (Linux 6.15) the kernel asks a window that is shut ever more rarely.
     check_failed(pair.send, since, DEADLINE + SLACK + (0 if MAX_RTO else 6 * DEADLINE), net.addresses[1][0],
-                 net.names[0][0], comms=FLOW["comms"])
+                 net.names[0][0], comms=FULL["comms"])
     check_line(pair.send, net.addresses[1][0], net.names[0][0], "RAIL_SOCKET_DEADLINE")
     pair.recv.kill()
 
@@ -259,11 +261,11 @@ CASES = [("the receiver is killed", killed, "recv"), ("the sender is killed", ki
          ("the receiver's link goes down", cut, "receiver's link"),
          ("silence both ways", cut, "blackhole"), ("silence one way", cut, "one way"),
          ("a link is down for half the deadline", shortly_cut),
-         ("the receiver is stopped for a while", paused, "recv"),
+         ("the receiver is stopped for a while", paused, "recv", FULL),
          ("the sender is stopped for a while", paused, "send"),
          ("both are stopped for a while", paused, "both"),
          ("a receiver of small messages is stopped for a while", paused, "recv", SMALL),
-         ("a receiver over four streams is stopped for a while", paused, "recv", FLOW, 4),
+         ("a receiver over four streams is stopped for a while", paused, "recv", FULL, 4),
          ("a stopped receiver's host is cut off", cut_while_stopped),
          ("a receiver posts nothing for three deadlines", slow_receiver, "hold"),
          ("a receiver calls nothing for three deadlines", slow_receiver, "pause"),

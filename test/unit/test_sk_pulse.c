@@ -118,6 +118,21 @@ TEST(it_moves_and_pauses_again) {
   data_close(&d);
 }
 
+/* The same of one that lives: the next line comes after 10 s again, not after twice the longest. */
+TEST(it_lives_and_moves_and_pauses_again) {
+  struct data d;
+  void *request;
+  begin(&d, &request);
+  for (int i = 0; i < 3; i++) {
+    pass(&d, 45, true);
+    CHECK_INT(log_count("the peer is alive"), 3);
+    log_forget();
+    data_say_control(&d, 0, 0, 0, 0, NULL, 0);
+    pass(&d, 1, true);
+  }
+  data_close(&d);
+}
+
 /* Requests that end, and others that begin much later: what was outstanding before does not count. */
 TEST(an_idle_time_is_no_silence) {
   struct data d;
@@ -151,4 +166,5 @@ TEST(one_warning_a_host) {
 
 TEST_MAIN(TEST_CASE(a_process_that_is_silent), TEST_CASE(for_ever_if_that_is_asked_for),
           TEST_CASE(a_peer_that_lives_and_posts_nothing), TEST_CASE(one_that_is_stopped_later),
-          TEST_CASE(it_moves_and_pauses_again), TEST_CASE(an_idle_time_is_no_silence), TEST_CASE(one_warning_a_host))
+          TEST_CASE(it_moves_and_pauses_again), TEST_CASE(it_lives_and_moves_and_pauses_again),
+          TEST_CASE(an_idle_time_is_no_silence), TEST_CASE(one_warning_a_host))
