@@ -159,6 +159,23 @@ def both_lost():
         check_failed(p, since, deadline + 1.5, "198.18.6", rails.names[mine][0][:-1])
 
 
+def dead_at_the_end():
+    """What the receiver says over the first rail is lost, and nobody knows; then it has all there is, and closes. Its
+    sender hears of that over the other rail."""
+    rails = network()
+    for _ in range(3):
+        pair = rails.pair([0, 1], max=300000)
+        try:
+            pair.recv.wait_bytes(4 << 20)
+            rails.blackhole(0, [1])
+            pair.stop()
+            pair.finish()
+        finally:
+            rails.restore()
+        for p in pair.both:
+            check_clean(p, 4.0)
+
+
 def in_turns():
     """Each rail goes and comes back while the other carries, several times."""
     rails = network()
@@ -193,4 +210,5 @@ main([("the fused device names both", speed_and_name), ("bandwidths add up", ban
       ("the slower rail falls silent one way", case("one way", 0, pause=4.0)),
       ("rails go and return in turns", in_turns),
       ("messages without bytes, and a rail that is dead without anybody's knowing", empty_messages),
-      ("both rails are lost", both_lost)])
+      ("both rails are lost", both_lost),
+      ("the first rail dies silently, and the receiver, who has all, closes", dead_at_the_end)])
