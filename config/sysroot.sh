@@ -17,7 +17,8 @@ mkdir -p "$folder" "$state"/{lists/partial,cache/archives/partial,preferences}
 : >"$state/status"
 apt() {
   apt-get -q -y -o APT::Architecture="$arch" -o APT::Architectures::="$arch" -o Dir::State="$state" \
-    -o Dir::State::status="$state/status" -o Dir::Cache="$state/cache" -o Dir::Etc::preferencesparts="$state/preferences" \
+    -o Dir::State::status="$state/status" -o Dir::Cache="$state/cache" \
+    -o Dir::Etc::preferencesparts="$state/preferences" \
     -o Debug::NoLocking=1 -o APT::Install-Recommends=0 -o APT::Sandbox::User= -o Acquire::Retries=3 "$@" \
     >>"$state/log" 2>&1 </dev/null || { tail -n 20 "$state/log" >&2; exit 1; }
 }

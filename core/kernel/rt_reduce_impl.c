@@ -83,7 +83,9 @@ INLINE f16_vec f16_load(const u16_any *p) {
   float16x8_t v = vreinterpretq_f16_u8(vld1q_u8((const void *)p));
   return (f16_vec){{vcvt_f32_f16(vget_low_f16(v)), vcvt_high_f32_f16(v)}};
 }
-INLINE float32x4_t f16_one_nan(float32x4_t v) { return vbslq_f32(vceqq_f32(v, v), v, vdupq_n_f32(rt_bits_f32(0x7fffffff))); }
+INLINE float32x4_t f16_one_nan(float32x4_t v) {
+  return vbslq_f32(vceqq_f32(v, v), v, vdupq_n_f32(rt_bits_f32(0x7fffffff)));
+}
 INLINE uint8x16_t f16_round(f16_vec v) {
   float16x4_t low = vcvt_f16_f32(f16_one_nan(v.val[0]));
   return vreinterpretq_u8_f16(vcvt_high_f16_f32(low, f16_one_nan(v.val[1])));

@@ -66,7 +66,8 @@ check "rail-kit inspect socket" prints 'v12 .* RailSocket' rail-kit inspect sock
 # Without a device, or a plugin to stand in front of, these say so; their tables are read all the same.
 check "rail-kit inspect ib" prints 'v12 .* RailIB' bash -c 'rail-kit inspect ib || true'
 check "rail-kit inspect railtrace" prints 'v12 .* 22 of 22 slots' bash -c 'rail-kit inspect railtrace || true'
-check "rail-kit conform passes it" prints ' 0 failed' rail-kit conform "/${lib%/*}/libnccl-net-socket.so" --only 'order.*'
+check "rail-kit conform passes it" prints ' 0 failed' \
+  rail-kit conform "/${lib%/*}/libnccl-net-socket.so" --only 'order.*'
 set=(NCCL_DEBUG=INFO NCCL_NET_PLUGIN=socket NCCL_SHM_DISABLE=1 NCCL_SOCKET_IFNAME=lo)
 check "rail-coll: 2 ranks over the socket plugin" prints 'RailSocket' rail-coll all_reduce -r 2 -b 8 -e 1M -f 8 -n 2
 set=(NCCL_SOCKET_IFNAME=lo)
