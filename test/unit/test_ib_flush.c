@@ -155,18 +155,6 @@ TEST(keys_by_rail) {
   }
 }
 
-/* Each rail's queue pair has that rail's address, here at another place of its port's table. */
-TEST(addresses_by_rail) {
-  union ibv_gid gid;
-  open_one(IB_FLUSH_ALWAYS);
-  p.rc->rails[1].gid_index = 1;
-  CHECK_OK(ib_verbs.query_gid(p.hca.context, 2, 1, &gid));
-  memcpy(p.rc->rails[1].gid, gid.raw, 16);
-  struct ib_flush *flush = open_good();
-  for (int i = 0; i < 3; i++) pair_finish(flush_of(1, 8, 0, NULL), RAIL_OK);
-  close_one(flush);
-}
-
 TEST(always) {
   open_one(IB_FLUSH_ALWAYS);
   struct ib_flush *flush = open_good();
@@ -251,7 +239,7 @@ TEST(bad_arguments) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(when_it_is_needed), TEST_CASE(not_wanted), TEST_CASE(steps_that_fail), TEST_CASE(what_is_read),
-    TEST_CASE(keys_by_rail), TEST_CASE(addresses_by_rail),
+    TEST_CASE(keys_by_rail),
     TEST_CASE(always), TEST_CASE(many), TEST_CASE(after_a_goodbye), TEST_CASE(lost),
     TEST_CASE(bad_arguments)};
   fake_use(argv[0], "device fake0 ports=2");

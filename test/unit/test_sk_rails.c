@@ -190,9 +190,11 @@ static void *send_chunks(const struct data *d, struct heard heard[2]) {
   data_settle(d);
   void *request = isend(d, 0, MESSAGE, 0);
   heard[0].n = heard[1].n = 0;
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   for (uint64_t have = 0; have < MESSAGE;)
     for (unsigned int i = 0; i < 2; i++) {
       (void)data_turn(d);
+      ENSURE(!rail_deadline_passed(deadline), "%llu bytes came", (unsigned long long)have);
       if (!data_says(d, i)) continue;
       ENSURE(heard[i].n < 64, "too many frames");
       struct sk_frame f = heard[i].frames[heard[i].n++] = data_hear_payload(d, i);

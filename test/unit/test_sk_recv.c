@@ -251,7 +251,9 @@ TEST(a_report_that_is_half_written_at_close) {
   sk_stream_wrote(s, n);
   d.ends[0] = -1;
   CHECK_OK(sk_close_recv(d.comm));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   for (size_t done = 0; done < SK_HEAD + sizeof(struct sk_entry); sk_close_reap()) {
+    CHECK_MSG(!rail_deadline_passed(deadline), "%zu bytes came", done);
     ssize_t more = recv(end, frame + done, sizeof frame - done, MSG_DONTWAIT);
     CHECK_MSG(more != 0, "the stream ends after %zu bytes", done);
     if (more > 0) done += (size_t)more;
