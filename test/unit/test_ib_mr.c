@@ -35,6 +35,27 @@ TEST(register_and_back) {
   CHECK_INT(fake_live("mr"), before);
 }
 
+/* Two rails of two HCAs: what the first has registered goes when the second cannot. */
+TEST(a_later_rail_that_cannot) {
+  void *handle = memory;
+  long before = fake_live("mr");
+  struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 1, NULL);
+  long with_comm = fake_live("mr");
+  comm->rails[1] = (struct ib_rail){.port = ib_device_at(1, "test")->rails[0]};
+  comm->nrails = 2;
+  fake_script("fail reg_mr from=2");
+  CHECK_INT(ib_reg_mr(comm, memory, 100, RAIL_PTR_HOST, &handle), RAIL_SYSTEM_ERROR);
+  CHECK(!handle && !comm->mhandles);
+  CHECK_INT(fake_live("mr"), with_comm);
+  fake_script("reset");
+  CHECK_OK(ib_reg_mr(comm, memory, 100, RAIL_PTR_HOST, &handle));
+  CHECK_INT(fake_live("mr"), with_comm + 2);
+  CHECK_OK(ib_dereg_mr(comm, handle));
+  comm->nrails = 1;
+  ib_comm_destroy(comm);
+  CHECK_INT(fake_live("mr"), before);
+}
+
 static void refused(struct ib_comm *comm, void *data, size_t size, int type, int result, const char *words) {
   void *handle = (void *)1;
   log_forget();
@@ -171,6 +192,7 @@ TEST(two_threads_on_one_comm) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(register_and_back),
+    TEST_CASE(a_later_rail_that_cannot),
     TEST_CASE(what_is_refused),
     TEST_CASE(dma_bufs),
     TEST_CASE(deregister_with_requests_outstanding),

@@ -234,6 +234,33 @@ TEST(nothing_follows_a_message_that_was_cut_off) {
   rail_sock_close(&end);
 }
 
+/* The same in the middle of a header, which what follows must not complete. */
+TEST(nothing_follows_a_header_that_was_cut_off) {
+  struct data d;
+  uint8_t got[4096];
+  ssize_t n;
+  data_begin(&d, SK_SENDER, 1, 0);
+  data_open(&d);
+  data_settle(&d);
+  struct sk_stream *s = &d.comm->streams[0];
+  while (send(s->fd, "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1) continue; /* it is full */
+  isend(&d, 0, 8, 0);
+  ENSURE(sk_comm_try_own(d.comm), "somebody else moves it");
+  sk_ping(d.comm);
+  sk_comm_disown(d.comm);
+  CHECK_INT(s->out_count, 2);
+  while (recv(d.ends[0], got, sizeof got, MSG_DONTWAIT) > 0) continue;
+  CHECK_INT(send(s->fd, s->stage + s->stage_head, 10, MSG_NOSIGNAL), 10); /* now it has taken 10 bytes */
+  sk_stream_wrote(s, 10);
+  int end = d.ends[0];
+  d.ends[0] = -1;
+  data_close(&d);
+  size_t heard = 0;
+  while ((n = recv(end, got, sizeof got, MSG_DONTWAIT)) > 0) heard += (size_t)n;
+  CHECK_INT(heard, 10);
+  rail_sock_close(&end);
+}
+
 /* Close ends all streams at once, and lets go of the sockets when the peer has ended them, too. */
 TEST(all_streams_end_at_close) {
   struct data d;
@@ -316,6 +343,7 @@ TEST_MAIN(TEST_CASE(no_more_messages_than_the_credit_counts), TEST_CASE(no_more_
           TEST_CASE(the_last_word_of_a_peer_that_reads_no_more),
           TEST_CASE(a_registration_is_free_when_its_sends_are_done),
           TEST_CASE(nothing_follows_a_message_that_was_cut_off),
+          TEST_CASE(nothing_follows_a_header_that_was_cut_off),
           TEST_CASE(all_streams_end_at_close), TEST_CASE(a_bounded_number_of_closed_connections_waits),
           TEST_CASE(control_frames_come_over_the_first_stream),
           TEST_CASE(a_control_frame_that_is_too_long_is_an_error))
