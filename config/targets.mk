@@ -28,9 +28,9 @@ check_needs := $(filter $(BUILD)/test/unit/%,$(test_bins)) $(plugin_libs) $(core
 check-needs: $(check_needs)
 
 help:  ## this list
-	@awk -F'## ' '/^[a-z-]+:.*## /{split($$1,a,":"); printf "  make %-12s %s\n", a[1], $$2}' \
+	@awk -F'## ' '/^[a-z0-9-]+:.*## /{split($$1,a,":"); printf "  make %-12s %s\n", a[1], $$2}' \
 	  config/targets.mk config/package.mk config/arm64.mk
-	@echo "Variables: CC=clang  SAN=asan|tsan  DEBUG=1  V=1  WERROR=0  BUILD=dir  PREFIX=dir  DESTDIR=dir"
+	@echo "Variables: CC=clang  CROSS=prefix-  SAN=asan|tsan  DEBUG=1  V=1  WERROR=0  BUILD=dir  PREFIX=dir  DESTDIR=dir"
 
 clean:  ## remove everything built
 	$(Q)rm -rf build
