@@ -56,8 +56,8 @@ static uint64_t file_limit(void) {
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : UINT32_MAX;
 }
 
-/* Must one go, now that this one is here, who has not said everything yet? The kernel hands out the lowest number that is
- * free, so `fd` says how many files are open at least. */
+/* Must one go, now that this one is here, who has not said everything yet? The kernel hands out the lowest number that
+ * is free, so `fd` says how many files are open at least. */
 static bool is_full(const struct rail_doors *d, int fd) {
   uint64_t files = file_limit(), all = atomic_load_explicit(&all_strangers, memory_order_relaxed);
   if ((uint64_t)fd >= files - files / 4) return true;

@@ -111,7 +111,7 @@ struct sk_comm_args {
   union rail_addr peers[SK_MAX_STREAMS];         /* and its other end */
   uint32_t eager_size, eager_count, eager_bytes; /* the sender's limits, from its HELLO */
   uint32_t features;                             /* agreed: SK_FEATURE_FAILOVER */
-  struct sk_rejoin *rejoin; /* how a stream is connected again; the comm's from here on. NULL: a receiver without FAILOVER */
+  struct sk_rejoin *rejoin; /* how a stream is connected again; the comm's from here on. NULL: receiver, no FAILOVER */
   struct sk_answer_wire welcomes[SK_MAX_STREAMS]; /* sender: what sk_answer_decode expects of each stream */
 };
 

@@ -18,8 +18,8 @@
 #define MS 1000000ull
 #define SAME_ANSWER (100 * MS) /* the kernel's times are of its own clock's ticks */
 
-/* The peer's window is shut, so that not even what arrives is acknowledged further: then any answer counts. Before Linux
- * 5.4 nobody says so; then it always does. */
+/* The peer's window is shut, so that not even what arrives is acknowledged further: then any answer counts. Before
+ * Linux 5.4 nobody says so; then it always does. */
 static bool is_shut(const struct tcp_info *info, socklen_t len) {
   return len < offsetof(struct tcp_info, tcpi_snd_wnd) + sizeof info->tcpi_snd_wnd || info->tcpi_snd_wnd == 0;
 }

@@ -88,16 +88,16 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_PEER_TIMEOUT", .type = RAIL_PARAM_MS, .def = "300s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(peer_timeout_ms),
    .doc = "With requests outstanding, a peer whose host answers but whose process gives no sign of life for this long "
-          "is an error: it is stopped, in a debugger, or being checkpointed. Peers that are merely slow answer PING and "
-          "may take any time. 0: wait for ever."},
+          "is an error: it is stopped, in a debugger, or being checkpointed. Peers that are merely slow answer PING "
+          "and may take any time. 0: wait for ever."},
   {.name = "RAIL_SOCKET_STALL_WARN", .type = RAIL_PARAM_MS, .def = "10s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(stall_ms),
    .doc = "When nothing has moved for this long though requests are outstanding, a line says who waits for what; "
           "again whenever the time has doubled, or, of a peer whose process is silent, once. 0: never."},
   {.name = "RAIL_SOCKET_USER_TIMEOUT", .type = RAIL_PARAM_MS, .def = "0ms", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(user_timeout_ms),
-   .doc = "TCP_USER_TIMEOUT of every stream: the kernel gives up when what was sent stays unacknowledged for this long, "
-          "or the peer's window shut, even if the peer is merely stopped. 0: it is not set; RAIL_SOCKET_DEADLINE and "
+   .doc = "TCP_USER_TIMEOUT of every stream: the kernel gives up when what was sent stays unacknowledged for this "
+          "long, or the peer's window shut, even if the peer is merely stopped. 0: it is not set; RAIL_SOCKET_DEADLINE and "
           "RAIL_SOCKET_PEER_TIMEOUT tell the two apart."},
   {.name = "RAIL_SOCKET_KEEPALIVE", .type = RAIL_PARAM_MS, .def = "10s", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(keepalive_ms),

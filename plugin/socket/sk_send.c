@@ -151,7 +151,8 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
   if (rail_likely(!sc->base.rails)) return sk_stream_has_room(main_stream);
   for (uint32_t i = 0; i < sc->base.nstreams; i++) {
     const struct sk_stream *s = &sc->base.streams[i];
-    if (sc->base.rails[i].state == SK_RAIL_UP && !(sk_stream_has_room(s) && sk_rail_has_room(&sc->base, s))) return false;
+    bool up = sc->base.rails[i].state == SK_RAIL_UP;
+    if (up && !(sk_stream_has_room(s) && sk_rail_has_room(&sc->base, s))) return false;
   }
   return true;
 }

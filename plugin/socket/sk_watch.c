@@ -110,8 +110,8 @@ static void report_absence(uint64_t ns) {
   for (const struct sk_comm *comm = comms; comm && !in_use; comm = comm->next) in_use = sk_comm_in_use(comm) != 0;
   if (!in_use) return;
   pthread_mutex_unlock(&lock);
-  RAIL_WARN("RailSocket: this process did not run for %.1f s (it was stopped, in a debugger, being checkpointed, or its "
-            "machine was); its peers have waited, and it goes on", (double)ns / 1e9);
+  RAIL_WARN("RailSocket: this process did not run for %.1f s (it was stopped, in a debugger, being checkpointed, or "
+            "its machine was); its peers have waited, and it goes on", (double)ns / 1e9);
   pthread_mutex_lock(&lock);
 }
 

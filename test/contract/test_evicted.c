@@ -159,7 +159,8 @@ static void cut_for_good(bool deaf, int reason, uint64_t least_ms, uint64_t most
   kit_ops_run(&n, &op, 1, (struct kit_ops_how){.errors_are_fine = true});
   took = (rail_now_ns() - start) / 1000000;
   CHECK_INT(op.error, RAIL_REMOTE_ERROR);
-  CHECK_MSG(took >= least_ms && took < kit_patience_ms(most_ms), "the error came after %llu ms", (unsigned long long)took);
+  CHECK_MSG(took >= least_ms && took < kit_patience_ms(most_ms), "the error came after %llu ms",
+            (unsigned long long)took);
   CHECK_OK(n.vt->close_send(p.send));
   CHECK_OK(n.vt->close_listen(p.listen));
   relay_end(&r);

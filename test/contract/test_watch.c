@@ -166,7 +166,8 @@ TEST(a_sender_with_nothing_outstanding_and_a_host_that_is_gone) {
     request = NULL;
     result = n.vt->isend(p.send, bytes, SMALL, 0, NULL, NULL, &request);
     int done = 0;
-    while (result == 0 && request && !done && !rail_deadline_passed(deadline)) result = n.vt->test(request, &done, NULL);
+    while (result == 0 && request && !done && !rail_deadline_passed(deadline))
+      result = n.vt->test(request, &done, NULL);
   } while (result == 0 && !rail_deadline_passed(deadline));
   CHECK_INT(result, RAIL_REMOTE_ERROR);
   kit_pair_close(&p);

@@ -108,7 +108,8 @@ TEST(a_reset_while_granted_sends_are_under_way) {
   struct data d;
   data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
   data_open(&d);
-  for (int i = 0; i < GRANTED + 1; i++) data_say_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 1, SIZE}, 1);
+  for (int i = 0; i < GRANTED + 1; i++)
+    data_say_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 1, SIZE}, 1);
   for (uint32_t i = 0; i < GRANTED; i++) isend(&d, i, SIZE, 1);
   CHECK_INT(announced(&d), GRANTED); /* and one grant is left */
   say_reset(&d, 0, GRANTED, SIZE);   /* they were not seen, so both are theirs; the third is void */

@@ -72,7 +72,8 @@ TEST(user_timeout) {
 TEST(max_rto) {
   int fd = new_socket(AF_INET), value;
   socklen_t len = sizeof value;
-  if (getsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &value, &len) != 0) tap_skip_case("this kernel has no TCP_RTO_MAX_MS");
+  if (getsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &value, &len) != 0)
+    tap_skip_case("this kernel has no TCP_RTO_MAX_MS");
   rail_sockopt_max_rto(fd, 5000);
   CHECK_INT(option_of(fd, IPPROTO_TCP, TCP_RTO_MAX_MS), 5000);
   rail_sockopt_max_rto(fd, 300);
@@ -104,5 +105,5 @@ TEST(keepalive) {
   check_keepalive(1000, 24 * 3600 * 1000, 1, 100);
 }
 
-TEST_MAIN(TEST_CASE(which_traffic_class), TEST_CASE(marks_of_ipv4), TEST_CASE(marks_of_ipv6), TEST_CASE(user_timeout), TEST_CASE(max_rto),
-          TEST_CASE(keepalive))
+TEST_MAIN(TEST_CASE(which_traffic_class), TEST_CASE(marks_of_ipv4), TEST_CASE(marks_of_ipv6), TEST_CASE(user_timeout),
+          TEST_CASE(max_rto), TEST_CASE(keepalive))
