@@ -215,12 +215,14 @@ TEST(an_hca_dies) {
 /* One that a fused device has only among its further rails. */
 TEST(an_hca_of_a_later_rail_dies) {
   int peer;
-  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  struct ib_comm *comm = rig_comm(true, RIG_COUNTED, 1, &peer);
   comm->rails[1] = comm->rails[0];
   comm->rails[0].port = ib_device_at(1, "test")->rails[0];
   comm->nrails = 2;
+  CHECK_OK(ib_watch_add(comm)); /* nothing of it changes while the thread may look */
   fake_script("event fake0 device_fatal");
   RIG_WAIT(HEALTH(comm) & IB_COMM_DEVICE_FATAL, 1000);
+  ib_watch_remove(comm, true);
   comm->rails[0] = comm->rails[1];
   comm->nrails = 1;
   done(comm, peer);
