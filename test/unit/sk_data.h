@@ -48,12 +48,15 @@ static inline struct sk_recv_comm *data_receiver(const struct data *d) {
 
 /* ---- opening and closing ------------------------------------------------- */
 
-/* For who wants other limits, or a way for streams to come back: before data_open. */
-static void data_begin(struct data *d, enum sk_side side, unsigned int nstreams, uint32_t features) {
+static void data_prepare(void) {
   setenv("RAIL_SOCKET_ENGINE", "inline", 1);
   sk_params_load();
   rail_log_set_sink(log_capture);
   log_forget();
+}
+
+/* What data_begin does while an engine's thread, which reads the parameters, may be there. */
+static void data_begin_another(struct data *d, enum sk_side side, unsigned int nstreams, uint32_t features) {
   *d = (struct data){.args = {.side = side,
                               .device = &data_device,
                               .nstreams = nstreams,
@@ -71,6 +74,13 @@ static void data_begin(struct data *d, enum sk_side side, unsigned int nstreams,
     d->args.peers[i] = (union rail_addr){.in = {.sin_family = AF_INET}};
     sk_answer_encode(SK_REASON_NONE, i, features, &d->args.welcomes[i]);
   }
+}
+
+/* For who wants other limits, or a way for streams to come back: before data_open. */
+__attribute__((unused)) static void data_begin(struct data *d, enum sk_side side, unsigned int nstreams,
+                                               uint32_t features) {
+  data_prepare();
+  data_begin_another(d, side, nstreams, features);
 }
 
 static void data_write(const struct data *d, unsigned int stream, const void *bytes, size_t size) {
