@@ -118,6 +118,7 @@ PROPERTIES = {
     "name_shared": ("props.shared_string", "error"), "pci_no_slash": ("props.pci_path_slash", "error"),
     "pci_missing": ("props.pci_path_missing", "warning"), "pci_other": ("props.pci_path_other", "note"),
     "pci_wild": ("props.pci_path", "error"), "speed": ("props.speed", "warning"),
+    "speed_zero": ("props.speed", "warning"),
     "latency": ("props.latency_fraction", "note"), "latency_negative": ("props.latency", "warning"),
     "guid": ("props.same_guid", "warning"), "max_comms": ("props.max_comms", "warning"),
     "max_recvs": ("props.max_recvs", "error"), "ptr_host": ("props.ptr_host", "error"),
@@ -138,6 +139,19 @@ def each_bad_property_is_named():
         said = [f for f in report["findings"] if f["id"] == expected and f["grade"] == grade]
         assert all(f["what"].startswith("device ") and f["versions"] == [12] for f in said), said
         assert all(f["why"] and f["source"] for f in said), said
+
+
+def pci_paths_end_within_16_bytes():
+    """15 characters and the NUL are what NCCL has room for."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        (root / "bus" / "pci").mkdir(parents=True)
+        for name, expected in (("0000:3b:00.0", None), ("0000:3b:00.0abc", "props.pci_path_bdf"),
+                               ("0000:3b:00.0abcd", "props.pci_path_long")):
+            (root / name).mkdir()
+            (root / name / "subsystem").symlink_to(root / "bus" / "pci")
+            found = ids(bent("pci_made", NETFIX_PCI_PATH=str(root / name)), "error")
+            assert {i for i in found if i.startswith("props.pci")} == ({expected} if expected else set()), (name, found)
 
 
 def one_device_is_enough():
@@ -359,7 +373,8 @@ def bad_arguments():
 
 main([(case.__name__.replace("_", " "), case) for case in (
     our_plugin_is_fine_in_all_versions, every_release_takes_its_version, straight_has_no_error,
-    what_a_process_does_is_a_result, calls_that_fail_are_findings, each_bad_property_is_named, one_device_is_enough,
+    what_a_process_does_is_a_result, calls_that_fail_are_findings, each_bad_property_is_named,
+    pci_paths_end_within_16_bytes, one_device_is_enough,
     versions_are_compared, gpu_memory_needs_its_slots, what_the_linker_was_told_shows, null_slots_are_told_apart,
     odd_tables_are_described, defects_of_the_reference_show, missing_libraries_are_named, damaged_files_are_results,
     without_libelf_the_rest_is_said, file_names_decide_how_it_is_found,

@@ -245,6 +245,15 @@ static void run_self(const char *nth, const char *kind, const char *in, int want
   CHECK_INT(failed, want_failed);
 }
 
+/* Armed without a count, one call fails, and the next one succeeds. */
+TEST(one_call_fails) {
+  kit_fail_arm(1, KIT_FAIL_ALLOC);
+  void *volatile first = malloc(10), *volatile second = malloc(10);
+  kit_fail_disarm();
+  CHECK(first == NULL && second != NULL);
+  free(second);
+}
+
 /* Alone it proves nothing; as the child of the next case its exit status is the number of the call that failed. */
 TEST(armed_by_environment) {
   if (!getenv("RAIL_KIT_FAIL_TEST")) return;
@@ -257,11 +266,13 @@ TEST(environment_and_count_file) {
   run_self("2", "alloc", NULL, 3, 2, 1);
   run_self("1", "syscall", NULL, 2, 1, 1);
   run_self("9", "all", NULL, 0, CALLS, 0);
+  run_self("4", "all", "librailyard.so,@program", 4, 4, 1);
   run_self("1", "all", "librailyard.so", 0, 0, 0); /* no call comes from that library */
 }
 
 TEST_MAIN(TEST_CASE(loaded), TEST_CASE(each_call_fails_in_its_turn), TEST_CASE(past_the_last_call_nothing_fails),
           TEST_CASE(kinds_are_counted_apart), TEST_CASE(calls_libc_makes_are_left_alone),
-          TEST_CASE(disarmed_counts_nothing), TEST_CASE(threads_share_one_count), TEST_CASE(armed_by_environment),
+          TEST_CASE(disarmed_counts_nothing), TEST_CASE(one_call_fails), TEST_CASE(threads_share_one_count),
+          TEST_CASE(armed_by_environment),
           TEST_CASE(environment_and_count_file), TEST_CASE(transfers_are_cut), TEST_CASE(buffers_are_held),
           TEST_CASE(calls_are_interrupted), TEST_CASE(what_failed_stays_broken))

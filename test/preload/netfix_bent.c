@@ -73,12 +73,14 @@ static void bend_texts(int dev, struct rail_net_props_v12 *p) {
   if (is("pci_no_slash")) p->pci_path = path;
   if (is("pci_missing")) p->pci_path = nowhere;
   if (is("pci_other")) p->pci_path = tty;
+  if (is("pci_made")) p->pci_path = getenv("NETFIX_PCI_PATH");
   if (is("pci_wild")) p->pci_path = (char *)16;
 }
 
 static void bend_numbers(int dev, struct rail_net_props_v12 *p) {
   static int calls;
   if (is("speed")) p->speed = -1;
+  if (is("speed_zero")) p->speed = 0;
   if (is("latency")) p->latency = 0.9f;
   if (is("latency_negative")) p->latency = -3;
   if (is("guid")) p->guid = 0;
