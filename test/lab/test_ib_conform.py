@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# TEST-LIMIT: 240
+# TEST-LIMIT: 320
 """rail-kit conform over the ib plugin on RDMA devices, between two hosts: every version of the vtable, one NIC and two
 fused ones, one to eight queue pairs, MTUs, IPv4 and IPv6 GIDs, with a key.
 
