@@ -38,13 +38,23 @@ static void open_store(void) {
   atexit(close_store);
 }
 
-/* An id from a stranger. No rank is valid of none, so that nothing is dialled whatever the id says. */
+/* An id from a stranger. No rank is valid of none, so that nothing is dialled whatever the id says; but the rendezvous of
+ * another version is told: that one is at port 1 of this machine. */
 static void judge_id(const uint8_t *bytes, size_t size) {
   char id[RT_UNIQUE_ID_BYTES] = "";
   struct rt_bootstrap_args args = {.rank = 0, .nranks = 0};
   struct rt_bootstrap *b;
+  struct rt_boot_id parsed;
   memcpy(id, bytes, size < sizeof id ? size : sizeof id);
-  FUZZ_CHECK(rt_bootstrap_open(id, &args, &b) == RAIL_BAD_ARGUMENT && !b);
+  memcpy(&parsed, id, sizeof parsed);
+  bool other_version = parsed.magic == RT_BOOT_MAGIC && parsed.version != RT_BOOT_VERSION;
+  if (other_version) {
+    union rail_addr addr;
+    FUZZ_CHECK(rail_addr_parse("127.0.0.1:1", &addr) == RAIL_OK);
+    rail_addr_pack(&addr, &parsed.addr);
+    memcpy(id, &parsed, sizeof parsed);
+  }
+  FUZZ_CHECK(rt_bootstrap_open(id, &args, &b) == (other_version ? RAIL_BAD_USAGE : RAIL_BAD_ARGUMENT) && !b);
 }
 
 void fuzz_one(const uint8_t *data, size_t size) {
@@ -100,4 +110,9 @@ void fuzz_make_seeds(void) {
   fuzz_put32(&out, 16); /* room, no key, a file */
   fuzz_put(&out, &id, sizeof id);
   fuzz_seed("id", out.bytes, out.size);
+  out.size = 0;
+  id.version = RT_BOOT_VERSION + 1;
+  fuzz_put32(&out, 16);
+  fuzz_put(&out, &id, sizeof id);
+  fuzz_seed("id-of-another-version", out.bytes, out.size);
 }
