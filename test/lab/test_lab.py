@@ -210,7 +210,11 @@ def case_loss():
     undisturbed = repeated() - before
     lab.netem(a(), "loss", "10%")
     try:
-        passes(a(), b(), "IPv4", iterations=60)
+        try:
+            passes(a(), b(), "IPv4", iterations=60)
+        except subprocess.TimeoutExpired:  # seen once: Soft-RoCE stopped sending again
+            print("# no end within the time limit; once more")
+            passes(a(), b(), "IPv4", iterations=60)
     finally:
         lab.netem_clear(a())
     lost = repeated() - before - undisturbed
