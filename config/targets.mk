@@ -23,7 +23,9 @@ tests: $(if $(SAN),$(san_products) $(san_needs),all $(test_needs))  ## build the
 
 # What a script may use: all but the other tests. What make check runs, and what that needs.
 products: all $(preload_libs) $(broken_libs) $(helper_bins) $(BUILD)/test/gpu/gpu_coll $(BUILD)/gen-params
-check_needs := $(filter $(BUILD)/test/unit/%,$(test_bins)) $(plugin_libs) $(core_lib) $(preload_libs) \
+unit_needs := $(plugin_libs) $(core_lib) $(preload_libs)
+unit-needs: $(unit_needs)
+check_needs := $(filter $(BUILD)/test/unit/%,$(test_bins)) $(unit_needs) \
   $(patsubst %,$(BUILD)/bin/%,rail-kit rail-coll) $(BUILD)/test/broken/libnccl-net-ref.so
 check-needs: $(check_needs)
 

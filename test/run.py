@@ -322,9 +322,9 @@ def options():
 
 
 def needs(program):
-    """make's targets. A script may use any product."""
-    return os.path.relpath(program.file) if program.source.suffix == ".c" and program.kind in ("unit", "fuzz") \
-        else "products " + (os.path.relpath(program.file) if program.source.suffix == ".c" else "")
+    """make's targets. A script may use any product, a unit test loads plugins and libraries for preloading."""
+    binary = os.path.relpath(program.file) if program.source.suffix == ".c" else ""
+    return {"unit": "unit-needs ", "fuzz": ""}.get(program.kind if binary else "", "products ") + binary
 
 
 def check_only(programs, build):
