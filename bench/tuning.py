@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Where one choice of the tuning table (core/rt_tune.c) begins to be faster than another.
+"""Where one choice of the tuning table (core/plan/rt_tune.c) begins to be faster than another.
 
 All-reduce over shared memory and over loopback, with each algorithm and each protocol forced by NCCL_ALGO and
 NCCL_PROTO: of two ranks, the ring against the exchange and Simple against LL; of more, the ring against the trees.

@@ -2,8 +2,8 @@
  * Prints docs/parameters.md from the parameter tables of every module. */
 #include <stdio.h>
 
-#include "common/param.h"
-#include "common/stats.h"
+#include "common/base/param.h"
+#include "common/obs/stats.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/railtrace/tr_param.h"
 #include "plugin/socket/sk_param.h"

@@ -23,7 +23,7 @@ triplet = $(shell $(CC) -print-multiarch 2>/dev/null)
 loader_dirs = /lib /usr/lib /lib64 /usr/lib64 /lib/$(triplet) /usr/lib/$(triplet)
 relinked := $(addprefix $(BUILD)/relinked/,$(installed_tools))
 
-$(O)/relinked/install_dirs.o: common/install_dirs.c FORCE
+$(O)/relinked/install_dirs.o: loader/install_dirs.c FORCE
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) -DRAIL_LIB_FROM_BIN='"$(call from_bin,$(LIBDIR))"' \
 	  -DRAIL_DATA_FROM_BIN='"$(call from_bin,$(DATADIR))"' -c $< -o $@

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # How things are built. What is built follows from where a file lies:
-#   common/*.c            → librailcommon.a, linked into everything
-#   common/abi*.c         → linked into each plugin, never into anything else
+#   common/*/*.c          → librailcommon.a, linked into everything
+#   common/net/abi*.c     → linked into each plugin, never into anything else
+#   loader/*.c            → librailloader.a, for what loads plugins: the runtime, the kit, tools, plugin/railtrace
 #   plugin/NAME/*.c       → lib/libnccl-net-NAME.so
-#   core/*.c core/kernel  → lib/librailyard.so.VERSION with its links, and lib/nccl: the same under NCCL's names
+#   core/*/*.c            → lib/librailyard.so.VERSION with its links, and lib/nccl: the same under NCCL's names
 #   kit/**.c              → librailkit.a, for tools and tests
 #   kit/preload/*.c       → lib/railyard/librail-fault.so, for LD_PRELOAD
 #   tools/common/*.c      → linked into every tool that needs it
@@ -17,11 +18,13 @@
 #   test/device/gpu/*.c   → test/libfakegpu.so, a CUDA driver without a GPU
 #   test/broken/*.c       → test/broken/libnccl-net-ref.so, and a copy of it for each defect
 
-common_src := $(filter-out common/abi%,$(wildcard common/*.c))
-abi_src := $(wildcard common/abi*.c)
-core_src := $(wildcard core/*.c) $(filter-out %_impl.c,$(wildcard core/kernel/*.c))
+common_src := $(filter-out common/net/abi%,$(wildcard common/*/*.c))
+abi_src := $(wildcard common/net/abi*.c)
+loader_src := $(wildcard loader/*.c)
+core_src := $(filter-out %_impl.c,$(wildcard core/*/*.c))
 fault_src := $(wildcard kit/preload/*.c)
-kit_src := $(filter-out $(fault_src),$(wildcard kit/*.c kit/*/*.c))
+# The kit reads the traces that plugin/railtrace writes.
+kit_src := $(filter-out $(fault_src),$(wildcard kit/*.c kit/*/*.c)) $(wildcard plugin/railtrace/trace_*.c)
 harness_src := $(wildcard test/harness/*.c)
 fuzz_src := $(filter-out test/fuzz/lib/driver.c,$(wildcard test/fuzz/lib/*.c))
 obj = $(patsubst %.c,$(O)/%.o,$(1))
@@ -35,9 +38,11 @@ simd := base $(simd_$(machine))
 simd_flags_base :=
 simd_flags_avx2 := -mavx2 -mfma -mf16c
 simd_flags_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512
-simd_obj := $(if $(wildcard core/kernel/rt_reduce_impl.c),$(foreach s,$(simd),$(O)/core/kernel/rt_reduce_$(s).o))
+simd_obj := $(if $(wildcard core/host/rt_reduce_impl.c),$(foreach s,$(simd),$(O)/core/host/rt_reduce_$(s).o))
 
 COMMON_A := $(O)/librailcommon.a
+LOADER_A := $(O)/librailloader.a
+BASE_A := $(LOADER_A) $(COMMON_A)
 CORE_A := $(O)/librailcore.a
 KIT_A := $(if $(kit_src),$(O)/librailkit.a)
 HARNESS_A := $(if $(harness_src),$(O)/libharness.a)
@@ -94,9 +99,9 @@ $(O)/%.o: %.cc config/flags.mk $(BUILD)/config.mk
 
 # What another compiler says of every source, without compiling it.
 syntax_src := $(filter-out %_impl.c $(if $(HAVE_VERBS),,plugin/ib/% test/unit/test_ib_% test/fuzz/ib_%), \
-  $(shell find common core kit plugin tools test config -name '*.c'))
+  $(shell find common loader core kit plugin tools test config -name '*.c'))
 syntax_src += $(if $(HAVE_CXX),$(wildcard test/device/*.cc))
-syntax_ok := $(addsuffix .ok,$(addprefix $(O)/,$(syntax_src))) $(foreach s,$(simd),$(O)/core/kernel/rt_reduce_$(s).ok)
+syntax_ok := $(addsuffix .ok,$(addprefix $(O)/,$(syntax_src))) $(foreach s,$(simd),$(O)/core/host/rt_reduce_$(s).ok)
 $(O)/%.c.ok: %.c config/flags.mk | $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(cflags_$(firstword $(subst /, ,$<))) -fsyntax-only \
@@ -104,7 +109,7 @@ $(O)/%.c.ok: %.c config/flags.mk | $(BUILD)/config.mk
 $(O)/%.cc.ok: %.cc config/flags.mk | $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	$(Q)$(CC) -x c++ $(ALL_CPPFLAGS) $(ALL_CXXFLAGS) -fsyntax-only -MMD -MP -MF $(@:.ok=.d) -MT $@ $< && touch $@
-$(O)/core/kernel/rt_reduce_%.ok: core/kernel/rt_reduce_impl.c config/flags.mk | $(BUILD)/config.mk
+$(O)/core/host/rt_reduce_%.ok: core/host/rt_reduce_impl.c config/flags.mk | $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(simd_flags_$*) $(reduce_flags) -DRT_SIMD=$* -fsyntax-only \
 	  -MMD -MP -MF $(@:.ok=.d) -MT $@ $< && touch $@
@@ -124,36 +129,37 @@ gpu_objs_kernels := $(addprefix test/device/,bulk.o cases.o pairs.o)
 gpu_objs_blocks := $(addprefix test/device/,block_case.o link.o)
 define gpu_rule
 $(BUILD)/test/gpu/$(1): $(BUILD)/device/test/gpu/$(1).o $$(gpu_kernels) \
-  $(addprefix $(O)/,$(gpu_objs_$(1))) $(CORE_A) $(COMMON_A)
+  $(addprefix $(O)/,$(gpu_objs_$(1))) $(CORE_A) $(BASE_A)
 	@mkdir -p $$(@D)
 	@$$(if $$(V),,echo "  NVLINK  $$@")
-	$$(Q)$(NVCC) $$(filter %.o,$$^) $(CORE_A) $(COMMON_A) -lm -ldl -lrt -lpthread -o $$@
+	$$(Q)$(NVCC) $$(filter %.o,$$^) $(CORE_A) $(BASE_A) -lm -ldl -lrt -lpthread -o $$@
 endef
 $(foreach p,$(if $(device_objs),$(basename $(notdir $(wildcard test/gpu/*.cu)))),$(eval $(call gpu_rule,$(p))))
 
-$(BUILD)/test/gpu/gpu_coll: $(call obj,$(wildcard test/gpu/coll/*.c)) $(HARNESS_A) $(KIT_A) $(COMMON_A)
+$(BUILD)/test/gpu/gpu_coll: $(call obj,$(wildcard test/gpu/coll/*.c)) $(HARNESS_A) $(KIT_A) $(BASE_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $^ -ldl -lm -o $@
 
 # The kernels as bytes of the runtime's library: what nvcc put into the object for the linker of CUDA programs.
-image_obj := $(O)/core/rt_image.o
+image_obj := $(O)/core/gpu/rt_image.o
 image := $(if $(device_objs),$(BUILD)/device/kernels.fatbin)
 $(BUILD)/device/kernels.fatbin: $(BUILD)/device/core/device/rd_kernels.o
 	$(Q)$(OBJCOPY) -O binary --only-section=.nv_fatbin $< $@
-$(image_obj): core/rt_image.S $(image) | $(BUILD)/config.mk
+$(image_obj): core/gpu/rt_image.S $(image) | $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  AS      $<")
 	$(Q)$(CC) $(if $(image),-DRT_IMAGE='"$(image)"') -c $< -o $@
 
-$(O)/core/kernel/%.o: OPT := $(if $(DEBUG),-O1,-O3)
+$(O)/core/host/%.o: OPT := $(if $(DEBUG),-O1,-O3)
 
-$(O)/core/kernel/rt_reduce_%.o: core/kernel/rt_reduce_impl.c config/flags.mk $(BUILD)/config.mk
+$(O)/core/host/rt_reduce_%.o: core/host/rt_reduce_impl.c config/flags.mk $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  CC      $< ($*)")
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(simd_flags_$*) $(reduce_flags) -DRT_SIMD=$* -MMD -MP -c $< -o $@
 
 $(O)/librailcommon.a: $(call obj,$(common_src))
+$(O)/librailloader.a: $(call obj,$(loader_src))
 $(O)/librailcore.a: $(call obj,$(core_src)) $(simd_obj) $(image_obj)
 $(O)/librailkit.a: $(call obj,$(kit_src))
 $(O)/libharness.a: $(call obj,$(harness_src))
@@ -171,25 +177,27 @@ $(O)/%.a:
 # Static, so that the plugin loads where there is no liburing.so.
 libs_plugin_socket = $(if $(HAVE_URING),-l:liburing.a)
 
+loader_plugin_railtrace = $(LOADER_A)
+
 # A plugin: its own files, the shims, what it needs of common. The version
 # script leaves only ncclNetPlugin_v6 … _v12 visible.
 define plugin_rule
-$(BUILD)/lib/libnccl-net-$(1).so: $(call obj,$(wildcard plugin/$(1)/*.c) $(abi_src)) $(COMMON_A) config/plugin.map
+$(BUILD)/lib/libnccl-net-$(1).so: $(call obj,$(wildcard plugin/$(1)/*.c) $(abi_src)) $(loader_plugin_$(1)) $(COMMON_A) config/plugin.map
 	@mkdir -p $$(@D)
 	@$$(if $$(V),,echo "  LD      $$@")
 	$$(Q)$$(CC) $$(ALL_LDFLAGS) $$(SO_LDFLAGS) -Wl,--version-script=config/plugin.map -Wl,-soname,$$(@F) \
-	  $$(filter %.o,$$^) $(COMMON_A) $$(libs_plugin_$(1)) -ldl -o $$@
+	  $$(filter %.o,$$^) $(loader_plugin_$(1)) $(COMMON_A) $$(libs_plugin_$(1)) -ldl -o $$@
 endef
 $(foreach p,$(plugins),$(eval $(call plugin_rule,$(p))))
 
 # librailyard.so is what the linker looks for, librailyard.so.0 what programs then ask for. The number in it is the
 # version's first one.
 soname := librailyard.so.$(firstword $(subst ., ,$(VERSION)))
-$(BUILD)/lib/librailyard.so.$(VERSION): $(call obj,$(core_src)) $(simd_obj) $(image_obj) $(COMMON_A) config/railyard.map
+$(BUILD)/lib/librailyard.so.$(VERSION): $(call obj,$(core_src)) $(simd_obj) $(image_obj) $(BASE_A) config/railyard.map
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=config/railyard.map -Wl,-soname,$(soname) \
-	  $(filter %.o,$^) $(COMMON_A) -ldl -lm -lrt -o $@
+	  $(filter %.o,$^) $(BASE_A) -ldl -lm -lrt -o $@
 $(BUILD)/lib/$(soname): $(BUILD)/lib/librailyard.so.$(VERSION)
 	$(Q)ln -sfn $(<F) $@
 $(BUILD)/lib/librailyard.so: $(BUILD)/lib/$(soname)
@@ -214,10 +222,10 @@ $(BUILD)/share/railyard/plot.py: kit/plot.py
 # The file, the tool's name, more objects.
 rpath = -Wl,-rpath,'$$ORIGIN/../lib'
 define tool_rule
-$(1): $(call obj,$(wildcard tools/$(2)/*.c)) $(3) $(TOOL_A) $(KIT_A) $(COMMON_A) | $(core_lib)
+$(1): $(call obj,$(wildcard tools/$(2)/*.c)) $(3) $(TOOL_A) $(KIT_A) $(BASE_A) | $(core_lib)
 	@mkdir -p $$(@D)
 	@$$(if $$(V),,echo "  LD      $$@")
-	$$(Q)$$(CC) $$(ALL_LDFLAGS) $$(filter %.o,$$^) $(TOOL_A) $(KIT_A) $(COMMON_A) \
+	$$(Q)$$(CC) $$(ALL_LDFLAGS) $$(filter %.o,$$^) $(TOOL_A) $(KIT_A) $(BASE_A) \
 	  $$(if $$(filter $(2),$(runtime_tools)),-L$(BUILD)/lib -lrailyard $$(rpath)) \
 	  $$(libs_tool_$(2)) -ldl -lm -o $$@
 endef
@@ -232,27 +240,30 @@ $(BUILD)/test/libfakegpu.so: $(call obj,$(fakegpu_src)) $(O)/test/device/emu_col
 	$(Q)$(CC) $(ALL_LDFLAGS) -shared $(filter %.o,$^) -lm -o $@
 
 # End-to-end programs use the public library as a user would.
-$(BUILD)/test/e2e/%: $(O)/test/e2e/%.o $(HARNESS_A) $(KIT_A) $(COMMON_A) | $(core_lib)
+$(BUILD)/test/e2e/%: $(O)/test/e2e/%.o $(HARNESS_A) $(KIT_A) $(BASE_A) | $(core_lib)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $< $(HARNESS_A) $(KIT_A) $(COMMON_A) \
+	$(Q)$(CC) $(ALL_LDFLAGS) $< $(HARNESS_A) $(KIT_A) $(BASE_A) \
 	  $(if $(core_lib),-L$(BUILD)/lib -lrailyard -Wl$(comma)-rpath$(comma)'$$ORIGIN/../../lib') -ldl -lm -o $@
 
 $(patsubst test/%.c,$(BUILD)/test/%,$(filter-out test/e2e/% test/fuzz/%,$(core_tests))): $(CORE_A)
 
 # Fuzz targets see every room's internals.
-$(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(SOCKET_A) $(IB_A) $(CORE_A) $(KIT_A) $(COMMON_A)
+$(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(SOCKET_A) $(IB_A) $(CORE_A) $(KIT_A) $(BASE_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $(if $(FUZZ_MAIN),,-fsanitize=fuzzer) $^ $(libs_plugin_socket) -ldl -lm -lrt -o $@
 
 # test_objs_NAME: objects outside the libraries (shims, a plugin's) that the unit test NAME needs.
 test_objs_test_abi := $(patsubst %.c,%.o,$(abi_src))
-test_objs_test_tools := tools/common/fork.o tools/rail-stat/look.o
+test_objs_test_tools := tools/common/fork.o $(addprefix tools/rail-stat/,look.o stats_read.o)
 test_objs_test_coll_check := tools/rail-coll/verify.o tools/rail-coll/types.o tools/common/options.o
 test_objs_test_sk_early := plugin/socket/sk_early.o plugin/socket/sk_match.o
 test_objs_test_sk_match := plugin/socket/sk_match.o
-test_objs_test_sk_stats := plugin/socket/sk_stats.o
+test_objs_test_sk_stats := plugin/socket/sk_stats.o tools/rail-stat/stats_read.o
+test_objs_test_ib_stats := tools/rail-stat/stats_read.o
+test_objs_test_stats := tools/rail-stat/stats_read.o
+test_objs_test_stats_read := tools/rail-stat/stats_read.o
 test_objs_test_device_reduce := $(addprefix test/device/,bulk.o cases.o pairs.o emu_reduce.o)
 test_objs_test_device_fifo := test/device/emu_fifo.o
 test_objs_test_device_native := $(addprefix test/device/,native.o pairs.o)
@@ -277,17 +288,17 @@ data_path_tests := $(addprefix $(BUILD)/test/unit/test_sk_,send recv rails engin
 $(data_path_tests): $(SOCKET_A)
 $(data_path_tests): test_libs := $(libs_plugin_socket)
 
-$(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(COMMON_A)
+$(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(BASE_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A) $(IB_A) $(SOCKET_A),$^) $(HARNESS_A) $(KIT_A) $(COMMON_A) \
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A) $(IB_A) $(SOCKET_A),$^) $(HARNESS_A) $(KIT_A) $(BASE_A) \
 	  $(test_libs) -ldl -lm -lrt -o $@
 
 # Little plugins that test_netload opens.
 $(BUILD)/test/unit/test_netload: | $(filter $(BUILD)/test/libnetfix_%,$(preload_libs))
 
 # What callgrind looks at: one plugin, driven by a fixed list of calls.
-$(BUILD)/bench/exchange: $(O)/bench/exchange.o $(KIT_A) $(COMMON_A)
+$(BUILD)/bench/exchange: $(O)/bench/exchange.o $(KIT_A) $(BASE_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $^ -ldl -lm -o $@
@@ -327,9 +338,9 @@ $(BUILD)/test/broken/libnccl-net-broken-%.so: $(BUILD)/test/broken/libnccl-net-r
 	$(Q)cp $< $@
 
 # The parameter tables of every module, for docs/parameters.md.
-gen_params_obj := config/gen_params.o core/rt_param.o $(addprefix plugin/, \
+gen_params_obj := config/gen_params.o core/comm/rt_param.o $(addprefix plugin/, \
   socket/sk_param.o ib/ib_param.o ib/ib_gid.o railtrace/tr_param.o)
-$(BUILD)/gen-params: $(addprefix $(O)/,$(gen_params_obj)) $(COMMON_A)
+$(BUILD)/gen-params: $(addprefix $(O)/,$(gen_params_obj)) $(BASE_A)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $^ -o $@
 

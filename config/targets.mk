@@ -122,7 +122,7 @@ bench:  ## all-reduce over shared memory and sockets against Open MPI and memcpy
 	$(build_with) BUILD='$(BUILD)' all
 	@bash bench/run.sh '$(BUILD)' $(RUN)
 
-bench-tuning:  ## which algorithm and protocol is faster from which size on: what core/rt_tune.c goes by
+bench-tuning:  ## which algorithm and protocol is faster from which size on: what core/plan/rt_tune.c goes by
 	$(setup) build bench
 	$(build_with) BUILD='$(BUILD)' $(BUILD)/bin/rail-coll $(BUILD)/lib/libnccl-net-socket.so
 	@CC='$(CC)' python3 bench/tuning.py --build '$(BUILD)' $(RUN)

@@ -8,8 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/sock.h"
+#include "common/base/clock.h"
+#include "common/base/sock.h"
 #include "kit/kit_world_impl.h"
 
 #define PORT 27001      /* where no port is given */

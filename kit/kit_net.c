@@ -11,9 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/netload.h"
-#include "common/netload_slots.h"
+#include "common/base/clock.h"
+#include "loader/netload.h"
+#include "loader/netload_slots.h"
 #include "kit/kit_beside.h"
 #include "kit/kit_side.h"
 #include "kit/kit_trail.h"

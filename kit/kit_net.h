@@ -6,7 +6,7 @@
  * kit_net_target said, else, in test programs, RAIL_TEST_PLUGIN (or the socket
  * plugin beside them), RAIL_TEST_ABI and RAIL_TEST_DEV. A v12 vtable is called
  * as it is, but for a note of which call it is (kit_trail.h); older ones
- * through common/netload.h.
+ * through loader/netload.h.
  *
  * Every function here fails the case (ENSURE) when the plugin breaks the
  * contract: an error nobody expected, a request or a done left unwritten, a

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Any version of a plugin's vtable in the shape of a v12 one: the calls of
- * common/netload_raw.h, so that nothing is put right on the way and profiler
+ * loader/netload_raw.h, so that nothing is put right on the way and profiler
  * handles, device handles and traffic classes arrive where that version has
  * them. Only init below v11 is NCCL's: once a process. Slots that the plugin
  * may leave NULL are NULL here. A vtable's calls name no plugin, so one plugin
  * is driven this way at a time; it may be loaded several times. */
-#include "common/netload.h"
-#include "common/netload_raw.h"
-#include "common/netload_slots.h"
+#include "loader/netload.h"
+#include "loader/netload_raw.h"
+#include "loader/netload_slots.h"
 #include "kit/kit_net.h"
 
 #define LOADS 8

@@ -8,8 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/compiler.h"
-#include "common/install_dirs.h"
+#include "common/base/compiler.h"
+#include "loader/install_dirs.h"
 #include "kit/kit_beside.h"
 
 #define LIMIT_S 120

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/netload.h"
+#include "loader/netload.h"
 #include "kit/kit_net.h"
 
 #define PROBE_LIMIT_MS 20000

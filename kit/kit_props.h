@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-#include "common/netload_slots.h"
+#include "loader/netload_slots.h"
 
 union kit_props {
   uint8_t bytes[sizeof(struct rail_net_props_v12) + 128]; /* the end shows who writes too much */

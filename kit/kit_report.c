@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/kit_json.h"
 #include "kit/kit_report_impl.h"
 

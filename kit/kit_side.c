@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/kit_frame.h"
 #include "kit/kit_net.h"
 #include "kit/kit_trail.h"

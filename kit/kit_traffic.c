@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/kit_trail.h"
 
 enum { SHIFTS = 8192, CANARY = 64, CANARY_BYTE = 0xc5, SCRIBBLE = 0x3d };

@@ -22,7 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "common/netload.h"
+#include "loader/netload.h"
 
 #define KIT_TRAFFIC_BLOCK 8 /* no grouped receive crosses a multiple of it */
 

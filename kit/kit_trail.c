@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 
 static struct kit_trail unshared;
 static struct kit_trail *trail = &unshared;

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 
 enum kit_call {
   KIT_CALL_NONE, KIT_CALL_LOAD, KIT_CALL_INIT, KIT_CALL_DEVICES, KIT_CALL_PROPERTIES, KIT_CALL_LISTEN,

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/kit_world_impl.h"
 
 #define TICK_MS 10

@@ -22,8 +22,8 @@
 #define RD_BLOCK_CUH
 
 #include "core/device/rd_ll.cuh"
-#include "core/kernel/rt_device.h"
-#include "core/kernel/rt_sched_impl.h"
+#include "core/host/rt_device.h"
+#include "core/host/rt_sched_impl.h"
 
 /* What thread 0 tells the others. */
 struct rd_step {

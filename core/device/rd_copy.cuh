@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "core/kernel/rt_work.h"
+#include "core/host/rt_work.h"
 
 /* On the stream: `blocks` channels, each with its part of the elements. The work is copied; its
  * pointers are to memory that the device can reach. */

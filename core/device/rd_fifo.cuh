@@ -23,8 +23,8 @@
 #define RD_FIFO_CUH
 
 #include "core/device/rd_fence.cuh"
-#include "core/kernel/rt_conn.h"
-#include "core/kernel/rt_told.h"
+#include "core/host/rt_conn.h"
+#include "core/host/rt_told.h"
 
 struct rd_fifo {
   char *buff; /* RT_STEPS slots, at a multiple of 128 bytes */

@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "core/kernel/rt_device.h"
+#include "core/host/rt_device.h"
 
 /* All jobs of the launch, a block each, on the stream. */
 cudaError_t rd_launch_collective(struct rt_device_launch *launch, cudaStream_t stream);

@@ -24,7 +24,7 @@
 
 #include "core/device/rd_fifo.cuh"
 #include "core/device/rd_reduce.cuh"
-#include "core/kernel/rt_prims.h"
+#include "core/host/rt_prims.h"
 
 #define RD_LL128_LINE RT_LL128_LINE
 #define RD_LL128_PAYLOAD RT_LL128_PAYLOAD

@@ -17,8 +17,8 @@
 #include <string.h>
 
 #include "core/device/rd_native.cuh"
-#include "core/kernel/rt_element.h"
-#include "core/kernel/rt_work.h"
+#include "core/host/rt_element.h"
+#include "core/host/rt_work.h"
 
 /* ---- one type's operations under common names ---- */
 

@@ -10,7 +10,7 @@
  * edit fails to compile.
  *
  * This header needs neither NCCL nor CUDA. What each call must do is written
- * once, in common/net_ops.h for plugins of this repository, and in docs/kit.md
+ * once, in common/net/net_ops.h for plugins of this repository, and in docs/kit.md
  * for plugin authors elsewhere.
  */
 #ifndef RAIL_NET_H

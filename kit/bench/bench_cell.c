@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "kit/bench/kit_bench.h"
 
 const char *const kit_bench_kind_words[] = {[KIT_BENCH_BW] = "bw", [KIT_BENCH_LATENCY] = "lat",

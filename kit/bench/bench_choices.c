@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "kit/bench/kit_bench.h"
 
 /* The lanes of the side that has most. */

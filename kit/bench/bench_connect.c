@@ -8,7 +8,7 @@
  */
 #include <time.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/bench/bench_side.h"
 
 #define SETTLE_MS 1000 /* closing may go on behind the caller's back for so long */

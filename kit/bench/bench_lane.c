@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Posting and testing the messages of one lane. */
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/bench/bench_mark.h"
 #include "kit/bench/bench_side.h"
 

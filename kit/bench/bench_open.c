@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/bench/bench_side.h"
 
 #define OPEN_LIMIT_MS 10000

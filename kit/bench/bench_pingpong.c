@@ -8,7 +8,7 @@
  * many round trips it has, so that nothing but messages passes between them
  * while times are taken; 0 ends the phase.
  */
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/bench/bench_side.h"
 
 #define MOST_TRIPS (1u << 20)

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "kit/bench/kit_bench.h"
 
 #define MOST_ROUNDS 1000

@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/bench/bench_job.h"
 #include "kit/bench/bench_load.h"
 #include "kit/kit_link.h"

@@ -8,8 +8,8 @@
 #ifndef RAIL_KIT_BENCH_SIDE_H
 #define RAIL_KIT_BENCH_SIDE_H
 
-#include "common/compiler.h"
-#include "common/result.h"
+#include "common/base/compiler.h"
+#include "common/base/result.h"
 #include "kit/bench/bench_memory.h"
 #include "kit/bench/bench_usage.h"
 #include "kit/bench/kit_bench.h"

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "kit/bench/kit_bench.h"
 
 #define NONE KIT_BENCH_METRICS

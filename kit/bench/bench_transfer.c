@@ -7,7 +7,7 @@
  * far it has posted on every lane between them; both go on to the greater of
  * the two, so that every send meets a receive.
  */
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/bench/bench_side.h"
 
 enum stage { POSTING, STOPPING, DRAINING };

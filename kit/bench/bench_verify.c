@@ -5,7 +5,7 @@
  */
 #include <stdlib.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/bench/bench_side.h"
 #include "kit/kit_mem.h"
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/netload.h"
+#include "loader/netload.h"
 #include "kit/bench/bench_side.h"
 #include "kit/kit_net.h"
 

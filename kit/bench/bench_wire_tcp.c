@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "common/ifaddr.h"
+#include "common/base/ifaddr.h"
 #include "kit/bench/bench_side.h"
 
 struct piece {

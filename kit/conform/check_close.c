@@ -3,7 +3,7 @@
 #include <sched.h>
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_many.h"
 
 static void null(struct kit_side *side) {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_many.h"
 
 enum { WINDOW = 8, /* what NCCL has outstanding on a connection, at most */

@@ -7,7 +7,7 @@
 #include <sched.h>
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_many.h"
 
 #define LARGE ((size_t)32 << 20) /* more than sockets and rings hold: it stays outstanding */

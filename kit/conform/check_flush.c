@@ -3,7 +3,7 @@
  * for GPU memory only; plugins that do the same for host memory can be tried without a GPU. */
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_lane.h"
 
 enum { ROOM = 65536, FLUSHES = 8 /* NCCL's steps */ };

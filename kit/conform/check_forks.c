@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_many.h"
 
 enum { MOST_FDS = 4096, CHILD_MS = 10000 };

@@ -3,7 +3,7 @@
 #include <sched.h>
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_lane.h"
 
 enum { ROOM = 8192, GROUPS = 8, GROUP_OPS = 1 + KIT_MAX_GROUP };

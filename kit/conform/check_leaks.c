@@ -5,7 +5,7 @@
  * Growth is judged block by block: a leak grows in every block, a cache or an allocator only in some. */
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_many.h"
 
 enum { BLOCKS = 5 };

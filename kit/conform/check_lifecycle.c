@@ -12,10 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/netload.h"
-#include "common/netload_raw.h"
-#include "common/netload_slots.h"
+#include "common/base/clock.h"
+#include "loader/netload.h"
+#include "loader/netload_raw.h"
+#include "loader/netload_slots.h"
 #include "kit/conform/kit_check.h"
 
 /* ---- the tables ---- */

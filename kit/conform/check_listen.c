@@ -2,7 +2,7 @@
  * Listening: a thousand at once, closed at any moment. Strangers at the door: check_strangers.c. */
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
 #include "kit/conform/kit_door.h"
 

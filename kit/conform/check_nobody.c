@@ -3,7 +3,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
 
 struct try { int rc; void *comm; double seconds; };

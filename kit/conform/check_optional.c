@@ -4,7 +4,7 @@
 #include <sched.h>
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_lane.h"
 
 static const size_t sizes[] = {8, 128, 4096, 524288};

@@ -3,7 +3,7 @@
 #include <sched.h>
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_lane.h"
 
 enum { ROOM = 4096, MANY = RAIL_NET_MAX_REQUESTS };

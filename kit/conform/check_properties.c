@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/netload.h"
+#include "loader/netload.h"
 #include "kit/conform/kit_check.h"
 #include "kit/kit_props.h"
 

@@ -4,7 +4,7 @@
 #include <sched.h>
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_lane.h"
 
 enum { DEPTH = RAIL_NET_MAX_REQUESTS, MOST_SENDS = DEPTH * KIT_MAX_GROUP };

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_lane.h"
 
 static const size_t sizes[] = {0,    1,    2,    7,     8,     9,     63,     64,     65,     127,    128,

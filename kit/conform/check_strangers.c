@@ -6,7 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
 #include "kit/conform/kit_door.h"
 

@@ -13,7 +13,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_lane.h"
 
 enum { LINE_WORDS = 16, LINE = 128, UNIT = 8, STEPS = 8, PATIENCE_NS = 5000 };

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/time.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/conform/kit_many.h"
 
 /* ---- two processes, many comms ---- */

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
-#include "common/netload.h"
+#include "common/base/clock.h"
+#include "loader/netload.h"
 #include "kit/conform/kit_check.h"
 #include "kit/kit_choice.h"
 #include "kit/kit_json.h"

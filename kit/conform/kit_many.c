@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 
 void kit_close_within(int (*close)(void *comm), void *comm, const char *call, uint64_t limit_ms) {
   uint64_t start = rail_now_ns();

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/result.h"
+#include "common/base/result.h"
 #include "kit/fault/kit_fault.h"
 
 #define SLOW_MS 1000    /* a call */

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/fault/fault_side.h"
 
 enum { CONNECT_MS = 8000, UNTOLD_MS = 1000, CROWD_MS = 1000 };

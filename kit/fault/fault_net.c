@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 
 #define WORDS 32
 #define ADDRESS "198.18.77." /* 198.18.0.0/15 is for tests of networks */

@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <stddef.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "kit/kit_traffic.h"
 #include "kit/preload/preload.h"
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/fault/fault_usage.h"
 #include "kit/fault/kit_fault.h"
 #include "kit/kit_trail.h"

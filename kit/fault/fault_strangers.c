@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/fault/fault_hand.h"
 #include "kit/fault/fault_plan.h"
 

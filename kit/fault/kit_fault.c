@@ -8,9 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/install_dirs.h"
-#include "common/netload.h"
+#include "common/base/clock.h"
+#include "loader/install_dirs.h"
+#include "loader/netload.h"
 #include "kit/kit_beside.h"
 #include "kit/kit_choice.h"
 #include "kit/kit_json.h"

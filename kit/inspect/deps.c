@@ -14,8 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/compiler.h"
+#include "common/base/clock.h"
+#include "common/base/compiler.h"
 #include "kit/inspect/inspect.h"
 
 #define ANSWER_MAX (1u << 20)

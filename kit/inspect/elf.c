@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "kit/inspect/inspect.h"
 
 const struct kit_elf_symbol *kit_elf_table(const struct kit_elf *elf, const char *prefix, int version) {

@@ -6,8 +6,8 @@
 #include <limits.h>
 #include <stdio.h>
 
-#include "common/netload.h"
-#include "common/netload_slots.h"
+#include "loader/netload.h"
+#include "loader/netload_slots.h"
 #include "kit/inspect/kit_inspect.h"
 
 #define KIT_VERSIONS (RAIL_NET_VERSION_MAX - RAIL_NET_VERSION_MIN + 1)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What init, devices and finalize did. */
-#include "common/result.h"
+#include "common/base/result.h"
 #include "kit/inspect/inspect.h"
 
 #define NET_CC "NCCL src/plugin/net.cc"

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "kit/inspect/inspect.h"
 
 #define PREFIXED .rule = KIT_FILE_PREFIXED, .buffer = 128, .init_first = true

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/install_dirs.h"
+#include "loader/install_dirs.h"
 #include "kit/inspect/inspect.h"
 #include "kit/kit_beside.h"
 

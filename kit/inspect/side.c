@@ -11,8 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/net_props.h"
+#include "common/base/clock.h"
+#include "common/net/net_props.h"
 #include "kit/inspect/inspect.h"
 #include "kit/kit_net.h"
 #include "kit/kit_props.h"

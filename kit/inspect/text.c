@@ -3,7 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/result.h"
+#include "common/base/result.h"
 #include "kit/inspect/inspect.h"
 
 #define WIDTH 110

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "kit/kit_json.h"
 #include "kit/kit_world.h"
 #include "kit/trace/replay_run.h"

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "common/trace_file.h"
+#include "plugin/railtrace/trace_file.h"
 
 struct kit_trace {
   char **files; /* NULL at the end */

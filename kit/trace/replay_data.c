@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "kit/kit_mem.h"
 #include "kit/trace/replay_run.h"
 

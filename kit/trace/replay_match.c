@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "kit/trace/replay_plan.h"
 
 #define LOOK_AHEAD 1024 /* slots among which a message's is looked for */

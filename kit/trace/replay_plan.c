@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 
 #define MAX_LIVE 65536
 

@@ -8,7 +8,7 @@
 #ifndef RAIL_KIT_REPLAY_PLAN_H
 #define RAIL_KIT_REPLAY_PLAN_H
 
-#include "common/trace_file.h"
+#include "plugin/railtrace/trace_file.h"
 #include "kit/kit_job.h"
 #include "kit/trace/kit_trace.h"
 

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
-#include "common/compiler.h"
+#include "common/base/clock.h"
+#include "common/base/compiler.h"
 #include "kit/trace/kit_replay.h"
 #include "kit/trace/replay_run.h"
 

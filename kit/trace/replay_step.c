@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
-#include "common/compiler.h"
-#include "common/result.h"
+#include "common/base/clock.h"
+#include "common/base/compiler.h"
+#include "common/base/result.h"
 #include "kit/trace/replay_run.h"
 
 static const char *const kind_texts[] = {"listen", "connect", "accept", "regMr", "deregMr", "isend", "irecv", "done",

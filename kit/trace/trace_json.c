@@ -2,7 +2,7 @@
  * Events and summaries as JSON. */
 #include <inttypes.h>
 
-#include "common/trace_rules.h"
+#include "plugin/railtrace/trace_rules.h"
 #include "kit/kit_json.h"
 #include "kit/trace/kit_trace.h"
 

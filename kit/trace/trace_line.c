@@ -3,8 +3,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "common/result.h"
-#include "common/trace_rules.h"
+#include "common/base/result.h"
+#include "plugin/railtrace/trace_rules.h"
 #include "kit/trace/kit_trace.h"
 
 static bool in_list(const char *list, const char *word) {

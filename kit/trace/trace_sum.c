@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "kit/trace/kit_trace.h"
 
 #define MAX_OPEN 65536 /* requests of a comm; more are counted as unfinished at once */

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <time.h>
 
-#include "common/trace_rules.h"
+#include "plugin/railtrace/trace_rules.h"
 #include "kit/trace/kit_trace.h"
 
 static const char *unit_bytes(char text[24], double v) {

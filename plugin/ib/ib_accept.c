@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
-#include "common/log.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_listen.h"
 
 #define CALL_NS 300000ull /* most time for half-made connections in one call; the last step may end later */

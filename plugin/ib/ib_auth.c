@@ -5,7 +5,7 @@
 #include <endian.h>
 #include <string.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 
 static const char hello_label[RAIL_LABEL_SIZE] = "RailIB 2 hello";

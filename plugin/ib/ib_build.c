@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_setup.h"

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The calls that begin and end connections and registrations; contexts are common/net_ctx.h's. */
+ * The calls that begin and end connections and registrations; contexts are common/net/net_ctx.h's. */
 #ifndef IB_CALLS_H
 #define IB_CALLS_H
 
 #include <stdbool.h>
 
-#include "common/net_ctx.h"
+#include "common/net/net_ctx.h"
 
 /* Key file, ports to listen on: once, under the plugin's lock. False, after one line: there must be no devices. */
 bool ib_handshake_load(void);

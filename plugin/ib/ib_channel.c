@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/log.h"
-#include "common/sockopt.h"
+#include "common/base/log.h"
+#include "common/base/sockopt.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_health.h"
 #include "plugin/ib/ib_param.h"

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_flush.h"

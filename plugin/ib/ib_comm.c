@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_param.h"
 

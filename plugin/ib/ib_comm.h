@@ -14,8 +14,8 @@
 
 #include <stdatomic.h>
 
-#include "common/net_ops.h"
-#include "common/sock.h"
+#include "common/net/net_ops.h"
+#include "common/base/sock.h"
 #include "plugin/ib/ib_cts.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_plan.h"

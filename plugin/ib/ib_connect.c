@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
-#include "common/dial.h"
-#include "common/log.h"
+#include "common/base/clock.h"
+#include "common/conn/dial.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_setup.h"
 

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 
 #define WORDS (sizeof(struct ib_cts_wire) / sizeof(uint64_t))
 _Static_assert(offsetof(struct ib_cts_wire, seq) == (WORDS - 1) * sizeof(uint64_t), "number and seal share a word");

@@ -8,10 +8,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/compiler.h"
-#include "common/fuse.h"
-#include "common/ifaddr.h"
-#include "common/log.h"
+#include "common/base/compiler.h"
+#include "common/net/fuse.h"
+#include "common/base/ifaddr.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_hca.h"
 #include "plugin/ib/ib_param.h"

@@ -14,8 +14,8 @@
 
 #include <stdatomic.h>
 
-#include "common/net_ops.h"
-#include "common/sock.h"
+#include "common/net/net_ops.h"
+#include "common/base/sock.h"
 #include "plugin/ib/ib_gid.h"
 #include "plugin/ib/ib_limits.h"
 #include "plugin/ib/ib_verbs.h"

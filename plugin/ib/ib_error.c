@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/clock.h"
-#include "common/log.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_health.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_stats.h"

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"

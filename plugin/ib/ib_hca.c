@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/compiler.h"
-#include "common/log.h"
+#include "common/base/compiler.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_hca_filter.h"
 #include "plugin/ib/ib_mr_cache.h"
 #include "plugin/ib/ib_param.h"

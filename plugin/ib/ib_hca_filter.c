@@ -5,7 +5,7 @@
 #include <ctype.h>
 #include <string.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 
 #define MAX_PORT 255
 

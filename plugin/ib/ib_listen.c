@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
-#include "common/log.h"
-#include "common/ports.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/conn/ports.h"
 #include "plugin/ib/ib_param.h"
 
 #define HINTS_NS 1000000000ull

@@ -2,7 +2,7 @@
  *
  * A listener: a door on the side channel's interface, and the connections
  * behind it that are being made. Any number of strangers may stand before it
- * (common/door.h); whoever has said HELLO is a half-made connection, a table of
+ * (common/conn/door.h); whoever has said HELLO is a half-made connection, a table of
  * steps of its own, and none waits for another.
  *
  * One thread at a time: the one that calls accept with it, then closeListen.
@@ -10,8 +10,8 @@
 #ifndef IB_LISTEN_H
 #define IB_LISTEN_H
 
-#include "common/door.h"
-#include "common/seen.h"
+#include "common/conn/door.h"
+#include "common/conn/seen.h"
 #include "plugin/ib/ib_setup.h"
 
 #define IB_LISTEN_MAGIC 0x4e4c4249u

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <unistd.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_param.h"
@@ -84,7 +84,7 @@ static rail_result_t ib_finalize(void *arg) {
   return RAIL_OK;
 }
 
-/* After the one that finalizes the context of v6 to v10 (common/abi_common.c), before parameters go. A program that
+/* After the one that finalizes the context of v6 to v10 (common/net/abi_common.c), before parameters go. A program that
  * ends in the middle leaves everything to the kernel. */
 __attribute__((destructor(102))) static void unload(void) {
   if (contexts || loader != getpid()) return;

@@ -21,7 +21,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_stats.h"
 

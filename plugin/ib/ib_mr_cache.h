@@ -9,7 +9,7 @@
 
 #include <stdbool.h>
 
-#include "common/result.h"
+#include "common/base/result.h"
 #include "plugin/ib/ib_verbs.h"
 
 struct ib_hca;

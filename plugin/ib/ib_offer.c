@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/door.h"
-#include "common/log.h"
+#include "common/conn/door.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_setup.h"
 

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "common/compiler.h"
-#include "common/log.h"
+#include "common/base/compiler.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_gid.h"
 #include "plugin/ib/ib_limits.h"
 

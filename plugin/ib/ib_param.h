@@ -3,7 +3,7 @@
 #ifndef IB_PARAM_H
 #define IB_PARAM_H
 
-#include "common/param.h"
+#include "common/base/param.h"
 
 struct ib_params {
   /* devices: NCCL's names */

@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "plugin/ib/ib_gid.h"
 
 static const char *const refusal_text[] = {

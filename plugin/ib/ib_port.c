@@ -5,8 +5,8 @@
 #include <limits.h>
 #include <string.h>
 
-#include "common/compiler.h"
-#include "common/log.h"
+#include "common/base/compiler.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_hca.h"
 #include "plugin/ib/ib_param.h"

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The ib plugin's events for NCCL's profiler (common/profile.h). None per part: how many a receive will have, and over
+ * The ib plugin's events for NCCL's profiler (common/obs/profile.h). None per part: how many a receive will have, and over
  * which QPs, only its sender knows. */
 #ifndef IB_PROFILE_H
 #define IB_PROFILE_H
 
-#include "common/profile.h"
+#include "common/obs/profile.h"
 #include "plugin/ib/ib_request.h"
 
 /* What NCCL tells a profiler of an event of a QP: its ncclProfilerNetIbDescr_v1_t. */

@@ -10,8 +10,8 @@
 #include <sched.h>
 #include <stdlib.h>
 
-#include "common/clock.h"
-#include "common/log.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_health.h"
 #include "plugin/ib/ib_profile.h"

@@ -9,7 +9,7 @@
 #ifndef IB_QP_H
 #define IB_QP_H
 
-#include "common/result.h"
+#include "common/base/result.h"
 #include "plugin/ib/ib_device.h"
 
 enum ib_qp_state { IB_QP_NONE, IB_QP_RESET, IB_QP_INIT, IB_QP_RTR, IB_QP_RTS, IB_QP_ERR, IB_QP_STATES };

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_profile.h"
 #include "plugin/ib/ib_progress.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 
 void ib_limit_inline(struct ib_comm *comm) {

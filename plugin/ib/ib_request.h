@@ -10,7 +10,7 @@
 #ifndef IB_REQUEST_H
 #define IB_REQUEST_H
 
-#include "common/stats.h"
+#include "common/obs/stats.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_stats.h"

@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
-#include "common/door.h"
-#include "common/log.h"
+#include "common/base/clock.h"
+#include "common/conn/door.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_watch.h"
 

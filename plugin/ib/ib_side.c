@@ -6,8 +6,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "common/log.h"
-#include "common/sockopt.h"
+#include "common/base/log.h"
+#include "common/base/sockopt.h"
 #include "plugin/ib/ib_param.h"
 
 #define KEEPALIVE_MS 10000 /* between two probes, at most */

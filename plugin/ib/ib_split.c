@@ -2,7 +2,7 @@
  * Messages cut into parts, parts into writes, and what an immediate says of them. */
 #include "plugin/ib/ib_split.h"
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 
 #define ALIGN_LOG2 7
 _Static_assert(1 << ALIGN_LOG2 == IB_ALIGN, "a body is counted in lines");

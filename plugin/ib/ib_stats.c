@@ -4,8 +4,8 @@
 
 #include <stdlib.h>
 
-#include "common/log.h"
-#include "common/stats_book.h"
+#include "common/base/log.h"
+#include "common/obs/stats_book.h"
 #include "plugin/ib/ib_comm.h"
 
 enum { GROUP_COMM, GROUP_DEVICE, GROUPS };

@@ -3,7 +3,7 @@
 #ifndef IB_STATS_H
 #define IB_STATS_H
 
-#include "common/stats.h"
+#include "common/obs/stats.h"
 
 struct ib_comm;
 struct ib_port;

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/compiler.h"
-#include "common/ifaddr.h"
+#include "common/base/compiler.h"
+#include "common/base/ifaddr.h"
 #include "plugin/ib/ib_gid.h"
 #include "plugin/ib/ib_verbs.h"
 

@@ -5,8 +5,8 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include "common/compiler.h"
-#include "common/log.h"
+#include "common/base/compiler.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 
 struct ib_verbs ib_verbs;

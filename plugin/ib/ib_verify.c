@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_wr.h"

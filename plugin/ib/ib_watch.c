@@ -25,9 +25,9 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/log.h"
-#include "common/thread.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/thread.h"
 #include "plugin/ib/ib_channel.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_events.h"

@@ -16,7 +16,7 @@
 
 #include <stdbool.h>
 
-#include "common/result.h"
+#include "common/base/result.h"
 
 struct ib_comm;
 struct ib_watched;

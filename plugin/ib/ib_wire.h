@@ -14,8 +14,8 @@
 
 #include <stddef.h>
 
-#include "common/hmac.h"
-#include "common/sock.h"
+#include "common/conn/hmac.h"
+#include "common/base/sock.h"
 #include "plugin/ib/ib_plan.h"
 
 #define IB_WIRE_VERSION 2

@@ -3,9 +3,9 @@
 #ifndef TR_CALL_H
 #define TR_CALL_H
 
-#include "common/clock.h"
-#include "common/net_ops.h"
-#include "common/trace_rules.h"
+#include "common/base/clock.h"
+#include "common/net/net_ops.h"
+#include "plugin/railtrace/trace_rules.h"
 #include "plugin/railtrace/tr_finding.h"
 #include "plugin/railtrace/tr_object.h"
 #include "plugin/railtrace/tr_record.h"

@@ -11,8 +11,8 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "common/log.h"
-#include "common/netload_raw.h"
+#include "common/base/log.h"
+#include "loader/netload_raw.h"
 #include "plugin/railtrace/tr_call.h"
 #include "plugin/railtrace/tr_wrap.h"
 

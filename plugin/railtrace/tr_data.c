@@ -7,7 +7,7 @@
  */
 #include <inttypes.h>
 
-#include "common/netload_raw.h"
+#include "loader/netload_raw.h"
 #include "plugin/railtrace/tr_call.h"
 
 struct post {

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/railtrace/tr_record.h"
 
 #define SAY_AT_MOST 20

@@ -3,7 +3,7 @@
 #ifndef TR_FINDING_H
 #define TR_FINDING_H
 
-#include "common/trace_rules.h"
+#include "plugin/railtrace/trace_rules.h"
 #include "plugin/railtrace/tr_object.h"
 #include "plugin/railtrace/tr_param.h"
 

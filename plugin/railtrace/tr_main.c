@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/railtrace/tr_call.h"
 #include "plugin/railtrace/tr_wrap.h"
 
@@ -25,7 +25,7 @@ __attribute__((constructor)) static void learn_name(void) {
   if (net) snprintf(rail_plugin_name, sizeof rail_plugin_name, "%s+trace", rail_net_name(net));
 }
 
-/* After the one that finalizes the context of v6 to v10 (common/abi_common.c). */
+/* After the one that finalizes the context of v6 to v10 (common/net/abi_common.c). */
 __attribute__((destructor(101))) static void unload(void) {
   struct rail_trace_end end = {0};
   tr_findings_count(end.findings);

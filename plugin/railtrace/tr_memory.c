@@ -2,8 +2,8 @@
  * Registered memory, and the buffers that must lie in it. */
 #include <inttypes.h>
 
-#include "common/log.h"
-#include "common/netload_raw.h"
+#include "common/base/log.h"
+#include "loader/netload_raw.h"
 #include "plugin/railtrace/tr_call.h"
 
 #define ON_CONNECTION (TR_SEND | TR_RECV)

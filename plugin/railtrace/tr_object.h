@@ -14,9 +14,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "common/compiler.h"
-#include "common/netload.h"
-#include "common/trace_file.h"
+#include "common/base/compiler.h"
+#include "loader/netload.h"
+#include "plugin/railtrace/trace_file.h"
 
 enum tr_kind { TR_FREE, TR_LISTEN = 1, TR_SEND = 2, TR_RECV = 4 }; /* bits, so that a call can allow several */
 

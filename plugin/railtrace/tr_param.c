@@ -2,8 +2,8 @@
  * The one table of parameters of the wrapper. */
 #include "plugin/railtrace/tr_param.h"
 
-#include "common/compiler.h"
-#include "common/trace_file.h"
+#include "common/base/compiler.h"
+#include "plugin/railtrace/trace_file.h"
 
 #define AT(field) offsetof(struct tr_params, field)
 

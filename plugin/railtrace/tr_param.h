@@ -3,7 +3,7 @@
 #ifndef TR_PARAM_H
 #define TR_PARAM_H
 
-#include "common/param.h"
+#include "common/base/param.h"
 
 enum tr_tests { TR_TESTS_ALL, TR_TESTS_DONE };
 enum tr_check { TR_CHECK_OFF, TR_CHECK_WARN, TR_CHECK_ERROR };

@@ -8,8 +8,8 @@
 #ifndef TR_RECORD_H
 #define TR_RECORD_H
 
-#include "common/clock.h"
-#include "common/trace_file.h"
+#include "common/base/clock.h"
+#include "plugin/railtrace/trace_file.h"
 
 /* Opens the file and starts the thread, once; what goes wrong is said once, and nothing is recorded then. */
 void tr_record_open(const struct rail_trace_header *header);

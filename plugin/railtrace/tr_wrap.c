@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/railtrace/tr_finding.h"
 #include "plugin/railtrace/tr_param.h"
 

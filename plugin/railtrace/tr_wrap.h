@@ -3,7 +3,7 @@
 #ifndef TR_WRAP_H
 #define TR_WRAP_H
 
-#include "common/net_ops.h"
+#include "common/net/net_ops.h"
 #include "plugin/railtrace/tr_object.h"
 
 struct tr_ctx {

@@ -2,7 +2,7 @@
  * What of HELLO and answer is signed. */
 #include "plugin/socket/sk_auth.h"
 
-#include "common/hmac.h"
+#include "common/conn/hmac.h"
 #include "plugin/socket/sk_param.h"
 
 _Static_assert(SK_MAC_SIZE == RAIL_MAC_SIZE, "the mac on the wire");

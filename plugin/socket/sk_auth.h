@@ -10,7 +10,7 @@
 
 #include "plugin/socket/sk_wire.h"
 
-/* common/hmac.h: rail_key_load, with RAIL_SOCKET_AUTH_FILE; once per process, under the plugin's lock.
+/* common/conn/hmac.h: rail_key_load, with RAIL_SOCKET_AUTH_FILE; once per process, under the plugin's lock.
  * False, after one line: authentication is wanted and not to be had, so there must be no connections at all. */
 bool sk_auth_load(void);
 bool sk_auth_on(void);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The calls that begin and end connections; contexts are common/net_ctx.h's. */
+ * The calls that begin and end connections; contexts are common/net/net_ctx.h's. */
 #ifndef SK_CALLS_H
 #define SK_CALLS_H
 
-#include "common/net_ctx.h"
+#include "common/net/net_ctx.h"
 
 /* sk_connect.c */
 rail_result_t sk_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,

@@ -21,8 +21,8 @@
 #include <string.h>
 #include <sys/ioctl.h>
 
-#include "common/clock.h"
-#include "common/log.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rail.h"

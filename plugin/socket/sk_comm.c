@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"

@@ -20,8 +20,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "common/compiler.h"
-#include "common/net_ops.h"
+#include "common/base/compiler.h"
+#include "common/net/net_ops.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_pulse.h"
 #include "plugin/socket/sk_stream.h"

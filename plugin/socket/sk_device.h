@@ -8,8 +8,8 @@
 #ifndef SK_DEVICE_H
 #define SK_DEVICE_H
 
-#include "common/ifaddr.h"
-#include "common/net_ops.h"
+#include "common/base/ifaddr.h"
+#include "common/net/net_ops.h"
 #include "plugin/socket/sk_wire.h"
 
 struct sk_device {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One stream's way to its peer: common/dial.h with a HELLO to say. connect
+ * One stream's way to its peer: common/conn/dial.h with a HELLO to say. connect
  * runs one for each stream, a lost stream one of its own.
  */
 #ifndef SK_DIAL_H
 #define SK_DIAL_H
 
-#include "common/dial.h"
+#include "common/conn/dial.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_wire.h"
 

@@ -20,9 +20,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/log.h"
-#include "common/thread.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/thread.h"
 #include "plugin/socket/sk_engine_impl.h"
 #include "plugin/socket/sk_param.h"
 

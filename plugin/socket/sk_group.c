@@ -4,8 +4,8 @@
 
 #include <stdlib.h>
 
-#include "common/clock.h"
-#include "common/log.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
 #include "plugin/socket/sk_param.h"
 
 #define MAX_GROUPS 4096

@@ -11,8 +11,8 @@
 #include <stddef.h>
 #include <sys/socket.h>
 
-#include "common/compiler.h"
-#include "common/sockopt.h"
+#include "common/base/compiler.h"
+#include "common/base/sockopt.h"
 #include "plugin/socket/sk_param.h"
 
 #define MS 1000000ull

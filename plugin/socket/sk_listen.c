@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_sockopt.h"

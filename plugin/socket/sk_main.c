@@ -5,7 +5,7 @@
  */
 #include <pthread.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/socket/sk_auth.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"

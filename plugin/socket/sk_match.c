@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 
 /* Tags are ranks or step numbers: consecutive ones should not share a bucket. */
 static unsigned int bucket_of(uint32_t tag) { return tag % SK_MATCH_BUCKETS; }

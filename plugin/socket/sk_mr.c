@@ -5,7 +5,7 @@
  */
 #include <stdlib.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_zerocopy.h"
 

@@ -2,8 +2,8 @@
  * The one table of parameters of the socket plugin. */
 #include "plugin/socket/sk_param.h"
 
-#include "common/compiler.h"
-#include "common/log.h"
+#include "common/base/compiler.h"
+#include "common/base/log.h"
 #include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_wire.h"
 #include "plugin/socket/sk_zerocopy.h"

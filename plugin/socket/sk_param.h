@@ -3,7 +3,7 @@
 #ifndef SK_PARAM_H
 #define SK_PARAM_H
 
-#include "common/param.h"
+#include "common/base/param.h"
 
 enum sk_engine_kind { SK_ENGINE_INLINE, SK_ENGINE_EPOLL, SK_ENGINE_URING, SK_ENGINE_AUTO };
 

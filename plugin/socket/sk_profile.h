@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The socket plugin's events for NCCL's profiler (common/profile.h). None per chunk: chunks are made and finished by
+ * The socket plugin's events for NCCL's profiler (common/obs/profile.h). None per chunk: chunks are made and finished by
  * whoever moves the connection, and are counted per stream in sk_stats.h instead. Without a callback a connection has
  * no struct sk_profile. After close there is no call. */
 #ifndef SK_PROFILE_H
 #define SK_PROFILE_H
 
-#include "common/profile.h"
+#include "common/obs/profile.h"
 #include "plugin/socket/sk_comm.h"
 
 /* What NCCL tells a profiler of a socket event: its ncclProfilerNetSockDescr_v1_t. */

@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"

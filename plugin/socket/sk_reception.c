@@ -6,11 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "common/clock.h"
-#include "common/hmac.h"
-#include "common/log.h"
-#include "common/ports.h"
-#include "common/sockopt.h"
+#include "common/base/clock.h"
+#include "common/conn/hmac.h"
+#include "common/base/log.h"
+#include "common/conn/ports.h"
+#include "common/base/sockopt.h"
 #include "plugin/socket/sk_group.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_rejoin.h"

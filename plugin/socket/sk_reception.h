@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The doors (common/door.h) of a listener, one per rail, and who came in with a
+ * The doors (common/conn/door.h) of a listener, one per rail, and who came in with a
  * HELLO. Shared by a listener and by those of its connections whose lost streams
  * may come back here, which keep it after closeListen.
  *
@@ -17,8 +17,8 @@
 
 #include <pthread.h>
 
-#include "common/door.h"
-#include "common/seen.h"
+#include "common/conn/door.h"
+#include "common/conn/seen.h"
 #include "plugin/socket/sk_auth.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_stats.h"
@@ -44,7 +44,7 @@ struct sk_reception {
   struct rail_seen seen;
 };
 
-/* RAIL_SOCKET_PORTS and RAIL_SOCKET_BIND: common/ports.h. Once per process, under the plugin's lock. */
+/* RAIL_SOCKET_PORTS and RAIL_SOCKET_BIND: common/conn/ports.h. Once per process, under the plugin's lock. */
 void sk_reception_load(void);
 
 /* Opens the doors and makes the handle; one reference, the caller's. Logs why not. */

@@ -14,9 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
-#include "common/log.h"
-#include "common/upward.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "plugin/socket/upward.h"
 #include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_profile.h"

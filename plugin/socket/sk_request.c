@@ -2,7 +2,7 @@
  * Request pools. */
 #include "plugin/socket/sk_request.h"
 
-#include "common/log.h"
+#include "common/base/log.h"
 
 void sk_request_pool_init(struct sk_request_pool *pool, void *first, size_t size, uint32_t count,
                           struct sk_comm *comm) {

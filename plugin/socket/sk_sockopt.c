@@ -9,9 +9,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "common/log.h"
-#include "common/sock.h"
-#include "common/sockopt.h"
+#include "common/base/log.h"
+#include "common/base/sock.h"
+#include "common/base/sockopt.h"
 #include "plugin/socket/sk_param.h"
 
 #define ALLOWED "/proc/sys/net/ipv4/tcp_allowed_congestion_control"

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "common/stats_book.h"
+#include "common/obs/stats_book.h"
 
 static const struct rail_stats_counter comm_counters[] = {
   [SK_COMM_SENT_BYTES] = {"sent_bytes", RAIL_STATS_COUNTER, "Payload handed to the kernel, without headers."},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the socket plugin counts (common/stats.h); tools/rail-stat shows it. The
+ * What the socket plugin counts (common/obs/stats.h); tools/rail-stat shows it. The
  * enums are the order of the values in a record; what each counts stands in the
  * tables of sk_stats.c.
  *
@@ -12,8 +12,8 @@
 #ifndef SK_STATS_H
 #define SK_STATS_H
 
-#include "common/sock.h"
-#include "common/stats.h"
+#include "common/base/sock.h"
+#include "common/obs/stats.h"
 
 enum sk_stats_group { SK_STATS_COMM, SK_STATS_STREAM, SK_STATS_DEVICE, SK_STATS_GROUPS };
 

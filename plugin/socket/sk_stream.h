@@ -19,7 +19,7 @@
 
 #include <stdatomic.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "plugin/socket/sk_count.h"
 #include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_host.h"

@@ -2,7 +2,7 @@
  * Handle and handshake messages to bytes and back. */
 #include "plugin/socket/sk_wire.h"
 
-#include "common/hmac.h"
+#include "common/conn/hmac.h"
 
 /* ---- listen handle ---------------------------------------------------- */
 

@@ -16,7 +16,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "common/sock.h"
+#include "common/base/sock.h"
 
 #define SK_WIRE_VERSION 2
 #define SK_MAX_STREAMS 16

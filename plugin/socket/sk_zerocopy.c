@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/log.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
 #include "plugin/socket/sk_param.h"
 
 #define GRACE_MS 5  /* before a stream is reset under what it has not delivered */

@@ -5,7 +5,7 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"
 

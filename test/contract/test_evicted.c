@@ -14,8 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/sock.h"
+#include "common/base/clock.h"
+#include "common/base/sock.h"
 #include "test/harness/program.h"
 
 enum { HELLO = 160, ANSWER = 64, MAX_LINKS = 16, PORT_AT = 10, BUSY = 8, TIMEOUT_MS = 2000 };

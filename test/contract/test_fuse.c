@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/compiler.h"
+#include "common/base/clock.h"
+#include "common/base/compiler.h"
 #include "kit/kit_tcp.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"

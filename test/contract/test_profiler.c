@@ -4,8 +4,8 @@
 #include <pthread.h>
 #include <sched.h>
 
-#include "common/clock.h"
-#include "common/netload.h"
+#include "common/base/clock.h"
+#include "loader/netload.h"
 #include "test/harness/program.h"
 
 #define MAX_EVENTS 1024

@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/sock.h"
+#include "common/base/clock.h"
+#include "common/base/sock.h"
 #include "kit/kit_tcp.h"
 #include "test/harness/program.h"
 

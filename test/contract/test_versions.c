@@ -5,7 +5,7 @@
 #include <dlfcn.h>
 #include <sched.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"
 

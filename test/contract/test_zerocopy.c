@@ -16,7 +16,7 @@
 
 #include <linux/errqueue.h> /* which needs struct timespec */
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "test/harness/program.h"
 
 #define LARGE (3u << 20) /* more than the peer's window, less than the socket's buffer can grow to */

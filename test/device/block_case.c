@@ -7,11 +7,11 @@
 #include <string.h>
 #include <time.h>
 
-#include "common/compiler.h"
-#include "core/kernel/rt_kernel.h"
-#include "core/kernel/rt_prims.h"
-#include "core/kernel/rt_types.h"
-#include "core/rt_tree.h"
+#include "common/base/compiler.h"
+#include "core/host/rt_kernel.h"
+#include "core/host/rt_prims.h"
+#include "core/host/rt_types.h"
+#include "core/plan/rt_tree.h"
 #include "test/device/link.h"
 #include "test/harness/elements.h"
 

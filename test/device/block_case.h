@@ -9,7 +9,7 @@
 #ifndef DEVICE_BLOCK_CASE_H
 #define DEVICE_BLOCK_CASE_H
 
-#include "core/kernel/rt_device.h"
+#include "core/host/rt_device.h"
 
 #ifdef __cplusplus
 extern "C" {

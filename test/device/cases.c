@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "test/harness/elements.h"
 
 #define REGION 6144u

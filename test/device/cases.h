@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "core/kernel/rt_work.h"
+#include "core/host/rt_work.h"
 
 #ifdef __cplusplus
 extern "C" {

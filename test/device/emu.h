@@ -3,8 +3,8 @@
 #ifndef DEVICE_EMU_H
 #define DEVICE_EMU_H
 
-#include "core/kernel/rt_device.h"
-#include "core/kernel/rt_work.h"
+#include "core/host/rt_device.h"
+#include "core/host/rt_work.h"
 #include "test/device/fifo_pair.h"
 
 #ifdef __cplusplus

@@ -9,8 +9,8 @@
 
 #include <stdint.h>
 
-#include "core/kernel/rt_conn.h"
-#include "core/kernel/rt_types.h"
+#include "core/host/rt_conn.h"
+#include "core/host/rt_types.h"
 
 #define FIFO_PRODUCER 1u /* block 0 */
 #define FIFO_CONSUMER 2u /* block 1 */

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "core/kernel/rt_prims.h"
+#include "core/host/rt_prims.h"
 
 #define BUFFS (RT_NPROTO + 1)
 

@@ -7,7 +7,7 @@
 #ifndef DEVICE_LINK_H
 #define DEVICE_LINK_H
 
-#include "core/kernel/rt_conn.h"
+#include "core/host/rt_conn.h"
 
 #ifdef __cplusplus
 extern "C" {

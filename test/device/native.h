@@ -3,7 +3,7 @@
 #ifndef DEVICE_NATIVE_H
 #define DEVICE_NATIVE_H
 
-#include "core/kernel/rt_reduce.h"
+#include "core/host/rt_reduce.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/device/pairs.h"
 
-#include "common/compiler.h"
-#include "core/kernel/rt_types.h"
+#include "common/base/compiler.h"
+#include "core/host/rt_types.h"
 
 /* Zero, subnormals and the least normals, 1 and what is next to it, the greatest finite, infinity, NaNs. */
 static const uint16_t limits_f16[] = {

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/stats.h"
+#include "common/base/clock.h"
+#include "common/obs/stats.h"
 
 static const struct rail_stats_counter comm_counters[] = {
   {"sent_bytes", RAIL_STATS_COUNTER, "Bytes sent."},

@@ -6,7 +6,7 @@
  */
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "test/harness/comms.h"
 #include "test/harness/program.h"
 

@@ -9,7 +9,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "test/harness/comms.h"
 #include "test/harness/program.h"
 

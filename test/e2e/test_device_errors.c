@@ -9,7 +9,7 @@
 #include <limits.h>
 #include <stdio.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "test/device/gpu/calls.h"
 #include "test/harness/program.h"
 

@@ -9,7 +9,7 @@
  */
 #include <dirent.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "test/device/gpu/calls.h"
 #include "test/harness/pci_tree.h"
 #include "test/harness/program.h"

@@ -160,7 +160,7 @@ def scripts_and_options():
 # ---- files ----
 
 def is_there(name, folder):
-    """A file, a folder, a pattern, or the beginning of a name: `core/rt_net` is rt_net.c and rt_net.h."""
+    """A file, a folder, a pattern, or the beginning of a name: `core/transport/rt_net` is rt_net.c and rt_net.h."""
     for top in (folder, ROOT):
         if name.startswith("build/"):
             top, name = BUILD, name[len("build/"):]

@@ -336,7 +336,7 @@ def file_names_decide_how_it_is_found():
 
 
 def the_loader_agrees_with_the_rules():
-    """common/netload goes by the newest NCCL's rules: where they say that a value leads to the file, it loads it."""
+    """loader/netload goes by the newest NCCL's rules: where they say that a value leads to the file, it loads it."""
     for v in inspect(SOCKET)["releases"][-1]["NCCL_NET_PLUGIN"]:
         done = coll("all_reduce", "-r", "2", "-b", "8", "-e", "8", "--net-only", "--plugin", v["value"],
                     LD_LIBRARY_PATH=str(BUILD / "lib"), NCCL_DEBUG="INFO")

@@ -6,7 +6,7 @@
  */
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "rail/railyard.h"
 #include "test/harness/program.h"
 #include "test/harness/ranks.h"

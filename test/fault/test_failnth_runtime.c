@@ -7,7 +7,7 @@
  */
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "rail/railyard.h"
 #include "kit/preload/preload.h"
 #include "test/harness/program.h"

@@ -9,7 +9,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "kit/preload/preload.h"
 #include "test/harness/program.h"
 #include "test/harness/ranks.h"

@@ -11,7 +11,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "rail/railyard.h"
 #include "test/harness/program.h"
 #include "test/harness/ranks.h"

@@ -26,7 +26,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "test/harness/events.h"
 #include "kit/kit_net.h"
 #include "kit/kit_traffic.h"

@@ -7,7 +7,7 @@
 #include <netdb.h>
 #include <stdlib.h>
 
-#include "common/sock.h"
+#include "common/base/sock.h"
 #include "test/fuzz/lib/fuzz.h"
 
 /* No name is looked up from here: one beginning with 'h' has an address, the others have none. */

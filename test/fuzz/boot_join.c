@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "common/compiler.h"
-#include "common/clock.h"
-#include "core/rt_rendezvous.h"
+#include "common/base/compiler.h"
+#include "common/base/clock.h"
+#include "core/bootstrap/rt_rendezvous.h"
 #include "test/fuzz/lib/fuzz.h"
 
 static const uint8_t secret[RT_SECRET_BYTES] = "fifteen letters";

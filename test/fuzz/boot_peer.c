@@ -12,9 +12,9 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include "common/clock.h"
-#include "common/compiler.h"
-#include "core/rt_boot_conn.h"
+#include "common/base/clock.h"
+#include "common/base/compiler.h"
+#include "core/bootstrap/rt_boot_conn.h"
 #include "test/fuzz/lib/fuzz.h"
 
 #define NRANKS 3

@@ -10,9 +10,9 @@
 #include <sched.h>
 #include <stdlib.h>
 
-#include "common/clock.h"
-#include "common/compiler.h"
-#include "core/rt_rendezvous.h"
+#include "common/base/clock.h"
+#include "common/base/compiler.h"
+#include "core/bootstrap/rt_rendezvous.h"
 #include "test/fuzz/lib/fuzz.h"
 
 #define CONNS 6

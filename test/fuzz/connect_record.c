@@ -13,10 +13,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "common/compiler.h"
-#include "core/rt_boot.h"
-#include "core/rt_comm.h"
-#include "core/rt_param.h"
+#include "common/base/compiler.h"
+#include "core/bootstrap/rt_boot.h"
+#include "core/comm/rt_comm.h"
+#include "core/comm/rt_param.h"
 #include "test/fuzz/lib/fuzz.h"
 
 #define TO_SENDER 0xc0000001u /* the tag under which a sender looks for its receiver's record */

@@ -7,8 +7,8 @@
  */
 #include <stdlib.h>
 
-#include "common/compiler.h"
-#include "common/ifaddr.h"
+#include "common/base/compiler.h"
+#include "common/base/ifaddr.h"
 #include "test/fuzz/lib/fuzz.h"
 
 static const char *const names[] = {"lo", "eth0", "eth1", "ib0", "ib1", "docker0", "virbr0", "abcdefghijklmno"};

@@ -6,8 +6,8 @@
  */
 #include <stdlib.h>
 
-#include "common/compiler.h"
-#include "common/param.h"
+#include "common/base/compiler.h"
+#include "common/base/param.h"
 #include "test/fuzz/lib/fuzz.h"
 
 static const struct rail_param rows[] = {

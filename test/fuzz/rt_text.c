@@ -7,10 +7,10 @@
  */
 #include <stdlib.h>
 
-#include "common/compiler.h"
-#include "core/rt_boot_wire.h"
-#include "core/rt_launch.h"
-#include "core/rt_tune.h"
+#include "common/base/compiler.h"
+#include "core/bootstrap/rt_boot_wire.h"
+#include "core/launcher/rt_launch.h"
+#include "core/plan/rt_tune.h"
 #include "test/fuzz/lib/fuzz.h"
 
 enum { FIRST_HOST, TASKS, WISHES, ENVIRONMENT, READERS };

@@ -13,7 +13,7 @@
  */
 #include <stdlib.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "plugin/socket/sk_frame.h"
 #include "test/fuzz/lib/comm.h"
 

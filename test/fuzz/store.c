@@ -13,9 +13,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/rt_bootstrap.h"
-#include "core/rt_boot_wire.h"
-#include "core/rt_store.h"
+#include "core/bootstrap/rt_bootstrap.h"
+#include "core/bootstrap/rt_boot_wire.h"
+#include "core/launcher/rt_store.h"
 #include "test/fuzz/lib/fuzz.h"
 
 #define VALUE_MAGIC 0x4f545352u

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-SAN: asan
  *
- * Recorded files (common/trace_file.h) and what reads them: print, summary, and the plan of a replay.
+ * Recorded files (plugin/railtrace/trace_file.h) and what reads them: print, summary, and the plan of a replay.
  *
  * Checksums would keep mutations out, so the input's first byte says what the rest is: a whole file; the payload of a
  * chunk of calls, in a file that is made around it; those of several threads; the payload of the last chunk.
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "common/trace_file.h"
+#include "plugin/railtrace/trace_file.h"
 #include "kit/trace/kit_trace.h"
 #include "kit/trace/replay_plan.h"
 #include "test/fuzz/lib/fuzz.h"

@@ -7,7 +7,7 @@
  *   kernels [--few]   fewer cases: for compute-sanitizer, under which each takes longer
  */
 #include "core/device/rd_copy.cuh"
-#include "core/kernel/rt_device.h"
+#include "core/host/rt_device.h"
 #include "test/device/bulk.h"
 #include "test/device/cases.h"
 #include "test/device/fifo_pair.cuh"

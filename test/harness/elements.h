@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "core/kernel/rt_element.h"
-#include "core/kernel/rt_types.h"
+#include "core/host/rt_element.h"
+#include "core/host/rt_types.h"
 
 static inline uint64_t element_bits(const void *p, int type) {
   uint64_t v = 0;

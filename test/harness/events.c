@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 
 void event_say(const char *event, const char *fmt, ...) {
   va_list ap;

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 
 static pthread_mutex_t log_lock_ = PTHREAD_MUTEX_INITIALIZER;
 static char log_lines[65536]; /* the latest, one after the other */

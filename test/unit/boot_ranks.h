@@ -7,10 +7,10 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/compiler.h"
-#include "common/log.h"
-#include "core/rt_bootstrap.h"
+#include "common/base/clock.h"
+#include "common/base/compiler.h"
+#include "common/base/log.h"
+#include "core/bootstrap/rt_bootstrap.h"
 #include "test/harness/tap.h"
 
 #define MAX_RANKS 32

@@ -3,8 +3,8 @@
 #ifndef TEST_BOOT_STRANGERS_H
 #define TEST_BOOT_STRANGERS_H
 
-#include "common/sock.h"
-#include "core/rt_boot_wire.h"
+#include "common/base/sock.h"
+#include "core/bootstrap/rt_boot_wire.h"
 #include "test/unit/boot_ranks.h"
 
 static int connect_to(const union rail_addr *addr) {

@@ -5,7 +5,7 @@
 
 #include <unistd.h>
 
-#include "common/sock.h"
+#include "common/base/sock.h"
 #include "kit/kit_ensure.h"
 
 /* The first of `count` ports of which none is in use; chosen where the system does not choose by itself. */

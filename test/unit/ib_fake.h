@@ -11,7 +11,7 @@
 #include <libgen.h>
 #include <limits.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 #include "test/harness/tap.h"
 

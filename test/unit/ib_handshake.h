@@ -12,8 +12,8 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/log.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_auth.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_calls.h"

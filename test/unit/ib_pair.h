@@ -6,8 +6,8 @@
 #ifndef IB_PAIR_H
 #define IB_PAIR_H
 
-#include "common/compiler.h"
-#include "common/log.h"
+#include "common/base/compiler.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_health.h"
 #include "plugin/ib/ib_progress.h"
 #include "test/unit/ib_fake.h"

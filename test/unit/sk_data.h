@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_param.h"

@@ -4,7 +4,7 @@
 #include <net/if.h>
 #include <netdb.h>
 
-#include "common/sock.h"
+#include "common/base/sock.h"
 #include "test/harness/tap.h"
 
 TEST(text_round_trip) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Connect attempts by number. */
-#include "common/attempts.h"
+#include "common/conn/attempts.h"
 
 #include <malloc.h>
 

@@ -4,7 +4,7 @@
  */
 #include <errno.h>
 
-#include "core/rt_boot.h"
+#include "core/bootstrap/rt_boot.h"
 #include "test/unit/boot_strangers.h"
 
 /* ---- messages ---- */

@@ -10,7 +10,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "core/rt_bootstrap.h"
+#include "core/bootstrap/rt_bootstrap.h"
 #include "test/unit/boot_ranks.h"
 
 /* 33 messages of 8 MiB that nobody takes: the limit ends the communicator instead of the memory. */

@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#include "core/rt_boot.h"
+#include "core/bootstrap/rt_boot.h"
 #include "test/unit/boot_ranks.h"
 
 #define NRANKS 3

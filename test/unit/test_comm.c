@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "core/rt_comm.h"
+#include "common/base/clock.h"
+#include "core/comm/rt_comm.h"
 #include "test/harness/comms.h"
 #include "test/harness/program.h"
 

@@ -3,7 +3,7 @@
  * The declarations that rt_cuda.h has of its own, against the toolkit's where there is one; and how the driver is
  * found: when the program has loaded it, not before, and only if it has all calls.
  */
-#include "core/rt_cuda.h"
+#include "core/gpu/rt_cuda.h"
 
 #include <dlfcn.h>
 

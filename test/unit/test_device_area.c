@@ -4,9 +4,9 @@
  * Proves: an offer of GPU memory that cannot be true is refused by who would take it, with its reason, and nothing
  * comes of it; a true one is taken all the same afterwards, by each way, and given back.
  */
-#include "core/rt_area.h"
+#include "core/gpu/rt_area.h"
 
-#include "core/rt_comm.h"
+#include "core/comm/rt_comm.h"
 #include "test/device/gpu/user.h"
 #include "test/harness/program.h"
 

@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "core/kernel/rt_kernel.h"
+#include "core/host/rt_kernel.h"
 #include "test/device/block_case.h"
 #include "test/device/emu.h"
 #include "test/device/link.h"

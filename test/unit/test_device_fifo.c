@@ -8,7 +8,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "core/kernel/rt_prims.h"
+#include "core/host/rt_prims.h"
 #include "test/device/emu.h"
 #include "test/harness/tap.h"
 

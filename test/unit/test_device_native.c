@@ -5,8 +5,8 @@
  */
 #include <string.h>
 
-#include "core/kernel/rt_element.h"
-#include "core/kernel/rt_reduce.h"
+#include "core/host/rt_element.h"
+#include "core/host/rt_reduce.h"
 #include "test/device/native.h"
 #include "test/device/pairs.h"
 #include "test/harness/tap.h"

@@ -7,9 +7,9 @@
  */
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "core/rt_comm.h"
-#include "core/rt_gpu.h"
+#include "common/base/clock.h"
+#include "core/comm/rt_comm.h"
+#include "core/gpu/rt_gpu.h"
 #include "test/device/gpu/calls.h"
 #include "test/harness/program.h"
 

@@ -2,7 +2,7 @@
  *
  * The device's reduceCopy on the CPU executor: every case of test/device/cases.c, some of bulk.c.
  */
-#include "core/kernel/rt_work.h"
+#include "core/host/rt_work.h"
 #include "test/device/bulk.h"
 #include "test/device/cases.h"
 #include "test/device/emu.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * One way to a peer, over loopback. What ties it to an interface is tested where there are several: e2e/test_rails. */
-#include "common/dial.h"
+#include "common/conn/dial.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "test/harness/program.h"
 
 #define PATIENCE_MS 10000

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Strangers at the doors. The host of these doors wants "OPEN" and 12 more bytes; it keeps those that end in "please"
  * and answers the others. */
-#include "common/door.h"
+#include "common/conn/door.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -10,8 +10,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/compiler.h"
+#include "common/base/clock.h"
+#include "common/base/compiler.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/program.h"
 

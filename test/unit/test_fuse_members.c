@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Which devices a fused device has: the sets that are refused, and the order of those that are not. */
-#include "common/fuse.h"
+#include "common/net/fuse.h"
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/program.h"
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Key files, libcrypto, macs. */
-#include "common/hmac.h"
+#include "common/conn/hmac.h"
 
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include "common/compiler.h"
-#include "common/sock.h"
+#include "common/base/compiler.h"
+#include "common/base/sock.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/program.h"
 #include "test/unit/key_file.h"

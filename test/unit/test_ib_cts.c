@@ -7,7 +7,7 @@
  */
 #include "plugin/ib/ib_cts.h"
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 

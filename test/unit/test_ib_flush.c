@@ -5,7 +5,7 @@
 
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "test/unit/ib_pair.h"
 
 static const struct pair_shape simple = {2, 2, 2, 30, 64, 64};

@@ -5,8 +5,8 @@
 #include <stdarg.h>
 #include <sys/resource.h>
 
-#include "common/clock.h"
-#include "common/log.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_qp.h"
 #include "test/harness/tap.h"

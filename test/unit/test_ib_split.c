@@ -3,7 +3,7 @@
  * immediates say back what they were told. */
 #include "plugin/ib/ib_split.h"
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 

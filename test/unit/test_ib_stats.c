@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The ib plugin's counters: labels, gauges of ports, who keeps the page. */
-#include "common/stats_read.h"
+#include "tools/rail-stat/stats_read.h"
 #include "test/unit/ib_rig.h"
 
 static char why[256];

@@ -8,8 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/ifaddr.h"
-#include "common/log.h"
+#include "common/base/ifaddr.h"
+#include "common/base/log.h"
 #include "test/harness/tap.h"
 
 static struct rail_interface face(const char *name, const char *address, unsigned int prefix_len) {

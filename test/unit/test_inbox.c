@@ -4,7 +4,7 @@
  * Proves: a file descriptor comes from one process to another by a key, also when its sender is dead by then; what
  * strangers leave is neither taken for it nor kept open; nobody hands one to a process that is not meant.
  */
-#include "core/rt_inbox.h"
+#include "core/gpu/rt_inbox.h"
 
 #include <stddef.h>
 #include <stdio.h>

@@ -6,10 +6,10 @@
  * counters and LL flags that wrap, stale lines; and that calls which differ are found, not waited for. With one thread
  * there is nothing for the thread sanitizer: unit/test_device_block has host kernels on threads, and e2e/ has all.
  */
-#include "core/kernel/rt_kernel.h"
+#include "core/host/rt_kernel.h"
 
-#include "core/kernel/rt_prims.h"
-#include "core/kernel/rt_types.h"
+#include "core/host/rt_prims.h"
+#include "core/host/rt_types.h"
 #include "test/device/link.h"
 #include "test/harness/tap.h"
 

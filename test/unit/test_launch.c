@@ -10,10 +10,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/sock.h"
-#include "core/rt_boot_wire.h"
-#include "core/rt_launch.h"
+#include "common/base/clock.h"
+#include "common/base/sock.h"
+#include "core/bootstrap/rt_boot_wire.h"
+#include "core/launcher/rt_launch.h"
 #include "test/harness/tap.h"
 
 static char base[64];

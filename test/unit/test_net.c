@@ -9,9 +9,9 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/netload.h"
-#include "core/rt_net_devices.h"
+#include "common/base/clock.h"
+#include "loader/netload.h"
+#include "core/transport/rt_net_devices.h"
 #include "test/harness/comms.h"
 #include "test/harness/program.h"
 #include "test/preload/memnet.h"

@@ -2,7 +2,7 @@
  * Contexts of plugins: what finalize takes back. */
 #include <string.h>
 
-#include "common/net_ctx.h"
+#include "common/net/net_ctx.h"
 #include "kit/kit_ensure.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/tap.h"

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Proves: NCCL_NET_FORCE_MERGE's text against tables of devices: groups, names, ports, and what is refused. */
-#include "core/rt_net_devices.h"
+#include "core/transport/rt_net_devices.h"
 
 #include <string.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/tap.h"
 

@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/log.h"
-#include "common/netload.h"
+#include "common/base/log.h"
+#include "loader/netload.h"
 #include "test/harness/tap.h"
 #include "test/preload/net_fixture.h"
 #include "test/unit/netload_links.h"

@@ -2,9 +2,9 @@
  * Parameters: parsing, ranges, warnings, the generated tables. */
 #include <stdatomic.h>
 
-#include "common/log.h"
-#include "common/param.h"
-#include "common/param_names.h"
+#include "common/base/log.h"
+#include "common/base/param.h"
+#include "common/base/param_names.h"
 #include "test/harness/tap.h"
 
 struct values {

@@ -3,12 +3,12 @@
 # Proves that every RAIL_ parameter in a table is known to the whole product, so
 # that a plugin does not call the runtime's variables unknown, and the reverse.
 # TEST-SAN: none
-# TEST-READS: common/param_names.c core/*_param.c plugin/*/*_param.c
+# TEST-READS: common/base/param_names.c core/*_param.c plugin/*/*_param.c
 import pathlib
 import re
 
 root = pathlib.Path(__file__).resolve().parents[2]
-known = re.findall(r'"(RAIL_[A-Z0-9_*]+)"', (root / "common/param_names.c").read_text())
+known = re.findall(r'"(RAIL_[A-Z0-9_*]+)"', (root / "common/base/param_names.c").read_text())
 tables = sorted((root / "core").glob("*_param.c")) + sorted((root / "plugin").glob("*/*_param.c"))
 
 
@@ -27,7 +27,7 @@ names = [n for t in tables for n in re.findall(r'\.name = "(RAIL_[A-Z0-9_]+)"|\{
 names = [a or b for a, b in names]
 missing = [n for n in names if not is_known(n)]
 good = check(1, len(names) >= 10, "tables name parameters", f"found only {names}")
-good &= check(2, not missing, "every one is in common/param_names.c", f"missing: {', '.join(missing)}")
-good &= check(3, known == sorted(known), "the list is sorted", "common/param_names.c is not sorted")
+good &= check(2, not missing, "every one is in common/base/param_names.c", f"missing: {', '.join(missing)}")
+good &= check(3, known == sorted(known), "the list is sorted", "common/base/param_names.c is not sorted")
 print("1..3")
 raise SystemExit(0 if good else 1)

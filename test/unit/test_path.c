@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Proves: the distance between two GPUs follows from their places in a tree of sysfs; NCCL_P2P_LEVEL takes NCCL's words
  * and older numbers; what is refused says why. */
-#include "core/rt_path.h"
+#include "core/topo/rt_path.h"
 
 #include <ftw.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/log.h"
+#include "common/base/log.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/tap.h"
 

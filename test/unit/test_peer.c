@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Proves: what a rank tells of itself, which transport two ranks have, and that settings which disagree are refused
  * with a reason that names the setting, both ranks and both values. */
-#include "core/rt_peer.h"
+#include "core/comm/rt_peer.h"
 
 #include <unistd.h>
 
-#include "core/rt_param.h"
-#include "core/rt_transport.h"
+#include "core/comm/rt_param.h"
+#include "core/transport/rt_transport.h"
 #include "test/harness/tap.h"
 
 static void two(struct rt_peer *a, struct rt_peer *b) {

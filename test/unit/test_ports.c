@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Where listeners listen. */
-#include "common/ports.h"
+#include "common/conn/ports.h"
 
 #include <arpa/inet.h>
 
-#include "common/clock.h"
-#include "common/compiler.h"
+#include "common/base/clock.h"
+#include "common/base/compiler.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/program.h"
 #include "test/unit/free_ports.h"

@@ -4,14 +4,14 @@
  * other, connectors side by side and fairly; operations retire while others stay; an error ends the communicator and
  * nothing is touched after it; the thread sleeps when there is nothing to do. Driven both ways.
  */
-#include "core/rt_proxy.h"
+#include "core/transport/rt_proxy.h"
 
 #include <sched.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/log.h"
-#include "core/rt_comm.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "core/comm/rt_comm.h"
 #include "test/harness/program.h"
 
 #define MAX_CONNECTORS 64

@@ -4,8 +4,8 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "common/clock.h"
-#include "common/trace_file.h"
+#include "common/base/clock.h"
+#include "plugin/railtrace/trace_file.h"
 #include "test/unit/trace_rig.h"
 
 /* What a file holds. */

@@ -9,9 +9,9 @@
  */
 #include <math.h>
 
-#include "common/compiler.h"
-#include "core/kernel/rt_reduce.h"
-#include "core/kernel/rt_types.h"
+#include "common/base/compiler.h"
+#include "core/host/rt_reduce.h"
+#include "core/host/rt_types.h"
 #include "test/harness/elements.h"
 #include "test/harness/tap.h"
 

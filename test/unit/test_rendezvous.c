@@ -7,7 +7,7 @@
 #include <poll.h>
 #include <sys/resource.h>
 
-#include "core/rt_bootstrap.h"
+#include "core/bootstrap/rt_bootstrap.h"
 #include "test/unit/boot_strangers.h"
 
 /* ---- who may come, who must ---- */

@@ -3,7 +3,7 @@
  *
  * Proves: both ends of a pair, and so both its directions, are of one round; every pair has one; an all-to-all of 2 to
  * 600 ranks has no round of more blocks than there is room for, and none that is empty; what fits is not cut. */
-#include "core/rt_round.h"
+#include "core/plan/rt_round.h"
 
 #include <string.h>
 

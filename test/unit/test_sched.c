@@ -7,9 +7,9 @@
  * contribution in it once; the post-operation happens once; in place gives the same. Arithmetic of one thread: nothing
  * for the thread sanitizer.
  */
-#include "core/kernel/rt_sched.h"
+#include "core/host/rt_sched.h"
 
-#include "core/rt_tree.h"
+#include "core/plan/rt_tree.h"
 #include "test/harness/tap.h"
 
 #define MAX_RANKS 9

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The memory against replays. */
-#include "common/seen.h"
+#include "common/conn/seen.h"
 
 #include "test/harness/tap.h"
 

@@ -4,7 +4,7 @@
  * sequences pair them alike. */
 #include "plugin/socket/sk_match.h"
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "test/harness/tap.h"
 
 struct item { struct sk_match_node node; int number; };

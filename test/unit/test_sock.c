@@ -9,8 +9,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/sock.h"
+#include "common/base/clock.h"
+#include "common/base/sock.h"
 #include "test/harness/tap.h"
 
 #define PATIENCE_MS 20000 /* for what should happen at once */

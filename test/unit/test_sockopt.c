@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Options of connections. */
-#include "common/sockopt.h"
+#include "common/base/sockopt.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

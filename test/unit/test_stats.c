@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/stats_read.h"
+#include "common/base/clock.h"
+#include "tools/rail-stat/stats_read.h"
 #include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 

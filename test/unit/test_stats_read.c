@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/stats_read.h"
+#include "tools/rail-stat/stats_read.h"
 #include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 

@@ -13,8 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "core/rt_store.h"
+#include "common/base/clock.h"
+#include "core/launcher/rt_store.h"
 #include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 #include "test/harness/tap.h"
 #include "tools/common/fork.h"
 #include "tools/rail-stat/stat.h"

@@ -5,10 +5,10 @@
  * orders, and of equal ones the first; hosts stay together; where nothing is known the ranks' order is kept; ranks get
  * the NICs near their GPUs, in turns; what is chosen for GPU memory, and where NVML says that NVLinks lead.
  */
-#include "core/rt_topo.h"
+#include "core/topo/rt_topo.h"
 
-#include "core/rt_gdr.h"
-#include "core/rt_nvml.h"
+#include "core/gpu/rt_gdr.h"
+#include "core/topo/rt_nvml.h"
 #include "rail/net.h"
 #include "test/device/gpu/user.h"
 #include "test/harness/pci_tree.h"

@@ -3,7 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "common/trace_file.h"
+#include "plugin/railtrace/trace_file.h"
 #include "test/harness/tap.h"
 
 #define MANY 40

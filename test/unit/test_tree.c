@@ -4,12 +4,12 @@
  * rank is inside both; and kernels that go by them add up right over connections in plain memory: all types and
  * operators, both protocols, with and without proxies, in place and not, every rank with the same bits.
  */
-#include "core/rt_tree.h"
+#include "core/plan/rt_tree.h"
 
-#include "core/kernel/rt_kernel.h"
-#include "core/kernel/rt_prims.h"
-#include "core/kernel/rt_types.h"
-#include "core/kernel/rt_work.h"
+#include "core/host/rt_kernel.h"
+#include "core/host/rt_prims.h"
+#include "core/host/rt_types.h"
+#include "core/host/rt_work.h"
 #include "test/device/link.h"
 #include "test/harness/elements.h"
 #include "test/harness/tap.h"

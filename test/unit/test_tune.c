@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Proves: NCCL_ALGO's and NCCL_PROTO's words, what is chosen by them and by size, that chunks fit their slots, and what
  * calls are estimated to take. */
-#include "core/rt_tune.h"
+#include "core/plan/rt_tune.h"
 
-#include "common/compiler.h"
-#include "common/log.h"
-#include "core/kernel/rt_kernel.h"
-#include "core/rt_estimate.h"
-#include "core/rt_tree.h"
+#include "common/base/compiler.h"
+#include "common/base/log.h"
+#include "core/host/rt_kernel.h"
+#include "core/plan/rt_estimate.h"
+#include "core/plan/rt_tree.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/tap.h"
 

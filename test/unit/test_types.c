@@ -6,7 +6,7 @@
  */
 #include <math.h>
 
-#include "core/kernel/rt_types.h"
+#include "core/host/rt_types.h"
 #include "test/harness/tap.h"
 
 /* A format: its field widths, what lies beyond the finite values, and the functions under test. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Proves: which ways two ranks have to each other's GPU memory, and what an offer may say of its size. */
-#include "core/rt_way.h"
+#include "core/gpu/rt_way.h"
 
-#include "core/rt_comm.h"
+#include "core/comm/rt_comm.h"
 #include "test/harness/tap.h"
 
 enum { PAGE = 4096, MIB = 1 << 20 };

@@ -12,8 +12,8 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "common/netload.h"
-#include "common/trace_rules.h"
+#include "loader/netload.h"
+#include "plugin/railtrace/trace_rules.h"
 #include "test/harness/tap.h"
 #include "test/preload/tracefix.h"
 

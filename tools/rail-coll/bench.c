@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "tools/rail-coll/coll.h"
 
 struct finding { /* one rank's, of one run */

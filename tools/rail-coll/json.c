@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/utsname.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "rail/version.h"
 #include "tools/rail-coll/coll.h"
 

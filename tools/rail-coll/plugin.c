@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/netload.h"
+#include "loader/netload.h"
 #include "tools/rail-coll/coll.h"
 
 /* What the plugin itself warns of is part of the answer. */

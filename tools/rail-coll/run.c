@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "tools/rail-coll/coll.h"
 
 #define ABORT_GRACE_S 10

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "tools/rail-stat/stat.h"
 
 #define COLUMNS_WIDTH 44 /* of the first five of a connection: they show even on 80 columns */

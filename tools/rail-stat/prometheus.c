@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "tools/rail-stat/stat.h"
 
 #define METRIC_NAME (2 * RAIL_STATS_NAME + 32)

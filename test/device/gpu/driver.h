@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "core/rt_cuda.h"
+#include "core/gpu/rt_cuda.h"
 
 #define GPU_CALLS(X)                                                                        \
   X(cuInit, (unsigned flags))                                                               \

@@ -5,7 +5,7 @@
  */
 #include <stdio.h>
 
-#include "core/kernel/rt_device.h"
+#include "core/host/rt_device.h"
 #include "test/device/emu.h"
 #include "test/device/gpu/fake.h"
 

@@ -24,8 +24,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/compiler.h"
+#include "common/base/clock.h"
+#include "common/base/compiler.h"
 #include "test/fuzz/lib/fuzz.h"
 #include "test/fuzz/lib/mutate.h"
 

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "common/compiler.h"
+#include "common/base/compiler.h"
 
 uint64_t fuzz_random(struct fuzz_rng *rng) { /* splitmix64 */
   uint64_t z = rng->state += 0x9e3779b97f4a7c15ull;

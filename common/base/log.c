@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A line is formatted once into a buffer on the stack and then handed, whole,
+ * to NCCL's logger or to stderr. Nothing here allocates or takes a lock, so a
+ * line may be logged from any thread, after fork, and out of memory.
+ */
+#include "common/base/log.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define LOG_LINE 4096 /* a list of plugins that were tried, each with its dlerror, is long */
+
+static _Atomic(const char *) log_room;
+static _Atomic(rail_logger_fn) log_sink;
+static atomic_int log_threshold = -1; /* enum rail_log_level; -1: NCCL_DEBUG not read yet */
+
+/* Row order is verbosity. "Version" prints no warnings, as in NCCL. */
+static const struct { const char *word; enum rail_log_level level; } log_words[] = {
+  {"NONE", RAIL_LOG_NONE},   {"VERSION", RAIL_LOG_VERSION}, {"WARN", RAIL_LOG_WARN},
+  {"INFO", RAIL_LOG_INFO},   {"ABORT", RAIL_LOG_ABORT},     {"TRACE", RAIL_LOG_TRACE},
+};
+
+/* Two threads may both parse; they find the same. */
+static int threshold(void) {
+  int level = atomic_load_explicit(&log_threshold, memory_order_relaxed);
+  if (level >= 0) return level;
+  level = RAIL_LOG_WARN;
+  const char *text = getenv("NCCL_DEBUG");
+  if (text) {
+    for (size_t i = 0; i < RAIL_COUNT_OF(log_words); i++)
+      if (strcasecmp(text, log_words[i].word) == 0) level = log_words[i].level;
+  }
+  atomic_store_explicit(&log_threshold, level, memory_order_relaxed);
+  return level;
+}
+
+void rail_log_reload(void) { atomic_store(&log_threshold, -1); }
+
+void rail_log_set_room(const char *room) { atomic_store(&log_room, room); }
+
+void rail_log_set_sink(rail_logger_fn sink) { atomic_store(&log_sink, sink); }
+
+bool rail_log_trace_on(void) { return threshold() >= RAIL_LOG_TRACE; }
+
+static const char *level_word(enum rail_log_level level) {
+  for (size_t i = 0; i < RAIL_COUNT_OF(log_words); i++)
+    if (log_words[i].level == level) return log_words[i].word;
+  return "?";
+}
+
+/* "host:pid:tid [room] WARN text", one write, so that lines of many ranks that
+ * share a terminal do not interleave. */
+static void line_to_stderr(enum rail_log_level level, const char *room, const char *text) {
+  char host[64];
+  if (gethostname(host, sizeof host) != 0) strcpy(host, "?");
+  host[sizeof host - 1] = 0;
+  char *dot = strchr(host, '.');
+  if (dot) *dot = 0;
+
+  char line[LOG_LINE + 256];
+  int n = snprintf(line, sizeof line - 1, "%s:%d:%ld %s%s%s%s %s", host, (int)getpid(), (long)syscall(SYS_gettid),
+                   room ? "[" : "", room ? room : "", room ? "] " : "", level_word(level), text);
+  if (n < 0) return;
+  size_t len = RAIL_MIN((size_t)n, sizeof line - 2);
+  line[len++] = '\n';
+  for (size_t at = 0; at < len;) {
+    ssize_t wrote = write(STDERR_FILENO, line + at, len - at);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) return; /* nowhere left to say so */
+    at += (size_t)wrote;
+  }
+}
+
+void rail_log_at(enum rail_log_level level, unsigned long subsys, const char *file, int line, const char *fmt, ...) {
+  int saved = errno;
+  rail_logger_fn sink = atomic_load(&log_sink);
+  if (!sink && (int)level > threshold()) return;
+
+  char text[LOG_LINE];
+  va_list ap;
+  va_start(ap, fmt);
+  errno = saved; /* for %m */
+  int n = vsnprintf(text, sizeof text, fmt, ap);
+  va_end(ap);
+  if (n < 0) strcpy(text, "(line could not be formatted)");
+  else if ((size_t)n >= sizeof text) memcpy(text + sizeof text - 4, "...", 4);
+
+  const char *room = atomic_load(&log_room);
+  if (sink) sink(level, subsys, file, line, "%s%s%s", room ? room : "", room ? " : " : "", text);
+  else line_to_stderr(level, room, text);
+  errno = saved;
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Names known to the whole product, sorted. */
+#include "common/base/param_names.h"
+
+#include "common/base/compiler.h"
+
+const char *const rail_param_names[] = {
+  "RAIL_BENCH_*",
+  "RAIL_BOOTSTRAP_TIMEOUT",
+  "RAIL_BUILD",
+  "RAIL_CHUNK",
+  "RAIL_CUDA_KERNELS",
+  "RAIL_CUDA_LIB",
+  "RAIL_DIRECT_MIN",
+  "RAIL_EXCHANGE_MAX",
+  "RAIL_FAIL_*",
+  "RAIL_HEARTBEAT",
+  "RAIL_HEARTBEAT_TIMEOUT",
+  "RAIL_IB_*",
+  "RAIL_KIT_*",
+  "RAIL_LAB_*",
+  "RAIL_LL_MAX",
+  "RAIL_MASTER_PORT_OFFSET",
+  "RAIL_NCHANNELS",
+  "RAIL_NET_FALLBACK",
+  "RAIL_NET_FUSE_NO_PCI",
+  "RAIL_NVML_LIB",
+  "RAIL_OFI_*",
+  "RAIL_PROXY",
+  "RAIL_SIMD",
+  "RAIL_SOCKET_*",
+  "RAIL_STATS",
+  "RAIL_STORE",
+  "RAIL_SYSFS",
+  "RAIL_TEST_*",
+  "RAIL_TRACE_*",
+  "RAIL_TREE_MAX",
+  "RAIL_TREE_MAX_NET",
+};
+const size_t rail_param_names_count = RAIL_COUNT_OF(rail_param_names);

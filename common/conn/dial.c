@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A small state machine, one row per state. */
+#include "common/conn/dial.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <net/if.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+
+#define BACKOFF_MIN_MS 1
+#define BACKOFF_MAX_MS 200
+#define TIED_TRY_MS 1000 /* for an attempt that is tied to its interface, when one without may follow */
+
+/* ---- which way -------------------------------------------------------- */
+
+/* Does the kernel deliver to this address without leaving the machine? It then
+ * chooses the address itself as source. No packet is sent for it. */
+static bool is_here(const union rail_addr *peer) {
+  union rail_addr source;
+  socklen_t len = sizeof source;
+  int fd = socket(peer->sa.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  bool here = fd >= 0 && connect(fd, &peer->sa, rail_addr_len(peer)) == 0 && getsockname(fd, &source.sa, &len) == 0 &&
+              rail_addr_same_host(&source, peer);
+  rail_sock_close(&fd);
+  return here;
+}
+
+static bool is_loopback(const union rail_addr *addr) {
+  if (addr->sa.sa_family == AF_INET) return (ntohl(addr->in.sin_addr.s_addr) >> 24) == 127;
+  return IN6_IS_ADDR_LOOPBACK(&addr->in6.sin6_addr);
+}
+
+/* NULL: let the kernel choose. */
+static const union rail_addr *source_of(const struct rail_dial *dial) {
+  const union rail_addr *own = dial->from.addr;
+  if (own->sa.sa_family != dial->peer.sa.sa_family) return NULL;
+  /* A loopback source cannot leave the host, and a loopback peer needs no device. */
+  return is_loopback(own) == is_loopback(&dial->peer) ? own : NULL;
+}
+
+void rail_dial_init(struct rail_dial *dial, const struct rail_dial_from *from, const union rail_addr *peer) {
+  *dial = (struct rail_dial){.from = *from, .peer = *peer, .fd = -1};
+  /* The listener's scope is a number of its own machine. */
+  if (peer->sa.sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&peer->in6.sin6_addr))
+    dial->peer.in6.sin6_scope_id = if_nametoindex(dial->from.interface);
+  if (dial->from.tie != RAIL_TIE_NONE && is_here(&dial->peer)) dial->from.tie = RAIL_TIE_NONE;
+}
+
+void rail_dial_close(struct rail_dial *dial) { rail_sock_close(&dial->fd); }
+
+/* ---- the states ------------------------------------------------------- */
+
+struct message { const void *bytes; size_t size; };
+
+/* Each step returns RAIL_OK after a change of state, RAIL_IN_PROGRESS when it
+ * waits, or an error that ends the attempts. */
+static rail_result_t step_wait(struct rail_dial *dial, struct message message);
+static rail_result_t step_tcp(struct rail_dial *dial, struct message message);
+static rail_result_t step_hello(struct rail_dial *dial, struct message message);
+
+static const struct {
+  const char *name;
+  rail_result_t (*step)(struct rail_dial *dial, struct message message);
+} states[] = {
+  [RAIL_DIAL_WAIT] = {"wait", step_wait},
+  [RAIL_DIAL_TCP] = {"tcp", step_tcp},
+  [RAIL_DIAL_HELLO] = {"hello", step_hello},
+  [RAIL_DIAL_DONE] = {"done", NULL},
+};
+_Static_assert(RAIL_COUNT_OF(states) == RAIL_DIAL_STATES, "a row for each state");
+
+static void change(struct rail_dial *dial, enum rail_dial_state to) {
+  char peer[RAIL_ADDR_TEXT], number[24] = "";
+  if (rail_log_trace_on()) {
+    if (dial->from.number >= 0) snprintf(number, sizeof number, ", stream %d", dial->from.number);
+    RAIL_TRACE(RAIL_SUB_NET, "%s: %s to %s%s: %s -> %s", dial->from.plugin, dial->from.interface,
+               rail_addr_text(&dial->peer, peer), number, states[dial->state].name, states[to].name);
+  }
+  dial->state = to;
+}
+
+/* What time may cure: the peer's listener or its route is not there yet, or it
+ * is overrun; and anything that being tied to an interface may have caused. */
+static bool worth_retrying(const struct rail_dial *dial, int err) {
+  return err == ECONNREFUSED || err == ETIMEDOUT || err == EHOSTUNREACH || err == ENETUNREACH || err == ECONNRESET ||
+         err == EADDRNOTAVAIL || err == EAGAIN || err == EPIPE || err == ENETDOWN || err == ECONNABORTED || dial->tied;
+}
+
+static rail_result_t retry_later(struct rail_dial *dial, int err) {
+  rail_sock_close(&dial->fd);
+  dial->sent = 0;
+  dial->last_errno = err;
+  change(dial, RAIL_DIAL_WAIT);
+  if (!worth_retrying(dial, err)) return rail_result_of_errno(err);
+  dial->backoff_ms = dial->backoff_ms ? RAIL_MIN(2 * dial->backoff_ms, BACKOFF_MAX_MS) : BACKOFF_MIN_MS;
+  dial->retry_at = rail_deadline_in_ms(dial->backoff_ms);
+  return RAIL_IN_PROGRESS;
+}
+
+/* Not permitted (before Linux 5.7, without CAP_NET_RAW) is fine: then the
+ * source address alone tells the rails apart. */
+static bool tie_to_interface(const struct rail_dial *dial) {
+  const char *name = dial->from.interface;
+  return setsockopt(dial->fd, SOL_SOCKET, SO_BINDTODEVICE, name, (socklen_t)strlen(name)) == 0;
+}
+
+static rail_result_t step_wait(struct rail_dial *dial, struct message message) {
+  (void)message;
+  if (dial->retry_at && !rail_deadline_passed(dial->retry_at)) return RAIL_IN_PROGRESS;
+  enum rail_dial_tie tie = dial->from.tie;
+  dial->tied = false;
+  dial->started = rail_now_ns();
+  if (rail_sock_open(&dial->peer, source_of(dial), &dial->fd) != RAIL_OK) return retry_later(dial, errno);
+  if (tie == RAIL_TIE_ALWAYS || (tie == RAIL_TIE_TRY && dial->attempts % 2 == 0)) dial->tied = tie_to_interface(dial);
+  dial->attempts++;
+  if (dial->from.set_options) dial->from.set_options(dial->fd, dial->from.traffic_class);
+  rail_result_t result = rail_sock_start(dial->fd, &dial->peer);
+  if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return retry_later(dial, errno);
+  change(dial, result == RAIL_OK ? RAIL_DIAL_HELLO : RAIL_DIAL_TCP);
+  return RAIL_OK;
+}
+
+static rail_result_t step_tcp(struct rail_dial *dial, struct message message) {
+  (void)message;
+  rail_result_t result = rail_sock_connected(dial->fd);
+  if (result == RAIL_IN_PROGRESS) {
+    bool may_untie = dial->tied && dial->from.tie == RAIL_TIE_TRY;
+    bool give_up = may_untie && rail_now_ns() - dial->started > TIED_TRY_MS * 1000000ull;
+    return give_up ? retry_later(dial, ETIMEDOUT) : result;
+  }
+  if (result != RAIL_OK) return retry_later(dial, errno);
+  change(dial, RAIL_DIAL_HELLO);
+  return RAIL_OK;
+}
+
+static rail_result_t step_hello(struct rail_dial *dial, struct message message) {
+  rail_result_t result = rail_sock_send_some(dial->fd, message.bytes, message.size, &dial->sent);
+  if (result == RAIL_IN_PROGRESS) return result;
+  if (result != RAIL_OK) return retry_later(dial, errno);
+  change(dial, RAIL_DIAL_DONE);
+  return RAIL_OK;
+}
+
+void rail_dial_again(struct rail_dial *dial, int err) {
+  dial->fd = -1;
+  (void)retry_later(dial, err);
+}
+
+rail_result_t rail_dial_step(struct rail_dial *dial, const void *message, size_t size) {
+  while (dial->state != RAIL_DIAL_DONE)
+    RAIL_TRY(states[dial->state].step(dial, (struct message){message, size}));
+  return RAIL_OK;
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The members of a fused device. */
+#include "common/net/fuse.h"
+
+#include <stdbool.h>
+
+#include "common/base/compiler.h"
+#include "common/base/log.h"
+
+static bool has_member(const int *members, int n, int dev) {
+  for (int i = 0; i < n; i++)
+    if (members[i] == dev) return true;
+  return false;
+}
+
+/* Adds one device's members in their order. */
+static rail_result_t add_members(const struct rail_fuse_rules *rules, const struct rail_fuse_device *device,
+                                 int *members, int *count) {
+  for (int k = 0; k < device->nmembers; k++) {
+    int dev = device->members[k];
+    if (has_member(members, *count, dev)) {
+      RAIL_WARN("%s: makeVDevice: device %d is named twice", rules->plugin, dev);
+      return RAIL_BAD_ARGUMENT;
+    }
+    if (*count == rules->most) {
+      RAIL_WARN("%s: makeVDevice: more than %d devices; a fused device has 2 to %d", rules->plugin, rules->most,
+                rules->most);
+      return RAIL_BAD_ARGUMENT;
+    }
+    int at = (*count)++;
+    for (; at > 0 && members[at - 1] > dev; at--) members[at] = members[at - 1];
+    members[at] = dev;
+  }
+  return RAIL_OK;
+}
+
+rail_result_t rail_fuse_members(const struct rail_fuse_rules *rules, const struct rail_net_vprops_v12 *props,
+                                int *members, int *count) {
+  *count = 0;
+  if (props->ndevs < 2 || props->ndevs > (int)RAIL_COUNT_OF(props->devs)) {
+    RAIL_WARN("%s: makeVDevice: %d devices; allowed: 2 to %d", rules->plugin, props->ndevs, rules->most);
+    return RAIL_BAD_ARGUMENT;
+  }
+  for (int i = 0; i < props->ndevs; i++) {
+    struct rail_fuse_device device;
+    if (!rules->lookup(props->devs[i], &device)) return RAIL_BAD_ARGUMENT;
+    RAIL_TRY(add_members(rules, &device, members, count));
+    if (device.pci_path || rules->no_pci) continue;
+    RAIL_WARN("%s: makeVDevice: device %d (%s) has no PCI path, and NCCL's init fails with a device that is fused from "
+              "such; RAIL_NET_FUSE_NO_PCI=1 allows it for programs other than NCCL", rules->plugin, props->devs[i],
+              device.name);
+    return RAIL_BAD_USAGE;
+  }
+  return RAIL_OK;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * makeVDevice: which devices a fused one has. Those asked for may be fused
+ * themselves; what counts are the members, devices that were there when the
+ * process began, in one order for one set: both ends of a connection pair
+ * them by place.
+ */
+#ifndef RAIL_FUSE_H
+#define RAIL_FUSE_H
+
+#include <stdbool.h>
+
+#include "common/net/net_ops.h"
+
+/* A device that is to be fused, as getProperties describes it. */
+struct rail_fuse_device {
+  const int *members; /* itself if it is not fused */
+  int nmembers;
+  const char *name, *pci_path; /* pci_path: NULL if it is no PCI device */
+};
+
+/* False, after one line, if there is no such device. */
+typedef bool (*rail_fuse_lookup)(int dev, struct rail_fuse_device *device);
+
+/* One plugin's rules for its fused devices. */
+struct rail_fuse_rules {
+  const char *plugin; /* its name, with which each line begins */
+  rail_fuse_lookup lookup;
+  int most;    /* members of one device */
+  bool no_pci; /* devices without a PCI path may be fused (RAIL_NET_FUSE_NO_PCI) */
+};
+
+/* The members of the device that is asked for, ascending, 2 to `most` of them: `members` has room for these. After an
+ * error one line was logged. RAIL_BAD_ARGUMENT: no such devices, or a number of them that cannot be. RAIL_BAD_USAGE:
+ * one has no PCI path. NCCL up to 2.30.7 takes this answer and goes on with the single devices. If it got the fused
+ * device, it would put it where its topology search does not look, and ncclCommInitRank would fail
+ * (ncclInternalError). */
+rail_result_t rail_fuse_members(const struct rail_fuse_rules *rules, const struct rail_net_vprops_v12 *props,
+                                int *members, int *count);
+
+#endif

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a plugin's init makes: a context, with everything that is half open, so
+ * that finalize can reclaim what the caller dropped.
+ *
+ * Contexts may be used by many threads at once; a connect attempt or a listener
+ * itself is used by one thread at a time, the one that calls connect or accept
+ * with it.
+ */
+#ifndef RAIL_NET_CTX_H
+#define RAIL_NET_CTX_H
+
+#include "common/conn/attempts.h"
+#include "common/net/net_ops.h"
+
+/* Part of a plugin's listener. */
+struct rail_net_listener {
+  struct rail_net_ctx *ctx;
+  struct rail_net_listener *next, *prev; /* in ctx->listeners, under its lock */
+};
+
+struct rail_net_ctx {
+  uint32_t magic;
+  int traffic_class;             /* -1: undefined */
+  rail_profiler_fn profiler;     /* NULL: none */
+  struct rail_attempts attempts; /* of connect; a lock of its own */
+  pthread_mutex_t lock;          /* guards what follows */
+  struct rail_net_listener *listeners;
+};
+
+/* `plugin` begins every line ("RailSocket"). RAIL_SYSTEM_ERROR after one: out of memory. */
+rail_result_t rail_net_ctx_new(const char *plugin, const struct rail_net_init *args, struct rail_net_ctx **ctx);
+/* `drop` gets every attempt that is left, `close` every listener, which it removes. Connections that were handed out
+ * are not the context's. */
+void rail_net_ctx_free(struct rail_net_ctx *ctx, void (*drop)(void *attempt),
+                       void (*close)(struct rail_net_listener *listener));
+
+/* NULL, after one line, if that is no context of ours. */
+struct rail_net_ctx *rail_net_ctx_of(const char *plugin, void *ctx, const char *call);
+/* The attempt that a handle names; NULL, after one line, if it is not under way. */
+void *rail_net_ctx_attempt(const char *plugin, struct rail_net_ctx *ctx, uint64_t number);
+
+void rail_net_ctx_add(struct rail_net_ctx *ctx, struct rail_net_listener *listener);
+void rail_net_ctx_remove(struct rail_net_listener *listener);
+
+#endif

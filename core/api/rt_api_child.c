@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Public calls that make communicators of others, and the one that clears the way for it. */
+#include <stdlib.h>
+
+#include "core/api/rt_api.h"
+
+/* A communicator of ours that others can be made of: usable, or revoked and with nothing under way. */
+static ncclResult_t check_parent(struct ncclComm *comm, const char *call) {
+  if (!comm || comm->magic != RT_COMM_MAGIC || !atomic_load(&comm->revoked)) return rt_check_comm(comm, call);
+  if (rt_stream_idle(&comm->stream)) return ncclSuccess;
+  return rt_error(RAIL_BAD_USAGE, "%s: the revoked communicator has not come to rest; poll ncclCommGetAsyncError first",
+                  call);
+}
+
+static ncclResult_t check_wishes(const char *call, ncclComm_t *newcomm, const ncclConfig_t *config,
+                                 struct rt_init_args *args) {
+  if (!newcomm) return rt_error(RAIL_BAD_ARGUMENT, "%s: newcomm is NULL", call);
+  return rt_config_take(config, &args->config);
+}
+
+/* What a child has of its parent. */
+static void inherit(struct ncclComm *comm, const ncclConfig_t *config, struct rt_init_args *args) {
+  args->parent = comm;
+  args->device = comm->device;
+  if (config) return;
+  args->config = comm->config;
+  if (comm->net_name_wanted[0]) args->config.netName = comm->net_name_wanted;
+  if (comm->name[0]) args->config.commName = comm->name;
+}
+
+/* ---- split ------------------------------------------------------------------------------- */
+
+RAIL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
+  struct rt_init_args args = {0};
+  ncclResult_t r = check_parent(comm, "ncclCommSplit");
+  if (r == ncclSuccess) r = check_wishes("ncclCommSplit", newcomm, config, &args);
+  if (r != ncclSuccess) return r;
+  if (color < 0 && color != NCCL_SPLIT_NOCOLOR)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommSplit: color is %d; allowed are NCCL_SPLIT_NOCOLOR and 0 or more",
+                    color);
+  inherit(comm, config, &args);
+  args.color = color;
+  args.key = key;
+  args.serial = comm->splits++;
+  return rt_make_comm(&args, newcomm);
+}
+
+/* ---- shrink ------------------------------------------------------------------------------ */
+
+static ncclResult_t revoke(struct ncclComm *comm, const char *call);
+
+/* Fills heirs, in the parent's order, and this rank's new number; `heirs` has room for all. */
+static ncclResult_t who_stays(const struct ncclComm *comm, const int *excluded, int n, int *heirs,
+                              struct rt_init_args *args) {
+  for (int r = 0; r < comm->nranks; r++) heirs[r] = r;
+  for (int i = 0; i < n; i++) {
+    int r = excluded[i];
+    if (r < 0 || r >= comm->nranks)
+      return rt_error(RAIL_BAD_ARGUMENT, "ncclCommShrink: excludeRanksList[%d] is %d; allowed are 0 to %d", i, r,
+                      comm->nranks - 1);
+    if (r == comm->rank)
+      return rt_error(RAIL_BAD_ARGUMENT,
+                      "ncclCommShrink: excludeRanksList[%d] is this rank (%d); an excluded rank makes no such call", i,
+                      r);
+    heirs[r] = -1;
+  }
+  for (int r = 0; r < comm->nranks; r++) {
+    if (heirs[r] < 0) continue;
+    if (r == comm->rank) args->rank = args->nranks;
+    heirs[args->nranks++] = r;
+  }
+  args->heirs = heirs;
+  return ncclSuccess;
+}
+
+static ncclResult_t check_shrink(const struct ncclComm *comm, const int *excluded, int n, int flags) {
+  ncclResult_t r = rt_check_handle(comm, "ncclCommShrink");
+  if (r != ncclSuccess) return r;
+  if (!excluded || n < 1)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommShrink: %d ranks at %p are excluded; at least one is needed", n,
+                    (const void *)excluded);
+  if (flags != NCCL_SHRINK_DEFAULT && flags != NCCL_SHRINK_ABORT)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommShrink: shrinkFlags is %#x; allowed are %#x and %#x", (unsigned)flags,
+                    NCCL_SHRINK_DEFAULT, NCCL_SHRINK_ABORT);
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount,
+                                        ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags) {
+  struct rt_init_args args = {0};
+  ncclResult_t r = check_shrink(comm, excludeRanksList, excludeRanksCount, shrinkFlags);
+  if (r != ncclSuccess) return r;
+  int *heirs = calloc((size_t)comm->nranks, sizeof *heirs);
+  if (!heirs) return rt_error(RAIL_SYSTEM_ERROR, "ncclCommShrink: out of memory");
+  r = who_stays(comm, excludeRanksList, excludeRanksCount, heirs, &args);
+  /* A wrong call ends nothing. */
+  if (r == ncclSuccess) r = check_wishes("ncclCommShrink", newcomm, config, &args);
+  if (r == ncclSuccess && (shrinkFlags & NCCL_SHRINK_ABORT)) r = revoke(comm, "ncclCommShrink");
+  if (r == ncclSuccess) r = check_parent(comm, "ncclCommShrink");
+  if (r == ncclSuccess) {
+    inherit(comm, config, &args);
+    r = rt_make_comm(&args, newcomm);
+  }
+  free(heirs);
+  return r;
+}
+
+/* ---- revoke ------------------------------------------------------------------------------ */
+
+/* Waits until nothing is under way. Twice is fine here. */
+static ncclResult_t revoke(struct ncclComm *comm, const char *call) {
+  ncclResult_t r = rt_check_handle(comm, call);
+  if (r != ncclSuccess) return r;
+  if (atomic_load(&comm->init_state) != ncclSuccess || comm->finalized)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: the communicator %s; nothing can be revoked", call,
+                    comm->finalized ? "was finalized" : "is not made");
+  atomic_fetch_add(&comm->users, 1);
+  rt_comm_revoke(comm);
+  rt_stream_wait(&comm->stream);
+  atomic_fetch_sub(&comm->users, 1);
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
+  if (!comm) return ncclSuccess;
+  ncclResult_t r = rt_check_handle(comm, "ncclCommRevoke");
+  if (r != ncclSuccess) return r;
+  if (revokeFlags != NCCL_REVOKE_DEFAULT)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommRevoke: revokeFlags is %#x; allowed is NCCL_REVOKE_DEFAULT (0)",
+                    (unsigned)revokeFlags);
+  if (atomic_load(&comm->revoked))
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommRevoke: the communicator was revoked before");
+  return revoke(comm, "ncclCommRevoke");
+}
+
+RT_PNAME(CommSplit);
+RT_PNAME(CommShrink);
+RT_PNAME(CommRevoke);

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Public calls that move data: check, make tasks of them, give them to the group. */
+#include <string.h>
+
+#include "common/base/log.h"
+#include "core/host/rt_types.h"
+#include "core/api/rt_api.h"
+#include "core/api/rt_group.h"
+#include "core/plan/rt_memory.h"
+
+enum who { NOBODY, ROOT, ALL };
+
+/* What a call asks for, as far as it can be checked alike. */
+struct call {
+  const char *name;
+  const void *send;
+  void *recv;
+  enum who sends, receives; /* who needs the buffer */
+  size_t count;
+  bool per_rank; /* the larger buffer holds count elements for each rank */
+  bool rooted;   /* root, or the peer, means something */
+  ncclDataType_t type;
+  int root;
+  cudaStream_t stream;
+  bool on_device; /* found by check */
+};
+
+static bool needs(const struct ncclComm *comm, const struct call *c, enum who who) {
+  return c->count && (who == ALL || (who == ROOT && comm->rank == c->root));
+}
+
+static ncclResult_t look_at(const struct call *c, const struct ncclComm *comm) {
+  ncclResult_t r = rt_check_comm(comm, c->name);
+  if (r != ncclSuccess) return r;
+  size_t esize = rt_type_size((int)c->type);
+  if (esize == 0)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: datatype is %d; allowed are 0 to %d", c->name, (int)c->type,
+                    ncclNumTypes - 1);
+  if (c->rooted && (c->root < 0 || c->root >= comm->nranks))
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: root or peer is %d; allowed are 0 to %d", c->name, c->root,
+                    comm->nranks - 1);
+  size_t blocks = c->per_rank ? (size_t)comm->nranks : 1;
+  if (c->count > (size_t)PTRDIFF_MAX / esize / blocks)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: count is %zu; %zu blocks of %zu-byte elements do not fit the address space",
+                    c->name, c->count, blocks, esize);
+  if (needs(comm, c, c->sends) && !c->send)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: sendbuff is NULL with count %zu", c->name, c->count);
+  if (needs(comm, c, c->receives) && !c->recv)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: recvbuff is NULL with count %zu", c->name, c->count);
+  return ncclSuccess;
+}
+
+/* A wrong call drops the group that it is in. */
+static ncclResult_t check(struct call *c, struct ncclComm *comm) {
+  ncclResult_t r = look_at(c, comm);
+  if (r == ncclSuccess)
+    r = rt_memory_look(comm, c->name, needs(comm, c, c->sends) ? c->send : NULL,
+                       needs(comm, c, c->receives) ? c->recv : NULL, c->stream, &c->on_device);
+  return rt_group_note(r);
+}
+
+static ncclResult_t look_at_op(const struct call *c, ncclRedOp_t op, const struct ncclComm *comm) {
+  const char *name = c->name;
+  ncclDataType_t type = c->type;
+  if ((int)op >= 0 && op < ncclNumOps) return ncclSuccess;
+  int i = (int)op - ncclNumOps;
+  if (i < 0 || i >= comm->npremuls || !comm->premuls[i].used)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: op is %d; allowed are 0 to %d and operators made for this communicator",
+                    name, (int)op, ncclNumOps - 1);
+  if (comm->premuls[i].type != type)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: the operator was made for datatype %s, the call has %s", name,
+                    rt_type_name((int)comm->premuls[i].type), rt_type_name((int)type));
+  if (!comm->premuls[i].deferred || !c->count) return ncclSuccess;
+  return rt_memory_look_at_scalar(name, comm->premuls[i].scalar, c->on_device);
+}
+
+static ncclResult_t check_op(const struct call *c, ncclRedOp_t op, const struct ncclComm *comm) {
+  return rt_group_note(look_at_op(c, op, comm));
+}
+
+static ncclResult_t add(struct ncclComm *comm, enum rt_coll coll, const struct call *c, ncclRedOp_t op) {
+  struct rt_task t = {.comm = comm,
+                      .coll = coll,
+                      .send = c->send,
+                      .recv = c->recv,
+                      .count = c->count,
+                      .type = c->type,
+                      .op = op,
+                      .root = c->root,
+                      .stream = c->stream,
+                      .on_device = c->on_device};
+  if (op >= ncclNumOps) t.premul = comm->premuls[op - ncclNumOps];
+  return rt_group_add(&t, 1);
+}
+
+/* ---- collectives ------------------------------------------------------------------------ */
+
+RAIL_EXPORT ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                       ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+  struct call c = {.name = "ncclAllReduce",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .sends = ALL,
+                   .receives = ALL,
+                   .count = count,
+                   .type = datatype,
+                   .stream = stream};
+  ncclResult_t r = check(&c, comm);
+  if (r == ncclSuccess) r = check_op(&c, op, comm);
+  return r == ncclSuccess ? add(comm, RT_ALLREDUCE, &c, op) : r;
+}
+
+RAIL_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
+                                           ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                                           cudaStream_t stream) {
+  struct call c = {.name = "ncclReduceScatter",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .sends = ALL,
+                   .receives = ALL,
+                   .count = recvcount,
+                   .per_rank = true,
+                   .type = datatype,
+                   .stream = stream};
+  ncclResult_t r = check(&c, comm);
+  if (r == ncclSuccess) r = check_op(&c, op, comm);
+  return r == ncclSuccess ? add(comm, RT_REDUCE_SCATTER, &c, op) : r;
+}
+
+RAIL_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
+                                       ncclComm_t comm, cudaStream_t stream) {
+  struct call c = {.name = "ncclAllGather",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .sends = ALL,
+                   .receives = ALL,
+                   .count = sendcount,
+                   .per_rank = true,
+                   .type = datatype,
+                   .stream = stream};
+  ncclResult_t r = check(&c, comm);
+  return r == ncclSuccess ? add(comm, RT_ALLGATHER, &c, ncclSum) : r;
+}
+
+RAIL_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                       int root, ncclComm_t comm, cudaStream_t stream) {
+  struct call c = {.name = "ncclBroadcast",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .sends = ROOT,
+                   .receives = ALL,
+                   .count = count,
+                   .rooted = true,
+                   .type = datatype,
+                   .root = root,
+                   .stream = stream};
+  ncclResult_t r = check(&c, comm);
+  return r == ncclSuccess ? add(comm, RT_BROADCAST, &c, ncclSum) : r;
+}
+
+RAIL_EXPORT ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
+                                   cudaStream_t stream) {
+  return ncclBroadcast(buff, buff, count, datatype, root, comm, stream);
+}
+
+RAIL_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                    ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
+  struct call c = {.name = "ncclReduce",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .sends = ALL,
+                   .receives = ROOT,
+                   .count = count,
+                   .rooted = true,
+                   .type = datatype,
+                   .root = root,
+                   .stream = stream};
+  ncclResult_t r = check(&c, comm);
+  if (r == ncclSuccess) r = check_op(&c, op, comm);
+  return r == ncclSuccess ? add(comm, RT_REDUCE, &c, op) : r;
+}
+
+/* ---- point to point, and what is made of it -------------------------------------------------- */
+
+RAIL_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
+                                  ncclComm_t comm, cudaStream_t stream) {
+  struct call c = {.name = "ncclSend",
+                   .send = sendbuff,
+                   .sends = ALL,
+                   .count = count,
+                   .rooted = true,
+                   .type = datatype,
+                   .root = peer,
+                   .stream = stream};
+  ncclResult_t r = check(&c, comm);
+  return r == ncclSuccess ? add(comm, RT_SEND, &c, ncclSum) : r;
+}
+
+RAIL_EXPORT ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                                  cudaStream_t stream) {
+  struct call c = {.name = "ncclRecv",
+                   .recv = recvbuff,
+                   .receives = ALL,
+                   .count = count,
+                   .rooted = true,
+                   .type = datatype,
+                   .root = peer,
+                   .stream = stream};
+  ncclResult_t r = check(&c, comm);
+  return r == ncclSuccess ? add(comm, RT_RECV, &c, ncclSum) : r;
+}
+
+/* Sends block r of `send` to rank r and receives block r of `recv` from it, for each r that `sends`
+ * and `receives` name: a rank, all (-1), or none (-2). */
+static ncclResult_t exchange(const struct call *c, struct ncclComm *comm, int sends, int receives, bool send_blocks,
+                             bool recv_blocks) {
+  if (c->count == 0) return ncclSuccess;
+  size_t bytes = c->count * rt_type_size((int)c->type);
+  ncclResult_t r = ncclSuccess;
+  ncclGroupStart();
+  /* Start behind oneself, so that not all ranks begin with the same one. */
+  for (int i = 0; i < comm->nranks && r == ncclSuccess; i++) {
+    int to = (comm->rank + i) % comm->nranks, from = (comm->rank + comm->nranks - i) % comm->nranks;
+    struct rt_task send = {.comm = comm, .coll = RT_SEND, .count = c->count, .type = c->type, .root = to};
+    struct rt_task recv = {.comm = comm, .coll = RT_RECV, .count = c->count, .type = c->type, .root = from};
+    send.stream = recv.stream = c->stream;
+    send.on_device = recv.on_device = c->on_device;
+    send.send = (const char *)c->send + (send_blocks ? (size_t)to * bytes : 0);
+    recv.recv = (char *)c->recv + (recv_blocks ? (size_t)from * bytes : 0);
+    if (sends == -1 || sends == to) r = rt_group_add(&send, 1);
+    if (r == ncclSuccess && (receives == -1 || receives == from)) r = rt_group_add(&recv, 1);
+  }
+  ncclResult_t end = ncclGroupEnd();
+  return r == ncclSuccess ? end : r;
+}
+
+RAIL_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                      ncclComm_t comm, cudaStream_t stream) {
+  struct call c = {.name = "ncclAlltoAll",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .sends = ALL,
+                   .receives = ALL,
+                   .count = count,
+                   .per_rank = true,
+                   .type = datatype,
+                   .stream = stream};
+  ncclResult_t r = check(&c, comm);
+  if (r != ncclSuccess) return r;
+  if (count && sendbuff == recvbuff && comm->nranks > 1)
+    return rt_group_note(
+        rt_error(RAIL_BAD_USAGE, "ncclAlltoAll: sendbuff and recvbuff are the same; in place is not supported"));
+  return exchange(&c, comm, -1, -1, true, true);
+}
+
+RAIL_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                    int root, ncclComm_t comm, cudaStream_t stream) {
+  struct call c = {.name = "ncclGather",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .sends = ALL,
+                   .receives = ROOT,
+                   .count = count,
+                   .per_rank = true,
+                   .rooted = true,
+                   .type = datatype,
+                   .root = root,
+                   .stream = stream};
+  ncclResult_t r = check(&c, comm);
+  return r == ncclSuccess ? exchange(&c, comm, root, comm->rank == root ? -1 : -2, false, true) : r;
+}
+
+RAIL_EXPORT ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                                     int root, ncclComm_t comm, cudaStream_t stream) {
+  struct call c = {.name = "ncclScatter",
+                   .send = sendbuff,
+                   .recv = recvbuff,
+                   .sends = ROOT,
+                   .receives = ALL,
+                   .count = count,
+                   .per_rank = true,
+                   .rooted = true,
+                   .type = datatype,
+                   .root = root,
+                   .stream = stream};
+  ncclResult_t r = check(&c, comm);
+  return r == ncclSuccess ? exchange(&c, comm, comm->rank == root ? -1 : -2, root, true, false) : r;
+}
+
+RT_PNAME(AllReduce);
+RT_PNAME(ReduceScatter);
+RT_PNAME(AllGather);
+RT_PNAME(Broadcast);
+RT_PNAME(Bcast);
+RT_PNAME(Reduce);
+RT_PNAME(Send);
+RT_PNAME(Recv);
+RT_PNAME(AlltoAll);
+RT_PNAME(Gather);
+RT_PNAME(Scatter);

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Public calls that make, query and end communicators. */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/log.h"
+#include "common/base/thread.h"
+#include "core/host/rt_reduce.h"
+#include "core/api/rt_api.h"
+#include "core/api/rt_group.h"
+#include "core/comm/rt_param.h"
+
+/* ---- checks shared by all calls ------------------------------------------------- */
+
+ncclResult_t rt_check_ours(const struct ncclComm *comm, const char *call) {
+  if (comm->magic != RT_COMM_MAGIC)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: comm %p is not a communicator, or was destroyed", call, (const void *)comm);
+  return ncclSuccess;
+}
+
+ncclResult_t rt_check_usable(const struct ncclComm *comm, const char *call) {
+  ncclResult_t r = rt_check_ours(comm, call);
+  if (r != ncclSuccess) return r;
+  if (atomic_load(&((struct ncclComm *)(uintptr_t)comm)->revoked))
+    return rt_error(RAIL_BAD_USAGE, "%s: the communicator was revoked; split it, shrink it or destroy it", call);
+  int failed = atomic_load(&((struct ncclComm *)(uintptr_t)comm)->failed);
+  if (failed) {
+    rt_error_keep(comm->error);
+    return (ncclResult_t)failed;
+  }
+  if (atomic_load(&((struct ncclComm *)(uintptr_t)comm)->init_state) == ncclInProgress)
+    return rt_error(RAIL_BAD_USAGE, "%s: the communicator is still being made; poll ncclCommGetAsyncError first", call);
+  if (comm->finalized) return rt_error(RAIL_BAD_USAGE, "%s: ncclCommFinalize was called on this communicator", call);
+  return ncclSuccess;
+}
+
+/* ---- library ------------------------------------------------------------------------ */
+
+RAIL_EXPORT ncclResult_t ncclGetVersion(int *version) {
+  if (!version) return rt_error(RAIL_BAD_ARGUMENT, "ncclGetVersion: version is NULL");
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+
+RAIL_EXPORT const char *ncclGetErrorString(ncclResult_t result) {
+  switch ((int)result) {
+    case ncclSuccess: return "no error";
+    case ncclUnhandledCudaError: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case ncclSystemError: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case ncclInternalError: return "internal error - please report this issue to the Railyard developers";
+    case ncclInvalidArgument: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+    case ncclInvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+    case ncclRemoteError: return "remote process exited or there was a network error";
+    case ncclInProgress: return "operation in progress";
+    default: return "unknown result code";
+  }
+}
+
+RAIL_EXPORT const char *ncclGetLastError(ncclComm_t comm) {
+  if (comm && comm->magic == RT_COMM_MAGIC && rt_comm_failed(comm)) return comm->error;
+  return rt_error_text();
+}
+
+/* ---- making ---------------------------------------------------------------------------- */
+
+RAIL_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
+  if (!uniqueId) return rt_error(RAIL_BAD_ARGUMENT, "ncclGetUniqueId: uniqueId is NULL");
+  rail_result_t r = rt_unique_id_create(uniqueId->internal);
+  if (r != RAIL_OK && !*rt_error_text())
+    rt_error_keep("ncclGetUniqueId: no rendezvous could be opened; the log says why");
+  return (ncclResult_t)r;
+}
+
+/* RAIL_SIMD takes effect before the first lookup of a reduction. */
+static void apply_simd(void) {
+  static const char *const words[] = {"auto", "base", "avx2", "avx512"}; /* of RAIL_SIMD's row */
+  int64_t simd = rt_params()->simd;
+  if (simd > 0 && !rt_reduce_force_simd(rt_simd_from_name(words[simd])))
+    RAIL_WARN("RAIL_SIMD=%s: this processor or build lacks it; using %s", words[simd], rt_simd_name(rt_reduce_simd()));
+}
+
+ncclResult_t rt_config_take(const ncclConfig_t *config, ncclConfig_t *out) {
+  const ncclConfig_t defaults = NCCL_CONFIG_INITIALIZER;
+  *out = defaults;
+  if (!config) return ncclSuccess;
+  if (config->magic != NCCL_CONFIG_MAGIC)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclConfig_t has magic %#x; start from NCCL_CONFIG_INITIALIZER", config->magic);
+  /* An older caller's struct is shorter: take what it has. */
+  size_t header = offsetof(ncclConfig_t, blocking);
+  if (config->size < header)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclConfig_t has size %zu, at least %zu is needed", config->size, header);
+  memcpy((char *)out + header, (const char *)config + header, RAIL_MIN(config->size, sizeof *out) - header);
+  if (out->blocking != NCCL_CONFIG_UNDEF_INT && out->blocking != 0 && out->blocking != 1)
+    return rt_error(RAIL_BAD_ARGUMENT, "config.blocking is %d; allowed are 0 and 1", out->blocking);
+  if (out->minCTAs != NCCL_CONFIG_UNDEF_INT && out->minCTAs < 1)
+    return rt_error(RAIL_BAD_ARGUMENT, "config.minCTAs is %d; at least 1 is allowed", out->minCTAs);
+  if (out->maxCTAs != NCCL_CONFIG_UNDEF_INT && out->maxCTAs < 1)
+    return rt_error(RAIL_BAD_ARGUMENT, "config.maxCTAs is %d; at least 1 is allowed", out->maxCTAs);
+  return ncclSuccess;
+}
+
+static ncclResult_t check_ranks(const char *call, ncclComm_t *comm, int nranks, int rank) {
+  if (!comm) return rt_error(RAIL_BAD_ARGUMENT, "%s: comm is NULL", call);
+  if (nranks < 1) return rt_error(RAIL_BAD_ARGUMENT, "%s: nranks is %d; at least 1 is allowed", call, nranks);
+  if (rank < 0 || rank >= nranks)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: rank is %d; allowed are 0 to %d", call, rank, nranks - 1);
+  return ncclSuccess;
+}
+
+/* A non-blocking init: the communicator exists at once, a thread makes it. */
+struct async_init {
+  struct rt_init_args args;
+  struct ncclComm *comm;
+};
+
+static void *async_init_thread(void *arg) {
+  struct async_init *a = arg;
+  struct ncclComm *parent = a->args.parent;
+  rail_result_t r = rt_comm_init(a->comm, &a->args);
+  if (parent) atomic_fetch_sub(&parent->users, 1);
+  if (r != RAIL_OK)
+    rt_comm_fail(a->comm, r, "%s",
+                 rt_error_count() ? rt_error_text() : "the communicator could not be made; earlier lines say why");
+  atomic_store(&a->comm->init_state, (int)r);
+  free(a);
+  return NULL;
+}
+
+static ncclResult_t start_async(const struct rt_init_args *args, ncclComm_t *out) {
+  struct async_init *a = calloc(1, sizeof *a);
+  struct ncclComm *comm = a ? rt_comm_alloc(args) : NULL;
+  if (!comm) {
+    free(a);
+    return rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator");
+  }
+  a->args = *args;
+  a->comm = comm;
+  atomic_store(&comm->init_state, ncclInProgress);
+  if (args->parent)
+    atomic_fetch_add(&args->parent->users, 1); /* an abort of the parent waits until the split is off it */
+  int err = rail_thread_start("rail-init", async_init_thread, a, &comm->init_thread);
+  if (err) {
+    if (args->parent) atomic_fetch_sub(&args->parent->users, 1);
+    free(a);
+    rt_comm_free(comm);
+    return rt_error(RAIL_SYSTEM_ERROR, "cannot start a thread: %s; raise the limit of threads", strerror(err));
+  }
+  comm->init_thread_running = true;
+  *out = comm;
+  return ncclInProgress;
+}
+
+ncclResult_t rt_make_comm(const struct rt_init_args *args, ncclComm_t *out) {
+  *out = NULL;
+  bool no_color = args->parent && args->color == NCCL_SPLIT_NOCOLOR; /* it gets NULL, which must be known on return */
+  return args->config.blocking == 0 && !no_color ? start_async(args, out) : rt_group_add_init(args, out);
+}
+
+/* spare: an id that nobody will use, or NULL. */
+static ncclResult_t init_rank(const char *call, ncclComm_t *comm, int nranks, const ncclUniqueId *id, int rank,
+                              int device, const ncclConfig_t *config, const ncclUniqueId *spare) {
+  ncclResult_t r = check_ranks(call, comm, nranks, rank);
+  struct rt_init_args args = {.rank = rank, .nranks = nranks, .device = device, .has_spare = spare != NULL};
+  if (r == ncclSuccess) r = rt_config_take(config, &args.config);
+  if (r != ncclSuccess) return r;
+  apply_simd();
+  memcpy(args.id, id->internal, sizeof args.id);
+  if (spare) memcpy(args.spare, spare->internal, sizeof args.spare);
+  return rt_make_comm(&args, comm);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank) {
+  return init_rank("ncclCommInitRank", comm, nranks, &commId, rank, -1, NULL, NULL);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
+                                                ncclConfig_t *config) {
+  return init_rank("ncclCommInitRankConfig", comm, nranks, &commId, rank, -1, config, NULL);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
+                                                  ncclUniqueId *commIds, ncclConfig_t *config) {
+  const char *call = "ncclCommInitRankScalable";
+  ncclResult_t r = check_ranks(call, newcomm, nranks, myrank);
+  if (r != ncclSuccess) return r;
+  if (nId < 1 || nId > nranks || !commIds)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: %d ids at %p for %d ranks; allowed are 1 to one per rank", call, nId,
+                    (void *)commIds, nranks);
+  const ncclUniqueId *spare = myrank > 0 && myrank < nId ? &commIds[myrank] : NULL;
+  if (spare && memcmp(spare, &commIds[0], sizeof *spare) == 0) spare = NULL;
+  return init_rank(call, newcomm, nranks, &commIds[0], myrank, -1, config, spare);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
+  if (!comm) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitAll: comm is NULL");
+  if (ndev < 1) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitAll: ndev is %d; at least 1 is allowed", ndev);
+  for (int i = 0; devlist && i < ndev; i++)
+    if (devlist[i] < 0)
+      return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitAll: devlist[%d] is %d; at least 0 is allowed", i, devlist[i]);
+  ncclUniqueId id;
+  ncclResult_t r = ncclGetUniqueId(&id);
+  if (r != ncclSuccess) return r;
+  ncclGroupStart();
+  for (int i = 0; i < ndev && r == ncclSuccess; i++)
+    r = init_rank("ncclCommInitAll", &comm[i], ndev, &id, i, devlist ? devlist[i] : i, NULL, NULL);
+  ncclResult_t end = ncclGroupEnd();
+  return r == ncclSuccess ? end : r;
+}
+
+/* ---- ending ------------------------------------------------------------------------------- */
+
+static void join_init(struct ncclComm *comm) {
+  if (!comm->init_thread_running) return;
+  pthread_join(comm->init_thread, NULL);
+  comm->init_thread_running = false;
+}
+
+/* Waits for calls that other threads have inside the communicator; they end soon, since it has failed. */
+static void wait_for_users(struct ncclComm *comm) {
+  while (atomic_load(&comm->users) > 0) sched_yield();
+}
+
+static ncclResult_t finalize(struct ncclComm *comm, bool all_ranks) {
+  join_init(comm);
+  if (!comm->finalized && comm->stream.comm) {
+    rt_stream_wait(&comm->stream);
+    if (all_ranks && !rt_comm_failed(comm)) {
+      rail_result_t r = rt_bootstrap_barrier(comm->bootstrap);
+      if (r != RAIL_OK) rt_comm_fail(comm, r, "another rank did not finalize");
+    }
+  }
+  comm->finalized = true;
+  return (ncclResult_t)atomic_load(&comm->failed);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  ncclResult_t r = rt_check_comm(comm, "ncclCommFinalize");
+  if (r != ncclSuccess) return r;
+  atomic_fetch_add(&comm->users, 1);
+  r = finalize(comm, true);
+  atomic_fetch_sub(&comm->users, 1);
+  return r;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  if (!comm) return ncclSuccess;
+  ncclResult_t r = rt_check_handle(comm, "ncclCommDestroy");
+  if (r != ncclSuccess) return r;
+  finalize(comm, false);
+  rt_comm_free(comm);
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  if (!comm) return ncclSuccess;
+  ncclResult_t r = rt_check_handle(comm, "ncclCommAbort");
+  if (r != ncclSuccess) return r;
+  if (comm->finalized && comm->stream.comm && rt_stream_idle(&comm->stream)) {
+    rt_comm_free(comm);
+    return ncclSuccess;
+  }
+  rt_comm_fail(comm, RAIL_REMOTE_ERROR, "aborted by its user (ncclCommAbort on rank %d)", comm->rank);
+  join_init(comm);
+  wait_for_users(comm);
+  rt_comm_free(comm);
+  return ncclSuccess;
+}
+
+/* ---- queries -------------------------------------------------------------------------------- */
+
+RAIL_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
+  ncclResult_t r = rt_check_handle(comm, "ncclCommGetAsyncError");
+  if (r != ncclSuccess) return r;
+  if (!asyncError) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommGetAsyncError: asyncError is NULL");
+  if (atomic_load(&comm->revoked)) {
+    *asyncError = rt_stream_idle(&comm->stream) ? ncclSuccess : ncclInProgress;
+    return ncclSuccess;
+  }
+  int failed = atomic_load(&comm->failed);
+  *asyncError = (ncclResult_t)(failed ? failed : atomic_load(&comm->init_state));
+  return ncclSuccess;
+}
+
+static ncclResult_t query(const struct ncclComm *comm, const char *call, int value, int *out) {
+  if (!out) return rt_error(RAIL_BAD_ARGUMENT, "%s: the result's pointer is NULL", call);
+  (void)comm;
+  *out = value;
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
+  ncclResult_t r = rt_check_handle(comm, "ncclCommCount");
+  return r == ncclSuccess ? query(comm, "ncclCommCount", comm->nranks, count) : r;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
+  ncclResult_t r = rt_check_handle(comm, "ncclCommCuDevice");
+  return r == ncclSuccess ? query(comm, "ncclCommCuDevice", comm->device, device) : r;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
+  ncclResult_t r = rt_check_handle(comm, "ncclCommUserRank");
+  return r == ncclSuccess ? query(comm, "ncclCommUserRank", comm->rank, rank) : r;
+}
+
+RT_PNAME(GetVersion);
+RT_PNAME(GetErrorString);
+RT_PNAME(GetLastError);
+RT_PNAME(GetUniqueId);
+RT_PNAME(CommInitRank);
+RT_PNAME(CommInitRankConfig);
+RT_PNAME(CommInitRankScalable);
+RT_PNAME(CommInitAll);
+RT_PNAME(CommFinalize);
+RT_PNAME(CommDestroy);
+RT_PNAME(CommAbort);
+RT_PNAME(CommGetAsyncError);
+RT_PNAME(CommCount);
+RT_PNAME(CommCuDevice);
+RT_PNAME(CommUserRank);

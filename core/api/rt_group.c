@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/api/rt_group.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/log.h"
+#include "common/base/thread.h"
+#include "core/host/rt_types.h"
+#include "core/api/rt_api.h"
+#include "core/plan/rt_estimate.h"
+#include "core/gpu/rt_run.h"
+
+/* One thing to do in a thread of its own: make a communicator, or plan one communicator's tasks. */
+struct group_job {
+  struct rt_init_args init;
+  ncclComm_t *out;
+  struct ncclComm *comm;
+  struct rt_task *tasks;
+  int ntasks;
+  struct rt_plan *plan;
+  rail_result_t result;
+  pthread_t thread;
+  bool threaded;
+};
+
+static _Thread_local struct group {
+  int depth;
+  struct rt_task *tasks;
+  int ntasks, cap_tasks;
+  struct group_job *inits;
+  int ninits, cap_inits;
+  ncclResult_t error; /* of a call inside the group: the whole group is dropped */
+} group;
+
+/* Room for n more elements of an array; the old contents stay. */
+static bool reserve(void **array, int used, int *cap, int n, size_t each) {
+  if (used + n <= *cap) return true;
+  int want = RAIL_MAX(used + n, 2 * *cap + 8);
+  void *grown = realloc(*array, (size_t)want * each);
+  if (!grown) return false;
+  *array = grown;
+  *cap = want;
+  return true;
+}
+
+static void group_clear(void) {
+  free(group.tasks);
+  free(group.inits);
+  memset(&group, 0, sizeof group);
+}
+
+/* ---- running the jobs ------------------------------------------------------------------ */
+
+/* The job's result is the communicator's: what the call came across may be only the echo of a failure that another rank
+ * has told us of. `errors`: of this thread before the job; its own error, if there was one, is the reason. */
+static void settle(struct group_job *j, rail_result_t result, unsigned errors, const char *otherwise) {
+  if (result != RAIL_OK)
+    rt_comm_fail(j->comm, result, "%s", rt_error_count() != errors ? rt_error_text() : otherwise);
+  j->result = result == RAIL_OK ? RAIL_OK : (rail_result_t)atomic_load(&j->comm->failed);
+}
+
+/* A failure is told to the other ranks at once: some of them may be waiting in a thread of this very group. */
+static void *init_job(void *arg) {
+  struct group_job *j = arg;
+  const unsigned errors = rt_error_count();
+  settle(j, rt_comm_init(j->comm, &j->init), errors, "the communicator could not be made; earlier lines say why");
+  return NULL;
+}
+
+static void *plan_job(void *arg) {
+  struct group_job *j = arg;
+  const unsigned errors = rt_error_count();
+  settle(j, rt_plan_build(j->comm, j->tasks, j->ntasks, &j->plan), errors,
+         "an operation could not be started; earlier lines say why");
+  return NULL;
+}
+
+/* Runs all jobs, side by side if there are several: each may wait for the others. */
+static void run_jobs(struct group_job *jobs, int n, void *(*run)(void *)) {
+  for (int i = 0; i < n - 1; i++) {
+    int err = rail_thread_start("rail-group", run, &jobs[i], &jobs[i].thread);
+    jobs[i].threaded = err == 0;
+    if (err == 0) continue;
+    jobs[i].result = RAIL_SYSTEM_ERROR;
+    rt_comm_fail(jobs[i].comm, RAIL_SYSTEM_ERROR, "cannot start a thread: %s; raise the limit of threads",
+                 strerror(err));
+  }
+  run(&jobs[n - 1]);
+  for (int i = 0; i < n - 1; i++)
+    if (jobs[i].threaded) pthread_join(jobs[i].thread, NULL);
+}
+
+static ncclResult_t make_comms(void) {
+  ncclResult_t result = ncclSuccess;
+  /* A split works on its parent meanwhile: see launch(). */
+  for (int i = 0; i < group.ninits; i++)
+    if (group.inits[i].init.parent) atomic_fetch_add(&group.inits[i].init.parent->users, 1);
+  run_jobs(group.inits, group.ninits, init_job);
+  for (int i = 0; i < group.ninits; i++)
+    if (group.inits[i].init.parent) atomic_fetch_sub(&group.inits[i].init.parent->users, 1);
+  for (int i = 0; i < group.ninits; i++) {
+    struct group_job *j = &group.inits[i];
+    if (j->result != RAIL_OK) {
+      result = (ncclResult_t)j->result;
+      rt_error_keep(j->comm->error);
+      rt_comm_free(j->comm);
+    } else if (j->comm->nranks == 0) {
+      rt_comm_free(j->comm); /* a split without a color */
+    } else {
+      *j->out = j->comm;
+    }
+  }
+  return result;
+}
+
+/* ---- planning --------------------------------------------------------------------------- */
+
+/* Splits the group's tasks by communicator, keeping their order. Returns the number of jobs, or -1 without memory;
+ * `sorted` has room for all tasks. */
+static int split_tasks(struct group_job **jobs_out, struct rt_task *sorted) {
+  struct group_job *jobs = calloc((size_t)group.ntasks, sizeof *jobs);
+  if (!jobs) return -1;
+  int njobs = 0, at = 0;
+  for (int i = 0; i < group.ntasks; i++) {
+    struct ncclComm *comm = group.tasks[i].comm;
+    bool seen = false;
+    for (int j = 0; j < njobs && !seen; j++) seen = jobs[j].comm == comm;
+    if (seen) continue;
+    struct group_job *job = &jobs[njobs++];
+    job->comm = comm;
+    job->tasks = &sorted[at];
+    for (int k = i; k < group.ntasks; k++)
+      if (group.tasks[k].comm == comm) sorted[at++] = group.tasks[k];
+    job->ntasks = (int)(&sorted[at] - job->tasks);
+  }
+  *jobs_out = jobs;
+  return njobs;
+}
+
+static ncclResult_t launch(void) {
+  struct group_job *jobs = NULL;
+  struct rt_task *sorted = calloc((size_t)group.ntasks, sizeof *sorted);
+  int njobs = sorted ? split_tasks(&jobs, sorted) : -1;
+  if (njobs < 0) {
+    free(sorted);
+    return rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks);
+  }
+  /* ncclCommAbort of another thread frees a communicator only when nobody is inside. */
+  for (int i = 0; i < njobs; i++) atomic_fetch_add(&jobs[i].comm->users, 1);
+  run_jobs(jobs, njobs, plan_job);
+  ncclResult_t result = ncclSuccess;
+  for (int i = 0; i < njobs; i++) {
+    struct group_job *j = &jobs[i];
+    if (j->result == RAIL_OK && j->plan && j->plan->on_device)
+      j->result = rt_run_launch(j->comm, j->plan);
+    else if (j->result == RAIL_OK && j->plan)
+      /* With several communicators the caller can only wait for one at a time. */
+      rt_stream_enqueue(&j->comm->stream, j->plan, njobs > 1);
+    if (j->result != RAIL_OK) {
+      result = (ncclResult_t)j->result;
+      rt_error_keep(j->comm->error);
+    }
+    atomic_fetch_sub(&j->comm->users, 1);
+  }
+  free(jobs);
+  free(sorted);
+  return result;
+}
+
+static void drop_inits(void) {
+  for (int i = 0; i < group.ninits; i++) rt_comm_free(group.inits[i].comm);
+}
+
+static ncclResult_t run_group(void) {
+  ncclResult_t result = group.error;
+  if (result == ncclSuccess && group.ninits)
+    result = make_comms();
+  else
+    drop_inits();
+  if (result == ncclSuccess && group.ntasks) result = launch();
+  group_clear();
+  return result;
+}
+
+/* ---- calls -------------------------------------------------------------------------------- */
+
+ncclResult_t rt_group_note(ncclResult_t result) {
+  if (result != ncclSuccess && group.depth && group.error == ncclSuccess) group.error = result;
+  return result;
+}
+
+ncclResult_t rt_group_add(const struct rt_task *tasks, int n) {
+  for (int i = 0; i < n; i++) {
+    ncclResult_t r = rt_group_note(rt_task_check(&tasks[i]));
+    if (r != ncclSuccess) return r;
+  }
+  if (!reserve((void **)&group.tasks, group.ntasks, &group.cap_tasks, n, sizeof *tasks))
+    return group.error = rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks + n);
+  memcpy(&group.tasks[group.ntasks], tasks, (size_t)n * sizeof *tasks);
+  group.ntasks += n;
+  return group.depth ? ncclSuccess : run_group();
+}
+
+ncclResult_t rt_group_add_init(const struct rt_init_args *args, ncclComm_t *out) {
+  *out = NULL;
+  if (!reserve((void **)&group.inits, group.ninits, &group.cap_inits, 1, sizeof *group.inits))
+    return group.error = rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator");
+  struct group_job *j = &group.inits[group.ninits];
+  memset(j, 0, sizeof *j);
+  j->init = *args;
+  j->out = out;
+  j->comm = rt_comm_alloc(args);
+  if (!j->comm) return group.error = rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator");
+  group.ninits++;
+  return group.depth ? ncclSuccess : run_group();
+}
+
+RAIL_EXPORT ncclResult_t ncclGroupStart(void) {
+  group.depth++;
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclGroupEnd(void) {
+  if (group.depth == 0) return rt_error(RAIL_BAD_USAGE, "ncclGroupEnd without ncclGroupStart in this thread");
+  if (--group.depth > 0) return ncclSuccess;
+  return run_group();
+}
+
+/* ---- what if ---------------------------------------------------------------------------------- */
+
+static double estimate_us(void) {
+  double sum = 0;
+  for (int i = 0; i < group.ntasks; i++) {
+    const struct rt_task *t = &group.tasks[i];
+    uint64_t bytes = t->count * rt_type_size((int)t->type);
+    bool to_self = (t->coll == RT_SEND || t->coll == RT_RECV) && t->root == t->comm->rank;
+    enum rt_coll schedule = rt_tune(&t->comm->tuning, t->coll, bytes, t->comm->nranks).schedule;
+    if (!to_self) sum += rt_estimate_us(schedule, bytes, t->comm->nranks, t->comm->tuning.all_shm);
+  }
+  return sum;
+}
+
+static ncclResult_t simulate(ncclSimInfo_t *info) {
+  const size_t end = offsetof(ncclSimInfo_t, estimatedTime) + sizeof info->estimatedTime;
+  if (!info || info->size < end || info->magic != NCCL_SIM_INFO_MAGIC)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclGroupSimulateEnd: simInfo %p; start from NCCL_SIM_INFO_INITIALIZER",
+                    (void *)info);
+  if (group.ninits)
+    return rt_error(RAIL_BAD_USAGE, "ncclGroupSimulateEnd: the group makes communicators, which cannot be simulated");
+  info->estimatedTime = (float)estimate_us();
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *simInfo) {
+  if (group.depth == 0) return rt_error(RAIL_BAD_USAGE, "ncclGroupSimulateEnd without ncclGroupStart in this thread");
+  if (--group.depth > 0) return ncclSuccess;
+  ncclResult_t result = group.error != ncclSuccess ? group.error : simulate(simInfo);
+  drop_inits();
+  group_clear();
+  return result;
+}
+
+RT_PNAME(GroupSimulateEnd);
+RT_PNAME(GroupStart);
+RT_PNAME(GroupEnd);

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/comm/rt_comm.h"
+
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/log.h"
+#include "common/base/sock.h"
+#include "core/gpu/rt_area.h"
+#include "core/comm/rt_error.h"
+#include "core/gpu/rt_gate.h"
+#include "core/transport/rt_net.h"
+#include "core/topo/rt_nvml.h"
+#include "core/comm/rt_param.h"
+#include "core/comm/rt_reg.h"
+#include "core/plan/rt_round.h"
+#include "core/gpu/rt_run.h"
+#include "core/comm/rt_split.h"
+#include "core/gpu/rt_way.h"
+
+/* ---- failure ------------------------------------------------------------------ */
+
+/* True for the one call that decides. */
+static bool record_failure(struct ncclComm *comm, rail_result_t result, const char *text) {
+  pthread_mutex_lock(&comm->error_lock);
+  bool first = atomic_load(&comm->failed) == 0;
+  if (first) {
+    snprintf(comm->error, sizeof comm->error, "%s", text);
+    if (!atomic_load(&comm->revoked)) atomic_store(&comm->abort_flag, 1);
+    atomic_store_explicit(&comm->failed, (int)result, memory_order_release);
+  }
+  pthread_mutex_unlock(&comm->error_lock);
+  return first;
+}
+
+void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) {
+  char text[sizeof comm->error];
+  struct rt_bootstrap *bootstrap = __atomic_load_n(&comm->bootstrap, __ATOMIC_ACQUIRE);
+  /* What the bootstrap found or was told of comes first: the caller met with its consequence, before bootstrap_failed
+   * was called. */
+  rail_result_t earlier = bootstrap ? rt_bootstrap_failure(bootstrap, text, sizeof text) : RAIL_OK;
+  if (earlier != RAIL_OK) {
+    record_failure(comm, earlier, text);
+    return;
+  }
+  va_list ap;
+  va_start(ap, fmt);
+  vsnprintf(text, sizeof text, fmt, ap);
+  va_end(ap);
+  if (!record_failure(comm, result, text)) return;
+  RAIL_WARN("rank %d of %d: %s (%s)", comm->rank, comm->nranks, text, rail_result_name((int)result));
+  if (bootstrap) rt_bootstrap_abort(bootstrap, result, text);
+}
+
+void rt_comm_revoke(struct ncclComm *comm) {
+  atomic_store(&comm->revoked, true);
+  record_failure(comm, RAIL_BAD_USAGE, "revoked by its user (ncclCommRevoke or NCCL_SHRINK_ABORT)");
+}
+
+/* The bootstrap found a rank dead or was told of a failure elsewhere; it logs and spreads the word itself. */
+static void bootstrap_failed(void *arg, rail_result_t result, const char *why) {
+  record_failure(arg, result == RAIL_OK ? RAIL_REMOTE_ERROR : result, why);
+}
+
+/* ---- making ---------------------------------------------------------------------- */
+
+struct ncclComm *rt_comm_alloc(const struct rt_init_args *args) {
+  struct ncclComm *comm = NULL;
+  if (posix_memalign((void **)&comm, RT_PAGE, RAIL_ROUND_UP(sizeof *comm, (size_t)RT_PAGE)) != 0) return NULL;
+  memset(comm, 0, sizeof *comm);
+  comm->magic = RT_COMM_MAGIC;
+  comm->rank = args->rank;
+  comm->nranks = args->nranks;
+  comm->device = args->device >= 0 ? args->device : rt_gpu_current();
+  comm->gpu_at_birth = rt_gpu_current();
+  if (comm->gpu_at_birth < 0 && args->parent) comm->gpu_at_birth = args->parent->gpu_at_birth;
+  comm->config = args->config;
+  /* Strings of the caller's config need not outlive the call. */
+  if (args->config.netName) snprintf(comm->net_name_wanted, sizeof comm->net_name_wanted, "%s", args->config.netName);
+  if (args->config.commName) snprintf(comm->name, sizeof comm->name, "%s", args->config.commName);
+  comm->config.netName = comm->config.commName = NULL;
+  if (args->heirs) {
+    size_t size = (size_t)args->nranks * sizeof *comm->heirs;
+    comm->heirs = malloc(size);
+    if (!comm->heirs) {
+      free(comm);
+      return NULL;
+    }
+    memcpy(comm->heirs, args->heirs, size);
+  }
+  pthread_mutex_init(&comm->error_lock, NULL);
+  pthread_mutex_init(&comm->reg_lock, NULL);
+  return comm;
+}
+
+static rail_result_t reach_others(const struct rt_init_args *args, const int *ranks, bool shrink,
+                                  const struct rt_bootstrap_args *b, struct rt_bootstrap **out) {
+  if (args->parent && shrink) return rt_bootstrap_shrink(args->parent->bootstrap, ranks, b, out);
+  if (args->parent) return rt_bootstrap_split(args->parent->bootstrap, ranks, args->serial, b, out);
+  RAIL_TRY(rt_bootstrap_open(args->id, b, out));
+  if (args->has_spare) rt_unique_id_drop(args->spare);
+  return RAIL_OK;
+}
+
+/* A new bootstrap, from the unique id or among ranks of the parent: those that chose the same color, or those that
+ * stay. */
+static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_args *args) {
+  const struct rt_params *p = rt_params();
+  int *ranks = comm->heirs;
+  bool shrink = ranks != NULL;
+  rail_result_t r = RAIL_OK;
+  comm->heirs = NULL;
+  if (args->parent && !shrink) r = rt_split_vote(args, &ranks, &comm->rank, &comm->nranks);
+  if (r != RAIL_OK || comm->nranks == 0) {
+    free(ranks);
+    return r;
+  }
+  struct rt_bootstrap_args b = {
+      .rank = comm->rank,
+      .nranks = comm->nranks,
+      .timeout_ms = (uint64_t)p->bootstrap_timeout_ms,
+      .heartbeat_ms = (uint64_t)p->heartbeat_ms,
+      .heartbeat_timeout_ms = (uint64_t)p->heartbeat_timeout_ms,
+      .abort_flag = &comm->abort_flag,
+      .on_failure = bootstrap_failed,
+      .arg = comm,
+  };
+  struct rt_bootstrap *bootstrap = NULL;
+  r = reach_others(args, ranks, shrink, &b, &bootstrap);
+  /* ncclCommAbort may look at it from another thread while this one makes the communicator. */
+  __atomic_store_n(&comm->bootstrap, bootstrap, __ATOMIC_RELEASE);
+  free(ranks);
+  return r;
+}
+
+/* Everybody learns everybody's place and settings. */
+static rail_result_t exchange_peers(struct ncclComm *comm) {
+  comm->peers = calloc((size_t)comm->nranks, sizeof *comm->peers);
+  if (!comm->peers) return RAIL_SYSTEM_ERROR;
+  struct rt_peer *me = &comm->peers[comm->rank];
+  rt_peer_describe(me);
+  me->rank = comm->rank;
+  RAIL_TRY(rail_random_bytes(&me->nonce, sizeof me->nonce));
+  rt_topo_look(comm->device, &me->gpu);
+  me->has_gpu = comm->gpu_at_birth >= 0;
+  if (me->has_gpu) me->multiprocessors = rt_gpu_multiprocessors(comm->gpu_at_birth);
+  if (me->has_gpu && me->p2p_level != RT_LOC) me->ways = rt_ways_open(comm->gpu_at_birth, &comm->inbox);
+  memcpy(me->inbox, comm->inbox.name, sizeof me->inbox);
+  RAIL_TRY(rt_bootstrap_allgather(comm->bootstrap, comm->peers, sizeof *comm->peers));
+  for (int r = 0; r < comm->nranks; r++) {
+    const struct rt_peer *peer = &comm->peers[r];
+    char why[RT_WHY];
+    rail_result_t result = rt_peer_check(me, peer, why);
+    if (result != RAIL_OK) {
+      rt_comm_fail(comm, result, "%s", why); /* which tells all ranks */
+      return result;
+    }
+    comm->shares_process |= r != comm->rank && rt_peer_same_process(me, peer);
+    if (peer->host_hash == me->host_hash) {
+      comm->local_size++;
+      if (r < comm->rank) comm->local_rank++;
+    }
+  }
+  if (comm->device < 0) comm->device = comm->local_rank;
+  return RAIL_OK;
+}
+
+/* Do kernels meet kernels in every pair of neighbours? The same on all ranks. */
+static bool all_have_shm(const struct ncclComm *comm) {
+  bool all = true;
+  for (int place = 0; place < comm->nranks; place++) {
+    const struct rt_peer *a = &comm->peers[rt_ring_rank_at(comm, place)];
+    const struct rt_peer *b = &comm->peers[rt_ring_rank_at(comm, place + 1)];
+    all &= rt_transport_direct(rt_transport_choose(a, b));
+  }
+  return all;
+}
+
+static void choose_channels(struct ncclComm *comm) {
+  int n = (int)rt_params()->nchannels;
+  if (n == 0 && comm->tuning.all_shm) n = comm->tuning.blocks = rt_peers_blocks(comm->peers, comm->nranks);
+  if (comm->config.minCTAs != NCCL_CONFIG_UNDEF_INT) n = RAIL_MAX(n, comm->config.minCTAs);
+  if (comm->config.maxCTAs != NCCL_CONFIG_UNDEF_INT) n = RAIL_MIN(n, comm->config.maxCTAs);
+  comm->nchannels = RAIL_MAX(1, RAIL_MIN(n, RT_MAX_CHANNELS));
+  comm->tuning.nchannels = comm->nchannels;
+}
+
+static void choose_tuning(struct ncclComm *comm) {
+  const struct rt_peer *me = &comm->peers[comm->rank];
+  comm->tuning = rt_tuning_of(rt_params(), me->algos, me->protos);
+  comm->tuning.all_shm = all_have_shm(comm);
+  for (int r = 0; r < comm->nranks; r++) comm->tuning.has_gpus |= comm->peers[r].has_gpu;
+  choose_channels(comm);
+  comm->room = rt_peers_room(comm->peers, comm->nranks);
+  comm->round_width = rt_round_width(comm->nranks, comm->room);
+}
+
+/* A second thread per rank helps only where there is a core for it. */
+static bool proxy_threaded(struct ncclComm *comm) {
+  switch (rt_params()->proxy) {
+    case RT_PROXY_THREAD: return true;
+    case RT_PROXY_INLINE: return false;
+    default: break;
+  }
+  cpu_set_t set;
+  int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  return cores >= 2 * comm->local_size;
+}
+
+rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *args) {
+  RAIL_TRY(open_bootstrap(comm, args));
+  if (comm->nranks == 0) return RAIL_OK;
+  RAIL_TRY(exchange_peers(comm));
+  RAIL_TRY(rt_ring_open(comm));
+  choose_tuning(comm);
+  if (comm->rank == 0) rt_ring_print(comm);
+  for (int c = 0; c < rt_comm_lanes(comm); c++) {
+    comm->channels[c].send = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));
+    comm->channels[c].recv = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));
+    if (!comm->channels[c].send || !comm->channels[c].recv) return RAIL_SYSTEM_ERROR;
+  }
+  RAIL_TRY(rt_proxy_init(&comm->proxy, comm, proxy_threaded(comm)));
+  RAIL_TRY(rt_stream_init(&comm->stream, comm));
+  RAIL_INFO(RAIL_SUB_INIT, "rank %d of %d ready: %d on this host, %d channels, proxy %s", comm->rank, comm->nranks,
+            comm->local_size, comm->nchannels, comm->proxy.threaded ? "thread" : "inline");
+  return RAIL_OK;
+}
+
+struct rt_connector *rt_comm_connector(struct ncclComm *comm, int channel, int peer, bool is_send) {
+  struct rt_channel *ch = &comm->channels[channel];
+  struct rt_connector **at = is_send ? &ch->send[peer] : &ch->recv[peer];
+  struct rt_connector *c = *at;
+  if (c) return c;
+  if (posix_memalign((void **)&c, RT_PAGE, RAIL_ROUND_UP(sizeof *c, (size_t)RT_PAGE)) != 0) return NULL;
+  memset(c, 0, sizeof *c);
+  c->peer = peer;
+  c->channel = channel;
+  c->is_send = is_send;
+  return *at = c;
+}
+
+/* How long a communicator waits for others to let go of memory that it lent them. */
+#define RT_SETTLE_MS 1000u
+
+/* ---- taking down, in reverse ---------------------------------------------------- */
+
+static void free_connectors(struct ncclComm *comm) {
+  for (int c = 0; c < rt_comm_lanes(comm); c++) {
+    struct rt_channel *ch = &comm->channels[c];
+    for (int r = 0; r < comm->nranks; r++) {
+      if (ch->send) rt_connector_free(comm, ch->send[r]);
+      if (ch->recv) rt_connector_free(comm, ch->recv[r]);
+    }
+    free(ch->send);
+    free(ch->recv);
+  }
+}
+
+static void free_parts(struct ncclComm *comm) {
+  rt_stream_destroy(&comm->stream);
+  rt_reg_free_all(comm);
+  free_connectors(comm);
+  rt_area_settle(comm, RT_SETTLE_MS);
+  rt_gpu_close(comm);
+  rt_inbox_close(&comm->inbox);
+  rt_ring_close(comm);
+  rt_net_close(comm);
+  rt_bootstrap_close(comm->bootstrap);
+  free(comm->premuls);
+  free(comm->peers);
+  free(comm->heirs);
+  pthread_mutex_destroy(&comm->reg_lock);
+  pthread_mutex_destroy(&comm->error_lock);
+  free(comm);
+}
+
+/* ---- communicators that ended while a device may still use their memory, or their end would wait for one ---- */
+
+static struct ncclComm *abandoned;
+static pthread_mutex_t abandoned_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Whoever aborts may have launched graphs that have not begun; whoever does not has waited for them. */
+static bool still_used(struct ncclComm *comm) {
+  return comm->gpu.stuck || (rt_comm_failed(comm) && rt_run_graphs_alive(comm));
+}
+
+static void abandon(struct ncclComm *comm) {
+  if (comm->gpu.stuck)
+    RAIL_WARN("rank %d: a kernel on CUDA device %d has not ended; the memory it may use stays allocated", comm->rank,
+              comm->gpu.ordinal);
+  rt_bootstrap_close(comm->bootstrap);
+  comm->bootstrap = NULL;
+  pthread_mutex_lock(&abandoned_lock);
+  comm->next_abandoned = abandoned;
+  abandoned = comm;
+  pthread_mutex_unlock(&abandoned_lock);
+}
+
+/* False: not now, see rt_gate.h. */
+static bool free_now(struct ncclComm *comm) {
+  bool on_device = comm->gpu.open;
+  if (still_used(comm) || (on_device && !rt_gate_close())) return false;
+  free_parts(comm);
+  if (on_device) rt_gate_closed();
+  return true;
+}
+
+/* Those whose memory nobody can use by now. */
+static void free_abandoned(void) {
+  pthread_mutex_lock(&abandoned_lock);
+  for (struct ncclComm **at = &abandoned; *at;) {
+    struct ncclComm *comm = *at, *next = comm->next_abandoned;
+    if (free_now(comm))
+      *at = next;
+    else
+      at = &comm->next_abandoned;
+  }
+  pthread_mutex_unlock(&abandoned_lock);
+}
+
+void rt_comm_free(struct ncclComm *comm) {
+  if (!comm) return;
+  /* The executor may be driving the proxy, and a proxy may know operations of plans that failed. */
+  rt_stream_stop(&comm->stream);
+  rt_proxy_destroy(&comm->proxy);
+  comm->magic = 0;
+  if (!free_now(comm)) abandon(comm);
+  free_abandoned();
+}

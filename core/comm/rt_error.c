@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/comm/rt_error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "common/base/log.h"
+
+static _Thread_local char last_error[512];
+static _Thread_local unsigned errors;
+
+ncclResult_t rt_error(rail_result_t result, const char *fmt, ...) {
+  va_list ap;
+  va_start(ap, fmt);
+  vsnprintf(last_error, sizeof last_error, fmt, ap);
+  va_end(ap);
+  errors++;
+  RAIL_WARN("%s", last_error);
+  return (ncclResult_t)result;
+}
+
+void rt_error_keep(const char *text) { snprintf(last_error, sizeof last_error, "%s", text); }
+
+const char *rt_error_text(void) { return last_error; }
+
+unsigned rt_error_count(void) { return errors; }

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The text behind ncclGetLastError: one per thread. */
+#ifndef RT_ERROR_H
+#define RT_ERROR_H
+
+#include "common/base/result.h"
+#include "rail/railyard.h"
+
+/* Logs the line at WARN, keeps it for this thread, and returns `result` (for return statements). */
+ncclResult_t rt_error(rail_result_t result, const char *fmt, ...) RAIL_PRINTF(2, 3);
+/* Keeps the text without logging: the line was logged where the error was decided. */
+void rt_error_keep(const char *text);
+const char *rt_error_text(void);
+/* Calls of rt_error in this thread: did one come while something was tried? */
+unsigned rt_error_count(void);
+
+#endif

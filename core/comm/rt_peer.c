@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/comm/rt_peer.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/base/compiler.h"
+#include "core/host/rt_conn.h"
+#include "core/comm/rt_param.h"
+#include "core/plan/rt_tune.h"
+
+static uint64_t fnv1a(uint64_t hash, const char *text) {
+  for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 0x100000001b3ull;
+  return hash;
+}
+
+/* Hostname alone repeats in containers; the boot id alone is shared by containers of one host, which
+ * is what makes shared memory possible between them. NCCL takes both, so do we. */
+static uint64_t host_hash(void) {
+  const uint64_t basis = 0xcbf29ce484222325ull;
+  const char *hostid = rt_params()->hostid;
+  if (hostid && *hostid) return fnv1a(basis, hostid);
+  char text[256] = "";
+  gethostname(text, sizeof text - 1);
+  uint64_t hash = fnv1a(basis, text);
+  FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+  if (f) {
+    if (fgets(text, sizeof text, f)) hash = fnv1a(hash, text);
+    fclose(f);
+  }
+  return hash;
+}
+
+void rt_peer_describe(struct rt_peer *me) {
+  const struct rt_params *p = rt_params();
+  struct stat st;
+  memset(me, 0, sizeof *me);
+  me->version = RT_PEER_VERSION;
+  me->host_hash = host_hash();
+  me->pid = getpid();
+  me->pid_ns = stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
+  me->buffsize = (uint64_t)p->buffsize;
+  me->ll_buffsize = (uint64_t)p->ll_buffsize;
+  me->chunk = (uint64_t)p->chunk;
+  me->ll_max = (uint64_t)p->ll_max;
+  me->exchange_max = (uint64_t)p->exchange_max;
+  me->tree_max = (uint64_t)p->tree_max;
+  me->tree_max_net = (uint64_t)p->tree_max_net;
+  me->nchannels = (uint32_t)p->nchannels;
+  me->algos = rt_wish_algos(p->algo);
+  me->protos = rt_wish_protos(p->proto);
+  me->shm_disable = p->shm_disable != 0;
+  me->p2p_level = p->p2p_disable ? RT_LOC : rt_distance_level("NCCL_P2P_LEVEL", p->p2p_level, RT_SYS);
+  me->p2p_read = p->p2p_read != 0;
+}
+
+static rail_result_t must_agree(const struct rt_peer *a, const struct rt_peer *b, const char *name, uint64_t va,
+                                uint64_t vb, char why[RT_WHY]) {
+  if (va == vb) return RAIL_OK;
+  snprintf(why, RT_WHY, "%s is %llu on rank %d and %llu on rank %d; it must be the same on all ranks", name,
+           (unsigned long long)va, a->rank, (unsigned long long)vb, b->rank);
+  return RAIL_BAD_USAGE;
+}
+
+static rail_result_t must_be_valid(const struct rt_peer *p, char why[RT_WHY]) {
+  if (rt_topo_gpu_valid(&p->gpu)) return RAIL_OK;
+  snprintf(why, RT_WHY,
+           "rank %d tells of a GPU that cannot be (%d hops, %u peers); is its librailyard the same file as here?",
+           p->rank, p->gpu.place.nhops, p->gpu.npeers);
+  return RAIL_BAD_USAGE;
+}
+
+bool rt_peer_same_process(const struct rt_peer *a, const struct rt_peer *b) {
+  return a->host_hash == b->host_hash && a->pid_ns == b->pid_ns && a->pid == b->pid;
+}
+
+rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b, char why[RT_WHY]) {
+  if (a->version != b->version) {
+    snprintf(why, RT_WHY,
+             "rank %d and rank %d run different builds of librailyard (%08x and %08x); install one version everywhere",
+             a->rank, b->rank, a->version, b->version);
+    return RAIL_BAD_USAGE;
+  }
+  RAIL_TRY(must_be_valid(a, why));
+  RAIL_TRY(must_be_valid(b, why));
+  RAIL_TRY(must_agree(a, b, "NCCL_BUFFSIZE", a->buffsize, b->buffsize, why));
+  RAIL_TRY(must_agree(a, b, "NCCL_LL_BUFFSIZE", a->ll_buffsize, b->ll_buffsize, why));
+  RAIL_TRY(must_agree(a, b, "RAIL_CHUNK", a->chunk, b->chunk, why));
+  RAIL_TRY(must_agree(a, b, "RAIL_LL_MAX", a->ll_max, b->ll_max, why));
+  RAIL_TRY(must_agree(a, b, "RAIL_EXCHANGE_MAX", a->exchange_max, b->exchange_max, why));
+  RAIL_TRY(must_agree(a, b, "RAIL_TREE_MAX", a->tree_max, b->tree_max, why));
+  RAIL_TRY(must_agree(a, b, "RAIL_TREE_MAX_NET", a->tree_max_net, b->tree_max_net, why));
+  RAIL_TRY(must_agree(a, b, "RAIL_NCHANNELS", a->nchannels, b->nchannels, why));
+  RAIL_TRY(must_agree(a, b, "NCCL_ALGO (as a bit mask)", a->algos, b->algos, why));
+  return must_agree(a, b, "NCCL_PROTO (as a bit mask)", a->protos, b->protos, why);
+}
+
+bool rt_peer_may_share_gpu(const struct rt_peer *a, const struct rt_peer *b) {
+  if (a->host_hash != b->host_hash) return false;
+  bool known = a->gpu.place.nhops > 0 && b->gpu.place.nhops > 0;
+  return !known || rt_pci_distance(&a->gpu.place, &b->gpu.place) == RT_LOC;
+}
+
+static bool blocks_meet(const struct rt_peer *a, const struct rt_peer *b) {
+  bool known = a->gpu.place.nhops > 0 && b->gpu.place.nhops > 0;
+  return rt_peer_may_share_gpu(a, b) && (known || rt_peer_same_process(a, b));
+}
+
+typedef bool sharing(const struct rt_peer *a, const struct rt_peer *b);
+
+static int count_sharers(const struct rt_peer *peers, int nranks, int rank, sharing *share) {
+  int n = 1;
+  for (int r = 0; r < nranks; r++) n += r != rank && share(&peers[rank], &peers[r]);
+  return n;
+}
+
+/* Multiprocessors of the rank that has the fewest; 0: a rank has no GPU. */
+static int least_room(const struct rt_peer *peers, int nranks, sharing *share) {
+  int least = INT_MAX;
+  for (int r = 0; r < nranks; r++) {
+    if (!peers[r].has_gpu) return 0;
+    int all = (int)RAIL_MIN(peers[r].multiprocessors, 1u << 16);
+    least = RAIL_MIN(least, all / count_sharers(peers, nranks, r, share));
+  }
+  return RAIL_MAX(least, 1);
+}
+
+int rt_peer_sharers(const struct rt_peer *peers, int nranks, int rank) {
+  return count_sharers(peers, nranks, rank, blocks_meet);
+}
+
+int rt_peers_room(const struct rt_peer *peers, int nranks) { return least_room(peers, nranks, blocks_meet); }
+
+int rt_peers_blocks(const struct rt_peer *peers, int nranks) {
+  int room = least_room(peers, nranks, rt_peer_may_share_gpu);
+  return room ? RAIL_MAX(room / 2, 1) : 0;
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a rank tells all others when a communicator is made: where it runs and
+ * which settings it has. Exchanged as raw bytes between builds of the same
+ * version, so fixed widths only.
+ */
+#ifndef RT_PEER_H
+#define RT_PEER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/result.h"
+#include "core/gpu/rt_cuda.h"
+#include "core/gpu/rt_inbox.h"
+#include "core/topo/rt_topo.h"
+
+struct rt_peer {
+  uint32_t version; /* RT_PEER_VERSION; checked before anything else */
+  int32_t rank;
+  uint64_t host_hash; /* equal on one host; NCCL_HOSTID overrides */
+  uint64_t nonce;     /* random; rank 0's tells communicators of one process apart */
+  uint64_t pid_ns;    /* inode of the PID namespace: /proc/PID is reachable when equal */
+  int64_t pid;
+  uint64_t buffsize, ll_buffsize, chunk, ll_max, exchange_max; /* must agree on all ranks */
+  uint64_t tree_max, tree_max_net;                             /* these too, */
+  uint32_t nchannels, protos, algos;                           /* and these; wishes of rt_tune.h */
+  uint32_t shm_disable;
+  struct rt_topo_gpu gpu; /* where it is; the caller's */
+  uint32_t has_gpu;            /* one was current when the communicator was made */
+  uint32_t multiprocessors;    /* that it has; the caller's */
+  uint32_t p2p_level, p2p_read; /* enum rt_distance, RT_LOC for never; do receivers read? */
+  uint32_t ways;                /* by which memory of its GPU is lent and taken (rt_way.h); the caller's */
+  uint8_t inbox[RT_INBOX_NAME]; /* where file descriptors for it are left, if that is one of them; the caller's */
+};
+#define RT_PEER_VERSION 0x52410006u
+
+/* Fills in this process' facts (rank, gpu and what concerns its memory are the caller's). */
+void rt_peer_describe(struct rt_peer *me);
+bool rt_peer_same_process(const struct rt_peer *a, const struct rt_peer *b);
+/* RAIL_BAD_USAGE when a and b cannot work together: `why` names both ranks, the setting and both values; or the one rank
+ * that says what cannot be. */
+rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b, char why[RT_WHY]);
+
+/* Are they, or may they be, on one GPU? Of one whose place is unknown all of its host may be. */
+bool rt_peer_may_share_gpu(const struct rt_peer *a, const struct rt_peer *b);
+/* How many ranks' blocks have to find room beside each other on the GPU of `rank`, its own with them: of all that are
+ * certainly on it, whatever their process, since under MPS processes share multiprocessors without taking turns; and of
+ * those of its process that may be. */
+int rt_peer_sharers(const struct rt_peer *peers, int nranks, int rank);
+/* Multiprocessors that every rank has to itself when those sharers divide its GPU's evenly. 0: a rank has no GPU. The
+ * same on all ranks. */
+int rt_peers_room(const struct rt_peer *peers, int nranks);
+/* Blocks that every rank's GPU has room for, whatever its other ranks launch and the user's own kernels need: half of
+ * its multiprocessors, shared. 0: a rank has no GPU. The same on all ranks. */
+int rt_peers_blocks(const struct rt_peer *peers, int nranks);
+
+#endif

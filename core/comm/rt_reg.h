@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Registrations of user memory, so that steps need no copy.
+ * A buffer of ncclCommRegister is registered with a connection at first use and
+ * stays so; other memory is registered for one plan, where that is cheap.
+ */
+#ifndef RT_REG_H
+#define RT_REG_H
+
+#include "core/comm/rt_comm.h"
+
+rail_result_t rt_reg_add(struct ncclComm *comm, void *base, size_t size, struct rt_reg_buffer **out);
+/* RAIL_BAD_ARGUMENT if the handle is not one of comm's. */
+rail_result_t rt_reg_remove(struct ncclComm *comm, struct rt_reg_buffer *buffer);
+void rt_reg_free_all(struct ncclComm *comm);
+
+/* Fills *d when [base, base+size) can be moved over c without a copy; else leaves it zeroed. A handle that
+ * the caller must give back to c->end->dereg is put in *mine. Never an error: the copy is always possible. */
+void rt_reg_direct(struct ncclComm *comm, struct rt_connector *c, const void *base, size_t size, struct rt_direct *d,
+                   void **mine);
+
+#endif

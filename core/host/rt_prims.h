@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Primitives of one step: move and combine its elements for both protocols.
+ * Every one takes the group of threads that share its work and does the calling
+ * thread's part; on the host the group is one thread (RT_HOST_GROUP) and all of
+ * this folds away. Between the parts and the counter that publishes them stands
+ * rt_group_sync.
+ *
+ * Simple: the step's bytes as they are; published by the counters.
+ * LL: lines of 16 bytes {data, flag, data, flag}; flag = step + 1 in every half.
+ * A line needs no counter: each 8-byte half is stored at once, so a half whose
+ * flag is right has the right data. Half the bandwidth, one cache miss less.
+ */
+#ifndef RT_PRIMS_H
+#define RT_PRIMS_H
+
+#include <assert.h>
+#include <string.h>
+
+#include "core/host/rt_kernel.h"
+#include "core/host/rt_types.h"
+
+#define RT_LL_LINE 16u   /* bytes of a line */
+#define RT_LL_PAYLOAD 8u /* bytes it carries */
+/* Flags are 32 bits: every 2^27 steps a whole round of slots is written to
+ * the end, so that no flag from 2^32 steps ago survives in a line that short messages never reach. */
+#define RT_LL_CLEAN_MASK 0x07fffff8u
+
+/* ---- groups ------------------------------------------------------------ */
+
+struct rt_group {
+  uint32_t thread, size;
+};
+#define RT_HOST_GROUP ((struct rt_group){0, 1})
+
+/* All parts are done before any thread goes on. */
+static inline void rt_group_sync(struct rt_group g) { (void)g; /* one thread: nobody to wait for */ }
+
+/* The thread's part of n elements: n of them from *first on. */
+static inline uint64_t rt_group_part(struct rt_group g, uint64_t n, uint64_t *first) {
+  uint64_t part = (n + g.size - 1) / g.size;
+  *first = part * g.thread < n ? part * g.thread : n;
+  return n - *first < part ? n - *first : part;
+}
+
+/* ---- Simple ------------------------------------------------------------ */
+
+/* What is to be done to inputs and result beside reducing. */
+#define RT_PRIM_PRE 0x1u  /* local is a rank's own input */
+#define RT_PRIM_POST 0x2u /* the result is final */
+
+static inline void rt_prim_combine_part(const struct rt_kernel *k, char *out, char *out2, const char *in,
+                                        const char *local, unsigned what, uint64_t n) {
+  const struct rt_reduce_fns *f = k->fns;
+  size_t bytes = (size_t)(n * k->sched.esize);
+  if (!out) {
+    out = out2;
+    out2 = NULL;
+  }
+  if (!out) return;
+  bool pre = what & RT_PRIM_PRE && f && f->pre, post = what & RT_PRIM_POST && f && f->post;
+  if (!in || !local) {
+    const char *from = in ? in : local;
+    if (local && pre) {
+      f->pre(out, local, (size_t)n, &k->scalar);
+      from = out;
+    }
+    if (post) {
+      f->post(out, from, (size_t)n, &k->scalar);
+      from = out;
+    }
+    if (out2)
+      rt_copy2(out, out2, from, bytes);
+    else
+      rt_copy(out, from, bytes);
+    return;
+  }
+  assert(f); /* two inputs are combined by something */
+  if (pre) {
+    f->pre(out, local, (size_t)n, &k->scalar);
+    local = out;
+  }
+  if (out2 && !post) {
+    f->reduce2(out, out2, in, local, (size_t)n);
+    return;
+  }
+  f->reduce(out, in, local, (size_t)n);
+  if (post) f->post(out, out, (size_t)n, &k->scalar);
+  if (out2) rt_copy(out2, out, bytes);
+}
+
+/* out, out2 = op(in, local); one of in and local may be NULL (then it is a copy), so may the outs.
+ * With a pre-operation the local input is scaled on its way in. */
+static inline void rt_prim_combine(const struct rt_kernel *k, struct rt_group g, char *out, char *out2, const char *in,
+                                   const char *local, unsigned what, uint64_t n) {
+  uint64_t first, part = rt_group_part(g, n, &first), at = first * k->sched.esize;
+  if (part == 0) return;
+  rt_prim_combine_part(k, out ? out + at : NULL, out2 ? out2 + at : NULL, in ? in + at : NULL,
+                       local ? local + at : NULL, what, part);
+}
+
+/* ---- LL ---------------------------------------------------------------- */
+
+RT_HD uint32_t rt_ll_flag(uint64_t step) { return (uint32_t)(step + 1); }
+
+/* How many of `lines` from `from` on have arrived in a row. */
+static inline uint64_t rt_ll_arrived(const char *slot, uint64_t from, uint64_t lines, uint32_t flag) {
+  const uint64_t *half = (const uint64_t *)(const void *)slot;
+  while (from < lines) {
+    uint64_t a = __atomic_load_n(&half[2 * from], __ATOMIC_ACQUIRE);
+    uint64_t b = __atomic_load_n(&half[2 * from + 1], __ATOMIC_ACQUIRE);
+    if ((uint32_t)(a >> 32) != flag || (uint32_t)(b >> 32) != flag) break;
+    from++;
+  }
+  return from;
+}
+
+/* Payload of lines that have arrived, into plain memory. */
+static inline void rt_ll_unpack(struct rt_group g, char *out, const char *slot, uint64_t bytes) {
+  const uint64_t *half = (const uint64_t *)(const void *)slot;
+  for (uint64_t i = g.thread, at = 4 * i; at < bytes; i += g.size, at = 4 * i) {
+    uint32_t data = (uint32_t)__atomic_load_n(&half[i], __ATOMIC_RELAXED);
+    memcpy(out + at, &data, (size_t)(bytes - at < 4 ? bytes - at : 4));
+  }
+}
+
+/* Plain memory into `lines` lines; those beyond the payload carry zeros. */
+static inline void rt_ll_pack(struct rt_group g, char *slot, const char *in, uint64_t bytes, uint64_t lines,
+                              uint32_t flag) {
+  uint64_t *half = (uint64_t *)(void *)slot;
+  for (uint64_t i = g.thread; i < 2 * lines; i += g.size) {
+    uint32_t data = 0;
+    uint64_t at = 4 * i;
+    if (at < bytes) memcpy(&data, in + at, (size_t)(bytes - at < 4 ? bytes - at : 4));
+    __atomic_store_n(&half[i], (uint64_t)flag << 32 | data, __ATOMIC_RELEASE);
+  }
+}
+
+#endif

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A file store: keys and small values in a directory that the ranks share,
+ * by which they can meet before they know an address. A value appears whole (written aside,
+ * then renamed); waiting is looking again, ever less often.
+ */
+#ifndef RT_STORE_H
+#define RT_STORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/result.h"
+
+#define RT_STORE_MAX_VALUE 4096
+#define RT_STORE_MAX_KEY 64 /* characters */
+
+struct rt_store;
+
+/* Opens the directory and makes it (not its parents) if it is absent. A `personal` one, in a place where anybody may
+ * write, must belong to this user, be closed to others and be no link. Errors are logged. */
+rail_result_t rt_store_open(const char *dir, bool personal, struct rt_store **out);
+/* Of what is inside, nothing is removed. NULL is fine. */
+void rt_store_close(struct rt_store *s);
+const char *rt_store_path(const struct rt_store *s);
+
+/* Replaces an earlier value. */
+rail_result_t rt_store_set(struct rt_store *s, const char *key, const void *data, size_t size);
+/* *size is the room on entry, the value's size on return. Absent: RAIL_IN_PROGRESS. */
+rail_result_t rt_store_try_get(struct rt_store *s, const char *key, void *data, size_t *size);
+/* Waits. At the deadline RAIL_REMOTE_ERROR with errno ETIMEDOUT, at the abort flag with ECANCELED; these two are not
+ * logged, since the caller knows who should have written. */
+rail_result_t rt_store_get(struct rt_store *s, const char *key, void *data, size_t *size, uint64_t deadline,
+                           const _Atomic int *abort_flag);
+void rt_store_remove(struct rt_store *s, const char *key); /* absent is fine */
+/* Removes the directory if it is empty. */
+void rt_store_remove_dir(struct rt_store *s);
+
+#endif

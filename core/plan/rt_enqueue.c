@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/plan/rt_enqueue.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/log.h"
+#include "core/host/rt_types.h"
+#include "core/comm/rt_error.h"
+#include "core/gpu/rt_gate.h"
+#include "core/comm/rt_param.h"
+#include "core/comm/rt_reg.h"
+#include "core/plan/rt_round.h"
+#include "core/gpu/rt_run.h"
+#include "core/plan/rt_tune.h"
+
+/* A group's plans under construction. */
+struct builder {
+  struct ncclComm *comm;
+  const struct rt_task *tasks; /* of the whole group */
+  int ntasks, nrounds;
+  struct rt_plan *plan; /* that jobs are added to */
+  struct rt_plan *plans, **end;
+  bool on_device;
+  struct rt_connector **connectors;
+  int nconnectors;
+  int ncollectives; /* among the tasks */
+};
+
+static bool is_reduction(enum rt_coll coll) {
+  return coll == RT_ALLREDUCE || coll == RT_REDUCE_SCATTER || coll == RT_REDUCE || coll == RT_EXCHANGE;
+}
+
+/* ---- operators ---------------------------------------------------------------------- */
+
+static rail_result_t set_operator(struct rt_job *job, const struct rt_task *t) {
+  struct ncclComm *comm = t->comm;
+  struct rt_kernel *k = &job->kernel;
+  job->op = t->op < ncclNumOps ? (int)t->op : RT_PREMULSUM;
+  if (t->op < ncclNumOps) {
+    k->fns = rt_reduce_lookup((int)t->type, (int)t->op);
+    if (t->op == ncclAvg) rt_scalar_avg(&k->scalar, (int)t->type, comm->nranks);
+    return k->fns ? RAIL_OK : RAIL_BAD_ARGUMENT;
+  }
+  const struct rt_premul *m = &t->premul;
+  k->fns = rt_reduce_lookup((int)t->type, RT_PREMULSUM);
+  if (!k->fns) return RAIL_BAD_ARGUMENT;
+  if (m->deferred)
+    job->scalar = m->scalar;
+  else
+    rt_scalar_premul(&k->scalar, (int)t->type, m->value);
+  return RAIL_OK;
+}
+
+/* ---- jobs ------------------------------------------------------------------------------- */
+
+/* Bytes of the user's two buffers in this collective, for registering them. */
+static void buffer_sizes(const struct rt_task *t, size_t esize, size_t *send, size_t *recv) {
+  size_t one = (size_t)t->count * esize, all = one * (size_t)t->comm->nranks;
+  *send = t->coll == RT_REDUCE_SCATTER ? all : one;
+  *recv = t->coll == RT_ALLGATHER ? all : one;
+}
+
+static rail_result_t add_connector(struct builder *b, int lane, int peer, bool is_send, struct rt_job_end *out) {
+  struct rt_connector *c = rt_comm_connector(b->comm, lane, peer, is_send);
+  if (!c) return RAIL_SYSTEM_ERROR;
+  out->connector = c;
+  if (c->connected) return RAIL_OK;
+  for (int i = 0; i < b->nconnectors; i++)
+    if (b->connectors[i] == c) return RAIL_OK;
+  b->connectors[b->nconnectors++] = c;
+  return RAIL_OK;
+}
+
+/* Both ways to all neighbours in the tree, which is one of places, as the ring is: hosts stay together as far as they
+ * can. Like all connections they are made when a call first needs them: all ranks find that out by the same call, and
+ * who never has a small all-reduce of many ranks keeps no memory for it. */
+static rail_result_t find_tree(struct builder *b, int channel, int tree, struct rt_job *job) {
+  struct ncclComm *comm = b->comm;
+  const struct rt_tree at = rt_tree_of(tree, comm->ring.place, comm->nranks);
+  const int peers[RT_PEERS] = {[RT_CHILD] = at.child[0], [RT_OTHER_CHILD] = at.child[1], [RT_PARENT] = at.parent};
+  job->kernel.sched.tree = (struct rt_tree_place){.children = (uint8_t)((at.child[0] >= 0) + (at.child[1] >= 0)),
+                                                  .has_parent = at.parent >= 0,
+                                                  .depth = (uint16_t)at.depth};
+  for (int p = 0; p < RT_PEERS; p++) {
+    if (peers[p] < 0) continue;
+    const int peer = rt_ring_rank_at(comm, peers[p]), lane = tree * comm->nchannels + channel;
+    RAIL_TRY(add_connector(b, lane, peer, false, &job->recv[p]));
+    RAIL_TRY(add_connector(b, lane, peer, true, &job->send[p]));
+  }
+  return RAIL_OK;
+}
+
+/* A connection that is not there yet is made for the device, too. */
+static void mark_for_device(struct rt_job_end *e) {
+  if (e->connector && !e->connector->connected) e->connector->on_device = true;
+}
+
+/* Which neighbours the schedule receives from and sends to. */
+static rail_result_t find_connectors(struct builder *b, const struct rt_task *t, int channel, struct rt_job *job) {
+  struct ncclComm *comm = b->comm;
+  int n = comm->nranks, place = comm->ring.place;
+  int next = rt_ring_rank_at(comm, place + 1), prev = rt_ring_rank_at(comm, place - 1);
+  bool send = true, recv = true;
+  switch (t->coll) {
+    case RT_COPY: return RAIL_OK;
+    case RT_SEND:
+      next = t->root;
+      recv = false;
+      break;
+    case RT_RECV:
+      prev = t->root;
+      send = false;
+      break;
+    case RT_BROADCAST:
+      recv = comm->rank != t->root;
+      send = next != t->root;
+      break;
+    case RT_REDUCE:
+      send = comm->rank != t->root;
+      recv = prev != t->root;
+      break;
+    default: break;
+  }
+  if (n == 1) return RAIL_OK;
+  if (recv) RAIL_TRY(add_connector(b, channel, prev, false, &job->recv[0]));
+  if (send) RAIL_TRY(add_connector(b, channel, next, true, &job->send[0]));
+  return RAIL_OK;
+}
+
+static struct rt_choice choose(const struct rt_task *t) {
+  return rt_tune(&t->comm->tuning, t->coll, t->count * rt_type_size((int)t->type), t->comm->nranks);
+}
+
+ncclResult_t rt_task_check(const struct rt_task *t) {
+  const struct rt_params *p = rt_params();
+  const struct rt_choice c = choose(t);
+  if (!c.none || t->count == 0) return ncclSuccess;
+  return rt_error(RAIL_BAD_USAGE,
+                  "rank %d of %d: no algorithm and protocol are left for %s of %s: NCCL_ALGO is '%s', NCCL_PROTO '%s'; "
+                  "rail-coll --tuning shows what there is",
+                  t->comm->rank, t->comm->nranks, rt_func_names[c.func], rt_type_name((int)t->type),
+                  p->algo ? p->algo : "", p->proto ? p->proto : "");
+}
+
+/* A kernel on a device speaks LL with other kernels only; so where proxies are in between, and a rank has a device, all
+ * speak Simple. */
+static enum rt_proto protocol(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto chosen, bool on_device) {
+  if (!t->all_shm && (on_device || t->has_gpus)) return RT_SIMPLE;
+  return on_device ? rt_tune_device(t, coll, chosen) : chosen;
+}
+
+static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct rt_choice choice, int channel, int tree,
+                             uint64_t lo, uint64_t len) {
+  size_t esize = rt_type_size((int)t->type);
+  struct rt_job *job = &b->plan->jobs[b->plan->njobs];
+  struct rt_kernel *k = &job->kernel;
+  uint64_t bytes = len * esize;
+  /* A call that moves nothing goes with the others. */
+  job->on_device = b->plan->on_device && (t->on_device || t->count == 0);
+  k->proto = protocol(&b->comm->tuning, t->coll, choice.proto, job->on_device);
+  job->type = (int)t->type;
+  job->op = -1;
+  k->sched = (struct rt_sched){
+      .coll = choice.schedule,
+      .rank = t->comm->ring.place,
+      .nranks = t->comm->nranks,
+      .root = rt_ring_place_of(t->comm, t->root),
+      .order = t->comm->ring.order,
+      .esize = esize,
+      .send = t->send,
+      .recv = t->recv,
+      .count = t->count,
+      .lo = lo,
+      .len = len,
+      .chunk = rt_tune_chunk(&b->comm->tuning, k->proto, choice.schedule, bytes, t->comm->nranks, esize),
+  };
+  if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
+  RAIL_TRY(choice.schedule == RT_TREE ? find_tree(b, channel, tree, job) : find_connectors(b, t, channel, job));
+  for (int p = 0; p < RT_PEERS && job->on_device; p++) {
+    mark_for_device(&job->recv[p]);
+    mark_for_device(&job->send[p]);
+  }
+  b->plan->njobs++;
+  return RAIL_OK;
+}
+
+/* On one channel. */
+static rail_result_t add_whole(struct builder *b, const struct rt_task *t) {
+  return add_job(b, t, choose(t), 0, 0, 0, t->count);
+}
+
+/* A launch's blocks must be on the GPU all at once: there the calls of a group have fewer each. */
+static int channels_of(const struct rt_task *t, const struct rt_choice *c, int ncollectives) {
+  int blocks = t->comm->tuning.blocks;
+  if (blocks == 0) return c->nchannels;
+  return RAIL_MAX(1, RAIL_MIN(c->nchannels, blocks / (ncollectives * c->ntrees)));
+}
+
+/* The channels, and a channel's trees, share a collective's elements evenly, in whole cache lines; the same cut on
+ * every rank. */
+static rail_result_t add_collective(struct builder *b, const struct rt_task *t) {
+  size_t esize = rt_type_size((int)t->type);
+  if (esize == 0) return RAIL_BAD_ARGUMENT; /* checked when the call was made */
+  uint64_t align = RAIL_MAX(RAIL_CACHELINE / esize, (size_t)1);
+  const struct rt_choice choice = choose(t);
+  uint64_t trees = (uint64_t)choice.ntrees, n = (uint64_t)channels_of(t, &choice, b->ncollectives) * trees;
+  uint64_t part = RAIL_ROUND_UP(RAIL_DIV_UP(t->count, n), align);
+  for (uint64_t i = 0, lo = 0; i < n && lo < t->count; i++, lo += part)
+    RAIL_TRY(add_job(b, t, choice, (int)(i / trees), (int)(i % trees), lo, RAIL_MIN(part, t->count - lo)));
+  return RAIL_OK;
+}
+
+/* The k-th send to oneself goes to the k-th receive from oneself. */
+static rail_result_t add_self_copies(struct builder *b, const struct rt_task *tasks, int n) {
+  int r = -1;
+  for (int s = 0; s < n; s++) {
+    if (tasks[s].coll != RT_SEND || tasks[s].root != b->comm->rank) continue;
+    for (r++; r < n && !(tasks[r].coll == RT_RECV && tasks[r].root == b->comm->rank);) r++;
+    if (r >= n ||
+        tasks[r].count * rt_type_size((int)tasks[r].type) != tasks[s].count * rt_type_size((int)tasks[s].type)) {
+      RAIL_WARN("rank %d sends %llu elements to itself without an equal receive in the same group", b->comm->rank,
+                (unsigned long long)tasks[s].count);
+      return RAIL_BAD_USAGE;
+    }
+    if (tasks[s].count && tasks[s].on_device != tasks[r].on_device) {
+      RAIL_WARN("rank %d sends %llu elements to itself from %s memory into %s: neither the host nor the device "
+                "reaches both; copy them with cudaMemcpyAsync",
+                b->comm->rank, (unsigned long long)tasks[s].count, tasks[s].on_device ? "a device's" : "the host's",
+                tasks[r].on_device ? "a device's" : "the host's");
+      return RAIL_BAD_USAGE;
+    }
+    struct rt_task copy = tasks[s];
+    copy.coll = RT_COPY;
+    copy.recv = tasks[r].recv;
+    if (copy.count) RAIL_TRY(add_whole(b, &copy));
+  }
+  for (r++; r < n; r++)
+    if (tasks[r].coll == RT_RECV && tasks[r].root == b->comm->rank) {
+      RAIL_WARN("rank %d receives from itself without a send in the same group", b->comm->rank);
+      return RAIL_BAD_USAGE;
+    }
+  return RAIL_OK;
+}
+
+static bool is_point(const struct rt_task *t) { return t->coll == RT_SEND || t->coll == RT_RECV; }
+
+/* Collectives first: a group orders its collectives, and the sends and receives of each pair, but not the ones among
+ * the others; both ends of a connection must take one order all the same. */
+static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, int n) {
+  for (int i = 0; i < n; i++) b->ncollectives += !is_point(&tasks[i]);
+  for (int i = 0; i < n; i++)
+    if (!is_point(&tasks[i])) RAIL_TRY(add_collective(b, &tasks[i]));
+  for (int i = 0; i < n; i++)
+    if (is_point(&tasks[i]) && tasks[i].root != b->comm->rank) RAIL_TRY(add_whole(b, &tasks[i]));
+  return add_self_copies(b, tasks, n);
+}
+
+/* ---- after connecting --------------------------------------------------------------------- */
+
+static void bind_job(struct ncclComm *comm, struct rt_job *job) {
+  struct rt_kernel *k = &job->kernel;
+  for (int p = 0; p < RT_PEERS; p++) {
+    k->recv[p] = job->recv[p].connector ? &job->recv[p].connector->conn : NULL;
+    k->send[p] = job->send[p].connector ? &job->send[p].connector->conn : NULL;
+  }
+  rt_kernel_init(k);
+  if (k->proto != RT_SIMPLE || k->sched.coll == RT_TREE) return;
+  struct rt_connector *send = job->send[0].connector, *recv = job->recv[0].connector;
+  struct rt_task t = {.comm = comm, .coll = k->sched.coll, .count = k->sched.count};
+  size_t send_size, recv_size;
+  buffer_sizes(&t, k->sched.esize, &send_size, &recv_size);
+  enum rt_coll coll = k->sched.coll;
+  const char *in = k->sched.send;
+  char *out = k->sched.recv;
+  bool passes_on = coll == RT_ALLREDUCE || coll == RT_ALLGATHER || coll == RT_BROADCAST;
+  if (send) {
+    /* In place an all-reduce overwrites its input: that part must leave through the slots. */
+    bool in_place = out && in && in >= out && in + send_size <= out + recv_size;
+    if (!in_place) rt_reg_direct(comm, send, in, send_size, &k->send_direct[0], &job->send_mh[0]);
+    if (passes_on) rt_reg_direct(comm, send, out, recv_size, &k->send_direct[1], &job->send_mh[1]);
+  }
+  if (recv && (passes_on || coll == RT_RECV))
+    rt_reg_direct(comm, recv, out, recv_size, &k->recv_direct, &job->recv_mh);
+}
+
+static int most_jobs(const struct rt_task *tasks, int n) {
+  int jobs = 0;
+  for (int i = 0; i < n; i++) {
+    const struct rt_task *t = &tasks[i];
+    const struct rt_choice c = choose(t);
+    jobs += is_point(t) || t->coll == RT_COPY ? 1 : c.nchannels * c.ntrees;
+  }
+  return jobs;
+}
+
+/* Where the plan runs: on the device, if a call has buffers there. Its calls on host buffers, which know no stream, run
+ * beside the others (rt_run.h). */
+static rail_result_t add_streams(struct rt_plan *plan, const struct rt_task *tasks, int n) {
+  bool moves = false;
+  for (int i = 0; i < n; i++) moves |= tasks[i].count > 0;
+  for (int i = 0; i < n; i++) plan->on_device |= tasks[i].on_device && (tasks[i].count > 0 || !moves);
+  if (!plan->on_device) return RAIL_OK;
+  plan->streams = calloc((size_t)RAIL_MAX(n, 1), sizeof plan->streams[0]);
+  if (!plan->streams) return RAIL_SYSTEM_ERROR;
+  for (int i = 0; i < n; i++) {
+    int s = 0;
+    if (tasks[i].count && !tasks[i].on_device) continue;
+    while (s < plan->nstreams && plan->streams[s] != tasks[i].stream) s++;
+    if (s == plan->nstreams) plan->streams[plan->nstreams++] = tasks[i].stream;
+  }
+  return RAIL_OK;
+}
+
+static rail_result_t bind_jobs(struct ncclComm *comm, struct rt_plan *plan) {
+  for (int i = 0; i < plan->njobs; i++) {
+    struct rt_job *job = &plan->jobs[i];
+    /* Without its connections a kernel takes no turns: on a device the jobs themselves say whom they follow. */
+    if (job->on_device)
+      rt_kernel_init(&job->kernel);
+    else
+      bind_job(comm, job);
+  }
+  return plan->on_device ? rt_run_prepare(comm, plan) : RAIL_OK;
+}
+
+static bool has_collective(const struct rt_task *tasks, int n) {
+  int i = 0;
+  while (i < n && is_point(&tasks[i])) i++;
+  return i < n;
+}
+
+/* Connections of all plans at once, so that none is launched while another still needs some; and all that their
+ * kernels need on the device. */
+static rail_result_t make_ready(struct builder *b) {
+  struct ncclComm *comm = b->comm;
+  comm->gpu.made_more = b->nconnectors > 0;
+  if (b->on_device) RAIL_TRY(rt_gpu_open(comm)); /* connections may need memory there */
+  RAIL_TRY(rt_connect_all(comm, b->connectors, b->nconnectors));
+  for (struct rt_plan *plan = b->plans; plan; plan = plan->next) RAIL_TRY(bind_jobs(comm, plan));
+  return RAIL_OK;
+}
+
+/* Sends and receives alone are not everybody's, so nobody can tell who else has them. */
+static rail_result_t make_ready_with_others(struct builder *b, bool collective) {
+  if (!collective || !b->on_device || !b->comm->shares_process) return make_ready(b);
+  struct rt_gate_maker maker;
+  rt_gate_make(&maker, b->comm->peers[0].nonce, b->comm->collectives);
+  rail_result_t r = make_ready(b);
+  rt_gate_made(&maker);
+  if (b->plans) b->plans->waits_at_gate = b->comm->gpu.made_more;
+  return r;
+}
+
+/* ---- rounds ------------------------------------------------------------------------------- */
+
+static int round_of(const struct builder *b, const struct rt_task *t) {
+  if (b->nrounds == 1 || !is_point(t)) return 0;
+  return rt_round_of(b->comm->rank, t->root, b->comm->nranks, b->comm->round_width);
+}
+
+/* A group is cut when its blocks might not find room at once. Whoever does not cut, because it has fewer, or calls on
+ * the host, which run beside the others, has all rounds at once: that holds nobody up. */
+static int rounds(const struct ncclComm *comm, const struct rt_task *tasks, int n) {
+  bool device = false;
+  for (int i = 0; i < n; i++) {
+    if (tasks[i].count && !tasks[i].on_device) return 1;
+    device |= tasks[i].on_device;
+  }
+  return device && most_jobs(tasks, n) > comm->room ? rt_round_count(comm->nranks, comm->round_width) : 1;
+}
+
+/* Each plan has the streams of all the group's calls: they are one after the other on each. */
+static rail_result_t fill_plan(struct builder *b, const struct rt_task *tasks, int n) {
+  b->plan->comm = b->comm;
+  RAIL_TRY(add_streams(b->plan, b->tasks, b->ntasks));
+  b->on_device = b->plan->on_device;
+  return add_tasks(b, tasks, n);
+}
+
+static rail_result_t add_plan(struct builder *b, const struct rt_task *tasks, int n) {
+  int jobs = RAIL_MAX(most_jobs(tasks, n), 1);
+  b->plan = calloc(1, sizeof *b->plan + (size_t)jobs * sizeof(struct rt_job));
+  if (!b->plan) {
+    RAIL_WARN("rank %d: out of memory for %d operations", b->comm->rank, jobs);
+    return RAIL_SYSTEM_ERROR;
+  }
+  rail_result_t r = fill_plan(b, tasks, n);
+  if (r == RAIL_OK && b->plan->njobs > 0) {
+    *b->end = b->plan;
+    b->end = &b->plan->next;
+  } else {
+    rt_plan_free(b->comm, b->plan);
+  }
+  return r;
+}
+
+static rail_result_t add_rounds(struct builder *b) {
+  if (b->nrounds == 1) return add_plan(b, b->tasks, b->ntasks);
+  struct rt_task *part = calloc((size_t)b->ntasks, sizeof *part);
+  rail_result_t r = part ? RAIL_OK : RAIL_SYSTEM_ERROR;
+  if (!part) RAIL_WARN("rank %d: out of memory for %d calls of one group", b->comm->rank, b->ntasks);
+  for (int round = 0; r == RAIL_OK && round < b->nrounds; round++) {
+    int n = 0;
+    for (int i = 0; i < b->ntasks; i++)
+      if (round_of(b, &b->tasks[i]) == round) part[n++] = b->tasks[i];
+    if (n > 0) r = add_plan(b, part, n);
+  }
+  free(part);
+  return r;
+}
+
+rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plans) {
+  bool collective = has_collective(tasks, ntasks);
+  int jobs = RAIL_MAX(most_jobs(tasks, ntasks), 1);
+  struct builder b = {.comm = comm, .tasks = tasks, .ntasks = ntasks, .nrounds = rounds(comm, tasks, ntasks)};
+  b.end = &b.plans;
+  b.connectors = calloc((size_t)jobs * 2 * RT_PEERS, sizeof(struct rt_connector *));
+  rail_result_t r = b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
+  if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
+  comm->collectives += collective;
+  if (r == RAIL_OK) r = add_rounds(&b);
+  if (r == RAIL_OK) r = make_ready_with_others(&b, collective);
+  free(b.connectors);
+  for (struct rt_plan *plan = b.plans, *next; r != RAIL_OK && plan; plan = next) {
+    next = plan->next;
+    rt_plan_free(comm, plan);
+  }
+  *plans = r == RAIL_OK ? b.plans : NULL;
+  return r;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From calls to plans. A task is one call as the user made it (or a part of
+ * one: all-to-all is sends and receives); a plan is what runs.
+ */
+#ifndef RT_ENQUEUE_H
+#define RT_ENQUEUE_H
+
+#include "core/comm/rt_comm.h"
+
+struct rt_task {
+  struct ncclComm *comm;
+  enum rt_coll coll;
+  const void *send;
+  void *recv;
+  uint64_t count;
+  ncclDataType_t type;
+  ncclRedOp_t op;
+  struct rt_premul premul; /* what op stood for when the call was made, for op >= ncclNumOps */
+  int root;                /* or the peer of RT_SEND, RT_RECV */
+  void *stream;            /* CUDA's; means something on the device only */
+  bool on_device;
+};
+
+/* As NCCL: a call that NCCL_ALGO and NCCL_PROTO leave nothing for fails, and says so. */
+ncclResult_t rt_task_check(const struct rt_task *t);
+/* Builds the plan of one communicator's tasks and connects what it needs; on a device these may be several, chained by
+ * `next`, to be launched in that order (rt_round.h). *plans is NULL when there is nothing to do. */
+rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plans);
+
+#endif

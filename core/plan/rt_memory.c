@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/plan/rt_memory.h"
+
+#include <stdio.h>
+
+#include "core/gpu/rt_cuda.h"
+#include "core/comm/rt_error.h"
+#include "core/gpu/rt_module.h"
+
+enum kind { HOST, REGISTERED, DEVICE };
+
+struct memory {
+  enum kind kind;
+  bool fixed;    /* it lies on one device; managed and registered memory is whose it has to be */
+  void *context; /* of DEVICE and REGISTERED; NULL: it has none of its own */
+  int ordinal;
+};
+
+/* RT_CU_SUCCESS, or why the driver does not tell. */
+static int ask(const struct rt_cuda *cu, const void *p, struct memory *m) {
+  int attributes[] = {RT_CU_POINTER_MEMORY_TYPE, RT_CU_POINTER_IS_MANAGED, RT_CU_POINTER_CONTEXT,
+                      RT_CU_POINTER_DEVICE_ORDINAL, RT_CU_POINTER_DEVICE_POINTER};
+  unsigned type = 0, managed = 0;
+  uint64_t device_pointer = 0;
+  void *values[] = {&type, &managed, &m->context, &m->ordinal, &device_pointer};
+  *m = (struct memory){.kind = HOST};
+  int r = cu->pointer_attributes(RAIL_COUNT_OF(attributes), attributes, values, (uint64_t)(uintptr_t)p);
+  if (r != RT_CU_SUCCESS) return r;
+  if (managed)
+    m->kind = DEVICE;
+  else if (type == RT_CU_MEMORY_HOST) /* of use to a kernel only by the address that the caller knows */
+    m->kind = device_pointer == (uint64_t)(uintptr_t)p ? REGISTERED : HOST;
+  else if (type != 0)
+    m->kind = DEVICE;
+  m->fixed = m->kind == DEVICE && !managed;
+  return r;
+}
+
+static rail_result_t look(const struct rt_cuda *cu, const struct ncclComm *comm, const void *p, struct memory *m) {
+  int r = ask(cu, p, m);
+  if (r == RT_CU_INVALID_CONTEXT && comm && comm->gpu.context) {
+    struct rt_cuda_scope scope;
+    RAIL_TRY(rt_cuda_enter(&scope, comm->gpu.context));
+    r = ask(cu, p, m);
+    rt_cuda_leave(&scope);
+  }
+  /* A driver that nobody has initialised, or has for this thread, or that is none, knows no memory of ours. */
+  if (r == RT_CU_NOT_INITIALIZED || r == RT_CU_DEINITIALIZED || r == RT_CU_STUB_LIBRARY || r == RT_CU_NO_DEVICE ||
+      r == RT_CU_INVALID_CONTEXT)
+    return RAIL_OK;
+  return rt_cuda_check(r, "cuPointerGetAttributes", "an earlier error on the device may be the reason");
+}
+
+static const char *text(const struct memory *m, char out[64]) {
+  if (m->kind == HOST) return "host memory that is not registered with CUDA";
+  snprintf(out, 64, "%smemory of CUDA device %d", m->kind == REGISTERED ? "registered " : "", m->ordinal);
+  return out;
+}
+
+/* The context in which this communicator's kernels run: the buffer's, if it lies on one device, else the stream's, else
+ * the caller's. Mapped memory (rt_mem.h) and that of memory pools lies on one, and has none. */
+static void *find_context(const struct rt_cuda *cu, const struct memory *m, void *stream) {
+  void *context = m->fixed ? m->context : NULL;
+  if (!context && stream && cu->stream_get_context(stream, &context) != RT_CU_SUCCESS) context = NULL;
+  if (!context && cu->ctx_get_current(&context) != RT_CU_SUCCESS) context = NULL;
+  return context ? context : m->context;
+}
+
+static rail_result_t device_of(const struct rt_cuda *cu, void *context, int *device) {
+  struct rt_cuda_scope scope;
+  RAIL_TRY(rt_cuda_enter(&scope, context));
+  int r = cu->ctx_get_device(device);
+  rt_cuda_leave(&scope);
+  return rt_cuda_check(r, "cuCtxGetDevice", "is the device still there?");
+}
+
+static ncclResult_t adopt(struct ncclComm *comm, const char *call, const struct rt_cuda *cu, const struct memory *m,
+                          void *stream) {
+  struct rt_gpu *gpu = &comm->gpu;
+  if (gpu->context && m->fixed && gpu->ordinal != m->ordinal)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: a buffer is memory of CUDA device %d; this communicator is on device %d",
+                    call, m->ordinal, gpu->ordinal);
+  if (gpu->context) return ncclSuccess;
+  void *context = find_context(cu, m, stream);
+  if (!context)
+    return rt_error(RAIL_CUDA_ERROR, "%s: no CUDA context is current in this thread; make the buffers' device current",
+                    call);
+  if (device_of(cu, context, &gpu->ordinal) != RAIL_OK)
+    return rt_error(RAIL_CUDA_ERROR, "%s: the buffers' CUDA device cannot be found; the log says why", call);
+  if (m->fixed && gpu->ordinal != m->ordinal)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: a buffer is memory of CUDA device %d, the stream or the calling thread is "
+                    "on device %d; make the buffer's device current, and take a stream of it", call, m->ordinal,
+                    gpu->ordinal);
+  gpu->context = context;
+  return ncclSuccess;
+}
+
+static ncclResult_t lookup_failed(void) {
+  rt_error_keep("cuPointerGetAttributes failed; the log says how");
+  return ncclUnhandledCudaError;
+}
+
+ncclResult_t rt_memory_look(struct ncclComm *comm, const char *call, const void *send, const void *recv, void *stream,
+                            bool *on_device) {
+  *on_device = false;
+  const struct rt_cuda *cu = rt_cuda();
+  if (rail_likely(!cu)) return ncclSuccess;
+  struct memory s, r;
+  if (!send) send = recv;
+  if (!recv) recv = send;
+  if (!send) return ncclSuccess;
+  if (look(cu, comm, send, &s) != RAIL_OK) return lookup_failed();
+  r = s;
+  if (recv != send && look(cu, comm, recv, &r) != RAIL_OK) return lookup_failed();
+  if (s.kind != DEVICE && r.kind != DEVICE) { /* both could do it */
+    *on_device = s.kind == REGISTERED && r.kind == REGISTERED && rt_module_exists();
+    return *on_device ? adopt(comm, call, cu, &s, stream) : ncclSuccess;
+  }
+  if (s.kind == HOST || r.kind == HOST) {
+    char a[64], b[64];
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: sendbuff %p is %s, recvbuff %p is %s; the device must reach both", call,
+                    send, text(&s, a), recv, text(&r, b));
+  }
+  if (s.fixed && r.fixed && s.ordinal != r.ordinal) {
+    char a[64], b[64];
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: sendbuff %p is %s, recvbuff %p is %s; one device must have both", call,
+                    send, text(&s, a), recv, text(&r, b));
+  }
+  *on_device = true;
+  return adopt(comm, call, cu, s.fixed ? &s : &r, stream);
+}
+
+ncclResult_t rt_memory_look_at_scalar(const char *call, const void *scalar, bool on_device) {
+  const struct rt_cuda *cu = rt_cuda();
+  struct memory m;
+  if (rail_likely(!cu)) return ncclSuccess;
+  if (look(cu, NULL, scalar, &m) != RAIL_OK) return lookup_failed();
+  if (m.kind == REGISTERED || (m.kind == DEVICE) == on_device) return ncclSuccess;
+  char a[64];
+  return rt_error(RAIL_BAD_ARGUMENT, "%s: the operator's factor at %p is %s; the buffers are the %s's", call, scalar,
+                  text(&m, a), on_device ? "device" : "host");
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which algorithm, protocol, channels and chunk an operation takes: pure functions
+ * of what all ranks agree on, over one table of rules (rt_tune.c) whose thresholds are
+ * parameters and name where they were measured.
+ */
+#ifndef RT_TUNE_H
+#define RT_TUNE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/host/rt_conn.h"
+#include "core/host/rt_sched.h"
+#include "core/comm/rt_param.h"
+
+/* What NCCL_ALGO and NCCL_PROTO can speak of; the last is ours, for sends and receives. */
+enum rt_func {
+  RT_F_BROADCAST,
+  RT_F_REDUCE,
+  RT_F_ALLGATHER,
+  RT_F_REDUCESCATTER,
+  RT_F_ALLREDUCE,
+  RT_F_SENDRECV,
+  RT_NFUNC
+};
+
+/* Exchange: two ranks send each other their whole inputs. Tree: core/plan/rt_tree.h. */
+enum rt_algo { RT_ALGO_RING, RT_ALGO_EXCHANGE, RT_ALGO_TREE, RT_NALGO };
+
+extern const char *const rt_func_names[RT_NFUNC], *const rt_algo_names[RT_NALGO], *const rt_proto_names[RT_NPROTO];
+
+/* What is allowed, RT_WISH_BITS for each function: bits 1 << enum rt_algo, or 1 << enum rt_proto. */
+#define RT_WISH_BITS 4
+static inline unsigned rt_wish(uint32_t wishes, enum rt_func f) {
+  return wishes >> ((unsigned)f * RT_WISH_BITS) & ((1u << RT_WISH_BITS) - 1);
+}
+
+/* For any function? */
+static inline bool rt_wish_any(uint32_t wishes, int bit) {
+  return (wishes & 0x11111111u * (1u << bit)) != 0;
+}
+
+/* NCCL_ALGO's and NCCL_PROTO's text as such; NULL: everything. Wrong words are warned about and left out. A function
+ * may have nothing left: its calls fail. */
+uint32_t rt_wish_algos(const char *text);
+uint32_t rt_wish_protos(const char *text);
+
+struct rt_tuning {
+  uint32_t algos, protos; /* wishes */
+  bool all_shm;           /* kernels meet kernels in every pair of neighbours: LL pays off */
+  bool has_gpus;          /* a rank has one: what is the host's call here may be a device's there */
+  int nchannels;
+  int blocks; /* not 0: channels go by size, and a group's are no more than so many, for which the GPUs have room */
+  uint64_t slot_size[RT_NPROTO];
+  uint64_t ll_max, chunk, exchange_max;   /* RAIL_LL_MAX, RAIL_CHUNK, RAIL_EXCHANGE_MAX */
+  uint64_t tree_max, tree_max_net;        /* RAIL_TREE_MAX, RAIL_TREE_MAX_NET */
+};
+
+struct rt_choice {
+  enum rt_func func;
+  bool none; /* NCCL_ALGO or NCCL_PROTO leave nothing that these ranks could do: the call must fail */
+  enum rt_algo algo;
+  enum rt_coll schedule; /* the algorithm's form of the call */
+  enum rt_proto proto;
+  int nchannels;
+  int ntrees; /* that share a channel's data; 1 where there are none */
+  const char *algo_measured, *proto_measured; /* a file of docs/results, or NULL: there was no other choice */
+};
+
+/* The parameters' part of it; nchannels, blocks, all_shm and has_gpus are the communicator's. */
+struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_t protos);
+
+/* `bytes`: of the call's count, so of one rank's block where there are blocks. */
+struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t bytes, int nranks);
+/* What kernels of a GPU speak instead: LL128, where NCCL_PROTO names it and the choice is Simple. */
+enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto proto);
+/* Elements of one step. */
+uint64_t rt_tune_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt_coll schedule, uint64_t bytes,
+                       int nranks, uint64_t esize);
+
+#endif

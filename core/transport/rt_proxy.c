@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/transport/rt_proxy.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/thread.h"
+#include "core/comm/rt_comm.h"
+
+/* Passes without progress before the thread gives its core away, and before it naps. */
+#define SPIN_PASSES 200
+#define YIELD_PASSES 20000
+#define NAP_NS 20000
+#define REASON_GRACE_MS 200
+
+/* ---- the two chains; driver only ---------------------------------------- */
+
+static void activate(struct rt_proxy *p, struct rt_connector *c) {
+  if (!p->active) {
+    p->active = c;
+    c->next_active = c;
+    return;
+  }
+  c->next_active = p->active->next_active;
+  p->active->next_active = c;
+}
+
+static void append(struct rt_proxy *p, struct rt_proxy_op *op) {
+  struct rt_connector *c = op->connector;
+  op->next = NULL;
+  if (c->ops) {
+    c->ops_last->next = op;
+    c->ops_last = op;
+    return;
+  }
+  c->ops = c->ops_last = op;
+  activate(p, c);
+}
+
+static void take_incoming(struct rt_proxy *p) {
+  pthread_mutex_lock(&p->lock);
+  struct rt_proxy_op *op = p->incoming;
+  p->incoming = NULL;
+  p->incoming_end = &p->incoming;
+  atomic_store(&p->has_incoming, false);
+  pthread_mutex_unlock(&p->lock);
+  while (op) {
+    struct rt_proxy_op *next = op->next;
+    append(p, op);
+    op = next;
+  }
+}
+
+/* Takes c's finished first operation off; c leaves the circle when none is behind it. `prev` is before c. */
+static bool retire(struct rt_proxy *p, struct rt_connector *prev, struct rt_connector *c) {
+  struct rt_proxy_op *op = c->ops;
+  c->ops = op->next;
+  atomic_fetch_sub(&p->unfinished, 1);
+  atomic_store_explicit(&op->finished, true, memory_order_release); /* op is the plan's again */
+  if (c->ops) return false;
+  if (prev == c) {
+    p->active = NULL;
+  } else {
+    prev->next_active = c->next_active;
+    if (p->active == c) p->active = prev;
+  }
+  c->next_active = NULL;
+  return true;
+}
+
+/* When a rank dies, its neighbours see a connection close before the bootstrap has spread which rank it was and why:
+ * the better reason gets a moment to arrive. */
+static void network_failed(struct ncclComm *comm, const struct rt_connector *c, rail_result_t result) {
+  uint64_t until = rail_deadline_in_ms(REASON_GRACE_MS);
+  while (result == RAIL_REMOTE_ERROR && !rt_comm_failed(comm) && !rail_deadline_passed(until))
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  rt_comm_fail(comm, result, "the network reported an error on the connection %s rank %d", c->is_send ? "to" : "from",
+               c->peer);
+}
+
+static bool pass(struct rt_proxy *p) {
+  bool moved = false;
+  if (atomic_load_explicit(&p->has_incoming, memory_order_acquire)) take_incoming(p);
+  struct rt_connector *prev = p->active, *end = p->active;
+  for (bool at_end = false; p->active && !at_end;) {
+    struct rt_connector *c = prev->next_active;
+    at_end = c == end;
+    rail_result_t r = c->end->progress(p->comm, c, c->ops);
+    if (r == RAIL_OK) {
+      moved = true;
+      if (c->ops->done == c->ops->nsteps && retire(p, prev, c)) continue;
+    } else if (r != RAIL_IN_PROGRESS) {
+      network_failed(p->comm, c, r);
+      break;
+    }
+    prev = c;
+  }
+  return moved;
+}
+
+bool rt_proxy_pass(struct rt_proxy *p) {
+  if (atomic_flag_test_and_set_explicit(&p->driven, memory_order_acquire)) return false;
+  bool moved = !rt_comm_failed(p->comm) && pass(p);
+  atomic_flag_clear_explicit(&p->driven, memory_order_release);
+  return moved;
+}
+
+void rt_proxy_quiesce(struct rt_proxy *p) {
+  while (atomic_flag_test_and_set_explicit(&p->driven, memory_order_acquire)) sched_yield();
+  atomic_flag_clear_explicit(&p->driven, memory_order_release);
+}
+
+/* ---- submission and the thread ------------------------------------------- */
+
+void rt_proxy_submit(struct rt_proxy *p, struct rt_proxy_op *op) {
+  op->posted = op->received = op->done = 0;
+  op->started = false;
+  op->next = NULL;
+  atomic_store(&op->finished, false);
+  memset(op->requests, 0, sizeof op->requests);
+  atomic_fetch_add(&p->unfinished, 1);
+  pthread_mutex_lock(&p->lock);
+  *p->incoming_end = op;
+  p->incoming_end = &op->next;
+  atomic_store_explicit(&p->has_incoming, true, memory_order_release);
+  if (p->threaded) pthread_cond_signal(&p->wake);
+  pthread_mutex_unlock(&p->lock);
+}
+
+/* Sleeps until there are operations. False: stop. */
+static bool wait_for_work(struct rt_proxy *p) {
+  pthread_mutex_lock(&p->lock);
+  while (!p->stop && (atomic_load(&p->unfinished) == 0 || rt_comm_failed(p->comm)))
+    pthread_cond_wait(&p->wake, &p->lock);
+  bool stop = p->stop;
+  pthread_mutex_unlock(&p->lock);
+  return !stop;
+}
+
+static void *proxy_thread(void *arg) {
+  struct rt_proxy *p = arg;
+  while (wait_for_work(p)) {
+    int idle = 0;
+    while (atomic_load(&p->unfinished) > 0 && !rt_comm_failed(p->comm)) {
+      if (rt_proxy_pass(p)) {
+        idle = 0;
+      } else if (++idle > YIELD_PASSES) {
+        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+      } else if (idle > SPIN_PASSES) {
+        sched_yield();
+      }
+    }
+  }
+  return NULL;
+}
+
+rail_result_t rt_proxy_init(struct rt_proxy *p, struct ncclComm *comm, bool threaded) {
+  p->comm = comm;
+  p->threaded = threaded;
+  p->incoming_end = &p->incoming;
+  atomic_flag_clear(&p->driven);
+  pthread_mutex_init(&p->lock, NULL);
+  pthread_cond_init(&p->wake, NULL);
+  if (!threaded) return RAIL_OK;
+  int err = rail_thread_start("rail-proxy", proxy_thread, p, &p->thread);
+  if (err) {
+    RAIL_WARN("rank %d: cannot start the proxy thread: %s; raise the limit of threads or set RAIL_PROXY=inline",
+              comm->rank, strerror(err));
+    return RAIL_SYSTEM_ERROR;
+  }
+  p->thread_running = true;
+  return RAIL_OK;
+}
+
+void rt_proxy_destroy(struct rt_proxy *p) {
+  if (!p->comm) return;
+  if (p->thread_running) {
+    pthread_mutex_lock(&p->lock);
+    p->stop = true;
+    pthread_cond_signal(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+    pthread_join(p->thread, NULL);
+    p->thread_running = false;
+  }
+  pthread_cond_destroy(&p->wake);
+  pthread_mutex_destroy(&p->lock);
+  p->comm = NULL;
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The proxy moves the steps of NET connections between slots and the plugin.
+ *
+ * Operations form two levels of chains: a circle of connectors that have work,
+ * and behind each connector the operations in order. A pass gives the first operation of
+ * every active connector one progress call.
+ *
+ * Passes are made either by a proxy thread, asleep while there are no
+ * operations, or, where cores are too few for a second thread per rank, by the
+ * thread that runs the kernels whenever it would otherwise wait (RAIL_PROXY).
+ * Only one thread makes a pass at a time; the others do not wait for it.
+ */
+#ifndef RT_PROXY_H
+#define RT_PROXY_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "core/transport/rt_transport.h"
+
+/* nsteps steps of one protocol on one connector. Lives in the caller's plan, or run. */
+struct rt_proxy_op {
+  struct rt_connector *connector;
+  enum rt_proto proto;
+  uint64_t nsteps, base; /* base: connector's step number at the start */
+  bool on_device;        /* the kernel's own slots are meant: rt_conn's device_buff, if there is one */
+  uint64_t posted, done; /* steps handed to the plugin, steps it has finished */
+  uint64_t received;     /* of a receive: steps that have come, and at most wait for a flush */
+  void *requests[RT_STEPS];
+  bool started;
+  atomic_bool finished;
+  struct rt_proxy_op *next; /* behind it on the same connector */
+};
+
+struct rt_proxy {
+  struct ncclComm *comm;
+  bool threaded;
+  pthread_t thread;
+  bool thread_running;
+  atomic_flag driven;          /* a pass is being made */
+  struct rt_connector *active; /* circle; the driver's own */
+  pthread_mutex_t lock;        /* guards incoming, stop */
+  pthread_cond_t wake;
+  struct rt_proxy_op *incoming, **incoming_end;
+  atomic_bool has_incoming;
+  atomic_int unfinished;
+  bool stop;
+};
+
+rail_result_t rt_proxy_init(struct rt_proxy *p, struct ncclComm *comm, bool threaded);
+/* Stops the thread. Operations that are unfinished stay so. Accepts a zeroed struct. */
+void rt_proxy_destroy(struct rt_proxy *p);
+
+void rt_proxy_submit(struct rt_proxy *p, struct rt_proxy_op *op);
+/* One pass, unless another thread is making one. True when something moved. */
+bool rt_proxy_pass(struct rt_proxy *p);
+/* After the communicator failed: returns when no pass is under way; none will start again. */
+void rt_proxy_quiesce(struct rt_proxy *p);
+
+#endif

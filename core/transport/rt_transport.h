@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Transports: ways for two ranks to have a connection. They are tried in the
+ * table's order, and both ranks come to the same choice because can_connect is
+ * symmetric. P2P: kernels of two GPUs share memory of one. SHM: two kernels share the host's memory. NET: proxies
+ * move the bytes through a plugin.
+ *
+ * A connector is one end of one directed connection on one channel. It is made in
+ * three steps, so that a rank can have many under way at once:
+ *   setup    creates what is local and fills the record that is sent to the peer
+ *   connect  gets the peer's record; RAIL_IN_PROGRESS: call again
+ *   free     takes down whatever was built, half-built included
+ */
+#ifndef RT_TRANSPORT_H
+#define RT_TRANSPORT_H
+
+#include "common/base/result.h"
+#include "core/host/rt_conn.h"
+#include "core/gpu/rt_gpu.h"
+#include "core/comm/rt_peer.h"
+
+struct ncclComm;
+struct rt_proxy_op;
+
+/* What one end tells the other through the bootstrap; the same size for all transports. */
+struct rt_connect_record {
+  uint32_t version;   /* RT_CONNECT_VERSION */
+  uint32_t transport; /* index in rt_transports: both ends must agree */
+  char net_name[32];  /* NET: the plugin's vtable name: both ends must agree */
+  unsigned char body[184];
+};
+#define RT_CONNECT_VERSION 1u
+_Static_assert(sizeof(struct rt_connect_record) == 224, "the record has one size");
+
+struct rt_connector;
+
+struct rt_transport_end {
+  rail_result_t (*setup)(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *mine);
+  rail_result_t (*connect)(struct ncclComm *comm, struct rt_connector *c, const struct rt_connect_record *theirs);
+  void (*free)(struct ncclComm *comm, struct rt_connector *c);
+  /* Moves an operation on. RAIL_OK: something moved (op->done tells how far); RAIL_IN_PROGRESS: nothing did.
+   * NULL: no proxy is involved. */
+  rail_result_t (*progress)(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op);
+  /* Has the peer closed its end for good? NULL: progress says so, with an error. */
+  bool (*peer_left)(const struct rt_connector *c);
+  /* Registers user memory for steps without a copy; NULL: the transport cannot. */
+  rail_result_t (*reg)(struct ncclComm *comm, struct rt_connector *c, void *data, size_t size, void **mhandle);
+  void (*dereg)(struct ncclComm *comm, struct rt_connector *c, void *mhandle);
+  /* Where the FIFO lies, for a device that shall reach it: fills in at most RT_MAX_RANGES - 1, returns how many. */
+  int (*ranges)(const struct rt_connector *c, struct rt_range *out);
+  /* Before a device's kernels use the connection, each time: the end may give them slots in the device's memory.
+   * NULL: it never does. */
+  void (*add_device_slots)(struct ncclComm *comm, struct rt_connector *c);
+};
+
+struct rt_transport {
+  const char *name;
+  bool (*can_connect)(const struct rt_peer *a, const struct rt_peer *b);
+  struct rt_transport_end send, recv;
+};
+
+enum { RT_TRANSPORT_P2P, RT_TRANSPORT_SHM, RT_TRANSPORT_NET, RT_TRANSPORT_COUNT };
+extern const struct rt_transport *const rt_transports[RT_TRANSPORT_COUNT];
+extern const struct rt_transport rt_p2p_transport, rt_shm_transport, rt_net_transport;
+
+/* In pages of its own: a device may have to reach `conn`. */
+struct rt_connector {
+  struct rt_conn conn; /* the kernel's view */
+  const struct rt_transport *transport;
+  const struct rt_transport_end *end; /* transport->send or ->recv */
+  void *res;                          /* the transport's own */
+  int peer, channel;
+  bool is_send, connected;
+  bool on_device; /* the call that it is made for is */
+  bool has_area;  /* P2P: kernels of GPUs meet in a GPU's memory there */
+  /* Proxy: operations in order, the first one active; next in the circle of active connectors. */
+  struct rt_proxy_op *ops, *ops_last;
+  struct rt_connector *next_active;
+  /* What is registered with CUDA. */
+  struct rt_range mapped[RT_MAX_RANGES];
+  int nmapped;
+  int runs;         /* jobs of runs on a device that are not over; under the lock of struct rt_gpu, as the next */
+  uint64_t planned; /* then: steps, once they are */
+};
+
+/* Does a kernel meet a kernel there? Otherwise both meet proxies. */
+static inline bool rt_transport_direct(const struct rt_transport *t) { return t && !t->send.progress; }
+
+/* The first transport that can connect the two, or NULL. */
+const struct rt_transport *rt_transport_choose(const struct rt_peer *a, const struct rt_peer *b);
+
+/* Connects every connector of the list that is not connected yet; the peers do the same for their ends. */
+rail_result_t rt_connect_all(struct ncclComm *comm, struct rt_connector **list, int n);
+void rt_connector_free(struct ncclComm *comm, struct rt_connector *c);
+
+#endif

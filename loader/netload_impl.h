@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Shared by netload*.c, by nobody else. */
+#ifndef RAIL_NETLOAD_IMPL_H
+#define RAIL_NETLOAD_IMPL_H
+
+#include <limits.h>
+#include <stdbool.h>
+
+#include "loader/netload.h"
+#include "loader/netload_slots.h"
+
+/* One per plugin and process, however often it is loaded: below v11 a plugin
+ * expects one init in its life. Guarded by a lock in netload.c. */
+struct rail_net_life {
+  struct rail_net_life *next;
+  const void *vtable; /* identity */
+  int loads;
+  bool initialised;   /* v6-v10 */
+};
+
+struct rail_net {
+  struct rail_net_slots slots;
+  bool complete;       /* no needed slot is NULL; until then init's success fills them */
+  const char *missing; /* the slot that init's success has left NULL */
+  int version;
+  const void *vtable;
+  void *library; /* from dlopen */
+  struct rail_net_life *life;
+  char path[PATH_MAX];
+};
+
+/* What rail_net_init hands out for v6-v10, which have no contexts. */
+struct rail_net_old_ctx {
+  int traffic_class;
+};
+
+/* After init, whose success may have filled the table: `result`, or RAIL_INTERNAL_ERROR when a slot is missing. */
+int rail_net_look_again(struct rail_net *net, int result);
+
+/* Calls `first_init` unless the plugin was initialised before in this process. */
+rail_result_t rail_net_init_once(struct rail_net *net, const struct rail_net_init *args,
+                                 rail_result_t (*first_init)(struct rail_net *net, const struct rail_net_init *args));
+
+#endif
