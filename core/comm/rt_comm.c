@@ -2,7 +2,6 @@
 #include "core/comm/rt_comm.h"
 
 #include <sched.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,50 +19,6 @@
 #include "core/gpu/rt_run.h"
 #include "core/comm/rt_split.h"
 #include "core/gpu/rt_way.h"
-
-/* ---- failure ------------------------------------------------------------------ */
-
-/* True for the one call that decides. */
-static bool record_failure(struct ncclComm *comm, rail_result_t result, const char *text) {
-  pthread_mutex_lock(&comm->error_lock);
-  bool first = atomic_load(&comm->failed) == 0;
-  if (first) {
-    snprintf(comm->error, sizeof comm->error, "%s", text);
-    if (!atomic_load(&comm->revoked)) atomic_store(&comm->abort_flag, 1);
-    atomic_store_explicit(&comm->failed, (int)result, memory_order_release);
-  }
-  pthread_mutex_unlock(&comm->error_lock);
-  return first;
-}
-
-void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) {
-  char text[sizeof comm->error];
-  struct rt_bootstrap *bootstrap = __atomic_load_n(&comm->bootstrap, __ATOMIC_ACQUIRE);
-  /* What the bootstrap found or was told of comes first: the caller met with its consequence, before bootstrap_failed
-   * was called. */
-  rail_result_t earlier = bootstrap ? rt_bootstrap_failure(bootstrap, text, sizeof text) : RAIL_OK;
-  if (earlier != RAIL_OK) {
-    record_failure(comm, earlier, text);
-    return;
-  }
-  va_list ap;
-  va_start(ap, fmt);
-  vsnprintf(text, sizeof text, fmt, ap);
-  va_end(ap);
-  if (!record_failure(comm, result, text)) return;
-  RAIL_WARN("rank %d of %d: %s (%s)", comm->rank, comm->nranks, text, rail_result_name((int)result));
-  if (bootstrap) rt_bootstrap_abort(bootstrap, result, text);
-}
-
-void rt_comm_revoke(struct ncclComm *comm) {
-  atomic_store(&comm->revoked, true);
-  record_failure(comm, RAIL_BAD_USAGE, "revoked by its user (ncclCommRevoke or NCCL_SHRINK_ABORT)");
-}
-
-/* The bootstrap found a rank dead or was told of a failure elsewhere; it logs and spreads the word itself. */
-static void bootstrap_failed(void *arg, rail_result_t result, const char *why) {
-  record_failure(arg, result == RAIL_OK ? RAIL_REMOTE_ERROR : result, why);
-}
 
 /* ---- making ---------------------------------------------------------------------- */
 
@@ -125,7 +80,7 @@ static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_
       .heartbeat_ms = (uint64_t)p->heartbeat_ms,
       .heartbeat_timeout_ms = (uint64_t)p->heartbeat_timeout_ms,
       .abort_flag = &comm->abort_flag,
-      .on_failure = bootstrap_failed,
+      .on_failure = rt_comm_bootstrap_failed,
       .arg = comm,
   };
   struct rt_bootstrap *bootstrap = NULL;
@@ -264,6 +219,7 @@ static void free_parts(struct ncclComm *comm) {
   rt_reg_free_all(comm);
   free_connectors(comm);
   rt_area_settle(comm, RT_SETTLE_MS);
+  rt_run_close(comm);
   rt_gpu_close(comm);
   rt_inbox_close(&comm->inbox);
   rt_ring_close(comm);

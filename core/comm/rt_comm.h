@@ -126,10 +126,13 @@ struct ncclComm *rt_comm_alloc(const struct rt_init_args *args);
 rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *args);
 void rt_comm_free(struct ncclComm *comm);
 
-/* The first call decides; later ones are ignored. Logs, keeps the text, tells the other ranks. */
+/* rt_comm_fail.c. The first call decides; later ones are ignored. Logs, keeps the text, tells the other ranks. */
 void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) RAIL_PRINTF(3, 4);
 /* Ends every wait of this rank as a failure does, but tells nobody and leaves the bootstrap alone. */
 void rt_comm_revoke(struct ncclComm *comm);
+/* rt_bootstrap_args.on_failure: the bootstrap found a rank dead, or received another rank's error. It has logged that
+ * and told the other ranks. */
+void rt_comm_bootstrap_failed(void *comm, rail_result_t result, const char *why);
 static inline bool rt_comm_failed(struct ncclComm *comm) {
   return atomic_load_explicit(&comm->failed, memory_order_acquire) != 0;
 }

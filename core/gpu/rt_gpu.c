@@ -288,11 +288,6 @@ static void close_driver_side(struct ncclComm *comm) {
 void rt_gpu_close(struct ncclComm *comm) {
   struct rt_gpu *gpu = &comm->gpu;
   if (!gpu->lock_made) return;
-  while (gpu->graphs) {
-    struct rt_plan *plan = gpu->graphs;
-    gpu->graphs = plan->next;
-    rt_plan_free(comm, plan);
-  }
   /* A program may have ended its context first; that took with it all that the driver had of ours. */
   struct rt_cuda_scope scope;
   bool alive = rt_cuda_enter(&scope, gpu->context) == RAIL_OK;

@@ -327,6 +327,13 @@ static void drop_graphs(struct ncclComm *comm) {
   }
 }
 
+void rt_run_close(struct ncclComm *comm) {
+  for (struct rt_plan *plan; (plan = comm->gpu.graphs);) {
+    comm->gpu.graphs = plan->next;
+    rt_plan_free(comm, plan);
+  }
+}
+
 bool rt_run_graphs_alive(struct ncclComm *comm) {
   drop_graphs(comm);
   return comm->gpu.graphs != NULL;

@@ -49,5 +49,7 @@ void rt_run_free(struct ncclComm *comm, struct rt_run *run);
 
 /* May a graph still run a captured plan? */
 bool rt_run_graphs_alive(struct ncclComm *comm);
+/* Frees all captured plans. Before rt_gpu_close. */
+void rt_run_close(struct ncclComm *comm);
 
 #endif
