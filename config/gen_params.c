@@ -1,13 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Prints docs/parameters.md from the parameter tables of every module. */
+ * Prints docs/parameters.md from the parameter tables of every module. A plugin's is PREFIX_param_table in its
+ * PREFIX_param.c; which plugins there are comes from config/rules.mk. */
 #include <stdio.h>
 
 #include "common/base/param.h"
 #include "common/obs/stats.h"
-#include "plugin/ib/ib_param.h"
-#include "plugin/railtrace/tr_param.h"
-#include "plugin/socket/sk_param.h"
 #include "rail/railyard.h"
+
+#ifndef PLUGIN_TABLES
+#define PLUGIN_TABLES
+#endif
+#define TABLE(name) extern const struct rail_param_table name;
+PLUGIN_TABLES
+#undef TABLE
+
+#define TABLE(name) &name,
+static const struct rail_param_table *const plugin_tables[] = {PLUGIN_TABLES NULL};
 
 static const char intro[] =
     "# Parameters\n\n"
@@ -20,12 +28,10 @@ int main(void) {
   printf("%s\n## Runtime (librailyard.so)\n\n", intro);
   fflush(stdout);
   railParamPrint(1);
-  printf("\n## Socket plugin (libnccl-net-socket.so)\n\n");
-  rail_param_print(stdout, &sk_param_table, 1);
-  printf("\n## Verbs plugin (libnccl-net-ib.so)\n\n");
-  rail_param_print(stdout, &ib_param_table, 1);
-  printf("\n## Recording wrapper (libnccl-net-railtrace.so)\n\n");
-  rail_param_print(stdout, &tr_param_table, 1);
+  for (const struct rail_param_table *const *table = plugin_tables; *table; table++) {
+    printf("\n## %s (libnccl-net-%s.so)\n\n", (*table)->title, (*table)->module);
+    rail_param_print(stdout, *table, 1);
+  }
   printf("\n## Runtime and plugins\n\n");
   rail_param_print(stdout, &rail_stats_param_table, 1);
   return 0;

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # config/install.sh install PROGRAM... | uninstall
-# Where things go is in the environment: BUILD, DESTDIR, PREFIX, BINDIR, LIBDIR, INCLUDEDIR, DATADIR, MANDIR, VERSION.
-# What is installed is noted in DATADIR/railyard/manifest, and that list is what uninstall removes: it works from any
-# later state of the tree.
+# Where things go is in the environment: BUILD, DESTDIR, PREFIX, BINDIR, LIBDIR, INCLUDEDIR, DATADIR, MANDIR, VERSION,
+# PLUGINS (names). What is installed is noted in DATADIR/railyard/manifest, and that list is what uninstall removes: it
+# works from any later state of the tree.
 set -euo pipefail
 
 for dir in PREFIX BINDIR LIBDIR INCLUDEDIR DATADIR MANDIR; do
@@ -45,7 +45,8 @@ do_install() {
   mkdir -p "$DESTDIR${manifest%/*}"
   : >"$DESTDIR$manifest"
   local f tmp
-  for f in "$BUILD"/lib/libnccl-net-*.so "$BUILD"/lib/librailyard.so{,."${VERSION%%.*}",."$VERSION"}; do
+  for f in $PLUGINS; do put 755 "$BUILD/lib/libnccl-net-$f.so" "$LIBDIR/libnccl-net-$f.so"; done
+  for f in "$BUILD"/lib/librailyard.so{,."${VERSION%%.*}",."$VERSION"}; do
     put_library "$f" "$LIBDIR/${f##*/}"
   done
   link_to ../librailyard.so."${VERSION%%.*}" "$LIBDIR/nccl/libnccl.so.2"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# config/left-out.sh CONFIG.MK [PLUGIN: WHY]...
 # Says, after a build, what was left out for want of a library or compiler.
 set -u
 grep -q '^HAVE_URING := 1' "$1" || echo "left out: io_uring (no liburing.a); the socket plugin's engine uring is epoll"
@@ -7,4 +8,5 @@ grep -q '^HAVE_LIBELF := 1' "$1" || echo "left out: rail-kit inspect's look into
 grep -q '^HAVE_JANSSON := 1' "$1" || echo "left out: rail-kit bench --compare (no libjansson.a)"
 grep -q '^HAVE_NVCC := 1' "$1" || echo "left out: CUDA kernels (no nvcc for sm_100); collectives run on host buffers"
 grep -q '^HAVE_CXX := 1' "$1" || echo "left out: tests of the CUDA kernels' source on the CPU (no C++17 compiler)"
-grep -q '^HAVE_VERBS := 1' "$1" || echo "left out: the ib plugin (no infiniband/verbs.h; Debian: libibverbs-dev)"
+shift
+for plugin in "$@"; do echo "left out: the ${plugin%%:*} plugin (${plugin#*: })"; done

@@ -32,7 +32,8 @@ $(foreach t,$(installed_tools),$(eval $(call tool_rule,$(BUILD)/relinked/$(t),$(
 FORCE:
 
 install_sh = @BUILD='$(BUILD)' DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' BINDIR='$(BINDIR)' LIBDIR='$(LIBDIR)' \
-  INCLUDEDIR='$(INCLUDEDIR)' DATADIR='$(DATADIR)' MANDIR='$(MANDIR)' VERSION='$(VERSION)' bash config/install.sh
+  INCLUDEDIR='$(INCLUDEDIR)' DATADIR='$(DATADIR)' MANDIR='$(MANDIR)' VERSION='$(VERSION)' \
+  PLUGINS='$(installed_plugins)' bash config/install.sh
 
 install: all  ## copy everything under DESTDIR; PREFIX, BINDIR, LIBDIR, INCLUDEDIR, DATADIR, MANDIR say where to
 	$(if $(places_differ),+$(Q)$(MAKE) BUILD='$(BUILD)' $(relinked))

@@ -3,7 +3,9 @@
 #   common/*/*.c          → librailcommon.a, linked into everything
 #   common/net/abi*.c     → linked into each plugin, never into anything else
 #   loader/*.c            → librailloader.a, for what loads plugins: the runtime, the kit, tools, plugin/railtrace
-#   plugin/NAME/*.c       → lib/libnccl-net-NAME.so
+#   plugin/NAME/*.c       → lib/libnccl-net-NAME.so; libNAME.a for its unit tests, test/unit/test_PREFIX_*, and its fuzz
+#                           targets. PREFIX is what its files begin with: plugin/NAME/PREFIX_main.c. build.mk beside it,
+#                           if there is one, says what is special (below)
 #   core/*/*.c            → lib/librailyard.so.VERSION with its links, and lib/nccl: the same under NCCL's names
 #   kit/**.c              → librailkit.a, for tools and tests
 #   kit/preload/*.c       → lib/railyard/librail-fault.so, for LD_PRELOAD
@@ -48,13 +50,25 @@ KIT_A := $(if $(kit_src),$(O)/librailkit.a)
 HARNESS_A := $(if $(harness_src),$(O)/libharness.a)
 FUZZ_A := $(O)/libfuzz.a
 FUZZ_MAIN := $(if $(filter fuzz,$(SAN)),,$(O)/test/fuzz/lib/driver.o)
-SOCKET_A := $(O)/libsocket.a
-IB_A := $(if $(HAVE_VERBS),$(O)/libib.a)
 
-# A plugin is whole when its operations table is there; verbs.h is all that the ib plugin needs to be built.
-plugins := $(foreach d,$(wildcard plugin/*),$(if $(wildcard $(d)/*_main.c),$(notdir $(d))))
-plugins := $(filter-out $(if $(HAVE_VERBS),,ib),$(plugins))
+# A plugin is whole when its operations table is there. What its build.mk may set, each optional:
+#   needs_NAME    what config/probe.sh must have found: HAVE_VERBS. Else the plugin and its tests are left out
+#   without_NAME  what is said then
+#   libs_NAME     more for the linker: libraries
+#   archives_NAME archives of ours besides librailcommon.a: $(LOADER_A)
+#   params_NAME   the sources that its table of parameters takes, if that is not PREFIX_param.c alone
+#   install_NAME  no: for this tree only
+known_plugins := $(patsubst plugin/%/,%,$(sort $(dir $(wildcard plugin/*/*_main.c))))
+include $(wildcard plugin/*/build.mk)
+prefix_of = $(patsubst plugin/$(1)/%_main.c,%,$(wildcard plugin/$(1)/*_main.c))
+missing_for = $(foreach n,$(needs_$(1)),$(if $($(n)),,$(n)))
+left_out_plugins := $(foreach p,$(known_plugins),$(if $(call missing_for,$(p)),$(p)))
+left_out_src := $(foreach p,$(left_out_plugins),plugin/$(p)/% \
+  $(foreach x,$(call prefix_of,$(p)),test/unit/test_$(x)_% test/fuzz/$(x)_%))
+plugins := $(filter-out $(left_out_plugins),$(known_plugins))
 plugin_libs := $(foreach p,$(plugins),$(BUILD)/lib/libnccl-net-$(p).so)
+installed_plugins := $(foreach p,$(plugins),$(if $(filter no,$(install_$(p))),,$(p)))
+plugin_archives := $(foreach p,$(plugins),$(O)/plugin/lib$(p).a)
 core_lib := $(if $(core_src),$(BUILD)/lib/librailyard.so)
 stand_in := $(if $(core_lib),$(BUILD)/lib/nccl/libnccl.so.2 $(BUILD)/lib/nccl/libnccl.so)
 tool_common_src := $(wildcard tools/common/*.c)
@@ -63,7 +77,7 @@ runtime_tools := rail-coll rail-train
 tools := $(foreach d,$(filter-out tools/common,$(wildcard tools/*)),$(if $(wildcard $(d)/*.c),$(notdir $(d))))
 tool_bins := $(foreach t,$(tools),$(BUILD)/bin/$(t))
 test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz lab gpu,test/$(k)/*.c))
-test_src := $(filter-out $(if $(HAVE_VERBS),,test/unit/test_ib_% test/fuzz/ib_%),$(test_src))
+test_src := $(filter-out $(left_out_src),$(test_src))
 test_src := $(filter-out $(if $(HAVE_CXX),,test/unit/test_device_% test/e2e/test_device_%),$(test_src))
 test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
 helper_bins = $(patsubst test/%.c,$(BUILD)/test/%,$(shell grep -l 'TEST-HELPER' $(test_src)))
@@ -98,7 +112,7 @@ $(O)/%.o: %.cc config/flags.mk $(BUILD)/config.mk
 	$(Q)$(CC) -x c++ $(ALL_CPPFLAGS) $(ALL_CXXFLAGS) -MMD -MP -c $< -o $@
 
 # What another compiler says of every source, without compiling it.
-syntax_src := $(filter-out %_impl.c $(if $(HAVE_VERBS),,plugin/ib/% test/unit/test_ib_% test/fuzz/ib_%), \
+syntax_src := $(filter-out %_impl.c $(left_out_src), \
   $(shell find common loader core kit plugin tools test config -name '*.c'))
 syntax_src += $(if $(HAVE_CXX),$(wildcard test/device/*.cc))
 syntax_ok := $(addsuffix .ok,$(addprefix $(O)/,$(syntax_src))) $(foreach s,$(simd),$(O)/core/host/rt_reduce_$(s).ok)
@@ -167,26 +181,21 @@ $(O)/libharness.a: $(call obj,$(harness_src))
 $(call obj,$(fuzz_src)): private CFLAGS += $(if $(filter fuzz,$(SAN)),-fno-sanitize=fuzzer-no-link)
 $(O)/libtool.a: $(call obj,$(tool_common_src))
 $(O)/libfuzz.a: $(call obj,$(fuzz_src))
-$(O)/libsocket.a: $(call obj,$(wildcard plugin/socket/*.c) $(abi_src))
-$(O)/libib.a: $(call obj,$(wildcard plugin/ib/*.c))
+$(foreach p,$(plugins),$(eval $(O)/plugin/lib$(p).a: $(call obj,$(wildcard plugin/$(p)/*.c) $(abi_src))))
 $(O)/%.a:
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  AR      $@")
 	$(Q)rm -f $@ && $(AR) rcs $@ $^
 
-# Static, so that the plugin loads where there is no liburing.so.
-libs_plugin_socket = $(if $(HAVE_URING),-l:liburing.a)
-
-loader_plugin_railtrace = $(LOADER_A)
-
 # A plugin: its own files, the shims, what it needs of common. The version
 # script leaves only ncclNetPlugin_v6 … _v12 visible.
 define plugin_rule
-$(BUILD)/lib/libnccl-net-$(1).so: $(call obj,$(wildcard plugin/$(1)/*.c) $(abi_src)) $(loader_plugin_$(1)) $(COMMON_A) config/plugin.map
+$(BUILD)/lib/libnccl-net-$(1).so: $(call obj,$(wildcard plugin/$(1)/*.c) $(abi_src)) $(archives_$(1)) $(COMMON_A) \
+  config/plugin.map
 	@mkdir -p $$(@D)
 	@$$(if $$(V),,echo "  LD      $$@")
 	$$(Q)$$(CC) $$(ALL_LDFLAGS) $$(SO_LDFLAGS) -Wl,--version-script=config/plugin.map -Wl,-soname,$$(@F) \
-	  $$(filter %.o,$$^) $(loader_plugin_$(1)) $(COMMON_A) $$(libs_plugin_$(1)) -ldl -o $$@
+	  $$(filter %.o,$$^) $(archives_$(1)) $(COMMON_A) $(libs_$(1)) -ldl -o $$@
 endef
 $(foreach p,$(plugins),$(eval $(call plugin_rule,$(p))))
 
@@ -248,19 +257,18 @@ $(BUILD)/test/e2e/%: $(O)/test/e2e/%.o $(HARNESS_A) $(KIT_A) $(BASE_A) | $(core_
 
 $(patsubst test/%.c,$(BUILD)/test/%,$(filter-out test/e2e/% test/fuzz/%,$(core_tests))): $(CORE_A)
 
-# Fuzz targets see every room's internals.
-$(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(SOCKET_A) $(IB_A) $(CORE_A) $(KIT_A) $(BASE_A)
+# Fuzz targets see the runtime's internals, the kit's, and those of the plugin whose prefix their name begins with.
+$(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(CORE_A) $(KIT_A) $(BASE_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $(if $(FUZZ_MAIN),,-fsanitize=fuzzer) $^ $(libs_plugin_socket) -ldl -lm -lrt -o $@
+	$(Q)$(CC) $(ALL_LDFLAGS) $(if $(FUZZ_MAIN),,-fsanitize=fuzzer) $(filter %.o,$^) $(FUZZ_A) \
+	  $(filter $(plugin_archives),$^) $(CORE_A) $(KIT_A) $(BASE_A) $(test_libs) -ldl -lm -lrt -o $@
 
 # test_objs_NAME: objects outside the libraries (shims, a plugin's) that the unit test NAME needs.
 test_objs_test_abi := $(patsubst %.c,%.o,$(abi_src))
 test_objs_test_tools := tools/common/fork.o $(addprefix tools/rail-stat/,look.o stats_read.o)
 test_objs_test_coll_check := tools/rail-coll/verify.o tools/rail-coll/types.o tools/common/options.o
-test_objs_test_sk_early := plugin/socket/sk_early.o plugin/socket/sk_match.o
-test_objs_test_sk_match := plugin/socket/sk_match.o
-test_objs_test_sk_stats := plugin/socket/sk_stats.o tools/rail-stat/stats_read.o
+test_objs_test_sk_stats := tools/rail-stat/stats_read.o
 test_objs_test_ib_stats := tools/rail-stat/stats_read.o
 test_objs_test_stats := tools/rail-stat/stats_read.o
 test_objs_test_stats_read := tools/rail-stat/stats_read.o
@@ -270,28 +278,21 @@ test_objs_test_device_native := $(addprefix test/device/,native.o pairs.o)
 test_objs_test_device_block := $(addprefix test/device/,emu_collective.o block_case.o link.o)
 test_objs_test_kernel := test/device/link.o
 test_objs_test_tree := test/device/link.o
-stream_objs := $(addprefix plugin/socket/sk_,stream.o zerocopy.o param.o)
-test_objs_test_sk_stream := $(stream_objs)
-test_objs_test_sk_zerocopy := $(stream_objs)
-test_objs_test_sk_wire := plugin/socket/sk_wire.o
-handshake_objs := $(addprefix plugin/socket/sk_,$(addsuffix .o, \
-  accept auth connect dial group listen param reception rejoin sockopt stats wire))
-test_objs_test_sk_handshake := $(handshake_objs)
-test_objs_test_sk_auth := $(handshake_objs)
-test_objs_test_sk_ports := $(handshake_objs)
 $(foreach t,$(filter test/unit/%,$(test_src)),$(eval \
   $(patsubst test/%.c,$(BUILD)/test/%,$(t)): $(addprefix $(O)/,$(test_objs_$(basename $(notdir $(t)))))))
 
-# Unit tests of the ib plugin see all of it, and so do those of the socket plugin's data path.
-$(patsubst test/%.c,$(BUILD)/test/%,$(filter test/unit/test_ib_%,$(test_src))): $(IB_A)
-data_path_tests := $(addprefix $(BUILD)/test/unit/test_sk_,send recv rails engine faults pulse)
-$(data_path_tests): $(SOCKET_A)
-$(data_path_tests): test_libs := $(libs_plugin_socket)
+# Unit tests and fuzz targets of a plugin see all of it. No program sees two: each defines rail_plugin_ops.
+define plugin_tests_rule
+plugin_tests_$(1) := $(patsubst test/%.c,$(BUILD)/test/%,$(filter test/unit/test_$(2)_% test/fuzz/$(2)_%,$(test_src)))
+$$(plugin_tests_$(1)): $(O)/plugin/lib$(1).a $(archives_$(1))
+$$(plugin_tests_$(1)): test_libs := $(libs_$(1))
+endef
+$(foreach p,$(plugins),$(foreach x,$(call prefix_of,$(p)),$(eval $(call plugin_tests_rule,$(p),$(x)))))
 
 $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(BASE_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A) $(IB_A) $(SOCKET_A),$^) $(HARNESS_A) $(KIT_A) $(BASE_A) \
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A) $(plugin_archives),$^) $(HARNESS_A) $(KIT_A) $(BASE_A) \
 	  $(test_libs) -ldl -lm -lrt -o $@
 
 # Little plugins that test_netload opens.
@@ -338,8 +339,13 @@ $(BUILD)/test/broken/libnccl-net-broken-%.so: $(BUILD)/test/broken/libnccl-net-r
 	$(Q)cp $< $@
 
 # The parameter tables of every module, for docs/parameters.md.
-gen_params_obj := config/gen_params.o core/comm/rt_param.o $(addprefix plugin/, \
-  socket/sk_param.o ib/ib_param.o ib/ib_gid.o railtrace/tr_param.o)
+# Those of plugins that are left out, too.
+param_src = $(or $(params_$(1)),$(call prefix_of,$(1))_param.c)
+gen_params_obj := config/gen_params.o core/comm/rt_param.o \
+  $(foreach p,$(known_plugins),$(patsubst %.c,plugin/$(p)/%.o,$(call param_src,$(p))))
+$(O)/config/gen_params.o $(O)/config/gen_params.c.ok: CPPFLAGS += \
+  -DPLUGIN_TABLES='$(foreach p,$(known_plugins),TABLE($(call prefix_of,$(p))_param_table))'
+$(O)/config/gen_params.o: plugin
 $(BUILD)/gen-params: $(addprefix $(O)/,$(gen_params_obj)) $(BASE_A)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $^ -o $@

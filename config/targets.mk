@@ -13,7 +13,8 @@ runner := python3 test/run.py
 
 san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib)
 all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
-	@bash config/left-out.sh $(BUILD)/config.mk
+	@bash config/left-out.sh $(BUILD)/config.mk \
+	  $(foreach p,$(left_out_plugins),'$(p): $(or $(without_$(p)),needs $(call missing_for,$(p)))')
 
 test_needs := $(test_bins) $(preload_libs) $(broken_libs) $(gpu_bins) $(BUILD)/gen-params
 

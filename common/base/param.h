@@ -40,6 +40,7 @@ struct rail_param_table {
   const char *module; /* "socket", "core" */
   const struct rail_param *rows;
   size_t count;
+  const char *title; /* over a plugin's table in docs/parameters.md: "Socket plugin" */
 };
 
 /* Fills `out` from the environment; warns about bad values. Cannot fail. */

@@ -161,7 +161,8 @@ static const struct rail_param rows[] = {
           "needs it, always, or never."},
 };
 
-const struct rail_param_table ib_param_table = {.module = "ib", .rows = rows, .count = RAIL_COUNT_OF(rows)};
+const struct rail_param_table ib_param_table = {.module = "ib", .rows = rows, .count = RAIL_COUNT_OF(rows),
+                                              .title = "Verbs plugin"};
 struct ib_params ib_params;
 
 static void check_max_write(void) {

@@ -30,7 +30,8 @@ static const struct rail_param rows[] = {
    .doc = "A listen, connect or accept that takes longer is reported. It is never made an error."},
 };
 
-const struct rail_param_table tr_param_table = {.module = "railtrace", .rows = rows, .count = RAIL_COUNT_OF(rows)};
+const struct rail_param_table tr_param_table = {.module = "railtrace", .rows = rows, .count = RAIL_COUNT_OF(rows),
+                                              .title = "Recording wrapper"};
 struct tr_params tr_params;
 
 void tr_params_load(void) { rail_param_load(&tr_param_table, &tr_params); }

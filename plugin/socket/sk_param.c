@@ -109,7 +109,8 @@ static const struct rail_param rows[] = {
           "not acknowledged; what is then left may be lost, and a line says so."},
 };
 
-const struct rail_param_table sk_param_table = {.module = "socket", .rows = rows, .count = RAIL_COUNT_OF(rows)};
+const struct rail_param_table sk_param_table = {.module = "socket", .rows = rows, .count = RAIL_COUNT_OF(rows),
+                                              .title = "Socket plugin"};
 struct sk_params sk_params;
 
 static int64_t zerocopy_of(const char *text) {

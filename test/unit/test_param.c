@@ -25,7 +25,7 @@ static const struct rail_param rows[] = {
    .doc = "A word.", .offset = offsetof(struct values, word)},
   {.name = "RAIL_TESTP_TEXT", .type = RAIL_PARAM_STRING, .doc = "A text.", .offset = offsetof(struct values, text)},
 };
-static const struct rail_param_table table = {"test", rows, sizeof rows / sizeof rows[0]};
+static const struct rail_param_table table = {.module = "test", .rows = rows, .count = sizeof rows / sizeof rows[0]};
 
 static char logged[8192];
 static int warnings;
@@ -202,7 +202,7 @@ TEST(unknown_names) {
 /* A third of the letters may differ. */
 TEST(how_near_a_name_must_be) {
   static const struct rail_param own[] = {{.name = "RAIL_QVWXYZQVWX", .type = RAIL_PARAM_INT, .hi = 9}};
-  static const struct rail_param_table near_table = {"near", own, 1};
+  static const struct rail_param_table near_table = {.module = "near", .rows = own, .count = 1};
   const struct rail_param_table *tables[] = {&near_table};
   setenv("RAIL_QVWXY12345", "1", 1);
   start_capture();
@@ -219,7 +219,7 @@ TEST(how_near_a_name_must_be) {
 /* The module that owns a prefix does complain under it. */
 TEST(a_prefix_does_not_excuse_its_owner) {
   static const struct rail_param own[] = {{.name = "RAIL_SOCKET_STREAMS", .type = RAIL_PARAM_INT, .hi = 9}};
-  static const struct rail_param_table socket_table = {"socket", own, 1};
+  static const struct rail_param_table socket_table = {.module = "socket", .rows = own, .count = 1};
   const struct rail_param_table *tables[] = {&socket_table};
   setenv("RAIL_SOCKET_STREMS", "1", 1);
   start_capture();
