@@ -276,7 +276,7 @@ test_objs_test_device_reduce := $(addprefix test/device/,bulk.o cases.o pairs.o 
 test_objs_test_device_fifo := test/device/emu_fifo.o
 test_objs_test_device_native := $(addprefix test/device/,native.o pairs.o)
 test_objs_test_device_block := $(addprefix test/device/,emu_collective.o block_case.o link.o)
-test_objs_test_kernel := test/device/link.o
+test_objs_test_program := test/device/link.o
 test_objs_test_tree := test/device/link.o
 $(foreach t,$(filter test/unit/%,$(test_src)),$(eval \
   $(patsubst test/%.c,$(BUILD)/test/%,$(t)): $(addprefix $(O)/,$(test_objs_$(basename $(notdir $(t)))))))

@@ -7,7 +7,7 @@
 /* A communicator of ours that others can be made of: usable, or revoked and with nothing under way. */
 static ncclResult_t check_parent(struct ncclComm *comm, const char *call) {
   if (!comm || comm->magic != RT_COMM_MAGIC || !atomic_load(&comm->revoked)) return rt_check_comm(comm, call);
-  if (rt_stream_idle(&comm->stream)) return ncclSuccess;
+  if (rt_queue_idle(&comm->queue)) return ncclSuccess;
   return rt_error(RAIL_BAD_USAGE, "%s: the revoked communicator has not come to rest; poll ncclCommGetAsyncError first",
                   call);
 }
@@ -49,10 +49,10 @@ RAIL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, nccl
 
 static ncclResult_t revoke(struct ncclComm *comm, const char *call);
 
-/* Fills heirs, in the parent's order, and this rank's new number; `heirs` has room for all. */
-static ncclResult_t who_stays(const struct ncclComm *comm, const int *excluded, int n, int *heirs,
+/* Fills survivors, in the parent's order, and this rank's new number; `survivors` has room for all. */
+static ncclResult_t who_stays(const struct ncclComm *comm, const int *excluded, int n, int *survivors,
                               struct rt_init_args *args) {
-  for (int r = 0; r < comm->nranks; r++) heirs[r] = r;
+  for (int r = 0; r < comm->nranks; r++) survivors[r] = r;
   for (int i = 0; i < n; i++) {
     int r = excluded[i];
     if (r < 0 || r >= comm->nranks)
@@ -62,14 +62,14 @@ static ncclResult_t who_stays(const struct ncclComm *comm, const int *excluded, 
       return rt_error(RAIL_BAD_ARGUMENT,
                       "ncclCommShrink: excludeRanksList[%d] is this rank (%d); an excluded rank makes no such call", i,
                       r);
-    heirs[r] = -1;
+    survivors[r] = -1;
   }
   for (int r = 0; r < comm->nranks; r++) {
-    if (heirs[r] < 0) continue;
+    if (survivors[r] < 0) continue;
     if (r == comm->rank) args->rank = args->nranks;
-    heirs[args->nranks++] = r;
+    survivors[args->nranks++] = r;
   }
-  args->heirs = heirs;
+  args->survivors = survivors;
   return ncclSuccess;
 }
 
@@ -90,9 +90,9 @@ RAIL_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, 
   struct rt_init_args args = {0};
   ncclResult_t r = check_shrink(comm, excludeRanksList, excludeRanksCount, shrinkFlags);
   if (r != ncclSuccess) return r;
-  int *heirs = calloc((size_t)comm->nranks, sizeof *heirs);
-  if (!heirs) return rt_error(RAIL_SYSTEM_ERROR, "ncclCommShrink: out of memory");
-  r = who_stays(comm, excludeRanksList, excludeRanksCount, heirs, &args);
+  int *survivors = calloc((size_t)comm->nranks, sizeof *survivors);
+  if (!survivors) return rt_error(RAIL_SYSTEM_ERROR, "ncclCommShrink: out of memory");
+  r = who_stays(comm, excludeRanksList, excludeRanksCount, survivors, &args);
   /* A wrong call ends nothing. */
   if (r == ncclSuccess) r = check_wishes("ncclCommShrink", newcomm, config, &args);
   if (r == ncclSuccess && (shrinkFlags & NCCL_SHRINK_ABORT)) r = revoke(comm, "ncclCommShrink");
@@ -101,7 +101,7 @@ RAIL_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, 
     inherit(comm, config, &args);
     r = rt_make_comm(&args, newcomm);
   }
-  free(heirs);
+  free(survivors);
   return r;
 }
 
@@ -116,7 +116,7 @@ static ncclResult_t revoke(struct ncclComm *comm, const char *call) {
                     comm->finalized ? "was finalized" : "is not made");
   atomic_fetch_add(&comm->users, 1);
   rt_comm_revoke(comm);
-  rt_stream_wait(&comm->stream);
+  rt_queue_wait(&comm->queue);
   atomic_fetch_sub(&comm->users, 1);
   return ncclSuccess;
 }

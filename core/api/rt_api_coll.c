@@ -3,10 +3,10 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "core/host/rt_types.h"
 #include "core/api/rt_api.h"
 #include "core/api/rt_group.h"
-#include "core/plan/rt_memory.h"
+#include "core/host/rt_types.h"
+#include "core/plan/rt_buffer.h"
 
 enum who { NOBODY, ROOT, ALL };
 
@@ -54,8 +54,8 @@ static ncclResult_t look_at(const struct call *c, const struct ncclComm *comm) {
 static ncclResult_t check(struct call *c, struct ncclComm *comm) {
   ncclResult_t r = look_at(c, comm);
   if (r == ncclSuccess)
-    r = rt_memory_look(comm, c->name, needs(comm, c, c->sends) ? c->send : NULL,
-                       needs(comm, c, c->receives) ? c->recv : NULL, c->stream, &c->on_device);
+    r = rt_buffer_locate(comm, c->name, needs(comm, c, c->sends) ? c->send : NULL,
+                         needs(comm, c, c->receives) ? c->recv : NULL, c->stream, &c->on_device);
   return rt_group_note(r);
 }
 
@@ -71,7 +71,7 @@ static ncclResult_t look_at_op(const struct call *c, ncclRedOp_t op, const struc
     return rt_error(RAIL_BAD_ARGUMENT, "%s: the operator was made for datatype %s, the call has %s", name,
                     rt_type_name((int)comm->premuls[i].type), rt_type_name((int)type));
   if (!comm->premuls[i].deferred || !c->count) return ncclSuccess;
-  return rt_memory_look_at_scalar(name, comm->premuls[i].scalar, c->on_device);
+  return rt_buffer_locate_scalar(name, comm->premuls[i].scalar, c->on_device);
 }
 
 static ncclResult_t check_op(const struct call *c, ncclRedOp_t op, const struct ncclComm *comm) {

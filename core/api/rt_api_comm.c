@@ -223,8 +223,8 @@ static void wait_for_users(struct ncclComm *comm) {
 
 static ncclResult_t finalize(struct ncclComm *comm, bool all_ranks) {
   join_init(comm);
-  if (!comm->finalized && comm->stream.comm) {
-    rt_stream_wait(&comm->stream);
+  if (!comm->finalized && comm->queue.comm) {
+    rt_queue_wait(&comm->queue);
     if (all_ranks && !rt_comm_failed(comm)) {
       rail_result_t r = rt_bootstrap_barrier(comm->bootstrap);
       if (r != RAIL_OK) rt_comm_fail(comm, r, "another rank did not finalize");
@@ -256,7 +256,7 @@ RAIL_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   ncclResult_t r = rt_check_handle(comm, "ncclCommAbort");
   if (r != ncclSuccess) return r;
-  if (comm->finalized && comm->stream.comm && rt_stream_idle(&comm->stream)) {
+  if (comm->finalized && comm->queue.comm && rt_queue_idle(&comm->queue)) {
     rt_comm_free(comm);
     return ncclSuccess;
   }
@@ -274,7 +274,7 @@ RAIL_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *as
   if (r != ncclSuccess) return r;
   if (!asyncError) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommGetAsyncError: asyncError is NULL");
   if (atomic_load(&comm->revoked)) {
-    *asyncError = rt_stream_idle(&comm->stream) ? ncclSuccess : ncclInProgress;
+    *asyncError = rt_queue_idle(&comm->queue) ? ncclSuccess : ncclInProgress;
     return ncclSuccess;
   }
   int failed = atomic_load(&comm->failed);

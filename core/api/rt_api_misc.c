@@ -26,7 +26,7 @@ static ncclResult_t add_buffer(const char *call, ncclComm_t comm, void *buff, si
 static ncclResult_t remove_buffer(const char *call, ncclComm_t comm, void *handle) {
   ncclResult_t r = rt_check_handle(comm, call);
   if (r != ncclSuccess) return r;
-  if (!rt_stream_idle(&comm->stream) && !rt_comm_failed(comm))
+  if (!rt_queue_idle(&comm->queue) && !rt_comm_failed(comm))
     return rt_error(RAIL_BAD_USAGE, "%s: operations are unfinished; wait for them first", call);
   if (rt_reg_remove(comm, handle) != RAIL_OK)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: %p is not a registration of this communicator", call, handle);
@@ -104,7 +104,7 @@ RAIL_EXPORT ncclResult_t railCommWait(ncclComm_t comm) {
   if (r != ncclSuccess) return r;
   if (atomic_load(&comm->init_state) == ncclInProgress) return ncclInProgress;
   atomic_fetch_add(&comm->users, 1);
-  if (comm->stream.comm) rt_stream_wait(&comm->stream);
+  if (comm->queue.comm) rt_queue_wait(&comm->queue);
   r = (ncclResult_t)atomic_load(&comm->failed);
   if (r != ncclSuccess) rt_error_keep(comm->error);
   atomic_fetch_sub(&comm->users, 1);
@@ -117,7 +117,7 @@ RAIL_EXPORT ncclResult_t railCommQuery(ncclComm_t comm, int *done) {
   if (!done) return rt_error(RAIL_BAD_ARGUMENT, "railCommQuery: done is NULL");
   *done = 0;
   if (atomic_load(&comm->init_state) == ncclInProgress) return ncclInProgress;
-  *done = !comm->stream.comm || rt_stream_idle(&comm->stream);
+  *done = !comm->queue.comm || rt_queue_idle(&comm->queue);
   return (ncclResult_t)atomic_load(&comm->failed);
 }
 

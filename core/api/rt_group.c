@@ -157,7 +157,7 @@ static ncclResult_t launch(void) {
       j->result = rt_run_launch(j->comm, j->plan);
     else if (j->result == RAIL_OK && j->plan)
       /* With several communicators the caller can only wait for one at a time. */
-      rt_stream_enqueue(&j->comm->stream, j->plan, njobs > 1);
+      rt_queue_enqueue(&j->comm->queue, j->plan, njobs > 1);
     if (j->result != RAIL_OK) {
       result = (ncclResult_t)j->result;
       rt_error_keep(j->comm->error);

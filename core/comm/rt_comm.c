@@ -37,14 +37,14 @@ struct ncclComm *rt_comm_alloc(const struct rt_init_args *args) {
   if (args->config.netName) snprintf(comm->net_name_wanted, sizeof comm->net_name_wanted, "%s", args->config.netName);
   if (args->config.commName) snprintf(comm->name, sizeof comm->name, "%s", args->config.commName);
   comm->config.netName = comm->config.commName = NULL;
-  if (args->heirs) {
-    size_t size = (size_t)args->nranks * sizeof *comm->heirs;
-    comm->heirs = malloc(size);
-    if (!comm->heirs) {
+  if (args->survivors) {
+    size_t size = (size_t)args->nranks * sizeof *comm->survivors;
+    comm->survivors = malloc(size);
+    if (!comm->survivors) {
       free(comm);
       return NULL;
     }
-    memcpy(comm->heirs, args->heirs, size);
+    memcpy(comm->survivors, args->survivors, size);
   }
   pthread_mutex_init(&comm->error_lock, NULL);
   pthread_mutex_init(&comm->reg_lock, NULL);
@@ -64,10 +64,10 @@ static rail_result_t reach_others(const struct rt_init_args *args, const int *ra
  * stay. */
 static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_args *args) {
   const struct rt_params *p = rt_params();
-  int *ranks = comm->heirs;
+  int *ranks = comm->survivors;
   bool shrink = ranks != NULL;
   rail_result_t r = RAIL_OK;
-  comm->heirs = NULL;
+  comm->survivors = NULL;
   if (args->parent && !shrink) r = rt_split_vote(args, &ranks, &comm->rank, &comm->nranks);
   if (r != RAIL_OK || comm->nranks == 0) {
     free(ranks);
@@ -178,7 +178,7 @@ rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *arg
     if (!comm->channels[c].send || !comm->channels[c].recv) return RAIL_SYSTEM_ERROR;
   }
   RAIL_TRY(rt_proxy_init(&comm->proxy, comm, proxy_threaded(comm)));
-  RAIL_TRY(rt_stream_init(&comm->stream, comm));
+  RAIL_TRY(rt_queue_init(&comm->queue, comm));
   RAIL_INFO(RAIL_SUB_INIT, "rank %d of %d ready: %d on this host, %d channels, proxy %s", comm->rank, comm->nranks,
             comm->local_size, comm->nchannels, comm->proxy.threaded ? "thread" : "inline");
   return RAIL_OK;
@@ -215,7 +215,7 @@ static void free_connectors(struct ncclComm *comm) {
 }
 
 static void free_parts(struct ncclComm *comm) {
-  rt_stream_destroy(&comm->stream);
+  rt_queue_destroy(&comm->queue);
   rt_reg_free_all(comm);
   free_connectors(comm);
   rt_area_settle(comm, RT_SETTLE_MS);
@@ -227,7 +227,7 @@ static void free_parts(struct ncclComm *comm) {
   rt_bootstrap_close(comm->bootstrap);
   free(comm->premuls);
   free(comm->peers);
-  free(comm->heirs);
+  free(comm->survivors);
   pthread_mutex_destroy(&comm->reg_lock);
   pthread_mutex_destroy(&comm->error_lock);
   free(comm);
@@ -280,7 +280,7 @@ static void free_abandoned(void) {
 void rt_comm_free(struct ncclComm *comm) {
   if (!comm) return;
   /* The executor may be driving the proxy, and a proxy may know operations of plans that failed. */
-  rt_stream_stop(&comm->stream);
+  rt_queue_stop(&comm->queue);
   rt_proxy_destroy(&comm->proxy);
   comm->magic = 0;
   if (!free_now(comm)) abandon(comm);

@@ -14,19 +14,19 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "loader/netload.h"
-#include "core/host/rt_reduce.h"
 #include "core/bootstrap/rt_bootstrap.h"
+#include "core/comm/rt_peer.h"
 #include "core/gpu/rt_gpu.h"
 #include "core/gpu/rt_inbox.h"
-#include "core/transport/rt_net_devices.h"
-#include "core/comm/rt_peer.h"
-#include "core/transport/rt_proxy.h"
-#include "core/topo/rt_ring.h"
-#include "core/plan/rt_stream.h"
-#include "core/transport/rt_transport.h"
+#include "core/host/rt_reduce.h"
+#include "core/plan/rt_queue.h"
 #include "core/plan/rt_tree.h"
 #include "core/plan/rt_tune.h"
+#include "core/topo/rt_ring.h"
+#include "core/transport/rt_net_devices.h"
+#include "core/transport/rt_proxy.h"
+#include "core/transport/rt_transport.h"
+#include "loader/netload.h"
 #include "rail/railyard.h"
 
 #define RT_MAX_CHANNELS 16
@@ -78,7 +78,7 @@ struct ncclComm {
   struct rt_tuning tuning;
   struct rt_net net;
   struct rt_proxy proxy;
-  struct rt_stream stream;
+  struct rt_queue queue;
   struct rt_gpu gpu;
   ncclConfig_t config;
   char net_name_wanted[64], name[64];
@@ -88,7 +88,7 @@ struct ncclComm {
   struct rt_reg_buffer *reg_buffers;
   pthread_mutex_t reg_lock;
 
-  int *heirs; /* of a shrink under way: the parent's ranks that stay */
+  int *survivors; /* of a shrink under way: the parent's ranks that stay */
 
   atomic_int failed;     /* first result that is not success; ends every wait, a device's kernels' too */
   atomic_bool revoked;   /* by ncclCommRevoke: `failed` as well, but its bootstrap may be used on */
@@ -113,7 +113,7 @@ struct rt_init_args {
   int color, key;
   uint32_t serial; /* which split of parent this is */
   /* A shrink instead: nranks ranks of parent, in their order; rt_comm_alloc keeps a copy. */
-  const int *heirs;
+  const int *survivors;
   /* An id whose rendezvous this rank ends when all have met elsewhere. */
   bool has_spare;
   char spare[RT_UNIQUE_ID_BYTES];

@@ -50,8 +50,8 @@ void rt_peer_describe(struct rt_peer *me) {
   me->tree_max = (uint64_t)p->tree_max;
   me->tree_max_net = (uint64_t)p->tree_max_net;
   me->nchannels = (uint32_t)p->nchannels;
-  me->algos = rt_wish_algos(p->algo);
-  me->protos = rt_wish_protos(p->proto);
+  me->algos = rt_algo_masks(p->algo);
+  me->protos = rt_proto_masks(p->proto);
   me->shm_disable = p->shm_disable != 0;
   me->p2p_level = p->p2p_disable ? RT_LOC : rt_distance_level("NCCL_P2P_LEVEL", p->p2p_level, RT_SYS);
   me->p2p_read = p->p2p_read != 0;
@@ -69,7 +69,7 @@ static rail_result_t must_be_valid(const struct rt_peer *p, char why[RT_WHY]) {
   if (rt_topo_gpu_valid(&p->gpu)) return RAIL_OK;
   snprintf(why, RT_WHY,
            "rank %d tells of a GPU that cannot be (%d hops, %u peers); is its librailyard the same file as here?",
-           p->rank, p->gpu.place.nhops, p->gpu.npeers);
+           p->rank, p->gpu.pci.nhops, p->gpu.npeers);
   return RAIL_BAD_USAGE;
 }
 
@@ -100,12 +100,12 @@ rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b, ch
 
 bool rt_peer_may_share_gpu(const struct rt_peer *a, const struct rt_peer *b) {
   if (a->host_hash != b->host_hash) return false;
-  bool known = a->gpu.place.nhops > 0 && b->gpu.place.nhops > 0;
-  return !known || rt_pci_distance(&a->gpu.place, &b->gpu.place) == RT_LOC;
+  bool known = a->gpu.pci.nhops > 0 && b->gpu.pci.nhops > 0;
+  return !known || rt_pci_distance(&a->gpu.pci, &b->gpu.pci) == RT_LOC;
 }
 
 static bool blocks_meet(const struct rt_peer *a, const struct rt_peer *b) {
-  bool known = a->gpu.place.nhops > 0 && b->gpu.place.nhops > 0;
+  bool known = a->gpu.pci.nhops > 0 && b->gpu.pci.nhops > 0;
   return rt_peer_may_share_gpu(a, b) && (known || rt_peer_same_process(a, b));
 }
 

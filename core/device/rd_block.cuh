@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A block runs a job (rt_device.h): the actions of its schedule one after the
- * other, as rt_kernel.c does on the host, but it waits where that returns.
+ * other, as rt_program.c does on the host, but it waits where that returns.
  *
  * Thread 0 leads: it alone knows the schedule and the connections, waits, looks at what
  * came, and writes into shared memory what all threads shall move. The barrier before
@@ -29,7 +29,7 @@
 struct rd_step {
   bool go; /* false: the job is over */
   int proto;
-  struct rt_work work;   /* Simple */
+  struct rt_reduce_copy work;   /* Simple */
   struct rd_lines lines; /* LL, LL128 */
 };
 
@@ -88,7 +88,7 @@ RD_FN bool rd_recv_matches(struct rd_block *b) {
   const bool in_area = !proxied && came.in_area;
   if (in_area && !b->in->area) {
     b->in->area = rd_area_load(&b->job.recv[b->from]->area[b->job.proto]);
-    RT_TOLD_ACQUIRE(b->in->area);
+    RT_TSAN_ACQUIRE(b->in->area);
   }
   if (came.bytes == b->in_bytes && same_call && (proxied || (int)came.proto == b->job.proto) &&
       (!in_area || b->in->area)) {
@@ -118,7 +118,7 @@ RD_FN uint64_t rd_step_bytes(const struct rd_fifo *f, int proto, uint64_t payloa
   return proto == RD_LL128 ? rd_ll128_lines(payload) * RD_LL128_LINE : payload;
 }
 
-RD_FN void rd_work_fill(struct rd_block *b, struct rt_work *w) {
+RD_FN void rd_work_fill(struct rd_block *b, struct rt_reduce_copy *w) {
   const struct rt_action *a = &b->action;
   const bool local = a->reduce || !a->recv;
   w->nsrc = w->ndst = 0;
@@ -146,7 +146,7 @@ RD_FN void rd_lines_find(const struct rd_block *b, struct rd_lines *l) {
   l->tail_first = !(f->in_area ? b->whole_area : b->whole_buff)[b->from];
 }
 
-RD_FN void rd_lines_fill(struct rd_block *b, const struct rt_work *w, struct rd_lines *l) {
+RD_FN void rd_lines_fill(struct rd_block *b, const struct rt_reduce_copy *w, struct rd_lines *l) {
   const struct rt_action *a = &b->action;
   l->in = NULL;
   l->slot = NULL;
@@ -161,7 +161,8 @@ RD_FN void rd_lines_fill(struct rd_block *b, const struct rt_work *w, struct rd_
   l->tail = b->in ? b->in->tail : NULL;
   l->type = w->type;
   l->op = w->op;
-  l->what = (rt_work_npre(w) > 0 ? RD_PRE : 0) | (w->nsrc > 1 ? RD_REDUCE : 0) | (rt_work_post(w) ? RD_POST : 0);
+  l->what = (rt_reduce_copy_npre(w) > 0 ? RD_PRE : 0) | (w->nsrc > 1 ? RD_REDUCE : 0) |
+            (rt_reduce_copy_post(w) ? RD_POST : 0);
   l->scalar = w->scalar;
 }
 

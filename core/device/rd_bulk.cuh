@@ -87,13 +87,13 @@ RD_FN void rd_bulk_run(struct rd_places p, uint64_t packs, union rt_scalar arg, 
 }
 
 /* What a bulk of the work's shape computes, RD_PRE and RD_REDUCE; or -1: there is no loop for it. */
-RD_FN int rd_bulk_what(const struct rt_work &w, uint32_t nthreads) {
+RD_FN int rd_bulk_what(const struct rt_reduce_copy &w, uint32_t nthreads) {
   const bool sums = w.op == RT_SUM || w.op == RT_AVG || w.op == RT_PREMULSUM;
-  const int npre = rt_work_npre(&w);
-  if (nthreads % RD_BULK_LANES != 0 || w.nsrc > 2 || w.ndst > 2 || rt_work_post(&w)) return -1;
+  const int npre = rt_reduce_copy_npre(&w);
+  if (nthreads % RD_BULK_LANES != 0 || w.nsrc > 2 || w.ndst > 2 || rt_reduce_copy_post(&w)) return -1;
   if (npre > 0 && (npre > 1 || rt_type_is_integer(w.type))) return -1;
   if (w.nsrc == 2 && !sums) return -1;
-  if (!RD_BULK_FP8 && !rt_work_is_copy(&w) && (w.type == RT_FLOAT8E4M3 || w.type == RT_FLOAT8E5M2)) return -1;
+  if (!RD_BULK_FP8 && !rt_reduce_copy_is_copy(&w) && (w.type == RT_FLOAT8E4M3 || w.type == RT_FLOAT8E5M2)) return -1;
   return (int)((npre > 0 ? RD_PRE : 0) | (w.nsrc == 2 ? RD_REDUCE : 0));
 }
 
@@ -106,7 +106,7 @@ RD_FN int rd_bulk_what(const struct rt_work &w, uint32_t nthreads) {
     break;
 
 /* So many whole packs from `at` bytes behind each of the work's pointers on. */
-RD_FN void rd_bulk(const struct rt_work &w, unsigned what, uint64_t at, uint64_t packs, uint32_t thread,
+RD_FN void rd_bulk(const struct rt_reduce_copy &w, unsigned what, uint64_t at, uint64_t packs, uint32_t thread,
                    uint32_t nthreads) {
   struct rd_places p;
   p.a = w.src[0] + at;

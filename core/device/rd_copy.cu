@@ -4,11 +4,12 @@
 
 #include "core/device/rd_reduce.cuh"
 
-static __global__ void rd_reduce_copy_kernel(const __grid_constant__ struct rt_work w) {
+static __global__ void rd_reduce_copy_kernel(const __grid_constant__ struct rt_reduce_copy w) {
   rd_reduce_copy_block(w);
 }
 
-cudaError_t rd_launch_reduce_copy(const struct rt_work *w, unsigned blocks, unsigned threads, cudaStream_t stream) {
+cudaError_t rd_launch_reduce_copy(const struct rt_reduce_copy *w, unsigned blocks, unsigned threads,
+                                  cudaStream_t stream) {
   if (!rd_work_is_valid(w)) return cudaErrorInvalidValue;
   rd_reduce_copy_kernel<<<blocks, threads, 0, stream>>>(*w);
   return cudaGetLastError();

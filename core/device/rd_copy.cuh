@@ -5,10 +5,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include "core/host/rt_work.h"
+#include "core/host/rt_reduce_copy.h"
 
 /* On the stream: `blocks` channels, each with its part of the elements. The work is copied; its
  * pointers are to memory that the device can reach. */
-cudaError_t rd_launch_reduce_copy(const struct rt_work *w, unsigned blocks, unsigned threads, cudaStream_t stream);
+cudaError_t rd_launch_reduce_copy(const struct rt_reduce_copy *w, unsigned blocks, unsigned threads,
+                                  cudaStream_t stream);
 
 #endif

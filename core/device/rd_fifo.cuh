@@ -24,7 +24,7 @@
 
 #include "core/device/rd_fence.cuh"
 #include "core/host/rt_conn.h"
-#include "core/host/rt_told.h"
+#include "core/host/rt_tsan.h"
 
 struct rd_fifo {
   char *buff; /* RT_STEPS slots, at a multiple of 128 bytes */
@@ -55,7 +55,7 @@ RD_FN bool rd_fifo_look(struct rd_fifo *f, const uint64_t *counter) {
     f->seen = rd_load_acquire_sys(counter);
     if (f->seen <= f->step && rd_wait_aborted(&looks, f->abort)) return false;
   }
-  RT_TOLD_ACQUIRE(f->area);
+  RT_TSAN_ACQUIRE(f->area);
   return true;
 }
 
@@ -72,13 +72,13 @@ RD_FN void rd_fifo_describe(const struct rd_fifo *f, int proto, uint64_t bytes) 
 
 /* That it is there. Behind a fence, which is behind all that it consists of. */
 RD_FN void rd_fifo_publish(const struct rd_fifo *f) {
-  RT_TOLD_RELEASE(f->area);
+  RT_TSAN_RELEASE(f->area);
   rd_store_fenced_sys(f->tail, f->step + 1);
 }
 
 /* The slot of the step is free again. Behind a fence, which is behind the last look at it. */
 RD_FN void rd_fifo_return(const struct rd_fifo *f) {
-  RT_TOLD_RELEASE(f->area);
+  RT_TSAN_RELEASE(f->area);
   rd_store_fenced_sys(f->credit, f->step + 1 + RT_STEPS);
 }
 

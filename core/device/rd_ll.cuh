@@ -69,7 +69,7 @@ struct rd_lines {
   uint64_t out_lines;   /* as many are written, and those beyond the payload with zeros */
   const uint64_t *tail; /* of the FIFO it comes in by */
   const uint32_t *abort;
-  /* What becomes of local input and what came in, as rt_work.h says. */
+  /* What becomes of local input and what came in, as rt_reduce_copy.h says. */
   int type, op;
   unsigned what; /* RD_PRE, RD_REDUCE, RD_POST */
   union rt_scalar scalar;

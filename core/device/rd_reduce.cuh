@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reduceCopy: what rt_work.h describes, done by a range of threads. Elements go
+ * reduceCopy: what rt_reduce_copy.h describes, done by a range of threads. Elements go
  * through registers in packs of 16 bytes, each pack by one thread, so that a
  * destination may be a source.
  *
@@ -23,16 +23,16 @@
 /* ---- reduceCopy ---- */
 
 template <int unroll>
-RD_FN void rd_packs_compute(const struct rt_work &w, unsigned what, struct rd_pack *a, const struct rd_pack *b) {
+RD_FN void rd_packs_compute(const struct rt_reduce_copy &w, unsigned what, struct rd_pack *a, const struct rd_pack *b) {
   if (what == 0) return;
 #pragma unroll
   for (int u = 0; u < unroll; u++) a[u] = rd_pack_compute(w.type, w.op, what, w.scalar, a[u], b[u]);
 }
 
 /* All sources' packs of a span into all destinations. */
-template <int unroll> RD_FN void rd_combine_span(const struct rt_work &w, const struct rd_span &s) {
-  const int npre = rt_work_npre(&w);
-  const unsigned post = rt_work_post(&w) ? RD_POST : 0;
+template <int unroll> RD_FN void rd_combine_span(const struct rt_reduce_copy &w, const struct rd_span &s) {
+  const int npre = rt_reduce_copy_npre(&w);
+  const unsigned post = rt_reduce_copy_post(&w) ? RD_POST : 0;
   struct rd_pack acc[unroll] = {}, in[unroll];
 #pragma unroll 1
   for (int i = 0; i < w.nsrc; i++) {
@@ -53,7 +53,7 @@ template <int unroll> RD_FN void rd_combine_span(const struct rt_work &w, const 
 }
 
 /* The widest access that is aligned for every pointer of w behind `head` bytes from `at` on. */
-RD_FN unsigned rd_common_width(const struct rt_work &w, uint64_t at, unsigned esize, unsigned *head) {
+RD_FN unsigned rd_common_width(const struct rt_reduce_copy &w, uint64_t at, unsigned esize, unsigned *head) {
   const uintptr_t first = (uintptr_t)w.src[0] + at;
   uintptr_t differ = RD_PACK;
   for (int i = 1; i < w.nsrc; i++) differ |= ((uintptr_t)w.src[i] + at) ^ first;
@@ -67,10 +67,10 @@ RD_FN unsigned rd_common_width(const struct rt_work &w, uint64_t at, unsigned es
 }
 
 /* Elements [first, first + count) of w, by the calling thread as number `thread` of `nthreads`. No barrier inside. */
-RD_FN void rd_reduce_copy(const struct rt_work &w, uint64_t first, uint64_t count, uint32_t thread,
+RD_FN void rd_reduce_copy(const struct rt_reduce_copy &w, uint64_t first, uint64_t count, uint32_t thread,
                             uint32_t nthreads) {
   const uint64_t size = rt_type_size(w.type), bytes = count * size, step = (uint64_t)nthreads * RD_PACK;
-  const unsigned esize = rt_work_is_copy(&w) ? 1 : (unsigned)size;
+  const unsigned esize = rt_reduce_copy_is_copy(&w) ? 1 : (unsigned)size;
   const uint64_t at = first * size;
   unsigned head;
   struct rd_span s;
@@ -110,15 +110,15 @@ RD_FN uint64_t rd_part(uint64_t count, unsigned esize, unsigned i, unsigned n, u
   return count - *first < part ? count - *first : part;
 }
 
-RD_FN void rd_reduce_copy_block(const struct rt_work &w) {
+RD_FN void rd_reduce_copy_block(const struct rt_reduce_copy &w) {
   uint64_t first;
   const uint64_t n = rd_part(w.count, (unsigned)rt_type_size(w.type), blockIdx.x, gridDim.x, &first);
   rd_reduce_copy(w, first, n, threadIdx.x, blockDim.x);
 }
 
 /* Is it one that the kernel can do? Asked before a launch. */
-static inline bool rd_work_is_valid(const struct rt_work *w) {
-  return w->nsrc >= 1 && w->nsrc <= RT_WORK_MAX && w->ndst >= 1 && w->ndst <= RT_WORK_MAX && w->op >= 0 &&
+static inline bool rd_work_is_valid(const struct rt_reduce_copy *w) {
+  return w->nsrc >= 1 && w->nsrc <= RT_REDUCE_COPY_MAX && w->ndst >= 1 && w->ndst <= RT_REDUCE_COPY_MAX && w->op >= 0 &&
          w->op < RT_OP_COUNT && rt_type_size(w->type) != 0;
 }
 

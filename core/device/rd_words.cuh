@@ -18,7 +18,7 @@
 
 #include "core/device/rd_native.cuh"
 #include "core/host/rt_element.h"
-#include "core/host/rt_work.h"
+#include "core/host/rt_reduce_copy.h"
 
 /* ---- one type's operations under common names ---- */
 

@@ -49,7 +49,7 @@ static void fill_order(struct rt_plan *plan, int j) {
 
 static void fill_job(struct rt_plan *plan, int j) {
   struct rt_job *job = &plan->jobs[j];
-  const struct rt_kernel *k = &job->kernel;
+  const struct rt_program *k = &job->program;
   struct rt_device_job *d = place_of(plan, j);
   *d = (struct rt_device_job){
       .sched = k->sched,
@@ -123,7 +123,7 @@ static void submit_op(struct rt_run *run, const struct rt_job *job, const struct
   if (!has_op(job, e)) return;
   struct rt_proxy_op *op = &run->ops[run->nops++];
   op->connector = e->connector;
-  op->proto = job->kernel.proto;
+  op->proto = job->program.proto;
   op->nsteps = e->steps;
   op->on_device = true;
   rt_proxy_submit(&run->plan->comm->proxy, op);
@@ -230,7 +230,7 @@ static bool begin(struct rt_plan *plan) {
   set_targets(run);
   if (comm->shares_process) rt_gate_run();
   submit_ops(run);
-  rt_stream_add_run(&comm->stream, run);
+  rt_queue_add_run(&comm->queue, run);
   return true;
 }
 
@@ -440,7 +440,7 @@ static rail_result_t launch_plan(struct ncclComm *comm, struct rt_plan *plan) {
   struct rt_cuda_scope scope;
   plan->streams = NULL;
   drop_graphs(comm);
-  rt_stream_wait_host(&comm->stream);
+  rt_queue_wait_host(&comm->queue);
   if (plan->waits_at_gate) rt_gate_wait_for_makers(comm->peers[0].nonce, comm->collectives);
   if (comm->shares_process) rt_gate_wait_for_closers();
   rail_result_t r = rt_cuda_enter(&scope, comm->gpu.context);

@@ -15,7 +15,7 @@
 #ifndef RT_RUN_H
 #define RT_RUN_H
 
-#include "core/plan/rt_stream.h"
+#include "core/plan/rt_queue.h"
 
 /* Steps of a job's connections when it is over. */
 struct rt_target { uint64_t send[RT_PEERS], recv[RT_PEERS]; };

@@ -42,7 +42,7 @@ struct rt_slot {
   void *mhandle;       /* of ptr's registration with the plugin; the proxy's business */
   union {
     uint64_t capacity; /* of ptr, where it is to be received */
-    uint64_t call;     /* over shared memory: which call the step belongs to, struct rt_kernel's `call` */
+    uint64_t call;     /* over shared memory: which call the step belongs to, struct rt_program's `call` */
   };
 };
 
@@ -66,7 +66,7 @@ struct rt_conn {
    * is under way. NULL: there is no area. */
   bool (*fetch)(struct rt_conn *c);
   /* Operations take a connection in the order they were enqueued: the k-th may use it when turn == k. */
-  uint64_t turn, next_turn;
+  uint64_t ticket, next_ticket;
 };
 
 /* A store that publishes, and the load that pairs with it. */

@@ -2,7 +2,7 @@
  *
  * What host code and a kernel on a GPU share: a launch, and the jobs that its
  * blocks run. One launch is one kernel of `njobs` blocks; block j runs job j, which is
- * what rt_kernel.h's kernel is on the host: a schedule run over its connections.
+ * what rt_program.h's kernel is on the host: a schedule run over its connections.
  *
  * All of it, and the connections with all they point to, is memory that host and
  * device address alike. The host fills a launch in once. Before each run it adds 1 to

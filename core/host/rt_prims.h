@@ -17,7 +17,7 @@
 #include <assert.h>
 #include <string.h>
 
-#include "core/host/rt_kernel.h"
+#include "core/host/rt_program.h"
 #include "core/host/rt_types.h"
 
 #define RT_LL_LINE 16u   /* bytes of a line */
@@ -49,10 +49,10 @@ static inline uint64_t rt_group_part(struct rt_group g, uint64_t n, uint64_t *fi
 #define RT_PRIM_PRE 0x1u  /* local is a rank's own input */
 #define RT_PRIM_POST 0x2u /* the result is final */
 
-static inline void rt_prim_combine_part(const struct rt_kernel *k, char *out, char *out2, const char *in,
+static inline void rt_prim_combine_part(const struct rt_program *prog, char *out, char *out2, const char *in,
                                         const char *local, unsigned what, uint64_t n) {
-  const struct rt_reduce_fns *f = k->fns;
-  size_t bytes = (size_t)(n * k->sched.esize);
+  const struct rt_reduce_fns *f = prog->fns;
+  size_t bytes = (size_t)(n * prog->sched.esize);
   if (!out) {
     out = out2;
     out2 = NULL;
@@ -62,11 +62,11 @@ static inline void rt_prim_combine_part(const struct rt_kernel *k, char *out, ch
   if (!in || !local) {
     const char *from = in ? in : local;
     if (local && pre) {
-      f->pre(out, local, (size_t)n, &k->scalar);
+      f->pre(out, local, (size_t)n, &prog->scalar);
       from = out;
     }
     if (post) {
-      f->post(out, from, (size_t)n, &k->scalar);
+      f->post(out, from, (size_t)n, &prog->scalar);
       from = out;
     }
     if (out2)
@@ -77,7 +77,7 @@ static inline void rt_prim_combine_part(const struct rt_kernel *k, char *out, ch
   }
   assert(f); /* two inputs are combined by something */
   if (pre) {
-    f->pre(out, local, (size_t)n, &k->scalar);
+    f->pre(out, local, (size_t)n, &prog->scalar);
     local = out;
   }
   if (out2 && !post) {
@@ -85,17 +85,17 @@ static inline void rt_prim_combine_part(const struct rt_kernel *k, char *out, ch
     return;
   }
   f->reduce(out, in, local, (size_t)n);
-  if (post) f->post(out, out, (size_t)n, &k->scalar);
+  if (post) f->post(out, out, (size_t)n, &prog->scalar);
   if (out2) rt_copy(out2, out, bytes);
 }
 
 /* out, out2 = op(in, local); one of in and local may be NULL (then it is a copy), so may the outs.
  * With a pre-operation the local input is scaled on its way in. */
-static inline void rt_prim_combine(const struct rt_kernel *k, struct rt_group g, char *out, char *out2, const char *in,
-                                   const char *local, unsigned what, uint64_t n) {
-  uint64_t first, part = rt_group_part(g, n, &first), at = first * k->sched.esize;
+static inline void rt_prim_combine(const struct rt_program *prog, struct rt_group g, char *out, char *out2,
+                                   const char *in, const char *local, unsigned what, uint64_t n) {
+  uint64_t first, part = rt_group_part(g, n, &first), at = first * prog->sched.esize;
   if (part == 0) return;
-  rt_prim_combine_part(k, out ? out + at : NULL, out2 ? out2 + at : NULL, in ? in + at : NULL,
+  rt_prim_combine_part(prog, out ? out + at : NULL, out2 ? out2 + at : NULL, in ? in + at : NULL,
                        local ? local + at : NULL, what, part);
 }
 

@@ -35,7 +35,7 @@ enum rt_coll {
 enum { RT_CHILD, RT_OTHER_CHILD, RT_PARENT, RT_PEERS };
 
 /* RT_TREE: where the rank stands. */
-struct rt_tree_place {
+struct rt_tree_node {
   uint8_t children; /* 0..2 */
   bool has_parent;
   uint16_t depth;   /* edges to the root */
@@ -51,7 +51,7 @@ struct rt_sched {
   uint64_t count;   /* elements of the call: NCCL's count argument */
   uint64_t lo, len; /* this channel's part of 0..count */
   uint64_t chunk;   /* most elements of one step, > 0 */
-  struct rt_tree_place tree;
+  struct rt_tree_node tree;
 };
 
 struct rt_action {

@@ -35,20 +35,20 @@ static bool is_reduction(enum rt_coll coll) {
 
 static rail_result_t set_operator(struct rt_job *job, const struct rt_task *t) {
   struct ncclComm *comm = t->comm;
-  struct rt_kernel *k = &job->kernel;
+  struct rt_program *prog = &job->program;
   job->op = t->op < ncclNumOps ? (int)t->op : RT_PREMULSUM;
   if (t->op < ncclNumOps) {
-    k->fns = rt_reduce_lookup((int)t->type, (int)t->op);
-    if (t->op == ncclAvg) rt_scalar_avg(&k->scalar, (int)t->type, comm->nranks);
-    return k->fns ? RAIL_OK : RAIL_BAD_ARGUMENT;
+    prog->fns = rt_reduce_lookup((int)t->type, (int)t->op);
+    if (t->op == ncclAvg) rt_scalar_avg(&prog->scalar, (int)t->type, comm->nranks);
+    return prog->fns ? RAIL_OK : RAIL_BAD_ARGUMENT;
   }
   const struct rt_premul *m = &t->premul;
-  k->fns = rt_reduce_lookup((int)t->type, RT_PREMULSUM);
-  if (!k->fns) return RAIL_BAD_ARGUMENT;
+  prog->fns = rt_reduce_lookup((int)t->type, RT_PREMULSUM);
+  if (!prog->fns) return RAIL_BAD_ARGUMENT;
   if (m->deferred)
     job->scalar = m->scalar;
   else
-    rt_scalar_premul(&k->scalar, (int)t->type, m->value);
+    rt_scalar_premul(&prog->scalar, (int)t->type, m->value);
   return RAIL_OK;
 }
 
@@ -77,9 +77,9 @@ static rail_result_t add_connector(struct builder *b, int lane, int peer, bool i
  * who never has a small all-reduce of many ranks keeps no memory for it. */
 static rail_result_t find_tree(struct builder *b, int channel, int tree, struct rt_job *job) {
   struct ncclComm *comm = b->comm;
-  const struct rt_tree at = rt_tree_of(tree, comm->ring.place, comm->nranks);
+  const struct rt_tree at = rt_tree_of(tree, comm->ring.index, comm->nranks);
   const int peers[RT_PEERS] = {[RT_CHILD] = at.child[0], [RT_OTHER_CHILD] = at.child[1], [RT_PARENT] = at.parent};
-  job->kernel.sched.tree = (struct rt_tree_place){.children = (uint8_t)((at.child[0] >= 0) + (at.child[1] >= 0)),
+  job->program.sched.tree = (struct rt_tree_node){.children = (uint8_t)((at.child[0] >= 0) + (at.child[1] >= 0)),
                                                   .has_parent = at.parent >= 0,
                                                   .depth = (uint16_t)at.depth};
   for (int p = 0; p < RT_PEERS; p++) {
@@ -99,7 +99,7 @@ static void mark_for_device(struct rt_job_end *e) {
 /* Which neighbours the schedule receives from and sends to. */
 static rail_result_t find_connectors(struct builder *b, const struct rt_task *t, int channel, struct rt_job *job) {
   struct ncclComm *comm = b->comm;
-  int n = comm->nranks, place = comm->ring.place;
+  int n = comm->nranks, place = comm->ring.index;
   int next = rt_ring_rank_at(comm, place + 1), prev = rt_ring_rank_at(comm, place - 1);
   bool send = true, recv = true;
   switch (t->coll) {
@@ -154,18 +154,18 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct 
                              uint64_t lo, uint64_t len) {
   size_t esize = rt_type_size((int)t->type);
   struct rt_job *job = &b->plan->jobs[b->plan->njobs];
-  struct rt_kernel *k = &job->kernel;
+  struct rt_program *prog = &job->program;
   uint64_t bytes = len * esize;
   /* A call that moves nothing goes with the others. */
   job->on_device = b->plan->on_device && (t->on_device || t->count == 0);
-  k->proto = protocol(&b->comm->tuning, t->coll, choice.proto, job->on_device);
+  prog->proto = protocol(&b->comm->tuning, t->coll, choice.proto, job->on_device);
   job->type = (int)t->type;
   job->op = -1;
-  k->sched = (struct rt_sched){
+  prog->sched = (struct rt_sched){
       .coll = choice.schedule,
-      .rank = t->comm->ring.place,
+      .rank = t->comm->ring.index,
       .nranks = t->comm->nranks,
-      .root = rt_ring_place_of(t->comm, t->root),
+      .root = rt_ring_index_of(t->comm, t->root),
       .order = t->comm->ring.order,
       .esize = esize,
       .send = t->send,
@@ -173,7 +173,7 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct 
       .count = t->count,
       .lo = lo,
       .len = len,
-      .chunk = rt_tune_chunk(&b->comm->tuning, k->proto, choice.schedule, bytes, t->comm->nranks, esize),
+      .chunk = rt_tune_chunk(&b->comm->tuning, prog->proto, choice.schedule, bytes, t->comm->nranks, esize),
   };
   if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
   RAIL_TRY(choice.schedule == RT_TREE ? find_tree(b, channel, tree, job) : find_connectors(b, t, channel, job));
@@ -259,29 +259,29 @@ static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, i
 /* ---- after connecting --------------------------------------------------------------------- */
 
 static void bind_job(struct ncclComm *comm, struct rt_job *job) {
-  struct rt_kernel *k = &job->kernel;
+  struct rt_program *prog = &job->program;
   for (int p = 0; p < RT_PEERS; p++) {
-    k->recv[p] = job->recv[p].connector ? &job->recv[p].connector->conn : NULL;
-    k->send[p] = job->send[p].connector ? &job->send[p].connector->conn : NULL;
+    prog->recv[p] = job->recv[p].connector ? &job->recv[p].connector->conn : NULL;
+    prog->send[p] = job->send[p].connector ? &job->send[p].connector->conn : NULL;
   }
-  rt_kernel_init(k);
-  if (k->proto != RT_SIMPLE || k->sched.coll == RT_TREE) return;
+  rt_program_init(prog);
+  if (prog->proto != RT_SIMPLE || prog->sched.coll == RT_TREE) return;
   struct rt_connector *send = job->send[0].connector, *recv = job->recv[0].connector;
-  struct rt_task t = {.comm = comm, .coll = k->sched.coll, .count = k->sched.count};
+  struct rt_task t = {.comm = comm, .coll = prog->sched.coll, .count = prog->sched.count};
   size_t send_size, recv_size;
-  buffer_sizes(&t, k->sched.esize, &send_size, &recv_size);
-  enum rt_coll coll = k->sched.coll;
-  const char *in = k->sched.send;
-  char *out = k->sched.recv;
+  buffer_sizes(&t, prog->sched.esize, &send_size, &recv_size);
+  enum rt_coll coll = prog->sched.coll;
+  const char *in = prog->sched.send;
+  char *out = prog->sched.recv;
   bool passes_on = coll == RT_ALLREDUCE || coll == RT_ALLGATHER || coll == RT_BROADCAST;
   if (send) {
     /* In place an all-reduce overwrites its input: that part must leave through the slots. */
     bool in_place = out && in && in >= out && in + send_size <= out + recv_size;
-    if (!in_place) rt_reg_direct(comm, send, in, send_size, &k->send_direct[0], &job->send_mh[0]);
-    if (passes_on) rt_reg_direct(comm, send, out, recv_size, &k->send_direct[1], &job->send_mh[1]);
+    if (!in_place) rt_reg_direct(comm, send, in, send_size, &prog->send_direct[0], &job->send_mh[0]);
+    if (passes_on) rt_reg_direct(comm, send, out, recv_size, &prog->send_direct[1], &job->send_mh[1]);
   }
   if (recv && (passes_on || coll == RT_RECV))
-    rt_reg_direct(comm, recv, out, recv_size, &k->recv_direct, &job->recv_mh);
+    rt_reg_direct(comm, recv, out, recv_size, &prog->recv_direct, &job->recv_mh);
 }
 
 static int most_jobs(const struct rt_task *tasks, int n) {
@@ -317,7 +317,7 @@ static rail_result_t bind_jobs(struct ncclComm *comm, struct rt_plan *plan) {
     struct rt_job *job = &plan->jobs[i];
     /* Without its connections a kernel takes no turns: on a device the jobs themselves say whom they follow. */
     if (job->on_device)
-      rt_kernel_init(&job->kernel);
+      rt_program_init(&job->program);
     else
       bind_job(comm, job);
   }

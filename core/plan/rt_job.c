@@ -7,7 +7,7 @@ bool rt_job_proxied(const struct rt_job_end *e) { return e->connector && e->conn
 
 void rt_job_count(struct rt_job *job) {
   uint64_t nsend[RT_PEERS], nrecv[RT_PEERS];
-  rt_kernel_count_steps(&job->kernel, nsend, nrecv);
+  rt_program_count_steps(&job->program, nsend, nrecv);
   for (int p = 0; p < RT_PEERS; p++) {
     job->recv[p].steps = nrecv[p];
     job->send[p].steps = nsend[p];
@@ -15,7 +15,7 @@ void rt_job_count(struct rt_job *job) {
 }
 
 void rt_job_begin(struct rt_job *job) {
-  if (job->scalar) rt_scalar_premul(&job->kernel.scalar, job->type, job->scalar);
+  if (job->scalar) rt_scalar_premul(&job->program.scalar, job->type, job->scalar);
   for (int p = 0; p < RT_PEERS; p++) {
     atomic_store_explicit(&job->send[p].op.finished, true, memory_order_relaxed);
     atomic_store_explicit(&job->recv[p].op.finished, true, memory_order_relaxed);
@@ -27,7 +27,7 @@ void rt_job_submit(struct ncclComm *comm, struct rt_job *job, bool sends) {
     struct rt_job_end *e = sends ? &job->send[p] : &job->recv[p];
     if (!rt_job_proxied(e) || e->steps == 0) continue;
     e->op.connector = e->connector;
-    e->op.proto = job->kernel.proto;
+    e->op.proto = job->program.proto;
     e->op.nsteps = e->steps;
     rt_proxy_submit(&comm->proxy, &e->op);
   }
@@ -44,15 +44,15 @@ static bool ops_finished(struct rt_job *job) {
 /* The rank at the other end. */
 static int peer_at(const struct rt_job *job, const struct rt_conn *c) {
   for (int p = 0; p < RT_PEERS; p++)
-    if (job->kernel.recv[p] == c) return job->recv[p].connector->peer;
+    if (job->program.recv[p] == c) return job->recv[p].connector->peer;
   return -1;
 }
 
 bool rt_job_poll(struct ncclComm *comm, struct rt_job *job) {
-  enum rt_kernel_state state = rt_kernel_poll(&job->kernel);
-  if (state == RT_K_MISMATCH)
-    rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)job->kernel.got,
-                 peer_at(job, job->kernel.blocked), (unsigned long long)job->kernel.expected);
-  job->done = state == RT_K_DONE && ops_finished(job);
-  return state == RT_K_PROGRESS || job->done;
+  enum rt_program_state state = rt_program_poll(&job->program);
+  if (state == RT_PROGRAM_MISMATCH)
+    rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)job->program.got,
+                 peer_at(job, job->program.blocked), (unsigned long long)job->program.expected);
+  job->done = state == RT_PROGRAM_DONE && ops_finished(job);
+  return state == RT_PROGRAM_PROGRESS || job->done;
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * One job of a plan, run by a thread of the host: its proxy operations, and its kernel, polled until it is
- * done. Who polls, and what else besides, is up to rt_stream.c in a plan of the host, to rt_run.c in one of a device.
+ * done. Who polls, and what else besides, is up to rt_queue.c in a plan of the host, to rt_run.c in one of a device.
  */
 #ifndef RT_JOB_H
 #define RT_JOB_H
 
-#include "core/plan/rt_stream.h"
+#include "core/plan/rt_queue.h"
 
 /* Does a proxy move the steps of this end? */
 bool rt_job_proxied(const struct rt_job_end *e);

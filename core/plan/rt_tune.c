@@ -4,7 +4,7 @@
 #include <stddef.h>
 
 #include "common/base/compiler.h"
-#include "core/host/rt_kernel.h"
+#include "core/host/rt_program.h"
 #include "core/plan/rt_tree.h"
 
 #define HOST_TUNING "2026-11-22-host-tuning.md"
@@ -17,7 +17,7 @@ const char *const rt_proto_names[RT_NPROTO] = {"Simple", "LL"};
 
 /* ---- the table --------------------------------------------------------------------------- */
 
-/* The first rule that fits decides. What it picks must be allowed, and a function's wishes only hold what it has. If
+/* The first rule that fits decides. What it picks must be allowed, and a function's masks only hold what it has. If
  * nothing that is allowed fits, thresholds, transports and `from` do not count, but the number of ranks that can do it
  * does. */
 struct rule {
@@ -121,7 +121,7 @@ struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t 
   c.nchannels = channels_for(t, coll, bytes, nranks);
   if (coll == RT_COPY || nranks == 1) return c;
   enum rt_func f = c.func;
-  unsigned algos = rt_wish(t->algos, f), protos = rt_wish(t->protos, f);
+  unsigned algos = rt_func_mask(t->algos, f), protos = rt_func_mask(t->protos, f);
   const struct rule *algo = choose(algo_rules, RAIL_COUNT_OF(algo_rules), algos, t, bytes, nranks);
   const struct rule *proto = choose(proto_rules, RAIL_COUNT_OF(proto_rules), protos, t, bytes, nranks);
   if (f == RT_F_SENDRECV) c.nchannels = 1;
@@ -140,7 +140,7 @@ struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t 
 }
 
 enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto proto) {
-  bool named = coll != RT_COPY && rt_wish(t->protos, func_of(coll)) & 1u << RD_LL128;
+  bool named = coll != RT_COPY && rt_func_mask(t->protos, func_of(coll)) & 1u << RD_LL128;
   return named && proto == RT_SIMPLE ? (enum rt_proto)RD_LL128 : proto;
 }
 

@@ -30,24 +30,22 @@ enum rt_algo { RT_ALGO_RING, RT_ALGO_EXCHANGE, RT_ALGO_TREE, RT_NALGO };
 
 extern const char *const rt_func_names[RT_NFUNC], *const rt_algo_names[RT_NALGO], *const rt_proto_names[RT_NPROTO];
 
-/* What is allowed, RT_WISH_BITS for each function: bits 1 << enum rt_algo, or 1 << enum rt_proto. */
-#define RT_WISH_BITS 4
-static inline unsigned rt_wish(uint32_t wishes, enum rt_func f) {
-  return wishes >> ((unsigned)f * RT_WISH_BITS) & ((1u << RT_WISH_BITS) - 1);
+/* What is allowed, RT_FUNC_MASK_BITS for each function: bits 1 << enum rt_algo, or 1 << enum rt_proto. */
+#define RT_FUNC_MASK_BITS 4
+static inline unsigned rt_func_mask(uint32_t masks, enum rt_func f) {
+  return masks >> ((unsigned)f * RT_FUNC_MASK_BITS) & ((1u << RT_FUNC_MASK_BITS) - 1);
 }
 
 /* For any function? */
-static inline bool rt_wish_any(uint32_t wishes, int bit) {
-  return (wishes & 0x11111111u * (1u << bit)) != 0;
-}
+static inline bool rt_func_mask_any(uint32_t masks, int bit) { return (masks & 0x11111111u * (1u << bit)) != 0; }
 
 /* NCCL_ALGO's and NCCL_PROTO's text as such; NULL: everything. Wrong words are warned about and left out. A function
  * may have nothing left: its calls fail. */
-uint32_t rt_wish_algos(const char *text);
-uint32_t rt_wish_protos(const char *text);
+uint32_t rt_algo_masks(const char *text);
+uint32_t rt_proto_masks(const char *text);
 
 struct rt_tuning {
-  uint32_t algos, protos; /* wishes */
+  uint32_t algos, protos; /* masks */
   bool all_shm;           /* kernels meet kernels in every pair of neighbours: LL pays off */
   bool has_gpus;          /* a rank has one: what is the host's call here may be a device's there */
   int nchannels;

@@ -50,7 +50,7 @@ static void print_function(const struct rt_tuning *t, enum rt_func f, int nranks
 
 RAIL_EXPORT void railTuningPrint(void) {
   const struct rt_params *p = rt_params();
-  struct rt_tuning t = rt_tuning_of(p, rt_wish_algos(p->algo), rt_wish_protos(p->proto));
+  struct rt_tuning t = rt_tuning_of(p, rt_algo_masks(p->algo), rt_proto_masks(p->proto));
   printf("%-13s  %-5s  %-9s  %12s  %-9s  %-8s  %8s  %s\n", "function", "ranks", "transport", "bytes up to", "algorithm",
          "protocol", "channels", "measured in docs/results");
   for (int shm = 1; shm >= 0; shm--)

@@ -95,7 +95,7 @@ static void look_up(const char *bus_id, struct rt_topo_gpu *gpu) {
       *gpu = known[i].gpu;
       return;
     }
-  rt_pci_find(rt_params()->sysfs, bus_id, &gpu->place);
+  rt_pci_find(rt_params()->sysfs, bus_id, &gpu->pci);
   look_for_links(bus_id, gpu);
   if (nknown == (int)RAIL_COUNT_OF(known)) return;
   snprintf(known[nknown].bus_id, sizeof known[nknown].bus_id, "%s", bus_id);
@@ -106,7 +106,7 @@ void rt_topo_look(int device, struct rt_topo_gpu *gpu) {
   const struct rt_cuda *cu = rt_cuda();
   char bus_id[RT_PCI_BUS_ID] = "";
   memset(gpu, 0, sizeof *gpu);
-  gpu->place.numa = -1;
+  gpu->pci.numa = -1;
   if (!cu || device < 0 || cu->device_bus_id(bus_id, sizeof bus_id, device) != RT_CU_SUCCESS) return;
   pthread_mutex_lock(&lock);
   look_up(bus_id, gpu);

@@ -15,7 +15,7 @@ int rt_ring_rank_at(const struct ncclComm *comm, int place) {
   return comm->ring.order ? comm->ring.order[p] : p;
 }
 
-int rt_ring_place_of(const struct ncclComm *comm, int rank) {
+int rt_ring_index_of(const struct ncclComm *comm, int rank) {
   int place = comm->ring.order ? 0 : rank;
   while (rt_ring_rank_at(comm, place) != rank) place++;
   return place;
@@ -48,7 +48,7 @@ rail_result_t rt_ring_open(struct ncclComm *comm) {
   if (order == MAP_FAILED) return RAIL_SYSTEM_ERROR;
   ring->order = order;
   RAIL_TRY(find_order(comm, order));
-  ring->place = rt_ring_place_of(comm, comm->rank);
+  ring->index = rt_ring_index_of(comm, comm->rank);
   bool moved = false;
   for (int p = 0; p < comm->nranks; p++) moved |= order[p] != p;
   if (!moved) rt_ring_close(comm);

@@ -13,7 +13,7 @@ struct ncclComm;
 struct rt_ring {
   int *order;  /* rank at each place; NULL: each rank has the place of its number */
   size_t size; /* of order's pages */
-  int place;   /* this rank's */
+  int index;   /* this rank's */
 };
 
 /* From the peers' records. */
@@ -24,6 +24,6 @@ void rt_ring_close(struct ncclComm *comm);
 
 /* The rank at a place, which may be beyond the last, or -1: the ring goes round. */
 int rt_ring_rank_at(const struct ncclComm *comm, int place);
-int rt_ring_place_of(const struct ncclComm *comm, int rank);
+int rt_ring_index_of(const struct ncclComm *comm, int rank);
 
 #endif

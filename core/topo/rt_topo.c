@@ -7,14 +7,14 @@
 #include "common/base/compiler.h"
 
 bool rt_topo_gpu_valid(const struct rt_topo_gpu *gpu) {
-  return gpu->place.nhops >= 0 && gpu->place.nhops <= RT_PCI_HOPS && gpu->npeers <= RT_TOPO_PEERS;
+  return gpu->pci.nhops >= 0 && gpu->pci.nhops <= RT_PCI_HOPS && gpu->npeers <= RT_TOPO_PEERS;
 }
 
 /* ---- distances ------------------------------------------------------------------ */
 
 static bool lists(const struct rt_topo_gpu *a, const struct rt_topo_gpu *b) {
-  if (!b->place.nhops) return false;
-  uint64_t number = b->place.hop[b->place.nhops - 1];
+  if (!b->pci.nhops) return false;
+  uint64_t number = b->pci.hop[b->pci.nhops - 1];
   for (uint32_t i = 0; i < a->npeers; i++)
     if (a->peer[i] == number) return true;
   return false;
@@ -22,7 +22,7 @@ static bool lists(const struct rt_topo_gpu *a, const struct rt_topo_gpu *b) {
 
 enum rt_distance rt_topo_distance(const struct rt_topo_rank *a, const struct rt_topo_rank *b) {
   if (a->host != b->host) return RT_NET;
-  enum rt_distance pci = rt_pci_distance(&a->gpu->place, &b->gpu->place);
+  enum rt_distance pci = rt_pci_distance(&a->gpu->pci, &b->gpu->pci);
   if (pci == RT_LOC) return pci;
   bool linked = (a->gpu->switched && b->gpu->switched) || lists(a->gpu, b->gpu) || lists(b->gpu, a->gpu);
   return linked ? RT_NVL : pci;
@@ -32,12 +32,12 @@ int rt_topo_nic(const struct rt_topo_gpu *gpu, const struct rt_pci *nics, int n,
   enum rt_distance nearest = RT_NET;
   int count = 0;
   for (int i = 0; i < n; i++) {
-    enum rt_distance d = rt_pci_distance(&gpu->place, &nics[i]);
+    enum rt_distance d = rt_pci_distance(&gpu->pci, &nics[i]);
     count = d < nearest ? 1 : count + (d == nearest);
     nearest = RAIL_MIN(nearest, d);
   }
   int wanted = turn % RAIL_MAX(count, 1), at = 0;
-  for (; rt_pci_distance(&gpu->place, &nics[at]) != nearest || wanted-- > 0; at++) continue;
+  for (; rt_pci_distance(&gpu->pci, &nics[at]) != nearest || wanted-- > 0; at++) continue;
   return at;
 }
 

@@ -14,7 +14,7 @@
 
 /* A rank's GPU. All zero: it has none, or nothing is known of it. */
 struct rt_topo_gpu {
-  struct rt_pci place;
+  struct rt_pci pci;
   uint64_t peer[RT_TOPO_PEERS]; /* GPUs at the other end of its NVLinks: rt_pci_number */
   uint32_t npeers;
   uint32_t switched; /* its NVLinks lead to a switch, through which it reaches all that are on one */

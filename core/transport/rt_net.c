@@ -105,7 +105,7 @@ static rail_result_t make_res(struct ncclComm *comm, struct rt_connector *c) {
   res->size = (size_t)p->buffsize + (size_t)p->ll_buffsize;
   const struct rt_net_devices *devices = &comm->net.devices;
   const struct rt_topo_gpu *gpu = &comm->peers[comm->rank].gpu;
-  res->dev = devices->dev[rt_topo_nic(gpu, devices->place, devices->n, comm->local_rank + c->channel)];
+  res->dev = devices->dev[rt_topo_nic(gpu, devices->pci, devices->n, comm->local_rank + c->channel)];
   res->memory = mmap(NULL, res->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (res->memory == MAP_FAILED) {
     res->memory = NULL;

@@ -132,7 +132,7 @@ static rail_result_t find_places(struct rail_net *plugin, struct rt_net_devices 
   for (int i = 0; i < devices->n; i++) {
     struct rail_net_props_v12 props;
     RAIL_TRY(rail_net_properties(plugin, devices->dev[i], &props));
-    rt_pci_read(props.pci_path, &devices->place[i]);
+    rt_pci_read(props.pci_path, &devices->pci[i]);
   }
   return RAIL_OK;
 }

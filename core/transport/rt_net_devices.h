@@ -12,7 +12,7 @@
 struct rt_net_devices {
   int n;
   int dev[RT_NET_DEVICES_MAX]; /* the plugin's numbers */
-  struct rt_pci place[RT_NET_DEVICES_MAX];
+  struct rt_pci pci[RT_NET_DEVICES_MAX];
 };
 
 /* A device as NCCL_NET_FORCE_MERGE names it. */

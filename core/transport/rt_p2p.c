@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "core/host/rt_told.h"
+#include "core/host/rt_tsan.h"
 #include "core/comm/rt_comm.h"
 #include "core/comm/rt_param.h"
 #include "core/transport/rt_shm.h"
@@ -39,7 +39,7 @@ static size_t slots_size(int proto) {
   const struct rt_params *p = rt_params();
   if (proto == RT_SIMPLE) return RT_STEPS * rt_slot_size(p->buffsize);
   if (proto == RT_LL) return RT_STEPS * rt_slot_size(p->ll_buffsize);
-  return rt_wish_any(rt_wish_protos(p->proto), RD_LL128) ? RT_STEPS * rt_ll128_slot_size(p->buffsize) : 0;
+  return rt_func_mask_any(rt_proto_masks(p->proto), RD_LL128) ? RT_STEPS * rt_ll128_slot_size(p->buffsize) : 0;
 }
 
 /* In the side's area? */
@@ -144,7 +144,7 @@ static int begin_fetch(const struct p2p_res *res, const struct rt_conn *conn, co
   const unsigned proto = slot->proto;
   const char *area = __atomic_load_n(&conn->area[proto], __ATOMIC_ACQUIRE);
   uint64_t at = conn->step % RT_STEPS * conn->slot_size[proto];
-  RT_TOLD_ACQUIRE(area);
+  RT_TSAN_ACQUIRE(area);
   return rt_cuda()->mem_get(conn->buff[proto] + at, (uint64_t)(uintptr_t)(area + at), (size_t)slot->bytes,
                             res->comm->gpu.side);
 }
@@ -177,7 +177,7 @@ static bool fetch(struct rt_conn *conn) {
     return false;
   }
   slot->in_area = false;
-  RT_TOLD_RELEASE(conn->area[slot->proto]);
+  RT_TSAN_RELEASE(conn->area[slot->proto]);
   return true;
 }
 

@@ -36,7 +36,7 @@ SKIPPED = {
     "test_ib_watch start_and_stop": "qemu-user's threads end after pthread_join has returned, which it counts",
     "test_inbox another_user_is_a_stranger": NAMESPACE,
     "test_inbox garbage_is_thrown_away": "qemu-user leaves descriptors open that a short control buffer cuts off",
-    "test_kernel ll_near_2_to_the_33": SLOW,
+    "test_program ll_near_2_to_the_33": SLOW,
     "test_sk_ports traffic_class": "qemu-user does not know IP_PKTOPTIONS",
     "test_stats fork_leaves_the_page_to_the_parent": START_TIME,
     "test_stats lives_and_halves_are_never_mixed": START_TIME,

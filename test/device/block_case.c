@@ -8,7 +8,7 @@
 #include <time.h>
 
 #include "common/base/compiler.h"
-#include "core/host/rt_kernel.h"
+#include "core/host/rt_program.h"
 #include "core/host/rt_prims.h"
 #include "core/host/rt_types.h"
 #include "core/plan/rt_tree.h"
@@ -33,7 +33,7 @@ struct world {
   uint32_t *abort;
   struct rt_device_launch *launch;
   int job[PARTS][CHANNELS][BLOCK_RANKS]; /* its number, or -1 */
-  struct rt_kernel kernel[PARTS * CHANNELS * BLOCK_RANKS];
+  struct rt_program kernel[PARTS * CHANNELS * BLOCK_RANKS];
   int nkernels;
   const char *wrong; /* what the thread of host kernels and proxies found */
   int stop;
@@ -164,8 +164,8 @@ static union rt_scalar scalar_of(const struct world *w) {
 }
 
 static void add_kernel(struct world *w, int proto, int r, int channel, int part) {
-  struct rt_kernel *k = &w->kernel[w->nkernels++];
-  *k = (struct rt_kernel){.sched = sched_of(w, r, channel, part), .proto = (enum rt_proto)proto};
+  struct rt_program *k = &w->kernel[w->nkernels++];
+  *k = (struct rt_program){.sched = sched_of(w, r, channel, part), .proto = (enum rt_proto)proto};
   if (w->c->op >= 0) k->fns = rt_reduce_lookup(w->c->type, w->c->op);
   k->scalar = scalar_of(w);
   conns_of(w, &k->sched, channel, part, k->recv, k->send);
@@ -241,7 +241,7 @@ static void world_fill(struct world *w, bool tested, int run) {
           add_job(w, r, channel, part);
         }
       }
-  for (int i = 0; i < w->nkernels; i++) rt_kernel_init(&w->kernel[i]);
+  for (int i = 0; i < w->nkernels; i++) rt_program_init(&w->kernel[i]);
   user_fill(w, run);
 }
 
@@ -256,9 +256,9 @@ static bool host_pass(struct world *w, bool *done) {
   }
   for (int i = 0; i < w->nkernels; i++) {
     if (done[i]) continue;
-    const enum rt_kernel_state state = rt_kernel_poll(&w->kernel[i]);
-    if (state == RT_K_MISMATCH) w->wrong = "a host kernel found a mismatch";
-    done[i] = state == RT_K_DONE;
+    const enum rt_program_state state = rt_program_poll(&w->kernel[i]);
+    if (state == RT_PROGRAM_MISMATCH) w->wrong = "a host kernel found a mismatch";
+    done[i] = state == RT_PROGRAM_DONE;
     all = all && done[i];
   }
   return all;

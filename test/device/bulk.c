@@ -13,7 +13,7 @@
 #define UNTOUCHED 0x5a
 
 struct one {
-  struct rt_work w; /* without addresses */
+  struct rt_reduce_copy w; /* without addresses */
   bool in_place;
 };
 
@@ -34,7 +34,7 @@ static void expect(const struct one *c) {
 static bool run(const struct cases_machine *m, const struct one *c, unsigned threads, char *why, size_t size) {
   const size_t bytes = c->w.count * rt_type_size(c->w.type);
   const unsigned first = c->in_place ? 0 : 2;
-  struct rt_work w = c->w;
+  struct rt_reduce_copy w = c->w;
   bool good = true;
   expect(c);
   for (unsigned i = 0; i < 2; i++) {

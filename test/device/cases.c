@@ -70,7 +70,7 @@ static void put_number(char *p, int type, double d) {
 /* ---- one case ---- */
 
 struct one {
-  struct rt_work w; /* its pointers are into the machine's memory */
+  struct rt_reduce_copy w; /* its pointers are into the machine's memory */
   unsigned place[PLACES]; /* offsets there */
   unsigned blocks, threads;
   bool plain; /* a few units in size */
@@ -140,7 +140,7 @@ static bool less(uint64_t a, uint64_t b, int type) {
 }
 
 static bool integer_agrees(const struct one *c, uint64_t i) {
-  const struct rt_work *w = &c->w;
+  const struct rt_reduce_copy *w = &c->w;
   const size_t at = i * rt_type_size(w->type);
   uint64_t v = 0;
   for (int s = 0; s < w->nsrc; s++) {
@@ -162,7 +162,7 @@ static bool integer_agrees(const struct one *c, uint64_t i) {
 
 /* Every step may be off by half a unit of its result's last place. */
 static bool float_agrees(const struct one *c, uint64_t i) {
-  const struct rt_work *w = &c->w;
+  const struct rt_reduce_copy *w = &c->w;
   const size_t at = i * rt_type_size(w->type);
   const long double half_unit = ldexpl(1, -float_of[w->type].mantissa - 1);
   const bool scaled = w->op == RT_AVG || w->op == RT_PREMULSUM;

@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "core/host/rt_work.h"
+#include "core/host/rt_reduce_copy.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,7 +27,7 @@ struct cases_machine {
   char *memory; /* CASES_MEMORY bytes that its kernels can reach, at a multiple of 128 */
   bool (*write)(char *to, const char *from, size_t n); /* into that memory */
   bool (*read)(char *to, const char *from, size_t n);  /* out of it */
-  bool (*reduce_copy)(const struct rt_work *w, unsigned blocks, unsigned threads);
+  bool (*reduce_copy)(const struct rt_reduce_copy *w, unsigned blocks, unsigned threads);
 };
 
 /* Runs the cases of one type and operation, fewer of them if `few`. The number of cases; -1 after the first failure,

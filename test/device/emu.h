@@ -4,14 +4,14 @@
 #define DEVICE_EMU_H
 
 #include "core/host/rt_device.h"
-#include "core/host/rt_work.h"
+#include "core/host/rt_reduce_copy.h"
 #include "test/device/fifo_pair.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-bool emu_reduce_copy(const struct rt_work *w, unsigned blocks, unsigned threads);
+bool emu_reduce_copy(const struct rt_reduce_copy *w, unsigned blocks, unsigned threads);
 /* All jobs of the launch; returns when they have ended. Threads of a block: any number, for LL128 a multiple of 8. */
 void emu_collective(struct rt_device_launch *launch, unsigned threads);
 /* Two blocks; returns when both have ended. */

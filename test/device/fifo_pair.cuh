@@ -16,7 +16,7 @@ RD_FN bool fifo_pair_wait(struct rd_fifo *f, const uint64_t *counter) {
 }
 
 RD_FN void fifo_pair_copy(char *dst, const char *src, uint64_t n) {
-  struct rt_work w = {};
+  struct rt_reduce_copy w = {};
   w.src[0] = src;
   w.dst[0] = dst;
   w.nsrc = w.ndst = 1;

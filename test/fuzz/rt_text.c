@@ -9,7 +9,7 @@
 
 #include "common/base/compiler.h"
 #include "core/bootstrap/rt_boot_wire.h"
-#include "core/launcher/rt_launch.h"
+#include "core/launcher/rt_launcher.h"
 #include "core/plan/rt_tune.h"
 #include "test/fuzz/lib/fuzz.h"
 
@@ -36,7 +36,7 @@ static const char *const variables[] = {
 
 static void judge_host(const char *text, size_t cap) {
   char *host = (char *)fuzz_guarded(cap);
-  if (rt_launch_first_host(text, host, cap)) {
+  if (rt_launcher_first_host(text, host, cap)) {
     FUZZ_CHECK(strnlen(host, cap) > 0 && strnlen(host, cap) < cap);
     FUZZ_CHECK(!strpbrk(host, ",[]"));
   }
@@ -65,9 +65,9 @@ static void judge_environment(struct fuzz_in *in) {
 /* Nothing may be left. But what is, is there: LL128 only beside Simple, which stands in for it; all algorithms for
  * AllReduce, Ring for the others. */
 static void judge_wishes(const char *text, bool algos) {
-  const uint32_t wishes = algos ? rt_wish_algos(text) : rt_wish_protos(text);
+  const uint32_t masks = algos ? rt_algo_masks(text) : rt_proto_masks(text);
   for (int f = 0; f < RT_NFUNC; f++) {
-    const unsigned bits = rt_wish(wishes, (enum rt_func)f);
+    const unsigned bits = rt_func_mask(masks, (enum rt_func)f);
     if (algos) FUZZ_CHECK(bits < 1u << (f == RT_F_ALLREDUCE ? RT_NALGO : RT_ALGO_RING + 1));
     else FUZZ_CHECK(bits < 2u << RD_LL128 && (!(bits & 1u << RD_LL128) || bits & 1u << RT_SIMPLE));
   }
@@ -83,7 +83,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
   char *text = fuzz_text(in.at, in.left);
   if (head % READERS == FIRST_HOST) judge_host(text, 1 + head / READERS);
   if (head % READERS == TASKS) {
-    int tasks = rt_launch_tasks_of_node(text, head / READERS - 1);
+    int tasks = rt_launcher_tasks_of_node(text, head / READERS - 1);
     FUZZ_CHECK(tasks == -1 || (tasks >= 1 && tasks <= RT_BOOT_MAX_RANKS));
   }
   if (head % READERS == WISHES) judge_wishes(text, head / READERS % 2 != 0);

@@ -29,7 +29,7 @@ static bool memory_read(char *to, const char *from, size_t n) {
   return cuda_ok(cudaMemcpy(to, from, n, cudaMemcpyDeviceToHost));
 }
 
-static bool launch_reduce_copy(const struct rt_work *w, unsigned blocks, unsigned threads) {
+static bool launch_reduce_copy(const struct rt_reduce_copy *w, unsigned blocks, unsigned threads) {
   return cuda_ok(rd_launch_reduce_copy(w, blocks, threads, 0)) && cuda_ok(cudaDeviceSynchronize());
 }
 

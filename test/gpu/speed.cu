@@ -24,8 +24,8 @@ struct rig {
 };
 
 /* Floats: two sources are added, one is copied. */
-static struct rt_work work_of(const struct rig *g, int nsrc) {
-  struct rt_work w;
+static struct rt_reduce_copy work_of(const struct rig *g, int nsrc) {
+  struct rt_reduce_copy w;
   memset(&w, 0, sizeof w);
   w.src[0] = g->a;
   w.src[1] = g->b;
@@ -41,7 +41,7 @@ static struct rt_work work_of(const struct rig *g, int nsrc) {
 
 /* GB/s of some launches in a row: with `blocks` by reduceCopy of `nsrc` sources, without by the driver. 0: failed. */
 static double once(const struct rig *g, int nsrc, unsigned blocks) {
-  const struct rt_work w = work_of(g, nsrc);
+  const struct rt_reduce_copy w = work_of(g, nsrc);
   float ms = 0;
   bool good = cuda_ok(cudaEventRecord(g->start, 0));
   for (int i = 0; i < LAUNCHES && good; i++) {

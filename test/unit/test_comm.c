@@ -168,10 +168,10 @@ static void inheritance(const struct rank *rank, void *arg) {
 TEST(a_child_has_its_parents_configuration_unless_it_has_one) { alone("", inheritance, NULL); }
 
 static void set_pending(ncclComm_t comm, int pending) {
-  pthread_mutex_lock(&comm->stream.lock);
-  comm->stream.pending = pending;
-  atomic_store(&comm->stream.pending_hint, pending);
-  pthread_mutex_unlock(&comm->stream.lock);
+  pthread_mutex_lock(&comm->queue.lock);
+  comm->queue.pending = pending;
+  atomic_store(&comm->queue.pending_hint, pending);
+  pthread_mutex_unlock(&comm->queue.lock);
 }
 
 /* A revoked communicator of which something is still under way; here only its counters say so. */

@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "core/host/rt_kernel.h"
+#include "core/host/rt_program.h"
 #include "test/device/block_case.h"
 #include "test/device/emu.h"
 #include "test/device/link.h"
@@ -354,13 +354,13 @@ TEST(jobs_take_turns) {
   for (int again = 0; again < 3; again++) {
     /* A host kernel receives what the second job sends: it takes the steps where the first receiver has left them. */
     run();
-    struct rt_kernel k = {.sched = launch->job[1].sched, .proto = RT_LL, .recv = {&line.recv}};
+    struct rt_program k = {.sched = launch->job[1].sched, .proto = RT_LL, .recv = {&line.recv}};
     k.sched.recv = in + 1000;
     k.sched.count = k.sched.len = 700;
-    rt_kernel_init(&k);
-    CHECK_INT(rt_kernel_poll(&k), RT_K_PROGRESS);
-    while (rt_kernel_poll(&k) == RT_K_PROGRESS) {}
-    CHECK_INT(k.phase, RT_KP_DONE);
+    rt_program_init(&k);
+    CHECK_INT(rt_program_poll(&k), RT_PROGRAM_PROGRESS);
+    while (rt_program_poll(&k) == RT_PROGRAM_PROGRESS) {}
+    CHECK_INT(k.phase, RT_PHASE_DONE);
     CHECK(memcmp(in, out, 1700) == 0);
     memset(in, 0, sizeof in);
   }

@@ -2,7 +2,7 @@
  *
  * The device's reduceCopy on the CPU executor: every case of test/device/cases.c, some of bulk.c.
  */
-#include "core/host/rt_work.h"
+#include "core/host/rt_reduce_copy.h"
 #include "test/device/bulk.h"
 #include "test/device/cases.h"
 #include "test/device/emu.h"
@@ -40,23 +40,24 @@ RT_TYPE_LIST(TYPE_TEST)
 
 /* As many sources and destinations as there can be, and one more. */
 TEST(eight_to_eight) {
-  struct rt_work w = {.count = 100, .type = RT_UINT32, .op = RT_SUM, .nsrc = RT_WORK_MAX, .ndst = RT_WORK_MAX};
+  struct rt_reduce_copy w = {
+      .count = 100, .type = RT_UINT32, .op = RT_SUM, .nsrc = RT_REDUCE_COPY_MAX, .ndst = RT_REDUCE_COPY_MAX};
   uint32_t *word = (uint32_t *)(void *)memory;
-  for (int i = 0; i < RT_WORK_MAX; i++) {
+  for (int i = 0; i < RT_REDUCE_COPY_MAX; i++) {
     w.src[i] = memory + 400 * i;
-    w.dst[i] = memory + 400 * (RT_WORK_MAX + i);
+    w.dst[i] = memory + 400 * (RT_REDUCE_COPY_MAX + i);
   }
-  for (uint32_t i = 0; i < 100 * RT_WORK_MAX; i++) word[i] = i;
+  for (uint32_t i = 0; i < 100 * RT_REDUCE_COPY_MAX; i++) word[i] = i;
   CHECK(emu_reduce_copy(&w, 2, 2));
-  for (uint32_t d = RT_WORK_MAX; d < 2 * RT_WORK_MAX; d++)
-    for (uint32_t i = 0; i < 100; i++) CHECK_INT(word[100 * d + i], RT_WORK_MAX * i + 100 * 28);
-  w.nsrc = RT_WORK_MAX + 1;
+  for (uint32_t d = RT_REDUCE_COPY_MAX; d < 2 * RT_REDUCE_COPY_MAX; d++)
+    for (uint32_t i = 0; i < 100; i++) CHECK_INT(word[100 * d + i], RT_REDUCE_COPY_MAX * i + 100 * 28);
+  w.nsrc = RT_REDUCE_COPY_MAX + 1;
   CHECK(!emu_reduce_copy(&w, 1, 1));
 }
 
 /* Of numbers that are no type and no operation nothing is launched. */
 TEST(unknown_numbers) {
-  struct rt_work w = {.count = 1, .nsrc = 2, .ndst = 1, .src = {memory, memory}, .dst = {memory}};
+  struct rt_reduce_copy w = {.count = 1, .nsrc = 2, .ndst = 1, .src = {memory, memory}, .dst = {memory}};
   w.type = RT_TYPE_COUNT;
   CHECK(!emu_reduce_copy(&w, 1, 1));
   w.type = RT_INT8;

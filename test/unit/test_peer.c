@@ -92,7 +92,7 @@ TEST(a_gpu_that_cannot_be_is_refused) {
 
 static struct rt_peer on_gpu(uint64_t device, uint32_t multiprocessors) {
   struct rt_peer p = {.host_hash = 1, .has_gpu = 1, .multiprocessors = multiprocessors};
-  p.gpu.place = (struct rt_pci){.hop = {5, device}, .nhops = device ? 2 : 0};
+  p.gpu.pci = (struct rt_pci){.hop = {5, device}, .nhops = device ? 2 : 0};
   return p;
 }
 

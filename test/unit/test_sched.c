@@ -66,11 +66,11 @@ static int peer(const struct job *j, int rank, int number, bool sends) {
   return p;
 }
 
-static struct rt_tree_place place(const struct job *j, int rank) {
+static struct rt_tree_node place(const struct job *j, int rank) {
   const struct rt_tree t = rt_tree_of(j->tree, rank, j->nranks);
-  return (struct rt_tree_place){.children = (uint8_t)((t.child[0] >= 0) + (t.child[1] >= 0)),
-                                .has_parent = t.parent >= 0,
-                                .depth = (uint16_t)t.depth};
+  return (struct rt_tree_node){.children = (uint8_t)((t.child[0] >= 0) + (t.child[1] >= 0)),
+                               .has_parent = t.parent >= 0,
+                               .depth = (uint16_t)t.depth};
 }
 
 /* ---- what goes in, what must come out ---- */

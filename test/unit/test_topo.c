@@ -129,7 +129,7 @@ TEST(hosts_stay_together) {
 
 TEST(nvswitch) { /* all as near as can be: the ranks' order */
   clear(8);
-  for (int r = 0; r < 8; r++) gpus[r] = (struct rt_topo_gpu){.place = place(r / 2 % 2, r / 4, r % 2), .switched = 1};
+  for (int r = 0; r < 8; r++) gpus[r] = (struct rt_topo_gpu){.pci = place(r / 2 % 2, r / 4, r % 2), .switched = 1};
   check_order(8, "0 1 2 3 4 5 6 7");
   CHECK_INT(rt_topo_distance(&ranks[0], &ranks[7]), RT_NVL);
   gpus[7].switched = 0;
@@ -139,7 +139,7 @@ TEST(nvswitch) { /* all as near as can be: the ranks' order */
 TEST(two_processors_in_shuffled_order) {
   static const int gpu_of[] = {0, 4, 1, 5, 2, 6, 3, 7}; /* rank → GPU; 0 to 3 at processor 0, two a switch */
   clear(8);
-  for (int r = 0; r < 8; r++) gpus[r].place = place(gpu_of[r] / 4, gpu_of[r] / 2 % 2, gpu_of[r] % 2);
+  for (int r = 0; r < 8; r++) gpus[r].pci = place(gpu_of[r] / 4, gpu_of[r] / 2 % 2, gpu_of[r] % 2);
   check_order(8, "0 1 3 5 7 4 6 2");
   int order[8];
   CHECK_OK(rt_topo_ring(ranks, 8, order));
@@ -150,22 +150,22 @@ TEST(two_processors_in_shuffled_order) {
 
 TEST(links_in_pairs) { /* NVLink bridges between GPUs of two processors: worth more than a common switch */
   clear(4);
-  for (int r = 0; r < 4; r++) gpus[r].place = place(r / 2, 0, r % 2);
-  for (int r = 0; r < 2; r++) gpus[r].peer[gpus[r].npeers++] = gpus[r + 2].place.hop[gpus[r + 2].place.nhops - 1];
+  for (int r = 0; r < 4; r++) gpus[r].pci = place(r / 2, 0, r % 2);
+  for (int r = 0; r < 2; r++) gpus[r].peer[gpus[r].npeers++] = gpus[r + 2].pci.hop[gpus[r + 2].pci.nhops - 1];
   CHECK_INT(rt_topo_distance(&ranks[2], &ranks[0]), RT_NVL); /* one of the two says so */
   check_order(4, "0 1 3 2");
 }
 
 TEST(several_ranks_on_a_gpu) {
   clear(6);
-  for (int r = 0; r < 6; r++) gpus[r].place = place(0, r % 3, 0);
+  for (int r = 0; r < 6; r++) gpus[r].pci = place(0, r % 3, 0);
   check_order(6, "0 1 4 2 5 3");
 }
 
 TEST(many_ranks) {
   int order[MOST];
   clear(16);
-  for (int r = 0; r < 16; r++) gpus[r].place = place(r % 2, r / 2 % 4, r / 8);
+  for (int r = 0; r < 16; r++) gpus[r].pci = place(r % 2, r / 2 % 4, r / 8);
   CHECK_OK(rt_topo_ring(ranks, 16, order));
   CHECK_INT(order[0], 0);
   CHECK_INT(links(order, 16, RT_SYS), 2);
@@ -203,10 +203,10 @@ TEST(the_best_there_is) {
     uint64_t best = UINT64_MAX;
     clear(n);
     for (int r = 0; r < n; r++)
-      if (rand() % 8) gpus[r].place = place(rand() % 2, rand() % 3 - 1, rand() % 3);
+      if (rand() % 8) gpus[r].pci = place(rand() % 2, rand() % 3 - 1, rand() % 3);
     for (int r = 1; r < n; r++)
-      if (rand() % 3 == 0 && gpus[r].place.nhops)
-        gpus[r - 1].peer[gpus[r - 1].npeers++] = gpus[r].place.hop[gpus[r].place.nhops - 1];
+      if (rand() % 3 == 0 && gpus[r].pci.nhops)
+        gpus[r - 1].peer[gpus[r - 1].npeers++] = gpus[r].pci.hop[gpus[r].pci.nhops - 1];
     permute(order, 1, n, &best, first);
     CHECK_OK(rt_topo_ring(ranks, n, got));
     CHECK_MSG(memcmp(got, first, (size_t)n * sizeof *got) == 0, "round %d: %d ranks cost %llu, at best %llu", round, n,
@@ -215,13 +215,13 @@ TEST(the_best_there_is) {
 }
 
 TEST(what_others_say) {
-  struct rt_topo_gpu told = {.npeers = RT_TOPO_PEERS, .place.nhops = RT_PCI_HOPS};
+  struct rt_topo_gpu told = {.npeers = RT_TOPO_PEERS, .pci.nhops = RT_PCI_HOPS};
   CHECK(rt_topo_gpu_valid(&told));
   told.npeers++;
   CHECK(!rt_topo_gpu_valid(&told));
-  told = (struct rt_topo_gpu){.place.nhops = -1};
+  told = (struct rt_topo_gpu){.pci.nhops = -1};
   CHECK(!rt_topo_gpu_valid(&told));
-  told.place.nhops = RT_PCI_HOPS + 1;
+  told.pci.nhops = RT_PCI_HOPS + 1;
   CHECK(!rt_topo_gpu_valid(&told));
 }
 
@@ -231,7 +231,7 @@ TEST(a_nic_for_each_gpu) {
   struct rt_pci nics[8];
   clear(8);
   for (int i = 0; i < 8; i++) {
-    gpus[i].place = place(i / 4, i % 4, 0);
+    gpus[i].pci = place(i / 4, i % 4, 0);
     nics[i] = place(i / 4, i % 4, 5);
   }
   for (int i = 0; i < 8; i++) CHECK_INT(rt_topo_nic(&gpus[i], nics, 8, i + 3), i);
@@ -240,7 +240,7 @@ TEST(a_nic_for_each_gpu) {
 TEST(near_nics_in_turns) {
   struct rt_pci nics[4] = {place(1, -1, 1), place(0, -1, 1), place(1, -1, 2), place(0, -1, 2)};
   clear(2);
-  gpus[0].place = place(1, 0, 0);
+  gpus[0].pci = place(1, 0, 0);
   CHECK_INT(rt_topo_nic(&gpus[0], nics, 4, 0), 0);
   CHECK_INT(rt_topo_nic(&gpus[0], nics, 4, 1), 2);
   CHECK_INT(rt_topo_nic(&gpus[0], nics, 4, 2), 0);
@@ -291,13 +291,13 @@ static void look(const struct rank *rank, void *arg) {
   setenv("FAKENVML_LINKS", "01:00.0=00:00.0,00:00.0=01:00.0,01:00.0=00:00.0,01:00.0=switch", 1);
   gpu_open();
   rt_topo_look(1, &found);
-  ENSURE(found.place.nhops == 3 && found.place.numa == 1, "%d hops, node %d", found.place.nhops, found.place.numa);
+  ENSURE(found.pci.nhops == 3 && found.pci.numa == 1, "%d hops, node %d", found.pci.nhops, found.pci.numa);
   ENSURE(found.npeers == 1 && found.peer[0] == rt_pci_number("ffff:00:00.0") && found.switched, "%u peers",
          found.npeers);
   rt_topo_look(0, &found); /* sysfs does not know it */
-  ENSURE(found.place.nhops == 0 && found.npeers == 1 && !found.switched, "%d hops", found.place.nhops);
+  ENSURE(found.pci.nhops == 0 && found.npeers == 1 && !found.switched, "%d hops", found.pci.nhops);
   rt_topo_look(-1, &found);
-  ENSURE(found.place.nhops == 0 && found.npeers == 0, "something is known of no device");
+  ENSURE(found.pci.nhops == 0 && found.npeers == 0, "something is known of no device");
   pci_tree_close(root);
 }
 

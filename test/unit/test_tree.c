@@ -6,10 +6,10 @@
  */
 #include "core/plan/rt_tree.h"
 
-#include "core/host/rt_kernel.h"
 #include "core/host/rt_prims.h"
+#include "core/host/rt_program.h"
+#include "core/host/rt_reduce_copy.h"
 #include "core/host/rt_types.h"
-#include "core/host/rt_work.h"
 #include "test/device/link.h"
 #include "test/harness/elements.h"
 #include "test/harness/tap.h"
@@ -93,7 +93,7 @@ struct shape {
 struct world {
   const struct shape *s;
   struct link *link[KERNEL_RANKS][KERNEL_RANKS]; /* from, to; where there is an edge */
-  struct rt_kernel kernel[KERNEL_RANKS];
+  struct rt_program kernel[KERNEL_RANKS];
   _Alignas(64) char in[KERNEL_RANKS][8 * MOST], out[KERNEL_RANKS][8 * MOST + 8];
 };
 
@@ -145,7 +145,7 @@ static void make_kernel(struct world *w, int r) {
   const int peers[RT_PEERS] = {t.child[0], t.child[1], t.parent};
   const size_t esize = rt_type_size(s->type);
   char two[8];
-  struct rt_kernel *k = &w->kernel[r];
+  struct rt_program *k = &w->kernel[r];
   memset(k, 0, sizeof *k);
   k->proto = s->proto;
   k->fns = rt_reduce_lookup(s->type, s->op);
@@ -168,7 +168,7 @@ static void make_kernel(struct world *w, int r) {
     k->recv[p] = peers[p] < 0 ? NULL : &link_at(w, peers[p], r)->recv;
     k->send[p] = peers[p] < 0 ? NULL : &link_at(w, r, peers[p])->send;
   }
-  rt_kernel_init(k);
+  rt_program_init(k);
 }
 
 static void move_all(struct world *w) {
@@ -187,9 +187,9 @@ static void poll_all(struct world *w) {
     CHECK_MSG(polls < POLLS, "%s: no end", text(w->s));
     for (int r = 0; r < w->s->n; r++) {
       if (done[r]) continue;
-      const enum rt_kernel_state state = rt_kernel_poll(&w->kernel[r]);
-      CHECK_MSG(state != RT_K_MISMATCH, "%s: rank %d: a mismatch", text(w->s), r);
-      if (state == RT_K_DONE) done[r] = true, left--;
+      const enum rt_program_state state = rt_program_poll(&w->kernel[r]);
+      CHECK_MSG(state != RT_PROGRAM_MISMATCH, "%s: rank %d: a mismatch", text(w->s), r);
+      if (state == RT_PROGRAM_DONE) done[r] = true, left--;
     }
     move_all(w);
   }

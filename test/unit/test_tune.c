@@ -5,7 +5,7 @@
 
 #include "common/base/compiler.h"
 #include "common/base/log.h"
-#include "core/host/rt_kernel.h"
+#include "core/host/rt_program.h"
 #include "core/plan/rt_estimate.h"
 #include "core/plan/rt_tree.h"
 #include "test/harness/log_lines.h"
@@ -19,13 +19,13 @@
 #define ALL (RING | EXCHANGE | TREE)
 
 /* The same for all functions? Then what. */
-static int each(uint32_t wishes, int nfuncs) {
-  int first = (int)rt_wish(wishes, (enum rt_func)0);
+static int each(uint32_t masks, int nfuncs) {
+  int first = (int)rt_func_mask(masks, (enum rt_func)0);
   for (int f = 1; f < nfuncs; f++)
-    CHECK_MSG((int)rt_wish(wishes, (enum rt_func)f) == first, "%x is not the same for all", wishes);
+    CHECK_MSG((int)rt_func_mask(masks, (enum rt_func)f) == first, "%x is not the same for all", masks);
   return first;
 }
-#define PROTOS(text) each(rt_wish_protos(text), RT_NFUNC)
+#define PROTOS(text) each(rt_proto_masks(text), RT_NFUNC)
 
 static void quiet(void) {
   rail_log_set_sink(log_capture);
@@ -60,7 +60,7 @@ TEST(words) {
   SAID(0, "");
 }
 
-static unsigned algo(const char *text, enum rt_func f) { return rt_wish(rt_wish_algos(text), f); }
+static unsigned algo(const char *text, enum rt_func f) { return rt_func_mask(rt_algo_masks(text), f); }
 
 TEST(algorithms) {
   quiet();
@@ -79,20 +79,20 @@ TEST(algorithms) {
 
 TEST(each_function_its_list) {
   quiet();
-  uint32_t w = rt_wish_algos("ring,collnetdirect;allreduce:exchange,tree;Broadcast:ring");
-  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), EXCHANGE | TREE);
-  CHECK_INT(rt_wish(w, RT_F_BROADCAST), RING);
-  CHECK_INT(rt_wish(w, RT_F_ALLGATHER), RING);
-  w = rt_wish_algos("allreduce:^ring");
-  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), EXCHANGE | TREE);
-  CHECK_INT(rt_wish(w, RT_F_REDUCESCATTER), RING);
-  w = rt_wish_protos("^ll;reducescatter:ll;sendrecv:^simple;REDUCE:simple,ll");
-  CHECK_INT(rt_wish(w, RT_F_BROADCAST), SIMPLE);
-  CHECK_INT(rt_wish(w, RT_F_ALLGATHER), SIMPLE);
-  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), SIMPLE);
-  CHECK_INT(rt_wish(w, RT_F_REDUCESCATTER), LL);
-  CHECK_INT(rt_wish(w, RT_F_SENDRECV), LL);
-  CHECK_INT(rt_wish(w, RT_F_REDUCE), SIMPLE | LL);
+  uint32_t w = rt_algo_masks("ring,collnetdirect;allreduce:exchange,tree;Broadcast:ring");
+  CHECK_INT(rt_func_mask(w, RT_F_ALLREDUCE), EXCHANGE | TREE);
+  CHECK_INT(rt_func_mask(w, RT_F_BROADCAST), RING);
+  CHECK_INT(rt_func_mask(w, RT_F_ALLGATHER), RING);
+  w = rt_algo_masks("allreduce:^ring");
+  CHECK_INT(rt_func_mask(w, RT_F_ALLREDUCE), EXCHANGE | TREE);
+  CHECK_INT(rt_func_mask(w, RT_F_REDUCESCATTER), RING);
+  w = rt_proto_masks("^ll;reducescatter:ll;sendrecv:^simple;REDUCE:simple,ll");
+  CHECK_INT(rt_func_mask(w, RT_F_BROADCAST), SIMPLE);
+  CHECK_INT(rt_func_mask(w, RT_F_ALLGATHER), SIMPLE);
+  CHECK_INT(rt_func_mask(w, RT_F_ALLREDUCE), SIMPLE);
+  CHECK_INT(rt_func_mask(w, RT_F_REDUCESCATTER), LL);
+  CHECK_INT(rt_func_mask(w, RT_F_SENDRECV), LL);
+  CHECK_INT(rt_func_mask(w, RT_F_REDUCE), SIMPLE | LL);
   SAID(0, "");
 }
 
@@ -102,8 +102,8 @@ TEST(long_lists) {
   while (strlen(text) < sizeof text - 40) strcat(text, ",LL");
   strcat(text, ";allreduce:Simple");
   quiet();
-  CHECK_INT(rt_wish(rt_wish_protos(text), RT_F_ALLREDUCE), SIMPLE);
-  CHECK_INT(rt_wish(rt_wish_protos(text), RT_F_REDUCE), LL);
+  CHECK_INT(rt_func_mask(rt_proto_masks(text), RT_F_ALLREDUCE), SIMPLE);
+  CHECK_INT(rt_func_mask(rt_proto_masks(text), RT_F_REDUCE), LL);
   CHECK_INT(log_warnings(), 0);
 }
 
@@ -128,20 +128,20 @@ TEST(wrong_words_are_named) {
 /* Nothing is said before a call needs it: a program may well have no other calls than those that Tree is for. */
 TEST(nothing_may_be_left) {
   quiet();
-  uint32_t w = rt_wish_algos("Tree");
-  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), TREE);
-  CHECK_INT(rt_wish(w, RT_F_BROADCAST), 0);
-  CHECK_INT(rt_wish(w, RT_F_REDUCE), 0);
-  w = rt_wish_algos("ring;allreduce:nvls,nvlstree");
-  CHECK_INT(rt_wish(w, RT_F_ALLREDUCE), 0);
-  CHECK_INT(rt_wish(w, RT_F_ALLGATHER), RING);
+  uint32_t w = rt_algo_masks("Tree");
+  CHECK_INT(rt_func_mask(w, RT_F_ALLREDUCE), TREE);
+  CHECK_INT(rt_func_mask(w, RT_F_BROADCAST), 0);
+  CHECK_INT(rt_func_mask(w, RT_F_REDUCE), 0);
+  w = rt_algo_masks("ring;allreduce:nvls,nvlstree");
+  CHECK_INT(rt_func_mask(w, RT_F_ALLREDUCE), 0);
+  CHECK_INT(rt_func_mask(w, RT_F_ALLGATHER), RING);
   CHECK_INT(PROTOS("^LL,Simple"), 0);
   SAID(0, "");
 }
 
 static struct rt_tuning tuning(void) {
-  return (struct rt_tuning){.algos = rt_wish_algos(NULL),
-                            .protos = rt_wish_protos(NULL),
+  return (struct rt_tuning){.algos = rt_algo_masks(NULL),
+                            .protos = rt_proto_masks(NULL),
                             .all_shm = true,
                             .nchannels = 3,
                             .slot_size = {512 << 10, 64 << 10},
@@ -165,13 +165,13 @@ TEST(choice_of_protocol) {
   CHECK_INT(rt_tune(&t, RT_COPY, 8, 4).proto, RT_SIMPLE); /* no connection */
   t.all_shm = false;
   CHECK_INT(proto(&t, 8), RT_SIMPLE);
-  t.protos = rt_wish_protos("LL");
+  t.protos = rt_proto_masks("LL");
   CHECK_INT(proto(&t, 1ull << 40), RT_LL);
   CHECK_INT(rt_tune(&t, RT_COPY, 8, 4).proto, RT_SIMPLE);
-  t.protos = rt_wish_protos("Simple");
+  t.protos = rt_proto_masks("Simple");
   t.all_shm = true;
   CHECK_INT(proto(&t, 8), RT_SIMPLE);
-  t.protos = rt_wish_protos("allgather:ll;allreduce:simple");
+  t.protos = rt_proto_masks("allgather:ll;allreduce:simple");
   CHECK_INT(proto(&t, 1 << 20), RT_LL);
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 8, 4).proto, RT_SIMPLE);
   CHECK_INT(rt_tune(&t, RT_EXCHANGE, 8, 2).proto, RT_SIMPLE); /* an all-reduce as well */
@@ -189,7 +189,7 @@ TEST(each_call_goes_by_its_function) {
                {RT_RECV, "simple;sendrecv:ll"}};
   struct rt_tuning t = tuning();
   for (size_t wished = 0; wished < sizeof calls / sizeof *calls; wished++) {
-    t.protos = rt_wish_protos(calls[wished].wish);
+    t.protos = rt_proto_masks(calls[wished].wish);
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
       CHECK_MSG((rt_tune(&t, calls[i].coll, 8, 4).proto == RT_LL) == (strcmp(calls[i].wish, calls[wished].wish) == 0),
                 "call %d with %s", (int)calls[i].coll, calls[wished].wish);
@@ -213,7 +213,7 @@ TEST(choice_of_algorithm) {
     for (int shm = 0; shm < 2; shm++) {
       struct rt_tuning t = tuning();
       rail_log_set_sink(log_capture);
-      t.algos = rt_wish_algos(cases[i].wish);
+      t.algos = rt_algo_masks(cases[i].wish);
       rail_log_set_sink(NULL);
       t.all_shm = shm;
       struct rt_choice c = rt_tune(&t, RT_ALLREDUCE, cases[i].bytes, cases[i].nranks);
@@ -243,28 +243,28 @@ TEST(trees_go_further_over_a_network) {
 
 TEST(both_trees_share_what_is_worth_it) {
   struct rt_tuning t = tuning();
-  t.algos = rt_wish_algos("tree");
+  t.algos = rt_algo_masks("tree");
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 3 * 2 * 16384 - 1, 4).ntrees, 1);
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 3 * 2 * 16384, 4).ntrees, 2);
   t.all_shm = false;
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 3 * 2 * 65536 - 1, 4).ntrees, 1);
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 3 * 2 * 65536, 4).ntrees, 2);
-  t.algos = rt_wish_algos("ring");
+  t.algos = rt_algo_masks("ring");
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 1 << 30, 4).ntrees, 1);
 }
 
 /* What cannot be done with what is left. */
 TEST(calls_that_must_fail) {
   struct rt_tuning t = tuning();
-  t.algos = rt_wish_algos("tree");
+  t.algos = rt_algo_masks("tree");
   CHECK(rt_tune(&t, RT_BROADCAST, 8, 4).none && rt_tune(&t, RT_REDUCE, 8, 2).none);
   CHECK_INT(rt_tune(&t, RT_REDUCE, 8, 2).func, RT_F_REDUCE);
   CHECK(!rt_tune(&t, RT_BROADCAST, 8, 1).none); /* one rank moves nothing */
   CHECK(!rt_tune(&t, RT_SEND, 8, 4).none && !rt_tune(&t, RT_COPY, 8, 4).none);
-  t.algos = rt_wish_algos("exchange");
+  t.algos = rt_algo_masks("exchange");
   CHECK(rt_tune(&t, RT_ALLREDUCE, 8, 3).none && !rt_tune(&t, RT_ALLREDUCE, 8, 2).none);
   t = tuning();
-  t.protos = rt_wish_protos("^LL,Simple");
+  t.protos = rt_proto_masks("^LL,Simple");
   CHECK(rt_tune(&t, RT_SEND, 8, 4).none && rt_tune(&t, RT_ALLREDUCE, 8, 4).none);
 }
 
@@ -278,7 +278,7 @@ TEST(where_it_was_measured) {
   CHECK(!rt_tune(&t, RT_REDUCE, 8, 2).algo_measured);
   t.all_shm = false;
   CHECK(!rt_tune(&t, RT_ALLREDUCE, 8, 2).proto_measured);
-  t.algos = rt_wish_algos("ring");
+  t.algos = rt_algo_masks("ring");
   CHECK(!rt_tune(&t, RT_ALLREDUCE, 8, 2).algo_measured);
   CHECK(!rt_tune(&t, RT_ALLREDUCE, 8, 8).algo_measured);
 }
@@ -321,13 +321,13 @@ TEST(channels_of_gpus) {
 TEST(kernels_of_a_gpu) {
   struct rt_tuning t = tuning();
   CHECK_INT(rt_tune_device(&t, RT_ALLREDUCE, RT_SIMPLE), RT_SIMPLE); /* it must be named */
-  t.protos = rt_wish_protos("allreduce:LL128;broadcast:LL");
+  t.protos = rt_proto_masks("allreduce:LL128;broadcast:LL");
   CHECK_INT(rt_tune_device(&t, RT_ALLREDUCE, RT_SIMPLE), RD_LL128);
   CHECK_INT(rt_tune_device(&t, RT_EXCHANGE, RT_SIMPLE), RD_LL128);
   CHECK_INT(rt_tune_device(&t, RT_ALLREDUCE, RT_LL), RT_LL);
   CHECK_INT(rt_tune_device(&t, RT_BROADCAST, RT_SIMPLE), RT_SIMPLE);
   CHECK_INT(rt_tune_device(&t, RT_COPY, RT_SIMPLE), RT_SIMPLE);
-  CHECK(rt_wish_any(t.protos, RD_LL128) && !rt_wish_any(rt_wish_protos("LL"), RD_LL128));
+  CHECK(rt_func_mask_any(t.protos, RD_LL128) && !rt_func_mask_any(rt_proto_masks("LL"), RD_LL128));
 }
 
 TEST(payload_and_bytes_agree) {

@@ -13,7 +13,7 @@
 #include "common/base/clock.h"
 #include "common/base/sock.h"
 #include "core/bootstrap/rt_boot_wire.h"
-#include "core/launcher/rt_launch.h"
+#include "core/launcher/rt_launcher.h"
 #include "test/harness/tap.h"
 
 static char base[64];
@@ -21,12 +21,34 @@ static char base[64];
 /* ---- variables ---- */
 
 static const char *const all_names[] = {
-  "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
-  "TORCHELASTIC_RESTART_COUNT", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID",
-  "SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST",
-  "SLURM_JOB_NODELIST", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-  "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "NCCL_COMM_ID", "RAIL_STORE",
-  "RAIL_BOOTSTRAP_TIMEOUT",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_STEP_ID",
+    "SLURM_JOB_ID",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_NODELIST",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+    "NCCL_COMM_ID",
+    "RAIL_STORE",
+    "RAIL_BOOTSTRAP_TIMEOUT",
 };
 
 /* Only these: "NAME=value", ... NULL. */
@@ -44,15 +66,15 @@ static void set_env(const char *const *pairs) {
 
 #define ENV(...) set_env((const char *const[]){__VA_ARGS__, NULL})
 
-#define CHECK_LAUNCH(want_source, r, n, lr, ls)           \
-  do {                                                    \
-    railLaunch_t l_ = {0};                                \
-    CHECK_INT(railLaunchFromEnv(&l_), ncclSuccess);       \
-    CHECK_STR(l_.source, want_source);                    \
-    CHECK_INT(l_.rank, r);                                \
-    CHECK_INT(l_.nranks, n);                              \
-    CHECK_INT(l_.localRank, lr);                          \
-    CHECK_INT(l_.localSize, ls);                          \
+#define CHECK_LAUNCH(want_source, r, n, lr, ls)     \
+  do {                                              \
+    railLaunch_t l_ = {0};                          \
+    CHECK_INT(railLaunchFromEnv(&l_), ncclSuccess); \
+    CHECK_STR(l_.source, want_source);              \
+    CHECK_INT(l_.rank, r);                          \
+    CHECK_INT(l_.nranks, n);                        \
+    CHECK_INT(l_.localRank, lr);                    \
+    CHECK_INT(l_.localSize, ls);                    \
   } while (0)
 
 TEST(launchers) {
@@ -83,8 +105,9 @@ TEST(launchers) {
 
 TEST(wrong_values) {
   railLaunch_t l;
-  static const char *const bad[][2] = {{"2", "2"}, {"-1", "2"}, {"x", "2"}, {"1x", "2"}, {"0", "0"}, {"0", "4097"},
-                                       {"0", "99999999999999999999"}, {" ", "2"}};
+  static const char *const bad[][2] = {
+      {"2", "2"}, {"-1", "2"}, {"x", "2"}, {"1x", "2"}, {"0", "0"}, {"0", "4097"}, {"0", "99999999999999999999"},
+      {" ", "2"}};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     set_env(NULL);
     setenv("RANK", bad[i][0], 1);
@@ -97,31 +120,35 @@ TEST(wrong_values) {
 
 TEST(host_lists) {
   static const char *const good[][2] = {
-    {"host", "host"},   {"a,b", "a"},         {"gpu[07-09,12],login", "gpu07"}, {"n[3]", "n3"},
-    {"r[0-1]n[4-5]-ib,x", "r0n4-ib"}, {"a-1.example.org,b", "a-1.example.org"},
+      {"host", "host"},
+      {"a,b", "a"},
+      {"gpu[07-09,12],login", "gpu07"},
+      {"n[3]", "n3"},
+      {"r[0-1]n[4-5]-ib,x", "r0n4-ib"},
+      {"a-1.example.org,b", "a-1.example.org"},
   };
   static const char *const bad[] = {"", ",a", "n[", "n[]", "n[x]", "n]", "n[1"};
   char host[32];
   for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
-    CHECK(rt_launch_first_host(good[i][0], host, sizeof host));
+    CHECK(rt_launcher_first_host(good[i][0], host, sizeof host));
     CHECK_STR(host, good[i][1]);
   }
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-    CHECK_MSG(!rt_launch_first_host(bad[i], host, sizeof host), "\"%s\" was taken", bad[i]);
-  CHECK(!rt_launch_first_host("12345678", host, 8));
-  CHECK(rt_launch_first_host("1234567", host, 8));
-  CHECK(!rt_launch_first_host("n[1234567-9]", host, 8));
+    CHECK_MSG(!rt_launcher_first_host(bad[i], host, sizeof host), "\"%s\" was taken", bad[i]);
+  CHECK(!rt_launcher_first_host("12345678", host, 8));
+  CHECK(rt_launcher_first_host("1234567", host, 8));
+  CHECK(!rt_launcher_first_host("n[1234567-9]", host, 8));
 
-  CHECK_INT(rt_launch_tasks_of_node("4", 0), 4);
-  CHECK_INT(rt_launch_tasks_of_node("2(x3),1", 2), 2);
-  CHECK_INT(rt_launch_tasks_of_node("2(x3),1", 3), 1);
-  CHECK_INT(rt_launch_tasks_of_node("2(x3),1,7", 4), 7);
-  CHECK_INT(rt_launch_tasks_of_node("2(x3),1", 4), -1);
-  CHECK_INT(rt_launch_tasks_of_node("2(x3),1", -1), -1);
-  CHECK_INT(rt_launch_tasks_of_node("2(x3", 0), -1);
-  CHECK_INT(rt_launch_tasks_of_node("2(x0)", 0), -1);
-  CHECK_INT(rt_launch_tasks_of_node("x", 0), -1);
-  CHECK_INT(rt_launch_tasks_of_node("", 0), -1);
+  CHECK_INT(rt_launcher_tasks_of_node("4", 0), 4);
+  CHECK_INT(rt_launcher_tasks_of_node("2(x3),1", 2), 2);
+  CHECK_INT(rt_launcher_tasks_of_node("2(x3),1", 3), 1);
+  CHECK_INT(rt_launcher_tasks_of_node("2(x3),1,7", 4), 7);
+  CHECK_INT(rt_launcher_tasks_of_node("2(x3),1", 4), -1);
+  CHECK_INT(rt_launcher_tasks_of_node("2(x3),1", -1), -1);
+  CHECK_INT(rt_launcher_tasks_of_node("2(x3", 0), -1);
+  CHECK_INT(rt_launcher_tasks_of_node("2(x0)", 0), -1);
+  CHECK_INT(rt_launcher_tasks_of_node("x", 0), -1);
+  CHECK_INT(rt_launcher_tasks_of_node("", 0), -1);
 }
 
 /* ---- the exchange, ranks as threads ---- */
@@ -141,7 +168,7 @@ static void *exchange_main(void *arg) {
   usleep((useconds_t)r->delay_us);
   r->result = rt_store_open(r->dir, true, &s);
   if (r->result != RAIL_OK) return NULL;
-  r->result = rt_launch_exchange(s, "id-1", r->rank, r->nranks, r->id, r->timeout_ms);
+  r->result = rt_launcher_exchange(s, "id-1", r->rank, r->nranks, r->id, r->timeout_ms);
   rt_store_close(s);
   return NULL;
 }

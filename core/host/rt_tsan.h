@@ -4,18 +4,18 @@
  * each, but an area of a GPU's memory only once, so nothing that the sanitizer sees orders what lies in there. In the
  * emulation it is told by the area's own address; NULL: no area.
  */
-#ifndef RT_TOLD_H
-#define RT_TOLD_H
+#ifndef RT_TSAN_H
+#define RT_TSAN_H
 
 #include <stdint.h>
 
 #if !defined(__CUDACC__) && defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
-#define RT_TOLD_RELEASE(area) ((area) ? __tsan_release((void *)(uintptr_t)(area)) : (void)0)
-#define RT_TOLD_ACQUIRE(area) ((area) ? __tsan_acquire((void *)(uintptr_t)(area)) : (void)0)
+#define RT_TSAN_RELEASE(area) ((area) ? __tsan_release((void *)(uintptr_t)(area)) : (void)0)
+#define RT_TSAN_ACQUIRE(area) ((area) ? __tsan_acquire((void *)(uintptr_t)(area)) : (void)0)
 #else
-#define RT_TOLD_RELEASE(area) ((void)(area))
-#define RT_TOLD_ACQUIRE(area) ((void)(area))
+#define RT_TSAN_RELEASE(area) ((void)(area))
+#define RT_TSAN_ACQUIRE(area) ((void)(area))
 #endif
 
 #endif

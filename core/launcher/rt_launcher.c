@@ -2,7 +2,7 @@
  *
  * What launchers leave in the environment, and a unique id made of it.
  */
-#include "core/launcher/rt_launch.h"
+#include "core/launcher/rt_launcher.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -17,9 +17,9 @@
 #include "common/base/log.h"
 #include "common/base/sock.h"
 #include "core/bootstrap/rt_boot_wire.h"
+#include "core/bootstrap/rt_rendezvous.h"
 #include "core/comm/rt_error.h"
 #include "core/comm/rt_param.h"
-#include "core/bootstrap/rt_rendezvous.h"
 
 #define NONCE_BYTES 16
 #define LOOK_FIRST_MS 1
@@ -88,7 +88,7 @@ static void optional(const char *name, long lo, long hi, int *out) {
   if (text && !number(text, lo, hi, out)) RAIL_WARN("launch: %s=%s is ignored: not a number in its range", name, text);
 }
 
-bool rt_launch_first_host(const char *list, char *host, size_t cap) {
+bool rt_launcher_first_host(const char *list, char *host, size_t cap) {
   size_t n = 0;
   while (*list && *list != ',') {
     if (*list == '[') { /* the first number of the range, with its zeros */
@@ -107,7 +107,7 @@ bool rt_launch_first_host(const char *list, char *host, size_t cap) {
   return n > 0;
 }
 
-int rt_launch_tasks_of_node(const char *text, int node) {
+int rt_launcher_tasks_of_node(const char *text, int node) {
   while (node >= 0 && *text) {
     char *end;
     long tasks = strtol(text, &end, 10), times = 1;
@@ -130,7 +130,7 @@ static void slurm_local_size(int *local_size) {
   int node;
   if (!tasks) tasks = env("SLURM_TASKS_PER_NODE");
   optional("SLURM_NODEID", 0, RT_BOOT_MAX_RANKS, &node);
-  *local_size = tasks ? rt_launch_tasks_of_node(tasks, node) : -1;
+  *local_size = tasks ? rt_launcher_tasks_of_node(tasks, node) : -1;
 }
 
 RAIL_EXPORT ncclResult_t railLaunchFromEnv(railLaunch_t *launch) {
@@ -257,8 +257,8 @@ static rail_result_t fetch(struct rt_store *s, const char *prefix, int rank, cha
   return result;
 }
 
-rail_result_t rt_launch_exchange(struct rt_store *s, const char *prefix, int rank, int nranks,
-                                 char id[RT_UNIQUE_ID_BYTES], uint64_t timeout_ms) {
+rail_result_t rt_launcher_exchange(struct rt_store *s, const char *prefix, int rank, int nranks,
+                                   char id[RT_UNIQUE_ID_BYTES], uint64_t timeout_ms) {
   return rank == 0 ? hand_out(s, prefix, nranks, id, timeout_ms) : fetch(s, prefix, rank, id, timeout_ms);
 }
 
@@ -298,7 +298,7 @@ static rail_result_t through_store(const railLaunch_t *launch, const char *dir, 
   if (launch->nranks == 1) return RAIL_OK;
   RAIL_TRY(rt_store_open(dir, personal, &s));
   rail_result_t result =
-      rt_launch_exchange(s, prefix, launch->rank, launch->nranks, id, (uint64_t)rt_params()->bootstrap_timeout_ms);
+      rt_launcher_exchange(s, prefix, launch->rank, launch->nranks, id, (uint64_t)rt_params()->bootstrap_timeout_ms);
   if (personal && launch->rank == 0) rt_store_remove_dir(s);
   rt_store_close(s);
   return result;
@@ -336,7 +336,7 @@ static rail_result_t at_master(const char *host, const char *port_text, uint64_t
 /* Slurm over several nodes: rank 0 is on the first one; the port follows from the job. */
 static rail_result_t at_first_node(const char *nodes, uint64_t job, char *id) {
   char host[256], text[300];
-  if (!rt_launch_first_host(nodes, host, sizeof host)) {
+  if (!rt_launcher_first_host(nodes, host, sizeof host)) {
     bad_variable("SLURM_STEP_NODELIST", nodes, "a host list");
     return RAIL_BAD_USAGE;
   }

@@ -2,7 +2,7 @@
  *
  * The host's stand-in for a CUDA stream: plans run one after the other, in the
  * order they were enqueued. A plan is everything of one group on one communicator:
- * its kernels run side by side (each takes its connections in order, rt_conn.turn).
+ * its kernels run side by side (each takes its connections in order, rt_conn.ticket).
  *
  * A plan is run by the executor thread, or by a thread that waits for it and
  * finds it not yet begun, which saves a switch of threads. So the executor gives a waiter
@@ -12,14 +12,14 @@
  * over: the same threads, which also run the jobs of such a plan whose buffers are the host's. A plan of the host
  * begins when those before it on the device are over.
  */
-#ifndef RT_STREAM_H
-#define RT_STREAM_H
+#ifndef RT_QUEUE_H
+#define RT_QUEUE_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "core/host/rt_kernel.h"
+#include "core/host/rt_program.h"
 #include "core/transport/rt_proxy.h"
 
 struct ncclComm;
@@ -28,7 +28,7 @@ struct rt_hold;
 struct rt_run;
 
 /* What a rank says of calls that do not fit together: itself, bytes, peer, bytes. */
-#define RT_MISMATCH_TEXT                                                                                          \
+#define RT_MISMATCH_TEXT                                                                                        \
   "rank %d got %llu bytes from rank %d where its own call expects %llu: the two ranks' calls differ in count, " \
   "type or order"
 
@@ -41,9 +41,9 @@ struct rt_job_end {
 
 /* One kernel and the proxy operations of its connections, which have its numbers. */
 struct rt_job {
-  struct rt_kernel kernel;
+  struct rt_program program;
   struct rt_job_end send[RT_PEERS], recv[RT_PEERS];
-  int type, op; /* enum rt_type, enum rt_redop; op -1: nothing is reduced */
+  int type, op;       /* enum rt_type, enum rt_redop; op -1: nothing is reduced */
   const void *scalar; /* factor to be read when the plan starts, or NULL */
   /* Registrations made for this plan with the first connections, undone at its end. */
   void *send_mh[2], *recv_mh;
@@ -60,21 +60,21 @@ struct rt_plan {
   void **streams;
   int nstreams;
   bool on_device;
-  int nblocks;   /* jobs of a device plan that the device runs; the others are the host's */
-  bool waits_at_gate; /* before it is launched: rt_gate.h */
-  bool captured; /* in a graph: kept until that is gone, or the communicator ends */
+  int nblocks;          /* jobs of a device plan that the device runs; the others are the host's */
+  bool waits_at_gate;   /* before it is launched: rt_gate.h */
+  bool captured;        /* in a graph: kept until that is gone, or the communicator ends */
   struct rt_hold *hold; /* then: which tells */
   atomic_int runs;      /* that are not over */
-  bool dead;     /* the graph has it without its kernel: nothing to begin */
+  bool dead;            /* the graph has it without its kernel: nothing to begin */
   int njobs;
   struct rt_job jobs[];
 };
 
-struct rt_stream {
+struct rt_queue {
   struct ncclComm *comm;
-  pthread_mutex_t lock;         /* guards all below */
-  pthread_cond_t work, idle;    /* for the executor; for those who wait */
-  struct rt_plan *first, **end; /* enqueued and not begun */
+  pthread_mutex_t lock;            /* guards all below */
+  pthread_cond_t work, idle;       /* for the executor; for those who wait */
+  struct rt_plan *first, **end;    /* enqueued and not begun */
   struct rt_run *runs, **runs_end; /* begun on a device and not over */
   struct rt_run *failed_runs;      /* as failed_plans */
   bool running, stop, thread_started;
@@ -86,21 +86,21 @@ struct rt_stream {
   atomic_int pending_hint;
 };
 
-rail_result_t rt_stream_init(struct rt_stream *s, struct ncclComm *comm);
+rail_result_t rt_queue_init(struct rt_queue *s, struct ncclComm *comm);
 /* Ends the executor; what has not begun will not. Both accept a zeroed struct, destroy stops first. */
-void rt_stream_stop(struct rt_stream *s);
-void rt_stream_destroy(struct rt_stream *s);
+void rt_queue_stop(struct rt_queue *s);
+void rt_queue_destroy(struct rt_queue *s);
 
 /* Takes over the plan. urgent: the executor shall begin at once. */
-void rt_stream_enqueue(struct rt_stream *s, struct rt_plan *plan, bool urgent);
+void rt_queue_enqueue(struct rt_queue *s, struct rt_plan *plan, bool urgent);
 /* Until everything enqueued is finished or the communicator failed. */
-void rt_stream_wait(struct rt_stream *s);
+void rt_queue_wait(struct rt_queue *s);
 /* The same for all that runs on the host. */
-void rt_stream_wait_host(struct rt_stream *s);
+void rt_queue_wait_host(struct rt_queue *s);
 /* A kernel is about to run on a device. Callable from the driver's threads: it makes no call of the driver. */
-void rt_stream_add_run(struct rt_stream *s, struct rt_run *run);
+void rt_queue_add_run(struct rt_queue *s, struct rt_run *run);
 /* Also tells the executor not to hold back: the caller polls instead of waiting. */
-bool rt_stream_idle(struct rt_stream *s);
+bool rt_queue_idle(struct rt_queue *s);
 
 void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan);
 /* Has a device plan jobs of the host? */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "core/plan/rt_memory.h"
+#include "core/plan/rt_buffer.h"
 
 #include <stdio.h>
 
-#include "core/gpu/rt_cuda.h"
 #include "core/comm/rt_error.h"
+#include "core/gpu/rt_cuda.h"
 #include "core/gpu/rt_module.h"
 
 enum kind { HOST, REGISTERED, DEVICE };
@@ -88,9 +88,10 @@ static ncclResult_t adopt(struct ncclComm *comm, const char *call, const struct 
   if (device_of(cu, context, &gpu->ordinal) != RAIL_OK)
     return rt_error(RAIL_CUDA_ERROR, "%s: the buffers' CUDA device cannot be found; the log says why", call);
   if (m->fixed && gpu->ordinal != m->ordinal)
-    return rt_error(RAIL_BAD_ARGUMENT, "%s: a buffer is memory of CUDA device %d, the stream or the calling thread is "
-                    "on device %d; make the buffer's device current, and take a stream of it", call, m->ordinal,
-                    gpu->ordinal);
+    return rt_error(RAIL_BAD_ARGUMENT,
+                    "%s: a buffer is memory of CUDA device %d, the stream or the calling thread is "
+                    "on device %d; make the buffer's device current, and take a stream of it",
+                    call, m->ordinal, gpu->ordinal);
   gpu->context = context;
   return ncclSuccess;
 }
@@ -100,8 +101,8 @@ static ncclResult_t lookup_failed(void) {
   return ncclUnhandledCudaError;
 }
 
-ncclResult_t rt_memory_look(struct ncclComm *comm, const char *call, const void *send, const void *recv, void *stream,
-                            bool *on_device) {
+ncclResult_t rt_buffer_locate(struct ncclComm *comm, const char *call, const void *send, const void *recv, void *stream,
+                              bool *on_device) {
   *on_device = false;
   const struct rt_cuda *cu = rt_cuda();
   if (rail_likely(!cu)) return ncclSuccess;
@@ -130,7 +131,7 @@ ncclResult_t rt_memory_look(struct ncclComm *comm, const char *call, const void 
   return adopt(comm, call, cu, s.fixed ? &s : &r, stream);
 }
 
-ncclResult_t rt_memory_look_at_scalar(const char *call, const void *scalar, bool on_device) {
+ncclResult_t rt_buffer_locate_scalar(const char *call, const void *scalar, bool on_device) {
   const struct rt_cuda *cu = rt_cuda();
   struct memory m;
   if (rail_likely(!cu)) return ncclSuccess;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A kernel: one schedule run over its connections: one to receive by and one to send by, or a tree's.
- * It never waits: rt_kernel_poll does what can be done now and returns, so one
+ * It never waits: rt_program_poll does what can be done now and returns, so one
  * host thread runs the kernels of all channels and peers in turn; a CUDA block will call
  * it in a loop. It touches connections, user buffers, and nothing else.
  */
-#ifndef RT_KERNEL_H
-#define RT_KERNEL_H
+#ifndef RT_PROGRAM_H
+#define RT_PROGRAM_H
 
 #include "core/host/rt_conn.h"
 #include "core/host/rt_reduce.h"
@@ -19,15 +19,15 @@ struct rt_direct {
   void *mhandle;
 };
 
-enum rt_kernel_state { RT_K_WAIT, RT_K_PROGRESS, RT_K_DONE, RT_K_MISMATCH };
+enum rt_program_state { RT_PROGRAM_WAIT, RT_PROGRAM_PROGRESS, RT_PROGRAM_DONE, RT_PROGRAM_MISMATCH };
 
-struct rt_kernel {
+struct rt_program {
   struct rt_sched sched;
   enum rt_proto proto;
   const struct rt_reduce_fns *fns; /* NULL: nothing is reduced */
   union rt_scalar scalar;
-  struct rt_conn *recv[RT_PEERS], *send[RT_PEERS];     /* NULL where the schedule has none */
-  uint64_t recv_turn[RT_PEERS], send_turn[RT_PEERS];   /* see rt_conn.turn */
+  struct rt_conn *recv[RT_PEERS], *send[RT_PEERS];       /* NULL where the schedule has none */
+  uint64_t recv_ticket[RT_PEERS], send_ticket[RT_PEERS]; /* see rt_conn.ticket */
   /* Of the first connections; a tree's steps all go through the slots. */
   struct rt_direct send_direct[2]; /* the input, and the output where that is passed on */
   struct rt_direct recv_direct;    /* the receive buffer */
@@ -35,24 +35,25 @@ struct rt_kernel {
   uint64_t call; /* rt_sched_call */
 
   /* Progress. */
-  enum { RT_KP_TURN, RT_KP_RUN, RT_KP_DRAIN, RT_KP_DONE } phase;
-  uint64_t i, n;          /* action in hand, number of actions */
+  enum { RT_PHASE_TICKET, RT_PHASE_RUN, RT_PHASE_DRAIN, RT_PHASE_DONE } phase;
+  uint64_t i, n;              /* action in hand, number of actions */
   uint64_t grant_i[RT_PEERS]; /* first action whose receive by that connection may not have been granted */
-  uint64_t ll_line;       /* LL: lines of the incoming step seen so far */
-  uint64_t ll_idle;       /* LL: polls that found too few lines */
-  uint64_t direct_steps;  /* send.step after the last step sent from user memory */
-  uint64_t got, expected; /* bytes, when RT_K_MISMATCH */
-  /* When RT_K_WAIT: the connection whose other side has to act; NULL: a turn. When RT_K_MISMATCH: what it came by. */
+  uint64_t ll_line;           /* LL: lines of the incoming step seen so far */
+  uint64_t ll_idle;           /* LL: polls that found too few lines */
+  uint64_t direct_steps;      /* send.step after the last step sent from user memory */
+  uint64_t got, expected;     /* bytes, when RT_PROGRAM_MISMATCH */
+  /* When RT_PROGRAM_WAIT: the connection whose other side has to act; NULL: an
+   * earlier user of it. When RT_PROGRAM_MISMATCH: what it came by. */
   const struct rt_conn *blocked;
 };
 
 /* Steps the kernel will send and receive by each connection: the proxies are told. */
-void rt_kernel_count_steps(const struct rt_kernel *k, uint64_t nsend[RT_PEERS], uint64_t nrecv[RT_PEERS]);
+void rt_program_count_steps(const struct rt_program *k, uint64_t nsend[RT_PEERS], uint64_t nrecv[RT_PEERS]);
 
 /* Prepares the progress fields; the rest is filled by the caller. Takes turns on all connections. */
-void rt_kernel_init(struct rt_kernel *k);
+void rt_program_init(struct rt_program *k);
 
-enum rt_kernel_state rt_kernel_poll(struct rt_kernel *k);
+enum rt_program_state rt_program_poll(struct rt_program *k);
 
 /* Payload bytes one step can carry in `slot` bytes. */
 uint64_t rt_proto_payload(enum rt_proto proto, uint64_t slot);

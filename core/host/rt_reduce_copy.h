@@ -10,8 +10,8 @@
  * One source alone is copied as it is. Any address, any count; a destination may
  * be exactly equal to a source, any other overlap is not allowed.
  */
-#ifndef RT_WORK_H
-#define RT_WORK_H
+#ifndef RT_REDUCE_COPY_H
+#define RT_REDUCE_COPY_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,11 +20,11 @@
 #include "core/host/rt_reduce.h"
 #include "core/host/rt_types.h"
 
-#define RT_WORK_MAX 8
+#define RT_REDUCE_COPY_MAX 8
 
-struct rt_work {
-  const char *src[RT_WORK_MAX];
-  char *dst[RT_WORK_MAX];
+struct rt_reduce_copy {
+  const char *src[RT_REDUCE_COPY_MAX];
+  char *dst[RT_REDUCE_COPY_MAX];
   uint64_t count; /* elements */
   union rt_scalar scalar;
   int type, op; /* enum rt_type, enum rt_redop */
@@ -35,7 +35,8 @@ struct rt_work {
 
 RT_HD bool rt_type_is_integer(int type) {
   switch (type) {
-#define RT_TYPE_KIND_(name, value, size, text) case RT_##name: return RT_BY_KIND_##name(true, false);
+#define RT_TYPE_KIND_(name, value, size, text) \
+  case RT_##name: return RT_BY_KIND_##name(true, false);
     RT_TYPE_LIST(RT_TYPE_KIND_)
 #undef RT_TYPE_KIND_
     default: return false;
@@ -43,18 +44,18 @@ RT_HD bool rt_type_is_integer(int type) {
 }
 
 /* How many sources need the pre-operation; does the result need the post-operation? */
-RT_HD int rt_work_npre(const struct rt_work *w) {
+RT_HD int rt_reduce_copy_npre(const struct rt_reduce_copy *w) {
   bool scaled = w->op == RT_PREMULSUM || (w->op == RT_AVG && !rt_type_is_integer(w->type));
   return scaled ? w->npre : 0;
 }
 
-RT_HD bool rt_work_post(const struct rt_work *w) {
+RT_HD bool rt_reduce_copy_post(const struct rt_reduce_copy *w) {
   return w->last && w->op == RT_AVG && rt_type_is_integer(w->type);
 }
 
 /* Does it only copy? Then it may be done in bytes. */
-RT_HD bool rt_work_is_copy(const struct rt_work *w) {
-  return w->nsrc == 1 && rt_work_npre(w) == 0 && !rt_work_post(w);
+RT_HD bool rt_reduce_copy_is_copy(const struct rt_reduce_copy *w) {
+  return w->nsrc == 1 && rt_reduce_copy_npre(w) == 0 && !rt_reduce_copy_post(w);
 }
 
 #endif

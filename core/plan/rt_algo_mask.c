@@ -119,7 +119,7 @@ static void read_entry(const struct vocabulary *v, char *entry, const char *text
 
 static uint32_t read_wishes(const struct vocabulary *v, const char *text) {
   unsigned bits[RT_NFUNC];
-  uint32_t wishes = 0;
+  uint32_t masks = 0;
   char *copy = strdup(text ? text : ""), *save = NULL;
   for (int f = 0; f < RT_NFUNC; f++) bits[f] = v->all;
   if (!copy) RAIL_WARN("%s: out of memory; it is ignored", v->param);
@@ -129,10 +129,10 @@ static uint32_t read_wishes(const struct vocabulary *v, const char *text) {
   free(copy);
   for (int f = 0; f < RT_NFUNC; f++) {
     unsigned usable = (v->all & ~(f == RT_F_ALLREDUCE ? 0 : v->reduce_only)) | v->extra;
-    wishes |= (uint32_t)(bits[f] & usable) << (unsigned)f * RT_WISH_BITS;
+    masks |= (uint32_t)(bits[f] & usable) << (unsigned)f * RT_FUNC_MASK_BITS;
   }
-  return wishes;
+  return masks;
 }
 
-uint32_t rt_wish_algos(const char *text) { return read_wishes(&algos, text); }
-uint32_t rt_wish_protos(const char *text) { return read_wishes(&protos, text); }
+uint32_t rt_algo_masks(const char *text) { return read_wishes(&algos, text); }
+uint32_t rt_proto_masks(const char *text) { return read_wishes(&protos, text); }

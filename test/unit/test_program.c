@@ -6,7 +6,7 @@
  * counters and LL flags that wrap, stale lines; and that calls which differ are found, not waited for. With one thread
  * there is nothing for the thread sanitizer: unit/test_device_block has host kernels on threads, and e2e/ has all.
  */
-#include "core/host/rt_kernel.h"
+#include "core/host/rt_program.h"
 
 #include "core/host/rt_prims.h"
 #include "core/host/rt_types.h"
@@ -65,7 +65,7 @@ static int32_t expected(const struct shape *s, int rank, uint64_t i) {
   return (int32_t)sum;
 }
 
-static void make_kernel(struct rt_kernel *k, struct ring *ring, const struct shape *s, int r, char *send, char *recv,
+static void make_kernel(struct rt_program *k, struct ring *ring, const struct shape *s, int r, char *send, char *recv,
                         uint64_t nsend, uint64_t nrecv) {
   memset(k, 0, sizeof *k);
   bool reduces = s->coll == RT_ALLREDUCE || s->coll == RT_REDUCE_SCATTER || s->coll == RT_REDUCE;
@@ -99,27 +99,27 @@ static void make_kernel(struct rt_kernel *k, struct ring *ring, const struct sha
     if (recv && !reduces) k->recv_direct = (struct rt_direct){recv, nrecv * 4, recv};
     if (recv && s->coll == RT_ALLREDUCE) k->recv_direct = (struct rt_direct){recv, nrecv * 4, recv};
   }
-  rt_kernel_init(k);
+  rt_program_init(k);
 }
 
-static void poll_all(struct ring *ring, struct rt_kernel *k, int n, enum rt_proto proto) {
+static void poll_all(struct ring *ring, struct rt_program *k, int n, enum rt_proto proto) {
   bool done[MAX_RANKS] = {0};
   for (int left = n, polls = 0; left > 0; polls++) {
     CHECK_MSG(polls < POLLS, "no end: rank 0 is at action %llu of %llu", (unsigned long long)k[0].i,
               (unsigned long long)k[0].n);
     for (int r = 0; r < n; r++) {
       if (done[r]) continue;
-      enum rt_kernel_state state = rt_kernel_poll(&k[r]);
-      CHECK_MSG(state != RT_K_MISMATCH, "rank %d: mismatch, %llu for %llu", r, (unsigned long long)k[r].got,
+      enum rt_program_state state = rt_program_poll(&k[r]);
+      CHECK_MSG(state != RT_PROGRAM_MISMATCH, "rank %d: mismatch, %llu for %llu", r, (unsigned long long)k[r].got,
                 (unsigned long long)k[r].expected);
-      if (state == RT_K_DONE) done[r] = true, left--;
+      if (state == RT_PROGRAM_DONE) done[r] = true, left--;
     }
     for (int r = 0; r < ring->n; r++) move(&ring->link[r], proto);
   }
 }
 
 static void run_on(struct ring *ring, const struct shape *s) {
-  struct rt_kernel k[MAX_RANKS];
+  struct rt_program k[MAX_RANKS];
   int32_t *send[MAX_RANKS], *recv[MAX_RANKS], *memory[MAX_RANKS];
   uint64_t n = (uint64_t)s->n, nsend = s->coll == RT_REDUCE_SCATTER ? n * s->count : s->count;
   uint64_t nrecv = s->coll == RT_ALLGATHER ? n * s->count : s->count;
@@ -183,7 +183,7 @@ TEST(ll_near_2_to_the_33) { run_all(RT_LL, (1ull << 33) - 20); }
 
 /* ---- point to point ---- */
 
-static void pair_kernels(struct rt_kernel *s, struct rt_kernel *r, struct link *l, enum rt_proto sp, enum rt_proto rp,
+static void pair_kernels(struct rt_program *s, struct rt_program *r, struct link *l, enum rt_proto sp, enum rt_proto rp,
                          char *send, uint64_t nsend, char *recv, uint64_t nrecv) {
   memset(s, 0, sizeof *s);
   memset(r, 0, sizeof *r);
@@ -209,8 +209,8 @@ static void pair_kernels(struct rt_kernel *s, struct rt_kernel *r, struct link *
                                .chunk = rt_proto_payload(rp, SLOT)};
   s->send[0] = &l->send;
   r->recv[0] = &l->recv;
-  rt_kernel_init(s);
-  rt_kernel_init(r);
+  rt_program_init(s);
+  rt_program_init(r);
 }
 
 /* A line that short messages never reached keeps its flag; once 2^32 steps have passed that flag is right again, unless
@@ -224,31 +224,32 @@ TEST(ll_lines_of_2_to_the_32_steps_ago) {
     uint64_t bytes = i < 36 ? 8 : 120; /* one line; fifteen lines from step 2^32 + 12 on */
     char out[120], in[120] = {0};
     memset(out, 'a' + i % 26, sizeof out);
-    struct rt_kernel s, r;
+    struct rt_program s, r;
     pair_kernels(&s, &r, &l, RT_LL, RT_LL, out, bytes, in, bytes);
-    CHECK_INT(rt_kernel_poll(&r), RT_K_WAIT);
+    CHECK_INT(rt_program_poll(&r), RT_PROGRAM_WAIT);
     if (bytes > 8) {
       rt_ll_pack(RT_HOST_GROUP, rt_conn_slot_buff(&l.send, RT_LL, l.send.step), out, 8, 1, rt_ll_flag(l.send.step));
-      CHECK_MSG(rt_kernel_poll(&r) == RT_K_WAIT, "message %d arrived before it was sent", i);
+      CHECK_MSG(rt_program_poll(&r) == RT_PROGRAM_WAIT, "message %d arrived before it was sent", i);
     }
-    CHECK_INT(rt_kernel_poll(&s), RT_K_DONE);
-    CHECK_INT(rt_kernel_poll(&r), RT_K_DONE);
+    CHECK_INT(rt_program_poll(&s), RT_PROGRAM_DONE);
+    CHECK_INT(rt_program_poll(&r), RT_PROGRAM_DONE);
     CHECK_MSG(memcmp(in, out, bytes) == 0, "message %d", i);
   }
   link_close(&l);
 }
 
 /* The receiver's last state when the two disagree. */
-static enum rt_kernel_state disagree(bool proxied, enum rt_proto sp, enum rt_proto rp, uint64_t nsend, uint64_t nrecv) {
+static enum rt_program_state disagree(bool proxied, enum rt_proto sp, enum rt_proto rp, uint64_t nsend,
+                                      uint64_t nrecv) {
   static char out[2 * SLOT], in[2 * SLOT];
   struct link l;
   link_open(&l, proxied, 0);
-  struct rt_kernel s, r;
+  struct rt_program s, r;
   pair_kernels(&s, &r, &l, sp, rp, out, nsend, in, nrecv);
-  enum rt_kernel_state state = RT_K_WAIT;
-  for (int i = 0; i < 1000 && state != RT_K_DONE && state != RT_K_MISMATCH; i++) {
-    state = rt_kernel_poll(&r);
-    rt_kernel_poll(&s);
+  enum rt_program_state state = RT_PROGRAM_WAIT;
+  for (int i = 0; i < 1000 && state != RT_PROGRAM_DONE && state != RT_PROGRAM_MISMATCH; i++) {
+    state = rt_program_poll(&r);
+    rt_program_poll(&s);
     move(&l, sp);
   }
   link_close(&l);
@@ -259,31 +260,32 @@ TEST(sizes_that_differ_are_found) {
   for (int proxied = 0; proxied < 2; proxied++)
     for (int proto = 0; proto < RT_NPROTO; proto++) {
       enum rt_proto p = (enum rt_proto)proto;
-      CHECK_INT(disagree(proxied, p, p, 100, 100), RT_K_DONE);
-      CHECK_INT(disagree(proxied, p, p, 100, 40), RT_K_MISMATCH);
-      CHECK_INT(disagree(proxied, p, p, 40, 100), RT_K_MISMATCH);
-      CHECK_INT(disagree(proxied, p, p, 0, 100), RT_K_MISMATCH);
-      CHECK_INT(disagree(proxied, p, p, 100, 0), RT_K_MISMATCH);
+      CHECK_INT(disagree(proxied, p, p, 100, 100), RT_PROGRAM_DONE);
+      CHECK_INT(disagree(proxied, p, p, 100, 40), RT_PROGRAM_MISMATCH);
+      CHECK_INT(disagree(proxied, p, p, 40, 100), RT_PROGRAM_MISMATCH);
+      CHECK_INT(disagree(proxied, p, p, 0, 100), RT_PROGRAM_MISMATCH);
+      CHECK_INT(disagree(proxied, p, p, 100, 0), RT_PROGRAM_MISMATCH);
     }
 }
 
 TEST(protocols_that_differ_are_found) {
-  CHECK_INT(disagree(false, RT_LL, RT_SIMPLE, 100, 100), RT_K_MISMATCH);
-  CHECK_INT(disagree(false, RT_SIMPLE, RT_LL, 100, 100), RT_K_MISMATCH);
-  CHECK_INT(disagree(false, RT_LL, RT_SIMPLE, 64, 128), RT_K_MISMATCH); /* the bytes on the FIFO happen to be equal */
-  CHECK_INT(disagree(false, RT_SIMPLE, RT_LL, 128, 64), RT_K_MISMATCH);
-  CHECK_INT(disagree(false, RT_LL, RT_SIMPLE, SLOT, SLOT), RT_K_MISMATCH); /* and the calls are, too */
-  CHECK_INT(disagree(false, RT_SIMPLE, RT_LL, SLOT, SLOT), RT_K_MISMATCH);
+  CHECK_INT(disagree(false, RT_LL, RT_SIMPLE, 100, 100), RT_PROGRAM_MISMATCH);
+  CHECK_INT(disagree(false, RT_SIMPLE, RT_LL, 100, 100), RT_PROGRAM_MISMATCH);
+  CHECK_INT(disagree(false, RT_LL, RT_SIMPLE, 64, 128),
+            RT_PROGRAM_MISMATCH); /* the bytes on the FIFO happen to be equal */
+  CHECK_INT(disagree(false, RT_SIMPLE, RT_LL, 128, 64), RT_PROGRAM_MISMATCH);
+  CHECK_INT(disagree(false, RT_LL, RT_SIMPLE, SLOT, SLOT), RT_PROGRAM_MISMATCH); /* and the calls are, too */
+  CHECK_INT(disagree(false, RT_SIMPLE, RT_LL, SLOT, SLOT), RT_PROGRAM_MISMATCH);
 }
 
 TEST(mismatch_says_both_sizes) {
   static char out[SLOT], in[SLOT];
   struct link l;
   link_open(&l, false, 0);
-  struct rt_kernel s, r;
+  struct rt_program s, r;
   pair_kernels(&s, &r, &l, RT_SIMPLE, RT_SIMPLE, out, 100, in, 60);
-  rt_kernel_poll(&s);
-  CHECK_INT(rt_kernel_poll(&r), RT_K_MISMATCH);
+  rt_program_poll(&s);
+  CHECK_INT(rt_program_poll(&r), RT_PROGRAM_MISMATCH);
   CHECK_INT(r.got, 100);
   CHECK_INT(r.expected, 60);
   link_close(&l);
@@ -296,7 +298,7 @@ TEST(operations_take_turns) {
   link_open(&l, false, 0);
   enum { N = 4, BYTES = 20 * SLOT };
   static char out[N][BYTES], in[N][BYTES];
-  struct rt_kernel s[N], r[N];
+  struct rt_program s[N], r[N];
   for (int i = 0; i < N; i++) {
     memset(out[i], 'a' + i, BYTES);
     memset(in[i], 0, BYTES);
@@ -307,7 +309,7 @@ TEST(operations_take_turns) {
     CHECK(polls < POLLS);
     for (int i = 2 * N - 1; i >= 0; i--) { /* the later ones are asked first */
       if (done[i]) continue;
-      if (rt_kernel_poll(i % 2 ? &s[i / 2] : &r[i / 2]) != RT_K_DONE) continue;
+      if (rt_program_poll(i % 2 ? &s[i / 2] : &r[i / 2]) != RT_PROGRAM_DONE) continue;
       for (int before = i - 2; before >= 0; before -= 2) CHECK(done[before]);
       done[i] = true;
       left--;
@@ -322,15 +324,15 @@ TEST(direct_sends_are_drained) {
   struct link l;
   link_open(&l, true, 0);
   static char out[100], in[100];
-  struct rt_kernel s, r;
+  struct rt_program s, r;
   pair_kernels(&s, &r, &l, RT_SIMPLE, RT_SIMPLE, out, 100, in, 100);
   s.send_direct[0] = (struct rt_direct){out, sizeof out, out};
-  for (int i = 0; i < 10; i++) CHECK(rt_kernel_poll(&s) != RT_K_DONE);
+  for (int i = 0; i < 10; i++) CHECK(rt_program_poll(&s) != RT_PROGRAM_DONE);
   CHECK(l.at_send.slot[0].ptr == out);
-  rt_kernel_poll(&r); /* grants */
+  rt_program_poll(&r); /* grants */
   move(&l, RT_SIMPLE);
-  CHECK_INT(rt_kernel_poll(&s), RT_K_DONE);
-  CHECK_INT(rt_kernel_poll(&r), RT_K_DONE);
+  CHECK_INT(rt_program_poll(&s), RT_PROGRAM_DONE);
+  CHECK_INT(rt_program_poll(&r), RT_PROGRAM_DONE);
   link_close(&l);
 }
 
@@ -340,26 +342,26 @@ TEST(steps_across_the_end_of_a_registered_range_are_copied) {
   static char out[BYTES], in[BYTES];
   struct link l;
   link_open(&l, true, 0);
-  struct rt_kernel s, r;
+  struct rt_program s, r;
   for (int i = 0; i < BYTES; i++) out[i] = (char)(i * 7);
   pair_kernels(&s, &r, &l, RT_SIMPLE, RT_SIMPLE, out, BYTES, in, BYTES);
   s.send_direct[0] = (struct rt_direct){out, PART, out};
   r.recv_direct = (struct rt_direct){in, PART, in};
   for (int i = 0; i < 4; i++) {
-    rt_kernel_poll(&s);
-    rt_kernel_poll(&r);
+    rt_program_poll(&s);
+    rt_program_poll(&r);
   }
   for (int i = 0; i < 4; i++) {
     CHECK_MSG(l.at_send.slot[i].ptr == (i < 2 ? out + i * (int)SLOT : NULL), "step %d is sent from elsewhere", i);
     CHECK_MSG(l.at_recv.slot[i].ptr == (i < 2 ? in + i * (int)SLOT : NULL), "step %d is received elsewhere", i);
   }
-  enum rt_kernel_state sent = RT_K_WAIT, received = RT_K_WAIT;
-  for (int i = 0; i < 100 && (sent != RT_K_DONE || received != RT_K_DONE); i++) {
+  enum rt_program_state sent = RT_PROGRAM_WAIT, received = RT_PROGRAM_WAIT;
+  for (int i = 0; i < 100 && (sent != RT_PROGRAM_DONE || received != RT_PROGRAM_DONE); i++) {
     move(&l, RT_SIMPLE);
-    sent = rt_kernel_poll(&s);
-    received = rt_kernel_poll(&r);
+    sent = rt_program_poll(&s);
+    received = rt_program_poll(&r);
   }
-  CHECK_INT(received, RT_K_DONE);
+  CHECK_INT(received, RT_PROGRAM_DONE);
   CHECK(memcmp(in, out, BYTES) == 0);
   link_close(&l);
 }
@@ -373,9 +375,9 @@ TEST(step_counts_are_true) {
       ring_init(&ring, &s);
       uint64_t sent[4][RT_PEERS], received[4][RT_PEERS];
       for (int r = 0; r < 4; r++) {
-        struct rt_kernel k;
+        struct rt_program k;
         make_kernel(&k, &ring, &s, r, NULL, (coll != RT_REDUCE || r == 2) ? (char *)64 : NULL, 0, 0);
-        rt_kernel_count_steps(&k, sent[r], received[r]);
+        rt_program_count_steps(&k, sent[r], received[r]);
       }
       ring_free(&ring);
       ring_init(&ring, &s);
@@ -391,7 +393,7 @@ TEST(step_counts_are_true) {
 /* However many threads a group has, their parts together are the whole, no element twice and none left out. */
 TEST(a_group_shares_the_work) {
   enum { MOST = 200 };
-  struct rt_kernel k = {.sched = {.esize = 4}, .fns = rt_reduce_lookup(RT_INT32, RT_SUM)};
+  struct rt_program k = {.sched = {.esize = 4}, .fns = rt_reduce_lookup(RT_INT32, RT_SUM)};
   for (uint32_t size = 1; size <= 9; size++)
     for (uint64_t n = 0; n <= MOST; n += n < 20 ? 1 : 37) {
       int32_t in[MOST], local[MOST], out[MOST + 1] = {0}, out2[MOST + 1] = {0};
@@ -404,8 +406,7 @@ TEST(a_group_shares_the_work) {
       CHECK(memcmp(out, out2, sizeof out) == 0 && out[n] == 0);
       uint64_t nlines = (n + 1) / 2;
       memset(lines, 0, sizeof lines);
-      for (uint32_t t = 0; t < size; t++)
-        rt_ll_pack((struct rt_group){t, size}, lines, (char *)out, 4 * n, nlines, 5);
+      for (uint32_t t = 0; t < size; t++) rt_ll_pack((struct rt_group){t, size}, lines, (char *)out, 4 * n, nlines, 5);
       CHECK_INT(rt_ll_arrived(lines, 0, nlines, 5), nlines);
       for (uint32_t t = 0; t < size; t++) rt_ll_unpack((struct rt_group){t, size}, back, lines, 4 * n);
       CHECK(memcmp(back, out, 4 * n) == 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "core/plan/rt_stream.h"
+#include "core/plan/rt_queue.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -12,8 +12,8 @@
 #include "core/comm/rt_comm.h"
 #include "core/gpu/rt_gate.h"
 #include "core/gpu/rt_graph.h"
-#include "core/plan/rt_job.h"
 #include "core/gpu/rt_run.h"
+#include "core/plan/rt_job.h"
 
 /* Rounds without progress: first spin, then yield, then nap. */
 #define SPIN_ROUNDS 64
@@ -79,7 +79,7 @@ static const struct rt_connector *waits_for_nobody(struct rt_plan *plan) {
       const struct rt_connector *c = e < RT_PEERS ? job->send[e].connector : job->recv[e - RT_PEERS].connector;
       if (job->done || !c || !c->end->peer_left || !c->end->peer_left(c)) continue;
       /* What the peer did before it left can be seen by now. */
-      if (rt_kernel_poll(&job->kernel) == RT_K_WAIT && job->kernel.blocked == &c->conn) return c;
+      if (rt_program_poll(&job->program) == RT_PROGRAM_WAIT && job->program.blocked == &c->conn) return c;
     }
   }
   return NULL;
@@ -120,8 +120,8 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
 /* Where nobody else drives the proxy or the host's jobs, rounds without progress are as a plan's; else the device needs
  * nobody. */
 static void rest(struct ncclComm *comm, const struct rt_run *run, int idle_rounds) {
-  bool driving = run->host_left > 0 || (!comm->proxy.threaded &&
-                                        atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0);
+  bool driving = run->host_left > 0 ||
+                 (!comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0);
   if (driving || idle_rounds < YIELD_ROUNDS)
     relax(idle_rounds);
   else
@@ -175,13 +175,13 @@ void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan) {
 
 /* ---- the queue --------------------------------------------------------------- */
 
-static void one_less(struct rt_stream *s) {
+static void one_less(struct rt_queue *s) {
   s->pending--;
   atomic_store_explicit(&s->pending_hint, s->pending, memory_order_release);
 }
 
 /* The first plan of the queue. As run_queue. */
-static void run_first_plan(struct rt_stream *s) {
+static void run_first_plan(struct rt_queue *s) {
   struct rt_plan *plan = s->first;
   s->first = plan->next;
   if (!s->first) s->end = &s->first;
@@ -201,7 +201,7 @@ static void run_first_plan(struct rt_stream *s) {
 }
 
 /* The first run on a device, until it is over. As run_queue. */
-static void attend_first_run(struct rt_stream *s) {
+static void attend_first_run(struct rt_queue *s) {
   struct rt_run *run = s->runs;
   bool shared = rt_plan_is_shared(run->plan);
   pthread_mutex_unlock(&s->lock);
@@ -226,7 +226,7 @@ static void attend_first_run(struct rt_stream *s) {
 
 /* Runs queued plans, and looks after runs, until there are none. The lock is held on entry and exit; `running` is ours
  * meanwhile. What is on a device was there before what is queued: a plan for a device waits for the queue. */
-static void run_queue(struct rt_stream *s) {
+static void run_queue(struct rt_queue *s) {
   s->running = true;
   while ((s->first || s->runs) && !s->stop) {
     if (s->runs)
@@ -239,7 +239,7 @@ static void run_queue(struct rt_stream *s) {
   pthread_cond_broadcast(&s->idle);
 }
 
-static void nap(struct rt_stream *s) {
+static void nap(struct rt_queue *s) {
   struct timespec until;
   clock_gettime(CLOCK_MONOTONIC, &until);
   until.tv_nsec += EXECUTOR_GRACE_NS;
@@ -253,7 +253,7 @@ static void nap(struct rt_stream *s) {
 }
 
 static void *executor(void *arg) {
-  struct rt_stream *s = arg;
+  struct rt_queue *s = arg;
   struct rt_plan *left = NULL; /* was there before the last nap: nobody came for it */
   int naps = 0;
   pthread_mutex_lock(&s->lock);
@@ -276,7 +276,7 @@ static void *executor(void *arg) {
   return NULL;
 }
 
-rail_result_t rt_stream_init(struct rt_stream *s, struct ncclComm *comm) {
+rail_result_t rt_queue_init(struct rt_queue *s, struct ncclComm *comm) {
   s->comm = comm;
   s->end = &s->first;
   s->runs_end = &s->runs;
@@ -296,7 +296,7 @@ rail_result_t rt_stream_init(struct rt_stream *s, struct ncclComm *comm) {
   return RAIL_OK;
 }
 
-void rt_stream_stop(struct rt_stream *s) {
+void rt_queue_stop(struct rt_queue *s) {
   if (!s->comm || !s->thread_started) return;
   pthread_mutex_lock(&s->lock);
   s->stop = true;
@@ -309,9 +309,9 @@ void rt_stream_stop(struct rt_stream *s) {
   pthread_mutex_unlock(&s->lock);
 }
 
-void rt_stream_destroy(struct rt_stream *s) {
+void rt_queue_destroy(struct rt_queue *s) {
   if (!s->comm) return;
-  rt_stream_stop(s);
+  rt_queue_stop(s);
   for (struct rt_plan *list = s->first; list;) {
     struct rt_plan *next = list->next;
     rt_plan_free(s->comm, list);
@@ -333,7 +333,7 @@ void rt_stream_destroy(struct rt_stream *s) {
   s->comm = NULL;
 }
 
-void rt_stream_enqueue(struct rt_stream *s, struct rt_plan *plan, bool urgent) {
+void rt_queue_enqueue(struct rt_queue *s, struct rt_plan *plan, bool urgent) {
   plan->next = NULL;
   pthread_mutex_lock(&s->lock);
   *s->end = plan;
@@ -346,7 +346,7 @@ void rt_stream_enqueue(struct rt_stream *s, struct rt_plan *plan, bool urgent) {
   pthread_mutex_unlock(&s->lock);
 }
 
-void rt_stream_add_run(struct rt_stream *s, struct rt_run *run) {
+void rt_queue_add_run(struct rt_queue *s, struct rt_run *run) {
   run->next = NULL;
   pthread_mutex_lock(&s->lock);
   *s->runs_end = run;
@@ -358,7 +358,7 @@ void rt_stream_add_run(struct rt_stream *s, struct rt_run *run) {
   pthread_mutex_unlock(&s->lock);
 }
 
-static void wait_until_none(struct rt_stream *s, const int *pending) {
+static void wait_until_none(struct rt_queue *s, const int *pending) {
   pthread_mutex_lock(&s->lock);
   while (*pending > 0) {
     if ((s->first || s->runs) && !s->running)
@@ -369,11 +369,11 @@ static void wait_until_none(struct rt_stream *s, const int *pending) {
   pthread_mutex_unlock(&s->lock);
 }
 
-void rt_stream_wait(struct rt_stream *s) { wait_until_none(s, &s->pending); }
+void rt_queue_wait(struct rt_queue *s) { wait_until_none(s, &s->pending); }
 
-void rt_stream_wait_host(struct rt_stream *s) { wait_until_none(s, &s->host_pending); }
+void rt_queue_wait_host(struct rt_queue *s) { wait_until_none(s, &s->host_pending); }
 
-bool rt_stream_idle(struct rt_stream *s) {
+bool rt_queue_idle(struct rt_queue *s) {
   if (atomic_load_explicit(&s->pending_hint, memory_order_acquire) == 0) return true;
   pthread_mutex_lock(&s->lock);
   bool idle = s->pending == 0;
