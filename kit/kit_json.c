@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kit/kit_json.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -86,6 +87,11 @@ void kit_json_int(struct kit_json *j, const char *key, int64_t value) {
   fprintf(j->f, "%" PRId64, value);
 }
 
+void kit_json_uint(struct kit_json *j, const char *key, uint64_t value) {
+  element(j, key);
+  fprintf(j->f, "%" PRIu64, value);
+}
+
 void kit_json_number(struct kit_json *j, const char *key, double value) {
   element(j, key);
   if (isfinite(value)) fprintf(j->f, "%.9g", value);
@@ -100,4 +106,18 @@ void kit_json_bool(struct kit_json *j, const char *key, bool value) {
 bool kit_json_finish(struct kit_json *j) {
   putc('\n', j->f);
   return fflush(j->f) == 0 && !ferror(j->f);
+}
+
+FILE *kit_file_open(const char *program, const char *path) {
+  if (!path || strcmp(path, "-") == 0) return stdout;
+  FILE *f = fopen(path, "we");
+  if (!f) fprintf(stderr, "%s: cannot write %s: %s\n", program, path, strerror(errno));
+  return f;
+}
+
+bool kit_file_close(const char *program, FILE *f, const char *path) {
+  bool to_stdout = f == stdout, ok = fflush(f) == 0 && !ferror(f);
+  if (!to_stdout && fclose(f) != 0) ok = false;
+  if (!ok) fprintf(stderr, "%s: writing %s failed\n", program, to_stdout ? "standard output" : path);
+  return ok;
 }

@@ -22,9 +22,16 @@ void kit_json_end(struct kit_json *j, char bracket); /* '}' or ']' */
 void kit_json_text(struct kit_json *j, const char *key, const char *value); /* NULL: null */
 void kit_json_format(struct kit_json *j, const char *key, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void kit_json_int(struct kit_json *j, const char *key, int64_t value);
+void kit_json_uint(struct kit_json *j, const char *key, uint64_t value);
 void kit_json_number(struct kit_json *j, const char *key, double value); /* not finite: null */
 void kit_json_bool(struct kit_json *j, const char *key, bool value);
 /* Ends the line; false: the stream did not take all. */
 bool kit_json_finish(struct kit_json *j);
+
+/* The FILE of an option like --json FILE: standard output for "-" and for NULL (not given). NULL: it cannot be opened,
+ * reported on stderr as of `program`. */
+FILE *kit_file_open(const char *program, const char *path);
+/* False: it did not take all, reported on stderr. Standard output stays open. */
+bool kit_file_close(const char *program, FILE *f, const char *path);
 
 #endif

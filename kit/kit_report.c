@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kit/kit_report.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/utsname.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
@@ -200,18 +197,11 @@ static void print_sums(const struct kit_report *r, const struct kit_sums *s) {
   fprintf(f, "%d passed, %d failed, %d skipped\n", s->good[0] + s->good[1] + s->good[2], bad + s->errors, s->skipped);
 }
 
-/* `path` or standard output; NULL with a line on stderr. */
 static bool written(const char *path, bool (*write)(FILE *f, const struct kit_report *r), const struct kit_report *r) {
-  bool out = strcmp(path, "-") == 0, ok;
-  FILE *f = out ? stdout : fopen(path, "we");
-  if (!f) {
-    fprintf(stderr, "rail-kit: %s: %s\n", path, strerror(errno));
-    return false;
-  }
-  ok = write(f, r);
-  if (!out) ok &= fclose(f) == 0;
-  if (!ok) fprintf(stderr, "rail-kit: %s: not all could be written\n", path);
-  return ok;
+  FILE *f = kit_file_open("rail-kit", path);
+  if (!f) return false;
+  (void)write(f, r);
+  return kit_file_close("rail-kit", f, path);
 }
 
 int kit_report_finish(struct kit_report *r) {

@@ -8,6 +8,7 @@
 #include "loader/install_dirs.h"
 #include "kit/inspect/inspect.h"
 #include "kit/kit_beside.h"
+#include "kit/kit_json.h"
 
 enum { FINE = 0, PLUGIN_FAILED = 1, NOT_RUN = 3 };
 
@@ -64,20 +65,14 @@ static void note_exported(struct kit_inspection *in) {
   }
 }
 
-static int write_json(const struct kit_inspection *in) {
-  bool to_stdout = strcmp(in->how->json, "-") == 0;
-  FILE *f = to_stdout ? stdout : fopen(in->how->json, "we");
-  if (!f) return told("write", in->how->json);
-  bool ok = kit_inspect_json(f, in);
-  if (!to_stdout) ok = fclose(f) == 0 && ok;
-  return ok ? FINE : told("write", to_stdout ? "standard output" : in->how->json);
-}
-
 static int report(struct kit_inspection *in) {
   int status = kit_findings_count(&in->findings, KIT_ERROR) > 0 ? PLUGIN_FAILED : FINE;
   bool text = !in->how->json || strcmp(in->how->json, "-") != 0;
   if (text) kit_inspect_text(stdout, in);
-  if (in->how->json && write_json(in) != FINE) return NOT_RUN;
+  FILE *json = in->how->json ? kit_file_open("rail-kit inspect", in->how->json) : NULL;
+  if (in->how->json && !json) return NOT_RUN;
+  if (json) (void)kit_inspect_json(json, in);
+  if (json && !kit_file_close("rail-kit inspect", json, in->how->json)) return NOT_RUN;
   if (text && (fflush(stdout) != 0 || ferror(stdout))) return told("write", "standard output");
   return status;
 }

@@ -6,12 +6,10 @@
 #include <unistd.h>
 
 #include "kit/bench/kit_bench.h"
+#include "kit/kit_json.h"
 #include "kit/kit_plot.h"
 #include "rail/version.h"
 #include "tools/rail-kit/commands.h"
-#include "tools/rail-kit/fuse.h"
-#include "tools/rail-kit/hosts.h"
-#include "tools/rail-kit/places.h"
 
 #define MAX_ENV (KIT_BENCH_COLUMNS * KIT_BENCH_ENV)
 
@@ -244,18 +242,10 @@ static int set_up(struct bench_options *o, char **words) {
 
 /* ---- results ---- */
 
-static FILE *open_json(const char *path) {
-  FILE *f = strcmp(path, "-") == 0 ? stdout : fopen(path, "we");
-  if (!f) fprintf(stderr, "rail-kit bench: %s: %s\n", path, strerror(errno));
-  return f;
-}
-
 static bool write_json(const struct kit_bench_results *r, const struct kit_bench_about *about, FILE *f,
                        const char *path) {
-  bool fine = kit_bench_json(r, about, f);
-  if (f != stdout && fclose(f) != 0) fine = false;
-  if (!fine) fprintf(stderr, "rail-kit bench: %s: not all could be written\n", path);
-  return fine;
+  (void)kit_bench_json(r, about, f);
+  return kit_file_close(RK_NAME " bench", f, path);
 }
 
 static int compare(const struct bench_options *o, const char *path, FILE *table) {
@@ -304,7 +294,7 @@ static int run(struct bench_options *o, int argc, char **argv) {
   struct kit_bench_about about = {.kit_version = RAIL_VERSION, .argc = argc, .argv = argv};
   struct kit_bench_results results;
   FILE *json = NULL;
-  if (o->json && !(json = open_json(o->json))) return TOOL_EXIT_FAILED;
+  if (o->json && !(json = kit_file_open(RK_NAME " bench", o->json))) return TOOL_EXIT_FAILED;
   kit_bench_look_around(&about);
   if (!kit_bench_make_cells(&o->choices, &o->plan.cells, &o->plan.ncells) || !kit_bench_run(&o->plan, &results))
     return TOOL_EXIT_FAILED;

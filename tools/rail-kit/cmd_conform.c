@@ -2,9 +2,6 @@
  * `rail-kit conform`: the contract, checked. */
 #include "kit/conform/kit_conform.h"
 #include "tools/rail-kit/commands.h"
-#include "tools/rail-kit/fuse.h"
-#include "tools/rail-kit/hosts.h"
-#include "tools/rail-kit/places.h"
 
 struct conform_options {
   struct kit_conform how;

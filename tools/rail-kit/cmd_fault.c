@@ -2,9 +2,6 @@
  * `rail-kit fault`: misfortunes while data flows. */
 #include "kit/fault/kit_fault.h"
 #include "tools/rail-kit/commands.h"
-#include "tools/rail-kit/fuse.h"
-#include "tools/rail-kit/hosts.h"
-#include "tools/rail-kit/places.h"
 
 struct fault_options {
   struct kit_fault how;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * `rail-kit replay`: makes recorded calls again, on any plugin. */
+#include "kit/kit_json.h"
 #include "kit/trace/kit_replay.h"
 #include "tools/rail-kit/commands.h"
-#include "tools/rail-kit/json_file.h"
 
 struct replay_options {
   struct kit_replay how;
@@ -47,8 +47,9 @@ int rk_replay(int argc, char **argv) {
   if (r != 0) return r > 0 ? TOOL_EXIT_OK : TOOL_EXIT_USAGE;
   if (!o.how.files[0]) return tool_misuse(&command, "a file is missing", NULL), TOOL_EXIT_USAGE;
   if (!o.how.plugin) return tool_misuse(&command, "a plugin is missing:", "--plugin"), TOOL_EXIT_USAGE;
-  FILE *out = rk_json_open(o.json);
+  FILE *out = kit_file_open(RK_NAME, o.json);
   if (!out) return TOOL_EXIT_FAILED;
   o.how.json = o.json != NULL;
-  return rk_json_close(out, o.json, kit_replay_run(&o.how, out));
+  int status = kit_replay_run(&o.how, out);
+  return kit_file_close(RK_NAME, out, o.json) ? status : TOOL_EXIT_FAILED;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * `rail-kit trace`: prints what railtrace recorded. */
+#include "kit/kit_json.h"
 #include "kit/trace/kit_trace.h"
 #include "tools/rail-kit/commands.h"
-#include "tools/rail-kit/json_file.h"
 
 struct trace_options {
   struct kit_trace how;
@@ -45,8 +45,9 @@ int rk_trace(int argc, char **argv) {
   int r = tool_options_read(&command, argc, argv, &o, &o.how.files);
   if (r != 0) return r > 0 ? TOOL_EXIT_OK : TOOL_EXIT_USAGE;
   if (!o.how.files[0]) return tool_misuse(&command, "a file is missing", NULL), TOOL_EXIT_USAGE;
-  FILE *out = rk_json_open(o.json);
+  FILE *out = kit_file_open(RK_NAME, o.json);
   if (!out) return TOOL_EXIT_FAILED;
   o.how.json = o.json != NULL;
-  return rk_json_close(out, o.json, kit_trace_run(&o.how, out));
+  int status = kit_trace_run(&o.how, out);
+  return kit_file_close(RK_NAME, out, o.json) ? status : TOOL_EXIT_FAILED;
 }

@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The subcommands of rail-kit. Each gets argv[0] = its own name and returns an exit status: TOOL_EXIT_OK fine,
- * TOOL_EXIT_RESULT the plugin failed, TOOL_EXIT_USAGE bad arguments, TOOL_EXIT_FAILED the kit itself could not run.
+ * The subcommands of rail-kit, and the options that several of them share. A subcommand gets argv[0] = its own name and
+ * returns an exit status: TOOL_EXIT_OK fine, TOOL_EXIT_RESULT the plugin failed, TOOL_EXIT_USAGE bad arguments,
+ * TOOL_EXIT_FAILED the kit itself could not run.
  */
 #ifndef RAIL_KIT_COMMANDS_H
 #define RAIL_KIT_COMMANDS_H
 
+#include <stdbool.h>
+
+#include "kit/kit_link.h"
+#include "kit/kit_places.h"
+#include "rail/net.h"
 #include "tools/common/options.h"
 
 #define RK_NAME "rail-kit"
@@ -17,6 +23,47 @@ int rk_bench(int argc, char **argv);
 int rk_fault(int argc, char **argv);
 int rk_replay(int argc, char **argv);
 int rk_trace(int argc, char **argv);
-int rk_side(int argc, char **argv); /* one process of a world; rail-kit starts it */
+
+/* ---- --fuse ---- */
+
+int rk_set_fuse(const struct tool_value *v);
+
+/* FIELD is a struct rail_net_vprops_v12. */
+#define RK_FUSE_OPTION(TYPE, FIELD)                                                                                    \
+  {"fuse", 0, "LIST", "the device that makeVDevice makes of these, as 0,1, instead of --device; v9 and later",         \
+   TOOL_CALL, offsetof(TYPE, FIELD), .set = rk_set_fuse}
+
+/* ---- --listen and --connect ---- */
+
+struct rk_hosts {
+  const char *listen, *connect;
+  uint64_t wait_ms; /* for the other host; 0: as long as it takes to listen, 30 s to connect */
+};
+
+#define RK_HOSTS_OPTIONS(TYPE, FIELD)                                                                                  \
+  {"listen", 0, "WHERE", "two hosts: wait on [ADDRESS:]PORT for the other one, which leads", TOOL_TEXT,                \
+   offsetof(TYPE, FIELD.listen), .allowed = "a port, or address:port"},                                                \
+      {"connect", 0, "WHERE", "two hosts: lead, with the rail-kit that listens on HOST[:PORT]", TOOL_TEXT,             \
+       offsetof(TYPE, FIELD.connect), .allowed = "host or host:port"},                                                 \
+      {"wait", 0, "SECONDS", "for the other host, at most", TOOL_SECONDS, offsetof(TYPE, FIELD.wait_ms), .min = 1,     \
+       .max = 86400, .preset = "30; --listen: no limit"}
+
+/* One host: 0 with *link NULL. The leader: 0 with *link. The follower: has served until the leader was done; 1 with
+ * *status for the program to end with. Without the options a launcher's environment (mpirun, srun) decides. -1: told
+ * on stderr, exit 3. */
+int rk_hosts_open(const struct rk_hosts *hosts, const char *plugin, struct kit_link **link, int *status);
+
+/* ---- --netns and --side-env ---- */
+
+int rk_set_netns(const struct tool_value *v);
+int rk_set_side_env(const struct tool_value *v);
+
+#define RK_PLACES_OPTIONS(TYPE, FIELD)                                                                                 \
+  {"netns", 0, "A,B", "network namespaces of the even and the odd sides", TOOL_CALL, offsetof(TYPE, FIELD),            \
+   .set = rk_set_netns},                                                                                               \
+  {"side-env", 0, "SET", "0:NAME=VALUE, 1:NAME=VALUE: a variable of the even or odd sides; may be repeated",           \
+   TOOL_CALL, offsetof(TYPE, FIELD), .set = rk_set_side_env}
+
+bool rk_has_places(const struct kit_places *places);
 
 #endif

@@ -3,8 +3,30 @@
  * rail-kit: tests any network plugin for NCCL. A subcommand is a line below and a file cmd_NAME.c, which reads its
  * arguments and calls kit/NAME/.
  */
+#include "kit/bench/kit_bench.h"
+#include "kit/conform/kit_conform.h"
+#include "kit/fault/kit_fault.h"
+#include "kit/inspect/kit_inspect.h"
+#include "kit/kit_probe.h"
+#include "kit/trace/kit_replay.h"
 #include "rail/version.h"
 #include "tools/rail-kit/commands.h"
+
+/* `rail-kit side`: one peer process of a test. The kit starts it; nobody types it. */
+static int run_side(int argc, char **argv) {
+  static const struct kit_role roles[] = {
+      {"probe", kit_probe_side},
+      {"inspect", kit_inspect_side},
+      {"conform", kit_conform_side},
+      {"bench", kit_bench_run_side},
+      {"fault", kit_fault_side},
+      {"replay", kit_replay_side},
+      {NULL, NULL},
+  };
+  (void)argc;
+  (void)argv;
+  kit_side_main(roles);
+}
 
 static const struct tool_sub subs[] = {
     {"inspect", "say what NCCL makes of a plugin's file", rk_inspect},
@@ -13,7 +35,7 @@ static const struct tool_sub subs[] = {
     {"fault", "kill, stop, starve and disturb it while data flows", rk_fault},
     {"replay", "make recorded calls again, on any plugin, and compare", rk_replay},
     {"trace", "print, sum up and draw what railtrace recorded", rk_trace},
-    {"side", NULL, rk_side},
+    {"side", NULL, run_side},
     {NULL, NULL, NULL},
 };
 

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The options that several subcommands share. */
+#include <stdio.h>
+#include <string.h>
+
+#include "kit/kit_world.h"
+#include "tools/rail-kit/commands.h"
+
+/* ---- --fuse ---- */
+
+enum { LARGEST = 1023 }; /* as --device has it */
+
+static const int most = sizeof((struct rail_net_vprops_v12 *)0)->devs / sizeof(int);
+
+static bool read_list(const char *at, struct rail_net_vprops_v12 *fuse) {
+  for (;; at++) {
+    char word[8];
+    uint64_t dev;
+    size_t n = strcspn(at, ",");
+    if (fuse->ndevs == most || n >= sizeof word) return false;
+    memcpy(word, at, n);
+    word[n] = 0;
+    if (!tool_parse_u64(word, false, &dev) || dev > LARGEST) return false;
+    fuse->devs[fuse->ndevs++] = (int)dev;
+    at += n;
+    if (!*at) return fuse->ndevs > 1;
+  }
+}
+
+int rk_set_fuse(const struct tool_value *v) {
+  struct rail_net_vprops_v12 fuse = {0};
+  if (!read_list(v->text, &fuse)) return tool_bad(v, "2 to %d device numbers (0 to %d) with commas", most, LARGEST);
+  memcpy((char *)v->into + v->option->at, &fuse, sizeof fuse);
+  return 0;
+}
+
+/* ---- --listen and --connect ---- */
+
+static int follow(struct kit_link *link, const char *plugin, int *status) {
+  *status = kit_world_serve(link, plugin) == 0 ? TOOL_EXIT_OK : TOOL_EXIT_FAILED;
+  kit_link_close(link);
+  fprintf(stderr, RK_NAME ": the other host has ended; the report is there\n");
+  return 1;
+}
+
+int rk_hosts_open(const struct rk_hosts *hosts, const char *plugin, struct kit_link **link, int *status) {
+  const char *listen = hosts->listen, *connect = hosts->connect;
+  bool leads = connect != NULL;
+  unsigned seconds = (unsigned)(hosts->wait_ms / 1000);
+  char launched[300], why[400] = "";
+  *link = NULL;
+  *status = TOOL_EXIT_FAILED;
+  if (listen && connect) {
+    fprintf(stderr, RK_NAME ": --listen and --connect: one host listens, the other connects\n");
+    *status = TOOL_EXIT_USAGE;
+    return -1;
+  }
+  if (!listen && !connect) {
+    int rank = kit_link_launched(launched, sizeof launched);
+    if (rank < 0) return 0;
+    leads = rank == 0; /* its output is what launchers show first, and the address that they give is its own */
+    if (leads) listen = launched;
+    else connect = launched;
+  }
+  *link = listen ? kit_link_listen(listen, seconds, why, sizeof why)
+                 : kit_link_connect(connect, seconds, why, sizeof why);
+  if (!*link) {
+    fprintf(stderr, RK_NAME ": %s\n", why);
+    return -1;
+  }
+  return leads ? 0 : follow(*link, plugin, status);
+}
+
+/* ---- --netns and --side-env ---- */
+
+static struct kit_places *places_of(const struct tool_value *v) { return (void *)((char *)v->into + v->option->at); }
+
+static bool take(char *to, size_t size, const char *from, size_t n) {
+  if (n == 0 || n >= size) return false;
+  memcpy(to, from, n);
+  to[n] = 0;
+  return true;
+}
+
+int rk_set_netns(const struct tool_value *v) {
+  struct kit_place *at = places_of(v)->at;
+  size_t n = strcspn(v->text, ","), room = sizeof at[0].netns;
+  const char *second = v->text + n + (v->text[n] != 0);
+  if (take(at[0].netns, room, v->text, n) && take(at[1].netns, room, second, strlen(second)) && !strpbrk(second, ",/"))
+    return 0;
+  return tool_bad(v, "two names with a comma");
+}
+
+int rk_set_side_env(const struct tool_value *v) {
+  const char *text = v->text, *equals = strchr(text, '=');
+  bool fine = (text[0] == '0' || text[0] == '1') && text[1] == ':' && equals && equals > text + 2;
+  struct kit_place *place = &places_of(v)->at[fine ? text[0] - '0' : 0];
+  if (!fine || place->nenv == KIT_PLACE_ENV)
+    return tool_bad(v, "0:NAME=VALUE or 1:NAME=VALUE, %d of each", KIT_PLACE_ENV);
+  place->env[place->nenv++] = text + 2;
+  return 0;
+}
+
+bool rk_has_places(const struct kit_places *places) {
+  return places->at[0].netns[0] || places->at[0].nenv > 0 || places->at[1].nenv > 0;
+}
