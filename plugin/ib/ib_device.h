@@ -34,6 +34,8 @@ struct ib_hca {
   bool dmabuf;             /* ibv_reg_dmabuf_mr is there and the driver has it */
   bool gpu_direct;         /* a peer memory module of the GPU's driver is loaded */
   struct ib_mr_cache *mrs; /* ib_mr_cache.h */
+  struct ib_port *ports;   /* those that are used, one after the other */
+  unsigned int nports;
   _Atomic uint32_t health; /* ib_health.h: written by the watch thread, read by everybody */
 };
 
@@ -49,6 +51,7 @@ struct ib_port {
   char pci_path[256];  /* of the card: functions of one device merged */
   _Atomic uint32_t health; /* ib_health.h */
   _Atomic uint64_t flaps;  /* times the port went down */
+  uint64_t down_since;     /* rail_now_ns(); 0: it is up. The watch thread's */
   uint64_t *stats;         /* of the group "device"; NULL until the page is open */
 };
 

@@ -15,8 +15,6 @@
 
 #define EVENTS_AT_ONCE 64
 
-static uint64_t down_since[IB_MAX_PORTS]; /* by index in the table of ports; 0: it is up. The watch thread's */
-
 /* ---- ports ------------------------------------------------------------------ */
 
 static const char *time_of_day(char text[32]) {
@@ -31,10 +29,10 @@ static void count(const struct ib_port *port, enum ib_stats_device counter) {
 }
 
 /* Not an error: the HCA sends again what it sent, for as long as the retries last. */
-static void port_down(struct ib_port *port, uint64_t *since) {
+static void port_down(struct ib_port *port) {
   char when[32];
-  if (*since) return; /* known */
-  *since = rail_now_ns();
+  if (port->down_since) return; /* known */
+  port->down_since = rail_now_ns();
   atomic_fetch_or(&port->health, IB_PORT_DOWN);
   uint64_t flaps = atomic_fetch_add(&port->flaps, 1) + 1;
   count(port, IB_DEVICE_PORT_DOWNS);
@@ -43,35 +41,33 @@ static void port_down(struct ib_port *port, uint64_t *since) {
             port->name, time_of_day(when), (unsigned long long)flaps, port->hca->name);
 }
 
-static void port_up(struct ib_port *port, uint64_t *since) {
-  if (!*since) return;
-  double s = (double)(rail_now_ns() - *since) / 1e9;
-  *since = 0;
+static void port_up(struct ib_port *port) {
+  if (!port->down_since) return;
+  double s = (double)(rail_now_ns() - port->down_since) / 1e9;
+  port->down_since = 0;
   atomic_fetch_and(&port->health, ~IB_PORT_DOWN);
   count(port, IB_DEVICE_PORT_UPS);
   RAIL_INFO(RAIL_SUB_NET, "RailIB: port %s is up again after %.1f s", port->name, s);
 }
 
-static void other_event(struct ib_port *port, uint64_t *since, const char *what) {
-  (void)since;
+static void other_event(const struct ib_port *port, const char *what) {
   count(port, IB_DEVICE_EVENTS);
   RAIL_INFO(RAIL_SUB_NET, "RailIB: port %s: %s; open connections keep the addresses they have", port->name, what);
 }
 
 /* Ports that no device of ours uses are nobody's business. */
 static void on_port(struct ib_hca *hca, int number, enum ibv_event_type type, const char *what) {
-  for (unsigned int i = 0; i < ib_port_count(); i++) {
-    struct ib_port *port = ib_port_at(i);
-    if (port->hca != hca || port->number != number) continue;
-    if (type == IBV_EVENT_PORT_ERR) port_down(port, &down_since[i]);
-    else if (type == IBV_EVENT_PORT_ACTIVE) port_up(port, &down_since[i]);
-    else other_event(port, &down_since[i], what);
+  for (unsigned int i = 0; i < hca->nports; i++) {
+    struct ib_port *port = &hca->ports[i];
+    if (port->number != number) continue;
+    if (type == IBV_EVENT_PORT_ERR) port_down(port);
+    else if (type == IBV_EVENT_PORT_ACTIVE) port_up(port);
+    else other_event(port, what);
   }
 }
 
 static void count_on_all(const struct ib_hca *hca, enum ib_stats_device counter) {
-  for (unsigned int i = 0; i < ib_port_count(); i++)
-    if (ib_port_at(i)->hca == hca) count(ib_port_at(i), counter);
+  for (unsigned int i = 0; i < hca->nports; i++) count(&hca->ports[i], counter);
 }
 
 /* ---- connections ------------------------------------------------------------ */

@@ -157,7 +157,9 @@ static void look_at_device(struct ibv_device *device, const struct ib_hca_filter
   hca->guid = guid_of(hca);
   ib_sysfs_pci_paths(ib_sysfs_root(), name, ib_params.merge_vfs != 0, hca->pci_path, card);
   for (unsigned int p = 1; p <= hca->attr.phys_port_cnt; p++) (void)look_at_port(hca, (uint8_t)p, filter, card);
-  if (nfound > before && equip_hca(hca)) {
+  hca->ports = &found[before];
+  hca->nports = nfound - before;
+  if (hca->nports && equip_hca(hca)) {
     nhcas++;
     return;
   }

@@ -197,9 +197,9 @@ static rail_result_t make_range(const struct ib_hca *hca, const struct ib_mr_key
 
 /* Under the lock. All ports of the HCA share its registrations. */
 static void count_entries(const struct ib_mr_cache *cache) {
-  for (unsigned int i = 0; i < ib_port_count(); i++) {
-    struct ib_port *port = ib_port_at(i);
-    if (port->hca == cache->hca && port->stats) rail_stats_set(&port->stats[IB_DEVICE_REGISTERED], cache->count);
+  for (unsigned int i = 0; i < cache->hca->nports; i++) {
+    uint64_t *stats = cache->hca->ports[i].stats;
+    if (stats) rail_stats_set(&stats[IB_DEVICE_REGISTERED], cache->count);
   }
 }
 
