@@ -12,7 +12,6 @@
 #include "common/net/fuse.h"
 #include "common/base/ifaddr.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_hca.h"
 #include "plugin/ib/ib_param.h"
 
@@ -75,7 +74,7 @@ void ib_devices_load(void) {
     RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailIB: NCCL_IB_DISABLE=1, so there are no devices");
     return;
   }
-  if (!find_side_interface() || !ib_handshake_load() || !ib_verbs_open()) return;
+  if (!find_side_interface() || !ib_verbs_open()) return;
   int err = ib_verbs.fork_init();
   if (err)
     RAIL_WARN("RailIB: ibv_fork_init: %s; a process that forks may lose data in registered memory", strerror(err));

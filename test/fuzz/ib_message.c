@@ -45,6 +45,7 @@ static void start(void) {
   FUZZ_CHECK(n > 0);
   program[n] = 0;
   fake_use(program, "device fakeA ports=2; device fakeB");
+  FUZZ_CHECK(ib_handshake_load());
   ib_devices_load();
   fuzz_watch(&ib_params, sizeof ib_params);
   FUZZ_CHECK(ib_device_count() == 3 && ib_watch_begin() == RAIL_OK);

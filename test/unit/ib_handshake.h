@@ -65,6 +65,7 @@ static struct rail_net_init hs_init = {.traffic_class = -1};
 
 __attribute__((unused)) static void hs_main(const char *program) {
   fake_use(program, HS_SCRIPT);
+  if (!ib_handshake_load()) abort();
   ib_devices_load();
   ib_params.fuse_no_pci = 1; /* scripted devices have no PCI path */
   struct rail_net_vprops_v12 three = {.ndevs = 3, .devs = {DEV_A1, DEV_A2, DEV_B}};
