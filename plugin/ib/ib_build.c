@@ -7,6 +7,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_setup.h"
 
 static void fill_base(struct ib_setup *s) {
@@ -174,6 +175,6 @@ rail_result_t ib_setup_start(struct ib_setup *s) {
   struct ib_cts_place place = {.addr = s->peers.own_addr};
   memcpy(place.rkeys, s->peers.rkeys, sizeof place.rkeys);
   if (s->connector) ib_send_comm_start(s->comm);
-  else ib_recv_comm_start(s->comm, &place);
+  else ib_recv_comm_start(s->comm, &place, ib_progress);
   return RAIL_OK;
 }

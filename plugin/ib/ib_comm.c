@@ -5,8 +5,8 @@
 #include <pthread.h>
 
 #include "common/base/log.h"
-#include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_request.h"
 
 #define ACK_NS 4096ull   /* an ACK timeout is this, doubled as often as the exponent says */
 #define RETRY_STRETCH 4  /* the standard's tolerance: a timeout of T ends between T and 4T */
@@ -26,11 +26,6 @@ struct ib_comm *ib_comm_of(void *arg, uint32_t kind_magic, const char *call) {
   return NULL;
 }
 
-rail_result_t ib_comm_fail(struct ib_comm *comm, rail_result_t result) {
-  if (comm->failed == RAIL_OK) comm->failed = result;
-  return comm->failed;
-}
-
 /* Unless set: until an HCA that takes four times its timeout, as the standard allows, has sent again what was not
  * acknowledged. Without a timeout it never does. */
 uint64_t ib_comm_linger_ms(const struct ib_comm *comm) {
@@ -47,7 +42,8 @@ void ib_comm_stop(struct ib_comm *comm) {
   pthread_mutex_lock(&one);
   if (!atomic_exchange(&comm->stopped, true)) {
     for (unsigned int i = 0; comm->qps && i < comm->plan.nqps; i++) ib_qp_to_err(&comm->qps[i]);
-    if (!comm->sender) ib_flush_stop(ib_recv_comm_flush(comm));
+    struct ib_flush *flush = comm->sender ? NULL : ib_recv_comm_of(comm)->flush;
+    for (unsigned int i = 0; flush && i < comm->nrails; i++) ib_qp_to_err(&flush->qps[i]);
   }
   pthread_mutex_unlock(&one);
 }

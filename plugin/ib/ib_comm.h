@@ -92,7 +92,10 @@ struct ib_recv_comm;
 struct ib_comm *ib_comm_of(void *comm, uint32_t kind_magic, const char *call);
 
 /* The first error ends the connection; later calls of isend, irecv, test return it. Returns it. */
-rail_result_t ib_comm_fail(struct ib_comm *comm, rail_result_t result);
+static inline rail_result_t ib_comm_fail(struct ib_comm *comm, rail_result_t result) {
+  if (comm->failed == RAIL_OK) comm->failed = result;
+  return comm->failed;
+}
 /* How long a closed receiver answers what its sender's HCA sends again (RAIL_IB_LINGER). */
 uint64_t ib_comm_linger_ms(const struct ib_comm *comm);
 /* All QPs to ERR: nothing new begins. Any thread; idempotent. */
@@ -120,7 +123,9 @@ void ib_comm_free_kind(struct ib_comm *comm); /* memory only; verbs objects are 
 void ib_comm_own_memory(struct ib_comm *comm, void **memory, size_t *size);
 /* The QPs are in RTS, the keys are known. A recv comm posts its receive WRs here, when its QPs are in INIT. */
 rail_result_t ib_recv_comm_prepost(struct ib_comm *comm);
-void ib_recv_comm_start(struct ib_comm *comm, const struct ib_cts_place *place);
+/* `progress`: ib_progress, for an irecv that finds the send queue full. */
+void ib_recv_comm_start(struct ib_comm *comm, const struct ib_cts_place *place,
+                        rail_result_t (*progress)(struct ib_comm *comm));
 void ib_send_comm_start(struct ib_comm *comm);
 
 #endif

@@ -8,7 +8,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_health.h"
-#include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_request.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_wr.h"
 
@@ -109,11 +109,17 @@ double ib_error_budget(unsigned int timeout, unsigned int retry_cnt) {
 
 #define PIECE 256
 
+/* Bytes of the message whose send request a wr_id names; 0 if there is none. */
+static uint64_t size_of_send(const struct ib_comm *comm, unsigned int arg) {
+  const struct ib_send_comm *sc = rail_container_of(comm, const struct ib_send_comm, base);
+  return comm->sender && arg < IB_MAX_SENDS ? sc->sends[arg].size : 0;
+}
+
 static const char *operation(const struct ib_comm *comm, const struct ibv_wc *wc, char text[PIECE]) {
   uint64_t size;
   switch (ib_wr_kind(wc->wr_id)) {
     case IB_WR_SEND:
-      size = ib_send_size(comm, ib_wr_arg(wc->wr_id));
+      size = size_of_send(comm, ib_wr_arg(wc->wr_id));
       snprintf(text, PIECE, "isend of %llu bytes to", (unsigned long long)size);
       return text;
     case IB_WR_RECV: return "irecv from";

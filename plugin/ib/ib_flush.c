@@ -16,14 +16,6 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 
-struct ib_flush {
-  struct ib_comm *comm;
-  unsigned int ready; /* rails whose QP is in RTS */
-  struct ib_qp qps[IB_MAX_RAILS];
-  struct ibv_mr *mrs[IB_MAX_RAILS];
-  uint64_t *word; /* on a page of its own: what is read goes here, and nobody looks at it */
-};
-
 bool ib_flush_wanted(enum ib_flush_mode mode, bool disabled, bool gpu_direct, bool dmabuf) {
   if (mode != IB_FLUSH_AUTO) return mode == IB_FLUSH_ALWAYS;
   return !disabled && (gpu_direct || dmabuf); /* nothing but GPU memory needs it */
@@ -114,11 +106,6 @@ rail_result_t ib_flush_open(struct ib_comm *comm, struct ib_flush **flush) {
     *flush = NULL;
   }
   return result;
-}
-
-void ib_flush_stop(struct ib_flush *flush) {
-  for (unsigned int i = 0; flush && i < flush->comm->nrails; i++)
-    if (flush->qps[i].qp) ib_qp_to_err(&flush->qps[i]);
 }
 
 void ib_flush_close(struct ib_flush *flush) {

@@ -14,12 +14,16 @@ enum ib_flush_mode { IB_FLUSH_AUTO, IB_FLUSH_ALWAYS, IB_FLUSH_NEVER }; /* RAIL_I
 /* Does a connection need flush QPs at all? */
 bool ib_flush_wanted(enum ib_flush_mode mode, bool disabled, bool gpu_direct, bool dmabuf);
 
-struct ib_flush; /* one QP per rail, one word that is read into */
+struct ib_flush {
+  struct ib_comm *comm;
+  unsigned int ready; /* rails whose QP is in RTS */
+  struct ib_qp qps[IB_MAX_RAILS];
+  struct ibv_mr *mrs[IB_MAX_RAILS];
+  uint64_t *word; /* on a page of its own: what is read goes here, and nobody looks at it */
+};
 /* NULL in *flush where it is not wanted. Made by setup, step by step: RAIL_IN_PROGRESS calls again. */
 rail_result_t ib_flush_open(struct ib_comm *comm, struct ib_flush **flush);
-/* Its QPs to ERR: when it returns the HCA reads no memory for it any more. NULL is fine, here and below. */
-void ib_flush_stop(struct ib_flush *flush);
-void ib_flush_close(struct ib_flush *flush);
+void ib_flush_close(struct ib_flush *flush); /* NULL is fine */
 /* Kept by the recv comm; closed by ib_close.c, after the data QPs. */
 void ib_recv_comm_set_flush(struct ib_comm *comm, struct ib_flush *flush);
 struct ib_flush *ib_recv_comm_flush(const struct ib_comm *comm);

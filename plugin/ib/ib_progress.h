@@ -47,9 +47,6 @@ bool ib_flush_is_owed(const struct ib_recv_comm *rc);
 /* Bytes that are posted, or wait for room, and have not completed. */
 uint64_t ib_send_bytes_owed(const struct ib_send_comm *sc);
 
-/* For error lines: bytes of the message whose send request a wr_id names; 0 if there is none. */
-uint64_t ib_send_size(const struct ib_comm *comm, unsigned int arg);
-
 /* Posts what waited for room in a send queue, as far as there is some now. */
 rail_result_t ib_send_go_on(struct ib_send_comm *sc);
 

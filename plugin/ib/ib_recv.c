@@ -42,8 +42,10 @@ struct ib_comm *ib_recv_comm_alloc(void) {
   return &rc->base;
 }
 
-void ib_recv_comm_start(struct ib_comm *comm, const struct ib_cts_place *place) {
+void ib_recv_comm_start(struct ib_comm *comm, const struct ib_cts_place *place,
+                        rail_result_t (*progress)(struct ib_comm *comm)) {
   ib_recv_comm_of(comm)->place = *place;
+  ib_recv_comm_of(comm)->progress = progress;
   ib_limit_inline(comm);
 }
 
@@ -166,7 +168,7 @@ static struct ib_recv *place_for_next(struct ib_recv_comm *rc) {
   struct ib_recv *recv = &rc->recvs[rc->next_seq % IB_MAX_RECVS];
   struct ib_qp *qp = &rc->base.qps[0];
   /* Nobody else may look for room: there can be no request left that is tested. */
-  if (rail_unlikely(!qp->send_room)) (void)ib_progress(&rc->base);
+  if (rail_unlikely(!qp->send_room)) (void)rc->progress(&rc->base);
   if (rail_likely(recv->base.magic == IB_REQ_FREE && qp->send_room)) return recv;
   rail_stats_add(&rc->base.stats[IB_COMM_WAITS_ROOM], 1);
   return NULL;

@@ -90,6 +90,7 @@ struct ib_recv_comm {
   struct ib_comm base;
   struct ib_own *own;
   struct ib_cts_place place; /* the sender's ring */
+  rail_result_t (*progress)(struct ib_comm *comm); /* ib_progress */
   uint32_t next_seq;         /* number of the next receive */
   uint32_t cts_unsignaled;   /* CTS writes since the last that will complete */
   struct ib_flush *flush;    /* NULL: none is needed */

@@ -272,11 +272,6 @@ void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   ib_request_end(&send->base);
 }
 
-uint64_t ib_send_size(const struct ib_comm *comm, unsigned int arg) {
-  const struct ib_send_comm *sc = rail_container_of(comm, const struct ib_send_comm, base);
-  return comm->sender && arg < IB_MAX_SENDS ? sc->sends[arg].size : 0;
-}
-
 uint64_t ib_send_bytes_owed(const struct ib_send_comm *sc) {
   uint64_t bytes = 0;
   for (unsigned int i = 0; i < IB_MAX_SENDS; i++)

@@ -137,7 +137,7 @@ __attribute__((unused)) static void pair_open(struct pair *p, const struct pair_
   ib_comm_own_memory(p->sc, &ring, &size);
   place.addr = (uintptr_t)ring;
   for (unsigned int i = 0; i < shape->nrails; i++) place.rkeys[i] = p->sc->rails[i].own_mr->rkey;
-  ib_recv_comm_start(p->rc, &place);
+  ib_recv_comm_start(p->rc, &place, ib_progress);
   ib_send_comm_start(p->sc);
 }
 
