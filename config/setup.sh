@@ -17,7 +17,6 @@ build  libc6-dev       /usr/include/stdio.h
 build  linux-libc-dev  /usr/include/linux/sockios.h
 build  make            make
 build  binutils        ar
-build  liburing-dev    /usr/include/liburing.h
 build  libelf-dev      /usr/include/gelf.h
 build  libibverbs-dev  /usr/include/infiniband/verbs.h
 build  libjansson-dev  /usr/include/jansson.h

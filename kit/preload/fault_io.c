@@ -5,7 +5,7 @@
  *
  * read, write and their kin serve files, sockets and wake-up descriptors
  * alike; an eventfd or pipe that exists cannot fail that way and is not
- * counted. What io_uring moves passes no call that could be caught.
+ * counted.
  */
 #include <errno.h>
 #include <sys/socket.h>

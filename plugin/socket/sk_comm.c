@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
@@ -126,11 +125,32 @@ rail_result_t sk_comm_fail_size(struct sk_comm *comm, uint32_t seq, uint32_t tag
   return RAIL_BAD_USAGE;
 }
 
+static uint32_t collect_fds(const struct sk_comm *comm, int fds[SK_MAX_STREAMS]) {
+  for (uint32_t i = 0; i < comm->nstreams; i++) fds[i] = comm->streams[i].fd;
+  return comm->nstreams;
+}
+
+void sk_comm_attach(struct sk_comm *comm) {
+  int fds[SK_MAX_STREAMS];
+  sk_engine_attach(&comm->poll, sk_progress_poll, comm, fds, collect_fds(comm, fds));
+}
+
+void sk_comm_add_socket(struct sk_comm *comm, struct sk_stream *s) {
+  if (!comm->poll) return;
+  if (!sk_engine_add(comm->poll, s->fd)) sk_stream_out_failed(s, errno);
+  sk_engine_kick(comm->poll);
+}
+
+void sk_comm_remove_socket(struct sk_comm *comm, struct sk_stream *s) {
+  if (comm->poll) sk_engine_remove(comm->poll, s->fd);
+}
+
 void sk_comm_stop(struct sk_comm *comm) {
   if (atomic_exchange(&comm->stop, 1)) return; /* by dereg_mr already */
   for (int spins = 0; !sk_comm_try_own(comm); spins++) {
     if (spins < 1000) rail_cpu_relax();
     else sched_yield(); /* the other thread may need this core to get out */
   }
-  sk_engine_detach(comm);
+  int fds[SK_MAX_STREAMS];
+  if (comm->poll) sk_engine_detach(comm->poll, fds, collect_fds(comm, fds));
 }

@@ -23,6 +23,7 @@
 #include "common/base/compiler.h"
 #include "common/net/net_ops.h"
 #include "plugin/socket/sk_device.h"
+#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_pulse.h"
 #include "plugin/socket/sk_stream.h"
 
@@ -38,7 +39,6 @@ struct sk_rejoin;
 struct sk_rail;
 struct sk_profile;
 struct sk_request;
-struct sk_seat;
 
 struct sk_mr {
   uint32_t magic;
@@ -79,9 +79,9 @@ struct sk_comm {
   _Atomic uint32_t stop;  /* and for ever after close or dereg_mr */
   _Atomic int error;      /* sticky; nothing but the reporting of it happens afterwards */
   struct sk_submitted submitted;
-  struct sk_seat *seat;      /* at an engine (sk_engine.h); NULL: the caller's calls move it */
-  _Atomic uint32_t deferred; /* with a seat: something was kept until the caller tests */
-  uint32_t fruitless;        /* with a seat: the caller's tests in a row that found nothing done */
+  struct sk_poll_ctx *poll;  /* of the engine; NULL: the caller's calls move it */
+  _Atomic uint32_t deferred; /* with an engine: something was kept until the caller tests */
+  uint32_t idle_polls;       /* with an engine: the caller's tests in a row that found nothing done */
 
   /* The owner's. */
   bool hold;           /* sender: write nothing before the peer's answers are here */
@@ -134,10 +134,11 @@ RAIL_COLD rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_
 RAIL_COLD rail_result_t sk_comm_fail_size(struct sk_comm *comm, uint32_t seq, uint32_t tag, uint64_t size,
                                           uint64_t capacity);
 
-/* sk_engine.c: there is something to do for a comm with a seat; costs a system call only if the thread sleeps. */
-void sk_engine_kick(struct sk_comm *comm);
-/* Must an owner who lets go say so, because no event of a socket will? */
-bool sk_engine_wants(const struct sk_comm *comm);
+/* Gives a finished comm to the engine, if there is one. */
+void sk_comm_attach(struct sk_comm *comm);
+/* One stream has another socket, or is about to close the one it has. For the owner. */
+void sk_comm_add_socket(struct sk_comm *comm, struct sk_stream *s);
+void sk_comm_remove_socket(struct sk_comm *comm, struct sk_stream *s);
 
 /* Taking and leaving the comm; try_own never waits. */
 static inline bool sk_comm_try_own(struct sk_comm *comm) {
@@ -145,9 +146,9 @@ static inline bool sk_comm_try_own(struct sk_comm *comm) {
          !atomic_exchange_explicit(&comm->owner, 1, memory_order_acquire);
 }
 static inline void sk_comm_disown(struct sk_comm *comm) {
-  bool kick = comm->seat && rail_unlikely(sk_engine_wants(comm));
+  bool kick = comm->poll && rail_unlikely(comm->more); /* no event of a socket will report what is left */
   atomic_store_explicit(&comm->owner, 0, memory_order_release);
-  if (kick) sk_engine_kick(comm);
+  if (kick) sk_engine_kick(comm->poll);
 }
 
 static inline bool sk_comm_is_stopped(const struct sk_comm *comm) {
@@ -168,7 +169,7 @@ static inline void sk_comm_submit(struct sk_comm *comm, struct sk_request *reque
   uint32_t tail = atomic_load_explicit(&comm->submitted.tail, memory_order_relaxed);
   comm->submitted.slots[tail % SK_SUBMIT_SLOTS] = request;
   atomic_store_explicit(&comm->submitted.tail, tail + 1, memory_order_release);
-  if (comm->seat) sk_engine_kick(comm);
+  if (comm->poll) sk_engine_kick(comm->poll);
 }
 /* The owner's: the oldest of them, or NULL. */
 static inline struct sk_request *sk_comm_submitted(struct sk_comm *comm) {
@@ -196,9 +197,9 @@ static inline void sk_mr_release(struct sk_mr *mr) {
 
 /* sk_progress.c: takes what was submitted and moves what can be moved. For the owner, whoever it is. */
 rail_result_t sk_progress(struct sk_comm *comm);
-/* The same for an owner that will not come back before something happens: reads also what nobody waits for if a socket
- * is `readable`, and tells the peer all that it can use. */
-void sk_progress_event(struct sk_comm *comm, bool readable);
+/* The same for a thread of the engine, `arg` being the comm. It will not come back before something happens: reads also
+ * what nobody waits for if a socket is `readable`, and tells the peer all that it can use. */
+enum sk_poll_result sk_progress_poll(void *arg, bool readable);
 rail_result_t sk_test(void *request, int *done, int *sizes);
 /* The same, and reads and reports whether or not it seems worth while: for a comm whose caller stays away. */
 rail_result_t sk_attend(struct sk_comm *comm);

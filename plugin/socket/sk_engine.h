@@ -1,44 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Progress engines: who moves connections besides the caller.
+ * The engine (RAIL_SOCKET_ENGINE): who moves connections besides the caller.
  *
- * inline  nobody: test moves data. A comm has no seat.
+ * inline  nobody: test moves data. A comm has no poll context.
  * epoll   threads wait for sockets to become ready, then own the comm and move it as test would.
- * uring   threads give the sockets' reads and writes to the kernel, many in one system call.
  *
- * The threads belong to the process and are spread over all comms; they begin
- * with the first comm and end with the last context. A comm at an engine has a
- * seat there. Its caller starts what is small in isend and irecv, leaves the
- * rest to the engine, and reads flags in test.
+ * The threads belong to the process and are spread over all comms; they begin with the first comm and end with the last
+ * context. A comm of the engine has a poll context at one of them. Its caller starts what is small in isend and irecv,
+ * leaves the rest to the thread, and reads flags in test.
  *
- * A child of fork has none of them, nor of its parent's comms (sk_watch.h); its
- * own comms get threads of their own.
+ * This file knows descriptors and a function to call, not comms. A child of fork has none of the threads, nor of its
+ * parent's comms (sk_watch.h); its own comms get threads of their own.
  */
 #ifndef SK_ENGINE_H
 #define SK_ENGINE_H
 
-#include "plugin/socket/sk_comm.h"
+#include <stdbool.h>
+#include <stdint.h>
 
 /* Sends above this size are left to the engine: a copy of more costs the caller longer than waking a thread does. */
 #define SK_ENGINE_INLINE_BYTES (64 * 1024)
 
-/* Gives a finished comm to the engine chosen by RAIL_SOCKET_ENGINE. One that cannot have a seat is moved by its
- * caller; that is said once. */
-void sk_engine_attach(struct sk_comm *comm);
+struct sk_poll_ctx;
 
-/* For who owns the comm for ever: after return no engine touches it, nor, on its behalf, the caller's memory. */
-void sk_engine_detach(struct sk_comm *comm);
+enum sk_poll_result {
+  SK_POLL_IDLE, /* all sockets would block */
+  SK_POLL_MORE, /* there is more to do: call again */
+  SK_POLL_BUSY, /* another thread owns it: call again, with the same `readable` */
+};
+/* What a thread calls when a socket of the context is ready or the context was kicked. `readable`: a socket said so. */
+typedef enum sk_poll_result (*sk_poll_fn)(void *arg, bool readable);
 
-/* One stream has another socket, or loses the one it has. For the owner, of comms with and without a seat; the old
- * socket is still open. */
-void sk_engine_stream_new(struct sk_comm *comm, struct sk_stream *s);
-void sk_engine_stream_gone(struct sk_comm *comm, struct sk_stream *s);
+/* A poll context for these sockets at the least busy thread, if there is an engine (started by the first call). *ctx is
+ * set before the first call of `fn`; NULL: the caller's calls move the comm. */
+void sk_engine_attach(struct sk_poll_ctx **ctx, sk_poll_fn fn, void *arg, const int *fds, uint32_t n);
+/* After return `fn` is not running and will not be called for `arg` again. */
+void sk_engine_detach(struct sk_poll_ctx *ctx, const int *fds, uint32_t n);
 
-/* The owner's, for a comm that is about to fail: from here on its streams are read and written directly, so that it can
- * be seen what the peer has said. */
-void sk_engine_settle(struct sk_comm *comm);
+/* One more socket, and one less, which is still open. False with errno. */
+bool sk_engine_add(struct sk_poll_ctx *ctx, int fd);
+void sk_engine_remove(struct sk_poll_ctx *ctx, int fd);
 
-/* No thread is left after it, and no seat. */
+/* There is something to do that no socket will report; costs a system call only if the thread sleeps. */
+void sk_engine_kick(struct sk_poll_ctx *ctx);
+
+/* No thread and no poll context is left after it. */
 void sk_engine_stop(void);
 
 #endif

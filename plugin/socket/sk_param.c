@@ -63,12 +63,12 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_ZEROCOPY", .type = RAIL_PARAM_STRING, .def = "auto", .offset = AT(zerocopy_text),
    .doc = "Payloads of at least so many bytes (16K or more; K, M) are not copied into the kernel (MSG_ZEROCOPY). 0: "
           "all are copied. auto: 256K where the interface has hardware of its own. Never with several devices."},
-  {.name = "RAIL_SOCKET_ENGINE", .type = RAIL_PARAM_ENUM, .def = "inline", .words = "inline|epoll|uring|auto",
+  {.name = "RAIL_SOCKET_ENGINE", .type = RAIL_PARAM_ENUM, .def = "inline", .words = "inline|epoll|auto",
    .offset = AT(engine),
-   .doc = "Who moves data: inline, the calls of the caller; epoll and uring, threads of the plugin's own, by "
-          "readiness or by io_uring (without which uring is epoll); auto chooses."},
+   .doc = "Who moves data: inline, the calls of the caller; epoll, threads of the plugin's own, which wait for sockets "
+          "to become ready; auto: epoll where the process may use 4 cores or more, else inline."},
   {.name = "RAIL_SOCKET_THREADS", .type = RAIL_PARAM_INT, .def = "1", .lo = 1, .hi = 16, .offset = AT(threads),
-   .doc = "Threads of the engines epoll and uring, for all connections of the process."},
+   .doc = "Threads of the engine epoll, for all connections of the process."},
   {.name = "RAIL_SOCKET_SPIN", .type = RAIL_PARAM_INT, .def = "20", .lo = 0, .hi = 1000000, .offset = AT(spin_us),
    .doc = "Microseconds that such a thread at most polls before it sleeps. It polls shorter, or not at all, where that "
           "does not pay: when news comes more rarely, or when others need its core."},

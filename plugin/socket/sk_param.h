@@ -5,7 +5,7 @@
 
 #include "common/base/param.h"
 
-enum sk_engine_kind { SK_ENGINE_INLINE, SK_ENGINE_EPOLL, SK_ENGINE_URING, SK_ENGINE_AUTO };
+enum sk_engine_kind { SK_ENGINE_INLINE, SK_ENGINE_EPOLL, SK_ENGINE_AUTO };
 
 struct sk_params {
   const char *ifname;  /* NULL: NCCL's default choice */

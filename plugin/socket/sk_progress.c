@@ -8,7 +8,6 @@
 #include <stdio.h>
 
 #include "common/base/log.h"
-#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"
 #include "plugin/socket/sk_rejoin.h"
@@ -192,7 +191,6 @@ static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint
  * last grants may finish requests: read what is there, then give up. */
 RAIL_COLD static rail_result_t write_failed(struct sk_comm *comm) {
   uint64_t bytes = 0;
-  sk_engine_settle(comm);
   for (uint32_t i = 0; i < comm->nstreams; i++) RAIL_TRY(read_stream(comm, &comm->streams[i], READ_BYTES, &bytes));
   if (sk_comm_error(comm) != RAIL_OK) return sk_comm_error(comm);
   for (uint32_t i = 0; i < comm->nstreams; i++)
@@ -221,7 +219,7 @@ RAIL_COLD static rail_result_t retry_hellos(struct sk_comm *comm) {
     struct sk_stream *s = &comm->streams[i];
     if (s->welcomed || (s->fd >= 0 && !s->eof)) continue;
     if (s->fd >= 0) {
-      sk_engine_stream_gone(comm, s);
+      sk_comm_remove_socket(comm, s);
       rail_sock_close(&s->fd);
       s->head = s->tail = 0;
       s->eof = false;
@@ -239,7 +237,7 @@ RAIL_COLD static rail_result_t retry_hellos(struct sk_comm *comm) {
     sk_host_set_options(fd);
     sk_rail_set_options(comm, fd);
     sk_zerocopy_reconnected(s);
-    sk_engine_stream_new(comm, s);
+    sk_comm_add_socket(comm, s);
   }
   return RAIL_OK;
 }
@@ -344,10 +342,16 @@ static void be_quiet(struct sk_comm *comm, bool stuck) {
     sk_recv_report_quiet(rail_container_of(comm, struct sk_recv_comm, base), stuck);
 }
 
-void sk_progress_event(struct sk_comm *comm, bool readable) {
+enum sk_poll_result sk_progress_poll(void *arg, bool readable) {
+  struct sk_comm *comm = arg;
+  if (sk_comm_is_stopped(comm)) return SK_POLL_IDLE;
+  if (!sk_comm_try_own(comm)) return SK_POLL_BUSY;
   if (readable && comm->side == SK_SENDER) sk_send_read_soon(rail_container_of(comm, struct sk_send_comm, base));
   if (sk_progress(comm) == RAIL_OK) be_quiet(comm, false);
   else comm->more = false;
+  bool more = comm->more;
+  atomic_store_explicit(&comm->owner, 0, memory_order_release); /* disown without the kick: `more` is ours to return */
+  return more ? SK_POLL_MORE : SK_POLL_IDLE;
 }
 
 /* ---- test ------------------------------------------------------------- */
@@ -370,7 +374,7 @@ static rail_result_t standing(const struct sk_comm *comm) {
 static rail_result_t push(struct sk_comm *comm) {
   if (!sk_comm_try_own(comm)) return standing(comm);
   rail_result_t result = sk_progress(comm);
-  if (comm->seat && result == RAIL_OK) be_quiet(comm, comm->fruitless >= HELP_TESTS);
+  if (comm->poll && result == RAIL_OK) be_quiet(comm, comm->idle_polls >= HELP_TESTS);
   sk_comm_disown(comm);
   return result;
 }
@@ -378,10 +382,10 @@ static rail_result_t push(struct sk_comm *comm) {
 /* Where an engine moves the comm, the caller lends a hand only with what was kept for this moment, and when the
  * engine's thread does not come to run. */
 static rail_result_t look(struct sk_comm *comm) {
-  if (!atomic_load_explicit(&comm->deferred, memory_order_relaxed) && ++comm->fruitless < HELP_TESTS)
+  if (!atomic_load_explicit(&comm->deferred, memory_order_relaxed) && ++comm->idle_polls < HELP_TESTS)
     return standing(comm);
   rail_result_t result = push(comm);
-  comm->fruitless = 0;
+  comm->idle_polls = 0;
   return result;
 }
 
@@ -395,14 +399,14 @@ rail_result_t sk_test(void *request, int *done, int *sizes) {
   if (!r) return RAIL_BAD_ARGUMENT;
   if (r->magic == SK_REQ_SEND) sk_send_tested(rail_container_of(r->comm, struct sk_send_comm, base));
   if (!sk_request_is_done(r)) {
-    rail_result_t result = r->comm->seat ? look(r->comm) : push(r->comm);
+    rail_result_t result = r->comm->poll ? look(r->comm) : push(r->comm);
     /* A request that finished is finished, whatever became of the others. */
     if (!sk_request_is_done(r)) {
       if (rail_unlikely(result != RAIL_OK && r->comm->profile)) sk_profile_stop(r);
       return result;
     }
   }
-  r->comm->fruitless = 0;
+  r->comm->idle_polls = 0;
   if (rail_unlikely(r->comm->profile != NULL)) sk_profile_stop(r);
   finish(r, sizes);
   *done = 1;

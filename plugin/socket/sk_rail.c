@@ -10,7 +10,6 @@
 #include <sys/ioctl.h>
 
 #include "common/base/log.h"
-#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_rejoin.h"
@@ -89,7 +88,7 @@ static void tell_count(struct sk_comm *comm, uint32_t stream, uint64_t generatio
 
 /* No byte goes out or comes in over it any more. */
 static void retire(struct sk_comm *comm, struct sk_stream *s) {
-  sk_engine_stream_gone(comm, s); /* whose operations may be under way in memory that is touched below */
+  sk_comm_remove_socket(comm, s);
   if (comm->side == SK_RECEIVER) sk_recv_forget_partial(receiver_of(comm), s);
   atomic_store_explicit(&comm->rails[s->index].queued, 0, memory_order_relaxed);
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 0);
@@ -342,7 +341,7 @@ static void revive(struct sk_comm *comm, struct sk_stream *s, int fd) {
   s->host = (struct sk_host){0};
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 1);
   comm->rails[s->index].state = SK_RAIL_UP;
-  sk_engine_stream_new(comm, s);
+  sk_comm_add_socket(comm, s);
   RAIL_INFO(RAIL_SUB_NET, "RailSocket: stream %u over %s has come back", s->index, comm->rails[s->index].path->name);
 }
 

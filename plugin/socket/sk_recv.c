@@ -17,7 +17,6 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/socket/upward.h"
-#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"
@@ -46,7 +45,7 @@ rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) 
   sk_match_init(&rc->posted);
   for (unsigned int i = 0; i < args->nstreams && sk_params.rcvbuf < 0; i++)
     (void)rail_sock_open_window(args->fds[i], sk_params.window); /* a wish: streams work without */
-  sk_engine_attach(&rc->base);
+  sk_comm_attach(&rc->base);
   sk_watch_add(&rc->base);
   *recv_comm = rc;
   return RAIL_OK;

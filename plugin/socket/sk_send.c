@@ -17,7 +17,6 @@
 #include <stdlib.h>
 
 #include "common/base/log.h"
-#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"
@@ -67,7 +66,7 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
   sc->eager_count = args->eager_count;
   sc->eager_bytes = args->eager_bytes & ~63u;
   sk_zerocopy_init(&sc->base, args);
-  sk_engine_attach(&sc->base);
+  sk_comm_attach(&sc->base);
   sk_watch_add(&sc->base);
   *send_comm = sc;
   return RAIL_OK;
@@ -445,7 +444,7 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
   *request = send;
   if (rail_unlikely(comm->profile != NULL)) sk_profile_start(&send->base, &phandle);
   sc->burst++;
-  if ((comm->seat && size > SK_ENGINE_INLINE_BYTES) || !sk_comm_try_own(comm)) {
+  if ((comm->poll && size > SK_ENGINE_INLINE_BYTES) || !sk_comm_try_own(comm)) {
     sk_comm_submit(comm, &send->base);
     return RAIL_OK;
   }

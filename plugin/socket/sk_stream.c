@@ -25,11 +25,6 @@ void sk_stream_destroy(struct sk_stream *s) {
   s->out_count = 0;
 }
 
-/* Is the engine at it, or about to be? */
-static bool is_away(const struct sk_stream *s, const _Atomic uint32_t *state) {
-  return s->flight->held || atomic_load_explicit(state, memory_order_relaxed) != SK_FLIGHT_NONE;
-}
-
 /* ---- out -------------------------------------------------------------- */
 
 static inline int gather(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked, uint32_t below) {
@@ -97,7 +92,6 @@ rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
   size_t moved, asked;
   if (!s->out_count) return RAIL_OK;
   if (s->out_errno) return RAIL_REMOTE_ERROR;
-  if (rail_unlikely(s->flight) && is_away(s, &s->flight->out)) return RAIL_IN_PROGRESS;
   if (rail_unlikely(s->zerocopy != NULL) && sk_zerocopy_is_on(s)) return sk_zerocopy_flush(s, bytes);
   int niov = sk_stream_out_iov(s, iov, SK_OUT_IOV, &asked);
   rail_result_t result = rail_sock_sendv(s->fd, iov, niov, &moved);
@@ -147,7 +141,6 @@ rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
   struct iovec iov[2];
   size_t moved, want, direct = RAIL_MIN(s->left, SK_IO_BYTES);
   *more = false;
-  if (rail_unlikely(s->flight) && is_away(s, &s->flight->in)) return RAIL_IN_PROGRESS;
   int n = sk_stream_in_iov(s, iov, &want);
   if (!n) return RAIL_IN_PROGRESS;
   rail_result_t result = rail_sock_recvv(s->fd, iov, n, &moved);

@@ -10,9 +10,6 @@
  * In: bytes arrive in `buf`. Once a header has told where a payload belongs,
  * the rest of it is received straight there, together with the beginning of
  * what follows.
- *
- * Each direction comes in two halves, the I/O vector and what is to be done
- * when it has moved, so that an engine may put its own system call between.
  */
 #ifndef SK_STREAM_H
 #define SK_STREAM_H
@@ -60,14 +57,6 @@ struct sk_moved {
 
 struct sk_zerocopy;
 
-/* What an engine has given to the kernel for a stream. Until the engine has put into the stream what has come of it,
- * nobody else reads, or writes; nor while it holds both back. */
-enum sk_flight_state { SK_FLIGHT_NONE, SK_FLIGHT_UP, SK_FLIGHT_DOWN };
-struct sk_flight {
-  _Atomic uint32_t in, out; /* enum sk_flight_state */
-  bool held;
-};
-
 struct sk_stream {
   int fd;
   uint16_t index;
@@ -75,7 +64,6 @@ struct sk_stream {
   bool eof;      /* nothing more comes in */
   int in_errno;  /* why, if not by a proper end */
   int out_errno; /* nothing more goes out, because of this */
-  struct sk_flight *flight; /* NULL: all I/O is done by the functions below */
 
   struct sk_out out[SK_OUT_FRAMES];
   uint32_t out_first, out_count;

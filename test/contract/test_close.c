@@ -17,7 +17,7 @@ enum {
   AWAY_MS = 3000,   /* longer than any finalize that waits for nothing but its own patience of a second */
 };
 
-static const char *const engines[] = {"inline", "epoll", "uring"};
+static const char *const engines[] = {"inline", "epoll"};
 #define ENGINES (sizeof engines / sizeof engines[0])
 
 /* One connection's story. */

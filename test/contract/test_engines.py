@@ -13,7 +13,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "e2e"))
 from coll import BUILD, main, run
 
-ENGINES = os.environ.get("RAIL_TEST_ENGINES", "epoll uring").split()
+ENGINES = os.environ.get("RAIL_TEST_ENGINES", "epoll").split()
 AREAS = ["wakeups", "wakeups in small buffers", "sizes", "order", "grouped", "close", "mr", "requests", "processes"]
 SMALL = {"NCCL_SOCKET_SNDBUF": "8K", "NCCL_SOCKET_RCVBUF": "8K"}
 # More than one thread is another way to move things past each other; sockets that are full, to be left with work to do.

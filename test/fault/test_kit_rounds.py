@@ -24,7 +24,7 @@ from coll import run
 KIT = str(BUILD / "bin" / "rail-kit")
 SEED = int(os.environ.get("RAIL_TEST_SEED", time.time_ns() & 0xffffff))
 ROUNDS = int(os.environ.get("RAIL_TEST_ROUNDS", 12 if SLOW > 1 else 40))
-ENGINES = os.environ.get("RAIL_TEST_ENGINES", "inline epoll uring").split()
+ENGINES = os.environ.get("RAIL_TEST_ENGINES", "inline epoll").split()
 SANITIZERS = ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS", "TSAN_OPTIONS")
 
 
