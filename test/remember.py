@@ -43,7 +43,7 @@ class Memory:
         found = [program.source]
         for pattern in program.reads.split():
             top, rest = (program.build, pattern[len("build/"):]) if pattern.startswith("build/") else (ROOT, pattern)
-            found += sorted(top.glob(rest)) or [top / rest]
+            found += sorted(top.glob(rest)) or ([] if "*" in rest else [top / rest])
         return found
 
     def digest(self, program):

@@ -44,16 +44,16 @@ SAN_KINDS = {"unit", "contract", "fuzz"}  # run under both sanitizers unless the
 DEFAULT_LIMIT = 120
 SAN_SLOWDOWN = 3
 
-KEY = re.compile(r"\bTEST-(LIMIT|QUIET|ALONE|SAN|PRELOAD|HELPER|CHECK|READS)\b:?\s*(.*?)\s*(?:\*/)?\s*$")
+KEY = re.compile(r"\bTEST-(LIMIT|QUIET|ALONE|SAN|PRELOAD|HELPER|CHECK|READS|PLUGINS)\b:?\s*(.*?)\s*(?:\*/)?\s*$")
 
 
 class Program:
-    """One source file in one build directory."""
+    """One source file in one build directory; with TEST-PLUGINS, for one plugin."""
 
-    def __init__(self, source, kind, build, san):  # san: "asan", "tsan" or ""
+    def __init__(self, source, kind, build, san, keys, plugin=None):  # san: "asan", "tsan" or ""
         self.source, self.kind, self.build, self.san = source, kind, build, san
-        self.label = f"{kind}/{source.stem}" + (f"@{san}" if san else "")
-        keys = read_keys(source)
+        self.name = f"{kind}/{source.stem}" + (f"_{plugin}" if plugin else "")
+        self.label = self.name + (f"@{san}" if san else "")
         self.helper = "HELPER" in keys
         self.alone = "ALONE" in keys or kind == "lab"  # they share the guest's devices
         self.quiet = "QUIET" in keys
@@ -63,18 +63,21 @@ class Program:
         self.wanted = not self.helper and (not san or (san in wanted and not self.preload))
         self.in_check = kind == "unit" or "CHECK" in keys
         self.check_args, self.reads = shlex.split(keys.get("CHECK", "")), keys.get("READS")
+        if plugin and self.reads:
+            self.reads = self.reads.replace("{plugin}", plugin)
         if source.suffix == ".c":
             self.argv = [str(build / "test" / kind / source.stem)]
         else:
             self.argv = [sys.executable if source.suffix == ".py" else "bash", str(source)]
         self.file, self.memory = self.argv[-1], None
+        self.argv += [plugin] if plugin else []
 
     def run(self, runner, ended):
         return runner.run(self, ended)
 
     def again(self, case=None):
         """The command that repeats just this."""
-        name = self.label.partition("@")[0]
+        name = self.name
         if case and self.source.suffix == ".c" and re.fullmatch(r"\w+", case):  # its cases are functions
             name = f"'{name} {case}'"
         if self.kind == "lab":
@@ -98,6 +101,11 @@ def built_with(build):
         return ""
 
 
+def plugins():
+    """Built or not; those that are not are skipped by the program."""
+    return sorted({main.parent.name for main in (ROOT / "plugin").glob("*/*_main.c")})
+
+
 def find_programs(tests, kinds, builds):
     found = []
     for build in builds:
@@ -106,7 +114,9 @@ def find_programs(tests, kinds, builds):
             for source in sorted((tests / kind).glob("*")):
                 script = source.suffix in (".sh", ".py") and source.stem.startswith("test_")
                 if script or source.suffix == ".c":
-                    found.append(Program(source, kind, build, san))
+                    keys = read_keys(source)
+                    for plugin in plugins() if "PLUGINS" in keys else [None]:
+                        found.append(Program(source, kind, build, san, keys, plugin))
     return [p for p in found if p.wanted]
 
 

@@ -1,21 +1,139 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""rail-kit conform over the socket plugin, through every version of the vtable; under a sanitizer the newest only.
-An older version's vtable is common/abi_vN.c: arguments and results in another shape, and nothing that keeps time or
-threads. Checks of what happens between calls, or that mostly wait, are run through the newest only: NEWEST_ONLY.
+"""rail-kit conform over one plugin of plugin/, the one that the first argument names: what holds for every plugin.
 
+TEST-PLUGINS
 TEST-LIMIT: 420
 TEST-SAN: asan tsan
 TEST-CHECK: --newest
-TEST-READS: build/bin/rail-kit build/lib/libnccl-net-socket.so test/contract/conformance.py test/e2e/coll.py
+TEST-READS: build/bin/rail-kit build/lib/libnccl-net-{plugin}.so plugin/{plugin}/conform.in* build/test/libfakeverb*.so
+TEST-READS: build/test/broken/libnccl-net-ref.so test/contract/test_conform.py test/e2e/coll.py
+
+An older version's vtable is common/net/abi_vN.c: arguments and results in another shape, and nothing that keeps time or
+threads. Checks of what happens between calls, or that mostly wait, are run through the newest only: NEWEST_ONLY. Under
+a sanitizer, and by make check (--newest), there is one pass through the newest.
+
+A plugin that takes more than its library says so in plugin/NAME/conform.ini:
+  [conform]
+  env = NAME=VALUE        one a line; {build} is the build directory
+  versions = 12 6         of the vtable, the newest first; all without it
+  processes = 1           only checks that run in so many processes
+  skip = …                of the plain pass through the newest; {measures}, {once} and {newest_only} stand for what is below
+  skip_sanitized, skip_brief, skip_older = …   of the other passes
+  level = must            of the other passes
 """
+import concurrent.futures
+import configparser
+import json
+import os
+import pathlib
+import subprocess
 import sys
 
 sys.dont_write_bytecode = True
-from conformance import BRIEF, BUILD, MEASURES, NEWEST_ONLY, ONCE, SANITIZED, VERSIONS, cases, report  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "e2e"))
+from coll import BUILD, ROOT, report  # noqa: E402
 
-SOCKET = BUILD / "lib/libnccl-net-socket.so"
-NEWEST = ["--skip", ONCE] if BRIEF else ["--skip", MEASURES] if SANITIZED else []
+SANITIZED = BUILD.name in ("asan", "tsan")
+BRIEF = "--newest" in sys.argv[1:]
+VERSIONS = "12 11 10 9 8 7 6"
+# What measures the machine, or waits for its own sake, once is enough.
+MEASURES = "cost,sizes.*gigabyte*,connect.dead_port_is_noticed"
+ONCE = (f"{MEASURES},wakeups,peer_death.*stop*,peer_death.no_busy_wait,leaks.idle*,connect.dead_port,"
+        "connect.one_process_at_a_time,connect.set_up_rate,close.many_come_and_go")
+# … and what an older version of the vtable has no part in: strangers, processes, threads, what is left behind.
+NEWEST_ONLY = f"{ONCE},leaks,listen,peer_death,processes,threads"
+PARTS = 4  # of a brief pass, side by side: most of its checks wait
+USUAL = {"env": "", "versions": VERSIONS, "processes": "", "level": "", "skip": "", "skip_sanitized": MEASURES,
+         "skip_brief": ONCE, "skip_older": NEWEST_ONLY}
+
+
+class Settings:
+    """Of a plugin: conform.ini over USUAL."""
+
+    def __init__(self, name):
+        ini = configparser.ConfigParser(defaults=USUAL, interpolation=None)
+        ini.read_string("[conform]")
+        ini.read(ROOT / "plugin" / name / "conform.ini")
+        words = {"build": str(BUILD), "measures": MEASURES, "once": ONCE, "newest_only": NEWEST_ONLY}
+        said = {key: value.format(**words) for key, value in ini["conform"].items()}
+        if unknown := set(said) - set(USUAL):
+            raise ValueError(f"plugin/{name}/conform.ini: {', '.join(sorted(unknown))}?")
+        self.env = dict(line.strip().split("=", 1) for line in said["env"].splitlines() if line.strip())
+        self.versions, self.processes, self.level = said["versions"].split(), said["processes"], said["level"]
+        self.skip, self.skip_older = said["skip"], said["skip_older"]
+        self.short = said["skip_sanitized"] if SANITIZED else said["skip_brief"] if BRIEF else None
+
+    def chosen(self):
+        if not self.processes:
+            return []
+        names = [c["name"] for c in checks() if c["processes"] == int(self.processes)]
+        return ["--only", ",".join(names)]
+
+    def runs(self):
+        """(version, options) of each pass."""
+        chosen, fewer = self.chosen(), ["--level", self.level] if self.level else []
+        if self.short is not None:
+            yield self.versions[0], [*chosen, *skipping(self.short), *fewer]
+            return
+        yield self.versions[0], [*chosen, *skipping(self.skip)]
+        for version in self.versions[1:]:
+            yield version, [*chosen, *skipping(self.skip_older), *fewer]
+
+
+def skipping(patterns):
+    return ["--skip", patterns] if patterns else []
+
+
+def checks(*options):
+    """Those that these options choose."""
+    command = [str(BUILD / "bin/rail-kit"), "conform", "-", "--list", "--json", "-", *options]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
+def conform(plugin, version, options, env):
+    command = [str(BUILD / "bin/rail-kit"), "conform", str(plugin), "--abi", version, "--json", "-", *options]
+    done = subprocess.run(command, env=os.environ | env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, errors="replace")
+    try:
+        return done.returncode, json.loads(done.stdout)["results"], done.stderr
+    except (ValueError, KeyError):
+        return done.returncode, [], f"{' '.join(command)}: no report\n{done.stdout}{done.stderr}"
+
+
+def lines(plugin, version, status, results, errors):
+    label = f"{plugin.stem.removeprefix('libnccl-net-')} v{version}"
+    for r in results:
+        name = f"{label} {r['name']}"
+        if r["status"] == "skip":
+            yield f"{name} # SKIP {r['seen']}", ""
+        else:
+            yield name, "\n".join([f"{r['status']}: {r['seen']}", *r["log"], r["again"]]) if r["bad"] else ""
+    if not results or status not in (0, 1):
+        yield f"{label} ends with a report", f"exit status {status}\n{errors}"
+    elif errors.strip():
+        yield f"{label} says nothing else", errors
+
+
+def cases(name):
+    """Two passes at a time; a sanitizer keeps both cores busy by itself."""
+    plugin, settings, at_a_time = BUILD / f"lib/libnccl-net-{name}.so", Settings(name), 1 if SANITIZED else 2
+    if not plugin.exists():
+        yield f"the {name} plugin # SKIP it is not built: what plugin/{name}/build.mk needs is missing", ""
+        return
+    if settings.processes:
+        names = settings.chosen()[1].split(",")
+        yield "there are such checks", "" if len(names) > 100 else f"only {len(names)} found"
+    runs = list(settings.runs())
+    if BRIEF:
+        (version, options), at_a_time = runs[0], PARTS
+        names = [c["name"] for c in checks(*options)]
+        runs = [(version, ["--only", ",".join(names[i::PARTS])]) for i in range(PARTS)]
+    with concurrent.futures.ThreadPoolExecutor(at_a_time) as pool:
+        results = pool.map(lambda run: conform(plugin, *run, settings.env), runs)
+        for (version, _), result in zip(runs, results):
+            yield from lines(plugin, version, *result)
+
 
 if __name__ == "__main__":
-    sys.exit(report(cases(SOCKET, [(v, ["--skip", NEWEST_ONLY] if i else NEWEST) for i, v in enumerate(VERSIONS)])))
+    sys.exit(report(cases(sys.argv[1])))
