@@ -13,9 +13,9 @@
 
 #define BACKOFF_MIN_MS 1
 #define BACKOFF_MAX_MS 200
-#define TIED_TRY_MS 1000 /* for an attempt that is tied to its interface, when one without may follow */
+#define DEVICE_TRY_MS 1000 /* for an attempt that is bound to its device, when one without may follow */
 
-/* ---- which way -------------------------------------------------------- */
+/* ---- source address -------------------------------------------------------- */
 
 /* Does the kernel deliver to this address without leaving the machine? It then
  * chooses the address itself as source. No packet is sent for it. */
@@ -36,18 +36,18 @@ static bool is_loopback(const union rail_addr *addr) {
 
 /* NULL: let the kernel choose. */
 static const union rail_addr *source_of(const struct rail_dial *dial) {
-  const union rail_addr *own = dial->from.addr;
+  const union rail_addr *own = dial->args.addr;
   if (own->sa.sa_family != dial->peer.sa.sa_family) return NULL;
   /* A loopback source cannot leave the host, and a loopback peer needs no device. */
   return is_loopback(own) == is_loopback(&dial->peer) ? own : NULL;
 }
 
-void rail_dial_init(struct rail_dial *dial, const struct rail_dial_from *from, const union rail_addr *peer) {
-  *dial = (struct rail_dial){.from = *from, .peer = *peer, .fd = -1};
+void rail_dial_init(struct rail_dial *dial, const struct rail_dial_args *args, const union rail_addr *peer) {
+  *dial = (struct rail_dial){.args = *args, .peer = *peer, .fd = -1};
   /* The listener's scope is a number of its own machine. */
   if (peer->sa.sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&peer->in6.sin6_addr))
-    dial->peer.in6.sin6_scope_id = if_nametoindex(dial->from.interface);
-  if (dial->from.tie != RAIL_TIE_NONE && is_here(&dial->peer)) dial->from.tie = RAIL_TIE_NONE;
+    dial->peer.in6.sin6_scope_id = if_nametoindex(dial->args.interface);
+  if (dial->args.bind != RAIL_BIND_ADDR && is_here(&dial->peer)) dial->args.bind = RAIL_BIND_ADDR;
 }
 
 void rail_dial_close(struct rail_dial *dial) { rail_sock_close(&dial->fd); }
@@ -76,18 +76,18 @@ _Static_assert(RAIL_COUNT_OF(states) == RAIL_DIAL_STATES, "a row for each state"
 static void change(struct rail_dial *dial, enum rail_dial_state to) {
   char peer[RAIL_ADDR_TEXT], number[24] = "";
   if (rail_log_trace_on()) {
-    if (dial->from.number >= 0) snprintf(number, sizeof number, ", stream %d", dial->from.number);
-    RAIL_TRACE(RAIL_SUB_NET, "%s: %s to %s%s: %s -> %s", dial->from.plugin, dial->from.interface,
+    if (dial->args.stream >= 0) snprintf(number, sizeof number, ", stream %d", dial->args.stream);
+    RAIL_TRACE(RAIL_SUB_NET, "%s: %s to %s%s: %s -> %s", dial->args.plugin, dial->args.interface,
                rail_addr_text(&dial->peer, peer), number, states[dial->state].name, states[to].name);
   }
   dial->state = to;
 }
 
-/* What time may cure: the peer's listener or its route is not there yet, or it
- * is overrun; and anything that being tied to an interface may have caused. */
+/* What a later attempt may cure: the peer's listener or its route is not there yet, or it
+ * is overrun; and anything that binding to the device may have caused. */
 static bool worth_retrying(const struct rail_dial *dial, int err) {
   return err == ECONNREFUSED || err == ETIMEDOUT || err == EHOSTUNREACH || err == ENETUNREACH || err == ECONNRESET ||
-         err == EADDRNOTAVAIL || err == EAGAIN || err == EPIPE || err == ENETDOWN || err == ECONNABORTED || dial->tied;
+         err == EADDRNOTAVAIL || err == EAGAIN || err == EPIPE || err == ENETDOWN || err == ECONNABORTED || dial->device_bound;
 }
 
 static rail_result_t retry_later(struct rail_dial *dial, int err) {
@@ -103,21 +103,22 @@ static rail_result_t retry_later(struct rail_dial *dial, int err) {
 
 /* Not permitted (before Linux 5.7, without CAP_NET_RAW) is fine: then the
  * source address alone tells the rails apart. */
-static bool tie_to_interface(const struct rail_dial *dial) {
-  const char *name = dial->from.interface;
+static bool bind_to_device(const struct rail_dial *dial) {
+  const char *name = dial->args.interface;
   return setsockopt(dial->fd, SOL_SOCKET, SO_BINDTODEVICE, name, (socklen_t)strlen(name)) == 0;
 }
 
 static rail_result_t step_wait(struct rail_dial *dial, struct message message) {
   (void)message;
   if (dial->retry_at && !rail_deadline_passed(dial->retry_at)) return RAIL_IN_PROGRESS;
-  enum rail_dial_tie tie = dial->from.tie;
-  dial->tied = false;
+  enum rail_dial_bind bind = dial->args.bind;
+  dial->device_bound = false;
   dial->started = rail_now_ns();
   if (rail_sock_open(&dial->peer, source_of(dial), &dial->fd) != RAIL_OK) return retry_later(dial, errno);
-  if (tie == RAIL_TIE_ALWAYS || (tie == RAIL_TIE_TRY && dial->attempts % 2 == 0)) dial->tied = tie_to_interface(dial);
+  if (bind == RAIL_BIND_DEVICE || (bind == RAIL_BIND_DEVICE_TRY && dial->attempts % 2 == 0))
+    dial->device_bound = bind_to_device(dial);
   dial->attempts++;
-  if (dial->from.set_options) dial->from.set_options(dial->fd, dial->from.traffic_class);
+  if (dial->args.set_options) dial->args.set_options(dial->fd, dial->args.traffic_class);
   rail_result_t result = rail_sock_start(dial->fd, &dial->peer);
   if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return retry_later(dial, errno);
   change(dial, result == RAIL_OK ? RAIL_DIAL_HELLO : RAIL_DIAL_TCP);
@@ -128,8 +129,8 @@ static rail_result_t step_tcp(struct rail_dial *dial, struct message message) {
   (void)message;
   rail_result_t result = rail_sock_connected(dial->fd);
   if (result == RAIL_IN_PROGRESS) {
-    bool may_untie = dial->tied && dial->from.tie == RAIL_TIE_TRY;
-    bool give_up = may_untie && rail_now_ns() - dial->started > TIED_TRY_MS * 1000000ull;
+    bool may_unbind = dial->device_bound && dial->args.bind == RAIL_BIND_DEVICE_TRY;
+    bool give_up = may_unbind && rail_now_ns() - dial->started > DEVICE_TRY_MS * 1000000ull;
     return give_up ? retry_later(dial, ETIMEDOUT) : result;
   }
   if (result != RAIL_OK) return retry_later(dial, errno);

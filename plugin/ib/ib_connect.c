@@ -51,7 +51,7 @@ static rail_result_t step_dial(struct ib_setup *s) {
   if (!ib_setup_is_late(s)) return result;
   return ib_setup_fail(s, IB_REASON_NONE, RAIL_REMOTE_ERROR, "no TCP connection from %s within %lld ms "
                        "(RAIL_IB_CONNECT_TIMEOUT): %s; is the peer alive, is that address reachable, does a firewall "
-                       "block the port?", a->dial.from.interface, (long long)ib_params.connect_ms,
+                       "block the port?", a->dial.args.interface, (long long)ib_params.connect_ms,
                        err ? strerror(err) : "no answer");
 }
 
@@ -198,8 +198,8 @@ static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct ib_devic
   a->listener = *listener;
   ib_setup_init(&a->setup, ctx, device, true, &listener->addr, traffic_class);
   take_hints(&a->setup, listener);
-  struct rail_dial_from from = {.plugin = "RailIB", .interface = ib_side_interface(&a->from), .addr = &a->from,
-                                .tie = RAIL_TIE_NONE, .traffic_class = -1, .number = -1};
+  struct rail_dial_args from = {.plugin = "RailIB", .interface = ib_side_interface(&a->from), .addr = &a->from,
+                                .bind = RAIL_BIND_ADDR, .traffic_class = -1, .stream = -1};
   rail_dial_init(&a->dial, &from, &listener->addr);
   if (make_hello(a) != RAIL_OK) {
     RAIL_WARN("RailIB: connect: no random bytes or no HMAC: %s", strerror(errno));

@@ -50,9 +50,9 @@ static enum ib_reason judge(struct ib_listen *l, const struct ib_hello_wire *hel
   enum ib_reason reason = ib_hello_judge(hello, &l->handle);
   if (reason != IB_REASON_NONE || !(l->handle.flags & IB_HANDLE_AUTH)) return reason;
   if (!ib_auth_check_hello(&l->handle, hello)) return IB_REASON_MAC;
-  switch (rail_seen_note(&l->seen, hello->comm_id, 0)) {
-    case RAIL_SEEN_NEW: return IB_REASON_NONE;
-    case RAIL_SEEN_BEFORE: return IB_REASON_REPLAY;
+  switch (rail_replay_note(&l->seen, hello->comm_id, 0)) {
+    case RAIL_REPLAY_NEW: return IB_REASON_NONE;
+    case RAIL_REPLAY_SEEN: return IB_REASON_REPLAY;
     default: return IB_REASON_BUSY;
   }
 }
@@ -162,7 +162,7 @@ rail_result_t ib_close_listen(void *listen_comm) {
   rail_net_ctx_remove(&l->in_ctx);
   ib_halves_free(l);
   rail_doors_close(&l->doors);
-  rail_seen_free(&l->seen);
+  rail_replay_free(&l->seen);
   l->magic = 0;
   free(l);
   return RAIL_OK;

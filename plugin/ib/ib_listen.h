@@ -11,7 +11,7 @@
 #define IB_LISTEN_H
 
 #include "common/conn/door.h"
-#include "common/conn/seen.h"
+#include "common/conn/replay.h"
 #include "plugin/ib/ib_setup.h"
 
 #define IB_LISTEN_MAGIC 0x4e4c4249u
@@ -28,7 +28,7 @@ struct ib_listen {
   const struct ib_device *device;
   struct ib_handle handle; /* as it was given out */
   struct rail_doors doors;
-  struct rail_seen seen;
+  struct rail_replay seen;
   struct ib_half *halves, **last; /* in the order in which they have their turn */
   unsigned int nhalves;
 };

@@ -70,7 +70,7 @@ static void prepare_legs(struct sk_connect *a, int traffic_class) {
   a->hello.features = rails > 1 && a->hello.streams > 1 ? SK_FEATURE_FAILOVER : 0;
   for (unsigned int i = 0, here = 0, there = 0; i < a->hello.streams; i++) {
     sk_leg_init(&a->legs[i], d->rails[here], &l->addrs[there], i, traffic_class,
-                d->nrails > 1 ? RAIL_TIE_TRY : RAIL_TIE_NONE);
+                d->nrails > 1 ? RAIL_BIND_DEVICE_TRY : RAIL_BIND_ADDR);
     here = here + 1 < d->nrails ? here + 1 : 0;
     there = there + 1 < l->naddrs ? there + 1 : 0;
   }

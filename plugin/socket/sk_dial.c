@@ -5,14 +5,14 @@
 #include "plugin/socket/sk_sockopt.h"
 
 void sk_leg_init(struct sk_leg *leg, const struct sk_device *path, const union rail_addr *peer, unsigned int stream,
-                 int traffic_class, enum rail_dial_tie tie) {
-  const struct rail_dial_from from = {.plugin = "RailSocket",
+                 int traffic_class, enum rail_dial_bind bind) {
+  const struct rail_dial_args from = {.plugin = "RailSocket",
                                       .interface = path->name,
                                       .addr = &path->addr,
-                                      .tie = tie,
+                                      .bind = bind,
                                       .traffic_class = traffic_class,
                                       .set_options = sk_sockopt_set,
-                                      .number = (int)stream};
+                                      .stream = (int)stream};
   leg->path = path;
   leg->hello = (struct sk_hello_wire){0};
   rail_dial_init(&leg->dial, &from, peer);

@@ -18,7 +18,7 @@ struct sk_leg {
 
 /* Not begun; its hello is the caller's to fill. */
 void sk_leg_init(struct sk_leg *leg, const struct sk_device *path, const union rail_addr *peer, unsigned int stream,
-                 int traffic_class, enum rail_dial_tie tie);
+                 int traffic_class, enum rail_dial_bind bind);
 
 /* rail_dial_step: RAIL_OK when HELLO is written. */
 rail_result_t sk_leg_step(struct sk_leg *leg);

@@ -49,8 +49,8 @@ static struct sk_group *group_of(struct sk_reception *r, const struct sk_hello *
 enum sk_reason sk_group_join(struct sk_reception *r, const struct sk_hello *hello, const struct rail_stranger *s) {
   if (r->closed) return SK_REASON_GONE;
   if (hello->flags & SK_HELLO_AUTH) {
-    enum rail_seen_result seen = rail_seen_note(&r->seen, hello->comm_id, hello->stream);
-    if (seen != RAIL_SEEN_NEW) return seen == RAIL_SEEN_BEFORE ? SK_REASON_REPLAY : SK_REASON_BUSY;
+    enum rail_replay_result seen = rail_replay_note(&r->seen, hello->comm_id, hello->stream);
+    if (seen != RAIL_REPLAY_NEW) return seen == RAIL_REPLAY_SEEN ? SK_REASON_REPLAY : SK_REASON_BUSY;
   }
   struct sk_group *g = group_of(r, hello, &s->peer);
   if (!g) return SK_REASON_BUSY;

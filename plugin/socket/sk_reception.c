@@ -109,7 +109,7 @@ rail_result_t sk_reception_step(struct sk_reception *r) {
 static void destroy(struct sk_reception *r) {
   rail_doors_close(&r->doors);
   sk_groups_free(r);
-  rail_seen_free(&r->seen);
+  rail_replay_free(&r->seen);
   pthread_mutex_destroy(&r->lock);
   free(r);
 }
@@ -157,7 +157,7 @@ void sk_reception_close(struct sk_reception *r) {
   pthread_mutex_lock(&r->lock);
   r->closed = true;
   sk_groups_free(r);
-  rail_seen_free(&r->seen);
+  rail_replay_free(&r->seen);
   pthread_mutex_unlock(&r->lock);
   sk_reception_unref(r);
 }

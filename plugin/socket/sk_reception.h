@@ -18,7 +18,7 @@
 #include <pthread.h>
 
 #include "common/conn/door.h"
-#include "common/conn/seen.h"
+#include "common/conn/replay.h"
 #include "plugin/socket/sk_auth.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_stats.h"
@@ -41,7 +41,7 @@ struct sk_reception {
   struct rail_doors doors;
   struct sk_group *groups; /* in the order of their first HELLO */
   struct sk_member *members;
-  struct rail_seen seen;
+  struct rail_replay seen;
 };
 
 /* RAIL_SOCKET_PORTS and RAIL_SOCKET_BIND: common/conn/ports.h. Once per process, under the plugin's lock. */

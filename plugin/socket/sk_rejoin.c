@@ -62,8 +62,8 @@ struct sk_rejoin *sk_rejoin_new_sender(const struct sk_handle *listener, const s
   for (unsigned int i = 0; i < hello->streams; i++) {
     struct homing *h = &r->homing[i];
     /* The same way again, and no other: a stream that comes back over another rail's interface is no gain. */
-    sk_leg_init(&h->leg, legs[i].path, &legs[i].dial.peer, i, legs[i].dial.from.traffic_class,
-                legs[i].dial.tied ? RAIL_TIE_ALWAYS : RAIL_TIE_NONE);
+    sk_leg_init(&h->leg, legs[i].path, &legs[i].dial.peer, i, legs[i].dial.args.traffic_class,
+                legs[i].dial.device_bound ? RAIL_BIND_DEVICE : RAIL_BIND_ADDR);
   }
   return r;
 }
@@ -74,7 +74,7 @@ static rail_result_t begin(struct sk_rejoin *r, struct homing *h, uint32_t flags
   h->deadline = rail_deadline_in_ms(TRY_MS);
   h->heard = 0;
   r->hello.stream = (unsigned int)(h - r->homing);
-  sk_leg_init(&h->leg, h->leg.path, &was.peer, r->hello.stream, was.from.traffic_class, was.from.tie);
+  sk_leg_init(&h->leg, h->leg.path, &was.peer, r->hello.stream, was.args.traffic_class, was.args.bind);
   r->hello.flags = flags;
   r->hello.counter = flags & SK_HELLO_REJOIN ? ++h->counter : 0;
   sk_hello_encode(&r->hello, r->listener.secret, &h->leg.hello);

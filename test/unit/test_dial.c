@@ -29,11 +29,11 @@ static void set_options(int fd, int traffic_class) {
 
 static union rail_addr own;
 
-static struct rail_dial_from from_here(void) {
+static struct rail_dial_args from_here(void) {
   own = loopback(1);
   options_set = 0;
-  return (struct rail_dial_from){.plugin = "RailTest", .interface = "lo", .addr = &own, .traffic_class = 7,
-                                 .set_options = set_options, .number = -1};
+  return (struct rail_dial_args){.plugin = "RailTest", .interface = "lo", .addr = &own, .traffic_class = 7,
+                                 .set_options = set_options, .stream = -1};
 }
 
 /* Until it is done, or the patience is over. */
@@ -67,7 +67,7 @@ static void check_heard(int listener, const char *message, size_t size, const un
 
 TEST(a_listener_that_is_there) {
   union rail_addr addr = loopback(1);
-  struct rail_dial_from from = from_here();
+  struct rail_dial_args from = from_here();
   struct rail_dial d;
   int listener;
   CHECK_OK(rail_sock_listen(&addr, 8, &listener));
@@ -87,7 +87,7 @@ TEST(a_listener_that_is_there) {
 
 TEST(one_that_comes_later) {
   union rail_addr addr = closed_port();
-  struct rail_dial_from from = from_here();
+  struct rail_dial_args from = from_here();
   struct rail_dial d;
   int listener;
   rail_dial_init(&d, &from, &addr);
@@ -104,7 +104,7 @@ TEST(one_that_comes_later) {
 
 TEST(the_pause_between_attempts_has_a_limit) {
   union rail_addr addr = closed_port();
-  struct rail_dial_from from = from_here();
+  struct rail_dial_args from = from_here();
   struct rail_dial d;
   uint64_t last = 0;
   rail_dial_init(&d, &from, &addr);
@@ -123,15 +123,15 @@ TEST(the_pause_between_attempts_has_a_limit) {
 /* Tied and not tied in turns: what an attempt is not, it does not count as. */
 TEST(every_second_attempt_is_not_tied) {
   union rail_addr addr = closed_port();
-  struct rail_dial_from from = from_here();
+  struct rail_dial_args from = from_here();
   struct rail_dial d;
   rail_dial_init(&d, &from, &addr);
-  d.from.tie = RAIL_TIE_TRY; /* which a peer on this machine would not get */
-  d.tied = true;
+  d.args.bind = RAIL_BIND_DEVICE_TRY; /* which a peer on this machine would not get */
+  d.device_bound = true;
   d.attempts = 1;
   d.state = RAIL_DIAL_WAIT;
   (void)rail_dial_step(&d, "hi", 2);
-  CHECK(d.attempts == 2 && !d.tied);
+  CHECK(d.attempts == 2 && !d.device_bound);
   rail_dial_close(&d);
 }
 
@@ -152,7 +152,7 @@ TEST(a_message_in_pieces) {
   enum { SIZE = 4 << 20 }; /* more than the buffers hold */
   static char out[SIZE], in[SIZE];
   union rail_addr addr = loopback(1);
-  struct rail_dial_from from = from_here();
+  struct rail_dial_args from = from_here();
   struct rail_dial d;
   int listener, fd;
   for (size_t i = 0; i < SIZE; i++) out[i] = (char)(i * 31 + i / 997);
@@ -173,7 +173,7 @@ TEST(lost_in_the_middle) {
   enum { SIZE = 4 << 20 };
   static char out[SIZE], in[SIZE];
   union rail_addr addr = loopback(1);
-  struct rail_dial_from from = from_here();
+  struct rail_dial_args from = from_here();
   struct rail_dial d;
   int listener, fd;
   for (size_t i = 0; i < SIZE; i++) out[i] = (char)(i * 37 + i / 991);
@@ -197,7 +197,7 @@ TEST(lost_in_the_middle) {
 
 TEST(sources_that_cannot_be_one) {
   union rail_addr addr = loopback(1);
-  struct rail_dial_from from = from_here();
+  struct rail_dial_args from = from_here();
   struct rail_dial d;
   int listener;
   CHECK_OK(rail_sock_listen(&addr, 8, &listener));
@@ -216,18 +216,18 @@ TEST(sources_that_cannot_be_one) {
 
 TEST(a_peer_on_this_machine_is_not_tied) {
   union rail_addr addr = closed_port();
-  struct rail_dial_from from = from_here();
+  struct rail_dial_args from = from_here();
   struct rail_dial d;
-  for (int tie = RAIL_TIE_TRY; tie <= RAIL_TIE_ALWAYS; tie++) {
-    from.tie = (enum rail_dial_tie)tie;
+  for (int bind = RAIL_BIND_DEVICE_TRY; bind <= RAIL_BIND_DEVICE; bind++) {
+    from.bind = (enum rail_dial_bind)bind;
     rail_dial_init(&d, &from, &addr);
-    CHECK_INT(d.from.tie, RAIL_TIE_NONE);
+    CHECK_INT(d.args.bind, RAIL_BIND_ADDR);
   }
 }
 
 TEST(what_time_does_not_cure) {
   union rail_addr addr = closed_port();
-  struct rail_dial_from from = from_here();
+  struct rail_dial_args from = from_here();
   struct rail_dial d;
   struct rlimit old, none;
   CHECK(getrlimit(RLIMIT_NOFILE, &old) == 0);

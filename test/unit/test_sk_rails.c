@@ -284,7 +284,7 @@ TEST(a_stream_that_comes_back_announces_what_is_under_way) {
   const struct sk_hello hello = {.streams = 2, .features = SK_FEATURE_FAILOVER};
   struct sk_leg legs[2];
   data_device.addr = (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
-  for (unsigned int i = 0; i < 2; i++) sk_leg_init(&legs[i], &data_device, &addr, i, -1, RAIL_TIE_NONE);
+  for (unsigned int i = 0; i < 2; i++) sk_leg_init(&legs[i], &data_device, &addr, i, -1, RAIL_BIND_ADDR);
   d.args.rejoin = sk_rejoin_new_sender(&handle, &hello, legs);
   data_open(&d);
   void *a = isend(&d, 0, 8, 3), *b = isend(&d, 1, 0, 4);

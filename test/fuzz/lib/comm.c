@@ -50,7 +50,7 @@ static struct sk_rejoin *new_rejoin(const struct sk_comm_args *args) {
   struct sk_leg legs[FUZZ_STREAMS];
   union rail_addr peer = device.addr;
   rail_addr_set_port(&peer, 1);
-  for (unsigned int i = 0; i < args->nstreams; i++) sk_leg_init(&legs[i], &device, &peer, i, -1, RAIL_TIE_NONE);
+  for (unsigned int i = 0; i < args->nstreams; i++) sk_leg_init(&legs[i], &device, &peer, i, -1, RAIL_BIND_ADDR);
   return sk_rejoin_new_sender(&r->handle, &hello, legs);
 }
 

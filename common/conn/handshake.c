@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Messages through a socket, as far as it goes. */
+#include "common/conn/handshake.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/sockopt.h"
+
+#define MAX_STEP_NS 1000000000ull /* between two calls; in a longer gap this process was stopped, or its caller away */
+#define KEEPALIVE_MS 10000        /* between two probes, at most */
+
+void rail_handshake_init(struct rail_handshake *h) {
+  memset(h, 0, sizeof *h);
+  h->fd = -1;
+  h->begun = h->noted = rail_now_ns();
+}
+
+void rail_handshake_begin(struct rail_handshake *h, const struct rail_protocol *protocol, int fd, bool connector,
+                          const struct rail_hello *hello) {
+  h->fd = fd;
+  h->out_size = h->out_done = h->have = 0;
+  rail_session_init(&h->session, protocol, connector, hello);
+}
+
+void rail_handshake_close(struct rail_handshake *h) { rail_sock_close(&h->fd); }
+
+void rail_watch_host(int fd, int64_t deadline_ms, int64_t grace_ms) {
+  if (!deadline_ms) return;
+  rail_sockopt_keepalive(fd, RAIL_MIN(deadline_ms / 3, KEEPALIVE_MS), deadline_ms);
+  rail_sockopt_user_timeout(fd, deadline_ms + grace_ms);
+}
+
+/* ---- time ----------------------------------------------------------------- */
+
+void rail_handshake_note_time(struct rail_handshake *h) {
+  uint64_t now = rail_now_ns();
+  h->waited += RAIL_MIN(now - h->noted, MAX_STEP_NS);
+  h->noted = now;
+}
+
+bool rail_handshake_is_late(const struct rail_handshake *h, int64_t limit_ms) {
+  return limit_ms && h->waited >= (uint64_t)limit_ms * 1000000;
+}
+
+/* ---- out ------------------------------------------------------------------ */
+
+static bool has_room(const struct rail_handshake *h, size_t size) { return size <= sizeof h->out - h->out_size; }
+
+rail_result_t rail_handshake_send(struct rail_handshake *h, unsigned int type, const void *body, size_t size) {
+  if (size > h->session.protocol->max_body || !has_room(h, rail_message_size(size))) return RAIL_INTERNAL_ERROR;
+  RAIL_TRY(rail_message_encode(&h->session, type, body, size, h->out + h->out_size));
+  h->out_size += rail_message_size(size);
+  return RAIL_OK;
+}
+
+rail_result_t rail_handshake_welcome(struct rail_handshake *h, const void *payload) {
+  size_t size = rail_answer_size(h->session.protocol);
+  if (!has_room(h, size)) return RAIL_INTERNAL_ERROR;
+  RAIL_TRY(rail_welcome_encode(&h->session, payload, h->out + h->out_size));
+  h->out_size += size;
+  return RAIL_OK;
+}
+
+rail_result_t rail_handshake_flush(struct rail_handshake *h) {
+  if (h->out_done == h->out_size) return RAIL_OK;
+  rail_result_t result = rail_sock_send_some(h->fd, h->out, h->out_size, &h->out_done);
+  if (result == RAIL_OK) h->out_done = h->out_size = 0;
+  return result;
+}
+
+/* ---- refusing ------------------------------------------------------------- */
+
+/* A fresh socket takes these bytes. Reading first what came keeps close from resetting the connection before the peer
+ * has read them. */
+void rail_refuse(int *fd, const void *bytes, size_t size) {
+  uint8_t scratch[512];
+  size_t done = 0, n;
+  (void)rail_sock_send_some(*fd, bytes, size, &done);
+  shutdown(*fd, SHUT_WR);
+  (void)rail_sock_recvv(*fd, &(struct iovec){.iov_base = scratch, .iov_len = sizeof scratch}, 1, &n);
+  rail_sock_close(fd);
+}
+
+void rail_refuse_reason(const struct rail_protocol *protocol, int *fd, unsigned int reason) {
+  uint8_t refusal[RAIL_ANSWER_MAX];
+  rail_refusal_encode(protocol, reason, NULL, refusal);
+  rail_refuse(fd, refusal, rail_answer_size(protocol));
+}
+
+void rail_handshake_refuse(struct rail_handshake *h, unsigned int reason, const void *payload) {
+  uint8_t refusal[RAIL_ANSWER_MAX];
+  if (h->fd < 0 || h->out_done || reason == RAIL_REASON_NONE) return;
+  rail_refusal_encode(h->session.protocol, reason, payload, refusal);
+  rail_refuse(&h->fd, refusal, rail_answer_size(h->session.protocol));
+}
+
+/* ---- in ------------------------------------------------------------------- */
+
+rail_result_t rail_handshake_recv(struct rail_handshake *h, struct rail_message *message, enum rail_reason *reason,
+                                  const char **why) {
+  size_t need = rail_message_need(h->session.protocol, h->in, h->have);
+  do {
+    rail_result_t result = rail_sock_recv_some(h->fd, h->in, need, &h->have);
+    if (result == RAIL_IN_PROGRESS) return result;
+    if (result != RAIL_OK) {
+      *reason = RAIL_REASON_NONE;
+      *why = errno ? strerror(errno) : "it closed the connection in the middle of the handshake";
+      return RAIL_REMOTE_ERROR;
+    }
+    need = rail_message_need(h->session.protocol, h->in, h->have);
+  } while (h->have < need);
+  RAIL_TRY(rail_message_decode(&h->session, h->in, message, reason, why));
+  h->have = 0;
+  return RAIL_OK;
+}
+
+rail_result_t rail_handshake_peek(const struct rail_handshake *h) {
+  uint8_t magic[4] = {0};
+  ssize_t n;
+  if (h->have) return RAIL_OK;
+  do n = recv(h->fd, magic, sizeof magic, MSG_PEEK | MSG_DONTWAIT);
+  while (n < 0 && errno == EINTR);
+  if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? RAIL_IN_PROGRESS : RAIL_REMOTE_ERROR;
+  if (n == 0) errno = 0;
+  if (n == 0) return RAIL_REMOTE_ERROR;
+  return n == sizeof magic && rail_is_message(h->session.protocol, magic) ? RAIL_OK : RAIL_IN_PROGRESS;
+}

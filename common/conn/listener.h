@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The accepting side's first half: listening sockets, and the pending
+ * connections behind them, which have not sent a whole HELLO yet. A HELLO
+ * (protocol.h) is read and checked here: length, version, secret, key and
+ * replay filter; one that passes is handed to the plugin with its socket.
+ *
+ * Use, from a plugin's calls:
+ *   listen       rail_listener_init; rail_listener_add once per interface;
+ *                rail_listener_handle gives the bytes for NCCL
+ *   accept       rail_listener_poll: calls ops->on_hello for each connection
+ *                whose HELLO is there; the plugin keeps those that it takes,
+ *                e.g. in a struct rail_handshake of their own (handshake.h)
+ *   closeListen  rail_listener_close
+ *
+ * Ownership: the listener owns its sockets and the pending connections; a
+ * socket is the plugin's from the moment on_hello returns RAIL_REASON_NONE.
+ * Not thread-safe: one thread at a time, or the plugin's lock. Nothing here
+ * waits; a poll takes less than a millisecond however many clients there are.
+ *
+ * Anybody may connect. A client that sends nothing, or nonsense, costs a place
+ * in a table until its deadline, and at most one log line a second and
+ * listener, ten a second and plugin. A client that has sent its whole HELLO by
+ * the time of the poll never enters the epoll set. All listeners of a plugin
+ * together keep at most 1024 pending connections and at most a quarter of the
+ * files that the process may open (RLIMIT_NOFILE); none is kept that would
+ * leave less than a quarter of them. The one that has been silent longest is
+ * evicted. Each listener has 2 places all the same, so that a flood of one
+ * cannot shut another.
+ */
+#ifndef RAIL_LISTENER_H
+#define RAIL_LISTENER_H
+
+#include "common/conn/ports.h"
+#include "common/conn/protocol.h"
+#include "common/conn/replay.h"
+
+struct rail_pending {
+  struct rail_pending *older, *younger; /* in the listener's list */
+  int fd;
+  bool watched;       /* in the epoll set */
+  unsigned int index; /* of the listening socket it came through */
+  union rail_addr peer;
+  uint64_t deadline;
+  size_t have;                    /* bytes of its HELLO */
+  _Alignas(16) uint8_t bytes[];   /* rail_hello_size of them; zero from `have` on */
+};
+
+enum rail_listener_event {
+  RAIL_LISTENER_DROPPED, /* without an answer: silence, nonsense, no room */
+  RAIL_LISTENER_REFUSED, /* with a refusal */
+};
+
+struct rail_listener_ops {
+  const struct rail_protocol *protocol;
+  /* A HELLO that is right in all that protocol.h knows, and was not received before. RAIL_REASON_NONE: the plugin has
+   * taken the socket conn->fd; the rest of *conn and *hello end with the call. Else a reason of rail_reason or of the
+   * plugin's own: the connection is refused with it. Must not call the listener. */
+  unsigned int (*on_hello)(void *owner, const struct rail_pending *conn, const struct rail_hello *hello);
+  /* For statistics; NULL: not counted. */
+  void (*count)(void *owner, enum rail_listener_event event);
+};
+
+struct rail_listener {
+  const struct rail_listener_ops *ops;
+  void *owner;
+  const char *name;  /* of the device, for log lines; kept */
+  uint64_t hello_ms; /* time that a client has for its HELLO */
+  struct rail_handle handle; /* as it is given out. The plugin sets param and payload */
+  int fds[RAIL_HANDLE_ADDRS]; /* listening sockets, handle.naddrs of them */
+  int epoll;                  /* -1 until a connection has to be waited for */
+  struct rail_pending *oldest, *youngest;
+  uint32_t npending;
+  struct rail_replay replay;
+  uint64_t next_line; /* when a dropped connection may be logged again */
+  uint32_t unlogged;
+};
+
+/* No socket yet; the secret is drawn, and handle.auth set if there is a key. `ops` and `name` are kept, `owner` is
+ * handed to the ops. An error, after one line, is one of the kernel's random source; close is harmless then. */
+rail_result_t rail_listener_init(struct rail_listener *listener, const struct rail_listener_ops *ops, void *owner,
+                                 const char *name, uint64_t hello_ms);
+/* Listens on an interface: its name and address, with the port and address to bind of `ports`. At most
+ * RAIL_HANDLE_ADDRS. The socket is listener->fds[i] with the index of its address in the handle; options that accepted
+ * sockets shall inherit (buffer sizes, traffic class) are set on it at once. Logs why not. */
+rail_result_t rail_listener_add(struct rail_listener *listener, struct rail_ports *ports, const char *interface,
+                                const union rail_addr *addr);
+static inline void rail_listener_handle(const struct rail_listener *listener, void *bytes) {
+  rail_handle_encode(listener->ops->protocol, &listener->handle, bytes);
+}
+/* Closes everything that is still the listener's. */
+void rail_listener_close(struct rail_listener *listener);
+
+/* Accepts and reads whatever is there, once. An error, after one line, is one of a listening socket itself; what may
+ * pass (EMFILE) is not one. */
+rail_result_t rail_listener_poll(struct rail_listener *listener);
+
+/* For connections that the plugin took and has to drop later: "dropped a connection from PEER: WHY", within the same
+ * limits of lines. */
+void rail_listener_log_drop(struct rail_listener *listener, const union rail_addr *peer, const char *why);
+
+#endif
