@@ -44,7 +44,6 @@ fuzz   libclang-rt-dev /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-
 bench  python3         python3
 bench  openmpi-bin     mpirun
 bench  libopenmpi-dev  /usr/lib/*/openmpi/include/mpi.h
-bench  gnuplot-nox     gnuplot
 bench  python3-matplotlib  /usr/lib/python3/dist-packages/matplotlib
 bench  ucx-utils       ucx_perftest
 bench  valgrind        valgrind

@@ -133,7 +133,7 @@ bench_socket_needs := $(BUILD)/lib/libnccl-net-socket.so $(BUILD)/bin/rail-kit $
 bench-socket:  ## the socket plugin against UCX, plain TCP streams and any plugin given
 	$(setup) build bench
 	$(build_with) BUILD='$(BUILD)' $(bench_socket_needs)
-	@CC='$(CC)' python3 bench/socket_bench.py --build '$(BUILD)' $(RUN)
+	@CC='$(CC)' python3 bench/transports.py socket --build '$(BUILD)' $(RUN)
 
 bench_ib_needs := $(BUILD)/lib/libnccl-net-ib.so $(BUILD)/bin/rail-kit $(BUILD)/bench/exchange \
   $(BUILD)/test/libfakeverbs.so
@@ -141,7 +141,7 @@ bench_ib_needs := $(BUILD)/lib/libnccl-net-ib.so $(BUILD)/bin/rail-kit $(BUILD)/
 bench-ib:  ## the ib plugin against perftest and any plugin given, in the lab, or DEV=mlx5_0,mlx5_1; RUN=--quick
 	$(setup) build bench rdma $(if $(DEV),,lab)
 	$(build_with) BUILD='$(BUILD)' $(bench_ib_needs)
-	@CC='$(CC)' python3 bench/ib_bench.py --build '$(BUILD)' $(if $(DEV),--dev '$(DEV)') $(RUN)
+	@CC='$(CC)' python3 bench/transports.py ib --build '$(BUILD)' $(if $(DEV),--dev '$(DEV)') $(RUN)
 
 kit-proof:  ## docs/results/kit-proof.md: planted defects and what rail-kit says of each
 	$(setup) build

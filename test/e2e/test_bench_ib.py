@@ -14,8 +14,8 @@ sys.dont_write_bytecode = True
 from coll import BUILD, ROOT, SOCKET, expect, main, run
 
 sys.path.insert(0, str(ROOT / "bench"))
-from ib_columns import Cell, Perftest
 from ib_instructions import read_profile
+from verbs import Cell, Perftest
 
 # It listens or connects as perftest does, and prints perftest's line of figures.
 PERFTEST = """#!/usr/bin/env python3
@@ -45,7 +45,7 @@ def bench(rate, lat, *args):
             path = pathlib.Path(folder, name)
             path.write_text(PERFTEST.replace("RATE", str(rate)).replace("LAT", str(lat)))
             path.chmod(0o755)
-        done = run([sys.executable, ROOT / "bench/ib_bench.py", "--build", BUILD, "--out", folder, "--wait", 0, "--dev",
+        done = run([sys.executable, ROOT / "bench/transports.py", "ib", "--build", BUILD, "--out", folder, "--wait", 0, "--dev",
                     "left,right", "--ours", SOCKET, "--rounds", 1, "--seconds", 0.02, "--warmup", 0.01, *args],
                    PATH=f"{folder}:{os.environ['PATH']}")
         files = [pathlib.Path(folder, name) for name in ("ib.json", "ib.md")]
@@ -78,11 +78,11 @@ def missed():
 
 
 def a_program_that_fails():
-    done = run([sys.executable, ROOT / "bench/ib_bench.py", "--build", BUILD, "--mtu", 9000])
+    done = run([sys.executable, ROOT / "bench/transports.py", "ib", "--build", BUILD, "--mtu", 9000])
     expect(done, 2, "--mtu 9000")
     folder = tempfile.mkdtemp()
     try:
-        done = run([sys.executable, ROOT / "bench/ib_bench.py", "--build", BUILD, "--out", folder, "--wait", 0, "--dev",
+        done = run([sys.executable, ROOT / "bench/transports.py", "ib", "--build", BUILD, "--out", folder, "--wait", 0, "--dev",
                     "x", "--ours", "/nowhere.so", "--only", "railyard", "--sizes", 8])
         expect(done, 1, "Railyard")
     finally:

@@ -13,7 +13,7 @@ from coll import BUILD, ROOT, SOCKET, expect, main, run
 
 sys.path.insert(0, str(ROOT / "bench"))
 from program import Failed
-from socket_columns import Congestion
+from tcp import Congestion
 
 KIT = BUILD / "bin" / "rail-kit"
 NULL = BUILD / "test" / "libnullnet.so"
@@ -23,7 +23,7 @@ CONTROLS = [name for name in ("cubic", "reno", "bbr") if Congestion.allowed(name
 
 def bench(folder, *args):
     """Exit status aside: what the JSON and the Markdown say."""
-    done = run([sys.executable, ROOT / "bench" / "socket_bench.py", "--build", BUILD, "--out", folder, "--wait", 0,
+    done = run([sys.executable, ROOT / "bench/transports.py", "socket", "--build", BUILD, "--out", folder, "--wait", 0,
                 "--rounds", 1, "--seconds", 0.02, "--warmup", 0.01, "--cc", CONTROLS[0], *args])
     found = pathlib.Path(folder, "socket.json")
     assert found.exists(), f"no JSON:\n{done.stdout}{done.stderr}"
@@ -112,7 +112,7 @@ def congestion_control_is_given_and_proved(folder):
 
 
 def bad_arguments():
-    script = [sys.executable, ROOT / "bench" / "socket_bench.py", "--build", BUILD]
+    script = [sys.executable, ROOT / "bench/transports.py", "socket", "--build", BUILD]
     for args, said in ((("--only", "nobody"), "nobody"), (("--env", "tcp"), "--env"),
                        (("--sizes", "4"), "sizes from 8"), (("--sizes", "x"), "--sizes"), (("--cc", "none"), "--cc"),
                        (("--metrics", "bw,x"), "--metrics")):
