@@ -9,7 +9,6 @@
 #include "common/base/log.h"
 #include "common/base/sockopt.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_health.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_side.h"
 #include "plugin/ib/ib_stats.h"

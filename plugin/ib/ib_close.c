@@ -14,10 +14,8 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_flush.h"
-#include "plugin/ib/ib_health.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_watch.h"

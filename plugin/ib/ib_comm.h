@@ -26,6 +26,22 @@
 
 struct rail_net_ctx;
 
+/* ib_comm.health: what the watch thread found. The caller's thread reads it when there is nothing to poll. */
+#define IB_COMM_QP_FATAL 1u    /* IBV_EVENT_QP_FATAL, QP_REQ_ERR, QP_ACCESS_ERR of one of its QPs */
+#define IB_COMM_CQ_ERROR 2u    /* IBV_EVENT_CQ_ERR: completions were lost */
+#define IB_COMM_PEER_CLOSED 4u /* the peer said goodbye */
+#define IB_COMM_PEER_LOST 8u   /* the side channel broke without goodbye: the peer's process is dead, or its host */
+#define IB_COMM_PEER_SILENT 16u /* the peer's process answers nothing any more, though its host does: stopped */
+#define IB_COMM_DEVICE_FATAL 32u /* IBV_EVENT_DEVICE_FATAL of an HCA of one of its rails */
+/* Nothing has moved for a while, with requests outstanding: a question, not an end. The caller's thread takes it back
+ * when something has moved, or the HCA has answered. */
+#define IB_COMM_STILL 64u
+
+/* Beside PEER_CLOSED, of a sender's peer: its side channel has ended, and with it the time for which it answers what is
+ * sent again. */
+#define IB_COMM_PEER_GONE 256u
+#define IB_COMM_HOST_SILENT 128u /* the peer's host answers nothing any more */
+
 /* One of our ports in this connection. */
 struct ib_rail {
   struct ib_port *port;
@@ -67,7 +83,7 @@ struct ib_comm {
   int side_fd;              /* the watch thread's from ib_watch_add to ib_watch_remove */
   struct ib_watched *watched;
 
-  _Atomic uint32_t health;  /* ib_health.h */
+  _Atomic uint32_t health;  /* IB_COMM_* */
   _Atomic bool peer_quiet;  /* the watch thread's: asked for a sign of life, the peer gives none */
   _Atomic bool stopped;     /* deregMr or close stopped the QPs: nothing may be posted any more */
   _Atomic uint64_t settled_by; /* deregMr waits for the HCA until then, however many buffers there are; 0: not yet */
@@ -127,5 +143,11 @@ rail_result_t ib_recv_comm_prepost(struct ib_comm *comm);
 void ib_recv_comm_start(struct ib_comm *comm, const struct ib_cts_place *place,
                         rail_result_t (*progress)(struct ib_comm *comm));
 void ib_send_comm_start(struct ib_comm *comm);
+
+/* ib_close.c */
+rail_result_t ib_close_send(void *send_comm);
+rail_result_t ib_close_recv(void *recv_comm);
+/* Everything of a comm, whole or half made. */
+void ib_comm_destroy(struct ib_comm *comm);
 
 #endif

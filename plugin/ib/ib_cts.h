@@ -19,7 +19,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "plugin/ib/ib_limits.h"
+#include "plugin/ib/ib_plan.h"
 
 /* On the wire: little-endian, 64 bytes, 64-byte aligned. */
 struct ib_cts_wire {

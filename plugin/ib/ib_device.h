@@ -17,10 +17,16 @@
 #include "common/net/net_ops.h"
 #include "common/base/sock.h"
 #include "plugin/ib/ib_gid.h"
-#include "plugin/ib/ib_limits.h"
+#include "plugin/ib/ib_plan.h"
 #include "plugin/ib/ib_verbs.h"
 
 struct ib_mr_cache;
+
+/* ib_hca.health */
+#define IB_HCA_FATAL 1u /* IBV_EVENT_DEVICE_FATAL: nothing works any more */
+
+/* ib_port.health */
+#define IB_PORT_DOWN 1u /* for now; the HCA retries what is under way */
 
 struct ib_hca {
   char name[64]; /* "mlx5_0" */
@@ -36,7 +42,7 @@ struct ib_hca {
   struct ib_mr_cache *mrs; /* ib_mr_cache.h */
   struct ib_port *ports;   /* those that are used, one after the other */
   unsigned int nports;
-  _Atomic uint32_t health; /* ib_health.h: written by the watch thread, read by everybody */
+  _Atomic uint32_t health; /* IB_HCA_*: written by the watch thread, read by everybody */
 };
 
 struct ib_port {
@@ -49,7 +55,7 @@ struct ib_port {
   int16_t rail, plane; /* from NCCL_IB_HCA; -1 */
   int number_on_card;  /* NCCL's `port` property: counts functions that share a PCI device */
   char pci_path[256];  /* of the card: functions of one device merged */
-  _Atomic uint32_t health; /* ib_health.h */
+  _Atomic uint32_t health; /* IB_PORT_*; the watch thread's */
   _Atomic uint64_t flaps;  /* times the port went down */
   uint64_t down_since;     /* rail_now_ns(); 0: it is up. The watch thread's */
   uint64_t *stats;         /* of the group "device"; NULL until the page is open */

@@ -7,10 +7,10 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_health.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_request.h"
 #include "plugin/ib/ib_stats.h"
-#include "plugin/ib/ib_wr.h"
+#include "plugin/ib/ib_progress.h"
 
 #define VENDOR_MELLANOX 0x02c9u
 #define ACK_TIMEOUT_UNIT 4.096e-6 /* seconds; times 2 to the power of `timeout` */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * One event at a time: a table of all types. */
-#include "plugin/ib/ib_events.h"
+#include "plugin/ib/ib_watch.h"
 
 #include <errno.h>
 #include <string.h>
@@ -9,7 +9,6 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_health.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_stats.h"
 

@@ -33,6 +33,14 @@ struct ib_listen {
   unsigned int nhalves;
 };
 
+/* Key file, ports to listen on: once, under the plugin's lock. False, after one line: there must be no devices. */
+bool ib_handshake_load(void);
+rail_result_t ib_listen(void *ctx, int dev, void *handle, void **listen_comm);
+rail_result_t ib_close_listen(void *listen_comm);
+void ib_listener_close(struct rail_net_listener *listener); /* of a context's listeners */
+/* ib_accept.c */
+rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
+
 /* ib_accept.c: a HELLO that was found right. False: there is no place or memory for it, and fd is still the
  * caller's. */
 bool ib_half_begin(struct ib_listen *l, int fd, const union rail_addr *peer, const struct ib_hello_wire *hello);

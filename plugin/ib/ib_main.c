@@ -9,7 +9,8 @@
 #include <unistd.h>
 
 #include "common/base/log.h"
-#include "plugin/ib/ib_calls.h"
+#include "plugin/ib/ib_listen.h"
+#include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"

@@ -7,8 +7,6 @@
 
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_calls.h"
-#include "plugin/ib/ib_health.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_mr_cache.h"
 #include "plugin/ib/ib_progress.h"

@@ -8,7 +8,7 @@
 #include "common/base/compiler.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_gid.h"
-#include "plugin/ib/ib_limits.h"
+#include "plugin/ib/ib_plan.h"
 
 #define AT(field) offsetof(struct ib_params, field)
 #define DEFAULT_AR_THRESHOLD 8192

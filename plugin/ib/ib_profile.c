@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "plugin/ib/ib_wr.h"
+#include "plugin/ib/ib_progress.h"
 
 /* The places of a request's events. */
 static void **events_of(const struct ib_request *r, uint32_t *n) {

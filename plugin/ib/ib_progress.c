@@ -13,7 +13,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
-#include "plugin/ib/ib_health.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_profile.h"
 
 #define BATCH 16

@@ -17,8 +17,8 @@
 #ifndef IB_SETUP_H
 #define IB_SETUP_H
 
+#include "common/net/net_ctx.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_side.h"
 #include "plugin/ib/ib_stats.h"
 
@@ -56,6 +56,11 @@ struct ib_setup_row {
   const char *waits_for; /* NULL: nobody */
   bool unlimited; /* the peer's process may take any time, and drop the connection: what that means is the step's */
 };
+
+/* ib_connect.c */
+rail_result_t ib_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
+                         struct rail_net_device_handle **dev_handle);
+void ib_connect_drop(void *attempt); /* of a context's attempts */
 
 /* The peer is known; the side channel is not there yet (side.fd -1). */
 void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib_device *device, bool connector,

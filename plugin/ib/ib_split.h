@@ -21,7 +21,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "plugin/ib/ib_limits.h"
+#include "plugin/ib/ib_plan.h"
 
 enum ib_imm_word {
   IB_IMM_TOO_LARGE = 1, /* the message is larger than this buffer; nothing was written; a message of one part */

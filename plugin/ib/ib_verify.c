@@ -13,7 +13,7 @@
 #include "common/base/clock.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_setup.h"
-#include "plugin/ib/ib_wr.h"
+#include "plugin/ib/ib_progress.h"
 
 #define COMPLETIONS_AT_ONCE 16
 #define WRITE_SIZE sizeof(uint64_t)

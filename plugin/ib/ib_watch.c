@@ -30,8 +30,6 @@
 #include "common/base/thread.h"
 #include "plugin/ib/ib_channel.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_events.h"
-#include "plugin/ib/ib_health.h"
 #include "plugin/ib/ib_param.h"
 
 #define BATCH 64

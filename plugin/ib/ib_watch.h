@@ -19,6 +19,7 @@
 #include "common/base/result.h"
 
 struct ib_comm;
+struct ib_hca;
 struct ib_watched;
 
 /* Thread and lists, with the first context; ended with the last, when lingering is over or its time is up. Call under
@@ -37,5 +38,17 @@ void ib_watch_remove(struct ib_comm *comm, bool goodbye);
  * peer has closed, too, or has nothing unacknowledged, or after RAIL_IB_LINGER; at once, in this
  * thread, if it is not watched. */
 void ib_watch_linger(struct ib_comm *comm, void (*destroy)(struct ib_comm *comm));
+
+/* ---- ib_events.c: asynchronous events of an HCA, what each means for health words, counters and the log ---- */
+
+enum ib_events {
+  IB_EVENTS_READ,  /* all that were there, or enough for now */
+  IB_EVENTS_FATAL, /* the HCA is dead: every connection over it */
+  IB_EVENTS_GONE,  /* none can be read from it any more */
+};
+
+/* Reads, handles and acknowledges what there is; the HCA's descriptor does not block. The watch thread's, without its
+ * lock: who destroys a QP waits until the QP's events are acknowledged. */
+enum ib_events ib_events_read(struct ib_hca *hca);
 
 #endif

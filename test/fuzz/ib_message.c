@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "plugin/ib/ib_calls.h"
+#include "plugin/ib/ib_listen.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_side.h"

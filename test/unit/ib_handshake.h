@@ -16,7 +16,6 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_auth.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_calls.h"
 #include "plugin/ib/ib_listen.h"
 #include "plugin/ib/ib_watch.h"
 #include "test/harness/program.h"

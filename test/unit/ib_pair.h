@@ -8,7 +8,7 @@
 
 #include "common/base/compiler.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_health.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_progress.h"
 #include "test/unit/ib_fake.h"
 
