@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "plugin/ib/ib_flush.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_setup.h"

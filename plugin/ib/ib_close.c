@@ -15,7 +15,6 @@
 
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_watch.h"

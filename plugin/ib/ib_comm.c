@@ -3,10 +3,12 @@
 #include "plugin/ib/ib_comm.h"
 
 #include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_request.h"
 
 #define ACK_NS 4096ull   /* an ACK timeout is this, doubled as often as the exponent says */
 #define RETRY_STRETCH 4  /* the standard's tolerance: a timeout of T ends between T and 4T */
@@ -25,6 +27,78 @@ struct ib_comm *ib_comm_of(void *arg, uint32_t kind_magic, const char *call) {
                                                : "comm");
   return NULL;
 }
+
+/* ---- requests -------------------------------------------------------------- */
+
+struct ib_request *ib_request_pool_init(void *first, size_t size, uint32_t count, struct ib_comm *comm) {
+  struct ib_request *free_list = NULL;
+  for (uint32_t i = count; i-- > 0;) {
+    struct ib_request *r = (struct ib_request *)(void *)((char *)first + i * size);
+    *r = (struct ib_request){.magic = IB_REQ_FREE, .comm = comm, .next_free = free_list};
+    free_list = r;
+  }
+  return free_list;
+}
+
+static bool is_outstanding(const struct ib_request *r) {
+  return r->magic == IB_REQ_SEND || r->magic == IB_REQ_RECV || r->magic == IB_REQ_FLUSH;
+}
+
+struct ib_request *ib_request_of(void *request, const char *call) {
+  struct ib_request *r = request;
+  if (rail_likely(r && r != RAIL_NET_OPTIONAL_RECV && is_outstanding(r))) return r;
+  if (!r || r == RAIL_NET_OPTIONAL_RECV) RAIL_WARN("RailIB: %s: %p is no request", call, request);
+  else RAIL_WARN("RailIB: %s: request %p is not outstanding (tested again after it was done?)", call, request);
+  return NULL;
+}
+
+RAIL_COLD rail_result_t ib_mr_refuse(const struct ib_comm *comm, const char *call, const struct ib_mhandle *mr,
+                                     const void *data, uint64_t size) {
+  if (size > RAIL_NET_MAX_BYTES)
+    RAIL_WARN("RailIB: %s: size %llu; allowed: up to %llu", call, (unsigned long long)size,
+              (unsigned long long)RAIL_NET_MAX_BYTES);
+  else if (!data) RAIL_WARN("RailIB: %s: data is NULL with size %llu; allowed: NULL only with size 0", call,
+                            (unsigned long long)size);
+  else if (!mr) RAIL_WARN("RailIB: %s: mhandle is NULL with size %llu; allowed: NULL only with size 0, else what "
+                          "regMr gave for these bytes", call, (unsigned long long)size);
+  else if (mr->magic != IB_MHANDLE_MAGIC || mr->comm != comm)
+    RAIL_WARN("RailIB: %s: mhandle %p is no registration of this connection", call, (const void *)mr);
+  else RAIL_WARN("RailIB: %s: %p+%llu is not inside its registration, %#llx+%llu", call, data,
+                 (unsigned long long)size, (unsigned long long)mr->addr, (unsigned long long)mr->size);
+  return RAIL_BAD_ARGUMENT;
+}
+
+/* ---- memory ---------------------------------------------------------------- */
+
+void ib_limit_inline(struct ib_comm *comm) {
+  for (unsigned int i = 0; i < comm->plan.nqps && !ib_params.use_inline; i++) comm->qps[i].max_inline = 0;
+}
+
+struct ib_own *ib_own_alloc(size_t *size) {
+  size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  void *own = NULL;
+  *size = RAIL_ROUND_UP(sizeof(struct ib_own), page);
+  if (posix_memalign(&own, page, *size) != 0) return NULL;
+  memset(own, 0, *size);
+  return own;
+}
+
+void ib_comm_own_memory(struct ib_comm *comm, void **memory, size_t *size) {
+  *memory = comm->sender ? ib_send_comm_of(comm)->own : ib_recv_comm_of(comm)->own;
+  *size = sizeof(struct ib_own);
+}
+
+void ib_comm_free_kind(struct ib_comm *comm) {
+  void *memory;
+  size_t size;
+  ib_comm_own_memory(comm, &memory, &size);
+  free(memory);
+  comm->magic = 0;
+  if (comm->sender) free(ib_send_comm_of(comm));
+  else free(ib_recv_comm_of(comm));
+}
+
+/* ---- stopping -------------------------------------------------------------- */
 
 /* Unless set: until an HCA that takes four times its timeout, as the standard allows, has sent again what was not
  * acknowledged. Without a timeout it never does. */

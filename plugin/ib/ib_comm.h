@@ -16,10 +16,12 @@
 
 #include "common/net/net_ops.h"
 #include "common/base/sock.h"
+#include "common/obs/stats.h"
 #include "plugin/ib/ib_cts.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_plan.h"
 #include "plugin/ib/ib_qp.h"
+#include "plugin/ib/ib_stats.h"
 
 #define IB_SEND_COMM_MAGIC 0x43534249u
 #define IB_RECV_COMM_MAGIC 0x43524249u
@@ -99,10 +101,131 @@ struct ib_comm {
   rail_profiler_fn profiler;
 };
 
-/* The `own` memory of a send comm is its CTS ring; the receiver writes into it. */
-struct ib_send_comm;
-/* The `own` memory of a recv comm is the copy of the CTS rows that it sends. */
-struct ib_recv_comm;
+/* What the handshake's messages need of the other kind, kept here so that setup knows neither kind:
+ * the address and keys of the sender's CTS ring. */
+struct ib_cts_place {
+  uint64_t addr;
+  uint32_t rkeys[IB_MAX_RAILS]; /* by the sender's rail */
+};
+
+/* The own memory of both kinds ends with this, 8-byte aligned: where the handshake's test writes go and come from. */
+struct ib_verify {
+  uint64_t in[IB_MAX_QPS]; /* the peer's, one per QP */
+  uint64_t out;
+};
+
+/* ---- requests --------------------------------------------------------------
+ *
+ * Fixed pools inside their comm, which belong to the caller's progress thread. A request is done when nothing is
+ * pending; test hands it back. All kinds begin with struct ib_request, whose magic tells them apart from each other and
+ * from a pointer that was given back already.
+ */
+
+#define IB_REQ_SEND 0x51455249u
+#define IB_REQ_RECV 0x51455252u
+#define IB_REQ_FLUSH 0x51455246u
+#define IB_REQ_FREE 0x46455249u
+
+struct ib_request {
+  uint32_t magic;
+  uint32_t pending;     /* completions to come, and 1 until all is posted; a receive: buffers. 0: done */
+  rail_result_t result; /* an error of this request alone: the connection lives */
+  struct ib_comm *comm;
+  struct ib_request *next_free;
+};
+
+/* A send. Life: granted → (waits in `unposted`) → posted → done. */
+struct ib_send {
+  struct ib_request base;
+  struct ib_send *next; /* in `unposted` */
+  const uint8_t *data;
+  uint64_t size;
+  uint64_t length;   /* bytes that are written: size, or 0 if that is more than the buffer holds */
+  uint64_t posted;   /* bytes of `part` */
+  uint16_t first_qp; /* part i goes over QP first_qp + i */
+  uint16_t nparts, part; /* `part`: the first that is not all posted */
+  struct ib_grant grant;
+  struct ib_mhandle *mr;
+};
+
+/* One buffer of an irecv. */
+struct ib_buffer {
+  uint64_t capacity, arrived;
+  uint32_t tag;
+  uint16_t parts, left; /* of its message; parts is 0 until the first has come */
+  struct ib_mhandle *mr;
+};
+
+/* A receive. Its place in the table is its row of CTS entries. */
+struct ib_recv {
+  struct ib_request base;
+  uint32_t n;
+  struct ib_buffer buffers[IB_MAX_GROUP];
+};
+
+/* The own memory of either kind: registered, on pages of its own. */
+struct ib_own {
+  struct ib_cts_ring ring; /* a sender's: the peer writes here. A receiver's: what it writes from */
+  struct ib_verify verify;
+};
+
+/* Since when sends have found receives, but none of their tag. */
+struct ib_stuck {
+  uint64_t looked; /* when that was last seen; 0: none has */
+  uint64_t waited; /* ns in which this process looked, and the peer's was alive */
+  uint32_t tag, head, takes;
+};
+
+/* One QP per rail that is connected to itself, one word that is read into. */
+struct ib_flush {
+  struct ib_comm *comm;
+  unsigned int ready; /* rails whose QP is in RTS */
+  struct ib_qp qps[IB_MAX_RAILS];
+  struct ibv_mr *mrs[IB_MAX_RAILS];
+  uint64_t *word; /* on a page of its own: what is read goes here, and nobody looks at it */
+};
+
+/* ---- the two kinds of comm --------------------------------------------------- */
+
+struct ib_send_comm {
+  struct ib_comm base;
+  struct ib_own *own;
+  struct ib_request *free;
+  struct ib_send *unposted, **unposted_end; /* granted and not all posted, in order */
+  uint64_t min_part;
+  uint64_t separate_above[IB_MAX_RAILS]; /* larger messages have their immediate apart: adaptive routing */
+  unsigned int next_qp;
+  struct ib_stuck stuck;
+  uint64_t closed_deadline; /* the peer said goodbye: by then what it will acknowledge is acknowledged. 0: it did not */
+  bool peer_gone; /* and its side channel has ended */
+  struct ib_cts_match match;
+  struct ib_send sends[IB_MAX_SENDS];
+  void *events[IB_MAX_SENDS]; /* ib_profile.h */
+};
+
+struct ib_recv_comm {
+  struct ib_comm base;
+  struct ib_own *own;
+  struct ib_cts_place place; /* the sender's ring */
+  rail_result_t (*progress)(struct ib_comm *comm); /* ib_progress */
+  uint32_t next_seq;         /* number of the next receive */
+  uint32_t cts_unsignaled;   /* CTS writes since the last that will complete */
+  struct ib_flush *flush;    /* NULL: none is needed */
+  struct ib_request *free_flushes;
+  struct ib_recv recvs[IB_MAX_RECVS];
+  struct ib_request flushes[IB_MAX_FLUSHES];
+  struct ib_mhandle *flushed[IB_MAX_FLUSHES]; /* what each of them reads from */
+  void *events[IB_MAX_RECVS * IB_MAX_GROUP]; /* ib_profile.h */
+};
+
+static inline struct ib_send_comm *ib_send_comm_of(struct ib_comm *comm) {
+  return rail_container_of(comm, struct ib_send_comm, base);
+}
+static inline struct ib_recv_comm *ib_recv_comm_of(struct ib_comm *comm) {
+  return rail_container_of(comm, struct ib_recv_comm, base);
+}
+
+/* ---- what both kinds share: ib_comm.c ----------------------------------------- */
 
 /* A caller's pointer; NULL after one line if it is none of ours. kind 0: either. */
 struct ib_comm *ib_comm_of(void *comm, uint32_t kind_magic, const char *call);
@@ -117,18 +240,63 @@ uint64_t ib_comm_linger_ms(const struct ib_comm *comm);
 /* All QPs to ERR: nothing new begins. Any thread; idempotent. */
 void ib_comm_stop(struct ib_comm *comm);
 
-/* What the handshake's messages need of the other kind, kept here so that setup knows neither kind:
- * the address and keys of the sender's CTS ring. */
-struct ib_cts_place {
-  uint64_t addr;
-  uint32_t rkeys[IB_MAX_RAILS]; /* by the sender's rail */
-};
+/* NCCL_IB_USE_INLINE=0: whatever the device would allow. */
+void ib_limit_inline(struct ib_comm *comm);
 
-/* The own memory of both kinds ends with this, 8-byte aligned: where the handshake's test writes go and come from. */
-struct ib_verify {
-  uint64_t in[IB_MAX_QPS]; /* the peer's, one per QP */
-  uint64_t out;
-};
+/* NULL: out of memory. */
+struct ib_own *ib_own_alloc(size_t *size);
+
+/* `count` requests of `size` bytes each, beginning at `first`; returns the list of them. */
+struct ib_request *ib_request_pool_init(void *first, size_t size, uint32_t count, struct ib_comm *comm);
+
+/* A caller's request pointer; NULL after one line if it is none of ours. */
+struct ib_request *ib_request_of(void *request, const char *call);
+
+static inline void ib_outstanding_set(struct ib_comm *comm, uint32_t n) {
+  atomic_store_explicit(&comm->outstanding, n, memory_order_relaxed);
+  rail_stats_set(&comm->stats[IB_COMM_OUTSTANDING], n);
+}
+
+static inline void ib_request_begin(struct ib_request *r, uint32_t magic, uint32_t pending) {
+  r->magic = magic;
+  r->pending = pending;
+  r->result = RAIL_OK;
+  ib_outstanding_set(r->comm, atomic_load_explicit(&r->comm->outstanding, memory_order_relaxed) + 1);
+}
+
+/* Nothing is pending any more, and nothing of the caller's will be touched. */
+static inline void ib_request_end(struct ib_request *r) {
+  ib_outstanding_set(r->comm, atomic_load_explicit(&r->comm->outstanding, memory_order_relaxed) - 1);
+}
+
+/* ---- the caller's registrations ---------------------------------------- */
+
+/* Is [data, data + size) memory that this connection may use? No memory at all needs no registration. */
+static inline bool ib_mr_covers(const struct ib_comm *comm, const struct ib_mhandle *mr, const void *data,
+                                uint64_t size) {
+  if (!size) return true;
+  if (!mr || mr->magic != IB_MHANDLE_MAGIC || mr->comm != comm) return false;
+  uint64_t offset = (uintptr_t)data - mr->addr;
+  return offset <= mr->size && size <= mr->size - offset;
+}
+
+/* `mr` may be NULL. */
+static inline void ib_mr_hold(struct ib_mhandle *mr) {
+  if (!mr) return;
+  uint32_t n = atomic_load_explicit(&mr->outstanding, memory_order_relaxed);
+  atomic_store_explicit(&mr->outstanding, n + 1, memory_order_relaxed);
+}
+static inline void ib_mr_release(struct ib_mhandle *mr) {
+  if (!mr) return;
+  uint32_t n = atomic_load_explicit(&mr->outstanding, memory_order_relaxed);
+  atomic_store_explicit(&mr->outstanding, n - 1, memory_order_release);
+}
+
+/* One line about a buffer that cannot be used, and RAIL_BAD_ARGUMENT. */
+rail_result_t ib_mr_refuse(const struct ib_comm *comm, const char *call, const struct ib_mhandle *mr, const void *data,
+                           uint64_t size);
+
+/* ---- ib_send.c, ib_recv.c ------------------------------------------------------- */
 
 /* ib_send.c, ib_recv.c: everything of a comm but its base, which the caller fills in. `own` is allocated and
  * zeroed here so that setup can register it. side_fd is -1. */
@@ -149,5 +317,19 @@ rail_result_t ib_close_send(void *send_comm);
 rail_result_t ib_close_recv(void *recv_comm);
 /* Everything of a comm, whole or half made. */
 void ib_comm_destroy(struct ib_comm *comm);
+
+/* ---- ib_flush.c ------------------------------------------------------------------ */
+
+enum ib_flush_mode { IB_FLUSH_AUTO, IB_FLUSH_ALWAYS, IB_FLUSH_NEVER }; /* RAIL_IB_FLUSH */
+
+/* Does a connection need flush QPs at all? */
+bool ib_flush_wanted(enum ib_flush_mode mode, bool disabled, bool gpu_direct, bool dmabuf);
+
+/* NULL in *flush where it is not wanted. Made by setup, step by step: RAIL_IN_PROGRESS calls again. */
+rail_result_t ib_flush_open(struct ib_comm *comm, struct ib_flush **flush);
+void ib_flush_close(struct ib_flush *flush); /* NULL is fine */
+/* Kept by the recv comm; closed by ib_close.c, after the data QPs. */
+void ib_recv_comm_set_flush(struct ib_comm *comm, struct ib_flush *flush);
+struct ib_flush *ib_recv_comm_flush(const struct ib_comm *comm);
 
 #endif

@@ -8,7 +8,6 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_request.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_progress.h"
 

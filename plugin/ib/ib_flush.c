@@ -5,7 +5,7 @@
  * the same memory through all bridges between the two, so when the byte is here
  * the rest is there.
  */
-#include "plugin/ib/ib_flush.h"
+#include "plugin/ib/ib_comm.h"
 
 #include <stdlib.h>
 #include <string.h>

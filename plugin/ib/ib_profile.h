@@ -5,7 +5,7 @@
 #define IB_PROFILE_H
 
 #include "common/obs/profile.h"
-#include "plugin/ib/ib_request.h"
+#include "plugin/ib/ib_comm.h"
 
 /* What NCCL tells a profiler of an event of a QP: its ncclProfilerNetIbDescr_v1_t. */
 #define IB_PROFILE_ID ((INT64_C(1) << 16) | 1) /* network type "ib", version of the structure */

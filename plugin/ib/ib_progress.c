@@ -27,21 +27,6 @@
 #define SETTLE_MS 1000
 #define CLOSED_GRACE_MS 1000 /* beyond the time for which a closed receiver answers */
 
-void ib_comm_own_memory(struct ib_comm *comm, void **memory, size_t *size) {
-  *memory = comm->sender ? ib_send_comm_of(comm)->own : ib_recv_comm_of(comm)->own;
-  *size = sizeof(struct ib_own);
-}
-
-void ib_comm_free_kind(struct ib_comm *comm) {
-  void *memory;
-  size_t size;
-  ib_comm_own_memory(comm, &memory, &size);
-  free(memory);
-  comm->magic = 0;
-  if (comm->sender) free(ib_send_comm_of(comm));
-  else free(ib_recv_comm_of(comm));
-}
-
 /* ---- completions -------------------------------------------------------- */
 
 /* An HCA works a queue pair's packets off one by one, so an unused receive says that no packet is in work. */

@@ -4,7 +4,6 @@
 #define IB_PROGRESS_H
 
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_request.h"
 
 /* ---- wr_id: what a completion is about. Of a failed one little else counts, so everything is in it. ---- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Flushes: when one is needed, how their QPs come about step by step and what is
  * left when a step fails, and what iflush waits for. */
-#include "plugin/ib/ib_flush.h"
+#include "plugin/ib/ib_comm.h"
 
 #include <unistd.h>
 
