@@ -200,7 +200,7 @@ struct ib_send_comm {
   bool peer_gone; /* and its side channel has ended */
   struct ib_cts_match match;
   struct ib_send sends[IB_MAX_SENDS];
-  void *events[IB_MAX_SENDS]; /* ib_profile.h */
+  void *events[IB_MAX_SENDS]; /* the profiler's, ib_stats.c */
 };
 
 struct ib_recv_comm {
@@ -215,7 +215,7 @@ struct ib_recv_comm {
   struct ib_recv recvs[IB_MAX_RECVS];
   struct ib_request flushes[IB_MAX_FLUSHES];
   struct ib_mhandle *flushed[IB_MAX_FLUSHES]; /* what each of them reads from */
-  void *events[IB_MAX_RECVS * IB_MAX_GROUP]; /* ib_profile.h */
+  void *events[IB_MAX_RECVS * IB_MAX_GROUP]; /* the profiler's, ib_stats.c */
 };
 
 static inline struct ib_send_comm *ib_send_comm_of(struct ib_comm *comm) {

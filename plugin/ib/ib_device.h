@@ -90,7 +90,9 @@ struct ib_port *ib_port_at(unsigned int i);
 /* The interface that side channels listen on: name and address (port 0). */
 const char *ib_side_interface(union rail_addr *addr);
 
-/* ib_port.c: facts that may change while we run, asked anew for each connection. */
+/* ---- one port: ib_port.c --------------------------------------------------------- */
+
+/* Facts that may change while we run, asked anew for each connection. */
 struct ib_port_now {
   bool active;
   uint8_t mtu; /* enum ibv_mtu: active */
@@ -102,5 +104,54 @@ struct ib_port_now {
 };
 /* RAIL_SYSTEM_ERROR after one line. */
 rail_result_t ib_port_look(const struct ib_port *port, struct ib_port_now *now);
+
+/* Mb/s. */
+int ib_port_speed(struct ibv_context *context, uint8_t number, const struct ibv_port_attr *attr);
+/* Of the codes of verbs (active_speed, active_width). Pure. */
+int ib_link_speed(uint32_t speed_code, uint32_t width_code);
+
+/* ---- NCCL_IB_HCA: ib_port.c -------------------------------------------------------
+ *
+ * `[^][=]name[:port[:rail[:plane]]],...`, as pure functions. '^' in front excludes what the list names, '=' after it
+ * makes names exact; without it mlx5_1 also means mlx5_10. An empty or absent port means every port; rail and plane are
+ * for NCCL's topology search.
+ */
+
+#define IB_MAX_HCA_ENTRIES 32
+
+struct ib_hca_entry {
+  char name[64];
+  int port;            /* -1: every one */
+  int16_t rail, plane; /* -1: not said */
+};
+
+struct ib_hca_filter {
+  bool exclude, exact;
+  bool named; /* there is a list; if all its entries were bad it names nothing, rather than everything */
+  unsigned int count;
+  struct ib_hca_entry entries[IB_MAX_HCA_ENTRIES];
+};
+
+/* text NULL or empty: everything passes. Each bad entry is named in a warning and left out. */
+void ib_hca_filter_parse(const char *text, struct ib_hca_filter *filter);
+
+/* Is this port to be used? Then *rail and *plane are what its entry says, or -1. */
+bool ib_hca_filter_passes(const struct ib_hca_filter *filter, const char *name, int port, int16_t *rail,
+                          int16_t *plane);
+
+/* ---- sysfs: ib_port.c -------------------------------------------------------------
+ * What it knows of RDMA devices and libibverbs does not say. `root` is libibverbs' own: "/sys", or SYSFS_PATH. */
+
+const char *ib_sysfs_root(void);
+
+/* The PCI function of an HCA: `own`, and the card that it belongs to, by function 0 of its device, or that of its
+ * physical function if it is a virtual one and merge_vfs. Both "" if there is none (Soft-RoCE). */
+void ib_sysfs_pci_paths(const char *root, const char *hca, bool merge_vfs, char own[256], char card[256]);
+
+/* enum ib_gid_type; IB_GID_UNKNOWN where it cannot be read (in a container whose network the GID is not in: EINVAL). */
+uint8_t ib_sysfs_gid_type(const char *root, const char *hca, unsigned int port, unsigned int index);
+
+/* A module is loaded by which the HCA reaches GPU memory: nvidia_peermem, or nv_peer_mem before it. */
+bool ib_sysfs_has_peer_memory(const char *root);
 
 #endif

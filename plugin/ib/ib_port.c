@@ -1,16 +1,157 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A port as it is now: state, addresses, speed. */
-#include <errno.h>
+ * A port: whether NCCL_IB_HCA lets it pass, what sysfs says of it, its state, addresses and speed as they are now. */
+#include <ctype.h>
 #include <endian.h>
+#include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/base/compiler.h"
+#include "common/base/ifaddr.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_device.h"
-#include "plugin/ib/ib_hca.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_sysfs.h"
+
+/* ---- NCCL_IB_HCA ------------------------------------------------------------ */
+
+#define MAX_PORT 255
+
+/* A number at *text up to ':' or `end`; empty: -1. False: it is none, or larger than `most`. */
+static bool take_number(const char **text, const char *end, int most, int *number) {
+  const char *at = *text;
+  int value = 0;
+  *number = -1;
+  for (; at < end && *at != ':'; at++) {
+    if (!isdigit((unsigned char)*at)) return false;
+    value = value * 10 + (*at - '0');
+    if (value > most) return false;
+  }
+  if (at > *text) *number = value;
+  *text = at < end ? at + 1 : end;
+  return true;
+}
+
+/* NULL, or what is wrong with the entry at text up to end. */
+static const char *parse_entry(const char *text, const char *end, struct ib_hca_entry *entry) {
+  size_t len = 0;
+  int rail, plane;
+  while (text + len < end && text[len] != ':') len++;
+  if (len == 0) return "has no name";
+  if (len >= sizeof entry->name) return "has a name of more than 63 characters";
+  memset(entry, 0, sizeof *entry);
+  memcpy(entry->name, text, len);
+  text += len + (text + len < end);
+  if (!take_number(&text, end, MAX_PORT, &entry->port) || entry->port == 0) return "has a port that is not in 1..255";
+  if (!take_number(&text, end, INT16_MAX, &rail)) return "has a rail that is not in 0..32767";
+  if (!take_number(&text, end, INT16_MAX, &plane)) return "has a plane that is not in 0..32767";
+  if (text < end) return "has more than a name and three numbers";
+  entry->rail = (int16_t)rail;
+  entry->plane = (int16_t)plane;
+  return NULL;
+}
+
+void ib_hca_filter_parse(const char *text, struct ib_hca_filter *filter) {
+  memset(filter, 0, sizeof *filter);
+  if (!text) return;
+  if (*text == '^') { filter->exclude = true; text++; }
+  if (*text == '=') { filter->exact = true; text++; }
+  for (const char *end; *text; text = end + (*end == ',')) {
+    end = text + strcspn(text, ",");
+    if (end == text) continue;
+    filter->named = true;
+    struct ib_hca_entry entry;
+    const char *why = parse_entry(text, end, &entry);
+    if (!why && filter->count == IB_MAX_HCA_ENTRIES) why = "is one more than the 32 that are allowed";
+    if (why)
+      RAIL_WARN("RailIB: NCCL_IB_HCA: '%.*s' %s and is left out; form: [^][=]name[:port[:rail[:plane]]],...",
+                (int)(end - text), text, why);
+    else filter->entries[filter->count++] = entry;
+  }
+}
+
+static bool names(const struct ib_hca_filter *filter, const struct ib_hca_entry *entry, const char *name, int port) {
+  size_t len = strlen(entry->name);
+  if (strncmp(entry->name, name, len) != 0 || (filter->exact && name[len])) return false;
+  return entry->port == -1 || entry->port == port;
+}
+
+bool ib_hca_filter_passes(const struct ib_hca_filter *filter, const char *name, int port, int16_t *rail,
+                          int16_t *plane) {
+  *rail = *plane = -1;
+  for (unsigned int i = 0; i < filter->count; i++) {
+    const struct ib_hca_entry *entry = &filter->entries[i];
+    if (!names(filter, entry, name, port)) continue;
+    if (filter->exclude) return false;
+    *rail = entry->rail;
+    *plane = entry->plane;
+    return true;
+  }
+  return filter->exclude || !filter->named;
+}
+
+/* ---- sysfs ------------------------------------------------------------------ */
+
+const char *ib_sysfs_root(void) {
+  const char *root = ib_verbs.get_sysfs_path ? ib_verbs.get_sysfs_path() : NULL;
+  return root && *root ? root : "/sys";
+}
+
+/* Writes `digits` over the end of a PCI path, "....:DD.F", if there is such a function. */
+static void fold(char *path, const char *digits) {
+  char folded[256];
+  size_t len = strlen(path), n = strlen(digits);
+  memcpy(folded, path, len + 1);
+  memcpy(folded + len - n, digits, n);
+  if (access(folded, F_OK) == 0) memcpy(path, folded, len + 1);
+}
+
+void ib_sysfs_pci_paths(const char *root, const char *hca, bool merge_vfs, char own[256], char card[256]) {
+  char link[PATH_MAX], physical[256];
+  own[0] = card[0] = 0;
+  snprintf(link, sizeof link, "%s/class/infiniband/%s/device", root, hca);
+  if (!rail_pci_path(link, own, 256)) {
+    own[0] = 0;
+    return;
+  }
+  memcpy(card, own, 256);
+  snprintf(link, sizeof link, "%s/physfn", own);
+  if (merge_vfs && rail_pci_path(link, physical, sizeof physical) && strcmp(physical, own) != 0)
+    memcpy(card, physical, sizeof physical);
+  fold(card, "0");
+  /* In a guest a virtual function does not say what it belongs to: NCCL goes by the number. */
+  if (merge_vfs) fold(card, "00.0");
+}
+
+/* First bytes of a file; false if it cannot be read, or is empty. */
+static bool read_file(const char *path, char *text, size_t cap) {
+  FILE *file = fopen(path, "re");
+  if (!file) return false;
+  bool good = fgets(text, (int)cap, file) != NULL;
+  fclose(file);
+  return good;
+}
+
+uint8_t ib_sysfs_gid_type(const char *root, const char *hca, unsigned int port, unsigned int index) {
+  char path[PATH_MAX], text[32];
+  snprintf(path, sizeof path, "%s/class/infiniband/%s/ports/%u/gid_attrs/types/%u", root, hca, port, index);
+  if (!read_file(path, text, sizeof text)) return IB_GID_UNKNOWN;
+  if (strncmp(text, "RoCE v2", 7) == 0) return IB_GID_ROCE_V2;
+  /* The kernel's one word for InfiniBand and RoCE v1. The link says which. */
+  return strncmp(text, "IB/RoCE v1", 10) == 0 ? IB_GID_ROCE_V1 : IB_GID_UNKNOWN;
+}
+
+bool ib_sysfs_has_peer_memory(const char *root) {
+  static const char *const signs[] = {"module/nvidia_peermem/version", "kernel/mm/memory_peers/nv_mem/version",
+                                      "kernel/mm/memory_peers/nv_mem_nc/version"};
+  char path[PATH_MAX];
+  for (size_t i = 0; i < RAIL_COUNT_OF(signs); i++) {
+    snprintf(path, sizeof path, "%s/%s", root, signs[i]);
+    if (access(path, F_OK) == 0) return true;
+  }
+  return false;
+}
 
 /* ---- speed ---------------------------------------------------------------- */
 

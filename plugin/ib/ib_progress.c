@@ -14,7 +14,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_profile.h"
+#include "plugin/ib/ib_stats.h"
 
 #define BATCH 16
 #define MAX_BATCHES 8   /* per call and CQ: a call must return within a millisecond */

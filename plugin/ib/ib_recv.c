@@ -15,7 +15,7 @@
 
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
-#include "plugin/ib/ib_profile.h"
+#include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_split.h"
 

@@ -19,7 +19,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_profile.h"
+#include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_split.h"
 

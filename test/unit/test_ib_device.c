@@ -11,8 +11,6 @@
 #include <unistd.h>
 
 #include "plugin/ib/ib_device.h"
-#include "plugin/ib/ib_hca.h"
-#include "plugin/ib/ib_sysfs.h"
 #include "test/unit/ib_fake.h"
 
 static char root[] = "/tmp/rail-ib-sysfs-XXXXXX";

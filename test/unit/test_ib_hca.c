@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * NCCL_IB_HCA. */
-#include "plugin/ib/ib_hca_filter.h"
+#include "plugin/ib/ib_device.h"
 #include "test/unit/ib_fake.h"
 
 static struct ib_hca_filter filter;
