@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The CTS ring: entries in and out, and which buffer a send's tag means. */
+ * The CTS ring: entries in and out, and which buffer a send's tag means. Immediates in and out. */
 #include "plugin/ib/ib_cts.h"
 
 #include <endian.h>
@@ -132,4 +132,35 @@ unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned 
       n++;
     }
   return n;
+}
+
+/* ---- immediates --------------------------------------------------------- */
+
+#define ALIGN_LOG2 7
+_Static_assert(1 << ALIGN_LOG2 == IB_ALIGN, "a body is counted in lines");
+#define MANTISSA_MAX 0xffffu
+#define EXPONENT_WORD 31u
+#define CODE_ALL 7u
+
+unsigned int ib_imm_unit_log2(uint64_t bytes) {
+  unsigned int log2 = ALIGN_LOG2;
+  while (bytes >> log2 > MANTISSA_MAX) log2++;
+  return log2;
+}
+
+uint32_t ib_imm_encode(const struct ib_imm *imm, unsigned int all) {
+  unsigned int code = imm->parts == all ? CODE_ALL : (unsigned int)__builtin_ctz(imm->parts);
+  uint32_t place = imm->row << 27 | imm->index << 24 | code << 21;
+  if (rail_unlikely(imm->word)) return place | EXPONENT_WORD << 16 | imm->word;
+  unsigned int log2 = ib_imm_unit_log2(imm->body);
+  return place | (log2 - ALIGN_LOG2) << 16 | (uint32_t)(imm->body >> log2);
+}
+
+void ib_imm_decode(uint32_t bits, unsigned int all, struct ib_imm *imm) {
+  unsigned int code = bits >> 21 & 7, exponent = bits >> 16 & 31, mantissa = bits & MANTISSA_MAX;
+  imm->row = bits >> 27;
+  imm->index = bits >> 24 & 7;
+  imm->parts = code == CODE_ALL ? all : 1u << code;
+  imm->word = exponent == EXPONENT_WORD ? mantissa : 0;
+  imm->body = exponent == EXPONENT_WORD ? 0 : (uint64_t)mantissa << (ALIGN_LOG2 + exponent);
 }

@@ -11,7 +11,7 @@
  * that is still being written: it comes back later. So nothing depends on the
  * order in which the HCA's writes within an entry become visible.
  *
- * Pure: no verbs here. One reader, one writer (the HCA).
+ * Pure: no verbs here. One reader, one writer (the HCA). With it are the immediates, which answer it.
  */
 #ifndef IB_CTS_H
 #define IB_CTS_H
@@ -79,5 +79,28 @@ enum ib_cts_found {
 enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_grant *grant);
 /* For a line to people: up to `max` tags of buffers that no send has taken, oldest first; returns how many it knows. */
 unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max);
+
+/* ---- immediates: what the last write of each part tells the receiver ------
+ *
+ *   bit 31..27 row of the CTS | 26..24 index | 23..21 parts code | 20..16 exponent | 15..0 mantissa
+ *
+ * parts code c: 1 << c parts for c < 7; 7: all QPs that a message may have (the plan's qps_per_message). The part's body
+ * (ib_send.c) has mantissa << (7 + exponent) bytes. Exponent 31 is no length but a word to the receiver: mantissa is
+ * enum ib_imm_word.
+ */
+enum ib_imm_word {
+  IB_IMM_TOO_LARGE = 1, /* the message is larger than this buffer; nothing was written; a message of one part */
+};
+
+struct ib_imm {
+  unsigned int row, index, parts; /* parts: as a number */
+  uint64_t body;                  /* bytes before the tail */
+  unsigned int word;              /* 0: none */
+};
+/* Host byte order; `all` is the plan's qps_per_message. */
+uint32_t ib_imm_encode(const struct ib_imm *imm, unsigned int all);
+void ib_imm_decode(uint32_t bits, unsigned int all, struct ib_imm *imm);
+/* log2 of the unit in which an immediate counts so many bytes: the least that does. */
+unsigned int ib_imm_unit_log2(uint64_t bytes);
 
 #endif

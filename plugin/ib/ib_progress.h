@@ -75,6 +75,20 @@ void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes);
 void ib_recv_finish(struct ib_recv_comm *rc, struct ib_recv *recv, int *sizes);
 void ib_flush_finish(struct ib_recv_comm *rc, struct ib_request *flush);
 
+/* ---- ib_send.c: a message into parts. Pure ---- */
+
+/* How many parts: a power of two, or all; none smaller than min_part unless it is the only one. */
+unsigned int ib_split_parts(uint64_t size, unsigned int all, uint64_t min_part);
+
+struct ib_part {
+  uint64_t offset, size;
+  uint64_t body;  /* of `size`: goes ahead in plain writes; what is left is at most one write */
+  uint64_t write; /* bytes of one write; more than max_write only where the immediate could not tell the body otherwise:
+                     parts above 65535 of them */
+};
+/* Part i of n. separate: all but a short tail goes in the body (adaptive routing). */
+struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2, bool separate);
+
 /* vtable calls */
 rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle, void **request);
 rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,

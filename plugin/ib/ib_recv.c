@@ -17,7 +17,6 @@
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_split.h"
 
 #define CTS_SIGNALED 16 /* each so many CTS writes one is asked to complete */
 

@@ -21,7 +21,6 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_split.h"
 
 #define BATCH 16 /* writes that are posted at once */
 #define TAGS_SHOWN 8
@@ -58,6 +57,41 @@ void ib_send_comm_start(struct ib_comm *comm) {
   for (unsigned int i = 0; i < comm->nrails; i++)
     sc->separate_above[i] = routes_adaptively(comm->rails[i].port) ? (uint64_t)ib_params.ar_threshold : UINT64_MAX;
   ib_limit_inline(comm);
+}
+
+/* ---- a message into parts: pure -----------------------------------------
+ *
+ * A message has 1 to 128 parts, each on a QP of its own; all but the last are multiples of IB_ALIGN bytes. A part is a
+ * chain of plain writes (its body) and one write with immediate (its tail), the only one that costs the receiver a
+ * receive WR. A part of up to one write is its tail, unless adaptive routing wants the bulk without immediate. The
+ * tail's length is in the receiver's completion; the body's is in the immediate, so the body is a multiple of the unit
+ * in which that counts.
+ */
+
+unsigned int ib_split_parts(uint64_t size, unsigned int all, uint64_t min_part) {
+  uint64_t most = size / RAIL_MAX(min_part, (uint64_t)IB_ALIGN);
+  if (most >= all) return all;
+  return most < 2 ? 1 : 1u << (31 - (unsigned int)__builtin_clz((unsigned int)most));
+}
+
+/* How much of a part goes ahead, and in what pieces. */
+static void cut(struct ib_part *part, unsigned int max_write_log2, bool separate) {
+  unsigned int least = ib_imm_unit_log2(part->size), log2 = RAIL_MAX(max_write_log2, least);
+  part->write = 1ull << log2;
+  if (separate) part->body = part->size >> least << least;
+  else part->body = part->size <= part->write ? 0 : (part->size - 1) >> log2 << log2;
+}
+
+struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2,
+                             bool separate) {
+  struct ib_part part = {.size = size};
+  if (n > 1) {
+    uint64_t lines = (size + IB_ALIGN - 1) / IB_ALIGN, each = lines / n, more = lines % n;
+    part.offset = RAIL_MIN((i * each + RAIL_MIN(i, more)) * IB_ALIGN, size);
+    part.size = RAIL_MIN((each + (i < more)) * IB_ALIGN, size - part.offset);
+  }
+  cut(&part, max_write_log2, separate);
+  return part;
 }
 
 /* ---- parts into writes -------------------------------------------------- */

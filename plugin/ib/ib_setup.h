@@ -5,8 +5,7 @@
  * most steps are here:
  *
  *   ib_offer.c   look at our ports, choose GIDs, offer, plan
- *   ib_build.c   the comm: completion queues, memory, queue pairs to RTS
- *   ib_verify.c  a first write over each queue pair, both ways
+ *   ib_build.c   the comm: completion queues, memory, queue pairs to RTS, a first write over each
  *   ib_setup.c   messages, the way through the table, lines about failures
  *
  * A step returns RAIL_OK (the next one's turn), RAIL_IN_PROGRESS (called again

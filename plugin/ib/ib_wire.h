@@ -3,7 +3,7 @@
  * What two processes say over TCP before a connection carries messages: the
  * listen handle, HELLO, and the messages that follow it. What goes over the same
  * TCP connection afterwards is in ib_pulse.h. Fixed widths, little-endian, no
- * pointers. A change of layout or meaning, here, in ib_cts.h, ib_split.h or
+ * pointers. A change of layout or meaning, here, in ib_cts.h or
  * ib_pulse.h, raises IB_WIRE_VERSION; docs/protocol-ib.md is the description.
  *
  * Encoders fill every byte. Decoders look at nothing before its length, magic

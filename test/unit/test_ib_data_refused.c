@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "kit/kit_ensure.h"
-#include "plugin/ib/ib_split.h"
+#include "plugin/ib/ib_progress.h"
 #include "test/unit/ib_pair_plain.h"
 
 /* ---- what does not fit ------------------------------------------------------------ */
