@@ -13,7 +13,6 @@
 #include "common/base/ifaddr.h"
 #include "common/base/log.h"
 #include "common/net/fuse.h"
-#include "plugin/ib/ib_mr_cache.h"
 #include "plugin/ib/ib_param.h"
 
 /* Not allocated: nothing to free at dlclose, and what was handed out stays. Entries are written before the count that
@@ -74,12 +73,10 @@ static bool has_dmabuf(struct ibv_pd *pd) {
 }
 
 static void close_hca(struct ib_hca *hca) {
-  if (hca->mrs) ib_mr_cache_close(hca->mrs);
   int err = hca->pd ? ib_verbs.dealloc_pd(hca->pd) : 0;
   if (err) /* connections that nobody closed: they and what they lie on go when the process ends */
     RAIL_INFO(RAIL_SUB_NET, "RailIB: %s stays open (ibv_dealloc_pd): %s", hca->name, strerror(err));
   else if (hca->context) (void)ib_verbs.close_device(hca->context);
-  hca->mrs = NULL;
   hca->pd = NULL;
   hca->context = NULL;
 }
@@ -102,11 +99,11 @@ static bool open_hca(struct ib_hca *hca, struct ibv_device *device) {
 /* What connections need of an HCA one of whose ports is used. False after one line. */
 static bool equip_hca(struct ib_hca *hca) {
   hca->pd = ib_verbs.alloc_pd(hca->context);
-  hca->mrs = hca->pd ? ib_mr_cache_open(hca) : NULL;
-  if (!hca->mrs) {
+  if (!hca->pd) {
     RAIL_WARN("RailIB: %s: no protection domain (ibv_alloc_pd): %s; it is left out", hca->name, strerror(errno));
     return false;
   }
+  pthread_mutex_init(&hca->mrs.lock, NULL);
   hca->max_retries = max_retries_of(hca);
   hca->relaxed_ordering = wants_relaxed_ordering();
   hca->dmabuf = has_dmabuf(hca->pd);

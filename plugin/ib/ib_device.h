@@ -12,6 +12,7 @@
 #ifndef IB_DEVICE_H
 #define IB_DEVICE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "common/net/net_ops.h"
@@ -20,7 +21,14 @@
 #include "plugin/ib/ib_plan.h"
 #include "plugin/ib/ib_verbs.h"
 
-struct ib_mr_cache;
+/* Registrations of an HCA (ib_mr.c). */
+struct ib_mr_entry;
+struct ib_mr_cache {
+  pthread_mutex_t lock; /* guards all below */
+  struct ib_mr_entry **entries;
+  size_t count, room;
+  uint64_t longest; /* no entry of ordinary memory is longer */
+};
 
 /* ib_hca.health */
 #define IB_HCA_FATAL 1u /* IBV_EVENT_DEVICE_FATAL: nothing works any more */
@@ -39,7 +47,7 @@ struct ib_hca {
   bool relaxed_ordering;   /* registrations may ask for it */
   bool dmabuf;             /* ibv_reg_dmabuf_mr is there and the driver has it */
   bool gpu_direct;         /* a peer memory module of the GPU's driver is loaded */
-  struct ib_mr_cache *mrs; /* ib_mr_cache.h */
+  struct ib_mr_cache mrs;
   struct ib_port *ports;   /* those that are used, one after the other */
   unsigned int nports;
   _Atomic uint32_t health; /* IB_HCA_*: written by the watch thread, read by everybody */

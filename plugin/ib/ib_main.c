@@ -90,6 +90,7 @@ static rail_result_t ib_finalize(void *arg) {
 __attribute__((destructor(102))) static void unload(void) {
   if (contexts || loader != getpid()) return;
   rail_log_set_sink(NULL); /* NCCL may have been unloaded before us */
+  for (unsigned int i = 0; i < ib_hca_count(); i++) ib_mr_cache_close(ib_hca_at(i));
   ib_devices_unload();
 }
 

@@ -18,7 +18,6 @@
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_listen.h"
 #include "plugin/ib/ib_mr.h"
-#include "plugin/ib/ib_mr_cache.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_watch.h"
 #include "test/harness/log_lines.h"

@@ -22,7 +22,7 @@ static struct ib_mr_key key_of(uint64_t offset, uint64_t size, int access) {
   return (struct ib_mr_key){.addr = (uint64_t)(uintptr_t)memory + offset, .size = size, .access = access, .fd = -1};
 }
 
-static struct ib_mr_entry *get(struct ib_mr_cache *cache, uint64_t offset, uint64_t size, int access) {
+static struct ib_mr_entry *get(struct ib_hca *cache, uint64_t offset, uint64_t size, int access) {
   struct ib_mr_entry *entry;
   struct ib_mr_key key = key_of(offset, size, access);
   CHECK_OK(ib_mr_cache_get(cache, &key, &entry));
@@ -57,7 +57,6 @@ TEST(against_a_model) {
   static const int accesses[] = {IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
   struct held held[HELD];
   unsigned int n = 0;
-  struct ib_mr_cache *cache = ib_mr_cache_open(hca);
   long registered = fake_live("mr");
   for (int round = 0; round < ROUNDS; round++) {
     if (n < HELD && (n == 0 || pick(100) < (round / 2000 % 2 ? 40u : 60u))) {
@@ -73,7 +72,7 @@ TEST(against_a_model) {
         is_known |= held[i].access == h->access && mr_first(known) <= h->first && mr_end(known) >= h->end;
       }
       long calls = fake_calls("reg_mr");
-      h->entry = get(cache, offset, size, h->access);
+      h->entry = get(hca, offset, size, h->access);
       CHECK_INT(fake_calls("reg_mr") - calls, !is_known);
       CHECK(mr_first(h->entry) <= h->first && mr_end(h->entry) >= h->end);
       if (!is_known) CHECK(mr_first(h->entry) == h->first && mr_end(h->entry) == h->end);
@@ -82,110 +81,105 @@ TEST(against_a_model) {
       n++;
     } else {
       unsigned int i = pick(n);
-      ib_mr_cache_put(cache, held[i].entry);
+      ib_mr_cache_put(hca, held[i].entry);
       held[i] = held[--n];
     }
-    CHECK_INT(ib_mr_cache_count(cache), distinct(held, n));
+    CHECK_INT(ib_mr_cache_count(hca), distinct(held, n));
     CHECK_INT(fake_live("mr") - registered, distinct(held, n));
   }
-  while (n) ib_mr_cache_put(cache, held[--n].entry);
-  CHECK_INT(ib_mr_cache_count(cache), 0);
+  while (n) ib_mr_cache_put(hca, held[--n].entry);
+  CHECK_INT(ib_mr_cache_count(hca), 0);
   CHECK_INT(fake_live("mr"), registered);
-  ib_mr_cache_close(cache);
+  ib_mr_cache_close(hca);
 }
 
 TEST(close_takes_the_rest) {
-  struct ib_mr_cache *cache = ib_mr_cache_open(hca);
   long registered = fake_live("mr");
-  get(cache, 0, page, IBV_ACCESS_LOCAL_WRITE);
-  get(cache, 2 * page, page, IBV_ACCESS_LOCAL_WRITE);
+  get(hca, 0, page, IBV_ACCESS_LOCAL_WRITE);
+  get(hca, 2 * page, page, IBV_ACCESS_LOCAL_WRITE);
   CHECK_INT(fake_live("mr"), registered + 2);
-  ib_mr_cache_close(cache);
+  ib_mr_cache_close(hca);
   CHECK_INT(fake_live("mr"), registered);
-  ib_mr_cache_close(NULL);
 }
 
 /* ---- dma-bufs ---- */
 
-static rail_result_t get_buffer(struct ib_mr_cache *cache, int fd, uint64_t addr, uint64_t offset, uint64_t size,
+static rail_result_t get_buffer(struct ib_hca *cache, int fd, uint64_t addr, uint64_t offset, uint64_t size,
                                 struct ib_mr_entry **entry) {
   struct ib_mr_key key = {.addr = addr, .size = size, .access = IBV_ACCESS_LOCAL_WRITE, .fd = fd, .offset = offset};
   return ib_mr_cache_get(cache, &key, entry);
 }
 
 TEST(a_dma_buf_is_its_file_whatever_the_descriptor) {
-  struct ib_mr_cache *cache = ib_mr_cache_open(hca);
   struct ib_mr_entry *a, *b, *other, *part, *later, *host;
   int one = memfd_create("one", MFD_CLOEXEC), two = memfd_create("two", MFD_CLOEXEC);
   CHECK_OK(ftruncate(one, (off_t)(8 * page)));
   CHECK_OK(ftruncate(two, (off_t)(8 * page)));
   uint64_t addr = (uint64_t)(uintptr_t)memory;
   int again = dup(one);
-  CHECK_OK(get_buffer(cache, one, addr, 0, 4 * page, &a));
+  CHECK_OK(get_buffer(hca, one, addr, 0, 4 * page, &a));
   close(one);
-  CHECK_OK(get_buffer(cache, again, addr, 0, 4 * page, &b));
+  CHECK_OK(get_buffer(hca, again, addr, 0, 4 * page, &b));
   CHECK(a == b);
-  CHECK_OK(get_buffer(cache, two, addr, 0, 4 * page, &other));
-  CHECK_OK(get_buffer(cache, again, addr, 0, 2 * page, &part));
-  CHECK_OK(get_buffer(cache, again, addr, page, 4 * page, &later));
-  host = get(cache, 0, page, IBV_ACCESS_LOCAL_WRITE);
+  CHECK_OK(get_buffer(hca, two, addr, 0, 4 * page, &other));
+  CHECK_OK(get_buffer(hca, again, addr, 0, 2 * page, &part));
+  CHECK_OK(get_buffer(hca, again, addr, page, 4 * page, &later));
+  host = get(hca, 0, page, IBV_ACCESS_LOCAL_WRITE);
   CHECK(other != a && part != a && later != a && host != a && host != part);
-  CHECK_INT(ib_mr_cache_count(cache), 5);
-  ib_mr_cache_put(cache, a);
-  CHECK_INT(ib_mr_cache_count(cache), 5);
-  ib_mr_cache_put(cache, b);
-  CHECK_INT(ib_mr_cache_count(cache), 4);
+  CHECK_INT(ib_mr_cache_count(hca), 5);
+  ib_mr_cache_put(hca, a);
+  CHECK_INT(ib_mr_cache_count(hca), 5);
+  ib_mr_cache_put(hca, b);
+  CHECK_INT(ib_mr_cache_count(hca), 4);
   close(again);
   close(two);
-  ib_mr_cache_close(cache);
+  ib_mr_cache_close(hca);
 }
 
 /* ---- failures ---- */
 
 TEST(what_fails_leaves_nothing) {
-  struct ib_mr_cache *cache = ib_mr_cache_open(hca);
   struct ib_mr_entry *entry = (void *)1;
   struct ib_mr_key key = key_of(100, 10, IBV_ACCESS_LOCAL_WRITE);
   fake_script("fail reg_mr errno=ENOMEM");
-  CHECK_INT(ib_mr_cache_get(cache, &key, &entry), RAIL_SYSTEM_ERROR);
+  CHECK_INT(ib_mr_cache_get(hca, &key, &entry), RAIL_SYSTEM_ERROR);
   CHECK(!entry);
-  CHECK_INT(ib_mr_cache_count(cache), 0);
+  CHECK_INT(ib_mr_cache_count(hca), 0);
   CHECK(log_said("memlock") && log_said(hca->name));
-  CHECK_OK(ib_mr_cache_get(cache, &key, &entry));
-  CHECK_INT(ib_mr_cache_count(cache), 1);
-  ib_mr_cache_put(cache, entry);
+  CHECK_OK(ib_mr_cache_get(hca, &key, &entry));
+  CHECK_INT(ib_mr_cache_count(hca), 1);
+  ib_mr_cache_put(hca, entry);
 
   log_forget();
-  CHECK_INT(get_buffer(cache, 9999, key.addr, 0, page, &entry), RAIL_BAD_ARGUMENT);
+  CHECK_INT(get_buffer(hca, 9999, key.addr, 0, page, &entry), RAIL_BAD_ARGUMENT);
   CHECK(!entry && log_said("9999"));
   key.size = 0;
-  CHECK_INT(ib_mr_cache_get(cache, &key, &entry), RAIL_BAD_ARGUMENT);
+  CHECK_INT(ib_mr_cache_get(hca, &key, &entry), RAIL_BAD_ARGUMENT);
   key = (struct ib_mr_key){.addr = UINT64_MAX - 5, .size = 10, .fd = -1};
-  CHECK_INT(ib_mr_cache_get(cache, &key, &entry), RAIL_BAD_ARGUMENT);
+  CHECK_INT(ib_mr_cache_get(hca, &key, &entry), RAIL_BAD_ARGUMENT);
   key.size = 5; /* cannot be rounded up */
-  CHECK_INT(ib_mr_cache_get(cache, &key, &entry), RAIL_BAD_ARGUMENT);
-  CHECK_INT(ib_mr_cache_count(cache), 0);
-  ib_mr_cache_close(cache);
+  CHECK_INT(ib_mr_cache_get(hca, &key, &entry), RAIL_BAD_ARGUMENT);
+  CHECK_INT(ib_mr_cache_count(hca), 0);
+  ib_mr_cache_close(hca);
 }
 
 /* Where the library lacks the call for access bits that may be ignored they are left out, not the registration. */
 TEST(relaxed_ordering_is_a_wish) {
-  struct ib_mr_cache *cache = ib_mr_cache_open(hca);
   int relaxed = IBV_ACCESS_LOCAL_WRITE | (int)IBV_ACCESS_RELAXED_ORDERING;
   struct ibv_mr *(*iova2)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int) = ib_verbs.reg_mr_iova2;
   ib_verbs.reg_mr_iova2 = NULL;
-  struct ib_mr_entry *a = get(cache, 0, page, relaxed);
+  struct ib_mr_entry *a = get(hca, 0, page, relaxed);
   ib_verbs.reg_mr_iova2 = iova2;
   CHECK(iova2);
-  struct ib_mr_entry *b = get(cache, page, page, relaxed), *c = get(cache, page, page, IBV_ACCESS_LOCAL_WRITE);
+  struct ib_mr_entry *b = get(hca, page, page, relaxed), *c = get(hca, page, page, IBV_ACCESS_LOCAL_WRITE);
   CHECK(a && b && c && b != c);
-  ib_mr_cache_close(cache);
+  ib_mr_cache_close(hca);
 }
 
 /* ---- threads ---- */
 
 static void *in_a_thread(void *arg) {
-  struct ib_mr_cache *cache = arg;
+  struct ib_hca *cache = arg;
   uint64_t mine = (uint64_t)(uintptr_t)&mine;
   for (int i = 0; i < 3000; i++) {
     struct ib_mr_entry *entries[4] = {0};
@@ -204,15 +198,14 @@ TEST(two_threads) {
   pthread_t threads[2];
   void *failed;
   long registered = fake_live("mr");
-  struct ib_mr_cache *cache = ib_mr_cache_open(hca);
-  for (int i = 0; i < 2; i++) CHECK_OK(pthread_create(&threads[i], NULL, in_a_thread, cache));
+  for (int i = 0; i < 2; i++) CHECK_OK(pthread_create(&threads[i], NULL, in_a_thread, hca));
   for (int i = 0; i < 2; i++) {
     CHECK_OK(pthread_join(threads[i], &failed));
     CHECK(!failed);
   }
-  CHECK_INT(ib_mr_cache_count(cache), 0);
+  CHECK_INT(ib_mr_cache_count(hca), 0);
   CHECK_INT(fake_live("mr"), registered);
-  ib_mr_cache_close(cache);
+  ib_mr_cache_close(hca);
 }
 
 int main(int argc, char **argv) {
