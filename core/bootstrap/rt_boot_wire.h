@@ -5,13 +5,13 @@
  *
  *   rank → rendezvous   HELLO; answer TABLE or REFUSED, then the connection ends
  *   rank → next rank    PEER_HELLO ring; then both sides: HEARTBEAT, ABORT, GOODBYE
- *   rank → any rank     PEER_HELLO data; answered by one byte, RT_BOOT_WELCOME; then, one way: MESSAGE, GATHER, SPLIT
+ *   rank → any rank     PEER_HELLO data; answered by one byte, RT_BOOT_ACCEPTED; then, one way: MESSAGE, GATHER, SPLIT
  *
- * The secrets keep strangers and other jobs apart; they are sent in clear and
+ * The secrets keep other jobs and programs out; they are sent in clear and
  * do not replace a trusted network. A change of any layout here raises RT_BOOT_VERSION.
  *
- * The same in every version, so that ranks of two versions can be told of each other: the header, the secret at the
- * start of a HELLO, a REFUSED, and what struct rt_boot_id has.
+ * The same in every version, so that ranks of two versions can refuse each other with a reason: the header, the secret
+ * at the start of a HELLO, a REFUSED, and the fields of struct rt_boot_id.
  */
 #ifndef RT_BOOT_WIRE_H
 #define RT_BOOT_WIRE_H
@@ -27,7 +27,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs below are sen
 
 #define RT_BOOT_MAGIC 0x544f4252u /* "RBOT" */
 #define RT_BOOT_VERSION 2
-#define RT_BOOT_WELCOME 0x57 /* without it a message could be lost with a connection that nobody knows yet */
+#define RT_BOOT_ACCEPTED 0x57 /* the sender waits for it: messages on a connection that is dropped would be lost */
 #define RT_BOOT_MAX_RANKS 4096
 #define RT_BOOT_MAX_MESSAGE (64u << 20)
 #define RT_BOOT_MAX_TEXT 480
@@ -107,15 +107,15 @@ static inline struct rt_boot_header rt_boot_header_make(enum rt_boot_type type, 
                                  .length = (uint32_t)length};
 }
 
-/* What is wrong with a header of which at most `max` bytes may follow; NULL: nothing. */
-static inline const char *rt_boot_header_wrong(const struct rt_boot_header *h, size_t max) {
+/* What is wrong with a header, behind which at most `max` bytes may follow; NULL: nothing. */
+static inline const char *rt_boot_header_error(const struct rt_boot_header *h, size_t max) {
   if (h->magic != RT_BOOT_MAGIC) return "not a Railyard bootstrap message";
   if (h->version != RT_BOOT_VERSION) return "another version of the bootstrap protocol";
   if (h->length > max) return "a length out of bounds";
   return NULL;
 }
 
-/* Takes as long for a near miss as for a far one. */
+/* In constant time. */
 static inline bool rt_boot_secret_equal(const uint8_t a[RT_SECRET_BYTES], const uint8_t b[RT_SECRET_BYTES]) {
   volatile uint8_t diff = 0;
   for (size_t i = 0; i < RT_SECRET_BYTES; i++) diff = (uint8_t)(diff | (a[i] ^ b[i]));
@@ -123,7 +123,7 @@ static inline bool rt_boot_secret_equal(const uint8_t a[RT_SECRET_BYTES], const 
 }
 
 /* Text from the wire goes to logs: `size` bytes to a NUL-terminated line without control characters. */
-static inline void rt_boot_text_clean(char *text, size_t cap, const char *from, size_t size) {
+static inline void rt_boot_sanitize_text(char *text, size_t cap, const char *from, size_t size) {
   size_t n = size < cap - 1 ? size : cap - 1;
   for (size_t i = 0; i < n; i++) text[i] = (unsigned char)from[i] < 32 || from[i] == 127 ? '?' : from[i];
   text[n] = 0;

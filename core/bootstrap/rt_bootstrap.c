@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Life of a bootstrap: unique ids, open (rendezvous, ring, service thread),
- * split, abort, close. Messages are in rt_boot_msg.c, the service thread in rt_watch.c.
+ * split, shrink, abort, close.
  */
 #include "core/bootstrap/rt_bootstrap.h"
 
@@ -20,9 +20,9 @@
 #include "core/comm/rt_param.h"
 #include "core/bootstrap/rt_rendezvous.h"
 
-#define UNUSED_MS 600000ull /* a unique id that nobody uses is forgotten after this long (or the bootstrap timeout) */
+#define UNUSED_MS 600000ull /* a rendezvous that nobody joins ends after this long (or the bootstrap timeout) */
 #define BIND_RETRY_MS 50
-#define LAST_VISIT_MS 2000     /* of a single rank, to end its own rendezvous thread */
+#define END_MS 2000            /* to end a rendezvous that no rank needs: it runs in this process or answers at once */
 #define SHRINK_TAG 0x80000000u /* tells a shrink's messages from those of splits, which are numbered */
 
 _Static_assert(RT_UNIQUE_ID_BYTES >= sizeof(struct rt_boot_id), "the id holds all");
@@ -34,7 +34,7 @@ static void id_pack(char id[RT_UNIQUE_ID_BYTES], const struct rt_boot_id *in) {
   memcpy(id, in, sizeof *in);
 }
 
-/* *out and *root are filled in also when only the version is wrong. */
+/* RAIL_BAD_USAGE, with *out and *root filled in, when only the version is wrong. */
 static rail_result_t id_unpack(const char id[RT_UNIQUE_ID_BYTES], struct rt_boot_id *out, union rail_addr *root) {
   memcpy(out, id, sizeof *out);
   bool zeros = true;
@@ -70,7 +70,7 @@ static rail_result_t own_address(const union rail_addr *hint, union rail_addr *a
   return RAIL_OK;
 }
 
-/* Well known: the secret only tells jobs apart that share an address by accident. */
+/* Of a well-known address: this secret only tells jobs apart that share an address by accident. */
 static void derive_secret(uint64_t cookie, const struct rail_addr_wire *addr, uint8_t secret[RT_SECRET_BYTES]) {
   uint64_t hash[2] = {0xcbf29ce484222325ull, 0x84222325cbf29ce4ull};
   unsigned char in[sizeof cookie + sizeof addr->port];
@@ -119,19 +119,20 @@ rail_result_t rt_unique_id_create(char id[RT_UNIQUE_ID_BYTES]) {
 
 /* ---- the object ---- */
 
-static void boot_free(struct rt_bootstrap *b) {
-  rt_watch_stop(b);
+void rt_bootstrap_close(struct rt_bootstrap *b) {
+  if (!b) return;
+  rt_boot_service_stop(b);
   rail_sock_close(&b->listen_fd);
-  for (int i = 0; b->outs && i < b->nranks; i++) {
-    rail_sock_close(&b->outs[i].fd);
-    pthread_mutex_destroy(&b->outs[i].lock);
+  for (int i = 0; b->tx && i < b->nranks; i++) {
+    rail_sock_close(&b->tx[i].fd);
+    pthread_mutex_destroy(&b->tx[i].lock);
   }
-  rt_boot_box_free(b);
+  rt_boot_messages_free(b);
   pthread_cond_destroy(&b->cond);
   pthread_mutex_destroy(&b->lock);
-  free(b->outs);
+  free(b->tx);
   free(b->addrs);
-  free(b->gone);
+  free(b->data_closed);
   free(b);
 }
 
@@ -147,9 +148,9 @@ static rail_result_t boot_new(const struct rt_bootstrap_args *args, struct rt_bo
   b->args = *args;
   b->rank = args->rank;
   b->nranks = args->nranks;
-  b->listen_fd = b->event_fd = b->watch.epoll_fd = -1;
+  b->listen_fd = b->event_fd = b->service.epoll_fd = -1;
   b->origin = -1;
-  for (size_t i = 0; i < RT_BOX_BUCKETS; i++) b->box[i].tail = &b->box[i].head;
+  for (size_t i = 0; i < RT_BOOT_BUCKETS; i++) STAILQ_INIT(&b->unexpected[i]);
   pthread_mutex_init(&b->lock, NULL);
   pthread_condattr_t attr;
   pthread_condattr_init(&attr);
@@ -157,15 +158,15 @@ static rail_result_t boot_new(const struct rt_bootstrap_args *args, struct rt_bo
   pthread_cond_init(&b->cond, &attr);
   pthread_condattr_destroy(&attr);
   b->addrs = calloc(n, sizeof *b->addrs);
-  b->gone = calloc(n, 1);
-  b->outs = calloc(n, sizeof *b->outs);
-  for (size_t i = 0; b->outs && i < n; i++) {
-    pthread_mutex_init(&b->outs[i].lock, NULL);
-    b->outs[i].fd = -1;
+  b->data_closed = calloc(n, 1);
+  b->tx = calloc(n, sizeof *b->tx);
+  for (size_t i = 0; b->tx && i < n; i++) {
+    pthread_mutex_init(&b->tx[i].lock, NULL);
+    b->tx[i].fd = -1;
   }
   *out = b;
-  if (b->addrs && b->gone && b->outs) return RAIL_OK;
-  boot_free(b);
+  if (b->addrs && b->data_closed && b->tx) return RAIL_OK;
+  rt_bootstrap_close(b);
 no_memory:
   *out = NULL;
   rt_error(RAIL_SYSTEM_ERROR, "bootstrap: rank %d: no memory for %d ranks", args->rank, args->nranks);
@@ -174,7 +175,7 @@ no_memory:
 
 static rail_result_t boot_listen(struct rt_bootstrap *b, const union rail_addr *hint, union rail_addr *own) {
   char text[RAIL_ADDR_TEXT];
-  if (b->nranks == 1) { /* nobody will call */
+  if (b->nranks == 1) { /* no rank will connect */
     *own = (union rail_addr){.in = {.sin_family = AF_INET}};
     return RAIL_OK;
   }
@@ -184,18 +185,18 @@ static rail_result_t boot_listen(struct rt_bootstrap *b, const union rail_addr *
   return RAIL_SYSTEM_ERROR;
 }
 
-/* All addresses and the secret are known: closes the ring and starts the service thread. */
-static rail_result_t boot_connect(struct rt_bootstrap *b) {
+/* All addresses and the secret are known: connects the ring and starts the service thread. */
+static rail_result_t connect_ring(struct rt_bootstrap *b) {
   if (b->nranks == 1) return RAIL_OK;
   int n = b->nranks, next = (b->rank + 1) % n, prev = (b->rank + n - 1) % n, fd = -1;
-  struct rt_patience patience = {.deadline = rail_deadline_in_ms(b->args.timeout_ms)};
-  RAIL_TRY(rt_boot_connect(b, next, RT_BOOT_LINK_RING, &patience, &fd));
-  RAIL_TRY(rt_watch_start(b, fd));
+  struct rt_boot_limits limits = {.deadline = rail_deadline_in_ms(b->args.timeout_ms)};
+  RAIL_TRY(rt_boot_connect(b, next, RT_BOOT_LINK_RING, &limits, &fd));
+  RAIL_TRY(rt_boot_service_start(b, fd));
 
   rail_result_t result = RAIL_OK;
   pthread_mutex_lock(&b->lock);
-  while (!b->prev_here && result == RAIL_OK) result = rt_boot_wait(b, &patience);
-  if (b->prev_here) result = RAIL_OK;
+  while (!b->prev_connected && result == RAIL_OK) result = rt_boot_wait(b, &limits);
+  if (b->prev_connected) result = RAIL_OK;
   int err = errno;
   pthread_mutex_unlock(&b->lock);
   if (result != RAIL_OK && atomic_load(&b->failed) == 0 && err == ETIMEDOUT)
@@ -206,140 +207,140 @@ static rail_result_t boot_connect(struct rt_bootstrap *b) {
   return result;
 }
 
-/* Ends a half-opened bootstrap so that the others learn of it. */
-static void boot_give_up(struct rt_bootstrap *b, rail_result_t result) {
+/* Ends a half-opened bootstrap, and tells the ranks that it is connected to. */
+static void abort_open(struct rt_bootstrap *b, rail_result_t result) {
   rt_bootstrap_abort(b, result, "it could not open the communicator");
-  boot_free(b);
+  rt_bootstrap_close(b);
 }
 
 /* ---- open ---- */
 
-/* Rank 0 with a well-known address. A name may stand for an address that this host does not have (behind NAT) or for
- * a loopback one (Debian's 127.0.1.1); then any address of the host will do. */
+/* For rank 0 with a well-known address. The name may resolve to an address that this host does not have (behind NAT) or
+ * to a loopback one (Debian's 127.0.1.1); then the rendezvous listens on any address of the host. */
 static rail_result_t open_rendezvous(const struct rt_boot_id *id, union rail_addr root,
                                      const struct rt_bootstrap_args *args) {
   char text[RAIL_ADDR_TEXT];
   uint64_t deadline = rail_deadline_in_ms(args->timeout_ms);
-  struct rt_patience patience = {.deadline = deadline, .abort_flag = args->abort_flag};
-  bool waiting = false;
-  bool anywhere = root.sa.sa_family == AF_INET && (ntohl(root.in.sin_addr.s_addr) & 0xffffff00u) == 0x7f000100u;
+  struct rt_boot_limits limits = {.deadline = deadline, .abort_flag = args->abort_flag};
+  bool logged = false;
+  bool any_address = root.sa.sa_family == AF_INET && (ntohl(root.in.sin_addr.s_addr) & 0xffffff00u) == 0x7f000100u;
   for (;;) {
     union rail_addr at = root;
-    if (anywhere && at.sa.sa_family == AF_INET)
+    if (any_address && at.sa.sa_family == AF_INET)
       at.in.sin_addr.s_addr = htonl(INADDR_ANY);
-    else if (anywhere)
+    else if (any_address)
       at.in6.sin6_addr = in6addr_any;
     if (rt_rendezvous_start(&at, id->secret, args->timeout_ms) == RAIL_OK) return RAIL_OK;
-    if (errno == EADDRNOTAVAIL && !anywhere) {
-      anywhere = true;
+    if (errno == EADDRNOTAVAIL && !any_address) {
+      any_address = true;
       continue;
     }
-    /* In use: most likely the rendezvous of this job's communicator before, which is about to end. */
-    bool stop = rail_deadline_passed(deadline) || (patience.abort_flag && atomic_load(patience.abort_flag));
+    /* In use: most likely by the rendezvous of this job's previous communicator, which is about to end. */
+    bool stop = rail_deadline_passed(deadline) || (limits.abort_flag && atomic_load(limits.abort_flag));
     if (errno != EADDRINUSE || stop) {
       rt_error(RAIL_SYSTEM_ERROR,
                "bootstrap: rank 0 cannot listen on the rendezvous address %s: %m; choose another port",
                rail_addr_text(&root, text));
       return RAIL_SYSTEM_ERROR;
     }
-    if (!waiting) RAIL_INFO(RAIL_SUB_INIT, "bootstrap: %s is in use, waiting for it", rail_addr_text(&root, text));
-    waiting = true;
+    if (!logged) RAIL_INFO(RAIL_SUB_INIT, "bootstrap: %s is in use, waiting for it", rail_addr_text(&root, text));
+    logged = true;
     poll(NULL, 0, BIND_RETRY_MS);
   }
 }
 
-/* A communicator of one needs nobody, but the thread that rt_unique_id_create left waits for it. */
-static void visit_alone(struct rt_visit *visit, uint64_t timeout_ms) {
+/* Ends the rendezvous thread that rt_unique_id_create started and that no other rank will join. */
+static void end_rendezvous(struct rt_rendezvous_rank *me, uint64_t timeout_ms) {
   union rail_addr table;
   uint8_t session[RT_SECRET_BYTES];
-  if (visit->well_known) return;
-  visit->timeout_ms = RAIL_MIN(timeout_ms, (uint64_t)LAST_VISIT_MS);
-  rt_rendezvous_join(visit, &table, session);
+  if (me->well_known) return;
+  me->timeout_ms = RAIL_MIN(timeout_ms, (uint64_t)END_MS);
+  rt_rendezvous_join(me, &table, session);
 }
 
-/* The rendezvous is of another version than this rank: the ranks that wait there are told, too. */
-static void refuse_version(const struct rt_boot_id *id, struct rt_visit *visit) {
-  visit->secret = id->secret;
-  visit->own.in.sin_family = AF_INET;
-  visit->timeout_ms = RAIL_MIN(visit->timeout_ms, (uint64_t)LAST_VISIT_MS);
-  rt_rendezvous_decline(visit);
+/* The rendezvous is of another version than this rank: that ends it for the ranks that wait there, too. */
+static void refuse_version(const struct rt_boot_id *id, struct rt_rendezvous_rank *me) {
+  me->secret = id->secret;
+  me->own.in.sin_family = AF_INET;
+  me->timeout_ms = RAIL_MIN(me->timeout_ms, (uint64_t)END_MS);
+  rt_rendezvous_decline(me);
   rt_error(RAIL_BAD_USAGE,
            "bootstrap: rank %d: the unique id is of version %d of the bootstrap protocol, this rank speaks version %d; "
            "install one version of librailyard on all ranks",
-           visit->rank, id->version, RT_BOOT_VERSION);
+           me->rank, id->version, RT_BOOT_VERSION);
 }
 
 rail_result_t rt_bootstrap_open(const char id[RT_UNIQUE_ID_BYTES], const struct rt_bootstrap_args *args,
                                 struct rt_bootstrap **out) {
   struct rt_boot_id parsed;
   struct rt_bootstrap *b;
-  struct rt_visit visit = {
+  struct rt_rendezvous_rank me = {
       .rank = args->rank, .nranks = args->nranks, .timeout_ms = args->timeout_ms, .abort_flag = args->abort_flag};
   *out = NULL;
-  rail_result_t result = id_unpack(id, &parsed, &visit.root);
-  if (result == RAIL_BAD_USAGE) refuse_version(&parsed, &visit);
+  rail_result_t result = id_unpack(id, &parsed, &me.root);
+  if (result == RAIL_BAD_USAGE) refuse_version(&parsed, &me);
   RAIL_TRY(result);
   RAIL_TRY(boot_new(args, &b));
-  visit.secret = parsed.secret;
-  visit.well_known = parsed.well_known;
-  result = boot_listen(b, visit.well_known ? &visit.root : NULL, &visit.own);
+  me.secret = parsed.secret;
+  me.well_known = parsed.well_known;
+  result = boot_listen(b, me.well_known ? &me.root : NULL, &me.own);
   if (result != RAIL_OK) goto failed;
   if (b->nranks == 1) {
-    visit_alone(&visit, args->timeout_ms);
+    end_rendezvous(&me, args->timeout_ms);
   } else {
-    if (visit.well_known && b->rank == 0) result = open_rendezvous(&parsed, visit.root, args);
-    if (result == RAIL_OK) result = rt_rendezvous_join(&visit, b->addrs, b->secret);
-    if (result == RAIL_OK) result = boot_connect(b);
+    if (me.well_known && b->rank == 0) result = open_rendezvous(&parsed, me.root, args);
+    if (result == RAIL_OK) result = rt_rendezvous_join(&me, b->addrs, b->secret);
+    if (result == RAIL_OK) result = connect_ring(b);
     if (result != RAIL_OK) goto failed;
   }
   *out = b;
   return RAIL_OK;
 
 failed:
-  boot_give_up(b, result);
+  abort_open(b, result);
   return result;
 }
 
 void rt_unique_id_drop(const char id[RT_UNIQUE_ID_BYTES]) {
   struct rt_boot_id parsed;
-  struct rt_visit visit = {.rank = 0, .nranks = 1, .own.in.sin_family = AF_INET};
-  if (id_unpack(id, &parsed, &visit.root) != RAIL_OK) return;
-  visit.secret = parsed.secret;
-  visit.well_known = parsed.well_known;
-  visit_alone(&visit, LAST_VISIT_MS);
+  struct rt_rendezvous_rank me = {.rank = 0, .nranks = 1, .own.in.sin_family = AF_INET};
+  if (id_unpack(id, &parsed, &me.root) != RAIL_OK) return;
+  me.secret = parsed.secret;
+  me.well_known = parsed.well_known;
+  end_rendezvous(&me, END_MS);
 }
 
 /* ---- split, shrink ---- */
 
-/* The new ranks' places in the parent, and how they talk there. */
-struct family {
+/* A new group among a parent's ranks: their ranks there, and how they exchange messages there. */
+struct split {
   struct rt_bootstrap *parent;
   const int *ranks;
   uint32_t tag;
-  bool outlives_failure;
+  bool ignore_failure;
 };
 
-/* What new rank 0 sends to the others: the secret, then nranks addresses. */
-static rail_result_t family_exchange(struct rt_bootstrap *b, const struct family *f, const union rail_addr *own,
-                                     unsigned char *table, size_t size) {
-  struct rt_bootstrap *parent = f->parent;
-  const int *ranks = f->ranks;
-  struct rt_patience patience = {.deadline = rail_deadline_in_ms(b->args.timeout_ms),
-                                 .abort_flag = b->args.abort_flag,
-                                 .outlives_failure = f->outlives_failure};
+/* New rank 0 collects the addresses and sends the table to the others: the secret, then nranks addresses. */
+static rail_result_t exchange_addresses(struct rt_bootstrap *b, const struct split *split, const union rail_addr *own,
+                                        unsigned char *table, size_t size) {
+  struct rt_bootstrap *parent = split->parent;
+  const int *ranks = split->ranks;
+  struct rt_boot_limits limits = {.deadline = rail_deadline_in_ms(b->args.timeout_ms),
+                                  .abort_flag = b->args.abort_flag,
+                                  .ignore_failure = split->ignore_failure};
   struct rail_addr_wire wire;
   rail_addr_pack(own, &wire);
   if (b->rank != 0) {
-    RAIL_TRY(rt_boot_send(parent, RT_BOOT_SPLIT, ranks[0], f->tag, &wire, sizeof wire, &patience));
-    RAIL_TRY(rt_boot_recv(parent, RT_BOOT_SPLIT, ranks[0], f->tag, table, size, &patience));
+    RAIL_TRY(rt_boot_send(parent, RT_BOOT_SPLIT, ranks[0], split->tag, &wire, sizeof wire, &limits));
+    RAIL_TRY(rt_boot_recv(parent, RT_BOOT_SPLIT, ranks[0], split->tag, table, size, &limits));
   } else {
     RAIL_TRY(rail_random_bytes(table, RT_SECRET_BYTES));
     memcpy(table + RT_SECRET_BYTES, &wire, sizeof wire);
     for (int i = 1; i < b->nranks; i++)
-      RAIL_TRY(rt_boot_recv(parent, RT_BOOT_SPLIT, ranks[i], f->tag, table + RT_SECRET_BYTES + (size_t)i * sizeof wire,
-                            sizeof wire, &patience));
+      RAIL_TRY(rt_boot_recv(parent, RT_BOOT_SPLIT, ranks[i], split->tag,
+                            table + RT_SECRET_BYTES + (size_t)i * sizeof wire, sizeof wire, &limits));
     for (int i = 1; i < b->nranks; i++)
-      RAIL_TRY(rt_boot_send(parent, RT_BOOT_SPLIT, ranks[i], f->tag, table, size, &patience));
+      RAIL_TRY(rt_boot_send(parent, RT_BOOT_SPLIT, ranks[i], split->tag, table, size, &limits));
   }
   memcpy(b->secret, table, RT_SECRET_BYTES);
   for (int i = 0; i < b->nranks; i++) {
@@ -353,10 +354,10 @@ static rail_result_t family_exchange(struct rt_bootstrap *b, const struct family
   return RAIL_OK;
 }
 
-static rail_result_t found_family(const struct family *f, const struct rt_bootstrap_args *args,
-                                  struct rt_bootstrap **out) {
-  struct rt_bootstrap *parent = f->parent, *b;
-  const int *ranks = f->ranks;
+static rail_result_t open_split(const struct split *split, const struct rt_bootstrap_args *args,
+                                struct rt_bootstrap **out) {
+  struct rt_bootstrap *parent = split->parent, *b;
+  const int *ranks = split->ranks;
   union rail_addr own;
   unsigned char *table = NULL;
   *out = NULL;
@@ -375,8 +376,8 @@ static rail_result_t found_family(const struct family *f, const struct rt_bootst
     size_t size = RT_SECRET_BYTES + (size_t)b->nranks * sizeof(struct rail_addr_wire);
     table = calloc(1, size);
     result = table ? boot_listen(b, &parent->addrs[parent->rank], &own) : RAIL_SYSTEM_ERROR;
-    if (result == RAIL_OK) result = family_exchange(b, f, &own, table, size);
-    if (result == RAIL_OK) result = boot_connect(b);
+    if (result == RAIL_OK) result = exchange_addresses(b, split, &own, table, size);
+    if (result == RAIL_OK) result = connect_ring(b);
     if (result != RAIL_OK) goto failed;
   }
   free(table);
@@ -385,44 +386,44 @@ static rail_result_t found_family(const struct family *f, const struct rt_bootst
 
 failed:
   free(table);
-  boot_give_up(b, result);
+  abort_open(b, result);
   return result;
 }
 
 rail_result_t rt_bootstrap_split(struct rt_bootstrap *parent, const int *ranks, uint32_t serial,
                                  const struct rt_bootstrap_args *args, struct rt_bootstrap **out) {
-  struct family f = {.parent = parent, .ranks = ranks, .tag = serial & ~SHRINK_TAG};
-  return found_family(&f, args, out);
+  struct split split = {.parent = parent, .ranks = ranks, .tag = serial & ~SHRINK_TAG};
+  return open_split(&split, args, out);
 }
 
-/* Excluded ranks know nothing of a shrink, so its tag must follow from who takes part. */
+/* Excluded ranks do not take part in numbering shrinks, so the tag is computed from the ranks that do. */
 rail_result_t rt_bootstrap_shrink(struct rt_bootstrap *parent, const int *ranks, const struct rt_bootstrap_args *args,
                                   struct rt_bootstrap **out) {
   uint32_t hash = 2166136261u;
   for (int i = 0; i < args->nranks; i++) hash = (hash ^ (uint32_t)ranks[i]) * 16777619u;
-  struct family f = {.parent = parent, .ranks = ranks, .tag = hash | SHRINK_TAG, .outlives_failure = true};
-  return found_family(&f, args, out);
+  struct split split = {.parent = parent, .ranks = ranks, .tag = hash | SHRINK_TAG, .ignore_failure = true};
+  return open_split(&split, args, out);
 }
 
-/* ---- abort, close, text ---- */
+/* ---- abort ---- */
 
 void rt_bootstrap_abort(struct rt_bootstrap *b, rail_result_t result, const char *why) {
   if (!b) return;
   pthread_mutex_lock(&b->lock);
   if (atomic_load(&b->failed) == 0 && !b->closing) {
-    if (b->nranks > 1 && b->thread_on)
+    if (b->nranks > 1 && b->thread_started)
       snprintf(b->why, sizeof b->why, "rank %d (%s) aborted: %.300s", b->rank, rt_bootstrap_peer_text(b, b->rank),
                why ? why : rail_result_name((int)result));
     else
       snprintf(b->why, sizeof b->why, "rank %d aborted: %.300s", b->rank, why ? why : "");
     b->origin = b->rank;
-    b->local = true;
+    b->aborted_here = true;
     if (result <= RAIL_OK || result >= RAIL_IN_PROGRESS) result = RAIL_REMOTE_ERROR;
     atomic_store_explicit(&b->failed, (int)result, memory_order_release);
     pthread_cond_broadcast(&b->cond);
   }
   pthread_mutex_unlock(&b->lock);
-  rt_watch_wake(b);
+  rt_boot_service_wake(b);
 }
 
 rail_result_t rt_bootstrap_failure(struct rt_bootstrap *b, char *why, size_t cap) {
@@ -431,17 +432,4 @@ rail_result_t rt_bootstrap_failure(struct rt_bootstrap *b, char *why, size_t cap
   if (cap) snprintf(why, cap, "%s", b->why);
   pthread_mutex_unlock(&b->lock);
   return result;
-}
-
-void rt_bootstrap_close(struct rt_bootstrap *b) {
-  if (b) boot_free(b);
-}
-
-/* A few texts a thread, so that one line may name several ranks. */
-const char *rt_bootstrap_peer_text(const struct rt_bootstrap *b, int peer) {
-  static _Thread_local char texts[4][RAIL_ADDR_TEXT];
-  static _Thread_local unsigned turn;
-  if (peer < 0 || peer >= b->nranks) return "?";
-  if (b->addrs[peer].sa.sa_family == AF_UNSPEC) return "local";
-  return rail_addr_text(&b->addrs[peer], texts[turn++ % RAIL_COUNT_OF(texts)]);
 }

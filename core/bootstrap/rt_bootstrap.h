@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Bootstrap: how ranks find each other and exchange small things over TCP
+ * Bootstrap: how ranks find each other and exchange small messages over TCP
  * before, beside and after the data connections; and how a rank learns that
  * another one died.
  *
  * A unique id is the rendezvous' address and a secret. Every rank connects to
- * the rendezvous with (rank, nranks, own address), gets its neighbour's address,
+ * the rendezvous with (rank, nranks, own address), gets the table of all addresses,
  * and from then on ranks talk directly: a ring for allgather, a connection per
  * pair on first use for send/recv. One service thread per communicator accepts
- * connections, files messages by (peer, tag), sends heartbeats along the ring and
- * watches for dead neighbours.
+ * connections, queues messages by (peer, tag), sends heartbeats along the ring and
+ * notices dead neighbours.
  *
- * Every message is versioned and length-checked, every first message of a
- * connection carries the secret; strangers are dropped with one log line.
- * Every wait ends with: success, the abort flag, a failure that the watch found, or the deadline.
+ * Every message is versioned and length-checked, the first message of every
+ * connection carries the secret; unauthenticated connections are dropped with a log line.
+ * Every wait ends with success, the abort flag, a failure that the service thread found, or the deadline.
  */
 #ifndef RT_BOOTSTRAP_H
 #define RT_BOOTSTRAP_H
@@ -33,7 +33,7 @@ struct rt_bootstrap_args {
   int rank, nranks;
   uint64_t timeout_ms;           /* for the rendezvous: all ranks must have arrived by then */
   uint64_t heartbeat_ms;         /* interval; 0 off */
-  uint64_t heartbeat_timeout_ms; /* a silent neighbour is dead after this long */
+  uint64_t heartbeat_timeout_ms; /* a neighbour that is silent for this long is taken for dead */
   const _Atomic int *abort_flag; /* nonzero ends every wait with RAIL_REMOTE_ERROR */
   /* Called at most once, from the service thread, when a peer died, aborted or went silent. `why`
    * names it. May be NULL. Must not call back into the bootstrap. */
@@ -42,13 +42,13 @@ struct rt_bootstrap_args {
 };
 
 /* Fills `id` and starts a rendezvous thread in this process, which ends when
- * all ranks have met or its deadline has passed. NCCL_COMM_ID=host:port: the id holds that
+ * all ranks have joined or its deadline has passed. NCCL_COMM_ID=host:port: the id holds that
  * address and nothing is started (rank 0 starts it in rt_bootstrap_open). */
 rail_result_t rt_unique_id_create(char id[RT_UNIQUE_ID_BYTES]);
 /* An id for a well-known address; all ranks compute the same one. The secret is derived from `cookie`. */
 rail_result_t rt_unique_id_from_address(const char *host_port, uint64_t cookie, char id[RT_UNIQUE_ID_BYTES]);
 
-/* Ends the rendezvous of an id that nobody will use. Errors do not matter: it also ends by itself. */
+/* Ends the rendezvous of an id that no rank will use. Errors do not matter: it also ends by itself. */
 void rt_unique_id_drop(const char id[RT_UNIQUE_ID_BYTES]);
 
 /* Collective. On failure *out is NULL and nothing is left behind. */
@@ -65,21 +65,21 @@ rail_result_t rt_bootstrap_split(struct rt_bootstrap *parent, const int *ranks, 
 rail_result_t rt_bootstrap_shrink(struct rt_bootstrap *parent, const int *ranks, const struct rt_bootstrap_args *args,
                                   struct rt_bootstrap **out);
 
-/* all[rank * each] is this rank's on entry, everybody's on return. */
+/* all[rank * each] holds this rank's block on entry, all[] those of all ranks on return. */
 rail_result_t rt_bootstrap_allgather(struct rt_bootstrap *b, void *all, size_t each);
 rail_result_t rt_bootstrap_barrier(struct rt_bootstrap *b);
 
-/* One message; several threads may use different (peer, tag) at once. recv wants the exact size: another one is
- * RAIL_REMOTE_ERROR. Sending to oneself works. No deadline but failure and abort: the peer may be busy. */
+/* One message; several threads may use different (peer, tag) at once. recv needs the exact size: another one is
+ * RAIL_REMOTE_ERROR. Sending to oneself works. Only failure and abort end the wait: the peer may be busy. */
 rail_result_t rt_bootstrap_send(struct rt_bootstrap *b, int peer, uint32_t tag, const void *data, size_t size);
 rail_result_t rt_bootstrap_recv(struct rt_bootstrap *b, int peer, uint32_t tag, void *data, size_t size);
 /* Like recv, but RAIL_IN_PROGRESS when the message has not come. */
 rail_result_t rt_bootstrap_try_recv(struct rt_bootstrap *b, int peer, uint32_t tag, void *data, size_t size);
 
-/* Tells every other rank, through both neighbours, that this communicator is over; does not wait for them. */
+/* Reports to every other rank, through both neighbours, that this communicator has failed; does not wait for them. */
 void rt_bootstrap_abort(struct rt_bootstrap *b, rail_result_t result, const char *why);
 
-/* Says goodbye (so that closing is not taken for dying), stops the service thread, frees. Never blocks for long.
+/* Says goodbye (so that closing is not taken for dying), stops the service thread, frees. Takes a second at most.
  * NULL is fine. */
 void rt_bootstrap_close(struct rt_bootstrap *b);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The rendezvous: its thread, a poll loop over half-open clients. A rank's side is in rt_visit.c.
+ * The rendezvous' thread, a poll loop over its clients. A rank's side is in rt_rendezvous_join.c.
  *
- * A client is a stranger until its hello is whole and right. Then it has a
- * rank, and its connection must stay open until the answer: one that leaves
- * earlier ends the rendezvous for all, because nobody can be complete without it.
+ * A client is a pending connection until it has sent a valid hello. Then it has a
+ * rank, and its connection must stay open until the answer: one that closes
+ * earlier ends the rendezvous for all, because no communicator can be made without that rank.
  */
 #include "core/bootstrap/rt_rendezvous.h"
 
@@ -23,17 +23,17 @@
 #include "common/base/thread.h"
 #include "core/comm/rt_error.h"
 
-#define STRANGER_MS 10000   /* a client must have introduced itself by then */
-#define STRANGERS_MAX 512   /* half-open clients; beyond, the oldest goes */
-#define STRANGER_LINES 8    /* log lines about them; the rest is counted */
-#define ANSWER_MS 10000     /* to send the table to everybody */
-#define ACCEPT_PAUSE_MS 100 /* when accept fails for want of descriptors */
+#define HELLO_TIMEOUT_MS 10000 /* as in rt_boot_service.c */
+#define PENDING_MAX 512        /* pending connections; beyond, the oldest is dropped */
+#define DROP_LINES 8           /* log lines about dropped connections; the rest is counted */
+#define ANSWER_MS 10000        /* to send the table to all ranks */
+#define ACCEPT_PAUSE_MS 100    /* when accept fails for lack of descriptors */
 
 struct client {
   int fd;
-  int rank; /* -1: stranger */
+  int rank; /* -1: pending */
   union rail_addr from;
-  uint64_t deadline; /* strangers only */
+  uint64_t deadline; /* for the hello */
   struct {
     struct rt_boot_header head;
     struct rt_boot_hello hello;
@@ -53,9 +53,9 @@ struct root {
   unsigned char *answer; /* header, session secret, addresses: filled in as ranks arrive */
   size_t answer_size;
   uint64_t deadline, accept_after;
-  unsigned strangers;
-  char refused[160]; /* the last rank that was sent away, for the final error */
-  char over[200];    /* why it must end at once; "": it need not */
+  unsigned dropped;
+  char refused[160];     /* the last rank that was refused, for the final error */
+  char fatal_error[200]; /* why it must end at once; "": it need not */
 };
 
 /* ---- root: clients ---- */
@@ -69,14 +69,14 @@ static void drop(struct root *r, size_t i) {
   r->clients[i] = r->clients[--r->n];
 }
 
-static void drop_stranger(struct root *r, size_t i, const char *why) {
+static void drop_pending(struct root *r, size_t i, const char *why) {
   char text[RAIL_ADDR_TEXT];
-  if (r->strangers++ < STRANGER_LINES)
+  if (r->dropped++ < DROP_LINES)
     RAIL_WARN("bootstrap: rendezvous drops the connection from %s: %s", rail_addr_text(&r->clients[i].from, text), why);
   drop(r, i);
 }
 
-/* Sends a reason and lets go. It fits an empty socket buffer, so one try is enough. */
+/* Sends a reason, for a connection that is then closed. It fits an empty socket buffer, so one try is enough. */
 static void refuse(struct client *c, const char *why) {
   struct {
     struct rt_boot_header head;
@@ -108,13 +108,13 @@ RAIL_PRINTF(3, 4) static void refuse_rank(struct root *r, size_t i, const char *
 /* Thousands of ranks need more descriptors than the usual soft limit of 1024. */
 static void raise_fd_limit(int nranks) {
   struct rlimit limit;
-  rlim_t want = (rlim_t)nranks + STRANGERS_MAX + 256;
+  rlim_t want = (rlim_t)nranks + PENDING_MAX + 256;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= want) return;
   limit.rlim_cur = RAIL_MIN(want, limit.rlim_max);
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/* The first good hello says how many ranks there are. */
+/* The first valid hello sets the number of ranks. */
 static rail_result_t first_hello(struct root *r, int nranks) {
   size_t body = sizeof(struct rt_boot_table) + (size_t)nranks * sizeof(struct rail_addr_wire);
   struct rt_boot_header head = rt_boot_header_make(RT_BOOT_TABLE, 0, body);
@@ -131,18 +131,18 @@ static rail_result_t first_hello(struct root *r, int nranks) {
   return RAIL_OK;
 }
 
-/* Makes a stranger with a whole hello a rank, or sends it away. */
-static rail_result_t admit(struct root *r, size_t i) {
+/* A whole hello has come: the pending connection becomes a rank, or is refused. */
+static rail_result_t handle_hello(struct root *r, size_t i) {
   struct client *c = &r->clients[i];
   const struct rt_boot_hello *h = &c->in.hello;
   union rail_addr addr;
   if (!rt_boot_secret_equal(h->secret, r->secret)) {
-    drop_stranger(r, i, "wrong secret (a rank of another job, or a stale unique id?)");
+    drop_pending(r, i, "wrong secret (a rank of another job, or a stale unique id?)");
     return RAIL_OK;
   }
   if (h->nranks == 0 || h->nranks > RT_BOOT_MAX_RANKS || h->rank >= h->nranks || h->zero != 0 ||
       !rail_addr_unpack(&h->addr, &addr) || (h->nranks > 1 && rail_addr_port(&addr) == 0)) {
-    refuse_rank(r, i, "rank %" PRIu32 " of %" PRIu32 " is not a valid introduction", h->rank, h->nranks);
+    refuse_rank(r, i, "rank %" PRIu32 " of %" PRIu32 " is not a valid hello", h->rank, h->nranks);
     return RAIL_OK;
   }
   if (r->nranks == 0) RAIL_TRY(first_hello(r, (int)h->nranks));
@@ -159,8 +159,8 @@ static rail_result_t admit(struct root *r, size_t i) {
   r->here[c->rank] = 1;
   r->arrived++;
   root_table(r)[c->rank] = h->addr;
-  uint64_t patience = rail_deadline_in_ms(h->timeout_ms);
-  if (r->arrived == 1 || patience < r->deadline) r->deadline = patience;
+  uint64_t deadline = rail_deadline_in_ms(h->timeout_ms);
+  if (r->arrived == 1 || deadline < r->deadline) r->deadline = deadline;
   return RAIL_OK;
 }
 
@@ -168,59 +168,59 @@ static bool of_another_version(const struct rt_boot_header *h) {
   return h->magic == RT_BOOT_MAGIC && h->version != RT_BOOT_VERSION;
 }
 
-/* What is wrong with a stranger's header; NULL: nothing so far. */
-static const char *head_wrong(const struct client *c) {
+/* What is wrong with a pending connection's header; NULL: nothing so far. */
+static const char *header_error(const struct client *c) {
   const struct rt_boot_header *h = &c->in.head;
   if (h->magic == RT_BOOT_MAGIC && (h->type != RT_BOOT_HELLO || h->length < RT_SECRET_BYTES)) return "not a hello";
-  if (of_another_version(h)) return NULL; /* that is said when its secret has come */
-  const char *wrong = rt_boot_header_wrong(h, sizeof c->in.hello);
-  return !wrong && h->length != sizeof c->in.hello ? "not a hello" : wrong;
+  if (of_another_version(h)) return NULL; /* refused when its secret has come */
+  const char *error = rt_boot_header_error(h, sizeof c->in.hello);
+  return !error && h->length != sizeof c->in.hello ? "not a hello" : error;
 }
 
-/* If it knows the secret it is a rank of this job, without which the job cannot be complete. */
+/* A client with the right secret is a rank of this job, which cannot start without it. */
 static void refuse_version(struct root *r, size_t i) {
   char text[RAIL_ADDR_TEXT];
   struct client *c = &r->clients[i];
   const int version = c->in.head.version;
   bool ours = rt_boot_secret_equal(c->in.hello.secret, r->secret);
-  char why[sizeof r->over];
+  char why[sizeof r->fatal_error];
   snprintf(why, sizeof why,
            "a rank at %s speaks version %d of the bootstrap protocol, this job's rendezvous version %d; install one "
            "version of librailyard on all ranks",
            rail_addr_text(&c->from, text), version, RT_BOOT_VERSION);
-  if (ours) memcpy(r->over, why, sizeof why);
+  if (ours) memcpy(r->fatal_error, why, sizeof why);
   refuse(c, why);
   if (ours)
     drop(r, i);
   else
-    drop_stranger(r, i, "another version of the bootstrap protocol");
+    drop_pending(r, i, "another version of the bootstrap protocol");
 }
 
-/* The stranger's next bytes. */
-static rail_result_t hear_stranger(struct root *r, size_t i) {
+/* Reads a pending connection. */
+static rail_result_t read_hello(struct root *r, size_t i) {
   struct client *c = &r->clients[i];
   rail_result_t result = RAIL_OK;
   if (c->have < sizeof c->in.head) {
     result = rail_sock_recv_some(c->fd, &c->in, sizeof c->in.head, &c->have);
-    const char *wrong = result == RAIL_OK ? head_wrong(c) : NULL;
-    if (wrong) {
-      drop_stranger(r, i, wrong);
+    const char *error = result == RAIL_OK ? header_error(c) : NULL;
+    if (error) {
+      drop_pending(r, i, error);
       return RAIL_OK;
     }
   }
-  bool foreign = of_another_version(&c->in.head);
-  size_t all = foreign ? sizeof c->in.head + RT_SECRET_BYTES : sizeof c->in;
+  bool other_version = of_another_version(&c->in.head);
+  size_t all = other_version ? sizeof c->in.head + RT_SECRET_BYTES : sizeof c->in;
   if (result == RAIL_OK) result = rail_sock_recv_some(c->fd, &c->in, all, &c->have);
-  if (result == RAIL_OK && foreign) {
+  if (result == RAIL_OK && other_version) {
     refuse_version(r, i);
     return RAIL_OK;
   }
-  if (result == RAIL_OK) return admit(r, i);
-  if (result != RAIL_IN_PROGRESS) drop_stranger(r, i, errno ? strerror(errno) : "it hung up before its introduction");
+  if (result == RAIL_OK) return handle_hello(r, i);
+  if (result != RAIL_IN_PROGRESS) drop_pending(r, i, errno ? strerror(errno) : "it closed before its hello");
   return RAIL_OK;
 }
 
-/* A rank has nothing to say while it waits: readable means gone, or mad. */
+/* A rank sends nothing while it waits: its connection is readable when it is closed, or the rank is broken. */
 static bool rank_left(struct client *c) {
   char byte;
   size_t n;
@@ -228,14 +228,14 @@ static bool rank_left(struct client *c) {
   return rail_sock_recvv(c->fd, &iov, 1, &n) != RAIL_IN_PROGRESS;
 }
 
-static void drop_oldest_stranger(struct root *r) {
-  size_t oldest = r->n, strangers = 0;
+static void drop_oldest_pending(struct root *r) {
+  size_t oldest = r->n, pending = 0;
   for (size_t i = 0; i < r->n; i++) {
     if (r->clients[i].rank >= 0) continue;
-    strangers++;
+    pending++;
     if (oldest == r->n || r->clients[i].deadline < r->clients[oldest].deadline) oldest = i;
   }
-  if (strangers >= STRANGERS_MAX) drop_stranger(r, oldest, "too many silent connections, this is the oldest");
+  if (pending >= PENDING_MAX) drop_pending(r, oldest, "too many silent connections, this is the oldest");
 }
 
 static rail_result_t grow(struct root *r) {
@@ -261,7 +261,7 @@ static rail_result_t accept_clients(struct root *r) {
       r->accept_after = rail_deadline_in_ms(ACCEPT_PAUSE_MS);
       return RAIL_OK;
     }
-    if (r->n >= STRANGERS_MAX) drop_oldest_stranger(r);
+    if (r->n >= PENDING_MAX) drop_oldest_pending(r);
     if (grow(r) != RAIL_OK) {
       rail_sock_close(&fd);
       return RAIL_SYSTEM_ERROR;
@@ -271,7 +271,7 @@ static rail_result_t accept_clients(struct root *r) {
     c->fd = fd;
     c->rank = -1;
     c->from = from;
-    c->deadline = rail_deadline_in_ms(STRANGER_MS);
+    c->deadline = rail_deadline_in_ms(HELLO_TIMEOUT_MS);
   }
 }
 
@@ -320,8 +320,8 @@ static uint64_t next_deadline(const struct root *r) {
   return next;
 }
 
-/* Until all have arrived. False with `why` otherwise. */
-static bool gather(struct root *r, char *why, size_t cap) {
+/* Until all ranks have arrived. False with `why` otherwise. */
+static bool gather_ranks(struct root *r, char *why, size_t cap) {
   while (r->nranks == 0 || r->arrived < r->nranks) {
     bool paused = r->accept_after && !rail_deadline_passed(r->accept_after);
     r->polls[0] = (struct pollfd){.fd = paused ? -1 : r->listen_fd, .events = POLLIN};
@@ -336,16 +336,16 @@ static bool gather(struct root *r, char *why, size_t cap) {
       rail_result_t result = RAIL_OK;
       if (r->clients[i].rank >= 0) continue;
       if (r->polls[1 + i].revents)
-        result = hear_stranger(r, i);
+        result = read_hello(r, i);
       else if (rail_deadline_passed(r->clients[i].deadline))
-        drop_stranger(r, i, "it did not introduce itself in time");
+        drop_pending(r, i, "no hello in time");
       if (result != RAIL_OK) {
         snprintf(why, cap, "the rendezvous ran out of memory");
         return false;
       }
     }
-    if (r->over[0]) {
-      snprintf(why, cap, "%s", r->over);
+    if (r->fatal_error[0]) {
+      snprintf(why, cap, "%s", r->fatal_error);
       return false;
     }
     if (!paused && accept_clients(r) != RAIL_OK) {
@@ -356,7 +356,7 @@ static bool gather(struct root *r, char *why, size_t cap) {
   return true;
 }
 
-/* Sends the table to all at once; a rank that does not take it has its own deadline and says so. */
+/* Sends the table to all at once; a rank that does not read it reaches its own deadline and logs that. */
 static void answer_all(struct root *r) {
   uint64_t deadline = rail_deadline_in_ms(ANSWER_MS);
   while (r->n > 0 && !rail_deadline_passed(deadline)) {
@@ -383,12 +383,12 @@ static void root_free(struct root *r) {
 static void *root_main(void *arg) {
   struct root *r = arg;
   char why[RT_BOOT_MAX_TEXT], text[RAIL_ADDR_TEXT];
-  bool met = gather(r, why, sizeof why);
+  bool complete = gather_ranks(r, why, sizeof why);
   /* Before any answer: a rank that has one may open the next communicator at the same address. */
   rail_sock_close(&r->listen_fd);
-  if (r->strangers > STRANGER_LINES)
-    RAIL_WARN("bootstrap: rendezvous dropped %u more connections of strangers", r->strangers - STRANGER_LINES);
-  if (met) {
+  if (r->dropped > DROP_LINES)
+    RAIL_WARN("bootstrap: rendezvous dropped %u more unauthenticated connections", r->dropped - DROP_LINES);
+  if (complete) {
     answer_all(r);
   } else if (r->nranks > 0) {
     RAIL_WARN("bootstrap: rendezvous at %s failed: %s", rail_addr_text(&r->addr, text), why);
@@ -410,7 +410,7 @@ rail_result_t rt_rendezvous_start(union rail_addr *addr, const uint8_t secret[RT
   r->deadline = rail_deadline_in_ms(unused_ms);
   if (grow(r) != RAIL_OK) goto failed;
   if (rail_sock_listen(addr, RT_BOOT_MAX_RANKS, &r->listen_fd) != RAIL_OK)
-    goto failed; /* errno is the caller's to judge */
+    goto failed; /* the caller logs errno, or retries */
   r->addr = *addr;
   int err = rail_thread_start("rail-rendezvous", root_main, r, NULL);
   if (err == 0) return RAIL_OK;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The rendezvous: one thread that collects every rank's address and answers
- * each with the table of all. It never waits for one client: strangers and
- * silent connections only cost a descriptor until their deadline.
+ * The rendezvous: one thread that collects every rank's address and answers each rank with
+ * the table of all. It never waits for one client: silent connections only
+ * cost a descriptor until their deadline.
  */
 #ifndef RT_RENDEZVOUS_H
 #define RT_RENDEZVOUS_H
@@ -10,27 +10,28 @@
 #include "core/bootstrap/rt_boot_wire.h"
 
 /* Listens on *addr (port 0: any; filled in) and starts the thread, which frees itself when all ranks have been
- * answered, when the first arrival's patience is over, or when nobody came for `unused_ms`. */
+ * answered, when the shortest timeout of the ranks that came is over, or when none came for `unused_ms`. */
 rail_result_t rt_rendezvous_start(union rail_addr *addr, const uint8_t secret[RT_SECRET_BYTES], uint64_t unused_ms);
 
-/* One rank's visit. */
-struct rt_visit {
-  union rail_addr root;
-  const uint8_t *secret; /* the id's */
-  bool well_known;       /* a fixed address: what answers there may not be ours yet, so try again */
+/* ---- a rank's side: rt_rendezvous_join.c ---- */
+
+struct rt_rendezvous_rank {
+  union rail_addr root;  /* the rendezvous' address */
+  const uint8_t *secret; /* the unique id's */
+  bool well_known;       /* a fixed address, where another communicator's rendezvous may still listen: retry */
   int rank, nranks;
   union rail_addr own; /* where this rank listens */
   uint64_t timeout_ms;
   const _Atomic int *abort_flag; /* may be NULL */
 };
 
-/* table has room for nranks addresses. Errors are logged here. */
-rail_result_t rt_rendezvous_join(const struct rt_visit *visit, union rail_addr *table,
+/* table has room for nranks addresses; `session` gets the communicator's secret. Errors are logged here. */
+rail_result_t rt_rendezvous_join(const struct rt_rendezvous_rank *me, union rail_addr *table,
                                  uint8_t session[RT_SECRET_BYTES]);
 
-/* A rank that cannot meet the others, because the rendezvous is of another version, says hello in its own version: that
- * ends the wait of the others. Best effort, nothing is logged. */
-void rt_rendezvous_decline(const struct rt_visit *visit);
+/* For a rank that cannot join because the rendezvous is of another version: sends a hello of its own version, which
+ * ends the wait of the other ranks. Best effort, nothing is logged. */
+void rt_rendezvous_decline(const struct rt_rendezvous_rank *me);
 
 /* "2, 5, 7 and 12 more": the ranks whose here[] is 0. */
 void rt_rendezvous_missing(const uint8_t *here, int nranks, char *text, size_t cap);

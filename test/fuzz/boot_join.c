@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-SAN: asan
  *
- * A rank's visit to the rendezvous, when what answers is not one. Input: how
+ * A rank that joins a rendezvous, when what answers is not one. Input: how
  * many ranks there are, then the answer.
  */
 #include <errno.h>
@@ -58,12 +58,12 @@ void fuzz_one(const uint8_t *data, size_t size) {
   start();
   size_t table_size = (size_t)nranks * sizeof(union rail_addr);
   union rail_addr *table = (union rail_addr *)(void *)fuzz_guarded(table_size);
-  struct rt_visit visit = {
+  struct rt_rendezvous_rank me = {
       .root = root, .secret = secret, .nranks = nranks, .own = root, .timeout_ms = 10000};
   answer = in.at;
   answer_size = in.left;
   (void)!send(wake[0], "", 1, 0);
-  rail_result_t result = rt_rendezvous_join(&visit, table, session);
+  rail_result_t result = rt_rendezvous_join(&me, table, session);
   FUZZ_CHECK(TEMP_FAILURE_RETRY(recv(wake[0], &byte, 1, 0)) == 1);
   if (result == RAIL_OK) {
     FUZZ_CHECK(in.left >= sizeof(struct rt_boot_header) + sizeof(struct rt_boot_table) +

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-SAN: asan
  *
- * What a rank's service thread reads: strangers' introductions, then messages
+ * What a rank's service thread reads: hellos of pending connections, then messages
  * from peers, heartbeats, aborts and goodbyes from the neighbours. No thread
  * runs here; the connections are socket pairs and each byte is read by a call.
  *
- * Input: steps. Connections 0 to 3 begin as strangers, 4 is the ring to the
+ * Input: steps. Connections 0 to 3 begin as pending ones, 4 is the ring to the
  * next rank.
  */
 #include <stdlib.h>
@@ -14,13 +14,13 @@
 
 #include "common/base/clock.h"
 #include "common/base/compiler.h"
-#include "core/bootstrap/rt_boot_conn.h"
+#include "core/bootstrap/rt_boot.h"
 #include "test/fuzz/lib/fuzz.h"
 
 #define NRANKS 3
 #define SELF 1
-#define STRANGERS 4
-#define CONNS (STRANGERS + 1)
+#define PENDING 4
+#define CONNS (PENDING + 1)
 #define MAX_MESSAGES 64
 
 static const uint8_t secret[RT_SECRET_BYTES] = "fifteen letters";
@@ -30,8 +30,8 @@ enum step { RAW, HELLO, MESSAGE, RING, ABORT, READ, RECEIVE, HANG_UP, STEPS };
 struct bed {
   struct rt_bootstrap b;
   union rail_addr addrs[NRANKS];
-  struct rt_out outs[NRANKS];
-  uint8_t gone[NRANKS];
+  struct rt_boot_tx tx[NRANKS];
+  uint8_t data_closed[NRANKS];
   int ends[CONNS]; /* the fuzzer's */
   struct rt_boot_conn *conns[CONNS];
   int failures;
@@ -47,15 +47,15 @@ static void open_conn(struct bed *bed, int i) {
   int fds[2];
   fuzz_socketpair(fds);
   bed->ends[i] = fds[0];
-  bed->conns[i] = rt_boot_conn_add(&bed->b, fds[1], i < STRANGERS ? RT_BOOT_CONN_STRANGER : RT_BOOT_CONN_RING);
+  bed->conns[i] = rt_boot_conn_add(&bed->b, fds[1], i < PENDING ? RT_BOOT_CONN_PENDING : RT_BOOT_CONN_RING);
   FUZZ_CHECK(bed->conns[i] != NULL);
-  if (i < STRANGERS) {
-    bed->b.watch.nstrangers++;
+  if (i < PENDING) {
+    bed->b.service.npending++;
     return;
   }
-  bed->conns[i]->place = RT_TO_NEXT;
+  bed->conns[i]->neighbour = RT_BOOT_NEXT;
   bed->conns[i]->peer = (SELF + 1) % NRANKS;
-  bed->b.watch.ring[RT_TO_NEXT] = bed->conns[i];
+  bed->b.service.ring[RT_BOOT_NEXT] = bed->conns[i];
 }
 
 static void open_bed(struct bed *bed) {
@@ -72,28 +72,28 @@ static void open_bed(struct bed *bed) {
   b->nranks = NRANKS;
   memcpy(b->secret, secret, sizeof secret);
   b->addrs = bed->addrs;
-  b->outs = bed->outs;
-  b->gone = bed->gone;
+  b->tx = bed->tx;
+  b->data_closed = bed->data_closed;
   b->listen_fd = b->event_fd = -1;
   b->origin = -1;
-  b->watch.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  b->service.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   pthread_mutex_init(&b->lock, NULL);
   pthread_cond_init(&b->cond, NULL);
-  for (size_t i = 0; i < RT_BOX_BUCKETS; i++) b->box[i].tail = &b->box[i].head;
+  for (size_t i = 0; i < RT_BOOT_BUCKETS; i++) STAILQ_INIT(&b->unexpected[i]);
   for (int i = 0; i < CONNS; i++) open_conn(bed, i);
 }
 
 static void close_bed(struct bed *bed) {
   struct rt_bootstrap *b = &bed->b;
-  size_t filed = 0;
-  while (b->watch.conns) rt_boot_conn_finish(b, b->watch.conns);
-  rt_boot_conn_free_finished(b);
-  /* The count is of what lies in the box, to the byte. */
-  for (size_t i = 0; i < RT_BOX_BUCKETS; i++)
-    for (struct rt_message *m = b->box[i].head; m; m = m->next) filed += m->size;
-  FUZZ_CHECK(filed == b->box_bytes && b->watch.nstrangers == 0);
-  rt_boot_box_free(b);
-  rail_sock_close(&b->watch.epoll_fd);
+  size_t queued = 0;
+  struct rt_boot_message *m;
+  while (!LIST_EMPTY(&b->service.conns)) rt_boot_conn_close(b, LIST_FIRST(&b->service.conns));
+  rt_boot_conn_free_closed(b);
+  /* The count is of what is queued, to the byte. */
+  for (size_t i = 0; i < RT_BOOT_BUCKETS; i++) STAILQ_FOREACH(m, &b->unexpected[i], link) queued += m->size;
+  FUZZ_CHECK(queued == b->unexpected_bytes && b->service.npending == 0);
+  rt_boot_messages_free(b);
+  rail_sock_close(&b->service.epoll_fd);
   for (int i = 0; i < CONNS; i++) rail_sock_close(&bed->ends[i]);
   pthread_cond_destroy(&b->cond);
   pthread_mutex_destroy(&b->lock);
@@ -149,8 +149,9 @@ static void receive(struct fuzz_in *in, struct bed *bed) {
 
 /* False: this connection has ended. */
 static bool alive(struct bed *bed, int i) {
-  for (struct rt_boot_conn *c = bed->b.watch.conns; c; c = c->next)
-    if (c == bed->conns[i]) return true;
+  struct rt_boot_conn *c;
+  LIST_FOREACH(c, &bed->b.service.conns, link)
+  if (c == bed->conns[i]) return true;
   return false;
 }
 

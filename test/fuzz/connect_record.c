@@ -37,17 +37,17 @@ static int segment(bool magic, uint64_t size) {
   return fd;
 }
 
-static void open_bootstrap(struct rt_bootstrap *b, uint8_t *gone, struct rt_out *out) {
+static void open_bootstrap(struct rt_bootstrap *b, uint8_t *data_closed, struct rt_boot_tx *tx) {
   static union rail_addr addr;
   memset(b, 0, sizeof *b);
   b->nranks = 1;
-  b->listen_fd = b->event_fd = b->watch.epoll_fd = -1;
-  b->gone = gone;
-  b->outs = out;
+  b->listen_fd = b->event_fd = b->service.epoll_fd = -1;
+  b->data_closed = data_closed;
+  b->tx = tx;
   b->addrs = &addr;
   pthread_mutex_init(&b->lock, NULL);
   pthread_cond_init(&b->cond, NULL);
-  for (size_t i = 0; i < RT_BOX_BUCKETS; i++) b->box[i].tail = &b->box[i].head;
+  for (size_t i = 0; i < RT_BOOT_BUCKETS; i++) STAILQ_INIT(&b->unexpected[i]);
 }
 
 static void judge_peers(struct fuzz_in *in) {
@@ -69,15 +69,15 @@ static void judge_record(struct fuzz_in *in) {
   static struct ncclComm comm;
   struct rt_bootstrap b;
   struct rt_peer me;
-  struct rt_out out = {.fd = -1};
+  struct rt_boot_tx tx = {.fd = -1};
   struct rt_connector *send = calloc(1, sizeof *send), *list[1] = {send};
   struct rt_connect_record record;
   struct shm_body body;
-  uint8_t gone = 0, flags = fuzz_u8(in);
+  uint8_t data_closed = 0, flags = fuzz_u8(in);
   int fd = -1;
   size_t size = flags & 1 ? fuzz_u16(in) % 512 : sizeof record;
   rt_peer_describe(&me);
-  open_bootstrap(&b, &gone, &out);
+  open_bootstrap(&b, &data_closed, &tx);
   memset(&comm, 0, sizeof comm);
   comm.nranks = 1;
   comm.peers = &me;
@@ -97,7 +97,7 @@ static void judge_record(struct fuzz_in *in) {
   FUZZ_CHECK(result != RAIL_IN_PROGRESS);
   rt_connector_free(&comm, send);
   rail_sock_close(&fd);
-  rt_boot_box_free(&b);
+  rt_boot_messages_free(&b);
   pthread_cond_destroy(&b.cond);
   pthread_mutex_destroy(&b.lock);
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Proves: ranks exchange messages and split, and keep strangers out.
+ * Proves: ranks exchange messages and split, and keep other connections out.
  */
 #include <errno.h>
 
 #include "core/bootstrap/rt_boot.h"
-#include "test/unit/boot_strangers.h"
+#include "test/unit/boot_drops.h"
 
 /* ---- messages ---- */
 
@@ -175,7 +175,7 @@ TEST(a_split_that_one_misses_ends) {
 
 /* ---- who calls a rank ---- */
 
-/* The ranks' own listeners: the service thread drops the same strangers while a communicator works. */
+/* The ranks' own listeners: the service thread drops the same connections while a communicator works. */
 static union rail_addr peer_addr;
 static _Atomic int annoyed;
 
@@ -195,7 +195,7 @@ static int annoyed_pair_body(struct rank *r, struct rt_bootstrap *b) {
   return 0;
 }
 
-TEST(strangers_at_a_rank) {
+TEST(unauthenticated_at_a_rank) {
   enum { N = 300 };
   static int fds[N];
   char id[RT_UNIQUE_ID_BYTES];
@@ -277,21 +277,21 @@ static int half_body(struct rank *r, struct rt_bootstrap *b) {
   WANT(rail_sock_connect_all(&me, NULL, deadline, NULL, &fd) == RAIL_OK);
   WANT(rail_sock_send_all(fd, &out, sizeof out, deadline, NULL) == RAIL_OK);
   WANT(rail_sock_send_all(fd, data, sizeof data, deadline, NULL) == RAIL_OK);
-  WANT(rail_sock_recv_all(fd, &byte, 1, deadline, NULL) == RAIL_OK && byte == RT_BOOT_WELCOME);
+  WANT(rail_sock_recv_all(fd, &byte, 1, deadline, NULL) == RAIL_OK && byte == RT_BOOT_ACCEPTED);
   rail_sock_close(&fd);
   bool gone = false;
   size_t bytes = 1;
   while (!gone && !rail_deadline_passed(deadline)) {
     usleep(1000);
     pthread_mutex_lock(&b->lock);
-    gone = b->gone[1];
+    gone = b->data_closed[1];
     pthread_mutex_unlock(&b->lock);
   }
   WANT(gone);
   for (int i = 0; i < 1000 && bytes > 0; i++) { /* the message goes a moment after that */
     usleep(1000);
     pthread_mutex_lock(&b->lock);
-    bytes = b->box_bytes;
+    bytes = b->unexpected_bytes;
     pthread_mutex_unlock(&b->lock);
   }
   WANT(bytes == 0);
@@ -310,7 +310,7 @@ TEST(hellos_that_do_not_fit_are_refused) {
 static const struct tap_case cases[] = {
   TEST_CASE(allgather), TEST_CASE(barrier), TEST_CASE(random_messages), TEST_CASE(recv_before_send),
   TEST_CASE(wrong_sizes_and_ranks), TEST_CASE(split), TEST_CASE(a_split_that_one_misses_ends),
-  TEST_CASE(strangers_at_a_rank), TEST_CASE(half_a_message_is_not_kept),
+  TEST_CASE(unauthenticated_at_a_rank), TEST_CASE(half_a_message_is_not_kept),
   TEST_CASE(hellos_that_do_not_fit_are_refused),
 };
 

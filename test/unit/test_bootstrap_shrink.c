@@ -89,7 +89,7 @@ static int give_up(int rank) {
   struct rank r = {.rank = rank, .nranks = 2, .timeout_ms = 20000, .heartbeat_ms = 200,
                    .heartbeat_timeout_ms = TOO_LONG_MS};
   struct rt_bootstrap_args args = args_of(&r);
-  struct rt_patience patience = {.deadline = rail_deadline_in_ms(20000), .outlives_failure = true};
+  struct rt_boot_limits limits = {.deadline = rail_deadline_in_ms(20000), .ignore_failure = true};
   char *data = calloc(1, LARGE);
   pthread_t aborter;
   if (rank == 0) {
@@ -106,7 +106,7 @@ static int give_up(int rank) {
   WANT(pthread_create(&aborter, NULL, abort_soon, r.boot) == 0);
   WANT(rt_bootstrap_send(r.boot, 1, 2, data, LARGE) != RAIL_OK);
   pthread_join(aborter, NULL);
-  WANT(rt_boot_send(r.boot, RT_BOOT_SPLIT, 1, 3, data, 16, &patience) == RAIL_REMOTE_ERROR);
+  WANT(rt_boot_send(r.boot, RT_BOOT_SPLIT, 1, 3, data, 16, &limits) == RAIL_REMOTE_ERROR);
   rt_bootstrap_close(r.boot);
   free(data);
   return 0;

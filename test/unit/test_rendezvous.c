@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Proves: ranks find each other, strangers do not keep them from it, and all are told which rank is missing, wrong, or
+ * Proves: ranks find each other, unauthenticated connections do not keep them from it, and all are told which rank is missing, wrong, or
  * of another version.
  */
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 
 #include "core/bootstrap/rt_bootstrap.h"
-#include "test/unit/boot_strangers.h"
+#include "test/unit/boot_drops.h"
 
 /* ---- who may come, who must ---- */
 
@@ -50,7 +50,7 @@ static const char *read_refusal(int fd) {
   return text;
 }
 
-TEST(strangers_at_the_rendezvous) {
+TEST(unauthenticated_at_the_rendezvous) {
   enum { N = 200 };
   int fds[N];
   char id[RT_UNIQUE_ID_BYTES];
@@ -76,7 +76,7 @@ TEST(strangers_at_the_rendezvous) {
   ranks_init(4, id, meet_body);
   const char *bad = ranks_run(4);
   CHECK_MSG(!bad, "%s", bad);
-  CHECK(rail_now_ns() - start < 8000000000ull); /* less than the patience with a silent stranger */
+  CHECK(rail_now_ns() - start < 8000000000ull); /* less than a silent connection may take */
   CHECK(logged("drops the connection from"));
   for (int i = 0; i < N; i++) rail_sock_close(&fds[i]);
 }
@@ -156,9 +156,9 @@ TEST(wrong_nranks_and_duplicates) {
   struct { uint32_t rank, nranks; const char *why; } bad[] = {
     {0, 4, "rank 0 says there are 4 ranks, the first to arrive said 3"},
     {1, 3, "rank 1 is here already"},
-    {3, 3, "rank 3 of 3 is not a valid introduction"},
-    {0, 0, "not a valid introduction"},
-    {0, 5000, "not a valid introduction"},
+    {3, 3, "rank 3 of 3 is not a valid hello"},
+    {0, 0, "not a valid hello"},
+    {0, 5000, "not a valid hello"},
   };
   struct pollfd pfd = {.fd = first, .events = POLLIN};
   poll(&pfd, 1, 200);
@@ -285,7 +285,7 @@ TEST(well_known_address) {
 }
 
 static const struct tap_case cases[] = {
-  TEST_CASE(strangers_at_the_rendezvous), TEST_CASE(missing_rank), TEST_CASE(the_shortest_timeout_counts),
+  TEST_CASE(unauthenticated_at_the_rendezvous), TEST_CASE(missing_rank), TEST_CASE(the_shortest_timeout_counts),
   TEST_CASE(the_oldest_silent_connection_goes), TEST_CASE(wrong_nranks_and_duplicates),
   TEST_CASE(a_rank_of_another_version_ends_the_rendezvous),
   TEST_CASE(an_id_of_another_version_is_refused_and_its_maker_told), TEST_CASE(bad_ids),

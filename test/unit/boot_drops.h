@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Connections to ranks and to the rendezvous that no rank makes. */
-#ifndef TEST_BOOT_STRANGERS_H
-#define TEST_BOOT_STRANGERS_H
+ * Unauthenticated connections to ranks and to the rendezvous. */
+#ifndef TEST_BOOT_DROPS_H
+#define TEST_BOOT_DROPS_H
 
 #include "common/base/sock.h"
 #include "core/bootstrap/rt_boot_wire.h"
