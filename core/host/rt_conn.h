@@ -65,8 +65,8 @@ struct rt_conn {
   /* recv side of the host's kernel: has the step in hand, which lies in the area, been brought to `buff`? If not, that
    * is under way. NULL: there is no area. */
   bool (*fetch)(struct rt_conn *c);
-  /* Operations take a connection in the order they were enqueued: the k-th may use it when turn == k. */
-  uint64_t ticket, next_ticket;
+  /* Programs use a connection in the order in which they were enqueued: each takes a ticket and waits until it is served. */
+  uint64_t serving, next_ticket;
 };
 
 /* A store that publishes, and the load that pairs with it. */

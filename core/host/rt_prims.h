@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Primitives of one step: move and combine its elements for both protocols.
- * Every one takes the group of threads that share its work and does the calling
- * thread's part; on the host the group is one thread (RT_HOST_GROUP) and all of
- * this folds away. Between the parts and the counter that publishes them stands
- * rt_group_sync.
+ * Each takes the group of threads that share its work and does the calling
+ * thread's part; on the host the group is one thread (RT_HOST_GROUP), and the compiler removes
+ * the division. rt_group_sync comes between the parts and the counter that publishes them.
  *
  * Simple: the step's bytes as they are; published by the counters.
  * LL: lines of 16 bytes {data, flag, data, flag}; flag = step + 1 in every half.
- * A line needs no counter: each 8-byte half is stored at once, so a half whose
- * flag is right has the right data. Half the bandwidth, one cache miss less.
+ * A line needs no counter: each 8-byte half is stored atomically, so a half with the expected
+ * flag has its data. Half the bandwidth, one cache miss less.
  */
 #ifndef RT_PRIMS_H
 #define RT_PRIMS_H
@@ -22,8 +21,8 @@
 
 #define RT_LL_LINE 16u   /* bytes of a line */
 #define RT_LL_PAYLOAD 8u /* bytes it carries */
-/* Flags are 32 bits: every 2^27 steps a whole round of slots is written to
- * the end, so that no flag from 2^32 steps ago survives in a line that short messages never reach. */
+/* Flags have 32 bits. Every 2^27 steps all slots are written to their ends once, so that no line that short messages
+ * do not reach keeps a flag from 2^32 steps ago. */
 #define RT_LL_CLEAN_MASK 0x07fffff8u
 
 /* ---- groups ------------------------------------------------------------ */
@@ -34,7 +33,7 @@ struct rt_group {
 #define RT_HOST_GROUP ((struct rt_group){0, 1})
 
 /* All parts are done before any thread goes on. */
-static inline void rt_group_sync(struct rt_group g) { (void)g; /* one thread: nobody to wait for */ }
+static inline void rt_group_sync(struct rt_group g) { (void)g; /* one thread */ }
 
 /* The thread's part of n elements: n of them from *first on. */
 static inline uint64_t rt_group_part(struct rt_group g, uint64_t n, uint64_t *first) {
@@ -45,7 +44,7 @@ static inline uint64_t rt_group_part(struct rt_group g, uint64_t n, uint64_t *fi
 
 /* ---- Simple ------------------------------------------------------------ */
 
-/* What is to be done to inputs and result beside reducing. */
+/* Operations besides the reduction. */
 #define RT_PRIM_PRE 0x1u  /* local is a rank's own input */
 #define RT_PRIM_POST 0x2u /* the result is final */
 
@@ -75,7 +74,7 @@ static inline void rt_prim_combine_part(const struct rt_program *prog, char *out
       rt_copy(out, from, bytes);
     return;
   }
-  assert(f); /* two inputs are combined by something */
+  assert(f); /* two inputs need an operation */
   if (pre) {
     f->pre(out, local, (size_t)n, &prog->scalar);
     local = out;
@@ -89,8 +88,7 @@ static inline void rt_prim_combine_part(const struct rt_program *prog, char *out
   if (out2) rt_copy(out2, out, bytes);
 }
 
-/* out, out2 = op(in, local); one of in and local may be NULL (then it is a copy), so may the outs.
- * With a pre-operation the local input is scaled on its way in. */
+/* out, out2 = op(in, local). One of in and local may be NULL, which makes it a copy; so may the outputs. */
 static inline void rt_prim_combine(const struct rt_program *prog, struct rt_group g, char *out, char *out2,
                                    const char *in, const char *local, unsigned what, uint64_t n) {
   uint64_t first, part = rt_group_part(g, n, &first), at = first * prog->sched.esize;

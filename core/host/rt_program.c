@@ -7,11 +7,11 @@
 #include "common/base/compiler.h"
 #include "core/host/rt_prims.h"
 
-/* Actions done in one poll before other kernels get their turn. */
+/* Actions done in one poll before other programs are polled. */
 #define POLL_BUDGET 4
-/* LL payload handled through the stack at a time: LL is for small messages. */
+/* Largest LL step: it is assembled in buffers on the stack. LL is for small messages. */
 #define LL_MAX_PAYLOAD 4096u
-/* Polls for lines between two looks at the counter, which costs the sender a cache miss. */
+/* Polls for lines between two reads of the counter, each of which costs the sender a cache miss. */
 #define LL_IDLE_LOOK 64u
 
 uint64_t rt_proto_payload(enum rt_proto proto, uint64_t slot) {
@@ -64,7 +64,7 @@ static const struct rt_direct *direct_recv(const struct rt_program *prog, const 
 
 /* ---- receiving side ------------------------------------------------------ */
 
-/* Tells a connection's proxy where the next receives shall land, up to 8 steps ahead. */
+/* Posts to a connection's proxy where the next receives shall land, up to 8 steps ahead. */
 static void grant_receives(struct rt_program *prog, int peer) {
   struct rt_conn *c = prog->recv[peer];
   struct rt_action a;
@@ -81,22 +81,22 @@ static void grant_receives(struct rt_program *prog, int peer) {
   }
 }
 
-/* True also when what came is not what we expect: the action then says so. */
+/* True also when the step is not the expected one: recv_matches finds that out. */
 static bool recv_ready(struct rt_program *prog, const struct rt_action *a) {
   struct rt_conn *c = prog->recv[a->from];
   if (prog->proto == RT_LL && !(c->flags & RT_CONN_PROXY)) {
     uint64_t lines = ll_lines(a->n * prog->sched.esize);
     prog->ll_line = rt_ll_arrived(rt_conn_slot_buff(c, RT_LL, c->step), prog->ll_line, lines, rt_ll_flag(c->step));
-    /* Lines that never come belong to a sender whose call differs; the counter, seldom looked at, has its step. */
+    /* When the sender's call differs the lines never come; only the counter shows that it sent another step. */
     if (prog->ll_line < lines && prog->ll_idle++ % LL_IDLE_LOOK != LL_IDLE_LOOK - 1) return false;
-    /* Lines have no order of their own: what the slot says of a GPU's step can be read when the counter has it. */
+    /* The lines are not ordered with the slot's header: that may be read once the counter includes the step. */
   }
   if (c->seen <= c->step) c->seen = rt_observe(c->tail);
   if (c->seen <= c->step) return false;
   return !c->fetch || c->fetch(c);
 }
 
-/* Is the step in hand of the size, and over shared memory of the protocol and call, that our own call asks for? */
+/* Has the current step the size, and over shared memory the protocol and call, that our own call expects? */
 static bool recv_matches(struct rt_program *prog, const struct rt_conn *c, uint64_t bytes) {
   const struct rt_slot *slot = &c->slot[c->step % RT_STEPS];
   bool proxied = c->flags & RT_CONN_PROXY, same_call = proxied || slot->call == prog->call;
@@ -154,8 +154,8 @@ static enum rt_program_state act_simple(struct rt_program *prog, const struct rt
   const char *from = NULL;
   const struct rt_direct *d = NULL;
   if (a->send) {
-    /* What goes out is what ends up in dst, or the untouched input: send it from there if we may. Each has its own
-     * range: in place, the input of an all-reduce is overwritten while the plugin may still read it. */
+    /* The step sends what was stored in dst, or the unchanged input: from there if it is registered. The two have
+     * ranges of their own: in place, the input of an all-reduce is overwritten while the plugin may still read it. */
     from = out ? out : (!a->recv && !(prog->fns && prog->fns->pre) ? a->src : NULL);
     if (from && bytes) d = direct_for(&prog->send_direct[out ? 1 : 0], from, bytes);
     if (!d) out2 = rt_conn_slot_buff(send, RT_SIMPLE, send->step);
@@ -218,31 +218,31 @@ static enum rt_program_state run(struct rt_program *prog) {
   return RT_PROGRAM_PROGRESS;
 }
 
-static bool has_turns(const struct rt_program *prog) {
+static bool is_served(const struct rt_program *prog) {
   for (int p = 0; p < RT_PEERS; p++)
-    if ((prog->recv[p] && prog->recv[p]->ticket != prog->recv_ticket[p]) ||
-        (prog->send[p] && prog->send[p]->ticket != prog->send_ticket[p]))
+    if ((prog->recv[p] && prog->recv[p]->serving != prog->recv_ticket[p]) ||
+        (prog->send[p] && prog->send[p]->serving != prog->send_ticket[p]))
       return false;
   return true;
 }
 
-static void pass_turns(const struct rt_program *prog) {
+static void serve_next(const struct rt_program *prog) {
   for (int p = 0; p < RT_PEERS; p++) {
-    if (prog->recv[p]) prog->recv[p]->ticket++;
-    if (prog->send[p]) prog->send[p]->ticket++;
+    if (prog->recv[p]) prog->recv[p]->serving++;
+    if (prog->send[p]) prog->send[p]->serving++;
   }
 }
 
 enum rt_program_state rt_program_poll(struct rt_program *prog) {
   switch (prog->phase) {
     case RT_PHASE_TICKET:
-      if (!has_turns(prog)) return RT_PROGRAM_WAIT;
+      if (!is_served(prog)) return RT_PROGRAM_WAIT;
       prog->phase = RT_PHASE_RUN;
       RAIL_FALLTHROUGH;
     case RT_PHASE_RUN: {
       enum rt_program_state state = run(prog);
       if (state == RT_PROGRAM_MISMATCH || prog->i < prog->n) return state;
-      pass_turns(prog);
+      serve_next(prog);
       prog->phase = RT_PHASE_DRAIN;
     }
       RAIL_FALLTHROUGH;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which instruction set's kernels to use, the arguments of pre and post, copies. */
+ * Which instruction set's functions to use, the arguments of pre and post, copies. */
 #include "core/host/rt_reduce.h"
 
 #include <stdatomic.h>
@@ -10,7 +10,6 @@
 
 #include "common/base/compiler.h"
 #include "core/host/rt_element.h"
-#include "core/host/rt_reduce_table.h"
 #include "core/host/rt_types.h"
 
 /* rt_copy2 goes over the source in pieces that stay in the first-level cache between the two copies. */
@@ -39,7 +38,7 @@ static const rt_reduce_table *table_of(int simd) {
   }
 }
 
-/* Does this processor have it? Asked rarely: CPUID leaves a virtual machine, which takes microseconds. */
+/* Does this processor have it? Not for hot paths: in a virtual machine CPUID traps, which takes microseconds. */
 static bool runs(int simd) {
 #if defined(__x86_64__)
   if (simd == RT_SIMD_AVX2)
@@ -57,8 +56,8 @@ static int best_simd(void) {
   return RT_SIMD_BASE;
 }
 
-/* RT_SIMD_AUTO until the first lookup. Two threads that race there find the same
- * answer, and nothing else is published through it, so relaxed order will do. */
+/* RT_SIMD_AUTO until the first lookup. Two threads that race there compute the same
+ * value, and nothing else is published through it, so relaxed order is enough. */
 static atomic_int simd_in_use = RT_SIMD_AUTO;
 
 int rt_reduce_simd(void) {

@@ -24,7 +24,7 @@
  *   product rounded); fp8 saturates to finite, see rt_types.h;
  * - a NaN that comes out is always the one with a clear sign and all other bits
  *   set (what NVIDIA's arithmetic gives for float and smaller; double follows);
- * - float min and max: as fmin and fmax, a NaN loses against a number, and -0 is
+ * - float min and max: as fmin and fmax, of a NaN and a number the result is the number, and -0 is
  *   less than +0; only two NaNs make a NaN. e5m2's infinity comes out as its
  *   largest finite value, since NCCL converts back with saturation;
  * - avg of floats: each input times 1/ranks, that factor rounded to the type
@@ -38,11 +38,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/host/rt_types.h"
+
 /* Values of ncclRedOp_t; PREMULSUM is what a handle of ncclRedOpCreatePreMulSum stands for. */
 enum rt_redop { RT_SUM = 0, RT_PROD = 1, RT_MAX = 2, RT_MIN = 3, RT_AVG = 4, RT_PREMULSUM = 5, RT_OP_COUNT };
 
 /* The argument of pre and post, written by rt_scalar_avg or rt_scalar_premul.
- * Which member is alive follows from the type (and, for integers, the op). */
+ * The type (and, for integers, the op) decides which member is used. */
 union rt_scalar {
   uint64_t u64;     /* integers: the factor, its low bits */
   uint32_t divisor; /* integers, avg: number of ranks */
@@ -53,7 +55,7 @@ union rt_scalar {
 struct rt_reduce_fns {
   void (*pre)(void *dst, const void *src, size_t n, const union rt_scalar *arg);
   void (*reduce)(void *dst, const void *a, const void *b, size_t n);
-  /* The same result to two places: what a ring step keeps and passes on. */
+  /* The same result to two destinations: what a ring step stores and sends on. */
   void (*reduce2)(void *dst, void *dst2, const void *a, const void *b, size_t n);
   void (*post)(void *dst, const void *src, size_t n, const union rt_scalar *arg);
 };
@@ -80,7 +82,11 @@ int rt_reduce_simd(void);
 
 /* n bytes; dst == src is allowed and does nothing, other overlap is not. */
 void rt_copy(void *dst, const void *src, size_t n);
-/* n bytes to two places; either may equal src. */
+/* n bytes to two destinations; either may equal src. */
 void rt_copy2(void *dst, void *dst2, const void *src, size_t n);
+
+/* The functions of each instruction set, by type and operation, made of rt_reduce_impl.c; rt_reduce_lookup chooses. */
+typedef const struct rt_reduce_fns rt_reduce_table[RT_TYPE_COUNT][RT_OP_COUNT];
+extern rt_reduce_table rt_reduce_table_base, rt_reduce_table_avx2, rt_reduce_table_avx512;
 
 #endif

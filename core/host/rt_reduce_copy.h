@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a reduceCopy is told: combine up to 8 sources and store the result to up
+ * The arguments of a reduceCopy: combine up to 8 sources and store the result to up
  * to 8 destinations. Written by host code in C, read by kernels on a GPU. The
  * result is that of the functions of rt_reduce.h, applied in this order:
  *   1. pre, where the operation has one, to each of the first `npre` sources:

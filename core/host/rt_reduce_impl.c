@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The reduction kernels, compiled once per instruction set with RT_SIMD naming
+ * The reduction loops, compiled once per instruction set with RT_SIMD naming
  * it. rt_element.h has one small inline function per type and operation; KERNELS wraps
  * them into loops that compilers vectorise, and the table at the end takes the
  * loops of every type in RT_TYPE_LIST. Only f16 has a vector form by hand,
@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "core/host/rt_element.h"
-#include "core/host/rt_reduce_table.h"
 #include "core/host/rt_types.h"
 
 #if defined(__F16C__)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Schedules: what a rank does in a collective, as a pure function from the
- * action's number to the action. One action is at most one step received and at
- * most one step sent, so the numbers of steps on both ends of a connection
- * follow from the same arithmetic and need not be told.
+ * action's number to the action. One action receives at most one step and sends
+ * at most one, so both ends of a connection compute the same number of steps
+ * and need not exchange it.
  *
- * Collectives are rings: a rank receives from the one before it and sends to the one behind it. `rank` and `root`
- * are places in the ring; only whose block of a buffer it is goes by rank (`order`).
+ * Collectives are rings: a rank receives from its predecessor and sends to its successor. `rank` and `root`
+ * are ring indices; the blocks of a buffer are in the order of the ranks (`order` has the rank at each ring index).
  * Send and receive (point to point) are schedules with one side only. All of these have one peer to receive from and
- * one to send to; only a tree has more of them.
+ * one to send to; only a tree has more.
  */
 #ifndef RT_SCHED_H
 #define RT_SCHED_H
@@ -34,7 +34,7 @@ enum rt_coll {
 /* Connections each way, by number: all but a tree use the first alone. */
 enum { RT_CHILD, RT_OTHER_CHILD, RT_PARENT, RT_PEERS };
 
-/* RT_TREE: where the rank stands. */
+/* RT_TREE: the rank's node. */
 struct rt_tree_node {
   uint8_t children; /* 0..2 */
   bool has_parent;
@@ -44,7 +44,7 @@ struct rt_tree_node {
 struct rt_sched {
   enum rt_coll coll;
   int rank, nranks, root;
-  const int *order; /* the rank at each place; NULL: each has the place of its number */
+  const int *order; /* the rank at each ring index; NULL: the index is the rank */
   size_t esize;     /* bytes of an element */
   const char *send; /* user's buffers; NULL where the rank has none */
   char *recv;
@@ -58,8 +58,8 @@ struct rt_action {
   bool recv, send; /* a step comes in; a step goes out */
   bool reduce;     /* what comes in is combined with src */
   bool last;       /* the result is final: apply the post-operation */
-  bool partial;    /* src is no input but lies in the output, a sum already: no pre-operation */
-  uint8_t from, to; /* which connection the step comes by, which it goes by */
+  bool partial;    /* src is a partial sum in the output, not an input: no pre-operation */
+  uint8_t from, to; /* the connections: recv[from], send[to] */
   const char *src; /* local input, or NULL */
   char *dst;       /* local output, or NULL */
   uint64_t n;      /* elements, 0 is a step of no bytes */

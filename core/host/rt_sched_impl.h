@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The schedules of rt_sched.h, as source for the host and for a GPU: plain C11
- * that is also CUDA C++. Included by rt_sched.c, whose functions everybody on the host
- * calls, and by the device's kernel.
+ * that is also CUDA C++. Included by rt_sched.c, whose functions the host calls, and by
+ * the kernel of core/device.
  */
 #ifndef RT_SCHED_IMPL_H
 #define RT_SCHED_IMPL_H
@@ -16,15 +16,15 @@
 /* Chunks begin on cache lines of an aligned buffer where that costs nothing. */
 #define RT_CHUNK_ALIGN_ 64u
 
-RT_HD int rt_sched_ring_rank_(const struct rt_sched *s, int steps_back) {
+RT_HD int rt_sched_ring_index_(const struct rt_sched *s, int steps_back) {
   int r = (s->rank - steps_back) % s->nranks;
   return r < 0 ? r + s->nranks : r;
 }
 
-/* Whose block of a buffer that rank is. */
+/* The rank at that ring index: the number of its block in a buffer. */
 RT_HD uint64_t rt_sched_block_(const struct rt_sched *s, int steps_back) {
-  int place = rt_sched_ring_rank_(s, steps_back);
-  return (uint64_t)(s->order ? s->order[place] : place);
+  int index = rt_sched_ring_index_(s, steps_back);
+  return (uint64_t)(s->order ? s->order[index] : index);
 }
 
 RT_HD uint64_t rt_sched_loops_(uint64_t len, uint64_t per_loop) { return RAIL_DIV_UP(len, per_loop); }
@@ -45,27 +45,27 @@ RT_HD struct rt_sched_loop_ rt_sched_allreduce_loop_(const struct rt_sched *s, u
   return p;
 }
 
-/* Where action i stands: which loop, and which step k of it.
+/* Which loop action i belongs to, and which step k of it.
  *
- * In plain order a rank that has sent step k at once wants what its neighbour made of it, and waits for every
- * jitter. So loops are interleaved along the diagonal: at time t step 0 of loop t, step 1 of loop t-1, and so on;
- * what a step needs was then sent a whole time earlier. Sends and receives stay in one order: both ends of
- * a connection walk the same diagonals. But up to 2n-1 steps are then under way per connection when a rank wants to
- * take one and give one, and a ring in which all FIFOs are full stands still: 8 slots allow 4 ranks. */
+ * In plain order a rank needs, right after sending step k, the step that its neighbour makes of it, so every
+ * delay of a neighbour stalls it. So loops are interleaved along the diagonal: at time t step 0 of loop t, step 1 of
+ * loop t-1, and so on; the input of a step was then sent 2n-1 actions earlier. Sends and receives stay in one order: both
+ * ends of a connection walk the same diagonals. But up to 2n-1 steps are then in flight per connection while a rank
+ * receives one and sends one, and a ring deadlocks when all its FIFOs are full: 8 slots allow 4 ranks. */
 #define RT_DIAGONAL_MAX_RANKS_ 4
 
-struct rt_sched_place_ { uint64_t loop; int k; };
+struct rt_sched_step_ { uint64_t loop; int k; };
 
-RT_HD struct rt_sched_place_ rt_sched_place_of_(uint64_t loop, uint64_t k) {
-  struct rt_sched_place_ p;
+RT_HD struct rt_sched_step_ rt_sched_step_of_(uint64_t loop, uint64_t k) {
+  struct rt_sched_step_ p;
   p.loop = loop;
   p.k = (int)k;
   return p;
 }
 
-RT_HD struct rt_sched_place_ rt_sched_allreduce_place_(const struct rt_sched *s, uint64_t i, uint64_t nloops) {
+RT_HD struct rt_sched_step_ rt_sched_allreduce_step_(const struct rt_sched *s, uint64_t i, uint64_t nloops) {
   uint64_t steps = 2 * (uint64_t)s->nranks - 1;
-  if (s->nranks > RT_DIAGONAL_MAX_RANKS_) return rt_sched_place_of_(i / steps, i % steps);
+  if (s->nranks > RT_DIAGONAL_MAX_RANKS_) return rt_sched_step_of_(i / steps, i % steps);
   uint64_t t = 0, first = 0, count = 1; /* time, first and number of steps at that time */
   if (nloops >= steps) {
     /* Skip the full diagonals in one stride; before and after them there are less than `steps` others. */
@@ -74,7 +74,7 @@ RT_HD struct rt_sched_place_ rt_sched_allreduce_place_(const struct rt_sched *s,
       i -= ramp + full;
       t = nloops;
     } else if (i >= ramp) {
-      return rt_sched_place_of_(steps - 1 + (i - ramp) / steps - (i - ramp) % steps, (i - ramp) % steps);
+      return rt_sched_step_of_(steps - 1 + (i - ramp) / steps - (i - ramp) % steps, (i - ramp) % steps);
     }
   }
   for (;; t++, i -= count) {
@@ -82,16 +82,16 @@ RT_HD struct rt_sched_place_ rt_sched_allreduce_place_(const struct rt_sched *s,
     count = RAIL_MIN(t, steps - 1) - first + 1;
     if (i < count) break;
   }
-  return rt_sched_place_of_(t - first - i, first + i);
+  return rt_sched_step_of_(t - first - i, first + i);
 }
 
 RT_HD void rt_sched_allreduce_action_(const struct rt_sched *s, uint64_t i, struct rt_action *a) {
   int n = s->nranks, per_loop = 2 * n - 1;
-  struct rt_sched_place_ at_i = rt_sched_allreduce_place_(s, i, rt_sched_loops_(s->len, s->chunk * (uint64_t)n));
+  struct rt_sched_step_ at_i = rt_sched_allreduce_step_(s, i, rt_sched_loops_(s->len, s->chunk * (uint64_t)n));
   struct rt_sched_loop_ p = rt_sched_allreduce_loop_(s, at_i.loop);
   int k = at_i.k;
   /* In step k of both phases a rank works on the chunk that is k+1 behind it. */
-  uint64_t at = p.chunk * (uint64_t)rt_sched_ring_rank_(s, k + 1);
+  uint64_t at = p.chunk * (uint64_t)rt_sched_ring_index_(s, k + 1);
   a->n = at >= p.region ? 0 : RAIL_MIN(p.chunk, p.region - at);
   uint64_t byte = (s->lo + p.base + RAIL_MIN(at, p.region)) * s->esize;
   a->recv = k > 0;
@@ -156,7 +156,7 @@ RT_HD void rt_sched_reduce_action_(const struct rt_sched *s, uint64_t i, struct 
   if (is_root) a->dst = s->recv + byte;
 }
 
-/* ---- two ranks that want it soon: every chunk goes both ways at once ---- */
+/* ---- exchange between two ranks: every chunk goes both ways at once, for latency ---- */
 
 /* send 0, send 1, receive 0, send 2, receive 1 … receive the last */
 RT_HD void rt_sched_exchange_action_(const struct rt_sched *s, uint64_t i, struct rt_action *a) {
@@ -178,22 +178,22 @@ RT_HD uint64_t rt_sched_tree_down_(const struct rt_sched *s) {
   return s->tree.has_parent ? rt_sched_tree_up_(s) : s->tree.children - 1u;
 }
 
-/* From the children, the one with less below it first; what has been summed up lies in the output until the other
- * one's comes. */
+/* From the children, the one with the smaller subtree first; its sum stays in the output buffer until the other child's
+ * step comes. */
 RT_HD void rt_sched_tree_up_action_(const struct rt_sched *s, uint64_t chunk, uint64_t k, struct rt_action *a) {
   uint64_t byte = rt_sched_chunk_at_(s, chunk, &a->n) * s->esize;
-  bool whole = k + 1 == rt_sched_tree_up_(s);
+  bool complete = k + 1 == rt_sched_tree_up_(s);
   a->recv = a->reduce = s->tree.children > 0;
   if (a->recv) a->from = (uint8_t)(s->tree.children - 1 - k);
   a->partial = k > 0;
   a->src = k > 0 ? s->recv + byte : s->send + byte;
-  a->send = whole;
+  a->send = complete;
   a->to = s->tree.has_parent ? RT_PARENT : RT_CHILD;
-  a->last = whole && !s->tree.has_parent;
-  if (!whole || a->last) a->dst = s->recv + byte;
+  a->last = complete && !s->tree.has_parent;
+  if (!complete || a->last) a->dst = s->recv + byte;
 }
 
-/* To the child with more below it first. */
+/* To the child with the larger subtree first. */
 RT_HD void rt_sched_tree_down_action_(const struct rt_sched *s, uint64_t chunk, uint64_t k, struct rt_action *a) {
   uint64_t byte = rt_sched_chunk_at_(s, chunk, &a->n) * s->esize;
   a->recv = s->tree.has_parent && k == 0;
@@ -209,9 +209,9 @@ RT_HD void rt_sched_tree_down_action_(const struct rt_sched *s, uint64_t chunk, 
   }
 }
 
-/* A chunk comes down to a rank twice its depth after it went up from there. So that nobody waits for that, as many
- * chunks go up first; then one up, one down. A step that is sent in one beat is received in the next, all over the
- * tree: the ranks get on with two slots and more. */
+/* A chunk's result comes down to a rank 2 * depth steps after the chunk went up from there. To hide that latency, so many
+ * chunks go up first; then one goes up and one comes down in turn. A step is received in the time step after the one in
+ * which it was sent, everywhere in the tree: two slots are enough. */
 RT_HD void rt_sched_tree_action_(const struct rt_sched *s, uint64_t i, struct rt_action *a) {
   const uint64_t up = rt_sched_tree_up_(s), down = rt_sched_tree_down_(s), both = up + down;
   const uint64_t chunks = rt_sched_loops_(s->len, s->chunk), ahead = RAIL_MIN(2 * (uint64_t)s->tree.depth, chunks);

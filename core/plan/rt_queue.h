@@ -2,7 +2,7 @@
  *
  * The host's stand-in for a CUDA stream: plans run one after the other, in the
  * order they were enqueued. A plan is everything of one group on one communicator:
- * its kernels run side by side (each takes its connections in order, rt_conn.ticket).
+ * its kernels run side by side (each takes its connections in order, rt_conn.next_ticket).
  *
  * A plan is run by the executor thread, or by a thread that waits for it and
  * finds it not yet begun, which saves a switch of threads. So the executor gives a waiter

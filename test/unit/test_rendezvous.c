@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Proves: ranks find each other, unauthenticated connections do not keep them from it, and all are told which rank is missing, wrong, or
- * of another version.
+ * Proves: ranks find each other, unauthenticated connections do not keep them from it, and all are told which rank is
+ * missing, wrong, or of another version.
  */
 #include <errno.h>
 #include <poll.h>
