@@ -12,7 +12,7 @@
 #include "core/comm/rt_error.h"
 #include "core/gpu/rt_gate.h"
 #include "core/transport/rt_net.h"
-#include "core/topo/rt_nvml.h"
+#include "core/topo/rt_topo.h"
 #include "core/comm/rt_param.h"
 #include "core/comm/rt_reg.h"
 #include "core/plan/rt_round.h"
@@ -99,7 +99,7 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   rt_peer_describe(me);
   me->rank = comm->rank;
   RAIL_TRY(rail_random_bytes(&me->nonce, sizeof me->nonce));
-  rt_topo_look(comm->device, &me->gpu);
+  rt_topo_detect(comm->device, &me->gpu);
   me->has_gpu = comm->gpu_at_birth >= 0;
   if (me->has_gpu) me->multiprocessors = rt_gpu_multiprocessors(comm->gpu_at_birth);
   if (me->has_gpu && me->p2p_level != RT_LOC) me->ways = rt_ways_open(comm->gpu_at_birth, &comm->inbox);

@@ -199,9 +199,9 @@ static bool near_enough(struct taking *t, enum rt_distance farthest) {
         rt_cuda_refused(cu->device_bus_id(own, sizeof own, mine), "cuDeviceGetPCIBusId", t->why))
       return false;
     if (cu->device_p2p(&atomics, RT_CU_P2P_NATIVE_ATOMICS, mine, theirs) != RT_CU_SUCCESS) atomics = 0;
-    t->view->path = atomics ? RT_NVL : rt_path_distance(rt_params()->sysfs, own, t->offer.bus_id);
+    t->view->path = atomics ? RT_NVL : rt_pci_bus_distance(rt_params()->sysfs, own, t->offer.bus_id);
   }
-  return !rt_path_refusal(t->view->path, farthest, reaches != 0, t->why, RT_WHY);
+  return !rt_p2p_refusal(t->view->path, farthest, reaches != 0, t->why, RT_WHY);
 }
 
 /* May kernels of the taker's use memory of this process? */

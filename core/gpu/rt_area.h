@@ -21,7 +21,7 @@
 #include "common/base/result.h"
 #include "core/gpu/rt_cuda.h"
 #include "core/gpu/rt_gpu.h"
-#include "core/topo/rt_path.h"
+#include "core/topo/rt_pci.h"
 #include "core/gpu/rt_way.h"
 
 enum rt_offer_state {

@@ -49,9 +49,9 @@ RT_HD struct rt_sched_loop_ rt_sched_allreduce_loop_(const struct rt_sched *s, u
  *
  * In plain order a rank needs, right after sending step k, the step that its neighbour makes of it, so every
  * delay of a neighbour stalls it. So loops are interleaved along the diagonal: at time t step 0 of loop t, step 1 of
- * loop t-1, and so on; the input of a step was then sent 2n-1 actions earlier. Sends and receives stay in one order: both
- * ends of a connection walk the same diagonals. But up to 2n-1 steps are then in flight per connection while a rank
- * receives one and sends one, and a ring deadlocks when all its FIFOs are full: 8 slots allow 4 ranks. */
+ * loop t-1, and so on; the input of a step was then sent 2n-1 actions earlier. Sends and receives stay in one order:
+ * both ends of a connection walk the same diagonals. But up to 2n-1 steps are then in flight per connection while a
+ * rank receives one and sends one, and a ring deadlocks when all its FIFOs are full: 8 slots allow 4 ranks. */
 #define RT_DIAGONAL_MAX_RANKS_ 4
 
 struct rt_sched_step_ { uint64_t loop; int k; };
@@ -209,9 +209,9 @@ RT_HD void rt_sched_tree_down_action_(const struct rt_sched *s, uint64_t chunk, 
   }
 }
 
-/* A chunk's result comes down to a rank 2 * depth steps after the chunk went up from there. To hide that latency, so many
- * chunks go up first; then one goes up and one comes down in turn. A step is received in the time step after the one in
- * which it was sent, everywhere in the tree: two slots are enough. */
+/* A chunk's result comes down to a rank 2 * depth steps after the chunk went up from there. To hide that latency, so
+ * many chunks go up first; then one goes up and one comes down in turn. A step is received in the time step after the
+ * one in which it was sent, everywhere in the tree: two slots are enough. */
 RT_HD void rt_sched_tree_action_(const struct rt_sched *s, uint64_t i, struct rt_action *a) {
   const uint64_t up = rt_sched_tree_up_(s), down = rt_sched_tree_down_(s), both = up + down;
   const uint64_t chunks = rt_sched_loops_(s->len, s->chunk), ahead = RAIL_MIN(2 * (uint64_t)s->tree.depth, chunks);

@@ -1,5 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "core/topo/rt_nvml.h"
+/* SPDX-License-Identifier: Apache-2.0
+ * What this machine knows about a GPU: its PCI path from sysfs, its NVLinks from NVML. */
+#include "core/topo/rt_topo.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -11,7 +12,8 @@
 #include "core/gpu/rt_cuda.h"
 #include "core/comm/rt_param.h"
 
-enum { OK = 0, MOST_LINKS = 18, REMOTE_GPU = 0, REMOTE_SWITCH = 2 };
+/* Values of NVML's enums, and NVML_NVLINK_MAX_LINKS. */
+enum { OK = 0, MAX_LINKS = 18, REMOTE_GPU = 0, REMOTE_SWITCH = 2 };
 
 /* NVML's nvmlPciInfo_t. */
 struct pci_info {
@@ -52,10 +54,10 @@ static void add_peer(struct rt_topo_gpu *gpu, uint64_t number) {
   if (number && gpu->npeers < RT_TOPO_PEERS) gpu->peer[gpu->npeers++] = number;
 }
 
-static void look_at_links(const struct nvml *nvml, const char *bus_id, struct rt_topo_gpu *gpu) {
+static void read_links(const struct nvml *nvml, const char *bus_id, struct rt_topo_gpu *gpu) {
   void *device;
   if (nvml->device(bus_id, &device) != OK) return;
-  for (unsigned link = 0; link < MOST_LINKS; link++) {
+  for (unsigned link = 0; link < MAX_LINKS; link++) {
     unsigned active = 0;
     int type = -1;
     struct pci_info pci;
@@ -68,47 +70,47 @@ static void look_at_links(const struct nvml *nvml, const char *bus_id, struct rt
   }
 }
 
-static void look_for_links(const char *bus_id, struct rt_topo_gpu *gpu) {
+static void detect_links(const char *bus_id, struct rt_topo_gpu *gpu) {
   struct nvml nvml;
   void *library = dlopen(rt_params()->nvml_lib, RTLD_NOW | RTLD_LOCAL);
   if (!library) return;
   if (!fill_table(library, &nvml)) {
     RAIL_INFO(RAIL_SUB_INIT, "%s lacks calls for NVLink: GPUs are taken to have none", rt_params()->nvml_lib);
   } else if (nvml.init() == OK) {
-    look_at_links(&nvml, bus_id, gpu);
+    read_links(&nvml, bus_id, gpu);
     nvml.shutdown();
   }
   dlclose(library);
 }
 
-/* What was found before: NVML takes its time, and a GPU stays where it is. */
+/* Results so far: NVML is slow to open, and the answer does not change. */
 static struct {
   char bus_id[RT_PCI_BUS_ID];
   struct rt_topo_gpu gpu;
-} known[16];
-static int nknown;
+} cache[16];
+static int ncached;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void look_up(const char *bus_id, struct rt_topo_gpu *gpu) {
-  for (int i = 0; i < nknown; i++)
-    if (strcmp(known[i].bus_id, bus_id) == 0) {
-      *gpu = known[i].gpu;
+static void detect(const char *bus_id, struct rt_topo_gpu *gpu) {
+  for (int i = 0; i < ncached; i++)
+    if (strcmp(cache[i].bus_id, bus_id) == 0) {
+      *gpu = cache[i].gpu;
       return;
     }
   rt_pci_find(rt_params()->sysfs, bus_id, &gpu->pci);
-  look_for_links(bus_id, gpu);
-  if (nknown == (int)RAIL_COUNT_OF(known)) return;
-  snprintf(known[nknown].bus_id, sizeof known[nknown].bus_id, "%s", bus_id);
-  known[nknown++].gpu = *gpu;
+  detect_links(bus_id, gpu);
+  if (ncached == (int)RAIL_COUNT_OF(cache)) return;
+  snprintf(cache[ncached].bus_id, sizeof cache[ncached].bus_id, "%s", bus_id);
+  cache[ncached++].gpu = *gpu;
 }
 
-void rt_topo_look(int device, struct rt_topo_gpu *gpu) {
+void rt_topo_detect(int device, struct rt_topo_gpu *gpu) {
   const struct rt_cuda *cu = rt_cuda();
   char bus_id[RT_PCI_BUS_ID] = "";
   memset(gpu, 0, sizeof *gpu);
   gpu->pci.numa = -1;
   if (!cu || device < 0 || cu->device_bus_id(bus_id, sizeof bus_id, device) != RT_CU_SUCCESS) return;
   pthread_mutex_lock(&lock);
-  look_up(bus_id, gpu);
+  detect(bus_id, gpu);
   pthread_mutex_unlock(&lock);
 }

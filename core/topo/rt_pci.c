@@ -12,7 +12,7 @@
 #include "common/base/ifaddr.h"
 #include "common/base/log.h"
 
-/* A root complex is no device, and neither has the number 0. */
+/* Bits of a hop's number that tell a root complex from a device; no hop is 0, which means none. */
 #define ROOT (1ull << 63)
 #define DEVICE (1ull << 62)
 
@@ -20,7 +20,7 @@ static uint64_t device_number(unsigned domain, unsigned bus, unsigned device, un
   return DEVICE | (uint64_t)domain << 16 | (uint64_t)(bus & 0xff) << 8 | (device & 0x1f) << 3 | (function & 7);
 }
 
-/* One component of a path; 0: it says nothing of the PCI tree. */
+/* One component of a path; 0: not one of the PCI tree. */
 static uint64_t hop_number(const char *name, size_t len) {
   char text[32], end;
   unsigned domain, bus, device, function;
@@ -82,11 +82,18 @@ enum rt_distance rt_pci_distance(const struct rt_pci *a, const struct rt_pci *b)
   int common = 0, longer = RAIL_MAX(a->nhops, b->nhops);
   while (common < a->nhops && common < b->nhops && a->hop[common] == b->hop[common]) common++;
   if (common == longer) return RT_LOC;
-  /* Host bridges of one processor reach each other inside it. */
+  /* Host bridges of one processor are connected inside it. */
   if (common == 0) return a->numa == b->numa ? RT_PHB : RT_SYS;
   if (common == 1) return RT_PHB;
-  /* Below the last common bridge: a port of the switch for each, and the device. */
+  /* Below the last common bridge each device has a port of the switch, and itself: two hops are one switch. */
   return longer - common <= 2 ? RT_PIX : RT_PXB;
+}
+
+enum rt_distance rt_pci_bus_distance(const char *sysfs, const char *bus_a, const char *bus_b) {
+  struct rt_pci a, b;
+  rt_pci_find(sysfs, bus_a, &a);
+  rt_pci_find(sysfs, bus_b, &b);
+  return rt_pci_distance(&a, &b);
 }
 
 static const char *const names[] = {"LOC", "NVL", "PIX", "PXB", "PHB", "SYS", "NET"};
@@ -106,10 +113,24 @@ bool rt_distance_parse(const char *text, enum rt_distance *out) {
   return true;
 }
 
-enum rt_distance rt_distance_level(const char *param, const char *text, enum rt_distance otherwise) {
-  enum rt_distance level = otherwise;
+enum rt_distance rt_distance_level(const char *param, const char *text, enum rt_distance def) {
+  enum rt_distance level = def;
   if (text && *text && !rt_distance_parse(text, &level))
     RAIL_WARN("%s: '%s' is none of LOC, NVL, PIX, PXB, PHB, SYS, or a number from 0 to 4; %s is used", param, text,
-              names[otherwise]);
+              names[def]);
   return level;
+}
+
+const char *rt_p2p_refusal(enum rt_distance distance, enum rt_distance level, bool reachable, char *text, size_t size) {
+  if (level == RT_LOC)
+    snprintf(text, size, "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL says so");
+  else if (distance > level)
+    snprintf(text, size, "the GPUs' distance is %s, NCCL_P2P_LEVEL allows %s", rt_distance_name(distance),
+             rt_distance_name(level));
+  else if (!reachable)
+    snprintf(text, size, "the driver lets neither GPU reach the other's memory (distance %s)",
+             rt_distance_name(distance));
+  else
+    return NULL;
+  return text;
 }

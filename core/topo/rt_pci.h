@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where a device hangs in the PCI tree, and how far apart two devices are: in
- * the words that NCCL has for it. The place is plain numbers of fixed width, so that
- * ranks can tell it to each other.
+ * A device's path in the PCI tree, and the distance between two devices, in NCCL's words.
+ * A path is plain numbers of fixed width, so that ranks can exchange it.
  */
 #ifndef RT_PCI_H
 #define RT_PCI_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define RT_PCI_HOPS 12
-#define RT_PCI_BUS_ID 20 /* bytes of "00000000:3b:00.0" and its end */
+#define RT_PCI_BUS_ID 20 /* bytes of "00000000:3b:00.0" with its NUL */
 
 struct rt_pci {
   uint64_t hop[RT_PCI_HOPS]; /* the root complex, bridges, and last the device */
@@ -19,7 +19,7 @@ struct rt_pci {
   int32_t numa;              /* -1: unknown */
 };
 
-/* From near to far. Where nothing is known two devices are as far apart as one host allows. */
+/* From near to far. Two devices of unknown paths on one host are at RT_SYS. */
 enum rt_distance {
   RT_LOC, /* one device */
   RT_NVL, /* NVLink */
@@ -30,25 +30,31 @@ enum rt_distance {
   RT_NET, /* from host to host */
 };
 
-/* From a path of sysfs, the names in it alone: /sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0. False, and a place
- * that is unknown, if it is none or goes deeper than RT_PCI_HOPS. */
+/* From a path of sysfs, by its text alone: /sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0. False, with an unknown
+ * path, if it is not one or has more than RT_PCI_HOPS hops. */
 bool rt_pci_parse(const char *path, struct rt_pci *out);
-/* The same, and the NUMA node that the directory names; NULL: unknown. */
+/* The same, with the NUMA node that the directory has. `path` may be NULL: unknown. */
 bool rt_pci_read(const char *path, struct rt_pci *out);
-/* A device by its number, below `sysfs` ("/sys"): as the CUDA driver writes it, or sysfs. */
+/* A device by its bus id, as the CUDA driver or sysfs writes it, in the sysfs mounted at `sysfs` ("/sys"). */
 bool rt_pci_find(const char *sysfs, const char *bus_id, struct rt_pci *out);
-/* hop's number of a device, also from what sysfs calls it with more or less zeros; 0: it is none. */
+/* A bus id as hop[] has it, whatever the number of its leading zeros; 0: not a bus id. */
 uint64_t rt_pci_number(const char *bus_id);
 
 /* Of a and b on one host. */
 enum rt_distance rt_pci_distance(const struct rt_pci *a, const struct rt_pci *b);
+/* The same by bus ids. */
+enum rt_distance rt_pci_bus_distance(const char *sysfs, const char *bus_a, const char *bus_b);
 
-/* The text of a parameter as rt_distance_parse takes it; NULL or empty: `otherwise`, as for what it does not take,
- * which is warned of. */
-enum rt_distance rt_distance_level(const char *param, const char *text, enum rt_distance otherwise);
-/* NCCL's words (LOC, NVL, PIX, PXB, PHB, SYS), or the numbers that they had before: 0 LOC, 1 PIX, 2 PXB, 3 PHB, 4 and
- * above SYS. False: it is neither. */
+/* A parameter's value as rt_distance_parse takes it. The default for NULL, "", and, with a warning, for anything else.
+ */
+enum rt_distance rt_distance_level(const char *param, const char *text, enum rt_distance def);
+/* NCCL's words (LOC, NVL, PIX, PXB, PHB, SYS), or the numbers of older versions: 0 LOC, 1 PIX, 2 PXB, 3 PHB, 4 and
+ * above SYS. False: neither. */
 bool rt_distance_parse(const char *text, enum rt_distance *out);
 const char *rt_distance_name(enum rt_distance distance);
+
+/* May kernels of one GPU use memory of the other (P2P)? `level` is NCCL_P2P_LEVEL, RT_LOC where P2P is off; `reachable`:
+ * the driver allows it, or it is one GPU. NULL, or the reason why not, which is written to `text`. */
+const char *rt_p2p_refusal(enum rt_distance distance, enum rt_distance level, bool reachable, char *text, size_t size);
 
 #endif

@@ -12,7 +12,7 @@ bool rt_topo_gpu_valid(const struct rt_topo_gpu *gpu) {
 
 /* ---- distances ------------------------------------------------------------------ */
 
-static bool lists(const struct rt_topo_gpu *a, const struct rt_topo_gpu *b) {
+static bool has_nvlink_to(const struct rt_topo_gpu *a, const struct rt_topo_gpu *b) {
   if (!b->pci.nhops) return false;
   uint64_t number = b->pci.hop[b->pci.nhops - 1];
   for (uint32_t i = 0; i < a->npeers; i++)
@@ -24,11 +24,11 @@ enum rt_distance rt_topo_distance(const struct rt_topo_rank *a, const struct rt_
   if (a->host != b->host) return RT_NET;
   enum rt_distance pci = rt_pci_distance(&a->gpu->pci, &b->gpu->pci);
   if (pci == RT_LOC) return pci;
-  bool linked = (a->gpu->switched && b->gpu->switched) || lists(a->gpu, b->gpu) || lists(b->gpu, a->gpu);
+  bool linked = (a->gpu->switched && b->gpu->switched) || has_nvlink_to(a->gpu, b->gpu) || has_nvlink_to(b->gpu, a->gpu);
   return linked ? RT_NVL : pci;
 }
 
-int rt_topo_nic(const struct rt_topo_gpu *gpu, const struct rt_pci *nics, int n, int turn) {
+int rt_topo_nic(const struct rt_topo_gpu *gpu, const struct rt_pci *nics, int n, int index) {
   enum rt_distance nearest = RT_NET;
   int count = 0;
   for (int i = 0; i < n; i++) {
@@ -36,28 +36,28 @@ int rt_topo_nic(const struct rt_topo_gpu *gpu, const struct rt_pci *nics, int n,
     count = d < nearest ? 1 : count + (d == nearest);
     nearest = RAIL_MIN(nearest, d);
   }
-  int wanted = turn % RAIL_MAX(count, 1), at = 0;
+  int wanted = index % RAIL_MAX(count, 1), at = 0;
   for (; rt_pci_distance(&gpu->pci, &nics[at]) != nearest || wanted-- > 0; at++) continue;
   return at;
 }
 
-/* ---- the way through one host ------------------------------------------------------ */
+/* ---- the path through one host ----------------------------------------------------- */
 
 /* The ranks of a host, ascending. */
 struct host {
   const struct rt_topo_rank *ranks;
   int *member;
   int n;
-  bool closed; /* the only host: from the last one the ring comes back to the first */
+  bool closed; /* the only host: the ring returns from its last rank to its first */
 };
 
-/* One link more of a class outweighs any number of links of the classes below, of a ring that is looked at whole. */
+/* One link of a class costs more than all links of lower classes that a path of RT_TOPO_EXACT ranks can have. */
 static uint64_t cost(const struct host *h, int a, int b) {
   enum rt_distance d = rt_topo_distance(&h->ranks[h->member[a]], &h->ranks[h->member[b]]);
   return d == RT_LOC ? 0 : 1ull << 5 * (d - 1);
 }
 
-/* least[set * n + last]: what it costs to go on through all that are not in the set, being at `last`. */
+/* least[set * n + last]: the least cost from rank `last` through all ranks that are not in the set (Held and Karp). */
 static uint64_t *fill_least(const struct host *h) {
   size_t n = (size_t)h->n, all = (1u << n) - 1;
   uint64_t *least = malloc((all + 1) * n * sizeof *least);
@@ -72,7 +72,7 @@ static uint64_t *fill_least(const struct host *h) {
   return least;
 }
 
-/* The best way; of several the one that is first in the order of ranks. */
+/* The cheapest path; of several the first in the order of ranks. */
 static rail_result_t order_exactly(const struct host *h, int *out) {
   size_t n = (size_t)h->n, set = 0;
   uint64_t *least = fill_least(h);
@@ -110,26 +110,26 @@ static void order_greedily(const struct host *h, int *out) {
 
 /* ---- all hosts --------------------------------------------------------------------- */
 
-/* Puts the host's ranks behind order[at - 1]; `room` is for as many numbers. */
-static rail_result_t add_host(const struct host *h, int *room, int *order) {
+/* Writes the host's ranks to order[]; scratch has as many elements. */
+static rail_result_t add_host(const struct host *h, int *scratch, int *order) {
   if (h->n > RT_TOPO_EXACT)
-    order_greedily(h, room);
+    order_greedily(h, scratch);
   else
-    RAIL_TRY(order_exactly(h, room));
-  for (int i = 0; i < h->n; i++) order[i] = h->member[room[i]];
+    RAIL_TRY(order_exactly(h, scratch));
+  for (int i = 0; i < h->n; i++) order[i] = h->member[scratch[i]];
   return RAIL_OK;
 }
 
-static void begin_with_rank_0(int *order, int *room, int n) {
+static void rotate_to_rank_0(int *order, int *scratch, int n) {
   int at = 0;
   while (order[at] != 0) at++;
-  for (int i = 0; i < n; i++) room[i] = order[(at + i) % n];
-  memcpy(order, room, (size_t)n * sizeof order[0]);
+  for (int i = 0; i < n; i++) scratch[i] = order[(at + i) % n];
+  memcpy(order, scratch, (size_t)n * sizeof order[0]);
 }
 
 rail_result_t rt_topo_ring(const struct rt_topo_rank *ranks, int n, int *order) {
-  int *member = calloc((size_t)n, sizeof *member), *room = calloc((size_t)n, sizeof *room);
-  rail_result_t r = member && room ? RAIL_OK : RAIL_SYSTEM_ERROR;
+  int *member = calloc((size_t)n, sizeof *member), *scratch = calloc((size_t)n, sizeof *scratch);
+  rail_result_t r = member && scratch ? RAIL_OK : RAIL_SYSTEM_ERROR;
   for (int first = 0, placed = 0; first < n && r == RAIL_OK; first++) {
     bool seen = false;
     for (int i = 0; i < first && !seen; i++) seen = ranks[i].host == ranks[first].host;
@@ -138,11 +138,11 @@ rail_result_t rt_topo_ring(const struct rt_topo_rank *ranks, int n, int *order) 
     for (int i = first; i < n; i++)
       if (ranks[i].host == ranks[first].host) member[h.n++] = i;
     h.closed = h.n == n;
-    r = add_host(&h, room, &order[placed]);
+    r = add_host(&h, scratch, &order[placed]);
     placed += h.n;
   }
-  if (r == RAIL_OK) begin_with_rank_0(order, room, n);
+  if (r == RAIL_OK) rotate_to_rank_0(order, scratch, n);
   free(member);
-  free(room);
+  free(scratch);
   return r;
 }

@@ -8,7 +8,7 @@
 #include "core/topo/rt_topo.h"
 
 #include "core/gpu/rt_gdr.h"
-#include "core/topo/rt_nvml.h"
+#include "core/topo/rt_topo.h"
 #include "rail/net.h"
 #include "test/device/gpu/user.h"
 #include "test/harness/pci_tree.h"
@@ -290,13 +290,13 @@ static void look(const struct rank *rank, void *arg) {
   setenv("RAIL_SYSFS", root, 1);
   setenv("FAKENVML_LINKS", "01:00.0=00:00.0,00:00.0=01:00.0,01:00.0=00:00.0,01:00.0=switch", 1);
   gpu_open();
-  rt_topo_look(1, &found);
+  rt_topo_detect(1, &found);
   ENSURE(found.pci.nhops == 3 && found.pci.numa == 1, "%d hops, node %d", found.pci.nhops, found.pci.numa);
   ENSURE(found.npeers == 1 && found.peer[0] == rt_pci_number("ffff:00:00.0") && found.switched, "%u peers",
          found.npeers);
-  rt_topo_look(0, &found); /* sysfs does not know it */
+  rt_topo_detect(0, &found); /* sysfs does not know it */
   ENSURE(found.pci.nhops == 0 && found.npeers == 1 && !found.switched, "%d hops", found.pci.nhops);
-  rt_topo_look(-1, &found);
+  rt_topo_detect(-1, &found);
   ENSURE(found.pci.nhops == 0 && found.npeers == 0, "something is known of no device");
   pci_tree_close(root);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Proves: the distance between two GPUs follows from their places in a tree of sysfs; NCCL_P2P_LEVEL takes NCCL's words
  * and older numbers; what is refused says why. */
-#include "core/topo/rt_path.h"
+#include "core/topo/rt_pci.h"
 
 #include <ftw.h>
 #include <stdio.h>
@@ -64,8 +64,8 @@ static int remove_one(const char *path, const struct stat *st, int kind, struct 
 
 #define DISTANCE(a, b, expected)                                                     \
   do {                                                                               \
-    CHECK_STR(rt_distance_name(rt_path_distance(top, a, b)), expected);                 \
-    CHECK_STR(rt_distance_name(rt_path_distance(top, b, a)), expected);                 \
+    CHECK_STR(rt_distance_name(rt_pci_bus_distance(top, a, b)), expected);                 \
+    CHECK_STR(rt_distance_name(rt_pci_bus_distance(top, b, a)), expected);                 \
   } while (0)
 
 TEST(distances) {
@@ -109,7 +109,7 @@ TEST(levels) {
 
 static void refusal(enum rt_distance path, enum rt_distance farthest, bool reachable, const char *word) {
   char text[128];
-  const char *why = rt_path_refusal(path, farthest, reachable, text, sizeof text);
+  const char *why = rt_p2p_refusal(path, farthest, reachable, text, sizeof text);
   CHECK_MSG(word ? why && strstr(why, word) : !why, "path %d, farthest %d: %s", path, farthest, why ? why : "allowed");
 }
 
