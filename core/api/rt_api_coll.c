@@ -22,7 +22,6 @@ struct call {
   ncclDataType_t type;
   int root;
   cudaStream_t stream;
-  bool on_device; /* found by check */
 };
 
 static bool needs(const struct ncclComm *comm, const struct call *c, enum who who) {
@@ -51,11 +50,11 @@ static ncclResult_t look_at(const struct call *c, const struct ncclComm *comm) {
 }
 
 /* A wrong call drops the group that it is in. */
-static ncclResult_t check(struct call *c, struct ncclComm *comm) {
+static ncclResult_t check(const struct call *c, struct ncclComm *comm) {
   ncclResult_t r = look_at(c, comm);
   if (r == ncclSuccess)
-    r = rt_buffer_locate(comm, c->name, needs(comm, c, c->sends) ? c->send : NULL,
-                         needs(comm, c, c->receives) ? c->recv : NULL, c->stream, &c->on_device);
+    r = rt_buffer_check(comm, c->name, needs(comm, c, c->sends) ? c->send : NULL,
+                        needs(comm, c, c->receives) ? c->recv : NULL, c->stream);
   return rt_group_note(r);
 }
 
@@ -71,7 +70,7 @@ static ncclResult_t look_at_op(const struct call *c, ncclRedOp_t op, const struc
     return rt_error(RAIL_BAD_ARGUMENT, "%s: the operator was made for datatype %s, the call has %s", name,
                     rt_type_name((int)comm->premuls[i].type), rt_type_name((int)type));
   if (!comm->premuls[i].deferred || !c->count) return ncclSuccess;
-  return rt_buffer_locate_scalar(name, comm->premuls[i].scalar, c->on_device);
+  return rt_buffer_check_scalar(comm, name, comm->premuls[i].scalar);
 }
 
 static ncclResult_t check_op(const struct call *c, ncclRedOp_t op, const struct ncclComm *comm) {
@@ -87,8 +86,7 @@ static ncclResult_t add(struct ncclComm *comm, enum rt_coll coll, const struct c
                       .type = c->type,
                       .op = op,
                       .root = c->root,
-                      .stream = c->stream,
-                      .on_device = c->on_device};
+                      .stream = c->stream};
   if (op >= ncclNumOps) t.premul = comm->premuls[op - ncclNumOps];
   return rt_group_add(&t, 1);
 }
@@ -97,7 +95,7 @@ static ncclResult_t add(struct ncclComm *comm, enum rt_coll coll, const struct c
 
 RAIL_EXPORT ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                        ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  struct call c = {.name = "ncclAllReduce",
+  const struct call c = {.name = "ncclAllReduce",
                    .send = sendbuff,
                    .recv = recvbuff,
                    .sends = ALL,
@@ -113,7 +111,7 @@ RAIL_EXPORT ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, siz
 RAIL_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
                                            ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                                            cudaStream_t stream) {
-  struct call c = {.name = "ncclReduceScatter",
+  const struct call c = {.name = "ncclReduceScatter",
                    .send = sendbuff,
                    .recv = recvbuff,
                    .sends = ALL,
@@ -129,7 +127,7 @@ RAIL_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff,
 
 RAIL_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
                                        ncclComm_t comm, cudaStream_t stream) {
-  struct call c = {.name = "ncclAllGather",
+  const struct call c = {.name = "ncclAllGather",
                    .send = sendbuff,
                    .recv = recvbuff,
                    .sends = ALL,
@@ -144,7 +142,7 @@ RAIL_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, siz
 
 RAIL_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                        int root, ncclComm_t comm, cudaStream_t stream) {
-  struct call c = {.name = "ncclBroadcast",
+  const struct call c = {.name = "ncclBroadcast",
                    .send = sendbuff,
                    .recv = recvbuff,
                    .sends = ROOT,
@@ -165,7 +163,7 @@ RAIL_EXPORT ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t data
 
 RAIL_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                     ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-  struct call c = {.name = "ncclReduce",
+  const struct call c = {.name = "ncclReduce",
                    .send = sendbuff,
                    .recv = recvbuff,
                    .sends = ALL,
@@ -184,7 +182,7 @@ RAIL_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t
 
 RAIL_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
                                   ncclComm_t comm, cudaStream_t stream) {
-  struct call c = {.name = "ncclSend",
+  const struct call c = {.name = "ncclSend",
                    .send = sendbuff,
                    .sends = ALL,
                    .count = count,
@@ -198,7 +196,7 @@ RAIL_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataTy
 
 RAIL_EXPORT ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
                                   cudaStream_t stream) {
-  struct call c = {.name = "ncclRecv",
+  const struct call c = {.name = "ncclRecv",
                    .recv = recvbuff,
                    .receives = ALL,
                    .count = count,
@@ -224,7 +222,6 @@ static ncclResult_t exchange(const struct call *c, struct ncclComm *comm, int se
     struct rt_task send = {.comm = comm, .coll = RT_SEND, .count = c->count, .type = c->type, .root = to};
     struct rt_task recv = {.comm = comm, .coll = RT_RECV, .count = c->count, .type = c->type, .root = from};
     send.stream = recv.stream = c->stream;
-    send.on_device = recv.on_device = c->on_device;
     send.send = (const char *)c->send + (send_blocks ? (size_t)to * bytes : 0);
     recv.recv = (char *)c->recv + (recv_blocks ? (size_t)from * bytes : 0);
     if (sends == -1 || sends == to) r = rt_group_add(&send, 1);
@@ -236,7 +233,7 @@ static ncclResult_t exchange(const struct call *c, struct ncclComm *comm, int se
 
 RAIL_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                       ncclComm_t comm, cudaStream_t stream) {
-  struct call c = {.name = "ncclAlltoAll",
+  const struct call c = {.name = "ncclAlltoAll",
                    .send = sendbuff,
                    .recv = recvbuff,
                    .sends = ALL,
@@ -255,7 +252,7 @@ RAIL_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size
 
 RAIL_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                     int root, ncclComm_t comm, cudaStream_t stream) {
-  struct call c = {.name = "ncclGather",
+  const struct call c = {.name = "ncclGather",
                    .send = sendbuff,
                    .recv = recvbuff,
                    .sends = ALL,
@@ -272,7 +269,7 @@ RAIL_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t
 
 RAIL_EXPORT ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                      int root, ncclComm_t comm, cudaStream_t stream) {
-  struct call c = {.name = "ncclScatter",
+  const struct call c = {.name = "ncclScatter",
                    .send = sendbuff,
                    .recv = recvbuff,
                    .sends = ROOT,

@@ -129,8 +129,8 @@ RAIL_EXPORT const char *railCommTransports(ncclComm_t comm) {
       const struct rt_connector *ends[2] = {comm->channels[c].send[p], comm->channels[c].recv[p]};
       for (int e = 0; e < 2; e++) {
         if (!ends[e] || !ends[e]->connected) continue;
-        p2p |= ends[e]->has_area;
-        shm |= rt_transport_direct(ends[e]->transport) && !ends[e]->has_area;
+        p2p |= ends[e]->in_gpu;
+        shm |= rt_transport_direct(ends[e]->transport) && !ends[e]->in_gpu;
         net |= ends[e]->transport == &rt_net_transport;
       }
     }

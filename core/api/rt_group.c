@@ -10,7 +10,7 @@
 #include "core/host/rt_types.h"
 #include "core/api/rt_api.h"
 #include "core/plan/rt_estimate.h"
-#include "core/gpu/rt_run.h"
+#include "core/gpu/rt_device_plan.h"
 
 /* One thing to do in a thread of its own: make a communicator, or plan one communicator's tasks. */
 struct group_job {
@@ -154,7 +154,7 @@ static ncclResult_t launch(void) {
   for (int i = 0; i < njobs; i++) {
     struct group_job *j = &jobs[i];
     if (j->result == RAIL_OK && j->plan && j->plan->on_device)
-      j->result = rt_run_launch(j->comm, j->plan);
+      j->result = rt_device_plan_launch(j->comm, j->plan);
     else if (j->result == RAIL_OK && j->plan)
       /* With several communicators the caller can only wait for one at a time. */
       rt_queue_enqueue(&j->comm->queue, j->plan, njobs > 1);

@@ -9,6 +9,7 @@
 #include "common/base/log.h"
 #include "common/base/sock.h"
 #include "core/gpu/rt_area.h"
+#include "core/gpu/rt_device_plan.h"
 #include "core/comm/rt_error.h"
 #include "core/gpu/rt_gate.h"
 #include "core/transport/rt_net.h"
@@ -16,7 +17,6 @@
 #include "core/comm/rt_param.h"
 #include "core/comm/rt_reg.h"
 #include "core/plan/rt_round.h"
-#include "core/gpu/rt_run.h"
 #include "core/comm/rt_split.h"
 #include "core/gpu/rt_way.h"
 
@@ -147,7 +147,6 @@ static void choose_tuning(struct ncclComm *comm) {
   const struct rt_peer *me = &comm->peers[comm->rank];
   comm->tuning = rt_tuning_of(rt_params(), me->algos, me->protos);
   comm->tuning.all_shm = all_have_shm(comm);
-  for (int r = 0; r < comm->nranks; r++) comm->tuning.has_gpus |= comm->peers[r].has_gpu;
   choose_channels(comm);
   comm->room = rt_peers_room(comm->peers, comm->nranks);
   comm->round_width = rt_round_width(comm->nranks, comm->room);
@@ -219,7 +218,7 @@ static void free_parts(struct ncclComm *comm) {
   rt_reg_free_all(comm);
   free_connectors(comm);
   rt_area_settle(comm, RT_SETTLE_MS);
-  rt_run_close(comm);
+  rt_device_plan_close(comm);
   rt_gpu_close(comm);
   rt_inbox_close(&comm->inbox);
   rt_ring_close(comm);
@@ -240,7 +239,7 @@ static pthread_mutex_t abandoned_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Whoever aborts may have launched graphs that have not begun; whoever does not has waited for them. */
 static bool still_used(struct ncclComm *comm) {
-  return comm->gpu.stuck || (rt_comm_failed(comm) && rt_run_graphs_alive(comm));
+  return comm->gpu.stuck || (rt_comm_failed(comm) && rt_device_plan_graphs_alive(comm));
 }
 
 static void abandon(struct ncclComm *comm) {

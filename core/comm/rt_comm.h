@@ -65,6 +65,7 @@ struct ncclComm {
   uint64_t magic;
   int rank, nranks, local_rank, local_size;
   int device;
+  enum rt_memory_kind memory; /* of its calls' buffers: the first call with some decides */
   int gpu_at_birth; /* the device that was current when it was made; -1: none */
   struct rt_inbox inbox;
   bool shares_process; /* with another of its ranks: rt_gate.h */

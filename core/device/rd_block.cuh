@@ -40,7 +40,7 @@ struct rd_block {
   struct rd_fifo recv[RT_PEERS], send[RT_PEERS];
   bool opened;               /* the connections are ours */
   bool proxied[RT_PEERS];    /* what comes in by it comes from a proxy */
-  bool whole_buff[RT_PEERS], whole_area[RT_PEERS]; /* lines of LL128 come in whole there */
+  bool parted[RT_PEERS];     /* lines of LL128 may come in parts there */
   uint64_t granted[RT_PEERS]; /* steps of recv */
   uint64_t grant_i[RT_PEERS]; /* first action whose receive by it may not have been granted */
   uint64_t n;                /* actions */
@@ -85,16 +85,7 @@ RD_FN bool rd_recv_wait(struct rd_block *b) {
 RD_FN bool rd_recv_matches(struct rd_block *b) {
   const struct rt_slot came = b->in->slot[b->in->step % RT_STEPS];
   const bool proxied = b->proxied[b->from], same_call = proxied || came.call == b->job.call;
-  const bool in_area = !proxied && came.in_area;
-  if (in_area && !b->in->area) {
-    b->in->area = rd_area_load(&b->job.recv[b->from]->area[b->job.proto]);
-    RT_TSAN_ACQUIRE(b->in->area);
-  }
-  if (came.bytes == b->in_bytes && same_call && (proxied || (int)came.proto == b->job.proto) &&
-      (!in_area || b->in->area)) {
-    b->in->in_area = in_area;
-    return true;
-  }
+  if (came.bytes == b->in_bytes && same_call && (proxied || (int)came.proto == b->job.proto)) return true;
   b->job.state = RT_DEVICE_MISMATCH;
   b->job.from = b->from;
   b->job.got = same_call ? (uint64_t)came.bytes : came.call >> 4;
@@ -135,22 +126,10 @@ RD_FN void rd_work_fill(struct rd_block *b, struct rt_reduce_copy *w) {
   w->last = a->last;
 }
 
-/* Where the lines of the step come in: where the last ones did, or else where the slot says. */
-RD_FN void rd_lines_find(const struct rd_block *b, struct rd_lines *l) {
-  const struct rd_fifo *f = b->in;
-  l->in = rd_fifo_slot(f);
-  l->slot = &f->slot[f->step % RT_STEPS];
-  l->at = f->step % RT_STEPS * f->slot_size;
-  l->host = f->buff + l->at;
-  l->area = &b->job.recv[b->from]->area[b->job.proto];
-  l->tail_first = !(f->in_area ? b->whole_area : b->whole_buff)[b->from];
-}
-
 RD_FN void rd_lines_fill(struct rd_block *b, const struct rt_reduce_copy *w, struct rd_lines *l) {
   const struct rt_action *a = &b->action;
-  l->in = NULL;
-  l->slot = NULL;
-  if (b->in) rd_lines_find(b, l);
+  l->in = b->in ? rd_fifo_slot(b->in) : NULL;
+  l->tail_first = b->in && b->parted[b->from];
   l->out = b->out ? rd_fifo_slot(b->out) : NULL;
   l->local = a->reduce || !a->recv ? a->src : NULL;
   l->dst = a->dst;
@@ -237,9 +216,7 @@ RD_FN bool rd_wait_job(const struct rt_device_launch *launch, int job) {
 }
 
 RD_FN void rd_fifo_open(struct rd_fifo *f, const struct rt_conn *c, const struct rd_block *b, const uint32_t *abort) {
-  f->buff = b->job.proto == RT_SIMPLE && c->device_buff ? c->device_buff : c->buff[b->job.proto];
-  f->area = rd_area_load(&c->area[b->job.proto]);
-  f->in_area = false;
+  f->buff = c->buff[b->job.proto];
   f->slot_size = c->slot_size[b->job.proto];
   f->slot = c->slot;
   f->tail = c->tail;
@@ -264,24 +241,17 @@ RD_FN bool rd_wait_turns(const struct rt_device_launch *launch, const struct rt_
   return true;
 }
 
-RD_FN void rd_recv_open(struct rd_block *b, int peer, const struct rt_conn *c, const uint32_t *abort) {
-  struct rd_fifo *f = &b->recv[peer];
-  rd_fifo_open(f, c, b, abort);
-  f->in_area = f->area && c->in_area;
-  b->whole_buff[peer] = !(c->flags & RT_CONN_PARTED);
-  b->whole_area[peer] = rd_load_relaxed_sys(&c->whole_area) != 0;
-  b->granted[peer] = c->granted;
-}
-
 RD_FN void rd_fifos_open(struct rd_block *b, const uint32_t *abort) {
   for (int p = 0; p < RT_PEERS; p++) {
     const struct rt_conn *recv = b->job.recv[p], *send = b->job.send[p];
     b->proxied[p] = recv && (recv->flags & RT_CONN_PROXY);
+    b->parted[p] = recv && (recv->flags & RT_CONN_PARTED);
     b->grant_i[p] = 0;
-    if (recv) rd_recv_open(b, p, recv, abort);
-    if (!send) continue;
-    rd_fifo_open(&b->send[p], send, b, abort);
-    b->send[p].in_area = b->send[p].area != NULL;
+    if (recv) {
+      rd_fifo_open(&b->recv[p], recv, b, abort);
+      b->granted[p] = recv->granted;
+    }
+    if (send) rd_fifo_open(&b->send[p], send, b, abort);
   }
   b->opened = true;
 }
@@ -290,7 +260,6 @@ RD_FN void rd_fifos_close(const struct rd_block *b) {
   for (int p = 0; p < RT_PEERS; p++) {
     if (b->job.recv[p]) rd_fifo_close(&b->recv[p], b->job.recv[p]);
     if (b->job.recv[p]) b->job.recv[p]->granted = b->granted[p];
-    if (b->job.recv[p]) b->job.recv[p]->in_area = b->recv[p].in_area;
     if (b->job.send[p]) rd_fifo_close(&b->send[p], b->job.send[p]);
   }
 }

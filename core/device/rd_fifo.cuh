@@ -24,12 +24,21 @@
 
 #include "core/device/rd_fence.cuh"
 #include "core/host/rt_conn.h"
-#include "core/host/rt_tsan.h"
+
+/* For the thread sanitizer, which goes by addresses. Ranks of one process have a connection's counters mapped once each,
+ * but slots in a GPU's memory only once, so nothing that the sanitizer sees orders what lies in there. On the CPU the
+ * order is annotated at the slots' own address. */
+#if !defined(__CUDACC__) && defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#define RT_TSAN_RELEASE(buff) __tsan_release((void *)(uintptr_t)(buff))
+#define RT_TSAN_ACQUIRE(buff) __tsan_acquire((void *)(uintptr_t)(buff))
+#else
+#define RT_TSAN_RELEASE(buff) ((void)(buff))
+#define RT_TSAN_ACQUIRE(buff) ((void)(buff))
+#endif
 
 struct rd_fifo {
   char *buff; /* RT_STEPS slots, at a multiple of 128 bytes */
-  char *area; /* the same in a GPU's memory, or NULL */
-  bool in_area; /* where the step in hand lies; of one that has not come, where it is expected */
   uint64_t slot_size;
   struct rt_slot *slot;
   uint64_t *tail, *credit;
@@ -40,12 +49,7 @@ struct rd_fifo {
 };
 
 RD_FN char *rd_fifo_slot(const struct rd_fifo *f) {
-  return (f->in_area ? f->area : f->buff) + f->step % RT_STEPS * f->slot_size;
-}
-
-/* An area that the host came to have a moment ago: whoever sends through it knows that it is there. */
-RD_FN char *rd_area_load(char *const *area) {
-  return (char *)rd_load_acquire_sys((const uint64_t *)(const void *)area);
+  return f->buff + f->step % RT_STEPS * f->slot_size;
 }
 
 /* Until the other side's counter is beyond the step; false when aborted. */
@@ -55,7 +59,7 @@ RD_FN bool rd_fifo_look(struct rd_fifo *f, const uint64_t *counter) {
     f->seen = rd_load_acquire_sys(counter);
     if (f->seen <= f->step && rd_wait_aborted(&looks, f->abort)) return false;
   }
-  RT_TSAN_ACQUIRE(f->area);
+  RT_TSAN_ACQUIRE(f->buff);
   return true;
 }
 
@@ -63,8 +67,7 @@ RD_FN bool rd_fifo_look(struct rd_fifo *f, const uint64_t *counter) {
 RD_FN void rd_fifo_describe(const struct rd_fifo *f, int proto, uint64_t bytes) {
   struct rt_slot s;
   s.bytes = bytes;
-  s.proto = (unsigned)proto & 0x7f;
-  s.in_area = f->in_area;
+  s.proto = (unsigned)proto & 0xff;
   s.ptr = s.mhandle = NULL; /* it lies in the slot */
   s.call = f->call;
   f->slot[f->step % RT_STEPS] = s;
@@ -72,13 +75,13 @@ RD_FN void rd_fifo_describe(const struct rd_fifo *f, int proto, uint64_t bytes) 
 
 /* That it is there. Behind a fence, which is behind all that it consists of. */
 RD_FN void rd_fifo_publish(const struct rd_fifo *f) {
-  RT_TSAN_RELEASE(f->area);
+  RT_TSAN_RELEASE(f->buff);
   rd_store_fenced_sys(f->tail, f->step + 1);
 }
 
 /* The slot of the step is free again. Behind a fence, which is behind the last look at it. */
 RD_FN void rd_fifo_return(const struct rd_fifo *f) {
-  RT_TSAN_RELEASE(f->area);
+  RT_TSAN_RELEASE(f->buff);
   rd_store_fenced_sys(f->credit, f->step + 1 + RT_STEPS);
 }
 

@@ -12,8 +12,7 @@
  * A thread has RD_LINES lines in hand at a time: first it asks for its local input of all of them, then for the lines,
  * and only then waits for the first. Lines that are there already so cost one trip to memory together.
  *
- * A step's lines may come in by either of two places, the host's memory or an area: they are looked for where the last
- * ones were. LL128's lines that may come in parts are not looked at until tail has the step.
+ * LL128's lines that may come in parts are not looked at until tail has the step.
  *
  * Credit is as with Simple. Tail is published, too, once all lines of a step are
  * written: whoever waits for a line in vain learns from it that the line will not come, since the
@@ -55,11 +54,7 @@ RD_FN void rd_word_store(char *p, uint64_t i, uint64_t n, uint64_t word) {
 
 /* All of it may lie in shared memory. */
 struct rd_lines {
-  const char *in;    /* the slot a step comes in by, or NULL; the sender may have taken the other one */
-  const struct rt_slot *slot; /* says which; NULL: there is one place only */
-  const char *host;  /* the step's slot in `buff` */
-  char *const *area; /* where the area's address is found, */
-  uint64_t at;       /* and the slot's place in there */
+  const char *in;    /* the slot a step comes in by, or NULL */
   bool tail_first;   /* LL128: a line there may come in parts */
   char *out;         /* the slot it goes out by, or NULL */
   const char *local; /* local input, or NULL */
@@ -101,14 +96,6 @@ RD_FN bool rd_line_hopeless(const struct rd_lines &l, uint32_t *looks) {
   return *looks % RD_ABORT_LOOK == 0 && rd_load_acquire_sys(l.tail) > l.in_step;
 }
 
-/* Where the lines are, after a last look in vain. */
-RD_FN const char *rd_lines_place(const struct rd_lines &l) {
-  if (!l.slot || rd_load_acquire_sys(l.tail) <= l.in_step) return l.in;
-  if (!l.slot->in_area) return l.host;
-  const char *area = rd_area_load(l.area);
-  return area ? area + l.at : l.in;
-}
-
 /* ---- LL ---------------------------------------------------------------- */
 
 /* One at least, so that even an empty step arrives. */
@@ -125,7 +112,7 @@ RD_FN bool rd_ll_wait(const struct rd_lines &l, uint64_t i, uint64_t *word) {
   const uint32_t flag = rt_ll_flag(l.in_step);
   uint32_t looks = 0;
   while (!rd_ll_load(line, word, flag))
-    if (rd_line_hopeless(l, &looks)) return rd_ll_load(rd_lines_place(l) + i * RT_LL_LINE, word, flag);
+    if (rd_line_hopeless(l, &looks)) return rd_ll_load(line, word, flag);
   return true;
 }
 
@@ -162,13 +149,6 @@ RD_FN uint64_t rd_ll128_lines(uint64_t bytes) {
   return bytes ? (bytes + RD_LL128_PAYLOAD - 1) / RD_LL128_PAYLOAD : 1;
 }
 
-/* The 8 lanes of a line get the same answer: what one of them has seen of tail, the others see after the vote. */
-RD_FN const char *rd_ll128_place(const struct rd_lines &l, struct rd_ll128_lane lane) {
-  const char *place = rd_lines_place(l);
-  const bool elsewhere = place != l.in;
-  return __any_sync(lane.mask, elsewhere) && !elsewhere ? rd_lines_place(l) : place;
-}
-
 RD_FN bool rd_ll128_late(const struct rd_lines &l, uint32_t *looks) {
   return rd_line_hopeless(l, looks) || (l.tail_first && rd_load_acquire_sys(l.tail) > l.in_step);
 }
@@ -180,8 +160,7 @@ RD_FN bool rd_ll128_wait(const struct rd_lines &l, uint64_t i, struct rd_ll128_l
   const uint64_t flag = l.in_step + 1;
   uint32_t looks = 0;
   while (l.tail_first || !rd_ll128_poll(line, lane, flag, word0, word1))
-    if (__any_sync(lane.mask, rd_ll128_late(l, &looks)))
-      return rd_ll128_poll(rd_ll128_place(l, lane) + i * RD_LL128_LINE, lane, flag, word0, word1);
+    if (__any_sync(lane.mask, rd_ll128_late(l, &looks))) return rd_ll128_poll(line, lane, flag, word0, word1);
   return true;
 }
 

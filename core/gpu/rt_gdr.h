@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * GPUDirect: slots of a NET connection in the memory of the GPU whose kernels use
- * it, which the NIC then reads and writes itself. They are beside the host's slots, not in
- * their place: calls on host buffers go on using those, over the same connection, and so does LL.
- * Which memory one end has is its own business; the other need not know.
+ * it, which the NIC then reads and writes itself. LL's slots stay in the host's memory.
+ * Which memory one end has does not matter to the other.
  */
 #ifndef RT_GDR_H
 #define RT_GDR_H

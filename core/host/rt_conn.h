@@ -15,9 +15,7 @@
  * a proxy, credit also says where a step shall land (slot.ptr), so that a
  * message can be received straight into the user's buffer.
  *
- * Between GPUs that reach each other's memory there are slots in it, too, the areas: kernels of a GPU send
- * through these, the host's through `buff`, and what is said of a step (in_area) tells where it lies. A
- * receiver on the host has it fetched into `buff`.
+ * Slots of a device's connection may lie in a GPU's memory: that of either rank, or this end's own towards a proxy.
  */
 #ifndef RT_CONN_H
 #define RT_CONN_H
@@ -36,8 +34,7 @@ enum rt_proto { RT_SIMPLE = 0, RT_LL = 1, RT_NPROTO = 2 };
 
 struct rt_slot {
   uint64_t bytes : 56; /* of the step's message */
-  uint64_t proto : 7;  /* over shared memory, enum rt_proto of the producer's call: the consumer's must be equal */
-  uint64_t in_area : 1; /* over shared memory: it lies in the area's slot */
+  uint64_t proto : 8;  /* over shared memory, enum rt_proto of the producer's call: the consumer's must be equal */
   void *ptr;           /* where it lies, or shall be received; NULL: the slot's own buffer */
   void *mhandle;       /* of ptr's registration with the plugin; the proxy's business */
   union {
@@ -51,21 +48,15 @@ struct rt_slot {
 
 struct rt_conn {
   char *buff[RT_NPROTO + 1]; /* RT_STEPS slots each; RD_LL128's at a multiple of 128, NULL where it is not used */
-  char *area[RT_NPROTO + 1]; /* the same in a GPU's memory, for kernels there; NULL: none. Comes while kernels run */
   uint64_t slot_size[RT_NPROTO + 1];
-  char *device_buff; /* of RT_SIMPLE, for a device's kernels, in its memory; NULL: they have buff */
   struct rt_slot *slot;
   uint64_t *tail, *credit;
   uint64_t step;    /* next step of this side; kernel's own */
   uint64_t granted; /* recv side: credit as last written */
   uint64_t seen;    /* the other side's counter as last read; saves a cache miss per step */
   unsigned flags;
-  uint32_t whole_area; /* 1: lines of LL128 come whole in the area, so that their flags can be trusted */
-  bool in_area;        /* recv side of a GPU's kernel: there the last step came in; lines are looked for there first */
-  /* recv side of the host's kernel: has the step in hand, which lies in the area, been brought to `buff`? If not, that
-   * is under way. NULL: there is no area. */
-  bool (*fetch)(struct rt_conn *c);
-  /* Programs use a connection in the order in which they were enqueued: each takes a ticket and waits until it is served. */
+  /* Programs use a connection in the order in which they were enqueued: each takes a ticket and waits until it is
+   * served. */
   uint64_t serving, next_ticket;
 };
 

@@ -10,9 +10,6 @@
  * wrote can be seen. Steps are read from the connections at a job's start and
  * written back at its end, so a launch can be run again and again as it is.
  *
- * Behind them there may be jobs that the host runs at the same time. Of these a block uses only `state` and `ran`, to
- * find out that one has left a connection.
- *
  * Jobs of a launch wait for each other, and for what other ranks' jobs do, so all its
  * blocks must be on the GPU at once: no more jobs than it has multiprocessors.
  */
@@ -55,7 +52,7 @@ struct rt_device_job {
 struct rt_device_launch {
   uint64_t run;          /* 0 before the first */
   const uint32_t *abort; /* not 0: every wait ends */
-  int njobs;             /* the blocks' */
+  int njobs;
   struct rt_device_job job[];
 };
 

@@ -92,8 +92,7 @@ static bool recv_ready(struct rt_program *prog, const struct rt_action *a) {
     /* The lines are not ordered with the slot's header: that may be read once the counter includes the step. */
   }
   if (c->seen <= c->step) c->seen = rt_observe(c->tail);
-  if (c->seen <= c->step) return false;
-  return !c->fetch || c->fetch(c);
+  return c->seen > c->step;
 }
 
 /* Has the current step the size, and over shared memory the protocol and call, that our own call expects? */
@@ -128,7 +127,6 @@ static void send_describe(const struct rt_program *prog, const struct rt_conn *c
   struct rt_slot *slot = &c->slot[c->step % RT_STEPS];
   slot->bytes = bytes;
   slot->proto = prog->proto;
-  slot->in_area = false;
   slot->call = prog->call;
   slot->ptr = d ? (void *)(uintptr_t)from : NULL;
   slot->mhandle = d ? d->mhandle : NULL;

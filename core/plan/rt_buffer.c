@@ -74,6 +74,7 @@ static rail_result_t device_of(const struct rt_cuda *cu, void *context, int *dev
   return rt_cuda_check(r, "cuCtxGetDevice", "is the device still there?");
 }
 
+/* The call is on the device: the communicator's, or the one that it will have. */
 static ncclResult_t adopt(struct ncclComm *comm, const char *call, const struct rt_cuda *cu, const struct memory *m,
                           void *stream) {
   struct rt_gpu *gpu = &comm->gpu;
@@ -93,6 +94,7 @@ static ncclResult_t adopt(struct ncclComm *comm, const char *call, const struct 
                     "on device %d; make the buffer's device current, and take a stream of it",
                     call, m->ordinal, gpu->ordinal);
   gpu->context = context;
+  comm->memory = RT_DEVICE_MEMORY;
   return ncclSuccess;
 }
 
@@ -101,38 +103,62 @@ static ncclResult_t lookup_failed(void) {
   return ncclUnhandledCudaError;
 }
 
-ncclResult_t rt_buffer_locate(struct ncclComm *comm, const char *call, const void *send, const void *recv, void *stream,
-                              bool *on_device) {
-  *on_device = false;
-  const struct rt_cuda *cu = rt_cuda();
-  if (rail_likely(!cu)) return ncclSuccess;
-  struct memory s, r;
-  if (!send) send = recv;
-  if (!recv) recv = send;
-  if (!send) return ncclSuccess;
-  if (look(cu, comm, send, &s) != RAIL_OK) return lookup_failed();
-  r = s;
-  if (recv != send && look(cu, comm, recv, &r) != RAIL_OK) return lookup_failed();
-  if (s.kind != DEVICE && r.kind != DEVICE) { /* both could do it */
-    *on_device = s.kind == REGISTERED && r.kind == REGISTERED && rt_module_exists();
-    return *on_device ? adopt(comm, call, cu, &s, stream) : ncclSuccess;
-  }
-  if (s.kind == HOST || r.kind == HOST) {
-    char a[64], b[64];
-    return rt_error(RAIL_BAD_ARGUMENT, "%s: sendbuff %p is %s, recvbuff %p is %s; the device must reach both", call,
-                    send, text(&s, a), recv, text(&r, b));
-  }
-  if (s.fixed && r.fixed && s.ordinal != r.ordinal) {
-    char a[64], b[64];
-    return rt_error(RAIL_BAD_ARGUMENT, "%s: sendbuff %p is %s, recvbuff %p is %s; one device must have both", call,
-                    send, text(&s, a), recv, text(&r, b));
-  }
-  *on_device = true;
-  return adopt(comm, call, cu, s.fixed ? &s : &r, stream);
+/* What a call asks for: one buffer, or two. */
+struct buffer {
+  const char *name;
+  const void *at;
+  struct memory m;
+};
+
+/* The communicator works on the other kind of memory. */
+static ncclResult_t wrong_kind(const struct ncclComm *comm, const char *call, const struct buffer *b) {
+  char a[64], first[64] = "host memory";
+  if (comm->memory == RT_DEVICE_MEMORY) snprintf(first, sizeof first, "memory of CUDA device %d", comm->gpu.ordinal);
+  return rt_error(RAIL_BAD_USAGE, "%s: %s %p is %s, and the first call of this communicator had %s: a communicator "
+                  "works on one kind of memory; make another one for this call (ncclCommSplit, ncclCommInitRank)",
+                  call, b->name, b->at, text(&b->m, a), first);
 }
 
-ncclResult_t rt_buffer_locate_scalar(const char *call, const void *scalar, bool on_device) {
+static ncclResult_t do_not_fit(const char *call, const struct buffer *s, const struct buffer *r, const char *rule) {
+  char a[64], b[64];
+  return rt_error(RAIL_BAD_ARGUMENT, "%s: %s %p is %s, %s %p is %s; %s", call, s->name, s->at, text(&s->m, a), r->name,
+                  r->at, text(&r->m, b), rule);
+}
+
+static ncclResult_t check(struct ncclComm *comm, const char *call, const struct rt_cuda *cu, const struct buffer *s,
+                          const struct buffer *r, void *stream) {
+  const struct buffer *device = s->m.kind == DEVICE ? s : r->m.kind == DEVICE ? r : NULL;
+  const struct buffer *host = s->m.kind == HOST ? s : r->m.kind == HOST ? r : NULL;
+  if (comm->memory == RT_HOST_MEMORY) return device ? wrong_kind(comm, call, device) : ncclSuccess;
+  if (comm->memory == RT_DEVICE_MEMORY && host && !device) return wrong_kind(comm, call, host);
+  if (device && host) return do_not_fit(call, s, r, "the device must reach both");
+  if (s->m.fixed && r->m.fixed && s->m.ordinal != r->m.ordinal)
+    return do_not_fit(call, s, r, "one device must have both");
+  if (host || (!device && comm->memory == RT_ANY_MEMORY && !rt_module_exists())) {
+    comm->memory = RT_HOST_MEMORY;
+    return ncclSuccess;
+  }
+  return adopt(comm, call, cu, s->m.fixed ? &s->m : &r->m, stream);
+}
+
+ncclResult_t rt_buffer_check(struct ncclComm *comm, const char *call, const void *send, const void *recv,
+                             void *stream) {
   const struct rt_cuda *cu = rt_cuda();
+  struct buffer s = {.name = "sendbuff", .at = send}, r = {.name = "recvbuff", .at = recv};
+  if (!send && !recv) return ncclSuccess;
+  if (rail_likely(!cu)) {
+    comm->memory = RT_HOST_MEMORY;
+    return ncclSuccess;
+  }
+  if (send && look(cu, comm, send, &s.m) != RAIL_OK) return lookup_failed();
+  if (recv && recv != send && look(cu, comm, recv, &r.m) != RAIL_OK) return lookup_failed();
+  const bool only_recv = !send, only_send = !recv || recv == send;
+  return check(comm, call, cu, only_recv ? &r : &s, only_send ? &s : &r, stream);
+}
+
+ncclResult_t rt_buffer_check_scalar(const struct ncclComm *comm, const char *call, const void *scalar) {
+  const struct rt_cuda *cu = rt_cuda();
+  const bool on_device = comm->memory == RT_DEVICE_MEMORY;
   struct memory m;
   if (rail_likely(!cu)) return ncclSuccess;
   if (look(cu, NULL, scalar, &m) != RAIL_OK) return lookup_failed();

@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Whose memory a call's buffers are. A call runs on the device when one of its
- * buffers is the device's own or managed memory, or when all are host memory that is
- * registered with CUDA (as a caller of NCCL expects) and there is a kernel; then each buffer must be one of the three.
- * Any other call runs on the host. Without a driver in the process all memory is the host's,
- * and finding that out costs no call.
+ * Whether a call's buffers are device or host memory. A communicator works on one kind, which its first call with
+ * buffers decides; a call with the other kind is refused. Device memory is a device's own or managed memory. Host memory
+ * that is registered with CUDA is of use to both kinds; alone in the first call it counts as the device's, as a caller
+ * of NCCL expects, if there is a kernel. Without a driver in the process all memory is the host's, and finding that out
+ * costs no call.
  */
 #ifndef RT_BUFFER_H
 #define RT_BUFFER_H
 
 #include "core/comm/rt_comm.h"
 
-/* Decides for one call; `send` and `recv` are NULL where the call has none. The first call on the device decides for
- * its communicator which device, and which of its contexts, that is. A refusal is logged with the call's name. */
-ncclResult_t rt_buffer_locate(struct ncclComm *comm, const char *call, const void *send, const void *recv, void *stream,
-                              bool *on_device);
+/* Checks one call; `send` and `recv` are NULL where the call has none. The first call decides the communicator's
+ * `memory`, and with device memory its device and context. A refusal is logged with the call's name. */
+ncclResult_t rt_buffer_check(struct ncclComm *comm, const char *call, const void *send, const void *recv, void *stream);
 
-/* Can whoever runs the call read the factor of an operator when it runs? */
-ncclResult_t rt_buffer_locate_scalar(const char *call, const void *scalar, bool on_device);
+/* Can the communicator's kernels read the factor of an operator when they run? */
+ncclResult_t rt_buffer_check_scalar(const struct ncclComm *comm, const char *call, const void *scalar);
 
 #endif

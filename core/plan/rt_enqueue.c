@@ -8,10 +8,11 @@
 #include "core/host/rt_types.h"
 #include "core/comm/rt_error.h"
 #include "core/gpu/rt_gate.h"
+#include "core/plan/rt_job.h"
 #include "core/comm/rt_param.h"
 #include "core/comm/rt_reg.h"
 #include "core/plan/rt_round.h"
-#include "core/gpu/rt_run.h"
+#include "core/gpu/rt_device_plan.h"
 #include "core/plan/rt_tune.h"
 
 /* A group's plans under construction. */
@@ -21,7 +22,6 @@ struct builder {
   int ntasks, nrounds;
   struct rt_plan *plan; /* that jobs are added to */
   struct rt_plan *plans, **end;
-  bool on_device;
   struct rt_connector **connectors;
   int nconnectors;
   int ncollectives; /* among the tasks */
@@ -91,11 +91,6 @@ static rail_result_t find_tree(struct builder *b, int channel, int tree, struct 
   return RAIL_OK;
 }
 
-/* A connection that is not there yet is made for the device, too. */
-static void mark_for_device(struct rt_job_end *e) {
-  if (e->connector && !e->connector->connected) e->connector->on_device = true;
-}
-
 /* Which neighbours the schedule receives from and sends to. */
 static rail_result_t find_connectors(struct builder *b, const struct rt_task *t, int channel, struct rt_job *job) {
   struct ncclComm *comm = b->comm;
@@ -143,11 +138,15 @@ ncclResult_t rt_task_check(const struct rt_task *t) {
                   p->algo ? p->algo : "", p->proto ? p->proto : "");
 }
 
-/* A kernel on a device speaks LL with other kernels only; so where proxies are in between, and a rank has a device, all
- * speak Simple. */
-static enum rt_proto protocol(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto chosen, bool on_device) {
-  if (!t->all_shm && (on_device || t->has_gpus)) return RT_SIMPLE;
-  return on_device ? rt_tune_device(t, coll, chosen) : chosen;
+static bool is_point(const struct rt_task *t) { return t->coll == RT_SEND || t->coll == RT_RECV; }
+
+/* A device's kernel speaks LL with other kernels only. An empty message may have a rank at the other end whose
+ * communicator is not the device's yet: there it has no protocol but Simple. */
+static enum rt_proto protocol(const struct builder *b, const struct rt_task *t, enum rt_proto chosen) {
+  const struct rt_tuning *tuning = &b->comm->tuning;
+  if (is_point(t) && t->count == 0) return RT_SIMPLE;
+  if (!b->plan->on_device) return chosen;
+  return tuning->all_shm ? rt_tune_device(tuning, t->coll, chosen) : RT_SIMPLE;
 }
 
 static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct rt_choice choice, int channel, int tree,
@@ -156,9 +155,7 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct 
   struct rt_job *job = &b->plan->jobs[b->plan->njobs];
   struct rt_program *prog = &job->program;
   uint64_t bytes = len * esize;
-  /* A call that moves nothing goes with the others. */
-  job->on_device = b->plan->on_device && (t->on_device || t->count == 0);
-  prog->proto = protocol(&b->comm->tuning, t->coll, choice.proto, job->on_device);
+  prog->proto = protocol(b, t, choice.proto);
   job->type = (int)t->type;
   job->op = -1;
   prog->sched = (struct rt_sched){
@@ -177,10 +174,6 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct 
   };
   if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
   RAIL_TRY(choice.schedule == RT_TREE ? find_tree(b, channel, tree, job) : find_connectors(b, t, channel, job));
-  for (int p = 0; p < RT_PEERS && job->on_device; p++) {
-    mark_for_device(&job->recv[p]);
-    mark_for_device(&job->send[p]);
-  }
   b->plan->njobs++;
   return RAIL_OK;
 }
@@ -223,13 +216,6 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
                 (unsigned long long)tasks[s].count);
       return RAIL_BAD_USAGE;
     }
-    if (tasks[s].count && tasks[s].on_device != tasks[r].on_device) {
-      RAIL_WARN("rank %d sends %llu elements to itself from %s memory into %s: neither the host nor the device "
-                "reaches both; copy them with cudaMemcpyAsync",
-                b->comm->rank, (unsigned long long)tasks[s].count, tasks[s].on_device ? "a device's" : "the host's",
-                tasks[r].on_device ? "a device's" : "the host's");
-      return RAIL_BAD_USAGE;
-    }
     struct rt_task copy = tasks[s];
     copy.coll = RT_COPY;
     copy.recv = tasks[r].recv;
@@ -242,8 +228,6 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
     }
   return RAIL_OK;
 }
-
-static bool is_point(const struct rt_task *t) { return t->coll == RT_SEND || t->coll == RT_RECV; }
 
 /* Collectives first: a group orders its collectives, and the sends and receives of each pair, but not the ones among
  * the others; both ends of a connection must take one order all the same. */
@@ -294,18 +278,12 @@ static int most_jobs(const struct rt_task *tasks, int n) {
   return jobs;
 }
 
-/* Where the plan runs: on the device, if a call has buffers there. Its calls on host buffers, which know no stream, run
- * beside the others (rt_run.h). */
+/* The streams that the calls name. */
 static rail_result_t add_streams(struct rt_plan *plan, const struct rt_task *tasks, int n) {
-  bool moves = false;
-  for (int i = 0; i < n; i++) moves |= tasks[i].count > 0;
-  for (int i = 0; i < n; i++) plan->on_device |= tasks[i].on_device && (tasks[i].count > 0 || !moves);
-  if (!plan->on_device) return RAIL_OK;
   plan->streams = calloc((size_t)RAIL_MAX(n, 1), sizeof plan->streams[0]);
   if (!plan->streams) return RAIL_SYSTEM_ERROR;
   for (int i = 0; i < n; i++) {
     int s = 0;
-    if (tasks[i].count && !tasks[i].on_device) continue;
     while (s < plan->nstreams && plan->streams[s] != tasks[i].stream) s++;
     if (s == plan->nstreams) plan->streams[plan->nstreams++] = tasks[i].stream;
   }
@@ -316,12 +294,12 @@ static rail_result_t bind_jobs(struct ncclComm *comm, struct rt_plan *plan) {
   for (int i = 0; i < plan->njobs; i++) {
     struct rt_job *job = &plan->jobs[i];
     /* Without its connections a kernel takes no turns: on a device the jobs themselves say whom they follow. */
-    if (job->on_device)
+    if (plan->on_device)
       rt_program_init(&job->program);
     else
       bind_job(comm, job);
   }
-  return plan->on_device ? rt_run_prepare(comm, plan) : RAIL_OK;
+  return plan->on_device ? rt_device_plan_prepare(comm, plan) : RAIL_OK;
 }
 
 static bool has_collective(const struct rt_task *tasks, int n) {
@@ -335,7 +313,11 @@ static bool has_collective(const struct rt_task *tasks, int n) {
 static rail_result_t make_ready(struct builder *b) {
   struct ncclComm *comm = b->comm;
   comm->gpu.made_more = b->nconnectors > 0;
-  if (b->on_device) RAIL_TRY(rt_gpu_open(comm)); /* connections may need memory there */
+  if (comm->memory == RT_DEVICE_MEMORY) {
+    /* Calls without data may have run on the host before the first buffer. */
+    if (!comm->gpu.open) rt_queue_wait(&comm->queue);
+    RAIL_TRY(rt_gpu_open(comm)); /* connections may need memory there */
+  }
   RAIL_TRY(rt_connect_all(comm, b->connectors, b->nconnectors));
   for (struct rt_plan *plan = b->plans; plan; plan = plan->next) RAIL_TRY(bind_jobs(comm, plan));
   return RAIL_OK;
@@ -343,7 +325,7 @@ static rail_result_t make_ready(struct builder *b) {
 
 /* Sends and receives alone are not everybody's, so nobody can tell who else has them. */
 static rail_result_t make_ready_with_others(struct builder *b, bool collective) {
-  if (!collective || !b->on_device || !b->comm->shares_process) return make_ready(b);
+  if (!collective || b->comm->memory != RT_DEVICE_MEMORY || !b->comm->shares_process) return make_ready(b);
   struct rt_gate_maker maker;
   rt_gate_make(&maker, b->comm->peers[0].nonce, b->comm->collectives);
   rail_result_t r = make_ready(b);
@@ -359,22 +341,18 @@ static int round_of(const struct builder *b, const struct rt_task *t) {
   return rt_round_of(b->comm->rank, t->root, b->comm->nranks, b->comm->round_width);
 }
 
-/* A group is cut when its blocks might not find room at once. Whoever does not cut, because it has fewer, or calls on
- * the host, which run beside the others, has all rounds at once: that holds nobody up. */
+/* A group is cut when its blocks might not find room at once. A rank that does not cut, because it has fewer, has all
+ * rounds at once: that holds nobody up. */
 static int rounds(const struct ncclComm *comm, const struct rt_task *tasks, int n) {
-  bool device = false;
-  for (int i = 0; i < n; i++) {
-    if (tasks[i].count && !tasks[i].on_device) return 1;
-    device |= tasks[i].on_device;
-  }
-  return device && most_jobs(tasks, n) > comm->room ? rt_round_count(comm->nranks, comm->round_width) : 1;
+  if (comm->memory != RT_DEVICE_MEMORY || most_jobs(tasks, n) <= comm->room) return 1;
+  return rt_round_count(comm->nranks, comm->round_width);
 }
 
 /* Each plan has the streams of all the group's calls: they are one after the other on each. */
 static rail_result_t fill_plan(struct builder *b, const struct rt_task *tasks, int n) {
   b->plan->comm = b->comm;
-  RAIL_TRY(add_streams(b->plan, b->tasks, b->ntasks));
-  b->on_device = b->plan->on_device;
+  b->plan->on_device = b->comm->memory == RT_DEVICE_MEMORY;
+  if (b->plan->on_device) RAIL_TRY(add_streams(b->plan, b->tasks, b->ntasks));
   return add_tasks(b, tasks, n);
 }
 

@@ -19,7 +19,6 @@ struct rt_task {
   struct rt_premul premul; /* what op stood for when the call was made, for op >= ncclNumOps */
   int root;                /* or the peer of RT_SEND, RT_RECV */
   void *stream;            /* CUDA's; means something on the device only */
-  bool on_device;
 };
 
 /* As NCCL: a call that NCCL_ALGO and NCCL_PROTO leave nothing for fails, and says so. */

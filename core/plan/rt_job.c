@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/plan/rt_job.h"
 
+#include <stdlib.h>
+
 #include "core/comm/rt_comm.h"
+#include "core/gpu/rt_graph.h"
 
 bool rt_job_proxied(const struct rt_job_end *e) { return e->connector && e->connector->end->progress; }
 
@@ -55,4 +58,22 @@ bool rt_job_poll(struct ncclComm *comm, struct rt_job *job) {
                  peer_at(job, job->program.blocked), (unsigned long long)job->program.expected);
   job->done = state == RT_PROGRAM_DONE && ops_finished(job);
   return state == RT_PROGRAM_PROGRESS || job->done;
+}
+
+void rt_plan_deregister(struct ncclComm *comm, struct rt_plan *plan) {
+  for (int i = 0; i < plan->njobs; i++) {
+    struct rt_job *job = &plan->jobs[i];
+    for (int b = 0; b < 2; b++)
+      if (job->send_mh[b]) job->send[0].connector->end->dereg(comm, job->send[0].connector, job->send_mh[b]);
+    if (job->recv_mh) job->recv[0].connector->end->dereg(comm, job->recv[0].connector, job->recv_mh);
+    job->send_mh[0] = job->send_mh[1] = job->recv_mh = NULL;
+  }
+}
+
+void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan) {
+  rt_plan_deregister(comm, plan);
+  rt_gpu_launch_put(comm, plan->launch);
+  rt_graph_let_go(plan->hold);
+  free(plan->streams);
+  free(plan);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One job of a plan, run by a thread of the host: its proxy operations, and its kernel, polled until it is
- * done. Who polls, and what else besides, is up to rt_queue.c in a plan of the host, to rt_run.c in one of a device.
+ * One job of a plan: its proxy operations, and on the host its program, which rt_queue.c polls until it is
+ * done.
  */
 #ifndef RT_JOB_H
 #define RT_JOB_H
@@ -19,5 +19,9 @@ void rt_job_submit(struct ncclComm *comm, struct rt_job *job, bool sends);
 /* Does what can be done now. True: something happened; job->done tells whether that was all. A mismatch fails the
  * communicator. */
 bool rt_job_poll(struct ncclComm *comm, struct rt_job *job);
+
+/* Undoes the registrations that were made for this plan. */
+void rt_plan_deregister(struct ncclComm *comm, struct rt_plan *plan);
+void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan);
 
 #endif

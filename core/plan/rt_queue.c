@@ -11,7 +11,7 @@
 #include "common/base/thread.h"
 #include "core/comm/rt_comm.h"
 #include "core/gpu/rt_gate.h"
-#include "core/gpu/rt_graph.h"
+#include "core/plan/rt_job.h"
 #include "core/gpu/rt_run.h"
 #include "core/plan/rt_job.h"
 
@@ -117,11 +117,9 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
 
 /* ---- looking after one run on a device ---------------------------------------- */
 
-/* Where nobody else drives the proxy or the host's jobs, rounds without progress are as a plan's; else the device needs
- * nobody. */
-static void rest(struct ncclComm *comm, const struct rt_run *run, int idle_rounds) {
-  bool driving = run->host_left > 0 ||
-                 (!comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0);
+/* Where no other thread drives the proxy, rounds without progress are as a plan's; else the device needs no help. */
+static void rest(struct ncclComm *comm, int idle_rounds) {
+  bool driving = !comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0;
   if (driving || idle_rounds < YIELD_ROUNDS)
     relax(idle_rounds);
   else
@@ -136,12 +134,11 @@ static void look_at_run(struct ncclComm *comm, const struct rt_run *run, uint64_
 /* Until the run is over, or it did not end in time after the communicator failed. */
 static void attend(struct ncclComm *comm, struct rt_run *run) {
   uint64_t left_ns = 0, next_look = rail_now_ns() + LOOK_NS, give_up = 0;
-  for (int idle = 1; !rt_run_over(comm, run) && !comm->gpu.stuck; idle = RAIL_MIN(idle + 1, 2 * NAP_AFTER_ROUNDS)) {
-    if (run->host_left > 0 && rt_run_move(comm, run)) idle = 0;
+  for (int idle = 1; !rt_run_over(run) && !comm->gpu.stuck; idle = RAIL_MIN(idle + 1, 2 * NAP_AFTER_ROUNDS)) {
     if (!comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0 &&
         rt_proxy_pass(&comm->proxy))
       idle = 0;
-    rest(comm, run, idle);
+    rest(comm, idle);
     uint64_t now = rail_now_ns();
     if (now < next_look) continue;
     next_look = now + LOOK_NS;
@@ -153,24 +150,6 @@ static void attend(struct ncclComm *comm, struct rt_run *run) {
     rt_gate_run(); /* for good: the driver would wait for it whatever is given back */
     return;
   }
-}
-
-static void deregister(struct ncclComm *comm, struct rt_plan *plan) {
-  for (int i = 0; i < plan->njobs; i++) {
-    struct rt_job *job = &plan->jobs[i];
-    for (int b = 0; b < 2; b++)
-      if (job->send_mh[b]) job->send[0].connector->end->dereg(comm, job->send[0].connector, job->send_mh[b]);
-    if (job->recv_mh) job->recv[0].connector->end->dereg(comm, job->recv[0].connector, job->recv_mh);
-    job->send_mh[0] = job->send_mh[1] = job->recv_mh = NULL;
-  }
-}
-
-void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan) {
-  deregister(comm, plan);
-  rt_gpu_launch_put(comm, plan->launch);
-  rt_graph_let_go(plan->hold);
-  free(plan->streams);
-  free(plan);
 }
 
 /* ---- the queue --------------------------------------------------------------- */
@@ -189,27 +168,24 @@ static void run_first_plan(struct rt_queue *s) {
   bool ok = !rt_comm_failed(s->comm) && run_plan(s->comm, plan);
   if (!ok) rt_proxy_quiesce(&s->comm->proxy);
   /* From here on no byte of the user's buffers is touched: that is what deregistering promises. */
-  deregister(s->comm, plan);
+  rt_plan_deregister(s->comm, plan);
   if (ok) free(plan);
   pthread_mutex_lock(&s->lock);
   if (!ok) {
     plan->next = s->failed_plans;
     s->failed_plans = plan;
   }
-  s->host_pending--;
   one_less(s);
 }
 
 /* The first run on a device, until it is over. As run_queue. */
 static void attend_first_run(struct rt_queue *s) {
   struct rt_run *run = s->runs;
-  bool shared = rt_plan_is_shared(run->plan);
   pthread_mutex_unlock(&s->lock);
   attend(s->comm, run);
   rt_run_retire(run);
   bool ok = !rt_comm_failed(s->comm);
   if (!ok) rt_proxy_quiesce(&s->comm->proxy);
-  if (shared) deregister(s->comm, run->plan);
   pthread_mutex_lock(&s->lock);
   s->runs = run->next;
   if (!s->runs) s->runs_end = &s->runs;
@@ -217,15 +193,14 @@ static void attend_first_run(struct rt_queue *s) {
     run->next = s->failed_runs;
     s->failed_runs = run;
   }
-  s->host_pending -= shared;
   one_less(s);
   pthread_mutex_unlock(&s->lock);
-  if (ok) rt_run_free(s->comm, run);
+  if (ok) rt_run_free(run);
   pthread_mutex_lock(&s->lock);
 }
 
 /* Runs queued plans, and looks after runs, until there are none. The lock is held on entry and exit; `running` is ours
- * meanwhile. What is on a device was there before what is queued: a plan for a device waits for the queue. */
+ * meanwhile. */
 static void run_queue(struct rt_queue *s) {
   s->running = true;
   while ((s->first || s->runs) && !s->stop) {
@@ -324,7 +299,7 @@ void rt_queue_destroy(struct rt_queue *s) {
   }
   for (struct rt_run *list = s->failed_runs; list;) {
     struct rt_run *next = list->next;
-    rt_run_free(s->comm, list);
+    rt_run_free(list);
     list = next;
   }
   pthread_cond_destroy(&s->idle);
@@ -339,7 +314,6 @@ void rt_queue_enqueue(struct rt_queue *s, struct rt_plan *plan, bool urgent) {
   *s->end = plan;
   s->end = &plan->next;
   s->pending++;
-  s->host_pending++;
   atomic_store_explicit(&s->pending_hint, s->pending, memory_order_release);
   s->urgent |= urgent;
   if (s->urgent || !s->watching) pthread_cond_signal(&s->work);
@@ -352,15 +326,14 @@ void rt_queue_add_run(struct rt_queue *s, struct rt_run *run) {
   *s->runs_end = run;
   s->runs_end = &run->next;
   s->pending++;
-  s->host_pending += rt_plan_is_shared(run->plan);
   atomic_store_explicit(&s->pending_hint, s->pending, memory_order_release);
   pthread_cond_signal(&s->work);
   pthread_mutex_unlock(&s->lock);
 }
 
-static void wait_until_none(struct rt_queue *s, const int *pending) {
+void rt_queue_wait(struct rt_queue *s) {
   pthread_mutex_lock(&s->lock);
-  while (*pending > 0) {
+  while (s->pending > 0) {
     if ((s->first || s->runs) && !s->running)
       run_queue(s);
     else
@@ -368,10 +341,6 @@ static void wait_until_none(struct rt_queue *s, const int *pending) {
   }
   pthread_mutex_unlock(&s->lock);
 }
-
-void rt_queue_wait(struct rt_queue *s) { wait_until_none(s, &s->pending); }
-
-void rt_queue_wait_host(struct rt_queue *s) { wait_until_none(s, &s->host_pending); }
 
 bool rt_queue_idle(struct rt_queue *s) {
   if (atomic_load_explicit(&s->pending_hint, memory_order_acquire) == 0) return true;

@@ -8,9 +8,9 @@
  * finds it not yet begun, which saves a switch of threads. So the executor gives a waiter
  * EXECUTOR_GRACE to come before it begins. Only one thread runs plans at a time.
  *
- * Plans whose buffers are a device's run there (rt_run.h). Here is who looks after them until they are
- * over: the same threads, which also run the jobs of such a plan whose buffers are the host's. A plan of the host
- * begins when those before it on the device are over.
+ * Plans of a communicator whose buffers are a device's run there (rt_device_plan.h). The same threads look after their
+ * runs until they are over. Such a communicator has no plans of the host but those of calls without data that came
+ * before the first buffer.
  */
 #ifndef RT_QUEUE_H
 #define RT_QUEUE_H
@@ -48,8 +48,6 @@ struct rt_job {
   /* Registrations made for this plan with the first connections, undone at its end. */
   void *send_mh[2], *recv_mh;
   bool done;
-  bool on_device; /* a block of the device runs it */
-  int slot;       /* its number in the plan's launch */
 };
 
 struct rt_plan {
@@ -60,9 +58,8 @@ struct rt_plan {
   void **streams;
   int nstreams;
   bool on_device;
-  int nblocks;          /* jobs of a device plan that the device runs; the others are the host's */
-  bool waits_at_gate;   /* before it is launched: rt_gate.h */
-  bool captured;        /* in a graph: kept until that is gone, or the communicator ends */
+  bool waits_at_gate; /* before it is launched: rt_gate.h */
+  bool captured; /* in a graph: kept until that is gone, or the communicator ends */
   struct rt_hold *hold; /* then: which tells */
   atomic_int runs;      /* that are not over */
   bool dead;            /* the graph has it without its kernel: nothing to begin */
@@ -80,7 +77,7 @@ struct rt_queue {
   bool running, stop, thread_started;
   bool urgent;                  /* begin without grace: nobody may wait for this communicator first */
   bool watching;                /* the executor wakes by itself in a moment: no need to */
-  int pending, host_pending;    /* plans and runs that are not finished; those that run on the host, in part at least */
+  int pending;                  /* plans and runs that are not finished */
   struct rt_plan *failed_plans; /* kept until the communicator is freed: a proxy may know them */
   pthread_t thread;
   atomic_int pending_hint;
@@ -95,15 +92,9 @@ void rt_queue_destroy(struct rt_queue *s);
 void rt_queue_enqueue(struct rt_queue *s, struct rt_plan *plan, bool urgent);
 /* Until everything enqueued is finished or the communicator failed. */
 void rt_queue_wait(struct rt_queue *s);
-/* The same for all that runs on the host. */
-void rt_queue_wait_host(struct rt_queue *s);
 /* A kernel is about to run on a device. Callable from the driver's threads: it makes no call of the driver. */
 void rt_queue_add_run(struct rt_queue *s, struct rt_run *run);
 /* Also tells the executor not to hold back: the caller polls instead of waiting. */
 bool rt_queue_idle(struct rt_queue *s);
-
-void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan);
-/* Has a device plan jobs of the host? */
-static inline bool rt_plan_is_shared(const struct rt_plan *plan) { return plan->nblocks < plan->njobs; }
 
 #endif

@@ -47,7 +47,6 @@ uint32_t rt_proto_masks(const char *text);
 struct rt_tuning {
   uint32_t algos, protos; /* masks */
   bool all_shm;           /* kernels meet kernels in every pair of neighbours: LL pays off */
-  bool has_gpus;          /* a rank has one: what is the host's call here may be a device's there */
   int nchannels;
   int blocks; /* not 0: channels go by size, and a group's are no more than so many, for which the GPUs have room */
   uint64_t slot_size[RT_NPROTO];
@@ -66,7 +65,7 @@ struct rt_choice {
   const char *algo_measured, *proto_measured; /* a file of docs/results, or NULL: there was no other choice */
 };
 
-/* The parameters' part of it; nchannels, blocks, all_shm and has_gpus are the communicator's. */
+/* The parameters' part of it; nchannels, blocks and all_shm are the communicator's. */
 struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_t protos);
 
 /* `bytes`: of the call's count, so of one rank's block where there are blocks. */

@@ -2,8 +2,8 @@
  *
  * NET: the proxy moves steps between slots and a plugin that was loaded with
  * dlopen, as NCCL's does. One plugin connection per connector; the slots'
- * buffers are registered once; a step whose slot names user memory goes from or to there. A
- * device's kernels may have slots of their own, in the device's memory (rt_gdr.h).
+ * buffers are registered once; a step whose slot names user memory goes from or to there. Slots of device plans
+ * may lie in the GPU's memory (rt_gdr.h).
  */
 #include "core/transport/rt_net.h"
 
@@ -30,8 +30,7 @@ struct net_res {
   char *memory; /* both protocols' buffers */
   size_t size;
   void *mhandle[RT_NPROTO];
-  struct rt_gdr gdr; /* beside those of RT_SIMPLE */
-  bool gdr_tried;
+  struct rt_gdr gdr; /* of RT_SIMPLE, instead of its part of `memory` */
   unsigned char handle[RAIL_NET_HANDLE_SIZE];
   /* The FIFO between kernel and proxy; cache lines of their own. */
   RAIL_ALIGNED(64) uint64_t tail;
@@ -127,7 +126,8 @@ static rail_result_t make_res(struct ncclComm *comm, struct rt_connector *c) {
   return RAIL_OK;
 }
 
-/* The connection stands: register the buffers of both protocols. */
+/* The connection stands: register the buffers of both protocols. Slots of device plans lie in the GPU's memory if that is
+ * possible. */
 static rail_result_t register_buffers(struct ncclComm *comm, struct rt_connector *c) {
   const struct rt_params *p = rt_params();
   struct net_res *res = c->res;
@@ -136,6 +136,9 @@ static rail_result_t register_buffers(struct ncclComm *comm, struct rt_connector
     RAIL_TRY(rail_net_reg_mr(comm->net.plugin, res->comm, c->conn.buff[proto], size[proto], RAIL_PTR_HOST,
                              &res->mhandle[proto]));
   if (c->is_send) comm->net.cheap_reg = registering_is_cheap(res, comm->net.plugin);
+  if (comm->memory != RT_DEVICE_MEMORY) return RAIL_OK;
+  rt_gdr_open(comm, res->dev, res->comm, c->is_send, RT_STEPS * (size_t)c->conn.slot_size[RT_SIMPLE], &res->gdr);
+  if (res->gdr.slots) c->conn.buff[RT_SIMPLE] = res->gdr.slots;
   return RAIL_OK;
 }
 
@@ -208,15 +211,6 @@ static int net_ranges(const struct rt_connector *c, struct rt_range *out) {
   return 2;
 }
 
-static void add_device_slots(struct ncclComm *comm, struct rt_connector *c) {
-  struct net_res *res = c->res;
-  if (res->gdr_tried) return;
-  res->gdr_tried = true;
-  size_t size = RT_STEPS * (size_t)c->conn.slot_size[RT_SIMPLE];
-  rt_gdr_open(comm, res->dev, res->comm, c->is_send, size, &res->gdr);
-  c->conn.device_buff = res->gdr.slots;
-}
-
 /* ---- moving steps: the proxy's side of the FIFO -------------------------------- */
 
 /* What a step lies in, for the plugin. */
@@ -224,17 +218,16 @@ struct place {
   void *data, *mhandle;
 };
 
-static bool in_device_slots(const struct rt_connector *c, const struct rt_proxy_op *op) {
-  return op->on_device && c->conn.device_buff && op->proto == RT_SIMPLE;
+static bool in_gpu(const struct net_res *res, const struct rt_proxy_op *op) {
+  return res->gdr.slots && op->proto == RT_SIMPLE;
 }
 
 static struct place place_of(const struct rt_connector *c, const struct rt_proxy_op *op, uint64_t step) {
   const struct net_res *res = c->res;
   const struct rt_slot *slot = &res->slot[step % RT_STEPS];
-  if (in_device_slots(c, op))
-    return (struct place){c->conn.device_buff + step % RT_STEPS * c->conn.slot_size[RT_SIMPLE], res->gdr.mhandle};
   if (slot->ptr) return (struct place){slot->ptr, slot->mhandle};
-  return (struct place){rt_conn_slot_buff(&c->conn, op->proto, step), res->mhandle[op->proto]};
+  return (struct place){rt_conn_slot_buff(&c->conn, op->proto, step),
+                        in_gpu(res, op) ? res->gdr.mhandle : res->mhandle[op->proto]};
 }
 
 /* Hands the next step to the plugin. RAIL_IN_PROGRESS: it takes none now. */
@@ -287,8 +280,7 @@ static rail_result_t received(struct ncclComm *comm, struct rt_connector *c, str
   uint64_t step = op->base + op->received++;
   *request = NULL;
   res->slot[step % RT_STEPS].bytes = (uint64_t)bytes;
-  /* In this order: a device plan may just be getting its slots while a host plan is run. */
-  if (bytes == 0 || !in_device_slots(c, op) || !res->gdr.flush) return RAIL_OK;
+  if (bytes == 0 || !in_gpu(res, op) || !res->gdr.flush) return RAIL_OK;
   struct place p = place_of(c, op, step);
   return flushed(comm, c, rail_net_iflush(comm->net.plugin, res->comm, 1, &p.data, &bytes, &p.mhandle, request));
 }
@@ -347,14 +339,12 @@ const struct rt_transport rt_net_transport = {
              .progress = net_progress,
              .reg = net_reg,
              .dereg = net_dereg,
-             .ranges = net_ranges,
-             .add_device_slots = add_device_slots},
+             .ranges = net_ranges},
     .recv = {.setup = recv_setup,
              .connect = recv_connect,
              .free = net_free,
              .progress = net_progress,
              .reg = net_reg,
              .dereg = net_dereg,
-             .ranges = net_ranges,
-             .add_device_slots = add_device_slots},
+             .ranges = net_ranges},
 };

@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * P2P: as SHM, with a second set of slots in a GPU's memory that both ranks' kernels reach, an area. It lies in
- * the receiver's GPU; where receivers read, the slots of Simple lie in the sender's. Each side offers its
- * part in the segment, the other takes it (rt_area.h): when they connect, if both do so for a call on a device,
- * else with the next such calls. Until then, and when one of them cannot, kernels use the segment's slots.
- *
- * One rank's call may be on the device while the other's is on the host: what is said of a step tells where
- * it lies, and a host's kernel that finds it in an area has it copied into the segment's slot.
+ * P2P: as SHM, but the slots of a device's communicator lie in a GPU's memory that both ranks' kernels reach, an area.
+ * It lies in the receiver's GPU; where receivers read, the slots of Simple lie in the sender's. Each side offers its part
+ * in the segment, the other takes it (rt_area.h), while they connect. When one of them cannot, kernels use the segment's
+ * slots, as those of a communicator on host memory do.
  */
 #include <string.h>
 
 #include "common/base/log.h"
-#include "core/host/rt_tsan.h"
 #include "core/comm/rt_comm.h"
 #include "core/comm/rt_param.h"
 #include "core/transport/rt_shm.h"
@@ -23,8 +19,7 @@ struct p2p_res {
   bool read;
   struct rt_area *own;
   struct rt_area_view theirs;
-  bool offered, settled, said; /* our part is offered, or will never be; all is in use; a refusal was logged */
-  bool fetching;
+  bool offered, said; /* our part is offered, or will never be; a refusal was logged */
 };
 
 static bool p2p_can_connect(const struct rt_peer *a, const struct rt_peer *b) {
@@ -55,11 +50,10 @@ static size_t area_size(const struct p2p_res *res, bool sender) {
   return size;
 }
 
-/* Kernels that have begun may be looking: they need no particular moment. */
 static void bind_area(const struct p2p_res *res, struct rt_conn *conn, char *base, bool sender) {
   for (int proto = 0; proto <= RD_LL128; proto++) {
     if (!lies_there(res, proto, sender) || slots_size(proto) == 0) continue;
-    __atomic_store_n(&conn->area[proto], base, __ATOMIC_RELEASE);
+    conn->buff[proto] = base;
     base += RAIL_ROUND_UP(slots_size(proto), 128u);
   }
 }
@@ -73,8 +67,7 @@ static void say_refused(struct p2p_res *res, const struct rt_connector *c, const
   res->said = true;
 }
 
-/* Makes and offers this side's part. A receiver must know it before a step can lie there; a sender uses it once the
- * receiver does. */
+/* Makes and offers this side's part. */
 static void offer_own(struct rt_connector *c) {
   struct p2p_res *res = c->res;
   struct ncclComm *comm = res->comm;
@@ -84,7 +77,6 @@ static void offer_own(struct rt_connector *c) {
   res->offered = true;
   if (size) res->own = rt_area_make(comm, c->peer, size, offer, why);
   if (size && !res->own) say_refused(res, c, why);
-  if (res->own && !c->is_send) bind_area(res, &c->conn, rt_area_base(res->own), false);
   if (res->own)
     rt_area_publish(offer);
   else
@@ -99,7 +91,6 @@ static void take_theirs(struct rt_connector *c) {
     say_refused(res, c, why);
     return;
   }
-  bind_area(res, &c->conn, res->theirs.base, !c->is_send);
   rt_area_use(&res->theirs, offer);
 }
 
@@ -111,73 +102,24 @@ static bool lines_are_whole(const struct rt_area_offer *receivers) {
   return rt_offer_state(receivers) == RT_OFFER_USED && receivers->path <= RT_NVL;
 }
 
-/* Goes as far as it can; true when there is nothing left to wait for. By a rank whose call is on the device. */
+/* Goes as far as it can; true when both sides know where the slots lie. */
 static bool agree(struct rt_connector *c) {
   struct p2p_res *res = c->res;
   struct rt_shm_segment *seg = res->shm.segment;
   struct rt_area_offer *own = &seg->offer[c->is_send], *theirs = &seg->offer[!c->is_send];
-  if (res->settled) return true;
   if (!res->offered) offer_own(c);
   if (rt_offer_state(theirs) == RT_OFFER_OFFERED) take_theirs(c);
   if (!answered(rt_offer_state(own)) || !answered(rt_offer_state(theirs))) return false;
   if (rt_offer_state(own) == RT_OFFER_REFUSED) say_refused(res, c, "the other rank cannot use this one's GPU memory");
   bool used = rt_offer_state(own) == RT_OFFER_USED;
-  if (used && c->is_send) bind_area(res, &c->conn, rt_area_base(res->own), true);
-  __atomic_store_n(&c->conn.whole_area, lines_are_whole(&seg->offer[RT_SHM_RECV]), __ATOMIC_RELAXED);
-  c->has_area = used || res->theirs.base;
-  if (c->has_area)
+  if (used) bind_area(res, &c->conn, rt_area_base(res->own), c->is_send);
+  if (res->theirs.base) bind_area(res, &c->conn, res->theirs.base, !c->is_send);
+  if (lines_are_whole(&seg->offer[RT_SHM_RECV])) c->conn.flags &= ~RT_CONN_PARTED;
+  c->in_gpu = used || res->theirs.base;
+  if (c->in_gpu)
     RAIL_INFO(RAIL_SUB_INIT, "P2P: rank %d channel %d %s rank %d: %s%s", res->comm->rank, c->channel,
               c->is_send ? "to" : "from", c->peer, rt_way_text((used ? own : theirs)->to.way),
               res->read ? ", the receiver reads" : "");
-  return res->settled = true;
-}
-
-static void add_device_slots(struct ncclComm *comm, struct rt_connector *c) {
-  (void)comm;
-  agree(c);
-}
-
-/* ---- a host's kernel receives what lies in an area ------------------------------------------ */
-
-/* Begins to copy the step into the segment's slot. */
-static int begin_fetch(const struct p2p_res *res, const struct rt_conn *conn, const struct rt_slot *slot) {
-  const unsigned proto = slot->proto;
-  const char *area = __atomic_load_n(&conn->area[proto], __ATOMIC_ACQUIRE);
-  uint64_t at = conn->step % RT_STEPS * conn->slot_size[proto];
-  RT_TSAN_ACQUIRE(area);
-  return rt_cuda()->mem_get(conn->buff[proto] + at, (uint64_t)(uintptr_t)(area + at), (size_t)slot->bytes,
-                            res->comm->gpu.side);
-}
-
-/* rt_conn's fetch: called again and again, never waits. A step that cannot be fetched ends the communicator. */
-static bool fetch(struct rt_conn *conn) {
-  struct rt_connector *c = (struct rt_connector *)(void *)conn; /* its first member */
-  struct p2p_res *res = c->res;
-  struct ncclComm *comm = res->comm;
-  struct rt_slot *slot = &conn->slot[conn->step % RT_STEPS];
-  struct rt_cuda_scope scope;
-  if (!slot->in_area) return true;
-  if (rt_comm_failed(comm)) return false;
-  bool sound = slot->proto < RT_NPROTO && slot->bytes <= conn->slot_size[slot->proto] && conn->area[slot->proto];
-  if (!sound) {
-    rt_comm_fail(comm, RAIL_REMOTE_ERROR, "P2P: rank %d got a step of %llu bytes from rank %d that lies nowhere",
-                 comm->rank, (unsigned long long)slot->bytes, c->peer);
-    return false;
-  }
-  int r = rt_cuda_enter(&scope, comm->gpu.context) == RAIL_OK ? RT_CU_SUCCESS : RT_CU_INVALID_CONTEXT;
-  if (r == RT_CU_SUCCESS && !res->fetching) r = begin_fetch(res, conn, slot);
-  res->fetching = r == RT_CU_SUCCESS;
-  if (r == RT_CU_SUCCESS) r = rt_cuda()->stream_query(comm->gpu.side);
-  rt_cuda_leave(&scope);
-  if (r == RT_CU_NOT_READY) return false;
-  res->fetching = false;
-  if (r != RT_CU_SUCCESS) {
-    rt_comm_fail(comm, RAIL_CUDA_ERROR, "P2P: rank %d cannot copy what rank %d sent from the GPU: CUDA result %d; an "
-                 "earlier error on the device may be the reason", comm->rank, c->peer, r);
-    return false;
-  }
-  slot->in_area = false;
-  RT_TSAN_RELEASE(conn->area[slot->proto]);
   return true;
 }
 
@@ -194,9 +136,6 @@ static rail_result_t begin_setup(struct ncclComm *comm, struct rt_connector *c) 
 
 static rail_result_t recv_setup(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *mine) {
   RAIL_TRY(rt_shm_recv_setup(comm, c, mine, sizeof(struct p2p_res)));
-  struct p2p_res *res = c->res;
-  c->conn.fetch = fetch;
-  __atomic_store_n(&res->shm.segment->on_device[RT_SHM_RECV], c->on_device, __ATOMIC_RELEASE);
   return begin_setup(comm, c);
 }
 
@@ -206,29 +145,24 @@ static rail_result_t send_setup(struct ncclComm *comm, struct rt_connector *c, s
   return begin_setup(comm, c);
 }
 
-/* If both ends are made for a call on a device, that call has the areas already. */
-static rail_result_t agree_at_once(struct rt_connector *c) {
+static rail_result_t connect_device(struct rt_connector *c, const struct rt_connect_record *theirs) {
   const struct p2p_res *res = c->res;
-  const struct rt_shm_segment *seg = res->shm.segment;
-  for (int side = 0; side < RT_SHM_SIDES; side++)
-    if (__atomic_load_n(&seg->on_device[side], __ATOMIC_ACQUIRE) != 1) return RAIL_OK;
+  if (res->comm->memory != RT_DEVICE_MEMORY || theirs->memory != RT_DEVICE_MEMORY) return RAIL_OK;
   return agree(c) ? RAIL_OK : RAIL_IN_PROGRESS;
 }
 
 static rail_result_t recv_connect(struct ncclComm *comm, struct rt_connector *c,
                                   const struct rt_connect_record *theirs) {
-  (void)comm, (void)theirs;
+  (void)comm;
   RAIL_TRY(rt_shm_recv_connect(c));
-  return agree_at_once(c);
+  return connect_device(c, theirs);
 }
 
 static rail_result_t send_connect(struct ncclComm *comm, struct rt_connector *c,
                                   const struct rt_connect_record *theirs) {
-  struct p2p_res *res = c->res;
   RAIL_TRY(rt_shm_send_connect(comm, c, theirs));
-  __atomic_store_n(&res->shm.segment->on_device[RT_SHM_SEND], c->on_device, __ATOMIC_RELEASE);
   rt_shm_attached(c);
-  return agree_at_once(c);
+  return connect_device(c, theirs);
 }
 
 static void p2p_free(struct ncclComm *comm, struct rt_connector *c) {
@@ -252,12 +186,10 @@ const struct rt_transport rt_p2p_transport = {
              .connect = send_connect,
              .free = p2p_free,
              .peer_left = rt_shm_peer_left,
-             .ranges = rt_shm_ranges,
-             .add_device_slots = add_device_slots},
+             .ranges = rt_shm_ranges},
     .recv = {.setup = recv_setup,
              .connect = recv_connect,
              .free = p2p_free,
              .peer_left = rt_shm_peer_left,
-             .ranges = rt_shm_ranges,
-             .add_device_slots = add_device_slots},
+             .ranges = rt_shm_ranges},
 };

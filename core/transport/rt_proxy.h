@@ -25,7 +25,6 @@ struct rt_proxy_op {
   struct rt_connector *connector;
   enum rt_proto proto;
   uint64_t nsteps, base; /* base: connector's step number at the start */
-  bool on_device;        /* the kernel's own slots are meant: rt_conn's device_buff, if there is one */
   uint64_t posted, done; /* steps handed to the plugin, steps it has finished */
   uint64_t received;     /* of a receive: steps that have come, and at most wait for a flush */
   void *requests[RT_STEPS];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The segment that two ranks of a host share, for the transports that have one:
- * SHM, where all slots lie in it, and P2P, where those of kernels of a GPU lie in the GPU's memory.
+ * SHM, where all slots lie in it, and P2P, where a device's may lie in a GPU's memory.
  */
 #ifndef RT_SHM_H
 #define RT_SHM_H
@@ -21,7 +21,6 @@ struct rt_shm_segment {
   RAIL_ALIGNED(64) uint64_t credit;
   RAIL_ALIGNED(64) struct rt_slot slot[RT_STEPS];
   RAIL_ALIGNED(64) struct rt_area_offer offer[RT_SHM_SIDES]; /* each side's, of memory of its GPU */
-  uint32_t on_device[RT_SHM_SIDES]; /* the side connected for a call on the device; of the sender: once attached */
 };
 
 /* What a connector's `res` begins with. */

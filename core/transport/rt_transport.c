@@ -44,6 +44,7 @@ static rail_result_t setup(struct ncclComm *comm, struct rt_connector *c) {
   RAIL_TRY(c->end->setup(comm, c, &mine));
   mine.version = RT_CONNECT_VERSION;
   mine.transport = transport_index(c->transport);
+  mine.memory = comm->memory;
   if (comm->net.plugin && c->transport == &rt_net_transport)
     strncpy(mine.net_name, rail_net_name(comm->net.plugin), sizeof mine.net_name - 1);
   return rt_bootstrap_send(comm->bootstrap, c->peer, record_tag(c, !c->is_send), &mine, sizeof mine);
@@ -69,12 +70,26 @@ static rail_result_t check_record(struct ncclComm *comm, struct rt_connector *c,
   return RAIL_OK;
 }
 
+static const char *buffers_text(uint32_t memory) { return memory == RT_DEVICE_MEMORY ? "device" : "host"; }
+
+/* Kernels of a GPU and of the host must not meet: slots may lie where only one of them can reach. */
+static rail_result_t check_memory(struct ncclComm *comm, const struct rt_connector *c, uint32_t theirs) {
+  const uint32_t mine = comm->memory;
+  if (mine == theirs || mine == RT_ANY_MEMORY || theirs == RT_ANY_MEMORY) return RAIL_OK;
+  rt_comm_fail(comm, RAIL_BAD_USAGE,
+               "rank %d has %s buffers, rank %d has %s buffers: the ranks of a communicator work on one kind of memory; "
+               "use device buffers on all ranks, or host buffers on all", comm->rank, buffers_text(mine), c->peer,
+               buffers_text(theirs));
+  return RAIL_BAD_USAGE;
+}
+
 /* One look at one connector that is under way; `records` and `have` are indexed like the list. */
 static rail_result_t advance(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *theirs,
                              bool *have) {
   if (!*have) {
     RAIL_TRY(rt_bootstrap_try_recv(comm->bootstrap, c->peer, record_tag(c, c->is_send), theirs, sizeof *theirs));
     RAIL_TRY(check_record(comm, c, theirs));
+    RAIL_TRY(check_memory(comm, c, theirs->memory));
     *have = true;
   }
   RAIL_TRY(c->end->connect(comm, c, theirs));

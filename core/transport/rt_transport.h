@@ -22,14 +22,18 @@
 struct ncclComm;
 struct rt_proxy_op;
 
+/* What a communicator's calls work on. ANY: no call has had a buffer yet. */
+enum rt_memory_kind { RT_ANY_MEMORY, RT_HOST_MEMORY, RT_DEVICE_MEMORY };
+
 /* What one end tells the other through the bootstrap; the same size for all transports. */
 struct rt_connect_record {
   uint32_t version;   /* RT_CONNECT_VERSION */
   uint32_t transport; /* index in rt_transports: both ends must agree */
+  uint32_t memory;    /* enum rt_memory_kind: both ends must agree, but for RT_ANY_MEMORY */
   char net_name[32];  /* NET: the plugin's vtable name: both ends must agree */
-  unsigned char body[184];
+  unsigned char body[180];
 };
-#define RT_CONNECT_VERSION 1u
+#define RT_CONNECT_VERSION 2u
 _Static_assert(sizeof(struct rt_connect_record) == 224, "the record has one size");
 
 struct rt_connector;
@@ -48,9 +52,6 @@ struct rt_transport_end {
   void (*dereg)(struct ncclComm *comm, struct rt_connector *c, void *mhandle);
   /* Where the FIFO lies, for a device that shall reach it: fills in at most RT_MAX_RANGES - 1, returns how many. */
   int (*ranges)(const struct rt_connector *c, struct rt_range *out);
-  /* Before a device's kernels use the connection, each time: the end may give them slots in the device's memory.
-   * NULL: it never does. */
-  void (*add_device_slots)(struct ncclComm *comm, struct rt_connector *c);
 };
 
 struct rt_transport {
@@ -71,8 +72,7 @@ struct rt_connector {
   void *res;                          /* the transport's own */
   int peer, channel;
   bool is_send, connected;
-  bool on_device; /* the call that it is made for is */
-  bool has_area;  /* P2P: kernels of GPUs meet in a GPU's memory there */
+  bool in_gpu; /* P2P: slots lie in a GPU's memory */
   /* Proxy: operations in order, the first one active; next in the circle of active connectors. */
   struct rt_proxy_op *ops, *ops_last;
   struct rt_connector *next_active;

@@ -86,8 +86,6 @@ __global__ void fifo_pair_kernel(const __grid_constant__ struct fifo_pair p) {
   if ((p.roles & (producer ? FIFO_PRODUCER : FIFO_CONSUMER)) == 0) return;
   struct rd_fifo f;
   f.buff = p.buff;
-  f.area = NULL;
-  f.in_area = false;
   f.slot_size = p.slot_size;
   f.slot = p.slot;
   f.tail = p.tail;

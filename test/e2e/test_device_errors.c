@@ -44,7 +44,7 @@ static void wrong_buffers(const struct rank *rank, void *arg) {
   GPU(gpu.cuMemHostRegister_v2(pinned, 4096, 3));
   OK(ncclAllReduce(device, pinned, 16, ncclFloat, ncclSum, comm, stream));
   OK(ncclAllReduce(pinned, pinned, 16, ncclFloat, ncclSum, comm, stream));
-  OK(ncclAllReduce(pinned, host, 16, ncclFloat, ncclSum, comm, stream)); /* on the host */
+  REFUSED(ncclAllReduce(pinned, host, 16, ncclFloat, ncclSum, comm, stream), ncclInvalidUsage, "recvbuff");
   GPU(gpu.cuMemAllocManaged(&address, 4096, 1));
   OK(ncclAllReduce((void *)(uintptr_t)address, device, 16, ncclFloat, ncclSum, comm, stream));
   OK(railCommWait(comm));
@@ -114,14 +114,18 @@ static void factors(const struct rank *rank, void *arg) {
   void *stream = gpu_stream();
   struct gpu_gate gate;
   int32_t host[16], out[16], factor = 3, later = 5, *device = gpu_alloc(sizeof host), *scalar = gpu_alloc(4);
-  ncclRedOp_t in_host, in_device;
+  ncclRedOp_t in_host, in_device, in_device_for_host;
+  ncclComm_t on_host;
   for (int i = 0; i < 16; i++) host[i] = i;
   gpu_put(device, host, sizeof host);
   gpu_put(scalar, &factor, 4);
   OK(ncclRedOpCreatePreMulSum(&in_host, &factor, ncclInt32, ncclScalarDevice, comm));
   OK(ncclRedOpCreatePreMulSum(&in_device, scalar, ncclInt32, ncclScalarDevice, comm));
   REFUSED(ncclAllReduce(device, device, 16, ncclInt32, in_host, comm, stream), ncclInvalidArgument, "factor");
-  REFUSED(ncclAllReduce(host, host, 16, ncclInt32, in_device, comm, stream), ncclInvalidArgument, "factor");
+  OK(ncclCommSplit(comm, 0, rank->rank, &on_host, NULL));
+  OK(ncclRedOpCreatePreMulSum(&in_device_for_host, scalar, ncclInt32, ncclScalarDevice, on_host));
+  REFUSED(ncclAllReduce(host, host, 16, ncclInt32, in_device_for_host, on_host, stream), ncclInvalidArgument, "factor");
+  OK(ncclCommDestroy(on_host));
   gpu_warm(comm, stream);
   gpu_hold(&gate, stream);
   OK(ncclAllReduce(device, device, 16, ncclInt32, in_device, comm, stream));

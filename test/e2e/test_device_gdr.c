@@ -4,8 +4,7 @@
  *
  * Proves: with a plugin that takes GPU memory, what device buffers send and receive goes through slots there, and no
  * kernel sees a step before its flush is over; who needs no flush makes none; a plugin, a driver or a user that does
- * not want it gets slots in host memory; a flush that fails ends the communicator; host buffers go on working beside
- * it; nothing is left registered, allocated or open. test/preload/gdrnet.c is the plugin.
+ * not want it gets slots in host memory; a flush that fails ends the communicator; nothing is left registered, allocated or open. test/preload/gdrnet.c is the plugin.
  */
 #include <dirent.h>
 
@@ -54,7 +53,7 @@ static void collectives(ncclComm_t comm, void *stream) {
   for (int coll = 0; coll < C_COUNT; coll++)
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
       struct gpu_call c = {.coll = coll, .root = (int)i % n, .type = ncclInt32, .op = ncclSum, .count = counts[i]};
-      gpu_check(&c, &b, comm, stream, (unsigned)(coll * 10 + (int)i)); /* on host buffers as well */
+      gpu_check(&c, &b, comm, stream, (unsigned)(coll * 10 + (int)i));
     }
   gpu_buffers_free(&b);
 }

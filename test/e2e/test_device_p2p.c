@@ -4,7 +4,7 @@
  *
  * Proves: kernels of ranks on GPUs that reach each other meet in a GPU's memory, in one process and in several, with
  * every protocol, whoever's memory it is; where that is not possible or not wished they meet in the host's, and a line
- * says why; ranks with buffers in the host's memory take part; what ranks lend each other is freed in time and never
+ * says why; what ranks lend each other is freed in time and never
  * too early, however they end.
  */
 #include <signal.h>
@@ -16,13 +16,13 @@
 #define PATIENCE 60000
 
 /* Steps went through memory of the GPU only, or of the host only. */
-static void is_place(const char *proto, bool area) {
-  char in_area[32], in_buff[32];
+static void is_place(const char *proto, bool on_gpu) {
+  char in_gpu[32], in_host[32];
   if (!gpu.calls) return;
-  snprintf(in_area, sizeof in_area, "area: %s", proto);
-  snprintf(in_buff, sizeof in_buff, "buff: %s", proto);
-  long a = gpu.calls(in_area), b = gpu.calls(in_buff);
-  ENSURE((a > 0) == area && (b > 0) == !area, "%s: %ld kernels sent by the GPU's memory, %ld by the host's", proto, a,
+  snprintf(in_gpu, sizeof in_gpu, "GPU: %s", proto);
+  snprintf(in_host, sizeof in_host, "host: %s", proto);
+  long a = gpu.calls(in_gpu), b = gpu.calls(in_host);
+  ENSURE((a > 0) == on_gpu && (b > 0) == !on_gpu, "%s: %ld kernels sent by the GPU's memory, %ld by the host's", proto, a,
          b);
 }
 
@@ -34,7 +34,7 @@ static void work(ncclComm_t comm, const struct expected *e) {
   static const int counts[] = {1, 1000, MANY};
   struct side s;
   side_open(&s, comm);
-  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) sum(&s, counts[i], true);
+  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) sum(&s, counts[i]);
   is_transport(&s, e->transports);
   is_place(e->proto, strcmp(e->transports, "P2P") == 0);
   struct gpu_buffers b = gpu_buffers_new(64 * 1024);
@@ -171,7 +171,7 @@ static void refused(const struct rank *rank, void *arg) {
     fd = catch_stderr(&kept);
   }
   side_open(&s, open_comm(rank));
-  for (int i = 0; i < 3; i++) sum(&s, MANY, true);
+  for (int i = 0; i < 3; i++) sum(&s, MANY);
   close_comm(s.comm);
   side_free(&s);
   rank_barrier(rank);
@@ -194,53 +194,6 @@ TEST(a_driver_that_refuses) {
     job_run(SMALL "NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0", 2, kit_patience_ms(PATIENCE), refused, &all[i]);
 }
 
-/* ---- buffers of the host ---- */
-
-/* First all on the device, so that there are areas; then every pattern of who has its buffers where. */
-static void mixed(const struct rank *rank, void *arg) {
-  struct side s;
-  (void)arg;
-  gpu_open();
-  side_open(&s, open_comm(rank));
-  sum(&s, MANY, true);
-  for (unsigned round = 0; round < 2u << s.n; round++)
-    sum(&s, round % 2 ? 999 : MANY, round >> (s.rank + 1) & 1);
-  if (gpu.calls) ENSURE(gpu.calls("cuMemcpyDtoHAsync_v2") > 0, "a host's kernel never found a step in an area");
-  close_comm(s.comm);
-  side_free(&s);
-  rank_barrier(rank);
-  gpu_nothing_left();
-}
-TEST(some_ranks_on_the_host) {
-  job_run(SMALL, 3, kit_patience_ms(PATIENCE), mixed, NULL);
-  job_run(SMALL "NCCL_P2P_READ_ENABLE=1", 2, kit_patience_ms(PATIENCE), mixed, NULL);
-  job_run(SMALL "NCCL_PROTO=LL", 2, kit_patience_ms(PATIENCE), mixed, NULL);
-}
-
-/* A connection that was made for the host's buffers comes to have an area with the calls on the device. */
-static void host_first(const struct rank *rank, void *arg) {
-  struct side s;
-  (void)arg;
-  gpu_open();
-  side_open(&s, open_comm(rank));
-  sum(&s, MANY, false);
-  is_transport(&s, "SHM");
-  for (int i = 0; i < 4; i++) {
-    sum(&s, 1000, true);
-    rank_barrier(rank);
-  }
-  is_transport(&s, "P2P");
-  close_comm(s.comm);
-  side_free(&s);
-  rank_barrier(rank);
-  gpu_nothing_left();
-}
-TEST(the_host_first) {
-  job_run(SMALL "RAIL_NCHANNELS=1", 2, kit_patience_ms(PATIENCE), host_first, NULL);
-  job_run(SMALL "RAIL_NCHANNELS=1 NCCL_P2P_READ_ENABLE=1 NCCL_PROTO=LL", 2, kit_patience_ms(PATIENCE), host_first,
-          NULL);
-}
-
 /* ---- how ranks end ---- */
 
 static bool memory_is_left(void) { return gpu.left && gpu.left("allocated") + gpu.left("mapped") > 0; }
@@ -252,7 +205,7 @@ static void late(const struct rank *rank, void *arg) {
   gpu_open();
   ncclComm_t comm = open_comm(rank);
   side_open(&s, comm);
-  sum(&s, MANY, true);
+  sum(&s, MANY);
   side_free(&s);
   rank_barrier(rank);
   if (rank->rank == 1) usleep((useconds_t)*ms * 1000);
@@ -280,7 +233,7 @@ static void aborted(const struct rank *rank, void *arg) {
   (void)arg;
   gpu_open();
   side_open(&s, open_comm(rank));
-  sum(&s, MANY, true);
+  sum(&s, MANY);
   if (rank->rank == 0) OK(ncclAllReduce(s.device, s.device, MANY, ncclInt32, ncclSum, s.comm, s.stream));
   rank_barrier(rank);
   if (rank->rank == 0) usleep(20000); /* the kernel is at it */
@@ -301,7 +254,7 @@ static void killed(const struct rank *rank, void *arg) {
   (void)arg;
   gpu_open();
   side_open(&s, open_comm(rank));
-  sum(&s, MANY, true);
+  sum(&s, MANY);
   rank_barrier(rank);
   if (rank->rank == 1) raise(SIGKILL);
   OK(ncclCommAbort(s.comm));
@@ -316,6 +269,5 @@ TEST(a_rank_that_is_killed) {
 TEST_MAIN(TEST_CASE(processes_write), TEST_CASE(processes_read), TEST_CASE(one_reads_the_other_does_not), TEST_CASE(ll),
           TEST_CASE(ll128), TEST_CASE(ll128_in_memory_of_the_host), TEST_CASE(disabled),
           TEST_CASE(threads_on_one_device), TEST_CASE(threads_on_three_devices), TEST_CASE(ll128_between_devices),
-          TEST_CASE(devices_that_are_too_far), TEST_CASE(a_driver_that_refuses), TEST_CASE(some_ranks_on_the_host),
-          TEST_CASE(the_host_first), TEST_CASE(memory_lives_as_long_as_it_is_lent),
+          TEST_CASE(devices_that_are_too_far), TEST_CASE(a_driver_that_refuses), TEST_CASE(memory_lives_as_long_as_it_is_lent),
           TEST_CASE(abort_ends_a_kernel_that_waits), TEST_CASE(a_rank_that_is_killed))

@@ -102,7 +102,10 @@ static void use(const struct rank *rank, void *arg) {
   GPU(gpu.cuDevicePrimaryCtxRetain(&context, gpu.calls ? rank->rank : 0));
   GPU(gpu.cuCtxSetCurrent(context));
   ncclComm_t comm = open_comm(rank);
-  on_the_host(comm, rank->rank, rank->nranks);
+  ncclComm_t on_host;
+  OK(ncclCommSplit(comm, 0, rank->rank, &on_host, NULL));
+  on_the_host(on_host, rank->rank, rank->nranks);
+  OK(ncclCommDestroy(on_host));
   on_the_device(comm, rank->nranks);
   if (!getenv("RAIL_NCHANNELS")) a_large_group(comm, rank->nranks); /* a number that is given is taken as it is */
   close_comm(comm);

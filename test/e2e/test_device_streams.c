@@ -131,83 +131,6 @@ static void groups(const struct rank *rank, void *arg) {
 TEST(a_group_is_one_launch) { job_run("", 3, kit_patience_ms(PATIENCE), groups, NULL); }
 TEST(a_group_over_a_network) { job_run("NCCL_SHM_DISABLE=1", 3, kit_patience_ms(PATIENCE), groups, NULL); }
 
-/* Host, device, host, device, without waiting: each sums up what the one before it made. */
-static void mixture(const struct rank *rank, void *arg) {
-  (void)arg;
-  struct rig g;
-  int32_t first[100], second[100];
-  rig_open(&g, rank);
-  for (int round = 0; round < 20; round++) {
-    fill(&g, round);
-    for (int i = 0; i < 100; i++) first[i] = i + round;
-    OK(ncclAllReduce(first, second, 100, ncclInt32, ncclSum, g.comm, NULL));
-    sum(&g, g.x, g.y, g.a);
-    OK(ncclAllReduce(second, first, 100, ncclInt32, ncclSum, g.comm, NULL));
-    sum(&g, g.y, g.z, g.b);
-    OK(railCommWait(g.comm));
-    for (int i = 0; i < 100; i++) ENSURE(first[i] == g.nranks * g.nranks * (i + round), "%d", first[i]);
-    check_sum(&g, g.y, round, 0);
-    check_sum(&g, g.z, round, 1);
-  }
-  rig_close(&g);
-}
-TEST(host_and_device_plans_take_turns) { job_run("", 2, kit_patience_ms(PATIENCE), mixture, NULL); }
-TEST(and_so_over_a_network_too) {
-  job_run("NCCL_SHM_DISABLE=1", 2, kit_patience_ms(PATIENCE), mixture, NULL);
-}
-
-/* A call on the device returns when all before it on the host are over; here the first is late on rank 1. */
-static void drained(const struct rank *rank, void *arg) {
-  (void)arg;
-  struct rig g;
-  int32_t in[10] = {0}, out[10];
-  int *begun = rank->shared;
-  rig_open(&g, rank);
-  fill(&g, 3);
-  sum(&g, g.x, g.y, g.a);
-  GPU(gpu.cuStreamSynchronize(g.a));
-  if (rank->rank == 1) {
-    usleep(100000);
-    __atomic_store_n(begun, 1, __ATOMIC_RELEASE);
-  }
-  OK(ncclAllReduce(in, out, 10, ncclInt32, ncclSum, g.comm, NULL));
-  sum(&g, g.x, g.y, g.a);
-  ENSURE(__atomic_load_n(begun, __ATOMIC_ACQUIRE), "a plan of the device overtook one of the host");
-  GPU(gpu.cuStreamSynchronize(g.a));
-  check_sum(&g, g.y, 3, 0);
-  rig_close(&g);
-}
-TEST(a_device_plan_waits_for_the_hosts) { job_run("", 2, kit_patience_ms(PATIENCE), drained, NULL); }
-
-/* Rank 0's buffers are the device's, the others' the host's. */
-static void one_with_a_device(const struct rank *rank, void *arg) {
-  (void)arg;
-  struct rig g;
-  rig_open(&g, rank);
-  int32_t *other = calloc(N, sizeof *other);
-  for (int round = 0; round < 10; round++) {
-    fill(&g, round);
-    if (g.rank == 0) {
-      sum(&g, g.x, g.y, g.a);
-      GPU(gpu.cuStreamSynchronize(g.a));
-      check_sum(&g, g.y, round, 0);
-    } else {
-      sum(&g, g.host, other, NULL);
-      OK(railCommWait(g.comm));
-      for (int i = 0; i < N; i++) ENSURE(other[i] == want(&g, round, i), "number %d is %d", i, other[i]);
-    }
-  }
-  free(other);
-  rig_close(&g);
-}
-TEST(a_device_rank_among_host_ranks) { job_run("", 3, kit_patience_ms(PATIENCE), one_with_a_device, NULL); }
-TEST(a_device_rank_among_host_ranks_ll) {
-  job_run("NCCL_PROTO=LL", 3, kit_patience_ms(PATIENCE), one_with_a_device, NULL);
-}
-TEST(a_device_rank_on_a_network) {
-  job_run("NCCL_SHM_DISABLE=1", 3, kit_patience_ms(PATIENCE), one_with_a_device, NULL);
-}
-
 /* ---- graphs ---- */
 
 /* x → y on the first stream; on a second one, which forks off and comes back, y → z: nothing but the
@@ -315,8 +238,5 @@ TEST(graphs_come_and_go) { job_run("", 2, kit_patience_ms(PATIENCE), again, NULL
 
 TEST_MAIN(TEST_CASE(calls_are_asynchronous_and_in_order), TEST_CASE(and_so_over_a_network),
           TEST_CASE(a_group_is_one_launch), TEST_CASE(a_group_over_a_network),
-          TEST_CASE(host_and_device_plans_take_turns), TEST_CASE(and_so_over_a_network_too),
-          TEST_CASE(a_device_plan_waits_for_the_hosts),
-          TEST_CASE(a_device_rank_among_host_ranks), TEST_CASE(a_device_rank_among_host_ranks_ll),
-          TEST_CASE(a_device_rank_on_a_network), TEST_CASE(graphs), TEST_CASE(graphs_that_connect),
+          TEST_CASE(graphs), TEST_CASE(graphs_that_connect),
           TEST_CASE(graphs_over_a_network), TEST_CASE(graphs_and_a_proxy_thread), TEST_CASE(graphs_come_and_go))

@@ -103,7 +103,7 @@ def rail_coll():
     """The step of the suite, over the driver without a GPU: what is right is, and what is damaged is not."""
     m, r = machine(), runner("rail-coll")
     m.no_gpu = "none"
-    runs = [("all_reduce", "-r", 2, "--memory", "host,device", "-b", 64, "-e", 4096, "-f", 64, "-n", 1)]
+    runs = [("all_reduce", "-r", 2, "--memory", "device", "-b", 64, "-e", 4096, "-f", 64, "-n", 1)]
     damage = {"LD_PRELOAD": BUILD / "test" / "libcorrupt.so", "CORRUPT_KIND": "result", "CORRUPT_RANK": 1,
               "CORRUPT_COUNT": 16}
     r.do(Step("2", "right", body=device.rail_coll(m, *runs), env=m.env()))

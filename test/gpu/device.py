@@ -114,7 +114,7 @@ def largest(words, text):
 def rail_coll_steps(m, where, env, no_fake):
     sizes = ("-b", 8, "-e", "16K", "-f", 32, "-n", 2, "-w", 1) if m.no_gpu else ("-b", 8, "-e", "64M", "-f", 128)
     net = ("--net-only", "--plugin", m.plugin())
-    memory, mixed = ("--memory", "device", *sizes), ("--memory", "host,device", *sizes)
+    memory = ("--memory", "device", *sizes)
     together = [("all_reduce", "-g", n, *memory) for n in (1, 2, 4)]
     apart = [("all_reduce", "-r", n, *memory) for n in (2, 4)]
     others = [("sendrecv", "-r", 2, *memory), ("all_reduce", "-r", 2, "-G", 5, *memory)]
@@ -122,10 +122,7 @@ def rail_coll_steps(m, where, env, no_fake):
             ("one process", [*together, ("alltoall", "-g", 4, *memory), ("all_gather", "-t", 2, *memory)], {}, False),
             ("processes", [*apart, *others], {}, True),
             ("processes, no P2P", apart, {"NCCL_P2P_DISABLE": "1"}, True),
-            ("processes over the socket plugin", [(*words, *net) for words in apart], {}, True),
-            ("ranks with host and device buffers",
-             [("all_reduce", "-g", 3, *mixed), ("all_reduce", "-r", 4, *mixed), ("alltoall", "-r", 2, *mixed),
-              ("all_reduce", "-r", 2, *mixed, *net)], {}, True)):
+            ("processes over the socket plugin", [(*words, *net) for words in apart], {}, True)):
         yield Step(RUNTIME, f"rail-coll, {name}{where}", body=rail_coll(m, *runs), limit=45, env={**env, **more},
                    skip=(shared and m.not_shared) or no_fake or "")
 
@@ -147,7 +144,7 @@ def runtime(m):
             yield Step(RUNTIME, f"{ranks} processes over {over}{where}", command, limit=45,
                        env={**env, "NCCL_NET_PLUGIN": m.plugin()}, skip=m.not_shared or no_fake or "")
     yield from rail_coll_steps(m, where, env, no_fake)
-    for name, more in (("calls", {}), ("streams", {}), ("wait", {}), ("p2p", {}), ("mixed", {}),
+    for name, more in (("calls", {}), ("streams", {}), ("wait", {}), ("p2p", {}), ("kinds", {}),
                        ("calls", {"NCCL_P2P_DISABLE": "1"})):
         program = m.program(f"e2e/test_device_{name}")
         emulated = m.no_gpu if more else ""  # once is enough, and make test has the rest

@@ -300,49 +300,6 @@ TEST(a_proxy_brings_a_wrong_size) {
   close_line();
 }
 
-/* ---- an area that is there for the second step, and was not for the first ---- */
-
-/* The sender's part: a step in the host's memory; once it is taken, the block has opened the connection without an
- * area; then the area, and a step that lies in there. */
-static void *sender_main(void *area) {
-  struct link_half *h = &line.at_send;
-  memcpy(h->buff[RT_SIMPLE], out, 100);
-  h->slot[0] = (struct rt_slot){.bytes = 100, .proto = RT_SIMPLE, .call = launch->job[0].call};
-  rt_publish(&h->tail, 1);
-  while (rt_observe(&h->credit) < RT_STEPS + 1) usleep(1000);
-  if (area) memcpy((char *)area + BLOCK_SLOT, out + 100, 100);
-  rt_publish((uint64_t *)(void *)&line.recv.area[RT_SIMPLE], (uint64_t)(uintptr_t)area);
-  h->slot[1] = (struct rt_slot){.bytes = 100, .proto = RT_SIMPLE, .in_area = 1, .call = launch->job[0].call};
-  rt_publish(&h->tail, 2);
-  return NULL;
-}
-
-static struct rt_device_job *two_steps(char *area) {
-  pthread_t sender;
-  open_line(false);
-  struct rt_device_job *r = add(RT_RECV, RT_SIMPLE, 200, 100, -1);
-  CHECK_OK(pthread_create(&sender, NULL, sender_main, area));
-  run();
-  CHECK_OK(pthread_join(sender, NULL));
-  return r;
-}
-
-TEST(an_area_that_comes_late) {
-  char *area = get(RT_STEPS * BLOCK_SLOT);
-  CHECK_INT(two_steps(area)->state, RT_DEVICE_DONE);
-  CHECK(memcmp(in, out, 200) == 0);
-  close_line();
-  free(area);
-}
-
-/* The sender says that there is one. */
-TEST(an_area_that_never_comes) {
-  struct rt_device_job *r = two_steps(NULL);
-  CHECK_INT(r->state, RT_DEVICE_MISMATCH);
-  CHECK(memcmp(in, out, 100) == 0 && in[100] == 0x55);
-  close_line();
-}
-
 /* ---- order: jobs that follow one another on a connection ---- */
 
 TEST(jobs_take_turns) {
@@ -371,7 +328,6 @@ TEST_MAIN(TEST_CASE(sizes_that_differ_are_found), TEST_CASE(protocols_that_diffe
           TEST_CASE(calls_that_differ_are_found), TEST_CASE(after_a_mismatch),
           TEST_CASE(a_mismatch_is_over_with_the_next_run), TEST_CASE(abort_ends_receiving),
           TEST_CASE(abort_ends_sending), TEST_CASE(abort_ends_waiting_for_a_turn), TEST_CASE(receives_are_granted),
-          TEST_CASE(a_proxy_brings_a_wrong_size), TEST_CASE(an_area_that_comes_late),
-          TEST_CASE(an_area_that_never_comes), TEST_CASE(jobs_take_turns), TEST_CASE(allreduce),
+          TEST_CASE(a_proxy_brings_a_wrong_size), TEST_CASE(jobs_take_turns), TEST_CASE(allreduce),
           TEST_CASE(reduce_scatter), TEST_CASE(allgather), TEST_CASE(broadcast), TEST_CASE(reduce),
           TEST_CASE(send_recv), TEST_CASE(copy), TEST_CASE(exchange), TEST_CASE(tree), TEST_CASE(types_and_operators))

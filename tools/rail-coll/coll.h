@@ -162,6 +162,9 @@ struct rc_rank {
   int rank;
   _Atomic(ncclComm_t) comm; /* who takes it out (exchange with NULL) destroys or aborts it */
   ncclComm_t c;             /* the same, for use */
+  /* For rc_exchange, whose buffers are the host's: c, or where that is for GPUs a split of it. */
+  _Atomic(ncclComm_t) split;
+  ncclComm_t on_host;
   enum rc_memory memory;
   struct rc_gpu gpu;        /* not open: the buffers are the host's */
   struct rc_buffer send, recv;

@@ -144,7 +144,7 @@ static const struct tool_option options[] = {
     {"local_register", 'R', "0|1", "buffers registered with ncclCommRegister, the host's from ncclMemAlloc (0)",
      TOOL_BOOL, AT(registered)},
     {"memory", 0, "KIND",
-                "where buffers are: host (default), device, managed; several with commas: in turns, rank by rank",
+                "where buffers are: host (default), device, managed; device,managed: in turns, rank by rank",
      TOOL_CALL, .set = set_memory},
     {"device", 0, "N", "CUDA device of the ranks that have one, or auto: rank modulo devices (auto)",
      TOOL_CALL, .set = set_device},
@@ -202,6 +202,14 @@ static int check_sizes(const struct rc_options *o) {
   return 0;
 }
 
+/* A communicator's ranks all have host buffers, or all have device buffers. */
+static int check_memory(const struct rc_options *o) {
+  for (int i = 1; i < o->nmemory; i++)
+    if ((o->memory[i] == RC_MEMORY_HOST) != (o->memory[0] == RC_MEMORY_HOST))
+      return tool_misuse(&command, "--memory: host and others: a communicator works on one kind of memory", NULL);
+  return 0;
+}
+
 /* A graph has what lies on a stream. */
 static int check_graphs(const struct rc_options *o) {
   if (o->graphs == 0) return 0;
@@ -218,7 +226,7 @@ static int complete(char **words, struct rc_options *o) {
   o->collective = rc_collective_find(words[0]);
   if (!o->collective) return tool_misuse(&command, "no such collective:", words[0]);
   if (words[1]) return tool_misuse(&command, "more than one collective:", words[1]);
-  if (check_sizes(o) != 0) return -1;
+  if (check_sizes(o) != 0 || check_memory(o) != 0) return -1;
   if (!o->out_of_place && !o->in_place) o->out_of_place = o->in_place = true;
   if (o->in_place && !o->out_of_place && !o->collective->in_place)
     return tool_misuse(&command, "--in-place: there is no in-place form of", o->collective->name);

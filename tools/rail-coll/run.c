@@ -43,7 +43,8 @@ int rc_told(const char *what, int err) {
 
 static void abort_all(struct rc_process *p) {
   for (int i = 0; i < p->nlocal; i++) {
-    ncclComm_t comm = atomic_exchange(&p->ranks[i].comm, NULL);
+    ncclComm_t comm = atomic_exchange(&p->ranks[i].comm, NULL), split = atomic_exchange(&p->ranks[i].split, NULL);
+    if (split) (void)ncclCommAbort(split);
     if (comm) (void)ncclCommAbort(comm);
   }
 }
@@ -88,10 +89,12 @@ const char *rc_exchange(struct rc_worker *w, const void *mine, size_t size) {
   for (int i = 0; i < w->n; i++) {
     struct rc_rank *r = &w->ranks[i];
     memcpy(r->mine, (const char *)mine + (size_t)i * size, size);
-    result = ncclAllGather(r->mine, r->all, size, ncclInt8, r->c, NULL);
+    result = ncclAllGather(r->mine, r->all, size, ncclInt8, r->on_host, NULL);
     if (result != ncclSuccess) return rc_failed(w, r, what, result), NULL;
   }
   if (w->n > 1 && (result = ncclGroupEnd()) != ncclSuccess) return rc_failed(w, &w->ranks[0], what, result), NULL;
+  for (int i = 0; i < w->n; i++)
+    if ((result = railCommWait(w->ranks[i].on_host)) != ncclSuccess) return rc_failed(w, &w->ranks[i], what, result), NULL;
   return rc_wait(w, what) == 0 ? w->ranks[0].all : NULL;
 }
 
@@ -121,6 +124,26 @@ static ncclResult_t init_ranks(struct rc_process *p, ncclComm_t *comms, ncclUniq
   return result == ncclSuccess ? end : result;
 }
 
+/* A communicator works on one kind of memory: where that is a GPU's, the ranks talk by another one. */
+static int comms_split(struct rc_process *p) {
+  ncclComm_t *splits = calloc((unsigned)p->nlocal, sizeof(ncclComm_t));
+  if (!splits) return rc_told("communicators", ENOMEM);
+  ncclResult_t result = p->nlocal > 1 ? ncclGroupStart() : ncclSuccess;
+  for (int i = 0; i < p->nlocal && result == ncclSuccess; i++)
+    result = ncclCommSplit(p->ranks[i].c, 0, p->first + i, &splits[i], NULL);
+  ncclResult_t end = p->nlocal > 1 ? ncclGroupEnd() : ncclSuccess;
+  if (result == ncclSuccess) result = end;
+  if (result != ncclSuccess && !atomic_exchange(&p->failed, true))
+    fprintf(stderr, RC_NAME ": rank %d: ncclCommSplit: %s: %s\n", p->first, ncclGetErrorString(result),
+            ncclGetLastError(NULL));
+  for (int i = 0; i < p->nlocal; i++) {
+    p->ranks[i].on_host = splits[i];
+    if (result == ncclSuccess) atomic_store(&p->ranks[i].split, splits[i]);
+  }
+  free(splits);
+  return result == ncclSuccess ? 0 : -1;
+}
+
 static int comms_open(struct rc_process *p, int (*share_id)(void *, ncclUniqueId *), void *arg) {
   ncclUniqueId id;
   ncclComm_t *comms = calloc((unsigned)p->nlocal, sizeof(ncclComm_t));
@@ -140,11 +163,12 @@ static int comms_open(struct rc_process *p, int (*share_id)(void *, ncclUniqueId
     fprintf(stderr, RC_NAME ": rank %d: %s: %s: %s\n", p->first, what, ncclGetErrorString(result),
             ncclGetLastError(NULL));
   for (int i = 0; i < p->nlocal; i++) {
-    p->ranks[i].c = comms[i];
+    p->ranks[i].c = p->ranks[i].on_host = comms[i];
     if (result == ncclSuccess) atomic_store(&p->ranks[i].comm, comms[i]);
   }
   free(comms);
-  return result == ncclSuccess ? 0 : -1;
+  if (result != ncclSuccess) return -1;
+  return rc_uses_gpus(p->o) ? comms_split(p) : 0;
 }
 
 /* Before any thread makes a call: allocating may wait for kernels, and those for ranks whose turn comes later. */
@@ -154,7 +178,7 @@ static int buffers_open(struct rc_process *p) {
   return 0;
 }
 
-/* Uses the buffers once, before all else: connections that are made for a GPU's calls are the GPU's from the start. */
+/* Uses the buffers once: what connects the ranks is known then. */
 static int use_gpus(struct rc_worker *w) {
   static const char what[] = "the first use of the buffers";
   ncclResult_t result = ncclGroupStart();
@@ -261,7 +285,8 @@ static void ranks_close(struct rc_process *p) {
   /* All of them at once: the destroy of one rank may wait for the others. */
   (void)ncclGroupStart();
   for (int i = 0; i < p->nlocal; i++) {
-    ncclComm_t comm = atomic_exchange(&p->ranks[i].comm, NULL);
+    ncclComm_t comm = atomic_exchange(&p->ranks[i].comm, NULL), split = atomic_exchange(&p->ranks[i].split, NULL);
+    if (split) (void)ncclCommDestroy(split);
     if (comm) (void)ncclCommDestroy(comm);
   }
   (void)ncclGroupEnd();

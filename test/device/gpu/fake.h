@@ -83,6 +83,8 @@ int fake_capture_mode(void);
 /* May a kernel of the context touch all of [p, p+size)? It may if that is its own memory, managed, registered, or that
  * of a context to which it has peer access. NULL: may any? */
 bool fake_reachable(const void *p, size_t size, const struct context *context);
+/* Is it a device's memory, rather than registered memory of the host? */
+bool fake_on_device(const void *p);
 int fake_devices(void);
 int fake_attribute(int attribute);
 /* How many blocks of so many threads a device has room for. */

@@ -34,12 +34,8 @@ static bool reaches(const char *what, const void *p, size_t size, const struct c
 static bool conn_reachable(const struct rt_conn *c, int proto, const struct context *by) {
   if (!c) return true;
   if (!reaches("a connection", c, sizeof *c, by) || (c->flags & RT_CONN_PROXY && proto != RT_SIMPLE)) return false;
-  const char *own = proto == RT_SIMPLE ? c->device_buff : NULL;
-  const char *area = __atomic_load_n(&c->area[proto], __ATOMIC_ACQUIRE);
-  const size_t slots = RT_STEPS * c->slot_size[proto];
   return reaches("slots' words", c->slot, RT_STEPS * sizeof *c->slot, by) && reaches("a tail", c->tail, 8, by) &&
-         reaches("credit", c->credit, 8, by) && reaches("slots", own ? own : c->buff[proto], slots, by) &&
-         (!area || reaches("an area", area, slots, by));
+         reaches("credit", c->credit, 8, by) && reaches("slots", c->buff[proto], RT_STEPS * c->slot_size[proto], by);
 }
 
 /* The first and the last byte that the schedule may touch of a buffer lie in one allocation. */
@@ -64,14 +60,13 @@ static bool job_reachable(const struct rt_device_job *j, const struct context *b
          (!j->deferred || reaches("a scalar", j->deferred, s->esize, by));
 }
 
-/* Where do the steps lie that were sent there last, before this job? For tests. */
-static void note_places(const struct rt_device_job *j) {
-  static const char *const names[2][RD_LL128 + 1] = {{"buff: Simple", "buff: LL", "buff: LL128"},
-                                                     {"area: Simple", "area: LL", "area: LL128"}};
+/* Where do the job's steps to other kernels lie? For tests. */
+static void count_slots(const struct rt_device_job *j) {
+  static const char *const names[2][RD_LL128 + 1] = {{"host: Simple", "host: LL", "host: LL128"},
+                                                     {"GPU: Simple", "GPU: LL", "GPU: LL128"}};
   for (int p = 0; p < RT_PEERS; p++) {
     const struct rt_conn *c = j->send[p];
-    if (!c || j->send_after[p] >= 0 || c->flags & RT_CONN_PROXY || c->step == 0) continue;
-    fake_wanted(names[c->slot[(c->step - 1) % RT_STEPS].in_area][j->proto]);
+    if (c && !(c->flags & RT_CONN_PROXY)) fake_wanted(names[fake_on_device(c->buff[j->proto])][j->proto]);
   }
 }
 
@@ -83,7 +78,7 @@ int fake_run_kernel(void *argument, unsigned blocks, unsigned threads, const str
   for (unsigned i = 0; i < blocks; i++)
     if (!job_reachable(&l->job[i], context)) return ILLEGAL_ADDRESS;
   bool ll128 = false;
-  for (unsigned i = 0; i < blocks; i++) note_places(&l->job[i]);
+  for (unsigned i = 0; i < blocks; i++) count_slots(&l->job[i]);
   for (unsigned i = 0; i < blocks; i++) ll128 |= l->job[i].proto == RD_LL128;
   emu_collective(l, ll128 ? EMU_THREADS_LL128 : EMU_THREADS);
   return OK;

@@ -253,6 +253,14 @@ bool fake_reachable(const void *p, size_t size, const struct context *context) {
   return r && !forbidden && (!owner || fake_reaches(context, owner));
 }
 
+bool fake_on_device(const void *p) {
+  pthread_mutex_lock(&lock);
+  const struct range *r = find(p, 1);
+  bool device = r && r->type == DEVICE_MEMORY;
+  pthread_mutex_unlock(&lock);
+  return device;
+}
+
 size_t fake_allocated(const void *base) {
   pthread_mutex_lock(&lock);
   const struct range *r = find(base, 1);

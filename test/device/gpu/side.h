@@ -36,16 +36,15 @@ __attribute__((unused)) static void side_free(const struct side *s) {
 }
 
 /* Each rank's summand has a digit of its own, so that one which is missing, or came twice, shows. */
-__attribute__((unused)) static void sum(struct side *s, int count, bool on_device) {
+__attribute__((unused)) static void sum(struct side *s, int count) {
   int32_t digits = 0;
   for (int r = 0; r < s->n; r++) digits += 1 << 4 * r;
   for (int i = 0; i < count; i++) s->host[i] = (i % 7 + 1) << 4 * s->rank;
-  if (on_device) gpu_put(s->device, s->host, (size_t)count * sizeof *s->host);
-  int32_t *x = on_device ? s->device : s->host;
-  OK(ncclAllReduce(x, x, (size_t)count, ncclInt32, ncclSum, s->comm, on_device ? s->stream : NULL));
+  gpu_put(s->device, s->host, (size_t)count * sizeof *s->host);
+  OK(ncclAllReduce(s->device, s->device, (size_t)count, ncclInt32, ncclSum, s->comm, s->stream));
   OK(railCommWait(s->comm));
-  if (on_device) GPU(gpu.cuStreamSynchronize(s->stream));
-  if (on_device) gpu_get(s->host, s->device, (size_t)count * sizeof *s->host);
+  GPU(gpu.cuStreamSynchronize(s->stream));
+  gpu_get(s->host, s->device, (size_t)count * sizeof *s->host);
   for (int i = 0; i < count; i++)
     ENSURE(s->host[i] == digits * (i % 7 + 1), "rank %d: element %d is %x", s->rank, i, (unsigned)s->host[i]);
 }

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/gpu/rt_device_plan.h"
+
+#include <stdlib.h>
+
+#include "common/base/log.h"
+#include "core/host/rt_device.h"
+#include "core/comm/rt_comm.h"
+#include "core/gpu/rt_cuda.h"
+#include "core/gpu/rt_gate.h"
+#include "core/gpu/rt_graph.h"
+#include "core/plan/rt_job.h"
+#include "core/gpu/rt_module.h"
+#include "core/gpu/rt_run.h"
+
+#define DEVICE_ADVICE "an earlier error on the device, or the program's use of the stream, may be the reason"
+#define TRY_CUDA(call, name) RAIL_TRY(rt_cuda_check(rt_cuda()->call, name, DEVICE_ADVICE))
+
+/* ---- filling in --------------------------------------------------------------------- */
+
+/* The latest job before j that uses the same connection; -1: none. */
+static int job_before(const struct rt_plan *plan, int j, const struct rt_connector *c) {
+  while (c && --j >= 0) {
+    const struct rt_job_end *ends = c->is_send ? plan->jobs[j].send : plan->jobs[j].recv;
+    for (int p = 0; p < RT_PEERS; p++)
+      if (ends[p].connector == c) return j;
+  }
+  return -1;
+}
+
+/* Block j runs job j. */
+static void fill_job(struct rt_plan *plan, int j) {
+  struct rt_job *job = &plan->jobs[j];
+  const struct rt_program *prog = &job->program;
+  struct rt_device_job *d = &plan->launch->job[j];
+  *d = (struct rt_device_job){
+      .sched = prog->sched,
+      .proto = (int)prog->proto,
+      .type = job->type,
+      .op = job->op,
+      .scalar = prog->scalar,
+      .deferred = job->scalar,
+      .call = prog->call,
+  };
+  for (int p = 0; p < RT_PEERS; p++) {
+    struct rt_connector *recv = job->recv[p].connector, *send = job->send[p].connector;
+    d->recv[p] = recv ? &recv->conn : NULL;
+    d->send[p] = send ? &send->conn : NULL;
+    d->recv_after[p] = job_before(plan, j, recv);
+    d->send_after[p] = job_before(plan, j, send);
+  }
+}
+
+static rail_result_t map_connections(struct ncclComm *comm, const struct rt_job *job) {
+  for (int p = 0; p < RT_PEERS; p++) {
+    if (job->recv[p].connector) RAIL_TRY(rt_gpu_map(comm, job->recv[p].connector));
+    if (job->send[p].connector) RAIL_TRY(rt_gpu_map(comm, job->send[p].connector));
+  }
+  return RAIL_OK;
+}
+
+rail_result_t rt_device_plan_prepare(struct ncclComm *comm, struct rt_plan *plan) {
+  if (plan->njobs > comm->gpu.most_blocks) {
+    RAIL_WARN("rank %d: %d operations of one group are more than the %d that run side by side on CUDA device %d; make "
+              "smaller groups, or lower RAIL_NCHANNELS if it is set",
+              comm->rank, plan->njobs, comm->gpu.most_blocks, comm->gpu.ordinal);
+    return RAIL_BAD_USAGE;
+  }
+  RAIL_TRY(rt_gpu_launch_get(comm, plan->njobs, &plan->launch));
+  for (int j = 0; j < plan->njobs; j++) {
+    RAIL_TRY(map_connections(comm, &plan->jobs[j]));
+    rt_job_count(&plan->jobs[j]);
+    fill_job(plan, j);
+  }
+  return RAIL_OK;
+}
+
+/* ---- one run ------------------------------------------------------------------------- */
+
+/* Before the kernel of each run, by the thread that launches it or by the driver's in a graph: no call of the driver is
+ * allowed here, and none waits. False: the communicator has failed; a kernel that follows ends by itself. */
+static bool begin(struct rt_plan *plan) {
+  struct ncclComm *comm = plan->comm;
+  pthread_mutex_lock(&comm->gpu.lock);
+  for (int j = 0; j < plan->njobs && plan->launch->run; j++)
+    rt_run_check_job(plan, j); /* of the last run, before this one overwrites it */
+  plan->launch->run++;
+  pthread_mutex_unlock(&comm->gpu.lock);
+  if (rt_comm_failed(comm)) return false;
+  struct rt_run *run = rt_run_new(plan);
+  if (!run) {
+    rt_comm_fail(comm, RAIL_SYSTEM_ERROR, "out of memory for %d operations", plan->njobs);
+    return false;
+  }
+  rt_run_begin(run);
+  rt_queue_add_run(&comm->queue, run);
+  return true;
+}
+
+static void begin_in_graph(void *arg) {
+  struct rt_plan *plan = arg;
+  if (!plan->dead) begin(plan);
+}
+
+/* Captured plans of graphs that are gone. */
+static void drop_graphs(struct ncclComm *comm) {
+  for (struct rt_plan **at = &comm->gpu.graphs; *at;) {
+    struct rt_plan *plan = *at;
+    if (rt_graph_gone(plan->hold) && atomic_load(&plan->runs) == 0) {
+      *at = plan->next;
+      rt_plan_free(comm, plan);
+    } else {
+      at = &plan->next;
+    }
+  }
+}
+
+void rt_device_plan_close(struct ncclComm *comm) {
+  for (struct rt_plan *plan; (plan = comm->gpu.graphs);) {
+    comm->gpu.graphs = plan->next;
+    rt_plan_free(comm, plan);
+  }
+}
+
+bool rt_device_plan_graphs_alive(struct ncclComm *comm) {
+  drop_graphs(comm);
+  return comm->gpu.graphs != NULL;
+}
+
+/* ---- launching ------------------------------------------------------------------------ */
+
+/* What is left to do for a plan once its streams are taken out of it: it may be over, and gone, before that. */
+struct launching {
+  struct ncclComm *comm;
+  struct rt_plan *plan;
+  void **streams;
+  int nstreams;
+  bool taken; /* the plan is a run's or the communicator's by now */
+};
+
+static rail_result_t launch_kernel(const struct launching *l) {
+  const struct rt_gpu *gpu = &l->comm->gpu;
+  const unsigned threads = l->plan->njobs <= gpu->wide_blocks ? RT_DEVICE_THREADS : RT_DEVICE_FEW_THREADS;
+  void *arguments[] = {&l->plan->launch};
+  return rt_cuda_check(rt_cuda()->launch_kernel(rt_module_kernel(gpu->module), (unsigned)l->plan->njobs, 1, 1,
+                                                threads, 1, 1, 0, l->streams[0], arguments, NULL),
+                       "cuLaunchKernel", DEVICE_ADVICE);
+}
+
+/* Not launched after all: the thread that waits for the run sees it aborted. */
+static void never_runs(struct rt_plan *plan) {
+  for (int j = 0; j < plan->njobs; j++) {
+    plan->launch->job[j].state = RT_DEVICE_ABORTED;
+    rt_publish(&plan->launch->job[j].ran, plan->launch->run);
+  }
+}
+
+/* `after` waits for what is on `before` now. */
+static rail_result_t join(struct ncclComm *comm, void *before, void *after) {
+  TRY_CUDA(event_record(comm->gpu.join, before), "cuEventRecord");
+  TRY_CUDA(stream_wait(after, comm->gpu.join, 0), "cuStreamWaitEvent");
+  return RAIL_OK;
+}
+
+static rail_result_t launch_now(struct launching *l) {
+  struct rt_gpu *gpu = &l->comm->gpu;
+  if (gpu->has_last) TRY_CUDA(stream_wait(l->streams[0], gpu->last, 0), "cuStreamWaitEvent");
+  if (!begin(l->plan)) return RAIL_SYSTEM_ERROR;
+  l->taken = true;
+  rail_result_t r = launch_kernel(l);
+  if (r != RAIL_OK) {
+    rt_comm_fail(l->comm, r, "a kernel could not be launched; an earlier line says why");
+    never_runs(l->plan);
+    return r;
+  }
+  TRY_CUDA(event_record(gpu->last, l->streams[0]), "cuEventRecord");
+  gpu->has_last = true;
+  return RAIL_OK;
+}
+
+/* The driver's thread comes back to the plan in every run of the graph. */
+static rail_result_t launch_in_graph(struct launching *l, uint64_t capture, void *graph) {
+  struct rt_gpu *gpu = &l->comm->gpu;
+  RAIL_TRY(rt_graph_hold(graph, &l->plan->hold));
+  l->taken = l->plan->captured = true;
+  l->plan->next = gpu->graphs;
+  gpu->graphs = l->plan;
+  if (gpu->capture == capture) TRY_CUDA(stream_wait(l->streams[0], gpu->captured, 0), "cuStreamWaitEvent");
+  TRY_CUDA(launch_host(l->streams[0], begin_in_graph, l->plan), "cuLaunchHostFunc");
+  l->plan->dead = true;
+  RAIL_TRY(launch_kernel(l));
+  l->plan->dead = false;
+  TRY_CUDA(event_record(gpu->captured, l->streams[0]), "cuEventRecord");
+  gpu->capture = capture;
+  return RAIL_OK;
+}
+
+static rail_result_t capture_is_void(const struct ncclComm *comm) {
+  RAIL_WARN("rank %d: the stream of a call captures, and the capture was invalidated by an earlier call of the program",
+            comm->rank);
+  return RAIL_BAD_USAGE;
+}
+
+static rail_result_t launch(struct launching *l) {
+  int status = RT_CU_CAPTURE_NONE;
+  uint64_t capture = 0;
+  void *graph = NULL;
+  for (int s = 1; s < l->nstreams; s++) RAIL_TRY(join(l->comm, l->streams[s], l->streams[0]));
+  TRY_CUDA(capture_info(l->streams[0], &status, &capture, &graph, NULL, NULL), "cuStreamGetCaptureInfo");
+  if (status == RT_CU_CAPTURE_NONE)
+    RAIL_TRY(launch_now(l));
+  else if (status == RT_CU_CAPTURE_ACTIVE)
+    RAIL_TRY(launch_in_graph(l, capture, graph));
+  else
+    RAIL_TRY(capture_is_void(l->comm));
+  for (int s = 1; s < l->nstreams; s++) RAIL_TRY(join(l->comm, l->streams[0], l->streams[s]));
+  return RAIL_OK;
+}
+
+static rail_result_t launch_plan(struct ncclComm *comm, struct rt_plan *plan) {
+  struct launching l = {.comm = comm, .plan = plan, .streams = plan->streams, .nstreams = plan->nstreams};
+  struct rt_cuda_scope scope;
+  plan->streams = NULL;
+  drop_graphs(comm);
+  if (plan->waits_at_gate) rt_gate_wait_for_makers(comm->peers[0].nonce, comm->collectives);
+  if (comm->shares_process) rt_gate_wait_for_closers();
+  rail_result_t r = rt_cuda_enter(&scope, comm->gpu.context);
+  if (r == RAIL_OK) r = launch(&l);
+  rt_cuda_leave(&scope);
+  if (r != RAIL_OK) {
+    rt_comm_fail(comm, r, "an operation could not be put on its CUDA stream; an earlier line says why");
+    r = (rail_result_t)atomic_load(&comm->failed);
+  }
+  if (!l.taken) rt_plan_free(comm, plan);
+  free(l.streams);
+  return r;
+}
+
+rail_result_t rt_device_plan_launch(struct ncclComm *comm, struct rt_plan *plans) {
+  rail_result_t r = RAIL_OK;
+  for (struct rt_plan *next; plans; plans = next) {
+    next = plans->next;
+    if (r == RAIL_OK)
+      r = launch_plan(comm, plans);
+    else
+      rt_plan_free(comm, plans);
+  }
+  return r;
+}
