@@ -8,10 +8,10 @@
 
 /* Logs the line at WARN, keeps it for this thread, and returns `result` (for return statements). */
 ncclResult_t rt_error(rail_result_t result, const char *fmt, ...) RAIL_PRINTF(2, 3);
-/* Keeps the text without logging: the line was logged where the error was decided. */
+/* Keeps the text without logging: it was logged where the error was found. */
 void rt_error_keep(const char *text);
 const char *rt_error_text(void);
-/* Calls of rt_error in this thread: did one come while something was tried? */
+/* Calls of rt_error in this thread so far, to find out whether an operation made one. */
 unsigned rt_error_count(void);
 
 #endif

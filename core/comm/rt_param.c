@@ -24,28 +24,28 @@ static const struct rail_param rows[] = {
   {.name = "NCCL_SOCKET_FAMILY", .type = RAIL_PARAM_STRING, AT(socket_family),
    .doc = "AF_INET or AF_INET6 limits the addresses to one family."},
   {.name = "RAIL_STORE", .type = RAIL_PARAM_STRING, AT(store),
-   .doc = "Directory that all ranks share, through which the unique id is handed out."},
+   .doc = "Directory that all ranks share, through which rank 0 distributes the unique id."},
   {.name = "RAIL_BOOTSTRAP_TIMEOUT", .type = RAIL_PARAM_MS, .def = "60", .lo = 100, .hi = 24 * HOUR_MS,
    AT(bootstrap_timeout_ms), .doc = "All ranks must have arrived this long after the first one did."},
   {.name = "RAIL_HEARTBEAT", .type = RAIL_PARAM_MS, .def = "1", .lo = 0, .hi = HOUR_MS, AT(heartbeat_ms),
    .doc = "Interval of the heartbeats between neighbours; 0 switches them off."},
   {.name = "RAIL_HEARTBEAT_TIMEOUT", .type = RAIL_PARAM_MS, .def = "20", .lo = 100, .hi = 24 * HOUR_MS,
-   AT(heartbeat_timeout_ms), .doc = "A neighbour that was silent for so long is taken for dead."},
+   AT(heartbeat_timeout_ms), .doc = "A neighbour that was silent for this long is taken for dead."},
   {.name = "RAIL_MASTER_PORT_OFFSET", .type = RAIL_PARAM_INT, .def = "1", .lo = 0, .hi = 10000, AT(master_port_offset),
    .doc = "The rendezvous listens on MASTER_PORT plus this; torchrun's own store has MASTER_PORT itself."},
 
   {.name = "RAIL_NCHANNELS", .type = RAIL_PARAM_INT, .def = "0", .lo = 0, .hi = 16, AT(nchannels),
    .doc = "Rings, or pairs of trees, that share the data of one collective. 0: one; but where each rank has a GPU and "
-          "kernels meet kernels everywhere up to 16, by the call's size, as many as the GPUs have room for."},
+          "no pair of neighbours needs a proxy up to 16, by the call's size and the GPUs' multiprocessors."},
   {.name = "NCCL_BUFFSIZE", .type = RAIL_PARAM_BYTES, .def = "4M", .lo = 64 * K, .hi = 1024 * M, AT(buffsize),
    .doc = "Buffer between two neighbours of a channel, Simple protocol; cut into 8 slots."},
   {.name = "NCCL_LL_BUFFSIZE", .type = RAIL_PARAM_BYTES, .def = "512K", .lo = 16 * K, .hi = 64 * M, AT(ll_buffsize),
    .doc = "The same for the LL protocol."},
   {.name = "RAIL_LL_MAX", .type = RAIL_PARAM_BYTES, .def = "0", .lo = 0, .hi = 64 * M, AT(ll_max),
-   .doc = "Largest operation for which LL is chosen when NCCL_PROTO leaves the choice. Between host kernels Simple is "
+   .doc = "Largest operation for which LL is chosen when NCCL_PROTO leaves the choice. On the host Simple is "
           "as fast for 8 bytes and faster from there on; LL is for kernels of a GPU."},
   {.name = "RAIL_CHUNK", .type = RAIL_PARAM_BYTES, .def = "0", .lo = 0, .hi = 1024 * M, AT(chunk),
-   .doc = "Bytes that a rank passes on at once; 0 chooses by size."},
+   .doc = "Bytes of one step; 0 chooses by size."},
   {.name = "RAIL_EXCHANGE_MAX", .type = RAIL_PARAM_BYTES, .def = "32K", .lo = 0, .hi = 1024 * M, AT(exchange_max),
    .doc = "Largest all-reduce that two ranks do by exchanging their whole inputs, in one step instead of two."},
   {.name = "RAIL_TREE_MAX", .type = RAIL_PARAM_BYTES, .def = "2K", .lo = 0, .hi = 1024 * M, AT(tree_max),
@@ -55,8 +55,8 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SIMD", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|base|avx2|avx512", AT(simd),
    .doc = "Instruction set of the host reductions; auto takes the best that the processor has."},
   {.name = "RAIL_PROXY", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|thread|inline", AT(proxy),
-   .doc = "Who drives the plugin: a thread, or the thread that runs the kernels. auto: a thread where every rank of "
-          "the host has two cores."},
+   .doc = "Which thread drives the plugin: one of its own (thread), or the one that runs the collective (inline). auto:"
+          " a thread where every rank of the host has two cores."},
   {.name = "RAIL_DIRECT_MIN", .type = RAIL_PARAM_BYTES, .def = "64K", .lo = 0, .hi = INT64_MAX, AT(direct_min),
    .doc = "Buffers from this size on are sent and received in place, without a copy, where registering them is cheap "
           "or ncclCommRegister did it."},
@@ -115,7 +115,7 @@ static const struct rail_param rows[] = {
    .doc = "NVML's library, asked where NVLinks lead when a communicator is made. Without it GPUs are taken to have "
           "none."},
   {.name = "RAIL_SYSFS", .type = RAIL_PARAM_STRING, .def = "/sys", AT(sysfs),
-   .doc = "Where sysfs is: GPUs' places in the PCI tree are looked up there."},
+   .doc = "Where sysfs is mounted: GPUs' PCI paths are read there."},
 
   {.name = "NCCL_DEBUG", .type = RAIL_PARAM_STRING, AT(debug),
    .doc = "What is logged: NONE, VERSION, WARN (default), INFO or TRACE."},

@@ -66,7 +66,7 @@ static inline uint64_t rt_slot_size(int64_t buffsize) { return (uint64_t)buffsiz
 /* The same in lines of LL128. */
 static inline uint64_t rt_ll128_slot_size(int64_t buffsize) { return (uint64_t)buffsize / 8 & ~127ull; }
 
-/* Reads the environment at the first call; the same struct ever after. Any thread. */
+/* Reads the environment at the first call; all calls return the same struct. Any thread. */
 const struct rt_params *rt_params(void);
 
 #endif

@@ -57,19 +57,19 @@ void rt_peer_describe(struct rt_peer *me) {
   me->p2p_read = p->p2p_read != 0;
 }
 
-static rail_result_t must_agree(const struct rt_peer *a, const struct rt_peer *b, const char *name, uint64_t va,
-                                uint64_t vb, char why[RT_WHY]) {
+static rail_result_t check_equal(const struct rt_peer *a, const struct rt_peer *b, const char *name, uint64_t va,
+                                 uint64_t vb, char why[RT_WHY]) {
   if (va == vb) return RAIL_OK;
   snprintf(why, RT_WHY, "%s is %llu on rank %d and %llu on rank %d; it must be the same on all ranks", name,
            (unsigned long long)va, a->rank, (unsigned long long)vb, b->rank);
   return RAIL_BAD_USAGE;
 }
 
-static rail_result_t must_be_valid(const struct rt_peer *p, char why[RT_WHY]) {
+static rail_result_t check_record(const struct rt_peer *p, char why[RT_WHY]) {
   if (rt_topo_gpu_valid(&p->gpu)) return RAIL_OK;
   snprintf(why, RT_WHY,
-           "rank %d tells of a GPU that cannot be (%d hops, %u peers); is its librailyard the same file as here?",
-           p->rank, p->gpu.pci.nhops, p->gpu.npeers);
+           "rank %d sent an invalid GPU record (%d hops, %u peers); is its librailyard the same file as here?", p->rank,
+           p->gpu.pci.nhops, p->gpu.npeers);
   return RAIL_BAD_USAGE;
 }
 
@@ -84,18 +84,18 @@ rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b, ch
              a->rank, b->rank, a->version, b->version);
     return RAIL_BAD_USAGE;
   }
-  RAIL_TRY(must_be_valid(a, why));
-  RAIL_TRY(must_be_valid(b, why));
-  RAIL_TRY(must_agree(a, b, "NCCL_BUFFSIZE", a->buffsize, b->buffsize, why));
-  RAIL_TRY(must_agree(a, b, "NCCL_LL_BUFFSIZE", a->ll_buffsize, b->ll_buffsize, why));
-  RAIL_TRY(must_agree(a, b, "RAIL_CHUNK", a->chunk, b->chunk, why));
-  RAIL_TRY(must_agree(a, b, "RAIL_LL_MAX", a->ll_max, b->ll_max, why));
-  RAIL_TRY(must_agree(a, b, "RAIL_EXCHANGE_MAX", a->exchange_max, b->exchange_max, why));
-  RAIL_TRY(must_agree(a, b, "RAIL_TREE_MAX", a->tree_max, b->tree_max, why));
-  RAIL_TRY(must_agree(a, b, "RAIL_TREE_MAX_NET", a->tree_max_net, b->tree_max_net, why));
-  RAIL_TRY(must_agree(a, b, "RAIL_NCHANNELS", a->nchannels, b->nchannels, why));
-  RAIL_TRY(must_agree(a, b, "NCCL_ALGO (as a bit mask)", a->algos, b->algos, why));
-  return must_agree(a, b, "NCCL_PROTO (as a bit mask)", a->protos, b->protos, why);
+  RAIL_TRY(check_record(a, why));
+  RAIL_TRY(check_record(b, why));
+  RAIL_TRY(check_equal(a, b, "NCCL_BUFFSIZE", a->buffsize, b->buffsize, why));
+  RAIL_TRY(check_equal(a, b, "NCCL_LL_BUFFSIZE", a->ll_buffsize, b->ll_buffsize, why));
+  RAIL_TRY(check_equal(a, b, "RAIL_CHUNK", a->chunk, b->chunk, why));
+  RAIL_TRY(check_equal(a, b, "RAIL_LL_MAX", a->ll_max, b->ll_max, why));
+  RAIL_TRY(check_equal(a, b, "RAIL_EXCHANGE_MAX", a->exchange_max, b->exchange_max, why));
+  RAIL_TRY(check_equal(a, b, "RAIL_TREE_MAX", a->tree_max, b->tree_max, why));
+  RAIL_TRY(check_equal(a, b, "RAIL_TREE_MAX_NET", a->tree_max_net, b->tree_max_net, why));
+  RAIL_TRY(check_equal(a, b, "RAIL_NCHANNELS", a->nchannels, b->nchannels, why));
+  RAIL_TRY(check_equal(a, b, "NCCL_ALGO (as a bit mask)", a->algos, b->algos, why));
+  return check_equal(a, b, "NCCL_PROTO (as a bit mask)", a->protos, b->protos, why);
 }
 
 bool rt_peer_may_share_gpu(const struct rt_peer *a, const struct rt_peer *b) {
@@ -104,7 +104,7 @@ bool rt_peer_may_share_gpu(const struct rt_peer *a, const struct rt_peer *b) {
   return !known || rt_pci_distance(&a->gpu.pci, &b->gpu.pci) == RT_LOC;
 }
 
-static bool blocks_meet(const struct rt_peer *a, const struct rt_peer *b) {
+static bool blocks_share_gpu(const struct rt_peer *a, const struct rt_peer *b) {
   bool known = a->gpu.pci.nhops > 0 && b->gpu.pci.nhops > 0;
   return rt_peer_may_share_gpu(a, b) && (known || rt_peer_same_process(a, b));
 }
@@ -129,10 +129,10 @@ static int least_room(const struct rt_peer *peers, int nranks, sharing *share) {
 }
 
 int rt_peer_sharers(const struct rt_peer *peers, int nranks, int rank) {
-  return count_sharers(peers, nranks, rank, blocks_meet);
+  return count_sharers(peers, nranks, rank, blocks_share_gpu);
 }
 
-int rt_peers_room(const struct rt_peer *peers, int nranks) { return least_room(peers, nranks, blocks_meet); }
+int rt_peers_room(const struct rt_peer *peers, int nranks) { return least_room(peers, nranks, blocks_share_gpu); }
 
 int rt_peers_blocks(const struct rt_peer *peers, int nranks) {
   int room = least_room(peers, nranks, rt_peer_may_share_gpu);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a rank tells all others when a communicator is made: where it runs and
+ * What a rank sends to all others when a communicator is made: where it runs and
  * which settings it has. Exchanged as raw bytes between builds of the same
  * version, so fixed widths only.
  */
@@ -35,24 +35,24 @@ struct rt_peer {
 };
 #define RT_PEER_VERSION 0x52410006u
 
-/* Fills in this process' facts (rank, gpu and what concerns its memory are the caller's). */
+/* Fills in all but the fields that the comments above leave to the caller. */
 void rt_peer_describe(struct rt_peer *me);
 bool rt_peer_same_process(const struct rt_peer *a, const struct rt_peer *b);
-/* RAIL_BAD_USAGE when a and b cannot work together: `why` names both ranks, the setting and both values; or the one rank
- * that says what cannot be. */
+/* RAIL_BAD_USAGE when a and b cannot work together: `why` names both ranks, the setting and both values; or the rank
+ * whose record is invalid. */
 rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b, char why[RT_WHY]);
 
-/* Are they, or may they be, on one GPU? Of one whose place is unknown all of its host may be. */
+/* Are they, or may they be, on one GPU? Any two on a host may be, when the PCI path of one is unknown. */
 bool rt_peer_may_share_gpu(const struct rt_peer *a, const struct rt_peer *b);
-/* How many ranks' blocks have to find room beside each other on the GPU of `rank`, its own with them: of all that are
- * certainly on it, whatever their process, since under MPS processes share multiprocessors without taking turns; and of
- * those of its process that may be. */
+/* How many ranks' blocks must fit on the GPU of `rank` at once, its own included: those of all ranks that are certainly
+ * on it, in any process, since under MPS processes run side by side on the multiprocessors; and those of ranks of its
+ * process that may be on it. */
 int rt_peer_sharers(const struct rt_peer *peers, int nranks, int rank);
-/* Multiprocessors that every rank has to itself when those sharers divide its GPU's evenly. 0: a rank has no GPU. The
+/* Multiprocessors that every rank has for itself when those sharers divide its GPU's evenly. 0: a rank has no GPU. The
  * same on all ranks. */
 int rt_peers_room(const struct rt_peer *peers, int nranks);
-/* Blocks that every rank's GPU has room for, whatever its other ranks launch and the user's own kernels need: half of
- * its multiprocessors, shared. 0: a rank has no GPU. The same on all ranks. */
+/* Blocks that every rank may launch: half of its GPU's multiprocessors, divided among all ranks that may be on it; the
+ * other half is for the user's own kernels. 0: a rank has no GPU. The same on all ranks. */
 int rt_peers_blocks(const struct rt_peer *peers, int nranks);
 
 #endif

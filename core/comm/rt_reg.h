@@ -14,8 +14,8 @@ rail_result_t rt_reg_add(struct ncclComm *comm, void *base, size_t size, struct 
 rail_result_t rt_reg_remove(struct ncclComm *comm, struct rt_reg_buffer *buffer);
 void rt_reg_free_all(struct ncclComm *comm);
 
-/* Fills *d when [base, base+size) can be moved over c without a copy; else leaves it zeroed. A handle that
- * the caller must give back to c->end->dereg is put in *mine. Never an error: the copy is always possible. */
+/* Fills *d when [base, base+size) can be sent or received on c without a copy; else zeroes it. A registration that
+ * the caller must release with c->end->dereg is stored in *mine. Never an error: the copy is always possible. */
 void rt_reg_direct(struct ncclComm *comm, struct rt_connector *c, const void *base, size_t size, struct rt_direct *d,
                    void **mine);
 

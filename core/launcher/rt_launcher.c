@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What launchers leave in the environment, and a unique id made of it.
+ * The ranks that a launcher has set in the environment, and a unique id derived from it.
  */
 #include "core/launcher/rt_launcher.h"
 
@@ -22,8 +22,8 @@
 #include "core/comm/rt_param.h"
 
 #define NONCE_BYTES 16
-#define LOOK_FIRST_MS 1
-#define LOOK_MOST_MS 50
+#define POLL_FIRST_MS 1 /* between two reads of the store, doubled up to POLL_MAX_MS */
+#define POLL_MAX_MS 50
 #define DERIVED_PORT_FIRST 20000 /* below Linux's ephemeral ports, which begin at 32768 */
 #define DERIVED_PORTS 12000
 
@@ -31,18 +31,18 @@ _Static_assert(NCCL_UNIQUE_ID_BYTES == RT_UNIQUE_ID_BYTES, "one id");
 
 /* ---- reading the environment ---- */
 
-/* One launcher: the variables that must all be there, and those that help. */
+/* One launcher: the variables that must all be set, and optional ones. */
 struct launcher {
   const char *source;
   const char *rank, *size;
   const char *size_else;               /* where `size` may be absent */
   const char *local_rank, *local_size; /* local_size NULL: from Slurm's lists */
-  const char *needs;                   /* another variable without which the others mean something else */
+  const char *required;                /* without it the other variables mean something else */
 };
 
-/* A job step's variables are inherited by what mpirun starts in it, where they count Slurm's tasks (the daemons of
- * mpirun), not the ranks; hence Open MPI before Slurm. A batch script sees SLURM_PROCID=0 and SLURM_NTASKS too, but is
- * no rank; only a step is. */
+/* Ranks that mpirun starts in a job step inherit Slurm's variables, which count Slurm's tasks (the daemons of mpirun),
+ * not the ranks; hence Open MPI before Slurm. A batch script has SLURM_PROCID=0 and SLURM_NTASKS too, but only tasks of
+ * a step are ranks. */
 static const struct launcher launchers[] = {
     {.source = "torchrun",
      .rank = "RANK",
@@ -59,7 +59,7 @@ static const struct launcher launchers[] = {
      .size = "SLURM_STEP_NUM_TASKS",
      .size_else = "SLURM_NTASKS",
      .local_rank = "SLURM_LOCALID",
-     .needs = "SLURM_STEP_ID"},
+     .required = "SLURM_STEP_ID"},
 };
 
 static const char *env(const char *name) {
@@ -67,8 +67,8 @@ static const char *env(const char *name) {
   return value && *value ? value : NULL;
 }
 
-/* A number in lo..hi that ends where the text does. */
-static bool number(const char *text, long lo, long hi, int *out) {
+/* The whole text is a number in lo..hi. */
+static bool parse_number(const char *text, long lo, long hi, int *out) {
   char *end;
   errno = 0;
   long value = strtol(text, &end, 10);
@@ -78,14 +78,15 @@ static bool number(const char *text, long lo, long hi, int *out) {
 }
 
 static ncclResult_t bad_variable(const char *name, const char *value, const char *want) {
-  return rt_error(RAIL_BAD_USAGE, "launch: %s=%s: %s expected", name, value, want);
+  return rt_error(RAIL_BAD_USAGE, "launcher: %s=%s: %s expected", name, value, want);
 }
 
-/* Sets what an optional variable says, -1 where it says nothing. */
-static void optional(const char *name, long lo, long hi, int *out) {
+/* An optional variable; -1 when it is not set or not valid. */
+static void read_optional(const char *name, long lo, long hi, int *out) {
   const char *text = env(name);
   *out = -1;
-  if (text && !number(text, lo, hi, out)) RAIL_WARN("launch: %s=%s is ignored: not a number in its range", name, text);
+  if (text && !parse_number(text, lo, hi, out))
+    RAIL_WARN("launcher: %s=%s is ignored: not a number in its range", name, text);
 }
 
 bool rt_launcher_first_host(const char *list, char *host, size_t cap) {
@@ -129,34 +130,36 @@ static void slurm_local_size(int *local_size) {
   const char *tasks = env("SLURM_STEP_TASKS_PER_NODE");
   int node;
   if (!tasks) tasks = env("SLURM_TASKS_PER_NODE");
-  optional("SLURM_NODEID", 0, RT_BOOT_MAX_RANKS, &node);
+  read_optional("SLURM_NODEID", 0, RT_BOOT_MAX_RANKS, &node);
   *local_size = tasks ? rt_launcher_tasks_of_node(tasks, node) : -1;
 }
 
 RAIL_EXPORT ncclResult_t railLaunchFromEnv(railLaunch_t *launch) {
-  if (!launch) return rt_error(RAIL_BAD_ARGUMENT, "launch: NULL");
+  if (!launch) return rt_error(RAIL_BAD_ARGUMENT, "launcher: NULL");
   for (size_t i = 0; i < RAIL_COUNT_OF(launchers); i++) {
     const struct launcher *l = &launchers[i];
     const char *size_name = env(l->size) ? l->size : l->size_else;
     const char *rank = env(l->rank), *size = env(size_name);
-    if (!rank || !size || (l->needs && !env(l->needs))) continue;
+    if (!rank || !size || (l->required && !env(l->required))) continue;
     railLaunch_t found = {.source = l->source};
-    if (!number(size, 1, RT_BOOT_MAX_RANKS, &found.nranks)) return bad_variable(size_name, size, "a count up to 4096");
-    if (!number(rank, 0, found.nranks - 1, &found.rank)) return bad_variable(l->rank, rank, "a rank below the count");
-    optional(l->local_rank, 0, found.nranks - 1, &found.localRank);
+    if (!parse_number(size, 1, RT_BOOT_MAX_RANKS, &found.nranks))
+      return bad_variable(size_name, size, "a count up to 4096");
+    if (!parse_number(rank, 0, found.nranks - 1, &found.rank))
+      return bad_variable(l->rank, rank, "a rank below the count");
+    read_optional(l->local_rank, 0, found.nranks - 1, &found.localRank);
     if (l->local_size)
-      optional(l->local_size, 1, found.nranks, &found.localSize);
+      read_optional(l->local_size, 1, found.nranks, &found.localSize);
     else
       slurm_local_size(&found.localSize);
     *launch = found;
     return ncclSuccess;
   }
-  return ncclInvalidUsage; /* not logged: a program may well ask without a launcher */
+  return ncclInvalidUsage; /* not logged: a program may ask whether there is a launcher */
 }
 
 /* ---- exchange through a store ---- */
 
-struct ask {
+struct request {
   uint8_t nonce[NONCE_BYTES];
 };
 struct answer {
@@ -168,28 +171,29 @@ static void key_of(char key[RT_STORE_MAX_KEY + 1], const char *prefix, const cha
   snprintf(key, RT_STORE_MAX_KEY + 1, "%.40s-%s-%d", prefix, what, rank);
 }
 
-/* Rank 0 looks at one rank's question: answers a new one, sees that an answered one was withdrawn. */
+/* Rank 0 reads one rank's request and answers a new one. When an answered request is gone, that rank is done. */
 static rail_result_t serve(struct rt_store *s, const char *prefix, int rank, const char *id, struct answer *last,
                            uint8_t *done) {
   char key[RT_STORE_MAX_KEY + 1];
   static const uint8_t none[NONCE_BYTES];
-  struct ask ask;
-  size_t size = sizeof ask;
+  struct request request;
+  size_t size = sizeof request;
   key_of(key, prefix, "ask", rank);
-  rail_result_t result = rt_store_try_get(s, key, &ask, &size);
+  rail_result_t result = rt_store_try_get(s, key, &request, &size);
   if (result == RAIL_IN_PROGRESS) {
     *done = memcmp(last->nonce, none, NONCE_BYTES) != 0;
     return RAIL_OK;
   }
-  if (result != RAIL_OK || size != sizeof ask) return result != RAIL_OK ? result : RAIL_REMOTE_ERROR;
-  if (memcmp(ask.nonce, last->nonce, NONCE_BYTES) == 0) return RAIL_OK;
-  memcpy(last->nonce, ask.nonce, NONCE_BYTES);
+  if (result != RAIL_OK || size != sizeof request) return result != RAIL_OK ? result : RAIL_REMOTE_ERROR;
+  if (memcmp(request.nonce, last->nonce, NONCE_BYTES) == 0) return RAIL_OK;
+  memcpy(last->nonce, request.nonce, NONCE_BYTES);
   memcpy(last->id, id, RT_UNIQUE_ID_BYTES);
   key_of(key, prefix, "id", rank);
   return rt_store_set(s, key, last, sizeof *last);
 }
 
-static rail_result_t hand_out(struct rt_store *s, const char *prefix, int nranks, const char *id, uint64_t timeout_ms) {
+static rail_result_t distribute(struct rt_store *s, const char *prefix, int nranks, const char *id,
+                                uint64_t timeout_ms) {
   char missing[160];
   uint64_t deadline = rail_deadline_in_ms(timeout_ms);
   struct answer *last = calloc((size_t)nranks, sizeof *last);
@@ -197,20 +201,20 @@ static rail_result_t hand_out(struct rt_store *s, const char *prefix, int nranks
   rail_result_t result = last && done ? RAIL_OK : RAIL_SYSTEM_ERROR;
   int left = nranks - 1;
   if (result == RAIL_OK) done[0] = 1;
-  for (int pause = LOOK_FIRST_MS; result == RAIL_OK && left > 0; pause = RAIL_MIN(2 * pause, LOOK_MOST_MS)) {
+  for (int pause = POLL_FIRST_MS; result == RAIL_OK && left > 0; pause = RAIL_MIN(2 * pause, POLL_MAX_MS)) {
     for (int rank = 1; rank < nranks && result == RAIL_OK; rank++) {
       if (done[rank]) continue;
       result = serve(s, prefix, rank, id, &last[rank], &done[rank]);
       if (done[rank]) {
         left--;
-        pause = LOOK_FIRST_MS;
+        pause = POLL_FIRST_MS;
       }
     }
     if (result != RAIL_OK || left == 0) break;
     if (rail_deadline_passed(deadline)) {
       rt_rendezvous_missing(done, nranks, missing, sizeof missing);
       rt_error(RAIL_REMOTE_ERROR,
-               "launch: %d of %d ranks fetched the unique id from %s within %" PRIu64
+               "launcher: %d of %d ranks fetched the unique id from %s within %" PRIu64
                " ms; missing: %s. Do they run, and do they see the same directory?",
                nranks - left, nranks, rt_store_path(s), timeout_ms, missing);
       result = RAIL_REMOTE_ERROR;
@@ -224,42 +228,42 @@ static rail_result_t hand_out(struct rt_store *s, const char *prefix, int nranks
 }
 
 static rail_result_t fetch(struct rt_store *s, const char *prefix, int rank, char *id, uint64_t timeout_ms) {
-  char ask_key[RT_STORE_MAX_KEY + 1], id_key[RT_STORE_MAX_KEY + 1];
+  char request_key[RT_STORE_MAX_KEY + 1], id_key[RT_STORE_MAX_KEY + 1];
   uint64_t deadline = rail_deadline_in_ms(timeout_ms);
-  struct ask ask;
+  struct request request;
   struct answer answer;
-  key_of(ask_key, prefix, "ask", rank);
+  key_of(request_key, prefix, "ask", rank);
   key_of(id_key, prefix, "id", rank);
-  RAIL_TRY(rail_random_bytes(&ask, sizeof ask));
-  RAIL_TRY(rt_store_set(s, ask_key, &ask, sizeof ask));
+  RAIL_TRY(rail_random_bytes(&request, sizeof request));
+  RAIL_TRY(rt_store_set(s, request_key, &request, sizeof request));
   rail_result_t result;
-  for (;;) {
+  for (int pause = POLL_FIRST_MS;; pause = RAIL_MIN(2 * pause, POLL_MAX_MS)) {
     size_t size = sizeof answer;
     result = rt_store_get(s, id_key, &answer, &size, deadline, NULL);
     if (result != RAIL_OK) break;
-    if (size == sizeof answer && memcmp(answer.nonce, ask.nonce, NONCE_BYTES) == 0) break;
+    if (size == sizeof answer && memcmp(answer.nonce, request.nonce, NONCE_BYTES) == 0) break;
     if (rail_deadline_passed(deadline)) {
       errno = ETIMEDOUT;
       result = RAIL_REMOTE_ERROR;
       break;
     }
-    poll(NULL, 0, 5); /* the answer to a rank of an earlier job */
+    poll(NULL, 0, pause); /* an answer to a rank of an earlier job */
   }
   if (result == RAIL_OK)
     memcpy(id, answer.id, RT_UNIQUE_ID_BYTES);
   else if (errno == ETIMEDOUT)
     rt_error(result,
-             "launch: rank %d got no unique id from rank 0 through %s within %" PRIu64
+             "launcher: rank %d got no unique id from rank 0 through %s within %" PRIu64
              " ms; does rank 0 run, and does it see the same directory?",
              rank, rt_store_path(s), timeout_ms);
   rt_store_remove(s, id_key);
-  rt_store_remove(s, ask_key); /* last: tells rank 0 that this rank is done with the directory */
+  rt_store_remove(s, request_key); /* last: rank 0 sees by it that this rank does not use the directory any more */
   return result;
 }
 
 rail_result_t rt_launcher_exchange(struct rt_store *s, const char *prefix, int rank, int nranks,
                                    char id[RT_UNIQUE_ID_BYTES], uint64_t timeout_ms) {
-  return rank == 0 ? hand_out(s, prefix, nranks, id, timeout_ms) : fetch(s, prefix, rank, id, timeout_ms);
+  return rank == 0 ? distribute(s, prefix, nranks, id, timeout_ms) : fetch(s, prefix, rank, id, timeout_ms);
 }
 
 /* ---- a unique id from the environment ---- */
@@ -269,8 +273,8 @@ static uint64_t hash_text(uint64_t hash, const char *text) {
   return (hash ^ 0xff) * 0x100000001b3ull; /* so that "a","bc" differs from "ab","c" */
 }
 
-/* Tells this launch from others by the launcher's own names for the job; only those, because what an outer launcher
- * left may differ from rank to rank. `serial` counts the ids of one job; all ranks ask for equally many. */
+/* Identifies the job by the launcher's own variables; only those, because variables of an outer launcher may differ
+ * from rank to rank. `serial` counts the ids of one job; all ranks ask for equally many. */
 static uint64_t job_hash(const railLaunch_t *launch, unsigned serial) {
   static const char *const names[][2] = {
       {"torchrun", "TORCHELASTIC_RUN_ID"},
@@ -304,15 +308,15 @@ static rail_result_t through_store(const railLaunch_t *launch, const char *dir, 
   return result;
 }
 
-/* One directory for each id, so that rank 0 may remove it when all are done. Ranks of one host have one parent, the
- * launcher's daemon, which keeps apart jobs whose launcher gives them no name. */
+/* One directory for each id, so that rank 0 may remove it when all are done. Ranks of one host have one parent process,
+ * the launcher's daemon: its pid distinguishes jobs to which the launcher gives no name. */
 static rail_result_t through_tmp(const railLaunch_t *launch, uint64_t job, char *id) {
   char dir[512];
   const char *tmp = env("TMPDIR");
   if (launch->nranks > 1 && launch->localSize != launch->nranks) {
     rt_error(
         RAIL_BAD_USAGE,
-        "launch: %d ranks of which %d are known to be on this host (%s): set RAIL_STORE to a directory that all see, "
+        "launcher: %d ranks of which %d are known to be on this host (%s): set RAIL_STORE to a directory that all see, "
         "or NCCL_COMM_ID=host:port of rank 0",
         launch->nranks, launch->localSize, launch->source ? launch->source : "no launcher");
     return RAIL_BAD_USAGE;
@@ -321,10 +325,10 @@ static rail_result_t through_tmp(const railLaunch_t *launch, uint64_t job, char 
   return through_store(launch, dir, true, job, id);
 }
 
-static rail_result_t at_master(const char *host, const char *port_text, uint64_t job, char *id) {
+static rail_result_t from_master_addr(const char *host, const char *port_text, uint64_t job, char *id) {
   char text[300];
   int port, offset = (int)rt_params()->master_port_offset;
-  if (!number(port_text, 1, 65535 - offset, &port)) {
+  if (!parse_number(port_text, 1, 65535 - offset, &port)) {
     bad_variable("MASTER_PORT", port_text, "a port from which RAIL_MASTER_PORT_OFFSET leads to a valid one");
     return RAIL_BAD_USAGE;
   }
@@ -333,8 +337,8 @@ static rail_result_t at_master(const char *host, const char *port_text, uint64_t
   return rt_unique_id_from_address(text, job, id);
 }
 
-/* Slurm over several nodes: rank 0 is on the first one; the port follows from the job. */
-static rail_result_t at_first_node(const char *nodes, uint64_t job, char *id) {
+/* Slurm over several nodes: rank 0 is on the first one; the port is derived from the job. */
+static rail_result_t from_first_node(const char *nodes, uint64_t job, char *id) {
   char host[256], text[300];
   if (!rt_launcher_first_host(nodes, host, sizeof host)) {
     bad_variable("SLURM_STEP_NODELIST", nodes, "a host list");
@@ -357,8 +361,8 @@ RAIL_EXPORT ncclResult_t railUniqueIdFromEnv(const railLaunch_t *launch, ncclUni
   if (p->store) return (ncclResult_t)through_store(launch, p->store, false, job, id->internal);
   if (p->comm_id) return (ncclResult_t)rt_unique_id_from_address(p->comm_id, 0, id->internal);
   if (env("MASTER_ADDR") && env("MASTER_PORT"))
-    return (ncclResult_t)at_master(env("MASTER_ADDR"), env("MASTER_PORT"), job, id->internal);
+    return (ncclResult_t)from_master_addr(env("MASTER_ADDR"), env("MASTER_PORT"), job, id->internal);
   if (slurm && nodes && launch->localSize != launch->nranks)
-    return (ncclResult_t)at_first_node(nodes, job, id->internal);
+    return (ncclResult_t)from_first_node(nodes, job, id->internal);
   return (ncclResult_t)through_tmp(launch, job, id->internal);
 }

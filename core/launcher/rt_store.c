@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The file store. All names are resolved from a descriptor of the directory,
- * so that nobody can swap it between two calls.
+ * so that it cannot be replaced between two calls.
  */
 #include "core/launcher/rt_store.h"
 
@@ -23,15 +23,15 @@
 
 #define STORE_MAGIC 0x4f545352u /* "RSTO" */
 #define FILE_NAME (3 * RT_STORE_MAX_KEY + 8)
-#define LOOK_FIRST_MS 1
-#define LOOK_MOST_MS 50
+#define POLL_FIRST_MS 1 /* between two reads, doubled up to POLL_MAX_MS */
+#define POLL_MAX_MS 50
 
 struct rt_store {
   int dir_fd;
   char *path;
 };
 
-/* In front of each value: a file of somebody else's making is not taken for one. */
+/* In front of each value, so that another program's file is not taken for one. */
 struct value_header {
   uint32_t magic, size;
 };
@@ -145,7 +145,7 @@ rail_result_t rt_store_try_get(struct rt_store *s, const char *key, void *data, 
   char name[FILE_NAME], extra;
   if (!file_name(key, name)) return RAIL_BAD_ARGUMENT;
   int fd = openat(s->dir_fd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-  /* ESTALE: a network file system's word for a file that was replaced just now. */
+  /* ESTALE: a network file system returns it for a file that was just replaced. */
   if (fd < 0 && (errno == ENOENT || errno == ESTALE)) return RAIL_IN_PROGRESS;
   if (fd < 0) {
     rt_error(RAIL_SYSTEM_ERROR, "store: cannot read %s/%s: %m", s->path, name);
@@ -165,7 +165,7 @@ rail_result_t rt_store_try_get(struct rt_store *s, const char *key, void *data, 
 
 rail_result_t rt_store_get(struct rt_store *s, const char *key, void *data, size_t *size, uint64_t deadline,
                            const _Atomic int *abort_flag) {
-  for (int pause = LOOK_FIRST_MS;; pause = RAIL_MIN(2 * pause, LOOK_MOST_MS)) {
+  for (int pause = POLL_FIRST_MS;; pause = RAIL_MIN(2 * pause, POLL_MAX_MS)) {
     rail_result_t result = rt_store_try_get(s, key, data, size);
     if (result != RAIL_IN_PROGRESS) return result;
     if (abort_flag && atomic_load(abort_flag)) {

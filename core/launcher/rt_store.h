@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A file store: keys and small values in a directory that the ranks share,
- * by which they can meet before they know an address. A value appears whole (written aside,
- * then renamed); waiting is looking again, ever less often.
+ * for exchanging an address before any is known. A value appears whole (written to a temporary
+ * file, then renamed); a wait polls, at growing intervals.
  */
 #ifndef RT_STORE_H
 #define RT_STORE_H
@@ -18,10 +18,10 @@
 
 struct rt_store;
 
-/* Opens the directory and makes it (not its parents) if it is absent. A `personal` one, in a place where anybody may
- * write, must belong to this user, be closed to others and be no link. Errors are logged. */
+/* Opens the directory and makes it (not its parents) if it is absent. A `personal` one, in a directory where all users
+ * may write, must belong to this user, be closed to others and not be a link. Errors are logged. */
 rail_result_t rt_store_open(const char *dir, bool personal, struct rt_store **out);
-/* Of what is inside, nothing is removed. NULL is fine. */
+/* Removes no values. NULL is fine. */
 void rt_store_close(struct rt_store *s);
 const char *rt_store_path(const struct rt_store *s);
 

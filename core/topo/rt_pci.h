@@ -53,8 +53,8 @@ enum rt_distance rt_distance_level(const char *param, const char *text, enum rt_
 bool rt_distance_parse(const char *text, enum rt_distance *out);
 const char *rt_distance_name(enum rt_distance distance);
 
-/* May kernels of one GPU use memory of the other (P2P)? `level` is NCCL_P2P_LEVEL, RT_LOC where P2P is off; `reachable`:
- * the driver allows it, or it is one GPU. NULL, or the reason why not, which is written to `text`. */
+/* May kernels of one GPU use memory of the other (P2P)? `level` is NCCL_P2P_LEVEL, RT_LOC where P2P is off;
+ * `reachable`: the driver allows it, or it is one GPU. NULL, or the reason why not, which is written to `text`. */
 const char *rt_p2p_refusal(enum rt_distance distance, enum rt_distance level, bool reachable, char *text, size_t size);
 
 #endif

@@ -24,7 +24,8 @@ enum rt_distance rt_topo_distance(const struct rt_topo_rank *a, const struct rt_
   if (a->host != b->host) return RT_NET;
   enum rt_distance pci = rt_pci_distance(&a->gpu->pci, &b->gpu->pci);
   if (pci == RT_LOC) return pci;
-  bool linked = (a->gpu->switched && b->gpu->switched) || has_nvlink_to(a->gpu, b->gpu) || has_nvlink_to(b->gpu, a->gpu);
+  bool linked =
+      (a->gpu->switched && b->gpu->switched) || has_nvlink_to(a->gpu, b->gpu) || has_nvlink_to(b->gpu, a->gpu);
   return linked ? RT_NVL : pci;
 }
 
@@ -51,7 +52,7 @@ struct host {
   bool closed; /* the only host: the ring returns from its last rank to its first */
 };
 
-/* One link of a class costs more than all links of lower classes that a path of RT_TOPO_EXACT ranks can have. */
+/* One link of a class costs more than all links of lower classes in a path of RT_TOPO_EXACT ranks. */
 static uint64_t cost(const struct host *h, int a, int b) {
   enum rt_distance d = rt_topo_distance(&h->ranks[h->member[a]], &h->ranks[h->member[b]]);
   return d == RT_LOC ? 0 : 1ull << 5 * (d - 1);

@@ -34,8 +34,8 @@ bool rt_topo_gpu_valid(const struct rt_topo_gpu *gpu);
 
 enum rt_distance rt_topo_distance(const struct rt_topo_rank *a, const struct rt_topo_rank *b);
 
-/* The ring's path through up to so many ranks of a host is the shortest one, which takes 2^n * n^2 steps to find; above,
- * the nearest rank is always next. */
+/* The ring's path through up to so many ranks of a host is the shortest one, found in 2^n * n^2 steps; above, the
+ * nearest rank is always next. */
 #define RT_TOPO_EXACT 10
 
 /* order[i]: the rank at ring index i; rank 0 is at index 0. Hosts come in the order of their first ranks, the ranks of

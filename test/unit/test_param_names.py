@@ -3,13 +3,13 @@
 # Proves that every RAIL_ parameter in a table is known to the whole product, so
 # that a plugin does not call the runtime's variables unknown, and the reverse.
 # TEST-SAN: none
-# TEST-READS: common/base/param_names.c core/*_param.c plugin/*/*_param.c
+# TEST-READS: common/base/param_names.c core/*/*_param.c plugin/*/*_param.c
 import pathlib
 import re
 
 root = pathlib.Path(__file__).resolve().parents[2]
 known = re.findall(r'"(RAIL_[A-Z0-9_*]+)"', (root / "common/base/param_names.c").read_text())
-tables = sorted((root / "core").glob("*_param.c")) + sorted((root / "plugin").glob("*/*_param.c"))
+tables = sorted((root / "core").glob("*/*_param.c")) + sorted((root / "plugin").glob("*/*_param.c"))
 
 
 def is_known(name):
