@@ -10,7 +10,7 @@ rail_result_t sk_connect(void *ctx, int dev, void *handle, int traffic_class, vo
                          struct rail_net_device_handle **dev_handle);
 void sk_connect_drop(void *attempt); /* of a context's attempts */
 
-/* sk_listen.c, sk_accept.c */
+/* sk_listen.c */
 rail_result_t sk_listen(void *ctx, int dev, void *handle, void **listen_comm);
 rail_result_t sk_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
 rail_result_t sk_close_listen(void *listen_comm);

@@ -10,9 +10,10 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "plugin/socket/sk_acceptor.h"
+#include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"
-#include "plugin/socket/sk_rejoin.h"
 
 static const char *const side_text[] = {[SK_SENDER] = "sending to", [SK_RECEIVER] = "receiving from"};
 
@@ -21,8 +22,10 @@ rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args
   comm->side = args->side;
   comm->device_name = args->device->name;
   comm->peer = args->peers[0];
-  comm->rejoin = args->rejoin;
-  memcpy(comm->welcomes, args->welcomes, sizeof comm->welcomes);
+  comm->features = args->features;
+  comm->reconnect = args->reconnect;
+  comm->accepted = args->accepted;
+  memcpy(comm->sessions, args->sessions, sizeof comm->sessions);
   comm->nstreams = args->nstreams;
   comm->hold = args->side == SK_SENDER;
   comm->unanswered = args->side == SK_SENDER ? args->nstreams : 0;
@@ -57,8 +60,10 @@ void sk_comm_destroy(struct sk_comm *comm) {
   }
   comm->mrs = NULL;
   pthread_mutex_destroy(&comm->mrs_lock);
-  sk_rejoin_free(comm->rejoin);
-  comm->rejoin = NULL;
+  sk_reconnect_free(comm->reconnect);
+  sk_accepted_free(comm->accepted);
+  comm->reconnect = NULL;
+  comm->accepted = NULL;
   sk_rails_release(comm);
   free(comm->profile);
   comm->profile = NULL;

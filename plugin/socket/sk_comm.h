@@ -35,7 +35,8 @@ enum sk_side { SK_SENDER, SK_RECEIVER };
 
 struct sk_comm;
 struct rail_net_ctx;
-struct sk_rejoin;
+struct sk_reconnect;
+struct sk_accepted_comm;
 struct sk_rail;
 struct sk_profile;
 struct sk_request;
@@ -92,8 +93,10 @@ struct sk_comm {
   uint32_t nstreams;
   struct sk_stream *streams;
   struct sk_error error_payload;
-  struct sk_answer_wire welcomes[SK_MAX_STREAMS]; /* that the sender waits for */
-  struct sk_rejoin *rejoin; /* the sender's: until all streams are answered, with FAILOVER to the end */
+  uint32_t features;   /* agreed: SK_FEATURE_FAILOVER */
+  struct rail_session sessions[SK_MAX_STREAMS]; /* sender: of the answers that it waits for */
+  struct sk_reconnect *reconnect;    /* sender: until all streams are answered, with FAILOVER to the end */
+  struct sk_accepted_comm *accepted; /* receiver with FAILOVER */
   struct sk_rail *rails; /* one per stream with the feature FAILOVER, else NULL */
 };
 
@@ -104,15 +107,17 @@ struct sk_comm_args {
   int dev;                        /* what the caller named, maybe a fused one */
   const struct sk_device *device; /* of dev */
   const struct rail_net_ctx *ctx;
-  uint8_t comm_id[SK_COMM_ID_SIZE];
+  uint8_t comm_id[RAIL_COMM_ID_SIZE];
   unsigned int nstreams;
   int fds[SK_MAX_STREAMS];
   const struct sk_device *paths[SK_MAX_STREAMS]; /* the one interface each stream runs over, here */
   union rail_addr peers[SK_MAX_STREAMS];         /* and its other end */
   uint32_t eager_size, eager_count, eager_bytes; /* the sender's limits, from its HELLO */
   uint32_t features;                             /* agreed: SK_FEATURE_FAILOVER */
-  struct sk_rejoin *rejoin; /* how a stream is connected again; the comm's from here on. NULL: receiver, no FAILOVER */
-  struct sk_answer_wire welcomes[SK_MAX_STREAMS]; /* sender: what sk_answer_decode expects of each stream */
+  /* How a stream is connected again; the comm's from here on. */
+  struct sk_reconnect *reconnect;    /* sender */
+  struct sk_accepted_comm *accepted; /* receiver with FAILOVER */
+  struct rail_session sessions[SK_MAX_STREAMS]; /* sender: of the answers to come */
 };
 
 rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The connecting side of the handshake. All streams are connected at once;
- * each says HELLO as soon as it is connected. connect hands the comm out when
+ * each sends HELLO as soon as it is connected. connect hands the comm out when
  * the last HELLO is written and does not wait for the acceptor: its answer is
  * read by the data path. So two ranks may both finish connect before either
  * calls accept.
@@ -15,14 +15,13 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/socket/sk_auth.h"
+#include "common/conn/connector.h"
+#include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
-#include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_dial.h"
-#include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_rejoin.h"
+#include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_stats.h"
 
 struct sk_connect {
@@ -30,15 +29,16 @@ struct sk_connect {
   uint64_t number;
   int dev;
   const struct sk_device *device;
-  struct sk_handle listener;
-  struct sk_hello hello; /* of each leg, but for its index */
+  struct rail_handle listener;
+  struct sk_limits limits;
   uint64_t deadline;
-  struct sk_leg legs[SK_MAX_STREAMS]; /* hello.streams of them */
+  unsigned int nstreams;
+  struct sk_dial dials[SK_MAX_STREAMS];
 };
 
 void sk_connect_drop(void *attempt) {
   struct sk_connect *a = attempt;
-  for (unsigned int i = 0; i < a->hello.streams; i++) sk_leg_close(&a->legs[i]);
+  for (unsigned int i = 0; i < a->nstreams; i++) rail_dial_close(&a->dials[i].dial);
   free(a);
 }
 
@@ -47,48 +47,39 @@ static void count(const struct sk_device *device, enum sk_stats_device counter) 
   if (record) rail_stats_add_shared(&record[counter], 1);
 }
 
-/* ---- what is said ------------------------------------------------------ */
-
-/* Both with the parameter, or both without. */
-static bool agree_on_auth(const struct sk_device *device, const struct sk_handle *listener) {
-  char peer[RAIL_ADDR_TEXT];
-  bool theirs = listener->flags & SK_HANDLE_AUTH;
-  if (theirs == sk_auth_on()) return true;
-  RAIL_WARN("RailSocket: connect to %s over %s: RAIL_SOCKET_AUTH_FILE is set %s; set it on both sides, to the same "
-            "key, or on neither", rail_addr_text(&listener->addrs[0], peer), device->name,
-            theirs ? "there and not here" : "here and not there");
-  count(device, SK_DEVICE_REFUSED);
-  return false;
-}
+/* ---- attempts ------------------------------------------------------ */
 
 /* Streams go from the rails here to the rails there, in turn. */
-static void prepare_legs(struct sk_connect *a, int traffic_class) {
+static void prepare_dials(struct sk_connect *a, int traffic_class) {
   const struct sk_device *d = a->device;
-  const struct sk_handle *l = &a->listener;
+  const struct rail_handle *l = &a->listener;
   unsigned int rails = RAIL_MAX(d->nrails, l->naddrs);
-  a->hello.streams = sk_streams_of(l->streams, rails);
-  a->hello.features = rails > 1 && a->hello.streams > 1 ? SK_FEATURE_FAILOVER : 0;
-  for (unsigned int i = 0, here = 0, there = 0; i < a->hello.streams; i++) {
-    sk_leg_init(&a->legs[i], d->rails[here], &l->addrs[there], i, traffic_class,
-                d->nrails > 1 ? RAIL_BIND_DEVICE_TRY : RAIL_BIND_ADDR);
+  a->nstreams = sk_streams_of(l->param, rails);
+  a->limits.features = rails > 1 && a->nstreams > 1 ? SK_FEATURE_FAILOVER : 0;
+  for (unsigned int i = 0, here = 0, there = 0; i < a->nstreams; i++) {
+    sk_dial_init(&a->dials[i], d->rails[here], &l->addrs[there], i, traffic_class,
+                 d->nrails > 1 ? RAIL_BIND_DEVICE_TRY : RAIL_BIND_ADDR);
     here = here + 1 < d->nrails ? here + 1 : 0;
     there = there + 1 < l->naddrs ? there + 1 : 0;
   }
 }
 
 static rail_result_t prepare_hellos(struct sk_connect *a) {
-  RAIL_TRY(rail_random_bytes(a->hello.comm_id, sizeof a->hello.comm_id));
-  for (unsigned int i = 0; i < a->hello.streams; i++) {
-    a->hello.stream = i;
-    sk_hello_encode(&a->hello, a->listener.secret, &a->legs[i].hello);
-    if (sk_auth_on()) RAIL_TRY(sk_auth_sign_hello(&a->listener, &a->legs[i].hello));
+  struct rail_hello hello = {.streams = a->nstreams};
+  RAIL_TRY(rail_random_bytes(hello.comm_id, sizeof hello.comm_id));
+  for (; hello.stream < a->nstreams; hello.stream++) {
+    a->dials[hello.stream].hello = hello;
+    RAIL_TRY(sk_dial_hello(&a->dials[hello.stream], &a->listener, &a->limits, false, 0));
   }
   return RAIL_OK;
 }
 
 static rail_result_t attempt_new(struct rail_net_ctx *ctx, int dev, const struct sk_device *device,
-                                 const struct sk_handle *listener, int traffic_class, struct sk_connect **out) {
-  if (!agree_on_auth(device, listener)) return RAIL_BAD_USAGE;
+                                 const struct rail_handle *listener, int traffic_class, struct sk_connect **out) {
+  if (!rail_connector_agree_auth(&sk_protocol, listener, device->name)) {
+    count(device, SK_DEVICE_REFUSED);
+    return RAIL_BAD_USAGE;
+  }
   struct sk_connect *a = calloc(1, sizeof *a);
   if (!a) goto no_memory;
   a->ctx = ctx;
@@ -96,10 +87,10 @@ static rail_result_t attempt_new(struct rail_net_ctx *ctx, int dev, const struct
   a->device = device;
   a->listener = *listener;
   a->deadline = rail_deadline_in_ms((uint64_t)sk_params.connect_ms);
-  a->hello.eager_size = (uint32_t)sk_params.eager;
-  a->hello.eager_count = (uint32_t)sk_params.eager_count;
-  a->hello.eager_bytes = (uint32_t)sk_params.eager_bytes;
-  prepare_legs(a, traffic_class);
+  a->limits = (struct sk_limits){.eager_size = (uint32_t)sk_params.eager,
+                                 .eager_count = (uint32_t)sk_params.eager_count,
+                                 .eager_bytes = (uint32_t)sk_params.eager_bytes};
+  prepare_dials(a, traffic_class);
   if (prepare_hellos(a) != RAIL_OK) {
     RAIL_WARN("RailSocket: connect: no random bytes or no HMAC: %s", strerror(errno));
     free(a);
@@ -117,21 +108,21 @@ no_memory:
 
 /* ---- the call --------------------------------------------------------- */
 
-static rail_result_t fail_leg(const struct sk_connect *a, const struct sk_leg *leg, rail_result_t result) {
+static rail_result_t fail_dial(const struct sk_connect *a, const struct sk_dial *d, rail_result_t result) {
   char peer[RAIL_ADDR_TEXT];
-  int err = leg->dial.last_errno;
-  RAIL_WARN("RailSocket: connect to %s over %s: %s%s", rail_addr_text(&leg->dial.peer, peer), a->device->name,
+  int err = d->dial.last_errno;
+  RAIL_WARN("RailSocket: connect to %s over %s: %s%s", rail_addr_text(&d->dial.peer, peer), a->device->name,
             strerror(err), err == EMFILE || err == ENFILE ? "; raise the limit of open files (ulimit -n)" : "");
   return result;
 }
 
-static rail_result_t run_legs(struct sk_connect *a) {
-  const struct sk_leg *waiting = NULL;
+static rail_result_t run_dials(struct sk_connect *a) {
+  const struct sk_dial *waiting = NULL;
   char peer[RAIL_ADDR_TEXT];
-  for (unsigned int i = 0; i < a->hello.streams; i++) {
-    rail_result_t result = sk_leg_step(&a->legs[i]);
-    if (result == RAIL_IN_PROGRESS) waiting = &a->legs[i];
-    else if (result != RAIL_OK) return fail_leg(a, &a->legs[i], result);
+  for (unsigned int i = 0; i < a->nstreams; i++) {
+    rail_result_t result = sk_dial_step(&a->dials[i]);
+    if (result == RAIL_IN_PROGRESS) waiting = &a->dials[i];
+    else if (result != RAIL_OK) return fail_dial(a, &a->dials[i], result);
   }
   if (!waiting) return RAIL_OK;
   if (!rail_deadline_passed(a->deadline)) return RAIL_IN_PROGRESS;
@@ -143,7 +134,7 @@ static rail_result_t run_legs(struct sk_connect *a) {
   return RAIL_REMOTE_ERROR;
 }
 
-static void say_who(const struct sk_connect *a, const struct sk_comm_args *args) {
+static void log_connected(const struct sk_connect *a, const struct sk_comm_args *args) {
   char peer[RAIL_ADDR_TEXT], here[RAIL_ADDR_TEXT];
   union rail_addr local = {0};
   socklen_t len = sizeof local;
@@ -158,36 +149,33 @@ static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
                               .dev = a->dev,
                               .device = a->device,
                               .ctx = a->ctx,
-                              .nstreams = a->hello.streams,
-                              .eager_size = a->hello.eager_size,
-                              .eager_count = a->hello.eager_count,
-                              .eager_bytes = a->hello.eager_bytes,
-                              .features = a->hello.features};
-  memcpy(args.comm_id, a->hello.comm_id, sizeof args.comm_id);
-  for (unsigned int i = 0; i < args.nstreams; i++) {
-    args.paths[i] = a->legs[i].path;
-    args.peers[i] = a->legs[i].dial.peer;
-    sk_answer_encode(SK_REASON_NONE, i, args.features, &args.welcomes[i]);
-    if (sk_auth_on()) RAIL_TRY(sk_auth_sign_answer(a->legs[i].hello.mac, &args.welcomes[i]));
-  }
-  args.rejoin = sk_rejoin_new_sender(&a->listener, &a->hello, a->legs);
-  if (!args.rejoin) {
+                              .nstreams = a->nstreams,
+                              .eager_size = a->limits.eager_size,
+                              .eager_count = a->limits.eager_count,
+                              .eager_bytes = a->limits.eager_bytes,
+                              .features = a->limits.features};
+  memcpy(args.comm_id, a->dials[0].hello.comm_id, sizeof args.comm_id);
+  args.reconnect = sk_reconnect_new(&a->listener, &a->limits, a->dials, a->nstreams);
+  if (!args.reconnect) {
     RAIL_WARN("RailSocket: connect: out of memory");
     return RAIL_SYSTEM_ERROR;
   }
   for (unsigned int i = 0; i < args.nstreams; i++) {
-    args.fds[i] = a->legs[i].dial.fd; /* the comm's from here on */
-    a->legs[i].dial.fd = -1;
+    args.paths[i] = a->dials[i].path;
+    args.peers[i] = a->dials[i].dial.peer;
+    rail_session_init(&args.sessions[i], &sk_protocol, true, &a->dials[i].hello);
+    args.fds[i] = a->dials[i].dial.fd; /* the comm's from here on */
+    a->dials[i].dial.fd = -1;
   }
   count(a->device, SK_DEVICE_CONNECTS);
-  say_who(a, &args);
+  log_connected(a, &args);
   return sk_send_create(&args, send_comm);
 }
 
 rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic_class, void **send_comm,
                          struct rail_net_device_handle **dev_handle) {
   (void)dev_handle;
-  struct sk_handle handle;
+  struct rail_handle handle;
   const char *why;
   struct sk_connect *a = NULL;
   if (!handle_bytes || !send_comm) {
@@ -204,16 +192,16 @@ rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic
   }
   if (handle.attempt == 0) {
     RAIL_TRY(attempt_new(ctx, dev, device, &handle, sk_traffic_class(traffic_class, ctx->traffic_class), &a));
-    sk_handle_set_attempt(handle_bytes, a->number);
+    rail_handle_set_attempt(handle_bytes, a->number);
   } else if (!(a = rail_net_ctx_attempt("RailSocket", ctx, handle.attempt))) {
     return RAIL_BAD_ARGUMENT;
   }
-  rail_result_t result = run_legs(a);
+  rail_result_t result = run_dials(a);
   if (result == RAIL_IN_PROGRESS) return RAIL_OK;
   if (result == RAIL_OK) result = hand_out(a, send_comm);
   rail_attempts_remove(&ctx->attempts, a->number);
   sk_connect_drop(a);
-  sk_handle_set_attempt(handle_bytes, 0); /* the handle may connect again */
+  rail_handle_set_attempt(handle_bytes, 0); /* the handle may connect again */
   sk_close_reap();
   return result;
 }

@@ -1,23 +1,173 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where a stream begins, and what it says first. */
+ * Where a stream begins, what it sends first, and how it is connected again. */
 #include "plugin/socket/sk_dial.h"
 
+#include <errno.h>
+#include <stdlib.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_sockopt.h"
 
-void sk_leg_init(struct sk_leg *leg, const struct sk_device *path, const union rail_addr *peer, unsigned int stream,
-                 int traffic_class, enum rail_dial_bind bind) {
-  const struct rail_dial_args from = {.plugin = "RailSocket",
+#define PAUSE_MS 100
+#define TRY_MS 3000 /* one attempt, from SYN to answer: packets sent into a dead network come back ever more rarely */
+
+void sk_dial_init(struct sk_dial *d, const struct sk_device *path, const union rail_addr *peer, unsigned int stream,
+                  int traffic_class, enum rail_dial_bind bind) {
+  const struct rail_dial_args args = {.plugin = "RailSocket",
                                       .interface = path->name,
                                       .addr = &path->addr,
                                       .bind = bind,
                                       .traffic_class = traffic_class,
                                       .set_options = sk_sockopt_set,
                                       .stream = (int)stream};
-  leg->path = path;
-  leg->hello = (struct sk_hello_wire){0};
-  rail_dial_init(&leg->dial, &from, peer);
+  d->path = path;
+  rail_dial_init(&d->dial, &args, peer);
 }
 
-rail_result_t sk_leg_step(struct sk_leg *leg) { return rail_dial_step(&leg->dial, &leg->hello, sizeof leg->hello); }
+rail_result_t sk_dial_hello(struct sk_dial *d, const struct rail_handle *listener, const struct sk_limits *limits,
+                            bool reconnect, uint64_t counter) {
+  d->hello.reconnect = reconnect;
+  sk_limits_encode(limits, counter, &d->hello);
+  return rail_hello_encode(&sk_protocol, listener, &d->hello, d->bytes);
+}
 
-void sk_leg_close(struct sk_leg *leg) { rail_dial_close(&leg->dial); }
+rail_result_t sk_dial_step(struct sk_dial *d) {
+  return rail_dial_step(&d->dial, d->bytes, rail_hello_size(&sk_protocol));
+}
+
+/* ---- again ------------------------------------------------------------ */
+
+struct stream {
+  bool dialling;
+  bool refused; /* for ever */
+  struct sk_dial dial;
+  uint64_t deadline;    /* of this attempt */
+  uint64_t not_before;  /* the next */
+  uint64_t retry_until; /* of a HELLO that was not answered; 0: none was cut */
+  uint64_t counter;
+  struct rail_session session;
+  uint8_t answer[RAIL_ANSWER_MAX];
+  size_t have; /* bytes of it */
+};
+
+struct sk_reconnect {
+  struct rail_handle listener;
+  struct sk_limits limits;
+  unsigned int nstreams;
+  struct stream streams[SK_MAX_STREAMS];
+};
+
+struct sk_reconnect *sk_reconnect_new(const struct rail_handle *listener, const struct sk_limits *limits,
+                                      const struct sk_dial *dials, unsigned int streams) {
+  struct sk_reconnect *r = calloc(1, sizeof *r);
+  if (!r) return NULL;
+  r->listener = *listener;
+  r->limits = *limits;
+  r->nstreams = streams;
+  for (unsigned int i = 0; i < streams; i++) {
+    struct sk_dial *d = &r->streams[i].dial;
+    /* The same path again, and no other: a stream that comes back over another rail's interface is no gain. */
+    d->hello = dials[i].hello;
+    sk_dial_init(d, dials[i].path, &dials[i].dial.peer, i, dials[i].dial.args.traffic_class,
+                 dials[i].dial.device_bound ? RAIL_BIND_DEVICE : RAIL_BIND_ADDR);
+  }
+  return r;
+}
+
+void sk_reconnect_free(struct sk_reconnect *r) {
+  for (unsigned int i = 0; r && i < r->nstreams; i++) rail_dial_close(&r->streams[i].dial.dial);
+  free(r);
+}
+
+static rail_result_t begin(struct sk_reconnect *r, struct stream *s, bool reconnect) {
+  const struct rail_dial before = s->dial.dial;
+  s->dialling = true;
+  s->deadline = rail_deadline_in_ms(TRY_MS);
+  s->have = 0;
+  sk_dial_init(&s->dial, s->dial.path, &before.peer, (unsigned int)(s - r->streams), before.args.traffic_class,
+               before.args.bind);
+  RAIL_TRY(sk_dial_hello(&s->dial, &r->listener, &r->limits, reconnect, reconnect ? ++s->counter : 0));
+  rail_session_init(&s->session, &sk_protocol, true, &s->dial.hello);
+  return RAIL_OK;
+}
+
+static void abandon(struct stream *s) {
+  rail_dial_close(&s->dial.dial);
+  s->dialling = false;
+  s->not_before = rail_deadline_in_ms(PAUSE_MS);
+}
+
+/* What another try, or waiting, may cure. */
+static bool is_passing(unsigned int reason) {
+  return reason == RAIL_REASON_TIMEOUT || reason == RAIL_REASON_BUSY || reason == RAIL_REASON_REPLAY ||
+         reason == SK_REASON_DUPLICATE;
+}
+
+static rail_result_t read_answer(const struct sk_reconnect *r, struct stream *s) {
+  unsigned int version;
+  size_t need = rail_message_need(&sk_protocol, s->answer, s->have);
+  while (s->have < need) {
+    RAIL_TRY(rail_sock_recv_some(s->dial.dial.fd, s->answer, need, &s->have));
+    need = rail_message_need(&sk_protocol, s->answer, s->have);
+  }
+  unsigned int reason = sk_answer_decode(&s->session, s->answer, r->limits.features, &version);
+  if (reason == RAIL_REASON_NONE) return RAIL_OK;
+  if (is_passing(reason)) return RAIL_SYSTEM_ERROR;
+  char peer[RAIL_ADDR_TEXT];
+  s->refused = true;
+  RAIL_WARN("RailSocket: stream %u to %s over %s, which was lost, is not taken back: %s", s->dial.hello.stream,
+            rail_addr_text(&s->dial.dial.peer, peer), s->dial.path->name,
+            reason == RAIL_REASON_GARBAGE ? "the answer is not one of RailSocket"
+                                          : rail_reason_text(&sk_protocol, reason));
+  return RAIL_REMOTE_ERROR;
+}
+
+rail_result_t sk_reconnect_lost(struct sk_reconnect *r, unsigned int stream, int *fd) {
+  struct stream *s = &r->streams[stream];
+  *fd = -1;
+  if (stream >= r->nstreams || s->refused) return RAIL_REMOTE_ERROR;
+  if (!s->dialling) {
+    if (s->not_before && !rail_deadline_passed(s->not_before)) return RAIL_IN_PROGRESS;
+    if (begin(r, s, true) != RAIL_OK) {
+      abandon(s);
+      return RAIL_IN_PROGRESS;
+    }
+  }
+  rail_result_t result = sk_dial_step(&s->dial);
+  if (result == RAIL_OK) result = read_answer(r, s);
+  if (result == RAIL_OK) {
+    *fd = s->dial.dial.fd;
+    s->dial.dial.fd = -1;
+    s->dialling = false;
+    return RAIL_OK;
+  }
+  if (result != RAIL_IN_PROGRESS || rail_deadline_passed(s->deadline)) abandon(s);
+  return s->refused ? RAIL_REMOTE_ERROR : RAIL_IN_PROGRESS;
+}
+
+rail_result_t sk_reconnect_unanswered(struct sk_reconnect *r, unsigned int stream, struct rail_session *session,
+                                      int *fd) {
+  struct stream *s = &r->streams[stream];
+  *fd = -1;
+  if (!s->retry_until) s->retry_until = rail_deadline_in_ms((uint64_t)sk_params.connect_ms);
+  if (rail_deadline_passed(s->retry_until)) {
+    abandon(s);
+    errno = ETIMEDOUT;
+    return RAIL_REMOTE_ERROR;
+  }
+  if (!s->dialling) {
+    if (s->not_before && !rail_deadline_passed(s->not_before)) return RAIL_IN_PROGRESS;
+    RAIL_TRY(begin(r, s, false));
+  }
+  rail_result_t result = sk_dial_step(&s->dial);
+  int err = s->dial.dial.last_errno;
+  if (result == RAIL_IN_PROGRESS && err != ECONNREFUSED) return RAIL_IN_PROGRESS;
+  *session = s->session;
+  if (result == RAIL_OK) *fd = s->dial.dial.fd;
+  if (result == RAIL_OK) s->dial.dial.fd = -1;
+  abandon(s); /* the next try, should this one be cut, too, is a while later */
+  errno = err;
+  return result == RAIL_OK ? RAIL_OK : RAIL_REMOTE_ERROR;
+}

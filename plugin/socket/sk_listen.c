@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Listening: sockets on the device's own addresses, a secret, a handle that names both. */
-#include "plugin/socket/sk_listen.h"
-
+ * The calls listen, accept and closeListen. The work behind them is the acceptor's. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/base/log.h"
+#include "plugin/socket/sk_acceptor.h"
+#include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_close.h"
-#include "plugin/socket/sk_dial.h"
+#include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_sockopt.h"
 
-static void say_where(const struct sk_device *device, const struct sk_handle *handle) {
+static void log_listening(const struct sk_device *device, const struct rail_handle *handle) {
   char addrs[SK_MAX_RAILS * (RAIL_ADDR_TEXT + 2)], text[RAIL_ADDR_TEXT];
   size_t at = 0;
   for (unsigned int i = 0; i < handle->naddrs; i++) {
@@ -18,7 +19,7 @@ static void say_where(const struct sk_device *device, const struct sk_handle *ha
     at += (size_t)snprintf(addrs + at, sizeof addrs - at, "%s%s", i ? ", " : "", text);
   }
   RAIL_INFO(RAIL_SUB_NET, "RailSocket: listening on %s at %s, %u stream%s per rail%s", device->name, addrs,
-            handle->streams, handle->streams > 1 ? "s" : "", handle->flags & SK_HANDLE_AUTH ? ", authenticated" : "");
+            handle->param, handle->param > 1 ? "s" : "", handle->auth ? ", authenticated" : "");
 }
 
 rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **listen_comm) {
@@ -39,14 +40,14 @@ rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
   }
   l->magic = SK_LISTEN_MAGIC;
   l->dev = dev;
-  rail_result_t result = sk_reception_open(device, sk_traffic_class(-1, ctx->traffic_class), &l->reception);
+  rail_result_t result = sk_acceptor_open(device, sk_traffic_class(-1, ctx->traffic_class), &l->acceptor);
   if (result != RAIL_OK) {
     free(l);
     return result;
   }
-  sk_handle_encode(&l->reception->handle, handle_bytes);
+  rail_listener_handle(&l->acceptor->listener, handle_bytes);
   rail_net_ctx_add(ctx, &l->in_ctx);
-  say_where(device, &l->reception->handle);
+  log_listening(device, &l->acceptor->listener.handle);
   *listen_comm = l;
   return RAIL_OK;
 }
@@ -59,7 +60,7 @@ rail_result_t sk_close_listen(void *listen_comm) {
     return RAIL_OK; /* an error would end the caller's clean-up */
   }
   rail_net_ctx_remove(&l->in_ctx);
-  sk_reception_close(l->reception);
+  sk_acceptor_close(l->acceptor);
   l->magic = 0;
   free(l);
   sk_close_reap();
@@ -68,4 +69,72 @@ rail_result_t sk_close_listen(void *listen_comm) {
 
 void sk_listener_close(struct rail_net_listener *listener) {
   (void)sk_close_listen(rail_container_of(listener, struct sk_listen, in_ctx));
+}
+
+static void log_accepted(const struct sk_device *device, const struct sk_comm_args *args) {
+  char peer[RAIL_ADDR_TEXT], here[RAIL_ADDR_TEXT];
+  union rail_addr local = {0};
+  socklen_t len = sizeof local;
+  (void)getsockname(args->fds[0], &local.sa, &len);
+  RAIL_INFO(RAIL_SUB_NET, "RailSocket: accepted %s at %s over %s, %u stream%s%s", rail_addr_text(&args->peers[0], peer),
+            rail_addr_text(&local, here), device->name, args->nstreams, args->nstreams > 1 ? "s" : "",
+            args->features & SK_FEATURE_FAILOVER ? ", with failover" : "");
+}
+
+/* The next complete comm as arguments. False: there is none. */
+static bool accept_next(struct sk_listen *l, struct sk_comm_args *args, rail_result_t *result) {
+  struct sk_acceptor *a = l->acceptor;
+  pthread_mutex_lock(&a->lock);
+  *result = sk_acceptor_poll(a);
+  struct sk_pending_comm *p = *result == RAIL_OK ? sk_acceptor_take(a) : NULL;
+  if (!p) {
+    pthread_mutex_unlock(&a->lock);
+    return false;
+  }
+  *args = (struct sk_comm_args){.side = SK_RECEIVER,
+                                .dev = l->dev,
+                                .device = a->device,
+                                .ctx = l->in_ctx.ctx,
+                                .nstreams = p->nstreams,
+                                .eager_size = p->limits.eager_size,
+                                .eager_count = p->limits.eager_count,
+                                .eager_bytes = p->limits.eager_bytes,
+                                .features = p->limits.features};
+  memcpy(args->comm_id, p->comm_id, sizeof args->comm_id);
+  for (unsigned int i = 0; i < p->nstreams; i++) {
+    args->paths[i] = a->device->rails[p->streams[i].rail];
+    args->peers[i] = p->streams[i].peer;
+    args->fds[i] = p->streams[i].fd; /* the comm's from here on */
+    p->streams[i].fd = -1;
+  }
+  if (p->limits.features & SK_FEATURE_FAILOVER) {
+    args->accepted = sk_accepted_new(a, p);
+    if (!args->accepted) *result = RAIL_SYSTEM_ERROR;
+  }
+  sk_acceptor_count(a, SK_DEVICE_ACCEPTS);
+  sk_pending_free(p);
+  pthread_mutex_unlock(&a->lock);
+  return true;
+}
+
+rail_result_t sk_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle) {
+  (void)dev_handle;
+  struct sk_listen *l = listen_comm;
+  struct sk_comm_args args;
+  rail_result_t result;
+  if (!recv_comm || !l || l->magic != SK_LISTEN_MAGIC) {
+    RAIL_WARN("RailSocket: accept: listenComm %p, recvComm %p; allowed: an open listener, and not NULL", listen_comm,
+              (void *)recv_comm);
+    return RAIL_BAD_ARGUMENT;
+  }
+  *recv_comm = NULL;
+  sk_close_reap();
+  if (!accept_next(l, &args, &result)) return result;
+  if (result != RAIL_OK) {
+    RAIL_WARN("RailSocket: accept: out of memory for a connection");
+    for (unsigned int i = 0; i < args.nstreams; i++) rail_sock_close(&args.fds[i]);
+    return result;
+  }
+  log_accepted(args.device, &args);
+  return sk_recv_create(&args, recv_comm);
 }

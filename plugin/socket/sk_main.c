@@ -6,15 +6,14 @@
 #include <pthread.h>
 
 #include "common/base/log.h"
-#include "plugin/socket/sk_auth.h"
+#include "plugin/socket/sk_acceptor.h"
+#include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
-#include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_sockopt.h"
-#include "plugin/socket/sk_reception.h"
 #include "plugin/socket/sk_stats.h"
 #include "plugin/socket/sk_watch.h"
 
@@ -29,9 +28,9 @@ static void load_once(void) {
     sk_sockopt_load();
     loaded = true;
   }
-  sk_reception_load();
+  sk_ports_load();
   /* Without the key that was asked for there are no devices: nothing may connect unauthenticated. */
-  if (sk_auth_load()) sk_devices_load(); /* again, should the machine not have let us look before */
+  if (sk_protocol_load()) sk_devices_load(); /* again, should the machine not have let us look before */
 }
 
 static rail_result_t sk_init(void **ctx_out, const struct rail_net_init *args) {

@@ -8,9 +8,9 @@
 #include <stdio.h>
 
 #include "common/base/log.h"
+#include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"
-#include "plugin/socket/sk_rejoin.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
 #include "plugin/socket/sk_zerocopy.h"
@@ -108,21 +108,22 @@ static rail_result_t parse_in(struct sk_recv_comm *rc, struct sk_stream *s) {
 }
 
 static rail_result_t on_answer(struct sk_comm *comm, struct sk_stream *s) {
-  unsigned int reason, version;
+  unsigned int version;
   const uint8_t *answer = s->buf + s->head;
-  s->head += (uint32_t)sk_answer_size(answer, sk_stream_have(s));
-  if (!sk_answer_decode(answer, &comm->welcomes[s->index], &reason, &version))
+  s->head += (uint32_t)rail_message_need(&sk_protocol, answer, sk_stream_have(s));
+  unsigned int reason = sk_answer_decode(&comm->sessions[s->index], answer, comm->features, &version);
+  if (reason == RAIL_REASON_GARBAGE)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
                         "stream %u was not answered by RailSocket; is another program at that address?", s->index);
   char versions[64] = "";
   if (version) snprintf(versions, sizeof versions, " (its protocol version %u, ours %d)", version, SK_WIRE_VERSION);
-  if ((reason == SK_REASON_BUSY || reason == SK_REASON_TIMEOUT) && comm->rejoin) {
+  if ((reason == RAIL_REASON_BUSY || reason == RAIL_REASON_TIMEOUT) && comm->reconnect) {
     s->eof = true;
     return RAIL_IN_PROGRESS; /* once more, see retry_hellos */
   }
-  if (reason != SK_REASON_NONE)
+  if (reason != RAIL_REASON_NONE)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s%s",
-                        s->index, sk_reason_text(reason), versions);
+                        s->index, rail_reason_text(&sk_protocol, reason), versions);
   sk_send_welcomed(rail_container_of(comm, struct sk_send_comm, base), s);
   return RAIL_OK;
 }
@@ -150,7 +151,7 @@ static rail_result_t on_control(struct sk_send_comm *sc, struct sk_stream *s, co
 static rail_result_t parse_out(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_frame frame;
   if (!s->welcomed) {
-    if (sk_stream_have(s) < sk_answer_size(s->buf + s->head, sk_stream_have(s))) return RAIL_OK;
+    if (sk_stream_have(s) < rail_message_need(&sk_protocol, s->buf + s->head, sk_stream_have(s))) return RAIL_OK;
     RAIL_TRY(on_answer(&sc->base, s));
   }
   while (sk_stream_have(s) >= sizeof frame) {
@@ -226,7 +227,7 @@ RAIL_COLD static rail_result_t retry_hellos(struct sk_comm *comm) {
       s->in_errno = s->out_errno = 0;
     }
     int fd;
-    rail_result_t result = sk_rejoin_retry(comm->rejoin, i, &comm->welcomes[i], &fd);
+    rail_result_t result = sk_reconnect_unanswered(comm->reconnect, i, &comm->sessions[i], &fd);
     if (result == RAIL_IN_PROGRESS) continue;
     if (result != RAIL_OK) {
       s->in_errno = errno == ECONNREFUSED ? 0 : errno;
@@ -267,7 +268,7 @@ static rail_result_t progress_out(struct sk_send_comm *sc) {
     struct sk_stream *s = &comm->streams[i];
     if (i == 0 || !s->welcomed || comm->rails) RAIL_TRY(read_stream(comm, s, READ_BYTES, &bytes));
   }
-  if (rail_unlikely(comm->unanswered && comm->rejoin)) RAIL_TRY(retry_hellos(comm));
+  if (rail_unlikely(comm->unanswered && comm->reconnect)) RAIL_TRY(retry_hellos(comm));
   comm->more |= bytes >= READ_BYTES || (bytes && comm->rails); /* there may be something to send again */
   bool go = sc->ready || rail_unlikely(held && !comm->hold);
   if (go && sk_send_pump(sc) != RAIL_OK) return write_failed(comm);

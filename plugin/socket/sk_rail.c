@@ -10,9 +10,10 @@
 #include <sys/ioctl.h>
 
 #include "common/base/log.h"
+#include "plugin/socket/sk_acceptor.h"
+#include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_recv.h"
-#include "plugin/socket/sk_rejoin.h"
 #include "plugin/socket/sk_send.h"
 
 #define UNSENT_BYTES (256 * 1024) /* in the kernel beyond what the network has taken: a slow rail must not hoard */
@@ -351,7 +352,7 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_rail *rail = &comm->rails[s->index];
   int fd;
   if (sender_of(comm)->unsettled_count > JOIN_ROOM || rail->count) return; /* pieces of its last life go first */
-  if (sk_rejoin_dial(comm->rejoin, s->index, &fd) != RAIL_OK) return;
+  if (sk_reconnect_lost(comm->reconnect, s->index, &fd) != RAIL_OK) return;
   revive(comm, s, fd);
   sk_send_welcomed(sender_of(comm), s);
   rail->generation++;
@@ -364,7 +365,7 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
 static void join_receiving(struct sk_comm *comm) {
   unsigned int stream;
   int fd;
-  while (sk_rejoin_take(comm->rejoin, &stream, &fd) == RAIL_OK) {
+  while (sk_accepted_take(comm->accepted, &stream, &fd) == RAIL_OK) {
     struct sk_stream *s = &comm->streams[stream];
     if (comm->rails[stream].state == SK_RAIL_UP) {
       if (is_last(comm, s)) { /* it carries what the other side has not settled: one must stay */

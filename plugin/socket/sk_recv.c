@@ -16,12 +16,12 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/socket/upward.h"
+#include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"
-#include "plugin/socket/sk_rejoin.h"
 #include "plugin/socket/sk_watch.h"
+#include "plugin/socket/upward.h"
 
 #define READ_AHEAD (64 * 1024)
 
@@ -30,7 +30,7 @@ rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) 
   *recv_comm = NULL;
   if (!rc) {
     for (unsigned int i = 0; i < args->nstreams; i++) rail_sock_close(&(int){args->fds[i]});
-    sk_rejoin_free(args->rejoin);
+    sk_accepted_free(args->accepted);
     goto no_memory;
   }
   if (sk_comm_init(&rc->base, args, READ_AHEAD) != RAIL_OK ||

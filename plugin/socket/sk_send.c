@@ -17,10 +17,10 @@
 #include <stdlib.h>
 
 #include "common/base/log.h"
+#include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_profile.h"
 #include "plugin/socket/sk_rail.h"
-#include "plugin/socket/sk_rejoin.h"
 #include "plugin/socket/sk_watch.h"
 #include "plugin/socket/sk_zerocopy.h"
 
@@ -39,7 +39,7 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
   *send_comm = NULL;
   if (!sc) {
     for (unsigned int i = 0; i < args->nstreams; i++) rail_sock_close(&(int){args->fds[i]});
-    sk_rejoin_free(args->rejoin);
+    sk_reconnect_free(args->reconnect);
     goto no_memory;
   }
   /* GRANT frames are read whole: the buffer holds the largest more than twice. */
@@ -111,8 +111,8 @@ void sk_send_welcomed(struct sk_send_comm *sc, struct sk_stream *s) {
   if (--sc->base.unanswered) return;
   sc->base.hold = false;
   if (!sc->base.rails) {
-    sk_rejoin_free(sc->base.rejoin);
-    sc->base.rejoin = NULL;
+    sk_reconnect_free(sc->base.reconnect);
+    sc->base.reconnect = NULL;
   }
   sc->unaccepted = NULL;
   for (; send; send = next) {

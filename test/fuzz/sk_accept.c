@@ -15,12 +15,12 @@
 #include <sys/socket.h>
 
 #include "common/base/clock.h"
+#include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
-#include "plugin/socket/sk_listen.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_rejoin.h"
 #include "test/fuzz/lib/fuzz.h"
+#include "test/unit/sk_hello.h"
 
 #define CONNS 8
 #define COMMS 4
@@ -29,7 +29,7 @@
 enum step { RAW, SECRET, HELLO, ACCEPT, HANG_UP, TIME, TAKE, CLOSE, STEPS };
 
 struct bed {
-  struct sk_handle handle;
+  struct rail_handle handle;
   void *listener, *comms[COMMS];
   int fds[CONNS];
   unsigned int good[4]; /* by comm id: streams of which a right HELLO was sent, one bit each */
@@ -62,28 +62,27 @@ static int dial(const union rail_addr *to) {
 /* ---- steps ----------------------------------------------------------- */
 
 static void say_hello(struct fuzz_in *in, struct bed *bed, int fd) {
-  struct sk_hello_wire wire;
   uint8_t flags = fuzz_u8(in), place = fuzz_u8(in);
-  struct sk_hello hello = {.streams = bed->handle.streams, .stream = place & 3, .eager_size = 64, .eager_count = 4};
-  hello.eager_bytes = SK_MIN_EAGER_BYTES(hello.eager_size);
+  struct rail_hello hello = {.streams = bed->handle.param, .stream = place & 3, .reconnect = flags & 8};
+  struct sk_limits limits = {.eager_size = 64, .eager_count = 4};
+  limits.eager_bytes = SK_MIN_EAGER_BYTES(limits.eager_size);
   hello.comm_id[0] = flags & 3;
-  hello.features = flags & 4 ? SK_FEATURE_FAILOVER : 0;
-  hello.flags = flags & 8 ? SK_HELLO_REJOIN : 0;
-  hello.counter = place >> 4;
+  limits.features = flags & 4 ? SK_FEATURE_FAILOVER : 0;
   if (flags & 0x10) hello.streams = fuzz_u8(in);
-  if (flags & 0x20) hello.eager_size = fuzz_u32(in);
-  if (flags & 0x40) hello.eager_bytes = fuzz_u32(in);
-  if (flags & 0x80) hello.flags = fuzz_u32(in);
-  sk_hello_encode(&hello, bed->handle.secret, &wire);
+  if (flags & 0x20) limits.eager_size = fuzz_u32(in);
+  if (flags & 0x40) limits.eager_bytes = fuzz_u32(in);
+  struct sk_hello_bytes wire = sk_make_hello(&bed->handle, hello, limits, place >> 4);
+  if (flags & 0x80) wire.head.flags = htole32(fuzz_u32(in));
   if (fuzz_write(fd, &wire, sizeof wire) != sizeof wire) return;
-  if (hello.stream < 4 && !(hello.flags & ~SK_HELLO_REJOIN)) bed->good[flags & 3] |= 1u << hello.stream;
+  if (hello.stream < 4 && !(le32toh(wire.head.flags) & ~RAIL_HELLO_RECONNECT))
+    bed->good[flags & 3] |= 1u << hello.stream;
 }
 
 static void say_raw(struct fuzz_in *in, const struct bed *bed, int fd, bool secret) {
   uint8_t bytes[256];
   size_t size = fuzz_u8(in);
   fuzz_fill(in, bytes, size);
-  if (secret && size >= 8 + SK_SECRET_SIZE) memcpy(bytes + 8, bed->handle.secret, SK_SECRET_SIZE);
+  if (secret && size >= 8 + RAIL_SECRET_SIZE) memcpy(bytes + 8, bed->handle.secret, RAIL_SECRET_SIZE);
   fuzz_write(fd, bytes, size);
 }
 
@@ -107,16 +106,16 @@ static void accept_one(struct bed *bed, bool raw_secrets) {
 static void take_back(struct bed *bed, int i) {
   unsigned int stream = SK_MAX_STREAMS;
   struct sk_comm *c = bed->comms[i];
-  if (!c || !c->rejoin) return;
+  if (!c || !c->accepted) return;
   rail_sock_close(&bed->returned);
-  rail_result_t result = sk_rejoin_take(c->rejoin, &stream, &bed->returned);
+  rail_result_t result = sk_accepted_take(c->accepted, &stream, &bed->returned);
   FUZZ_CHECK(result == RAIL_IN_PROGRESS || result == RAIL_OK);
   FUZZ_CHECK((result == RAIL_OK) == (bed->returned >= 0));
   if (result == RAIL_OK) FUZZ_CHECK(stream < c->nstreams);
 }
 
 static void set_patience(const struct sk_listen *listener) {
-  listener->reception->doors.patience_ms = (uint64_t)sk_params.handshake_ms;
+  listener->acceptor->listener.hello_ms = (uint64_t)sk_params.handshake_ms;
 }
 
 static void take_step(struct fuzz_in *in, struct bed *bed, bool *raw_secrets) {
@@ -213,12 +212,11 @@ void fuzz_make_seeds(void) {
   put_hello(&out, 3, 4 | 8, 0, 2);
   put_step(&out, TAKE, 0);
   put_step(&out, CLOSE, 0);
-  fuzz_seed("rejoin", out.bytes, out.size);
+  fuzz_seed("reconnect", out.bytes, out.size);
 
-  struct sk_hello hello = {.streams = 1, .eager_size = 8192, .eager_count = 64, .eager_bytes = 1 << 20};
-  struct sk_hello_wire wire;
-  static const uint8_t none[SK_SECRET_SIZE];
-  sk_hello_encode(&hello, none, &wire);
+  const struct sk_limits limits = {.eager_size = 8192, .eager_count = 64, .eager_bytes = 1 << 20};
+  const struct sk_hello_bytes wire =
+    sk_make_hello(&(struct rail_handle){.naddrs = 1}, (struct rail_hello){.streams = 1}, limits, 0);
   out.size = 0;
   fuzz_put8(&out, 0);
   put_step(&out, SECRET, 0);

@@ -18,6 +18,7 @@
 #include "common/base/clock.h"
 #include "plugin/socket/sk_frame.h"
 #include "test/fuzz/lib/comm.h"
+#include "test/unit/sk_hello.h"
 
 #define MAX_SENDS 640
 #define TAGS 3
@@ -191,8 +192,8 @@ static void put_le(uint8_t *to, uint64_t value, size_t width) {
 }
 
 static void answer(struct fuzz_in *in, struct bed *bed, unsigned int stream, unsigned int flag) {
-  struct sk_answer_wire wire = bed->c.args.welcomes[stream];
-  if (flag) fuzz_fill(in, (uint8_t *)&wire + 4, 8);
+  struct sk_answer_bytes wire = sk_make_welcome(bed->c.args.features);
+  if (flag) fuzz_fill(in, (uint8_t *)&wire + 4, 16);
   fuzz_queue(&bed->c, stream, &wire, sizeof wire);
 }
 
@@ -456,9 +457,10 @@ static void many_seeds(void) {
   put_isend(&out, 0, 8192);
   put_step(&out, ANSWER, 1, 1);
   fuzz_put16(&out, SK_WIRE_VERSION);
-  fuzz_put16(&out, sizeof(struct sk_answer_wire));
-  fuzz_put16(&out, SK_REASON_SECRET);
-  fuzz_put16(&out, 1);
+  fuzz_put16(&out, RAIL_MESSAGE_ANSWER);
+  fuzz_put32(&out, (uint32_t)(sizeof(struct sk_answer_bytes) - sizeof(struct rail_head_wire)));
+  fuzz_put32(&out, 0);
+  fuzz_put32(&out, RAIL_REASON_SECRET);
   put_step(&out, FRAME, 0, 0);
   fuzz_put8(&out, SK_FRAME_ERROR);
   fuzz_put8(&out, 0);

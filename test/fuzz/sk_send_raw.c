@@ -10,6 +10,7 @@
 #include "common/base/clock.h"
 #include "plugin/socket/sk_frame.h"
 #include "test/fuzz/lib/comm.h"
+#include "test/unit/sk_hello.h"
 
 #define REQUESTS 6
 #define SOON_MS 5000
@@ -63,7 +64,7 @@ static void put_piece(struct fuzz_out *out, unsigned int stream, const void *byt
 
 void fuzz_make_seeds(void) {
   struct fuzz_out out = {.size = 0};
-  struct sk_answer_wire answer;
+  const struct sk_answer_bytes answer = sk_make_welcome(0);
   struct {
     uint8_t head[24];
     struct {
@@ -74,10 +75,7 @@ void fuzz_make_seeds(void) {
                           {htole64(20000), htole32(1), 0},
                           {htole64(70000), htole32(2), 0}}};
   fuzz_put8(&out, 0);
-  for (unsigned int i = 0; i < 2; i++) {
-    sk_answer_encode(SK_REASON_NONE, i, 0, &answer);
-    put_piece(&out, i, &answer, sizeof answer);
-  }
+  for (unsigned int i = 0; i < 2; i++) put_piece(&out, i, &answer, sizeof answer);
   fuzz_frame(grants.head, 3, 0, 0, 0, sizeof grants.entries, 0);
   for (unsigned int i = 0; i < 2; i++) put_piece(&out, 0, &grants, sizeof grants);
   fuzz_seed("grants", out.bytes, out.size);
@@ -94,7 +92,6 @@ void fuzz_make_seeds(void) {
   for (unsigned int i = 0; i < 6; i++) six.entries[i].tag = htole32(9);
   out.size = 0;
   fuzz_put8(&out, 0);
-  sk_answer_encode(SK_REASON_NONE, 0, 0, &answer);
   put_piece(&out, 0, &answer, sizeof answer);
   for (unsigned int left = 256, n; left; left -= n) {
     n = RAIL_MIN(left, 6u);
@@ -106,7 +103,6 @@ void fuzz_make_seeds(void) {
   uint8_t error[40] = "";
   out.size = 0;
   fuzz_put8(&out, 0);
-  sk_answer_encode(SK_REASON_NONE, 0, 0, &answer);
   put_piece(&out, 0, &answer, sizeof answer);
   fuzz_frame(error, SK_FRAME_ERROR, 0, 1, RAIL_BAD_USAGE, 16, 2);
   put_piece(&out, 0, error, sizeof error);

@@ -21,6 +21,7 @@
 #include "plugin/socket/sk_watch.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/program.h"
+#include "test/unit/sk_hello.h"
 
 #define PATIENCE_MS 10000
 #define DATA_STREAMS 4
@@ -72,7 +73,7 @@ static void data_begin_another(struct data *d, enum sk_side side, unsigned int n
     d->args.fds[i] = fds[1];
     d->args.paths[i] = &data_device;
     d->args.peers[i] = (union rail_addr){.in = {.sin_family = AF_INET}};
-    sk_answer_encode(SK_REASON_NONE, i, features, &d->args.welcomes[i]);
+    rail_session_init(&d->args.sessions[i], &sk_protocol, true, &(struct rail_hello){.streams = nstreams});
   }
 }
 
@@ -96,7 +97,8 @@ static void data_create(struct data *d) {
 }
 
 static void data_welcome(const struct data *d, unsigned int stream) {
-  data_write(d, stream, &d->args.welcomes[stream], sizeof d->args.welcomes[stream]);
+  const struct sk_answer_bytes welcome = sk_make_welcome(d->args.features);
+  data_write(d, stream, &welcome, sizeof welcome);
 }
 
 static void data_open(struct data *d) {

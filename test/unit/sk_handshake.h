@@ -13,15 +13,16 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "plugin/socket/sk_acceptor.h"
+#include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
-#include "plugin/socket/sk_calls.h"
-#include "plugin/socket/sk_listen.h"
+#include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_rejoin.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"
+#include "test/unit/sk_hello.h"
 
 #define PATIENCE_MS 10000
 enum { DEV_A, DEV_B, DEV_BOTH, DEVS };
@@ -62,7 +63,8 @@ rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) 
 
 static void hs_close(struct sk_comm_args *c) {
   for (unsigned int i = 0; i < c->nstreams; i++) rail_sock_close(&c->fds[i]);
-  sk_rejoin_free(c->rejoin);
+  sk_reconnect_free(c->reconnect);
+  sk_accepted_free(c->accepted);
   *c = (struct sk_comm_args){0};
 }
 
@@ -72,7 +74,7 @@ struct hs {
   struct rail_net_ctx *ctx;
   struct sk_listen *listen;
   char handle[RAIL_NET_HANDLE_SIZE];
-  struct sk_handle decoded;
+  struct rail_handle decoded;
 };
 
 static void hs_begin(struct hs *h) {
@@ -143,11 +145,10 @@ static size_t hs_read(int fd, void *data, size_t size) {
 
 /* The answer to stream i, as the data path reads it. */
 __attribute__((unused)) static unsigned int hs_answer(unsigned int i) {
-  uint8_t answer[sizeof(struct sk_answer_wire)];
-  unsigned int reason, version;
-  ENSURE_INT(hs_read(hs_sent.fds[i], answer, sizeof answer), sizeof answer);
-  ENSURE(sk_answer_decode(answer, &hs_sent.welcomes[i], &reason, &version), "stream %u: no answer", i);
-  return reason;
+  struct sk_answer_bytes answer;
+  unsigned int version;
+  ENSURE_INT(hs_read(hs_sent.fds[i], &answer, sizeof answer), sizeof answer);
+  return sk_answer_decode(&hs_sent.sessions[i], &answer, hs_sent.features, &version);
 }
 
 __attribute__((unused)) static void hs_linked(int out, int in) {
@@ -159,7 +160,7 @@ __attribute__((unused)) static void hs_linked(int out, int in) {
 }
 
 /* A stranger's connection to rail `i`, saying `hello` if not NULL. */
-__attribute__((unused)) static int hs_stranger(const struct hs *h, unsigned int i, const struct sk_hello_wire *hello) {
+__attribute__((unused)) static int hs_stranger(const struct hs *h, unsigned int i, const struct sk_hello_bytes *hello) {
   int fd;
   size_t done = 0;
   ENSURE_INT(rail_sock_connect_all(&h->decoded.addrs[i], NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd), RAIL_OK);
@@ -167,20 +168,23 @@ __attribute__((unused)) static int hs_stranger(const struct hs *h, unsigned int 
   return fd;
 }
 
-/* What the listener says to that, driven by `step`; closes fd. SK_REASON_COUNT: hung up without a word. */
+enum { HS_DROPPED = 999 };
+
+/* What the listener says to that, driven by `step`; closes fd. HS_DROPPED: closed without an answer. */
 __attribute__((unused)) static unsigned int hs_verdict(int fd, void (*step)(void *arg), void *arg) {
-  struct sk_answer_wire wire, any;
-  unsigned int reason = SK_REASON_COUNT, version;
+  struct sk_answer_bytes wire;
+  struct rail_session any;
+  unsigned int reason = HS_DROPPED, version;
   size_t done = 0;
   rail_result_t result;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
-  sk_answer_encode(SK_REASON_NONE, 0, 0, &any);
+  rail_session_init(&any, &sk_protocol, true, &(struct rail_hello){.streams = 1});
   do {
     step(arg);
     result = rail_sock_recv_some(fd, &wire, sizeof wire, &done);
     ENSURE(!rail_deadline_passed(deadline), "no verdict");
   } while (result == RAIL_IN_PROGRESS);
-  if (result == RAIL_OK) ENSURE(sk_answer_decode(&wire, &any, &reason, &version), "no answer");
+  if (result == RAIL_OK) reason = sk_answer_decode(&any, &wire, 0, &version);
   rail_sock_close(&fd);
   return reason;
 }
@@ -190,7 +194,7 @@ __attribute__((unused)) static void hs_take_nobody(void *unused) {
   unsigned int stream;
   int fd;
   (void)unused;
-  ENSURE_INT(sk_rejoin_take(hs_received.rejoin, &stream, &fd), RAIL_IN_PROGRESS);
+  ENSURE_INT(sk_accepted_take(hs_received.accepted, &stream, &fd), RAIL_IN_PROGRESS);
 }
 
 #endif

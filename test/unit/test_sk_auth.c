@@ -3,7 +3,6 @@
  * loads its key once: each case runs in a child of its own. */
 #include <stdlib.h>
 
-#include "plugin/socket/sk_auth.h"
 #include "test/unit/key_file.h"
 #include "test/unit/sk_handshake.h"
 
@@ -12,7 +11,7 @@ static bool load(void) {
   sk_params_load();
   rail_log_set_sink(log_capture);
   log_forget();
-  return sk_auth_load();
+  return sk_protocol_load();
 }
 
 static void in_child(void (*fn)(struct pipes *io, void *arg), void *arg) {
@@ -25,7 +24,7 @@ static void in_child(void (*fn)(struct pipes *io, void *arg), void *arg) {
 static void child_no_key(struct pipes *io, void *arg) {
   (void)io, (void)arg;
   write_key(key_text, 15, 0600);
-  ENSURE(!load() && !sk_auth_on(), "a key of 15 bytes");
+  ENSURE(!load() && !rail_key_on(sk_protocol.key), "a key of 15 bytes");
   ENSURE(log_said("RailSocket: RAIL_SOCKET_AUTH_FILE=") && log_said("16 bytes"), "it said: %s", log_lines);
 }
 
@@ -33,56 +32,74 @@ TEST(a_key_that_cannot_be_used) { in_child(child_no_key, NULL); }
 
 /* ---- macs ---------------------------------------------------------------- */
 
-static struct sk_handle some_listener(void) {
-  struct sk_handle l = {.streams = 4, .naddrs = 1, .flags = SK_HANDLE_AUTH, .attempt = 77};
+static struct rail_handle some_listener(void) {
+  struct rail_handle l = {.param = 4, .naddrs = 1, .auth = true, .attempt = 77};
   ENSURE_INT(rail_addr_parse("10.1.2.3:4660", &l.addrs[0]), RAIL_OK);
-  for (int i = 0; i < SK_SECRET_SIZE; i++) l.secret[i] = (uint8_t)(0xa0 + i);
+  for (int i = 0; i < RAIL_SECRET_SIZE; i++) l.secret[i] = (uint8_t)(0xa0 + i);
   return l;
 }
 
-static void some_hello(const struct sk_handle *l, struct sk_hello_wire *wire) {
-  struct sk_hello h = {.stream = 1, .streams = 4, .features = SK_FEATURE_FAILOVER, .eager_size = 8192,
-                       .eager_count = 64, .eager_bytes = 1 << 20, .flags = SK_HELLO_AUTH};
+static struct sk_hello_bytes some_hello(const struct rail_handle *l) {
+  struct rail_hello h = {.stream = 1, .streams = 4};
   memset(h.comm_id, 0x5c, sizeof h.comm_id);
-  sk_hello_encode(&h, l->secret, wire);
+  return sk_make_hello(l, h, (struct sk_limits){.features = SK_FEATURE_FAILOVER, .eager_size = 8192, .eager_count = 64,
+                                                .eager_bytes = 1 << 20}, 0);
+}
+
+static bool passes(const struct rail_handle *listener, const struct sk_hello_bytes *bytes) {
+  struct rail_hello hello;
+  return rail_hello_decode(&sk_protocol, listener, bytes, &hello) == RAIL_REASON_NONE;
 }
 
 /* The macs were computed by Python's hmac from the description in docs/protocol-socket.md. */
 static void child_macs(struct pipes *io, void *arg) {
-  static const uint8_t hello_mac[SK_MAC_SIZE] = {
-    0xf5, 0xb2, 0x80, 0x8f, 0xe0, 0xf6, 0x21, 0x6f, 0x59, 0x1b, 0x4b, 0x67, 0xb7, 0xe4, 0x26, 0xdb,
-    0x60, 0x26, 0xcd, 0x12, 0x05, 0xcb, 0x5d, 0xd5, 0xbe, 0x58, 0x49, 0x7e, 0xe3, 0x8a, 0x17, 0x26};
-  static const uint8_t answer_mac[SK_MAC_SIZE] = {
-    0xe6, 0x80, 0x07, 0xc5, 0x72, 0x44, 0x95, 0x82, 0x31, 0x31, 0xf9, 0xda, 0x62, 0x2e, 0xce, 0x01,
-    0x42, 0xaa, 0xf5, 0x0e, 0x7a, 0xc0, 0xf9, 0x2a, 0xf3, 0x1e, 0x68, 0x53, 0x2d, 0xa6, 0xf9, 0x25};
-  struct sk_handle listener = some_listener(), other;
-  struct sk_hello_wire hello, w;
-  struct sk_answer_wire answer;
+  static const uint8_t hello_mac[RAIL_MAC_SIZE] = {
+    0xe7, 0xf1, 0x6e, 0x34, 0x4f, 0x10, 0x17, 0x40, 0x13, 0x45, 0xc5, 0x5e, 0xfc, 0x81, 0xb0, 0x01,
+    0xb9, 0x58, 0x8a, 0xe6, 0x21, 0x0d, 0x4a, 0x40, 0x0f, 0x90, 0x13, 0x23, 0xf9, 0xf6, 0x62, 0x68};
+  static const uint8_t answer_mac[RAIL_MAC_SIZE] = {
+    0x87, 0x85, 0xcf, 0xb9, 0x61, 0xca, 0x43, 0xda, 0x86, 0x1f, 0x37, 0x2b, 0xca, 0xfa, 0x0b, 0x2b,
+    0xa4, 0x0c, 0x1e, 0xda, 0xcd, 0x52, 0xaa, 0x06, 0xa7, 0x3e, 0xfd, 0x97, 0xaa, 0x32, 0x2e, 0xb0};
+  struct rail_handle listener = some_listener(), other;
+  struct sk_hello_bytes hello, w;
+  struct sk_answer_bytes answer = sk_make_welcome(SK_FEATURE_FAILOVER);
+  struct rail_session session;
+  unsigned int version;
   (void)io, (void)arg;
   ENSURE(load(), "no key: %s", log_lines);
-  some_hello(&listener, &hello);
-  memset(hello.nonce, 0x77, sizeof hello.nonce);
+  hello = some_hello(&listener);
+  memset(hello.head.nonce, 0x77, sizeof hello.head.nonce);
   memcpy(hello.mac, hello_mac, sizeof hello_mac);
-  ENSURE(sk_auth_check_hello(&listener, &hello), "a mac made elsewhere from the same key does not pass");
-  sk_answer_encode(SK_REASON_NONE, 1, SK_FEATURE_FAILOVER, &answer);
-  ENSURE_INT(sk_auth_sign_answer(hello_mac, &answer), RAIL_OK);
-  ENSURE(memcmp(answer.mac, answer_mac, sizeof answer_mac) == 0, "another mac than the description's");
+  ENSURE(passes(&listener, &hello), "a mac made elsewhere from the same key does not pass");
+  memset(answer.answer.nonce, 0x66, sizeof answer.answer.nonce);
+  memcpy(answer.mac, answer_mac, sizeof answer_mac);
+  struct rail_hello decoded = {.auth = true};
+  memcpy(decoded.mac, hello_mac, sizeof hello_mac);
+  rail_session_init(&session, &sk_protocol, true, &decoded);
+  ENSURE_INT(sk_answer_decode(&session, &answer, SK_FEATURE_FAILOVER, &version), RAIL_REASON_NONE);
+  for (size_t bit = 0; bit < 8 * sizeof answer; bit++) {
+    struct sk_answer_bytes bad = answer;
+    ((uint8_t *)&bad)[bit / 8] ^= (uint8_t)(1 << (bit % 8));
+    rail_session_init(&session, &sk_protocol, true, &decoded);
+    ENSURE(sk_answer_decode(&session, &bad, SK_FEATURE_FAILOVER, &version) != RAIL_REASON_NONE,
+           "bit %zu of the answer does not count", bit);
+  }
   for (size_t bit = 0; bit < 8 * sizeof hello; bit++) {
     w = hello;
     ((uint8_t *)&w)[bit / 8] ^= (uint8_t)(1 << (bit % 8));
-    ENSURE(!sk_auth_check_hello(&listener, &w), "bit %zu of HELLO does not count", bit);
+    ENSURE(!passes(&listener, &w), "bit %zu of HELLO does not count", bit);
   }
   other = listener, other.secret[0] ^= 1;
-  ENSURE(!sk_auth_check_hello(&other, &hello), "the secret does not count");
+  ENSURE(!passes(&other, &hello), "the secret does not count");
   other = listener, rail_addr_set_port(&other.addrs[0], 4661);
-  ENSURE(!sk_auth_check_hello(&other, &hello), "the address does not count");
+  ENSURE(!passes(&other, &hello), "the address does not count");
   other = listener, other.naddrs = 2, other.addrs[1] = other.addrs[0];
-  ENSURE(!sk_auth_check_hello(&other, &hello), "the number of addresses does not count");
+  ENSURE(!passes(&other, &hello), "the number of addresses does not count");
+  other = listener, other.param = 3;
+  ENSURE(!passes(&other, &hello), "the plugin's parameter does not count");
   /* Two signatures of one HELLO differ by their nonces. */
-  some_hello(&listener, &hello);
-  some_hello(&listener, &w);
-  ENSURE(sk_auth_sign_hello(&listener, &hello) == RAIL_OK && sk_auth_sign_hello(&listener, &w) == RAIL_OK, "no mac");
-  ENSURE(sk_auth_check_hello(&listener, &hello) && sk_auth_check_hello(&listener, &w), "our own does not pass");
+  hello = some_hello(&listener);
+  w = some_hello(&listener);
+  ENSURE(passes(&listener, &hello) && passes(&listener, &w), "our own does not pass");
   ENSURE(memcmp(hello.mac, w.mac, sizeof w.mac) != 0, "no nonce in it");
 }
 
@@ -100,16 +117,16 @@ static void child_both(struct pipes *io, void *arg) {
   (void)io, (void)arg;
   begin(&h);
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
-  ENSURE(h.decoded.flags & SK_HANDLE_AUTH, "the handle does not say so");
-  for (unsigned int i = 0; i < 2; i++) ENSURE_INT(hs_answer(i), SK_REASON_NONE);
+  ENSURE(h.decoded.auth, "the handle does not say so");
+  for (unsigned int i = 0; i < 2; i++) ENSURE_INT(hs_answer(i), RAIL_REASON_NONE);
   hs_close_listen(&h);
   rail_sock_close(&hs_sent.fds[1]);
   rail_sock_close(&hs_received.fds[1]);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   unsigned int stream;
   while (hs_sent.fds[1] < 0 || hs_received.fds[1] < 0) {
-    if (hs_sent.fds[1] < 0) sk_rejoin_dial(hs_sent.rejoin, 1, &hs_sent.fds[1]);
-    if (hs_received.fds[1] < 0) sk_rejoin_take(hs_received.rejoin, &stream, &hs_received.fds[1]);
+    if (hs_sent.fds[1] < 0) sk_reconnect_lost(hs_sent.reconnect, 1, &hs_sent.fds[1]);
+    if (hs_received.fds[1] < 0) sk_accepted_take(hs_received.accepted, &stream, &hs_received.fds[1]);
     ENSURE(!rail_deadline_passed(deadline), "it did not come back: %s", log_lines);
   }
   hs_linked(hs_sent.fds[1], hs_received.fds[1]);
@@ -118,48 +135,44 @@ static void child_both(struct pipes *io, void *arg) {
 
 TEST(both_sides_have_it) { in_child(child_both, NULL); }
 
-static struct sk_hello_wire signed_hello(const struct hs *h, uint32_t flags) {
-  struct sk_hello hello = {.streams = h->decoded.streams, .eager_size = 1024, .eager_bytes = 1 << 20,
-                           .flags = SK_HELLO_AUTH | flags, .counter = flags ? 1 : 0};
-  struct sk_hello_wire wire;
+static struct sk_hello_bytes signed_hello(const struct hs *h, bool reconnect) {
+  struct rail_hello hello = {.streams = h->decoded.param, .reconnect = reconnect};
   memset(hello.comm_id, 0x42, sizeof hello.comm_id);
-  sk_hello_encode(&hello, h->decoded.secret, &wire);
-  ENSURE_INT(sk_auth_sign_hello(&h->decoded, &wire), RAIL_OK);
-  return wire;
+  return sk_make_hello(&h->decoded, hello, (struct sk_limits){.eager_size = 1024, .eager_bytes = 1 << 20}, reconnect);
 }
 
 static void child_strangers(struct pipes *io, void *arg) {
   struct hs h;
-  struct sk_hello_wire good, w;
+  struct sk_hello_bytes good, w;
   (void)io, (void)arg;
   begin(&h);
   hs_listen(&h, DEV_A);
-  good = signed_hello(&h, 0);
+  good = signed_hello(&h, false);
   w = good, w.mac[31] ^= 1;
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_MAC);
+  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_MAC);
   ENSURE(log_said("RAIL_SOCKET_AUTH_FILE"), "it said: %s", log_lines);
-  w = good, w.zero[39] ^= 1;
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_MAC);
-  w = signed_hello(&h, SK_HELLO_REJOIN);
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_GONE);
-  w.counter = htole64(2);
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_MAC);
-  w = good, w.flags = 0, memset(w.mac, 0, sizeof w.mac);
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_AUTH);
+  w = good, w.limits.features ^= htole32(2);
+  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_MAC);
+  w = signed_hello(&h, true);
+  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_GONE);
+  w.limits.counter = htole64(2);
+  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_MAC);
+  w = good, w.head.flags = 0, memset(w.mac, 0, sizeof w.mac);
+  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_AUTH);
   /* The good one comes in; what was recorded of it does not, accepted or not. */
   int fd = hs_stranger(&h, 0, &good);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   while (!hs_accept_step(&h)) ENSURE(!rail_deadline_passed(deadline), "kept out: %s", log_lines);
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &good), hs_accept_nobody, &h), SK_REASON_REPLAY);
+  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &good), hs_accept_nobody, &h), RAIL_REASON_REPLAY);
   rail_sock_close(&fd);
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &good), hs_accept_nobody, &h), SK_REASON_REPLAY);
+  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &good), hs_accept_nobody, &h), RAIL_REASON_REPLAY);
   hs_close(&hs_received);
   hs_close_listen(&h);
   /* Nor does it at another listener. */
   hs_listen(&h, DEV_A);
-  ENSURE(hs_verdict(hs_stranger(&h, 0, &good), hs_accept_nobody, &h) == SK_REASON_SECRET, "replayed elsewhere");
-  memcpy(good.secret, h.decoded.secret, SK_SECRET_SIZE);
-  ENSURE(hs_verdict(hs_stranger(&h, 0, &good), hs_accept_nobody, &h) == SK_REASON_MAC, "and with the secret changed");
+  ENSURE(hs_verdict(hs_stranger(&h, 0, &good), hs_accept_nobody, &h) == RAIL_REASON_SECRET, "replayed elsewhere");
+  memcpy(good.head.secret, h.decoded.secret, RAIL_SECRET_SIZE);
+  ENSURE(hs_verdict(hs_stranger(&h, 0, &good), hs_accept_nobody, &h) == RAIL_REASON_MAC, "and with the secret changed");
   hs_end(&h);
 }
 
@@ -168,7 +181,7 @@ TEST(strangers_and_recordings) { in_child(child_strangers, NULL); }
 /* A listener with the parameter, a connector without, and the other way round. */
 static void refused_before_dialling(struct hs *h, const char *words) {
   void *comm = &comm;
-  h->handle[5] ^= SK_HANDLE_AUTH;
+  h->handle[5] ^= RAIL_HANDLE_AUTH;
   ENSURE_INT(sk_connect(h->ctx, DEV_A, h->handle, -1, &comm, NULL), RAIL_BAD_USAGE);
   ENSURE(!comm && log_said("RAIL_SOCKET_AUTH_FILE is set") && log_said(words), "it said: %s", log_lines);
 }
@@ -178,13 +191,13 @@ static void child_without(struct pipes *io, void *arg) {
   (void)io, (void)arg;
   unsetenv("RAIL_SOCKET_AUTH_FILE");
   hs_begin(&h);
-  ENSURE(sk_auth_load(), "not wanted");
+  ENSURE(sk_protocol_load(), "not wanted");
   hs_listen(&h, DEV_A);
   refused_before_dialling(&h, "there and not here");
-  struct sk_hello hello = {.streams = 1, .eager_bytes = 1 << 20, .flags = SK_HELLO_AUTH};
-  struct sk_hello_wire w;
-  sk_hello_encode(&hello, h.decoded.secret, &w);
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_AUTH);
+  struct sk_hello_bytes w =
+    sk_make_hello(&h.decoded, (struct rail_hello){.streams = 1}, (struct sk_limits){.eager_bytes = 1 << 20}, 0);
+  w.head.flags = htole32(RAIL_HELLO_AUTH);
+  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_AUTH);
   ENSURE(log_said("RAIL_SOCKET_AUTH_FILE is set on one side only"), "it said: %s", log_lines);
   hs_end(&h);
 }
@@ -214,7 +227,7 @@ static void child_other_key(struct pipes *io, void *arg) {
   memcpy(h.handle, handle, sizeof handle);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   while (!hs_connect_step(&h, DEV_A)) ENSURE(!rail_deadline_passed(deadline), "not connected");
-  ENSURE_INT(hs_answer(0), SK_REASON_MAC);
+  ENSURE_INT(hs_answer(0), RAIL_REASON_MAC);
   hs_end(&h);
 }
 

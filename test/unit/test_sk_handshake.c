@@ -18,8 +18,8 @@ static void check_common(unsigned int nstreams, uint32_t features) {
   ENSURE_INT(hs_received.nstreams, nstreams);
   ENSURE_INT(hs_sent.features, features);
   ENSURE_INT(hs_received.features, features);
-  ENSURE(memcmp(hs_sent.comm_id, hs_received.comm_id, SK_COMM_ID_SIZE) == 0, "two comm ids");
-  ENSURE(hs_sent.rejoin && !hs_received.rejoin == !features, "rejoin does not follow from the features");
+  ENSURE(memcmp(hs_sent.comm_id, hs_received.comm_id, RAIL_COMM_ID_SIZE) == 0, "two comm ids");
+  ENSURE(hs_sent.reconnect && !hs_received.accepted == !features, "reconnecting does not follow from the features");
   ENSURE_INT(hs_received.eager_size, sk_params.eager);
   ENSURE_INT(hs_received.eager_count, sk_params.eager_count);
   ENSURE_INT(hs_received.eager_bytes, sk_params.eager_bytes);
@@ -27,7 +27,7 @@ static void check_common(unsigned int nstreams, uint32_t features) {
   ENSURE_INT(hs_sent.side, SK_SENDER);
   ENSURE_INT(hs_received.side, SK_RECEIVER);
   for (unsigned int i = 0; i < nstreams; i++) {
-    ENSURE_INT(hs_answer(i), SK_REASON_NONE);
+    ENSURE_INT(hs_answer(i), RAIL_REASON_NONE);
     hs_linked(hs_sent.fds[i], hs_received.fds[i]);
     union rail_addr out = local_of(hs_sent.fds[i]), in = local_of(hs_received.fds[i]);
     ENSURE_INT(host_of(&out), host_of(&hs_sent.paths[i]->addr));
@@ -99,11 +99,10 @@ TEST(what_is_counted) {
   hs_pair(&h, DEV_A, DEV_A);
   CHECK_INT(counted(SK_DEVICE_CONNECTS), 1);
   CHECK_INT(counted(SK_DEVICE_ACCEPTS), 1);
-  struct sk_hello_wire w;
-  sk_hello_encode(&(struct sk_hello){.streams = 9}, h.decoded.secret, &w);
+  struct sk_hello_bytes w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 9}, (struct sk_limits){0}, 0);
   CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_STREAMS);
   memset(&w, 'x', sizeof w);
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_COUNT);
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), HS_DROPPED);
   CHECK_INT(counted(SK_DEVICE_REFUSED), 1);
   CHECK_INT(counted(SK_DEVICE_STRANGERS), 1);
   hs_end(&h);
@@ -114,9 +113,8 @@ TEST(a_hello_in_pieces) {
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A);
-  struct sk_hello hello = {.streams = 1, .eager_bytes = SK_MAX_EAGER_BYTES};
-  struct sk_hello_wire w;
-  sk_hello_encode(&hello, h.decoded.secret, &w);
+  struct sk_hello_bytes w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 1},
+                                          (struct sk_limits){.eager_bytes = SK_MAX_EAGER_BYTES}, 0);
   int fd = hs_stranger(&h, 0, NULL);
   for (size_t at = 0; at < sizeof w; at += 20) {
     for (int i = 0; i < 5; i++) hs_accept_nobody(&h); /* it waits inside for the rest */
@@ -156,7 +154,7 @@ TEST(accepted_after_the_handshake_time) {
 
 TEST(a_handle_connects_again) {
   struct hs h;
-  struct sk_handle again;
+  struct rail_handle again;
   const char *why;
   hs_begin(&h);
   hs_pair(&h, DEV_A, DEV_A);
@@ -168,22 +166,21 @@ TEST(a_handle_connects_again) {
 /* The first one keeps its place, and its socket. */
 TEST(a_stream_that_is_there_already) {
   struct hs h;
-  struct sk_hello_wire w;
-  struct sk_hello hello = {.stream = 0, .streams = 2, .eager_bytes = SK_MAX_EAGER_BYTES};
+  const struct sk_limits limits = {.eager_bytes = SK_MAX_EAGER_BYTES};
+  struct sk_hello_bytes w;
   char byte;
   hs_begin(&h);
   sk_params.streams = 2;
   hs_listen(&h, DEV_A);
-  sk_hello_encode(&hello, h.decoded.secret, &w);
+  w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 2}, limits, 0);
   int first = hs_stranger(&h, 0, &w);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
-  while (!h.listen->reception->groups) {
+  while (!h.listen->acceptor->pending) {
     hs_accept_nobody(&h);
     CHECK(!rail_deadline_passed(deadline));
   }
   CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_DUPLICATE);
-  hello.stream = 1;
-  sk_hello_encode(&hello, h.decoded.secret, &w);
+  w = sk_make_hello(&h.decoded, (struct rail_hello){.stream = 1, .streams = 2}, limits, 0);
   int second = hs_stranger(&h, 0, &w);
   while (!hs_accept_step(&h)) CHECK(!rail_deadline_passed(deadline));
   hs_linked(first, hs_received.fds[0]);
@@ -207,10 +204,10 @@ static void bring_back(unsigned int i) {
   unsigned int stream = 99;
   while (hs_sent.fds[i] < 0 || hs_received.fds[i] < 0) {
     if (hs_sent.fds[i] < 0) {
-      rail_result_t result = sk_rejoin_dial(hs_sent.rejoin, i, &hs_sent.fds[i]);
+      rail_result_t result = sk_reconnect_lost(hs_sent.reconnect, i, &hs_sent.fds[i]);
       ENSURE(result == RAIL_OK || result == RAIL_IN_PROGRESS, "dial returned %d: %s", result, log_lines);
     }
-    if (hs_received.fds[i] < 0 && sk_rejoin_take(hs_received.rejoin, &stream, &hs_received.fds[i]) == RAIL_OK)
+    if (hs_received.fds[i] < 0 && sk_accepted_take(hs_received.accepted, &stream, &hs_received.fds[i]) == RAIL_OK)
       ENSURE_INT(stream, i);
     ENSURE(!rail_deadline_passed(deadline), "stream %u did not come back", i);
     sched_yield();
@@ -237,7 +234,7 @@ TEST(a_lost_stream_comes_back) {
   hs_end(&h);
 }
 
-TEST(strangers_at_the_kept_doors) {
+TEST(strangers_at_the_kept_sockets) {
   struct hs h;
   hs_begin(&h);
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
@@ -252,44 +249,42 @@ TEST(strangers_at_the_kept_doors) {
 }
 
 /* The HELLO with which stream `i` of the open connection would come back. */
-static struct sk_hello_wire rejoin_hello(const struct hs *h, unsigned int i, uint64_t counter) {
-  struct sk_hello hello = {.stream = i, .streams = hs_sent.nstreams, .features = hs_sent.features,
-                           .eager_size = hs_sent.eager_size, .eager_count = hs_sent.eager_count,
-                           .eager_bytes = hs_sent.eager_bytes, .flags = SK_HELLO_REJOIN, .counter = counter};
-  struct sk_hello_wire wire;
+static struct sk_hello_bytes reconnect_hello(const struct hs *h, unsigned int i, uint64_t counter) {
+  struct rail_hello hello = {.stream = i, .streams = hs_sent.nstreams, .reconnect = true};
+  const struct sk_limits limits = {.features = hs_sent.features, .eager_size = hs_sent.eager_size,
+                                   .eager_count = hs_sent.eager_count, .eager_bytes = hs_sent.eager_bytes};
   memcpy(hello.comm_id, hs_sent.comm_id, sizeof hello.comm_id);
-  sk_hello_encode(&hello, h->decoded.secret, &wire);
-  return wire;
+  return sk_make_hello(&h->decoded, hello, limits, counter);
 }
 
 TEST(who_may_not_come_back) {
   struct hs h;
-  struct sk_hello_wire w;
+  struct sk_hello_bytes w;
   hs_begin(&h);
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
   hs_close_listen(&h);
-  w = rejoin_hello(&h, 0, 1), w.comm_id[0] ^= 1;
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_GONE);
-  w = rejoin_hello(&h, 0, 1), w.streams = htole16(3);
+  w = reconnect_hello(&h, 0, 1), w.head.comm_id[0] ^= 1;
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_GONE);
+  w = reconnect_hello(&h, 0, 1), w.head.streams = htole16(3);
   CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_STREAMS);
-  w = rejoin_hello(&h, 0, 1), w.eager_count ^= htole32(1);
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_EAGER);
-  w = rejoin_hello(&h, 0, 1), w.secret[3] ^= 1;
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_SECRET);
-  w = rejoin_hello(&h, 0, 0);
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_REPLAY);
-  w = rejoin_hello(&h, 0, 0), w.flags = 0; /* a new connection, after closeListen */
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_GONE);
+  w = reconnect_hello(&h, 0, 1), w.limits.eager_count ^= htole32(1);
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_LIMITS);
+  w = reconnect_hello(&h, 0, 1), w.head.secret[3] ^= 1;
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_SECRET);
+  w = reconnect_hello(&h, 0, 0);
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_REPLAY);
+  w = reconnect_hello(&h, 0, 0), w.head.flags = 0; /* a new connection, after closeListen */
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_GONE);
   lose(0);
   bring_back(0);
-  w = rejoin_hello(&h, 0, 1); /* the same again */
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_REPLAY);
+  w = reconnect_hello(&h, 0, 1); /* the same again */
+  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_REPLAY);
   hs_end(&h);
 }
 
 /* The answer to these bytes of a HELLO, as far as it came. */
-static struct sk_answer_wire answer_to(struct hs *h, const struct sk_hello_wire *hello, size_t size) {
-  struct sk_answer_wire answer = {0};
+static struct sk_answer_bytes answer_to(struct hs *h, const struct sk_hello_bytes *hello, size_t size) {
+  struct sk_answer_bytes answer = {.features = 0};
   size_t sent = 0, done = 0;
   int fd = hs_stranger(h, 0, NULL);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
@@ -305,22 +300,21 @@ static struct sk_answer_wire answer_to(struct hs *h, const struct sk_hello_wire 
 /* Which version this is is told to those who have the secret, and to nobody else. */
 TEST(another_version) {
   struct hs h;
-  struct sk_hello hello = {.stream = 0, .streams = 1};
-  struct sk_hello_wire w;
+  struct sk_hello_bytes w;
   hs_begin(&h);
   hs_listen(&h, DEV_A);
   for (int secret = 0; secret < 2; secret++)
-    for (int version = 1; version <= 3; version++)
+    for (int version = 1; version <= 4; version++)
       for (int whole = 0; whole < 2; whole++) {
-        sk_hello_encode(&hello, h.decoded.secret, &w);
-        w.version = htole16((uint16_t)version);
-        w.secret[5] ^= !secret;
+        w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 1}, (struct sk_limits){0}, 0);
+        w.head.version = htole16((uint16_t)version);
+        w.head.secret[5] ^= !secret;
         if (version == SK_WIRE_VERSION && !whole) continue;
-        struct sk_answer_wire answer = answer_to(&h, &w, whole ? sizeof w : SK_HELLO_PREFIX);
-        CHECK_INT(le32toh(answer.magic), SK_ANSWER_MAGIC);
-        CHECK_INT(le16toh(answer.version), secret ? SK_WIRE_VERSION : 0);
-        if (!secret) CHECK_INT(le16toh(answer.reason), SK_REASON_SECRET);
-        else if (version != SK_WIRE_VERSION) CHECK_INT(le16toh(answer.reason), SK_REASON_VERSION);
+        struct sk_answer_bytes answer = answer_to(&h, &w, whole ? sizeof w : RAIL_HELLO_PREFIX);
+        CHECK(memcmp(answer.head.magic, "RSKM", 4) == 0);
+        CHECK_INT(le16toh(answer.head.version), secret ? SK_WIRE_VERSION : 0);
+        if (!secret) CHECK_INT(le16toh(answer.answer.reason), RAIL_REASON_SECRET);
+        else if (version != SK_WIRE_VERSION) CHECK_INT(le16toh(answer.answer.reason), RAIL_REASON_VERSION);
       }
   hs_end(&h);
 }
@@ -332,7 +326,7 @@ TEST(back_when_the_connection_closes) {
   hs_begin(&h);
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
   lose(1);
-  struct sk_hello_wire w = rejoin_hello(&h, 1, 1);
+  struct sk_hello_bytes w = reconnect_hello(&h, 1, 1);
   int fd = hs_stranger(&h, 1, &w);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   for (int i = 0; i < 50; i++) { /* accept hears of it, and is not the one to take it */
@@ -352,16 +346,16 @@ TEST(lost_before_it_was_accepted) {
   hs_listen(&h, DEV_BOTH);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   while (!hs_connect_step(&h, DEV_BOTH)) CHECK(!rail_deadline_passed(deadline));
-  pthread_mutex_lock(&h.listen->reception->lock); /* the group is complete, and not handed out */
-  while (!h.listen->reception->groups || h.listen->reception->groups->have < 2)
-    CHECK_OK(sk_reception_step(h.listen->reception));
-  struct sk_hello_wire w = rejoin_hello(&h, 0, 1);
+  struct sk_acceptor *acceptor = h.listen->acceptor;
+  pthread_mutex_lock(&acceptor->lock); /* all streams are here, and not handed out */
+  while (!acceptor->pending || acceptor->pending->have < 2) CHECK_OK(sk_acceptor_poll(acceptor));
+  struct sk_hello_bytes w = reconnect_hello(&h, 0, 1);
   int fd = hs_stranger(&h, 0, &w);
-  for (int i = 0; i < 100; i++) CHECK_OK(sk_reception_step(h.listen->reception));
-  pthread_mutex_unlock(&h.listen->reception->lock);
+  for (int i = 0; i < 100; i++) CHECK_OK(sk_acceptor_poll(acceptor));
+  pthread_mutex_unlock(&acceptor->lock);
   CHECK(hs_accept_step(&h));
   hs_close_listen(&h);
-  CHECK_INT(hs_verdict(fd, hs_take_nobody, NULL), SK_REASON_BUSY);
+  CHECK_INT(hs_verdict(fd, hs_take_nobody, NULL), RAIL_REASON_BUSY);
   lose(0);
   bring_back(0);
   hs_end(&h);
@@ -373,26 +367,26 @@ TEST(a_connection_that_is_gone) {
   hs_begin(&h);
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
   lose(0);
-  sk_rejoin_free(hs_received.rejoin);
-  hs_received.rejoin = NULL;
+  sk_accepted_free(hs_received.accepted);
+  hs_received.accepted = NULL;
   /* The listener is still there and says so. */
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   rail_result_t result;
-  while ((result = sk_rejoin_dial(hs_sent.rejoin, 0, &fd)) == RAIL_IN_PROGRESS) {
+  while ((result = sk_reconnect_lost(hs_sent.reconnect, 0, &fd)) == RAIL_IN_PROGRESS) {
     hs_accept_nobody(&h);
     CHECK(!rail_deadline_passed(deadline));
   }
   CHECK_INT(result, RAIL_REMOTE_ERROR);
   CHECK(log_said("is not taken back") && fd < 0);
-  CHECK_INT(sk_rejoin_dial(hs_sent.rejoin, 0, &fd), RAIL_REMOTE_ERROR);
+  CHECK_INT(sk_reconnect_lost(hs_sent.reconnect, 0, &fd), RAIL_REMOTE_ERROR);
   /* Without it there is nobody, which time may cure. */
   hs_close_listen(&h);
   lose(1);
-  for (int i = 0; i < 50; i++) CHECK_INT(sk_rejoin_dial(hs_sent.rejoin, 1, &fd), RAIL_IN_PROGRESS);
+  for (int i = 0; i < 50; i++) CHECK_INT(sk_reconnect_lost(hs_sent.reconnect, 1, &fd), RAIL_IN_PROGRESS);
   hs_end(&h);
 }
 
-TEST(doors_close_with_the_last_that_needs_them) {
+TEST(sockets_close_with_the_last_that_needs_them) {
   struct hs h;
   int before = kit_fd_count();
   hs_begin(&h);
@@ -406,7 +400,7 @@ TEST(doors_close_with_the_last_that_needs_them) {
   CHECK_INT(kit_fd_count(), before);
 }
 
-/* ---- two threads at one reception ------------------------------------------ */
+/* ---- two threads at one acceptor ------------------------------------------- */
 
 struct homecomer { struct sk_comm_args *sent, *received; _Atomic int *done; };
 
@@ -419,8 +413,8 @@ static void come_and_go(void *arg) {
     rail_sock_close(&c->sent->fds[i]);
     rail_sock_close(&c->received->fds[i]);
     while (c->sent->fds[i] < 0 || c->received->fds[i] < 0) {
-      if (c->sent->fds[i] < 0) (void)sk_rejoin_dial(c->sent->rejoin, i, &c->sent->fds[i]);
-      if (c->received->fds[i] < 0) (void)sk_rejoin_take(c->received->rejoin, &stream, &c->received->fds[i]);
+      if (c->sent->fds[i] < 0) (void)sk_reconnect_lost(c->sent->reconnect, i, &c->sent->fds[i]);
+      if (c->received->fds[i] < 0) (void)sk_accepted_take(c->received->accepted, &stream, &c->received->fds[i]);
       ENSURE(!rail_deadline_passed(deadline), "stream %u did not come back", i);
     }
     ENSURE_INT(stream, i);
@@ -476,8 +470,8 @@ TEST_MAIN(TEST_CASE(one_rail), TEST_CASE(two_rails_with_two_streams_each), TEST_
           TEST_CASE(accepted_after_the_handshake_time), TEST_CASE(a_handle_connects_again),
           TEST_CASE(a_stream_that_is_there_already), TEST_CASE(back_when_the_connection_closes),
           TEST_CASE(a_lost_stream_comes_back),
-          TEST_CASE(strangers_at_the_kept_doors), TEST_CASE(who_may_not_come_back),
+          TEST_CASE(strangers_at_the_kept_sockets), TEST_CASE(who_may_not_come_back),
           TEST_CASE(another_version),
           TEST_CASE(lost_before_it_was_accepted), TEST_CASE(a_connection_that_is_gone),
-          TEST_CASE(doors_close_with_the_last_that_needs_them),
+          TEST_CASE(sockets_close_with_the_last_that_needs_them),
           TEST_CASE(streams_come_back_while_others_are_accepted))

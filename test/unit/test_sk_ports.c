@@ -16,7 +16,7 @@ static void in_child(void (*fn)(struct pipes *io, void *arg)) {
 
 static void begin(struct hs *h) {
   hs_begin(h);
-  sk_reception_load();
+  sk_ports_load();
 }
 
 static void child_rails(struct pipes *io, void *arg) {
@@ -44,7 +44,7 @@ static void child_bad(struct pipes *io, void *arg) {
   setenv("RAIL_SOCKET_PORTS", "nonsense", 1);
   setenv("RAIL_SOCKET_BIND", "eth0", 1);
   sk_params_load();
-  sk_reception_load();
+  sk_ports_load();
   ENSURE(log_said("RAIL_SOCKET_PORTS=nonsense") && log_said("RAIL_SOCKET_BIND=eth0"), "it said: %s", log_lines);
   hs_pair(&h, DEV_A, DEV_A);
   hs_end(&h);
@@ -60,7 +60,7 @@ static void child_bind(struct pipes *io, void *arg) {
   setenv("RAIL_SOCKET_BIND", "0.0.0.0", 1);
   begin(&h);
   hs_pair(&h, DEV_B, DEV_A);
-  ENSURE(getsockname(h.listen->reception->doors.fds[0], &bound.sa, &len) == 0, "getsockname");
+  ENSURE(getsockname(h.listen->acceptor->listener.fds[0], &bound.sa, &len) == 0, "getsockname");
   ENSURE_INT(bound.in.sin_addr.s_addr, htonl(INADDR_ANY));
   ENSURE_INT(h.decoded.addrs[0].in.sin_addr.s_addr, htonl(0x7f000002));
   ENSURE_INT(rail_addr_port(&h.decoded.addrs[0]), rail_addr_port(&bound));
@@ -102,7 +102,7 @@ static void connect_with(struct hs *h, int of_ctx, int of_call, int expected_out
   int one = 1;
   h->ctx->traffic_class = of_ctx;
   hs_listen(h, DEV_A);
-  CHECK(setsockopt(h->listen->reception->doors.fds[0], IPPROTO_IP, IP_RECVTOS, &one, sizeof one) == 0);
+  CHECK(setsockopt(h->listen->acceptor->listener.fds[0], IPPROTO_IP, IP_RECVTOS, &one, sizeof one) == 0);
   while (!out || !in) {
     if (!out) CHECK_OK(sk_connect(h->ctx, DEV_A, h->handle, of_call, &out, NULL));
     if (!in) CHECK_OK(sk_accept(h->listen, &in, NULL));

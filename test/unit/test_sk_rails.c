@@ -2,7 +2,8 @@
  * Connections that outlive the loss of a stream, with the peer's ends in the test's hands: what is counted, what goes
  * again over which stream, what is said twice, and how a stream comes back.
  * TEST-SAN: asan */
-#include "plugin/socket/sk_rejoin.h"
+#include "plugin/socket/sk_acceptor.h"
+#include "plugin/socket/sk_dial.h"
 #include "test/unit/sk_data.h"
 
 #define MESSAGE 60000
@@ -255,7 +256,7 @@ static int listen_here(union rail_addr *addr) {
 
 /* The acceptor's part for stream 1: its HELLO is read and answered. */
 static void take_back(struct data *d, int listener) {
-  struct sk_hello_wire hello;
+  struct sk_hello_bytes hello;
   data_tick(d);
   d->ends[1] = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
   ENSURE(d->ends[1] >= 0, "nobody connects");
@@ -265,8 +266,8 @@ static void take_back(struct data *d, int listener) {
     data_tick(d);
     ENSURE(!rail_deadline_passed(deadline), "no HELLO");
   }
-  ENSURE_INT(le16toh(hello.stream), 1);
-  ENSURE_INT(le32toh(hello.flags), SK_HELLO_REJOIN);
+  ENSURE_INT(le16toh(hello.head.stream), 1);
+  ENSURE_INT(le32toh(hello.head.flags), RAIL_HELLO_RECONNECT);
   data_welcome(d, 1);
   while (d->comm->rails[1].state != SK_RAIL_UP) {
     data_tick(d);
@@ -280,12 +281,15 @@ TEST(a_stream_that_comes_back_announces_what_is_under_way) {
   union rail_addr addr;
   int listener = listen_here(&addr);
   data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
-  const struct sk_handle handle = {.streams = 1, .naddrs = 1, .addrs = {addr}};
-  const struct sk_hello hello = {.streams = 2, .features = SK_FEATURE_FAILOVER};
-  struct sk_leg legs[2];
+  const struct rail_handle handle = {.param = 1, .naddrs = 1, .addrs = {addr}};
+  const struct sk_limits limits = {.features = SK_FEATURE_FAILOVER};
+  struct sk_dial dials[2];
   data_device.addr = (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
-  for (unsigned int i = 0; i < 2; i++) sk_leg_init(&legs[i], &data_device, &addr, i, -1, RAIL_BIND_ADDR);
-  d.args.rejoin = sk_rejoin_new_sender(&handle, &hello, legs);
+  for (unsigned int i = 0; i < 2; i++) {
+    sk_dial_init(&dials[i], &data_device, &addr, i, -1, RAIL_BIND_ADDR);
+    dials[i].hello = (struct rail_hello){.stream = i, .streams = 2};
+  }
+  d.args.reconnect = sk_reconnect_new(&handle, &limits, dials, 2);
   data_open(&d);
   void *a = isend(&d, 0, 8, 3), *b = isend(&d, 1, 0, 4);
   for (unsigned int i = 0; i < 2; i++) {
@@ -412,16 +416,15 @@ TEST(a_generation_of_which_nothing_came) {
 /* Stream 1 is lost in the middle of a payload, comes back, and says nothing of what it said before. */
 TEST(a_stream_comes_back_after_half_a_payload) {
   struct data d;
-  struct sk_reception *reception;
-  struct sk_hello_wire wire;
-  struct sk_answer_wire answer;
+  struct sk_acceptor *acceptor;
+  struct sk_answer_bytes answer;
   uint64_t deadline = rail_deadline_in_ms(PATIENCE_MS);
   data_begin(&d, SK_RECEIVER, 2, SK_FEATURE_FAILOVER);
   data_device.addr = (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
-  CHECK_OK(sk_reception_open(&data_device, -1, &reception));
-  struct sk_group group = {.streams = 2, .eager_size = d.args.eager_size, .eager_count = d.args.eager_count,
-                           .eager_bytes = d.args.eager_bytes, .features = SK_FEATURE_FAILOVER};
-  d.args.rejoin = sk_rejoin_new_receiver(reception, &group);
+  CHECK_OK(sk_acceptor_open(&data_device, -1, &acceptor));
+  const struct sk_limits limits = {.eager_size = d.args.eager_size, .eager_count = d.args.eager_count,
+                                   .eager_bytes = d.args.eager_bytes, .features = SK_FEATURE_FAILOVER};
+  d.args.accepted = sk_accepted_new(acceptor, &(struct sk_pending_comm){.nstreams = 2, .limits = limits});
   data_open(&d);
   void *request = irecv(&d, MESSAGE, 5);
   for (unsigned int i = 0; i < 2; i++) data_say(&d, i, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, MESSAGE, 0, 5);
@@ -433,18 +436,16 @@ TEST(a_stream_comes_back_after_half_a_payload) {
   data_say(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
   data_settle(&d);
 
-  ENSURE_INT(rail_sock_connect_all(&reception->handle.addrs[0], NULL, deadline, NULL, &d.ends[1]), RAIL_OK);
-  const struct sk_hello hello = {.stream = 1, .streams = 2, .features = SK_FEATURE_FAILOVER, .flags = SK_HELLO_REJOIN,
-                                 .eager_size = group.eager_size, .eager_count = group.eager_count,
-                                 .eager_bytes = group.eager_bytes, .counter = 1};
-  sk_hello_encode(&hello, reception->handle.secret, &wire);
-  data_write(&d, 1, &wire, sizeof wire);
+  ENSURE_INT(rail_sock_connect_all(&acceptor->listener.handle.addrs[0], NULL, deadline, NULL, &d.ends[1]), RAIL_OK);
+  const struct rail_hello hello = {.stream = 1, .streams = 2, .reconnect = true};
+  const struct sk_hello_bytes bytes_of_hello = sk_make_hello(&acceptor->listener.handle, hello, limits, 1);
+  data_write(&d, 1, &bytes_of_hello, sizeof bytes_of_hello);
   size_t done = 0;
   while (rail_sock_recv_some(d.ends[1], &answer, sizeof answer, &done) == RAIL_IN_PROGRESS) {
     data_tick(&d);
     ENSURE(!rail_deadline_passed(deadline), "no answer");
   }
-  CHECK_INT(le16toh(answer.reason), SK_REASON_NONE);
+  CHECK_INT(le16toh(answer.answer.reason), RAIL_REASON_NONE);
   data_say(&d, 1, SK_FRAME_JOIN, 0, 0, 1, 0, 1);
   data_say(&d, 1, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, MESSAGE, 0, 5);
   data_say(&d, 1, SK_FRAME_DATA, 0, 0, 0, MESSAGE, 5);
@@ -452,7 +453,7 @@ TEST(a_stream_comes_back_after_half_a_payload) {
   data_wait(request, NULL);
   data_check_bytes(bytes[0], 0, 0, MESSAGE);
   data_close(&d);
-  sk_reception_close(reception);
+  sk_acceptor_close(acceptor);
 }
 
 TEST_MAIN(TEST_CASE(an_older_report_may_come_later), TEST_CASE(counts_of_another_generation_do_not_count),

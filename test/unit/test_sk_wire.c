@@ -2,63 +2,64 @@
  * Bytes of the socket plugin's protocol: golden layouts, round trips, and that
  * nothing wrong gets through the decoders. */
 #include "plugin/socket/sk_frame.h"
-#include "plugin/socket/sk_wire.h"
 
 #include "test/harness/tap.h"
+#include "test/unit/sk_hello.h"
 
-static struct sk_handle some_handle(void) {
-  struct sk_handle h = {.streams = 3, .naddrs = 2, .flags = SK_HANDLE_AUTH};
+static struct rail_handle some_handle(void) {
+  struct rail_handle h = {.param = 3, .naddrs = 2, .auth = true};
   CHECK_OK(rail_addr_parse("10.1.2.3:4660", &h.addrs[0]));
   CHECK_OK(rail_addr_parse("[fd00::9]:4661", &h.addrs[1]));
-  for (int i = 0; i < SK_SECRET_SIZE; i++) h.secret[i] = (uint8_t)(0xa0 + i);
+  for (int i = 0; i < RAIL_SECRET_SIZE; i++) h.secret[i] = (uint8_t)(0xa0 + i);
   return h;
 }
 
 TEST(handle_bytes) {
-  struct sk_handle h = some_handle(), back;
-  uint8_t bytes[RAIL_NET_HANDLE_SIZE];
+  struct rail_handle h = some_handle(), back;
+  uint8_t bytes[RAIL_HANDLE_SIZE];
   const char *why;
   memset(bytes, 0xee, sizeof bytes);
-  sk_handle_encode(&h, bytes);
-  static const uint8_t golden[] = {'R', 'S', 'K', 'H', 2, 1, 3, 0, 4, 0, 0x12, 0x34, 0, 0, 0, 0, 10, 1, 2, 3};
+  rail_handle_encode(&sk_protocol, &h, bytes);
+  static const uint8_t golden[] = {'R', 'S', 'K', 'H', 3, 1, 2, 3, 0xa0};
+  static const uint8_t first[] = {4, 0, 0x12, 0x34, 0, 0, 0, 0, 10, 1, 2, 3};
   static const uint8_t second[] = {6, 0, 0x12, 0x35, 0, 0, 0, 0, 0xfd, 0};
   CHECK(memcmp(bytes, golden, sizeof golden) == 0);
-  CHECK(memcmp(bytes + 32, second, sizeof second) == 0);
-  for (size_t i = 56; i < 104; i++) CHECK_INT(bytes[i], 0);
-  CHECK_INT(bytes[104], 0xa0);
-  for (size_t i = 120; i < sizeof bytes; i++) CHECK_INT(bytes[i], 0);
+  CHECK(memcmp(bytes + 24, first, sizeof first) == 0);
+  CHECK(memcmp(bytes + 48, second, sizeof second) == 0);
+  for (size_t i = 72; i < sizeof bytes; i++) CHECK_INT(bytes[i], 0);
   CHECK(sk_handle_decode(bytes, &back, &why));
-  CHECK_INT(back.streams, 3);
+  CHECK_INT(back.param, 3);
   CHECK_INT(back.naddrs, 2);
-  CHECK_INT(back.flags, SK_HANDLE_AUTH);
+  CHECK(back.auth);
   for (int i = 0; i < 2; i++)
     CHECK(rail_addr_same_host(&back.addrs[i], &h.addrs[i]) && rail_addr_port(&back.addrs[i]) == 4660 + i);
   CHECK(memcmp(back.secret, h.secret, sizeof h.secret) == 0);
-  sk_handle_set_attempt(bytes, 0x0102030405060708ull);
+  rail_handle_set_attempt(bytes, 0x0102030405060708ull);
   CHECK_INT(bytes[120], 8);
   CHECK(sk_handle_decode(bytes, &back, &why));
   CHECK(back.attempt == 0x0102030405060708ull);
 }
 
 TEST(handle_of_four_rails) {
-  struct sk_handle h = some_handle(), back;
-  uint8_t bytes[RAIL_NET_HANDLE_SIZE];
+  struct rail_handle h = some_handle(), back;
+  uint8_t bytes[RAIL_HANDLE_SIZE];
   const char *why;
   h.naddrs = 4;
   h.addrs[2] = h.addrs[3] = h.addrs[0];
-  sk_handle_encode(&h, bytes);
+  rail_handle_encode(&sk_protocol, &h, bytes);
   CHECK(sk_handle_decode(bytes, &back, &why));
   CHECK_INT(back.naddrs, 4);
   CHECK_INT(back.secret[0], 0xa0);
 }
 
 TEST(handle_refusals) {
-  struct sk_handle h = some_handle(), back;
-  uint8_t good[RAIL_NET_HANDLE_SIZE], bad[RAIL_NET_HANDLE_SIZE];
+  struct rail_handle h = some_handle(), back;
+  uint8_t good[RAIL_HANDLE_SIZE], bad[RAIL_HANDLE_SIZE];
   const char *why = NULL;
-  sk_handle_encode(&h, good);
+  rail_handle_encode(&sk_protocol, &h, good);
   static const struct { int at; uint8_t value; } wrong[] = {
-    {0, 'X'}, {3, 0}, {4, 1}, {5, 2}, {6, 0}, {6, 17}, {7, 1}, {8, 5}, {8, 0}, {32, 7}, {56, 9}, {80, 4}, {103, 1}};
+    {0, 'X'}, {3, 0}, {4, 1}, {4, 2}, {5, 2}, {6, 0}, {6, 1}, {6, 3}, {6, 5}, {7, 0}, {7, 17},
+    {24, 5}, {24, 0}, {48, 7}, {72, 9}, {96, 4}, {119, 1}};
   for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
     memcpy(bad, good, sizeof bad);
     bad[wrong[i].at] = wrong[i].value;
@@ -67,13 +68,9 @@ TEST(handle_refusals) {
   }
   for (int rail = 0; rail < 2; rail++) {
     memcpy(bad, good, sizeof bad);
-    bad[10 + 24 * rail] = bad[11 + 24 * rail] = 0; /* port */
+    bad[26 + 24 * rail] = bad[27 + 24 * rail] = 0; /* port */
     CHECK(!sk_handle_decode(bad, &back, &why));
   }
-  memcpy(bad, good, sizeof bad);
-  memcpy(bad + 56, bad + 32, 24); /* a gap */
-  memset(bad + 32, 0, 24);
-  CHECK(!sk_handle_decode(bad, &back, &why));
   memset(bad, 0, sizeof bad);
   CHECK(!sk_handle_decode(bad, &back, &why));
 }
@@ -85,121 +82,145 @@ TEST(counts_of_streams) {
 }
 
 /* A listener with one rail and four streams. */
-static struct sk_handle some_listener(void) {
-  return (struct sk_handle){.streams = 4, .naddrs = 1, .secret = {1, 2, 3}};
+static struct rail_handle some_listener(void) {
+  return (struct rail_handle){.param = 4, .naddrs = 1, .secret = {1, 2, 3}};
 }
 
-static struct sk_hello some_hello(void) {
-  struct sk_hello h = {.stream = 1, .streams = 4, .features = SK_FEATURE_FAILOVER, .eager_size = 8192,
-                       .eager_count = 64, .eager_bytes = 1 << 20, .flags = SK_HELLO_REJOIN, .counter = 7};
+static struct sk_hello_bytes some_hello(const struct rail_handle *listener) {
+  struct rail_hello h = {.stream = 1, .streams = 4, .reconnect = true};
   memset(h.comm_id, 0x5c, sizeof h.comm_id);
-  return h;
+  return sk_make_hello(listener, h, (struct sk_limits){.features = SK_FEATURE_FAILOVER, .eager_size = 8192,
+                                                       .eager_count = 64, .eager_bytes = 1 << 20}, 7);
+}
+
+/* As the listener and then the plugin judge it. */
+static unsigned int judge(const struct sk_hello_bytes *bytes, const struct rail_handle *listener,
+                          struct sk_limits *limits) {
+  struct rail_hello hello;
+  uint64_t counter;
+  unsigned int reason = rail_hello_decode(&sk_protocol, listener, bytes, &hello);
+  return reason == RAIL_REASON_NONE ? sk_limits_decode(&hello, listener, limits, &counter) : reason;
 }
 
 TEST(hello_bytes) {
-  struct sk_handle listener = some_listener();
-  struct sk_hello h = some_hello(), back;
-  struct sk_hello_wire wire;
-  sk_hello_encode(&h, listener.secret, &wire);
+  struct rail_handle listener = some_listener();
+  struct sk_hello_bytes wire = some_hello(&listener);
+  struct rail_hello hello;
+  struct sk_limits limits;
+  uint64_t counter;
   const uint8_t *b = (const uint8_t *)&wire;
-  static const uint8_t golden[] = {'R', 'S', 'K', '1', 2, 0, 160, 0, 1, 2, 3};
-  static const uint8_t middle[] = {1, 0, 4, 0, 1, 0, 0, 0, 0, 0x20, 0, 0, 64, 0, 0, 0, 0, 0, 16, 0, 2, 0, 0, 0, 7, 0};
+  static const uint8_t golden[] = {'R', 'S', 'K', '1', 3, 0, 120, 0, 1, 2, 3};
+  static const uint8_t middle[] = {1, 0, 4, 0, 2, 0, 0, 0};
+  static const uint8_t payload[] = {1, 0, 0, 0, 0, 0x20, 0, 0, 64, 0, 0, 0, 0, 0, 16, 0, 7, 0};
   CHECK(memcmp(b, golden, sizeof golden) == 0);
   CHECK(memcmp(b + 40, middle, sizeof middle) == 0);
-  for (size_t i = 72; i < sizeof wire; i++) CHECK_INT(b[i], 0);
-  CHECK_INT(sk_hello_decode(&wire, &listener, &back), SK_REASON_NONE);
-  CHECK_INT(back.stream, 1);
-  CHECK_INT(back.eager_size, 8192);
-  CHECK_INT(back.eager_bytes, 1 << 20);
-  CHECK_INT(back.features, SK_FEATURE_FAILOVER);
-  CHECK_INT(back.flags, SK_HELLO_REJOIN);
-  CHECK_INT(back.counter, 7);
+  for (size_t i = 48; i < 64; i++) CHECK_INT(b[i], 0);
+  CHECK(memcmp(b + 64, payload, sizeof payload) == 0);
+  for (size_t i = 82; i < sizeof wire; i++) CHECK_INT(b[i], 0);
+  CHECK_INT(rail_hello_decode(&sk_protocol, &listener, &wire, &hello), RAIL_REASON_NONE);
+  CHECK(hello.stream == 1 && hello.streams == 4 && hello.reconnect && !hello.auth);
+  CHECK_INT(sk_limits_decode(&hello, &listener, &limits, &counter), RAIL_REASON_NONE);
+  CHECK_INT(limits.eager_size, 8192);
+  CHECK_INT(limits.eager_count, 64);
+  CHECK_INT(limits.eager_bytes, 1 << 20);
+  CHECK_INT(limits.features, SK_FEATURE_FAILOVER);
+  CHECK_INT(counter, 7);
 }
 
 TEST(hello_refusals) {
-  struct sk_handle listener = some_listener();
-  struct sk_hello h = some_hello(), back;
-  struct sk_hello_wire good, w;
-  sk_hello_encode(&h, listener.secret, &good);
-  w = good, w.magic ^= 1;
-  CHECK_INT(sk_hello_decode(&w, &listener, &back), SK_REASON_GARBAGE);
-  w = good, w.version = htole16(1);
-  CHECK_INT(sk_hello_decode(&w, &listener, &back), SK_REASON_VERSION);
-  w = good, w.length = htole16(168);
-  CHECK_INT(sk_hello_decode(&w, &listener, &back), SK_REASON_VERSION);
-  w = good, w.flags = htole32(4);
-  CHECK_INT(sk_hello_decode(&w, &listener, &back), SK_REASON_VERSION);
-  for (int i = 0; i < SK_SECRET_SIZE * 8; i++) {
-    w = good, w.secret[i / 8] ^= (uint8_t)(1 << (i % 8));
-    CHECK_INT(sk_hello_decode(&w, &listener, &back), SK_REASON_SECRET);
+  struct rail_handle listener = some_listener();
+  struct sk_limits limits;
+  struct sk_hello_bytes good = some_hello(&listener), w;
+  w = good, w.head.magic[1] ^= 1;
+  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_GARBAGE);
+  w = good, w.head.version = htole16(2);
+  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_VERSION);
+  w = good, w.head.length = htole16(168);
+  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_VERSION);
+  w = good, w.head.flags = htole32(4);
+  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_VERSION);
+  for (int i = 0; i < RAIL_SECRET_SIZE * 8; i++) {
+    w = good, w.head.secret[i / 8] ^= (uint8_t)(1 << (i % 8));
+    CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_SECRET);
   }
-  w = good, w.flags = htole32(SK_HELLO_AUTH);
-  CHECK_INT(sk_hello_decode(&w, &listener, &back), SK_REASON_AUTH);
-  listener.flags = SK_HANDLE_AUTH;
-  CHECK_INT(sk_hello_decode(&w, &listener, &back), SK_REASON_NONE);
-  CHECK_INT(sk_hello_decode(&good, &listener, &back), SK_REASON_AUTH);
-  listener.flags = 0;
-  w = good, w.stream = htole16(4);
-  CHECK_INT(sk_hello_decode(&w, &listener, &back), SK_REASON_STREAMS);
+  w = good, w.head.flags = htole32(RAIL_HELLO_AUTH);
+  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_AUTH);
+  listener.auth = true;
+  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_MAC); /* nobody here has a key */
+  CHECK_INT(judge(&good, &listener, &limits), RAIL_REASON_AUTH);
+  listener.auth = false;
+  w = good, w.head.stream = htole16(4);
+  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_MESSAGE);
   static const struct { unsigned int wanted, rails, said; bool good; } counts[] = {
     {4, 1, 3, false}, {4, 1, 8, true}, {4, 1, 12, true}, {4, 1, 16, true}, {4, 1, 17, false},
     {1, 2, 1, false}, {1, 2, 2, true}, {1, 2, 4, true}, {1, 2, 5, false}, {16, 4, 16, true}, {2, 1, 5, false}};
   for (size_t i = 0; i < RAIL_COUNT_OF(counts); i++) {
-    w = good, w.streams = htole16((uint16_t)counts[i].said), w.stream = 0;
-    listener.streams = counts[i].wanted;
+    w = good, w.head.streams = htole16((uint16_t)counts[i].said), w.head.stream = 0;
+    listener.param = (uint8_t)counts[i].wanted;
     listener.naddrs = counts[i].rails;
-    CHECK_INT(sk_hello_decode(&w, &listener, &back), counts[i].good ? SK_REASON_NONE : SK_REASON_STREAMS);
+    CHECK_INT(judge(&w, &listener, &limits), counts[i].good ? (unsigned int)RAIL_REASON_NONE : SK_REASON_STREAMS);
   }
   listener = some_listener();
-  w = good, w.eager_size = htole32(SK_MAX_EAGER + 1);
-  CHECK_INT(sk_hello_decode(&w, &listener, &back), SK_REASON_EAGER);
-  w = good, w.eager_count = htole32(SK_MAX_EAGER_COUNT + 1);
-  CHECK_INT(sk_hello_decode(&w, &listener, &back), SK_REASON_EAGER);
-  w = good, w.eager_bytes = htole32(SK_MAX_EAGER_BYTES + 1);
-  CHECK_INT(sk_hello_decode(&w, &listener, &back), SK_REASON_EAGER);
-  w = good, w.eager_bytes = htole32(SK_MIN_EAGER_BYTES(8192) - 1);
-  CHECK_INT(sk_hello_decode(&w, &listener, &back), SK_REASON_EAGER);
+  w = good, w.limits.eager_size = htole32(SK_MAX_EAGER + 1);
+  CHECK_INT(judge(&w, &listener, &limits), SK_REASON_LIMITS);
+  w = good, w.limits.eager_count = htole32(SK_MAX_EAGER_COUNT + 1);
+  CHECK_INT(judge(&w, &listener, &limits), SK_REASON_LIMITS);
+  w = good, w.limits.eager_bytes = htole32(SK_MAX_EAGER_BYTES + 1);
+  CHECK_INT(judge(&w, &listener, &limits), SK_REASON_LIMITS);
+  w = good, w.limits.eager_bytes = htole32(SK_MIN_EAGER_BYTES(8192) - 1);
+  CHECK_INT(judge(&w, &listener, &limits), SK_REASON_LIMITS);
 }
 
 TEST(hello_beginnings) {
-  CHECK(sk_hello_plausible("", 0));
-  CHECK(sk_hello_plausible("R", 1));
-  CHECK(sk_hello_plausible("RSK1....", 8));
-  CHECK(!sk_hello_plausible("G", 1));
-  CHECK(!sk_hello_plausible("RSK2", 4));
+  struct rail_handle listener = some_listener();
+  struct sk_hello_bytes good = some_hello(&listener);
+  for (size_t have = 0; have <= sizeof good.head; have++)
+    CHECK_INT(rail_hello_check_prefix(&sk_protocol, &listener, &good, have), RAIL_REASON_NONE);
+  CHECK_INT(rail_hello_check_prefix(&sk_protocol, &listener, "G", 1), RAIL_REASON_GARBAGE);
+  CHECK_INT(rail_hello_check_prefix(&sk_protocol, &listener, "RSK2", 4), RAIL_REASON_GARBAGE);
+  good.head.version = htole16(9);
+  CHECK_INT(rail_hello_check_prefix(&sk_protocol, &listener, &good, RAIL_HELLO_PREFIX - 1), RAIL_REASON_NONE);
+  CHECK_INT(rail_hello_check_prefix(&sk_protocol, &listener, &good, RAIL_HELLO_PREFIX), RAIL_REASON_VERSION);
+  good.head.secret[15] ^= 1;
+  CHECK_INT(rail_hello_check_prefix(&sk_protocol, &listener, &good, RAIL_HELLO_PREFIX), RAIL_REASON_SECRET);
+}
+
+static unsigned int judge_answer(const void *bytes, uint32_t features, unsigned int *version) {
+  struct rail_session session;
+  rail_session_init(&session, &sk_protocol, true, &(struct rail_hello){.streams = 1});
+  return sk_answer_decode(&session, bytes, features, version);
 }
 
 TEST(answers) {
-  struct sk_answer_wire expected, wire, short_one = {0};
-  unsigned int reason, version;
-  sk_answer_encode(SK_REASON_NONE, 5, SK_FEATURE_FAILOVER, &expected);
-  wire = expected;
-  CHECK_INT(sk_answer_size(&wire, 0), SK_ANSWER_PREFIX);
-  CHECK_INT(sk_answer_size(&wire, SK_ANSWER_PREFIX), sizeof wire);
-  CHECK(sk_answer_decode(&wire, &expected, &reason, &version));
-  CHECK_INT(reason, 0);
-  wire.stream = htole16(4);
-  CHECK(!sk_answer_decode(&wire, &expected, &reason, &version)); /* of another stream */
-  wire = expected, wire.features = 0;
-  CHECK(!sk_answer_decode(&wire, &expected, &reason, &version)); /* another ability than was asked for */
-  for (size_t i = 0; i < SK_MAC_SIZE * 8; i++) {
-    wire = expected, wire.mac[i / 8] ^= (uint8_t)(1 << (i % 8));
-    CHECK(sk_answer_decode(&wire, &expected, &reason, &version));
-    CHECK_INT(reason, SK_REASON_MAC);
-  }
-  sk_answer_encode(SK_REASON_SECRET, 0, 0, &wire);
-  memcpy(&short_one, &wire, SK_ANSWER_PREFIX);
-  short_one.version = htole16(9);
-  CHECK_INT(sk_answer_size(&short_one, SK_ANSWER_PREFIX), SK_ANSWER_PREFIX);
-  CHECK(sk_answer_decode(&short_one, &expected, &reason, &version)); /* a refusal is understood anyway */
-  CHECK_INT(reason, SK_REASON_SECRET);
+  const struct sk_answer_bytes welcome = sk_make_welcome(SK_FEATURE_FAILOVER);
+  struct sk_answer_bytes wire = welcome;
+  unsigned int version;
+  CHECK_INT(rail_message_need(&sk_protocol, &wire, 0), sizeof wire.head);
+  CHECK_INT(rail_message_need(&sk_protocol, &wire, sizeof wire.head), sizeof wire);
+  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_NONE);
+  CHECK_INT(version, SK_WIRE_VERSION);
+  CHECK_INT(judge_answer(&wire, 0, &version), RAIL_REASON_GARBAGE); /* another ability than was asked for */
+  wire = welcome, wire.head.type = htole16(2);
+  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_GARBAGE);
+  wire = welcome, wire.head.length = htole32(40);
+  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_GARBAGE);
+  wire = welcome, wire.head.magic[0] = 0;
+  CHECK_INT(rail_message_need(&sk_protocol, &wire, sizeof wire), sizeof wire.head);
+  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_GARBAGE);
+  wire = welcome, wire.head.version = htole16(9);
+  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_VERSION); /* a welcome of another version */
+  rail_refusal_encode(&sk_protocol, RAIL_REASON_BUSY, NULL, &wire);
+  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_BUSY);
+  CHECK_INT(version, SK_WIRE_VERSION);
+  wire.head.version = htole16(9); /* its refusal is understood, of whatever form */
+  wire.head.length = htole32(RAIL_MAC_SIZE + 2);
+  CHECK_INT(rail_message_need(&sk_protocol, &wire, sizeof wire), sizeof wire.head + 2 + RAIL_MAC_SIZE);
+  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_BUSY);
   CHECK_INT(version, 9);
-  short_one.reason = 0;
-  CHECK(!sk_answer_decode(&short_one, &expected, &reason, &version)); /* a welcome of another version is not */
-  wire = expected, wire.magic = 0;
-  CHECK_INT(sk_answer_size(&wire, sizeof wire), SK_ANSWER_PREFIX);
-  CHECK(!sk_answer_decode(&wire, &expected, &reason, &version));
-  for (unsigned int r = 0; r < SK_REASON_COUNT + 3; r++) CHECK(*sk_reason_text(r));
+  rail_refusal_encode(&sk_protocol, RAIL_REASON_SECRET, NULL, &wire);
+  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_SECRET);
+  CHECK_INT(version, 0);
+  for (unsigned int r = 0; r < RAIL_REASON_PLUGIN + 6; r++) CHECK(*rail_reason_text(&sk_protocol, r));
 }
 
 TEST(frames) {

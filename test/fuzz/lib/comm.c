@@ -5,11 +5,12 @@
 #include <endian.h>
 #include <sys/socket.h>
 
-#include "plugin/socket/sk_close.h"
+#include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_calls.h"
+#include "plugin/socket/sk_close.h"
+#include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_rejoin.h"
 
 static struct sk_device device = {
     .name = "fuzz0", .addr = {.in = {.sin_family = AF_INET}}, .nrails = 1, .rails = {&device}};
@@ -24,41 +25,43 @@ struct fuzz_shape fuzz_shape(uint8_t head, uint32_t eager_size, uint32_t least_c
 }
 
 /* Where streams could come back to, on loopback; nobody calls there. */
-static struct sk_reception *reception(void) {
-  static struct sk_reception *r;
-  if (r) return r;
+static struct sk_acceptor *acceptor(void) {
+  static struct sk_acceptor *a;
+  if (a) return a;
   device.addr.in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  FUZZ_CHECK(sk_reception_open(&device, -1, &r) == RAIL_OK);
-  return r;
+  FUZZ_CHECK(sk_acceptor_open(&device, -1, &a) == RAIL_OK);
+  return a;
 }
 
-static struct sk_rejoin *new_rejoin(const struct sk_comm_args *args) {
-  struct sk_reception *r = reception();
+static void set_reconnect(struct sk_comm_args *args) {
+  struct sk_acceptor *a = acceptor();
+  const struct sk_limits limits = {.eager_size = args->eager_size,
+                                   .eager_count = args->eager_count,
+                                   .eager_bytes = args->eager_bytes,
+                                   .features = args->features};
   if (args->side == SK_RECEIVER) {
-    struct sk_group group = {.streams = args->nstreams,
-                             .eager_size = args->eager_size,
-                             .eager_count = args->eager_count,
-                             .eager_bytes = args->eager_bytes,
-                             .features = args->features};
-    pthread_mutex_lock(&r->lock);
-    struct sk_rejoin *rejoin = sk_rejoin_new_receiver(r, &group);
-    pthread_mutex_unlock(&r->lock);
-    return rejoin;
+    const struct sk_pending_comm pending = {.nstreams = args->nstreams, .limits = limits};
+    pthread_mutex_lock(&a->lock);
+    args->accepted = sk_accepted_new(a, &pending);
+    pthread_mutex_unlock(&a->lock);
+    return;
   }
   /* Port 1 of this machine: refused. */
-  struct sk_hello hello = {.streams = args->nstreams, .features = args->features};
-  struct sk_leg legs[FUZZ_STREAMS];
+  struct sk_dial dials[FUZZ_STREAMS];
   union rail_addr peer = device.addr;
   rail_addr_set_port(&peer, 1);
-  for (unsigned int i = 0; i < args->nstreams; i++) sk_leg_init(&legs[i], &device, &peer, i, -1, RAIL_BIND_ADDR);
-  return sk_rejoin_new_sender(&r->handle, &hello, legs);
+  for (unsigned int i = 0; i < args->nstreams; i++) {
+    sk_dial_init(&dials[i], &device, &peer, i, -1, RAIL_BIND_ADDR);
+    dials[i].hello = (struct rail_hello){.stream = i, .streams = args->nstreams};
+  }
+  args->reconnect = sk_reconnect_new(&a->listener.handle, &limits, dials, args->nstreams);
 }
 
 static void open_comm(struct fuzz_comm *c, enum sk_side side, const struct fuzz_shape *shape) {
   static bool loaded;
   if (!loaded) sk_params_load();
   loaded = true;
-  (void)reception(); /* once: its descriptors stay */
+  (void)acceptor(); /* once: its descriptors stay */
   fuzz_watch(&device, sizeof device);
   fuzz_watch(&sk_params, sizeof sk_params);
   struct sk_comm_args *args = &c->args;
@@ -78,10 +81,11 @@ static void open_comm(struct fuzz_comm *c, enum sk_side side, const struct fuzz_
     args->fds[i] = fds[1];
     args->paths[i] = &device;
     args->peers[i] = (union rail_addr){.in = {.sin_family = AF_INET, .sin_port = htons(9)}};
-    if (side == SK_SENDER) sk_answer_encode(SK_REASON_NONE, i, args->features, &args->welcomes[i]);
+    const struct rail_hello hello = {.stream = i, .streams = shape->nstreams};
+    rail_session_init(&args->sessions[i], &sk_protocol, true, &hello);
     c->queues[i].bytes = queue_bytes[i];
   }
-  if (shape->failover) args->rejoin = new_rejoin(args);
+  if (shape->failover) set_reconnect(args);
   for (unsigned int i = shape->nstreams; i < FUZZ_STREAMS; i++) c->ends[i] = -1;
 }
 

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * HELLOs to pending comms, pending comms to accept, lost streams to their connections. */
+#include "plugin/socket/sk_acceptor.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/sockopt.h"
+#include "common/conn/handshake.h"
+#include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_sockopt.h"
+#include "plugin/socket/sk_stats.h"
+
+#define MAX_PENDING_COMMS 4096
+
+/* A connection behind an acceptor whose streams may come back. Under its lock. */
+struct sk_accepted_comm {
+  struct sk_acceptor *acceptor;
+  struct sk_accepted_comm *next, *prev;
+  uint8_t comm_id[RAIL_COMM_ID_SIZE];
+  unsigned int nstreams;
+  struct sk_limits limits;
+  struct {
+    uint64_t counter; /* of the latest HELLO; the next must be larger */
+    int fd;           /* that has come back and was not taken */
+    struct rail_session session;
+  } streams[SK_MAX_STREAMS];
+};
+
+static struct rail_ports ports = {
+  .plugin = "RailSocket", .range_param = "RAIL_SOCKET_PORTS", .bind_param = "RAIL_SOCKET_BIND"};
+
+void sk_ports_load(void) { rail_ports_load(&ports, sk_params.ports, sk_params.bind); }
+
+void sk_acceptor_count(const struct sk_acceptor *a, enum sk_stats_device counter) {
+  /* Looked up each time: the page may be gone, with a connection that nobody closed still here. */
+  uint64_t *record = sk_stats_device(a->device->name);
+  if (record) rail_stats_add_shared(&record[counter], 1);
+}
+
+/* Fails when the peer is gone. */
+static rail_result_t welcome(const struct sk_acceptor *a, int fd, struct rail_session *session, uint32_t features) {
+  uint8_t answer[RAIL_ANSWER_MAX];
+  size_t done = 0;
+  RAIL_TRY(sk_welcome_encode(session, features, answer));
+  rail_sockopt_traffic_class(fd, a->traffic_class); /* the priority is not inherited */
+  rail_result_t result = rail_sock_send_some(fd, answer, rail_answer_size(&sk_protocol), &done);
+  return result == RAIL_IN_PROGRESS ? RAIL_SYSTEM_ERROR : result; /* a socket that takes not even this is of no use */
+}
+
+/* ---- pending comms ------------------------------------------------------ */
+
+void sk_pending_free(struct sk_pending_comm *p) {
+  for (unsigned int i = 0; i < p->nstreams; i++) rail_sock_close(&p->streams[i].fd);
+  free(p);
+}
+
+static struct sk_pending_comm *unlink_pending(struct sk_pending_comm **at) {
+  struct sk_pending_comm *p = *at;
+  *at = p->next;
+  return p;
+}
+
+static const struct sk_pending_comm *find_pending(const struct sk_acceptor *a, const uint8_t *comm_id) {
+  const struct sk_pending_comm *p = a->pending;
+  while (p && memcmp(p->comm_id, comm_id, sizeof p->comm_id) != 0) p = p->next;
+  return p;
+}
+
+/* The pending comm of this comm id, made if need be; NULL when there are too many. */
+static struct sk_pending_comm *find_or_add_pending(struct sk_acceptor *a, const struct rail_hello *hello,
+                                                   const struct sk_limits *limits, const union rail_addr *peer) {
+  struct sk_pending_comm **at = &a->pending;
+  unsigned int n = 0;
+  for (; *at; at = &(*at)->next, n++)
+    if (memcmp((*at)->comm_id, hello->comm_id, sizeof hello->comm_id) == 0) return *at;
+  struct sk_pending_comm *p = n < MAX_PENDING_COMMS ? calloc(1, sizeof *p) : NULL;
+  if (!p) return NULL;
+  memcpy(p->comm_id, hello->comm_id, sizeof p->comm_id);
+  p->peer = *peer;
+  p->deadline = rail_deadline_in_ms((uint64_t)sk_params.handshake_ms);
+  p->limits = *limits;
+  p->nstreams = hello->streams;
+  for (unsigned int i = 0; i < p->nstreams; i++) p->streams[i].fd = -1;
+  *at = p;
+  return p;
+}
+
+static unsigned int add_stream(struct sk_acceptor *a, const struct rail_pending *conn, const struct rail_hello *hello,
+                               const struct sk_limits *limits) {
+  if (a->closed) return RAIL_REASON_GONE;
+  struct sk_pending_comm *p = find_or_add_pending(a, hello, limits, &conn->peer);
+  if (!p) return RAIL_REASON_BUSY;
+  if (p->nstreams != hello->streams) return SK_REASON_STREAMS;
+  if (p->streams[hello->stream].fd >= 0) return SK_REASON_DUPLICATE;
+  if (!sk_limits_equal(&p->limits, limits)) return SK_REASON_LIMITS;
+  p->streams[hello->stream].fd = conn->fd;
+  p->streams[hello->stream].rail = conn->index;
+  p->streams[hello->stream].peer = conn->peer;
+  rail_session_init(&p->streams[hello->stream].session, &sk_protocol, false, hello);
+  p->have++;
+  RAIL_TRACE(RAIL_SUB_NET, "RailSocket: accept on %s: stream %u, %u of %u", a->device->name, hello->stream, p->have,
+             p->nstreams);
+  return RAIL_REASON_NONE;
+}
+
+static void expire_pending(struct sk_acceptor *a, uint64_t now) {
+  for (struct sk_pending_comm **at = &a->pending; *at;) {
+    struct sk_pending_comm *p = *at;
+    if (p->have == p->nstreams || now < p->deadline) {
+      at = &p->next;
+      continue;
+    }
+    sk_acceptor_count(a, SK_DEVICE_REFUSED);
+    rail_listener_log_drop(&a->listener, &p->peer, "not all of its streams arrived within the time limit");
+    for (unsigned int i = 0; i < p->nstreams; i++)
+      if (p->streams[i].fd >= 0) rail_refuse_reason(&sk_protocol, &p->streams[i].fd, RAIL_REASON_TIMEOUT);
+    sk_pending_free(unlink_pending(at));
+  }
+}
+
+/* False if the peer is gone already. */
+static bool welcome_all(const struct sk_acceptor *a, struct sk_pending_comm *p) {
+  for (unsigned int i = 0; i < p->nstreams; i++)
+    if (welcome(a, p->streams[i].fd, &p->streams[i].session, p->limits.features) != RAIL_OK) return false;
+  return true;
+}
+
+struct sk_pending_comm *sk_acceptor_take(struct sk_acceptor *a) {
+  for (struct sk_pending_comm **at = &a->pending; *at;) {
+    if ((*at)->have < (*at)->nstreams) {
+      at = &(*at)->next;
+      continue;
+    }
+    struct sk_pending_comm *p = unlink_pending(at);
+    if (welcome_all(a, p)) return p;
+    rail_listener_log_drop(&a->listener, &p->peer, "it went away before it was accepted");
+    sk_pending_free(p);
+  }
+  return NULL;
+}
+
+/* ---- accepted comms: streams that come back ------------------------------ */
+
+struct sk_accepted_comm *sk_accepted_new(struct sk_acceptor *acceptor, const struct sk_pending_comm *comm) {
+  struct sk_accepted_comm *c = calloc(1, sizeof *c);
+  if (!c) return NULL;
+  c->acceptor = acceptor;
+  memcpy(c->comm_id, comm->comm_id, sizeof c->comm_id);
+  c->nstreams = comm->nstreams;
+  c->limits = comm->limits;
+  for (unsigned int i = 0; i < c->nstreams; i++) c->streams[i].fd = -1;
+  acceptor->refs++;
+  c->next = acceptor->accepted;
+  if (c->next) c->next->prev = c;
+  acceptor->accepted = c;
+  return c;
+}
+
+static unsigned int return_stream(struct sk_acceptor *a, const struct rail_pending *conn,
+                                  const struct rail_hello *hello, const struct sk_limits *limits, uint64_t counter) {
+  struct sk_accepted_comm *c = a->accepted;
+  while (c && memcmp(c->comm_id, hello->comm_id, sizeof c->comm_id) != 0) c = c->next;
+  /* Lost before it was accepted: it shall try again. */
+  if (!c) return find_pending(a, hello->comm_id) ? RAIL_REASON_BUSY : RAIL_REASON_GONE;
+  if (hello->streams != c->nstreams) return SK_REASON_STREAMS;
+  if (!sk_limits_equal(&c->limits, limits)) return SK_REASON_LIMITS;
+  if (counter <= c->streams[hello->stream].counter) return RAIL_REASON_REPLAY;
+  c->streams[hello->stream].counter = counter;
+  rail_sock_close(&c->streams[hello->stream].fd); /* an earlier try, which its sender gave up */
+  c->streams[hello->stream].fd = conn->fd;
+  rail_session_init(&c->streams[hello->stream].session, &sk_protocol, false, hello);
+  return RAIL_REASON_NONE;
+}
+
+/* One that is welcomed; its peer may have gone in the meantime, then the next. */
+static rail_result_t take_one(struct sk_accepted_comm *c, unsigned int *stream, int *fd) {
+  for (unsigned int i = 0; i < c->nstreams; i++) {
+    if (c->streams[i].fd < 0) continue;
+    if (welcome(c->acceptor, c->streams[i].fd, &c->streams[i].session, c->limits.features) != RAIL_OK) {
+      rail_sock_close(&c->streams[i].fd);
+      continue;
+    }
+    *stream = i;
+    *fd = c->streams[i].fd;
+    c->streams[i].fd = -1;
+    return RAIL_OK;
+  }
+  return RAIL_IN_PROGRESS;
+}
+
+rail_result_t sk_accepted_take(struct sk_accepted_comm *c, unsigned int *stream, int *fd) {
+  *fd = -1;
+  pthread_mutex_lock(&c->acceptor->lock);
+  (void)sk_acceptor_poll(c->acceptor); /* a failure has logged itself, and may pass */
+  rail_result_t result = take_one(c, stream, fd);
+  pthread_mutex_unlock(&c->acceptor->lock);
+  if (result == RAIL_OK && sk_params.rcvbuf < 0) (void)rail_sock_open_window(*fd, sk_params.window);
+  return result;
+}
+
+/* ---- the acceptor -------------------------------------------------------- */
+
+static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
+  struct sk_acceptor *a = owner;
+  struct sk_limits limits;
+  uint64_t counter;
+  unsigned int reason = sk_limits_decode(hello, &a->listener.handle, &limits, &counter);
+  if (reason != RAIL_REASON_NONE) return reason;
+  if (hello->reconnect) return return_stream(a, conn, hello, &limits, counter);
+  return add_stream(a, conn, hello, &limits);
+}
+
+static void count_event(void *owner, enum rail_listener_event event) {
+  sk_acceptor_count(owner, event == RAIL_LISTENER_REFUSED ? SK_DEVICE_REFUSED : SK_DEVICE_STRANGERS);
+}
+
+static const struct rail_listener_ops listener_ops = {
+  .protocol = &sk_protocol, .on_hello = on_hello, .count = count_event};
+
+rail_result_t sk_acceptor_poll(struct sk_acceptor *a) {
+  RAIL_TRY(rail_listener_poll(&a->listener));
+  expire_pending(a, rail_now_ns());
+  return RAIL_OK;
+}
+
+static void destroy(struct sk_acceptor *a) {
+  rail_listener_close(&a->listener);
+  while (a->pending) sk_pending_free(unlink_pending(&a->pending));
+  pthread_mutex_destroy(&a->lock);
+  free(a);
+}
+
+static void unref(struct sk_acceptor *a) {
+  pthread_mutex_lock(&a->lock);
+  bool last = --a->refs == 0;
+  pthread_mutex_unlock(&a->lock);
+  if (last) destroy(a);
+}
+
+void sk_accepted_free(struct sk_accepted_comm *c) {
+  if (!c) return;
+  pthread_mutex_lock(&c->acceptor->lock);
+  if (c->prev) c->prev->next = c->next;
+  else c->acceptor->accepted = c->next;
+  if (c->next) c->next->prev = c->prev;
+  for (unsigned int i = 0; i < c->nstreams; i++) rail_sock_close(&c->streams[i].fd);
+  pthread_mutex_unlock(&c->acceptor->lock);
+  unref(c->acceptor);
+  free(c);
+}
+
+rail_result_t sk_acceptor_open(const struct sk_device *device, int traffic_class, struct sk_acceptor **out) {
+  struct sk_acceptor *a = calloc(1, sizeof *a);
+  if (!a || pthread_mutex_init(&a->lock, NULL) != 0) {
+    free(a);
+    RAIL_WARN("RailSocket: listen: out of memory");
+    return RAIL_SYSTEM_ERROR;
+  }
+  a->device = device;
+  a->traffic_class = traffic_class;
+  a->refs = 1;
+  rail_result_t result =
+    rail_listener_init(&a->listener, &listener_ops, a, device->name, (uint64_t)sk_params.handshake_ms);
+  a->listener.handle.param = (uint8_t)sk_params.streams;
+  for (unsigned int i = 0; i < device->nrails && result == RAIL_OK; i++) {
+    result = rail_listener_add(&a->listener, &ports, device->rails[i]->name, &device->rails[i]->addr);
+    /* Accepted sockets inherit these; set later, sizes would not count for the TCP window, and the first packets would
+     * be of no class. */
+    if (result == RAIL_OK) sk_sockopt_set(a->listener.fds[i], traffic_class);
+  }
+  if (result != RAIL_OK) destroy(a);
+  else *out = a;
+  return result;
+}
+
+void sk_acceptor_close(struct sk_acceptor *a) {
+  pthread_mutex_lock(&a->lock);
+  a->closed = true;
+  while (a->pending) sk_pending_free(unlink_pending(&a->pending));
+  pthread_mutex_unlock(&a->lock);
+  unref(a);
+}
