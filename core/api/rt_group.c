@@ -9,7 +9,7 @@
 #include "common/base/thread.h"
 #include "core/host/rt_types.h"
 #include "core/api/rt_api.h"
-#include "core/plan/rt_estimate.h"
+#include "core/plan/rt_tune.h"
 #include "core/gpu/rt_device_plan.h"
 
 /* One thing to do in a thread of its own: make a communicator, or plan one communicator's tasks. */

@@ -9,7 +9,7 @@
 #include "core/gpu/rt_cuda.h"
 #include "core/gpu/rt_gate.h"
 #include "core/gpu/rt_graph.h"
-#include "core/plan/rt_job.h"
+#include "core/plan/rt_plan.h"
 #include "core/gpu/rt_module.h"
 #include "core/gpu/rt_run.h"
 

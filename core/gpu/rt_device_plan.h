@@ -9,7 +9,7 @@
 #ifndef RT_DEVICE_PLAN_H
 #define RT_DEVICE_PLAN_H
 
-#include "core/plan/rt_queue.h"
+#include "core/plan/rt_plan.h"
 
 /* After connecting: registers the connections, fills in the launch. */
 rail_result_t rt_device_plan_prepare(struct ncclComm *comm, struct rt_plan *plan);

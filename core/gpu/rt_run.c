@@ -6,7 +6,7 @@
 #include "core/comm/rt_comm.h"
 #include "core/gpu/rt_gate.h"
 #include "core/host/rt_device.h"
-#include "core/plan/rt_job.h"
+#include "core/plan/rt_plan.h"
 
 /* ---- beginning ------------------------------------------------------------------------ */
 

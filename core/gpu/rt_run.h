@@ -7,7 +7,7 @@
 #ifndef RT_RUN_H
 #define RT_RUN_H
 
-#include "core/plan/rt_queue.h"
+#include "core/plan/rt_plan.h"
 
 /* Steps of a job's connections when it is over. */
 struct rt_target {

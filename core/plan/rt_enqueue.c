@@ -8,7 +8,7 @@
 #include "core/host/rt_types.h"
 #include "core/comm/rt_error.h"
 #include "core/gpu/rt_gate.h"
-#include "core/plan/rt_job.h"
+#include "core/plan/rt_plan.h"
 #include "core/comm/rt_param.h"
 #include "core/comm/rt_reg.h"
 #include "core/plan/rt_round.h"

@@ -2,10 +2,13 @@
 #include "core/plan/rt_tune.h"
 
 #include <stddef.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "common/base/compiler.h"
 #include "core/host/rt_program.h"
 #include "core/plan/rt_tree.h"
+#include "rail/railyard.h"
 
 #define HOST_TUNING "2026-11-22-host-tuning.md"
 #define HOST_TREE "2026-11-22-host-tree.md"
@@ -17,22 +20,21 @@ const char *const rt_proto_names[RT_NPROTO] = {"Simple", "LL"};
 
 /* ---- the table --------------------------------------------------------------------------- */
 
-/* The first rule that fits decides. What it picks must be allowed, and a function's masks only hold what it has. If
- * nothing that is allowed fits, thresholds, transports and `from` do not count, but the number of ranks that can do it
- * does. */
+/* The first rule that fits, and whose pick is allowed, decides. If there is none, thresholds, transports and `from` are
+ * ignored, but `least` and `most` are not. */
 struct rule {
-  int least, most; /* ranks that can do it; 0: any */
-  int from;        /* ranks with which it is chosen */
+  int least, most; /* ranks with which it is possible; 0: any */
+  int from;        /* ranks from which on it pays off */
   enum { ANYWHERE, OVER_SHM, OVER_NET } where;
-  size_t threshold; /* where rt_tuning has the most bytes; 0: any number */
+  size_t threshold; /* offset in rt_tuning of the largest size; 0: any size */
   int pick;
   const char *measured;
 };
 
 #define MOST(field) .threshold = offsetof(struct rt_tuning, field)
 
-/* The exchange takes one step of latency instead of two and reduces everything twice. Two ranks get equal bits: no
- * operator minds which operand comes first. With more ranks each would add up in an order of its own. */
+/* The exchange has the latency of one step instead of two, and reduces everything twice. Both ranks get the same bits,
+ * because all operators commute; with more ranks each would add in a different order. */
 static const struct rule algo_rules[] = {
     {.least = 2, .most = 2, MOST(exchange_max), .pick = RT_ALGO_EXCHANGE, .measured = HOST_TUNING},
     {.least = 2, .from = 3, .where = OVER_SHM, MOST(tree_max), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
@@ -40,7 +42,7 @@ static const struct rule algo_rules[] = {
     {.pick = RT_ALGO_RING},
 };
 
-/* Through a proxy LL doubles the bytes and saves nothing: the proxy waits for the counters anyway. */
+/* Through a proxy LL doubles the bytes and saves nothing, because the proxy waits for the counters. */
 static const struct rule proto_rules[] = {
     {.where = OVER_SHM, MOST(ll_max), .pick = RT_LL, .measured = HOST_TUNING},
     {.pick = RT_SIMPLE},
@@ -83,7 +85,7 @@ static bool fits(const struct rule *r, const struct rt_tuning *t, uint64_t bytes
   return (r->where == ANYWHERE || t->all_shm == (r->where == OVER_SHM)) && (r->threshold == 0 || bytes <= *most);
 }
 
-/* NULL: nothing that is allowed can be done. */
+/* NULL: nothing that is allowed is possible. */
 static const struct rule *choose(const struct rule *rules, size_t n, unsigned allowed, const struct rt_tuning *t,
                                  uint64_t bytes, int nranks) {
   for (int strict = 1; strict >= 0; strict--)
@@ -92,18 +94,18 @@ static const struct rule *choose(const struct rule *rules, size_t n, unsigned al
   return NULL;
 }
 
-/* Where the threshold of the first rule for so many ranks was measured, if there was something to choose. */
-static const char *why(const struct rule *rules, unsigned allowed, int nranks) {
+/* The file with the measurement of the first rule for so many ranks, if there was a choice. */
+static const char *measured(const struct rule *rules, unsigned allowed, int nranks) {
   const struct rule *r = rules;
   while (r->measured && (nranks < RAIL_MAX(r->least, r->from) || (r->most && nranks > r->most))) r++;
   return allowed & (allowed - 1) ? r->measured : NULL;
 }
 
-/* Below this a pipeline of more steps costs more than it hides: a step over a network has system calls in it. Nor is a
- * second tree worth its steps for less. */
+/* Smaller steps cost more than their pipelining hides: a step over a network includes system calls. Nor is a second
+ * tree worth its steps for less. */
 static uint64_t chunk_min(const struct rt_tuning *t) { return (t->all_shm ? 16u : 64u) * 1024; }
 
-/* Bytes of a step for which a GPU's block is worth its part in counters: 64 for each of its threads. */
+/* Bytes of a step from which on another block of a GPU pays off: 64 for each of its threads. */
 #define BLOCK_BYTES (32u * 1024)
 
 static uint64_t step_bytes(enum rt_coll schedule, uint64_t bytes, int nranks) {
@@ -134,8 +136,8 @@ struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t 
     c.schedule = RT_TREE;
     if (bytes >= RT_TREES * chunk_min(t) * (uint64_t)c.nchannels) c.ntrees = RT_TREES;
   }
-  if (f == RT_F_ALLREDUCE) c.algo_measured = why(algo_rules, algos, nranks);
-  if (t->all_shm) c.proto_measured = why(proto_rules, protos & ((1u << RT_NPROTO) - 1), nranks);
+  if (f == RT_F_ALLREDUCE) c.algo_measured = measured(algo_rules, algos, nranks);
+  if (t->all_shm) c.proto_measured = measured(proto_rules, protos & ((1u << RT_NPROTO) - 1), nranks);
   return c;
 }
 
@@ -156,9 +158,95 @@ uint64_t rt_tune_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt_c
   uint64_t want = t->chunk ? t->chunk : CHUNK_TARGET;
   if (!t->chunk) {
     uint64_t per_step = step_bytes(schedule, bytes, nranks);
-    /* Two loops or more per collective, so that receiving, reducing and sending overlap. */
+    /* At least two loops per collective, so that receiving, reducing and sending overlap. */
     while (want > chunk_min(t) && want * 2 > per_step) want /= 2;
   }
   uint64_t n = RAIL_MIN(want, cap) / esize;
   return RAIL_MAX(n, 1u);
+}
+
+/* ---- estimates --------------------------------------------------------------------------- */
+
+/* A step costs a latency, and its bytes the link's time for them. The figures are of two ranks on the
+ * machine of docs/results/2026-11-21-allreduce-2-ranks.md: latency from 8 bytes (one step), bandwidth from 1 MiB. */
+struct link {
+  double step_us, bytes_per_us;
+};
+static const struct link shm_link = {0.79, 6460}, net_link = {7.6, 3410};
+
+double rt_estimate_us(enum rt_coll coll, uint64_t bytes, int nranks, bool all_shm) {
+  const struct link *l = all_shm ? &shm_link : &net_link;
+  double n = nranks, steps = n - 1, sent = (double)bytes;
+  switch (coll) {
+    case RT_ALLREDUCE:
+      steps = 2 * (n - 1);
+      sent *= steps / n;
+      break;
+    case RT_TREE: /* a rank sends one half once, as a leaf, and the other half three times */
+      steps = 2 * rt_tree_depth(nranks);
+      sent *= 2;
+      break;
+    case RT_REDUCE_SCATTER:
+    case RT_ALLGATHER: sent *= steps; break;
+    case RT_BROADCAST:
+    case RT_REDUCE: break;
+    default: steps = 1; break;
+  }
+  return nranks == 1 ? 0 : steps * l->step_us + sent / l->bytes_per_us;
+}
+
+/* ---- the table as text: what rt_tune returns with this environment, one row a range of sizes ---- */
+
+static bool same_choice(const struct rt_choice *a, const struct rt_choice *b) {
+  return a->none == b->none && a->algo == b->algo && a->proto == b->proto && a->nchannels == b->nchannels;
+}
+
+static void print_row(enum rt_func f, const char *ranks, bool shm, uint64_t up_to, const struct rt_choice *c) {
+  char size[24] = "any";
+  if (up_to != UINT64_MAX) snprintf(size, sizeof size, "%llu", (unsigned long long)up_to);
+  const char *algo = c->algo_measured, *proto = c->proto_measured;
+  bool both = algo && proto && strcmp(algo, proto) != 0;
+  const char *algo_name = c->none ? "none" : (f == RT_F_SENDRECV ? "-" : rt_algo_names[c->algo]);
+  printf("%-13s  %-5s  %-9s  %12s  %-9s  %-8s  %8d  %s%s%s\n", rt_func_names[f], ranks, shm ? "SHM" : "NET", size,
+         algo_name, c->none ? "none" : rt_proto_names[c->proto], c->nchannels,
+         algo ? algo : (proto ? proto : "-"), both ? ", " : "", both ? proto : "");
+}
+
+/* The next threshold above `bytes`. */
+static uint64_t next_threshold(const struct rt_tuning *t, uint64_t bytes) {
+  uint64_t next = UINT64_MAX;
+  const uint64_t thresholds[] = {t->ll_max, t->exchange_max, t->tree_max, t->tree_max_net};
+  for (size_t i = 0; i < RAIL_COUNT_OF(thresholds); i++)
+    if (thresholds[i] >= bytes) next = RAIL_MIN(next, thresholds[i]);
+  return next;
+}
+
+static void print_function(const struct rt_tuning *t, enum rt_func f, int nranks, const char *ranks) {
+  static const enum rt_coll colls[RT_NFUNC] = {
+      [RT_F_BROADCAST] = RT_BROADCAST,          [RT_F_REDUCE] = RT_REDUCE,       [RT_F_ALLGATHER] = RT_ALLGATHER,
+      [RT_F_REDUCESCATTER] = RT_REDUCE_SCATTER, [RT_F_ALLREDUCE] = RT_ALLREDUCE, [RT_F_SENDRECV] = RT_SEND};
+  for (uint64_t from = 1;;) {
+    struct rt_choice c = rt_tune(t, colls[f], from, nranks), beyond = c;
+    uint64_t up_to;
+    do {
+      up_to = next_threshold(t, from);
+      from = up_to + 1;
+      if (up_to != UINT64_MAX) beyond = rt_tune(t, colls[f], from, nranks);
+    } while (up_to != UINT64_MAX && same_choice(&c, &beyond));
+    print_row(f, ranks, t->all_shm, up_to, &c);
+    if (up_to == UINT64_MAX) return;
+  }
+}
+
+RAIL_EXPORT void railTuningPrint(void) {
+  const struct rt_params *p = rt_params();
+  struct rt_tuning t = rt_tuning_of(p, rt_algo_masks(p->algo), rt_proto_masks(p->proto));
+  printf("%-13s  %-5s  %-9s  %12s  %-9s  %-8s  %8s  %s\n", "function", "ranks", "transport", "bytes up to", "algorithm",
+         "protocol", "channels", "measured in docs/results");
+  for (int shm = 1; shm >= 0; shm--)
+    for (int nranks = 2; nranks <= 3; nranks++)
+      for (int f = 0; f < RT_NFUNC; f++) {
+        t.all_shm = shm != 0;
+        print_function(&t, (enum rt_func)f, nranks, nranks == 2 ? "2" : "more");
+      }
 }

@@ -14,7 +14,7 @@
 #include "core/host/rt_sched.h"
 #include "core/comm/rt_param.h"
 
-/* What NCCL_ALGO and NCCL_PROTO can speak of; the last is ours, for sends and receives. */
+/* The functions that NCCL_ALGO and NCCL_PROTO can name; the last is ours, for sends and receives. */
 enum rt_func {
   RT_F_BROADCAST,
   RT_F_REDUCE,
@@ -68,12 +68,15 @@ struct rt_choice {
 /* The parameters' part of it; nchannels, blocks and all_shm are the communicator's. */
 struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_t protos);
 
-/* `bytes`: of the call's count, so of one rank's block where there are blocks. */
+/* `bytes`: of the call's count, so of one rank's block in an all-gather or reduce-scatter. */
 struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t bytes, int nranks);
 /* What kernels of a GPU speak instead: LL128, where NCCL_PROTO names it and the choice is Simple. */
 enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto proto);
-/* Elements of one step. */
+/* The most elements of one step. */
 uint64_t rt_tune_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt_coll schedule, uint64_t bytes,
                        int nranks, uint64_t esize);
+
+/* How long an operation may take, in us: only for ncclGroupSimulateEnd. `bytes` as for rt_tune. */
+double rt_estimate_us(enum rt_coll coll, uint64_t bytes, int nranks, bool all_shm);
 
 #endif

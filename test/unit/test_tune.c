@@ -6,7 +6,6 @@
 #include "common/base/compiler.h"
 #include "common/base/log.h"
 #include "core/host/rt_program.h"
-#include "core/plan/rt_estimate.h"
 #include "core/plan/rt_tree.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/tap.h"

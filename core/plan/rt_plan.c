@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/plan/rt_plan.h"
+
+#include <stdlib.h>
+
+#include "core/comm/rt_comm.h"
+#include "core/gpu/rt_graph.h"
+
+/* ---- starting ---- */
+
+bool rt_job_proxied(const struct rt_job_end *e) { return e->connector && e->connector->end->progress; }
+
+void rt_job_count(struct rt_job *job) {
+  uint64_t nsend[RT_PEERS], nrecv[RT_PEERS];
+  rt_program_count_steps(&job->program, nsend, nrecv);
+  for (int p = 0; p < RT_PEERS; p++) {
+    job->recv[p].steps = nrecv[p];
+    job->send[p].steps = nsend[p];
+  }
+}
+
+static void submit(struct ncclComm *comm, const struct rt_job *job, struct rt_job_end ends[RT_PEERS]) {
+  for (int p = 0; p < RT_PEERS; p++) {
+    struct rt_job_end *e = &ends[p];
+    if (!rt_job_proxied(e) || e->steps == 0) continue;
+    e->op.connector = e->connector;
+    e->op.proto = job->program.proto;
+    e->op.nsteps = e->steps;
+    rt_proxy_submit(&comm->proxy, &e->op);
+  }
+}
+
+void rt_plan_begin(struct ncclComm *comm, struct rt_plan *plan) {
+  for (int i = 0; i < plan->njobs; i++) {
+    struct rt_job *job = &plan->jobs[i];
+    bool proxied = false;
+    if (job->scalar) rt_scalar_premul(&job->program.scalar, job->type, job->scalar);
+    for (int p = 0; p < RT_PEERS; p++) {
+      atomic_store_explicit(&job->send[p].op.finished, true, memory_order_relaxed);
+      atomic_store_explicit(&job->recv[p].op.finished, true, memory_order_relaxed);
+      proxied |= rt_job_proxied(&job->send[p]) || rt_job_proxied(&job->recv[p]);
+    }
+    if (!proxied) continue;
+    rt_job_count(job);
+    /* Receives first: posted early, they never delay the peer. */
+    submit(comm, job, job->recv);
+    submit(comm, job, job->send);
+  }
+}
+
+/* ---- running ---- */
+
+static bool ops_finished(struct rt_job *job) {
+  for (int p = 0; p < RT_PEERS; p++)
+    if (!atomic_load_explicit(&job->send[p].op.finished, memory_order_acquire) ||
+        !atomic_load_explicit(&job->recv[p].op.finished, memory_order_acquire))
+      return false;
+  return true;
+}
+
+static int peer_of(const struct rt_job *job, const struct rt_conn *c) {
+  for (int p = 0; p < RT_PEERS; p++)
+    if (job->program.recv[p] == c) return job->recv[p].connector->peer;
+  return -1;
+}
+
+int rt_plan_poll(struct ncclComm *comm, struct rt_plan *plan, bool *moved) {
+  int left = 0;
+  for (int i = 0; i < plan->njobs; i++) {
+    struct rt_job *job = &plan->jobs[i];
+    if (job->done) continue;
+    enum rt_program_state state = rt_program_poll(&job->program);
+    if (state == RT_PROGRAM_MISMATCH)
+      rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)job->program.got,
+                   peer_of(job, job->program.blocked), (unsigned long long)job->program.expected);
+    job->done = state == RT_PROGRAM_DONE && ops_finished(job);
+    *moved |= state == RT_PROGRAM_PROGRESS || job->done;
+    if (!job->done) left++;
+    if (rt_comm_failed(comm)) break;
+  }
+  return left;
+}
+
+const struct rt_connector *rt_plan_departed_peer(struct rt_plan *plan) {
+  for (int i = 0; i < plan->njobs; i++) {
+    struct rt_job *job = &plan->jobs[i];
+    for (int e = 0; e < 2 * RT_PEERS; e++) {
+      const struct rt_connector *c = e < RT_PEERS ? job->send[e].connector : job->recv[e - RT_PEERS].connector;
+      if (job->done || !c || !c->end->peer_left || !c->end->peer_left(c)) continue;
+      /* The peer's last steps are visible by now: poll for them once more. */
+      if (rt_program_poll(&job->program) == RT_PROGRAM_WAIT && job->program.blocked == &c->conn) return c;
+    }
+  }
+  return NULL;
+}
+
+/* ---- ending ---- */
+
+void rt_plan_deregister(struct ncclComm *comm, struct rt_plan *plan) {
+  for (int i = 0; i < plan->njobs; i++) {
+    struct rt_job *job = &plan->jobs[i];
+    for (int b = 0; b < 2; b++)
+      if (job->send_mh[b]) job->send[0].connector->end->dereg(comm, job->send[0].connector, job->send_mh[b]);
+    if (job->recv_mh) job->recv[0].connector->end->dereg(comm, job->recv[0].connector, job->recv_mh);
+    job->send_mh[0] = job->send_mh[1] = job->recv_mh = NULL;
+  }
+}
+
+void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan) {
+  rt_plan_deregister(comm, plan);
+  rt_gpu_launch_put(comm, plan->launch);
+  rt_graph_let_go(plan->hold);
+  free(plan->streams);
+  free(plan);
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A plan: all operations of one group on one communicator. It has a job for each channel and
+ * tree of a collective and for each send and receive. A job is a schedule and its connections; on
+ * the host a program runs it (rt_program.h), on a device a block of the plan's kernel does (rt_device_plan.h).
+ */
+#ifndef RT_PLAN_H
+#define RT_PLAN_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "core/host/rt_program.h"
+#include "core/transport/rt_proxy.h"
+
+struct ncclComm;
+struct rt_device_launch;
+struct rt_hold;
+
+/* The error when two ranks' calls differ: rank, bytes, peer, bytes. */
+#define RT_MISMATCH_TEXT                                                                                        \
+  "rank %d got %llu bytes from rank %d where its own call expects %llu: the two ranks' calls differ in count, " \
+  "type or order"
+
+/* One connection of a job. */
+struct rt_job_end {
+  struct rt_connector *connector; /* NULL: none */
+  struct rt_proxy_op op;
+  uint64_t steps; /* that the job sends or receives on it, once they are counted */
+};
+
+/* `send` and `recv` have the indices of the program's. */
+struct rt_job {
+  struct rt_program program;
+  struct rt_job_end send[RT_PEERS], recv[RT_PEERS];
+  int type, op;       /* enum rt_type, enum rt_redop; op -1: nothing is reduced */
+  const void *scalar; /* factor to be read when the plan starts, or NULL */
+  /* Registrations made for this plan with the first connections, released at its end. */
+  void *send_mh[2], *recv_mh;
+  bool done;
+};
+
+struct rt_plan {
+  struct rt_plan *next;
+  struct ncclComm *comm;
+  /* A device plan: its kernel's argument, and the streams that its calls named; it runs on the first. */
+  struct rt_device_launch *launch;
+  void **streams;
+  int nstreams;
+  bool on_device;
+  bool waits_at_gate;   /* before it is launched: rt_gate.h */
+  bool captured;        /* in a graph: kept until that is gone, or the communicator ends */
+  struct rt_hold *hold; /* captured: tells when the graph is gone */
+  atomic_int runs;      /* that are not over */
+  bool dead;            /* the graph has it without its kernel: nothing to begin */
+  int njobs;
+  struct rt_job jobs[];
+};
+
+/* ---- on the host ---- */
+
+/* Submits the proxy operations. */
+void rt_plan_begin(struct ncclComm *comm, struct rt_plan *plan);
+/* Polls each unfinished job once; returns how many are left. *moved is set when one made progress. A mismatch fails the
+ * communicator. */
+int rt_plan_poll(struct ncclComm *comm, struct rt_plan *plan, bool *moved);
+/* A peer that a job waits for although it has closed its end of the connection; NULL: none. */
+const struct rt_connector *rt_plan_departed_peer(struct rt_plan *plan);
+
+/* ---- anywhere ---- */
+
+/* Does a proxy transfer the steps of this end? */
+bool rt_job_proxied(const struct rt_job_end *e);
+/* Fills in the number of steps of all ends. */
+void rt_job_count(struct rt_job *job);
+/* Releases the registrations that were made for this plan. */
+void rt_plan_deregister(struct ncclComm *comm, struct rt_plan *plan);
+void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan);
+
+#endif
