@@ -38,7 +38,7 @@ static void fill_base(struct ib_setup *s) {
 }
 
 rail_result_t ib_setup_comm(struct ib_setup *s) {
-  void *own;
+  void *buf;
   size_t size;
   s->comm = s->connector ? ib_send_comm_alloc() : ib_recv_comm_alloc();
   if (!s->comm) return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
@@ -47,11 +47,11 @@ rail_result_t ib_setup_comm(struct ib_setup *s) {
   if (!s->comm->qps || rail_random_bytes(&s->ours.token, sizeof s->ours.token) != RAIL_OK)
     return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory, or no random bytes");
   s->ours.token |= 1; /* not what memory is full of */
-  ib_comm_own_memory(s->comm, &own, &size);
+  ib_comm_ctrl_memory(s->comm, &buf, &size);
   s->ours.nqps = s->plan.nqps;
   s->ours.nrails = s->mine.nrails;
-  s->ours.own_addr = (uintptr_t)own;
-  s->ours.verify_addr = (uintptr_t)own + size - sizeof(struct ib_verify) + offsetof(struct ib_verify, in);
+  s->ours.ctrl_addr = (uintptr_t)buf;
+  s->ours.verify_addr = (uintptr_t)buf + size - sizeof(struct ib_verify) + offsetof(struct ib_verify, in);
   return ib_stats_comm_begin(s->comm);
 }
 
@@ -76,15 +76,15 @@ rail_result_t ib_setup_cqs(struct ib_setup *s) {
 
 rail_result_t ib_setup_memory(struct ib_setup *s) {
   struct ib_rail *rail = &s->comm->rails[s->piece];
-  void *own;
+  void *buf;
   size_t size;
-  ib_comm_own_memory(s->comm, &own, &size);
-  rail->own_mr = ib_verbs.reg_mr(rail->port->hca->pd, own, size, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-  if (!rail->own_mr)
+  ib_comm_ctrl_memory(s->comm, &buf, &size);
+  rail->ctrl_mr = ib_verbs.reg_mr(rail->port->hca->pd, buf, size, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  if (!rail->ctrl_mr)
     return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: %zu bytes of the connection's own cannot be "
                          "registered: %s; raise the limit of locked memory (ulimit -l unlimited)", rail->port->name,
                          size, strerror(errno));
-  s->ours.rkeys[s->piece] = rail->own_mr->rkey;
+  s->ours.rkeys[s->piece] = rail->ctrl_mr->rkey;
   return ib_setup_piece_done(s, s->comm->nrails);
 }
 
@@ -176,10 +176,10 @@ rail_result_t ib_setup_receives(struct ib_setup *s) {
 }
 
 rail_result_t ib_setup_start(struct ib_setup *s) {
-  struct ib_cts_place place = {.addr = s->peers.own_addr};
-  memcpy(place.rkeys, s->peers.rkeys, sizeof place.rkeys);
+  struct ib_remote_ring remote_ring = {.addr = s->peers.ctrl_addr};
+  memcpy(remote_ring.rkeys, s->peers.rkeys, sizeof remote_ring.rkeys);
   if (s->connector) ib_send_comm_start(s->comm);
-  else ib_recv_comm_start(s->comm, &place, ib_progress);
+  else ib_recv_comm_start(s->comm, &remote_ring, ib_progress);
   return RAIL_OK;
 }
 
@@ -223,8 +223,8 @@ rail_result_t ib_setup_test_writes(struct ib_setup *s) {
   struct ib_qp *qp = &s->comm->qps[s->piece];
   char way[320];
   words->out = s->peers.token;
-  const uint32_t lkey = s->comm->rails[qp->rail].own_mr->lkey, rkey = s->peers.rkeys[qp->remote_rail];
-  struct ibv_sge sges[] = {{.addr = s->ours.own_addr, .length = 128u << qp->path.mtu, .lkey = lkey},
+  const uint32_t lkey = s->comm->rails[qp->rail].ctrl_mr->lkey, rkey = s->peers.rkeys[qp->remote_rail];
+  struct ibv_sge sges[] = {{.addr = s->ours.ctrl_addr, .length = 128u << qp->path.mtu, .lkey = lkey},
                            {.addr = (uintptr_t)&words->out, .length = WRITE_SIZE, .lkey = lkey}};
   struct ibv_send_wr wrs[2], *bad = NULL;
   memset(wrs, 0, sizeof wrs);
@@ -236,7 +236,7 @@ rail_result_t ib_setup_test_writes(struct ib_setup *s) {
     wrs[i].wr.rdma.rkey = rkey;
   }
   wrs[0].next = &wrs[1];
-  wrs[0].wr.rdma.remote_addr = s->peers.own_addr;
+  wrs[0].wr.rdma.remote_addr = s->peers.ctrl_addr;
   wrs[1].wr.rdma.remote_addr = s->peers.verify_addr + s->piece * WRITE_SIZE;
   wrs[1].send_flags = IBV_SEND_SIGNALED;
   int err = ibv_post_send(qp->qp, wrs, &bad);

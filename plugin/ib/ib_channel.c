@@ -116,7 +116,7 @@ static void hear_life(struct ib_channel *c, struct ib_comm *comm, uint64_t now) 
   c->reported = IB_UNREPORTED;
   c->unanswered = 0;
   c->life = c->host = now;
-  atomic_store_explicit(&comm->peer_quiet, false, memory_order_relaxed);
+  atomic_store_explicit(&comm->peer_silent, false, memory_order_relaxed);
 }
 
 void ib_channel_read(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
@@ -256,7 +256,7 @@ static void check_silence(struct ib_channel *c, struct ib_comm *comm, uint64_t n
     c->ping_due = true;
     c->asked = now;
   }
-  if (silence >= 2 * interval) atomic_store_explicit(&comm->peer_quiet, true, memory_order_relaxed);
+  if (silence >= 2 * interval) atomic_store_explicit(&comm->peer_silent, true, memory_order_relaxed);
 }
 
 void ib_channel_tick(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
@@ -266,11 +266,11 @@ void ib_channel_tick(struct ib_channel *c, struct ib_comm *comm, uint64_t now) {
     c->moved = moved;
     c->motion = now;
     note_life(c, now);
-    atomic_store_explicit(&comm->peer_quiet, false, memory_order_relaxed);
+    atomic_store_explicit(&comm->peer_silent, false, memory_order_relaxed);
     return;
   }
   if (ib_params.deadline_ms && now - c->motion >= (uint64_t)ib_params.deadline_ms * MS / 3) {
-    atomic_fetch_or(&comm->health, IB_COMM_STILL);
+    atomic_fetch_or(&comm->health, IB_COMM_STALLED);
     c->motion = now;
   }
   check_silence(c, comm, now);

@@ -52,7 +52,7 @@ void ib_channel_goodbye(struct ib_channel *channel, struct ib_comm *comm);
 
 /* Once a tick: asks a peer that is silent while requests are outstanding or sends wait for a buffer, and gives it up:
  * its process after RAIL_IB_PEER_TIMEOUT, its host after RAIL_IB_DEADLINE. For each third of the latter in which
- * nothing moved it says so, peer or no peer (IB_COMM_STILL). */
+ * nothing moved it says so, peer or no peer (IB_COMM_STALLED). */
 void ib_channel_tick(struct ib_channel *channel, struct ib_comm *comm, uint64_t now);
 /* Has the peer been silent for long enough to be reported, and was not? */
 bool ib_channel_is_report_due(const struct ib_channel *channel, uint64_t now);

@@ -19,7 +19,7 @@
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_watch.h"
 
-static void complain(const struct ib_comm *comm, const char *what, int err) {
+static void warn_if(const struct ib_comm *comm, const char *what, int err) {
   if (err)
     RAIL_WARN("RailIB: close of the connection with %s: %s: %s; what it held goes when the process ends",
               comm->peer_text, what, strerror(err));
@@ -34,10 +34,10 @@ static void destroy_verbs(struct ib_comm *comm) {
   }
   for (unsigned int r = 0; r < comm->nrails; r++) {
     struct ib_rail *rail = &comm->rails[r];
-    if (rail->cq) complain(comm, "ibv_destroy_cq", ib_verbs.destroy_cq(rail->cq));
-    if (rail->own_mr) complain(comm, "ibv_dereg_mr", ib_verbs.dereg_mr(rail->own_mr));
+    if (rail->cq) warn_if(comm, "ibv_destroy_cq", ib_verbs.destroy_cq(rail->cq));
+    if (rail->ctrl_mr) warn_if(comm, "ibv_dereg_mr", ib_verbs.dereg_mr(rail->ctrl_mr));
     rail->cq = NULL;
-    rail->own_mr = NULL;
+    rail->ctrl_mr = NULL;
   }
   ib_mhandles_free(comm);
 }

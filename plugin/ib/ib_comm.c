@@ -11,7 +11,7 @@
 #include "plugin/ib/ib_param.h"
 
 #define ACK_NS 4096ull   /* an ACK timeout is this, doubled as often as the exponent says */
-#define RETRY_STRETCH 4  /* the standard's tolerance: a timeout of T ends between T and 4T */
+#define ACK_TOLERANCE 4  /* the standard's tolerance: a timeout of T ends between T and 4T */
 #define LINGER_GRACE_MS 1000
 #define LINGER_MAX_MS 60000
 
@@ -74,24 +74,24 @@ void ib_limit_inline(struct ib_comm *comm) {
   for (unsigned int i = 0; i < comm->plan.nqps && !ib_params.use_inline; i++) comm->qps[i].max_inline = 0;
 }
 
-struct ib_own *ib_own_alloc(size_t *size) {
+struct ib_ctrl_buf *ib_ctrl_buf_alloc(size_t *size) {
   size_t page = (size_t)sysconf(_SC_PAGESIZE);
-  void *own = NULL;
-  *size = RAIL_ROUND_UP(sizeof(struct ib_own), page);
-  if (posix_memalign(&own, page, *size) != 0) return NULL;
-  memset(own, 0, *size);
-  return own;
+  void *buf = NULL;
+  *size = RAIL_ROUND_UP(sizeof(struct ib_ctrl_buf), page);
+  if (posix_memalign(&buf, page, *size) != 0) return NULL;
+  memset(buf, 0, *size);
+  return buf;
 }
 
-void ib_comm_own_memory(struct ib_comm *comm, void **memory, size_t *size) {
-  *memory = comm->sender ? ib_send_comm_of(comm)->own : ib_recv_comm_of(comm)->own;
-  *size = sizeof(struct ib_own);
+void ib_comm_ctrl_memory(struct ib_comm *comm, void **memory, size_t *size) {
+  *memory = comm->sender ? ib_send_comm_of(comm)->ctrl_buf : ib_recv_comm_of(comm)->ctrl_buf;
+  *size = sizeof(struct ib_ctrl_buf);
 }
 
 void ib_comm_free_kind(struct ib_comm *comm) {
   void *memory;
   size_t size;
-  ib_comm_own_memory(comm, &memory, &size);
+  ib_comm_ctrl_memory(comm, &memory, &size);
   free(memory);
   comm->magic = 0;
   if (comm->sender) free(ib_send_comm_of(comm));
@@ -105,7 +105,7 @@ void ib_comm_free_kind(struct ib_comm *comm) {
 uint64_t ib_comm_linger_ms(const struct ib_comm *comm) {
   uint64_t timeout = comm->sender_timeout;
   if (ib_params.linger_ms >= 0) return (uint64_t)ib_params.linger_ms;
-  uint64_t longest = timeout ? RETRY_STRETCH * (ACK_NS << RAIL_MIN(timeout, 31)) / 1000000 : 0;
+  uint64_t longest = timeout ? ACK_TOLERANCE * (ACK_NS << RAIL_MIN(timeout, 31)) / 1000000 : 0;
   return RAIL_MIN(longest + LINGER_GRACE_MS, LINGER_MAX_MS);
 }
 

@@ -6,7 +6,7 @@
  *
  * Threads. isend, irecv, iflush, test are one thread's (the caller's progress
  * thread); regMr, deregMr and close another's. The watch thread writes `health`
- * and `peer_quiet`; of the former the progress thread takes IB_COMM_STILL back. What
+ * and `peer_silent`; of the former the progress thread takes IB_COMM_STALLED back. What
  * belongs to whom is said at each field; there is no lock.
  */
 #ifndef IB_COMM_H
@@ -37,7 +37,7 @@ struct rail_net_ctx;
 #define IB_COMM_DEVICE_FATAL 32u /* IBV_EVENT_DEVICE_FATAL of an HCA of one of its rails */
 /* Nothing has moved for a while, with requests outstanding: a question, not an end. The caller's thread takes it back
  * when something has moved, or the HCA has answered. */
-#define IB_COMM_STILL 64u
+#define IB_COMM_STALLED 64u
 
 /* Beside PEER_CLOSED, of a sender's peer: its side channel has ended, and with it the time for which it answers what is
  * sent again. */
@@ -50,7 +50,7 @@ struct ib_rail {
   struct ibv_cq *cq;
   int gid_index;
   uint8_t gid[16];
-  struct ibv_mr *own_mr; /* the comm's own memory: the CTS ring, or the copy of it that is sent */
+  struct ibv_mr *ctrl_mr; /* the comm's own memory: the CTS ring, or the copy of it that is sent */
 };
 
 /* A registration as regMr gives it out. */
@@ -86,14 +86,14 @@ struct ib_comm {
   struct ib_watched *watched;
 
   _Atomic uint32_t health;  /* IB_COMM_* */
-  _Atomic bool peer_quiet;  /* the watch thread's: asked for a sign of life, the peer gives none */
+  _Atomic bool peer_silent;  /* the watch thread's: asked for a sign of life, the peer gives none */
   _Atomic bool stopped;     /* deregMr or close stopped the QPs: nothing may be posted any more */
-  _Atomic uint64_t settled_by; /* deregMr waits for the HCA until then, however many buffers there are; 0: not yet */
+  _Atomic uint64_t drain_deadline; /* deregMr waits for the HCA until then, however many buffers there are; 0: not yet */
   bool forked;              /* in a child of fork, and thus stopped: its verbs objects are the parent's */
   rail_result_t failed;     /* the first error: final. The progress thread's */
   uint64_t last_progress;   /* rail_now_ns() of the last good completion, kept at a coarse grain; for error lines */
   uint32_t moved;           /* completions since */
-  uint64_t owed_deadline;   /* nothing moves, and the HCA owes a completion: by then it is here, or never. 0: no */
+  uint64_t probe_deadline;   /* nothing moves, and the HCA owes a completion: by then it is here, or never. 0: no */
   struct ib_mhandle *mhandles;
   _Atomic uint32_t outstanding; /* requests given out and not done: written by the progress thread */
   uint64_t *stats;          /* of the group "comm"; never NULL */
@@ -103,7 +103,7 @@ struct ib_comm {
 
 /* What the handshake's messages need of the other kind, kept here so that setup knows neither kind:
  * the address and keys of the sender's CTS ring. */
-struct ib_cts_place {
+struct ib_remote_ring {
   uint64_t addr;
   uint32_t rkeys[IB_MAX_RAILS]; /* by the sender's rail */
 };
@@ -164,14 +164,14 @@ struct ib_recv {
 };
 
 /* The own memory of either kind: registered, on pages of its own. */
-struct ib_own {
+struct ib_ctrl_buf {
   struct ib_cts_ring ring; /* a sender's: the peer writes here. A receiver's: what it writes from */
   struct ib_verify verify;
 };
 
 /* Since when sends have found receives, but none of their tag. */
-struct ib_stuck {
-  uint64_t looked; /* when that was last seen; 0: none has */
+struct ib_tag_wait {
+  uint64_t last_seen; /* when that was last seen; 0: none has */
   uint64_t waited; /* ns in which this process looked, and the peer's was alive */
   uint32_t tag, head, takes;
 };
@@ -189,13 +189,13 @@ struct ib_flush {
 
 struct ib_send_comm {
   struct ib_comm base;
-  struct ib_own *own;
+  struct ib_ctrl_buf *ctrl_buf;
   struct ib_request *free;
   struct ib_send *unposted, **unposted_end; /* granted and not all posted, in order */
   uint64_t min_part;
   uint64_t separate_above[IB_MAX_RAILS]; /* larger messages have their immediate apart: adaptive routing */
   unsigned int next_qp;
-  struct ib_stuck stuck;
+  struct ib_tag_wait tag_wait;
   uint64_t closed_deadline; /* the peer said goodbye: by then what it will acknowledge is acknowledged. 0: it did not */
   bool peer_gone; /* and its side channel has ended */
   struct ib_cts_match match;
@@ -205,8 +205,8 @@ struct ib_send_comm {
 
 struct ib_recv_comm {
   struct ib_comm base;
-  struct ib_own *own;
-  struct ib_cts_place place; /* the sender's ring */
+  struct ib_ctrl_buf *ctrl_buf;
+  struct ib_remote_ring remote_ring; /* the sender's ring */
   rail_result_t (*progress)(struct ib_comm *comm); /* ib_progress */
   uint32_t next_seq;         /* number of the next receive */
   uint32_t cts_unsignaled;   /* CTS writes since the last that will complete */
@@ -244,7 +244,7 @@ void ib_comm_stop(struct ib_comm *comm);
 void ib_limit_inline(struct ib_comm *comm);
 
 /* NULL: out of memory. */
-struct ib_own *ib_own_alloc(size_t *size);
+struct ib_ctrl_buf *ib_ctrl_buf_alloc(size_t *size);
 
 /* `count` requests of `size` bytes each, beginning at `first`; returns the list of them. */
 struct ib_request *ib_request_pool_init(void *first, size_t size, uint32_t count, struct ib_comm *comm);
@@ -304,11 +304,11 @@ struct ib_comm *ib_send_comm_alloc(void);
 struct ib_comm *ib_recv_comm_alloc(void);
 void ib_comm_free_kind(struct ib_comm *comm); /* memory only; verbs objects are gone */
 /* All of it, with struct ib_verify in its last bytes; the CTS ring, or its copy, is at the beginning. */
-void ib_comm_own_memory(struct ib_comm *comm, void **memory, size_t *size);
+void ib_comm_ctrl_memory(struct ib_comm *comm, void **memory, size_t *size);
 /* The QPs are in RTS, the keys are known. A recv comm posts its receive WRs here, when its QPs are in INIT. */
 rail_result_t ib_recv_comm_prepost(struct ib_comm *comm);
 /* `progress`: ib_progress, for an irecv that finds the send queue full. */
-void ib_recv_comm_start(struct ib_comm *comm, const struct ib_cts_place *place,
+void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *place,
                         rail_result_t (*progress)(struct ib_comm *comm));
 void ib_send_comm_start(struct ib_comm *comm);
 

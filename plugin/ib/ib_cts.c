@@ -9,7 +9,7 @@
 #include "common/base/compiler.h"
 
 #define WORDS (sizeof(struct ib_cts_wire) / sizeof(uint64_t))
-_Static_assert(offsetof(struct ib_cts_wire, seq) == (WORDS - 1) * sizeof(uint64_t), "number and seal share a word");
+_Static_assert(offsetof(struct ib_cts_wire, seq) == (WORDS - 1) * sizeof(uint64_t), "number and checksum share a word");
 
 static unsigned int row_of(uint32_t seq) { return seq % IB_MAX_RECVS; }
 
@@ -22,7 +22,7 @@ static product multiply(uint64_t a, uint64_t b) { return (product)a * b; }
 /* Two words and two constants make a product of 128 bits, in which a difference of either word reaches both halves;
  * differences that a product modulo 2^64 keeps in its highest byte could cancel there. The constants are the first
  * digits of pi: all that is asked of them is to have nothing to do with the data. */
-static uint32_t seal_of(const uint64_t *words, uint32_t seq) {
+static uint32_t checksum_of(const uint64_t *words, uint32_t seq) {
   static const uint64_t by[WORDS] = {0x243f6a8885a308d3, 0x13198a2e03707345, 0xa4093822299f31d1, 0x082efa98ec4e6c89,
                                      0x452821e638d01377, 0xbe5466cf34e90c6d, 0xc0ac29b7c97c50dd, 0x3f84d5b5b5470917};
   product sum = multiply(le64toh(words[WORDS - 2]) ^ by[WORDS - 2], seq ^ by[WORDS - 1]);
@@ -43,7 +43,7 @@ void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *w
   wire->zero[0] = wire->zero[1] = 0;
   wire->seq = htole32(seq);
   memcpy(words, wire, sizeof words);
-  wire->seal = htole32(seal_of(words, seq));
+  wire->checksum = htole32(checksum_of(words, seq));
 }
 
 static bool is_sane(const struct ib_cts_wire *wire, unsigned int index, const struct ib_cts *cts) {
@@ -51,7 +51,7 @@ static bool is_sane(const struct ib_cts_wire *wire, unsigned int index, const st
          !wire->zero[0] && !wire->zero[1] && cts->size <= RAIL_NET_MAX_BYTES && cts->addr <= UINT64_MAX - cts->size;
 }
 
-enum ib_cts_seen ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index, struct ib_cts *cts) {
+enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index, struct ib_cts *cts) {
   const uint64_t *from = (const uint64_t *)(const void *)wire;
   uint64_t words[WORDS];
   struct ib_cts_wire copy;
@@ -60,7 +60,7 @@ enum ib_cts_seen ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, uns
   uint64_t last = le64toh(words[WORDS - 1]);
   if ((uint32_t)last != seq) return IB_CTS_NOT_YET;
   for (unsigned int i = 0; i < WORDS - 1; i++) words[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
-  if (last >> 32 != seal_of(words, seq)) return IB_CTS_NOT_YET;
+  if (last >> 32 != checksum_of(words, seq)) return IB_CTS_NOT_YET;
   memcpy(&copy, words, sizeof copy);
   cts->addr = le64toh(copy.addr);
   cts->size = le64toh(copy.size);
@@ -80,12 +80,12 @@ void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring) {
 }
 
 /* Takes note of receive m->head, if all of it is there. */
-static enum ib_cts_seen look_at_head(struct ib_cts_match *m) {
+static enum ib_cts_entry_state read_head(struct ib_cts_match *m) {
   unsigned int row = row_of(m->head), count = 1;
   for (unsigned int i = 0; i < count; i++) {
     struct ib_grant *g = &m->grants[row][i];
     struct ib_cts cts;
-    enum ib_cts_seen seen = ib_cts_decode(&m->ring->rows[row][i], m->head, i, &cts);
+    enum ib_cts_entry_state seen = ib_cts_decode(&m->ring->rows[row][i], m->head, i, &cts);
     if (seen != IB_CTS_GOOD) return seen;
     if (i && cts.count != count) return IB_CTS_BAD;
     count = cts.count;
@@ -114,10 +114,10 @@ static bool take_from(struct ib_cts_match *m, unsigned int row, uint32_t tag, st
 enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_grant *grant) {
   for (uint32_t seq = m->tail;; seq++) {
     if (seq == m->head) {
-      if (m->head - m->tail == IB_MAX_RECVS) return IB_CTS_OTHERS; /* nobody can have posted more */
-      enum ib_cts_seen seen = look_at_head(m);
-      if (rail_unlikely(seen == IB_CTS_BAD)) return IB_CTS_BROKEN;
-      if (seen == IB_CTS_NOT_YET) return m->tail == m->head ? IB_CTS_NONE : IB_CTS_OTHERS;
+      if (m->head - m->tail == IB_MAX_RECVS) return IB_CTS_OTHER_TAGS; /* nobody can have posted more */
+      enum ib_cts_entry_state seen = read_head(m);
+      if (rail_unlikely(seen == IB_CTS_BAD)) return IB_CTS_INVALID;
+      if (seen == IB_CTS_NOT_YET) return m->tail == m->head ? IB_CTS_EMPTY : IB_CTS_OTHER_TAGS;
     }
     if (take_from(m, row_of(seq), tag, grant)) return IB_CTS_TAKEN;
   }
@@ -139,7 +139,7 @@ unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned 
 #define ALIGN_LOG2 7
 _Static_assert(1 << ALIGN_LOG2 == IB_ALIGN, "a body is counted in lines");
 #define MANTISSA_MAX 0xffffu
-#define EXPONENT_WORD 31u
+#define EXPONENT_ERROR 31u
 #define CODE_ALL 7u
 
 unsigned int ib_imm_unit_log2(uint64_t bytes) {
@@ -151,7 +151,7 @@ unsigned int ib_imm_unit_log2(uint64_t bytes) {
 uint32_t ib_imm_encode(const struct ib_imm *imm, unsigned int all) {
   unsigned int code = imm->parts == all ? CODE_ALL : (unsigned int)__builtin_ctz(imm->parts);
   uint32_t place = imm->row << 27 | imm->index << 24 | code << 21;
-  if (rail_unlikely(imm->word)) return place | EXPONENT_WORD << 16 | imm->word;
+  if (rail_unlikely(imm->error)) return place | EXPONENT_ERROR << 16 | imm->error;
   unsigned int log2 = ib_imm_unit_log2(imm->body);
   return place | (log2 - ALIGN_LOG2) << 16 | (uint32_t)(imm->body >> log2);
 }
@@ -161,6 +161,6 @@ void ib_imm_decode(uint32_t bits, unsigned int all, struct ib_imm *imm) {
   imm->row = bits >> 27;
   imm->index = bits >> 24 & 7;
   imm->parts = code == CODE_ALL ? all : 1u << code;
-  imm->word = exponent == EXPONENT_WORD ? mantissa : 0;
-  imm->body = exponent == EXPONENT_WORD ? 0 : (uint64_t)mantissa << (ALIGN_LOG2 + exponent);
+  imm->error = exponent == EXPONENT_ERROR ? mantissa : 0;
+  imm->body = exponent == EXPONENT_ERROR ? 0 : (uint64_t)mantissa << (ALIGN_LOG2 + exponent);
 }

@@ -7,7 +7,7 @@
  * done, and thus after the sender has read row k: no other flow control.
  *
  * An entry's last word names the receive it is for and seals the other seven.
- * A reader that finds the right number but not the right seal looks at an entry
+ * A reader that finds the right number but not the right checksum looks at an entry
  * that is still being written: it comes back later. So nothing depends on the
  * order in which the HCA's writes within an entry become visible.
  *
@@ -30,7 +30,7 @@ struct ib_cts_wire {
   uint8_t count, index; /* of the buffers of this receive */
   uint8_t zero[2];
   uint32_t seq;  /* number of the receive, from 1, modulo 2^32 */
-  uint32_t seal; /* of all the above */
+  uint32_t checksum; /* of all the above */
 };
 _Static_assert(sizeof(struct ib_cts_wire) == 64, "an entry is a cache line");
 
@@ -46,8 +46,8 @@ struct ib_cts {
 };
 
 void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *wire);
-enum ib_cts_seen { IB_CTS_NOT_YET, IB_CTS_GOOD, IB_CTS_BAD /* sealed, and with values that cannot be */ };
-enum ib_cts_seen ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index, struct ib_cts *cts);
+enum ib_cts_entry_state { IB_CTS_NOT_YET, IB_CTS_GOOD, IB_CTS_BAD /* sealed, and with values that cannot be */ };
+enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index, struct ib_cts *cts);
 
 /* ---- matching: which buffer the next send of a tag goes into ------------ */
 
@@ -72,9 +72,9 @@ struct ib_cts_match {
 void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring);
 enum ib_cts_found {
   IB_CTS_TAKEN,  /* *grant is the caller's */
-  IB_CTS_NONE,   /* nothing is there: the receiver has posted nothing more */
-  IB_CTS_OTHERS, /* there are buffers, of other tags */
-  IB_CTS_BROKEN, /* the peer wrote what cannot be */
+  IB_CTS_EMPTY,   /* nothing is there: the receiver has posted nothing more */
+  IB_CTS_OTHER_TAGS, /* there are buffers, of other tags */
+  IB_CTS_INVALID, /* the peer wrote what cannot be */
 };
 enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_grant *grant);
 /* For a line to people: up to `max` tags of buffers that no send has taken, oldest first; returns how many it knows. */
@@ -86,16 +86,16 @@ unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned 
  *
  * parts code c: 1 << c parts for c < 7; 7: all QPs that a message may have (the plan's qps_per_message). The part's body
  * (ib_send.c) has mantissa << (7 + exponent) bytes. Exponent 31 is no length but a word to the receiver: mantissa is
- * enum ib_imm_word.
+ * enum ib_imm_error.
  */
-enum ib_imm_word {
+enum ib_imm_error {
   IB_IMM_TOO_LARGE = 1, /* the message is larger than this buffer; nothing was written; a message of one part */
 };
 
 struct ib_imm {
   unsigned int row, index, parts; /* parts: as a number */
   uint64_t body;                  /* bytes before the tail */
-  unsigned int word;              /* 0: none */
+  unsigned int error;             /* enum ib_imm_error; 0: none */
 };
 /* Host byte order; `all` is the plan's qps_per_message. */
 uint32_t ib_imm_encode(const struct ib_imm *imm, unsigned int all);

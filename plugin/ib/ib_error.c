@@ -122,7 +122,7 @@ static const char *operation(const struct ib_comm *comm, const struct ibv_wc *wc
       snprintf(text, PIECE, "isend of %llu bytes to", (unsigned long long)size);
       return text;
     case IB_WR_RECV: return "irecv from";
-    case IB_WR_ASK:
+    case IB_WR_PROBE:
     case IB_WR_CTS: return "irecv (telling the sender of the buffer) from";
     case IB_WR_FLUSH: return "iflush of what came from";
     case IB_WR_VERIFY: return "the connection's first write to";
@@ -215,7 +215,7 @@ static const struct {
   uint32_t bit;
   rail_result_t result;
   const char *what, *check;
-} healths[] = {
+} health_rows[] = {
   {IB_COMM_DEVICE_FATAL, RAIL_SYSTEM_ERROR, "the HCA broke down (IBV_EVENT_DEVICE_FATAL)",
    "dmesg; the HCA may need a reset"},
   {IB_COMM_CQ_ERROR, RAIL_SYSTEM_ERROR, "completions were lost (IBV_EVENT_CQ_ERR)",
@@ -228,7 +228,7 @@ static const struct {
    "is the host up, is the network of the side channel (NCCL_SOCKET_IFNAME) cut?"},
   {IB_COMM_PEER_SILENT, RAIL_REMOTE_ERROR, "the peer's process has not given a sign of life for RAIL_IB_PEER_TIMEOUT",
    "is it stopped (SIGSTOP, debugger, checkpoint), is its host swapping?"},
-  {IB_COMM_STILL, RAIL_SYSTEM_ERROR, "the HCA has lost a work request: what was posted completes neither well nor "
+  {IB_COMM_STALLED, RAIL_SYSTEM_ERROR, "the HCA has lost a work request: what was posted completes neither well nor "
    "badly, though all retries are over", "dmesg, driver and firmware; did a port of this host go down?"},
   {IB_COMM_PEER_CLOSED, RAIL_REMOTE_ERROR, "the peer closed the connection while requests were outstanding",
    "the peer's log: did it abort?"},
@@ -238,16 +238,16 @@ rail_result_t ib_error_health(struct ib_comm *comm, uint32_t health) {
   char last[PIECE], state[PIECE];
   size_t i = 0;
   if (comm->failed != RAIL_OK) return comm->failed;
-  while (i < RAIL_COUNT_OF(healths) && !(health & healths[i].bit)) i++;
-  if (i == RAIL_COUNT_OF(healths)) return RAIL_OK;
+  while (i < RAIL_COUNT_OF(health_rows) && !(health & health_rows[i].bit)) i++;
+  if (i == RAIL_COUNT_OF(health_rows)) return RAIL_OK;
   if (!atomic_load(&comm->stopped)) {
     const struct ib_port *port = comm->rails[0].port;
     count_error(port);
     RAIL_WARN("RailIB: %s %s over %s: %s; %u requests outstanding; %s; %s; check: %s",
-              comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, healths[i].what,
-              atomic_load(&comm->outstanding), last_progress(comm, last), port_state(port, state), healths[i].check);
+              comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, health_rows[i].what,
+              atomic_load(&comm->outstanding), last_progress(comm, last), port_state(port, state), health_rows[i].check);
   }
-  return ib_comm_fail(comm, healths[i].result);
+  return ib_comm_fail(comm, health_rows[i].result);
 }
 
 /* `qp` is NULL where `what` polls a CQ. Posting fails for a reason of this host's alone. */

@@ -83,7 +83,7 @@ static struct ib_flush *new_flush(struct ib_comm *comm) {
   return NULL;
 }
 
-static bool is_wanted(const struct ib_comm *comm) {
+static bool is_needed_by(const struct ib_comm *comm) {
   bool gpu_direct = false, dmabuf = false;
   for (unsigned int i = 0; i < comm->nrails; i++) {
     gpu_direct |= comm->rails[i].port->hca->gpu_direct;
@@ -94,7 +94,7 @@ static bool is_wanted(const struct ib_comm *comm) {
 
 rail_result_t ib_flush_open(struct ib_comm *comm, struct ib_flush **flush) {
   if (!*flush) {
-    if (!is_wanted(comm)) return RAIL_OK;
+    if (!is_needed_by(comm)) return RAIL_OK;
     *flush = new_flush(comm);
     if (!*flush) return RAIL_SYSTEM_ERROR;
   }
@@ -174,7 +174,7 @@ rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, v
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!request || !data || !sizes || !mhandles || n < 1 || n > IB_MAX_GROUP))
     return bad_flush(n, data, sizes, mhandles, request);
-  if (rail_unlikely(ib_standing(comm) != RAIL_OK)) return ib_standing(comm);
+  if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   int i = last_of(n, sizes);
   if (!rc->flush || i < 0) return RAIL_OK;
@@ -201,7 +201,7 @@ void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   ib_request_end(&rc->flushes[i]);
 }
 
-bool ib_flush_is_owed(const struct ib_recv_comm *rc) {
+bool ib_flush_is_pending(const struct ib_recv_comm *rc) {
   for (unsigned int i = 0; i < IB_MAX_FLUSHES; i++)
     if (rc->flushes[i].magic == IB_REQ_FLUSH && rc->flushes[i].pending) return true;
   return false;

@@ -25,8 +25,8 @@
 
 #define IB_ALIGN 128 /* parts of a message end at multiples of it, so that no LL128 line is torn between QPs */
 
-#define IB_RECV_SPARE 32                             /* receive WRs are given back in chains of up to this many */
-#define IB_RECV_DEPTH (IB_MAX_SENDS + IB_RECV_SPARE) /* receive queue of each data QP */
+#define IB_RECV_BATCH 32                             /* receive WRs are given back in chains of up to this many */
+#define IB_RECV_DEPTH (IB_MAX_SENDS + IB_RECV_BATCH) /* receive queue of each data QP */
 #define IB_SEND_DEPTH 512                            /* send queue of each data QP, where the device allows it */
 
 /* One port that a side brings. */

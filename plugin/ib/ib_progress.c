@@ -21,10 +21,10 @@
 #define CLOCK_EACH 4096 /* completions, where there always are some */
 #define PEER_BITS \
   (IB_COMM_PEER_CLOSED | IB_COMM_PEER_GONE | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT | IB_COMM_HOST_SILENT)
-#define RETRIES_STRETCH 4 /* the standard's tolerance: a timeout of T ends between T and 4T */
-#define OWED_GRACE_MS 1000
+#define ACK_TOLERANCE 4 /* the standard's tolerance: a timeout of T ends between T and 4T */
+#define PROBE_GRACE_MS 1000
 #define SLOWEST_BYTES_PER_MS 1000
-#define SETTLE_MS 1000
+#define DRAIN_MS 1000
 #define CLOSED_GRACE_MS 1000 /* beyond the time for which a closed receiver answers */
 
 /* ---- completions -------------------------------------------------------- */
@@ -48,7 +48,7 @@ static rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *wc) {
     case IB_WR_SEND: ib_send_done(comm, wc); return RAIL_OK;
     case IB_WR_RECV: return ib_recv_done(comm, wc);
     case IB_WR_CTS: ib_recv_cts_done(comm, wc); return RAIL_OK;
-    case IB_WR_ASK: ib_recv_answered(comm, wc); return RAIL_OK;
+    case IB_WR_PROBE: ib_recv_probe_done(comm, wc); return RAIL_OK;
     case IB_WR_FLUSH: ib_flush_done(comm, wc); return RAIL_OK;
     case IB_WR_VERIFY: break; /* the handshake has what it wanted */
   }
@@ -72,7 +72,7 @@ static void poll_cq(struct ib_comm *comm, struct ibv_cq *cq) {
 
 static void note_time(struct ib_comm *comm) {
   comm->moved = 0;
-  if (rail_unlikely(comm->owed_deadline)) ib_nothing_owed(comm);
+  if (rail_unlikely(comm->probe_deadline)) ib_probe_clear(comm);
   comm->last_progress = rail_now_ns();
   rail_stats_set(&comm->stats[IB_COMM_LAST_PROGRESS], comm->last_progress);
 }
@@ -81,11 +81,11 @@ static void note_time(struct ib_comm *comm) {
 static rail_result_t poll_all(struct ib_comm *comm, bool *found) {
   uint32_t moved = comm->moved;
   *found = false;
-  RAIL_TRY(ib_standing(comm));
+  RAIL_TRY(ib_comm_status(comm));
   for (unsigned int i = 0; i < comm->nrails; i++) poll_cq(comm, comm->rails[i].cq);
   if (rail_unlikely(comm->failed != RAIL_OK)) return comm->failed;
   *found = comm->moved != moved;
-  if (comm->sender && rail_unlikely(ib_send_comm_of(comm)->unposted)) RAIL_TRY(ib_send_go_on(ib_send_comm_of(comm)));
+  if (comm->sender && rail_unlikely(ib_send_comm_of(comm)->unposted)) RAIL_TRY(ib_send_resume(ib_send_comm_of(comm)));
   bool due = !*found || comm->moved > CLOCK_EACH || !comm->last_progress;
   if (rail_unlikely(comm->moved && due)) note_time(comm);
   return RAIL_OK;
@@ -105,11 +105,11 @@ static bool all_flushed(const struct ib_comm *comm) {
 }
 
 /* The caller's thread may be in poll_cq meanwhile, for the last time: what it finds it notes, too. */
-bool ib_settle(struct ib_comm *comm) {
-  uint64_t deadline = atomic_load(&comm->settled_by);
+bool ib_qp_drain(struct ib_comm *comm) {
+  uint64_t deadline = atomic_load(&comm->drain_deadline);
   if (!deadline) {
-    deadline = rail_deadline_in_ms(SETTLE_MS);
-    atomic_store(&comm->settled_by, deadline);
+    deadline = rail_deadline_in_ms(DRAIN_MS);
+    atomic_store(&comm->drain_deadline, deadline);
   }
   for (;;) {
     struct ibv_wc wcs[BATCH];
@@ -128,7 +128,7 @@ bool ib_settle(struct ib_comm *comm) {
 /* The peer said goodbye, with sends of ours under way. What it had received it acknowledges for a while yet, and the
  * HCA asks again; what is not acknowledged when that time is over never will be. A peer that closed with receives
  * outstanding does not wait: the end of its side channel says so. */
-static bool still_acknowledged(struct ib_send_comm *sc, bool gone) {
+static bool awaits_ack(struct ib_send_comm *sc, bool gone) {
   if (!sc->closed_deadline || gone > sc->peer_gone)
     sc->closed_deadline = rail_deadline_in_ms((gone ? 0 : ib_comm_linger_ms(&sc->base)) + CLOSED_GRACE_MS);
   sc->peer_gone = gone;
@@ -140,12 +140,12 @@ static bool may_complete(const struct ib_request *r, uint32_t health) {
   if (health & ~PEER_BITS) return false;
   if (r->magic == IB_REQ_FLUSH) return true; /* needs no peer */
   if ((health & ~IB_COMM_PEER_GONE) != IB_COMM_PEER_CLOSED || r->magic == IB_REQ_RECV) return false;
-  return still_acknowledged(ib_send_comm_of(r->comm), health & IB_COMM_PEER_GONE);
+  return awaits_ack(ib_send_comm_of(r->comm), health & IB_COMM_PEER_GONE);
 }
 
 /* The last completions come before a goodbye, but it may have been heard of between our look at the CQs and our look at
  * the health word: so once more. */
-RAIL_COLD static rail_result_t unhealthy(struct ib_request *r, uint32_t health) {
+RAIL_COLD static rail_result_t check_health(struct ib_request *r, uint32_t health) {
   bool found;
   rail_result_t result = poll_all(r->comm, &found);
   if (result != RAIL_OK || found || !r->pending || may_complete(r, health)) return result;
@@ -153,40 +153,40 @@ RAIL_COLD static rail_result_t unhealthy(struct ib_request *r, uint32_t health) 
 }
 
 /* How long the HCA may take for what it owes: its retries, and the slowest of networks. 0: for ever. */
-static uint64_t patience_ms(const struct ib_comm *comm) {
+static uint64_t probe_timeout_ms(const struct ib_comm *comm) {
   const struct ib_qp_path *path = &comm->qps[0].path; /* all have the same timeouts */
-  uint64_t bytes = comm->sender ? ib_send_bytes_owed(rail_container_of(comm, const struct ib_send_comm, base)) : 0;
+  uint64_t bytes = comm->sender ? ib_send_bytes_pending(rail_container_of(comm, const struct ib_send_comm, base)) : 0;
   double budget = ib_error_budget(path->timeout, path->retry_cnt);
   if (budget <= 0) return 0;
-  return (uint64_t)(RETRIES_STRETCH * budget * 1000) + OWED_GRACE_MS + bytes / SLOWEST_BYTES_PER_MS;
+  return (uint64_t)(ACK_TOLERANCE * budget * 1000) + PROBE_GRACE_MS + bytes / SLOWEST_BYTES_PER_MS;
 }
 
 /* Nothing moves. Mostly the peer has nothing to send or to receive; but an HCA, or its driver, may also have lost a
  * work request, and then nobody would ever hear of it. A sender's requests are all owed by the HCA; a receiver's are
  * the peer's, so the HCA is asked for a completion. It owes that whatever the peer does: time is up only if we polled
  * and it is not here. */
-RAIL_COLD static rail_result_t stands_still(struct ib_comm *comm) {
-  if (comm->owed_deadline)
-    return rail_deadline_passed(comm->owed_deadline) ? ib_error_health(comm, IB_COMM_STILL) : RAIL_OK;
-  uint64_t ms = patience_ms(comm);
+RAIL_COLD static rail_result_t check_stalled(struct ib_comm *comm) {
+  if (comm->probe_deadline)
+    return rail_deadline_passed(comm->probe_deadline) ? ib_error_health(comm, IB_COMM_STALLED) : RAIL_OK;
+  uint64_t ms = probe_timeout_ms(comm);
   if (!ms) return RAIL_OK;
-  comm->owed_deadline = rail_deadline_in_ms(ms);
-  return comm->sender ? RAIL_OK : ib_recv_ask(ib_recv_comm_of(comm));
+  comm->probe_deadline = rail_deadline_in_ms(ms);
+  return comm->sender ? RAIL_OK : ib_recv_probe(ib_recv_comm_of(comm));
 }
 
-static rail_result_t nothing_found(struct ib_request *r) {
+static rail_result_t on_idle(struct ib_request *r) {
   uint32_t health = atomic_load_explicit(&r->comm->health, memory_order_acquire);
   if (rail_likely(!health)) return RAIL_OK;
-  return health == IB_COMM_STILL ? stands_still(r->comm) : unhealthy(r, health & ~IB_COMM_STILL);
+  return health == IB_COMM_STALLED ? check_stalled(r->comm) : check_health(r, health & ~IB_COMM_STALLED);
 }
 
 /* ---- test --------------------------------------------------------------- */
 
 /* Moves the comm. The result is its own. */
-static rail_result_t push(struct ib_request *r) {
+static rail_result_t progress_request(struct ib_request *r) {
   bool found;
   RAIL_TRY(poll_all(r->comm, &found));
-  return found || !r->pending ? RAIL_OK : nothing_found(r);
+  return found || !r->pending ? RAIL_OK : on_idle(r);
 }
 
 static void finish(struct ib_request *r, int *sizes) {
@@ -206,7 +206,7 @@ rail_result_t ib_test(void *request, int *done, int *sizes) {
   struct ib_request *r = ib_request_of(request, "test");
   if (!r) return RAIL_BAD_ARGUMENT;
   if (r->pending) {
-    rail_result_t result = push(r);
+    rail_result_t result = progress_request(r);
     /* A request that finished is finished, whatever became of the others. */
     if (r->pending) {
       if (result == RAIL_OK) result = r->result; /* other buffers of it may still be written */

@@ -13,7 +13,7 @@ enum ib_wr_kind {
   IB_WR_CTS = 3,    /* a CTS write that was asked to complete: count = CTS writes it stands for */
   IB_WR_FLUSH = 4,  /* arg = index of the flush request */
   IB_WR_VERIFY = 5, /* the handshake's first writes */
-  IB_WR_ASK = 6,    /* a receiver's write of nothing, behind CTS writes: count = those it stands for, and itself */
+  IB_WR_PROBE = 6,    /* a receiver's write of nothing, behind CTS writes: count = those it stands for, and itself */
 };
 
 /* kind 8 | qp 16 | count 16 | arg 24 */
@@ -33,10 +33,10 @@ rail_result_t ib_progress(struct ib_comm *comm);
 /* After ib_comm_stop of a recv comm: waits until the HCA writes to no memory for it any more, which its queue pairs say
  * by giving back a receive WR unused. Microseconds, a second at most for all calls together; false: one has said
  * nothing. Any thread. */
-bool ib_settle(struct ib_comm *comm);
+bool ib_qp_drain(struct ib_comm *comm);
 
 /* What a call has to say before it begins: RAIL_OK, or why it cannot. */
-static inline rail_result_t ib_standing(const struct ib_comm *comm) {
+static inline rail_result_t ib_comm_status(const struct ib_comm *comm) {
   if (rail_unlikely(atomic_load_explicit(&comm->stopped, memory_order_relaxed))) return RAIL_BAD_USAGE;
   return comm->failed;
 }
@@ -44,31 +44,31 @@ static inline rail_result_t ib_standing(const struct ib_comm *comm) {
 /* What the watch thread has found that ends the connection, or some of it: IB_COMM_*. For those who have found nothing
  * else to do. */
 static inline uint32_t ib_health_of(const struct ib_comm *comm) {
-  return atomic_load_explicit(&comm->health, memory_order_acquire) & ~IB_COMM_STILL;
+  return atomic_load_explicit(&comm->health, memory_order_acquire) & ~IB_COMM_STALLED;
 }
 
 /* ib_send.c, ib_recv.c, ib_flush.c: completions that they began. */
 void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc);
 rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc);
-void ib_recv_answered(struct ib_comm *comm, const struct ibv_wc *wc);
+void ib_recv_probe_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc);
 
 /* The own HCA works: what it owed is here, or something moved. */
-static inline void ib_nothing_owed(struct ib_comm *comm) {
-  comm->owed_deadline = 0;
-  atomic_fetch_and(&comm->health, ~IB_COMM_STILL);
+static inline void ib_probe_clear(struct ib_comm *comm) {
+  comm->probe_deadline = 0;
+  atomic_fetch_and(&comm->health, ~IB_COMM_STALLED);
 }
 
 /* When nothing moves: makes the HCA owe a completion, one that stands for all CTS writes so far. */
-rail_result_t ib_recv_ask(struct ib_recv_comm *rc);
+rail_result_t ib_recv_probe(struct ib_recv_comm *rc);
 /* A flush is under way. */
-bool ib_flush_is_owed(const struct ib_recv_comm *rc);
+bool ib_flush_is_pending(const struct ib_recv_comm *rc);
 /* Bytes that are posted, or wait for room, and have not completed. */
-uint64_t ib_send_bytes_owed(const struct ib_send_comm *sc);
+uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc);
 
 /* Posts what waited for room in a send queue, as far as there is some now. */
-rail_result_t ib_send_go_on(struct ib_send_comm *sc);
+rail_result_t ib_send_resume(struct ib_send_comm *sc);
 
 /* A request that is done goes back into its pool; sizes may be NULL. */
 void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes);

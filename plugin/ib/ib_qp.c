@@ -175,7 +175,7 @@ rail_result_t ib_qp_create(struct ib_qp *qp, const struct ib_port *port, struct 
     return RAIL_SYSTEM_ERROR;
   }
   qp->state = IB_QP_RESET;
-  qp->send_room = sizes->send_depth;
+  qp->sq_avail = sizes->send_depth;
   /* A provider may give more than it was asked for; what it says counts only where we asked. */
   qp->max_inline = (uint16_t)(sizes->inline_bytes ? RAIL_MIN(attr.cap.max_inline_data, UINT16_MAX) : 0);
   return RAIL_OK;

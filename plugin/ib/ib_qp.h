@@ -39,8 +39,8 @@ struct ib_qp {
   uint8_t rail, remote_rail;    /* which port of each side */
   uint16_t max_inline;          /* bytes, as the device gave it */
   /* The progress thread's: */
-  uint32_t send_room;           /* free places in the send queue */
-  uint32_t recv_missing;        /* receive WRs consumed and not given back yet */
+  uint32_t sq_avail;           /* free places in the send queue */
+  uint32_t rq_consumed;        /* receive WRs consumed and not given back yet */
   uint32_t modify_tries;        /* the handshake's: of the transition under way that timed out */
   uint64_t modify_at;           /* when it is tried again */
   _Atomic bool flushed;         /* stopped, and a receive WR has come back unused since */
@@ -61,7 +61,7 @@ rail_result_t ib_qp_to_rts(struct ib_qp *qp, const struct ib_port *port);
 /* What this QP's device can do with one of its own kind; false, and all zero, where it knows nothing of that. */
 bool ib_qp_query_ece(const struct ib_qp *qp, struct ibv_ece *ece);
 /* Stops it: the HCA begins nothing new for it. A packet that it has in hand may still go to memory; the receive WRs
- * that come back unused are behind that (ib_settle). Never fails loudly. */
+ * that come back unused are behind that (ib_qp_drain). Never fails loudly. */
 void ib_qp_to_err(struct ib_qp *qp);
 void ib_qp_destroy(struct ib_qp *qp); /* a zeroed one is fine */
 

@@ -20,7 +20,7 @@
 
 #define CTS_SIGNALED 16 /* each so many CTS writes one is asked to complete */
 
-_Static_assert(IB_RECV_DEPTH % IB_RECV_SPARE == 0, "preposted in whole chains");
+_Static_assert(IB_RECV_DEPTH % IB_RECV_BATCH == 0, "preposted in whole chains");
 
 /* ---- the comm ----------------------------------------------------------- */
 
@@ -28,8 +28,8 @@ struct ib_comm *ib_recv_comm_alloc(void) {
   struct ib_recv_comm *rc = calloc(1, sizeof *rc);
   size_t size;
   if (!rc) return NULL;
-  rc->own = ib_own_alloc(&size);
-  if (!rc->own) {
+  rc->ctrl_buf = ib_ctrl_buf_alloc(&size);
+  if (!rc->ctrl_buf) {
     free(rc);
     return NULL;
   }
@@ -41,29 +41,29 @@ struct ib_comm *ib_recv_comm_alloc(void) {
   return &rc->base;
 }
 
-void ib_recv_comm_start(struct ib_comm *comm, const struct ib_cts_place *place,
+void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *remote_ring,
                         rail_result_t (*progress)(struct ib_comm *comm)) {
-  ib_recv_comm_of(comm)->place = *place;
+  ib_recv_comm_of(comm)->remote_ring = *remote_ring;
   ib_recv_comm_of(comm)->progress = progress;
   ib_limit_inline(comm);
 }
 
 /* Gives a chain of receive WRs to a QP: empty ones, which only immediates consume. */
-static rail_result_t give_back(struct ib_comm *comm, struct ib_qp *qp) {
-  struct ibv_recv_wr wrs[IB_RECV_SPARE], *bad;
-  for (unsigned int i = 0; i < IB_RECV_SPARE; i++)
+static rail_result_t post_recv_batch(struct ib_comm *comm, struct ib_qp *qp) {
+  struct ibv_recv_wr wrs[IB_RECV_BATCH], *bad;
+  for (unsigned int i = 0; i < IB_RECV_BATCH; i++)
     wrs[i] = (struct ibv_recv_wr){.wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0), .next = &wrs[i + 1]};
-  wrs[IB_RECV_SPARE - 1].next = NULL;
+  wrs[IB_RECV_BATCH - 1].next = NULL;
   int err = ibv_post_recv(qp->qp, wrs, &bad);
   if (rail_unlikely(err)) return ib_error_post(comm, qp, "ibv_post_recv", err);
-  qp->recv_missing -= IB_RECV_SPARE;
+  qp->rq_consumed -= IB_RECV_BATCH;
   return RAIL_OK;
 }
 
 rail_result_t ib_recv_comm_prepost(struct ib_comm *comm) {
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    comm->qps[i].recv_missing = IB_RECV_DEPTH;
-    while (comm->qps[i].recv_missing) RAIL_TRY(give_back(comm, &comm->qps[i]));
+    comm->qps[i].rq_consumed = IB_RECV_DEPTH;
+    while (comm->qps[i].rq_consumed) RAIL_TRY(post_recv_batch(comm, &comm->qps[i]));
   }
   return RAIL_OK;
 }
@@ -76,7 +76,7 @@ static void write_entries(struct ib_recv_comm *rc, const struct ib_recv *recv, u
     struct ib_cts cts = {
       .addr = (uintptr_t)data[i], .size = b->capacity, .tag = b->tag, .count = recv->n, .index = i};
     if (b->mr) memcpy(cts.rkeys, b->mr->rkeys, sizeof cts.rkeys);
-    ib_cts_encode(&cts, rc->next_seq, &rc->own->ring.rows[row][i]);
+    ib_cts_encode(&cts, rc->next_seq, &rc->ctrl_buf->ring.rows[row][i]);
   }
 }
 
@@ -84,7 +84,7 @@ static rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *qp, struc
   struct ibv_send_wr *bad;
   int err = ibv_post_send(qp->qp, wr, &bad);
   if (rail_unlikely(err)) return ib_error_post(&rc->base, qp, "ibv_post_send", err);
-  qp->send_room--;
+  qp->sq_avail--;
   return RAIL_OK;
 }
 
@@ -93,17 +93,17 @@ static rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *qp, struc
 static rail_result_t post_entries(struct ib_recv_comm *rc, const struct ib_recv *recv, unsigned int row) {
   struct ib_qp *qp = &rc->base.qps[0];
   uint32_t bytes = recv->n * (uint32_t)sizeof(struct ib_cts_wire);
-  struct ibv_sge sge = {.addr = (uintptr_t)rc->own->ring.rows[row],
+  struct ibv_sge sge = {.addr = (uintptr_t)rc->ctrl_buf->ring.rows[row],
                         .length = bytes,
-                        .lkey = rc->base.rails[qp->rail].own_mr->lkey};
+                        .lkey = rc->base.rails[qp->rail].ctrl_mr->lkey};
   struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
                            .sg_list = &sge,
                            .num_sge = 1,
                            .send_flags = bytes <= qp->max_inline ? IBV_SEND_INLINE : 0,
-                           .wr.rdma = {.remote_addr = rc->place.addr + row * sizeof rc->own->ring.rows[0],
-                                       .rkey = rc->place.rkeys[qp->remote_rail]}};
+                           .wr.rdma = {.remote_addr = rc->remote_ring.addr + row * sizeof rc->ctrl_buf->ring.rows[0],
+                                       .rkey = rc->remote_ring.rkeys[qp->remote_rail]}};
   wr.wr_id = ib_wr_id(IB_WR_CTS, qp->index, ++rc->cts_unsignaled, row);
-  if (rc->cts_unsignaled == CTS_SIGNALED || qp->send_room == 1) {
+  if (rc->cts_unsignaled == CTS_SIGNALED || qp->sq_avail == 1) {
     wr.send_flags |= IBV_SEND_SIGNALED;
     rc->cts_unsignaled = 0;
   }
@@ -114,25 +114,25 @@ static rail_result_t post_entries(struct ib_recv_comm *rc, const struct ib_recv 
 
 /* A write of nothing, behind all others. Without room the last of those was asked to complete. A flush is owed anyway,
  * and an answer to something else would hide that it is lost. */
-rail_result_t ib_recv_ask(struct ib_recv_comm *rc) {
+rail_result_t ib_recv_probe(struct ib_recv_comm *rc) {
   struct ib_qp *qp = &rc->base.qps[0];
-  if (!qp->send_room || ib_flush_is_owed(rc)) return RAIL_OK;
+  if (!qp->sq_avail || ib_flush_is_pending(rc)) return RAIL_OK;
   struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
                            .send_flags = IBV_SEND_SIGNALED,
-                           .wr_id = ib_wr_id(IB_WR_ASK, qp->index, ++rc->cts_unsignaled, 0),
-                           .wr.rdma = {.remote_addr = rc->place.addr, .rkey = rc->place.rkeys[qp->remote_rail]}};
+                           .wr_id = ib_wr_id(IB_WR_PROBE, qp->index, ++rc->cts_unsignaled, 0),
+                           .wr.rdma = {.remote_addr = rc->remote_ring.addr, .rkey = rc->remote_ring.rkeys[qp->remote_rail]}};
   rc->cts_unsignaled = 0;
   return post_write(rc, qp, &wr);
 }
 
 void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc) {
-  comm->qps[ib_wr_qp(wc->wr_id)].send_room += ib_wr_count(wc->wr_id);
+  comm->qps[ib_wr_qp(wc->wr_id)].sq_avail += ib_wr_count(wc->wr_id);
 }
 
 /* The peer had no part in it: no progress, or a peer whose process is stopped would seem alive. */
-void ib_recv_answered(struct ib_comm *comm, const struct ibv_wc *wc) {
+void ib_recv_probe_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   ib_recv_cts_done(comm, wc);
-  ib_nothing_owed(comm);
+  ib_probe_clear(comm);
   comm->moved--; /* counted with its batch */
 }
 
@@ -162,13 +162,13 @@ RAIL_COLD static rail_result_t bad_recv(const struct ib_comm *comm, int n, void 
   return RAIL_BAD_ARGUMENT;
 }
 
-/* The place of the next receive, if the last one there is over, and the send queue has room. */
-static struct ib_recv *place_for_next(struct ib_recv_comm *rc) {
+/* The remote_ring of the next receive, if the last one there is over, and the send queue has room. */
+static struct ib_recv *next_slot(struct ib_recv_comm *rc) {
   struct ib_recv *recv = &rc->recvs[rc->next_seq % IB_MAX_RECVS];
   struct ib_qp *qp = &rc->base.qps[0];
   /* Nobody else may look for room: there can be no request left that is tested. */
-  if (rail_unlikely(!qp->send_room)) (void)rc->progress(&rc->base);
-  if (rail_likely(recv->base.magic == IB_REQ_FREE && qp->send_room)) return recv;
+  if (rail_unlikely(!qp->sq_avail)) (void)rc->progress(&rc->base);
+  if (rail_likely(recv->base.magic == IB_REQ_FREE && qp->sq_avail)) return recv;
   rail_stats_add(&rc->base.stats[IB_COMM_WAITS_ROOM], 1);
   return NULL;
 }
@@ -185,16 +185,16 @@ static void fill(struct ib_recv *recv, int n, const size_t *sizes, const int *ta
 
 rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                        void **phandles, void **request) {
-  /* RAIL_NET_OPTIONAL_RECV, if it stands there, allows to complete before the bytes are in place. They are when the
+  /* RAIL_NET_OPTIONAL_RECV, if it stands there, allows to complete before the bytes are in remote_ring. They are when the
    * sender says so, and until then the row is taken: there is nothing to gain. */
   if (request) *request = NULL;
   struct ib_comm *comm = ib_comm_of(recv_comm, IB_RECV_COMM_MAGIC, "irecv");
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!recv_args_ok(comm, n, data, sizes, tags, mhandles, request)))
     return bad_recv(comm, n, data, sizes, tags, mhandles, request);
-  if (rail_unlikely(ib_standing(comm) != RAIL_OK)) return ib_standing(comm);
+  if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
-  struct ib_recv *recv = place_for_next(rc);
+  struct ib_recv *recv = next_slot(rc);
   if (rail_unlikely(!recv)) return comm->failed;
   unsigned int row = (unsigned int)(recv - rc->recvs);
   fill(recv, n, sizes, tags, mhandles);
@@ -208,7 +208,7 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
 
 /* ---- what arrives ------------------------------------------------------- */
 
-RAIL_COLD static rail_result_t broken(struct ib_comm *comm, const struct ibv_wc *wc, const char *why) {
+RAIL_COLD static rail_result_t protocol_error(struct ib_comm *comm, const struct ibv_wc *wc, const char *why) {
   RAIL_WARN("RailIB: irecv from %s over %s: protocol error: %s (immediate %#x, %u bytes, QP %#x); is the peer of "
             "another release?", comm->peer_text, comm->device->name, why, ntohl(wc->imm_data), wc->byte_len,
             wc->qp_num);
@@ -223,9 +223,9 @@ static void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_
 }
 
 /* The peer's word that its message is larger than this buffer: all that will come. */
-RAIL_COLD static rail_result_t refused_size(struct ib_comm *comm, const struct ibv_wc *wc, const struct ib_imm *imm,
+RAIL_COLD static rail_result_t peer_refused_size(struct ib_comm *comm, const struct ibv_wc *wc, const struct ib_imm *imm,
                                             struct ib_recv *recv, struct ib_buffer *b) {
-  if (imm->word != IB_IMM_TOO_LARGE || b->parts) return broken(comm, wc, "an unknown word");
+  if (imm->error != IB_IMM_TOO_LARGE || b->parts) return protocol_error(comm, wc, "an unknown word");
   RAIL_WARN("RailIB: irecv from %s over %s: the peer's message with tag %u is larger than the receive buffer of %llu "
             "bytes; send and receive do not fit together", comm->peer_text, comm->device->name, b->tag,
             (unsigned long long)b->capacity);
@@ -236,22 +236,22 @@ RAIL_COLD static rail_result_t refused_size(struct ib_comm *comm, const struct i
 }
 
 /* One part of a message is in its buffer. Nothing of what the immediate says is believed. */
-static rail_result_t arrive(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
+static rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
   struct ib_comm *comm = &rc->base;
   unsigned int all = comm->plan.qps_per_message;
   struct ib_imm imm;
-  if (rail_unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM)) return broken(comm, wc, "a message that is no write");
+  if (rail_unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM)) return protocol_error(comm, wc, "a message that is no write");
   ib_imm_decode(ntohl(wc->imm_data), all, &imm);
   struct ib_recv *recv = &rc->recvs[imm.row];
   struct ib_buffer *b = &recv->buffers[imm.index];
   /* One that is over has no buffer with parts left; one that never was, no buffers. */
   if (rail_unlikely(imm.index >= recv->n || (b->parts && !b->left)))
-    return broken(comm, wc, "data for a buffer that is not posted");
-  if (rail_unlikely(imm.word)) return refused_size(comm, wc, &imm, recv, b);
+    return protocol_error(comm, wc, "data for a buffer that is not posted");
+  if (rail_unlikely(imm.error)) return peer_refused_size(comm, wc, &imm, recv, b);
   if (!b->parts) b->parts = b->left = (uint16_t)imm.parts;
   uint64_t bytes = imm.body + wc->byte_len;
-  if (rail_unlikely(imm.parts != b->parts || imm.parts > all)) return broken(comm, wc, "a wrong number of parts");
-  if (rail_unlikely(bytes > b->capacity - b->arrived)) return broken(comm, wc, "more data than the buffer holds");
+  if (rail_unlikely(imm.parts != b->parts || imm.parts > all)) return protocol_error(comm, wc, "a wrong number of parts");
+  if (rail_unlikely(bytes > b->capacity - b->arrived)) return protocol_error(comm, wc, "more data than the buffer holds");
   b->arrived += bytes;
   if (--b->left == 0) finish_buffer(comm, recv, b);
   return RAIL_OK;
@@ -259,8 +259,8 @@ static rail_result_t arrive(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
 
 rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   struct ib_qp *qp = &comm->qps[ib_wr_qp(wc->wr_id)];
-  RAIL_TRY(arrive(ib_recv_comm_of(comm), wc));
-  return ++qp->recv_missing < IB_RECV_SPARE ? RAIL_OK : give_back(comm, qp);
+  RAIL_TRY(handle_part(ib_recv_comm_of(comm), wc));
+  return ++qp->rq_consumed < IB_RECV_BATCH ? RAIL_OK : post_recv_batch(comm, qp);
 }
 
 void ib_recv_finish(struct ib_recv_comm *rc, struct ib_recv *recv, int *sizes) {

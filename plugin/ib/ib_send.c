@@ -24,7 +24,7 @@
 
 #define BATCH 16 /* writes that are posted at once */
 #define TAGS_SHOWN 8
-#define STUCK_STEP_NS 1000000000ull /* between two calls; if longer, this process was stopped, or its caller away */
+#define MAX_STEP_NS 1000000000ull /* between two calls; if longer, this process was stopped, or its caller away */
 
 /* ---- the comm ----------------------------------------------------------- */
 
@@ -32,8 +32,8 @@ struct ib_comm *ib_send_comm_alloc(void) {
   struct ib_send_comm *sc = calloc(1, sizeof *sc);
   size_t size;
   if (!sc) return NULL;
-  sc->own = ib_own_alloc(&size);
-  if (!sc->own) {
+  sc->ctrl_buf = ib_ctrl_buf_alloc(&size);
+  if (!sc->ctrl_buf) {
     free(sc);
     return NULL;
   }
@@ -42,7 +42,7 @@ struct ib_comm *ib_send_comm_alloc(void) {
   sc->base.side_fd = -1;
   sc->free = ib_request_pool_init(sc->sends, sizeof sc->sends[0], IB_MAX_SENDS, &sc->base);
   sc->unposted_end = &sc->unposted;
-  ib_cts_match_init(&sc->match, &sc->own->ring);
+  ib_cts_match_init(&sc->match, &sc->ctrl_buf->ring);
   return &sc->base;
 }
 
@@ -101,7 +101,7 @@ static uint32_t immediate_of(const struct ib_send_comm *sc, const struct ib_send
                        .index = send->grant.index,
                        .parts = send->nparts,
                        .body = body,
-                       .word = rail_unlikely(send->base.result != RAIL_OK) ? IB_IMM_TOO_LARGE : 0};
+                       .error = rail_unlikely(send->base.result != RAIL_OK) ? IB_IMM_TOO_LARGE : 0};
   return htonl(ib_imm_encode(&imm, sc->base.plan.qps_per_message));
 }
 
@@ -128,7 +128,7 @@ static rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send *send, s
   struct ibv_sge sges[BATCH];
   struct ib_part part = ib_split_part(send->length, send->part, send->nparts, sc->base.plan.max_write_log2,
                                       send->length > sc->separate_above[qp->rail]);
-  unsigned int n = 0, most = RAIL_MIN(qp->send_room, BATCH);
+  unsigned int n = 0, most = RAIL_MIN(qp->sq_avail, BATCH);
   bool tail;
   do {
     tail = send->posted == part.body;
@@ -150,7 +150,7 @@ static rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send *send, s
   int err = ibv_post_send(qp->qp, wrs, &bad);
   if (rail_unlikely(err)) return ib_error_post(&sc->base, qp, "ibv_post_send", err);
   send->base.pending++;
-  qp->send_room -= n;
+  qp->sq_avail -= n;
   rail_stats_add(&sc->base.stats[IB_COMM_WRITES], n);
   return RAIL_OK;
 }
@@ -159,7 +159,7 @@ static rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send *send, s
 static rail_result_t post(struct ib_send_comm *sc, struct ib_send *send) {
   while (send->part < send->nparts) {
     struct ib_qp *qp = &sc->base.qps[(send->first_qp + send->part) % sc->base.plan.nqps];
-    if (rail_unlikely(!qp->send_room)) return RAIL_IN_PROGRESS;
+    if (rail_unlikely(!qp->sq_avail)) return RAIL_IN_PROGRESS;
     RAIL_TRY(post_batch(sc, send, qp));
   }
   send->base.pending--; /* those of its writes remain */
@@ -175,7 +175,7 @@ static void post_in_turn(struct ib_send_comm *sc, struct ib_send *send) {
   sc->unposted_end = &send->next;
 }
 
-rail_result_t ib_send_go_on(struct ib_send_comm *sc) {
+rail_result_t ib_send_resume(struct ib_send_comm *sc) {
   while (sc->unposted) {
     rail_result_t result = post(sc, sc->unposted);
     if (result != RAIL_OK) return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
@@ -187,13 +187,13 @@ rail_result_t ib_send_go_on(struct ib_send_comm *sc) {
 
 /* ---- no buffer ---------------------------------------------------------- */
 
-RAIL_COLD static rail_result_t broken_ring(struct ib_send_comm *sc) {
+RAIL_COLD static rail_result_t invalid_cts(struct ib_send_comm *sc) {
   RAIL_WARN("RailIB: isend to %s over %s: protocol error: the peer posted a receive whose values cannot be (receive "
             "%u); is it of another release?", sc->base.peer_text, sc->base.device->name, sc->match.head);
   return ib_comm_fail(&sc->base, RAIL_REMOTE_ERROR);
 }
 
-RAIL_COLD static rail_result_t no_such_tag(struct ib_send_comm *sc, uint32_t tag) {
+RAIL_COLD static rail_result_t tag_timed_out(struct ib_send_comm *sc, uint32_t tag) {
   uint32_t tags[TAGS_SHOWN];
   char text[TAGS_SHOWN * 12] = "";
   unsigned int n = ib_cts_tags(&sc->match, tags, TAGS_SHOWN);
@@ -206,30 +206,30 @@ RAIL_COLD static rail_result_t no_such_tag(struct ib_send_comm *sc, uint32_t tag
 }
 
 /* There are buffers, of other tags: that is over soon, or never. Any change of the ring begins anew, and so does a tag
- * that comes later than the first that was stuck, once that one's time is up: it may have been given up. */
-static rail_result_t check_stuck(struct ib_send_comm *sc, uint32_t tag) {
-  struct ib_stuck *stuck = &sc->stuck;
-  bool same = stuck->looked && stuck->head == sc->match.head && stuck->takes == sc->match.takes;
+ * that comes later than the first that was tag_wait, once that one's time is up: it may have been given up. */
+static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
+  struct ib_tag_wait *tag_wait = &sc->tag_wait;
+  bool same = tag_wait->last_seen && tag_wait->head == sc->match.head && tag_wait->takes == sc->match.takes;
   uint64_t now = rail_now_ns();
   if (!ib_params.tag_ms) return RAIL_OK;
   if (same) {
     /* A process that is stopped, this one or the peer's, posts nothing, and is not to blame for that. */
-    if (!atomic_load_explicit(&sc->base.peer_quiet, memory_order_relaxed))
-      stuck->waited += RAIL_MIN(now - stuck->looked, STUCK_STEP_NS);
-    stuck->looked = now;
-    if (stuck->waited < (uint64_t)ib_params.tag_ms * 1000000) return RAIL_OK;
-    if (stuck->tag == tag) return no_such_tag(sc, tag);
+    if (!atomic_load_explicit(&sc->base.peer_silent, memory_order_relaxed))
+      tag_wait->waited += RAIL_MIN(now - tag_wait->last_seen, MAX_STEP_NS);
+    tag_wait->last_seen = now;
+    if (tag_wait->waited < (uint64_t)ib_params.tag_ms * 1000000) return RAIL_OK;
+    if (tag_wait->tag == tag) return tag_timed_out(sc, tag);
   }
-  *stuck = (struct ib_stuck){.looked = now, .tag = tag, .head = sc->match.head, .takes = sc->match.takes};
+  *tag_wait = (struct ib_tag_wait){.last_seen = now, .tag = tag, .head = sc->match.head, .takes = sc->match.takes};
   return RAIL_OK;
 }
 
-static rail_result_t no_buffer(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
-  if (rail_unlikely(found == IB_CTS_BROKEN)) return broken_ring(sc);
+static rail_result_t no_grant(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
+  if (rail_unlikely(found == IB_CTS_INVALID)) return invalid_cts(sc);
   rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
   uint32_t health = ib_health_of(&sc->base);
   if (rail_unlikely(health)) return ib_error_health(&sc->base, health);
-  return found == IB_CTS_OTHERS ? check_stuck(sc, tag) : RAIL_OK;
+  return found == IB_CTS_OTHER_TAGS ? check_tag_wait(sc, tag) : RAIL_OK;
 }
 
 /* ---- isend and its end -------------------------------------------------- */
@@ -277,7 +277,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!request || !ib_mr_covers(comm, mhandle, data, size) || size > RAIL_NET_MAX_BYTES))
     return bad_send(comm, data, size, mhandle, request);
-  if (rail_unlikely(ib_standing(comm) != RAIL_OK)) return ib_standing(comm);
+  if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
   struct ib_send_comm *sc = ib_send_comm_of(comm);
   struct ib_grant grant;
   if (rail_unlikely(!sc->free)) {
@@ -285,7 +285,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
     return RAIL_OK;
   }
   enum ib_cts_found found = ib_cts_take(&sc->match, (uint32_t)tag, &grant);
-  if (found != IB_CTS_TAKEN) return no_buffer(sc, (uint32_t)tag, found);
+  if (found != IB_CTS_TAKEN) return no_grant(sc, (uint32_t)tag, found);
   struct ib_send *send = new_send(sc, data, size, mhandle);
   send->grant = grant;
   if (rail_unlikely(size > grant.size)) refuse_size(sc, send, (uint32_t)tag);
@@ -298,7 +298,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
 
 void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   struct ib_send *send = &ib_send_comm_of(comm)->sends[ib_wr_arg(wc->wr_id)];
-  comm->qps[ib_wr_qp(wc->wr_id)].send_room += ib_wr_count(wc->wr_id);
+  comm->qps[ib_wr_qp(wc->wr_id)].sq_avail += ib_wr_count(wc->wr_id);
   if (--send->base.pending) return;
   rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
   rail_stats_add(&comm->stats[IB_COMM_BYTES], send->length);
@@ -306,7 +306,7 @@ void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   ib_request_end(&send->base);
 }
 
-uint64_t ib_send_bytes_owed(const struct ib_send_comm *sc) {
+uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc) {
   uint64_t bytes = 0;
   for (unsigned int i = 0; i < IB_MAX_SENDS; i++)
     if (sc->sends[i].base.magic == IB_REQ_SEND && sc->sends[i].base.pending) bytes += sc->sends[i].length;

@@ -277,7 +277,7 @@ size_t ib_qps_encode(const struct ib_qps *qps, struct ib_qps_wire *wire) {
   wire->nqps = htole16((uint16_t)qps->nqps);
   wire->nrails = htole16((uint16_t)qps->nrails);
   wire->token = htole64(qps->token);
-  wire->own_addr = htole64(qps->own_addr);
+  wire->ctrl_addr = htole64(qps->ctrl_addr);
   wire->verify_addr = htole64(qps->verify_addr);
   for (unsigned int i = 0; i < qps->nrails; i++) wire->rkeys[i] = htole32(qps->rkeys[i]);
   for (unsigned int i = 0; i < qps->nqps; i++) {
@@ -304,13 +304,13 @@ const char *ib_qps_decode(const void *body, size_t size, struct ib_qps *qps) {
   qps->nqps = le16toh(wire.nqps);
   qps->nrails = le16toh(wire.nrails);
   qps->token = le64toh(wire.token);
-  qps->own_addr = le64toh(wire.own_addr);
+  qps->ctrl_addr = le64toh(wire.ctrl_addr);
   qps->verify_addr = le64toh(wire.verify_addr);
   if (qps->nqps < 1 || qps->nqps > IB_MAX_QPS || qps->nrails < 1 || qps->nrails > IB_MAX_RAILS)
     return "a list of queue pairs whose counts cannot be";
   if (size != head + qps->nqps * sizeof wire.qps[0])
     return "a list of queue pairs whose length is not that of its count";
-  if (!qps->token || !qps->own_addr || !qps->verify_addr || qps->own_addr % 8 || qps->verify_addr % 8)
+  if (!qps->token || !qps->ctrl_addr || !qps->verify_addr || qps->ctrl_addr % 8 || qps->verify_addr % 8)
     return "a list of queue pairs with an address that cannot be";
   for (unsigned int i = 0; i < qps->nrails; i++) qps->rkeys[i] = le32toh(wire.rkeys[i]);
   for (unsigned int i = 0; i < qps->nqps; i++) {

@@ -214,7 +214,7 @@ struct ib_qps_wire {
   uint16_t nrails;
   uint32_t zero;
   uint64_t token;       /* what the peer's test writes carry; random, not 0 */
-  uint64_t own_addr;    /* of the comm's own memory: the CTS ring of a sender */
+  uint64_t ctrl_addr;    /* of the comm's own memory: the CTS ring of a sender */
   uint64_t verify_addr; /* in it: where our test writes are expected, 8 bytes per QP */
   uint32_t rkeys[IB_MAX_RAILS];
   struct ib_qp_wire qps[IB_MAX_QPS]; /* nqps of them are sent */
@@ -224,7 +224,7 @@ _Static_assert(sizeof(struct ib_qps_wire) == IB_BODY_MAX, "the largest body");
 
 struct ib_qps {
   unsigned int nqps, nrails;
-  uint64_t token, own_addr, verify_addr;
+  uint64_t token, ctrl_addr, verify_addr;
   uint32_t rkeys[IB_MAX_RAILS];
   struct ib_qp_side {
     uint32_t qpn, psn;

@@ -74,7 +74,7 @@ static void qps(const uint8_t *body, size_t size) {
   struct ib_qps q;
   if (ib_qps_decode(body, size, &q)) return;
   FUZZ_CHECK(q.nqps >= 1 && q.nqps <= IB_MAX_QPS && q.nrails >= 1 && q.nrails <= IB_MAX_RAILS && q.token);
-  FUZZ_CHECK(q.own_addr && q.own_addr % 8 == 0 && q.verify_addr && q.verify_addr % 8 == 0);
+  FUZZ_CHECK(q.ctrl_addr && q.ctrl_addr % 8 == 0 && q.verify_addr && q.verify_addr % 8 == 0);
   for (unsigned int i = 0; i < q.nqps; i++)
     FUZZ_CHECK(q.qps[i].qpn >= 2 && q.qps[i].qpn < 1u << 24 && q.qps[i].psn < 1u << 24);
 }
@@ -123,7 +123,7 @@ void fuzz_make_seeds(void) {
     memcpy(o.rails[i].gid, "\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\0\0\1", 16);
   }
   seed("offer", OFFER, &offer_wire, ib_offer_encode(&o, &offer_wire));
-  struct ib_qps q = {.nqps = 2, .nrails = 1, .token = 1, .own_addr = 4096, .verify_addr = 8192, .rkeys = {7},
+  struct ib_qps q = {.nqps = 2, .nrails = 1, .token = 1, .ctrl_addr = 4096, .verify_addr = 8192, .rkeys = {7},
                      .qps = {{.qpn = 17}, {.qpn = 18, .psn = 5}}};
   seed("queue-pairs", QPS, &qps_wire, ib_qps_encode(&q, &qps_wire));
 }

@@ -114,7 +114,7 @@ static void say_offer(struct fuzz_in *in, struct bed *bed) {
 
 static void say_qps(struct fuzz_in *in, struct bed *bed) {
   uint8_t flags = fuzz_u8(in);
-  struct ib_qps q = {.nqps = 1 + flags % 8, .nrails = 1 + flags / 8 % 4, .token = 9, .own_addr = 4096,
+  struct ib_qps q = {.nqps = 1 + flags % 8, .nrails = 1 + flags / 8 % 4, .token = 9, .ctrl_addr = 4096,
                      .verify_addr = 8192};
   struct ib_qps_wire wire;
   for (unsigned int i = 0; i < q.nqps; i++) q.qps[i] = (struct ib_qp_side){.qpn = 1000 + i, .psn = i};

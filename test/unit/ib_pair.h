@@ -79,7 +79,7 @@ static void pair_make_side(struct pair *p, struct ib_comm *comm, const struct pa
   comm->nrails = comm->nremote_rails = shape->nrails;
   comm->stats = calloc(IB_COMM_COUNTERS, sizeof *comm->stats);
   snprintf(comm->peer_text, sizeof comm->peer_text, "10.0.0.2:4711");
-  ib_comm_own_memory(comm, &memory, &size);
+  ib_comm_ctrl_memory(comm, &memory, &size);
   for (unsigned int i = 0; i < shape->nrails; i++) {
     struct ib_rail *rail = &comm->rails[i];
     union ibv_gid gid;
@@ -87,8 +87,8 @@ static void pair_make_side(struct pair *p, struct ib_comm *comm, const struct pa
     CHECK_OK(ib_verbs.query_gid(p->hca.context, (uint8_t)(i + 1), PAIR_GID, &gid));
     memcpy(rail->gid, gid.raw, 16);
     rail->cq = ib_verbs.create_cq(p->hca.context, 60000, comm, NULL, 0);
-    rail->own_mr = ib_verbs.reg_mr(p->hca.pd, memory, size, PAIR_ACCESS);
-    CHECK(rail->cq && rail->own_mr);
+    rail->ctrl_mr = ib_verbs.reg_mr(p->hca.pd, memory, size, PAIR_ACCESS);
+    CHECK(rail->cq && rail->ctrl_mr);
   }
   comm->qps = calloc(shape->nqps, sizeof *comm->qps);
   for (unsigned int i = 0; i < shape->nqps; i++) {
@@ -117,7 +117,7 @@ static void pair_connect(struct pair *p, struct ib_comm *a, const struct ib_comm
 /* ---- a connection ---------------------------------------------------------- */
 
 __attribute__((unused)) static void pair_open(struct pair *p, const struct pair_shape *shape) {
-  struct ib_cts_place place;
+  struct ib_remote_ring remote_ring;
   void *ring;
   size_t size;
   memset(p, 0, sizeof *p);
@@ -134,10 +134,10 @@ __attribute__((unused)) static void pair_open(struct pair *p, const struct pair_
   CHECK_OK(ib_recv_comm_prepost(p->rc));
   pair_connect(p, p->sc, p->rc);
   pair_connect(p, p->rc, p->sc);
-  ib_comm_own_memory(p->sc, &ring, &size);
-  place.addr = (uintptr_t)ring;
-  for (unsigned int i = 0; i < shape->nrails; i++) place.rkeys[i] = p->sc->rails[i].own_mr->rkey;
-  ib_recv_comm_start(p->rc, &place, ib_progress);
+  ib_comm_ctrl_memory(p->sc, &ring, &size);
+  remote_ring.addr = (uintptr_t)ring;
+  for (unsigned int i = 0; i < shape->nrails; i++) remote_ring.rkeys[i] = p->sc->rails[i].ctrl_mr->rkey;
+  ib_recv_comm_start(p->rc, &remote_ring, ib_progress);
   ib_send_comm_start(p->sc);
 }
 
@@ -145,7 +145,7 @@ static void pair_close_side(struct ib_comm *comm) {
   if (!comm) return;
   for (unsigned int i = 0; comm->qps && i < comm->plan.nqps; i++) ib_qp_destroy(&comm->qps[i]);
   for (unsigned int i = 0; i < comm->nrails; i++) {
-    if (comm->rails[i].own_mr) CHECK_OK(ib_verbs.dereg_mr(comm->rails[i].own_mr));
+    if (comm->rails[i].ctrl_mr) CHECK_OK(ib_verbs.dereg_mr(comm->rails[i].ctrl_mr));
     if (comm->rails[i].cq) CHECK_OK(ib_verbs.destroy_cq(comm->rails[i].cq));
   }
   free(comm->qps);

@@ -79,10 +79,10 @@ __attribute__((unused)) static struct ib_comm *rig_comm(bool sender, enum rig_de
     CHECK_OK(ib_qp_to_init(&comm->qps[i], rail->port, IBV_ACCESS_REMOTE_WRITE));
   }
   if (degree < RIG_MEMORY) return comm;
-  ib_comm_own_memory(comm, &memory, &size);
+  ib_comm_ctrl_memory(comm, &memory, &size);
   for (unsigned int r = 0; r < comm->nrails; r++) {
-    comm->rails[r].own_mr = ib_verbs.reg_mr(comm->rails[r].port->hca->pd, memory, size, IBV_ACCESS_LOCAL_WRITE);
-    CHECK(comm->rails[r].own_mr);
+    comm->rails[r].ctrl_mr = ib_verbs.reg_mr(comm->rails[r].port->hca->pd, memory, size, IBV_ACCESS_LOCAL_WRITE);
+    CHECK(comm->rails[r].ctrl_mr);
   }
   if (degree < RIG_COUNTED) return comm;
   CHECK_OK(ib_stats_comm_begin(comm));

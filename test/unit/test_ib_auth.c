@@ -136,7 +136,7 @@ TEST(the_nonce_counts) {
   struct raw r;
   struct ib_message message;
   struct ib_offer offer = raw_offer(true);
-  struct ib_qps qps = {.nqps = 1, .nrails = 1, .token = 3, .own_addr = 4096, .verify_addr = 8192, .qps = {{.qpn = 9}}};
+  struct ib_qps qps = {.nqps = 1, .nrails = 1, .token = 3, .ctrl_addr = 4096, .verify_addr = 8192, .qps = {{.qpn = 9}}};
   struct ib_qps_wire wire;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);

@@ -72,7 +72,7 @@ TEST(values_that_cannot_be) {
   CHECK_INT(ib_cts_decode(&wire, 7, 0, &cts), IB_CTS_NOT_YET);
 }
 
-/* A seal has 32 bits, so one mixture in 2^32 is taken by chance: a run looks at some millions, and may meet one such,
+/* A checksum has 32 bits, so one mixture in 2^32 is taken by chance: a run looks at some millions, and may meet one such,
  * but two only once in some million runs. */
 static unsigned int coincidences;
 
@@ -211,7 +211,7 @@ static enum ib_cts_found expect(struct model *m, uint32_t tag, uint32_t *seq, un
       others = true;
     }
   }
-  return others ? IB_CTS_OTHERS : IB_CTS_NONE;
+  return others ? IB_CTS_OTHER_TAGS : IB_CTS_EMPTY;
 }
 
 static void take(struct model *m) {
@@ -265,7 +265,7 @@ static void run(uint32_t first, int steps) {
     }
     if (i % 64 == 0) check_tags(&m);
   }
-  CHECK(m.match.takes > (uint32_t)steps / 50); /* it did not get stuck */
+  CHECK(m.match.takes > (uint32_t)steps / 50); /* the matching did not stop */
   CHECK(m.next - first > 4 * IB_MAX_RECVS);
 }
 
@@ -282,15 +282,15 @@ TEST(a_full_ring) {
   ib_cts_match_init(&m, &ring);
   for (uint32_t seq = 1; seq <= IB_MAX_RECVS; seq++)
     ib_cts_encode(&(struct ib_cts){.count = 1, .tag = seq}, seq, &ring.rows[seq % IB_MAX_RECVS][0]);
-  CHECK_INT(ib_cts_take(&m, 77, &grant), IB_CTS_OTHERS);
+  CHECK_INT(ib_cts_take(&m, 77, &grant), IB_CTS_OTHER_TAGS);
   CHECK_INT(m.head - m.tail, IB_MAX_RECVS);
   /* A peer that does not keep to the rule changes nothing of what was seen. */
   ib_cts_encode(&(struct ib_cts){.count = 1, .tag = 77}, 1 + IB_MAX_RECVS, &ring.rows[1][0]);
-  CHECK_INT(ib_cts_take(&m, 77, &grant), IB_CTS_OTHERS);
+  CHECK_INT(ib_cts_take(&m, 77, &grant), IB_CTS_OTHER_TAGS);
   CHECK_INT(ib_cts_take(&m, 1, &grant), IB_CTS_TAKEN);
   CHECK_INT(ib_cts_take(&m, 77, &grant), IB_CTS_TAKEN);
   for (uint32_t tag = IB_MAX_RECVS; tag > 1; tag--) CHECK_INT(ib_cts_take(&m, tag, &grant), IB_CTS_TAKEN);
-  CHECK_INT(ib_cts_take(&m, 1, &grant), IB_CTS_NONE);
+  CHECK_INT(ib_cts_take(&m, 1, &grant), IB_CTS_EMPTY);
 }
 
 TEST(groups_that_cannot_be) {
@@ -299,9 +299,9 @@ TEST(groups_that_cannot_be) {
   struct ib_grant grant;
   ib_cts_match_init(&m, &ring);
   ib_cts_encode(&(struct ib_cts){.count = 2, .index = 0, .tag = 1}, 1, &ring.rows[1][0]);
-  CHECK_INT(ib_cts_take(&m, 1, &grant), IB_CTS_NONE); /* half of a group is nothing yet */
+  CHECK_INT(ib_cts_take(&m, 1, &grant), IB_CTS_EMPTY); /* half of a group is nothing yet */
   ib_cts_encode(&(struct ib_cts){.count = 3, .index = 1, .tag = 2}, 1, &ring.rows[1][1]);
-  CHECK_INT(ib_cts_take(&m, 1, &grant), IB_CTS_BROKEN);
+  CHECK_INT(ib_cts_take(&m, 1, &grant), IB_CTS_INVALID);
 }
 
 TEST_MAIN(TEST_CASE(round_trip), TEST_CASE(zeros), TEST_CASE(values_that_cannot_be), TEST_CASE(torn_entries),

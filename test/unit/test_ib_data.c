@@ -306,7 +306,7 @@ TEST(no_room_for_cts) {
     open_simple(&(struct pair_shape){1, 1, 1, 30, depth, 64});
     for (size_t i = 0; i < 100; i++) send_and_check(i, i);
     fake_script("progress poll; stall op=write");
-    uint32_t room = p.rc->qps[0].send_room, posted = 0;
+    uint32_t room = p.rc->qps[0].sq_avail, posted = 0;
     CHECK(room >= 1 && room <= depth);
     while (pair_irecv(&p, in, 100, 1, mh_in)) posted++;
     CHECK_INT(posted, room); /* and there it ends, without an error */

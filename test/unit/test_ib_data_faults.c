@@ -146,7 +146,7 @@ TEST(post_recv_fails) {
     CHECK_OK(ib_test(recvs[0], &done, NULL));
     CHECK(done); /* this one had arrived */
   }
-  CHECK_INT(messages, 2 * IB_RECV_SPARE - 1); /* by turns over two QPs: the 63rd is the 32nd of the first */
+  CHECK_INT(messages, 2 * IB_RECV_BATCH - 1); /* by turns over two QPs: the 63rd is the 32nd of the first */
   CHECK_INT(pair_lines, 1);
   CHECK(strstr(pair_line, "post_recv"));
   CHECK_INT(begin(&recvs[0], false, 0), p.rc->failed);
@@ -280,7 +280,7 @@ TEST(nobody_left_to_send_to) {
 static rail_result_t ask(struct ib_comm *comm, void *request) {
   int done = 7;
   comm->qps[0].path.timeout = 1;
-  atomic_fetch_or(&comm->health, IB_COMM_STILL);
+  atomic_fetch_or(&comm->health, IB_COMM_STALLED);
   rail_result_t result = ib_test(request, &done, NULL);
   CHECK_INT(done, 0);
   return result;
@@ -326,17 +326,17 @@ TEST(a_lost_send) {
 TEST(a_long_wait) {
   open_plain("progress post");
   CHECK_OK(begin(&recvs[0], false, 1));
-  uint32_t room = p.rc->qps[0].send_room;
+  uint32_t room = p.rc->qps[0].sq_avail;
   for (int i = 0; i < 100; i++) {
     int done = 7;
     CHECK_OK(ask(p.rc, recvs[0]));
-    CHECK(p.rc->owed_deadline);
+    CHECK(p.rc->probe_deadline);
     CHECK_OK(ib_test(recvs[0], &done, NULL));
     CHECK_INT(done, 0);
     CHECK_INT(p.rc->last_progress, 0); /* the peer's process may be dead, as far as this tells */
-    CHECK(!p.rc->owed_deadline && !atomic_load(&p.rc->health));
+    CHECK(!p.rc->probe_deadline && !atomic_load(&p.rc->health));
   }
-  CHECK_INT(p.rc->qps[0].send_room, room + 1); /* the CTS write's came back with the first answer, each once */
+  CHECK_INT(p.rc->qps[0].sq_avail, room + 1); /* the CTS write's came back with the first answer, each once */
   CHECK_OK(begin(&sends[0], true, 1));
   CHECK_INT(pair_finish(recvs[0], RAIL_OK), 1700);
   CHECK_INT(pair_lines, 0);
@@ -348,8 +348,8 @@ TEST(asked_and_gone) {
   open_plain("progress post");
   CHECK_OK(begin(&recvs[0], false, 1));
   CHECK_OK(ask(p.rc, recvs[0]));
-  p.rc->owed_deadline = 1;
-  atomic_fetch_or(&p.rc->health, IB_COMM_STILL);
+  p.rc->probe_deadline = 1;
+  atomic_fetch_or(&p.rc->health, IB_COMM_STALLED);
   int done;
   for (int tests = 0; tests < 3; tests++) CHECK_OK(ib_test(recvs[0], &done, NULL));
   CHECK_INT(pair_lines, 0);
@@ -361,10 +361,10 @@ TEST(no_limit) {
   open_plain("progress post; stall op=write");
   CHECK_OK(begin(&recvs[0], false, 1));
   p.rc->qps[0].path.timeout = 0;
-  atomic_fetch_or(&p.rc->health, IB_COMM_STILL);
+  atomic_fetch_or(&p.rc->health, IB_COMM_STALLED);
   int done;
   CHECK_OK(ib_test(recvs[0], &done, NULL));
-  CHECK_INT(p.rc->owed_deadline, 0);
+  CHECK_INT(p.rc->probe_deadline, 0);
   pair_close(&p);
 }
 
@@ -396,7 +396,7 @@ TEST(settled) {
   open_plain("progress post");
   CHECK_OK(begin(&recvs[0], false, 0));
   ib_comm_stop(p.rc);
-  CHECK(ib_settle(p.rc) && ib_settle(p.rc));
+  CHECK(ib_qp_drain(p.rc) && ib_qp_drain(p.rc));
   pair_close(&p);
 }
 
@@ -408,7 +408,7 @@ TEST(settled_late) {
   for (int i = 0; i < N; i++) CHECK_OK(begin(&sends[i], true, i));
   uint64_t began = rail_now_ns();
   CHECK_INT(pthread_create(&thread, NULL, stop_late, NULL), 0);
-  CHECK(ib_settle(p.rc));
+  CHECK(ib_qp_drain(p.rc));
   CHECK(rail_now_ns() - began >= 100000000);
   pthread_join(thread, NULL);
   pair_close(&p);
@@ -419,10 +419,10 @@ TEST(never_settled) {
   CHECK_OK(begin(&recvs[0], false, 0));
   ib_comm_stop(p.rc);
   uint64_t began = rail_now_ns();
-  CHECK(!ib_settle(p.rc));
+  CHECK(!ib_qp_drain(p.rc));
   uint64_t once = rail_now_ns() - began;
   CHECK(once >= 1000000000);
-  for (int i = 0; i < 100; i++) CHECK(!ib_settle(p.rc)); /* of each of many buffers */
+  for (int i = 0; i < 100; i++) CHECK(!ib_qp_drain(p.rc)); /* of each of many buffers */
   CHECK(rail_now_ns() - began < once + 20000000000);
   pair_close(&p);
 }
@@ -451,11 +451,11 @@ TEST(late_and_paid) {
   CHECK_OK(begin(&recvs[0], false, 1));
   CHECK_OK(ib_progress(p.rc));
   CHECK_OK(begin(&sends[0], true, 1));
-  atomic_fetch_or(&p.sc->health, IB_COMM_STILL);
-  p.sc->owed_deadline = rail_now_ns() + 1000000000ull;
+  atomic_fetch_or(&p.sc->health, IB_COMM_STALLED);
+  p.sc->probe_deadline = rail_now_ns() + 1000000000ull;
   CHECK_INT(pair_finish(sends[0], RAIL_OK), 1700);
   for (int i = 0; i < 3; i++) CHECK_OK(ib_progress(p.sc));
-  CHECK(p.sc->last_progress && !p.sc->owed_deadline);
+  CHECK(p.sc->last_progress && !p.sc->probe_deadline);
   pair_close(&p);
 }
 

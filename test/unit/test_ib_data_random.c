@@ -131,8 +131,8 @@ static void run(const struct pair_shape *shape, unsigned int messages, const cha
   }
   CHECK_INT(pair_lines, 0);
   for (unsigned int i = 0; i < shape->nqps; i++) {
-    CHECK(w.pair.rc->qps[i].recv_missing < IB_RECV_SPARE);
-    CHECK(w.pair.sc->qps[i].send_room <= shape->send_depth);
+    CHECK(w.pair.rc->qps[i].rq_consumed < IB_RECV_BATCH);
+    CHECK(w.pair.sc->qps[i].sq_avail <= shape->send_depth);
   }
   pair_close(&w.pair);
   free(w.out);

@@ -190,7 +190,7 @@ TEST(health) {
     {IB_COMM_PEER_LOST | IB_COMM_PEER_CLOSED, RAIL_REMOTE_ERROR, "process ended"},
     {IB_COMM_PEER_SILENT, RAIL_REMOTE_ERROR, "RAIL_IB_PEER_TIMEOUT"},
     {IB_COMM_HOST_SILENT, RAIL_REMOTE_ERROR, "RAIL_IB_DEADLINE"},
-    {IB_COMM_STILL, RAIL_SYSTEM_ERROR, "lost a work request"},
+    {IB_COMM_STALLED, RAIL_SYSTEM_ERROR, "lost a work request"},
   };
   for (size_t i = 0; i < RAIL_COUNT_OF(known); i++) {
     struct ib_comm *comm = rig_comm(false, RIG_COUNTED, 1, NULL);

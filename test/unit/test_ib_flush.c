@@ -206,7 +206,7 @@ TEST(lost) {
   p.rc->qps[0].path.timeout = 1;
   while (result == RAIL_OK && rail_now_ns() - begun < 5000000000ull) {
     int done;
-    atomic_fetch_or(&p.rc->health, IB_COMM_STILL);
+    atomic_fetch_or(&p.rc->health, IB_COMM_STALLED);
     (void)ib_test(waiting, &done, NULL); /* whichever looks first is told, and then both */
     CHECK(!done);
     result = ib_test(request, &done, NULL);

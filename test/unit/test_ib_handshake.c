@@ -22,7 +22,7 @@ static void check_common(const struct hs *h, unsigned int nqps) {
     CHECK(a->path.sq_psn == b->path.rq_psn && b->path.sq_psn == a->path.rq_psn);
     CHECK(a->path.mtu == b->path.mtu && a->path.port == s->rails[a->rail].port->number);
     CHECK(memcmp(a->path.dgid, r->rails[b->rail].gid, 16) == 0 && memcmp(b->path.dgid, s->rails[a->rail].gid, 16) == 0);
-    CHECK(a->send_room == IB_SEND_DEPTH && b->send_room == IB_SEND_DEPTH);
+    CHECK(a->sq_avail == IB_SEND_DEPTH && b->sq_avail == IB_SEND_DEPTH);
     CHECK(a->qp->qp_context == s && b->qp->qp_context == r && a->max_inline >= 64);
   }
 }

@@ -79,7 +79,7 @@ TEST(hellos_that_are_refused) {
 /* ---- after it ------------------------------------------------------------ */
 
 static void say_qps(struct raw *r, unsigned int nqps) {
-  struct ib_qps qps = {.nqps = nqps, .nrails = 1, .token = 3, .own_addr = 4096, .verify_addr = 8192};
+  struct ib_qps qps = {.nqps = nqps, .nrails = 1, .token = 3, .ctrl_addr = 4096, .verify_addr = 8192};
   struct ib_qps_wire wire;
   for (unsigned int i = 0; i < nqps; i++) qps.qps[i] = (struct ib_qp_side){.qpn = 77 + i};
   size_t size = ib_qps_encode(&qps, &wire);

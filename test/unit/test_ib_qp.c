@@ -113,7 +113,7 @@ TEST(create) {
   CHECK(fake.init.send_cq == &cq && fake.init.recv_cq == &cq && !fake.init.srq);
   CHECK(fake.init.cap.max_send_wr == 512 && fake.init.cap.max_recv_wr == 288);
   CHECK(fake.init.cap.max_send_sge == 1 && fake.init.cap.max_recv_sge == 1);
-  CHECK(qp.state == IB_QP_RESET && qp.send_room == 512 && qp.max_inline == 156 && fake.creates == 1);
+  CHECK(qp.state == IB_QP_RESET && qp.sq_avail == 512 && qp.max_inline == 156 && fake.creates == 1);
   ib_qp_destroy(&qp);
   CHECK(fake.destroys == 1 && qp.state == IB_QP_NONE && !qp.qp);
   ib_qp_destroy(&qp);

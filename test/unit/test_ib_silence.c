@@ -81,11 +81,11 @@ TEST(silence_is_reported_once) {
   poll(NULL, 0, 300); /* longer than RAIL_IB_DEADLINE */
   CHECK_INT(log_warnings(), 1);
   for (int i = 0; i < 3; i++) {
-    CHECK_INT(HEALTH(comms[i]), IB_COMM_STILL);
-    CHECK(atomic_load(&comms[i]->peer_quiet));
+    CHECK_INT(HEALTH(comms[i]), IB_COMM_STALLED);
+    CHECK(atomic_load(&comms[i]->peer_silent));
     CHECK_INT(hear(peers[i], &number, 1000), IB_PULSE_PING);
     say_number(peers[i], IB_PULSE_PONG, number);
-    RIG_WAIT(!atomic_load(&comms[i]->peer_quiet), 1000);
+    RIG_WAIT(!atomic_load(&comms[i]->peer_silent), 1000);
   }
   RIG_WAIT(log_said("the peer answers again, after 0."), 1000);
   RIG_WAIT(log_warnings() == 2, 1000); /* and is silent once more */
@@ -169,7 +169,7 @@ TEST(a_silent_host_ends) {
   atomic_store(&comm->outstanding, 1);
   RIG_WAIT(log_said("though its host answers"), 1400);
   poll(NULL, 0, 2000);
-  CHECK_INT(HEALTH(comm), IB_COMM_STILL);
+  CHECK_INT(HEALTH(comm), IB_COMM_STALLED);
   lo_goes(false);
   uint64_t then = rail_now_ns();
   RIG_WAIT(HEALTH(comm) & IB_COMM_HOST_SILENT, 4000);
@@ -191,15 +191,15 @@ TEST(the_side_channels_network_goes) {
   lo_goes(false);
   atomic_store(&comm->outstanding, 1); /* so it is asked, in a second, and nobody answers */
   RIG_WAIT(log_said("network is down"), 2500);
-  CHECK_INT(HEALTH(comm) & ~(uint32_t)IB_COMM_STILL, 0);
+  CHECK_INT(HEALTH(comm) & ~(uint32_t)IB_COMM_STALLED, 0);
   uint64_t until = rail_deadline_in_ms(4000);
   while (!rail_deadline_passed(until)) {
     rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
     usleep(10000);
   }
-  CHECK_INT(HEALTH(comm) & ~(uint32_t)IB_COMM_STILL, 0);
+  CHECK_INT(HEALTH(comm) & ~(uint32_t)IB_COMM_STALLED, 0);
   RIG_WAIT(HEALTH(comm) & IB_COMM_HOST_SILENT, 5000);
-  CHECK_INT(HEALTH(comm), IB_COMM_HOST_SILENT | IB_COMM_STILL);
+  CHECK_INT(HEALTH(comm), IB_COMM_HOST_SILENT | IB_COMM_STALLED);
   done(comm, peer);
 }
 
@@ -218,7 +218,7 @@ TEST(a_sign_of_life_or_progress_is_enough) {
     struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
     atomic_store(&comm->outstanding, 1);
     alive_for(comm, peer, !moves, moves, 700);
-    CHECK_INT(HEALTH(comm), moves ? 0 : IB_COMM_STILL); /* alive, but the HCA is to be asked */
+    CHECK_INT(HEALTH(comm), moves ? 0 : IB_COMM_STALLED); /* alive, but the HCA is to be asked */
     atomic_store(&comm->outstanding, 0);
     done(comm, peer);
   }

@@ -51,7 +51,7 @@ static void check_message(uint64_t size, unsigned int n, unsigned int all, unsig
     CHECK_INT(back.index, imm.index);
     CHECK_INT(back.parts, n);
     CHECK_INT(back.body, p.body);
-    CHECK_INT(back.word, 0);
+    CHECK_INT(back.error, 0);
   }
   CHECK_MSG(at == size, "%u parts of %" PRIu64 " bytes hold %" PRIu64, n, size, at);
   CHECK_MSG(largest - least <= 2 * IB_ALIGN, "size %" PRIu64 ": parts of %" PRIu64 " and %" PRIu64, size, least,
@@ -128,16 +128,16 @@ TEST(known_values) {
 
 /* Words are no lengths, and the largest length is no word. */
 TEST(words) {
-  struct ib_imm imm = {.row = 5, .index = 3, .parts = 1, .word = IB_IMM_TOO_LARGE}, back;
+  struct ib_imm imm = {.row = 5, .index = 3, .parts = 1, .error = IB_IMM_TOO_LARGE}, back;
   ib_imm_decode(ib_imm_encode(&imm, 4), 4, &back);
-  CHECK_INT(back.word, IB_IMM_TOO_LARGE);
+  CHECK_INT(back.error, IB_IMM_TOO_LARGE);
   CHECK_INT(back.row, 5);
   CHECK_INT(back.index, 3);
   CHECK_INT(back.parts, 1);
   CHECK_INT(back.body, 0);
   imm = (struct ib_imm){.parts = 1, .body = RAIL_NET_MAX_BYTES};
   ib_imm_decode(ib_imm_encode(&imm, 4), 4, &back);
-  CHECK(!back.word && back.body == RAIL_NET_MAX_BYTES);
+  CHECK(!back.error && back.body == RAIL_NET_MAX_BYTES);
 }
 
 /* Whatever the 32 bits are, what comes out of them is within bounds that the receiver then checks. */

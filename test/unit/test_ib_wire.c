@@ -247,7 +247,7 @@ TEST(offers_refused) {
 /* ---- QPS ----------------------------------------------------------------- */
 
 static struct ib_qps any_qps(unsigned int n) {
-  struct ib_qps q = {.nqps = n, .nrails = 2, .token = 1, .own_addr = 0x1000, .verify_addr = 0x2000, .rkeys = {5, 6}};
+  struct ib_qps q = {.nqps = n, .nrails = 2, .token = 1, .ctrl_addr = 0x1000, .verify_addr = 0x2000, .rkeys = {5, 6}};
   for (unsigned int i = 0; i < n; i++) q.qps[i] = (struct ib_qp_side){2 + i, 0xffffff - i, 0x15b3, i, ~i};
   return q;
 }
@@ -282,8 +282,8 @@ TEST(qps_refused) {
   BAD(w.nrails = 0);
   BAD(w.nrails = 9);
   BAD(w.token = 0);
-  BAD(w.own_addr = 0);
-  BAD(w.own_addr = 4);
+  BAD(w.ctrl_addr = 0);
+  BAD(w.ctrl_addr = 4);
   BAD(w.verify_addr = 0);
   BAD(w.verify_addr = 1);
   BAD(w.qps[1].qpn = 0);
