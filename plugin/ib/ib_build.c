@@ -16,8 +16,6 @@
 
 static void fill_base(struct ib_setup *s) {
   struct ib_comm *c = s->comm;
-  c->magic = s->connector ? IB_SEND_COMM_MAGIC : IB_RECV_COMM_MAGIC;
-  c->sender = s->connector;
   c->ctx = s->ctx;
   c->device = s->device;
   c->plan = s->plan;
@@ -27,7 +25,6 @@ static void fill_base(struct ib_setup *s) {
   c->profiler = s->ctx->profiler;
   c->sender_timeout = s->connector ? s->mine.timeout : s->theirs.timeout;
   c->peer_process = s->theirs.process;
-  c->side_fd = -1;
   rail_addr_text(&s->peer, c->peer_text);
   memcpy(c->remote_rails, s->theirs.rails, sizeof c->remote_rails);
   for (unsigned int i = 0; i < c->nrails; i++) {
@@ -38,8 +35,6 @@ static void fill_base(struct ib_setup *s) {
 }
 
 rail_result_t ib_setup_comm(struct ib_setup *s) {
-  void *buf;
-  size_t size;
   s->comm = s->connector ? ib_send_comm_alloc() : ib_recv_comm_alloc();
   if (!s->comm) return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
   fill_base(s);
@@ -47,11 +42,10 @@ rail_result_t ib_setup_comm(struct ib_setup *s) {
   if (!s->comm->qps || rail_random_bytes(&s->ours.token, sizeof s->ours.token) != RAIL_OK)
     return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory, or no random bytes");
   s->ours.token |= 1; /* not what memory is full of */
-  ib_comm_ctrl_memory(s->comm, &buf, &size);
   s->ours.nqps = s->plan.nqps;
   s->ours.nrails = s->mine.nrails;
-  s->ours.ctrl_addr = (uintptr_t)buf;
-  s->ours.verify_addr = (uintptr_t)buf + size - sizeof(struct ib_verify) + offsetof(struct ib_verify, in);
+  s->ours.ctrl_addr = (uintptr_t)s->comm->ctrl_buf;
+  s->ours.verify_addr = (uintptr_t)s->comm->ctrl_buf->verify.in;
   return ib_stats_comm_begin(s->comm);
 }
 
@@ -76,10 +70,8 @@ rail_result_t ib_setup_cqs(struct ib_setup *s) {
 
 rail_result_t ib_setup_memory(struct ib_setup *s) {
   struct ib_rail *rail = &s->comm->rails[s->piece];
-  void *buf;
-  size_t size;
-  ib_comm_ctrl_memory(s->comm, &buf, &size);
-  rail->ctrl_mr = ib_verbs.reg_mr(rail->port->hca->pd, buf, size, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  const size_t size = sizeof *s->comm->ctrl_buf;
+  rail->ctrl_mr = ib_verbs.reg_mr(rail->port->hca->pd, s->comm->ctrl_buf, size, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
   if (!rail->ctrl_mr)
     return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: %zu bytes of the connection's own cannot be "
                          "registered: %s; raise the limit of locked memory (ulimit -l unlimited)", rail->port->name,
@@ -163,23 +155,21 @@ rail_result_t ib_setup_rtss(struct ib_setup *s) {
 
 /* Receive WRs first, then the flush queue pairs, which are connected to themselves. */
 rail_result_t ib_setup_receives(struct ib_setup *s) {
-  struct ib_flush *flush = ib_recv_comm_flush(s->comm); /* half made, or NULL */
   if (s->piece == 0) {
     if (ib_recv_comm_prepost(s->comm) != RAIL_OK)
       return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "no receives could be posted");
     return ib_setup_piece_done(s, 2);
   }
-  rail_result_t result = ib_flush_open(s->comm, &flush);
-  ib_recv_comm_set_flush(s->comm, flush);
+  rail_result_t result = ib_flush_open(s->comm);
   if (result == RAIL_OK || result == RAIL_IN_PROGRESS) return result;
   return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "no queue pair to flush GPU memory with");
 }
 
 rail_result_t ib_setup_start(struct ib_setup *s) {
-  struct ib_remote_ring remote_ring = {.addr = s->peers.ctrl_addr};
-  memcpy(remote_ring.rkeys, s->peers.rkeys, sizeof remote_ring.rkeys);
+  struct ib_remote_ring ring = {.addr = s->peers.ctrl_addr};
+  memcpy(ring.rkeys, s->peers.rkeys, sizeof ring.rkeys);
   if (s->connector) ib_send_comm_start(s->comm);
-  else ib_recv_comm_start(s->comm, &remote_ring, ib_progress);
+  else ib_recv_comm_start(s->comm, &ring, ib_progress);
   return RAIL_OK;
 }
 
@@ -195,10 +185,6 @@ rail_result_t ib_setup_start(struct ib_setup *s) {
 
 #define COMPLETIONS_AT_ONCE 16
 #define WRITE_SIZE sizeof(uint64_t)
-
-static struct ib_verify *words_of(const struct ib_setup *s) {
-  return (struct ib_verify *)((uintptr_t)s->ours.verify_addr - offsetof(struct ib_verify, in));
-}
 
 /* "from port A (GID a) to port B (GID b)" of one queue pair. */
 static const char *way_of(const struct ib_setup *s, unsigned int qp, char text[320]) {
@@ -219,7 +205,7 @@ _Static_assert(sizeof(struct ib_cts_ring) >= 128u << IBV_MTU_4096, "a packet fit
 
 rail_result_t ib_setup_test_writes(struct ib_setup *s) {
   if (!s->plan.verify) return RAIL_OK;
-  struct ib_verify *words = words_of(s);
+  struct ib_verify *words = &s->comm->ctrl_buf->verify;
   struct ib_qp *qp = &s->comm->qps[s->piece];
   char way[320];
   words->out = s->peers.token;
@@ -273,7 +259,7 @@ static rail_result_t poll(struct ib_setup *s, struct ibv_cq *cq) {
 
 /* The queue pair whose test write of the peer's is not here; nqps: all are. */
 static unsigned int missing(const struct ib_setup *s) {
-  const struct ib_verify *words = words_of(s);
+  const struct ib_verify *words = &s->comm->ctrl_buf->verify;
   unsigned int i = 0;
   while (i < s->plan.nqps && __atomic_load_n(&words->in[i], __ATOMIC_ACQUIRE) == s->ours.token) i++;
   return i;

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Taking connections down. Close never fails and waits for nobody: an error
- * would end NCCL's own clean-up, and the peer may close seconds later.
+ * Closing connections. Close never fails and never waits: an error would end NCCL's own clean-up, and the peer may close
+ * seconds later.
  *
- * By the time of close the caller has freed its buffers (deregMr stopped the
- * QPs if it had to). A receiver that has got everything lives on for a moment in
- * the watch thread's hands, without any buffer of the caller's: the last ACK may
- * have been lost, and its sender would else see its retries fail for a message
- * that arrived.
+ * By the time of close the caller has freed its buffers (deregMr stopped the QPs if it had to). A receiver that has
+ * received everything lingers, owned by the watch thread and without any buffer of the caller's: its last ACK may have
+ * been lost, and without an answer to the retransmission its sender would report an error for a message that arrived.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,54 +17,48 @@
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_watch.h"
 
-static void warn_if(const struct ib_comm *comm, const char *what, int err) {
+static void warn_if(int err, const struct ib_comm *comm, const char *what) {
   if (err)
     RAIL_WARN("RailIB: close of the connection with %s: %s: %s; what it held goes when the process ends",
               comm->peer_text, what, strerror(err));
 }
 
-/* What goes first is what uses the rest: data QPs, flush QPs, their CQs, then the memory that they read and wrote. */
+/* Users before what they use: data QPs, flush QPs, their CQs, then the registrations. */
 static void destroy_verbs(struct ib_comm *comm) {
   for (unsigned int i = 0; comm->qps && i < comm->plan.nqps; i++) ib_qp_destroy(&comm->qps[i]);
-  if (!comm->sender) {
-    ib_flush_close(ib_recv_comm_flush(comm));
-    ib_recv_comm_set_flush(comm, NULL);
-  }
+  if (!comm->sender) ib_flush_close(comm);
   for (unsigned int r = 0; r < comm->nrails; r++) {
     struct ib_rail *rail = &comm->rails[r];
-    if (rail->cq) warn_if(comm, "ibv_destroy_cq", ib_verbs.destroy_cq(rail->cq));
-    if (rail->ctrl_mr) warn_if(comm, "ibv_dereg_mr", ib_verbs.dereg_mr(rail->ctrl_mr));
+    if (rail->cq) warn_if(ib_verbs.destroy_cq(rail->cq), comm, "ibv_destroy_cq");
+    if (rail->ctrl_mr) warn_if(ib_verbs.dereg_mr(rail->ctrl_mr), comm, "ibv_dereg_mr");
     rail->cq = NULL;
     rail->ctrl_mr = NULL;
   }
   ib_mhandles_free(comm);
 }
 
-/* In a child of fork nothing is freed: the verbs objects are the parent's, and memory that is registered may not even
- * be mapped here (ibv_fork_init). */
+/* In a child of fork nothing is freed: the verbs objects are the parent's, and registered memory may not even be mapped
+ * here (ibv_fork_init). */
 void ib_comm_destroy(struct ib_comm *comm) {
   if (!comm || comm->forked) return;
-  atomic_store(&comm->stopped, true); /* events of its QPs mean nothing any more */
+  atomic_store(&comm->stopped, true); /* events of its QPs are ignored from here on */
   ib_watch_remove(comm, false);
   destroy_verbs(comm);
-  rail_sock_close(&comm->side_fd);
+  rail_sock_close(&comm->oob_fd);
   ib_stats_comm_end(comm);
-  free(comm->qps);
-  comm->qps = NULL;
-  comm->magic = 0;
-  ib_comm_free_kind(comm);
+  ib_comm_free(comm);
 }
 
 rail_result_t ib_close_send(void *send_comm) {
   if (!send_comm) return RAIL_OK;
   struct ib_comm *comm = ib_comm_of(send_comm, IB_SEND_COMM_MAGIC, "closeSend");
-  if (!comm) return RAIL_OK; /* said so */
+  if (!comm) return RAIL_OK; /* the line is written */
   ib_watch_remove(comm, true);
   ib_comm_destroy(comm);
   return RAIL_OK;
 }
 
-/* Only what a sender's retries can still need. */
+/* Only while a sender's retransmissions may need an answer. */
 static bool should_linger(const struct ib_comm *comm) {
   uint32_t ended = IB_COMM_PEER_CLOSED | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT | IB_COMM_HOST_SILENT |
                    IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR | IB_COMM_DEVICE_FATAL;

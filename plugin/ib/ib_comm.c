@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What both kinds of comm share: recognising, failing, stopping one. */
+ * What both kinds of comm share: checking a caller's pointers, request pools, memory, stopping. */
 #include "plugin/ib/ib_comm.h"
 
 #include <pthread.h>
@@ -10,18 +10,13 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 
-#define ACK_NS 4096ull   /* an ACK timeout is this, doubled as often as the exponent says */
-#define ACK_TOLERANCE 4  /* the standard's tolerance: a timeout of T ends between T and 4T */
+#define ACK_NS 4096ull   /* an ACK timeout is 4.096 us x 2^exponent (InfiniBand specification, vol. 1, 9.7.6.1.3) */
+#define ACK_TOLERANCE 4  /* the specification lets an HCA take up to 4 times its timeout */
 #define LINGER_GRACE_MS 1000
 #define LINGER_MAX_MS 60000
 
-struct ib_comm *ib_comm_of(void *arg, uint32_t kind_magic, const char *call) {
-  struct ib_comm *comm = arg;
-  if (rail_likely(comm)) {
-    bool known = comm->magic == IB_SEND_COMM_MAGIC || comm->magic == IB_RECV_COMM_MAGIC;
-    if (rail_likely(kind_magic ? comm->magic == kind_magic : known)) return comm;
-  }
-  RAIL_WARN("RailIB: %s: %p is no %s that is open", call, arg,
+RAIL_COLD struct ib_comm *ib_comm_refuse(const void *comm, uint32_t kind_magic, const char *call) {
+  RAIL_WARN("RailIB: %s: %p is no %s that is open", call, comm,
             kind_magic == IB_SEND_COMM_MAGIC   ? "send comm"
             : kind_magic == IB_RECV_COMM_MAGIC ? "receive comm"
                                                : "comm");
@@ -30,26 +25,14 @@ struct ib_comm *ib_comm_of(void *arg, uint32_t kind_magic, const char *call) {
 
 /* ---- requests -------------------------------------------------------------- */
 
-struct ib_request *ib_request_pool_init(void *first, size_t size, uint32_t count, struct ib_comm *comm) {
-  struct ib_request *free_list = NULL;
+void ib_request_pool_init(struct ib_request_pool *pool, void *first, size_t size, uint32_t count,
+                          struct ib_comm *comm) {
+  SLIST_INIT(pool);
   for (uint32_t i = count; i-- > 0;) {
     struct ib_request *r = (struct ib_request *)(void *)((char *)first + i * size);
-    *r = (struct ib_request){.magic = IB_REQ_FREE, .comm = comm, .next_free = free_list};
-    free_list = r;
+    *r = (struct ib_request){.magic = IB_REQ_FREE, .comm = comm};
+    SLIST_INSERT_HEAD(pool, r, free);
   }
-  return free_list;
-}
-
-static bool is_outstanding(const struct ib_request *r) {
-  return r->magic == IB_REQ_SEND || r->magic == IB_REQ_RECV || r->magic == IB_REQ_FLUSH;
-}
-
-struct ib_request *ib_request_of(void *request, const char *call) {
-  struct ib_request *r = request;
-  if (rail_likely(r && r != RAIL_NET_OPTIONAL_RECV && is_outstanding(r))) return r;
-  if (!r || r == RAIL_NET_OPTIONAL_RECV) RAIL_WARN("RailIB: %s: %p is no request", call, request);
-  else RAIL_WARN("RailIB: %s: request %p is not outstanding (tested again after it was done?)", call, request);
-  return NULL;
 }
 
 RAIL_COLD rail_result_t ib_mr_refuse(const struct ib_comm *comm, const char *call, const struct ib_mhandle *mr,
@@ -70,38 +53,34 @@ RAIL_COLD rail_result_t ib_mr_refuse(const struct ib_comm *comm, const char *cal
 
 /* ---- memory ---------------------------------------------------------------- */
 
-void ib_limit_inline(struct ib_comm *comm) {
-  for (unsigned int i = 0; i < comm->plan.nqps && !ib_params.use_inline; i++) comm->qps[i].max_inline = 0;
-}
-
-struct ib_ctrl_buf *ib_ctrl_buf_alloc(size_t *size) {
-  size_t page = (size_t)sysconf(_SC_PAGESIZE);
+bool ib_comm_init(struct ib_comm *comm, uint32_t magic) {
+  size_t page = (size_t)sysconf(_SC_PAGESIZE), size = RAIL_ROUND_UP(sizeof *comm->ctrl_buf, page);
   void *buf = NULL;
-  *size = RAIL_ROUND_UP(sizeof(struct ib_ctrl_buf), page);
-  if (posix_memalign(&buf, page, *size) != 0) return NULL;
-  memset(buf, 0, *size);
-  return buf;
+  if (posix_memalign(&buf, page, size) != 0) return false;
+  memset(buf, 0, size);
+  comm->ctrl_buf = buf;
+  comm->magic = magic;
+  comm->sender = magic == IB_SEND_COMM_MAGIC;
+  comm->oob_fd = -1;
+  return true;
 }
 
-void ib_comm_ctrl_memory(struct ib_comm *comm, void **memory, size_t *size) {
-  *memory = comm->sender ? ib_send_comm_of(comm)->ctrl_buf : ib_recv_comm_of(comm)->ctrl_buf;
-  *size = sizeof(struct ib_ctrl_buf);
-}
-
-void ib_comm_free_kind(struct ib_comm *comm) {
-  void *memory;
-  size_t size;
-  ib_comm_ctrl_memory(comm, &memory, &size);
-  free(memory);
+void ib_comm_free(struct ib_comm *comm) {
+  free(comm->ctrl_buf);
+  free(comm->qps);
   comm->magic = 0;
   if (comm->sender) free(ib_send_comm_of(comm));
   else free(ib_recv_comm_of(comm));
 }
 
-/* ---- stopping -------------------------------------------------------------- */
+void ib_comm_limit_inline(struct ib_comm *comm) {
+  for (unsigned int i = 0; i < comm->plan.nqps && !ib_params.use_inline; i++) comm->qps[i].max_inline = 0;
+}
 
-/* Unless set: until an HCA that takes four times its timeout, as the standard allows, has sent again what was not
- * acknowledged. Without a timeout it never does. */
+/* ---- closing --------------------------------------------------------------- */
+
+/* Unless RAIL_IB_LINGER is set: until the sender's HCA, which may take 4 times its timeout, has retransmitted what was
+ * not acknowledged. Without a timeout it never does. */
 uint64_t ib_comm_linger_ms(const struct ib_comm *comm) {
   uint64_t timeout = comm->sender_timeout;
   if (ib_params.linger_ms >= 0) return (uint64_t)ib_params.linger_ms;
@@ -109,15 +88,15 @@ uint64_t ib_comm_linger_ms(const struct ib_comm *comm) {
   return RAIL_MIN(longest + LINGER_GRACE_MS, LINGER_MAX_MS);
 }
 
-/* Who comes second waits until the first is through: then nothing moves for him either. */
+/* A second caller waits for the first, so that the QPs are in ERR for it too when it returns. */
 void ib_comm_stop(struct ib_comm *comm) {
-  static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+  static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
   if (comm->forked) return;
-  pthread_mutex_lock(&one);
+  pthread_mutex_lock(&one_at_a_time);
   if (!atomic_exchange(&comm->stopped, true)) {
     for (unsigned int i = 0; comm->qps && i < comm->plan.nqps; i++) ib_qp_to_err(&comm->qps[i]);
     struct ib_flush *flush = comm->sender ? NULL : ib_recv_comm_of(comm)->flush;
     for (unsigned int i = 0; flush && i < comm->nrails; i++) ib_qp_to_err(&flush->qps[i]);
   }
-  pthread_mutex_unlock(&one);
+  pthread_mutex_unlock(&one_at_a_time);
 }

@@ -136,31 +136,22 @@ unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned 
 
 /* ---- immediates --------------------------------------------------------- */
 
-#define ALIGN_LOG2 7
-_Static_assert(1 << ALIGN_LOG2 == IB_ALIGN, "a body is counted in lines");
-#define MANTISSA_MAX 0xffffu
 #define EXPONENT_ERROR 31u
 #define CODE_ALL 7u
-
-unsigned int ib_imm_unit_log2(uint64_t bytes) {
-  unsigned int log2 = ALIGN_LOG2;
-  while (bytes >> log2 > MANTISSA_MAX) log2++;
-  return log2;
-}
 
 uint32_t ib_imm_encode(const struct ib_imm *imm, unsigned int all) {
   unsigned int code = imm->parts == all ? CODE_ALL : (unsigned int)__builtin_ctz(imm->parts);
   uint32_t place = imm->row << 27 | imm->index << 24 | code << 21;
   if (rail_unlikely(imm->error)) return place | EXPONENT_ERROR << 16 | imm->error;
   unsigned int log2 = ib_imm_unit_log2(imm->body);
-  return place | (log2 - ALIGN_LOG2) << 16 | (uint32_t)(imm->body >> log2);
+  return place | (log2 - IB_ALIGN_LOG2) << 16 | (uint32_t)(imm->body >> log2);
 }
 
 void ib_imm_decode(uint32_t bits, unsigned int all, struct ib_imm *imm) {
-  unsigned int code = bits >> 21 & 7, exponent = bits >> 16 & 31, mantissa = bits & MANTISSA_MAX;
+  unsigned int code = bits >> 21 & 7, exponent = bits >> 16 & 31, mantissa = bits & IB_IMM_MANTISSA_MAX;
   imm->row = bits >> 27;
   imm->index = bits >> 24 & 7;
   imm->parts = code == CODE_ALL ? all : 1u << code;
   imm->error = exponent == EXPONENT_ERROR ? mantissa : 0;
-  imm->body = exponent == EXPONENT_ERROR ? 0 : (uint64_t)mantissa << (ALIGN_LOG2 + exponent);
+  imm->body = exponent == EXPONENT_ERROR ? 0 : (uint64_t)mantissa << (IB_ALIGN_LOG2 + exponent);
 }

@@ -100,7 +100,15 @@ struct ib_imm {
 /* Host byte order; `all` is the plan's qps_per_message. */
 uint32_t ib_imm_encode(const struct ib_imm *imm, unsigned int all);
 void ib_imm_decode(uint32_t bits, unsigned int all, struct ib_imm *imm);
+#define IB_IMM_MANTISSA_MAX 0xffffu
+#define IB_ALIGN_LOG2 7
+_Static_assert(1 << IB_ALIGN_LOG2 == IB_ALIGN, "a body is counted in lines");
+
 /* log2 of the unit in which an immediate counts so many bytes: the least that does. */
-unsigned int ib_imm_unit_log2(uint64_t bytes);
+static inline unsigned int ib_imm_unit_log2(uint64_t bytes) {
+  unsigned int log2 = IB_ALIGN_LOG2;
+  while (bytes >> log2 > IB_IMM_MANTISSA_MAX) log2++;
+  return log2;
+}
 
 #endif

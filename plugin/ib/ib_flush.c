@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Flush: per rail a QP that is connected to itself, and a read of one byte from
- * the last buffer that holds anything. It follows what the rail has written to
- * the same memory through all bridges between the two, so when the byte is here
- * the rest is there.
+ * Flush: what was received into GPU memory is visible to the GPU once a read over the same path has come back. Per rail
+ * there is a QP that is connected to itself, and iflush reads one byte with it from the last buffer that holds data. The
+ * read follows the rail's earlier writes to the same memory through all bridges, so when its response is here the
+ * writes are there.
  */
-#include "plugin/ib/ib_comm.h"
-
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,12 +16,12 @@
 
 bool ib_flush_wanted(enum ib_flush_mode mode, bool disabled, bool gpu_direct, bool dmabuf) {
   if (mode != IB_FLUSH_AUTO) return mode == IB_FLUSH_ALWAYS;
-  return !disabled && (gpu_direct || dmabuf); /* nothing but GPU memory needs it */
+  return !disabled && (gpu_direct || dmabuf); /* only GPU memory needs it */
 }
 
-/* ---- made and taken down ------------------------------------------------ */
+/* ---- opening and closing ------------------------------------------------ */
 
-/* From itself to itself, otherwise as the data QP of the same rail. */
+/* The QP is its own peer; all else as the data QP of the same rail. */
 static rail_result_t set_path(struct ib_qp *qp, const struct ib_comm *comm, unsigned int rail) {
   struct ib_port_now now;
   const struct ib_qp_path *data = &comm->qps[rail].path; /* QP i is on rail i % nrails */
@@ -46,7 +44,7 @@ static rail_result_t set_path(struct ib_qp *qp, const struct ib_comm *comm, unsi
 static rail_result_t open_rail(struct ib_flush *f, unsigned int i) {
   const struct ib_rail *rail = &f->comm->rails[i];
   static const struct ib_qp_sizes sizes = {.send_depth = IB_MAX_FLUSHES, .recv_depth = 1};
-  f->mrs[i] = ib_verbs.reg_mr(rail->port->hca->pd, f->word, sizeof *f->word, IBV_ACCESS_LOCAL_WRITE);
+  f->mrs[i] = ib_verbs.reg_mr(rail->port->hca->pd, f->scratch, sizeof *f->scratch, IBV_ACCESS_LOCAL_WRITE);
   if (!f->mrs[i]) {
     RAIL_WARN("RailIB: accept of %s: cannot register memory for flushes with %s: %m; check ulimit -l",
               f->comm->peer_text, rail->port->name);
@@ -74,7 +72,7 @@ static rail_result_t step(struct ib_flush *f) {
 static struct ib_flush *new_flush(struct ib_comm *comm) {
   struct ib_flush *f = calloc(1, sizeof *f);
   size_t page = (size_t)sysconf(_SC_PAGESIZE);
-  if (f && posix_memalign((void **)(void *)&f->word, page, page) == 0) {
+  if (f && posix_memalign((void **)(void *)&f->scratch, page, page) == 0) {
     f->comm = comm;
     return f;
   }
@@ -92,46 +90,32 @@ static bool is_needed_by(const struct ib_comm *comm) {
   return ib_flush_wanted((enum ib_flush_mode)ib_params.flush, ib_params.flush_disable != 0, gpu_direct, dmabuf);
 }
 
-rail_result_t ib_flush_open(struct ib_comm *comm, struct ib_flush **flush) {
-  if (!*flush) {
+rail_result_t ib_flush_open(struct ib_comm *comm) {
+  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
+  if (!rc->flush) {
     if (!is_needed_by(comm)) return RAIL_OK;
-    *flush = new_flush(comm);
-    if (!*flush) return RAIL_SYSTEM_ERROR;
+    rc->flush = new_flush(comm);
+    if (!rc->flush) return RAIL_SYSTEM_ERROR;
   }
-  struct ib_flush *f = *flush;
-  rail_result_t result = step(f);
-  if (result == RAIL_OK) return f->ready < comm->nrails ? RAIL_IN_PROGRESS : RAIL_OK;
-  if (result != RAIL_IN_PROGRESS) {
-    ib_flush_close(f);
-    *flush = NULL;
-  }
+  rail_result_t result = step(rc->flush);
+  if (result == RAIL_OK) return rc->flush->ready < comm->nrails ? RAIL_IN_PROGRESS : RAIL_OK;
+  if (result != RAIL_IN_PROGRESS) ib_flush_close(comm);
   return result;
 }
 
-void ib_flush_close(struct ib_flush *flush) {
+void ib_flush_close(struct ib_comm *comm) {
+  struct ib_flush *flush = ib_recv_comm_of(comm)->flush;
   if (!flush) return;
   for (unsigned int i = 0; i < IB_MAX_RAILS; i++) {
     ib_qp_destroy(&flush->qps[i]);
     if (flush->mrs[i]) (void)ib_verbs.dereg_mr(flush->mrs[i]);
   }
-  free(flush->word);
+  free(flush->scratch);
   free(flush);
-}
-
-void ib_recv_comm_set_flush(struct ib_comm *comm, struct ib_flush *flush) { ib_recv_comm_of(comm)->flush = flush; }
-
-struct ib_flush *ib_recv_comm_flush(const struct ib_comm *comm) {
-  return rail_container_of(comm, const struct ib_recv_comm, base)->flush;
+  ib_recv_comm_of(comm)->flush = NULL;
 }
 
 /* ---- iflush ------------------------------------------------------------- */
-
-/* The last buffer that holds anything; -1: none does. */
-static int last_of(int n, const int *sizes) {
-  int i = n - 1;
-  while (i >= 0 && sizes[i] <= 0) i--;
-  return i;
-}
 
 static bool is_needed(const struct ib_mhandle *mr) {
   return mr->type != RAIL_PTR_HOST || ib_params.flush == IB_FLUSH_ALWAYS;
@@ -141,7 +125,7 @@ static rail_result_t post_reads(struct ib_recv_comm *rc, struct ib_request *r, c
                                 const struct ib_mhandle *mr) {
   struct ib_flush *f = rc->flush;
   for (unsigned int i = 0; i < rc->base.nrails; i++) {
-    struct ibv_sge sge = {.addr = (uintptr_t)f->word, .length = 1, .lkey = f->mrs[i]->lkey};
+    struct ibv_sge sge = {.addr = (uintptr_t)f->scratch, .length = 1, .lkey = f->mrs[i]->lkey};
     struct ibv_send_wr wr = {.wr_id = ib_wr_id(IB_WR_FLUSH, i, 1, (unsigned int)(r - rc->flushes)),
                              .opcode = IBV_WR_RDMA_READ,
                              .sg_list = &sge,
@@ -176,20 +160,21 @@ rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, v
     return bad_flush(n, data, sizes, mhandles, request);
   if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
-  int i = last_of(n, sizes);
+  int i = n - 1;
+  while (i >= 0 && sizes[i] <= 0) i--; /* the last buffer that holds data */
   if (!rc->flush || i < 0) return RAIL_OK;
   struct ib_mhandle *mr = mhandles[i];
   if (rail_unlikely(!ib_mr_covers(comm, mr, data[i], (uint64_t)sizes[i])))
     return ib_mr_refuse(comm, "iflush", mr, data[i], (uint64_t)sizes[i]);
   if (!is_needed(mr)) return RAIL_OK;
-  struct ib_request *r = rc->free_flushes;
+  struct ib_request *r = SLIST_FIRST(&rc->free_flushes);
   if (rail_unlikely(!r)) return too_many();
-  rc->free_flushes = r->next_free;
+  SLIST_REMOVE_HEAD(&rc->free_flushes, free);
   ib_request_begin(r, IB_REQ_FLUSH, comm->nrails);
   rc->flushed[r - rc->flushes] = mr;
   ib_mr_hold(mr);
   *request = r;
-  (void)post_reads(rc, r, data[i], mr); /* a failure is for test to report: the request exists */
+  (void)post_reads(rc, r, data[i], mr); /* the request exists: test reports a failure to post */
   return RAIL_OK;
 }
 
@@ -209,6 +194,5 @@ bool ib_flush_is_pending(const struct ib_recv_comm *rc) {
 
 void ib_flush_finish(struct ib_recv_comm *rc, struct ib_request *flush) {
   flush->magic = IB_REQ_FREE;
-  flush->next_free = rc->free_flushes;
-  rc->free_flushes = flush;
+  SLIST_INSERT_HEAD(&rc->free_flushes, flush, free);
 }

@@ -286,17 +286,13 @@ static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void link_handle(struct ib_comm *comm, struct ib_mhandle *handle) {
   pthread_mutex_lock(&list_lock);
-  handle->next = comm->mhandles;
-  if (comm->mhandles) comm->mhandles->prev = handle;
-  comm->mhandles = handle;
+  LIST_INSERT_HEAD(&comm->mhandles, handle, link);
   pthread_mutex_unlock(&list_lock);
 }
 
-static void unlink_handle(struct ib_comm *comm, struct ib_mhandle *handle) {
+static void unlink_handle(struct ib_mhandle *handle) {
   pthread_mutex_lock(&list_lock);
-  if (handle->prev) handle->prev->next = handle->next;
-  else comm->mhandles = handle->next;
-  if (handle->next) handle->next->prev = handle->prev;
+  LIST_REMOVE(handle, link);
   pthread_mutex_unlock(&list_lock);
 }
 
@@ -437,15 +433,14 @@ rail_result_t ib_dereg_mr(void *comm_arg, void *mhandle) {
     return RAIL_OK;
   }
   if (!comm->forked) release_entries(comm, handle);
-  unlink_handle(comm, handle);
+  unlink_handle(handle);
   free(handle);
   return RAIL_OK;
 }
 
 void ib_mhandles_free(struct ib_comm *comm) {
-  while (comm->mhandles) {
-    struct ib_mhandle *handle = comm->mhandles;
-    comm->mhandles = handle->next;
+  for (struct ib_mhandle *handle; (handle = LIST_FIRST(&comm->mhandles)) != NULL;) {
+    LIST_REMOVE(handle, link);
     release_entries(comm, handle);
     handle->magic = 0;
     free(handle);

@@ -1,22 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Completions: polled here, finished in the file that began them. */
+ * The data path: its calls, wr_id, and what ib_progress.c calls in the files that post. */
 #ifndef IB_PROGRESS_H
 #define IB_PROGRESS_H
 
 #include "plugin/ib/ib_comm.h"
 
-/* ---- wr_id: what a completion is about. Of a failed one little else counts, so everything is in it. ---- */
+/* ---- vtable calls ----------------------------------------------------------- */
+
+rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle, void **request);
+rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
+                       void **phandles, void **request);
+rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request);
+rail_result_t ib_test(void *request, int *done, int *sizes);
+rail_result_t ib_irecv_consumed(void *recv_comm, int n, void *request);
+
+/* ---- wr_id: what a completion is about ---------------------------------------
+ * A failed completion says little else, so everything is in it: kind 8 | qp 16 | count 16 | arg 24 bits. */
 
 enum ib_wr_kind {
   IB_WR_SEND = 1,   /* a write of a part: arg = index of the send request, count = writes of the chain up to it */
   IB_WR_RECV = 2,   /* a receive WR of a data QP */
-  IB_WR_CTS = 3,    /* a CTS write that was asked to complete: count = CTS writes it stands for */
+  IB_WR_CTS = 3,    /* a signaled CTS write: count = CTS writes it stands for */
   IB_WR_FLUSH = 4,  /* arg = index of the flush request */
   IB_WR_VERIFY = 5, /* the handshake's first writes */
-  IB_WR_PROBE = 6,    /* a receiver's write of nothing, behind CTS writes: count = those it stands for, and itself */
+  IB_WR_PROBE = 6,  /* a receiver's write of zero bytes behind CTS writes: count = those it stands for, and itself */
 };
 
-/* kind 8 | qp 16 | count 16 | arg 24 */
 static inline uint64_t ib_wr_id(enum ib_wr_kind kind, unsigned int qp, unsigned int count, unsigned int arg) {
   return (uint64_t)kind << 56 | (uint64_t)qp << 40 | (uint64_t)(count & 0xffff) << 24 | (arg & 0xffffff);
 }
@@ -25,76 +34,49 @@ static inline unsigned int ib_wr_qp(uint64_t id) { return (unsigned int)(id >> 4
 static inline unsigned int ib_wr_count(uint64_t id) { return (unsigned int)(id >> 24) & 0xffff; }
 static inline unsigned int ib_wr_arg(uint64_t id) { return (unsigned int)id & 0xffffff; }
 
-/* ---- polling ---- */
+/* ---- ib_progress.c ------------------------------------------------------------ */
 
 /* Polls all CQs of a comm, within a bound, and posts what waited for room; RAIL_OK or the comm's failure. */
 rail_result_t ib_progress(struct ib_comm *comm);
 
-/* After ib_comm_stop of a recv comm: waits until the HCA writes to no memory for it any more, which its queue pairs say
- * by giving back a receive WR unused. Microseconds, a second at most for all calls together; false: one has said
- * nothing. Any thread. */
+/* After ib_comm_stop of a recv comm: waits until the HCA writes to no memory for it any more, which each QP shows by
+ * flushing an unused receive WR. Microseconds; a second at most for all calls together, then false. Any thread. */
 bool ib_qp_drain(struct ib_comm *comm);
 
-/* What a call has to say before it begins: RAIL_OK, or why it cannot. */
-static inline rail_result_t ib_comm_status(const struct ib_comm *comm) {
-  if (rail_unlikely(atomic_load_explicit(&comm->stopped, memory_order_relaxed))) return RAIL_BAD_USAGE;
-  return comm->failed;
-}
+/* ---- ib_send.c ------------------------------------------------------------------ */
 
-/* What the watch thread has found that ends the connection, or some of it: IB_COMM_*. For those who have found nothing
- * else to do. */
-static inline uint32_t ib_health_of(const struct ib_comm *comm) {
-  return atomic_load_explicit(&comm->health, memory_order_acquire) & ~IB_COMM_STALLED;
-}
-
-/* ib_send.c, ib_recv.c, ib_flush.c: completions that they began. */
 void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc);
-rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc);
-void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc);
-void ib_recv_probe_done(struct ib_comm *comm, const struct ibv_wc *wc);
-void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc);
-
-/* The own HCA works: what it owed is here, or something moved. */
-static inline void ib_probe_clear(struct ib_comm *comm) {
-  comm->probe_deadline = 0;
-  atomic_fetch_and(&comm->health, ~IB_COMM_STALLED);
-}
-
-/* When nothing moves: makes the HCA owe a completion, one that stands for all CTS writes so far. */
-rail_result_t ib_recv_probe(struct ib_recv_comm *rc);
-/* A flush is under way. */
-bool ib_flush_is_pending(const struct ib_recv_comm *rc);
+/* Posts what waited for room in a send queue, as far as there is room now. */
+rail_result_t ib_send_resume(struct ib_send_comm *sc);
+/* A request that is done goes back into its pool; sizes may be NULL. Here and below. */
+void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes);
 /* Bytes that are posted, or wait for room, and have not completed. */
 uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc);
-
-/* Posts what waited for room in a send queue, as far as there is some now. */
-rail_result_t ib_send_resume(struct ib_send_comm *sc);
-
-/* A request that is done goes back into its pool; sizes may be NULL. */
-void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes);
-void ib_recv_finish(struct ib_recv_comm *rc, struct ib_recv *recv, int *sizes);
-void ib_flush_finish(struct ib_recv_comm *rc, struct ib_request *flush);
-
-/* ---- ib_send.c: a message into parts. Pure ---- */
 
 /* How many parts: a power of two, or all; none smaller than min_part unless it is the only one. */
 unsigned int ib_split_parts(uint64_t size, unsigned int all, uint64_t min_part);
 
 struct ib_part {
   uint64_t offset, size;
-  uint64_t body;  /* of `size`: goes ahead in plain writes; what is left is at most one write */
-  uint64_t write; /* bytes of one write; more than max_write only where the immediate could not tell the body otherwise:
+  uint64_t body;  /* of `size`: goes first, in plain writes; the rest is at most one write */
+  uint64_t write; /* bytes of one write; more than max_write only where the immediate could not count the body otherwise:
                      parts above 65535 of them */
 };
 /* Part i of n. separate: all but a short tail goes in the body (adaptive routing). */
 struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2, bool separate);
 
-/* vtable calls */
-rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle, void **request);
-rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
-                       void **phandles, void **request);
-rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request);
-rail_result_t ib_test(void *request, int *done, int *sizes);
-rail_result_t ib_irecv_consumed(void *recv_comm, int n, void *request);
+/* ---- ib_recv.c ------------------------------------------------------------------ */
+
+rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc);
+void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc);
+void ib_recv_finish(struct ib_recv *recv, int *sizes);
+/* When nothing completes: posts a write whose completion stands for all CTS writes so far. */
+rail_result_t ib_recv_probe(struct ib_recv_comm *rc);
+
+/* ---- ib_flush.c ----------------------------------------------------------------- */
+
+void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc);
+void ib_flush_finish(struct ib_recv_comm *rc, struct ib_request *flush);
+bool ib_flush_is_pending(const struct ib_recv_comm *rc);
 
 #endif

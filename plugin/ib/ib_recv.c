@@ -2,11 +2,10 @@
  *
  * A receive from irecv to its completion.
  *
- * irecv tells the sender of its buffers: one write of CTS entries into the ring
- * in the sender's memory. The sender writes into the buffers, and each part of a
- * message ends with an immediate, which costs a receive WR here. Those are posted
- * when the connection is made, enough for all that can be outstanding, and given
- * back in chains: irecv posts none. The request is done when all its buffers are.
+ * irecv writes CTS entries, one per buffer, into the ring in the sender's memory, by one RDMA write. The sender writes
+ * into the buffers; each part of a message ends with an immediate, which consumes a receive WR here. Those are posted
+ * when the connection is made, enough for all that can be outstanding, and posted again in batches: irecv posts none.
+ * test calls ib_recv_done for each completion; the receive is done when all its buffers are.
  */
 #include <arpa/inet.h>
 #include <limits.h>
@@ -15,40 +14,35 @@
 
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
-#include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_progress.h"
 
-#define CTS_SIGNALED 16 /* each so many CTS writes one is asked to complete */
+#define CTS_SIGNALED 16 /* of so many CTS writes one is signaled */
 
-_Static_assert(IB_RECV_DEPTH % IB_RECV_BATCH == 0, "preposted in whole chains");
+_Static_assert(IB_RECV_DEPTH % IB_RECV_BATCH == 0, "preposted in whole batches");
 
 /* ---- the comm ----------------------------------------------------------- */
 
 struct ib_comm *ib_recv_comm_alloc(void) {
   struct ib_recv_comm *rc = calloc(1, sizeof *rc);
-  size_t size;
-  if (!rc) return NULL;
-  rc->ctrl_buf = ib_ctrl_buf_alloc(&size);
-  if (!rc->ctrl_buf) {
+  if (!rc || !ib_comm_init(&rc->base, IB_RECV_COMM_MAGIC)) {
     free(rc);
     return NULL;
   }
-  rc->base.magic = IB_RECV_COMM_MAGIC;
-  rc->base.side_fd = -1;
   rc->next_seq = 1;
-  (void)ib_request_pool_init(rc->recvs, sizeof rc->recvs[0], IB_MAX_RECVS, &rc->base);
-  rc->free_flushes = ib_request_pool_init(rc->flushes, sizeof rc->flushes[0], IB_MAX_FLUSHES, &rc->base);
+  for (unsigned int i = 0; i < IB_MAX_RECVS; i++)
+    rc->recvs[i].base = (struct ib_request){.magic = IB_REQ_FREE, .comm = &rc->base};
+  ib_request_pool_init(&rc->free_flushes, rc->flushes, sizeof rc->flushes[0], IB_MAX_FLUSHES, &rc->base);
   return &rc->base;
 }
 
-void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *remote_ring,
+void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
                         rail_result_t (*progress)(struct ib_comm *comm)) {
-  ib_recv_comm_of(comm)->remote_ring = *remote_ring;
+  ib_recv_comm_of(comm)->remote_ring = *ring;
   ib_recv_comm_of(comm)->progress = progress;
-  ib_limit_inline(comm);
+  ib_comm_limit_inline(comm);
 }
 
-/* Gives a chain of receive WRs to a QP: empty ones, which only immediates consume. */
+/* Receive WRs without memory: only immediates consume them. */
 static rail_result_t post_recv_batch(struct ib_comm *comm, struct ib_qp *qp) {
   struct ibv_recv_wr wrs[IB_RECV_BATCH], *bad;
   for (unsigned int i = 0; i < IB_RECV_BATCH; i++)
@@ -68,17 +62,7 @@ rail_result_t ib_recv_comm_prepost(struct ib_comm *comm) {
   return RAIL_OK;
 }
 
-/* ---- telling the sender ------------------------------------------------- */
-
-static void write_entries(struct ib_recv_comm *rc, const struct ib_recv *recv, unsigned int row, void **data) {
-  for (unsigned int i = 0; i < recv->n; i++) {
-    const struct ib_buffer *b = &recv->buffers[i];
-    struct ib_cts cts = {
-      .addr = (uintptr_t)data[i], .size = b->capacity, .tag = b->tag, .count = recv->n, .index = i};
-    if (b->mr) memcpy(cts.rkeys, b->mr->rkeys, sizeof cts.rkeys);
-    ib_cts_encode(&cts, rc->next_seq, &rc->ctrl_buf->ring.rows[row][i]);
-  }
-}
+/* ---- CTS writes ------------------------------------------------------------- */
 
 static rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *qp, struct ibv_send_wr *wr) {
   struct ibv_send_wr *bad;
@@ -88,19 +72,19 @@ static rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *qp, struc
   return RAIL_OK;
 }
 
-/* One write of all entries. The last of some that fits into the send queue, and each 16th, is asked to complete: it
- * tells the room of all. */
-static rail_result_t post_entries(struct ib_recv_comm *rc, const struct ib_recv *recv, unsigned int row) {
+/* One write of all entries of the row. Each 16th is signaled, and so is the last that fits into the send queue: its
+ * completion stands for all before it. */
+static rail_result_t post_cts(struct ib_recv_comm *rc, unsigned int n, unsigned int row) {
   struct ib_qp *qp = &rc->base.qps[0];
-  uint32_t bytes = recv->n * (uint32_t)sizeof(struct ib_cts_wire);
-  struct ibv_sge sge = {.addr = (uintptr_t)rc->ctrl_buf->ring.rows[row],
-                        .length = bytes,
-                        .lkey = rc->base.rails[qp->rail].ctrl_mr->lkey};
+  struct ib_cts_wire *entries = rc->base.ctrl_buf->ring.rows[row];
+  uint32_t bytes = n * (uint32_t)sizeof *entries;
+  struct ibv_sge sge = {
+    .addr = (uintptr_t)entries, .length = bytes, .lkey = rc->base.rails[qp->rail].ctrl_mr->lkey};
   struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
                            .sg_list = &sge,
                            .num_sge = 1,
                            .send_flags = bytes <= qp->max_inline ? IBV_SEND_INLINE : 0,
-                           .wr.rdma = {.remote_addr = rc->remote_ring.addr + row * sizeof rc->ctrl_buf->ring.rows[0],
+                           .wr.rdma = {.remote_addr = rc->remote_ring.addr + row * IB_MAX_GROUP * sizeof *entries,
                                        .rkey = rc->remote_ring.rkeys[qp->remote_rail]}};
   wr.wr_id = ib_wr_id(IB_WR_CTS, qp->index, ++rc->cts_unsignaled, row);
   if (rc->cts_unsignaled == CTS_SIGNALED || qp->sq_avail == 1) {
@@ -112,28 +96,22 @@ static rail_result_t post_entries(struct ib_recv_comm *rc, const struct ib_recv 
   return RAIL_OK;
 }
 
-/* A write of nothing, behind all others. Without room the last of those was asked to complete. A flush is owed anyway,
- * and an answer to something else would hide that it is lost. */
+/* Zero bytes, signaled, behind all CTS writes. With a full send queue the last of those is signaled anyway. A pending
+ * flush is owed by the HCA already, and the probe's completion would hide that it is lost. */
 rail_result_t ib_recv_probe(struct ib_recv_comm *rc) {
   struct ib_qp *qp = &rc->base.qps[0];
   if (!qp->sq_avail || ib_flush_is_pending(rc)) return RAIL_OK;
   struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
                            .send_flags = IBV_SEND_SIGNALED,
                            .wr_id = ib_wr_id(IB_WR_PROBE, qp->index, ++rc->cts_unsignaled, 0),
-                           .wr.rdma = {.remote_addr = rc->remote_ring.addr, .rkey = rc->remote_ring.rkeys[qp->remote_rail]}};
+                           .wr.rdma = {.remote_addr = rc->remote_ring.addr,
+                                       .rkey = rc->remote_ring.rkeys[qp->remote_rail]}};
   rc->cts_unsignaled = 0;
   return post_write(rc, qp, &wr);
 }
 
 void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   comm->qps[ib_wr_qp(wc->wr_id)].sq_avail += ib_wr_count(wc->wr_id);
-}
-
-/* The peer had no part in it: no progress, or a peer whose process is stopped would seem alive. */
-void ib_recv_probe_done(struct ib_comm *comm, const struct ibv_wc *wc) {
-  ib_recv_cts_done(comm, wc);
-  ib_probe_clear(comm);
-  comm->moved--; /* counted with its batch */
 }
 
 /* ---- irecv -------------------------------------------------------------- */
@@ -162,31 +140,10 @@ RAIL_COLD static rail_result_t bad_recv(const struct ib_comm *comm, int n, void 
   return RAIL_BAD_ARGUMENT;
 }
 
-/* The remote_ring of the next receive, if the last one there is over, and the send queue has room. */
-static struct ib_recv *next_slot(struct ib_recv_comm *rc) {
-  struct ib_recv *recv = &rc->recvs[rc->next_seq % IB_MAX_RECVS];
-  struct ib_qp *qp = &rc->base.qps[0];
-  /* Nobody else may look for room: there can be no request left that is tested. */
-  if (rail_unlikely(!qp->sq_avail)) (void)rc->progress(&rc->base);
-  if (rail_likely(recv->base.magic == IB_REQ_FREE && qp->sq_avail)) return recv;
-  rail_stats_add(&rc->base.stats[IB_COMM_WAITS_ROOM], 1);
-  return NULL;
-}
-
-static void fill(struct ib_recv *recv, int n, const size_t *sizes, const int *tags, void **mhandles) {
-  ib_request_begin(&recv->base, IB_REQ_RECV, (uint32_t)n);
-  recv->n = (uint32_t)n;
-  for (int i = 0; i < n; i++) {
-    recv->buffers[i] = (struct ib_buffer){
-      .capacity = sizes[i], .tag = (uint32_t)tags[i], .mr = sizes[i] ? mhandles[i] : NULL};
-    ib_mr_hold(recv->buffers[i].mr);
-  }
-}
-
 rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                        void **phandles, void **request) {
-  /* RAIL_NET_OPTIONAL_RECV, if it stands there, allows to complete before the bytes are in remote_ring. They are when the
-   * sender says so, and until then the row is taken: there is nothing to gain. */
+  /* *request may be RAIL_NET_OPTIONAL_RECV, which allows a receive to be done before its bytes are in place. The bytes
+   * are in place when the sender's immediate arrives, and until then the row is taken: nothing would be gained. */
   if (request) *request = NULL;
   struct ib_comm *comm = ib_comm_of(recv_comm, IB_RECV_COMM_MAGIC, "irecv");
   if (!comm) return RAIL_BAD_ARGUMENT;
@@ -194,19 +151,38 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
     return bad_recv(comm, n, data, sizes, tags, mhandles, request);
   if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
-  struct ib_recv *recv = next_slot(rc);
-  if (rail_unlikely(!recv)) return comm->failed;
-  unsigned int row = (unsigned int)(recv - rc->recvs);
-  fill(recv, n, sizes, tags, mhandles);
-  write_entries(rc, recv, row, data);
+
+  /* The next row, if its last receive is done, and room in the send queue. Poll here when there is none: the caller may
+   * have no request left to test. */
+  unsigned int row = rc->next_seq % IB_MAX_RECVS;
+  struct ib_recv *recv = &rc->recvs[row];
+  if (rail_unlikely(!comm->qps[0].sq_avail)) (void)rc->progress(comm);
+  if (rail_unlikely(recv->base.magic != IB_REQ_FREE || !comm->qps[0].sq_avail)) {
+    rail_stats_add(&comm->stats[IB_COMM_WAITS_ROOM], 1);
+    return comm->failed;
+  }
+
+  /* Take the request, and encode an entry per buffer. */
+  ib_request_begin(&recv->base, IB_REQ_RECV, (uint32_t)n);
+  recv->n = (uint32_t)n;
+  for (unsigned int i = 0; i < recv->n; i++) {
+    struct ib_mhandle *mr = sizes[i] ? mhandles[i] : NULL;
+    struct ib_cts cts = {.addr = (uintptr_t)data[i], .size = sizes[i], .tag = (uint32_t)tags[i], .count = recv->n,
+                         .index = i};
+    recv->buffers[i] = (struct ib_buffer){.capacity = sizes[i], .tag = (uint32_t)tags[i], .mr = mr};
+    ib_mr_hold(mr);
+    if (mr) memcpy(cts.rkeys, mr->rkeys, sizeof cts.rkeys);
+    ib_cts_encode(&cts, rc->next_seq, &comm->ctrl_buf->ring.rows[row][i]);
+  }
   *request = recv;
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(&recv->base, phandles);
-  /* A failure is for test to report: the request exists. */
-  if (rail_likely(post_entries(rc, recv, row) == RAIL_OK)) rc->next_seq++;
+
+  /* The request exists now: test reports a failure to post. */
+  if (rail_likely(post_cts(rc, recv->n, row) == RAIL_OK)) rc->next_seq++;
   return RAIL_OK;
 }
 
-/* ---- what arrives ------------------------------------------------------- */
+/* ---- from test ------------------------------------------------------------ */
 
 RAIL_COLD static rail_result_t protocol_error(struct ib_comm *comm, const struct ibv_wc *wc, const char *why) {
   RAIL_WARN("RailIB: irecv from %s over %s: protocol error: %s (immediate %#x, %u bytes, QP %#x); is the peer of "
@@ -222,10 +198,10 @@ static void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_
   if (--recv->base.pending == 0) ib_request_end(&recv->base);
 }
 
-/* The peer's word that its message is larger than this buffer: all that will come. */
-RAIL_COLD static rail_result_t peer_refused_size(struct ib_comm *comm, const struct ibv_wc *wc, const struct ib_imm *imm,
-                                            struct ib_recv *recv, struct ib_buffer *b) {
-  if (imm->error != IB_IMM_TOO_LARGE || b->parts) return protocol_error(comm, wc, "an unknown word");
+/* The immediate carries an error instead of a length: the message is larger than this buffer, and nothing else comes. */
+RAIL_COLD static rail_result_t peer_refused_size(struct ib_comm *comm, const struct ibv_wc *wc,
+                                                 const struct ib_imm *imm, struct ib_recv *recv, struct ib_buffer *b) {
+  if (imm->error != IB_IMM_TOO_LARGE || b->parts) return protocol_error(comm, wc, "an unknown error code");
   RAIL_WARN("RailIB: irecv from %s over %s: the peer's message with tag %u is larger than the receive buffer of %llu "
             "bytes; send and receive do not fit together", comm->peer_text, comm->device->name, b->tag,
             (unsigned long long)b->capacity);
@@ -235,23 +211,26 @@ RAIL_COLD static rail_result_t peer_refused_size(struct ib_comm *comm, const str
   return RAIL_OK;
 }
 
-/* One part of a message is in its buffer. Nothing of what the immediate says is believed. */
+/* One part of a message is in its buffer. Everything in the immediate is checked: the peer may be wrong. */
 static rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
   struct ib_comm *comm = &rc->base;
   unsigned int all = comm->plan.qps_per_message;
   struct ib_imm imm;
-  if (rail_unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM)) return protocol_error(comm, wc, "a message that is no write");
+  if (rail_unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM))
+    return protocol_error(comm, wc, "a message that is no write");
   ib_imm_decode(ntohl(wc->imm_data), all, &imm);
   struct ib_recv *recv = &rc->recvs[imm.row];
   struct ib_buffer *b = &recv->buffers[imm.index];
-  /* One that is over has no buffer with parts left; one that never was, no buffers. */
+  /* A receive that is done has no buffer with parts left; one that was never posted has no buffers. */
   if (rail_unlikely(imm.index >= recv->n || (b->parts && !b->left)))
     return protocol_error(comm, wc, "data for a buffer that is not posted");
   if (rail_unlikely(imm.error)) return peer_refused_size(comm, wc, &imm, recv, b);
   if (!b->parts) b->parts = b->left = (uint16_t)imm.parts;
   uint64_t bytes = imm.body + wc->byte_len;
-  if (rail_unlikely(imm.parts != b->parts || imm.parts > all)) return protocol_error(comm, wc, "a wrong number of parts");
-  if (rail_unlikely(bytes > b->capacity - b->arrived)) return protocol_error(comm, wc, "more data than the buffer holds");
+  if (rail_unlikely(imm.parts != b->parts || imm.parts > all))
+    return protocol_error(comm, wc, "a wrong number of parts");
+  if (rail_unlikely(bytes > b->capacity - b->arrived))
+    return protocol_error(comm, wc, "more data than the buffer holds");
   b->arrived += bytes;
   if (--b->left == 0) finish_buffer(comm, recv, b);
   return RAIL_OK;
@@ -263,8 +242,7 @@ rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   return ++qp->rq_consumed < IB_RECV_BATCH ? RAIL_OK : post_recv_batch(comm, qp);
 }
 
-void ib_recv_finish(struct ib_recv_comm *rc, struct ib_recv *recv, int *sizes) {
-  (void)rc;
+void ib_recv_finish(struct ib_recv *recv, int *sizes) {
   for (uint32_t i = 0; sizes && i < recv->n; i++) {
     uint64_t arrived = recv->buffers[i].arrived;
     sizes[i] = arrived > INT_MAX ? INT_MAX : (int)arrived;

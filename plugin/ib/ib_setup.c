@@ -225,7 +225,7 @@ static void say_who(const struct ib_setup *s) {
 
 rail_result_t ib_setup_take(struct ib_setup *s, struct ib_comm **out) {
   struct ib_comm *comm = s->comm;
-  comm->side_fd = s->side.fd;
+  comm->oob_fd = s->side.fd;
   s->side.fd = -1;
   RAIL_TRY(ib_watch_add(comm)); /* if not, it is still the setup's to free */
   say_who(s);

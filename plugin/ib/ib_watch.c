@@ -252,7 +252,7 @@ static void after_fork_child(void) {
     atomic_store(&w->comm->stopped, true);
     w->comm->forked = true;
     w->comm->watched = NULL;
-    rail_sock_close(&w->comm->side_fd);
+    rail_sock_close(&w->comm->oob_fd);
     free(w);
   }
   watched = NULL;
@@ -317,7 +317,7 @@ static void end_open_ones(void) {
               comm->device->name);
     ib_comm_stop(comm);
     ib_watch_remove(comm, true);
-    rail_sock_close(&comm->side_fd);
+    rail_sock_close(&comm->oob_fd);
   }
 }
 
@@ -364,7 +364,7 @@ rail_result_t ib_watch_add(struct ib_comm *comm) {
   w->kind = KIND_COMM;
   w->comm = comm;
   pthread_mutex_lock(&lock);
-  ib_channel_init(&w->channel, comm->side_fd, now_ns);
+  ib_channel_init(&w->channel, comm->oob_fd, now_ns);
   settle(w);
   int err = errno;
   bool ok = w->interest != 0;

@@ -71,15 +71,12 @@ static void pair_open_hca(struct pair *p, unsigned int nrails) {
 #define PAIR_GID 3 /* RoCE v2, IPv4 */
 
 static void pair_make_side(struct pair *p, struct ib_comm *comm, const struct pair_shape *shape) {
-  void *memory;
-  size_t size;
   comm->device = &p->device;
   comm->plan = (struct ib_plan){
     .nqps = shape->nqps, .qps_per_message = shape->per_message, .max_write_log2 = shape->max_write_log2};
   comm->nrails = comm->nremote_rails = shape->nrails;
   comm->stats = calloc(IB_COMM_COUNTERS, sizeof *comm->stats);
   snprintf(comm->peer_text, sizeof comm->peer_text, "10.0.0.2:4711");
-  ib_comm_ctrl_memory(comm, &memory, &size);
   for (unsigned int i = 0; i < shape->nrails; i++) {
     struct ib_rail *rail = &comm->rails[i];
     union ibv_gid gid;
@@ -87,7 +84,7 @@ static void pair_make_side(struct pair *p, struct ib_comm *comm, const struct pa
     CHECK_OK(ib_verbs.query_gid(p->hca.context, (uint8_t)(i + 1), PAIR_GID, &gid));
     memcpy(rail->gid, gid.raw, 16);
     rail->cq = ib_verbs.create_cq(p->hca.context, 60000, comm, NULL, 0);
-    rail->ctrl_mr = ib_verbs.reg_mr(p->hca.pd, memory, size, PAIR_ACCESS);
+    rail->ctrl_mr = ib_verbs.reg_mr(p->hca.pd, comm->ctrl_buf, sizeof *comm->ctrl_buf, PAIR_ACCESS);
     CHECK(rail->cq && rail->ctrl_mr);
   }
   comm->qps = calloc(shape->nqps, sizeof *comm->qps);
@@ -118,8 +115,6 @@ static void pair_connect(struct pair *p, struct ib_comm *a, const struct ib_comm
 
 __attribute__((unused)) static void pair_open(struct pair *p, const struct pair_shape *shape) {
   struct ib_remote_ring remote_ring;
-  void *ring;
-  size_t size;
   memset(p, 0, sizeof *p);
   fake_script("reset; progress post");
   CHECK(ib_verbs_open());
@@ -134,8 +129,7 @@ __attribute__((unused)) static void pair_open(struct pair *p, const struct pair_
   CHECK_OK(ib_recv_comm_prepost(p->rc));
   pair_connect(p, p->sc, p->rc);
   pair_connect(p, p->rc, p->sc);
-  ib_comm_ctrl_memory(p->sc, &ring, &size);
-  remote_ring.addr = (uintptr_t)ring;
+  remote_ring.addr = (uintptr_t)p->sc->ctrl_buf;
   for (unsigned int i = 0; i < shape->nrails; i++) remote_ring.rkeys[i] = p->sc->rails[i].ctrl_mr->rkey;
   ib_recv_comm_start(p->rc, &remote_ring, ib_progress);
   ib_send_comm_start(p->sc);
@@ -148,9 +142,8 @@ static void pair_close_side(struct ib_comm *comm) {
     if (comm->rails[i].ctrl_mr) CHECK_OK(ib_verbs.dereg_mr(comm->rails[i].ctrl_mr));
     if (comm->rails[i].cq) CHECK_OK(ib_verbs.destroy_cq(comm->rails[i].cq));
   }
-  free(comm->qps);
   free(comm->stats);
-  ib_comm_free_kind(comm);
+  ib_comm_free(comm);
 }
 
 __attribute__((unused)) static void pair_close(struct pair *p) {

@@ -41,18 +41,14 @@ enum rig_degree { RIG_BARE, RIG_RAILS, RIG_CQS, RIG_SOME_QPS, RIG_QPS, RIG_MEMOR
 __attribute__((unused)) static struct ib_comm *rig_comm(bool sender, enum rig_degree degree, unsigned int nqps,
                                                        int *peer_fd) {
   int fds[2];
-  void *memory;
-  size_t size;
   static const struct ib_qp_sizes sizes = {.send_depth = 4, .recv_depth = 4};
   struct ib_comm *comm = sender ? ib_send_comm_alloc() : ib_recv_comm_alloc();
   CHECK(comm);
-  comm->magic = sender ? IB_SEND_COMM_MAGIC : IB_RECV_COMM_MAGIC;
-  comm->sender = sender;
   comm->device = ib_device_at(0, "test");
   snprintf(comm->peer_text, sizeof comm->peer_text, "10.0.0.2:4711");
   if (degree < RIG_RAILS) return comm;
   CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
-  comm->side_fd = fds[0];
+  comm->oob_fd = fds[0];
   if (peer_fd) *peer_fd = fds[1];
   else close(fds[1]);
   comm->nrails = comm->nremote_rails = comm->device->nrails;
@@ -79,9 +75,9 @@ __attribute__((unused)) static struct ib_comm *rig_comm(bool sender, enum rig_de
     CHECK_OK(ib_qp_to_init(&comm->qps[i], rail->port, IBV_ACCESS_REMOTE_WRITE));
   }
   if (degree < RIG_MEMORY) return comm;
-  ib_comm_ctrl_memory(comm, &memory, &size);
   for (unsigned int r = 0; r < comm->nrails; r++) {
-    comm->rails[r].ctrl_mr = ib_verbs.reg_mr(comm->rails[r].port->hca->pd, memory, size, IBV_ACCESS_LOCAL_WRITE);
+    comm->rails[r].ctrl_mr = ib_verbs.reg_mr(comm->rails[r].port->hca->pd, comm->ctrl_buf, sizeof *comm->ctrl_buf,
+                                                IBV_ACCESS_LOCAL_WRITE);
     CHECK(comm->rails[r].ctrl_mr);
   }
   if (degree < RIG_COUNTED) return comm;

@@ -124,7 +124,7 @@ TEST(long_chains) {
       CHECK((r[i] = pair_irecv(&p, in + at, sizes[i], i, mh_in)));
       (void)ib_progress(p.rc);
       uint64_t writes = p.sc->stats[IB_COMM_WRITES];
-      bool waits = ib_send_comm_of(p.sc)->unposted != NULL;
+      bool waits = !STAILQ_EMPTY(&ib_send_comm_of(p.sc)->unposted);
       CHECK((s[i] = pair_isend(&p, out + at, sizes[i], i, mh_out)));
       CHECK(!waits || p.sc->stats[IB_COMM_WRITES] == writes); /* nobody overtakes */
     }

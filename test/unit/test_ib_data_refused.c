@@ -228,8 +228,8 @@ TEST(each_lie_has_its_name) {
   /* Two parts of 1,024 bytes, of which one is said to be 4,992: each fits into 5,000 bytes, both do not. */
   for (unsigned int from = 1; from <= 2; from++)
     lie(2048, from, half, (struct ib_imm){.row = 1, .parts = 2, .body = 3968}, "more data");
-  lie(100, 1, one, (struct ib_imm){.row = 1, .parts = 1, .error = 77}, "unknown word");
-  lie(2048, 2, half, (struct ib_imm){.row = 1, .parts = 2, .error = IB_IMM_TOO_LARGE}, "unknown word");
+  lie(100, 1, one, (struct ib_imm){.row = 1, .parts = 1, .error = 77}, "unknown error code");
+  lie(2048, 2, half, (struct ib_imm){.row = 1, .parts = 2, .error = IB_IMM_TOO_LARGE}, "unknown error code");
   ib_params_load();
 }
 
@@ -237,7 +237,7 @@ TEST(a_ring_with_nonsense) {
   void *request;
   open_simple(&simple);
   struct ib_cts cts = {.addr = 1, .size = RAIL_NET_MAX_BYTES + 1, .count = 1};
-  ib_cts_encode(&cts, 1, &ib_send_comm_of(p.sc)->ctrl_buf->ring.rows[1][0]);
+  ib_cts_encode(&cts, 1, &p.sc->ctrl_buf->ring.rows[1][0]);
   CHECK_INT(ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request), RAIL_REMOTE_ERROR);
   CHECK(!request && strstr(pair_line, "protocol error"));
   pair_close(&p);

@@ -45,7 +45,7 @@ TEST(a_later_rail_that_cannot) {
   comm->nrails = 2;
   fake_script("fail reg_mr from=2");
   CHECK_INT(ib_reg_mr(comm, memory, 100, RAIL_PTR_HOST, &handle), RAIL_SYSTEM_ERROR);
-  CHECK(!handle && !comm->mhandles);
+  CHECK(!handle && LIST_EMPTY(&comm->mhandles));
   CHECK_INT(fake_live("mr"), with_comm);
   fake_script("reset");
   CHECK_OK(ib_reg_mr(comm, memory, 100, RAIL_PTR_HOST, &handle));
@@ -60,7 +60,7 @@ static void refused(struct ib_comm *comm, void *data, size_t size, int type, int
   void *handle = (void *)1;
   log_forget();
   CHECK_INT(ib_reg_mr(comm, data, size, type, &handle), result);
-  CHECK(!handle && !comm->mhandles);
+  CHECK(!handle && LIST_EMPTY(&comm->mhandles));
   CHECK_INT(log_warnings(), 1);
   CHECK_MSG(log_said(words), "it says \"%s\", not \"%s\"", log_lines, words);
 }
@@ -87,7 +87,7 @@ TEST(what_is_refused) {
   fake_script("fail reg_mr from=1");
   void *second = (void *)1;
   CHECK_INT(ib_reg_mr(comm, memory + 8192, 100, RAIL_PTR_HOST, &second), RAIL_SYSTEM_ERROR);
-  CHECK(!second && comm->mhandles == handle);
+  CHECK(!second && LIST_FIRST(&comm->mhandles) == handle);
   CHECK_OK(ib_dereg_mr(comm, handle));
   ib_comm_destroy(comm);
   ib_comm_destroy(other);
@@ -184,7 +184,7 @@ TEST(two_threads_on_one_comm) {
     CHECK_OK(pthread_join(threads[i], &failed));
     CHECK(!failed);
   }
-  CHECK(!comm->mhandles);
+  CHECK(LIST_EMPTY(&comm->mhandles));
   ib_comm_destroy(comm);
   CHECK_INT(fake_live("mr"), before);
 }

@@ -152,7 +152,7 @@ static struct ib_comm *tcp_comm(int *peer) {
   tcp_pair(fds);
   struct ib_comm *comm = rig_comm(true, RIG_MEMORY, 1, NULL);
   CHECK_OK(ib_stats_comm_begin(comm));
-  CHECK(dup2(fds[0], comm->side_fd) == comm->side_fd);
+  CHECK(dup2(fds[0], comm->oob_fd) == comm->oob_fd);
   close(fds[0]);
   *peer = fds[1];
   return comm;
@@ -187,7 +187,7 @@ TEST(the_side_channels_network_goes) {
   struct ib_comm *comm = tcp_comm(&peer);
   log_forget();
   CHECK_OK(ib_watch_add(comm));
-  CHECK(setsockopt(comm->side_fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &soon, sizeof soon) == 0);
+  CHECK(setsockopt(comm->oob_fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &soon, sizeof soon) == 0);
   lo_goes(false);
   atomic_store(&comm->outstanding, 1); /* so it is asked, in a second, and nobody answers */
   RIG_WAIT(log_said("network is down"), 2500);

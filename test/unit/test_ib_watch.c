@@ -88,7 +88,7 @@ TEST(a_peer_that_does_not_read) {
   uint64_t number = 0, last = 0;
   struct ib_comm *comm = rig_comm(true, RIG_MEMORY, 1, &peer);
   CHECK_OK(ib_stats_comm_begin(comm));
-  CHECK_OK(setsockopt(comm->side_fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small));
+  CHECK_OK(setsockopt(comm->oob_fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small));
   CHECK_OK(ib_watch_add(comm));
   for (uint64_t i = 1; i <= 2000; i++) {
     uint8_t wire[IB_PULSE_SIZE];
@@ -297,7 +297,7 @@ TEST(fork_leaves_the_parent_alone) {
   pid_t pid = fork();
   CHECK(pid >= 0);
   if (pid == 0) {
-    bool ok = comm->side_fd < 0 && atomic_load(&comm->stopped) && !comm->watched;
+    bool ok = comm->oob_fd < 0 && atomic_load(&comm->stopped) && !comm->watched;
     ib_comm_stop(comm);
     ok = ok && ib_close_send(comm) == RAIL_OK && fake_live("qp") == qps;
     ib_watch_end();
