@@ -32,6 +32,7 @@ const char *const rail_param_names[] = {
   "RAIL_STATS",
   "RAIL_STORE",
   "RAIL_SYSFS",
+  "RAIL_TEMPLATE_*",
   "RAIL_TEST_*",
   "RAIL_TRACE_*",
   "RAIL_TREE_MAX",
