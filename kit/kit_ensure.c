@@ -45,6 +45,21 @@ _Noreturn void kit_failed(const char *file, int line, const char *fmt, ...) {
   abort(); /* the handler does not return */
 }
 
+static void (*skip_handler)(const char *why);
+
+void kit_on_skip(void (*handler)(const char *why)) { skip_handler = handler; }
+
+_Noreturn void kit_skip(const char *fmt, ...) {
+  char text[1024];
+  va_list ap;
+  va_start(ap, fmt);
+  vsnprintf(text, sizeof text, fmt, ap);
+  va_end(ap);
+  if (!skip_handler) kit_failed(__FILE__, __LINE__, "cannot run here: %s", text);
+  skip_handler(text);
+  abort(); /* the handler does not return */
+}
+
 bool kit_catch(void (*fn)(void *arg), void *arg, char *why, size_t why_size) {
   struct catcher here = {.why = why, .why_size = why_size}, *volatile outer = catcher;
   volatile bool ok = false;

@@ -10,7 +10,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/sock.h"
-#include "kit/kit_world_impl.h"
+#include "kit/kit_group_impl.h"
 
 #define PORT 27001      /* where no port is given */
 #define HELLO_MS 10000

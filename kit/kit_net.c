@@ -14,9 +14,10 @@
 #include "common/base/clock.h"
 #include "loader/netload.h"
 #include "loader/netload_slots.h"
-#include "kit/kit_beside.h"
+#include "loader/install_dirs.h"
 #include "kit/kit_side.h"
 #include "kit/kit_trail.h"
+#include "kit/kit_vtable.h"
 
 static atomic_int warnings;
 static void (*on_warning)(const char *text);
@@ -56,7 +57,7 @@ const char *kit_plugin_path(void) {
     snprintf(path, sizeof path, "%s/lib/libnccl-net-socket.so", build);
     return path;
   }
-  ENSURE(kit_beside(path, "../../lib/libnccl-net-socket.so"), "this program's own path is not known");
+  ENSURE(rail_path_from_bin(path, "../../lib/libnccl-net-socket.so"), "this program's own path is not known");
   return path;
 }
 

@@ -53,13 +53,6 @@ int kit_net_init(struct kit_net *n, rail_profiler_fn profiler, int traffic_class
 void kit_net_unload(struct kit_net *n);                     /* what kit_net_load did */
 void kit_net_close(struct kit_net *n);                      /* finalize, unload */
 
-/* Any version's vtable in the shape of a v12 one, and a v12 vtable whose calls leave a trail. Both for one plugin at a
- * time in a process. */
-const struct rail_net_v12 *kit_any_vtable(struct rail_net *net);
-void kit_any_vtable_end(const struct rail_net *net);
-const struct rail_net_v12 *kit_net_trail(const struct rail_net_v12 *plugin); /* a second plugin: as it is */
-void kit_net_trail_end(const struct rail_net_v12 *given);
-
 /* The log function given to plugins: counts warnings, gives them to kit_net_on_warning's function, prints everything
  * when RAIL_TEST_VERBOSE is set. */
 void kit_net_on_warning(void (*fn)(const char *text));

@@ -10,7 +10,6 @@
 
 #include "common/base/compiler.h"
 #include "loader/install_dirs.h"
-#include "kit/kit_beside.h"
 
 #define LIMIT_S 120
 
@@ -24,7 +23,7 @@ static bool find_script(char path[PATH_MAX]) {
   snprintf(installed, sizeof installed, "%s/railyard/plot.py", rail_data_from_bin);
   const char *const places[] = {installed, "../../kit/plot.py", "../../../kit/plot.py"};
   for (size_t i = 0; i < RAIL_COUNT_OF(places); i++)
-    if (kit_beside(path, places[i]) && access(path, R_OK) == 0) return true;
+    if (rail_path_from_bin(path, places[i]) && access(path, R_OK) == 0) return true;
   return false;
 }
 

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "kit/kit_frame.h"
+#include "kit/kit_group_impl.h"
 #include "kit/kit_net.h"
 #include "kit/kit_trail.h"
 #include "kit/kit_world.h"
@@ -82,17 +82,10 @@ __attribute__((format(printf, 3, 4))) static void on_failure(const char *file, i
   _exit(1);
 }
 
+static void on_skip(const char *why) { end_now(KIT_END_SKIPPED, why); }
+
 static void on_warning(const char *text) {
   if (atomic_fetch_add(&logged, 1) < LOG_LINES) send_text(KIT_FRAME_LOG, text);
-}
-
-_Noreturn void kit_skip(const char *fmt, ...) {
-  char text[1024];
-  va_list ap;
-  va_start(ap, fmt);
-  vsnprintf(text, sizeof text, fmt, ap);
-  va_end(ap);
-  end_now(KIT_END_SKIPPED, text);
 }
 
 void kit_note(struct kit_side *side, const char *fmt, ...) {
@@ -250,6 +243,7 @@ _Noreturn void kit_side_main(const struct kit_role *roles) {
   kit_net_target_fused(&self.job.fuse);
   kit_net_on_warning(on_warning);
   kit_on_failure(on_failure);
+  kit_on_skip(on_skip);
   for (; roles->kind; roles++) {
     if (strcmp(roles->kind, self.job.kind) != 0) continue;
     roles->run(&self);

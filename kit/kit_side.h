@@ -53,7 +53,4 @@ void kit_side_will_die(struct kit_side *side);
 /* The same of another side: waiting for it must not fail this one. */
 void kit_side_may_lose(struct kit_side *side, int rank);
 
-/* Ends the job: it cannot be done here, and why. Only from the side's main thread. */
-_Noreturn void kit_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-
 #endif

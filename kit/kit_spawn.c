@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "kit/kit_world_impl.h"
+#include "kit/kit_group_impl.h"
 
 #define NOT_STARTED 127
 

@@ -44,7 +44,7 @@ void kit_traffic_release(struct kit_traffic_plan *plan) {
   plan->text = NULL;
 }
 
-size_t kit_traffic_size(const struct kit_traffic_plan *plan, uint32_t conn, uint64_t message) {
+static size_t kit_traffic_size(const struct kit_traffic_plan *plan, uint32_t conn, uint64_t message) {
   uint64_t r = draw(plan, conn, message, 1), max = plan->max;
   switch (plan->mix) {
   case KIT_TRAFFIC_FIXED: return max;

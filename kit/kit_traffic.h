@@ -44,7 +44,6 @@ struct kit_traffic_plan {
 /* False with a word on stderr when memory is lacking. */
 bool kit_traffic_prepare(struct kit_traffic_plan *plan);
 void kit_traffic_release(struct kit_traffic_plan *plan);
-size_t kit_traffic_size(const struct kit_traffic_plan *plan, uint32_t conn, uint64_t message);
 
 struct kit_traffic_slot {
   void *request;

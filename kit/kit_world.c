@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 
 #include "common/base/clock.h"
-#include "kit/kit_world_impl.h"
+#include "kit/kit_group_impl.h"
 
 #define TICK_MS 10
 #define GRACE_MS 500  /* for the others, when one side has failed */

@@ -8,12 +8,28 @@
 #ifndef RAIL_KIT_BENCH_SIDE_H
 #define RAIL_KIT_BENCH_SIDE_H
 
+#include <string.h>
+
 #include "common/base/compiler.h"
 #include "common/base/result.h"
-#include "kit/bench/bench_memory.h"
-#include "kit/bench/bench_usage.h"
+#include "kit/bench/bench_machine.h"
 #include "kit/bench/kit_bench.h"
 #include "kit/kit_trail.h"
+
+/* ---- bench_memory.c: the buffers of a process, of this host or of a GPU. libcuda is opened on demand. ---- */
+
+struct kit_bench_memory {
+  char *base; /* page-aligned; of a GPU: its address there */
+  size_t size;
+  bool cuda;
+};
+
+/* Touched, so that no page is first met in the middle of a phase. False: `why` says why not. */
+bool kit_bench_memory_make(struct kit_bench_memory *m, size_t size, bool cuda, char *why, size_t why_size);
+void kit_bench_memory_free(struct kit_bench_memory *m);
+/* Between such a buffer and plain memory. False: CUDA says no. */
+bool kit_bench_memory_write(const struct kit_bench_memory *m, char *to, const void *from, size_t size);
+bool kit_bench_memory_read(const struct kit_bench_memory *m, void *to, const char *from, size_t size);
 
 /* Times in ns, room for all of them taken and touched before the timing begins. */
 struct kit_bench_samples {
@@ -109,7 +125,40 @@ struct kit_bench_wire {
 };
 extern const struct kit_bench_wire kit_bench_wire_net, kit_bench_wire_tcp;
 
-/* ---- bench_fail.c ---- */
+/* ---- marks: the first and the last eight bytes of each message, so that a lost, doubled or torn one shows ---- */
+
+#define KIT_BENCH_MARK_SIZE sizeof(uint64_t)
+
+/* Message `number` of connection `lane` of its receiver, both from 0. */
+static inline uint64_t kit_bench_mark(unsigned int lane, uint64_t number) { return (uint64_t)lane << 48 | number; }
+
+/* Below 8 bytes there is room for the lower bytes only; below 16 there is one mark. */
+static inline void kit_bench_write_mark(char *data, size_t size, uint64_t mark) {
+  if (size < sizeof mark) {
+    memcpy(data, &mark, size);
+    return;
+  }
+  memcpy(data, &mark, sizeof mark);
+  if (size >= 2 * sizeof mark) memcpy(data + size - sizeof mark, &mark, sizeof mark);
+}
+
+/* What is wrong with the marks: the bits that differ; 0: nothing. */
+static inline uint64_t kit_bench_wrong_mark(const char *data, size_t size, uint64_t mark) {
+  uint64_t first = mark, last = mark;
+  if (size < sizeof mark) {
+    memcpy(&first, data, size);
+    return first ^ mark;
+  }
+  memcpy(&first, data, sizeof first);
+  if (size >= 2 * sizeof mark) memcpy(&last, data + size - sizeof last, sizeof last);
+  return (first ^ mark) | (last ^ mark);
+}
+
+/* ---- bench_process.c ---- */
+
+/* A cell on its way from the parent to the processes, as the job's arguments. */
+void kit_bench_job_write(struct kit_job *job, const struct kit_bench_plan *plan, const struct kit_bench_cell *cell,
+                         const struct kit_bench_column *column);
 
 struct kit_bench_record kit_bench_empty_record(const struct kit_bench_side *s);
 /* Ends the side with a verdict. */
@@ -125,8 +174,6 @@ void kit_bench_must(struct kit_bench_side *s, rail_result_t result, const char *
 void kit_bench_patient(struct kit_bench_side *s, uint64_t now, uint64_t moved);
 void kit_bench_idle(const struct kit_bench_side *s); /* after a pass without progress */
 
-/* ---- bench_open.c ---- */
-
 /* All lanes, as the cell wants them; none is open. */
 void kit_bench_make_lanes(struct kit_bench_side *s);
 /* Listens, and hands the handles over. */
@@ -140,7 +187,6 @@ void kit_bench_close_all(struct kit_bench_side *s);
 /* Posts what the window and the limit allow, then tests the oldest request for as long as it is done. True when
  * anything moved. */
 bool kit_bench_pass_out(struct kit_bench_side *s, struct kit_bench_lane *lane);
-bool kit_bench_pass_in(struct kit_bench_side *s, struct kit_bench_lane *lane);
 /* The parts of the latter, for ping-pong, which posts after it has answered. */
 bool kit_bench_post_in(struct kit_bench_side *s, struct kit_bench_lane *lane);
 bool kit_bench_test_in(struct kit_bench_side *s, struct kit_bench_lane *lane);
@@ -148,7 +194,7 @@ bool kit_bench_test_in(struct kit_bench_side *s, struct kit_bench_lane *lane);
 bool kit_bench_pass(struct kit_bench_side *s);
 bool kit_bench_all_done(const struct kit_bench_side *s); /* up to their limits */
 
-/* ---- the phases: bench_transfer.c, bench_pingpong.c, bench_connect.c, bench_verify.c ---- */
+/* ---- bench_phases.c ---- */
 
 /* Each fills in what it measures. */
 void kit_bench_transfer(struct kit_bench_side *s, double seconds, struct kit_bench_record *out);
@@ -164,7 +210,5 @@ void kit_bench_samples_free(struct kit_bench_samples *samples);
 static inline void kit_bench_sample(struct kit_bench_samples *samples, uint64_t ns) {
   if (rail_likely(samples->n < samples->room)) samples->ns[samples->n++] = ns > UINT32_MAX ? UINT32_MAX : (uint32_t)ns;
 }
-/* Sorts them. In us, each divided by `share` (2: half round trips). */
-void kit_bench_samples_sum_up(struct kit_bench_samples *samples, double share, struct kit_bench_record *out);
 
 #endif

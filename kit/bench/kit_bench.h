@@ -163,14 +163,6 @@ struct kit_bench_result *kit_bench_at(const struct kit_bench_results *r, unsigne
 
 /* Median, least and greatest over the rounds that went well. n: how many. */
 struct kit_bench_spread { double median, least, greatest; unsigned int n; };
-struct kit_bench_spread kit_bench_spread(const struct kit_bench_results *r, size_t cell, unsigned int column,
-                                         enum kit_bench_metric metric);
-/* The column's figure over the first column's: the median of the rounds' ratios; NAN: there is none. */
-double kit_bench_ratio(const struct kit_bench_results *r, size_t cell, unsigned int column,
-                       enum kit_bench_metric metric);
-/* The gravest verdict of all rounds, and how many were not fine. */
-enum kit_bench_verdict kit_bench_worst(const struct kit_bench_results *r, size_t cell, unsigned int column,
-                                       unsigned int *bad);
 
 /* ---- which cells ---- */
 

@@ -8,7 +8,7 @@
 #include <sys/time.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_many.h"
+#include "kit/conform/kit_check.h"
 
 static uint64_t soon(void) { return rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)); }
 

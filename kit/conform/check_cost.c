@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_many.h"
+#include "kit/conform/kit_check.h"
 
 enum { WINDOW = 8, /* what NCCL has outstanding on a connection, at most */
        LONG_ENOUGH_MS = 400 };

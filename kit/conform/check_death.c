@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_many.h"
+#include "kit/conform/kit_check.h"
 #include "kit/kit_tcp.h"
 
 enum death { BY_KILL, BY_EXIT, BY_RESET };

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_many.h"
+#include "kit/conform/kit_check.h"
 
 #define LARGE ((size_t)32 << 20) /* more than sockets and rings hold: it stays outstanding */
 enum { OLD_OUT = 0x11, OLD_IN = 0x33, NEW_IN = 0x44, NEW_OUT = 0xee };

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_lane.h"
+#include "kit/conform/kit_check.h"
 
 enum { ROOM = 65536, FLUSHES = 8 /* NCCL's steps */ };
 

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_many.h"
+#include "kit/conform/kit_check.h"
 
 enum { MOST_FDS = 4096, CHILD_MS = 10000 };
 #define SIZE ((size_t)1 << 20)

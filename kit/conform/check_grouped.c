@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_lane.h"
+#include "kit/conform/kit_check.h"
 
 enum { ROOM = 8192, GROUPS = 8, GROUP_OPS = 1 + KIT_MAX_GROUP };
 

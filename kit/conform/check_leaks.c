@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_many.h"
+#include "kit/conform/kit_check.h"
 
 enum { BLOCKS = 5 };
 

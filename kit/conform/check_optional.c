@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_lane.h"
+#include "kit/conform/kit_check.h"
 
 static const size_t sizes[] = {8, 128, 4096, 524288};
 enum { NSIZES = sizeof sizes / sizeof sizes[0] };

@@ -7,7 +7,7 @@
 
 #include "loader/netload.h"
 #include "kit/conform/kit_check.h"
-#include "kit/kit_props.h"
+#include "kit/kit_vtable.h"
 
 #define MAX_DEVICES 64
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_lane.h"
+#include "kit/conform/kit_check.h"
 
 enum { DEPTH = RAIL_NET_MAX_REQUESTS, MOST_SENDS = DEPTH * KIT_MAX_GROUP };
 

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_lane.h"
+#include "kit/conform/kit_check.h"
 
 static const size_t sizes[] = {0,    1,    2,    7,     8,     9,     63,     64,     65,     127,    128,
                                129,  255,  256,  257,   1023,  4095,  4096,   4097,   8191,   8192,   8193,

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_lane.h"
+#include "kit/conform/kit_check.h"
 
 enum { LINE_WORDS = 16, LINE = 128, UNIT = 8, STEPS = 8, PATIENCE_NS = 5000 };
 

@@ -12,7 +12,7 @@
 #include <sys/time.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_many.h"
+#include "kit/conform/kit_check.h"
 
 /* ---- two processes, many comms ---- */
 

@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_many.h"
+#include "kit/conform/kit_check.h"
 
 enum {
   COMMS = 3, MESSAGES = 6, /* at a time and connection */

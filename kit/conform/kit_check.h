@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The contract as numbered checks. check_AREA.c holds one area's functions and
- * its table; kit_checks.c lists the tables; kit_conform.c runs them.
+ * The contract as numbered checks, and what checks share. check_AREA.c holds
+ * one area's functions and its table; kit_conform.c lists the tables and runs
+ * them.
  *
- * A check's function runs in one or two processes (sides). It opens the
- * plugin (kit_net_open), does what NCCL might do, and fails by ENSURE. It may
- * leave everything open when it fails: the process ends.
+ * A check's function runs in one or two processes. It opens the plugin
+ * (kit_net_open), does what NCCL might do, and fails by ENSURE. It may leave
+ * everything open when it fails: the process ends.
  */
 #ifndef RAIL_KIT_CHECK_H
 #define RAIL_KIT_CHECK_H
@@ -36,16 +37,15 @@ struct kit_check {
 #define KIT_V(n) (1u << (n))
 #define KIT_SINCE(n) (0x1fffu & ~(KIT_V(n) - 1u)) /* version n and later, up to 12 */
 
-/* A table ends with an entry whose id is NULL. A new area: its table here and in kit_checks.c's list. */
+/* A table ends with an entry whose id is NULL. A new area: its table here and in kit_conform.c's list. */
 extern const struct kit_check kit_checks_lifecycle[], kit_checks_properties[], kit_checks_listen[],
     kit_checks_strangers[], kit_checks_connect[], kit_checks_handles[], kit_checks_nobody[], kit_checks_requests[],
     kit_checks_sizes[], kit_checks_order[], kit_checks_grouped[], kit_checks_optional[], kit_checks_flush[],
     kit_checks_tear[], kit_checks_mr[], kit_checks_dereg[], kit_checks_close[], kit_checks_death[],
     kit_checks_threads[], kit_checks_forks[], kit_checks_wakeups[], kit_checks_attrs[], kit_checks_leaks[],
     kit_checks_cost[];
-extern const struct kit_check *const kit_check_tables[]; /* all of them, in the contract's order; NULL at the end */
 
-/* ---- what checks share (kit_meetings.c) ---- */
+/* ---- what checks share (kit_check.c) ---- */
 
 /* A connection across the world, whatever the mode: KIT_ONE gives both ends here; KIT_TWO gives p->send on side 0 and
  * p->recv on side 1, the other stays NULL. Handles travel through the side's channel. */
@@ -55,5 +55,87 @@ void kit_part(struct kit_side *side, struct kit_pair *p);
 /* Is this side the one that sends, receives? Both in KIT_ONE. */
 bool kit_sends(const struct kit_side *side);
 bool kit_receives(const struct kit_side *side);
+
+/* A lane: a connection of the world, and memory registered with it. What most checks of the data path need, in one
+ * process or two. Both sides run the same lines: they take the same numbers from `rng`, make the same buffers and
+ * lists of ops, and each drives its own end. */
+
+#define KIT_LANE_REGIONS 64
+
+struct kit_lane_region { struct kit_guarded mem; void *send_mh, *recv_mh; };
+
+struct kit_lane {
+  struct kit_side *side;
+  struct kit_net *net; /* own, or that of the lane it was joined to */
+  struct kit_net own;
+  struct kit_pair pair;
+  int max_recvs;
+  bool sends, receives; /* this side's ends */
+  struct kit_rng rng;   /* from the job's seed: for what both sides must agree on */
+  struct kit_rng dice;  /* for the rest, as the order of tests */
+  struct kit_lane_region region[KIT_LANE_REGIONS];
+};
+
+/* The address of the lane must not change. */
+void kit_lane_open(struct kit_lane *l, struct kit_side *side);             /* the plugin, and a connection */
+void kit_lane_join(struct kit_lane *l, const struct kit_lane *with, int number); /* one more, of the same plugin; number
+                                                                                    from 1 makes its seed */
+void kit_lane_close(struct kit_lane *l); /* memory, connection; the plugin with the lane that opened it */
+
+/* `size` registered bytes (at least 1) whose end, or start, touches a page that faults. */
+uint8_t *kit_lane_high(struct kit_lane *l, size_t size);
+uint8_t *kit_lane_low(struct kit_lane *l, size_t size);
+/* Registers memory of the caller's. */
+void kit_lane_reg(struct kit_lane *l, void *data, size_t size);
+/* Deregisters it, and frees what kit_lane_high, kit_lane_low made: an access from now on faults. */
+void kit_lane_free(struct kit_lane *l, const void *data);
+
+/* Transfers out of and into registered memory. */
+struct kit_op kit_lane_send(const struct kit_lane *l, const void *data, size_t size, int tag);
+struct kit_op kit_lane_recv(const struct kit_lane *l, void *data, size_t size, int tag);
+/* One more buffer of a grouped receive; begin with kit_lane_group. */
+struct kit_op kit_lane_group(const struct kit_lane *l);
+void kit_lane_add(const struct kit_lane *l, struct kit_op *group, void *data, size_t size, int tag);
+
+/* kit_ops_run of the lane's plugin, with an order of testing. */
+void kit_lane_run(struct kit_lane *l, struct kit_op *ops, int count, enum kit_ops_order order);
+/* Ends the check where the plugin receives no groups. */
+void kit_lane_needs_groups(const struct kit_lane *l);
+
+/* Many connections, requests that may fail, and closing: what the checks of items 11, 12, 13 and 15 share. */
+
+/* What closes a connection has this long before it counts as hung; the shorter one is asked for by SHOULD checks. */
+#define KIT_CLOSE_HUNG_MS 10000
+#define KIT_CLOSE_SOON_MS 1000
+
+/* close(comm) succeeds, and within limit_ms. */
+void kit_close_within(int (*close)(void *comm), void *comm, const char *call, uint64_t limit_ms);
+/* Both ends of a connection of this process, of either order. */
+void kit_close_pair_within(struct kit_pair *p, bool send_first, uint64_t limit_ms);
+
+/* One call for a request: posts it, or tests it. True when it is settled: op->done or op->error. */
+bool kit_op_step(struct kit_net *n, struct kit_op *op);
+/* Steps until settled or the time is over; returns whether it is. */
+bool kit_op_within(struct kit_net *n, struct kit_op *op, uint64_t ms);
+/* Posts, trying again while there is no request; fails at the usual deadline or by an error. */
+void kit_op_start(struct kit_net *n, struct kit_op *op);
+/* Tests what is outstanding `times` times, whatever comes of it: as NCCL may after an error, before it closes. */
+void kit_op_stray(struct kit_net *n, struct kit_op *op, int times);
+
+/* `count` connections to the other side and as many from it, all made at once: p[i].send and p[i].recv are ends of two
+ * connections. Only in KIT_TWO. kit_pair_close closes them. */
+void kit_cross(struct kit_side *side, struct kit_net *n, struct kit_pair *p, int count);
+
+/* Whole pages, all zero, of this process alone. */
+uint8_t *kit_pages(size_t size);
+/* Gives the memory back. The addresses fault from then on: nothing else comes to lie there. */
+void kit_pages_free(uint8_t *data, size_t size);
+
+/* Between two looks at what time brings and not the other side's next call: a core is for others meanwhile. */
+void kit_nap(void);
+/* Sleeps, also through signals. */
+void kit_sleep_ms(uint64_t ms);
+/* The share of one core that this process uses while it sleeps so long. */
+double kit_cpu_asleep(uint64_t ms);
 
 #endif

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "kit/conform/kit_many.h"
+#include "kit/conform/kit_check.h"
 #include "kit/kit_side.h"
 
 /* The longest that a real peer may be kept out before the check gives up on it. */

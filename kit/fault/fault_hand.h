@@ -38,11 +38,4 @@ int kit_hand_signals(const struct kit_hand *hand);
 /* The same, and the process ends. */
 void kit_hand_end(struct kit_hand *hand);
 
-/* ---- inside the hand (fault_strangers.c) ---- */
-
-/* Plays strangers until `last_ms` are over or kit_hand_called(). */
-void kit_strangers_play(const struct kit_hand_order *order, _Atomic int32_t *came);
-/* Waits that long; true: the side wants an end. */
-bool kit_hand_called(uint64_t us);
-
 #endif

@@ -3,7 +3,7 @@
 #ifndef RAIL_KIT_FAULT_USAGE_H
 #define RAIL_KIT_FAULT_USAGE_H
 
-#include "kit/fault/fault_told.h"
+#include "kit/fault/fault_plan.h"
 #include "kit/kit_tcp.h"
 
 /* Before the first count: a process' first thread brings one of a sanitizer's own. */

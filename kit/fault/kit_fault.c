@@ -11,7 +11,6 @@
 #include "common/base/clock.h"
 #include "loader/install_dirs.h"
 #include "loader/netload.h"
-#include "kit/kit_beside.h"
 #include "kit/kit_choice.h"
 #include "kit/kit_json.h"
 #include "kit/kit_probe.h"
@@ -251,7 +250,7 @@ static int count(const struct run *run) {
 static void find_preload(struct run *run) {
   char file[PATH_MAX];
   snprintf(file, sizeof file, "%s/railyard/librail-fault.so", rail_lib_from_bin);
-  if (!kit_beside(run->preload, file) || access(run->preload, R_OK) != 0) run->preload[0] = 0;
+  if (!rail_path_from_bin(run->preload, file) || access(run->preload, R_OK) != 0) run->preload[0] = 0;
 }
 
 static int run_all(struct run *run) {

@@ -14,7 +14,6 @@
 
 #include "kit/fault/fault_net.h"
 #include "kit/fault/fault_plan.h"
-#include "kit/fault/fault_told.h"
 #include "kit/kit_link.h"
 #include "kit/kit_places.h"
 #include "kit/kit_report.h"

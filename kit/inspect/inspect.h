@@ -104,7 +104,7 @@ struct kit_deps {
 void kit_deps_ask(const char *path, const struct kit_elf *elf, uint64_t limit_ms, struct kit_deps *deps);
 void kit_deps_free(struct kit_deps *deps);
 
-/* ---- NCCL's releases (releases.c) ---- */
+/* ---- NCCL's releases (check_file.c) ---- */
 
 enum kit_file_rule {
   KIT_FILE_PREFIXED,        /* libnccl-net-VALUE.so and nothing else */
@@ -140,10 +140,8 @@ int kit_release_picks(const struct kit_release *r, uint32_t exported);
 int kit_release_tries(const struct kit_release *r, const char *value, char tries[KIT_MAX_TRIES][PATH_MAX]);
 
 enum kit_reach { KIT_REACH_NO, KIT_REACH_SEARCH, KIT_REACH_YES };
-/* Does a value lead to the file? SEARCH: when its directory is one that the dynamic loader searches. */
-enum kit_reach kit_release_reaches(const struct kit_release *r, const char *value, const char *file);
 
-/* ---- the plugin in a process (side.c, load.c) ---- */
+/* ---- the plugin in a process (side.c, kit_inspect.c) ---- */
 
 enum kit_slot_state { KIT_SLOT_NULL, KIT_SLOT_FINE, KIT_SLOT_ELSEWHERE, KIT_SLOT_DATA, KIT_SLOT_WILD };
 
@@ -205,7 +203,6 @@ struct kit_seen_version {
 
 /* Fills in load, load_end and versions, each from a process of its own. -1: told on stderr, none can be started. */
 struct kit_inspection;
-int kit_look_at_plugin(struct kit_inspection *in);
 
 /* The kinds of records that a side sends; each begins with its header. */
 enum kit_record_kind { KIT_RECORD_LOAD = 1, KIT_RECORD_TABLE, KIT_RECORD_START, KIT_RECORD_PROPS };
@@ -236,14 +233,14 @@ static inline struct kit_seen_version *kit_seen(struct kit_inspection *in, int v
   return &in->versions[version - RAIL_NET_VERSION_MIN];
 }
 
-/* judge_file.c, judge_table.c, judge_start.c, judge_props.c, judge_release.c */
+/* check_file.c, check_tables.c, check_props.c */
 void kit_judge_file(struct kit_inspection *in);
 void kit_judge_tables(struct kit_inspection *in);
 void kit_judge_start(struct kit_inspection *in);
 void kit_judge_props(struct kit_inspection *in);
 void kit_judge_releases(struct kit_inspection *in);
 
-/* One value of NCCL_NET_PLUGIN by which a release finds the file (judge_release.c). */
+/* One value of NCCL_NET_PLUGIN by which a release finds the file (check_file.c). */
 #define KIT_MAX_WAYS 4
 struct kit_way {
   bool set;             /* false: the variable is not set */
@@ -256,10 +253,6 @@ bool kit_searched(const struct kit_inspection *in);
 /* What that release does that concerns the table it takes. */
 #define KIT_MAX_QUIRKS 8
 int kit_quirks(const struct kit_inspection *in, const struct kit_release *r, const char *quirks[KIT_MAX_QUIRKS]);
-
-/* fields.c */
-void kit_judge_unwritten(struct kit_inspection *in, int version, const struct kit_seen_props *p);
-void kit_judge_differences(struct kit_inspection *in);
 
 void kit_inspect_text(FILE *f, const struct kit_inspection *in);
 bool kit_inspect_json(FILE *f, const struct kit_inspection *in); /* false: the stream did not take all */

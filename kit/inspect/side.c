@@ -15,7 +15,7 @@
 #include "common/net/net_props.h"
 #include "kit/inspect/inspect.h"
 #include "kit/kit_net.h"
-#include "kit/kit_props.h"
+#include "kit/kit_vtable.h"
 #include "kit/kit_trail.h"
 
 struct seen {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Memory and contents of messages. */
 #include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -9,8 +11,20 @@
 #include "kit/kit_mem.h"
 #include "kit/trace/replay_run.h"
 
+#define TELL_AT_MOST 20 /* differences are told in full, the rest counted */
 #define TEXT_BYTES (8u << 20) /* a message longer than this repeats it */
 #define TEXT_STRIDE 4099      /* odd: neighbours in number differ at every place */
+
+void replay_differs(struct replay *r, uint64_t *counter, const char *fmt, ...) {
+  char text[500];
+  va_list ap;
+  ++*counter;
+  if (r->told++ >= TELL_AT_MOST) return;
+  va_start(ap, fmt);
+  vsnprintf(text, sizeof text, fmt, ap);
+  va_end(ap);
+  kit_note(r->side, "differs: %s%s", text, r->told == TELL_AT_MOST ? "; more are only counted" : "");
+}
 
 bool replay_text_make(struct replay *r) {
   r->text = malloc(TEXT_BYTES);

@@ -95,7 +95,4 @@ bool replay_plan_add(struct replay_plan *plan, struct rail_trace *trace, char *w
 bool replay_plan_settle(struct replay_plan *plan);
 struct replay_comm *replay_comm_of(struct replay_file *file, uint64_t id); /* NULL: there is none */
 
-/* replay_match.c: who talks to whom, and with what. */
-bool replay_match(struct replay_plan *plan);
-
 #endif

@@ -84,9 +84,4 @@ void replay_fill(struct replay *r, const struct replay_end *end, const struct re
 void replay_scrub(struct replay *r, uint8_t *data, uint64_t size);
 void replay_check(struct replay *r, const struct replay_end *end, const struct replay_live *live);
 
-/* replay_step.c: makes the next call of an end, if its time has come. True: something moved. */
-bool replay_step(struct replay *r, struct replay_end *end);
-/* What it waits for, for people. */
-void replay_waits(const struct replay_end *end, char *text, size_t size);
-
 #endif

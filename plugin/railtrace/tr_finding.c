@@ -54,7 +54,7 @@ void tr_findings_count(uint64_t out[RAIL_TRACE_RULES]) {
   for (int i = 0; i < RAIL_TRACE_RULES; i++) out[i] = atomic_load_explicit(&counts[i], memory_order_relaxed);
 }
 
-uint64_t tr_findings(void) {
+static uint64_t tr_findings(void) {
   uint64_t all[RAIL_TRACE_RULES], sum = 0;
   tr_findings_count(all);
   for (int i = 0; i < RAIL_TRACE_RULES; i++) sum += all[i];

@@ -14,7 +14,6 @@ static inline bool tr_checking(void) { return tr_params.check != TR_CHECK_OFF; }
 RAIL_COLD bool tr_broken(enum rail_trace_rule rule, const struct tr_comm *comm, uint64_t request, uint64_t a,
                          uint64_t b, const char *fmt, ...) RAIL_PRINTF(6, 7);
 
-uint64_t tr_findings(void);                               /* of all rules */
 void tr_findings_count(uint64_t counts[RAIL_TRACE_RULES]); /* by rule */
 /* One line: calls, findings by rule, the file. */
 void tr_summary(void);

@@ -62,7 +62,7 @@ static void remove_pages(pid_t pid) {
   globfree(&found);
 }
 
-void proc_kill(struct proc *p) {
+static void proc_kill(struct proc *p) {
   kill(p->pid, SIGKILL);
   waitpid(p->pid, NULL, 0);
   remove_pages(p->pid);

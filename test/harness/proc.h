@@ -13,7 +13,6 @@ struct proc { pid_t pid; struct pipes io; };
 
 /* Fork before opening a plugin: a forked copy of a plugin in use is nobody's contract. */
 struct proc proc_start(void (*fn)(struct pipes *io, void *arg), void *arg);
-void proc_kill(struct proc *p);  /* SIGKILL and reap */
 void proc_join(struct proc *p);  /* fails unless it exits 0 within the deadline */
 
 void pipe_write(struct pipes *io, const void *data, size_t size);

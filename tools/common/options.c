@@ -19,7 +19,7 @@ static void left_column(const struct tool_option *o, char *text, size_t size) {
   snprintf(text, size, "%s--%s%s%s", letter, o->name, o->arg ? " " : "", o->arg ? o->arg : "");
 }
 
-void tool_options_help(const struct tool_command *command, FILE *f) {
+static void tool_options_help(const struct tool_command *command, FILE *f) {
   char left[64];
   int width = 0;
   fprintf(f, "usage: %s%s%s\n\n%s\n", command->name, *command->usage ? " " : "", command->usage, command->about);

@@ -68,7 +68,6 @@ struct tool_command {
  * words that are no options; operands NULL: there may be none. Else the process ends: 1 help or the like was printed,
  * -1 what is wrong was told on stderr. */
 int tool_options_read(const struct tool_command *command, int argc, char **argv, void *into, char ***operands);
-void tool_options_help(const struct tool_command *command, FILE *f);
 
 /* Error lines. Both return -1. */
 int tool_bad(const struct tool_value *value, const char *allowed, ...) __attribute__((format(printf, 2, 3)));

@@ -103,10 +103,16 @@ int rc_gpu_open(struct rc_gpu *g, int rank, int device) {
   return -1;
 }
 
+static int drop_graph(struct rc_gpu *g) {
+  void *graph = g->graph;
+  g->graph = NULL;
+  return graph ? cu.graph_drop(graph) : 0;
+}
+
 void rc_gpu_close(struct rc_gpu *g) {
   if (!g->open) return;
   (void)rc_gpu_use(g);
-  (void)rc_gpu_drop_graph(g);
+  (void)drop_graph(g);
   if (g->stream) (void)cu.stream_destroy(g->stream);
   (void)rc_gpu_use(NULL);
   (void)cu.context_release(g->device);
@@ -153,7 +159,7 @@ int rc_gpu_wait(const struct rc_gpu *g) {
 
 int rc_gpu_capture_begin(struct rc_gpu *g) {
   int r = rc_gpu_use(g);
-  if (r == 0) r = rc_gpu_drop_graph(g);
+  if (r == 0) r = drop_graph(g);
   return r != 0 ? r : cu.capture_begin(g->stream, CAPTURE_RELAXED);
 }
 
@@ -170,10 +176,4 @@ int rc_gpu_capture_end(struct rc_gpu *g) {
 int rc_gpu_launch_graph(const struct rc_gpu *g) {
   int r = rc_gpu_use(g);
   return r != 0 ? r : cu.graph_launch(g->graph, g->stream);
-}
-
-int rc_gpu_drop_graph(struct rc_gpu *g) {
-  void *graph = g->graph;
-  g->graph = NULL;
-  return graph ? cu.graph_drop(graph) : 0;
 }

@@ -36,7 +36,6 @@ int rc_gpu_wait(const struct rc_gpu *g);
 int rc_gpu_capture_begin(struct rc_gpu *g);
 int rc_gpu_capture_end(struct rc_gpu *g);
 int rc_gpu_launch_graph(const struct rc_gpu *g);
-int rc_gpu_drop_graph(struct rc_gpu *g);
 
 /* "CUDA_ERROR_OUT_OF_MEMORY", or "an unknown error". */
 const char *rc_gpu_error(int result);

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What checks share. */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "common/base/clock.h"
+#include "kit/conform/kit_check.h"
+
+bool kit_sends(const struct kit_side *side) { return kit_side_rank(side) == 0; }
+bool kit_receives(const struct kit_side *side) { return kit_side_rank(side) == kit_side_count(side) - 1; }
+
+void kit_join(struct kit_side *side, struct kit_net *n, struct kit_pair *p) {
+  if (kit_side_count(side) == 1) {
+    kit_pair_open(n, p);
+    return;
+  }
+  memset(p, 0, sizeof *p);
+  p->net = n;
+  memset(p->handle, 0xa5, sizeof p->handle);
+  if (kit_sends(side)) {
+    kit_get(side, 1, p->handle, sizeof p->handle);
+    p->send = kit_net_connect(n, p->handle);
+    return;
+  }
+  p->listen = kit_net_listen(n, p->handle);
+  kit_put(side, 0, p->handle, sizeof p->handle);
+  p->recv = kit_net_accept(n, p->listen);
+  int rc = n->vt->close_listen(p->listen);
+  p->listen = NULL;
+  ENSURE(rc == 0, "closeListen returned %d", rc);
+}
+
+void kit_part(struct kit_side *side, struct kit_pair *p) {
+  (void)side;
+  int send = p->send ? p->net->vt->close_send(p->send) : 0;
+  int recv = p->recv ? p->net->vt->close_recv(p->recv) : 0;
+  p->send = p->recv = NULL;
+  ENSURE(send == 0, "closeSend returned %d", send);
+  ENSURE(recv == 0, "closeRecv returned %d", recv);
+}
+
+/* ---- kit_lane ---- */
+
+static void lane_start(struct kit_lane *l, int number) {
+  l->sends = kit_sends(l->side);
+  l->receives = kit_receives(l->side);
+  l->rng.state = kit_side_job(l->side)->seed + (uint64_t)number * 0x9e3779b97f4a7c15ull;
+  l->dice.state = l->rng.state ^ ((uint64_t)kit_side_rank(l->side) << 32);
+  struct rail_net_props_v12 props;
+  memset(&props, 0, sizeof props);
+  int rc = l->net->vt->get_properties(l->net->dev, &props);
+  ENSURE(rc == 0, "getProperties(%d) returned %d", l->net->dev, rc);
+  l->max_recvs = props.max_recvs < 1 ? 1 : props.max_recvs > KIT_MAX_GROUP ? KIT_MAX_GROUP : props.max_recvs;
+  kit_join(l->side, l->net, &l->pair);
+}
+
+void kit_lane_open(struct kit_lane *l, struct kit_side *side) {
+  memset(l, 0, sizeof *l);
+  l->side = side;
+  l->net = &l->own;
+  kit_net_open(l->net);
+  lane_start(l, 0);
+}
+
+void kit_lane_join(struct kit_lane *l, const struct kit_lane *with, int number) {
+  memset(l, 0, sizeof *l);
+  l->side = with->side;
+  l->net = with->net;
+  lane_start(l, number);
+}
+
+static void region_free(struct kit_lane *l, struct kit_lane_region *r) {
+  if (l->sends) kit_mr_dereg(l->net, l->pair.send, r->send_mh);
+  if (l->receives) kit_mr_dereg(l->net, l->pair.recv, r->recv_mh);
+  kit_guard_free(&r->mem);
+  *r = (struct kit_lane_region){0};
+}
+
+void kit_lane_close(struct kit_lane *l) {
+  for (int i = 0; i < KIT_LANE_REGIONS; i++)
+    if (l->region[i].mem.data) region_free(l, &l->region[i]);
+  kit_part(l->side, &l->pair);
+  if (l->net == &l->own) kit_net_close(l->net);
+}
+
+static uint8_t *region_add(struct kit_lane *l, struct kit_guarded mem) {
+  for (int i = 0; i < KIT_LANE_REGIONS; i++) {
+    struct kit_lane_region *r = &l->region[i];
+    if (r->mem.data) continue;
+    r->mem = mem;
+    if (l->sends) r->send_mh = kit_mr_reg(l->net, l->pair.send, mem.data, mem.size);
+    if (l->receives) r->recv_mh = kit_mr_reg(l->net, l->pair.recv, mem.data, mem.size);
+    return mem.data;
+  }
+  kit_failed(__FILE__, __LINE__, "the check's own mistake: more than %d buffers of one connection", KIT_LANE_REGIONS);
+}
+
+uint8_t *kit_lane_high(struct kit_lane *l, size_t size) { return region_add(l, kit_guard_high(size ? size : 1)); }
+uint8_t *kit_lane_low(struct kit_lane *l, size_t size) { return region_add(l, kit_guard_low(size ? size : 1)); }
+
+void kit_lane_reg(struct kit_lane *l, void *data, size_t size) {
+  region_add(l, (struct kit_guarded){.data = data, .size = size});
+}
+
+static const struct kit_lane_region *region_of(const struct kit_lane *l, const void *data, size_t size) {
+  if (size == 0) size = 1; /* a pointer to within, as NCCL's is */
+  for (int i = 0; i < KIT_LANE_REGIONS; i++) {
+    const struct kit_guarded *m = &l->region[i].mem;
+    if (!m->data || (const uint8_t *)data < m->data) continue;
+    if ((const uint8_t *)data + size <= m->data + m->size) return &l->region[i];
+  }
+  kit_failed(__FILE__, __LINE__, "the check's own mistake: %zu bytes at %p are not registered", size, data);
+}
+
+void kit_lane_free(struct kit_lane *l, const void *data) {
+  region_free(l, (struct kit_lane_region *)(uintptr_t)region_of(l, data, 0));
+}
+
+struct kit_op kit_lane_send(const struct kit_lane *l, const void *data, size_t size, int tag) {
+  struct kit_op op = kit_op_send(l->pair.send, data, size, tag);
+  op.mh[0] = region_of(l, data, size)->send_mh;
+  return op;
+}
+
+struct kit_op kit_lane_group(const struct kit_lane *l) {
+  return (struct kit_op){.kind = KIT_OP_RECV, .comm = l->pair.recv};
+}
+
+void kit_lane_add(const struct kit_lane *l, struct kit_op *group, void *data, size_t size, int tag) {
+  ENSURE(group->n < KIT_MAX_GROUP, "the check's own mistake: a group of more than %d", KIT_MAX_GROUP);
+  group->data[group->n] = data;
+  group->size[group->n] = size;
+  group->tag[group->n] = tag;
+  group->mh[group->n++] = region_of(l, data, size)->recv_mh;
+}
+
+struct kit_op kit_lane_recv(const struct kit_lane *l, void *data, size_t size, int tag) {
+  struct kit_op op = kit_lane_group(l);
+  kit_lane_add(l, &op, data, size, tag);
+  return op;
+}
+
+void kit_lane_run(struct kit_lane *l, struct kit_op *ops, int count, enum kit_ops_order order) {
+  kit_ops_run(l->net, ops, count, (struct kit_ops_how){.order = order, .deadline_ms = 10000, .rng = &l->dice});
+}
+
+void kit_lane_needs_groups(const struct kit_lane *l) {
+  if (l->max_recvs < 2) kit_skip("the plugin's maxRecvs is 1: NCCL never asks it for grouped receives");
+}
+
+/* ---- kit_many ---- */
+
+void kit_close_within(int (*close)(void *comm), void *comm, const char *call, uint64_t limit_ms) {
+  uint64_t start = rail_now_ns();
+  int rc = close(comm);
+  double seconds = (double)(rail_now_ns() - start) / 1e9;
+  ENSURE(rc == 0, "%s returned %d, expected 0: NCCL stops freeing at the first error and leaks all that is left", call,
+         rc);
+  ENSURE(seconds * 1000 < (double)kit_patience_ms(limit_ms),
+         "%s took %.1f s, expected less than %.1f: NCCL closes connections one by one, on one thread", call, seconds,
+         (double)kit_patience_ms(limit_ms) / 1000);
+}
+
+void kit_close_pair_within(struct kit_pair *p, bool send_first, uint64_t limit_ms) {
+  const struct rail_net_v12 *vt = p->net->vt;
+  if (send_first) kit_close_within(vt->close_send, p->send, "closeSend", limit_ms);
+  kit_close_within(vt->close_recv, p->recv, "closeRecv", limit_ms);
+  if (!send_first) kit_close_within(vt->close_send, p->send, "closeSend", limit_ms);
+  p->send = p->recv = NULL;
+}
+
+bool kit_op_step(struct kit_net *n, struct kit_op *op) {
+  if (op->done || op->error) return true;
+  if (op->req) kit_op_test(n, op);
+  else kit_op_post(n, op);
+  return op->done || op->error;
+}
+
+bool kit_op_within(struct kit_net *n, struct kit_op *op, uint64_t ms) {
+  uint64_t until = rail_deadline_in_ms(ms);
+  while (!kit_op_step(n, op) && !rail_deadline_passed(until)) kit_nap();
+  return op->done || op->error;
+}
+
+void kit_op_start(struct kit_net *n, struct kit_op *op) {
+  const char *call = op->kind == KIT_OP_SEND ? "isend" : "irecv";
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
+  while (!kit_op_post(n, op)) {
+    ENSURE(!op->error, "%s returned %d, expected 0: nothing is wrong with the connection", call, op->error);
+    ENSURE(!rail_deadline_passed(deadline), "%s gave no request for %.0f s although nothing else is outstanding", call,
+           (double)kit_patience_ms(KIT_PATIENCE_MS) / 1000);
+    sched_yield();
+  }
+}
+
+void kit_op_stray(struct kit_net *n, struct kit_op *op, int times) {
+  int done = 0, sizes[KIT_MAX_GROUP];
+  for (int i = 0; i < times && op->req && !done; i++)
+    if (n->vt->test(op->req, &done, sizes) != 0) break;
+  if (!done) return;
+  op->req = NULL;
+  op->done = true;
+}
+
+void kit_cross(struct kit_side *side, struct kit_net *n, struct kit_pair *p, int count) {
+  size_t size = (size_t)count * RAIL_NET_HANDLE_SIZE;
+  int other = 1 - kit_side_rank(side), left = 2 * count;
+  char *mine = calloc(2, size), *theirs = mine + size;
+  ENSURE(mine, "out of memory");
+  for (int i = 0; i < count; i++) {
+    p[i] = (struct kit_pair){.net = n};
+    p[i].listen = kit_net_listen(n, p[i].handle);
+    memcpy(mine + (size_t)i * RAIL_NET_HANDLE_SIZE, p[i].handle, RAIL_NET_HANDLE_SIZE);
+  }
+  kit_swap(side, other, mine, theirs, size);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
+  while (left > 0) {
+    for (int i = 0; i < count; i++) {
+      if (!p[i].send && kit_connect_step(n, theirs + (size_t)i * RAIL_NET_HANDLE_SIZE, &p[i].send)) left--;
+      if (!p[i].recv && kit_accept_step(n, p[i].listen, &p[i].recv)) left--;
+    }
+    ENSURE(!rail_deadline_passed(deadline), "%d of %d ends are not connected after %.0f s, polled by turns", left,
+           2 * count, (double)kit_patience_ms(KIT_PATIENCE_MS) / 1000);
+    sched_yield();
+  }
+  free(mine);
+  for (int i = 0; i < count; i++) {
+    kit_close_within(n->vt->close_listen, p[i].listen, "closeListen", KIT_CLOSE_HUNG_MS);
+    p[i].listen = NULL;
+  }
+}
+
+uint8_t *kit_pages(size_t size) {
+  void *data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ENSURE(data != MAP_FAILED, "out of memory: %zu bytes", size);
+  return data;
+}
+
+void kit_pages_free(uint8_t *data, size_t size) {
+  void *gone = mmap(data, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  ENSURE(gone == data, "out of memory: %zu bytes cannot be given back", size);
+}
+
+void kit_nap(void) { nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL); }
+
+void kit_sleep_ms(uint64_t ms) {
+  uint64_t until = rail_deadline_in_ms(ms);
+  for (uint64_t now = rail_now_ns(); now < until; now = rail_now_ns()) {
+    struct timespec left = {(time_t)((until - now) / 1000000000), (long)((until - now) % 1000000000)};
+    nanosleep(&left, NULL);
+  }
+}
+
+double kit_cpu_asleep(uint64_t ms) {
+  uint64_t cpu = kit_cpu_ns(), start = rail_now_ns();
+  kit_sleep_ms(ms);
+  return (double)(kit_cpu_ns() - cpu) / (double)(rail_now_ns() - start);
+}
