@@ -1,36 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the files with public functions share. */
+ * Shared by the files with public functions. */
 #ifndef RT_API_H
 #define RT_API_H
 
 #include "core/comm/rt_comm.h"
 #include "core/comm/rt_error.h"
+#include "core/plan/rt_enqueue.h"
 
 /* pncclX: the profiling name of every function. */
 #define RT_PNAME(name) \
   extern __typeof__(nccl##name) pnccl##name __attribute__((alias("nccl" #name), visibility("default")))
 
-/* A communicator of ours that can take a call: not failed, not finalized, not still being made. */
-ncclResult_t rt_check_usable(const struct ncclComm *comm, const char *call);
-/* A communicator of ours in whatever state: for queries and taking down. */
-ncclResult_t rt_check_ours(const struct ncclComm *comm, const char *call);
-
-/* The same for any pointer. ncclInvalidArgument, logged with the call's name, for NULL. */
-static inline ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call) {
-  if (comm) return rt_check_usable(comm, call);
-  rt_error(RAIL_BAD_ARGUMENT, "%s: comm is NULL", call);
-  return ncclInvalidArgument;
-}
-
-static inline ncclResult_t rt_check_handle(const struct ncclComm *comm, const char *call) {
-  if (comm) return rt_check_ours(comm, call);
-  rt_error(RAIL_BAD_ARGUMENT, "%s: comm is NULL", call);
-  return ncclInvalidArgument;
-}
+/* Is comm a communicator that can take a call: not failed, not finalized, not still being made? An error is logged with
+ * the call's name. */
+ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call);
+/* Is comm a communicator in any state? For queries, and for ending it. */
+ncclResult_t rt_check_handle(const struct ncclComm *comm, const char *call);
 
 /* The caller's configuration, checked, or NCCL's defaults for NULL. */
 ncclResult_t rt_config_take(const ncclConfig_t *config, ncclConfig_t *out);
-/* Makes a communicator of any kind: now, at the group's end, or in a thread if the configuration does not block. */
+/* Makes a communicator of any kind: now, at the group's end, or in a thread if the configuration is non-blocking. */
 ncclResult_t rt_make_comm(const struct rt_init_args *args, ncclComm_t *out);
+
+/* ---- groups: rt_group.c ----
+ *
+ * The calls between a thread's ncclGroupStart and ncclGroupEnd are queued and run at the outermost end: first
+ * communicators are made (each in a thread of its own, since that waits for the other ranks), then the tasks of every
+ * communicator become one plan. A call outside of a group is a group of one. */
+
+/* Returns `result`; inside a group the first error is kept, and the group's end returns it and drops all calls. */
+ncclResult_t rt_group_note(ncclResult_t result);
+/* Adds n tasks of one communicator. */
+ncclResult_t rt_group_add(const struct rt_task *tasks, int n);
+/* Adds the making of a communicator, stored in *out when done. */
+ncclResult_t rt_group_add_init(const struct rt_init_args *args, ncclComm_t *out);
 
 #endif

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Public calls that make communicators of others, and the one that clears the way for it. */
+ * Public calls that make communicators from others: split and shrink; and revoke, which prepares a parent for them. */
 #include <stdlib.h>
 
 #include "core/api/rt_api.h"
 
-/* A communicator of ours that others can be made of: usable, or revoked and with nothing under way. */
+/* Others can be made from a usable communicator, or from a revoked one without unfinished operations. */
 static ncclResult_t check_parent(struct ncclComm *comm, const char *call) {
   if (!comm || comm->magic != RT_COMM_MAGIC || !atomic_load(&comm->revoked)) return rt_check_comm(comm, call);
   if (rt_queue_idle(&comm->queue)) return ncclSuccess;
-  return rt_error(RAIL_BAD_USAGE, "%s: the revoked communicator has not come to rest; poll ncclCommGetAsyncError first",
-                  call);
+  return rt_error(RAIL_BAD_USAGE,
+                  "%s: the revoked communicator has unfinished operations; poll ncclCommGetAsyncError first", call);
 }
 
-static ncclResult_t check_wishes(const char *call, ncclComm_t *newcomm, const ncclConfig_t *config,
+static ncclResult_t check_new_comm(const char *call, ncclComm_t *newcomm, const ncclConfig_t *config,
                                  struct rt_init_args *args) {
   if (!newcomm) return rt_error(RAIL_BAD_ARGUMENT, "%s: newcomm is NULL", call);
   return rt_config_take(config, &args->config);
 }
 
-/* What a child has of its parent. */
+/* A child has its parent's device, and without a config of its own the parent's. */
 static void inherit(struct ncclComm *comm, const ncclConfig_t *config, struct rt_init_args *args) {
   args->parent = comm;
   args->device = comm->device;
@@ -33,7 +33,7 @@ static void inherit(struct ncclComm *comm, const ncclConfig_t *config, struct rt
 RAIL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
   struct rt_init_args args = {0};
   ncclResult_t r = check_parent(comm, "ncclCommSplit");
-  if (r == ncclSuccess) r = check_wishes("ncclCommSplit", newcomm, config, &args);
+  if (r == ncclSuccess) r = check_new_comm("ncclCommSplit", newcomm, config, &args);
   if (r != ncclSuccess) return r;
   if (color < 0 && color != NCCL_SPLIT_NOCOLOR)
     return rt_error(RAIL_BAD_ARGUMENT, "ncclCommSplit: color is %d; allowed are NCCL_SPLIT_NOCOLOR and 0 or more",
@@ -50,7 +50,7 @@ RAIL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, nccl
 static ncclResult_t revoke(struct ncclComm *comm, const char *call);
 
 /* Fills survivors, in the parent's order, and this rank's new number; `survivors` has room for all. */
-static ncclResult_t who_stays(const struct ncclComm *comm, const int *excluded, int n, int *survivors,
+static ncclResult_t list_survivors(const struct ncclComm *comm, const int *excluded, int n, int *survivors,
                               struct rt_init_args *args) {
   for (int r = 0; r < comm->nranks; r++) survivors[r] = r;
   for (int i = 0; i < n; i++) {
@@ -92,9 +92,9 @@ RAIL_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, 
   if (r != ncclSuccess) return r;
   int *survivors = calloc((size_t)comm->nranks, sizeof *survivors);
   if (!survivors) return rt_error(RAIL_SYSTEM_ERROR, "ncclCommShrink: out of memory");
-  r = who_stays(comm, excludeRanksList, excludeRanksCount, survivors, &args);
-  /* A wrong call ends nothing. */
-  if (r == ncclSuccess) r = check_wishes("ncclCommShrink", newcomm, config, &args);
+  r = list_survivors(comm, excludeRanksList, excludeRanksCount, survivors, &args);
+  /* Checked before the revoke: a wrong call has no effect. */
+  if (r == ncclSuccess) r = check_new_comm("ncclCommShrink", newcomm, config, &args);
   if (r == ncclSuccess && (shrinkFlags & NCCL_SHRINK_ABORT)) r = revoke(comm, "ncclCommShrink");
   if (r == ncclSuccess) r = check_parent(comm, "ncclCommShrink");
   if (r == ncclSuccess) {
@@ -107,7 +107,7 @@ RAIL_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, 
 
 /* ---- revoke ------------------------------------------------------------------------------ */
 
-/* Waits until nothing is under way. Twice is fine here. */
+/* Returns when no operation is unfinished. May be called again. */
 static ncclResult_t revoke(struct ncclComm *comm, const char *call) {
   ncclResult_t r = rt_check_handle(comm, call);
   if (r != ncclSuccess) return r;

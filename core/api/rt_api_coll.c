@@ -1,34 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Public calls that move data: check, make tasks of them, give them to the group. */
+ * Public calls that move data: check the arguments, make a task and add it to the group. */
 #include <string.h>
 
 #include "common/base/log.h"
 #include "core/api/rt_api.h"
-#include "core/api/rt_group.h"
 #include "core/host/rt_types.h"
 #include "core/plan/rt_buffer.h"
 
-enum who { NOBODY, ROOT, ALL };
+enum which_ranks { NONE, ROOT, ALL };
 
-/* What a call asks for, as far as it can be checked alike. */
+/* A call's arguments, and what can be checked alike for all calls. */
 struct call {
   const char *name;
   const void *send;
   void *recv;
-  enum who sends, receives; /* who needs the buffer */
+  enum which_ranks sends, receives; /* ranks on which the buffer is used */
   size_t count;
   bool per_rank; /* the larger buffer holds count elements for each rank */
-  bool rooted;   /* root, or the peer, means something */
+  bool rooted;   /* the call has a root or a peer */
+  bool reduces;  /* the call has an operator */
   ncclDataType_t type;
+  ncclRedOp_t op;
   int root;
   cudaStream_t stream;
 };
 
-static bool needs(const struct ncclComm *comm, const struct call *c, enum who who) {
-  return c->count && (who == ALL || (who == ROOT && comm->rank == c->root));
+static bool needs(const struct ncclComm *comm, const struct call *c, enum which_ranks which) {
+  return c->count && (which == ALL || (which == ROOT && comm->rank == c->root));
 }
 
-static ncclResult_t look_at(const struct call *c, const struct ncclComm *comm) {
+static ncclResult_t check_op(const struct call *c, const struct ncclComm *comm) {
+  int i = (int)c->op - ncclNumOps;
+  if ((int)c->op >= 0 && i < 0) return ncclSuccess;
+  if (i < 0 || i >= comm->npremuls || !comm->premuls[i].used)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: op is %d; allowed are 0 to %d and operators made for this communicator",
+                    c->name, (int)c->op, ncclNumOps - 1);
+  const struct rt_premul *m = &comm->premuls[i];
+  if (m->type != c->type)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: the operator was made for datatype %s, the call has %s", c->name,
+                    rt_type_name((int)m->type), rt_type_name((int)c->type));
+  return m->deferred && c->count ? rt_buffer_check_scalar(comm, c->name, m->scalar) : ncclSuccess;
+}
+
+static ncclResult_t check_arguments(const struct call *c, struct ncclComm *comm) {
   ncclResult_t r = rt_check_comm(comm, c->name);
   if (r != ncclSuccess) return r;
   size_t esize = rt_type_size((int)c->type);
@@ -42,52 +56,34 @@ static ncclResult_t look_at(const struct call *c, const struct ncclComm *comm) {
   if (c->count > (size_t)PTRDIFF_MAX / esize / blocks)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: count is %zu; %zu blocks of %zu-byte elements do not fit the address space",
                     c->name, c->count, blocks, esize);
-  if (needs(comm, c, c->sends) && !c->send)
+  const void *send = needs(comm, c, c->sends) ? c->send : NULL;
+  const void *recv = needs(comm, c, c->receives) ? c->recv : NULL;
+  if (needs(comm, c, c->sends) && !send)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: sendbuff is NULL with count %zu", c->name, c->count);
-  if (needs(comm, c, c->receives) && !c->recv)
+  if (needs(comm, c, c->receives) && !recv)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: recvbuff is NULL with count %zu", c->name, c->count);
-  return ncclSuccess;
+  r = rt_buffer_check(comm, c->name, send, recv, c->stream);
+  return r == ncclSuccess && c->reduces ? check_op(c, comm) : r;
 }
 
 /* A wrong call drops the group that it is in. */
 static ncclResult_t check(const struct call *c, struct ncclComm *comm) {
-  ncclResult_t r = look_at(c, comm);
-  if (r == ncclSuccess)
-    r = rt_buffer_check(comm, c->name, needs(comm, c, c->sends) ? c->send : NULL,
-                        needs(comm, c, c->receives) ? c->recv : NULL, c->stream);
-  return rt_group_note(r);
+  return rt_group_note(check_arguments(c, comm));
 }
 
-static ncclResult_t look_at_op(const struct call *c, ncclRedOp_t op, const struct ncclComm *comm) {
-  const char *name = c->name;
-  ncclDataType_t type = c->type;
-  if ((int)op >= 0 && op < ncclNumOps) return ncclSuccess;
-  int i = (int)op - ncclNumOps;
-  if (i < 0 || i >= comm->npremuls || !comm->premuls[i].used)
-    return rt_error(RAIL_BAD_ARGUMENT, "%s: op is %d; allowed are 0 to %d and operators made for this communicator",
-                    name, (int)op, ncclNumOps - 1);
-  if (comm->premuls[i].type != type)
-    return rt_error(RAIL_BAD_ARGUMENT, "%s: the operator was made for datatype %s, the call has %s", name,
-                    rt_type_name((int)comm->premuls[i].type), rt_type_name((int)type));
-  if (!comm->premuls[i].deferred || !c->count) return ncclSuccess;
-  return rt_buffer_check_scalar(comm, name, comm->premuls[i].scalar);
-}
-
-static ncclResult_t check_op(const struct call *c, ncclRedOp_t op, const struct ncclComm *comm) {
-  return rt_group_note(look_at_op(c, op, comm));
-}
-
-static ncclResult_t add(struct ncclComm *comm, enum rt_coll coll, const struct call *c, ncclRedOp_t op) {
+static ncclResult_t enqueue(struct ncclComm *comm, enum rt_coll coll, const struct call *c) {
+  ncclResult_t r = check(c, comm);
+  if (r != ncclSuccess) return r;
   struct rt_task t = {.comm = comm,
                       .coll = coll,
                       .send = c->send,
                       .recv = c->recv,
                       .count = c->count,
                       .type = c->type,
-                      .op = op,
+                      .op = c->op,
                       .root = c->root,
                       .stream = c->stream};
-  if (op >= ncclNumOps) t.premul = comm->premuls[op - ncclNumOps];
+  if (c->op >= ncclNumOps) t.premul = comm->premuls[c->op - ncclNumOps];
   return rt_group_add(&t, 1);
 }
 
@@ -95,65 +91,32 @@ static ncclResult_t add(struct ncclComm *comm, enum rt_coll coll, const struct c
 
 RAIL_EXPORT ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                        ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  const struct call c = {.name = "ncclAllReduce",
-                   .send = sendbuff,
-                   .recv = recvbuff,
-                   .sends = ALL,
-                   .receives = ALL,
-                   .count = count,
-                   .type = datatype,
-                   .stream = stream};
-  ncclResult_t r = check(&c, comm);
-  if (r == ncclSuccess) r = check_op(&c, op, comm);
-  return r == ncclSuccess ? add(comm, RT_ALLREDUCE, &c, op) : r;
+  const struct call c = {.name = "ncclAllReduce", .reduces = true, .op = op, .send = sendbuff, .recv = recvbuff,
+                         .sends = ALL, .receives = ALL, .count = count, .type = datatype, .stream = stream};
+  return enqueue(comm, RT_ALLREDUCE, &c);
 }
 
 RAIL_EXPORT ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
                                            ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                                            cudaStream_t stream) {
-  const struct call c = {.name = "ncclReduceScatter",
-                   .send = sendbuff,
-                   .recv = recvbuff,
-                   .sends = ALL,
-                   .receives = ALL,
-                   .count = recvcount,
-                   .per_rank = true,
-                   .type = datatype,
-                   .stream = stream};
-  ncclResult_t r = check(&c, comm);
-  if (r == ncclSuccess) r = check_op(&c, op, comm);
-  return r == ncclSuccess ? add(comm, RT_REDUCE_SCATTER, &c, op) : r;
+  const struct call c = {.name = "ncclReduceScatter", .reduces = true, .op = op, .send = sendbuff, .recv = recvbuff,
+                         .sends = ALL, .receives = ALL, .count = recvcount, .per_rank = true, .type = datatype,
+                         .stream = stream};
+  return enqueue(comm, RT_REDUCE_SCATTER, &c);
 }
 
 RAIL_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
                                        ncclComm_t comm, cudaStream_t stream) {
-  const struct call c = {.name = "ncclAllGather",
-                   .send = sendbuff,
-                   .recv = recvbuff,
-                   .sends = ALL,
-                   .receives = ALL,
-                   .count = sendcount,
-                   .per_rank = true,
-                   .type = datatype,
-                   .stream = stream};
-  ncclResult_t r = check(&c, comm);
-  return r == ncclSuccess ? add(comm, RT_ALLGATHER, &c, ncclSum) : r;
+  const struct call c = {.name = "ncclAllGather", .send = sendbuff, .recv = recvbuff, .sends = ALL, .receives = ALL,
+                         .count = sendcount, .per_rank = true, .type = datatype, .stream = stream};
+  return enqueue(comm, RT_ALLGATHER, &c);
 }
 
 RAIL_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                        int root, ncclComm_t comm, cudaStream_t stream) {
-  const struct call c = {.name = "ncclBroadcast",
-                   .send = sendbuff,
-                   .recv = recvbuff,
-                   .sends = ROOT,
-                   .receives = ALL,
-                   .count = count,
-                   .rooted = true,
-                   .type = datatype,
-                   .root = root,
-                   .stream = stream};
-  ncclResult_t r = check(&c, comm);
-  return r == ncclSuccess ? add(comm, RT_BROADCAST, &c, ncclSum) : r;
+  const struct call c = {.name = "ncclBroadcast", .send = sendbuff, .recv = recvbuff, .sends = ROOT, .receives = ALL,
+                         .count = count, .rooted = true, .type = datatype, .root = root, .stream = stream};
+  return enqueue(comm, RT_BROADCAST, &c);
 }
 
 RAIL_EXPORT ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
@@ -163,60 +126,39 @@ RAIL_EXPORT ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t data
 
 RAIL_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                     ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-  const struct call c = {.name = "ncclReduce",
-                   .send = sendbuff,
-                   .recv = recvbuff,
-                   .sends = ALL,
-                   .receives = ROOT,
-                   .count = count,
-                   .rooted = true,
-                   .type = datatype,
-                   .root = root,
-                   .stream = stream};
-  ncclResult_t r = check(&c, comm);
-  if (r == ncclSuccess) r = check_op(&c, op, comm);
-  return r == ncclSuccess ? add(comm, RT_REDUCE, &c, op) : r;
+  const struct call c = {.name = "ncclReduce", .reduces = true, .op = op, .send = sendbuff, .recv = recvbuff,
+                         .sends = ALL, .receives = ROOT, .count = count, .rooted = true, .type = datatype, .root = root,
+                         .stream = stream};
+  return enqueue(comm, RT_REDUCE, &c);
 }
 
-/* ---- point to point, and what is made of it -------------------------------------------------- */
+/* ---- point to point, and calls made of it -------------------------------------------------- */
 
 RAIL_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
                                   ncclComm_t comm, cudaStream_t stream) {
-  const struct call c = {.name = "ncclSend",
-                   .send = sendbuff,
-                   .sends = ALL,
-                   .count = count,
-                   .rooted = true,
-                   .type = datatype,
-                   .root = peer,
-                   .stream = stream};
-  ncclResult_t r = check(&c, comm);
-  return r == ncclSuccess ? add(comm, RT_SEND, &c, ncclSum) : r;
+  const struct call c = {.name = "ncclSend", .send = sendbuff, .sends = ALL, .count = count, .rooted = true,
+                         .type = datatype, .root = peer, .stream = stream};
+  return enqueue(comm, RT_SEND, &c);
 }
 
 RAIL_EXPORT ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
                                   cudaStream_t stream) {
-  const struct call c = {.name = "ncclRecv",
-                   .recv = recvbuff,
-                   .receives = ALL,
-                   .count = count,
-                   .rooted = true,
-                   .type = datatype,
-                   .root = peer,
-                   .stream = stream};
-  ncclResult_t r = check(&c, comm);
-  return r == ncclSuccess ? add(comm, RT_RECV, &c, ncclSum) : r;
+  const struct call c = {.name = "ncclRecv", .recv = recvbuff, .receives = ALL, .count = count, .rooted = true,
+                         .type = datatype, .root = peer, .stream = stream};
+  return enqueue(comm, RT_RECV, &c);
 }
 
+enum { ALL_RANKS = -1, NO_RANK = -2 };
+
 /* Sends block r of `send` to rank r and receives block r of `recv` from it, for each r that `sends`
- * and `receives` name: a rank, all (-1), or none (-2). */
+ * and `receives` name: a rank, ALL_RANKS or NO_RANK. */
 static ncclResult_t exchange(const struct call *c, struct ncclComm *comm, int sends, int receives, bool send_blocks,
                              bool recv_blocks) {
   if (c->count == 0) return ncclSuccess;
   size_t bytes = c->count * rt_type_size((int)c->type);
   ncclResult_t r = ncclSuccess;
   ncclGroupStart();
-  /* Start behind oneself, so that not all ranks begin with the same one. */
+  /* Each rank starts with itself, so that not all begin with the same peer. */
   for (int i = 0; i < comm->nranks && r == ncclSuccess; i++) {
     int to = (comm->rank + i) % comm->nranks, from = (comm->rank + comm->nranks - i) % comm->nranks;
     struct rt_task send = {.comm = comm, .coll = RT_SEND, .count = c->count, .type = c->type, .root = to};
@@ -224,8 +166,8 @@ static ncclResult_t exchange(const struct call *c, struct ncclComm *comm, int se
     send.stream = recv.stream = c->stream;
     send.send = (const char *)c->send + (send_blocks ? (size_t)to * bytes : 0);
     recv.recv = (char *)c->recv + (recv_blocks ? (size_t)from * bytes : 0);
-    if (sends == -1 || sends == to) r = rt_group_add(&send, 1);
-    if (r == ncclSuccess && (receives == -1 || receives == from)) r = rt_group_add(&recv, 1);
+    if (sends == ALL_RANKS || sends == to) r = rt_group_add(&send, 1);
+    if (r == ncclSuccess && (receives == ALL_RANKS || receives == from)) r = rt_group_add(&recv, 1);
   }
   ncclResult_t end = ncclGroupEnd();
   return r == ncclSuccess ? end : r;
@@ -233,55 +175,32 @@ static ncclResult_t exchange(const struct call *c, struct ncclComm *comm, int se
 
 RAIL_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                       ncclComm_t comm, cudaStream_t stream) {
-  const struct call c = {.name = "ncclAlltoAll",
-                   .send = sendbuff,
-                   .recv = recvbuff,
-                   .sends = ALL,
-                   .receives = ALL,
-                   .count = count,
-                   .per_rank = true,
-                   .type = datatype,
-                   .stream = stream};
+  const struct call c = {.name = "ncclAlltoAll", .send = sendbuff, .recv = recvbuff, .sends = ALL, .receives = ALL,
+                         .count = count, .per_rank = true, .type = datatype, .stream = stream};
   ncclResult_t r = check(&c, comm);
   if (r != ncclSuccess) return r;
   if (count && sendbuff == recvbuff && comm->nranks > 1)
     return rt_group_note(
         rt_error(RAIL_BAD_USAGE, "ncclAlltoAll: sendbuff and recvbuff are the same; in place is not supported"));
-  return exchange(&c, comm, -1, -1, true, true);
+  return exchange(&c, comm, ALL_RANKS, ALL_RANKS, true, true);
 }
 
 RAIL_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                     int root, ncclComm_t comm, cudaStream_t stream) {
-  const struct call c = {.name = "ncclGather",
-                   .send = sendbuff,
-                   .recv = recvbuff,
-                   .sends = ALL,
-                   .receives = ROOT,
-                   .count = count,
-                   .per_rank = true,
-                   .rooted = true,
-                   .type = datatype,
-                   .root = root,
-                   .stream = stream};
+  const struct call c = {.name = "ncclGather", .send = sendbuff, .recv = recvbuff, .sends = ALL, .receives = ROOT,
+                         .count = count, .per_rank = true, .rooted = true, .type = datatype, .root = root,
+                         .stream = stream};
   ncclResult_t r = check(&c, comm);
-  return r == ncclSuccess ? exchange(&c, comm, root, comm->rank == root ? -1 : -2, false, true) : r;
+  return r == ncclSuccess ? exchange(&c, comm, root, comm->rank == root ? ALL_RANKS : NO_RANK, false, true) : r;
 }
 
 RAIL_EXPORT ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                      int root, ncclComm_t comm, cudaStream_t stream) {
-  const struct call c = {.name = "ncclScatter",
-                   .send = sendbuff,
-                   .recv = recvbuff,
-                   .sends = ROOT,
-                   .receives = ALL,
-                   .count = count,
-                   .per_rank = true,
-                   .rooted = true,
-                   .type = datatype,
-                   .root = root,
-                   .stream = stream};
+  const struct call c = {.name = "ncclScatter", .send = sendbuff, .recv = recvbuff, .sends = ROOT, .receives = ALL,
+                         .count = count, .per_rank = true, .rooted = true, .type = datatype, .root = root,
+                         .stream = stream};
   ncclResult_t r = check(&c, comm);
-  return r == ncclSuccess ? exchange(&c, comm, comm->rank == root ? -1 : -2, root, true, false) : r;
+  return r == ncclSuccess ? exchange(&c, comm, comm->rank == root ? ALL_RANKS : NO_RANK, root, true, false) : r;
 }
 
 RT_PNAME(AllReduce);

@@ -8,19 +8,19 @@
 #include "common/base/thread.h"
 #include "core/host/rt_reduce.h"
 #include "core/api/rt_api.h"
-#include "core/api/rt_group.h"
 #include "core/comm/rt_param.h"
 
 /* ---- checks shared by all calls ------------------------------------------------- */
 
-ncclResult_t rt_check_ours(const struct ncclComm *comm, const char *call) {
+ncclResult_t rt_check_handle(const struct ncclComm *comm, const char *call) {
+  if (!comm) return rt_error(RAIL_BAD_ARGUMENT, "%s: comm is NULL", call);
   if (comm->magic != RT_COMM_MAGIC)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: comm %p is not a communicator, or was destroyed", call, (const void *)comm);
   return ncclSuccess;
 }
 
-ncclResult_t rt_check_usable(const struct ncclComm *comm, const char *call) {
-  ncclResult_t r = rt_check_ours(comm, call);
+ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call) {
+  ncclResult_t r = rt_check_handle(comm, call);
   if (r != ncclSuccess) return r;
   if (atomic_load(&((struct ncclComm *)(uintptr_t)comm)->revoked))
     return rt_error(RAIL_BAD_USAGE, "%s: the communicator was revoked; split it, shrink it or destroy it", call);
@@ -138,7 +138,7 @@ static ncclResult_t start_async(const struct rt_init_args *args, ncclComm_t *out
   a->comm = comm;
   atomic_store(&comm->init_state, ncclInProgress);
   if (args->parent)
-    atomic_fetch_add(&args->parent->users, 1); /* an abort of the parent waits until the split is off it */
+    atomic_fetch_add(&args->parent->users, 1); /* an abort of the parent waits until the split does not use it */
   int err = rail_thread_start("rail-init", async_init_thread, a, &comm->init_thread);
   if (err) {
     if (args->parent) atomic_fetch_sub(&args->parent->users, 1);
@@ -153,11 +153,12 @@ static ncclResult_t start_async(const struct rt_init_args *args, ncclComm_t *out
 
 ncclResult_t rt_make_comm(const struct rt_init_args *args, ncclComm_t *out) {
   *out = NULL;
-  bool no_color = args->parent && args->color == NCCL_SPLIT_NOCOLOR; /* it gets NULL, which must be known on return */
+  /* A split without a color always blocks: *out is NULL already when it returns. */
+  bool no_color = args->parent && args->color == NCCL_SPLIT_NOCOLOR;
   return args->config.blocking == 0 && !no_color ? start_async(args, out) : rt_group_add_init(args, out);
 }
 
-/* spare: an id that nobody will use, or NULL. */
+/* spare: an id whose rendezvous this rank started and no rank will use, or NULL. */
 static ncclResult_t init_rank(const char *call, ncclComm_t *comm, int nranks, const ncclUniqueId *id, int rank,
                               int device, const ncclConfig_t *config, const ncclUniqueId *spare) {
   ncclResult_t r = check_ranks(call, comm, nranks, rank);
@@ -216,7 +217,7 @@ static void join_init(struct ncclComm *comm) {
   comm->init_thread_running = false;
 }
 
-/* Waits for calls that other threads have inside the communicator; they end soon, since it has failed. */
+/* Waits until other threads' calls have left the communicator; they end soon, since it has failed. */
 static void wait_for_users(struct ncclComm *comm) {
   while (atomic_load(&comm->users) > 0) sched_yield();
 }
@@ -282,26 +283,24 @@ RAIL_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *as
   return ncclSuccess;
 }
 
-static ncclResult_t query(const struct ncclComm *comm, const char *call, int value, int *out) {
+static ncclResult_t query(const struct ncclComm *comm, const char *call, size_t offset, int *out) {
+  ncclResult_t r = rt_check_handle(comm, call);
+  if (r != ncclSuccess) return r;
   if (!out) return rt_error(RAIL_BAD_ARGUMENT, "%s: the result's pointer is NULL", call);
-  (void)comm;
-  *out = value;
+  memcpy(out, (const char *)comm + offset, sizeof *out);
   return ncclSuccess;
 }
 
 RAIL_EXPORT ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
-  ncclResult_t r = rt_check_handle(comm, "ncclCommCount");
-  return r == ncclSuccess ? query(comm, "ncclCommCount", comm->nranks, count) : r;
+  return query(comm, "ncclCommCount", offsetof(struct ncclComm, nranks), count);
 }
 
 RAIL_EXPORT ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
-  ncclResult_t r = rt_check_handle(comm, "ncclCommCuDevice");
-  return r == ncclSuccess ? query(comm, "ncclCommCuDevice", comm->device, device) : r;
+  return query(comm, "ncclCommCuDevice", offsetof(struct ncclComm, device), device);
 }
 
 RAIL_EXPORT ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
-  ncclResult_t r = rt_check_handle(comm, "ncclCommUserRank");
-  return r == ncclSuccess ? query(comm, "ncclCommUserRank", comm->rank, rank) : r;
+  return query(comm, "ncclCommUserRank", offsetof(struct ncclComm, rank), rank);
 }
 
 RT_PNAME(GetVersion);

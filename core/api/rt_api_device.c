@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
- * NCCL's device API, by which kernels of a user reach other ranks' memory: there is none here. Who asks is told so by
- * the first call that could make use of it; what only describes ranks is answered. */
+ * NCCL's device API, for user kernels that access other ranks' memory: Railyard has none. The functions that create
+ * something return an error; those that only describe ranks work. */
 #include "core/api/rt_api.h"
 
 /* ---- teams ------------------------------------------------------------------------------- */
 
-static const ncclTeam_t nobody;
+static const ncclTeam_t no_team;
 
 RAIL_EXPORT ncclTeam_t ncclTeamWorld(ncclComm_t comm) {
-  if (rt_check_handle(comm, "ncclTeamWorld") != ncclSuccess) return nobody;
+  if (rt_check_handle(comm, "ncclTeamWorld") != ncclSuccess) return no_team;
   return (ncclTeam_t){.nRanks = comm->nranks, .rank = comm->rank, .stride = 1};
 }
 
 RAIL_EXPORT ncclTeam_t ncclTeamLsa(ncclComm_t comm) {
-  if (rt_check_handle(comm, "ncclTeamLsa") != ncclSuccess) return nobody;
+  if (rt_check_handle(comm, "ncclTeamLsa") != ncclSuccess) return no_team;
   return (ncclTeam_t){.nRanks = 1, .rank = 0, .stride = 1};
 }
 
 RAIL_EXPORT ncclTeam_t ncclTeamRail(ncclComm_t comm) {
-  if (rt_check_handle(comm, "ncclTeamRail") != ncclSuccess) return nobody;
+  if (rt_check_handle(comm, "ncclTeamRail") != ncclSuccess) return no_team;
   return (ncclTeam_t){.nRanks = comm->nranks, .rank = comm->rank, .stride = 1};
 }
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/queue.h>
 
 #include "common/base/log.h"
 #include "core/api/rt_api.h"
@@ -13,7 +14,7 @@
 #include "core/gpu/rt_mem.h"
 
 struct block {
-  struct block *next;
+  LIST_ENTRY(block) link;
   void *base;
   void *context; /* NULL: it is the host's memory, of `size` bytes */
   size_t size;
@@ -21,23 +22,7 @@ struct block {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct block *blocks; /* all that was given out */
-
-static void put_in(struct block *b) {
-  pthread_mutex_lock(&lock);
-  b->next = blocks;
-  blocks = b;
-  pthread_mutex_unlock(&lock);
-}
-
-static struct block *take_out(const void *base) {
-  pthread_mutex_lock(&lock);
-  struct block **at = &blocks, *b;
-  while ((b = *at) && b->base != base) at = &b->next;
-  if (b) *at = b->next;
-  pthread_mutex_unlock(&lock);
-  return b;
-}
+static LIST_HEAD(, block) blocks = LIST_HEAD_INITIALIZER(blocks); /* allocated and not freed */
 
 /* ---- of the host ---------------------------------------------------------------------- */
 
@@ -50,7 +35,7 @@ static ncclResult_t make_host(struct block *b, size_t size) {
 
 /* ---- of a device ---------------------------------------------------------------------- */
 
-/* Every device that reaches this one may use it, as with NCCL: nobody knows yet who will. */
+/* Every device that reaches this one may use it, as with NCCL: which peers will is not known yet. */
 static void allow_peers(const struct rt_mem *mem, int device) {
   const struct rt_cuda *cu = rt_cuda();
   char why[RT_WHY];
@@ -63,7 +48,7 @@ static void allow_peers(const struct rt_mem *mem, int device) {
   }
 }
 
-/* What can be exported, if it can be; a fabric may be there and not be permitted to this process. */
+/* With all export handles that the device has; fabric handles may not be permitted to this process. */
 static bool make_mapped(struct rt_mem *mem, int device, size_t size, char why[RT_WHY]) {
   const int handles = rt_mem_handles(device);
   if (rt_mem_map(mem, device, size, handles, NULL, why)) return true;
@@ -95,7 +80,7 @@ static ncclResult_t make_device(struct block *b, void *context, size_t size) {
                                        why);
 }
 
-/* A context that is gone took its memory along, but not what is mapped. */
+/* Memory of a context that was destroyed is freed already, but mapped memory is not. */
 static void free_device(struct block *b) {
   struct rt_cuda_scope scope;
   bool entered = !b->mem.mapped && rt_cuda_enter(&scope, b->context) == RAIL_OK;
@@ -119,20 +104,27 @@ RAIL_EXPORT ncclResult_t ncclMemAlloc(void **ptr, size_t size) {
   struct block *b = calloc(1, sizeof *b);
   if (!b) return rt_error(RAIL_SYSTEM_ERROR, "ncclMemAlloc: out of memory");
   void *context = current();
-  const size_t some = RAIL_MAX(size, (size_t)1); /* nothing has an address, too */
+  const size_t some = RAIL_MAX(size, (size_t)1); /* 0 bytes get an address, too */
   ncclResult_t r = context ? make_device(b, context, some) : make_host(b, some);
   if (r != ncclSuccess) {
     free(b);
     return r;
   }
-  put_in(b);
+  pthread_mutex_lock(&lock);
+  LIST_INSERT_HEAD(&blocks, b, link);
+  pthread_mutex_unlock(&lock);
   *ptr = b->base;
   return ncclSuccess;
 }
 
 RAIL_EXPORT ncclResult_t ncclMemFree(void *ptr) {
   if (!ptr) return ncclSuccess;
-  struct block *b = take_out(ptr);
+  struct block *b;
+  pthread_mutex_lock(&lock);
+  LIST_FOREACH(b, &blocks, link)
+    if (b->base == ptr) break;
+  if (b) LIST_REMOVE(b, link);
+  pthread_mutex_unlock(&lock);
   if (!b) return rt_error(RAIL_BAD_ARGUMENT, "ncclMemFree: %p was not made by ncclMemAlloc, or is freed already", ptr);
   if (b->context)
     free_device(b);

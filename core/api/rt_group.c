@@ -1,5 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "core/api/rt_group.h"
+/* SPDX-License-Identifier: Apache-2.0
+ * Groups, and ncclGroupSimulateEnd. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,31 +53,31 @@ static void group_clear(void) {
 
 /* ---- running the jobs ------------------------------------------------------------------ */
 
-/* The job's result is the communicator's: what the call came across may be only the echo of a failure that another rank
- * has told us of. `errors`: of this thread before the job; its own error, if there was one, is the reason. */
-static void settle(struct group_job *j, rail_result_t result, unsigned errors, const char *otherwise) {
+/* The job's result is the communicator's: the call's own error may be a consequence of a failure that another rank has
+ * reported. `errors`: of this thread before the job; the text of a new one is the reason, else `reason`. */
+static void finish_job(struct group_job *j, rail_result_t result, unsigned errors, const char *reason) {
   if (result != RAIL_OK)
-    rt_comm_fail(j->comm, result, "%s", rt_error_count() != errors ? rt_error_text() : otherwise);
+    rt_comm_fail(j->comm, result, "%s", rt_error_count() != errors ? rt_error_text() : reason);
   j->result = result == RAIL_OK ? RAIL_OK : (rail_result_t)atomic_load(&j->comm->failed);
 }
 
-/* A failure is told to the other ranks at once: some of them may be waiting in a thread of this very group. */
+/* A failure is reported to the other ranks at once: some may be waiting in another thread of this group. */
 static void *init_job(void *arg) {
   struct group_job *j = arg;
   const unsigned errors = rt_error_count();
-  settle(j, rt_comm_init(j->comm, &j->init), errors, "the communicator could not be made; earlier lines say why");
+  finish_job(j, rt_comm_init(j->comm, &j->init), errors, "the communicator could not be made; earlier lines say why");
   return NULL;
 }
 
 static void *plan_job(void *arg) {
   struct group_job *j = arg;
   const unsigned errors = rt_error_count();
-  settle(j, rt_plan_build(j->comm, j->tasks, j->ntasks, &j->plan), errors,
-         "an operation could not be started; earlier lines say why");
+  finish_job(j, rt_plan_build(j->comm, j->tasks, j->ntasks, &j->plan), errors,
+             "an operation could not be started; earlier lines say why");
   return NULL;
 }
 
-/* Runs all jobs, side by side if there are several: each may wait for the others. */
+/* Runs all jobs, each but the last in a thread of its own, because one may wait for the others. */
 static void run_jobs(struct group_job *jobs, int n, void *(*run)(void *)) {
   for (int i = 0; i < n - 1; i++) {
     int err = rail_thread_start("rail-group", run, &jobs[i], &jobs[i].thread);
@@ -94,7 +94,7 @@ static void run_jobs(struct group_job *jobs, int n, void *(*run)(void *)) {
 
 static ncclResult_t make_comms(void) {
   ncclResult_t result = ncclSuccess;
-  /* A split works on its parent meanwhile: see launch(). */
+  /* A split uses its parent meanwhile: see launch_tasks(). */
   for (int i = 0; i < group.ninits; i++)
     if (group.inits[i].init.parent) atomic_fetch_add(&group.inits[i].init.parent->users, 1);
   run_jobs(group.inits, group.ninits, init_job);
@@ -139,7 +139,7 @@ static int split_tasks(struct group_job **jobs_out, struct rt_task *sorted) {
   return njobs;
 }
 
-static ncclResult_t launch(void) {
+static ncclResult_t launch_tasks(void) {
   struct group_job *jobs = NULL;
   struct rt_task *sorted = calloc((size_t)group.ntasks, sizeof *sorted);
   int njobs = sorted ? split_tasks(&jobs, sorted) : -1;
@@ -147,7 +147,7 @@ static ncclResult_t launch(void) {
     free(sorted);
     return rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks);
   }
-  /* ncclCommAbort of another thread frees a communicator only when nobody is inside. */
+  /* ncclCommAbort of another thread frees a communicator only when it has no users. */
   for (int i = 0; i < njobs; i++) atomic_fetch_add(&jobs[i].comm->users, 1);
   run_jobs(jobs, njobs, plan_job);
   ncclResult_t result = ncclSuccess;
@@ -156,7 +156,7 @@ static ncclResult_t launch(void) {
     if (j->result == RAIL_OK && j->plan && j->plan->on_device)
       j->result = rt_device_plan_launch(j->comm, j->plan);
     else if (j->result == RAIL_OK && j->plan)
-      /* With several communicators the caller can only wait for one at a time. */
+      /* With several communicators the caller waits for one after the other: let the executors begin at once. */
       rt_queue_enqueue(&j->comm->queue, j->plan, njobs > 1);
     if (j->result != RAIL_OK) {
       result = (ncclResult_t)j->result;
@@ -179,7 +179,7 @@ static ncclResult_t run_group(void) {
     result = make_comms();
   else
     drop_inits();
-  if (result == ncclSuccess && group.ntasks) result = launch();
+  if (result == ncclSuccess && group.ntasks) result = launch_tasks();
   group_clear();
   return result;
 }
@@ -228,7 +228,7 @@ RAIL_EXPORT ncclResult_t ncclGroupEnd(void) {
   return run_group();
 }
 
-/* ---- what if ---------------------------------------------------------------------------------- */
+/* ---- simulating ------------------------------------------------------------------------------- */
 
 static double estimate_us(void) {
   double sum = 0;

@@ -183,7 +183,7 @@ static void restless(const struct rank *rank, void *arg) {
   OK(ncclCommInitRank(&comm, 1, id, 0));
   OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
   set_pending(comm, 1);
-  REFUSED(ncclCommSplit(comm, 0, 0, &child, NULL), ncclInvalidUsage, "not come to rest");
+  REFUSED(ncclCommSplit(comm, 0, 0, &child, NULL), ncclInvalidUsage, "unfinished operations");
   ncclResult_t state;
   OK(ncclCommGetAsyncError(comm, &state));
   ENSURE_INT(state, ncclInProgress);
