@@ -8,17 +8,16 @@
 
 #include "common/base/log.h"
 #include "common/base/sock.h"
-#include "core/gpu/rt_area.h"
-#include "core/gpu/rt_device_plan.h"
 #include "core/comm/rt_error.h"
-#include "core/gpu/rt_gate.h"
-#include "core/transport/rt_net.h"
-#include "core/topo/rt_topo.h"
 #include "core/comm/rt_param.h"
 #include "core/comm/rt_reg.h"
-#include "core/plan/rt_round.h"
 #include "core/comm/rt_split.h"
-#include "core/gpu/rt_way.h"
+#include "core/gpu/rt_device_plan.h"
+#include "core/gpu/rt_export.h"
+#include "core/gpu/rt_gate.h"
+#include "core/plan/rt_round.h"
+#include "core/topo/rt_topo.h"
+#include "core/transport/rt_net.h"
 
 /* ---- making ---------------------------------------------------------------------- */
 
@@ -102,8 +101,8 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   rt_topo_detect(comm->device, &me->gpu);
   me->has_gpu = comm->gpu_at_birth >= 0;
   if (me->has_gpu) me->multiprocessors = rt_gpu_multiprocessors(comm->gpu_at_birth);
-  if (me->has_gpu && me->p2p_level != RT_LOC) me->ways = rt_ways_open(comm->gpu_at_birth, &comm->inbox);
-  memcpy(me->inbox, comm->inbox.name, sizeof me->inbox);
+  if (me->has_gpu && me->p2p_level != RT_LOC) me->export_types = rt_export_open(comm->gpu_at_birth, &comm->fd_receiver);
+  memcpy(me->fd_receiver, comm->fd_receiver.name, sizeof me->fd_receiver);
   RAIL_TRY(rt_bootstrap_allgather(comm->bootstrap, comm->peers, sizeof *comm->peers));
   for (int r = 0; r < comm->nranks; r++) {
     const struct rt_peer *peer = &comm->peers[r];
@@ -196,9 +195,6 @@ struct rt_connector *rt_comm_connector(struct ncclComm *comm, int channel, int p
   return *at = c;
 }
 
-/* How long a communicator waits for others to let go of memory that it lent them. */
-#define RT_SETTLE_MS 1000u
-
 /* ---- taking down, in reverse ---------------------------------------------------- */
 
 static void free_connectors(struct ncclComm *comm) {
@@ -217,10 +213,10 @@ static void free_parts(struct ncclComm *comm) {
   rt_queue_destroy(&comm->queue);
   rt_reg_free_all(comm);
   free_connectors(comm);
-  rt_area_settle(comm, RT_SETTLE_MS);
+  rt_export_wait();
   rt_device_plan_close(comm);
   rt_gpu_close(comm);
-  rt_inbox_close(&comm->inbox);
+  rt_fd_receiver_close(&comm->fd_receiver);
   rt_ring_close(comm);
   rt_net_close(comm);
   rt_bootstrap_close(comm->bootstrap);

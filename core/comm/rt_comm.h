@@ -16,8 +16,8 @@
 
 #include "core/bootstrap/rt_bootstrap.h"
 #include "core/comm/rt_peer.h"
+#include "core/gpu/rt_fd_receiver.h"
 #include "core/gpu/rt_gpu.h"
-#include "core/gpu/rt_inbox.h"
 #include "core/host/rt_reduce.h"
 #include "core/plan/rt_queue.h"
 #include "core/plan/rt_tree.h"
@@ -67,7 +67,7 @@ struct ncclComm {
   int device;
   enum rt_memory_kind memory; /* of its calls' buffers: the first call with some decides */
   int gpu_at_birth; /* the device that was current when it was made; -1: none */
-  struct rt_inbox inbox;
+  struct rt_fd_receiver fd_receiver;
   bool shares_process; /* with another of its ranks: rt_gate.h */
   uint64_t collectives; /* plans with one: their number is the same on all ranks */
   struct rt_peer *peers; /* nranks */

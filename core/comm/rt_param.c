@@ -72,7 +72,7 @@ static const struct rail_param rows[] = {
    .doc = "1 puts slots of the Simple protocol into the sender's GPU memory, where the receiver reads them, instead of "
           "the receiver's; both ranks must have it."},
   {.name = "NCCL_CUMEM_ENABLE", .type = RAIL_PARAM_INT, .def = "-2", .lo = -2, .hi = 1, AT(cumem_enable),
-   .doc = "GPU memory that ranks lend each other, and ncclMemAlloc's: 1, by the driver's virtual memory management "
+   .doc = "GPU memory that ranks share, and ncclMemAlloc's: 1, by the driver's virtual memory management "
           "(cuMemCreate), and other processes get at it by fabric handles or file descriptors; 0, by cuMemAlloc, and "
           "CUDA IPC. -2: the former where the device supports it and the driver is of CUDA 12 or later. What fails one "
           "way is tried the next."},

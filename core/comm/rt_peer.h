@@ -12,7 +12,7 @@
 
 #include "common/base/result.h"
 #include "core/gpu/rt_cuda.h"
-#include "core/gpu/rt_inbox.h"
+#include "core/gpu/rt_fd_receiver.h"
 #include "core/topo/rt_topo.h"
 
 struct rt_peer {
@@ -30,8 +30,8 @@ struct rt_peer {
   uint32_t has_gpu;            /* one was current when the communicator was made */
   uint32_t multiprocessors;    /* that it has; the caller's */
   uint32_t p2p_level, p2p_read; /* enum rt_distance, RT_LOC for never; do receivers read? */
-  uint32_t ways;                /* by which memory of its GPU is lent and taken (rt_way.h); the caller's */
-  uint8_t inbox[RT_INBOX_NAME]; /* where file descriptors for it are left, if that is one of them; the caller's */
+  uint32_t export_types;        /* of GPU memory that it exports and imports (rt_export.h); the caller's */
+  uint8_t fd_receiver[RT_FD_NAME]; /* to which file descriptors are sent, if that is one of them; the caller's */
 };
 #define RT_PEER_VERSION 0x52410006u
 

@@ -62,8 +62,6 @@ static void wait_while_busy(int (*query)(void *handle), void *handle) {
 void rt_gpu_unmap(struct ncclComm *comm, struct rt_connector *c) {
   struct rt_cuda_scope scope;
   if (!c->nmapped || rt_cuda_enter(&scope, comm->gpu.context) != RAIL_OK) return;
-  /* A copy into this memory may be under way when a communicator fails. */
-  if (comm->gpu.side) wait_while_busy(rt_cuda()->stream_query, comm->gpu.side);
   while (c->nmapped > 0) unregister_range(&c->mapped[--c->nmapped]);
   rt_cuda_leave(&scope);
 }
@@ -279,7 +277,7 @@ static void close_driver_side(struct ncclComm *comm) {
   void *events[] = {gpu->last, gpu->captured, gpu->join};
   for (size_t i = 0; i < RAIL_COUNT_OF(events); i++)
     if (events[i]) cu->event_destroy(events[i]);
-  if (gpu->side) cu->stream_destroy(gpu->side);
+  if (gpu->own_stream) cu->stream_destroy(gpu->own_stream);
   struct rt_range all = comm_range(comm), ring = ring_range(comm);
   if (gpu->comm_registered) unregister_range(&all);
   if (gpu->ring_registered) unregister_range(&ring);

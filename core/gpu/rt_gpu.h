@@ -2,7 +2,7 @@
  *
  * What a communicator has of a GPU: a context, the kernel, events, and the host
  * memory that the kernel reaches. All FIFOs have their counters, and a set of slots, in host memory, whatever the
- * transport (others: rt_area.h, rt_gdr.h); each process registers its view of them with CUDA, and the device uses the
+ * transport (others: rt_export.h, rt_gdr.h); each process registers its view of them with CUDA, and the device uses the
  * same addresses as the host. Made when the first call with device buffers needs it.
  */
 #ifndef RT_GPU_H
@@ -28,8 +28,8 @@ struct rt_range {
 };
 #define RT_MAX_RANGES 3 /* of a connector */
 
-/* What the driver hands out of a device's memory in one piece. What is lent or registered has such pieces to itself:
- * CUDA IPC lends all that lies in one. */
+/* What the driver hands out of a device's memory in one piece. What is exported or registered has such pieces to itself:
+ * CUDA IPC exports all that lies in one. */
 #define RT_GPU_BLOCK ((size_t)2 << 20)
 
 struct rt_launch_slab;
@@ -54,7 +54,7 @@ struct rt_gpu {
   void *last, *captured, *join;
   bool has_last;
   bool made_more; /* for the plan that is being built, calls of the driver were necessary: rt_gate.h */
-  void *side; /* a stream for copies of the runtime's own; NULL until one is made */
+  void *own_stream; /* of the runtime; NULL until one is made */
   uint64_t capture; /* 0: none */
   pthread_mutex_t lock; /* guards slabs, memory; the beginning of a captured plan's run; connectors' runs, planned */
   struct rt_launch_slab *slabs;

@@ -22,13 +22,6 @@
 
 #define SHM_MAGIC 0x7261696c73686d32ull
 
-/* The record's body. */
-struct shm_record {
-  int64_t pid;
-  int64_t fd;
-  uint64_t size, nonce;
-};
-
 static size_t header_size(void) { return RAIL_ROUND_UP(sizeof(struct rt_shm_segment), RT_PAGE); }
 
 static size_t segment_size(void) {
@@ -81,7 +74,7 @@ rail_result_t rt_shm_recv_setup(struct ncclComm *comm, struct rt_connector *c, s
   res->segment->credit = RT_STEPS;
   __atomic_store_n(&res->segment->magic, SHM_MAGIC, __ATOMIC_RELEASE);
   bind_conn(c, res->segment);
-  struct shm_record r = {.pid = getpid(), .fd = res->fd, .size = res->size};
+  struct rt_shm_record r = {.pid = getpid(), .fd = res->fd, .size = res->size};
   memcpy(mine->body, &r, sizeof r);
   return RAIL_OK;
 fail:
@@ -108,7 +101,7 @@ rail_result_t rt_shm_send_connect(struct ncclComm *comm, struct rt_connector *c,
                                   const struct rt_connect_record *theirs) {
   struct rt_shm_end *res = c->res;
   if (res->segment) return RAIL_OK;
-  struct shm_record r;
+  struct rt_shm_record r;
   struct stat st;
   memcpy(&r, theirs->body, sizeof r);
   char path[64];
@@ -146,7 +139,7 @@ void rt_shm_attached(struct rt_connector *c) {
 
 void rt_shm_leave(struct rt_connector *c) {
   const struct rt_shm_end *res = c->res;
-  if (res && res->segment) __atomic_store_n(&res->segment->left[c->is_send], 1, __ATOMIC_RELEASE);
+  if (res && res->segment) __atomic_store_n(&res->segment->left[c->is_send], 1, __ATOMIC_SEQ_CST);
 }
 
 void rt_shm_free(struct rt_connector *c, bool kept) {

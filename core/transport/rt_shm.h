@@ -6,7 +6,6 @@
 #ifndef RT_SHM_H
 #define RT_SHM_H
 
-#include "core/gpu/rt_area.h"
 #include "core/transport/rt_transport.h"
 
 enum { RT_SHM_RECV, RT_SHM_SEND, RT_SHM_SIDES };
@@ -20,7 +19,15 @@ struct rt_shm_segment {
   RAIL_ALIGNED(64) uint64_t tail;
   RAIL_ALIGNED(64) uint64_t credit;
   RAIL_ALIGNED(64) struct rt_slot slot[RT_STEPS];
-  RAIL_ALIGNED(64) struct rt_area_offer offer[RT_SHM_SIDES]; /* each side's, of memory of its GPU */
+  /* P2P: what became of the memory that each side exported, enum rt_import_state; and how far the importer's GPU is from
+   * it, enum rt_distance. */
+  RAIL_ALIGNED(64) uint32_t import[RT_SHM_SIDES], path[RT_SHM_SIDES];
+};
+
+/* What the record's body begins with. */
+struct rt_shm_record {
+  int64_t pid, fd;
+  uint64_t size;
 };
 
 /* What a connector's `res` begins with. */

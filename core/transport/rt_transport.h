@@ -33,7 +33,7 @@ struct rt_connect_record {
   char net_name[32];  /* NET: the plugin's vtable name: both ends must agree */
   unsigned char body[180];
 };
-#define RT_CONNECT_VERSION 2u
+#define RT_CONNECT_VERSION 3u
 _Static_assert(sizeof(struct rt_connect_record) == 224, "the record has one size");
 
 struct rt_connector;

@@ -4,7 +4,7 @@
  *
  * Proves: ranks of several processes get at each other's GPU memory by the best way that both have: fabric handles,
  * file descriptors, CUDA IPC; where a way fails the next one is taken, and in the end memory of the host, with a line
- * that says why; nothing is left, neither memory nor descriptors, whoever refuses, dies, or is a stranger.
+ * that says why; nothing is left, neither memory nor descriptors, whoever refuses, dies, or sends uninvited.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -111,9 +111,9 @@ TEST(a_fabric_that_is_not_there) {
     by(FABRIC_ENV, 2, &(struct expected){"P2P", FD, calls[i], "has no fabric: cuMem"});
 }
 
-/* It uses the host's memory towards the other rank. Which of its calls is the owner's, and which the taker's, is
+/* It uses the host's memory towards the other rank. Which of its calls is the owner's, and which the importer's, is
  * chance: both fail. */
-TEST(the_taker_cannot) {
+TEST(the_importer_cannot) {
   static const struct expected all[] = {
       {"P2P+SHM", FD, "cuMemImportFromShareableHandle:1", "use shared memory of the host on channel 0: cuMemImport"},
       {"P2P+SHM", IPC, "cuMemGetAllocationGranularity:1 cuMemGetAllocationGranularity:2",
@@ -127,7 +127,7 @@ TEST(the_taker_cannot) {
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) by("", 2, &all[i]);
 }
 
-TEST(a_device_that_is_too_far) { /* what was left in the inbox is given back */
+TEST(a_device_that_is_too_far) { /* an unclaimed descriptor is closed */
   static const struct expected e = {"SHM", NULL, NULL, "use shared memory of the host"};
   by("FAKEGPU_DEVICES=2 FAKEGPU_PEERS=none", 2, &e);
 }
@@ -137,7 +137,7 @@ TEST(no_way_is_left) {
                                "use shared memory of the host on channel 0: cuMemAlloc"});
 }
 
-/* ---- a taker that no descriptor reaches ---- */
+/* ---- an importer that no descriptor reaches ---- */
 
 /* From a network of its own, an abstract name leads nowhere. */
 static void in_its_own_network(const struct rank *rank, void *arg) {
@@ -173,7 +173,7 @@ TEST(networks_of_their_own) {
   job_run(SMALL "NCCL_DEBUG=NONE RAIL_NCHANNELS=2", 2, kit_patience_ms(PATIENCE), in_its_own_network, NULL);
 }
 
-/* ---- strangers ---- */
+/* ---- other senders ---- */
 
 static void throw_at(const char *name, size_t bytes, bool with_fd) {
   struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -195,7 +195,7 @@ static void throw_at(const char *name, size_t bytes, bool with_fd) {
   close(fd);
 }
 
-/* At every inbox of this host's; other tests' can bear it as well. */
+/* At every receiver of this host; those of other tests stand it as well. */
 static int disturb(void) {
   static char line[512], name[256];
   FILE *f = fopen("/proc/net/unix", "re");
@@ -219,7 +219,7 @@ static void disturbed(const struct rank *rank, void *arg) {
   gpu_open();
   int fds = kit_fd_count();
   side_open(&s, open_comm(rank));
-  ENSURE(disturb() >= rank->nranks, "the ranks have no inboxes");
+  ENSURE(disturb() >= rank->nranks, "the ranks have no receivers");
   rank_barrier(rank);
   sum(&s, MANY);
   is_transport(&s, "P2P");
@@ -231,9 +231,7 @@ static void disturbed(const struct rank *rank, void *arg) {
   gpu_nothing_left();
   rank_back_to(fds, kit_thread_count(), "the communicator");
 }
-TEST(strangers_are_not_listened_to) {
-  job_run(SMALL "NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), disturbed, NULL);
-}
+TEST(other_senders_are_refused) { job_run(SMALL "NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), disturbed, NULL); }
 
 /* ---- how ranks end ---- */
 
@@ -280,7 +278,7 @@ static void late(const struct rank *rank, void *arg) {
   if (rank->rank == 0) OK(ncclCommAbort(s.comm));
   if (rank->rank == 0) ENSURE(gpu.left("mapped") == 0, "the owner still has it mapped");
   rank_barrier(rank);
-  if (rank->rank == 1) ENSURE(gpu.left("mapped") > 0, "the taker has it no more");
+  if (rank->rank == 1) ENSURE(gpu.left("mapped") > 0, "the importer has it no more");
   if (rank->rank == 1) OK(ncclCommAbort(s.comm));
   side_free(&s);
   gpu_nothing_left();
@@ -291,8 +289,7 @@ TEST(memory_that_others_have_mapped_stays_with_them) {
 
 TEST_MAIN(TEST_CASE(file_descriptors), TEST_CASE(fabric_handles), TEST_CASE(cuda_ipc_where_memory_is_not_mapped),
           TEST_CASE(an_old_driver_may_be_asked_all_the_same), TEST_CASE(several_devices),
-          TEST_CASE(the_owner_takes_the_next_way), TEST_CASE(a_fabric_that_is_not_there), TEST_CASE(the_taker_cannot),
-          TEST_CASE(a_device_that_is_too_far), TEST_CASE(no_way_is_left),
-          TEST_CASE(networks_of_their_own), TEST_CASE(strangers_are_not_listened_to),
-          TEST_CASE(a_rank_dies_between_export_and_import),
-          TEST_CASE(memory_that_others_have_mapped_stays_with_them))
+          TEST_CASE(the_owner_takes_the_next_way), TEST_CASE(a_fabric_that_is_not_there),
+          TEST_CASE(the_importer_cannot), TEST_CASE(a_device_that_is_too_far), TEST_CASE(no_way_is_left),
+          TEST_CASE(networks_of_their_own), TEST_CASE(other_senders_are_refused),
+          TEST_CASE(a_rank_dies_between_export_and_import), TEST_CASE(memory_that_others_have_mapped_stays_with_them))

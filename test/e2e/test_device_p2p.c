@@ -4,7 +4,7 @@
  *
  * Proves: kernels of ranks on GPUs that reach each other meet in a GPU's memory, in one process and in several, with
  * every protocol, whoever's memory it is; where that is not possible or not wished they meet in the host's, and a line
- * says why; what ranks lend each other is freed in time and never
+ * says why; what ranks export to each other is freed in time and never
  * too early, however they end.
  */
 #include <signal.h>
@@ -50,7 +50,7 @@ static void work(ncclComm_t comm, const struct expected *e) {
 static void in_process(const struct rank *rank, void *arg) {
   gpu_open();
   work(open_comm(rank), arg);
-  rank_barrier(rank); /* all have let go of what others lent them */
+  rank_barrier(rank); /* all have closed what they imported */
   gpu_nothing_left();
 }
 
@@ -221,7 +221,7 @@ static void late(const struct rank *rank, void *arg) {
   }
   gpu_nothing_left();
 }
-TEST(memory_lives_as_long_as_it_is_lent) {
+TEST(memory_lives_as_long_as_it_is_imported) {
   static int soon = 100, much_later = 1600;
   job_run("NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0", 2, kit_patience_ms(PATIENCE), late, &soon);
   job_run("NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0", 2, kit_patience_ms(PATIENCE), late, &much_later);
@@ -269,5 +269,6 @@ TEST(a_rank_that_is_killed) {
 TEST_MAIN(TEST_CASE(processes_write), TEST_CASE(processes_read), TEST_CASE(one_reads_the_other_does_not), TEST_CASE(ll),
           TEST_CASE(ll128), TEST_CASE(ll128_in_memory_of_the_host), TEST_CASE(disabled),
           TEST_CASE(threads_on_one_device), TEST_CASE(threads_on_three_devices), TEST_CASE(ll128_between_devices),
-          TEST_CASE(devices_that_are_too_far), TEST_CASE(a_driver_that_refuses), TEST_CASE(memory_lives_as_long_as_it_is_lent),
-          TEST_CASE(abort_ends_a_kernel_that_waits), TEST_CASE(a_rank_that_is_killed))
+          TEST_CASE(devices_that_are_too_far), TEST_CASE(a_driver_that_refuses),
+          TEST_CASE(memory_lives_as_long_as_it_is_imported), TEST_CASE(abort_ends_a_kernel_that_waits),
+          TEST_CASE(a_rank_that_is_killed))

@@ -17,15 +17,10 @@
 #include "core/bootstrap/rt_boot.h"
 #include "core/comm/rt_comm.h"
 #include "core/comm/rt_param.h"
+#include "core/transport/rt_shm.h"
 #include "test/fuzz/lib/fuzz.h"
 
 #define TO_SENDER 0xc0000001u /* the tag under which a sender looks for its receiver's record */
-
-/* The body of SHM's record; its layout is rt_shm.c's own. */
-struct shm_body {
-  int64_t pid, fd;
-  uint64_t size, nonce;
-};
 
 /* A segment as a receiver makes it, for this run; the record may name it. */
 #define SEGMENT_SIZE (4096 + 64 * 1024 + 16 * 1024)
@@ -72,7 +67,7 @@ static void judge_record(struct fuzz_in *in) {
   struct rt_boot_tx tx = {.fd = -1};
   struct rt_connector *send = calloc(1, sizeof *send), *list[1] = {send};
   struct rt_connect_record record;
-  struct shm_body body;
+  struct rt_shm_record body;
   uint8_t data_closed = 0, flags = fuzz_u8(in);
   int fd = -1;
   size_t size = flags & 1 ? fuzz_u16(in) % 512 : sizeof record;
@@ -112,7 +107,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
 
 void fuzz_make_seeds(void) {
   struct rt_connect_record record = {.version = RT_CONNECT_VERSION, .transport = RT_TRANSPORT_SHM};
-  struct shm_body body = {.fd = 1, .size = SEGMENT_SIZE};
+  struct rt_shm_record body = {.fd = 1, .size = SEGMENT_SIZE};
   struct rt_peer peer = {.version = RT_PEER_VERSION, .buffsize = 65536, .ll_buffsize = 16384};
   struct fuzz_out out = {.size = 0};
   memcpy(record.body, &body, sizeof body);

@@ -4,7 +4,7 @@
  * Proves: a file descriptor comes from one process to another by a key, also when its sender is dead by then; what
  * strangers leave is neither taken for it nor kept open; nobody hands one to a process that is not meant.
  */
-#include "core/gpu/rt_inbox.h"
+#include "core/gpu/rt_fd_receiver.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -19,24 +19,24 @@
 #include "kit/kit_ensure.h"
 #include "test/harness/program.h"
 
-static const uint8_t key[RT_INBOX_KEY] = "the secret key!", other_key[RT_INBOX_KEY] = "another key....";
+static const uint8_t key[RT_FD_KEY] = "the secret key!", other_key[RT_FD_KEY] = "another key....";
 
-static struct rt_inbox inbox;
+static struct rt_fd_receiver receiver;
 static int fds;
 
 static void begin(void) {
   fds = kit_fd_count();
-  CHECK(rt_inbox_open(&inbox));
+  CHECK(rt_fd_receiver_open(&receiver));
 }
 
 static void end(void) {
-  rt_inbox_close(&inbox);
+  rt_fd_receiver_close(&receiver);
   CHECK_INT(kit_fd_count(), fds);
 }
 
 /* A file that says one word. */
 static int file(const char *word) {
-  int fd = memfd_create("parcel", MFD_CLOEXEC);
+  int fd = memfd_create("message", MFD_CLOEXEC);
   CHECK(fd >= 0 && write(fd, word, 4) == 4);
   return fd;
 }
@@ -52,35 +52,35 @@ static void is_file(int fd, const char *word) {
 static bool leave(const uint8_t *k, const char *word) {
   char why[RT_WHY] = "";
   int fd = file(word);
-  bool good = rt_inbox_send(inbox.name, getpid(), k, fd, why);
+  bool good = rt_fd_send(receiver.name, getpid(), k, fd, why);
   close(fd);
   return good;
 }
 
 TEST(each_key_has_its_own) {
   begin();
-  CHECK_INT(rt_inbox_take(&inbox, getpid(), key), -1);
+  CHECK_INT(rt_fd_receive(&receiver, getpid(), key), -1);
   CHECK(leave(key, "this") && leave(other_key, "that"));
-  is_file(rt_inbox_take(&inbox, getpid(), other_key), "that");
-  is_file(rt_inbox_take(&inbox, getpid(), key), "this");
-  CHECK_INT(rt_inbox_take(&inbox, getpid(), key), -1);
+  is_file(rt_fd_receive(&receiver, getpid(), other_key), "that");
+  is_file(rt_fd_receive(&receiver, getpid(), key), "this");
+  CHECK_INT(rt_fd_receive(&receiver, getpid(), key), -1);
   end();
 }
 
 TEST(many_wait_without_anybody_looking) {
   begin();
   for (int i = 0; i < 100; i++) {
-    uint8_t k[RT_INBOX_KEY] = {(uint8_t)i};
+    uint8_t k[RT_FD_KEY] = {(uint8_t)i};
     CHECK(leave(k, "many"));
   }
   for (int i = 99; i >= 50; i--) {
-    uint8_t k[RT_INBOX_KEY] = {(uint8_t)i};
-    is_file(rt_inbox_take(&inbox, getpid(), k), "many");
+    uint8_t k[RT_FD_KEY] = {(uint8_t)i};
+    is_file(rt_fd_receive(&receiver, getpid(), k), "many");
   }
   end(); /* with those that nobody asked for */
 }
 
-TEST(what_nobody_took_ends_with_the_inbox) {
+TEST(unclaimed_descriptors_end_with_the_receiver) {
   begin();
   CHECK(leave(key, "lost"));
   end();
@@ -95,18 +95,18 @@ static int elsewhere(int (*body)(void *), void *arg, pid_t *pid) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* rt_inbox_send from a process whose parent has the inbox. */
+/* rt_fd_send from a process whose parent has the receiver. */
 static int send_to_parent(void *arg) {
   char why[RT_WHY] = "";
   (void)arg;
-  return rt_inbox_send(inbox.name, getppid(), key, file("dead"), why) ? 0 : 1;
+  return rt_fd_send(receiver.name, getppid(), key, file("dead"), why) ? 0 : 1;
 }
 
 TEST(its_sender_may_be_dead_when_it_is_taken) {
   pid_t pid;
   begin();
   CHECK_INT(elsewhere(send_to_parent, NULL, &pid), 0);
-  is_file(rt_inbox_take(&inbox, pid, key), "dead");
+  is_file(rt_fd_receive(&receiver, pid, key), "dead");
   end();
 }
 
@@ -114,16 +114,16 @@ TEST(the_key_from_another_process_is_none) {
   pid_t pid;
   begin();
   CHECK_INT(elsewhere(send_to_parent, NULL, &pid), 0);
-  CHECK_INT(rt_inbox_take(&inbox, getpid(), key), -1);
+  CHECK_INT(rt_fd_receive(&receiver, getpid(), key), -1);
   end();
 }
 
 /* ---- strangers ---- */
 
-static int connect_to(const uint8_t name[RT_INBOX_NAME]) {
+static int connect_to(const uint8_t name[RT_FD_NAME]) {
   struct sockaddr_un a = {.sun_family = AF_UNIX};
   int n = snprintf(&a.sun_path[1], sizeof a.sun_path - 1, "railyard-");
-  for (int i = 0; i < RT_INBOX_NAME; i++) n += snprintf(&a.sun_path[1 + n], 3, "%02x", name[i]);
+  for (int i = 0; i < RT_FD_NAME; i++) n += snprintf(&a.sun_path[1 + n], 3, "%02x", name[i]);
   int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (connect(fd, (const struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)))
     return -1;
@@ -133,46 +133,49 @@ static int connect_to(const uint8_t name[RT_INBOX_NAME]) {
 /* Bytes of the key's beginning, and so many descriptors. */
 static void throw_in(size_t bytes, int nfds) {
   char data[64] = "";
-  union { struct cmsghdr align; char bytes[CMSG_SPACE(4 * sizeof(int))]; } control = {.bytes = {0}};
+  union {
+    struct cmsghdr align;
+    char bytes[CMSG_SPACE(4 * sizeof(int))];
+  } control = {.bytes = {0}};
   struct iovec iov = {data, bytes};
   struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
-  int to = connect_to(inbox.name);
+  int to = connect_to(receiver.name);
   CHECK(to >= 0);
   memcpy(data, key, sizeof key);
   if (nfds) {
     m.msg_control = &control;
     m.msg_controllen = CMSG_SPACE((size_t)nfds * sizeof(int));
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-    *c = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
-                          .cmsg_len = CMSG_LEN((size_t)nfds * sizeof(int))};
+    *c = (struct cmsghdr){
+        .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN((size_t)nfds * sizeof(int))};
     for (int i = 0; i < nfds; i++) memcpy(CMSG_DATA(c) + (size_t)i * sizeof(int), &to, sizeof to);
   }
   CHECK_INT(sendmsg(to, &m, 0), (ssize_t)bytes);
   close(to);
 }
 
-TEST(garbage_is_thrown_away) {
+TEST(garbage_is_dropped) {
   begin();
   int open = kit_fd_count();
-  throw_in(RT_INBOX_KEY, 0);
-  throw_in(RT_INBOX_KEY - 1, 1);
-  throw_in(RT_INBOX_KEY + 1, 1);
-  throw_in(RT_INBOX_KEY, 2);
-  throw_in(RT_INBOX_KEY, 4);
-  close(connect_to(inbox.name));
-  CHECK_INT(rt_inbox_take(&inbox, getpid(), key), -1);
+  throw_in(RT_FD_KEY, 0);
+  throw_in(RT_FD_KEY - 1, 1);
+  throw_in(RT_FD_KEY + 1, 1);
+  throw_in(RT_FD_KEY, 2);
+  throw_in(RT_FD_KEY, 4);
+  close(connect_to(receiver.name));
+  CHECK_INT(rt_fd_receive(&receiver, getpid(), key), -1);
   CHECK_INT(kit_fd_count(), open);
   CHECK(leave(key, "good"));
-  is_file(rt_inbox_take(&inbox, getpid(), key), "good");
+  is_file(rt_fd_receive(&receiver, getpid(), key), "good");
   end();
 }
 
 TEST(one_that_says_nothing_is_not_waited_for_long) {
   begin();
-  int silent = connect_to(inbox.name);
+  int silent = connect_to(receiver.name);
   CHECK(silent >= 0);
   CHECK(leave(key, "next"));
-  is_file(rt_inbox_take(&inbox, getpid(), key), "next");
+  is_file(rt_fd_receive(&receiver, getpid(), key), "next");
   close(silent);
   end();
 }
@@ -182,8 +185,8 @@ static int send_as_nobody(void *arg) {
   int fd = file("evil");
   if (setresuid(65534, 65534, 65534) != 0) return 2;
   char why[RT_WHY] = "";
-  if (rt_inbox_send(inbox.name, getppid(), key, fd, why) || !strstr(why, "another process")) return 1;
-  int to = connect_to(inbox.name);
+  if (rt_fd_send(receiver.name, getppid(), key, fd, why) || !strstr(why, "another process")) return 1;
+  int to = connect_to(receiver.name);
   return to < 0 || send(to, key, sizeof key, 0) != sizeof key; /* not even looked at */
 }
 
@@ -192,31 +195,31 @@ TEST(another_user_is_a_stranger) {
   if (geteuid() != 0) tap_skip_case("only root can be somebody else");
   begin();
   CHECK_INT(elsewhere(send_as_nobody, NULL, &pid), 0);
-  CHECK_INT(rt_inbox_take(&inbox, pid, key), -1);
-  CHECK_INT(inbox.narrived, 0);
+  CHECK_INT(rt_fd_receive(&receiver, pid, key), -1);
+  CHECK_INT(receiver.nunclaimed, 0);
   end();
 }
 
 /* ---- who is meant ---- */
 
-TEST(it_is_left_with_the_process_that_is_meant) {
+TEST(it_is_sent_to_the_expected_process_only) {
   char why[RT_WHY] = "";
   begin();
-  CHECK(!rt_inbox_send(inbox.name, getpid() + 1, key, 0, why));
+  CHECK(!rt_fd_send(receiver.name, getpid() + 1, key, 0, why));
   CHECK(strstr(why, "another process"));
-  CHECK_INT(rt_inbox_take(&inbox, getpid(), key), -1);
+  CHECK_INT(rt_fd_receive(&receiver, getpid(), key), -1);
   end();
 }
 
-TEST(an_inbox_that_is_closed) {
+TEST(a_receiver_that_is_closed) {
   char why[RT_WHY] = "";
   begin();
-  const struct rt_inbox was = inbox;
+  const struct rt_fd_receiver was = receiver;
   end();
-  CHECK(!rt_inbox_send(was.name, getpid(), key, 0, why));
+  CHECK(!rt_fd_send(was.name, getpid(), key, 0, why));
   CHECK(strstr(why, "cannot be reached"));
-  CHECK_INT(rt_inbox_take(&inbox, getpid(), key), -1);
-  rt_inbox_close(&inbox);
+  CHECK_INT(rt_fd_receive(&receiver, getpid(), key), -1);
+  rt_fd_receiver_close(&receiver);
 }
 
 TEST(no_more_descriptors) {
@@ -230,19 +233,19 @@ TEST(no_more_descriptors) {
   none.rlim_cur = (rlim_t)last; /* all below are taken */
   close(last);
   CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
-  CHECK_INT(rt_inbox_take(&inbox, getpid(), key), -1);
-  CHECK(!rt_inbox_send(inbox.name, getpid(), key, 0, why));
-  struct rt_inbox second;
-  CHECK(!rt_inbox_open(&second));
-  rt_inbox_close(&second);
+  CHECK_INT(rt_fd_receive(&receiver, getpid(), key), -1);
+  CHECK(!rt_fd_send(receiver.name, getpid(), key, 0, why));
+  struct rt_fd_receiver second;
+  CHECK(!rt_fd_receiver_open(&second));
+  rt_fd_receiver_close(&second);
   CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
-  is_file(rt_inbox_take(&inbox, getpid(), key), "last"); /* it waited */
+  is_file(rt_fd_receive(&receiver, getpid(), key), "last"); /* it waited */
   end();
 }
 
 TEST_MAIN(TEST_CASE(each_key_has_its_own), TEST_CASE(many_wait_without_anybody_looking),
-          TEST_CASE(what_nobody_took_ends_with_the_inbox), TEST_CASE(its_sender_may_be_dead_when_it_is_taken),
-          TEST_CASE(the_key_from_another_process_is_none), TEST_CASE(garbage_is_thrown_away),
+          TEST_CASE(unclaimed_descriptors_end_with_the_receiver), TEST_CASE(its_sender_may_be_dead_when_it_is_taken),
+          TEST_CASE(the_key_from_another_process_is_none), TEST_CASE(garbage_is_dropped),
           TEST_CASE(one_that_says_nothing_is_not_waited_for_long), TEST_CASE(another_user_is_a_stranger),
-          TEST_CASE(it_is_left_with_the_process_that_is_meant), TEST_CASE(an_inbox_that_is_closed),
+          TEST_CASE(it_is_sent_to_the_expected_process_only), TEST_CASE(a_receiver_that_is_closed),
           TEST_CASE(no_more_descriptors))
