@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The accepting side, the receiver. Each call looks once at who knocks, then
- * gives half-made connections their turn, one after the other, within a bound
+ * gives pending-made connections their turn, one after the other, within a bound
  * of time; the first that is ready is the peer of this call.
  *
  * Whoever goes silent, hangs up or talks nonsense in the middle is dropped with
@@ -17,7 +17,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_listen.h"
 
-#define CALL_NS 300000ull /* most time for half-made connections in one call; the last step may end later */
+#define CALL_NS 300000ull /* most time for pending-made connections in one call; the last step may end later */
 
 /* ---- steps that only this side has --------------------------------------- */
 
@@ -33,19 +33,19 @@ static rail_result_t step_hints(struct ib_setup *s) {
 static rail_result_t step_welcome(struct ib_setup *s) {
   struct ib_answer answer = {.reason = IB_REASON_NONE, .rail_here = -1, .rail_there = -1};
   struct ib_answer_wire wire;
-  if (s->side.keyed && rail_random_bytes(answer.nonce, sizeof answer.nonce) != RAIL_OK)
+  if (s->oob.keyed && rail_random_bytes(answer.nonce, sizeof answer.nonce) != RAIL_OK)
     return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "no random bytes from the kernel");
   ib_answer_encode(&answer, &wire);
-  RAIL_TRY(ib_side_say(&s->side, IB_MESSAGE_ANSWER, &wire, sizeof wire));
-  return ib_setup_say_offer(s);
+  RAIL_TRY(ib_oob_send(&s->oob, IB_MESSAGE_ANSWER, &wire, sizeof wire));
+  return ib_setup_send_offer(s);
 }
 
-static rail_result_t step_ready(struct ib_setup *s) { return ib_side_say(&s->side, IB_MESSAGE_READY, NULL, 0); }
+static rail_result_t step_ready(struct ib_setup *s) { return ib_oob_send(&s->oob, IB_MESSAGE_READY, NULL, 0); }
 
 static const struct ib_setup_row table[] = {
-  {"hear offer", ib_setup_hear_offer, "the peer's offer", false},
+  {"hear offer", ib_setup_recv_offer, "the peer's offer", false},
   {"hints", step_hints, NULL, false},
-  {"look at ports", ib_setup_look, NULL, false},
+  {"look at ports", ib_setup_query_ports, NULL, false},
   {"offer", ib_setup_offer, NULL, false},
   {"plan", ib_setup_plan, NULL, false},
   {"welcome", step_welcome, NULL, false},
@@ -55,8 +55,8 @@ static const struct ib_setup_row table[] = {
   {"queue pairs", ib_setup_qps, NULL, false},
   {"to INIT", ib_setup_inits, NULL, false},
   {"receives", ib_setup_receives, "the driver to take flush queue pairs to RTS", false},
-  {"say queue pairs", ib_setup_say_qps, NULL, false},
-  {"hear queue pairs", ib_setup_hear_qps, "the peer's queue pairs", false},
+  {"say queue pairs", ib_setup_send_qps, NULL, false},
+  {"hear queue pairs", ib_setup_recv_qps, "the peer's queue pairs", false},
   {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
   {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS", false},
   {"start", ib_setup_start, NULL, false},
@@ -66,57 +66,57 @@ static const struct ib_setup_row table[] = {
   {"all said", ib_setup_flushed, "the peer to read what was said", false},
 };
 
-/* ---- half-made connections ----------------------------------------------- */
+/* ---- pending-made connections ----------------------------------------------- */
 
-static void append(struct ib_listen *l, struct ib_half *half) {
-  half->next = NULL;
-  *l->last = half;
-  l->last = &half->next;
-  l->nhalves++;
+static void append(struct ib_listen *l, struct ib_pending *pending) {
+  pending->next = NULL;
+  *l->last = pending;
+  l->last = &pending->next;
+  l->npending++;
 }
 
 /* There is one. */
-static struct ib_half *take_first(struct ib_listen *l) {
-  struct ib_half *half = l->halves;
-  assert(half);
-  l->halves = half->next;
-  if (!l->halves) l->last = &l->halves;
-  l->nhalves--;
-  return half;
+static struct ib_pending *take_first(struct ib_listen *l) {
+  struct ib_pending *pending = l->pending;
+  assert(pending);
+  l->pending = pending->next;
+  if (!l->pending) l->last = &l->pending;
+  l->npending--;
+  return pending;
 }
 
-static void half_free(struct ib_half *half) {
-  ib_setup_free(&half->setup);
-  free(half);
+static void free_one(struct ib_pending *pending) {
+  ib_setup_free(&pending->setup);
+  free(pending);
 }
 
 /* Without a key a HELLO proves nothing: when all places are taken, who has said nothing since for the longest time
  * makes room. */
-static bool make_room(struct ib_listen *l) {
-  struct ib_half **oldest = NULL;
-  for (struct ib_half **at = &l->halves; *at; at = &(*at)->next)
+static bool evict_oldest(struct ib_listen *l) {
+  struct ib_pending **oldest = NULL;
+  for (struct ib_pending **at = &l->pending; *at; at = &(*at)->next)
     if ((*at)->setup.state == 0 && (!oldest || (*at)->setup.begun < (*oldest)->setup.begun)) oldest = at;
   if (!oldest) return false;
-  struct ib_half *half = *oldest;
-  *oldest = half->next;
-  if (!half->next) l->last = oldest;
-  l->nhalves--;
-  half_free(half);
+  struct ib_pending *pending = *oldest;
+  *oldest = pending->next;
+  if (!pending->next) l->last = oldest;
+  l->npending--;
+  free_one(pending);
   return true;
 }
 
-bool ib_half_begin(struct ib_listen *l, int fd, const union rail_addr *peer, const struct ib_hello_wire *hello) {
-  bool room = l->nhalves < IB_MAX_HALVES || make_room(l);
-  struct ib_half *half = room ? calloc(1, sizeof *half) : NULL;
-  if (!half) return false;
-  ib_setup_init(&half->setup, l->in_ctx.ctx, l->device, false, peer, l->in_ctx.ctx->traffic_class);
-  ib_side_init(&half->setup.side, fd, false, (l->handle.flags & IB_HANDLE_AUTH) != 0, hello);
-  append(l, half);
+bool ib_pending_add(struct ib_listen *l, int fd, const union rail_addr *peer, const struct ib_hello_wire *hello) {
+  bool room = l->npending < IB_MAX_PENDING || evict_oldest(l);
+  struct ib_pending *pending = room ? calloc(1, sizeof *pending) : NULL;
+  if (!pending) return false;
+  ib_setup_init(&pending->setup, l->in_ctx.ctx, l->device, false, peer, l->in_ctx.ctx->traffic_class);
+  ib_oob_init(&pending->setup.oob, fd, false, (l->handle.flags & IB_HANDLE_AUTH) != 0, hello);
+  append(l, pending);
   return true;
 }
 
-void ib_halves_free(struct ib_listen *l) {
-  while (l->halves) half_free(take_first(l));
+void ib_pending_free(struct ib_listen *l) {
+  while (l->pending) free_one(take_first(l));
 }
 
 static bool is_only_that_peer(enum ib_reason reason) {
@@ -132,16 +132,16 @@ static bool is_only_that_peer(enum ib_reason reason) {
 }
 
 /* One turn of one of them. RAIL_OK with *comm, or without: it waits, or is gone and nobody need know. */
-static rail_result_t give_turn(struct ib_listen *l, uint64_t until, struct ib_comm **comm) {
-  struct ib_half *half = take_first(l);
-  rail_result_t result = ib_setup_run(&half->setup, table, RAIL_COUNT_OF(table), until);
+static rail_result_t progress_one(struct ib_listen *l, uint64_t until, struct ib_comm **comm) {
+  struct ib_pending *pending = take_first(l);
+  rail_result_t result = ib_setup_run(&pending->setup, table, RAIL_COUNT_OF(table), until);
   if (result == RAIL_IN_PROGRESS) {
-    append(l, half);
+    append(l, pending);
     return RAIL_OK;
   }
-  if (result == RAIL_OK) result = ib_setup_take(&half->setup, comm);
-  else if (is_only_that_peer(half->setup.reason)) result = RAIL_OK;
-  half_free(half);
+  if (result == RAIL_OK) result = ib_setup_take(&pending->setup, comm);
+  else if (is_only_that_peer(pending->setup.reason)) result = RAIL_OK;
+  free_one(pending);
   return result;
 }
 
@@ -159,8 +159,8 @@ rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_dev
   *recv_comm = NULL;
   RAIL_TRY(rail_doors_step(&l->doors));
   uint64_t until = rail_now_ns() + CALL_NS;
-  for (unsigned int turns = l->nhalves; turns > 0 && !comm; turns--) {
-    RAIL_TRY(give_turn(l, until, &comm));
+  for (unsigned int turns = l->npending; turns > 0 && !comm; turns--) {
+    RAIL_TRY(progress_one(l, until, &comm));
     if (rail_now_ns() >= until) break;
   }
   *recv_comm = comm;

@@ -138,7 +138,7 @@ rail_result_t ib_setup_inits(struct ib_setup *s) {
 
 rail_result_t ib_setup_rtrs(struct ib_setup *s) {
   struct ib_qp *qp = &s->comm->qps[s->piece];
-  const struct ib_qp_side *peer = &s->peers.qps[s->piece];
+  const struct ib_qp_info *peer = &s->peers.qps[s->piece];
   qp->path.dest_qpn = peer->qpn;
   qp->path.rq_psn = peer->psn;
   qp->path.ece = (struct ibv_ece){peer->ece_vendor, peer->ece_options, peer->ece_comp_mask};
@@ -179,7 +179,7 @@ rail_result_t ib_setup_start(struct ib_setup *s) {
  * for which nothing asks but that it gets through, and behind it the word that the peer waits for.
  * The side channel and the HCAs go different ways: TCP may work where RDMA is
  * lost to a wrong GID, VLAN, MTU or firewall. Found here it has a peer, two
- * ports and two GIDs in its line; found by the first message, half a minute
+ * ports and two GIDs in its line; found by the first message, pending a minute
  * later, it would be "retry exceeded".
  */
 
@@ -266,11 +266,11 @@ static unsigned int missing(const struct ib_setup *s) {
 }
 
 /* A peer whose side failed says so or hangs up; one whose side is complete may be at PING and GOODBYE already. */
-static rail_result_t hear_refusal(struct ib_setup *s) {
+static rail_result_t recv_refusal(struct ib_setup *s) {
   struct ib_message message;
-  rail_result_t result = ib_side_peek(&s->side);
+  rail_result_t result = ib_oob_peek(&s->oob);
   if (result == RAIL_OK) {
-    result = ib_setup_hear(s, IB_MESSAGE_ANSWER, &message);
+    result = ib_setup_recv(s, IB_MESSAGE_ANSWER, &message);
     if (result != RAIL_OK) return result;
     return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it said welcome twice");
   }
@@ -284,7 +284,7 @@ rail_result_t ib_setup_verified(struct ib_setup *s) {
   for (unsigned int i = 0; i < s->comm->nrails; i++) RAIL_TRY(poll(s, s->comm->rails[i].cq));
   unsigned int first = missing(s);
   if (first == s->plan.nqps && s->verified == s->plan.nqps) return RAIL_OK;
-  rail_result_t result = hear_refusal(s);
+  rail_result_t result = recv_refusal(s);
   if (result != RAIL_IN_PROGRESS) return result;
   if (!ib_setup_is_late(s)) return result;
   return ib_setup_fail(s, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "no first write %s between %s within the time limit "

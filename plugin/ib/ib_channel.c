@@ -10,7 +10,7 @@
 #include "common/base/sockopt.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_side.h"
+#include "plugin/ib/ib_oob.h"
 #include "plugin/ib/ib_stats.h"
 
 #define MS 1000000ull
@@ -23,7 +23,7 @@
  * after ours, which has more to say. */
 void ib_channel_init(struct ib_channel *c, int fd, uint64_t now) {
   *c = (struct ib_channel){.fd = fd, .life = now, .host = now, .motion = now};
-  ib_side_watch_host(fd, 1000);
+  ib_keepalive_enable(fd, 1000);
 }
 
 static void end(struct ib_channel *c, struct ib_comm *comm, uint32_t health) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A side channel in use: the watch thread's half of a connection (ib_watch.c).
+ * A side channel in use: the watch thread's pending of a connection (ib_watch.c).
  * Messages in and out without waiting, and how long the peer has been silent.
  * All functions are called under the watch's lock; none waits.
  */

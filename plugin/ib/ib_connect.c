@@ -37,7 +37,7 @@ static rail_result_t step_dial(struct ib_setup *s) {
   rail_result_t result = rail_dial_step(&a->dial, &a->hello, sizeof a->hello);
   int err = a->dial.last_errno;
   if (result == RAIL_OK) {
-    ib_side_init(&s->side, a->dial.fd, true, ib_auth_on(), &a->hello);
+    ib_oob_init(&s->oob, a->dial.fd, true, ib_auth_on(), &a->hello);
     a->dial.fd = -1;
     s->waited = 0;
     return RAIL_OK;
@@ -57,7 +57,7 @@ static rail_result_t step_dial(struct ib_setup *s) {
 
 /* Before it has answered a listener drops connections when strangers leave it no room: that is cured by another try,
  * with a HELLO of its own, for the listener may have heard this one. */
-static rail_result_t dial_again(struct ib_connect *a, const char *why) {
+static rail_result_t redial(struct ib_connect *a, const char *why) {
   struct ib_setup *s = &a->setup;
   uint64_t now = rail_now_ns(), limit = (uint64_t)ib_params.connect_ms * 1000000;
   char peer[RAIL_ADDR_TEXT];
@@ -73,7 +73,7 @@ static rail_result_t dial_again(struct ib_connect *a, const char *why) {
                          "program's now? The peer's log says more", a->drops, (long long)ib_params.connect_ms);
   RAIL_INFO(RAIL_SUB_NET, "RailIB: connect to %s over %s: the peer dropped the connection before it answered (%s); "
             "trying again", rail_addr_text(&s->peer, peer), s->device->name, why);
-  ib_side_close(&s->side);
+  ib_oob_close(&s->oob);
   if (make_hello(a) != RAIL_OK)
     return ib_setup_fail(s, IB_REASON_NONE, RAIL_SYSTEM_ERROR, "no random bytes or no HMAC: %s", strerror(errno));
   rail_dial_again(&a->dial, ECONNRESET);
@@ -103,7 +103,7 @@ static rail_result_t step_answer(struct ib_setup *s) {
   struct ib_answer answer;
   const char *why = "";
   errno = 0;
-  rail_result_t result = ib_side_hear(&s->side, &message, &reason, &why);
+  rail_result_t result = ib_oob_recv(&s->oob, &message, &reason, &why);
   int err = errno;
   if (result == RAIL_IN_PROGRESS) {
     report_no_accept(s);
@@ -112,41 +112,41 @@ static rail_result_t step_answer(struct ib_setup *s) {
   if (result != RAIL_OK && err == ETIMEDOUT)
     return ib_setup_fail(s, reason, result, "the peer's host has not answered for %lld ms (RAIL_IB_DEADLINE); is it "
                          "up, is the network between cut?", (long long)ib_params.deadline_ms);
-  if (result != RAIL_OK && reason == IB_REASON_NONE && !s->side.have && (!err || err == ECONNRESET || err == EPIPE))
-    return dial_again(a, err ? strerror(err) : "end of the stream");
+  if (result != RAIL_OK && reason == IB_REASON_NONE && !s->oob.have && (!err || err == ECONNRESET || err == EPIPE))
+    return redial(a, err ? strerror(err) : "end of the stream");
   if (result != RAIL_OK) return ib_setup_fail(s, reason, RAIL_REMOTE_ERROR, "%s", why);
   if (message.type == IB_MESSAGE_ANSWER && !ib_answer_decode(message.body, message.size, &answer) &&
       answer.reason == IB_REASON_BUSY)
-    return dial_again(a, ib_reason_text(IB_REASON_BUSY));
+    return redial(a, ib_reason_text(IB_REASON_BUSY));
   s->waited = 0;
   return ib_setup_check(s, IB_MESSAGE_ANSWER, &message);
 }
 
 static rail_result_t step_ready(struct ib_setup *s) {
   struct ib_message message;
-  RAIL_TRY(ib_setup_hear(s, IB_MESSAGE_READY, &message));
+  RAIL_TRY(ib_setup_recv(s, IB_MESSAGE_READY, &message));
   if (message.size == 0) return RAIL_OK;
   return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it said ready with %zu bytes too many", message.size);
 }
 
 static const struct ib_setup_row table[] = {
-  {"look at ports", ib_setup_look, NULL, false},
+  {"look at ports", ib_setup_query_ports, NULL, false},
   {"offer", ib_setup_offer, NULL, false},
   {"dial", step_dial, "a TCP connection", false},
-  {"say offer", ib_setup_say_offer, NULL, false},
+  {"say offer", ib_setup_send_offer, NULL, false},
   {"hear answer", step_answer, "the peer's answer (it comes when its side calls accept)", true},
-  {"hear offer", ib_setup_hear_offer, "the peer's offer", false},
+  {"hear offer", ib_setup_recv_offer, "the peer's offer", false},
   {"plan", ib_setup_plan, NULL, false},
   {"comm", ib_setup_comm, NULL, false},
   {"completion queues", ib_setup_cqs, NULL, false},
   {"memory", ib_setup_memory, NULL, false},
   {"queue pairs", ib_setup_qps, NULL, false},
   {"to INIT", ib_setup_inits, NULL, false},
-  {"hear queue pairs", ib_setup_hear_qps, "the peer's queue pairs", false},
+  {"hear queue pairs", ib_setup_recv_qps, "the peer's queue pairs", false},
   {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
   {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS", false},
   {"start", ib_setup_start, NULL, false},
-  {"say queue pairs", ib_setup_say_qps, NULL, false},
+  {"say queue pairs", ib_setup_send_qps, NULL, false},
   {"hear ready", step_ready, "the peer's queue pairs to be ready", false},
   {"test writes", ib_setup_test_writes, NULL, false},
   {"verified", ib_setup_verified, "the first writes over each queue pair", false},
@@ -198,7 +198,7 @@ static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct ib_devic
   a->listener = *listener;
   ib_setup_init(&a->setup, ctx, device, true, &listener->addr, traffic_class);
   take_hints(&a->setup, listener);
-  struct rail_dial_args from = {.plugin = "RailIB", .interface = ib_side_interface(&a->from), .addr = &a->from,
+  struct rail_dial_args from = {.plugin = "RailIB", .interface = ib_oob_interface(&a->from), .addr = &a->from,
                                 .bind = RAIL_BIND_ADDR, .traffic_class = -1, .stream = -1};
   rail_dial_init(&a->dial, &from, &listener->addr);
   if (make_hello(a) != RAIL_OK) {

@@ -19,7 +19,7 @@ __extension__ typedef unsigned __int128 product;
 
 static product multiply(uint64_t a, uint64_t b) { return (product)a * b; }
 
-/* Two words and two constants make a product of 128 bits, in which a difference of either word reaches both halves;
+/* Two words and two constants make a product of 128 bits, in which a difference of either word reaches both pending;
  * differences that a product modulo 2^64 keeps in its highest byte could cancel there. The constants are the first
  * digits of pi: all that is asked of them is to have nothing to do with the data. */
 static uint32_t checksum_of(const uint64_t *words, uint32_t seq) {

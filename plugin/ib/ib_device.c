@@ -24,7 +24,7 @@ static unsigned int nhcas;
 static struct ib_port found[IB_MAX_PORTS];
 static struct ib_port *ports[IB_MAX_PORTS]; /* those found, in their order */
 static unsigned int nports;
-static struct rail_interface side;
+static struct rail_interface oob_interface;
 static bool loaded;
 
 unsigned int ib_hca_count(void) { return nhcas; }
@@ -32,9 +32,9 @@ struct ib_hca *ib_hca_at(unsigned int i) { return &hcas[i]; }
 unsigned int ib_port_count(void) { return nports; }
 struct ib_port *ib_port_at(unsigned int i) { return ports[i]; }
 
-const char *ib_side_interface(union rail_addr *addr) {
-  *addr = side.addr;
-  return side.name;
+const char *ib_oob_interface(union rail_addr *addr) {
+  *addr = oob_interface.addr;
+  return oob_interface.name;
 }
 
 /* ---- one HCA ---------------------------------------------------------------- */
@@ -97,7 +97,7 @@ static bool open_hca(struct ib_hca *hca, struct ibv_device *device) {
 }
 
 /* What connections need of an HCA one of whose ports is used. False after one line. */
-static bool equip_hca(struct ib_hca *hca) {
+static bool prepare_hca(struct ib_hca *hca) {
   hca->pd = ib_verbs.alloc_pd(hca->context);
   if (!hca->pd) {
     RAIL_WARN("RailIB: %s: no protection domain (ibv_alloc_pd): %s; it is left out", hca->name, strerror(errno));
@@ -114,7 +114,7 @@ static bool equip_hca(struct ib_hca *hca) {
 /* ---- its ports ---------------------------------------------------------------- */
 
 /* Whether it is taken. */
-static bool look_at_port(struct ib_hca *hca, uint8_t number, const struct ib_hca_filter *filter, const char *card) {
+static bool add_port(struct ib_hca *hca, uint8_t number, const struct ib_hca_filter *filter, const char *card) {
   struct ibv_port_attr attr = {0};
   int16_t rail, plane;
   if (!ib_hca_filter_passes(filter, hca->name, number, &rail, &plane)) return false;
@@ -157,7 +157,7 @@ static bool may_pass(const struct ib_hca_filter *filter, const char *name) {
   return false;
 }
 
-static void look_at_device(struct ibv_device *device, const struct ib_hca_filter *filter) {
+static void add_device(struct ibv_device *device, const struct ib_hca_filter *filter) {
   const char *name = ib_verbs.get_device_name(device);
   unsigned int before = nports;
   char card[256];
@@ -168,10 +168,10 @@ static void look_at_device(struct ibv_device *device, const struct ib_hca_filter
   if (!open_hca(hca, device)) return;
   hca->guid = guid_of(hca);
   ib_sysfs_pci_paths(ib_sysfs_root(), name, ib_params.merge_vfs != 0, hca->pci_path, card);
-  for (unsigned int p = 1; p <= hca->attr.phys_port_cnt; p++) (void)look_at_port(hca, (uint8_t)p, filter, card);
+  for (unsigned int p = 1; p <= hca->attr.phys_port_cnt; p++) (void)add_port(hca, (uint8_t)p, filter, card);
   hca->ports = &found[before];
   hca->nports = nports - before;
-  if (hca->nports && equip_hca(hca)) {
+  if (hca->nports && prepare_hca(hca)) {
     nhcas++;
     return;
   }
@@ -183,7 +183,7 @@ static void look_at_device(struct ibv_device *device, const struct ib_hca_filter
 /* ---- all of them ---------------------------------------------------------------- */
 
 /* By card, then function; what has no place on a bus stays as the library lists it, and so do ports of one function. */
-static int compare_places(const struct ib_port *a, const struct ib_port *b) {
+static int compare_pci_paths(const struct ib_port *a, const struct ib_port *b) {
   int by_card = strcmp(a->pci_path, b->pci_path);
   return by_card ? by_card : strcmp(a->hca->pci_path, b->hca->pci_path);
 }
@@ -208,12 +208,12 @@ static void discover_ports(void) {
   struct ibv_device **list = ib_verbs.get_device_list(&count);
   if (!list)
     RAIL_WARN("RailIB: libibverbs cannot list devices: %s; is the kernel module ib_uverbs loaded?", strerror(errno));
-  for (int i = 0; list && i < count; i++) look_at_device(list[i], &filter);
+  for (int i = 0; list && i < count; i++) add_device(list[i], &filter);
   if (list) ib_verbs.free_device_list(list);
   for (unsigned int i = 0; i < nports; i++) {
     unsigned int at = i;
     if (ib_params.pci_order)
-      for (; at > 0 && compare_places(ports[at - 1], &found[i]) > 0; at--) ports[at] = ports[at - 1];
+      for (; at > 0 && compare_pci_paths(ports[at - 1], &found[i]) > 0; at--) ports[at] = ports[at - 1];
     ports[at] = &found[i];
   }
   for (unsigned int i = 0; i < nports; i++) ports[i]->number_on_card = number_on_card(ports, i, ports[i]);
@@ -252,8 +252,8 @@ static void list_device(struct ib_device *d) {
 }
 
 /* False after one line. */
-static bool find_side_interface(void) {
-  int n = rail_interfaces_find(ib_params.ifname, ib_params.family, ib_params.comm_id, &side, 1);
+static bool find_oob_interface(void) {
+  int n = rail_interfaces_find(ib_params.ifname, ib_params.family, ib_params.comm_id, &oob_interface, 1);
   if (n > 0) return true;
   if (n < 0)
     RAIL_WARN("RailIB: cannot list network interfaces for the side channel: %s; no devices", strerror(errno));
@@ -272,7 +272,7 @@ void ib_devices_load(void) {
     RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailIB: NCCL_IB_DISABLE=1, so there are no devices");
     return;
   }
-  if (!find_side_interface() || !ib_verbs_open()) return;
+  if (!find_oob_interface() || !ib_verbs_open()) return;
   int err = ib_verbs.fork_init();
   if (err)
     RAIL_WARN("RailIB: ibv_fork_init: %s; a process that forks may lose data in registered memory", strerror(err));
@@ -282,8 +282,8 @@ void ib_devices_load(void) {
     list_device(&devices[i]);
   }
   if (nports)
-    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailIB: side channels use %s, address %s", side.name,
-              rail_addr_text(&side.addr, text));
+    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailIB: side channels use %s, address %s", oob_interface.name,
+              rail_addr_text(&oob_interface.addr, text));
 }
 
 void ib_devices_unload(void) {

@@ -96,12 +96,12 @@ unsigned int ib_port_count(void);
 struct ib_port *ib_port_at(unsigned int i);
 
 /* The interface that side channels listen on: name and address (port 0). */
-const char *ib_side_interface(union rail_addr *addr);
+const char *ib_oob_interface(union rail_addr *addr);
 
 /* ---- one port: ib_port.c --------------------------------------------------------- */
 
 /* Facts that may change while we run, asked anew for each connection. */
-struct ib_port_now {
+struct ib_port_attr {
   bool active;
   uint8_t mtu; /* enum ibv_mtu: active */
   uint32_t max_msg; /* bytes that one write may have */
@@ -111,7 +111,7 @@ struct ib_port_now {
   struct ib_gid_table gids;
 };
 /* RAIL_SYSTEM_ERROR after one line. */
-rail_result_t ib_port_look(const struct ib_port *port, struct ib_port_now *now);
+rail_result_t ib_port_query(const struct ib_port *port, struct ib_port_attr *now);
 
 /* Mb/s. */
 int ib_port_speed(struct ibv_context *context, uint8_t number, const struct ibv_port_attr *attr);

@@ -23,19 +23,19 @@ bool ib_flush_wanted(enum ib_flush_mode mode, bool disabled, bool gpu_direct, bo
 
 /* The QP is its own peer; all else as the data QP of the same rail. */
 static rail_result_t set_path(struct ib_qp *qp, const struct ib_comm *comm, unsigned int rail) {
-  struct ib_port_now now;
+  struct ib_port_attr attr;
   const struct ib_qp_path *data = &comm->qps[rail].path; /* QP i is on rail i % nrails */
-  RAIL_TRY(ib_port_look(comm->rails[rail].port, &now));
+  RAIL_TRY(ib_port_query(comm->rails[rail].port, &attr));
   qp->path = (struct ib_qp_path){.port = comm->rails[rail].port->number,
                                  .pkey_index = data->pkey_index,
                                  .sgid_index = (uint8_t)comm->rails[rail].gid_index,
-                                 .grh = comm->rails[rail].port->roce || now.grh_required,
-                                 .mtu = now.mtu,
+                                 .grh = comm->rails[rail].port->roce || attr.grh_required,
+                                 .mtu = attr.mtu,
                                  .sl = data->sl,
                                  .traffic_class = data->traffic_class,
                                  .timeout = data->timeout,
                                  .retry_cnt = data->retry_cnt,
-                                 .dlid = now.lid,
+                                 .dlid = attr.lid,
                                  .dest_qpn = qp->qp->qp_num};
   memcpy(qp->path.dgid, comm->rails[rail].gid, sizeof qp->path.dgid);
   return RAIL_OK;

@@ -52,7 +52,7 @@ const char *ib_gid_text(const uint8_t raw[16], char text[IB_GID_TEXT]) {
 
 /* ---- NCCL_IB_ADDR_RANGE ------------------------------------------------- */
 
-bool ib_gid_parse_range(const char *text, struct ib_gid_wish *wish) {
+bool ib_gid_parse_range(const char *text, struct ib_gid_prefs *prefs) {
   char address[INET6_ADDRSTRLEN], *end;
   const char *slash = strchr(text, '/');
   if (!slash || (size_t)(slash - text) >= sizeof address || slash[1] < '0' || slash[1] > '9') return false;
@@ -60,27 +60,27 @@ bool ib_gid_parse_range(const char *text, struct ib_gid_wish *wish) {
   address[slash - text] = 0;
   int family = strchr(address, ':') ? AF_INET6 : AF_INET;
   unsigned long bits = strtoul(slash + 1, &end, 10);
-  memset(wish->range, 0, sizeof wish->range);
-  if (*end || bits > (family == AF_INET ? 32u : 128u) || inet_pton(family, address, wish->range) != 1) return false;
-  wish->ranged = true;
-  wish->range_family = family;
-  wish->range_bits = (unsigned int)bits;
+  memset(prefs->range, 0, sizeof prefs->range);
+  if (*end || bits > (family == AF_INET ? 32u : 128u) || inet_pton(family, address, prefs->range) != 1) return false;
+  prefs->ranged = true;
+  prefs->range_family = family;
+  prefs->range_bits = (unsigned int)bits;
   return true;
 }
 
-static bool in_range(const struct ib_gid *gid, const struct ib_gid_wish *wish) {
-  if (!wish->ranged) return true;
+static bool in_range(const struct ib_gid *gid, const struct ib_gid_prefs *prefs) {
+  if (!prefs->ranged) return true;
   bool ipv4 = ib_gid_is_ipv4(gid);
-  return ipv4 == (wish->range_family == AF_INET) &&
-         same_bits(gid->raw + (ipv4 ? IPV4_AT : 0), wish->range, wish->range_bits);
+  return ipv4 == (prefs->range_family == AF_INET) &&
+         same_bits(gid->raw + (ipv4 ? IPV4_AT : 0), prefs->range, prefs->range_bits);
 }
 
 /* ---- choosing ------------------------------------------------------------ */
 
-static bool is_wished(const struct ib_gid *gid, const struct ib_gid_wish *wish) {
-  uint8_t type = wish->version == 1 ? IB_GID_ROCE_V1 : IB_GID_ROCE_V2;
-  return !ib_gid_is_empty(gid) && !ib_gid_is_link_local(gid) && ib_gid_is_ipv4(gid) == (wish->family == AF_INET) &&
-         (gid->type == type || gid->type == IB_GID_UNKNOWN) && in_range(gid, wish);
+static bool matches_prefs(const struct ib_gid *gid, const struct ib_gid_prefs *prefs) {
+  uint8_t type = prefs->version == 1 ? IB_GID_ROCE_V1 : IB_GID_ROCE_V2;
+  return !ib_gid_is_empty(gid) && !ib_gid_is_link_local(gid) && ib_gid_is_ipv4(gid) == (prefs->family == AF_INET) &&
+         (gid->type == type || gid->type == IB_GID_UNKNOWN) && in_range(gid, prefs);
 }
 
 static bool is_near(const struct ib_gid *gid, const struct ib_gid *peer) {
@@ -90,9 +90,9 @@ static bool is_near(const struct ib_gid *gid, const struct ib_gid *peer) {
 /* An InfiniBand router's subnet-spanning LID is in bytes 4 and 5. */
 static bool has_flid(const struct ib_gid *gid) { return gid->valid && (gid->raw[4] || gid->raw[5]); }
 
-static int choose_infiniband(const struct ib_gid_table *table, const struct ib_gid_wish *wish) {
-  bool routable = wish->flid_index >= 0 && (unsigned int)wish->flid_index < table->count;
-  return routable && has_flid(&table->gids[wish->flid_index]) ? wish->flid_index : 0;
+static int choose_infiniband(const struct ib_gid_table *table, const struct ib_gid_prefs *prefs) {
+  bool routable = prefs->flid_index >= 0 && (unsigned int)prefs->flid_index < table->count;
+  return routable && has_flid(&table->gids[prefs->flid_index]) ? prefs->flid_index : 0;
 }
 
 static int choose_given(const struct ib_gid_table *table, int index, const char **why) {
@@ -102,7 +102,7 @@ static int choose_given(const struct ib_gid_table *table, int index, const char 
   return IB_GID_NONE;
 }
 
-int ib_gid_choose(const struct ib_gid_table *table, bool roce, const struct ib_gid_wish *wish,
+int ib_gid_choose(const struct ib_gid_table *table, bool roce, const struct ib_gid_prefs *prefs,
                   const struct ib_gid *peer, const char **why) {
   int first = IB_GID_NONE, any = IB_GID_NONE;
   *why = NULL;
@@ -110,12 +110,12 @@ int ib_gid_choose(const struct ib_gid_table *table, bool roce, const struct ib_g
     *why = "the port has no GIDs";
     return IB_GID_NONE;
   }
-  if (!roce) return choose_infiniband(table, wish);
-  if (wish->index >= 0) return choose_given(table, wish->index, why);
+  if (!roce) return choose_infiniband(table, prefs);
+  if (prefs->index >= 0) return choose_given(table, prefs->index, why);
   for (unsigned int i = 0; i < table->count; i++) {
     const struct ib_gid *gid = &table->gids[i];
     if (any == IB_GID_NONE && !ib_gid_is_empty(gid)) any = (int)i; /* index 0, unless that is a hole */
-    if (!is_wished(gid, wish)) continue;
+    if (!matches_prefs(gid, prefs)) continue;
     if (!peer || is_near(gid, peer)) return (int)i;
     if (first == IB_GID_NONE) first = (int)i;
   }

@@ -34,7 +34,7 @@ struct ib_gid_table {
 
 /* What NCCL_IB_GID_INDEX, NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE, NCCL_IB_ROCE_VERSION_NUM and
  * NCCL_IB_ROUTABLE_FLID_GID_INDEX say. */
-struct ib_gid_wish {
+struct ib_gid_prefs {
   int index;      /* -1: choose */
   int family;     /* AF_INET or AF_INET6 */
   int version;    /* of RoCE: 1 or 2 */
@@ -48,7 +48,7 @@ struct ib_gid_wish {
 enum ib_gid_choice { IB_GID_NONE = -1 };
 
 /* The index, or IB_GID_NONE with *why a text that says what was looked for. `peer` may be NULL. */
-int ib_gid_choose(const struct ib_gid_table *table, bool roce, const struct ib_gid_wish *wish,
+int ib_gid_choose(const struct ib_gid_table *table, bool roce, const struct ib_gid_prefs *prefs,
                   const struct ib_gid *peer, const char **why);
 
 bool ib_gid_is_empty(const struct ib_gid *gid);
@@ -62,6 +62,6 @@ bool ib_gid_same_subnet(const struct ib_gid *a, const struct ib_gid *b, unsigned
 const char *ib_gid_text(const uint8_t raw[16], char text[IB_GID_TEXT]);
 
 /* NCCL_IB_ADDR_RANGE: "10.0.0.0/8", "fd00::/64". False: no CIDR. */
-bool ib_gid_parse_range(const char *text, struct ib_gid_wish *wish);
+bool ib_gid_parse_range(const char *text, struct ib_gid_prefs *prefs);
 
 #endif

@@ -23,7 +23,7 @@ bool ib_handshake_load(void) {
 
 /* ---- who knocks ---------------------------------------------------------- */
 
-static bool turn_away(enum ib_reason reason, unsigned int version, struct rail_refusal *refusal) {
+static bool refuse(enum ib_reason reason, unsigned int version, struct rail_refusal *refusal) {
   struct ib_answer answer = {.reason = reason, .rail_here = -1, .rail_there = -1};
   if (reason == IB_REASON_VERSION)
     snprintf(refusal->why, sizeof refusal->why, "%s (%u, ours %d)", ib_reason_text(reason), version, IB_WIRE_VERSION);
@@ -42,12 +42,12 @@ static unsigned int version_of(const struct rail_stranger *stranger) {
 static bool plausible(void *host, const struct rail_stranger *stranger, struct rail_refusal *refusal) {
   const struct ib_listen *l = host;
   enum ib_reason reason = ib_hello_plausible(stranger->message, stranger->have, &l->handle);
-  return reason == IB_REASON_NONE || turn_away(reason, version_of(stranger), refusal);
+  return reason == IB_REASON_NONE || refuse(reason, version_of(stranger), refusal);
 }
 
 /* Only what is authentic is worth remembering. */
-static enum ib_reason judge(struct ib_listen *l, const struct ib_hello_wire *hello) {
-  enum ib_reason reason = ib_hello_judge(hello, &l->handle);
+static enum ib_reason check_hello(struct ib_listen *l, const struct ib_hello_wire *hello) {
+  enum ib_reason reason = ib_hello_check(hello, &l->handle);
   if (reason != IB_REASON_NONE || !(l->handle.flags & IB_HANDLE_AUTH)) return reason;
   if (!ib_auth_check_hello(&l->handle, hello)) return IB_REASON_MAC;
   switch (rail_replay_note(&l->seen, hello->comm_id, 0)) {
@@ -61,9 +61,9 @@ static bool whole(void *host, const struct rail_stranger *stranger, struct rail_
   struct ib_listen *l = host;
   struct ib_hello_wire hello;
   memcpy(&hello, stranger->message, sizeof hello);
-  enum ib_reason reason = judge(l, &hello);
-  if (reason == IB_REASON_NONE && !ib_half_begin(l, stranger->fd, &stranger->peer, &hello)) reason = IB_REASON_BUSY;
-  return reason == IB_REASON_NONE || turn_away(reason, version_of(stranger), refusal);
+  enum ib_reason reason = check_hello(l, &hello);
+  if (reason == IB_REASON_NONE && !ib_pending_add(l, stranger->fd, &stranger->peer, &hello)) reason = IB_REASON_BUSY;
+  return reason == IB_REASON_NONE || refuse(reason, version_of(stranger), refusal);
 }
 
 static void count(void *host, enum rail_door_event event) {
@@ -101,7 +101,7 @@ static void give_hints(struct ib_handle *handle, const struct ib_device *device,
 
 static rail_result_t open_door(struct ib_listen *l) {
   union rail_addr interface;
-  const char *name = ib_side_interface(&interface);
+  const char *name = ib_oob_interface(&interface);
   int fd = -1;
   if (!name) {
     RAIL_WARN("RailIB: listen: there is no network interface for the side channel (NCCL_SOCKET_IFNAME)");
@@ -134,7 +134,7 @@ rail_result_t ib_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
   }
   l->magic = IB_LISTEN_MAGIC;
   l->device = device;
-  l->last = &l->halves;
+  l->last = &l->pending;
   l->handle.flags = ib_auth_on() ? IB_HANDLE_AUTH : 0;
   give_hints(&l->handle, device, dev);
   rail_doors_init(&l->doors, &rules, l, device->name, (uint64_t)ib_params.handshake_ms);
@@ -160,7 +160,7 @@ rail_result_t ib_close_listen(void *listen_comm) {
     return RAIL_OK; /* an error would end the caller's clean-up */
   }
   rail_net_ctx_remove(&l->in_ctx);
-  ib_halves_free(l);
+  ib_pending_free(l);
   rail_doors_close(&l->doors);
   rail_replay_free(&l->seen);
   l->magic = 0;

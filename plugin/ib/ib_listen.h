@@ -2,7 +2,7 @@
  *
  * A listener: a door on the side channel's interface, and the connections
  * behind it that are being made. Any number of strangers may stand before it
- * (common/conn/door.h); whoever has said HELLO is a half-made connection, a table of
+ * (common/conn/door.h); whoever has said HELLO is a pending-made connection, a table of
  * steps of its own, and none waits for another.
  *
  * One thread at a time: the one that calls accept with it, then closeListen.
@@ -15,10 +15,10 @@
 #include "plugin/ib/ib_setup.h"
 
 #define IB_LISTEN_MAGIC 0x4e4c4249u
-#define IB_MAX_HALVES 64 /* half-made connections of one listener */
+#define IB_MAX_PENDING 64 /* pending-made connections of one listener */
 
-struct ib_half {
-  struct ib_half *next;
+struct ib_pending {
+  struct ib_pending *next;
   struct ib_setup setup;
 };
 
@@ -29,8 +29,8 @@ struct ib_listen {
   struct ib_handle handle; /* as it was given out */
   struct rail_doors doors;
   struct rail_replay seen;
-  struct ib_half *halves, **last; /* in the order in which they have their turn */
-  unsigned int nhalves;
+  struct ib_pending *pending, **last; /* in the order in which they have their turn */
+  unsigned int npending;
 };
 
 /* Key file, ports to listen on: once, under the plugin's lock. False, after one line: there must be no devices. */
@@ -43,7 +43,7 @@ rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_dev
 
 /* ib_accept.c: a HELLO that was found right. False: there is no place or memory for it, and fd is still the
  * caller's. */
-bool ib_half_begin(struct ib_listen *l, int fd, const union rail_addr *peer, const struct ib_hello_wire *hello);
-void ib_halves_free(struct ib_listen *l);
+bool ib_pending_add(struct ib_listen *l, int fd, const union rail_addr *peer, const struct ib_hello_wire *hello);
+void ib_pending_free(struct ib_listen *l);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What this side brings: its ports as they are now, with a GID for each that suits the peer; and what both make of
+ * What this side brings: its ports as they are attr, with a GID for each that suits the peer; and what both make of
  * it. */
 #include <pthread.h>
 #include <stdlib.h>
@@ -40,47 +40,47 @@ static unsigned int log2_of(uint64_t n) {
 
 /* ---- ports --------------------------------------------------------------- */
 
-rail_result_t ib_setup_look(struct ib_setup *s) {
-  if (!s->now && !(s->now = calloc(s->device->nrails, sizeof *s->now)))
+rail_result_t ib_setup_query_ports(struct ib_setup *s) {
+  if (!s->attrs && !(s->attrs = calloc(s->device->nrails, sizeof *s->attrs)))
     return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
   const struct ib_port *port = s->device->rails[s->piece];
-  struct ib_port_now *now = &s->now[s->piece];
-  if (ib_port_look(port, now) != RAIL_OK)
+  struct ib_port_attr *attr = &s->attrs[s->piece];
+  if (ib_port_query(port, attr) != RAIL_OK)
     return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "port %s cannot be queried (the line above says why)",
                          port->name);
-  if (!now->active)
+  if (!attr->active)
     return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR,
                          "port %s is down; is its link up (ibv_devinfo, ip link), is the cable in?", port->name);
   return ib_setup_piece_done(s, s->device->nrails);
 }
 
-static void wish_of_params(struct ib_gid_wish *wish) {
-  memset(wish, 0, sizeof *wish);
-  wish->index = (int)ib_params.gid_index;
-  wish->family = ib_params.addr_family && strcmp(ib_params.addr_family, "AF_INET6") == 0 ? AF_INET6 : AF_INET;
-  wish->version = (int)ib_params.roce_version;
-  wish->flid_index = (int)ib_params.flid_gid_index;
-  if (ib_params.addr_range) (void)ib_gid_parse_range(ib_params.addr_range, wish);
+static void prefs_from_params(struct ib_gid_prefs *prefs) {
+  memset(prefs, 0, sizeof *prefs);
+  prefs->index = (int)ib_params.gid_index;
+  prefs->family = ib_params.addr_family && strcmp(ib_params.addr_family, "AF_INET6") == 0 ? AF_INET6 : AF_INET;
+  prefs->version = (int)ib_params.roce_version;
+  prefs->flid_index = (int)ib_params.flid_gid_index;
+  if (ib_params.addr_range) (void)ib_gid_parse_range(ib_params.addr_range, prefs);
 }
 
-static int choose(const struct ib_port *port, const struct ib_port_now *now, const struct ib_gid *peer,
+static int choose(const struct ib_port *port, const struct ib_port_attr *attr, const struct ib_gid *peer,
                   const char **why) {
-  struct ib_gid_wish wish;
-  wish_of_params(&wish);
-  return ib_gid_choose(&now->gids, port->roce, &wish, peer, why);
+  struct ib_gid_prefs prefs;
+  prefs_from_params(&prefs);
+  return ib_gid_choose(&attr->gids, port->roce, &prefs, peer, why);
 }
 
 unsigned int ib_offer_hints(const struct ib_device *device, uint8_t gids[IB_HANDLE_GIDS][16]) {
-  struct ib_port_now *now = calloc(1, sizeof *now);
+  struct ib_port_attr *attr = calloc(1, sizeof *attr);
   unsigned int n = 0;
-  for (; now && n < device->nrails && n < IB_HANDLE_GIDS; n++) {
+  for (; attr && n < device->nrails && n < IB_HANDLE_GIDS; n++) {
     const struct ib_port *port = device->rails[n];
     const char *why;
-    int index = ib_port_look(port, now) == RAIL_OK ? choose(port, now, NULL, &why) : IB_GID_NONE;
+    int index = ib_port_query(port, attr) == RAIL_OK ? choose(port, attr, NULL, &why) : IB_GID_NONE;
     if (index < 0) break;
-    memcpy(gids[n], now->gids.gids[index].raw, sizeof gids[n]);
+    memcpy(gids[n], attr->gids.gids[index].raw, sizeof gids[n]);
   }
-  free(now);
+  free(attr);
   return n;
 }
 
@@ -93,9 +93,9 @@ static const struct ib_gid *hint_for(const struct ib_setup *s, unsigned int plac
 
 /* Is that port's best GID for this peer in the peer's subnet? */
 static bool is_near(const struct ib_setup *s, unsigned int rail, const struct ib_gid *peer) {
-  const struct ib_gid *gids = s->now[rail].gids.gids;
+  const struct ib_gid *gids = s->attrs[rail].gids.gids;
   const char *why;
-  int index = choose(s->device->rails[rail], &s->now[rail], peer, &why);
+  int index = choose(s->device->rails[rail], &s->attrs[rail], peer, &why);
   return index >= 0 && ib_gid_same_subnet(&gids[index], peer, (unsigned int)ib_params.subnet_prefix_len);
 }
 
@@ -117,22 +117,22 @@ static void order_rails(const struct ib_setup *s, unsigned int order[IB_MAX_RAIL
 
 static rail_result_t offer_rail(struct ib_setup *s, unsigned int place, unsigned int rail) {
   struct ib_port *port = s->device->rails[rail];
-  const struct ib_port_now *now = &s->now[rail];
+  const struct ib_port_attr *attr = &s->attrs[rail];
   const char *why = "";
-  int index = choose(port, now, hint_for(s, place), &why);
+  int index = choose(port, attr, hint_for(s, place), &why);
   if (index < 0) return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "port %s: %s", port->name, why);
   struct ib_offer_rail *offer = &s->mine.rails[place];
   *offer = (struct ib_offer_rail){
     .roce = port->roce,
     .port = port->number,
-    .mtu = now->mtu,
-    .gid_type = now->gids.gids[index].type,
-    .grh_required = now->grh_required,
-    .lid = now->lid,
-    .subnet_prefix = now->subnet_prefix,
+    .mtu = attr->mtu,
+    .gid_type = attr->gids.gids[index].type,
+    .grh_required = attr->grh_required,
+    .lid = attr->lid,
+    .subnet_prefix = attr->subnet_prefix,
     .speed = (uint32_t)port->speed,
   };
-  memcpy(offer->gid, now->gids.gids[index].raw, sizeof offer->gid);
+  memcpy(offer->gid, attr->gids.gids[index].raw, sizeof offer->gid);
   memcpy(offer->name, port->name, strnlen(port->name, sizeof offer->name - 1));
   s->ports[place] = port;
   s->gid_index[place] = index;
@@ -184,14 +184,14 @@ rail_result_t ib_setup_offer(struct ib_setup *s) {
   o->process = process_id();
   for (unsigned int i = 0; i < o->nrails; i++) {
     RAIL_TRY(offer_rail(s, i, order[i]));
-    uint32_t max_msg = s->now[order[i]].max_msg;
+    uint32_t max_msg = s->attrs[order[i]].max_msg;
     if (max_msg) o->max_write_log2 = RAIL_MIN(o->max_write_log2, log2_of(max_msg));
     o->recv_depth = RAIL_MIN(o->recv_depth, ib_setup_sizes(s, s->ports[i]).recv_depth);
     o->max_qps = RAIL_MIN(o->max_qps, o->nrails * max_qps_of(s, s->ports[i]));
   }
   choose_service(s);
-  free(s->now);
-  s->now = NULL;
+  free(s->attrs);
+  s->attrs = NULL;
   return RAIL_OK;
 }
 
@@ -199,13 +199,13 @@ static const char *rail_name(const struct ib_offer *offer, int rail) {
   return rail >= 0 && (unsigned int)rail < offer->nrails ? offer->rails[rail].name : "(all)";
 }
 
-static void tell_refusal(struct ib_setup *s, enum ib_refusal refusal, int rail_mine, int rail_theirs) {
+static void send_refusal(struct ib_setup *s, enum ib_refusal refusal, int rail_mine, int rail_theirs) {
   struct ib_answer answer = {
     .reason = IB_REASON_PLAN, .refusal = refusal, .rail_here = rail_mine, .rail_there = rail_theirs};
   uint8_t bytes[IB_REFUSAL_SIZE];
   if (rail_mine >= 0) memcpy(answer.name, s->mine.rails[rail_mine].name, sizeof answer.name);
   ib_refusal_encode(&answer, bytes);
-  rail_door_refuse(&s->side.fd, bytes, sizeof bytes);
+  rail_door_refuse(&s->oob.fd, bytes, sizeof bytes);
 }
 
 rail_result_t ib_setup_plan(struct ib_setup *s) {
@@ -219,6 +219,6 @@ rail_result_t ib_setup_plan(struct ib_setup *s) {
                 rail_name(&s->theirs, b), b < 0 ? "any" : ib_gid_text(s->theirs.rails[b].gid, theirs),
                 ib_refusal_text(refusal));
   s->reason = IB_REASON_PLAN;
-  if (s->side.out_done == 0) tell_refusal(s, refusal, a, b);
+  if (s->oob.out_done == 0) send_refusal(s, refusal, a, b);
   return RAIL_BAD_USAGE;
 }

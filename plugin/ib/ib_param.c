@@ -174,7 +174,7 @@ static void check_max_write(void) {
 }
 
 static void check_addresses(void) {
-  struct ib_gid_wish wish;
+  struct ib_gid_prefs prefs;
   const char *family = ib_params.addr_family, *range = ib_params.addr_range;
   if (strcmp(family, "AF_INET") != 0 && strcmp(family, "AF_INET6") != 0) {
     RAIL_WARN("NCCL_IB_ADDR_FAMILY=%s is not a family; allowed: AF_INET or AF_INET6. AF_INET is used", family);
@@ -182,11 +182,11 @@ static void check_addresses(void) {
   }
   if (!range || !*range) {
     ib_params.addr_range = NULL;
-  } else if (!ib_gid_parse_range(range, &wish)) {
+  } else if (!ib_gid_parse_range(range, &prefs)) {
     RAIL_WARN("NCCL_IB_ADDR_RANGE=%s is not a range; allowed: address/bits, such as 10.0.0.0/8 or fd00::/64. No range "
               "is used", range);
     ib_params.addr_range = NULL;
-  } else if ((wish.range_family == AF_INET6) != (strcmp(ib_params.addr_family, "AF_INET6") == 0)) {
+  } else if ((prefs.range_family == AF_INET6) != (strcmp(ib_params.addr_family, "AF_INET6") == 0)) {
     RAIL_WARN("NCCL_IB_ADDR_RANGE=%s is not of NCCL_IB_ADDR_FAMILY=%s, so no GID can be in it; no range is used", range,
               ib_params.addr_family);
     ib_params.addr_range = NULL;

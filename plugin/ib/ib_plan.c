@@ -58,12 +58,12 @@ static bool wants_grh(const struct ib_offer_rail *a, const struct ib_offer_rail 
   return a->roce || a->grh_required || b->grh_required || !same_subnet(a, b);
 }
 
-static enum ib_refusal judge_rail(const struct ib_offer_rail *r) {
+static enum ib_refusal check_rail(const struct ib_offer_rail *r) {
   if (r->mtu < 1 || r->mtu > 5) return IB_REFUSAL_MTU;
   return r->port == 0 || r->gid_type > IB_GID_UNKNOWN ? IB_REFUSAL_OFFER : IB_REFUSAL_NONE;
 }
 
-static enum ib_refusal judge_roce(const struct ib_offer_rail *a, const struct ib_offer_rail *b) {
+static enum ib_refusal check_roce(const struct ib_offer_rail *a, const struct ib_offer_rail *b) {
   struct ib_gid x = gid_of(a), y = gid_of(b);
   bool v1 = a->gid_type == IB_GID_ROCE_V1 || b->gid_type == IB_GID_ROCE_V1;
   bool v2 = a->gid_type == IB_GID_ROCE_V2 || b->gid_type == IB_GID_ROCE_V2;
@@ -74,19 +74,19 @@ static enum ib_refusal judge_roce(const struct ib_offer_rail *a, const struct ib
   return IB_REFUSAL_NONE;
 }
 
-static enum ib_refusal judge_infiniband(const struct ib_offer_rail *a, const struct ib_offer_rail *b) {
+static enum ib_refusal check_infiniband(const struct ib_offer_rail *a, const struct ib_offer_rail *b) {
   struct ib_gid x = gid_of(a), y = gid_of(b);
   if (ib_plan_dlid(a, b) == 0 || ib_plan_dlid(b, a) == 0) return IB_REFUSAL_SUBNET;
   if (wants_grh(a, b) && (ib_gid_is_empty(&x) || ib_gid_is_empty(&y))) return IB_REFUSAL_GID;
   return IB_REFUSAL_NONE;
 }
 
-static enum ib_refusal judge_pair(const struct ib_offer_rail *sender, const struct ib_offer_rail *receiver) {
-  enum ib_refusal refusal = judge_rail(sender);
-  if (refusal == IB_REFUSAL_NONE) refusal = judge_rail(receiver);
+static enum ib_refusal check_pair(const struct ib_offer_rail *sender, const struct ib_offer_rail *receiver) {
+  enum ib_refusal refusal = check_rail(sender);
+  if (refusal == IB_REFUSAL_NONE) refusal = check_rail(receiver);
   if (refusal != IB_REFUSAL_NONE) return refusal;
   if (sender->roce != receiver->roce) return IB_REFUSAL_LINK;
-  return sender->roce ? judge_roce(sender, receiver) : judge_infiniband(sender, receiver);
+  return sender->roce ? check_roce(sender, receiver) : check_infiniband(sender, receiver);
 }
 
 /* ---- the whole ----------------------------------------------------------- */
@@ -113,7 +113,7 @@ static enum ib_refusal make(const struct ib_offer *sender, const struct ib_offer
   for (unsigned int i = 0; i < plan->nqps; i++) {
     unsigned int s = i % sender->nrails, r = i % receiver->nrails;
     const struct ib_offer_rail *from = &sender->rails[s], *to = &receiver->rails[r];
-    enum ib_refusal refusal = judge_pair(from, to);
+    enum ib_refusal refusal = check_pair(from, to);
     if (refusal != IB_REFUSAL_NONE) {
       *sender_rail = (int)s;
       *receiver_rail = (int)r;
@@ -129,7 +129,7 @@ static enum ib_refusal make(const struct ib_offer *sender, const struct ib_offer
   return IB_REFUSAL_NONE;
 }
 
-static void turn_round(struct ib_plan *plan) {
+static void swap_sides(struct ib_plan *plan) {
   for (unsigned int i = 0; i < plan->nqps; i++) {
     uint8_t sender_rail = plan->qps[i].local_rail;
     plan->qps[i].local_rail = plan->qps[i].remote_rail;
@@ -147,7 +147,7 @@ enum ib_refusal ib_plan_make(const struct ib_offer *mine, const struct ib_offer 
     refusal = make(mine, theirs, plan, rail_mine, rail_theirs);
   } else {
     refusal = make(theirs, mine, plan, rail_theirs, rail_mine);
-    turn_round(plan);
+    swap_sides(plan);
   }
   if (refusal != IB_REFUSAL_NONE) memset(plan, 0, sizeof *plan);
   return refusal;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A port: whether NCCL_IB_HCA lets it pass, what sysfs says of it, its state, addresses and speed as they are now. */
+ * A port: whether NCCL_IB_HCA lets it pass, what sysfs says of it, its state, addresses and speed as they are attr. */
 #include <ctype.h>
 #include <endian.h>
 #include <errno.h>
@@ -240,23 +240,23 @@ static void read_gids(const struct ib_port *port, int length, struct ib_gid_tabl
   if (!read_table(port, table)) read_one_by_one(port, table);
 }
 
-rail_result_t ib_port_look(const struct ib_port *port, struct ib_port_now *now) {
-  struct ibv_port_attr attr = {0};
+rail_result_t ib_port_query(const struct ib_port *port, struct ib_port_attr *attr) {
+  struct ibv_port_attr raw = {0};
   uint64_t prefix;
-  memset(now, 0, sizeof *now);
-  int err = ib_verbs.query_port(port->hca->context, port->number, &attr);
+  memset(attr, 0, sizeof *attr);
+  int err = ib_verbs.query_port(port->hca->context, port->number, &raw);
   if (err) {
     RAIL_WARN("RailIB: port %u of %s cannot be asked for its state (ibv_query_port): %s; has the device been removed "
               "or reset? See dmesg", port->number, port->hca->name, strerror(err > 0 ? err : errno));
     return RAIL_SYSTEM_ERROR;
   }
-  now->active = attr.state == IBV_PORT_ACTIVE;
-  now->mtu = (uint8_t)attr.active_mtu;
-  now->lid = attr.lid;
-  now->max_msg = attr.max_msg_sz;
-  now->grh_required = (attr.flags & IBV_QPF_GRH_REQUIRED) != 0;
-  read_gids(port, attr.gid_tbl_len, &now->gids);
-  memcpy(&prefix, now->gids.gids[0].raw, sizeof prefix);
-  now->subnet_prefix = be64toh(prefix);
+  attr->active = raw.state == IBV_PORT_ACTIVE;
+  attr->mtu = (uint8_t)raw.active_mtu;
+  attr->lid = raw.lid;
+  attr->max_msg = raw.max_msg_sz;
+  attr->grh_required = (raw.flags & IBV_QPF_GRH_REQUIRED) != 0;
+  read_gids(port, raw.gid_tbl_len, &attr->gids);
+  memcpy(&prefix, attr->gids.gids[0].raw, sizeof prefix);
+  attr->subnet_prefix = be64toh(prefix);
   return RAIL_OK;
 }

@@ -24,16 +24,16 @@ void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib
   s->connector = connector;
   s->peer = *peer;
   s->traffic_class = traffic_class;
-  s->side.fd = -1;
+  s->oob.fd = -1;
   s->begun = s->looked = rail_now_ns();
 }
 
 void ib_setup_free(struct ib_setup *s) {
   if (s->comm) ib_comm_destroy(s->comm);
   s->comm = NULL;
-  ib_side_close(&s->side);
-  free(s->now);
-  s->now = NULL;
+  ib_oob_close(&s->oob);
+  free(s->attrs);
+  s->attrs = NULL;
 }
 
 void ib_setup_count(const struct ib_device *device, enum ib_stats_device counter) {
@@ -44,12 +44,12 @@ void ib_setup_count(const struct ib_device *device, enum ib_stats_device counter
 /* ---- failing ------------------------------------------------------------- */
 
 /* In the middle of a message of ours nothing can be said any more. */
-static void tell_peer(struct ib_setup *s, enum ib_reason reason) {
+static void refuse_peer(struct ib_setup *s, enum ib_reason reason) {
   struct ib_answer answer = {.reason = reason, .rail_here = -1, .rail_there = -1};
   uint8_t refusal[IB_REFUSAL_SIZE];
-  if (s->side.fd < 0 || s->side.out_done || reason == IB_REASON_NONE) return;
+  if (s->oob.fd < 0 || s->oob.out_done || reason == IB_REASON_NONE) return;
   ib_refusal_encode(&answer, refusal);
-  rail_door_refuse(&s->side.fd, refusal, sizeof refusal);
+  rail_door_refuse(&s->oob.fd, refusal, sizeof refusal);
 }
 
 rail_result_t ib_setup_fail(struct ib_setup *s, enum ib_reason reason, rail_result_t result, const char *fmt, ...) {
@@ -61,7 +61,7 @@ rail_result_t ib_setup_fail(struct ib_setup *s, enum ib_reason reason, rail_resu
   RAIL_WARN("RailIB: %s %s over %s: %s", s->connector ? "connect to" : "accept of", rail_addr_text(&s->peer, peer),
             s->device->name, what);
   s->reason = reason;
-  tell_peer(s, reason);
+  refuse_peer(s, reason);
   return result;
 }
 
@@ -81,10 +81,10 @@ static rail_result_t refused(struct ib_setup *s, const struct ib_answer *answer)
 
 /* ---- messages ------------------------------------------------------------ */
 
-rail_result_t ib_setup_hear(struct ib_setup *s, enum ib_message_type wanted, struct ib_message *message) {
+rail_result_t ib_setup_recv(struct ib_setup *s, enum ib_message_type wanted, struct ib_message *message) {
   enum ib_reason reason = IB_REASON_NONE;
   const char *why = "";
-  rail_result_t result = ib_side_hear(&s->side, message, &reason, &why);
+  rail_result_t result = ib_oob_recv(&s->oob, message, &reason, &why);
   if (result == RAIL_IN_PROGRESS) return result;
   if (result != RAIL_OK) return ib_setup_fail(s, reason, RAIL_REMOTE_ERROR, "%s", why);
   return ib_setup_check(s, wanted, message);
@@ -101,25 +101,25 @@ rail_result_t ib_setup_check(struct ib_setup *s, enum ib_message_type wanted, co
                        (unsigned int)message->type, (unsigned int)wanted);
 }
 
-rail_result_t ib_setup_say_offer(struct ib_setup *s) {
+rail_result_t ib_setup_send_offer(struct ib_setup *s) {
   struct ib_offer_wire wire;
   size_t size = ib_offer_encode(&s->mine, &wire);
-  return ib_side_say(&s->side, IB_MESSAGE_OFFER, &wire, size);
+  return ib_oob_send(&s->oob, IB_MESSAGE_OFFER, &wire, size);
 }
 
-rail_result_t ib_setup_hear_offer(struct ib_setup *s) {
+rail_result_t ib_setup_recv_offer(struct ib_setup *s) {
   struct ib_message message;
-  RAIL_TRY(ib_setup_hear(s, IB_MESSAGE_OFFER, &message));
+  RAIL_TRY(ib_setup_recv(s, IB_MESSAGE_OFFER, &message));
   const char *why = ib_offer_decode(message.body, message.size, &s->theirs);
   if (!why && s->theirs.sender == s->connector) why = "an offer from a peer that takes itself for our side";
   if (why) return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
   return RAIL_OK;
 }
 
-rail_result_t ib_setup_say_qps(struct ib_setup *s) {
+rail_result_t ib_setup_send_qps(struct ib_setup *s) {
   struct ib_qps_wire wire;
   for (unsigned int i = 0; i < s->plan.nqps; i++) {
-    struct ib_qp_side *side = &s->ours.qps[i];
+    struct ib_qp_info *side = &s->ours.qps[i];
     struct ibv_ece ece = {0};
     const struct ib_qp *qp = &s->comm->qps[i];
     /* The acceptor speaks first of what its device can do; the connector of what was left of it. */
@@ -131,12 +131,12 @@ rail_result_t ib_setup_say_qps(struct ib_setup *s) {
     side->ece_comp_mask = ece.comp_mask;
   }
   size_t size = ib_qps_encode(&s->ours, &wire);
-  return ib_side_say(&s->side, IB_MESSAGE_QPS, &wire, size);
+  return ib_oob_send(&s->oob, IB_MESSAGE_QPS, &wire, size);
 }
 
-rail_result_t ib_setup_hear_qps(struct ib_setup *s) {
+rail_result_t ib_setup_recv_qps(struct ib_setup *s) {
   struct ib_message message;
-  RAIL_TRY(ib_setup_hear(s, IB_MESSAGE_QPS, &message));
+  RAIL_TRY(ib_setup_recv(s, IB_MESSAGE_QPS, &message));
   const char *why = ib_qps_decode(message.body, message.size, &s->peers);
   if (!why && (s->peers.nqps != s->plan.nqps || s->peers.nrails != s->theirs.nrails))
     why = "a list of queue pairs that is not what both planned";
@@ -145,7 +145,7 @@ rail_result_t ib_setup_hear_qps(struct ib_setup *s) {
 }
 
 rail_result_t ib_setup_flushed(struct ib_setup *s) {
-  rail_result_t result = ib_side_flush(&s->side);
+  rail_result_t result = ib_oob_flush(&s->oob);
   if (result == RAIL_OK || result == RAIL_IN_PROGRESS) return result;
   return ib_setup_fail(s, IB_REASON_NONE, result, "%s", strerror(errno));
 }
@@ -190,9 +190,9 @@ rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, 
   bool late = ib_setup_is_late(s); /* as of before the step, which may have a better line about that */
   do {
     s->more = false;
-    if (s->side.fd >= 0 && rows[s->state].unlimited) {
-      (void)ib_side_flush(&s->side); /* the step finds out */
-    } else if (s->side.fd >= 0) {
+    if (s->oob.fd >= 0 && rows[s->state].unlimited) {
+      (void)ib_oob_flush(&s->oob); /* the step finds out */
+    } else if (s->oob.fd >= 0) {
       result = ib_setup_flushed(s);
       if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return result;
     }
@@ -212,7 +212,7 @@ rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, 
 
 /* ---- the end ------------------------------------------------------------- */
 
-static void say_who(const struct ib_setup *s) {
+static void log_connected(const struct ib_setup *s) {
   const struct ib_comm *c = s->comm;
   char mine[IB_GID_TEXT], theirs[IB_GID_TEXT];
   RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s (GID %s) and its %s (GID %s), %u queue pair%s%s%s",
@@ -220,15 +220,15 @@ static void say_who(const struct ib_setup *s) {
             ib_gid_text(s->mine.rails[0].gid, mine), s->theirs.rails[0].name,
             ib_gid_text(s->theirs.rails[0].gid, theirs),
             c->plan.nqps, c->plan.nqps > 1 ? "s" : "", c->plan.verify ? ", verified" : "",
-            s->side.keyed ? ", authenticated" : "");
+            s->oob.keyed ? ", authenticated" : "");
 }
 
 rail_result_t ib_setup_take(struct ib_setup *s, struct ib_comm **out) {
   struct ib_comm *comm = s->comm;
-  comm->oob_fd = s->side.fd;
-  s->side.fd = -1;
+  comm->oob_fd = s->oob.fd;
+  s->oob.fd = -1;
   RAIL_TRY(ib_watch_add(comm)); /* if not, it is still the setup's to free */
-  say_who(s);
+  log_connected(s);
   ib_setup_count(s->device, s->connector ? IB_DEVICE_CONNECTED : IB_DEVICE_ACCEPTED);
   s->comm = NULL;
   *out = comm;

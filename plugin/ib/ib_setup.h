@@ -18,7 +18,7 @@
 
 #include "common/net/net_ctx.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_side.h"
+#include "plugin/ib/ib_oob.h"
 #include "plugin/ib/ib_stats.h"
 
 struct ib_setup {
@@ -34,9 +34,9 @@ struct ib_setup {
   uint64_t waited; /* ns that count for RAIL_IB_CONNECT_TIMEOUT: in which this process looked */
   bool reported;   /* that the peer does not accept */
   enum ib_reason reason; /* after a failure: the kind of it */
-  struct ib_side side;
+  struct ib_oob oob;
 
-  struct ib_port_now *now; /* of the device's rails, until the offer is made */
+  struct ib_port_attr *attrs; /* of the device's rails, until the offer is made */
   unsigned int nhints;     /* GIDs of the peer's rails, as far as they are known when ours are chosen */
   struct ib_gid hints[IB_MAX_RAILS];
   struct ib_port *ports[IB_MAX_RAILS]; /* in the order of our offer */
@@ -64,7 +64,7 @@ void ib_connect_drop(void *attempt); /* of a context's attempts */
 /* The peer is known; the side channel is not there yet (side.fd -1). */
 void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib_device *device, bool connector,
                    const union rail_addr *peer, int traffic_class);
-/* Frees what is half made; the comm too, unless it was taken. */
+/* Frees what is pending made; the comm too, unless it was taken. */
 void ib_setup_free(struct ib_setup *s);
 /* Goes on until `until`, at least one step. RAIL_OK after the last row; RAIL_IN_PROGRESS; or the failure, after a line
  * and a word to the peer. */
@@ -80,18 +80,18 @@ rail_result_t ib_setup_fail(struct ib_setup *s, enum ib_reason reason, rail_resu
 bool ib_setup_is_late(const struct ib_setup *s);
 /* Counts pieces: RAIL_OK when that was the last of `n`. */
 rail_result_t ib_setup_piece_done(struct ib_setup *s, unsigned int n);
-/* What is a message of the peer's worth? As ib_setup_hear, for one that was heard. */
+/* What is a message of the peer's worth? As ib_setup_recv, for one that was heard. */
 rail_result_t ib_setup_check(struct ib_setup *s, enum ib_message_type wanted, const struct ib_message *message);
 /* "the peer has refused" if it has, or what is wrong with its message instead of a `wanted` one. RAIL_OK: it is one. */
-rail_result_t ib_setup_hear(struct ib_setup *s, enum ib_message_type wanted, struct ib_message *message);
+rail_result_t ib_setup_recv(struct ib_setup *s, enum ib_message_type wanted, struct ib_message *message);
 void ib_setup_count(const struct ib_device *device, enum ib_stats_device counter);
 
 /* ---- steps --------------------------------------------------------------- */
 
-rail_result_t ib_setup_look(struct ib_setup *s); /* at our ports */
+rail_result_t ib_setup_query_ports(struct ib_setup *s); /* at our ports */
 rail_result_t ib_setup_offer(struct ib_setup *s);
-rail_result_t ib_setup_say_offer(struct ib_setup *s);
-rail_result_t ib_setup_hear_offer(struct ib_setup *s);
+rail_result_t ib_setup_send_offer(struct ib_setup *s);
+rail_result_t ib_setup_recv_offer(struct ib_setup *s);
 rail_result_t ib_setup_plan(struct ib_setup *s); /* or refuses, with a line that names both ports */
 
 rail_result_t ib_setup_comm(struct ib_setup *s);
@@ -100,8 +100,8 @@ rail_result_t ib_setup_memory(struct ib_setup *s);
 rail_result_t ib_setup_qps(struct ib_setup *s);
 rail_result_t ib_setup_inits(struct ib_setup *s);
 rail_result_t ib_setup_receives(struct ib_setup *s); /* acceptor: receive WRs, flush */
-rail_result_t ib_setup_say_qps(struct ib_setup *s);
-rail_result_t ib_setup_hear_qps(struct ib_setup *s);
+rail_result_t ib_setup_send_qps(struct ib_setup *s);
+rail_result_t ib_setup_recv_qps(struct ib_setup *s);
 rail_result_t ib_setup_rtrs(struct ib_setup *s);
 rail_result_t ib_setup_rtss(struct ib_setup *s);
 rail_result_t ib_setup_start(struct ib_setup *s); /* the comm may be written to from here on */

@@ -62,7 +62,7 @@ static const char *const reason_text[] = {
   [IB_REASON_PLAN] = "the ports of the two sides do not fit",
   [IB_REASON_FAILED] = "the other side could not make its queue pairs; its log says why",
   [IB_REASON_TIMEOUT] = "the handshake was not finished in time (RAIL_IB_CONNECT_TIMEOUT)",
-  [IB_REASON_BUSY] = "too many half-made connections",
+  [IB_REASON_BUSY] = "too many pending-made connections",
   [IB_REASON_AUTH] = "RAIL_IB_AUTH_FILE is set on one side only",
   [IB_REASON_MAC] = "the other side has not the key of RAIL_IB_AUTH_FILE, or somebody changed what it said",
   [IB_REASON_REPLAY] = "a hello that was heard before",
@@ -84,7 +84,7 @@ void ib_hello_encode(const uint8_t secret[IB_SECRET_SIZE], const uint8_t comm_id
   memcpy(wire->comm_id, comm_id, sizeof wire->comm_id);
 }
 
-enum ib_reason ib_hello_judge(const struct ib_hello_wire *wire, const struct ib_handle *listener) {
+enum ib_reason ib_hello_check(const struct ib_hello_wire *wire, const struct ib_handle *listener) {
   uint32_t flags = le32toh(wire->flags);
   enum ib_reason reason = ib_hello_plausible(wire, sizeof *wire, listener);
   if (reason != IB_REASON_NONE) return reason;
@@ -281,7 +281,7 @@ size_t ib_qps_encode(const struct ib_qps *qps, struct ib_qps_wire *wire) {
   wire->verify_addr = htole64(qps->verify_addr);
   for (unsigned int i = 0; i < qps->nrails; i++) wire->rkeys[i] = htole32(qps->rkeys[i]);
   for (unsigned int i = 0; i < qps->nqps; i++) {
-    const struct ib_qp_side *q = &qps->qps[i];
+    const struct ib_qp_info *q = &qps->qps[i];
     wire->qps[i] = (struct ib_qp_wire){.qpn = htole32(q->qpn),
                                        .psn = htole32(q->psn),
                                        .ece_vendor = htole32(q->ece_vendor),
@@ -292,7 +292,7 @@ size_t ib_qps_encode(const struct ib_qps *qps, struct ib_qps_wire *wire) {
 }
 
 /* Queue pairs 0 and 1 of a port are the subnet manager's. */
-static bool qp_is_good(const struct ib_qp_side *q) { return q->qpn >= 2 && q->qpn < 1u << 24 && q->psn < 1u << 24; }
+static bool qp_is_good(const struct ib_qp_info *q) { return q->qpn >= 2 && q->qpn < 1u << 24 && q->psn < 1u << 24; }
 
 const char *ib_qps_decode(const void *body, size_t size, struct ib_qps *qps) {
   struct ib_qps_wire wire;
@@ -315,7 +315,7 @@ const char *ib_qps_decode(const void *body, size_t size, struct ib_qps *qps) {
   for (unsigned int i = 0; i < qps->nrails; i++) qps->rkeys[i] = le32toh(wire.rkeys[i]);
   for (unsigned int i = 0; i < qps->nqps; i++) {
     const struct ib_qp_wire *w = &wire.qps[i];
-    qps->qps[i] = (struct ib_qp_side){le32toh(w->qpn), le32toh(w->psn), le32toh(w->ece_vendor), le32toh(w->ece_options),
+    qps->qps[i] = (struct ib_qp_info){le32toh(w->qpn), le32toh(w->psn), le32toh(w->ece_vendor), le32toh(w->ece_options),
                                       le32toh(w->ece_comp_mask)};
     if (!qp_is_good(&qps->qps[i])) return "a queue pair or packet number that cannot be";
   }

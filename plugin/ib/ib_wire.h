@@ -93,7 +93,7 @@ enum ib_reason {
   IB_REASON_PLAN = 4,    /* the two offers do not fit: with enum ib_refusal and the two rails */
   IB_REASON_FAILED = 5,  /* this side could not make its part; its log says why */
   IB_REASON_TIMEOUT = 6, /* the handshake was not finished in time */
-  IB_REASON_BUSY = 7,    /* too many half-made connections */
+  IB_REASON_BUSY = 7,    /* too many pending-made connections */
   IB_REASON_AUTH = 8,    /* one side authenticates, the other does not */
   IB_REASON_MAC = 9,     /* not made with our key */
   IB_REASON_REPLAY = 10, /* heard before */
@@ -107,7 +107,7 @@ const char *ib_reason_text(unsigned int reason);
 void ib_hello_encode(const uint8_t secret[IB_SECRET_SIZE], const uint8_t comm_id[IB_COMM_ID_SIZE],
                      struct ib_hello_wire *wire);
 /* Judges a whole hello against the listener's handle, all but its mac. Compares the secret in constant time. */
-enum ib_reason ib_hello_judge(const struct ib_hello_wire *wire, const struct ib_handle *listener);
+enum ib_reason ib_hello_check(const struct ib_hello_wire *wire, const struct ib_handle *listener);
 /* Can the first `have` bytes still become a hello of ours? GARBAGE: not one of any version. VERSION: another one's, and
  * SECRET: another one's with another secret; for these it takes IB_HELLO_COMMON bytes, which mean the same in all. */
 #define IB_HELLO_COMMON offsetof(struct ib_hello_wire, comm_id)
@@ -226,7 +226,7 @@ struct ib_qps {
   unsigned int nqps, nrails;
   uint64_t token, ctrl_addr, verify_addr;
   uint32_t rkeys[IB_MAX_RAILS];
-  struct ib_qp_side {
+  struct ib_qp_info {
     uint32_t qpn, psn;
     uint32_t ece_vendor, ece_options, ece_comp_mask;
   } qps[IB_MAX_QPS];

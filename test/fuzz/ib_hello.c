@@ -22,7 +22,7 @@ static void hello(struct fuzz_in *in, unsigned int flags) {
   struct ib_hello_wire wire;
   size_t have = in->left < sizeof wire ? in->left : sizeof wire;
   fuzz_fill(in, &wire, sizeof wire);
-  enum ib_reason plausible = ib_hello_plausible(&wire, have, &listener), reason = ib_hello_judge(&wire, &listener);
+  enum ib_reason plausible = ib_hello_plausible(&wire, have, &listener), reason = ib_hello_check(&wire, &listener);
   FUZZ_CHECK(reason < IB_REASON_COUNT && ib_reason_text(reason)[0]);
   FUZZ_CHECK(plausible <= IB_REASON_SECRET);
   if (plausible == IB_REASON_VERSION) FUZZ_CHECK(memcmp(wire.secret, listener.secret, sizeof wire.secret) == 0);

@@ -18,7 +18,7 @@
 #include "plugin/ib/ib_listen.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_side.h"
+#include "plugin/ib/ib_oob.h"
 #include "plugin/ib/ib_watch.h"
 #include "test/fuzz/lib/fuzz.h"
 #include "test/unit/ib_fake.h"
@@ -117,7 +117,7 @@ static void say_qps(struct fuzz_in *in, struct bed *bed) {
   struct ib_qps q = {.nqps = 1 + flags % 8, .nrails = 1 + flags / 8 % 4, .token = 9, .ctrl_addr = 4096,
                      .verify_addr = 8192};
   struct ib_qps_wire wire;
-  for (unsigned int i = 0; i < q.nqps; i++) q.qps[i] = (struct ib_qp_side){.qpn = 1000 + i, .psn = i};
+  for (unsigned int i = 0; i < q.nqps; i++) q.qps[i] = (struct ib_qp_info){.qpn = 1000 + i, .psn = i};
   if (flags & 64) q.qps[0].qpn = fuzz_u32(in);
   if (flags & 128) q.qps[0].ece_options = fuzz_u32(in);
   size_t size = ib_qps_encode(&q, &wire);

@@ -173,7 +173,7 @@ static void hs_end(struct hs *h) {
 /* ---- peers made of bare sockets ------------------------------------------ */
 
 struct raw {
-  struct ib_side side;
+  struct ib_oob oob;
   struct ib_hello_wire hello;
 };
 
@@ -198,7 +198,7 @@ __attribute__((unused)) static void raw_hello(struct raw *r, const struct hs *h)
     ENSURE_INT(ib_auth_sign_hello(&h->decoded, &r->hello), RAIL_OK);
   }
   raw_write(fd, &r->hello, sizeof r->hello);
-  ib_side_init(&r->side, fd, true, ib_auth_on(), &r->hello);
+  ib_oob_init(&r->oob, fd, true, ib_auth_on(), &r->hello);
 }
 
 __attribute__((unused)) static struct ib_offer raw_offer(bool sender) {
@@ -210,8 +210,8 @@ __attribute__((unused)) static struct ib_offer raw_offer(bool sender) {
 }
 
 __attribute__((unused)) static void raw_say(struct raw *r, enum ib_message_type type, const void *body, size_t size) {
-  ENSURE_INT(ib_side_say(&r->side, type, body, size), RAIL_OK);
-  (void)ib_side_flush(&r->side);
+  ENSURE_INT(ib_oob_send(&r->oob, type, body, size), RAIL_OK);
+  (void)ib_oob_flush(&r->oob);
 }
 
 __attribute__((unused)) static void raw_say_offer(struct raw *r, const struct ib_offer *offer) {
@@ -226,7 +226,7 @@ __attribute__((unused)) static bool raw_hear(struct raw *r, struct hs *h, struct
   enum ib_reason reason;
   const char *why;
   rail_result_t result;
-  while ((result = ib_side_hear(&r->side, message, &reason, &why)) == RAIL_IN_PROGRESS) {
+  while ((result = ib_oob_recv(&r->oob, message, &reason, &why)) == RAIL_IN_PROGRESS) {
     hs_accept_once(h);
     ENSURE(!rail_deadline_passed(deadline), "nothing is said: %s", hs_lines);
     sched_yield();
@@ -246,6 +246,6 @@ __attribute__((unused)) static unsigned int raw_verdict(struct raw *r, struct hs
   return IB_REASON_NONE;
 }
 
-__attribute__((unused)) static void raw_end(struct raw *r) { ib_side_close(&r->side); }
+__attribute__((unused)) static void raw_end(struct raw *r) { ib_oob_close(&r->oob); }
 
 #endif

@@ -38,7 +38,7 @@ static unsigned int say(struct hs *h, const struct ib_hello_wire *hello) {
   struct raw r;
   int fd = raw_dial(h);
   raw_write(fd, hello, sizeof *hello);
-  ib_side_init(&r.side, fd, true, false, hello);
+  ib_oob_init(&r.oob, fd, true, false, hello);
   unsigned int reason = raw_verdict(&r, h);
   raw_end(&r);
   return reason;
@@ -93,25 +93,25 @@ static unsigned int with_message(struct hs *h, void (*spoil)(struct raw *r)) {
   raw_hello(&r, h);
   struct ib_offer_wire wire;
   size_t size = ib_offer_encode(&offer, &wire);
-  ENSURE_INT(ib_side_say(&r.side, IB_MESSAGE_OFFER, &wire, size), RAIL_OK);
+  ENSURE_INT(ib_oob_send(&r.oob, IB_MESSAGE_OFFER, &wire, size), RAIL_OK);
   spoil(&r);
-  raw_write(r.side.fd, r.side.out, r.side.out_size);
+  raw_write(r.oob.fd, r.oob.out, r.oob.out_size);
   unsigned int reason = raw_verdict(&r, h);
   raw_end(&r);
   return reason;
 }
-static void change_body(struct raw *r) { r->side.out[sizeof(struct ib_head_wire) + 4] ^= 1; }
-static void change_mac(struct raw *r) { r->side.out[r->side.out_size - 1] ^= 1; }
-static void zero_mac(struct raw *r) { memset(r->side.out + r->side.out_size - RAIL_MAC_SIZE, 0, RAIL_MAC_SIZE); }
+static void change_body(struct raw *r) { r->oob.out[sizeof(struct ib_head_wire) + 4] ^= 1; }
+static void change_mac(struct raw *r) { r->oob.out[r->oob.out_size - 1] ^= 1; }
+static void zero_mac(struct raw *r) { memset(r->oob.out + r->oob.out_size - RAIL_MAC_SIZE, 0, RAIL_MAC_SIZE); }
 
 static void resign(struct raw *r, bool connector, uint32_t number, const struct ib_auth_session *session) {
-  size_t size = r->side.out_size - RAIL_MAC_SIZE;
-  ENSURE_INT(ib_auth_mac(session, connector, number, r->side.out, size, r->side.out + size), RAIL_OK);
+  size_t size = r->oob.out_size - RAIL_MAC_SIZE;
+  ENSURE_INT(ib_auth_mac(session, connector, number, r->oob.out, size, r->oob.out + size), RAIL_OK);
 }
-static void as_acceptor(struct raw *r) { resign(r, false, 0, &r->side.session); }
-static void as_second(struct raw *r) { resign(r, true, 1, &r->side.session); }
+static void as_acceptor(struct raw *r) { resign(r, false, 0, &r->oob.session); }
+static void as_second(struct raw *r) { resign(r, true, 1, &r->oob.session); }
 static void of_another_handshake(struct raw *r) {
-  struct ib_auth_session other = r->side.session;
+  struct ib_auth_session other = r->oob.session;
   other.hello_mac[0] ^= 1;
   resign(r, true, 0, &other);
 }
@@ -143,7 +143,7 @@ TEST(the_nonce_counts) {
   raw_hello(&r, &h);
   raw_say_offer(&r, &offer);
   for (int i = 0; i < 3; i++) CHECK(raw_hear(&r, &h, &message)); /* welcome, offer, queue pairs */
-  memset(r.side.session.nonce, 0, sizeof r.side.session.nonce);
+  memset(r.oob.session.nonce, 0, sizeof r.oob.session.nonce);
   raw_say(&r, IB_MESSAGE_QPS, &wire, ib_qps_encode(&qps, &wire));
   CHECK_INT(raw_verdict(&r, &h), IB_REASON_MAC);
   raw_end(&r);

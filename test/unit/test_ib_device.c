@@ -135,7 +135,7 @@ TEST(active_ports_in_the_order_of_the_bus) {
   unsetenv("NCCL_IB_DEVICE_PCI_ORDER");
   CHECK_STR(names(), "soft two_f1 two_f0 dual:1 dual:2 vf guest_vf seen_vf");
   union rail_addr side;
-  CHECK_STR(ib_side_interface(&side), "lo");
+  CHECK_STR(ib_oob_interface(&side), "lo");
   CHECK_INT(rail_addr_port(&side), 0);
 }
 
@@ -229,64 +229,64 @@ TEST(fused_devices) {
   reload("two_f0:1:2:0,two_f1:1:2:3,dual,soft");
   int a = find("two_f0"), b = find("two_f1"), ib = find("dual:1"), soft = find("soft"), dev = -1, again = -1;
   int have = ib_device_count();
-  struct rail_net_vprops_v12 wish = {.ndevs = 2, .devs = {b, a}};
-  CHECK_OK(ib_device_fuse(&dev, &wish));
+  struct rail_net_vprops_v12 prefs = {.ndevs = 2, .devs = {b, a}};
+  CHECK_OK(ib_device_fuse(&dev, &prefs));
   CHECK(dev == have && ib_device_count() == have + 1);
   struct rail_net_props_v12 p = props(dev);
   CHECK_STR(p.name, "two_f0+two_f1"); /* in the order of the table, however they were named */
   CHECK(p.speed == 200000 && p.vprops.ndevs == 2 && p.vprops.devs[0] == a && p.vprops.devs[1] == b);
   CHECK(p.rail_id == 2 && p.plane_id == (0x4000 | 1 | 8));
-  CHECK_OK(ib_device_fuse(&again, &wish));
+  CHECK_OK(ib_device_fuse(&again, &prefs));
   CHECK_INT(again, dev);
-  wish = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {dev, soft}};
+  prefs = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {dev, soft}};
   fake_listen();
-  CHECK(ib_device_fuse(&again, &wish) == RAIL_BAD_USAGE && fake_heard("(soft) has no PCI path"));
+  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_USAGE && fake_heard("(soft) has no PCI path"));
   CHECK(again == dev && ib_device_count() == have + 1);
   ib_params.fuse_no_pci = 1;
-  CHECK_OK(ib_device_fuse(&dev, &wish));
+  CHECK_OK(ib_device_fuse(&dev, &prefs));
   p = props(dev);
   CHECK_STR(p.name, "soft+two_f0+two_f1");
   CHECK(p.rail_id == -1 && p.plane_id == -1 && p.speed == 214000);
   CHECK(ib_device_at(dev, "test")->nrails == 3);
   fake_listen();
-  wish = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {a, ib}};
-  CHECK_INT(ib_device_fuse(&again, &wish), RAIL_BAD_ARGUMENT);
+  prefs = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {a, ib}};
+  CHECK_INT(ib_device_fuse(&again, &prefs), RAIL_BAD_ARGUMENT);
   CHECK(fake_heard("dual:1 is InfiniBand and two_f0 is RoCE"));
-  wish = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {a, a}};
-  CHECK(ib_device_fuse(&again, &wish) == RAIL_BAD_ARGUMENT && fake_heard("named twice"));
-  wish = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {a, 99}};
-  CHECK(ib_device_fuse(&again, &wish) == RAIL_BAD_ARGUMENT && fake_heard("device 99 does not exist"));
-  wish.ndevs = 9;
-  CHECK_INT(ib_device_fuse(&again, &wish), RAIL_BAD_ARGUMENT);
+  prefs = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {a, a}};
+  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_ARGUMENT && fake_heard("named twice"));
+  prefs = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {a, 99}};
+  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_ARGUMENT && fake_heard("device 99 does not exist"));
+  prefs.ndevs = 9;
+  CHECK_INT(ib_device_fuse(&again, &prefs), RAIL_BAD_ARGUMENT);
   ib_params.merge_nics = 0;
-  wish = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {a, b}};
-  CHECK(ib_device_fuse(&again, &wish) == RAIL_BAD_USAGE && fake_heard("NCCL_IB_MERGE_NICS"));
+  prefs = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {a, b}};
+  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_USAGE && fake_heard("NCCL_IB_MERGE_NICS"));
   CHECK_INT(again, have);
 }
 
 TEST(a_port_as_it_is_now) {
-  struct ib_port_now now;
+  struct ib_port_attr now;
   struct in_addr four;
   reload("=two_f0,dual:1");
   const struct ib_port *port = ib_device_at(find("two_f0"), "test")->rails[0];
-  CHECK_OK(ib_port_look(port, &now));
+  CHECK_OK(ib_port_query(port, &now));
   CHECK(now.active && now.mtu == IBV_MTU_4096 && now.max_msg == 1u << 30 && now.grh_required && now.gids.count == 64);
   CHECK(now.gids.gids[3].valid && now.gids.gids[3].type == IB_GID_ROCE_V2 && !now.gids.gids[4].valid);
   CHECK(now.gids.gids[2].type == IB_GID_ROCE_V1 && now.gids.gids[3].ifindex != 0);
   memcpy(&four, now.gids.gids[3].raw + 12, sizeof four);
   CHECK_STR(inet_ntoa(four), "10.77.2.1");
   fake_script("gid_table 0"); /* an older library or kernel: one by one, types from sysfs, not all of them readable */
-  CHECK_OK(ib_port_look(port, &now));
+  CHECK_OK(ib_port_query(port, &now));
   CHECK(now.gids.gids[0].type == IB_GID_ROCE_V1 && now.gids.gids[3].type == IB_GID_ROCE_V2);
   CHECK(now.gids.gids[1].valid && now.gids.gids[1].type == IB_GID_UNKNOWN && !now.gids.gids[4].valid);
   fake_script("gid_table 1; port two_f0 1 state=down mtu=3 gids=none; gid two_f0 1 5 10.9.9.9 type=v2");
-  CHECK_OK(ib_port_look(port, &now));
+  CHECK_OK(ib_port_query(port, &now));
   CHECK(!now.active && now.mtu == IBV_MTU_1024 && !now.gids.gids[0].valid && now.gids.gids[5].valid);
   fake_script("port two_f0 1 state=active mtu=5; fail query_port errno=EIO");
-  CHECK(ib_port_look(port, &now) == RAIL_SYSTEM_ERROR && fake_heard("port 1 of two_f0"));
+  CHECK(ib_port_query(port, &now) == RAIL_SYSTEM_ERROR && fake_heard("port 1 of two_f0"));
   port = ib_device_at(find("dual:1"), "test")->rails[0];
   fake_script("port dual 1 subnet=fec0000000000007 lid=12 grh=1");
-  CHECK_OK(ib_port_look(port, &now));
+  CHECK_OK(ib_port_query(port, &now));
   CHECK(now.lid == 12 && now.subnet_prefix == 0xfec0000000000007u && now.grh_required && !port->roce);
 }
 

@@ -25,18 +25,18 @@ static struct ib_gid_table table;
     table.count = sizeof rows_ / sizeof rows_[0];                               \
   } while (0)
 
-static struct ib_gid_wish usual(void) {
-  return (struct ib_gid_wish){.index = -1, .family = AF_INET, .version = 2, .flid_index = 1};
+static struct ib_gid_prefs usual(void) {
+  return (struct ib_gid_prefs){.index = -1, .family = AF_INET, .version = 2, .flid_index = 1};
 }
-static int choose(const struct ib_gid_wish *wish, const struct ib_gid *peer) {
+static int choose(const struct ib_gid_prefs *prefs, const struct ib_gid *peer) {
   const char *why;
-  int index = ib_gid_choose(&table, true, wish, peer, &why);
+  int index = ib_gid_choose(&table, true, prefs, peer, &why);
   CHECK((index == IB_GID_NONE) == (why != NULL));
   return index;
 }
 
 TEST(the_first_that_is_wished_for) {
-  struct ib_gid_wish w = usual();
+  struct ib_gid_prefs w = usual();
   TABLE(gid("fe80::1", V1), gid("fe80::1", V2), gid("10.0.0.1", V1), gid("10.0.0.1", V2), gid("10.0.1.1", V2));
   CHECK_INT(choose(&w, NULL), 3);
   w.version = 1;
@@ -47,7 +47,7 @@ TEST(the_first_that_is_wished_for) {
 }
 
 TEST(holes_are_passed_over) {
-  struct ib_gid_wish w = usual();
+  struct ib_gid_prefs w = usual();
   TABLE(HOLE, HOLE, gid("fe80::1", V2), HOLE, gid("10.0.0.1", V2));
   CHECK_INT(choose(&w, NULL), 4);
   TABLE(HOLE, HOLE, gid("fe80::1", V2), HOLE);
@@ -61,7 +61,7 @@ TEST(holes_are_passed_over) {
 }
 
 TEST(ipv6_and_link_local) {
-  struct ib_gid_wish w = usual();
+  struct ib_gid_prefs w = usual();
   TABLE(gid("fe80::1", V1), gid("fe80::1", V2), gid("fd00::5", V1), gid("fd00::5", V2));
   CHECK_INT(choose(&w, NULL), 0); /* as NCCL */
   w.family = AF_INET6;
@@ -74,13 +74,13 @@ TEST(ipv6_and_link_local) {
 }
 
 TEST(a_type_that_is_not_known_is_the_wished_one) {
-  struct ib_gid_wish w = usual();
+  struct ib_gid_prefs w = usual();
   TABLE(gid("fe80::1", IB_GID_UNKNOWN), gid("10.0.0.1", IB_GID_UNKNOWN));
   CHECK_INT(choose(&w, NULL), 1);
 }
 
 TEST(ranges) {
-  struct ib_gid_wish w = usual();
+  struct ib_gid_prefs w = usual();
   TABLE(gid("192.168.0.1", V2), gid("10.1.0.1", V2), gid("10.2.3.4", V2), gid("fd00:0:0:1::1", V2));
   CHECK(ib_gid_parse_range("10.2.0.0/15", &w));
   CHECK_INT(choose(&w, NULL), 2);
@@ -101,7 +101,7 @@ TEST(ranges) {
 }
 
 TEST(a_peer_of_the_same_subnet_decides) {
-  struct ib_gid_wish w = usual();
+  struct ib_gid_prefs w = usual();
   TABLE(gid("fe80::1", V2), gid("10.0.1.1", V2), gid("10.0.2.1", V1), gid("10.0.2.1", V2), gid("10.0.3.1", V2));
   struct ib_gid peer = gid("10.0.2.9", V2), far = gid("172.16.0.1", V2), other = gid("fd00::1", V2);
   CHECK_INT(choose(&w, &peer), 3);
@@ -112,7 +112,7 @@ TEST(a_peer_of_the_same_subnet_decides) {
 }
 
 TEST(an_index_that_was_given) {
-  struct ib_gid_wish w = usual();
+  struct ib_gid_prefs w = usual();
   TABLE(gid("fe80::1", V1), HOLE, gid("10.0.0.1", V1));
   w.index = 2;
   CHECK_INT(choose(&w, NULL), 2);
@@ -125,7 +125,7 @@ TEST(an_index_that_was_given) {
 }
 
 TEST(infiniband) {
-  struct ib_gid_wish w = usual();
+  struct ib_gid_prefs w = usual();
   const char *why;
   TABLE(gid("fe80::aa", IB_GID_IB), gid("fe80:0:7::aa", IB_GID_IB), gid("fe80:0:8::aa", IB_GID_IB));
   CHECK_INT(ib_gid_choose(&table, false, &w, NULL, &why), 1);

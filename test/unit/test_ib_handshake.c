@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Connections that come about, those that are refused, and those that fail half-way. */
+ * Connections that come about, those that are refused, and those that fail pending-way. */
 #include "test/unit/ib_handshake.h"
 
 static struct ib_comm *sent(const struct hs *h) { return h->sent; }
@@ -139,7 +139,7 @@ TEST(one_side_is_called_much_later) {
   hs_end(&h);
 }
 
-/* The first one stops half-way, the second comes through, then the first goes on. */
+/* The first one stops pending-way, the second comes through, then the first goes on. */
 TEST(several_behind_one_door) {
   struct hs h, other;
   int accepts = 0;
@@ -305,7 +305,7 @@ TEST(ports_that_are_down) {
   hs_end(&h);
 }
 
-/* ---- failing half-way ---------------------------------------------------- */
+/* ---- failing pending-way ---------------------------------------------------- */
 
 TEST(a_first_write_that_is_lost) {
   struct hs h;

@@ -18,7 +18,7 @@ static void accept_for(struct hs *h, uint64_t ms) {
   }
 }
 
-static unsigned int hs_live_halves(const struct hs *h) { return ((const struct ib_listen *)h->listen)->nhalves; }
+static unsigned int hs_live_halves(const struct hs *h) { return ((const struct ib_listen *)h->listen)->npending; }
 
 /* ---- before HELLO -------------------------------------------------------- */
 
@@ -43,13 +43,13 @@ TEST(strangers_hold_nobody_up) {
 }
 
 static unsigned int judged(struct hs *h, void (*change)(struct ib_hello_wire *)) {
-  struct raw r = {.side.fd = -1};
+  struct raw r = {.oob.fd = -1};
   struct ib_hello_wire hello;
   int fd = raw_dial(h);
   ib_hello_encode(h->decoded.secret, (const uint8_t *)"0123456789abcde", &hello);
   change(&hello);
   raw_write(fd, &hello, sizeof hello);
-  ib_side_init(&r.side, fd, true, false, &hello);
+  ib_oob_init(&r.oob, fd, true, false, &hello);
   unsigned int reason = raw_verdict(&r, h);
   raw_end(&r);
   return reason;
@@ -81,7 +81,7 @@ TEST(hellos_that_are_refused) {
 static void say_qps(struct raw *r, unsigned int nqps) {
   struct ib_qps qps = {.nqps = nqps, .nrails = 1, .token = 3, .ctrl_addr = 4096, .verify_addr = 8192};
   struct ib_qps_wire wire;
-  for (unsigned int i = 0; i < nqps; i++) qps.qps[i] = (struct ib_qp_side){.qpn = 77 + i};
+  for (unsigned int i = 0; i < nqps; i++) qps.qps[i] = (struct ib_qp_info){.qpn = 77 + i};
   size_t size = ib_qps_encode(&qps, &wire);
   raw_say(r, IB_MESSAGE_QPS, &wire, size);
 }
@@ -107,10 +107,10 @@ static void lie(struct raw *r, enum lie what) {
       ib_answer_encode(&(struct ib_answer){.rail_here = -1, .rail_there = -1}, &answer);
       raw_say(r, IB_MESSAGE_ANSWER, &answer, sizeof answer);
       break;
-    case GARBAGE: raw_write(r->side.fd, "GET / HTTP/1.1\r\n\r\n", 18); break;
+    case GARBAGE: raw_write(r->oob.fd, "GET / HTTP/1.1\r\n\r\n", 18); break;
     case TOO_LONG:
       ib_head_encode(IB_MESSAGE_OFFER, 1 << 30, &head);
-      raw_write(r->side.fd, &head, sizeof head);
+      raw_write(r->oob.fd, &head, sizeof head);
       break;
     case QPS_TOO_MANY:
       raw_say_offer(r, &offer);
@@ -158,7 +158,7 @@ TEST(an_offer_of_values_that_cannot_be) {
   hs_end(&h);
 }
 
-/* Silent after HELLO, after OFFER, or with half a message; dropped at the deadline, while others come through. */
+/* Silent after HELLO, after OFFER, or with pending a message; dropped at the deadline, while others come through. */
 TEST(silent_peers) {
   struct hs h;
   struct raw r[3];
@@ -168,7 +168,7 @@ TEST(silent_peers) {
   hs_listen(&h, DEV_A1);
   for (int i = 0; i < 3; i++) raw_hello(&r[i], &h);
   raw_say_offer(&r[1], &offer);
-  raw_write(r[2].side.fd, "RBKM\1\0", 6);
+  raw_write(r[2].oob.fd, "RBKM\1\0", 6);
   accept_for(&h, 100);
   struct hs other = h;
   others_come_through(&other);
@@ -219,20 +219,20 @@ TEST(a_peer_whose_writes_do_not_come) {
 }
 
 TEST(no_more_than_64_half_made) {
-  static struct raw r[IB_MAX_HALVES + 1];
+  static struct raw r[IB_MAX_PENDING + 1];
   struct ib_offer offer = raw_offer(true);
   struct ib_message message;
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
-  for (int i = 0; i < IB_MAX_HALVES; i++) {
+  for (int i = 0; i < IB_MAX_PENDING; i++) {
     raw_hello(&r[i], &h);
     raw_say_offer(&r[i], &offer);
   }
-  for (int i = 0; i < IB_MAX_HALVES; i++) CHECK(raw_hear(&r[i], &h, &message)); /* the offers were heard */
-  raw_hello(&r[IB_MAX_HALVES], &h);
-  CHECK_INT(raw_verdict(&r[IB_MAX_HALVES], &h), IB_REASON_BUSY);
-  for (int i = 0; i <= IB_MAX_HALVES; i++) raw_end(&r[i]);
+  for (int i = 0; i < IB_MAX_PENDING; i++) CHECK(raw_hear(&r[i], &h, &message)); /* the offers were heard */
+  raw_hello(&r[IB_MAX_PENDING], &h);
+  CHECK_INT(raw_verdict(&r[IB_MAX_PENDING], &h), IB_REASON_BUSY);
+  for (int i = 0; i <= IB_MAX_PENDING; i++) raw_end(&r[i]);
   accept_for(&h, 100);
   others_come_through(&h);
   hs_end(&h);
@@ -240,14 +240,14 @@ TEST(no_more_than_64_half_made) {
 
 /* Who can say no more than HELLO keeps nobody out. */
 TEST(hellos_alone_make_room) {
-  static struct raw r[2 * IB_MAX_HALVES];
+  static struct raw r[2 * IB_MAX_PENDING];
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
-  for (int i = 0; i < 2 * IB_MAX_HALVES; i++) raw_hello(&r[i], &h);
+  for (int i = 0; i < 2 * IB_MAX_PENDING; i++) raw_hello(&r[i], &h);
   accept_for(&h, 20);
   others_come_through(&h);
-  for (int i = 0; i < 2 * IB_MAX_HALVES; i++) raw_end(&r[i]);
+  for (int i = 0; i < 2 * IB_MAX_PENDING; i++) raw_end(&r[i]);
   hs_end(&h);
 }
 
@@ -339,7 +339,7 @@ TEST(stopped_in_the_middle) {
 
 /* A listener without room drops connections that have said no more than HELLO. */
 TEST(dropped_before_the_answer) {
-  static struct raw r[2 * IB_MAX_HALVES];
+  static struct raw r[2 * IB_MAX_PENDING];
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
@@ -348,33 +348,33 @@ TEST(dropped_before_the_answer) {
     hs_accept_once(&h);
   }
   CHECK_INT(hs_live_halves(&h), 1);
-  for (int i = 0; i < 2 * IB_MAX_HALVES; i++) raw_hello(&r[i], &h);
+  for (int i = 0; i < 2 * IB_MAX_PENDING; i++) raw_hello(&r[i], &h);
   CHECK_INT(raw_verdict(&r[0], &h), IB_REASON_NONE); /* dropped, and what came before it, too */
   others_come_through(&h);
-  for (int i = 0; i < 2 * IB_MAX_HALVES; i++) raw_end(&r[i]);
+  for (int i = 0; i < 2 * IB_MAX_PENDING; i++) raw_end(&r[i]);
   hs_end(&h);
 }
 
 /* And refuses those for which none makes room; until some do. */
 TEST(busy_is_not_for_ever) {
-  static struct raw r[IB_MAX_HALVES];
+  static struct raw r[IB_MAX_PENDING];
   struct ib_offer offer = raw_offer(true);
   struct ib_message message;
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
-  for (int i = 0; i < IB_MAX_HALVES; i++) {
+  for (int i = 0; i < IB_MAX_PENDING; i++) {
     raw_hello(&r[i], &h);
     raw_say_offer(&r[i], &offer);
   }
-  for (int i = 0; i < IB_MAX_HALVES; i++) CHECK(raw_hear(&r[i], &h, &message));
+  for (int i = 0; i < IB_MAX_PENDING; i++) CHECK(raw_hear(&r[i], &h, &message));
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
-  while (!hs_said("too many half-made connections); trying again")) {
+  while (!hs_said("too many pending-made connections); trying again")) {
     hs_connect_once(&h, DEV_B);
     hs_accept_once(&h);
     ENSURE(!rail_deadline_passed(deadline) && h.connect == RAIL_IN_PROGRESS, "%d: %s", h.connect, hs_lines);
   }
-  for (int i = 0; i < IB_MAX_HALVES; i++) raw_end(&r[i]);
+  for (int i = 0; i < IB_MAX_PENDING; i++) raw_end(&r[i]);
   others_come_through(&h);
   hs_end(&h);
 }

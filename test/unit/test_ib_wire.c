@@ -67,12 +67,12 @@ TEST(hello) {
   uint8_t comm_id[IB_COMM_ID_SIZE] = "somebody";
   struct ib_hello_wire good, w;
   ib_hello_encode(listener.secret, comm_id, &good);
-  CHECK_INT(ib_hello_judge(&good, &listener), IB_REASON_NONE);
+  CHECK_INT(ib_hello_check(&good, &listener), IB_REASON_NONE);
 #define JUDGE(change, reason)                       \
   do {                                              \
     w = good;                                       \
     change;                                         \
-    CHECK_INT(ib_hello_judge(&w, &listener), reason); \
+    CHECK_INT(ib_hello_check(&w, &listener), reason); \
   } while (0)
   JUDGE(w.magic ^= 1, IB_REASON_GARBAGE);
   JUDGE(w.version ^= 3, IB_REASON_VERSION);
@@ -105,11 +105,11 @@ TEST(hello_of_another_version) {
     enum ib_reason reason = wrong ? IB_REASON_SECRET : IB_REASON_VERSION;
     for (size_t have = IB_HELLO_COMMON; have <= sizeof w; have++)
       CHECK_INT(ib_hello_plausible(&w, have, &listener), reason);
-    CHECK_INT(ib_hello_judge(&w, &listener), reason);
+    CHECK_INT(ib_hello_check(&w, &listener), reason);
     ib_hello_encode(listener.secret, comm_id, &w); /* of ours, and not what ours says */
     w.length ^= 1;
     if (wrong) w.secret[0] ^= 1;
-    CHECK_INT(ib_hello_judge(&w, &listener), reason);
+    CHECK_INT(ib_hello_check(&w, &listener), reason);
   }
 }
 
@@ -248,7 +248,7 @@ TEST(offers_refused) {
 
 static struct ib_qps any_qps(unsigned int n) {
   struct ib_qps q = {.nqps = n, .nrails = 2, .token = 1, .ctrl_addr = 0x1000, .verify_addr = 0x2000, .rkeys = {5, 6}};
-  for (unsigned int i = 0; i < n; i++) q.qps[i] = (struct ib_qp_side){2 + i, 0xffffff - i, 0x15b3, i, ~i};
+  for (unsigned int i = 0; i < n; i++) q.qps[i] = (struct ib_qp_info){2 + i, 0xffffff - i, 0x15b3, i, ~i};
   return q;
 }
 
