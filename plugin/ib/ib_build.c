@@ -177,7 +177,7 @@ rail_result_t ib_setup_start(struct ib_setup *s) {
  *
  * The first writes over each queue pair, both ways, into the other's own memory: a packet as large as the path's MTU,
  * for which nothing asks but that it gets through, and behind it the word that the peer waits for.
- * The side channel and the HCAs go different ways: TCP may work where RDMA is
+ * The oob connection and the HCAs go different ways: TCP may work where RDMA is
  * lost to a wrong GID, VLAN, MTU or firewall. Found here it has a peer, two
  * ports and two GIDs in its line; found by the first message, pending a minute
  * later, it would be "retry exceeded".

@@ -256,9 +256,9 @@ static bool find_oob_interface(void) {
   int n = rail_interfaces_find(ib_params.ifname, ib_params.family, ib_params.comm_id, &oob_interface, 1);
   if (n > 0) return true;
   if (n < 0)
-    RAIL_WARN("RailIB: cannot list network interfaces for the side channel: %s; no devices", strerror(errno));
+    RAIL_WARN("RailIB: cannot list network interfaces for the oob connection: %s; no devices", strerror(errno));
   else
-    RAIL_WARN("RailIB: no usable network interface for the side channel (NCCL_SOCKET_IFNAME=%s, "
+    RAIL_WARN("RailIB: no usable network interface for the oob connection (NCCL_SOCKET_IFNAME=%s, "
               "NCCL_SOCKET_FAMILY=%s); no devices", ib_params.ifname ? ib_params.ifname : "unset",
               ib_params.family ? ib_params.family : "unset");
   return false;
@@ -282,7 +282,7 @@ void ib_devices_load(void) {
     list_device(&devices[i]);
   }
   if (nports)
-    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailIB: side channels use %s, address %s", oob_interface.name,
+    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailIB: oob connections use %s, address %s", oob_interface.name,
               rail_addr_text(&oob_interface.addr, text));
 }
 

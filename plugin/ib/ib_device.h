@@ -77,7 +77,7 @@ struct ib_device {
   int members[IB_MAX_RAILS]; /* indices in this table; itself unless makeVDevice made it */
 };
 
-/* Builds the table at the first call. Without libibverbs, device or interface for the side channel there are no
+/* Builds the table at the first call. Without libibverbs, device or interface for the oob connection there are no
  * devices, after one line. Call under the plugin's lock. */
 void ib_devices_load(void);
 /* Closes all HCAs, when the library is unloaded; the table is empty then. Nobody may use a device any more. */
@@ -95,7 +95,7 @@ struct ib_hca *ib_hca_at(unsigned int i);
 unsigned int ib_port_count(void);
 struct ib_port *ib_port_at(unsigned int i);
 
-/* The interface that side channels listen on: name and address (port 0). */
+/* The interface that oob connections listen on: name and address (port 0). */
 const char *ib_oob_interface(union rail_addr *addr);
 
 /* ---- one port: ib_port.c --------------------------------------------------------- */

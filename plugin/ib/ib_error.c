@@ -222,10 +222,10 @@ static const struct {
    "dmesg, driver and firmware; else " BUG},
   {IB_COMM_QP_FATAL, RAIL_SYSTEM_ERROR, "a queue pair broke (asynchronous event; an earlier line has it)",
    "the other side's log, dmesg, driver and firmware"},
-  {IB_COMM_PEER_LOST, RAIL_REMOTE_ERROR, "the peer's process ended, or its host: the side channel broke",
+  {IB_COMM_PEER_LOST, RAIL_REMOTE_ERROR, "the peer's process ended, or its host: the oob connection broke",
    "the peer's log; was it killed (dmesg: out of memory)?"},
   {IB_COMM_HOST_SILENT, RAIL_REMOTE_ERROR, "the peer's host has not answered for RAIL_IB_DEADLINE",
-   "is the host up, is the network of the side channel (NCCL_SOCKET_IFNAME) cut?"},
+   "is the host up, is the network of the oob connection (NCCL_SOCKET_IFNAME) cut?"},
   {IB_COMM_PEER_SILENT, RAIL_REMOTE_ERROR, "the peer's process has not given a sign of life for RAIL_IB_PEER_TIMEOUT",
    "is it stopped (SIGSTOP, debugger, checkpoint), is its host swapping?"},
   {IB_COMM_STALLED, RAIL_SYSTEM_ERROR, "the HCA has lost a work request: what was posted completes neither well nor "

@@ -104,7 +104,7 @@ static rail_result_t open_door(struct ib_listen *l) {
   const char *name = ib_oob_interface(&interface);
   int fd = -1;
   if (!name) {
-    RAIL_WARN("RailIB: listen: there is no network interface for the side channel (NCCL_SOCKET_IFNAME)");
+    RAIL_WARN("RailIB: listen: there is no network interface for the oob connection (NCCL_SOCKET_IFNAME)");
     return RAIL_SYSTEM_ERROR;
   }
   rail_result_t result = rail_random_bytes(l->handle.secret, sizeof l->handle.secret);

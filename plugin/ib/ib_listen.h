@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A listener: a door on the side channel's interface, and the connections
+ * A listener: a door on the oob connection's interface, and the connections
  * behind it that are being made. Any number of strangers may stand before it
  * (common/conn/door.h); whoever has said HELLO is a pending-made connection, a table of
  * steps of its own, and none waits for another.

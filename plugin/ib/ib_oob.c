@@ -7,10 +7,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "common/base/sockopt.h"
-#include "plugin/ib/ib_param.h"
-
-#define KEEPALIVE_MS 10000 /* between two probes, at most */
+#include "plugin/ib/ib_keepalive.h"
 
 void ib_oob_init(struct ib_oob *oob, int fd, bool connector, bool keyed, const struct ib_hello_wire *hello) {
   memset(oob, 0, sizeof *oob);
@@ -19,13 +16,6 @@ void ib_oob_init(struct ib_oob *oob, int fd, bool connector, bool keyed, const s
   oob->keyed = keyed;
   memcpy(oob->session.hello_mac, hello->mac, sizeof oob->session.hello_mac);
   ib_keepalive_enable(fd, 0); /* while the peer's process may take any time */
-}
-
-void ib_keepalive_enable(int fd, int64_t grace_ms) {
-  int64_t deadline = ib_params.deadline_ms;
-  if (!deadline) return;
-  rail_sockopt_keepalive(fd, RAIL_MIN(deadline / 3, KEEPALIVE_MS), deadline);
-  rail_sockopt_user_timeout(fd, deadline + grace_ms);
 }
 
 void ib_oob_close(struct ib_oob *oob) { rail_sock_close(&oob->fd); }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Messages of the handshake over the side channel: what was said and has not
+ * Messages of the handshake over the oob connection: what was said and has not
  * left yet, and the one that is coming in. Never waits, never reads beyond the
  * message it is at: what follows the last one is the watch thread's.
  */
@@ -28,8 +28,6 @@ struct ib_oob {
 /* `fd` is its own from here on. */
 void ib_oob_init(struct ib_oob *oob, int fd, bool connector, bool keyed, const struct ib_hello_wire *hello);
 void ib_oob_close(struct ib_oob *oob);
-/* The kernel asks a peer's host that is quiet, and gives it up at RAIL_IB_DEADLINE and `grace_ms`. */
-void ib_keepalive_enable(int fd, int64_t grace_ms);
 
 /* Adds one to what leaves. A welcome's nonce counts from the next message on. */
 rail_result_t ib_oob_send(struct ib_oob *oob, enum ib_message_type type, const void *body, size_t size);

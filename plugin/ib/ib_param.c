@@ -23,10 +23,10 @@ static const struct rail_param rows[] = {
   {.name = "NCCL_IBVERBS_LIB", .type = RAIL_PARAM_STRING, .offset = AT(ibverbs_lib),
    .doc = "Path of libibverbs. Unset: libibverbs.so.1, then libibverbs.so."},
   {.name = "NCCL_SOCKET_IFNAME", .type = RAIL_PARAM_STRING, .offset = AT(ifname),
-   .doc = "Interface for the side channel, the first that fits: a list of name prefixes; '^' in front excludes them, "
+   .doc = "Interface for the oob connection, the first that fits: a list of name prefixes; '^' in front excludes them, "
           "'=' makes them exact."},
   {.name = "NCCL_SOCKET_FAMILY", .type = RAIL_PARAM_STRING, .offset = AT(family),
-   .doc = "AF_INET or AF_INET6 limits the side channel to that family."},
+   .doc = "AF_INET or AF_INET6 limits the oob connection to that family."},
   {.name = "NCCL_COMM_ID", .type = RAIL_PARAM_STRING, .offset = AT(comm_id),
    .doc = "Address of the root; interfaces in its subnet are preferred when NCCL_SOCKET_IFNAME is unset."},
   {.name = "NCCL_IB_MERGE_VFS", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(merge_vfs),
@@ -114,7 +114,7 @@ static const struct rail_param rows[] = {
    .doc = "File with a key of at least 16 bytes that others cannot read. Both sides of a connection then prove that "
           "they have it; a side with and a side without refuse each other. Needs OpenSSL's libcrypto."},
   {.name = "RAIL_IB_PORTS", .type = RAIL_PARAM_STRING, .offset = AT(ports),
-   .doc = "Range of TCP ports to listen on, first-last, for the side channels. Unset: the system chooses."},
+   .doc = "Range of TCP ports to listen on, first-last, for the oob connections. Unset: the system chooses."},
   {.name = "RAIL_IB_BIND", .type = RAIL_PARAM_STRING, .offset = AT(bind),
    .doc = "Address that listeners bind to, such as 0.0.0.0 or ::, instead of their interface's. Peers are still told "
           "the interface's."},
@@ -128,7 +128,7 @@ static const struct rail_param rows[] = {
    .doc = "A client that has not introduced itself within this time is dropped."},
   {.name = "RAIL_IB_DEADLINE", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(deadline_ms),
-   .doc = "With requests outstanding, a peer whose host does not answer for this long, over the side channel or by "
+   .doc = "With requests outstanding, a peer whose host does not answer for this long, over the oob connection or by "
           "RDMA, is an error. When nothing moves for a third of it the own HCA is asked, too: a work request of which "
           "it reports no end within 4 times its retries is an error. 0: wait for ever."},
   {.name = "RAIL_IB_PEER_TIMEOUT", .type = RAIL_PARAM_MS, .def = "300s", .lo = 0, .hi = 24 * 3600 * 1000,

@@ -61,7 +61,7 @@ rail_result_t ib_connect(void *ctx, int dev, void *handle, int traffic_class, vo
                          struct rail_net_device_handle **dev_handle);
 void ib_connect_drop(void *attempt); /* of a context's attempts */
 
-/* The peer is known; the side channel is not there yet (side.fd -1). */
+/* The peer is known; the oob connection is not there yet (side.fd -1). */
 void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib_device *device, bool connector,
                    const union rail_addr *peer, int traffic_class);
 /* Frees what is pending made; the comm too, unless it was taken. */

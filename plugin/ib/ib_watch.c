@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One epoll set: a descriptor to wake the thread, the HCAs' events, the side
- * channels. Side channels are handled under the lock; nothing there waits. HCA
- * events are handled without it, because whoever destroys a QP may hold up
- * others until its events are acknowledged.
+ * One epoll set: an eventfd that wakes the thread, the HCAs' events, the oob connections. Oob connections are served
+ * under the lock, without waiting. HCA events are handled without it, because a thread that destroys a QP waits, perhaps
+ * with that lock, until the QP's events are acknowledged.
  *
- * The thread sleeps until something comes. It ticks only while there are
- * connections and a parameter asks for it (RAIL_IB_DEADLINE, _PEER_TIMEOUT,
- * _PEER_WARN), because a request that begins tells nobody.
+ * The thread sleeps until an event comes. It ticks only while there are connections and a parameter asks for it
+ * (RAIL_IB_DEADLINE, _PEER_TIMEOUT, _PEER_WARN), because requests begin without a word to this thread.
  *
- * A removed connection's entry may still be in the thread's batch of epoll
- * events: it goes to a list of the dead, which the thread empties between two
- * batches.
+ * A removed connection's entry may still be in the thread's batch of epoll events. It goes to the list `unlinked`, which
+ * the thread frees between two batches.
  */
 #include "plugin/ib/ib_watch.h"
 
@@ -23,21 +20,22 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/queue.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/thread.h"
-#include "plugin/ib/ib_channel.h"
+#include "plugin/ib/ib_keepalive.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_param.h"
 
 #define BATCH 64
-#define SLACK_NS 10000000 /* how late a tick may be, so that the kernel can join it with others */
-#define DRAIN_MS 10       /* between two looks at a sender whose peer waits for its last completions */
-#define LATE_TICKS 4      /* a tick that is later: we did not run ourselves, and nobody's silence is his fault */
+#define SLACK_NS 10000000 /* timer slack: how late a tick may be, so that the kernel can join it with others */
+#define DRAIN_MS 10       /* between two checks of a sender whose peer waits for its last completions */
+#define LATE_TICKS 4      /* a later tick: this thread was descheduled, so a silent peer is not blamed */
 
-/* What an epoll event is about; the first member of what its pointer points to. */
+/* What an epoll event is about: the first member of the struct that its pointer names. */
 enum kind { KIND_WAKE, KIND_HCA, KIND_COMM };
 
 struct source_hca {
@@ -48,77 +46,69 @@ struct source_hca {
 struct ib_watched {
   enum kind kind;
   struct ib_comm *comm; /* NULL: removed meanwhile */
-  struct ib_watched *next, *prev;
-  struct ib_channel channel;
-  uint32_t interest; /* epoll's; 0: not in the set */
-  void (*destroy)(struct ib_comm *comm); /* it lingers */
+  LIST_ENTRY(ib_watched) link;
+  struct ib_keepalive keepalive;
+  uint32_t interest; /* epoll events asked for; 0: not in the set */
+  void (*destroy)(struct ib_comm *comm); /* not NULL: it lingers */
   uint64_t linger_until;
 };
+LIST_HEAD(watched_list, ib_watched);
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
-static struct ib_watched *watched, *dead;
+static struct watched_list watched = LIST_HEAD_INITIALIZER(watched), unlinked = LIST_HEAD_INITIALIZER(unlinked);
 static unsigned int users; /* contexts */
 static pthread_t thread;
-static bool running, ending, at_once; /* at_once: without those that linger */
+static bool running, ending, at_once; /* at_once: without waiting for those that linger */
 static int epoll_fd = -1, wake_fd = -1;
-static uint64_t now_ns; /* of time that the thread was awake to see */
+static uint64_t now_ns; /* counts only time in which the thread ran */
 static enum kind wake_source = KIND_WAKE;
 static struct source_hca hca_sources[IB_MAX_PORTS];
 
 static void wake(void) {
   uint64_t one = 1;
-  (void)!write(wake_fd, &one, sizeof one); /* if it is full the thread is awake */
+  (void)!write(wake_fd, &one, sizeof one); /* a full eventfd wakes it, too */
 }
 
 /* ---- lists, under the lock -------------------------------------------------- */
 
-static void link_watched(struct ib_watched *w) {
-  w->next = watched;
-  if (watched) watched->prev = w;
-  watched = w;
-}
-
-/* To the dead. The comm is its caller's again. */
-static void bury(struct ib_watched *w) {
-  if (w->prev) w->prev->next = w->next;
-  else watched = w->next;
-  if (w->next) w->next->prev = w->prev;
-  if (w->interest) epoll_ctl(epoll_fd, EPOLL_CTL_DEL, w->channel.fd, NULL);
+/* The comm is its caller's again. */
+static void unlink_watched(struct ib_watched *w) {
+  LIST_REMOVE(w, link);
+  if (w->interest) epoll_ctl(epoll_fd, EPOLL_CTL_DEL, w->keepalive.fd, NULL);
   w->interest = 0;
   w->comm = NULL;
-  w->next = dead;
-  dead = w;
+  LIST_INSERT_HEAD(&unlinked, w, link);
 }
 
-static void free_dead(void) {
-  while (dead) {
-    struct ib_watched *w = dead;
-    dead = w->next;
+static void free_list(struct watched_list *list) {
+  while (!LIST_EMPTY(list)) {
+    struct ib_watched *w = LIST_FIRST(list);
+    LIST_REMOVE(w, link);
     free(w);
   }
 }
 
 /* ---- one connection, under the lock ------------------------------------------ */
 
-/* Writes what is due, and asks epoll for what is missing. */
-static void settle(struct ib_watched *w) {
-  bool more = ib_channel_write(&w->channel, w->comm);
-  uint32_t interest = w->channel.over || w->channel.cut ? 0 : EPOLLIN | (more ? EPOLLOUT : 0);
+/* Writes what is due, and asks epoll for the events that it waits for. */
+static void update_epoll(struct ib_watched *w) {
+  bool more = ib_keepalive_write(&w->keepalive, w->comm);
+  uint32_t interest = w->keepalive.closed || w->keepalive.net_down ? 0 : EPOLLIN | (more ? EPOLLOUT : 0);
   struct epoll_event event = {.events = interest, .data.ptr = w};
   if (interest == w->interest) return;
   int op = !w->interest ? EPOLL_CTL_ADD : interest ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
-  if (epoll_ctl(epoll_fd, op, w->channel.fd, &event) == 0) w->interest = interest;
+  if (epoll_ctl(epoll_fd, op, w->keepalive.fd, &event) == 0) w->interest = interest;
 }
 
 static bool linger_is_over(const struct ib_watched *w) {
-  return w->destroy && (w->channel.over || rail_now_ns() >= w->linger_until);
+  return w->destroy && (w->keepalive.closed || rail_now_ns() >= w->linger_until);
 }
 
-/* Lets the lock go meanwhile: destroying QPs takes its time. */
+/* Releases the lock meanwhile: destroying QPs takes long. */
 static void end_linger(struct ib_watched *w) {
   struct ib_comm *comm = w->comm;
   void (*destroy)(struct ib_comm *) = w->destroy;
-  bury(w);
+  unlink_watched(w);
   pthread_mutex_unlock(&lock);
   destroy(comm);
   pthread_mutex_lock(&lock);
@@ -127,71 +117,75 @@ static void end_linger(struct ib_watched *w) {
 /* ---- the thread --------------------------------------------------------------- */
 
 static bool any_lingers(void) {
-  for (const struct ib_watched *w = watched; w; w = w->next)
+  const struct ib_watched *w;
+  LIST_FOREACH(w, &watched, link)
     if (w->destroy) return true;
   return false;
 }
 
 /* Milliseconds; -1: until something comes. */
 static int time_to_sleep(uint64_t next_tick) {
-  uint64_t at = watched && ib_channel_tick_ns() ? next_tick : 0;
-  for (const struct ib_watched *w = watched; w; w = w->next) {
-    uint64_t until = ib_channel_is_draining(&w->channel) ? rail_deadline_in_ms(DRAIN_MS) : w->linger_until;
+  const struct ib_watched *w;
+  uint64_t at = !LIST_EMPTY(&watched) && ib_keepalive_tick_ns() ? next_tick : 0;
+  LIST_FOREACH(w, &watched, link) {
+    uint64_t until = ib_keepalive_is_draining(&w->keepalive) ? rail_deadline_in_ms(DRAIN_MS) : w->linger_until;
     if (until && (!at || until < at)) at = until;
   }
   return rail_deadline_left_ms(at);
 }
 
-/* Once per process that is silent, not once per connection with it. */
+/* One line per silent process, not one per connection with it. */
 static void report_silence(struct ib_watched *w) {
-  for (const struct ib_watched *other = watched; other; other = other->next)
-    if (other->channel.reported != IB_UNREPORTED && other->comm->peer_process == w->comm->peer_process) {
-      w->channel.reported = IB_REPORTED_BY_ANOTHER;
+  const struct ib_watched *other;
+  LIST_FOREACH(other, &watched, link)
+    if (other->keepalive.reported != IB_UNREPORTED && other->comm->peer_process == w->comm->peer_process) {
+      w->keepalive.reported = IB_REPORTED_BY_ANOTHER;
       return;
     }
-  ib_channel_report(&w->channel, w->comm, now_ns);
+  ib_keepalive_report(&w->keepalive, w->comm, now_ns);
 }
 
 static void tick(void) {
-  for (struct ib_watched *w = watched; w; w = w->next) {
-    ib_channel_tick(&w->channel, w->comm, now_ns);
-    if (ib_channel_is_report_due(&w->channel, now_ns)) report_silence(w);
-    settle(w);
+  struct ib_watched *w;
+  LIST_FOREACH(w, &watched, link) {
+    ib_keepalive_tick(&w->keepalive, w->comm, now_ns);
+    if (ib_keepalive_is_report_due(&w->keepalive, now_ns)) report_silence(w);
+    update_epoll(w);
   }
 }
 
 static void drain_some(void) {
-  for (struct ib_watched *w = watched; w; w = w->next) {
-    if (!ib_channel_is_draining(&w->channel)) continue;
-    ib_channel_drain(&w->channel, w->comm);
-    settle(w);
+  struct ib_watched *w;
+  LIST_FOREACH(w, &watched, link) {
+    if (!ib_keepalive_is_draining(&w->keepalive)) continue;
+    ib_keepalive_drain(&w->keepalive, w->comm);
+    update_epoll(w);
   }
 }
 
 static void end_lingers(void) {
-  for (struct ib_watched *w = watched; w;) {
-    if (!linger_is_over(w)) {
-      w = w->next;
-      continue;
-    }
+  for (struct ib_watched *w = LIST_FIRST(&watched), *next; w; w = next) {
+    next = LIST_NEXT(w, link);
+    if (!linger_is_over(w)) continue;
     end_linger(w);
-    w = watched; /* the list may be another by now */
+    next = LIST_FIRST(&watched); /* the lock was released: the list may have changed */
   }
 }
 
 /* Every comm over the HCA. */
-static void hca_died(const struct ib_hca *hca) {
-  for (struct ib_watched *w = watched; w; w = w->next)
+static void fail_comms_over(const struct ib_hca *hca) {
+  struct ib_watched *w;
+  LIST_FOREACH(w, &watched, link)
     for (unsigned int r = 0; r < w->comm->nrails; r++)
       if (w->comm->rails[r].port->hca == hca) atomic_fetch_or(&w->comm->health, IB_COMM_DEVICE_FATAL);
 }
 
-/* Under the lock, which is let go meanwhile. */
+/* Under the lock, which is released meanwhile. */
 static void on_hca(const struct source_hca *source) {
   pthread_mutex_unlock(&lock);
   enum ib_events events = ib_events_read(source->hca);
   pthread_mutex_lock(&lock);
-  if (events == IB_EVENTS_FATAL) hca_died(source->hca);
+  if (events == IB_EVENTS_FATAL) fail_comms_over(source->hca);
   if (events == IB_EVENTS_GONE) epoll_ctl(epoll_fd, EPOLL_CTL_DEL, source->hca->context->async_fd, NULL);
 }
 
@@ -206,8 +200,8 @@ static void on_event(const struct epoll_event *event) {
   } else {
     struct ib_watched *w = event->data.ptr;
     if (!w->comm) return;
-    if (event->events & ~(uint32_t)EPOLLOUT) ib_channel_read(&w->channel, w->comm, now_ns);
-    settle(w);
+    if (event->events & ~(uint32_t)EPOLLOUT) ib_keepalive_read(&w->keepalive, w->comm, now_ns);
+    update_epoll(w);
   }
 }
 
@@ -219,11 +213,11 @@ static void *run(void *arg) {
   pthread_mutex_lock(&lock);
   while (!ending || (!at_once && any_lingers())) {
     int timeout = time_to_sleep(next_tick);
-    free_dead();
+    free_list(&unlinked);
     pthread_mutex_unlock(&lock);
     int n = epoll_wait(epoll_fd, events, BATCH, timeout);
     pthread_mutex_lock(&lock);
-    uint64_t real = rail_now_ns(), step = ib_channel_tick_ns();
+    uint64_t real = rail_now_ns(), step = ib_keepalive_tick_ns();
     now_ns += real - last < LATE_TICKS * step ? real - last : step;
     last = real;
     for (int i = 0; i < n; i++) on_event(&events[i]);
@@ -234,7 +228,7 @@ static void *run(void *arg) {
     drain_some();
     end_lingers();
   }
-  free_dead();
+  free_list(&unlinked);
   pthread_mutex_unlock(&lock);
   return NULL;
 }
@@ -244,19 +238,18 @@ static void *run(void *arg) {
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork_parent(void) { pthread_mutex_unlock(&lock); }
 
-/* A child has no thread, and none of its parent's connections: their sockets are closed without a word, so that a child
+/* A child has no thread, and none of its parent's connections. Their sockets are closed without GOODBYE, so that a child
  * that outlives its parent does not keep them open; their verbs objects stay the parent's. */
 static void after_fork_child(void) {
-  for (struct ib_watched *w = watched, *next; w; w = next) {
-    next = w->next;
+  struct ib_watched *w;
+  LIST_FOREACH(w, &watched, link) {
     atomic_store(&w->comm->stopped, true);
     w->comm->forked = true;
     w->comm->watched = NULL;
     rail_sock_close(&w->comm->oob_fd);
-    free(w);
   }
-  watched = NULL;
-  free_dead();
+  free_list(&watched);
+  free_list(&unlinked);
   rail_sock_close(&epoll_fd);
   rail_sock_close(&wake_fd);
   users = 0;
@@ -305,14 +298,14 @@ rail_result_t ib_watch_begin(void) {
   if (ok) users++;
   pthread_mutex_unlock(&lock);
   if (ok) return RAIL_OK;
-  RAIL_WARN("RailIB: init: no thread to watch over connections: %s", strerror(err));
+  RAIL_WARN("RailIB: init: no thread to watch connections: %s", strerror(err));
   return RAIL_SYSTEM_ERROR;
 }
 
-/* Those that their callers never closed stop, and keep their memory: a late close finds it. */
-static void end_open_ones(void) {
-  while (watched) {
-    struct ib_comm *comm = watched->comm;
+/* Comms that their callers never closed: their QPs stop, their memory stays for a late close. */
+static void stop_open_comms(void) {
+  while (!LIST_EMPTY(&watched)) {
+    struct ib_comm *comm = LIST_FIRST(&watched)->comm;
     RAIL_INFO(RAIL_SUB_NET, "RailIB: finalize: connection with %s over %s was never closed", comm->peer_text,
               comm->device->name);
     ib_comm_stop(comm);
@@ -328,9 +321,9 @@ static void end_thread(bool now) {
   wake();
   pthread_mutex_unlock(&lock);
   pthread_join(thread, NULL);
-  if (!now) end_open_ones();
+  if (!now) stop_open_comms();
   pthread_mutex_lock(&lock);
-  free_dead();
+  free_list(&unlinked);
   running = ending = at_once = false;
   rail_sock_close(&epoll_fd);
   rail_sock_close(&wake_fd);
@@ -344,7 +337,7 @@ void ib_watch_end(void) {
   if (last) end_thread(false);
 }
 
-/* Who unloads without finalizing: the thread's code is about to go. */
+/* The library is unloaded without finalize: the thread must end before its code is unmapped. */
 __attribute__((destructor)) static void end_at_unload(void) {
   pthread_mutex_lock(&lock);
   bool was_running = running;
@@ -364,24 +357,24 @@ rail_result_t ib_watch_add(struct ib_comm *comm) {
   w->kind = KIND_COMM;
   w->comm = comm;
   pthread_mutex_lock(&lock);
-  ib_channel_init(&w->channel, comm->oob_fd, now_ns);
-  settle(w);
+  ib_keepalive_init(&w->keepalive, comm->oob_fd, now_ns);
+  update_epoll(w);
   int err = errno;
   bool ok = w->interest != 0;
   if (ok) {
-    if (!watched) wake(); /* it sleeps without ticks */
-    link_watched(w);
+    if (LIST_EMPTY(&watched)) wake(); /* it sleeps without ticks */
+    LIST_INSERT_HEAD(&watched, w, link);
     comm->watched = w;
   }
   pthread_mutex_unlock(&lock);
   if (ok) return RAIL_OK;
   free(w);
-  RAIL_WARN("RailIB: connection with %s over %s: its side channel cannot be watched: %s", comm->peer_text,
+  RAIL_WARN("RailIB: connection with %s over %s: its oob connection cannot be watched: %s", comm->peer_text,
             comm->device->name, strerror(err));
   return RAIL_SYSTEM_ERROR;
 }
 
-/* Bytes that nobody reads would make the kernel reset the connection, and the peer might miss our last word. */
+/* Unread bytes would make the kernel reset the connection at close, and the peer might lose our GOODBYE. */
 static void read_all(int fd) {
   char scratch[256];
   for (int i = 0; i < 16 && recv(fd, scratch, sizeof scratch, MSG_DONTWAIT) > 0; i++) continue;
@@ -392,11 +385,11 @@ void ib_watch_remove(struct ib_comm *comm, bool goodbye) {
   struct ib_watched *w = comm->watched;
   if (w) {
     if (goodbye) {
-      ib_channel_goodbye(&w->channel, comm);
-      shutdown(w->channel.fd, SHUT_WR);
-      read_all(w->channel.fd);
+      ib_keepalive_goodbye(&w->keepalive, comm);
+      shutdown(w->keepalive.fd, SHUT_WR);
+      read_all(w->keepalive.fd);
     }
-    bury(w);
+    unlink_watched(w);
     comm->watched = NULL;
   }
   pthread_mutex_unlock(&lock);
@@ -409,8 +402,8 @@ void ib_watch_linger(struct ib_comm *comm, void (*destroy)(struct ib_comm *comm)
     w->destroy = destroy;
     w->linger_until = rail_now_ns() + ib_comm_linger_ms(comm) * 1000000ull;
     comm->watched = NULL;
-    ib_channel_goodbye(&w->channel, comm);
-    settle(w);
+    ib_keepalive_goodbye(&w->keepalive, comm);
+    update_epoll(w);
     wake();
   }
   pthread_mutex_unlock(&lock);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-SAN: asan
  *
- * Bytes on the side channel into both state machines of the ib plugin's
+ * Bytes on the oob connection into both state machines of the ib plugin's
  * handshake, over the scripted libibverbs. Input: which side is ours, whether
  * first writes are wanted, then steps: well-formed messages of any fields, raw
  * bytes, calls, the end of the stream.

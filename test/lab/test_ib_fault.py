@@ -62,7 +62,7 @@ def killed(who):
     survivor.finish(20)
     check_sound(survivor)
     took = check_failed(survivor, since, 1.0, comms=FLOW["comms"])
-    check_told(survivor, p, "the side channel broke", r"last progress \d")
+    check_told(survivor, p, "the oob connection broke", r"last progress \d")
     say(f"error after {took:.2f} s")
 
 
@@ -90,7 +90,7 @@ def stopped_for_a_while(env, seconds):
 
 
 def stopped_for_good(who):
-    """The HCA acknowledges for it; only the side channel can tell."""
+    """The HCA acknowledges for it; only the oob connection can tell."""
     deadline = 3.0
     p = flowing(pair(env={"RAIL_IB_PEER_TIMEOUT": f"{int(deadline * 1000)}ms"}, **FLOW))
     victim = getattr(p, who)
@@ -157,7 +157,7 @@ def down_for_good(how, own=(REMOTE,), limit=RETRIES + SLACK):
 
 
 def host_gone(env, deadline):
-    """The HCA would take half a minute and more to say so; the side channel's deadline is shorter. What the host itself
+    """The HCA would take half a minute and more to say so; the oob connection's deadline is shorter. What the host itself
     sees of it is another matter: its own ports are down."""
     p = flowing(pair(env=env, **FLOW))
     with broken(hosts[1], lab.reachable) as since:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Connections of the ib plugin without a handshake, over libfakeverbs.so: a comm
- * as far as a test wants it made, and the other end of its side channel. What is
+ * as far as a test wants it made, and the other end of its oob connection. What is
  * logged is kept (log_lines.h).
  */
 #ifndef IB_RIG_H
@@ -37,7 +37,7 @@ __attribute__((unused)) static void rig_use(const char *program, const char *scr
 
 enum rig_degree { RIG_BARE, RIG_RAILS, RIG_CQS, RIG_SOME_QPS, RIG_QPS, RIG_MEMORY, RIG_COUNTED, RIG_WATCHED };
 
-/* *peer_fd (may be NULL): the other end of the side channel. */
+/* *peer_fd (may be NULL): the other end of the oob connection. */
 __attribute__((unused)) static struct ib_comm *rig_comm(bool sender, enum rig_degree degree, unsigned int nqps,
                                                        int *peer_fd) {
   int fds[2];

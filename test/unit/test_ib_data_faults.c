@@ -204,8 +204,8 @@ TEST(beside_an_error) {
   pair_close(&p);
 }
 
-/* Sends under way when the receiver says goodbye: what it got it acknowledges, until its time is up, or its channel
- * ends. */
+/* Sends under way when the receiver says goodbye: what it got it acknowledges, until its time is up, or its oob
+ * connection ends. */
 static void closed_before_the_acknowledgement(bool gone) {
   open_plain("progress post");
   ib_params.linger_ms = gone ? 60000 : 100;

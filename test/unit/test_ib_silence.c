@@ -35,7 +35,7 @@ TEST(silence_with_requests_ends) {
   uint64_t number, then = rail_now_ns();
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   atomic_store(&comm->outstanding, 1);
-  while ((type = hear(peer, &number, 2000)) == IB_PULSE_PING) CHECK_INT(number, ++pings);
+  while ((type = hear(peer, &number, 2000)) == IB_FRAME_PING) CHECK_INT(number, ++pings);
   CHECK_INT(type, 0); /* should it wake up it learns that this is over */
   CHECK(pings >= 1 && pings <= 3);
   CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT);
@@ -83,8 +83,8 @@ TEST(silence_is_reported_once) {
   for (int i = 0; i < 3; i++) {
     CHECK_INT(HEALTH(comms[i]), IB_COMM_STALLED);
     CHECK(atomic_load(&comms[i]->peer_silent));
-    CHECK_INT(hear(peers[i], &number, 1000), IB_PULSE_PING);
-    say_number(peers[i], IB_PULSE_PONG, number);
+    CHECK_INT(hear(peers[i], &number, 1000), IB_FRAME_PING);
+    say_number(peers[i], IB_FRAME_PONG, number);
     RIG_WAIT(!atomic_load(&comms[i]->peer_silent), 1000);
   }
   RIG_WAIT(log_said("the peer answers again, after 0."), 1000);
@@ -99,12 +99,12 @@ TEST(asked_64_times_at_most) {
   uint64_t number = 0;
   with_times(0, 0, 20);
   struct ib_comm *comm = comm_with(7, true, 1, &peer);
-  while (asked < 64 && hear(peer, &number, 5000) == IB_PULSE_PING) asked++;
+  while (asked < 64 && hear(peer, &number, 5000) == IB_FRAME_PING) asked++;
   CHECK_INT(asked, 64);
   CHECK_INT(hear(peer, NULL, 400), -1); /* no 65th */
   CHECK_INT(number, 64);
-  say_number(peer, IB_PULSE_PONG, number);
-  CHECK_INT(hear(peer, &number, 1000), IB_PULSE_PING);
+  say_number(peer, IB_FRAME_PONG, number);
+  CHECK_INT(hear(peer, &number, 1000), IB_FRAME_PING);
   CHECK_INT(number, 65);
   done(comm, peer);
   with_defaults();
@@ -144,7 +144,7 @@ static void tcp_pair(int fds[2]) {
   close(door);
 }
 
-/* A comm whose side channel is TCP over lo, of a network namespace of our own; *peer is the other end. */
+/* A comm whose oob connection is TCP over lo, of a network namespace of our own; *peer is the other end. */
 static struct ib_comm *tcp_comm(int *peer) {
   int fds[2];
   if (geteuid() != 0 || unshare(CLONE_NEWNET) != 0) tap_skip_case("no network namespace may be made");
@@ -179,7 +179,7 @@ TEST(a_silent_host_ends) {
   with_defaults();
 }
 
-/* The side channel's network, which is another than RDMA's: what moves goes on, and who moves nothing is given up at
+/* The oob connection's network, which is another than RDMA's: what moves goes on, and who moves nothing is given up at
  * the deadline, not before. */
 TEST(the_side_channels_network_goes) {
   int peer, soon = 200;
@@ -206,7 +206,7 @@ TEST(the_side_channels_network_goes) {
 static void alive_for(struct ib_comm *comm, int peer, bool answers, bool moves, int ms) {
   uint64_t end = rail_deadline_in_ms((uint64_t)ms), number;
   while (!rail_deadline_passed(end)) {
-    if (hear(peer, &number, 5) == IB_PULSE_PING && answers) say_number(peer, IB_PULSE_PONG, number);
+    if (hear(peer, &number, 5) == IB_FRAME_PING && answers) say_number(peer, IB_FRAME_PONG, number);
     if (moves) rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
   }
 }
