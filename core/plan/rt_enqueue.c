@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * From tasks to plans: algorithm and protocol, jobs, connectors, registrations. */
 #include "core/plan/rt_enqueue.h"
 
 #include <stdlib.h>
@@ -61,8 +62,9 @@ static void buffer_sizes(const struct rt_task *t, size_t esize, size_t *send, si
   *recv = t->coll == RT_ALLGATHER ? all : one;
 }
 
-static rail_result_t add_connector(struct builder *b, int lane, int peer, bool is_send, struct rt_job_end *out) {
-  struct rt_connector *c = rt_comm_connector(b->comm, lane, peer, is_send);
+/* A job's connector; one that is not connected yet is put in the list for rt_connect_all. */
+static rail_result_t add_connector(struct builder *b, int channel, int peer, bool is_send, struct rt_job_end *out) {
+  struct rt_connector *c = rt_comm_connector(b->comm, channel, peer, is_send);
   if (!c) return RAIL_SYSTEM_ERROR;
   out->connector = c;
   if (c->connected) return RAIL_OK;
@@ -72,30 +74,29 @@ static rail_result_t add_connector(struct builder *b, int lane, int peer, bool i
   return RAIL_OK;
 }
 
-/* Both ways to all neighbours in the tree, which is one of places, as the ring is: hosts stay together as far as they
- * can. Like all connections they are made when a call first needs them: all ranks find that out by the same call, and
- * who never has a small all-reduce of many ranks keeps no memory for it. */
-static rail_result_t find_tree(struct builder *b, int channel, int tree, struct rt_job *job) {
+/* Connectors both ways to all neighbours in the tree. Its nodes are ring indices, so that ranks of a host are neighbours
+ * as far as possible. Like all connections they are made when a call first needs them, on all ranks in the same call. */
+static rail_result_t add_tree_connectors(struct builder *b, int channel, int tree, struct rt_job *job) {
   struct ncclComm *comm = b->comm;
-  const struct rt_tree at = rt_tree_of(tree, comm->ring.index, comm->nranks);
-  const int peers[RT_PEERS] = {[RT_CHILD] = at.child[0], [RT_OTHER_CHILD] = at.child[1], [RT_PARENT] = at.parent};
-  job->program.sched.tree = (struct rt_tree_node){.children = (uint8_t)((at.child[0] >= 0) + (at.child[1] >= 0)),
-                                                  .has_parent = at.parent >= 0,
-                                                  .depth = (uint16_t)at.depth};
+  const struct rt_tree node = rt_tree_of(tree, comm->ring.index, comm->nranks);
+  const int peers[RT_PEERS] = {[RT_CHILD] = node.child[0], [RT_OTHER_CHILD] = node.child[1], [RT_PARENT] = node.parent};
+  job->program.sched.tree = (struct rt_tree_node){.children = (uint8_t)((node.child[0] >= 0) + (node.child[1] >= 0)),
+                                                  .has_parent = node.parent >= 0,
+                                                  .depth = (uint16_t)node.depth};
   for (int p = 0; p < RT_PEERS; p++) {
     if (peers[p] < 0) continue;
-    const int peer = rt_ring_rank_at(comm, peers[p]), lane = tree * comm->nchannels + channel;
-    RAIL_TRY(add_connector(b, lane, peer, false, &job->recv[p]));
-    RAIL_TRY(add_connector(b, lane, peer, true, &job->send[p]));
+    const int peer = rt_ring_rank_at(comm, peers[p]), tree_channel = tree * comm->nchannels + channel;
+    RAIL_TRY(add_connector(b, tree_channel, peer, false, &job->recv[p]));
+    RAIL_TRY(add_connector(b, tree_channel, peer, true, &job->send[p]));
   }
   return RAIL_OK;
 }
 
-/* Which neighbours the schedule receives from and sends to. */
-static rail_result_t find_connectors(struct builder *b, const struct rt_task *t, int channel, struct rt_job *job) {
+/* The connectors that the schedule of a ring, or of a send or receive, uses. */
+static rail_result_t add_connectors(struct builder *b, const struct rt_task *t, int channel, struct rt_job *job) {
   struct ncclComm *comm = b->comm;
-  int n = comm->nranks, place = comm->ring.index;
-  int next = rt_ring_rank_at(comm, place + 1), prev = rt_ring_rank_at(comm, place - 1);
+  int n = comm->nranks, index = comm->ring.index;
+  int next = rt_ring_rank_at(comm, index + 1), prev = rt_ring_rank_at(comm, index - 1);
   bool send = true, recv = true;
   switch (t->coll) {
     case RT_COPY: return RAIL_OK;
@@ -138,13 +139,13 @@ ncclResult_t rt_task_check(const struct rt_task *t) {
                   p->algo ? p->algo : "", p->proto ? p->proto : "");
 }
 
-static bool is_point(const struct rt_task *t) { return t->coll == RT_SEND || t->coll == RT_RECV; }
+static bool is_p2p(const struct rt_task *t) { return t->coll == RT_SEND || t->coll == RT_RECV; }
 
-/* A device's kernel speaks LL with other kernels only. An empty message may have a rank at the other end whose
- * communicator is not the device's yet: there it has no protocol but Simple. */
+/* A device's kernel uses LL only where no proxy is in between. An empty message is Simple, because the peer's
+ * communicator may not be on a device yet. */
 static enum rt_proto protocol(const struct builder *b, const struct rt_task *t, enum rt_proto chosen) {
   const struct rt_tuning *tuning = &b->comm->tuning;
-  if (is_point(t) && t->count == 0) return RT_SIMPLE;
+  if (is_p2p(t) && t->count == 0) return RT_SIMPLE;
   if (!b->plan->on_device) return chosen;
   return tuning->all_shm ? rt_tune_device(tuning, t->coll, chosen) : RT_SIMPLE;
 }
@@ -173,24 +174,25 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct 
       .chunk = rt_tune_chunk(&b->comm->tuning, prog->proto, choice.schedule, bytes, t->comm->nranks, esize),
   };
   if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
-  RAIL_TRY(choice.schedule == RT_TREE ? find_tree(b, channel, tree, job) : find_connectors(b, t, channel, job));
+  RAIL_TRY(choice.schedule == RT_TREE ? add_tree_connectors(b, channel, tree, job)
+                                      : add_connectors(b, t, channel, job));
   b->plan->njobs++;
   return RAIL_OK;
 }
 
 /* On one channel. */
-static rail_result_t add_whole(struct builder *b, const struct rt_task *t) {
+static rail_result_t add_single_job(struct builder *b, const struct rt_task *t) {
   return add_job(b, t, choose(t), 0, 0, 0, t->count);
 }
 
-/* A launch's blocks must be on the GPU all at once: there the calls of a group have fewer each. */
+/* All blocks of a launch must be on the GPU at once: on a device the calls of a group share the channels. */
 static int channels_of(const struct rt_task *t, const struct rt_choice *c, int ncollectives) {
   int blocks = t->comm->tuning.blocks;
   if (blocks == 0) return c->nchannels;
   return RAIL_MAX(1, RAIL_MIN(c->nchannels, blocks / (ncollectives * c->ntrees)));
 }
 
-/* The channels, and a channel's trees, share a collective's elements evenly, in whole cache lines; the same cut on
+/* The channels, and a channel's trees, share a collective's elements evenly, in whole cache lines; in the same way on
  * every rank. */
 static rail_result_t add_collective(struct builder *b, const struct rt_task *t) {
   size_t esize = rt_type_size((int)t->type);
@@ -219,7 +221,7 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
     struct rt_task copy = tasks[s];
     copy.coll = RT_COPY;
     copy.recv = tasks[r].recv;
-    if (copy.count) RAIL_TRY(add_whole(b, &copy));
+    if (copy.count) RAIL_TRY(add_single_job(b, &copy));
   }
   for (r++; r < n; r++)
     if (tasks[r].coll == RT_RECV && tasks[r].root == b->comm->rank) {
@@ -229,14 +231,14 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
   return RAIL_OK;
 }
 
-/* Collectives first: a group orders its collectives, and the sends and receives of each pair, but not the ones among
- * the others; both ends of a connection must take one order all the same. */
+/* A group orders its collectives, and the sends and receives of each pair, but not collectives relative to sends and
+ * receives. Both ends of a connection must use one order: collectives first. */
 static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, int n) {
-  for (int i = 0; i < n; i++) b->ncollectives += !is_point(&tasks[i]);
+  for (int i = 0; i < n; i++) b->ncollectives += !is_p2p(&tasks[i]);
   for (int i = 0; i < n; i++)
-    if (!is_point(&tasks[i])) RAIL_TRY(add_collective(b, &tasks[i]));
+    if (!is_p2p(&tasks[i])) RAIL_TRY(add_collective(b, &tasks[i]));
   for (int i = 0; i < n; i++)
-    if (is_point(&tasks[i]) && tasks[i].root != b->comm->rank) RAIL_TRY(add_whole(b, &tasks[i]));
+    if (is_p2p(&tasks[i]) && tasks[i].root != b->comm->rank) RAIL_TRY(add_single_job(b, &tasks[i]));
   return add_self_copies(b, tasks, n);
 }
 
@@ -257,23 +259,24 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
   enum rt_coll coll = prog->sched.coll;
   const char *in = prog->sched.send;
   char *out = prog->sched.recv;
-  bool passes_on = coll == RT_ALLREDUCE || coll == RT_ALLGATHER || coll == RT_BROADCAST;
+  bool sends_output = coll == RT_ALLREDUCE || coll == RT_ALLGATHER || coll == RT_BROADCAST;
   if (send) {
-    /* In place an all-reduce overwrites its input: that part must leave through the slots. */
+    /* In place an all-reduce overwrites its input, which is therefore copied to the slots. */
     bool in_place = out && in && in >= out && in + send_size <= out + recv_size;
     if (!in_place) rt_reg_direct(comm, send, in, send_size, &prog->send_direct[0], &job->send_mh[0]);
-    if (passes_on) rt_reg_direct(comm, send, out, recv_size, &prog->send_direct[1], &job->send_mh[1]);
+    if (sends_output) rt_reg_direct(comm, send, out, recv_size, &prog->send_direct[1], &job->send_mh[1]);
   }
-  if (recv && (passes_on || coll == RT_RECV))
+  if (recv && (sends_output || coll == RT_RECV))
     rt_reg_direct(comm, recv, out, recv_size, &prog->recv_direct, &job->recv_mh);
 }
 
-static int most_jobs(const struct rt_task *tasks, int n) {
+/* The most jobs that these tasks can have. */
+static int count_jobs(const struct rt_task *tasks, int n) {
   int jobs = 0;
   for (int i = 0; i < n; i++) {
     const struct rt_task *t = &tasks[i];
     const struct rt_choice c = choose(t);
-    jobs += is_point(t) || t->coll == RT_COPY ? 1 : c.nchannels * c.ntrees;
+    jobs += is_p2p(t) || t->coll == RT_COPY ? 1 : c.nchannels * c.ntrees;
   }
   return jobs;
 }
@@ -290,10 +293,10 @@ static rail_result_t add_streams(struct rt_plan *plan, const struct rt_task *tas
   return RAIL_OK;
 }
 
-static rail_result_t bind_jobs(struct ncclComm *comm, struct rt_plan *plan) {
+static rail_result_t bind_plan(struct ncclComm *comm, struct rt_plan *plan) {
   for (int i = 0; i < plan->njobs; i++) {
     struct rt_job *job = &plan->jobs[i];
-    /* Without its connections a kernel takes no turns: on a device the jobs themselves say whom they follow. */
+    /* Without connections the program takes no tickets: on a device each job names the jobs that it follows. */
     if (plan->on_device)
       rt_program_init(&job->program);
     else
@@ -304,7 +307,7 @@ static rail_result_t bind_jobs(struct ncclComm *comm, struct rt_plan *plan) {
 
 static bool has_collective(const struct rt_task *tasks, int n) {
   int i = 0;
-  while (i < n && is_point(&tasks[i])) i++;
+  while (i < n && is_p2p(&tasks[i])) i++;
   return i < n;
 }
 
@@ -319,7 +322,7 @@ static rail_result_t make_ready(struct builder *b) {
     RAIL_TRY(rt_gpu_open(comm)); /* connections may need memory there */
   }
   RAIL_TRY(rt_connect_all(comm, b->connectors, b->nconnectors));
-  for (struct rt_plan *plan = b->plans; plan; plan = plan->next) RAIL_TRY(bind_jobs(comm, plan));
+  for (struct rt_plan *plan = b->plans; plan; plan = plan->next) RAIL_TRY(bind_plan(comm, plan));
   return RAIL_OK;
 }
 
@@ -337,14 +340,14 @@ static rail_result_t make_ready_with_others(struct builder *b, bool collective) 
 /* ---- rounds ------------------------------------------------------------------------------- */
 
 static int round_of(const struct builder *b, const struct rt_task *t) {
-  if (b->nrounds == 1 || !is_point(t)) return 0;
+  if (b->nrounds == 1 || !is_p2p(t)) return 0;
   return rt_round_of(b->comm->rank, t->root, b->comm->nranks, b->comm->round_width);
 }
 
 /* A group is cut when its blocks might not find room at once. A rank that does not cut, because it has fewer, has all
  * rounds at once: that holds nobody up. */
 static int rounds(const struct ncclComm *comm, const struct rt_task *tasks, int n) {
-  if (comm->memory != RT_DEVICE_MEMORY || most_jobs(tasks, n) <= comm->room) return 1;
+  if (comm->memory != RT_DEVICE_MEMORY || count_jobs(tasks, n) <= comm->room) return 1;
   return rt_round_count(comm->nranks, comm->round_width);
 }
 
@@ -357,7 +360,7 @@ static rail_result_t fill_plan(struct builder *b, const struct rt_task *tasks, i
 }
 
 static rail_result_t add_plan(struct builder *b, const struct rt_task *tasks, int n) {
-  int jobs = RAIL_MAX(most_jobs(tasks, n), 1);
+  int jobs = RAIL_MAX(count_jobs(tasks, n), 1);
   b->plan = calloc(1, sizeof *b->plan + (size_t)jobs * sizeof(struct rt_job));
   if (!b->plan) {
     RAIL_WARN("rank %d: out of memory for %d operations", b->comm->rank, jobs);
@@ -390,7 +393,7 @@ static rail_result_t add_rounds(struct builder *b) {
 
 rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plans) {
   bool collective = has_collective(tasks, ntasks);
-  int jobs = RAIL_MAX(most_jobs(tasks, ntasks), 1);
+  int jobs = RAIL_MAX(count_jobs(tasks, ntasks), 1);
   struct builder b = {.comm = comm, .tasks = tasks, .ntasks = ntasks, .nrounds = rounds(comm, tasks, ntasks)};
   b.end = &b.plans;
   b.connectors = calloc((size_t)jobs * 2 * RT_PEERS, sizeof(struct rt_connector *));

@@ -21,7 +21,7 @@ struct rt_task {
   void *stream;            /* CUDA's; means something on the device only */
 };
 
-/* As NCCL: a call that NCCL_ALGO and NCCL_PROTO leave nothing for fails, and says so. */
+/* An error, as with NCCL, when NCCL_ALGO and NCCL_PROTO leave no algorithm or protocol for the call. */
 ncclResult_t rt_task_check(const struct rt_task *t);
 /* Builds the plan of one communicator's tasks and connects what it needs; on a device these may be several, chained by
  * `next`, to be launched in that order (rt_round.h). *plans is NULL when there is nothing to do. */

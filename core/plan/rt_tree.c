@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One shape for both trees: positions 1..n, as many edges above the leaves as their lowest set bit says. Odd
- * positions are leaves; an even one has half of its lowest bit as distance to its children; the root is the
- * greatest power of two. A position beyond n does not exist: what would be below it belongs to the one above it.
+ * Both trees have one shape, over positions 1..n. The lowest set bit of a position is its height above the leaves:
+ * odd positions are leaves; an even one is half of its lowest bit away from each of its children; the root is the
+ * greatest power of two. Where a position is beyond n, its place is taken by the next lower one of its subtree.
  *
- * The second tree has every rank at a position of the other parity: from behind where n is even, one further where n is
- * odd. In that case the last rank alone comes to be a leaf in both.
+ * The second tree has every rank at a position of the other parity: in reverse order when n is even, shifted by one when
+ * n is odd. In that case only the last rank is a leaf of both.
  */
 #include "core/plan/rt_tree.h"
 
