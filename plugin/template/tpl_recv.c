@@ -15,6 +15,7 @@
 #define OUT_BYTES (TPL_SLOTS * TPL_MAX_RECVS * 2 * TPL_FRAME_SIZE)
 
 enum buffer_state {
+  BUFFER_NONE,
   BUFFER_GRANTED,
   BUFFER_ARRIVING,
   BUFFER_ARRIVED,
@@ -173,7 +174,8 @@ static rail_result_t post(struct tpl_recv_comm *rc, unsigned int n, void **data,
   r->base.state = TPL_ACTIVE;
   for (unsigned int i = 0; i < n; i++) {
     const struct tpl_frame grant = {.type = TPL_GRANT, .slot = slot, .buffer = i, .tag = tags[i], .size = sizes[i]};
-    r->buffers[i] = (struct buffer){.data = data[i], .capacity = sizes[i], .mr = mhandles ? mhandles[i] : NULL};
+    r->buffers[i] = (struct buffer){.state = BUFFER_GRANTED, .data = data[i], .capacity = sizes[i],
+                                    .mr = mhandles ? mhandles[i] : NULL};
     tpl_mr_hold(r->buffers[i].mr);
     queue_frame(rc, &grant);
   }
