@@ -199,6 +199,12 @@ $(BUILD)/lib/libnccl-net-$(1).so: $(call obj,$(wildcard plugin/$(1)/*.c) $(abi_s
 endef
 $(foreach p,$(plugins),$(eval $(call plugin_rule,$(p))))
 
+# Nobody calls a plugin's parameters unknown: each folder's name is a prefix of them.
+plugin_prefixes := $(foreach p,$(shell echo '$(known_plugins)' | tr a-z A-Z),"RAIL_$(p)_*",)
+$(O)/common/base/param_names.o $(O)/common/base/param_names.c.ok: \
+  CPPFLAGS += -DRAIL_PLUGIN_PREFIXES='$(plugin_prefixes)'
+$(O)/common/base/param_names.o: plugin
+
 # librailyard.so is what the linker looks for, librailyard.so.0 what programs then ask for. The number in it is the
 # version's first one.
 soname := librailyard.so.$(firstword $(subst ., ,$(VERSION)))

@@ -4,6 +4,11 @@
 
 #include "common/base/compiler.h"
 
+/* One prefix for each folder of plugin/: config/rules.mk. */
+#ifndef RAIL_PLUGIN_PREFIXES
+#define RAIL_PLUGIN_PREFIXES
+#endif
+
 const char *const rail_param_names[] = {
   "RAIL_BENCH_*",
   "RAIL_BOOTSTRAP_TIMEOUT",
@@ -16,7 +21,6 @@ const char *const rail_param_names[] = {
   "RAIL_FAIL_*",
   "RAIL_HEARTBEAT",
   "RAIL_HEARTBEAT_TIMEOUT",
-  "RAIL_IB_*",
   "RAIL_KIT_*",
   "RAIL_LAB_*",
   "RAIL_LL_MAX",
@@ -28,14 +32,13 @@ const char *const rail_param_names[] = {
   "RAIL_OFI_*",
   "RAIL_PROXY",
   "RAIL_SIMD",
-  "RAIL_SOCKET_*",
   "RAIL_STATS",
   "RAIL_STORE",
   "RAIL_SYSFS",
-  "RAIL_TEMPLATE_*",
   "RAIL_TEST_*",
   "RAIL_TRACE_*",
   "RAIL_TREE_MAX",
   "RAIL_TREE_MAX_NET",
+  RAIL_PLUGIN_PREFIXES
 };
 const size_t rail_param_names_count = RAIL_COUNT_OF(rail_param_names);
