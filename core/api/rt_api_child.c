@@ -24,7 +24,7 @@ static void inherit(struct ncclComm *comm, const ncclConfig_t *config, struct rt
   args->device = comm->device;
   if (config) return;
   args->config = comm->config;
-  if (comm->net_name_wanted[0]) args->config.netName = comm->net_name_wanted;
+  if (comm->requested_net[0]) args->config.netName = comm->requested_net;
   if (comm->name[0]) args->config.commName = comm->name;
 }
 

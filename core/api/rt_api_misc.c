@@ -124,7 +124,7 @@ RAIL_EXPORT ncclResult_t railCommQuery(ncclComm_t comm, int *done) {
 RAIL_EXPORT const char *railCommTransports(ncclComm_t comm) {
   if (rt_check_handle(comm, "railCommTransports") != ncclSuccess) return "";
   bool p2p = false, shm = false, net = false;
-  for (int c = 0; c < rt_comm_lanes(comm); c++)
+  for (int c = 0; c < rt_comm_all_channels(comm); c++)
     for (int p = 0; p < comm->nranks; p++) {
       const struct rt_connector *ends[2] = {comm->channels[c].send[p], comm->channels[c].recv[p]};
       for (int e = 0; e < 2; e++) {

@@ -5,13 +5,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "common/base/log.h"
 #include "common/base/sock.h"
 #include "core/comm/rt_error.h"
 #include "core/comm/rt_param.h"
 #include "core/comm/rt_reg.h"
-#include "core/comm/rt_split.h"
 #include "core/gpu/rt_device_plan.h"
 #include "core/gpu/rt_export.h"
 #include "core/gpu/rt_gate.h"
@@ -29,11 +29,11 @@ struct ncclComm *rt_comm_alloc(const struct rt_init_args *args) {
   comm->rank = args->rank;
   comm->nranks = args->nranks;
   comm->device = args->device >= 0 ? args->device : rt_gpu_current();
-  comm->gpu_at_birth = rt_gpu_current();
-  if (comm->gpu_at_birth < 0 && args->parent) comm->gpu_at_birth = args->parent->gpu_at_birth;
+  comm->initial_gpu = rt_gpu_current();
+  if (comm->initial_gpu < 0 && args->parent) comm->initial_gpu = args->parent->initial_gpu;
   comm->config = args->config;
   /* Strings of the caller's config need not outlive the call. */
-  if (args->config.netName) snprintf(comm->net_name_wanted, sizeof comm->net_name_wanted, "%s", args->config.netName);
+  if (args->config.netName) snprintf(comm->requested_net, sizeof comm->requested_net, "%s", args->config.netName);
   if (args->config.commName) snprintf(comm->name, sizeof comm->name, "%s", args->config.commName);
   comm->config.netName = comm->config.commName = NULL;
   if (args->survivors) {
@@ -50,24 +50,55 @@ struct ncclComm *rt_comm_alloc(const struct rt_init_args *args) {
   return comm;
 }
 
-static rail_result_t reach_others(const struct rt_init_args *args, const int *ranks, bool shrink,
-                                  const struct rt_bootstrap_args *b, struct rt_bootstrap **out) {
-  if (args->parent && shrink) return rt_bootstrap_shrink(args->parent->bootstrap, ranks, b, out);
-  if (args->parent) return rt_bootstrap_split(args->parent->bootstrap, ranks, args->serial, b, out);
-  RAIL_TRY(rt_bootstrap_open(args->id, b, out));
-  if (args->has_spare) rt_unique_id_drop(args->spare);
-  return RAIL_OK;
+/* ---- splitting: which ranks belong to the new communicator ---- */
+
+struct color_key {
+  int32_t color, key, rank, pad;
+};
+
+static int by_key(const void *a, const void *b) {
+  const struct color_key *x = a, *y = b;
+  if (x->key != y->key) return x->key < y->key ? -1 : 1;
+  return x->rank < y->rank ? -1 : x->rank > y->rank;
 }
 
-/* A new bootstrap, from the unique id or among ranks of the parent: those that chose the same color, or those that
- * stay. */
+/* Collective over args->parent. *ranks (to be freed) lists the parent's ranks that have this rank's color, in their
+ * new order; *rank and *nranks are the new numbering, nranks 0 for a rank without a color. */
+static rail_result_t exchange_colors(const struct rt_init_args *args, int **ranks, int *rank, int *nranks) {
+  struct ncclComm *parent = args->parent;
+  struct color_key *all = calloc((size_t)parent->nranks, sizeof *all);
+  *ranks = calloc((size_t)parent->nranks, sizeof **ranks);
+  *rank = *nranks = 0;
+  rail_result_t r = all && *ranks ? RAIL_OK : RAIL_SYSTEM_ERROR;
+  if (r == RAIL_OK) {
+    all[parent->rank] = (struct color_key){.color = args->color, .key = args->key, .rank = parent->rank};
+    r = rt_bootstrap_allgather(parent->bootstrap, all, sizeof *all);
+  }
+  if (r == RAIL_OK && args->color != NCCL_SPLIT_NOCOLOR) {
+    int n = 0;
+    for (int i = 0; i < parent->nranks; i++)
+      if (all[i].color == args->color) all[n++] = all[i];
+    qsort(all, (size_t)n, sizeof *all, by_key);
+    for (int i = 0; i < n; i++) {
+      (*ranks)[i] = all[i].rank;
+      if (all[i].rank == parent->rank) *rank = i;
+    }
+    *nranks = n;
+  }
+  free(all);
+  return r;
+}
+
+/* ---- meeting the other ranks ---- */
+
+/* A new bootstrap, from the unique id or among ranks of the parent: those with the same color, or the survivors. */
 static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_args *args) {
   const struct rt_params *p = rt_params();
   int *ranks = comm->survivors;
   bool shrink = ranks != NULL;
   rail_result_t r = RAIL_OK;
   comm->survivors = NULL;
-  if (args->parent && !shrink) r = rt_split_vote(args, &ranks, &comm->rank, &comm->nranks);
+  if (args->parent && !shrink) r = exchange_colors(args, &ranks, &comm->rank, &comm->nranks);
   if (r != RAIL_OK || comm->nranks == 0) {
     free(ranks);
     return r;
@@ -83,14 +114,20 @@ static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_
       .arg = comm,
   };
   struct rt_bootstrap *bootstrap = NULL;
-  r = reach_others(args, ranks, shrink, &b, &bootstrap);
+  if (shrink)
+    r = rt_bootstrap_shrink(args->parent->bootstrap, ranks, &b, &bootstrap);
+  else if (args->parent)
+    r = rt_bootstrap_split(args->parent->bootstrap, ranks, args->serial, &b, &bootstrap);
+  else
+    r = rt_bootstrap_open(args->id, &b, &bootstrap);
+  if (r == RAIL_OK && args->has_spare) rt_unique_id_drop(args->spare);
   /* ncclCommAbort may look at it from another thread while this one makes the communicator. */
   __atomic_store_n(&comm->bootstrap, bootstrap, __ATOMIC_RELEASE);
   free(ranks);
   return r;
 }
 
-/* Everybody learns everybody's place and settings. */
+/* Every rank gets the records of all: where they run, and their settings. */
 static rail_result_t exchange_peers(struct ncclComm *comm) {
   comm->peers = calloc((size_t)comm->nranks, sizeof *comm->peers);
   if (!comm->peers) return RAIL_SYSTEM_ERROR;
@@ -99,9 +136,9 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   me->rank = comm->rank;
   RAIL_TRY(rail_random_bytes(&me->nonce, sizeof me->nonce));
   rt_topo_detect(comm->device, &me->gpu);
-  me->has_gpu = comm->gpu_at_birth >= 0;
-  if (me->has_gpu) me->multiprocessors = rt_gpu_multiprocessors(comm->gpu_at_birth);
-  if (me->has_gpu && me->p2p_level != RT_LOC) me->export_types = rt_export_open(comm->gpu_at_birth, &comm->fd_receiver);
+  me->has_gpu = comm->initial_gpu >= 0;
+  if (me->has_gpu) me->multiprocessors = rt_gpu_multiprocessors(comm->initial_gpu);
+  if (me->has_gpu && me->p2p_level != RT_LOC) me->export_types = rt_export_open(comm->initial_gpu, &comm->fd_receiver);
   memcpy(me->fd_receiver, comm->fd_receiver.name, sizeof me->fd_receiver);
   RAIL_TRY(rt_bootstrap_allgather(comm->bootstrap, comm->peers, sizeof *comm->peers));
   for (int r = 0; r < comm->nranks; r++) {
@@ -109,7 +146,7 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
     char why[RT_WHY];
     rail_result_t result = rt_peer_check(me, peer, why);
     if (result != RAIL_OK) {
-      rt_comm_fail(comm, result, "%s", why); /* which tells all ranks */
+      rt_comm_fail(comm, result, "%s", why); /* reported to all ranks */
       return result;
     }
     comm->shares_process |= r != comm->rank && rt_peer_same_process(me, peer);
@@ -122,12 +159,55 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   return RAIL_OK;
 }
 
-/* Do kernels meet kernels in every pair of neighbours? The same on all ranks. */
+/* ---- the ring ---- */
+
+static rail_result_t find_ring_order(const struct ncclComm *comm, int *order) {
+  struct rt_topo_rank *ranks = calloc((size_t)comm->nranks, sizeof *ranks);
+  if (!ranks) return RAIL_SYSTEM_ERROR;
+  for (int r = 0; r < comm->nranks; r++)
+    ranks[r] = (struct rt_topo_rank){comm->peers[r].host_hash, &comm->peers[r].gpu};
+  rail_result_t result = rt_topo_ring(ranks, comm->nranks, order);
+  free(ranks);
+  return result;
+}
+
+static void close_ring(struct rt_ring *ring) {
+  if (ring->order) munmap(ring->order, ring->size);
+  ring->order = NULL;
+}
+
+static rail_result_t open_ring(struct ncclComm *comm) {
+  struct rt_ring *ring = &comm->ring;
+  ring->size = RAIL_ROUND_UP((size_t)comm->nranks * sizeof *ring->order, (size_t)RT_PAGE);
+  int *order = mmap(NULL, ring->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (order == MAP_FAILED) return RAIL_SYSTEM_ERROR;
+  ring->order = order;
+  RAIL_TRY(find_ring_order(comm, order));
+  ring->index = rt_ring_index_of(comm, comm->rank);
+  bool same = true;
+  for (int i = 0; i < comm->nranks; i++) same &= order[i] == i;
+  if (same) close_ring(ring);
+  return RAIL_OK;
+}
+
+/* In NCCL's format; of very many ranks the first. */
+static void log_ring(const struct ncclComm *comm) {
+  char text[512];
+  size_t used = 0;
+  for (int i = 0; i < comm->nranks && used + 16 < sizeof text; i++)
+    used += (size_t)snprintf(text + used, sizeof text - used, " %d", rt_ring_rank_at(comm, i));
+  for (int c = 0; c < comm->nchannels; c++)
+    RAIL_INFO(RAIL_SUB_GRAPH, "Channel %02d/%02d :%s", c, comm->nchannels, text);
+}
+
+/* ---- choices that are the same on all ranks ---- */
+
+/* Has no pair of neighbours a proxy in between? */
 static bool all_have_shm(const struct ncclComm *comm) {
   bool all = true;
-  for (int place = 0; place < comm->nranks; place++) {
-    const struct rt_peer *a = &comm->peers[rt_ring_rank_at(comm, place)];
-    const struct rt_peer *b = &comm->peers[rt_ring_rank_at(comm, place + 1)];
+  for (int i = 0; i < comm->nranks; i++) {
+    const struct rt_peer *a = &comm->peers[rt_ring_rank_at(comm, i)];
+    const struct rt_peer *b = &comm->peers[rt_ring_rank_at(comm, i + 1)];
     all &= rt_transport_direct(rt_transport_choose(a, b));
   }
   return all;
@@ -151,7 +231,7 @@ static void choose_tuning(struct ncclComm *comm) {
   comm->round_width = rt_round_width(comm->nranks, comm->room);
 }
 
-/* A second thread per rank helps only where there is a core for it. */
+/* A second thread per rank helps only where it has a core. */
 static bool proxy_threaded(struct ncclComm *comm) {
   switch (rt_params()->proxy) {
     case RT_PROXY_THREAD: return true;
@@ -167,10 +247,10 @@ rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *arg
   RAIL_TRY(open_bootstrap(comm, args));
   if (comm->nranks == 0) return RAIL_OK;
   RAIL_TRY(exchange_peers(comm));
-  RAIL_TRY(rt_ring_open(comm));
+  RAIL_TRY(open_ring(comm));
   choose_tuning(comm);
-  if (comm->rank == 0) rt_ring_print(comm);
-  for (int c = 0; c < rt_comm_lanes(comm); c++) {
+  if (comm->rank == 0) log_ring(comm);
+  for (int c = 0; c < rt_comm_all_channels(comm); c++) {
     comm->channels[c].send = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));
     comm->channels[c].recv = calloc((size_t)comm->nranks, sizeof(struct rt_connector *));
     if (!comm->channels[c].send || !comm->channels[c].recv) return RAIL_SYSTEM_ERROR;
@@ -195,10 +275,10 @@ struct rt_connector *rt_comm_connector(struct ncclComm *comm, int channel, int p
   return *at = c;
 }
 
-/* ---- taking down, in reverse ---------------------------------------------------- */
+/* ---- freeing, in reverse order ----------------------------------------------------- */
 
 static void free_connectors(struct ncclComm *comm) {
-  for (int c = 0; c < rt_comm_lanes(comm); c++) {
+  for (int c = 0; c < rt_comm_all_channels(comm); c++) {
     struct rt_channel *ch = &comm->channels[c];
     for (int r = 0; r < comm->nranks; r++) {
       if (ch->send) rt_connector_free(comm, ch->send[r]);
@@ -217,7 +297,7 @@ static void free_parts(struct ncclComm *comm) {
   rt_device_plan_close(comm);
   rt_gpu_close(comm);
   rt_fd_receiver_close(&comm->fd_receiver);
-  rt_ring_close(comm);
+  close_ring(&comm->ring);
   rt_net_close(comm);
   rt_bootstrap_close(comm->bootstrap);
   free(comm->premuls);
@@ -228,12 +308,12 @@ static void free_parts(struct ncclComm *comm) {
   free(comm);
 }
 
-/* ---- communicators that ended while a device may still use their memory, or their end would wait for one ---- */
+/* ---- communicators that cannot be freed yet: a device may use their memory, or the free would wait for it ---- */
 
 static struct ncclComm *abandoned;
 static pthread_mutex_t abandoned_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Whoever aborts may have launched graphs that have not begun; whoever does not has waited for them. */
+/* After an abort, launched graphs may not have begun yet; any other end has waited for them. */
 static bool still_used(struct ncclComm *comm) {
   return comm->gpu.stuck || (rt_comm_failed(comm) && rt_device_plan_graphs_alive(comm));
 }
@@ -259,7 +339,7 @@ static bool free_now(struct ncclComm *comm) {
   return true;
 }
 
-/* Those whose memory nobody can use by now. */
+/* Frees those whose memory is not used any more. */
 static void free_abandoned(void) {
   pthread_mutex_lock(&abandoned_lock);
   for (struct ncclComm **at = &abandoned; *at;) {
@@ -274,7 +354,7 @@ static void free_abandoned(void) {
 
 void rt_comm_free(struct ncclComm *comm) {
   if (!comm) return;
-  /* The executor may be driving the proxy, and a proxy may know operations of plans that failed. */
+  /* The executor may be driving the proxy, and the proxy may have operations of plans that failed. */
   rt_queue_stop(&comm->queue);
   rt_proxy_destroy(&comm->proxy);
   comm->magic = 0;

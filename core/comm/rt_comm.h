@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The communicator: what one rank knows of its group.
+ * The communicator: one rank's state in its group.
  *
  * Lifetime: made by rt_comm_init (collective), used, ended by rt_comm_free.
- * Failure is one-way: the first error, from here or from another rank, is kept
- * with its text, logged once by whoever decided it, told to all other ranks, and ends every wait.
- * Nothing is taken down by a failure but what rt_comm_free takes down later.
+ * A failure is final: the first error, found here or on another rank, is kept
+ * with its text, logged once where it was found, reported to all other ranks, and ends every wait.
+ * It frees nothing; rt_comm_free does.
  */
 #ifndef RT_COMM_H
 #define RT_COMM_H
@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/queue.h>
 
 #include "core/bootstrap/rt_bootstrap.h"
 #include "core/comm/rt_peer.h"
@@ -22,7 +23,6 @@
 #include "core/plan/rt_queue.h"
 #include "core/plan/rt_tree.h"
 #include "core/plan/rt_tune.h"
-#include "core/topo/rt_ring.h"
 #include "core/transport/rt_net_devices.h"
 #include "core/transport/rt_proxy.h"
 #include "core/transport/rt_transport.h"
@@ -32,7 +32,7 @@
 #define RT_MAX_CHANNELS 16
 #define RT_COMM_MAGIC 0x7261696c636f6d6dull
 
-/* Connectors of one channel, or of its second tree, made on first use; index is the peer's rank. */
+/* Connectors of one channel, or of its second tree, by the peer's rank; made on first use. */
 struct rt_channel {
   struct rt_connector **send, **recv;
 };
@@ -53,26 +53,26 @@ struct rt_net {
   bool cheap_reg; /* registering user memory for one operation pays off */
 };
 
-/* A buffer of ncclCommRegister. */
-struct rt_reg_buffer {
-  void *base;
-  size_t size;
-  struct rt_reg_buffer *next;
+/* The order in which the communicator's rings go through its ranks. In pages of its own: a device's kernels read it. */
+struct rt_ring {
+  int *order;  /* the rank at each ring index; NULL: the index is the rank */
+  size_t size; /* of order's pages */
+  int index;   /* this rank's */
 };
 
-/* In pages of its own: a kernel on a device looks at `failed`. */
+/* In pages of its own: a device's kernels read `failed`. */
 struct ncclComm {
   uint64_t magic;
   int rank, nranks, local_rank, local_size;
   int device;
   enum rt_memory_kind memory; /* of its calls' buffers: the first call with some decides */
-  int gpu_at_birth; /* the device that was current when it was made; -1: none */
+  int initial_gpu; /* the device that was current when it was made; -1: none */
   struct rt_fd_receiver fd_receiver;
   bool shares_process; /* with another of its ranks: rt_gate.h */
   uint64_t collectives; /* plans with one: their number is the same on all ranks */
   struct rt_peer *peers; /* nranks */
   struct rt_bootstrap *bootstrap;
-  struct rt_channel channels[RT_MAX_CHANNELS * RT_TREES]; /* behind those of nchannels: of their second trees */
+  struct rt_channel channels[RT_MAX_CHANNELS * RT_TREES]; /* nchannels of them, then as many for second trees */
   int nchannels;
   int room, round_width; /* rt_peers_room, rt_round_width */
   struct rt_ring ring;
@@ -82,21 +82,21 @@ struct ncclComm {
   struct rt_queue queue;
   struct rt_gpu gpu;
   ncclConfig_t config;
-  char net_name_wanted[64], name[64];
+  char requested_net[64], name[64];
   uint32_t splits; /* ncclCommSplit calls so far */
   struct rt_premul *premuls;
   int npremuls;
-  struct rt_reg_buffer *reg_buffers;
+  LIST_HEAD(, rt_reg_buffer) reg_buffers; /* of ncclCommRegister: rt_reg.h */
   pthread_mutex_t reg_lock;
 
-  int *survivors; /* of a shrink under way: the parent's ranks that stay */
+  int *survivors; /* until the bootstrap of a shrink is open: the parent's ranks that stay */
 
   atomic_int failed;     /* first result that is not success; ends every wait, a device's kernels' too */
   atomic_bool revoked;   /* by ncclCommRevoke: `failed` as well, but its bootstrap may be used on */
-  atomic_int abort_flag; /* what the bootstrap's waits look at */
+  atomic_int abort_flag; /* ends the bootstrap's waits */
   pthread_mutex_t error_lock;
   char error[512];
-  atomic_int users;      /* calls that other threads may have inside: abort waits for them */
+  atomic_int users;      /* calls in other threads that use it: abort waits for them */
   atomic_int init_state; /* ncclInProgress while a non-blocking init runs */
   pthread_t init_thread;
   bool init_thread_running, finalized;
@@ -108,14 +108,13 @@ struct rt_init_args {
   char id[RT_UNIQUE_ID_BYTES];
   int rank, nranks, device; /* device -1: the rank on this host */
   ncclConfig_t config;
-  /* A split: the ranks of parent that name the same color, in the order of key; id, rank and nranks follow from that.
-   */
+  /* A split: the parent's ranks with the same color, in the order of key; id, rank and nranks are not used. */
   struct ncclComm *parent;
   int color, key;
   uint32_t serial; /* which split of parent this is */
   /* A shrink instead: nranks ranks of parent, in their order; rt_comm_alloc keeps a copy. */
   const int *survivors;
-  /* An id whose rendezvous this rank ends when all have met elsewhere. */
+  /* An id whose rendezvous this rank started and ends, because the ranks use another one. */
   bool has_spare;
   char spare[RT_UNIQUE_ID_BYTES];
 };
@@ -138,9 +137,21 @@ static inline bool rt_comm_failed(struct ncclComm *comm) {
   return atomic_load_explicit(&comm->failed, memory_order_acquire) != 0;
 }
 
-/* So many of `channels` are in use. */
-static inline int rt_comm_lanes(const struct ncclComm *comm) { return comm->nchannels * RT_TREES; }
+/* How many of `channels` are in use. */
+static inline int rt_comm_all_channels(const struct ncclComm *comm) { return comm->nchannels * RT_TREES; }
 /* The connector, allocated on first use; NULL without memory. */
 struct rt_connector *rt_comm_connector(struct ncclComm *comm, int channel, int peer, bool is_send);
+
+/* `index` may be -1 or nranks: the ring is closed. */
+static inline int rt_ring_rank_at(const struct ncclComm *comm, int index) {
+  int i = (index + comm->nranks) % comm->nranks;
+  return comm->ring.order ? comm->ring.order[i] : i;
+}
+
+static inline int rt_ring_index_of(const struct ncclComm *comm, int rank) {
+  int index = comm->ring.order ? 0 : rank;
+  while (rt_ring_rank_at(comm, index) != rank) index++;
+  return index;
+}
 
 #endif

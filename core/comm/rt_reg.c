@@ -7,82 +7,80 @@
 #include "core/comm/rt_param.h"
 
 /* The buffer's registration with one connection. */
-struct reg_use {
+struct connector_reg {
   struct rt_connector *connector;
   void *mhandle;
-  struct reg_use *next;
+  LIST_ENTRY(connector_reg) link;
 };
 
-struct reg_entry {
-  struct rt_reg_buffer pub; /* first: handles are pointers to it */
-  struct reg_use *uses;
+struct rt_reg_buffer {
+  void *base;
+  size_t size;
+  LIST_HEAD(, connector_reg) regs;
+  LIST_ENTRY(rt_reg_buffer) link;
 };
 
 rail_result_t rt_reg_add(struct ncclComm *comm, void *base, size_t size, struct rt_reg_buffer **out) {
-  struct reg_entry *e = calloc(1, sizeof *e);
-  if (!e) return RAIL_SYSTEM_ERROR;
-  e->pub.base = base;
-  e->pub.size = size;
+  struct rt_reg_buffer *b = calloc(1, sizeof *b);
+  if (!b) return RAIL_SYSTEM_ERROR;
+  b->base = base;
+  b->size = size;
   pthread_mutex_lock(&comm->reg_lock);
-  e->pub.next = comm->reg_buffers;
-  comm->reg_buffers = &e->pub;
+  LIST_INSERT_HEAD(&comm->reg_buffers, b, link);
   pthread_mutex_unlock(&comm->reg_lock);
-  *out = &e->pub;
+  *out = b;
   return RAIL_OK;
 }
 
-static void entry_free(struct ncclComm *comm, struct reg_entry *e) {
-  while (e->uses) {
-    struct reg_use *u = e->uses;
-    e->uses = u->next;
-    u->connector->end->dereg(comm, u->connector, u->mhandle);
-    free(u);
+static void buffer_free(struct ncclComm *comm, struct rt_reg_buffer *b) {
+  struct connector_reg *reg;
+  while ((reg = LIST_FIRST(&b->regs)) != NULL) {
+    LIST_REMOVE(reg, link);
+    reg->connector->end->dereg(comm, reg->connector, reg->mhandle);
+    free(reg);
   }
-  free(e);
+  free(b);
 }
 
-rail_result_t rt_reg_remove(struct ncclComm *comm, struct rt_reg_buffer *buffer) {
+rail_result_t rt_reg_remove(struct ncclComm *comm, struct rt_reg_buffer *handle) {
+  struct rt_reg_buffer *b;
   pthread_mutex_lock(&comm->reg_lock);
-  struct rt_reg_buffer **at = &comm->reg_buffers;
-  while (*at && *at != buffer) at = &(*at)->next;
-  if (*at)
-    *at = buffer->next;
-  else
-    buffer = NULL;
+  LIST_FOREACH(b, &comm->reg_buffers, link)
+    if (b == handle) break;
+  if (b) LIST_REMOVE(b, link);
   pthread_mutex_unlock(&comm->reg_lock);
-  if (!buffer) return RAIL_BAD_ARGUMENT;
-  entry_free(comm, (struct reg_entry *)(void *)buffer);
+  if (!b) return RAIL_BAD_ARGUMENT;
+  buffer_free(comm, b);
   return RAIL_OK;
 }
 
 void rt_reg_free_all(struct ncclComm *comm) {
-  while (comm->reg_buffers) {
-    struct rt_reg_buffer *b = comm->reg_buffers;
-    comm->reg_buffers = b->next;
-    entry_free(comm, (struct reg_entry *)(void *)b);
+  struct rt_reg_buffer *b;
+  while ((b = LIST_FIRST(&comm->reg_buffers)) != NULL) {
+    LIST_REMOVE(b, link);
+    buffer_free(comm, b);
   }
 }
 
-static struct reg_entry *find(struct ncclComm *comm, const char *base, size_t size) {
-  for (struct rt_reg_buffer *b = comm->reg_buffers; b; b = b->next)
-    if (base >= (char *)b->base && base + size <= (char *)b->base + b->size) return (struct reg_entry *)(void *)b;
-  return NULL;
-}
-
-/* The entry's handle with c, made at first use; NULL when it cannot be. */
-static void *use(struct ncclComm *comm, struct reg_entry *e, struct rt_connector *c) {
-  for (struct reg_use *u = e->uses; u; u = u->next)
-    if (u->connector == c) return u->mhandle;
-  struct reg_use *u = malloc(sizeof *u);
-  if (!u) return NULL;
-  if (c->end->reg(comm, c, e->pub.base, e->pub.size, &u->mhandle) != RAIL_OK) {
-    free(u);
+/* The handle of [base, base+size) with c, if a registered buffer contains it: made at first use. NULL when there is
+ * none, or the registration fails. */
+static void *find_handle(struct ncclComm *comm, struct rt_connector *c, const char *base, size_t size) {
+  struct rt_reg_buffer *b;
+  LIST_FOREACH(b, &comm->reg_buffers, link)
+    if (base >= (char *)b->base && base + size <= (char *)b->base + b->size) break;
+  if (!b) return NULL;
+  struct connector_reg *reg;
+  LIST_FOREACH(reg, &b->regs, link)
+    if (reg->connector == c) return reg->mhandle;
+  reg = malloc(sizeof *reg);
+  if (!reg) return NULL;
+  if (c->end->reg(comm, c, b->base, b->size, &reg->mhandle) != RAIL_OK) {
+    free(reg);
     return NULL;
   }
-  u->connector = c;
-  u->next = e->uses;
-  e->uses = u;
-  return u->mhandle;
+  reg->connector = c;
+  LIST_INSERT_HEAD(&b->regs, reg, link);
+  return reg->mhandle;
 }
 
 void rt_reg_direct(struct ncclComm *comm, struct rt_connector *c, const void *base, size_t size, struct rt_direct *d,
@@ -91,8 +89,7 @@ void rt_reg_direct(struct ncclComm *comm, struct rt_connector *c, const void *ba
   *mine = NULL;
   if (!c->end->reg || !base || size < (size_t)rt_params()->direct_min) return;
   pthread_mutex_lock(&comm->reg_lock);
-  struct reg_entry *e = find(comm, base, size);
-  void *mhandle = e ? use(comm, e, c) : NULL;
+  void *mhandle = find_handle(comm, c, base, size);
   pthread_mutex_unlock(&comm->reg_lock);
   if (!mhandle && comm->net.cheap_reg) {
     if (c->end->reg(comm, c, (void *)(uintptr_t)base, size, &mhandle) != RAIL_OK) return;

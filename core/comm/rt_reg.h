@@ -9,6 +9,8 @@
 
 #include "core/comm/rt_comm.h"
 
+struct rt_reg_buffer; /* of ncclCommRegister */
+
 rail_result_t rt_reg_add(struct ncclComm *comm, void *base, size_t size, struct rt_reg_buffer **out);
 /* RAIL_BAD_ARGUMENT if the handle is not one of comm's. */
 rail_result_t rt_reg_remove(struct ncclComm *comm, struct rt_reg_buffer *buffer);

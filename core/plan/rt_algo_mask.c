@@ -13,6 +13,9 @@
 #include "common/base/log.h"
 #include "core/plan/rt_tune.h"
 
+const char *const rt_func_names[RT_NFUNC] = {"Broadcast",     "Reduce",    "AllGather",
+                                             "ReduceScatter", "AllReduce", "SendRecv"};
+
 struct word {
   const char *name;
   unsigned named, excluded; /* its bits in the two kinds of list */

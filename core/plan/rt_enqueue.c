@@ -74,8 +74,8 @@ static rail_result_t add_connector(struct builder *b, int channel, int peer, boo
   return RAIL_OK;
 }
 
-/* Connectors both ways to all neighbours in the tree. Its nodes are ring indices, so that ranks of a host are neighbours
- * as far as possible. Like all connections they are made when a call first needs them, on all ranks in the same call. */
+/* Connectors both ways to all neighbours in the tree. Its nodes are ring indices, so that ranks of a host are
+ * neighbours as far as possible. All ranks connect in the same call, the first one that uses the tree. */
 static rail_result_t add_tree_connectors(struct builder *b, int channel, int tree, struct rt_job *job) {
   struct ncclComm *comm = b->comm;
   const struct rt_tree node = rt_tree_of(tree, comm->ring.index, comm->nranks);

@@ -2,10 +2,10 @@
  *
  * Both trees have one shape, over positions 1..n. The lowest set bit of a position is its height above the leaves:
  * odd positions are leaves; an even one is half of its lowest bit away from each of its children; the root is the
- * greatest power of two. Where a position is beyond n, its place is taken by the next lower one of its subtree.
+ * greatest power of two. A position beyond n does not exist: the subtree below it is attached to its parent.
  *
- * The second tree has every rank at a position of the other parity: in reverse order when n is even, shifted by one when
- * n is odd. In that case only the last rank is a leaf of both.
+ * The second tree has every rank at a position of the other parity: in reverse order when n is even, shifted by one
+ * when n is odd. In that case only the last rank is a leaf of both.
  */
 #include "core/plan/rt_tree.h"
 

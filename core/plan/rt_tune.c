@@ -13,8 +13,6 @@
 #define HOST_TUNING "2026-11-22-host-tuning.md"
 #define HOST_TREE "2026-11-22-host-tree.md"
 
-const char *const rt_func_names[RT_NFUNC] = {"Broadcast",     "Reduce",    "AllGather",
-                                             "ReduceScatter", "AllReduce", "SendRecv"};
 const char *const rt_algo_names[RT_NALGO] = {"Ring", "Exchange", "Tree"};
 const char *const rt_proto_names[RT_NPROTO] = {"Simple", "LL"};
 

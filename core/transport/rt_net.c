@@ -74,7 +74,7 @@ rail_result_t rt_net_open(struct ncclComm *comm) {
   struct rail_net_init args = {.comm_id = (uint64_t)(uintptr_t)comm, .traffic_class = comm->config.trafficClass};
   if (args.traffic_class == NCCL_CONFIG_UNDEF_INT) args.traffic_class = -1;
   args.log = plugin_log;
-  args.net_name = comm->net_name_wanted[0] ? comm->net_name_wanted : NULL;
+  args.net_name = comm->requested_net[0] ? comm->requested_net : NULL;
   RAIL_TRY(rail_net_select(&args, rt_params()->net_fallback ? "socket" : NULL, &net->plugin, &net->ctx));
   RAIL_TRY(rt_net_devices_open(net->plugin, rt_params()->net_force_merge, &net->devices));
   return RAIL_OK;

@@ -154,13 +154,13 @@ static void inheritance(const struct rank *rank, void *arg) {
   OK(ncclCommInitRankConfig(&comm, 1, id, 0, &config));
   name[0] = called[0] = '?';
   OK(ncclCommSplit(comm, 0, 0, &child, NULL));
-  ENSURE(strcmp(child->net_name_wanted, "RailSocket") == 0 && strcmp(child->name, "mother") == 0, "'%s' and '%s'",
-         child->net_name_wanted, child->name);
+  ENSURE(strcmp(child->requested_net, "RailSocket") == 0 && strcmp(child->name, "mother") == 0, "'%s' and '%s'",
+         child->requested_net, child->name);
   ENSURE_INT(child->config.trafficClass, 3);
   ncclConfig_t own = NCCL_CONFIG_INITIALIZER;
   OK(ncclCommSplit(comm, 0, 0, &other, &own));
-  ENSURE(!other->net_name_wanted[0] && other->config.trafficClass == NCCL_CONFIG_UNDEF_INT, "'%s', traffic class %d",
-         other->net_name_wanted, other->config.trafficClass);
+  ENSURE(!other->requested_net[0] && other->config.trafficClass == NCCL_CONFIG_UNDEF_INT, "'%s', traffic class %d",
+         other->requested_net, other->config.trafficClass);
   OK(ncclCommDestroy(other));
   OK(ncclCommDestroy(child));
   OK(ncclCommDestroy(comm));

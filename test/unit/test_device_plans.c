@@ -78,7 +78,7 @@ static struct under_way look(struct ncclComm *comm, int peer) {
   struct under_way w = {0};
   pthread_mutex_lock(&comm->gpu.lock);
   for (const struct rt_launch_memory *m = comm->gpu.memory; m; m = m->next, w.memory++) w.launches += m->used;
-  for (int lane = 0; lane < rt_comm_lanes(comm); lane++) {
+  for (int lane = 0; lane < rt_comm_all_channels(comm); lane++) {
     const struct rt_connector *send = comm->channels[lane].send[peer], *recv = comm->channels[lane].recv[peer];
     w.sends += send ? (int)send->runs : 0;
     w.recvs += recv ? (int)recv->runs : 0;
