@@ -2,7 +2,7 @@
  *
  * Inside of a bootstrap. Its files, each of which calls only those above it:
  *
- *   rt_boot_message.c   send, recv, allgather: the callers' threads; the messages nobody has received yet
+ *   rt_boot_message.c   send, recv, allgather: the callers' threads; messages not received yet
  *   rt_boot_conn.c      the service thread's connections: writing, failures, closing
  *   rt_boot_service.c   the service thread: accepts, reads, heartbeats, notices dead neighbours
  *   rt_bootstrap.c      unique ids, open, split, abort, close

@@ -186,7 +186,7 @@ static void report_connect(struct rt_bootstrap *b, int peer, const struct rt_boo
                            int err) {
   if (already_reported(b, limits, err)) return;
   rt_error(result,
-           "bootstrap: rank %d cannot connect to rank %d (%s): %s; has that rank died, or does a firewall stand "
+           "bootstrap: rank %d cannot connect to rank %d (%s): %s; has that rank died, or is there a firewall in "
            "between?",
            b->rank, peer, rt_bootstrap_peer_text(b, peer), strerror(err));
 }

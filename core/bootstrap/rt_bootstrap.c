@@ -20,10 +20,10 @@
 #include "core/comm/rt_param.h"
 #include "core/bootstrap/rt_rendezvous.h"
 
-#define UNUSED_MS 600000ull /* a rendezvous that nobody joins ends after this long (or the bootstrap timeout) */
+#define UNUSED_MS 600000ull /* a rendezvous that no rank joins ends after this long (or the bootstrap timeout) */
 #define BIND_RETRY_MS 50
 #define END_MS 2000            /* to end a rendezvous that no rank needs: it runs in this process or answers at once */
-#define SHRINK_TAG 0x80000000u /* tells a shrink's messages from those of splits, which are numbered */
+#define SHRINK_TAG 0x80000000u /* in the tags of a shrink's messages; those of splits are numbers without it */
 
 _Static_assert(RT_UNIQUE_ID_BYTES >= sizeof(struct rt_boot_id), "the id holds all");
 
@@ -70,7 +70,7 @@ static rail_result_t own_address(const union rail_addr *hint, union rail_addr *a
   return RAIL_OK;
 }
 
-/* Of a well-known address: this secret only tells jobs apart that share an address by accident. */
+/* For a well-known address: this secret only distinguishes jobs that share an address by accident. */
 static void derive_secret(uint64_t cookie, const struct rail_addr_wire *addr, uint8_t secret[RT_SECRET_BYTES]) {
   uint64_t hash[2] = {0xcbf29ce484222325ull, 0x84222325cbf29ce4ull};
   unsigned char in[sizeof cookie + sizeof addr->port];
@@ -202,12 +202,12 @@ static rail_result_t connect_ring(struct rt_bootstrap *b) {
   if (result != RAIL_OK && atomic_load(&b->failed) == 0 && err == ETIMEDOUT)
     rt_error(result,
              "bootstrap: rank %d: rank %d (%s) was at the rendezvous but did not connect within %" PRIu64
-             " ms; does a firewall stand between?",
+             " ms; is there a firewall in between?",
              b->rank, prev, rt_bootstrap_peer_text(b, prev), b->args.timeout_ms);
   return result;
 }
 
-/* Ends a half-opened bootstrap, and tells the ranks that it is connected to. */
+/* Ends a half-opened bootstrap, and reports that to the ranks that it is connected to. */
 static void abort_open(struct rt_bootstrap *b, rail_result_t result) {
   rt_bootstrap_abort(b, result, "it could not open the communicator");
   rt_bootstrap_close(b);

@@ -87,7 +87,7 @@ static void refuse(struct client *c, const char *why) {
   memcpy(out.text, why, len);
   rail_sock_send_some(c->fd, &out, sizeof out.head + len, &done);
   shutdown(c->fd, SHUT_WR);
-  char rest[256]; /* what is unread at close would turn into a reset that overtakes the reason */
+  char rest[256]; /* unread bytes at close would send a reset, which could overtake the reason */
   size_t n;
   struct iovec iov = {.iov_base = rest, .iov_len = sizeof rest};
   for (int i = 0; i < 16 && rail_sock_recvv(c->fd, &iov, 1, &n) == RAIL_OK; i++) {}
@@ -304,7 +304,7 @@ static bool gathering_failed(struct root *r, char *why, size_t cap) {
   }
   if (!rail_deadline_passed(r->deadline)) return false;
   if (r->nranks == 0) {
-    snprintf(why, cap, "nobody came");
+    snprintf(why, cap, "no rank came");
     return true;
   }
   rt_rendezvous_missing(r->here, r->nranks, missing, sizeof missing);

@@ -78,8 +78,8 @@ static const struct rail_param rows[] = {
           "way is tried the next."},
   {.name = "NCCL_ALGO", .type = RAIL_PARAM_STRING, AT(algo),
    .doc = "Algorithms that may be chosen: a list of Ring, Tree (AllReduce) and Exchange (AllReduce of two ranks); ^ in "
-          "front excludes. Or one for each function: Ring;AllReduce:Tree. NCCL's other words are known and stand for "
-          "nothing. A call for which nothing is left fails, as with NCCL."},
+          "front excludes. Or one for each function: Ring;AllReduce:Tree. NCCL's other words are accepted "
+          "without effect. A call for which nothing is left fails, as with NCCL."},
   {.name = "NCCL_PROTO", .type = RAIL_PARAM_STRING, AT(proto),
    .doc = "Protocols that may be chosen: LL, Simple, or both as a list; ^ in front excludes. Or one for each function, "
           "as with NCCL_ALGO. LL128: Simple, but between GPUs of a host LL128."},
@@ -94,7 +94,7 @@ static const struct rail_param rows[] = {
           "error."},
   {.name = "NCCL_NET_FORCE_MERGE", .type = RAIL_PARAM_STRING, AT(net_force_merge),
    .doc = "Network devices that the plugin shall fuse into one: groups with ; between them, of 2 to 8 exact names, or "
-          "NAME:PORT, with commas. Railyard's own plugins want RAIL_NET_FUSE_NO_PCI=1 for devices without a PCI path."},
+          "NAME:PORT, with commas. Railyard's own plugins need RAIL_NET_FUSE_NO_PCI=1 for devices without a PCI path."},
   {.name = "NCCL_NET_GDR_LEVEL", .type = RAIL_PARAM_STRING, AT(net_gdr_level),
    .doc = "How far a NIC may be from the GPU whose memory it reads and writes itself: LOC (never), PIX, PXB (the "
           "default), PHB or SYS. Farther away, or where the plugin takes no GPU memory, data goes through the host's."},

@@ -245,7 +245,7 @@ RD_FN void rd_fifos_open(struct rd_block *b, const uint32_t *abort) {
   for (int p = 0; p < RT_PEERS; p++) {
     const struct rt_conn *recv = b->job.recv[p], *send = b->job.send[p];
     b->proxied[p] = recv && (recv->flags & RT_CONN_PROXY);
-    b->parted[p] = recv && (recv->flags & RT_CONN_PARTED);
+    b->parted[p] = recv && (recv->flags & RT_CONN_TORN);
     b->grant_i[p] = 0;
     if (recv) {
       rd_fifo_open(&b->recv[p], recv, b, abort);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A connection as the kernel sees it: an 8-slot FIFO between one producer and
- * one consumer. Over P2P and SHM the two are the kernels of two ranks; over NET one is
- * a kernel and the other the proxy of the same rank. Plain C that CUDA compiles too.
+ * A connection as a program or a kernel uses it: an 8-slot FIFO between one producer and
+ * one consumer. Over P2P and SHM these are the programs or kernels of two ranks; over NET one is
+ * a program or kernel and the other the proxy of the same rank. Plain C that CUDA compiles too.
  *
  * Two counters that only grow, each written by one side:
  *   tail    steps produced: slot (s % 8) holds step s for every s < tail
@@ -12,8 +12,8 @@
  * the same with credit. Nothing else is shared.
  *
  * Over SHM a consumed slot is returned at once (credit = consumed + 8). Towards
- * a proxy, credit also says where a step shall land (slot.ptr), so that a
- * message can be received straight into the user's buffer.
+ * a proxy, credit also publishes the destination of a step (slot.ptr), so that a
+ * message can be received directly into the user's buffer.
  *
  * Slots of a device's connection may lie in a GPU's memory: that of either rank, or this end's own towards a proxy.
  */
@@ -27,7 +27,7 @@
 #define RT_STEPS 8
 
 enum rt_proto { RT_SIMPLE = 0, RT_LL = 1, RT_NPROTO = 2 };
-/* A protocol that only kernels on a GPU have, with slots of its own. */
+/* A protocol of kernels on a GPU only, with slots of its own. */
 #define RD_LL128 RT_NPROTO
 #define RT_LL128_LINE 128u
 #define RT_LL128_PAYLOAD 120u
@@ -35,23 +35,23 @@ enum rt_proto { RT_SIMPLE = 0, RT_LL = 1, RT_NPROTO = 2 };
 struct rt_slot {
   uint64_t bytes : 56; /* of the step's message */
   uint64_t proto : 8;  /* over shared memory, enum rt_proto of the producer's call: the consumer's must be equal */
-  void *ptr;           /* where it lies, or shall be received; NULL: the slot's own buffer */
-  void *mhandle;       /* of ptr's registration with the plugin; the proxy's business */
+  void *ptr;           /* the step's data, or where to receive it; NULL: the slot's own buffer */
+  void *mhandle;       /* of ptr's registration with the plugin, for the proxy */
   union {
     uint64_t capacity; /* of ptr, where it is to be received */
     uint64_t call;     /* over shared memory: which call the step belongs to, struct rt_program's `call` */
   };
 };
 
-#define RT_CONN_PROXY 0x1u  /* the other side of the FIFO is a proxy */
-#define RT_CONN_PARTED 0x2u /* a line of LL128 in `buff` may come in parts: to be read once tail has the step */
+#define RT_CONN_PROXY 0x1u /* the other side of the FIFO is a proxy */
+#define RT_CONN_TORN 0x2u /* stores of LL128 lines to `buff` are not atomic: read a step when tail includes it */
 
 struct rt_conn {
   char *buff[RT_NPROTO + 1]; /* RT_STEPS slots each; RD_LL128's at a multiple of 128, NULL where it is not used */
   uint64_t slot_size[RT_NPROTO + 1];
   struct rt_slot *slot;
   uint64_t *tail, *credit;
-  uint64_t step;    /* next step of this side; kernel's own */
+  uint64_t step;    /* next step of this side */
   uint64_t granted; /* recv side: credit as last written */
   uint64_t seen;    /* the other side's counter as last read; saves a cache miss per step */
   unsigned flags;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The arithmetic of the collectives on host memory. A collective looks its type
- * and operation up once and then calls through the struct, chunk after chunk.
+ * The arithmetic of the collectives on host memory. A collective looks up its type
+ * and operation once and then calls through the struct, chunk after chunk.
  *
  * A reduction over ranks is, in this order:
- *   1. pre, where not NULL, on each rank's own input before it meets any other;
+ *   1. pre, where not NULL, on each rank's own input before it is reduced;
  *   2. reduce along the ring or tree;
  *   3. post, where not NULL, once on the finished sum.
  * pre needs no memory of its own: scale the input into the destination of the
@@ -40,7 +40,7 @@
 
 #include "core/host/rt_types.h"
 
-/* Values of ncclRedOp_t; PREMULSUM is what a handle of ncclRedOpCreatePreMulSum stands for. */
+/* Values of ncclRedOp_t; PREMULSUM is the operation of a handle of ncclRedOpCreatePreMulSum. */
 enum rt_redop { RT_SUM = 0, RT_PROD = 1, RT_MAX = 2, RT_MIN = 3, RT_AVG = 4, RT_PREMULSUM = 5, RT_OP_COUNT };
 
 /* The argument of pre and post, written by rt_scalar_avg or rt_scalar_premul.
@@ -61,10 +61,10 @@ struct rt_reduce_fns {
 };
 
 /* The functions for one type and operation; NULL if either number is unknown.
- * The first call asks the processor what it can do. */
+ * The first call detects the processor's instruction sets. */
 const struct rt_reduce_fns *rt_reduce_lookup(int type, int op);
 
-/* Fills *arg for RT_AVG over nranks >= 1 ranks (for floats what pre wants, for integers what post wants). */
+/* Fills *arg for RT_AVG over nranks >= 1 ranks: for floats the argument of pre, for integers that of post. */
 void rt_scalar_avg(union rt_scalar *arg, int type, int nranks);
 /* Fills *arg for RT_PREMULSUM from one element of the type, at any address. */
 void rt_scalar_premul(union rt_scalar *arg, int type, const void *value);

@@ -16,8 +16,8 @@ struct memory {
   int ordinal;
 };
 
-/* RT_CU_SUCCESS, or why the driver does not tell. */
-static int ask(const struct rt_cuda *cu, const void *p, struct memory *m) {
+/* RT_CU_SUCCESS, or the driver's error. */
+static int query_driver(const struct rt_cuda *cu, const void *p, struct memory *m) {
   int attributes[] = {RT_CU_POINTER_MEMORY_TYPE, RT_CU_POINTER_IS_MANAGED, RT_CU_POINTER_CONTEXT,
                       RT_CU_POINTER_DEVICE_ORDINAL, RT_CU_POINTER_DEVICE_POINTER};
   unsigned type = 0, managed = 0;
@@ -28,7 +28,7 @@ static int ask(const struct rt_cuda *cu, const void *p, struct memory *m) {
   if (r != RT_CU_SUCCESS) return r;
   if (managed)
     m->kind = DEVICE;
-  else if (type == RT_CU_MEMORY_HOST) /* of use to a kernel only by the address that the caller knows */
+  else if (type == RT_CU_MEMORY_HOST) /* a kernel can use it only if the device has it at the same address */
     m->kind = device_pointer == (uint64_t)(uintptr_t)p ? REGISTERED : HOST;
   else if (type != 0)
     m->kind = DEVICE;
@@ -36,15 +36,15 @@ static int ask(const struct rt_cuda *cu, const void *p, struct memory *m) {
   return r;
 }
 
-static rail_result_t look(const struct rt_cuda *cu, const struct ncclComm *comm, const void *p, struct memory *m) {
-  int r = ask(cu, p, m);
+static rail_result_t find_memory(const struct rt_cuda *cu, const struct ncclComm *comm, const void *p, struct memory *m) {
+  int r = query_driver(cu, p, m);
   if (r == RT_CU_INVALID_CONTEXT && comm && comm->gpu.context) {
     struct rt_cuda_scope scope;
     RAIL_TRY(rt_cuda_enter(&scope, comm->gpu.context));
-    r = ask(cu, p, m);
+    r = query_driver(cu, p, m);
     rt_cuda_leave(&scope);
   }
-  /* A driver that nobody has initialised, or has for this thread, or that is none, knows no memory of ours. */
+  /* A driver that is not initialised, has no context in this thread, or is a stub, has allocated no memory. */
   if (r == RT_CU_NOT_INITIALIZED || r == RT_CU_DEINITIALIZED || r == RT_CU_STUB_LIBRARY || r == RT_CU_NO_DEVICE ||
       r == RT_CU_INVALID_CONTEXT)
     return RAIL_OK;
@@ -103,7 +103,7 @@ static ncclResult_t lookup_failed(void) {
   return ncclUnhandledCudaError;
 }
 
-/* What a call asks for: one buffer, or two. */
+/* A call's buffers: one, or two. */
 struct buffer {
   const char *name;
   const void *at;
@@ -150,8 +150,8 @@ ncclResult_t rt_buffer_check(struct ncclComm *comm, const char *call, const void
     comm->memory = RT_HOST_MEMORY;
     return ncclSuccess;
   }
-  if (send && look(cu, comm, send, &s.m) != RAIL_OK) return lookup_failed();
-  if (recv && recv != send && look(cu, comm, recv, &r.m) != RAIL_OK) return lookup_failed();
+  if (send && find_memory(cu, comm, send, &s.m) != RAIL_OK) return lookup_failed();
+  if (recv && recv != send && find_memory(cu, comm, recv, &r.m) != RAIL_OK) return lookup_failed();
   const bool only_recv = !send, only_send = !recv || recv == send;
   return check(comm, call, cu, only_recv ? &r : &s, only_send ? &s : &r, stream);
 }
@@ -161,7 +161,7 @@ ncclResult_t rt_buffer_check_scalar(const struct ncclComm *comm, const char *cal
   const bool on_device = comm->memory == RT_DEVICE_MEMORY;
   struct memory m;
   if (rail_likely(!cu)) return ncclSuccess;
-  if (look(cu, NULL, scalar, &m) != RAIL_OK) return lookup_failed();
+  if (find_memory(cu, NULL, scalar, &m) != RAIL_OK) return lookup_failed();
   if (m.kind == REGISTERED || (m.kind == DEVICE) == on_device) return ncclSuccess;
   char a[64];
   return rt_error(RAIL_BAD_ARGUMENT, "%s: the operator's factor at %p is %s; the buffers are the %s's", call, scalar,

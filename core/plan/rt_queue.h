@@ -25,7 +25,7 @@ struct rt_run;
 struct rt_queue {
   struct ncclComm *comm;
   pthread_mutex_t lock;            /* guards all below */
-  pthread_cond_t work, idle;       /* for the executor; for those who wait */
+  pthread_cond_t work, idle;       /* for the executor; for threads that wait */
   struct rt_plan *first, **end;    /* enqueued, not begun */
   struct rt_run *runs, **runs_end; /* begun on a device, not over */
   struct rt_run *failed_runs;      /* as failed_plans */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which algorithm, protocol, channels and chunk an operation takes: pure functions
- * of what all ranks agree on, over one table of rules (rt_tune.c) whose thresholds are
- * parameters and name where they were measured.
+ * Which algorithm, protocol, channels and chunk an operation uses: pure functions
+ * of values that are equal on all ranks, over one table of rules (rt_tune.c) whose thresholds are
+ * parameters and name their measurements.
  */
 #ifndef RT_TUNE_H
 #define RT_TUNE_H
@@ -46,7 +46,7 @@ uint32_t rt_proto_masks(const char *text);
 
 struct rt_tuning {
   uint32_t algos, protos; /* masks */
-  bool all_shm;           /* kernels meet kernels in every pair of neighbours: LL pays off */
+  bool all_shm;           /* no pair of neighbours has a proxy in between: LL pays off */
   int nchannels;
   int blocks; /* not 0: channels go by size, and a group's are no more than so many, for which the GPUs have room */
   uint64_t slot_size[RT_NPROTO];
@@ -70,7 +70,7 @@ struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_
 
 /* `bytes`: of the call's count, so of one rank's block in an all-gather or reduce-scatter. */
 struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t bytes, int nranks);
-/* What kernels of a GPU speak instead: LL128, where NCCL_PROTO names it and the choice is Simple. */
+/* The protocol of a GPU's kernels: LL128 where NCCL_PROTO names it and the choice is Simple. */
 enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto proto);
 /* The most elements of one step. */
 uint64_t rt_tune_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt_coll schedule, uint64_t bytes,

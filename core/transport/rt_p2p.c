@@ -120,7 +120,7 @@ static void bind_all(struct ncclComm *comm, struct rt_connector *c, bool own) {
   if (own) bind_memory(res, &c->conn, rt_export_base(res->own), c->is_send);
   if (res->theirs.base) bind_memory(res, &c->conn, res->theirs.base, !c->is_send);
   /* Lines of LL128 come whole within a GPU and over NVLink. The receiver is who looks at them. */
-  if (own && !c->is_send && seg->path[RT_SHM_RECV] <= RT_NVL) c->conn.flags &= ~RT_CONN_PARTED;
+  if (own && !c->is_send && seg->path[RT_SHM_RECV] <= RT_NVL) c->conn.flags &= ~RT_CONN_TORN;
   c->in_gpu = own || res->theirs.base;
   if (c->in_gpu)
     RAIL_INFO(RAIL_SUB_INIT, "P2P: rank %d channel %d %s rank %d: %s%s", comm->rank, c->channel,

@@ -43,7 +43,7 @@ static void bind_conn(struct rt_connector *c, struct rt_shm_segment *seg) {
   /* A step of the one is gone when one of the other comes: the slot is free then. */
   conn->buff[RD_LL128] = conn->buff[RT_SIMPLE];
   conn->slot_size[RD_LL128] = rt_ll128_slot_size(p->buffsize);
-  conn->flags = RT_CONN_PARTED;
+  conn->flags = RT_CONN_TORN;
   conn->slot = seg->slot;
   conn->tail = &seg->tail;
   conn->credit = &seg->credit;
