@@ -28,7 +28,8 @@ names = [n for t in tables for n in re.findall(r'\.name = "(RAIL_[A-Z0-9_]+)"|\{
 names = [a or b for a, b in names]
 missing = [n for n in names if not is_known(n)]
 good = check(1, len(names) >= 10, "tables name parameters", f"found only {names}")
-good &= check(2, not missing, "every one is in common/base/param_names.c, or begins with its plugin's name", f"missing: {', '.join(missing)}")
+good &= check(2, not missing, "every one is in common/base/param_names.c, or begins with its plugin's name",
+              f"missing: {', '.join(missing)}")
 good &= check(3, known == sorted(known), "the list is sorted", "common/base/param_names.c is not sorted")
 print("1..3")
 raise SystemExit(0 if good else 1)
