@@ -52,12 +52,13 @@ FUZZ_A := $(O)/libfuzz.a
 FUZZ_MAIN := $(if $(filter fuzz,$(SAN)),,$(O)/test/fuzz/lib/driver.o)
 
 # A plugin is whole when its operations table is there. What its build.mk may set, each optional:
-#   needs_NAME    what config/probe.sh must have found: HAVE_VERBS. Else the plugin and its tests are left out
-#   without_NAME  what is said then
-#   libs_NAME     more for the linker: libraries
-#   archives_NAME archives of ours besides librailcommon.a: $(LOADER_A)
-#   params_NAME   the sources that its table of parameters takes, if that is not PREFIX_param.c alone
-#   install_NAME  no: for this tree only
+#   needs_NAME       what config/probe.sh must have found: HAVE_VERBS. Else the plugin and its tests are left out
+#   without_NAME     what is said then
+#   libs_NAME        more for the linker: libraries
+#   archives_NAME    archives of ours besides librailcommon.a: $(LOADER_A)
+#   params_NAME      the sources that its table of parameters takes, if that is not PREFIX_param.c alone
+#   tests_need_NAME  what its unit tests and fuzz targets open
+#   install_NAME     no: for this tree only
 known_plugins := $(patsubst plugin/%/,%,$(sort $(dir $(wildcard plugin/*/*_main.c))))
 include $(wildcard plugin/*/build.mk)
 prefix_of = $(patsubst plugin/$(1)/%_main.c,%,$(wildcard plugin/$(1)/*_main.c))
@@ -290,7 +291,7 @@ $(foreach t,$(filter test/unit/%,$(test_src)),$(eval \
 # Unit tests and fuzz targets of a plugin see all of it. No program sees two: each defines rail_plugin_ops.
 define plugin_tests_rule
 plugin_tests_$(1) := $(patsubst test/%.c,$(BUILD)/test/%,$(filter test/unit/test_$(2)_% test/fuzz/$(2)_%,$(test_src)))
-$$(plugin_tests_$(1)): $(O)/plugin/lib$(1).a $(archives_$(1))
+$$(plugin_tests_$(1)): $(O)/plugin/lib$(1).a $(archives_$(1)) | $(tests_need_$(1))
 $$(plugin_tests_$(1)): test_libs := $(libs_$(1))
 endef
 $(foreach p,$(plugins),$(foreach x,$(call prefix_of,$(p)),$(eval $(call plugin_tests_rule,$(p),$(x)))))
@@ -326,8 +327,6 @@ $(BUILD)/test/libfakeverbs.so: $(wildcard test/preload/fakeverbs/*.c) $(wildcard
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_CPPFLAGS) -std=c11 -O2 -g -fPIC -pthread $(warnings) -shared -Wl,-z,defs $(filter %.c,$^) -o $@
-$(patsubst test/%.c,$(BUILD)/test/%,$(filter test/unit/test_ib_% test/fuzz/ib_message.c,$(test_src))): \
-  | $(BUILD)/test/libfakeverbs.so
 
 $(BUILD)/test/lib%.so: test/preload/%.c $(wildcard test/preload/*.h)
 	@mkdir -p $(@D)

@@ -4,7 +4,9 @@
  * struct tpl_send_comm (tpl_send.c) or a struct tpl_recv_comm (tpl_recv.c).
  *
  * Threads. NCCL calls isend, irecv and test on one thread, regMr and deregMr on another: comm->lock guards
- * everything that both may touch. The plugin has no thread of its own: a connection gets on while somebody calls.
+ * everything that both may touch. It is held across the system calls of a step, and deregMr waits for one at most; a
+ * plugin that has to be fast lets one thread own the data path, and the other ask it (plugin/socket). There is no
+ * thread of the plugin's own: a connection gets on while somebody calls.
  */
 #ifndef TPL_COMM_H
 #define TPL_COMM_H

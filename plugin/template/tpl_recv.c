@@ -124,7 +124,7 @@ static void end_message(struct tpl_recv_comm *rc) {
   rc->have = 0;
   b->state = BUFFER_ARRIVED;
   tpl_mr_release(b->mr);
-  tpl_count(&rc->base, TPL_BYTES, b->size);
+  tpl_count(&rc->base, TPL_RECEIVED_BYTES, b->size);
   tpl_count(&rc->base, TPL_MESSAGES, 1);
   queue_frame(rc, &done);
   if (--r->missing == 0) STAILQ_INSERT_TAIL(&rc->arrived, r, link);

@@ -159,7 +159,7 @@ static bool on_done(struct tpl_send_comm *sc, const struct tpl_frame *frame) {
   g->state = GRANT_NONE;
   s->base.state = TPL_COMPLETE;
   tpl_mr_release(s->mr);
-  tpl_count(&sc->base, TPL_BYTES, s->size);
+  tpl_count(&sc->base, TPL_SENT_BYTES, s->size);
   tpl_count(&sc->base, TPL_MESSAGES, 1);
   return true;
 }

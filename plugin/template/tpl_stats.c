@@ -7,7 +7,8 @@
 enum { COMM, DEVICE, GROUPS };
 
 static const struct rail_stats_counter comm_counters[] = {
-  [TPL_BYTES] = {"bytes", RAIL_STATS_COUNTER, "Payload sent or received."},
+  [TPL_SENT_BYTES] = {"sent_bytes", RAIL_STATS_COUNTER, "Payload sent, and received by the peer."},
+  [TPL_RECEIVED_BYTES] = {"received_bytes", RAIL_STATS_COUNTER, "Payload received."},
   [TPL_MESSAGES] = {"messages", RAIL_STATS_COUNTER, "Messages that are done."},
 };
 static const struct rail_stats_counter device_counters[] = {

@@ -6,7 +6,7 @@
 #include "common/base/sock.h"
 #include "common/obs/stats.h"
 
-enum tpl_comm_counter { TPL_BYTES, TPL_MESSAGES, TPL_COMM_COUNTERS };
+enum tpl_comm_counter { TPL_SENT_BYTES, TPL_RECEIVED_BYTES, TPL_MESSAGES, TPL_COMM_COUNTERS };
 enum tpl_device_counter { TPL_CONNECTS, TPL_ACCEPTS, TPL_REFUSED, TPL_DROPPED, TPL_ERRORS, TPL_DEVICE_COUNTERS };
 
 /* One each per context. */
