@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The accepting side, the receiver. Each call looks once at who knocks, then
- * gives pending-made connections their turn, one after the other, within a bound
- * of time; the first that is ready is the peer of this call.
+ * The accepting side, the receiver. Each call accepts new TCP connections, then runs the steps of pending connections,
+ * one after the other, within a time limit; the first that is ready is the peer of this call.
  *
- * Whoever goes silent, hangs up or talks nonsense in the middle is dropped with
- * a line, and the next one is waited for. What no other peer could do better
- * ends accept with an error: ports that do not fit, a device of ours that
- * fails, a peer that has said that it gives up.
+ * A peer that goes silent, closes or sends something invalid is dropped with a line, and accept waits for the next one.
+ * Failures that any peer would meet end accept with an error: ports that do not fit, a local device that fails, a peer
+ * that refused.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -17,7 +15,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_listen.h"
 
-#define CALL_NS 300000ull /* most time for pending-made connections in one call; the last step may end later */
+#define CALL_NS 300000ull /* for pending connections in one call; the last step may end later */
 
 /* ---- steps that only this side has --------------------------------------- */
 
@@ -33,7 +31,7 @@ static rail_result_t step_hints(struct ib_setup *s) {
 static rail_result_t step_welcome(struct ib_setup *s) {
   struct ib_answer answer = {.reason = IB_REASON_NONE, .rail_here = -1, .rail_there = -1};
   struct ib_answer_wire wire;
-  if (s->oob.keyed && rail_random_bytes(answer.nonce, sizeof answer.nonce) != RAIL_OK)
+  if (s->oob.authenticated && rail_random_bytes(answer.nonce, sizeof answer.nonce) != RAIL_OK)
     return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "no random bytes from the kernel");
   ib_answer_encode(&answer, &wire);
   RAIL_TRY(ib_oob_send(&s->oob, IB_MESSAGE_ANSWER, &wire, sizeof wire));
@@ -43,9 +41,9 @@ static rail_result_t step_welcome(struct ib_setup *s) {
 static rail_result_t step_ready(struct ib_setup *s) { return ib_oob_send(&s->oob, IB_MESSAGE_READY, NULL, 0); }
 
 static const struct ib_setup_row table[] = {
-  {"hear offer", ib_setup_recv_offer, "the peer's offer", false},
+  {"recv offer", ib_setup_recv_offer, "the peer's offer", false},
   {"hints", step_hints, NULL, false},
-  {"look at ports", ib_setup_query_ports, NULL, false},
+  {"query ports", ib_setup_query_ports, NULL, false},
   {"offer", ib_setup_offer, NULL, false},
   {"plan", ib_setup_plan, NULL, false},
   {"welcome", step_welcome, NULL, false},
@@ -55,18 +53,18 @@ static const struct ib_setup_row table[] = {
   {"queue pairs", ib_setup_qps, NULL, false},
   {"to INIT", ib_setup_inits, NULL, false},
   {"receives", ib_setup_receives, "the driver to take flush queue pairs to RTS", false},
-  {"say queue pairs", ib_setup_send_qps, NULL, false},
-  {"hear queue pairs", ib_setup_recv_qps, "the peer's queue pairs", false},
+  {"send queue pairs", ib_setup_send_qps, NULL, false},
+  {"recv queue pairs", ib_setup_recv_qps, "the peer's queue pairs", false},
   {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
   {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS", false},
   {"start", ib_setup_start, NULL, false},
   {"ready", step_ready, NULL, false},
   {"test writes", ib_setup_test_writes, NULL, false},
   {"verified", ib_setup_verified, "the first writes over each queue pair", false},
-  {"all said", ib_setup_flushed, "the peer to read what was said", false},
+  {"flushed", ib_setup_flushed, "the peer to read what was sent", false},
 };
 
-/* ---- pending-made connections ----------------------------------------------- */
+/* ---- pending connections ----------------------------------------------- */
 
 static void append(struct ib_listen *l, struct ib_pending *pending) {
   pending->next = NULL;
@@ -75,7 +73,7 @@ static void append(struct ib_listen *l, struct ib_pending *pending) {
   l->npending++;
 }
 
-/* There is one. */
+/* The list is not empty. */
 static struct ib_pending *take_first(struct ib_listen *l) {
   struct ib_pending *pending = l->pending;
   assert(pending);
@@ -90,8 +88,8 @@ static void free_one(struct ib_pending *pending) {
   free(pending);
 }
 
-/* Without a key a HELLO proves nothing: when all places are taken, who has said nothing since for the longest time
- * makes room. */
+/* Without a key a HELLO proves little: when there is no room, the oldest connection that sent nothing after its HELLO is
+ * dropped. */
 static bool evict_oldest(struct ib_listen *l) {
   struct ib_pending **oldest = NULL;
   for (struct ib_pending **at = &l->pending; *at; at = &(*at)->next)
@@ -131,7 +129,7 @@ static bool is_only_that_peer(enum ib_reason reason) {
   }
 }
 
-/* One turn of one of them. RAIL_OK with *comm, or without: it waits, or is gone and nobody need know. */
+/* Runs the first of them. RAIL_OK with *comm, or without: it waits, or was dropped. */
 static rail_result_t progress_one(struct ib_listen *l, uint64_t until, struct ib_comm **comm) {
   struct ib_pending *pending = take_first(l);
   rail_result_t result = ib_setup_run(&pending->setup, table, RAIL_COUNT_OF(table), until);

@@ -38,7 +38,7 @@ bool ib_auth_check_hello(const struct ib_handle *listener, const struct ib_hello
   return mac_of_hello(listener, hello, mac) == RAIL_OK && rail_same_bytes(mac, hello->mac, sizeof mac);
 }
 
-_Static_assert(sizeof(struct ib_auth_session) == 48, "no holes in what is signed");
+_Static_assert(sizeof(struct ib_auth_session) == 48, "no padding in what is signed");
 _Static_assert(RAIL_LABEL_SIZE + sizeof(struct ib_auth_session) + 4 + IB_MESSAGE_MAX <= RAIL_MAC_INPUT_MAX,
                "every message can be signed");
 

@@ -41,7 +41,7 @@ rail_result_t ib_setup_comm(struct ib_setup *s) {
   s->comm->qps = calloc(s->plan.nqps, sizeof *s->comm->qps);
   if (!s->comm->qps || rail_random_bytes(&s->ours.token, sizeof s->ours.token) != RAIL_OK)
     return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory, or no random bytes");
-  s->ours.token |= 1; /* not what memory is full of */
+  s->ours.token |= 1; /* not 0, which unwritten memory holds */
   s->ours.nqps = s->plan.nqps;
   s->ours.nrails = s->mine.nrails;
   s->ours.ctrl_addr = (uintptr_t)s->comm->ctrl_buf;
@@ -82,7 +82,7 @@ rail_result_t ib_setup_memory(struct ib_setup *s) {
 
 /* ---- per queue pair ------------------------------------------------------ */
 
-/* What went wrong has its line, from ib_qp.c, with device and queue pair; here it gets its peer. */
+/* ib_qp.c has logged the failure with device and queue pair; this line adds the peer. */
 static rail_result_t qp_failed(struct ib_setup *s) {
   const struct ib_plan_qp *p = &s->plan.qps[s->piece];
   return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "queue pair %u, from port %s to port %s of the peer, "
@@ -151,7 +151,7 @@ rail_result_t ib_setup_rtss(struct ib_setup *s) {
   return move_one(s, ib_qp_to_rts(qp, s->comm->rails[qp->rail].port));
 }
 
-/* ---- the data path's part ------------------------------------------------ */
+/* ---- starting the data path ------------------------------------------------ */
 
 /* Receive WRs first, then the flush queue pairs, which are connected to themselves. */
 rail_result_t ib_setup_receives(struct ib_setup *s) {
@@ -175,12 +175,10 @@ rail_result_t ib_setup_start(struct ib_setup *s) {
 
 /* ---- first writes --------------------------------------------------------
  *
- * The first writes over each queue pair, both ways, into the other's own memory: a packet as large as the path's MTU,
- * for which nothing asks but that it gets through, and behind it the word that the peer waits for.
- * The oob connection and the HCAs go different ways: TCP may work where RDMA is
- * lost to a wrong GID, VLAN, MTU or firewall. Found here it has a peer, two
- * ports and two GIDs in its line; found by the first message, pending a minute
- * later, it would be "retry exceeded".
+ * The first writes over each queue pair, both ways, into the peer's control buffer: a packet as large as the path's MTU,
+ * which only has to arrive, and behind it the token that the peer waits for. The oob connection and RDMA take different
+ * paths: TCP may work where a wrong GID, VLAN, MTU or firewall drops RDMA. Found here, the line names the peer, two ports
+ * and two GIDs; found by the first message, half a minute later, it would be "retry exceeded".
  */
 
 #define COMPLETIONS_AT_ONCE 16
@@ -200,7 +198,7 @@ static const char *way_of(const struct ib_setup *s, unsigned int qp, char text[3
   "TCP between the hosts works and RDMA does not: look at NCCL_IB_GID_INDEX, the VLANs and MTUs of both ports, " \
   "routing between the two GIDs, and UDP port 4791 in firewalls (RAIL_IB_VERIFY=0 leaves this test out)"
 
-/* The rings are empty, here and there, until all first writes have come: zeros over zeros. */
+/* Both rings are zero until all first writes have arrived, so zeros may be written over them. */
 _Static_assert(sizeof(struct ib_cts_ring) >= 128u << IBV_MTU_4096, "a packet fits");
 
 rail_result_t ib_setup_test_writes(struct ib_setup *s) {
@@ -232,7 +230,7 @@ rail_result_t ib_setup_test_writes(struct ib_setup *s) {
   return ib_setup_piece_done(s, s->plan.nqps);
 }
 
-/* What was flushed only followed another failure: that one is worth the line, if it is here. */
+/* A flushed WR only follows another failure: that one is reported, if it is among these. */
 static const struct ibv_wc *worst_of(const struct ibv_wc *wc, int n) {
   const struct ibv_wc *worst = NULL;
   for (int i = 0; i < n; i++)
@@ -257,7 +255,7 @@ static rail_result_t poll(struct ib_setup *s, struct ibv_cq *cq) {
   return RAIL_OK;
 }
 
-/* The queue pair whose test write of the peer's is not here; nqps: all are. */
+/* The first queue pair whose test write from the peer has not arrived; nqps: all have. */
 static unsigned int missing(const struct ib_setup *s) {
   const struct ib_verify *words = &s->comm->ctrl_buf->verify;
   unsigned int i = 0;
@@ -265,14 +263,14 @@ static unsigned int missing(const struct ib_setup *s) {
   return i;
 }
 
-/* A peer whose side failed says so or hangs up; one whose side is complete may be at PING and GOODBYE already. */
+/* A peer that failed sends a refusal or closes; one that is done may send PING or GOODBYE already, which is left unread. */
 static rail_result_t recv_refusal(struct ib_setup *s) {
   struct ib_message message;
   rail_result_t result = ib_oob_peek(&s->oob);
   if (result == RAIL_OK) {
     result = ib_setup_recv(s, IB_MESSAGE_ANSWER, &message);
     if (result != RAIL_OK) return result;
-    return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it said welcome twice");
+    return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent a second welcome");
   }
   if (result == RAIL_IN_PROGRESS) return result;
   return ib_setup_fail(s, IB_REASON_GONE, RAIL_REMOTE_ERROR, "it closed the connection during the first writes");

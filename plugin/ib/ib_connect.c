@@ -13,7 +13,7 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_setup.h"
 
-#define CALL_NS 200000ull /* most time for steps of one call; the last of them may end later */
+#define CALL_NS 200000ull /* for the steps of one call; the last of them may end later */
 
 struct ib_connect {
   struct ib_setup setup;
@@ -22,7 +22,7 @@ struct ib_connect {
   union rail_addr from;
   struct rail_dial dial;
   struct ib_hello_wire hello;
-  unsigned int drops;             /* connections that the peer dropped before it answered, in a row: */
+  unsigned int drops;             /* connections in a row that the peer dropped before it answered */
   uint64_t first_drop, last_drop; /* from when to when */
 };
 
@@ -43,8 +43,8 @@ static rail_result_t step_dial(struct ib_setup *s) {
     return RAIL_OK;
   }
   if (result == RAIL_IN_PROGRESS && a->drops && err == ECONNREFUSED)
-    return ib_setup_fail(s, IB_REASON_NONE, RAIL_REMOTE_ERROR, "it dropped the connection, and nobody listens there "
-                         "any more; did the peer's process end? Its log says more");
+    return ib_setup_fail(s, IB_REASON_NONE, RAIL_REMOTE_ERROR, "it dropped the connection, and the listener is gone; "
+                         "did the peer's process end? Its log says more");
   if (result != RAIL_IN_PROGRESS)
     return ib_setup_fail(s, IB_REASON_NONE, result, "%s%s", strerror(err),
                          err == EMFILE || err == ENFILE ? "; raise the limit of open files (ulimit -n)" : "");
@@ -55,13 +55,13 @@ static rail_result_t step_dial(struct ib_setup *s) {
                        err ? strerror(err) : "no answer");
 }
 
-/* Before it has answered a listener drops connections when strangers leave it no room: that is cured by another try,
- * with a HELLO of its own, for the listener may have heard this one. */
+/* A listener without room drops pending connections: another try, with a new HELLO because the listener may remember
+ * this one, cures that. */
 static rail_result_t redial(struct ib_connect *a, const char *why) {
   struct ib_setup *s = &a->setup;
   uint64_t now = rail_now_ns(), limit = (uint64_t)ib_params.connect_ms * 1000000;
   char peer[RAIL_ADDR_TEXT];
-  if (!a->drops || (limit && now - a->last_drop > limit)) { /* a connection that lasted is not one of a row */
+  if (!a->drops || (limit && now - a->last_drop > limit)) { /* a connection that lasted ends the row */
     a->drops = 0;
     a->first_drop = now;
   }
@@ -69,7 +69,7 @@ static rail_result_t redial(struct ib_connect *a, const char *why) {
   a->last_drop = now;
   if (limit && now - a->first_drop >= limit)
     return ib_setup_fail(s, IB_REASON_NONE, RAIL_REMOTE_ERROR, "it dropped %u connections in a row, within %lld ms "
-                         "(RAIL_IB_CONNECT_TIMEOUT), before it said anything; is its port flooded, is it another "
+                         "(RAIL_IB_CONNECT_TIMEOUT), before it answered; is its port flooded, is it another "
                          "program's now? The peer's log says more", a->drops, (long long)ib_params.connect_ms);
   RAIL_INFO(RAIL_SUB_NET, "RailIB: connect to %s over %s: the peer dropped the connection before it answered (%s); "
             "trying again", rail_addr_text(&s->peer, peer), s->device->name, why);
@@ -82,7 +82,7 @@ static rail_result_t redial(struct ib_connect *a, const char *why) {
   return RAIL_IN_PROGRESS;
 }
 
-/* One line for all connections of this process that wait, not one for each. */
+/* One line for all connections of this process that wait. */
 static void report_no_accept(struct ib_setup *s) {
   static _Atomic uint64_t next_line;
   uint64_t now = rail_now_ns(), next = atomic_load(&next_line), every = (uint64_t)ib_params.peer_warn_ms * 1000000;
@@ -90,12 +90,12 @@ static void report_no_accept(struct ib_setup *s) {
   if (s->reported || !every || s->waited < every) return;
   s->reported = true;
   if (now < next || !atomic_compare_exchange_strong(&next_line, &next, now + every)) return;
-  RAIL_WARN("RailIB: connect to %s over %s: not accepted for %.1f s, though the peer's host answers; going on to wait; "
-            "check: does the peer's process run, and come to its accept?", rail_addr_text(&s->peer, peer),
+  RAIL_WARN("RailIB: connect to %s over %s: not accepted for %.1f s, though the peer's host answers; still waiting; "
+            "check: does the peer's process run, and does it call accept?", rail_addr_text(&s->peer, peer),
             s->device->name, (double)s->waited / 1e9);
 }
 
-/* Accept may take any time, as long as the peer's host answers. What is no refusal is a welcome. */
+/* The peer's accept may take any time, as long as its host answers. */
 static rail_result_t step_answer(struct ib_setup *s) {
   struct ib_connect *a = rail_container_of(s, struct ib_connect, setup);
   enum ib_reason reason = IB_REASON_NONE;
@@ -126,28 +126,28 @@ static rail_result_t step_ready(struct ib_setup *s) {
   struct ib_message message;
   RAIL_TRY(ib_setup_recv(s, IB_MESSAGE_READY, &message));
   if (message.size == 0) return RAIL_OK;
-  return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it said ready with %zu bytes too many", message.size);
+  return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "its READY has %zu bytes too many", message.size);
 }
 
 static const struct ib_setup_row table[] = {
-  {"look at ports", ib_setup_query_ports, NULL, false},
+  {"query ports", ib_setup_query_ports, NULL, false},
   {"offer", ib_setup_offer, NULL, false},
   {"dial", step_dial, "a TCP connection", false},
-  {"say offer", ib_setup_send_offer, NULL, false},
-  {"hear answer", step_answer, "the peer's answer (it comes when its side calls accept)", true},
-  {"hear offer", ib_setup_recv_offer, "the peer's offer", false},
+  {"send offer", ib_setup_send_offer, NULL, false},
+  {"recv answer", step_answer, "the peer's answer (it comes when its side calls accept)", true},
+  {"recv offer", ib_setup_recv_offer, "the peer's offer", false},
   {"plan", ib_setup_plan, NULL, false},
   {"comm", ib_setup_comm, NULL, false},
   {"completion queues", ib_setup_cqs, NULL, false},
   {"memory", ib_setup_memory, NULL, false},
   {"queue pairs", ib_setup_qps, NULL, false},
   {"to INIT", ib_setup_inits, NULL, false},
-  {"hear queue pairs", ib_setup_recv_qps, "the peer's queue pairs", false},
+  {"recv queue pairs", ib_setup_recv_qps, "the peer's queue pairs", false},
   {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
   {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS", false},
   {"start", ib_setup_start, NULL, false},
-  {"say queue pairs", ib_setup_send_qps, NULL, false},
-  {"hear ready", step_ready, "the peer's queue pairs to be ready", false},
+  {"send queue pairs", ib_setup_send_qps, NULL, false},
+  {"recv ready", step_ready, "the peer's queue pairs to be ready", false},
   {"test writes", ib_setup_test_writes, NULL, false},
   {"verified", ib_setup_verified, "the first writes over each queue pair", false},
 };
@@ -161,7 +161,7 @@ void ib_connect_drop(void *attempt) {
   free(a);
 }
 
-/* Both with the parameter, or both without. */
+/* Both sides authenticate, or neither does. */
 static bool agree_on_auth(const struct ib_device *device, const struct ib_handle *listener) {
   char peer[RAIL_ADDR_TEXT];
   bool theirs = listener->flags & IB_HANDLE_AUTH;
@@ -180,7 +180,7 @@ static rail_result_t make_hello(struct ib_connect *a) {
   return ib_auth_on() ? ib_auth_sign_hello(&a->listener, &a->hello) : RAIL_OK;
 }
 
-/* The listener's GIDs are a hint: which of several that are as good suits this peer. */
+/* The listener's GIDs: among several local GIDs that match, one in their subnet is preferred. */
 static void take_hints(struct ib_setup *s, const struct ib_handle *listener) {
   s->nhints = listener->ngids;
   for (unsigned int i = 0; i < listener->ngids; i++) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The CTS ring: entries in and out, and which buffer a send's tag means. Immediates in and out. */
+ * The CTS ring: encoding and decoding entries, matching a send's tag. Encoding and decoding immediates. */
 #include "plugin/ib/ib_cts.h"
 
 #include <endian.h>
@@ -19,9 +19,9 @@ __extension__ typedef unsigned __int128 product;
 
 static product multiply(uint64_t a, uint64_t b) { return (product)a * b; }
 
-/* Two words and two constants make a product of 128 bits, in which a difference of either word reaches both pending;
- * differences that a product modulo 2^64 keeps in its highest byte could cancel there. The constants are the first
- * digits of pi: all that is asked of them is to have nothing to do with the data. */
+/* Two words and two constants make a product of 128 bits, in which a difference of either word reaches both halves; in a
+ * product modulo 2^64, differences in the highest byte could cancel. The constants are the first digits of pi: they only
+ * have to be independent of the data. */
 static uint32_t checksum_of(const uint64_t *words, uint32_t seq) {
   static const uint64_t by[WORDS] = {0x243f6a8885a308d3, 0x13198a2e03707345, 0xa4093822299f31d1, 0x082efa98ec4e6c89,
                                      0x452821e638d01377, 0xbe5466cf34e90c6d, 0xc0ac29b7c97c50dd, 0x3f84d5b5b5470917};
@@ -55,7 +55,7 @@ enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t s
   const uint64_t *from = (const uint64_t *)(const void *)wire;
   uint64_t words[WORDS];
   struct ib_cts_wire copy;
-  /* The HCA may be writing right now: what is judged, and used, is a copy of whole words. */
+  /* The HCA may be writing right now: a copy of whole words is checked, and used. */
   words[WORDS - 1] = __atomic_load_n(&from[WORDS - 1], __ATOMIC_ACQUIRE);
   uint64_t last = le64toh(words[WORDS - 1]);
   if ((uint32_t)last != seq) return IB_CTS_NOT_YET;
@@ -79,7 +79,7 @@ void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring) {
   m->tail = m->head = 1;
 }
 
-/* Takes note of receive m->head, if all of it is there. */
+/* Reads receive m->head into the table, if all of it is there. */
 static enum ib_cts_entry_state read_head(struct ib_cts_match *m) {
   unsigned int row = row_of(m->head), count = 1;
   for (unsigned int i = 0; i < count; i++) {
@@ -114,7 +114,7 @@ static bool take_from(struct ib_cts_match *m, unsigned int row, uint32_t tag, st
 enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_grant *grant) {
   for (uint32_t seq = m->tail;; seq++) {
     if (seq == m->head) {
-      if (m->head - m->tail == IB_MAX_RECVS) return IB_CTS_OTHER_TAGS; /* nobody can have posted more */
+      if (m->head - m->tail == IB_MAX_RECVS) return IB_CTS_OTHER_TAGS; /* the receiver cannot have posted more */
       enum ib_cts_entry_state seen = read_head(m);
       if (rail_unlikely(seen == IB_CTS_BAD)) return IB_CTS_INVALID;
       if (seen == IB_CTS_NOT_YET) return m->tail == m->head ? IB_CTS_EMPTY : IB_CTS_OTHER_TAGS;

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Clear to send. The receiver tells the sender of each grouped receive by an
- * RDMA write into a ring in the sender's memory: IB_MAX_RECVS rows, one per
- * grouped receive, row = (number of the receive) % IB_MAX_RECVS, of up to 8
- * entries, one per buffer. The receiver writes row k + 32 only when receive k is
- * done, and thus after the sender has read row k: no other flow control.
+ * Clear to send (CTS). The receiver announces each grouped receive by an RDMA write into a ring in the sender's memory:
+ * IB_MAX_RECVS rows, one per grouped receive, row = (number of the receive) % IB_MAX_RECVS, of up to 8 entries, one per
+ * buffer. The receiver writes row k + 32 only when receive k is done, and thus after the sender has read row k: there is
+ * no other flow control.
  *
- * An entry's last word names the receive it is for and seals the other seven.
- * A reader that finds the right number but not the right checksum looks at an entry
- * that is still being written: it comes back later. So nothing depends on the
- * order in which the HCA's writes within an entry become visible.
+ * An entry's last word holds the number of the receive and a checksum of the other seven. With the right number and a
+ * wrong checksum the entry is still being written, and the reader tries again later. So nothing depends on the order in
+ * which the HCA's writes within an entry become visible.
  *
- * Pure: no verbs here. One reader, one writer (the HCA). With it are the immediates, which answer it.
+ * Then the immediates, by which the sender's writes are reported to the receiver. All of it is pure: no verbs. The ring
+ * has one reader, and one writer (the HCA).
  */
 #ifndef IB_CTS_H
 #define IB_CTS_H
@@ -46,7 +45,7 @@ struct ib_cts {
 };
 
 void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *wire);
-enum ib_cts_entry_state { IB_CTS_NOT_YET, IB_CTS_GOOD, IB_CTS_BAD /* sealed, and with values that cannot be */ };
+enum ib_cts_entry_state { IB_CTS_NOT_YET, IB_CTS_GOOD, IB_CTS_BAD /* the checksum is right, the values are invalid */ };
 enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index, struct ib_cts *cts);
 
 /* ---- matching: which buffer the next send of a tag goes into ------------ */
@@ -54,15 +53,15 @@ enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t s
 struct ib_grant { /* a buffer that a send may take */
   uint64_t addr, size;
   uint32_t rkeys[IB_MAX_RAILS];
-  unsigned int row, index; /* what the immediate names */
+  unsigned int row, index; /* for the immediate */
 };
 
-/* A tag means the oldest buffer with it that no send has taken. What was judged is kept, and nothing is read from the
- * ring twice. */
+/* A send takes the oldest buffer of its tag that no send has taken. Entries are read from the ring once, checked and
+ * kept here. */
 struct ib_cts_match {
   const struct ib_cts_ring *ring;
-  uint32_t tail, head; /* receives with buffers left from `tail` on; `head` is the first that was not seen whole */
-  uint32_t takes;      /* counts, for who wants to know whether anything changed */
+  uint32_t tail, head; /* receives with buffers left begin at `tail`; `head` is the first that was not read yet */
+  uint32_t takes;      /* buffers taken: a change shows that a send matched */
   uint8_t count[IB_MAX_RECVS];
   uint8_t left[IB_MAX_RECVS]; /* one bit per buffer that no send has taken */
   uint32_t tags[IB_MAX_RECVS][IB_MAX_GROUP];
@@ -71,25 +70,25 @@ struct ib_cts_match {
 
 void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring);
 enum ib_cts_found {
-  IB_CTS_TAKEN,  /* *grant is the caller's */
-  IB_CTS_EMPTY,   /* nothing is there: the receiver has posted nothing more */
+  IB_CTS_TAKEN,      /* *grant is the caller's */
+  IB_CTS_EMPTY,      /* the receiver has posted nothing more */
   IB_CTS_OTHER_TAGS, /* there are buffers, of other tags */
-  IB_CTS_INVALID, /* the peer wrote what cannot be */
+  IB_CTS_INVALID,    /* an entry with a right checksum and invalid values */
 };
 enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_grant *grant);
-/* For a line to people: up to `max` tags of buffers that no send has taken, oldest first; returns how many it knows. */
+/* For log lines: up to `max` tags of buffers that no send has taken, oldest first; returns how many there are. */
 unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max);
 
-/* ---- immediates: what the last write of each part tells the receiver ------
+/* ---- immediates: the last write of each part reports it to the receiver ------
  *
  *   bit 31..27 row of the CTS | 26..24 index | 23..21 parts code | 20..16 exponent | 15..0 mantissa
  *
  * parts code c: 1 << c parts for c < 7; 7: all QPs that a message may have (the plan's qps_per_message). The part's body
- * (ib_send.c) has mantissa << (7 + exponent) bytes. Exponent 31 is no length but a word to the receiver: mantissa is
- * enum ib_imm_error.
+ * (ib_send.c) has mantissa << (7 + exponent) bytes. With exponent 31 the mantissa is an error code (enum ib_imm_error)
+ * instead of a length.
  */
 enum ib_imm_error {
-  IB_IMM_TOO_LARGE = 1, /* the message is larger than this buffer; nothing was written; a message of one part */
+  IB_IMM_TOO_LARGE = 1, /* the message is larger than this buffer: nothing was written, and it has one part */
 };
 
 struct ib_imm {

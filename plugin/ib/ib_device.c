@@ -15,8 +15,8 @@
 #include "common/net/fuse.h"
 #include "plugin/ib/ib_param.h"
 
-/* Not allocated: nothing to free at dlclose, and what was handed out stays. Entries are written before the count that
- * covers them. */
+/* Static: nothing to free at dlclose, and pointers to entries stay valid. An entry is written before the count that covers
+ * it. */
 static struct ib_device devices[IB_MAX_DEVICES];
 static _Atomic int ndevices;
 static struct ib_hca hcas[IB_MAX_PORTS];
@@ -56,14 +56,14 @@ static bool wants_relaxed_ordering(void) {
   return false;
 }
 
-/* retry_cnt has 3 bits. Soft-RoCE takes 7 for "for ever" (Linux 6.1, drivers/infiniband/sw/rxe/rxe_comp.c): a dead link
- * would never be an error. */
+/* retry_cnt has 3 bits. Soft-RoCE takes 7 for endless (Linux 6.1, drivers/infiniband/sw/rxe/rxe_comp.c): a dead link would
+ * never be an error. */
 static unsigned int max_retries_of(const struct ib_hca *hca) {
   enum { SOFT_ROCE = 0xffffff };
   return hca->attr.vendor_id == SOFT_ROCE ? 6 : 7;
 }
 
-/* A driver that has it looks at the descriptor first, and says that -1 is none. */
+/* A driver that supports it checks the descriptor first, and reports that -1 is none. */
 static bool has_dmabuf(struct ibv_pd *pd) {
   if (!ib_verbs.reg_dmabuf_mr) return false;
   errno = 0;
@@ -74,7 +74,7 @@ static bool has_dmabuf(struct ibv_pd *pd) {
 
 static void close_hca(struct ib_hca *hca) {
   int err = hca->pd ? ib_verbs.dealloc_pd(hca->pd) : 0;
-  if (err) /* connections that nobody closed: they and what they lie on go when the process ends */
+  if (err) /* connections are open that were never closed: the kernel frees all at process exit */
     RAIL_INFO(RAIL_SUB_NET, "RailIB: %s stays open (ibv_dealloc_pd): %s", hca->name, strerror(err));
   else if (hca->context) (void)ib_verbs.close_device(hca->context);
   hca->pd = NULL;
@@ -91,16 +91,16 @@ static bool open_hca(struct ib_hca *hca, struct ibv_device *device) {
   }
   int err = ib_verbs.query_device(hca->context, &hca->attr);
   if (!err) return true;
-  RAIL_WARN("RailIB: %s cannot be asked what it is (ibv_query_device): %s; it is left out", hca->name, strerror(err));
+  RAIL_WARN("RailIB: %s: ibv_query_device failed: %s; it is left out", hca->name, strerror(err));
   close_hca(hca);
   return false;
 }
 
-/* What connections need of an HCA one of whose ports is used. False after one line. */
+/* What connections need of an HCA with a port in use. False after one line. */
 static bool prepare_hca(struct ib_hca *hca) {
   hca->pd = ib_verbs.alloc_pd(hca->context);
   if (!hca->pd) {
-    RAIL_WARN("RailIB: %s: no protection domain (ibv_alloc_pd): %s; it is left out", hca->name, strerror(errno));
+    RAIL_WARN("RailIB: %s: ibv_alloc_pd failed: %s; it is left out", hca->name, strerror(errno));
     return false;
   }
   pthread_mutex_init(&hca->mrs.lock, NULL);
@@ -113,14 +113,14 @@ static bool prepare_hca(struct ib_hca *hca) {
 
 /* ---- its ports ---------------------------------------------------------------- */
 
-/* Whether it is taken. */
+/* Adds the port, if it is active and passes the filter. */
 static bool add_port(struct ib_hca *hca, uint8_t number, const struct ib_hca_filter *filter, const char *card) {
   struct ibv_port_attr attr = {0};
   int16_t rail, plane;
   if (!ib_hca_filter_passes(filter, hca->name, number, &rail, &plane)) return false;
   int err = ib_verbs.query_port(hca->context, number, &attr);
   if (err) {
-    RAIL_WARN("RailIB: port %u of %s cannot be asked for its state (ibv_query_port): %s; it is left out", number,
+    RAIL_WARN("RailIB: port %u of %s: ibv_query_port failed: %s; it is left out", number,
               hca->name, strerror(err));
     return false;
   }
@@ -149,7 +149,7 @@ static bool add_port(struct ib_hca *hca, uint8_t number, const struct ib_hca_fil
   return true;
 }
 
-/* A device of which no port can pass need not be opened. */
+/* A device whose ports cannot pass need not be opened. */
 static bool may_pass(const struct ib_hca_filter *filter, const char *name) {
   int16_t rail, plane;
   for (int port = 1; port <= UINT8_MAX; port++)
@@ -182,13 +182,13 @@ static void add_device(struct ibv_device *device, const struct ib_hca_filter *fi
 
 /* ---- all of them ---------------------------------------------------------------- */
 
-/* By card, then function; what has no place on a bus stays as the library lists it, and so do ports of one function. */
+/* By card, then function. Devices without a PCI path, and ports of one function, stay in the order of libibverbs. */
 static int compare_pci_paths(const struct ib_port *a, const struct ib_port *b) {
   int by_card = strcmp(a->pci_path, b->pci_path);
   return by_card ? by_card : strcmp(a->hca->pci_path, b->hca->pci_path);
 }
 
-/* NCCL takes two devices of the same guid and port for one link. */
+/* NCCL takes two devices with equal guid and port for one link. */
 static int number_on_card(struct ib_port *const *before, unsigned int n, const struct ib_port *port) {
   int number = port->number;
   for (unsigned int i = 0; i < n; i++) {
@@ -304,7 +304,7 @@ const struct ib_device *ib_device_at(int dev, const char *call) {
 
 /* ---- properties ---------------------------------------------------------------- */
 
-/* Of GPU memory a device can register what all of its HCAs can. */
+/* A fused device supports what all of its HCAs support. */
 static int ptr_support(const struct ib_device *device) {
   int support = RAIL_PTR_HOST | RAIL_PTR_CUDA | RAIL_PTR_DMABUF;
   for (unsigned int i = 0; i < device->nrails; i++) {
@@ -370,7 +370,7 @@ static bool look_up(int dev, struct rail_fuse_device *device) {
   return true;
 }
 
-/* All rails over one kind of link: connections of the other kind need other addresses. */
+/* All rails have one kind of link: RoCE and InfiniBand need different addresses. */
 static bool is_one_link(const struct ib_device *d) {
   for (unsigned int i = 1; i < d->nrails; i++) {
     if (d->rails[i]->roce == d->rails[0]->roce) continue;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The device table: every active port that NCCL_IB_HCA lets pass, found once
- * per process, in an order that is the same in every local process. It only
- * grows: makeVDevice appends devices fused from others. Names and paths live as
- * long as the process.
+ * The device table: every active port that NCCL_IB_HCA lets pass, found once per process, in an order that is the same
+ * in every local process. It only grows: makeVDevice appends devices fused from others. Names and paths live as long as
+ * the process.
  *
  *   hca     a verbs device: context, protection domain, registrations
  *   port    one of its ports: link, MTU, GIDs, speed
@@ -31,10 +30,10 @@ struct ib_mr_cache {
 };
 
 /* ib_hca.health */
-#define IB_HCA_FATAL 1u /* IBV_EVENT_DEVICE_FATAL: nothing works any more */
+#define IB_HCA_FATAL 1u /* IBV_EVENT_DEVICE_FATAL */
 
 /* ib_port.health */
-#define IB_PORT_DOWN 1u /* for now; the HCA retries what is under way */
+#define IB_PORT_DOWN 1u /* the HCA retries meanwhile */
 
 struct ib_hca {
   char name[64]; /* "mlx5_0" */
@@ -43,14 +42,14 @@ struct ib_hca {
   struct ibv_device_attr attr;
   uint64_t guid;           /* of the system image */
   char pci_path[256];      /* its own function's; "" if none */
-  unsigned int max_retries; /* of what is not acknowledged; more would be endless */
+  unsigned int max_retries; /* retransmissions; a larger retry_cnt would be endless */
   bool relaxed_ordering;   /* registrations may ask for it */
   bool dmabuf;             /* ibv_reg_dmabuf_mr is there and the driver has it */
   bool gpu_direct;         /* a peer memory module of the GPU's driver is loaded */
   struct ib_mr_cache mrs;
   struct ib_port *ports;   /* those that are used, one after the other */
   unsigned int nports;
-  _Atomic uint32_t health; /* IB_HCA_*: written by the watch thread, read by everybody */
+  _Atomic uint32_t health; /* IB_HCA_*: written by the watch thread, read by all */
 };
 
 struct ib_port {
@@ -59,7 +58,7 @@ struct ib_port {
   bool roce;      /* link layer Ethernet, else InfiniBand */
   char name[80];  /* "mlx5_0", "mlx5_0:2" where the HCA has several */
   int speed;      /* Mb/s */
-  uint8_t mtu;    /* enum ibv_mtu, when it was found; connections ask again */
+  uint8_t mtu;    /* enum ibv_mtu, at discovery; each connection queries it again */
   int16_t rail, plane; /* from NCCL_IB_HCA; -1 */
   int number_on_card;  /* NCCL's `port` property: counts functions that share a PCI device */
   char pci_path[256];  /* of the card: functions of one device merged */
@@ -77,10 +76,10 @@ struct ib_device {
   int members[IB_MAX_RAILS]; /* indices in this table; itself unless makeVDevice made it */
 };
 
-/* Builds the table at the first call. Without libibverbs, device or interface for the oob connection there are no
+/* Builds the table at the first call. Without libibverbs, device or interface for oob connections there are no
  * devices, after one line. Call under the plugin's lock. */
 void ib_devices_load(void);
-/* Closes all HCAs, when the library is unloaded; the table is empty then. Nobody may use a device any more. */
+/* Closes all HCAs, when the library is unloaded; the table is empty then. No device may be in use. */
 void ib_devices_unload(void);
 int ib_device_count(void);
 /* NULL, after one line that names the index and what is allowed, if there is no such device. */
@@ -95,12 +94,12 @@ struct ib_hca *ib_hca_at(unsigned int i);
 unsigned int ib_port_count(void);
 struct ib_port *ib_port_at(unsigned int i);
 
-/* The interface that oob connections listen on: name and address (port 0). */
+/* The interface that listeners of oob connections use: name and address (port 0). */
 const char *ib_oob_interface(union rail_addr *addr);
 
 /* ---- one port: ib_port.c --------------------------------------------------------- */
 
-/* Facts that may change while we run, asked anew for each connection. */
+/* Attributes that may change, queried for each connection. */
 struct ib_port_attr {
   bool active;
   uint8_t mtu; /* enum ibv_mtu: active */

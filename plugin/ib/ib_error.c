@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Failures in words. Nothing here is on the data path. */
+ * Log lines about failures. Nothing here is on the data path. */
 #include "plugin/ib/ib_error.h"
 
 #include <stdio.h>
@@ -59,13 +59,13 @@ static const struct ib_error_row rows[] = {
    "this side's reliable datagram domains do not match; none are used here", "the HCA's driver and firmware"},
   {IBV_WC_REM_INV_RD_REQ_ERR, RAIL_REMOTE_ERROR, "REM_INV_RD_REQ_ERR",
    "the peer refused a reliable datagram; none are used here", "drivers and firmware of both sides"},
-  {IBV_WC_REM_ABORT_ERR, RAIL_REMOTE_ERROR, "REM_ABORT_ERR", "the peer's HCA gave the operation up",
+  {IBV_WC_REM_ABORT_ERR, RAIL_REMOTE_ERROR, "REM_ABORT_ERR", "the peer's HCA aborted the operation",
    "dmesg and firmware at the peer"},
   {IBV_WC_INV_EECN_ERR, RAIL_SYSTEM_ERROR, "INV_EECN_ERR", "an end-to-end context is invalid; none are used here",
    "the HCA's driver and firmware"},
   {IBV_WC_INV_EEC_STATE_ERR, RAIL_SYSTEM_ERROR, "INV_EEC_STATE_ERR",
    "an end-to-end context is in a wrong state; none are used here", "the HCA's driver and firmware"},
-  {IBV_WC_FATAL_ERR, RAIL_SYSTEM_ERROR, "FATAL_ERR", "this side's HCA broke down", "dmesg; the HCA may need a reset"},
+  {IBV_WC_FATAL_ERR, RAIL_SYSTEM_ERROR, "FATAL_ERR", "this side's HCA failed", "dmesg; the HCA may need a reset"},
   {IBV_WC_RESP_TIMEOUT_ERR, RAIL_REMOTE_ERROR, "RESP_TIMEOUT_ERR", "the peer's HCA did not respond in time",
    "the path to the peer, as for RETRY_EXC_ERR"},
   {IBV_WC_GENERAL_ERR, RAIL_SYSTEM_ERROR, "GENERAL_ERR", "the HCA reports an error of no particular kind",
@@ -123,15 +123,14 @@ static const char *operation(const struct ib_comm *comm, const struct ibv_wc *wc
       return text;
     case IB_WR_RECV: return "irecv from";
     case IB_WR_PROBE:
-    case IB_WR_CTS: return "irecv (telling the sender of the buffer) from";
+    case IB_WR_CTS: return "irecv (CTS write) from";
     case IB_WR_FLUSH: return "iflush of what came from";
     case IB_WR_VERIFY: return "the connection's first write to";
   }
   return "a transfer with";
 }
 
-/* By wr_id: numbers of queue pairs are each HCA's own, and equal HCAs hand out equal ones. A flush's are not among the
- * comm's. */
+/* By wr_id, because QP numbers are unique only within an HCA. A flush QP is not among the comm's. */
 static const struct ib_qp *find_qp(const struct ib_comm *comm, const struct ibv_wc *wc) {
   unsigned int i = ib_wr_qp(wc->wr_id);
   return comm->qps && ib_wr_kind(wc->wr_id) != IB_WR_FLUSH && i < comm->plan.nqps ? &comm->qps[i] : NULL;
@@ -162,7 +161,7 @@ static const char *vendor(const struct ib_port *port, uint32_t vendor_err, char 
   return text;
 }
 
-/* How long the HCA tries: the number is what the standard asks for at least; devices take up to four times as long. */
+/* How long the HCA retries: the specification's minimum; devices may take up to four times as long. */
 static const char *budget(const struct ib_qp *qp, char text[PIECE]) {
   if (!qp) return "";
   unsigned int timeout = qp->path.timeout, retries = qp->path.retry_cnt;
@@ -177,7 +176,7 @@ static const char *budget(const struct ib_qp *qp, char text[PIECE]) {
 static const char *last_progress(const struct ib_comm *comm, char text[PIECE]) {
   uint64_t then = comm->last_progress, now = rail_now_ns();
   if (then) snprintf(text, PIECE, "last progress %.1f s ago", then < now ? (double)(now - then) / 1e9 : 0.0);
-  else snprintf(text, PIECE, "nothing ever came through");
+  else snprintf(text, PIECE, "nothing ever completed");
   return text;
 }
 
@@ -210,26 +209,26 @@ rail_result_t ib_error_completion(struct ib_comm *comm, const struct ibv_wc *wc)
   return ib_comm_fail(comm, row->result);
 }
 
-/* The most telling one first. */
+/* The most specific one first. */
 static const struct {
   uint32_t bit;
   rail_result_t result;
   const char *what, *check;
 } health_rows[] = {
-  {IB_COMM_DEVICE_FATAL, RAIL_SYSTEM_ERROR, "the HCA broke down (IBV_EVENT_DEVICE_FATAL)",
+  {IB_COMM_DEVICE_FATAL, RAIL_SYSTEM_ERROR, "the HCA failed (IBV_EVENT_DEVICE_FATAL)",
    "dmesg; the HCA may need a reset"},
   {IB_COMM_CQ_ERROR, RAIL_SYSTEM_ERROR, "completions were lost (IBV_EVENT_CQ_ERR)",
    "dmesg, driver and firmware; else " BUG},
-  {IB_COMM_QP_FATAL, RAIL_SYSTEM_ERROR, "a queue pair broke (asynchronous event; an earlier line has it)",
+  {IB_COMM_QP_FATAL, RAIL_SYSTEM_ERROR, "a queue pair failed (asynchronous event; an earlier line has it)",
    "the other side's log, dmesg, driver and firmware"},
-  {IB_COMM_PEER_LOST, RAIL_REMOTE_ERROR, "the peer's process ended, or its host: the oob connection broke",
+  {IB_COMM_PEER_LOST, RAIL_REMOTE_ERROR, "the peer's process or host is gone: the oob connection broke",
    "the peer's log; was it killed (dmesg: out of memory)?"},
   {IB_COMM_HOST_SILENT, RAIL_REMOTE_ERROR, "the peer's host has not answered for RAIL_IB_DEADLINE",
    "is the host up, is the network of the oob connection (NCCL_SOCKET_IFNAME) cut?"},
-  {IB_COMM_PEER_SILENT, RAIL_REMOTE_ERROR, "the peer's process has not given a sign of life for RAIL_IB_PEER_TIMEOUT",
+  {IB_COMM_PEER_SILENT, RAIL_REMOTE_ERROR, "the peer's process has not answered for RAIL_IB_PEER_TIMEOUT",
    "is it stopped (SIGSTOP, debugger, checkpoint), is its host swapping?"},
-  {IB_COMM_STALLED, RAIL_SYSTEM_ERROR, "the HCA has lost a work request: what was posted completes neither well nor "
-   "badly, though all retries are over", "dmesg, driver and firmware; did a port of this host go down?"},
+  {IB_COMM_STALLED, RAIL_SYSTEM_ERROR, "the HCA has lost a work request: it has not completed, though all retries "
+   "are over", "dmesg, driver and firmware; did a port of this host go down?"},
   {IB_COMM_PEER_CLOSED, RAIL_REMOTE_ERROR, "the peer closed the connection while requests were outstanding",
    "the peer's log: did it abort?"},
 };
@@ -250,7 +249,7 @@ rail_result_t ib_error_health(struct ib_comm *comm, uint32_t health) {
   return ib_comm_fail(comm, health_rows[i].result);
 }
 
-/* `qp` is NULL where `what` polls a CQ. Posting fails for a reason of this host's alone. */
+/* `qp` is NULL where `what` polls a CQ. The reason for a failure to post is always on this host. */
 rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const char *what, int err) {
   char way[PIECE], state[PIECE];
   if (comm->failed != RAIL_OK) return comm->failed;

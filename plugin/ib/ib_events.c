@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One event at a time: a table of all types. */
+ * Asynchronous events of an HCA: a table of all types. */
 #include "plugin/ib/ib_watch.h"
 
 #include <errno.h>
@@ -27,10 +27,10 @@ static void count(const struct ib_port *port, enum ib_stats_device counter) {
   if (port->stats) rail_stats_add_shared(&port->stats[counter], 1);
 }
 
-/* Not an error: the HCA sends again what it sent, for as long as the retries last. */
+/* Not an error: the HCA retransmits until its retries are over. */
 static void port_down(struct ib_port *port) {
   char when[32];
-  if (port->down_since) return; /* known */
+  if (port->down_since) return; /* reported already */
   port->down_since = rail_now_ns();
   atomic_fetch_or(&port->health, IB_PORT_DOWN);
   uint64_t flaps = atomic_fetch_add(&port->flaps, 1) + 1;
@@ -54,7 +54,7 @@ static void other_event(const struct ib_port *port, const char *what) {
   RAIL_INFO(RAIL_SUB_NET, "RailIB: port %s: %s; open connections keep the addresses they have", port->name, what);
 }
 
-/* Ports that no device of ours uses are nobody's business. */
+/* Events of ports that no device uses are ignored. */
 static void on_port(struct ib_hca *hca, int number, enum ibv_event_type type, const char *what) {
   for (unsigned int i = 0; i < hca->nports; i++) {
     struct ib_port *port = &hca->ports[i];
@@ -74,7 +74,7 @@ static void count_on_all(const struct ib_hca *hca, enum ib_stats_device counter)
 static void on_comm(struct ib_hca *hca, struct ib_comm *comm, uint32_t health, const char *what) {
   if (!comm || (comm->magic != IB_SEND_COMM_MAGIC && comm->magic != IB_RECV_COMM_MAGIC)) return;
   count_on_all(hca, IB_DEVICE_ERRORS);
-  if (atomic_load(&comm->stopped)) return; /* its QPs are in their error state because we said so */
+  if (atomic_load(&comm->stopped)) return; /* its QPs are in ERR because ib_comm_stop put them there */
   RAIL_WARN("RailIB: connection with %s over %s: %s reports %s%s", comm->peer_text, comm->device->name, hca->name, what,
             ib_params.return_async_events ? "" : "; ignored, as NCCL_IB_RETURN_ASYNC_EVENTS=0 says");
   if (ib_params.return_async_events) atomic_fetch_or(&comm->health, health);
@@ -120,7 +120,7 @@ static const struct {
   [IBV_EVENT_WQ_FATAL] = {ABOUT_OTHER, 0, "WQ_FATAL"},
 };
 
-/* True: the HCA is dead. */
+/* True: the HCA failed. */
 static bool handle(struct ib_hca *hca, const struct ibv_async_event *event) {
   enum about about = ABOUT_OTHER;
   uint32_t health = 0;
@@ -147,7 +147,7 @@ enum ib_events ib_events_read(struct ib_hca *hca) {
     struct ibv_async_event event;
     if (ib_verbs.get_async_event(hca->context, &event) != 0) {
       if (errno == EAGAIN || errno == EINTR) break;
-      RAIL_WARN("RailIB: %s: its events can no longer be read: %s; ports that go down go unnoticed", hca->name,
+      RAIL_WARN("RailIB: %s: its events can no longer be read: %s; ports that go down are not noticed", hca->name,
                 strerror(errno));
       return IB_EVENTS_GONE;
     }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which GID of a port a connection uses: pure functions over a plain table, so
- * that tests feed them tables with holes, several subnets and both versions of RoCE.
+ * Which GID of a port a connection uses: pure functions over a plain table, so that tests pass tables with holes,
+ * several subnets and both versions of RoCE.
  *
  * The rules are NCCL's (nccl 2.30 src/transport/net_ib/connect.cc, gid selection):
  * InfiniBand uses index 0, or NCCL_IB_ROUTABLE_FLID_GID_INDEX if that one has a
  * FLID; RoCE uses NCCL_IB_GID_INDEX if it is set, else the first GID of the wanted
  * family, range and version that is neither empty nor link-local, else index 0.
- * Here a peer's GID may prefer one of the same subnet among several that are as good.
+ * Here, among several that match, one in the subnet of the peer's GID is preferred.
  */
 #ifndef IB_GID_H
 #define IB_GID_H
@@ -22,7 +22,7 @@ enum ib_gid_type { IB_GID_IB = 0, IB_GID_ROCE_V1 = 1, IB_GID_ROCE_V2 = 2, IB_GID
 
 struct ib_gid {
   uint8_t raw[16];
-  uint8_t type;    /* enum ib_gid_type; UNKNOWN where sysfs does not say (containers): taken for the wanted one */
+  uint8_t type;    /* enum ib_gid_type; UNKNOWN where sysfs does not say (containers): treated as the preferred one */
   bool valid;      /* false: a hole in the table */
   uint32_t ifindex; /* of the interface behind it; 0 unknown */
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Opening and closing a listener, and the judgement on HELLOs. */
+ * Opening and closing a listener, and checking HELLOs. */
 #include "plugin/ib/ib_listen.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@ bool ib_handshake_load(void) {
   return ib_auth_load();
 }
 
-/* ---- who knocks ---------------------------------------------------------- */
+/* ---- HELLO ---------------------------------------------------------- */
 
 static bool refuse(enum ib_reason reason, unsigned int version, struct rail_refusal *refusal) {
   struct ib_answer answer = {.reason = reason, .rail_here = -1, .rail_there = -1};
@@ -45,7 +45,7 @@ static bool plausible(void *host, const struct rail_stranger *stranger, struct r
   return reason == IB_REASON_NONE || refuse(reason, version_of(stranger), refusal);
 }
 
-/* Only what is authentic is worth remembering. */
+/* Only authenticated HELLOs are remembered, for detecting replays. */
 static enum ib_reason check_hello(struct ib_listen *l, const struct ib_hello_wire *hello) {
   enum ib_reason reason = ib_hello_check(hello, &l->handle);
   if (reason != IB_REASON_NONE || !(l->handle.flags & IB_HANDLE_AUTH)) return reason;
@@ -81,7 +81,7 @@ static const struct rail_door_rules rules = {
 
 /* ---- opening and closing ------------------------------------------------- */
 
-/* Thousands of listeners are opened at once: a port is looked at once a second for all of them. */
+/* Thousands of listeners are opened at once: the ports are queried at most once a second for all of them. */
 static void give_hints(struct ib_handle *handle, const struct ib_device *device, int dev) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static struct {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Railyard's verbs plugin: the operations table, contexts. A tour of one message
- * begins in ib_recv.c (irecv grants), goes on in ib_send.c (isend takes and writes)
- * and ends in ib_progress.c (test).
+ * Railyard's verbs plugin: the operations table, contexts. To follow one message, begin with irecv in ib_recv.c (it
+ * writes clear-to-send entries), go on with isend in ib_send.c (it matches and writes) and end with test in
+ * ib_progress.c.
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -17,10 +17,10 @@
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_watch.h"
 
-static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER; /* the plugin's lock; guards what follows */
+static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER; /* the plugin's lock: guards what follows */
 static unsigned int contexts;
 static bool loaded, watching;
-static pid_t loader; /* the process that opened the HCAs; a forked child's are not its to close */
+static pid_t loader; /* the process that opened the HCAs: a forked child must not close them */
 
 /* Parameters and devices: once per process, then read-only. */
 static void load_once(void) {
@@ -33,7 +33,7 @@ static void load_once(void) {
   if (ib_handshake_load()) ib_devices_load();
 }
 
-/* What the first context brings with it. Where there are no devices nobody has to listen to them. */
+/* For the first context: counters, and the watch thread if there are devices. */
 static rail_result_t begin(void) {
   RAIL_TRY(ib_stats_open());
   if (watching || ib_port_count() == 0) return RAIL_OK;
@@ -85,8 +85,8 @@ static rail_result_t ib_finalize(void *arg) {
   return RAIL_OK;
 }
 
-/* After the one that finalizes the context of v6 to v10 (common/net/abi_common.c), before parameters go. A program that
- * ends in the middle leaves everything to the kernel. */
+/* Runs after the destructor that finalizes the context of v6 to v10 (common/net/abi_common.c), and before parameters are
+ * freed. With contexts still open everything is left to the kernel. */
 __attribute__((destructor(102))) static void unload(void) {
   if (contexts || loader != getpid()) return;
   rail_log_set_sink(NULL); /* NCCL may have been unloaded before us */

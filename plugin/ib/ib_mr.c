@@ -7,10 +7,10 @@
  * again and again, once per connection, so a look-up is the frequent case and an insertion that moves pointers the rare
  * one.
  *
- * The cache's lock is held while the HCA registers and deregisters. Two threads that ask for one range must not register
- * it twice, and nobody may find an entry that is about to go; what it costs is that registrations of one HCA wait for
- * one another, which the kernel's own lock on the address space and the HCA's command queue make them do in any case.
- * NCCL's own transport does the same.
+ * The cache's lock is held while the HCA registers and deregisters. Two threads that register one range must not
+ * register it twice, and an entry that is being deregistered must not be found. The cost is that registrations of one
+ * HCA wait for one another, which the kernel's lock on the address space and the HCA's command queue make them do in any
+ * case. NCCL's transport does the same.
  */
 #include "plugin/ib/ib_mr.h"
 
@@ -28,9 +28,9 @@
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_watch.h"
 
-/* What is registered. Ordinary memory is rounded to pages, and anything inside it is served by it. A dma-buf is taken
- * as it comes: what lies around it is not the caller's. Its file's inode says which buffer it is, whatever the
- * descriptor; the registration holds the buffer, so that the inode is not used again while the entry is there. */
+/* What is registered. Ordinary memory is rounded to pages, and serves every range inside it. A dma-buf is registered
+ * exactly: the memory around it is not the caller's. It is identified by its file's inode, whatever the descriptor; the
+ * registration holds the buffer, so that the inode is not reused while the entry exists. */
 struct range {
   bool dmabuf;
   dev_t device;
@@ -44,7 +44,7 @@ struct ib_mr_entry {
   struct range range;
   struct ibv_mr *mr;
   uint32_t references;
-  bool retired; /* not in the array any more */
+  bool retired; /* removed from the array */
 };
 
 /* ---- the order of entries ------------------------------------------------- */
@@ -81,7 +81,7 @@ static struct ib_mr_entry *find_dmabuf(const struct ib_mr_cache *cache, const st
   return cache->entries[after - 1];
 }
 
-/* An entry that holds the range begins before it, and not by more than the longest one is long. */
+/* An entry that covers the range begins before it, by no more than the length of the longest entry. */
 static struct ib_mr_entry *find_memory(const struct ib_mr_cache *cache, const struct range *range) {
   struct range last = *range;
   last.end = UINT64_MAX;
@@ -99,7 +99,7 @@ static struct ib_mr_entry *find(const struct ib_mr_cache *cache, const struct ra
 
 static size_t bytes_of(size_t entries) { return entries * sizeof(struct ib_mr_entry *); }
 
-/* Room for one more, so that what is registered finds a place. */
+/* Makes room for one more before registering. */
 static bool grow(struct ib_mr_cache *cache) {
   if (cache->count < cache->room) return true;
   size_t room = cache->room ? 2 * cache->room : 16;
@@ -307,9 +307,9 @@ static void retire_entries(struct ib_comm *comm, struct ib_mhandle *handle) {
   for (unsigned int i = 0; i < comm->nrails; i++) ib_mr_cache_retire(comm->rails[i].port->hca, handle->entries[i]);
 }
 
-/* The same for both kinds of comm, and for all that a connection may do with a buffer, so that buffers which several
- * connections register are registered once: sends read it, receives are written to, a flush reads it back. The peer
- * of a send comm never learns a key of its buffers. */
+/* One set of access bits for all uses of a buffer (sends read it, receives write it, a flush reads it back), so that a
+ * buffer which several connections register is registered once. The peer of a send comm never learns a key of its
+ * buffers. */
 static int access_on(const struct ib_hca *hca) {
   int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   return hca->relaxed_ordering ? access | (int)IBV_ACCESS_RELAXED_ORDERING : access;
@@ -347,7 +347,7 @@ static rail_result_t check_args(const struct ib_comm *comm, const char *call, co
   return RAIL_SYSTEM_ERROR;
 }
 
-/* `key` is whole but for what depends on the rail. A handle of no bytes registers nothing. */
+/* `key` is complete but for `access`, which depends on the rail. A handle of no bytes registers nothing. */
 static rail_result_t register_on_rails(struct ib_comm *comm, struct ib_mr_key *key, struct ib_mhandle *handle) {
   for (unsigned int i = 0; key->size && i < comm->nrails; i++) {
     struct ib_hca *hca = comm->rails[i].port->hca;
@@ -418,10 +418,10 @@ rail_result_t ib_dereg_mr(void *comm_arg, void *mhandle) {
     ib_comm_stop(comm);
     RAIL_INFO(RAIL_SUB_NET, "RailIB: deregMr of %#llx+%llu with %u requests outstanding: the connection is stopped",
               (unsigned long long)handle->addr, (unsigned long long)handle->size, atomic_load(&handle->outstanding));
-    ib_watch_remove(comm, true); /* the peer learns at once */
+    ib_watch_remove(comm, true); /* sends GOODBYE at once */
   }
   if (atomic_load_explicit(&handle->outstanding, memory_order_acquire) && !comm->sender && !comm->forked &&
-      !(atomic_load(&comm->health) & IB_COMM_DEVICE_FATAL) && !ib_qp_drain(comm)) /* a dead HCA moves and says nothing */
+      !(atomic_load(&comm->health) & IB_COMM_DEVICE_FATAL) && !ib_qp_drain(comm)) /* a dead HCA flushes nothing */
     RAIL_INFO(RAIL_SUB_NET, "RailIB: deregMr of %#llx+%llu: the HCA has not said within a second that it has stopped",
               (unsigned long long)handle->addr, (unsigned long long)handle->size);
   handle->magic = 0;

@@ -14,13 +14,13 @@ struct ib_comm;
 rail_result_t ib_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle);
 rail_result_t ib_reg_mr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd, void **mhandle);
 rail_result_t ib_dereg_mr(void *comm, void *mhandle);
-/* Gives back all handles that the comm's caller has not given back; the QPs are gone. */
+/* Frees all handles that the comm's caller did not deregister; the QPs are destroyed. */
 void ib_mhandles_free(struct ib_comm *comm);
 
 /* ---- the cache ------------------------------------------------------------ */
 
 struct ib_mr_key {
-  uint64_t addr, size; /* as the caller gave them */
+  uint64_t addr, size; /* the caller's */
   int access;          /* IBV_ACCESS_* */
   int fd;              /* -1: ordinary memory */
   uint64_t offset;     /* in the dma-buf */
@@ -35,8 +35,8 @@ void ib_mr_cache_close(struct ib_hca *hca);
 rail_result_t ib_mr_cache_get(struct ib_hca *hca, const struct ib_mr_key *key, struct ib_mr_entry **entry);
 /* The last reference deregisters. `entry` is unusable afterwards either way. */
 void ib_mr_cache_put(struct ib_hca *hca, struct ib_mr_entry *entry);
-/* Nobody finds it any more; who has it keeps it until he puts it. For memory that may be freed while a stopped QP
- * still holds its registration. */
+/* Removes it from the cache; its references stay valid until they are put. For memory that may be freed while a stopped
+ * QP still holds its registration. */
 void ib_mr_cache_retire(struct ib_hca *hca, struct ib_mr_entry *entry);
 struct ibv_mr *ib_mr_entry_mr(const struct ib_mr_entry *entry);
 /* For tests and counters. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What this side brings: its ports as they are attr, with a GID for each that suits the peer; and what both make of
- * it. */
+ * The offer of this side: its ports' current attributes, with a GID for each that suits the peer; and the plan that
+ * both sides compute. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ struct ib_qp_sizes ib_setup_sizes(const struct ib_setup *s, const struct ib_port
   };
 }
 
-/* Every request of each QP may complete with an error, asked for or not: the completion queue holds them all. */
+/* Every WR of each QP may complete with an error, signaled or not: the completion queue has room for all. */
 static unsigned int max_qps_of(const struct ib_setup *s, const struct ib_port *port) {
   struct ib_qp_sizes sizes = ib_setup_sizes(s, port);
   int64_t room = ((int64_t)port->hca->attr.max_cqe - SPARE_CQES) / (sizes.send_depth + sizes.recv_depth);
@@ -84,7 +84,7 @@ unsigned int ib_offer_hints(const struct ib_device *device, uint8_t gids[IB_HAND
   return n;
 }
 
-/* The peer's rail that this place of ours will lie opposite, as far as it is known: a handle has not all of many. */
+/* The GID of the peer's rail opposite this one, as far as it is known: a handle has at most 4. */
 static const struct ib_gid *hint_for(const struct ib_setup *s, unsigned int place) {
   bool cut_off = s->connector && s->nhints == IB_HANDLE_GIDS;
   if (s->nhints == 0 || (cut_off && place >= s->nhints)) return NULL;
@@ -141,7 +141,7 @@ static rail_result_t offer_rail(struct ib_setup *s, unsigned int place, unsigned
 
 /* ---- quality of service -------------------------------------------------- */
 
-/* What packets of the connection carry: told to us by parameter, else by the caller, else by the sender. */
+/* Service level and traffic class: of the parameters, else of the caller, else of the sender. */
 static void choose_service(struct ib_setup *s) {
   int64_t sl = ib_params.sl, tc = ib_params.tc;
   int of_caller = s->traffic_class >= 0 && s->traffic_class <= UINT8_MAX ? s->traffic_class : -1;
@@ -160,7 +160,7 @@ static uint64_t random_base;
 
 static void choose_random_base(void) { (void)rail_random_bytes(&random_base, sizeof random_base); }
 
-/* Tells a peer which connections are of one process. A child of fork is another process. */
+/* By it a peer knows which connections are of one process. A child of fork is another process. */
 static uint64_t process_id(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   (void)pthread_once(&once, choose_random_base);

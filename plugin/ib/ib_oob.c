@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The pump. */
+ * Messages of the handshake, in and out of a TCP socket. */
 #include "plugin/ib/ib_oob.h"
 
 #include <endian.h>
@@ -9,20 +9,20 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_keepalive.h"
 
-void ib_oob_init(struct ib_oob *oob, int fd, bool connector, bool keyed, const struct ib_hello_wire *hello) {
+void ib_oob_init(struct ib_oob *oob, int fd, bool connector, bool authenticated, const struct ib_hello_wire *hello) {
   memset(oob, 0, sizeof *oob);
   oob->fd = fd;
   oob->connector = connector;
-  oob->keyed = keyed;
+  oob->authenticated = authenticated;
   memcpy(oob->session.hello_mac, hello->mac, sizeof oob->session.hello_mac);
-  ib_keepalive_enable(fd, 0); /* while the peer's process may take any time */
+  ib_keepalive_enable(fd, 0); /* the peer's process may take any time, its host may not */
 }
 
 void ib_oob_close(struct ib_oob *oob) { rail_sock_close(&oob->fd); }
 
-/* Refusals are for everybody, also for those whose key is another. */
+/* Refusals carry no mac: a peer with another key must understand them. */
 static bool has_mac(const struct ib_oob *oob, unsigned int type, const struct ib_answer *answer) {
-  return oob->keyed && (type != IB_MESSAGE_ANSWER || answer->reason == IB_REASON_NONE);
+  return oob->authenticated && (type != IB_MESSAGE_ANSWER || answer->reason == IB_REASON_NONE);
 }
 
 static void note_nonce(struct ib_oob *oob, unsigned int type, const struct ib_answer *answer) {
@@ -36,7 +36,7 @@ rail_result_t ib_oob_send(struct ib_oob *oob, enum ib_message_type type, const v
   struct ib_head_wire head;
   uint8_t *at = oob->out + oob->out_size;
   if (size > IB_BODY_MAX || sizeof head + size + RAIL_MAC_SIZE > sizeof oob->out - oob->out_size) {
-    RAIL_WARN("RailIB: handshake: more is said than there is room for");
+    RAIL_WARN("RailIB: handshake: no room for another message");
     return RAIL_INTERNAL_ERROR;
   }
   if (type == IB_MESSAGE_ANSWER) (void)ib_answer_decode(body, size, &answer);
@@ -74,14 +74,14 @@ static rail_result_t read_to(struct ib_oob *oob, size_t size, enum ib_reason *re
   return broken(IB_REASON_NONE, what, reason, why);
 }
 
-/* Of our version; only refusals may be of another. */
+/* Only refusals may be of another version. */
 static bool is_ours(const struct ib_oob *oob) {
   struct ib_head_wire wire;
   memcpy(&wire, oob->in, sizeof wire);
   return le16toh(wire.version) == IB_WIRE_VERSION;
 }
 
-/* A whole message is here: is it the peer's, and of this handshake? */
+/* A whole message is here. Is its version right, and does its mac fit this handshake? */
 static rail_result_t check(struct ib_oob *oob, enum ib_reason *reason, const char **why) {
   const size_t signed_size = sizeof(struct ib_head_wire) + oob->body;
   const uint8_t *body = oob->in + sizeof(struct ib_head_wire);

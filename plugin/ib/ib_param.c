@@ -16,14 +16,14 @@
 static const struct rail_param rows[] = {
   /* devices */
   {.name = "NCCL_IB_DISABLE", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(disable),
-   .doc = "1: the plugin has no devices. (Init still succeeds, where NCCL's own fails.)"},
+   .doc = "1: the plugin has no devices. (Init still succeeds, where that of NCCL's transport fails.)"},
   {.name = "NCCL_IB_HCA", .type = RAIL_PARAM_STRING, .offset = AT(hca),
    .doc = "Ports to use: a list of name[:port[:rail[:plane]]], up to 32; names are prefixes, '=' in front makes them "
           "exact, '^' excludes the list, '^=' both. rail and plane are numbers for NCCL's topology search."},
   {.name = "NCCL_IBVERBS_LIB", .type = RAIL_PARAM_STRING, .offset = AT(ibverbs_lib),
    .doc = "Path of libibverbs. Unset: libibverbs.so.1, then libibverbs.so."},
   {.name = "NCCL_SOCKET_IFNAME", .type = RAIL_PARAM_STRING, .offset = AT(ifname),
-   .doc = "Interface for the oob connection, the first that fits: a list of name prefixes; '^' in front excludes them, "
+   .doc = "Interface for the oob (out-of-band, TCP) connection, the first that fits: a list of name prefixes; '^' in front excludes them, "
           "'=' makes them exact."},
   {.name = "NCCL_SOCKET_FAMILY", .type = RAIL_PARAM_STRING, .offset = AT(family),
    .doc = "AF_INET or AF_INET6 limits the oob connection to that family."},
@@ -31,7 +31,7 @@ static const struct rail_param rows[] = {
    .doc = "Address of the root; interfaces in its subnet are preferred when NCCL_SOCKET_IFNAME is unset."},
   {.name = "NCCL_IB_MERGE_VFS", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(merge_vfs),
    .doc = "Virtual functions count as the device they belong to in the topology. (Only where the system shows such a "
-          "device; NCCL's own plugin takes for granted that it is device 0 of the bus.)"},
+          "device; NCCL's transport assumes that it is device 0 of the bus.)"},
   {.name = "NCCL_IB_MERGE_NICS", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(merge_nics),
    .doc = "0: devices cannot be fused (makeVDevice is refused)."},
   {.name = "RAIL_NET_FUSE_NO_PCI", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(fuse_no_pci),
@@ -77,15 +77,14 @@ static const struct rail_param rows[] = {
    .doc = "Both sides' HCAs agree on enhanced connection establishment options where they have them."},
   {.name = "NCCL_IB_TIMEOUT", .type = RAIL_PARAM_INT, .def = "20", .lo = 0, .hi = 31, .offset = AT(timeout),
    .doc = "Local ACK timeout of QPs: 4.096 us x 2^n, and HCAs take up to 4 times that. 20 is 4.3 s, and with 7 retries "
-          "half a minute and more until a dead link is an error. 0: for ever."},
+          "half a minute and more until a dead link is an error. 0: no limit."},
   {.name = "NCCL_IB_RETRY_CNT", .type = RAIL_PARAM_INT, .def = "7", .lo = 0, .hi = 7, .offset = AT(retry_cnt),
-   .doc = "How often an HCA sends again what nobody acknowledges before that is an error. Soft-RoCE, for which 7 means "
-          "for ever, gets at most 6."},
+   .doc = "How often an HCA retransmits what is not acknowledged before that is an error. Soft-RoCE, for which 7 means "
+          "endless, gets at most 6."},
   {.name = "NCCL_IB_MQP_RETRY_ALL", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(modify_retry_all),
    .doc = "Changes of a QP's state are tried again after any error, not only after ETIMEDOUT."},
   {.name = "NCCL_IB_MQP_RETRY_CNT", .type = RAIL_PARAM_INT, .def = "34", .lo = 0, .hi = 1000,
-   .offset = AT(modify_retries),
-   .doc = "How often."},
+   .offset = AT(modify_retries), .doc = "How often."},
   {.name = "NCCL_IB_MQP_RETRY_SLEEP_MSEC", .type = RAIL_PARAM_INT, .def = "100", .lo = 0, .hi = 60 * 1000,
    .offset = AT(modify_retry_ms),
    .doc = "Milliseconds between two tries, growing by as much with each. (No call sleeps that long: the next one "
@@ -120,22 +119,21 @@ static const struct rail_param rows[] = {
           "the interface's."},
   {.name = "RAIL_IB_CONNECT_TIMEOUT", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(connect_ms),
-   .doc = "A peer that cannot be reached within this time, or has answered and does not come to an end within this "
-          "time of its first answer, is an error. Its accept may take any time, as long as its host answers. 0: "
-          "never."},
+   .doc = "A peer that cannot be reached within this time, or does not complete the handshake within this time of "
+          "its first answer, is an error. Its accept may take any time, as long as its host answers. 0: no limit."},
   {.name = "RAIL_IB_HANDSHAKE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "10s", .lo = 10, .hi = 3600 * 1000,
    .offset = AT(handshake_ms),
-   .doc = "A client that has not introduced itself within this time is dropped."},
+   .doc = "A pending connection whose HELLO has not arrived within this time is dropped."},
   {.name = "RAIL_IB_DEADLINE", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(deadline_ms),
    .doc = "With requests outstanding, a peer whose host does not answer for this long, over the oob connection or by "
-          "RDMA, is an error. When nothing moves for a third of it the own HCA is asked, too: a work request of which "
-          "it reports no end within 4 times its retries is an error. 0: wait for ever."},
+          "RDMA, is an error. When nothing completes for a third of it the local HCA is probed, too: a work request "
+          "that it does not complete within 4 times its retries is an error. 0: no limit."},
   {.name = "RAIL_IB_PEER_TIMEOUT", .type = RAIL_PARAM_MS, .def = "300s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(peer_ms),
    .doc = "With requests outstanding, how long a peer whose host answers may be silent (stopped, in a debugger, "
           "checkpointed) before that is an error. Peers that are alive and merely slow answer PING and may take any "
-          "time. 0: wait for ever."},
+          "time. 0: no limit."},
   {.name = "RAIL_IB_PEER_WARN", .type = RAIL_PARAM_MS, .def = "10s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(peer_warn_ms),
    .doc = "A peer that has been silent for this long, with requests outstanding, is reported, once per process and "
@@ -143,11 +141,11 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_IB_TAG_TIMEOUT", .type = RAIL_PARAM_MS, .def = "60s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(tag_ms),
    .doc = "A send that finds receives posted of which none has its tag, for this long without a new one, is an error. "
-          "0: never."},
+          "0: no limit."},
   {.name = "RAIL_IB_LINGER", .type = RAIL_PARAM_MS, .def = "-1ms", .lo = -1, .hi = 60 * 1000, .offset = AT(linger_ms),
-   .doc = "A closed receiver still answers what its sender sends again, until the sender has nothing more to send "
-          "again or is closed, or for this long. -1: 4 ACK timeouts of the sender (NCCL_IB_TIMEOUT) and a second, 18 s "
-          "at 20, after which its HCA has sent again at least once."},
+   .doc = "A closed receiver still answers retransmissions, until everything its sender sent is acknowledged or the "
+          "sender is closed, or for this long. -1: 4 ACK timeouts of the sender (NCCL_IB_TIMEOUT) and a second, 18 s "
+          "at 20, after which its HCA has retransmitted at least once."},
   {.name = "RAIL_IB_VERIFY", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(verify),
    .doc = "A write of one packet of the path's MTU over each QP in both directions before a connection is handed out: "
           "one that cannot carry data is an error at connect. Off only if both sides have it off."},
@@ -157,8 +155,8 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_IB_MIN_PART", .type = RAIL_PARAM_BYTES, .def = "8K", .lo = IB_ALIGN, .hi = 1 << 30,
    .offset = AT(min_part), .doc = "No message is split over several QPs in parts smaller than this."},
   {.name = "RAIL_IB_FLUSH", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|always|never", .offset = AT(flush),
-   .doc = "Reads behind what arrived in GPU memory, before the GPU may look: where memory is reached in a way that "
-          "needs it, always, or never."},
+   .doc = "iflush reads back from GPU memory, so that what arrived is visible to the GPU: where memory is reached "
+          "in a way that needs it, always, or never."},
 };
 
 const struct rail_param_table ib_param_table = {.module = "ib", .rows = rows, .count = RAIL_COUNT_OF(rows),

@@ -24,12 +24,12 @@ struct ib_params {
   int64_t return_async_events, flush_disable;
   /* ours: RAIL_IB_... */
   const char *auth_file, *ports, *bind;
-  int64_t connect_ms;   /* RAIL_IB_CONNECT_TIMEOUT: to reach a peer, and from its first answer to the end; 0 never */
-  int64_t handshake_ms; /* RAIL_IB_HANDSHAKE_TIMEOUT: for a stranger's first message */
-  int64_t deadline_ms;  /* RAIL_IB_DEADLINE: how long a peer's host may not answer; 0 for ever */
-  int64_t peer_ms;      /* RAIL_IB_PEER_TIMEOUT: how long a peer whose host answers may be silent; 0 for ever */
-  int64_t peer_warn_ms; /* RAIL_IB_PEER_WARN: a peer that is silent for so long is reported; 0 never */
-  int64_t tag_ms;       /* RAIL_IB_TAG_TIMEOUT: how long a send may meet receives of other tags only; 0 for ever */
+  int64_t connect_ms;   /* RAIL_IB_CONNECT_TIMEOUT: to reach a peer, and from its first answer to the end; 0: none */
+  int64_t handshake_ms; /* RAIL_IB_HANDSHAKE_TIMEOUT: until a pending connection's first message */
+  int64_t deadline_ms;  /* RAIL_IB_DEADLINE: how long a peer's host may not acknowledge; 0: no limit */
+  int64_t peer_ms;      /* RAIL_IB_PEER_TIMEOUT: how long a peer whose host answers may be silent; 0: no limit */
+  int64_t peer_warn_ms; /* RAIL_IB_PEER_WARN: a peer that is silent for so long is reported; 0: never */
+  int64_t tag_ms;       /* RAIL_IB_TAG_TIMEOUT: how long a send may find receives of other tags only; 0: no limit */
   int64_t linger_ms;    /* RAIL_IB_LINGER: how long a closed receiver answers retries; -1: by the sender's timeout */
   int64_t verify;       /* RAIL_IB_VERIFY: a first write in both directions before a connection is handed out */
   int64_t max_write;    /* RAIL_IB_MAX_WRITE: bytes of one RDMA write; a power of two */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Everything is judged in the sender's and the receiver's names, in one order,
- * so that both sides find the same first reason; only the answer is turned
- * round for whoever asked.
+ * Both sides check sender and receiver in the same order, so that both find the same first reason; for the receiver the
+ * result is swapped at the end.
  */
 #include "plugin/ib/ib_plan.h"
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What both sides of a connection settle on, as a pure function of what each
- * offers: both compute the same plan, or the same refusal, from the same two
- * offers. No QP is made before.
+ * The plan of a connection, as a pure function of what each side offers: both compute the same plan, or the same
+ * refusal, from the same two offers, before a QP is created.
  */
 #ifndef IB_PLAN_H
 #define IB_PLAN_H
@@ -13,7 +12,7 @@
 #include "rail/net.h"
 
 /* Numbers that both sides of a connection build on, and the sizes of tables. */
-#define IB_MAX_PORTS 32   /* active ports of this machine that are looked at */
+#define IB_MAX_PORTS 32   /* active ports of this machine that are used */
 #define IB_MAX_DEVICES 256 /* ports and the devices fused from them */
 #define IB_MAX_RAILS 8    /* ports of one fused device (net v12) */
 #define IB_MAX_QPS 128    /* data QPs of one connection */
@@ -23,13 +22,13 @@
 #define IB_MAX_SENDS (IB_MAX_RECVS * IB_MAX_GROUP) /* sends outstanding on one connection: 256 */
 #define IB_MAX_FLUSHES IB_MAX_RECVS
 
-#define IB_ALIGN 128 /* parts of a message end at multiples of it, so that no LL128 line is torn between QPs */
+#define IB_ALIGN 128 /* parts of a message end at multiples of it, so that no LL128 line is split between QPs */
 
-#define IB_RECV_BATCH 32                             /* receive WRs are given back in chains of up to this many */
+#define IB_RECV_BATCH 32                             /* receive WRs are posted again in batches of this many */
 #define IB_RECV_DEPTH (IB_MAX_SENDS + IB_RECV_BATCH) /* receive queue of each data QP */
 #define IB_SEND_DEPTH 512                            /* send queue of each data QP, where the device allows it */
 
-/* One port that a side brings. */
+/* One port of a side. */
 struct ib_offer_rail {
   bool roce;
   uint8_t port;     /* number on its HCA: the address vector's port is always our own side's */
@@ -48,12 +47,12 @@ struct ib_offer {
   unsigned int nrails;
   struct ib_offer_rail rails[IB_MAX_RAILS];
   unsigned int qps_per_rail; /* NCCL_IB_QPS_PER_CONNECTION */
-  unsigned int max_qps;      /* that this side can make for one connection */
+  unsigned int max_qps;      /* that this side can create for one connection */
   bool split;                /* NCCL_IB_SPLIT_DATA_ON_QPS */
   bool ece, verify;
   unsigned int max_write_log2; /* 12..30: bytes of one RDMA write */
   unsigned int recv_depth;     /* receive WRs that each of its QPs holds */
-  uint8_t sl, traffic_class; /* of the sender's packets; a receiver that was not told otherwise answers in kind */
+  uint8_t sl, traffic_class; /* of the sender's packets; a receiver without settings of its own uses the same */
   uint8_t timeout;           /* NCCL_IB_TIMEOUT: local ACK timeout of its queue pairs, 0..31 */
   uint64_t process;          /* random, the same in all connections of a process */
 };
@@ -72,7 +71,7 @@ struct ib_plan {
   bool ece, verify;
 };
 
-/* Why a pair cannot be. Numbers are on the wire. */
+/* Why two ports cannot be connected. Numbers are on the wire. */
 enum ib_refusal {
   IB_REFUSAL_NONE = 0,
   IB_REFUSAL_LINK = 1,   /* one rail InfiniBand, the other Ethernet */

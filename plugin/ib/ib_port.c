@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A port: whether NCCL_IB_HCA lets it pass, what sysfs says of it, its state, addresses and speed as they are attr. */
+ * A port: whether NCCL_IB_HCA lets it pass, what sysfs says of it, its current state, addresses and speed. */
 #include <ctype.h>
 #include <endian.h>
 #include <errno.h>
@@ -120,7 +120,7 @@ void ib_sysfs_pci_paths(const char *root, const char *hca, bool merge_vfs, char 
   if (merge_vfs && rail_pci_path(link, physical, sizeof physical) && strcmp(physical, own) != 0)
     memcpy(card, physical, sizeof physical);
   fold(card, "0");
-  /* In a guest a virtual function does not say what it belongs to: NCCL goes by the number. */
+  /* In a guest a virtual function does not name its physical one: NCCL goes by the number. */
   if (merge_vfs) fold(card, "00.0");
 }
 
@@ -138,7 +138,7 @@ uint8_t ib_sysfs_gid_type(const char *root, const char *hca, unsigned int port, 
   snprintf(path, sizeof path, "%s/class/infiniband/%s/ports/%u/gid_attrs/types/%u", root, hca, port, index);
   if (!read_file(path, text, sizeof text)) return IB_GID_UNKNOWN;
   if (strncmp(text, "RoCE v2", 7) == 0) return IB_GID_ROCE_V2;
-  /* The kernel's one word for InfiniBand and RoCE v1. The link says which. */
+  /* The kernel has one name for InfiniBand and RoCE v1. The link says which. */
   return strncmp(text, "IB/RoCE v1", 10) == 0 ? IB_GID_ROCE_V1 : IB_GID_UNKNOWN;
 }
 
@@ -155,9 +155,9 @@ bool ib_sysfs_has_peer_memory(const char *root) {
 
 /* ---- speed ---------------------------------------------------------------- */
 
-#define UNKNOWN_SPEED 10000 /* what NCCL assumes of a device that does not say */
+#define UNKNOWN_SPEED 10000 /* NCCL's assumption for a device that reports none */
 
-/* Codes are bits: the fastest that is set counts. SDR DDR QDR FDR10 FDR EDR HDR NDR XDR. */
+/* Codes are bits: the highest that is set counts. SDR DDR QDR FDR10 FDR EDR HDR NDR XDR. */
 static const int lane_speeds[] = {2500, 5000, 10000, 10000, 14000, 25000, 50000, 100000, 200000};
 /* 1x 4x 8x 12x 2x */
 static const int lanes[] = {1, 4, 8, 12, 2};
@@ -174,7 +174,7 @@ int ib_link_speed(uint32_t speed_code, uint32_t width_code) {
   return speed && width ? speed * width : UNKNOWN_SPEED;
 }
 
-/* Speeds past 8 bits (XDR) are in a field that newer libraries have behind the others; older ones leave it alone. */
+/* Speeds past 8 bits (XDR) are in a field that newer libraries append; older ones do not write it. */
 union wide_attr {
   struct ibv_port_attr attr;
   struct {
@@ -207,7 +207,7 @@ static bool read_table(const struct ib_port *port, struct ib_gid_table *table) {
   struct ibv_gid_entry entries[2 * IB_MAX_GIDS];
   if (!ib_verbs.query_gid_table) return false;
   ssize_t n = ib_verbs.query_gid_table(port->hca->context, entries, RAIL_COUNT_OF(entries), 0, sizeof entries[0]);
-  if (n <= 0 || n == RAIL_COUNT_OF(entries)) return false; /* one that may be cut off: a device with many ports */
+  if (n <= 0 || n == RAIL_COUNT_OF(entries)) return false; /* it may be truncated: a device with many ports */
   for (ssize_t i = 0; i < n; i++) {
     const struct ibv_gid_entry *e = &entries[i];
     if (e->port_num != port->number || e->gid_index >= table->count) continue;
@@ -246,8 +246,7 @@ rail_result_t ib_port_query(const struct ib_port *port, struct ib_port_attr *att
   memset(attr, 0, sizeof *attr);
   int err = ib_verbs.query_port(port->hca->context, port->number, &raw);
   if (err) {
-    RAIL_WARN("RailIB: port %u of %s cannot be asked for its state (ibv_query_port): %s; has the device been removed "
-              "or reset? See dmesg", port->number, port->hca->name, strerror(err > 0 ? err : errno));
+    RAIL_WARN("RailIB: port %u of %s: ibv_query_port failed: %s; has the device been removed or reset? See dmesg", port->number, port->hca->name, strerror(err > 0 ? err : errno));
     return RAIL_SYSTEM_ERROR;
   }
   attr->active = raw.state == IBV_PORT_ACTIVE;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A transition is a row of attributes: filled from ib_qp_path, given to modify,
- * traced, and under TRACE read back, because drivers have ignored a service
- * level or a traffic class without a word. A difference is a warning there.
+ * A transition fills attributes from ib_qp_path and calls modify. Under TRACE it logs them and reads them back, because
+ * drivers have silently ignored a service level or a traffic class; a difference is a warning.
  */
 #include "plugin/ib/ib_qp.h"
 
@@ -17,7 +16,7 @@
 #include "plugin/ib/ib_verbs.h"
 
 #define MIN_RNR_TIMER 12 /* 0.64 ms: what a receiver without a receive WR asks a sender to wait */
-#define RNR_RETRY 7      /* for ever: a slow receiver is no failure */
+#define RNR_RETRY 7      /* endless: a slow receiver is not a failure */
 #define HOP_LIMIT 255
 #define RD_ATOMIC 1
 
@@ -129,7 +128,7 @@ static rail_result_t modify(struct ib_qp *qp, const struct ib_port *port, enum i
   if (qp->modify_tries && !rail_deadline_passed(qp->modify_at)) return RAIL_IN_PROGRESS;
   trace(qp, port, to);
   int err = ib_verbs.modify_qp(qp->qp, attr, mask);
-  if (err < 0) err = errno; /* some providers do it this way */
+  if (err < 0) err = errno; /* some providers return -1 and set errno */
   if (err && try_again(qp, err)) {
     RAIL_TRACE(RAIL_SUB_NET, "RailIB: %s: queue pair %u: %s; try %u of %lld again in %lld ms (NCCL_IB_MQP_RETRY_CNT, "
                "_SLEEP_MSEC)", port->name, qp->index, strerror(err), qp->modify_tries,
@@ -143,10 +142,10 @@ static rail_result_t modify(struct ib_qp *qp, const struct ib_port *port, enum i
   return RAIL_OK;
 }
 
-/* Perhaps because of what was asked for. There are providers (bnxt_re) that then leave errno as it was. */
+/* The sizes may be the reason. Some providers (bnxt_re) then leave errno unset. */
 static bool asked_too_much(int err) { return err == 0 || err == EINVAL || err == ENOMEM || err == EOPNOTSUPP; }
 
-/* No device says how much can be inline: asked for less, until it is taken. */
+/* No device reports its inline limit: try with less until creation succeeds. */
 static struct ibv_qp *create_with_inline(struct ibv_pd *pd, struct ibv_qp_init_attr *attr) {
   uint32_t depth = attr->cap.max_send_wr, recv = attr->cap.max_recv_wr;
   for (uint32_t bytes = attr->cap.max_inline_data;; bytes /= 2) {
@@ -171,12 +170,12 @@ rail_result_t ib_qp_create(struct ib_qp *qp, const struct ib_port *port, struct 
   if (!qp->qp) {
     int err = errno;
     RAIL_WARN("RailIB: %s: no queue pair of %u send and %u receive requests: %s; %s", port->name, sizes->send_depth,
-              sizes->recv_depth, err ? strerror(err) : "the driver says no reason", hint_of(err, IB_QP_RESET));
+              sizes->recv_depth, err ? strerror(err) : "the driver gives no reason", hint_of(err, IB_QP_RESET));
     return RAIL_SYSTEM_ERROR;
   }
   qp->state = IB_QP_RESET;
   qp->sq_avail = sizes->send_depth;
-  /* A provider may give more than it was asked for; what it says counts only where we asked. */
+  /* A provider may report inline room that was not asked for: that does not count. */
   qp->max_inline = (uint16_t)(sizes->inline_bytes ? RAIL_MIN(attr.cap.max_inline_data, UINT16_MAX) : 0);
   return RAIL_OK;
 }
@@ -191,7 +190,7 @@ rail_result_t ib_qp_to_init(struct ib_qp *qp, const struct ib_port *port, int ac
   return modify(qp, port, IB_QP_INIT, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
-/* What the peer offered counts from here on; a driver that does not know it has said so in its own offer. */
+/* Uses what the peer offered; a driver without ECE has offered none. */
 static rail_result_t set_ece(struct ib_qp *qp, const struct ib_port *port) {
   if (!qp->path.use_ece || !ib_verbs.set_ece) return RAIL_OK;
   int err = ib_verbs.set_ece(qp->qp, &qp->path.ece);
@@ -213,7 +212,7 @@ rail_result_t ib_qp_to_rtr(struct ib_qp *qp, const struct ib_port *port) {
   attr.rq_psn = p->rq_psn;
   attr.max_dest_rd_atomic = RD_ATOMIC;
   attr.min_rnr_timer = MIN_RNR_TIMER;
-  attr.ah_attr.port_num = p->port; /* ours: it says where packets leave */
+  attr.ah_attr.port_num = p->port; /* the local port that packets leave from */
   attr.ah_attr.dlid = p->dlid;
   attr.ah_attr.sl = p->sl;
   if (p->grh) {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The life of a queue pair: one function per transition, each with all of its
- * attributes from one place. Every transition is traced, and read back and
- * compared under NCCL_DEBUG=TRACE.
+ * Queue pairs: one function per transition, which takes all of its attributes from ib_qp_path. Under NCCL_DEBUG=TRACE
+ * every transition is logged, read back and compared.
  *
  *   (none) -create-> RESET -init-> INIT -rtr-> RTR -rts-> RTS -err-> ERR -destroy-> (none)
  */
@@ -14,9 +13,9 @@
 
 enum ib_qp_state { IB_QP_NONE, IB_QP_RESET, IB_QP_INIT, IB_QP_RTR, IB_QP_RTS, IB_QP_ERR, IB_QP_STATES };
 
-/* What a QP needs to know of itself and of its peer. */
+/* The attributes of a QP and of its peer. */
 struct ib_qp_path {
-  uint8_t port; /* ours */
+  uint8_t port; /* local */
   uint16_t pkey_index;
   uint8_t sgid_index;
   bool grh;
@@ -27,7 +26,7 @@ struct ib_qp_path {
   uint16_t dlid;
   uint8_t dgid[16];
   uint32_t dest_qpn;
-  uint32_t sq_psn, rq_psn; /* of our first packet, random; of the peer's */
+  uint32_t sq_psn, rq_psn; /* first packet numbers: local, random; the peer's */
   struct ibv_ece ece;
   bool use_ece;
 };
@@ -37,18 +36,18 @@ struct ib_qp {
   enum ib_qp_state state;
   uint16_t index;               /* in its comm */
   uint8_t rail, remote_rail;    /* which port of each side */
-  uint16_t max_inline;          /* bytes, as the device gave it */
+  uint16_t max_inline;          /* bytes, as the device reports it */
   /* The progress thread's: */
-  uint32_t sq_avail;           /* free places in the send queue */
-  uint32_t rq_consumed;        /* receive WRs consumed and not given back yet */
-  uint32_t modify_tries;        /* the handshake's: of the transition under way that timed out */
-  uint64_t modify_at;           /* when it is tried again */
-  _Atomic bool flushed;         /* stopped, and a receive WR has come back unused since */
+  uint32_t sq_avail;           /* free entries of the send queue */
+  uint32_t rq_consumed;        /* receive WRs consumed and not posted again yet */
+  uint32_t modify_tries;        /* the handshake's: tries of a transition that timed out */
+  uint64_t modify_at;           /* when the next try is due */
+  _Atomic bool flushed;         /* a receive WR was flushed after ib_qp_to_err */
   struct ib_qp_path path;
 };
 
 struct ib_qp_sizes {
-  uint32_t send_depth, recv_depth, inline_bytes; /* inline: asked for; less is fine */
+  uint32_t send_depth, recv_depth, inline_bytes; /* inline: wanted; less is accepted */
 };
 
 /* Each logs its failure: device, QP, transition, errno, what to check. ETIMEDOUT of modify is tried again as
@@ -58,12 +57,12 @@ rail_result_t ib_qp_create(struct ib_qp *qp, const struct ib_port *port, struct 
 rail_result_t ib_qp_to_init(struct ib_qp *qp, const struct ib_port *port, int access);
 rail_result_t ib_qp_to_rtr(struct ib_qp *qp, const struct ib_port *port);
 rail_result_t ib_qp_to_rts(struct ib_qp *qp, const struct ib_port *port);
-/* What this QP's device can do with one of its own kind; false, and all zero, where it knows nothing of that. */
+/* The ECE options of this QP's device; false, and all zero, where it has none. */
 bool ib_qp_query_ece(const struct ib_qp *qp, struct ibv_ece *ece);
-/* Stops it: the HCA begins nothing new for it. A packet that it has in hand may still go to memory; the receive WRs
- * that come back unused are behind that (ib_qp_drain). Never fails loudly. */
+/* Stops it: the HCA begins nothing new for it. A packet that is being handled may still be written to memory; flushed
+ * receive WRs complete after that (ib_qp_drain). Failures are only traced. */
 void ib_qp_to_err(struct ib_qp *qp);
-void ib_qp_destroy(struct ib_qp *qp); /* a zeroed one is fine */
+void ib_qp_destroy(struct ib_qp *qp); /* does nothing for a zeroed one */
 
 const char *ib_qp_state_name(enum ib_qp_state state);
 

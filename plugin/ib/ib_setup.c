@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The way through a side's table, its messages, and what is said when it ends early. */
+ * Running a side's table, its messages, and lines about failures. */
 #include "plugin/ib/ib_setup.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_watch.h"
 
-#define MAX_STEP_NS 1000000000ull /* between two calls; in a longer one this process was stopped, or its caller away */
+#define MAX_STEP_NS 1000000000ull /* between two calls; if longer, this process was stopped or its caller was busy */
 
 void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib_device *device, bool connector,
                    const union rail_addr *peer, int traffic_class) {
@@ -25,7 +25,7 @@ void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib
   s->peer = *peer;
   s->traffic_class = traffic_class;
   s->oob.fd = -1;
-  s->begun = s->looked = rail_now_ns();
+  s->begun = s->last_call = rail_now_ns();
 }
 
 void ib_setup_free(struct ib_setup *s) {
@@ -43,7 +43,7 @@ void ib_setup_count(const struct ib_device *device, enum ib_stats_device counter
 
 /* ---- failing ------------------------------------------------------------- */
 
-/* In the middle of a message of ours nothing can be said any more. */
+/* A refusal cannot follow half a message. */
 static void refuse_peer(struct ib_setup *s, enum ib_reason reason) {
   struct ib_answer answer = {.reason = reason, .rail_here = -1, .rail_there = -1};
   uint8_t refusal[IB_REFUSAL_SIZE];
@@ -65,7 +65,7 @@ rail_result_t ib_setup_fail(struct ib_setup *s, enum ib_reason reason, rail_resu
   return result;
 }
 
-/* The line of a refusal names what the peer said of the two ports. */
+/* The line names the two ports of the peer's refusal. */
 static rail_result_t refused(struct ib_setup *s, const struct ib_answer *answer) {
   const char *here = "one of ours";
   if (answer->rail_there >= 0 && (unsigned int)answer->rail_there < s->mine.nrails)
@@ -93,11 +93,11 @@ rail_result_t ib_setup_recv(struct ib_setup *s, enum ib_message_type wanted, str
 rail_result_t ib_setup_check(struct ib_setup *s, enum ib_message_type wanted, const struct ib_message *message) {
   if (message->type == IB_MESSAGE_ANSWER) {
     struct ib_answer answer;
-    (void)ib_answer_decode(message->body, message->size, &answer); /* the pump has looked */
+    (void)ib_answer_decode(message->body, message->size, &answer); /* checked by ib_oob_recv */
     if (answer.reason != IB_REASON_NONE) return refused(s, &answer);
   }
   if (message->type == wanted) return RAIL_OK;
-  return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it said message %u where %u was its turn",
+  return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent message %u where message %u was expected",
                        (unsigned int)message->type, (unsigned int)wanted);
 }
 
@@ -111,7 +111,7 @@ rail_result_t ib_setup_recv_offer(struct ib_setup *s) {
   struct ib_message message;
   RAIL_TRY(ib_setup_recv(s, IB_MESSAGE_OFFER, &message));
   const char *why = ib_offer_decode(message.body, message.size, &s->theirs);
-  if (!why && s->theirs.sender == s->connector) why = "an offer from a peer that takes itself for our side";
+  if (!why && s->theirs.sender == s->connector) why = "an offer with the role of this side";
   if (why) return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
   return RAIL_OK;
 }
@@ -122,7 +122,7 @@ rail_result_t ib_setup_send_qps(struct ib_setup *s) {
     struct ib_qp_info *side = &s->ours.qps[i];
     struct ibv_ece ece = {0};
     const struct ib_qp *qp = &s->comm->qps[i];
-    /* The acceptor speaks first of what its device can do; the connector of what was left of it. */
+    /* The acceptor sends what its device supports; the connector answers with what both support. */
     if (s->plan.ece && (!s->connector || qp->path.use_ece)) (void)ib_qp_query_ece(qp, &ece);
     side->qpn = qp->qp->qp_num;
     side->psn = qp->path.sq_psn;
@@ -150,7 +150,7 @@ rail_result_t ib_setup_flushed(struct ib_setup *s) {
   return ib_setup_fail(s, IB_REASON_NONE, result, "%s", strerror(errno));
 }
 
-/* ---- the way through the table ------------------------------------------- */
+/* ---- running the table ------------------------------------------- */
 
 rail_result_t ib_setup_piece_done(struct ib_setup *s, unsigned int n) {
   s->piece++;
@@ -167,11 +167,11 @@ static void trace(const struct ib_setup *s, const struct ib_setup_row *rows, uns
              s->state + 1 < nrows ? rows[s->state + 1].name : "done");
 }
 
-/* A process that was stopped does not hold that against its peer. */
+/* Time in which this process was stopped does not count against the peer. */
 static void note_time(struct ib_setup *s) {
   uint64_t now = rail_now_ns();
-  s->waited += RAIL_MIN(now - s->looked, MAX_STEP_NS);
-  s->looked = now;
+  s->waited += RAIL_MIN(now - s->last_call, MAX_STEP_NS);
+  s->last_call = now;
 }
 
 bool ib_setup_is_late(const struct ib_setup *s) {
@@ -187,11 +187,11 @@ static rail_result_t too_late(struct ib_setup *s, const struct ib_setup_row *row
 rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, unsigned int nrows, uint64_t until) {
   rail_result_t result;
   note_time(s);
-  bool late = ib_setup_is_late(s); /* as of before the step, which may have a better line about that */
+  bool late = ib_setup_is_late(s); /* before the step, which may have a better line about it */
   do {
     s->more = false;
     if (s->oob.fd >= 0 && rows[s->state].unlimited) {
-      (void)ib_oob_flush(&s->oob); /* the step finds out */
+      (void)ib_oob_flush(&s->oob); /* the step reports a failure */
     } else if (s->oob.fd >= 0) {
       result = ib_setup_flushed(s);
       if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return result;
@@ -206,7 +206,7 @@ rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, 
       return result;
     }
   } while (s->more && rail_now_ns() < until);
-  late = late && ib_setup_is_late(s); /* a step may have begun to count anew */
+  late = late && ib_setup_is_late(s); /* a step may have reset `waited` */
   return late && !rows[s->state].unlimited ? too_late(s, &rows[s->state]) : RAIL_IN_PROGRESS;
 }
 
@@ -220,14 +220,14 @@ static void log_connected(const struct ib_setup *s) {
             ib_gid_text(s->mine.rails[0].gid, mine), s->theirs.rails[0].name,
             ib_gid_text(s->theirs.rails[0].gid, theirs),
             c->plan.nqps, c->plan.nqps > 1 ? "s" : "", c->plan.verify ? ", verified" : "",
-            s->oob.keyed ? ", authenticated" : "");
+            s->oob.authenticated ? ", authenticated" : "");
 }
 
 rail_result_t ib_setup_take(struct ib_setup *s, struct ib_comm **out) {
   struct ib_comm *comm = s->comm;
   comm->oob_fd = s->oob.fd;
   s->oob.fd = -1;
-  RAIL_TRY(ib_watch_add(comm)); /* if not, it is still the setup's to free */
+  RAIL_TRY(ib_watch_add(comm)); /* on failure ib_setup_free frees it */
   log_connected(s);
   ib_setup_count(s->device, s->connector ? IB_DEVICE_CONNECTED : IB_DEVICE_ACCEPTED);
   s->comm = NULL;

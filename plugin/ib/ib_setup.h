@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A connection that is being made: what connector and acceptor do alike. Each
- * side is a table of steps that follow one another (ib_connect.c, ib_accept.c);
- * most steps are here:
+ * A connection that is being set up: what connector and acceptor have in common. Each side is a table of steps that run
+ * in order (ib_connect.c, ib_accept.c); most steps are here:
  *
- *   ib_offer.c   look at our ports, choose GIDs, offer, plan
+ *   ib_offer.c   query the ports, choose GIDs, offer, plan
  *   ib_build.c   the comm: completion queues, memory, queue pairs to RTS, a first write over each
- *   ib_setup.c   messages, the way through the table, lines about failures
+ *   ib_setup.c   messages, running the table, lines about failures
  *
- * A step returns RAIL_OK (the next one's turn), RAIL_IN_PROGRESS (called again
- * later), or the result of ib_setup_fail. One of several pieces does one at a
- * time (ib_setup_piece_done), each at most one call of the verbs library that
- * may take long, so that a call of connect or accept stays short.
+ * A step returns RAIL_OK (the next one follows), RAIL_IN_PROGRESS (called again later), or the result of ib_setup_fail.
+ * A step with several pieces does one per call (ib_setup_piece_done), each with at most one call of the verbs library
+ * that may take long, so that a call of connect or accept stays short.
  */
 #ifndef IB_SETUP_H
 #define IB_SETUP_H
@@ -29,11 +27,11 @@ struct ib_setup {
   union rail_addr peer;
   unsigned int state; /* row of the side's table */
   unsigned int piece; /* of its step */
-  bool more;          /* the step has pieces left that wait for nobody */
-  uint64_t begun, looked; /* times: of the first call, of the latest */
-  uint64_t waited; /* ns that count for RAIL_IB_CONNECT_TIMEOUT: in which this process looked */
-  bool reported;   /* that the peer does not accept */
-  enum ib_reason reason; /* after a failure: the kind of it */
+  bool more;          /* the step has pieces left that need not wait */
+  uint64_t begun, last_call; /* times: of the first call, of the latest */
+  uint64_t waited; /* ns that count for RAIL_IB_CONNECT_TIMEOUT: in which this process made calls */
+  bool reported;   /* the line about a peer that does not accept is written */
+  enum ib_reason reason; /* after a failure */
   struct ib_oob oob;
 
   struct ib_port_attr *attrs; /* of the device's rails, until the offer is made */
@@ -46,14 +44,14 @@ struct ib_setup {
 
   struct ib_comm *comm;
   struct ib_qps ours, peers;
-  unsigned int verified; /* test writes of ours that arrived */
+  unsigned int verified; /* test writes that completed */
 };
 
 struct ib_setup_row {
   const char *name;
   rail_result_t (*step)(struct ib_setup *s);
-  const char *waits_for; /* NULL: nobody */
-  bool unlimited; /* the peer's process may take any time, and drop the connection: what that means is the step's */
+  const char *waits_for; /* NULL: does not wait */
+  bool unlimited; /* the peer's process may take any time, or drop the connection: the step handles both */
 };
 
 /* ib_connect.c */
@@ -61,15 +59,15 @@ rail_result_t ib_connect(void *ctx, int dev, void *handle, int traffic_class, vo
                          struct rail_net_device_handle **dev_handle);
 void ib_connect_drop(void *attempt); /* of a context's attempts */
 
-/* The peer is known; the oob connection is not there yet (side.fd -1). */
+/* The peer's address is known; there is no oob connection yet (oob.fd -1). */
 void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib_device *device, bool connector,
                    const union rail_addr *peer, int traffic_class);
-/* Frees what is pending made; the comm too, unless it was taken. */
+/* Frees what was made so far, the comm too, unless it was taken. */
 void ib_setup_free(struct ib_setup *s);
-/* Goes on until `until`, at least one step. RAIL_OK after the last row; RAIL_IN_PROGRESS; or the failure, after a line
- * and a word to the peer. */
+/* Runs steps until `until`, at least one. RAIL_OK after the last row; RAIL_IN_PROGRESS; or the failure, after a line
+ * and a refusal to the peer. */
 rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, unsigned int nrows, uint64_t until);
-/* The comm is the caller's, watched. */
+/* Moves the comm, watched, to the caller. */
 rail_result_t ib_setup_take(struct ib_setup *s, struct ib_comm **comm);
 
 /* One line, "RailIB: connect to PEER over DEVICE: ...", and a refusal for the peer unless `reason` is NONE. Returns
@@ -80,9 +78,9 @@ rail_result_t ib_setup_fail(struct ib_setup *s, enum ib_reason reason, rail_resu
 bool ib_setup_is_late(const struct ib_setup *s);
 /* Counts pieces: RAIL_OK when that was the last of `n`. */
 rail_result_t ib_setup_piece_done(struct ib_setup *s, unsigned int n);
-/* What is a message of the peer's worth? As ib_setup_recv, for one that was heard. */
+/* Checks a message that was received, as ib_setup_recv does. */
 rail_result_t ib_setup_check(struct ib_setup *s, enum ib_message_type wanted, const struct ib_message *message);
-/* "the peer has refused" if it has, or what is wrong with its message instead of a `wanted` one. RAIL_OK: it is one. */
+/* RAIL_OK: a message of the type `wanted`. RAIL_IN_PROGRESS. Else the peer refused, or sent something else. */
 rail_result_t ib_setup_recv(struct ib_setup *s, enum ib_message_type wanted, struct ib_message *message);
 void ib_setup_count(const struct ib_device *device, enum ib_stats_device counter);
 
@@ -104,15 +102,15 @@ rail_result_t ib_setup_send_qps(struct ib_setup *s);
 rail_result_t ib_setup_recv_qps(struct ib_setup *s);
 rail_result_t ib_setup_rtrs(struct ib_setup *s);
 rail_result_t ib_setup_rtss(struct ib_setup *s);
-rail_result_t ib_setup_start(struct ib_setup *s); /* the comm may be written to from here on */
+rail_result_t ib_setup_start(struct ib_setup *s); /* the peer may write to the comm from here on */
 
 rail_result_t ib_setup_test_writes(struct ib_setup *s);
 rail_result_t ib_setup_verified(struct ib_setup *s);
-rail_result_t ib_setup_flushed(struct ib_setup *s); /* all that we said has left */
+rail_result_t ib_setup_flushed(struct ib_setup *s); /* everything is sent */
 
-/* What a listener's handle tells of its ports: GIDs of the first rails. How many; it may be none. */
+/* GIDs of the first rails, for a listener's handle. Returns how many; there may be none. */
 unsigned int ib_offer_hints(const struct ib_device *device, uint8_t gids[IB_HANDLE_GIDS][16]);
-/* How many QPs with their completions fit on this port; of what depth. For the offer and what follows from it. */
+/* Queue depths and inline size of this side's QPs on this port. */
 struct ib_qp_sizes ib_setup_sizes(const struct ib_setup *s, const struct ib_port *port);
 
 #endif

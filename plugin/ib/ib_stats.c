@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What is shown of the plugin: its page of counters, with the records of ports and comms; events for a profiler. */
+ * The plugin's page of counters, with the records of ports and comms; events for NCCL's profiler. */
 #include "plugin/ib/ib_stats.h"
 
 #include <stdlib.h>
@@ -42,7 +42,7 @@ static const struct rail_stats_counter device_counters[] = {
 };
 _Static_assert(RAIL_COUNT_OF(device_counters) == IB_DEVICE_COUNTERS, "a row each");
 
-/* Memory is taken when a record is: the maxima cost address space only. */
+/* Memory is allocated with each record: the maxima cost address space only. */
 static const struct rail_stats_group groups[] = {
   [GROUP_COMM] = {"comm", comm_counters, IB_COMM_COUNTERS, 8192},
   [GROUP_DEVICE] = {"device", device_counters, IB_DEVICE_COUNTERS, 256},
@@ -61,7 +61,7 @@ rail_result_t ib_stats_open(void) {
   return RAIL_OK;
 }
 
-/* Comms that their callers close late still count, in the page, which stays for them. */
+/* The page stays while comms are open that their callers close late. */
 void ib_stats_close(void) {
   opens--;
   rail_stats_book_close(&book);

@@ -35,21 +35,21 @@ enum ib_stats_device { /* of a port; label: device */
   IB_DEVICE_COUNTERS
 };
 
-/* The page, and the records of all ports; one each per context, under the plugin's lock. It stays until the last comm
- * has given its record back, too. */
+/* The page, and the records of all ports: one call each per context, under the plugin's lock. The page stays until the
+ * last comm has released its record, too. */
 rail_result_t ib_stats_open(void);
 void ib_stats_close(void);
 /* The device's record, shared by threads (rail_stats_add_shared); NULL when the page is not open. */
 uint64_t *ib_stats_device(const char *name);
-/* Gives the comm its record (private memory where there is no page) and takes it back, if it has one. Device,
+/* Takes a record for the comm (private memory where there is no page), and releases it, if there is one. Device,
  * peer_text, rails and plan are filled in. RAIL_SYSTEM_ERROR, logged: out of memory. */
 rail_result_t ib_stats_comm_begin(struct ib_comm *comm);
 void ib_stats_comm_end(struct ib_comm *comm);
 
 /* ---- events for NCCL's profiler (common/obs/profile.h) -----------------------------
- * None per part: how many a receive will have, and over which QPs, only its sender knows. */
+ * None per part: only the sender knows how many parts a message has, and over which QPs. */
 
-/* What NCCL tells a profiler of an event of a QP: its ncclProfilerNetIbDescr_v1_t. */
+/* NCCL's ncclProfilerNetIbDescr_v1_t: the description of a QP's event. */
 #define IB_PROFILE_ID ((INT64_C(1) << 16) | 1) /* network type "ib", version of the structure */
 #define IB_PROFILE_QP 1                        /* the one kind of event */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The table of libibverbs' functions, filled from the library that is there. */
+ * The table of libibverbs' functions, filled from the installed library. */
 #include "plugin/ib/ib_verbs.h"
 
 #include <dlfcn.h>
@@ -16,8 +16,8 @@ struct ib_verbs ib_verbs;
   { .name = "ibv_" #field, .version = version_of, .needed = is_needed, \
     .offset = offsetof(struct ib_verbs, field) }
 
-/* The version is the one whose structures verbs.h describes; the same names of an older one take other structures. A
- * library that has no versions (a wrapper's) is asked for the plain name. */
+/* The version is the one whose structures verbs.h describes; older versions of a name take other structures. In a library
+ * without versions (a wrapper) the plain name is looked up. */
 static const struct symbol {
   const char *name, *version;
   bool needed;
@@ -74,7 +74,7 @@ static bool fill(void *library, const char *path) {
   return true;
 }
 
-/* Never unloaded: its providers keep threads' data and fork handlers, and it costs nothing to find it again. */
+/* Never unloaded: its providers keep thread-local data and fork handlers. */
 static void *open_library(const char *path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE); }
 
 bool ib_verbs_open(void) {

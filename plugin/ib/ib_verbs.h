@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libibverbs, opened when it is first needed (NCCL_IBVERBS_LIB, libibverbs.so.1,
- * libibverbs.so). Everything that is a function of the library is called through
- * this table, so that the plugin loads where it is not installed. What verbs.h
- * defines inline over a context's own table (ibv_post_send, ibv_post_recv,
- * ibv_poll_cq) is called as ever. Its macros over ibv_reg_mr, ibv_query_port and
- * ibv_get_device_list are not: they would link to the library.
+ * libibverbs, opened when it is first needed (NCCL_IBVERBS_LIB, libibverbs.so.1, libibverbs.so). All functions of the
+ * library are called through this table, so that the plugin loads where it is not installed. Inline functions of verbs.h
+ * over a context's table (ibv_post_send, ibv_post_recv, ibv_poll_cq) are called directly. Its macros over ibv_reg_mr,
+ * ibv_query_port and ibv_get_device_list are not used: they would link to the library.
  */
 #ifndef IB_VERBS_H
 #define IB_VERBS_H
@@ -23,7 +21,7 @@ struct ib_verbs {
   int (*get_async_event)(struct ibv_context *context, struct ibv_async_event *event);
   void (*ack_async_event)(struct ibv_async_event *event);
   int (*query_device)(struct ibv_context *context, struct ibv_device_attr *attr);
-  /* Filled as far as the library's own symbol goes: all of struct ibv_port_attr up to and with flags; the rest is 0. */
+  /* The library's symbol fills struct ibv_port_attr up to and including flags; the rest is 0. */
   int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr);
   int (*query_gid)(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid);
   struct ibv_pd *(*alloc_pd)(struct ibv_context *context);

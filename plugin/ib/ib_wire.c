@@ -58,16 +58,16 @@ static const char *const reason_text[] = {
   [IB_REASON_NONE] = "welcome",
   [IB_REASON_GARBAGE] = "not a RailIB hello",
   [IB_REASON_VERSION] = "another protocol version; install the same release on both sides",
-  [IB_REASON_SECRET] = "wrong secret (a stale handle, or a stranger)",
+  [IB_REASON_SECRET] = "wrong secret (a stale handle, or not a peer)",
   [IB_REASON_PLAN] = "the ports of the two sides do not fit",
-  [IB_REASON_FAILED] = "the other side could not make its queue pairs; its log says why",
+  [IB_REASON_FAILED] = "the other side could not create its queue pairs; its log says why",
   [IB_REASON_TIMEOUT] = "the handshake was not finished in time (RAIL_IB_CONNECT_TIMEOUT)",
-  [IB_REASON_BUSY] = "too many pending-made connections",
+  [IB_REASON_BUSY] = "too many pending connections",
   [IB_REASON_AUTH] = "RAIL_IB_AUTH_FILE is set on one side only",
-  [IB_REASON_MAC] = "the other side has not the key of RAIL_IB_AUTH_FILE, or somebody changed what it said",
-  [IB_REASON_REPLAY] = "a hello that was heard before",
-  [IB_REASON_GONE] = "the listener it is meant for is closed",
-  [IB_REASON_MESSAGE] = "a message that makes no sense or came out of turn",
+  [IB_REASON_MAC] = "the other side has another key in RAIL_IB_AUTH_FILE, or its message was changed on the way",
+  [IB_REASON_REPLAY] = "a hello that was received before",
+  [IB_REASON_GONE] = "the listener is closed",
+  [IB_REASON_MESSAGE] = "an invalid message, or one out of order",
   [IB_REASON_VERIFY] = "the first RDMA write between the two did not arrive; the side that waited logs its ports",
 };
 _Static_assert(RAIL_COUNT_OF(reason_text) == IB_REASON_COUNT, "a text for each reason");
@@ -93,7 +93,7 @@ enum ib_reason ib_hello_check(const struct ib_hello_wire *wire, const struct ib_
   return !(flags & IB_HELLO_AUTH) == !(listener->flags & IB_HANDLE_AUTH) ? IB_REASON_NONE : IB_REASON_AUTH;
 }
 
-/* Who does not know the secret is not told of our version. */
+/* A peer without the secret does not learn the version. */
 enum ib_reason ib_hello_plausible(const void *bytes, size_t have, const struct ib_handle *listener) {
   const struct ib_hello_wire good = {.magic = htole32(IB_HELLO_MAGIC), .version = htole16(IB_WIRE_VERSION)};
   const size_t magic = sizeof good.magic, version = magic + sizeof good.version;
@@ -119,9 +119,9 @@ const char *ib_head_decode(const struct ib_head_wire *head, unsigned int *type, 
   *type = le16toh(head->type);
   *body = 0;
   if (le32toh(head->magic) != IB_MESSAGE_MAGIC) return "this is no message of RailIB";
-  if (le16toh(head->version) != IB_WIRE_VERSION && *type != IB_MESSAGE_ANSWER) return "it speaks another version";
-  if (*type < IB_MESSAGE_ANSWER || *type > IB_MESSAGE_READY) return "a message of a kind that does not exist";
-  if (length < RAIL_MAC_SIZE || length > IB_BODY_MAX + RAIL_MAC_SIZE) return "a message of a length that none has";
+  if (le16toh(head->version) != IB_WIRE_VERSION && *type != IB_MESSAGE_ANSWER) return "it is of another version";
+  if (*type < IB_MESSAGE_ANSWER || *type > IB_MESSAGE_READY) return "a message of an unknown type";
+  if (length < RAIL_MAC_SIZE || length > IB_BODY_MAX + RAIL_MAC_SIZE) return "a message of an invalid length";
   *body = length - RAIL_MAC_SIZE;
   return NULL;
 }
@@ -137,7 +137,7 @@ static bool name_is_good(const char *name) {
   return true;
 }
 
-/* A longer name loses its end. */
+/* A longer name is truncated. */
 static void put_name(char to[IB_NAME_SIZE], const char *name) {
   size_t n = strnlen(name, IB_NAME_SIZE - 1);
   memcpy(to, name, n);
@@ -165,13 +165,13 @@ const char *ib_answer_decode(const void *body, size_t size, struct ib_answer *an
   memcpy(&wire.reason, body, sizeof wire.reason);
   answer->reason = le16toh(wire.reason);
   /* Another version's refusal may be of any other form. */
-  if (size != sizeof wire) return answer->reason == IB_REASON_NONE ? "a welcome of a length that it never has" : NULL;
+  if (size != sizeof wire) return answer->reason == IB_REASON_NONE ? "a welcome of an invalid length" : NULL;
   memcpy(&wire, body, sizeof wire);
   answer->refusal = le16toh(wire.refusal);
   answer->rail_here = get_rail(wire.rail_here);
   answer->rail_there = get_rail(wire.rail_there);
   memcpy(answer->nonce, wire.nonce, sizeof answer->nonce);
-  if (!name_is_good(wire.name)) return "an answer with a name that is no text";
+  if (!name_is_good(wire.name)) return "an answer with a name that is not text";
   memcpy(answer->name, wire.name, sizeof answer->name);
   return NULL;
 }
@@ -180,7 +180,7 @@ void ib_refusal_encode(const struct ib_answer *answer, uint8_t bytes[IB_REFUSAL_
   struct ib_head_wire head;
   struct ib_answer_wire wire;
   ib_head_encode(IB_MESSAGE_ANSWER, sizeof wire, &head);
-  if (answer->reason == IB_REASON_SECRET) head.version = 0; /* ours is for those who know it */
+  if (answer->reason == IB_REASON_SECRET) head.version = 0; /* the version is for peers with the secret */
   ib_answer_encode(answer, &wire);
   memset(bytes, 0, IB_REFUSAL_SIZE);
   memcpy(bytes, &head, sizeof head);
@@ -215,8 +215,8 @@ static const char *decode_rail(const struct ib_offer_rail_wire *wire, struct ib_
     .speed = le32toh(wire->speed),
   };
   memcpy(rail->gid, wire->gid, sizeof rail->gid);
-  if (wire->flags & ~IB_RAIL_FLAGS) return "an offer with a port of flags that do not exist";
-  if (!name_is_good(wire->name)) return "an offer with a port whose name is no text";
+  if (wire->flags & ~IB_RAIL_FLAGS) return "an offer with a port of unknown flags";
+  if (!name_is_good(wire->name)) return "an offer with a port whose name is not text";
   memcpy(rail->name, wire->name, sizeof rail->name);
   return NULL;
 }
@@ -241,7 +241,7 @@ size_t ib_offer_encode(const struct ib_offer *offer, struct ib_offer_wire *wire)
 const char *ib_offer_decode(const void *body, size_t size, struct ib_offer *offer) {
   struct ib_offer_wire wire;
   const size_t head = offsetof(struct ib_offer_wire, rails);
-  if (size < head || size > sizeof wire) return "an offer of a length that none has";
+  if (size < head || size > sizeof wire) return "an offer of an invalid length";
   memset(&wire, 0, sizeof wire);
   memcpy(&wire, body, size);
   unsigned int flags = le16toh(wire.flags);
@@ -260,7 +260,7 @@ const char *ib_offer_decode(const void *body, size_t size, struct ib_offer *offe
     .traffic_class = wire.traffic_class,
     .process = le64toh(wire.process),
   };
-  if (flags & ~IB_OFFER_FLAGS) return "an offer with flags that do not exist";
+  if (flags & ~IB_OFFER_FLAGS) return "an offer with unknown flags";
   if (offer->nrails < 1 || offer->nrails > IB_MAX_RAILS) return "an offer whose number of ports is not 1..8";
   if (size != head + offer->nrails * sizeof wire.rails[0]) return "an offer whose length is not that of its ports";
   for (unsigned int i = 0; i < offer->nrails; i++) {
@@ -297,7 +297,7 @@ static bool qp_is_good(const struct ib_qp_info *q) { return q->qpn >= 2 && q->qp
 const char *ib_qps_decode(const void *body, size_t size, struct ib_qps *qps) {
   struct ib_qps_wire wire;
   const size_t head = offsetof(struct ib_qps_wire, qps);
-  if (size < head || size > sizeof wire) return "a list of queue pairs of a length that none has";
+  if (size < head || size > sizeof wire) return "a list of queue pairs of an invalid length";
   memset(&wire, 0, sizeof wire);
   memcpy(&wire, body, size);
   memset(qps, 0, sizeof *qps);
@@ -307,17 +307,17 @@ const char *ib_qps_decode(const void *body, size_t size, struct ib_qps *qps) {
   qps->ctrl_addr = le64toh(wire.ctrl_addr);
   qps->verify_addr = le64toh(wire.verify_addr);
   if (qps->nqps < 1 || qps->nqps > IB_MAX_QPS || qps->nrails < 1 || qps->nrails > IB_MAX_RAILS)
-    return "a list of queue pairs whose counts cannot be";
+    return "a list of queue pairs with invalid counts";
   if (size != head + qps->nqps * sizeof wire.qps[0])
-    return "a list of queue pairs whose length is not that of its count";
+    return "a list of queue pairs whose length does not match its count";
   if (!qps->token || !qps->ctrl_addr || !qps->verify_addr || qps->ctrl_addr % 8 || qps->verify_addr % 8)
-    return "a list of queue pairs with an address that cannot be";
+    return "a list of queue pairs with an invalid address";
   for (unsigned int i = 0; i < qps->nrails; i++) qps->rkeys[i] = le32toh(wire.rkeys[i]);
   for (unsigned int i = 0; i < qps->nqps; i++) {
     const struct ib_qp_wire *w = &wire.qps[i];
     qps->qps[i] = (struct ib_qp_info){le32toh(w->qpn), le32toh(w->psn), le32toh(w->ece_vendor), le32toh(w->ece_options),
                                       le32toh(w->ece_comp_mask)};
-    if (!qp_is_good(&qps->qps[i])) return "a queue pair or packet number that cannot be";
+    if (!qp_is_good(&qps->qps[i])) return "an invalid queue pair or packet number";
   }
   return NULL;
 }

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What two processes say over TCP before a connection carries messages: the
- * listen handle, HELLO, and the messages that follow it. What goes over the same
- * TCP connection afterwards is in ib_pulse.h. Fixed widths, little-endian, no
- * pointers. A change of layout or meaning, here, in ib_cts.h or
- * ib_pulse.h, raises IB_WIRE_VERSION; docs/protocol-ib.md is the description.
+ * The handshake on the wire: the listen handle, HELLO, and the messages that follow it on the oob connection. The frames
+ * of a connection in use are in ib_keepalive.h. Fixed widths, little-endian, no pointers. A change of layout or meaning,
+ * here, in ib_cts.h or ib_keepalive.h, raises IB_WIRE_VERSION; docs/protocol-ib.md is the description.
  *
- * Encoders fill every byte. Decoders look at nothing before its length, magic
- * and version were found right.
+ * Encoders fill every byte. Decoders check length, magic and version before anything else.
  */
 #ifndef IB_WIRE_H
 #define IB_WIRE_H
@@ -51,7 +48,7 @@ struct ib_handle {
   unsigned int flags;
   union rail_addr addr;
   uint8_t secret[IB_SECRET_SIZE];
-  unsigned int ngids; /* a hint: which of its own GIDs the connector had better choose */
+  unsigned int ngids; /* a hint for the connector's choice of its own GIDs */
   uint8_t gids[IB_HANDLE_GIDS][16];
   uint64_t attempt;
 };
@@ -84,21 +81,21 @@ _Static_assert(offsetof(struct ib_hello_wire, flags) == 40, "hello layout");
 _Static_assert(offsetof(struct ib_hello_wire, nonce) == 48, "hello layout");
 _Static_assert(offsetof(struct ib_hello_wire, mac) == 64, "hello layout");
 
-/* Why a side says no. The numbers are on the wire. */
+/* Why a side refuses. The numbers are on the wire. */
 enum ib_reason {
   IB_REASON_NONE = 0,
-  IB_REASON_GARBAGE = 1, /* not a hello at all: never sent, the stranger would not understand */
+  IB_REASON_GARBAGE = 1, /* not a hello at all: never sent */
   IB_REASON_VERSION = 2,
   IB_REASON_SECRET = 3,
   IB_REASON_PLAN = 4,    /* the two offers do not fit: with enum ib_refusal and the two rails */
-  IB_REASON_FAILED = 5,  /* this side could not make its part; its log says why */
+  IB_REASON_FAILED = 5,  /* this side failed; its log says why */
   IB_REASON_TIMEOUT = 6, /* the handshake was not finished in time */
-  IB_REASON_BUSY = 7,    /* too many pending-made connections */
+  IB_REASON_BUSY = 7,    /* too many pending connections */
   IB_REASON_AUTH = 8,    /* one side authenticates, the other does not */
-  IB_REASON_MAC = 9,     /* not made with our key */
-  IB_REASON_REPLAY = 10, /* heard before */
+  IB_REASON_MAC = 9,     /* made with another key */
+  IB_REASON_REPLAY = 10, /* received before */
   IB_REASON_GONE = 11,   /* the listener is closed */
-  IB_REASON_MESSAGE = 12, /* a message that makes no sense, or out of turn */
+  IB_REASON_MESSAGE = 12, /* an invalid message, or one out of order */
   IB_REASON_VERIFY = 13, /* the first write over a queue pair failed */
   IB_REASON_COUNT
 };
@@ -106,10 +103,10 @@ const char *ib_reason_text(unsigned int reason);
 
 void ib_hello_encode(const uint8_t secret[IB_SECRET_SIZE], const uint8_t comm_id[IB_COMM_ID_SIZE],
                      struct ib_hello_wire *wire);
-/* Judges a whole hello against the listener's handle, all but its mac. Compares the secret in constant time. */
+/* Checks a whole hello against the listener's handle, all but its mac. Compares the secret in constant time. */
 enum ib_reason ib_hello_check(const struct ib_hello_wire *wire, const struct ib_handle *listener);
-/* Can the first `have` bytes still become a hello of ours? GARBAGE: not one of any version. VERSION: another one's, and
- * SECRET: another one's with another secret; for these it takes IB_HELLO_COMMON bytes, which mean the same in all. */
+/* Can the first `have` bytes still become a valid hello? GARBAGE: of no version. VERSION: of another version. SECRET: of
+ * another version and with a wrong secret; both take IB_HELLO_COMMON bytes, which mean the same in all versions. */
 #define IB_HELLO_COMMON offsetof(struct ib_hello_wire, comm_id)
 enum ib_reason ib_hello_plausible(const void *bytes, size_t have, const struct ib_handle *listener);
 
@@ -145,7 +142,7 @@ const char *ib_head_decode(const struct ib_head_wire *head, unsigned int *type, 
 struct ib_answer_wire {
   uint16_t reason; /* 0: welcome. The first two bytes mean the same in all versions */
   uint16_t refusal;
-  uint8_t rail_here, rail_there; /* of who says so, of who hears it; 0xff: none */
+  uint8_t rail_here, rail_there; /* of the sender of this message, of its receiver; 0xff: none */
   uint8_t zero[2];
   uint8_t nonce[IB_NONCE_SIZE]; /* a welcome to a HELLO with AUTH: random */
   char name[IB_NAME_SIZE];      /* of rail_here */
@@ -162,7 +159,7 @@ void ib_answer_encode(const struct ib_answer *answer, struct ib_answer_wire *wir
 /* NULL, or what is wrong. */
 const char *ib_answer_decode(const void *body, size_t size, struct ib_answer *answer);
 
-/* A whole message without mac, as a refusal is: for those whom we do not know. */
+/* A refusal, whole and without mac, so that any peer understands it. */
 #define IB_REFUSAL_SIZE (sizeof(struct ib_head_wire) + sizeof(struct ib_answer_wire) + RAIL_MAC_SIZE)
 void ib_refusal_encode(const struct ib_answer *answer, uint8_t bytes[IB_REFUSAL_SIZE]);
 
@@ -201,7 +198,7 @@ struct ib_offer_wire {
 _Static_assert(offsetof(struct ib_offer_wire, rails) == 32, "offer layout");
 
 size_t ib_offer_encode(const struct ib_offer *offer, struct ib_offer_wire *wire);
-/* NULL, or what is wrong with its form; values are the plan's to judge. */
+/* NULL, or what is wrong with its form; ib_plan_make checks the values. */
 const char *ib_offer_decode(const void *body, size_t size, struct ib_offer *offer);
 
 struct ib_qp_wire {
@@ -214,7 +211,7 @@ struct ib_qps_wire {
   uint16_t nrails;
   uint32_t zero;
   uint64_t token;       /* what the peer's test writes carry; random, not 0 */
-  uint64_t ctrl_addr;    /* of the comm's own memory: the CTS ring of a sender */
+  uint64_t ctrl_addr;    /* of ib_ctrl_buf: a sender's CTS ring is at its beginning */
   uint64_t verify_addr; /* in it: where our test writes are expected, 8 bytes per QP */
   uint32_t rkeys[IB_MAX_RAILS];
   struct ib_qp_wire qps[IB_MAX_QPS]; /* nqps of them are sent */

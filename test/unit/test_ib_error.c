@@ -114,7 +114,7 @@ static struct ib_comm *line_of(enum ib_wr_kind kind, enum ibv_wc_status status) 
   CHECK_INT(ib_error_completion(comm, &wc), ib_error_row(status)->result);
   CHECK_INT(log_warnings(), 1);
   expect("vendor error 0x123)");
-  expect("nothing ever came through; port is up");
+  expect("nothing ever completed; port is up");
   return comm;
 }
 
@@ -123,7 +123,7 @@ TEST(operations) {
   expect("RailIB: irecv from 10.0.0.2:4711");
   ib_comm_destroy(comm);
   comm = line_of(IB_WR_CTS, IBV_WC_REM_ACCESS_ERR);
-  expect("RailIB: irecv (telling the sender of the buffer) from 10.0.0.2:4711");
+  expect("RailIB: irecv (CTS write) from 10.0.0.2:4711");
   ib_comm_destroy(comm);
   comm = line_of(IB_WR_VERIFY, IBV_WC_RETRY_EXC_ERR);
   expect("RailIB: the connection's first write to 10.0.0.2:4711");
@@ -183,11 +183,11 @@ TEST(a_stopped_comm_fails_silently) {
 
 TEST(health) {
   static const struct { uint32_t bits; rail_result_t result; const char *words; } known[] = {
-    {IB_COMM_QP_FATAL, RAIL_SYSTEM_ERROR, "a queue pair broke"},
+    {IB_COMM_QP_FATAL, RAIL_SYSTEM_ERROR, "a queue pair failed"},
     {IB_COMM_CQ_ERROR, RAIL_SYSTEM_ERROR, "CQ_ERR"},
     {IB_COMM_DEVICE_FATAL | IB_COMM_PEER_LOST, RAIL_SYSTEM_ERROR, "DEVICE_FATAL"},
     {IB_COMM_PEER_CLOSED, RAIL_REMOTE_ERROR, "closed the connection"},
-    {IB_COMM_PEER_LOST | IB_COMM_PEER_CLOSED, RAIL_REMOTE_ERROR, "process ended"},
+    {IB_COMM_PEER_LOST | IB_COMM_PEER_CLOSED, RAIL_REMOTE_ERROR, "process or host is gone"},
     {IB_COMM_PEER_SILENT, RAIL_REMOTE_ERROR, "RAIL_IB_PEER_TIMEOUT"},
     {IB_COMM_HOST_SILENT, RAIL_REMOTE_ERROR, "RAIL_IB_DEADLINE"},
     {IB_COMM_STALLED, RAIL_SYSTEM_ERROR, "lost a work request"},

@@ -137,7 +137,7 @@ TEST(less_inline) {
   CHECK_INT(qp.max_inline, 32 + 28);
   fake.fail_create = 1;
   CHECK_INT(ib_qp_create(&qp, &port, &cq, &sizes, NULL), RAIL_SYSTEM_ERROR);
-  CHECK(said("the driver says no reason"));
+  CHECK(said("the driver gives no reason"));
   fake.says_nothing = false;
   fake.fail_create = 0;
   fake.most_inline = 0;
