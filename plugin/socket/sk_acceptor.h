@@ -60,7 +60,6 @@ struct sk_acceptor {
 struct sk_listen {
   uint32_t magic;
   struct rail_net_listener in_ctx;
-  int dev;
   struct sk_acceptor *acceptor;
 };
 

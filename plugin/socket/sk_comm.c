@@ -1,24 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Making, failing, stopping and unmaking of what both sides share. */
+ * A comm's life: open, stop, close. */
 #include "plugin/socket/sk_comm.h"
 
-#include <errno.h>
 #include <sched.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/socket/sk_acceptor.h"
+#include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_dial.h"
-#include "plugin/socket/sk_profile.h"
-#include "plugin/socket/sk_rail.h"
+#include "plugin/socket/sk_path.h"
+#include "plugin/socket/sk_recv.h"
+#include "plugin/socket/sk_send.h"
+#include "plugin/socket/sk_watch.h"
 
-static const char *const side_text[] = {[SK_SENDER] = "sending to", [SK_RECEIVER] = "receiving from"};
+/* Of a stream's buffer. A sender's holds the largest CONTROL frame more than twice: they are read whole. Payloads of a
+ * receiver's other streams are pieces of large messages, never copied; unless one must replace the first. */
+#define SEND_BUFFER (32 * 1024)
+#define RECV_BUFFER (64 * 1024)
+#define PIECES_BUFFER 4096
 
-rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args, uint32_t buffer) {
-  comm->magic = args->side == SK_SENDER ? SK_SEND_MAGIC : SK_RECV_MAGIC;
+/* ---- open ------------------------------------------------------------------- */
+
+/* All sockets are the comm's from here on, whatever fails. */
+static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args) {
+  bool sends = args->side == SK_SENDER;
+  uint32_t buffer = sends ? SEND_BUFFER : RECV_BUFFER;
+  comm->magic = sends ? SK_SEND_MAGIC : SK_RECV_MAGIC;
   comm->side = args->side;
   comm->device_name = args->device->name;
   comm->peer = args->peers[0];
@@ -26,108 +36,54 @@ rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args
   comm->reconnect = args->reconnect;
   comm->accepted = args->accepted;
   memcpy(comm->sessions, args->sessions, sizeof comm->sessions);
-  comm->nstreams = args->nstreams;
-  comm->hold = args->side == SK_SENDER;
-  comm->unanswered = args->side == SK_SENDER ? args->nstreams : 0;
+  comm->hold = sends;
+  comm->unanswered = sends ? args->nstreams : 0;
   pthread_mutex_init(&comm->mrs_lock, NULL);
   comm->streams = calloc(args->nstreams, sizeof *comm->streams);
   if (!comm->streams) {
     for (uint32_t i = 0; i < args->nstreams; i++) rail_sock_close(&(int){args->fds[i]});
-    comm->nstreams = 0;
     return RAIL_SYSTEM_ERROR;
   }
-  rail_result_t result = sk_rails_init(comm, args);
+  comm->nstreams = args->nstreams;
+  rail_result_t result = sk_paths_init(comm, args);
   if (sk_profile_init(comm, args) != RAIL_OK) result = RAIL_SYSTEM_ERROR;
-  /* All sockets first: they are ours from here on, whatever fails. */
   for (uint32_t i = 0; i < args->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
-    /* Payloads of the other streams are pieces of large messages, never copied; unless one must replace the first. */
-    rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || comm->rails ? buffer : 4096, &comm->moved);
+    rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || comm->paths ? buffer : PIECES_BUFFER,
+                                     &comm->traffic);
     if (r != RAIL_OK) result = r;
-    s->welcomed = args->side == SK_RECEIVER;
-    sk_host_set_options(s->fd);
+    s->welcomed = !sends;
+    sk_stream_set_options(s);
+    if (sends && !comm->paths) sk_zerocopy_init(s, args->paths[i] ? args->paths[i]->name : NULL);
   }
-  sk_count_open(comm, args);
+  sk_stats_attach(comm, args);
   return result;
 }
 
-void sk_comm_destroy(struct sk_comm *comm) {
-  sk_count_close(comm);
+static void destroy(struct sk_comm *comm) {
+  sk_stats_detach(comm);
   for (uint32_t i = 0; i < comm->nstreams; i++) sk_stream_destroy(&comm->streams[i]);
-  for (struct sk_mr *mr = comm->mrs, *next; mr; mr = next) {
-    next = mr->next;
+  while (!LIST_EMPTY(&comm->mrs)) {
+    struct sk_mr *mr = LIST_FIRST(&comm->mrs);
+    LIST_REMOVE(mr, next);
     free(mr);
   }
-  comm->mrs = NULL;
   pthread_mutex_destroy(&comm->mrs_lock);
   sk_reconnect_free(comm->reconnect);
   sk_accepted_free(comm->accepted);
-  comm->reconnect = NULL;
-  comm->accepted = NULL;
-  sk_rails_release(comm);
+  sk_paths_release(comm);
   free(comm->profile);
-  comm->profile = NULL;
   free(comm->streams);
-  comm->streams = NULL;
-  comm->nstreams = 0;
   comm->magic = 0;
-}
-
-struct sk_comm *sk_comm_of(void *arg, uint32_t magic, const char *call) {
-  struct sk_comm *comm = arg;
-  if (rail_likely(comm && (magic ? comm->magic == magic
-                                 : comm->magic == SK_SEND_MAGIC || comm->magic == SK_RECV_MAGIC)))
-    return comm;
-  RAIL_WARN("RailSocket: %s: %p is not an open %s", call, arg,
-            magic == SK_SEND_MAGIC   ? "send connection"
-            : magic == SK_RECV_MAGIC ? "receive connection"
-                                     : "connection");
-  return NULL;
-}
-
-rail_result_t sk_comm_fail(struct sk_comm *comm, rail_result_t result, const char *fmt, ...) {
-  char why[320], peer[RAIL_ADDR_TEXT];
-  va_list ap;
-  if (sk_comm_error(comm) != RAIL_OK) return sk_comm_error(comm);
-  va_start(ap, fmt);
-  vsnprintf(why, sizeof why, fmt, ap);
-  va_end(ap);
-  atomic_store_explicit(&comm->error, (int)result, memory_order_relaxed);
-  rail_stats_add(&comm->counts.comm[SK_COMM_ERRORS], sk_comm_in_use(comm));
-  rail_stats_add_shared(&comm->counts.device[SK_DEVICE_ERRORS], 1);
-  RAIL_WARN("RailSocket: %s %s over %s: %s (%llu messages, %llu bytes done)", side_text[comm->side],
-            rail_addr_text(&comm->peer, peer), comm->device_name, why,
-            (unsigned long long)sk_count_messages(&comm->counts), (unsigned long long)sk_count_bytes(&comm->counts));
-  return result;
-}
-
-rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_stream *s) {
-  int err = s->out_errno ? s->out_errno : s->in_errno;
-  if (err == 0 && !s->welcomed)
-    return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
-                        "the peer closed stream %u before it answered the handshake; it has ended or given up waiting",
-                        s->index);
-  if (err == 0)
-    return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
-                        "the peer closed the connection with requests outstanding; see the first error in its log");
-  return sk_comm_fail(comm, rail_result_of_errno(err),
-                      "stream %u broke: %s; look for the first error in the peer's log", s->index, strerror(err));
-}
-
-rail_result_t sk_comm_fail_size(struct sk_comm *comm, uint32_t seq, uint32_t tag, uint64_t size, uint64_t capacity) {
-  struct sk_stream *s = sk_main_stream(comm);
-  if (sk_comm_error(comm) != RAIL_OK) return sk_comm_error(comm);
-  comm->error_payload = (struct sk_error){.message_size = htole64(size), .capacity = htole64(capacity)};
-  if (sk_stream_can_queue(s)) {
-    uint8_t *head = sk_stream_queue(s, SK_HEAD, &comm->error_payload, sizeof comm->error_payload, NULL);
-    sk_frame_encode(head, SK_FRAME_ERROR, 0, seq, RAIL_BAD_USAGE, sizeof comm->error_payload, tag);
+  if (comm->side == SK_SENDER) {
+    struct sk_send_comm *sc = rail_container_of(comm, struct sk_send_comm, base);
+    sk_send_release(sc);
+    free(sc);
+  } else {
+    struct sk_recv_comm *rc = rail_container_of(comm, struct sk_recv_comm, base);
+    sk_recv_release(rc);
+    free(rc);
   }
-  sk_comm_fail(comm, RAIL_BAD_USAGE,
-               "a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
-               "send and receive do not fit together",
-               (unsigned long long)size, tag, (unsigned long long)capacity);
-  sk_flush_all(comm);
-  return RAIL_BAD_USAGE;
 }
 
 static uint32_t collect_fds(const struct sk_comm *comm, int fds[SK_MAX_STREAMS]) {
@@ -135,27 +91,168 @@ static uint32_t collect_fds(const struct sk_comm *comm, int fds[SK_MAX_STREAMS])
   return comm->nstreams;
 }
 
-void sk_comm_attach(struct sk_comm *comm) {
+/* From here on other threads may move it. */
+static void *start(struct sk_comm *comm, void *side) {
   int fds[SK_MAX_STREAMS];
   sk_engine_attach(&comm->poll, sk_progress_poll, comm, fds, collect_fds(comm, fds));
+  sk_watch_add(comm);
+  return side;
 }
 
-void sk_comm_add_socket(struct sk_comm *comm, struct sk_stream *s) {
-  if (!comm->poll) return;
-  if (!sk_engine_add(comm->poll, s->fd)) sk_stream_out_failed(s, errno);
-  sk_engine_kick(comm->poll);
+static void drop_args(const struct sk_comm_args *args) {
+  for (unsigned int i = 0; i < args->nstreams; i++) rail_sock_close(&(int){args->fds[i]});
+  sk_reconnect_free(args->reconnect);
+  sk_accepted_free(args->accepted);
 }
 
-void sk_comm_remove_socket(struct sk_comm *comm, struct sk_stream *s) {
-  if (comm->poll) sk_engine_remove(comm->poll, s->fd);
+rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) {
+  struct sk_send_comm *sc = calloc(1, sizeof *sc);
+  *send_comm = NULL;
+  if (!sc) {
+    drop_args(args);
+    goto no_memory;
+  }
+  rail_result_t result = init(&sc->base, args);
+  if (sk_send_init(sc, args) != RAIL_OK || result != RAIL_OK) {
+    destroy(&sc->base);
+    goto no_memory;
+  }
+  *send_comm = start(&sc->base, sc);
+  return RAIL_OK;
+
+no_memory:
+  RAIL_WARN("RailSocket: connect: out of memory for a connection");
+  return RAIL_SYSTEM_ERROR;
 }
+
+rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) {
+  struct sk_recv_comm *rc = calloc(1, sizeof *rc);
+  *recv_comm = NULL;
+  if (!rc) {
+    drop_args(args);
+    goto no_memory;
+  }
+  if (init(&rc->base, args) != RAIL_OK || sk_recv_init(rc, args) != RAIL_OK) {
+    destroy(&rc->base);
+    goto no_memory;
+  }
+  *recv_comm = start(&rc->base, rc);
+  return RAIL_OK;
+
+no_memory:
+  RAIL_WARN("RailSocket: accept: out of memory for a connection");
+  return RAIL_SYSTEM_ERROR;
+}
+
+/* ---- stop ------------------------------------------------------------------- */
 
 void sk_comm_stop(struct sk_comm *comm) {
+  int fds[SK_MAX_STREAMS];
   if (atomic_exchange(&comm->stop, 1)) return; /* by dereg_mr already */
   for (int spins = 0; !sk_comm_try_own(comm); spins++) {
     if (spins < 1000) rail_cpu_relax();
-    else sched_yield(); /* the other thread may need this core to get out */
+    else sched_yield(); /* the other thread may need this core to finish */
   }
-  int fds[SK_MAX_STREAMS];
   if (comm->poll) sk_engine_detach(comm->poll, fds, collect_fds(comm, fds));
+}
+
+/* ---- close ------------------------------------------------------------------- */
+
+/* The caller may have freed its memory: frames with payload are dropped. What does not lie in it (grants, an error) still
+ * goes out, if no frame was cut in half. */
+static void drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
+  uint32_t kept = 0, at = 0, kept_at = 0;
+  bool cut = false;
+  for (uint32_t i = 0; i < s->out_count; i++) {
+    struct sk_out out = s->out[(s->out_first + i) % SK_OUT_FRAMES];
+    bool ours = comm->side == SK_RECEIVER || !out.pending;
+    if (i == 0 && s->out_done && !ours) cut = true;
+    if (ours && !cut) {
+      memmove(s->stage + s->stage_head + kept_at, s->stage + s->stage_head + at, out.staged);
+      kept_at += out.staged;
+      s->out[(s->out_first + kept++) % SK_OUT_FRAMES] = out;
+    }
+    at += out.staged;
+  }
+  if (cut) s->out_done = 0;
+  s->out_count = cut ? 0 : kept;
+}
+
+/* What is still queued, as bytes. */
+static void collect_tail(const struct sk_stream *s, struct sk_linger *l) {
+  size_t size = 0, at = 0;
+  uint32_t staged = s->stage_head;
+  for (uint32_t i = 0; i < s->out_count; i++) {
+    const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
+    size += (size_t)out->staged + out->len;
+  }
+  if (!size || s->out_errno) return;
+  l->tail = malloc(size);
+  if (!l->tail) return;
+  for (uint32_t i = 0; i < s->out_count; i++) {
+    const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
+    memcpy(l->tail + at, s->stage + staged, out->staged);
+    staged += out->staged;
+    at += out->staged;
+    if (out->len) memcpy(l->tail + at, out->data, out->len);
+    at += out->len;
+  }
+  l->tail_size = size;
+  l->tail_done = s->out_done;
+}
+
+/* Takes the sockets from a comm and leaves them to sk_close.c. Waits only for an owner, who does not block. */
+static void detach_sockets(struct sk_comm *comm) {
+  if (comm->detached) return;
+  comm->detached = true;
+  bool was_stopped = sk_comm_is_stopped(comm);
+  sk_comm_stop(comm);
+  sk_zerocopy_end(comm->streams, comm->nstreams, comm->device_name);
+  if (was_stopped) return; /* the sockets were shut down by dereg_mr */
+  for (uint32_t i = 0; i < comm->nstreams; i++) drop_user_frames(comm, &comm->streams[i]);
+  if (comm->side == SK_RECEIVER && sk_comm_error(comm) == RAIL_OK)
+    sk_grant_report_last(rail_container_of(comm, struct sk_recv_comm, base));
+  sk_streams_flush(comm->streams, comm->nstreams);
+
+  struct sk_linger *l = calloc(1, sizeof *l);
+  if (!l) return; /* then the sockets just close */
+  const struct sk_stream *main_stream = sk_main_stream(comm);
+  l->peer = comm->peer;
+  l->reported_sent = comm->side == SK_SENDER && sk_comm_error(comm) == RAIL_OK && sk_comm_in_use(comm) == 0;
+  collect_tail(main_stream, l);
+  l->tail_fd = main_stream->index;
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    l->fds[l->nfds++] = comm->streams[i].fd;
+    comm->streams[i].fd = -1;
+    if (i != l->tail_fd || !l->tail) shutdown(l->fds[i], SHUT_WR);
+  }
+  sk_close_add(l);
+}
+
+static rail_result_t close_comm(void *arg, uint32_t magic, const char *call) {
+  if (!arg) return RAIL_OK;
+  struct sk_comm *comm = sk_comm_of(arg, magic, call);
+  if (!comm) return RAIL_OK; /* it was logged; an error would end the caller's clean-up */
+  detach_sockets(comm);
+  sk_close_reap();
+  sk_watch_remove(comm);
+  destroy(comm);
+  return RAIL_OK;
+}
+
+rail_result_t sk_close_send(void *send_comm) { return close_comm(send_comm, SK_SEND_MAGIC, "closeSend"); }
+rail_result_t sk_close_recv(void *recv_comm) { return close_comm(recv_comm, SK_RECV_MAGIC, "closeRecv"); }
+
+/* Comms that the caller never closed lose their sockets here and keep their memory: a late close finds it. */
+void sk_close_all(void) {
+  uint64_t since = rail_now_ns();
+  struct sk_comm *comm;
+  while ((comm = sk_watch_take())) {
+    RAIL_INFO(RAIL_SUB_NET, "RailSocket: finalize: connection %p over %s was never closed", (void *)comm,
+              comm->device_name);
+    detach_sockets(comm);
+    sk_stats_detach(comm);
+    for (uint32_t i = 0; i < comm->nstreams; i++) sk_stream_destroy(&comm->streams[i]);
+  }
+  sk_close_wait(since);
 }

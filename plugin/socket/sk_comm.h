@@ -2,58 +2,74 @@
  *
  * Connected objects: what both sides of a connection share.
  *
- * Threads. A comm has one owner at a time: whoever took `owner` moves its
- * streams, matches, and completes requests. Nobody ever waits for it but close
- * and dereg_mr: who cannot have it leaves what he wanted in `submitted`, and
- * the owner, or the caller's next test, takes it from there. Owners are the
- * caller's progress thread (in isend, irecv, test), the engine's threads and
- * the watch thread.
+ * Threads. A comm has one owner at a time: whoever took `owner` moves its streams, matches, and completes requests. Only
+ * close and dereg_mr block on ownership. Any other caller queues its request in `submitted`, where the owner, or the
+ * caller's next test, finds it. Owners are the caller's progress thread (in isend, irecv, test), the engine's threads
+ * and the watch thread.
  *
- * What belongs to whom: the caller's progress thread takes requests from the
- * pool, fills them in and gives them back. Between being submitted and being
- * done (`pending` 0) a request is the owner's. The service thread registers
- * memory and closes; `stop` is its ownership for ever.
+ * The caller's progress thread takes requests from the pool, fills them in and returns them. Between being submitted
+ * and being done (`pending` 0) a request is the owner's. The service thread registers memory and closes; `stop` makes
+ * it the owner for the rest of the comm's life.
+ *
+ * Calls go downwards only: sk_comm (open, close) > sk_watch > sk_keepalive > sk_progress > sk_failover > sk_send,
+ * sk_recv > sk_grant > sk_path > sk_error > sk_stream. sk_engine, below all of them, gets a function to call.
  */
 #ifndef SK_COMM_H
 #define SK_COMM_H
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/queue.h>
 
 #include "common/base/compiler.h"
 #include "common/net/net_ops.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_engine.h"
-#include "plugin/socket/sk_pulse.h"
+#include "plugin/socket/sk_keepalive.h"
 #include "plugin/socket/sk_stream.h"
 
 #define SK_SEND_MAGIC 0x444e5353u
 #define SK_RECV_MAGIC 0x56435253u
 #define SK_MR_MAGIC 0x524d4b53u
+#define SK_REQ_SEND 0x51455253u
+#define SK_REQ_RECV 0x51455252u
+#define SK_REQ_FREE 0x46455252u
+
+#define SK_MAX_SENDS (RAIL_NET_MAX_REQUESTS * SK_MAX_GROUP)
+#define SK_MAX_RECVS RAIL_NET_MAX_REQUESTS
 
 enum sk_side { SK_SENDER, SK_RECEIVER };
 
-struct sk_comm;
 struct rail_net_ctx;
+struct sk_comm;
 struct sk_reconnect;
 struct sk_accepted_comm;
-struct sk_rail;
+struct sk_path;
 struct sk_profile;
-struct sk_request;
 
 struct sk_mr {
   uint32_t magic;
   struct sk_comm *comm;
   void *data;
   size_t size;
-  /* Requests that use it. Written by the caller's progress thread alone, so
-   * no read-modify-write is needed; read by the service thread. */
+  /* Requests that use it. Written by the caller's progress thread alone, so no read-modify-write is needed; read by the
+   * service thread. */
   _Atomic uint32_t outstanding;
-  struct sk_mr *next, *prev; /* in sk_comm.mrs */
+  LIST_ENTRY(sk_mr) next; /* in sk_comm.mrs */
 };
+
+/* What struct sk_send and struct sk_recv begin with; the magic tells them apart, and from one that was returned. */
+struct sk_request {
+  uint32_t magic;
+  sk_pending pending; /* a send: its frames that are not in the kernel, and 1 until all are made; a receive: buffers */
+  struct sk_comm *comm;
+  SLIST_ENTRY(sk_request) next_free;
+};
+SLIST_HEAD(sk_request_pool, sk_request); /* inside its comm; the caller's progress thread's */
 
 /* Requests that found the comm owned; one producer, the caller's progress thread. Never full: the pools are smaller. */
 #define SK_SUBMIT_SLOTS 256
+_Static_assert(SK_MAX_SENDS <= SK_SUBMIT_SLOTS, "all of a comm's requests may be submitted at once");
 struct sk_submitted {
   _Atomic uint32_t tail; /* the caller's */
   _Atomic uint32_t head; /* the owner's */
@@ -65,20 +81,20 @@ struct sk_comm {
   enum sk_side side;
   const char *device_name;
   union rail_addr peer;
-  struct sk_comm *next, *prev; /* in sk_watch.c's list; under its lock */
+  LIST_ENTRY(sk_comm) next; /* in sk_watch.c's list; under its lock */
   bool listed;
-  struct sk_pulse pulse; /* the watch thread's */
-  struct sk_moved moved;
-  struct sk_counts counts;
-  _Atomic uint32_t in_use; /* requests that the caller has; written by him alone */
+  struct sk_keepalive keepalive; /* the watch thread's */
+  struct sk_traffic traffic;
+  struct sk_comm_counts counts;
+  _Atomic uint32_t in_use;  /* requests that the caller has; written by its progress thread alone */
   pthread_mutex_t mrs_lock; /* NCCL registers from one thread; callers with two are not worth a crash */
-  struct sk_mr *mrs;        /* under it */
-  struct sk_profile *profile; /* the caller's progress thread's; NULL: nobody wants events */
-  bool gutted; /* finalize took its streams away; only the close call is left */
+  LIST_HEAD(, sk_mr) mrs;   /* under it */
+  struct sk_profile *profile; /* the caller's progress thread's; NULL: no profiler */
+  bool detached; /* its sockets were taken away; only the close call is left */
 
-  _Atomic uint32_t owner; /* 1 while somebody moves it */
-  _Atomic uint32_t stop;  /* and for ever after close or dereg_mr */
-  _Atomic int error;      /* sticky; nothing but the reporting of it happens afterwards */
+  _Atomic uint32_t owner; /* 1 while a thread moves it */
+  _Atomic uint32_t stop;  /* and to the end after close or dereg_mr */
+  _Atomic int error;      /* sticky; after it nothing happens but its reporting */
   struct sk_submitted submitted;
   struct sk_poll_ctx *poll;  /* of the engine; NULL: the caller's calls move it */
   _Atomic uint32_t deferred; /* with an engine: something was kept until the caller tests */
@@ -86,7 +102,7 @@ struct sk_comm {
 
   /* The owner's. */
   bool hold;           /* sender: write nothing before the peer's answers are here */
-  uint32_t answered;   /* PINGs of this call of sk_progress */
+  uint32_t pongs;      /* sent in this call of sk_progress */
   bool more;           /* the latest sk_progress ended because it had done enough */
   bool ended;          /* a stream that is read has ended */
   uint32_t unanswered; /* sender: streams whose answer is not here */
@@ -97,15 +113,13 @@ struct sk_comm {
   struct rail_session sessions[SK_MAX_STREAMS]; /* sender: of the answers that it waits for */
   struct sk_reconnect *reconnect;    /* sender: until all streams are answered, with FAILOVER to the end */
   struct sk_accepted_comm *accepted; /* receiver with FAILOVER */
-  struct sk_rail *rails; /* one per stream with the feature FAILOVER, else NULL */
+  struct sk_path *paths;    /* one per stream with the feature FAILOVER, else NULL */
 };
 
-/* What the handshake agreed on, with the connected sockets; the comm takes
- * the sockets over, also when it fails. */
+/* What the handshake agreed on, with the connected sockets; the comm takes the sockets over, also when it fails. */
 struct sk_comm_args {
   enum sk_side side;
-  int dev;                        /* what the caller named, maybe a fused one */
-  const struct sk_device *device; /* of dev */
+  const struct sk_device *device; /* what the caller named, maybe a fused one */
   const struct rail_net_ctx *ctx;
   uint8_t comm_id[RAIL_COMM_ID_SIZE];
   unsigned int nstreams;
@@ -120,32 +134,53 @@ struct sk_comm_args {
   struct rail_session sessions[SK_MAX_STREAMS]; /* sender: of the answers to come */
 };
 
+/* ---- sk_comm.c: open and close ------------------------------------------ */
+
 rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm);
 rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm);
+rail_result_t sk_close_send(void *send_comm);
+rail_result_t sk_close_recv(void *recv_comm);
+/* The last finalize, after the watch thread: takes every comm's sockets away and waits, at most
+ * RAIL_SOCKET_CLOSE_TIMEOUT, for what was written to arrive. */
+void sk_close_all(void);
 
-/* Fills the shared part. The peer's answer is awaited only by the sender. */
-rail_result_t sk_comm_init(struct sk_comm *comm, const struct sk_comm_args *args, uint32_t buffer);
-void sk_comm_destroy(struct sk_comm *comm); /* streams and registrations, not the memory of comm */
+/* The service thread's: after return it owns the comm to its end; no byte of any request's memory is touched. Short,
+ * because no owner blocks. */
+void sk_comm_stop(struct sk_comm *comm);
 
-/* The checked way from a caller's pointer; NULL after one line. */
-struct sk_comm *sk_comm_of(void *comm, uint32_t magic, const char *call);
+/* ---- sk_error.c: the first error ------------------------------------------ */
 
-/* The first failure: says why, once, and makes it stick. Returns the result. */
+/* The first failure: logs why, once, and makes it stick. Returns the result. */
 RAIL_COLD rail_result_t sk_comm_fail(struct sk_comm *comm, rail_result_t result, const char *fmt, ...)
     RAIL_PRINTF(3, 4);
 /* A stream broke or ended: the same, with the words for it. */
 RAIL_COLD rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_stream *s);
-/* Size over capacity, on either side: tells the peer, best effort, and fails. */
-RAIL_COLD rail_result_t sk_comm_fail_size(struct sk_comm *comm, uint32_t seq, uint32_t tag, uint64_t size,
-                                          uint64_t capacity);
+/* Size over capacity, on either side: tells the peer over `s`, best effort, and fails. */
+RAIL_COLD rail_result_t sk_comm_fail_size(struct sk_comm *comm, struct sk_stream *s, uint32_t seq, uint32_t tag,
+                                          uint64_t size, uint64_t capacity);
+/* Frame ERROR: the peer's last message before its side failed. */
+RAIL_COLD rail_result_t sk_error_on_frame(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
+/* Log what is wrong with a caller's pointer. */
+RAIL_COLD void sk_error_comm(const void *comm, uint32_t magic, const char *call);
+RAIL_COLD void sk_error_request(const void *request, const char *call);
 
-/* Gives a finished comm to the engine, if there is one. */
-void sk_comm_attach(struct sk_comm *comm);
-/* One stream has another socket, or is about to close the one it has. For the owner. */
-void sk_comm_add_socket(struct sk_comm *comm, struct sk_stream *s);
-void sk_comm_remove_socket(struct sk_comm *comm, struct sk_stream *s);
+static inline rail_result_t sk_comm_error(const struct sk_comm *comm) {
+  return (rail_result_t)atomic_load_explicit(&comm->error, memory_order_relaxed);
+}
 
-/* Taking and leaving the comm; try_own never waits. */
+/* The checked way from a caller's pointer; NULL after one line. Magic 0: of either side. */
+static inline struct sk_comm *sk_comm_of(void *arg, uint32_t magic, const char *call) {
+  struct sk_comm *comm = arg;
+  if (rail_likely(comm && (comm->magic == magic ||
+                           (!magic && (comm->magic == SK_SEND_MAGIC || comm->magic == SK_RECV_MAGIC)))))
+    return comm;
+  sk_error_comm(arg, magic, call);
+  return NULL;
+}
+
+/* ---- ownership ------------------------------------------------------------ */
+
+/* Never waits. */
 static inline bool sk_comm_try_own(struct sk_comm *comm) {
   return !atomic_load_explicit(&comm->owner, memory_order_relaxed) &&
          !atomic_exchange_explicit(&comm->owner, 1, memory_order_acquire);
@@ -155,20 +190,11 @@ static inline void sk_comm_disown(struct sk_comm *comm) {
   atomic_store_explicit(&comm->owner, 0, memory_order_release);
   if (kick) sk_engine_kick(comm->poll);
 }
-
 static inline bool sk_comm_is_stopped(const struct sk_comm *comm) {
   return atomic_load_explicit(&comm->stop, memory_order_relaxed) != 0;
 }
-static inline rail_result_t sk_comm_error(const struct sk_comm *comm) {
-  return (rail_result_t)atomic_load_explicit(&comm->error, memory_order_relaxed);
-}
 
-/* Requests that the caller has not got back, done or not. */
-static inline uint32_t sk_comm_in_use(const struct sk_comm *comm) {
-  return atomic_load_explicit(&comm->in_use, memory_order_relaxed);
-}
-
-/* For a caller who cannot own the comm now. The kick comes after the request is in the ring, and the engine takes it
+/* For a caller that cannot own the comm now. The kick comes after the request is in the ring, and the engine takes it
  * off its list before it looks into the ring: so a request is found, whoever owned the comm meanwhile. */
 static inline void sk_comm_submit(struct sk_comm *comm, struct sk_request *request) {
   uint32_t tail = atomic_load_explicit(&comm->submitted.tail, memory_order_relaxed);
@@ -185,9 +211,30 @@ static inline struct sk_request *sk_comm_submitted(struct sk_comm *comm) {
   return request;
 }
 
-/* The service thread's: after return it owns the comm for ever; no byte of any
- * request's memory is touched. Short, because no owner blocks. */
-void sk_comm_stop(struct sk_comm *comm);
+/* ---- requests --------------------------------------------------------------- */
+
+/* Requests that the caller has not returned, done or not. */
+static inline uint32_t sk_comm_in_use(const struct sk_comm *comm) {
+  return atomic_load_explicit(&comm->in_use, memory_order_relaxed);
+}
+
+/* NULL: all are in use. */
+static inline struct sk_request *sk_request_get(struct sk_request_pool *pool, uint32_t magic) {
+  struct sk_request *r = SLIST_FIRST(pool);
+  if (rail_unlikely(!r)) return NULL;
+  SLIST_REMOVE_HEAD(pool, next_free);
+  atomic_store_explicit(&r->comm->in_use, sk_comm_in_use(r->comm) + 1, memory_order_relaxed);
+  r->magic = magic;
+  return r;
+}
+static inline void sk_request_put(struct sk_request_pool *pool, struct sk_request *r) {
+  r->magic = SK_REQ_FREE;
+  SLIST_INSERT_HEAD(pool, r, next_free);
+  atomic_store_explicit(&r->comm->in_use, sk_comm_in_use(r->comm) - 1, memory_order_relaxed);
+}
+static inline bool sk_request_is_done(const struct sk_request *r) {
+  return atomic_load_explicit(&r->pending, memory_order_acquire) == 0;
+}
 
 static inline void sk_mr_hold(struct sk_mr *mr) {
   if (!mr) return;
@@ -200,18 +247,18 @@ static inline void sk_mr_release(struct sk_mr *mr) {
                         memory_order_release);
 }
 
-/* sk_progress.c: takes what was submitted and moves what can be moved. For the owner, whoever it is. */
+/* ---- the other calls ---------------------------------------------------------- */
+
+/* sk_progress.c: starts what was submitted and moves what can be moved. For the owner, whoever it is. */
 rail_result_t sk_progress(struct sk_comm *comm);
 /* The same for a thread of the engine, `arg` being the comm. It will not come back before something happens: reads also
- * what nobody waits for if a socket is `readable`, and tells the peer all that it can use. */
+ * what no request waits for if a socket is `readable`, and tells the peer all that it can use. */
 enum sk_poll_result sk_progress_poll(void *arg, bool readable);
+/* The same for the watch thread, and a comm whose caller stays away: reads and reports whether or not it seems due. */
+rail_result_t sk_progress_watch(struct sk_comm *comm);
+/* Sends PING: asks the peer for a sign of life. */
+void sk_progress_ping(struct sk_comm *comm);
 rail_result_t sk_test(void *request, int *done, int *sizes);
-/* The same, and reads and reports whether or not it seems worth while: for a comm whose caller stays away. */
-rail_result_t sk_attend(struct sk_comm *comm);
-/* Asks the peer for a sign of life. */
-void sk_ping(struct sk_comm *comm);
-/* Writes all that is queued on all streams, whatever state the comm is in. */
-void sk_flush_all(struct sk_comm *comm);
 
 /* sk_mr.c */
 rail_result_t sk_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle);
@@ -223,8 +270,10 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
 rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                        void **phandles, void **request);
 
-/* sk_close.c */
-rail_result_t sk_close_send(void *send_comm);
-rail_result_t sk_close_recv(void *recv_comm);
+/* sk_profile.c: events for NCCL's profiler. Sets comm->profile if the context has a callback. RAIL_SYSTEM_ERROR: out of
+ * memory. Then for comms with a profile, in the caller's progress thread; `phandles`: one per buffer, or NULL. */
+rail_result_t sk_profile_init(struct sk_comm *comm, const struct sk_comm_args *args);
+void sk_profile_start(struct sk_request *r, void *const *phandles);
+void sk_profile_stop(struct sk_request *r);
 
 #endif

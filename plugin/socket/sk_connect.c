@@ -27,7 +27,6 @@
 struct sk_connect {
   struct rail_net_ctx *ctx;
   uint64_t number;
-  int dev;
   const struct sk_device *device;
   struct rail_handle listener;
   struct sk_limits limits;
@@ -74,7 +73,7 @@ static rail_result_t prepare_hellos(struct sk_connect *a) {
   return RAIL_OK;
 }
 
-static rail_result_t attempt_new(struct rail_net_ctx *ctx, int dev, const struct sk_device *device,
+static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct sk_device *device,
                                  const struct rail_handle *listener, int traffic_class, struct sk_connect **out) {
   if (!rail_connector_agree_auth(&sk_protocol, listener, device->name)) {
     count(device, SK_DEVICE_REFUSED);
@@ -83,7 +82,6 @@ static rail_result_t attempt_new(struct rail_net_ctx *ctx, int dev, const struct
   struct sk_connect *a = calloc(1, sizeof *a);
   if (!a) goto no_memory;
   a->ctx = ctx;
-  a->dev = dev;
   a->device = device;
   a->listener = *listener;
   a->deadline = rail_deadline_in_ms((uint64_t)sk_params.connect_ms);
@@ -146,7 +144,6 @@ static void log_connected(const struct sk_connect *a, const struct sk_comm_args 
 
 static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
   struct sk_comm_args args = {.side = SK_SENDER,
-                              .dev = a->dev,
                               .device = a->device,
                               .ctx = a->ctx,
                               .nstreams = a->nstreams,
@@ -191,7 +188,7 @@ rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic
     return RAIL_BAD_ARGUMENT;
   }
   if (handle.attempt == 0) {
-    RAIL_TRY(attempt_new(ctx, dev, device, &handle, sk_traffic_class(traffic_class, ctx->traffic_class), &a));
+    RAIL_TRY(attempt_new(ctx, device, &handle, sk_traffic_class(traffic_class, ctx->traffic_class), &a));
     rail_handle_set_attempt(handle_bytes, a->number);
   } else if (!(a = rail_net_ctx_attempt("RailSocket", ctx, handle.attempt))) {
     return RAIL_BAD_ARGUMENT;

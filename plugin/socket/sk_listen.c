@@ -39,7 +39,6 @@ rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
     return RAIL_SYSTEM_ERROR;
   }
   l->magic = SK_LISTEN_MAGIC;
-  l->dev = dev;
   rail_result_t result = sk_acceptor_open(device, sk_traffic_class(-1, ctx->traffic_class), &l->acceptor);
   if (result != RAIL_OK) {
     free(l);
@@ -92,7 +91,6 @@ static bool accept_next(struct sk_listen *l, struct sk_comm_args *args, rail_res
     return false;
   }
   *args = (struct sk_comm_args){.side = SK_RECEIVER,
-                                .dev = l->dev,
                                 .device = a->device,
                                 .ctx = l->in_ctx.ctx,
                                 .nstreams = p->nstreams,

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory registration. TCP needs none; what is kept is the promise that after
- * dereg_mr nobody touches the range, even when requests are outstanding.
+ * Memory registration. TCP needs none; what is kept is the promise that after dereg_mr no thread touches the range, even
+ * when requests are outstanding.
  */
 #include <stdlib.h>
 
 #include "common/base/log.h"
 #include "plugin/socket/sk_comm.h"
-#include "plugin/socket/sk_zerocopy.h"
 
 rail_result_t sk_reg_mr(void *comm_arg, void *data, size_t size, int type, void **mhandle) {
   *mhandle = NULL;
@@ -31,9 +30,7 @@ rail_result_t sk_reg_mr(void *comm_arg, void *data, size_t size, int type, void 
   mr->data = data;
   mr->size = size;
   pthread_mutex_lock(&comm->mrs_lock);
-  mr->next = comm->mrs;
-  if (comm->mrs) comm->mrs->prev = mr;
-  comm->mrs = mr;
+  LIST_INSERT_HEAD(&comm->mrs, mr, next);
   pthread_mutex_unlock(&comm->mrs_lock);
   *mhandle = mr;
   return RAIL_OK;
@@ -53,9 +50,9 @@ rail_result_t sk_dereg_mr(void *comm_arg, void *mhandle) {
     sk_comm_stop(comm);
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: deregMr of %p+%zu with %u requests outstanding: the connection is stopped",
               mr->data, mr->size, atomic_load(&mr->outstanding));
-    sk_zerocopy_end(comm);
+    sk_zerocopy_end(comm->streams, comm->nstreams, comm->device_name);
     for (uint32_t i = 0; i < comm->nstreams; i++)
-      if (comm->streams[i].fd >= 0) shutdown(comm->streams[i].fd, SHUT_RDWR); /* the peer learns at once */
+      if (comm->streams[i].fd >= 0) shutdown(comm->streams[i].fd, SHUT_RDWR); /* tells the peer at once */
   }
   /* Requests that are done and have not been tested yet refer to it: it goes with the connection. */
   if (atomic_load_explicit(&mr->outstanding, memory_order_acquire)) {
@@ -64,9 +61,7 @@ rail_result_t sk_dereg_mr(void *comm_arg, void *mhandle) {
   }
   mr->magic = 0;
   pthread_mutex_lock(&comm->mrs_lock);
-  if (mr->prev) mr->prev->next = mr->next;
-  else comm->mrs = mr->next;
-  if (mr->next) mr->next->prev = mr->prev;
+  LIST_REMOVE(mr, next);
   pthread_mutex_unlock(&comm->mrs_lock);
   free(mr);
   return RAIL_OK;

@@ -4,9 +4,7 @@
 
 #include "common/base/compiler.h"
 #include "common/base/log.h"
-#include "plugin/socket/sk_frame.h"
-#include "plugin/socket/sk_wire.h"
-#include "plugin/socket/sk_zerocopy.h"
+#include "plugin/socket/sk_stream.h"
 
 #define AT(field) offsetof(struct sk_params, field)
 

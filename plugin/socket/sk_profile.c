@@ -1,13 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Events for NCCL's profiler. */
-#include "plugin/socket/sk_profile.h"
-
+ *
+ * Events for NCCL's profiler (common/obs/profile.h). None per chunk: chunks are made and finished by whichever thread moves
+ * the connection, and are counted per stream instead (sk_stats.h). After close there is no call.
+ */
 #include <stdlib.h>
 #include <string.h>
 
-#include "plugin/socket/sk_calls.h"
+#include "common/net/net_ctx.h"
+#include "common/obs/profile.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
+
+/* What NCCL tells a profiler of a socket event: its ncclProfilerNetSockDescr_v1_t. */
+#define SK_PROFILE_ID ((INT64_C(2) << 16) | 1) /* network type "socket", version of the structure */
+#define SK_PROFILE_SOCKET 1                    /* the one kind of event */
+
+struct sk_profile_event {
+  uint8_t type; /* SK_PROFILE_SOCKET */
+  struct {
+    int fd;        /* stream 0 as it was connected */
+    int op;        /* 0 send, 1 receive */
+    size_t length; /* of the message; of a receive: of the buffer */
+  } sock;
+};
+_Static_assert(sizeof(struct sk_profile_event) == 24 && sizeof(struct sk_profile_event) <= RAIL_PROFILE_EVENT_MAX,
+               "NCCL's layout");
+_Static_assert(offsetof(struct sk_profile_event, sock.fd) == 8, "NCCL's layout");
+_Static_assert(offsetof(struct sk_profile_event, sock.op) == 12, "NCCL's layout");
+_Static_assert(offsetof(struct sk_profile_event, sock.length) == 16, "NCCL's layout");
 
 /* So many sends has a sender, and so many buffers a receiver. */
 #define EVENTS (RAIL_NET_MAX_REQUESTS * SK_MAX_GROUP)

@@ -2,10 +2,9 @@
  *
  * A receive from irecv to its completion.
  *
- * irecv takes what came early or posts its buffers. A MSG frame claims the
- * oldest buffer of its tag; payloads go straight into it. The request is done
- * when all its buffers are. What the sender must know, buffers and credit, is
- * in sk_report.c.
+ * irecv takes an unexpected message or posts its buffers. A MSG frame claims the oldest buffer of its tag; payloads are
+ * received straight into it. The request is done when all its buffers are; test finds that out (sk_progress.c) and calls
+ * sk_recv_done. What the sender is told of buffers and credit is in sk_grant.c.
  */
 #include "plugin/socket/sk_recv.h"
 
@@ -16,85 +15,138 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/socket/sk_acceptor.h"
+#include "common/base/ordered_copy.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_profile.h"
-#include "plugin/socket/sk_rail.h"
-#include "plugin/socket/sk_watch.h"
-#include "plugin/socket/upward.h"
+#include "plugin/socket/sk_path.h"
 
-#define READ_AHEAD (64 * 1024)
-
-rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) {
-  struct sk_recv_comm *rc = calloc(1, sizeof *rc);
-  *recv_comm = NULL;
-  if (!rc) {
-    for (unsigned int i = 0; i < args->nstreams; i++) rail_sock_close(&(int){args->fds[i]});
-    sk_accepted_free(args->accepted);
-    goto no_memory;
-  }
-  if (sk_comm_init(&rc->base, args, READ_AHEAD) != RAIL_OK ||
-      sk_early_init(&rc->early, args->eager_size, args->eager_count, args->eager_bytes) != RAIL_OK) {
-    sk_comm_destroy(&rc->base);
-    sk_recv_release(rc);
-    free(rc);
-    goto no_memory;
-  }
+rail_result_t sk_recv_init(struct sk_recv_comm *rc, const struct sk_comm_args *args) {
   if (rail_random_bytes(&rc->secret, sizeof rc->secret) != RAIL_OK) rc->secret = rail_now_ns() ^ (uintptr_t)rc;
-  sk_request_pool_init(&rc->pool, rc->recvs, sizeof rc->recvs[0], SK_MAX_RECVS, &rc->base);
+  for (int i = SK_MAX_RECVS; i-- > 0;) {
+    struct sk_request *r = &rc->recvs[i].base;
+    *r = (struct sk_request){.magic = SK_REQ_FREE, .comm = &rc->base};
+    SLIST_INSERT_HEAD(&rc->pool, r, next_free);
+  }
   sk_match_init(&rc->posted);
+  TAILQ_INIT(&rc->ungranted);
   for (unsigned int i = 0; i < args->nstreams && sk_params.rcvbuf < 0; i++)
-    (void)rail_sock_open_window(args->fds[i], sk_params.window); /* a wish: streams work without */
-  sk_comm_attach(&rc->base);
-  sk_watch_add(&rc->base);
-  *recv_comm = rc;
-  return RAIL_OK;
-
-no_memory:
-  RAIL_WARN("RailSocket: accept: out of memory for a connection");
-  return RAIL_SYSTEM_ERROR;
+    (void)rail_sock_open_window(args->fds[i], sk_params.window); /* streams work without */
+  return sk_unexpected_init(&rc->unexpected, args->eager_size, args->eager_count, args->eager_bytes);
 }
 
-void sk_recv_release(struct sk_recv_comm *rc) { sk_early_release(&rc->early); }
+void sk_recv_release(struct sk_recv_comm *rc) { sk_unexpected_release(&rc->unexpected); }
 
-/* ---- sinks: announced messages with bytes to come ---------------------- */
+/* ---- unexpected messages ------------------------------------------------------ */
 
-static void hash_insert(struct sk_recv_comm *rc, struct sk_sink *sink) {
-  struct sk_sink **bucket = &rc->by_seq[sink->seq % SK_SEQ_BUCKETS];
-  sink->hash_next = *bucket;
-  *bucket = sink;
-  sink->hashed = true;
+_Static_assert(sizeof(struct sk_bounce) <= 128, "sk_credit_of counts two lines for it");
+
+/* A message that begins before the end of the ring may extend beyond it: its bytes stay in one piece, and the beginning
+ * of the ring, which they are counted for, stays unused meanwhile. */
+rail_result_t sk_unexpected_init(struct sk_unexpected *u, uint32_t size, uint32_t count, uint32_t bytes) {
+  sk_match_init(&u->table);
+  u->size = size;
+  u->count = count;
+  u->bytes = bytes & ~63u;
+  u->ring = aligned_alloc(64, (size_t)u->bytes + sk_credit_of(size));
+  return u->ring ? RAIL_OK : RAIL_SYSTEM_ERROR;
 }
 
-static struct sk_sink **hash_find(struct sk_recv_comm *rc, uint32_t seq) {
-  struct sk_sink **at = &rc->by_seq[seq % SK_SEQ_BUCKETS];
-  while (*at && (*at)->seq != seq) at = &(*at)->hash_next;
-  return at;
+void sk_unexpected_release(struct sk_unexpected *u) {
+  free(u->ring);
+  u->ring = NULL;
+}
+
+static struct sk_bounce *bounce_at(const struct sk_unexpected *u, uint64_t position) {
+  return (struct sk_bounce *)(void *)(u->ring + position % u->bytes);
+}
+
+bool sk_unexpected_charge(struct sk_unexpected *u, uint64_t size) {
+  if (size > u->size) return false;
+  u->bytes_used += sk_credit_of(size);
+  u->count_used++;
+  return u->bytes_used - u->bytes_reported <= u->bytes && u->count_used - u->count_reported <= u->count;
+}
+
+void sk_unexpected_pass(struct sk_unexpected *u, uint64_t size) {
+  u->bytes_freed += sk_credit_of(size);
+  u->count_freed++;
+}
+
+struct sk_bounce *sk_unexpected_put(struct sk_unexpected *u, uint32_t tag, uint32_t seq, uint32_t size) {
+  struct sk_bounce *bounce = bounce_at(u, u->tail);
+  *bounce = (struct sk_bounce){
+    .target = {.data = (uint8_t *)bounce + 128, .size = size, .seq = seq, .unexpected = true},
+    .node.tag = tag,
+    .cost = (uint32_t)sk_credit_of(size)};
+  u->tail += bounce->cost;
+  sk_match_put(&u->table, &bounce->node);
+  return bounce;
+}
+
+struct sk_bounce *sk_unexpected_take(struct sk_unexpected *u, uint32_t tag) {
+  struct sk_match_node *node = sk_match_take(&u->table, tag);
+  return node ? rail_container_of(node, struct sk_bounce, node) : NULL;
+}
+
+/* Credit comes back in the order of the ring: what is free behind a message that waits cannot be used yet. */
+void sk_unexpected_free(struct sk_unexpected *u, struct sk_bounce *bounce) {
+  bounce->free = true;
+  while (u->head != u->tail) {
+    struct sk_bounce *first = bounce_at(u, u->head);
+    if (!first->free) break;
+    u->head += first->cost;
+    u->bytes_freed += first->cost;
+    u->count_freed++;
+  }
+}
+
+/* ---- targets: announced messages with bytes to come ----------------------------- */
+
+static void expect_pieces(struct sk_recv_comm *rc, struct sk_target *target) {
+  LIST_INSERT_HEAD(&rc->by_seq[target->seq % SK_SEQ_BUCKETS], target, by_seq);
+  target->in_pieces = true;
+}
+
+static struct sk_target *find_in_pieces(struct sk_recv_comm *rc, uint32_t seq) {
+  struct sk_target *target;
+  LIST_FOREACH(target, &rc->by_seq[seq % SK_SEQ_BUCKETS], by_seq)
+    if (target->seq == seq) break;
+  return target;
 }
 
 /* The pair is made: message seq of `size` bytes will fill the slot. */
 static rail_result_t claim(struct sk_recv_comm *rc, struct sk_slot *slot, uint32_t seq, uint64_t size) {
-  sk_recv_forget_grant(rc, slot);
+  sk_grant_remove(rc, slot);
   if (rail_unlikely(size > slot->capacity))
-    return sk_comm_fail_size(&rc->base, seq, slot->node.tag, size, slot->capacity);
-  slot->sink.size = size;
-  slot->sink.seq = seq;
+    return sk_comm_fail_size(&rc->base, sk_main_stream(&rc->base), seq, slot->node.tag, size, slot->capacity);
+  slot->target.size = size;
+  slot->target.seq = seq;
   return RAIL_OK;
 }
 
 /* All of it is in place. The request may be the caller's again from here on. */
 static void finish_slot(struct sk_recv_comm *rc, struct sk_slot *slot) {
   rail_stats_add(&rc->base.counts.comm[SK_COMM_MESSAGES], 1);
-  rail_stats_add(&rc->base.counts.comm[SK_COMM_RECEIVED_BYTES], slot->sink.size);
-  rc->finished = true;
+  rail_stats_add(&rc->base.counts.comm[SK_COMM_RECEIVED_BYTES], slot->target.size);
+  rc->completed = true;
   sk_pending_drop(&slot->recv->base.pending);
 }
 
-static void empty_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struct sk_slot *slot) {
-  assert(slot->sink.data || bounce->sink.size == 0); /* irecv took no other */
-  if (bounce->sink.size) rail_copy_upward(slot->sink.data, bounce->sink.data, bounce->sink.size);
-  sk_early_free(&rc->early, bounce);
+static void copy_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struct sk_slot *slot) {
+  assert(slot->target.data || bounce->target.size == 0); /* irecv took no other */
+  if (bounce->target.size) rail_ordered_copy(slot->target.data, bounce->target.data, bounce->target.size);
+  sk_unexpected_free(&rc->unexpected, bounce);
   finish_slot(rc, slot);
+}
+
+/* The last byte is here. */
+static void complete(struct sk_recv_comm *rc, struct sk_target *target) {
+  rc->partial--;
+  if (!target->unexpected) {
+    finish_slot(rc, rail_container_of(target, struct sk_slot, target));
+    return;
+  }
+  struct sk_bounce *bounce = rail_container_of(target, struct sk_bounce, target);
+  if (bounce->slot) copy_bounce(rc, bounce, bounce->slot);
 }
 
 /* A mark for a place in a message that the sender cannot know (the secret, mixed as MurmurHash3 ends). */
@@ -108,138 +160,132 @@ static uint64_t mark(const struct sk_recv_comm *rc, uint64_t offset) {
 /* One of several pieces. Their lengths must add up to the message, and so must they themselves: where each begins
  * another one ends, but for 0 and the size. So the marks cancel in the sum, and with a piece that overlaps another, or
  * is one again, they do not. True: all of them are here; or the comm has failed. */
-static bool add_piece(struct sk_recv_comm *rc, struct sk_sink *sink, uint64_t offset, uint64_t n) {
-  sink->edges += mark(rc, offset + n) - mark(rc, offset);
-  sink->received += n;
-  if (sink->received < sink->size) return false;
-  struct sk_sink **at = hash_find(rc, sink->seq);
-  if (*at == sink) *at = sink->hash_next;
-  sink->hashed = false;
-  if (rail_likely(sink->edges == mark(rc, sink->size) - mark(rc, 0))) return true;
+static bool add_piece(struct sk_recv_comm *rc, struct sk_target *target, uint64_t offset, uint64_t n) {
+  target->edges += mark(rc, offset + n) - mark(rc, offset);
+  target->received += n;
+  if (target->received < target->size) return false;
+  LIST_REMOVE(target, by_seq);
+  target->in_pieces = false;
+  if (rail_likely(target->edges == mark(rc, target->size) - mark(rc, 0))) return true;
   sk_comm_fail(&rc->base, RAIL_REMOTE_ERROR,
-               "protocol error: the pieces of message %u, %llu bytes, overlap and leave a hole", sink->seq,
-               (unsigned long long)sink->size);
+               "protocol error: the pieces of message %u, %llu bytes, overlap and leave a hole", target->seq,
+               (unsigned long long)target->size);
   return false;
 }
 
-/* The last byte is here. */
-static void complete(struct sk_recv_comm *rc, struct sk_sink *sink) {
-  rc->partial--;
-  if (!sink->early) {
-    finish_slot(rc, rail_container_of(sink, struct sk_slot, sink));
-    return;
-  }
-  struct sk_bounce *bounce = rail_container_of(sink, struct sk_bounce, sink);
-  if (bounce->slot) empty_bounce(rc, bounce, bounce->slot);
-}
+/* ---- frames MSG and DATA -------------------------------------------------------- */
 
-/* ---- what comes in ---------------------------------------------------- */
-
-RAIL_COLD static rail_result_t broken(struct sk_recv_comm *rc, const struct sk_frame *frame, const char *why) {
+RAIL_COLD static rail_result_t bad_frame(struct sk_recv_comm *rc, const struct sk_frame *frame, const char *why) {
   return sk_comm_fail(&rc->base, RAIL_REMOTE_ERROR,
                       "protocol error: %s (frame type %u, message %u, %llu, %u bytes, tag %u)", why, frame->type,
                       frame->seq, (unsigned long long)frame->size, frame->len, frame->tag);
 }
 
-/* Where message frame->seq will go: its buffer, or the ring. NULL: the comm has failed. */
-static struct sk_sink *find_sink(struct sk_recv_comm *rc, const struct sk_frame *frame) {
-  bool granted = frame->flags & SK_FRAME_GRANTED;
-  struct sk_match_node *node = sk_match_take(&rc->posted, frame->tag);
-  if (rail_unlikely(granted && !node)) {
-    broken(rc, frame, "a message whose buffer was not granted");
-    return NULL;
-  }
-  if (!granted && !sk_early_charge(&rc->early, frame->size)) {
-    broken(rc, frame, "a message without grant beyond the agreed limits");
-    return NULL;
-  }
-  rc->rush = granted;
-  rail_stats_add(&rc->base.counts.comm[granted ? SK_COMM_GRANTED_MESSAGES : SK_COMM_EAGER_MESSAGES], 1);
-  if (!node) return &sk_early_put(&rc->early, frame->tag, frame->seq, (uint32_t)frame->size)->sink;
-  if (!granted) sk_early_pass(&rc->early, frame->size);
-  struct sk_slot *slot = rail_container_of(node, struct sk_slot, node);
-  return claim(rc, slot, frame->seq, frame->size) == RAIL_OK ? &slot->sink : NULL;
+/* The header is read; its payload goes to `to`. */
+static rail_result_t begin_payload(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame,
+                                   uint8_t *to, struct sk_target *target) {
+  s->head += SK_HEAD;
+  sk_stream_expect(s, to, frame->len, target);
+  return frame->len ? RAIL_OK : sk_recv_on_payload(rc, s); /* a message of 0 bytes is complete */
 }
 
 /* A piece of an announced message. */
-static rail_result_t expect_piece(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame,
-                                  uint64_t offset) {
-  struct sk_sink *sink = *hash_find(rc, frame->seq);
-  if (!sink) return broken(rc, frame, "data of a message that is complete");
-  if (!frame->len || offset > sink->size || frame->len > sink->size - offset ||
-      frame->len > sink->size - sink->promised)
-    return broken(rc, frame, "data outside its message");
-  sink->promised += frame->len;
-  sk_stream_expect(s, sink->data + offset, frame->len, sink);
-  return RAIL_OK;
+static rail_result_t begin_piece(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame,
+                                 uint64_t offset) {
+  struct sk_target *target = find_in_pieces(rc, frame->seq);
+  if (!target) return bad_frame(rc, frame, "data of a message that is complete");
+  if (!frame->len || offset > target->size || frame->len > target->size - offset ||
+      frame->len > target->size - target->promised)
+    return bad_frame(rc, frame, "data outside its message");
+  target->promised += frame->len;
+  return begin_payload(rc, s, frame, target->data + offset, target);
 }
 
-/* With FAILOVER every stream announces every message, in order: one that is behind only says what is known, and may
- * bring the first piece; none can be ahead of its own announcements, and waiting for them would be for ever. */
-static rail_result_t on_repeat(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
-  if ((int32_t)(frame->seq - rc->next_seq) > 0) return broken(rc, frame, "an announcement that skips others");
-  if (frame->len) return expect_piece(rc, s, frame, 0);
-  sk_stream_expect(s, NULL, 0, NULL);
-  return RAIL_OK;
+/* Where message frame->seq will go: its buffer, or the ring. NULL: the comm has failed. */
+static struct sk_target *match_msg(struct sk_recv_comm *rc, const struct sk_frame *frame) {
+  bool granted = frame->flags & SK_FRAME_GRANTED;
+  struct sk_match_node *node = sk_match_take(&rc->posted, frame->tag);
+  if (rail_unlikely(granted && !node)) {
+    bad_frame(rc, frame, "a message whose buffer was not granted");
+    return NULL;
+  }
+  if (!granted && !sk_unexpected_charge(&rc->unexpected, frame->size)) {
+    bad_frame(rc, frame, "a message without grant beyond the agreed limits");
+    return NULL;
+  }
+  rc->sender_waited = granted;
+  rail_stats_add(&rc->base.counts.comm[granted ? SK_COMM_GRANTED_MESSAGES : SK_COMM_EAGER_MESSAGES], 1);
+  if (!node) return &sk_unexpected_put(&rc->unexpected, frame->tag, frame->seq, (uint32_t)frame->size)->target;
+  if (!granted) sk_unexpected_pass(&rc->unexpected, frame->size);
+  struct sk_slot *slot = rail_container_of(node, struct sk_slot, node);
+  return claim(rc, slot, frame->seq, frame->size) == RAIL_OK ? &slot->target : NULL;
 }
 
-static rail_result_t on_msg(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
-  if (rc->base.rails && frame->seq != rc->next_seq) return on_repeat(rc, s, frame);
-  if ((s->index != 0 && !rc->base.rails) || frame->seq != rc->next_seq || frame->len > frame->size ||
+/* With FAILOVER every stream announces every message, in order: one that is behind only repeats what is known, and may
+ * bring the first piece. None can be ahead of its own announcements. */
+static rail_result_t on_repeated_msg(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
+  if ((int32_t)(frame->seq - rc->next_seq) > 0) return bad_frame(rc, frame, "an announcement that skips others");
+  if (frame->len) return begin_piece(rc, s, frame, 0);
+  return begin_payload(rc, s, frame, NULL, NULL);
+}
+
+rail_result_t sk_recv_on_msg(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
+  struct sk_recv_comm *rc = rail_container_of(comm, struct sk_recv_comm, base);
+  if (rail_unlikely(comm->paths != NULL)) {
+    if (comm->paths[s->index].joining) return bad_frame(rc, frame, "a stream that has come back begins without JOIN");
+    if (frame->seq != rc->next_seq) return on_repeated_msg(rc, s, frame);
+  }
+  if ((s->index != 0 && !comm->paths) || frame->seq != rc->next_seq || frame->len > frame->size ||
       frame->size > RAIL_NET_MAX_BYTES)
-    return broken(rc, frame, "an announcement out of order or of a wrong size");
-  struct sk_sink *sink = find_sink(rc, frame);
-  if (rail_unlikely(!sink)) return sk_comm_error(&rc->base);
+    return bad_frame(rc, frame, "an announcement out of order or of a wrong size");
+  struct sk_target *target = match_msg(rc, frame);
+  if (rail_unlikely(!target)) return sk_comm_error(comm);
   rc->next_seq++;
   rc->partial++;
-  sink->promised = frame->len;
-  sink->received = sink->edges = 0;
-  sink->hashed = false;
-  if (frame->len < frame->size) hash_insert(rc, sink);
-  sk_stream_expect(s, sink->data, frame->len, sink);
-  return RAIL_OK;
+  target->promised = frame->len;
+  target->received = target->edges = 0;
+  target->in_pieces = false;
+  if (frame->len < frame->size) expect_pieces(rc, target);
+  return begin_payload(rc, s, frame, target->data, target);
 }
 
-static rail_result_t on_data(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
+rail_result_t sk_recv_on_data(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
+  struct sk_recv_comm *rc = rail_container_of(comm, struct sk_recv_comm, base);
+  if (rail_unlikely(comm->paths != NULL) && comm->paths[s->index].joining)
+    return bad_frame(rc, frame, "a stream that has come back begins without JOIN");
   if ((int32_t)(frame->seq - rc->next_seq) >= 0) {
-    if (s->index == 0 || rc->base.rails) return broken(rc, frame, "data of a message that was not announced");
+    if (s->index == 0 || comm->paths) return bad_frame(rc, frame, "data of a message that was not announced");
     return RAIL_IN_PROGRESS;
   }
-  return expect_piece(rc, s, frame, frame->size);
-}
-
-void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s) {
-  struct sk_sink *sink = s->owner;
-  if (!s->len || !sink) return;
-  sink->promised -= s->len;
-  if (!sink->hashed) hash_insert(rc, sink); /* its one frame will come as a piece */
-}
-
-rail_result_t sk_recv_on_frame(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
-  switch (frame->type) {
-    case SK_FRAME_MSG: return on_msg(rc, s, frame);
-    case SK_FRAME_DATA: return on_data(rc, s, frame);
-    default: return broken(rc, frame, "a frame that a sender does not send");
-  }
+  return begin_piece(rc, s, frame, frame->size);
 }
 
 rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s) {
-  struct sk_sink *sink = s->owner;
-  s->owner = NULL;
-  rail_stats_add(&s->counts.stream[SK_STREAM_BYTES], s->len);
+  struct sk_target *target = s->target;
+  uint32_t len = s->len;
+  s->target = NULL;
+  s->len = 0;
+  rail_stats_add(&s->counts.stream[SK_STREAM_BYTES], len);
   rail_stats_add(&s->counts.stream[SK_STREAM_CHUNKS], 1);
-  if (rc->base.rails) rc->base.rails[s->index].frames++;
-  if (rail_unlikely(!sink)) return RAIL_OK;
-  if (rail_unlikely(sink->hashed)) {
-    if (!add_piece(rc, sink, (uint64_t)(s->to - sink->data) - s->len, s->len)) return sk_comm_error(&rc->base);
+  if (rail_unlikely(rc->base.paths != NULL)) rc->base.paths[s->index].frames++;
+  if (rail_unlikely(!target)) return RAIL_OK;
+  if (rail_unlikely(target->in_pieces)) {
+    if (!add_piece(rc, target, (uint64_t)(s->to - target->data) - len, len)) return sk_comm_error(&rc->base);
   } else {
-    sink->received = sink->size;
+    target->received = target->size;
   }
-  complete(rc, sink);
+  complete(rc, target);
   return RAIL_OK;
 }
 
-/* ---- irecv and its end ------------------------------------------------ */
+void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s) {
+  struct sk_target *target = s->target;
+  if (!s->len || !target) return;
+  target->promised -= s->len;
+  if (!target->in_pieces) expect_pieces(rc, target); /* its one frame will come as a piece */
+}
+
+/* ---- irecv and its completion ------------------------------------------------------ */
 
 RAIL_COLD static rail_result_t bad_recv(int n, void **data, const size_t *sizes, const int *tags, void **request) {
   if (!request || !data || !sizes || !tags)
@@ -266,7 +312,7 @@ static struct sk_recv *new_recv(struct sk_recv_comm *rc, int n, void **data, con
   recv->n = (uint32_t)n;
   atomic_store_explicit(&r->pending, (uint32_t)n, memory_order_relaxed);
   for (int i = 0; i < n; i++) {
-    recv->slots[i] = (struct sk_slot){.sink.data = data[i],
+    recv->slots[i] = (struct sk_slot){.target.data = data[i],
                                       .node.tag = (uint32_t)tags[i],
                                       .recv = recv,
                                       .capacity = sizes[i],
@@ -276,17 +322,17 @@ static struct sk_recv *new_recv(struct sk_recv_comm *rc, int n, void **data, con
   return recv;
 }
 
-/* What came before this buffer, else posts the buffer. */
+/* Takes the message that came before this buffer, else posts the buffer. */
 static rail_result_t post_slot(struct sk_recv_comm *rc, struct sk_slot *slot) {
-  struct sk_bounce *bounce = sk_early_take(&rc->early, slot->node.tag);
+  struct sk_bounce *bounce = sk_unexpected_take(&rc->unexpected, slot->node.tag);
   if (!bounce) {
     sk_match_put(&rc->posted, &slot->node);
-    sk_recv_want_grant(rc, slot);
+    sk_grant_add(rc, slot);
     return RAIL_OK;
   }
-  RAIL_TRY(claim(rc, slot, bounce->sink.seq, bounce->sink.size));
-  if (bounce->sink.received < bounce->sink.size) bounce->slot = slot;
-  else empty_bounce(rc, bounce, slot);
+  RAIL_TRY(claim(rc, slot, bounce->target.seq, bounce->target.size));
+  if (bounce->target.received < bounce->target.size) bounce->slot = slot;
+  else copy_bounce(rc, bounce, slot);
   return RAIL_OK;
 }
 
@@ -296,10 +342,15 @@ static rail_result_t start_recv(struct sk_recv_comm *rc, struct sk_recv *recv) {
   return RAIL_OK;
 }
 
+void sk_recv_start_submitted(struct sk_recv_comm *rc) {
+  struct sk_request *r;
+  while ((r = sk_comm_submitted(&rc->base)))
+    if (start_recv(rc, rail_container_of(r, struct sk_recv, base)) != RAIL_OK) return;
+}
+
 rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                        void **phandles, void **request) {
-  /* RAIL_NET_OPTIONAL_RECV, if it stands there, allows what TCP cannot use:
-   * completing before the bytes are in place. */
+  /* RAIL_NET_OPTIONAL_RECV in *request allows what TCP cannot use: completing before the bytes are in place. */
   if (request) *request = NULL;
   struct sk_comm *comm = sk_comm_of(recv_comm, SK_RECV_MAGIC, "irecv");
   if (!comm) return RAIL_BAD_ARGUMENT;
@@ -315,23 +366,17 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
     sk_comm_submit(comm, &recv->base);
     return RAIL_OK;
   }
-  sk_recv_drain(rc);
-  if (start_recv(rc, recv) == RAIL_OK) sk_recv_report_posted(rc); /* else test will say so */
-  atomic_store_explicit(&comm->deferred, rc->wanted || comm->ended, memory_order_relaxed);
+  sk_recv_start_submitted(rc);
+  if (start_recv(rc, recv) == RAIL_OK) sk_grant_report_posted(rc); /* a failure is for test to report */
+  atomic_store_explicit(&comm->deferred, rc->ungranted_large || comm->ended, memory_order_relaxed);
   sk_comm_disown(comm);
   return RAIL_OK;
 }
 
-void sk_recv_drain(struct sk_recv_comm *rc) {
-  struct sk_request *r;
-  while ((r = sk_comm_submitted(&rc->base)))
-    if (start_recv(rc, rail_container_of(r, struct sk_recv, base)) != RAIL_OK) return;
-}
-
-void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes) {
+void sk_recv_done(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes) {
   for (uint32_t i = 0; i < recv->n; i++) {
     struct sk_slot *slot = &recv->slots[i];
-    if (sizes) sizes[i] = slot->sink.size > INT_MAX ? INT_MAX : (int)slot->sink.size;
+    if (sizes) sizes[i] = slot->target.size > INT_MAX ? INT_MAX : (int)slot->target.size;
     sk_mr_release(slot->mr);
   }
   sk_request_put(&rc->pool, &recv->base);

@@ -1,66 +1,147 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The receiving side of a connection: what sk_recv.c and the progress loop share. */
+ * The receiving side of a connection. */
 #ifndef SK_RECV_H
 #define SK_RECV_H
 
-#include "plugin/socket/sk_early.h"
-#include "plugin/socket/sk_request.h"
+#include "plugin/socket/sk_comm.h"
+#include "plugin/socket/sk_match.h"
 
 #define SK_SEQ_BUCKETS SK_MAX_SLOTS
+
+/* Where the bytes of one announced message go: a posted buffer, or a place in the ring of unexpected ones. */
+struct sk_target {
+  LIST_ENTRY(sk_target) by_seq; /* of those with bytes to come in other frames */
+  uint8_t *data;
+  uint64_t size;     /* of the message */
+  uint64_t promised; /* bytes whose headers were seen */
+  uint64_t received;
+  uint64_t edges;    /* of the pieces that are here: their ends' marks less their beginnings' (sk_recv.c) */
+  uint32_t seq;
+  bool unexpected;   /* part of a struct sk_bounce, else of a struct sk_slot */
+  bool in_pieces;    /* its bytes come in more than one frame: it is in by_seq */
+};
+LIST_HEAD(sk_target_list, sk_target);
+
+/* One buffer of an irecv. */
+struct sk_slot {
+  struct sk_target target;
+  struct sk_match_node node; /* in `posted` until matched */
+  struct sk_recv *recv;
+  TAILQ_ENTRY(sk_slot) ungranted; /* until granted or matched */
+  uint64_t capacity;
+  bool is_ungranted, is_large; /* it is in that list; the sender needs a grant to fill it */
+  struct sk_mr *mr;
+};
+
+struct sk_recv {
+  struct sk_request base;
+  uint32_t n;
+  struct sk_slot slots[SK_MAX_GROUP];
+};
+
+/* ---- unexpected messages ---------------------------------------------------
+ *
+ * Small messages without a receive buffer yet lie in a ring of bounce buffers, each behind a record that describes it,
+ * until an irecv takes them. The credit keeps the ring from overflowing: the sender counts what it sends eagerly, this
+ * side counts what has become free again and reports it; both count a message as sk_credit_of(size), so the ring holds
+ * whatever the credit lets through.
+ */
+struct sk_bounce {
+  struct sk_target target;
+  struct sk_match_node node; /* in the table until a slot claims it */
+  struct sk_slot *slot;      /* that claimed it before all of it was here */
+  uint32_t cost;
+  bool free;
+};
+
+struct sk_unexpected {
+  struct sk_match table; /* messages without slot, by tag */
+  uint8_t *ring;
+  uint64_t head, tail;   /* live part, in bytes since the beginning */
+  uint32_t size;         /* of the largest message */
+  uint32_t bytes, count; /* the credit in all */
+  uint64_t bytes_used, bytes_freed, bytes_reported; /* spent by the sender; free again; and it knows */
+  uint32_t count_used, count_freed, count_reported;
+};
+
+rail_result_t sk_unexpected_init(struct sk_unexpected *u, uint32_t size, uint32_t count, uint32_t bytes);
+void sk_unexpected_release(struct sk_unexpected *u);
+
+/* An eager message is here. False: more than the sender may. */
+bool sk_unexpected_charge(struct sk_unexpected *u, uint64_t size);
+/* It found its buffer at once. */
+void sk_unexpected_pass(struct sk_unexpected *u, uint64_t size);
+/* It did not: a place for it, in the table. */
+struct sk_bounce *sk_unexpected_put(struct sk_unexpected *u, uint32_t tag, uint32_t seq, uint32_t size);
+/* The oldest with this tag, out of the table, or NULL. */
+struct sk_bounce *sk_unexpected_take(struct sk_unexpected *u, uint32_t tag);
+/* Its bytes were copied into their buffer. */
+void sk_unexpected_free(struct sk_unexpected *u, struct sk_bounce *bounce);
+
+/* The sender can hardly send eagerly any more. */
+static inline bool sk_unexpected_is_low(const struct sk_unexpected *u) {
+  return u->bytes - (u->bytes_used - u->bytes_reported) < 2 * sk_credit_of(u->size) ||
+         u->count - (u->count_used - u->count_reported) < 2;
+}
+/* A good part is free again and the sender does not know. */
+static inline bool sk_unexpected_should_report(const struct sk_unexpected *u) {
+  return u->bytes_freed - u->bytes_reported > u->bytes / 4 || u->count_freed - u->count_reported > u->count / 4 ||
+         (u->count_freed != u->count_reported && sk_unexpected_is_low(u));
+}
+
+/* ---- the comm ----------------------------------------------------------------- */
 
 struct sk_recv_comm {
   struct sk_comm base;
   struct sk_request_pool pool; /* the caller's */
 
-  struct sk_match posted; /* slots without message */
-  struct sk_early early;  /* messages without slot */
-  uint32_t next_seq;      /* of the next MSG */
-  uint32_t partial;       /* matched slots with bytes to come */
-  struct sk_sink *by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
-  uint64_t secret;        /* random; what makes the marks of their pieces */
+  struct sk_match posted;          /* slots without message */
+  struct sk_unexpected unexpected; /* messages without slot */
+  uint32_t next_seq;               /* of the next MSG */
+  uint32_t partial;                /* matched slots with bytes to come */
+  struct sk_target_list by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
+  uint64_t secret;                 /* random; what makes the marks of their pieces */
 
-  /* Slots whose buffers the sender does not know of, in posting order. They
-   * are told when a large one is among them, or when credit runs low. */
-  struct sk_slot *ungranted, *ungranted_last;
-  uint32_t ungranted_count, wanted;
-  bool rush;       /* the sender's last message had waited for its grant */
-  bool finished;   /* with FAILOVER: the sender must hear of it before the caller does, who may not come back */
-  bool again;      /* all that was reported must be reported again */
-  uint32_t idle;   /* progress calls in a row that found nothing */
-  uint64_t recent; /* bytes that the one before the latest found */
-  sk_pending control_unwritten; /* frames of wire_entries not yet in the kernel: 0 or 1 */
+  /* sk_grant.c: slots whose buffers the sender does not know of, in posting order. It is told when a large one is among
+   * them, or when credit runs low. */
+  TAILQ_HEAD(, sk_slot) ungranted;
+  uint32_t ungranted_count, ungranted_large;
+  bool sender_waited;  /* the sender's last message had waited for its grant */
+  bool completed;      /* with FAILOVER: the sender must learn it before the caller does, who may not call again */
+  bool report_all;     /* all that was reported must be reported again */
+  uint32_t idle_calls; /* progress calls in a row that found nothing */
+  uint64_t recent;     /* bytes that the one before the latest found */
+  sk_pending control_unsent; /* frames of wire_entries not yet in the kernel: 0 or 1 */
   struct sk_entry wire_entries[SK_MAX_SLOTS + SK_MAX_STREAMS];
-  struct sk_entry farewell[SK_MAX_STREAMS]; /* with FAILOVER, at the end */
+  struct sk_entry last_entries[SK_MAX_STREAMS]; /* with FAILOVER, at the end */
 
   struct sk_recv recvs[SK_MAX_RECVS];
 };
 
-
-/* A header of a stream; says where its payload goes. RAIL_IN_PROGRESS: it
- * belongs to a message that stream 0 has not announced yet. */
-rail_result_t sk_recv_on_frame(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame);
-/* Its payload is complete. */
-rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s);
-
-/* Starts what was submitted while somebody else owned the comm. */
-void sk_recv_drain(struct sk_recv_comm *rc);
-
-/* With FAILOVER, the stream is lost: what it has brought of a payload will come again. */
-void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s);
-
-/* sk_report.c. A stream that cannot be written any more is found out by reading it. */
-void sk_recv_want_grant(struct sk_recv_comm *rc, struct sk_slot *slot);
-void sk_recv_forget_grant(struct sk_recv_comm *rc, struct sk_slot *slot);
-void sk_recv_report_posted(struct sk_recv_comm *rc);          /* irecv posted buffers */
-void sk_recv_report(struct sk_recv_comm *rc, uint64_t bytes); /* a progress call has read so much */
-void sk_recv_report_quiet(struct sk_recv_comm *rc, bool stuck); /* nothing else to do, maybe for long */
-void sk_recv_report_all(struct sk_recv_comm *rc);             /* before the end */
-void sk_recv_report_again(struct sk_recv_comm *rc);           /* the stream that carried the reports is lost */
-
-/* Hands a finished request back; the caller's. */
-void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes);
-
-/* The memory beyond the shared part. */
+/* The part of a new comm that is the receiver's, and the memory beyond the shared part. */
+rail_result_t sk_recv_init(struct sk_recv_comm *rc, const struct sk_comm_args *args);
 void sk_recv_release(struct sk_recv_comm *rc);
+
+/* Starts what was submitted while another thread owned the comm. */
+void sk_recv_start_submitted(struct sk_recv_comm *rc);
+/* Frames MSG and DATA. RAIL_IN_PROGRESS: of a message that stream 0 has not announced yet. */
+rail_result_t sk_recv_on_msg(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
+rail_result_t sk_recv_on_data(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
+/* The payload of such a frame is complete. */
+rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s);
+/* With FAILOVER, the stream is lost: what has come over it of a payload will come again. */
+void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s);
+/* Returns a request that is done to the pool; the caller's. */
+void sk_recv_done(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes);
+
+/* ---- sk_grant.c: what the sender is told. A stream that cannot be written any more is noticed by reading it. -------- */
+
+void sk_grant_add(struct sk_recv_comm *rc, struct sk_slot *slot);
+void sk_grant_remove(struct sk_recv_comm *rc, struct sk_slot *slot);
+void sk_grant_report_posted(struct sk_recv_comm *rc);            /* irecv posted buffers */
+void sk_grant_report(struct sk_recv_comm *rc, uint64_t bytes);   /* a progress call has read so much */
+void sk_grant_report_idle(struct sk_recv_comm *rc, bool stuck);  /* nothing else to do, maybe for long */
+void sk_grant_report_last(struct sk_recv_comm *rc);              /* before the end */
+void sk_grant_report_again(struct sk_recv_comm *rc);             /* the stream that carried the reports is lost */
 
 #endif

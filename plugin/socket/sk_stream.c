@@ -1,15 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Bytes out, bytes in. */
+ * Bytes out, bytes in, zero copy, and whether the peer's host answers. */
 #include "plugin/socket/sk_stream.h"
 
+#include <assert.h>
 #include <errno.h>
+#include <linux/errqueue.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
-#include "plugin/socket/upward.h"
-#include "plugin/socket/sk_zerocopy.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/ordered_copy.h"
+#include "common/base/sockopt.h"
+#include "plugin/socket/sk_param.h"
 
-rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer, struct sk_moved *moved) {
-  *s = (struct sk_stream){.fd = fd, .index = (uint16_t)index, .cap = buffer, .ahead = buffer, .moved = moved};
+#define MS 1000000ull
+#define SAME_ANSWER (100 * MS) /* the kernel's times are of its own clock's ticks */
+#define ZEROCOPY_GRACE_MS 5    /* before a stream is reset under what it has not delivered */
+#define ZEROCOPY_END_MS 1000   /* after that, for what the device still holds */
+
+rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer,
+                             struct sk_traffic *traffic) {
+  *s = (struct sk_stream){.fd = fd, .index = (uint16_t)index, .cap = buffer, .ahead = buffer, .traffic = traffic};
   s->buf = malloc(buffer);
   s->stage = malloc(SK_STAGE);
   return s->buf && s->stage ? RAIL_OK : RAIL_SYSTEM_ERROR;
@@ -25,9 +41,17 @@ void sk_stream_destroy(struct sk_stream *s) {
   s->out_count = 0;
 }
 
+void sk_stream_set_options(struct sk_stream *s) {
+  int64_t deadline = sk_params.deadline_ms;
+  rail_sockopt_user_timeout(s->fd, sk_params.user_timeout_ms);
+  rail_sockopt_keepalive(s->fd, sk_params.keepalive_ms, deadline);
+  if (deadline) rail_sockopt_max_rto(s->fd, deadline / 6);
+  s->host = (struct sk_host){0};
+}
+
 /* ---- out -------------------------------------------------------------- */
 
-static inline int gather(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked, uint32_t below) {
+int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked, uint32_t below) {
   size_t room = SK_IO_BYTES;
   uint32_t skip = s->out_done, at = s->stage_head;
   int n = 0;
@@ -56,16 +80,8 @@ static inline int gather(const struct sk_stream *s, struct iovec *iov, int max, 
   return n;
 }
 
-int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked) {
-  return gather(s, iov, max, asked, UINT32_MAX);
-}
-
-int sk_stream_out_iov_below(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked, uint32_t below) {
-  return gather(s, iov, max, asked, below);
-}
-
 void sk_stream_wrote(struct sk_stream *s, size_t moved) {
-  rail_stats_add(&s->moved->out, moved);
+  rail_stats_add(&s->traffic->out, moved);
   s->out_bytes -= moved;
   moved += s->out_done;
   while (s->out_count) {
@@ -84,31 +100,195 @@ void sk_stream_wrote(struct sk_stream *s, size_t moved) {
 
 void sk_stream_out_failed(struct sk_stream *s, int err) {
   s->out_errno = err ? err : EPIPE;
-  shutdown(s->fd, SHUT_WR); /* the peer shall know, and close, whether or not the connection itself is well */
+  shutdown(s->fd, SHUT_WR); /* tells the peer to close, even if the TCP connection itself works */
 }
 
-rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
+/* One system call. *sent: the bytes that went, or -1 with errno. */
+static inline rail_result_t write_iov(struct sk_stream *s, struct iovec *iov, int niov, size_t asked, int flags,
+                                      uint64_t *bytes, ssize_t *sent) {
+  struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)niov};
+  ssize_t n;
+  do {
+    if (niov == 1 && !flags) n = send(s->fd, iov->iov_base, iov->iov_len, MSG_DONTWAIT | MSG_NOSIGNAL);
+    else n = sendmsg(s->fd, &msg, flags | MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (rail_unlikely(n < 0) && errno == EINTR);
+  rail_stats_add(&s->traffic->calls, 1);
+  *sent = n;
+  if (rail_likely(n > 0)) {
+    *bytes += (uint64_t)n;
+    return (size_t)n == asked ? RAIL_OK : RAIL_IN_PROGRESS;
+  }
+  if (n == 0 || errno == EAGAIN || errno == EWOULDBLOCK) return RAIL_IN_PROGRESS;
+  return RAIL_REMOTE_ERROR;
+}
+
+/* By copy: all that stands before the next payload of `below` bytes and more. */
+static inline rail_result_t flush_copied(struct sk_stream *s, uint32_t below, uint64_t *bytes) {
   struct iovec iov[SK_OUT_IOV];
-  size_t moved, asked;
+  size_t asked;
+  ssize_t sent;
+  int niov = sk_stream_out_iov(s, iov, SK_OUT_IOV, &asked, below);
+  int more = below != UINT32_MAX && s->out_bytes > asked ? MSG_MORE : 0;
+  rail_result_t result = write_iov(s, iov, niov, asked, more, bytes, &sent);
+  if (rail_likely(sent > 0)) sk_stream_wrote(s, (size_t)sent);
+  else if (result == RAIL_REMOTE_ERROR) sk_stream_out_failed(s, errno);
+  return result;
+}
+
+static rail_result_t flush_zerocopy(struct sk_stream *s, uint64_t *bytes);
+
+rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
   if (!s->out_count) return RAIL_OK;
   if (s->out_errno) return RAIL_REMOTE_ERROR;
-  if (rail_unlikely(s->zerocopy != NULL) && sk_zerocopy_is_on(s)) return sk_zerocopy_flush(s, bytes);
-  int niov = sk_stream_out_iov(s, iov, SK_OUT_IOV, &asked);
-  rail_result_t result = rail_sock_sendv(s->fd, iov, niov, &moved);
-  rail_stats_add(&s->moved->calls, 1);
-  if (rail_likely(result == RAIL_OK)) {
-    sk_stream_wrote(s, moved);
-    *bytes += moved;
-    return moved == asked ? RAIL_OK : RAIL_IN_PROGRESS;
+  if (rail_unlikely(s->zerocopy != NULL) && sk_zerocopy_is_on(s)) return flush_zerocopy(s, bytes);
+  return flush_copied(s, UINT32_MAX, bytes);
+}
+
+void sk_streams_flush(struct sk_stream *streams, uint32_t n) {
+  uint64_t written = 0;
+  for (uint32_t i = 0; i < n; i++)
+    while (streams[i].out_count && sk_stream_flush(&streams[i], &written) == RAIL_OK) continue;
+}
+
+bool sk_stream_send_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t seq, uint64_t size, uint32_t tag) {
+  if (!sk_stream_can_queue(s)) return false;
+  sk_frame_encode(sk_stream_queue(s, SK_HEAD, NULL, 0, NULL), type, 0, seq, size, 0, tag);
+  (void)sk_stream_flush(s, &(uint64_t){0});
+  return true;
+}
+
+/* ---- zero copy ------------------------------------------------------------ */
+
+/* Loopback, veth and the like copy in any case; bonds and VLANs may not, but do not say so here. */
+static bool has_hardware(const char *interface) {
+  char file[512];
+  if (!interface) return false;
+  snprintf(file, sizeof file, "/sys/class/net/%s/device", interface);
+  return access(file, F_OK) == 0;
+}
+
+void sk_zerocopy_init(struct sk_stream *s, const char *interface) {
+  if (sk_params.zerocopy == 0 || (sk_params.zerocopy < 0 && !has_hardware(interface))) return;
+  if (setsockopt(s->fd, SOL_SOCKET, SO_ZEROCOPY, &(int){1}, sizeof(int)) != 0) return;
+  s->zerocopy = calloc(1, sizeof *s->zerocopy);
+  if (!s->zerocopy) return; /* it works without, too */
+  s->zerocopy->from = sk_params.zerocopy < 0 ? SK_ZEROCOPY_AUTO : (uint32_t)sk_params.zerocopy;
+}
+
+void sk_zerocopy_reconnected(struct sk_stream *s) {
+  if (!s->zerocopy || setsockopt(s->fd, SOL_SOCKET, SO_ZEROCOPY, &(int){1}, sizeof(int)) == 0) return;
+  free(s->zerocopy);
+  s->zerocopy = NULL;
+}
+
+/* The first frame's payload, if it is large and all before it is in the kernel. */
+static struct iovec large_payload(const struct sk_stream *s) {
+  const struct sk_out *out = &s->out[s->out_first];
+  if (!s->out_count || out->len < s->zerocopy->from || s->out_done < out->staged) return (struct iovec){0};
+  size_t skip = s->out_done - out->staged;
+  return (struct iovec){.iov_base = (void *)(uintptr_t)(out->data + skip),
+                        .iov_len = RAIL_MIN(out->len - skip, SK_IO_BYTES)};
+}
+
+static rail_result_t flush_zerocopy(struct sk_stream *s, uint64_t *bytes) {
+  struct sk_zerocopy *zc = s->zerocopy;
+  struct iovec iov = large_payload(s);
+  ssize_t sent;
+  if (!iov.iov_len) {
+    rail_result_t result = flush_copied(s, zc->from, bytes);
+    if (result != RAIL_OK) return result;
+    iov = large_payload(s);
+    if (!iov.iov_len) return RAIL_OK;
   }
-  if (result == RAIL_IN_PROGRESS) return result;
-  sk_stream_out_failed(s, errno);
-  return RAIL_REMOTE_ERROR;
+  rail_result_t result = write_iov(s, &iov, 1, iov.iov_len, MSG_ZEROCOPY, bytes, &sent);
+  if (sent > 0) {
+    sk_pending *pending = s->out[s->out_first].pending;
+    assert(pending); /* a payload of this size is the caller's */
+    zc->calls[zc->next++ % SK_ZEROCOPY_CALLS] = pending;
+    sk_pending_add(pending);
+    sk_stream_wrote(s, (size_t)sent);
+  } else if (result == RAIL_REMOTE_ERROR) {
+    if (errno == ENOBUFS) return flush_copied(s, UINT32_MAX, bytes);
+    sk_stream_out_failed(s, errno);
+  }
+  return result;
+}
+
+void sk_zerocopy_finished(struct sk_zerocopy *zc, uint32_t lo, uint32_t hi) {
+  uint32_t open = zc->next - zc->first;
+  if (lo - zc->first >= open || hi - lo >= open - (lo - zc->first)) return; /* not of calls that are open */
+  for (uint32_t i = lo; i != hi + 1; i++) {
+    sk_pending **call = &zc->calls[i % SK_ZEROCOPY_CALLS];
+    if (*call) sk_pending_drop(*call);
+    *call = NULL;
+  }
+  while (zc->first != zc->next && !zc->calls[zc->first % SK_ZEROCOPY_CALLS]) zc->first++;
+}
+
+static void on_notification(struct sk_zerocopy *zc, struct msghdr *msg) {
+  for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
+    struct sock_extended_err e;
+    if (!(c->cmsg_level == SOL_IP && c->cmsg_type == IP_RECVERR) &&
+        !(c->cmsg_level == SOL_IPV6 && c->cmsg_type == IPV6_RECVERR))
+      continue;
+    memcpy(&e, CMSG_DATA(c), sizeof e);
+    if (e.ee_origin != SO_EE_ORIGIN_ZEROCOPY || e.ee_errno != 0) continue;
+    if (e.ee_code & SO_EE_CODE_ZEROCOPY_COPIED) zc->copied = true;
+    sk_zerocopy_finished(zc, e.ee_info, e.ee_data);
+  }
+}
+
+void sk_zerocopy_reap(struct sk_stream *s) {
+  struct sk_zerocopy *zc = s->zerocopy;
+  while (zc->first != zc->next) {
+    _Alignas(struct cmsghdr) char control[256];
+    struct msghdr msg = {.msg_control = control, .msg_controllen = sizeof control};
+    ssize_t n = recvmsg(s->fd, &msg, MSG_ERRQUEUE | MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return;
+    on_notification(zc, &msg);
+  }
+}
+
+static bool has_open_calls(const struct sk_stream *s) {
+  return s->zerocopy && s->zerocopy->first != s->zerocopy->next;
+}
+
+/* True when no call is open any more. */
+static bool wait_for_calls(struct sk_stream *streams, uint32_t n, int ms) {
+  uint64_t deadline = rail_deadline_in_ms((uint64_t)ms);
+  for (;;) {
+    struct pollfd fds[SK_MAX_STREAMS];
+    nfds_t nfds = 0;
+    for (uint32_t i = 0; i < n; i++) {
+      struct sk_stream *s = &streams[i];
+      if (has_open_calls(s)) sk_zerocopy_reap(s);
+      if (has_open_calls(s)) fds[nfds++] = (struct pollfd){.fd = s->fd}; /* POLLERR comes without being asked for */
+    }
+    if (!nfds) return true;
+    if (rail_deadline_passed(deadline)) return false;
+    poll(fds, nfds, 1);
+  }
+}
+
+/* Closing the sockets is not enough: a close hands the queue to the kernel, which goes on reading the pages, and with it
+ * goes the error queue that could tell. To disconnect a socket throws its queue away and leaves it open; what is left
+ * then are packets that the device has in hand. */
+void sk_zerocopy_end(struct sk_stream *streams, uint32_t n, const char *device_name) {
+  if (wait_for_calls(streams, n, ZEROCOPY_GRACE_MS)) return;
+  for (uint32_t i = 0; i < n; i++) {
+    struct sockaddr none = {.sa_family = AF_UNSPEC};
+    if (has_open_calls(&streams[i])) (void)connect(streams[i].fd, &none, sizeof none);
+  }
+  if (!wait_for_calls(streams, n, ZEROCOPY_END_MS))
+    RAIL_WARN("RailSocket: %s has held on to memory that is being sent for %d ms after the connection was reset; "
+              "what is written there now may reach the wire", device_name, ZEROCOPY_END_MS);
 }
 
 /* ---- in --------------------------------------------------------------- */
 
-int sk_stream_in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want) {
+/* Where the next bytes go; 0 when the buffer is full of what cannot be used yet. */
+static int in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want) {
   size_t direct = s->left, ahead;
   int n = 0;
   if (s->head == s->tail) {
@@ -129,41 +309,77 @@ int sk_stream_in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want) {
   return n;
 }
 
-void sk_stream_got(struct sk_stream *s, size_t moved, size_t direct) {
-  rail_stats_add(&s->moved->in, moved);
-  uint32_t placed = (uint32_t)RAIL_MIN(moved, direct);
-  if (placed) s->to += placed; /* else it may be NULL */
-  s->left -= placed;
-  s->tail += (uint32_t)(moved - placed);
-}
-
 rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
   struct iovec iov[2];
   size_t moved, want, direct = RAIL_MIN(s->left, SK_IO_BYTES);
   *more = false;
-  int n = sk_stream_in_iov(s, iov, &want);
+  int n = in_iov(s, iov, &want);
   if (!n) return RAIL_IN_PROGRESS;
   rail_result_t result = rail_sock_recvv(s->fd, iov, n, &moved);
-  rail_stats_add(&s->moved->calls, 1);
+  rail_stats_add(&s->traffic->calls, 1);
   if (result != RAIL_OK) {
     if (result == RAIL_IN_PROGRESS) return result;
     s->eof = true;
     s->in_errno = errno;
     return RAIL_REMOTE_ERROR;
   }
+  rail_stats_add(&s->traffic->in, moved);
   *bytes += moved;
   *more = moved == want;
-  sk_stream_got(s, moved, direct);
+  uint32_t placed = (uint32_t)RAIL_MIN(moved, direct);
+  if (placed) s->to += placed; /* else it may be NULL */
+  s->left -= placed;
+  s->tail += (uint32_t)(moved - placed);
   return RAIL_OK;
 }
 
 bool sk_stream_take_payload(struct sk_stream *s) {
   uint32_t n = RAIL_MIN(s->left, s->tail - s->head);
   if (n) {
-    rail_copy_upward(s->to, s->buf + s->head, n);
+    rail_ordered_copy(s->to, s->buf + s->head, n);
     s->to += n;
     s->left -= n;
     s->head += n;
   }
   return s->left == 0;
+}
+
+/* ---- the peer's host --------------------------------------------------------
+ *
+ * The kernel's own timeouts do not do. With TCP_USER_TIMEOUT it ends a stream whose peer keeps its window shut although
+ * it answers each probe: a peer that is merely stopped. Without, it takes 15 minutes to give up a host that is gone. So
+ * the option stays off, and the watch thread looks at what the kernel has seen.
+ */
+
+/* The peer's window is shut, so that not even what arrives is acknowledged further: then any answer counts. Kernels
+ * before Linux 5.4 do not tell; then any answer always counts. */
+static bool is_window_shut(const struct tcp_info *info, socklen_t len) {
+  return len < offsetof(struct tcp_info, tcpi_snd_wnd) + sizeof info->tcpi_snd_wnd || info->tcpi_snd_wnd == 0;
+}
+
+uint64_t sk_stream_host_silence(struct sk_stream *s, uint64_t now, uint64_t idle_until) {
+  struct sk_host *host = &s->host;
+  struct tcp_info info = {0};
+  socklen_t len = sizeof info;
+  if (getsockopt(s->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0) return 0;
+  uint64_t ago_ms = RAIL_MIN(info.tcpi_last_ack_recv, info.tcpi_last_data_recv);
+  bool acked = info.tcpi_bytes_acked != host->acked, shut = is_window_shut(&info, len);
+  bool unanswered = info.tcpi_unacked && (ago_ms > info.tcpi_last_data_sent || (!acked && !shut));
+  host->acked = info.tcpi_bytes_acked;
+  host->has_unacked = info.tcpi_unacked || info.tcpi_notsent_bytes;
+  if (!unanswered && !info.tcpi_probes) { /* of probes, those since the last answer are counted */
+    host->unanswered = 0;
+    host->settled = now;
+    return 0;
+  }
+  uint32_t asked = info.tcpi_total_retrans + info.tcpi_retransmits + info.tcpi_probes;
+  uint64_t answered = now > ago_ms * MS ? now - ago_ms * MS : 1;
+  answered = RAIL_MAX(answered, RAIL_MAX(host->settled, idle_until));
+  /* Packets of a host may arrive that does not receive ours: then only what it acknowledges counts. */
+  bool anew = shut ? answered > host->unanswered + SAME_ANSWER : acked;
+  if (!host->unanswered || anew) {
+    host->unanswered = answered;
+    host->asked = asked;
+  }
+  return asked != host->asked ? now - host->unanswered : 0;
 }

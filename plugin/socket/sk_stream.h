@@ -1,33 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One TCP connection of a comm: frames on their way out, a buffer of bytes that
- * came in. Knows sockets and headers, not messages.
+ * One TCP connection of a comm: frames on their way out, bytes that came in, and what the kernel knows of the peer's
+ * host. Knows sockets and headers, not messages.
  *
- * Out: frames leave in order. What is small, headers and short payloads, is
- * copied side by side into `stage`; a long payload stays where it is. All that
- * is queued goes out in one system call, many small messages in one piece.
+ * Out: frames leave in order. Headers and short payloads are copied side by side into `stage`; a long payload stays where
+ * it is. All that is queued goes out in one system call, many small messages in one piece.
  *
- * In: bytes arrive in `buf`. Once a header has told where a payload belongs,
- * the rest of it is received straight there, together with the beginning of
- * what follows.
+ * In: bytes arrive in `buf`. Once a header has told where a payload belongs, the rest of it is received straight there,
+ * together with the beginning of what follows.
  */
 #ifndef SK_STREAM_H
 #define SK_STREAM_H
 
 #include <stdatomic.h>
+#include <sys/uio.h>
 
 #include "common/base/compiler.h"
-#include "plugin/socket/sk_count.h"
 #include "plugin/socket/sk_frame.h"
-#include "plugin/socket/sk_host.h"
+#include "plugin/socket/sk_stats.h"
 #include "plugin/socket/sk_wire.h"
 
 #define SK_HEAD ((uint32_t)sizeof(struct sk_frame))
 #define SK_OUT_FRAMES 256
 #define SK_OUT_IOV 64
 #define SK_STAGE (32u * 1024)
-#define SK_COPY_BYTES 512 /* payloads up to here are copied beside their header: less than a piece of its own costs */
-#define SK_OUT_RESERVE 4  /* frames of control that find room even when those with payload find none */
+#define SK_COPY_BYTES 512 /* payloads up to here are copied beside their header: an I/O vector entry costs more */
+#define SK_OUT_RESERVE 4  /* control frames that find room even when those with payload find none */
 #define SK_BULK_PAYLOAD (16u * 1024) /* from here on a payload is worth a receive of its own */
 #define SK_IO_BYTES ((size_t)1 << 20) /* most that one system call moves: a copy of 0.1 to 0.3 ms */
 
@@ -42,20 +40,56 @@ static inline void sk_pending_drop(sk_pending *pending) {
   atomic_store_explicit(pending, atomic_load_explicit(pending, memory_order_relaxed) - 1, memory_order_release);
 }
 
+/* A queued frame. */
 struct sk_out {
   const uint8_t *data; /* payload that stays where it is */
   uint32_t len;
   uint32_t staged;     /* bytes in stage that go before it */
-  sk_pending *pending; /* dropped when all of it is in the kernel; NULL: nobody waits */
+  sk_pending *pending; /* dropped when all of it is in the kernel; NULL: no request waits for it */
 };
 
-/* Counted by the comm's owner, read by the watch thread: bytes in and out of the kernel; of them PING and PONG, which
- * are no progress, in frames; system calls. */
-struct sk_moved {
-  uint64_t in, out, words_in, words_out, calls;
+/* Counted by the comm's owner, read by the watch thread: bytes in and out of the kernel; PING and PONG frames, which
+ * are no progress; system calls. */
+struct sk_traffic {
+  uint64_t in, out, keepalives_in, keepalives_out, calls;
 };
 
-struct sk_zerocopy;
+/* ---- zero copy ---------------------------------------------------------
+ *
+ * Large payloads without a copy into the kernel (MSG_ZEROCOPY). The kernel then reads the caller's pages until the peer
+ * has acknowledged them, and reports on the socket's error queue when it has finished with each call, by number. Every
+ * call is one more thing that its send waits for (sk_pending). Headers lie in `stage`, which is written again at once:
+ * they are copied, in a call of their own that ends where a large payload begins.
+ *
+ * - What the kernel copied after all (loopback, veth, a path without scatter-gather) costs more this way than the plain
+ *   one: the stream stops it at the first notification that says so.
+ * - Where the kernel has no room to note another call (ENOBUFS: optmem_max, RLIMIT_MEMLOCK), that call copies.
+ * - Not with FAILOVER. There a send is done when the peer has counted its frames, whichever stream brought them; a
+ *   stalled or lost stream could still hold pages that others have delivered.
+ */
+#define SK_ZEROCOPY_CALLS 64          /* of a stream that the kernel has not finished; more are copied */
+#define SK_ZEROCOPY_MIN (16 * 1024)   /* smaller payloads never: noting pages costs more than copying them */
+#define SK_ZEROCOPY_AUTO (256 * 1024) /* where there is a real device */
+
+struct sk_zerocopy {
+  uint32_t from;                        /* payloads of this size and more */
+  bool copied;                          /* the kernel copies anyway: no more of it */
+  uint32_t first, next;                 /* numbers of calls, as the kernel counts them: not finished, not made */
+  sk_pending *calls[SK_ZEROCOPY_CALLS]; /* by number, what waits; NULL: finished */
+};
+
+/* ---- the peer's host -----------------------------------------------------
+ *
+ * A peer whose process is stopped still has a kernel that acknowledges what arrives and answers window probes; a host
+ * that is down, or cut off, does not. TCP_INFO tells the two apart. Times are those of the caller's `now`, in ns.
+ */
+struct sk_host {
+  uint64_t settled;    /* when our kernel was last seen to wait for no answer */
+  uint64_t unanswered; /* since when it waits, counted from the last answer; 0: it does not */
+  uint64_t acked;      /* bytes, as of the latest call */
+  uint32_t asked;      /* what it had sent for that when this was noticed; more: at least two went unanswered */
+  bool has_unacked;    /* bytes that the peer's host does not have, as of the latest call */
+};
 
 struct sk_stream {
   int fd;
@@ -79,14 +113,19 @@ struct sk_stream {
   uint8_t *to;              /* where the current payload's next byte goes */
   uint32_t left;            /* bytes of it still to come */
   uint32_t len;             /* bytes of it in all */
-  void *owner;              /* of the current payload: the comm's business */
-  struct sk_moved *moved;   /* all streams of a comm count in one place */
+  void *target;             /* of the current payload: a struct sk_target */
+  struct sk_traffic *traffic; /* all streams of a comm count in one place */
   struct sk_host host;
   struct sk_stream_counts counts;
 };
 
-rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer, struct sk_moved *moved);
+rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer,
+                             struct sk_traffic *traffic);
 void sk_stream_destroy(struct sk_stream *s); /* closes; safe on a half-built or destroyed one */
+
+/* What the kernel does for every stream of both sides: keepalive, how rarely it repeats what is not answered, and
+ * RAIL_SOCKET_USER_TIMEOUT. Forgets what was known of the host. */
+void sk_stream_set_options(struct sk_stream *s);
 
 /* ---- out -------------------------------------------------------------- */
 
@@ -110,36 +149,50 @@ static inline uint8_t *sk_stream_queue(struct sk_stream *s, uint32_t staged, con
   return at;
 }
 
-/* The next bytes to go, at most about SK_IO_BYTES and `max` pieces; *asked is their sum. */
-int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked);
-/* The same, up to the next payload of `below` bytes and more, which is left out. */
-int sk_stream_out_iov_below(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked, uint32_t below);
+/* A frame without payload, now if the socket takes it. Best effort: false where there is no room. */
+bool sk_stream_send_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t seq, uint64_t size, uint32_t tag);
+
+/* The next bytes to go, at most about SK_IO_BYTES and `max` pieces; *asked is their sum. Stops at the next payload of
+ * `below` bytes and more. */
+int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked, uint32_t below);
 /* `moved` of them are in the kernel. */
 void sk_stream_wrote(struct sk_stream *s, size_t moved);
 /* Nothing more can be written. */
 void sk_stream_out_failed(struct sk_stream *s, int err);
 
-/* Writes what is queued, once. RAIL_OK: the socket took all that it was offered
- * (out_count tells whether more is queued); RAIL_IN_PROGRESS: the socket is
- * full; RAIL_REMOTE_ERROR: the stream is dead, see out_errno. *bytes grows by what moved. */
+/* Writes what is queued, once. RAIL_OK: the socket took all that it was offered (out_count tells whether more is
+ * queued); RAIL_IN_PROGRESS: the socket is full; RAIL_REMOTE_ERROR: the stream is dead, see out_errno. *bytes grows by
+ * what moved. */
 rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes);
+/* Writes what is queued on these streams, until each is empty, full or dead. */
+void sk_streams_flush(struct sk_stream *streams, uint32_t n);
+
+static inline bool sk_zerocopy_is_on(const struct sk_stream *s) {
+  return s->zerocopy && !s->zerocopy->copied && s->zerocopy->next - s->zerocopy->first < SK_ZEROCOPY_CALLS;
+}
+/* Turns zero copy on if it is worth while for a stream over this interface (RAIL_SOCKET_ZEROCOPY), or tries to. */
+void sk_zerocopy_init(struct sk_stream *s, const char *interface);
+/* The stream has another socket; nothing was sent over the one before. */
+void sk_zerocopy_reconnected(struct sk_stream *s);
+/* Reads what the kernel reports; for streams with s->zerocopy. */
+void sk_zerocopy_reap(struct sk_stream *s);
+/* The kernel has finished calls lo to hi. */
+void sk_zerocopy_finished(struct sk_zerocopy *zc, uint32_t lo, uint32_t hi);
+/* For a comm that is stopped: after return the kernel reads no byte of the caller's memory. What the peer does not take
+ * in the next few milliseconds is thrown away and the stream reset. */
+void sk_zerocopy_end(struct sk_stream *streams, uint32_t n, const char *device_name);
 
 /* ---- in --------------------------------------------------------------- */
 
-/* Where the next bytes go; 0 when the buffer is full of what cannot be used yet. */
-int sk_stream_in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want);
-/* `moved` bytes came; the first `direct` bytes of the vector were the payload's place. */
-void sk_stream_got(struct sk_stream *s, size_t moved, size_t direct);
-
-/* One receive. RAIL_OK with *bytes grown and *more telling whether the socket
- * is likely to hold more; RAIL_IN_PROGRESS; RAIL_REMOTE_ERROR with eof (and in_errno) set. */
+/* One receive. RAIL_OK with *bytes grown and *more telling whether the socket is likely to hold more; RAIL_IN_PROGRESS;
+ * RAIL_REMOTE_ERROR with eof (and in_errno) set. */
 rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more);
 
 /* Says where the payload that follows the header just read belongs (len may be 0). */
-static inline void sk_stream_expect(struct sk_stream *s, uint8_t *to, uint32_t len, void *owner) {
+static inline void sk_stream_expect(struct sk_stream *s, uint8_t *to, uint32_t len, void *target) {
   s->to = to;
   s->left = s->len = len;
-  s->owner = owner;
+  s->target = target;
   s->ahead = len >= SK_BULK_PAYLOAD ? SK_HEAD : s->cap;
 }
 
@@ -147,5 +200,10 @@ static inline void sk_stream_expect(struct sk_stream *s, uint8_t *to, uint32_t l
 bool sk_stream_take_payload(struct sk_stream *s);
 
 static inline uint32_t sk_stream_have(const struct sk_stream *s) { return s->tail - s->head; }
+
+/* For how long the host at the other end has left unanswered what our kernel sent it (data, retransmissions, window
+ * probes); 0: it answers, or it was asked less than twice. Counted from `idle_until` at the earliest, until when the
+ * stream is known to have been idle. */
+uint64_t sk_stream_host_silence(struct sk_stream *s, uint64_t now, uint64_t idle_until);
 
 #endif

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A tick goes through the list in batches: glance at some comms under the
- * lock, let it go, ask the kernel with one poll(2) which sockets have news,
- * then look at those comms one after another. Whoever removes a comm takes it
- * out of the batch as well; if it is the very one that is being looked at, he
- * waits for the end of that look. So no lock is held across a system call, and
- * no close waits for more than one comm.
+ * A tick goes through the list in batches: check some comms under the lock, release it, ask the kernel with one poll(2)
+ * which sockets have news, then run those comms one after another. sk_watch_remove takes the comm out of the batch as
+ * well, and waits if it is the one that is being run. So no lock is held across a system call, and no close waits for
+ * more than one comm.
  */
 #include "plugin/socket/sk_watch.h"
 
@@ -31,20 +29,21 @@
 
 struct entry {
   struct sk_comm *comm; /* NULL: removed meanwhile */
-  enum sk_glance need;
+  enum sk_keepalive_need need;
   uint32_t nfds;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
-static pthread_cond_t wake, released;                    /* work, or the end; `looking` is another */
+static pthread_cond_t wake, released;                    /* work, or the end; `running_comm` is another */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static struct sk_comm *comms, *cursor; /* cursor: the next one of this tick */
-static struct sk_comm *looking;        /* the one that the thread looks at, without the lock */
+static LIST_HEAD(comm_list, sk_comm) comms = LIST_HEAD_INITIALIZER(comms);
+static struct sk_comm *cursor;       /* the next one of this tick */
+static struct sk_comm *running_comm; /* the one that the thread runs, without the lock */
 static struct entry batch[BATCH];
 static uint32_t batched;
 static pthread_t thread;
 static bool running, ending;
-static pid_t owner; /* of the thread: a child that a bare clone(2) made, past the handlers, must not wait for it */
+static pid_t owner; /* of the thread: a child that a bare clone(2) made, without the fork handlers, must not wait for it */
 
 /* ---- the thread ---------------------------------------------------------- */
 
@@ -55,30 +54,30 @@ static uint32_t gather(uint64_t now, struct pollfd *fds) {
   while (cursor && batched < BATCH && nfds + SK_MAX_STREAMS <= BATCH_FDS) {
     struct entry *e = &batch[batched];
     *e = (struct entry){.comm = cursor};
-    cursor = cursor->next;
-    e->need = sk_pulse_glance(e->comm, now, fds + nfds, &e->nfds);
-    if (e->need == SK_GLANCE_REST) continue;
+    cursor = LIST_NEXT(cursor, next);
+    e->need = sk_keepalive_check(e->comm, now, fds + nfds, &e->nfds);
+    if (e->need == SK_KEEPALIVE_NONE) continue;
     nfds += e->nfds;
     batched++;
   }
   return nfds;
 }
 
-/* Under the lock, which is let go meanwhile. */
-static void look(const struct entry *e, uint64_t now) {
-  looking = e->comm;
-  if (!looking) return;
+/* Under the lock, which is released meanwhile. */
+static void run_entry(const struct entry *e, uint64_t now) {
+  running_comm = e->comm;
+  if (!running_comm) return;
   pthread_mutex_unlock(&lock);
-  sk_pulse_look(looking, now);
+  sk_keepalive_run(running_comm, now);
   pthread_mutex_lock(&lock);
-  looking = NULL;
+  running_comm = NULL;
   pthread_cond_broadcast(&released);
 }
 
-/* Under the lock, which is let go now and then. */
+/* Under the lock, which is released now and then. */
 static void tick(uint64_t now) {
   struct pollfd fds[BATCH_FDS];
-  cursor = comms;
+  cursor = LIST_FIRST(&comms);
   while (cursor && !ending) {
     const struct pollfd *at = fds;
     uint32_t nfds = gather(now, fds);
@@ -88,7 +87,7 @@ static void tick(uint64_t now) {
     for (uint32_t i = 0; i < batched && !ending; i++) {
       bool readable = false;
       for (uint32_t k = 0; k < batch[i].nfds; k++, at++) readable |= news && at->revents;
-      if (readable || batch[i].need == SK_GLANCE_LOOK) look(&batch[i], now);
+      if (readable || batch[i].need == SK_KEEPALIVE_RUN) run_entry(&batch[i], now);
     }
     batched = 0;
   }
@@ -98,16 +97,17 @@ static void tick(uint64_t now) {
 static bool sleep_until(uint64_t then) {
   struct timespec ts = {.tv_sec = (time_t)(then / 1000000000ull), .tv_nsec = (long)(then % 1000000000ull)};
   bool nothing = false;
-  for (; !ending && !comms && !sk_close_is_lingering(); nothing = true) pthread_cond_wait(&wake, &lock);
+  for (; !ending && LIST_EMPTY(&comms) && !sk_close_is_lingering(); nothing = true) pthread_cond_wait(&wake, &lock);
   while (!ending && pthread_cond_timedwait(&wake, &lock, &ts) != ETIMEDOUT) continue;
   return nothing;
 }
 
-/* Under the lock, which is let go meanwhile. The peers report us as silent; here nobody is to blame. */
+/* Under the lock, which is released meanwhile. The peers report this process as silent; here is the reason. */
 static void report_absence(uint64_t ns) {
   bool in_use = false;
   if (!sk_params.stall_ms || ns < (uint64_t)sk_params.stall_ms * 1000000) return;
-  for (const struct sk_comm *comm = comms; comm && !in_use; comm = comm->next) in_use = sk_comm_in_use(comm) != 0;
+  const struct sk_comm *comm;
+  LIST_FOREACH(comm, &comms, next) in_use |= sk_comm_in_use(comm) != 0;
   if (!in_use) return;
   pthread_mutex_unlock(&lock);
   RAIL_WARN("RailSocket: this process did not run for %.1f s (it was stopped, in a debugger, being checkpointed, or "
@@ -117,7 +117,7 @@ static void report_absence(uint64_t ns) {
 
 static void *run(void *arg) {
   (void)arg;
-  uint64_t last = rail_now_ns(), now = last; /* now: of time that we were there to see */
+  uint64_t last = rail_now_ns(), now = last; /* now: of time in which this thread ran */
   (void)prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0);
   pthread_mutex_lock(&lock);
   while (!ending) {
@@ -149,15 +149,16 @@ static void after_fork_parent(void) {
 }
 
 static void after_fork_child(void) {
-  for (struct sk_comm *comm = comms, *next; comm; comm = next) {
-    next = comm->next;
+  struct sk_comm *comm;
+  LIST_FOREACH(comm, &comms, next) {
     comm->listed = false;
-    comm->gutted = true; /* only the close call is left, which frees the memory */
+    comm->detached = true; /* only the close call is left, which frees the memory */
     atomic_store(&comm->stop, 1);
-    atomic_store(&comm->owner, 1); /* also if its owner did not come along */
+    atomic_store(&comm->owner, 1); /* also if its owner is a thread that the child has not */
     for (uint32_t i = 0; i < comm->nstreams; i++) rail_sock_close(&comm->streams[i].fd);
   }
-  comms = cursor = looking = NULL;
+  LIST_INIT(&comms);
+  cursor = running_comm = NULL;
   batched = 0;
   running = ending = false;
   once = (pthread_once_t)PTHREAD_ONCE_INIT;
@@ -191,11 +192,8 @@ void sk_watch_add(struct sk_comm *comm) {
   int err = 0;
   pthread_mutex_lock(&lock);
   if (!running) err = start();
-  else if (!comms) pthread_cond_signal(&wake);
-  comm->prev = NULL;
-  comm->next = comms;
-  if (comms) comms->prev = comm;
-  comms = comm;
+  else if (LIST_EMPTY(&comms)) pthread_cond_signal(&wake);
+  LIST_INSERT_HEAD(&comms, comm, next);
   comm->listed = true;
   pthread_mutex_unlock(&lock);
   if (err) /* the next comm tries again */
@@ -204,27 +202,25 @@ void sk_watch_add(struct sk_comm *comm) {
 
 /* Under the lock. */
 static void unlink_comm(struct sk_comm *comm) {
-  if (comm->prev) comm->prev->next = comm->next;
-  else comms = comm->next;
-  if (comm->next) comm->next->prev = comm->prev;
+  LIST_REMOVE(comm, next);
   comm->listed = false;
 }
 
 void sk_watch_remove(struct sk_comm *comm) {
   pthread_mutex_lock(&lock);
   if (comm->listed) {
+    if (cursor == comm) cursor = LIST_NEXT(comm, next);
     unlink_comm(comm);
-    if (cursor == comm) cursor = comm->next;
     for (uint32_t i = 0; i < batched; i++)
       if (batch[i].comm == comm) batch[i].comm = NULL;
-    while (looking == comm && owner == getpid()) pthread_cond_wait(&released, &lock);
+    while (running_comm == comm && owner == getpid()) pthread_cond_wait(&released, &lock);
   }
   pthread_mutex_unlock(&lock);
 }
 
 struct sk_comm *sk_watch_take(void) {
   pthread_mutex_lock(&lock);
-  struct sk_comm *comm = comms;
+  struct sk_comm *comm = LIST_FIRST(&comms);
   if (comm) unlink_comm(comm);
   pthread_mutex_unlock(&lock);
   return comm;
@@ -245,5 +241,5 @@ void sk_watch_end(void) {
   pthread_mutex_unlock(&lock);
 }
 
-/* Who unloads without finalizing: the thread's code is about to go. */
+/* The plugin is unloaded without finalize: the thread's code is about to go. */
 __attribute__((destructor)) static void end_at_unload(void) { sk_watch_end(); }

@@ -15,7 +15,7 @@
 #include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_rail.h"
+#include "plugin/socket/sk_failover.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
 #include "plugin/socket/sk_watch.h"
@@ -134,7 +134,7 @@ __attribute__((unused)) static void data_settle(const struct data *d) {
 /* What the watch thread does at a tick to streams that are lost or come back. */
 __attribute__((unused)) static void data_tick(const struct data *d) {
   ENSURE(sk_comm_try_own(d->comm), "somebody else moves it");
-  sk_rail_tick(d->comm, rail_now_ns());
+  sk_failover_tick(d->comm, rail_now_ns());
   sk_comm_disown(d->comm);
 }
 

@@ -119,9 +119,8 @@ TEST(registrations_are_given_back_in_any_order) {
     for (int i = 0; i < 4; i++) {
       unsigned int left = 0;
       CHECK_OK(sk_dereg_mr(d.comm, mrs[orders[k][i]]));
-      const struct sk_mr *before = NULL;
-      for (const struct sk_mr *mr = d.comm->mrs; mr && left < 5; before = mr, mr = mr->next, left++)
-        CHECK(mr->prev == before && mr->comm == d.comm);
+      for (const struct sk_mr *mr = LIST_FIRST(&d.comm->mrs); mr && left < 5; mr = LIST_NEXT(mr, next), left++)
+        CHECK(*mr->next.le_prev == mr && mr->comm == d.comm);
       CHECK_INT(left, 3 - i);
     }
     data_close(&d);
@@ -209,7 +208,7 @@ TEST(credit_of_messages_taken_in_another_order) {
   data_open(&d);
   for (uint32_t i = 0; i < 4; i++) say_message(&d, i, sizes[i], i, 0);
   data_settle(&d);
-  const struct sk_early *early = &data_receiver(&d)->early;
+  const struct sk_unexpected *early = &data_receiver(&d)->unexpected;
   static const uint32_t order[] = {1, 2, 0, 3}, count[] = {0, 0, 3, 4};
   for (int i = 0; i < 4; i++) {
     uint64_t freed = 0;

@@ -220,9 +220,9 @@ TEST(nothing_follows_a_message_that_was_cut_off) {
   }
   CHECK_MSG(s->out_count && s->out_done, "the socket took all of it");
   ENSURE(sk_comm_try_own(d.comm), "somebody else moves it");
-  sk_ping(d.comm); /* a frame of no user's, behind it */
+  sk_progress_ping(d.comm); /* a frame of no user's, behind it */
   sk_comm_disown(d.comm);
-  sent = rail_stats_get(&d.comm->moved.out);
+  sent = rail_stats_get(&d.comm->traffic.out);
   int end = d.ends[0];
   d.ends[0] = -1;
   static uint8_t got[64 * 1024];
@@ -246,7 +246,7 @@ TEST(nothing_follows_a_header_that_was_cut_off) {
   while (send(s->fd, "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1) continue; /* it is full */
   isend(&d, 0, 8, 0);
   ENSURE(sk_comm_try_own(d.comm), "somebody else moves it");
-  sk_ping(d.comm);
+  sk_progress_ping(d.comm);
   sk_comm_disown(d.comm);
   CHECK_INT(s->out_count, 2);
   while (recv(d.ends[0], got, sizeof got, MSG_DONTWAIT) > 0) continue;
@@ -319,7 +319,7 @@ TEST(control_frames_come_over_the_first_stream) {
   data_welcome(&d, 1);
   data_say_control(&d, 1, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, EAGER + 1}, 1);
   CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
-  CHECK(log_said("protocol error: frame type 3 from a receiver"));
+  CHECK(log_said("protocol error: a control frame on stream 1"));
   data_close(&d);
 }
 

@@ -20,7 +20,7 @@
 /* What is to come out, and where each frame ends in it. */
 static struct {
   struct sk_stream s;
-  struct sk_moved moved;
+  struct sk_traffic traffic;
   uint8_t *all;    /* expected */
   uint8_t *source; /* of payloads that stay where they are */
   size_t size, out; /* queued; written */
@@ -37,7 +37,7 @@ static void begin(void) {
   x.source = source ? source : malloc(MAX_BYTES);
   CHECK(x.all && x.source);
   for (size_t i = 0; i < MAX_BYTES && !source; i++) x.source[i] = (uint8_t)(i * 131 + (i >> 9));
-  CHECK_OK(sk_stream_init(&x.s, -1, 0, 4096, &x.moved));
+  CHECK_OK(sk_stream_init(&x.s, -1, 0, 4096, &x.traffic));
 }
 
 static void end(void) { sk_stream_destroy(&x.s); }
@@ -62,7 +62,7 @@ static void check_pending(void) {
   }
   CHECK_INT(x.s.out_count, open);
   CHECK_INT(x.s.out_bytes, x.size - x.out);
-  CHECK_INT(x.moved.out, x.out);
+  CHECK_INT(x.traffic.out, x.out);
   if (!open) CHECK(x.s.stage_head == 0 && x.s.stage_tail == 0);
 }
 
@@ -70,7 +70,7 @@ static void check_pending(void) {
 static size_t take(size_t limit, int max_iov) {
   struct iovec iov[SK_OUT_IOV];
   size_t asked, sum = 0, taken = 0;
-  int n = sk_stream_out_iov(&x.s, iov, max_iov, &asked);
+  int n = sk_stream_out_iov(&x.s, iov, max_iov, &asked, UINT32_MAX);
   CHECK(n <= max_iov && (n > 0 || !x.s.out_count));
   for (int i = 0; i < n; i++) {
     CHECK(iov[i].iov_len > 0);
@@ -141,14 +141,14 @@ TEST(small_frames_are_one_piece) {
   size_t asked;
   begin();
   for (int i = 0; i < 100; i++) queue(24 + (uint32_t)i, 0, true);
-  CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked), 1);
+  CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, UINT32_MAX), 1);
   CHECK_INT(asked, x.size);
   take(1000, SK_OUT_IOV);
-  CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked), 1);
+  CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, UINT32_MAX), 1);
   queue(24, 5000, true);
   queue(24, 0, true);
   queue(30, 0, true);
-  CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked), 3);
+  CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, UINT32_MAX), 3);
   CHECK(iov[1].iov_len == 5000 && (const uint8_t *)iov[1].iov_base >= x.source);
   while (x.out < x.size) take(SIZE_MAX, SK_OUT_IOV);
   end();
@@ -211,18 +211,18 @@ TEST(below_a_size) {
   queue(24, 0, true);
   queue(24, 100, true);
   queue(24, 5, true);
-  int n = sk_stream_out_iov_below(&x.s, iov, SK_OUT_IOV, &asked, 100);
+  int n = sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, 100);
   CHECK_INT(n, 3); /* header; 99; two headers beside each other */
   CHECK_INT(asked, 24 + 99 + 24 + 24);
   take(24 + 99 + 24 + 10, SK_OUT_IOV);
-  CHECK_INT(sk_stream_out_iov_below(&x.s, iov, SK_OUT_IOV, &asked, 100), 1);
+  CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, 100), 1);
   CHECK_INT(asked, 14);
   take(14, SK_OUT_IOV);
-  CHECK_INT(sk_stream_out_iov_below(&x.s, iov, SK_OUT_IOV, &asked, 100), 0);
+  CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, 100), 0);
   CHECK_INT(asked, 0);
   take(40, SK_OUT_IOV); /* by copy after all */
-  CHECK_INT(sk_stream_out_iov_below(&x.s, iov, SK_OUT_IOV, &asked, 100), 0);
-  CHECK_INT(sk_stream_out_iov_below(&x.s, iov, SK_OUT_IOV, &asked, 101), 3);
+  CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, 100), 0);
+  CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, 101), 3);
   while (x.out < x.size) take(SIZE_MAX, SK_OUT_IOV);
   end();
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A copy that its reader may watch. memcpy stores in any order, as the C
- * library's does: a large copy's first bytes come last, and a thread that is
- * suspended there leaves a flag at the end visible before the data, for
- * milliseconds. NCCL's LL takes 8 bytes by their flag, LL128 lines of 128.
+ * A copy whose bytes become visible in the order of their addresses, for a reader that polls the destination. memcpy
+ * stores in any order: the C library's stores a large copy's first bytes last, and a thread that is suspended there
+ * leaves a flag at the end visible before the data, for milliseconds. NCCL's LL takes 8 bytes by their flag, LL128 lines
+ * of 128.
  */
-#ifndef RAIL_UPWARD_H
-#define RAIL_UPWARD_H
+#ifndef RAIL_ORDERED_COPY_H
+#define RAIL_ORDERED_COPY_H
 
 #include <stdint.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 #include "common/base/barrier.h"
 
 /* Less than a line, in units of 8 bytes where the destination has them. */
-static inline void rail_copy_upward_part(uint8_t *to, const uint8_t *from, size_t n) {
+static inline void rail_ordered_copy_part(uint8_t *to, const uint8_t *from, size_t n) {
   while (n > 0) {
     size_t step = n >= 8 && (uintptr_t)to % 8 == 0 ? 8 : 1;
     if (step == 8) {
@@ -32,20 +32,20 @@ static inline void rail_copy_upward_part(uint8_t *to, const uint8_t *from, size_
 }
 
 /* From low to high addresses: aligned 8 bytes at once, and of each aligned 128 the last 16 after the rest. */
-static inline void rail_copy_upward(void *to, const void *from, size_t n) {
+static inline void rail_ordered_copy(void *to, const void *from, size_t n) {
   enum { LINE = 128, LAST = 16 };
   uint8_t *t = to;
   const uint8_t *f = from;
   size_t head = (LINE - (uintptr_t)t % LINE) % LINE;
   if (head > n) head = n;
-  rail_copy_upward_part(t, f, head);
+  rail_ordered_copy_part(t, f, head);
   for (t += head, f += head, n -= head; n >= LINE; t += LINE, f += LINE, n -= LINE) {
     memcpy(t, f, LINE - LAST);
     rail_stores_in_order();
     memcpy(t + LINE - LAST, f + LINE - LAST, LAST);
     rail_stores_in_order();
   }
-  rail_copy_upward_part(t, f, n);
+  rail_ordered_copy_part(t, f, n);
 }
 
 #endif

@@ -90,7 +90,7 @@ TEST(frames_that_were_not_written_do_not_arrive) {
     request = isend(&d, seq, sizeof bytes[0], 0);
   }
   data_settle(&d);
-  const struct sk_rail *rail = &d.comm->rails[0];
+  const struct sk_path *rail = &d.comm->paths[0];
   uint32_t written = rail->count - atomic_load(&rail->queued);
   CHECK_MSG(atomic_load(&rail->queued) > 0, "the sockets took all of it");
   const struct data_entry entry = frames_of(0, 0, written + 1);
@@ -108,6 +108,7 @@ TEST(empty_messages_arrive_when_they_are_seen) {
   data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
   data_open(&d);
   void *empty = isend(&d, 0, 0, 0), *small = isend(&d, 1, 8, 0);
+  data_settle(&d); /* the streams are accepted, and the frames written */
   data_say_control(&d, 0, 0, 0, 0, &one, 1); /* both announcements on stream 0, and the small one's bytes */
   data_wait(small, NULL);
   for (int i = 0; i < 20; i++) CHECK(!data_test(empty, NULL));
@@ -129,7 +130,7 @@ TEST(no_more_frames_than_can_be_kept) {
   data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
   data_open(&d);
   uint32_t sent = 0;
-  for (; sent < SK_RAIL_PIECES; sent++) { /* the receiver sees all and counts no frame */
+  for (; sent < SK_PATH_PIECES; sent++) { /* the receiver sees all and counts no frame */
     void *request = isend(&d, sent, 0, 0);
     for (unsigned int i = 0; i < 2; i++) hear(&d, i, SK_FRAME_MSG, sent, 0);
     data_say_control(&d, 0, sent + 1, (sent + 1) * sk_credit_of(0), sent + 1, NULL, 0);
@@ -269,7 +270,7 @@ static void take_back(struct data *d, int listener) {
   ENSURE_INT(le16toh(hello.head.stream), 1);
   ENSURE_INT(le32toh(hello.head.flags), RAIL_HELLO_RECONNECT);
   data_welcome(d, 1);
-  while (d->comm->rails[1].state != SK_RAIL_UP) {
+  while (d->comm->paths[1].state != SK_PATH_UP) {
     data_tick(d);
     ENSURE(!rail_deadline_passed(deadline), "stream 1 does not come back");
   }

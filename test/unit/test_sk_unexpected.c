@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The ring of early messages against a model: a list of messages in the order
+ * The ring of unexpected messages against a model: a list of messages in the order
  * in which they came, each in one of three states. Random operations by a
  * sender that keeps to its credit; after each of them credit, order, contents
  * and the limits of the ring are what the model says. RAIL_TEST_SEED repeats.
  */
-#include "plugin/socket/sk_early.h"
+#include "plugin/socket/sk_recv.h"
 
 #include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
@@ -21,7 +21,7 @@ struct message {
 };
 
 struct model {
-  struct sk_early early;
+  struct sk_unexpected unexpected;
   struct message live[MAX_LIVE]; /* a queue: the oldest that is not free is first */
   uint32_t first, count;
   uint64_t used, freed, told; /* bytes, as the two ends count them */
@@ -35,11 +35,11 @@ static struct message *at(struct model *m, uint32_t i) { return &m->live[(m->fir
 static uint8_t byte_of(uint32_t seq, uint32_t i) { return (uint8_t)(seq * 31 + i * 7 + (i >> 8)); }
 
 static bool sender_may(const struct model *m, uint32_t size) {
-  return m->cused - m->ctold < m->early.count && m->used - m->told + sk_credit_of(size) <= m->early.bytes;
+  return m->cused - m->ctold < m->unexpected.count && m->used - m->told + sk_credit_of(size) <= m->unexpected.bytes;
 }
 
 static void check(struct model *m) {
-  const struct sk_early *e = &m->early;
+  const struct sk_unexpected *e = &m->unexpected;
   uint64_t open = 0;
   uint32_t waiting = 0;
   for (uint32_t i = 0; i < m->count; i++) {
@@ -47,7 +47,7 @@ static void check(struct model *m) {
     open += sk_credit_of(msg->size);
     waiting += msg->state == WAITS;
   }
-  CHECK(e->bytes_used == m->used && e->bytes_freed == m->freed && e->bytes_told == m->told);
+  CHECK(e->bytes_used == m->used && e->bytes_freed == m->freed && e->bytes_reported == m->told);
   CHECK(e->count_used == m->cused && e->count_freed == m->cfreed);
   CHECK_INT(m->used - m->freed, open); /* what is spent and not free is in the ring */
   CHECK_INT(m->cused - m->cfreed, m->count);
@@ -55,33 +55,33 @@ static void check(struct model *m) {
   CHECK(e->tail - e->head <= e->bytes);
   CHECK_INT(e->table.count, waiting);
   /* A sender that cannot go on hears of what is free. */
-  if ((m->told != m->freed || m->ctold != m->cfreed) && !sender_may(m, e->size)) CHECK(sk_early_should_tell(e));
-  if (m->told == m->freed && m->ctold == m->cfreed) CHECK(!sk_early_should_tell(e));
+  if ((m->told != m->freed || m->ctold != m->cfreed) && !sender_may(m, e->size)) CHECK(sk_unexpected_should_report(e));
+  if (m->told == m->freed && m->ctold == m->cfreed) CHECK(!sk_unexpected_should_report(e));
 }
 
 static void send_one(struct model *m, uint32_t tag, uint32_t size, bool finds_buffer) {
-  struct sk_early *e = &m->early;
-  CHECK(sk_early_charge(e, size));
+  struct sk_unexpected *e = &m->unexpected;
+  CHECK(sk_unexpected_charge(e, size));
   m->used += sk_credit_of(size);
   m->cused++;
   uint32_t seq = m->seq++;
   if (finds_buffer) {
-    sk_early_pass(e, size);
+    sk_unexpected_pass(e, size);
     m->freed += sk_credit_of(size);
     m->cfreed++;
     return;
   }
-  struct sk_bounce *b = sk_early_put(e, tag, seq, size);
-  CHECK(b->sink.early && b->sink.size == size && b->sink.seq == seq);
-  CHECK((uint8_t *)b >= e->ring && b->sink.data + size <= e->ring + e->bytes + sk_credit_of(e->size));
-  CHECK(b->sink.data >= (uint8_t *)(b + 1));
-  for (uint32_t i = 0; i < size; i++) b->sink.data[i] = byte_of(seq, i);
+  struct sk_bounce *b = sk_unexpected_put(e, tag, seq, size);
+  CHECK(b->target.unexpected && b->target.size == size && b->target.seq == seq);
+  CHECK((uint8_t *)b >= e->ring && b->target.data + size <= e->ring + e->bytes + sk_credit_of(e->size));
+  CHECK(b->target.data >= (uint8_t *)(b + 1));
+  for (uint32_t i = 0; i < size; i++) b->target.data[i] = byte_of(seq, i);
   *at(m, m->count++) = (struct message){.bounce = b, .tag = tag, .seq = seq, .size = size};
   CHECK(m->count <= MAX_LIVE);
 }
 
 static void claim(struct model *m, uint32_t tag) {
-  struct sk_bounce *b = sk_early_take(&m->early, tag);
+  struct sk_bounce *b = sk_unexpected_take(&m->unexpected, tag);
   for (uint32_t i = 0; i < m->count; i++) {
     struct message *msg = at(m, i);
     if (msg->state != WAITS || msg->tag != tag) continue;
@@ -96,11 +96,11 @@ static void claim(struct model *m, uint32_t tag) {
 static void release(struct model *m, uint32_t i) {
   struct message *msg = at(m, i);
   if (msg->state != CLAIMED) return;
-  CHECK_INT(msg->bounce->sink.seq, msg->seq);
+  CHECK_INT(msg->bounce->target.seq, msg->seq);
   for (uint32_t k = 0; k < msg->size; k++)
-    CHECK_MSG(msg->bounce->sink.data[k] == byte_of(msg->seq, k), "message %u of %u bytes: byte %u", msg->seq, msg->size,
+    CHECK_MSG(msg->bounce->target.data[k] == byte_of(msg->seq, k), "message %u of %u bytes: byte %u", msg->seq, msg->size,
               k);
-  sk_early_free(&m->early, msg->bounce);
+  sk_unexpected_free(&m->unexpected, msg->bounce);
   msg->state = FREED;
   while (m->count && at(m, 0)->state == FREED) {
     m->freed += sk_credit_of(at(m, 0)->size);
@@ -111,8 +111,8 @@ static void release(struct model *m, uint32_t i) {
 }
 
 static void tell(struct model *m) {
-  m->told = m->early.bytes_told = m->freed;
-  m->ctold = m->early.count_told = m->cfreed;
+  m->told = m->unexpected.bytes_reported = m->freed;
+  m->ctold = m->unexpected.count_reported = m->cfreed;
 }
 
 static void one_step(struct model *m, uint32_t tags) {
@@ -122,7 +122,7 @@ static void one_step(struct model *m, uint32_t tags) {
     case 1:
     case 2: {
       /* Sizes that end on a line, beside one, small and largest. */
-      uint32_t pick = kit_rng_below(m->rng, 5), max = m->early.size;
+      uint32_t pick = kit_rng_below(m->rng, 5), max = m->unexpected.size;
       uint32_t size = pick == 0   ? max
                       : pick == 1 ? 0
                       : pick == 2 ? max / 64 / 2 * 64
@@ -137,7 +137,7 @@ static void one_step(struct model *m, uint32_t tags) {
       if (m->count) release(m, kit_rng_below(m->rng, m->count));
       break;
     default:
-      if (sk_early_should_tell(&m->early) || kit_rng_below(m->rng, 10) == 0) tell(m);
+      if (sk_unexpected_should_report(&m->unexpected) || kit_rng_below(m->rng, 10) == 0) tell(m);
   }
   check(m);
 }
@@ -146,11 +146,11 @@ static void run(struct kit_rng *rng, uint32_t size, uint32_t count, uint32_t byt
   static struct model m;
   memset(&m, 0, sizeof m);
   m.rng = rng;
-  CHECK_OK(sk_early_init(&m.early, size, count, bytes));
+  CHECK_OK(sk_unexpected_init(&m.unexpected, size, count, bytes));
   for (int i = 0; i < steps; i++) one_step(&m, tags);
-  CHECK(m.early.tail > 3ull * bytes); /* it went around */
+  CHECK(m.unexpected.tail > 3ull * bytes); /* it went around */
   for (uint32_t tag = 0; tag < tags; tag++)
-    while (m.early.table.count && sk_match_next(&m.early.table, tag, NULL)) claim(&m, tag);
+    while (m.unexpected.table.count && sk_match_next(&m.unexpected.table, tag, NULL)) claim(&m, tag);
   while (m.count) { /* backwards: the first that was put goes last, and takes all along */
     uint64_t before = m.freed;
     for (uint32_t i = m.count; i-- > 1;) release(&m, i);
@@ -159,8 +159,8 @@ static void run(struct kit_rng *rng, uint32_t size, uint32_t count, uint32_t byt
   }
   tell(&m);
   check(&m);
-  CHECK(m.early.head == m.early.tail && m.freed == m.used);
-  sk_early_release(&m.early);
+  CHECK(m.unexpected.head == m.unexpected.tail && m.freed == m.used);
+  sk_unexpected_release(&m.unexpected);
 }
 
 TEST(random_operations) {
@@ -182,52 +182,52 @@ TEST(the_defaults) {
 
 /* What goes beyond the credit, by one message or one byte, is noticed. */
 TEST(beyond_credit) {
-  struct sk_early e = {0};
-  CHECK_OK(sk_early_init(&e, 100, 3, 4096));
-  CHECK(!sk_early_charge(&e, 101));
+  struct sk_unexpected e = {0};
+  CHECK_OK(sk_unexpected_init(&e, 100, 3, 4096));
+  CHECK(!sk_unexpected_charge(&e, 101));
   CHECK_INT(e.bytes_used, 0);
-  for (int i = 0; i < 3; i++) CHECK(sk_early_charge(&e, 1));
-  CHECK(!sk_early_charge(&e, 1));
-  sk_early_release(&e);
+  for (int i = 0; i < 3; i++) CHECK(sk_unexpected_charge(&e, 1));
+  CHECK(!sk_unexpected_charge(&e, 1));
+  sk_unexpected_release(&e);
 
-  e = (struct sk_early){0};
-  CHECK_OK(sk_early_init(&e, 1000, 100, 3 * 1152 + 63)); /* the rest of a line is nobody's */
-  for (int i = 0; i < 3; i++) CHECK(sk_early_charge(&e, 1000));
-  for (int i = 0; i < 3; i++) sk_early_pass(&e, 1000);
-  CHECK(!sk_early_charge(&e, 0)); /* free again, but the sender was not told */
-  sk_early_release(&e);
+  e = (struct sk_unexpected){0};
+  CHECK_OK(sk_unexpected_init(&e, 1000, 100, 3 * 1152 + 63)); /* the rest of a line is nobody's */
+  for (int i = 0; i < 3; i++) CHECK(sk_unexpected_charge(&e, 1000));
+  for (int i = 0; i < 3; i++) sk_unexpected_pass(&e, 1000);
+  CHECK(!sk_unexpected_charge(&e, 0)); /* free again, but the sender was not told */
+  sk_unexpected_release(&e);
 
-  e = (struct sk_early){0};
-  CHECK_OK(sk_early_init(&e, 1000, 100, 3 * 1152));
-  for (int i = 0; i < 3; i++) CHECK(sk_early_charge(&e, 1000));
-  for (int i = 0; i < 3; i++) sk_early_pass(&e, 1000);
-  e.bytes_told = e.bytes_freed;
-  e.count_told = e.count_freed;
-  CHECK(sk_early_charge(&e, 1000));
-  sk_early_release(&e);
+  e = (struct sk_unexpected){0};
+  CHECK_OK(sk_unexpected_init(&e, 1000, 100, 3 * 1152));
+  for (int i = 0; i < 3; i++) CHECK(sk_unexpected_charge(&e, 1000));
+  for (int i = 0; i < 3; i++) sk_unexpected_pass(&e, 1000);
+  e.bytes_reported = e.bytes_freed;
+  e.count_reported = e.count_freed;
+  CHECK(sk_unexpected_charge(&e, 1000));
+  sk_unexpected_release(&e);
 }
 
 /* A message that begins in the last line keeps its bytes in one piece, and the next begins behind them. */
 TEST(across_the_end) {
-  struct sk_early e = {0};
+  struct sk_unexpected e = {0};
   const uint32_t size = 256, cost = 384; /* 1024 is no multiple of it */
-  CHECK_OK(sk_early_init(&e, size, 64, 1024));
+  CHECK_OK(sk_unexpected_init(&e, size, 64, 1024));
   struct sk_bounce *previous = NULL;
   for (uint32_t i = 0; i < 200; i++) {
-    CHECK(sk_early_charge(&e, size));
-    struct sk_bounce *b = sk_early_put(&e, 0, i, size);
-    memset(b->sink.data, (int)i, size);
+    CHECK(sk_unexpected_charge(&e, size));
+    struct sk_bounce *b = sk_unexpected_put(&e, 0, i, size);
+    memset(b->target.data, (int)i, size);
     if (previous) {
-      for (uint32_t k = 0; k < size; k++) CHECK_INT(previous->sink.data[k], (uint8_t)(i - 1));
-      CHECK(sk_early_take(&e, 0) == previous);
-      sk_early_free(&e, previous);
-      e.bytes_told = e.bytes_freed;
-      e.count_told = e.count_freed;
+      for (uint32_t k = 0; k < size; k++) CHECK_INT(previous->target.data[k], (uint8_t)(i - 1));
+      CHECK(sk_unexpected_take(&e, 0) == previous);
+      sk_unexpected_free(&e, previous);
+      e.bytes_reported = e.bytes_freed;
+      e.count_reported = e.count_freed;
     }
     CHECK_INT(e.tail - e.head, cost);
     previous = b;
   }
-  sk_early_release(&e);
+  sk_unexpected_release(&e);
 }
 
 TEST_MAIN(TEST_CASE(random_operations), TEST_CASE(the_defaults), TEST_CASE(beyond_credit), TEST_CASE(across_the_end))

@@ -15,7 +15,7 @@ static void begin(struct data *d, void **request) {
   data_settle(d);
   memset(bytes, 0, sizeof bytes);
   ENSURE_INT(sk_isend(d->comm, bytes, EAGER + 1, 1, NULL, NULL, request), RAIL_OK); /* which waits for its grant */
-  sk_pulse_look(d->comm, now);
+  sk_keepalive_run(d->comm, now);
 }
 
 /* The peer's side: what was sent is read; `lives`: each PING is answered. */
@@ -31,7 +31,7 @@ static void pass(const struct data *d, unsigned int seconds, bool lives) {
   for (uint64_t until = now + seconds * 1000000000ull; now < until;) {
     now += TICK_NS;
     peer(d, lives);
-    sk_pulse_look(d->comm, now);
+    sk_keepalive_run(d->comm, now);
   }
 }
 
@@ -157,7 +157,7 @@ TEST(one_warning_a_host) {
   for (int i = 0; i < 2; i++) begin(&d[i], &requests[i]);
   for (int k = 0; k < 4 * 60; k++) {
     now += TICK_NS;
-    for (int i = 0; i < 2; i++) sk_pulse_look(d[i].comm, now);
+    for (int i = 0; i < 2; i++) sk_keepalive_run(d[i].comm, now);
   }
   CHECK_INT(log_count("nothing has moved"), 2);
   CHECK_INT(log_warnings(), 1);

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Loss of a stream, what follows from it on both sides, and its return. */
+#include "plugin/socket/sk_failover.h"
+
+#include <errno.h>
+#include <net/if.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+
+#include "common/base/log.h"
+#include "plugin/socket/sk_acceptor.h"
+#include "plugin/socket/sk_dial.h"
+#include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_recv.h"
+#include "plugin/socket/sk_send.h"
+
+#define JOIN_ROOM (SK_OUT_FRAMES - 16) /* announcements that a stream can begin with */
+
+static struct sk_send_comm *sender_of(struct sk_comm *comm) {
+  return rail_container_of(comm, struct sk_send_comm, base);
+}
+static struct sk_recv_comm *receiver_of(struct sk_comm *comm) {
+  return rail_container_of(comm, struct sk_recv_comm, base);
+}
+
+static bool is_last(const struct sk_comm *comm, const struct sk_stream *s) {
+  for (uint32_t i = 0; i < comm->nstreams; i++)
+    if (i != s->index && comm->paths[i].state == SK_PATH_UP) return false;
+  return true;
+}
+
+/* ---- sockets --------------------------------------------------------------- */
+
+/* The stream has no socket any more, and nothing that was read or queued. */
+static void drop_socket(struct sk_comm *comm, struct sk_stream *s) {
+  if (comm->poll) sk_engine_remove(comm->poll, s->fd);
+  rail_sock_close(&s->fd);
+  s->head = s->tail = 0;
+  s->eof = false;
+  s->in_errno = s->out_errno = 0;
+}
+
+static void set_socket(struct sk_comm *comm, struct sk_stream *s, int fd) {
+  s->fd = fd;
+  sk_stream_set_options(s);
+  sk_path_set_options(comm, fd);
+  if (!comm->poll) return;
+  if (!sk_engine_add(comm->poll, fd)) sk_stream_out_failed(s, errno);
+  sk_engine_kick(comm->poll);
+}
+
+/* ---- counts ------------------------------------------------------------------ */
+
+/* The sender asks for the count of every stream that it gave up: an earlier LOST may have been lost with its stream. */
+static void request_counts(struct sk_comm *comm) {
+  for (uint32_t i = 0; i < comm->nstreams; i++)
+    if (comm->paths[i].state == SK_PATH_LOST)
+      sk_stream_send_frame(sk_main_stream(comm), SK_FRAME_LOST, 0, comm->paths[i].generation, i);
+}
+
+/* Where there is no room: it is sent again after the next loss, or when it is asked for. */
+static void report_count(struct sk_comm *comm, uint32_t stream, uint64_t generation) {
+  const struct sk_path *path = &comm->paths[stream];
+  uint32_t frames = path->generation == generation ? path->frames : 0;
+  sk_stream_send_frame(sk_main_stream(comm), SK_FRAME_LOST, frames, generation, stream);
+}
+
+/* ---- loss ----------------------------------------------------------------- */
+
+/* No byte goes out or comes in over it any more. */
+static void take_down(struct sk_comm *comm, struct sk_stream *s) {
+  if (comm->side == SK_RECEIVER) sk_recv_forget_partial(receiver_of(comm), s);
+  atomic_store_explicit(&comm->paths[s->index].queued, 0, memory_order_relaxed);
+  rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 0);
+  rail_stats_add(&s->counts.stream[SK_STREAM_LOST], 1);
+  shutdown(s->fd, SHUT_RDWR);
+  drop_socket(comm, s);
+  s->out_count = s->out_done = s->stage_head = s->stage_tail = 0;
+  s->out_bytes = 0;
+  s->len = s->left = 0;
+  s->target = NULL;
+}
+
+rail_result_t sk_failover_lost(struct sk_comm *comm, struct sk_stream *s, const char *why) {
+  struct sk_path *path = &comm->paths[s->index];
+  char peer[RAIL_ADDR_TEXT];
+  if (path->state != SK_PATH_UP) return RAIL_OK;
+  if (is_last(comm, s)) return sk_comm_fail_lost(comm, s);
+  rail_stats_add(&comm->counts.comm[SK_COMM_FAILOVERS], 1);
+  RAIL_WARN("RailSocket: %s %s: lost stream %u over %s: %s; going on over the others, what it had not delivered is "
+            "sent again", comm->side == SK_SENDER ? "sending to" : "receiving from", rail_addr_text(&comm->peer, peer),
+            s->index, path->nic->name, why);
+  bool was_main = sk_main_stream(comm) == s;
+  take_down(comm, s);
+  if (comm->side == SK_SENDER) {
+    path->state = SK_PATH_LOST;
+    request_counts(comm);
+    return RAIL_OK;
+  }
+  path->state = SK_PATH_GONE;
+  report_count(comm, s->index, path->generation);
+  if (!was_main) return RAIL_OK;
+  for (uint32_t i = 0; i < comm->nstreams; i++) /* reports about others may have been lost with it */
+    if (i != s->index && comm->paths[i].state == SK_PATH_GONE) report_count(comm, i, comm->paths[i].generation);
+  sk_grant_report_again(receiver_of(comm));
+  return RAIL_OK;
+}
+
+rail_result_t sk_failover_check(struct sk_comm *comm, bool *ended) {
+  *ended = true;
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    struct sk_stream *s = &comm->streams[i];
+    if (s->fd < 0) continue;
+    int err = s->in_errno ? s->in_errno : s->out_errno;
+    if (rail_unlikely((s->eof && s->in_errno) || s->out_errno)) RAIL_TRY(sk_failover_lost(comm, s, strerror(err)));
+    *ended &= s->fd < 0 || s->eof;
+  }
+  return RAIL_OK;
+}
+
+/* ---- frames --------------------------------------------------------------------- */
+
+/* Sender: the receiver's count of a stream that either side has lost. What is left of its pieces goes again. */
+static rail_result_t on_count(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
+  struct sk_path *path = &comm->paths[s->index];
+  if (path->state == SK_PATH_GONE || frame->size != path->generation) return RAIL_OK; /* known, or out of date */
+  if (path->state == SK_PATH_UP) {
+    if (is_last(comm, s)) return sk_comm_fail_lost(comm, s);
+    RAIL_INFO(RAIL_SUB_NET, "RailSocket: the peer has lost stream %u over %s", s->index, path->nic->name);
+    rail_stats_add(&comm->counts.comm[SK_COMM_FAILOVERS], 1);
+    take_down(comm, s);
+  }
+  path->state = SK_PATH_GONE;
+  return sk_path_arrived(sender_of(comm), path, frame->seq);
+}
+
+rail_result_t sk_failover_on_lost(struct sk_comm *comm, struct sk_stream *on, const struct sk_frame *frame) {
+  on->head += SK_HEAD;
+  if (frame->len || !comm->paths || frame->tag >= comm->nstreams)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: loss of stream %u", frame->tag);
+  struct sk_stream *s = &comm->streams[frame->tag];
+  struct sk_path *path = &comm->paths[frame->tag];
+  if (comm->side == SK_SENDER) return on_count(comm, s, frame);
+  if (frame->size > path->generation) { /* it came back, and was lost before its JOIN arrived */
+    path->generation = frame->size;
+    path->frames = path->reported = 0;
+  }
+  if (path->state == SK_PATH_UP && frame->size == path->generation)
+    return sk_failover_lost(comm, s, "the peer gave it up");
+  report_count(comm, frame->tag, frame->size);
+  return RAIL_OK;
+}
+
+rail_result_t sk_failover_on_join(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
+  struct sk_path *path = comm->paths ? &comm->paths[s->index] : NULL;
+  s->head += SK_HEAD;
+  if (frame->len || !path || !path->joining || frame->size <= path->generation || frame->tag != s->index)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: stream %u joins as stream %u", s->index, frame->tag);
+  path->joining = false;
+  path->generation = frame->size;
+  path->frames = path->reported = 0;
+  return RAIL_OK;
+}
+
+/* ---- return ------------------------------------------------------------------ */
+
+static void bring_up(struct sk_comm *comm, struct sk_stream *s, int fd) {
+  set_socket(comm, s, fd);
+  rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 1);
+  comm->paths[s->index].state = SK_PATH_UP;
+  RAIL_INFO(RAIL_SUB_NET, "RailSocket: stream %u over %s has come back", s->index, comm->paths[s->index].nic->name);
+}
+
+/* Before anything else it must carry the announcements of all messages that the receiver may not have seen: the other
+ * streams may be lost before they have delivered them. */
+static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
+  struct sk_path *path = &comm->paths[s->index];
+  struct sk_send_comm *sc = sender_of(comm);
+  int fd;
+  if (sc->undelivered_count > JOIN_ROOM || path->count) return; /* pieces of its last generation go first */
+  if (sk_reconnect_lost(comm->reconnect, s->index, &fd) != RAIL_OK) return;
+  bring_up(comm, s, fd);
+  sk_send_accepted(sc, s);
+  path->generation++;
+  path->frames = path->first = path->count = 0;
+  sk_stream_send_frame(s, SK_FRAME_JOIN, 0, path->generation, s->index);
+  sk_path_announce_all(sc, s);
+}
+
+static void join_receiving(struct sk_comm *comm) {
+  unsigned int stream;
+  int fd;
+  while (sk_accepted_take(comm->accepted, &stream, &fd) == RAIL_OK) {
+    struct sk_stream *s = &comm->streams[stream];
+    if (comm->paths[stream].state == SK_PATH_UP) {
+      if (is_last(comm, s)) { /* it carries what the sender does not know to have arrived: one must stay */
+        rail_sock_close(&fd);
+        continue;
+      }
+      if (sk_failover_lost(comm, s, "the peer has connected it again") != RAIL_OK) return;
+    }
+    if (sk_params.rcvbuf < 0) (void)rail_sock_open_window(fd, sk_params.window);
+    bring_up(comm, s, fd);
+    comm->paths[stream].joining = true;
+  }
+}
+
+/* ---- the watch thread's look -------------------------------------------------- */
+
+/* NULL, or what is wrong. */
+static const char *link_error(const struct sk_comm *comm, struct sk_stream *s, uint64_t now) {
+  struct ifreq ifr = {0};
+  memcpy(ifr.ifr_name, comm->paths[s->index].nic->name, sizeof ifr.ifr_name);
+  if (ioctl(s->fd, SIOCGIFFLAGS, &ifr) == 0 && (ifr.ifr_flags & (IFF_UP | IFF_RUNNING)) != (IFF_UP | IFF_RUNNING))
+    return ifr.ifr_flags & IFF_UP ? "the interface has no carrier" : "the interface is down";
+  if (sk_stream_host_silence(s, now, comm->keepalive.idle_until) > (uint64_t)sk_params.rail_timeout_ms * 1000000)
+    return "the network takes nothing any more (RAIL_SOCKET_RAIL_TIMEOUT)";
+  return NULL;
+}
+
+void sk_failover_tick(struct sk_comm *comm, uint64_t now) {
+  if (!comm->paths || sk_comm_error(comm) != RAIL_OK) return;
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    struct sk_stream *s = &comm->streams[i];
+    if (comm->paths[i].state == SK_PATH_UP) {
+      const char *why = is_last(comm, s) ? NULL : link_error(comm, s, now);
+      if (why && sk_failover_lost(comm, s, why) != RAIL_OK) return;
+    } else if (comm->side == SK_SENDER && comm->paths[i].state == SK_PATH_GONE) {
+      join_sending(comm, s);
+    }
+  }
+  if (comm->side == SK_RECEIVER) join_receiving(comm);
+  else request_counts(comm);
+}
+
+/* ---- streams that the acceptor has not answered ---------------------------------- */
+
+rail_result_t sk_failover_on_answer(struct sk_comm *comm, struct sk_stream *s) {
+  unsigned int version;
+  const uint8_t *answer = s->buf + s->head;
+  s->head += (uint32_t)rail_message_need(&sk_protocol, answer, sk_stream_have(s));
+  unsigned int reason = sk_answer_decode(&comm->sessions[s->index], answer, comm->features, &version);
+  if (reason == RAIL_REASON_GARBAGE)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
+                        "stream %u was not answered by RailSocket; is another program at that address?", s->index);
+  char versions[64] = "";
+  if (version) snprintf(versions, sizeof versions, " (its protocol version %u, ours %d)", version, SK_WIRE_VERSION);
+  if ((reason == RAIL_REASON_BUSY || reason == RAIL_REASON_TIMEOUT) && comm->reconnect) {
+    s->eof = true;
+    return RAIL_IN_PROGRESS; /* see sk_failover_retry_hellos */
+  }
+  if (reason != RAIL_REASON_NONE)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s%s",
+                        s->index, rail_reason_text(&sk_protocol, reason), versions);
+  sk_send_accepted(sender_of(comm), s);
+  return RAIL_OK;
+}
+
+rail_result_t sk_failover_retry_hellos(struct sk_comm *comm) {
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    struct sk_stream *s = &comm->streams[i];
+    int fd;
+    if (s->welcomed || (s->fd >= 0 && !s->eof)) continue;
+    if (s->fd >= 0) drop_socket(comm, s);
+    rail_result_t result = sk_reconnect_unanswered(comm->reconnect, i, &comm->sessions[i], &fd);
+    if (result == RAIL_IN_PROGRESS) continue;
+    if (result != RAIL_OK) {
+      s->in_errno = errno == ECONNREFUSED ? 0 : errno;
+      return sk_comm_fail_lost(comm, s);
+    }
+    set_socket(comm, s, fd);
+    sk_zerocopy_reconnected(s);
+  }
+  return RAIL_OK;
+}

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a receiver tells its sender: buffers that are posted (grants), credit that is free again, how far it has read. All
+ * of it goes in CONTROL frames on stream 0, each of which makes earlier ones redundant but for their grants.
+ *
+ * A report costs a system call here and one there, so it is made when the sender can be waiting for it. Messages up to
+ * the eager size do not wait for grants: a connection that carries only such has no control traffic but one frame of
+ * credit now and then. Large buffers are granted at once while the sender's messages use grants, and otherwise when
+ * nothing else is to be done.
+ */
+#include "plugin/socket/sk_path.h"
+#include "plugin/socket/sk_recv.h"
+
+#define GRANTS_AT_ONCE 8      /* collected, then sent whatever else there is to do */
+#define BULK_READ (16 * 1024) /* nor does a call that read this much wait for an idle moment */
+#define ACK_CALLS 2           /* progress calls without news before the acknowledgement of small messages is sent */
+#define IDLE_CALLS 16         /* progress calls without news that make an idle moment */
+#define STUCK_CALLS 2048      /* and so many: a message too large for a small buffer may wait, and must be refused */
+#define COUNTS_AT_ONCE 8      /* frames that have arrived, with FAILOVER */
+
+/* ---- the list of buffers that the sender does not know of --------------- */
+
+void sk_grant_add(struct sk_recv_comm *rc, struct sk_slot *slot) {
+  slot->is_ungranted = true;
+  slot->is_large = slot->capacity > rc->unexpected.size;
+  TAILQ_INSERT_TAIL(&rc->ungranted, slot, ungranted);
+  rc->ungranted_count++;
+  rc->ungranted_large += slot->is_large;
+}
+
+void sk_grant_remove(struct sk_recv_comm *rc, struct sk_slot *slot) {
+  if (!slot->is_ungranted) return;
+  slot->is_ungranted = false;
+  TAILQ_REMOVE(&rc->ungranted, slot, ungranted);
+  rc->ungranted_count--;
+  rc->ungranted_large -= slot->is_large;
+}
+
+/* ---- frames ------------------------------------------------------------- */
+
+static struct sk_entry grant_of(const struct sk_slot *slot) {
+  return (struct sk_entry){
+    .value = htole64(slot->capacity), .key = htole32(slot->node.tag), .kind = htole32(SK_ENTRY_GRANT)};
+}
+
+/* In posting order, because the sender pairs them with its sends in that order: small ones that stand before the last
+ * large one must go too. */
+static uint32_t collect_grants(struct sk_recv_comm *rc, bool all) {
+  uint32_t n = 0;
+  while (rc->ungranted_count && (all || rc->ungranted_large)) {
+    struct sk_slot *slot = TAILQ_FIRST(&rc->ungranted);
+    rc->wire_entries[n++] = grant_of(slot);
+    sk_grant_remove(rc, slot);
+  }
+  return n;
+}
+
+/* Every buffer that waits, whether the sender knows of it or not. */
+static uint32_t collect_posted(struct sk_recv_comm *rc) {
+  uint32_t n = 0;
+  struct sk_match_node *node;
+  for (unsigned int b = 0; b < SK_MATCH_BUCKETS; b++)
+    TAILQ_FOREACH(node, &rc->posted.bucket[b], next) {
+      struct sk_slot *slot = rail_container_of(node, struct sk_slot, node);
+      rc->wire_entries[n++] = grant_of(slot);
+      sk_grant_remove(rc, slot);
+    }
+  return n;
+}
+
+static void make_control(struct sk_recv_comm *rc) {
+  struct sk_unexpected *u = &rc->unexpected;
+  struct sk_stream *s = sk_main_stream(&rc->base);
+  if (atomic_load_explicit(&rc->control_unsent, memory_order_relaxed) || !sk_stream_can_queue(s)) return;
+  bool all = rc->idle_calls >= STUCK_CALLS || sk_unexpected_is_low(u);
+  uint32_t n = rail_unlikely(rc->report_all) ? collect_posted(rc) : collect_grants(rc, all);
+  if (rail_unlikely(rc->base.paths != NULL)) n += sk_path_entries(&rc->base, rc->wire_entries + n);
+  uint32_t len = n * (uint32_t)sizeof rc->wire_entries[0];
+  sk_pending_add(&rc->control_unsent);
+  uint8_t *head = sk_stream_queue(s, SK_HEAD, rc->wire_entries, len, &rc->control_unsent);
+  sk_frame_encode(head, SK_FRAME_CONTROL, rc->report_all ? SK_FRAME_RESET : 0, rc->next_seq, u->bytes_freed, len,
+                  u->count_freed);
+  rail_stats_add(&rc->base.counts.comm[SK_COMM_CONTROL_FRAMES], 1);
+  u->bytes_reported = u->bytes_freed;
+  u->count_reported = u->count_freed;
+  rc->report_all = rc->completed = false;
+}
+
+static void send_report(struct sk_recv_comm *rc) {
+  make_control(rc);
+  (void)sk_stream_flush(sk_main_stream(&rc->base), &(uint64_t){0});
+}
+
+/* ---- when ---------------------------------------------------------------- */
+
+/* Would the sender go on sooner if it knew? */
+static bool is_due(const struct sk_recv_comm *rc) {
+  return sk_unexpected_should_report(&rc->unexpected) ||
+         (rc->ungranted_count && (rc->idle_calls >= STUCK_CALLS || sk_unexpected_is_low(&rc->unexpected)));
+}
+
+/* The same, with FAILOVER: its sends are done when it learns that they have arrived. */
+static bool counts_are_due(const struct sk_recv_comm *rc) {
+  uint32_t unreported = sk_path_unreported(&rc->base);
+  return rc->report_all || (unreported && (rc->completed || rc->idle_calls || unreported >= COUNTS_AT_ONCE));
+}
+
+/* The sender used its grants and has none left. */
+static bool sender_is_out_of_grants(const struct sk_recv_comm *rc) {
+  return rc->sender_waited && rc->posted.count == rc->ungranted_count;
+}
+
+static void ack_small_messages(struct sk_recv_comm *rc) {
+  if (rc->recent && rc->recent < BULK_READ) rail_sock_ack_now(sk_main_stream(&rc->base)->fd);
+  rc->recent = 0;
+}
+
+void sk_grant_report_posted(struct sk_recv_comm *rc) {
+  if ((rc->ungranted_large && (sender_is_out_of_grants(rc) || rc->ungranted_large >= GRANTS_AT_ONCE)) || is_due(rc))
+    send_report(rc);
+}
+
+void sk_grant_report(struct sk_recv_comm *rc, uint64_t bytes) {
+  if (bytes) {
+    rc->recent = bytes;
+    rc->idle_calls = 0;
+  } else if (++rc->idle_calls == ACK_CALLS) { /* by now the caller has sent its answer, if it has one */
+    ack_small_messages(rc);
+  }
+  if (sk_main_stream(&rc->base)->out_count || is_due(rc) ||
+      (rc->ungranted_large &&
+       (rc->idle_calls >= IDLE_CALLS || bytes >= BULK_READ || rc->ungranted_large >= GRANTS_AT_ONCE ||
+        (rc->sender_waited && !bytes) || sender_is_out_of_grants(rc))) ||
+      (rail_unlikely(rc->base.paths != NULL) && counts_are_due(rc)))
+    send_report(rc);
+}
+
+void sk_grant_report_idle(struct sk_recv_comm *rc, bool stuck) {
+  if (stuck) rc->idle_calls = RAIL_MAX(rc->idle_calls, STUCK_CALLS);
+  ack_small_messages(rc);
+  if (rc->ungranted_large || rc->report_all || is_due(rc) || sk_path_unreported(&rc->base)) send_report(rc);
+}
+
+void sk_grant_report_again(struct sk_recv_comm *rc) {
+  sk_path_report_again(&rc->base);
+  atomic_store_explicit(&rc->control_unsent, 0, memory_order_relaxed); /* that frame went with its stream */
+  rc->report_all = true;
+  send_report(rc);
+}
+
+/* With FAILOVER the caller may close now, and the stream that reports go over may be dead unnoticed: all of them carry
+ * all counts, also of those that are gone, else the sender would take its last sends for lost. */
+static void report_on_all_streams(struct sk_recv_comm *rc) {
+  struct sk_comm *comm = &rc->base;
+  sk_path_report_again(comm);
+  uint32_t len = sk_path_entries(comm, rc->last_entries) * (uint32_t)sizeof rc->last_entries[0];
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    struct sk_stream *s = &comm->streams[i];
+    if (s->fd < 0 || s->out_errno) continue;
+    for (uint32_t k = 0; k < comm->nstreams; k++)
+      if (comm->paths[k].state == SK_PATH_GONE)
+        sk_stream_send_frame(s, SK_FRAME_LOST, comm->paths[k].frames, comm->paths[k].generation, k);
+    if (!sk_stream_can_queue(s)) continue;
+    uint8_t *head = sk_stream_queue(s, SK_HEAD, rc->last_entries, len, NULL);
+    sk_frame_encode(head, SK_FRAME_CONTROL, 0, rc->next_seq, rc->unexpected.bytes_freed, len,
+                    rc->unexpected.count_freed);
+    (void)sk_stream_flush(s, &(uint64_t){0});
+  }
+}
+
+void sk_grant_report_last(struct sk_recv_comm *rc) {
+  if (rc->base.paths) report_on_all_streams(rc);
+  if (rc->unexpected.count_reported != rc->unexpected.count_freed || rc->ungranted_large ||
+      sk_path_unreported(&rc->base))
+    send_report(rc);
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Connections over several devices that outlive the loss of one (the feature FAILOVER; without it comm->paths is NULL and
+ * nothing here is called): what is known of each stream's frames. Loss and return are in sk_failover.h.
+ *
+ * What TCP has taken from a sender but not delivered is gone with its stream. So the sender keeps a list of the frames of
+ * each stream until the receiver has counted them; a send is done when all of its frames are counted. Frames that a lost
+ * stream had not delivered are sent again over the others. Nothing is sent twice that arrived, and nothing is left out.
+ *
+ * Every message is announced on all streams, so that no stream ever has to wait for another one, which may be dead.
+ *
+ * A stream that comes back has a new generation; its first frame, JOIN, says which. A report about an earlier generation
+ * is out of date.
+ */
+#ifndef SK_PATH_H
+#define SK_PATH_H
+
+#include "plugin/socket/sk_comm.h"
+
+#define SK_PATH_PIECES 1024 /* frames of one stream that are not counted yet */
+
+struct sk_send;
+struct sk_send_comm;
+struct sk_recv_comm;
+
+/* A frame that may have to be sent again. */
+struct sk_piece {
+  struct sk_send *send; /* NULL: only an announcement, of which others exist */
+  uint64_t offset;
+  uint32_t len;
+};
+
+enum sk_path_state {
+  SK_PATH_UP,
+  SK_PATH_LOST, /* sender: declared dead, the receiver's count is awaited */
+  SK_PATH_GONE, /* the count is known; it may come back */
+};
+
+/* The state of one stream. */
+struct sk_path {
+  enum sk_path_state state;
+  const struct sk_device *nic;
+  bool joining;        /* receiver: the first frame must be JOIN */
+  uint64_t generation; /* times it has come back */
+  uint32_t frames;     /* of this generation that have arrived whole; the sender's: as far as it was told */
+  uint32_t reported;   /* receiver: what the sender knows of it */
+  struct sk_piece *pieces; /* sender: a ring */
+  uint32_t first, count;
+  sk_pending queued;       /* those of them that are not in the kernel: they cannot have arrived */
+};
+
+rail_result_t sk_paths_init(struct sk_comm *comm, const struct sk_comm_args *args);
+void sk_paths_release(struct sk_comm *comm);
+
+/* Options of each stream's socket; nothing without FAILOVER. */
+void sk_path_set_options(const struct sk_comm *comm, int fd);
+
+/* Announcements with payload, and control frames, go over the first stream that is up. */
+static inline struct sk_stream *sk_main_stream(const struct sk_comm *comm) {
+  if (rail_likely(!comm->paths)) return &comm->streams[0];
+  for (uint32_t i = 0; i < comm->nstreams; i++)
+    if (comm->paths[i].state == SK_PATH_UP) return &comm->streams[i];
+  return &comm->streams[0];
+}
+
+/* ---- sender -------------------------------------------------------------- */
+
+static inline bool sk_path_has_room(const struct sk_comm *comm, const struct sk_stream *s) {
+  return !comm->paths || comm->paths[s->index].count < SK_PATH_PIECES;
+}
+void sk_path_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk_send *send, uint64_t offset,
+                      uint32_t len);
+/* A message was announced with its first piece on stream `but`, or on none (NULL): also on all others. */
+void sk_path_announce(struct sk_send_comm *sc, const struct sk_stream *but, struct sk_send *send);
+/* A stream that came back: every message that the receiver may not have seen. */
+void sk_path_announce_all(struct sk_send_comm *sc, struct sk_stream *s);
+/* The receiver has seen the announcements before sc->seen: all there is of messages without bytes. */
+void sk_path_on_seen(struct sk_send_comm *sc);
+/* Entry FRAMES of a CONTROL frame: the receiver has so many frames of a stream. */
+rail_result_t sk_path_on_frames(struct sk_send_comm *sc, uint32_t key, uint64_t frames);
+/* The receiver has `frames` frames of this generation: their sends come nearer to being done. */
+rail_result_t sk_path_arrived(struct sk_send_comm *sc, struct sk_path *path, uint32_t frames);
+/* The oldest frame that must be sent again; false: none. */
+bool sk_path_next_resend(struct sk_send_comm *sc, struct sk_piece *piece);
+
+/* ---- receiver ------------------------------------------------------------ */
+
+/* Entries for all counts that the sender does not know. */
+uint32_t sk_path_entries(struct sk_comm *comm, struct sk_entry *entries);
+/* All of them must be reported once more. */
+void sk_path_report_again(struct sk_comm *comm);
+/* How many frames the sender does not know of. */
+uint32_t sk_path_unreported(const struct sk_comm *comm);
+
+#endif
