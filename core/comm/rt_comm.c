@@ -15,7 +15,6 @@
 #include "core/gpu/rt_device_plan.h"
 #include "core/gpu/rt_export.h"
 #include "core/gpu/rt_gate.h"
-#include "core/plan/rt_round.h"
 #include "core/topo/rt_topo.h"
 #include "core/transport/rt_net.h"
 
@@ -227,8 +226,6 @@ static void choose_tuning(struct ncclComm *comm) {
   comm->tuning = rt_tuning_of(rt_params(), me->algos, me->protos);
   comm->tuning.all_shm = all_have_shm(comm);
   choose_channels(comm);
-  comm->room = rt_peers_room(comm->peers, comm->nranks);
-  comm->round_width = rt_round_width(comm->nranks, comm->room);
 }
 
 /* A second thread per rank helps only where it has a core. */

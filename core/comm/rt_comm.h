@@ -74,7 +74,6 @@ struct ncclComm {
   struct rt_bootstrap *bootstrap;
   struct rt_channel channels[RT_MAX_CHANNELS * RT_TREES]; /* nchannels of them, then as many for second trees */
   int nchannels;
-  int room, round_width; /* rt_peers_room, rt_round_width */
   struct rt_ring ring;
   struct rt_tuning tuning;
   struct rt_net net;

@@ -109,32 +109,23 @@ static bool blocks_share_gpu(const struct rt_peer *a, const struct rt_peer *b) {
   return rt_peer_may_share_gpu(a, b) && (known || rt_peer_same_process(a, b));
 }
 
-typedef bool sharing(const struct rt_peer *a, const struct rt_peer *b);
-
-static int count_sharers(const struct rt_peer *peers, int nranks, int rank, sharing *share) {
+static int count_sharers(const struct rt_peer *peers, int nranks, int rank,
+                         bool (*share)(const struct rt_peer *a, const struct rt_peer *b)) {
   int n = 1;
   for (int r = 0; r < nranks; r++) n += r != rank && share(&peers[rank], &peers[r]);
   return n;
-}
-
-/* Multiprocessors of the rank that has the fewest; 0: a rank has no GPU. */
-static int least_room(const struct rt_peer *peers, int nranks, sharing *share) {
-  int least = INT_MAX;
-  for (int r = 0; r < nranks; r++) {
-    if (!peers[r].has_gpu) return 0;
-    int all = (int)RAIL_MIN(peers[r].multiprocessors, 1u << 16);
-    least = RAIL_MIN(least, all / count_sharers(peers, nranks, r, share));
-  }
-  return RAIL_MAX(least, 1);
 }
 
 int rt_peer_sharers(const struct rt_peer *peers, int nranks, int rank) {
   return count_sharers(peers, nranks, rank, blocks_share_gpu);
 }
 
-int rt_peers_room(const struct rt_peer *peers, int nranks) { return least_room(peers, nranks, blocks_share_gpu); }
-
 int rt_peers_blocks(const struct rt_peer *peers, int nranks) {
-  int room = least_room(peers, nranks, rt_peer_may_share_gpu);
-  return room ? RAIL_MAX(room / 2, 1) : 0;
+  int least = INT_MAX;
+  for (int r = 0; r < nranks; r++) {
+    if (!peers[r].has_gpu) return 0;
+    int all = (int)RAIL_MIN(peers[r].multiprocessors, 1u << 16);
+    least = RAIL_MIN(least, all / count_sharers(peers, nranks, r, rt_peer_may_share_gpu));
+  }
+  return RAIL_MAX(least / 2, 1);
 }

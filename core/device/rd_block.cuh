@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A block runs a job (rt_device.h): the actions of its schedule one after the
+ * A block runs a job (rt_device.h), or several in turn: the actions of its schedule one after the
  * other, as rt_program.c does on the host, but it waits where that returns.
  *
  * Thread 0 leads: it alone knows the schedule and the connections, waits, looks at what
@@ -286,8 +286,8 @@ RD_FN void rd_job_begin(struct rd_block *b, const struct rt_device_launch *launc
 }
 
 /* By thread 0, when no thread touches the job's memory any more. */
-RD_FN void rd_job_end(struct rd_block *b, struct rt_device_launch *launch) {
-  struct rt_device_job *job = &launch->job[blockIdx.x];
+RD_FN void rd_job_end(struct rd_block *b, struct rt_device_launch *launch, int number) {
+  struct rt_device_job *job = &launch->job[number];
   if (b->opened) rd_fifos_close(b);
   job->state = b->job.state;
   job->from = b->job.from;
@@ -296,11 +296,8 @@ RD_FN void rd_job_end(struct rd_block *b, struct rt_device_launch *launch) {
   rd_store_release_sys(&job->ran, launch->run);
 }
 
-/* The kernel: block j runs job j. */
-RD_FN void rd_collective_block(struct rt_device_launch *launch) {
-  RD_SHARED(struct rd_block, shared);
-  struct rd_block *b = &shared;
-  const uint64_t *from = (const uint64_t *)(const void *)&launch->job[blockIdx.x];
+RD_FN void rd_job_run(struct rd_block *b, struct rt_device_launch *launch, int number) {
+  const uint64_t *from = (const uint64_t *)(const void *)&launch->job[number];
   uint64_t *to = (uint64_t *)(void *)&b->job;
   for (unsigned i = threadIdx.x; i < sizeof b->job / sizeof *to; i += blockDim.x) to[i] = from[i];
   __syncthreads();
@@ -315,7 +312,19 @@ RD_FN void rd_collective_block(struct rt_device_launch *launch) {
       rd_step_begin(b, i);
     }
   }
-  if (threadIdx.x == 0) rd_job_end(b, launch);
+  if (threadIdx.x == 0) rd_job_end(b, launch, number);
+}
+
+/* The kernel: block j runs job j, and those that follow it. */
+RD_FN void rd_collective_block(struct rt_device_launch *launch) {
+  RD_SHARED(struct rd_block, shared);
+  struct rd_block *b = &shared;
+  int number = (int)blockIdx.x;
+  do {
+    rd_job_run(b, launch, number);
+    number = b->job.next;
+    if (number) __syncthreads(); /* all have read the job, which the next one overwrites */
+  } while (number);
 }
 
 #endif

@@ -9,6 +9,6 @@ extern "C" __global__ void __launch_bounds__(RT_DEVICE_THREADS) rd_collective(st
 }
 
 cudaError_t rd_launch_collective(struct rt_device_launch *launch, cudaStream_t stream) {
-  rd_collective<<<(unsigned)launch->njobs, RT_DEVICE_THREADS, 0, stream>>>(launch);
+  rd_collective<<<(unsigned)launch->nblocks, RT_DEVICE_THREADS, 0, stream>>>(launch);
   return cudaGetLastError();
 }

@@ -2,6 +2,7 @@
 #include "core/gpu/rt_device_plan.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/base/log.h"
 #include "core/host/rt_device.h"
@@ -12,6 +13,7 @@
 #include "core/plan/rt_plan.h"
 #include "core/gpu/rt_module.h"
 #include "core/gpu/rt_run.h"
+#include "core/plan/rt_p2p_blocks.h"
 
 #define DEVICE_ADVICE "an earlier error on the device, or the program's use of the stream, may be the reason"
 #define TRY_CUDA(call, name) RAIL_TRY(rt_cuda_check(rt_cuda()->call, name, DEVICE_ADVICE))
@@ -28,7 +30,6 @@ static int job_before(const struct rt_plan *plan, int j, const struct rt_connect
   return -1;
 }
 
-/* Block j runs job j. */
 static void fill_job(struct rt_plan *plan, int j) {
   struct rt_job *job = &plan->jobs[j];
   const struct rt_program *prog = &job->program;
@@ -41,6 +42,7 @@ static void fill_job(struct rt_plan *plan, int j) {
       .scalar = prog->scalar,
       .deferred = job->scalar,
       .call = prog->call,
+      .next = job->next,
   };
   for (int p = 0; p < RT_PEERS; p++) {
     struct rt_connector *recv = job->recv[p].connector, *send = job->send[p].connector;
@@ -59,14 +61,68 @@ static rail_result_t map_connections(struct ncclComm *comm, const struct rt_job 
   return RAIL_OK;
 }
 
-rail_result_t rt_device_plan_prepare(struct ncclComm *comm, struct rt_plan *plan) {
-  if (plan->njobs > comm->gpu.most_blocks) {
-    RAIL_WARN("rank %d: %d operations of one group are more than the %d that run side by side on CUDA device %d; make "
-              "smaller groups, or lower RAIL_NCHANNELS if it is set",
-              comm->rank, plan->njobs, comm->gpu.most_blocks, comm->gpu.ordinal);
-    return RAIL_BAD_USAGE;
+/* ---- blocks ---- */
+
+static bool is_p2p(const struct rt_job *job) {
+  const enum rt_coll coll = job->program.sched.coll;
+  return coll == RT_SEND || coll == RT_RECV || coll == RT_COPY;
+}
+
+static struct rt_p2p_op op_of(const struct ncclComm *comm, const struct rt_job *jobs, int j) {
+  const struct rt_connector *recv = jobs[j].recv[0].connector, *send = jobs[j].send[0].connector;
+  const int behind = recv ? comm->rank - recv->peer : send ? send->peer - comm->rank : 0;
+  return (struct rt_p2p_op){.distance = (behind + comm->nranks) % comm->nranks, .is_recv = recv != NULL, .job = j};
+}
+
+/* Collectives keep blocks of their own, and come first. Block j begins with job j, and the jobs of a connection keep
+ * their order. */
+static bool order_jobs(struct ncclComm *comm, struct rt_plan *plan, struct rt_job *jobs, struct rt_p2p_op *ops,
+                       int np2p) {
+  const int ncollectives = plan->njobs - np2p;
+  memcpy(jobs, plan->jobs, (size_t)plan->njobs * sizeof *jobs);
+  for (int j = 0, c = 0, p = 0; j < plan->njobs; j++) {
+    if (is_p2p(&jobs[j]))
+      ops[p++] = op_of(comm, jobs, j);
+    else
+      plan->jobs[c++] = jobs[j];
   }
+  const int shared = rt_p2p_share_blocks(ops, np2p, RAIL_MAX(comm->gpu.wide_blocks - ncollectives, 2));
+  for (int p = 0; p < np2p; p++) {
+    struct rt_job *job = &plan->jobs[ncollectives + p];
+    *job = jobs[ops[p].job];
+    job->next = ops[p].next < 0 ? 0 : ncollectives + ops[p].next;
+  }
+  plan->nblocks = ncollectives + shared;
+  return shared > 0;
+}
+
+/* More jobs than find room at once: blocks share the sends and receives. */
+static rail_result_t share_blocks(struct ncclComm *comm, struct rt_plan *plan, int np2p) {
+  struct rt_p2p_op *ops = calloc((size_t)np2p, sizeof *ops);
+  struct rt_job *jobs = malloc((size_t)plan->njobs * sizeof *jobs);
+  const bool good = ops && jobs && order_jobs(comm, plan, jobs, ops, np2p);
+  if (!good) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, plan->njobs);
+  free(ops);
+  free(jobs);
+  return good ? RAIL_OK : RAIL_SYSTEM_ERROR;
+}
+
+static rail_result_t find_blocks(struct ncclComm *comm, struct rt_plan *plan) {
+  int np2p = 0;
+  for (int j = 0; j < plan->njobs; j++) np2p += is_p2p(&plan->jobs[j]);
+  plan->nblocks = plan->njobs;
+  if (np2p > 2 && plan->njobs > comm->gpu.wide_blocks) RAIL_TRY(share_blocks(comm, plan, np2p));
+  if (plan->nblocks <= comm->gpu.most_blocks) return RAIL_OK;
+  RAIL_WARN("rank %d: %d operations of one group are more than the %d that run side by side on CUDA device %d; make "
+            "smaller groups, or lower RAIL_NCHANNELS if it is set",
+            comm->rank, plan->nblocks, comm->gpu.most_blocks, comm->gpu.ordinal);
+  return RAIL_BAD_USAGE;
+}
+
+rail_result_t rt_device_plan_prepare(struct ncclComm *comm, struct rt_plan *plan) {
+  RAIL_TRY(find_blocks(comm, plan));
   RAIL_TRY(rt_gpu_launch_get(comm, plan->njobs, &plan->launch));
+  plan->launch->nblocks = plan->nblocks;
   for (int j = 0; j < plan->njobs; j++) {
     RAIL_TRY(map_connections(comm, &plan->jobs[j]));
     rt_job_count(&plan->jobs[j]);
@@ -140,9 +196,9 @@ struct launching {
 
 static rail_result_t launch_kernel(const struct launching *l) {
   const struct rt_gpu *gpu = &l->comm->gpu;
-  const unsigned threads = l->plan->njobs <= gpu->wide_blocks ? RT_DEVICE_THREADS : RT_DEVICE_FEW_THREADS;
+  const unsigned threads = l->plan->nblocks <= gpu->wide_blocks ? RT_DEVICE_THREADS : RT_DEVICE_FEW_THREADS;
   void *arguments[] = {&l->plan->launch};
-  return rt_cuda_check(rt_cuda()->launch_kernel(rt_module_kernel(gpu->module), (unsigned)l->plan->njobs, 1, 1,
+  return rt_cuda_check(rt_cuda()->launch_kernel(rt_module_kernel(gpu->module), (unsigned)l->plan->nblocks, 1, 1,
                                                 threads, 1, 1, 0, l->streams[0], arguments, NULL),
                        "cuLaunchKernel", DEVICE_ADVICE);
 }
@@ -217,7 +273,7 @@ static rail_result_t launch(struct launching *l) {
   return RAIL_OK;
 }
 
-static rail_result_t launch_plan(struct ncclComm *comm, struct rt_plan *plan) {
+rail_result_t rt_device_plan_launch(struct ncclComm *comm, struct rt_plan *plan) {
   struct launching l = {.comm = comm, .plan = plan, .streams = plan->streams, .nstreams = plan->nstreams};
   struct rt_cuda_scope scope;
   plan->streams = NULL;
@@ -233,17 +289,5 @@ static rail_result_t launch_plan(struct ncclComm *comm, struct rt_plan *plan) {
   }
   if (!l.taken) rt_plan_free(comm, plan);
   free(l.streams);
-  return r;
-}
-
-rail_result_t rt_device_plan_launch(struct ncclComm *comm, struct rt_plan *plans) {
-  rail_result_t r = RAIL_OK;
-  for (struct rt_plan *next; plans; plans = next) {
-    next = plans->next;
-    if (r == RAIL_OK)
-      r = launch_plan(comm, plans);
-    else
-      rt_plan_free(comm, plans);
-  }
   return r;
 }

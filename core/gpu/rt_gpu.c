@@ -133,8 +133,8 @@ static struct rt_launch_memory *find_memory(struct rt_gpu *gpu, size_t size) {
   return m;
 }
 
-rail_result_t rt_gpu_launch_get(struct ncclComm *comm, int blocks, struct rt_device_launch **launch) {
-  const size_t size = RAIL_ROUND_UP(launch_size(blocks), (size_t)RT_PAGE);
+rail_result_t rt_gpu_launch_get(struct ncclComm *comm, int njobs, struct rt_device_launch **launch) {
+  const size_t size = RAIL_ROUND_UP(launch_size(njobs), (size_t)RT_PAGE);
   struct rt_launch_memory *m = find_memory(&comm->gpu, size);
   if (!m) {
     RAIL_TRY(add_slab(comm, size));
@@ -143,7 +143,6 @@ rail_result_t rt_gpu_launch_get(struct ncclComm *comm, int blocks, struct rt_dev
   if (!m) return RAIL_SYSTEM_ERROR;
   *launch = (struct rt_device_launch *)(void *)m->base;
   memset(*launch, 0, size);
-  (*launch)->njobs = blocks;
   (*launch)->abort = (const uint32_t *)(const void *)&comm->failed;
   return RAIL_OK;
 }

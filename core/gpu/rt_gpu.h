@@ -71,8 +71,8 @@ rail_result_t rt_gpu_open(struct ncclComm *comm);
 /* Registers the connection's FIFO; nothing if that was done. */
 rail_result_t rt_gpu_map(struct ncclComm *comm, struct rt_connector *c);
 void rt_gpu_unmap(struct ncclComm *comm, struct rt_connector *c);
-/* A launch of so many blocks, zeroed but for what is the same for all. */
-rail_result_t rt_gpu_launch_get(struct ncclComm *comm, int blocks, struct rt_device_launch **launch);
+/* A launch with so many jobs, zeroed but for what is the same for all. */
+rail_result_t rt_gpu_launch_get(struct ncclComm *comm, int njobs, struct rt_device_launch **launch);
 void rt_gpu_launch_put(struct ncclComm *comm, struct rt_device_launch *launch);
 /* Has the device reported an error? Then so does the communicator. */
 bool rt_gpu_lost(struct ncclComm *comm);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What host code and a kernel on a GPU share: a launch, and the jobs that its
- * blocks run. One launch is one kernel of `njobs` blocks; block j runs job j, which is
- * what rt_program.h's kernel is on the host: a schedule run over its connections.
+ * blocks run. One launch is one kernel of `nblocks` blocks; block j runs job j, which is
+ * what a program is on the host (rt_program.h): a schedule run over its connections; then the jobs that `next` names.
  *
  * All of it, and the connections with all they point to, is memory that host and
  * device address alike. The host fills a launch in once. Before each run it adds 1 to
@@ -11,7 +11,7 @@
  * written back at its end, so a launch can be run again and again as it is.
  *
  * Jobs of a launch wait for each other, and for what other ranks' jobs do, so all its
- * blocks must be on the GPU at once: no more jobs than it has multiprocessors.
+ * blocks must be on the GPU at once.
  */
 #ifndef RT_DEVICE_H
 #define RT_DEVICE_H
@@ -35,6 +35,7 @@ struct rt_device_job {
   struct rt_sched sched;
   int proto;              /* enum rt_proto, or RD_LL128; towards a proxy always RT_SIMPLE */
   int type, op;           /* enum rt_type, enum rt_redop; op < 0: nothing is reduced */
+  int next;               /* the job that the block runs after this one; 0: none, since job 0 is a block's first */
   union rt_scalar scalar; /* where the operation has one */
   const void *deferred;   /* RT_PREMULSUM: the factor, of the type, to be read when the job runs; or NULL */
   struct rt_conn *recv[RT_PEERS], *send[RT_PEERS]; /* NULL where the schedule has none */
@@ -52,7 +53,7 @@ struct rt_device_job {
 struct rt_device_launch {
   uint64_t run;          /* 0 before the first */
   const uint32_t *abort; /* not 0: every wait ends */
-  int njobs;
+  int nblocks;
   struct rt_device_job job[];
 };
 

@@ -12,17 +12,13 @@
 #include "core/plan/rt_plan.h"
 #include "core/comm/rt_param.h"
 #include "core/comm/rt_reg.h"
-#include "core/plan/rt_round.h"
 #include "core/gpu/rt_device_plan.h"
 #include "core/plan/rt_tune.h"
 
-/* A group's plans under construction. */
+/* A group's plan under construction. */
 struct builder {
   struct ncclComm *comm;
-  const struct rt_task *tasks; /* of the whole group */
-  int ntasks, nrounds;
-  struct rt_plan *plan; /* that jobs are added to */
-  struct rt_plan *plans, **end;
+  struct rt_plan *plan;
   struct rt_connector **connectors;
   int nconnectors;
   int ncollectives; /* among the tasks */
@@ -311,8 +307,7 @@ static bool has_collective(const struct rt_task *tasks, int n) {
   return i < n;
 }
 
-/* Connections of all plans at once, so that none is launched while another still needs some; and all that their
- * kernels need on the device. */
+/* The connections, and all that the kernel needs on the device. */
 static rail_result_t make_ready(struct builder *b) {
   struct ncclComm *comm = b->comm;
   comm->gpu.made_more = b->nconnectors > 0;
@@ -322,8 +317,7 @@ static rail_result_t make_ready(struct builder *b) {
     RAIL_TRY(rt_gpu_open(comm)); /* connections may need memory there */
   }
   RAIL_TRY(rt_connect_all(comm, b->connectors, b->nconnectors));
-  for (struct rt_plan *plan = b->plans; plan; plan = plan->next) RAIL_TRY(bind_plan(comm, plan));
-  return RAIL_OK;
+  return bind_plan(comm, b->plan);
 }
 
 /* Sends and receives alone are not everybody's, so nobody can tell who else has them. */
@@ -333,80 +327,35 @@ static rail_result_t make_ready_with_others(struct builder *b, bool collective) 
   rt_gate_make(&maker, b->comm->peers[0].nonce, b->comm->collectives);
   rail_result_t r = make_ready(b);
   rt_gate_made(&maker);
-  if (b->plans) b->plans->waits_at_gate = b->comm->gpu.made_more;
+  b->plan->waits_at_gate = b->comm->gpu.made_more;
   return r;
 }
 
-/* ---- rounds ------------------------------------------------------------------------------- */
+/* ---- a plan ------------------------------------------------------------------------------- */
 
-static int round_of(const struct builder *b, const struct rt_task *t) {
-  if (b->nrounds == 1 || !is_p2p(t)) return 0;
-  return rt_round_of(b->comm->rank, t->root, b->comm->nranks, b->comm->round_width);
-}
-
-/* A group is cut when its blocks might not find room at once. A rank that does not cut, because it has fewer, has all
- * rounds at once: that holds nobody up. */
-static int rounds(const struct ncclComm *comm, const struct rt_task *tasks, int n) {
-  if (comm->memory != RT_DEVICE_MEMORY || count_jobs(tasks, n) <= comm->room) return 1;
-  return rt_round_count(comm->nranks, comm->round_width);
-}
-
-/* Each plan has the streams of all the group's calls: they are one after the other on each. */
 static rail_result_t fill_plan(struct builder *b, const struct rt_task *tasks, int n) {
   b->plan->comm = b->comm;
   b->plan->on_device = b->comm->memory == RT_DEVICE_MEMORY;
-  if (b->plan->on_device) RAIL_TRY(add_streams(b->plan, b->tasks, b->ntasks));
+  if (b->plan->on_device) RAIL_TRY(add_streams(b->plan, tasks, n));
   return add_tasks(b, tasks, n);
 }
 
-static rail_result_t add_plan(struct builder *b, const struct rt_task *tasks, int n) {
-  int jobs = RAIL_MAX(count_jobs(tasks, n), 1);
-  b->plan = calloc(1, sizeof *b->plan + (size_t)jobs * sizeof(struct rt_job));
-  if (!b->plan) {
-    RAIL_WARN("rank %d: out of memory for %d operations", b->comm->rank, jobs);
-    return RAIL_SYSTEM_ERROR;
-  }
-  rail_result_t r = fill_plan(b, tasks, n);
-  if (r == RAIL_OK && b->plan->njobs > 0) {
-    *b->end = b->plan;
-    b->end = &b->plan->next;
-  } else {
-    rt_plan_free(b->comm, b->plan);
-  }
-  return r;
-}
-
-static rail_result_t add_rounds(struct builder *b) {
-  if (b->nrounds == 1) return add_plan(b, b->tasks, b->ntasks);
-  struct rt_task *part = calloc((size_t)b->ntasks, sizeof *part);
-  rail_result_t r = part ? RAIL_OK : RAIL_SYSTEM_ERROR;
-  if (!part) RAIL_WARN("rank %d: out of memory for %d calls of one group", b->comm->rank, b->ntasks);
-  for (int round = 0; r == RAIL_OK && round < b->nrounds; round++) {
-    int n = 0;
-    for (int i = 0; i < b->ntasks; i++)
-      if (round_of(b, &b->tasks[i]) == round) part[n++] = b->tasks[i];
-    if (n > 0) r = add_plan(b, part, n);
-  }
-  free(part);
-  return r;
-}
-
-rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plans) {
-  bool collective = has_collective(tasks, ntasks);
-  int jobs = RAIL_MAX(count_jobs(tasks, ntasks), 1);
-  struct builder b = {.comm = comm, .tasks = tasks, .ntasks = ntasks, .nrounds = rounds(comm, tasks, ntasks)};
-  b.end = &b.plans;
-  b.connectors = calloc((size_t)jobs * 2 * RT_PEERS, sizeof(struct rt_connector *));
-  rail_result_t r = b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
-  if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
+rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
+  const bool collective = has_collective(tasks, ntasks);
+  const int jobs = RAIL_MAX(count_jobs(tasks, ntasks), 1);
+  struct builder b = {.comm = comm};
+  *plan = NULL;
   comm->collectives += collective;
-  if (r == RAIL_OK) r = add_rounds(&b);
-  if (r == RAIL_OK) r = make_ready_with_others(&b, collective);
+  b.plan = calloc(1, sizeof *b.plan + (size_t)jobs * sizeof(struct rt_job));
+  b.connectors = calloc((size_t)jobs * 2 * RT_PEERS, sizeof(struct rt_connector *));
+  rail_result_t r = b.plan && b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
+  if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
+  if (r == RAIL_OK) r = fill_plan(&b, tasks, ntasks);
+  if (r == RAIL_OK && b.plan->njobs > 0) r = make_ready_with_others(&b, collective);
   free(b.connectors);
-  for (struct rt_plan *plan = b.plans, *next; r != RAIL_OK && plan; plan = next) {
-    next = plan->next;
-    rt_plan_free(comm, plan);
-  }
-  *plans = r == RAIL_OK ? b.plans : NULL;
+  if (r == RAIL_OK && b.plan->njobs > 0)
+    *plan = b.plan;
+  else if (b.plan)
+    rt_plan_free(comm, b.plan);
   return r;
 }

@@ -23,8 +23,7 @@ struct rt_task {
 
 /* An error, as with NCCL, when NCCL_ALGO and NCCL_PROTO leave no algorithm or protocol for the call. */
 ncclResult_t rt_task_check(const struct rt_task *t);
-/* Builds the plan of one communicator's tasks and connects what it needs; on a device these may be several, chained by
- * `next`, to be launched in that order (rt_round.h). *plans is NULL when there is nothing to do. */
-rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plans);
+/* Builds the plan of one communicator's tasks and connects what it needs. *plan is NULL when there is nothing to do. */
+rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan);
 
 #endif

@@ -38,6 +38,7 @@ struct rt_job {
   /* Registrations made for this plan with the first connections, released at its end. */
   void *send_mh[2], *recv_mh;
   bool done;
+  int next; /* on a device: the job that the same block runs after this one; 0: none */
 };
 
 struct rt_plan {
@@ -53,7 +54,7 @@ struct rt_plan {
   struct rt_hold *hold; /* captured: tells when the graph is gone */
   atomic_int runs;      /* that are not over */
   bool dead;            /* the graph has it without its kernel: nothing to begin */
-  int njobs;
+  int njobs, nblocks; /* blocks of a device plan */
   struct rt_job jobs[];
 };
 

@@ -173,7 +173,7 @@ static void add_kernel(struct world *w, int proto, int r, int channel, int part)
 
 static void add_job(struct world *w, int r, int channel, int part) {
   const struct block_case *c = w->c;
-  const int number = w->launch->njobs++;
+  const int number = w->launch->nblocks++;
   struct rt_device_job *j = &w->launch->job[number];
   *j = (struct rt_device_job){.sched = sched_of(w, r, channel, part), .proto = c->proto, .type = c->type, .op = c->op};
   w->job[part][channel][r] = number;
@@ -222,7 +222,7 @@ static bool world_open(struct world *w, const struct block_machine *m, const str
   w->launch = (struct rt_device_launch *)(void *)(at + 2 * room(8));
   w->launch->run = 0;
   w->launch->abort = w->abort;
-  w->launch->njobs = 0;
+  w->launch->nblocks = 0;
   return true;
 }
 
@@ -291,7 +291,7 @@ static const char *run_tested(struct world *w, const struct block_machine *m) {
   pthread_join(host, NULL);
   if (!ran) return "the launch failed";
   if (w->wrong) return w->wrong;
-  for (int i = 0; i < w->launch->njobs; i++) {
+  for (int i = 0; i < w->launch->nblocks; i++) {
     if (!rt_device_ended(w->launch, i)) return "a job does not say that it has run";
     if (w->launch->job[i].state != RT_DEVICE_DONE) return "a job is not done";
   }

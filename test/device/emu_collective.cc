@@ -3,5 +3,5 @@
 #include "test/device/emu.h"
 
 void emu_collective(struct rt_device_launch *launch, unsigned threads) {
-  rd_emu_launch((unsigned)launch->njobs, threads, [launch] { rd_collective_block(launch); });
+  rd_emu_launch((unsigned)launch->nblocks, threads, [launch] { rd_collective_block(launch); });
 }

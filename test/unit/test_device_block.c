@@ -64,7 +64,7 @@ TEST(types_and_operators) {
 
 /* ---- a few jobs, made by hand, on one connection ---- */
 
-#define JOBS 3
+#define JOBS 4
 #define BYTES 4000u
 #define THREADS 8u
 #define TOO_LONG 60u /* seconds, then the program ends */
@@ -93,7 +93,7 @@ static void close_line(void) {
 }
 
 static struct rt_device_job *add(enum rt_coll coll, int proto, uint64_t bytes, uint64_t chunk, int after) {
-  struct rt_device_job *j = &launch->job[launch->njobs++];
+  struct rt_device_job *j = &launch->job[launch->nblocks++];
   *j = (struct rt_device_job){.proto = proto, .op = -1};
   j->sched = (struct rt_sched){.coll = coll, .rank = coll == RT_RECV, .nranks = 2, .esize = 1, .count = bytes};
   j->sched.len = bytes;
@@ -114,7 +114,7 @@ static struct rt_device_job *add(enum rt_coll coll, int proto, uint64_t bytes, u
 static void run(void) {
   launch->run++;
   emu_collective(launch, THREADS);
-  for (int i = 0; i < launch->njobs; i++) CHECK(rt_device_ended(launch, i));
+  for (int i = 0; i < launch->nblocks; i++) CHECK(rt_device_ended(launch, i));
 }
 
 /* What comes is not what the receiver asks for. */
@@ -324,7 +324,43 @@ TEST(jobs_take_turns) {
   close_line();
 }
 
-TEST_MAIN(TEST_CASE(sizes_that_differ_are_found), TEST_CASE(protocols_that_differ_are_found),
+/* ---- a block that runs several jobs ---- */
+
+/* One block sends twice, another receives twice: more than the slots hold, so that each waits for the other. */
+TEST(a_block_runs_a_list) {
+  open_line(false);
+  add(RT_SEND, RT_SIMPLE, 1000, 100, -1);
+  add(RT_RECV, RT_SIMPLE, 1000, 100, -1);
+  add(RT_SEND, RT_LL, 2000, 100, 0);
+  add(RT_RECV, RT_LL, 2000, 100, 1);
+  launch->nblocks = 2;
+  launch->job[0].next = 2;
+  launch->job[1].next = 3;
+  launch->job[2].sched.send = out + 1000;
+  launch->job[3].sched.recv = in + 1000;
+  for (int again = 0; again < 3; again++) {
+    memset(in, 0, sizeof in);
+    run();
+    for (int j = 0; j < 4; j++) CHECK(rt_device_ended(launch, j) && launch->job[j].state == RT_DEVICE_DONE);
+    CHECK(memcmp(in, out, 3000) == 0);
+  }
+  close_line();
+}
+
+/* Calls that differ end the whole list, when the communicator fails. */
+TEST(a_list_ends_with_an_abort) {
+  open_line(false);
+  add(RT_RECV, RT_SIMPLE, 1000, 100, -1);
+  add(RT_RECV, RT_SIMPLE, 1000, 100, 0);
+  launch->nblocks = 1;
+  launch->job[0].next = 1;
+  aborted = 1;
+  run();
+  for (int j = 0; j < 2; j++) CHECK(rt_device_ended(launch, j) && launch->job[j].state == RT_DEVICE_ABORTED);
+  close_line();
+}
+
+TEST_MAIN(TEST_CASE(a_block_runs_a_list), TEST_CASE(a_list_ends_with_an_abort), TEST_CASE(sizes_that_differ_are_found), TEST_CASE(protocols_that_differ_are_found),
           TEST_CASE(calls_that_differ_are_found), TEST_CASE(after_a_mismatch),
           TEST_CASE(a_mismatch_is_over_with_the_next_run), TEST_CASE(abort_ends_receiving),
           TEST_CASE(abort_ends_sending), TEST_CASE(abort_ends_waiting_for_a_turn), TEST_CASE(receives_are_granted),

@@ -20,7 +20,7 @@ static size_t launch_size(unsigned jobs) {
 int fake_check_kernel(void *argument, unsigned blocks) {
   const struct rt_device_launch *l = argument;
   if (!fake_reachable(l, launch_size(blocks), NULL)) return INVALID_VALUE;
-  return l->njobs == (int)blocks ? OK : INVALID_VALUE;
+  return l->nblocks == (int)blocks ? OK : INVALID_VALUE;
 }
 
 /* Says what cannot be reached: the error that the program sees comes later, and names nothing. */
@@ -75,11 +75,14 @@ int fake_run_kernel(void *argument, unsigned blocks, unsigned threads, const str
   if (!reaches("its launch", l, launch_size(blocks), context) || !reaches("its abort word", l->abort, 4, context) ||
       threads % 32)
     return ILLEGAL_ADDRESS;
-  for (unsigned i = 0; i < blocks; i++)
-    if (!job_reachable(&l->job[i], context)) return ILLEGAL_ADDRESS;
   bool ll128 = false;
-  for (unsigned i = 0; i < blocks; i++) count_slots(&l->job[i]);
-  for (unsigned i = 0; i < blocks; i++) ll128 |= l->job[i].proto == RD_LL128;
+  for (int block = 0; block < (int)blocks; block++)
+    for (int i = block, first = 1; first || i; i = l->job[i].next, first = 0) {
+      if (!reaches("a job", &l->job[i], sizeof l->job[i], context) || !job_reachable(&l->job[i], context))
+        return ILLEGAL_ADDRESS;
+      count_slots(&l->job[i]);
+      ll128 |= l->job[i].proto == RD_LL128;
+    }
   emu_collective(l, ll128 ? EMU_THREADS_LL128 : EMU_THREADS);
   return OK;
 }
