@@ -36,7 +36,8 @@ static int query_driver(const struct rt_cuda *cu, const void *p, struct memory *
   return r;
 }
 
-static rail_result_t find_memory(const struct rt_cuda *cu, const struct ncclComm *comm, const void *p, struct memory *m) {
+static rail_result_t find_memory(const struct rt_cuda *cu, const struct ncclComm *comm, const void *p,
+                                 struct memory *m) {
   int r = query_driver(cu, p, m);
   if (r == RT_CU_INVALID_CONTEXT && comm && comm->gpu.context) {
     struct rt_cuda_scope scope;

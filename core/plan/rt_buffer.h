@@ -2,10 +2,9 @@
  *
  * Whether a call's buffers are device or host memory. A communicator works on one kind, which its first call with
  * buffers decides; a call with the other kind is refused. Device memory is a device's own or managed memory. Host
- * memory
- * that is registered with CUDA is of use to both kinds; alone in the first call it counts as the device's, as a caller
- * of NCCL expects, if there is a kernel. Without a driver in the process all memory is the host's, and finding that out
- * costs no call.
+ * memory that is registered with CUDA can be used as both; alone in the first call it counts as the device's, as a
+ * caller of NCCL expects, if there is a kernel. Without a driver in the process all memory is the host's, which is found
+ * without a call.
  */
 #ifndef RT_BUFFER_H
 #define RT_BUFFER_H
