@@ -99,6 +99,7 @@ struct sk_comm {
   struct sk_poll_ctx *poll;  /* of the engine; NULL: the caller's calls move it */
   _Atomic uint32_t deferred; /* with an engine: something was kept until the caller tests */
   uint32_t idle_polls;       /* with an engine: the caller's tests in a row that found nothing done */
+  rail_result_t (*progress)(struct sk_comm *comm); /* sk_progress, for isend, which is below it */
 
   /* The owner's. */
   bool hold;           /* sender: write nothing before the peer's answers are here */

@@ -320,11 +320,13 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
   sk_send_start_submitted(sc);
   /* A failure from here on is for test to report: the request exists. */
   if (match_send(sc, send) == RAIL_OK) {
-    if (!can_batch(sc, size)) {
-      (void)sk_send_post(sc);
-    } else {
+    if (can_batch(sc, size)) {
       announce_ready(sc);
       atomic_store_explicit(&comm->deferred, 1, memory_order_relaxed);
+    } else if (sc->waiting.count || rail_unlikely(comm->hold)) {
+      (void)comm->progress(comm); /* its grant may be in the socket already, or the peer's answer */
+    } else {
+      (void)sk_send_post(sc);
     }
   }
   sk_comm_disown(comm);
