@@ -9,7 +9,6 @@
 #include "kit/kit_net.h"
 #include "kit/kit_trail.h"
 #include "loader/netload.h"
-#include "loader/netload_raw.h"
 #include "loader/netload_slots.h"
 
 #define LOADS 8

@@ -10,9 +10,9 @@
 #include "loader/netload_slots.h"
 
 /* One per plugin and process, however often it is loaded: below v11 a plugin
- * expects one init in its life. Guarded by a lock in netload.c. */
-struct rail_net_life {
-  struct rail_net_life *next;
+ * expects one init per process. Guarded by a lock in netload.c. */
+struct rail_net_instance {
+  struct rail_net_instance *next;
   const void *vtable; /* identity */
   int loads;
   bool initialised;   /* v6-v10 */
@@ -25,7 +25,7 @@ struct rail_net {
   int version;
   const void *vtable;
   void *library; /* from dlopen */
-  struct rail_net_life *life;
+  struct rail_net_instance *instance;
   char path[PATH_MAX];
 };
 
@@ -33,9 +33,6 @@ struct rail_net {
 struct rail_net_old_ctx {
   int traffic_class;
 };
-
-/* After init, whose success may have filled the table: `result`, or RAIL_INTERNAL_ERROR when a slot is missing. */
-int rail_net_look_again(struct rail_net *net, int result);
 
 /* Calls `first_init` unless the plugin was initialised before in this process. */
 rail_result_t rail_net_init_once(struct rail_net *net, const struct rail_net_init *args,

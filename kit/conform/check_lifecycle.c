@@ -14,7 +14,6 @@
 
 #include "common/base/clock.h"
 #include "loader/netload.h"
-#include "loader/netload_raw.h"
 #include "loader/netload_slots.h"
 #include "kit/conform/kit_check.h"
 

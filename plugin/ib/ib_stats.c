@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "common/obs/stats_book.h"
+#include "common/obs/stats.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_progress.h"
 

@@ -12,7 +12,7 @@
 #include <time.h>
 
 #include "common/base/log.h"
-#include "loader/netload_raw.h"
+#include "loader/netload.h"
 #include "plugin/railtrace/tr_call.h"
 #include "plugin/railtrace/tr_wrap.h"
 

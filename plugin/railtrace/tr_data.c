@@ -7,7 +7,7 @@
  */
 #include <inttypes.h>
 
-#include "loader/netload_raw.h"
+#include "loader/netload.h"
 #include "plugin/railtrace/tr_call.h"
 
 struct post {

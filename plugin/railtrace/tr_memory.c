@@ -3,7 +3,7 @@
 #include <inttypes.h>
 
 #include "common/base/log.h"
-#include "loader/netload_raw.h"
+#include "loader/netload.h"
 #include "plugin/railtrace/tr_call.h"
 
 #define ON_CONNECTION (TR_SEND | TR_RECV)

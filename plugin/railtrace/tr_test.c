@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <limits.h>
 
-#include "loader/netload_raw.h"
+#include "loader/netload.h"
 #include "plugin/railtrace/tr_call.h"
 
 #define STRIP 2 /* entries behind the request's own that must stay as they are */

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "common/obs/stats_book.h"
+#include "common/obs/stats.h"
 #include "plugin/socket/sk_comm.h"
 
 static const struct rail_stats_counter comm_counters[] = {

@@ -2,7 +2,7 @@
  * The tables that the page of counters is made from. */
 #include "plugin/template/tpl_stats.h"
 
-#include "common/obs/stats_book.h"
+#include "common/obs/stats.h"
 
 enum { COMM, DEVICE, GROUPS };
 
