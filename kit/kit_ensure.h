@@ -30,7 +30,8 @@ _Noreturn void kit_failed(const char *file, int line, const char *fmt, ...) __at
 typedef void (*kit_failure_fn)(const char *file, int line, const char *fmt, ...);
 void kit_on_failure(kit_failure_fn handler);
 
-/* Ends the case: it cannot be run here, and why. Only from the main thread of a process that kit_on_skip was called in. */
+/* Ends the case: it cannot be run here, and why. Only from the main thread of a process that kit_on_skip was called
+ * in. */
 _Noreturn void kit_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void kit_on_skip(void (*handler)(const char *why));
 

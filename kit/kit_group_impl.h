@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Shared by kit_world.c, kit_spawn.c, kit_side.c and kit_link.c, by nobody else. */
+ * Shared by kit_group.c, kit_spawn.c, kit_process.c and kit_link.c, only. */
 #ifndef RAIL_KIT_GROUP_IMPL_H
 #define RAIL_KIT_GROUP_IMPL_H
 
@@ -7,31 +7,31 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kit/kit_trail.h"
-#include "kit/kit_world.h"
+#include "kit/kit_call_trace.h"
+#include "kit/kit_group.h"
 
-/* What a side and its parent, and two parents, say to each other: one frame a message, over a SOCK_SEQPACKET pair
+/* What a process and its parent, and two parents, say to each other: one frame a message, over a SOCK_SEQPACKET pair
  * or a TCP stream (kit_link.c). */
 
 #define KIT_FRAME_ROOM 16384
-#define KIT_PARENT (-1) /* as `from` and `to`: who started the world */
+#define KIT_PARENT (-1) /* as `from` and `to`: who started the process group */
 #define KIT_ALL (-2)    /* as `to`: every side */
 
 enum kit_frame_kind {
   KIT_FRAME_JOB = 1, /* parent → side, leader → follower: struct kit_job */
   KIT_FRAME_BYTES,   /* side → side */
-  KIT_FRAME_MEET,    /* side → leader */
-  KIT_FRAME_GO,      /* leader → sides: all have met */
-  KIT_FRAME_GONE,    /* leader → sides: side `from` has ended */
+  KIT_FRAME_BARRIER,    /* side → leader */
+  KIT_FRAME_RELEASE,      /* leader → sides: all have met */
+  KIT_FRAME_EXITED,    /* leader → sides: side `from` has ended */
   KIT_FRAME_NOTE,    /* side → leader: text */
   KIT_FRAME_METRIC,  /* double, unit[16], name */
   KIT_FRAME_LOG,     /* text */
-  KIT_FRAME_ROLE,    /* bytes */
+  KIT_FRAME_RECORD,    /* bytes */
   KIT_FRAME_END,     /* side → its parent: int32 kit_end, text */
-  KIT_FRAME_DYING,   /* side → its parent: my death is wanted */
-  KIT_FRAME_ENDED,   /* follower → leader: struct kit_side_end */
-  KIT_FRAME_KILL,    /* leader → follower: end all sides */
-  KIT_FRAME_OVER,    /* leader → follower: this world is done */
+  KIT_FRAME_EXPECT_DEATH,   /* side → its parent: my death is wanted */
+  KIT_FRAME_ENDED,   /* follower → leader: struct kit_process_end */
+  KIT_FRAME_KILL,    /* leader → follower: end all processes */
+  KIT_FRAME_DONE,    /* leader → follower: this process group is done */
   KIT_FRAME_KINDS
 };
 
@@ -43,8 +43,8 @@ struct kit_frame {
 };
 #define KIT_FRAME_HEAD offsetof(struct kit_frame, data)
 
-#define KIT_SIDE_FD 3  /* a side's end of the pair */
-#define KIT_TRAIL_FD 4 /* and its trail */
+#define KIT_PROCESS_FD 3  /* a process's end of the pair */
+#define KIT_CALL_TRACE_FD 4 /* and its call trace */
 
 /* Frames that the other end has no room for yet, one behind the other. */
 struct kit_queue {
@@ -54,23 +54,23 @@ struct kit_queue {
 bool kit_queue_add(struct kit_queue *q, const struct kit_frame *f); /* false: out of memory */
 void kit_queue_free(struct kit_queue *q);
 
-/* One side, as its own parent knows it; of a side on the other host only `over` and `end` mean something. */
+/* One process, as its own parent knows it; of a process on the other host only `over` and `end` mean something. */
 struct kit_child {
   pid_t pid; /* -1: not running here */
   int fd;
-  struct kit_trail *trail;
+  struct kit_call_trace *calls;
   struct kit_queue out;
   bool here;
-  bool met;      /* waits in a meeting */
-  bool spoke;    /* `end` holds its own word */
-  bool dying;    /* its death is wanted */
+  bool at_barrier;      /* waits in a meeting */
+  bool reported;    /* `end` holds its own word */
+  bool death_expected;    /* its death is wanted */
   bool killed;   /* at the limit, or because another one failed; `end` says which */
   bool over;     /* `end` is final */
-  struct kit_side_end end;
+  struct kit_process_end end;
 };
 
-/* Starts a side: on success pid, fd and trail are set; else `end` says why not. */
-bool kit_spawn(struct kit_child *child, const struct kit_job *job, const struct kit_setup *setup);
+/* Starts a process: on success pid, fd and trail are set; else `end` says why not. */
+bool kit_spawn(struct kit_child *child, const struct kit_job *job, const struct kit_process_setup *setup);
 /* Ends the process and everything it has started. */
 void kit_child_kill(struct kit_child *child);
 /* Frees what the parent holds; the process has ended. */

@@ -61,7 +61,7 @@ static bool can_be_fused(const struct rail_net_vprops_v12 *fuse) {
 
 bool kit_job_check(const struct kit_job *job) {
   return memchr(job->kind, 0, sizeof job->kind) && memchr(job->name, 0, sizeof job->name) &&
-         memchr(job->plugin, 0, sizeof job->plugin) && memchr(job->args, 0, sizeof job->args) && job->nsides >= 1 &&
-         job->nsides <= KIT_MAX_SIDES && job->rank >= 0 && job->rank < job->nsides && job->hosts >= 1 &&
+         memchr(job->plugin, 0, sizeof job->plugin) && memchr(job->args, 0, sizeof job->args) && job->nprocesses >= 1 &&
+         job->nprocesses <= KIT_MAX_PROCESSES && job->rank >= 0 && job->rank < job->nprocesses && job->hosts >= 1 &&
          job->hosts <= 2 && job->version >= 0 && job->dev >= 0 && can_be_fused(&job->fuse);
 }

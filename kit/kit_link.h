@@ -2,7 +2,7 @@
  *
  * Two hosts: `rail-kit … --listen [ADDR:]PORT` on one, `--connect HOST:PORT`
  * on the other; who of them leads is the caller's choice. One TCP connection
- * carries jobs and the sides' words. Nobody can start anything but the plugin
+ * carries jobs and the processes' words. Nobody can start anything but the plugin
  * named on the follower's own command line through it.
  */
 #ifndef RAIL_KIT_LINK_H
@@ -13,7 +13,7 @@
 
 struct kit_link;
 
-/* Waits for the other one (`seconds` at most; 0: for ever). NULL and `why` on failure. */
+/* Waits for the other one (`seconds` at most; 0: forever). NULL and `why` on failure. */
 struct kit_link *kit_link_listen(const char *where, unsigned seconds, char *why, size_t why_size);
 struct kit_link *kit_link_connect(const char *where, unsigned seconds, char *why, size_t why_size);
 bool kit_link_lost(const struct kit_link *link); /* the other host is gone; NULL: no */

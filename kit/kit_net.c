@@ -15,8 +15,8 @@
 #include "loader/netload.h"
 #include "loader/netload_slots.h"
 #include "loader/install_dirs.h"
-#include "kit/kit_side.h"
-#include "kit/kit_trail.h"
+#include "kit/kit_process.h"
+#include "kit/kit_call_trace.h"
 #include "kit/kit_vtable.h"
 
 static atomic_int warnings;
@@ -78,14 +78,14 @@ void kit_net_load(struct kit_net *n, int version) {
   memset(n, 0, sizeof *n);
   n->dev = target.plugin ? target.dev : dev ? atoi(dev) : 0;
   stay_local();
-  kit_trail_enter(KIT_CALL_LOAD);
+  kit_call_begin(KIT_CALL_LOAD);
   rail_result_t rc = rail_net_load(kit_plugin_path(), version, &n->any, why, sizeof why);
-  kit_trail_leave();
+  kit_call_end();
   ENSURE(rc == RAIL_OK, "%s cannot be loaded: %s", kit_plugin_path(), why);
   n->version = rail_net_version(n->any);
   ENSURE(version == 0 || n->version == version, "%s has no ncclNetPlugin_v%d (the newest below is v%d)",
          kit_plugin_path(), version, n->version);
-  n->vt = kit_net_trail(n->version == 12 ? rail_net_vtable(n->any) : kit_any_vtable(n->any));
+  n->vt = kit_traced_vtable(n->version == 12 ? rail_net_vtable(n->any) : kit_any_vtable(n->any));
 }
 
 int kit_net_fuse(struct kit_net *n) {
@@ -128,10 +128,10 @@ void kit_net_open(struct kit_net *n) { kit_net_open_version(n, KIT_TARGET); }
 
 void kit_net_unload(struct kit_net *n) {
   if (n->version != 12) kit_any_vtable_end(n->any);
-  kit_trail_enter(KIT_CALL_UNLOAD);
+  kit_call_begin(KIT_CALL_UNLOAD);
   rail_net_unload(n->any);
-  kit_trail_leave();
-  kit_net_trail_end(n->vt);
+  kit_call_end();
+  kit_traced_vtable_end(n->vt);
   memset(n, 0, sizeof *n);
 }
 
@@ -187,7 +187,7 @@ void *kit_net_accept(struct kit_net *n, void *listen) {
   return comm;
 }
 
-void kit_pair_meet(struct kit_pair *p) {
+void kit_pair_connect(struct kit_pair *p) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!p->send || !p->recv) {
     if (!p->send) kit_connect_step(p->net, p->handle, &p->send);
@@ -202,7 +202,7 @@ void kit_pair_open(struct kit_net *n, struct kit_pair *p) {
   p->net = n;
   memset(p->handle, 0xa5, sizeof p->handle);
   p->listen = kit_net_listen(n, p->handle);
-  kit_pair_meet(p);
+  kit_pair_connect(p);
   int rc = n->vt->close_listen(p->listen);
   p->listen = NULL;
   ENSURE(rc == 0, "closeListen returned %d", rc);
@@ -310,7 +310,7 @@ static bool may_test(const struct kit_op *ops, int i, enum kit_ops_order order) 
   return !older || settled(older);
 }
 
-bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_ops_how how) {
+bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_ops_options how) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(how.deadline_ms ? how.deadline_ms : KIT_PATIENCE_MS));
   int *order = malloc(sizeof *order * (size_t)(count + 1)), left = 0, failed = 0, first = 0;
   ENSURE(order, "out of memory");
@@ -362,7 +362,7 @@ void kit_op_finish(struct kit_net *n, struct kit_op *op) {
   }
 }
 
-/* The end that is not here is the other side's to drive. */
+/* The end that is not here is the peer's to drive. */
 void kit_pair_ping(struct kit_pair *p, size_t size, uint64_t seed) {
   struct kit_guarded out = kit_guard_high(size ? size : 1), in = kit_guard_high(size ? size : 1);
   kit_pattern_fill(out.data, size, seed);
@@ -370,7 +370,7 @@ void kit_pair_ping(struct kit_pair *p, size_t size, uint64_t seed) {
   struct kit_op ops[2] = {kit_op_recv(p->recv, in.data, size, 7), kit_op_send(p->send, out.data, size, 7)};
   if (p->recv) ops[0].mh[0] = kit_mr_reg(p->net, p->recv, in.data, in.size);
   if (p->send) ops[1].mh[0] = kit_mr_reg(p->net, p->send, out.data, out.size);
-  kit_ops_run(p->net, ops, 2, (struct kit_ops_how){0});
+  kit_ops_run(p->net, ops, 2, (struct kit_ops_options){0});
   if (p->recv) {
     ENSURE(ops[0].sizes[0] == (int)size, "received %d bytes of %zu", ops[0].sizes[0], size);
     ssize_t wrong = kit_pattern_check(in.data, size, seed);

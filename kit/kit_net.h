@@ -5,7 +5,7 @@
  * Which plugin, which version of its vtable and which device: what
  * kit_net_target said, else, in test programs, RAIL_TEST_PLUGIN (or the socket
  * plugin beside them), RAIL_TEST_ABI and RAIL_TEST_DEV. A v12 vtable is called
- * as it is, but for a note of which call it is (kit_trail.h); older ones
+ * as it is, but for a note of which call it is (kit_call_trace.h); older ones
  * through loader/netload.h.
  *
  * Every function here fails the case (ENSURE) when the plugin breaks the
@@ -75,7 +75,7 @@ bool kit_accept_step(struct kit_net *n, void *listen, void **comm);
 void *kit_net_connect(struct kit_net *n, void *handle); /* until the deadline */
 void *kit_net_accept(struct kit_net *n, void *listen);
 /* Alternates connect and accept on this thread until p, which has a listen comm and its handle, has both ends. */
-void kit_pair_meet(struct kit_pair *p);
+void kit_pair_connect(struct kit_pair *p);
 /* Listens, meets, then closes the listen comm as NCCL does. */
 void kit_pair_open(struct kit_net *n, struct kit_pair *p);
 void kit_pair_close(struct kit_pair *p);
@@ -84,8 +84,8 @@ void kit_pair_close(struct kit_pair *p);
 
 enum kit_op_kind { KIT_OP_SEND, KIT_OP_RECV };
 
-/* One isend or irecv and what came of it. Without a comm it is the other side's (a world of two, kit_side.h): it
- * counts as done here, and no call is made, so that both sides can run the same list. */
+/* One isend or irecv and what came of it. Without a comm it is the peer's (a process group of two, kit_process.h): it
+ * counts as done here, and no call is made, so that both processes can run the same list. */
 struct kit_op {
   enum kit_op_kind kind;
   void *comm;
@@ -116,7 +116,7 @@ enum kit_ops_order {
   KIT_OPS_BACKWARD,
   KIT_OPS_SHUFFLED,
 };
-struct kit_ops_how {
+struct kit_ops_options {
   enum kit_ops_order order;  /* in which posted requests are tested */
   bool errors_are_fine;  /* keep op->error and go on; else it fails the case */
   uint64_t deadline_ms;  /* 0: KIT_PATIENCE_MS */
@@ -125,7 +125,7 @@ struct kit_ops_how {
 
 /* Posts each op when it is its comm's turn (array order) and tests what is posted,
  * until all are done. False only with errors_are_fine: some op failed. */
-bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_ops_how how);
+bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_ops_options how);
 void kit_op_finish(struct kit_net *n, struct kit_op *op); /* post if need be, and wait */
 /* One message across, registered, its arrival checked; of one end, with a pair that has only that. */
 void kit_pair_ping(struct kit_pair *p, size_t size, uint64_t seed);

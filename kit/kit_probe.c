@@ -9,7 +9,7 @@
 
 #define PROBE_LIMIT_MS 20000
 
-void kit_probe_side(struct kit_side *side) {
+void kit_probe_process(struct kit_process *self) {
   struct kit_net n;
   struct kit_probe found = {0};
   kit_net_load(&n, 0);
@@ -21,11 +21,11 @@ void kit_probe_side(struct kit_side *side) {
     if (rail_net_version(net) == v) found.versions |= 1u << v;
     rail_net_unload(net);
   }
-  kit_tell(side, &found, sizeof found);
+  kit_send_record(self, &found, sizeof found);
   kit_net_unload(&n);
   kit_net_open(&n);
   found.ndev = n.ndev;
-  kit_tell(side, &found, sizeof found);
+  kit_send_record(self, &found, sizeof found);
   kit_net_close(&n);
 }
 
@@ -34,29 +34,29 @@ struct listener {
   char log[512]; /* the plugin's last warnings */
 };
 
-static void on_word(struct kit_world *world, const struct kit_word *word, void *arg) {
+static void on_message(struct kit_group *group, const struct kit_message *message, void *arg) {
   struct listener *l = arg;
-  (void)world;
-  if (word->kind == KIT_WORD_LOG && strlen(l->log) + strlen(word->text) + 4 < sizeof l->log) {
+  (void)group;
+  if (message->kind == KIT_MESSAGE_LOG && strlen(l->log) + strlen(message->text) + 4 < sizeof l->log) {
     strcat(l->log, "\n  ");
-    strcat(l->log, word->text);
+    strcat(l->log, message->text);
   }
-  if (word->kind != KIT_WORD_ROLE || word->size != sizeof *l->probe) return;
-  memcpy(l->probe, word->data, sizeof *l->probe);
+  if (message->kind != KIT_MESSAGE_RECORD || message->size != sizeof *l->probe) return;
+  memcpy(l->probe, message->data, sizeof *l->probe);
   l->probe->name[sizeof l->probe->name - 1] = 0;
 }
 
-bool kit_probe(const char *plugin, const struct kit_places *places, struct kit_probe *probe, char *why,
+bool kit_probe(const char *plugin, const struct kit_placement *placement, struct kit_probe *probe, char *why,
                size_t why_size) {
   struct listener listener = {.probe = probe};
-  struct kit_world_how how = {.nsides = 1, .on_word = on_word, .arg = &listener};
+  struct kit_group_options how = {.nprocesses = 1, .on_message = on_message, .arg = &listener};
   struct kit_outcome outcome;
   memset(probe, 0, sizeof *probe);
   snprintf(how.job.kind, sizeof how.job.kind, "probe");
   snprintf(how.job.plugin, sizeof how.job.plugin, "%s", plugin);
   how.job.limit_ms = kit_patience_ms(PROBE_LIMIT_MS);
-  kit_place(places, 0, &how.setup[0]);
-  kit_world_run(NULL, &how, &outcome);
+  kit_placement_apply(placement, 0, &how.setup[0]);
+  kit_group_run(NULL, &how, &outcome);
   if (probe->ndev > 0) return true; /* what happens at its end is for the checks to find */
   snprintf(why, why_size, "%s%s", outcome.sides[0].text, listener.log);
   return false;

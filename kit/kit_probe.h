@@ -3,9 +3,9 @@
 #ifndef RAIL_KIT_PROBE_H
 #define RAIL_KIT_PROBE_H
 
-#include "kit/kit_places.h"
-#include "kit/kit_side.h"
-#include "kit/kit_world.h"
+#include "kit/kit_placement.h"
+#include "kit/kit_process.h"
+#include "kit/kit_group.h"
 
 struct kit_probe {
   uint32_t versions; /* bit N: ncclNetPlugin_vN; 0: it cannot be loaded */
@@ -13,14 +13,14 @@ struct kit_probe {
   char name[256];
 };
 
-/* In the place of the first side. False: it cannot be used there at all; `why` says how that was found, and what the
+/* In the place of the first process. False: it cannot be used there at all; `why` says how that was found, and what the
  * plugin logged. */
-bool kit_probe(const char *plugin, const struct kit_places *places, struct kit_probe *probe, char *why,
+bool kit_probe(const char *plugin, const struct kit_placement *placement, struct kit_probe *probe, char *why,
                size_t why_size);
-/* Has it that version? 0: any. False is told on stderr, as of `command`. */
+/* Has it that version? 0: any. False is reported on stderr, as of `command`. */
 bool kit_probe_has(const struct kit_probe *probe, int version, const char *command, const char *plugin);
 int kit_probe_newest(const struct kit_probe *probe); /* 0: none */
 
-void kit_probe_side(struct kit_side *side);
+void kit_probe_process(struct kit_process *self);
 
 #endif

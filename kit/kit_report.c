@@ -27,7 +27,7 @@ void kit_result_free(struct kit_result *r) {
 
 static void append_line(char **to, const char *text) {
   size_t have = *to ? strlen(*to) : 0, more = strlen(text);
-  if (have + more > 64 << 10) return; /* a plugin may talk for ever */
+  if (have + more > 64 << 10) return; /* a plugin may talk forever */
   char *bigger = realloc(*to, have + more + 2);
   if (!bigger) return;
   memcpy(bigger + have, text, more + 1);
@@ -35,29 +35,29 @@ static void append_line(char **to, const char *text) {
   *to = bigger;
 }
 
-void kit_result_word(struct kit_result *r, const struct kit_word *word) {
-  if (word->kind == KIT_WORD_NOTE) {
-    append_line(&r->notes, word->text);
-  } else if (word->kind == KIT_WORD_LOG) {
-    append_line(&r->log, word->text);
-  } else if (word->kind == KIT_WORD_METRIC && r->nfigures < 256) {
+void kit_result_message(struct kit_result *r, const struct kit_message *message) {
+  if (message->kind == KIT_MESSAGE_NOTE) {
+    append_line(&r->notes, message->text);
+  } else if (message->kind == KIT_MESSAGE_LOG) {
+    append_line(&r->log, message->text);
+  } else if (message->kind == KIT_MESSAGE_METRIC && r->nfigures < 256) {
     struct kit_figure *bigger = realloc(r->figures, sizeof *bigger * (size_t)(r->nfigures + 1)), *f;
     if (!bigger) return;
     r->figures = bigger;
     f = &bigger[r->nfigures++];
-    *f = (struct kit_figure){.value = word->value, .rank = word->rank};
-    snprintf(f->name, sizeof f->name, "%s", word->text);
-    snprintf(f->unit, sizeof f->unit, "%s", word->unit);
+    *f = (struct kit_figure){.value = message->value, .rank = message->rank};
+    snprintf(f->name, sizeof f->name, "%s", message->text);
+    snprintf(f->unit, sizeof f->unit, "%s", message->unit);
   }
 }
 
-void kit_result_outcome(struct kit_result *r, const struct kit_outcome *outcome, int nsides) {
+void kit_result_outcome(struct kit_result *r, const struct kit_outcome *outcome, int nprocesses) {
   r->end = outcome->end;
   r->seconds = outcome->seconds;
   r->text[0] = 0;
   if (outcome->rank < 0) return;
   const char *text = outcome->sides[outcome->rank].text;
-  if (nsides > 1) snprintf(r->text, sizeof r->text, "side %d: %.1000s", outcome->rank, text);
+  if (nprocesses > 1) snprintf(r->text, sizeof r->text, "side %d: %.1000s", outcome->rank, text);
   else snprintf(r->text, sizeof r->text, "%s", text);
 }
 

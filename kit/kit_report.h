@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "kit/kit_world.h"
+#include "kit/kit_group.h"
 
 enum kit_level {
   KIT_MUST,     /* NCCL hangs, crashes or corrupts data without it */
@@ -19,7 +19,7 @@ enum kit_level {
 };
 const char *kit_level_text(enum kit_level level); /* "MUST", "SHOULD", "OBSERVED" */
 
-/* One thing tried once. Texts that are not copied belong to tables that live for ever. */
+/* One thing tried once. Texts that are not copied belong to tables that live forever. */
 struct kit_result {
   const char *id, *name, *what, *source;
   enum kit_level level;
@@ -35,9 +35,9 @@ struct kit_result {
   char *log;   /* the plugin's warnings; owned */
 };
 void kit_result_free(struct kit_result *r);
-/* For a world's on_word: keeps notes, figures and warnings. */
-void kit_result_word(struct kit_result *r, const struct kit_word *word);
-void kit_result_outcome(struct kit_result *r, const struct kit_outcome *outcome, int nsides);
+/* For a process group's on_message: keeps notes, figures and warnings. */
+void kit_result_message(struct kit_result *r, const struct kit_message *message);
+void kit_result_outcome(struct kit_result *r, const struct kit_outcome *outcome, int nprocesses);
 /* Is it a finding that makes the whole fail? */
 bool kit_result_bad(const struct kit_result *r);
 

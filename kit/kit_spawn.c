@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A side's process: started, spoken to, ended. */
+ * A process's process: started, spoken to, ended. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -63,17 +63,17 @@ static void place(int fd, int at) {
   else if (dup2(fd, at) < 0) cannot("dup2", "of a side's descriptor");
 }
 
-_Noreturn static void become_side(pid_t parent, int fd, int trail_fd, const struct kit_job *job,
-                                  const struct kit_setup *setup) {
+_Noreturn static void become_process(pid_t parent, int fd, int calls_fd, const struct kit_job *job,
+                                  const struct kit_process_setup *setup) {
   static char name[] = "rail-kit", word[] = "side";
   char *argv[] = {name, word, NULL};
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(NOT_STARTED);
-  int high = fcntl(fd, F_DUPFD_CLOEXEC, 10), high_trail = fcntl(trail_fd, F_DUPFD_CLOEXEC, 10);
-  if (high < 0 || high_trail < 0) cannot("fcntl", "of a side's descriptor");
-  place(high, KIT_SIDE_FD);
-  place(high_trail, KIT_TRAIL_FD);
+  int high = fcntl(fd, F_DUPFD_CLOEXEC, 10), high_calls = fcntl(calls_fd, F_DUPFD_CLOEXEC, 10);
+  if (high < 0 || high_calls < 0) cannot("fcntl", "of a side's descriptor");
+  place(high, KIT_PROCESS_FD);
+  place(high_calls, KIT_CALL_TRACE_FD);
   if (setup->netns) enter_netns(setup->netns);
   if (setup->netns || job->hosts > 1) setenv("RAIL_KIT_REMOTE", "1", 1); /* loopback does not lead there */
   if (setup->preload) setenv("LD_PRELOAD", setup->preload, 1);
@@ -92,21 +92,21 @@ static bool not_started(struct kit_child *child, const char *what) {
   return false;
 }
 
-bool kit_spawn(struct kit_child *child, const struct kit_job *job, const struct kit_setup *setup) {
+bool kit_spawn(struct kit_child *child, const struct kit_job *job, const struct kit_process_setup *setup) {
   struct kit_frame f = {.kind = KIT_FRAME_JOB, .from = -1, .to = job->rank, .size = sizeof *job};
-  int pair[2], trail_fd = kit_trail_create();
+  int pair[2], calls_fd = kit_call_trace_create();
   child->here = true;
-  if (trail_fd < 0) return not_started(child, "memfd");
-  child->trail = kit_trail_map(trail_fd);
-  if (!child->trail || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
-    close(trail_fd);
+  if (calls_fd < 0) return not_started(child, "memfd");
+  child->calls = kit_call_trace_map(calls_fd);
+  if (!child->calls || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
+    close(calls_fd);
     return not_started(child, "socketpair");
   }
   fflush(NULL);
   pid_t parent = getpid(), pid = fork();
-  if (pid == 0) become_side(parent, pair[1], trail_fd, job, setup);
+  if (pid == 0) become_process(parent, pair[1], calls_fd, job, setup);
   close(pair[1]);
-  close(trail_fd);
+  close(calls_fd);
   if (pid < 0) {
     close(pair[0]);
     return not_started(child, "fork");
@@ -127,10 +127,10 @@ void kit_child_kill(struct kit_child *child) {
 void kit_child_release(struct kit_child *child) {
   if (child->pid > 0) kill(-child->pid, SIGKILL); /* what it has left behind; the process itself is reaped */
   if (child->fd >= 0) close(child->fd);
-  kit_trail_unmap(child->trail);
+  kit_call_trace_unmap(child->calls);
   kit_queue_free(&child->out);
   child->fd = -1;
-  child->trail = NULL;
+  child->calls = NULL;
   child->pid = -1;
 }
 
@@ -142,11 +142,11 @@ bool kit_child_reap(struct kit_child *child, int *status) {
 
 int kit_child_receive(struct kit_child *child, struct kit_frame *f) {
   ssize_t n = recv(child->fd, f, sizeof *f, MSG_DONTWAIT);
-  /* A side that ended with something unread: the kernel says so once, ahead of the side's own last words. */
+  /* A process that ended with something unread: the kernel says so once, ahead of the process's own last words. */
   if (n < 0 && errno == ECONNRESET) n = recv(child->fd, f, sizeof *f, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (n <= 0) return -1;
-  /* A plugin may have spoilt the side's memory, or found the descriptor. */
+  /* A plugin may have spoilt the process's memory, or found the descriptor. */
   if ((size_t)n < KIT_FRAME_HEAD || f->size != (size_t)n - KIT_FRAME_HEAD || f->kind >= KIT_FRAME_KINDS) return 0;
   return 1;
 }

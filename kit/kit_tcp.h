@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Looks at the TCP sockets of this process from outside the plugin, and plays strangers. */
+ * Looks at the TCP sockets of this process from outside the plugin, and plays foreign clients. */
 #ifndef RAIL_KIT_TCP_H
 #define RAIL_KIT_TCP_H
 

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 
 #include "common/base/clock.h"
-#include "kit/kit_trail.h"
+#include "kit/kit_call_trace.h"
 
 enum { SHIFTS = 8192, CANARY = 64, CANARY_BYTE = 0xc5, SCRIBBLE = 0x3d };
 
@@ -44,7 +44,7 @@ void kit_traffic_release(struct kit_traffic_plan *plan) {
   plan->text = NULL;
 }
 
-static size_t kit_traffic_size(const struct kit_traffic_plan *plan, uint32_t conn, uint64_t message) {
+static size_t traffic_size(const struct kit_traffic_plan *plan, uint32_t conn, uint64_t message) {
   uint64_t r = draw(plan, conn, message, 1), max = plan->max;
   switch (plan->mix) {
   case KIT_TRAFFIC_FIXED: return max;
@@ -66,7 +66,7 @@ static const uint8_t *content(const struct kit_traffic_plan *plan, uint32_t conn
 
 /* What an END message looks like: no planned message of that number does. */
 static size_t end_size(const struct kit_traffic_plan *plan, uint32_t conn, uint64_t message) {
-  return kit_traffic_size(plan, conn, message) == 3 ? 4 : 3;
+  return traffic_size(plan, conn, message) == 3 ? 4 : 3;
 }
 static const uint8_t end_text[4] = {'E', 'N', 'D', '!'};
 
@@ -93,10 +93,10 @@ rail_result_t kit_flow_open(struct kit_flow *f, const struct kit_traffic_plan *p
   for (int i = 0; i < plan->window; i++) f->slots[i].data = f->memory + f->stride * (size_t)(i * each);
   f->head_ns = rail_now_ns();
   bool text = sends && plan->direct;
-  kit_trail_enter(KIT_CALL_REG_MR);
+  kit_call_begin(KIT_CALL_REG_MR);
   rail_result_t r = rail_net_reg_mr(net, comm, text ? plan->text : f->memory,
                                     text ? plan->text_size : f->memory_size, RAIL_PTR_HOST, &f->mh);
-  kit_trail_leave();
+  kit_call_end();
   return r;
 }
 
@@ -121,7 +121,7 @@ static bool post_send(struct kit_flow *f, struct kit_traffic_slot *s) {
   const struct kit_traffic_plan *plan = f->plan;
   bool end = f->next >= f->end;
   if (end && f->next > (f->end | (KIT_TRAFFIC_BLOCK - 1))) return false;
-  size_t size = end ? end_size(plan, f->conn, f->next) : kit_traffic_size(plan, f->conn, f->next);
+  size_t size = end ? end_size(plan, f->conn, f->next) : traffic_size(plan, f->conn, f->next);
   const uint8_t *from = end ? end_text : content(plan, f->conn, f->next);
   uint8_t *data = s->data;
   if (!plan->direct || end) {
@@ -133,10 +133,10 @@ static bool post_send(struct kit_flow *f, struct kit_traffic_slot *s) {
   }
   s->request = NULL;
   /* An END lies outside the text's registration; a plugin of host memory takes NULL as well. */
-  kit_trail_enter(KIT_CALL_ISEND);
+  kit_call_begin(KIT_CALL_ISEND);
   rail_result_t r = rail_net_isend(f->net, f->comm, data, size, (int)(f->next % KIT_TRAFFIC_BLOCK),
                                    plan->direct && end ? NULL : f->mh, &s->request);
-  kit_trail_leave();
+  kit_call_end();
   if (r != RAIL_OK) fail(f, r, "isend");
   if (r != RAIL_OK || !s->request) return false;
   s->filled = false;
@@ -147,7 +147,7 @@ static bool post_send(struct kit_flow *f, struct kit_traffic_slot *s) {
 
 static void sent(struct kit_flow *f, struct kit_traffic_slot *s, const int *sizes) {
   bool end = s->first >= f->end;
-  size_t size = end ? end_size(f->plan, f->conn, s->first) : kit_traffic_size(f->plan, f->conn, s->first);
+  size_t size = end ? end_size(f->plan, f->conn, s->first) : traffic_size(f->plan, f->conn, s->first);
   if (sizes[0] != (int)size) wrong(f, s->first, "a send of %zu bytes was reported as %d", size, sizes[0]);
   /* The buffer is the caller's again: whoever still needs it sends this. */
   if (!f->plan->direct) memset(s->data, SCRIBBLE, size);
@@ -166,7 +166,7 @@ static bool post_recv(struct kit_flow *f, struct kit_traffic_slot *s) {
   int n = group_of(f, f->next);
   for (int i = 0; i < n; i++) { /* last message first: tags decide, not the place in the group */
     uint64_t message = f->next + (uint64_t)(n - 1 - i);
-    size_t size = kit_traffic_size(f->plan, f->conn, message);
+    size_t size = traffic_size(f->plan, f->conn, message);
     data[i] = s->data + f->stride * (size_t)i;
     sizes[i] = draw(f->plan, f->conn, message, 4) % 4 == 0 && size >= 4 ? size : f->plan->max + CANARY;
     tags[i] = (int)(message % KIT_TRAFFIC_BLOCK);
@@ -176,9 +176,9 @@ static bool post_recv(struct kit_flow *f, struct kit_traffic_slot *s) {
   s->filled = true;
   s->first = f->next;
   s->request = NULL;
-  kit_trail_enter(KIT_CALL_IRECV);
+  kit_call_begin(KIT_CALL_IRECV);
   rail_result_t r = rail_net_irecv(f->net, f->comm, n, data, sizes, tags, mhs, &s->request);
-  kit_trail_leave();
+  kit_call_end();
   if (r != RAIL_OK) fail(f, r, "irecv");
   if (r != RAIL_OK || !s->request) return false;
   s->filled = false;
@@ -189,7 +189,7 @@ static bool post_recv(struct kit_flow *f, struct kit_traffic_slot *s) {
 }
 
 static void check(struct kit_flow *f, uint64_t message, const uint8_t *data, int got) {
-  size_t size = kit_traffic_size(f->plan, f->conn, message), end = end_size(f->plan, f->conn, message);
+  size_t size = traffic_size(f->plan, f->conn, message), end = end_size(f->plan, f->conn, message);
   if (got == (int)end && memcmp(data, end_text, end) == 0) {
     if (message < f->end) f->end = message;
     return;
@@ -225,9 +225,9 @@ static void received(struct kit_flow *f, struct kit_traffic_slot *s, const int *
 /* ---- both ---- */
 
 static rail_result_t test_call(struct kit_flow *f, void *request, int *done, int *sizes) {
-  kit_trail_enter(KIT_CALL_TEST);
+  kit_call_begin(KIT_CALL_TEST);
   rail_result_t r = rail_net_test(f->net, request, done, sizes);
-  kit_trail_leave();
+  kit_call_end();
   return r;
 }
 
@@ -329,9 +329,9 @@ void kit_flow_test_after_error(struct kit_flow *f) {
 }
 
 rail_result_t kit_flow_dereg(struct kit_flow *f) {
-  kit_trail_enter(KIT_CALL_DEREG_MR);
+  kit_call_begin(KIT_CALL_DEREG_MR);
   rail_result_t r = f->mh ? rail_net_dereg_mr(f->net, f->comm, f->mh) : RAIL_OK;
-  kit_trail_leave();
+  kit_call_end();
   f->mh = NULL;
   return r;
 }

@@ -30,7 +30,7 @@ enum kit_traffic_mix { KIT_TRAFFIC_FIXED, KIT_TRAFFIC_SMALL, KIT_TRAFFIC_MIXED, 
 
 struct kit_traffic_plan {
   uint64_t seed;
-  enum kit_traffic_mix mix; /* FIXED: max bytes; SMALL: 0 … 4 KiB; MIXED: any magnitude, some 0; LARGE: max/2 … max */
+  enum kit_traffic_mix mix; /* FIXED: max bytes; SMALL: 0 … 4 KiB; MIXED: any magnitude; LARGE: max/2 … max */
   size_t max;
   int group;     /* buffers of a receive at most, 1 … 8 */
   int window;    /* requests outstanding at most */

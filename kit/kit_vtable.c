@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "kit/kit_net.h"
-#include "kit/kit_trail.h"
+#include "kit/kit_call_trace.h"
 #include "loader/netload.h"
 #include "loader/netload_slots.h"
 
@@ -106,16 +106,16 @@ void kit_any_vtable_end(const struct rail_net *net) {
   }
 }
 
-/* A vtable that leaves a trail: each call is noted, then passed on unchanged. A vtable's calls name no plugin, so
+/* A vtable that leaves a call trace: each call is noted, then passed on unchanged. A vtable's calls name no plugin, so
  * one plugin at a time is driven this way. */
 
 static const struct rail_net_v12 *inner;
 static int users; /* of `inner` */
 
 #define PASS(call, expression)  \
-  kit_trail_enter(call);        \
+  kit_call_begin(call);        \
   int result = expression;      \
-  kit_trail_leave();            \
+  kit_call_end();            \
   return result
 
 static struct rail_net_v12 traced;
@@ -123,9 +123,9 @@ static void take_traced_slots(void);
 
 static int t_init(void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log,
                   rail_profiler_fn prof) {
-  kit_trail_enter(KIT_CALL_INIT);
+  kit_call_begin(KIT_CALL_INIT);
   int result = inner->init(ctx, comm_id, config, log, prof);
-  kit_trail_leave();
+  kit_call_end();
   if (!traced.devices) take_traced_slots(); /* some plugins fill their tables in init */
   return result;
 }
@@ -176,7 +176,7 @@ static int t_set_attr(void *ctx, struct rail_net_attr *attr) {
   PASS(KIT_CALL_SET_ATTR, inner->set_net_attr(ctx, attr));
 }
 
-void kit_net_trail_end(const struct rail_net_v12 *given) {
+void kit_traced_vtable_end(const struct rail_net_v12 *given) {
   if (given == &traced) users--;
 }
 
@@ -195,7 +195,7 @@ static void take_traced_slots(void) {
 #undef SLOT
 }
 
-const struct rail_net_v12 *kit_net_trail(const struct rail_net_v12 *plugin) {
+const struct rail_net_v12 *kit_traced_vtable(const struct rail_net_v12 *plugin) {
   if (users > 0 && inner != plugin) return plugin;
   users++;
   inner = plugin;

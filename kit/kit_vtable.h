@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Vtables in the shape of v12, whatever version the plugin exports, and properties in the shape of their own version. */
+ * Vtables in the shape of v12, whatever version the plugin exports; properties in the shape of their own version. */
 #ifndef RAIL_KIT_VTABLE_H
 #define RAIL_KIT_VTABLE_H
 
@@ -8,12 +8,12 @@
 #include "loader/netload.h"
 #include "loader/netload_slots.h"
 
-/* Any version's vtable in the shape of a v12 one, and a v12 vtable whose calls leave a trail. Both for one plugin at a
- * time in a process. */
+/* Any version's vtable in the shape of a v12 one, and a v12 vtable whose calls leave a call trace. Both for one
+ * plugin at a time in a process. */
 const struct rail_net_v12 *kit_any_vtable(struct rail_net *net);
 void kit_any_vtable_end(const struct rail_net *net);
-const struct rail_net_v12 *kit_net_trail(const struct rail_net_v12 *plugin); /* a second plugin: as it is */
-void kit_net_trail_end(const struct rail_net_v12 *given);
+const struct rail_net_v12 *kit_traced_vtable(const struct rail_net_v12 *plugin); /* a second plugin: as it is */
+void kit_traced_vtable_end(const struct rail_net_v12 *given);
 
 union kit_props {
   uint8_t bytes[sizeof(struct rail_net_props_v12) + 128]; /* the end shows who writes too much */
@@ -28,8 +28,8 @@ union kit_props {
 /* The plugin's call, of the version that the slots are of. */
 int kit_props_get(const struct rail_net_slots *s, int dev, union kit_props *p);
 
-/* Does NCCL take this pciPath for a PCI device's? Any other device, and one whose path is NULL, it attaches to the first
- * CPU (src/graph/xml.cc, ncclTopoFillNet). */
+/* Does NCCL take this pciPath for a PCI device's? Any other device, and one whose path is NULL, it attaches to the
+ * first CPU (src/graph/xml.cc, ncclTopoFillNet). */
 bool kit_props_is_pci(const char *pci_path);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Shared by netload*.c, by nobody else. */
+ * Shared by netload*.c, only. */
 #ifndef RAIL_NETLOAD_IMPL_H
 #define RAIL_NETLOAD_IMPL_H
 

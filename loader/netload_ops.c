@@ -19,8 +19,8 @@
 
 RAIL_COLD static int cannot_express(const struct rail_net *net, const char *call, const char *what,
                                 unsigned long long value) {
-  RAIL_WARN("%s (%s): %s with %s %llu cannot be expressed through v%d of the plugin interface", net->slots.name, net->path,
-            call, what, value, net->version);
+  RAIL_WARN("%s (%s): %s with %s %llu cannot be expressed through v%d of the plugin interface", net->slots.name,
+            net->path, call, what, value, net->version);
   return RAIL_INTERNAL_ERROR;
 }
 

@@ -84,8 +84,8 @@ extern const struct rail_param_table rail_stats_param_table;
 
 /* ---- a plugin's page ----
  *
- * Made by the first context, gone with the last context or record, whichever is later; with one record per device, found
- * by its name. Thread-safe. */
+ * Made by the first context, gone with the last context or record, whichever is later; with one record per device,
+ * found by its name. Thread-safe. */
 
 #define RAIL_STATS_VALUE 64 /* room for a label's value, its final 0 included */
 

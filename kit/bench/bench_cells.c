@@ -90,8 +90,8 @@ bool kit_bench_same_cell(const struct kit_bench_cell *a, const struct kit_bench_
 
 /* ---- From lists of choices to cells ---- */
 
-/* The lanes of the side that has most. */
-static uint64_t most_lanes(const struct kit_bench_cell *c) {
+/* The conns of the process that has most. */
+static uint64_t most_conns(const struct kit_bench_cell *c) {
   uint64_t most = 1;
   for (int s = 0; s < (int)c->sides; s++) {
     uint64_t n = 0;
@@ -101,9 +101,9 @@ static uint64_t most_lanes(const struct kit_bench_cell *c) {
   return most;
 }
 
-uint64_t kit_bench_bytes(const struct kit_bench_cell *c) { return c->size * most_lanes(c) * c->window; }
+uint64_t kit_bench_bytes(const struct kit_bench_cell *c) { return c->size * most_conns(c) * c->window; }
 
-/* The largest window that leaves a side below `bytes` of buffers, if that can be; whole groups it must hold. */
+/* The largest window that leaves a process below `bytes` of buffers, if that can be; whole groups it must hold. */
 static uint32_t window_for(const struct kit_bench_cell *cell, uint64_t bytes) {
   struct kit_bench_cell c = *cell;
   while (c.window > c.group && kit_bench_bytes(&c) > bytes) c.window = RAIL_ROUND_UP(c.window / 2, c.group);
@@ -140,7 +140,7 @@ static void numbers_or(struct kit_bench_numbers *numbers, const struct kit_bench
 
 static bool any(const bool *chosen, size_t n) { return memchr(chosen, 1, n) != NULL; }
 
-void kit_bench_choose_rest(struct kit_bench_choices *c, enum kit_bench_preset preset) {
+void kit_bench_selection_defaults(struct kit_bench_selection *c, enum kit_bench_preset preset) {
   static const struct kit_bench_numbers four = NUMBERS(4), zero = NUMBERS(0);
   const struct preset *p = &presets[preset];
   if (!any(c->kinds, sizeof c->kinds)) memcpy(c->kinds, p->kinds, sizeof c->kinds);
@@ -178,7 +178,7 @@ static struct kit_bench_cell in_its_kind(const struct kit_bench_cell *cell) {
   return c;
 }
 
-static void add(struct list *list, const struct kit_bench_choices *choices, const struct kit_bench_cell *cell) {
+static void add(struct list *list, const struct kit_bench_selection *choices, const struct kit_bench_cell *cell) {
   struct kit_bench_cell c = in_its_kind(cell);
   c.window = RAIL_MAX(RAIL_ROUND_UP(c.window, c.group), c.group);
   c.window = window_for(&c, choices->buffers);
@@ -200,7 +200,7 @@ static void add(struct list *list, const struct kit_bench_choices *choices, cons
 #define EACH(i, numbers) for (unsigned int i = 0; i < (numbers).n; i++)
 
 /* Sizes outside, so that a table is read by size. */
-static void add_kind(struct list *list, const struct kit_bench_choices *ch, struct kit_bench_cell cell) {
+static void add_kind(struct list *list, const struct kit_bench_selection *ch, struct kit_bench_cell cell) {
   EACH(z, ch->sizes) EACH(s, ch->sides) EACH(c, ch->comms) EACH(g, ch->groups) EACH(w, ch->windows)
   EACH(i, ch->sleeps) {
     cell.size = ch->sizes.at[z];
@@ -214,7 +214,7 @@ static void add_kind(struct list *list, const struct kit_bench_choices *ch, stru
   }
 }
 
-bool kit_bench_make_cells(const struct kit_bench_choices *choices, struct kit_bench_cell **cells, size_t *ncells) {
+bool kit_bench_make_cells(const struct kit_bench_selection *choices, struct kit_bench_cell **cells, size_t *ncells) {
   struct list list = {0};
   for (int kind = 0; kind < KIT_BENCH_KINDS; kind++) {
     for (int pattern = 0; pattern <= KIT_BENCH_ALL; pattern++) {

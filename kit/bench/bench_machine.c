@@ -33,7 +33,7 @@ static void cpu_name(char *out, size_t size) {
   snprintf(out, size, "%.120s", colon ? colon + 1 + strspn(colon + 1, " ") : line);
 }
 
-void kit_bench_look_around(struct kit_bench_about *a) {
+void kit_bench_describe_machine(struct kit_bench_about *a) {
   struct utsname u;
   struct tm tm;
   time_t now = time(NULL);

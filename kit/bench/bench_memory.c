@@ -4,7 +4,7 @@
  * are needed; their signatures are the driver's documented ABI, so the kit
  * builds where there is no CUDA.
  */
-#include "kit/bench/bench_side.h"
+#include "kit/bench/bench_process.h"
 
 #include <dlfcn.h>
 #include <stdint.h>

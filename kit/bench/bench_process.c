@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "kit/bench/bench_side.h"
+#include "kit/bench/bench_process.h"
 
 #define SPARE_S 20 /* beyond the phases and their patience: connecting, checking, closing */
 
@@ -40,13 +40,13 @@ static uint32_t number(const struct kit_job *job, const char *key, uint64_t leas
 
 static double seconds(const struct kit_job *job, const char *key) { return number(job, key, 0, UINT32_MAX) / 1e6; }
 
-static void read_job(struct kit_bench_side *s) {
+static void read_job(struct kit_bench_process *s) {
   const struct kit_job *job = s->job;
   struct kit_bench_cell *c = &s->cell;
   c->kind = number(job, "kind", 0, KIT_BENCH_KINDS - 1);
   c->pattern = number(job, "pattern", 0, KIT_BENCH_ALL);
   c->memory = number(job, "memory", 0, KIT_BENCH_CUDA);
-  c->sides = (uint32_t)job->nsides;
+  c->sides = (uint32_t)job->nprocesses;
   c->size = number(job, "size", 0, RAIL_NET_MAX_BYTES_V8);
   c->comms = number(job, "comms", 1, KIT_BENCH_COMMS);
   c->window = number(job, "window", 1, KIT_BENCH_WINDOW);
@@ -64,33 +64,33 @@ static void read_job(struct kit_bench_side *s) {
 
 /* ---- One of a cell's processes, from reading its job to telling what came of it ---- */
 
-static void measure(struct kit_bench_side *s, struct kit_bench_record *out) {
-  void (*phase)(struct kit_bench_side *, double, struct kit_bench_record *) =
+static void measure(struct kit_bench_process *s, struct kit_bench_record *out) {
+  void (*phase)(struct kit_bench_process *, double, struct kit_bench_record *) =
       s->cell.kind == KIT_BENCH_LATENCY ? kit_bench_pingpong : kit_bench_transfer;
   struct kit_bench_record warm = *out;
   kit_bench_listen_all(s);
-  kit_bench_join_all(s);
-  kit_meet(s->kit);
+  kit_bench_connect_all(s);
+  kit_barrier(s->kit);
   if (s->check) kit_bench_verify(s);
   phase(s, s->warmup_s, &warm);
   phase(s, s->seconds, out);
-  kit_meet(s->kit);
+  kit_barrier(s->kit);
   kit_bench_close_all(s);
 }
 
-void kit_bench_run_side(struct kit_side *kit) {
-  struct kit_bench_side s = {.kit = kit, .job = kit_side_job(kit), .rank = kit_side_rank(kit)};
-  s.trail = kit_trail_step();
+void kit_bench_process_main(struct kit_process *kit) {
+  struct kit_bench_process s = {.kit = kit, .job = kit_process_job(kit), .rank = kit_process_rank(kit)};
+  s.calls = kit_call_slot();
   read_job(&s);
   kit_bench_counters_open(&s.counters);
   if (!kit_bench_samples_make(&s.samples)) kit_bench_fail(&s, KIT_BENCH_ERROR, "no memory for samples");
-  kit_bench_make_lanes(&s);
-  kit_bench_must(&s, s.wire->start(&s), "init");
+  kit_bench_make_conns(&s);
+  kit_bench_require(&s, s.wire->start(&s), "init");
   struct kit_bench_record out = kit_bench_empty_record(&s);
   if (s.cell.kind == KIT_BENCH_CONNECT) kit_bench_connects(&s, s.seconds, &out);
   else measure(&s, &out);
-  kit_bench_must(&s, s.wire->stop(&s), "finalize");
-  kit_tell(kit, &out, sizeof out);
+  kit_bench_require(&s, s.wire->stop(&s), "finalize");
+  kit_send_record(kit, &out, sizeof out);
   kit_bench_memory_free(&s.memory);
   kit_bench_samples_free(&s.samples);
   kit_bench_counters_close(&s.counters);

@@ -37,7 +37,7 @@ static double value(const struct kit_bench_results *r, unsigned int round, size_
   return result->verdict == KIT_BENCH_OK ? result->figures[metric] : NAN;
 }
 
-static struct kit_bench_spread kit_bench_spread(const struct kit_bench_results *r, size_t cell, unsigned int column,
+static struct kit_bench_spread spread_of_rounds(const struct kit_bench_results *r, size_t cell, unsigned int column,
                                          enum kit_bench_metric metric) {
   double values[MOST_ROUNDS];
   unsigned int n = 0;
@@ -49,7 +49,7 @@ static struct kit_bench_spread kit_bench_spread(const struct kit_bench_results *
 }
 
 /* The column's figure over the first column's: the median of the rounds' ratios; NAN: there is none. */
-static double kit_bench_ratio(const struct kit_bench_results *r, size_t cell, unsigned int column,
+static double ratio_to_first(const struct kit_bench_results *r, size_t cell, unsigned int column,
                        enum kit_bench_metric metric) {
   double values[MOST_ROUNDS];
   unsigned int n = 0;
@@ -61,7 +61,7 @@ static double kit_bench_ratio(const struct kit_bench_results *r, size_t cell, un
 }
 
 /* The gravest verdict of all rounds, and how many were not fine. */
-static enum kit_bench_verdict kit_bench_worst(const struct kit_bench_results *r, size_t cell, unsigned int column,
+static enum kit_bench_verdict worst_verdict(const struct kit_bench_results *r, size_t cell, unsigned int column,
                                        unsigned int *bad) {
   static const enum kit_bench_verdict gravest[] = {KIT_BENCH_WRONG, KIT_BENCH_CRASHED, KIT_BENCH_STUCK,
                                                    KIT_BENCH_FAILED, KIT_BENCH_ERROR, KIT_BENCH_SKIPPED};
@@ -123,11 +123,11 @@ static void print_figures(const struct kit_bench_results *r, size_t cell, unsign
   const struct kit_bench_cell *c = &r->plan->cells[cell];
   char text[24];
   for (int i = 0; shown[c->kind][i] != NONE; i++) {
-    fprintf(f, " %13s", number(kit_bench_spread(r, cell, column, shown[c->kind][i]).median, text));
+    fprintf(f, " %13s", number(spread_of_rounds(r, cell, column, shown[c->kind][i]).median, text));
     if (i > 0) continue;
-    struct kit_bench_spread s = kit_bench_spread(r, cell, column, leader(c));
+    struct kit_bench_spread s = spread_of_rounds(r, cell, column, leader(c));
     fprintf(f, " %7s", s.n > 1 ? number((s.greatest - s.least) / s.median * 50, text) : "-");
-    fprintf(f, " %7s", column == 0 ? "1" : number(kit_bench_ratio(r, cell, column, leader(c)), text));
+    fprintf(f, " %7s", column == 0 ? "1" : number(ratio_to_first(r, cell, column, leader(c)), text));
   }
 }
 
@@ -135,7 +135,7 @@ static void print_row(const struct kit_bench_results *r, size_t cell, unsigned i
   const struct kit_bench_cell *c = &r->plan->cells[cell];
   unsigned int bad;
   char size[32], sleep[16];
-  enum kit_bench_verdict worst = kit_bench_worst(r, cell, column, &bad);
+  enum kit_bench_verdict worst = worst_verdict(r, cell, column, &bad);
   if (c->spin) snprintf(sleep, sizeof sleep, "spin");
   else snprintf(sleep, sizeof sleep, "%u", c->sleep_us);
   fprintf(f, "  %-7s %5u %6s %5u %6u %5u %5s  %-14s", kit_bench_pattern_words[c->pattern], c->sides,
@@ -159,7 +159,7 @@ static void print_kind(const struct kit_bench_results *r, enum kit_bench_kind ki
 /* The gravest of a cell's rounds; NULL: all are fine. */
 static const struct kit_bench_result *bad_round(const struct kit_bench_results *r, size_t cell, unsigned int column) {
   unsigned int bad, round = 0;
-  enum kit_bench_verdict worst = kit_bench_worst(r, cell, column, &bad);
+  enum kit_bench_verdict worst = worst_verdict(r, cell, column, &bad);
   if (bad == 0) return NULL;
   while (kit_bench_at(r, round, cell, column)->verdict != worst) round++;
   return kit_bench_at(r, round, cell, column);
@@ -288,14 +288,14 @@ static void write_round(struct kit_json *j, const struct kit_bench_result *resul
 static void write_figures(struct kit_json *j, const struct kit_bench_results *r, size_t cell, unsigned int column) {
   kit_json_object(j, "figures");
   for (int m = 0; m < KIT_BENCH_METRICS; m++) {
-    struct kit_bench_spread s = kit_bench_spread(r, cell, column, (enum kit_bench_metric)m);
+    struct kit_bench_spread s = spread_of_rounds(r, cell, column, (enum kit_bench_metric)m);
     if (s.n == 0) continue;
     kit_json_object(j, kit_bench_metrics[m].key);
     kit_json_number(j, "median", s.median);
     kit_json_number(j, "least", s.least);
     kit_json_number(j, "greatest", s.greatest);
     kit_json_int(j, "rounds", s.n);
-    kit_json_number(j, "ratio", kit_bench_ratio(r, cell, column, (enum kit_bench_metric)m));
+    kit_json_number(j, "ratio", ratio_to_first(r, cell, column, (enum kit_bench_metric)m));
     kit_json_end(j, '}');
   }
   kit_json_end(j, '}');
@@ -303,7 +303,7 @@ static void write_figures(struct kit_json *j, const struct kit_bench_results *r,
 
 static void write_result(struct kit_json *j, const struct kit_bench_results *r, size_t cell, unsigned int column) {
   unsigned int bad;
-  enum kit_bench_verdict worst = kit_bench_worst(r, cell, column, &bad);
+  enum kit_bench_verdict worst = worst_verdict(r, cell, column, &bad);
   kit_json_object(j, NULL);
   kit_json_text(j, "column", r->plan->columns[column].name);
   kit_json_text(j, "verdict", kit_bench_verdict_words[worst]);
@@ -347,7 +347,7 @@ bool kit_bench_json(const struct kit_bench_results *r, const struct kit_bench_ab
   return kit_json_finish(&j);
 }
 
-/* ---- The figures as a picture: a panel each, a line for each column and way of running it ---- */
+/* ---- The figures as a plot: a panel each, a line for each column and way of running it ---- */
 
 struct figure { const struct kit_bench_results *r; const struct kit_bench_about *about; };
 
@@ -400,7 +400,7 @@ static void values(struct kit_json *j, const struct kit_bench_results *r, const 
   kit_json_array(j, what);
   for (size_t c = first; c < p->ncells; c++) {
     if (!same_line(&p->cells[first], &p->cells[c])) continue;
-    struct kit_bench_spread s = kit_bench_spread(r, c, column, panel->metric);
+    struct kit_bench_spread s = spread_of_rounds(r, c, column, panel->metric);
     if (s.n == 0 || !(s.median > 0)) continue;
     if (*what == 'x') kit_json_int(j, NULL, (int64_t)x_of(&p->cells[c]));
     else kit_json_number(j, NULL, pick(&s, what));

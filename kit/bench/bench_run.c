@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The parent's part: a world for each cell of each column, and what its sides tell put together. */
+ * The parent's part: a process group for each cell of each column, and what its processes report put together. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -8,36 +8,36 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "kit/bench/bench_side.h"
+#include "kit/bench/bench_process.h"
 #include "kit/bench/bench_machine.h"
 #include "kit/kit_link.h"
 
 #define SPARE_S 0.5
 
-/* What is heard while a world runs. */
-struct heard {
-  struct kit_bench_record records[KIT_MAX_SIDES];
-  bool told[KIT_MAX_SIDES];
-  int first_bad; /* the side that was first to tell a verdict that is not fine; -1 */
+/* What is received while a process group runs. */
+struct received {
+  struct kit_bench_record records[KIT_MAX_PROCESSES];
+  bool reported[KIT_MAX_PROCESSES];
+  int first_bad; /* the process that was first to report a verdict that is not fine; -1 */
   char said[300];
-  int nsides;
+  int nprocesses;
   double patience_s;
 };
 
-static void on_word(struct kit_world *world, const struct kit_word *word, void *arg) {
-  struct heard *h = arg;
-  (void)world;
-  if (word->kind == KIT_WORD_LOG) snprintf(h->said, sizeof h->said, "side %d: %s", word->rank, word->text);
-  if (word->kind != KIT_WORD_ROLE || word->size != sizeof h->records[0]) return;
-  struct kit_bench_record *r = &h->records[word->rank];
-  memcpy(r, word->data, sizeof *r);
+static void on_message(struct kit_group *group, const struct kit_message *message, void *arg) {
+  struct received *h = arg;
+  (void)group;
+  if (message->kind == KIT_MESSAGE_LOG) snprintf(h->said, sizeof h->said, "side %d: %s", message->rank, message->text);
+  if (message->kind != KIT_MESSAGE_RECORD || message->size != sizeof h->records[0]) return;
+  struct kit_bench_record *r = &h->records[message->rank];
+  memcpy(r, message->data, sizeof *r);
   if (r->magic != KIT_BENCH_MAGIC || r->verdict < KIT_BENCH_OK || r->verdict > KIT_BENCH_ERROR) return;
   r->what[sizeof r->what - 1] = r->wire[sizeof r->wire - 1] = r->used.why_not[sizeof r->used.why_not - 1] = 0;
-  h->told[word->rank] = true;
-  if (r->verdict != KIT_BENCH_OK && h->first_bad < 0) h->first_bad = word->rank;
+  h->reported[message->rank] = true;
+  if (r->verdict != KIT_BENCH_OK && h->first_bad < 0) h->first_bad = message->rank;
 }
 
-/* Others may take their time: they load, search for devices, pin memory. */
+/* Other calls may take long: they load, search for devices, pin memory. */
 static bool must_not_wait(unsigned call) {
   switch (call) {
     case KIT_CALL_CONNECT:
@@ -50,12 +50,13 @@ static bool must_not_wait(unsigned call) {
   }
 }
 
-/* Sides that do not come back from such a call end before the job's limit: all may be in one, and tell nothing. */
-static void on_tick(struct kit_world *world, void *arg) {
-  const struct heard *h = arg;
+/* Processes that do not come back from such a call end before the job's limit: all may be in one, and report
+ * nothing. */
+static void on_tick(struct kit_group *group, void *arg) {
+  const struct received *h = arg;
   double seconds;
-  for (int i = 0; i < h->nsides; i++)
-    if (must_not_wait(kit_world_call(world, i, &seconds)) && seconds > h->patience_s) kit_world_stop(world);
+  for (int i = 0; i < h->nprocesses; i++)
+    if (must_not_wait(kit_group_call(group, i, &seconds)) && seconds > h->patience_s) kit_group_stop(group);
 }
 
 /* ---- figures ---- */
@@ -99,10 +100,10 @@ static void connecting(struct kit_bench_result *result, const struct kit_bench_r
 }
 
 /* Messages and costs add up; the time is the longest, and so are times of samples: the worst side's. */
-static struct kit_bench_record add_up(const struct heard *h, unsigned int nsides, int *counted) {
+static struct kit_bench_record add_up(const struct received *h, unsigned int nprocesses, int *counted) {
   struct kit_bench_record sum = {0};
   *counted = 2;
-  for (unsigned int i = 0; i < nsides; i++) {
+  for (unsigned int i = 0; i < nprocesses; i++) {
     const struct kit_bench_record *r = &h->records[i];
     sum.seconds = RAIL_MAX(sum.seconds, r->seconds);
     sum.close_us = RAIL_MAX(sum.close_us, r->close_us);
@@ -121,7 +122,7 @@ static struct kit_bench_record add_up(const struct heard *h, unsigned int nsides
   return sum;
 }
 
-static void figure(const struct kit_bench_cell *cell, const struct heard *h, struct kit_bench_result *result,
+static void figure(const struct kit_bench_cell *cell, const struct received *h, struct kit_bench_result *result,
                    struct kit_bench_results *all) {
   int counted;
   struct kit_bench_record sum = add_up(h, cell->sides, &counted);
@@ -136,7 +137,7 @@ static void figure(const struct kit_bench_cell *cell, const struct heard *h, str
   }
   if (cell->kind == KIT_BENCH_LATENCY) {
     latency(result, &sum);
-    bytes = 0; /* who waits for answers uses his CPU to wait */
+    bytes = 0; /* a ping-pong uses its CPU to wait */
   } else {
     result->figures[KIT_BENCH_GB_S] = cell->size > 0 ? per((double)bytes / 1e9, sum.seconds) : NAN;
     result->figures[KIT_BENCH_MESSAGES_S] = per((double)sum.messages, sum.seconds);
@@ -148,7 +149,7 @@ static void figure(const struct kit_bench_cell *cell, const struct heard *h, str
 /* ---- verdicts ---- */
 
 RAIL_PRINTF(3, 4)
-static void blame(struct kit_bench_result *result, enum kit_bench_verdict verdict, const char *fmt, ...) {
+static void set_verdict(struct kit_bench_result *result, enum kit_bench_verdict verdict, const char *fmt, ...) {
   va_list ap;
   result->verdict = verdict;
   va_start(ap, fmt);
@@ -172,65 +173,66 @@ static int crashed_side(const struct kit_bench_cell *cell, const struct kit_outc
   return -1;
 }
 
-/* A side that was in a call of the plugin for long when it was ended; -1: none. */
+/* A process that was in a call of the plugin for long when it was ended; -1: none. */
 static int hung_side(const struct kit_bench_cell *cell, const struct kit_outcome *outcome) {
   for (int i = 0; i < (int)cell->sides; i++)
     if (outcome->sides[i].end == KIT_END_LOST && outcome->sides[i].call[0]) return i;
   return -1;
 }
 
-/* A crash explains the others' errors, and a call that does not come back their waiting; what a side told explains its
- * own failing; a process' end comes last. */
-static void judge(const struct kit_bench_cell *cell, const struct kit_outcome *outcome, const struct heard *h,
-                  struct kit_bench_result *result) {
-  const struct kit_bench_record *told = h->first_bad >= 0 ? &h->records[h->first_bad] : NULL;
-  const struct kit_side_end *sides = outcome->sides;
+/* A crash explains the others' errors, and a call that does not come back their waiting; what a process reported
+ * explains its own failing; a process' end comes last. */
+static void decide_verdict(const struct kit_bench_cell *cell, const struct kit_outcome *outcome,
+                           const struct received *h, struct kit_bench_result *result) {
+  const struct kit_bench_record *record = h->first_bad >= 0 ? &h->records[h->first_bad] : NULL;
+  const struct kit_process_end *sides = outcome->sides;
   int crashed = crashed_side(cell, outcome), hung = hung_side(cell, outcome), bad = RAIL_MAX(outcome->rank, 0);
-  if (crashed >= 0) blame(result, KIT_BENCH_CRASHED, "side %d: %s", crashed, sides[crashed].text);
+  if (crashed >= 0) set_verdict(result, KIT_BENCH_CRASHED, "side %d: %s", crashed, sides[crashed].text);
   else if (hung >= 0)
-    blame(result, KIT_BENCH_STUCK, "side %d: %s%s%s", hung, sides[hung].text, told ? "; " : "", told ? told->what : "");
-  else if (told) blame(result, (enum kit_bench_verdict)told->verdict, "%s", told->what);
+    set_verdict(result, KIT_BENCH_STUCK, "side %d: %s%s%s", hung, sides[hung].text, record ? "; " : "",
+                record ? record->what : "");
+  else if (record) set_verdict(result, (enum kit_bench_verdict)record->verdict, "%s", record->what);
   else if (outcome->end != KIT_END_FINE)
-    blame(result, verdict_of_end(outcome->end), "side %d: %s", bad, sides[bad].text);
+    set_verdict(result, verdict_of_end(outcome->end), "side %d: %s", bad, sides[bad].text);
   for (unsigned int i = 0; i < cell->sides && result->verdict == KIT_BENCH_OK; i++)
-    if (!h->told[i]) blame(result, KIT_BENCH_ERROR, "side %u ended without a word", i);
+    if (!h->reported[i]) set_verdict(result, KIT_BENCH_ERROR, "side %u ended without a report", i);
 }
 
 /* Half of what is free is left to the system and the plugin. False: blamed. */
 static bool fits(const struct kit_bench_cell *cell, struct kit_bench_result *result) {
   double needed = (double)kit_bench_bytes(cell) * cell->sides, available = kit_bench_free_memory();
   if (cell->memory == KIT_BENCH_CUDA || !(needed > available / 2)) return true;
-  blame(result, KIT_BENCH_SKIPPED, "needs %.1f GiB of buffers in all, %.1f GiB of memory are free", needed / (1 << 30),
-        available / (1 << 30));
+  set_verdict(result, KIT_BENCH_SKIPPED, "needs %.1f GiB of buffers in all, %.1f GiB of memory are free",
+              needed / (1 << 30), available / (1 << 30));
   return false;
 }
 
 struct run {
-  struct kit_world_how how;
+  struct kit_group_options how;
   struct kit_outcome outcome;
-  struct heard heard;
+  struct received received;
 };
 
 static void prepare(struct run *run, const struct kit_bench_plan *plan, const struct kit_bench_cell *cell,
                     const struct kit_bench_column *column) {
-  run->heard.first_bad = -1;
-  run->heard.nsides = run->how.nsides = (int)cell->sides;
-  run->heard.patience_s = plan->patience_s + SPARE_S; /* a side that waits speaks first */
-  run->how.on_word = on_word;
+  run->received.first_bad = -1;
+  run->received.nprocesses = run->how.nprocesses = (int)cell->sides;
+  run->received.patience_s = plan->patience_s + SPARE_S; /* a process that waits speaks first */
+  run->how.on_message = on_message;
   run->how.on_tick = on_tick;
-  run->how.arg = &run->heard;
+  run->how.arg = &run->received;
   kit_bench_job_write(&run->how.job, plan, cell, column);
-  for (int i = 0; i < run->how.nsides; i++) {
-    run->how.setup[i] = (struct kit_setup){.env = column->env};
-    kit_place(&plan->places, i, &run->how.setup[i]);
+  for (int i = 0; i < run->how.nprocesses; i++) {
+    run->how.setup[i] = (struct kit_process_setup){.env = column->env};
+    kit_placement_apply(&plan->placement, i, &run->how.setup[i]);
   }
 }
 
-/* What the plugin calls itself, if a side came that far. */
-static void note_wire(const struct heard *h, struct kit_bench_column *column) {
-  for (int i = 0; i < h->nsides; i++) {
+/* What the plugin calls itself, if a process came that far. */
+static void note_wire(const struct received *h, struct kit_bench_column *column) {
+  for (int i = 0; i < h->nprocesses; i++) {
     const struct kit_bench_record *r = &h->records[i];
-    if (!h->told[i] || !r->wire[0]) continue;
+    if (!h->reported[i] || !r->wire[0]) continue;
     column->version = r->version;
     snprintf(column->wire, sizeof column->wire, "%s", r->wire);
   }
@@ -241,14 +243,14 @@ static void run_cell(struct kit_bench_results *all, const struct kit_bench_cell 
   struct run *run = calloc(1, sizeof *run);
   for (unsigned int m = 0; m < KIT_BENCH_METRICS; m++) result->figures[m] = NAN;
   if (!run) {
-    blame(result, KIT_BENCH_ERROR, "out of memory");
+    set_verdict(result, KIT_BENCH_ERROR, "out of memory");
   } else if (fits(cell, result)) {
     prepare(run, all->plan, cell, column);
-    kit_world_run(all->plan->link, &run->how, &run->outcome);
-    judge(cell, &run->outcome, &run->heard, result);
-    note_wire(&run->heard, column);
-    if (result->verdict == KIT_BENCH_OK) figure(cell, &run->heard, result, all);
-    else snprintf(result->said, sizeof result->said, "%s", run->heard.said);
+    kit_group_run(all->plan->link, &run->how, &run->outcome);
+    decide_verdict(cell, &run->outcome, &run->received, result);
+    note_wire(&run->received, column);
+    if (result->verdict == KIT_BENCH_OK) figure(cell, &run->received, result, all);
+    else snprintf(result->said, sizeof result->said, "%s", run->received.said);
   }
   free(run);
 }
@@ -261,7 +263,7 @@ struct progress {
   uint64_t start_ns;
 };
 
-static void tell_begin(const struct progress *p, unsigned int round, const struct kit_bench_plan *plan,
+static void show_begin(const struct progress *p, unsigned int round, const struct kit_bench_plan *plan,
                        const struct kit_bench_cell *cell, const struct kit_bench_column *column) {
   char text[128];
   if (p->quiet || !p->terminal) return;
@@ -271,7 +273,7 @@ static void tell_begin(const struct progress *p, unsigned int round, const struc
           kit_bench_cell_text(cell, text, sizeof text));
 }
 
-static void tell_end(const struct progress *p, unsigned int round, const struct kit_bench_plan *plan,
+static void show_end(const struct progress *p, unsigned int round, const struct kit_bench_plan *plan,
                      const struct kit_bench_cell *cell, const struct kit_bench_column *column,
                      const struct kit_bench_result *result) {
   char text[128];
@@ -287,10 +289,10 @@ static void run_round(struct kit_bench_results *r, unsigned int round, struct pr
     for (unsigned int k = 0; k < plan->ncolumns; k++) {
       unsigned int column = round % 2 == 0 ? k : plan->ncolumns - 1 - k;
       struct kit_bench_result *result = kit_bench_at(r, round, c, column);
-      tell_begin(p, round, plan, &plan->cells[c], &plan->columns[column]);
+      show_begin(p, round, plan, &plan->cells[c], &plan->columns[column]);
       run_cell(r, &plan->cells[c], &plan->columns[column], result);
       p->done++;
-      tell_end(p, round, plan, &plan->cells[c], &plan->columns[column], result);
+      show_end(p, round, plan, &plan->cells[c], &plan->columns[column], result);
     }
   }
 }

@@ -3,7 +3,7 @@
  * What a plugin can do, in figures. A cell is one measurement: what is
  * measured, over which connections, with which messages. A column is what
  * carries it: a plugin, or plain TCP streams. Each cell of each column runs
- * in a world of its own (kit_world.h), so whatever a plugin does, it becomes
+ * in a process group of its own (kit_group.h), so whatever a plugin does, it becomes
  * the result of that cell.
  *
  * A round goes through all cells and runs every column of a cell one right
@@ -18,9 +18,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "kit/kit_places.h"
-#include "kit/kit_side.h"
-#include "kit/kit_world.h"
+#include "kit/kit_placement.h"
+#include "kit/kit_process.h"
+#include "kit/kit_group.h"
 
 #define KIT_BENCH_COLUMNS 8
 #define KIT_BENCH_COMMS 64   /* connections on an edge */
@@ -58,13 +58,13 @@ struct kit_bench_cell {
 
 /* "bw pair of 2, size 4K, comms 4, window 8"; 128 bytes are enough */
 const char *kit_bench_cell_text(const struct kit_bench_cell *cell, char *text, size_t size);
-/* Does a connection go from one side to the other? Also what is asked of a cell by its kind. */
+/* Does a connection go from one process to the other? Also what is asked of a cell by its kind. */
 bool kit_bench_edge(const struct kit_bench_cell *cell, int from, int to);
 bool kit_bench_same_cell(const struct kit_bench_cell *a, const struct kit_bench_cell *b);
 /* "4096", "4K": as the command line takes it */
 const char *kit_bench_size_text(uint64_t bytes, char *text, size_t size);
 
-/* Of buffers, on the side that has most. */
+/* Of buffers, on the process that has most. */
 uint64_t kit_bench_bytes(const struct kit_bench_cell *cell);
 
 struct kit_bench_column {
@@ -97,16 +97,16 @@ enum kit_bench_metric {
   KIT_BENCH_CLOSE_US,
   KIT_BENCH_FDS_LEFT,
   KIT_BENCH_THREADS_LEFT,
-  KIT_BENCH_CPU_GB, /* CPU seconds of all sides for 1e9 bytes */
+  KIT_BENCH_CPU_GB, /* CPU seconds of all processes for 1e9 bytes */
   KIT_BENCH_SWITCHES, /* context switches for 1000 messages */
-  KIT_BENCH_INSTRUCTIONS, /* for a message, of all sides */
+  KIT_BENCH_INSTRUCTIONS, /* for a message, of all processes */
   KIT_BENCH_METRICS,
 };
 
 struct kit_bench_metric_info {
   const char *key;   /* in JSON */
   const char *title; /* of a table's column */
-  int better;        /* 1: greater, -1: less, 0: neither, told and not compared */
+  int better;        /* 1: greater, -1: less, 0: neither: shown, not compared */
   bool leads;        /* ratios and comparisons are about these */
 };
 extern const struct kit_bench_metric_info kit_bench_metrics[KIT_BENCH_METRICS];
@@ -146,7 +146,7 @@ struct kit_bench_plan {
   struct rail_net_vprops_v12 fuse; /* devices to make one of, which is used; ndevs 0: none */
   bool check;               /* a phase in which all bytes are checked, before the timed one */
   uint64_t seed;
-  struct kit_places places;
+  struct kit_placement placement;
   struct kit_link *link;
   bool quiet;               /* nothing about how far it is */
 };
@@ -166,31 +166,31 @@ struct kit_bench_spread { double median, least, greatest; unsigned int n; };
 
 /* ---- which cells ---- */
 
-#define KIT_BENCH_CHOICES 64
+#define KIT_BENCH_VALUES 64
 
 struct kit_bench_numbers {
-  uint64_t at[KIT_BENCH_CHOICES];
+  uint64_t at[KIT_BENCH_VALUES];
   unsigned int n;
 };
 
 /* Every choice of one with every choice of the others, where that makes sense. */
-struct kit_bench_choices {
+struct kit_bench_selection {
   bool kinds[KIT_BENCH_KINDS], patterns[KIT_BENCH_ALL + 1];
   struct kit_bench_numbers sizes, comms, windows, groups, sides, sleeps;
   bool spin; /* instead of sleeps */
   enum kit_bench_where memory;
-  uint64_t buffers; /* bytes that a side should have at most: the largest cells get a smaller window */
+  uint64_t buffers; /* bytes that a process should have at most: the largest cells get a smaller window */
 };
 
 /* What is not chosen yet, in `preset`'s way. */
 enum kit_bench_preset { KIT_BENCH_USUAL, KIT_BENCH_QUICK, KIT_BENCH_SWEEP };
-void kit_bench_choose_rest(struct kit_bench_choices *choices, enum kit_bench_preset preset);
+void kit_bench_selection_defaults(struct kit_bench_selection *choices, enum kit_bench_preset preset);
 /* *cells is to be freed. False: no memory. */
-bool kit_bench_make_cells(const struct kit_bench_choices *choices, struct kit_bench_cell **cells, size_t *ncells);
+bool kit_bench_make_cells(const struct kit_bench_selection *choices, struct kit_bench_cell **cells, size_t *ncells);
 
 /* ---- doing it ---- */
 
-void kit_bench_run_side(struct kit_side *side); /* a role's part, of kind "bench" */
+void kit_bench_process_main(struct kit_process *self); /* a role's part, of kind "bench" */
 
 /* Runs all; *results is to be freed. False and a line on stderr when memory is lacking. */
 bool kit_bench_run(const struct kit_bench_plan *plan, struct kit_bench_results *results);
@@ -198,7 +198,7 @@ void kit_bench_free(struct kit_bench_results *results);
 
 void kit_bench_table(const struct kit_bench_results *results, FILE *f);
 
-/* What else a reader needs to judge or repeat the run. */
+/* What else a reader needs to assess or repeat the run. */
 struct kit_bench_about {
   const char *kit_version;
   int argc;
@@ -207,17 +207,17 @@ struct kit_bench_about {
   long cores;
   double memory_gib;
 };
-void kit_bench_look_around(struct kit_bench_about *about);
+void kit_bench_describe_machine(struct kit_bench_about *about);
 /* False: the stream did not take all. */
 bool kit_bench_json(const struct kit_bench_results *results, const struct kit_bench_about *about, FILE *f);
 
-/* A picture of the figures over the size (of connections over their number); target: .svg or .png. */
+/* A plot of the figures over the size (of connections over their number); target: .svg or .png. */
 bool kit_bench_plot(const struct kit_bench_results *results, const struct kit_bench_about *about, const char *target);
 
 /* Prints how `now` differs from `before`, two files of kit_bench_json. 1: a figure is worse than fail_below times what
- * it was (0: that may be) and beyond the spread; 0: none is; -1, told on stderr: a file cannot be read. */
+ * it was (0: that may be) and beyond the spread; 0: none is; -1, reported on stderr: a file cannot be read. */
 int kit_bench_compare(const char *before, const char *now, double fail_below, FILE *f);
-/* Could it compare with that file? False: told on stderr. For before a long run. */
+/* Could it compare with that file? False: reported on stderr. For before a long run. */
 bool kit_bench_can_compare(const char *before);
 
 #endif

@@ -36,7 +36,7 @@ static void one_proxy_thread(void *arg) {
   if (t->progress) atomic_store(t->over, true);
 }
 
-static void one_proxy_thread_ends(void *arg) { /* whatever happens, the other thread must not run for ever */
+static void one_proxy_thread_ends(void *arg) { /* whatever happens, the other thread must not run forever */
   struct proxy *t = arg;
   char why[1024];
   bool fine = kit_catch(one_proxy_thread, t, why, sizeof why);
@@ -50,8 +50,8 @@ static void hint_again_and_again(void *arg) {
   for (int i = 0; i < kit_scaled(20000); i++) hint(t->net, i);
 }
 
-static void attributes_from_two_threads(struct kit_side *side) {
-  (void)side;
+static void attributes_from_two_threads(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   atomic_bool over = false;
@@ -67,8 +67,8 @@ static void attributes_from_two_threads(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-static void attributes_of_any_value(struct kit_side *side) {
-  (void)side;
+static void attributes_of_any_value(struct kit_process *self) {
+  (void)self;
   static const int32_t value[] = {RAIL_NET_ATTR_UNDEF, 0, 1, 1 << 20, INT32_MAX, INT32_MIN};
   struct kit_net n;
   struct kit_pair p;
@@ -115,8 +115,8 @@ static bool works_with_class(int traffic_class, int *refusal) {
   return *refusal == 0;
 }
 
-static void traffic_class_undefined(struct kit_side *side) {
-  (void)side;
+static void traffic_class_undefined(struct kit_process *self) {
+  (void)self;
   static const int usual[] = {-1, 0};
   for (int i = 0; i < 2; i++) {
     int refusal;
@@ -125,12 +125,12 @@ static void traffic_class_undefined(struct kit_side *side) {
   }
 }
 
-static void traffic_classes(struct kit_side *side) {
+static void traffic_classes(struct kit_process *self) {
   static const int any[] = {1, 7, 46, 105, 255, 256, 0x7fffffff, -2};
   for (size_t i = 0; i < sizeof any / sizeof any[0]; i++) {
     int refusal;
     if (!works_with_class(any[i], &refusal))
-      kit_note(side, "trafficClass %d is refused with %d", any[i], refusal);
+      kit_note(self, "trafficClass %d is refused with %d", any[i], refusal);
   }
 }
 
@@ -238,8 +238,8 @@ static void one_message(struct kit_pair *p, size_t size, void *send_phandle, voi
 static const size_t lengths[] = {0, 1, 100, 5000, 300000};
 enum { LENGTHS = sizeof lengths / sizeof lengths[0] };
 
-static void profiler_is_not_called_without_a_handle(struct kit_side *side) {
-  (void)side;
+static void profiler_is_not_called_without_a_handle(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   void *none = NULL;
@@ -252,7 +252,7 @@ static void profiler_is_not_called_without_a_handle(struct kit_side *side) {
   close_profiled(&n, &p);
 }
 
-static void profiler_events_are_ended_once(struct kit_side *side) {
+static void profiler_events_are_ended_once(struct kit_process *self) {
   struct kit_net n;
   struct kit_pair p;
   open_profiled(&n, &p);
@@ -262,17 +262,17 @@ static void profiler_events_are_ended_once(struct kit_side *side) {
     nothing_wrong();
   }
   int begun = atomic_load(&started), ended = atomic_load(&stopped);
-  kit_metric(side, "events_per_message", begun / (10.0 * LENGTHS), "");
+  kit_metric(self, "events_per_message", begun / (10.0 * LENGTHS), "");
   if (begun > 0)
-    kit_note(side, "plugin id of the events: type %d version %d", (int)(events[0].id >> 16),
+    kit_note(self, "plugin id of the events: type %d version %d", (int)(events[0].id >> 16),
              (int)(events[0].id & 0xffff));
   ENSURE(begun == ended, "of %d profiler events %d were ended when all requests were done", begun, ended);
   close_profiled(&n, &p);
   ENSURE(atomic_load(&stopped) == ended, "profiler events were ended by close");
 }
 
-static void profiler_may_decline(struct kit_side *side) {
-  (void)side;
+static void profiler_may_decline(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   open_profiled(&n, &p);

@@ -6,8 +6,8 @@
 #include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
 
-static void null(struct kit_side *side) {
-  (void)side;
+static void null(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   kit_net_open(&n);
   int a = n.vt->close_send(NULL), b = n.vt->close_recv(NULL), c = n.vt->close_listen(NULL);
@@ -17,8 +17,8 @@ static void null(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-static void never_used(struct kit_side *side) {
-  (void)side;
+static void never_used(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   kit_net_open(&n);
@@ -79,8 +79,8 @@ static void close_loaded(struct loaded *l, bool send_first) {
   close_sender(l, KIT_CLOSE_HUNG_MS);
 }
 
-static void with_requests_outstanding(struct kit_side *side) {
-  (void)side;
+static void with_requests_outstanding(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct loaded l = {0};
   struct kit_pair p;
@@ -99,8 +99,8 @@ static void with_requests_outstanding(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-static void both_directions_at_once(struct kit_side *side) {
-  (void)side;
+static void both_directions_at_once(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct loaded a = {0}, b = {0};
   kit_net_open(&n);
@@ -119,8 +119,8 @@ static void both_directions_at_once(struct kit_side *side) {
 }
 
 /* Ends of many connections, idle and loaded, in no order at all; the listen comm last, as bootstrap does. */
-static void in_any_order(struct kit_side *side) {
-  (void)side;
+static void in_any_order(struct kit_process *self) {
+  (void)self;
   enum { COUNT = 8 };
   struct kit_net n;
   struct loaded l[COUNT] = {0};
@@ -147,8 +147,8 @@ static void in_any_order(struct kit_side *side) {
 }
 
 /* Connections come and go, some with news and some with requests, under the eyes of whatever threads there are. */
-static void many_come_and_go(struct kit_side *side) {
-  (void)side;
+static void many_come_and_go(struct kit_process *self) {
+  (void)self;
   enum { AT_ONCE = 80, SIZE = 200000 };
   struct kit_net n;
   static struct kit_pair p[AT_ONCE];
@@ -247,8 +247,8 @@ static void take_all(struct farewell *f, int round, uint64_t seed) {
 /* The last completion is followed by close at once; meanwhile the receiver has not looked, and has itself sent things
  * (grants, credits) that the closing side has not read: closing such a socket carelessly resets it and takes the data
  * away. */
-static void the_last_message_still_arrives(struct kit_side *side) {
-  (void)side;
+static void the_last_message_still_arrives(struct kit_process *self) {
+  (void)self;
   static struct kit_net n;
   static struct farewell f;
   struct kit_rng rng;
@@ -273,25 +273,25 @@ static void the_last_message_still_arrives(struct kit_side *side) {
 }
 
 /* … and after the sender's process has ended, as a program does right after ncclCommDestroy. */
-static void the_last_message_outlives_its_process(struct kit_side *side) {
+static void the_last_message_outlives_its_process(struct kit_process *self) {
   enum { COUNT = 8 };
   size_t each = 20000;
   struct kit_net n;
   struct kit_pair p;
   struct kit_op op[COUNT];
   kit_net_open(&n);
-  kit_join(side, &n, &p);
+  kit_check_connect(self, &n, &p);
   uint8_t *data = kit_pages(COUNT * each);
-  if (kit_sends(side)) {
+  if (kit_sends(self)) {
     void *mh = kit_mr_reg(&n, p.send, data, COUNT * each);
     kit_pattern_fill(data, COUNT * each, 9);
     for (int i = 0; i < COUNT; i++) {
       op[i] = kit_op_send(p.send, data + (size_t)i * each, each, i);
       op[i].mh[0] = mh;
     }
-    kit_ops_run(&n, op, COUNT, (struct kit_ops_how){0});
+    kit_ops_run(&n, op, COUNT, (struct kit_ops_options){0});
     kit_mr_dereg(&n, p.send, mh);
-    kit_part(side, &p);
+    kit_check_disconnect(self, &p);
     kit_net_close(&n);
     return; /* and the process ends */
   }
@@ -302,7 +302,7 @@ static void the_last_message_outlives_its_process(struct kit_side *side) {
     uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
     while (!kit_op_post(&n, &op[i]) && !op[i].error && !rail_deadline_passed(deadline)) sched_yield();
   }
-  kit_op_within(&n, &op[0], 5); /* so that the other side gets on */
+  kit_op_within(&n, &op[0], 5); /* so that the peer gets on */
   for (int i = 0; i < COUNT && !op[COUNT - 1].done; i++) {
     bool settled = kit_op_within(&n, &op[i], kit_patience_ms(KIT_PATIENCE_MS));
     ENSURE(settled && !op[i].error,
@@ -312,14 +312,14 @@ static void the_last_message_outlives_its_process(struct kit_side *side) {
   }
   ENSURE(kit_pattern_check(data, COUNT * each, 9) < 0, "what a sender sent before its program ended arrived wrong");
   kit_mr_dereg(&n, p.recv, mh);
-  kit_part(side, &p);
+  kit_check_disconnect(self, &p);
   kit_net_close(&n);
 }
 
 /* ---- the peer closes ---- */
 
-static void the_receiver_closes_first(struct kit_side *side) {
-  (void)side;
+static void the_receiver_closes_first(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   kit_net_open(&n);
@@ -348,8 +348,8 @@ static void until_error(struct kit_net *n, struct kit_op *op, bool sends) {
   }
 }
 
-static void a_closed_peer_is_noticed(struct kit_side *side) {
-  (void)side;
+static void a_closed_peer_is_noticed(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   size_t size = 100000;
@@ -375,8 +375,8 @@ static void a_closed_peer_is_noticed(struct kit_side *side) {
 }
 
 /* All that is outstanding is asked for once more after the first error, some of it twice, and new calls are made. */
-static void calls_after_an_error(struct kit_side *side) {
-  (void)side;
+static void calls_after_an_error(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct loaded l = {0}; /* the end that goes has something to do, too */
   uint8_t *out = kit_pages(BULK), *in = kit_pages(BULK);
@@ -398,7 +398,7 @@ static void calls_after_an_error(struct kit_side *side) {
       if (kit_op_step(&n, &op[i]) && op[i].done) i++;
     for (int i = 0; i < 2 * DEPTH; i++) {
       struct kit_op late = op[i % DEPTH];
-      kit_op_stray(&n, &op[i % DEPTH], 1);
+      kit_op_test_again(&n, &op[i % DEPTH], 1);
       kit_op_post(&n, &late);
     }
     kit_mr_dereg(&n, comm, mh);
@@ -409,20 +409,20 @@ static void calls_after_an_error(struct kit_side *side) {
 
 /* ---- how long it takes ---- */
 
-/* Each state of a connection once: new, idle, loaded; the other side makes no call at all meanwhile. */
-static void soon(struct kit_side *side) {
+/* Each state of a connection once: new, idle, loaded; the peer makes no call at all meanwhile. */
+static void soon(struct kit_process *self) {
   struct kit_net n;
   struct loaded l = {0};
   uint8_t *out = kit_pages(BULK), *in = kit_pages(BULK);
   kit_net_open(&n);
   for (int round = 0; round < 6; round++) {
-    kit_join(side, &n, &l.p);
+    kit_check_connect(self, &n, &l.p);
     if (round / 2 > 0) kit_pair_ping(&l.p, 1000, 1);
     load(&l, round / 2 == 2, round / 2 == 2, true, out, in);
-    kit_meet(side);
+    kit_barrier(self);
     if (round % 2) close_sender(&l, KIT_CLOSE_SOON_MS);
     else close_receiver(&l, KIT_CLOSE_SOON_MS);
-    kit_meet(side); /* the other one has been waiting here */
+    kit_barrier(self); /* the other one has been waiting here */
     close_sender(&l, KIT_CLOSE_SOON_MS);
     close_receiver(&l, KIT_CLOSE_SOON_MS);
   }

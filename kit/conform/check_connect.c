@@ -75,7 +75,7 @@ static void timed_pair(struct kit_net *n, struct timing *t) {
   kit_pair_close(&p);
 }
 
-static void no_call_waits(struct kit_side *side) {
+static void no_call_waits(struct kit_process *self) {
   static struct timing t;
   struct kit_net n;
   kit_net_open(&n);
@@ -83,9 +83,9 @@ static void no_call_waits(struct kit_side *side) {
   qsort(t.ns, (size_t)t.calls, sizeof t.ns[0], by_value);
   uint64_t middle = t.ns[t.calls / 2], late = t.ns[(size_t)t.calls * 99 / 100];
   double median = (double)middle / 1e3;
-  kit_metric(side, "call_median", median, "us");
-  kit_metric(side, "call_p99", (double)late / 1e3, "us");
-  kit_metric(side, "call_worst", (double)t.worst / 1e3, "us");
+  kit_metric(self, "call_median", median, "us");
+  kit_metric(self, "call_p99", (double)late / 1e3, "us");
+  kit_metric(self, "call_worst", (double)t.worst / 1e3, "us");
   ENSURE(median < (double)kit_patience_ms(1) * 1000,
          "the median call of listen, connect and accept takes %.0f us; one thread makes them for all connections of a "
          "communicator, in turn",
@@ -102,7 +102,7 @@ static void poll_for(struct kit_pair *p, bool connecting, int ms) {
   while (!rail_deadline_passed(deadline)) {
     if (connecting && !p->send) kit_connect_step(p->net, p->handle, &p->send);
     if (!connecting && !p->recv) kit_accept_step(p->net, p->listen, &p->recv);
-    kit_nap();
+    kit_short_sleep();
   }
 }
 
@@ -119,29 +119,29 @@ static void use_and_end(struct kit_net *n, struct kit_pair *p) {
   kit_net_close(n);
 }
 
-static void connect_long_before_accept(struct kit_side *side) {
-  (void)side;
+static void connect_long_before_accept(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   start(&n, &p);
   poll_for(&p, true, 500);
-  kit_pair_meet(&p);
+  kit_pair_connect(&p);
   use_and_end(&n, &p);
 }
 
-static void accept_long_before_connect(struct kit_side *side) {
-  (void)side;
+static void accept_long_before_connect(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   start(&n, &p);
   poll_for(&p, false, 300);
   ENSURE(!p.recv, "accept gave a connection before anybody called connect");
-  kit_pair_meet(&p);
+  kit_pair_connect(&p);
   use_and_end(&n, &p);
 }
 
-static void one_side_at_a_time(struct kit_side *side) { /* neither call may need the other's turn to come soon */
-  (void)side;
+static void one_side_at_a_time(struct kit_process *self) { /* neither call may need the other's turn to come soon */
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   start(&n, &p);
@@ -152,31 +152,31 @@ static void one_side_at_a_time(struct kit_side *side) { /* neither call may need
 }
 
 /* As above in two processes, as NCCL's ranks are: each busy with other peers while the other one asks. */
-static void one_process_at_a_time(struct kit_side *side) {
+static void one_process_at_a_time(struct kit_process *self) {
   struct kit_net n;
   struct kit_pair p = {.net = &n};
   kit_net_open(&n);
-  if (kit_receives(side)) {
+  if (kit_receives(self)) {
     p.listen = kit_net_listen(&n, p.handle);
-    kit_put(side, 0, p.handle, sizeof p.handle);
+    kit_send_bytes(self, 0, p.handle, sizeof p.handle);
   } else {
-    kit_get(side, 1, p.handle, sizeof p.handle);
+    kit_recv_bytes(self, 1, p.handle, sizeof p.handle);
   }
   for (int turn = 0; turn < 16; turn++) {
-    bool mine = turn % 2 == (kit_sends(side) ? 0 : 1);
-    if (mine) poll_for(&p, kit_sends(side), 100);
-    kit_meet(side);
+    bool mine = turn % 2 == (kit_sends(self) ? 0 : 1);
+    if (mine) poll_for(&p, kit_sends(self), 100);
+    kit_barrier(self);
   }
   ENSURE(p.send || p.recv, "polled in turns with the other process, 8 times 100 ms, %s gave nothing",
-         kit_sends(side) ? "connect" : "accept");
+         kit_sends(self) ? "connect" : "accept");
   if (p.listen) close_listen(&n, &p.listen);
   kit_pair_ping(&p, 777, 1);
-  kit_part(side, &p);
+  kit_check_disconnect(self, &p);
   kit_net_close(&n);
 }
 
-static void two_connections_crosswise(struct kit_side *side) { /* a ring of two ranks on one thread, connect first */
-  (void)side;
+static void two_connections_crosswise(struct kit_process *self) { /* a ring of two ranks on one thread, connect first */
+  (void)self;
   struct kit_net n;
   struct kit_pair p, q = {.net = &n};
   start(&n, &p);
@@ -200,8 +200,8 @@ static void two_connections_crosswise(struct kit_side *side) { /* a ring of two 
 
 enum { MANY = 24 };
 
-static void many_interleaved(struct kit_side *side) {
-  (void)side;
+static void many_interleaved(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_rng rng;
   kit_net_open(&n);
@@ -232,17 +232,17 @@ static void many_interleaved(struct kit_side *side) {
 }
 
 /* The same between two processes, as many each way; which end carries which message shows who is connected to whom. */
-static void many_across(struct kit_side *side) {
+static void many_across(struct kit_process *self) {
   static char mine[MANY][RAIL_NET_HANDLE_SIZE], theirs[MANY][RAIL_NET_HANDLE_SIZE];
   static struct kit_pair p[MANY]; /* listen, recv: from them; send: to them */
   struct kit_net n;
   struct kit_rng rng;
-  int me = kit_side_rank(side), left = 2 * MANY;
+  int me = kit_process_rank(self), left = 2 * MANY;
   uint32_t out[MANY], in[MANY];
   kit_net_open(&n);
   kit_rng_start(&rng);
   for (int i = 0; i < MANY; i++) p[i].listen = kit_net_listen(&n, mine[i]);
-  kit_swap(side, 1 - me, mine, theirs, sizeof mine);
+  kit_exchange(self, 1 - me, mine, theirs, sizeof mine);
   uint64_t deadline = soon();
   while (left > 0) {
     uint32_t i = kit_rng_below(&rng, MANY);
@@ -261,11 +261,11 @@ static void many_across(struct kit_side *side) {
     ops[MANY + i] = kit_op_send(p[i].send, &out[i], sizeof out[i], 0);
     ops[MANY + i].mh[0] = kit_mr_reg(&n, p[i].send, &out[i], sizeof out[i]);
   }
-  kit_ops_run(&n, ops, 2 * MANY, (struct kit_ops_how){0});
+  kit_ops_run(&n, ops, 2 * MANY, (struct kit_ops_options){0});
   for (uint32_t i = 0; i < MANY; i++)
     ENSURE(in[i] == (uint32_t)(1 - me) * 1000 + i, "through listen comm %u came message %u; handles are mixed up", i,
            in[i]);
-  kit_meet(side);
+  kit_barrier(self);
   for (int i = 0; i < MANY; i++) {
     kit_mr_dereg(&n, p[i].recv, ops[i].mh[0]);
     kit_mr_dereg(&n, p[i].send, ops[MANY + i].mh[0]);
@@ -279,8 +279,8 @@ static void many_across(struct kit_side *side) {
 
 /* NCCL closes the listen comm when accept has given the connection, and posts receives; the other end may still be
  * asking whether it is connected. */
-static void listen_closed_before_connect_is_done(struct kit_side *side) {
-  (void)side;
+static void listen_closed_before_connect_is_done(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   int before = 0;
   kit_net_open(&n);
@@ -303,25 +303,25 @@ static void listen_closed_before_connect_is_done(struct kit_side *side) {
     if (!p.send) p.send = kit_net_connect(&n, p.handle);
     ops[1] = kit_op_send(p.send, out, sizeof out, 3);
     ops[1].mh[0] = kit_mr_reg(&n, p.send, out, sizeof out);
-    kit_ops_run(&n, ops, 2, (struct kit_ops_how){0});
+    kit_ops_run(&n, ops, 2, (struct kit_ops_options){0});
     ENSURE(kit_pattern_check(in, sizeof in, (uint64_t)round) < 0,
            "a receive posted before connect was done got wrong bytes");
     kit_mr_dereg(&n, p.recv, ops[0].mh[0]);
     kit_mr_dereg(&n, p.send, ops[1].mh[0]);
     kit_pair_close(&p);
   }
-  kit_note(side, "%s", before ? "accept may be done before connect" : "connect is done before accept");
+  kit_note(self, "%s", before ? "accept may be done before connect" : "connect is done before accept");
   kit_net_close(&n);
 }
 
-static void send_before_accept_is_done(struct kit_side *side) {
+static void send_before_accept_is_done(struct kit_process *self) {
   struct kit_net n;
   struct kit_pair p;
   uint8_t out[5000], in[5000];
   start(&n, &p);
   poll_for(&p, true, 100);
-  kit_note(side, "connect is %s before accept was called", p.send ? "done" : "not done");
-  if (!p.send) kit_pair_meet(&p);
+  kit_note(self, "connect is %s before accept was called", p.send ? "done" : "not done");
+  if (!p.send) kit_pair_connect(&p);
   kit_pattern_fill(out, sizeof out, 5);
   struct kit_op s = kit_op_send(p.send, out, sizeof out, 3);
   s.mh[0] = kit_mr_reg(&n, p.send, out, sizeof out);
@@ -333,7 +333,7 @@ static void send_before_accept_is_done(struct kit_side *side) {
   if (!p.recv) p.recv = kit_net_accept(&n, p.listen);
   struct kit_op both[2] = {s, kit_op_recv(p.recv, in, sizeof in, 3)};
   both[1].mh[0] = kit_mr_reg(&n, p.recv, in, sizeof in);
-  kit_ops_run(&n, both, 2, (struct kit_ops_how){0});
+  kit_ops_run(&n, both, 2, (struct kit_ops_options){0});
   ENSURE(kit_pattern_check(in, sizeof in, 5) < 0, "a message sent before the peer has accepted arrived wrong");
   kit_mr_dereg(&n, p.send, s.mh[0]);
   kit_mr_dereg(&n, p.recv, both[1].mh[0]);
@@ -350,7 +350,7 @@ static void on_alarm(int sig) {
 }
 
 /* Profilers and debuggers send them, and system calls that were interrupted end early: EINTR is no error. */
-static void interrupted(struct kit_side *side) {
+static void interrupted(struct kit_process *self) {
   struct sigaction act = {.sa_handler = on_alarm}, old; /* no SA_RESTART */
   struct itimerval often = {{0, 300}, {0, 300}}, never = {{0, 0}, {0, 0}};
   struct kit_net n;
@@ -364,17 +364,17 @@ static void interrupted(struct kit_side *side) {
     p = (struct kit_pair){.net = &n};
     p.listen = kit_net_listen(&n, p.handle);
     kit_accept_step(&n, p.listen, &p.recv); /* a plugin may wait here for a moment */
-    kit_pair_meet(&p);
+    kit_pair_connect(&p);
     kit_pair_ping(&p, 100000, (uint64_t)made);
     kit_pair_close(&p);
   }
   setitimer(ITIMER_REAL, &never, NULL);
   sigaction(SIGALRM, &old, NULL);
-  kit_note(side, "%d connections were made and used under %d signals", made, atomic_load(&alarms));
+  kit_note(self, "%d connections were made and used under %d signals", made, atomic_load(&alarms));
   kit_net_close(&n);
 }
 
-static void set_up_rate(struct kit_side *side) {
+static void set_up_rate(struct kit_process *self) {
   struct kit_net n;
   struct kit_pair p;
   int count = 0;
@@ -384,7 +384,7 @@ static void set_up_rate(struct kit_side *side) {
     kit_pair_open(&n, &p);
     kit_pair_close(&p);
   }
-  kit_metric(side, "connections", count / ((double)(rail_now_ns() - begin) / 1e9), "1/s");
+  kit_metric(self, "connections", count / ((double)(rail_now_ns() - begin) / 1e9), "1/s");
   kit_net_close(&n);
 }
 

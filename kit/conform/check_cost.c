@@ -35,18 +35,18 @@ static int ascending(const void *a, const void *b) {
 
 enum { CALLS = 200 };
 
-static void is_short(struct kit_side *side, double us[CALLS], const char *call, const char *state) {
+static void is_short(struct kit_process *self, double us[CALLS], const char *call, const char *state) {
   char name[96];
   qsort(us, CALLS, sizeof us[0], ascending);
   snprintf(name, sizeof name, "%s, %s", call, state);
-  kit_metric(side, name, us[CALLS / 2], "us");
+  kit_metric(self, name, us[CALLS / 2], "us");
   ENSURE(us[CALLS / 2] < 1000.0 * (kit_sanitized() ? 10 : 1),
          "%s, %s, takes %.1f ms (the median of %d calls), expected less than 1: NCCL serves all connections of a "
          "communicator by turns, on one thread", call, state, us[CALLS / 2] / 1000, CALLS);
 }
 
 /* What is asked for again and again while nothing comes, and small messages. */
-static void no_call_is_long(struct kit_side *side) {
+static void no_call_is_long(struct kit_process *self) {
   static double waiting[CALLS], posting[CALLS], sending[CALLS];
   struct kit_net n;
   struct kit_pair p;
@@ -69,11 +69,11 @@ static void no_call_is_long(struct kit_side *side) {
     kit_op_post(&n, &send);
     sending[i] = seconds_since(start) * 1e6;
     struct kit_op ops[2] = {recv, send};
-    kit_ops_run(&n, ops, 2, (struct kit_ops_how){0});
+    kit_ops_run(&n, ops, 2, (struct kit_ops_options){0});
   }
-  is_short(side, posting, "irecv", "of 1000 bytes");
-  is_short(side, waiting, "test", "of a receive that nothing has come for");
-  is_short(side, sending, "isend", "of 1000 bytes");
+  is_short(self, posting, "irecv", "of 1000 bytes");
+  is_short(self, waiting, "test", "of a receive that nothing has come for");
+  is_short(self, sending, "isend", "of 1000 bytes");
   kit_mr_dereg(&n, p.recv, mh_in);
   kit_mr_dereg(&n, p.send, mh_out);
   kit_pair_close(&p);
@@ -86,8 +86,8 @@ struct table { struct kit_net n; struct kit_pair p; uint8_t *data; void *mh_out,
 
 /* Side 0 serves; `times` (NULL on the way) takes half of each round trip, in microseconds. The receive is posted
  * before the ball is hit, as NCCL does. */
-static void ping_pong(struct kit_side *side, struct table *t, int count, double *times) {
-  bool serves = kit_side_rank(side) == 0;
+static void ping_pong(struct kit_process *self, struct table *t, int count, double *times) {
+  bool serves = kit_process_rank(self) == 0;
   for (int i = 0; i < count; i++) {
     struct kit_op send = kit_op_send(t->p.send, t->data, 8, 0), recv = kit_op_recv(t->p.recv, t->data + 64, 8, 0);
     send.mh[0] = t->mh_out;
@@ -101,37 +101,37 @@ static void ping_pong(struct kit_side *side, struct table *t, int count, double 
   }
 }
 
-static int agree(struct kit_side *side, double seconds_each, int least, int most) {
+static int agree(struct kit_process *self, double seconds_each, int least, int most) {
   int count = 0;
-  if (kit_side_rank(side) == 0) {
+  if (kit_process_rank(self) == 0) {
     double fits = LONG_ENOUGH_MS / 1000.0 / (seconds_each > 1e-9 ? seconds_each : 1e-9);
     count = fits > most ? most : fits < least ? least : (int)fits;
-    kit_put(side, 1, &count, sizeof count);
+    kit_send_bytes(self, 1, &count, sizeof count);
   } else {
-    kit_get(side, 0, &count, sizeof count);
+    kit_recv_bytes(self, 0, &count, sizeof count);
   }
   return count;
 }
 
-static void latency(struct kit_side *side) {
+static void latency(struct kit_process *self) {
   enum { WARM = 200, MOST = 20000 };
   static double times[MOST];
   struct table t;
   kit_net_open(&t.n);
-  kit_cross(side, &t.n, &t.p, 1);
+  kit_check_connect_both_ways(self, &t.n, &t.p, 1);
   t.data = kit_pages(4096);
   t.mh_out = kit_mr_reg(&t.n, t.p.send, t.data, 4096);
   t.mh_in = kit_mr_reg(&t.n, t.p.recv, t.data, 4096);
   uint64_t start = rail_now_ns();
-  ping_pong(side, &t, WARM, NULL);
-  int count = agree(side, seconds_since(start) / WARM, 10, MOST);
-  ping_pong(side, &t, count, times);
-  if (kit_side_rank(side) == 0) {
+  ping_pong(self, &t, WARM, NULL);
+  int count = agree(self, seconds_since(start) / WARM, 10, MOST);
+  ping_pong(self, &t, count, times);
+  if (kit_process_rank(self) == 0) {
     qsort(times, (size_t)count, sizeof times[0], ascending);
-    kit_metric(side, "half a round trip of 8 bytes, median", times[count / 2], "us");
-    kit_metric(side, "half a round trip of 8 bytes, 99th percentile", times[count * 99 / 100], "us");
+    kit_metric(self, "half a round trip of 8 bytes, median", times[count / 2], "us");
+    kit_metric(self, "half a round trip of 8 bytes, 99th percentile", times[count * 99 / 100], "us");
   }
-  kit_meet(side);
+  kit_barrier(self);
   kit_mr_dereg(&t.n, t.p.send, t.mh_out);
   kit_mr_dereg(&t.n, t.p.recv, t.mh_in);
   kit_pair_close(&t.p);
@@ -140,11 +140,11 @@ static void latency(struct kit_side *side) {
 
 /* ---- one direction ---- */
 
-/* This side's end, with `window` buffers of `size`. */
+/* This process's end, with `window` buffers of `size`. */
 struct pipe { struct kit_net *n; void *comm, *mh; bool sends; uint8_t *data; size_t size; int window; };
 
-static struct pipe pipe_open(struct kit_side *side, struct kit_pair *p, size_t size, int window) {
-  struct pipe e = {.n = p->net, .sends = kit_sends(side), .size = size, .window = window};
+static struct pipe pipe_open(struct kit_process *self, struct kit_pair *p, size_t size, int window) {
+  struct pipe e = {.n = p->net, .sends = kit_sends(self), .size = size, .window = window};
   e.comm = e.sends ? p->send : p->recv;
   e.data = kit_pages(size * (size_t)window);
   if (e.sends) memset(e.data, 0x5c, size * (size_t)window);
@@ -185,60 +185,60 @@ static void pump(struct pipe *e, int count) {
 }
 
 /* The receiver's seconds for so many messages, as they were agreed on; *count is set. */
-static double timed(struct kit_side *side, struct pipe *e, int *count) {
+static double timed(struct kit_process *self, struct pipe *e, int *count) {
   uint64_t start = rail_now_ns();
   pump(e, WINDOW);
-  *count = agree(side, seconds_since(start) / WINDOW, WINDOW, 200000);
-  kit_meet(side);
+  *count = agree(self, seconds_since(start) / WINDOW, WINDOW, 200000);
+  kit_barrier(self);
   start = rail_now_ns();
   pump(e, *count);
   return seconds_since(start);
 }
 
-static void bandwidth(struct kit_side *side) {
+static void bandwidth(struct kit_process *self) {
   static const struct { size_t size; int window; const char *text; } row[] = {
       {64 << 10, 8, "64 KiB"}, {1 << 20, 8, "1 MiB"}, {16 << 20, 2, "16 MiB"}, {64 << 20, 2, "64 MiB"}};
   struct kit_net n;
   struct kit_pair p;
   kit_net_open(&n);
-  kit_join(side, &n, &p);
+  kit_check_connect(self, &n, &p);
   for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-    struct pipe e = pipe_open(side, &p, row[i].size, row[i].window);
+    struct pipe e = pipe_open(self, &p, row[i].size, row[i].window);
     char name[96];
     int count;
     uint64_t cpu = kit_cpu_ns();
-    double seconds = timed(side, &e, &count), bytes = (double)row[i].size * count;
+    double seconds = timed(self, &e, &count), bytes = (double)row[i].size * count;
     snprintf(name, sizeof name, "messages of %s", row[i].text);
-    if (kit_receives(side)) kit_metric(side, name, bytes / seconds, "B/s");
+    if (kit_receives(self)) kit_metric(self, name, bytes / seconds, "B/s");
     snprintf(name, sizeof name, "processor time to %s messages of %s", e.sends ? "send" : "receive", row[i].text);
     bytes += (double)row[i].size * WINDOW;
-    kit_metric(side, name, (double)(kit_cpu_ns() - cpu) / 1e9 / (bytes / (1 << 30)), "s/GiB");
-    kit_meet(side);
+    kit_metric(self, name, (double)(kit_cpu_ns() - cpu) / 1e9 / (bytes / (1 << 30)), "s/GiB");
+    kit_barrier(self);
     pipe_close(&e);
   }
-  kit_part(side, &p);
+  kit_check_disconnect(self, &p);
   kit_net_close(&n);
 }
 
-static void message_rate(struct kit_side *side) {
+static void message_rate(struct kit_process *self) {
   struct kit_net n;
   struct kit_pair p;
   kit_net_open(&n);
-  kit_join(side, &n, &p);
-  struct pipe e = pipe_open(side, &p, 8, WINDOW);
+  kit_check_connect(self, &n, &p);
+  struct pipe e = pipe_open(self, &p, 8, WINDOW);
   pump(&e, 100);
   int count;
-  double seconds = timed(side, &e, &count);
-  if (kit_receives(side)) kit_metric(side, "messages of 8 bytes", count / seconds, "1/s");
-  kit_meet(side);
+  double seconds = timed(self, &e, &count);
+  if (kit_receives(self)) kit_metric(self, "messages of 8 bytes", count / seconds, "1/s");
+  kit_barrier(self);
   pipe_close(&e);
-  kit_part(side, &p);
+  kit_check_disconnect(self, &p);
   kit_net_close(&n);
 }
 
 /* ---- connections ---- */
 
-static void connection_rate(struct kit_side *side) {
+static void connection_rate(struct kit_process *self) {
   struct kit_net n;
   struct kit_pair p;
   int count = 0;
@@ -250,12 +250,12 @@ static void connection_rate(struct kit_side *side) {
     kit_pair_open(&n, &p);
     kit_pair_close(&p);
   }
-  kit_metric(side, "connections, one after the other", count / seconds_since(start), "1/s");
+  kit_metric(self, "connections, one after the other", count / seconds_since(start), "1/s");
   kit_net_close(&n);
 }
 
 /* Both ends are here, so of each figure a half is one end's. */
-static void what_a_connection_holds(struct kit_side *side) {
+static void what_a_connection_holds(struct kit_process *self) {
   enum { COUNT = 64 };
   static struct kit_pair p[COUNT];
   struct kit_net n;
@@ -268,9 +268,9 @@ static void what_a_connection_holds(struct kit_side *side) {
     kit_pair_open(&n, &p[i]);
     kit_pair_ping(&p[i], 100000, (uint64_t)i);
   }
-  kit_metric(side, "descriptors of a connection, both ends", (double)(kit_fd_count() - fds) / (COUNT - 1), "");
-  kit_metric(side, "threads of a connection, both ends", (double)(kit_thread_count() - threads) / (COUNT - 1), "");
-  kit_metric(side, "memory of a connection, both ends", (double)(kit_rss_kb() - rss) / (COUNT - 1), "KiB");
+  kit_metric(self, "descriptors of a connection, both ends", (double)(kit_fd_count() - fds) / (COUNT - 1), "");
+  kit_metric(self, "threads of a connection, both ends", (double)(kit_thread_count() - threads) / (COUNT - 1), "");
+  kit_metric(self, "memory of a connection, both ends", (double)(kit_rss_kb() - rss) / (COUNT - 1), "KiB");
   for (int i = 0; i < COUNT; i++) kit_pair_close(&p[i]);
   kit_net_close(&n);
 }

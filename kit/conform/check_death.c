@@ -3,7 +3,7 @@
  * Item 12, the peer's end: killed, stopped, gone or reset, at any moment. NCCL has no timeout of its own: only an error
  * from the plugin tells the application that a rank is lost.
  *
- * One side dies, the other looks on. The dying side says a word first, so that the other knows when its time begins. */
+ * One process ends, the other observes. The first announces its end, so that the other knows when its time begins. */
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
@@ -22,7 +22,7 @@ enum { NOTICE_MS = 5000, SMALL = 1000, OPS = 4, FILL = 0x11 };
 
 struct script { int dies; enum death death; bool mid_transfer; };
 
-static bool dies(const struct kit_side *side, const struct script *s) { return kit_side_rank(side) == s->dies; }
+static bool dies(const struct kit_process *self, const struct script *s) { return kit_process_rank(self) == s->dies; }
 
 static const char *how(enum death death) {
   return death == BY_KILL ? "was killed" : death == BY_EXIT ? "exited" : "reset its connections";
@@ -31,10 +31,10 @@ static const char *how(enum death death) {
 /* What one end has: its comm, and registered memory. */
 struct end { struct kit_net n; struct kit_pair p; void *comm, *mh; bool sends; uint8_t *data; };
 
-static void meet(struct kit_side *side, struct end *e) {
+static void meet(struct kit_process *self, struct end *e) {
   kit_net_open(&e->n);
-  kit_join(side, &e->n, &e->p);
-  e->sends = kit_sends(side);
+  kit_check_connect(self, &e->n, &e->p);
+  e->sends = kit_sends(self);
   e->comm = e->sends ? e->p.send : e->p.recv;
   e->data = kit_pages(BIG);
   if (e->sends) memset(e->data, FILL, BIG);
@@ -71,19 +71,19 @@ static int reset_connections(void) {
   return done;
 }
 
-/* Tells the other side, and ends as the script says. Returns after a reset or before an exit. */
-static void die(struct kit_side *side, const struct script *s) {
+/* Tells the peer, and ends as the script says. Returns after a reset or before an exit. */
+static void die(struct kit_process *self, const struct script *s) {
   static struct kit_tcp_socket sockets[256];
-  char word = 'x';
+  char announcement = 'x';
   int other = 1 - s->dies;
   if (s->death == BY_RESET) {
-    word = 0;
-    for (int n = kit_tcp_sockets(sockets, 256), i = 0; i < n; i++) word |= sockets[i].connected;
+    announcement = 0;
+    for (int n = kit_tcp_sockets(sockets, 256), i = 0; i < n; i++) announcement |= sockets[i].connected;
   }
-  if (s->death == BY_KILL) kit_side_will_die(side);
-  kit_put(side, other, &word, 1);
+  if (s->death == BY_KILL) kit_process_expect_death(self);
+  kit_send_bytes(self, other, &announcement, 1);
   if (s->death == BY_KILL) kill(getpid(), SIGKILL);
-  if (s->death == BY_RESET && !word) kit_skip("the plugin has no TCP connection that could be reset");
+  if (s->death == BY_RESET && !announcement) kit_skip("the plugin has no TCP connection that could be reset");
   if (s->death == BY_RESET) reset_connections();
 }
 
@@ -103,29 +103,29 @@ static void half_a_message(struct end *e) {
 }
 
 /* The dying side's part. True when it is over: this process is about to end. */
-static bool play_dead(struct kit_side *side, const struct script *s, struct end *e) {
+static bool play_dead(struct kit_process *self, const struct script *s, struct end *e) {
   if (s->mid_transfer) half_a_message(e);
-  die(side, s);
+  die(self, s);
   if (s->death != BY_RESET) return true;
-  kit_meet(side); /* the other side has seen it */
+  kit_barrier(self); /* the peer has seen it */
   leave(e);
   kit_net_close(&e->n);
   return true;
 }
 
-/* Until the dying side's word has come: carries on. The end itself may be seen a little earlier. */
-static void accompany(struct kit_side *side, const struct script *s, struct end *e, struct kit_op *op) {
-  char word;
+/* Carries on until the announcement has come. The end itself may be seen a little earlier. */
+static void accompany(struct kit_process *self, const struct script *s, struct end *e, struct kit_op *op) {
+  char announcement;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)), early = deadline;
-  kit_side_may_lose(side, s->dies);
-  while (!kit_heard(side, s->dies, 1)) {
+  kit_process_allow_loss(self, s->dies);
+  while (!kit_bytes_ready(self, s->dies, 1)) {
     if (s->mid_transfer && !op->error && kit_op_step(&e->n, op) && op->error) early = rail_deadline_in_ms(2000);
     ENSURE(!op->error || !rail_deadline_passed(early), "error %d while the peer was still there", op->error);
     ENSURE(!rail_deadline_passed(deadline), "the other side does not come to its end");
     sched_yield();
   }
-  kit_get(side, s->dies, &word, 1);
-  if (s->death == BY_RESET && !word) kit_skip("the plugin has no TCP connection that could be reset");
+  kit_recv_bytes(self, s->dies, &announcement, 1);
+  if (s->death == BY_RESET && !announcement) kit_skip("the plugin has no TCP connection that could be reset");
 }
 
 /* The survivor goes on with transfers of BIG until one fails. Returns the error; 0: none within the time. */
@@ -146,51 +146,53 @@ static int until_error(struct end *e, struct kit_op op[OPS], const struct script
 static void again(struct end *e, struct kit_op op[OPS]) {
   for (int i = 0; i < OPS; i++) {
     struct kit_op late = end_op(e, BIG);
-    kit_op_stray(&e->n, &op[i], 1);
+    kit_op_test_again(&e->n, &op[i], 1);
     kit_op_post(&e->n, &late);
   }
 }
 
-static void is_noticed(struct kit_side *side, struct script s) {
+static void is_noticed(struct kit_process *self, struct script s) {
   static struct end e; /* a process that exits without closing leaks nothing, to a leak checker */
-  meet(side, &e);
+  meet(self, &e);
   some_messages(&e);
-  if (dies(side, &s) && play_dead(side, &s, &e)) return;
+  if (dies(self, &s) && play_dead(self, &s, &e)) return;
   struct kit_op op[OPS];
   for (int i = 0; i < OPS; i++) op[i] = end_op(&e, BIG);
-  accompany(side, &s, &e, &op[0]);
+  accompany(self, &s, &e, &op[0]);
   uint64_t limit = kit_patience_ms(NOTICE_MS), start = rail_now_ns();
   int error = until_error(&e, op, &s, limit);
   ENSURE(error, "the peer %s, and %.1f s later there is no error: NCCL has no timeout, so the job hangs",
          how(s.death), (double)limit / 1000);
-  kit_note(side, "error %d after %.3f s", error, (double)(rail_now_ns() - start) / 1e9);
+  kit_note(self, "error %d after %.3f s", error, (double)(rail_now_ns() - start) / 1e9);
   again(&e, op);
   leave(&e);
   kit_net_close(&e.n);
-  if (s.death == BY_RESET) kit_meet(side);
+  if (s.death == BY_RESET) kit_barrier(self);
   ENSURE(error == RAIL_REMOTE_ERROR,
          "a peer that %s is error %d, expected %d (ncclRemoteError): by it users tell a lost peer from a fault here",
          how(s.death), error, RAIL_REMOTE_ERROR);
 }
 
-static void killed_receiver_mid_transfer(struct kit_side *side) {
-  is_noticed(side, (struct script){RECEIVER, BY_KILL, true});
+static void killed_receiver_mid_transfer(struct kit_process *self) {
+  is_noticed(self, (struct script){RECEIVER, BY_KILL, true});
 }
-static void killed_sender_mid_transfer(struct kit_side *side) {
-  is_noticed(side, (struct script){SENDER, BY_KILL, true});
+static void killed_sender_mid_transfer(struct kit_process *self) {
+  is_noticed(self, (struct script){SENDER, BY_KILL, true});
 }
-static void killed_receiver_between_messages(struct kit_side *side) {
-  is_noticed(side, (struct script){RECEIVER, BY_KILL, false});
+static void killed_receiver_between_messages(struct kit_process *self) {
+  is_noticed(self, (struct script){RECEIVER, BY_KILL, false});
 }
-static void killed_sender_between_messages(struct kit_side *side) {
-  is_noticed(side, (struct script){SENDER, BY_KILL, false});
+static void killed_sender_between_messages(struct kit_process *self) {
+  is_noticed(self, (struct script){SENDER, BY_KILL, false});
 }
-static void exit_of_the_receiver(struct kit_side *side) { is_noticed(side, (struct script){RECEIVER, BY_EXIT, false}); }
-static void exit_of_the_sender(struct kit_side *side) { is_noticed(side, (struct script){SENDER, BY_EXIT, true}); }
-static void reset_by_the_receiver(struct kit_side *side) {
-  is_noticed(side, (struct script){RECEIVER, BY_RESET, true});
+static void exit_of_the_receiver(struct kit_process *self) {
+  is_noticed(self, (struct script){RECEIVER, BY_EXIT, false});
 }
-static void reset_by_the_sender(struct kit_side *side) { is_noticed(side, (struct script){SENDER, BY_RESET, true}); }
+static void exit_of_the_sender(struct kit_process *self) { is_noticed(self, (struct script){SENDER, BY_EXIT, true}); }
+static void reset_by_the_receiver(struct kit_process *self) {
+  is_noticed(self, (struct script){RECEIVER, BY_RESET, true});
+}
+static void reset_by_the_sender(struct kit_process *self) { is_noticed(self, (struct script){SENDER, BY_RESET, true}); }
 
 /* ---- whatever is noticed: nothing breaks ---- */
 
@@ -203,16 +205,16 @@ static void others_go_on(struct end *e, struct kit_pair *bystander) {
   kit_pair_close(&fresh);
 }
 
-static void is_survived(struct kit_side *side, struct script s) {
+static void is_survived(struct kit_process *self, struct script s) {
   static struct end e;
-  meet(side, &e);
+  meet(self, &e);
   some_messages(&e);
-  if (dies(side, &s) && play_dead(side, &s, &e)) return;
+  if (dies(self, &s) && play_dead(self, &s, &e)) return;
   struct kit_op op[OPS];
   struct kit_pair bystander;
   kit_pair_open(&e.n, &bystander);
   for (int i = 0; i < OPS; i++) op[i] = end_op(&e, BIG);
-  accompany(side, &s, &e, &op[0]);
+  accompany(self, &s, &e, &op[0]);
   others_go_on(&e, &bystander); /* before it is noticed */
   until_error(&e, op, &s, 1000);
   again(&e, op);
@@ -223,24 +225,24 @@ static void is_survived(struct kit_side *side, struct script s) {
   kit_net_close(&e.n);
 }
 
-static void others_survive_a_receiver(struct kit_side *side) {
-  is_survived(side, (struct script){RECEIVER, BY_KILL, true});
+static void others_survive_a_receiver(struct kit_process *self) {
+  is_survived(self, (struct script){RECEIVER, BY_KILL, true});
 }
-static void others_survive_a_sender(struct kit_side *side) {
-  is_survived(side, (struct script){SENDER, BY_KILL, true});
+static void others_survive_a_sender(struct kit_process *self) {
+  is_survived(self, (struct script){SENDER, BY_KILL, true});
 }
 
-/* The loss of a peer is no reason to use the processor: an end of file stays readable for ever. */
-static void no_busy_wait(struct kit_side *side) {
+/* The loss of a peer is no reason to use the processor: an end of file stays readable forever. */
+static void no_busy_wait(struct kit_process *self) {
   const struct script s = {SENDER, BY_KILL, true};
   const uint64_t ms = 300;
   static struct end e;
-  meet(side, &e);
+  meet(self, &e);
   some_messages(&e);
-  if (dies(side, &s) && play_dead(side, &s, &e)) return;
+  if (dies(self, &s) && play_dead(self, &s, &e)) return;
   struct kit_op op[OPS];
   for (int i = 0; i < OPS; i++) op[i] = end_op(&e, BIG);
-  accompany(side, &s, &e, &op[0]);
+  accompany(self, &s, &e, &op[0]);
   kit_sleep_ms(100);
   double before = kit_cpu_asleep(ms);
   int error = until_error(&e, op, &s, kit_patience_ms(NOTICE_MS));
@@ -255,30 +257,30 @@ static void no_busy_wait(struct kit_side *side) {
 /* ---- while the connection is made ---- */
 
 /* A peer begins to connect and dies. The next one is not kept out by it. */
-static void killed_while_connecting(struct kit_side *side) {
+static void killed_while_connecting(struct kit_process *self) {
   struct kit_net n;
   struct kit_pair p = {.net = &n};
   void *comm;
   kit_net_open(&n);
-  if (kit_side_rank(side) == SENDER) {
-    kit_get(side, RECEIVER, p.handle, sizeof p.handle);
+  if (kit_process_rank(self) == SENDER) {
+    kit_recv_bytes(self, RECEIVER, p.handle, sizeof p.handle);
     kit_connect_step(&n, p.handle, &comm); /* begun, most likely not finished */
-    kit_side_will_die(side);
-    kit_put(side, RECEIVER, "x", 1);
+    kit_process_expect_death(self);
+    kit_send_bytes(self, RECEIVER, "x", 1);
     kill(getpid(), SIGKILL);
   }
   p.listen = kit_net_listen(&n, p.handle);
-  kit_put(side, SENDER, p.handle, sizeof p.handle);
-  kit_side_may_lose(side, SENDER);
+  kit_send_bytes(self, SENDER, p.handle, sizeof p.handle);
+  kit_process_allow_loss(self, SENDER);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)), until = 0;
   while (!rail_deadline_passed(until ? until : deadline)) {
-    if (!until && kit_heard(side, SENDER, 1)) until = rail_deadline_in_ms(300);
+    if (!until && kit_bytes_ready(self, SENDER, 1)) until = rail_deadline_in_ms(300);
     if (kit_accept_step(&n, p.listen, &comm)) /* it had come far enough */
       kit_close_within(n.vt->close_recv, comm, "closeRecv", KIT_CLOSE_HUNG_MS);
     sched_yield();
   }
   ENSURE(until, "the other side does not come to its end");
-  kit_pair_meet(&p);
+  kit_pair_connect(&p);
   kit_pair_ping(&p, 100, 1);
   kit_pair_close(&p);
   kit_net_close(&n);
@@ -303,25 +305,25 @@ static void send_to_nobody(struct kit_net *n, void *comm) {
 }
 
 /* A listener dies under a peer that connects, before it has accepted. */
-static void killed_listener(struct kit_side *side) {
+static void killed_listener(struct kit_process *self) {
   struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE];
   void *comm = NULL;
   struct rail_net_device_handle *dh = NULL;
   kit_net_open(&n);
-  if (kit_side_rank(side) == RECEIVER) {
+  if (kit_process_rank(self) == RECEIVER) {
     kit_net_listen(&n, handle);
-    kit_put(side, SENDER, handle, sizeof handle);
-    char word;
-    kit_get(side, SENDER, &word, 1); /* connect has been called; accept is not */
-    kit_side_will_die(side);
-    kit_put(side, SENDER, "x", 1);
+    kit_send_bytes(self, SENDER, handle, sizeof handle);
+    char announcement;
+    kit_recv_bytes(self, SENDER, &announcement, 1); /* connect has been called; accept is not */
+    kit_process_expect_death(self);
+    kit_send_bytes(self, SENDER, "x", 1);
     kill(getpid(), SIGKILL);
   }
-  kit_get(side, RECEIVER, handle, sizeof handle);
+  kit_recv_bytes(self, RECEIVER, handle, sizeof handle);
   int rc = n.vt->connect(n.ctx, n.dev, handle, &comm, &dh);
-  kit_side_may_lose(side, RECEIVER);
-  kit_put(side, RECEIVER, "x", 1);
+  kit_process_allow_loss(self, RECEIVER);
+  kit_send_bytes(self, RECEIVER, "x", 1);
   uint64_t limit = kit_patience_ms(2 * NOTICE_MS), until = rail_deadline_in_ms(limit);
   while (rc == 0 && !comm && !rail_deadline_passed(until)) {
     rc = n.vt->connect(n.ctx, n.dev, handle, &comm, &dh);
@@ -347,17 +349,17 @@ static void stop_for(uint64_t ms) {
   timer_delete(timer);
 }
 
-static void a_stop_is_waited_for(struct kit_side *side) {
+static void a_stop_is_waited_for(struct kit_process *self) {
   const size_t some = (size_t)4 << 20;
   static struct end e;
-  meet(side, &e);
+  meet(self, &e);
   for (int stops = 0; stops < 2; stops++)
     for (int i = 0; i < OPS; i++) {
       uint64_t seed = (uint64_t)stops * OPS + (uint64_t)i;
       struct kit_op op = end_op(&e, some);
       if (e.sends) kit_pattern_fill(e.data, some, seed);
       kit_op_start(&e.n, &op);
-      if (kit_side_rank(side) == stops && i == 1) stop_for(1000);
+      if (kit_process_rank(self) == stops && i == 1) stop_for(1000);
       bool settled = kit_op_within(&e.n, &op, kit_patience_ms(KIT_PATIENCE_MS));
       ENSURE(settled && !op.error, "a process was stopped for one second, and a %s of it or with it %s (error %d)",
              e.sends ? "send" : "receive", settled ? "failed" : "never ended", op.error);
@@ -365,34 +367,34 @@ static void a_stop_is_waited_for(struct kit_side *side) {
         ENSURE(kit_pattern_check(e.data, some, seed) < 0,
                "a message that was interrupted for one second arrived wrong");
     }
-  kit_meet(side);
+  kit_barrier(self);
   leave(&e);
   kit_net_close(&e.n);
 }
 
-static void when_a_stop_is_noticed(struct kit_side *side) {
+static void when_a_stop_is_noticed(struct kit_process *self) {
   enum { STOP_MS = 3000 };
   static struct end e;
-  meet(side, &e);
+  meet(self, &e);
   some_messages(&e);
-  if (kit_side_rank(side) == RECEIVER) {
+  if (kit_process_rank(self) == RECEIVER) {
     struct kit_op op = end_op(&e, BIG);
     kit_op_start(&e.n, &op);
-    kit_put(side, SENDER, "x", 1);
+    kit_send_bytes(self, SENDER, "x", 1);
     stop_for(STOP_MS);
   } else {
-    char word;
+    char announcement;
     struct kit_op op[64]; /* more than any buffer takes */
     int i = 0, last = (int)(sizeof op / sizeof op[0]) - 1;
-    kit_get(side, RECEIVER, &word, 1);
+    kit_recv_bytes(self, RECEIVER, &announcement, 1);
     uint64_t start = rail_now_ns(), until = rail_deadline_in_ms(STOP_MS - 200);
-    for (op[0] = end_op(&e, BIG); !op[i].error && i < last && !rail_deadline_passed(until); kit_nap())
+    for (op[0] = end_op(&e, BIG); !op[i].error && i < last && !rail_deadline_passed(until); kit_short_sleep())
       if (kit_op_step(&e.n, &op[i]) && op[i].done) op[++i] = end_op(&e, BIG);
     double seconds = (double)(rail_now_ns() - start) / 1e9;
-    if (op[i].error) kit_metric(side, "stopped peer noticed after", seconds, "s");
-    else kit_note(side, "a peer that was stopped for %.1f s was waited for", seconds);
+    if (op[i].error) kit_metric(self, "stopped peer noticed after", seconds, "s");
+    else kit_note(self, "a peer that was stopped for %.1f s was waited for", seconds);
   }
-  kit_meet(side);
+  kit_barrier(self);
   leave(&e);
   kit_net_close(&e.n);
 }

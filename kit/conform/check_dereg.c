@@ -48,8 +48,8 @@ static void look_on(struct begun *b, struct kit_op *op, uint64_t ms) {
   while (!rail_deadline_passed(until) && !kit_op_step(b->net, op)) sched_yield();
 }
 
-static void nothing_is_read_after_dereg(struct kit_side *side) {
-  (void)side;
+static void nothing_is_read_after_dereg(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   kit_net_open(&n);
   for (int round = 0; round < kit_scaled(6); round++) {
@@ -58,9 +58,9 @@ static void nothing_is_read_after_dereg(struct kit_side *side) {
     for (int i = 0; i < round && !kit_op_step(&n, &b.send); i++) {} /* some of it is on its way, not all */
     kit_mr_dereg(&n, b.p.send, b.mh_out);
     memset(b.out, NEW_OUT, LARGE);
-    kit_op_stray(&n, &b.send, 100);
+    kit_op_test_again(&n, &b.send, 100);
     look_on(&b, &b.recv, 100);
-    kit_op_stray(&n, &b.send, 100);
+    kit_op_test_again(&n, &b.send, 100);
     kit_close_within(n.vt->close_send, b.p.send, "closeSend", KIT_CLOSE_HUNG_MS);
     look_on(&b, &b.recv, 1000);
     ENSURE(!b.recv.done || kit_bytes_check(b.in, LARGE, OLD_OUT) < 0,
@@ -99,7 +99,7 @@ static void receiver_lets_go(bool deregisters) {
     memset(b.in, NEW_IN, LARGE);
     uint64_t until = rail_deadline_in_ms(deregisters ? 100 : 50);
     while (!rail_deadline_passed(until) && !kit_op_step(&n, &b.send))
-      if (deregisters && !b.recv.done) kit_op_stray(&n, &b.recv, 1);
+      if (deregisters && !b.recv.done) kit_op_test_again(&n, &b.recv, 1);
     if (deregisters) kit_close_within(n.vt->close_recv, b.p.recv, "closeRecv", KIT_CLOSE_HUNG_MS);
     ssize_t wrong = kit_bytes_check(b.in, LARGE, NEW_IN);
     ENSURE(wrong < 0, "%zu bytes from byte %zd of %zu of the receiver's memory on were written after %s had returned: "
@@ -114,19 +114,19 @@ static void receiver_lets_go(bool deregisters) {
   kit_net_close(&n);
 }
 
-static void nothing_is_written_after_dereg(struct kit_side *side) {
-  (void)side;
+static void nothing_is_written_after_dereg(struct kit_process *self) {
+  (void)self;
   receiver_lets_go(true);
 }
 
-static void nothing_is_written_after_close(struct kit_side *side) {
-  (void)side;
+static void nothing_is_written_after_close(struct kit_process *self) {
+  (void)self;
   receiver_lets_go(false);
 }
 
 /* NCCL's own order at an abort. Whoever touches the memory then faults. */
-static void memory_is_gone_before_close(struct kit_side *side) {
-  (void)side;
+static void memory_is_gone_before_close(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   kit_net_open(&n);
   for (int round = 0; round < kit_scaled(6); round++) {

@@ -9,13 +9,13 @@
 enum { ROOM = 65536, FLUSHES = 8 /* NCCL's steps */ };
 
 /* What NCCL passes: addresses, sizes as test gave them, handles of the receive; *request is NULL before. */
-static int flush(const struct kit_lane *l, struct kit_op *received, void **request) {
+static int flush(const struct kit_conn *l, struct kit_op *received, void **request) {
   *request = NULL;
   return l->net->vt->iflush(l->pair.recv, received->n, received->data, received->sizes, received->mh, request);
 }
 
 /* NULL: there is nothing to wait for. */
-static int await_flush(const struct kit_lane *l, void *request) {
+static int await_flush(const struct kit_conn *l, void *request) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(10000));
   for (int done = 0, rc; request && !done;) {
     done = -1;
@@ -27,15 +27,15 @@ static int await_flush(const struct kit_lane *l, void *request) {
 }
 
 /* A group of `n` messages of these sizes, one after the other in `in`, across and whole. */
-static struct kit_op receive(struct kit_lane *l, uint8_t *out, uint8_t *in, int n, const size_t *sizes, uint64_t seed) {
-  struct kit_op ops[1 + KIT_MAX_GROUP] = {kit_lane_group(l)};
+static struct kit_op receive(struct kit_conn *l, uint8_t *out, uint8_t *in, int n, const size_t *sizes, uint64_t seed) {
+  struct kit_op ops[1 + KIT_MAX_GROUP] = {kit_conn_group(l)};
   memset(in, 0xcc, (size_t)n * ROOM);
   for (int i = 0; i < n; i++) {
     kit_pattern_fill(out + i * ROOM, sizes[i], seed + (uint64_t)i);
-    kit_lane_add(l, &ops[0], in + i * ROOM, ROOM, i);
-    ops[1 + i] = kit_lane_send(l, out + i * ROOM, sizes[i], i);
+    kit_conn_add(l, &ops[0], in + i * ROOM, ROOM, i);
+    ops[1 + i] = kit_conn_send(l, out + i * ROOM, sizes[i], i);
   }
-  kit_lane_run(l, ops, 1 + n, KIT_OPS_FORWARD);
+  kit_conn_run(l, ops, 1 + n, KIT_OPS_FORWARD);
   return ops[0];
 }
 
@@ -48,7 +48,7 @@ static void is_whole(const struct kit_op *received, uint64_t seed) {
   }
 }
 
-static void flushed(struct kit_lane *l, struct kit_op *received, uint64_t seed) {
+static void flushed(struct kit_conn *l, struct kit_op *received, uint64_t seed) {
   void *request;
   int rc = flush(l, received, &request);
   ENSURE(rc == 0, "iflush of %d buffers returned %d", received->n, rc);
@@ -56,38 +56,38 @@ static void flushed(struct kit_lane *l, struct kit_op *received, uint64_t seed) 
   is_whole(received, seed);
 }
 
-/* The lane, and its memory. Ends the check where host memory is not flushed. */
-static void open_flushing(struct kit_lane *l, struct kit_side *side, uint8_t **out, uint8_t **in, int buffers) {
+/* The connection, and its memory. Ends the check where host memory is not flushed. */
+static void open_flushing(struct kit_conn *l, struct kit_process *self, uint8_t **out, uint8_t **in, int buffers) {
   void *request;
   int rc;
-  kit_lane_open(l, side);
+  kit_conn_open(l, self);
   if (!l->net->vt->iflush) kit_skip("the plugin has no iflush");
-  *out = kit_lane_high(l, (size_t)buffers * ROOM);
-  *in = kit_lane_high(l, (size_t)buffers * ROOM);
+  *out = kit_conn_high(l, (size_t)buffers * ROOM);
+  *in = kit_conn_high(l, (size_t)buffers * ROOM);
   struct kit_op first = receive(l, *out, *in, 1, (const size_t[]){100}, 1);
   if ((rc = flush(l, &first, &request)) != 0)
     kit_skip("iflush says %d of host memory: NCCL asks for GPU memory only", rc);
   ENSURE((rc = await_flush(l, request)) == 0, "test of a flush returned %d", rc);
 }
 
-static void after_a_receive(struct kit_side *side) {
+static void after_a_receive(struct kit_process *self) {
   static const size_t sizes[] = {1, 7, 4096, ROOM - 1, ROOM, 0};
-  struct kit_lane l;
+  struct kit_conn l;
   uint8_t *out, *in;
-  open_flushing(&l, side, &out, &in, 1);
+  open_flushing(&l, self, &out, &in, 1);
   for (int i = 0; i < kit_scaled(60); i++) {
     struct kit_op received = receive(&l, out, in, 1, &sizes[i % 6], (uint64_t)i);
     flushed(&l, &received, (uint64_t)i);
   }
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
-static void of_a_group(struct kit_side *side) {
-  struct kit_lane l;
+static void of_a_group(struct kit_process *self) {
+  struct kit_conn l;
   uint8_t *out, *in;
   size_t sizes[KIT_MAX_GROUP];
-  open_flushing(&l, side, &out, &in, KIT_MAX_GROUP);
-  kit_lane_needs_groups(&l);
+  open_flushing(&l, self, &out, &in, KIT_MAX_GROUP);
+  kit_conn_needs_groups(&l);
   int most = l.max_recvs < KIT_MAX_GROUP ? l.max_recvs : KIT_MAX_GROUP;
   for (int i = 0; i < kit_scaled(100); i++) {
     int n = 1 + i % most;
@@ -96,15 +96,15 @@ static void of_a_group(struct kit_side *side) {
     struct kit_op received = receive(&l, out, in, n, sizes, (uint64_t)i);
     flushed(&l, &received, (uint64_t)i);
   }
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
 /* As NCCL's proxy has them: up to a flush for each step, received at different times, and tested oldest first or not,
  * while the next messages arrive. */
-static void several_at_once(struct kit_side *side) {
-  struct kit_lane l;
+static void several_at_once(struct kit_process *self) {
+  struct kit_conn l;
   uint8_t *out, *in;
-  open_flushing(&l, side, &out, &in, FLUSHES + 1);
+  open_flushing(&l, self, &out, &in, FLUSHES + 1);
   for (int round = 0; round < kit_scaled(40); round++) {
     struct kit_op received[FLUSHES];
     void *request[FLUSHES];
@@ -120,23 +120,23 @@ static void several_at_once(struct kit_side *side) {
       is_whole(&received[i], (uint64_t)round * FLUSHES + (uint64_t)i);
     }
   }
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
 /* Whatever it says, it says so soon, and everything can be closed. */
-static void after_the_sender_has_gone(struct kit_side *side) {
-  static struct kit_lane l;
+static void after_the_sender_has_gone(struct kit_process *self) {
+  static struct kit_conn l;
   uint8_t *out, *in;
   void *request = NULL;
-  open_flushing(&l, side, &out, &in, 1);
+  open_flushing(&l, self, &out, &in, 1);
   struct kit_op received = receive(&l, out, in, 1, (const size_t[]){ROOM}, 1);
   int before = flush(&l, &received, &request);
   ENSURE(before == 0, "iflush returned %d", before);
-  for (int i = 0; i < KIT_LANE_REGIONS; i++)
+  for (int i = 0; i < KIT_CONN_REGIONS; i++)
     if (l.region[i].send_mh) kit_mr_dereg(l.net, l.pair.send, l.region[i].send_mh);
   ENSURE(l.net->vt->close_send(l.pair.send) == 0, "closeSend failed");
   await_flush(&l, request);
-  struct kit_op never = kit_lane_recv(&l, in, ROOM, 9);
+  struct kit_op never = kit_conn_recv(&l, in, ROOM, 9);
   int error = 0;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(10000));
   for (bool posted = false; !error && !never.error && !rail_deadline_passed(deadline);) {
@@ -145,7 +145,7 @@ static void after_the_sender_has_gone(struct kit_side *side) {
     if (posted) error = l.net->vt->test(never.req, &done, never.sizes);
   }
   if (flush(&l, &received, &request) == 0) await_flush(&l, request);
-  for (int i = 0; i < KIT_LANE_REGIONS; i++)
+  for (int i = 0; i < KIT_CONN_REGIONS; i++)
     if (l.region[i].recv_mh) kit_mr_dereg(l.net, l.pair.recv, l.region[i].recv_mh);
   ENSURE(l.net->vt->close_recv(l.pair.recv) == 0, "closeRecv failed");
   kit_net_close(l.net);

@@ -53,7 +53,7 @@ static void fork_in_flight(struct kit_pair *p, uint8_t *out, uint8_t *in, uint64
   }
   int status = ended(pid, what);
   ENSURE(!WIFSIGNALED(status), "a forked child %s was ended by signal %d", what, WTERMSIG(status));
-  kit_ops_run(n, ops, 2, (struct kit_ops_how){0});
+  kit_ops_run(n, ops, 2, (struct kit_ops_options){0});
   ENSURE(kit_pattern_check(in, SIZE, seed) < 0,
          "data that was in flight while a process forked a child %s arrived wrong", what);
   kit_mr_dereg(n, p->recv, ops[0].mh[0]);
@@ -64,8 +64,8 @@ static void nothing(void) {}
 static void another_program(void) { execl("/bin/true", "true", (char *)NULL); }
 static void whole_exit(void) { exit(0); }
 
-static void forks(struct kit_side *side, void (*const fn[2])(void), const char *const what[2]) {
-  (void)side;
+static void forks(struct kit_process *self, void (*const fn[2])(void), const char *const what[2]) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   kit_net_open(&n);
@@ -82,18 +82,18 @@ static void forks(struct kit_side *side, void (*const fn[2])(void), const char *
   kit_net_close(&n);
 }
 
-static void forks_during_traffic(struct kit_side *side) {
+static void forks_during_traffic(struct kit_process *self) {
   static void (*const fn[2])(void) = {nothing, another_program};
   static const char *const what[2] = {"that ends at once", "that starts a program"};
-  forks(side, fn, what);
+  forks(self, fn, what);
 }
 
 /* The plugin's destructors run there, without the plugin's threads. */
-static void a_forked_child_exits(struct kit_side *side) {
+static void a_forked_child_exits(struct kit_process *self) {
   static void (*const fn[2])(void) = {whole_exit, whole_exit};
   static const char *const what[2] = {"that calls exit", "that calls exit"};
   if (kit_sanitized()) kit_skip("a sanitizer's own work at exit is not for a forked child");
-  forks(side, fn, what);
+  forks(self, fn, what);
 }
 
 static void open_fds(bool *open) {
@@ -108,8 +108,8 @@ static void open_fds(bool *open) {
 }
 
 /* A program that inherits a connection keeps it, and its port, alive after this process has gone. */
-static void programs_started_meanwhile(struct kit_side *side) {
-  (void)side;
+static void programs_started_meanwhile(struct kit_process *self) {
+  (void)self;
   static bool before[MOST_FDS], after[MOST_FDS];
   struct kit_net n;
   struct kit_pair p, q;
@@ -138,8 +138,8 @@ static void programs_started_meanwhile(struct kit_side *side) {
 
 /* A forked child that lives on, without exec, keeps copies of the descriptors. Its parent's close must reach the peer
  * all the same. */
-static void a_forked_bystander_does_not_hide_a_close(struct kit_side *side) {
-  (void)side;
+static void a_forked_bystander_does_not_hide_a_close(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   int hold[2];

@@ -17,15 +17,15 @@ struct group {
 };
 
 struct groups {
-  struct kit_lane l;
+  struct kit_conn l;
   uint8_t *out, *in; /* GROUPS × KIT_MAX_GROUP × ROOM */
 };
 
-static void groups_open(struct groups *g, struct kit_side *side) {
-  kit_lane_open(&g->l, side);
-  kit_lane_needs_groups(&g->l);
-  g->out = kit_lane_high(&g->l, GROUPS * KIT_MAX_GROUP * ROOM);
-  g->in = kit_lane_high(&g->l, GROUPS * KIT_MAX_GROUP * ROOM);
+static void groups_open(struct groups *g, struct kit_process *self) {
+  kit_conn_open(&g->l, self);
+  kit_conn_needs_groups(&g->l);
+  g->out = kit_conn_high(&g->l, GROUPS * KIT_MAX_GROUP * ROOM);
+  g->in = kit_conn_high(&g->l, GROUPS * KIT_MAX_GROUP * ROOM);
 }
 
 static uint8_t *buffer(uint8_t *base, int which, int b) { return base + (which * KIT_MAX_GROUP + b) * ROOM; }
@@ -52,17 +52,17 @@ static struct group group_random(struct kit_rng *rng, int n, const int *tags, ui
 /* Its receive, and its n sends. Returns n. */
 static int group_make(const struct groups *all, const struct group *g, int which, struct kit_op *recv,
                       struct kit_op *send) {
-  *recv = kit_lane_group(&all->l);
+  *recv = kit_conn_group(&all->l);
   for (int b = 0; b < g->n; b++) {
     uint8_t *in = buffer(all->in, which, b);
-    kit_lane_add(&all->l, recv, in, ROOM, g->tag[b]);
+    kit_conn_add(&all->l, recv, in, ROOM, g->tag[b]);
     memset(in, 0xcc, ROOM);
   }
   for (int k = 0; k < g->n; k++) {
     int b = g->order[k];
     uint8_t *out = buffer(all->out, which, b);
     kit_pattern_fill(out, g->size[b], g->seed + (uint64_t)b);
-    send[k] = kit_lane_send(&all->l, out, g->size[b], g->tag[b]);
+    send[k] = kit_conn_send(&all->l, out, g->size[b], g->tag[b]);
   }
   return g->n;
 }
@@ -90,15 +90,15 @@ static void groups_run(struct groups *all, const struct group *g, int count, boo
     at[i] = receives_first ? i : n++;
     n += group_make(all, &g[i], i, &ops[at[i]], &ops[n]);
   }
-  kit_lane_run(&all->l, ops, n, order);
+  kit_conn_run(&all->l, ops, n, order);
   for (int i = 0; i < count; i++) group_check(all, &g[i], i, &ops[at[i]]);
 }
 
 /* ---- the checks ---- */
 
-static void every_count_every_rotation(struct kit_side *side) {
+static void every_count_every_rotation(struct kit_process *self) {
   static struct groups all;
-  groups_open(&all, side);
+  groups_open(&all, self);
   for (int count = 1; count <= all.l.max_recvs; count++) {
     for (int turn = 0; turn < count; turn++) {
       struct group g = {.n = count, .seed = (uint64_t)count * 100 + (uint64_t)turn};
@@ -110,7 +110,7 @@ static void every_count_every_rotation(struct kit_side *side) {
       groups_run(&all, &g, 1, true, KIT_OPS_OLDEST);
     }
   }
-  kit_lane_close(&all.l);
+  kit_conn_close(&all.l);
 }
 
 /* Every order of sending, of up to 4 buffers. */
@@ -130,47 +130,47 @@ static void permute(struct groups *all, struct group *g, int fixed) {
   }
 }
 
-static void every_order_of_tags(struct kit_side *side) {
+static void every_order_of_tags(struct kit_process *self) {
   static struct groups all;
-  groups_open(&all, side);
+  groups_open(&all, self);
   int n = all.l.max_recvs < 4 ? all.l.max_recvs : 4;
   struct group g = {.n = n, .tag = {131071, 0, 7, 1000000}, .order = {0, 1, 2, 3}, .size = {1, 4096, 0, 700}};
   permute(&all, &g, 0);
-  kit_lane_close(&all.l);
+  kit_conn_close(&all.l);
 }
 
-static void the_group_shrinks(struct kit_side *side) { /* as members of a fused operation finish one by one */
+static void the_group_shrinks(struct kit_process *self) { /* as members of a fused operation finish one by one */
   static struct groups all;
   struct group g[GROUPS];
-  groups_open(&all, side);
+  groups_open(&all, self);
   for (int round = 0; round < kit_scaled(20); round++) {
     int tags[KIT_MAX_GROUP], most = all.l.max_recvs;
     random_tags(&all.l.rng, tags, most);
     for (int i = 0; i < GROUPS; i++) g[i] = group_random(&all.l.rng, most - i < 1 ? 1 : most - i, tags, ROOM + 1);
     groups_run(&all, g, GROUPS, false, KIT_OPS_OLDEST);
   }
-  kit_lane_close(&all.l);
+  kit_conn_close(&all.l);
 }
 
 /* All receives posted ahead of all sends; the same tags in every group, so only "the first unfinished group" says which
  * buffer is meant. */
-static void same_tags_in_many_groups(struct kit_side *side) {
+static void same_tags_in_many_groups(struct kit_process *self) {
   static struct groups all;
   struct group g[GROUPS];
-  groups_open(&all, side);
+  groups_open(&all, self);
   for (int round = 0; round < kit_scaled(30); round++) {
     int tags[KIT_MAX_GROUP];
     random_tags(&all.l.rng, tags, all.l.max_recvs);
     for (int i = 0; i < GROUPS; i++) g[i] = group_random(&all.l.rng, all.l.max_recvs, tags, 2000);
     groups_run(&all, g, GROUPS, true, KIT_OPS_SHUFFLED);
   }
-  kit_lane_close(&all.l);
+  kit_conn_close(&all.l);
 }
 
-static void three_hundred_random_groups(struct kit_side *side) {
+static void three_hundred_random_groups(struct kit_process *self) {
   static struct groups all;
   struct group g[GROUPS];
-  groups_open(&all, side);
+  groups_open(&all, self);
   for (int left = kit_scaled(300); left > 0;) {
     int count = 1 + (int)kit_rng_below(&all.l.rng, GROUPS);
     for (int i = 0; i < count; i++)
@@ -178,50 +178,50 @@ static void three_hundred_random_groups(struct kit_side *side) {
     groups_run(&all, g, count, false, (enum kit_ops_order)kit_rng_below(&all.l.rng, 4));
     left -= count;
   }
-  kit_lane_close(&all.l);
+  kit_conn_close(&all.l);
 }
 
-static void a_large_and_a_small(struct kit_side *side) { /* members of one group differ a millionfold */
+static void a_large_and_a_small(struct kit_process *self) { /* members of one group differ a millionfold */
   static const uint8_t small[3] = {'a', 'b', 'c'};
-  struct kit_lane l;
-  kit_lane_open(&l, side);
-  kit_lane_needs_groups(&l);
+  struct kit_conn l;
+  kit_conn_open(&l, self);
+  kit_conn_needs_groups(&l);
   size_t big = (size_t)3 << 20;
-  uint8_t *out = kit_lane_high(&l, big), *in = kit_lane_high(&l, big);
-  uint8_t *small_out = kit_lane_high(&l, 3), *small_in = kit_lane_high(&l, 3);
+  uint8_t *out = kit_conn_high(&l, big), *in = kit_conn_high(&l, big);
+  uint8_t *small_out = kit_conn_high(&l, 3), *small_in = kit_conn_high(&l, 3);
   kit_pattern_fill(out, big, 1);
   memcpy(small_out, small, 3);
   for (int first = 0; first < 2; first++) {
     memset(in, 0, big);
     memset(small_in, 0, 3);
-    struct kit_op ops[3] = {kit_lane_group(&l)};
-    kit_lane_add(&l, &ops[0], in, big, 9);
-    kit_lane_add(&l, &ops[0], small_in, 3, 3);
-    ops[1 + first] = kit_lane_send(&l, out, big, 9);
-    ops[2 - first] = kit_lane_send(&l, small_out, 3, 3);
-    kit_lane_run(&l, ops, 3, KIT_OPS_OLDEST);
+    struct kit_op ops[3] = {kit_conn_group(&l)};
+    kit_conn_add(&l, &ops[0], in, big, 9);
+    kit_conn_add(&l, &ops[0], small_in, 3, 3);
+    ops[1 + first] = kit_conn_send(&l, out, big, 9);
+    ops[2 - first] = kit_conn_send(&l, small_out, 3, 3);
+    kit_conn_run(&l, ops, 3, KIT_OPS_OLDEST);
     if (!l.receives) continue;
     ENSURE(ops[0].sizes[0] == (int)big && ops[0].sizes[1] == 3, "sizes are %d and %d, sent %zu and 3", ops[0].sizes[0],
            ops[0].sizes[1], big);
     ENSURE(kit_pattern_check(in, big, 1) < 0 && memcmp(small_in, small, 3) == 0,
            "3 MiB and 3 bytes of one group arrived wrong, the %s sent first", first ? "3 bytes" : "3 MiB");
   }
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
 /* Done means all of it: one request for all n buffers. */
-static void done_when_all_have_come(struct kit_side *side) {
-  struct kit_lane l;
-  kit_lane_open(&l, side);
-  kit_lane_needs_groups(&l);
+static void done_when_all_have_come(struct kit_process *self) {
+  struct kit_conn l;
+  kit_conn_open(&l, self);
+  kit_conn_needs_groups(&l);
   int n = l.max_recvs;
-  uint8_t *out = kit_lane_high(&l, 1000), *in = kit_lane_high(&l, (size_t)n * 1000);
+  uint8_t *out = kit_conn_high(&l, 1000), *in = kit_conn_high(&l, (size_t)n * 1000);
   kit_pattern_fill(out, 1000, 3);
   for (int late = 0; late < n; late++) {
-    struct kit_op ops[GROUP_OPS] = {kit_lane_group(&l)};
+    struct kit_op ops[GROUP_OPS] = {kit_conn_group(&l)};
     memset(in, 0, (size_t)n * 1000);
-    for (int b = 0; b < n; b++) kit_lane_add(&l, &ops[0], in + b * 1000, 1000, b);
-    for (int b = 0; b < n; b++) ops[1 + (b < late ? b : b == late ? n - 1 : b - 1)] = kit_lane_send(&l, out, 1000, b);
+    for (int b = 0; b < n; b++) kit_conn_add(&l, &ops[0], in + b * 1000, 1000, b);
+    for (int b = 0; b < n; b++) ops[1 + (b < late ? b : b == late ? n - 1 : b - 1)] = kit_conn_send(&l, out, 1000, b);
     uint64_t until = rail_deadline_in_ms(20);
     while (!rail_deadline_passed(until)) { /* all but the one of tag `late` */
       for (int i = 0; i < n; i++) {
@@ -232,12 +232,12 @@ static void done_when_all_have_come(struct kit_side *side) {
              late);
       }
     }
-    kit_lane_run(&l, ops, 1 + n, KIT_OPS_FORWARD);
+    kit_conn_run(&l, ops, 1 + n, KIT_OPS_FORWARD);
     for (int b = 0; b < n; b++)
       ENSURE(ops[0].sizes[b] == 1000 && kit_pattern_check(in + b * 1000, 1000, 3) < 0,
              "buffer %d of %d arrived wrong (%d bytes), the send with tag %d being late", b, n, ops[0].sizes[b], late);
   }
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
 /* ---- operations that share a comm, as behind PXN ---- */
@@ -245,7 +245,7 @@ static void done_when_all_have_come(struct kit_side *side) {
 enum { SUBS = KIT_MAX_GROUP, STEPS = 40, DEPTH = 2 }; /* DEPTH: NCCL's 16 / nsubs, of 8 subs */
 
 struct shared {
-  struct kit_lane l;
+  struct kit_conn l;
   int subs, steps[SUBS], posted[SUBS], done[SUBS]; /* sender: of each sub */
   struct kit_op op[SUBS][DEPTH];
   uint8_t *out, *in; /* SUBS × DEPTH × ROOM */
@@ -254,7 +254,7 @@ struct shared {
 static uint64_t shared_seed(int sub, int step) { return (uint64_t)sub * 1000 + (uint64_t)step; }
 
 static size_t shared_size(const struct shared *s, int sub, int step) {
-  struct kit_rng rng = {.state = kit_side_job(s->l.side)->seed + shared_seed(sub, step)};
+  struct kit_rng rng = {.state = kit_process_job(s->l.self)->seed + shared_seed(sub, step)};
   return kit_rng_below(&rng, 6) ? kit_rng_below(&rng, ROOM) : 0;
 }
 
@@ -273,7 +273,7 @@ static bool sub_turn(struct shared *s, int sub) {
     struct kit_op *op = &s->op[sub][step % DEPTH];
     uint8_t *out = shared_place(s->out, sub, step);
     kit_pattern_fill(out, shared_size(s, sub, step), shared_seed(sub, step));
-    *op = kit_lane_send(&s->l, out, shared_size(s, sub, step), 100 + sub);
+    *op = kit_conn_send(&s->l, out, shared_size(s, sub, step), 100 + sub);
     if (kit_op_post(s->l.net, op)) s->posted[sub]++, moved = true;
     ENSURE(!op->error, "isend of step %d with tag %d returned %d: with no place in the first unfinished receive it "
            "gives NULL and is repeated", step, 100 + sub, op->error);
@@ -296,9 +296,9 @@ static void shared_send(struct shared *s) {
 
 /* The receive of step `step`: a buffer for each sub that has so many. */
 static struct kit_op shared_group(const struct shared *s, int step) {
-  struct kit_op op = kit_lane_group(&s->l);
+  struct kit_op op = kit_conn_group(&s->l);
   for (int sub = 0; sub < s->subs; sub++)
-    if (step < s->steps[sub]) kit_lane_add(&s->l, &op, shared_place(s->in, sub, step), ROOM, 100 + sub);
+    if (step < s->steps[sub]) kit_conn_add(&s->l, &op, shared_place(s->in, sub, step), ROOM, 100 + sub);
   return op;
 }
 
@@ -335,13 +335,13 @@ static void shared_receive(struct shared *s) {
   }
 }
 
-static void operations_share_a_comm(struct kit_side *side) {
+static void operations_share_a_comm(struct kit_process *self) {
   static struct shared s;
-  kit_lane_open(&s.l, side);
-  kit_lane_needs_groups(&s.l);
+  kit_conn_open(&s.l, self);
+  kit_conn_needs_groups(&s.l);
   s.subs = s.l.max_recvs;
-  s.out = kit_lane_high(&s.l, SUBS * DEPTH * ROOM);
-  s.in = kit_lane_high(&s.l, SUBS * DEPTH * ROOM);
+  s.out = kit_conn_high(&s.l, SUBS * DEPTH * ROOM);
+  s.in = kit_conn_high(&s.l, SUBS * DEPTH * ROOM);
   for (int round = 0; round < kit_scaled(10); round++) {
     for (int sub = 0; sub < s.subs; sub++) {
       s.posted[sub] = s.done[sub] = 0;
@@ -350,7 +350,7 @@ static void operations_share_a_comm(struct kit_side *side) {
     if (s.l.sends) shared_send(&s);
     else shared_receive(&s);
   }
-  kit_lane_close(&s.l);
+  kit_conn_close(&s.l);
 }
 
 #define NET "src/transport/net.cc:"

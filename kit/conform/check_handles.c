@@ -8,8 +8,8 @@
 
 static uint64_t soon(void) { return rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)); }
 
-static void handle_may_move(struct kit_side *side) { /* it holds state, never its own address */
-  (void)side;
+static void handle_may_move(struct kit_process *self) { /* it holds state, never its own address */
+  (void)self;
   enum { PLACES = 256 };
   static char place[PLACES][RAIL_NET_HANDLE_SIZE];
   struct kit_net n;
@@ -34,8 +34,8 @@ static void handle_may_move(struct kit_side *side) { /* it holds state, never it
   kit_net_close(&n);
 }
 
-static void several_through_one_door(struct kit_side *side) { /* one after another, each from the pristine handle */
-  (void)side;
+static void several_through_one_door(struct kit_process *self) { /* one after another, each from the pristine handle */
+  (void)self;
   struct kit_net n;
   struct kit_pair p[4];
   char handle[RAIL_NET_HANDLE_SIZE];
@@ -44,7 +44,7 @@ static void several_through_one_door(struct kit_side *side) { /* one after anoth
   for (int i = 0; i < 4; i++) {
     p[i] = (struct kit_pair){.net = &n, .listen = listen};
     memcpy(p[i].handle, handle, sizeof handle);
-    kit_pair_meet(&p[i]);
+    kit_pair_connect(&p[i]);
     p[i].listen = NULL;
   }
   int rc = n.vt->close_listen(listen);
@@ -55,8 +55,8 @@ static void several_through_one_door(struct kit_side *side) { /* one after anoth
 }
 
 /* What NCCL presets to NULL it may one day leave on the stack. */
-static void comms_are_written(struct kit_side *side) {
-  (void)side;
+static void comms_are_written(struct kit_process *self) {
+  (void)self;
   struct rail_net_device_handle *dh = NULL;
   struct kit_net n;
   struct kit_pair p = {.net = &n};
@@ -89,8 +89,8 @@ static void comms_are_written(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-static void device_handle_is_left_alone(struct kit_side *side) {
-  (void)side;
+static void device_handle_is_left_alone(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct rail_net_props_v12 props;
   struct rail_net_device_handle canary, *to_send = &canary, *to_recv = &canary;

@@ -28,7 +28,7 @@ static struct levels settled(const struct levels *before) {
 }
 
 /* Does `what` `each` times a block: once to warm up, then BLOCKS times. At most `bytes` each may be lost. */
-static void flat(struct kit_side *side, void (*fn)(void *arg, int i), void *arg, int each, size_t bytes,
+static void flat(struct kit_process *self, void (*fn)(void *arg, int i), void *arg, int each, size_t bytes,
                  const char *what) {
   int i = 0, fds = 1 << 20, threads = 1 << 20;
   long kb = 1 << 30;
@@ -45,11 +45,11 @@ static void flat(struct kit_side *side, void (*fn)(void *arg, int i), void *arg,
     before = now;
     if (plain) break;
   }
-  kit_metric(side, "resident memory grew", (double)(before.rss_kb - first), "KiB");
+  kit_metric(self, "resident memory grew", (double)(before.rss_kb - first), "KiB");
   ENSURE(fds <= 0, "after every %d %s at least %d more descriptors are open: the process runs into its limit", each,
          what, fds);
   ENSURE(threads <= 0, "after every %d %s at least %d more threads are there", each, what, threads);
-  /* ASan keeps what is freed; there LeakSanitizer is the judge. */
+  /* ASan keeps what is freed; there LeakSanitizer decides. */
   ENSURE(kit_sanitized() || (double)kb * 1024 <= (double)bytes * each,
          "after every %d %s at least %ld KiB more memory is in use, in %d blocks one after the other: a leak", each,
          what, kb, BLOCKS);
@@ -70,10 +70,10 @@ static void connection(void *arg, int i) {
   kit_pair_close(&p);
 }
 
-static void a_thousand_connections(struct kit_side *side) {
+static void a_thousand_connections(struct kit_process *self) {
   struct kit_net n;
   kit_net_open(&n);
-  flat(side, connection, &n, kit_scaled(200), 512, "connections");
+  flat(self, connection, &n, kit_scaled(200), 512, "connections");
   kit_net_close(&n);
 }
 
@@ -85,8 +85,8 @@ static void context(void *arg, int i) {
   kit_net_close(&n);
 }
 
-static void a_hundred_contexts(struct kit_side *side) {
-  flat(side, context, NULL, kit_scaled(20), 16384, "contexts, made and finalized,");
+static void a_hundred_contexts(struct kit_process *self) {
+  flat(self, context, NULL, kit_scaled(20), 16384, "contexts, made and finalized,");
 }
 
 /* To a port that is closed, as of a peer that has died. Some end in an error, some are still being tried when the
@@ -110,8 +110,8 @@ static void failed_connections_of_a_context(void *arg, int i) {
   kit_net_close(&n);
 }
 
-static void failed_connections(struct kit_side *side) {
-  flat(side, failed_connections_of_a_context, NULL, kit_scaled(10), 16384, "contexts with connections that failed");
+static void failed_connections(struct kit_process *self) {
+  flat(self, failed_connections_of_a_context, NULL, kit_scaled(10), 16384, "contexts with connections that failed");
 }
 
 struct place { struct kit_pair p; uint8_t *out, *in; void *mh_out, *mh_in; };
@@ -139,14 +139,14 @@ static void message(void *arg, int i) {
   struct kit_op ops[2] = {kit_op_recv(at->p.recv, at->in, PLACE, 0), kit_op_send(at->p.send, at->out, size, 0)};
   ops[0].mh[0] = at->mh_in;
   ops[1].mh[0] = at->mh_out;
-  kit_ops_run(at->p.net, ops, 2, (struct kit_ops_how){0});
+  kit_ops_run(at->p.net, ops, 2, (struct kit_ops_options){0});
 }
 
-static void ten_thousand_messages(struct kit_side *side) {
+static void ten_thousand_messages(struct kit_process *self) {
   struct kit_net n;
   struct place at;
   place_open(&n, &at);
-  flat(side, message, &at, kit_scaled(2000), 64, "messages");
+  flat(self, message, &at, kit_scaled(2000), 64, "messages");
   place_close(&n, &at);
 }
 
@@ -159,17 +159,17 @@ static void registration(void *arg, int i) {
   kit_mr_dereg(at->p.net, at->p.recv, b);
 }
 
-static void ten_thousand_registrations(struct kit_side *side) {
+static void ten_thousand_registrations(struct kit_process *self) {
   struct kit_net n;
   struct place at;
   place_open(&n, &at);
-  flat(side, registration, &at, kit_scaled(2000), 64, "registrations");
+  flat(self, registration, &at, kit_scaled(2000), 64, "registrations");
   place_close(&n, &at);
 }
 
 /* ---- idle ---- */
 
-static void idle_connections_cost_nothing(struct kit_side *side) {
+static void idle_connections_cost_nothing(struct kit_process *self) {
   enum { FEW = 10, IDLE = 50, MORE_THREADS = 8 };
   struct kit_net n;
   static struct kit_pair p[IDLE];
@@ -186,7 +186,7 @@ static void idle_connections_cost_nothing(struct kit_side *side) {
          "the processor is the application's", IDLE, threads - few, FEW, MORE_THREADS);
   kit_sleep_ms(200); /* what is still settling */
   double used = kit_cpu_asleep(600);
-  kit_metric(side, "processor time of 50 idle connections", used * 100, "% of a core");
+  kit_metric(self, "processor time of 50 idle connections", used * 100, "% of a core");
   ENSURE(used < 0.05, "%d idle connections use %.1f %% of a core, expected less than 5", IDLE, used * 100);
   for (int i = 0; i < IDLE; i++) {
     kit_pair_ping(&p[i], 1000, (uint64_t)i); /* and they still work */

@@ -34,7 +34,7 @@ static const void *table_of(void *dl, int version) {
 /* The first slot of all versions. */
 static const char *name_in(const void *table) { return *(const char *const *)table; }
 
-static void symbols_of_all_versions(struct kit_side *side) {
+static void symbols_of_all_versions(struct kit_process *self) {
   void *dl = open_library();
   char found[64] = "";
   for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++) {
@@ -45,12 +45,12 @@ static void symbols_of_all_versions(struct kit_side *side) {
     snprintf(found + strlen(found), sizeof found - strlen(found), " v%d", v);
   }
   ENSURE(found[0], "no symbol ncclNetPlugin_v6 to v12: NCCL finds nothing in this file");
-  kit_note(side, "exports%s", found);
+  kit_note(self, "exports%s", found);
   dlclose(dl);
 }
 
 /* Before init name and init are needed, the rest after it: of this version, since init is called once. */
-static void no_needed_slot_is_null(struct kit_side *side) {
+static void no_needed_slot_is_null(struct kit_process *self) {
   struct kit_net n;
   struct rail_net_slots s;
   void *dl = open_library();
@@ -63,13 +63,13 @@ static void no_needed_slot_is_null(struct kit_side *side) {
   rail_net_slots_fill(&s, n.version, rail_net_vtable(n.any)); /* kit_net_open has seen that no other is missing */
   ENSURE(n.version < 11 || s.finalize,
          "the slot finalize of ncclNetPlugin_v%d is NULL; NCCL calls it without looking", n.version);
-  kit_note(side, "ncclNetPlugin_v%d has all slots that NCCL calls without looking", n.version);
+  kit_note(self, "ncclNetPlugin_v%d has all slots that NCCL calls without looking", n.version);
   kit_net_close(&n);
   dlclose(dl);
 }
 
-static void one_name_for_all_versions(struct kit_side *side) {
-  (void)side;
+static void one_name_for_all_versions(struct kit_process *self) {
+  (void)self;
   void *dl = open_library();
   const char *first = NULL;
   for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++) {
@@ -83,10 +83,10 @@ static void one_name_for_all_versions(struct kit_side *side) {
   dlclose(dl);
 }
 
-static void name_is_not_built_in(struct kit_side *side) {
+static void name_is_not_built_in(struct kit_process *self) {
   static const char *const built_in[] = {"IB", "Socket"};
   void *dl = open_library();
-  const char *name = name_in(table_of(dl, kit_side_job(side)->version));
+  const char *name = name_in(table_of(dl, kit_process_job(self)->version));
   for (size_t i = 0; i < sizeof built_in / sizeof built_in[0]; i++)
     ENSURE(strcasecmp(name, built_in[i]) != 0,
            "the plugin is called %s: NCCL_NET=%s takes it for NCCL's own transport, and nothing selects that any more",
@@ -105,7 +105,7 @@ static void first_thread(void) { kit_run_threads(1, nothing, NULL, 0); }
 
 static struct usage usage_now(void) { return (struct usage){kit_fd_count(), kit_thread_count()}; }
 
-/* Threads that were told to end may need a moment. */
+/* Threads that are about to end may need a moment. */
 static void ensure_usage(struct usage before, const char *after_what) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(2000));
   struct usage now = usage_now();
@@ -127,8 +127,8 @@ static void one_life(uint64_t seed) {
   kit_net_close(&n);
 }
 
-static void loading_does_nothing(struct kit_side *side) {
-  (void)side;
+static void loading_does_nothing(struct kit_process *self) {
+  (void)self;
   first_thread();
   struct usage before = usage_now();
   for (int i = 0; i < 3; i++) {
@@ -139,13 +139,13 @@ static void loading_does_nothing(struct kit_side *side) {
   ensure_usage(before, "after dlopen and dlclose, without init,");
 }
 
-static void each_version_lives_twice(struct kit_side *side) {
-  (void)side;
+static void each_version_lives_twice(struct kit_process *self) {
+  (void)self;
   for (int round = 0; round < 3; round++) one_life((uint64_t)round);
 }
 
-static void reopened_leaves_nothing(struct kit_side *side) {
-  (void)side;
+static void reopened_leaves_nothing(struct kit_process *self) {
+  (void)self;
   one_life(0); /* so that what stays for good is there */
   struct usage before = usage_now();
   for (int i = 0; i < 5; i++) one_life((uint64_t)i);
@@ -154,8 +154,8 @@ static void reopened_leaves_nothing(struct kit_side *side) {
 
 /* NCCL closes the library with the last communicator. Code that a thread still runs must not go away under it: either
  * no thread is left by then, or the library stays (linked with -z nodelete, or opened again by itself). */
-static void no_thread_outlives_the_library(struct kit_side *side) {
-  (void)side;
+static void no_thread_outlives_the_library(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   char path[4096];
@@ -179,8 +179,8 @@ static void no_thread_outlives_the_library(struct kit_side *side) {
 
 /* Below v11 NCCL calls init for the first communicator, and again when one comes after the last has gone; there is no
  * finalize, and the library may have stayed. */
-static void old_init_twice(struct kit_side *side) {
-  (void)side;
+static void old_init_twice(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   kit_net_load(&n, KIT_TARGET);
@@ -201,8 +201,8 @@ static void old_init_twice(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-static void context_is_written(struct kit_side *side) {
-  (void)side;
+static void context_is_written(struct kit_process *self) {
+  (void)self;
   struct rail_net_config config = {.traffic_class = -1};
   struct kit_net n;
   kit_net_load(&n, KIT_TARGET);
@@ -214,8 +214,8 @@ static void context_is_written(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-static void contexts_are_independent(struct kit_side *side) {
-  (void)side;
+static void contexts_are_independent(struct kit_process *self) {
+  (void)self;
   struct kit_net a, b;
   struct kit_pair p, q, r;
   kit_net_open(&a);
@@ -235,8 +235,8 @@ static void contexts_are_independent(struct kit_side *side) {
 }
 
 /* Two ranks in one process: one listens in its context, the other connects from its own. */
-static void contexts_meet(struct kit_side *side) {
-  (void)side;
+static void contexts_meet(struct kit_process *self) {
+  (void)self;
   struct kit_net a, b;
   kit_net_open(&a);
   kit_net_open(&b);
@@ -262,8 +262,8 @@ static void finalize_null(struct kit_net *n, const char *when) {
 
 /* After an init that failed NCCL 2.28 finalizes what it has, which is NULL; it may have other communicators, and it
  * never calls this init again. */
-static void finalize_of_null(struct kit_side *side) {
-  (void)side;
+static void finalize_of_null(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   kit_net_load(&n, KIT_TARGET);
@@ -279,8 +279,8 @@ static void finalize_of_null(struct kit_side *side) {
   kit_net_unload(&n);
 }
 
-static void devices_stay(struct kit_side *side) {
-  (void)side;
+static void devices_stay(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   kit_net_open(&n);
@@ -296,8 +296,8 @@ static void devices_stay(struct kit_side *side) {
 }
 
 /* What a communicator that is aborted leaves behind: connections at every step of their making. NCCL drops them. */
-static void finalize_reclaims_half_open(struct kit_side *side) {
-  (void)side;
+static void finalize_reclaims_half_open(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   first_thread();
   kit_net_open(&n);
@@ -335,8 +335,8 @@ static void leave_all_open(void *arg) {
   kit_op_post(&n, &waits);
 }
 
-static void exit_with_all_open(struct kit_side *side) {
-  (void)side;
+static void exit_with_all_open(struct kit_process *self) {
+  (void)self;
   pid_t pid = fork(); /* nothing of the plugin is here yet */
   ENSURE(pid >= 0, "fork failed");
   if (pid == 0) {
@@ -384,15 +384,15 @@ static void loudly(const int keep[2]) {
   }
 }
 
-static void some_lives(void *side) { each_version_lives_twice(side); }
+static void some_lives(void *self) { each_version_lives_twice(self); }
 
-static void logs_only_through_the_logger(struct kit_side *side) {
-  (void)side;
+static void logs_only_through_the_logger(struct kit_process *self) {
+  (void)self;
   int keep[2];
   if (getenv("RAIL_TEST_VERBOSE")) kit_skip("RAIL_TEST_VERBOSE is set: the logger itself prints");
   int fd = quietly(keep);
   char why[512], said[200] = "";
-  bool fine = kit_catch(some_lives, side, why, sizeof why);
+  bool fine = kit_catch(some_lives, self, why, sizeof why);
   loudly(keep);
   ENSURE(fine, "%s", why);
   ssize_t n = pread(fd, said, sizeof said - 1, 0);

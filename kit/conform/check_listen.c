@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Listening: a thousand at once, closed at any moment. Strangers at the door: check_strangers.c. */
+ * Listening: a thousand at once, closed at any moment. Foreign clients: check_foreign.c. */
 #include <string.h>
 
 #include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
-#include "kit/conform/kit_door.h"
+#include "kit/conform/kit_listener.h"
 
 static void close_listen(struct kit_net *n, void *listen) {
   int rc = n->vt->close_listen(listen);
@@ -15,8 +15,8 @@ static void close_listen(struct kit_net *n, void *listen) {
 
 struct holes { struct kit_net net; uint8_t fill; int written; };
 
-/* As many listens with memory of different contents as tell a byte that is left alone from one that happens to be so:
- * a handle has random bytes in it, and the check is made many times. */
+/* As many listens with memory of different contents as distinguish an unwritten byte from one that happens to have
+ * the value: a handle has random bytes in it, and the check is made many times. */
 static const uint8_t before[] = {0x5a, 0xc3, 0x99, 0xa5};
 enum { LISTENS = sizeof before };
 
@@ -47,13 +47,13 @@ static void connect_past_holes(void *arg) {
       h->written++;
   }
   ENSURE(h->written > 0, "the peer has nothing to connect to");
-  kit_pair_meet(&p);
+  kit_pair_connect(&p);
   kit_pair_ping(&p, 100, h->fill);
   kit_pair_close(&p);
   for (int i = 0; i < LISTENS - 1; i++) close_listen(&h->net, listens[i]);
 }
 
-static void handle_is_written_whole(struct kit_side *side) {
+static void handle_is_written_whole(struct kit_process *self) {
   static const uint8_t fill[] = {0x00, 0xff, 0x3c, 0x01};
   static struct holes h;
   char why[512];
@@ -64,12 +64,12 @@ static void handle_is_written_whole(struct kit_side *side) {
     ENSURE(fine, "listen wrote %d of the handle's %d bytes, and with %#x in the others: %s", h.written,
            RAIL_NET_HANDLE_SIZE, h.fill, why);
   }
-  kit_metric(side, "handle_bytes_written", h.written, "B");
+  kit_metric(self, "handle_bytes_written", h.written, "B");
   kit_net_close(&h.net);
 }
 
-static void handle_is_not_overrun(struct kit_side *side) {
-  (void)side;
+static void handle_is_not_overrun(struct kit_process *self) {
+  (void)self;
   struct { char handle[RAIL_NET_HANDLE_SIZE]; uint8_t behind[128]; } record; /* NCCL's, with what else is in it */
   struct kit_net n;
   kit_net_open(&n);
@@ -83,8 +83,8 @@ static void handle_is_not_overrun(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-static void handles_differ(struct kit_side *side) {
-  (void)side;
+static void handles_differ(struct kit_process *self) {
+  (void)self;
   enum { MANY = 20 };
   static char handle[MANY][RAIL_NET_HANDLE_SIZE];
   void *listen[MANY];
@@ -101,7 +101,7 @@ static void handles_differ(struct kit_side *side) {
 
 /* ---- many ---- */
 
-static void a_thousand_listens(struct kit_side *side) {
+static void a_thousand_listens(struct kit_process *self) {
   enum { MOST = 1000 };
   static char handle[MOST][RAIL_NET_HANDLE_SIZE];
   static void *listen[MOST];
@@ -110,13 +110,13 @@ static void a_thousand_listens(struct kit_side *side) {
   kit_net_open(&n);
   int count = kit_scaled(MOST), fds = kit_fd_count(), threads = kit_thread_count();
   for (int i = 0; i < count; i++) listen[i] = kit_net_listen(&n, handle[i]);
-  kit_metric(side, "files_per_listen", (double)(kit_fd_count() - fds) / count, "");
-  kit_metric(side, "threads_for_all", kit_thread_count() - threads, "");
+  kit_metric(self, "files_per_listen", (double)(kit_fd_count() - fds) / count, "");
+  kit_metric(self, "threads_for_all", kit_thread_count() - threads, "");
   const int some[] = {count - 1, count / 2, 0};
   for (int i = 0; i < 3; i++) {
     struct kit_pair p = {.net = &n, .listen = listen[some[i]]};
     memcpy(p.handle, handle[some[i]], sizeof p.handle);
-    kit_pair_meet(&p);
+    kit_pair_connect(&p);
     kit_pair_ping(&p, 100, (uint64_t)i);
     p.listen = NULL;
     kit_pair_close(&p);
@@ -125,8 +125,8 @@ static void a_thousand_listens(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-static void closed_listens_leave_nothing(struct kit_side *side) {
-  (void)side;
+static void closed_listens_leave_nothing(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE];
   kit_net_open(&n);
@@ -146,8 +146,8 @@ static void closed_listens_leave_nothing(struct kit_side *side) {
 
 /* ---- closed early ---- */
 
-static void closed_without_accept(struct kit_side *side) {
-  (void)side;
+static void closed_without_accept(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE];
   void *comm;
@@ -165,16 +165,16 @@ static void closed_without_accept(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-static void close_of_null(struct kit_side *side) {
-  (void)side;
+static void close_of_null(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   kit_net_open(&n);
   close_listen(&n, NULL);
   kit_net_close(&n);
 }
 
-static void closed_with_a_half_connected_peer(struct kit_side *side) {
-  (void)side;
+static void closed_with_a_half_connected_peer(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   kit_net_open(&n);
   for (int steps = 1; steps <= 8; steps++) {

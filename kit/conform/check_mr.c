@@ -13,8 +13,8 @@
 
 /* ---- which ranges ---- */
 
-static void odd_and_overlapping_ranges(struct kit_side *side) {
-  (void)side;
+static void odd_and_overlapping_ranges(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   kit_net_open(&n);
@@ -32,7 +32,7 @@ static void odd_and_overlapping_ranges(struct kit_side *side) {
   struct kit_op ops[2] = {kit_op_recv(p.recv, in, some, 0), kit_op_send(p.send, buf, some, 0)};
   ops[0].mh[0] = kit_mr_reg(&n, p.recv, in, some);
   ops[1].mh[0] = twin_b;
-  kit_ops_run(&n, ops, 2, (struct kit_ops_how){0});
+  kit_ops_run(&n, ops, 2, (struct kit_ops_options){0});
   ENSURE(kit_pattern_check(in, some, 4) < 0,
          "data sent from a range registered twice arrived wrong after one of the two handles was deregistered");
   kit_mr_dereg(&n, p.recv, ops[0].mh[0]);
@@ -50,8 +50,8 @@ static void odd_and_overlapping_ranges(struct kit_side *side) {
 /* LL, LL128 and Simple of one connection, one after the other in one allocation, as NCCL lays them out. */
 struct protocol { size_t at, size, step; };
 
-static void protocol_buffers(struct kit_side *side) {
-  (void)side;
+static void protocol_buffers(struct kit_process *self) {
+  (void)self;
   static const struct protocol protocols[3] = {
       {64, 512 << 10, 64 << 10}, {64 + (512 << 10), 4915200, 614400}, {64 + (512 << 10) + 4915200, 4 << 20, 512 << 10}};
   enum { STEPS = 8 };
@@ -73,7 +73,7 @@ static void protocol_buffers(struct kit_side *side) {
       ops[2 * i].mh[0] = mh_in;
       ops[2 * i + 1].mh[0] = mh_out;
     }
-    kit_ops_run(&n, ops, 2 * STEPS, (struct kit_ops_how){0});
+    kit_ops_run(&n, ops, 2 * STEPS, (struct kit_ops_options){0});
     kit_mr_dereg(&n, p.send, mh_out);
     kit_mr_dereg(&n, p.recv, mh_in);
     ENSURE(memcmp(in + b->at, out + b->at, b->size) == 0,
@@ -87,8 +87,8 @@ static void protocol_buffers(struct kit_side *side) {
 }
 
 /* The pool of shared connections: registered on each of them, deregistered one by one. */
-static void one_pool_on_many_connections(struct kit_side *side) {
-  (void)side;
+static void one_pool_on_many_connections(struct kit_process *self) {
+  (void)self;
   enum { COUNT = 4 };
   size_t share = 131072, size = 2 * COUNT * share;
   struct kit_net n;
@@ -113,7 +113,7 @@ static void one_pool_on_many_connections(struct kit_side *side) {
       ops[count].mh[0] = mh_in[i];
       ops[count + 1].mh[0] = mh_out[i];
     }
-    kit_ops_run(&n, ops, count, (struct kit_ops_how){0});
+    kit_ops_run(&n, ops, count, (struct kit_ops_options){0});
     for (int i = gone; i < COUNT; i++)
       ENSURE(memcmp(pool + 2 * (size_t)i * share, pool + (2 * (size_t)i + 1) * share, share) == 0,
              "connection %d of %d brought wrong data from a pool that %d others had deregistered", i, COUNT, gone);
@@ -125,8 +125,8 @@ static void one_pool_on_many_connections(struct kit_side *side) {
   kit_pages_free(pool, size);
 }
 
-static void dereg_of_null(struct kit_side *side) {
-  (void)side;
+static void dereg_of_null(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   kit_net_open(&n);
@@ -142,7 +142,7 @@ static void dereg_of_null(struct kit_side *side) {
 
 /* ---- kinds of memory ---- */
 
-static void device_memory_is_refused_if_not_supported(struct kit_side *side) {
+static void device_memory_is_refused_if_not_supported(struct kit_process *self) {
   struct kit_net n;
   struct kit_pair p;
   struct rail_net_props_v12 props;
@@ -150,7 +150,7 @@ static void device_memory_is_refused_if_not_supported(struct kit_side *side) {
   int rc = n.vt->get_properties(n.dev, &props);
   ENSURE(rc == 0, "getProperties returned %d", rc);
   if (props.ptr_support & RAIL_PTR_CUDA) {
-    kit_note(side, "the plugin supports device memory (ptrSupport %#x)", (unsigned)props.ptr_support);
+    kit_note(self, "the plugin supports device memory (ptrSupport %#x)", (unsigned)props.ptr_support);
     kit_net_close(&n);
     return;
   }
@@ -167,13 +167,13 @@ static void device_memory_is_refused_if_not_supported(struct kit_side *side) {
 }
 
 /* Whether or not it can register this one (a memory file is no DMA-BUF): the descriptor stays the caller's. */
-static void dmabuf_descriptor_is_the_callers(struct kit_side *side) {
+static void dmabuf_descriptor_is_the_callers(struct kit_process *self) {
   struct kit_net n;
   struct kit_pair p;
   kit_net_open(&n);
   kit_pair_open(&n, &p);
   if (!n.vt->reg_mr_dmabuf) {
-    kit_note(side, "the plugin has no regMrDmaBuf");
+    kit_note(self, "the plugin has no regMrDmaBuf");
   } else {
     size_t size = 65536;
     int fd = memfd_create("kit", MFD_CLOEXEC);
@@ -189,7 +189,7 @@ static void dmabuf_descriptor_is_the_callers(struct kit_side *side) {
            "somebody else's of that number", rc);
     close(fd); /* as NCCL does at once; whoever needs it later has a copy */
     if (rc == 0) kit_mr_dereg(&n, p.send, mh);
-    kit_note(side, "regMrDmaBuf of a memory file returned %d", rc);
+    kit_note(self, "regMrDmaBuf of a memory file returned %d", rc);
     munmap(data, size);
   }
   kit_pair_ping(&p, 1000, 1);
@@ -235,7 +235,7 @@ static void move_data(void *arg) {
     struct kit_op ops[2] = {kit_op_recv(t->pair->recv, t->in, MOST, 1), kit_op_send(t->pair->send, t->out, size, 1)};
     ops[0].mh[0] = t->mh_in;
     ops[1].mh[0] = t->mh_out;
-    kit_ops_run(t->net, ops, 2, (struct kit_ops_how){0});
+    kit_ops_run(t->net, ops, 2, (struct kit_ops_options){0});
     ENSURE(ops[0].sizes[0] == (int)size && kit_pattern_check(t->in, size, (uint64_t)i) < 0,
            "message %d, of %zu bytes, arrived wrong (%d bytes)", i, size, ops[0].sizes[0]);
   }
@@ -253,8 +253,8 @@ static void traffic_or_registration(void *arg) {
   ENSURE(fine, "while another thread registers memory: %s", why);
 }
 
-static void while_traffic_runs(struct kit_side *side) {
-  (void)side;
+static void while_traffic_runs(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   atomic_bool over = false;
@@ -321,7 +321,7 @@ static void progress(void *arg) {
     struct kit_op ops[2] = {kit_op_recv(h->pair->recv, in, h->size, 1), kit_op_send(h->pair->send, out, h->size, 1)};
     ops[0].mh[0] = h->mh[1];
     ops[1].mh[0] = h->mh[0];
-    kit_ops_run(h->net, ops, 2, (struct kit_ops_how){0});
+    kit_ops_run(h->net, ops, 2, (struct kit_ops_options){0});
     ENSURE(kit_pattern_check(in, h->size, (uint64_t)i) < 0,
            "round %d: a buffer that another thread had just registered arrived wrong", i);
     atomic_store(h->turn, SERVICE);
@@ -336,8 +336,8 @@ static void serve_or_progress(void *arg) {
   ENSURE(false, "%s", why);
 }
 
-static void registered_by_another_thread(struct kit_side *side) {
-  (void)side;
+static void registered_by_another_thread(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   atomic_int turn = SERVICE;

@@ -10,14 +10,14 @@ enum { ROOM = 4096, MANY = RAIL_NET_MAX_REQUESTS };
 
 /* MANY messages' buffers of one connection. */
 struct batch {
-  struct kit_lane *l;
+  struct kit_conn *l;
   uint8_t *out, *in;
   uint64_t seed;
 };
 
-static struct batch batch_make(struct kit_lane *l, uint64_t seed) {
-  uint8_t *out = kit_lane_high(l, MANY * ROOM);
-  return (struct batch){.l = l, .out = out, .in = kit_lane_high(l, MANY * ROOM), .seed = seed};
+static struct batch batch_make(struct kit_conn *l, uint64_t seed) {
+  uint8_t *out = kit_conn_high(l, MANY * ROOM);
+  return (struct batch){.l = l, .out = out, .in = kit_conn_high(l, MANY * ROOM), .seed = seed};
 }
 
 /* `count` messages of random sizes: receives and sends each `stride` apart. */
@@ -27,8 +27,8 @@ static void batch_prepare(struct batch *b, struct kit_op *recvs, struct kit_op *
     uint8_t *out = b->out + i * ROOM, *in = b->in + i * ROOM;
     kit_pattern_fill(out, size, b->seed + (uint64_t)i);
     memset(in, 0xcc, ROOM);
-    recvs[i * stride] = kit_lane_recv(b->l, in, ROOM, 5);
-    sends[i * stride] = kit_lane_send(b->l, out, size, 5);
+    recvs[i * stride] = kit_conn_recv(b->l, in, ROOM, 5);
+    sends[i * stride] = kit_conn_send(b->l, out, size, 5);
   }
 }
 
@@ -44,41 +44,41 @@ static void batch_verify(const struct batch *b, const struct kit_op *recvs, cons
   }
 }
 
-static void rounds(struct kit_lane *l, enum kit_ops_order order, bool sends_first, int times) {
+static void rounds(struct kit_conn *l, enum kit_ops_order order, bool sends_first, int times) {
   static struct kit_op ops[2 * MANY];
   struct kit_op *recvs = ops + (sends_first ? MANY : 0), *sends = ops + (sends_first ? 0 : MANY);
   struct batch b = batch_make(l, 1);
   for (int r = 0; r < times; r++) {
     batch_prepare(&b, recvs, sends, MANY, 1);
-    kit_lane_run(l, ops, 2 * MANY, order);
+    kit_conn_run(l, ops, 2 * MANY, order);
     batch_verify(&b, recvs, sends, MANY, 1);
   }
-  kit_lane_free(l, b.out);
-  kit_lane_free(l, b.in);
+  kit_conn_free(l, b.out);
+  kit_conn_free(l, b.in);
 }
 
 /* NCCL lets several operations share a comm when maxRecvs is above 1, and then tests in no order. */
-static void needs_sharing(const struct kit_lane *l) {
+static void needs_sharing(const struct kit_conn *l) {
   if (l->max_recvs < 2)
     kit_skip("maxRecvs is 1: NCCL shares no comm and tests oldest first; order.unshared_in_any_order tries it anyway");
 }
 
-static void in_order(struct kit_side *side, enum kit_ops_order order, bool sends_first) {
-  struct kit_lane l;
-  kit_lane_open(&l, side);
+static void in_order(struct kit_process *self, enum kit_ops_order order, bool sends_first) {
+  struct kit_conn l;
+  kit_conn_open(&l, self);
   if (order != KIT_OPS_OLDEST) needs_sharing(&l);
   rounds(&l, order, sends_first, kit_scaled(200));
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
-static void oldest_first(struct kit_side *side) { in_order(side, KIT_OPS_OLDEST, false); }
-static void sends_before_receives(struct kit_side *side) { in_order(side, KIT_OPS_OLDEST, true); }
-static void all_in_every_pass(struct kit_side *side) { in_order(side, KIT_OPS_FORWARD, false); }
-static void newest_first(struct kit_side *side) { in_order(side, KIT_OPS_BACKWARD, false); }
-static void any_order(struct kit_side *side) { in_order(side, KIT_OPS_SHUFFLED, true); }
+static void oldest_first(struct kit_process *self) { in_order(self, KIT_OPS_OLDEST, false); }
+static void sends_before_receives(struct kit_process *self) { in_order(self, KIT_OPS_OLDEST, true); }
+static void all_in_every_pass(struct kit_process *self) { in_order(self, KIT_OPS_FORWARD, false); }
+static void newest_first(struct kit_process *self) { in_order(self, KIT_OPS_BACKWARD, false); }
+static void any_order(struct kit_process *self) { in_order(self, KIT_OPS_SHUFFLED, true); }
 
 /* Progress must not depend on tests of the older ones. */
-static void newest_only(struct kit_lane *l, int times) {
+static void newest_only(struct kit_conn *l, int times) {
   enum { FEW = 4 };
   struct batch b = batch_make(l, 7);
   for (int r = 0; r < times; r++) {
@@ -101,43 +101,43 @@ static void newest_only(struct kit_lane *l, int times) {
     for (int i = 0; i < FEW; i++) kit_op_finish(l->net, &recv[i]), kit_op_finish(l->net, &send[i]);
     batch_verify(&b, recv, send, FEW, 1);
   }
-  kit_lane_free(l, b.out);
-  kit_lane_free(l, b.in);
+  kit_conn_free(l, b.out);
+  kit_conn_free(l, b.in);
 }
 
-static void only_the_newest_is_tested(struct kit_side *side) {
-  struct kit_lane l;
-  kit_lane_open(&l, side);
+static void only_the_newest_is_tested(struct kit_process *self) {
+  struct kit_conn l;
+  kit_conn_open(&l, self);
   needs_sharing(&l);
   newest_only(&l, kit_scaled(50));
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
-static void two_comms_interleaved(struct kit_side *side) {
+static void two_comms_interleaved(struct kit_process *self) {
   static struct kit_op ops[4 * MANY];
-  struct kit_lane l[2];
+  struct kit_conn l[2];
   struct batch b[2];
-  kit_lane_open(&l[0], side);
-  kit_lane_join(&l[1], &l[0], 1);
+  kit_conn_open(&l[0], self);
+  kit_conn_join(&l[1], &l[0], 1);
   for (int w = 0; w < 2; w++) b[w] = batch_make(&l[w], 1000 * (uint64_t)w);
   for (int r = 0; r < kit_scaled(100); r++) {
     for (int w = 0; w < 2; w++) batch_prepare(&b[w], ops + w, ops + 2 * MANY + w, MANY, 2);
-    kit_lane_run(&l[0], ops, 4 * MANY, l[0].max_recvs > 1 ? KIT_OPS_SHUFFLED : KIT_OPS_OLDEST);
+    kit_conn_run(&l[0], ops, 4 * MANY, l[0].max_recvs > 1 ? KIT_OPS_SHUFFLED : KIT_OPS_OLDEST);
     for (int w = 0; w < 2; w++) batch_verify(&b[w], ops + w, ops + 2 * MANY + w, MANY, 2);
   }
-  kit_lane_close(&l[1]);
-  kit_lane_close(&l[0]);
+  kit_conn_close(&l[1]);
+  kit_conn_close(&l[0]);
 }
 
 /* With no receive posted: NULL or pending or (copied) done; never lost, never an error. */
-static void a_send_waits_for_its_receive(struct kit_side *side) {
+static void a_send_waits_for_its_receive(struct kit_process *self) {
   static const size_t size[] = {0, 10, 70000, 1 << 20};
-  struct kit_lane l;
-  kit_lane_open(&l, side);
-  uint8_t *out = kit_lane_high(&l, 1 << 20), *in = kit_lane_high(&l, 1 << 20);
+  struct kit_conn l;
+  kit_conn_open(&l, self);
+  uint8_t *out = kit_conn_high(&l, 1 << 20), *in = kit_conn_high(&l, 1 << 20);
   for (size_t i = 0; i < sizeof size / sizeof size[0]; i++) {
     kit_pattern_fill(out, size[i], i);
-    struct kit_op ops[2] = {kit_lane_recv(&l, in, 1 << 20, 1), kit_lane_send(&l, out, size[i], 1)};
+    struct kit_op ops[2] = {kit_conn_recv(&l, in, 1 << 20, 1), kit_conn_send(&l, out, size[i], 1)};
     uint64_t until = rail_deadline_in_ms(100);
     while (!rail_deadline_passed(until)) {
       if (ops[1].req) kit_op_test(l.net, &ops[1]);
@@ -145,11 +145,11 @@ static void a_send_waits_for_its_receive(struct kit_side *side) {
       ENSURE(!ops[1].error, "a send of %zu bytes, its receive not posted yet, ended with error %d: the peer may be "
              "late", size[i], ops[1].error);
     }
-    kit_lane_run(&l, ops, 2, KIT_OPS_OLDEST);
+    kit_conn_run(&l, ops, 2, KIT_OPS_OLDEST);
     ENSURE(ops[0].sizes[0] == (int)size[i] && kit_pattern_check(in, size[i], i) < 0,
            "a send of %zu bytes, posted 100 ms before its receive, arrived wrong (%d bytes)", size[i], ops[0].sizes[0]);
   }
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
 /* ---- a long stream of small messages, the sender as far ahead as it may run ---- */
@@ -157,7 +157,7 @@ static void a_send_waits_for_its_receive(struct kit_side *side) {
 enum { WINDOW = 16, MOST = 300, PLACE = MOST + 8 };
 
 struct stream {
-  struct kit_lane *l;
+  struct kit_conn *l;
   enum kit_op_kind kind;
   enum kit_ops_order order;
   uint64_t count, posted, done;
@@ -181,7 +181,7 @@ static bool stream_post(struct stream *s) {
   struct kit_op *op = &s->op[i % WINDOW];
   uint8_t *data = s->buf + i % WINDOW * PLACE;
   if (s->kind == KIT_OP_SEND) compose(data, i);
-  *op = s->kind == KIT_OP_SEND ? kit_lane_send(s->l, data, stream_size(i), 4) : kit_lane_recv(s->l, data, MOST, 4);
+  *op = s->kind == KIT_OP_SEND ? kit_conn_send(s->l, data, stream_size(i), 4) : kit_conn_recv(s->l, data, MOST, 4);
   bool taken = kit_op_post(s->l->net, op);
   ENSURE(!op->error, "message %llu: error %d", (unsigned long long)i, op->error);
   s->posted += taken;
@@ -224,12 +224,12 @@ static bool stream_step(struct stream *s) {
   return s->posted + s->done != before;
 }
 
-static void flood(struct kit_lane *l, enum kit_ops_order order, int count) {
+static void flood(struct kit_conn *l, enum kit_ops_order order, int count) {
   static struct stream out, in;
   out = (struct stream){.l = l, .kind = KIT_OP_SEND, .order = order, .count = (uint64_t)count};
   in = (struct stream){.l = l, .kind = KIT_OP_RECV, .order = order, .count = (uint64_t)count};
-  out.buf = kit_lane_high(l, WINDOW * PLACE);
-  in.buf = kit_lane_high(l, WINDOW * PLACE);
+  out.buf = kit_conn_high(l, WINDOW * PLACE);
+  in.buf = kit_conn_high(l, WINDOW * PLACE);
   uint64_t idle = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (in.done < in.count || out.done < out.count) {
     bool moved = stream_step(&out);
@@ -239,34 +239,34 @@ static void flood(struct kit_lane *l, enum kit_ops_order order, int count) {
     ENSURE(!rail_deadline_passed(idle), "a stream of %d small messages stands still: %llu sent, %llu received here",
            count, (unsigned long long)(l->sends ? out.done : 0), (unsigned long long)(l->receives ? in.done : 0));
   }
-  kit_lane_free(l, out.buf);
-  kit_lane_free(l, in.buf);
+  kit_conn_free(l, out.buf);
+  kit_conn_free(l, in.buf);
 }
 
-static void flood_tested(struct kit_side *side, enum kit_ops_order order) {
-  struct kit_lane l;
-  kit_lane_open(&l, side);
+static void flood_tested(struct kit_process *self, enum kit_ops_order order) {
+  struct kit_conn l;
+  kit_conn_open(&l, self);
   if (order != KIT_OPS_OLDEST) needs_sharing(&l);
   flood(&l, order, kit_scaled(order == KIT_OPS_OLDEST ? 40000 : 15000));
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
-static void flood_oldest_first(struct kit_side *side) { flood_tested(side, KIT_OPS_OLDEST); }
-static void flood_all_in_every_pass(struct kit_side *side) { flood_tested(side, KIT_OPS_FORWARD); }
-static void flood_newest_first(struct kit_side *side) { flood_tested(side, KIT_OPS_BACKWARD); }
-static void flood_any_order(struct kit_side *side) { flood_tested(side, KIT_OPS_SHUFFLED); }
+static void flood_oldest_first(struct kit_process *self) { flood_tested(self, KIT_OPS_OLDEST); }
+static void flood_all_in_every_pass(struct kit_process *self) { flood_tested(self, KIT_OPS_FORWARD); }
+static void flood_newest_first(struct kit_process *self) { flood_tested(self, KIT_OPS_BACKWARD); }
+static void flood_any_order(struct kit_process *self) { flood_tested(self, KIT_OPS_SHUFFLED); }
 
 /* What NCCL spares a plugin with maxRecvs 1, and its own socket transport does not survive. */
-static void unshared_in_any_order(struct kit_side *side) {
-  struct kit_lane l;
-  kit_lane_open(&l, side);
+static void unshared_in_any_order(struct kit_process *self) {
+  struct kit_conn l;
+  kit_conn_open(&l, self);
   if (l.max_recvs > 1) kit_skip("maxRecvs is %d: the other checks of order ask for all of it", l.max_recvs);
   for (enum kit_ops_order order = KIT_OPS_FORWARD; order <= KIT_OPS_SHUFFLED; order++) {
     rounds(&l, order, false, kit_scaled(50));
     flood(&l, order, kit_scaled(10000));
   }
   newest_only(&l, kit_scaled(20));
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
 /* ---- one connection as NCCL's proxy drives it ---- */
@@ -282,7 +282,7 @@ enum { NPROTOS = 3, STEPS = 8, MOST_MESSAGES = 400 };
 struct message { int proto, op; size_t at, room, size; };
 
 struct fifo {
-  struct kit_lane *l;
+  struct kit_conn *l;
   uint8_t *buf[NPROTOS];
   struct message plan[MOST_MESSAGES];
   int count;
@@ -316,7 +316,7 @@ static bool fifo_room(const struct fifo *f, int next, int done) {
 
 static void fifo_drive(struct fifo *f, bool sends) {
   struct kit_op ring[STEPS];
-  struct kit_lane *l = f->l;
+  struct kit_conn *l = f->l;
   const char *what = sends ? "send" : "receive";
   int posted = 0, done = 0;
   uint64_t idle = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
@@ -327,7 +327,7 @@ static void fifo_drive(struct fifo *f, bool sends) {
       const struct message *m = &f->plan[posted];
       uint8_t *data = f->buf[m->proto] + m->at;
       if (sends) kit_pattern_fill(data, m->size, (uint64_t)posted);
-      *op = sends ? kit_lane_send(l, data, m->size, 0) : kit_lane_recv(l, data, m->room, 0);
+      *op = sends ? kit_conn_send(l, data, m->size, 0) : kit_conn_recv(l, data, m->room, 0);
       bool taken = kit_op_post(l->net, op);
       ENSURE(!op->error, "%s %d returned error %d", what, posted, op->error);
       if (!taken) break;
@@ -349,19 +349,19 @@ static void fifo_drive(struct fifo *f, bool sends) {
   }
 }
 
-static void nccl_steps(struct kit_side *side) {
+static void nccl_steps(struct kit_process *self) {
   static struct fifo f;
-  static struct kit_lane l;
-  kit_lane_open(&l, side);
+  static struct kit_conn l;
+  kit_conn_open(&l, self);
   f.l = &l;
   size_t whole = 1152; /* one allocation for all three, and not at a page's start */
   for (int i = 0; i < NPROTOS; i++) whole += protocols[i].size;
   struct kit_guarded memory = kit_guard_low(whole);
   uint8_t *at = memory.data + 1152;
-  for (int i = 0; i < NPROTOS; at += protocols[i++].size) kit_lane_reg(&l, f.buf[i] = at, protocols[i].size);
+  for (int i = 0; i < NPROTOS; at += protocols[i++].size) kit_conn_reg(&l, f.buf[i] = at, protocols[i].size);
   fifo_plan(&f, kit_scaled(MOST_MESSAGES));
   fifo_drive(&f, l.sends);
-  kit_lane_close(&l);
+  kit_conn_close(&l);
   kit_guard_free(&memory);
 }
 

@@ -112,18 +112,18 @@ static void nothing_beyond(int version, const union kit_props *a, const union ki
            version, i - size_of_props(version) + 1, size_of_props(version));
 }
 
-static void every_field_is_written(struct kit_side *side) {
-  (void)side;
+static void every_field_is_written(struct kit_process *self) {
+  (void)self;
   twice_poisoned(read_written);
 }
 
-static void unread_fields_are_written(struct kit_side *side) {
-  (void)side;
+static void unread_fields_are_written(struct kit_process *self) {
+  (void)self;
   twice_poisoned(unread_written);
 }
 
-static void nothing_is_written_beyond(struct kit_side *side) {
-  (void)side;
+static void nothing_is_written_beyond(struct kit_process *self) {
+  (void)self;
   twice_poisoned(nothing_beyond);
 }
 
@@ -153,8 +153,8 @@ static void in_range(const struct kit_net *n, int d, const struct rail_net_props
            i, p->vprops.devs[i], n->ndev);
 }
 
-static void values_are_in_range(struct kit_side *side) {
-  (void)side;
+static void values_are_in_range(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   open_all(&n);
   for (int d = 0; d < n.ndev; d++) {
@@ -183,8 +183,8 @@ static void makes_sense(int d, const struct rail_net_props_v12 *p) {
          "device %d: railId %d, planeId %d; unknown is -1", d, p->rail_id, p->plane_id);
 }
 
-static void values_make_sense(struct kit_side *side) {
-  (void)side;
+static void values_make_sense(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   open_all(&n);
   for (int d = 0; d < n.ndev; d++) {
@@ -194,8 +194,8 @@ static void values_make_sense(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-static void pci_path_is_in_sysfs(struct kit_side *side) {
-  (void)side;
+static void pci_path_is_in_sysfs(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   open_all(&n);
   for (int d = 0; d < n.ndev; d++) {
@@ -216,8 +216,8 @@ static void pci_path_is_in_sysfs(struct kit_side *side) {
 
 /* ---- identity ---- */
 
-static void devices_are_told_apart(struct kit_side *side) {
-  (void)side;
+static void devices_are_told_apart(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct rail_net_props_v12 p[MAX_DEVICES];
   open_all(&n);
@@ -230,12 +230,12 @@ static void devices_are_told_apart(struct kit_side *side) {
     ENSURE(strcmp(again.name, p[d].name) == 0, "device %d is called %s, and %s a moment later", d, p[d].name,
            again.name);
   }
-  if (n.ndev == 1) kit_note(side, "there is only one device here, %s", p[0].name);
+  if (n.ndev == 1) kit_note(self, "there is only one device here, %s", p[0].name);
   kit_net_close(&n);
 }
 
-static void links_are_told_apart(struct kit_side *side) {
-  (void)side;
+static void links_are_told_apart(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct rail_net_props_v12 p[MAX_DEVICES];
   open_all(&n);
@@ -248,8 +248,8 @@ static void links_are_told_apart(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-static void strings_stay_where_they_are(struct kit_side *side) {
-  (void)side;
+static void strings_stay_where_they_are(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct rail_net_props_v12 first[MAX_DEVICES];
   char names[MAX_DEVICES][256];
@@ -271,12 +271,12 @@ static void strings_stay_where_they_are(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-struct told {
+struct answers {
   int ndev;
   struct { char name[256], pci[256]; uint64_t guid; int speed, port, max_recvs, ptr_support; } dev[MAX_DEVICES];
 };
 
-static void tell(struct kit_net *n, struct told *t) {
+static void ask_all(struct kit_net *n, struct answers *t) {
   memset(t, 0, sizeof *t);
   t->ndev = n->ndev;
   for (int d = 0; d < n->ndev && d < MAX_DEVICES; d++) {
@@ -291,7 +291,7 @@ static void tell(struct kit_net *n, struct told *t) {
   }
 }
 
-static void ensure_same(const struct told *a, const struct told *b, const char *whom) {
+static void ensure_same(const struct answers *a, const struct answers *b, const char *whom) {
   ENSURE(a->ndev == b->ndev, "%s there are %d devices, here %d", whom, b->ndev, a->ndev);
   for (int d = 0; d < a->ndev; d++) {
     ENSURE(strcmp(a->dev[d].name, b->dev[d].name) == 0, "device %d is called %s here and %s %s", d, a->dev[d].name,
@@ -303,36 +303,36 @@ static void ensure_same(const struct told *a, const struct told *b, const char *
 }
 
 /* With PXN one process asks another on its host to send through device N: a number must mean the same in both. */
-static void processes_agree(struct kit_side *side) {
-  static struct told mine, theirs;
+static void processes_agree(struct kit_process *self) {
+  static struct answers mine, theirs;
   struct kit_net n;
-  if (kit_side_job(side)->hosts > 1) kit_skip("the two hosts may have different devices");
+  if (kit_process_job(self)->hosts > 1) kit_skip("the two hosts may have different devices");
   open_all(&n);
-  tell(&n, &mine);
-  kit_swap(side, 1 - kit_side_rank(side), &mine, &theirs, sizeof mine);
+  ask_all(&n, &mine);
+  kit_exchange(self, 1 - kit_process_rank(self), &mine, &theirs, sizeof mine);
   ensure_same(&mine, &theirs, "in the other process");
   kit_net_close(&n);
 }
 
-struct asker { struct kit_net *net; const struct told *expected; };
+struct asker { struct kit_net *net; const struct answers *expected; };
 
 static void ask_often(void *arg) {
   struct asker *a = arg;
-  struct told *mine = malloc(sizeof *mine);
+  struct answers *mine = malloc(sizeof *mine);
   ENSURE(mine, "out of memory");
   for (int i = 0; i < kit_scaled(100); i++) {
-    tell(a->net, mine);
+    ask_all(a->net, mine);
     ensure_same(a->expected, mine, "in another thread");
   }
   free(mine);
 }
 
-static void asked_by_several_threads(struct kit_side *side) {
-  (void)side;
-  static struct told expected;
+static void asked_by_several_threads(struct kit_process *self) {
+  (void)self;
+  static struct answers expected;
   struct kit_net n;
   open_all(&n);
-  tell(&n, &expected);
+  ask_all(&n, &expected);
   struct asker a[4];
   for (int i = 0; i < 4; i++) a[i] = (struct asker){&n, &expected};
   kit_run_threads(4, ask_often, a, sizeof a[0]);
@@ -341,8 +341,8 @@ static void asked_by_several_threads(struct kit_side *side) {
 
 /* ---- devices that are not there, and new ones ---- */
 
-static void wrong_device_is_refused(struct kit_side *side) {
-  (void)side;
+static void wrong_device_is_refused(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct rail_net_props_v12 p;
   char handle[RAIL_NET_HANDLE_SIZE];
@@ -360,7 +360,7 @@ static void wrong_device_is_refused(struct kit_side *side) {
   kit_net_close(&n);
 }
 
-static void fused_devices(struct kit_side *side) {
+static void fused_devices(struct kit_process *self) {
   struct kit_net n;
   struct rail_net_slots s;
   open_all(&n);
@@ -371,7 +371,7 @@ static void fused_devices(struct kit_side *side) {
   struct rail_net_vprops_v12 two = {.ndevs = 2, .devs = {0, 1}};
   int fused = -1, ndev = -1, rc = n.vt->make_vdevice(&fused, &two);
   if (rc != 0) {
-    kit_note(side, "makeVDevice of devices 0 and 1 is refused with %d", rc);
+    kit_note(self, "makeVDevice of devices 0 and 1 is refused with %d", rc);
     kit_net_close(&n);
     return;
   }
@@ -394,7 +394,7 @@ static void fused_devices(struct kit_side *side) {
 /* NCCL hangs devices without a PCI path below the first CPU, in one "nic" node, and takes them for ports of one card.
  * It puts a device that is fused from them one node too deep for its own search. Where the second device is in the PCI
  * tree (NCCL_NET_MERGE_LEVEL=PHB), NCCL wants the PCI address of the first, which has none. */
-static void fused_without_pci(struct kit_side *side) {
+static void fused_without_pci(struct kit_process *self) {
   struct kit_net n;
   struct rail_net_slots s;
   struct rail_net_vprops_v12 two = {.ndevs = 0};
@@ -411,21 +411,21 @@ static void fused_without_pci(struct kit_side *side) {
   int fused = -1, rc = n.vt->make_vdevice(&fused, &two);
   ENSURE(rc != 0, "makeVDevice fuses devices %d and %d, and %d has no PCI path: NCCL's topology then has no network "
          "device, and ncclCommInitRank fails (ncclInternalError)", two.devs[0], two.devs[1], two.devs[0]);
-  kit_note(side, "makeVDevice of devices %d and %d is refused with %d", two.devs[0], two.devs[1], rc);
+  kit_note(self, "makeVDevice of devices %d and %d is refused with %d", two.devs[0], two.devs[1], rc);
   kit_net_close(&n);
 }
 
-static void what_it_says(struct kit_side *side) {
+static void what_it_says(struct kit_process *self) {
   struct kit_net n;
   open_all(&n);
-  kit_metric(side, "devices", n.ndev, "");
+  kit_metric(self, "devices", n.ndev, "");
   for (int d = 0; d < n.ndev; d++) {
     struct rail_net_props_v12 p = properties_of(&n, d);
-    kit_note(side, "device %d %s: %d Mb/s, latency %g us, maxRecvs %d, maxComms %d, ptrSupport %#x, pciPath %s", d,
+    kit_note(self, "device %d %s: %d Mb/s, latency %g us, maxRecvs %d, maxComms %d, ptrSupport %#x, pciPath %s", d,
              p.name, p.speed, (double)p.latency, p.max_recvs, p.max_comms, (unsigned)p.ptr_support,
              p.pci_path ? p.pci_path : "none");
     if (p.latency > 0 && p.latency < 1)
-      kit_note(side, "device %d: NCCL cuts a latency of %g us to 0", d, (double)p.latency);
+      kit_note(self, "device %d: NCCL cuts a latency of %g us to 0", d, (double)p.latency);
   }
   kit_net_close(&n);
 }

@@ -14,27 +14,27 @@ enum { DEPTH = RAIL_NET_MAX_REQUESTS, MOST_SENDS = DEPTH * KIT_MAX_GROUP };
 enum { CROWD = 2000 };
 
 struct crowd {
-  struct kit_lane *l;
+  struct kit_conn *l;
   int total, sent, received, guaranteed; /* sends, receives that were posted; what a plugin must bear */
   bool refusal_is_fine;                  /* an error beyond what is guaranteed ends the posting */
   int *out, *in;
   struct kit_op send[CROWD], recv[CROWD];
 };
 
-static struct crowd *crowd_make(struct kit_lane *l, int total, bool refusal_is_fine) {
+static struct crowd *crowd_make(struct kit_conn *l, int total, bool refusal_is_fine) {
   static struct crowd c;
   memset(&c, 0, sizeof c);
   c.l = l;
   c.total = total;
   c.guaranteed = DEPTH * l->max_recvs;
   c.refusal_is_fine = refusal_is_fine;
-  c.out = (int *)(void *)kit_lane_high(l, sizeof *c.out * (size_t)total);
-  c.in = (int *)(void *)kit_lane_high(l, sizeof *c.in * (size_t)total);
+  c.out = (int *)(void *)kit_conn_high(l, sizeof *c.out * (size_t)total);
+  c.in = (int *)(void *)kit_conn_high(l, sizeof *c.in * (size_t)total);
   for (int i = 0; i < total; i++) {
     c.out[i] = i;
     c.in[i] = -1;
-    c.send[i] = kit_lane_send(l, &c.out[i], sizeof c.out[i], 2);
-    c.recv[i] = kit_lane_recv(l, &c.in[i], sizeof c.in[i], 2);
+    c.send[i] = kit_conn_send(l, &c.out[i], sizeof c.out[i], 2);
+    c.recv[i] = kit_conn_recv(l, &c.in[i], sizeof c.in[i], 2);
   }
   return &c;
 }
@@ -81,22 +81,23 @@ static void crowd_drain(struct crowd *c) {
   }
 }
 
-static void request_and_done_are_always_written(struct kit_side *side) { /* kit_op_post and kit_op_test poison both */
-  struct kit_lane l;
-  kit_lane_open(&l, side);
+static void request_and_done_are_always_written(
+    struct kit_process *self) { /* kit_op_post and kit_op_test poison both */
+  struct kit_conn l;
+  kit_conn_open(&l, self);
   struct crowd *c = crowd_make(&l, 600, true);
   for (int k = 0; k < 2 * 600; k++) { /* with nothing to match, until well past full */
     crowd_send(c);
     if (c->sent && !c->send[0].done) kit_op_test(l.net, &c->send[0]);
   }
   crowd_drain(c);
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
 /* Far more than the guaranteed depth, one end at a time. */
-static void full_table_is_not_an_error(struct kit_side *side) {
-  struct kit_lane l;
-  kit_lane_open(&l, side);
+static void full_table_is_not_an_error(struct kit_process *self) {
+  struct kit_conn l;
+  kit_conn_open(&l, self);
   struct crowd *c = crowd_make(&l, CROWD, false);
   while (crowd_receive(c)) {}
   for (int idle = 0; c->sent < c->received && idle < 20000;) { /* NULL a good while: full */
@@ -104,17 +105,17 @@ static void full_table_is_not_an_error(struct kit_side *side) {
     else idle++, sched_yield();
   }
   for (int k = 0; k < 200; k++) crowd_receive(c); /* and it says so as often as it is asked */
-  kit_metric(side, "receives_outstanding", c->received, "");
-  kit_metric(side, "sends_outstanding", c->sent, "");
-  if (c->received == CROWD) kit_note(side, "no limit was met with %d receives", CROWD);
+  kit_metric(self, "receives_outstanding", c->received, "");
+  kit_metric(self, "sends_outstanding", c->sent, "");
+  if (c->received == CROWD) kit_note(self, "no limit was met with %d receives", CROWD);
   crowd_drain(c);
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
 /* ---- 32 grouped receives of maxRecvs each, and all the sends for them ---- */
 
 struct depth {
-  struct kit_lane *l;
+  struct kit_conn *l;
   struct kit_op recv[DEPTH], send[MOST_SENDS];
   uint32_t (*out)[4], (*in)[4];
   int sends;
@@ -125,13 +126,13 @@ static void depth_prepare(struct depth *d, int round) {
   int group = d->l->max_recvs;
   d->sends = DEPTH * group;
   for (int r = 0; r < DEPTH; r++) {
-    d->recv[r] = kit_lane_group(d->l);
+    d->recv[r] = kit_conn_group(d->l);
     for (int g = 0; g < group; g++) {
       int k = r * group + g;
       for (int w = 0; w < 4; w++) d->out[k][w] = (uint32_t)(round * 100000 + k);
       memset(d->in[k], 0xcc, sizeof d->in[k]);
-      kit_lane_add(d->l, &d->recv[r], d->in[k], sizeof d->in[k], g);
-      d->send[k] = kit_lane_send(d->l, d->out[k], sizeof d->out[k], g);
+      kit_conn_add(d->l, &d->recv[r], d->in[k], sizeof d->in[k], g);
+      d->send[k] = kit_conn_send(d->l, d->out[k], sizeof d->out[k], g);
     }
   }
 }
@@ -180,30 +181,30 @@ static void depth_round(struct depth *d, int round) {
            k % d->l->max_recvs, k / d->l->max_recvs, d->in[k][0] % 100000, k, d->l->max_recvs);
 }
 
-static void depth_run(struct kit_side *side, bool strict, int rounds) {
+static void depth_run(struct kit_process *self, bool strict, int rounds) {
   static struct depth d;
-  static struct kit_lane l;
-  kit_lane_open(&l, side);
+  static struct kit_conn l;
+  kit_conn_open(&l, self);
   memset(&d, 0, sizeof d);
   d.l = &l;
   d.strict = strict;
-  d.out = (uint32_t(*)[4])(void *)kit_lane_high(&l, sizeof *d.out * MOST_SENDS);
-  d.in = (uint32_t(*)[4])(void *)kit_lane_high(&l, sizeof *d.in * MOST_SENDS);
+  d.out = (uint32_t(*)[4])(void *)kit_conn_high(&l, sizeof *d.out * MOST_SENDS);
+  d.in = (uint32_t(*)[4])(void *)kit_conn_high(&l, sizeof *d.in * MOST_SENDS);
   for (int round = 0; round < rounds; round++) depth_round(&d, round);
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
-static void all_requests_outstanding(struct kit_side *side) { depth_run(side, false, kit_scaled(20)); }
-static void all_requests_fit_at_once(struct kit_side *side) { depth_run(side, true, kit_scaled(20)); }
+static void all_requests_outstanding(struct kit_process *self) { depth_run(self, false, kit_scaled(20)); }
+static void all_requests_fit_at_once(struct kit_process *self) { depth_run(self, true, kit_scaled(20)); }
 
 /* ---- what test writes ---- */
 
-static void done_is_written_while_a_request_is_not(struct kit_side *side) {
-  struct kit_lane l;
-  kit_lane_open(&l, side);
+static void done_is_written_while_a_request_is_not(struct kit_process *self) {
+  struct kit_conn l;
+  kit_conn_open(&l, self);
   size_t size = (size_t)32 << 20; /* more than a plugin sends ahead */
-  uint8_t *out = kit_lane_high(&l, size), *in = kit_lane_high(&l, size);
-  struct kit_op ops[2] = {kit_lane_recv(&l, in, size, 2), kit_lane_send(&l, out, size, 2)};
+  uint8_t *out = kit_conn_high(&l, size), *in = kit_conn_high(&l, size);
+  struct kit_op ops[2] = {kit_conn_recv(&l, in, size, 2), kit_conn_send(&l, out, size, 2)};
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS / 2));
   while (!kit_op_post(l.net, &ops[0])) {
     ENSURE(!ops[0].error, "irecv returned %d", ops[0].error);
@@ -212,12 +213,12 @@ static void done_is_written_while_a_request_is_not(struct kit_side *side) {
   for (int i = 0; i < 100; i++)
     ENSURE(!kit_op_test(l.net, &ops[0]), "test of a receive says %s %d, before anything was sent",
            ops[0].error ? "error" : "done", ops[0].error);
-  kit_lane_run(&l, ops, 2, KIT_OPS_OLDEST);
-  kit_lane_close(&l);
+  kit_conn_run(&l, ops, 2, KIT_OPS_OLDEST);
+  kit_conn_close(&l);
 }
 
 /* One test as bootstrap does it. */
-static void test_without_sizes(struct kit_lane *l, struct kit_op *op, uint64_t deadline) {
+static void test_without_sizes(struct kit_conn *l, struct kit_op *op, uint64_t deadline) {
   int done = 0x5a5a5a5a, rc;
   if (!op->req) return;
   rc = l->net->vt->test(op->req, &done, NULL);
@@ -230,13 +231,13 @@ static void test_without_sizes(struct kit_lane *l, struct kit_op *op, uint64_t d
   op->req = NULL;
 }
 
-static void sizes_may_be_null(struct kit_side *side) {
-  struct kit_lane l;
-  kit_lane_open(&l, side);
+static void sizes_may_be_null(struct kit_process *self) {
+  struct kit_conn l;
+  kit_conn_open(&l, self);
   for (size_t size = 0; size < 200000; size = size * 3 + 7) {
-    uint8_t *out = kit_lane_high(&l, size), *in = kit_lane_high(&l, size);
+    uint8_t *out = kit_conn_high(&l, size), *in = kit_conn_high(&l, size);
     kit_pattern_fill(out, size, size);
-    struct kit_op ops[2] = {kit_lane_recv(&l, in, size, 1), kit_lane_send(&l, out, size, 1)};
+    struct kit_op ops[2] = {kit_conn_recv(&l, in, size, 1), kit_conn_send(&l, out, size, 1)};
     uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
     while (!ops[0].done || !ops[1].done) {
       for (int i = 0; i < 2; i++) {
@@ -248,36 +249,36 @@ static void sizes_may_be_null(struct kit_side *side) {
     }
     if (l.receives)
       ENSURE(kit_pattern_check(in, size, size) < 0, "%zu bytes arrived wrong where sizes is NULL", size);
-    kit_lane_free(&l, out);
-    kit_lane_free(&l, in);
+    kit_conn_free(&l, out);
+    kit_conn_free(&l, in);
   }
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
 static const size_t reported[] = {0, 1, 1000, 100000};
 
-static void a_send_reports_its_size(struct kit_side *side) {
-  struct kit_lane l;
-  kit_lane_open(&l, side);
-  uint8_t *out = kit_lane_high(&l, 100000), *in = kit_lane_high(&l, 200000);
+static void a_send_reports_its_size(struct kit_process *self) {
+  struct kit_conn l;
+  kit_conn_open(&l, self);
+  uint8_t *out = kit_conn_high(&l, 100000), *in = kit_conn_high(&l, 200000);
   for (size_t i = 0; i < sizeof reported / sizeof reported[0]; i++) {
-    struct kit_op ops[2] = {kit_lane_recv(&l, in, 200000, 1), kit_lane_send(&l, out, reported[i], 1)};
-    kit_lane_run(&l, ops, 2, KIT_OPS_OLDEST);
+    struct kit_op ops[2] = {kit_conn_recv(&l, in, 200000, 1), kit_conn_send(&l, out, reported[i], 1)};
+    kit_conn_run(&l, ops, 2, KIT_OPS_OLDEST);
     if (l.sends)
       ENSURE(ops[1].sizes[0] == (int)reported[i], "test of a send of %zu bytes wrote %d (%#x) to *sizes", reported[i],
              ops[1].sizes[0], (unsigned)ops[1].sizes[0]);
   }
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
 /* Poisoned here, not zeroed as by NCCL: a plugin that writes the size it knows passes. */
-static void a_receive_writes_its_size(struct kit_side *side) {
-  struct kit_lane l;
-  kit_lane_open(&l, side);
-  uint8_t *out = kit_lane_high(&l, 100000), *in = kit_lane_high(&l, 200000);
+static void a_receive_writes_its_size(struct kit_process *self) {
+  struct kit_conn l;
+  kit_conn_open(&l, self);
+  uint8_t *out = kit_conn_high(&l, 100000), *in = kit_conn_high(&l, 200000);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   for (size_t i = 0; i < sizeof reported / sizeof reported[0]; i++) {
-    struct kit_op recv = kit_lane_recv(&l, in, 200000, 1), send = kit_lane_send(&l, out, reported[i], 1);
+    struct kit_op recv = kit_conn_recv(&l, in, 200000, 1), send = kit_conn_send(&l, out, reported[i], 1);
     int done = 0, size = 0x5a5a5a5a;
     while (!done) {
       ENSURE(!recv.error && !send.error, "irecv, isend ended with errors %d, %d", recv.error, send.error);
@@ -291,7 +292,7 @@ static void a_receive_writes_its_size(struct kit_side *side) {
     ENSURE(size == (int)reported[i], "test of a receive left sizes[0] at %d (%#x) for a message of %zu bytes", size,
            (unsigned)size, reported[i]);
   }
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
 /* ---- when a request is over ---- */
@@ -300,7 +301,7 @@ enum { FLYING = 4 };
 static const size_t flying_size = 700001;
 
 /* Posts and tests one of `FLYING`, in posting order; true when it has just become done. */
-static bool flying_step(struct kit_lane *l, struct kit_op *ops, int i) {
+static bool flying_step(struct kit_conn *l, struct kit_op *ops, int i) {
   struct kit_op *op = &ops[i];
   if (op->done) return false;
   if (!op->req && (i == 0 || ops[i - 1].req || ops[i - 1].done)) kit_op_post(l->net, op);
@@ -316,26 +317,26 @@ static bool all_over(const struct kit_op *ops) {
 }
 
 /* done means done: the caller scribbles over the send buffer, deregisters and unmaps it, at that moment. */
-static void a_finished_send_needs_its_buffer_no_more(struct kit_side *side) {
-  struct kit_lane l;
-  kit_lane_open(&l, side);
+static void a_finished_send_needs_its_buffer_no_more(struct kit_process *self) {
+  struct kit_conn l;
+  kit_conn_open(&l, self);
   uint8_t *in[FLYING], *out[FLYING];
-  for (int i = 0; i < FLYING; i++) in[i] = kit_lane_high(&l, flying_size);
+  for (int i = 0; i < FLYING; i++) in[i] = kit_conn_high(&l, flying_size);
   for (int round = 0; round < kit_scaled(40); round++) {
     struct kit_op send[FLYING], recv[FLYING];
     uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)), seed = (uint64_t)round * FLYING;
     for (int i = 0; i < FLYING; i++) {
-      out[i] = kit_lane_high(&l, flying_size);
+      out[i] = kit_conn_high(&l, flying_size);
       kit_pattern_fill(out[i], flying_size, seed + (uint64_t)i);
-      send[i] = kit_lane_send(&l, out[i], flying_size, 0);
-      recv[i] = kit_lane_recv(&l, in[i], flying_size, 0);
+      send[i] = kit_conn_send(&l, out[i], flying_size, 0);
+      recv[i] = kit_conn_recv(&l, in[i], flying_size, 0);
     }
     while (!all_over(send) || !all_over(recv)) {
       for (int i = 0; i < FLYING; i++) {
         flying_step(&l, recv, i);
         if (!flying_step(&l, send, i)) continue;
         memset(out[i], 0xee, flying_size);
-        kit_lane_free(&l, out[i]);
+        kit_conn_free(&l, out[i]);
       }
       ENSURE(!rail_deadline_passed(deadline), "transfers of %zu bytes are not done at the deadline", flying_size);
     }
@@ -343,24 +344,24 @@ static void a_finished_send_needs_its_buffer_no_more(struct kit_side *side) {
       ssize_t wrong = l.receives ? kit_pattern_check(in[i], flying_size, seed + (uint64_t)i) : -1;
       ENSURE(wrong < 0, "byte %zd of %zu is what the sender wrote over its buffer after test had said done: NCCL "
              "reuses a step's buffer at that moment", wrong, flying_size);
-      if (!l.sends) kit_lane_free(&l, out[i]);
+      if (!l.sends) kit_conn_free(&l, out[i]);
     }
   }
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
-static void requests_are_reused_without_end(struct kit_side *side) {
-  struct kit_lane l;
-  kit_lane_open(&l, side);
-  int *out = (int *)(void *)kit_lane_high(&l, sizeof *out), *in = (int *)(void *)kit_lane_high(&l, sizeof *in);
+static void requests_are_reused_without_end(struct kit_process *self) {
+  struct kit_conn l;
+  kit_conn_open(&l, self);
+  int *out = (int *)(void *)kit_conn_high(&l, sizeof *out), *in = (int *)(void *)kit_conn_high(&l, sizeof *in);
   for (int i = 0; i < kit_scaled(8000); i++) {
     *out = i;
     *in = -1;
-    struct kit_op ops[2] = {kit_lane_recv(&l, in, sizeof *in, i & 3), kit_lane_send(&l, out, sizeof *out, i & 3)};
-    kit_lane_run(&l, ops, 2, KIT_OPS_OLDEST);
+    struct kit_op ops[2] = {kit_conn_recv(&l, in, sizeof *in, i & 3), kit_conn_send(&l, out, sizeof *out, i & 3)};
+    kit_conn_run(&l, ops, 2, KIT_OPS_OLDEST);
     if (l.receives) ENSURE(*in == i, "message %d arrived as %d", i, *in);
   }
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
 #define NET "src/transport/net.cc:"

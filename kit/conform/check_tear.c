@@ -107,7 +107,7 @@ static void reader_catches_up(const struct reader *r) {
 }
 
 struct tear {
-  struct kit_lane *l;
+  struct kit_conn *l;
   struct reader reader;
   uint8_t *out, *in;
   size_t size;
@@ -120,10 +120,10 @@ static void tear_round(struct tear *t, uint32_t round, size_t part) {
     int n = 0;
     for (; n < STEPS && at < t->size; n++, at += part) {
       size_t len = t->size - at < part ? t->size - at : part;
-      ops[2 * n] = kit_lane_recv(t->l, t->in + at, len, 0);
-      ops[2 * n + 1] = kit_lane_send(t->l, t->out + at, len, 0);
+      ops[2 * n] = kit_conn_recv(t->l, t->in + at, len, 0);
+      ops[2 * n + 1] = kit_conn_send(t->l, t->out + at, len, 0);
     }
-    kit_lane_run(t->l, ops, 2 * n, KIT_OPS_OLDEST);
+    kit_conn_run(t->l, ops, 2 * n, KIT_OPS_OLDEST);
     ENSURE(atomic_load(&t->reader.torn) == 0, "round %u, messages of %zu bytes: %ld units had the new flag and old "
            "data, the first at byte %zu%s: NCCL's kernels take what the flag stands behind", round, part,
            atomic_load(&t->reader.torn), (atomic_load(&t->reader.where) - 1) * (t->reader.lines ? LINE : UNIT),
@@ -132,16 +132,16 @@ static void tear_round(struct tear *t, uint32_t round, size_t part) {
 }
 
 /* `offset` bytes into a page; rounds of `units`, each cut into messages of one random length below `longest`. */
-static void polled(struct kit_side *side, bool lines, size_t units, size_t offset, size_t longest, int rounds) {
+static void polled(struct kit_process *self, bool lines, size_t units, size_t offset, size_t longest, int rounds) {
   static struct tear t;
-  struct kit_lane l;
+  struct kit_conn l;
   pthread_t thread = 0;
-  kit_lane_open(&l, side);
+  kit_conn_open(&l, self);
   size_t unit = lines ? LINE : UNIT, size = units * unit;
   memset(&t, 0, sizeof t);
   t = (struct tear){.l = &l, .size = size};
-  t.out = kit_lane_low(&l, size + offset) + offset;
-  t.in = kit_lane_low(&l, size + offset) + offset;
+  t.out = kit_conn_low(&l, size + offset) + offset;
+  t.in = kit_conn_low(&l, size + offset) + offset;
   t.reader.at = (_Atomic uint64_t *)(void *)t.in;
   t.reader.units = units;
   t.reader.lines = lines;
@@ -156,19 +156,19 @@ static void polled(struct kit_side *side, bool lines, size_t units, size_t offse
     reader_catches_up(&t.reader);
     atomic_store(&t.reader.over, true);
     pthread_join(thread, NULL);
-    kit_metric(side, "units_seen", (double)atomic_load(&t.reader.seen), "");
-    if (lines) kit_metric(side, "lines_late", (double)atomic_load(&t.reader.late), "");
+    kit_metric(self, "units_seen", (double)atomic_load(&t.reader.seen), "");
+    if (lines) kit_metric(self, "lines_late", (double)atomic_load(&t.reader.late), "");
     ENSURE(atomic_load(&t.reader.torn) == 0, "%ld units had the new flag and old data", atomic_load(&t.reader.torn));
     ENSURE(atomic_load(&t.reader.seen) > 0, "after the last round no unit holds its flag");
   }
-  kit_lane_close(&l);
+  kit_conn_close(&l);
 }
 
-static void ll(struct kit_side *side) { polled(side, false, 65536, 0, 524288, kit_scaled(150)); }
-static void ll_short(struct kit_side *side) { polled(side, false, 2048, 1160, 1024, kit_scaled(100)); }
-static void ll128(struct kit_side *side) { polled(side, true, 4096, 0, 524288, kit_scaled(150)); }
-static void ll128_short(struct kit_side *side) { polled(side, true, 256, 1152, 4096, kit_scaled(100)); }
-static void ll128_long(struct kit_side *side) { polled(side, true, 38400, 128, 4915200, kit_scaled(30)); }
+static void ll(struct kit_process *self) { polled(self, false, 65536, 0, 524288, kit_scaled(150)); }
+static void ll_short(struct kit_process *self) { polled(self, false, 2048, 1160, 1024, kit_scaled(100)); }
+static void ll128(struct kit_process *self) { polled(self, true, 4096, 0, 524288, kit_scaled(150)); }
+static void ll128_short(struct kit_process *self) { polled(self, true, 256, 1152, 4096, kit_scaled(100)); }
+static void ll128_long(struct kit_process *self) { polled(self, true, 38400, 128, 4915200, kit_scaled(30)); }
 
 #define NET "src/transport/net.cc:"
 #define IB "src/transport/net_ib/p2p.cc:80-81, 116; src/device/prims_ll128.h"

@@ -38,7 +38,7 @@ static void cross_once(struct crossing *x, int rank, int round) {
     ops[COMMS + i] = kit_op_send(x->p[i].send, out, size_of(rank, i, round), round);
     ops[COMMS + i].mh[0] = x->mh_out[i];
   }
-  kit_ops_run(&x->n, ops, 2 * COMMS, (struct kit_ops_how){0});
+  kit_ops_run(&x->n, ops, 2 * COMMS, (struct kit_ops_options){0});
   for (int i = 0; i < COMMS; i++) {
     size_t size = size_of(1 - rank, i, round);
     ENSURE(ops[i].sizes[0] == (int)size, "comm %d round %d: received %d bytes, sent were %zu", i, round,
@@ -49,17 +49,17 @@ static void cross_once(struct crossing *x, int rank, int round) {
 }
 
 /* 8 comms to the other process and 8 from it, all moving at once. */
-static void eight_comms_each_way(struct kit_side *side) {
+static void eight_comms_each_way(struct kit_process *self) {
   static struct crossing x;
   kit_net_open(&x.n);
-  kit_cross(side, &x.n, x.p, COMMS);
+  kit_check_connect_both_ways(self, &x.n, x.p, COMMS);
   x.out = kit_pages((size_t)COMMS * LARGEST);
   x.in = kit_pages((size_t)COMMS * LARGEST);
   for (int i = 0; i < COMMS; i++) {
     x.mh_out[i] = kit_mr_reg(&x.n, x.p[i].send, x.out + (size_t)i * LARGEST, LARGEST);
     x.mh_in[i] = kit_mr_reg(&x.n, x.p[i].recv, x.in + (size_t)i * LARGEST, LARGEST);
   }
-  for (int round = 0; round < kit_scaled(200); round++) cross_once(&x, kit_side_rank(side), round);
+  for (int round = 0; round < kit_scaled(200); round++) cross_once(&x, kit_process_rank(self), round);
   for (int i = 0; i < COMMS; i++) {
     kit_mr_dereg(&x.n, x.p[i].send, x.mh_out[i]);
     kit_mr_dereg(&x.n, x.p[i].recv, x.mh_in[i]);
@@ -81,8 +81,8 @@ static void own_pair(void *arg) {
   kit_pair_close(&p);
 }
 
-static void comms_on_different_threads(struct kit_side *side) {
-  (void)side;
+static void comms_on_different_threads(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   kit_net_open(&n);
   for (int round = 0; round < 3; round++) {
@@ -117,8 +117,8 @@ static void own_context(void *arg) {
   }
 }
 
-static void contexts_on_different_threads(struct kit_side *side) {
-  (void)side;
+static void contexts_on_different_threads(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct worker w[4];
   kit_net_open(&n);
@@ -153,8 +153,8 @@ static void own_stage(void *arg) {
   }
 }
 
-static void handed_from_thread_to_thread(struct kit_side *side) {
-  (void)side;
+static void handed_from_thread_to_thread(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   struct kit_pair p;
   struct relay r[STAGES];
@@ -205,8 +205,8 @@ static void stay_or_go(void *arg) {
   ENSURE(fine, "connections come and go while others on other threads carry data: %s", why);
 }
 
-static void connections_come_and_go(struct kit_side *side) {
-  (void)side;
+static void connections_come_and_go(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
   atomic_bool over = false;
   kit_net_open(&n);
@@ -220,7 +220,7 @@ static void connections_come_and_go(struct kit_side *side) {
 
 static void on_signal(int number) { (void)number; }
 
-static void signals(struct kit_side *side) {
+static void signals(struct kit_process *self) {
   struct kit_net n;
   struct kit_pair p;
   struct sigaction act = {.sa_handler = on_signal}; /* without SA_RESTART: system calls are interrupted */
@@ -230,9 +230,9 @@ static void signals(struct kit_side *side) {
   kit_net_open(&n);
   uint64_t deadline = rail_deadline_in_ms(500);
   for (int i = 0; i % 10 || !rail_deadline_passed(deadline); i++) {
-    if (i % 10 == 0) kit_join(side, &n, &p);
+    if (i % 10 == 0) kit_check_connect(self, &n, &p);
     kit_pair_ping(&p, (size_t)i * 100003 % 500000, (uint64_t)i);
-    if (i % 10 == 9) kit_part(side, &p);
+    if (i % 10 == 9) kit_check_disconnect(self, &p);
   }
   kit_net_close(&n);
   setitimer(ITIMER_REAL, &never, NULL);

@@ -126,7 +126,7 @@ static void finish_round(struct visit *v, struct kit_rng *rng) {
 /* Whatever moves the data behind the caller's back must get on without it; a wake-up that is lost shows as a message
  * that does not come, or as one that comes only when some timer goes off. (Where nothing moves data behind its back,
  * the few looks must be enough.) */
-static void a_caller_who_is_seldom_there(struct kit_side *side) {
+static void a_caller_who_is_seldom_there(struct kit_process *self) {
   static struct visit v;
   struct kit_rng rng;
   visit_open(&v);
@@ -145,7 +145,7 @@ static void a_caller_who_is_seldom_there(struct kit_side *side) {
   }
   ENSURE(slow <= MANY_LONG, "%d of %d rounds took longer than %d ms, expected 2: a wake-up is lost now and then, and a "
          "timer makes up for it", slow, rounds, LONG_MS);
-  kit_note(side, "%d rounds, %d of them slow", rounds, slow);
+  kit_note(self, "%d rounds, %d of them slow", rounds, slow);
   visit_close(&v);
 }
 
@@ -156,7 +156,7 @@ __attribute__((no_sanitize("thread"))) static size_t pages_here(const volatile u
   return here;
 }
 
-static void progress_without_calls(struct kit_side *side) {
+static void progress_without_calls(struct kit_process *self) {
   struct kit_net n;
   struct kit_pair p;
   size_t size = (size_t)16 << 20; /* more than the kernel takes by itself */
@@ -171,9 +171,9 @@ static void progress_without_calls(struct kit_side *side) {
   kit_op_start(&n, &send);
   kit_sleep_ms(500);
   size_t pages = size / 4096;
-  kit_metric(side, "moved without calls", 100.0 * (double)pages_here(in, size) / (double)pages, "%");
+  kit_metric(self, "moved without calls", 100.0 * (double)pages_here(in, size) / (double)pages, "%");
   struct kit_op ops[2] = {recv, send};
-  kit_ops_run(&n, ops, 2, (struct kit_ops_how){0});
+  kit_ops_run(&n, ops, 2, (struct kit_ops_options){0});
   kit_mr_dereg(&n, p.send, send.mh[0]);
   kit_mr_dereg(&n, p.recv, recv.mh[0]);
   kit_pair_close(&p);

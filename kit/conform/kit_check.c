@@ -9,32 +9,32 @@
 #include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
 
-bool kit_sends(const struct kit_side *side) { return kit_side_rank(side) == 0; }
-bool kit_receives(const struct kit_side *side) { return kit_side_rank(side) == kit_side_count(side) - 1; }
+bool kit_sends(const struct kit_process *self) { return kit_process_rank(self) == 0; }
+bool kit_receives(const struct kit_process *self) { return kit_process_rank(self) == kit_process_count(self) - 1; }
 
-void kit_join(struct kit_side *side, struct kit_net *n, struct kit_pair *p) {
-  if (kit_side_count(side) == 1) {
+void kit_check_connect(struct kit_process *self, struct kit_net *n, struct kit_pair *p) {
+  if (kit_process_count(self) == 1) {
     kit_pair_open(n, p);
     return;
   }
   memset(p, 0, sizeof *p);
   p->net = n;
   memset(p->handle, 0xa5, sizeof p->handle);
-  if (kit_sends(side)) {
-    kit_get(side, 1, p->handle, sizeof p->handle);
+  if (kit_sends(self)) {
+    kit_recv_bytes(self, 1, p->handle, sizeof p->handle);
     p->send = kit_net_connect(n, p->handle);
     return;
   }
   p->listen = kit_net_listen(n, p->handle);
-  kit_put(side, 0, p->handle, sizeof p->handle);
+  kit_send_bytes(self, 0, p->handle, sizeof p->handle);
   p->recv = kit_net_accept(n, p->listen);
   int rc = n->vt->close_listen(p->listen);
   p->listen = NULL;
   ENSURE(rc == 0, "closeListen returned %d", rc);
 }
 
-void kit_part(struct kit_side *side, struct kit_pair *p) {
-  (void)side;
+void kit_check_disconnect(struct kit_process *self, struct kit_pair *p) {
+  (void)self;
   int send = p->send ? p->net->vt->close_send(p->send) : 0;
   int recv = p->recv ? p->net->vt->close_recv(p->recv) : 0;
   p->send = p->recv = NULL;
@@ -42,72 +42,72 @@ void kit_part(struct kit_side *side, struct kit_pair *p) {
   ENSURE(recv == 0, "closeRecv returned %d", recv);
 }
 
-/* ---- kit_lane ---- */
+/* ---- kit_conn ---- */
 
-static void lane_start(struct kit_lane *l, int number) {
-  l->sends = kit_sends(l->side);
-  l->receives = kit_receives(l->side);
-  l->rng.state = kit_side_job(l->side)->seed + (uint64_t)number * 0x9e3779b97f4a7c15ull;
-  l->dice.state = l->rng.state ^ ((uint64_t)kit_side_rank(l->side) << 32);
+static void lane_start(struct kit_conn *l, int number) {
+  l->sends = kit_sends(l->self);
+  l->receives = kit_receives(l->self);
+  l->rng.state = kit_process_job(l->self)->seed + (uint64_t)number * 0x9e3779b97f4a7c15ull;
+  l->dice.state = l->rng.state ^ ((uint64_t)kit_process_rank(l->self) << 32);
   struct rail_net_props_v12 props;
   memset(&props, 0, sizeof props);
   int rc = l->net->vt->get_properties(l->net->dev, &props);
   ENSURE(rc == 0, "getProperties(%d) returned %d", l->net->dev, rc);
   l->max_recvs = props.max_recvs < 1 ? 1 : props.max_recvs > KIT_MAX_GROUP ? KIT_MAX_GROUP : props.max_recvs;
-  kit_join(l->side, l->net, &l->pair);
+  kit_check_connect(l->self, l->net, &l->pair);
 }
 
-void kit_lane_open(struct kit_lane *l, struct kit_side *side) {
+void kit_conn_open(struct kit_conn *l, struct kit_process *self) {
   memset(l, 0, sizeof *l);
-  l->side = side;
+  l->self = self;
   l->net = &l->own;
   kit_net_open(l->net);
   lane_start(l, 0);
 }
 
-void kit_lane_join(struct kit_lane *l, const struct kit_lane *with, int number) {
+void kit_conn_join(struct kit_conn *l, const struct kit_conn *with, int number) {
   memset(l, 0, sizeof *l);
-  l->side = with->side;
+  l->self = with->self;
   l->net = with->net;
   lane_start(l, number);
 }
 
-static void region_free(struct kit_lane *l, struct kit_lane_region *r) {
+static void region_free(struct kit_conn *l, struct kit_conn_region *r) {
   if (l->sends) kit_mr_dereg(l->net, l->pair.send, r->send_mh);
   if (l->receives) kit_mr_dereg(l->net, l->pair.recv, r->recv_mh);
   kit_guard_free(&r->mem);
-  *r = (struct kit_lane_region){0};
+  *r = (struct kit_conn_region){0};
 }
 
-void kit_lane_close(struct kit_lane *l) {
-  for (int i = 0; i < KIT_LANE_REGIONS; i++)
+void kit_conn_close(struct kit_conn *l) {
+  for (int i = 0; i < KIT_CONN_REGIONS; i++)
     if (l->region[i].mem.data) region_free(l, &l->region[i]);
-  kit_part(l->side, &l->pair);
+  kit_check_disconnect(l->self, &l->pair);
   if (l->net == &l->own) kit_net_close(l->net);
 }
 
-static uint8_t *region_add(struct kit_lane *l, struct kit_guarded mem) {
-  for (int i = 0; i < KIT_LANE_REGIONS; i++) {
-    struct kit_lane_region *r = &l->region[i];
+static uint8_t *region_add(struct kit_conn *l, struct kit_guarded mem) {
+  for (int i = 0; i < KIT_CONN_REGIONS; i++) {
+    struct kit_conn_region *r = &l->region[i];
     if (r->mem.data) continue;
     r->mem = mem;
     if (l->sends) r->send_mh = kit_mr_reg(l->net, l->pair.send, mem.data, mem.size);
     if (l->receives) r->recv_mh = kit_mr_reg(l->net, l->pair.recv, mem.data, mem.size);
     return mem.data;
   }
-  kit_failed(__FILE__, __LINE__, "the check's own mistake: more than %d buffers of one connection", KIT_LANE_REGIONS);
+  kit_failed(__FILE__, __LINE__, "the check's own mistake: more than %d buffers of one connection", KIT_CONN_REGIONS);
 }
 
-uint8_t *kit_lane_high(struct kit_lane *l, size_t size) { return region_add(l, kit_guard_high(size ? size : 1)); }
-uint8_t *kit_lane_low(struct kit_lane *l, size_t size) { return region_add(l, kit_guard_low(size ? size : 1)); }
+uint8_t *kit_conn_high(struct kit_conn *l, size_t size) { return region_add(l, kit_guard_high(size ? size : 1)); }
+uint8_t *kit_conn_low(struct kit_conn *l, size_t size) { return region_add(l, kit_guard_low(size ? size : 1)); }
 
-void kit_lane_reg(struct kit_lane *l, void *data, size_t size) {
+void kit_conn_reg(struct kit_conn *l, void *data, size_t size) {
   region_add(l, (struct kit_guarded){.data = data, .size = size});
 }
 
-static const struct kit_lane_region *region_of(const struct kit_lane *l, const void *data, size_t size) {
+static const struct kit_conn_region *region_of(const struct kit_conn *l, const void *data, size_t size) {
   if (size == 0) size = 1; /* a pointer to within, as NCCL's is */
-  for (int i = 0; i < KIT_LANE_REGIONS; i++) {
+  for (int i = 0; i < KIT_CONN_REGIONS; i++) {
     const struct kit_guarded *m = &l->region[i].mem;
     if (!m->data || (const uint8_t *)data < m->data) continue;
     if ((const uint8_t *)data + size <= m->data + m->size) return &l->region[i];
@@ -115,21 +115,21 @@ static const struct kit_lane_region *region_of(const struct kit_lane *l, const v
   kit_failed(__FILE__, __LINE__, "the check's own mistake: %zu bytes at %p are not registered", size, data);
 }
 
-void kit_lane_free(struct kit_lane *l, const void *data) {
-  region_free(l, (struct kit_lane_region *)(uintptr_t)region_of(l, data, 0));
+void kit_conn_free(struct kit_conn *l, const void *data) {
+  region_free(l, (struct kit_conn_region *)(uintptr_t)region_of(l, data, 0));
 }
 
-struct kit_op kit_lane_send(const struct kit_lane *l, const void *data, size_t size, int tag) {
+struct kit_op kit_conn_send(const struct kit_conn *l, const void *data, size_t size, int tag) {
   struct kit_op op = kit_op_send(l->pair.send, data, size, tag);
   op.mh[0] = region_of(l, data, size)->send_mh;
   return op;
 }
 
-struct kit_op kit_lane_group(const struct kit_lane *l) {
+struct kit_op kit_conn_group(const struct kit_conn *l) {
   return (struct kit_op){.kind = KIT_OP_RECV, .comm = l->pair.recv};
 }
 
-void kit_lane_add(const struct kit_lane *l, struct kit_op *group, void *data, size_t size, int tag) {
+void kit_conn_add(const struct kit_conn *l, struct kit_op *group, void *data, size_t size, int tag) {
   ENSURE(group->n < KIT_MAX_GROUP, "the check's own mistake: a group of more than %d", KIT_MAX_GROUP);
   group->data[group->n] = data;
   group->size[group->n] = size;
@@ -137,17 +137,17 @@ void kit_lane_add(const struct kit_lane *l, struct kit_op *group, void *data, si
   group->mh[group->n++] = region_of(l, data, size)->recv_mh;
 }
 
-struct kit_op kit_lane_recv(const struct kit_lane *l, void *data, size_t size, int tag) {
-  struct kit_op op = kit_lane_group(l);
-  kit_lane_add(l, &op, data, size, tag);
+struct kit_op kit_conn_recv(const struct kit_conn *l, void *data, size_t size, int tag) {
+  struct kit_op op = kit_conn_group(l);
+  kit_conn_add(l, &op, data, size, tag);
   return op;
 }
 
-void kit_lane_run(struct kit_lane *l, struct kit_op *ops, int count, enum kit_ops_order order) {
-  kit_ops_run(l->net, ops, count, (struct kit_ops_how){.order = order, .deadline_ms = 10000, .rng = &l->dice});
+void kit_conn_run(struct kit_conn *l, struct kit_op *ops, int count, enum kit_ops_order order) {
+  kit_ops_run(l->net, ops, count, (struct kit_ops_options){.order = order, .deadline_ms = 10000, .rng = &l->dice});
 }
 
-void kit_lane_needs_groups(const struct kit_lane *l) {
+void kit_conn_needs_groups(const struct kit_conn *l) {
   if (l->max_recvs < 2) kit_skip("the plugin's maxRecvs is 1: NCCL never asks it for grouped receives");
 }
 
@@ -181,7 +181,7 @@ bool kit_op_step(struct kit_net *n, struct kit_op *op) {
 
 bool kit_op_within(struct kit_net *n, struct kit_op *op, uint64_t ms) {
   uint64_t until = rail_deadline_in_ms(ms);
-  while (!kit_op_step(n, op) && !rail_deadline_passed(until)) kit_nap();
+  while (!kit_op_step(n, op) && !rail_deadline_passed(until)) kit_short_sleep();
   return op->done || op->error;
 }
 
@@ -196,7 +196,7 @@ void kit_op_start(struct kit_net *n, struct kit_op *op) {
   }
 }
 
-void kit_op_stray(struct kit_net *n, struct kit_op *op, int times) {
+void kit_op_test_again(struct kit_net *n, struct kit_op *op, int times) {
   int done = 0, sizes[KIT_MAX_GROUP];
   for (int i = 0; i < times && op->req && !done; i++)
     if (n->vt->test(op->req, &done, sizes) != 0) break;
@@ -205,9 +205,9 @@ void kit_op_stray(struct kit_net *n, struct kit_op *op, int times) {
   op->done = true;
 }
 
-void kit_cross(struct kit_side *side, struct kit_net *n, struct kit_pair *p, int count) {
+void kit_check_connect_both_ways(struct kit_process *self, struct kit_net *n, struct kit_pair *p, int count) {
   size_t size = (size_t)count * RAIL_NET_HANDLE_SIZE;
-  int other = 1 - kit_side_rank(side), left = 2 * count;
+  int other = 1 - kit_process_rank(self), left = 2 * count;
   char *mine = calloc(2, size), *theirs = mine + size;
   ENSURE(mine, "out of memory");
   for (int i = 0; i < count; i++) {
@@ -215,7 +215,7 @@ void kit_cross(struct kit_side *side, struct kit_net *n, struct kit_pair *p, int
     p[i].listen = kit_net_listen(n, p[i].handle);
     memcpy(mine + (size_t)i * RAIL_NET_HANDLE_SIZE, p[i].handle, RAIL_NET_HANDLE_SIZE);
   }
-  kit_swap(side, other, mine, theirs, size);
+  kit_exchange(self, other, mine, theirs, size);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (left > 0) {
     for (int i = 0; i < count; i++) {
@@ -244,7 +244,7 @@ void kit_pages_free(uint8_t *data, size_t size) {
   ENSURE(gone == data, "out of memory: %zu bytes cannot be given back", size);
 }
 
-void kit_nap(void) { nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL); }
+void kit_short_sleep(void) { nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL); }
 
 void kit_sleep_ms(uint64_t ms) {
   uint64_t until = rail_deadline_in_ms(ms);

@@ -14,7 +14,7 @@
 #include "kit/kit_mem.h"
 #include "kit/kit_net.h"
 #include "kit/kit_report.h"
-#include "kit/kit_side.h"
+#include "kit/kit_process.h"
 
 enum kit_mode {
   KIT_ONE, /* one process has both ends of every connection, as one proxy thread would */
@@ -31,7 +31,7 @@ struct kit_check {
   bool alone;         /* measures: nothing else runs meanwhile */
   const char *what;   /* one sentence: what the plugin must do */
   const char *source; /* where NCCL relies on it: "src/transport/net.cc:1414" and so on, of 2.30.7 unless it says */
-  void (*run)(struct kit_side *side);
+  void (*run)(struct kit_process *self);
 };
 
 #define KIT_V(n) (1u << (n))
@@ -39,7 +39,7 @@ struct kit_check {
 
 /* A table ends with an entry whose id is NULL. A new area: its table here and in kit_conform.c's list. */
 extern const struct kit_check kit_checks_lifecycle[], kit_checks_properties[], kit_checks_listen[],
-    kit_checks_strangers[], kit_checks_connect[], kit_checks_handles[], kit_checks_nobody[], kit_checks_requests[],
+    kit_checks_foreign[], kit_checks_connect[], kit_checks_handles[], kit_checks_dead_port[], kit_checks_requests[],
     kit_checks_sizes[], kit_checks_order[], kit_checks_grouped[], kit_checks_optional[], kit_checks_flush[],
     kit_checks_tear[], kit_checks_mr[], kit_checks_dereg[], kit_checks_close[], kit_checks_death[],
     kit_checks_threads[], kit_checks_forks[], kit_checks_wakeups[], kit_checks_attrs[], kit_checks_leaks[],
@@ -47,60 +47,60 @@ extern const struct kit_check kit_checks_lifecycle[], kit_checks_properties[], k
 
 /* ---- what checks share (kit_check.c) ---- */
 
-/* A connection across the world, whatever the mode: KIT_ONE gives both ends here; KIT_TWO gives p->send on side 0 and
- * p->recv on side 1, the other stays NULL. Handles travel through the side's channel. */
-void kit_join(struct kit_side *side, struct kit_net *n, struct kit_pair *p);
+/* A connection across the process group, whatever the mode: KIT_ONE gives both ends here; KIT_TWO gives p->send on
+ * side 0 and p->recv on side 1, the other stays NULL. Handles travel through the process's channel. */
+void kit_check_connect(struct kit_process *self, struct kit_net *n, struct kit_pair *p);
 /* Closes what there is here. */
-void kit_part(struct kit_side *side, struct kit_pair *p);
-/* Is this side the one that sends, receives? Both in KIT_ONE. */
-bool kit_sends(const struct kit_side *side);
-bool kit_receives(const struct kit_side *side);
+void kit_check_disconnect(struct kit_process *self, struct kit_pair *p);
+/* Is this process the one that sends, receives? Both in KIT_ONE. */
+bool kit_sends(const struct kit_process *self);
+bool kit_receives(const struct kit_process *self);
 
-/* A lane: a connection of the world, and memory registered with it. What most checks of the data path need, in one
- * process or two. Both sides run the same lines: they take the same numbers from `rng`, make the same buffers and
- * lists of ops, and each drives its own end. */
+/* A connection: a connection of the process group, and memory registered with it. What most checks of the data path
+ * need, in one process or two. Both processes run the same lines: they take the same numbers from `rng`, make the
+ * same buffers and lists of ops, and each drives its own end. */
 
-#define KIT_LANE_REGIONS 64
+#define KIT_CONN_REGIONS 64
 
-struct kit_lane_region { struct kit_guarded mem; void *send_mh, *recv_mh; };
+struct kit_conn_region { struct kit_guarded mem; void *send_mh, *recv_mh; };
 
-struct kit_lane {
-  struct kit_side *side;
-  struct kit_net *net; /* own, or that of the lane it was joined to */
+struct kit_conn {
+  struct kit_process *self;
+  struct kit_net *net; /* own, or that of the connection it was joined to */
   struct kit_net own;
   struct kit_pair pair;
   int max_recvs;
-  bool sends, receives; /* this side's ends */
-  struct kit_rng rng;   /* from the job's seed: for what both sides must agree on */
+  bool sends, receives; /* this process's ends */
+  struct kit_rng rng;   /* from the job's seed: for what both processes must agree on */
   struct kit_rng dice;  /* for the rest, as the order of tests */
-  struct kit_lane_region region[KIT_LANE_REGIONS];
+  struct kit_conn_region region[KIT_CONN_REGIONS];
 };
 
-/* The address of the lane must not change. */
-void kit_lane_open(struct kit_lane *l, struct kit_side *side);             /* the plugin, and a connection */
-void kit_lane_join(struct kit_lane *l, const struct kit_lane *with, int number); /* one more, of the same plugin; number
+/* The address of the connection must not change. */
+void kit_conn_open(struct kit_conn *l, struct kit_process *self);             /* the plugin, and a connection */
+void kit_conn_join(struct kit_conn *l, const struct kit_conn *with, int number); /* one more, of the same plugin; number
                                                                                     from 1 makes its seed */
-void kit_lane_close(struct kit_lane *l); /* memory, connection; the plugin with the lane that opened it */
+void kit_conn_close(struct kit_conn *l); /* memory, connection; the plugin with the connection that opened it */
 
 /* `size` registered bytes (at least 1) whose end, or start, touches a page that faults. */
-uint8_t *kit_lane_high(struct kit_lane *l, size_t size);
-uint8_t *kit_lane_low(struct kit_lane *l, size_t size);
+uint8_t *kit_conn_high(struct kit_conn *l, size_t size);
+uint8_t *kit_conn_low(struct kit_conn *l, size_t size);
 /* Registers memory of the caller's. */
-void kit_lane_reg(struct kit_lane *l, void *data, size_t size);
-/* Deregisters it, and frees what kit_lane_high, kit_lane_low made: an access from now on faults. */
-void kit_lane_free(struct kit_lane *l, const void *data);
+void kit_conn_reg(struct kit_conn *l, void *data, size_t size);
+/* Deregisters it, and frees what kit_conn_high, kit_conn_low made: an access from now on faults. */
+void kit_conn_free(struct kit_conn *l, const void *data);
 
 /* Transfers out of and into registered memory. */
-struct kit_op kit_lane_send(const struct kit_lane *l, const void *data, size_t size, int tag);
-struct kit_op kit_lane_recv(const struct kit_lane *l, void *data, size_t size, int tag);
-/* One more buffer of a grouped receive; begin with kit_lane_group. */
-struct kit_op kit_lane_group(const struct kit_lane *l);
-void kit_lane_add(const struct kit_lane *l, struct kit_op *group, void *data, size_t size, int tag);
+struct kit_op kit_conn_send(const struct kit_conn *l, const void *data, size_t size, int tag);
+struct kit_op kit_conn_recv(const struct kit_conn *l, void *data, size_t size, int tag);
+/* One more buffer of a grouped receive; begin with kit_conn_group. */
+struct kit_op kit_conn_group(const struct kit_conn *l);
+void kit_conn_add(const struct kit_conn *l, struct kit_op *group, void *data, size_t size, int tag);
 
-/* kit_ops_run of the lane's plugin, with an order of testing. */
-void kit_lane_run(struct kit_lane *l, struct kit_op *ops, int count, enum kit_ops_order order);
+/* kit_ops_run of the connection's plugin, with an order of testing. */
+void kit_conn_run(struct kit_conn *l, struct kit_op *ops, int count, enum kit_ops_order order);
 /* Ends the check where the plugin receives no groups. */
-void kit_lane_needs_groups(const struct kit_lane *l);
+void kit_conn_needs_groups(const struct kit_conn *l);
 
 /* Many connections, requests that may fail, and closing: what the checks of items 11, 12, 13 and 15 share. */
 
@@ -120,19 +120,19 @@ bool kit_op_within(struct kit_net *n, struct kit_op *op, uint64_t ms);
 /* Posts, trying again while there is no request; fails at the usual deadline or by an error. */
 void kit_op_start(struct kit_net *n, struct kit_op *op);
 /* Tests what is outstanding `times` times, whatever comes of it: as NCCL may after an error, before it closes. */
-void kit_op_stray(struct kit_net *n, struct kit_op *op, int times);
+void kit_op_test_again(struct kit_net *n, struct kit_op *op, int times);
 
-/* `count` connections to the other side and as many from it, all made at once: p[i].send and p[i].recv are ends of two
+/* `count` connections to the peer and as many from it, all made at once: p[i].send and p[i].recv are ends of two
  * connections. Only in KIT_TWO. kit_pair_close closes them. */
-void kit_cross(struct kit_side *side, struct kit_net *n, struct kit_pair *p, int count);
+void kit_check_connect_both_ways(struct kit_process *self, struct kit_net *n, struct kit_pair *p, int count);
 
 /* Whole pages, all zero, of this process alone. */
 uint8_t *kit_pages(size_t size);
 /* Gives the memory back. The addresses fault from then on: nothing else comes to lie there. */
 void kit_pages_free(uint8_t *data, size_t size);
 
-/* Between two looks at what time brings and not the other side's next call: a core is for others meanwhile. */
-void kit_nap(void);
+/* Between two looks at what time brings and not the peer's next call: a core is for others meanwhile. */
+void kit_short_sleep(void);
 /* Sleeps, also through signals. */
 void kit_sleep_ms(uint64_t ms);
 /* The share of one core that this process uses while it sleeps so long. */

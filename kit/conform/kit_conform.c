@@ -8,7 +8,7 @@
 
 #include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
-#include "kit/kit_choice.h"
+#include "kit/kit_filter.h"
 #include "kit/kit_json.h"
 #include "kit/kit_probe.h"
 #include "kit/kit_report.h"
@@ -18,14 +18,14 @@
 
 /* ---- every area's table, in the contract's order ---- */
 
-static const struct kit_check *const kit_check_tables[] = {
+static const struct kit_check *const check_tables[] = {
     kit_checks_lifecycle,
     kit_checks_properties,
     kit_checks_listen,
-    kit_checks_strangers,
+    kit_checks_foreign,
     kit_checks_connect,
     kit_checks_handles,
-    kit_checks_nobody,
+    kit_checks_dead_port,
     kit_checks_requests,
     kit_checks_sizes,
     kit_checks_order,
@@ -47,35 +47,35 @@ static const struct kit_check *const kit_check_tables[] = {
 };
 
 static const struct kit_check *check_at(int index) {
-  for (int t = 0; kit_check_tables[t]; t++)
-    for (const struct kit_check *c = kit_check_tables[t]; c->id; c++)
+  for (int t = 0; check_tables[t]; t++)
+    for (const struct kit_check *c = check_tables[t]; c->id; c++)
       if (index-- == 0) return c;
   return NULL;
 }
 
-void kit_conform_side(struct kit_side *side) {
+void kit_conform_process(struct kit_process *self) {
   const struct kit_check *c;
   for (int i = 0; (c = check_at(i)); i++) {
-    if (strcmp(c->name, kit_side_job(side)->name) != 0) continue;
-    c->run(side);
+    if (strcmp(c->name, kit_process_job(self)->name) != 0) continue;
+    c->run(self);
     return;
   }
-  ENSURE(false, "this rail-kit has no check %s", kit_side_job(side)->name);
+  ENSURE(false, "this rail-kit has no check %s", kit_process_job(self)->name);
 }
 
 static bool has_version(const struct kit_check *c, int version) {
   return c->versions == 0 || (c->versions & KIT_V(version));
 }
 
-static void on_word(struct kit_world *world, const struct kit_word *word, void *arg) {
-  (void)world;
-  kit_result_word(arg, word);
+static void on_message(struct kit_group *group, const struct kit_message *message, void *arg) {
+  (void)group;
+  kit_result_message(arg, message);
 }
 
 static void run_check(const struct kit_conform *how, const struct kit_check *c, struct kit_result *r) {
-  struct kit_world_how world = {.nsides = c->mode == KIT_TWO ? 2 : 1, .on_word = on_word, .arg = r};
+  struct kit_group_options group = {.nprocesses = c->mode == KIT_TWO ? 2 : 1, .on_message = on_message, .arg = r};
   struct kit_outcome outcome;
-  struct kit_job *job = &world.job;
+  struct kit_job *job = &group.job;
   snprintf(job->kind, sizeof job->kind, "conform");
   snprintf(job->name, sizeof job->name, "%s", c->name);
   snprintf(job->plugin, sizeof job->plugin, "%s", how->plugin);
@@ -84,19 +84,19 @@ static void run_check(const struct kit_conform *how, const struct kit_check *c, 
   job->fuse = how->fuse;
   job->seed = r->seed;
   job->limit_ms = kit_patience_ms((c->limit_s ? c->limit_s : LIMIT_S) * 1000ull);
-  for (int i = 0; i < world.nsides; i++) kit_place(&how->places, i, &world.setup[i]);
-  kit_world_run(c->mode == KIT_TWO ? how->link : NULL, &world, &outcome);
-  kit_result_outcome(r, &outcome, world.nsides);
+  for (int i = 0; i < group.nprocesses; i++) kit_placement_apply(&how->placement, i, &group.setup[i]);
+  kit_group_run(c->mode == KIT_TWO ? how->link : NULL, &group, &outcome);
+  kit_result_outcome(r, &outcome, group.nprocesses);
 }
 
 /* False: no more can be tried, and the report says so. */
-static bool try_check(const struct kit_conform *how, struct kit_report *report, const struct kit_choice *choice,
+static bool try_check(const struct kit_conform *how, struct kit_report *report, const struct kit_filter *choice,
                       const struct kit_check *c, int version, int run) {
   struct kit_result r = {.id = c->id, .name = c->name, .what = c->what, .source = c->source, .level = c->level,
                          .version = version, .seed = report->seed + (uint64_t)run};
-  const char *reason = kit_choice_skips(choice, c->id, c->name);
+  const char *reason = kit_filter_skip_reason(choice, c->id, c->name);
   kit_report_again(report, &r, how->connect);
-  kit_places_append(&how->places, r.again, sizeof r.again);
+  kit_placement_append(&how->placement, r.again, sizeof r.again);
   kit_report_progress(report, c->name);
   if (reason) {
     r.end = KIT_END_SKIPPED;
@@ -111,18 +111,18 @@ static bool try_check(const struct kit_conform *how, struct kit_report *report, 
   return r.end != KIT_END_ERROR || !kit_link_lost(how->link);
 }
 
-static bool wanted(const struct kit_choice *choice, const struct kit_check *c, int version) {
-  return has_version(c, version) && kit_choice_takes(choice, c->id, c->name, c->level);
+static bool wanted(const struct kit_filter *choice, const struct kit_check *c, int version) {
+  return has_version(c, version) && kit_filter_accepts(choice, c->id, c->name, c->level);
 }
 
-static int count_checks(const struct kit_choice *choice, int version) {
+static int count_checks(const struct kit_filter *choice, int version) {
   const struct kit_check *c;
   int n = 0;
   for (int i = 0; (c = check_at(i)); i++) n += wanted(choice, c, version);
   return n;
 }
 
-static int run_versions(const struct kit_conform *how, const struct kit_choice *choice, uint32_t versions) {
+static int run_versions(const struct kit_conform *how, const struct kit_filter *choice, uint32_t versions) {
   struct kit_report report = {.command = "conform", .plugin = how->plugin, .seed = how->seed, .dev = how->dev,
                               .fuse = how->fuse, .verbose = how->verbose, .json = how->json, .junit = how->junit};
   const struct kit_check *c;
@@ -160,11 +160,11 @@ static int unusable(const struct kit_conform *how, const struct kit_probe *probe
 
 int kit_conform_run(const struct kit_conform *how) {
   struct kit_probe probe;
-  struct kit_choice choice;
+  struct kit_filter choice;
   char why[1024];
-  if (!kit_choice_read(&choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
+  if (!kit_filter_read(&choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
   int result = 1;
-  if (!kit_probe(how->plugin, &how->places, &probe, why, sizeof why)) {
+  if (!kit_probe(how->plugin, &how->placement, &probe, why, sizeof why)) {
     result = unusable(how, &probe, why);
   } else if (!kit_probe_has(&probe, how->version, "conform", how->plugin)) {
     result = 2;
@@ -172,18 +172,18 @@ int kit_conform_run(const struct kit_conform *how) {
     int version = how->version ? how->version : kit_probe_newest(&probe);
     result = run_versions(how, &choice, how->all_versions ? probe.versions : KIT_V(version));
   }
-  kit_choice_free(&choice);
+  kit_filter_free(&choice);
   return result;
 }
 
 int kit_conform_list(const struct kit_conform *how, FILE *f, bool json) {
-  struct kit_choice choice;
+  struct kit_filter choice;
   struct kit_json j = kit_json_start(f);
   const struct kit_check *c;
-  if (!kit_choice_read(&choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
+  if (!kit_filter_read(&choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
   if (json) kit_json_array(&j, NULL);
   for (int i = 0; (c = check_at(i)); i++) {
-    if (!kit_choice_takes(&choice, c->id, c->name, c->level)) continue;
+    if (!kit_filter_accepts(&choice, c->id, c->name, c->level)) continue;
     if (json) {
       kit_json_object(&j, NULL);
       kit_json_text(&j, "id", c->id);
@@ -202,6 +202,6 @@ int kit_conform_list(const struct kit_conform *how, FILE *f, bool json) {
     kit_json_end(&j, ']');
     kit_json_finish(&j);
   }
-  kit_choice_free(&choice);
+  kit_filter_free(&choice);
   return fflush(f) == 0 ? 0 : 3;
 }

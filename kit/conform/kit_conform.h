@@ -8,8 +8,8 @@
 #include <stdio.h>
 
 #include "kit/kit_link.h"
-#include "kit/kit_places.h"
-#include "kit/kit_side.h"
+#include "kit/kit_placement.h"
+#include "kit/kit_process.h"
 
 struct kit_conform {
   const char *plugin;
@@ -25,7 +25,7 @@ struct kit_conform {
   int repeat;
   bool verbose;
   const char *json, *junit;
-  struct kit_places places;
+  struct kit_placement placement;
   struct kit_link *link;
   const char *connect; /* where it leads to, for the command that repeats a check; NULL */
 };
@@ -35,7 +35,7 @@ int kit_conform_run(const struct kit_conform *how);
 /* Every check: number, name, level, mode, sentence, source. With json: as JSON. */
 int kit_conform_list(const struct kit_conform *how, FILE *f, bool json);
 
-/* For kit_side_main. */
-void kit_conform_side(struct kit_side *side);
+/* For kit_process_main. */
+void kit_conform_process(struct kit_process *self);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The links that misfortunes happen to: two network namespaces, one for each
+ * The links that faults happen to: two network namespaces, one for each
  * side, joined by a pair of veth interfaces that have the same name and
  * addresses found nowhere else; or two interfaces that are there, such as
  * those below RDMA devices. And what can be done to such an interface.
@@ -15,7 +15,7 @@
 
 #define KIT_LINK_NAME "railkit0"
 
-/* One end. Crosses from the parent to the side and to its hand. */
+/* One end. Crosses from the parent to the process and to its fault injector. */
 struct kit_fault_port {
   char in[68];   /* "-n NAMESPACE" for ip and tc, or "" */
   char name[16];
@@ -25,12 +25,12 @@ struct kit_fault_port {
 };
 
 struct kit_fault_net {
-  char space[2][64]; /* for kit_setup's netns; made ones only */
+  char space[2][64]; /* for kit_process_setup's netns; made ones only */
   struct kit_fault_port port[2];
   bool given;        /* `port` names interfaces that are there */
   bool open, made;
   char why[300];     /* there is none: the reason */
-  char no_shape[200], no_delay[200]; /* this kernel's word about tbf and netem; "": it has them */
+  char no_shape[200], no_delay[200]; /* why this kernel lacks tbf, netem; "": it has them */
 };
 
 /* "[NAMESPACE:]INTERFACE,[NAMESPACE:]INTERFACE". False: it is not that. */
@@ -41,7 +41,7 @@ bool kit_fault_net_open(struct kit_fault_net *net);
 bool kit_fault_net_restore(struct kit_fault_net *net);
 void kit_fault_net_close(struct kit_fault_net *net);
 
-/* How a port crosses to its side: among the job's arguments. The second fails the side when there is none. */
+/* How a port crosses to its side: among the job's arguments. The second fails the process when there is none. */
 void kit_fault_port_put(const struct kit_fault_port *port, int rank, struct kit_job *job);
 struct kit_fault_port kit_fault_port_get(const struct kit_job *job, int rank);
 

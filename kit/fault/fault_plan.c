@@ -22,7 +22,7 @@ static const struct field {
     FIELD(group, 1, KIT_TRAFFIC_BLOCK),
     FIELD(window, 1, 64),
     FIELD(act, KIT_ACT_NOTHING, KIT_ACT_FAIL),
-    FIELD(how, 0, KIT_STRANGERS_CROWD),
+    FIELD(how, 0, KIT_CLIENTS_MIXED),
     FIELD(when, KIT_WHEN_FLOWING, KIT_WHEN_IDLE),
     FIELD(victims, 0, 3),
     FIELD(delay_us, 0, 60000000),

@@ -21,14 +21,14 @@ enum kit_act {
   KIT_ACT_CLOSE,     /* closes everything with requests outstanding */
   KIT_ACT_DEREG,     /* takes its memory back with requests outstanding, writes over it, then closes */
   KIT_ACT_RESET,     /* its TCP connections are reset, the process lives */
-  KIT_ACT_STRANGERS, /* clients that nobody asked for, from the listen on; `how` is a kit_strangers */
-  KIT_ACT_STORM,     /* signals to all its threads, without SA_RESTART, from init to finalize */
+  KIT_ACT_CLIENTS, /* clients that nobody asked for, from the listen on; `how` is a kit_client_kind */
+  KIT_ACT_SIGNALS,     /* signals to all its threads, without SA_RESTART, from init to finalize */
   KIT_ACT_LINK,      /* its network interface; `how` is a kit_link_act */
   KIT_ACT_FAIL,      /* its call number `nth` of `kinds` fails */
 };
 
-enum kit_strangers {
-  KIT_STRANGERS_SILENT, KIT_STRANGERS_GARBAGE, KIT_STRANGERS_FLOOD, KIT_STRANGERS_RESET, KIT_STRANGERS_CROWD,
+enum kit_client_kind {
+  KIT_CLIENTS_SILENT, KIT_CLIENTS_GARBAGE, KIT_CLIENTS_FLOOD, KIT_CLIENTS_RESET, KIT_CLIENTS_MIXED,
 };
 
 enum kit_link_act { KIT_LINK_DOWN, KIT_LINK_SILENCE, KIT_LINK_MTU, KIT_LINK_SHAPE, KIT_LINK_DELAY };
@@ -36,9 +36,9 @@ enum kit_link_act { KIT_LINK_DOWN, KIT_LINK_SILENCE, KIT_LINK_MTU, KIT_LINK_SHAP
 enum kit_when { KIT_WHEN_FLOWING, KIT_WHEN_CONNECTING, KIT_WHEN_IDLE };
 
 enum kit_goal {
-  KIT_GOAL_SURVIVE, /* everything arrives, nobody is told of an error */
-  KIT_GOAL_TOLD,    /* all connections of the others end in the remote error, in time */
-  KIT_GOAL_EITHER,  /* whatever happens is told, or nothing has happened */
+  KIT_GOAL_SURVIVE, /* everything arrives, no call returns an error */
+  KIT_GOAL_ERROR,    /* all connections of the others end in the remote error, in time */
+  KIT_GOAL_EITHER,  /* every failure is reported, or there was none */
 };
 
 enum kit_dirs { KIT_DIRS_BOTH, KIT_DIRS_FORTH /* side 0 sends */, KIT_DIRS_BACK /* side 1 does */ };
@@ -50,7 +50,7 @@ struct kit_fault_plan {
   uint64_t victims;           /* a set of sides */
   uint64_t delay_us;          /* from the agreed moment until it happens */
   uint64_t last_ms;           /* until it is undone */
-  uint64_t count;             /* strangers */
+  uint64_t count;             /* foreign clients */
   uint64_t nth, kinds;        /* failing calls; nth 0: only counts them */
   uint64_t piece, buffer, interrupt; /* preload: kit_fail_shape's */
   uint64_t files;             /* descriptors that the process may open beyond what it has; 0: as ever */
@@ -60,7 +60,7 @@ struct kit_fault_plan {
 };
 
 void kit_fault_plan_put(const struct kit_fault_plan *plan, struct kit_job *job);
-/* Fails the side when a value is missing or out of range. */
+/* Fails the process when a value is missing or out of range. */
 struct kit_fault_plan kit_fault_plan_get(const struct kit_job *job);
 
 /* What the plan leaves at 0 of traffic and moment, at random. */
@@ -70,7 +70,7 @@ static inline bool kit_fault_is_victim(const struct kit_fault_plan *plan, int ra
   return plan->victims >> rank & 1;
 }
 
-/* ---- What one side saw of a misfortune: crosses to the parent as it lies in memory ---- */
+/* ---- What one process saw of a fault: crosses to the parent as it lies in memory ---- */
 
 enum kit_phase { KIT_PHASE_START, KIT_PHASE_CONNECT, KIT_PHASE_STREAM, KIT_PHASE_CLOSE };
 
@@ -79,7 +79,7 @@ struct kit_usage {
   int64_t heap; /* bytes that the allocator has handed out */
 };
 
-struct kit_told {
+struct kit_fault_record {
   int32_t rank;
   int32_t phase;               /* how far it came before it began to close */
   int32_t connections, errors, finished;
@@ -102,7 +102,7 @@ struct kit_told {
   double stuck_cpu, stuck_cpu_plugin; /* seconds of CPU in that time: all threads; all but the caller's */
   int64_t seen, shaped;        /* calls that the preload library counted, changed */
   char failed[32];             /* the call that it made fail, or "" */
-  int32_t strangers, accepted; /* strangers that came in; that were handed out as a connection */
+  int32_t clients, accepted; /* foreign clients that came in; that were handed out as a connection */
   int32_t signals;
 };
 

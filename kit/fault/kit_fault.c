@@ -11,7 +11,7 @@
 #include "common/base/clock.h"
 #include "loader/install_dirs.h"
 #include "loader/netload.h"
-#include "kit/kit_choice.h"
+#include "kit/kit_filter.h"
 #include "kit/kit_json.h"
 #include "kit/kit_probe.h"
 
@@ -20,7 +20,7 @@ enum { OVERHEAD_MS = 19000, DEFAULT_CALLS = 8 };
 struct run {
   const struct kit_fault *how;
   struct kit_report report;
-  struct kit_choice choice;
+  struct kit_filter choice;
   struct kit_fault_net net;
   char preload[PATH_MAX]; /* librail-fault.so; "": it is not there */
   int version;
@@ -32,31 +32,31 @@ static void on_interrupt(int number) { interrupted = number; }
 
 /* ---- one world ---- */
 
-static void on_word(struct kit_world *world, const struct kit_word *word, void *arg) {
+static void on_message(struct kit_group *group, const struct kit_message *message, void *arg) {
   struct kit_trial *t = arg;
-  bool known = word->rank == 0 || word->rank == 1;
-  (void)world;
-  if (word->kind == KIT_WORD_ROLE && known && word->size == sizeof t->told[0]) {
-    memcpy(&t->told[word->rank], word->data, sizeof t->told[0]);
-    t->has_told[word->rank] = true;
+  bool known = message->rank == 0 || message->rank == 1;
+  (void)group;
+  if (message->kind == KIT_MESSAGE_RECORD && known && message->size == sizeof t->record[0]) {
+    memcpy(&t->record[message->rank], message->data, sizeof t->record[0]);
+    t->has_record[message->rank] = true;
     return;
   }
-  if (word->kind == KIT_WORD_LOG && known)
-    snprintf(t->warning[word->rank], sizeof t->warning[0], "%s", word->text);
-  kit_result_word(t->result, word);
+  if (message->kind == KIT_MESSAGE_LOG && known)
+    snprintf(t->warning[message->rank], sizeof t->warning[0], "%s", message->text);
+  kit_result_message(t->result, message);
 }
 
-static void on_tick(struct kit_world *world, void *arg) {
+static void on_tick(struct kit_group *group, void *arg) {
   (void)arg;
-  if (interrupted) kit_world_stop(world);
+  if (interrupted) kit_group_stop(group);
 }
 
 static void try_plan(struct run *run, struct kit_trial *t) {
   static const char *const env[] = {"NCCL_SOCKET_IFNAME==" KIT_LINK_NAME, NULL};
   const struct kit_fault *how = run->how;
   const struct kit_fault_plan *p = &t->plan;
-  struct kit_world_how world = {.nsides = 2, .on_word = on_word, .on_tick = on_tick, .arg = t};
-  struct kit_job *job = &world.job;
+  struct kit_group_options group = {.nprocesses = 2, .on_message = on_message, .on_tick = on_tick, .arg = t};
+  struct kit_job *job = &group.job;
   snprintf(job->kind, sizeof job->kind, "fault");
   snprintf(job->name, sizeof job->name, "%s", t->scenario->name);
   snprintf(job->plugin, sizeof job->plugin, "%s", how->plugin);
@@ -67,27 +67,27 @@ static void try_plan(struct run *run, struct kit_trial *t) {
   job->limit_ms = kit_patience_ms(p->delay_us / 1000 + p->last_ms + p->after_ms + p->patience_ms + OVERHEAD_MS);
   kit_fault_plan_put(p, job);
   for (int i = 0; i < 2; i++) {
-    kit_place(&how->places, i, &world.setup[i]);
+    kit_placement_apply(&how->placement, i, &group.setup[i]);
     if (t->scenario->needs & KIT_NEEDS_NETNS) kit_fault_port_put(&run->net.port[i], i, job);
     if ((t->scenario->needs & KIT_NEEDS_NETNS) && run->net.made) {
-      world.setup[i].netns = run->net.space[i];
-      world.setup[i].env = env;
+      group.setup[i].netns = run->net.space[i];
+      group.setup[i].env = env;
     }
-    if ((t->scenario->needs & KIT_NEEDS_PRELOAD) && kit_fault_is_victim(p, i)) world.setup[i].preload = run->preload;
+    if ((t->scenario->needs & KIT_NEEDS_PRELOAD) && kit_fault_is_victim(p, i)) group.setup[i].preload = run->preload;
   }
-  kit_world_run(how->link, &world, &t->outcome);
+  kit_group_run(how->link, &group, &t->outcome);
   t->result->seconds += t->outcome.seconds;
 }
 
 /* ---- failing calls: one run counts them, each of the others makes one fail ---- */
 
-static void count_calls(struct kit_result *r, long seen, int hits, int told) {
-  struct kit_word counts[] = {
-      {.kind = KIT_WORD_METRIC, .text = "calls", .value = (double)seen, .unit = ""},
-      {.kind = KIT_WORD_METRIC, .text = "made_to_fail", .value = hits, .unit = ""},
-      {.kind = KIT_WORD_METRIC, .text = "ended_in_an_error", .value = told, .unit = ""},
+static void count_calls(struct kit_result *r, long seen, int hits, int errors) {
+  struct kit_message counts[] = {
+      {.kind = KIT_MESSAGE_METRIC, .text = "calls", .value = (double)seen, .unit = ""},
+      {.kind = KIT_MESSAGE_METRIC, .text = "made_to_fail", .value = hits, .unit = ""},
+      {.kind = KIT_MESSAGE_METRIC, .text = "ended_in_an_error", .value = errors, .unit = ""},
   };
-  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) kit_result_word(r, &counts[i]);
+  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) kit_result_message(r, &counts[i]);
 }
 
 static void no_such_call(struct kit_result *r) {
@@ -101,9 +101,9 @@ static long calls_of(struct run *run, struct kit_trial *t) {
   t->about = "none failing";
   t->plan.goal = KIT_GOAL_SURVIVE;
   try_plan(run, t);
-  kit_fault_judge(t);
-  if (t->result->end != KIT_END_FINE || !t->has_told[0]) return -1;
-  if (t->told[0].seen > 0) return (long)t->told[0].seen;
+  kit_fault_check(t);
+  if (t->result->end != KIT_END_FINE || !t->has_record[0]) return -1;
+  if (t->record[0].seen > 0) return (long)t->record[0].seen;
   no_such_call(t->result);
   return -1;
 }
@@ -115,7 +115,7 @@ static uint64_t choose_call(long seen, int i, int of, struct kit_rng *rng) {
 }
 
 static void try_calls(struct run *run, struct kit_trial *first, struct kit_rng *rng) {
-  int wanted = run->how->calls > 0 ? run->how->calls : DEFAULT_CALLS, hits = 0, told = 0;
+  int wanted = run->how->calls > 0 ? run->how->calls : DEFAULT_CALLS, hits = 0, errors = 0;
   long seen = calls_of(run, first);
   if (seen < 0) return;
   if (wanted > seen) wanted = (int)seen;
@@ -125,17 +125,17 @@ static void try_calls(struct run *run, struct kit_trial *first, struct kit_rng *
     t.plan.goal = KIT_GOAL_EITHER;
     t.plan.nth = choose_call(seen, i, wanted, rng);
     try_plan(run, &t);
-    const struct kit_told *victim = &t.told[0];
+    const struct kit_fault_record *victim = &t.record[0];
     snprintf(about, sizeof about, "call %llu of about %ld (%s)", (unsigned long long)t.plan.nth, seen,
-             victim->failed[0] ? victim->failed : t.has_told[0] ? "not reached" : "not known");
+             victim->failed[0] ? victim->failed : t.has_record[0] ? "not reached" : "not known");
     t.about = about;
     hits += victim->failed[0] != 0;
-    told += victim->failed[0] && victim->code;
-    if (t.has_told[0] && !victim->failed[0] && victim->seen < seen) seen = (long)victim->seen; /* fewer this time */
-    kit_fault_judge(&t);
+    errors += victim->failed[0] && victim->code;
+    if (t.has_record[0] && !victim->failed[0] && victim->seen < seen) seen = (long)victim->seen; /* fewer this time */
+    kit_fault_check(&t);
     kit_fault_describe(&t);
   }
-  count_calls(first->result, seen, hits, told);
+  count_calls(first->result, seen, hits, errors);
 }
 
 /* ---- one scenario ---- */
@@ -158,7 +158,7 @@ static void command_to_repeat(const struct run *run, struct kit_result *r) {
   const struct kit_fault *how = run->how;
   kit_report_again(&run->report, r, how->connect);
   size_t size = sizeof r->again;
-  kit_places_append(&how->places, r->again, size);
+  kit_placement_append(&how->placement, r->again, size);
   size_t at = strlen(r->again);
   if (how->links_text) snprintf(r->again + at, size - at, " --links %s", how->links_text);
   at = strlen(r->again);
@@ -172,7 +172,7 @@ static void command_to_repeat(const struct run *run, struct kit_result *r) {
 }
 
 /* The same seed and name give the same plan, alone or among others. */
-static struct kit_rng dice(uint64_t seed, const char *name) {
+static struct kit_rng scenario_rng(uint64_t seed, const char *name) {
   struct kit_rng rng = {seed};
   for (; *name; name++) rng.state = (rng.state ^ (uint8_t)*name) * 0x100000001b3ull;
   kit_rng_next(&rng);
@@ -183,10 +183,10 @@ static void try_scenario(struct run *run, const struct kit_scenario *s, uint64_t
   struct kit_result r = {.id = s->id, .name = s->name, .what = s->what, .source = "", .level = s->level,
                          .version = run->version, .seed = seed};
   struct kit_trial t = {.scenario = s, .plan = s->plan, .result = &r};
-  struct kit_rng rng = dice(seed, s->name);
+  struct kit_rng rng = scenario_rng(seed, s->name);
   command_to_repeat(run, &r);
   kit_report_progress(&run->report, s->name);
-  const char *reason = kit_choice_skips(&run->choice, s->id, s->name);
+  const char *reason = kit_filter_skip_reason(&run->choice, s->id, s->name);
   if (!reason) reason = cannot(run, s);
   if (reason) {
     r.end = KIT_END_SKIPPED;
@@ -201,9 +201,9 @@ static void try_scenario(struct run *run, const struct kit_scenario *s, uint64_t
     try_calls(run, &t, &rng);
   } else {
     try_plan(run, &t);
-    kit_fault_judge(&t);
+    kit_fault_check(&t);
     kit_fault_describe(&t);
-    if ((s->needs & KIT_NEEDS_PRELOAD) && t.has_told[0] && t.told[0].shaped == 0) no_such_call(&r);
+    if ((s->needs & KIT_NEEDS_PRELOAD) && t.has_record[0] && t.record[0].shaped == 0) no_such_call(&r);
   }
   kit_report_add(&run->report, &r);
 }
@@ -211,7 +211,7 @@ static void try_scenario(struct run *run, const struct kit_scenario *s, uint64_t
 /* ---- all of them ---- */
 
 static bool wanted(const struct run *run, const struct kit_scenario *s) {
-  return kit_choice_takes(&run->choice, s->id, s->name, s->level);
+  return kit_filter_accepts(&run->choice, s->id, s->name, s->level);
 }
 
 static void each_once(struct run *run) {
@@ -283,8 +283,8 @@ int kit_fault_run(const struct kit_fault *how) {
                                 .fuse = how->fuse, .verbose = how->verbose, .json = how->json, .junit = how->junit}};
   run.net.given = how->links_text != NULL;
   memcpy(run.net.port, how->links, sizeof run.net.port);
-  if (!kit_choice_read(&run.choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
-  if (!kit_probe(how->plugin, &how->places, &probe, why, sizeof why)) {
+  if (!kit_filter_read(&run.choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
+  if (!kit_probe(how->plugin, &how->placement, &probe, why, sizeof why)) {
     printf("%s: %s\n", how->plugin, why);
   } else if (!kit_probe_has(&probe, how->version, "fault", how->plugin)) {
     result = 2;
@@ -292,14 +292,14 @@ int kit_fault_run(const struct kit_fault *how) {
     if (!run.version) run.version = kit_probe_newest(&probe);
     result = run_all(&run);
   }
-  kit_choice_free(&run.choice);
+  kit_filter_free(&run.choice);
   return interrupted ? 3 : result;
 }
 
 int kit_fault_list(const struct kit_fault *how, FILE *f, bool json) {
   struct run run = {.how = how};
   struct kit_json j = kit_json_start(f);
-  if (!kit_choice_read(&run.choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
+  if (!kit_filter_read(&run.choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
   if (json) kit_json_array(&j, NULL);
   for (const struct kit_scenario *s = kit_scenarios; s->id; s++) {
     if (!wanted(&run, s)) continue;
@@ -318,6 +318,6 @@ int kit_fault_list(const struct kit_fault *how, FILE *f, bool json) {
     kit_json_end(&j, ']');
     kit_json_finish(&j);
   }
-  kit_choice_free(&run.choice);
+  kit_filter_free(&run.choice);
   return fflush(f) == 0 ? 0 : 3;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Misfortunes as numbered scenarios: what happens to a pair of processes with
+ * Faults as numbered scenarios: what happens to a pair of processes with
  * running transfers, and what is asked of the plugin then.
- * kit_fault_scenarios.c lists them, kit_fault.c runs them, fault_judge.c says
+ * fault_scenarios.c lists them, kit_fault.c runs them, fault_verdict.c says
  * what was wrong.
  *
  * Whatever happens, these are MUSTs: no crash, no call that does not return, no
@@ -15,9 +15,9 @@
 #include "kit/fault/fault_net.h"
 #include "kit/fault/fault_plan.h"
 #include "kit/kit_link.h"
-#include "kit/kit_places.h"
+#include "kit/kit_placement.h"
 #include "kit/kit_report.h"
-#include "kit/kit_side.h"
+#include "kit/kit_process.h"
 
 enum {
   KIT_NEEDS_NETNS = 1,   /* two network namespaces */
@@ -53,7 +53,7 @@ struct kit_fault {
   uint64_t stop_ms;     /* how long a process is stopped, a link cut, that need not be survived */
   bool verbose;
   const char *json, *junit;
-  struct kit_places places;
+  struct kit_placement placement;
   struct kit_fault_port links[2]; /* what link.* is done to; without a name: namespaces and links made for it */
   const char *links_text;         /* as on the command line; NULL */
   struct kit_link *link;
@@ -63,26 +63,26 @@ struct kit_fault {
 /* Returns the program's exit status. */
 int kit_fault_run(const struct kit_fault *how);
 int kit_fault_list(const struct kit_fault *how, FILE *f, bool json);
-/* For kit_side_main. */
-void kit_fault_side(struct kit_side *side);
+/* For kit_process_main. */
+void kit_fault_process(struct kit_process *self);
 
 /* ---- between the files of the parent ---- */
 
-/* One world, and what its sides told. */
+/* One process group, and what its processes reported. */
 struct kit_trial {
   const struct kit_scenario *scenario;
   struct kit_fault_plan plan;
   struct kit_outcome outcome;
-  struct kit_told told[2];
-  bool has_told[2];
+  struct kit_fault_record record[2];
+  bool has_record[2];
   struct kit_result *result; /* gets notes, figures, warnings */
   char warning[2][300];      /* the last */
   const char *about;         /* begins the text of a finding: "call 7 of 120 (connect)"; NULL */
 };
 
 /* Adds its findings to the result: the gravest decides its level, its text has them all. */
-void kit_fault_judge(struct kit_trial *trial);
-/* What was told, when, at what cost, as notes and figures. */
+void kit_fault_check(struct kit_trial *trial);
+/* Which errors came, when, at what cost, as notes and figures. */
 void kit_fault_describe(const struct kit_trial *trial);
 
 #endif

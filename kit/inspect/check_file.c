@@ -9,7 +9,7 @@
 #define NET_CC "NCCL src/plugin/net.cc"
 #define FIND(grade, id, why, source, ...) kit_find(&in->findings, 0, grade, id, why, source, __VA_ARGS__)
 
-static void judge_shape(struct kit_inspection *in) {
+static void verify_shape(struct kit_inspection *in) {
   const struct kit_elf *elf = &in->elf;
   if (!elf->machine_fits)
     FIND(KIT_ERROR, "file.machine", "The dynamic loader refuses it.", "ld.so(8)", "the file is %d bits for %s",
@@ -66,7 +66,7 @@ static bool begins(const char *name, const char *prefix) {
   return strncmp(name, prefix, len) == 0 && name[len] == '_';
 }
 
-static void judge_other(struct kit_inspection *in, const struct kit_elf_symbol *s) {
+static void verify_other(struct kit_inspection *in, const struct kit_elf_symbol *s) {
   for (size_t i = 0; i < RAIL_COUNT_OF(others); i++)
     if (begins(s->name, others[i].prefix) && s->in_dynsym && s->defined && !s->hidden)
       FIND(KIT_NOTE, "other.table", others[i].who, others[i].source, "it exports %s, %s", s->name, others[i].kind);
@@ -78,7 +78,7 @@ static void judge_other(struct kit_inspection *in, const struct kit_elf_symbol *
 
 /* ---- net tables ---- */
 
-static void judge_visibility(struct kit_inspection *in, const struct kit_elf_symbol *s) {
+static void verify_visibility(struct kit_inspection *in, const struct kit_elf_symbol *s) {
   if (!s->defined)
     FIND(KIT_ERROR, "table.undefined", "The symbol is only mentioned; whoever is to define it is not in this file.",
          "dlsym(3)", "%s is undefined", s->name);
@@ -89,9 +89,9 @@ static void judge_visibility(struct kit_inspection *in, const struct kit_elf_sym
          "dlsym(3)", "%s is not exported%s", s->name, s->in_dynsym ? "" : ": it is in .symtab but not in .dynsym");
 }
 
-static void judge_table(struct kit_inspection *in, const struct kit_elf_symbol *s) {
+static void verify_table(struct kit_inspection *in, const struct kit_elf_symbol *s) {
   uint64_t needed = (uint64_t)rail_net_slot_count(s->version) * sizeof(void *);
-  judge_visibility(in, s);
+  verify_visibility(in, s);
   if (s->is_function)
     FIND(KIT_ERROR, "table.function", "NCCL reads pointers at the symbol's address: it would read machine code.",
          NET_CC, "%s is a function, not an object", s->name);
@@ -110,16 +110,16 @@ static void judge_table(struct kit_inspection *in, const struct kit_elf_symbol *
          NET_CC, "%s lies in %s, which the file does not fill", s->name, s->section);
 }
 
-static void judge_tables(struct kit_inspection *in) {
+static void verify_tables(struct kit_inspection *in) {
   int newest_old = 0;
   for (size_t i = 0; i < in->elf.nsymbols; i++) {
     const struct kit_elf_symbol *s = &in->elf.symbols[i];
     if (!begins(s->name, "ncclNetPlugin")) {
-      judge_other(in, s);
+      verify_other(in, s);
     } else if (s->version > RAIL_NET_VERSION_MAX) {
       FIND(KIT_NOTE, "table.newer", "No NCCL up to 2.30 looks for it.", NET_CC, "it has %s", s->name);
     } else if (s->version >= RAIL_NET_VERSION_MIN) {
-      judge_table(in, s);
+      verify_table(in, s);
     } else if (s->in_dynsym && s->defined) {
       newest_old = RAIL_MAX(newest_old, s->version);
     }
@@ -137,7 +137,7 @@ static const char *base(const char *path) {
   return slash ? slash + 1 : path;
 }
 
-static void judge_dependencies(struct kit_inspection *in) {
+static void verify_dependencies(struct kit_inspection *in) {
   const struct kit_deps *deps = &in->deps;
   bool missing = false;
   if (!deps->asked)
@@ -162,15 +162,15 @@ static void judge_dependencies(struct kit_inspection *in) {
         "NCCL src/os/linux.cc", "undefined in %s: %s", base(deps->undefined[i].in), deps->undefined[i].symbol);
 }
 
-void kit_judge_file(struct kit_inspection *in) {
+void kit_verify_file(struct kit_inspection *in) {
   if (!in->elf.read) {
     FIND(KIT_WARNING, "file.unread", "Sizes and kinds of the tables are not checked.", "elf(5)",
          "the file's own tables were not read: %s", in->elf.why);
   } else {
-    judge_shape(in);
-    judge_tables(in);
+    verify_shape(in);
+    verify_tables(in);
   }
-  judge_dependencies(in);
+  verify_dependencies(in);
   if (in->exported == 0)
     FIND(KIT_ERROR, "table.none",
          "NCCL logs \"unsupported\" or nothing at all, closes the library and goes on with its built-in transports.",
@@ -249,7 +249,7 @@ int kit_release_tries(const struct kit_release *r, const char *value, char tries
 }
 
 /* Does a value lead to the file? SEARCH: when its directory is one that the dynamic loader searches. */
-static enum kit_reach kit_release_reaches(const struct kit_release *r, const char *value, const char *file) {
+static enum kit_reach release_reaches(const struct kit_release *r, const char *value, const char *file) {
   char tries[KIT_MAX_TRIES][PATH_MAX];
   const char *slash = strrchr(file, '/'), *base = slash ? slash + 1 : file;
   int n = kit_release_tries(r, value, tries);
@@ -292,7 +292,7 @@ int kit_ways(const struct kit_inspection *in, const struct kit_release *r, struc
   int n = 0;
   for (size_t i = 0; i < RAIL_COUNT_OF(values); i++) {
     if (i > 0 && !values[i]) continue;
-    enum kit_reach reach = kit_release_reaches(r, values[i], in->path);
+    enum kit_reach reach = release_reaches(r, values[i], in->path);
     if (reach == KIT_REACH_NO) continue;
     ways[n].reach = reach;
     ways[n].set = i > 0;
@@ -316,7 +316,7 @@ bool kit_searched(const struct kit_inspection *in) {
   return found;
 }
 
-static void judge_file_name(struct kit_inspection *in) {
+static void verify_file_name(struct kit_inspection *in) {
   char name[KIT_NAME_MAX];
   const char *file = file_name(in);
   bool named = short_name(file, name) || strcmp(file, "libnccl-net.so") == 0;
@@ -344,7 +344,7 @@ static void judge_file_name(struct kit_inspection *in) {
 /* ---- tables ---- */
 
 /* The first and the last release of each stretch without a table. */
-static void judge_gaps(struct kit_inspection *in) {
+static void verify_gaps(struct kit_inspection *in) {
   if (!in->exported) return;
   for (size_t i = 0; i < kit_nreleases; i++) {
     if (kit_release_picks(&kit_releases[i], in->exported)) continue;
@@ -376,7 +376,7 @@ int kit_quirks(const struct kit_inspection *in, const struct kit_release *r, con
   return n;
 }
 
-void kit_judge_releases(struct kit_inspection *in) {
-  judge_file_name(in);
-  judge_gaps(in);
+void kit_verify_releases(struct kit_inspection *in) {
+  verify_file_name(in);
+  verify_gaps(in);
 }

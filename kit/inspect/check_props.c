@@ -59,7 +59,7 @@ static const struct field fields[] = {
 };
 
 /* fields.c */
-static void kit_judge_unwritten(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
+static void verify_unwritten(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
   for (size_t i = 0; i < RAIL_COUNT_OF(fields); i++) {
     const struct field *f = &fields[i];
     int at = f->in[index_of(version)].at, size = f->in[index_of(version)].size, unwritten = 0;
@@ -96,7 +96,7 @@ static void compare(struct kit_inspection *in, int version, const struct kit_see
 }
 
 /* Each version beside the newest that has answered. */
-static void kit_judge_differences(struct kit_inspection *in) {
+static void verify_differences(struct kit_inspection *in) {
   int newest = RAIL_NET_VERSION_MAX;
   while (newest >= RAIL_NET_VERSION_MIN && kit_seen(in, newest)->nprops == 0) newest--;
   for (int v = newest - 1; v >= RAIL_NET_VERSION_MIN; v--)
@@ -118,7 +118,7 @@ static void kit_judge_differences(struct kit_inspection *in) {
 
 /* ---- one value after the other ---- */
 
-static void judge_text(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
+static void verify_text(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
   switch (p->name.state) {
     case KIT_TEXT_NULL:
       FIND(KIT_ERROR, "props.name", "NCCL compares and copies it: the process crashes.", XML_CC, SAY("name is NULL"));
@@ -150,7 +150,7 @@ static bool is_bdf(const char *text) {
   return true;
 }
 
-static void judge_pci(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
+static void verify_pci(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
   const char *path = p->pci_path.s;
   char link[KIT_NAME_MAX + 16];
   if (p->pci_path.state == KIT_TEXT_NULL) {
@@ -186,7 +186,7 @@ static void judge_pci(struct kit_inspection *in, int version, const struct kit_s
   free(subsystem);
 }
 
-static void judge_numbers(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
+static void verify_numbers(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
   const struct rail_net_props_v12 *v = &p->value;
   if (v->speed <= 0)
     FIND(KIT_WARNING, "props.speed", "NCCL takes it for 10000: paths and channels are chosen by it.", TOPO_CC,
@@ -213,7 +213,7 @@ static void judge_numbers(struct kit_inspection *in, int version, const struct k
          TRANSPORT_CC, SAY("maxP2pBytes is %zu"), v->max_p2p_bytes);
 }
 
-static void judge_kinds(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
+static void verify_kinds(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
   const struct rail_net_props_v12 *v = &p->value;
   const struct kit_seen_table *t = &kit_seen(in, version)->table;
   if (!(v->ptr_support & RAIL_PTR_HOST))
@@ -236,7 +236,7 @@ static void judge_kinds(struct kit_inspection *in, int version, const struct kit
         NET_CC, SAY("netDeviceType is %d, version %d"), v->net_device_type, v->net_device_version);
 }
 
-static void judge_vprops(struct kit_inspection *in, int version, const struct kit_seen_props *p, int ndev) {
+static void verify_vprops(struct kit_inspection *in, int version, const struct kit_seen_props *p, int ndev) {
   const struct rail_net_props_v12 *v = &p->value;
   int most = version >= 12 ? 8 : 4;
   if (version < 9) return;
@@ -256,7 +256,7 @@ static void judge_vprops(struct kit_inspection *in, int version, const struct ki
            SAY("vProps lists device %d; there are %d"), v->vprops.devs[i], ndev);
 }
 
-static void judge_calls(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
+static void verify_calls(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
   if (p->overrun)
     FIND(KIT_ERROR, "props.overrun",
          "NCCL's structure is on its stack: what lies behind is overwritten. Is it the structure of a newer version?",
@@ -272,7 +272,7 @@ static void judge_calls(struct kit_inspection *in, int version, const struct kit
 
 /* ---- devices beside each other ---- */
 
-static void judge_pair(struct kit_inspection *in, int version, const struct kit_seen_props *p,
+static void verify_pair(struct kit_inspection *in, int version, const struct kit_seen_props *p,
                        const struct kit_seen_props *q) {
   const struct rail_net_props_v12 *a = &p->value, *b = &q->value;
   bool same_name = strcmp(p->name.s, q->name.s) == 0, fine = p->name.state == KIT_TEXT_FINE;
@@ -300,7 +300,7 @@ static void judge_pair(struct kit_inspection *in, int version, const struct kit_
          "NCCL src/graph/search.cc", SAY("and %d: only one of them has a railId"), q->dev);
 }
 
-void kit_judge_props(struct kit_inspection *in) {
+void kit_verify_props(struct kit_inspection *in) {
   for (int version = RAIL_NET_VERSION_MAX; version >= RAIL_NET_VERSION_MIN; version--) {
     const struct kit_seen_version *seen = kit_seen(in, version);
     for (size_t i = 0; i < seen->nprops; i++) {
@@ -310,18 +310,18 @@ void kit_judge_props(struct kit_inspection *in) {
              SAY("getProperties returned %d"), p->result != RAIL_OK ? p->result : p->result_again);
         continue;
       }
-      judge_calls(in, version, p);
-      kit_judge_unwritten(in, version, p);
-      judge_text(in, version, p);
-      judge_pci(in, version, p);
-      judge_numbers(in, version, p);
-      judge_kinds(in, version, p);
-      judge_vprops(in, version, p, seen->start.ndev);
+      verify_calls(in, version, p);
+      verify_unwritten(in, version, p);
+      verify_text(in, version, p);
+      verify_pci(in, version, p);
+      verify_numbers(in, version, p);
+      verify_kinds(in, version, p);
+      verify_vprops(in, version, p, seen->start.ndev);
       for (size_t k = 0; k < i; k++)
-        if (seen->props[k].size && seen->props[k].dev != p->dev) judge_pair(in, version, &seen->props[k], p);
+        if (seen->props[k].size && seen->props[k].dev != p->dev) verify_pair(in, version, &seen->props[k], p);
     }
   }
-  kit_judge_differences(in);
+  verify_differences(in);
 }
 
 /* ---- */

@@ -11,7 +11,7 @@
   kit_find(&in->findings, version, grade, id, why, source, __VA_ARGS__)
 #define SLOW_LOAD_S 0.5
 
-static void judge_load(struct kit_inspection *in) {
+static void verify_load(struct kit_inspection *in) {
   const struct kit_seen_load *load = &in->load;
   if (in->load_end[0])
     FIND(KIT_ERROR, "load.end", "The same would happen to every process that uses NCCL with this plugin.",
@@ -38,7 +38,7 @@ static void judge_load(struct kit_inspection *in) {
 
 /* ---- names ---- */
 
-static void judge_name(struct kit_inspection *in, int version, const struct kit_text *name) {
+static void verify_name(struct kit_inspection *in, int version, const struct kit_text *name) {
   switch (name->state) {
     case KIT_TEXT_NULL:
       FIND_IN(version, KIT_ERROR, "name.null", "NCCL compares it with NCCL_NET by strcasecmp: it crashes.", NET_CC,
@@ -65,13 +65,13 @@ static void judge_name(struct kit_inspection *in, int version, const struct kit_
             NET_CC, "the name '%s' is also that of NCCL's own transport", name->s);
 }
 
-static void judge_names(struct kit_inspection *in) {
+static void verify_names(struct kit_inspection *in) {
   const char *first = NULL;
   int first_version = 0;
   for (int v = RAIL_NET_VERSION_MAX; v >= RAIL_NET_VERSION_MIN; v--) {
     const struct kit_seen_table *t = &kit_seen(in, v)->table;
     if (!t->there || !t->readable) continue;
-    judge_name(in, v, &t->name);
+    verify_name(in, v, &t->name);
     if (t->name.state != KIT_TEXT_FINE) continue;
     if (!first) {
       first = t->name.s;
@@ -103,7 +103,7 @@ static const char *null_slots(int version, const struct kit_seen_table *t, enum 
   return names;
 }
 
-static void judge_null(struct kit_inspection *in, int version, const struct kit_seen_table *t) {
+static void verify_null(struct kit_inspection *in, int version, const struct kit_seen_table *t) {
   const struct kit_seen_start *start = &kit_seen(in, version)->start;
   char names[256];
   if (start->filled)
@@ -131,7 +131,7 @@ static void judge_null(struct kit_inspection *in, int version, const struct kit_
         "NCCL src/transport/net.cc", "NULL: %s", names);
 }
 
-static void judge_slot(struct kit_inspection *in, int version, int i, const struct kit_seen_table *t) {
+static void verify_slot(struct kit_inspection *in, int version, int i, const struct kit_seen_table *t) {
   const struct rail_net_slot *slot = &rail_net_slot_table[i];
   switch ((enum kit_slot_state)t->slots[i]) {
     case KIT_SLOT_NULL:
@@ -153,9 +153,9 @@ static void judge_slot(struct kit_inspection *in, int version, int i, const stru
   }
 }
 
-void kit_judge_tables(struct kit_inspection *in) {
-  judge_load(in);
-  judge_names(in);
+void kit_verify_tables(struct kit_inspection *in) {
+  verify_load(in);
+  verify_names(in);
   for (int v = RAIL_NET_VERSION_MAX; v >= RAIL_NET_VERSION_MIN; v--) {
     const struct kit_seen_table *t = &kit_seen(in, v)->table;
     if (!t->there) continue;
@@ -164,8 +164,8 @@ void kit_judge_tables(struct kit_inspection *in) {
            "the table reaches beyond the memory of the library");
       continue;
     }
-    for (int i = 0; i < rail_net_slot_count(v); i++) judge_slot(in, v, i, t);
-    judge_null(in, v, t);
+    for (int i = 0; i < rail_net_slot_count(v); i++) verify_slot(in, v, i, t);
+    verify_null(in, v, t);
   }
 }
 
@@ -183,7 +183,7 @@ static bool taken_by(const struct kit_inspection *in, int version, bool (*what)(
 static bool unloads(const struct kit_release *r) { return r->unloads; }
 static bool finalizes_failed(const struct kit_release *r) { return r->finalize_failed; }
 
-static void judge_init(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
+static void verify_init(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
   if (s->init_s > SLOW_INIT_S)
     FIND_IN(version, KIT_WARNING, "init.slow",
          version >= 11 ? "Every communicator calls it, one after the other, under a lock."
@@ -207,7 +207,7 @@ static void judge_init(struct kit_inspection *in, int version, const struct kit_
          "NCCL src/plugin/net.cc at v2.28.9-1", "init fails, and NCCL 2.28 then calls finalize");
 }
 
-static void judge_devices(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
+static void verify_devices(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
   if (s->devices != RAIL_OK)
     FIND_IN(version, KIT_WARNING, "devices.failed", "NCCL disables the plugin for the life of the process.", NET_CC,
          "devices returned %d (%s)", s->devices, rail_result_name(s->devices));
@@ -228,7 +228,7 @@ static void judge_devices(struct kit_inspection *in, int version, const struct k
 
 /* NCCL 2.30.7: ncclTopoAutoMerge takes all devices below one "nic" node for ports of one card; a fused device becomes a
  * node below that node, and ncclTopoAddNic looks for devices one level higher. */
-static void judge_fusing(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
+static void verify_fusing(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
   if (!s->fuse_called || s->fuse != RAIL_OK) return;
   FIND_IN(version, KIT_ERROR, "devices.fused_without_pci",
           "With two such devices NCCL asks for it unless NCCL_NET_MERGE_LEVEL=LOC. Its topology then has no network "
@@ -239,14 +239,14 @@ static void judge_fusing(struct kit_inspection *in, int version, const struct ki
 }
 
 /* Asked for by --device, but not there. */
-static void judge_wishes(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
+static void verify_wishes(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
   for (int i = 0; i < in->how->ndevices; i++)
     if (s->devices == RAIL_OK && in->how->devices[i] >= s->ndev)
       FIND_IN(version, KIT_WARNING, "devices.no_such", "Its properties were asked for and are not in this report.",
               "rail-kit inspect --device", "there is no device %d; devices said %d", in->how->devices[i], s->ndev);
 }
 
-static void judge_end(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
+static void verify_end(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
   if (s->finalize != RAIL_OK)
     FIND_IN(version, KIT_WARNING, "finalize.failed", "ncclCommDestroy returns the error, and the library stays loaded.",
             NET_CC, "finalize returned %d (%s)", s->finalize, rail_result_name(s->finalize));
@@ -264,7 +264,7 @@ static void judge_end(struct kit_inspection *in, int version, const struct kit_s
             NET_CC, "%d file%s left open after finalize", s->fds_left, s->fds_left == 1 ? " is" : "s are");
 }
 
-void kit_judge_start(struct kit_inspection *in) {
+void kit_verify_start(struct kit_inspection *in) {
   for (int v = RAIL_NET_VERSION_MAX; v >= RAIL_NET_VERSION_MIN; v--) {
     const struct kit_seen_version *seen = kit_seen(in, v);
     const struct kit_seen_start *s = &seen->start;
@@ -272,10 +272,10 @@ void kit_judge_start(struct kit_inspection *in) {
       FIND_IN(v, KIT_ERROR, seen->call[0] ? "start.end" : "start.end_outside",
            "It is the application's process that this happens to.", NET_CC, "its process %s", seen->end);
     if (!s->init_called) continue;
-    judge_init(in, v, s);
-    if (s->devices_called) judge_devices(in, v, s);
-    if (s->devices_called) judge_wishes(in, v, s);
-    if (s->devices_called) judge_fusing(in, v, s);
-    if (s->ended) judge_end(in, v, s);
+    verify_init(in, v, s);
+    if (s->devices_called) verify_devices(in, v, s);
+    if (s->devices_called) verify_wishes(in, v, s);
+    if (s->devices_called) verify_fusing(in, v, s);
+    if (s->ended) verify_end(in, v, s);
   }
 }

@@ -201,7 +201,7 @@ static void find_needers(const char *path, const struct kit_elf *elf, struct kit
   }
 }
 
-void kit_deps_ask(const char *path, const struct kit_elf *elf, uint64_t limit_ms, struct kit_deps *deps) {
+void kit_deps_resolve(const char *path, const struct kit_elf *elf, uint64_t limit_ms, struct kit_deps *deps) {
   memset(deps, 0, sizeof *deps);
   char *text = ask(path, limit_ms, deps), *rest = NULL;
   if (!text) return;

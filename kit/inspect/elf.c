@@ -101,7 +101,7 @@ static void read_symbols(struct reader *r, Elf_Scn *scn, const GElf_Shdr *sectio
   }
 }
 
-/* ---- what the loader is told ---- */
+/* ---- what the loader reads ---- */
 
 static void take_dynamic(struct reader *r, const GElf_Dyn *dyn, size_t strings) {
   struct kit_elf *to = r->to;
@@ -147,15 +147,15 @@ static void read_dynamic(struct reader *r, Elf_Scn *scn, const GElf_Shdr *sectio
 
 static void read_segments(struct reader *r) {
   size_t n = 0;
-  bool told = false;
+  bool stated = false;
   if (r->lib->elf_getphdrnum(r->elf, &n) != 0) return;
   for (size_t i = 0; i < n && i <= INT_MAX; i++) {
     GElf_Phdr segment;
     if (!r->lib->gelf_getphdr(r->elf, (int)i, &segment) || segment.p_type != PT_GNU_STACK) continue;
-    told = true;
+    stated = true;
     r->to->executable_stack = (segment.p_flags & PF_X) != 0;
   }
-  if (!told) r->to->executable_stack = true; /* that is what its absence means */
+  if (!stated) r->to->executable_stack = true; /* that is what its absence means */
 }
 
 static const char *machine_name(int machine) {

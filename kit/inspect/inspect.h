@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Shared by kit/inspect, by nobody else. */
+ * Shared by kit/inspect, only. */
 #ifndef RAIL_KIT_INSPECT_INSPECT_H
 #define RAIL_KIT_INSPECT_INSPECT_H
 
@@ -101,7 +101,7 @@ struct kit_deps {
 };
 
 /* Asks the dynamic loader of this process, with a time limit. It loads nothing into this process. */
-void kit_deps_ask(const char *path, const struct kit_elf *elf, uint64_t limit_ms, struct kit_deps *deps);
+void kit_deps_resolve(const char *path, const struct kit_elf *elf, uint64_t limit_ms, struct kit_deps *deps);
 void kit_deps_free(struct kit_deps *deps);
 
 /* ---- NCCL's releases (check_file.c) ---- */
@@ -141,7 +141,7 @@ int kit_release_tries(const struct kit_release *r, const char *value, char tries
 
 enum kit_reach { KIT_REACH_NO, KIT_REACH_SEARCH, KIT_REACH_YES };
 
-/* ---- the plugin in a process (side.c, kit_inspect.c) ---- */
+/* ---- the plugin in a process (process.c, kit_inspect.c) ---- */
 
 enum kit_slot_state { KIT_SLOT_NULL, KIT_SLOT_FINE, KIT_SLOT_ELSEWHERE, KIT_SLOT_DATA, KIT_SLOT_WILD };
 
@@ -172,7 +172,7 @@ struct kit_seen_start {
   bool filled;                             /* the table was not complete before init */
   int init, ndev, devices, finalize;       /* results of the calls; ndev */
   int ndev_again;
-  int no_pci[2], fuse, ndev_fused;         /* devices without a PCI path; makeVDevice's result for them; ndev after it */
+  int no_pci[2], fuse, ndev_fused; /* devices without a PCI path; makeVDevice's result for them; ndev after it */
   bool fuse_called;
   double init_s, devices_s, properties_s;
   int threads, fds;                        /* more than before init */
@@ -201,10 +201,10 @@ struct kit_seen_version {
   char call[32];  /* in which call, "" */
 };
 
-/* Fills in load, load_end and versions, each from a process of its own. -1: told on stderr, none can be started. */
+/* Fills in load, load_end and versions, each from a process of its own. -1: reported on stderr, none can be started. */
 struct kit_inspection;
 
-/* The kinds of records that a side sends; each begins with its header. */
+/* The kinds of records that a process sends; each begins with its header. */
 enum kit_record_kind { KIT_RECORD_LOAD = 1, KIT_RECORD_TABLE, KIT_RECORD_START, KIT_RECORD_PROPS };
 struct kit_record {
   uint32_t kind;
@@ -214,7 +214,7 @@ struct kit_record {
 /* ---- all of it ---- */
 
 struct kit_inspection {
-  const struct kit_inspect_how *how;
+  const struct kit_inspect_options *how;
   char path[PATH_MAX]; /* absolute, but with the name that was given: NCCL goes by a link's name */
   char real[PATH_MAX];
   uint64_t bytes;
@@ -234,11 +234,11 @@ static inline struct kit_seen_version *kit_seen(struct kit_inspection *in, int v
 }
 
 /* check_file.c, check_tables.c, check_props.c */
-void kit_judge_file(struct kit_inspection *in);
-void kit_judge_tables(struct kit_inspection *in);
-void kit_judge_start(struct kit_inspection *in);
-void kit_judge_props(struct kit_inspection *in);
-void kit_judge_releases(struct kit_inspection *in);
+void kit_verify_file(struct kit_inspection *in);
+void kit_verify_tables(struct kit_inspection *in);
+void kit_verify_start(struct kit_inspection *in);
+void kit_verify_props(struct kit_inspection *in);
+void kit_verify_releases(struct kit_inspection *in);
 
 /* One value of NCCL_NET_PLUGIN by which a release finds the file (check_file.c). */
 #define KIT_MAX_WAYS 4

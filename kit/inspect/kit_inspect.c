@@ -7,7 +7,7 @@
 
 #include "kit/inspect/inspect.h"
 #include "kit/kit_json.h"
-#include "kit/kit_world.h"
+#include "kit/kit_group.h"
 #include "loader/install_dirs.h"
 
 enum { FINE = 0, PLUGIN_FAILED = 1, NOT_RUN = 3 };
@@ -17,7 +17,7 @@ enum { FINE = 0, PLUGIN_FAILED = 1, NOT_RUN = 3 };
 #define MAX_LOGGED 20
 
 /* Keeps a record if it is as long as its kind is. */
-static void take_down(struct kit_inspection *in, const struct kit_record *head, const void *data, size_t size) {
+static void store_record(struct kit_inspection *in, const struct kit_record *head, const void *data, size_t size) {
   if (head->kind == KIT_RECORD_LOAD && size == sizeof in->load) {
     memcpy(&in->load, data, size);
     return;
@@ -41,50 +41,50 @@ static void note_log(struct kit_inspection *in, const char *text) {
   memcpy(in->logged[in->nlogged - 1], line, sizeof line);
 }
 
-static void on_word(struct kit_world *world, const struct kit_word *word, void *arg) {
+static void on_message(struct kit_group *group, const struct kit_message *message, void *arg) {
   struct kit_record head;
-  (void)world;
-  if (word->kind == KIT_WORD_LOG) note_log(arg, word->text);
-  if (word->kind != KIT_WORD_ROLE || word->size < sizeof head) return;
-  memcpy(&head, word->data, sizeof head);
-  take_down(arg, &head, (const char *)word->data + sizeof head, word->size - sizeof head);
+  (void)group;
+  if (message->kind == KIT_MESSAGE_LOG) note_log(arg, message->text);
+  if (message->kind != KIT_MESSAGE_RECORD || message->size < sizeof head) return;
+  memcpy(&head, message->data, sizeof head);
+  store_record(arg, &head, (const char *)message->data + sizeof head, message->size - sizeof head);
 }
 
 /* Runs one process. False: it could not be started. How it ended goes to `end`, "" when well. */
 static bool run(struct kit_inspection *in, int version, char *end, size_t size, char *call, size_t call_size) {
-  static struct kit_world_how how;
+  static struct kit_group_options how;
   static struct kit_outcome outcome;
   memset(&how, 0, sizeof how);
-  how.nsides = 1;
-  how.on_word = on_word;
+  how.nprocesses = 1;
+  how.on_message = on_message;
   how.arg = in;
   how.job.version = version;
   how.job.limit_ms = in->how->limit_ms;
   snprintf(how.job.kind, sizeof how.job.kind, "inspect");
-  memcpy(how.job.plugin, in->path, strlen(in->path) + 1); /* it fits: kit_look_at_plugin */
+  memcpy(how.job.plugin, in->path, strlen(in->path) + 1); /* it fits: load_plugin */
   kit_job_add(&how.job, "devices", "%d", in->how->ndevices);
   for (int i = 0; i < in->how->ndevices; i++) {
     char key[32];
     snprintf(key, sizeof key, "device%d", i);
     kit_job_add(&how.job, key, "%d", in->how->devices[i]);
   }
-  kit_world_run(NULL, &how, &outcome);
+  kit_group_run(NULL, &how, &outcome);
   end[0] = call[0] = 0;
-  const struct kit_side_end *side = &outcome.sides[0];
-  if (version && outcome.end == KIT_END_SKIPPED) snprintf(kit_seen(in, version)->skipped, 256, "%.255s", side->text);
+  const struct kit_process_end *self = &outcome.sides[0];
+  if (version && outcome.end == KIT_END_SKIPPED) snprintf(kit_seen(in, version)->skipped, 256, "%.255s", self->text);
   if (outcome.end == KIT_END_FINE || outcome.end == KIT_END_SKIPPED) return true;
-  if (outcome.end == KIT_END_HANG && !side->call[0]) { /* nobody's fault but the machine's, or --limit's */
-    fprintf(stderr, "rail-kit inspect: %s, in %g s: is the machine busy? See --limit\n", side->text, outcome.seconds);
+  if (outcome.end == KIT_END_HANG && !self->call[0]) { /* nobody's fault but the machine's, or --limit's */
+    fprintf(stderr, "rail-kit inspect: %s, in %g s: is the machine busy? See --limit\n", self->text, outcome.seconds);
     return false;
   }
-  snprintf(end, size, "%s: %s", kit_end_text(side->end), side->text);
-  snprintf(call, call_size, "%s", side->call);
+  snprintf(end, size, "%s: %s", kit_end_text(self->end), self->text);
+  snprintf(call, call_size, "%s", self->call);
   if (outcome.end != KIT_END_ERROR) return true;
-  fprintf(stderr, "rail-kit inspect: %s\n", side->text);
+  fprintf(stderr, "rail-kit inspect: %s\n", self->text);
   return false;
 }
 
-static int kit_look_at_plugin(struct kit_inspection *in) {
+static int load_plugin(struct kit_inspection *in) {
   struct kit_job *job = NULL;
   char call[32];
   if (strlen(in->path) >= sizeof job->plugin) {
@@ -101,7 +101,7 @@ static int kit_look_at_plugin(struct kit_inspection *in) {
   return 0;
 }
 
-static int told(const char *what, const char *path) {
+static int report_error(const char *what, const char *path) {
   fprintf(stderr, "rail-kit inspect: cannot %s %s: %s\n", what, path, strerror(errno));
   return NOT_RUN;
 }
@@ -127,10 +127,10 @@ static int find_file(struct kit_inspection *in) {
   if (access(file, F_OK) != 0 && find_named(file, found)) file = found;
   const char *slash = strrchr(file, '/'), *name = slash ? slash + 1 : file;
   snprintf(directory, sizeof directory, "%.*s", slash ? (int)(name - file) : 2, slash ? file : "./");
-  if (!realpath(file, in->real) || !realpath(directory, in->path)) return told("find", in->how->file);
-  if (stat(in->real, &st) != 0) return told("read", in->real);
+  if (!realpath(file, in->real) || !realpath(directory, in->path)) return report_error("find", in->how->file);
+  if (stat(in->real, &st) != 0) return report_error("read", in->real);
   size_t len = strlen(in->path);
-  if (len + 1 + strlen(name) >= sizeof in->path) return errno = ENAMETOOLONG, told("find", in->how->file);
+  if (len + 1 + strlen(name) >= sizeof in->path) return errno = ENAMETOOLONG, report_error("find", in->how->file);
   snprintf(in->path + len, sizeof in->path - len, "%s%s", strcmp(in->path, "/") == 0 ? "" : "/", name);
   if (S_ISREG(st.st_mode)) {
     in->bytes = (uint64_t)st.st_size;
@@ -162,7 +162,7 @@ static int report(struct kit_inspection *in) {
   if (in->how->json && !json) return NOT_RUN;
   if (json) (void)kit_inspect_json(json, in);
   if (json && !kit_file_close("rail-kit inspect", json, in->how->json)) return NOT_RUN;
-  if (text && (fflush(stdout) != 0 || ferror(stdout))) return told("write", "standard output");
+  if (text && (fflush(stdout) != 0 || ferror(stdout))) return report_error("write", "standard output");
   return status;
 }
 
@@ -175,23 +175,23 @@ static void release(struct kit_inspection *in) {
   free(in);
 }
 
-int kit_inspect_run(const struct kit_inspect_how *how) {
+int kit_inspect_run(const struct kit_inspect_options *how) {
   struct kit_inspection *in = calloc(1, sizeof *in);
-  if (!in) return errno = ENOMEM, told("inspect", how->file);
+  if (!in) return errno = ENOMEM, report_error("inspect", how->file);
   in->how = how;
   int status = find_file(in);
   if (status == FINE) {
     kit_elf_read(in->real, &in->elf);
-    kit_deps_ask(in->path, &in->elf, how->limit_ms, &in->deps);
-    status = kit_look_at_plugin(in) == 0 ? FINE : NOT_RUN;
+    kit_deps_resolve(in->path, &in->elf, how->limit_ms, &in->deps);
+    status = load_plugin(in) == 0 ? FINE : NOT_RUN;
   }
   if (status == FINE) {
     note_exported(in);
-    kit_judge_file(in);
-    kit_judge_tables(in);
-    kit_judge_start(in);
-    kit_judge_props(in);
-    kit_judge_releases(in);
+    kit_verify_file(in);
+    kit_verify_tables(in);
+    kit_verify_start(in);
+    kit_verify_props(in);
+    kit_verify_releases(in);
     kit_findings_sort(&in->findings);
     status = report(in);
   }

@@ -4,7 +4,7 @@
  *   elf.c libelf.c       the file: exported tables, what the loader is told
  *   deps.c               what the dynamic loader says to it
  *   releases.c           which NCCL looks for what, under which names
- *   side.c, load.c       in a process of its own: dlopen, the tables in memory, init, devices, properties
+ *   process.c, load.c       in a process of its own: dlopen, the tables in memory, init, devices, properties
  *   judge_*.c fields.c   what follows, as findings.c keeps them
  *   text.c json.c        the report
  */
@@ -13,11 +13,11 @@
 
 #include <stdint.h>
 
-#include "kit/kit_side.h"
+#include "kit/kit_process.h"
 
 #define KIT_INSPECT_MAX_DEVICES 64
 
-struct kit_inspect_how {
+struct kit_inspect_options {
   const char *file;
   int devices[KIT_INSPECT_MAX_DEVICES]; /* whose properties are asked for */
   int ndevices;                         /* 0: all */
@@ -25,11 +25,11 @@ struct kit_inspect_how {
   const char *json;                     /* file, "-": standard output instead of the text; NULL: none */
 };
 
-/* Prints the report to stdout. 0: no finding is an error, 1: some are, 3: told on stderr, the file cannot be read, the
- * report not written or no process started. */
-int kit_inspect_run(const struct kit_inspect_how *how);
+/* Prints the report to stdout. 0: no finding is an error, 1: some are, 3: reported on stderr, the file cannot be
+ * read, the report not written or no process started. */
+int kit_inspect_run(const struct kit_inspect_options *how);
 
-/* The role "inspect" of a side. */
-void kit_inspect_side(struct kit_side *side);
+/* The role "inspect" of a process. */
+void kit_inspect_process(struct kit_process *self);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The parent of a replay: starts a side for each file, and reports. */
+ * The parent of a replay: starts a process for each file, and reports. */
 #include "kit/trace/kit_replay.h"
 
 #include <inttypes.h>
@@ -9,7 +9,7 @@
 
 #include "common/base/compiler.h"
 #include "kit/kit_json.h"
-#include "kit/kit_world.h"
+#include "kit/kit_group.h"
 #include "kit/trace/replay_run.h"
 
 enum { SAME = 0, DIFFERS = 1, NOT_RUN = 3 };
@@ -17,19 +17,19 @@ enum { SAME = 0, DIFFERS = 1, NOT_RUN = 3 };
 struct report {
   const struct kit_replay *how;
   FILE *out;
-  struct replay_result results[KIT_MAX_SIDES];
-  bool came[KIT_MAX_SIDES];
+  struct replay_result results[KIT_MAX_PROCESSES];
+  bool came[KIT_MAX_PROCESSES];
 };
 
-static void on_word(struct kit_world *world, const struct kit_word *word, void *arg) {
+static void on_message(struct kit_group *group, const struct kit_message *message, void *arg) {
   struct report *r = arg;
-  (void)world;
-  if (word->kind == KIT_WORD_ROLE && word->size == sizeof r->results[0]) {
-    memcpy(&r->results[word->rank], word->data, word->size);
-    r->came[word->rank] = true;
-  } else if (word->kind == KIT_WORD_NOTE || word->kind == KIT_WORD_LOG) {
-    fprintf(r->how->json ? stderr : r->out, "%s: %s%s\n", r->how->files[word->rank],
-            word->kind == KIT_WORD_LOG ? "the plugin says: " : "", word->text);
+  (void)group;
+  if (message->kind == KIT_MESSAGE_RECORD && message->size == sizeof r->results[0]) {
+    memcpy(&r->results[message->rank], message->data, message->size);
+    r->came[message->rank] = true;
+  } else if (message->kind == KIT_MESSAGE_NOTE || message->kind == KIT_MESSAGE_LOG) {
+    fprintf(r->how->json ? stderr : r->out, "%s: %s%s\n", r->how->files[message->rank],
+            message->kind == KIT_MESSAGE_LOG ? "the plugin says: " : "", message->text);
   }
 }
 
@@ -45,11 +45,11 @@ static void print_times(FILE *out, const struct replay_result *s) {
   static const char *const sides[] = {"isend to done", "irecv to done"};
   static const char *const quantiles[] = {"p50", "p99", "max"};
   fprintf(out, "  %-14s %-4s %12s %12s %7s\n", "time", "", "recorded us", "replayed us", "ratio");
-  for (int side = 0; side < 2; side++) {
-    if (!s->replayed[side][2]) continue;
+  for (int dir = 0; dir < 2; dir++) {
+    if (!s->replayed[dir][2]) continue;
     for (int q = 0; q < REPLAY_QUANTILES; q++)
-      fprintf(out, "  %-14s %-4s %12.1f %12.1f %7.2f\n", sides[side], quantiles[q], (double)s->recorded[side][q] / 1e3,
-              (double)s->replayed[side][q] / 1e3, ratio(s->replayed[side][q], s->recorded[side][q]));
+      fprintf(out, "  %-14s %-4s %12.1f %12.1f %7.2f\n", sides[dir], quantiles[q], (double)s->recorded[dir][q] / 1e3,
+              (double)s->replayed[dir][q] / 1e3, ratio(s->replayed[dir][q], s->recorded[dir][q]));
   }
   fprintf(out, "  %-14s %-4s %12.1f %12.1f %7.2f\n", "all of it", "", (double)s->recorded_ns / 1e3,
           (double)s->replayed_ns / 1e3, ratio(s->replayed_ns, s->recorded_ns));
@@ -123,30 +123,30 @@ static int report(struct report *r, const struct kit_outcome *outcome, int nfile
 int kit_replay_run(const struct kit_replay *how, FILE *out) {
   static struct report r;
   static struct kit_outcome outcome;
-  struct kit_world_how world = {.on_word = on_word, .arg = &r};
+  struct kit_group_options group = {.on_message = on_message, .arg = &r};
   char path[PATH_MAX], key[16];
   r = (struct report){.how = how, .out = out};
-  snprintf(world.job.kind, sizeof world.job.kind, "replay");
-  snprintf(world.job.plugin, sizeof world.job.plugin, "%s", how->plugin);
-  world.job.seed = how->seed;
-  world.job.limit_ms = how->limit_ms;
-  world.job.version = how->version;
-  world.job.dev = RAIL_MAX(how->dev, 0);
-  while (how->files[world.nsides]) {
-    if (world.nsides == KIT_MAX_SIDES) {
-      fprintf(stderr, "rail-kit: at most %d files at a time\n", KIT_MAX_SIDES);
+  snprintf(group.job.kind, sizeof group.job.kind, "replay");
+  snprintf(group.job.plugin, sizeof group.job.plugin, "%s", how->plugin);
+  group.job.seed = how->seed;
+  group.job.limit_ms = how->limit_ms;
+  group.job.version = how->version;
+  group.job.dev = RAIL_MAX(how->dev, 0);
+  while (how->files[group.nprocesses]) {
+    if (group.nprocesses == KIT_MAX_PROCESSES) {
+      fprintf(stderr, "rail-kit: at most %d files at a time\n", KIT_MAX_PROCESSES);
       return NOT_RUN;
     }
-    if (!realpath(how->files[world.nsides], path)) {
-      fprintf(stderr, "rail-kit: %s: %m\n", how->files[world.nsides]);
+    if (!realpath(how->files[group.nprocesses], path)) {
+      fprintf(stderr, "rail-kit: %s: %m\n", how->files[group.nprocesses]);
       return NOT_RUN;
     }
-    snprintf(key, sizeof key, "file%d", world.nsides++);
-    kit_job_add(&world.job, key, "%s", path);
+    snprintf(key, sizeof key, "file%d", group.nprocesses++);
+    kit_job_add(&group.job, key, "%s", path);
   }
-  kit_job_add(&world.job, "recorded_devices", "%d", how->dev < 0);
-  kit_job_add(&world.job, "speed", "%d", how->speed);
-  kit_job_add(&world.job, "check", "%d", !how->unchecked);
-  kit_world_run(NULL, &world, &outcome);
-  return report(&r, &outcome, world.nsides);
+  kit_job_add(&group.job, "recorded_devices", "%d", how->dev < 0);
+  kit_job_add(&group.job, "speed", "%d", how->speed);
+  kit_job_add(&group.job, "check", "%d", !how->unchecked);
+  kit_group_run(NULL, &group, &outcome);
+  return report(&r, &outcome, group.nprocesses);
 }

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "kit/kit_side.h"
+#include "kit/kit_process.h"
 
 struct kit_replay {
   char **files; /* one process for each; NULL at the end */
@@ -20,6 +20,6 @@ struct kit_replay {
 
 /* 0 all as recorded, 1 it differs, 3 it could not be run. */
 int kit_replay_run(const struct kit_replay *how, FILE *out);
-void kit_replay_side(struct kit_side *side); /* role "replay" */
+void kit_replay_process(struct kit_process *self); /* role "replay" */
 
 #endif

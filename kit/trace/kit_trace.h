@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * `rail-kit trace`: what is in a recorded file, for people, as JSON, as a picture. */
+ * `rail-kit trace`: what is in a recorded file, for people, as JSON, as a plot. */
 #ifndef RAIL_KIT_TRACE_H
 #define RAIL_KIT_TRACE_H
 
@@ -20,7 +20,7 @@ struct kit_trace {
   const char *plot;    /* an SVG or PNG file; NULL: none */
 };
 
-/* 0 fine, 1 a file has findings (with summary), 3 a file cannot be read (told on stderr). */
+/* 0 fine, 1 a file has findings (with summary), 3 a file cannot be read (reported on stderr). */
 int kit_trace_run(const struct kit_trace *how, FILE *out);
 
 /* ---- one event as a line ---- */
@@ -28,7 +28,7 @@ int kit_trace_run(const struct kit_trace *how, FILE *out);
 bool kit_trace_takes(const struct kit_trace *how, const struct rail_trace_event *e);
 void kit_trace_line(FILE *out, const struct rail_trace_event *e);
 
-/* ---- numbers that are looked up: ids in files are a stranger's ---- */
+/* ---- numbers that are looked up: ids in files are a foreign client's ---- */
 
 struct kit_trace_map {
   struct { uint64_t key; uint32_t value; } *slots; /* key 0: empty */
@@ -51,7 +51,7 @@ uint64_t kit_trace_list_at(struct kit_trace_list *list, double quantile); /* 0 w
 /* ---- the summary of a file ---- */
 
 #define KIT_TRACE_SIZES 42 /* classes of sizes: 0, 1, 2-3, 4-7, … */
-#define KIT_TRACE_BINS 400 /* of the picture's time axis */
+#define KIT_TRACE_BINS 400 /* of the plot's time axis */
 
 struct kit_trace_open; /* a request that is outstanding */
 
@@ -76,7 +76,7 @@ struct kit_trace_summary {
   uint64_t results[RAIL_TRACE_KINDS];            /* that were errors */
   uint64_t findings[RAIL_TRACE_RULES];
   uint64_t dropped, events, first_ns, last_ns;
-  /* For the picture, when `bins` is set before: bytes done and the deepest queue in each bin. */
+  /* For the plot, when `bins` is set before: bytes done and the deepest queue in each bin. */
   uint64_t bin_ns;
   double *bin_bytes, *bin_depth;
   unsigned int total_depth;

@@ -23,12 +23,12 @@ void replay_differs(struct replay *r, uint64_t *counter, const char *fmt, ...) {
   va_start(ap, fmt);
   vsnprintf(text, sizeof text, fmt, ap);
   va_end(ap);
-  kit_note(r->side, "differs: %s%s", text, r->told == TELL_AT_MOST ? "; more are only counted" : "");
+  kit_note(r->self, "differs: %s%s", text, r->told == TELL_AT_MOST ? "; more are only counted" : "");
 }
 
 bool replay_text_make(struct replay *r) {
   r->text = malloc(TEXT_BYTES);
-  if (r->text) kit_pattern_fill(r->text, TEXT_BYTES, kit_side_job(r->side)->seed);
+  if (r->text) kit_pattern_fill(r->text, TEXT_BYTES, kit_process_job(r->self)->seed);
   return r->text != NULL;
 }
 

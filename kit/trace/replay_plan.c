@@ -63,7 +63,7 @@ static bool make_comm(struct replay_plan *p, int at, const struct rail_trace_eve
   return call != NULL;
 }
 
-/* Differences, not sums: the numbers are a stranger's. */
+/* Differences, not sums: the numbers are a foreign client's. */
 static bool apart(const struct replay_msg *a, const struct replay_msg *b) {
   return a->at < b->at ? b->at - a->at >= a->size : a->at - b->at >= b->size;
 }
@@ -208,7 +208,7 @@ static bool look_at(struct replay_plan *p, int at, const struct rail_trace_event
 bool replay_plan_add(struct replay_plan *p, struct rail_trace *trace, char *why, size_t why_size) {
   struct rail_trace_event e;
   int r, at = p->nfiles;
-  bool ok = at < KIT_MAX_SIDES;
+  bool ok = at < KIT_MAX_PROCESSES;
   if (ok) p->files[p->nfiles++].realtime_ns = rail_trace_header(trace)->realtime_ns;
   while (ok && (r = rail_trace_next(trace, &e, why, why_size)) != 0) {
     if (r < 0) return false;
@@ -306,8 +306,8 @@ static void match_messages(struct replay_comm *send, struct replay_comm *recv) {
   }
 }
 
-/* replay_match.c: who talks to whom, and with what. */
-static bool replay_match(struct replay_plan *p) {
+/* match_all.c: who talks to whom, and with what. */
+static bool match_all(struct replay_plan *p) {
   struct replay_file *own = &p->files[p->own];
   if (!pair_ends(p)) return false;
   for (size_t i = 0; i < own->ncomms; i++) {
@@ -334,7 +334,7 @@ static bool replay_match(struct replay_plan *p) {
 
 bool replay_plan_settle(struct replay_plan *p) {
   align(p);
-  return replay_match(p);
+  return match_all(p);
 }
 
 bool replay_plan_make(struct replay_plan *p, char *const *files, int nfiles, int own, char *why, size_t why_size) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What is to be done again. Each side of a replay reads all files and comes to
+ * What is to be done again. Each process of a replay reads all files and comes to
  * the same plan: which comm of which file talks to which, which send fills
  * which receive, what every message contains. Of its own file it keeps the
  * calls, comm by comm, in their order.
@@ -35,7 +35,7 @@ struct replay_slot {
 enum replay_kind { REPLAY_LISTEN, REPLAY_CONNECT, REPLAY_ACCEPT, REPLAY_REG, REPLAY_DEREG, REPLAY_SEND, REPLAY_RECV,
                    REPLAY_DONE, REPLAY_CLOSE };
 
-/* One call of the side's own file. */
+/* One call of the process's own file. */
 struct replay_call {
   enum replay_kind kind;
   uint32_t thread;
@@ -65,7 +65,7 @@ struct replay_comm {
   uint32_t *live;            /* messages in flight, while the file is read */
   size_t nlive, live_cap;
   bool paired;
-  struct replay_call *calls; /* in the side's own file */
+  struct replay_call *calls; /* in the process's own file */
   size_t ncalls, calls_cap;
 };
 
@@ -79,7 +79,7 @@ struct replay_file {
 };
 
 struct replay_plan {
-  struct replay_file files[KIT_MAX_SIDES];
+  struct replay_file files[KIT_MAX_PROCESSES];
   int nfiles, own;
   struct rail_trace_buf *bufs; /* of the own file's receives */
   size_t nbufs, bufs_cap;

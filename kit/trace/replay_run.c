@@ -30,15 +30,15 @@ static void drop_loose(struct replay *r, struct replay_live *l) {
 
 static void finished(struct replay *r, struct replay_end *end, struct replay_live *l) {
   const struct replay_call *call = &end->plan->calls[l->call];
-  int side = call->kind == REPLAY_RECV;
+  int dir = call->kind == REPLAY_RECV;
   uint64_t now = rail_now_ns();
   r->last_ns = now;
   end->done[l->call] = 1;
   if (call->size) { /* it was done in the recording, too */
-    (void)kit_trace_list_add(&r->recorded[side], call->size);
-    (void)kit_trace_list_add(&r->replayed[side], now - l->posted_ns);
+    (void)kit_trace_list_add(&r->recorded[dir], call->size);
+    (void)kit_trace_list_add(&r->replayed[dir], now - l->posted_ns);
   }
-  if (side) {
+  if (dir) {
     replay_check(r, end, l);
   } else {
     r->result.messages++;
@@ -155,14 +155,14 @@ static bool do_recv(struct replay *r, struct replay_end *end, const struct repla
 
 /* ---- connections ------------------------------------------------------- */
 
-/* The word that takes a handle to the side that connects. */
+/* The word that takes a handle to the process that connects. */
 struct handle_word {
   uint32_t comm; /* index there */
   uint8_t handle[RAIL_NET_HANDLE_SIZE];
 };
 
 static int device_of(const struct replay *r, const struct replay_call *call) {
-  return r->own_devices ? call->dev % r->net.ndev : kit_side_job(r->side)->dev;
+  return r->own_devices ? call->dev % r->net.ndev : kit_process_job(r->self)->dev;
 }
 
 static void give_handle(struct replay *r, const struct replay_end *listen) {
@@ -176,15 +176,15 @@ static void give_handle(struct replay *r, const struct replay_end *listen) {
       memcpy(r->ends[c->peer].handle, word.handle, sizeof word.handle);
       r->ends[c->peer].has_handle = true;
     } else {
-      kit_put(r->side, c->peer_file, &word, sizeof word);
+      kit_send_bytes(r->self, c->peer_file, &word, sizeof word);
     }
   }
 }
 
 static void take_handles(struct replay *r, int from) {
   struct handle_word word;
-  while (from != r->plan.own && kit_heard(r->side, from, sizeof word)) {
-    kit_get(r->side, from, &word, sizeof word);
+  while (from != r->plan.own && kit_bytes_ready(r->self, from, sizeof word)) {
+    kit_recv_bytes(r->self, from, &word, sizeof word);
     ENSURE(word.comm < r->plan.files[r->plan.own].ncomms, "side %d names comm %u, which is not there", from, word.comm);
     memcpy(r->ends[word.comm].handle, word.handle, sizeof word.handle);
     r->ends[word.comm].has_handle = true;
@@ -285,8 +285,8 @@ static bool leave_out(const struct replay_end *end, const struct replay_call *ca
   return false;
 }
 
-/* replay_step.c: makes the next call of an end, if its time has come. True: something moved. */
-static bool replay_step(struct replay *r, struct replay_end *end) {
+/* step_end.c: makes the next call of an end, if its time has come. True: something moved. */
+static bool step_end(struct replay *r, struct replay_end *end) {
   bool moved = false;
   if (end->over) return false;
   if (!end->dead && end->nlive) moved = poll_live(r, end);
@@ -304,7 +304,7 @@ static bool replay_step(struct replay *r, struct replay_end *end) {
 }
 
 /* What it waits for, for people. */
-static void replay_waits(const struct replay_end *end, char *text, size_t size) {
+static void describe_wait(const struct replay_end *end, char *text, size_t size) {
   const struct replay_call *call = &end->plan->calls[end->next];
   const struct replay_call *of = call->kind == REPLAY_DONE ? &end->plan->calls[call->value] : call;
   snprintf(text, size, "comm %" PRIu64 " waits %s %s, recorded as call %u.%" PRIu64, end->plan->id,
@@ -318,23 +318,23 @@ static void replay_waits(const struct replay_end *end, char *text, size_t size) 
 #define SPIN_ROUNDS 500
 
 static void read_plan(struct replay *r) {
-  const struct kit_job *job = kit_side_job(r->side);
-  char *files[KIT_MAX_SIDES], why[700];
-  for (int i = 0; i < job->nsides; i++) {
+  const struct kit_job *job = kit_process_job(r->self);
+  char *files[KIT_MAX_PROCESSES], why[700];
+  for (int i = 0; i < job->nprocesses; i++) {
     char key[16];
     snprintf(key, sizeof key, "file%d", i);
     const char *file = kit_job_arg(job, key);
     ENSURE(file && (files[i] = strdup(file)), "no %s in the job", key);
   }
-  bool ok = replay_plan_make(&r->plan, files, job->nsides, job->rank, why, sizeof why);
-  for (int i = 0; i < job->nsides; i++) free(files[i]);
+  bool ok = replay_plan_make(&r->plan, files, job->nprocesses, job->rank, why, sizeof why);
+  for (int i = 0; i < job->nprocesses; i++) free(files[i]);
   ENSURE(ok, "%s", why);
 }
 
 static void prepare(struct replay *r) {
   struct rail_net_props_v12 props;
   struct replay_file *own = &r->plan.files[r->plan.own];
-  const struct kit_job *job = kit_side_job(r->side);
+  const struct kit_job *job = kit_process_job(r->self);
   kit_net_open(&r->net);
   ENSURE_INT(r->net.vt->get_properties(RAIL_MAX(job->dev, 0), &props), RAIL_OK);
   ENSURE(own->max_group <= (unsigned int)RAIL_MIN(props.max_recvs, KIT_MAX_GROUP),
@@ -365,17 +365,17 @@ static void stuck(struct replay *r) {
   for (size_t i = 0; i < r->plan.files[r->plan.own].ncomms; i++) {
     struct replay_end *end = &r->ends[i];
     if (end->over) continue;
-    replay_waits(end, text, sizeof text);
+    describe_wait(end, text, sizeof text);
     replay_differs(r, &r->result.undone, "nothing has moved for %d s: %s", STALL_MS / 1000, text);
   }
 }
 
 /* A plugin that buffers lets the caller go on where one that does not waits for the receiver: what the recording has
- * then can be an order in which both sides would wait for each other. */
+ * then can be an order in which both processes would wait for each other. */
 static void relax(struct replay *r) {
   if (r->relaxed) return;
   r->relaxed = true;
-  kit_note(r->side, "sends are done later than in the recording: posts do not wait for them any more");
+  kit_note(r->self, "sends are done later than in the recording: posts do not wait for them any more");
 }
 
 static void run(struct replay *r) {
@@ -386,7 +386,7 @@ static void run(struct replay *r) {
     bool moved = false;
     left = false;
     for (size_t i = 0; i < n; i++) {
-      moved |= replay_step(r, &r->ends[i]);
+      moved |= step_end(r, &r->ends[i]);
       left |= !r->ends[i].over;
     }
     if (moved || !deadline || (r->timed && all_in_future(r))) {
@@ -395,7 +395,7 @@ static void run(struct replay *r) {
     }
     if (left && rail_deadline_passed(patience)) relax(r);
     idle = moved ? 0 : idle + 1;
-    if (idle > SPIN_ROUNDS) sched_yield(); /* the other side may need this core */
+    if (idle > SPIN_ROUNDS) sched_yield(); /* the peer may need this core */
     else if (idle) rail_cpu_relax();
     if (left && rail_deadline_passed(deadline)) {
       stuck(r);
@@ -432,31 +432,31 @@ static void sum_up(struct replay *r) {
   to->flushes = own->flushes;
   to->recorded_ns = r->plan.last_ns - r->plan.first_ns;
   to->replayed_ns = r->last_ns > r->first_ns ? r->last_ns - r->first_ns : 0;
-  for (int side = 0; side < 2; side++) {
+  for (int dir = 0; dir < 2; dir++) {
     for (int q = 0; q < REPLAY_QUANTILES; q++) {
-      to->recorded[side][q] = kit_trace_list_at(&r->recorded[side], quantiles[q]);
-      to->replayed[side][q] = kit_trace_list_at(&r->replayed[side], quantiles[q]);
+      to->recorded[dir][q] = kit_trace_list_at(&r->recorded[dir], quantiles[q]);
+      to->replayed[dir][q] = kit_trace_list_at(&r->replayed[dir], quantiles[q]);
     }
-    free(r->recorded[side].v);
-    free(r->replayed[side].v);
+    free(r->recorded[dir].v);
+    free(r->replayed[dir].v);
   }
 }
 
-void kit_replay_side(struct kit_side *side) {
+void kit_replay_process(struct kit_process *self) {
   static struct replay r; /* a process has one */
-  r.side = side;
-  r.timed = kit_job_number(kit_side_job(side), "speed", 0) == 1;
-  r.own_devices = kit_job_number(kit_side_job(side), "recorded_devices", 1) == 1;
-  r.check = kit_job_number(kit_side_job(side), "check", 1) == 1;
+  r.self = self;
+  r.timed = kit_job_number(kit_process_job(self), "speed", 0) == 1;
+  r.own_devices = kit_job_number(kit_process_job(self), "recorded_devices", 1) == 1;
+  r.check = kit_job_number(kit_process_job(self), "check", 1) == 1;
   read_plan(&r);
   prepare(&r);
-  kit_meet(side);
+  kit_barrier(self);
   r.start_ns = rail_now_ns();
   run(&r);
-  kit_meet(side);
+  kit_barrier(self);
   sum_up(&r);
   tidy(&r);
-  kit_tell(side, &r.result, sizeof r.result);
+  kit_send_record(self, &r.result, sizeof r.result);
   free(r.text);
   free(r.ends);
   free(r.memory);

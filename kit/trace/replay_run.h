@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A side of a replay while it runs. */
+ * A process of a replay while it runs. */
 #ifndef RAIL_KIT_REPLAY_RUN_H
 #define RAIL_KIT_REPLAY_RUN_H
 
 #include "kit/kit_net.h"
-#include "kit/kit_side.h"
+#include "kit/kit_process.h"
 #include "kit/trace/replay_plan.h"
 
 #define REPLAY_QUANTILES 3 /* p50, p99, max */
 
-/* What a side tells its parent at the end. */
+/* What a process tells its parent at the end. */
 struct replay_result {
   uint64_t messages, bytes, checked;            /* done; contents compared */
   uint64_t wrong_sizes, wrong_bytes, failures;  /* differences */
@@ -53,7 +53,7 @@ struct replay_end {
 };
 
 struct replay {
-  struct kit_side *side;
+  struct kit_process *self;
   struct replay_plan plan;
   struct kit_net net;
   struct replay_end *ends; /* as the comms of the own file */

@@ -62,7 +62,7 @@ static void sender(struct pipes *io, void *arg) {
   if (comm) {
     kit_pattern_fill(data, sizeof data, 5);
     struct kit_op op = kit_op_send(comm, data, sizeof data, 1);
-    kit_ops_run(&n, &op, 1, (struct kit_ops_how){.errors_are_fine = true});
+    kit_ops_run(&n, &op, 1, (struct kit_ops_options){.errors_are_fine = true});
     rc = op.error;
     ENSURE_INT(n.vt->close_send(comm), 0);
   }

@@ -78,7 +78,7 @@ static void send_and_end(struct pipes *io, void *arg) {
     content(out[i], i);
     ops[i] = kit_op_send(comm, out[i], SIZE, i);
   }
-  kit_ops_run(&n, ops, MESSAGES, (struct kit_ops_how){0}); /* all are with the kernel: the receiver is stopped */
+  kit_ops_run(&n, ops, MESSAGES, (struct kit_ops_options){0}); /* all are with the kernel: the receiver is stopped */
   pipe_write(io, &go, 1);
   ENSURE(n.vt->close_send(comm) == 0, "closeSend failed");
   kit_net_close(&n);

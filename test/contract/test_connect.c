@@ -31,7 +31,7 @@ TEST(several_at_once_through_one_door) {
     ops[i] = kit_op_recv(recv[i], &in[i], sizeof in[i], 0);
     ops[MANY + i] = kit_op_send(send[i], &out[i], sizeof out[i], 0);
   }
-  kit_ops_run(&n, ops, 2 * MANY, (struct kit_ops_how){0});
+  kit_ops_run(&n, ops, 2 * MANY, (struct kit_ops_options){0});
   for (int i = 0; i < MANY; i++) seen += in[i];
   CHECK_INT(seen, (1 << MANY) - 1);
   for (int i = 0; i < MANY; i++) {

@@ -128,7 +128,7 @@ static void cut_and_go_on(const char *streams, int times, int reason) {
   }
   struct kit_op recvs[] = {kit_op_recv(p.recv, to, 100, 0), kit_op_recv(p.recv, to, sizeof to, 1)};
   struct kit_op all[] = {ops[0], ops[1], recvs[0], recvs[1]};
-  CHECK(kit_ops_run(&n, all, 4, (struct kit_ops_how){.order = KIT_OPS_FORWARD}));
+  CHECK(kit_ops_run(&n, all, 4, (struct kit_ops_options){.order = KIT_OPS_FORWARD}));
   CHECK(memcmp(from, to, sizeof to) == 0);
   CHECK_INT(r.seen, times + atoi(streams));
   CHECK_INT(r.more, 0); /* nothing but HELLO is said before the answer */
@@ -156,7 +156,7 @@ static void cut_for_good(bool deaf, int reason, uint64_t least_ms, uint64_t most
   op.error = 0;
   CHECK(kit_op_post(&n, &op));
   uint64_t start = rail_now_ns(), took;
-  kit_ops_run(&n, &op, 1, (struct kit_ops_how){.errors_are_fine = true});
+  kit_ops_run(&n, &op, 1, (struct kit_ops_options){.errors_are_fine = true});
   took = (rail_now_ns() - start) / 1000000;
   CHECK_INT(op.error, RAIL_REMOTE_ERROR);
   CHECK_MSG(took >= least_ms && took < kit_patience_ms(most_ms), "the error came after %llu ms",

@@ -179,7 +179,7 @@ TEST(done_waits_for_the_notice) {
   for (int i = 0; i < 200; i++) CHECK(!kit_op_test(&n, &send));
   struct kit_op small_recv = kit_op_recv(p.recv, in[1], 100, 2), small = kit_op_send(p.send, out[1], 100, 2);
   struct kit_op both[2] = {small_recv, small};
-  kit_ops_run(&n, both, 2, (struct kit_ops_how){0}); /* what is copied goes on as ever */
+  kit_ops_run(&n, both, 2, (struct kit_ops_options){0}); /* what is copied goes on as ever */
   CHECK(!kit_op_test(&n, &send));
   notices_held = 0;
   while (!kit_op_test(&n, &send)) CHECK(!rail_deadline_passed(deadline));

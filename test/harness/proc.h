@@ -8,7 +8,7 @@
 
 #include "kit/kit_ensure.h"
 
-struct pipes { int in, out; }; /* one side's ends */
+struct pipes { int in, out; }; /* one process's ends */
 struct proc { pid_t pid; struct pipes io; };
 
 /* Fork before opening a plugin: a forked copy of a plugin in use is nobody's contract. */

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kit/bench/bench_side.h"
+#include "kit/bench/bench_process.h"
 #include "rail/net.h"
 
 enum { MAX_REQUESTS = 64 };

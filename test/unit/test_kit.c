@@ -3,7 +3,7 @@
 #include <math.h>
 #include <unistd.h>
 
-#include "kit/kit_choice.h"
+#include "kit/kit_filter.h"
 #include "kit/kit_job.h"
 #include "kit/kit_json.h"
 #include "kit/kit_report.h"
@@ -25,7 +25,7 @@ TEST(job_args) {
 }
 
 TEST(job_check) {
-  static struct kit_job good = {.kind = "conform", .nsides = 2, .rank = 1, .hosts = 1}, bad;
+  static struct kit_job good = {.kind = "conform", .nprocesses = 2, .rank = 1, .hosts = 1}, bad;
   CHECK(kit_job_check(&good));
 #define BAD(change)              \
   do {                           \
@@ -33,8 +33,8 @@ TEST(job_check) {
     change;                      \
     CHECK(!kit_job_check(&bad)); \
   } while (0)
-  BAD(bad.nsides = 0);
-  BAD(bad.nsides = KIT_MAX_SIDES + 1);
+  BAD(bad.nprocesses = 0);
+  BAD(bad.nprocesses = KIT_MAX_PROCESSES + 1);
   BAD(bad.rank = 2);
   BAD(bad.rank = -1);
   BAD(bad.hosts = 3);
@@ -46,11 +46,11 @@ TEST(job_check) {
 
 static void choose(const char *only, const char *skip, const char *levels, const char *id, const char *name,
                    enum kit_level level, bool expected) {
-  struct kit_choice c;
-  CHECK(kit_choice_read(&c, only, skip, NULL, levels));
-  CHECK_MSG(kit_choice_takes(&c, id, name, level) == expected, "--only %s --skip %s --level %s %s %s",
+  struct kit_filter c;
+  CHECK(kit_filter_read(&c, only, skip, NULL, levels));
+  CHECK_MSG(kit_filter_accepts(&c, id, name, level) == expected, "--only %s --skip %s --level %s %s %s",
             only ? only : "-", skip ? skip : "-", levels ? levels : "-", expected ? "leaves out" : "takes", name);
-  kit_choice_free(&c);
+  kit_filter_free(&c);
 }
 
 TEST(choices) {
@@ -65,25 +65,25 @@ TEST(choices) {
   choose(NULL, "connect", NULL, "4.1", "connect.dead_port", KIT_MUST, false);
   choose(NULL, NULL, "should,Observed", "4.1", "connect.dead_port", KIT_MUST, false);
   choose(NULL, NULL, "MUST", "4.1", "connect.dead_port", KIT_MUST, true);
-  struct kit_choice c;
-  CHECK(!kit_choice_read(&c, NULL, NULL, NULL, "must,perhaps"));
-  CHECK(!kit_choice_read(&c, NULL, NULL, "/nonexistent", NULL));
+  struct kit_filter c;
+  CHECK(!kit_filter_read(&c, NULL, NULL, NULL, "must,perhaps"));
+  CHECK(!kit_filter_read(&c, NULL, NULL, "/nonexistent", NULL));
 }
 
 TEST(reasons) {
   char path[] = "/tmp/test_kit.XXXXXX";
   int fd = mkstemp(path);
   static const char text[] = "# comment\n\n  close.null\tthe vendor knows\nlisten.* later\n";
-  struct kit_choice c;
+  struct kit_filter c;
   CHECK(fd >= 0 && write(fd, text, sizeof text - 1) == (ssize_t)sizeof text - 1);
   close(fd);
-  bool ok = kit_choice_read(&c, NULL, NULL, path, NULL);
+  bool ok = kit_filter_read(&c, NULL, NULL, path, NULL);
   unlink(path);
   CHECK(ok);
-  CHECK_STR(kit_choice_skips(&c, "12.1", "close.null"), "the vendor knows");
-  CHECK_STR(kit_choice_skips(&c, "3.1", "listen.any"), "later");
-  CHECK(kit_choice_skips(&c, "3.1", "close.nul") == NULL);
-  kit_choice_free(&c);
+  CHECK_STR(kit_filter_skip_reason(&c, "12.1", "close.null"), "the vendor knows");
+  CHECK_STR(kit_filter_skip_reason(&c, "3.1", "listen.any"), "later");
+  CHECK(kit_filter_skip_reason(&c, "3.1", "close.nul") == NULL);
+  kit_filter_free(&c);
 }
 
 static char *json_of(void (*write)(struct kit_json *j)) {
@@ -167,10 +167,10 @@ TEST(outcomes_and_words) {
   snprintf(o.sides[1].text, sizeof o.sides[1].text, "wrong");
   kit_result_outcome(&r, &o, 2);
   CHECK_STR(r.text, "side 1: wrong");
-  kit_result_word(&r, &(struct kit_word){.kind = KIT_WORD_NOTE, .text = "one"});
-  kit_result_word(&r, &(struct kit_word){.kind = KIT_WORD_NOTE, .text = "two"});
-  kit_result_word(&r, &(struct kit_word){.kind = KIT_WORD_LOG, .text = "warned"});
-  kit_result_word(&r, &(struct kit_word){.kind = KIT_WORD_METRIC, .text = "rate", .value = 2, .unit = "/s", .rank = 1});
+  kit_result_message(&r, &(struct kit_message){.kind = KIT_MESSAGE_NOTE, .text = "one"});
+  kit_result_message(&r, &(struct kit_message){.kind = KIT_MESSAGE_NOTE, .text = "two"});
+  kit_result_message(&r, &(struct kit_message){.kind = KIT_MESSAGE_LOG, .text = "warned"});
+  kit_result_message(&r, &(struct kit_message){.kind = KIT_MESSAGE_METRIC, .text = "rate", .value = 2, .unit = "/s", .rank = 1});
   CHECK_STR(r.notes, "one\ntwo\n");
   CHECK_STR(r.log, "warned\n");
   CHECK_INT(r.nfigures, 1);

@@ -15,7 +15,7 @@
 
 struct bench_options {
   struct kit_bench_plan plan;
-  struct kit_bench_choices choices;
+  struct kit_bench_selection choices;
   struct kit_bench_column columns[KIT_BENCH_COLUMNS];
   struct rk_hosts hosts;
   int preset, rounds;
@@ -76,7 +76,7 @@ static bool add_numbers(const char *word, const struct tool_option *o, struct ki
   if (!dash) last = first;
   if (first < (uint64_t)o->min || last > (uint64_t)o->max || last < first || (dash && first == 0)) return false;
   for (uint64_t n = first; n <= last; n *= 2) {
-    if (out->n == KIT_BENCH_CHOICES) return false;
+    if (out->n == KIT_BENCH_VALUES) return false;
     out->at[out->n++] = n;
     if (n == 0) break;
   }
@@ -91,7 +91,7 @@ static int set_numbers(const struct tool_value *v) {
   while (*at && next_word(&at, word, sizeof word) && add_numbers(word, v->option, out)) word[0] = 0;
   if (*at == 0 && out->n > 0 && word[0] == 0) return 0;
   return tool_bad(v, "numbers from %.0f to %.0f, with commas, such as 8,64K; 8-64K doubles; at most %d", v->option->min,
-                  v->option->max, KIT_BENCH_CHOICES);
+                  v->option->max, KIT_BENCH_VALUES);
 }
 
 static int set_env(const struct tool_value *v) {
@@ -122,7 +122,7 @@ static const struct tool_option options[] = {
      .set = set_kinds, .preset = "bw,lat,connect"},
     {"pattern", 'p', "LIST", "pair, bidir, ring, incast (N to 1), all (to all); lat is always a pair", TOOL_CALL,
      .set = set_patterns, .preset = "pair"},
-    {"sides", 'n', "LIST", "processes of ring, incast and all", LIST(sides, 2, KIT_MAX_SIDES), .preset = "4"},
+    {"sides", 'n', "LIST", "processes of ring, incast and all", LIST(sides, 2, KIT_MAX_PROCESSES), .preset = "4"},
     {"size", 's', "LIST", "of a message, 0 to 1G", LIST(sizes, 0, 1 << 30), .preset = "8,4K,64K,1M,4M,64M"},
     {"comms", 'c', "LIST", "connections from side to side", LIST(comms, 1, KIT_BENCH_COMMS), .preset = "1,4"},
     {"window", 'w', "LIST", "messages outstanding on each", LIST(windows, 1, KIT_BENCH_WINDOW), .preset = "8"},
@@ -154,7 +154,7 @@ static const struct tool_option options[] = {
      .tag = KIT_BENCH_QUICK},
     {"sweep", 0, NULL, "all kinds and patterns, more windows: some ten minutes a plugin", TOOL_CALL, .set = set_preset,
      .tag = KIT_BENCH_SWEEP},
-    RK_PLACES_OPTIONS(struct bench_options, plan.places),
+    RK_PLACEMENT_OPTIONS(struct bench_options, plan.placement),
     RK_HOSTS_OPTIONS(struct bench_options, hosts),
     {"json", 'J', "FILE", "everything as JSON; '-': on standard output, the table on standard error", TOOL_TEXT,
      AT(json), .allowed = "a file, or - for standard output"},
@@ -236,7 +236,7 @@ static int set_up(struct bench_options *o, char **words) {
   o->plan.seconds = o->seconds >= 0 ? o->seconds : quick ? 0.1 : 0.2;
   o->plan.warmup_s = o->warmup >= 0 ? o->warmup : 0.05;
   o->plan.check = o->check;
-  kit_bench_choose_rest(&o->choices, (enum kit_bench_preset)o->preset);
+  kit_bench_selection_defaults(&o->choices, (enum kit_bench_preset)o->preset);
   return 0;
 }
 
@@ -270,7 +270,7 @@ static int compare_results(const struct bench_options *o, const struct kit_bench
   return status;
 }
 
-static int hand_out(const struct bench_options *o, const struct kit_bench_results *r,
+static int write_results(const struct bench_options *o, const struct kit_bench_results *r,
                     const struct kit_bench_about *about, FILE *json) {
   FILE *table = json == stdout ? stderr : stdout;
   kit_bench_table(r, table);
@@ -295,20 +295,20 @@ static int run(struct bench_options *o, int argc, char **argv) {
   struct kit_bench_results results;
   FILE *json = NULL;
   if (o->json && !(json = kit_file_open(RK_NAME " bench", o->json))) return TOOL_EXIT_FAILED;
-  kit_bench_look_around(&about);
+  kit_bench_describe_machine(&about);
   if (!kit_bench_make_cells(&o->choices, &o->plan.cells, &o->plan.ncells) || !kit_bench_run(&o->plan, &results))
     return TOOL_EXIT_FAILED;
-  int status = status_of(&results), handed = hand_out(o, &results, &about, json);
+  int status = status_of(&results), written = write_results(o, &results, &about, json);
   kit_bench_free(&results);
   free(o->plan.cells);
-  return handed != TOOL_EXIT_OK ? handed : status;
+  return written != TOOL_EXIT_OK ? written : status;
 }
 
 /* The other host runs the one plugin of its own command line, in its own environment. */
 static int one_plugin(const struct bench_options *o) {
   if (o->plan.ncolumns - o->tcp > 1)
     tool_misuse(&command, "two hosts: one plugin at a time (and --tcp), not also", o->columns[1].name);
-  else if (o->nenv > 0 || rk_has_places(&o->plan.places))
+  else if (o->nenv > 0 || rk_has_placement(&o->plan.placement))
     tool_misuse(&command, "only on one host:", o->nenv > 0 ? "--env" : "--netns, --side-env");
   else return TOOL_EXIT_OK;
   return TOOL_EXIT_USAGE;

@@ -27,7 +27,7 @@ static const struct tool_option options[] = {
     {"seed", 0, "N", "for what is random; else from the clock", TOOL_U64, AT(how.seed)},
     {"repeat", 'r', "N", "each check so many times, the seed counting up", TOOL_INT, AT(how.repeat), .min = 1,
      .max = 100000, .preset = "1"},
-    RK_PLACES_OPTIONS(struct conform_options, how.places),
+    RK_PLACEMENT_OPTIONS(struct conform_options, how.placement),
     RK_HOSTS_OPTIONS(struct conform_options, hosts),
     {"list", 0, NULL, "list the checks and end; with --verbose their sources, too", TOOL_FLAG, AT(list)},
     {"verbose", 'v', NULL, "notes and figures of every check", TOOL_FLAG, AT(how.verbose)},
@@ -61,7 +61,7 @@ int rk_conform(int argc, char **argv) {
   o.how.plugin = plugins[0];
   r = rk_hosts_open(&o.hosts, o.how.plugin, &o.how.link, &status);
   if (r != 0) return status;
-  if (o.how.link && rk_has_places(&o.how.places)) {
+  if (o.how.link && rk_has_placement(&o.how.placement)) {
     kit_link_close(o.how.link);
     return tool_misuse(&command, "only on one host:", "--netns, --side-env"), TOOL_EXIT_USAGE;
   }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * `rail-kit fault`: misfortunes while data flows. */
+ * `rail-kit fault`: faults while data flows. */
 #include "kit/fault/kit_fault.h"
 #include "tools/rail-kit/commands.h"
 
@@ -42,7 +42,7 @@ static const struct tool_option options[] = {
      .preset = "3"},
     {"links", 0, "A,B", "interfaces of the two sides that link.* is done to, as [NETNS:]NAME; else it makes its own",
      TOOL_CALL, .set = set_links},
-    RK_PLACES_OPTIONS(struct fault_options, how.places),
+    RK_PLACEMENT_OPTIONS(struct fault_options, how.placement),
     RK_HOSTS_OPTIONS(struct fault_options, hosts),
     {"list", 0, NULL, "list the scenarios and end", TOOL_FLAG, AT(list)},
     {"verbose", 'v', NULL, "what was told, when, and the figures, of every scenario", TOOL_FLAG, AT(how.verbose)},
@@ -74,7 +74,7 @@ int rk_fault(int argc, char **argv) {
   o.how.plugin = plugins[0];
   r = rk_hosts_open(&o.hosts, o.how.plugin, &o.how.link, &status);
   if (r != 0) return status;
-  if (o.how.link && rk_has_places(&o.how.places)) {
+  if (o.how.link && rk_has_placement(&o.how.placement)) {
     kit_link_close(o.how.link);
     return tool_misuse(&command, "only on one host:", "--netns, --side-env"), TOOL_EXIT_USAGE;
   }

@@ -4,7 +4,7 @@
 #include "tools/rail-kit/commands.h"
 
 static int add_device(const struct tool_value *v) {
-  struct kit_inspect_how *how = v->into;
+  struct kit_inspect_options *how = v->into;
   uint64_t dev;
   if (!tool_parse_u64(v->text, false, &dev) || dev > 1023) return tool_bad(v, "a number from 0 to 1023");
   if (how->ndevices == KIT_INSPECT_MAX_DEVICES) return tool_bad(v, "at most %d devices", KIT_INSPECT_MAX_DEVICES);
@@ -12,7 +12,7 @@ static int add_device(const struct tool_value *v) {
   return 0;
 }
 
-#define AT(field) .at = offsetof(struct kit_inspect_how, field)
+#define AT(field) .at = offsetof(struct kit_inspect_options, field)
 
 static const struct tool_option options[] = {
     {"device", 'd', "N", "only this device's properties; may be given several times (all)", TOOL_CALL,
@@ -37,7 +37,7 @@ static const struct tool_command command = {
 };
 
 int rk_inspect(int argc, char **argv) {
-  struct kit_inspect_how how = {.limit_ms = 10000};
+  struct kit_inspect_options how = {.limit_ms = 10000};
   char **files;
   int r = tool_options_read(&command, argc, argv, &how, &files);
   if (r != 0) return r > 0 ? tool_exit_printed(RK_NAME) : TOOL_EXIT_USAGE;

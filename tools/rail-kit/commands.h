@@ -10,7 +10,7 @@
 #include <stdbool.h>
 
 #include "kit/kit_link.h"
-#include "kit/kit_places.h"
+#include "kit/kit_placement.h"
 #include "rail/net.h"
 #include "tools/common/options.h"
 
@@ -58,12 +58,19 @@ int rk_hosts_open(const struct rk_hosts *hosts, const char *plugin, struct kit_l
 int rk_set_netns(const struct tool_value *v);
 int rk_set_side_env(const struct tool_value *v);
 
-#define RK_PLACES_OPTIONS(TYPE, FIELD)                                                                                 \
-  {"netns", 0, "A,B", "network namespaces of the even and the odd sides", TOOL_CALL, offsetof(TYPE, FIELD),            \
-   .set = rk_set_netns},                                                                                               \
-  {"side-env", 0, "SET", "0:NAME=VALUE, 1:NAME=VALUE: a variable of the even or odd sides; may be repeated",           \
-   TOOL_CALL, offsetof(TYPE, FIELD), .set = rk_set_side_env}
+#define RK_PLACEMENT_OPTIONS(TYPE, FIELD)                                                                     \
+  {"netns",                                                                                                   \
+   0,                                                                                                         \
+   "A,B",                                                                                                     \
+   "network namespaces of the even and the odd sides",                                                        \
+   TOOL_CALL,                                                                                                 \
+   offsetof(TYPE, FIELD),                                                                                     \
+   .set = rk_set_netns},                                                                                      \
+  {                                                                                                           \
+    "side-env", 0, "SET", "0:NAME=VALUE, 1:NAME=VALUE: a variable of the even or odd sides; may be repeated", \
+        TOOL_CALL, offsetof(TYPE, FIELD), .set = rk_set_side_env                                              \
+  }
 
-bool rk_has_places(const struct kit_places *places);
+bool rk_has_placement(const struct kit_placement *placement);
 
 #endif

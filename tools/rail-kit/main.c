@@ -15,17 +15,17 @@
 /* `rail-kit side`: one peer process of a test. The kit starts it; nobody types it. */
 static int run_side(int argc, char **argv) {
   static const struct kit_role roles[] = {
-      {"probe", kit_probe_side},
-      {"inspect", kit_inspect_side},
-      {"conform", kit_conform_side},
-      {"bench", kit_bench_run_side},
-      {"fault", kit_fault_side},
-      {"replay", kit_replay_side},
+      {"probe", kit_probe_process},
+      {"inspect", kit_inspect_process},
+      {"conform", kit_conform_process},
+      {"bench", kit_bench_process_main},
+      {"fault", kit_fault_process},
+      {"replay", kit_replay_process},
       {NULL, NULL},
   };
   (void)argc;
   (void)argv;
-  kit_side_main(roles);
+  kit_process_main(roles);
 }
 
 static const struct tool_sub subs[] = {

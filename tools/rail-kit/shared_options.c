@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kit/kit_world.h"
+#include "kit/kit_group.h"
 #include "tools/rail-kit/commands.h"
 
 /* ---- --fuse ---- */
@@ -37,7 +37,7 @@ int rk_set_fuse(const struct tool_value *v) {
 /* ---- --listen and --connect ---- */
 
 static int follow(struct kit_link *link, const char *plugin, int *status) {
-  *status = kit_world_serve(link, plugin) == 0 ? TOOL_EXIT_OK : TOOL_EXIT_FAILED;
+  *status = kit_group_serve(link, plugin) == 0 ? TOOL_EXIT_OK : TOOL_EXIT_FAILED;
   kit_link_close(link);
   fprintf(stderr, RK_NAME ": the other host has ended; the report is there\n");
   return 1;
@@ -73,7 +73,9 @@ int rk_hosts_open(const struct rk_hosts *hosts, const char *plugin, struct kit_l
 
 /* ---- --netns and --side-env ---- */
 
-static struct kit_places *places_of(const struct tool_value *v) { return (void *)((char *)v->into + v->option->at); }
+static struct kit_placement *placement_of(const struct tool_value *v) {
+  return (void *)((char *)v->into + v->option->at);
+}
 
 static bool take(char *to, size_t size, const char *from, size_t n) {
   if (n == 0 || n >= size) return false;
@@ -83,7 +85,7 @@ static bool take(char *to, size_t size, const char *from, size_t n) {
 }
 
 int rk_set_netns(const struct tool_value *v) {
-  struct kit_place *at = places_of(v)->at;
+  struct kit_location *at = placement_of(v)->at;
   size_t n = strcspn(v->text, ","), room = sizeof at[0].netns;
   const char *second = v->text + n + (v->text[n] != 0);
   if (take(at[0].netns, room, v->text, n) && take(at[1].netns, room, second, strlen(second)) && !strpbrk(second, ",/"))
@@ -94,13 +96,13 @@ int rk_set_netns(const struct tool_value *v) {
 int rk_set_side_env(const struct tool_value *v) {
   const char *text = v->text, *equals = strchr(text, '=');
   bool fine = (text[0] == '0' || text[0] == '1') && text[1] == ':' && equals && equals > text + 2;
-  struct kit_place *place = &places_of(v)->at[fine ? text[0] - '0' : 0];
-  if (!fine || place->nenv == KIT_PLACE_ENV)
-    return tool_bad(v, "0:NAME=VALUE or 1:NAME=VALUE, %d of each", KIT_PLACE_ENV);
+  struct kit_location *place = &placement_of(v)->at[fine ? text[0] - '0' : 0];
+  if (!fine || place->nenv == KIT_LOCATION_ENV)
+    return tool_bad(v, "0:NAME=VALUE or 1:NAME=VALUE, %d of each", KIT_LOCATION_ENV);
   place->env[place->nenv++] = text + 2;
   return 0;
 }
 
-bool rk_has_places(const struct kit_places *places) {
-  return places->at[0].netns[0] || places->at[0].nenv > 0 || places->at[1].nenv > 0;
+bool rk_has_placement(const struct kit_placement *placement) {
+  return placement->at[0].netns[0] || placement->at[0].nenv > 0 || placement->at[1].nenv > 0;
 }

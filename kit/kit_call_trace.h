@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which call of the plugin each thread of a side is in, and since when, in a
- * page that the side shares with its parent: what is left to read when the
+ * Which call of the plugin each thread of a process is in, and since when, in a
+ * page that the process shares with its parent: what is left to read when the
  * side has crashed or hangs.
  */
 #ifndef RAIL_KIT_TRAIL_H
@@ -22,35 +22,35 @@ enum kit_call {
 };
 const char *kit_call_text(unsigned call); /* NCCL's name of it: "regMrDmaBuf", "closeSend" */
 
-#define KIT_TRAIL_THREADS 63
+#define KIT_CALL_TRACE_THREADS 63
 
 /* A thread's. */
-struct kit_trail_step {
+struct kit_call_slot {
   RAIL_ALIGNED(RAIL_CACHELINE) _Atomic uint64_t since_ns; /* rail_now_ns at its start */
   _Atomic uint32_t call;
 };
 
-struct kit_trail {
-  struct kit_trail_step thread[KIT_TRAIL_THREADS]; /* threads beyond these leave none */
+struct kit_call_trace {
+  struct kit_call_slot thread[KIT_CALL_TRACE_THREADS]; /* threads beyond these leave none */
   RAIL_ALIGNED(RAIL_CACHELINE) _Atomic uint32_t threads;
 };
 
 /* A descriptor of a fresh page, CLOEXEC; -1 with errno. */
-int kit_trail_create(void);
-struct kit_trail *kit_trail_map(int fd); /* NULL with errno */
-void kit_trail_unmap(struct kit_trail *trail);
+int kit_call_trace_create(void);
+struct kit_call_trace *kit_call_trace_map(int fd); /* NULL with errno */
+void kit_call_trace_unmap(struct kit_call_trace *trail);
 /* This process writes to `trail` from now on. */
-void kit_trail_use(struct kit_trail *trail);
+void kit_call_trace_use(struct kit_call_trace *trail);
 
 /* Around a call of the plugin. */
-void kit_trail_enter(enum kit_call call);
-void kit_trail_leave(void);
+void kit_call_begin(enum kit_call call);
+void kit_call_end(void);
 
-/* Where this thread leaves its trail: for loops that are timed, in which a look at the clock at each call would show.
- * They write `call` themselves, and `since_ns` whenever they look at the clock anyway. */
-struct kit_trail_step *kit_trail_step(void);
+/* Where this thread leaves its call trace: for loops that are timed, in which a look at the clock at each call would
+ * show. They write `call` themselves, and `since_ns` whenever they look at the clock anyway. */
+struct kit_call_slot *kit_call_slot(void);
 
 /* The call that has lasted longest and its seconds; KIT_CALL_NONE: no thread is in one. */
-unsigned kit_trail_longest(const struct kit_trail *trail, double *seconds);
+unsigned kit_call_trace_longest(const struct kit_call_trace *trail, double *seconds);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Strangers at the port of a listen comm: scanners, health checks, another job. None keeps a real peer out. */
+ * Foreign clients at the port of a listen comm: scanners, health checks, another job. None keeps a real peer out. */
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -8,7 +8,7 @@
 
 #include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
-#include "kit/conform/kit_door.h"
+#include "kit/conform/kit_listener.h"
 
 /* Those that are still there. */
 static void close_all(const int *fds, int count) {
@@ -24,80 +24,81 @@ static size_t some_junk(struct kit_rng *rng, int i, uint8_t junk[4096]) {
   return kit_rng_below(rng, 4096);
 }
 
-static void garbage(struct kit_side *side) {
-  (void)side;
+static void garbage(struct kit_process *self) {
+  (void)self;
   enum { COUNT = 60 };
   int fds[COUNT];
   struct kit_net n;
-  struct kit_door d;
+  struct kit_listener d;
   struct kit_rng rng;
   kit_rng_start(&rng);
-  kit_door_open(&n, &d);
+  kit_listener_open(&n, &d);
   for (int i = 0; i < COUNT; i++) {
     uint8_t junk[4096];
     size_t size = some_junk(&rng, i, junk);
-    fds[i] = kit_door_knock(&d);
+    fds[i] = kit_listener_dial(&d);
     ssize_t sent = send(fds[i], junk, size, MSG_NOSIGNAL | MSG_DONTWAIT);
-    (void)sent; /* the plugin may have hung up already */
-    if (i % 3 == 0) { /* some leave at once, half of these with a reset */
+    (void)sent; /* the plugin may have closed it already */
+    if (i % 3 == 0) { /* some close at once, half of these with a reset */
       if (i % 2) kit_tcp_reset_on_close(fds[i]);
       close(fds[i]);
       fds[i] = -1;
     }
-    kit_door_stays_shut(&d, 0);
+    kit_listener_accepts_none(&d, 0);
   }
-  kit_door_stays_shut(&d, 100);
-  kit_door_peer(&d);
+  kit_listener_accepts_none(&d, 100);
+  kit_listener_accept_peer(&d);
   close_all(fds, COUNT);
-  kit_door_close(&d);
+  kit_listener_close(&d);
   kit_net_close(&n);
 }
 
-static void silence_does_not_delay(struct kit_side *side) {
+static void silence_does_not_delay(struct kit_process *self) {
   enum { COUNT = 100 };
   int fds[COUNT];
   struct kit_net n;
-  struct kit_door d;
-  kit_door_open(&n, &d);
+  struct kit_listener d;
+  kit_listener_open(&n, &d);
   for (int i = 0; i < COUNT; i++) {
-    fds[i] = kit_door_knock(&d);
-    if (i % 10 == 0) kit_door_stays_shut(&d, 1);
+    fds[i] = kit_listener_dial(&d);
+    if (i % 10 == 0) kit_listener_accepts_none(&d, 1);
   }
-  kit_door_stays_shut(&d, 50);
+  kit_listener_accepts_none(&d, 50);
   uint64_t start = rail_now_ns();
-  kit_door_peer(&d);
+  kit_listener_accept_peer(&d);
   double ms = (double)(rail_now_ns() - start) / 1e6;
-  kit_metric(side, "behind_100_silent_clients", ms, "ms");
+  kit_metric(self, "behind_100_silent_clients", ms, "ms");
   ENSURE(ms < (double)kit_patience_ms(5000), "behind %d silent clients a real peer waited for %.0f ms", COUNT, ms);
   close_all(fds, COUNT);
-  kit_door_close(&d);
+  kit_listener_close(&d);
   kit_net_close(&n);
 }
 
 /* A real peer's way in behind `count` silent clients, who are all there before the first accept or, `inside`, have been
  * let in as far as they get. */
-static struct kit_entry behind(struct kit_side *side, const struct kit_door *any, int count, bool inside) {
+static struct kit_accept_timing behind(struct kit_process *self, const struct kit_listener *any, int count,
+                                       bool inside) {
   static int fds[2000];
-  struct kit_door d = *any;
-  kit_door_again(&d);
-  for (int i = 0; i < count; i++) fds[i] = kit_door_knock(&d);
-  if (inside) kit_door_stays_shut(&d, 100);
-  struct kit_entry e = kit_door_peer(&d);
-  kit_note(side, "behind %d silent clients%s a real peer took %.1f ms; %d of %d accepts over 1 ms, the longest %.2f",
+  struct kit_listener d = *any;
+  kit_listener_open_another(&d);
+  for (int i = 0; i < count; i++) fds[i] = kit_listener_dial(&d);
+  if (inside) kit_listener_accepts_none(&d, 100);
+  struct kit_accept_timing e = kit_listener_accept_peer(&d);
+  kit_note(self, "behind %d silent clients%s a real peer took %.1f ms; %d of %d accepts over 1 ms, the longest %.2f",
            count, inside ? ", who had come in," : "", e.ms, e.long_calls, e.calls, e.longest_ms);
   ENSURE(e.ms < (double)kit_patience_ms(1000), "behind %d silent clients a real peer took %.0f ms", count, e.ms);
   close_all(fds, count);
-  kit_door_close(&d);
+  kit_listener_close(&d);
   return e;
 }
 
-static void a_thousand_silent_clients(struct kit_side *side) {
+static void a_thousand_silent_clients(struct kit_process *self) {
   struct kit_net n;
-  struct kit_door d;
+  struct kit_listener d;
   kit_need_files(4000);
-  kit_door_open(&n, &d);
-  const struct kit_entry e[] = {behind(side, &d, 1000, false), behind(side, &d, 1000, true),
-                                behind(side, &d, 2000, false)}; /* more than there may be places */
+  kit_listener_open(&n, &d);
+  const struct kit_accept_timing e[] = {behind(self, &d, 1000, false), behind(self, &d, 1000, true),
+                                behind(self, &d, 2000, false)}; /* more than there may be places */
   int calls = 0, long_calls = 0;
   for (int i = 0; i < 3; i++) {
     calls += e[i].calls;
@@ -106,114 +107,114 @@ static void a_thousand_silent_clients(struct kit_side *side) {
   /* An interrupt in a call counts as its time, and a busy machine has many. */
   ENSURE(long_calls <= 5 + calls / 5, "%d of %d accepts took more than 1 ms; all connections wait meanwhile",
          long_calls, calls);
-  kit_door_close(&d);
+  kit_listener_close(&d);
   kit_net_close(&n);
 }
 
-/* A flood that uses up the process's files: the strangers have to give theirs back. */
-static void silence_does_not_use_up_all_files(struct kit_side *side) {
-  (void)side;
+/* A flood that uses up the process's files: the foreign clients have to give theirs back. */
+static void silence_does_not_use_up_all_files(struct kit_process *self) {
+  (void)self;
   struct rlimit limit, before;
   int fds[100], count = 0;
   struct kit_net n;
-  struct kit_door d;
-  kit_door_open(&n, &d);
-  for (; count < 100; count++) fds[count] = kit_door_knock(&d);
+  struct kit_listener d;
+  kit_listener_open(&n, &d);
+  for (; count < 100; count++) fds[count] = kit_listener_dial(&d);
   getrlimit(RLIMIT_NOFILE, &before);
   limit = before;
   limit.rlim_cur = (rlim_t)kit_fd_count() + 40;
   setrlimit(RLIMIT_NOFILE, &limit);
-  kit_door_stays_shut(&d, 20);
+  kit_listener_accepts_none(&d, 20);
   for (int i = 0; i < 2; i++) close(fds[--count]); /* for the peer's own end */
-  kit_door_peer(&d);
+  kit_listener_accept_peer(&d);
   setrlimit(RLIMIT_NOFILE, &before);
   while (count > 0) close(fds[--count]);
-  kit_door_close(&d);
+  kit_listener_close(&d);
   kit_net_close(&n);
 }
 
-static void closed_with_strangers_inside(struct kit_side *side) {
-  (void)side;
+static void closed_with_clients_connected(struct kit_process *self) {
+  (void)self;
   enum { COUNT = 50 };
   int fds[COUNT];
   struct kit_net n;
-  struct kit_door d;
-  kit_door_open(&n, &d);
+  struct kit_listener d;
+  kit_listener_open(&n, &d);
   int files = kit_fd_count();
   for (int i = 0; i < COUNT; i++) {
-    fds[i] = kit_door_knock(&d);
+    fds[i] = kit_listener_dial(&d);
     if (i % 2) ENSURE(send(fds[i], "stranger", 8, MSG_NOSIGNAL | MSG_DONTWAIT) != 0, "send says nothing");
   }
-  kit_door_stays_shut(&d, 20);
+  kit_listener_accepts_none(&d, 20);
   uint64_t start = rail_now_ns();
-  kit_door_close(&d);
+  kit_listener_close(&d);
   double ms = (double)(rail_now_ns() - start) / 1e6;
-  ENSURE(ms < (double)kit_patience_ms(2000), "closeListen took %.0f ms with strangers inside", ms);
+  ENSURE(ms < (double)kit_patience_ms(2000), "closeListen took %.0f ms with foreign clients connected", ms);
   close_all(fds, COUNT);
   int left = kit_files_after(files); /* one less: the listen comm's own, where it has one */
-  ENSURE(left <= files, "closeListen left %d files of %d strangers open", left - files, COUNT);
+  ENSURE(left <= files, "closeListen left %d files of %d foreign clients open", left - files, COUNT);
   kit_net_close(&n);
 }
 
-/* ---- those who know half of the greeting ---- */
+/* ---- clients with a part of the greeting ---- */
 
-/* Polls accept for `ms`. Whoever comes out is closed: in a greeting there are bytes that mean nothing. */
-static void let_in(struct kit_door *d, int ms) {
+/* Polls accept for `ms`, and closes what it gives: some bytes of a greeting may carry no meaning. */
+static void accept_for(struct kit_listener *d, int ms) {
   uint64_t deadline = rail_deadline_in_ms((uint64_t)ms);
   void *comm;
   do {
     if (!kit_accept_step(d->net, d->listen, &comm)) continue;
     int rc = d->net->vt->close_recv(comm);
-    ENSURE(rc == 0, "closeRecv of a stranger's connection returned %d", rc);
+    ENSURE(rc == 0, "closeRecv of a foreign client's connection returned %d", rc);
   } while (!rail_deadline_passed(deadline));
 }
 
-static bool hung_up(int fd) {
+static bool is_closed_by_peer(int fd) {
   char words[256]; /* it may say why before it hangs up */
   ssize_t got = recv(fd, words, sizeof words, MSG_DONTWAIT);
   if (got > 0) got = recv(fd, words, sizeof words, MSG_DONTWAIT);
   return got == 0 || (got < 0 && errno == ECONNRESET);
 }
 
-/* The genuine greeting with one byte wrong, for every byte: wrong magic, version, length, secret. Those bytes that
- * carry no such meaning (a nonce) may be let in; a plugin that lets in nearly all checks nothing. */
-static void a_greeting_with_one_wrong_byte(struct kit_side *side) {
+/* The genuine greeting with one byte wrong, for every byte: wrong magic, version, length, secret. A wrong byte
+ * that carries no such meaning (a nonce) may be accepted; a plugin that accepts nearly all checks nothing. */
+static void a_greeting_with_one_wrong_byte(struct kit_process *self) {
   struct kit_net n;
-  struct kit_door d;
+  struct kit_listener d;
   uint8_t hello[256];
   int fds[256], refused = 0;
-  kit_door_open(&n, &d);
-  size_t len = kit_door_greeting(&d, hello, sizeof hello);
+  kit_listener_open(&n, &d);
+  size_t len = kit_listener_record_hello(&d, hello, sizeof hello);
   for (size_t i = 0; i < len; i++) {
     uint8_t wrong[256];
     memcpy(wrong, hello, len);
     wrong[i] ^= 0x80;
-    fds[i] = kit_door_knock(&d);
+    fds[i] = kit_listener_dial(&d);
     ENSURE(send(fds[i], wrong, len, MSG_NOSIGNAL) == (ssize_t)len, "the plugin's port takes no %zu bytes", len);
-    let_in(&d, 0);
+    accept_for(&d, 0);
   }
-  let_in(&d, 300);
-  for (size_t i = 0; i < len; i++) refused += hung_up(fds[i]);
-  kit_metric(side, "greeting_bytes", (double)len, "B");
-  kit_metric(side, "greeting_bytes_checked", refused, "B");
+  accept_for(&d, 300);
+  for (size_t i = 0; i < len; i++) refused += is_closed_by_peer(fds[i]);
+  kit_metric(self, "greeting_bytes", (double)len, "B");
+  kit_metric(self, "greeting_bytes_checked", refused, "B");
   ENSURE(refused >= 4, "%d of %zu greetings with one wrong byte were hung up on: not even a magic number is checked",
          refused, len);
-  kit_door_peer(&d);
+  kit_listener_accept_peer(&d);
   close_all(fds, (int)len);
-  kit_door_close(&d);
+  kit_listener_close(&d);
   kit_net_close(&n);
 }
 
-static void a_greeting_cut_short(struct kit_side *side) {
-  (void)side;
+static void a_greeting_cut_short(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
-  struct kit_door d;
+  struct kit_listener d;
   uint8_t hello[256];
   int fds[32], count = 0;
-  kit_door_open(&n, &d);
-  size_t len = kit_door_greeting(&d, hello, sizeof hello);
+  kit_listener_open(&n, &d);
+  size_t len = kit_listener_record_hello(&d, hello, sizeof hello);
   for (size_t cut = 1; cut < len && count < 32; cut += len / 30 + 1) {
-    fds[count] = kit_door_knock(&d);
+    fds[count] = kit_listener_dial(&d);
     ENSURE(send(fds[count], hello, cut, MSG_NOSIGNAL) == (ssize_t)cut, "the plugin's port takes no %zu bytes", cut);
     if (count % 4 == 0) shutdown(fds[count], SHUT_WR);
     if (count % 4 == 1) {
@@ -222,102 +223,102 @@ static void a_greeting_cut_short(struct kit_side *side) {
       fds[count] = -1;
     }
     count++;
-    kit_door_stays_shut(&d, 0);
+    kit_listener_accepts_none(&d, 0);
   }
-  kit_door_stays_shut(&d, 50);
-  kit_door_peer(&d);
+  kit_listener_accepts_none(&d, 50);
+  kit_listener_accept_peer(&d);
   close_all(fds, count);
-  kit_door_close(&d);
+  kit_listener_close(&d);
   kit_net_close(&n);
 }
 
-/* Each listen comm is one connection of one communicator. Whoever comes with the greeting of another, of this job or
- * of one that had the port before, belongs elsewhere. */
-static void a_greeting_for_another(struct kit_side *side) {
-  (void)side;
+/* Each listen comm is one connection of one communicator. A greeting for another one, of this job or of one that had
+ * the port before, must be refused. */
+static void a_greeting_for_another(struct kit_process *self) {
+  (void)self;
   enum { COUNT = 10 };
   struct kit_net n;
-  struct kit_door d;
+  struct kit_listener d;
   uint8_t hello[256];
   int fds[COUNT];
-  kit_door_open(&n, &d);
-  struct kit_door other = d;
-  size_t len = kit_door_greeting(&d, hello, sizeof hello);
-  kit_door_again(&other);
+  kit_listener_open(&n, &d);
+  struct kit_listener other = d;
+  size_t len = kit_listener_record_hello(&d, hello, sizeof hello);
+  kit_listener_open_another(&other);
   for (int i = 0; i < COUNT; i++) {
-    fds[i] = kit_door_knock(&other);
+    fds[i] = kit_listener_dial(&other);
     ENSURE(send(fds[i], hello, len, MSG_NOSIGNAL) == (ssize_t)len, "the plugin's port takes no %zu bytes", len);
-    kit_door_stays_shut(&other, 10);
+    kit_listener_accepts_none(&other, 10);
   }
-  kit_door_stays_shut(&other, 50);
-  kit_door_peer(&other);
+  kit_listener_accepts_none(&other, 50);
+  kit_listener_accept_peer(&other);
   close_all(fds, COUNT);
-  kit_door_close(&other);
-  kit_door_close(&d);
+  kit_listener_close(&other);
+  kit_listener_close(&d);
   kit_net_close(&n);
 }
 
-static void come_and_go(struct kit_door *d, struct kit_rng *rng, int count) {
+static void connect_and_leave(struct kit_listener *d, struct kit_rng *rng, int count) {
   for (int i = 0; i < count; i++) {
     uint8_t junk[4096];
-    int fd = kit_door_knock(d);
+    int fd = kit_listener_dial(d);
     size_t size = some_junk(rng, i, junk);
     ssize_t sent = i % 4 ? send(fd, junk, size, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
     (void)sent;
-    kit_door_stays_shut(d, 0);
+    kit_listener_accepts_none(d, 0);
     if (i % 2) kit_tcp_reset_on_close(fd);
     close(fd);
-    kit_door_stays_shut(d, 0);
+    kit_listener_accepts_none(d, 0);
   }
 }
 
-static void strangers_leave_nothing(struct kit_side *side) {
-  (void)side;
+static void clients_leave_nothing(struct kit_process *self) {
+  (void)self;
   struct kit_net n;
-  struct kit_door d;
+  struct kit_listener d;
   struct kit_rng rng;
   kit_rng_start(&rng);
-  kit_door_open(&n, &d);
-  come_and_go(&d, &rng, 5); /* so that what stays for good is there */
-  kit_door_stays_shut(&d, 100);
+  kit_listener_open(&n, &d);
+  connect_and_leave(&d, &rng, 5); /* so that what stays for good is there */
+  kit_listener_accepts_none(&d, 100);
   int files = kit_fd_count(), count = kit_scaled(100);
-  come_and_go(&d, &rng, count);
+  connect_and_leave(&d, &rng, count);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(3000)); /* accept is when a plugin sees that they have left */
-  while (kit_fd_count() > files && !rail_deadline_passed(deadline)) kit_door_stays_shut(&d, 1);
+  while (kit_fd_count() > files && !rail_deadline_passed(deadline)) kit_listener_accepts_none(&d, 1);
   int left = kit_fd_count() - files;
-  ENSURE(left <= 0, "%d strangers came and went, and %d files more are open", count, left);
-  kit_door_peer(&d);
-  kit_door_close(&d);
+  ENSURE(left <= 0, "%d foreign clients connected and left, and %d more files are open", count, left);
+  kit_listener_accept_peer(&d);
+  kit_listener_close(&d);
   kit_net_close(&n);
 }
 
-const struct kit_check kit_checks_strangers[] = {
+const struct kit_check kit_checks_foreign[] = {
   {"3.20", "listen.garbage", KIT_SHOULD, KIT_ONE, 30, 0, false,
-   "Strangers who write junk are never accepted, and a real peer comes in after them.",
+   "Foreign clients that write junk are never accepted, and a real peer is accepted after them.",
    "src/misc/socket.cc:327-366; issues 1612, 1808, 1880", garbage},
   {"3.21", "listen.silence_does_not_delay", KIT_SHOULD, KIT_ONE, 30, 0, false,
-   "Strangers who connect and say nothing do not keep a real peer out.",
+   "Foreign clients that connect and send nothing do not keep a real peer out.",
    "src/misc/socket.cc:327-357, src/transport/net_socket.cc:514-518", silence_does_not_delay},
   {"3.22", "listen.a_thousand_silent_clients", KIT_SHOULD, KIT_ONE, 30, 0, true,
    "Thousands of them delay a real peer by less than a second, and accept stays short.",
    "src/proxy.cc:1776, src/transport/net_socket.cc:514-518", a_thousand_silent_clients},
   {"3.23", "listen.silence_does_not_use_up_all_files", KIT_SHOULD, KIT_ONE, 30, 0, false,
-   "When strangers have used up the process's open files, a real peer still comes in.",
+   "When foreign clients have used up the process's open files, a real peer is still accepted.",
    "src/transport/net_socket.cc:500-530", silence_does_not_use_up_all_files},
   {"3.24", "listen.closed_with_strangers_inside", KIT_SHOULD, KIT_ONE, 0, 0, false,
-   "closeListen with strangers inside is quick and gives back their files.",
-   "src/transport/net.cc:1090, src/transport/net_socket.cc:500-530", closed_with_strangers_inside},
+   "closeListen with foreign clients connected is quick and closes their files.",
+   "src/transport/net.cc:1090, src/transport/net_socket.cc:500-530", closed_with_clients_connected},
   {"3.25", "listen.a_greeting_with_one_wrong_byte", KIT_SHOULD, KIT_ONE, 30, 0, false,
-   "A greeting is checked: with a wrong byte in it the connection is refused, and a real peer comes in after it.",
+   "A greeting is checked: with a wrong byte in it the connection is refused, and a real peer is accepted after it.",
    "src/misc/socket.cc:359-366, src/transport/net_socket.cc:460", a_greeting_with_one_wrong_byte},
   {"3.26", "listen.a_greeting_cut_short", KIT_SHOULD, KIT_ONE, 30, 0, false,
-   "A greeting that ends in the middle is no connection, and a real peer comes in after it.",
+   "A greeting that ends in the middle is no connection, and a real peer is accepted after it.",
    "src/misc/socket.cc:327-366", a_greeting_cut_short},
   {"3.27", "listen.a_greeting_for_another", KIT_SHOULD, KIT_ONE, 30, 0, false,
-   "The genuine greeting for one listen comm is refused by another: nobody is taken for somebody else.",
+   "The genuine greeting for one listen comm is refused by another: no peer is mistaken for another one.",
    "src/misc/socket.cc:359-366", a_greeting_for_another},
   {"3.28", "listen.strangers_leave_nothing", KIT_SHOULD, KIT_ONE, 30, 0, false,
-   "Strangers who have come and gone leave no open file.",
-   "src/transport/net_socket.cc:500-530", strangers_leave_nothing},
+   "Foreign clients that have connected and left leave no open file.",
+   "src/transport/net_socket.cc:500-530", clients_leave_nothing},
   {0},
 };

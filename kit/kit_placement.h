@@ -7,21 +7,21 @@
 #ifndef RAIL_KIT_PLACES_H
 #define RAIL_KIT_PLACES_H
 
-#include "kit/kit_world.h"
+#include "kit/kit_group.h"
 
-#define KIT_PLACE_ENV 16
+#define KIT_LOCATION_ENV 16
 
-struct kit_place {
+struct kit_location {
   char netns[64];                     /* a named network namespace; "": this one */
-  const char *env[KIT_PLACE_ENV + 1]; /* NAME=value; NULL at the end */
+  const char *env[KIT_LOCATION_ENV + 1]; /* NAME=value; NULL at the end */
   unsigned int nenv;
 };
 
-struct kit_places { struct kit_place at[2]; };
+struct kit_placement { struct kit_location at[2]; };
 
-/* Fills in what the side's place decides of its setup. */
-void kit_place(const struct kit_places *places, int rank, struct kit_setup *setup);
+/* Fills in what the process's place decides of its setup. */
+void kit_placement_apply(const struct kit_placement *placement, int rank, struct kit_process_setup *setup);
 /* The options that say this, at the end of a command line. */
-void kit_places_append(const struct kit_places *places, char *text, size_t size);
+void kit_placement_append(const struct kit_placement *placement, char *text, size_t size);
 
 #endif

@@ -7,32 +7,32 @@
 #include "kit/kit_traffic.h"
 #include "kit/preload/preload.h"
 
-#define TOLD .goal = KIT_GOAL_TOLD
+#define ERROR_SEEN .goal = KIT_GOAL_ERROR
 #define SURVIVE .goal = KIT_GOAL_SURVIVE
 #define EITHER .goal = KIT_GOAL_EITHER
 
 #define DIES "its peer ends every connection in the remote error (6), in time"
-#define UNHARMED "everything arrives, and no call says an error"
-#define ENDS "every call ends in an error or succeeds, the peer is told, nothing is left, and all can be closed"
+#define UNHARMED "everything arrives, and no call returns an error"
+#define ENDS "every call ends in an error or succeeds, the peer gets an error, nothing is left, and all can be closed"
 
 const struct kit_scenario kit_scenarios[] = {
     /* ---- 1: death ---- */
     {"1.1", "kill.receiver", KIT_SHOULD, 0, 4, "When a process that only receives is killed, " DIES,
-     {.act = KIT_ACT_KILL, .dirs = KIT_DIRS_FORTH, .victims = 2, TOLD}},
+     {.act = KIT_ACT_KILL, .dirs = KIT_DIRS_FORTH, .victims = 2, ERROR_SEEN}},
     {"1.2", "kill.sender", KIT_SHOULD, 0, 4, "When a process that only sends is killed, " DIES,
-     {.act = KIT_ACT_KILL, .dirs = KIT_DIRS_FORTH, .victims = 1, TOLD}},
+     {.act = KIT_ACT_KILL, .dirs = KIT_DIRS_FORTH, .victims = 1, ERROR_SEEN}},
     {"1.3", "kill.both_ways", KIT_SHOULD, 0, 6, "When a process is killed while data flows both ways, " DIES,
-     {.act = KIT_ACT_KILL, TOLD}},
+     {.act = KIT_ACT_KILL, ERROR_SEEN}},
     {"1.4", "kill.idle", KIT_SHOULD, 0, 3, "When a process is killed while nothing is sent, " DIES,
-     {.act = KIT_ACT_KILL, .when = KIT_WHEN_IDLE, TOLD}},
+     {.act = KIT_ACT_KILL, .when = KIT_WHEN_IDLE, ERROR_SEEN}},
 #define KILL_SOON \
   .act = KIT_ACT_KILL, .when = KIT_WHEN_CONNECTING, .dirs = KIT_DIRS_FORTH, .patience_ms = 2000
     {"1.5", "kill.connecting_listener", KIT_MUST, 0, 2,
      "When the listening process is killed while connections are made, no call hangs and all can be closed",
-     {KILL_SOON, .victims = 2, TOLD}},
+     {KILL_SOON, .victims = 2, ERROR_SEEN}},
     {"1.6", "kill.connecting_dialler", KIT_MUST, 0, 2,
      "When the connecting process is killed while connections are made, no call hangs and all can be closed",
-     {KILL_SOON, .victims = 1, TOLD}},
+     {KILL_SOON, .victims = 1, ERROR_SEEN}},
     /* ---- 2: standstill ---- */
     {"2.1", "stop.short", KIT_MUST, 0, 4, "When a process is stopped for 0.4 s, " UNHARMED,
      {.act = KIT_ACT_STOP, .last_ms = 400, SURVIVE}},
@@ -43,35 +43,36 @@ const struct kit_scenario kit_scenarios[] = {
     {"2.4", "stop.long", KIT_OBSERVED, 0, 0,
      "When a process is stopped for long: after what time is that an error, if ever, and does it go on afterwards?",
      {.act = KIT_ACT_STOP, .last_ms = 1, EITHER}},
-    /* ---- 3: one side goes ---- */
+    /* ---- 3: one process goes ---- */
     {"3.1", "close.outstanding", KIT_SHOULD, 0, 3, "When a process closes with everything outstanding, " DIES,
-     {.act = KIT_ACT_CLOSE, TOLD}},
+     {.act = KIT_ACT_CLOSE, ERROR_SEEN}},
     {"3.2", "close.both", KIT_MUST, 0, 2, "Both processes can close at the same time with everything outstanding",
-     {.act = KIT_ACT_CLOSE, .victims = 3, TOLD}},
+     {.act = KIT_ACT_CLOSE, .victims = 3, ERROR_SEEN}},
     {"3.3", "close.idle", KIT_SHOULD, 0, 2, "When a process closes while only receives are posted, " DIES,
-     {.act = KIT_ACT_CLOSE, .when = KIT_WHEN_IDLE, TOLD}},
+     {.act = KIT_ACT_CLOSE, .when = KIT_WHEN_IDLE, ERROR_SEEN}},
     {"3.4", "close.dereg", KIT_MUST, 0, 3,
      "Memory that was deregistered with requests outstanding is neither written nor sent any more",
-     {.act = KIT_ACT_DEREG, TOLD}},
-    {"3.5", "close.reset", KIT_SHOULD, 0, 4, "When TCP connections are reset, both ends are told the remote error (6)",
-     {.act = KIT_ACT_RESET, TOLD}},
-    /* ---- 4: strangers ---- */
-#define STRANGERS(kind, n, ms) \
-  .act = KIT_ACT_STRANGERS, .how = kind, .when = KIT_WHEN_CONNECTING, .count = n, .last_ms = ms, .victims = 3, SURVIVE
+     {.act = KIT_ACT_DEREG, ERROR_SEEN}},
+    {"3.5", "close.reset", KIT_SHOULD, 0, 4, "When TCP connections are reset, both ends get the remote error (6)",
+     {.act = KIT_ACT_RESET, ERROR_SEEN}},
+    /* ---- 4: foreign clients ---- */
+#define CLIENTS(kind, n, ms) \
+  .act = KIT_ACT_CLIENTS, .how = kind, .when = KIT_WHEN_CONNECTING, .count = n, .last_ms = ms, .victims = 3, SURVIVE
     {"4.1", "strangers.silent", KIT_SHOULD, 0, 2,
-     "When strangers connect to the ports it listens on and say nothing, " UNHARMED,
-     {STRANGERS(KIT_STRANGERS_SILENT, 40, 300)}},
-    {"4.2", "strangers.garbage", KIT_SHOULD, 0, 2, "When strangers send garbage to the ports it listens on, " UNHARMED,
-     {STRANGERS(KIT_STRANGERS_GARBAGE, 60, 300)}},
-    {"4.3", "strangers.flood", KIT_SHOULD, 0, 2, "When strangers send without end, " UNHARMED,
-     {STRANGERS(KIT_STRANGERS_FLOOD, 8, 300)}},
-    {"4.4", "strangers.reset", KIT_SHOULD, 0, 2, "When strangers connect and reset, again and again, " UNHARMED,
-     {STRANGERS(KIT_STRANGERS_RESET, 40, 300)}},
-    {"4.5", "strangers.crowd", KIT_SHOULD, 0, 3, "When 600 strangers of all kinds come at once, " UNHARMED,
-     {STRANGERS(KIT_STRANGERS_CROWD, 600, 500)}},
+     "When foreign clients connect to the ports it listens on and say nothing, " UNHARMED,
+     {CLIENTS(KIT_CLIENTS_SILENT, 40, 300)}},
+    {"4.2", "strangers.garbage", KIT_SHOULD, 0, 2,
+     "When foreign clients send garbage to the ports it listens on, " UNHARMED,
+     {CLIENTS(KIT_CLIENTS_GARBAGE, 60, 300)}},
+    {"4.3", "strangers.flood", KIT_SHOULD, 0, 2, "When foreign clients send without end, " UNHARMED,
+     {CLIENTS(KIT_CLIENTS_FLOOD, 8, 300)}},
+    {"4.4", "strangers.reset", KIT_SHOULD, 0, 2, "When foreign clients connect and reset, again and again, " UNHARMED,
+     {CLIENTS(KIT_CLIENTS_RESET, 40, 300)}},
+    {"4.5", "strangers.crowd", KIT_SHOULD, 0, 3, "When 600 foreign clients of all kinds connect at once, " UNHARMED,
+     {CLIENTS(KIT_CLIENTS_MIXED, 600, 500)}},
     {"4.6", "strangers.no_files", KIT_SHOULD, 0, 1,
-     "When strangers use up the file descriptors and leave, connections are made after all, and " UNHARMED,
-     {STRANGERS(KIT_STRANGERS_SILENT, 120, 600), .files = 60, .comms = 2}},
+     "When foreign clients use up the file descriptors and leave, connections are made after all, and " UNHARMED,
+     {CLIENTS(KIT_CLIENTS_SILENT, 120, 600), .files = 60, .comms = 2}},
     /* ---- 5: the network ---- */
 #define LINK(kind, who, ms) .act = KIT_ACT_LINK, .how = kind, .victims = who, .last_ms = ms
     {"5.1", "link.down_short", KIT_SHOULD, KIT_NEEDS_NETNS, 2, "When the link is down for 0.4 s, " UNHARMED,
@@ -99,7 +100,7 @@ const struct kit_scenario kit_scenarios[] = {
      "When sends and receives of sockets move less than they are asked to, " UNHARMED,
      {.piece = 3000, .max = 65536, .window = 8, .victims = 1, SURVIVE}},
     {"6.3", "io.interrupted", KIT_SHOULD, 0, 3, "When signals interrupt every system call of all threads, " UNHARMED,
-     {.act = KIT_ACT_STORM, .victims = 3, SURVIVE}},
+     {.act = KIT_ACT_SIGNALS, .victims = 3, SURVIVE}},
     {"6.4", "io.eintr", KIT_SHOULD, KIT_NEEDS_PRELOAD, 2,
      "When one system call in three that may say EINTR does, and each at its first, " UNHARMED,
      {.interrupt = 3, .victims = 1, SURVIVE}},

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kit/kit_trail.h"
+#include "kit/kit_call_trace.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
 
-static struct kit_trail unshared;
-static struct kit_trail *trail = &unshared;
+static struct kit_call_trace unshared;
+static struct kit_call_trace *trace = &unshared;
 static _Thread_local uint32_t my_slot; /* from 1; 0: none yet */
 
 const char *kit_call_text(unsigned call) {
@@ -25,52 +25,52 @@ const char *kit_call_text(unsigned call) {
   return call < KIT_CALLS ? names[call] : "?";
 }
 
-int kit_trail_create(void) {
-  int fd = memfd_create("rail-kit-trail", MFD_CLOEXEC);
-  if (fd >= 0 && ftruncate(fd, sizeof(struct kit_trail)) != 0) {
+int kit_call_trace_create(void) {
+  int fd = memfd_create("rail-kit-calls", MFD_CLOEXEC);
+  if (fd >= 0 && ftruncate(fd, sizeof(struct kit_call_trace)) != 0) {
     close(fd);
     fd = -1;
   }
   return fd;
 }
 
-struct kit_trail *kit_trail_map(int fd) {
-  void *p = mmap(NULL, sizeof(struct kit_trail), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+struct kit_call_trace *kit_call_trace_map(int fd) {
+  void *p = mmap(NULL, sizeof(struct kit_call_trace), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   return p == MAP_FAILED ? NULL : p;
 }
 
-void kit_trail_unmap(struct kit_trail *t) {
+void kit_call_trace_unmap(struct kit_call_trace *t) {
   if (t) munmap(t, sizeof *t);
 }
 
-void kit_trail_use(struct kit_trail *t) { trail = t; }
+void kit_call_trace_use(struct kit_call_trace *t) { trace = t; }
 
 static void take_slot(void) {
-  if (rail_unlikely(!my_slot)) my_slot = atomic_fetch_add(&trail->threads, 1) + 1;
+  if (rail_unlikely(!my_slot)) my_slot = atomic_fetch_add(&trace->threads, 1) + 1;
 }
 
-struct kit_trail_step *kit_trail_step(void) {
-  static _Thread_local struct kit_trail_step nowhere;
+struct kit_call_slot *kit_call_slot(void) {
+  static _Thread_local struct kit_call_slot nowhere;
   take_slot();
-  return my_slot > KIT_TRAIL_THREADS ? &nowhere : &trail->thread[my_slot - 1];
+  return my_slot > KIT_CALL_TRACE_THREADS ? &nowhere : &trace->thread[my_slot - 1];
 }
 
-void kit_trail_enter(enum kit_call call) {
+void kit_call_begin(enum kit_call call) {
   take_slot();
-  if (my_slot > KIT_TRAIL_THREADS) return;
-  atomic_store_explicit(&trail->thread[my_slot - 1].since_ns, rail_now_ns(), memory_order_relaxed);
-  atomic_store_explicit(&trail->thread[my_slot - 1].call, call, memory_order_release);
+  if (my_slot > KIT_CALL_TRACE_THREADS) return;
+  atomic_store_explicit(&trace->thread[my_slot - 1].since_ns, rail_now_ns(), memory_order_relaxed);
+  atomic_store_explicit(&trace->thread[my_slot - 1].call, call, memory_order_release);
 }
 
-void kit_trail_leave(void) {
-  if (my_slot <= KIT_TRAIL_THREADS)
-    atomic_store_explicit(&trail->thread[my_slot - 1].call, KIT_CALL_NONE, memory_order_release);
+void kit_call_end(void) {
+  if (my_slot <= KIT_CALL_TRACE_THREADS)
+    atomic_store_explicit(&trace->thread[my_slot - 1].call, KIT_CALL_NONE, memory_order_release);
 }
 
-unsigned kit_trail_longest(const struct kit_trail *t, double *seconds) {
+unsigned kit_call_trace_longest(const struct kit_call_trace *t, double *seconds) {
   uint64_t now = rail_now_ns(), least = UINT64_MAX;
   unsigned found = KIT_CALL_NONE;
-  for (int i = 0; i < KIT_TRAIL_THREADS; i++) {
+  for (int i = 0; i < KIT_CALL_TRACE_THREADS; i++) {
     unsigned call = atomic_load_explicit(&t->thread[i].call, memory_order_acquire);
     uint64_t since = atomic_load_explicit(&t->thread[i].since_ns, memory_order_relaxed);
     if (call == KIT_CALL_NONE || since >= least) continue;

@@ -41,18 +41,18 @@ static void dead_handle(struct kit_net *n, char *handle) {
   ENSURE(rc == 0, "closeListen returned %d", rc);
 }
 
-static void dead_port(struct kit_side *side) {
+static void dead_port(struct kit_process *self) {
   struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE];
   kit_net_open(&n);
   dead_handle(&n, handle);
   struct try t = try_to_connect(&n, handle, 1000);
-  if (t.rc) kit_note(side, "connect to a port that was closed returned %d after %.2f s", t.rc, t.seconds);
+  if (t.rc) kit_note(self, "connect to a port that was closed returned %d after %.2f s", t.rc, t.seconds);
   close_send(&n, t.comm); /* NCCL does that with NULL, too */
   works_still(&n);
 }
 
-static void dead_port_is_noticed(struct kit_side *side) {
+static void dead_port_is_noticed(struct kit_process *self) {
   struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE];
   kit_net_open(&n);
@@ -62,13 +62,13 @@ static void dead_port_is_noticed(struct kit_side *side) {
   ENSURE(t.rc != 0, "connect to a port that was closed has waited for %.0f s; NCCL has no limit", t.seconds);
   ENSURE(t.rc == RAIL_REMOTE_ERROR || t.rc == RAIL_SYSTEM_ERROR,
          "connect to a port that was closed returned %d; expected ncclRemoteError (6) or ncclSystemError (2)", t.rc);
-  kit_metric(side, "noticed_after", t.seconds, "s");
+  kit_metric(self, "noticed_after", t.seconds, "s");
   close_send(&n, NULL);
   works_still(&n);
 }
 
-static void given_up_quietly(struct kit_side *side) { /* many of them, dropped; finalize has to do with it */
-  (void)side;
+static void given_up_quietly(struct kit_process *self) { /* many of them, dropped; finalize has to do with it */
+  (void)self;
   struct kit_net n;
   char handle[RAIL_NET_HANDLE_SIZE];
   kit_net_open(&n);
@@ -80,8 +80,8 @@ static void given_up_quietly(struct kit_side *side) { /* many of them, dropped; 
   works_still(&n);
 }
 
-static void a_handle_of_junk(struct kit_side *side) { /* an error, at once or never, and no comm */
-  (void)side;
+static void a_handle_of_junk(struct kit_process *self) { /* an error, at once or never, and no comm */
+  (void)self;
   static const uint8_t fill[] = {0x00, 0xff, 0x5a};
   struct kit_net n;
   kit_net_open(&n);
@@ -94,7 +94,7 @@ static void a_handle_of_junk(struct kit_side *side) { /* an error, at once or ne
   works_still(&n);
 }
 
-const struct kit_check kit_checks_nobody[] = {
+const struct kit_check kit_checks_dead_port[] = {
   {"5.1", "connect.dead_port", KIT_MUST, KIT_ONE, 0, 0, false,
    "connect to a closed port fails or waits; with an error *sendComm is NULL, and closeSend(NULL) is accepted.",
    "src/transport/net.cc:890-892, 1204-1244, src/proxy.cc:1583, 1620-1632", dead_port},

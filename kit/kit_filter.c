@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kit/kit_choice.h"
+#include "kit/kit_filter.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -25,7 +25,7 @@ static bool in_list(const char *list, const char *id, const char *name) {
   return false;
 }
 
-static bool read_levels(struct kit_choice *choice, const char *list) {
+static bool read_levels(struct kit_filter *choice, const char *list) {
   choice->levels = list ? 0 : ~0u;
   while (list && *list) {
     size_t len = strcspn(list, ",");
@@ -43,7 +43,7 @@ static bool read_levels(struct kit_choice *choice, const char *list) {
   return true;
 }
 
-static bool add_reason(struct kit_choice *choice, char *pattern, char *reason) {
+static bool add_reason(struct kit_filter *choice, char *pattern, char *reason) {
   struct kit_reason *bigger = realloc(choice->reasons, sizeof *bigger * (size_t)(choice->nreasons + 1));
   if (!bigger) return false;
   choice->reasons = bigger;
@@ -51,7 +51,7 @@ static bool add_reason(struct kit_choice *choice, char *pattern, char *reason) {
   return bigger[choice->nreasons].pattern && bigger[choice->nreasons++].reason;
 }
 
-static bool read_line(struct kit_choice *choice, char *line, const char *path, int number) {
+static bool read_line(struct kit_filter *choice, char *line, const char *path, int number) {
   line[strcspn(line, "\n")] = 0;
   while (isspace((unsigned char)*line)) line++;
   if (!*line || *line == '#') return true;
@@ -63,7 +63,7 @@ static bool read_line(struct kit_choice *choice, char *line, const char *path, i
   return false;
 }
 
-static bool read_file(struct kit_choice *choice, const char *path) {
+static bool read_file(struct kit_filter *choice, const char *path) {
   FILE *f = fopen(path, "re");
   char line[1024];
   bool ok = f;
@@ -73,15 +73,15 @@ static bool read_file(struct kit_choice *choice, const char *path) {
   return ok;
 }
 
-bool kit_choice_read(struct kit_choice *choice, const char *only, const char *skip, const char *skip_file,
+bool kit_filter_read(struct kit_filter *choice, const char *only, const char *skip, const char *skip_file,
                      const char *levels) {
-  *choice = (struct kit_choice){.only = only, .skip = skip};
+  *choice = (struct kit_filter){.only = only, .skip = skip};
   if (read_levels(choice, levels) && (!skip_file || read_file(choice, skip_file))) return true;
-  kit_choice_free(choice);
+  kit_filter_free(choice);
   return false;
 }
 
-void kit_choice_free(struct kit_choice *choice) {
+void kit_filter_free(struct kit_filter *choice) {
   for (int i = 0; i < choice->nreasons; i++) {
     free(choice->reasons[i].pattern);
     free(choice->reasons[i].reason);
@@ -91,12 +91,12 @@ void kit_choice_free(struct kit_choice *choice) {
   choice->nreasons = 0;
 }
 
-bool kit_choice_takes(const struct kit_choice *choice, const char *id, const char *name, enum kit_level level) {
+bool kit_filter_accepts(const struct kit_filter *choice, const char *id, const char *name, enum kit_level level) {
   return (choice->levels & (1u << level)) && (!choice->only || in_list(choice->only, id, name)) &&
          !in_list(choice->skip, id, name);
 }
 
-const char *kit_choice_skips(const struct kit_choice *choice, const char *id, const char *name) {
+const char *kit_filter_skip_reason(const struct kit_filter *choice, const char *id, const char *name) {
   for (int i = 0; i < choice->nreasons; i++)
     if (matches(choice->reasons[i].pattern, id, name)) return choice->reasons[i].reason;
   return NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kit/conform/kit_door.h"
+#include "kit/conform/kit_listener.h"
 
 #include <poll.h>
 #include <string.h>
@@ -10,28 +10,28 @@
 
 #include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
-#include "kit/kit_side.h"
+#include "kit/kit_process.h"
 
 /* The longest that a real peer may be kept out before the check gives up on it. */
-#define DOOR_MS 10000
+#define ACCEPT_MS 10000
 
-static void listen_and_look(struct kit_door *d, const struct kit_tcp_socket *before, int nbefore) {
+static void listen_and_look(struct kit_listener *d, const struct kit_tcp_socket *before, int nbefore) {
   d->listen = kit_net_listen(d->net, d->handle);
   d->nsockets = kit_tcp_new_listeners(before, nbefore, d->socket, (int)(sizeof d->socket / sizeof d->socket[0]));
 }
 
 static struct kit_tcp_socket already[4096]; /* before a listen */
 
-void kit_door_open(struct kit_net *n, struct kit_door *d) {
+void kit_listener_open(struct kit_net *n, struct kit_listener *d) {
   int count = kit_tcp_sockets(already, 4096);
   kit_net_open(n);
   memset(d, 0, sizeof *d);
   d->net = n;
   listen_and_look(d, already, count);
-  if (d->nsockets == 0) kit_skip("the plugin opens no TCP port at which strangers could knock");
+  if (d->nsockets == 0) kit_skip("the plugin opens no TCP port that foreign clients could connect to");
 }
 
-void kit_door_again(struct kit_door *d) {
+void kit_listener_open_another(struct kit_listener *d) {
   struct kit_tcp_socket same[sizeof d->socket / sizeof d->socket[0]];
   int nsame = d->nsockets;
   memcpy(same, d->socket, sizeof same);
@@ -41,19 +41,19 @@ void kit_door_again(struct kit_door *d) {
   d->nsockets = nsame;
 }
 
-void kit_door_close(struct kit_door *d) {
+void kit_listener_close(struct kit_listener *d) {
   int rc = d->net->vt->close_listen(d->listen);
   ENSURE(rc == 0, "closeListen returned %d", rc);
 }
 
-int kit_door_knock(struct kit_door *d) { return kit_tcp_dial(&d->socket[d->dialled++ % d->nsockets]); }
+int kit_listener_dial(struct kit_listener *d) { return kit_tcp_dial(&d->socket[d->dials++ % d->nsockets]); }
 
-void kit_door_stays_shut(struct kit_door *d, int ms) {
+void kit_listener_accepts_none(struct kit_listener *d, int ms) {
   uint64_t deadline = rail_deadline_in_ms((uint64_t)ms);
   void *comm;
   do {
-    ENSURE(!kit_accept_step(d->net, d->listen, &comm), "accept gave a connection, and nobody but strangers is there");
-    kit_nap();
+    ENSURE(!kit_accept_step(d->net, d->listen, &comm), "accept gave a connection, but only foreign clients are there");
+    kit_short_sleep();
   } while (!rail_deadline_passed(deadline));
 }
 
@@ -63,11 +63,11 @@ static double thread_cpu_ms(void) {
   return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
 }
 
-struct kit_entry kit_door_peer(struct kit_door *d) {
+struct kit_accept_timing kit_listener_accept_peer(struct kit_listener *d) {
   struct kit_pair p = {.net = d->net};
-  struct kit_entry e = {0};
+  struct kit_accept_timing e = {0};
   memcpy(p.handle, d->handle, sizeof p.handle);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(DOOR_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(ACCEPT_MS));
   double start = thread_cpu_ms();
   while (!p.send || !p.recv) {
     if (!p.send) kit_connect_step(d->net, p.handle, &p.send);
@@ -77,8 +77,8 @@ struct kit_entry kit_door_peer(struct kit_door *d) {
     e.calls++;
     e.long_calls += took > (double)kit_patience_ms(1);
     if (took > e.longest_ms) e.longest_ms = took;
-    ENSURE(!rail_deadline_passed(deadline), "strangers keep a real peer out: after %d s %s", DOOR_MS / 1000,
-           !p.send ? "connect has not come through" : "it is connected, and accept has not given it");
+    ENSURE(!rail_deadline_passed(deadline), "foreign clients keep a real peer out: after %d s %s", ACCEPT_MS / 1000,
+           !p.send ? "connect has not come through" : "it is connected, but accept has not returned it");
   }
   e.ms = thread_cpu_ms() - start;
   kit_pair_ping(&p, 12345, 99);
@@ -88,8 +88,8 @@ struct kit_entry kit_door_peer(struct kit_door *d) {
 
 /* ---- what a connecting plugin says first ---- */
 
-/* A port of ours beside the door's first; the handle leads to it from now on. */
-static struct kit_tcp_socket stand_in(const struct kit_door *d, char *handle) {
+/* A port of ours beside the listener's first one; the handle points to it from now on. */
+static struct kit_tcp_socket stand_in(const struct kit_listener *d, char *handle) {
   struct kit_tcp_socket mine = {.local_len = sizeof mine.local};
   for (int s = 0; s < d->nsockets; s++) {
     struct sockaddr_storage any = d->socket[s].local;
@@ -112,7 +112,7 @@ static struct kit_tcp_socket stand_in(const struct kit_door *d, char *handle) {
   kit_skip("the handle does not show a port in network order: the greeting cannot be recorded");
 }
 
-size_t kit_door_greeting(struct kit_door *d, uint8_t *text, size_t cap) {
+size_t kit_listener_record_hello(struct kit_listener *d, uint8_t *text, size_t cap) {
   char handle[RAIL_NET_HANDLE_SIZE];
   memcpy(handle, d->handle, sizeof handle);
   struct kit_tcp_socket mine = stand_in(d, handle);
@@ -141,7 +141,7 @@ size_t kit_door_greeting(struct kit_door *d, uint8_t *text, size_t cap) {
   close(mine.fd);
   int rc = d->net->vt->close_send(send);
   ENSURE(rc == 0, "closeSend of a connection without a real peer returned %d", rc);
-  if (got == 0) kit_skip("the connecting side says nothing first: there is no greeting to spoil");
+  if (got == 0) kit_skip("the connecting side sends nothing first: there is no greeting to change");
   return got;
 }
 

@@ -16,21 +16,21 @@
 #include "kit/inspect/inspect.h"
 #include "kit/kit_net.h"
 #include "kit/kit_vtable.h"
-#include "kit/kit_trail.h"
+#include "kit/kit_call_trace.h"
 
 struct seen {
-  struct kit_side *side;
+  struct kit_process *self;
   void *library;
   int threads, fds; /* before the plugin was there */
 };
 
 static double seconds_since(uint64_t start) { return (double)(rail_now_ns() - start) / 1e9; }
 
-static void tell(struct kit_side *side, enum kit_record_kind kind, int version, const void *data, size_t size) {
+static void tell(struct kit_process *self, enum kit_record_kind kind, int version, const void *data, size_t size) {
   struct { struct kit_record head; uint8_t data[8192]; } record = {.head = {kind, version}};
   ENSURE(size <= sizeof record.data, "a record of %zu bytes", size);
   memcpy(record.data, data, size);
-  kit_tell(side, &record, offsetof(__typeof__(record), data) + size);
+  kit_send_record(self, &record, offsetof(__typeof__(record), data) + size);
 }
 
 /* ---- memory that may not be there ---- */
@@ -110,20 +110,20 @@ static void look_at_table(const struct seen *seen, int version) {
     snprintf(table.object[i], sizeof table.object[i], "%s", place.object);
   }
   if (table.readable) read_text(slots[0], &table.name);
-  tell(seen->side, KIT_RECORD_TABLE, version, &table, sizeof table);
+  tell(seen->self, KIT_RECORD_TABLE, version, &table, sizeof table);
 }
 
 /* ---- loading ---- */
 
 static void load(struct seen *seen) {
   struct kit_seen_load record = {.done = true};
-  const char *path = kit_side_job(seen->side)->plugin;
+  const char *path = kit_process_job(seen->self)->plugin;
   seen->threads = kit_thread_count();
   seen->fds = kit_fd_count();
   uint64_t start = rail_now_ns();
-  kit_trail_enter(KIT_CALL_LOAD);
+  kit_call_begin(KIT_CALL_LOAD);
   seen->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  kit_trail_leave();
+  kit_call_end();
   record.seconds = seconds_since(start);
   record.loaded = seen->library != NULL;
   if (!record.loaded) {
@@ -132,13 +132,13 @@ static void load(struct seen *seen) {
   }
   record.threads = kit_thread_count() - seen->threads;
   record.fds = kit_fd_count() - seen->fds;
-  tell(seen->side, KIT_RECORD_LOAD, 0, &record, sizeof record);
+  tell(seen->self, KIT_RECORD_LOAD, 0, &record, sizeof record);
 }
 
 static void unload(struct seen *seen) {
-  kit_trail_enter(KIT_CALL_UNLOAD);
+  kit_call_begin(KIT_CALL_UNLOAD);
   dlclose(seen->library);
-  kit_trail_leave();
+  kit_call_end();
 }
 
 /* ---- properties ---- */
@@ -181,9 +181,9 @@ static size_t widen(const struct rail_net_slots *s, const union kit_props *p, st
 
 static int fetch(const struct rail_net_slots *s, int dev, int fill, union kit_props *p) {
   memset(p, fill, sizeof *p);
-  kit_trail_enter(KIT_CALL_PROPERTIES);
+  kit_call_begin(KIT_CALL_PROPERTIES);
   int result = kit_props_get(s, dev, p);
-  kit_trail_leave();
+  kit_call_end();
   return result;
 }
 
@@ -196,7 +196,7 @@ static void note_no_pci(struct no_pci *no_pci, int dev, const struct kit_text *p
 }
 
 /* A byte that keeps two different fills was not written. */
-static void look_at_device(struct kit_side *side, const struct rail_net_slots *s, int version, int dev,
+static void look_at_device(struct kit_process *self, const struct rail_net_slots *s, int version, int dev,
                            struct no_pci *no_pci) {
   struct kit_seen_props record = {.dev = dev};
   struct kit_text again;
@@ -220,7 +220,7 @@ static void look_at_device(struct kit_side *side, const struct rail_net_slots *s
     record.changed |= strcmp(record.pci_path.s, again.s) != 0;
     if (record.value.vprops.ndevs <= 1) note_no_pci(no_pci, dev, &record.pci_path);
   }
-  tell(side, KIT_RECORD_PROPS, version, &record, sizeof record);
+  tell(self, KIT_RECORD_PROPS, version, &record, sizeof record);
 }
 
 /* ---- starting ---- */
@@ -239,20 +239,20 @@ static int call_init(const struct rail_net_slots *s, void **ctx) {
 
 static int call_devices(const struct rail_net_slots *s, int *ndev) {
   *ndev = -77;
-  kit_trail_enter(KIT_CALL_DEVICES);
+  kit_call_begin(KIT_CALL_DEVICES);
   int result = s->devices(ndev);
-  kit_trail_leave();
+  kit_call_end();
   return result;
 }
 
-static void look_at_devices(struct kit_side *side, const struct rail_net_slots *s, int version, int ndev,
+static void look_at_devices(struct kit_process *self, const struct rail_net_slots *s, int version, int ndev,
                             struct no_pci *no_pci) {
-  uint64_t asked = kit_job_number(kit_side_job(side), "devices", 0); /* how many are named; 0: all */
+  uint64_t asked = kit_job_number(kit_process_job(self), "devices", 0); /* how many are named; 0: all */
   for (uint64_t i = 0; i < (asked ? asked : (uint64_t)RAIL_MIN(ndev, KIT_INSPECT_MAX_DEVICES)); i++) {
     char key[32];
     snprintf(key, sizeof key, "device%llu", (unsigned long long)i);
-    int dev = (int)(asked ? kit_job_number(kit_side_job(side), key, 0) : i);
-    if (dev < ndev) look_at_device(side, s, version, dev, no_pci);
+    int dev = (int)(asked ? kit_job_number(kit_process_job(self), key, 0) : i);
+    if (dev < ndev) look_at_device(self, s, version, dev, no_pci);
   }
 }
 
@@ -263,9 +263,9 @@ static void ask_to_fuse(const struct rail_net_slots *s, const struct no_pci *no_
   int dev = -1;
   if (no_pci->n < 2 || (!s->make_vdevice_v12 && !s->make_vdevice_v9)) return;
   memcpy(start->no_pci, no_pci->dev, sizeof start->no_pci);
-  kit_trail_enter(KIT_CALL_MAKE_VDEVICE);
+  kit_call_begin(KIT_CALL_MAKE_VDEVICE);
   start->fuse = s->make_vdevice_v12 ? s->make_vdevice_v12(&dev, &wide) : s->make_vdevice_v9(&dev, &narrow);
-  kit_trail_leave();
+  kit_call_end();
   start->fuse_called = true;
   (void)call_devices(s, &start->ndev_fused);
 }
@@ -273,9 +273,9 @@ static void ask_to_fuse(const struct rail_net_slots *s, const struct no_pci *no_
 static void finalize(const struct rail_net_slots *s, void *ctx, struct kit_seen_start *start) {
   start->finalize = RAIL_OK;
   if (!s->finalize) return;
-  kit_trail_enter(KIT_CALL_FINALIZE);
+  kit_call_begin(KIT_CALL_FINALIZE);
   start->finalize = s->finalize(ctx);
-  kit_trail_leave();
+  kit_call_end();
 }
 
 static void start_version(struct seen *seen, int version) {
@@ -290,9 +290,9 @@ static void start_version(struct seen *seen, int version) {
   if (missing) kit_skip("ncclNetPlugin_v%d has no %s", version, missing);
   start.filled = rail_net_slots_fill(&s, version, vtable) != NULL;
   uint64_t begin = rail_now_ns();
-  kit_trail_enter(KIT_CALL_INIT);
+  kit_call_begin(KIT_CALL_INIT);
   start.init = call_init(&s, &ctx);
-  kit_trail_leave();
+  kit_call_end();
   start.init_called = true;
   start.init_s = seconds_since(begin);
   if (start.filled && start.init == RAIL_OK) {
@@ -301,7 +301,7 @@ static void start_version(struct seen *seen, int version) {
     start.filled = !missing;
   }
   if (missing) {
-    tell(seen->side, KIT_RECORD_START, version, &start, sizeof start);
+    tell(seen->self, KIT_RECORD_START, version, &start, sizeof start);
     kit_skip("ncclNetPlugin_v%d has no %s, also after init", version, missing);
   }
   begin = rail_now_ns();
@@ -310,11 +310,11 @@ static void start_version(struct seen *seen, int version) {
     start.devices_called = true;
     start.devices_s = seconds_since(begin);
   }
-  tell(seen->side, KIT_RECORD_START, version, &start, sizeof start);
+  tell(seen->self, KIT_RECORD_START, version, &start, sizeof start);
   begin = rail_now_ns();
   if (start.devices_called && start.devices == RAIL_OK && start.ndev > 0) {
     struct no_pci no_pci = {0};
-    look_at_devices(seen->side, &s, version, start.ndev, &no_pci);
+    look_at_devices(seen->self, &s, version, start.ndev, &no_pci);
     start.properties_s = seconds_since(begin);
     (void)call_devices(&s, &start.ndev_again);
     ask_to_fuse(&s, &no_pci, &start);
@@ -325,12 +325,12 @@ static void start_version(struct seen *seen, int version) {
   start.threads_left = kit_thread_count() - seen->threads;
   start.fds_left = kit_fd_count() - seen->fds;
   start.ended = true;
-  tell(seen->side, KIT_RECORD_START, version, &start, sizeof start);
+  tell(seen->self, KIT_RECORD_START, version, &start, sizeof start);
 }
 
-void kit_inspect_side(struct kit_side *side) {
-  struct seen seen = {.side = side};
-  int version = kit_side_job(side)->version;
+void kit_inspect_process(struct kit_process *self) {
+  struct seen seen = {.self = self};
+  int version = kit_process_job(self)->version;
   load(&seen);
   if (!seen.library) return;
   if (version != 0) start_version(&seen, version);

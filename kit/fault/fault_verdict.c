@@ -10,7 +10,7 @@
 
 #define SLOW_MS 1000    /* a call */
 #define HELD_UP_MS 6000 /* a close, where the network kept bytes back that were reported as sent */
-#define CONNECT_MS 2500 /* with strangers at the door, who leave later */
+#define CONNECT_MS 2500 /* with foreign clients connected, which leave later */
 #define HEAP_BYTES (256 << 10)
 
 static bool longer(int64_t ns, uint64_t ms) { return ns > (int64_t)kit_patience_ms(ms) * 1000000; }
@@ -45,8 +45,8 @@ static bool died(const struct kit_trial *t, int rank) {
 }
 
 /* The process itself. */
-static void judge_end(struct kit_trial *t, int rank) {
-  const struct kit_side_end *e = &t->outcome.sides[rank];
+static void check_end(struct kit_trial *t, int rank) {
+  const struct kit_process_end *e = &t->outcome.sides[rank];
   struct kit_result *r = t->result;
   if (died(t, rank) || e->end == KIT_END_FINE || e->end == KIT_END_LOST) return;
   if (e->end == KIT_END_SKIPPED) {
@@ -58,15 +58,15 @@ static void judge_end(struct kit_trial *t, int rank) {
   if (e->end > r->end || r->end == KIT_END_FAILED) r->end = e->end;
 }
 
-static void judge_bytes(struct kit_trial *t, int rank, const struct kit_told *s) {
+static void check_bytes(struct kit_trial *t, int rank, const struct kit_fault_record *s) {
   if (s->wrong)
     finding(t, KIT_MUST, rank, "%llu messages arrived wrong: %s", (unsigned long long)s->wrong, s->why);
   if (s->moved)
     finding(t, KIT_MUST, rank, "%d connections wrote to memory after deregMr", s->moved);
-  if (s->accepted) finding(t, KIT_MUST, rank, "accept handed out %d strangers as connections", s->accepted);
+  if (s->accepted) finding(t, KIT_MUST, rank, "accept returned %d foreign clients as connections", s->accepted);
 }
 
-static void judge_close(struct kit_trial *t, int rank, const struct kit_told *s) {
+static void check_close(struct kit_trial *t, int rank, const struct kit_fault_record *s) {
   char text[64];
   if (s->close_code)
     finding(t, KIT_MUST, rank, "%s returned %s", s->close_call, result_text(s->close_code, text, sizeof text));
@@ -75,7 +75,7 @@ static void judge_close(struct kit_trial *t, int rank, const struct kit_told *s)
   if (longer(s->call_ns, SLOW_MS)) finding(t, KIT_SHOULD, rank, "a call took %.2f s", seconds(s->call_ns));
 }
 
-static void judge_leaks(struct kit_trial *t, int rank, const struct kit_told *s) {
+static void check_leaks(struct kit_trial *t, int rank, const struct kit_fault_record *s) {
   if (s->after.fds > s->before.fds)
     finding(t, KIT_SHOULD, rank, "%d file descriptors before, %d after finalize (%d of them listening sockets)",
             s->before.fds, s->after.fds, s->after.listeners - s->before.listeners);
@@ -90,52 +90,53 @@ static void judge_leaks(struct kit_trial *t, int rank, const struct kit_told *s)
 
 /* ---- what the scenario is about ---- */
 
-static void judge_survival(struct kit_trial *t, int rank, const struct kit_told *s) {
+static void check_survival(struct kit_trial *t, int rank, const struct kit_fault_record *s) {
   char text[64];
   if (s->code)
-    finding(t, t->scenario->level, rank, "%s says %s after %.3f s%s%.200s", s->call,
+    finding(t, t->scenario->level, rank, "%s returned %s after %.3f s%s%.200s", s->call,
             result_text(s->code, text, sizeof text), seconds(s->first_ns), t->warning[rank][0] ? ": " : "",
             t->warning[rank]);
-  else if (longer(s->connect_ns, CONNECT_MS) && t->plan.act == KIT_ACT_STRANGERS && !t->plan.files)
-    finding(t, t->scenario->level, rank, "connecting took %.2f s, until the strangers left", seconds(s->connect_ns));
-  else if (s->connect_ns < 0 && !t->told[1 - rank].code)
+  else if (longer(s->connect_ns, CONNECT_MS) && t->plan.act == KIT_ACT_CLIENTS && !t->plan.files)
+    finding(t, t->scenario->level, rank, "connecting took %.2f s, until the foreign clients left",
+            seconds(s->connect_ns));
+  else if (s->connect_ns < 0 && !t->record[1 - rank].code)
     finding(t, t->scenario->level, rank, "not all of %d connections were made in time", s->connections);
-  else if (s->connect_ns >= 0 && s->finished < s->connections && !t->told[1 - rank].code)
-    finding(t, t->scenario->level, rank, "%d of %d connections came to no end, and to no error",
+  else if (s->connect_ns >= 0 && s->finished < s->connections && !t->record[1 - rank].code)
+    finding(t, t->scenario->level, rank, "%d of %d connections did not finish and got no error",
             s->connections - s->finished, s->connections);
 }
 
-static void judge_told(struct kit_trial *t, int rank, const struct kit_told *s) {
+static void check_told(struct kit_trial *t, int rank, const struct kit_fault_record *s) {
   char text[64];
   bool self = kit_fault_is_victim(&t->plan, rank) && t->plan.act != KIT_ACT_RESET;
-  if (self || s->phase < KIT_PHASE_STREAM) return; /* who is connecting may wait for ever: its caller gives up */
-  int untold = s->connections - s->errors - s->finished;
-  if (untold > 0)
-    finding(t, t->scenario->level, rank, "%d of %d connections were told nothing within %.1f s", untold, s->connections,
+  if (self || s->phase < KIT_PHASE_STREAM) return; /* who is connecting may wait forever: its caller gives up */
+  int unreported = s->connections - s->errors - s->finished;
+  if (unreported > 0)
+    finding(t, t->scenario->level, rank, "%d of %d connections got no error within %.1f s", unreported, s->connections,
             (double)t->plan.patience_ms / 1e3);
   if (s->other_code)
-    finding(t, t->scenario->level, rank, "%s says %s, not 6 (%s)", s->call,
+    finding(t, t->scenario->level, rank, "%s returned %s, not 6 (%s)", s->call,
             result_text(s->other_code, text, sizeof text), rail_result_name(RAIL_REMOTE_ERROR));
 }
 
-static void judge_either(struct kit_trial *t, int rank, const struct kit_told *s) {
+static void check_either(struct kit_trial *t, int rank, const struct kit_fault_record *s) {
   bool over = s->code || s->finished == s->connections || s->phase < KIT_PHASE_STREAM;
   if (!over)
-    finding(t, t->scenario->level, rank, "%d of %d connections came to no end, and to no error",
+    finding(t, t->scenario->level, rank, "%d of %d connections did not finish and got no error",
             s->connections - s->finished, s->connections);
 }
 
-void kit_fault_judge(struct kit_trial *t) {
+void kit_fault_check(struct kit_trial *t) {
   for (int rank = 0; rank < 2; rank++) {
-    const struct kit_told *s = &t->told[rank];
-    judge_end(t, rank);
-    if (!t->has_told[rank]) continue;
-    judge_bytes(t, rank, s);
-    judge_close(t, rank, s);
-    judge_leaks(t, rank, s);
-    if (t->plan.goal == KIT_GOAL_SURVIVE) judge_survival(t, rank, s);
-    else if (t->plan.goal == KIT_GOAL_TOLD) judge_told(t, rank, s);
-    else judge_either(t, rank, s);
+    const struct kit_fault_record *s = &t->record[rank];
+    check_end(t, rank);
+    if (!t->has_record[rank]) continue;
+    check_bytes(t, rank, s);
+    check_close(t, rank, s);
+    check_leaks(t, rank, s);
+    if (t->plan.goal == KIT_GOAL_SURVIVE) check_survival(t, rank, s);
+    else if (t->plan.goal == KIT_GOAL_ERROR) check_told(t, rank, s);
+    else check_either(t, rank, s);
   }
   if (t->outcome.end != KIT_END_FINE && t->result->end == KIT_END_FINE)
     finding(t, KIT_MUST, t->outcome.rank, "%s: %.500s", kit_end_text(t->outcome.end),
@@ -145,8 +146,8 @@ void kit_fault_judge(struct kit_trial *t) {
 /* ---- what is worth telling ---- */
 
 static void figure(const struct kit_trial *t, int rank, const char *name, double value, const char *unit) {
-  struct kit_word word = {.kind = KIT_WORD_METRIC, .rank = rank, .text = name, .value = value, .unit = unit};
-  kit_result_word(t->result, &word);
+  struct kit_message message = {.kind = KIT_MESSAGE_METRIC, .rank = rank, .text = name, .value = value, .unit = unit};
+  kit_result_message(t->result, &message);
 }
 
 __attribute__((format(printf, 3, 4))) static void note(const struct kit_trial *t, int rank, const char *fmt, ...) {
@@ -156,11 +157,11 @@ __attribute__((format(printf, 3, 4))) static void note(const struct kit_trial *t
   va_start(ap, fmt);
   vsnprintf(text + at, sizeof text - (size_t)at, fmt, ap);
   va_end(ap);
-  struct kit_word word = {.kind = KIT_WORD_NOTE, .rank = rank, .text = text};
-  kit_result_word(t->result, &word);
+  struct kit_message message = {.kind = KIT_MESSAGE_NOTE, .rank = rank, .text = text};
+  kit_result_message(t->result, &message);
 }
 
-static void describe_error(const struct kit_trial *t, int rank, const struct kit_told *s) {
+static void describe_error(const struct kit_trial *t, int rank, const struct kit_fault_record *s) {
   char result[64], when[96] = "";
   result_text(s->code, result, sizeof result);
   if (t->plan.act != KIT_ACT_FAIL && s->errors > 1)
@@ -168,20 +169,20 @@ static void describe_error(const struct kit_trial *t, int rank, const struct kit
              s->errors, seconds(s->last_ns));
   else if (t->plan.act != KIT_ACT_FAIL)
     snprintf(when, sizeof when, "after %.4f s, ", seconds(s->first_ns));
-  note(t, rank, "was told %sby %s: %s%s%.250s", when, s->call, result,
+  note(t, rank, "got an error %sfrom %s: %s%s%.250s", when, s->call, result,
        t->warning[rank][0] ? "; logged: " : "; logged no warning", t->warning[rank]);
 }
 
-static void describe_told(const struct kit_trial *t, int rank, const struct kit_told *s) {
+static void describe_told(const struct kit_trial *t, int rank, const struct kit_fault_record *s) {
   if (s->code) describe_error(t, rank, s);
-  else if (s->connect_ns < 0) note(t, rank, "was told nothing, and had no connection yet");
-  else if (s->phase < KIT_PHASE_STREAM) note(t, rank, "was told nothing before the other side gave up");
+  else if (s->connect_ns < 0) note(t, rank, "got no error, and had no connection yet");
+  else if (s->phase < KIT_PHASE_STREAM) note(t, rank, "got no error before the other side gave up");
   else if (s->finished == s->connections)
-    note(t, rank, "was told nothing, and all %llu messages arrived", (unsigned long long)s->messages);
-  else if (!kit_fault_is_victim(&t->plan, rank)) note(t, rank, "was told nothing");
+    note(t, rank, "got no error, and all %llu messages arrived", (unsigned long long)s->messages);
+  else if (!kit_fault_is_victim(&t->plan, rank)) note(t, rank, "got no error");
 }
 
-static void figures(const struct kit_trial *t, int rank, const struct kit_told *s) {
+static void figures(const struct kit_trial *t, int rank, const struct kit_fault_record *s) {
   if (s->code) {
     figure(t, rank, "told_after", seconds(s->first_ns), "s");
     figure(t, rank, "result", s->code, "");
@@ -190,20 +191,20 @@ static void figures(const struct kit_trial *t, int rank, const struct kit_told *
   figure(t, rank, "close", seconds(s->close_ns), "s");
   figure(t, rank, "messages", (double)s->messages, "");
   if (s->connect_ns >= 0) figure(t, rank, "connect", seconds(s->connect_ns), "s");
-  bool waited = t->plan.act == KIT_ACT_STOP || t->plan.act == KIT_ACT_LINK || t->plan.goal == KIT_GOAL_TOLD;
+  bool waited = t->plan.act == KIT_ACT_STOP || t->plan.act == KIT_ACT_LINK || t->plan.goal == KIT_GOAL_ERROR;
   if (s->stuck_s > 0.5 && waited) {
     figure(t, rank, "cores_meanwhile", s->stuck_cpu / s->stuck_s, "");
     figure(t, rank, "of_the_plugins_threads", s->stuck_cpu_plugin / s->stuck_s, "");
   }
-  if (s->strangers) figure(t, rank, "strangers", s->strangers, "");
+  if (s->clients) figure(t, rank, "strangers", s->clients, "");
   if (s->signals) figure(t, rank, "signals", s->signals, "");
   if (s->shaped > 0) figure(t, rank, "calls_changed", (double)s->shaped, "");
 }
 
 void kit_fault_describe(const struct kit_trial *t) {
   for (int rank = 0; rank < 2; rank++) {
-    if (!t->has_told[rank]) continue;
-    describe_told(t, rank, &t->told[rank]);
-    if (t->plan.act != KIT_ACT_FAIL) figures(t, rank, &t->told[rank]); /* of those there are too many runs */
+    if (!t->has_record[rank]) continue;
+    describe_told(t, rank, &t->record[rank]);
+    if (t->plan.act != KIT_ACT_FAIL) figures(t, rank, &t->record[rank]); /* of those there are too many runs */
   }
 }

@@ -7,7 +7,7 @@
 
 #include "kit/kit_report.h"
 
-struct kit_choice {
+struct kit_filter {
   const char *only, *skip;
   unsigned levels; /* bits of enum kit_level */
   struct kit_reason { char *pattern, *reason; } *reasons;
@@ -15,12 +15,12 @@ struct kit_choice {
 };
 
 /* A list has names, numbers, areas ("connect") and patterns with * and ?, separated by commas. A file has lines
- * "PATTERN reason". False: something is wrong with the file or a level, and was told on stderr. */
-bool kit_choice_read(struct kit_choice *choice, const char *only, const char *skip, const char *skip_file,
+ * "PATTERN reason". False: something is wrong with the file or a level, and was reported on stderr. */
+bool kit_filter_read(struct kit_filter *choice, const char *only, const char *skip, const char *skip_file,
                      const char *levels);
-void kit_choice_free(struct kit_choice *choice);
-bool kit_choice_takes(const struct kit_choice *choice, const char *id, const char *name, enum kit_level level);
+void kit_filter_free(struct kit_filter *choice);
+bool kit_filter_accepts(const struct kit_filter *choice, const char *id, const char *name, enum kit_level level);
 /* The reason to leave it out; NULL: there is none. */
-const char *kit_choice_skips(const struct kit_choice *choice, const char *id, const char *name);
+const char *kit_filter_skip_reason(const struct kit_filter *choice, const char *id, const char *name);
 
 #endif
