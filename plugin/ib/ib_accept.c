@@ -88,8 +88,8 @@ static void free_one(struct ib_pending *pending) {
   free(pending);
 }
 
-/* Without a key a HELLO proves little: when there is no room, the oldest connection that sent nothing after its HELLO is
- * dropped. */
+/* Without a key a HELLO proves little: when there is no room, the oldest connection that sent nothing after its HELLO
+ * is dropped. */
 static bool evict_oldest(struct ib_listen *l) {
   struct ib_pending **oldest = NULL;
   for (struct ib_pending **at = &l->pending; *at; at = &(*at)->next)

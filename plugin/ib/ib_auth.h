@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Authentication: with RAIL_IB_AUTH_FILE, HELLO and every message of the handshake carry an HMAC-SHA-256. HELLO's covers
- * itself and the handle that it answers; a message's covers itself, its sender's role, its number, HELLO's mac, and the
- * nonce in the acceptor's welcome, so that no message is valid in another handshake. Refusals carry none. What this does
- * and does not protect against: docs/protocol-ib.md.
+ * Authentication: with RAIL_IB_AUTH_FILE, HELLO and every message of the handshake carry an HMAC-SHA-256. HELLO's
+ * covers itself and the handle that it answers; a message's covers itself, its sender's role, its number, HELLO's mac,
+ * and the nonce in the acceptor's welcome, so that no message is valid in another handshake. Refusals carry none. What
+ * this does and does not protect against: docs/protocol-ib.md.
  */
 #ifndef IB_AUTH_H
 #define IB_AUTH_H

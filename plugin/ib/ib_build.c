@@ -71,7 +71,8 @@ rail_result_t ib_setup_cqs(struct ib_setup *s) {
 rail_result_t ib_setup_memory(struct ib_setup *s) {
   struct ib_rail *rail = &s->comm->rails[s->piece];
   const size_t size = sizeof *s->comm->ctrl_buf;
-  rail->ctrl_mr = ib_verbs.reg_mr(rail->port->hca->pd, s->comm->ctrl_buf, size, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  rail->ctrl_mr = ib_verbs.reg_mr(rail->port->hca->pd, s->comm->ctrl_buf, size, access);
   if (!rail->ctrl_mr)
     return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: %zu bytes of the connection's own cannot be "
                          "registered: %s; raise the limit of locked memory (ulimit -l unlimited)", rail->port->name,
@@ -175,10 +176,10 @@ rail_result_t ib_setup_start(struct ib_setup *s) {
 
 /* ---- first writes --------------------------------------------------------
  *
- * The first writes over each queue pair, both ways, into the peer's control buffer: a packet as large as the path's MTU,
- * which only has to arrive, and behind it the token that the peer waits for. The oob connection and RDMA take different
- * paths: TCP may work where a wrong GID, VLAN, MTU or firewall drops RDMA. Found here, the line names the peer, two ports
- * and two GIDs; found by the first message, half a minute later, it would be "retry exceeded".
+ * The first writes over each queue pair, both ways, into the peer's control buffer: a packet as large as the path's
+ * MTU, which only has to arrive, and behind it the token that the peer waits for. The oob connection and RDMA take
+ * different paths: TCP may work where a wrong GID, VLAN, MTU or firewall drops RDMA. Found here, the line names the
+ * peer, two ports and two GIDs; found by the first message, half a minute later, it would be "retry exceeded".
  */
 
 #define COMPLETIONS_AT_ONCE 16
@@ -263,7 +264,8 @@ static unsigned int missing(const struct ib_setup *s) {
   return i;
 }
 
-/* A peer that failed sends a refusal or closes; one that is done may send PING or GOODBYE already, which is left unread. */
+/* A peer that failed sends a refusal or closes; one that is done may send PING or GOODBYE already, which is left
+ * unread. */
 static rail_result_t recv_refusal(struct ib_setup *s) {
   struct ib_message message;
   rail_result_t result = ib_oob_peek(&s->oob);

@@ -319,7 +319,7 @@ void ib_send_comm_start(struct ib_comm *comm);
 
 rail_result_t ib_close_send(void *send_comm);
 rail_result_t ib_close_recv(void *recv_comm);
-/* Everything of a comm, whole or pending made. */
+/* Everything of a comm, whole or half made. */
 void ib_comm_destroy(struct ib_comm *comm);
 
 /* ---- ib_flush.c ------------------------------------------------------------------ */

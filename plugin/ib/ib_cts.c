@@ -19,9 +19,9 @@ __extension__ typedef unsigned __int128 product;
 
 static product multiply(uint64_t a, uint64_t b) { return (product)a * b; }
 
-/* Two words and two constants make a product of 128 bits, in which a difference of either word reaches both halves; in a
- * product modulo 2^64, differences in the highest byte could cancel. The constants are the first digits of pi: they only
- * have to be independent of the data. */
+/* Two words and two constants make a product of 128 bits, in which a difference of either word reaches both halves; in
+ * a product modulo 2^64, differences in the highest byte could cancel. The constants are the first digits of pi: they
+ * only have to be independent of the data. */
 static uint32_t checksum_of(const uint64_t *words, uint32_t seq) {
   static const uint64_t by[WORDS] = {0x243f6a8885a308d3, 0x13198a2e03707345, 0xa4093822299f31d1, 0x082efa98ec4e6c89,
                                      0x452821e638d01377, 0xbe5466cf34e90c6d, 0xc0ac29b7c97c50dd, 0x3f84d5b5b5470917};
@@ -51,7 +51,8 @@ static bool is_sane(const struct ib_cts_wire *wire, unsigned int index, const st
          !wire->zero[0] && !wire->zero[1] && cts->size <= RAIL_NET_MAX_BYTES && cts->addr <= UINT64_MAX - cts->size;
 }
 
-enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index, struct ib_cts *cts) {
+enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index,
+                                      struct ib_cts *cts) {
   const uint64_t *from = (const uint64_t *)(const void *)wire;
   uint64_t words[WORDS];
   struct ib_cts_wire copy;

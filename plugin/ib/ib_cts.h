@@ -2,8 +2,8 @@
  *
  * Clear to send (CTS). The receiver announces each grouped receive by an RDMA write into a ring in the sender's memory:
  * IB_MAX_RECVS rows, one per grouped receive, row = (number of the receive) % IB_MAX_RECVS, of up to 8 entries, one per
- * buffer. The receiver writes row k + 32 only when receive k is done, and thus after the sender has read row k: there is
- * no other flow control.
+ * buffer. The receiver writes row k + 32 only when receive k is done, and thus after the sender has read row k: there
+ * is no other flow control.
  *
  * An entry's last word holds the number of the receive and a checksum of the other seven. With the right number and a
  * wrong checksum the entry is still being written, and the reader tries again later. So nothing depends on the order in
@@ -46,7 +46,8 @@ struct ib_cts {
 
 void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *wire);
 enum ib_cts_entry_state { IB_CTS_NOT_YET, IB_CTS_GOOD, IB_CTS_BAD /* the checksum is right, the values are invalid */ };
-enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index, struct ib_cts *cts);
+enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index,
+                                      struct ib_cts *cts);
 
 /* ---- matching: which buffer the next send of a tag goes into ------------ */
 
@@ -83,9 +84,9 @@ unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned 
  *
  *   bit 31..27 row of the CTS | 26..24 index | 23..21 parts code | 20..16 exponent | 15..0 mantissa
  *
- * parts code c: 1 << c parts for c < 7; 7: all QPs that a message may have (the plan's qps_per_message). The part's body
- * (ib_send.c) has mantissa << (7 + exponent) bytes. With exponent 31 the mantissa is an error code (enum ib_imm_error)
- * instead of a length.
+ * parts code c: 1 << c parts for c < 7; 7: all QPs that a message may have (the plan's qps_per_message). The part's
+ * body (ib_send.c) has mantissa << (7 + exponent) bytes. With exponent 31 the mantissa is an error code (enum
+ * ib_imm_error) instead of a length.
  */
 enum ib_imm_error {
   IB_IMM_TOO_LARGE = 1, /* the message is larger than this buffer: nothing was written, and it has one part */

@@ -15,8 +15,8 @@
 #include "common/net/fuse.h"
 #include "plugin/ib/ib_param.h"
 
-/* Static: nothing to free at dlclose, and pointers to entries stay valid. An entry is written before the count that covers
- * it. */
+/* Static: nothing to free at dlclose, and pointers to entries stay valid. An entry is written before the count that
+ * covers it. */
 static struct ib_device devices[IB_MAX_DEVICES];
 static _Atomic int ndevices;
 static struct ib_hca hcas[IB_MAX_PORTS];
@@ -56,8 +56,8 @@ static bool wants_relaxed_ordering(void) {
   return false;
 }
 
-/* retry_cnt has 3 bits. Soft-RoCE takes 7 for endless (Linux 6.1, drivers/infiniband/sw/rxe/rxe_comp.c): a dead link would
- * never be an error. */
+/* retry_cnt has 3 bits. Soft-RoCE takes 7 for endless (Linux 6.1, drivers/infiniband/sw/rxe/rxe_comp.c): a dead link
+ * would never be an error. */
 static unsigned int max_retries_of(const struct ib_hca *hca) {
   enum { SOFT_ROCE = 0xffffff };
   return hca->attr.vendor_id == SOFT_ROCE ? 6 : 7;

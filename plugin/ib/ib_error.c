@@ -244,7 +244,8 @@ rail_result_t ib_error_health(struct ib_comm *comm, uint32_t health) {
     count_error(port);
     RAIL_WARN("RailIB: %s %s over %s: %s; %u requests outstanding; %s; %s; check: %s",
               comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, health_rows[i].what,
-              atomic_load(&comm->outstanding), last_progress(comm, last), port_state(port, state), health_rows[i].check);
+              atomic_load(&comm->outstanding), last_progress(comm, last), port_state(port, state),
+              health_rows[i].check);
   }
   return ib_comm_fail(comm, health_rows[i].result);
 }

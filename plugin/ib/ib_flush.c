@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Flush: what was received into GPU memory is visible to the GPU once a read over the same path has come back. Per rail
- * there is a QP that is connected to itself, and iflush reads one byte with it from the last buffer that holds data. The
- * read follows the rail's earlier writes to the same memory through all bridges, so when its response is here the
+ * there is a QP that is connected to itself, and iflush reads one byte with it from the last buffer that holds data.
+ * The read follows the rail's earlier writes to the same memory through all bridges, so when its response is here the
  * writes are there.
  */
 #include <stdlib.h>

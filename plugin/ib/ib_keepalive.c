@@ -64,8 +64,8 @@ static void close_with(struct ib_keepalive *k, struct ib_comm *comm, uint32_t he
 
 /* ---- in -------------------------------------------------------------------- */
 
-/* The kernel's errors when no host answered, also of an idle connection. A peer whose process ended answers: with the end
- * of the stream or a reset. */
+/* The kernel's errors when no host answered, also of an idle connection. A peer whose process ended answers: with the
+ * end of the stream or a reset. */
 static bool is_of_network(int err) {
   return err == ETIMEDOUT || err == EHOSTUNREACH || err == ENETUNREACH || err == ENETDOWN;
 }
@@ -74,8 +74,8 @@ static bool is_of_network(int err) {
 static void network_down(struct ib_keepalive *k, const struct ib_comm *comm, int err) {
   k->net_down = true;
   k->sending = k->ping_due = k->pong_due = k->goodbye_due = k->drained_due = false;
-  RAIL_INFO(RAIL_SUB_NET, "RailIB: connection with %s over %s: the oob connection's network is down: %s; transfers go on",
-            comm->peer_text, comm->device->name, strerror(err));
+  RAIL_INFO(RAIL_SUB_NET, "RailIB: connection with %s over %s: the oob connection's network is down: %s; transfers go "
+            "on", comm->peer_text, comm->device->name, strerror(err));
 }
 
 static void handle_loss(struct ib_keepalive *k, struct ib_comm *comm, int err) {
@@ -100,8 +100,8 @@ static void invalid_frame(struct ib_keepalive *k, struct ib_comm *comm) {
             comm->peer_text, comm->device->name, k->in[0], k->in[1], k->in[2], k->in[3]);
 }
 
-/* A closed receiver answers retransmissions until the sender reports that everything is acknowledged. Nothing new can be
- * sent: every buffer of the receiver was matched, or the receiver would not linger. */
+/* A closed receiver answers retransmissions until the sender reports that everything is acknowledged. Nothing new can
+ * be sent: every buffer of the receiver was matched, or the receiver would not linger. */
 bool ib_keepalive_is_draining(const struct ib_keepalive *k) { return k->peer_closed && !k->closed; }
 
 void ib_keepalive_drain(struct ib_keepalive *k, const struct ib_comm *comm) {
@@ -218,7 +218,7 @@ void ib_keepalive_goodbye(struct ib_keepalive *k, struct ib_comm *comm) {
 
 /* ---- silence --------------------------------------------------------------- */
 
-/* Silence before the first PING, and between PINGs, so that two are unanswered before the peer is reported. 0: never. */
+/* Silence before the first PING, and between PINGs: two are unanswered before the peer is reported. 0: never. */
 static uint64_t ping_interval(void) {
   const int64_t ms[] = {ib_params.deadline_ms / 6, ib_params.peer_ms / 3, ib_params.peer_warn_ms / 2};
   int64_t least = 0;
@@ -244,7 +244,7 @@ static void fail_peer(struct ib_keepalive *k, struct ib_comm *comm, uint32_t hea
   shutdown(k->fd, SHUT_RDWR);
 }
 
-/* Does the caller wait for the peer? With requests outstanding, or in isend, which it repeats until a buffer is there. */
+/* Does the caller wait for the peer? With requests outstanding, or repeating isend until a buffer is there. */
 static bool is_waiting(struct ib_keepalive *k, struct ib_comm *comm) {
   uint64_t waits = rail_stats_get(&comm->stats[IB_COMM_WAITS_CTS]);
   bool changed = waits != k->tag_waits;

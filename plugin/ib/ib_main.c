@@ -85,8 +85,8 @@ static rail_result_t ib_finalize(void *arg) {
   return RAIL_OK;
 }
 
-/* Runs after the destructor that finalizes the context of v6 to v10 (common/net/abi_common.c), and before parameters are
- * freed. With contexts still open everything is left to the kernel. */
+/* Runs after the destructor that finalizes the context of v6 to v10 (common/net/abi_common.c), and before parameters
+ * are freed. With contexts still open everything is left to the kernel. */
 __attribute__((destructor(102))) static void unload(void) {
   if (contexts || loader != getpid()) return;
   rail_log_set_sink(NULL); /* NCCL may have been unloaded before us */

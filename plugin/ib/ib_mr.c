@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory registration. A handle belongs to a connection and holds one
- * registration per rail, which the HCA's cache may share with others.
+ * Memory registration. A handle belongs to a connection and holds one registration per rail, which the HCA's cache may
+ * share with others.
  *
  * The cache is one array of pointers to entries, sorted by buffer and beginning. NCCL registers a handful of buffers
  * again and again, once per connection, so a look-up is the frequent case and an insertion that moves pointers the rare
@@ -9,8 +9,8 @@
  *
  * The cache's lock is held while the HCA registers and deregisters. Two threads that register one range must not
  * register it twice, and an entry that is being deregistered must not be found. The cost is that registrations of one
- * HCA wait for one another, which the kernel's lock on the address space and the HCA's command queue make them do in any
- * case. NCCL's transport does the same.
+ * HCA wait for one another, which the kernel's lock on the address space and the HCA's command queue make them do in
+ * any case. NCCL's transport does the same.
  */
 #include "plugin/ib/ib_mr.h"
 

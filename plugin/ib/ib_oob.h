@@ -42,8 +42,8 @@ struct ib_message {
 /* RAIL_OK: one whole message. RAIL_IN_PROGRESS. Else *why says what happened, and *reason is for a refusal
  * (IB_REASON_NONE: the peer is gone). */
 rail_result_t ib_oob_recv(struct ib_oob *oob, struct ib_message *message, enum ib_reason *reason, const char **why);
-/* RAIL_OK: a message of the handshake is there or begins. RAIL_IN_PROGRESS: nothing, or bytes for the watch thread. Else
- * the peer closed the connection. Consumes nothing. */
+/* RAIL_OK: a message of the handshake is there or begins. RAIL_IN_PROGRESS: nothing, or bytes for the watch thread.
+ * Else the peer closed the connection. Consumes nothing. */
 rail_result_t ib_oob_peek(const struct ib_oob *oob);
 
 #endif

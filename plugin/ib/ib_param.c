@@ -23,8 +23,8 @@ static const struct rail_param rows[] = {
   {.name = "NCCL_IBVERBS_LIB", .type = RAIL_PARAM_STRING, .offset = AT(ibverbs_lib),
    .doc = "Path of libibverbs. Unset: libibverbs.so.1, then libibverbs.so."},
   {.name = "NCCL_SOCKET_IFNAME", .type = RAIL_PARAM_STRING, .offset = AT(ifname),
-   .doc = "Interface for the oob (out-of-band, TCP) connection, the first that fits: a list of name prefixes; '^' in front excludes them, "
-          "'=' makes them exact."},
+   .doc = "Interface for the oob (out-of-band, TCP) connection, the first that fits: a list of name "
+          "prefixes; '^' in front excludes them, '=' makes them exact."},
   {.name = "NCCL_SOCKET_FAMILY", .type = RAIL_PARAM_STRING, .offset = AT(family),
    .doc = "AF_INET or AF_INET6 limits the oob connection to that family."},
   {.name = "NCCL_COMM_ID", .type = RAIL_PARAM_STRING, .offset = AT(comm_id),

@@ -246,7 +246,8 @@ rail_result_t ib_port_query(const struct ib_port *port, struct ib_port_attr *att
   memset(attr, 0, sizeof *attr);
   int err = ib_verbs.query_port(port->hca->context, port->number, &raw);
   if (err) {
-    RAIL_WARN("RailIB: port %u of %s: ibv_query_port failed: %s; has the device been removed or reset? See dmesg", port->number, port->hca->name, strerror(err > 0 ? err : errno));
+    RAIL_WARN("RailIB: port %u of %s: ibv_query_port failed: %s; has the device been removed or reset? See "
+              "dmesg", port->number, port->hca->name, strerror(err > 0 ? err : errno));
     return RAIL_SYSTEM_ERROR;
   }
   attr->active = raw.state == IBV_PORT_ACTIVE;

@@ -59,8 +59,8 @@ unsigned int ib_split_parts(uint64_t size, unsigned int all, uint64_t min_part);
 struct ib_part {
   uint64_t offset, size;
   uint64_t body;  /* of `size`: goes first, in plain writes; the rest is at most one write */
-  uint64_t write; /* bytes of one write; more than max_write only where the immediate could not count the body otherwise:
-                     parts above 65535 of them */
+  uint64_t write; /* bytes of one write; above max_write only for a part of more than 65535 such writes, which the
+                     immediate could not count otherwise */
 };
 /* Part i of n. separate: all but a short tail goes in the body (adaptive routing). */
 struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2, bool separate);

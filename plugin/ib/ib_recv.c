@@ -198,7 +198,7 @@ static void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_
   if (--recv->base.pending == 0) ib_request_end(&recv->base);
 }
 
-/* The immediate carries an error instead of a length: the message is larger than this buffer, and nothing else comes. */
+/* The immediate carries an error instead of a length: the message is larger than this buffer, and was not written. */
 RAIL_COLD static rail_result_t peer_refused_size(struct ib_comm *comm, const struct ibv_wc *wc,
                                                  const struct ib_imm *imm, struct ib_recv *recv, struct ib_buffer *b) {
   if (imm->error != IB_IMM_TOO_LARGE || b->parts) return protocol_error(comm, wc, "an unknown error code");

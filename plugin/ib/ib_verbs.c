@@ -16,8 +16,8 @@ struct ib_verbs ib_verbs;
   { .name = "ibv_" #field, .version = version_of, .needed = is_needed, \
     .offset = offsetof(struct ib_verbs, field) }
 
-/* The version is the one whose structures verbs.h describes; older versions of a name take other structures. In a library
- * without versions (a wrapper) the plain name is looked up. */
+/* The version is the one whose structures verbs.h describes; older versions of a name take other structures. In a
+ * library without versions (a wrapper) the plain name is looked up. */
 static const struct symbol {
   const char *name, *version;
   bool needed;

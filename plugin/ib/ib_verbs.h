@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * libibverbs, opened when it is first needed (NCCL_IBVERBS_LIB, libibverbs.so.1, libibverbs.so). All functions of the
- * library are called through this table, so that the plugin loads where it is not installed. Inline functions of verbs.h
- * over a context's table (ibv_post_send, ibv_post_recv, ibv_poll_cq) are called directly. Its macros over ibv_reg_mr,
- * ibv_query_port and ibv_get_device_list are not used: they would link to the library.
+ * library are called through this table, so that the plugin loads where it is not installed. Inline functions of
+ * verbs.h over a context's table (ibv_post_send, ibv_post_recv, ibv_poll_cq) are called directly. Its macros over
+ * ibv_reg_mr, ibv_query_port and ibv_get_device_list are not used: they would link to the library.
  */
 #ifndef IB_VERBS_H
 #define IB_VERBS_H

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * One epoll set: an eventfd that wakes the thread, the HCAs' events, the oob connections. Oob connections are served
- * under the lock, without waiting. HCA events are handled without it, because a thread that destroys a QP waits, perhaps
- * with that lock, until the QP's events are acknowledged.
+ * under the lock, without waiting. HCA events are handled without it, because a thread that destroys a QP waits,
+ * perhaps with that lock, until the QP's events are acknowledged.
  *
  * The thread sleeps until an event comes. It ticks only while there are connections and a parameter asks for it
  * (RAIL_IB_DEADLINE, _PEER_TIMEOUT, _PEER_WARN), because requests begin without a word to this thread.
  *
- * A removed connection's entry may still be in the thread's batch of epoll events. It goes to the list `unlinked`, which
- * the thread frees between two batches.
+ * A removed connection's entry may still be in the thread's batch of epoll events. It goes to the list `unlinked`,
+ * which the thread frees between two batches.
  */
 #include "plugin/ib/ib_watch.h"
 
@@ -238,8 +238,8 @@ static void *run(void *arg) {
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork_parent(void) { pthread_mutex_unlock(&lock); }
 
-/* A child has no thread, and none of its parent's connections. Their sockets are closed without GOODBYE, so that a child
- * that outlives its parent does not keep them open; their verbs objects stay the parent's. */
+/* A child has no thread, and none of its parent's connections. Their sockets are closed without GOODBYE, so that a
+ * child that outlives its parent does not keep them open; their verbs objects stay the parent's. */
 static void after_fork_child(void) {
   struct ib_watched *w;
   LIST_FOREACH(w, &watched, link) {

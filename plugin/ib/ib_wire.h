@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The handshake on the wire: the listen handle, HELLO, and the messages that follow it on the oob connection. The frames
- * of a connection in use are in ib_keepalive.h. Fixed widths, little-endian, no pointers. A change of layout or meaning,
- * here, in ib_cts.h or ib_keepalive.h, raises IB_WIRE_VERSION; docs/protocol-ib.md is the description.
+ * The handshake on the wire: the listen handle, HELLO, and the messages that follow it on the oob connection. The
+ * frames of a connection in use are in ib_keepalive.h. Fixed widths, little-endian, no pointers. A change of layout or
+ * meaning, here, in ib_cts.h or ib_keepalive.h, raises IB_WIRE_VERSION; docs/protocol-ib.md is the description.
  *
  * Encoders fill every byte. Decoders check length, magic and version before anything else.
  */
@@ -105,8 +105,8 @@ void ib_hello_encode(const uint8_t secret[IB_SECRET_SIZE], const uint8_t comm_id
                      struct ib_hello_wire *wire);
 /* Checks a whole hello against the listener's handle, all but its mac. Compares the secret in constant time. */
 enum ib_reason ib_hello_check(const struct ib_hello_wire *wire, const struct ib_handle *listener);
-/* Can the first `have` bytes still become a valid hello? GARBAGE: of no version. VERSION: of another version. SECRET: of
- * another version and with a wrong secret; both take IB_HELLO_COMMON bytes, which mean the same in all versions. */
+/* Can the first `have` bytes still become a valid hello? GARBAGE: of no version. VERSION: of another version. SECRET:
+ * of another version and with a wrong secret; both take IB_HELLO_COMMON bytes, which mean the same in all versions. */
 #define IB_HELLO_COMMON offsetof(struct ib_hello_wire, comm_id)
 enum ib_reason ib_hello_plausible(const void *bytes, size_t have, const struct ib_handle *listener);
 

@@ -157,8 +157,8 @@ def down_for_good(how, own=(REMOTE,), limit=RETRIES + SLACK):
 
 
 def host_gone(env, deadline):
-    """The HCA would take half a minute and more to say so; the oob connection's deadline is shorter. What the host itself
-    sees of it is another matter: its own ports are down."""
+    """The HCA would take half a minute and more to say so; the oob connection's deadline is shorter. What the host
+    itself sees of it is another matter: its own ports are down."""
     p = flowing(pair(env=env, **FLOW))
     with broken(hosts[1], lab.reachable) as since:
         for process in p.both:

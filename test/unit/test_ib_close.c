@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Taking connections down: pending-made ones of every degree, receivers that linger, and that nothing is left. */
+ * Closing connections: half-made ones of every degree, receivers that linger, and that nothing is left. */
 #include "plugin/ib/ib_keepalive.h"
 #include "test/unit/ib_rig.h"
 

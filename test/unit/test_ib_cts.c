@@ -72,8 +72,8 @@ TEST(values_that_cannot_be) {
   CHECK_INT(ib_cts_decode(&wire, 7, 0, &cts), IB_CTS_NOT_YET);
 }
 
-/* A checksum has 32 bits, so one mixture in 2^32 is taken by chance: a run looks at some millions, and may meet one such,
- * but two only once in some million runs. */
+/* A checksum has 32 bits, so one mixture in 2^32 is taken by chance: a run looks at some millions, and may meet one
+ * such, but two only once in some million runs. */
 static unsigned int coincidences;
 
 static void look_at_mixture(const struct ib_cts_wire *seen, const struct ib_cts_wire *now, uint32_t seq,
