@@ -62,8 +62,8 @@ rail_result_t rail_connector_dial(struct rail_connector *c) {
     return RAIL_OK;
   }
   if (result == RAIL_IN_PROGRESS && c->drops && err == ECONNREFUSED)
-    return fail(c, RAIL_REMOTE_ERROR, "it dropped the connection, and nobody listens there any more; did the peer's "
-                "process end? Its log says more");
+    return fail(c, RAIL_REMOTE_ERROR, "it dropped the connection, and the listener is gone; did the peer's process "
+                "end? Its log says more");
   if (result != RAIL_IN_PROGRESS)
     return fail(c, result, "%s%s", strerror(err),
                 err == EMFILE || err == ENFILE ? "; raise the limit of open files (ulimit -n)" : "");
@@ -77,15 +77,15 @@ rail_result_t rail_connector_dial(struct rail_connector *c) {
 static rail_result_t dial_again(struct rail_connector *c, const char *why) {
   uint64_t now = rail_now_ns(), limit = (uint64_t)c->limits->connect_ms * 1000000;
   char peer[RAIL_ADDR_TEXT];
-  if (!c->drops || (limit && now - c->last_drop > limit)) { /* a connection that lasted is not one of a row */
+  if (!c->drops || (limit && now - c->last_drop > limit)) { /* a connection that lasted ends the row */
     c->drops = 0;
     c->first_drop = now;
   }
   c->drops++;
   c->last_drop = now;
   if (limit && now - c->first_drop >= limit)
-    return fail(c, RAIL_REMOTE_ERROR, "it dropped %u connections in a row, within %lld ms (%s), before it said "
-                "anything; is its port flooded, is it another program's now? The peer's log says more", c->drops,
+    return fail(c, RAIL_REMOTE_ERROR, "it dropped %u connections in a row, within %lld ms (%s), before it "
+                "answered; is its port flooded, is it another program's now? The peer's log says more", c->drops,
                 (long long)c->limits->connect_ms, c->limits->connect_param);
   RAIL_INFO(RAIL_SUB_NET, "%s: connect to %s over %s: the peer dropped the connection before it answered (%s); "
             "trying again", c->protocol->plugin, rail_addr_text(&c->dial.peer, peer), c->device, why);
@@ -97,7 +97,7 @@ static rail_result_t dial_again(struct rail_connector *c, const char *why) {
   return RAIL_IN_PROGRESS;
 }
 
-/* One line for all connections of this process that wait, not one for each. */
+/* One line for all connections of this process that wait. */
 static void report_no_accept(struct rail_connector *c) {
   static _Atomic uint64_t next_line;
   uint64_t now = rail_now_ns(), next = atomic_load(&next_line), every = (uint64_t)c->limits->warn_ms * 1000000;
@@ -105,8 +105,8 @@ static void report_no_accept(struct rail_connector *c) {
   if (c->reported || !every || c->handshake->waited < every) return;
   c->reported = true;
   if (now < next || !atomic_compare_exchange_strong(&next_line, &next, now + every)) return;
-  RAIL_WARN("%s: connect to %s over %s: not accepted for %.1f s, though the peer's host answers; going on to wait; "
-            "check: does the peer's process run, and come to its accept?", c->protocol->plugin,
+  RAIL_WARN("%s: connect to %s over %s: not accepted for %.1f s, though the peer's host answers; still waiting; check: "
+            "does the peer's process run, and does it call accept?", c->protocol->plugin,
             rail_addr_text(&c->dial.peer, peer), c->device, (double)c->handshake->waited / 1e9);
 }
 

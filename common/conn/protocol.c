@@ -13,15 +13,15 @@ const char *rail_reason_text(const struct rail_protocol *protocol, unsigned int 
     [RAIL_REASON_NONE] = "welcome",
     [RAIL_REASON_GARBAGE] = "not a hello of this plugin",
     [RAIL_REASON_VERSION] = "another protocol version; install the same release on both sides",
-    [RAIL_REASON_SECRET] = "wrong secret (a stale handle, or a stranger)",
+    [RAIL_REASON_SECRET] = "wrong secret (a stale handle, or not a peer)",
     [RAIL_REASON_AUTH] = "a key file is set on one side only",
-    [RAIL_REASON_MAC] = "the other side has another key, or somebody changed what it sent",
+    [RAIL_REASON_MAC] = "the other side has another key, or its message was changed on the way",
     [RAIL_REASON_REPLAY] = "a hello that was received before",
     [RAIL_REASON_BUSY] = "too many pending connections",
     [RAIL_REASON_TIMEOUT] = "the handshake was not finished in time",
-    [RAIL_REASON_GONE] = "the listener or connection it is meant for is closed",
-    [RAIL_REASON_MESSAGE] = "a message that makes no sense or came out of turn",
-    [RAIL_REASON_FAILED] = "the other side could not make its part of the connection; its log says why",
+    [RAIL_REASON_GONE] = "the listener or connection is closed",
+    [RAIL_REASON_MESSAGE] = "an invalid message, or one out of order",
+    [RAIL_REASON_FAILED] = "the other side could not create its part of the connection; its log says why",
   };
   _Static_assert(RAIL_COUNT_OF(common) == RAIL_REASON_COMMON, "a text for each reason");
   const char *text = protocol->reason_text ? protocol->reason_text(reason) : NULL;
@@ -77,7 +77,7 @@ bool rail_handle_decode(const struct rail_protocol *protocol, const void *bytes,
   *why = NULL;
   if (!has_magic(wire.magic, sizeof wire.magic, protocol, 'H')) *why = "it was not made by this plugin's listen";
   else if (wire.version != protocol->version) *why = "the peer runs another version of this plugin";
-  else if (wire.flags & ~RAIL_HANDLE_AUTH) *why = "it has flags that do not exist";
+  else if (wire.flags & ~RAIL_HANDLE_AUTH) *why = "it has unknown flags";
   else if (wire.naddrs < 1 || wire.naddrs > RAIL_HANDLE_ADDRS) *why = "its number of addresses is not 1..4";
   if (*why) return false;
 
@@ -256,9 +256,9 @@ static const char *check_head(const struct rail_protocol *protocol, const void *
   size_t most = RAIL_MAX(protocol->max_body, sizeof(struct rail_answer_wire) + RAIL_ANSWER_PAYLOAD_MAX);
   *body = 0;
   if (!has_magic(head->magic, sizeof head->magic, protocol, 'M')) return "what came is no message of this plugin";
-  if (le16toh(head->version) != protocol->version && type != RAIL_MESSAGE_ANSWER) return "it speaks another version";
-  if (type < RAIL_MESSAGE_ANSWER) return "a message of a kind that does not exist";
-  if (length < RAIL_MAC_SIZE || length > most + RAIL_MAC_SIZE) return "a message of a length that none has";
+  if (le16toh(head->version) != protocol->version && type != RAIL_MESSAGE_ANSWER) return "it is of another version";
+  if (type < RAIL_MESSAGE_ANSWER) return "a message of an unknown type";
+  if (length < RAIL_MAC_SIZE || length > most + RAIL_MAC_SIZE) return "a message of an invalid length";
   *body = length - RAIL_MAC_SIZE;
   return NULL;
 }
@@ -289,7 +289,7 @@ static const char *split_answer(const struct rail_protocol *protocol, struct rai
     return NULL;
   }
   message->size = 0; /* another version's refusal may be of any form */
-  return message->reason == RAIL_REASON_NONE ? "a welcome of a length that it never has" : NULL;
+  return message->reason == RAIL_REASON_NONE ? "a welcome of an invalid length" : NULL;
 }
 
 rail_result_t rail_message_decode(struct rail_session *session, const void *bytes, struct rail_message *message,

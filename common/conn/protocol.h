@@ -47,7 +47,7 @@
 /* Why a side refuses. The numbers are on the wire. */
 enum rail_reason {
   RAIL_REASON_NONE = 0,    /* welcome */
-  RAIL_REASON_GARBAGE = 1, /* not a HELLO at all: never sent, nobody there would understand it */
+  RAIL_REASON_GARBAGE = 1, /* not a HELLO at all: never sent */
   RAIL_REASON_VERSION = 2,
   RAIL_REASON_SECRET = 3,
   RAIL_REASON_AUTH = 4,    /* one side authenticates, the other does not */
@@ -56,8 +56,8 @@ enum rail_reason {
   RAIL_REASON_BUSY = 7,    /* no room for another pending connection; the connector tries again */
   RAIL_REASON_TIMEOUT = 8, /* the handshake was not finished in time */
   RAIL_REASON_GONE = 9,    /* the listener or connection it is meant for is closed */
-  RAIL_REASON_MESSAGE = 10, /* a message that makes no sense or is out of turn */
-  RAIL_REASON_FAILED = 11,  /* this side could not make its part; its log says why */
+  RAIL_REASON_MESSAGE = 10, /* an invalid message, or one out of order */
+  RAIL_REASON_FAILED = 11,  /* this side failed; its log says why */
   RAIL_REASON_COMMON,
   RAIL_REASON_PLUGIN = 32, /* and up: the plugin's own */
 };

@@ -8,8 +8,8 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_setup.h"
@@ -36,11 +36,11 @@ static void fill_base(struct ib_setup *s) {
 
 rail_result_t ib_setup_comm(struct ib_setup *s) {
   s->comm = s->connector ? ib_send_comm_alloc() : ib_recv_comm_alloc();
-  if (!s->comm) return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
+  if (!s->comm) return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
   fill_base(s);
   s->comm->qps = calloc(s->plan.nqps, sizeof *s->comm->qps);
   if (!s->comm->qps || rail_random_bytes(&s->ours.token, sizeof s->ours.token) != RAIL_OK)
-    return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory, or no random bytes");
+    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory, or no random bytes");
   s->ours.token |= 1; /* not 0, which unwritten memory holds */
   s->ours.nqps = s->plan.nqps;
   s->ours.nrails = s->mine.nrails;
@@ -59,11 +59,11 @@ rail_result_t ib_setup_cqs(struct ib_setup *s) {
   for (unsigned int i = 0; i < s->plan.nqps; i++)
     if (s->plan.qps[i].local_rail == s->piece) entries += (int)(sizes.send_depth + sizes.recv_depth);
   if (entries > port->hca->attr.max_cqe)
-    return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s has completion queues of up to %d entries, and %d "
+    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s has completion queues of up to %d entries, and %d "
                          "are needed; lower NCCL_IB_QPS_PER_CONNECTION", port->name, port->hca->attr.max_cqe, entries);
   rail->cq = ib_verbs.create_cq(port->hca->context, entries, s->comm, NULL, 0);
   if (!rail->cq)
-    return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: no completion queue of %d entries: %s; is the "
+    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: no completion queue of %d entries: %s; is the "
                          "limit of locked memory (ulimit -l) large enough?", port->name, entries, strerror(errno));
   return ib_setup_piece_done(s, s->comm->nrails);
 }
@@ -74,7 +74,7 @@ rail_result_t ib_setup_memory(struct ib_setup *s) {
   const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
   rail->ctrl_mr = ib_verbs.reg_mr(rail->port->hca->pd, s->comm->ctrl_buf, size, access);
   if (!rail->ctrl_mr)
-    return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: %zu bytes of the connection's own cannot be "
+    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: %zu bytes of the connection's own cannot be "
                          "registered: %s; raise the limit of locked memory (ulimit -l unlimited)", rail->port->name,
                          size, strerror(errno));
   s->ours.rkeys[s->piece] = rail->ctrl_mr->rkey;
@@ -86,7 +86,7 @@ rail_result_t ib_setup_memory(struct ib_setup *s) {
 /* ib_qp.c has logged the failure with device and queue pair; this line adds the peer. */
 static rail_result_t qp_failed(struct ib_setup *s) {
   const struct ib_plan_qp *p = &s->plan.qps[s->piece];
-  return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "queue pair %u, from port %s to port %s of the peer, "
+  return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "queue pair %u, from port %s to port %s of the peer, "
                        "could not be made (the line above says why)", s->piece, s->mine.rails[p->local_rail].name,
                        s->theirs.rails[p->remote_rail].name);
 }
@@ -158,12 +158,12 @@ rail_result_t ib_setup_rtss(struct ib_setup *s) {
 rail_result_t ib_setup_receives(struct ib_setup *s) {
   if (s->piece == 0) {
     if (ib_recv_comm_prepost(s->comm) != RAIL_OK)
-      return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "no receives could be posted");
+      return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no receives could be posted");
     return ib_setup_piece_done(s, 2);
   }
   rail_result_t result = ib_flush_open(s->comm);
   if (result == RAIL_OK || result == RAIL_IN_PROGRESS) return result;
-  return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "no queue pair to flush GPU memory with");
+  return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no queue pair to flush GPU memory with");
 }
 
 rail_result_t ib_setup_start(struct ib_setup *s) {
@@ -267,15 +267,15 @@ static unsigned int missing(const struct ib_setup *s) {
 /* A peer that failed sends a refusal or closes; one that is done may send PING or GOODBYE already, which is left
  * unread. */
 static rail_result_t recv_refusal(struct ib_setup *s) {
-  struct ib_message message;
-  rail_result_t result = ib_oob_peek(&s->oob);
+  struct rail_message message;
+  rail_result_t result = rail_handshake_peek(&s->handshake);
   if (result == RAIL_OK) {
-    result = ib_setup_recv(s, IB_MESSAGE_ANSWER, &message);
+    result = ib_setup_recv(s, RAIL_MESSAGE_ANSWER, &message);
     if (result != RAIL_OK) return result;
-    return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent a second welcome");
+    return ib_setup_fail(s, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent a second welcome");
   }
   if (result == RAIL_IN_PROGRESS) return result;
-  return ib_setup_fail(s, IB_REASON_GONE, RAIL_REMOTE_ERROR, "it closed the connection during the first writes");
+  return ib_setup_fail(s, RAIL_REASON_GONE, RAIL_REMOTE_ERROR, "it closed the connection during the first writes");
 }
 
 rail_result_t ib_setup_verified(struct ib_setup *s) {

@@ -9,12 +9,12 @@
 
 #include "common/base/log.h"
 #include "common/base/sockopt.h"
+#include "common/conn/handshake.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_stats.h"
 
 #define MS 1000000ull
-#define KEEPALIVE_MS 10000 /* between two probes of the kernel's, at most */
 #define GRACE_MS 1000      /* the kernel's error comes after ours, whose line says more */
 #define READS_AT_ONCE 8    /* frames; other connections wait meanwhile */
 #define MAX_UNANSWERED 64  /* PINGs: they fill the buffer of a peer that does not read. The kernel goes on probing */
@@ -42,19 +42,10 @@ bool ib_frame_decode(const uint8_t wire[IB_FRAME_SIZE], struct ib_frame *frame) 
   return true;
 }
 
-/* ---- options --------------------------------------------------------------- */
-
-void ib_keepalive_enable(int fd, int64_t grace_ms) {
-  int64_t deadline = ib_params.deadline_ms;
-  if (!deadline) return;
-  rail_sockopt_keepalive(fd, RAIL_MIN(deadline / 3, KEEPALIVE_MS), deadline);
-  rail_sockopt_user_timeout(fd, deadline + grace_ms);
-}
-
 /* The oob connection of a comm may be idle for hours, and the peer's host may vanish meanwhile: the kernel probes. */
 void ib_keepalive_init(struct ib_keepalive *k, int fd, uint64_t now) {
   *k = (struct ib_keepalive){.fd = fd, .last_heard = now, .last_host_ack = now, .last_activity = now};
-  ib_keepalive_enable(fd, GRACE_MS);
+  rail_watch_host(fd, ib_params.deadline_ms, GRACE_MS);
 }
 
 static void close_with(struct ib_keepalive *k, struct ib_comm *comm, uint32_t health) {

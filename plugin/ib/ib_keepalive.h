@@ -74,9 +74,6 @@ struct ib_keepalive {
   enum ib_reported reported; /* this silence; until the peer is heard */
 };
 
-/* The kernel probes a peer's host that is silent, and ends the connection at RAIL_IB_DEADLINE and `grace_ms`. */
-void ib_keepalive_enable(int fd, int64_t grace_ms);
-
 /* The socket's options are set. */
 void ib_keepalive_init(struct ib_keepalive *k, int fd, uint64_t now);
 

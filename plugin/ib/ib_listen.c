@@ -1,120 +1,211 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Opening and closing a listener, and checking HELLOs. */
+ *
+ * listen, accept, closeListen: the receiver's side of a handshake. Each call of
+ * accept polls the listener once, then lets pending connections go on, one
+ * after the other, within a bound of time; the first that is ready is the peer
+ * of this call.
+ *
+ * A peer that goes silent, hangs up or talks nonsense in the middle is dropped
+ * with a line, and the next one is waited for. What no other peer could do
+ * better ends accept with an error: ports that do not fit, a device of ours
+ * that fails, a peer that has said that it gives up.
+ */
 #include "plugin/ib/ib_listen.h"
 
-#include <errno.h>
-#include <stdio.h>
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/conn/ports.h"
 #include "plugin/ib/ib_param.h"
 
 #define HINTS_NS 1000000000ull
+#define CALL_NS 300000ull /* most time for pending connections in one call; the last step may end later */
 
 static struct rail_ports ports = {.plugin = "RailIB", .range_param = "RAIL_IB_PORTS", .bind_param = "RAIL_IB_BIND"};
 
 bool ib_handshake_load(void) {
   rail_ports_load(&ports, ib_params.ports, ib_params.bind);
-  return ib_auth_load();
+  return ib_protocol_load();
 }
 
-/* ---- HELLO ---------------------------------------------------------- */
+/* ---- steps that only this side has --------------------------------------- */
 
-static bool refuse(enum ib_reason reason, unsigned int version, struct rail_refusal *refusal) {
-  struct ib_answer answer = {.reason = reason, .rail_here = -1, .rail_there = -1};
-  if (reason == IB_REASON_VERSION)
-    snprintf(refusal->why, sizeof refusal->why, "%s (%u, ours %d)", ib_reason_text(reason), version, IB_WIRE_VERSION);
-  else snprintf(refusal->why, sizeof refusal->why, "%s", ib_reason_text(reason));
-  if (reason == IB_REASON_GARBAGE) return false;
-  _Static_assert(IB_REFUSAL_SIZE <= sizeof refusal->reply, "a refusal fits");
-  ib_refusal_encode(&answer, refusal->reply);
-  refusal->reply_size = IB_REFUSAL_SIZE;
-  return false;
+static rail_result_t step_hints(struct ib_setup *s) {
+  s->nhints = s->theirs.nrails;
+  for (unsigned int i = 0; i < s->nhints; i++) {
+    s->hints[i] = (struct ib_gid){.type = s->theirs.rails[i].gid_type, .valid = true};
+    memcpy(s->hints[i].raw, s->theirs.rails[i].gid, sizeof s->hints[i].raw);
+  }
+  return RAIL_OK;
 }
 
-static unsigned int version_of(const struct rail_stranger *stranger) {
-  return stranger->message[4] | (unsigned int)stranger->message[5] << 8;
+static rail_result_t step_welcome(struct ib_setup *s) {
+  if (rail_handshake_welcome(&s->handshake, NULL) != RAIL_OK)
+    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no random bytes from the kernel, or no HMAC");
+  return ib_setup_send_offer(s);
 }
 
-static bool plausible(void *host, const struct rail_stranger *stranger, struct rail_refusal *refusal) {
-  const struct ib_listen *l = host;
-  enum ib_reason reason = ib_hello_plausible(stranger->message, stranger->have, &l->handle);
-  return reason == IB_REASON_NONE || refuse(reason, version_of(stranger), refusal);
+static rail_result_t step_ready(struct ib_setup *s) {
+  return rail_handshake_send(&s->handshake, IB_MESSAGE_READY, NULL, 0);
 }
 
-/* Only authenticated HELLOs are remembered, for detecting replays. */
-static enum ib_reason check_hello(struct ib_listen *l, const struct ib_hello_wire *hello) {
-  enum ib_reason reason = ib_hello_check(hello, &l->handle);
-  if (reason != IB_REASON_NONE || !(l->handle.flags & IB_HANDLE_AUTH)) return reason;
-  if (!ib_auth_check_hello(&l->handle, hello)) return IB_REASON_MAC;
-  switch (rail_replay_note(&l->seen, hello->comm_id, 0)) {
-    case RAIL_REPLAY_NEW: return IB_REASON_NONE;
-    case RAIL_REPLAY_SEEN: return IB_REASON_REPLAY;
-    default: return IB_REASON_BUSY;
+static const struct ib_setup_row table[] = {
+  {"recv offer", ib_setup_recv_offer, "the peer's offer", false},
+  {"hints", step_hints, NULL, false},
+  {"query ports", ib_setup_query_ports, NULL, false},
+  {"offer", ib_setup_offer, NULL, false},
+  {"plan", ib_setup_plan, NULL, false},
+  {"welcome", step_welcome, NULL, false},
+  {"comm", ib_setup_comm, NULL, false},
+  {"completion queues", ib_setup_cqs, NULL, false},
+  {"memory", ib_setup_memory, NULL, false},
+  {"queue pairs", ib_setup_qps, NULL, false},
+  {"to INIT", ib_setup_inits, NULL, false},
+  {"receives", ib_setup_receives, "the driver to take flush queue pairs to RTS", false},
+  {"send queue pairs", ib_setup_send_qps, NULL, false},
+  {"recv queue pairs", ib_setup_recv_qps, "the peer's queue pairs", false},
+  {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
+  {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS", false},
+  {"start", ib_setup_start, NULL, false},
+  {"ready", step_ready, NULL, false},
+  {"test writes", ib_setup_test_writes, NULL, false},
+  {"verified", ib_setup_verified, "the first writes over each queue pair", false},
+  {"all sent", ib_setup_flushed, "the peer to read what was sent", false},
+};
+
+/* ---- pending connections -------------------------------------------------- */
+
+static void append(struct ib_listen *l, struct ib_pending *p) {
+  p->next = NULL;
+  *l->last = p;
+  l->last = &p->next;
+  l->npending++;
+}
+
+/* There is one. */
+static struct ib_pending *take_first(struct ib_listen *l) {
+  struct ib_pending *p = l->pending;
+  assert(p);
+  l->pending = p->next;
+  if (!l->pending) l->last = &l->pending;
+  l->npending--;
+  return p;
+}
+
+static void pending_free(struct ib_pending *p) {
+  ib_setup_free(&p->setup);
+  free(p);
+}
+
+/* Without a key a HELLO proves nothing: when all places are taken, the one that has sent nothing since for the longest
+ * time makes room. */
+static bool make_room(struct ib_listen *l) {
+  struct ib_pending **oldest = NULL;
+  for (struct ib_pending **at = &l->pending; *at; at = &(*at)->next)
+    if ((*at)->setup.state == 0 && (!oldest || (*at)->setup.handshake.begun < (*oldest)->setup.handshake.begun))
+      oldest = at;
+  if (!oldest) return false;
+  struct ib_pending *p = *oldest;
+  *oldest = p->next;
+  if (!p->next) l->last = oldest;
+  l->npending--;
+  pending_free(p);
+  return true;
+}
+
+static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
+  struct ib_listen *l = owner;
+  if (hello->streams != 1 || hello->reconnect) return RAIL_REASON_MESSAGE;
+  bool room = l->npending < IB_MAX_PENDING || make_room(l);
+  struct ib_pending *p = room ? calloc(1, sizeof *p) : NULL;
+  if (!p) return RAIL_REASON_BUSY;
+  ib_setup_init(&p->setup, l->in_ctx.ctx, l->device, false, &conn->peer, l->in_ctx.ctx->traffic_class);
+  rail_watch_host(conn->fd, ib_params.deadline_ms, 0); /* while the peer's process may take any time */
+  rail_handshake_begin(&p->setup.handshake, &ib_protocol, conn->fd, false, hello);
+  append(l, p);
+  return RAIL_REASON_NONE;
+}
+
+static void count(void *owner, enum rail_listener_event event) {
+  const struct ib_listen *l = owner;
+  ib_setup_count(l->device, event == RAIL_LISTENER_DROPPED ? IB_DEVICE_STRANGERS : IB_DEVICE_REFUSED);
+}
+
+static const struct rail_listener_ops listener_ops = {.protocol = &ib_protocol, .on_hello = on_hello, .count = count};
+
+static bool is_only_that_peer(unsigned int reason) {
+  switch (reason) {
+    case RAIL_REASON_NONE: /* it is gone */
+    case RAIL_REASON_GONE:
+    case RAIL_REASON_MESSAGE:
+    case RAIL_REASON_VERSION:
+    case RAIL_REASON_MAC:
+    case RAIL_REASON_TIMEOUT: return true;
+    default: return false;
   }
 }
 
-static bool whole(void *host, const struct rail_stranger *stranger, struct rail_refusal *refusal) {
-  struct ib_listen *l = host;
-  struct ib_hello_wire hello;
-  memcpy(&hello, stranger->message, sizeof hello);
-  enum ib_reason reason = check_hello(l, &hello);
-  if (reason == IB_REASON_NONE && !ib_pending_add(l, stranger->fd, &stranger->peer, &hello)) reason = IB_REASON_BUSY;
-  return reason == IB_REASON_NONE || refuse(reason, version_of(stranger), refusal);
+/* Lets the first one go on. RAIL_OK with *comm, or without: it waits, or is gone and nobody need know. */
+static rail_result_t progress_one(struct ib_listen *l, uint64_t until, struct ib_comm **comm) {
+  struct ib_pending *p = take_first(l);
+  rail_result_t result = ib_setup_run(&p->setup, table, RAIL_COUNT_OF(table), until);
+  if (result == RAIL_IN_PROGRESS) {
+    append(l, p);
+    return RAIL_OK;
+  }
+  if (result == RAIL_OK) result = ib_setup_take(&p->setup, comm);
+  else if (is_only_that_peer(p->setup.reason)) result = RAIL_OK;
+  pending_free(p);
+  return result;
 }
 
-static void count(void *host, enum rail_door_event event) {
-  const struct ib_listen *l = host;
-  ib_setup_count(l->device, event == RAIL_DOOR_STRANGER ? IB_DEVICE_STRANGERS : IB_DEVICE_REFUSED);
+rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle) {
+  (void)dev_handle;
+  struct ib_listen *l = listen_comm;
+  struct ib_comm *comm = NULL;
+  if (!recv_comm || !l || l->magic != IB_LISTEN_MAGIC) {
+    RAIL_WARN("RailIB: accept: listenComm %p, recvComm %p; allowed: an open listener, and not NULL", listen_comm,
+              (void *)recv_comm);
+    return RAIL_BAD_ARGUMENT;
+  }
+  *recv_comm = NULL;
+  RAIL_TRY(rail_listener_poll(&l->listener));
+  uint64_t until = rail_now_ns() + CALL_NS;
+  for (unsigned int n = l->npending; n > 0 && !comm; n--) {
+    RAIL_TRY(progress_one(l, until, &comm));
+    if (rail_now_ns() >= until) break;
+  }
+  *recv_comm = comm;
+  return RAIL_OK;
 }
 
-static const struct rail_door_rules rules = {
-  .plugin = "RailIB",
-  .message_size = sizeof(struct ib_hello_wire),
-  .plausible = plausible,
-  .whole = whole,
-  .count = count,
-};
+/* ---- listen, closeListen --------------------------------------------------- */
 
-/* ---- opening and closing ------------------------------------------------- */
-
-/* Thousands of listeners are opened at once: the ports are queried at most once a second for all of them. */
-static void give_hints(struct ib_handle *handle, const struct ib_device *device, int dev) {
+/* Thousands of listeners are opened at once: a port is queried once a second for all of them. */
+static void give_hints(struct rail_handle *handle, const struct ib_device *device, int dev) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static struct {
     uint64_t until;
-    unsigned int ngids;
-    uint8_t gids[IB_HANDLE_GIDS][16];
+    struct ib_hints hints;
   } known[IB_MAX_DEVICES];
   pthread_mutex_lock(&lock);
   if (rail_now_ns() >= known[dev].until) {
-    known[dev].ngids = ib_offer_hints(device, known[dev].gids);
+    ib_offer_hints(device, &known[dev].hints);
     known[dev].until = rail_now_ns() + HINTS_NS;
   }
-  handle->ngids = known[dev].ngids;
-  memcpy(handle->gids, known[dev].gids, known[dev].ngids * sizeof handle->gids[0]);
+  ib_hints_encode(&known[dev].hints, handle);
   pthread_mutex_unlock(&lock);
 }
 
-static rail_result_t open_door(struct ib_listen *l) {
-  union rail_addr interface;
-  const char *name = ib_oob_interface(&interface);
-  int fd = -1;
-  if (!name) {
-    RAIL_WARN("RailIB: listen: there is no network interface for the oob connection (NCCL_SOCKET_IFNAME)");
-    return RAIL_SYSTEM_ERROR;
-  }
-  rail_result_t result = rail_random_bytes(l->handle.secret, sizeof l->handle.secret);
-  if (result != RAIL_OK) {
-    RAIL_WARN("RailIB: listen: no random bytes from the kernel: %s", strerror(errno));
-    return result;
-  }
-  RAIL_TRY(rail_ports_listen(&ports, name, &interface, RAIL_DOOR_BACKLOG, &l->handle.addr, &fd));
-  rail_doors_add(&l->doors, fd);
-  return RAIL_OK;
+static rail_result_t open_listener(struct ib_listen *l) {
+  union rail_addr addr;
+  RAIL_TRY(rail_listener_init(&l->listener, &listener_ops, l, l->device->name, (uint64_t)ib_params.handshake_ms));
+  const char *interface = ib_oob_interface(&addr);
+  if (interface) return rail_listener_add(&l->listener, &ports, interface, &addr);
+  RAIL_WARN("RailIB: listen: there is no network interface for the oob connection (NCCL_SOCKET_IFNAME)");
+  return RAIL_SYSTEM_ERROR;
 }
 
 rail_result_t ib_listen(void *ctx_arg, int dev, void *handle_bytes, void **listen_comm) {
@@ -135,19 +226,18 @@ rail_result_t ib_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
   l->magic = IB_LISTEN_MAGIC;
   l->device = device;
   l->last = &l->pending;
-  l->handle.flags = ib_auth_on() ? IB_HANDLE_AUTH : 0;
-  give_hints(&l->handle, device, dev);
-  rail_doors_init(&l->doors, &rules, l, device->name, (uint64_t)ib_params.handshake_ms);
-  rail_result_t result = open_door(l);
+  rail_result_t result = open_listener(l);
   if (result != RAIL_OK) {
-    rail_doors_close(&l->doors);
+    rail_listener_close(&l->listener);
     free(l);
     return result;
   }
-  ib_handle_encode(&l->handle, handle_bytes);
+  const struct rail_handle *handle = &l->listener.handle;
+  give_hints(&l->listener.handle, device, dev);
+  rail_listener_handle(&l->listener, handle_bytes);
   rail_net_ctx_add(ctx, &l->in_ctx);
-  RAIL_INFO(RAIL_SUB_NET, "RailIB: listening for %s at %s%s", device->name, rail_addr_text(&l->handle.addr, addr),
-            l->handle.flags & IB_HANDLE_AUTH ? ", authenticated" : "");
+  RAIL_INFO(RAIL_SUB_NET, "RailIB: listening for %s at %s%s", device->name, rail_addr_text(&handle->addrs[0], addr),
+            handle->auth ? ", authenticated" : "");
   *listen_comm = l;
   return RAIL_OK;
 }
@@ -160,9 +250,8 @@ rail_result_t ib_close_listen(void *listen_comm) {
     return RAIL_OK; /* an error would end the caller's clean-up */
   }
   rail_net_ctx_remove(&l->in_ctx);
-  ib_pending_free(l);
-  rail_doors_close(&l->doors);
-  rail_replay_free(&l->seen);
+  while (l->pending) pending_free(take_first(l));
+  rail_listener_close(&l->listener);
   l->magic = 0;
   free(l);
   return RAIL_OK;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The offer of this side: its ports' current attributes, with a GID for each that suits the peer; and the plan that
+ * What this side brings: its ports as they are now, with a GID for each that suits the peer; and what both make of
  * both sides compute. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "common/conn/door.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_setup.h"
@@ -42,14 +41,14 @@ static unsigned int log2_of(uint64_t n) {
 
 rail_result_t ib_setup_query_ports(struct ib_setup *s) {
   if (!s->attrs && !(s->attrs = calloc(s->device->nrails, sizeof *s->attrs)))
-    return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
+    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
   const struct ib_port *port = s->device->rails[s->piece];
   struct ib_port_attr *attr = &s->attrs[s->piece];
   if (ib_port_query(port, attr) != RAIL_OK)
-    return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "port %s cannot be queried (the line above says why)",
+    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "port %s cannot be queried (the line above says why)",
                          port->name);
   if (!attr->active)
-    return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR,
+    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR,
                          "port %s is down; is its link up (ibv_devinfo, ip link), is the cable in?", port->name);
   return ib_setup_piece_done(s, s->device->nrails);
 }
@@ -70,18 +69,17 @@ static int choose(const struct ib_port *port, const struct ib_port_attr *attr, c
   return ib_gid_choose(&attr->gids, port->roce, &prefs, peer, why);
 }
 
-unsigned int ib_offer_hints(const struct ib_device *device, uint8_t gids[IB_HANDLE_GIDS][16]) {
+void ib_offer_hints(const struct ib_device *device, struct ib_hints *hints) {
   struct ib_port_attr *attr = calloc(1, sizeof *attr);
-  unsigned int n = 0;
-  for (; attr && n < device->nrails && n < IB_HANDLE_GIDS; n++) {
-    const struct ib_port *port = device->rails[n];
+  hints->n = 0;
+  for (; attr && hints->n < device->nrails && hints->n < IB_HANDLE_GIDS; hints->n++) {
+    const struct ib_port *port = device->rails[hints->n];
     const char *why;
     int index = ib_port_query(port, attr) == RAIL_OK ? choose(port, attr, NULL, &why) : IB_GID_NONE;
     if (index < 0) break;
-    memcpy(gids[n], attr->gids.gids[index].raw, sizeof gids[n]);
+    memcpy(hints->gids[hints->n], attr->gids.gids[index].raw, sizeof hints->gids[0]);
   }
   free(attr);
-  return n;
 }
 
 /* The GID of the peer's rail opposite this one, as far as it is known: a handle has at most 4. */
@@ -120,7 +118,7 @@ static rail_result_t offer_rail(struct ib_setup *s, unsigned int place, unsigned
   const struct ib_port_attr *attr = &s->attrs[rail];
   const char *why = "";
   int index = choose(port, attr, hint_for(s, place), &why);
-  if (index < 0) return ib_setup_fail(s, IB_REASON_FAILED, RAIL_SYSTEM_ERROR, "port %s: %s", port->name, why);
+  if (index < 0) return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "port %s: %s", port->name, why);
   struct ib_offer_rail *offer = &s->mine.rails[place];
   *offer = (struct ib_offer_rail){
     .roce = port->roce,
@@ -199,13 +197,12 @@ static const char *rail_name(const struct ib_offer *offer, int rail) {
   return rail >= 0 && (unsigned int)rail < offer->nrails ? offer->rails[rail].name : "(all)";
 }
 
-static void send_refusal(struct ib_setup *s, enum ib_refusal refusal, int rail_mine, int rail_theirs) {
-  struct ib_answer answer = {
-    .reason = IB_REASON_PLAN, .refusal = refusal, .rail_here = rail_mine, .rail_there = rail_theirs};
-  uint8_t bytes[IB_REFUSAL_SIZE];
-  if (rail_mine >= 0) memcpy(answer.name, s->mine.rails[rail_mine].name, sizeof answer.name);
-  ib_refusal_encode(&answer, bytes);
-  rail_door_refuse(&s->oob.fd, bytes, sizeof bytes);
+static void refuse_plan(struct ib_setup *s, enum ib_refusal refusal, int rail_mine, int rail_theirs) {
+  struct ib_refused_plan refused = {.refusal = refusal, .rail_here = rail_mine, .rail_there = rail_theirs};
+  struct ib_refused_plan_wire wire;
+  if (rail_mine >= 0) memcpy(refused.name, s->mine.rails[rail_mine].name, sizeof refused.name);
+  ib_refused_plan_encode(&refused, &wire);
+  rail_handshake_refuse(&s->handshake, IB_REASON_PLAN, &wire);
 }
 
 rail_result_t ib_setup_plan(struct ib_setup *s) {
@@ -214,11 +211,11 @@ rail_result_t ib_setup_plan(struct ib_setup *s) {
   enum ib_refusal refusal = ib_plan_make(&s->mine, &s->theirs, &s->plan, &a, &b);
   if (refusal == IB_REFUSAL_NONE) return RAIL_OK;
   ib_setup_count(s->device, IB_DEVICE_REFUSED);
-  ib_setup_fail(s, IB_REASON_NONE, RAIL_BAD_USAGE, "refused: port %s here (GID %s) and port %s there (GID %s) do not "
+  ib_setup_fail(s, RAIL_REASON_NONE, RAIL_BAD_USAGE, "refused: port %s here (GID %s) and port %s there (GID %s) do not "
                 "fit: %s", rail_name(&s->mine, a), a < 0 ? "any" : ib_gid_text(s->mine.rails[a].gid, mine),
                 rail_name(&s->theirs, b), b < 0 ? "any" : ib_gid_text(s->theirs.rails[b].gid, theirs),
                 ib_refusal_text(refusal));
   s->reason = IB_REASON_PLAN;
-  if (s->oob.out_done == 0) send_refusal(s, refusal, a, b);
+  refuse_plan(s, refusal, a, b);
   return RAIL_BAD_USAGE;
 }

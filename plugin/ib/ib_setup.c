@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Running a side's table, its messages, and lines about failures. */
+ * Running a side's table, its messages, and what is logged when it fails. */
 #include "plugin/ib/ib_setup.h"
 
 #include <errno.h>
@@ -9,12 +9,9 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "common/conn/door.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_watch.h"
-
-#define MAX_STEP_NS 1000000000ull /* between two calls; if longer, this process was stopped or its caller was busy */
 
 void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib_device *device, bool connector,
                    const union rail_addr *peer, int traffic_class) {
@@ -24,14 +21,13 @@ void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib
   s->connector = connector;
   s->peer = *peer;
   s->traffic_class = traffic_class;
-  s->oob.fd = -1;
-  s->begun = s->last_call = rail_now_ns();
+  rail_handshake_init(&s->handshake);
 }
 
 void ib_setup_free(struct ib_setup *s) {
   if (s->comm) ib_comm_destroy(s->comm);
   s->comm = NULL;
-  ib_oob_close(&s->oob);
+  rail_handshake_close(&s->handshake);
   free(s->attrs);
   s->attrs = NULL;
 }
@@ -43,16 +39,7 @@ void ib_setup_count(const struct ib_device *device, enum ib_stats_device counter
 
 /* ---- failing ------------------------------------------------------------- */
 
-/* A refusal cannot follow half a message. */
-static void refuse_peer(struct ib_setup *s, enum ib_reason reason) {
-  struct ib_answer answer = {.reason = reason, .rail_here = -1, .rail_there = -1};
-  uint8_t refusal[IB_REFUSAL_SIZE];
-  if (s->oob.fd < 0 || s->oob.out_done || reason == IB_REASON_NONE) return;
-  ib_refusal_encode(&answer, refusal);
-  rail_door_refuse(&s->oob.fd, refusal, sizeof refusal);
-}
-
-rail_result_t ib_setup_fail(struct ib_setup *s, enum ib_reason reason, rail_result_t result, const char *fmt, ...) {
+rail_result_t ib_setup_fail(struct ib_setup *s, unsigned int reason, rail_result_t result, const char *fmt, ...) {
   char peer[RAIL_ADDR_TEXT], what[768];
   va_list ap;
   va_start(ap, fmt);
@@ -61,58 +48,59 @@ rail_result_t ib_setup_fail(struct ib_setup *s, enum ib_reason reason, rail_resu
   RAIL_WARN("RailIB: %s %s over %s: %s", s->connector ? "connect to" : "accept of", rail_addr_text(&s->peer, peer),
             s->device->name, what);
   s->reason = reason;
-  refuse_peer(s, reason);
+  rail_handshake_refuse(&s->handshake, reason, NULL);
   return result;
 }
 
 /* The line names the two ports of the peer's refusal. */
-static rail_result_t refused(struct ib_setup *s, const struct ib_answer *answer) {
-  const char *here = "one of ours";
-  if (answer->rail_there >= 0 && (unsigned int)answer->rail_there < s->mine.nrails)
-    here = s->mine.rails[answer->rail_there].name;
+static rail_result_t refused(struct ib_setup *s, const struct rail_message *answer) {
+  struct ib_refused_plan plan;
   ib_setup_count(s->device, IB_DEVICE_REFUSED);
-  if (answer->reason == IB_REASON_PLAN)
-    ib_setup_fail(s, IB_REASON_NONE, RAIL_REMOTE_ERROR, "refused: port %s here and port %s there do not fit: %s", here,
-                  answer->name[0] ? answer->name : "(all)", ib_refusal_text(answer->refusal));
-  else ib_setup_fail(s, IB_REASON_NONE, RAIL_REMOTE_ERROR, "refused: %s", ib_reason_text(answer->reason));
-  s->reason = (enum ib_reason)answer->reason;
+  if (answer->reason != IB_REASON_PLAN) {
+    ib_setup_fail(s, RAIL_REASON_NONE, RAIL_REMOTE_ERROR, "refused: %s",
+                  rail_reason_text(&ib_protocol, answer->reason));
+  } else {
+    const char *wrong = ib_refused_plan_decode(answer->body, answer->size, &plan), *here = "one of ours";
+    if (wrong) return ib_setup_fail(s, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", wrong);
+    if (plan.rail_there >= 0 && (unsigned int)plan.rail_there < s->mine.nrails)
+      here = s->mine.rails[plan.rail_there].name;
+    ib_setup_fail(s, RAIL_REASON_NONE, RAIL_REMOTE_ERROR, "refused: port %s here and port %s there do not fit: %s", here,
+                  plan.name[0] ? plan.name : "(all)", ib_refusal_text(plan.refusal));
+  }
+  s->reason = answer->reason;
   return RAIL_REMOTE_ERROR;
 }
 
 /* ---- messages ------------------------------------------------------------ */
 
-rail_result_t ib_setup_recv(struct ib_setup *s, enum ib_message_type wanted, struct ib_message *message) {
-  enum ib_reason reason = IB_REASON_NONE;
+rail_result_t ib_setup_recv(struct ib_setup *s, unsigned int wanted, struct rail_message *message) {
+  enum rail_reason reason = RAIL_REASON_NONE;
   const char *why = "";
-  rail_result_t result = ib_oob_recv(&s->oob, message, &reason, &why);
+  rail_result_t result = rail_handshake_recv(&s->handshake, message, &reason, &why);
   if (result == RAIL_IN_PROGRESS) return result;
   if (result != RAIL_OK) return ib_setup_fail(s, reason, RAIL_REMOTE_ERROR, "%s", why);
   return ib_setup_check(s, wanted, message);
 }
 
-rail_result_t ib_setup_check(struct ib_setup *s, enum ib_message_type wanted, const struct ib_message *message) {
-  if (message->type == IB_MESSAGE_ANSWER) {
-    struct ib_answer answer;
-    (void)ib_answer_decode(message->body, message->size, &answer); /* checked by ib_oob_recv */
-    if (answer.reason != IB_REASON_NONE) return refused(s, &answer);
-  }
+rail_result_t ib_setup_check(struct ib_setup *s, unsigned int wanted, const struct rail_message *message) {
+  if (message->type == RAIL_MESSAGE_ANSWER && message->reason != RAIL_REASON_NONE) return refused(s, message);
   if (message->type == wanted) return RAIL_OK;
-  return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent message %u where message %u was expected",
-                       (unsigned int)message->type, (unsigned int)wanted);
+  return ib_setup_fail(s, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent message %u where message %u was expected",
+                       message->type, wanted);
 }
 
 rail_result_t ib_setup_send_offer(struct ib_setup *s) {
   struct ib_offer_wire wire;
   size_t size = ib_offer_encode(&s->mine, &wire);
-  return ib_oob_send(&s->oob, IB_MESSAGE_OFFER, &wire, size);
+  return rail_handshake_send(&s->handshake, IB_MESSAGE_OFFER, &wire, size);
 }
 
 rail_result_t ib_setup_recv_offer(struct ib_setup *s) {
-  struct ib_message message;
+  struct rail_message message;
   RAIL_TRY(ib_setup_recv(s, IB_MESSAGE_OFFER, &message));
   const char *why = ib_offer_decode(message.body, message.size, &s->theirs);
   if (!why && s->theirs.sender == s->connector) why = "an offer with the role of this side";
-  if (why) return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
+  if (why) return ib_setup_fail(s, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
   return RAIL_OK;
 }
 
@@ -131,23 +119,23 @@ rail_result_t ib_setup_send_qps(struct ib_setup *s) {
     side->ece_comp_mask = ece.comp_mask;
   }
   size_t size = ib_qps_encode(&s->ours, &wire);
-  return ib_oob_send(&s->oob, IB_MESSAGE_QPS, &wire, size);
+  return rail_handshake_send(&s->handshake, IB_MESSAGE_QPS, &wire, size);
 }
 
 rail_result_t ib_setup_recv_qps(struct ib_setup *s) {
-  struct ib_message message;
+  struct rail_message message;
   RAIL_TRY(ib_setup_recv(s, IB_MESSAGE_QPS, &message));
   const char *why = ib_qps_decode(message.body, message.size, &s->peers);
   if (!why && (s->peers.nqps != s->plan.nqps || s->peers.nrails != s->theirs.nrails))
     why = "a list of queue pairs that is not what both planned";
-  if (why) return ib_setup_fail(s, IB_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
+  if (why) return ib_setup_fail(s, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
   return RAIL_OK;
 }
 
 rail_result_t ib_setup_flushed(struct ib_setup *s) {
-  rail_result_t result = ib_oob_flush(&s->oob);
+  rail_result_t result = rail_handshake_flush(&s->handshake);
   if (result == RAIL_OK || result == RAIL_IN_PROGRESS) return result;
-  return ib_setup_fail(s, IB_REASON_NONE, result, "%s", strerror(errno));
+  return ib_setup_fail(s, RAIL_REASON_NONE, result, "%s", strerror(errno));
 }
 
 /* ---- running the table ------------------------------------------- */
@@ -167,32 +155,23 @@ static void trace(const struct ib_setup *s, const struct ib_setup_row *rows, uns
              s->state + 1 < nrows ? rows[s->state + 1].name : "done");
 }
 
-/* Time in which this process was stopped does not count against the peer. */
-static void note_time(struct ib_setup *s) {
-  uint64_t now = rail_now_ns();
-  s->waited += RAIL_MIN(now - s->last_call, MAX_STEP_NS);
-  s->last_call = now;
-}
-
-bool ib_setup_is_late(const struct ib_setup *s) {
-  return ib_params.connect_ms && s->waited >= (uint64_t)ib_params.connect_ms * 1000000;
-}
+bool ib_setup_is_late(const struct ib_setup *s) { return rail_handshake_is_late(&s->handshake, ib_params.connect_ms); }
 
 static rail_result_t too_late(struct ib_setup *s, const struct ib_setup_row *row) {
-  return ib_setup_fail(s, IB_REASON_TIMEOUT, RAIL_REMOTE_ERROR, "not ready within %lld ms (RAIL_IB_CONNECT_TIMEOUT): "
+  return ib_setup_fail(s, RAIL_REASON_TIMEOUT, RAIL_REMOTE_ERROR, "not ready within %lld ms (RAIL_IB_CONNECT_TIMEOUT): "
                        "waited for %s; does the peer's process run, and does its log say more?",
                        (long long)ib_params.connect_ms, row->waits_for ? row->waits_for : row->name);
 }
 
 rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, unsigned int nrows, uint64_t until) {
   rail_result_t result;
-  note_time(s);
+  rail_handshake_note_time(&s->handshake);
   bool late = ib_setup_is_late(s); /* before the step, which may have a better line about it */
   do {
     s->more = false;
-    if (s->oob.fd >= 0 && rows[s->state].unlimited) {
-      (void)ib_oob_flush(&s->oob); /* the step reports a failure */
-    } else if (s->oob.fd >= 0) {
+    if (s->handshake.fd >= 0 && rows[s->state].unlimited) {
+      (void)rail_handshake_flush(&s->handshake); /* the step reports a failure */
+    } else if (s->handshake.fd >= 0) {
       result = ib_setup_flushed(s);
       if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return result;
     }
@@ -220,13 +199,13 @@ static void log_connected(const struct ib_setup *s) {
             ib_gid_text(s->mine.rails[0].gid, mine), s->theirs.rails[0].name,
             ib_gid_text(s->theirs.rails[0].gid, theirs),
             c->plan.nqps, c->plan.nqps > 1 ? "s" : "", c->plan.verify ? ", verified" : "",
-            s->oob.authenticated ? ", authenticated" : "");
+            s->handshake.session.keyed ? ", authenticated" : "");
 }
 
 rail_result_t ib_setup_take(struct ib_setup *s, struct ib_comm **out) {
   struct ib_comm *comm = s->comm;
-  comm->oob_fd = s->oob.fd;
-  s->oob.fd = -1;
+  comm->oob_fd = s->handshake.fd;
+  s->handshake.fd = -1;
   RAIL_TRY(ib_watch_add(comm)); /* on failure ib_setup_free frees it */
   log_connected(s);
   ib_setup_count(s->device, s->connector ? IB_DEVICE_CONNECTED : IB_DEVICE_ACCEPTED);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A connection that is being set up: what connector and acceptor have in common. Each side is a table of steps that run
- * in order (ib_connect.c, ib_accept.c); most steps are here:
+ * A connection that is being made: what connector and acceptor do alike. Each
+ * side is a table of steps that follow one another (ib_connect.c, ib_listen.c);
+ * most steps are here:
  *
- *   ib_offer.c   query the ports, choose GIDs, offer, plan
+ *   ib_offer.c   query our ports, choose GIDs, offer, plan
  *   ib_build.c   the comm: completion queues, memory, queue pairs to RTS, a first write over each
  *   ib_setup.c   messages, running the table, lines about failures
  *
@@ -14,10 +15,12 @@
 #ifndef IB_SETUP_H
 #define IB_SETUP_H
 
+#include "common/conn/handshake.h"
 #include "common/net/net_ctx.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_oob.h"
+#include "plugin/ib/ib_gid.h"
 #include "plugin/ib/ib_stats.h"
+#include "plugin/ib/ib_wire.h"
 
 struct ib_setup {
   struct rail_net_ctx *ctx;
@@ -28,11 +31,8 @@ struct ib_setup {
   unsigned int state; /* row of the side's table */
   unsigned int piece; /* of its step */
   bool more;          /* the step has pieces left that need not wait */
-  uint64_t begun, last_call; /* times: of the first call, of the latest */
-  uint64_t waited; /* ns that count for RAIL_IB_CONNECT_TIMEOUT: in which this process made calls */
-  bool reported;   /* the line about a peer that does not accept is written */
-  enum ib_reason reason; /* after a failure */
-  struct ib_oob oob;
+  unsigned int reason; /* after a failure: the kind of it, of enum rail_reason or ib_reason */
+  struct rail_handshake handshake;
 
   struct ib_port_attr *attrs; /* of the device's rails, until the offer is made */
   unsigned int nhints;     /* GIDs of the peer's rails, as far as they are known when ours are chosen */
@@ -59,13 +59,13 @@ rail_result_t ib_connect(void *ctx, int dev, void *handle, int traffic_class, vo
                          struct rail_net_device_handle **dev_handle);
 void ib_connect_drop(void *attempt); /* of a context's attempts */
 
-/* The peer's address is known; there is no oob connection yet (oob.fd -1). */
+/* The peer is known; the TCP connection is not there yet (handshake.fd -1). */
 void ib_setup_init(struct ib_setup *s, struct rail_net_ctx *ctx, const struct ib_device *device, bool connector,
                    const union rail_addr *peer, int traffic_class);
-/* Frees what was made so far, the comm too, unless it was taken. */
+/* Frees everything; the comm too, unless it was taken. */
 void ib_setup_free(struct ib_setup *s);
 /* Runs steps until `until`, at least one. RAIL_OK after the last row; RAIL_IN_PROGRESS; or the failure, after a line
- * and a refusal to the peer. */
+ * and a refusal for the peer. */
 rail_result_t ib_setup_run(struct ib_setup *s, const struct ib_setup_row *rows, unsigned int nrows, uint64_t until);
 /* Moves the comm, watched, to the caller. */
 rail_result_t ib_setup_take(struct ib_setup *s, struct ib_comm **comm);
@@ -73,20 +73,21 @@ rail_result_t ib_setup_take(struct ib_setup *s, struct ib_comm **comm);
 /* One line, "RailIB: connect to PEER over DEVICE: ...", and a refusal for the peer unless `reason` is NONE. Returns
  * `result`. */
 __attribute__((format(printf, 4, 5)))
-rail_result_t ib_setup_fail(struct ib_setup *s, enum ib_reason reason, rail_result_t result, const char *fmt, ...);
+rail_result_t ib_setup_fail(struct ib_setup *s, unsigned int reason, rail_result_t result, const char *fmt, ...);
 /* Has the peer taken longer than RAIL_IB_CONNECT_TIMEOUT? */
 bool ib_setup_is_late(const struct ib_setup *s);
 /* Counts pieces: RAIL_OK when that was the last of `n`. */
 rail_result_t ib_setup_piece_done(struct ib_setup *s, unsigned int n);
-/* Checks a message that was received, as ib_setup_recv does. */
-rail_result_t ib_setup_check(struct ib_setup *s, enum ib_message_type wanted, const struct ib_message *message);
-/* RAIL_OK: a message of the type `wanted`. RAIL_IN_PROGRESS. Else the peer refused, or sent something else. */
-rail_result_t ib_setup_recv(struct ib_setup *s, enum ib_message_type wanted, struct ib_message *message);
+/* Fails with "the peer has refused" if it has, or with what is wrong with its message instead of a `wanted` one.
+ * RAIL_OK: it is one. */
+rail_result_t ib_setup_check(struct ib_setup *s, unsigned int wanted, const struct rail_message *message);
+/* The same for the next message. */
+rail_result_t ib_setup_recv(struct ib_setup *s, unsigned int wanted, struct rail_message *message);
 void ib_setup_count(const struct ib_device *device, enum ib_stats_device counter);
 
 /* ---- steps --------------------------------------------------------------- */
 
-rail_result_t ib_setup_query_ports(struct ib_setup *s); /* at our ports */
+rail_result_t ib_setup_query_ports(struct ib_setup *s); /* ours */
 rail_result_t ib_setup_offer(struct ib_setup *s);
 rail_result_t ib_setup_send_offer(struct ib_setup *s);
 rail_result_t ib_setup_recv_offer(struct ib_setup *s);
@@ -106,10 +107,10 @@ rail_result_t ib_setup_start(struct ib_setup *s); /* the peer may write to the c
 
 rail_result_t ib_setup_test_writes(struct ib_setup *s);
 rail_result_t ib_setup_verified(struct ib_setup *s);
-rail_result_t ib_setup_flushed(struct ib_setup *s); /* everything is sent */
+rail_result_t ib_setup_flushed(struct ib_setup *s); /* all messages are written */
 
-/* GIDs of the first rails, for a listener's handle. Returns how many; there may be none. */
-unsigned int ib_offer_hints(const struct ib_device *device, uint8_t gids[IB_HANDLE_GIDS][16]);
+/* What a listener's handle tells of its ports: GIDs of the first rails; it may be none. */
+void ib_offer_hints(const struct ib_device *device, struct ib_hints *hints);
 /* Queue depths and inline size of this side's QPs on this port. */
 struct ib_qp_sizes ib_setup_sizes(const struct ib_setup *s, const struct ib_port *port);
 

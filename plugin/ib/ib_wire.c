@@ -1,129 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Handle and handshake messages to bytes and back. */
+ * The plugin's part of the handshake to bytes and back. */
 #include "plugin/ib/ib_wire.h"
 
 #include <endian.h>
 #include <string.h>
 
 #include "plugin/ib/ib_gid.h"
+#include "plugin/ib/ib_param.h"
 
-/* ---- listen handle ------------------------------------------------------- */
+static struct rail_key key = {.plugin = "RailIB", .param = "RAIL_IB_AUTH_FILE"};
 
-void ib_handle_encode(const struct ib_handle *handle, void *bytes) {
-  struct ib_handle_wire wire = {
-    .magic = htole32(IB_HANDLE_MAGIC),
-    .version = IB_WIRE_VERSION,
-    .flags = (uint8_t)handle->flags,
-    .ngids = (uint8_t)handle->ngids,
-    .attempt = htole64(handle->attempt),
-  };
-  rail_addr_pack(&handle->addr, &wire.addr);
-  memcpy(wire.secret, handle->secret, sizeof wire.secret);
-  memcpy(wire.gids, handle->gids, handle->ngids * sizeof wire.gids[0]);
-  memcpy(bytes, &wire, sizeof wire);
+static const char *reason_text(unsigned int reason) {
+  switch (reason) {
+    case RAIL_REASON_GARBAGE: return "not a RailIB hello";
+    case RAIL_REASON_AUTH: return "RAIL_IB_AUTH_FILE is set on one side only";
+    case RAIL_REASON_MAC:
+      return "the other side has another key in RAIL_IB_AUTH_FILE, or its message was changed on the way";
+    case RAIL_REASON_TIMEOUT: return "the handshake was not finished in time (RAIL_IB_CONNECT_TIMEOUT)";
+    case RAIL_REASON_FAILED: return "the other side could not create its queue pairs; its log says why";
+    case IB_REASON_PLAN: return "the ports of the two sides do not fit";
+    case IB_REASON_VERIFY:
+      return "the first RDMA write between the two did not arrive; the side that waited logs its ports";
+    default: return NULL;
+  }
 }
 
-bool ib_handle_decode(const void *bytes, struct ib_handle *handle, const char **why) {
-  static const uint8_t zeros[sizeof(struct ib_handle_wire)];
-  struct ib_handle_wire wire;
-  memcpy(&wire, bytes, sizeof wire);
-  memset(handle, 0, sizeof *handle);
-  handle->flags = wire.flags;
-  handle->attempt = le64toh(wire.attempt);
-  memcpy(handle->secret, wire.secret, sizeof handle->secret);
-  *why = NULL;
-  if (le32toh(wire.magic) != IB_HANDLE_MAGIC) *why = "it was not made by RailIB's listen";
-  else if (wire.version != IB_WIRE_VERSION) *why = "the peer runs another version of RailIB";
-  else if (handle->flags & ~IB_HANDLE_AUTH) *why = "it has flags that do not exist";
-  else if (wire.ngids > IB_HANDLE_GIDS) *why = "it has more than 4 GIDs";
-  else if (!rail_addr_unpack(&wire.addr, &handle->addr)) *why = "its address is malformed";
-  else if (rail_addr_port(&handle->addr) == 0) *why = "its port is 0";
-  else if (memcmp(wire.gids[wire.ngids], zeros, (IB_HANDLE_GIDS - wire.ngids) * sizeof wire.gids[0]) != 0 ||
-           memcmp(wire.zeros, zeros, sizeof wire.zeros) != 0 || wire.zero)
+const struct rail_protocol ib_protocol = {
+  .plugin = "RailIB",
+  .tag = "RBK",
+  .version = IB_WIRE_VERSION,
+  .key = &key,
+  .handle_payload = IB_HANDLE_GIDS * 16,
+  .answer_payload = sizeof(struct ib_refused_plan_wire),
+  .max_body = sizeof(struct ib_qps_wire),
+  .reason_text = reason_text,
+};
+
+bool ib_protocol_load(void) { return rail_key_load(&key, ib_params.auth_file); }
+
+/* ---- payloads of handle and answer ----------------------------------------- */
+
+void ib_hints_encode(const struct ib_hints *hints, struct rail_handle *handle) {
+  memset(handle->payload, 0, sizeof handle->payload);
+  handle->param = (uint8_t)hints->n;
+  memcpy(handle->payload, hints->gids, hints->n * sizeof hints->gids[0]);
+}
+
+bool ib_handle_decode(const void *bytes, struct rail_handle *handle, struct ib_hints *hints, const char **why) {
+  static const uint8_t zeros[IB_HANDLE_GIDS][16];
+  memset(hints, 0, sizeof *hints);
+  if (!rail_handle_decode(&ib_protocol, bytes, handle, why)) return false;
+  if (handle->param > IB_HANDLE_GIDS) *why = "it has more than 4 GIDs";
+  else if (memcmp(handle->payload + handle->param * 16, zeros, (IB_HANDLE_GIDS - handle->param) * 16u) != 0)
     *why = "it was changed on its way: bytes that are zero are not";
   if (*why) return false;
-  handle->ngids = wire.ngids;
-  memcpy(handle->gids, wire.gids, sizeof handle->gids);
+  hints->n = handle->param;
+  memcpy(hints->gids, handle->payload, sizeof hints->gids);
   return true;
-}
-
-void ib_handle_set_attempt(void *bytes, uint64_t attempt) {
-  uint64_t wire = htole64(attempt);
-  memcpy((uint8_t *)bytes + offsetof(struct ib_handle_wire, attempt), &wire, sizeof wire);
-}
-
-/* ---- HELLO --------------------------------------------------------------- */
-
-static const char *const reason_text[] = {
-  [IB_REASON_NONE] = "welcome",
-  [IB_REASON_GARBAGE] = "not a RailIB hello",
-  [IB_REASON_VERSION] = "another protocol version; install the same release on both sides",
-  [IB_REASON_SECRET] = "wrong secret (a stale handle, or not a peer)",
-  [IB_REASON_PLAN] = "the ports of the two sides do not fit",
-  [IB_REASON_FAILED] = "the other side could not create its queue pairs; its log says why",
-  [IB_REASON_TIMEOUT] = "the handshake was not finished in time (RAIL_IB_CONNECT_TIMEOUT)",
-  [IB_REASON_BUSY] = "too many pending connections",
-  [IB_REASON_AUTH] = "RAIL_IB_AUTH_FILE is set on one side only",
-  [IB_REASON_MAC] = "the other side has another key in RAIL_IB_AUTH_FILE, or its message was changed on the way",
-  [IB_REASON_REPLAY] = "a hello that was received before",
-  [IB_REASON_GONE] = "the listener is closed",
-  [IB_REASON_MESSAGE] = "an invalid message, or one out of order",
-  [IB_REASON_VERIFY] = "the first RDMA write between the two did not arrive; the side that waited logs its ports",
-};
-_Static_assert(RAIL_COUNT_OF(reason_text) == IB_REASON_COUNT, "a text for each reason");
-
-const char *ib_reason_text(unsigned int reason) {
-  return reason < IB_REASON_COUNT ? reason_text[reason] : "a reason that this version does not know";
-}
-
-void ib_hello_encode(const uint8_t secret[IB_SECRET_SIZE], const uint8_t comm_id[IB_COMM_ID_SIZE],
-                     struct ib_hello_wire *wire) {
-  *wire = (struct ib_hello_wire){
-    .magic = htole32(IB_HELLO_MAGIC), .version = htole16(IB_WIRE_VERSION), .length = htole16(sizeof *wire)};
-  memcpy(wire->secret, secret, sizeof wire->secret);
-  memcpy(wire->comm_id, comm_id, sizeof wire->comm_id);
-}
-
-enum ib_reason ib_hello_check(const struct ib_hello_wire *wire, const struct ib_handle *listener) {
-  uint32_t flags = le32toh(wire->flags);
-  enum ib_reason reason = ib_hello_plausible(wire, sizeof *wire, listener);
-  if (reason != IB_REASON_NONE) return reason;
-  if (!rail_same_bytes(wire->secret, listener->secret, sizeof wire->secret)) return IB_REASON_SECRET;
-  if (le16toh(wire->length) != sizeof *wire || (flags & ~IB_HELLO_AUTH)) return IB_REASON_VERSION;
-  return !(flags & IB_HELLO_AUTH) == !(listener->flags & IB_HANDLE_AUTH) ? IB_REASON_NONE : IB_REASON_AUTH;
-}
-
-/* A peer without the secret does not learn the version. */
-enum ib_reason ib_hello_plausible(const void *bytes, size_t have, const struct ib_handle *listener) {
-  const struct ib_hello_wire good = {.magic = htole32(IB_HELLO_MAGIC), .version = htole16(IB_WIRE_VERSION)};
-  const size_t magic = sizeof good.magic, version = magic + sizeof good.version;
-  const uint8_t *secret = (const uint8_t *)bytes + offsetof(struct ib_hello_wire, secret);
-  if (memcmp(bytes, &good, RAIL_MIN(have, magic)) != 0) return IB_REASON_GARBAGE;
-  if (have < IB_HELLO_COMMON || memcmp(bytes, &good, version) == 0) return IB_REASON_NONE;
-  return rail_same_bytes(secret, listener->secret, IB_SECRET_SIZE) ? IB_REASON_VERSION : IB_REASON_SECRET;
-}
-
-/* ---- messages ------------------------------------------------------------ */
-
-void ib_head_encode(enum ib_message_type type, size_t body, struct ib_head_wire *head) {
-  *head = (struct ib_head_wire){
-    .magic = htole32(IB_MESSAGE_MAGIC),
-    .version = htole16(IB_WIRE_VERSION),
-    .type = htole16((uint16_t)type),
-    .length = htole32((uint32_t)(body + RAIL_MAC_SIZE)),
-  };
-}
-
-const char *ib_head_decode(const struct ib_head_wire *head, unsigned int *type, size_t *body) {
-  uint32_t length = le32toh(head->length);
-  *type = le16toh(head->type);
-  *body = 0;
-  if (le32toh(head->magic) != IB_MESSAGE_MAGIC) return "this is no message of RailIB";
-  if (le16toh(head->version) != IB_WIRE_VERSION && *type != IB_MESSAGE_ANSWER) return "it is of another version";
-  if (*type < IB_MESSAGE_ANSWER || *type > IB_MESSAGE_READY) return "a message of an unknown type";
-  if (length < RAIL_MAC_SIZE || length > IB_BODY_MAX + RAIL_MAC_SIZE) return "a message of an invalid length";
-  *body = length - RAIL_MAC_SIZE;
-  return NULL;
 }
 
 /* Text that may be printed: no more than this, and a NUL at its end. */
@@ -147,44 +80,26 @@ static void put_name(char to[IB_NAME_SIZE], const char *name) {
 static uint8_t put_rail(int rail) { return rail >= 0 && rail < IB_MAX_RAILS ? (uint8_t)rail : 0xff; }
 static int get_rail(uint8_t rail) { return rail < IB_MAX_RAILS ? rail : -1; }
 
-void ib_answer_encode(const struct ib_answer *answer, struct ib_answer_wire *wire) {
-  *wire = (struct ib_answer_wire){
-    .reason = htole16((uint16_t)answer->reason),
-    .refusal = htole16((uint16_t)answer->refusal),
-    .rail_here = put_rail(answer->rail_here),
-    .rail_there = put_rail(answer->rail_there),
+void ib_refused_plan_encode(const struct ib_refused_plan *refused, struct ib_refused_plan_wire *wire) {
+  *wire = (struct ib_refused_plan_wire){
+    .refusal = htole16((uint16_t)refused->refusal),
+    .rail_here = put_rail(refused->rail_here),
+    .rail_there = put_rail(refused->rail_there),
   };
-  memcpy(wire->nonce, answer->nonce, sizeof wire->nonce);
-  put_name(wire->name, answer->name);
+  put_name(wire->name, refused->name);
 }
 
-const char *ib_answer_decode(const void *body, size_t size, struct ib_answer *answer) {
-  struct ib_answer_wire wire = {0};
-  *answer = (struct ib_answer){.rail_here = -1, .rail_there = -1};
-  if (size < sizeof wire.reason) return "an answer without reason";
-  memcpy(&wire.reason, body, sizeof wire.reason);
-  answer->reason = le16toh(wire.reason);
-  /* Another version's refusal may be of any other form. */
-  if (size != sizeof wire) return answer->reason == IB_REASON_NONE ? "a welcome of an invalid length" : NULL;
-  memcpy(&wire, body, sizeof wire);
-  answer->refusal = le16toh(wire.refusal);
-  answer->rail_here = get_rail(wire.rail_here);
-  answer->rail_there = get_rail(wire.rail_there);
-  memcpy(answer->nonce, wire.nonce, sizeof answer->nonce);
+const char *ib_refused_plan_decode(const void *payload, size_t size, struct ib_refused_plan *refused) {
+  struct ib_refused_plan_wire wire;
+  *refused = (struct ib_refused_plan){.rail_here = -1, .rail_there = -1};
+  if (size != sizeof wire) return "a refused plan of an invalid length";
+  memcpy(&wire, payload, sizeof wire);
   if (!name_is_good(wire.name)) return "an answer with a name that is not text";
-  memcpy(answer->name, wire.name, sizeof answer->name);
+  refused->refusal = le16toh(wire.refusal);
+  refused->rail_here = get_rail(wire.rail_here);
+  refused->rail_there = get_rail(wire.rail_there);
+  memcpy(refused->name, wire.name, sizeof refused->name);
   return NULL;
-}
-
-void ib_refusal_encode(const struct ib_answer *answer, uint8_t bytes[IB_REFUSAL_SIZE]) {
-  struct ib_head_wire head;
-  struct ib_answer_wire wire;
-  ib_head_encode(IB_MESSAGE_ANSWER, sizeof wire, &head);
-  if (answer->reason == IB_REASON_SECRET) head.version = 0; /* the version is for peers with the secret */
-  ib_answer_encode(answer, &wire);
-  memset(bytes, 0, IB_REFUSAL_SIZE);
-  memcpy(bytes, &head, sizeof head);
-  memcpy(bytes + sizeof head, &wire, sizeof wire);
 }
 
 /* ---- OFFER --------------------------------------------------------------- */

@@ -8,9 +8,10 @@ static struct rail_key key = {.plugin = "RailSocket", .param = "RAIL_SOCKET_AUTH
 
 static const char *reason_text(unsigned int reason) {
   switch (reason) {
+    case RAIL_REASON_GARBAGE: return "not a RailSocket hello";
     case RAIL_REASON_AUTH: return "RAIL_SOCKET_AUTH_FILE is set on one side only";
     case RAIL_REASON_MAC:
-      return "the other side has not the key of RAIL_SOCKET_AUTH_FILE, or somebody changed what it said";
+      return "the other side has another key in RAIL_SOCKET_AUTH_FILE, or its message was changed on the way";
     case SK_REASON_STREAMS: return "stream index or count that the listener did not ask for";
     case SK_REASON_DUPLICATE: return "a stream that is there already";
     case SK_REASON_LIMITS: return "eager limits out of range";

@@ -7,10 +7,10 @@
  * Held: what is taken is in its bounds, text is text, and encoding it again
  * gives the bytes that were there, but for those that are ignored.
  */
-#include "plugin/ib/ib_wire.h"
 #include "test/fuzz/lib/fuzz.h"
+#include "test/unit/ib_hello.h"
 
-enum { HELLO, HEAD, ANSWER, OFFER, QPS, KINDS };
+enum { HELLO, MESSAGE, REFUSED_PLAN, OFFER, QPS, KINDS };
 
 static void check_name(const char *name) {
   FUZZ_CHECK(memchr(name, 0, IB_NAME_SIZE));
@@ -18,31 +18,46 @@ static void check_name(const char *name) {
 }
 
 static void hello(struct fuzz_in *in, unsigned int flags) {
-  const struct ib_handle listener = {.secret = "fifteen letters", .flags = flags & IB_HANDLE_AUTH};
-  struct ib_hello_wire wire;
+  const struct rail_handle listener = {.secret = "fifteen letters", .naddrs = 1, .auth = flags & 1};
+  struct rail_hello decoded;
+  struct ib_hello_bytes wire;
   size_t have = in->left < sizeof wire ? in->left : sizeof wire;
   fuzz_fill(in, &wire, sizeof wire);
-  enum ib_reason plausible = ib_hello_plausible(&wire, have, &listener), reason = ib_hello_check(&wire, &listener);
-  FUZZ_CHECK(reason < IB_REASON_COUNT && ib_reason_text(reason)[0]);
-  FUZZ_CHECK(plausible <= IB_REASON_SECRET);
-  if (plausible == IB_REASON_VERSION) FUZZ_CHECK(memcmp(wire.secret, listener.secret, sizeof wire.secret) == 0);
-  if (reason != IB_REASON_NONE) return;
-  FUZZ_CHECK(plausible == IB_REASON_NONE && memcmp(wire.secret, listener.secret, sizeof wire.secret) == 0);
+  enum rail_reason early = rail_hello_check_prefix(&ib_protocol, &listener, &wire, have);
+  enum rail_reason reason = rail_hello_decode(&ib_protocol, &listener, &wire, &decoded);
+  FUZZ_CHECK(reason < RAIL_REASON_COMMON && rail_reason_text(&ib_protocol, reason)[0]);
+  FUZZ_CHECK(early <= RAIL_REASON_SECRET);
+  if (early == RAIL_REASON_VERSION) FUZZ_CHECK(memcmp(wire.head.secret, listener.secret, RAIL_SECRET_SIZE) == 0);
+  if (reason != RAIL_REASON_NONE) return;
+  FUZZ_CHECK(early == RAIL_REASON_NONE && memcmp(wire.head.secret, listener.secret, RAIL_SECRET_SIZE) == 0);
 }
 
-static void head(struct fuzz_in *in) {
-  struct ib_head_wire wire;
-  unsigned int type;
-  size_t body;
-  fuzz_fill(in, &wire, sizeof wire);
-  const char *why = ib_head_decode(&wire, &type, &body);
-  FUZZ_CHECK(body <= IB_BODY_MAX && (!why || (body == 0 && why[0])));
-  if (!why) FUZZ_CHECK(type >= IB_MESSAGE_ANSWER && type <= IB_MESSAGE_READY);
+/* Only as many bytes are shown to the decoder as rail_message_need asked for. */
+static void message(struct fuzz_in *in) {
+  struct rail_session session;
+  struct rail_message m;
+  enum rail_reason reason = RAIL_REASON_NONE;
+  const char *why;
+  uint8_t head[sizeof(struct rail_head_wire)];
+  rail_session_init(&session, &ib_protocol, true, &(struct rail_hello){.streams = 1});
+  fuzz_fill(in, head, sizeof head);
+  size_t need = rail_message_need(&ib_protocol, head, sizeof head);
+  FUZZ_CHECK(need >= sizeof head && need <= RAIL_MESSAGE_MAX);
+  uint8_t *bytes = fuzz_guarded(need);
+  memcpy(bytes, head, sizeof head);
+  fuzz_fill(in, bytes + sizeof head, need - sizeof head);
+  if (rail_message_decode(&session, bytes, &m, &reason, &why) != RAIL_OK) {
+    FUZZ_CHECK(reason != RAIL_REASON_NONE && why[0]);
+  } else {
+    FUZZ_CHECK(m.size <= ib_protocol.max_body && m.type >= RAIL_MESSAGE_ANSWER);
+    if (m.type == RAIL_MESSAGE_ANSWER) FUZZ_CHECK(rail_reason_text(&ib_protocol, m.reason)[0]);
+  }
+  fuzz_guarded_free(bytes, need);
 }
 
-static void answer(const uint8_t *body, size_t size) {
-  struct ib_answer a;
-  if (ib_answer_decode(body, size, &a)) return;
+static void refused_plan(const uint8_t *body, size_t size) {
+  struct ib_refused_plan a;
+  if (ib_refused_plan_decode(body, size, &a)) return;
   FUZZ_CHECK(a.rail_here < IB_MAX_RAILS && a.rail_there < IB_MAX_RAILS && ib_refusal_text(a.refusal)[0]);
   check_name(a.name);
 }
@@ -83,12 +98,12 @@ void fuzz_one(const uint8_t *data, size_t size) {
   struct fuzz_in in = {data, size};
   unsigned int kind = fuzz_u8(&in) % KINDS, flags = fuzz_u8(&in);
   if (kind == HELLO) hello(&in, flags);
-  if (kind == HEAD) head(&in);
-  if (kind < ANSWER) return;
-  size = in.left < IB_BODY_MAX + 8 ? in.left : IB_BODY_MAX + 8;
+  if (kind == MESSAGE) message(&in);
+  if (kind < REFUSED_PLAN) return;
+  size = RAIL_MIN(in.left, ib_protocol.max_body + 8);
   uint8_t *body = fuzz_guarded(size); /* nothing beyond it may be read */
   fuzz_fill(&in, body, size);
-  if (kind == ANSWER) answer(body, size);
+  if (kind == REFUSED_PLAN) refused_plan(body, size);
   if (kind == OFFER) offer(body, size);
   if (kind == QPS) qps(body, size);
   fuzz_guarded_free(body, size);
@@ -103,18 +118,23 @@ static void seed(const char *name, unsigned int kind, const void *bytes, size_t 
 }
 
 void fuzz_make_seeds(void) {
-  struct ib_hello_wire hello_wire;
-  struct ib_head_wire head_wire;
-  struct ib_answer_wire answer_wire;
+  const struct rail_handle listener = {.secret = "fifteen letters", .naddrs = 1};
+  struct rail_hello hello;
+  struct rail_session session;
+  struct ib_refused_plan_wire plan_wire;
+  uint8_t bytes[RAIL_MESSAGE_MAX], body[88] = {0};
   struct ib_offer_wire offer_wire;
   struct ib_qps_wire qps_wire;
-  ib_hello_encode((const uint8_t *)"fifteen letters", (const uint8_t *)"somebody's name", &hello_wire);
+  const struct ib_hello_bytes hello_wire = ib_make_hello(&listener, "somebody's name", &hello);
   seed("hello", HELLO, &hello_wire, sizeof hello_wire);
-  ib_head_encode(IB_MESSAGE_QPS, 88, &head_wire);
-  seed("head", HEAD, &head_wire, sizeof head_wire);
-  struct ib_answer a = {.reason = IB_REASON_PLAN, .refusal = IB_REFUSAL_LINK, .rail_there = 1, .name = "mlx5_0"};
-  ib_answer_encode(&a, &answer_wire);
-  seed("refusal", ANSWER, &answer_wire, sizeof answer_wire);
+  rail_session_init(&session, &ib_protocol, false, &hello);
+  FUZZ_CHECK(rail_message_encode(&session, IB_MESSAGE_QPS, body, sizeof body, bytes) == RAIL_OK);
+  seed("message", MESSAGE, bytes, rail_message_size(sizeof body));
+  const struct ib_refused_plan a = {.refusal = IB_REFUSAL_LINK, .rail_there = 1, .name = "mlx5_0"};
+  ib_refused_plan_encode(&a, &plan_wire);
+  seed("refused-plan", REFUSED_PLAN, &plan_wire, sizeof plan_wire);
+  rail_refusal_encode(&ib_protocol, IB_REASON_PLAN, &plan_wire, bytes);
+  seed("refusal", MESSAGE, bytes, rail_answer_size(&ib_protocol));
   struct ib_offer o = {.sender = true, .nrails = 2, .qps_per_rail = 2, .max_qps = 128, .ece = true, .verify = true,
                        .max_write_log2 = 30, .recv_depth = IB_RECV_DEPTH, .timeout = 20, .process = 12345};
   for (unsigned int i = 0; i < 2; i++) {

@@ -11,17 +11,18 @@
  * for none comes), and queue pairs, completion queues and registrations are
  * gone afterwards.
  */
+#include <endian.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "plugin/ib/ib_listen.h"
 #include "plugin/ib/ib_device.h"
+#include "plugin/ib/ib_listen.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_oob.h"
 #include "plugin/ib/ib_watch.h"
 #include "test/fuzz/lib/fuzz.h"
 #include "test/unit/ib_fake.h"
+#include "test/unit/ib_hello.h"
 
 enum step { CALL, RAW, SAY_ANSWER, SAY_OFFER, SAY_QPS, SAY_READY, HANG_UP, STEPS };
 #define CALLS_PER_STEP 4
@@ -60,41 +61,41 @@ static void hard_close(int *fd) { /* by a reset: no port waits for the inputs to
 /* ---- the peer ------------------------------------------------------------ */
 
 static void meet_as_connector(struct bed *bed) {
-  struct ib_handle handle;
-  struct ib_hello_wire hello;
+  struct rail_handle handle;
+  struct ib_hints hints;
+  struct rail_hello hello;
   const char *why;
   FUZZ_CHECK(ib_listen(bed->ctx, 0, bed->handle, &bed->listen) == RAIL_OK);
-  FUZZ_CHECK(ib_handle_decode(bed->handle, &handle, &why));
-  bed->fd = socket(handle.addr.sa.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  FUZZ_CHECK(bed->fd >= 0 && connect(bed->fd, &handle.addr.sa, rail_addr_len(&handle.addr)) == 0);
-  ib_hello_encode(handle.secret, (const uint8_t *)"somebody's name", &hello);
-  fuzz_write(bed->fd, &hello, sizeof hello);
+  FUZZ_CHECK(ib_handle_decode(bed->handle, &handle, &hints, &why));
+  bed->fd = socket(handle.addrs[0].sa.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  FUZZ_CHECK(bed->fd >= 0 && connect(bed->fd, &handle.addrs[0].sa, rail_addr_len(&handle.addrs[0])) == 0);
+  const struct ib_hello_bytes bytes = ib_make_hello(&handle, "somebody's name", &hello);
+  fuzz_write(bed->fd, &bytes, sizeof bytes);
 }
 
 static void meet_as_listener(struct bed *bed) {
-  struct ib_handle handle = {.secret = "fifteen letters"};
-  FUZZ_CHECK(rail_addr_parse("127.0.0.1:0", &handle.addr) == RAIL_OK);
-  FUZZ_CHECK(rail_sock_listen(&handle.addr, 4, &bed->door) == RAIL_OK);
-  ib_handle_encode(&handle, bed->handle);
+  struct rail_handle handle = {.secret = "fifteen letters", .naddrs = 1};
+  FUZZ_CHECK(rail_addr_parse("127.0.0.1:0", &handle.addrs[0]) == RAIL_OK);
+  FUZZ_CHECK(rail_sock_listen(&handle.addrs[0], 4, &bed->door) == RAIL_OK);
+  rail_handle_encode(&ib_protocol, &handle, bed->handle);
 }
 
 static void say(struct bed *bed, enum ib_message_type type, const void *body, size_t size) {
-  static const uint8_t mac[RAIL_MAC_SIZE];
-  struct ib_head_wire head;
-  ib_head_encode(type, size, &head);
-  if (bed->fd < 0) return;
-  fuzz_write(bed->fd, &head, sizeof head);
-  fuzz_write(bed->fd, body, size);
-  fuzz_write(bed->fd, mac, sizeof mac);
+  struct rail_session session;
+  uint8_t bytes[RAIL_MESSAGE_MAX];
+  rail_session_init(&session, &ib_protocol, true, &(struct rail_hello){.streams = 1});
+  FUZZ_CHECK(rail_message_encode(&session, type, body, size, bytes) == RAIL_OK);
+  if (bed->fd >= 0) fuzz_write(bed->fd, bytes, rail_message_size(size));
 }
 
 static void say_answer(struct fuzz_in *in, struct bed *bed) {
-  struct ib_answer answer = {.reason = fuzz_u8(in), .refusal = fuzz_u8(in), .rail_here = fuzz_u8(in) % 10 - 1};
-  struct ib_answer_wire wire;
-  answer.rail_there = fuzz_u8(in) % 10 - 1;
-  memcpy(answer.name, "peer0", 6);
-  ib_answer_encode(&answer, &wire);
-  say(bed, IB_MESSAGE_ANSWER, &wire, sizeof wire);
+  uint8_t reason = fuzz_u8(in), bytes[RAIL_ANSWER_MAX];
+  struct ib_refused_plan plan = {.refusal = fuzz_u8(in), .rail_here = fuzz_u8(in) % 10 - 1, .name = "peer0"};
+  struct ib_refused_plan_wire wire;
+  plan.rail_there = fuzz_u8(in) % 10 - 1;
+  ib_refused_plan_encode(&plan, &wire);
+  rail_refusal_encode(&ib_protocol, reason, &wire, bytes); /* or a welcome: there is no key here */
+  if (bed->fd >= 0) fuzz_write(bed->fd, bytes, rail_answer_size(&ib_protocol));
 }
 
 static void say_offer(struct fuzz_in *in, struct bed *bed) {
@@ -211,6 +212,13 @@ static void whole(const char *name, unsigned int head, unsigned int rails) {
   fuzz_seed(name, out.bytes, out.size);
 }
 
+static void put_head(struct fuzz_out *out, enum ib_message_type type, size_t body) {
+  const struct rail_head_wire head = {.magic = "RBKM", .version = htole16(IB_WIRE_VERSION),
+                                      .type = htole16((uint16_t)type),
+                                      .length = htole32((uint32_t)(body + RAIL_MAC_SIZE))};
+  fuzz_put(out, &head, sizeof head);
+}
+
 void fuzz_make_seeds(void) {
   struct fuzz_out out = {.size = 0};
   whole("accept", 0, 1);
@@ -229,9 +237,7 @@ void fuzz_make_seeds(void) {
   fuzz_put8(&out, 0);
   fuzz_put8(&out, RAW);
   fuzz_put8(&out, 16);
-  struct ib_head_wire head;
-  ib_head_encode(IB_MESSAGE_OFFER, 136, &head);
-  fuzz_put(&out, &head, sizeof head);
+  put_head(&out, IB_MESSAGE_OFFER, 136);
   calls(&out, 2);
   fuzz_put8(&out, HANG_UP);
   calls(&out, 1);
@@ -240,8 +246,7 @@ void fuzz_make_seeds(void) {
   fuzz_put8(&out, 0);
   fuzz_put8(&out, RAW);
   fuzz_put8(&out, 16);
-  ib_head_encode(IB_MESSAGE_QPS, IB_BODY_MAX, &head);
-  fuzz_put(&out, &head, sizeof head);
+  put_head(&out, IB_MESSAGE_QPS, sizeof(struct ib_qps_wire));
   calls(&out, 1);
   for (int i = 0; i < 2; i++) {
     fuzz_put8(&out, RAW);

@@ -14,12 +14,12 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_auth.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_listen.h"
 #include "plugin/ib/ib_watch.h"
 #include "test/harness/program.h"
 #include "test/unit/ib_fake.h"
+#include "test/unit/ib_hello.h"
 
 #define PATIENCE_MS 10000
 #define HS_SCRIPT "device fakeA ports=2; device fakeB; device fakeI link=ib lid=7"
@@ -53,7 +53,7 @@ struct hs {
   struct rail_net_ctx *ctx;
   void *listen;
   char handle[RAIL_NET_HANDLE_SIZE];
-  struct ib_handle decoded;
+  struct rail_handle decoded;
   void *sent, *received;            /* comms */
   rail_result_t connect, accept;    /* RAIL_IN_PROGRESS until they ended */
   uint64_t longest_ns;              /* of a call */
@@ -91,9 +91,10 @@ static void hs_begin(struct hs *h) {
 }
 
 static void hs_listen(struct hs *h, int dev) {
+  struct ib_hints hints;
   const char *why;
   ENSURE_INT(ib_listen(h->ctx, dev, h->handle, &h->listen), RAIL_OK);
-  ENSURE(ib_handle_decode(h->handle, &h->decoded, &why), "%s", why);
+  ENSURE(ib_handle_decode(h->handle, &h->decoded, &hints, &why), "%s", why);
 }
 
 static void hs_note_time(struct hs *h, uint64_t start) {
@@ -173,14 +174,14 @@ static void hs_end(struct hs *h) {
 /* ---- peers made of bare sockets ------------------------------------------ */
 
 struct raw {
-  struct ib_oob oob;
-  struct ib_hello_wire hello;
+  struct rail_handshake handshake;
+  struct ib_hello_bytes hello;
 };
 
 /* Dials the listener, says nothing. */
 __attribute__((unused)) static int raw_dial(const struct hs *h) {
   int fd;
-  ENSURE_INT(rail_sock_connect_all(&h->decoded.addr, NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd), RAIL_OK);
+  ENSURE_INT(rail_sock_connect_all(&h->decoded.addrs[0], NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd), RAIL_OK);
   return fd;
 }
 
@@ -188,17 +189,19 @@ __attribute__((unused)) static void raw_write(int fd, const void *bytes, size_t 
   ENSURE_INT(rail_sock_send_all(fd, bytes, size, rail_deadline_in_ms(PATIENCE_MS), NULL), RAIL_OK);
 }
 
-/* Says a right HELLO; its messages are the caller's. */
-__attribute__((unused)) static void raw_hello(struct raw *r, const struct hs *h) {
-  static const uint8_t comm_id[IB_COMM_ID_SIZE] = "raw";
+/* Sends r->hello, or whatever it was made; what is received is read as a connector with that `hello` reads it. */
+__attribute__((unused)) static void raw_begin(struct raw *r, const struct hs *h, const struct rail_hello *hello) {
   int fd = raw_dial(h);
-  ib_hello_encode(h->decoded.secret, comm_id, &r->hello);
-  if (ib_auth_on()) {
-    ENSURE_INT(rail_random_bytes(r->hello.comm_id, sizeof r->hello.comm_id), RAIL_OK);
-    ENSURE_INT(ib_auth_sign_hello(&h->decoded, &r->hello), RAIL_OK);
-  }
   raw_write(fd, &r->hello, sizeof r->hello);
-  ib_oob_init(&r->oob, fd, true, ib_auth_on(), &r->hello);
+  rail_handshake_init(&r->handshake);
+  rail_handshake_begin(&r->handshake, &ib_protocol, fd, true, hello);
+}
+
+/* Sends a right HELLO; its messages are the caller's. */
+__attribute__((unused)) static void raw_hello(struct raw *r, const struct hs *h) {
+  struct rail_hello hello;
+  r->hello = ib_make_hello(&h->decoded, rail_key_on(ib_protocol.key) ? NULL : "raw", &hello);
+  raw_begin(r, h, &hello);
 }
 
 __attribute__((unused)) static struct ib_offer raw_offer(bool sender) {
@@ -209,43 +212,39 @@ __attribute__((unused)) static struct ib_offer raw_offer(bool sender) {
   return o;
 }
 
-__attribute__((unused)) static void raw_say(struct raw *r, enum ib_message_type type, const void *body, size_t size) {
-  ENSURE_INT(ib_oob_send(&r->oob, type, body, size), RAIL_OK);
-  (void)ib_oob_flush(&r->oob);
+__attribute__((unused)) static void raw_send(struct raw *r, enum ib_message_type type, const void *body, size_t size) {
+  ENSURE_INT(rail_handshake_send(&r->handshake, type, body, size), RAIL_OK);
+  (void)rail_handshake_flush(&r->handshake);
 }
 
-__attribute__((unused)) static void raw_say_offer(struct raw *r, const struct ib_offer *offer) {
+__attribute__((unused)) static void raw_send_offer(struct raw *r, const struct ib_offer *offer) {
   struct ib_offer_wire wire;
   size_t size = ib_offer_encode(offer, &wire);
-  raw_say(r, IB_MESSAGE_OFFER, &wire, size);
+  raw_send(r, IB_MESSAGE_OFFER, &wire, size);
 }
 
-/* What the listener says next, driven by accept; NULL: it hung up. */
-__attribute__((unused)) static bool raw_hear(struct raw *r, struct hs *h, struct ib_message *message) {
+/* What the listener sends next, driven by accept; false: it closed the connection. */
+__attribute__((unused)) static bool raw_recv(struct raw *r, struct hs *h, struct rail_message *message) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
-  enum ib_reason reason;
+  enum rail_reason reason;
   const char *why;
   rail_result_t result;
-  while ((result = ib_oob_recv(&r->oob, message, &reason, &why)) == RAIL_IN_PROGRESS) {
+  while ((result = rail_handshake_recv(&r->handshake, message, &reason, &why)) == RAIL_IN_PROGRESS) {
     hs_accept_once(h);
-    ENSURE(!rail_deadline_passed(deadline), "nothing is said: %s", hs_lines);
+    ENSURE(!rail_deadline_passed(deadline), "nothing is sent: %s", hs_lines);
     sched_yield();
   }
   return result == RAIL_OK;
 }
 
-/* The refusal that a raw peer gets; IB_REASON_NONE: it was hung up on. */
+/* The refusal that a raw peer gets; RAIL_REASON_NONE: the connection was closed without one. */
 __attribute__((unused)) static unsigned int raw_verdict(struct raw *r, struct hs *h) {
-  struct ib_message message;
-  struct ib_answer answer;
-  while (raw_hear(r, h, &message)) {
-    if (message.type != IB_MESSAGE_ANSWER) continue;
-    ENSURE(!ib_answer_decode(message.body, message.size, &answer), "no answer");
-    if (answer.reason != IB_REASON_NONE) return answer.reason;
-  }
-  return IB_REASON_NONE;
+  struct rail_message message;
+  while (raw_recv(r, h, &message))
+    if (message.type == RAIL_MESSAGE_ANSWER && message.reason != RAIL_REASON_NONE) return message.reason;
+  return RAIL_REASON_NONE;
 }
 
-__attribute__((unused)) static void raw_end(struct raw *r) { ib_oob_close(&r->oob); }
+__attribute__((unused)) static void raw_end(struct raw *r) { rail_handshake_close(&r->handshake); }
 
 #endif

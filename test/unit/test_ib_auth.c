@@ -19,7 +19,7 @@ TEST(both_have_it) {
   struct hs h;
   hs_begin(&h);
   hs_pair(&h, DEV_A1, DEV_FUSED);
-  CHECK(h.decoded.flags == IB_HANDLE_AUTH && hs_said("authenticated"));
+  CHECK(h.decoded.auth && hs_said("authenticated"));
   hs_end(&h);
 }
 
@@ -34,42 +34,32 @@ TEST(only_here) {
   hs_end(&h);
 }
 
-static unsigned int say(struct hs *h, const struct ib_hello_wire *hello) {
-  struct raw r;
-  int fd = raw_dial(h);
-  raw_write(fd, hello, sizeof *hello);
-  ib_oob_init(&r.oob, fd, true, false, hello);
+/* The verdict on these bytes; it is read by somebody without the key. */
+static unsigned int judged(struct hs *h, const struct ib_hello_bytes *bytes) {
+  struct raw r = {.hello = *bytes};
+  raw_begin(&r, h, &(struct rail_hello){.streams = 1});
   unsigned int reason = raw_verdict(&r, h);
   raw_end(&r);
   return reason;
 }
 
-static struct ib_hello_wire sign(const struct ib_handle *listener) {
-  struct ib_hello_wire hello;
-  uint8_t comm_id[IB_COMM_ID_SIZE];
-  ENSURE_INT(rail_random_bytes(comm_id, sizeof comm_id), RAIL_OK);
-  ib_hello_encode(listener->secret, comm_id, &hello);
-  ENSURE_INT(ib_auth_sign_hello(listener, &hello), RAIL_OK);
-  return hello;
-}
-
 TEST(hellos) {
   struct hs h;
+  struct rail_hello hello;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
-  struct ib_hello_wire hello;
-  ib_hello_encode(h.decoded.secret, (const uint8_t *)"0123456789abcde", &hello);
-  CHECK_INT(say(&h, &hello), IB_REASON_AUTH);
-  for (size_t at = 24; at < sizeof hello; at += 8) {
-    if (at == 40) continue; /* flags */
-    hello = sign(&h.decoded);
-    ((uint8_t *)&hello)[at] ^= 1;
-    CHECK_INT(say(&h, &hello), IB_REASON_MAC);
+  struct ib_hello_bytes bytes = ib_make_hello(&h.decoded, NULL, &hello);
+  bytes.head.flags = 0;
+  CHECK_INT(judged(&h, &bytes), RAIL_REASON_AUTH);
+  for (size_t at = 24; at < sizeof bytes; at += 8) {
+    bytes = ib_make_hello(&h.decoded, NULL, &hello);
+    ((uint8_t *)&bytes)[at] ^= 1;
+    CHECK_INT(judged(&h, &bytes), RAIL_REASON_MAC);
   }
-  struct ib_handle elsewhere = h.decoded; /* meant for another door */
-  rail_addr_set_port(&elsewhere.addr, 1);
-  hello = sign(&elsewhere);
-  CHECK_INT(say(&h, &hello), IB_REASON_MAC);
+  struct rail_handle elsewhere = h.decoded; /* meant for another listener */
+  rail_addr_set_port(&elsewhere.addrs[0], 1);
+  bytes = ib_make_hello(&elsewhere, NULL, &hello);
+  CHECK_INT(judged(&h, &bytes), RAIL_REASON_MAC);
   CHECK_INT(h.accept, RAIL_IN_PROGRESS);
   hs_end(&h);
 }
@@ -81,7 +71,7 @@ TEST(played_back) {
   hs_listen(&h, DEV_A1);
   raw_hello(&r, &h);
   for (int i = 0; i < 20; i++) hs_accept_once(&h);
-  CHECK_INT(say(&h, &r.hello), IB_REASON_REPLAY);
+  CHECK_INT(judged(&h, &r.hello), RAIL_REASON_REPLAY);
   raw_end(&r);
   hs_end(&h);
 }
@@ -93,27 +83,34 @@ static unsigned int with_message(struct hs *h, void (*spoil)(struct raw *r)) {
   raw_hello(&r, h);
   struct ib_offer_wire wire;
   size_t size = ib_offer_encode(&offer, &wire);
-  ENSURE_INT(ib_oob_send(&r.oob, IB_MESSAGE_OFFER, &wire, size), RAIL_OK);
+  ENSURE_INT(rail_handshake_send(&r.handshake, IB_MESSAGE_OFFER, &wire, size), RAIL_OK);
   spoil(&r);
-  raw_write(r.oob.fd, r.oob.out, r.oob.out_size);
+  raw_write(r.handshake.fd, r.handshake.out, r.handshake.out_size);
   unsigned int reason = raw_verdict(&r, h);
   raw_end(&r);
   return reason;
 }
-static void change_body(struct raw *r) { r->oob.out[sizeof(struct ib_head_wire) + 4] ^= 1; }
-static void change_mac(struct raw *r) { r->oob.out[r->oob.out_size - 1] ^= 1; }
-static void zero_mac(struct raw *r) { memset(r->oob.out + r->oob.out_size - RAIL_MAC_SIZE, 0, RAIL_MAC_SIZE); }
+static void change_body(struct raw *r) { r->handshake.out[sizeof(struct rail_head_wire) + 4] ^= 1; }
+static void change_mac(struct raw *r) { r->handshake.out[r->handshake.out_size - 1] ^= 1; }
+static void zero_mac(struct raw *r) { memset(r->handshake.out + r->handshake.out_size - RAIL_MAC_SIZE, 0, RAIL_MAC_SIZE); }
 
-static void resign(struct raw *r, bool connector, uint32_t number, const struct ib_auth_session *session) {
-  size_t size = r->oob.out_size - RAIL_MAC_SIZE;
-  ENSURE_INT(ib_auth_mac(session, connector, number, r->oob.out, size, r->oob.out + size), RAIL_OK);
+/* The offer once more, as somebody else's message. */
+static void resign(struct raw *r, struct rail_session session) {
+  const size_t body = r->handshake.out_size - sizeof(struct rail_head_wire) - RAIL_MAC_SIZE;
+  struct ib_offer_wire wire;
+  memcpy(&wire, r->handshake.out + sizeof(struct rail_head_wire), body);
+  ENSURE_INT(rail_message_encode(&session, IB_MESSAGE_OFFER, &wire, body, r->handshake.out), RAIL_OK);
 }
-static void as_acceptor(struct raw *r) { resign(r, false, 0, &r->oob.session); }
-static void as_second(struct raw *r) { resign(r, true, 1, &r->oob.session); }
+static void as_acceptor(struct raw *r) {
+  struct rail_session other = r->handshake.session;
+  other.connector = false, other.sent = 0;
+  resign(r, other);
+}
+static void as_second(struct raw *r) { resign(r, r->handshake.session); }
 static void of_another_handshake(struct raw *r) {
-  struct ib_auth_session other = r->oob.session;
-  other.hello_mac[0] ^= 1;
-  resign(r, true, 0, &other);
+  struct rail_session other = r->handshake.session;
+  other.hello_mac[0] ^= 1, other.sent = 0;
+  resign(r, other);
 }
 
 TEST(messages) {
@@ -123,7 +120,7 @@ TEST(messages) {
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
   for (size_t i = 0; i < sizeof spoils / sizeof spoils[0]; i++)
-    CHECK_INT(with_message(&h, spoils[i]), IB_REASON_MAC);
+    CHECK_INT(with_message(&h, spoils[i]), RAIL_REASON_MAC);
   CHECK_INT(h.accept, RAIL_IN_PROGRESS);
   hs_run(&h, DEV_B);
   CHECK(h.connect == RAIL_OK && h.accept == RAIL_OK);
@@ -134,18 +131,18 @@ TEST(messages) {
 TEST(the_nonce_counts) {
   struct hs h;
   struct raw r;
-  struct ib_message message;
+  struct rail_message message;
   struct ib_offer offer = raw_offer(true);
   struct ib_qps qps = {.nqps = 1, .nrails = 1, .token = 3, .ctrl_addr = 4096, .verify_addr = 8192, .qps = {{.qpn = 9}}};
   struct ib_qps_wire wire;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
   raw_hello(&r, &h);
-  raw_say_offer(&r, &offer);
-  for (int i = 0; i < 3; i++) CHECK(raw_hear(&r, &h, &message)); /* welcome, offer, queue pairs */
-  memset(r.oob.session.nonce, 0, sizeof r.oob.session.nonce);
-  raw_say(&r, IB_MESSAGE_QPS, &wire, ib_qps_encode(&qps, &wire));
-  CHECK_INT(raw_verdict(&r, &h), IB_REASON_MAC);
+  raw_send_offer(&r, &offer);
+  for (int i = 0; i < 3; i++) CHECK(raw_recv(&r, &h, &message)); /* welcome, offer, queue pairs */
+  memset(r.handshake.session.nonce, 0, sizeof r.handshake.session.nonce);
+  raw_send(&r, IB_MESSAGE_QPS, &wire, ib_qps_encode(&qps, &wire));
+  CHECK_INT(raw_verdict(&r, &h), RAIL_REASON_MAC);
   raw_end(&r);
   hs_end(&h);
 }

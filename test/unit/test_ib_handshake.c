@@ -232,7 +232,7 @@ TEST(a_gid_for_the_listener) {
   usleep(1100000); /* what the last listeners knew of their ports is forgotten */
   fake_script("gid fakeB 1 4 10.77.0.9 type=v2; gid fakeB 1 3 10.88.1.1 type=v2");
   hs_pair(&h, DEV_A1, DEV_B);
-  CHECK_INT(h.decoded.ngids, 1);
+  CHECK_INT(h.decoded.param, 1);
   CHECK_INT(sent(&h)->rails[0].gid_index, 4);
   fake_script("gid fakeB 1 4 none; gid fakeB 1 3 10.77.1.1 type=v2");
   hs_end(&h);
@@ -394,11 +394,11 @@ TEST(arguments) {
   CHECK_INT(ib_connect(h.ctx, 99, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
   CHECK(!comm && hs_said("device 99 does not exist"));
   CHECK_INT(ib_connect(NULL, DEV_A1, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
-  ib_handle_set_attempt(h.handle, 12345);
+  rail_handle_set_attempt(h.handle, 12345);
   CHECK_INT(ib_connect(h.ctx, DEV_A1, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
   h.handle[0] ^= 1;
   CHECK_INT(ib_connect(h.ctx, DEV_A1, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
-  CHECK(hs_said("was not made by RailIB's listen"));
+  CHECK(hs_said("was not made by this plugin's listen"));
   CHECK_INT(ib_listen(h.ctx, DEV_A1, NULL, &comm), RAIL_BAD_ARGUMENT);
   CHECK_INT(ib_listen(h.ctx, -1, h.handle, &comm), RAIL_BAD_ARGUMENT);
   CHECK_INT(ib_accept(NULL, &comm, NULL), RAIL_BAD_ARGUMENT);

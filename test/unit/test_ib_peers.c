@@ -18,17 +18,18 @@ static void accept_for(struct hs *h, uint64_t ms) {
   }
 }
 
-static unsigned int hs_live_halves(const struct hs *h) { return ((const struct ib_listen *)h->listen)->npending; }
+static unsigned int hs_live_pending(const struct hs *h) { return ((const struct ib_listen *)h->listen)->npending; }
 
 /* ---- before HELLO -------------------------------------------------------- */
 
 TEST(strangers_hold_nobody_up) {
   struct hs h;
-  struct ib_hello_wire hello;
+  struct ib_hello_bytes hello;
+  struct rail_hello unused;
   int fds[60];
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
-  ib_hello_encode(h.decoded.secret, (const uint8_t *)"0123456789abcde", &hello);
+  hello = ib_make_hello(&h.decoded, "0123456789abcde", &unused);
   for (int i = 0; i < 60; i++) {
     fds[i] = raw_dial(&h);
     if (i % 3 == 1) raw_write(fds[i], &hello, sizeof hello / 2);
@@ -42,36 +43,38 @@ TEST(strangers_hold_nobody_up) {
   hs_end(&h);
 }
 
-static unsigned int judged(struct hs *h, void (*change)(struct ib_hello_wire *)) {
-  struct raw r = {.oob.fd = -1};
-  struct ib_hello_wire hello;
-  int fd = raw_dial(h);
-  ib_hello_encode(h->decoded.secret, (const uint8_t *)"0123456789abcde", &hello);
-  change(&hello);
-  raw_write(fd, &hello, sizeof hello);
-  ib_oob_init(&r.oob, fd, true, false, &hello);
+static unsigned int judged(struct hs *h, void (*change)(struct ib_hello_bytes *)) {
+  struct raw r;
+  struct rail_hello hello;
+  r.hello = ib_make_hello(&h->decoded, "0123456789abcde", &hello);
+  change(&r.hello);
+  raw_begin(&r, h, &hello);
   unsigned int reason = raw_verdict(&r, h);
   raw_end(&r);
   return reason;
 }
 
-static void other_magic(struct ib_hello_wire *w) { w->magic ^= 1; }
-static void other_version(struct ib_hello_wire *w) { w->version = 9; }
-static void other_version_and_secret(struct ib_hello_wire *w) { w->version = 9, w->secret[3] ^= 1; }
-static void other_secret(struct ib_hello_wire *w) { w->secret[3] ^= 1; }
-static void with_mac(struct ib_hello_wire *w) { w->flags = IB_HELLO_AUTH; }
+static void other_magic(struct ib_hello_bytes *w) { w->head.magic[0] ^= 1; }
+static void other_version(struct ib_hello_bytes *w) { w->head.version = 9; }
+static void other_version_and_secret(struct ib_hello_bytes *w) { w->head.version = 9, w->head.secret[3] ^= 1; }
+static void other_secret(struct ib_hello_bytes *w) { w->head.secret[3] ^= 1; }
+static void with_mac(struct ib_hello_bytes *w) { w->head.flags = RAIL_HELLO_AUTH; }
+static void several_streams(struct ib_hello_bytes *w) { w->head.streams = 2; }
+static void reconnecting(struct ib_hello_bytes *w) { w->head.flags = RAIL_HELLO_RECONNECT; }
 
 TEST(hellos_that_are_refused) {
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
-  usleep(150000); /* the door's lines are at most ten a second */
-  CHECK_INT(judged(&h, other_version), IB_REASON_VERSION);
-  CHECK(hs_said("(9, ours 2)"));
-  CHECK_INT(judged(&h, other_version_and_secret), IB_REASON_SECRET);
-  CHECK_INT(judged(&h, other_magic), IB_REASON_NONE);
-  CHECK_INT(judged(&h, other_secret), IB_REASON_SECRET);
-  CHECK_INT(judged(&h, with_mac), IB_REASON_AUTH);
+  usleep(150000); /* the listener's lines are at most ten a second */
+  CHECK_INT(judged(&h, other_version), RAIL_REASON_VERSION);
+  CHECK(hs_said("(9, ours 3)"));
+  CHECK_INT(judged(&h, other_version_and_secret), RAIL_REASON_SECRET);
+  CHECK_INT(judged(&h, other_magic), RAIL_REASON_NONE);
+  CHECK_INT(judged(&h, other_secret), RAIL_REASON_SECRET);
+  CHECK_INT(judged(&h, with_mac), RAIL_REASON_AUTH);
+  CHECK_INT(judged(&h, several_streams), RAIL_REASON_MESSAGE);
+  CHECK_INT(judged(&h, reconnecting), RAIL_REASON_MESSAGE);
   others_come_through(&h);
   hs_end(&h);
 }
@@ -83,7 +86,7 @@ static void say_qps(struct raw *r, unsigned int nqps) {
   struct ib_qps_wire wire;
   for (unsigned int i = 0; i < nqps; i++) qps.qps[i] = (struct ib_qp_info){.qpn = 77 + i};
   size_t size = ib_qps_encode(&qps, &wire);
-  raw_say(r, IB_MESSAGE_QPS, &wire, size);
+  raw_send(r, IB_MESSAGE_QPS, &wire, size);
 }
 
 enum lie {
@@ -93,32 +96,29 @@ enum lie {
 
 static void lie(struct raw *r, enum lie what) {
   struct ib_offer offer = raw_offer(true);
-  struct ib_answer_wire answer;
-  struct ib_head_wire head;
   switch (what) {
-    case OFFER_OF_NOTHING: raw_say(r, IB_MESSAGE_OFFER, "", 1); break;
+    case OFFER_OF_NOTHING: raw_send(r, IB_MESSAGE_OFFER, "", 1); break;
     case OFFER_AS_ACCEPTOR:
       offer.sender = false;
-      raw_say_offer(r, &offer);
+      raw_send_offer(r, &offer);
       break;
     case QPS_INSTEAD: say_qps(r, 1); break;
-    case READY_INSTEAD: raw_say(r, IB_MESSAGE_READY, NULL, 0); break;
+    case READY_INSTEAD: raw_send(r, IB_MESSAGE_READY, NULL, 0); break;
     case WELCOME_INSTEAD:
-      ib_answer_encode(&(struct ib_answer){.rail_here = -1, .rail_there = -1}, &answer);
-      raw_say(r, IB_MESSAGE_ANSWER, &answer, sizeof answer);
+      ENSURE_INT(rail_handshake_welcome(&r->handshake, NULL), RAIL_OK);
+      (void)rail_handshake_flush(&r->handshake);
       break;
-    case GARBAGE: raw_write(r->oob.fd, "GET / HTTP/1.1\r\n\r\n", 18); break;
+    case GARBAGE: raw_write(r->handshake.fd, "GET / HTTP/1.1\r\n\r\n", 18); break;
     case TOO_LONG:
-      ib_head_encode(IB_MESSAGE_OFFER, 1 << 30, &head);
-      raw_write(r->oob.fd, &head, sizeof head);
+      raw_write(r->handshake.fd, "RBKM\3\0\2\0\0\0\0\x40\0\0\0\0", sizeof(struct rail_head_wire));
       break;
     case QPS_TOO_MANY:
-      raw_say_offer(r, &offer);
+      raw_send_offer(r, &offer);
       say_qps(r, 2);
       break;
     case READY_FOR_QPS:
-      raw_say_offer(r, &offer);
-      raw_say(r, IB_MESSAGE_READY, NULL, 0);
+      raw_send_offer(r, &offer);
+      raw_send(r, IB_MESSAGE_READY, NULL, 0);
       break;
     case LIES: break;
   }
@@ -132,7 +132,7 @@ TEST(peers_that_lie_are_told_so) {
     hs_listen(&h, DEV_A1);
     raw_hello(&r, &h);
     lie(&r, what);
-    CHECK_INT(raw_verdict(&r, &h), IB_REASON_MESSAGE);
+    CHECK_INT(raw_verdict(&r, &h), RAIL_REASON_MESSAGE);
     CHECK_INT(h.accept, RAIL_IN_PROGRESS);
     CHECK_MSG(hs_said("accept of 127.0.0.1:"), "lie %d: %s", what, hs_lines);
     raw_end(&r);
@@ -150,7 +150,7 @@ TEST(an_offer_of_values_that_cannot_be) {
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
   raw_hello(&r, &h);
-  raw_say_offer(&r, &offer);
+  raw_send_offer(&r, &offer);
   CHECK_INT(raw_verdict(&r, &h), IB_REASON_PLAN);
   CHECK_INT(h.accept, RAIL_BAD_USAGE);
   CHECK(hs_said("port raw0 there") && hs_said("an MTU that does not exist"));
@@ -158,7 +158,7 @@ TEST(an_offer_of_values_that_cannot_be) {
   hs_end(&h);
 }
 
-/* Silent after HELLO, after OFFER, or with pending a message; dropped at the deadline, while others come through. */
+/* Silent after HELLO, after OFFER, or with half a message; dropped at the deadline, while others come through. */
 TEST(silent_peers) {
   struct hs h;
   struct raw r[3];
@@ -167,12 +167,12 @@ TEST(silent_peers) {
   ib_params.connect_ms = 1000;
   hs_listen(&h, DEV_A1);
   for (int i = 0; i < 3; i++) raw_hello(&r[i], &h);
-  raw_say_offer(&r[1], &offer);
-  raw_write(r[2].oob.fd, "RBKM\1\0", 6);
+  raw_send_offer(&r[1], &offer);
+  raw_write(r[2].handshake.fd, "RBKM\1\0", 6);
   accept_for(&h, 100);
   struct hs other = h;
   others_come_through(&other);
-  for (int i = 0; i < 3; i++) CHECK_INT(raw_verdict(&r[i], &h), IB_REASON_TIMEOUT);
+  for (int i = 0; i < 3; i++) CHECK_INT(raw_verdict(&r[i], &h), RAIL_REASON_TIMEOUT);
   CHECK(hs_said("waited for the peer's offer") && hs_said("waited for the peer's queue pairs"));
   for (int i = 0; i < 3; i++) raw_end(&r[i]);
   CHECK_OK(ib_close_send(other.sent));
@@ -184,13 +184,13 @@ TEST(peers_that_die) {
   struct hs h;
   struct raw r;
   struct ib_offer offer = raw_offer(true);
-  struct ib_message message;
+  struct rail_message message;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
   for (int step = 0; step < 4; step++) {
     raw_hello(&r, &h);
-    if (step > 0) raw_say_offer(&r, &offer);
-    for (int heard = 0; step > 1 && heard < (step == 2 ? 1 : 3); heard++) CHECK(raw_hear(&r, &h, &message));
+    if (step > 0) raw_send_offer(&r, &offer);
+    for (int heard = 0; step > 1 && heard < (step == 2 ? 1 : 3); heard++) CHECK(raw_recv(&r, &h, &message));
     raw_end(&r);
     accept_for(&h, 50);
   }
@@ -209,7 +209,7 @@ TEST(a_peer_whose_writes_do_not_come) {
   ib_params.connect_ms = 500;
   hs_listen(&h, DEV_A1);
   raw_hello(&r, &h);
-  raw_say_offer(&r, &offer);
+  raw_send_offer(&r, &offer);
   say_qps(&r, 1);
   CHECK_INT(raw_verdict(&r, &h), IB_REASON_VERIFY);
   CHECK_INT(h.accept, RAIL_REMOTE_ERROR);
@@ -221,17 +221,17 @@ TEST(a_peer_whose_writes_do_not_come) {
 TEST(no_more_than_64_half_made) {
   static struct raw r[IB_MAX_PENDING + 1];
   struct ib_offer offer = raw_offer(true);
-  struct ib_message message;
+  struct rail_message message;
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
   for (int i = 0; i < IB_MAX_PENDING; i++) {
     raw_hello(&r[i], &h);
-    raw_say_offer(&r[i], &offer);
+    raw_send_offer(&r[i], &offer);
   }
-  for (int i = 0; i < IB_MAX_PENDING; i++) CHECK(raw_hear(&r[i], &h, &message)); /* the offers were heard */
+  for (int i = 0; i < IB_MAX_PENDING; i++) CHECK(raw_recv(&r[i], &h, &message)); /* the offers were heard */
   raw_hello(&r[IB_MAX_PENDING], &h);
-  CHECK_INT(raw_verdict(&r[IB_MAX_PENDING], &h), IB_REASON_BUSY);
+  CHECK_INT(raw_verdict(&r[IB_MAX_PENDING], &h), RAIL_REASON_BUSY);
   for (int i = 0; i <= IB_MAX_PENDING; i++) raw_end(&r[i]);
   accept_for(&h, 100);
   others_come_through(&h);
@@ -254,26 +254,27 @@ TEST(hellos_alone_make_room) {
 /* ---- a listener that lies to connect ------------------------------------- */
 
 static void listen_raw(struct hs *h, int *door) {
-  struct ib_handle handle = {.secret = "fifteen letters"};
-  ENSURE_INT(rail_addr_parse("127.0.0.1:0", &handle.addr), RAIL_OK);
-  ENSURE_INT(rail_sock_listen(&handle.addr, 16, door), RAIL_OK);
-  ib_handle_encode(&handle, h->handle);
+  struct rail_handle handle = {.secret = "fifteen letters", .naddrs = 1};
+  ENSURE_INT(rail_addr_parse("127.0.0.1:0", &handle.addrs[0]), RAIL_OK);
+  ENSURE_INT(rail_sock_listen(&handle.addrs[0], 16, door), RAIL_OK);
+  rail_handle_encode(&ib_protocol, &handle, h->handle);
 }
 
 enum { HANGS_UP, NONSENSE, WELCOME_TWICE, OTHER_VERSION, REFUSAL, LISTENERS };
 
 static void answer_raw(int door, int what) {
-  struct ib_answer answer = {.rail_here = -1, .rail_there = -1};
-  uint8_t bytes[IB_REFUSAL_SIZE];
+  struct ib_refused_plan_wire plan;
+  uint8_t bytes[RAIL_ANSWER_MAX];
+  const size_t size = rail_answer_size(&ib_protocol);
   int fd;
   union rail_addr peer;
   if (rail_sock_accept(door, &fd, &peer) != RAIL_OK) return;
-  if (what == REFUSAL) answer.reason = IB_REASON_PLAN;
-  ib_refusal_encode(&answer, bytes);
+  ib_refused_plan_encode(&(struct ib_refused_plan){.rail_here = -1, .rail_there = -1}, &plan);
+  rail_refusal_encode(&ib_protocol, what == REFUSAL ? (unsigned int)IB_REASON_PLAN : RAIL_REASON_NONE, &plan, bytes);
   if (what == OTHER_VERSION) bytes[4] = 7;
-  if (what == NONSENSE) memset(bytes, 'x', sizeof bytes);
-  if (what != HANGS_UP) raw_write(fd, bytes, sizeof bytes);
-  if (what == WELCOME_TWICE) raw_write(fd, bytes, sizeof bytes);
+  if (what == NONSENSE) memset(bytes, 'x', size);
+  if (what != HANGS_UP) raw_write(fd, bytes, size);
+  if (what == WELCOME_TWICE) raw_write(fd, bytes, size);
   if (what != NONSENSE) shutdown(fd, SHUT_WR);
   usleep(1000);
   rail_sock_close(&fd);
@@ -343,13 +344,13 @@ TEST(dropped_before_the_answer) {
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
-  for (int i = 0; i < 1000 && !hs_live_halves(&h); i++) {
+  for (int i = 0; i < 1000 && !hs_live_pending(&h); i++) {
     hs_connect_once(&h, DEV_B);
     hs_accept_once(&h);
   }
-  CHECK_INT(hs_live_halves(&h), 1);
+  CHECK_INT(hs_live_pending(&h), 1);
   for (int i = 0; i < 2 * IB_MAX_PENDING; i++) raw_hello(&r[i], &h);
-  CHECK_INT(raw_verdict(&r[0], &h), IB_REASON_NONE); /* dropped, and what came before it, too */
+  CHECK_INT(raw_verdict(&r[0], &h), RAIL_REASON_NONE); /* dropped, and what came before it, too */
   others_come_through(&h);
   for (int i = 0; i < 2 * IB_MAX_PENDING; i++) raw_end(&r[i]);
   hs_end(&h);
@@ -359,15 +360,15 @@ TEST(dropped_before_the_answer) {
 TEST(busy_is_not_for_ever) {
   static struct raw r[IB_MAX_PENDING];
   struct ib_offer offer = raw_offer(true);
-  struct ib_message message;
+  struct rail_message message;
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
   for (int i = 0; i < IB_MAX_PENDING; i++) {
     raw_hello(&r[i], &h);
-    raw_say_offer(&r[i], &offer);
+    raw_send_offer(&r[i], &offer);
   }
-  for (int i = 0; i < IB_MAX_PENDING; i++) CHECK(raw_hear(&r[i], &h, &message));
+  for (int i = 0; i < IB_MAX_PENDING; i++) CHECK(raw_recv(&r[i], &h, &message));
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   while (!hs_said("too many pending connections); trying again")) {
     hs_connect_once(&h, DEV_B);

@@ -242,7 +242,7 @@ static void child_listener(struct pipes *io, void *arg) {
   hs_listen(&h, DEV_A);
   pipe_write(&other.io, h.handle, sizeof h.handle);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
-  while (!log_said("has not the key")) {
+  while (!log_said("has another key in RAIL_SOCKET_AUTH_FILE")) {
     hs_accept_nobody(&h);
     ENSURE(!rail_deadline_passed(deadline), "nobody knocked");
   }
