@@ -163,17 +163,17 @@ static void drop_graphs(struct ncclComm *comm) {
   for (struct rt_plan **at = &comm->gpu.graphs; *at;) {
     struct rt_plan *plan = *at;
     if (rt_graph_gone(plan->hold) && atomic_load(&plan->runs) == 0) {
-      *at = plan->next;
+      *at = plan->next_graph;
       rt_plan_free(comm, plan);
     } else {
-      at = &plan->next;
+      at = &plan->next_graph;
     }
   }
 }
 
 void rt_device_plan_close(struct ncclComm *comm) {
   for (struct rt_plan *plan; (plan = comm->gpu.graphs);) {
-    comm->gpu.graphs = plan->next;
+    comm->gpu.graphs = plan->next_graph;
     rt_plan_free(comm, plan);
   }
 }
@@ -239,7 +239,7 @@ static rail_result_t launch_in_graph(struct launching *l, uint64_t capture, void
   struct rt_gpu *gpu = &l->comm->gpu;
   RAIL_TRY(rt_graph_hold(graph, &l->plan->hold));
   l->taken = l->plan->captured = true;
-  l->plan->next = gpu->graphs;
+  l->plan->next_graph = gpu->graphs;
   gpu->graphs = l->plan;
   if (gpu->capture == capture) TRY_CUDA(stream_wait(l->streams[0], gpu->captured, 0), "cuStreamWaitEvent");
   TRY_CUDA(launch_host(l->streams[0], begin_in_graph, l->plan), "cuLaunchHostFunc");

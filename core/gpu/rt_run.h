@@ -15,7 +15,7 @@ struct rt_target {
 };
 
 struct rt_run {
-  struct rt_run *next;
+  STAILQ_ENTRY(rt_run) link; /* in the work queue */
   struct rt_plan *plan;
   bool owns_plan;            /* else a graph has it */
   uint64_t number;           /* the launch's `run` */

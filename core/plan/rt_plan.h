@@ -9,6 +9,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/queue.h>
 
 #include "core/host/rt_program.h"
 #include "core/transport/rt_proxy.h"
@@ -42,7 +43,8 @@ struct rt_job {
 };
 
 struct rt_plan {
-  struct rt_plan *next;
+  STAILQ_ENTRY(rt_plan) link; /* in the work queue */
+  struct rt_plan *next_graph; /* captured: in the communicator's list */
   struct ncclComm *comm;
   /* A device plan: its kernel's argument, and the streams that its calls named; it runs on the first. */
   struct rt_device_launch *launch;

@@ -101,6 +101,8 @@ static void watch_run(struct ncclComm *comm, struct rt_run *run) {
 
 /* ---- the queue --------------------------------------------------------------- */
 
+static bool has_work(const struct rt_queue *q) { return !STAILQ_EMPTY(&q->plans) || !STAILQ_EMPTY(&q->runs); }
+
 static void count_finished(struct rt_queue *q) {
   q->pending--;
   atomic_store_explicit(&q->pending_hint, q->pending, memory_order_release);
@@ -108,9 +110,8 @@ static void count_finished(struct rt_queue *q) {
 
 /* Runs the first plan. Lock as for run_queue. */
 static void run_first_plan(struct rt_queue *q) {
-  struct rt_plan *plan = q->first;
-  q->first = plan->next;
-  if (!q->first) q->end = &q->first;
+  struct rt_plan *plan = STAILQ_FIRST(&q->plans);
+  STAILQ_REMOVE_HEAD(&q->plans, link);
   pthread_mutex_unlock(&q->lock);
   bool ok = !rt_comm_failed(q->comm) && run_plan(q->comm, plan);
   if (!ok) rt_proxy_quiesce(&q->comm->proxy);
@@ -118,28 +119,21 @@ static void run_first_plan(struct rt_queue *q) {
   rt_plan_deregister(q->comm, plan);
   if (ok) free(plan);
   pthread_mutex_lock(&q->lock);
-  if (!ok) {
-    plan->next = q->failed_plans;
-    q->failed_plans = plan;
-  }
+  if (!ok) STAILQ_INSERT_TAIL(&q->failed_plans, plan, link);
   count_finished(q);
 }
 
 /* Watches the first run on a device until it is over. Lock as for run_queue. */
 static void finish_first_run(struct rt_queue *q) {
-  struct rt_run *run = q->runs;
+  struct rt_run *run = STAILQ_FIRST(&q->runs);
   pthread_mutex_unlock(&q->lock);
   watch_run(q->comm, run);
   rt_run_retire(run);
   bool ok = !rt_comm_failed(q->comm);
   if (!ok) rt_proxy_quiesce(&q->comm->proxy);
   pthread_mutex_lock(&q->lock);
-  q->runs = run->next;
-  if (!q->runs) q->runs_end = &q->runs;
-  if (!ok) {
-    run->next = q->failed_runs;
-    q->failed_runs = run;
-  }
+  STAILQ_REMOVE_HEAD(&q->runs, link);
+  if (!ok) STAILQ_INSERT_TAIL(&q->failed_runs, run, link);
   count_finished(q);
   pthread_mutex_unlock(&q->lock);
   if (ok) rt_run_free(run);
@@ -150,8 +144,8 @@ static void finish_first_run(struct rt_queue *q) {
  * threads out meanwhile. */
 static void run_queue(struct rt_queue *q) {
   q->running = true;
-  while ((q->first || q->runs) && !q->stop) {
-    if (q->runs)
+  while (has_work(q) && !q->stop) {
+    if (!STAILQ_EMPTY(&q->runs))
       finish_first_run(q);
     else
       run_first_plan(q);
@@ -180,8 +174,8 @@ static void *executor(void *arg) {
   int naps = 0;
   pthread_mutex_lock(&q->lock);
   while (!q->stop) {
-    struct rt_plan *first = q->running ? NULL : q->first;
-    bool runs = !q->running && q->runs;
+    struct rt_plan *first = q->running ? NULL : STAILQ_FIRST(&q->plans);
+    bool runs = !q->running && !STAILQ_EMPTY(&q->runs);
     if (runs || (first && (q->urgent || first == left))) {
       run_queue(q);
       naps = 0;
@@ -200,8 +194,10 @@ static void *executor(void *arg) {
 
 rail_result_t rt_queue_init(struct rt_queue *q, struct ncclComm *comm) {
   q->comm = comm;
-  q->end = &q->first;
-  q->runs_end = &q->runs;
+  STAILQ_INIT(&q->plans);
+  STAILQ_INIT(&q->runs);
+  STAILQ_INIT(&q->failed_plans);
+  STAILQ_INIT(&q->failed_runs);
   pthread_mutex_init(&q->lock, NULL);
   pthread_condattr_t monotonic;
   pthread_condattr_init(&monotonic);
@@ -227,27 +223,24 @@ void rt_queue_stop(struct rt_queue *q) {
   pthread_join(q->thread, NULL);
   q->thread_started = false;
   pthread_mutex_lock(&q->lock);
-  while (q->runs) finish_first_run(q);
+  while (!STAILQ_EMPTY(&q->runs)) finish_first_run(q);
   pthread_mutex_unlock(&q->lock);
 }
 
 void rt_queue_destroy(struct rt_queue *q) {
   if (!q->comm) return;
   rt_queue_stop(q);
-  for (struct rt_plan *list = q->first; list;) {
-    struct rt_plan *next = list->next;
-    rt_plan_free(q->comm, list);
-    list = next;
+  for (struct rt_plan *plan; (plan = STAILQ_FIRST(&q->plans));) {
+    STAILQ_REMOVE_HEAD(&q->plans, link);
+    rt_plan_free(q->comm, plan);
   }
-  for (struct rt_plan *list = q->failed_plans; list;) {
-    struct rt_plan *next = list->next;
-    free(list);
-    list = next;
+  for (struct rt_plan *plan; (plan = STAILQ_FIRST(&q->failed_plans));) {
+    STAILQ_REMOVE_HEAD(&q->failed_plans, link);
+    free(plan);
   }
-  for (struct rt_run *list = q->failed_runs; list;) {
-    struct rt_run *next = list->next;
-    rt_run_free(list);
-    list = next;
+  for (struct rt_run *run; (run = STAILQ_FIRST(&q->failed_runs));) {
+    STAILQ_REMOVE_HEAD(&q->failed_runs, link);
+    rt_run_free(run);
   }
   pthread_cond_destroy(&q->idle);
   pthread_cond_destroy(&q->work);
@@ -256,10 +249,8 @@ void rt_queue_destroy(struct rt_queue *q) {
 }
 
 void rt_queue_enqueue(struct rt_queue *q, struct rt_plan *plan, bool urgent) {
-  plan->next = NULL;
   pthread_mutex_lock(&q->lock);
-  *q->end = plan;
-  q->end = &plan->next;
+  STAILQ_INSERT_TAIL(&q->plans, plan, link);
   q->pending++;
   atomic_store_explicit(&q->pending_hint, q->pending, memory_order_release);
   q->urgent |= urgent;
@@ -268,10 +259,8 @@ void rt_queue_enqueue(struct rt_queue *q, struct rt_plan *plan, bool urgent) {
 }
 
 void rt_queue_add_run(struct rt_queue *q, struct rt_run *run) {
-  run->next = NULL;
   pthread_mutex_lock(&q->lock);
-  *q->runs_end = run;
-  q->runs_end = &run->next;
+  STAILQ_INSERT_TAIL(&q->runs, run, link);
   q->pending++;
   atomic_store_explicit(&q->pending_hint, q->pending, memory_order_release);
   pthread_cond_signal(&q->work);
@@ -281,7 +270,7 @@ void rt_queue_add_run(struct rt_queue *q, struct rt_run *run) {
 void rt_queue_wait(struct rt_queue *q) {
   pthread_mutex_lock(&q->lock);
   while (q->pending > 0) {
-    if ((q->first || q->runs) && !q->running)
+    if (has_work(q) && !q->running)
       run_queue(q);
     else
       pthread_cond_wait(&q->idle, &q->lock);

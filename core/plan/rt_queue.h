@@ -24,18 +24,18 @@ struct rt_run;
 
 struct rt_queue {
   struct ncclComm *comm;
-  pthread_mutex_t lock;            /* guards all below */
-  pthread_cond_t work, idle;       /* for the executor; for threads that wait */
-  struct rt_plan *first, **end;    /* enqueued, not begun */
-  struct rt_run *runs, **runs_end; /* begun on a device, not over */
-  struct rt_run *failed_runs;      /* as failed_plans */
+  pthread_mutex_t lock;         /* guards all below */
+  pthread_cond_t work, idle;    /* for the executor; for threads that wait */
+  STAILQ_HEAD(, rt_plan) plans; /* enqueued, not begun */
+  STAILQ_HEAD(, rt_run) runs;   /* begun on a device, not over */
+  STAILQ_HEAD(, rt_plan) failed_plans; /* kept until the communicator is freed: the proxy may have their operations */
+  STAILQ_HEAD(, rt_run) failed_runs;
   bool running, stop, thread_started;
-  bool urgent;                  /* begin at once: a waiter may wait for another communicator first */
-  bool napping;                 /* the executor will wake by itself: no signal needed */
-  int pending;                  /* plans and runs that are not finished */
-  struct rt_plan *failed_plans; /* kept until the communicator is freed: the proxy may still have their operations */
+  bool urgent;  /* begin at once: a waiter may wait for another communicator first */
+  bool napping; /* the executor will wake by itself: no signal needed */
+  int pending;  /* plans and runs that are not finished */
   pthread_t thread;
-  atomic_int pending_hint;
+  atomic_int pending_hint; /* `pending`, to be read without the lock */
 };
 
 rail_result_t rt_queue_init(struct rt_queue *q, struct ncclComm *comm);
