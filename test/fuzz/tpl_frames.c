@@ -4,23 +4,16 @@
  * The template's communicators, with requests outstanding and nothing but bytes from the peer. Input: which side, then
  * pieces, each "length, bytes"; between two of them everything is posted and tested that can be.
  */
-#include <stdlib.h>
 #include <unistd.h>
 
-#include "plugin/template/tpl_comm.h"
-#include "plugin/template/tpl_connect.h"
 #include "test/fuzz/lib/fuzz.h"
+#include "test/unit/tpl_open.h"
 
 #define BUFFERS 6
 #define GROUP 3 /* buffers of a receive; a send has one */
 
 static const size_t sizes[BUFFERS] = {0, 8, 100, 4096, 20000, 70000};
 static const int tags[BUFFERS] = {0, 1, 2, 0, 1, 2};
-static const struct tpl_device device = {.name = "fuzz"};
-static struct rail_key no_key = {.plugin = TPL_NAME, .param = ""};
-static const struct rail_protocol protocol = {.plugin = TPL_NAME, .tag = "RTP", .version = TPL_VERSION, .key = &no_key};
-static const struct rail_connector_limits limits;
-
 struct bed {
   bool sends;
   void *comm;
@@ -30,37 +23,15 @@ struct bed {
   bool over[BUFFERS];
 };
 
-/* A send comm whose connector has sent HELLO, and the acceptor's welcome on its way. */
-static void *open_send(int fd, int peer) {
-  struct tpl_attempt *a = calloc(1, sizeof *a);
-  struct rail_hello hello = {.streams = 1};
-  struct rail_session acceptor;
-  uint8_t welcome[RAIL_ANSWER_MAX];
-  void *comm = NULL;
-  FUZZ_CHECK(a);
-  a->connector = (struct rail_connector){.protocol = &protocol, .limits = &limits, .device = device.name,
-                                         .handshake = &a->handshake, .dial = {.fd = -1}};
-  FUZZ_CHECK(rail_addr_parse("127.0.0.1:5000", &a->connector.dial.peer) == RAIL_OK);
-  rail_handshake_init(&a->handshake);
-  rail_handshake_begin(&a->handshake, &protocol, fd, true, &hello);
-  rail_session_init(&acceptor, &protocol, false, &hello);
-  FUZZ_CHECK(rail_welcome_encode(&acceptor, NULL, welcome) == RAIL_OK);
-  FUZZ_CHECK(fuzz_write(peer, welcome, rail_answer_size(&protocol)) == rail_answer_size(&protocol));
-  FUZZ_CHECK(tpl_send_create(&device, a, &comm) == RAIL_OK);
-  return comm;
-}
-
 static void bed_open(struct bed *b, bool sends) {
-  union rail_addr peer;
   int fds[2];
   memset(b, 0, sizeof *b);
   b->sends = sends;
   fuzz_quiet();
   fuzz_socketpair(fds);
   b->peer = fds[1];
-  FUZZ_CHECK(rail_addr_parse("127.0.0.1:5000", &peer) == RAIL_OK);
-  if (sends) b->comm = open_send(fds[0], fds[1]);
-  else FUZZ_CHECK(tpl_recv_create(&device, &peer, fds[0], &b->comm) == RAIL_OK);
+  b->comm = sends ? tpl_open_send(fds[0], fds[1]) : tpl_open_recv(fds[0]);
+  FUZZ_CHECK(b->comm);
   for (int i = 0; i < BUFFERS; i++) b->buffers[i] = fuzz_guarded(sizes[i]);
 }
 
