@@ -13,11 +13,11 @@
 #include "common/base/log.h"
 #include "plugin/socket/sk_param.h"
 
-#define GRACE_MS 2000 /* for the peer's own end, after our bytes have arrived */
-#define FINAL_MS 1000 /* at the last finalize, for what was not reported as sent */
-#define REAP_AT_ONCE 16
+#define GRACE_MS 2000   /* for the peer's own end, after our bytes have arrived: its caller may be busy for so long */
+#define FINAL_MS 1000   /* at the last finalize, for what was not reported as sent */
+#define REAP_AT_ONCE 16 /* comms, and reads of 16 KiB of a socket, in one call: both in passing, some 100 us */
 #define DRAIN_READS 4
-#define MAX_LINGER 1024
+#define MAX_LINGER 1024 /* comms; then the first is dropped: their descriptors are limited */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static STAILQ_HEAD(, sk_linger) list = STAILQ_HEAD_INITIALIZER(list); /* oldest look first */

@@ -6,9 +6,9 @@
  * forget what it has not yet delivered. So a closed comm's sockets are shut down for writing and stay in a list, where
  * late bytes are read and dropped, until the peer has done the same, or all that we sent has arrived and a grace time is
  * over. The list is worked on in passing: by later closes, listens and accepts, by the watch thread, and by the last
- * finalize, which waits for it, within a bound: RAIL_SOCKET_CLOSE_TIMEOUT where a sender was told that all is sent. A peer
- * that reads late also posts buffers late, and its report of them would meet a closed socket: a reset, and what lay in
- * our kernel is lost.
+ * finalize, which waits for it, within a bound: RAIL_SOCKET_CLOSE_TIMEOUT where a caller has tested all its sends done. A
+ * peer that reads late also posts buffers late, and its report of them would meet a closed socket: a reset, and what lay
+ * in our kernel is lost.
  */
 #ifndef SK_CLOSE_H
 #define SK_CLOSE_H
@@ -25,7 +25,7 @@
 struct sk_linger {
   STAILQ_ENTRY(sk_linger) next;
   uint64_t born;
-  bool reported_sent; /* the caller was told that everything is sent, and no error came */
+  bool reported_sent; /* the caller has tested all its sends done, without an error */
   union rail_addr peer;
   uint32_t nfds;
   int fds[SK_MAX_STREAMS];

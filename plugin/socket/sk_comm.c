@@ -53,9 +53,9 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
     rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || comm->paths ? buffer : PIECES_BUFFER,
                                      &comm->traffic);
     if (r != RAIL_OK) result = r;
-    s->welcomed = !sends;
+    s->accepted = !sends;
     sk_stream_set_options(s);
-    if (sends && !comm->paths) sk_zerocopy_init(s, args->paths[i] ? args->paths[i]->name : NULL);
+    if (sends && !comm->paths) sk_zerocopy_init(s, args->nics[i] ? args->nics[i]->name : NULL);
   }
   sk_stats_attach(comm, args);
   return result;

@@ -2,7 +2,7 @@
  *
  * Connected objects: what both sides of a connection share.
  *
- * Threads. A comm has one owner at a time: whoever took `owner` moves its streams, matches, and completes requests. Only
+ * Threads. A comm has one owner at a time: the thread that took `owner` moves its streams, matches, and completes requests. Only
  * close and dereg_mr block on ownership. Any other caller queues its request in `submitted`, where the owner, or the
  * caller's next test, finds it. Owners are the caller's progress thread (in isend, irecv, test), the engine's threads
  * and the watch thread.
@@ -125,7 +125,7 @@ struct sk_comm_args {
   uint8_t comm_id[RAIL_COMM_ID_SIZE];
   unsigned int nstreams;
   int fds[SK_MAX_STREAMS];
-  const struct sk_device *paths[SK_MAX_STREAMS]; /* the one interface each stream runs over, here */
+  const struct sk_device *nics[SK_MAX_STREAMS]; /* the one interface each stream runs over, here */
   union rail_addr peers[SK_MAX_STREAMS];         /* and its other end */
   uint32_t eager_size, eager_count, eager_bytes; /* the sender's limits, from its HELLO */
   uint32_t features;                             /* agreed: SK_FEATURE_FAILOVER */
@@ -154,7 +154,7 @@ void sk_comm_stop(struct sk_comm *comm);
 /* The first failure: logs why, once, and makes it stick. Returns the result. */
 RAIL_COLD rail_result_t sk_comm_fail(struct sk_comm *comm, rail_result_t result, const char *fmt, ...)
     RAIL_PRINTF(3, 4);
-/* A stream broke or ended: the same, with the words for it. */
+/* A stream broke or ended: the same. */
 RAIL_COLD rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_stream *s);
 /* Size over capacity, on either side: tells the peer over `s`, best effort, and fails. */
 RAIL_COLD rail_result_t sk_comm_fail_size(struct sk_comm *comm, struct sk_stream *s, uint32_t seq, uint32_t tag,
@@ -196,7 +196,7 @@ static inline bool sk_comm_is_stopped(const struct sk_comm *comm) {
 }
 
 /* For a caller that cannot own the comm now. The kick comes after the request is in the ring, and the engine takes it
- * off its list before it looks into the ring: so a request is found, whoever owned the comm meanwhile. */
+ * off its list before it looks into the ring: so a request is found even if another thread owned the comm meanwhile. */
 static inline void sk_comm_submit(struct sk_comm *comm, struct sk_request *request) {
   uint32_t tail = atomic_load_explicit(&comm->submitted.tail, memory_order_relaxed);
   comm->submitted.slots[tail % SK_SUBMIT_SLOTS] = request;
@@ -250,7 +250,7 @@ static inline void sk_mr_release(struct sk_mr *mr) {
 
 /* ---- the other calls ---------------------------------------------------------- */
 
-/* sk_progress.c: starts what was submitted and moves what can be moved. For the owner, whoever it is. */
+/* sk_progress.c: starts what was submitted and moves what can be moved. For the owner. */
 rail_result_t sk_progress(struct sk_comm *comm);
 /* The same for a thread of the engine, `arg` being the comm. It will not come back before something happens: reads also
  * what no request waits for if a socket is `readable`, and tells the peer all that it can use. */

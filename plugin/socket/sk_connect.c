@@ -158,7 +158,7 @@ static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
     return RAIL_SYSTEM_ERROR;
   }
   for (unsigned int i = 0; i < args.nstreams; i++) {
-    args.paths[i] = a->dials[i].path;
+    args.nics[i] = a->dials[i].path;
     args.peers[i] = a->dials[i].dial.peer;
     rail_session_init(&args.sessions[i], &sk_protocol, true, &a->dials[i].hello);
     args.fds[i] = a->dials[i].dial.fd; /* the comm's from here on */

@@ -111,7 +111,7 @@ static struct sk_device *interface_named(const char *name, size_t len) {
   return NULL;
 }
 
-/* Fuses "eth0+eth1", or says why not. by[i] is the device that interface i has gone into. */
+/* Fuses "eth0+eth1", or logs why not. by[i] is the device that interface i has gone into. */
 static void fuse_group(const char *text, size_t len, struct sk_device *by[RAIL_MAX_INTERFACES]) {
   bool wanted[RAIL_MAX_INTERFACES] = {false};
   const struct sk_device *rails[SK_MAX_RAILS];

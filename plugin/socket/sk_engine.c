@@ -34,10 +34,10 @@
 #include "plugin/socket/sk_param.h"
 
 #define EVENTS_AT_ONCE 64
-#define YIELD_POLLS 4   /* a spinning thread offers its core so often */
-#define SHARED_NS 20000 /* and spins no more for a while when another thread took it for so long */
-#define AUTO_CORES 4
-#define GAP_FACTOR 8 /* longest gap that counts, in units of the longest spin */
+#define YIELD_POLLS 4   /* a spinning thread calls sched_yield after so many polls */
+#define SHARED_NS 20000 /* and stops spinning when that, or a poll, took so long: another thread needs the core */
+#define AUTO_CORES 4    /* engine auto: fewer are busy with the callers' threads */
+#define GAP_FACTOR 8    /* longest gap that counts in the mean, in units of the longest spin: it must come down again */
 
 struct poll_thread;
 

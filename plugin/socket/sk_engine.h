@@ -2,7 +2,7 @@
  *
  * The engine (RAIL_SOCKET_ENGINE): who moves connections besides the caller.
  *
- * inline  nobody: test moves data. A comm has no poll context.
+ * inline  only the caller: isend, irecv and test move data. A comm has no poll context.
  * epoll   threads wait for sockets to become ready, then own the comm and move it as test would.
  *
  * The threads belong to the process and are spread over all comms; they begin with the first comm and end with the last

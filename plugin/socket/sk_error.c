@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The first error of a comm, in words that say what to look at; the peer's ERROR frame. */
+ * The first error of a comm, with what to look at; the peer's ERROR frame. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +26,7 @@ rail_result_t sk_comm_fail(struct sk_comm *comm, rail_result_t result, const cha
 
 rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_stream *s) {
   int err = s->out_errno ? s->out_errno : s->in_errno;
-  if (err == 0 && !s->welcomed)
+  if (err == 0 && !s->accepted)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
                         "the peer closed stream %u before it answered the handshake; it has ended or given up waiting",
                         s->index);

@@ -261,7 +261,7 @@ rail_result_t sk_failover_retry_hellos(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     int fd;
-    if (s->welcomed || (s->fd >= 0 && !s->eof)) continue;
+    if (s->accepted || (s->fd >= 0 && !s->eof)) continue;
     if (s->fd >= 0) drop_socket(comm, s);
     rail_result_t result = sk_reconnect_unanswered(comm->reconnect, i, &comm->sessions[i], &fd);
     if (result == RAIL_IN_PROGRESS) continue;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Frames: what a stream carries after its handshake. A header of 24 bytes and
- * `len` bytes of payload; docs/protocol-socket.md, section 3, is the description.
+ * Frames: what a stream carries after its handshake. A header of 24 bytes and `len` bytes of payload;
+ * docs/protocol-socket.md, section 3, is the description.
  */
 #ifndef SK_FRAME_H
 #define SK_FRAME_H
@@ -20,9 +20,9 @@ enum sk_frame_type {
   SK_FRAME_MSG = 1,     /* announces message seq of `size` bytes with `tag`, carries its first `len` */
   SK_FRAME_DATA = 2,    /* `len` bytes of message seq at offset `size` */
   SK_FRAME_CONTROL = 3, /* receiver to sender: seen, credit, and entries */
-  SK_FRAME_ERROR = 4,   /* both ways: the last word before the comm fails */
-  SK_FRAME_PING = 5,    /* both ways: are you there? */
-  SK_FRAME_PONG = 6,    /* yes */
+  SK_FRAME_ERROR = 4,   /* both ways: the last frame before the comm fails */
+  SK_FRAME_PING = 5,    /* both ways: keepalive, asks for PONG */
+  SK_FRAME_PONG = 6,    /* both ways: the answer */
   SK_FRAME_LOST = 7,    /* both ways: stream `tag`, generation `size`, is given up; `seq` frames of it had arrived */
   SK_FRAME_JOIN = 8,    /* first frame of a stream that has come back: `tag` its number, `size` its generation */
   SK_FRAME_TYPES
@@ -32,7 +32,7 @@ enum sk_frame_type {
 #define SK_FRAME_GRANTED 1u /* MSG: uses a grant, costs no credit */
 #define SK_FRAME_RESET 1u   /* CONTROL: forget all grants that came before */
 
-#define SK_FRAME_GUARD 0x5346u  /* "FS": a stream that lost its place is noticed at the next header */
+#define SK_FRAME_GUARD 0x5346u  /* "FS": a stream that is out of step is noticed at the next header */
 #define SK_MAX_FRAME (1u << 30) /* payload bytes of one frame */
 
 struct sk_frame {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a receiver tells its sender: buffers that are posted (grants), credit that is free again, how far it has read. All
- * of it goes in CONTROL frames on stream 0, each of which makes earlier ones redundant but for their grants.
+ * What a receiver reports to its sender: buffers that are posted (grants), credit that is free again, how far it has read.
+ * All of it goes in CONTROL frames on stream 0, each of which makes earlier ones redundant but for their grants.
  *
  * A report costs a system call here and one there, so it is made when the sender can be waiting for it. Messages up to
  * the eager size do not wait for grants: a connection that carries only such has no control traffic but one frame of
@@ -11,12 +11,16 @@
 #include "plugin/socket/sk_path.h"
 #include "plugin/socket/sk_recv.h"
 
-#define GRANTS_AT_ONCE 8      /* collected, then sent whatever else there is to do */
-#define BULK_READ (16 * 1024) /* nor does a call that read this much wait for an idle moment */
-#define ACK_CALLS 2           /* progress calls without news before the acknowledgement of small messages is sent */
-#define IDLE_CALLS 16         /* progress calls without news that make an idle moment */
-#define STUCK_CALLS 2048      /* and so many: a message too large for a small buffer may wait, and must be refused */
-#define COUNTS_AT_ONCE 8      /* frames that have arrived, with FAILOVER */
+/* Reports are sent at once when so many are due: a group of buffers, or the frames of one. */
+#define REPORT_AT_ONCE SK_MAX_GROUP
+/* Progress calls in a row that found nothing. After the first two the TCP acknowledgement of small messages is sent: by
+ * then the caller has sent its answer, if it has one, and the kernel's own acknowledgement, in the middle of a read, would
+ * cost a message more than 1 us. */
+#define ACK_CALLS 2
+/* So many: the sender may be waiting for a grant. Fewer would send reports between two messages of a stream. */
+#define IDLE_CALLS 16
+/* And so many: a message too large for a small buffer may be waiting, and must be refused. */
+#define STUCK_CALLS 2048
 
 /* ---- the list of buffers that the sender does not know of --------------- */
 
@@ -102,7 +106,7 @@ static bool is_due(const struct sk_recv_comm *rc) {
 /* The same, with FAILOVER: its sends are done when it learns that they have arrived. */
 static bool counts_are_due(const struct sk_recv_comm *rc) {
   uint32_t unreported = sk_path_unreported(&rc->base);
-  return rc->report_all || (unreported && (rc->completed || rc->idle_calls || unreported >= COUNTS_AT_ONCE));
+  return rc->report_all || (unreported && (rc->completed || rc->idle_calls || unreported >= REPORT_AT_ONCE));
 }
 
 /* The sender used its grants and has none left. */
@@ -111,12 +115,12 @@ static bool sender_is_out_of_grants(const struct sk_recv_comm *rc) {
 }
 
 static void ack_small_messages(struct sk_recv_comm *rc) {
-  if (rc->recent && rc->recent < BULK_READ) rail_sock_ack_now(sk_main_stream(&rc->base)->fd);
+  if (rc->recent && rc->recent < SK_BULK_BYTES) rail_sock_ack_now(sk_main_stream(&rc->base)->fd);
   rc->recent = 0;
 }
 
 void sk_grant_report_posted(struct sk_recv_comm *rc) {
-  if ((rc->ungranted_large && (sender_is_out_of_grants(rc) || rc->ungranted_large >= GRANTS_AT_ONCE)) || is_due(rc))
+  if ((rc->ungranted_large && (sender_is_out_of_grants(rc) || rc->ungranted_large >= REPORT_AT_ONCE)) || is_due(rc))
     send_report(rc);
 }
 
@@ -129,7 +133,7 @@ void sk_grant_report(struct sk_recv_comm *rc, uint64_t bytes) {
   }
   if (sk_main_stream(&rc->base)->out_count || is_due(rc) ||
       (rc->ungranted_large &&
-       (rc->idle_calls >= IDLE_CALLS || bytes >= BULK_READ || rc->ungranted_large >= GRANTS_AT_ONCE ||
+       (rc->idle_calls >= IDLE_CALLS || bytes >= SK_BULK_BYTES || rc->ungranted_large >= REPORT_AT_ONCE ||
         (rc->sender_waited && !bytes) || sender_is_out_of_grants(rc))) ||
       (rail_unlikely(rc->base.paths != NULL) && counts_are_due(rc)))
     send_report(rc);

@@ -100,7 +100,7 @@ static bool accept_next(struct sk_listen *l, struct sk_comm_args *args, rail_res
                                 .features = p->limits.features};
   memcpy(args->comm_id, p->comm_id, sizeof args->comm_id);
   for (unsigned int i = 0; i < p->nstreams; i++) {
-    args->paths[i] = a->device->rails[p->streams[i].rail];
+    args->nics[i] = a->device->rails[p->streams[i].rail];
     args->peers[i] = p->streams[i].peer;
     args->fds[i] = p->streams[i].fd; /* the comm's from here on */
     p->streams[i].fd = -1;

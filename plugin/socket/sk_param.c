@@ -72,10 +72,10 @@ static const struct rail_param rows[] = {
           "does not pay: when news comes more rarely, or when others need its core."},
   {.name = "RAIL_SOCKET_HANDSHAKE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "10s", .lo = 10, .hi = 3600 * 1000,
    .offset = AT(handshake_ms),
-   .doc = "A client that has not introduced itself within this time is dropped."},
+   .doc = "A client that has not sent a whole HELLO within this time is dropped."},
   {.name = "RAIL_SOCKET_RAIL_TIMEOUT", .type = RAIL_PARAM_MS, .def = "500ms", .lo = 100, .hi = 60 * 1000,
    .offset = AT(rail_timeout_ms),
-   .doc = "With several devices: a stream whose bytes nobody has acknowledged for this long, after they were sent "
+   .doc = "With several devices: a stream whose bytes stay unacknowledged for this long, after they were sent "
           "again, is given up, and the others carry on."},
   {.name = "RAIL_SOCKET_CONNECT_TIMEOUT", .type = RAIL_PARAM_MS, .def = "30s", .lo = 10, .hi = 3600 * 1000,
    .offset = AT(connect_ms),

@@ -20,7 +20,7 @@ rail_result_t sk_paths_init(struct sk_comm *comm, const struct sk_comm_args *arg
   comm->paths = calloc(args->nstreams, sizeof *comm->paths);
   if (!comm->paths) return RAIL_SYSTEM_ERROR;
   for (uint32_t i = 0; i < args->nstreams; i++) {
-    comm->paths[i].nic = args->paths[i];
+    comm->paths[i].nic = args->nics[i];
     sk_path_set_options(comm, args->fds[i]);
     if (args->side == SK_RECEIVER) continue;
     comm->paths[i].pieces = calloc(SK_PATH_PIECES, sizeof *comm->paths[i].pieces);

@@ -42,7 +42,7 @@ struct sk_path {
   const struct sk_device *nic;
   bool joining;        /* receiver: the first frame must be JOIN */
   uint64_t generation; /* times it has come back */
-  uint32_t frames;     /* of this generation that have arrived whole; the sender's: as far as it was told */
+  uint32_t frames;     /* of this generation that have arrived whole; the sender's: as far as was reported */
   uint32_t reported;   /* receiver: what the sender knows of it */
   struct sk_piece *pieces; /* sender: a ring */
   uint32_t first, count;

@@ -10,9 +10,8 @@
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
 
-#define HELP_TESTS 1024              /* 10 to 20 us for a caller that does nothing else */
-#define PONGS_AT_ONCE 4              /* per call and comm: a peer asks a few times a minute */
-#define READ_BYTES (2 * SK_IO_BYTES) /* per call and comm: a call must return within a millisecond */
+#define HELP_TESTS 1024 /* without progress, then the engine's thread seems not to run: 10 to 20 us of nothing but tests */
+#define PONGS_AT_ONCE 4 /* per call and comm: a peer asks a few times a minute */
 
 /* ---- PING and PONG ------------------------------------------------------- */
 
@@ -74,7 +73,7 @@ RAIL_COLD static rail_result_t bad_type(struct sk_comm *comm, const struct sk_fr
  * comm's failure. */
 static rail_result_t parse(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_frame frame;
-  if (rail_unlikely(!s->welcomed)) {
+  if (rail_unlikely(!s->accepted)) {
     if (sk_stream_have(s) < rail_message_need(&sk_protocol, s->buf + s->head, sk_stream_have(s))) return RAIL_OK;
     RAIL_TRY(sk_failover_on_answer(comm, s));
   }
@@ -93,22 +92,22 @@ static rail_result_t parse(struct sk_comm *comm, struct sk_stream *s) {
   }
 }
 
-/* Reads and parses until the stream is empty, waits, has ended, or READ_BYTES are done. *bytes grows. Only errors of the
+/* Reads and parses until the stream is empty, waits, has ended, or SK_CALL_BYTES are done. *bytes grows. Only errors of the
  * comm come back. */
 static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint64_t *bytes) {
   bool more = true;
   for (;;) {
     rail_result_t result = parse(comm, s);
     if (rail_unlikely(result != RAIL_OK)) return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
-    if (s->eof || s->fd < 0 || !more || *bytes >= READ_BYTES) return RAIL_OK;
+    if (s->eof || s->fd < 0 || !more || *bytes >= SK_CALL_BYTES) return RAIL_OK;
     if (sk_stream_fill(s, bytes, &more) != RAIL_OK && !s->eof) return RAIL_OK;
   }
 }
 
 /* ---- sender ----------------------------------------------------------- */
 
-/* A stream cannot be written any more. The peer may have told why, and its last grants may finish requests: read what is
- * there, then fail. */
+/* A stream cannot be written any more. The peer may have sent an ERROR, and its last grants may finish requests: read
+ * what is there, then fail. */
 RAIL_COLD static rail_result_t write_failed(struct sk_comm *comm) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < comm->nstreams; i++) RAIL_TRY(read_stream(comm, &comm->streams[i], &bytes));
@@ -141,10 +140,10 @@ static rail_result_t progress_send(struct sk_send_comm *sc) {
   sc->unread_posts = 0;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
-    if (i == 0 || !s->welcomed || comm->paths) RAIL_TRY(read_stream(comm, s, &bytes));
+    if (i == 0 || !s->accepted || comm->paths) RAIL_TRY(read_stream(comm, s, &bytes));
   }
   if (rail_unlikely(comm->unanswered && comm->reconnect)) RAIL_TRY(sk_failover_retry_hellos(comm));
-  bool more = bytes >= READ_BYTES || (bytes && comm->paths); /* there may be something to send again */
+  bool more = bytes >= SK_CALL_BYTES || (bytes && comm->paths); /* there may be something to send again */
   bool post = !STAILQ_EMPTY(&sc->ready) || rail_unlikely(held && !comm->hold);
   if (post && sk_send_post(sc) != RAIL_OK) return write_failed(comm);
   comm->more |= more;
@@ -183,7 +182,7 @@ static rail_result_t progress_recv(struct sk_recv_comm *rc) {
     RAIL_TRY(read_stream(comm, &comm->streams[i], &bytes));
     ended |= comm->streams[i].eof;
   }
-  comm->more = bytes >= READ_BYTES || (bytes && comm->paths); /* one that waited for another may go on */
+  comm->more = bytes >= SK_CALL_BYTES || (bytes && comm->paths); /* one that waited for another may go on */
   comm->ended = ended;
   if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));
   sk_grant_report(rc, bytes);
@@ -210,12 +209,12 @@ rail_result_t sk_progress_watch(struct sk_comm *comm) {
   if (comm->side == SK_SENDER) sk_send_read_soon(rail_container_of(comm, struct sk_send_comm, base));
   else rail_container_of(comm, struct sk_recv_comm, base)->idle_calls = UINT32_MAX / 2;
   RAIL_TRY(sk_progress(comm));
-  if (rail_stats_get(&comm->traffic.in) - before >= READ_BYTES && !comm->hold)
+  if (rail_stats_get(&comm->traffic.in) - before >= SK_CALL_BYTES && !comm->hold)
     send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PONG);
   return RAIL_OK;
 }
 
-/* The owner may not come back soon: the peer is told all that it can use. */
+/* The owner may not come back soon: reports all that the peer can use. */
 static void report_idle(struct sk_comm *comm, bool stuck) {
   atomic_store_explicit(&comm->deferred, 0, memory_order_relaxed);
   if (comm->side == SK_RECEIVER && !comm->more)

@@ -4,7 +4,7 @@
  *
  * irecv takes an unexpected message or posts its buffers. A MSG frame claims the oldest buffer of its tag; payloads are
  * received straight into it. The request is done when all its buffers are; test finds that out (sk_progress.c) and calls
- * sk_recv_done. What the sender is told of buffers and credit is in sk_grant.c.
+ * sk_recv_done. Reports to the sender, of buffers and credit, are in sk_grant.c.
  */
 #include "plugin/socket/sk_recv.h"
 

@@ -20,15 +20,13 @@
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_path.h"
 
-/* Most that one call writes: a call must return within a millisecond. */
-#define POST_BYTES (2 * SK_IO_BYTES)
 /* Pieces begin at multiples of this: NCCL's LL128 protocol needs lines of 128 bytes whole. */
 #define PIECE_ALIGN 128
-#define BATCH_BYTES (8 * 1024)     /* payloads up to here may wait for others */
-#define BATCH_FROM 4               /* when so many requests are outstanding, which the caller will test */
-#define BATCH_MAX (32 * 1024)      /* but not when this much has come together */
-#define SPREAD_BYTES (32 * 1024)   /* with FAILOVER: payloads from here on go to the stream that is free first */
-#define UNREAD_POSTS 64            /* then control frames are read, even if none is expected */
+#define BATCH_BYTES (8 * 1024)   /* payloads up to here may wait for others: the system call costs more than their copy */
+#define BATCH_FROM 4             /* when so many requests are outstanding, which the caller will test */
+#define BATCH_MAX (32 * 1024)    /* but not when this much has come together */
+#define SPREAD_BYTES (32 * 1024) /* with FAILOVER: payloads from here on go to the stream that is free first */
+#define UNREAD_POSTS 64          /* then control frames are read, even if none is expected: the peer may have gone */
 
 rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *args) {
   sc->in_flight_cap = args->eager_count + SK_MAX_SENDS;
@@ -140,8 +138,8 @@ static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
 
 void sk_send_accepted(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_send *send;
-  if (s->welcomed) return; /* it was, before it was lost */
-  s->welcomed = true;
+  if (s->accepted) return; /* it was, before it was lost */
+  s->accepted = true;
   if (--sc->base.unanswered) return;
   sc->base.hold = false;
   if (!sc->base.paths) {
@@ -231,7 +229,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
   bool moved = true;
   comm->more = false;
   sc->unread_posts++;
-  while (moved && written < POST_BYTES) {
+  while (moved && written < SK_CALL_BYTES) {
     moved = false;
     announce_ready(sc);
     for (uint32_t k = 0; k < comm->nstreams; k++) {

@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-/* Does the kernel let us have the congestion control that is asked for? Says so, once, if not. Call after the
+/* Does the kernel allow the congestion control that is asked for? Logs it, once, if not. Call after the
  * parameters are loaded. */
 void sk_sockopt_load(void);
 

@@ -107,7 +107,7 @@ void sk_stats_attach(struct sk_comm *comm, const struct sk_comm_args *args) {
   sk_stats_gauge(&c->device[SK_DEVICE_COMMS], 1);
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream_counts *s = &comm->streams[i].counts;
-    const char *nic = args->paths[i] ? args->paths[i]->name : args->device->name;
+    const char *nic = args->nics[i] ? args->nics[i]->name : args->device->name;
     s->stream = sk_stats_stream(side[args->side], nic, &args->peers[i], args->comm_id, i);
     if (!s->stream) s->stream = s->own;
     s->device = device_record(nic);

@@ -3,7 +3,7 @@
  * What the socket plugin counts (common/obs/stats.h); tools/rail-stat shows it. The enums are the order of the values in
  * a record; what each counts stands in the tables of sk_stats.c.
  *
- * A comm's and a stream's record is written by whoever owns the comm at that time. A device's record has several
+ * A comm's and a stream's record is written by the comm's owner. A device's record has several
  * writers: rail_stats_add_shared, and only for rare events. Its bytes and messages are summed from the records of
  * streams and comms (sk_stats_update), at each tick of the watch thread and at close.
  */

@@ -26,11 +26,12 @@
 #define SK_STAGE (32u * 1024)
 #define SK_COPY_BYTES 512 /* payloads up to here are copied beside their header: an I/O vector entry costs more */
 #define SK_OUT_RESERVE 4  /* control frames that find room even when those with payload find none */
-#define SK_BULK_PAYLOAD (16u * 1024) /* from here on a payload is worth a receive of its own */
+#define SK_BULK_BYTES (16u * 1024) /* from here on bytes are worth a system call of their own: to copy them takes as long */
 #define SK_IO_BYTES ((size_t)1 << 20) /* most that one system call moves: a copy of 0.1 to 0.3 ms */
+#define SK_CALL_BYTES (2 * SK_IO_BYTES) /* most that one call of ours moves in a direction: it must return in a millisecond */
 
-/* How many things must still happen before a request is done. Written by the comm's owner alone; whoever sees 0 sees
- * all that was written before, and from then on the request is the caller's: the owner touches it no more. */
+/* How many things must still happen before a request is done. Written by the comm's owner alone; a thread that reads 0
+ * sees all that was written before, and from then on the request is the caller's: the owner touches it no more. */
 typedef _Atomic uint32_t sk_pending;
 
 static inline void sk_pending_add(sk_pending *pending) {
@@ -94,7 +95,7 @@ struct sk_host {
 struct sk_stream {
   int fd;
   uint16_t index;
-  bool welcomed; /* the acceptor's answer was read (always true on the receiving side) */
+  bool accepted; /* by the acceptor, whose answer was read (always true on the receiving side) */
   bool eof;      /* nothing more comes in */
   int in_errno;  /* why, if not by a proper end */
   int out_errno; /* nothing more goes out, because of this */
@@ -188,12 +189,12 @@ void sk_zerocopy_end(struct sk_stream *streams, uint32_t n, const char *device_n
  * RAIL_REMOTE_ERROR with eof (and in_errno) set. */
 rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more);
 
-/* Says where the payload that follows the header just read belongs (len may be 0). */
+/* Where the payload that follows the header just read belongs (len may be 0). */
 static inline void sk_stream_expect(struct sk_stream *s, uint8_t *to, uint32_t len, void *target) {
   s->to = to;
   s->left = s->len = len;
   s->target = target;
-  s->ahead = len >= SK_BULK_PAYLOAD ? SK_HEAD : s->cap;
+  s->ahead = len >= SK_BULK_BYTES ? SK_HEAD : s->cap;
 }
 
 /* Moves buffered bytes of the current payload to their place; true when it is complete. */

@@ -71,7 +71,7 @@ static void data_begin_another(struct data *d, enum sk_side side, unsigned int n
     ENSURE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0, "no socket pair");
     d->ends[i] = fds[0];
     d->args.fds[i] = fds[1];
-    d->args.paths[i] = &data_device;
+    d->args.nics[i] = &data_device;
     d->args.peers[i] = (union rail_addr){.in = {.sin_family = AF_INET}};
     rail_session_init(&d->args.sessions[i], &sk_protocol, true, &(struct rail_hello){.streams = nstreams});
   }

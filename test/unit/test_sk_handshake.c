@@ -30,8 +30,8 @@ static void check_common(unsigned int nstreams, uint32_t features) {
     ENSURE_INT(hs_answer(i), RAIL_REASON_NONE);
     hs_linked(hs_sent.fds[i], hs_received.fds[i]);
     union rail_addr out = local_of(hs_sent.fds[i]), in = local_of(hs_received.fds[i]);
-    ENSURE_INT(host_of(&out), host_of(&hs_sent.paths[i]->addr));
-    ENSURE_INT(host_of(&in), host_of(&hs_received.paths[i]->addr));
+    ENSURE_INT(host_of(&out), host_of(&hs_sent.nics[i]->addr));
+    ENSURE_INT(host_of(&in), host_of(&hs_received.nics[i]->addr));
     ENSURE(memcmp(&in.in, &hs_sent.peers[i].in, 8) == 0, "stream %u went elsewhere", i);
     ENSURE(memcmp(&out.in, &hs_received.peers[i].in, 8) == 0, "stream %u came from elsewhere", i);
   }
@@ -42,7 +42,7 @@ TEST(one_rail) {
   hs_begin(&h);
   hs_pair(&h, DEV_A, DEV_A);
   check_common(1, 0);
-  CHECK(hs_sent.paths[0] == &hs_dev[DEV_A] && hs_received.device == &hs_dev[DEV_A]);
+  CHECK(hs_sent.nics[0] == &hs_dev[DEV_A] && hs_received.device == &hs_dev[DEV_A]);
   CHECK(log_said("listening on lo0 at 127.0.0.1:") && log_said("connected from 127.0.0.1:"));
   CHECK(log_said("accepted 127."));
   hs_end(&h);
@@ -55,8 +55,8 @@ TEST(two_rails_with_two_streams_each) {
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
   check_common(4, SK_FEATURE_FAILOVER);
   for (int i = 0; i < 4; i++) {
-    CHECK(hs_sent.paths[i] == &hs_dev[i % 2]);
-    CHECK(hs_received.paths[i] == &hs_dev[i % 2]);
+    CHECK(hs_sent.nics[i] == &hs_dev[i % 2]);
+    CHECK(hs_received.nics[i] == &hs_dev[i % 2]);
   }
   CHECK(hs_sent.device == &hs_dev[DEV_BOTH]);
   CHECK(log_said("with failover"));
@@ -71,7 +71,7 @@ TEST(rails_on_one_side_only) {
     check_common(2, SK_FEATURE_FAILOVER);
     struct sk_comm_args *fused = fused_sends ? &hs_sent : &hs_received;
     struct sk_comm_args *plain = fused_sends ? &hs_received : &hs_sent;
-    for (int i = 0; i < 2; i++) CHECK(fused->paths[i] == &hs_dev[i] && plain->paths[i] == &hs_dev[DEV_B]);
+    for (int i = 0; i < 2; i++) CHECK(fused->nics[i] == &hs_dev[i] && plain->nics[i] == &hs_dev[DEV_B]);
     hs_end(&h);
   }
 }
@@ -214,7 +214,7 @@ static void bring_back(unsigned int i) {
   }
   hs_linked(hs_sent.fds[i], hs_received.fds[i]);
   hs_linked(hs_received.fds[i], hs_sent.fds[i]);
-  ENSURE_INT(host_of(&(union rail_addr){.in = local_of(hs_sent.fds[i]).in}), host_of(&hs_sent.paths[i]->addr));
+  ENSURE_INT(host_of(&(union rail_addr){.in = local_of(hs_sent.fds[i]).in}), host_of(&hs_sent.nics[i]->addr));
 }
 
 TEST(a_lost_stream_comes_back) {

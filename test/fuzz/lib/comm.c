@@ -79,7 +79,7 @@ static void open_comm(struct fuzz_comm *c, enum sk_side side, const struct fuzz_
     fuzz_socketpair(fds);
     c->ends[i] = fds[0];
     args->fds[i] = fds[1];
-    args->paths[i] = &device;
+    args->nics[i] = &device;
     args->peers[i] = (union rail_addr){.in = {.sin_family = AF_INET, .sin_port = htons(9)}};
     const struct rail_hello hello = {.stream = i, .streams = shape->nstreams};
     rail_session_init(&args->sessions[i], &sk_protocol, true, &hello);
