@@ -16,12 +16,10 @@
 
 static void fill_base(struct ib_setup *s) {
   struct ib_comm *c = s->comm;
-  c->ctx = s->ctx;
   c->device = s->device;
   c->plan = s->plan;
   c->nrails = s->mine.nrails;
   c->nremote_rails = s->theirs.nrails;
-  c->peer = s->peer;
   c->profiler = s->ctx->profiler;
   c->sender_timeout = s->connector ? s->mine.timeout : s->theirs.timeout;
   c->peer_process = s->theirs.process;

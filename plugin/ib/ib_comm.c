@@ -10,10 +10,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 
-#define ACK_NS 4096ull   /* an ACK timeout is 4.096 us x 2^exponent (InfiniBand specification, vol. 1, 9.7.6.1.3) */
-#define ACK_TOLERANCE 4  /* the specification lets an HCA take up to 4 times its timeout */
-#define LINGER_GRACE_MS 1000
-#define LINGER_MAX_MS 60000
+#define LINGER_MAX_MS 60000 /* as the parameter's own limit */
 
 RAIL_COLD struct ib_comm *ib_comm_refuse(const void *comm, uint32_t kind_magic, const char *call) {
   RAIL_WARN("RailIB: %s: %p is no %s that is open", call, comm,
@@ -84,8 +81,8 @@ void ib_comm_limit_inline(struct ib_comm *comm) {
 uint64_t ib_comm_linger_ms(const struct ib_comm *comm) {
   uint64_t timeout = comm->sender_timeout;
   if (ib_params.linger_ms >= 0) return (uint64_t)ib_params.linger_ms;
-  uint64_t longest = timeout ? ACK_TOLERANCE * (ACK_NS << RAIL_MIN(timeout, 31)) / 1000000 : 0;
-  return RAIL_MIN(longest + LINGER_GRACE_MS, LINGER_MAX_MS);
+  uint64_t longest = timeout ? IB_ACK_TOLERANCE * (IB_ACK_NS << RAIL_MIN(timeout, 31)) / 1000000 : 0;
+  return RAIL_MIN(longest + IB_GRACE_MS, LINGER_MAX_MS);
 }
 
 /* A second caller waits for the first, so that the QPs are in ERR for it too when it returns. */

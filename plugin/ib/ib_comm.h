@@ -25,7 +25,11 @@
 #define IB_SEND_COMM_MAGIC 0x43534249u
 #define IB_RECV_COMM_MAGIC 0x43524249u
 
-struct rail_net_ctx;
+/* Times. An ACK timeout is 4.096 us x 2^exponent, and an HCA may take up to 4 times that (InfiniBand specification,
+ * vol. 1, 9.7.6.1.3). The grace is added to limits computed from these: what the two processes need to run. */
+#define IB_ACK_NS 4096ull
+#define IB_ACK_TOLERANCE 4
+#define IB_GRACE_MS 1000
 
 /* ib_comm.health: what the watch thread found. The progress thread reads it when there is nothing to poll. */
 #define IB_COMM_QP_FATAL 1u      /* IBV_EVENT_QP_FATAL, QP_REQ_ERR or QP_ACCESS_ERR of one of its QPs */
@@ -74,7 +78,6 @@ struct ib_ctrl_buf {
 struct ib_comm {
   uint32_t magic;
   bool sender;
-  struct rail_net_ctx *ctx;
   const struct ib_device *device;
   struct ib_plan plan;
   unsigned int nrails, nremote_rails;
@@ -83,8 +86,7 @@ struct ib_comm {
   struct ib_qp *qps; /* plan.nqps */
   struct ib_ctrl_buf *ctrl_buf;
 
-  union rail_addr peer; /* of the oob connection */
-  char peer_text[RAIL_ADDR_TEXT];
+  char peer_text[RAIL_ADDR_TEXT]; /* address of the oob connection */
   uint64_t peer_process;  /* the same in all connections with one process */
   uint8_t sender_timeout; /* local ACK timeout of the sender's QPs */
   int oob_fd;             /* the watch thread's from ib_watch_add to ib_watch_remove */

@@ -140,7 +140,6 @@ static bool add_port(struct ib_hca *hca, uint8_t number, const struct ib_hca_fil
   port->number = number;
   port->roce = roce;
   port->speed = ib_port_speed(hca->context, number, &attr);
-  port->mtu = (uint8_t)attr.active_mtu;
   port->rail = rail;
   port->plane = plane;
   snprintf(port->pci_path, sizeof port->pci_path, "%s", card);

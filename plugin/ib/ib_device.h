@@ -58,7 +58,6 @@ struct ib_port {
   bool roce;      /* link layer Ethernet, else InfiniBand */
   char name[80];  /* "mlx5_0", "mlx5_0:2" where the HCA has several */
   int speed;      /* Mb/s */
-  uint8_t mtu;    /* enum ibv_mtu, at discovery; each connection queries it again */
   int16_t rail, plane; /* from NCCL_IB_HCA; -1 */
   int number_on_card;  /* NCCL's `port` property: counts functions that share a PCI device */
   char pci_path[256];  /* of the card: functions of one device merged */

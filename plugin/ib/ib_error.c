@@ -12,7 +12,6 @@
 #include "plugin/ib/ib_progress.h"
 
 #define VENDOR_MELLANOX 0x02c9u
-#define ACK_TIMEOUT_UNIT 4.096e-6 /* seconds; times 2 to the power of `timeout` */
 
 /* ---- tables ------------------------------------------------------------------ */
 
@@ -101,7 +100,7 @@ const char *ib_error_vendor(uint32_t vendor_id, uint32_t vendor_err) {
 }
 
 double ib_error_budget(unsigned int timeout, unsigned int retry_cnt) {
-  return timeout ? ACK_TIMEOUT_UNIT * (double)(1ull << (timeout & 31)) * (double)(retry_cnt + 1) : 0;
+  return timeout ? (double)(IB_ACK_NS << (timeout & 31)) * 1e-9 * (double)(retry_cnt + 1) : 0;
 }
 
 /* ---- pieces of the line -------------------------------------------------------- */

@@ -24,7 +24,6 @@ struct ib_gid {
   uint8_t raw[16];
   uint8_t type;    /* enum ib_gid_type; UNKNOWN where sysfs does not say (containers): treated as the preferred one */
   bool valid;      /* false: a hole in the table */
-  uint32_t ifindex; /* of the interface behind it; 0 unknown */
 };
 
 struct ib_gid_table {

@@ -15,7 +15,6 @@
 #include "plugin/ib/ib_stats.h"
 
 #define MS 1000000ull
-#define GRACE_MS 1000      /* the kernel's error comes after ours, whose line says more */
 #define READS_AT_ONCE 8    /* frames; other connections wait meanwhile */
 #define MAX_UNANSWERED 64  /* PINGs: they fill the buffer of a peer that does not read. The kernel goes on probing */
 #define MIN_TICK_MS 10
@@ -45,7 +44,7 @@ bool ib_frame_decode(const uint8_t wire[IB_FRAME_SIZE], struct ib_frame *frame) 
 /* The oob connection of a comm may be idle for hours, and the peer's host may vanish meanwhile: the kernel probes. */
 void ib_keepalive_init(struct ib_keepalive *k, int fd, uint64_t now) {
   *k = (struct ib_keepalive){.fd = fd, .last_heard = now, .last_host_ack = now, .last_activity = now};
-  rail_watch_host(fd, ib_params.deadline_ms, GRACE_MS);
+  rail_watch_host(fd, ib_params.deadline_ms, IB_GRACE_MS); /* our error comes first: its line says more */
 }
 
 static void close_with(struct ib_keepalive *k, struct ib_comm *comm, uint32_t health) {

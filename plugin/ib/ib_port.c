@@ -214,7 +214,6 @@ static bool read_table(const struct ib_port *port, struct ib_gid_table *table) {
     struct ib_gid *gid = &table->gids[e->gid_index];
     memcpy(gid->raw, e->gid.raw, sizeof gid->raw);
     gid->type = e->gid_type < IB_GID_UNKNOWN ? (uint8_t)e->gid_type : IB_GID_UNKNOWN;
-    gid->ifindex = e->ndev_ifindex;
     gid->valid = true;
   }
   return true;

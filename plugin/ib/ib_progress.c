@@ -17,8 +17,6 @@
 #define CLOCK_EACH 4096 /* completions between two looks at the clock, when every poll finds some */
 #define PEER_BITS \
   (IB_COMM_PEER_CLOSED | IB_COMM_PEER_GONE | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT | IB_COMM_HOST_SILENT)
-#define ACK_TOLERANCE 4 /* the specification lets an HCA take up to 4 times its timeout */
-#define GRACE_MS 1000   /* on top of the time that an HCA or a peer may take */
 #define SLOWEST_BYTES_PER_MS 1000 /* a megabyte a second: slower networks do not carry RDMA */
 #define DRAIN_MS 1000   /* a stopped QP flushes within microseconds; one that takes so long does not */
 
@@ -139,7 +137,7 @@ bool ib_qp_drain(struct ib_comm *comm) {
  * not linger: it closes the oob connection at once (gone). */
 static bool may_be_acknowledged(struct ib_send_comm *sc, bool gone) {
   if (!sc->closed_deadline || gone > sc->peer_gone)
-    sc->closed_deadline = rail_deadline_in_ms((gone ? 0 : ib_comm_linger_ms(&sc->base)) + GRACE_MS);
+    sc->closed_deadline = rail_deadline_in_ms((gone ? 0 : ib_comm_linger_ms(&sc->base)) + IB_GRACE_MS);
   sc->peer_gone = gone;
   return !rail_deadline_passed(sc->closed_deadline);
 }
@@ -167,7 +165,7 @@ static uint64_t completion_limit_ms(const struct ib_comm *comm) {
   uint64_t bytes = comm->sender ? ib_send_bytes_pending(rail_container_of(comm, const struct ib_send_comm, base)) : 0;
   double budget = ib_error_budget(path->timeout, path->retry_cnt);
   if (budget <= 0) return 0;
-  return (uint64_t)(ACK_TOLERANCE * budget * 1000) + GRACE_MS + bytes / SLOWEST_BYTES_PER_MS;
+  return (uint64_t)(IB_ACK_TOLERANCE * budget * 1000) + IB_GRACE_MS + bytes / SLOWEST_BYTES_PER_MS;
 }
 
 /* Nothing completes. Mostly the peer has nothing to send or to receive; but an HCA, or its driver, may also have lost a

@@ -26,10 +26,6 @@ static const char *const state_names[] = {
 };
 _Static_assert(RAIL_COUNT_OF(state_names) == IB_QP_STATES, "a name for each state");
 
-const char *ib_qp_state_name(enum ib_qp_state state) {
-  return (unsigned int)state < IB_QP_STATES ? state_names[state] : "?";
-}
-
 /* ---- lines --------------------------------------------------------------- */
 
 static const char *hint_of(int err, enum ib_qp_state to) {

@@ -64,6 +64,4 @@ bool ib_qp_query_ece(const struct ib_qp *qp, struct ibv_ece *ece);
 void ib_qp_to_err(struct ib_qp *qp);
 void ib_qp_destroy(struct ib_qp *qp); /* does nothing for a zeroed one */
 
-const char *ib_qp_state_name(enum ib_qp_state state);
-
 #endif

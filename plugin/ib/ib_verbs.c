@@ -44,8 +44,6 @@ static const struct symbol {
   FIELD(query_qp, "IBVERBS_1.1", true),
   FIELD(destroy_qp, "IBVERBS_1.1", true),
   FIELD(fork_init, "IBVERBS_1.1", true),
-  FIELD(event_type_str, "IBVERBS_1.1", true),
-  FIELD(wc_status_str, "IBVERBS_1.1", true),
   FIELD(reg_mr_iova2, "IBVERBS_1.8", false),
   FIELD(reg_dmabuf_mr, "IBVERBS_1.12", false),
   FIELD(query_ece, "IBVERBS_1.10", false),

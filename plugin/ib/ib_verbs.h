@@ -36,8 +36,6 @@ struct ib_verbs {
   int (*query_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init_attr);
   int (*destroy_qp)(struct ibv_qp *qp);
   int (*fork_init)(void);
-  const char *(*event_type_str)(enum ibv_event_type type);
-  const char *(*wc_status_str)(enum ibv_wc_status status);
   /* Absent in older libraries: NULL. */
   struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access);
   struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access);

@@ -32,7 +32,7 @@
 
 #define BATCH 64
 #define SLACK_NS 10000000 /* timer slack: how late a tick may be, so that the kernel can join it with others */
-#define DRAIN_MS 10       /* between two checks of a sender whose peer waits for its last completions */
+#define DRAIN_POLL_MS 10  /* between two checks of a sender whose peer waits for its last completions */
 #define LATE_TICKS 4      /* a later tick: this thread was descheduled, so a silent peer is not blamed */
 
 /* What an epoll event is about: the first member of the struct that its pointer names. */
@@ -128,7 +128,7 @@ static int time_to_sleep(uint64_t next_tick) {
   const struct ib_watched *w;
   uint64_t at = !LIST_EMPTY(&watched) && ib_keepalive_tick_ns() ? next_tick : 0;
   LIST_FOREACH(w, &watched, link) {
-    uint64_t until = ib_keepalive_is_draining(&w->keepalive) ? rail_deadline_in_ms(DRAIN_MS) : w->linger_until;
+    uint64_t until = ib_keepalive_is_draining(&w->keepalive) ? rail_deadline_in_ms(DRAIN_POLL_MS) : w->linger_until;
     if (until && (!at || until < at)) at = until;
   }
   return rail_deadline_left_ms(at);

@@ -61,7 +61,7 @@ static void pair_open_hca(struct pair *p, unsigned int nrails) {
   snprintf(p->device.name, sizeof p->device.name, "fake0");
   p->device.nrails = nrails;
   for (unsigned int i = 0; i < nrails; i++) {
-    p->ports[i] = (struct ib_port){.hca = &p->hca, .number = (uint8_t)(i + 1), .roce = true, .mtu = IBV_MTU_4096};
+    p->ports[i] = (struct ib_port){.hca = &p->hca, .number = (uint8_t)(i + 1), .roce = true};
     snprintf(p->ports[i].name, sizeof p->ports[i].name, "fake0:%u", i + 1);
     p->device.rails[i] = &p->ports[i];
   }

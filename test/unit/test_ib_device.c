@@ -272,7 +272,7 @@ TEST(a_port_as_it_is_now) {
   CHECK_OK(ib_port_query(port, &now));
   CHECK(now.active && now.mtu == IBV_MTU_4096 && now.max_msg == 1u << 30 && now.grh_required && now.gids.count == 64);
   CHECK(now.gids.gids[3].valid && now.gids.gids[3].type == IB_GID_ROCE_V2 && !now.gids.gids[4].valid);
-  CHECK(now.gids.gids[2].type == IB_GID_ROCE_V1 && now.gids.gids[3].ifindex != 0);
+  CHECK(now.gids.gids[2].type == IB_GID_ROCE_V1);
   memcpy(&four, now.gids.gids[3].raw + 12, sizeof four);
   CHECK_STR(inet_ntoa(four), "10.77.2.1");
   fake_script("gid_table 0"); /* an older library or kernel: one by one, types from sysfs, not all of them readable */
