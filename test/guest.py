@@ -58,7 +58,7 @@ class Guest:
     def run(self, _, ended):
         run(*self.all)
         ended()
-        return schedule.TOLD
+        return schedule.REPORTED
 
 
 def run(runner, programs, args, finish):
@@ -69,10 +69,10 @@ def run(runner, programs, args, finish):
     boot = [sys.executable, str(BOOT), "--limit", str(seconds), "--out", str(args.build[0] / "lab/out"),
             *[word for build in args.build for word in ("--keep", str(build))], "--", command(args)]
     try:
-        with open(f"{scratch}/said", "w+", encoding="utf-8", errors="replace") as said:
+        with open(f"{scratch}/stderr", "w+", encoding="utf-8", errors="replace") as stderr:
             mark = runner.next_mark()
             env = os.environ | {"TMPDIR": scratch, MARK: os.environ.get(MARK, "") + mark}
-            child = subprocess.Popen(boot, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True,
+            child = subprocess.Popen(boot, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True,
                                      errors="replace", env=env, start_new_session=True)
             with runner.lock:
                 runner.running[mark] = child.pid
@@ -81,37 +81,37 @@ def run(runner, programs, args, finish):
             status = child.wait()
             with runner.lock:
                 del runner.running[mark]
-            said.seek(0)
-            never_ended(waiting, status, said.read(), finish)
+            stderr.seek(0)
+            never_ended(waiting, status, stderr.read(), finish)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def take(line, waiting, finish):
     try:
-        told = json.loads(line)
-        program = next(p for p in waiting if p.label == told["label"])
+        record = json.loads(line)
+        program = next(p for p in waiting if p.label == record["label"])
         outcome = Outcome()
-        for name, verdict, reason in told["cases"]:
+        for name, verdict, reason in record["cases"]:
             outcome.add(name, verdict, reason)
-        outcome.evidence = [(name, lines) for name, lines in told["evidence"]]
-        outcome.output, outcome.remark = told["output"], told["remark"]
-        outcome.seconds, outcome.cpu = told["seconds"], told["cpu"]
+        outcome.evidence = [(name, lines) for name, lines in record["evidence"]]
+        outcome.output, outcome.remark = record["output"], record["remark"]
+        outcome.seconds, outcome.cpu = record["seconds"], record["cpu"]
     except (ValueError, KeyError, TypeError, StopIteration):
         return  # not an event: whatever it was, a program without one is a failure below
     waiting.remove(program)
     finish(program, outcome)
 
 
-def never_ended(waiting, status, said, finish):
+def never_ended(waiting, status, stderr, finish):
     """What is left when the boot is over: skipped if it could not begin, else failed."""
-    lines = [line.removeprefix("lab: ") for line in said.splitlines() if line.startswith("lab: ")]
+    lines = [line.removeprefix("lab: ") for line in stderr.splitlines() if line.startswith("lab: ")]
     reason = lines[-1] if lines else f"the lab ended with status {status}"
     for program in waiting:
         outcome = Outcome()
-        outcome.output = said
+        outcome.output = stderr
         if status == NOT_POSSIBLE and os.environ.get("CI") != "true":
             outcome.add("all", "skip", reason)
         else:
-            outcome.add("run", "fail", f"it did not end: {reason}", said.splitlines())
+            outcome.add("run", "fail", f"it did not end: {reason}", stderr.splitlines())
         finish(program, outcome)

@@ -32,9 +32,9 @@ import choose  # noqa: E402  (from here on no bytecode is written beside the sou
 import durations  # noqa: E402
 import guest  # noqa: E402
 import junit  # noqa: E402
-import remember  # noqa: E402
+import result_cache  # noqa: E402
 import schedule  # noqa: E402
-import standstill  # noqa: E402
+import machine_stall  # noqa: E402
 from outcome import MARK, Outcome, parse, read_sanitizers, shortened, summary  # noqa: E402
 from processes import ShmWatch, describe, kill_all, leftovers, shm_files, wait  # noqa: E402
 
@@ -69,7 +69,7 @@ class Program:
             self.argv = [str(build / "test" / kind / source.stem)]
         else:
             self.argv = [sys.executable if source.suffix == ".py" else "bash", str(source)]
-        self.file, self.memory = self.argv[-1], None
+        self.file, self.cache = self.argv[-1], None
         self.argv += [plugin] if plugin else []
 
     def run(self, runner, ended):
@@ -173,7 +173,7 @@ def fixed_layout():
 class Runner:
     def __init__(self):
         self.shm, self.lock, self.running, self.stopping = ShmWatch(), threading.Lock(), {}, False
-        self.number, self.san_prefix, self.watch = 0, fixed_layout(), standstill.Watch()
+        self.number, self.san_prefix, self.watch = 0, fixed_layout(), machine_stall.Watch()
 
     def next_mark(self):
         with self.lock:
@@ -286,8 +286,8 @@ def run_all(runner, programs, args):
 
     def finish_one(program, outcome):
         done.append((program, outcome))
-        if program.memory:
-            program.memory.note(program, outcome)
+        if program.cache:
+            program.cache.note(program, outcome)
         if args.events:
             guest.event(program, outcome)
         else:
@@ -339,11 +339,11 @@ def needs(program):
 
 def check_only(programs, build):
     """Takes out what passed and did not change; the rest notes how it ends."""
-    memory, unchanged = remember.Memory(build), []
+    cache, unchanged = result_cache.ResultCache(build), []
     for p in list(programs):
         p.argv += p.check_args
-        p.memory = memory
-        if counts := memory.knows(p):
+        p.cache = cache
+        if counts := cache.knows(p):
             programs.remove(p)
             unchanged.append(counts)
     return unchanged

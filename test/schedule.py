@@ -7,7 +7,7 @@ long ones begin, so that none is left for the end.
 import queue
 import threading
 
-TOLD = object()  # the outcome of one that told its own
+REPORTED = object()  # the outcome of one that has reported by itself
 SPARE = 0.5  # of a core: a busy program waits now and then, and one that only waits may always be beside it
 
 
@@ -27,15 +27,15 @@ def fits(program, taken, cores):
 def side_by_side(programs, cores, run, finish):
     """Calls finish(program, outcome) here, as each ends, and run(program, ended) in threads; ended() is for that to
     say that the program's processes are gone and only questions are left, which need no core."""
-    waiting, told = sorted(programs, key=lambda p: -p.seconds), queue.SimpleQueue()
+    waiting, results = sorted(programs, key=lambda p: -p.seconds), queue.SimpleQueue()
     holding, going, number = {}, 0, 0
 
     def one(key, program):
         try:
-            outcome = run(program, lambda: told.put((key, program, None)))
+            outcome = run(program, lambda: results.put((key, program, None)))
         except BaseException as e:  # for whoever waits, not for this thread
             outcome = e
-        told.put((key, program, outcome))
+        results.put((key, program, outcome))
 
     while waiting or going:
         for program in list(waiting):
@@ -44,11 +44,11 @@ def side_by_side(programs, cores, run, finish):
                 number, going = number + 1, going + 1
                 holding[number] = program.cores
                 threading.Thread(target=one, args=(number, program)).start()
-        key, program, outcome = told.get()
+        key, program, outcome = results.get()
         holding.pop(key, None)
         if isinstance(outcome, BaseException):
             raise outcome
         if outcome is not None:
             going -= 1
-            if outcome is not TOLD:
+            if outcome is not REPORTED:
                 finish(program, outcome)

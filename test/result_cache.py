@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SETTING = re.compile(r"RAIL_TEST_(?!MARK)")
 
 
-class Memory:
+class ResultCache:
     def __init__(self, build):
         self.file, self.contents = build / "check.json", {}
         self.products = sorted(p for d in ("lib", "bin", "test") for p in (build / d).glob("*") if p.is_file())

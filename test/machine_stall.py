@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices when the whole machine stood still, as a virtual one does when its host has no time for it.
+"""Detects that the whole machine was stopped, as a virtual one is when its host does not schedule it.
 
-Deadlines, stalls and peers that "say nothing" then happened to nobody's program: what failed meanwhile is run again.
+Missed deadlines and silent peers are then not the program's fault: what failed meanwhile is run again.
 """
 import threading
 import time
@@ -11,7 +11,7 @@ LEAST = 3.0  # seconds; a machine that is merely busy lets a thread that sleeps 
 
 
 class Watch:
-    """Looks at the clock all the time, from the moment it is made."""
+    """Reads the clock all the time, from its construction on."""
 
     def __init__(self):
         self.found = []  # (when it was over, seconds)
@@ -27,5 +27,5 @@ class Watch:
             before = now
 
     def longest_since(self, moment):
-        """Seconds; 0: it did not stand still."""
+        """Seconds; 0: it was not stopped."""
         return max((seconds for end, seconds in list(self.found) if end >= moment), default=0.0)
