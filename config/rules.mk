@@ -273,7 +273,7 @@ $(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(CORE_A) $(KIT_
 
 # test_objs_NAME: objects outside the libraries (shims, a plugin's) that the unit test NAME needs.
 test_objs_test_abi := $(patsubst %.c,%.o,$(abi_src))
-test_objs_test_tools := tools/common/fork.o $(addprefix tools/rail-stat/,look.o stats_read.o)
+test_objs_test_tools := tools/common/fork.o $(addprefix tools/rail-stat/,snapshot.o stats_read.o)
 test_objs_test_coll_check := tools/rail-coll/verify.o tools/rail-coll/types.o tools/common/options.o
 test_objs_test_sk_stats := tools/rail-stat/stats_read.o
 test_objs_test_ib_stats := tools/rail-stat/stats_read.o

@@ -25,7 +25,7 @@ static inline void tr_end(struct rail_trace_event *e, int result) {
   e->duration = rail_now_ns() - e->ns;
 }
 
-/* Calls that led to nothing yet are counted; the one that ends them says how many and since when. */
+/* Calls that led to nothing yet are counted; the one that ends them records how many and since when. */
 static inline void tr_try(struct tr_comm *c, uint64_t ns) {
   uint64_t tries = atomic_load_explicit(&c->tries, memory_order_relaxed);
   if (tries == 0) atomic_store_explicit(&c->first_ns, ns, memory_order_relaxed);
@@ -38,13 +38,13 @@ static inline void tr_tries_end(struct tr_comm *c, struct rail_trace_event *e) {
 }
 
 /* A comm handle in a call; NULL after a finding. `kinds` are those that the call takes. */
-RAIL_COLD struct tr_comm *tr_comm_complain(void *handle, unsigned int kinds, const char *call);
+RAIL_COLD struct tr_comm *tr_comm_report(void *handle, unsigned int kinds, const char *call);
 static inline struct tr_comm *tr_comm_of(void *handle, unsigned int kinds, const char *call) {
   struct tr_comm *c;
   if (rail_likely(tr_comm_find(handle, &c) == TR_OK &&
                   (atomic_load_explicit(&c->kind, memory_order_relaxed) & kinds) != 0))
     return c;
-  return tr_comm_complain(handle, kinds, call);
+  return tr_comm_report(handle, kinds, call);
 }
 
 /* A result that is none becomes an internal error, with a finding. */
@@ -70,7 +70,7 @@ rail_result_t tr_reg_mr(void *comm, void *data, size_t size, int type, void **mh
 rail_result_t tr_reg_mr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd, void **mhandle);
 rail_result_t tr_dereg_mr(void *comm, void *mhandle);
 rail_result_t tr_get_device_mr(void *comm, void *mhandle, void **dptr_mhandle);
-/* Looks at one buffer of a post: fills what is recorded of it and the span, says what is wrong. Gives the plugin's own
+/* Checks one buffer of a post: fills what is recorded of it and the span, reports what is wrong. Gives the plugin's own
  * memory handle; *refuse is set when the call is to fail. */
 void *tr_buffer(struct tr_comm *comm, void *data, uint64_t size, void *mhandle, const char *call,
                 struct rail_trace_buf *buf, struct tr_span *span, bool *refuse);

@@ -165,7 +165,7 @@ static void attempt_end(struct attempt *a, struct rail_trace_event *e) {
   free(a);
 }
 
-/* NCCL gives connections up without a word when it aborts. */
+/* NCCL abandons connections without a call when it aborts. */
 void tr_attempts_drop(const struct tr_ctx *ctx) {
   pthread_mutex_lock(&lock);
   for (struct attempt **at = &attempts, *a; (a = *at);) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * isend, irecv and iflush: one shape. Take a request's place, look at the
- * buffers, let the plugin do it with a poisoned *request, look at what it left
+ * isend, irecv and iflush in one way. Take a request slot, check the
+ * buffers, call the plugin with a poisoned *request, check what it left
  * there. A post that "cannot start now" is made again by the caller: such
  * tries are counted, and the one that starts is recorded.
  */
@@ -60,7 +60,7 @@ static void buffer(struct post *p, unsigned int i, void *data, uint64_t size, in
   struct tr_span unused = {0}, *span = p->r ? tr_request_spans(p->c, p->r) + i : &unused;
   p->mhandles[i] = tr_buffer(p->c, data, size, mhandle, p->call, &p->e.bufs[i], span, &p->refuse);
   p->e.bufs[i].tag = tag;
-  /* In use from here on: the service thread may look at it at any time. */
+  /* In use from here on: the service thread may read it at any time. */
   if (span->mr && p->r) atomic_fetch_add(&tr_mr_at(span->mr - 1)->in_use, 1);
   if (p->r) p->r->n = (uint8_t)(i + 1);
 }
@@ -144,7 +144,7 @@ rail_result_t tr_isend(void *send_comm, void *data, size_t size, int tag, void *
 }
 
 /* Duplicates do not come from NCCL, and which buffer a message goes to would be chance. */
-static void look_at_tags(struct post *p, int n, const int *tags) {
+static void check_tags(struct post *p, int n, const int *tags) {
   for (int i = 1; i < n; i++) {
     for (int j = 0; j < i; j++) {
       if (rail_likely(tags[i] != tags[j])) continue;
@@ -162,7 +162,7 @@ rail_result_t tr_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   *request = NULL;
   if (rail_unlikely(!begin(&p, RAIL_TRACE_IRECV, recv_comm, TR_RECV, n))) return RAIL_INTERNAL_ERROR;
   for (int i = 0; i < n; i++) buffer(&p, (unsigned int)i, data[i], sizes[i], tags[i], mhandles ? mhandles[i] : NULL);
-  if (tr_checking()) look_at_tags(&p, n, tags);
+  if (tr_checking()) check_tags(&p, n, tags);
   if (rail_unlikely(refused(&p))) return turned_away(&p, request);
   p.r->optional = optional;
   p.e.value = optional;

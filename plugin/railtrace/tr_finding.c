@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Counting and telling. */
+ * Broken rules: counted, recorded and logged. */
 #include "plugin/railtrace/tr_finding.h"
 
 #include <inttypes.h>
@@ -8,9 +8,10 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "plugin/railtrace/tr_call.h"
 #include "plugin/railtrace/tr_record.h"
 
-#define SAY_AT_MOST 20
+#define LOG_AT_MOST 20
 
 static _Atomic uint64_t counts[RAIL_TRACE_RULES];
 
@@ -37,7 +38,7 @@ bool tr_broken(enum rail_trace_rule rule, const struct tr_comm *comm, uint64_t r
   uint64_t before = atomic_fetch_add_explicit(&counts[rule], 1, memory_order_relaxed);
   struct tr_call_name call = tr_call_name();
   record(rule, comm, request, a, b);
-  if (before < SAY_AT_MOST) {
+  if (before < LOG_AT_MOST) {
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
@@ -45,7 +46,7 @@ bool tr_broken(enum rail_trace_rule rule, const struct tr_comm *comm, uint64_t r
     if (comm) snprintf(where, sizeof where, ", comm %" PRIu64, comm->id);
     RAIL_WARN("%s broke %s: %s (%s; call %u.%" PRIu64 "%s)%s", row->plugin ? "the plugin" : "the caller", row->name,
               text, row->text, call.thread, call.number, where,
-              before + 1 == SAY_AT_MOST ? "; more of these are only counted" : "");
+              before + 1 == LOG_AT_MOST ? "; more of these are only counted" : "");
   }
   return tr_params.check == TR_CHECK_ERROR && rule != RAIL_RULE_SLOW_CALL;
 }
@@ -79,4 +80,28 @@ void tr_summary(void) {
            dropped, findings, list);
   if (findings || dropped) RAIL_WARN("%s%s%s", text, path[0] ? "; recorded in " : "", path);
   else RAIL_INFO(RAIL_SUB_NET, "%s%s%s", text, path[0] ? "; recorded in " : "", path);
+}
+
+/* ---- findings that every call shares ---- */
+
+static const char *kind_name(unsigned int kind) {
+  return kind == TR_LISTEN ? "listening comm" : kind == TR_SEND ? "send comm" : "receive comm";
+}
+
+struct tr_comm *tr_comm_report(void *handle, unsigned int kinds, const char *call) {
+  struct tr_comm *c;
+  enum tr_found found = tr_comm_find(handle, &c);
+  if (found == TR_UNKNOWN)
+    (void)tr_broken(RAIL_RULE_COMM_UNKNOWN, NULL, 0, (uintptr_t)handle, 0, "%s on %p", call, handle);
+  else if (found == TR_STALE)
+    (void)tr_broken(RAIL_RULE_COMM_CLOSED, NULL, 0, (uintptr_t)handle, 0, "%s on %p", call, handle);
+  else
+    (void)tr_broken(RAIL_RULE_COMM_KIND, c, 0, atomic_load(&c->kind), kinds, "%s on a %s", call,
+                    kind_name(atomic_load(&c->kind)));
+  return NULL;
+}
+
+rail_result_t tr_bad_result(int result, const struct tr_comm *comm, const char *call) {
+  (void)tr_broken(RAIL_RULE_RESULT, comm, 0, (uint64_t)(int64_t)result, 0, "%s returned %d", call, result);
+  return RAIL_INTERNAL_ERROR;
 }

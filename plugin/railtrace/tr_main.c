@@ -54,7 +54,7 @@ static void open_record(struct rail_net *net, int version) {
   tr_record_open(&h);
 }
 
-static void say_nothing_wrapped(void) {
+static void log_nothing_wrapped(void) {
   if (!tr_params.plugin)
     RAIL_WARN("railtrace has no plugin to watch, so there are no devices: set RAIL_TRACE_PLUGIN to the path of one, or "
               "to its name as for NCCL_NET_PLUGIN");
@@ -92,7 +92,7 @@ static rail_result_t tr_init(void **ctx_out, const struct rail_net_init *args) {
   if (args->log) rail_log_set_sink(args->log);
   if (!checked) {
     rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));
-    say_nothing_wrapped();
+    log_nothing_wrapped();
   }
   checked = true;
   struct rail_net *net = tr_wrap_net(args->version);

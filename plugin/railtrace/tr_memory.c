@@ -8,7 +8,7 @@
 
 #define ON_CONNECTION (TR_SEND | TR_RECV)
 
-/* A plugin may give NULL for memory that needs no registration; the caller then has nothing to be looked up by. */
+/* A plugin may give NULL for memory that needs no registration; the caller then has no handle to look up. */
 static rail_result_t registered(struct tr_comm *c, struct rail_trace_event *e, void *real, void **mhandle) {
   rail_result_t result = tr_result(e->result, c, rail_trace_kind_name(e->kind));
   e->made = 0;
@@ -92,7 +92,7 @@ rail_result_t tr_dereg_mr(void *comm, void *mhandle) {
   }
   if (mr->comm_id != c->id && complain(TR_OK, c, mr, mhandle, "deregMr")) return RAIL_INTERNAL_ERROR;
   uint32_t users = atomic_load(&mr->in_use);
-  /* After an error this is how NCCL tidies up, so it is told and passed on. */
+  /* After an error this is how NCCL tidies up, so it is reported and passed on. */
   if (users)
     (void)tr_broken(RAIL_RULE_MR_IN_USE, c, 0, mr->id, users, "memory %" PRIu64 " while %u buffer%s in it", mr->id,
                     users, users == 1 ? " is outstanding" : "s are outstanding");

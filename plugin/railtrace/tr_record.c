@@ -17,10 +17,58 @@
 #include "common/base/compiler.h"
 #include "common/base/log.h"
 #include "plugin/railtrace/tr_param.h"
-#include "plugin/railtrace/tr_path.h"
 
 #define PERIOD_NS 10000000  /* between two rounds while calls come */
 #define IDLE_NS 50000000    /* and while none do */
+#define TR_PATH_MAX 4096
+
+/* ---- the file's name: %h, %p, and names that are taken ---- */
+
+#define MAX_COPIES 1000
+
+static void host_name(char *to, size_t size) {
+  if (gethostname(to, size) != 0) snprintf(to, size, "unknown");
+  to[size - 1] = 0;
+}
+
+/* False: it is too long. */
+static bool expand(const char *pattern, char path[TR_PATH_MAX]) {
+  size_t used = 0;
+  for (const char *p = pattern; *p; p++) {
+    char piece[256] = {*p, 0};
+    if (p[0] == '%' && p[1] == 'h') host_name(piece, sizeof piece);
+    if (p[0] == '%' && p[1] == 'p') snprintf(piece, sizeof piece, "%d", (int)getpid());
+    if (p[0] == '%' && p[1] && strchr("hp%", p[1])) p++;
+    size_t len = strlen(piece);
+    if (used + len + sizeof ".1000" > TR_PATH_MAX) return false;
+    memcpy(path + used, piece, len);
+    used += len;
+  }
+  path[used] = 0;
+  return used > 0;
+}
+
+/* Makes the file that `pattern` names (%h host, %p process, %% a percent sign); one that exists is kept, and ".2", ".3"
+ * … are tried. Returns its descriptor, or -1 after a line in the log. */
+static int create_file(const char *pattern, char path[TR_PATH_MAX]) {
+  if (!expand(pattern, path)) {
+    RAIL_WARN("RAIL_TRACE_FILE=%s: not a file's name, or one too long; nothing is recorded", pattern);
+    path[0] = 0;
+    return -1;
+  }
+  size_t len = strlen(path);
+  int fd = -1;
+  for (int copy = 1; fd < 0 && copy <= MAX_COPIES; copy++) {
+    if (copy > 1) snprintf(path + len, TR_PATH_MAX - len, ".%d", copy);
+    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd < 0 && errno != EEXIST) break;
+  }
+  if (fd < 0) {
+    RAIL_WARN("RAIL_TRACE_FILE: %s: %s; nothing is recorded", path, strerror(errno));
+    path[0] = 0;
+  }
+  return fd;
+}
 
 /* One calling thread. The first part is the caller's, the second the writer's. */
 struct ring {
@@ -28,7 +76,7 @@ struct ring {
   uint64_t tail_seen;                                 /* the writer's tail, when the caller last looked */
   uint64_t before;                                    /* time of the last record */
   _Atomic uint64_t calls, dropped;                    /* written by the caller alone */
-  uint64_t untold;                                    /* dropped, and no record says so yet */
+  uint64_t unreported;                                    /* dropped, and no record says so yet */
   atomic_bool gone;                                   /* the thread has ended */
   RAIL_ALIGNED(RAIL_CACHELINE) _Atomic uint64_t tail; /* bytes ever taken out */
   bool introduced;
@@ -120,10 +168,10 @@ static bool push(struct ring *r, const struct rail_trace_event *e) {
   return true;
 }
 
-RAIL_COLD static bool tell_dropped(struct ring *r, uint64_t ns) {
-  const struct rail_trace_event e = {.kind = RAIL_TRACE_DROPPED, .ns = ns, .value = r->untold};
+RAIL_COLD static bool record_dropped(struct ring *r, uint64_t ns) {
+  const struct rail_trace_event e = {.kind = RAIL_TRACE_DROPPED, .ns = ns, .value = r->unreported};
   if (!push(r, &e)) return false;
-  r->untold = 0;
+  r->unreported = 0;
   return true;
 }
 
@@ -135,10 +183,10 @@ void tr_record(struct rail_trace_event *e) {
   if (call) add(&r->calls, 1);
   e->ns -= RAIL_MIN(e->ns, rec.clock_ns);
   if (rail_likely(!atomic_load_explicit(&rec.full, memory_order_relaxed)) &&
-      (rail_likely(!r->untold) || tell_dropped(r, e->ns)) && push(r, e))
+      (rail_likely(!r->unreported) || record_dropped(r, e->ns)) && push(r, e))
     return;
   if (!call) return; /* findings have counters of their own */
-  r->untold++;
+  r->unreported++;
   add(&r->dropped, 1);
 }
 
@@ -150,7 +198,7 @@ struct tr_call_name tr_call_name(void) {
 
 /* ---- the file ---------------------------------------------------------- */
 
-/* All or an error; nobody may hold it against a caller, so it is said once and that is the end of recording. */
+/* Writes all, or stops recording: an error of the file must not fail a call, so it is logged once. */
 static bool write_all(struct iovec *v, int n) {
   while (n > 0) {
     ssize_t wrote = writev(rec.fd, v, n);
@@ -292,7 +340,7 @@ void tr_record_open(const struct rail_trace_header *header) {
   static bool tried;
   if (tried || !strcmp(tr_params.file, "none")) return;
   tried = true;
-  rec.fd = tr_path_create(tr_params.file, rec.path);
+  rec.fd = create_file(tr_params.file, rec.path);
   if (rec.fd < 0) return;
   rec.clock_ns = header->clock_ns;
   struct iovec v = {bytes, rail_trace_put_header(bytes, header)};

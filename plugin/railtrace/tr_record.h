@@ -2,7 +2,7 @@
  *
  * From calls to the file. Each calling thread has a ring of bytes that it
  * alone fills, and one thread of ours empties all rings into the file: a call
- * waits for nobody. A call that finds no room is counted, and the count is in
+ * never waits. A call that finds no room is counted, and the count is in
  * the file where the call would be.
  */
 #ifndef TR_RECORD_H
@@ -11,7 +11,7 @@
 #include "common/base/clock.h"
 #include "plugin/railtrace/trace_file.h"
 
-/* Opens the file and starts the thread, once; what goes wrong is said once, and nothing is recorded then. */
+/* Opens the file and starts the thread, once; an error is logged once, and nothing is recorded then. */
 void tr_record_open(const struct rail_trace_header *header);
 /* Everything that was recorded before is in the file when it returns, or could not be written. */
 void tr_record_flush(void);

@@ -16,8 +16,8 @@ RAIL_COLD static rail_result_t not_outstanding(enum tr_found found, const struct
   return RAIL_INTERNAL_ERROR;
 }
 
-/* A receive that is done says how much came into each buffer. True: the call is to fail. */
-static bool look_at_sizes(const struct tr_comm *c, const struct tr_request *r, const int *sizes, unsigned int n) {
+/* A finished receive reports how much came into each buffer. True: the call is to fail. */
+static bool check_sizes(const struct tr_comm *c, const struct tr_request *r, const int *sizes, unsigned int n) {
   const struct tr_span *spans = tr_request_spans(c, r);
   bool refuse = false;
   for (unsigned int i = 0; i < n; i++) {
@@ -42,7 +42,7 @@ static void copy_sizes(struct rail_trace_event *e, unsigned int n, const int *fr
   }
 }
 
-static bool look_at_done(const struct tr_comm *c, const struct tr_request *r, int *done) {
+static bool check_done(const struct tr_comm *c, const struct tr_request *r, int *done) {
   bool refuse = false;
   if (*done == TR_POISON_INT) {
     refuse = tr_broken(RAIL_RULE_DONE_UNWRITTEN, c, r->id, 0, 0, "test succeeded without writing *done");
@@ -54,7 +54,7 @@ static bool look_at_done(const struct tr_comm *c, const struct tr_request *r, in
   return refuse;
 }
 
-/* The request is done: its place is free, once everything about it was looked at. */
+/* The request is done: its place is free, once everything about it was checked. */
 static void end_request(struct tr_comm *c, struct tr_request *r) {
   tr_comm_lock(c);
   tr_request_put(c, r);
@@ -66,7 +66,7 @@ static bool finish(struct tr_comm *c, struct tr_request *r, struct rail_trace_ev
   unsigned int n = r->kind == RAIL_TRACE_IRECV ? r->n : 1;
   if (sizes && r->kind != RAIL_TRACE_IFLUSH) {
     copy_sizes(e, n, got, sizes);
-    if (r->kind == RAIL_TRACE_IRECV) refuse = look_at_sizes(c, r, got, n);
+    if (r->kind == RAIL_TRACE_IRECV) refuse = check_sizes(c, r, got, n);
     for (unsigned int i = n; i < n + STRIP; i++)
       if (rail_unlikely(got[i] != TR_POISON_INT))
         refuse |= tr_broken(RAIL_RULE_SIZES_TOO_MANY, c, r->id, i, n, "entry %u of %u", i, n);
@@ -90,7 +90,7 @@ rail_result_t tr_test(void *request, int *done, int *sizes) {
   tr_begin(&e, RAIL_TRACE_TEST);
   int answer = rail_net_raw_test(c->net, r->real, &flag, sizes ? got : NULL);
   rail_result_t result = tr_result(answer, c, "test");
-  if (rail_unlikely(result == RAIL_OK && flag != 0 && flag != 1)) refuse |= look_at_done(c, r, &flag);
+  if (rail_unlikely(result == RAIL_OK && flag != 0 && flag != 1)) refuse |= check_done(c, r, &flag);
   bool ended = result == RAIL_OK && flag == 1;
   if (r->tests == 0) r->first_ns = e.ns;
   e.n = 0;

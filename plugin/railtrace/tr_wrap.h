@@ -14,15 +14,15 @@ struct tr_ctx {
   struct tr_ctx *next;
 };
 
-/* The wrapped plugin as a caller of this version meets it: its newest vtable that is not newer, which is what NCCL
- * would choose without us. NULL: there is none, which was said. */
+/* The wrapped plugin as a caller of this version gets it: its newest vtable that is not newer, which is what NCCL
+ * would choose without us. NULL: there is none, which was logged. */
 struct rail_net *tr_wrap_net(int version);
 /* That of the latest init: calls without a context (devices and the like) go there. NULL: there is no plugin. */
 struct rail_net *tr_wrap_current(void);
 void tr_wrap_set_current(struct rail_net *net);
 void tr_wrap_unload(void);
 
-/* Devices as the plugin tells of them. 0 or 1 if it does not. */
+/* Devices as the plugin reports them. 0 or 1 if it does not. */
 int tr_wrap_devices(struct rail_net *net);
 unsigned int tr_wrap_max_recvs(struct rail_net *net, int dev);
 

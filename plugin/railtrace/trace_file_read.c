@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The reader. Whoever wrote the file is a stranger: each length is compared
+ * The reader. The file is not trusted: each length is compared
  * with what is left, each number with what it may be, and what is wrong is
  * named with its offset in the file.
  */
@@ -56,7 +56,7 @@ struct rail_trace {
   char cut[160];
 };
 
-RAIL_PRINTF(3, 4) static bool say(char *why, size_t size, const char *fmt, ...) {
+RAIL_PRINTF(3, 4) static bool explain(char *why, size_t size, const char *fmt, ...) {
   va_list ap;
   va_start(ap, fmt);
   if (size) vsnprintf(why, size, fmt, ap);
@@ -145,16 +145,16 @@ static bool read_header(struct rail_trace *t, size_t *size, char *why, size_t ca
   struct in in = {.file = t->bytes, .at = t->bytes, .end = t->bytes + t->size};
   struct rail_trace_header *h = &t->header;
   if (t->size < TRACE_HEADER_FIXED || memcmp(t->bytes, TRACE_MAGIC, 8) != 0)
-    return say(why, cap, "not a trace: it does not begin with " TRACE_MAGIC);
+    return explain(why, cap, "not a trace: it does not begin with " TRACE_MAGIC);
   in.at += 8;
   unsigned int version = (unsigned int)fixed(&in, 2);
   if (version != RAIL_TRACE_VERSION)
-    return say(why, cap, "offset 8: format version %u; this program reads version %d", version, RAIL_TRACE_VERSION);
+    return explain(why, cap, "offset 8: format version %u; this program reads version %d", version, RAIL_TRACE_VERSION);
   *size = fixed(&in, 2);
   if (*size < TRACE_HEADER_FIXED || *size > t->size)
-    return say(why, cap, "offset 10: a header of %zu bytes; the file has %zu", *size, t->size);
+    return explain(why, cap, "offset 10: a header of %zu bytes; the file has %zu", *size, t->size);
   if (fixed(&in, 4) != trace_crc(0, t->bytes + 16, *size - 16))
-    return say(why, cap, "offset 12: the header's checksum is wrong");
+    return explain(why, cap, "offset 12: the header's checksum is wrong");
   in.end = t->bytes + *size;
   h->clock_ns = fixed(&in, 8);
   h->realtime_ns = fixed(&in, 8);
@@ -164,7 +164,7 @@ static bool read_header(struct rail_trace *t, size_t *size, char *why, size_t ca
   (void)fixed(&in, 8);
   char *texts[] = {h->host, h->program, h->plugin_path, h->plugin_name};
   for (size_t i = 0; i < RAIL_COUNT_OF(texts); i++) get_text(&in, texts[i], RAIL_TRACE_TEXT, fixed(&in, 2));
-  if (in.bad) return say(why, cap, "offset %" PRIu64 ": the header: %s", in.bad_at, in.bad);
+  if (in.bad) return explain(why, cap, "offset %" PRIu64 ": the header: %s", in.bad_at, in.bad);
   return true;
 }
 
@@ -208,15 +208,15 @@ static bool read_chunk(struct rail_trace *t, unsigned int kind, uint32_t thread,
     read_end(t, &in);
   } else {
     if (thread < 1 || thread > MAX_THREADS)
-      return say(why, cap, "offset %" PRIu64 ": thread %u; allowed are 1 to %d", at - 12, thread, MAX_THREADS);
+      return explain(why, cap, "offset %" PRIu64 ": thread %u; allowed are 1 to %d", at - 12, thread, MAX_THREADS);
     struct stream *s = stream_of(t, thread);
-    if (!s || (kind == RAIL_TRACE_CHUNK_CALLS && !add_piece(s, at, size))) return say(why, cap, "out of memory");
+    if (!s || (kind == RAIL_TRACE_CHUNK_CALLS && !add_piece(s, at, size))) return explain(why, cap, "out of memory");
     if (kind == RAIL_TRACE_CHUNK_THREAD) {
       s->info.tid = get(&in);
       get_text(&in, s->info.name, sizeof s->info.name, get(&in));
     }
   }
-  if (in.bad) return say(why, cap, "offset %" PRIu64 ": %s", in.bad_at, in.bad);
+  if (in.bad) return explain(why, cap, "offset %" PRIu64 ": %s", in.bad_at, in.bad);
   return true;
 }
 
@@ -229,17 +229,17 @@ static bool read_chunks(struct rail_trace *t, uint64_t at, char *why, size_t cap
   while (at < t->size) {
     struct in in = {.file = t->bytes, .at = t->bytes + at, .end = t->bytes + t->size};
     if (t->size - at < RAIL_TRACE_CHUNK_HEADER) return cut(t, at);
-    if (fixed(&in, 4) != TRACE_CHUNK_MAGIC) return say(why, cap, "offset %" PRIu64 ": no chunk begins here", at);
+    if (fixed(&in, 4) != TRACE_CHUNK_MAGIC) return explain(why, cap, "offset %" PRIu64 ": no chunk begins here", at);
     uint32_t kind = (uint32_t)fixed(&in, 4), thread = (uint32_t)fixed(&in, 4), size = (uint32_t)fixed(&in, 4);
     uint32_t crc = (uint32_t)fixed(&in, 4);
     if (size > RAIL_TRACE_MAX_CHUNK)
-      return say(why, cap, "offset %" PRIu64 ": a chunk of %u bytes; at most %u are allowed", at + 12, size,
+      return explain(why, cap, "offset %" PRIu64 ": a chunk of %u bytes; at most %u are allowed", at + 12, size,
                  RAIL_TRACE_MAX_CHUNK);
     if (size > (size_t)(in.end - in.at)) return cut(t, at);
     if (crc != trace_chunk_crc(t->bytes + at, in.at, size))
-      return say(why, cap, "offset %" PRIu64 ": the checksum of the chunk that begins here is wrong", at);
+      return explain(why, cap, "offset %" PRIu64 ": the checksum of the chunk that begins here is wrong", at);
     if (kind < RAIL_TRACE_CHUNK_CALLS || kind > RAIL_TRACE_CHUNK_END)
-      return say(why, cap, "offset %" PRIu64 ": a chunk of unknown kind %u", at + 4, kind);
+      return explain(why, cap, "offset %" PRIu64 ": a chunk of unknown kind %u", at + 4, kind);
     if (!read_chunk(t, kind, thread, at + RAIL_TRACE_CHUNK_HEADER, size, why, cap)) return false;
     at += RAIL_TRACE_CHUNK_HEADER + size;
   }
@@ -368,9 +368,9 @@ static bool advance(struct rail_trace *t, size_t index, char *why, size_t cap) {
     s->in = (struct in){.file = t->bytes, .at = t->bytes + p->at, .end = t->bytes + p->at + p->size};
   }
   if (!s->next) s->next = calloc(1, sizeof *s->next);
-  if (!s->next) return say(why, cap, "out of memory");
+  if (!s->next) return explain(why, cap, "out of memory");
   get_event(s, (uint32_t)index + 1, s->next);
-  if (s->in.bad) return say(why, cap, "offset %" PRIu64 ": %s", s->in.bad_at, s->in.bad);
+  if (s->in.bad) return explain(why, cap, "offset %" PRIu64 ": %s", s->in.bad_at, s->in.bad);
   s->ready = true;
   return true;
 }
@@ -408,7 +408,7 @@ bool rail_trace_open_bytes(const uint8_t *bytes, size_t size, struct rail_trace 
   size_t header = 0;
   *out = NULL;
   struct rail_trace *t = calloc(1, sizeof *t);
-  if (!t) return say(why, why_size, "out of memory");
+  if (!t) return explain(why, why_size, "out of memory");
   t->bytes = bytes;
   t->size = size;
   if (!read_header(t, &header, why, why_size) || !read_chunks(t, header, why, why_size)) {
@@ -419,7 +419,7 @@ bool rail_trace_open_bytes(const uint8_t *bytes, size_t size, struct rail_trace 
   return true;
 }
 
-/* Read, not mapped: a file that somebody cuts off meanwhile must not kill us. */
+/* Read, not mapped: a file that is truncated meanwhile must not crash the reader. */
 static uint8_t *read_all(const char *path, size_t *size, char *why, size_t cap) {
   uint8_t *bytes = NULL;
   struct stat st;
@@ -444,7 +444,7 @@ static uint8_t *read_all(const char *path, size_t *size, char *why, size_t cap) 
   return bytes;
 
 failed:
-  say(why, cap, "%s", strerror(errno));
+  explain(why, cap, "%s", strerror(errno));
   if (fd >= 0) close(fd);
   free(bytes);
   return NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Proves: what a job's exit status says when its ranks end in different ways, and rail-stat's rates between two looks.
+ * Proves: what a job's exit status says when its ranks end in different ways, and rail-stat's rates between two snapshots.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +38,7 @@ TEST(the_worst_end_of_a_rank_is_the_jobs) {
 /* A page with one group of one counter, whose record at place 3 has this life and value. */
 struct page {
   struct rs_page page;
-  struct rs_look look;
+  struct rs_snapshot shot;
   struct rail_stats_view_counter counter;
   struct rail_stats_view_record record;
   uint64_t value;
@@ -57,11 +57,11 @@ static void make_page(struct page *p, uint64_t read_ns, uint64_t life, uint64_t 
   p->u.view.groups[0] = (struct rail_stats_view_group){
       .ncounters = 1, .nrecords = 1, .counters = &p->counter, .records = &p->record};
   p->page.view = &p->u.view;
-  p->look = (struct rs_look){.pages = &p->page, .n = 1};
+  p->shot = (struct rs_snapshot){.pages = &p->page, .n = 1};
 }
 
 static double rate(struct page *before, struct page *now) {
-  return rs_rate(before ? &before->look : NULL, &now->page, 0, &now->record, 0);
+  return rs_rate(before ? &before->shot : NULL, &now->page, 0, &now->record, 0);
 }
 
 TEST(rates_are_of_one_record) {
@@ -69,7 +69,7 @@ TEST(rates_are_of_one_record) {
   make_page(&before, 1000000000, 8, 500);
   make_page(&now, 3000000000, 8, 2500);
   CHECK(rate(&before, &now) == 1000);
-  CHECK(rate(NULL, &now) < 0); /* the first look */
+  CHECK(rate(NULL, &now) < 0); /* the first shot */
   now.record.life = 9;         /* another record has its place: it began at 0 */
   CHECK(rate(&before, &now) == 1250);
   now.record.life = 8;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Command lines. A command is one table of options; help and error lines come from the table, so that they cannot
- * differ from what is accepted. A bad value is told with the option's name, the value and what is allowed.
+ * differ from what is accepted. A bad value is reported with the option's name, the value and what is allowed.
  */
 #ifndef TOOL_OPTIONS_H
 #define TOOL_OPTIONS_H
@@ -50,7 +50,7 @@ struct tool_option {
   const char *allowed;      /* TOOL_TEXT: "a directory" */
   const char *const *words; /* TOOL_CHOICE; NULL at the end */
   const char *preset;       /* the default, as the help shows it behind the text; NULL: none, or the text says it */
-  int (*set)(const struct tool_value *value); /* 0, 1: end well, -1: told by tool_bad */
+  int (*set)(const struct tool_value *value); /* 0, 1: end well, -1: reported by tool_bad */
   int tag;                  /* for `set` */
 };
 
@@ -66,7 +66,7 @@ struct tool_command {
 
 /* Reads argv[1]...; the fields of `into` hold their defaults before. 0: go on, *operands (ending with NULL) are the
  * words that are no options; operands NULL: there may be none. Else the process ends: 1 help or the like was printed,
- * -1 what is wrong was told on stderr. */
+ * -1 what is wrong was reported on stderr. */
 int tool_options_read(const struct tool_command *command, int argc, char **argv, void *into, char ***operands);
 
 /* Error lines. Both return -1. */

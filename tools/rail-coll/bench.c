@@ -2,7 +2,7 @@
  *
  * One worker's way through types, operators, roots and sizes: each is checked
  * with fresh data first, then timed. All workers of all processes do the same in the same
- * order; after each run they tell each other what they found.
+ * order; after each run they exchange what they found.
  */
 #include <stdlib.h>
 #include <string.h>

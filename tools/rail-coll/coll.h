@@ -106,7 +106,7 @@ size_t rc_check_copy(const struct rc_case *c, int rank, size_t first, const void
 size_t rc_check_reduced(const struct rc_case *c, size_t first, const void *got, size_t count);
 /* The scalar with which mulsum multiplies rank's input. */
 void rc_mulsum_scalar(int type, int rank, void *to);
-/* Fills with the pattern that marks memory nobody may have written, and counts bytes that no longer have it. */
+/* Fills with the pattern that marks memory that must not have been written, and counts bytes that no longer have it. */
 void rc_poison(void *at, size_t bytes);
 size_t rc_check_poison(const void *at, size_t bytes);
 
@@ -168,7 +168,7 @@ struct rc_rank {
   enum rc_memory memory;
   struct rc_gpu gpu;        /* not open: the buffers are the host's */
   struct rc_buffer send, recv;
-  char *mine, *all; /* rc_exchange: RC_RECORD_MAX bytes to tell, nranks times as many to hear */
+  char *mine, *all; /* rc_exchange: RC_RECORD_MAX bytes to send, nranks times as many to receive */
   ncclRedOp_t op;   /* of the cases that run */
 };
 
@@ -184,7 +184,7 @@ struct rc_worker {
   int n;
   bool speaks; /* holds rank 0 */
   int status;
-  uint64_t bad_elements; /* of its own ranks: a finding stands even if telling the others failed */
+  uint64_t bad_elements; /* of its own ranks: a finding stands even if exchanging it failed */
 };
 
 struct rc_report;
@@ -210,15 +210,15 @@ struct rc_place { /* where a process stands in the job */
 /* Runs this process' part. share_id distributes rank 0's id to all processes; 0 when it has. Exit status. */
 int rc_run(const struct rc_options *o, const struct rc_place *place, int (*share_id)(void *arg, ncclUniqueId *id),
            void *arg);
-/* Says which call failed, on whom, with the library's reason, and marks the process as failed. */
+/* Reports which call failed, on which rank, with the library's reason, and marks the process as failed. */
 int rc_failed(struct rc_worker *w, const struct rc_rank *r, const char *what, ncclResult_t result);
 /* The same for a call of the CUDA driver; for what has only an errno. Both return -1. */
 int rc_gpu_failed(struct rc_worker *w, const struct rc_rank *r, const char *what, int result);
-int rc_told(const char *what, int err);
-/* Waits for all that the worker's ranks have enqueued. 0 or -1, told. */
+int rc_report_error(const char *what, int err);
+/* Waits for all that the worker's ranks have enqueued. 0 or -1, reported on stderr. */
 int rc_wait(struct rc_worker *w, const char *what);
 /* Every rank gives `size` bytes (mine + i * size for the worker's i-th rank) and gets all of them, in order of rank.
- * Also the barrier. Valid until the next one. NULL: failed, told. */
+ * Also the barrier. Valid until the next one. NULL: failed, reported. */
 const char *rc_exchange(struct rc_worker *w, const void *mine, size_t size);
 
 /* ---- memory (memory.c) ---- */
@@ -226,12 +226,12 @@ const char *rc_exchange(struct rc_worker *w, const void *mine, size_t size);
 extern const char *const rc_memory_names[];
 enum rc_memory rc_memory_of(const struct rc_options *o, int rank);
 bool rc_uses_gpus(const struct rc_options *o); /* any rank */
-/* -1: this machine has not enough, told. */
+/* -1: this machine has not enough, reported. */
 int rc_memory_check(const struct rc_process *p, const struct rc_place *place);
-/* Buffers, and room for rc_exchange. 0 or -1, told. */
+/* Buffers, and room for rc_exchange. 0 or -1, reported on stderr. */
 int rc_buffers_open(struct rc_worker *w);
 void rc_buffers_close(struct rc_process *p);
-/* The first `used` bytes and the guards around them, from `data` to where calls find them, and back. 0 or -1, told. */
+/* The first `used` bytes and the guards around them, from `data` to where calls find them, and back. 0 or -1, reported on stderr. */
 int rc_buffer_push(struct rc_worker *w, const struct rc_rank *r, const struct rc_buffer *b, size_t used);
 int rc_buffer_pull(struct rc_worker *w, const struct rc_rank *r, const struct rc_buffer *b, size_t used);
 
@@ -253,7 +253,7 @@ struct rc_row {
   struct rc_side out, in;
 };
 
-/* What every rank tells of itself. */
+/* What every rank reports of itself. */
 struct rc_rank_info {
   uint32_t magic;
   int32_t rank, pid, device, memory;
@@ -276,7 +276,7 @@ struct rc_report {
 void rc_report_head(struct rc_report *r);
 int rc_report_row(struct rc_report *r, const struct rc_row *row); /* -1: no memory */
 void rc_report_tail(struct rc_report *r);
-/* -1: the file could not be written, told. */
+/* -1: the file could not be written, reported. */
 int rc_json_write(const struct rc_report *r);
 
 #endif

@@ -17,7 +17,7 @@ struct rc_gpu {
   char bus_id[20], name[64];
 };
 
-/* device -1: rank modulo the number of devices. -1: told on stderr, naming the rank. */
+/* device -1: rank modulo the number of devices. -1: reported on stderr, naming the rank. */
 int rc_gpu_open(struct rc_gpu *g, int rank, int device);
 /* Accepts one that is not open. */
 void rc_gpu_close(struct rc_gpu *g);

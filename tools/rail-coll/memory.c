@@ -64,7 +64,7 @@ static int open_on_host(struct rc_worker *w, struct rc_rank *r, struct rc_buffer
   b->from_library = o->registered && r->memory == RC_MEMORY_HOST;
   if (!b->from_library) {
     int err = posix_memalign((void **)&b->base, 4096, total_bytes(o));
-    return err == 0 ? 0 : rc_told("buffers", err);
+    return err == 0 ? 0 : rc_report_error("buffers", err);
   }
   (void)rc_gpu_use(NULL); /* or it might be a device's */
   ncclResult_t result = ncclMemAlloc((void **)&b->base, total_bytes(o));
@@ -110,7 +110,7 @@ int rc_buffers_open(struct rc_worker *w) {
     if (open_buffer(w, r, &r->send) != 0 || open_buffer(w, r, &r->recv) != 0) return -1;
     r->mine = calloc(1, RC_RECORD_MAX);
     r->all = calloc((size_t)w->process->nranks, RC_RECORD_MAX);
-    if (!r->mine || !r->all) return rc_told("buffers", ENOMEM);
+    if (!r->mine || !r->all) return rc_report_error("buffers", ENOMEM);
   }
   return 0;
 }

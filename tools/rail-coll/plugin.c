@@ -49,7 +49,7 @@ int rc_plugin_check(const char *name) {
   if (pid == 0) _exit(try_plugin(name));
   pid_t ended = -1;
   while (pid > 0 && (ended = waitpid(pid, &status, 0)) < 0 && errno == EINTR) continue;
-  if (ended < 0) return rc_told("a process that tries the plugin", errno);
+  if (ended < 0) return rc_report_error("a process that tries the plugin", errno);
   if (WIFEXITED(status)) return WEXITSTATUS(status) == TOOL_EXIT_OK ? 0 : -1;
   fprintf(stderr, RC_NAME ": --plugin %s cannot be used: it ends the process that starts it: %s\n", name,
           strsignal(WTERMSIG(status)));

@@ -20,7 +20,7 @@
 /* ---- failures ---- */
 
 int rc_failed(struct rc_worker *w, const struct rc_rank *r, const char *what, ncclResult_t result) {
-  ncclComm_t comm = atomic_load(&r->comm); /* NULL when the watchdog took it, which has told why */
+  ncclComm_t comm = atomic_load(&r->comm); /* NULL when the watchdog took it and reported why */
   if (!atomic_exchange(&w->process->failed, true))
     fprintf(stderr, RC_NAME ": rank %d: %s: %s: %s\n", r->rank, what, ncclGetErrorString(result),
             ncclGetLastError(comm));
@@ -36,7 +36,7 @@ int rc_gpu_failed(struct rc_worker *w, const struct rc_rank *r, const char *what
   return -1;
 }
 
-int rc_told(const char *what, int err) {
+int rc_report_error(const char *what, int err) {
   fprintf(stderr, RC_NAME ": %s: %s\n", what, strerror(err));
   return -1;
 }
@@ -127,7 +127,7 @@ static ncclResult_t init_ranks(struct rc_process *p, ncclComm_t *comms, ncclUniq
 /* A communicator works on one kind of memory: where that is a GPU's, the ranks talk by another one. */
 static int comms_split(struct rc_process *p) {
   ncclComm_t *splits = calloc((unsigned)p->nlocal, sizeof(ncclComm_t));
-  if (!splits) return rc_told("communicators", ENOMEM);
+  if (!splits) return rc_report_error("communicators", ENOMEM);
   ncclResult_t result = p->nlocal > 1 ? ncclGroupStart() : ncclSuccess;
   for (int i = 0; i < p->nlocal && result == ncclSuccess; i++)
     result = ncclCommSplit(p->ranks[i].c, 0, p->first + i, &splits[i], NULL);
@@ -149,13 +149,13 @@ static int comms_open(struct rc_process *p, int (*share_id)(void *, ncclUniqueId
   ncclComm_t *comms = calloc((unsigned)p->nlocal, sizeof(ncclComm_t));
   ncclResult_t result;
   const char *what = "ncclCommInitRank";
-  if (!comms) return rc_told("communicators", ENOMEM);
+  if (!comms) return rc_report_error("communicators", ENOMEM);
   if (p->nranks == p->nlocal && p->nlocal > 1 && !rc_uses_gpus(p->o)) {
     what = "ncclCommInitAll";
     result = ncclCommInitAll(comms, p->nlocal, NULL);
   } else if (share_id(arg, &id) != 0) {
     free(comms);
-    return -1; /* told */
+    return -1; /* reported */
   } else {
     result = init_ranks(p, comms, id);
   }
@@ -192,7 +192,7 @@ static int use_gpus(struct rc_worker *w) {
   return result == ncclSuccess ? rc_wait(w, what) : rc_failed(w, &w->ranks[0], what, result);
 }
 
-/* Figures of a run that went another way say nothing of the plugin. All ranks come to one answer. */
+/* Figures of a run over another transport are not about the plugin. All ranks reach the same answer. */
 static bool plugin_is_used(const struct rc_worker *w, const struct rc_rank_info *all) {
   const char *plugin = w->process->o->plugin;
   for (int i = 0; i < w->process->nranks; i++)
@@ -203,10 +203,10 @@ static bool plugin_is_used(const struct rc_worker *w, const struct rc_rank_info 
   return false;
 }
 
-static int tell_of_ranks(struct rc_worker *w) {
+static int exchange_rank_info(struct rc_worker *w) {
   _Static_assert(sizeof(struct rc_rank_info) <= RC_RECORD_MAX, "fits the exchange");
   struct rc_rank_info *mine = calloc((unsigned)w->n, sizeof *mine);
-  if (!mine) return rc_told("rank information", ENOMEM);
+  if (!mine) return rc_report_error("rank information", ENOMEM);
   if (!rc_exchange(w, mine, sizeof *mine)) { /* transports are known once they have been used */
     free(mine);
     return -1;
@@ -240,7 +240,7 @@ static int tell_of_ranks(struct rc_worker *w) {
 static void *work(void *arg) {
   struct rc_worker *w = arg;
   w->status = TOOL_EXIT_FAILED;
-  if ((rc_uses_gpus(w->process->o) && use_gpus(w) != 0) || tell_of_ranks(w) != 0) goto out;
+  if ((rc_uses_gpus(w->process->o) && use_gpus(w) != 0) || exchange_rank_info(w) != 0) goto out;
   w->status = TOOL_EXIT_OK;
   if (atomic_load(&w->process->plugin_unused)) goto out;
   if (w->speaks) rc_report_head(w->process->report);
@@ -259,11 +259,11 @@ static int run_workers(struct rc_process *p) {
   int status = TOOL_EXIT_OK;
   pthread_t *threads = calloc((unsigned)p->o->threads, sizeof *threads);
   int started = 0;
-  if (!threads) return rc_told("threads", ENOMEM), TOOL_EXIT_FAILED;
+  if (!threads) return rc_report_error("threads", ENOMEM), TOOL_EXIT_FAILED;
   for (; started < p->o->threads - 1; started++) {
     int err = pthread_create(&threads[started], NULL, work, &p->workers[started + 1]);
     if (err == 0) continue;
-    rc_told("threads", err);
+    rc_report_error("threads", err);
     status = TOOL_EXIT_FAILED;
     abort_all(p);
     break;
@@ -296,7 +296,7 @@ static int process_open(struct rc_process *p, const struct rc_place *place, stru
   const struct rc_options *o = p->o;
   p->ranks = calloc((size_t)p->nlocal, sizeof *p->ranks);
   p->workers = calloc((size_t)o->threads, sizeof *p->workers);
-  if (!p->ranks || !p->workers) return rc_told("ranks", ENOMEM);
+  if (!p->ranks || !p->workers) return rc_report_error("ranks", ENOMEM);
   for (int i = 0; i < o->threads; i++)
     p->workers[i] = (struct rc_worker){.process = p, .ranks = p->ranks + i * o->comms_per_thread,
                                        .n = o->comms_per_thread, .speaks = p->first == 0 && i == 0};
@@ -306,7 +306,7 @@ static int process_open(struct rc_process *p, const struct rc_place *place, stru
                                .table = o->json && strcmp(o->json, "-") == 0 ? stderr : stdout};
   report->ranks = calloc((size_t)p->nranks, sizeof *report->ranks);
   p->report = report;
-  return report->ranks ? 0 : rc_told("ranks", ENOMEM);
+  return report->ranks ? 0 : rc_report_error("ranks", ENOMEM);
 }
 
 static int check_job(const struct rc_process *p, const struct rc_place *place) {
@@ -331,7 +331,7 @@ int rc_run(const struct rc_options *o, const struct rc_place *place, int (*share
   if (process_open(&p, place, &report) != 0) goto out;
   if (o->timeout_s > 0) {
     int err = pthread_create(&dog, NULL, watchdog, &p);
-    if (err != 0 && rc_told("watchdog", err) != 0) goto out;
+    if (err != 0 && rc_report_error("watchdog", err) != 0) goto out;
     watched = true;
   }
   if (gpus_open(&p) == 0 && comms_open(&p, share_id, arg) == 0 && buffers_open(&p) == 0) status = run_workers(&p);

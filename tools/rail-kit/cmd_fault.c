@@ -45,7 +45,7 @@ static const struct tool_option options[] = {
     RK_PLACEMENT_OPTIONS(struct fault_options, how.placement),
     RK_HOSTS_OPTIONS(struct fault_options, hosts),
     {"list", 0, NULL, "list the scenarios and end", TOOL_FLAG, AT(list)},
-    {"verbose", 'v', NULL, "what was told, when, and the figures, of every scenario", TOOL_FLAG, AT(how.verbose)},
+    {"verbose", 'v', NULL, "which errors came, when, and the figures, of every scenario", TOOL_FLAG, AT(how.verbose)},
     {"json", 'J', "FILE", "the report as JSON", FILE_NAME, AT(how.json)},
     {"junit", 0, "FILE", "the report as JUnit XML", FILE_NAME, AT(how.junit)},
     {"help", 'h', NULL, "this text", .kind = TOOL_HELP},
@@ -54,10 +54,11 @@ static const struct tool_option options[] = {
 static const struct tool_command command = {
     .name = RK_NAME " fault",
     .usage = "PLUGIN [option...]",
-    .about = "Lets something happen to two processes with running transfers, whose contents are checked: one is\n"
-             "killed, stopped or closes, strangers call, links go, system calls fail. Says who was told what, and\n"
-             "when. No crash, no hanging call, no wrong byte, a working close: MUST. Nothing left behind, death\n"
-             "noticed, no harm by what is harmless: SHOULD. Links need root, for network namespaces.",
+    .about = "Causes faults in two processes with running transfers, whose contents are checked: one is killed,\n"
+             "stopped or closes, foreign clients connect, links go down, system calls fail. Reports which process\n"
+             "got which error, and when. No crash, no hanging call, no wrong byte, a working close: MUST. Nothing\n"
+             "left behind, a dead peer noticed, no error from a harmless event: SHOULD. Links need root, for\n"
+             "network namespaces.",
     .options = options,
     .noptions = sizeof options / sizeof *options,
     .tail = RK_EXIT_STATUS,

@@ -29,7 +29,7 @@ static int run_side(int argc, char **argv) {
 }
 
 static const struct tool_sub subs[] = {
-    {"inspect", "say what NCCL makes of a plugin's file", rk_inspect},
+    {"inspect", "show what NCCL makes of a plugin's file", rk_inspect},
     {"conform", "check the contract, each check in processes of its own", rk_conform},
     {"bench", "bandwidth, latency, connections; several plugins side by side", rk_bench},
     {"fault", "kill, stop, starve and disturb it while data flows", rk_fault},

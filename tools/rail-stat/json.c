@@ -49,14 +49,14 @@ static void write_group(struct kit_json *j, const struct rail_stats_view_group *
   kit_json_end(j, '}');
 }
 
-void rs_json(FILE *f, const struct rs_look *look) {
+void rs_json(FILE *f, const struct rs_snapshot *shot) {
   struct kit_json j = kit_json_start(f);
   kit_json_object(&j, NULL);
   kit_json_text(&j, "version", RAIL_VERSION);
   kit_json_int(&j, "time", time(NULL));
   kit_json_array(&j, "pages");
-  for (size_t i = 0; i < look->n; i++) {
-    const struct rs_page *page = &look->pages[i];
+  for (size_t i = 0; i < shot->n; i++) {
+    const struct rs_page *page = &shot->pages[i];
     if (!rs_page_shows(page)) continue;
     const struct rail_stats_view *v = page->view;
     kit_json_object(&j, NULL);

@@ -64,30 +64,30 @@ static void draw(struct winsize size, const char *title, const char *text) {
   fputs(CLEAR_BELOW, stdout);
 }
 
-/* False: the terminal or memory is gone, or there was no look. */
-static bool refresh(struct rs_options *o, struct rs_look *before) {
+/* False: the terminal or memory is gone, or there was no snapshot. */
+static bool refresh(struct rs_options *o, struct rs_snapshot *before) {
   const struct winsize screen = screen_size();
-  struct rs_look look;
+  struct rs_snapshot shot;
   char *text = NULL, hidden[128], title[256], clock[32] = "";
   size_t size = 0;
-  if (rs_look(o, &look) != 0) return false;
+  if (rs_snapshot_take(o, &shot) != 0) return false;
   o->label_width = RAIL_MAX(screen.ws_col - COLUMNS_WIDTH, MIN_LABEL);
   FILE *f = open_memstream(&text, &size);
-  if (f) rs_table(f, o, &look, before);
+  if (f) rs_table(f, o, &shot, before);
   if (!f || fclose(f) != 0) {
     free(text);
-    rs_look_free(&look);
+    rs_snapshot_free(&shot);
     return false;
   }
   time_t now = time(NULL);
   struct tm tm;
   if (localtime_r(&now, &tm)) strftime(clock, sizeof clock, "%H:%M:%S", &tm);
-  rs_hidden_text(&look, hidden, sizeof hidden);
+  rs_hidden_text(&shot, hidden, sizeof hidden);
   snprintf(title, sizeof title, RS_NAME "  %s  q: quit  s: streams %s  %s", clock, o->streams ? "off" : "on", hidden);
   draw(screen, title, text);
   free(text);
-  rs_look_free(before);
-  *before = look;
+  rs_snapshot_free(before);
+  *before = shot;
   return fflush(stdout) == 0;
 }
 
@@ -110,7 +110,7 @@ int rs_live(struct rs_options *o) {
   static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
   struct sigaction stop = {.sa_handler = on_stop}, resize = {.sa_handler = on_resize};
   struct termios was, raw;
-  struct rs_look before = {0};
+  struct rs_snapshot before = {0};
   bool keys = tcgetattr(STDIN_FILENO, &was) == 0, ok = true;
   for (size_t i = 0; i < RAIL_COUNT_OF(ends); i++) sigaction(ends[i], &stop, NULL);
   sigaction(SIGWINCH, &resize, NULL);
@@ -128,6 +128,6 @@ int rs_live(struct rs_options *o) {
   fputs(LEAVE, stdout);
   if (fflush(stdout) != 0) ok = false;
   if (keys) tcsetattr(STDIN_FILENO, TCSAFLUSH, &was);
-  rs_look_free(&before);
+  rs_snapshot_free(&before);
   return ok ? TOOL_EXIT_OK : TOOL_EXIT_FAILED;
 }

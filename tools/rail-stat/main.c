@@ -12,12 +12,12 @@ static void sleep_ms(uint64_t ms) {
 }
 
 /* Was everything that was asked for by --pid there? */
-static bool has_pids(const struct rs_options *o, const struct rs_look *look) {
+static bool has_pids(const struct rs_options *o, const struct rs_snapshot *shot) {
   bool all = true;
   for (int p = 0; p < o->npids; p++) {
     bool found = false;
-    for (size_t i = 0; i < look->n; i++)
-      found |= look->pages[i].view && look->pages[i].view->pid == o->pids[p] && rs_page_shows(&look->pages[i]);
+    for (size_t i = 0; i < shot->n; i++)
+      found |= shot->pages[i].view && shot->pages[i].view->pid == o->pids[p] && rs_page_shows(&shot->pages[i]);
     if (!found)
       fprintf(stderr, RS_NAME ": process %lld has no page in %s that is live and readable\n", (long long)o->pids[p],
               o->dir);
@@ -34,25 +34,25 @@ static int clean(const struct rs_options *o) {
 }
 
 static int print(const struct rs_options *o) {
-  struct rs_look look, before = {0};
+  struct rs_snapshot shot, before = {0};
   if (o->mode == RS_ONCE) {
-    if (rs_look(o, &before) != 0) return TOOL_EXIT_FAILED;
+    if (rs_snapshot_take(o, &before) != 0) return TOOL_EXIT_FAILED;
     sleep_ms(o->interval_ms);
   }
-  if (rs_look(o, &look) != 0) {
-    rs_look_free(&before);
+  if (rs_snapshot_take(o, &shot) != 0) {
+    rs_snapshot_free(&before);
     return TOOL_EXIT_FAILED;
   }
   int status = TOOL_EXIT_OK;
-  if (o->mode == RS_LIST) rs_list(stdout, &look);
-  else rs_say_hidden(&look);
-  if (o->mode == RS_ONCE) rs_table(stdout, o, &look, &before);
-  if (o->mode == RS_PROMETHEUS && rs_prometheus(stdout, &look) != 0) status = TOOL_EXIT_FAILED;
-  if (o->mode == RS_JSON) rs_json(stdout, &look);
+  if (o->mode == RS_LIST) rs_list(stdout, &shot);
+  else rs_report_hidden(&shot);
+  if (o->mode == RS_ONCE) rs_table(stdout, o, &shot, &before);
+  if (o->mode == RS_PROMETHEUS && rs_prometheus(stdout, &shot) != 0) status = TOOL_EXIT_FAILED;
+  if (o->mode == RS_JSON) rs_json(stdout, &shot);
   if (status == TOOL_EXIT_OK) status = tool_exit_printed(RS_NAME);
-  if (status == TOOL_EXIT_OK && !has_pids(o, &look)) status = TOOL_EXIT_RESULT;
-  rs_look_free(&before);
-  rs_look_free(&look);
+  if (status == TOOL_EXIT_OK && !has_pids(o, &shot)) status = TOOL_EXIT_RESULT;
+  rs_snapshot_free(&before);
+  rs_snapshot_free(&shot);
   return status;
 }
 

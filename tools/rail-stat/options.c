@@ -44,7 +44,7 @@ static const struct tool_option options[] = {
     {"clean", 0, NULL, "remove the pages of processes that are dead", MODE = RS_CLEAN},
     {"pid", 'p', "PID", "only this process; may be given several times", TOOL_CALL, .set = add_pid},
     {"streams", 's', NULL, "show each stream of the connections too", TOOL_FLAG, AT(streams)},
-    {"interval", 'i', "SECONDS", "time between two looks, 0.05 to 3600", TOOL_SECONDS, AT(interval_ms), .min = 0.05,
+    {"interval", 'i', "SECONDS", "time between two snapshots, 0.05 to 3600", TOOL_SECONDS, AT(interval_ms), .min = 0.05,
      .max = 3600, .preset = "1"},
     {"dir", 0, "DIR", "where the pages lie (" RAIL_STATS_DIR "); for a container: /proc/PID/root" RAIL_STATS_DIR,
      TOOL_TEXT, AT(dir), .allowed = "a directory"},

@@ -113,23 +113,23 @@ static bool add_metric(struct metric *metrics, size_t *n, const char *group, con
   return true;
 }
 
-int rs_prometheus(FILE *f, const struct rs_look *look) {
+int rs_prometheus(FILE *f, const struct rs_snapshot *shot) {
   static const char *const types[] = {
     [RAIL_STATS_COUNTER] = "counter", [RAIL_STATS_GAUGE] = "gauge", [RAIL_STATS_TIME] = "gauge"};
   struct timespec now;
   size_t most = 0, n = 0;
-  for (size_t i = 0; i < look->n; i++)
-    for (uint32_t g = 0; rs_page_shows(&look->pages[i]) && g < look->pages[i].view->ngroups; g++)
-      most += look->pages[i].view->groups[g].ncounters;
+  for (size_t i = 0; i < shot->n; i++)
+    for (uint32_t g = 0; rs_page_shows(&shot->pages[i]) && g < shot->pages[i].view->ngroups; g++)
+      most += shot->pages[i].view->groups[g].ncounters;
   struct metric *metrics = calloc(most + 1, sizeof *metrics);
   if (!metrics) {
     fprintf(stderr, RS_NAME ": out of memory\n");
     return -1;
   }
-  for (size_t i = 0; i < look->n; i++) {
-    if (!rs_page_shows(&look->pages[i])) continue;
-    for (uint32_t g = 0; g < look->pages[i].view->ngroups; g++) {
-      const struct rail_stats_view_group *group = &look->pages[i].view->groups[g];
+  for (size_t i = 0; i < shot->n; i++) {
+    if (!rs_page_shows(&shot->pages[i])) continue;
+    for (uint32_t g = 0; g < shot->pages[i].view->ngroups; g++) {
+      const struct rail_stats_view_group *group = &shot->pages[i].view->groups[g];
       for (uint32_t c = 0; c < group->ncounters; c++) add_metric(metrics, &n, group->name, &group->counters[c]);
     }
   }
@@ -139,8 +139,8 @@ int rs_prometheus(FILE *f, const struct rs_look *look) {
     fprintf(f, "# HELP %s ", metrics[m].name);
     escaped(f, metrics[m].counter->doc, false);
     fprintf(f, "\n# TYPE %s %s\n", metrics[m].name, types[metrics[m].counter->kind]);
-    for (size_t i = 0; i < look->n; i++)
-      if (rs_page_shows(&look->pages[i])) samples(f, &metrics[m], &look->pages[i], boot);
+    for (size_t i = 0; i < shot->n; i++)
+      if (rs_page_shows(&shot->pages[i])) samples(f, &metrics[m], &shot->pages[i], boot);
   }
   free(metrics);
   return 0;

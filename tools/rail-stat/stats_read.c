@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The reader of a page: one look, everything checked, everything copied. */
+ * The reader of a page: one shot, everything checked, everything copied. */
 #include "tools/rail-stat/stats_read.h"
 
 #include <errno.h>
@@ -116,9 +116,9 @@ static bool read_counters(const struct reading *r, struct rail_stats_view_group 
 /* The three looks at a slice of records; whole[] is taken between the other two. */
 struct looks { uint8_t before[SLICE], whole[SLICE], after[SLICE]; };
 
-static uint64_t life_at(const uint8_t *look, uint64_t at) {
+static uint64_t life_at(const uint8_t *shot, uint64_t at) {
   uint64_t life;
-  memcpy(&life, look + at, sizeof life);
+  memcpy(&life, shot + at, sizeof life);
   return life;
 }
 

@@ -97,7 +97,7 @@ static void age(char *text, size_t size, uint64_t then, uint64_t now) {
 }
 
 struct source { /* of a page's cells */
-  const struct rs_look *before;
+  const struct rs_snapshot *before;
   const struct rs_page *page;
   uint32_t group;
 };
@@ -208,7 +208,7 @@ static void print_all_columns(FILE *f, const struct rs_options *o, const struct 
   print_group(f, o, s, columns, g->ncounters);
 }
 
-static void print_page(FILE *f, const struct rs_options *o, const struct rs_look *before, const struct rs_page *page) {
+static void print_page(FILE *f, const struct rs_options *o, const struct rs_snapshot *before, const struct rs_page *page) {
   char up[32];
   const struct rail_stats_view *v = page->view;
   age(up, sizeof up, v->opened_ns, v->read_ns);
@@ -227,22 +227,22 @@ static void print_page(FILE *f, const struct rs_options *o, const struct rs_look
   }
 }
 
-void rs_table(FILE *f, const struct rs_options *o, const struct rs_look *look, const struct rs_look *before) {
+void rs_table(FILE *f, const struct rs_options *o, const struct rs_snapshot *shot, const struct rs_snapshot *before) {
   int shown = 0;
-  for (size_t i = 0; i < look->n; i++) {
-    if (!rs_page_shows(&look->pages[i])) continue;
+  for (size_t i = 0; i < shot->n; i++) {
+    if (!rs_page_shows(&shot->pages[i])) continue;
     if (shown++) fputc('\n', f);
-    print_page(f, o, before, &look->pages[i]);
+    print_page(f, o, before, &shot->pages[i]);
   }
   if (!shown) fprintf(f, "no process counts here\n");
 }
 
-void rs_list(FILE *f, const struct rs_look *look) {
+void rs_list(FILE *f, const struct rs_snapshot *shot) {
   static const char *const words[] = {
     [RAIL_STATS_LIVE] = "live", [RAIL_STATS_DEAD] = "dead", [RAIL_STATS_ELSEWHERE] = "elsewhere"};
   fprintf(f, "%-10s %-9s %8s  %-20s %s\n", "pid", "state", "records", "process", "page");
-  for (size_t i = 0; i < look->n; i++) {
-    const struct rs_page *page = &look->pages[i];
+  for (size_t i = 0; i < shot->n; i++) {
+    const struct rs_page *page = &shot->pages[i];
     uint32_t records = 0;
     int64_t pid = 0;
     const char *name;

@@ -32,7 +32,7 @@ struct tr_data {
   size_t ntrain, ntest;
 };
 
-/* -1: told on stderr. */
+/* -1: reported on stderr. */
 int tr_data_load(const char *path, struct tr_data *d);
 void tr_data_free(struct tr_data *d);
 /* The images of a step's global batch: each pass over the training images is in a new order, given by the seed. */

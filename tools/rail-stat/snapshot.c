@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One look at all pages, and what has changed since the look before. */
+ * One snapshot of all pages, and what has changed since the previous snapshot. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -17,9 +17,9 @@ static int by_name(const void *a, const void *b) {
   return strverscmp(((const struct rs_page *)a)->file, ((const struct rs_page *)b)->file);
 }
 
-int rs_look(const struct rs_options *o, struct rs_look *look) {
+int rs_snapshot_take(const struct rs_options *o, struct rs_snapshot *shot) {
   size_t cap = 0;
-  *look = (struct rs_look){0};
+  *shot = (struct rs_snapshot){0};
   DIR *dir = opendir(o->dir);
   if (!dir) {
     fprintf(stderr, RS_NAME ": cannot read the directory %s: %s\n", o->dir, strerror(errno));
@@ -29,34 +29,34 @@ int rs_look(const struct rs_options *o, struct rs_look *look) {
     int64_t pid;
     const char *name;
     if (!rail_stats_file_name(entry->d_name, &pid, &name) || !is_wanted(o, pid)) continue;
-    if (look->n == cap) {
+    if (shot->n == cap) {
       cap = cap ? 2 * cap : 16;
-      struct rs_page *more = realloc(look->pages, cap * sizeof *more);
+      struct rs_page *more = realloc(shot->pages, cap * sizeof *more);
       if (!more) goto fail;
-      look->pages = more;
+      shot->pages = more;
     }
-    struct rs_page *page = &look->pages[look->n];
+    struct rs_page *page = &shot->pages[shot->n];
     *page = (struct rs_page){0};
     snprintf(page->file, sizeof page->file, "%s", entry->d_name);
     page->view = rail_stats_read(o->dir, entry->d_name, page->why, sizeof page->why);
     page->err = page->view ? 0 : errno;
     if (page->err == ENOENT) continue; /* its process ended just now */
-    look->n++;
+    shot->n++;
   }
   closedir(dir);
-  if (look->n) qsort(look->pages, look->n, sizeof look->pages[0], by_name);
+  if (shot->n) qsort(shot->pages, shot->n, sizeof shot->pages[0], by_name);
   return 0;
 fail:
   fprintf(stderr, RS_NAME ": out of memory\n");
   closedir(dir);
-  rs_look_free(look);
+  rs_snapshot_free(shot);
   return -1;
 }
 
-void rs_look_free(struct rs_look *look) {
-  for (size_t i = 0; i < look->n; i++) rail_stats_view_free(look->pages[i].view);
-  free(look->pages);
-  *look = (struct rs_look){0};
+void rs_snapshot_free(struct rs_snapshot *shot) {
+  for (size_t i = 0; i < shot->n; i++) rail_stats_view_free(shot->pages[i].view);
+  free(shot->pages);
+  *shot = (struct rs_snapshot){0};
 }
 
 bool rs_page_shows(const struct rs_page *page) { return page->view && page->view->alive != RAIL_STATS_DEAD; }
@@ -65,10 +65,10 @@ bool rs_page_shows(const struct rs_page *page) { return page->view && page->view
 
 struct hidden { int dead, foreign, bad; };
 
-static struct hidden count_hidden(const struct rs_look *look) {
+static struct hidden count_hidden(const struct rs_snapshot *shot) {
   struct hidden h = {0};
-  for (size_t i = 0; i < look->n; i++) {
-    const struct rs_page *page = &look->pages[i];
+  for (size_t i = 0; i < shot->n; i++) {
+    const struct rs_page *page = &shot->pages[i];
     if (page->view) h.dead += page->view->alive == RAIL_STATS_DEAD;
     else if (page->err == EACCES) h.foreign++;
     else h.bad += page->err != EAGAIN;
@@ -76,9 +76,9 @@ static struct hidden count_hidden(const struct rs_look *look) {
   return h;
 }
 
-void rs_say_hidden(const struct rs_look *look) {
+void rs_report_hidden(const struct rs_snapshot *shot) {
   static bool said;
-  struct hidden h = count_hidden(look);
+  struct hidden h = count_hidden(shot);
   if (said || h.dead + h.foreign + h.bad == 0) return;
   said = true;
   if (h.dead)
@@ -87,15 +87,15 @@ void rs_say_hidden(const struct rs_look *look) {
   if (h.foreign)
     fprintf(stderr, RS_NAME ": %d page%s of other users, not readable for this one\n", h.foreign,
             h.foreign > 1 ? "s" : "");
-  for (size_t i = 0; i < look->n; i++) {
-    const struct rs_page *page = &look->pages[i];
+  for (size_t i = 0; i < shot->n; i++) {
+    const struct rs_page *page = &shot->pages[i];
     if (!page->view && page->err != EACCES && page->err != EAGAIN)
       fprintf(stderr, RS_NAME ": %s is not shown: %s\n", page->file, page->why);
   }
 }
 
-void rs_hidden_text(const struct rs_look *look, char *text, size_t size) {
-  struct hidden h = count_hidden(look);
+void rs_hidden_text(const struct rs_snapshot *shot, char *text, size_t size) {
+  struct hidden h = count_hidden(shot);
   text[0] = 0;
   if (h.dead + h.foreign + h.bad)
     snprintf(text, size, "not shown: %d of dead processes, %d of other users, %d unreadable", h.dead, h.foreign, h.bad);
@@ -116,9 +116,9 @@ int rs_counter(const struct rail_stats_view_group *group, const char *name) {
   return -1;
 }
 
-static const struct rail_stats_view *same_page(const struct rs_look *look, const struct rs_page *page) {
+static const struct rail_stats_view *same_page(const struct rs_snapshot *shot, const struct rs_page *page) {
   const struct rs_page *found =
-      look && look->n ? bsearch(page, look->pages, look->n, sizeof look->pages[0], by_name) : NULL;
+      shot && shot->n ? bsearch(page, shot->pages, shot->n, sizeof shot->pages[0], by_name) : NULL;
   if (!found || !found->view || found->view->start_time != page->view->start_time ||
       found->view->opened_ns != page->view->opened_ns)
     return NULL;
@@ -138,7 +138,7 @@ static const struct rail_stats_view_record *same_record(const struct rail_stats_
   return same ? &group->records[low] : NULL;
 }
 
-double rs_rate(const struct rs_look *before, const struct rs_page *page, uint32_t group,
+double rs_rate(const struct rs_snapshot *before, const struct rs_page *page, uint32_t group,
                const struct rail_stats_view_record *record, int counter) {
   const struct rail_stats_view *old = same_page(before, page);
   if (!old || old->read_ns >= page->view->read_ns || group >= old->ngroups ||
