@@ -2,8 +2,8 @@
  *
  * A copy whose bytes become visible in the order of their addresses, for a reader that polls the destination. memcpy
  * stores in any order: the C library's stores a large copy's first bytes last, and a thread that is suspended there
- * leaves a flag at the end visible before the data, for milliseconds. NCCL's LL takes 8 bytes by their flag, LL128 lines
- * of 128.
+ * leaves a flag at the end visible before the data, for milliseconds. NCCL's LL takes 8 bytes by their flag, LL128
+ * lines of 128.
  */
 #ifndef RAIL_ORDERED_COPY_H
 #define RAIL_ORDERED_COPY_H

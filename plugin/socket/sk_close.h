@@ -4,11 +4,11 @@
  *
  * close(2) on a socket with unread bytes, or bytes that come in afterwards, makes the kernel reset the connection and
  * forget what it has not yet delivered. So a closed comm's sockets are shut down for writing and stay in a list, where
- * late bytes are read and dropped, until the peer has done the same, or all that we sent has arrived and a grace time is
- * over. The list is worked on in passing: by later closes, listens and accepts, by the watch thread, and by the last
- * finalize, which waits for it, within a bound: RAIL_SOCKET_CLOSE_TIMEOUT where a caller has tested all its sends done. A
- * peer that reads late also posts buffers late, and its report of them would meet a closed socket: a reset, and what lay
- * in our kernel is lost.
+ * late bytes are read and dropped, until the peer has done the same, or all that we sent has arrived and a grace time
+ * is over. The list is worked on in passing: by later closes, listens and accepts, by the watch thread, and by the last
+ * finalize, which waits for it, within a bound: RAIL_SOCKET_CLOSE_TIMEOUT where a caller has tested all its sends done.
+ * A peer that reads late also posts buffers late, and its report of them would meet a closed socket: a reset, and what
+ * lay in our kernel is lost.
  */
 #ifndef SK_CLOSE_H
 #define SK_CLOSE_H

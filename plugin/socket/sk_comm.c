@@ -159,8 +159,8 @@ void sk_comm_stop(struct sk_comm *comm) {
 
 /* ---- close ------------------------------------------------------------------- */
 
-/* The caller may have freed its memory: frames with payload are dropped. What does not lie in it (grants, an error) still
- * goes out, if no frame was cut in half. */
+/* The caller may have freed its memory: frames with payload are dropped. What does not lie in it (grants, an error)
+ * still goes out, if no frame was cut in half. */
 static void drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
   uint32_t kept = 0, at = 0, kept_at = 0;
   bool cut = false;

@@ -2,10 +2,10 @@
  *
  * Connected objects: what both sides of a connection share.
  *
- * Threads. A comm has one owner at a time: the thread that took `owner` moves its streams, matches, and completes requests. Only
- * close and dereg_mr block on ownership. Any other caller queues its request in `submitted`, where the owner, or the
- * caller's next test, finds it. Owners are the caller's progress thread (in isend, irecv, test), the engine's threads
- * and the watch thread.
+ * Threads. A comm has one owner at a time: the thread that took `owner` moves its streams, matches, and completes
+ * requests. Only close and dereg_mr block on ownership. Any other caller queues its request in `submitted`, where the
+ * owner, or the caller's next test, finds it. Owners are the caller's progress thread (in isend, irecv, test), the
+ * engine's threads and the watch thread.
  *
  * The caller's progress thread takes requests from the pool, fills them in and returns them. Between being submitted
  * and being done (`pending` 0) a request is the owner's. The service thread registers memory and closes; `stop` makes

@@ -256,7 +256,8 @@ void sk_engine_stop(void) {
   pthread_mutex_unlock(&lock);
 }
 
-/* The plugin is unloaded without finalize: the threads' code is about to go. At exit others may still use their comms. */
+/* The plugin is unloaded without finalize: the threads' code is about to go. At exit others may still use their
+ * comms. */
 __attribute__((destructor)) static void end_at_unload(void) {
   for (uint32_t i = 0; i < engine.count; i++) join_thread(&engine.threads[i]);
 }

@@ -3,10 +3,11 @@
  * Streams that are lost and come back.
  *
  * With the feature FAILOVER (sk_path.h) a stream may be lost while the others go on. Whichever side finds it dead sends
- * LOST on another one. The receiver's LOST ends the matter: it carries how many frames of that stream had arrived whole.
- * The sender then dials again (sk_dial.h), and JOIN begins a new generation.
+ * LOST on another one. The receiver's LOST ends the matter: it carries how many frames of that stream had arrived
+ * whole. The sender then dials again (sk_dial.h), and JOIN begins a new generation.
  *
- * Without it, one case is repaired: a stream that was cut before the acceptor had answered its HELLO is connected again.
+ * Without it, one case is repaired: a stream that was cut before the acceptor had answered its HELLO is connected
+ * again.
  *
  * All calls are the owner's.
  */
@@ -17,8 +18,8 @@
 
 /* The stream is dead here: over to the others. RAIL_OK, or the comm's failure if it was the last. */
 rail_result_t sk_failover_lost(struct sk_comm *comm, struct sk_stream *s, const char *why);
-/* Streams that broke are lost; one that ended properly was closed by the peer, or given up, and then the peer sends LOST
- * over another. *ended: no stream is left over which the peer could send anything. */
+/* Streams that broke are lost; one that ended properly was closed by the peer, or given up, and then the peer sends
+ * LOST over another. *ended: no stream is left over which the peer could send anything. */
 rail_result_t sk_failover_check(struct sk_comm *comm, bool *ended);
 /* The watch thread's look at every stream, some times a second: is its interface up, does its peer acknowledge, has a
  * lost one come back? `now` is its time. */
@@ -30,8 +31,8 @@ rail_result_t sk_failover_on_join(struct sk_comm *comm, struct sk_stream *s, con
 
 /* Sender: the acceptor's answer to a HELLO is here whole. RAIL_IN_PROGRESS: it was busy; try again. */
 rail_result_t sk_failover_on_answer(struct sk_comm *comm, struct sk_stream *s);
-/* Sender: sends HELLO again on streams that ended before the acceptor answered (others took their places, or it was busy);
- * nothing else was written. If the listener is gone so is the peer. */
+/* Sender: sends HELLO again on streams that ended before the acceptor answered (others took their places, or it was
+ * busy); nothing else was written. If the listener is gone so is the peer. */
 RAIL_COLD rail_result_t sk_failover_retry_hellos(struct sk_comm *comm);
 
 #endif

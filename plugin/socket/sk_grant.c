@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a receiver reports to its sender: buffers that are posted (grants), credit that is free again, how far it has read.
- * All of it goes in CONTROL frames on stream 0, each of which makes earlier ones redundant but for their grants.
+ * What a receiver reports to its sender: buffers that are posted (grants), credit that is free again, how far it has
+ * read. All of it goes in CONTROL frames on stream 0, each of which makes earlier ones redundant but for their grants.
  *
  * A report costs a system call here and one there, so it is made when the sender can be waiting for it. Messages up to
  * the eager size do not wait for grants: a connection that carries only such has no control traffic but one frame of
@@ -14,8 +14,8 @@
 /* Reports are sent at once when so many are due: a group of buffers, or the frames of one. */
 #define REPORT_AT_ONCE SK_MAX_GROUP
 /* Progress calls in a row that found nothing. After the first two the TCP acknowledgement of small messages is sent: by
- * then the caller has sent its answer, if it has one, and the kernel's own acknowledgement, in the middle of a read, would
- * cost a message more than 1 us. */
+ * then the caller has sent its answer, if it has one, and the kernel's own acknowledgement, in the middle of a read,
+ * would cost a message more than 1 us. */
 #define ACK_CALLS 2
 /* So many: the sender may be waiting for a grant. Fewer would send reports between two messages of a stream. */
 #define IDLE_CALLS 16

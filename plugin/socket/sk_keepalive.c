@@ -34,8 +34,8 @@ static const struct sk_recv_comm *receiver(const struct sk_comm *comm) {
 
 /* ---- what has moved ------------------------------------------------------- */
 
-/* How long it may be quiet until the peer is asked: early enough for a warning to say what came of it, and thrice before
- * a deadline. 0: never. */
+/* How long it may be quiet until the peer is asked: early enough for a warning to say what came of it, and thrice
+ * before a deadline. 0: never. */
 static uint64_t ping_interval(void) {
   const int64_t shares[] = {sk_params.deadline_ms / 3, sk_params.peer_timeout_ms / 3, sk_params.stall_ms / 2};
   int64_t least = 0;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tag matching: for one tag, first come first served. The k-th send with tag t belongs to the k-th receive buffer posted
- * with tag t; both sides of a connection apply this rule to the same two sequences, so they agree on every pair without
- * a message about it.
+ * Tag matching: for one tag, first come first served. The k-th send with tag t belongs to the k-th receive buffer
+ * posted with tag t; both sides of a connection apply this rule to the same two sequences, so they agree on every pair
+ * without a message about it.
  *
- * Each side keeps two tables, its own entries that wait and the peer's; for any tag at most one of the two has an entry.
- * Entries are embedded in their owners: nothing is allocated, a table of 256 entries costs one short walk.
+ * Each side keeps two tables, its own entries that wait and the peer's; for any tag at most one of the two has an
+ * entry. Entries are embedded in their owners: nothing is allocated, a table of 256 entries costs one short walk.
  */
 #ifndef SK_MATCH_H
 #define SK_MATCH_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory registration. TCP needs none; what is kept is the promise that after dereg_mr no thread touches the range, even
- * when requests are outstanding.
+ * Memory registration. TCP needs none; what is kept is the promise that after dereg_mr no thread touches the range,
+ * even when requests are outstanding.
  */
 #include <stdlib.h>
 

@@ -20,7 +20,8 @@ static const struct rail_param rows[] = {
           "eth0+eth1,eth2+eth3. Without it NCCL may fuse them itself (NCCL_NET_FORCE_MERGE, NCCL_NET_MERGE_LEVEL)."},
   {.name = "RAIL_NET_FUSE_NO_PCI", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(fuse_no_pci),
    .doc = "1: makeVDevice also fuses interfaces without a PCI path (veth, bridges, tunnels). NCCL's init fails with "
-          "such a device, so this is for librailyard's NCCL_NET_FORCE_MERGE and for tests. Under NCCL use RAIL_SOCKET_FUSE."},
+          "such a device, so this is for librailyard's NCCL_NET_FORCE_MERGE and for tests. Under NCCL use "
+          "RAIL_SOCKET_FUSE."},
   {.name = "RAIL_SOCKET_PORTS", .type = RAIL_PARAM_STRING, .offset = AT(ports),
    .doc = "Range of ports to listen on, first-last, tried in an order that differs from process to process. Each "
           "listener needs one for each rail. Unset: the system chooses."},
@@ -95,8 +96,8 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_USER_TIMEOUT", .type = RAIL_PARAM_MS, .def = "0ms", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(user_timeout_ms),
    .doc = "TCP_USER_TIMEOUT of every stream: the kernel gives up when what was sent stays unacknowledged for this "
-          "long, or the peer's window shut, even if the peer is merely stopped. 0: it is not set; RAIL_SOCKET_DEADLINE and "
-          "RAIL_SOCKET_PEER_TIMEOUT tell the two apart."},
+          "long, or the peer's window shut, even if the peer is merely stopped. 0: it is not set; RAIL_SOCKET_DEADLINE "
+          "and RAIL_SOCKET_PEER_TIMEOUT tell the two apart."},
   {.name = "RAIL_SOCKET_KEEPALIVE", .type = RAIL_PARAM_MS, .def = "10s", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(keepalive_ms),
    .doc = "Time between the kernel's probes of a quiet stream, in whole seconds; it is given up when nothing has "

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Connections over several devices that outlive the loss of one (the feature FAILOVER; without it comm->paths is NULL and
- * nothing here is called): what is known of each stream's frames. Loss and return are in sk_failover.h.
+ * Connections over several devices that outlive the loss of one (the feature FAILOVER; without it comm->paths is NULL
+ * and nothing here is called): what is known of each stream's frames. Loss and return are in sk_failover.h.
  *
- * What TCP has taken from a sender but not delivered is gone with its stream. So the sender keeps a list of the frames of
- * each stream until the receiver has counted them; a send is done when all of its frames are counted. Frames that a lost
- * stream had not delivered are sent again over the others. Nothing is sent twice that arrived, and nothing is left out.
+ * What TCP has taken from a sender but not delivered is gone with its stream. So the sender keeps a list of the frames
+ * of each stream until the receiver has counted them; a send is done when all of its frames are counted. Frames that a
+ * lost stream had not delivered are sent again over the others. Nothing is sent twice that arrived, and nothing is left
+ * out.
  *
  * Every message is announced on all streams, so that no stream ever has to wait for another one, which may be dead.
  *
- * A stream that comes back has a new generation; its first frame, JOIN, says which. A report about an earlier generation
- * is out of date.
+ * A stream that comes back has a new generation; its first frame, JOIN, says which. A report about an earlier
+ * generation is out of date.
  */
 #ifndef SK_PATH_H
 #define SK_PATH_H

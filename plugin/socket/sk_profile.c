@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Events for NCCL's profiler (common/obs/profile.h). None per chunk: chunks are made and finished by whichever thread moves
- * the connection, and are counted per stream instead (sk_stats.h). After close there is no call.
+ * Events for NCCL's profiler (common/obs/profile.h). None per chunk: chunks are made and finished by whichever thread
+ * moves the connection, and are counted per stream instead (sk_stats.h). After close there is no call.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test, and the one progress function: queued frames out, readable streams in, each frame to the function that knows what
- * it means (frame_ops). A stream is read until it is empty or the call has done enough.
+ * test, and the one progress function: queued frames out, readable streams in, each frame to the function that knows
+ * what it means (frame_ops). A stream is read until it is empty or the call has done enough.
  */
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
 
-#define HELP_TESTS 1024 /* without progress, then the engine's thread seems not to run: 10 to 20 us of nothing but tests */
+#define HELP_TESTS 1024 /* without progress: the engine's thread seems not to run. 10 to 20 us of nothing but tests */
 #define PONGS_AT_ONCE 4 /* per call and comm: a peer asks a few times a minute */
 
 /* ---- PING and PONG ------------------------------------------------------- */
@@ -35,8 +35,8 @@ void sk_progress_ping(struct sk_comm *comm) {
 
 /* ---- frames ---------------------------------------------------------------- */
 
-/* What each frame means to each side. A function consumes the frame's bytes in the stream's buffer. RAIL_IN_PROGRESS: not
- * all of it is here, or (DATA) it must wait for another stream; else the comm's failure. */
+/* What each frame means to each side. A function consumes the frame's bytes in the stream's buffer. RAIL_IN_PROGRESS:
+ * not all of it is here, or (DATA) it must wait for another stream; else the comm's failure. */
 typedef rail_result_t (*frame_fn)(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
 static const frame_fn frame_ops[][SK_FRAME_TYPES] = {
   [SK_SENDER] = {
@@ -64,8 +64,8 @@ RAIL_COLD static rail_result_t bad_header(struct sk_comm *comm, const struct sk_
 
 RAIL_COLD static rail_result_t bad_type(struct sk_comm *comm, const struct sk_frame *frame) {
   return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
-                      "protocol error: a frame that a %s does not send (frame type %u, message %u, %llu, %u bytes, tag %u)",
-                      comm->side == SK_SENDER ? "receiver" : "sender", frame->type, frame->seq,
+                      "protocol error: a frame that a %s does not send (frame type %u, message %u, %llu, %u bytes, "
+                      "tag %u)", comm->side == SK_SENDER ? "receiver" : "sender", frame->type, frame->seq,
                       (unsigned long long)frame->size, frame->len, frame->tag);
 }
 
@@ -92,8 +92,8 @@ static rail_result_t parse(struct sk_comm *comm, struct sk_stream *s) {
   }
 }
 
-/* Reads and parses until the stream is empty, waits, has ended, or SK_CALL_BYTES are done. *bytes grows. Only errors of the
- * comm come back. */
+/* Reads and parses until the stream is empty, waits, has ended, or SK_CALL_BYTES are done. *bytes grows. Only errors of
+ * the comm come back. */
 static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint64_t *bytes) {
   bool more = true;
   for (;;) {

@@ -3,8 +3,8 @@
  * A receive from irecv to its completion.
  *
  * irecv takes an unexpected message or posts its buffers. A MSG frame claims the oldest buffer of its tag; payloads are
- * received straight into it. The request is done when all its buffers are; test finds that out (sk_progress.c) and calls
- * sk_recv_done. Reports to the sender, of buffers and credit, are in sk_grant.c.
+ * received straight into it. The request is done when all its buffers are; test finds that out (sk_progress.c) and
+ * calls sk_recv_done. Reports to the sender, of buffers and credit, are in sk_grant.c.
  */
 #include "plugin/socket/sk_recv.h"
 

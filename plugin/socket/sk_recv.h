@@ -102,8 +102,8 @@ struct sk_recv_comm {
   struct sk_target_list by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
   uint64_t secret;                 /* random; what makes the marks of their pieces */
 
-  /* sk_grant.c: slots whose buffers the sender does not know of, in posting order. They are granted when a large one is among
-   * them, or when credit runs low. */
+  /* sk_grant.c: slots whose buffers the sender does not know of, in posting order. They are granted when a large one is
+   * among them, or when credit runs low. */
   TAILQ_HEAD(, sk_slot) ungranted;
   uint32_t ungranted_count, ungranted_large;
   bool sender_waited;  /* the sender's last message had waited for its grant */
@@ -134,7 +134,7 @@ void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s);
 /* Returns a request that is done to the pool; the caller's. */
 void sk_recv_done(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes);
 
-/* ---- sk_grant.c: reports to the sender. A stream that cannot be written any more is noticed by reading it. ---------- */
+/* ---- sk_grant.c: reports to the sender; a stream that cannot be written any more is noticed by reading it -------- */
 
 void sk_grant_add(struct sk_recv_comm *rc, struct sk_slot *slot);
 void sk_grant_remove(struct sk_recv_comm *rc, struct sk_slot *slot);

@@ -2,9 +2,9 @@
  *
  * A send from isend to its completion.
  *
- * isend looks for the grant of its buffer. With a grant, or small enough to be sent before it (eager), the send is ready:
- * sk_send_post announces it on stream 0 and cuts the rest into chunks for whichever stream is free. It is done when its
- * last byte is in the kernel; test finds that out (sk_progress.c) and calls sk_send_done.
+ * isend looks for the grant of its buffer. With a grant, or small enough to be sent before it (eager), the send is
+ * ready: sk_send_post announces it on stream 0 and cuts the rest into chunks for whichever stream is free. It is done
+ * when its last byte is in the kernel; test finds that out (sk_progress.c) and calls sk_send_done.
  *
  * Small sends behind others that are outstanding are not written one by one: they stay in the stream's queue until the
  * caller tests, or until they are many.
@@ -22,7 +22,7 @@
 
 /* Pieces begin at multiples of this: NCCL's LL128 protocol needs lines of 128 bytes whole. */
 #define PIECE_ALIGN 128
-#define BATCH_BYTES (8 * 1024)   /* payloads up to here may wait for others: the system call costs more than their copy */
+#define BATCH_BYTES (8 * 1024)   /* payloads up to here may wait for others: a system call costs more than their copy */
 #define BATCH_FROM 4             /* when so many requests are outstanding, which the caller will test */
 #define BATCH_MAX (32 * 1024)    /* but not when this much has come together */
 #define SPREAD_BYTES (32 * 1024) /* with FAILOVER: payloads from here on go to the stream that is free first */
@@ -339,8 +339,8 @@ void sk_send_done(struct sk_send_comm *sc, struct sk_send *send, int *sizes) {
 
 /* ---- CONTROL frames: credit and grants ------------------------------------------ */
 
-/* Messages that the peer had seen when it wrote its latest report were matched with their buffers then, or wait there as
- * unexpected ones. Within a tag they are forgotten in the order of the table, so the oldest of its tag is the one to
+/* Messages that the peer had seen when it wrote its latest report were matched with their buffers then, or wait there
+ * as unexpected ones. Within a tag they are forgotten in the order of the table, so the oldest of its tag is the one to
  * take. */
 static void forget_seen(struct sk_send_comm *sc, uint32_t seen) {
   while (sc->in_flight_count) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the socket plugin counts (common/obs/stats.h); tools/rail-stat shows it. The enums are the order of the values in
- * a record; what each counts stands in the tables of sk_stats.c.
+ * What the socket plugin counts (common/obs/stats.h); tools/rail-stat shows it. The enums are the order of the values
+ * in a record; what each counts stands in the tables of sk_stats.c.
  *
- * A comm's and a stream's record is written by the comm's owner. A device's record has several
- * writers: rail_stats_add_shared, and only for rare events. Its bytes and messages are summed from the records of
- * streams and comms (sk_stats_update), at each tick of the watch thread and at close.
+ * A comm's and a stream's record is written by the comm's owner. A device's record has several writers:
+ * rail_stats_add_shared, and only for rare events. Its bytes and messages are summed from the records of streams and
+ * comms (sk_stats_update), at each tick of the watch thread and at close.
  */
 #ifndef SK_STATS_H
 #define SK_STATS_H

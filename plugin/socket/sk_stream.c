@@ -271,9 +271,9 @@ static bool wait_for_calls(struct sk_stream *streams, uint32_t n, int ms) {
   }
 }
 
-/* Closing the sockets is not enough: a close hands the queue to the kernel, which goes on reading the pages, and with it
- * goes the error queue that could tell. To disconnect a socket throws its queue away and leaves it open; what is left
- * then are packets that the device has in hand. */
+/* Closing the sockets is not enough: a close hands the queue to the kernel, which goes on reading the pages, and with
+ * it goes the error queue that could tell. To disconnect a socket throws its queue away and leaves it open; what is
+ * left then are packets that the device has in hand. */
 void sk_zerocopy_end(struct sk_stream *streams, uint32_t n, const char *device_name) {
   if (wait_for_calls(streams, n, ZEROCOPY_GRACE_MS)) return;
   for (uint32_t i = 0; i < n; i++) {

@@ -3,8 +3,8 @@
  * One TCP connection of a comm: frames on their way out, bytes that came in, and what the kernel knows of the peer's
  * host. Knows sockets and headers, not messages.
  *
- * Out: frames leave in order. Headers and short payloads are copied side by side into `stage`; a long payload stays where
- * it is. All that is queued goes out in one system call, many small messages in one piece.
+ * Out: frames leave in order. Headers and short payloads are copied side by side into `stage`; a long payload stays
+ * where it is. All that is queued goes out in one system call, many small messages in one piece.
  *
  * In: bytes arrive in `buf`. Once a header has told where a payload belongs, the rest of it is received straight there,
  * together with the beginning of what follows.
@@ -26,9 +26,9 @@
 #define SK_STAGE (32u * 1024)
 #define SK_COPY_BYTES 512 /* payloads up to here are copied beside their header: an I/O vector entry costs more */
 #define SK_OUT_RESERVE 4  /* control frames that find room even when those with payload find none */
-#define SK_BULK_BYTES (16u * 1024) /* from here on bytes are worth a system call of their own: to copy them takes as long */
+#define SK_BULK_BYTES (16u * 1024) /* from here on bytes are worth a system call of their own: a copy takes as long */
 #define SK_IO_BYTES ((size_t)1 << 20) /* most that one system call moves: a copy of 0.1 to 0.3 ms */
-#define SK_CALL_BYTES (2 * SK_IO_BYTES) /* most that one call of ours moves in a direction: it must return in a millisecond */
+#define SK_CALL_BYTES (2 * SK_IO_BYTES) /* most that one call moves in a direction: it must return in a millisecond */
 
 /* How many things must still happen before a request is done. Written by the comm's owner alone; a thread that reads 0
  * sees all that was written before, and from then on the request is the caller's: the owner touches it no more. */

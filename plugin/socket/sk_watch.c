@@ -43,7 +43,7 @@ static struct entry batch[BATCH];
 static uint32_t batched;
 static pthread_t thread;
 static bool running, ending;
-static pid_t owner; /* of the thread: a child that a bare clone(2) made, without the fork handlers, must not wait for it */
+static pid_t owner; /* of the thread: a child made by clone(2), without the fork handlers, must not wait for it */
 
 /* ---- the thread ---------------------------------------------------------- */
 

@@ -98,8 +98,8 @@ static void release(struct model *m, uint32_t i) {
   if (msg->state != CLAIMED) return;
   CHECK_INT(msg->bounce->target.seq, msg->seq);
   for (uint32_t k = 0; k < msg->size; k++)
-    CHECK_MSG(msg->bounce->target.data[k] == byte_of(msg->seq, k), "message %u of %u bytes: byte %u", msg->seq, msg->size,
-              k);
+    CHECK_MSG(msg->bounce->target.data[k] == byte_of(msg->seq, k), "message %u of %u bytes: byte %u", msg->seq,
+              msg->size, k);
   sk_unexpected_free(&m->unexpected, msg->bounce);
   msg->state = FREED;
   while (m->count && at(m, 0)->state == FREED) {
