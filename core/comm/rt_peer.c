@@ -98,34 +98,33 @@ rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b, ch
   return check_equal(a, b, "NCCL_PROTO (as a bit mask)", a->protos, b->protos, why);
 }
 
-bool rt_peer_may_share_gpu(const struct rt_peer *a, const struct rt_peer *b) {
-  if (a->host_hash != b->host_hash) return false;
-  bool known = a->gpu.pci.nhops > 0 && b->gpu.pci.nhops > 0;
-  return !known || rt_pci_distance(&a->gpu.pci, &b->gpu.pci) == RT_LOC;
-}
+/* Are two ranks on one GPU? MAYBE: they are on one host, and the PCI path of a GPU is unknown. */
+enum sharing { NO, MAYBE, YES };
 
-static bool blocks_share_gpu(const struct rt_peer *a, const struct rt_peer *b) {
-  bool known = a->gpu.pci.nhops > 0 && b->gpu.pci.nhops > 0;
-  return rt_peer_may_share_gpu(a, b) && (known || rt_peer_same_process(a, b));
-}
-
-static int count_sharers(const struct rt_peer *peers, int nranks, int rank,
-                         bool (*share)(const struct rt_peer *a, const struct rt_peer *b)) {
-  int n = 1;
-  for (int r = 0; r < nranks; r++) n += r != rank && share(&peers[rank], &peers[r]);
-  return n;
+static enum sharing share_gpu(const struct rt_peer *a, const struct rt_peer *b) {
+  if (a->host_hash != b->host_hash) return NO;
+  if (a->gpu.pci.nhops == 0 || b->gpu.pci.nhops == 0) return MAYBE;
+  return rt_pci_distance(&a->gpu.pci, &b->gpu.pci) == RT_LOC ? YES : NO;
 }
 
 int rt_peer_sharers(const struct rt_peer *peers, int nranks, int rank) {
-  return count_sharers(peers, nranks, rank, blocks_share_gpu);
+  const struct rt_peer *me = &peers[rank];
+  int n = 1;
+  for (int r = 0; r < nranks; r++) {
+    if (r == rank) continue;
+    enum sharing shared = share_gpu(me, &peers[r]);
+    n += shared == YES || (shared == MAYBE && rt_peer_same_process(me, &peers[r]));
+  }
+  return n;
 }
 
 int rt_peers_blocks(const struct rt_peer *peers, int nranks) {
   int least = INT_MAX;
   for (int r = 0; r < nranks; r++) {
     if (!peers[r].has_gpu) return 0;
-    int all = (int)RAIL_MIN(peers[r].multiprocessors, 1u << 16);
-    least = RAIL_MIN(least, all / count_sharers(peers, nranks, r, rt_peer_may_share_gpu));
+    int sharers = 1, all = (int)RAIL_MIN(peers[r].multiprocessors, 1u << 16);
+    for (int other = 0; other < nranks; other++) sharers += other != r && share_gpu(&peers[r], &peers[other]) != NO;
+    least = RAIL_MIN(least, all / sharers);
   }
   return RAIL_MAX(least / 2, 1);
 }

@@ -42,15 +42,10 @@ bool rt_peer_same_process(const struct rt_peer *a, const struct rt_peer *b);
  * whose record is invalid. */
 rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b, char why[RT_WHY]);
 
-/* Are they, or may they be, on one GPU? Any two on a host may be, when the PCI path of one is unknown. */
-bool rt_peer_may_share_gpu(const struct rt_peer *a, const struct rt_peer *b);
 /* How many ranks' blocks must fit on the GPU of `rank` at once, its own included: those of all ranks that are certainly
  * on it, in any process, since under MPS processes run side by side on the multiprocessors; and those of ranks of its
- * process that may be on it. */
+ * process that may be on it, because a PCI path is unknown. */
 int rt_peer_sharers(const struct rt_peer *peers, int nranks, int rank);
-/* Multiprocessors that every rank has for itself when those sharers divide its GPU's evenly. 0: a rank has no GPU. The
- * same on all ranks. */
-int rt_peers_room(const struct rt_peer *peers, int nranks);
 /* Blocks that every rank may launch: half of its GPU's multiprocessors, divided among all ranks that may be on it; the
  * other half is for the user's own kernels. 0: a rank has no GPU. The same on all ranks. */
 int rt_peers_blocks(const struct rt_peer *peers, int nranks);
