@@ -217,11 +217,6 @@ static void join_init(struct ncclComm *comm) {
   comm->init_thread_running = false;
 }
 
-/* Waits until other threads' calls have left the communicator; they end soon, since it has failed. */
-static void wait_for_users(struct ncclComm *comm) {
-  while (atomic_load(&comm->users) > 0) sched_yield();
-}
-
 static ncclResult_t finalize(struct ncclComm *comm, bool all_ranks) {
   join_init(comm);
   if (!comm->finalized && comm->queue.comm) {
@@ -263,7 +258,8 @@ RAIL_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   }
   rt_comm_fail(comm, RAIL_REMOTE_ERROR, "aborted by its user (ncclCommAbort on rank %d)", comm->rank);
   join_init(comm);
-  wait_for_users(comm);
+  /* Other threads' calls end soon, because the communicator has failed. */
+  while (atomic_load(&comm->users) > 0) sched_yield();
   rt_comm_free(comm);
   return ncclSuccess;
 }

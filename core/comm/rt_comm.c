@@ -201,31 +201,22 @@ static void log_ring(const struct ncclComm *comm) {
 
 /* ---- choices that are the same on all ranks ---- */
 
-/* Has no pair of neighbours a proxy in between? */
-static bool all_have_shm(const struct ncclComm *comm) {
-  bool all = true;
+static void choose_tuning(struct ncclComm *comm) {
+  const struct rt_peer *me = &comm->peers[comm->rank];
+  struct rt_tuning *t = &comm->tuning;
+  *t = rt_tuning_of(rt_params(), me->algos, me->protos);
+  t->all_shm = true; /* no pair of neighbours has a proxy in between */
   for (int i = 0; i < comm->nranks; i++) {
     const struct rt_peer *a = &comm->peers[rt_ring_rank_at(comm, i)];
     const struct rt_peer *b = &comm->peers[rt_ring_rank_at(comm, i + 1)];
-    all &= rt_transport_direct(rt_transport_choose(a, b));
+    t->all_shm &= rt_transport_direct(rt_transport_choose(a, b));
   }
-  return all;
-}
-
-static void choose_channels(struct ncclComm *comm) {
   int n = (int)rt_params()->nchannels;
-  if (n == 0 && comm->tuning.all_shm) n = comm->tuning.blocks = rt_peers_blocks(comm->peers, comm->nranks);
+  if (n == 0 && t->all_shm) n = t->blocks = rt_peers_blocks(comm->peers, comm->nranks);
   if (comm->config.minCTAs != NCCL_CONFIG_UNDEF_INT) n = RAIL_MAX(n, comm->config.minCTAs);
   if (comm->config.maxCTAs != NCCL_CONFIG_UNDEF_INT) n = RAIL_MIN(n, comm->config.maxCTAs);
   comm->nchannels = RAIL_MAX(1, RAIL_MIN(n, RT_MAX_CHANNELS));
-  comm->tuning.nchannels = comm->nchannels;
-}
-
-static void choose_tuning(struct ncclComm *comm) {
-  const struct rt_peer *me = &comm->peers[comm->rank];
-  comm->tuning = rt_tuning_of(rt_params(), me->algos, me->protos);
-  comm->tuning.all_shm = all_have_shm(comm);
-  choose_channels(comm);
+  t->nchannels = comm->nchannels;
 }
 
 /* A second thread per rank helps only where it has a core. */

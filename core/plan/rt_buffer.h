@@ -3,8 +3,8 @@
  * Whether a call's buffers are device or host memory. A communicator works on one kind, which its first call with
  * buffers decides; a call with the other kind is refused. Device memory is a device's own or managed memory. Host
  * memory that is registered with CUDA can be used as both; alone in the first call it counts as the device's, as a
- * caller of NCCL expects, if there is a kernel. Without a driver in the process all memory is the host's, which is found
- * without a call.
+ * caller of NCCL expects, if there is a kernel. Without a driver in the process all memory is the host's, and no call
+ * is made to find that out.
  */
 #ifndef RT_BUFFER_H
 #define RT_BUFFER_H

@@ -51,13 +51,6 @@ static rail_result_t set_operator(struct rt_job *job, const struct rt_task *t) {
 
 /* ---- jobs ------------------------------------------------------------------------------- */
 
-/* Bytes of the user's two buffers in this collective, for registering them. */
-static void buffer_sizes(const struct rt_task *t, size_t esize, size_t *send, size_t *recv) {
-  size_t one = (size_t)t->count * esize, all = one * (size_t)t->comm->nranks;
-  *send = t->coll == RT_REDUCE_SCATTER ? all : one;
-  *recv = t->coll == RT_ALLGATHER ? all : one;
-}
-
 /* A job's connector; one that is not connected yet is put in the list for rt_connect_all. */
 static rail_result_t add_connector(struct builder *b, int channel, int peer, bool is_send, struct rt_job_end *out) {
   struct rt_connector *c = rt_comm_connector(b->comm, channel, peer, is_send);
@@ -240,6 +233,7 @@ static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, i
 
 /* ---- after connecting --------------------------------------------------------------------- */
 
+/* Gives a job of the host its connections, and registers the user's buffers with them. */
 static void bind_job(struct ncclComm *comm, struct rt_job *job) {
   struct rt_program *prog = &job->program;
   for (int p = 0; p < RT_PEERS; p++) {
@@ -249,10 +243,9 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
   rt_program_init(prog);
   if (prog->proto != RT_SIMPLE || prog->sched.coll == RT_TREE) return;
   struct rt_connector *send = job->send[0].connector, *recv = job->recv[0].connector;
-  struct rt_task t = {.comm = comm, .coll = prog->sched.coll, .count = prog->sched.count};
-  size_t send_size, recv_size;
-  buffer_sizes(&t, prog->sched.esize, &send_size, &recv_size);
   enum rt_coll coll = prog->sched.coll;
+  size_t one = (size_t)prog->sched.count * prog->sched.esize, all = one * (size_t)comm->nranks;
+  size_t send_size = coll == RT_REDUCE_SCATTER ? all : one, recv_size = coll == RT_ALLGATHER ? all : one;
   const char *in = prog->sched.send;
   char *out = prog->sched.recv;
   bool sends_output = coll == RT_ALLREDUCE || coll == RT_ALLGATHER || coll == RT_BROADCAST;
@@ -320,7 +313,8 @@ static rail_result_t make_ready(struct builder *b) {
   return bind_plan(comm, b->plan);
 }
 
-/* Sends and receives alone are not everybody's, so nobody can tell who else has them. */
+/* For a collective, all ranks of this process make connections at the same call. Not for sends and receives alone:
+ * other ranks may not take part, and none knows which do. */
 static rail_result_t make_ready_with_others(struct builder *b, bool collective) {
   if (!collective || b->comm->memory != RT_DEVICE_MEMORY || !b->comm->shares_process) return make_ready(b);
   struct rt_gate_maker maker;
@@ -333,13 +327,6 @@ static rail_result_t make_ready_with_others(struct builder *b, bool collective) 
 
 /* ---- a plan ------------------------------------------------------------------------------- */
 
-static rail_result_t fill_plan(struct builder *b, const struct rt_task *tasks, int n) {
-  b->plan->comm = b->comm;
-  b->plan->on_device = b->comm->memory == RT_DEVICE_MEMORY;
-  if (b->plan->on_device) RAIL_TRY(add_streams(b->plan, tasks, n));
-  return add_tasks(b, tasks, n);
-}
-
 rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
   const bool collective = has_collective(tasks, ntasks);
   const int jobs = RAIL_MAX(count_jobs(tasks, ntasks), 1);
@@ -350,7 +337,12 @@ rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, 
   b.connectors = calloc((size_t)jobs * 2 * RT_PEERS, sizeof(struct rt_connector *));
   rail_result_t r = b.plan && b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
   if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
-  if (r == RAIL_OK) r = fill_plan(&b, tasks, ntasks);
+  if (r == RAIL_OK) {
+    b.plan->comm = comm;
+    b.plan->on_device = comm->memory == RT_DEVICE_MEMORY;
+    if (b.plan->on_device) r = add_streams(b.plan, tasks, ntasks);
+  }
+  if (r == RAIL_OK) r = add_tasks(&b, tasks, ntasks);
   if (r == RAIL_OK && b.plan->njobs > 0) r = make_ready_with_others(&b, collective);
   free(b.connectors);
   if (r == RAIL_OK && b.plan->njobs > 0)
