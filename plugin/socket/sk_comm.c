@@ -8,9 +8,10 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/conn/linger.h"
 #include "plugin/socket/sk_acceptor.h"
-#include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_dial.h"
+#include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_path.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
@@ -180,7 +181,7 @@ static void drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
 }
 
 /* What is still queued, as bytes. */
-static void collect_tail(const struct sk_stream *s, struct sk_linger *l) {
+static void collect_tail(const struct sk_stream *s, struct rail_linger *l) {
   size_t size = 0, at = 0;
   uint32_t staged = s->stage_head;
   for (uint32_t i = 0; i < s->out_count; i++) {
@@ -202,7 +203,7 @@ static void collect_tail(const struct sk_stream *s, struct sk_linger *l) {
   l->tail_done = s->out_done;
 }
 
-/* Takes the sockets from a comm and leaves them to sk_close.c. Waits only for an owner, who does not block. */
+/* Takes the sockets from a comm and leaves them to common/conn/linger. Waits only for an owner, who does not block. */
 static void detach_sockets(struct sk_comm *comm) {
   if (comm->detached) return;
   comm->detached = true;
@@ -215,9 +216,12 @@ static void detach_sockets(struct sk_comm *comm) {
     sk_grant_report_last(rail_container_of(comm, struct sk_recv_comm, base));
   sk_streams_flush(comm->streams, comm->nstreams);
 
-  struct sk_linger *l = calloc(1, sizeof *l);
+  struct rail_linger *l = calloc(1, sizeof *l);
   if (!l) return; /* then the sockets just close */
   const struct sk_stream *main_stream = sk_main_stream(comm);
+  l->plugin = "RailSocket";
+  l->close_param = "RAIL_SOCKET_CLOSE_TIMEOUT";
+  l->peer_ms = sk_params.peer_timeout_ms;
   l->peer = comm->peer;
   l->reported_sent = comm->side == SK_SENDER && sk_comm_error(comm) == RAIL_OK && sk_comm_in_use(comm) == 0;
   collect_tail(main_stream, l);
@@ -227,7 +231,7 @@ static void detach_sockets(struct sk_comm *comm) {
     comm->streams[i].fd = -1;
     if (i != l->tail_fd || !l->tail) shutdown(l->fds[i], SHUT_WR);
   }
-  sk_close_add(l);
+  rail_linger_add(l);
 }
 
 static rail_result_t close_comm(void *arg, uint32_t magic, const char *call) {
@@ -235,7 +239,7 @@ static rail_result_t close_comm(void *arg, uint32_t magic, const char *call) {
   struct sk_comm *comm = sk_comm_of(arg, magic, call);
   if (!comm) return RAIL_OK; /* it was logged; an error would end the caller's clean-up */
   detach_sockets(comm);
-  sk_close_reap();
+  rail_linger_reap();
   sk_watch_remove(comm);
   destroy(comm);
   return RAIL_OK;
@@ -255,5 +259,5 @@ void sk_close_all(void) {
     sk_stats_detach(comm);
     for (uint32_t i = 0; i < comm->nstreams; i++) sk_stream_destroy(&comm->streams[i]);
   }
-  sk_close_wait(since);
+  rail_linger_wait(since, sk_params.close_ms);
 }

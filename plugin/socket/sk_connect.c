@@ -16,8 +16,8 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/conn/connector.h"
+#include "common/conn/linger.h"
 #include "plugin/socket/sk_calls.h"
-#include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_param.h"
@@ -199,6 +199,6 @@ rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic
   rail_attempts_remove(&ctx->attempts, a->number);
   sk_connect_drop(a);
   rail_handle_set_attempt(handle_bytes, 0); /* the handle may connect again */
-  sk_close_reap();
+  rail_linger_reap();
   return result;
 }

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "common/conn/linger.h"
 #include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_calls.h"
-#include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_sockopt.h"
 
@@ -31,7 +31,7 @@ rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
   struct rail_net_ctx *ctx = rail_net_ctx_of("RailSocket", ctx_arg, "listen");
   const struct sk_device *device = sk_device_at(dev, "listen");
   if (!ctx || !device) return RAIL_BAD_ARGUMENT;
-  sk_close_reap();
+  rail_linger_reap();
 
   struct sk_listen *l = calloc(1, sizeof *l);
   if (!l) {
@@ -62,7 +62,7 @@ rail_result_t sk_close_listen(void *listen_comm) {
   sk_acceptor_close(l->acceptor);
   l->magic = 0;
   free(l);
-  sk_close_reap();
+  rail_linger_reap();
   return RAIL_OK;
 }
 
@@ -126,7 +126,7 @@ rail_result_t sk_accept(void *listen_comm, void **recv_comm, struct rail_net_dev
     return RAIL_BAD_ARGUMENT;
   }
   *recv_comm = NULL;
-  sk_close_reap();
+  rail_linger_reap();
   if (!accept_next(l, &args, &result)) return result;
   if (result != RAIL_OK) {
     RAIL_WARN("RailSocket: accept: out of memory for a connection");

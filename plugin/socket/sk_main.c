@@ -6,9 +6,9 @@
 #include <pthread.h>
 
 #include "common/base/log.h"
+#include "common/conn/linger.h"
 #include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_calls.h"
-#include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_engine.h"
@@ -69,7 +69,7 @@ static rail_result_t sk_finalize(void *arg) {
   }
   sk_stats_close();
   pthread_mutex_unlock(&init_lock);
-  if (!last) sk_close_reap();
+  if (!last) rail_linger_reap();
   return RAIL_OK;
 }
 

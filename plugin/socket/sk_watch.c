@@ -17,7 +17,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/thread.h"
-#include "plugin/socket/sk_close.h"
+#include "common/conn/linger.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_param.h"
 
@@ -97,7 +97,7 @@ static void tick(uint64_t now) {
 static bool sleep_until(uint64_t then) {
   struct timespec ts = {.tv_sec = (time_t)(then / 1000000000ull), .tv_nsec = (long)(then % 1000000000ull)};
   bool nothing = false;
-  for (; !ending && LIST_EMPTY(&comms) && !sk_close_is_lingering(); nothing = true) pthread_cond_wait(&wake, &lock);
+  for (; !ending && LIST_EMPTY(&comms) && !rail_linger_any(); nothing = true) pthread_cond_wait(&wake, &lock);
   while (!ending && pthread_cond_timedwait(&wake, &lock, &ts) != ETIMEDOUT) continue;
   return nothing;
 }
@@ -129,7 +129,7 @@ static void *run(void *arg) {
     last = real;
     tick(now);
     pthread_mutex_unlock(&lock);
-    sk_close_reap();
+    rail_linger_reap();
     pthread_mutex_lock(&lock);
   }
   pthread_mutex_unlock(&lock);
@@ -139,13 +139,13 @@ static void *run(void *arg) {
 /* ---- fork ---------------------------------------------------------------- */
 
 static void before_fork(void) {
-  sk_close_before_fork();
+  rail_linger_before_fork();
   pthread_mutex_lock(&lock);
 }
 
 static void after_fork_parent(void) {
   pthread_mutex_unlock(&lock);
-  sk_close_after_fork(false);
+  rail_linger_after_fork(false);
 }
 
 static void after_fork_child(void) {
@@ -163,7 +163,7 @@ static void after_fork_child(void) {
   running = ending = false;
   once = (pthread_once_t)PTHREAD_ONCE_INIT;
   pthread_mutex_unlock(&lock);
-  sk_close_after_fork(true);
+  rail_linger_after_fork(true);
 }
 
 /* ---- starting and ending -------------------------------------------------- */

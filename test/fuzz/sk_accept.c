@@ -15,8 +15,8 @@
 #include <sys/socket.h>
 
 #include "common/base/clock.h"
+#include "common/conn/linger.h"
 #include "plugin/socket/sk_acceptor.h"
-#include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_param.h"
 #include "test/fuzz/lib/fuzz.h"

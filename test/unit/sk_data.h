@@ -12,10 +12,10 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/conn/linger.h"
 #include "plugin/socket/sk_calls.h"
-#include "plugin/socket/sk_close.h"
-#include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_failover.h"
+#include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
 #include "plugin/socket/sk_watch.h"

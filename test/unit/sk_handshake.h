@@ -13,9 +13,9 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/conn/linger.h"
 #include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_calls.h"
-#include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_param.h"
@@ -46,7 +46,6 @@ const struct sk_device *sk_device_at(int dev, const char *call) {
   (void)call;
   return dev >= 0 && dev < DEVS ? &hs_dev[dev] : NULL;
 }
-void sk_close_reap(void) {}
 
 static struct sk_comm_args hs_sent, hs_received;
 

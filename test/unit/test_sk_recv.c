@@ -251,7 +251,7 @@ TEST(a_report_that_is_half_written_at_close) {
   d.ends[0] = -1;
   CHECK_OK(sk_close_recv(d.comm));
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
-  for (size_t done = 0; done < SK_HEAD + sizeof(struct sk_entry); sk_close_reap()) {
+  for (size_t done = 0; done < SK_HEAD + sizeof(struct sk_entry); rail_linger_reap()) {
     CHECK_MSG(!rail_deadline_passed(deadline), "%zu bytes came", done);
     ssize_t more = recv(end, frame + done, sizeof frame - done, MSG_DONTWAIT);
     CHECK_MSG(more != 0, "the stream ends after %zu bytes", done);
@@ -259,7 +259,7 @@ TEST(a_report_that_is_half_written_at_close) {
     CHECK(done <= SK_HEAD + sizeof(struct sk_entry));
   }
   CHECK(sk_frame_decode(frame, &f) && f.type == SK_FRAME_CONTROL && f.len == sizeof(struct sk_entry));
-  sk_close_reap();
+  rail_linger_reap();
   CHECK_MSG(recv(end, frame, 1, MSG_DONTWAIT) == 0, "the stream does not end behind the frame");
   rail_sock_close(&end);
   sk_close_all();

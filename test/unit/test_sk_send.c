@@ -272,12 +272,12 @@ TEST(all_streams_end_at_close) {
   for (unsigned int i = 0; i < 3; i++)
     CHECK_MSG(recv(d.ends[i], &byte, 1, MSG_DONTWAIT) == 0, "stream %u has not ended", i);
   for (int i = 0; i < 3; i++) {
-    CHECK(sk_close_is_lingering());
-    sk_close_reap();
+    CHECK(rail_linger_any());
+    rail_linger_reap();
   }
   for (unsigned int i = 0; i < 3; i++) data_end(&d, i);
-  sk_close_reap();
-  CHECK(!sk_close_is_lingering());
+  rail_linger_reap();
+  CHECK(!rail_linger_any());
   sk_close_all();
   rail_log_set_sink(NULL);
 }
@@ -303,7 +303,7 @@ TEST(a_bounded_number_of_closed_connections_waits) {
   CHECK_MSG(gone >= MORE, "%d of %d are gone", gone, BOUND + MORE); /* on a slow machine others' grace time is over */
   for (int i = 0; i < BOUND + MORE; i++) rail_sock_close(&ends[i]);
   sk_close_all();
-  CHECK(!sk_close_is_lingering());
+  CHECK(!rail_linger_any());
   rail_log_set_sink(NULL);
 }
 

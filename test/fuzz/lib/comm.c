@@ -5,9 +5,9 @@
 #include <endian.h>
 #include <sys/socket.h>
 
+#include "common/conn/linger.h"
 #include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_calls.h"
-#include "plugin/socket/sk_close.h"
 #include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_param.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The list of closed connections whose sockets still deliver. */
-#include "plugin/socket/sk_close.h"
+#include "common/conn/linger.h"
 
 #include <linux/sockios.h>
 #include <poll.h>
@@ -11,7 +11,6 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/socket/sk_param.h"
 
 #define GRACE_MS 2000   /* for the peer's own end, after our bytes have arrived: its caller may be busy for so long */
 #define FINAL_MS 1000   /* at the last finalize, for what was not reported as sent */
@@ -20,12 +19,12 @@
 #define MAX_LINGER 1024 /* comms; then the first is dropped: their descriptors are limited */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static STAILQ_HEAD(, sk_linger) list = STAILQ_HEAD_INITIALIZER(list); /* oldest look first */
+static STAILQ_HEAD(, rail_linger) list = STAILQ_HEAD_INITIALIZER(list); /* oldest look first */
 static _Atomic uint32_t count;
 
-bool sk_close_is_lingering(void) { return count != 0; }
+bool rail_linger_any(void) { return count != 0; }
 
-static void free_linger(struct sk_linger *l) {
+static void free_linger(struct rail_linger *l) {
   for (uint32_t i = 0; i < l->nfds; i++) rail_sock_close(&l->fds[i]);
   free(l->tail);
   free(l);
@@ -45,7 +44,7 @@ static bool drain(int fd) {
 }
 
 /* Bytes that the peer's kernel does not have. */
-static size_t undelivered_bytes(const struct sk_linger *l) {
+static size_t undelivered_bytes(const struct rail_linger *l) {
   size_t bytes = l->tail_size - l->tail_done;
   for (uint32_t i = 0; i < l->nfds; i++) {
     int unsent = 0; /* the end of the stream counts as one */
@@ -54,19 +53,19 @@ static size_t undelivered_bytes(const struct sk_linger *l) {
   return bytes;
 }
 
-static void end_linger(struct sk_linger *l) {
+static void end_linger(struct rail_linger *l) {
   char peer[RAIL_ADDR_TEXT];
   size_t lost = l->reported_sent ? undelivered_bytes(l) : 0;
   if (lost)
-    RAIL_WARN("RailSocket: closing the connection to %s: %zu bytes that were sent have not arrived after %.1f s and "
-              "may be lost: the peer is stopped or reads nothing, or the network is down. RAIL_SOCKET_CLOSE_TIMEOUT is "
-              "how long finalize waits for them",
-              rail_addr_text(&l->peer, peer), lost, (double)(rail_now_ns() - l->born) / 1e9);
+    RAIL_WARN("%s: closing the connection to %s: %zu bytes that were sent have not arrived after %.1f s and "
+              "may be lost: the peer is stopped or reads nothing, or the network is down. %s is how long finalize "
+              "waits for them", l->plugin,
+              rail_addr_text(&l->peer, peer), lost, (double)(rail_now_ns() - l->born) / 1e9, l->close_param);
   free_linger(l);
 }
 
 /* One look at one comm's sockets; true when there is nothing more to do for it. */
-static bool step(struct sk_linger *l, uint64_t now) {
+static bool step(struct rail_linger *l, uint64_t now) {
   bool ended = true;
   if (l->tail_done < l->tail_size) {
     rail_result_t result = rail_sock_send_some(l->fds[l->tail_fd], l->tail, l->tail_size, &l->tail_done);
@@ -79,14 +78,14 @@ static bool step(struct sk_linger *l, uint64_t now) {
   }
   if (ended) return true;
   uint64_t age_ms = (now - l->born) / 1000000;
-  uint64_t limit_ms = (uint64_t)sk_params.peer_timeout_ms; /* for a peer that reads nothing; 0: none */
+  uint64_t limit_ms = (uint64_t)l->peer_ms;
   return (limit_ms && age_ms >= limit_ms) || (age_ms >= GRACE_MS && undelivered_bytes(l) == 0);
 }
 
 /* Under the lock: looks at the first `n`, which then go to the end. */
 static void reap(uint32_t n) {
   uint64_t now = rail_now_ns();
-  struct sk_linger *l;
+  struct rail_linger *l;
   for (; n > 0 && (l = STAILQ_FIRST(&list)); n--) {
     STAILQ_REMOVE_HEAD(&list, next);
     if (step(l, now)) {
@@ -98,8 +97,8 @@ static void reap(uint32_t n) {
   }
 }
 
-static void drop_all(void (*end)(struct sk_linger *l)) {
-  struct sk_linger *l;
+static void drop_all(void (*end)(struct rail_linger *l)) {
+  struct rail_linger *l;
   while ((l = STAILQ_FIRST(&list))) {
     STAILQ_REMOVE_HEAD(&list, next);
     end(l);
@@ -107,13 +106,13 @@ static void drop_all(void (*end)(struct sk_linger *l)) {
   count = 0;
 }
 
-void sk_close_reap(void) {
+void rail_linger_reap(void) {
   if (pthread_mutex_trylock(&lock) != 0) return; /* another thread does it */
   reap(RAIL_MIN(count, REAP_AT_ONCE));
   pthread_mutex_unlock(&lock);
 }
 
-void sk_close_add(struct sk_linger *l) {
+void rail_linger_add(struct rail_linger *l) {
   l->born = rail_now_ns();
   pthread_mutex_lock(&lock);
   if (step(l, l->born)) {
@@ -121,7 +120,7 @@ void sk_close_add(struct sk_linger *l) {
   } else {
     STAILQ_INSERT_TAIL(&list, l, next);
     if (++count > MAX_LINGER) {
-      struct sk_linger *first = STAILQ_FIRST(&list);
+      struct rail_linger *first = STAILQ_FIRST(&list);
       STAILQ_REMOVE_HEAD(&list, next);
       count--;
       end_linger(first);
@@ -132,9 +131,9 @@ void sk_close_add(struct sk_linger *l) {
 
 /* ---- the last finalize, and fork ------------------------------------------- */
 
-static bool must_wait(uint64_t since) {
-  uint64_t now = rail_now_ns(), close_ms = (uint64_t)sk_params.close_ms;
-  const struct sk_linger *l;
+static bool must_wait(uint64_t since, uint64_t close_ms) {
+  uint64_t now = rail_now_ns();
+  const struct rail_linger *l;
   STAILQ_FOREACH(l, &list, next) {
     uint64_t limit_ms = l->reported_sent ? close_ms : RAIL_MIN(close_ms, FINAL_MS);
     if (now - since < limit_ms * 1000000 && undelivered_bytes(l)) return true;
@@ -142,9 +141,9 @@ static bool must_wait(uint64_t since) {
   return false;
 }
 
-void sk_close_wait(uint64_t since) {
+void rail_linger_wait(uint64_t since, int64_t close_ms) {
   pthread_mutex_lock(&lock);
-  for (reap(count); must_wait(since); reap(count)) {
+  for (reap(count); must_wait(since, (uint64_t)close_ms); reap(count)) {
     pthread_mutex_unlock(&lock);
     poll(NULL, 0, 1);
     pthread_mutex_lock(&lock);
@@ -153,9 +152,9 @@ void sk_close_wait(uint64_t since) {
   pthread_mutex_unlock(&lock);
 }
 
-void sk_close_before_fork(void) { pthread_mutex_lock(&lock); }
+void rail_linger_before_fork(void) { pthread_mutex_lock(&lock); }
 
-void sk_close_after_fork(bool child) {
+void rail_linger_after_fork(bool child) {
   if (child) drop_all(free_linger); /* the sockets stay the parent's: no shutdown, only this process' copies close */
   pthread_mutex_unlock(&lock);
 }

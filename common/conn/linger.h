@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sockets of closed comms that still deliver: close without waiting and without losing what the peer still reads.
+ *
+ * close(2) on a socket with unread bytes, or bytes that come in afterwards, makes the kernel reset the connection and
+ * forget what it has not yet delivered. So a closed comm's sockets are shut down for writing and stay in a list, where
+ * late bytes are read and dropped, until the peer has done the same, or all that we sent has arrived and a grace time is
+ * over. A peer that reads late also posts buffers late, and its report of them would meet a closed socket: a reset, and
+ * what lay in our kernel is lost.
+ *
+ * One list per plugin. Use:
+ *   close         a struct rail_linger with the comm's sockets, each shut down for writing, to rail_linger_add
+ *   in passing    rail_linger_reap: from close, listen, accept and connect, or a thread of the plugin's
+ *   last finalize rail_linger_wait: waits within a limit for what was reported as sent, then closes all
+ *   fork          rail_linger_before_fork, rail_linger_after_fork, from pthread_atfork of a plugin with a thread;
+ *                 a child keeps nothing of the list
+ * Any thread; a lock of its own. Nothing but wait blocks.
+ */
+#ifndef RAIL_LINGER_H
+#define RAIL_LINGER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "common/base/sock.h"
+
+#define RAIL_LINGER_FDS 16
+
+/* One comm's sockets. */
+struct rail_linger {
+  STAILQ_ENTRY(rail_linger) next;
+  uint64_t born;
+  const char *plugin;      /* "RailSocket", for the log line; kept */
+  const char *close_param; /* the parameter that sets how long finalize waits; kept */
+  int64_t peer_ms;         /* for a peer that reads nothing; 0: no limit */
+  bool reported_sent; /* the caller was told that everything is sent, and no error came: a loss is worth a line */
+  union rail_addr peer;
+  uint32_t nfds;
+  int fds[RAIL_LINGER_FDS];
+  uint32_t tail_fd; /* index of the socket that did not take these bytes at once; it is not shut down yet: */
+  size_t tail_size, tail_done;
+  uint8_t *tail; /* malloc'd; NULL: none */
+};
+
+/* calloc'd and filled in, but for `next` and `born`; the list's from here on. */
+void rail_linger_add(struct rail_linger *l);
+/* A few steps of what closed comms still have to do. */
+void rail_linger_reap(void);
+/* Is there anything to do? */
+bool rail_linger_any(void);
+/* The last finalize, which began at `since`: waits for at most close_ms. */
+void rail_linger_wait(uint64_t since, int64_t close_ms);
+
+void rail_linger_before_fork(void);
+void rail_linger_after_fork(bool child);
+
+#endif
