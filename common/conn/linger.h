@@ -35,7 +35,7 @@ struct rail_linger {
   const char *plugin;      /* "RailSocket", for the log line; kept */
   const char *close_param; /* the parameter that sets how long finalize waits; kept */
   int64_t peer_ms;         /* for a peer that reads nothing; 0: no limit */
-  bool reported_sent; /* the caller was told that everything is sent, and no error came: a loss is worth a line */
+  bool reported_sent; /* the caller has tested all its sends done, without an error: a loss is worth a line */
   union rail_addr peer;
   uint32_t nfds;
   int fds[RAIL_LINGER_FDS];

@@ -14,6 +14,7 @@
 #include <sys/queue.h>
 
 #include "common/base/sock.h"
+#include "common/conn/first_error.h"
 #include "common/net/net_ops.h"
 #include "common/obs/stats.h"
 #include "plugin/ib/ib_cts.h"
@@ -97,7 +98,7 @@ struct ib_comm {
   _Atomic bool stopped;             /* deregMr or close stopped the QPs: nothing may be posted any more */
   _Atomic uint64_t drain_deadline;  /* of ib_qp_drain, for all calls together; 0: not called yet */
   bool forked;                      /* in a child of fork, and thus stopped: its verbs objects are the parent's */
-  rail_result_t failed;             /* the first error; final */
+  struct rail_first_error error;
   uint64_t last_progress;           /* rail_now_ns() of the last good completion, at a coarse grain; for error lines */
   uint32_t completions;             /* since last_progress was set */
   uint64_t probe_deadline;          /* the HCA owes a completion by then; 0: no probe */
@@ -236,13 +237,13 @@ static inline struct ib_comm *ib_comm_of(void *arg, uint32_t kind_magic, const c
 /* May a call begin? RAIL_OK, or why not. */
 static inline rail_result_t ib_comm_status(const struct ib_comm *comm) {
   if (rail_unlikely(atomic_load_explicit(&comm->stopped, memory_order_relaxed))) return RAIL_BAD_USAGE;
-  return comm->failed;
+  return rail_first_error(&comm->error);
 }
 
 /* The first error ends the connection; later calls of isend, irecv, test return it. Returns it. */
 static inline rail_result_t ib_comm_fail(struct ib_comm *comm, rail_result_t result) {
-  if (comm->failed == RAIL_OK) comm->failed = result;
-  return comm->failed;
+  (void)rail_first_error_set(&comm->error, result);
+  return rail_first_error(&comm->error);
 }
 
 /* How long a closed receiver answers what its sender's HCA retransmits (RAIL_IB_LINGER). */

@@ -197,7 +197,7 @@ rail_result_t ib_error_completion(struct ib_comm *comm, const struct ibv_wc *wc)
   const struct ib_qp *qp = find_qp(comm, wc);
   const struct ib_port *port = rail_of(comm, qp)->port;
   char op[PIECE], way[PIECE], vend[PIECE], tries[PIECE], last[PIECE], state[PIECE];
-  if (comm->failed != RAIL_OK) return comm->failed;
+  if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
   if (!atomic_load(&comm->stopped)) {
     count_error(port);
     RAIL_WARN("RailIB: %s %s over %s (%s): %s (IBV_WC_%s, status %d, %s); %s%s; %s; check: %s",
@@ -235,7 +235,7 @@ static const struct {
 rail_result_t ib_error_health(struct ib_comm *comm, uint32_t health) {
   char last[PIECE], state[PIECE];
   size_t i = 0;
-  if (comm->failed != RAIL_OK) return comm->failed;
+  if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
   while (i < RAIL_COUNT_OF(health_rows) && !(health & health_rows[i].bit)) i++;
   if (i == RAIL_COUNT_OF(health_rows)) return RAIL_OK;
   if (!atomic_load(&comm->stopped)) {
@@ -252,7 +252,7 @@ rail_result_t ib_error_health(struct ib_comm *comm, uint32_t health) {
 /* `qp` is NULL where `what` polls a CQ. The reason for a failure to post is always on this host. */
 rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const char *what, int err) {
   char way[PIECE], state[PIECE];
-  if (comm->failed != RAIL_OK) return comm->failed;
+  if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
   if (!atomic_load(&comm->stopped)) {
     const struct ib_port *port = rail_of(comm, qp)->port;
     count_error(port);

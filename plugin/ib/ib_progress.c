@@ -89,7 +89,7 @@ static rail_result_t poll_all(struct ib_comm *comm, bool *found) {
   *found = false;
   RAIL_TRY(ib_comm_status(comm));
   for (unsigned int i = 0; i < comm->nrails; i++) poll_cq(comm, comm->rails[i].cq);
-  if (rail_unlikely(comm->failed != RAIL_OK)) return comm->failed;
+  if (rail_unlikely(rail_first_error(&comm->error) != RAIL_OK)) return rail_first_error(&comm->error);
   *found = comm->completions != before;
   if (comm->sender && rail_unlikely(!STAILQ_EMPTY(&ib_send_comm_of(comm)->unposted)))
     RAIL_TRY(ib_send_resume(ib_send_comm_of(comm)));

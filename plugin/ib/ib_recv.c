@@ -159,7 +159,7 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   if (rail_unlikely(!comm->qps[0].sq_avail)) (void)rc->progress(comm);
   if (rail_unlikely(recv->base.magic != IB_REQ_FREE || !comm->qps[0].sq_avail)) {
     rail_stats_add(&comm->stats[IB_COMM_WAITS_ROOM], 1);
-    return comm->failed;
+    return rail_first_error(&comm->error);
   }
 
   /* Take the request, and encode an entry per buffer. */

@@ -22,6 +22,7 @@
 #include <sys/queue.h>
 
 #include "common/base/compiler.h"
+#include "common/conn/first_error.h"
 #include "common/net/net_ops.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_engine.h"
@@ -94,7 +95,7 @@ struct sk_comm {
 
   _Atomic uint32_t owner; /* 1 while a thread moves it */
   _Atomic uint32_t stop;  /* and to the end after close or dereg_mr */
-  _Atomic int error;      /* sticky; after it nothing happens but its reporting */
+  struct rail_first_error error; /* after it nothing happens but its reporting */
   struct sk_submitted submitted;
   struct sk_poll_ctx *poll;  /* of the engine; NULL: the caller's calls move it */
   _Atomic uint32_t deferred; /* with an engine: something was kept until the caller tests */
@@ -166,7 +167,7 @@ RAIL_COLD void sk_error_comm(const void *comm, uint32_t magic, const char *call)
 RAIL_COLD void sk_error_request(const void *request, const char *call);
 
 static inline rail_result_t sk_comm_error(const struct sk_comm *comm) {
-  return (rail_result_t)atomic_load_explicit(&comm->error, memory_order_relaxed);
+  return rail_first_error(&comm->error);
 }
 
 /* The checked way from a caller's pointer; NULL after one line. Magic 0: of either side. */

@@ -15,7 +15,7 @@ rail_result_t sk_comm_fail(struct sk_comm *comm, rail_result_t result, const cha
   va_start(ap, fmt);
   vsnprintf(why, sizeof why, fmt, ap);
   va_end(ap);
-  atomic_store_explicit(&comm->error, (int)result, memory_order_relaxed);
+  if (!rail_first_error_set(&comm->error, result)) return sk_comm_error(comm);
   rail_stats_add(&comm->counts.comm[SK_COMM_ERRORS], sk_comm_in_use(comm));
   rail_stats_add_shared(&comm->counts.device[SK_DEVICE_ERRORS], 1);
   RAIL_WARN("RailSocket: %s %s over %s: %s (%llu messages, %llu bytes done)", side_text[comm->side],

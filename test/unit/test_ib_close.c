@@ -187,7 +187,7 @@ TEST(does_not_linger_for_nothing) {
   int peer;
   for (int why = 0; why < 6; why++) {
     struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, &peer);
-    if (why == 0) comm->failed = RAIL_REMOTE_ERROR;
+    if (why == 0) (void)rail_first_error_set(&comm->error, RAIL_REMOTE_ERROR);
     if (why == 1) atomic_store(&comm->outstanding, 1);
     if (why == 2) atomic_fetch_or(&comm->health, IB_COMM_PEER_CLOSED);
     if (why == 3) atomic_fetch_or(&comm->health, IB_COMM_QP_FATAL);

@@ -53,7 +53,7 @@ static bool test_side(void **requests, struct ib_comm *comm, unsigned int *done_
     if (!requests[i]) continue;
     rail_result_t result = ib_test(requests[i], &done, &size);
     CHECK(done == 0 || (done == 1 && result == RAIL_OK));
-    CHECK_INT(result, done ? RAIL_OK : comm->failed);
+    CHECK_INT(result, done ? RAIL_OK : rail_first_error(&comm->error));
     if (done) {
       requests[i] = NULL;
       ++*done_count;
@@ -68,8 +68,8 @@ static bool test_side(void **requests, struct ib_comm *comm, unsigned int *done_
 static void check_failed(struct ib_comm *comm, void **requests, struct ib_mhandle *mh) {
   unsigned int left = 0, again = 0, lines = pair_lines;
   void *request;
-  CHECK(comm->failed == RAIL_REMOTE_ERROR || comm->failed == RAIL_SYSTEM_ERROR || comm->failed == RAIL_INTERNAL_ERROR);
-  CHECK_INT(begin(&request, comm->sender, 0), comm->failed);
+  CHECK(rail_first_error(&comm->error) == RAIL_REMOTE_ERROR || rail_first_error(&comm->error) == RAIL_SYSTEM_ERROR || rail_first_error(&comm->error) == RAIL_INTERNAL_ERROR);
+  CHECK_INT(begin(&request, comm->sender, 0), rail_first_error(&comm->error));
   CHECK(!request);
   CHECK(test_side(requests, comm, &again));
   CHECK_INT(again, 0);
@@ -84,18 +84,18 @@ static void exchange(bool *reached) {
   unsigned int sent = 0, received = 0;
   bool over = false;
   int next = N - 1; /* to be sent */
-  for (int i = 0; i < N && !p.rc->failed; i++) (void)begin(&recvs[i], false, i);
+  for (int i = 0; i < N && !rail_first_error(&p.rc->error); i++) (void)begin(&recvs[i], false, i);
   for (int round = 0; round < 300 && !over; round++) {
-    while (next >= 0 && !p.sc->failed && begin(&sends[next], true, next) == RAIL_OK && sends[next]) next--;
+    while (next >= 0 && !rail_first_error(&p.sc->error) && begin(&sends[next], true, next) == RAIL_OK && sends[next]) next--;
     bool sender = test_side(sends, p.sc, &sent), receiver = test_side(recvs, p.rc, &received);
-    if (p.sc->failed && !p.rc->failed) atomic_store(&p.rc->health, IB_COMM_PEER_LOST);
-    if (p.rc->failed && !p.sc->failed) atomic_store(&p.sc->health, IB_COMM_PEER_LOST);
-    over = sender && receiver && (next < 0 || p.sc->failed);
+    if (rail_first_error(&p.sc->error) && !rail_first_error(&p.rc->error)) atomic_store(&p.rc->health, IB_COMM_PEER_LOST);
+    if (rail_first_error(&p.rc->error) && !rail_first_error(&p.sc->error)) atomic_store(&p.sc->health, IB_COMM_PEER_LOST);
+    over = sender && receiver && (next < 0 || rail_first_error(&p.sc->error));
   }
   CHECK(over);
-  *reached = p.sc->failed != RAIL_OK || p.rc->failed != RAIL_OK;
-  if (p.sc->failed) check_failed(p.sc, sends, mh_out);
-  if (p.rc->failed) check_failed(p.rc, recvs, mh_in);
+  *reached = rail_first_error(&p.sc->error) != RAIL_OK || rail_first_error(&p.rc->error) != RAIL_OK;
+  if (rail_first_error(&p.sc->error)) check_failed(p.sc, sends, mh_out);
+  if (rail_first_error(&p.rc->error)) check_failed(p.rc, recvs, mh_in);
   if (!*reached) CHECK(sent == N && received == N && pair_lines == 0);
   else CHECK(pair_lines >= 1 && pair_lines <= 2); /* one line for each side that failed */
 }
@@ -139,7 +139,7 @@ TEST(post_recv_fails) {
   open_plain("progress post");
   fake_script("fail post_recv from=1");
   int done = 0, messages = 0;
-  for (; messages < 100 && !p.rc->failed; messages++) {
+  for (; messages < 100 && !rail_first_error(&p.rc->error); messages++) {
     CHECK_OK(begin(&recvs[0], false, 0));
     CHECK_OK(begin(&sends[0], true, 0));
     CHECK_INT(pair_finish(sends[0], RAIL_OK), 0);
@@ -149,7 +149,7 @@ TEST(post_recv_fails) {
   CHECK_INT(messages, 2 * IB_RECV_BATCH - 1); /* by turns over two QPs: the 63rd is the 32nd of the first */
   CHECK_INT(pair_lines, 1);
   CHECK(strstr(pair_line, "post_recv"));
-  CHECK_INT(begin(&recvs[0], false, 0), p.rc->failed);
+  CHECK_INT(begin(&recvs[0], false, 0), rail_first_error(&p.rc->error));
   pair_close(&p);
 }
 
@@ -184,7 +184,7 @@ TEST(news_between_two_looks) {
     atomic_store(&p.sc->health, IB_COMM_PEER_LOST);
     long polls = fake_calls("poll_cq");
     CHECK_INT(ib_test(sends[0], &done, NULL), done ? RAIL_OK : RAIL_REMOTE_ERROR);
-    CHECK_INT(p.sc->failed, done ? RAIL_OK : RAIL_REMOTE_ERROR);
+    CHECK_INT(rail_first_error(&p.sc->error), done ? RAIL_OK : RAIL_REMOTE_ERROR);
     second += done && fake_calls("poll_cq") - polls == 2;
     pair_close(&p);
   }

@@ -78,7 +78,7 @@ TEST(a_line) {
   atomic_fetch_or(&port->health, IB_PORT_DOWN);
   log_forget();
   CHECK_INT(ib_error_completion(comm, &wc), RAIL_REMOTE_ERROR);
-  CHECK_INT(comm->failed, RAIL_REMOTE_ERROR);
+  CHECK_INT(rail_first_error(&comm->error), RAIL_REMOTE_ERROR);
   CHECK_INT(log_warnings(), 1);
   expect("RailIB: isend of ");
   expect(" bytes to 10.0.0.2:4711 over fake0 (GID 10.0.0.1 to 10.0.0.2, QP ");
@@ -198,7 +198,7 @@ TEST(health) {
     log_forget();
     CHECK_INT(ib_error_health(comm, 0), RAIL_OK);
     CHECK_INT(ib_error_health(comm, known[i].bits), known[i].result);
-    CHECK_INT(comm->failed, known[i].result);
+    CHECK_INT(rail_first_error(&comm->error), known[i].result);
     CHECK_INT(log_warnings(), 1);
     expect("RailIB: receiving from 10.0.0.2:4711 over fake0: ");
     expect(known[i].words);
