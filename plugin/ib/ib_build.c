@@ -57,8 +57,9 @@ rail_result_t ib_setup_cqs(struct ib_setup *s) {
   for (unsigned int i = 0; i < s->plan.nqps; i++)
     if (s->plan.qps[i].local_rail == s->piece) entries += (int)(sizes.send_depth + sizes.recv_depth);
   if (entries > port->hca->attr.max_cqe)
-    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s has completion queues of up to %d entries, and %d "
-                         "are needed; lower NCCL_IB_QPS_PER_CONNECTION", port->name, port->hca->attr.max_cqe, entries);
+    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s has completion queues of up to %d entries, and "
+                         "%d are needed; lower NCCL_IB_QPS_PER_CONNECTION", port->name, port->hca->attr.max_cqe,
+                         entries);
   rail->cq = ib_verbs.create_cq(port->hca->context, entries, s->comm, NULL, 0);
   if (!rail->cq)
     return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: no completion queue of %d entries: %s; is the "

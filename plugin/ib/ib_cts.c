@@ -142,10 +142,10 @@ unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned 
 
 uint32_t ib_imm_encode(const struct ib_imm *imm, unsigned int all) {
   unsigned int code = imm->parts == all ? CODE_ALL : (unsigned int)__builtin_ctz(imm->parts);
-  uint32_t place = imm->row << 27 | imm->index << 24 | code << 21;
-  if (rail_unlikely(imm->error)) return place | EXPONENT_ERROR << 16 | imm->error;
+  uint32_t at = imm->row << 27 | imm->index << 24 | code << 21;
+  if (rail_unlikely(imm->error)) return at | EXPONENT_ERROR << 16 | imm->error;
   unsigned int log2 = ib_imm_unit_log2(imm->body);
-  return place | (log2 - IB_ALIGN_LOG2) << 16 | (uint32_t)(imm->body >> log2);
+  return at | (log2 - IB_ALIGN_LOG2) << 16 | (uint32_t)(imm->body >> log2);
 }
 
 void ib_imm_decode(uint32_t bits, unsigned int all, struct ib_imm *imm) {

@@ -43,7 +43,7 @@ struct ib_hca {
   uint64_t guid;           /* of the system image */
   char pci_path[256];      /* its own function's; "" if none */
   unsigned int max_retries; /* retransmissions; a larger retry_cnt would be endless */
-  bool relaxed_ordering;   /* registrations may ask for it */
+  bool relaxed_ordering;   /* registrations may request it */
   bool dmabuf;             /* ibv_reg_dmabuf_mr is there and the driver has it */
   bool gpu_direct;         /* a peer memory module of the GPU's driver is loaded */
   struct ib_mr_cache mrs;
@@ -128,7 +128,7 @@ int ib_link_speed(uint32_t speed_code, uint32_t width_code);
 struct ib_hca_entry {
   char name[64];
   int port;            /* -1: every one */
-  int16_t rail, plane; /* -1: not said */
+  int16_t rail, plane; /* -1: unset */
 };
 
 struct ib_hca_filter {
@@ -141,12 +141,12 @@ struct ib_hca_filter {
 /* text NULL or empty: everything passes. Each bad entry is named in a warning and left out. */
 void ib_hca_filter_parse(const char *text, struct ib_hca_filter *filter);
 
-/* Is this port to be used? Then *rail and *plane are what its entry says, or -1. */
+/* Is this port to be used? Then *rail and *plane are those of its entry, or -1. */
 bool ib_hca_filter_passes(const struct ib_hca_filter *filter, const char *name, int port, int16_t *rail,
                           int16_t *plane);
 
 /* ---- sysfs: ib_port.c -------------------------------------------------------------
- * What it knows of RDMA devices and libibverbs does not say. `root` is libibverbs' own: "/sys", or SYSFS_PATH. */
+ * Attributes of RDMA devices that libibverbs does not report. `root` is libibverbs' own: "/sys", or SYSFS_PATH. */
 
 const char *ib_sysfs_root(void);
 

@@ -46,7 +46,7 @@ struct ib_gid_prefs {
 
 enum ib_gid_choice { IB_GID_NONE = -1 };
 
-/* The index, or IB_GID_NONE with *why a text that says what was looked for. `peer` may be NULL. */
+/* The index, or IB_GID_NONE with *why a text that names what is missing. `peer` may be NULL. */
 int ib_gid_choose(const struct ib_gid_table *table, bool roce, const struct ib_gid_prefs *prefs,
                   const struct ib_gid *peer, const char **why);
 

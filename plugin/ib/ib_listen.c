@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * listen, accept, closeListen: the receiver's side of a handshake. Each call of
- * accept polls the listener once, then lets pending connections go on, one
+ * accept polls the listener once, then runs the steps of pending connections, one
  * after the other, within a bound of time; the first that is ready is the peer
  * of this call.
  *
- * A peer that goes silent, hangs up or talks nonsense in the middle is dropped
- * with a line, and the next one is waited for. What no other peer could do
- * better ends accept with an error: ports that do not fit, a device of ours
- * that fails, a peer that has said that it gives up.
+ * A peer that goes silent, closes or sends something invalid is dropped with a line, and accept waits for the next one.
+ * Failures that any peer would meet end accept with an error: ports that do not fit, a local device that fails, a peer
+ * that refused.
  */
 #include "plugin/ib/ib_listen.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,54 +75,35 @@ static const struct ib_setup_row table[] = {
 
 /* ---- pending connections -------------------------------------------------- */
 
-static void append(struct ib_listen *l, struct ib_pending *p) {
-  p->next = NULL;
-  *l->last = p;
-  l->last = &p->next;
-  l->npending++;
-}
-
-/* There is one. */
-static struct ib_pending *take_first(struct ib_listen *l) {
-  struct ib_pending *p = l->pending;
-  assert(p);
-  l->pending = p->next;
-  if (!l->pending) l->last = &l->pending;
-  l->npending--;
-  return p;
-}
-
 static void pending_free(struct ib_pending *p) {
   ib_setup_free(&p->setup);
   free(p);
 }
 
-/* Without a key a HELLO proves nothing: when all places are taken, the one that has sent nothing since for the longest
- * time makes room. */
-static bool make_room(struct ib_listen *l) {
-  struct ib_pending **oldest = NULL;
-  for (struct ib_pending **at = &l->pending; *at; at = &(*at)->next)
-    if ((*at)->setup.state == 0 && (!oldest || (*at)->setup.handshake.begun < (*oldest)->setup.handshake.begun))
-      oldest = at;
+/* Without a key a HELLO proves little: when there is no room, the oldest connection that sent nothing after its HELLO
+ * is dropped. */
+static bool evict_oldest(struct ib_listen *l) {
+  struct ib_pending *p, *oldest = NULL;
+  TAILQ_FOREACH(p, &l->pending, link)
+    if (p->setup.state == 0 && (!oldest || p->setup.handshake.begun < oldest->setup.handshake.begun)) oldest = p;
   if (!oldest) return false;
-  struct ib_pending *p = *oldest;
-  *oldest = p->next;
-  if (!p->next) l->last = oldest;
+  TAILQ_REMOVE(&l->pending, oldest, link);
   l->npending--;
-  pending_free(p);
+  pending_free(oldest);
   return true;
 }
 
 static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
   struct ib_listen *l = owner;
   if (hello->streams != 1 || hello->reconnect) return RAIL_REASON_MESSAGE;
-  bool room = l->npending < IB_MAX_PENDING || make_room(l);
+  bool room = l->npending < IB_MAX_PENDING || evict_oldest(l);
   struct ib_pending *p = room ? calloc(1, sizeof *p) : NULL;
   if (!p) return RAIL_REASON_BUSY;
   ib_setup_init(&p->setup, l->in_ctx.ctx, l->device, false, &conn->peer, l->in_ctx.ctx->traffic_class);
   rail_watch_host(conn->fd, ib_params.deadline_ms, 0); /* while the peer's process may take any time */
   rail_handshake_begin(&p->setup.handshake, &ib_protocol, conn->fd, false, hello);
-  append(l, p);
+  TAILQ_INSERT_TAIL(&l->pending, p, link);
+  l->npending++;
   return RAIL_REASON_NONE;
 }
 
@@ -147,14 +126,16 @@ static bool is_only_that_peer(unsigned int reason) {
   }
 }
 
-/* Lets the first one go on. RAIL_OK with *comm, or without: it waits, or is gone and nobody need know. */
+/* Runs the first one's steps. RAIL_OK with *comm, or without: it waits, or was dropped. */
 static rail_result_t progress_one(struct ib_listen *l, uint64_t until, struct ib_comm **comm) {
-  struct ib_pending *p = take_first(l);
+  struct ib_pending *p = TAILQ_FIRST(&l->pending);
   rail_result_t result = ib_setup_run(&p->setup, table, RAIL_COUNT_OF(table), until);
+  TAILQ_REMOVE(&l->pending, p, link);
   if (result == RAIL_IN_PROGRESS) {
-    append(l, p);
+    TAILQ_INSERT_TAIL(&l->pending, p, link);
     return RAIL_OK;
   }
+  l->npending--;
   if (result == RAIL_OK) result = ib_setup_take(&p->setup, comm);
   else if (is_only_that_peer(p->setup.reason)) result = RAIL_OK;
   pending_free(p);
@@ -225,7 +206,7 @@ rail_result_t ib_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
   }
   l->magic = IB_LISTEN_MAGIC;
   l->device = device;
-  l->last = &l->pending;
+  TAILQ_INIT(&l->pending);
   rail_result_t result = open_listener(l);
   if (result != RAIL_OK) {
     rail_listener_close(&l->listener);
@@ -250,7 +231,11 @@ rail_result_t ib_close_listen(void *listen_comm) {
     return RAIL_OK; /* an error would end the caller's clean-up */
   }
   rail_net_ctx_remove(&l->in_ctx);
-  while (l->pending) pending_free(take_first(l));
+  while (!TAILQ_EMPTY(&l->pending)) {
+    struct ib_pending *p = TAILQ_FIRST(&l->pending);
+    TAILQ_REMOVE(&l->pending, p, link);
+    pending_free(p);
+  }
   rail_listener_close(&l->listener);
   l->magic = 0;
   free(l);

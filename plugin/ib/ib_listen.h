@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A listener on the interface of the oob connections, and the pending
- * connections behind it: those whose HELLO was right and that are being set up
- * (ib_setup.h), each with a table of steps of its own; none waits for another.
+ * A listener on the interface of the oob connections, and its pending connections: those whose HELLO was accepted and
+ * that are being set up (ib_setup.h). Each runs its own table of steps; none waits for another.
  *
  * One thread at a time: the one that calls accept with it, then closeListen.
  */
 #ifndef IB_LISTEN_H
 #define IB_LISTEN_H
+
+#include <sys/queue.h>
 
 #include "common/conn/listener.h"
 #include "plugin/ib/ib_setup.h"
@@ -16,7 +17,7 @@
 #define IB_MAX_PENDING 64 /* connections of one listener */
 
 struct ib_pending {
-  struct ib_pending *next;
+  TAILQ_ENTRY(ib_pending) link;
   struct ib_setup setup;
 };
 
@@ -25,7 +26,7 @@ struct ib_listen {
   struct rail_net_listener in_ctx;
   const struct ib_device *device;
   struct rail_listener listener;
-  struct ib_pending *pending, **last; /* in the order in which they go on */
+  TAILQ_HEAD(, ib_pending) pending; /* in the order in which accept serves them */
   unsigned int npending;
 };
 

@@ -29,7 +29,7 @@ static void load_once(void) {
     loader = getpid();
     loaded = true;
   }
-  /* Without the key that was asked for there are no devices: nothing may connect unauthenticated. */
+  /* Without the key of RAIL_IB_AUTH_FILE there are no devices: nothing may connect unauthenticated. */
   if (ib_handshake_load()) ib_devices_load();
 }
 

@@ -427,7 +427,7 @@ rail_result_t ib_dereg_mr(void *comm_arg, void *mhandle) {
   handle->magic = 0;
   /* Requests refer to it, and a QP that was stopped in the middle of a write may, too: Soft-RoCE's holds the
    * registration until it is destroyed, and ibv_dereg_mr would wait for that for up to 50 s (Linux 6.1, rxe_pool.c). It
-   * goes with the connection, and nobody finds it until then, because the caller may free the memory. */
+   * is released with the connection, and is out of the cache until then, because the caller may free the memory. */
   if (atomic_load_explicit(&handle->outstanding, memory_order_acquire)) {
     if (!comm->forked) retire_entries(comm, handle);
     return RAIL_OK;

@@ -45,8 +45,8 @@ rail_result_t ib_setup_query_ports(struct ib_setup *s) {
   const struct ib_port *port = s->device->rails[s->piece];
   struct ib_port_attr *attr = &s->attrs[s->piece];
   if (ib_port_query(port, attr) != RAIL_OK)
-    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "port %s cannot be queried (the line above says why)",
-                         port->name);
+    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR,
+                         "port %s cannot be queried (the line above says why)", port->name);
   if (!attr->active)
     return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR,
                          "port %s is down; is its link up (ibv_devinfo, ip link), is the cable in?", port->name);
@@ -83,10 +83,10 @@ void ib_offer_hints(const struct ib_device *device, struct ib_hints *hints) {
 }
 
 /* The GID of the peer's rail opposite this one, as far as it is known: a handle has at most 4. */
-static const struct ib_gid *hint_for(const struct ib_setup *s, unsigned int place) {
+static const struct ib_gid *hint_for(const struct ib_setup *s, unsigned int position) {
   bool cut_off = s->connector && s->nhints == IB_HANDLE_GIDS;
-  if (s->nhints == 0 || (cut_off && place >= s->nhints)) return NULL;
-  return &s->hints[place % s->nhints];
+  if (s->nhints == 0 || (cut_off && position >= s->nhints)) return NULL;
+  return &s->hints[position % s->nhints];
 }
 
 /* Is that port's best GID for this peer in the peer's subnet? */
@@ -97,29 +97,29 @@ static bool is_near(const struct ib_setup *s, unsigned int rail, const struct ib
   return index >= 0 && ib_gid_same_subnet(&gids[index], peer, (unsigned int)ib_params.subnet_prefix_len);
 }
 
-/* The order of our rails: by place, or (NCCL_IB_SUBNET_AWARE_ROUTING) so that ours and the peer's of one place are in
- * one subnet, as far as there are such. Only one side may do it, the one that hears the other's offer first. */
+/* The order of the local rails: as in the device, or (NCCL_IB_SUBNET_AWARE_ROUTING) so that rails of one position are
+ * in one subnet, as far as possible. Only the side that receives the other's offer first may do it. */
 static void order_rails(const struct ib_setup *s, unsigned int order[IB_MAX_RAILS]) {
   unsigned int n = s->device->nrails;
   for (unsigned int i = 0; i < n; i++) order[i] = i;
   if (s->connector || !ib_params.subnet_aware) return;
-  for (unsigned int place = 0; place < n && place < s->nhints; place++)
-    for (unsigned int i = place; i < n; i++)
-      if (is_near(s, order[i], &s->hints[place])) {
+  for (unsigned int position = 0; position < n && position < s->nhints; position++)
+    for (unsigned int i = position; i < n; i++)
+      if (is_near(s, order[i], &s->hints[position])) {
         unsigned int found = order[i];
-        order[i] = order[place];
-        order[place] = found;
+        order[i] = order[position];
+        order[position] = found;
         break;
       }
 }
 
-static rail_result_t offer_rail(struct ib_setup *s, unsigned int place, unsigned int rail) {
+static rail_result_t offer_rail(struct ib_setup *s, unsigned int position, unsigned int rail) {
   struct ib_port *port = s->device->rails[rail];
   const struct ib_port_attr *attr = &s->attrs[rail];
   const char *why = "";
-  int index = choose(port, attr, hint_for(s, place), &why);
+  int index = choose(port, attr, hint_for(s, position), &why);
   if (index < 0) return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "port %s: %s", port->name, why);
-  struct ib_offer_rail *offer = &s->mine.rails[place];
+  struct ib_offer_rail *offer = &s->mine.rails[position];
   *offer = (struct ib_offer_rail){
     .roce = port->roce,
     .port = port->number,
@@ -132,8 +132,8 @@ static rail_result_t offer_rail(struct ib_setup *s, unsigned int place, unsigned
   };
   memcpy(offer->gid, attr->gids.gids[index].raw, sizeof offer->gid);
   memcpy(offer->name, port->name, strnlen(port->name, sizeof offer->name - 1));
-  s->ports[place] = port;
-  s->gid_index[place] = index;
+  s->ports[position] = port;
+  s->gid_index[position] = index;
   return RAIL_OK;
 }
 

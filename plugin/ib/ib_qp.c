@@ -15,7 +15,7 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_verbs.h"
 
-#define MIN_RNR_TIMER 12 /* 0.64 ms: what a receiver without a receive WR asks a sender to wait */
+#define MIN_RNR_TIMER 12 /* 0.64 ms: how long a receiver without a receive WR makes a sender wait */
 #define RNR_RETRY 7      /* endless: a slow receiver is not a failure */
 #define HOP_LIMIT 255
 #define RD_ATOMIC 1

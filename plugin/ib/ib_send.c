@@ -209,7 +209,7 @@ RAIL_COLD static rail_result_t bad_send(const struct ib_comm *comm, const void *
   return RAIL_BAD_ARGUMENT;
 }
 
-/* Nothing is written but an immediate that says so: both sides report the error. */
+/* Only an immediate with an error code is written: both sides report the error. */
 RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send, uint32_t tag) {
   RAIL_WARN("RailIB: isend to %s over %s: a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
             "send and receive do not fit together", sc->base.peer_text, sc->base.device->name,

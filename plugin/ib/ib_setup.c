@@ -64,8 +64,8 @@ static rail_result_t refused(struct ib_setup *s, const struct rail_message *answ
     if (wrong) return ib_setup_fail(s, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", wrong);
     if (plan.rail_there >= 0 && (unsigned int)plan.rail_there < s->mine.nrails)
       here = s->mine.rails[plan.rail_there].name;
-    ib_setup_fail(s, RAIL_REASON_NONE, RAIL_REMOTE_ERROR, "refused: port %s here and port %s there do not fit: %s", here,
-                  plan.name[0] ? plan.name : "(all)", ib_refusal_text(plan.refusal));
+    ib_setup_fail(s, RAIL_REASON_NONE, RAIL_REMOTE_ERROR, "refused: port %s here and port %s there do not fit: %s",
+                  here, plan.name[0] ? plan.name : "(all)", ib_refusal_text(plan.refusal));
   }
   s->reason = answer->reason;
   return RAIL_REMOTE_ERROR;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A connection that is being made: what connector and acceptor do alike. Each
- * side is a table of steps that follow one another (ib_connect.c, ib_listen.c);
- * most steps are here:
+ * A connection that is being set up: what connector and acceptor have in common. Each side is a table of steps that run
+ * in order (ib_connect.c, ib_listen.c); most steps are here:
  *
- *   ib_offer.c   query our ports, choose GIDs, offer, plan
+ *   ib_offer.c   query the ports, choose GIDs, offer, plan
  *   ib_build.c   the comm: completion queues, memory, queue pairs to RTS, a first write over each
  *   ib_setup.c   messages, running the table, lines about failures
  *

@@ -5,7 +5,7 @@
  * perhaps with that lock, until the QP's events are acknowledged.
  *
  * The thread sleeps until an event comes. It ticks only while there are connections and a parameter asks for it
- * (RAIL_IB_DEADLINE, _PEER_TIMEOUT, _PEER_WARN), because requests begin without a word to this thread.
+ * (RAIL_IB_DEADLINE, _PEER_TIMEOUT, _PEER_WARN), because the thread is not notified when requests begin.
  *
  * A removed connection's entry may still be in the thread's batch of epoll events. It goes to the list `unlinked`,
  * which the thread frees between two batches.

@@ -6,8 +6,7 @@
  * ib_keepalive.h. A change of layout or meaning, here, in ib_cts.h or ib_keepalive.h,
  * raises IB_WIRE_VERSION; docs/protocol-ib.md is the description.
  *
- * Encoders fill every byte. Decoders look at nothing before its length was
- * found right.
+ * Encoders fill every byte. Decoders check lengths before anything else.
  */
 #ifndef IB_WIRE_H
 #define IB_WIRE_H
@@ -22,8 +21,8 @@
 
 extern const struct rail_protocol ib_protocol;
 
-/* Reads the key of RAIL_IB_AUTH_FILE, once; call under the plugin's lock. False, after one line: a key is wanted and
- * not to be had, so there must be no connections at all. */
+/* Reads the key of RAIL_IB_AUTH_FILE, once; call under the plugin's lock. False, after one line: it cannot be read,
+ * so there must be no connections at all. */
 bool ib_protocol_load(void);
 
 enum ib_reason { /* beside enum rail_reason; on the wire */
@@ -33,7 +32,7 @@ enum ib_reason { /* beside enum rail_reason; on the wire */
 
 /* ---- the handle's payload ------------------------------------------------- */
 
-#define IB_HANDLE_GIDS 4 /* of the listener's first rails: a hint which of its own GIDs the connector had better choose */
+#define IB_HANDLE_GIDS 4 /* of the listener's first rails: a hint for the connector's choice of its own GIDs */
 
 struct ib_hints {
   unsigned int n; /* the handle's `param` */
