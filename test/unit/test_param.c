@@ -229,11 +229,19 @@ TEST(a_prefix_does_not_excuse_its_owner) {
   unsetenv("RAIL_SOCKET_ANYTHING");
 }
 
+/* The list, and behind it the plugins' prefixes. */
 TEST(known_names_are_sorted_and_ours) {
+  bool prefixes = false;
   for (size_t i = 0; i < rail_param_names_count; i++) {
-    CHECK(strncmp(rail_param_names[i], "RAIL_", 5) == 0);
-    if (i > 0) CHECK_MSG(strcmp(rail_param_names[i - 1], rail_param_names[i]) < 0, "%s", rail_param_names[i]);
+    const char *name = rail_param_names[i];
+    CHECK(strncmp(name, "RAIL_", 5) == 0);
+    if (i > 0 && strcmp(rail_param_names[i - 1], name) >= 0) {
+      CHECK_MSG(!prefixes, "%s", name);
+      prefixes = true;
+    }
+    if (prefixes) CHECK_MSG(name[strlen(name) - 1] == '*', "%s", name);
   }
+  CHECK(prefixes);
 }
 
 TEST(print) {
