@@ -92,7 +92,9 @@ static unsigned int with_message(struct hs *h, void (*spoil)(struct raw *r)) {
 }
 static void change_body(struct raw *r) { r->handshake.out[sizeof(struct rail_head_wire) + 4] ^= 1; }
 static void change_mac(struct raw *r) { r->handshake.out[r->handshake.out_size - 1] ^= 1; }
-static void zero_mac(struct raw *r) { memset(r->handshake.out + r->handshake.out_size - RAIL_MAC_SIZE, 0, RAIL_MAC_SIZE); }
+static void zero_mac(struct raw *r) {
+  memset(r->handshake.out + r->handshake.out_size - RAIL_MAC_SIZE, 0, RAIL_MAC_SIZE);
+}
 
 /* The offer once more, as somebody else's message. */
 static void resign(struct raw *r, struct rail_session session) {

@@ -68,8 +68,9 @@ static bool test_side(void **requests, struct ib_comm *comm, unsigned int *done_
 static void check_failed(struct ib_comm *comm, void **requests, struct ib_mhandle *mh) {
   unsigned int left = 0, again = 0, lines = pair_lines;
   void *request;
-  CHECK(rail_first_error(&comm->error) == RAIL_REMOTE_ERROR || rail_first_error(&comm->error) == RAIL_SYSTEM_ERROR || rail_first_error(&comm->error) == RAIL_INTERNAL_ERROR);
-  CHECK_INT(begin(&request, comm->sender, 0), rail_first_error(&comm->error));
+  rail_result_t error = rail_first_error(&comm->error);
+  CHECK(error == RAIL_REMOTE_ERROR || error == RAIL_SYSTEM_ERROR || error == RAIL_INTERNAL_ERROR);
+  CHECK_INT(begin(&request, comm->sender, 0), error);
   CHECK(!request);
   CHECK(test_side(requests, comm, &again));
   CHECK_INT(again, 0);
@@ -86,10 +87,12 @@ static void exchange(bool *reached) {
   int next = N - 1; /* to be sent */
   for (int i = 0; i < N && !rail_first_error(&p.rc->error); i++) (void)begin(&recvs[i], false, i);
   for (int round = 0; round < 300 && !over; round++) {
-    while (next >= 0 && !rail_first_error(&p.sc->error) && begin(&sends[next], true, next) == RAIL_OK && sends[next]) next--;
+    while (next >= 0 && !rail_first_error(&p.sc->error) && begin(&sends[next], true, next) == RAIL_OK && sends[next])
+      next--;
     bool sender = test_side(sends, p.sc, &sent), receiver = test_side(recvs, p.rc, &received);
-    if (rail_first_error(&p.sc->error) && !rail_first_error(&p.rc->error)) atomic_store(&p.rc->health, IB_COMM_PEER_LOST);
-    if (rail_first_error(&p.rc->error) && !rail_first_error(&p.sc->error)) atomic_store(&p.sc->health, IB_COMM_PEER_LOST);
+    bool sc_failed = rail_first_error(&p.sc->error), rc_failed = rail_first_error(&p.rc->error);
+    if (sc_failed && !rc_failed) atomic_store(&p.rc->health, IB_COMM_PEER_LOST);
+    if (rc_failed && !sc_failed) atomic_store(&p.sc->health, IB_COMM_PEER_LOST);
     over = sender && receiver && (next < 0 || rail_first_error(&p.sc->error));
   }
   CHECK(over);
