@@ -130,7 +130,7 @@ $(O)/core/host/rt_reduce_%.ok: core/host/rt_reduce_impl.c config/flags.mk | $(BU
 	  -MMD -MP -MF $(@:.ok=.d) -MT $@ $< && touch $@
 
 # Kernels for GPUs, once, in the plain build.
-device_src := $(wildcard core/device/*.cu test/gpu/*.cu)
+device_src := $(wildcard core/device/*.cu test/device/*.cu test/gpu/*.cu)
 device_objs := $(if $(HAVE_NVCC),$(if $(SAN)$(filter-out gcc,$(notdir $(CC))),,$(device_src:%.cu=$(BUILD)/device/%.o)))
 $(BUILD)/device/%.o: %.cu config/flags.mk | $(BUILD)/config.mk
 	@mkdir -p $(@D)
@@ -139,7 +139,7 @@ $(BUILD)/device/%.o: %.cu config/flags.mk | $(BUILD)/config.mk
 
 # Programs with kernels bring CUDA's runtime along: where they run there needs to be a driver only.
 gpu_bins := $(if $(device_objs),$(patsubst %.cu,$(BUILD)/%,$(wildcard test/gpu/*.cu))) $(BUILD)/test/gpu/gpu_coll
-gpu_kernels := $(patsubst %.cu,$(BUILD)/device/%.o,$(wildcard core/device/*.cu))
+gpu_kernels := $(patsubst %.cu,$(BUILD)/device/%.o,$(wildcard core/device/*.cu test/device/*.cu))
 gpu_objs_kernels := $(addprefix test/device/,bulk.o cases.o pairs.o)
 gpu_objs_blocks := $(addprefix test/device/,block_case.o link.o)
 define gpu_rule

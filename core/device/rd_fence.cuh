@@ -38,9 +38,11 @@
 #ifdef __CUDACC__
 #define RD_SHARED(type, name) __shared__ type name
 #define RD_ABORT_LOOK 1024u /* the flag is in host memory, microseconds away */
-#else
-#include "core/device/rd_emu.cuh"
-#define RD_ABORT_LOOK 16u
+#define RD_YIELD() ((void)0)
+#define RD_TSAN_RELEASE(buff) ((void)(buff)) /* slots have been read or written; their counter follows */
+#define RD_TSAN_ACQUIRE(buff) ((void)(buff))
+#elif !defined(RD_SHARED)
+#error "without CUDA an executor comes first, which defines these (test/device/emu.cuh)"
 #endif
 
 #define RD_FN static __device__ __forceinline__
@@ -95,9 +97,7 @@ RD_FN uint32_t rd_load_relaxed_sys(const uint32_t *p) {
 
 /* A wait has looked once more in vain. True when the communicator was aborted: the wait shall end. */
 RD_FN bool rd_wait_aborted(uint32_t *looks, const uint32_t *aborted) {
-#ifndef __CUDACC__
-  sched_yield(); /* whom it waits for may want this very core */
-#endif
+  RD_YIELD();
   return ++*looks % RD_ABORT_LOOK == 0 && rd_load_relaxed_sys(aborted) != 0;
 }
 

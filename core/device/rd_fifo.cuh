@@ -25,18 +25,6 @@
 #include "core/device/rd_fence.cuh"
 #include "core/host/rt_conn.h"
 
-/* For the thread sanitizer, which goes by addresses. Ranks of one process have a connection's counters mapped once each,
- * but slots in a GPU's memory only once, so nothing that the sanitizer sees orders what lies in there. On the CPU the
- * order is annotated at the slots' own address. */
-#if !defined(__CUDACC__) && defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#define RT_TSAN_RELEASE(buff) __tsan_release((void *)(uintptr_t)(buff))
-#define RT_TSAN_ACQUIRE(buff) __tsan_acquire((void *)(uintptr_t)(buff))
-#else
-#define RT_TSAN_RELEASE(buff) ((void)(buff))
-#define RT_TSAN_ACQUIRE(buff) ((void)(buff))
-#endif
-
 struct rd_fifo {
   char *buff; /* RT_STEPS slots, at a multiple of 128 bytes */
   uint64_t slot_size;
@@ -59,7 +47,7 @@ RD_FN bool rd_fifo_look(struct rd_fifo *f, const uint64_t *counter) {
     f->seen = rd_load_acquire_sys(counter);
     if (f->seen <= f->step && rd_wait_aborted(&looks, f->abort)) return false;
   }
-  RT_TSAN_ACQUIRE(f->buff);
+  RD_TSAN_ACQUIRE(f->buff);
   return true;
 }
 
@@ -75,13 +63,13 @@ RD_FN void rd_fifo_describe(const struct rd_fifo *f, int proto, uint64_t bytes) 
 
 /* That it is there. Behind a fence, which is behind all that it consists of. */
 RD_FN void rd_fifo_publish(const struct rd_fifo *f) {
-  RT_TSAN_RELEASE(f->buff);
+  RD_TSAN_RELEASE(f->buff);
   rd_store_fenced_sys(f->tail, f->step + 1);
 }
 
 /* The slot of the step is free again. Behind a fence, which is behind the last look at it. */
 RD_FN void rd_fifo_return(const struct rd_fifo *f) {
-  RT_TSAN_RELEASE(f->buff);
+  RD_TSAN_RELEASE(f->buff);
   rd_store_fenced_sys(f->credit, f->step + 1 + RT_STEPS);
 }
 

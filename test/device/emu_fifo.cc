@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "test/device/emu.cuh"
+
 #include "test/device/emu.h"
 #include "test/device/fifo_pair.cuh"
 
 void emu_fifo_pair(const struct fifo_pair *p, unsigned threads) {
-  rd_emu_launch(2, threads, [p] { fifo_pair_kernel(*p); });
+  emu_launch(2, threads, [p] { fifo_pair_kernel(*p); });
 }
 
 /* Each thread learns of others in every way there is, and compares. */
@@ -32,7 +34,7 @@ static bool self_check_thread(void) {
 unsigned emu_self_check(void) {
   static unsigned bad;
   __atomic_store_n(&bad, 0, __ATOMIC_RELAXED);
-  rd_emu_launch(2, 64, [] {
+  emu_launch(2, 64, [] {
     if (!self_check_thread()) __atomic_fetch_add(&bad, 1, __ATOMIC_RELAXED);
   });
   return __atomic_load_n(&bad, __ATOMIC_RELAXED);

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "test/device/emu.cuh"
+
 #include "test/device/native_model.h"
 
 #include "core/device/rd_pack.cuh"

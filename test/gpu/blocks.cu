@@ -7,7 +7,7 @@
  *
  *   blocks [--few]   fewer cases: for compute-sanitizer, under which each takes longer
  */
-#include "core/device/rd_kernels.cuh"
+#include "test/device/launch.cuh"
 #include "test/device/block_case.h"
 #include "test/gpu/gpu_tap.cuh"
 
@@ -20,7 +20,7 @@ static void put(void *p) { cuda_ok(cudaFreeHost(p)); }
 
 static bool run(struct rt_device_launch *launch, unsigned threads) {
   (void)threads;
-  return cuda_ok(rd_launch_collective(launch, 0)) && cuda_ok(cudaDeviceSynchronize());
+  return cuda_ok(launch_collective(launch, 0)) && cuda_ok(cudaDeviceSynchronize());
 }
 
 struct outcome {

@@ -6,7 +6,7 @@
  *
  *   kernels [--few]   fewer cases: for compute-sanitizer, under which each takes longer
  */
-#include "core/device/rd_copy.cuh"
+#include "test/device/launch.cuh"
 #include "core/host/rt_device.h"
 #include "test/device/bulk.h"
 #include "test/device/cases.h"
@@ -30,7 +30,7 @@ static bool memory_read(char *to, const char *from, size_t n) {
 }
 
 static bool launch_reduce_copy(const struct rt_reduce_copy *w, unsigned blocks, unsigned threads) {
-  return cuda_ok(rd_launch_reduce_copy(w, blocks, threads, 0)) && cuda_ok(cudaDeviceSynchronize());
+  return cuda_ok(launch_reduce_copy(w, blocks, threads, 0)) && cuda_ok(cudaDeviceSynchronize());
 }
 
 static void test_reduce_copy(bool few) {

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <vector>
 
-#include "core/device/rd_copy.cuh"
+#include "test/device/launch.cuh"
 #include "test/gpu/gpu_tap.cuh"
 
 #define ROUNDS 9
@@ -45,7 +45,7 @@ static double once(const struct rig *g, int nsrc, unsigned blocks) {
   float ms = 0;
   bool good = cuda_ok(cudaEventRecord(g->start, 0));
   for (int i = 0; i < LAUNCHES && good; i++) {
-    if (blocks) good = cuda_ok(rd_launch_reduce_copy(&w, blocks, THREADS, 0));
+    if (blocks) good = cuda_ok(launch_reduce_copy(&w, blocks, THREADS, 0));
     else good = cuda_ok(cudaMemcpyAsync(g->to, g->a, g->bytes, cudaMemcpyDeviceToDevice, 0));
   }
   good = good && cuda_ok(cudaEventRecord(g->end, 0)) && cuda_ok(cudaEventSynchronize(g->end)) &&

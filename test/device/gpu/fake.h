@@ -2,7 +2,7 @@
  *
  * libfakegpu.so: the CUDA driver over plain memory, so that all of the host's side of device plans can be tested
  * where there is no GPU. Streams are threads with a queue; kernels run on the CPU executor
- * (core/device/rd_emu.cuh); captured streams become lists that are queued again. It is strict where a real driver
+ * (test/device/emu.cuh); captured streams become lists that are queued again. It is strict where a real driver
  * may let pass what goes wrong elsewhere, or later:
  *   - a call without a current context, or on a handle that is not alive, is refused;
  *   - a kernel that would touch memory which is neither the device's nor registered ends with an error
