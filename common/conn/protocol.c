@@ -29,14 +29,14 @@ const char *rail_reason_text(const struct rail_protocol *protocol, unsigned int 
   return reason < RAIL_COUNT_OF(common) ? common[reason] : "a reason that this version does not know";
 }
 
-static void put_magic(uint8_t magic[4], const struct rail_protocol *protocol, char kind) {
+void rail_magic(const struct rail_protocol *protocol, char kind, uint8_t magic[4]) {
   memcpy(magic, protocol->tag, 3);
   magic[3] = (uint8_t)kind;
 }
 
 static bool has_magic(const uint8_t *bytes, size_t have, const struct rail_protocol *protocol, char kind) {
   uint8_t magic[4];
-  put_magic(magic, protocol, kind);
+  rail_magic(protocol, kind, magic);
   return memcmp(bytes, magic, RAIL_MIN(have, sizeof magic)) == 0;
 }
 
@@ -55,7 +55,7 @@ void rail_handle_encode(const struct rail_protocol *protocol, const struct rail_
     .param = handle->param,
     .attempt = htole64(handle->attempt),
   };
-  put_magic(wire.magic, protocol, 'H');
+  rail_magic(protocol, 'H', wire.magic);
   memcpy(wire.secret, handle->secret, sizeof wire.secret);
   uint8_t *at = wire.body;
   for (unsigned int i = 0; i < handle->naddrs; i++, at += sizeof(struct rail_addr_wire)) {
@@ -129,7 +129,7 @@ rail_result_t rail_hello_encode(const struct rail_protocol *protocol, const stru
     .streams = htole16((uint16_t)hello->streams),
     .flags = htole32((hello->auth ? RAIL_HELLO_AUTH : 0) | (hello->reconnect ? RAIL_HELLO_RECONNECT : 0)),
   };
-  put_magic(wire.magic, protocol, '1');
+  rail_magic(protocol, '1', wire.magic);
   memcpy(wire.secret, listener->secret, sizeof wire.secret);
   memcpy(wire.comm_id, hello->comm_id, sizeof wire.comm_id);
   if (hello->auth) RAIL_TRY(rail_random_bytes(wire.nonce, sizeof wire.nonce));
@@ -203,7 +203,7 @@ static void put_head(const struct rail_protocol *protocol, unsigned int type, un
                      uint8_t *bytes) {
   struct rail_head_wire head = {.version = htole16((uint16_t)version), .type = htole16((uint16_t)type),
                                 .length = htole32((uint32_t)(body + RAIL_MAC_SIZE))};
-  put_magic(head.magic, protocol, 'M');
+  rail_magic(protocol, 'M', head.magic);
   memcpy(bytes, &head, sizeof head);
 }
 

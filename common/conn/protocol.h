@@ -77,6 +77,8 @@ struct rail_protocol {
   const char *(*reason_text)(unsigned int reason);
 };
 
+/* The tag and one more letter: H handle, 1 HELLO, M message, P frame of oob.h; others are the plugin's. */
+void rail_magic(const struct rail_protocol *protocol, char kind, uint8_t magic[4]);
 /* Never NULL. */
 const char *rail_reason_text(const struct rail_protocol *protocol, unsigned int reason);
 

@@ -15,6 +15,7 @@
 
 #include "common/base/sock.h"
 #include "common/conn/first_error.h"
+#include "common/conn/oob.h"
 #include "common/net/net_ops.h"
 #include "common/obs/stats.h"
 #include "plugin/ib/ib_cts.h"
@@ -35,14 +36,14 @@
 /* ib_comm.health: what the watch thread found. The progress thread reads it when there is nothing to poll. */
 #define IB_COMM_QP_FATAL 1u      /* IBV_EVENT_QP_FATAL, QP_REQ_ERR or QP_ACCESS_ERR of one of its QPs */
 #define IB_COMM_CQ_ERROR 2u      /* IBV_EVENT_CQ_ERR: completions were lost */
-#define IB_COMM_PEER_CLOSED 4u   /* the peer sent GOODBYE */
-#define IB_COMM_PEER_LOST 8u     /* the oob connection broke without GOODBYE: the peer's process or host is dead */
-#define IB_COMM_PEER_SILENT 16u  /* the peer's process answers no PING, though its host acknowledges: stopped */
-#define IB_COMM_DEVICE_FATAL 32u /* IBV_EVENT_DEVICE_FATAL of the HCA of one of its rails */
-#define IB_COMM_STALLED 64u      /* no completion for a while, with requests outstanding: the HCA is to be probed */
-#define IB_COMM_HOST_SILENT 128u /* the peer's host acknowledges nothing */
-/* A sender's peer sent GOODBYE and then closed the oob connection: it acknowledges no retransmission any more. */
-#define IB_COMM_PEER_GONE 256u
+#define IB_COMM_DEVICE_FATAL 4u  /* IBV_EVENT_DEVICE_FATAL of the HCA of one of its rails */
+/* Of the oob connection: common/conn/oob.h. */
+#define IB_COMM_PEER_CLOSED RAIL_OOB_PEER_CLOSED
+#define IB_COMM_PEER_GONE RAIL_OOB_PEER_GONE /* it acknowledges no retransmission any more */
+#define IB_COMM_PEER_LOST RAIL_OOB_PEER_LOST
+#define IB_COMM_PEER_SILENT RAIL_OOB_PEER_SILENT
+#define IB_COMM_HOST_SILENT RAIL_OOB_HOST_SILENT
+#define IB_COMM_STALLED RAIL_OOB_STALLED /* the HCA is to be probed */
 
 /* One local port in this connection. */
 struct ib_rail {

@@ -26,9 +26,11 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/thread.h"
-#include "plugin/ib/ib_keepalive.h"
+#include "common/conn/oob.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_stats.h"
+#include "plugin/ib/ib_wire.h"
 
 #define BATCH 64
 #define SLACK_NS 10000000 /* timer slack: how late a tick may be, so that the kernel can join it with others */
@@ -47,7 +49,7 @@ struct ib_watched {
   enum kind kind;
   struct ib_comm *comm; /* NULL: removed meanwhile */
   LIST_ENTRY(ib_watched) link;
-  struct ib_keepalive keepalive;
+  struct rail_oob oob;
   uint32_t interest; /* epoll events asked for; 0: not in the set */
   void (*destroy)(struct ib_comm *comm); /* not NULL: it lingers */
   uint64_t linger_until;
@@ -69,12 +71,45 @@ static void wake(void) {
   (void)!write(wake_fd, &one, sizeof one); /* a full eventfd wakes it, too */
 }
 
+/* ---- oob connections --------------------------------------------------------- */
+
+static struct rail_oob_limits oob_limits = {.deadline_param = "RAIL_IB_DEADLINE", .peer_param = "RAIL_IB_PEER_TIMEOUT"};
+
+static void load_limits(void) {
+  oob_limits.deadline_ms = ib_params.deadline_ms;
+  oob_limits.peer_ms = ib_params.peer_ms;
+  oob_limits.warn_ms = ib_params.peer_warn_ms;
+}
+
+static struct rail_oob_work oob_work(const void *arg) {
+  const struct ib_comm *comm = arg;
+  return (struct rail_oob_work){
+    .outstanding = atomic_load_explicit(&comm->outstanding, memory_order_relaxed),
+    .activity = rail_stats_get(&comm->stats[IB_COMM_MESSAGES]) + rail_stats_get(&comm->stats[IB_COMM_WRITES]) +
+                rail_stats_get(&comm->stats[IB_COMM_LAST_PROGRESS]),
+    .waits = rail_stats_get(&comm->stats[IB_COMM_WAITS_CTS]),
+  };
+}
+
+static void oob_event(void *arg, uint32_t events) {
+  struct ib_comm *comm = arg;
+  atomic_fetch_or(&comm->health, events);
+}
+
+static void oob_silent(void *arg, bool silent) {
+  struct ib_comm *comm = arg;
+  atomic_store_explicit(&comm->peer_silent, silent, memory_order_relaxed);
+}
+
+static const struct rail_oob_ops oob_ops = {
+  .protocol = &ib_protocol, .work = oob_work, .event = oob_event, .silent = oob_silent};
+
 /* ---- lists, under the lock -------------------------------------------------- */
 
 /* The comm is its caller's again. */
 static void unlink_watched(struct ib_watched *w) {
   LIST_REMOVE(w, link);
-  if (w->interest) epoll_ctl(epoll_fd, EPOLL_CTL_DEL, w->keepalive.fd, NULL);
+  if (w->interest) epoll_ctl(epoll_fd, EPOLL_CTL_DEL, w->oob.fd, NULL);
   w->interest = 0;
   w->comm = NULL;
   LIST_INSERT_HEAD(&unlinked, w, link);
@@ -92,16 +127,16 @@ static void free_list(struct watched_list *list) {
 
 /* Writes what is due, and asks epoll for the events that it waits for. */
 static void update_epoll(struct ib_watched *w) {
-  bool more = ib_keepalive_write(&w->keepalive, w->comm);
-  uint32_t interest = w->keepalive.closed || w->keepalive.net_down ? 0 : EPOLLIN | (more ? EPOLLOUT : 0);
+  bool more = rail_oob_write(&w->oob);
+  uint32_t interest = w->oob.closed || w->oob.net_down ? 0 : EPOLLIN | (more ? EPOLLOUT : 0);
   struct epoll_event event = {.events = interest, .data.ptr = w};
   if (interest == w->interest) return;
   int op = !w->interest ? EPOLL_CTL_ADD : interest ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
-  if (epoll_ctl(epoll_fd, op, w->keepalive.fd, &event) == 0) w->interest = interest;
+  if (epoll_ctl(epoll_fd, op, w->oob.fd, &event) == 0) w->interest = interest;
 }
 
 static bool linger_is_over(const struct ib_watched *w) {
-  return w->destroy && (w->keepalive.closed || rail_now_ns() >= w->linger_until);
+  return w->destroy && (w->oob.closed || rail_now_ns() >= w->linger_until);
 }
 
 /* Releases the lock meanwhile: destroying QPs takes long. */
@@ -126,9 +161,9 @@ static bool any_lingers(void) {
 /* Milliseconds; -1: until something comes. */
 static int time_to_sleep(uint64_t next_tick) {
   const struct ib_watched *w;
-  uint64_t at = !LIST_EMPTY(&watched) && ib_keepalive_tick_ns() ? next_tick : 0;
+  uint64_t at = !LIST_EMPTY(&watched) && rail_oob_tick_ns(&oob_limits) ? next_tick : 0;
   LIST_FOREACH(w, &watched, link) {
-    uint64_t until = ib_keepalive_is_draining(&w->keepalive) ? rail_deadline_in_ms(DRAIN_POLL_MS) : w->linger_until;
+    uint64_t until = rail_oob_is_draining(&w->oob) ? rail_deadline_in_ms(DRAIN_POLL_MS) : w->linger_until;
     if (until && (!at || until < at)) at = until;
   }
   return rail_deadline_left_ms(at);
@@ -138,18 +173,18 @@ static int time_to_sleep(uint64_t next_tick) {
 static void report_silence(struct ib_watched *w) {
   const struct ib_watched *other;
   LIST_FOREACH(other, &watched, link)
-    if (other->keepalive.reported != IB_UNREPORTED && other->comm->peer_process == w->comm->peer_process) {
-      w->keepalive.reported = IB_REPORTED_BY_ANOTHER;
+    if (other->oob.reported != RAIL_OOB_UNREPORTED && other->comm->peer_process == w->comm->peer_process) {
+      w->oob.reported = RAIL_OOB_REPORTED_BY_ANOTHER;
       return;
     }
-  ib_keepalive_report(&w->keepalive, w->comm, now_ns);
+  rail_oob_report(&w->oob, now_ns);
 }
 
 static void tick(void) {
   struct ib_watched *w;
   LIST_FOREACH(w, &watched, link) {
-    ib_keepalive_tick(&w->keepalive, w->comm, now_ns);
-    if (ib_keepalive_is_report_due(&w->keepalive, now_ns)) report_silence(w);
+    rail_oob_tick(&w->oob, now_ns);
+    if (rail_oob_is_report_due(&w->oob, now_ns)) report_silence(w);
     update_epoll(w);
   }
 }
@@ -157,8 +192,8 @@ static void tick(void) {
 static void drain_some(void) {
   struct ib_watched *w;
   LIST_FOREACH(w, &watched, link) {
-    if (!ib_keepalive_is_draining(&w->keepalive)) continue;
-    ib_keepalive_drain(&w->keepalive, w->comm);
+    if (!rail_oob_is_draining(&w->oob)) continue;
+    rail_oob_drain(&w->oob);
     update_epoll(w);
   }
 }
@@ -200,7 +235,7 @@ static void on_event(const struct epoll_event *event) {
   } else {
     struct ib_watched *w = event->data.ptr;
     if (!w->comm) return;
-    if (event->events & ~(uint32_t)EPOLLOUT) ib_keepalive_read(&w->keepalive, w->comm, now_ns);
+    if (event->events & ~(uint32_t)EPOLLOUT) rail_oob_read(&w->oob, now_ns);
     update_epoll(w);
   }
 }
@@ -217,7 +252,7 @@ static void *run(void *arg) {
     pthread_mutex_unlock(&lock);
     int n = epoll_wait(epoll_fd, events, BATCH, timeout);
     pthread_mutex_lock(&lock);
-    uint64_t real = rail_now_ns(), step = ib_keepalive_tick_ns();
+    uint64_t real = rail_now_ns(), step = rail_oob_tick_ns(&oob_limits);
     now_ns += real - last < LATE_TICKS * step ? real - last : step;
     last = real;
     for (int i = 0; i < n; i++) on_event(&events[i]);
@@ -277,6 +312,7 @@ static bool add_hcas(void) {
 /* Under the lock. False with errno. */
 static bool start(void) {
   static bool fork_handled;
+  load_limits();
   if (!fork_handled) fork_handled = pthread_atfork(before_fork, after_fork_parent, after_fork_child) == 0;
   epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   wake_fd = epoll_fd < 0 ? -1 : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -357,7 +393,10 @@ rail_result_t ib_watch_add(struct ib_comm *comm) {
   w->kind = KIND_COMM;
   w->comm = comm;
   pthread_mutex_lock(&lock);
-  ib_keepalive_init(&w->keepalive, comm->oob_fd, now_ns);
+  load_limits();
+  const struct rail_oob_args args = {.ops = &oob_ops, .limits = &oob_limits, .comm = comm, .sender = comm->sender,
+                                     .peer = comm->peer_text, .device = comm->device->name};
+  rail_oob_init(&w->oob, &args, comm->oob_fd, now_ns);
   update_epoll(w);
   int err = errno;
   bool ok = w->interest != 0;
@@ -385,9 +424,9 @@ void ib_watch_remove(struct ib_comm *comm, bool goodbye) {
   struct ib_watched *w = comm->watched;
   if (w) {
     if (goodbye) {
-      ib_keepalive_goodbye(&w->keepalive, comm);
-      shutdown(w->keepalive.fd, SHUT_WR);
-      read_all(w->keepalive.fd);
+      rail_oob_goodbye(&w->oob);
+      shutdown(w->oob.fd, SHUT_WR);
+      read_all(w->oob.fd);
     }
     unlink_watched(w);
     comm->watched = NULL;
@@ -402,7 +441,7 @@ void ib_watch_linger(struct ib_comm *comm, void (*destroy)(struct ib_comm *comm)
     w->destroy = destroy;
     w->linger_until = rail_now_ns() + ib_comm_linger_ms(comm) * 1000000ull;
     comm->watched = NULL;
-    ib_keepalive_goodbye(&w->keepalive, comm);
+    rail_oob_goodbye(&w->oob);
     update_epoll(w);
     wake();
   }

@@ -3,7 +3,7 @@
  * What the ib plugin puts into the handshake of common/conn/protocol.h: GIDs
  * in the handle, why a plan was refused in an answer, and its own messages
  * OFFER, QPS and READY. What goes over the same TCP connection afterwards is in
- * ib_keepalive.h. A change of layout or meaning, here, in ib_cts.h or ib_keepalive.h,
+ * common/conn/oob.h. A change of layout or meaning, here, in ib_cts.h or oob.h,
  * raises IB_WIRE_VERSION; docs/protocol-ib.md is the description.
  *
  * Encoders fill every byte. Decoders check lengths before anything else.

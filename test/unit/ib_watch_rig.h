@@ -4,27 +4,27 @@
 #ifndef IB_WATCH_RIG_H
 #define IB_WATCH_RIG_H
 
-#include "plugin/ib/ib_keepalive.h"
+#include "plugin/ib/ib_wire.h"
 #include "test/unit/ib_rig.h"
 
 #define HEALTH(comm) atomic_load(&(comm)->health)
 
-__attribute__((unused)) static void say_number(int fd, enum ib_frame_type type, uint64_t number) {
-  uint8_t wire[IB_FRAME_SIZE];
-  ib_frame_encode(&(struct ib_frame){type, number}, wire);
+__attribute__((unused)) static void say_number(int fd, enum rail_oob_frame_type type, uint64_t number) {
+  uint8_t wire[RAIL_OOB_FRAME_SIZE];
+  rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){type, number}, wire);
   CHECK_INT(write(fd, wire, sizeof wire), sizeof wire);
 }
 
 /* The next message within `ms`; type 0: end of stream, -1: nothing. */
 __attribute__((unused)) static int hear(int fd, uint64_t *number, int ms) {
-  uint8_t wire[IB_FRAME_SIZE];
-  struct ib_frame frame;
+  uint8_t wire[RAIL_OOB_FRAME_SIZE];
+  struct rail_oob_frame frame;
   struct pollfd p = {.fd = fd, .events = POLLIN};
   if (poll(&p, 1, ms) != 1) return -1;
   ssize_t n = read(fd, wire, sizeof wire);
   if (n <= 0) return 0;
   CHECK_INT(n, sizeof wire);
-  CHECK(ib_frame_decode(wire, &frame));
+  CHECK(rail_oob_frame_decode(&ib_protocol, wire, &frame));
   if (number) *number = frame.number;
   return (int)frame.type;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Closing connections: half-made ones of every degree, receivers that linger, and that nothing is left. */
-#include "plugin/ib/ib_keepalive.h"
+#include "plugin/ib/ib_wire.h"
 #include "test/unit/ib_rig.h"
 
 struct left { long mr, cq, qp; };
@@ -14,20 +14,20 @@ static bool same(struct left a) {
 
 /* The next message that the other side wrote, or 0 at the end of the stream; -1 if nothing is there within a second. */
 static int hear(int fd) {
-  uint8_t wire[IB_FRAME_SIZE];
-  struct ib_frame pulse;
+  uint8_t wire[RAIL_OOB_FRAME_SIZE];
+  struct rail_oob_frame pulse;
   struct pollfd p = {.fd = fd, .events = POLLIN};
   if (poll(&p, 1, 1000) != 1) return -1;
   ssize_t n = read(fd, wire, sizeof wire);
   if (n <= 0) return 0;
   CHECK_INT(n, sizeof wire);
-  CHECK(ib_frame_decode(wire, &pulse));
+  CHECK(rail_oob_frame_decode(&ib_protocol, wire, &pulse));
   return (int)pulse.type;
 }
 
-static void say(int fd, enum ib_frame_type type) {
-  uint8_t wire[IB_FRAME_SIZE];
-  ib_frame_encode(&(struct ib_frame){.type = type}, wire);
+static void say(int fd, enum rail_oob_frame_type type) {
+  uint8_t wire[RAIL_OOB_FRAME_SIZE];
+  rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){.type = type}, wire);
   CHECK_INT(write(fd, wire, sizeof wire), sizeof wire);
 }
 
@@ -59,7 +59,7 @@ TEST(a_sender_says_goodbye) {
   CHECK_INT(rail_stats_get(&comm->rails[0].port->stats[IB_DEVICE_QPS]), 3);
   CHECK_OK(ib_close_send(comm));
   CHECK(same(before));
-  CHECK_INT(hear(peer), IB_FRAME_GOODBYE);
+  CHECK_INT(hear(peer), RAIL_OOB_GOODBYE);
   CHECK_INT(hear(peer), 0);
   close(peer);
 }
@@ -80,13 +80,13 @@ TEST(success_whatever_it_is_given) {
 
 /* A receiver that is closed keeps its QPs until the peer says goodbye, or that nothing is unacknowledged. */
 TEST(lingers_until_told) {
-  static const enum ib_frame_type words[] = {IB_FRAME_GOODBYE, IB_FRAME_DRAINED};
+  static const enum rail_oob_frame_type words[] = {RAIL_OOB_GOODBYE, RAIL_OOB_DRAINED};
   struct left before = live();
   int peer;
   for (size_t i = 0; i < RAIL_COUNT_OF(words); i++) {
     struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, &peer);
     CHECK_OK(ib_close_recv(comm));
-    CHECK_INT(hear(peer), IB_FRAME_GOODBYE);
+    CHECK_INT(hear(peer), RAIL_OOB_GOODBYE);
     poll(NULL, 0, 30);
     CHECK(!same(before));
     say(peer, words[i]);
@@ -122,13 +122,13 @@ TEST(a_sender_says_that_it_is_drained) {
     int peer;
     struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
     atomic_store(&comm->outstanding, (uint32_t)pending);
-    say(peer, IB_FRAME_GOODBYE);
+    say(peer, RAIL_OOB_GOODBYE);
     if (pending) {
       struct pollfd p = {.fd = peer, .events = POLLIN};
       CHECK_INT(poll(&p, 1, 100), 0);
       atomic_store(&comm->outstanding, 0);
     }
-    CHECK_INT(hear(peer), IB_FRAME_DRAINED);
+    CHECK_INT(hear(peer), RAIL_OOB_DRAINED);
     close(peer);
     poll(NULL, 0, 20);
     CHECK_INT(atomic_load(&comm->health), IB_COMM_PEER_CLOSED);
@@ -138,7 +138,7 @@ TEST(a_sender_says_that_it_is_drained) {
   int peer; /* the receiver does not wait any more */
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   atomic_store(&comm->outstanding, 1);
-  say(peer, IB_FRAME_GOODBYE);
+  say(peer, RAIL_OOB_GOODBYE);
   close(peer);
   RIG_WAIT(atomic_load(&comm->health) == (IB_COMM_PEER_CLOSED | IB_COMM_PEER_GONE), 1000);
   atomic_store(&comm->outstanding, 0);
@@ -150,7 +150,7 @@ TEST(drained_out_of_turn) {
   for (int sender = 0; sender < 2; sender++) {
     int peer;
     struct ib_comm *comm = rig_comm(sender, RIG_WATCHED, 1, &peer);
-    say(peer, IB_FRAME_DRAINED);
+    say(peer, RAIL_OOB_DRAINED);
     RIG_WAIT(atomic_load(&comm->health) == IB_COMM_PEER_LOST, 1000);
     CHECK_OK(sender ? ib_close_send(comm) : ib_close_recv(comm));
     close(peer);
@@ -224,7 +224,7 @@ TEST(never_closed) {
   ib_watch_end();
   CHECK(atomic_load(&comm->stopped));
   CHECK(log_said("never closed"));
-  CHECK_INT(hear(peer), IB_FRAME_GOODBYE);
+  CHECK_INT(hear(peer), RAIL_OOB_GOODBYE);
   CHECK_INT(hear(peer), 0);
   CHECK_OK(ib_close_send(comm));
   CHECK(same(before));

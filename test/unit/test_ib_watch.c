@@ -19,7 +19,7 @@ static void with_events(int64_t return_async_events) {
 TEST(goodbye) {
   int peer;
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  say_number(peer, IB_FRAME_GOODBYE, 0);
+  say_number(peer, RAIL_OOB_GOODBYE, 0);
   close(peer);
   RIG_WAIT(HEALTH(comm), 1000);
   poll(NULL, 0, 20);
@@ -43,10 +43,10 @@ TEST(garbage) {
     {0, 'X'}, {4, 1}, {6, 0}, {6, 5}, {7, 1}, {8, 31}, {11, 1}, {12, 1}, {24, 1}, {31, 0x80}};
   for (size_t i = 0; i < RAIL_COUNT_OF(bad); i++) {
     int peer;
-    uint8_t wire[IB_FRAME_SIZE];
+    uint8_t wire[RAIL_OOB_FRAME_SIZE];
     struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
     log_forget();
-    ib_frame_encode(&(struct ib_frame){IB_FRAME_PING, 5}, wire);
+    rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){RAIL_OOB_PING, 5}, wire);
     wire[bad[i].at] = bad[i].value;
     CHECK_INT(write(peer, wire, sizeof wire), sizeof wire);
     RIG_WAIT(HEALTH(comm), 1000);
@@ -56,7 +56,7 @@ TEST(garbage) {
   }
   int peer; /* an answer that was not asked for */
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  say_number(peer, IB_FRAME_PONG, 1);
+  say_number(peer, RAIL_OOB_PONG, 1);
   RIG_WAIT(HEALTH(comm) == IB_COMM_PEER_LOST, 1000);
   done(comm, peer);
 }
@@ -64,19 +64,19 @@ TEST(garbage) {
 TEST(ping_is_answered) {
   int peer;
   uint64_t number = 0;
-  uint8_t wire[IB_FRAME_SIZE];
+  uint8_t wire[RAIL_OOB_FRAME_SIZE];
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   for (uint64_t i = 7; i < 12; i++) {
-    say_number(peer, IB_FRAME_PING, i << 40);
-    CHECK_INT(hear(peer, &number, 1000), IB_FRAME_PONG);
+    say_number(peer, RAIL_OOB_PING, i << 40);
+    CHECK_INT(hear(peer, &number, 1000), RAIL_OOB_PONG);
     CHECK(number == i << 40);
   }
-  ib_frame_encode(&(struct ib_frame){IB_FRAME_PING, 3}, wire); /* bytewise */
+  rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){RAIL_OOB_PING, 3}, wire); /* bytewise */
   for (size_t i = 0; i < sizeof wire; i++) {
     CHECK_INT(write(peer, wire + i, 1), 1);
     if (i % 8 == 0) poll(NULL, 0, 1);
   }
-  CHECK_INT(hear(peer, &number, 1000), IB_FRAME_PONG);
+  CHECK_INT(hear(peer, &number, 1000), RAIL_OOB_PONG);
   CHECK_INT(number, 3);
   CHECK_INT(HEALTH(comm), 0);
   done(comm, peer);
@@ -91,14 +91,14 @@ TEST(a_peer_that_does_not_read) {
   CHECK_OK(setsockopt(comm->oob_fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small));
   CHECK_OK(ib_watch_add(comm));
   for (uint64_t i = 1; i <= 2000; i++) {
-    uint8_t wire[IB_FRAME_SIZE];
+    uint8_t wire[RAIL_OOB_FRAME_SIZE];
     struct pollfd p = {.fd = peer, .events = POLLOUT};
-    ib_frame_encode(&(struct ib_frame){IB_FRAME_PING, i}, wire);
+    rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){RAIL_OOB_PING, i}, wire);
     CHECK_INT(poll(&p, 1, 1000), 1);
     CHECK_INT(write(peer, wire, sizeof wire), sizeof wire);
   }
   poll(NULL, 0, 20);
-  while ((type = hear(peer, &number, 100)) == IB_FRAME_PONG) {
+  while ((type = hear(peer, &number, 100)) == RAIL_OOB_PONG) {
     CHECK(number > last);
     last = number;
     pongs++;
@@ -307,8 +307,8 @@ TEST(fork_leaves_the_parent_alone) {
   CHECK(WIFEXITED(status));
   CHECK_INT(WEXITSTATUS(status), 0);
   CHECK_INT(hear(peer, NULL, 20), -1);
-  say_number(peer, IB_FRAME_PING, 77);
-  CHECK_INT(hear(peer, &number, 1000), IB_FRAME_PONG);
+  say_number(peer, RAIL_OOB_PING, 77);
+  CHECK_INT(hear(peer, &number, 1000), RAIL_OOB_PONG);
   CHECK_INT(HEALTH(comm), 0);
   done(comm, peer);
 }
