@@ -22,7 +22,7 @@ struct block {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static LIST_HEAD(, block) blocks = LIST_HEAD_INITIALIZER(blocks); /* allocated and not freed */
+static LIST_HEAD(blocks, block) blocks = LIST_HEAD_INITIALIZER(blocks); /* allocated and not freed */
 
 /* ---- of the host ---------------------------------------------------------------------- */
 
@@ -119,10 +119,9 @@ RAIL_EXPORT ncclResult_t ncclMemAlloc(void **ptr, size_t size) {
 
 RAIL_EXPORT ncclResult_t ncclMemFree(void *ptr) {
   if (!ptr) return ncclSuccess;
-  struct block *b;
   pthread_mutex_lock(&lock);
-  LIST_FOREACH(b, &blocks, link)
-    if (b->base == ptr) break;
+  struct block *b = LIST_FIRST(&blocks);
+  while (b && b->base != ptr) b = LIST_NEXT(b, link);
   if (b) LIST_REMOVE(b, link);
   pthread_mutex_unlock(&lock);
   if (!b) return rt_error(RAIL_BAD_ARGUMENT, "ncclMemFree: %p was not made by ncclMemAlloc, or is freed already", ptr);

@@ -88,8 +88,7 @@ void rt_boot_message_put(struct rt_bootstrap *b, struct rt_boot_message *msg) {
 
 static struct rt_boot_message *take(struct rt_bootstrap *b, uint32_t peer, uint16_t type, uint32_t tag) {
   struct rt_boot_bucket *bucket = bucket_of(b, peer, type, tag);
-  struct rt_boot_message *msg;
-  STAILQ_FOREACH(msg, bucket, link) {
+  for (struct rt_boot_message *msg = STAILQ_FIRST(bucket); msg; msg = STAILQ_NEXT(msg, link)) {
     if (msg->peer != peer || msg->type != type || msg->tag != tag) continue;
     STAILQ_REMOVE(bucket, msg, rt_boot_message, link);
     b->unexpected_bytes -= msg->size;

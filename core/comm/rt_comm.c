@@ -113,14 +113,14 @@ static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_
       .arg = comm,
   };
   struct rt_bootstrap *bootstrap = NULL;
-  if (shrink)
+  if (args->parent && shrink)
     r = rt_bootstrap_shrink(args->parent->bootstrap, ranks, &b, &bootstrap);
   else if (args->parent)
     r = rt_bootstrap_split(args->parent->bootstrap, ranks, args->serial, &b, &bootstrap);
   else
     r = rt_bootstrap_open(args->id, &b, &bootstrap);
   if (r == RAIL_OK && args->has_spare) rt_unique_id_drop(args->spare);
-  /* ncclCommAbort may look at it from another thread while this one makes the communicator. */
+  /* ncclCommAbort may read it in another thread while this one makes the communicator. */
   __atomic_store_n(&comm->bootstrap, bootstrap, __ATOMIC_RELEASE);
   free(ranks);
   return r;

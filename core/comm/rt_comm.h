@@ -85,7 +85,7 @@ struct ncclComm {
   uint32_t splits; /* ncclCommSplit calls so far */
   struct rt_premul *premuls;
   int npremuls;
-  LIST_HEAD(, rt_reg_buffer) reg_buffers; /* of ncclCommRegister: rt_reg.h */
+  LIST_HEAD(rt_reg_buffers, rt_reg_buffer) reg_buffers; /* of ncclCommRegister: rt_reg.h */
   pthread_mutex_t reg_lock;
 
   int *survivors; /* until the bootstrap of a shrink is open: the parent's ranks that stay */
@@ -125,12 +125,12 @@ struct ncclComm *rt_comm_alloc(const struct rt_init_args *args);
 rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *args);
 void rt_comm_free(struct ncclComm *comm);
 
-/* rt_comm_fail.c. The first call decides; later ones are ignored. Logs, keeps the text, tells the other ranks. */
+/* rt_comm_fail.c. Records the error, logs it and reports it to the other ranks. Only the first call has an effect. */
 void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) RAIL_PRINTF(3, 4);
-/* Ends every wait of this rank as a failure does, but tells nobody and leaves the bootstrap alone. */
+/* Ends every wait of this rank as a failure does, but does not report it, and the bootstrap stays usable. */
 void rt_comm_revoke(struct ncclComm *comm);
-/* rt_bootstrap_args.on_failure: the bootstrap found a rank dead, or received another rank's error. It has logged that
- * and told the other ranks. */
+/* rt_bootstrap_args.on_failure: the bootstrap has found a rank dead, or received another rank's error; it has logged and
+ * reported that. */
 void rt_comm_bootstrap_failed(void *comm, rail_result_t result, const char *why);
 static inline bool rt_comm_failed(struct ncclComm *comm) {
   return atomic_load_explicit(&comm->failed, memory_order_acquire) != 0;

@@ -6,7 +6,7 @@
 #include "common/base/log.h"
 #include "core/comm/rt_comm.h"
 
-/* True for the one call that decides. */
+/* True for the first error. */
 static bool record_failure(struct ncclComm *comm, rail_result_t result, const char *text) {
   pthread_mutex_lock(&comm->error_lock);
   bool first = atomic_load(&comm->failed) == 0;

@@ -16,7 +16,7 @@ struct connector_reg {
 struct rt_reg_buffer {
   void *base;
   size_t size;
-  LIST_HEAD(, connector_reg) regs;
+  LIST_HEAD(connector_regs, connector_reg) regs;
   LIST_ENTRY(rt_reg_buffer) link;
 };
 
@@ -43,10 +43,9 @@ static void buffer_free(struct ncclComm *comm, struct rt_reg_buffer *b) {
 }
 
 rail_result_t rt_reg_remove(struct ncclComm *comm, struct rt_reg_buffer *handle) {
-  struct rt_reg_buffer *b;
   pthread_mutex_lock(&comm->reg_lock);
-  LIST_FOREACH(b, &comm->reg_buffers, link)
-    if (b == handle) break;
+  struct rt_reg_buffer *b = LIST_FIRST(&comm->reg_buffers);
+  while (b && b != handle) b = LIST_NEXT(b, link);
   if (b) LIST_REMOVE(b, link);
   pthread_mutex_unlock(&comm->reg_lock);
   if (!b) return RAIL_BAD_ARGUMENT;
@@ -65,9 +64,8 @@ void rt_reg_free_all(struct ncclComm *comm) {
 /* The handle of [base, base+size) with c, if a registered buffer contains it: made at first use. NULL when there is
  * none, or the registration fails. */
 static void *find_handle(struct ncclComm *comm, struct rt_connector *c, const char *base, size_t size) {
-  struct rt_reg_buffer *b;
-  LIST_FOREACH(b, &comm->reg_buffers, link)
-    if (base >= (char *)b->base && base + size <= (char *)b->base + b->size) break;
+  struct rt_reg_buffer *b = LIST_FIRST(&comm->reg_buffers);
+  while (b && !(base >= (char *)b->base && base + size <= (char *)b->base + b->size)) b = LIST_NEXT(b, link);
   if (!b) return NULL;
   struct connector_reg *reg;
   LIST_FOREACH(reg, &b->regs, link)

@@ -24,6 +24,8 @@ struct rt_run {
   struct rt_proxy_op ops[];
 };
 
+STAILQ_HEAD(rt_runs, rt_run);
+
 /* None of these makes a call of the driver: in a graph its own thread calls them. */
 
 /* NULL without memory. */

@@ -60,6 +60,8 @@ struct rt_plan {
   struct rt_job jobs[];
 };
 
+STAILQ_HEAD(rt_plans, rt_plan);
+
 /* ---- on the host ---- */
 
 /* Submits the proxy operations. */

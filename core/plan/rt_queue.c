@@ -11,7 +11,6 @@
 #include "common/base/thread.h"
 #include "core/comm/rt_comm.h"
 #include "core/gpu/rt_gate.h"
-#include "core/gpu/rt_run.h"
 
 /* Polls without progress: first spin, then yield the processor, then sleep. */
 #define SPIN_POLLS 64

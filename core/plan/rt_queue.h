@@ -17,19 +17,20 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "core/gpu/rt_run.h"
 #include "core/plan/rt_plan.h"
 
 struct ncclComm;
-struct rt_run;
 
 struct rt_queue {
   struct ncclComm *comm;
   pthread_mutex_t lock;         /* guards all below */
   pthread_cond_t work, idle;    /* for the executor; for threads that wait */
-  STAILQ_HEAD(, rt_plan) plans; /* enqueued, not begun */
-  STAILQ_HEAD(, rt_run) runs;   /* begun on a device, not over */
-  STAILQ_HEAD(, rt_plan) failed_plans; /* kept until the communicator is freed: the proxy may have their operations */
-  STAILQ_HEAD(, rt_run) failed_runs;
+  struct rt_plans plans;        /* enqueued, not begun */
+  struct rt_runs runs;          /* begun on a device, not over */
+  /* Kept until the communicator is freed: the proxy may have their operations. */
+  struct rt_plans failed_plans;
+  struct rt_runs failed_runs;
   bool running, stop, thread_started;
   bool urgent;  /* begin at once: a waiter may wait for another communicator first */
   bool napping; /* the executor will wake by itself: no signal needed */
