@@ -45,7 +45,7 @@ static void hs_log(enum rail_log_level level, unsigned long flags, const char *f
   pthread_mutex_unlock(&hs_log_lock);
 }
 
-static bool hs_said(const char *words) { return strstr(hs_lines, words) != NULL; }
+static bool hs_logged(const char *words) { return strstr(hs_lines, words) != NULL; }
 
 /* ---- both sides ---------------------------------------------------------- */
 

@@ -9,14 +9,14 @@
 
 #define HEALTH(comm) atomic_load(&(comm)->health)
 
-__attribute__((unused)) static void say_number(int fd, enum rail_oob_frame_type type, uint64_t number) {
+__attribute__((unused)) static void send_frame(int fd, enum rail_oob_frame_type type, uint64_t number) {
   uint8_t wire[RAIL_OOB_FRAME_SIZE];
   rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){type, number}, wire);
   CHECK_INT(write(fd, wire, sizeof wire), sizeof wire);
 }
 
 /* The next message within `ms`; type 0: end of stream, -1: nothing. */
-__attribute__((unused)) static int hear(int fd, uint64_t *number, int ms) {
+__attribute__((unused)) static int recv_frame(int fd, uint64_t *number, int ms) {
   uint8_t wire[RAIL_OOB_FRAME_SIZE];
   struct rail_oob_frame frame;
   struct pollfd p = {.fd = fd, .events = POLLIN};

@@ -19,7 +19,7 @@ TEST(both_have_it) {
   struct hs h;
   hs_begin(&h);
   hs_pair(&h, DEV_A1, DEV_FUSED);
-  CHECK(h.decoded.auth && hs_said("authenticated"));
+  CHECK(h.decoded.auth && hs_logged("authenticated"));
   hs_end(&h);
 }
 
@@ -30,7 +30,7 @@ TEST(only_here) {
   h.handle[5] = 0; /* as a listener without the parameter makes it */
   hs_connect_once(&h, DEV_B);
   CHECK_INT(h.connect, RAIL_BAD_USAGE);
-  CHECK(hs_said("RAIL_IB_AUTH_FILE is set here and not there"));
+  CHECK(hs_logged("RAIL_IB_AUTH_FILE is set here and not there"));
   hs_end(&h);
 }
 

@@ -13,7 +13,7 @@ static bool same(struct left a) {
 }
 
 /* The next message that the other side wrote, or 0 at the end of the stream; -1 if nothing is there within a second. */
-static int hear(int fd) {
+static int recv_frame(int fd) {
   uint8_t wire[RAIL_OOB_FRAME_SIZE];
   struct rail_oob_frame pulse;
   struct pollfd p = {.fd = fd, .events = POLLIN};
@@ -25,7 +25,7 @@ static int hear(int fd) {
   return (int)pulse.type;
 }
 
-static void say(int fd, enum rail_oob_frame_type type) {
+static void send_type(int fd, enum rail_oob_frame_type type) {
   uint8_t wire[RAIL_OOB_FRAME_SIZE];
   rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){.type = type}, wire);
   CHECK_INT(write(fd, wire, sizeof wire), sizeof wire);
@@ -59,8 +59,8 @@ TEST(a_sender_says_goodbye) {
   CHECK_INT(rail_stats_get(&comm->rails[0].port->stats[IB_DEVICE_QPS]), 3);
   CHECK_OK(ib_close_send(comm));
   CHECK(same(before));
-  CHECK_INT(hear(peer), RAIL_OOB_GOODBYE);
-  CHECK_INT(hear(peer), 0);
+  CHECK_INT(recv_frame(peer), RAIL_OOB_GOODBYE);
+  CHECK_INT(recv_frame(peer), 0);
   close(peer);
 }
 
@@ -86,12 +86,12 @@ TEST(lingers_until_told) {
   for (size_t i = 0; i < RAIL_COUNT_OF(words); i++) {
     struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, &peer);
     CHECK_OK(ib_close_recv(comm));
-    CHECK_INT(hear(peer), RAIL_OOB_GOODBYE);
+    CHECK_INT(recv_frame(peer), RAIL_OOB_GOODBYE);
     poll(NULL, 0, 30);
     CHECK(!same(before));
-    say(peer, words[i]);
+    send_type(peer, words[i]);
     RIG_WAIT(same(before), 500);
-    CHECK_INT(hear(peer), 0);
+    CHECK_INT(recv_frame(peer), 0);
     close(peer);
   }
 }
@@ -122,13 +122,13 @@ TEST(a_sender_says_that_it_is_drained) {
     int peer;
     struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
     atomic_store(&comm->outstanding, (uint32_t)pending);
-    say(peer, RAIL_OOB_GOODBYE);
+    send_type(peer, RAIL_OOB_GOODBYE);
     if (pending) {
       struct pollfd p = {.fd = peer, .events = POLLIN};
       CHECK_INT(poll(&p, 1, 100), 0);
       atomic_store(&comm->outstanding, 0);
     }
-    CHECK_INT(hear(peer), RAIL_OOB_DRAINED);
+    CHECK_INT(recv_frame(peer), RAIL_OOB_DRAINED);
     close(peer);
     poll(NULL, 0, 20);
     CHECK_INT(atomic_load(&comm->health), IB_COMM_PEER_CLOSED);
@@ -138,7 +138,7 @@ TEST(a_sender_says_that_it_is_drained) {
   int peer; /* the receiver does not wait any more */
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   atomic_store(&comm->outstanding, 1);
-  say(peer, RAIL_OOB_GOODBYE);
+  send_type(peer, RAIL_OOB_GOODBYE);
   close(peer);
   RIG_WAIT(atomic_load(&comm->health) == (IB_COMM_PEER_CLOSED | IB_COMM_PEER_GONE), 1000);
   atomic_store(&comm->outstanding, 0);
@@ -150,7 +150,7 @@ TEST(drained_out_of_turn) {
   for (int sender = 0; sender < 2; sender++) {
     int peer;
     struct ib_comm *comm = rig_comm(sender, RIG_WATCHED, 1, &peer);
-    say(peer, RAIL_OOB_DRAINED);
+    send_type(peer, RAIL_OOB_DRAINED);
     RIG_WAIT(atomic_load(&comm->health) == IB_COMM_PEER_LOST, 1000);
     CHECK_OK(sender ? ib_close_send(comm) : ib_close_recv(comm));
     close(peer);
@@ -224,8 +224,8 @@ TEST(never_closed) {
   ib_watch_end();
   CHECK(atomic_load(&comm->stopped));
   CHECK(log_said("never closed"));
-  CHECK_INT(hear(peer), RAIL_OOB_GOODBYE);
-  CHECK_INT(hear(peer), 0);
+  CHECK_INT(recv_frame(peer), RAIL_OOB_GOODBYE);
+  CHECK_INT(recv_frame(peer), 0);
   CHECK_OK(ib_close_send(comm));
   CHECK(same(before));
   CHECK_OK(ib_watch_begin());

@@ -33,7 +33,8 @@ TEST(one_rail) {
   hs_pair(&h, DEV_A1, DEV_B);
   check_common(&h, 1);
   CHECK(sent(&h)->plan.verify && received(&h)->plan.ece);
-  CHECK(hs_said("listening for fakeA:1 at 127.0.0.1:") && hs_said("connected to 127.0.0.1:") && hs_said("verified"));
+  CHECK(hs_logged("listening for fakeA:1 at 127.0.0.1:") && hs_logged("connected to 127.0.0.1:") &&
+        hs_logged("verified"));
   CHECK_MSG(h.longest_ns < 200000000, "a call took %" PRIu64 " ns", h.longest_ns);
   hs_end(&h);
 }
@@ -268,9 +269,9 @@ static void refused(int listen_dev, int connect_dev, const char *script, const c
   char text[160];
   for (int i = 0; i < 2; i++) {
     snprintf(text, sizeof text, "refused: port %s here", names[i]);
-    CHECK_MSG(hs_said(text), "'%s' is missing: %s", text, hs_lines);
+    CHECK_MSG(hs_logged(text), "'%s' is missing: %s", text, hs_lines);
     snprintf(text, sizeof text, "and port %s there", names[i]);
-    CHECK_MSG(hs_said(text), "'%s' is missing: %s", text, hs_lines);
+    CHECK_MSG(hs_logged(text), "'%s' is missing: %s", text, hs_lines);
   }
   hs_end(&h);
 }
@@ -293,7 +294,7 @@ TEST(ports_that_are_down) {
   hs_listen(&h, DEV_A1);
   hs_run_connect(&h, DEV_B);
   CHECK_INT(h.connect, RAIL_SYSTEM_ERROR);
-  CHECK(hs_said("port fakeB is down"));
+  CHECK(hs_logged("port fakeB is down"));
   hs_end(&h);
   hs_begin(&h);
   hs_listen(&h, DEV_B); /* the acceptor's: both sides hear of it */
@@ -301,7 +302,7 @@ TEST(ports_that_are_down) {
   fake_script("port fakeB 1 state=active");
   CHECK_INT(h.accept, RAIL_SYSTEM_ERROR);
   CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
-  CHECK(hs_said("its log says why"));
+  CHECK(hs_logged("its log says why"));
   hs_end(&h);
 }
 
@@ -315,9 +316,9 @@ TEST(a_first_write_that_is_lost) {
   hs_run_connect(&h, DEV_B);
   fake_script("reset");
   CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
-  CHECK(hs_said("the first write between port fakeB here (GID 10.77.1.1) and port fakeA:1 there (GID 10.77.0.1) "
+  CHECK(hs_logged("the first write between port fakeB here (GID 10.77.1.1) and port fakeA:1 there (GID 10.77.0.1) "
                 "failed"));
-  CHECK(hs_said("NCCL_IB_GID_INDEX") && hs_said("4791"));
+  CHECK(hs_logged("NCCL_IB_GID_INDEX") && hs_logged("4791"));
   hs_end(&h);
 }
 
@@ -330,7 +331,7 @@ TEST(a_network_of_a_smaller_mtu) {
   hs_run_connect(&h, DEV_B);
   fake_script("port fakeA 1 packet=4096; port fakeB 1 packet=4096");
   CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
-  CHECK(hs_said("the first write between port fakeB here") && hs_said("MTUs of both ports"));
+  CHECK(hs_logged("the first write between port fakeB here") && hs_logged("MTUs of both ports"));
   hs_end(&h);
 }
 
@@ -343,7 +344,7 @@ TEST(a_first_write_that_never_comes) {
   hs_run(&h, DEV_B);
   fake_script("reset");
   CHECK(h.connect == RAIL_REMOTE_ERROR);
-  CHECK(hs_said("no first write"));
+  CHECK(hs_logged("no first write"));
   hs_end(&h);
 }
 
@@ -375,7 +376,7 @@ TEST(whatever_fails) {
       hs_run_connect(&h, DEV_B);
       failed = h.connect != RAIL_OK;
       if (!failed && h.accept == RAIL_IN_PROGRESS) hs_run(&h, DEV_B);
-      if (failed) CHECK_MSG(hs_said("I/O error") || hs_said("connect"), "%s, %d: no line", calls[c], n);
+      if (failed) CHECK_MSG(hs_logged("I/O error") || hs_logged("connect"), "%s, %d: no line", calls[c], n);
       fake_script("reset");
       hs_end(&h);
       CHECK_MSG(n < 2000, "%s is called for ever", calls[c]);
@@ -392,13 +393,13 @@ TEST(arguments) {
   CHECK_INT(ib_connect(h.ctx, DEV_A1, NULL, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
   CHECK_INT(ib_connect(h.ctx, DEV_A1, h.handle, -1, NULL, NULL), RAIL_BAD_ARGUMENT);
   CHECK_INT(ib_connect(h.ctx, 99, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
-  CHECK(!comm && hs_said("device 99 does not exist"));
+  CHECK(!comm && hs_logged("device 99 does not exist"));
   CHECK_INT(ib_connect(NULL, DEV_A1, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
   rail_handle_set_attempt(h.handle, 12345);
   CHECK_INT(ib_connect(h.ctx, DEV_A1, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
   h.handle[0] ^= 1;
   CHECK_INT(ib_connect(h.ctx, DEV_A1, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
-  CHECK(hs_said("was not made by this plugin's listen"));
+  CHECK(hs_logged("was not made by this plugin's listen"));
   CHECK_INT(ib_listen(h.ctx, DEV_A1, NULL, &comm), RAIL_BAD_ARGUMENT);
   CHECK_INT(ib_listen(h.ctx, -1, h.handle, &comm), RAIL_BAD_ARGUMENT);
   CHECK_INT(ib_accept(NULL, &comm, NULL), RAIL_BAD_ARGUMENT);

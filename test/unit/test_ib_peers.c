@@ -38,7 +38,7 @@ TEST(strangers_hold_nobody_up) {
   }
   CHECK_INT(h.accept, RAIL_IN_PROGRESS);
   others_come_through(&h);
-  CHECK(hs_said("not a RailIB hello"));
+  CHECK(hs_logged("not a RailIB hello"));
   for (int i = 0; i < 60; i++) rail_sock_close(&fds[i]);
   hs_end(&h);
 }
@@ -68,7 +68,7 @@ TEST(hellos_that_are_refused) {
   hs_listen(&h, DEV_A1);
   usleep(150000); /* the listener's lines are at most ten a second */
   CHECK_INT(judged(&h, other_version), RAIL_REASON_VERSION);
-  CHECK(hs_said("(9, ours 3)"));
+  CHECK(hs_logged("(9, ours 3)"));
   CHECK_INT(judged(&h, other_version_and_secret), RAIL_REASON_SECRET);
   CHECK_INT(judged(&h, other_magic), RAIL_REASON_NONE);
   CHECK_INT(judged(&h, other_secret), RAIL_REASON_SECRET);
@@ -134,7 +134,7 @@ TEST(peers_that_lie_are_told_so) {
     lie(&r, what);
     CHECK_INT(raw_verdict(&r, &h), RAIL_REASON_MESSAGE);
     CHECK_INT(h.accept, RAIL_IN_PROGRESS);
-    CHECK_MSG(hs_said("accept of 127.0.0.1:"), "lie %d: %s", what, hs_lines);
+    CHECK_MSG(hs_logged("accept of 127.0.0.1:"), "lie %d: %s", what, hs_lines);
     raw_end(&r);
     others_come_through(&h);
     hs_end(&h);
@@ -153,7 +153,7 @@ TEST(an_offer_of_values_that_cannot_be) {
   raw_send_offer(&r, &offer);
   CHECK_INT(raw_verdict(&r, &h), IB_REASON_PLAN);
   CHECK_INT(h.accept, RAIL_BAD_USAGE);
-  CHECK(hs_said("port raw0 there") && hs_said("an MTU that does not exist"));
+  CHECK(hs_logged("port raw0 there") && hs_logged("an MTU that does not exist"));
   raw_end(&r);
   hs_end(&h);
 }
@@ -173,7 +173,7 @@ TEST(silent_peers) {
   struct hs other = h;
   others_come_through(&other);
   for (int i = 0; i < 3; i++) CHECK_INT(raw_verdict(&r[i], &h), RAIL_REASON_TIMEOUT);
-  CHECK(hs_said("waited for the peer's offer") && hs_said("waited for the peer's queue pairs"));
+  CHECK(hs_logged("waited for the peer's offer") && hs_logged("waited for the peer's queue pairs"));
   for (int i = 0; i < 3; i++) raw_end(&r[i]);
   CHECK_OK(ib_close_send(other.sent));
   CHECK_OK(ib_close_recv(other.received));
@@ -195,7 +195,7 @@ TEST(peers_that_die) {
     accept_for(&h, 50);
   }
   CHECK_INT(fake_live("qp"), h.qps);
-  CHECK(hs_said("closed the connection in the middle of the handshake") || hs_said("Connection reset"));
+  CHECK(hs_logged("closed the connection in the middle of the handshake") || hs_logged("Connection reset"));
   others_come_through(&h);
   hs_end(&h);
 }
@@ -213,7 +213,7 @@ TEST(a_peer_whose_writes_do_not_come) {
   say_qps(&r, 1);
   CHECK_INT(raw_verdict(&r, &h), IB_REASON_VERIFY);
   CHECK_INT(h.accept, RAIL_REMOTE_ERROR);
-  CHECK(hs_said("port fakeA:1 here (GID 10.77.0.1) and port raw0 there (GID 10.77.9.9)"));
+  CHECK(hs_logged("port fakeA:1 here (GID 10.77.0.1) and port raw0 there (GID 10.77.9.9)"));
   raw_end(&r);
   hs_end(&h);
 }
@@ -294,8 +294,8 @@ TEST(listeners_that_lie) {
       CHECK(!rail_deadline_passed(deadline));
     }
     CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
-    CHECK_MSG(hs_said("connect to 127.0.0.1:") && hs_said("over fakeB"), "%d: %s", what, hs_lines);
-    if (what == HANGS_UP) CHECK(hs_said("connections in a row, within 400 ms (RAIL_IB_CONNECT_TIMEOUT)"));
+    CHECK_MSG(hs_logged("connect to 127.0.0.1:") && hs_logged("over fakeB"), "%d: %s", what, hs_lines);
+    if (what == HANGS_UP) CHECK(hs_logged("connections in a row, within 400 ms (RAIL_IB_CONNECT_TIMEOUT)"));
     rail_sock_close(&door);
     hs_end(&h);
   }
@@ -311,7 +311,7 @@ TEST(accept_may_take_any_time) {
   uint64_t end = rail_deadline_in_ms(500);
   while (!rail_deadline_passed(end)) hs_connect_once(&h, DEV_B);
   CHECK_INT(h.connect, RAIL_IN_PROGRESS);
-  CHECK(hs_said("connect to 127.0.0.1:") && hs_said("over fakeB: not accepted for 0."));
+  CHECK(hs_logged("connect to 127.0.0.1:") && hs_logged("over fakeB: not accepted for 0."));
   ib_params.connect_ms = 30000; /* the rest may take its time on a busy machine */
   hs_run(&h, DEV_B);
   CHECK(h.connect == RAIL_OK && h.accept == RAIL_OK);
@@ -370,7 +370,7 @@ TEST(busy_is_not_for_ever) {
   }
   for (int i = 0; i < IB_MAX_PENDING; i++) CHECK(raw_recv(&r[i], &h, &message));
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
-  while (!hs_said("too many pending connections); trying again")) {
+  while (!hs_logged("too many pending connections); trying again")) {
     hs_connect_once(&h, DEV_B);
     hs_accept_once(&h);
     ENSURE(!rail_deadline_passed(deadline) && h.connect == RAIL_IN_PROGRESS, "%d: %s", h.connect, hs_lines);
@@ -391,7 +391,7 @@ TEST(dropped_for_good) {
   uint64_t begun = rail_now_ns();
   hs_run_connect(&h, DEV_B);
   CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
-  CHECK(hs_said("the listener is gone"));
+  CHECK(hs_logged("the listener is gone"));
   CHECK(rail_now_ns() - begun < 10000000000ull); /* RAIL_IB_CONNECT_TIMEOUT is 30 s */
   hs_end(&h);
 }
@@ -404,7 +404,7 @@ TEST(nobody_listens) {
   hs_close_listen(&h);
   hs_run_connect(&h, DEV_B);
   CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
-  CHECK(hs_said("no TCP connection from lo") && hs_said("Connection refused"));
+  CHECK(hs_logged("no TCP connection from lo") && hs_logged("Connection refused"));
   hs_end(&h);
   hs_begin(&h); /* 0 is never */
   ib_params.connect_ms = 0;

@@ -24,7 +24,7 @@ TEST(silence_without_requests_is_fine) {
   int peer;
   with_times(60, 60, 30);
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  CHECK_INT(hear(peer, NULL, 200), -1);
+  CHECK_INT(recv_frame(peer, NULL, 200), -1);
   CHECK_INT(HEALTH(comm), 0);
   done(comm, peer);
 }
@@ -35,7 +35,7 @@ TEST(silence_with_requests_ends) {
   uint64_t number, then = rail_now_ns();
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   atomic_store(&comm->outstanding, 1);
-  while ((type = hear(peer, &number, 2000)) == RAIL_OOB_PING) CHECK_INT(number, ++pings);
+  while ((type = recv_frame(peer, &number, 2000)) == RAIL_OOB_PING) CHECK_INT(number, ++pings);
   CHECK_INT(type, 0); /* should it wake up it learns that this is over */
   CHECK(pings >= 1 && pings <= 3);
   CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT);
@@ -83,8 +83,8 @@ TEST(silence_is_reported_once) {
   for (int i = 0; i < 3; i++) {
     CHECK_INT(HEALTH(comms[i]), IB_COMM_STALLED);
     CHECK(atomic_load(&comms[i]->peer_silent));
-    CHECK_INT(hear(peers[i], &number, 1000), RAIL_OOB_PING);
-    say_number(peers[i], RAIL_OOB_PONG, number);
+    CHECK_INT(recv_frame(peers[i], &number, 1000), RAIL_OOB_PING);
+    send_frame(peers[i], RAIL_OOB_PONG, number);
     RIG_WAIT(!atomic_load(&comms[i]->peer_silent), 1000);
   }
   RIG_WAIT(log_said("the peer answers again, after 0."), 1000);
@@ -99,12 +99,12 @@ TEST(asked_64_times_at_most) {
   uint64_t number = 0;
   with_times(0, 0, 20);
   struct ib_comm *comm = comm_with(7, true, 1, &peer);
-  while (asked < 64 && hear(peer, &number, 5000) == RAIL_OOB_PING) asked++;
+  while (asked < 64 && recv_frame(peer, &number, 5000) == RAIL_OOB_PING) asked++;
   CHECK_INT(asked, 64);
-  CHECK_INT(hear(peer, NULL, 400), -1); /* no 65th */
+  CHECK_INT(recv_frame(peer, NULL, 400), -1); /* no 65th */
   CHECK_INT(number, 64);
-  say_number(peer, RAIL_OOB_PONG, number);
-  CHECK_INT(hear(peer, &number, 1000), RAIL_OOB_PING);
+  send_frame(peer, RAIL_OOB_PONG, number);
+  CHECK_INT(recv_frame(peer, &number, 1000), RAIL_OOB_PING);
   CHECK_INT(number, 65);
   done(comm, peer);
   with_defaults();
@@ -206,7 +206,7 @@ TEST(the_side_channels_network_goes) {
 static void alive_for(struct ib_comm *comm, int peer, bool answers, bool moves, int ms) {
   uint64_t end = rail_deadline_in_ms((uint64_t)ms), number;
   while (!rail_deadline_passed(end)) {
-    if (hear(peer, &number, 5) == RAIL_OOB_PING && answers) say_number(peer, RAIL_OOB_PONG, number);
+    if (recv_frame(peer, &number, 5) == RAIL_OOB_PING && answers) send_frame(peer, RAIL_OOB_PONG, number);
     if (moves) rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
   }
 }
@@ -229,7 +229,7 @@ TEST(no_deadline_no_ping) {
   with_times(0, 0, 0);
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   atomic_store(&comm->outstanding, 1);
-  CHECK_INT(hear(peer, NULL, 150), -1);
+  CHECK_INT(recv_frame(peer, NULL, 150), -1);
   CHECK_INT(HEALTH(comm), 0);
   done(comm, peer);
   with_defaults();

@@ -19,7 +19,7 @@ static void with_events(int64_t return_async_events) {
 TEST(goodbye) {
   int peer;
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  say_number(peer, RAIL_OOB_GOODBYE, 0);
+  send_frame(peer, RAIL_OOB_GOODBYE, 0);
   close(peer);
   RIG_WAIT(HEALTH(comm), 1000);
   poll(NULL, 0, 20);
@@ -56,7 +56,7 @@ TEST(garbage) {
   }
   int peer; /* an answer that was not asked for */
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  say_number(peer, RAIL_OOB_PONG, 1);
+  send_frame(peer, RAIL_OOB_PONG, 1);
   RIG_WAIT(HEALTH(comm) == IB_COMM_PEER_LOST, 1000);
   done(comm, peer);
 }
@@ -67,8 +67,8 @@ TEST(ping_is_answered) {
   uint8_t wire[RAIL_OOB_FRAME_SIZE];
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   for (uint64_t i = 7; i < 12; i++) {
-    say_number(peer, RAIL_OOB_PING, i << 40);
-    CHECK_INT(hear(peer, &number, 1000), RAIL_OOB_PONG);
+    send_frame(peer, RAIL_OOB_PING, i << 40);
+    CHECK_INT(recv_frame(peer, &number, 1000), RAIL_OOB_PONG);
     CHECK(number == i << 40);
   }
   rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){RAIL_OOB_PING, 3}, wire); /* bytewise */
@@ -76,7 +76,7 @@ TEST(ping_is_answered) {
     CHECK_INT(write(peer, wire + i, 1), 1);
     if (i % 8 == 0) poll(NULL, 0, 1);
   }
-  CHECK_INT(hear(peer, &number, 1000), RAIL_OOB_PONG);
+  CHECK_INT(recv_frame(peer, &number, 1000), RAIL_OOB_PONG);
   CHECK_INT(number, 3);
   CHECK_INT(HEALTH(comm), 0);
   done(comm, peer);
@@ -98,7 +98,7 @@ TEST(a_peer_that_does_not_read) {
     CHECK_INT(write(peer, wire, sizeof wire), sizeof wire);
   }
   poll(NULL, 0, 20);
-  while ((type = hear(peer, &number, 100)) == RAIL_OOB_PONG) {
+  while ((type = recv_frame(peer, &number, 100)) == RAIL_OOB_PONG) {
     CHECK(number > last);
     last = number;
     pongs++;
@@ -306,9 +306,9 @@ TEST(fork_leaves_the_parent_alone) {
   CHECK_INT(waitpid(pid, &status, 0), pid);
   CHECK(WIFEXITED(status));
   CHECK_INT(WEXITSTATUS(status), 0);
-  CHECK_INT(hear(peer, NULL, 20), -1);
-  say_number(peer, RAIL_OOB_PING, 77);
-  CHECK_INT(hear(peer, &number, 1000), RAIL_OOB_PONG);
+  CHECK_INT(recv_frame(peer, NULL, 20), -1);
+  send_frame(peer, RAIL_OOB_PING, 77);
+  CHECK_INT(recv_frame(peer, &number, 1000), RAIL_OOB_PONG);
   CHECK_INT(HEALTH(comm), 0);
   done(comm, peer);
 }
