@@ -42,6 +42,7 @@
 enum sk_side { SK_SENDER, SK_RECEIVER };
 
 struct rail_net_ctx;
+struct rail_net_listener;
 struct sk_comm;
 struct sk_reconnect;
 struct sk_accepted_comm;
@@ -250,6 +251,17 @@ static inline void sk_mr_release(struct sk_mr *mr) {
 }
 
 /* ---- the other calls ---------------------------------------------------------- */
+
+/* sk_connect.c */
+rail_result_t sk_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
+                         struct rail_net_device_handle **dev_handle);
+void sk_connect_drop(void *attempt); /* of a context's attempts */
+
+/* sk_listen.c */
+rail_result_t sk_listen(void *ctx, int dev, void *handle, void **listen_comm);
+rail_result_t sk_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
+rail_result_t sk_close_listen(void *listen_comm);
+void sk_listener_close(struct rail_net_listener *listener); /* of a context's listeners */
 
 /* sk_progress.c: starts what was submitted and moves what can be moved. For the owner. */
 rail_result_t sk_progress(struct sk_comm *comm);

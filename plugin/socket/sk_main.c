@@ -8,7 +8,6 @@
 #include "common/base/log.h"
 #include "common/conn/linger.h"
 #include "plugin/socket/sk_acceptor.h"
-#include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_engine.h"

@@ -15,9 +15,12 @@
 
 /* ---- PING and PONG ------------------------------------------------------- */
 
-/* Where there is no room the peer asks again, or is asked again. */
+/* Where there is no room the peer asks again, or is asked again. Counted before its bytes are: the watch thread, which
+ * compares the two without owning the comm, must not take a PING for progress. */
 static void send_keepalive(struct sk_comm *comm, struct sk_stream *s, enum sk_frame_type type) {
-  if (sk_stream_send_frame(s, type, 0, 0, 0)) rail_stats_add(&comm->traffic.keepalives_out, 1);
+  if (!sk_stream_can_queue(s)) return;
+  rail_stats_add(&comm->traffic.keepalives_out, 1);
+  sk_stream_send_frame(s, type, 0, 0, 0);
 }
 
 static rail_result_t on_keepalive(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {

@@ -150,8 +150,8 @@ static inline uint8_t *sk_stream_queue(struct sk_stream *s, uint32_t staged, con
   return at;
 }
 
-/* A frame without payload, now if the socket takes it. Best effort: false where there is no room. */
-bool sk_stream_send_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t seq, uint64_t size, uint32_t tag);
+/* A frame without payload, now if the socket takes it. Best effort: none where there is no room. */
+void sk_stream_send_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t seq, uint64_t size, uint32_t tag);
 
 /* The next bytes to go, at most about SK_IO_BYTES and `max` pieces; *asked is their sum. Stops at the next payload of
  * `below` bytes and more. */

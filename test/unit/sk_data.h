@@ -13,7 +13,7 @@
 
 #include "common/base/clock.h"
 #include "common/conn/linger.h"
-#include "plugin/socket/sk_calls.h"
+#include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_failover.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_recv.h"

@@ -15,7 +15,6 @@
 #include "common/base/clock.h"
 #include "common/conn/linger.h"
 #include "plugin/socket/sk_acceptor.h"
-#include "plugin/socket/sk_calls.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_param.h"
