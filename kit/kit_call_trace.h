@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Which call of the plugin each thread of a process is in, and since when, in a
- * page that the process shares with its parent: what is left to read when the
- * side has crashed or hangs.
+ * page that the process shares with its parent: readable after the process
+ * has crashed or while it hangs.
  */
 #ifndef RAIL_KIT_TRAIL_H
 #define RAIL_KIT_TRAIL_H
@@ -31,26 +31,26 @@ struct kit_call_slot {
 };
 
 struct kit_call_trace {
-  struct kit_call_slot thread[KIT_CALL_TRACE_THREADS]; /* threads beyond these leave none */
+  struct kit_call_slot thread[KIT_CALL_TRACE_THREADS]; /* threads beyond these are not traced */
   RAIL_ALIGNED(RAIL_CACHELINE) _Atomic uint32_t threads;
 };
 
 /* A descriptor of a fresh page, CLOEXEC; -1 with errno. */
 int kit_call_trace_create(void);
 struct kit_call_trace *kit_call_trace_map(int fd); /* NULL with errno */
-void kit_call_trace_unmap(struct kit_call_trace *trail);
-/* This process writes to `trail` from now on. */
-void kit_call_trace_use(struct kit_call_trace *trail);
+void kit_call_trace_unmap(struct kit_call_trace *trace);
+/* This process writes to `trace` from now on. */
+void kit_call_trace_use(struct kit_call_trace *trace);
 
 /* Around a call of the plugin. */
 void kit_call_begin(enum kit_call call);
 void kit_call_end(void);
 
-/* Where this thread leaves its call trace: for loops that are timed, in which a look at the clock at each call would
- * show. They write `call` themselves, and `since_ns` whenever they look at the clock anyway. */
+/* This thread's slot, for timed loops in which reading the clock at each call would show. They write `call`
+ * themselves, and `since_ns` whenever they read the clock anyway. */
 struct kit_call_slot *kit_call_slot(void);
 
 /* The call that has lasted longest and its seconds; KIT_CALL_NONE: no thread is in one. */
-unsigned kit_call_trace_longest(const struct kit_call_trace *trail, double *seconds);
+unsigned kit_call_trace_longest(const struct kit_call_trace *trace, double *seconds);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Checks for code that is shared by test programs, and small measuring tools.
+ * Assertions for code that test programs share, and small measuring tools.
  *
  * tap.h's CHECKs end a case with a longjmp inside one file and one thread.
  * ENSURE does the same from the harness's own files, from threads started
@@ -39,7 +39,7 @@ void kit_on_skip(void (*handler)(const char *why));
  * them; then fails with the first failure, if any. */
 void kit_run_threads(int n, void (*fn)(void *arg), void *args, size_t stride);
 
-/* For code that must end a thread or child by itself; false: it failed, `why` says how. */
+/* For code that must end a thread or child by itself; false: it failed, `why` has how. */
 bool kit_catch(void (*fn)(void *arg), void *arg, char *why, size_t why_size);
 
 /* ---- numbers ---- */

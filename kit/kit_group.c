@@ -14,7 +14,7 @@
 #define TICK_MS 10
 #define GRACE_MS 500  /* for the others, when one process has failed */
 #define LONG_S 0.25   /* no call of a plugin lasts so long */
-#define EXIT_MS 10000 /* for a process that has said its last word */
+#define EXIT_MS 10000 /* for a process that has reported its end */
 
 struct kit_group {
   const struct kit_group_options *how;
@@ -22,7 +22,7 @@ struct kit_group {
   bool leads;
   int nprocesses;
   uint64_t start_ns, limit_ms;
-  uint64_t grace; /* deadline of the others; 0: nobody has failed */
+  uint64_t grace; /* deadline of the others; 0: no one has failed */
   int first;      /* the process that failed first; -1 */
   bool link_lost, released;
   struct kit_child child[KIT_MAX_PROCESSES];
@@ -69,10 +69,10 @@ static void check_barrier(struct kit_group *w) {
 
 static bool is_bad(enum kit_end end) { return end != KIT_END_FINE && end != KIT_END_LOST; }
 
-/* Others see these ends before they are known here, and say first what follows from them. */
+/* Peers see these ends before the parent does, and report the consequences first. */
 static int reported_late(enum kit_end end) { return end == KIT_END_CRASH ? 2 : end == KIT_END_ERROR ? 1 : 0; }
 
-/* The side that the others' failures follow from: the first to say so, but for one that could not. */
+/* The process that caused the others' failures: the first to report one, except for one that could not report. */
 static void note_failure(struct kit_group *w, int rank) {
   enum kit_end end = w->child[rank].end.end;
   if (!is_bad(end) || (w->child[rank].death_expected && end != KIT_END_ERROR)) return;
@@ -154,7 +154,7 @@ static void read_end_frame(struct kit_child *c, struct kit_frame *f) {
 
 static void handle_child_frame(struct kit_group *w, int rank, struct kit_frame *f) {
   struct kit_child *c = &w->child[rank];
-  f->from = rank; /* whatever it says */
+  f->from = rank; /* whatever it claims */
   if (f->kind == KIT_FRAME_END) read_end_frame(c, f), note_failure(w, rank);
   else if (f->kind == KIT_FRAME_EXPECT_DEATH) c->death_expected = true;
   else if (f->kind == KIT_FRAME_BYTES && valid_rank(w, f->to)) send_to(w, f);
@@ -201,10 +201,10 @@ static const char *signal_text(int number) {
   return name ? name : "unknown";
 }
 
-/* What a process's end means, its last word known. */
+/* What a process's end means; its report, if any, is known. */
 static void classify_exit(struct kit_child *c, int status) {
   char place[128];
-  if (c->killed) return; /* `end` says why */
+  if (c->killed) return; /* `end` has the reason */
   if (c->death_expected) {
     c->end.end = KIT_END_FINE;
     return;
@@ -236,7 +236,7 @@ static void reap(struct kit_group *w, int rank) {
 static void end_child(struct kit_child *c, enum kit_end end, const char *why, const char *place) {
   if (c->killed || c->pid <= 0) return;
   c->killed = true;
-  if (end != KIT_END_LOST || !is_bad(c->end.end)) { /* its own word about its failure stays */
+  if (end != KIT_END_LOST || !is_bad(c->end.end)) { /* its own report of its failure stays */
     c->end.end = end;
     snprintf(c->end.text, sizeof c->end.text, "%s%s", why, place);
   }

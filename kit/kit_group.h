@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A process group: some processes (processes) that do one job together, on this host or
- * on two. The parent starts them, carries their words, watches their time,
- * and learns how each of them ended. It never loads a plugin.
+ * A process group: processes that do one job together, on this host or on two.
+ * The parent starts them, relays their messages, enforces their time limit, and
+ * finds out how each of them ended. It never loads a plugin.
  *
  * Not thread-safe: a process group belongs to the thread that runs it.
  */
@@ -17,11 +17,11 @@
 enum kit_end {
   KIT_END_FINE,
   KIT_END_SKIPPED,
-  KIT_END_FAILED, /* the role said so */
-  KIT_END_CRASH,  /* a signal, or an exit nobody expected */
+  KIT_END_FAILED, /* reported by the role */
+  KIT_END_CRASH,  /* a signal, or an unexpected exit */
   KIT_END_HANG,   /* killed at the limit */
-  KIT_END_LOST,   /* only ended because another process did */
-  KIT_END_ERROR,  /* the kit's own: it could not be started, the other host is gone */
+  KIT_END_LOST,   /* ended only because another process had */
+  KIT_END_ERROR,  /* of the kit itself: it could not be started, the other host is gone */
 };
 const char *kit_end_text(enum kit_end end); /* "fine", "skipped", "failed", "crashed", "hung", "lost", "not run" */
 #define KIT_HOST_LOST "the connection to the other host is lost" /* the text of such a KIT_END_ERROR */
@@ -33,7 +33,7 @@ struct kit_process_end {
   int signal;
 };
 
-/* What a process says while it runs. */
+/* What a process reports while it runs. */
 enum kit_message_kind { KIT_MESSAGE_NOTE, KIT_MESSAGE_METRIC, KIT_MESSAGE_LOG, KIT_MESSAGE_RECORD };
 struct kit_message {
   enum kit_message_kind kind;
@@ -41,11 +41,11 @@ struct kit_message {
   const char *text;  /* NOTE: the note; LOG: a warning that the plugin logged; METRIC: its name */
   double value;      /* METRIC */
   const char *unit;  /* METRIC */
-  const void *data;  /* ROLE: what kit_send_record was given */
+  const void *data;  /* RECORD: what kit_send_record was given */
   size_t size;
 };
 
-/* How a process is started, where it differs from its parent. Applies to sides on this host only. */
+/* How a process is started, where it differs from its parent. Applies to processes on this host only. */
 struct kit_process_setup {
   const char *netns;      /* a named network namespace to enter; NULL: none */
   const char *preload;    /* for LD_PRELOAD; NULL: none */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Shared by kit_group.c, kit_spawn.c, kit_process.c and kit_link.c, only. */
+ * Private to kit_group.c, kit_spawn.c, kit_process.c and kit_link.c. */
 #ifndef RAIL_KIT_GROUP_IMPL_H
 #define RAIL_KIT_GROUP_IMPL_H
 
@@ -10,28 +10,28 @@
 #include "kit/kit_call_trace.h"
 #include "kit/kit_group.h"
 
-/* What a process and its parent, and two parents, say to each other: one frame a message, over a SOCK_SEQPACKET pair
- * or a TCP stream (kit_link.c). */
+/* The protocol of a process with its parent, and of two parents: one frame a message, over a SOCK_SEQPACKET pair or a
+ * TCP stream (kit_link.c). */
 
 #define KIT_FRAME_ROOM 16384
-#define KIT_PARENT (-1) /* as `from` and `to`: who started the process group */
-#define KIT_ALL (-2)    /* as `to`: every side */
+#define KIT_PARENT (-1) /* as `from` and `to`: the parent of the process group */
+#define KIT_ALL (-2)    /* as `to`: every process */
 
 enum kit_frame_kind {
-  KIT_FRAME_JOB = 1, /* parent → side, leader → follower: struct kit_job */
-  KIT_FRAME_BYTES,   /* side → side */
-  KIT_FRAME_BARRIER,    /* side → leader */
-  KIT_FRAME_RELEASE,      /* leader → sides: all have met */
-  KIT_FRAME_EXITED,    /* leader → sides: side `from` has ended */
-  KIT_FRAME_NOTE,    /* side → leader: text */
-  KIT_FRAME_METRIC,  /* double, unit[16], name */
-  KIT_FRAME_LOG,     /* text */
-  KIT_FRAME_RECORD,    /* bytes */
-  KIT_FRAME_END,     /* side → its parent: int32 kit_end, text */
-  KIT_FRAME_EXPECT_DEATH,   /* side → its parent: my death is wanted */
-  KIT_FRAME_ENDED,   /* follower → leader: struct kit_process_end */
-  KIT_FRAME_KILL,    /* leader → follower: end all processes */
-  KIT_FRAME_DONE,    /* leader → follower: this process group is done */
+  KIT_FRAME_JOB = 1,      /* parent → process, leader → follower: struct kit_job */
+  KIT_FRAME_BYTES,        /* process → process */
+  KIT_FRAME_BARRIER,      /* process → leader: it has reached the barrier */
+  KIT_FRAME_RELEASE,      /* leader → processes: all have reached it */
+  KIT_FRAME_EXITED,       /* leader → processes: process `from` has ended */
+  KIT_FRAME_NOTE,         /* process → leader: text */
+  KIT_FRAME_METRIC,       /* double, unit[16], name */
+  KIT_FRAME_LOG,          /* text */
+  KIT_FRAME_RECORD,       /* bytes */
+  KIT_FRAME_END,          /* process → its parent: int32 kit_end, text */
+  KIT_FRAME_EXPECT_DEATH, /* process → its parent: the job is to kill it */
+  KIT_FRAME_ENDED,        /* follower → leader: struct kit_process_end */
+  KIT_FRAME_KILL,         /* leader → follower: end all processes */
+  KIT_FRAME_DONE,         /* leader → follower: this process group is done */
   KIT_FRAME_KINDS
 };
 
@@ -61,15 +61,15 @@ struct kit_child {
   struct kit_call_trace *calls;
   struct kit_queue out;
   bool here;
-  bool at_barrier;      /* waits in a meeting */
-  bool reported;    /* `end` holds its own word */
-  bool death_expected;    /* its death is wanted */
-  bool killed;   /* at the limit, or because another one failed; `end` says which */
-  bool over;     /* `end` is final */
+  bool at_barrier;     /* waits in a barrier */
+  bool reported;       /* `end` holds its own report */
+  bool death_expected; /* the job is to kill it */
+  bool killed;         /* at the limit, or because another one failed; `end` holds which */
+  bool over;           /* `end` is final */
   struct kit_process_end end;
 };
 
-/* Starts a process: on success pid, fd and trail are set; else `end` says why not. */
+/* Starts a process: on success pid, fd and calls are set; else `end` has the reason. */
 bool kit_spawn(struct kit_child *child, const struct kit_job *job, const struct kit_process_setup *setup);
 /* Ends the process and everything it has started. */
 void kit_child_kill(struct kit_child *child);

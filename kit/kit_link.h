@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Two hosts: `rail-kit … --listen [ADDR:]PORT` on one, `--connect HOST:PORT`
- * on the other; who of them leads is the caller's choice. One TCP connection
- * carries jobs and the processes' words. Nobody can start anything but the plugin
- * named on the follower's own command line through it.
+ * on the other; which of them leads is the caller's choice. One TCP connection
+ * carries jobs and the processes' messages. Nothing but the plugin named on the
+ * follower's own command line can be started through it.
  */
 #ifndef RAIL_KIT_LINK_H
 #define RAIL_KIT_LINK_H

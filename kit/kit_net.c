@@ -61,7 +61,7 @@ const char *kit_plugin_path(void) {
   return path;
 }
 
-/* Traffic of tests stays on the loopback interface unless the caller says otherwise. */
+/* Traffic of tests stays on the loopback interface unless the caller chooses another. */
 static void stay_local(void) {
   if (!getenv("RAIL_KIT_REMOTE")) setenv("NCCL_SOCKET_IFNAME", "lo", 0);
 }

@@ -9,7 +9,7 @@
  * through loader/netload.h.
  *
  * Every function here fails the case (ENSURE) when the plugin breaks the
- * contract: an error nobody expected, a request or a done left unwritten, a
+ * contract: an unexpected error, a request or a done left unwritten, a
  * deadline. Outputs that NCCL presets to NULL (contexts, comms, registration
  * handles) are preset here, too: whether they are written has checks of its own.
  */
@@ -38,7 +38,7 @@ void kit_net_target(const char *plugin, int version, int dev);
 /* From then on the device is the one that makeVDevice makes of these; ndevs 0: it is dev. Every initialisation makes it
  * anew: where devices outlive contexts it is the same one again. */
 void kit_net_target_fused(const struct rail_net_vprops_v12 *devices);
-/* After devices: makes it, and sets dev and ndev. Returns what the plugin said; a skip if it cannot fuse at all. */
+/* After devices: makes it, and sets dev and ndev. Returns the plugin's result; a skip if it cannot fuse at all. */
 int kit_net_fuse(struct kit_net *n);
 const char *kit_plugin_path(void);
 
@@ -76,7 +76,7 @@ void *kit_net_connect(struct kit_net *n, void *handle); /* until the deadline */
 void *kit_net_accept(struct kit_net *n, void *listen);
 /* Alternates connect and accept on this thread until p, which has a listen comm and its handle, has both ends. */
 void kit_pair_connect(struct kit_pair *p);
-/* Listens, meets, then closes the listen comm as NCCL does. */
+/* Listens, connects, then closes the listen comm as NCCL does. */
 void kit_pair_open(struct kit_net *n, struct kit_pair *p);
 void kit_pair_close(struct kit_pair *p);
 
@@ -84,7 +84,7 @@ void kit_pair_close(struct kit_pair *p);
 
 enum kit_op_kind { KIT_OP_SEND, KIT_OP_RECV };
 
-/* One isend or irecv and what came of it. Without a comm it is the peer's (a process group of two, kit_process.h): it
+/* One isend or irecv and its outcome. Without a comm it is the peer's (a process group of two, kit_process.h): it
  * counts as done here, and no call is made, so that both processes can run the same list. */
 struct kit_op {
   enum kit_op_kind kind;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where sides run when all are on this host: even ones in one place, odd ones
+ * Where processes run when all are on this host: even ranks in one place, odd ones
  * in another, each with a network namespace and an environment of its own. So
- * two ports of one machine, or two namespaces, can stand for two hosts.
+ * two ports of one machine, or two namespaces, can act as two hosts.
  */
 #ifndef RAIL_KIT_PLACES_H
 #define RAIL_KIT_PLACES_H

@@ -27,7 +27,7 @@ static bool find_script(char path[PATH_MAX]) {
   return false;
 }
 
-/* The script says itself what it lacks. */
+/* The script reports what it lacks. */
 static bool draw(const char *script, const char *figure, const char *target) {
   int status = 0;
   fflush(NULL);

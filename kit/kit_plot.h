@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* Has the figure drawn that `write` writes as JSON (plot.py says what it holds). `target` ends with .svg or .png.
+/* Has the figure drawn that `write` writes as JSON (plot.py documents it). `target` ends with .svg or .png.
  * The script lies in share/railyard where the kit is installed, or in its build tree's source. False: reported on
  * stderr. */
 bool kit_plot(bool (*write)(FILE *f, const void *arg), const void *arg, const char *target);

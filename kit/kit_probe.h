@@ -13,7 +13,7 @@ struct kit_probe {
   char name[256];
 };
 
-/* In the place of the first process. False: it cannot be used there at all; `why` says how that was found, and what the
+/* In the place of the first process. False: it cannot be used there at all; `why` has the failure, and what the
  * plugin logged. */
 bool kit_probe(const char *plugin, const struct kit_placement *placement, struct kit_probe *probe, char *why,
                size_t why_size);

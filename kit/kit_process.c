@@ -21,25 +21,25 @@
 
 #define LOG_LINES 40 /* warnings passed on; a plugin in trouble logs without end */
 
-/* Bytes from one peer that nobody has asked for yet. */
+/* Bytes from one peer that were not read yet. */
 struct inbox {
   uint8_t *data;
   size_t first, end, room;
   bool gone;  /* it has ended */
-  bool spare; /* … and may */
+  bool may_end; /* … and is allowed to */
 };
 
 struct kit_process {
   struct kit_job job;
   uint64_t deadline;
-  uint32_t meetings, met;
+  uint32_t barriers, passed;
   struct inbox from[KIT_MAX_PROCESSES];
 };
 
 static struct kit_process this_process;
 static atomic_int logged;
 
-/* A failed side's connections stay for so long, that the parent hears of it before it hears of what follows from it. */
+/* A failed process keeps its connections open so long that the parent gets its report before those of its peers. */
 #define LINGER_US 50000
 
 /* ---- out ---- */
@@ -48,7 +48,7 @@ static void send_frame(uint32_t kind, int to, const void *data, size_t size) {
   struct kit_frame f = {.kind = kind, .from = this_process.job.rank, .to = to, .size = (uint32_t)size};
   if (size > 0) memcpy(f.data, data, size);
   while (send(KIT_PROCESS_FD, &f, KIT_FRAME_HEAD + size, MSG_NOSIGNAL) < 0)
-    if (errno != EINTR) _exit(3); /* the parent is gone: nobody is left to tell */
+    if (errno != EINTR) _exit(3); /* the parent is gone: nothing can be reported */
 }
 
 static void send_text(uint32_t kind, const char *text) {
@@ -60,9 +60,9 @@ static void send_text(uint32_t kind, const char *text) {
 }
 
 static void send_end(enum kit_end end, const char *text) {
-  struct { int32_t end; char text[1024]; } word = {.end = (int32_t)end};
-  snprintf(word.text, sizeof word.text, "%s", text);
-  send_frame(KIT_FRAME_END, KIT_PARENT, &word, offsetof(__typeof__(word), text) + strlen(word.text) + 1);
+  struct { int32_t end; char text[1024]; } report = {.end = (int32_t)end};
+  snprintf(report.text, sizeof report.text, "%s", text);
+  send_frame(KIT_FRAME_END, KIT_PARENT, &report, offsetof(__typeof__(report), text) + strlen(report.text) + 1);
 }
 
 _Noreturn static void end_now(enum kit_end end, const char *text) {
@@ -99,11 +99,11 @@ void kit_note(struct kit_process *self, const char *fmt, ...) {
 }
 
 void kit_metric(struct kit_process *self, const char *name, double value, const char *unit) {
-  struct { double value; char unit[16]; char name[64]; } word = {.value = value};
+  struct { double value; char unit[16]; char name[64]; } metric = {.value = value};
   (void)self;
-  snprintf(word.unit, sizeof word.unit, "%s", unit);
-  snprintf(word.name, sizeof word.name, "%s", name);
-  send_frame(KIT_FRAME_METRIC, KIT_PARENT, &word, sizeof word);
+  snprintf(metric.unit, sizeof metric.unit, "%s", unit);
+  snprintf(metric.name, sizeof metric.name, "%s", name);
+  send_frame(KIT_FRAME_METRIC, KIT_PARENT, &metric, sizeof metric);
 }
 
 void kit_send_record(struct kit_process *self, const void *data, size_t size) {
@@ -130,7 +130,7 @@ static void inbox_add(struct inbox *in, const void *data, size_t size) {
     ENSURE(bigger, "out of memory");
     if (have > 0) memcpy(bigger, in->data + in->first, have);
     free(in->data);
-    *in = (struct inbox){.data = bigger, .end = have, .room = room, .gone = in->gone, .spare = in->spare};
+    *in = (struct inbox){.data = bigger, .end = have, .room = room, .gone = in->gone, .may_end = in->may_end};
   }
   memcpy(in->data + in->end, data, size);
   in->end += size;
@@ -140,7 +140,7 @@ static void take(struct kit_process *self, const struct kit_frame *f) {
   if (f->kind != KIT_FRAME_RELEASE && (f->from < 0 || f->from >= KIT_MAX_PROCESSES)) return;
   switch (f->kind) {
   case KIT_FRAME_BYTES: inbox_add(&self->from[f->from], f->data, f->size); break;
-  case KIT_FRAME_RELEASE: self->met++; break;
+  case KIT_FRAME_RELEASE: self->passed++; break;
   case KIT_FRAME_EXITED: self->from[f->from].gone = true; break;
   default: break;
   }
@@ -179,7 +179,7 @@ void kit_recv_bytes(struct kit_process *self, int from, void *data, size_t size)
   struct inbox *in = &self->from[from];
   while (!kit_bytes_ready(self, from, size)) {
     if (in->gone) lost("the other side had ended: side", from);
-    if (rail_deadline_passed(self->deadline)) lost("nothing was heard until the deadline from side", from);
+    if (rail_deadline_passed(self->deadline)) lost("nothing was received until the deadline from side", from);
     receive(self, 100);
   }
   memcpy(data, in->data + in->first, size);
@@ -194,11 +194,11 @@ void kit_exchange(struct kit_process *self, int with, const void *mine, void *th
 
 void kit_barrier(struct kit_process *self) {
   send_frame(KIT_FRAME_BARRIER, KIT_PARENT, NULL, 0);
-  self->meetings++;
-  while (self->met < self->meetings) {
+  self->barriers++;
+  while (self->passed < self->barriers) {
     for (int i = 0; i < self->job.nprocesses; i++)
-      if (self->from[i].gone && !self->from[i].spare) lost("the other side had ended: side", i);
-    if (rail_deadline_passed(self->deadline)) lost("not all sides have come to meeting", (int)self->meetings);
+      if (self->from[i].gone && !self->from[i].may_end) lost("the other side had ended: side", i);
+    if (rail_deadline_passed(self->deadline)) lost("not all sides have reached barrier", (int)self->barriers);
     receive(self, 100);
   }
 }
@@ -208,7 +208,7 @@ void kit_process_expect_death(struct kit_process *self) {
   send_frame(KIT_FRAME_EXPECT_DEATH, KIT_PARENT, NULL, 0);
 }
 
-void kit_process_allow_loss(struct kit_process *self, int rank) { self->from[rank].spare = true; }
+void kit_process_allow_loss(struct kit_process *self, int rank) { self->from[rank].may_end = true; }
 
 const struct kit_job *kit_process_job(const struct kit_process *self) { return &self->job; }
 int kit_process_rank(const struct kit_process *self) { return self->job.rank; }
@@ -232,12 +232,12 @@ _Noreturn void kit_process_main(const struct kit_role *roles) {
   struct rlimit none = {0, 0};
   read_job();
   setrlimit(RLIMIT_CORE, &none); /* a crash is a result here */
-  struct kit_call_trace *trail = kit_call_trace_map(KIT_CALL_TRACE_FD);
-  if (trail) kit_call_trace_use(trail);
+  struct kit_call_trace *trace = kit_call_trace_map(KIT_CALL_TRACE_FD);
+  if (trace) kit_call_trace_use(trace);
   close(KIT_CALL_TRACE_FD);
   dup2(STDERR_FILENO, STDOUT_FILENO); /* the parent's standard output is for its report */
-  this_process.deadline =
-      rail_deadline_in_ms(this_process.job.limit_ms * 9 / 10); /* to say what it waits for, before it is killed */
+  /* Below the limit: it reports what it waits for before it is killed. */
+  this_process.deadline = rail_deadline_in_ms(this_process.job.limit_ms * 9 / 10);
   kit_patience_cap(this_process.job.limit_ms * 8 / 10);
   kit_seed(this_process.job.seed);
   kit_net_target(this_process.job.plugin, this_process.job.version, this_process.job.dev);

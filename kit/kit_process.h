@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One process of a process group, from the inside. `rail-kit side` runs kit_process_main:
- * it reads a job, runs the role that the job names, reports, and exits. The
+ * One process of a process group, from the inside. `rail-kit side` runs
+ * kit_process_main: it reads a job, runs the role that the job names, reports, and exits. The
  * plugin is loaded here and nowhere else, so whatever it does ends only this
  * process.
  *
@@ -30,16 +30,16 @@ const struct kit_job *kit_process_job(const struct kit_process *self);
 int kit_process_rank(const struct kit_process *self);
 int kit_process_count(const struct kit_process *self);
 
-/* Bytes between sides, in order for each pair, through the parents: for handles, plans and results, not for
+/* Bytes between processes, in order for each pair, through the parents: for handles, plans and results, not for
  * bandwidth. kit_recv_bytes waits for exactly `size` bytes and fails the process at the job's deadline, or when a
  * process it waits for has ended. One thread of a process at a time. */
 void kit_send_bytes(struct kit_process *self, int to, const void *data, size_t size);
 void kit_recv_bytes(struct kit_process *self, int from, void *data, size_t size);
 /* Are `size` bytes of `from` here? Never waits. */
 bool kit_bytes_ready(struct kit_process *self, int from, size_t size);
-/* Both directions with one other side. */
+/* Both directions with one peer. */
 void kit_exchange(struct kit_process *self, int with, const void *mine, void *theirs, size_t size);
-/* Returns when all processes have come here. */
+/* Barrier: returns when all processes have reached it. */
 void kit_barrier(struct kit_process *self);
 
 /* What the report says besides the verdict. A metric is a number that tools compare: unit "us", "B/s", "", … */
@@ -50,7 +50,7 @@ void kit_send_record(struct kit_process *self, const void *data, size_t size);
 
 /* From now on the death of this process by a signal, or its silence, is what the job wants. */
 void kit_process_expect_death(struct kit_process *self);
-/* The same of another process: waiting for it must not fail this one. */
+/* The same of a peer: waiting for it must not fail this process. */
 void kit_process_allow_loss(struct kit_process *self, int rank);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What came of a list of things tried on a plugin (conform's checks, fault's
+ * The results of a list of things tried on a plugin (conform's checks, fault's
  * scenarios), for people, as JSON and as JUnit XML.
  */
 #ifndef RAIL_KIT_REPORT_H
@@ -14,7 +14,7 @@
 
 enum kit_level {
   KIT_MUST,     /* NCCL hangs, crashes or corrupts data without it */
-  KIT_SHOULD,   /* NCCL lives without it, its users suffer */
+  KIT_SHOULD,   /* NCCL works without it, its users suffer */
   KIT_OBSERVED, /* a figure or a choice; no verdict (but a crash or a hang is one) */
 };
 const char *kit_level_text(enum kit_level level); /* "MUST", "SHOULD", "OBSERVED" */

@@ -65,8 +65,8 @@ static void place(int fd, int at) {
 
 _Noreturn static void become_process(pid_t parent, int fd, int calls_fd, const struct kit_job *job,
                                   const struct kit_process_setup *setup) {
-  static char name[] = "rail-kit", word[] = "side";
-  char *argv[] = {name, word, NULL};
+  static char name[] = "rail-kit", role[] = "side";
+  char *argv[] = {name, role, NULL};
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(NOT_STARTED);
@@ -142,7 +142,7 @@ bool kit_child_reap(struct kit_child *child, int *status) {
 
 int kit_child_receive(struct kit_child *child, struct kit_frame *f) {
   ssize_t n = recv(child->fd, f, sizeof *f, MSG_DONTWAIT);
-  /* A process that ended with something unread: the kernel says so once, ahead of the process's own last words. */
+  /* A process that ended with something unread: the kernel reports that once, ahead of the last frames. */
   if (n < 0 && errno == ECONNRESET) n = recv(child->fd, f, sizeof *f, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (n <= 0) return -1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Looks at the TCP sockets of this process from outside the plugin, and plays foreign clients. */
+ * Lists the TCP sockets of this process from outside the plugin, and connects as a foreign client. */
 #ifndef RAIL_KIT_TCP_H
 #define RAIL_KIT_TCP_H
 

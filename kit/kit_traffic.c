@@ -149,7 +149,7 @@ static void sent(struct kit_flow *f, struct kit_traffic_slot *s, const int *size
   bool end = s->first >= f->end;
   size_t size = end ? end_size(f->plan, f->conn, s->first) : traffic_size(f->plan, f->conn, s->first);
   if (sizes[0] != (int)size) wrong(f, s->first, "a send of %zu bytes was reported as %d", size, sizes[0]);
-  /* The buffer is the caller's again: whoever still needs it sends this. */
+  /* The buffer is the caller's again: what still needs it sends this. */
   if (!f->plan->direct) memset(s->data, SCRIBBLE, size);
   if (end) return;
   f->bytes += size;
@@ -306,7 +306,7 @@ int kit_flow_step(struct kit_flow *f) {
   /* The call that met the error may have completed others before, which had been asked already. */
   if (f->error != RAIL_OK) finished += test_all(f);
   if (finished > 0) moved(f);
-  if (complete(f)) { /* receives beyond the END fail when the sender is gone: nobody waits for them */
+  if (complete(f)) { /* receives beyond the END fail when the sender is gone: no one waits for them */
     f->finished = true;
     f->error = RAIL_OK;
   }

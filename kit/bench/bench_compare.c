@@ -49,7 +49,7 @@ static bool same_cell(const json_t *a, const json_t *b) {
                                      "sleep_us"};
   for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
     if (!json_equal(json_object_get(a, keys[i]), json_object_get(b, keys[i]))) return false;
-  /* Files of before there was a choice do not say. */
+  /* Older files have no such key. */
   return json_is_true(json_object_get(a, "spin")) == json_is_true(json_object_get(b, "spin"));
 }
 

@@ -20,7 +20,7 @@ struct kit_bench_counters {
   char why_not[100];
 };
 
-/* Before the plugin is loaded: threads started from here on are counted. Never fails: what is not allowed is said. */
+/* Before the plugin is loaded: threads started from here on are counted. Never fails; why_not has the reason. */
 void kit_bench_counters_open(struct kit_bench_counters *c);
 void kit_bench_counters_close(struct kit_bench_counters *c);
 /* Since the process began. */
@@ -34,9 +34,9 @@ struct kit_bench_load { double time, busy, own; }; /* seconds */
 
 struct kit_bench_load kit_bench_load_now(void);
 /* Cores that processes which are not this one or its ended children have kept busy since. NAN: this system does not
- * say. Interrupts are left out: loopback's belong to no process. */
+ * report it. Interrupts are left out: loopback's belong to no process. */
 double kit_bench_load_of_others(const struct kit_bench_load *since);
-/* Bytes that processes can still have. NAN: this system does not say. */
+/* Bytes that processes can still have. NAN: this system does not report it. */
 double kit_bench_free_memory(void);
 
 #endif

@@ -235,7 +235,7 @@ static double lead(struct kit_bench_process *s, double seconds) {
     uint64_t start = rail_now_ns();
     serve(s, trips);
     double took = (double)(rail_now_ns() - start) / 1e9;
-    /* Beginning and ending a batch takes longer than a round trip: one alone says nothing. */
+    /* Beginning and ending a batch takes longer than a round trip: one alone is no measure. */
     s->round_trip_s = trips < 16 ? took / (double)(4 * trips) : took / (double)trips;
     spent += took;
   }
@@ -263,8 +263,8 @@ void kit_bench_pingpong(struct kit_bench_process *s, double seconds, struct kit_
   if (s->rank == 0) sum_up_samples(&s->samples, 2, out);
 }
 
-/* Connections made and closed again. A batch is all conns of the cell: the handles are handed over first, then all
- * sides meet, and from there on until its last connection is there a process's time counts. So what carries the
+/* Connections made and closed again. A batch is all conns of the cell: the handles are passed first, then all
+ * processes meet, and from there on until its last connection is there a process's time counts. So what carries the
  * handles is not in it. The first batch is not counted: it starts what a plugin starts once. */
 
 #define SETTLE_MS 1000 /* closing may go on behind the caller's back for so long */

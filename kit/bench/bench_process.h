@@ -24,10 +24,10 @@ struct kit_bench_memory {
   bool cuda;
 };
 
-/* Touched, so that no page is first met in the middle of a phase. False: `why` says why not. */
+/* Touched, so that no page is first met in the middle of a phase. False: `why` has the reason not. */
 bool kit_bench_memory_make(struct kit_bench_memory *m, size_t size, bool cuda, char *why, size_t why_size);
 void kit_bench_memory_free(struct kit_bench_memory *m);
-/* Between such a buffer and plain memory. False: CUDA says no. */
+/* Between such a buffer and plain memory. False: CUDA returned an error. */
 bool kit_bench_memory_write(const struct kit_bench_memory *m, char *to, const void *from, size_t size);
 bool kit_bench_memory_read(const struct kit_bench_memory *m, void *to, const char *from, size_t size);
 
@@ -106,7 +106,7 @@ struct kit_bench_record {
 #define KIT_BENCH_MAGIC 0x42454e43u
 
 /* Results are those of the plugin interface. None of these waits. A conn's listen, connect and accept are made once
- * (again after close). What a call says besides its result is in the conn. */
+ * (again after close). What a call returns besides its result is in the conn. */
 struct kit_bench_wire {
   rail_result_t (*start)(struct kit_bench_process *s);
   rail_result_t (*listen)(struct kit_bench_process *s, struct kit_bench_conn *conn);  /* conn->listen, conn->handle */
@@ -176,7 +176,7 @@ void kit_bench_idle(const struct kit_bench_process *s); /* after a pass without 
 
 /* All conns, as the cell wants them; none is open. */
 void kit_bench_make_conns(struct kit_bench_process *s);
-/* Listens, and hands the handles over. */
+/* Listens, and passes the handles on. */
 void kit_bench_listen_all(struct kit_bench_process *s);
 /* Connects and accepts until all conns are open; the processes that have to are at it, too. */
 void kit_bench_connect_all(struct kit_bench_process *s);

@@ -165,7 +165,7 @@ static const struct kit_bench_result *bad_round(const struct kit_bench_results *
   return kit_bench_at(r, round, cell, column);
 }
 
-/* What cannot be measured usually cannot in many cells, for one reason; either side may be the one that says so. */
+/* What cannot be measured usually cannot in many cells, for one reason; either process may report it. */
 static bool skipped_before(const struct kit_bench_results *r, size_t cell, unsigned int column,
                            const struct kit_bench_result *now) {
   const char *why = strstr(now->what, ": ");

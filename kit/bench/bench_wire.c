@@ -169,7 +169,7 @@ struct stream {
   struct piece pieces[KIT_BENCH_WINDOW + KIT_BENCH_GROUP];
 };
 
-/* Loopback, unless it does not lead to the other sides. */
+/* Loopback, unless it does not lead to the other processes. */
 static bool own_address(union rail_addr *addr) {
   struct rail_interface all[RAIL_MAX_INTERFACES], found;
   *addr = (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}}};

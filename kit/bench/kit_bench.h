@@ -113,7 +113,7 @@ extern const struct kit_bench_metric_info kit_bench_metrics[KIT_BENCH_METRICS];
 
 enum kit_bench_verdict {
   KIT_BENCH_OK,
-  KIT_BENCH_WRONG,   /* bytes, a size, or an order that nobody sent */
+  KIT_BENCH_WRONG,   /* bytes, a size, or an order that no one sent */
   KIT_BENCH_FAILED,  /* a call returned an error */
   KIT_BENCH_STUCK,   /* nothing moved, or a call did not return */
   KIT_BENCH_CRASHED,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What a communicator tells its plugin besides: network attributes, traffic class, profiler. */
+ * What else a communicator passes to its plugin: network attributes, traffic class, profiler. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -141,7 +141,7 @@ enum { EVENT_START, EVENT_STOP };
 
 static struct event { void *phandle; int64_t id; int stops; } events[MAX_EVENTS];
 static atomic_int started, stopped;
-static atomic_bool decline; /* leave *eHandle alone, as NCCL does when nobody asked for network events */
+static atomic_bool decline; /* leave *eHandle alone, as NCCL does when no one asked for network events */
 static char wrong[256];     /* the first that was wrong */
 static pthread_mutex_t events_lock = PTHREAD_MUTEX_INITIALIZER;
 static int handles[64];     /* their addresses are the pHandles */

@@ -58,7 +58,7 @@ static void timed_pair(struct kit_net *n, struct timing *t) {
   p.listen = kit_net_listen(n, p.handle);
   lap_end(t, lap);
   lap = lap_start();
-  kit_accept_step(n, p.listen, &p.recv); /* while nobody is there */
+  kit_accept_step(n, p.listen, &p.recv); /* while no one is there */
   lap_end(t, lap);
   uint64_t deadline = soon();
   while (!p.send || !p.recv) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Item 12, the peer's end: killed, stopped, gone or reset, at any moment. NCCL has no timeout of its own: only an error
- * from the plugin tells the application that a rank is lost.
+ * from the plugin is how the application learns that a rank is lost.
  *
  * One process ends, the other observes. The first announces its end, so that the other knows when its time begins. */
 #include <sched.h>
@@ -71,7 +71,7 @@ static int reset_connections(void) {
   return done;
 }
 
-/* Tells the peer, and ends as the script says. Returns after a reset or before an exit. */
+/* Announces the end to the peer, and ends as the script has it. Returns after a reset or before an exit. */
 static void die(struct kit_process *self, const struct script *s) {
   static struct kit_tcp_socket sockets[256];
   char announcement = 'x';
@@ -286,7 +286,7 @@ static void killed_while_connecting(struct kit_process *self) {
   kit_net_close(&n);
 }
 
-/* Over a connection that nobody has accepted. */
+/* Over a connection that no one has accepted. */
 static void send_to_nobody(struct kit_net *n, void *comm) {
   const size_t size = 100000;
   uint8_t *data = kit_pages(size);

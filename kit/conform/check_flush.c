@@ -123,7 +123,7 @@ static void several_at_once(struct kit_process *self) {
   kit_conn_close(&l);
 }
 
-/* Whatever it says, it says so soon, and everything can be closed. */
+/* Whatever its result, it comes soon, and everything can be closed. */
 static void after_the_sender_has_gone(struct kit_process *self) {
   static struct kit_conn l;
   uint8_t *out, *in;

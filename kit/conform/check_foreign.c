@@ -170,9 +170,9 @@ static void accept_for(struct kit_listener *d, int ms) {
 }
 
 static bool is_closed_by_peer(int fd) {
-  char words[256]; /* it may say why before it hangs up */
-  ssize_t got = recv(fd, words, sizeof words, MSG_DONTWAIT);
-  if (got > 0) got = recv(fd, words, sizeof words, MSG_DONTWAIT);
+  char reason[256]; /* it may send a reason before it closes */
+  ssize_t got = recv(fd, reason, sizeof reason, MSG_DONTWAIT);
+  if (got > 0) got = recv(fd, reason, sizeof reason, MSG_DONTWAIT);
   return got == 0 || (got < 0 && errno == ECONNRESET);
 }
 

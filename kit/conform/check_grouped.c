@@ -152,7 +152,7 @@ static void the_group_shrinks(struct kit_process *self) { /* as members of a fus
   kit_conn_close(&all.l);
 }
 
-/* All receives posted ahead of all sends; the same tags in every group, so only "the first unfinished group" says which
+/* All receives posted ahead of all sends; one set of tags in every group, so "the first unfinished group" decides which
  * buffer is meant. */
 static void same_tags_in_many_groups(struct kit_process *self) {
   static struct groups all;

@@ -362,7 +362,7 @@ static void exit_with_all_open(struct kit_process *self) {
          WEXITSTATUS(status));
 }
 
-/* ---- what it says ---- */
+/* ---- results and logs ---- */
 
 /* Standard output and error go into a file until loudly(). */
 static int quietly(int keep[2]) {

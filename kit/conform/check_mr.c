@@ -187,7 +187,7 @@ static void dmabuf_descriptor_is_the_callers(struct kit_process *self) {
     bool open = fstat(fd, &after) == 0 && after.st_ino == before.st_ino;
     ENSURE(open, "regMrDmaBuf returned %d and closed the caller's descriptor: NCCL closes it, too, by then perhaps "
            "somebody else's of that number", rc);
-    close(fd); /* as NCCL does at once; whoever needs it later has a copy */
+    close(fd); /* as NCCL does at once; what needs it later has a copy */
     if (rc == 0) kit_mr_dereg(&n, p.send, mh);
     kit_note(self, "regMrDmaBuf of a memory file returned %d", rc);
     munmap(data, size);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * *request preset to 0x1 says that a receive's completion is optional: a hint, not a pointer, and the data still
+ * *request preset to 0x1 means that a receive's completion is optional: a hint, not a pointer, and the data still
  * comes. */
 #include <sched.h>
 #include <string.h>
@@ -114,7 +114,7 @@ static void irecv_consumed_of_a_finished_request(struct kit_process *self) {
     }
     memset(in, 0, MANY * LEN);
     for (int i = 0; i < MANY / 2 && kit_op_post(l.net, &ops[i]); i++) {}
-    if (old) l.net->vt->irecv_consumed(l.pair.recv, 1, old); /* whatever it says, nothing breaks */
+    if (old) l.net->vt->irecv_consumed(l.pair.recv, 1, old); /* whatever it returns, nothing breaks */
     kit_conn_run(&l, ops, 2 * MANY, KIT_OPS_OLDEST);
     for (int i = 0; i < MANY; i++)
       ENSURE(kit_pattern_check(in + i * LEN, LEN, (uint64_t)round * MANY + (uint64_t)i) < 0,

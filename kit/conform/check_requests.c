@@ -104,7 +104,7 @@ static void full_table_is_not_an_error(struct kit_process *self) {
     if (crowd_send(c)) idle = 0;
     else idle++, sched_yield();
   }
-  for (int k = 0; k < 200; k++) crowd_receive(c); /* and it says so as often as it is asked */
+  for (int k = 0; k < 200; k++) crowd_receive(c); /* and returns NULL each time */
   kit_metric(self, "receives_outstanding", c->received, "");
   kit_metric(self, "sends_outstanding", c->sent, "");
   if (c->received == CROWD) kit_note(self, "no limit was met with %d receives", CROWD);
@@ -156,7 +156,7 @@ static void depth_post(struct depth *d, struct kit_op *op, int index, int most, 
   const char *call = op->kind == KIT_OP_SEND ? "isend" : "irecv";
   while (!kit_op_post(d->l->net, op)) {
     ENSURE(!op->error, "%s returned %d with %d outstanding: a plugin must bear %d", call, op->error, index, most);
-    /* A NULL may wait for the receiver's word to arrive, no more. */
+    /* A NULL may wait for the receiver's post to arrive, no longer. */
     ENSURE(!rail_deadline_passed(deadline), "%s gives NULL for ever with %d outstanding%s", call, index,
            d->strict ? ", none of them tested yet" : ", all of them tested again and again");
     if (!d->strict) depth_test(d, d->send, d->sends), depth_test(d, d->recv, DEPTH);

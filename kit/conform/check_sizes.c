@@ -139,7 +139,7 @@ static void several_comms_at_random(struct kit_process *self) {
 
 /* ---- the caller's arrays ---- */
 
-/* irecv's arrays name other places as soon as it has returned: whoever reads them again fills the wrong buffer. */
+/* irecv's arrays name other places as soon as it has returned: what reads them again fills the wrong buffer. */
 static void arrays_of(struct kit_conn *l, int n, uint8_t *real, uint8_t *decoy, uint8_t *out) {
   enum { LEN = 5000 };
   struct kit_op group = kit_conn_group(l), wrong = kit_conn_group(l), send[KIT_MAX_GROUP];
@@ -253,7 +253,7 @@ static void send_larger_than_receive(struct kit_process *self) {
   kit_conn_close(&l);
 }
 
-/* A send that went ahead of its receive was done before anybody could know; then a later call must say it. */
+  /* A send that went ahead of its receive was done before this could be known; a later call must return the error. */
 static int sender_learns(struct oversize *o, int error) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(5000));
   while (!error && !rail_deadline_passed(deadline)) {
@@ -345,7 +345,7 @@ static uint8_t *repeated(size_t size) {
   return base;
 }
 
-/* A message of `size` bytes that says the same in every PERIOD. Returns what test reported. */
+/* A message of `size` bytes that repeats its contents every PERIOD bytes. Returns what test reported. */
 static int one_huge(struct kit_process *self, size_t size) {
   struct kit_conn l;
   kit_conn_open(&l, self);

@@ -30,7 +30,7 @@ struct kit_check {
   unsigned versions;  /* a set of KIT_V(n); 0: all */
   bool alone;         /* measures: nothing else runs meanwhile */
   const char *what;   /* one sentence: what the plugin must do */
-  const char *source; /* where NCCL relies on it: "src/transport/net.cc:1414" and so on, of 2.30.7 unless it says */
+  const char *source; /* where NCCL relies on it: "src/transport/net.cc:1414" and so on, of 2.30.7 if not named */
   void (*run)(struct kit_process *self);
 };
 

@@ -89,7 +89,7 @@ static void run_check(const struct kit_conform *how, const struct kit_check *c, 
   kit_result_outcome(r, &outcome, group.nprocesses);
 }
 
-/* False: no more can be tried, and the report says so. */
+/* False: no more can be tried, and the report shows it. */
 static bool try_check(const struct kit_conform *how, struct kit_report *report, const struct kit_filter *choice,
                       const struct kit_check *c, int version, int run) {
   struct kit_result r = {.id = c->id, .name = c->name, .what = c->what, .source = c->source, .level = c->level,
@@ -142,7 +142,7 @@ static int run_versions(const struct kit_conform *how, const struct kit_filter *
   return kit_report_finish(&report);
 }
 
-/* Where nothing can be tried the report says so, as of a check that failed. */
+/* Where nothing can be run the report has one failed check that shows why. */
 static int unusable(const struct kit_conform *how, const struct kit_probe *probe, const char *why) {
   struct kit_report report = {.command = "conform", .plugin = how->plugin, .dev = how->dev, .expected = 1,
                               .json = how->json, .junit = how->junit};

@@ -86,7 +86,7 @@ struct kit_accept_timing kit_listener_accept_peer(struct kit_listener *d) {
   return e;
 }
 
-/* ---- what a connecting plugin says first ---- */
+/* ---- what a connecting plugin sends first ---- */
 
 /* A port of ours beside the listener's first one; the handle points to it from now on. */
 static struct kit_tcp_socket stand_in(const struct kit_listener *d, char *handle) {

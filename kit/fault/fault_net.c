@@ -22,7 +22,7 @@
 
 extern char **environ;
 
-/* Runs a command given as one line of words; what it complains about goes to `said`. 0: done. */
+/* Runs a command given as one line of words; its first line of output goes to `said`. 0: done. */
 __attribute__((format(printf, 3, 4))) static int command(char *said, size_t size, const char *fmt, ...) {
   char line[400], *argv[WORDS + 1], *save = NULL;
   int argc = 0, fds[2], status = -1;
@@ -34,7 +34,7 @@ __attribute__((format(printf, 3, 4))) static int command(char *said, size_t size
   for (char *w = strtok_r(line, " ", &save); w && argc < WORDS; w = strtok_r(NULL, " ", &save)) argv[argc++] = w;
   argv[argc] = NULL;
   char nothing[1];
-  if (!said) said = nothing, size = sizeof nothing; /* nobody wants to know */
+  if (!said) said = nothing, size = sizeof nothing; /* the caller does not need it */
   said[0] = 0;
   if (argc == 0 || pipe2(fds, O_CLOEXEC) != 0) return -1;
   posix_spawn_file_actions_t to;
@@ -66,7 +66,7 @@ __attribute__((format(printf, 3, 4))) static int command(char *said, size_t size
 static void silence(const struct kit_fault_port *port, int rank, bool on) {
   if (!port->ours && on) command(NULL, 0, "tc %s qdisc replace dev %s root netem loss 100%%", AT(port));
   else if (!port->ours) command(NULL, 0, "tc %s qdisc del dev %s root", AT(port));
-  else if (on) /* to an address that nobody has */
+  else if (on) /* to an address that no one has */
     command(NULL, 0, "ip %s neigh replace " ADDRESS "%d lladdr " NOBODY " dev %s nud permanent", port->in, 2 - rank,
             port->name);
   else command(NULL, 0, "ip %s neigh del " ADDRESS "%d dev %s", port->in, 2 - rank, port->name);

@@ -35,7 +35,7 @@ struct kit_fault_net {
 
 /* "[NAMESPACE:]INTERFACE,[NAMESPACE:]INTERFACE". False: it is not that. */
 bool kit_fault_ports_read(const char *text, struct kit_fault_port ports[2]);
-/* Makes it, or looks whether what is given is there, once. False: `why` says why not. */
+/* Makes it, or looks whether what is given is there, once. False: `why` has the reason not. */
 bool kit_fault_net_open(struct kit_fault_net *net);
 /* As it was at first: up, whole, fast. False: it does not come up again. */
 bool kit_fault_net_restore(struct kit_fault_net *net);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One fault, completely: the traffic it happens to, what happens, to whom and
- * when, and what is asked of those who live; and what each process observed.
+ * One fault, completely: the traffic it happens to, what happens, to which process and
+ * when, and what is required of the others; and what each process observed.
  * The plan is drawn by the parent and crosses to the processes as the job's
  * arguments; each of them knows all of it.
  */
@@ -21,7 +21,7 @@ enum kit_act {
   KIT_ACT_CLOSE,     /* closes everything with requests outstanding */
   KIT_ACT_DEREG,     /* takes its memory back with requests outstanding, writes over it, then closes */
   KIT_ACT_RESET,     /* its TCP connections are reset, the process lives */
-  KIT_ACT_CLIENTS, /* clients that nobody asked for, from the listen on; `how` is a kit_client_kind */
+  KIT_ACT_CLIENTS, /* clients that no one asked for, from the listen on; `how` is a kit_client_kind */
   KIT_ACT_SIGNALS,     /* signals to all its threads, without SA_RESTART, from init to finalize */
   KIT_ACT_LINK,      /* its network interface; `how` is a kit_link_act */
   KIT_ACT_FAIL,      /* its call number `nth` of `kinds` fails */
@@ -47,7 +47,7 @@ struct kit_fault_plan {
   uint64_t seed;
   uint64_t comms, dirs, mix, max, group, window; /* traffic, as in kit_traffic.h; comms: connections in all */
   uint64_t act, how, when;
-  uint64_t victims;           /* a set of sides */
+  uint64_t victims;           /* a set of processes */
   uint64_t delay_us;          /* from the agreed moment until it happens */
   uint64_t last_ms;           /* until it is undone */
   uint64_t count;             /* foreign clients */
@@ -84,7 +84,7 @@ struct kit_fault_record {
   int32_t phase;               /* how far it came before it began to close */
   int32_t connections, errors, finished;
   int32_t code;                /* of the first error; 0: none */
-  char call[16];               /* which said so */
+  char call[16];               /* which returned it */
   int32_t other_code;          /* of an error of another kind than the remote one, else 0 */
   int64_t first_ns, last_ns;   /* from the event to the first and the last connection's error; -1: there was none */
   int64_t connect_ns;          /* until all were connected; -1: they were not */

@@ -37,7 +37,7 @@ struct kit_fault_state {
   struct kit_flow flow[KIT_FAULT_COMMS];
   int nflows;
   bool dereg_done;
-  char peer_said; /* about its connections: '?' nothing yet, 'y'es, 'n'o */
+  char peer_result; /* about its connections: '?' nothing yet, 'y'es, 'n'o */
   uint64_t start_ns, event_ns; /* event_ns 0: not agreed yet */
   int64_t waited_ns;           /* for a core, when that was last looked at */
 };
@@ -218,12 +218,12 @@ static bool connect_one(struct kit_fault_state *f, int i, struct hello *theirs) 
   return false;
 }
 
-/* Has the peer said how it went? Then until when this process tries on: not for long when the other gave up, nor,
+/* Has the peer reported its result? Then until when this process keeps trying: not long when the peer gave up, nor,
  * where calls fail, when it has all it wanted; a failure may have been at this end of a connection. */
 static uint64_t try_until(struct kit_fault_state *f, uint64_t until) {
-  if (f->peer_said != '?' || !waits_for_other(f) || !kit_bytes_ready(f->self, f->peer, 1)) return until;
-  kit_recv_bytes(f->self, f->peer, &f->peer_said, 1);
-  bool soon = f->peer_said == 'n' || f->plan.act == KIT_ACT_FAIL;
+  if (f->peer_result != '?' || !waits_for_other(f) || !kit_bytes_ready(f->self, f->peer, 1)) return until;
+  kit_recv_bytes(f->self, f->peer, &f->peer_result, 1);
+  bool soon = f->peer_result == 'n' || f->plan.act == KIT_ACT_FAIL;
   return soon ? rail_deadline_in_ms(UNTOLD_MS) : until;
 }
 
@@ -266,13 +266,13 @@ static bool open_flows(struct kit_fault_state *f) {
   return true;
 }
 
-/* Both say how it went. */
+/* Both report their results. */
 static bool both(struct kit_fault_state *f, bool fine) {
   char mine = fine ? 'y' : 'n';
   if (!waits_for_other(f)) return fine;
   kit_send_bytes(f->self, f->peer, &mine, 1);
-  if (f->peer_said == '?') kit_recv_bytes(f->self, f->peer, &f->peer_said, 1);
-  return fine && f->peer_said == 'y';
+  if (f->peer_result == '?') kit_recv_bytes(f->self, f->peer, &f->peer_result, 1);
+  return fine && f->peer_result == 'y';
 }
 
 static bool hellos(struct kit_fault_state *f, bool fine, int group, struct hello *mine, struct hello *theirs) {
@@ -287,7 +287,7 @@ static bool hellos(struct kit_fault_state *f, bool fine, int group, struct hello
 
 static bool connect_all_flows(struct kit_fault_state *f) {
   static struct hello mine, theirs;
-  f->peer_said = '?';
+  f->peer_result = '?';
   int group = 1;
   memset(&mine, 0xa5, sizeof mine);
   bool fine = start(f, &group);
@@ -341,7 +341,7 @@ static void reset_sockets(struct kit_fault_state *f) {
   if (hit == 0) kit_skip("the plugin has no TCP connection that could be reset");
 }
 
-/* From its return on the memory is the caller's: what it writes stays, and nobody sends it. */
+/* From its return on the memory is the caller's: what it writes stays, and no one sends it. */
 static void dereg_all(struct kit_fault_state *f) {
   for (int i = 0; i < f->nflows; i++) {
     rail_result_t r = kit_flow_dereg(&f->flow[i]);

@@ -96,7 +96,7 @@ static void no_such_call(struct kit_result *r) {
   snprintf(r->text, sizeof r->text, "the plugin makes no such call that could be caught");
 }
 
-/* One run without a failure: how many calls are there? -1: it went wrong by itself, and the result says how. */
+/* One run without a failure: how many calls are there? -1: it went wrong by itself, and the result has how. */
 static long calls_of(struct run *run, struct kit_trial *t) {
   t->about = "none failing";
   t->plan.goal = KIT_GOAL_SURVIVE;

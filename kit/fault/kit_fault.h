@@ -2,8 +2,8 @@
  *
  * Faults as numbered scenarios: what happens to a pair of processes with
  * running transfers, and what is asked of the plugin then.
- * fault_scenarios.c lists them, kit_fault.c runs them, fault_verdict.c says
- * what was wrong.
+ * fault_scenarios.c lists them, kit_fault.c runs them, fault_verdict.c
+ * decides what was wrong.
  *
  * Whatever happens, these are MUSTs: no crash, no call that does not return, no
  * wrong byte, and closing works. SHOULD: nothing is left behind, and no call

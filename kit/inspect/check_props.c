@@ -106,7 +106,7 @@ static void verify_differences(struct kit_inspection *in) {
     }
 }
 
-/* ---- what the properties say ---- */
+/* ---- what the properties mean ---- */
 
 #define TOPO_CC "NCCL src/graph/topo.cc"
 #define XML_CC "NCCL src/graph/xml.cc"

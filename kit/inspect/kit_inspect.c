@@ -73,7 +73,7 @@ static bool run(struct kit_inspection *in, int version, char *end, size_t size, 
   const struct kit_process_end *self = &outcome.sides[0];
   if (version && outcome.end == KIT_END_SKIPPED) snprintf(kit_seen(in, version)->skipped, 256, "%.255s", self->text);
   if (outcome.end == KIT_END_FINE || outcome.end == KIT_END_SKIPPED) return true;
-  if (outcome.end == KIT_END_HANG && !self->call[0]) { /* nobody's fault but the machine's, or --limit's */
+  if (outcome.end == KIT_END_HANG && !self->call[0]) { /* no one's fault but the machine's, or --limit's */
     fprintf(stderr, "rail-kit inspect: %s, in %g s: is the machine busy? See --limit\n", self->text, outcome.seconds);
     return false;
   }

@@ -12,7 +12,7 @@ struct kit_replay {
   char **files; /* one process for each; NULL at the end */
   const char *plugin;
   int version, dev; /* 0: the newest; -1: those of the recording */
-  int speed;        /* 0: as fast as it goes; 1: when the recording says */
+  int speed;        /* 0: as fast as it goes; 1: at the recorded times */
   bool compare, json;
   bool unchecked;   /* contents are neither made nor looked at */
   uint64_t seed, limit_ms;

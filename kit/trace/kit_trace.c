@@ -81,7 +81,7 @@ static void series(struct kit_json *j, const char *name, const double *v, uint64
   kit_json_end(j, '}');
 }
 
-/* Two passes: the first tells how long the bins are. */
+/* Two passes: the first finds how long the bins are. */
 static bool sum_with_bins(const char *path, const struct kit_trace *how, struct kit_trace_summary *s) {
   struct kit_trace_summary first = {0};
   struct rail_trace *trace;

@@ -69,7 +69,7 @@ static bool apart(const struct replay_msg *a, const struct replay_msg *b) {
 }
 
 /* Messages of one comm that are in flight together and lie over each other: a part of one has its contents, else
- * nobody can say what the receiver will see. */
+ * it is unknown what the receiver will see. */
 static uint32_t text_of(const struct replay_comm *c, const struct replay_msg *m, uint32_t own) {
   uint32_t text = own;
   for (size_t i = 0; i < c->nlive; i++) {
@@ -306,7 +306,7 @@ static void match_messages(struct replay_comm *send, struct replay_comm *recv) {
   }
 }
 
-/* match_all.c: who talks to whom, and with what. */
+/* Which comm is connected to which, and which message fills which buffer. */
 static bool match_all(struct replay_plan *p) {
   struct replay_file *own = &p->files[p->own];
   if (!pair_ends(p)) return false;

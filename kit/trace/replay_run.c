@@ -116,7 +116,7 @@ static bool do_send(struct replay *r, struct replay_end *end, const struct repla
   const struct replay_msg *m = &end->plan->msgs[call->first];
   struct rail_trace_buf buf = {.mr = m->mr, .at = m->at, .size = m->size};
   void *mhandle = NULL;
-  if (!m->matched) return true; /* nobody would receive it */
+  if (!m->matched) return true; /* no one would receive it */
   if (r->relaxed && m->text == call->first && is_taken(end, m)) buf.mr = 0; /* gets memory of its own */
   struct replay_live *l = live_new(end, (uint32_t)end->next);
   uint8_t *data = replay_buffer(r, end, &buf, &l->loose[0], &mhandle);
@@ -155,8 +155,8 @@ static bool do_recv(struct replay *r, struct replay_end *end, const struct repla
 
 /* ---- connections ------------------------------------------------------- */
 
-/* The word that takes a handle to the process that connects. */
-struct handle_word {
+/* The message that carries a handle to the process that connects. */
+struct handle_message {
   uint32_t comm; /* index there */
   uint8_t handle[RAIL_NET_HANDLE_SIZE];
 };
@@ -170,24 +170,25 @@ static void give_handle(struct replay *r, const struct replay_end *listen) {
   for (size_t i = 0; i < own->ncomms; i++) {
     const struct replay_comm *c = &own->comms[i];
     if (c->made_by != RAIL_TRACE_ACCEPT || c->listen != listen->plan->id || c->peer_file < 0) continue;
-    struct handle_word word = {.comm = c->peer};
-    memcpy(word.handle, listen->handle, sizeof word.handle);
+    struct handle_message message = {.comm = c->peer};
+    memcpy(message.handle, listen->handle, sizeof message.handle);
     if (c->peer_file == r->plan.own) {
-      memcpy(r->ends[c->peer].handle, word.handle, sizeof word.handle);
+      memcpy(r->ends[c->peer].handle, message.handle, sizeof message.handle);
       r->ends[c->peer].has_handle = true;
     } else {
-      kit_send_bytes(r->self, c->peer_file, &word, sizeof word);
+      kit_send_bytes(r->self, c->peer_file, &message, sizeof message);
     }
   }
 }
 
 static void take_handles(struct replay *r, int from) {
-  struct handle_word word;
-  while (from != r->plan.own && kit_bytes_ready(r->self, from, sizeof word)) {
-    kit_recv_bytes(r->self, from, &word, sizeof word);
-    ENSURE(word.comm < r->plan.files[r->plan.own].ncomms, "side %d names comm %u, which is not there", from, word.comm);
-    memcpy(r->ends[word.comm].handle, word.handle, sizeof word.handle);
-    r->ends[word.comm].has_handle = true;
+  struct handle_message message;
+  while (from != r->plan.own && kit_bytes_ready(r->self, from, sizeof message)) {
+    kit_recv_bytes(r->self, from, &message, sizeof message);
+    ENSURE(message.comm < r->plan.files[r->plan.own].ncomms, "side %d names comm %u, which is not there", from,
+           message.comm);
+    memcpy(r->ends[message.comm].handle, message.handle, sizeof message.handle);
+    r->ends[message.comm].has_handle = true;
   }
 }
 
@@ -217,7 +218,7 @@ static bool do_accept(struct replay *r, struct replay_end *end, const struct rep
   if (end->plan->made_by == RAIL_TRACE_ACCEPT) return end->comm || end->dead;
   struct replay_comm *made = replay_comm_of(&r->plan.files[r->plan.own], call->value);
   struct replay_end *to = made ? &r->ends[made - r->plan.files[r->plan.own].comms] : NULL;
-  if (!to || made->peer_file < 0) return true; /* nobody will connect */
+  if (!to || made->peer_file < 0) return true; /* no one will connect */
   int result = r->net.vt->accept(end->comm, &to->comm, &unused);
   if (result != RAIL_OK) {
     to->comm = NULL;

@@ -9,14 +9,14 @@
 
 #define REPLAY_QUANTILES 3 /* p50, p99, max */
 
-/* What a process tells its parent at the end. */
+/* What a process reports to its parent at the end. */
 struct replay_result {
   uint64_t messages, bytes, checked;            /* done; contents compared */
   uint64_t wrong_sizes, wrong_bytes, failures;  /* differences */
   uint64_t undone;     /* not done, though they were in the recording */
   uint64_t overtaken;  /* done before one that was done earlier in the recording */
   uint64_t left_out;   /* messages and buffers without a counterpart, or of comms without one */
-  uint64_t unknown;    /* messages whose contents nobody can know */
+  uint64_t unknown;    /* messages whose contents no one can know */
   uint64_t errors, dropped, flushes; /* of the recording: calls that are not made again */
   uint64_t recorded_ns, replayed_ns; /* first post to last done */
   uint64_t recorded[2][REPLAY_QUANTILES], replayed[2][REPLAY_QUANTILES]; /* post to done; sends, receives */
@@ -63,12 +63,12 @@ struct replay {
   uint8_t *text;         /* what messages contain: a stretch of this, chosen by connection and number */
   bool relaxed; /* posts do not wait for sends any more: the recorded plugin let go of them earlier */
   bool check, timed, own_devices; /* own: the recorded ones */
-  uint64_t start_ns, first_ns, last_ns, told;
+  uint64_t start_ns, first_ns, last_ns, reported;
   struct kit_trace_list recorded[2], replayed[2];
   struct replay_result result;
 };
 
-/* Says that something differs; the first ones are told in full. */
+/* Reports a difference; the first ones in full. */
 void replay_differs(struct replay *r, uint64_t *counter, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 /* replay_data.c */

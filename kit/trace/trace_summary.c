@@ -19,7 +19,7 @@ static struct kit_trace_comm *comm_of(struct kit_trace_summary *s, uint64_t id) 
 }
 
 static bool add_comm(struct kit_trace_summary *s, const struct rail_trace_event *e) {
-  if (!e->made || comm_of(s, e->made)) return true; /* the second of one id is ignored: a file may say anything */
+  if (!e->made || comm_of(s, e->made)) return true; /* the second of one id is ignored: a file is not trusted */
   if (s->ncomms == s->cap) {
     size_t cap = s->cap ? 2 * s->cap : 32;
     struct kit_trace_comm *grown = realloc(s->comms, cap * sizeof *grown);
@@ -79,7 +79,7 @@ static bool post(struct kit_trace_summary *s, const struct kit_trace *how, const
   return true;
 }
 
-/* Receives tell how much came; of sends what was posted counts. */
+/* Receives report how much came; of sends what was posted counts. */
 static void count_done(struct kit_trace_comm *c, const struct kit_trace_open *o, const struct rail_trace_event *e,
                        uint64_t *bytes) {
   *bytes = 0;

@@ -32,8 +32,8 @@ REASONS = ("network namespaces need root", "network namespaces are not possible 
 
 # defect of test/broken → the scenarios that must catch it, the status they end with, what that says
 DEFECTS = {
-    "death_unnoticed": ("kill.both_ways,close.outstanding", "fail", "were told nothing within 1.0 s"),
-    "death_other_error": ("kill.sender,kill.receiver", "fail", r"says 2 \(system error\), not 6 \(remote error\)"),
+    "death_unnoticed": ("kill.both_ways,close.outstanding", "fail", "got no error within 1.0 s"),
+    "death_other_error": ("kill.sender,kill.receiver", "fail", r"returned 2 \(system error\), not 6 \(remote error\)"),
     "reset_is_success": ("kill.receiver", "hang|fail|crash", "."),
     "test_after_error": ("kill.both_ways", "crash", "SIG(SEGV|ABRT|BUS) in test"),
     "sigpipe": ("kill.receiver", "crash", "SIGPIPE"),
@@ -41,14 +41,14 @@ DEFECTS = {
     "close_busy": ("close.outstanding", "fail", "close(Send|Recv) returned 3"),
     "close_slow": ("close.both", "fail", "a close took 1.5"),
     "dereg_lazy": ("close.dereg", "fail", "wrote to memory after deregMr|arrived wrong"),
-    "stranger_blocks": ("strangers.silent", "fail", "until the strangers left|not all of"),
+    "stranger_blocks": ("strangers.silent", "fail", "until the foreign clients left|not all of"),
     "stranger_hangs": ("strangers.silent", "fail", "a call took 4"),
     "stranger_crashes": ("strangers.garbage", "crash", "SIG"),
     "stranger_accepted": ("strangers.garbage,strangers.crowd", "fail", "."),
     "stranger_leaks": ("strangers.reset", "fail", "file descriptors before"),
-    "files_run_out": ("strangers.no_files", "fail", "accept says 2"),
-    "eintr_is_death": ("io.eintr", "fail", r"says 6 \(remote error\)"),
-    "accept_once_eintr": ("io.eintr", "fail", "accept says 2"),
+    "files_run_out": ("strangers.no_files", "fail", "accept returned 2"),
+    "eintr_is_death": ("io.eintr", "fail", r"returned 6 \(remote error\)"),
+    "accept_once_eintr": ("io.eintr", "fail", "accept returned 2"),
     "short_write": ("io.short_pieces", "fail", "."),
     "corrupt_byte": ("stop.short", "fail", "arrived wrong"),
     "one_byte_more": ("stop.short", "fail", "beyond its end"),
@@ -111,15 +111,15 @@ def the_reference_too():
 
 
 def planted(defect):
-    only, wanted, says = DEFECTS[defect]
+    only, wanted, text = DEFECTS[defect]
     status, report, _ = fault(str(BUILD / f"test/broken/libnccl-net-broken-{defect}.so"), "--only", only, "--patience",
                               "1")
     results = [r for name in report for r in report[name]]
     seen = "\n".join(f"{r['name']} {r['status']}: {r['seen']}" for r in results)
     assert status == 1, f"{defect} goes unnoticed: {seen}"
     for r in results:
-        assert re.fullmatch(wanted, r["status"]) and re.search(says, r["seen"]), \
-            f"{defect} was to be noticed by {wanted}, {says!r}: {seen}"
+        assert re.fullmatch(wanted, r["status"]) and re.search(text, r["seen"]), \
+            f"{defect} was to be noticed by {wanted}, {text!r}: {seen}"
         assert f"--only {r['name']} --seed {r['seed']}" in r["again"], r["again"]
 
 
