@@ -131,7 +131,7 @@ def make_columns(build, ranks):
     ]
 
 
-def measure(columns, blocks, rounds, say):
+def measure(columns, blocks, rounds):
     """times[key][size]: one time a round."""
     times = {c.key: {s: [] for b in blocks for s in b.sizes} for c in columns}
     loads = []
@@ -143,7 +143,7 @@ def measure(columns, blocks, rounds, say):
                 for size, us in column.run(block).items():
                     times[column.key][size].append(us)
         loads.append({"others": round(watch.others(), 2), "steal": round(watch.steal(), 3)})
-        say(f"round {number + 1}/{rounds}: {time.monotonic() - start:.1f} s; cores that others kept busy: "
+        machine.log(f"round {number + 1}/{rounds}: {time.monotonic() - start:.1f} s; cores that others kept busy: "
             f"{loads[-1]['others']:.2f}")
     return times, loads
 
@@ -174,7 +174,7 @@ def summarise(times, ranks):
     return out
 
 
-def judge(summary, ranks):
+def compare_with_targets(summary, ranks):
     """What became of each target: (pair, size, wanted, got or None). They are set for 2 ranks."""
     if ranks != 2:
         return []
@@ -212,16 +212,15 @@ def main():
         if unknown := set(wanted) - {c.key for c in columns}:
             parser.error(f"no such column: {', '.join(sorted(unknown))}; there are {', '.join(c.key for c in columns)}")
         columns = [c for c in columns if c.key in wanted]
-    say = lambda text: print(f"bench: {text}", flush=True)
     about = machine.describe(ROOT, os.environ.get("CC", "gcc"))
     blocks = make_blocks(o.min, o.max, o.factor)
     about |= {"ranks": o.ranks, "rounds": o.rounds, "commands": {c.key: [c.shown(b) for b in blocks] for c in columns}}
-    about["others_before"] = round(machine.wait_until_quiet(QUIET, o.wait, say), 2)
+    about["others_before"] = round(machine.wait_until_quiet(QUIET, o.wait), 2)
     if about["others_before"] > QUIET:
-        say(f"WARNING: others keep {about['others_before']:.1f} cores busy; these figures say little")
+        machine.log(f"WARNING: others keep {about['others_before']:.1f} cores busy; these figures mean little")
     start = time.monotonic()
     try:
-        times, about["load_in_rounds"] = measure(columns, blocks, o.rounds, say)
+        times, about["load_in_rounds"] = measure(columns, blocks, o.rounds)
         about["wrong"] = check(columns, blocks)
     except Failed as why:
         print(f"bench: {why}", file=sys.stderr)
@@ -229,7 +228,7 @@ def main():
     about["seconds"] = round(time.monotonic() - start, 1)
     about["plugin"] = next((c.plugin for c in columns if c.key == "net"), "")
     summary = summarise(times, o.ranks)
-    report.write_allreduce(o.out, columns, about, times, summary, judge(summary, o.ranks), QUIET, say)
+    report.write_allreduce(o.out, columns, about, times, summary, compare_with_targets(summary, o.ranks), QUIET)
     return 1 if any(about["wrong"].values()) else 0
 
 

@@ -15,7 +15,7 @@ class Column:
 
     def __init__(self, key, title, env=None):
         self.key, self.title, self.env = key, title, dict(env or {})
-        self.wire = ""  # what the program says it measured
+        self.wire = ""  # what the program reports that it measured
 
     def has(self, cell):
         return True
@@ -60,11 +60,11 @@ class KitBench(Column):
 
 
 class Counted(Column):
-    """A program that counts iterations instead of time: two short runs of a cell tell how many it needs. CPU time is
+    """A program that counts iterations instead of time: two short runs of a cell show how many it needs. CPU time is
     that of both processes, less what starting, connecting and closing cost."""
 
     FIRST = (20000, 64 << 20)  # the first guess: messages, or bytes, whatever is less
-    LEAST = 1  # iterations that it can be told
+    LEAST = 1  # iterations that it accepts
 
     def __init__(self, key, title, env=None):
         super().__init__(key, title, env)
@@ -90,7 +90,7 @@ class Counted(Column):
         if cell not in self.start_cpu:
             rate = self.rate[cell]
             self.start_cpu[cell] = self.once(cell, env, self.LEAST)[1]
-            self.rate[cell] = rate  # that run's says nothing
+            self.rate[cell] = rate  # that run's is no measure
         _, cpu = self.once(cell, env, n)
         rate, cpu = self.rate[cell], cpu - self.start_cpu[cell]
         per_gb = {"cpu_s_per_gb": cpu / ((n * begun - self.LEAST) * cell.size) * 1e9} if cpu > 0 else {}
@@ -119,7 +119,7 @@ def free_port():
 
 
 def wait_for_port(port, child):
-    """Until something listens there, in the child's network. Its output cannot tell: it is buffered."""
+    """Until something listens there, in the child's network. Its output does not show it: it is buffered."""
     deadline, needle = time.monotonic() + 10, f":{port:04X}"
     while time.monotonic() < deadline and child.poll() is None:
         for name in ("tcp", "tcp6"):

@@ -10,6 +10,10 @@ import threading
 import time
 
 
+def log(text):
+    print(f"bench: {text}", flush=True)
+
+
 def first_line(*argv):
     """The first line a command prints, or '?'."""
     try:
@@ -47,7 +51,7 @@ def describe(root, cc):
 def busy_and_stolen():
     """CPU seconds that processes of this machine have used, and that its host has withheld from it."""
     fields = [int(x) / os.sysconf("SC_CLK_TCK") for x in text_of("/proc/stat").splitlines()[0].split()[1:]]
-    # Interrupt time is left out: loopback's belongs to no process, so it could not be told from others'.
+    # Interrupt time is left out: loopback's belongs to no process, so it could not be separated from others'.
     return fields[0] + fields[1] + fields[2], fields[7]
 
 
@@ -95,9 +99,9 @@ class Sampler:
 
     def __init__(self, seconds=5):
         self.seconds, self.seen, self.over = seconds, [], threading.Event()
-        self.thread = threading.Thread(target=self.look, daemon=True)
+        self.thread = threading.Thread(target=self.sample, daemon=True)
 
-    def look(self):
+    def sample(self):
         while not self.over.is_set():
             before, (busy, stolen), own_ = time.monotonic(), busy_and_stolen(), tree_cpu(os.getpid())
             self.over.wait(self.seconds)
@@ -117,16 +121,16 @@ class Sampler:
         self.seen = self.seen or [{"others": 0.0, "steal": 0.0}]
 
 
-def wait_until_quiet(limit, seconds, say):
+def wait_until_quiet(limit, seconds):
     """Waits until others keep at most `limit` cores busy, or `seconds` have passed. Returns the last value."""
     deadline = time.monotonic() + seconds
-    told = False
+    announced = False
     while True:
         watch = Watch()
         time.sleep(1)
         load = watch.others()
         if load <= limit or time.monotonic() > deadline:
             return load
-        if not told:
-            say(f"others keep {load:.1f} cores busy; waiting up to {seconds:.0f} s for a quiet machine")
-            told = True
+        if not announced:
+            log(f"others keep {load:.1f} cores busy; waiting up to {seconds:.0f} s for a quiet machine")
+            announced = True

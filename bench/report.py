@@ -10,7 +10,7 @@ import time
 import machine
 
 OURS = "railyard"
-PLOT = pathlib.Path(__file__).resolve().parent.parent / "kit/plot.py"  # it says what a figure is
+PLOT = pathlib.Path(__file__).resolve().parent.parent / "kit/plot.py"  # it documents what a figure is
 
 RATIO_AFTER = {"ompi-shm": "shm", "ompi-tcp": "net"}  # column → whose ratio to it follows
 # column → color and dash of its line, in kit/plot.py's numbers
@@ -166,7 +166,7 @@ def draw_allreduce(path, columns, about, summary):
     return draw(path, f"All-reduce, float32, {about['ranks']} ranks on one machine", [panel])
 
 
-def write_allreduce(out, columns, about, times, summary, targets, quiet, say):
+def write_allreduce(out, columns, about, times, summary, targets, quiet):
     out.mkdir(parents=True, exist_ok=True)
     tables = [rows_of(columns, summary, bandwidth_cell), rows_of(columns, summary, time_cell)]
     lines, notes = verdicts(targets, columns), warnings(about, quiet)
@@ -183,13 +183,13 @@ def write_allreduce(out, columns, about, times, summary, targets, quiet, say):
     print("\ntime of one call, us: median\n" + text_table(*tables[1]) + "\n")
     for line in lines + notes:
         print(line)
-    say(f"{out}/allreduce.md, .json" + (", .svg" if plot else "; no plot"))
+    machine.log(f"{out}/allreduce.md, .json" + (", .svg" if plot else "; no plot"))
 
 
 # ---- transports: columns that take turns ----
 
 
-def alternate(columns, jobs, rounds, run, say):
+def alternate(columns, jobs, rounds, run):
     """Every column of a job one right after the other, forwards in one round and backwards in the next. `jobs`: (what
     to note in a row, cell); run(column, noted, cell) gives a row's figures. Returns the rows, a dictionary for each run
     of a program, and what others used of the machine, for each round."""
@@ -206,7 +206,7 @@ def alternate(columns, jobs, rounds, run, say):
                     rows.append({"column": column.key, **noted, "round": round_, **figures_, **facts,
                                  "wall_s": round(time.monotonic() - begun, 3)})
         loads.append({"others": round(watch.others(), 2), "steal": round(watch.steal(), 3)})
-        say(f"round {round_ + 1}/{rounds}: {time.monotonic() - start:.1f} s; cores that others kept busy: "
+        machine.log(f"round {round_ + 1}/{rounds}: {time.monotonic() - start:.1f} s; cores that others kept busy: "
             f"{loads[-1]['others']:.2f}")
     return rows, loads
 
@@ -285,7 +285,7 @@ def millions(results):
 
 
 def table(results, group, cells, metric, cell_text, lead):
-    """Header and body: what `lead` says of a cell; a cell a column; after each peer that has figures, ours over its."""
+    """Header and body: what `lead` gives for a cell, a figure a column, and after each peer ours over its."""
     peers = [c for c in results.columns if any(results.rows(group, cell, c.key) for cell in cells)]
     ours = any(c.key == OURS for c in peers)
     head, body = list(lead(cells[0])), []
@@ -350,7 +350,7 @@ def bandwidth_panels(results, groups, title, lines):
     return panels
 
 
-def write_transports(out, name, heading, about, facts, sections, verdicts, wrong, notes, plot, data, say):
+def write_transports(out, name, heading, about, facts, sections, verdicts, wrong, notes, plot, data):
     """NAME.json, NAME.md, and all of it on the terminal. sections: (title, [(caption, head, body)]); data: what else
     goes into the JSON."""
     if notes:
@@ -377,4 +377,4 @@ def write_transports(out, name, heading, about, facts, sections, verdicts, wrong
     text += ["", "One cell of each column by hand:", "", "```"]
     text += [c["command"] for c in about["columns"].values()] + ["```", ""]
     (out / f"{name}.md").write_text("\n".join(text))
-    say(f"{out}/{name}.md, .json" + (", .svg" if plot else "; no plot"))
+    machine.log(f"{out}/{name}.md, .json" + (", .svg" if plot else "; no plot"))

@@ -155,11 +155,12 @@ def make_columns(o, plugins, env):
     return columns + [Ucx(env.get("ucx")), KitBench("tcp", "plain TCP", program, ["--tcp"], env.get("tcp"))]
 
 
-def make_congestion(o, parser, say):
+def make_congestion(o, parser):
     library = o.build / "test" / "libcongestion.so"
     found = [Congestion(name, library) for name in o.cc.split(",") if Congestion.allowed(name)]
     for name in set(o.cc.split(",")) - {c.name for c in found}:
-        say(f"congestion control {name} cannot be had here (see net.ipv4.tcp_allowed_congestion_control); left out")
+        machine.log(f"congestion control {name} is left out: not allowed here "
+                    "(see net.ipv4.tcp_allowed_congestion_control)")
     if not found:
         parser.error(f"--cc: none of {o.cc} can be had here")
     return found
@@ -173,9 +174,9 @@ def try_columns(columns, congestion):
             raise Failed(f"{column.title} does not work at all: {result['what']}\n{result.get('said', '')}")
 
 
-def measure(o, columns, plugins, env, p, about, say):
+def measure(o, columns, plugins, env, p, about):
     """The rows and cells of all runs; what was measured how goes to `about`."""
-    congestions = make_congestion(o, p, say)
+    congestions = make_congestion(o, p)
     if any(c.key == "ucx" for c in columns) and not shutil.which(Ucx.PROGRAM):
         p.error(f"{Ucx.PROGRAM} is missing; config/setup.sh bench brings it (or leave the column out with --only)")
     cells, by_name = make_cells(o.sizes, o.comms, o.metrics), {c.name: c for c in congestions}
@@ -184,7 +185,7 @@ def measure(o, columns, plugins, env, p, about, say):
     try_columns(columns, congestions[0])
     rows, about["load_in_rounds"] = report.alternate(
         columns, [({GROUP: name}, cell) for name in by_name for cell in cells], o.rounds,
-        lambda column, noted, cell: by_name[noted[GROUP]].run(column, cell, o.warmup, o.seconds), say)
+        lambda column, noted, cell: by_name[noted[GROUP]].run(column, cell, o.warmup, o.seconds))
     about["seconds"] = round(time.monotonic() - start, 1)
     example = next((c for c in cells if c.kind == "bw" and c.comms == 1 and not c.idle), cells[0])
     about["unverified"] = sorted(set().union(*(c.unverified for c in congestions)))
@@ -272,7 +273,7 @@ def section_title(cc):
     return cc
 
 
-def extra_sections(o, about, say):
+def extra_sections(o, about):
     return [], {}
 
 

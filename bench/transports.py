@@ -64,7 +64,8 @@ def chosen(columns, only, env, parser):
 
 
 def arguments(fabric):
-    p = argparse.ArgumentParser(prog=f"{os.path.basename(sys.argv[0])} {fabric.NAME}", description=fabric.__doc__.split("\n\n")[0])
+    p = argparse.ArgumentParser(prog=f"{os.path.basename(sys.argv[0])} {fabric.NAME}",
+                                description=fabric.__doc__.split("\n\n")[0])
     p.add_argument("--build", required=True, type=pathlib.Path, help="build directory")
     p.add_argument("--out", type=pathlib.Path, help="where results go; BUILD/bench when not given")
     p.add_argument("--plugin", action="append", default=[], metavar="[NAME=]PATH",
@@ -110,18 +111,18 @@ def plugins_of(o, fabric):
                       for name, path in map(named_plugin, o.plugin)]
 
 
-def write(fabric, o, columns, about, cells, rows, say):
+def write(fabric, o, columns, about, cells, rows):
     o.out.mkdir(parents=True, exist_ok=True)
     shown = [types.SimpleNamespace(key=c.key, title=c.title) for c in columns]
     results, groups = report.Results(rows, shown, cells, fabric.GROUP), fabric.groups(about)
-    more, data = fabric.extra_sections(o, about, say)
+    more, data = fabric.extra_sections(o, about)
     sections = [(fabric.section_title(g), fabric.tables(results, g, cells)) for g in groups] + more
     verdicts = [line for g in groups
                 for line in report.verdict_lines(results, g, cells, fabric.targets(g), fabric.describe)]
     plot = report.draw(o.out / f"{fabric.NAME}.svg", fabric.HEADING, fabric.panels(results, about, cells))
     report.write_transports(o.out, fabric.NAME, fabric.HEADING, about, fabric.facts(about), sections, verdicts,
                             report.faults(results, fabric.describe), fabric.notes(about, QUIET), plot,
-                            {"runs": rows, **data}, say)
+                            {"runs": rows, **data})
 
 
 def main():
@@ -129,18 +130,17 @@ def main():
     if not fabric:
         sys.exit("usage: transports.py socket|ib --build DIR [option...]")
     parser, o = arguments(fabric)
-    say = lambda text: print(f"bench: {text}", flush=True)
     plugins, env = plugins_of(o, fabric), environments(o, parser)
     columns = chosen(fabric.make_columns(o, plugins, env), o.only, env, parser)
     about = machine.describe(ROOT, os.environ.get("CC", "gcc"))
     about |= {"rounds": o.rounds, "timed_s": o.seconds, "warmup_s": o.warmup}
-    about["others_before"] = round(machine.wait_until_quiet(QUIET, o.wait, say), 2)
+    about["others_before"] = round(machine.wait_until_quiet(QUIET, o.wait), 2)
     try:
-        rows, cells = fabric.measure(o, columns, plugins, env, parser, about, say)
+        rows, cells = fabric.measure(o, columns, plugins, env, parser, about)
     except Failed as why:
         print(f"bench: {why}", file=sys.stderr)
         return 1
-    write(fabric, o, columns, about, cells, rows, say)
+    write(fabric, o, columns, about, cells, rows)
     return 1 if any(r["verdict"] != "ok" and r["column"] in fabric.MUST_BE_RIGHT for r in rows) else 0
 
 

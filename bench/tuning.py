@@ -58,12 +58,12 @@ def make_blocks(o, ranks):
     return blocks
 
 
-def measure(columns, blocks, o, say):
+def measure(columns, blocks, o):
     """As allreduce.measure, but each round begins in a quiet moment if there is one."""
     times, loads = {c.key: {s: [] for b in blocks for s in b.sizes} for c in columns}, []
     for number in range(o.rounds):
-        machine.wait_until_quiet(allreduce.QUIET, o.wait, say)
-        found, load = allreduce.measure(columns[::-1] if number % 2 else columns, blocks, 1, say)
+        machine.wait_until_quiet(allreduce.QUIET, o.wait)
+        found, load = allreduce.measure(columns[::-1] if number % 2 else columns, blocks, 1)
         loads += load
         for key in times:
             for size in times[key]:
@@ -120,10 +120,10 @@ def arguments():
     return o
 
 
-def section(ranks, o, say):
+def section(ranks, o):
     """Markdown of one number of ranks, wrong elements, load of others in the rounds, commands."""
     columns, blocks = make_columns(o.build, ranks), make_blocks(o, ranks)
-    times, loads = measure(columns, blocks, o, say)
+    times, loads = measure(columns, blocks, o)
     wrong = sum(allreduce.check(columns, blocks).values())
     timed, compared, lines = tables(columns, PAIRS_OF_TWO if ranks == 2 else PAIRS_OF_MORE, times)
     text = [f"## {ranks} ranks", "", "Time of one call in us, median over the rounds, in brackets least and greatest.",
@@ -134,13 +134,12 @@ def section(ranks, o, say):
 
 def main():
     o = arguments()
-    say = lambda text: print(f"bench: {text}", flush=True)
     about = machine.describe(allreduce.ROOT, os.environ.get("CC", "gcc"))
-    about["others_before"] = round(machine.wait_until_quiet(allreduce.QUIET, 0, say), 2)
+    about["others_before"] = round(machine.wait_until_quiet(allreduce.QUIET, 0), 2)
     body, commands, wrong, about["load_in_rounds"] = [], [], 0, []
     try:
         for ranks in o.ranks:
-            text, bad, loads, ran = section(ranks, o, say)
+            text, bad, loads, ran = section(ranks, o)
             body, commands, wrong = body + text, commands + ran, wrong + bad
             about["load_in_rounds"] += loads
     except Failed as why:

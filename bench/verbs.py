@@ -66,8 +66,8 @@ def make_cells(sizes, qps, metrics, idle, window=WINDOW):
 
 
 class Plugin(KitBench):
-    """A verbs plugin's vtable, driven by rail-kit bench: one connection; as long as its environment says
-    nothing else, a message takes one queue pair, the next message the next."""
+    """A verbs plugin's vtable, driven by rail-kit bench: one connection; unless its environment says
+    otherwise, a message takes one queue pair, the next message the next."""
 
     def __init__(self, key, title, program, path, ports, env=None):
         how = [path, "--patience", "20"]
@@ -154,10 +154,6 @@ def columns_between(ports, program, plugins, env):
 # ---- where the ports are ----
 
 
-def say(text):
-    print(f"bench: {text}", flush=True)
-
-
 class Mtu:
     """Set where the lab allows it; else what the ports have."""
 
@@ -198,13 +194,14 @@ def measure_plan(plan):
         mtu.set(noted["mtu"])
         result = column.run(cell, {}, plan["warmup"], plan["seconds"])
         if result["verdict"] != "ok":
-            say(f"{column.title}, {cell.kind} {cell.size} bytes, {cell.qps} QPs: {result['verdict']}: {result['what']}")
+            machine.log(f"{column.title}, {cell.kind} {cell.size} bytes, {cell.qps} QPs: "
+                        f"{result['verdict']}: {result['what']}")
         return result
 
     mtu.set(plan["mtus"][0])
     try_columns(columns, cells, plan)
     start = time.monotonic()
-    rows, loads = report.alternate(columns, jobs, plan["rounds"], run, say)
+    rows, loads = report.alternate(columns, jobs, plan["rounds"], run)
     shown = {c.key: next((x for x in cells if c.has(x) and x.size >= 65536), next(filter(c.has, cells), None))
              for c in columns}
     return {"rows": rows, "loads": loads, "seconds": round(time.monotonic() - start, 1), "kernel": os.uname().release,
@@ -269,7 +266,7 @@ def execute(plan):
         return json.loads(found.read_text()), load.seen
 
 
-def measure(o, columns, plugins, env, p, about, say):
+def measure(o, columns, plugins, env, p, about):
     """The rows and cells of all runs; what was measured how goes to `about`."""
     given = [word for i, word in enumerate(sys.argv[2:], 2) if "--build" not in sys.argv[i - 1:i + 1]]
     about |= {"mtus": o.mtus, "lab": not o.dev, "command": f"make bench-ib RUN={shlex.quote(shlex.join(given))}"}
@@ -355,7 +352,7 @@ def section_title(mtu):
     return f"RDMA MTU {mtu}"
 
 
-def extra_sections(o, about, say):
+def extra_sections(o, about):
     """Instructions for each call, counted natively."""
     why = "our plugin is another one" if o.ours else ib_instructions.possible(o.build)
     try:
@@ -363,7 +360,7 @@ def extra_sections(o, about, say):
     except Failed as failed:
         counted, why = None, str(failed)
     if why:
-        say(f"no instructions counted: {why}")
+        machine.log(f"no instructions counted: {why}")
     return [("Instructions", [ib_instructions.table(counted)])] if counted else [], {"instructions": counted}
 
 
