@@ -16,7 +16,6 @@
 #include "core/gpu/rt_export.h"
 #include "core/gpu/rt_gate.h"
 #include "core/topo/rt_topo.h"
-#include "core/transport/rt_net.h"
 
 /* ---- making ---------------------------------------------------------------------- */
 

@@ -26,17 +26,17 @@
 #define RD_BULK_FP8 0
 #endif
 
-/* Places of whole packs, all at multiples of 16. */
-struct rd_places {
-  const char *a, *b; /* b: where two are summed */
-  char *to, *too;    /* too: or NULL */
+/* Addresses of whole packs, all at multiples of 16. */
+struct rd_operands {
+  const char *src, *src2; /* src2: where two are summed */
+  char *dst, *dst2;       /* dst2: or NULL */
 };
 
-RD_FN void rd_places_move(struct rd_places *p, uint64_t bytes) {
-  p->a += bytes;
-  if (p->b) p->b += bytes;
-  p->to += bytes;
-  if (p->too) p->too += bytes;
+RD_FN void rd_operands_advance(struct rd_operands *p, uint64_t bytes) {
+  p->src += bytes;
+  if (p->src2) p->src2 += bytes;
+  p->dst += bytes;
+  if (p->dst2) p->dst2 += bytes;
 }
 
 /* A pack in the words that its type is computed in. */
@@ -55,32 +55,32 @@ RD_FN void rd_bulk_compute(const union rt_scalar &arg, rd_bulk_pack<type> &a, co
 
 /* A thread's turn; if not `whole`, only the first so many packs of it. */
 template <int type, unsigned what, bool whole>
-RD_FN void rd_bulk_turn(const struct rd_places &p, const union rt_scalar &arg, unsigned packs) {
+RD_FN void rd_bulk_turn(const struct rd_operands &p, const union rt_scalar &arg, unsigned packs) {
   rd_bulk_pack<type> a[RD_BULK] = {}, b[RD_BULK] = {}; /* or else those not loaded would be kept from turn to turn */
 #pragma unroll
   for (unsigned u = 0; u < RD_BULK; u++)
-    if (whole || u < packs) rd_words_load(a[u].word, p.a + u * RD_BULK_APART);
+    if (whole || u < packs) rd_words_load(a[u].word, p.src + u * RD_BULK_APART);
 #pragma unroll
   for (unsigned u = 0; u < RD_BULK && (what & RD_REDUCE); u++)
-    if (whole || u < packs) rd_words_load(b[u].word, p.b + u * RD_BULK_APART);
+    if (whole || u < packs) rd_words_load(b[u].word, p.src2 + u * RD_BULK_APART);
 #pragma unroll
   for (unsigned u = 0; u < RD_BULK; u++) {
     if (!whole && u >= packs) break;
     rd_bulk_compute<type, what>(arg, a[u], what & RD_REDUCE ? b[u] : a[u]);
-    rd_words_store(p.to + u * RD_BULK_APART, a[u].word);
-    if (p.too) rd_words_store(p.too + u * RD_BULK_APART, a[u].word);
+    rd_words_store(p.dst + u * RD_BULK_APART, a[u].word);
+    if (p.dst2) rd_words_store(p.dst2 + u * RD_BULK_APART, a[u].word);
   }
 }
 
 template <int type, unsigned what>
-RD_FN void rd_bulk_run(struct rd_places p, uint64_t packs, union rt_scalar arg, uint32_t thread, uint32_t nthreads) {
+RD_FN void rd_bulk_run(struct rd_operands p, uint64_t packs, union rt_scalar arg, uint32_t thread, uint32_t nthreads) {
   const uint64_t turn = (uint64_t)nthreads * RD_BULK;
   const uint64_t first = (uint64_t)(thread / RD_BULK_LANES) * RD_BULK * RD_BULK_LANES + thread % RD_BULK_LANES;
-  rd_places_move(&p, first * RD_PACK);
+  rd_operands_advance(&p, first * RD_PACK);
 #pragma unroll 1
   for (; packs >= turn; packs -= turn) {
     rd_bulk_turn<type, what, true>(p, arg, RD_BULK);
-    rd_places_move(&p, turn * RD_PACK);
+    rd_operands_advance(&p, turn * RD_PACK);
   }
   if (packs > first)
     rd_bulk_turn<type, what, false>(p, arg, (unsigned)((packs - first + RD_BULK_LANES - 1) / RD_BULK_LANES));
@@ -108,11 +108,11 @@ RD_FN int rd_bulk_what(const struct rt_reduce_copy &w, uint32_t nthreads) {
 /* So many whole packs from `at` bytes behind each of the work's pointers on. */
 RD_FN void rd_bulk(const struct rt_reduce_copy &w, unsigned what, uint64_t at, uint64_t packs, uint32_t thread,
                    uint32_t nthreads) {
-  struct rd_places p;
-  p.a = w.src[0] + at;
-  p.b = w.nsrc > 1 ? w.src[1] + at : NULL;
-  p.to = w.dst[0] + at;
-  p.too = w.ndst > 1 ? w.dst[1] + at : NULL;
+  struct rd_operands p;
+  p.src = w.src[0] + at;
+  p.src2 = w.nsrc > 1 ? w.src[1] + at : NULL;
+  p.dst = w.dst[0] + at;
+  p.dst2 = w.ndst > 1 ? w.dst[1] + at : NULL;
   if (what == 0) {
     RD_BULK_(UINT8, 0);
     return;

@@ -89,9 +89,8 @@ RD_FN struct rd_pack rd_line_step(const struct rd_lines &l, uint64_t i, unsigned
   return value;
 }
 
-/* A line was looked for once more in vain. True when it shall be looked for a last time: aborted, or all lines of the
- * step are there. */
-RD_FN bool rd_line_hopeless(const struct rd_lines &l, uint32_t *looks) {
+/* A line has not come yet. True: look a last time, since the wait was aborted, or all lines of the step are there. */
+RD_FN bool rd_line_give_up(const struct rd_lines &l, uint32_t *looks) {
   if (rd_wait_aborted(looks, l.abort)) return true;
   return *looks % RD_ABORT_LOOK == 0 && rd_load_acquire_sys(l.tail) > l.in_step;
 }
@@ -112,7 +111,7 @@ RD_FN bool rd_ll_wait(const struct rd_lines &l, uint64_t i, uint64_t *word) {
   const uint32_t flag = rt_ll_flag(l.in_step);
   uint32_t looks = 0;
   while (!rd_ll_load(line, word, flag))
-    if (rd_line_hopeless(l, &looks)) return rd_ll_load(line, word, flag);
+    if (rd_line_give_up(l, &looks)) return rd_ll_load(line, word, flag);
   return true;
 }
 
@@ -149,8 +148,8 @@ RD_FN uint64_t rd_ll128_lines(uint64_t bytes) {
   return bytes ? (bytes + RD_LL128_PAYLOAD - 1) / RD_LL128_PAYLOAD : 1;
 }
 
-RD_FN bool rd_ll128_late(const struct rd_lines &l, uint32_t *looks) {
-  return rd_line_hopeless(l, looks) || (l.tail_first && rd_load_acquire_sys(l.tail) > l.in_step);
+RD_FN bool rd_ll128_give_up(const struct rd_lines &l, uint32_t *looks) {
+  return rd_line_give_up(l, looks) || (l.tail_first && rd_load_acquire_sys(l.tail) > l.in_step);
 }
 
 /* Waits for line i. */
@@ -160,7 +159,7 @@ RD_FN bool rd_ll128_wait(const struct rd_lines &l, uint64_t i, struct rd_ll128_l
   const uint64_t flag = l.in_step + 1;
   uint32_t looks = 0;
   while (l.tail_first || !rd_ll128_poll(line, lane, flag, word0, word1))
-    if (__any_sync(lane.mask, rd_ll128_late(l, &looks))) return rd_ll128_poll(line, lane, flag, word0, word1);
+    if (__any_sync(lane.mask, rd_ll128_give_up(l, &looks))) return rd_ll128_poll(line, lane, flag, word0, word1);
   return true;
 }
 

@@ -17,8 +17,9 @@ struct alignas(16) rd_pack {
   uint64_t word[2];
 };
 
-/* At a multiple of 16. All that is moved lies in global memory, a GPU's own or mapped; a compiler that is not told
- * asks at each access. These stay in the order of the source: what shall be in flight together stands together. */
+/* At a multiple of 16. All that is moved lies in global memory, a GPU's own or mapped; a compiler that does
+ * not know that tests each access. Volatile accesses stay in the order of the source: loads that shall be in flight
+ * together stand together. */
 RD_FN void rd_words_load(uint32_t (&w)[4], const char *from) {
 #ifdef __CUDACC__
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"

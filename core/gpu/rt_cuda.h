@@ -71,20 +71,20 @@ enum {
 struct rt_cuda_ipc { unsigned char bytes[64]; };
 struct rt_cuda_fabric { unsigned char bytes[64]; };
 /* CUmemLocation, CUmemAllocationProp, CUmemAccessDesc. */
-struct rt_cuda_place { int type, id; };
+struct rt_cuda_location { int type, id; };
 struct rt_cuda_allocation {
   int type, handles;
-  struct rt_cuda_place place;
+  struct rt_cuda_location location;
   void *of_windows;
   unsigned char compression, rdma;
   unsigned short usage;
   unsigned char reserved[4];
 };
 struct rt_cuda_access {
-  struct rt_cuda_place place;
+  struct rt_cuda_location location;
   int access;
 };
-/* Bytes of a device's place as text, "domain:bus:device.function". */
+/* Bytes of a device's PCI address as text, "domain:bus:device.function". */
 #define RT_CUDA_BUS_ID 16
 
 /* X(field, symbol, arguments): the versions of the symbols that cuda.h maps these names to, or older ones that do. */

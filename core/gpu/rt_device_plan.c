@@ -158,11 +158,11 @@ static void begin_in_graph(void *arg) {
   if (!plan->dead) begin(plan);
 }
 
-/* Captured plans of graphs that are gone. */
+/* Frees captured plans whose graphs are destroyed. */
 static void drop_graphs(struct ncclComm *comm) {
   for (struct rt_plan **at = &comm->gpu.graphs; *at;) {
     struct rt_plan *plan = *at;
-    if (rt_graph_gone(plan->hold) && atomic_load(&plan->runs) == 0) {
+    if (rt_graph_destroyed(plan->graph) && atomic_load(&plan->runs) == 0) {
       *at = plan->next_graph;
       rt_plan_free(comm, plan);
     } else {
@@ -185,13 +185,14 @@ bool rt_device_plan_graphs_alive(struct ncclComm *comm) {
 
 /* ---- launching ------------------------------------------------------------------------ */
 
-/* What is left to do for a plan once its streams are taken out of it: it may be over, and gone, before that. */
+/* A launch under way. It has taken the streams out of the plan, which may be over and freed before the launch returns.
+ * */
 struct launching {
   struct ncclComm *comm;
   struct rt_plan *plan;
   void **streams;
   int nstreams;
-  bool taken; /* the plan is a run's or the communicator's by now */
+  bool taken; /* the plan belongs to a run, or to the communicator */
 };
 
 static rail_result_t launch_kernel(const struct launching *l) {
@@ -234,10 +235,10 @@ static rail_result_t launch_now(struct launching *l) {
   return RAIL_OK;
 }
 
-/* The driver's thread comes back to the plan in every run of the graph. */
+/* In every run of the graph the driver's thread calls begin_in_graph. */
 static rail_result_t launch_in_graph(struct launching *l, uint64_t capture, void *graph) {
   struct rt_gpu *gpu = &l->comm->gpu;
-  RAIL_TRY(rt_graph_hold(graph, &l->plan->hold));
+  RAIL_TRY(rt_graph_retain(graph, &l->plan->graph));
   l->taken = l->plan->captured = true;
   l->plan->next_graph = gpu->graphs;
   gpu->graphs = l->plan;

@@ -2,7 +2,8 @@
  *
  * File descriptors from other processes of the host. The receiver is a listening unix socket with an abstract name. A
  * sender connects, sends the descriptor with a key, and goes on at once: the message waits in the socket until the
- * receiver asks for that key. Neither needs a thread, nor waits for the other. Both know the key from the connect record.
+ * receiver asks for that key. Neither needs a thread, nor waits for the other. Both know the key from the connect
+ * record.
  *
  * Any process in the host's network namespace may connect to an abstract name. So the sender asks the
  * kernel which process listens, and the receiver asks which has connected, before it reads or writes: only a process of
@@ -34,7 +35,7 @@ bool rt_fd_receiver_open(struct rt_fd_receiver *receiver);
 /* Closes unclaimed descriptors, too. Accepts a zeroed struct. */
 void rt_fd_receiver_close(struct rt_fd_receiver *receiver);
 
-/* Sends a copy of fd to the receiver of that name, in process `pid`. Waits a second at most, for room in its backlog. */
+/* Sends a copy of fd to the receiver of that name, in process `pid`. Waits a second at most, for its backlog. */
 bool rt_fd_send(const uint8_t name[RT_FD_NAME], int64_t pid, const uint8_t key[RT_FD_KEY], int fd, char why[RT_WHY]);
 /* The descriptor that `pid` has sent with this key, now the caller's; -1: there is none. Does not wait for it, but
  * at most five seconds for other processes that connect and send nothing. */

@@ -5,7 +5,7 @@
  * kernel that another's is waiting for, both wait for ever. So, among ranks that share a process,
  *   - a kernel for which something had to be made is not launched while another rank still makes its part,
  *   - a communicator's memory is not given back while kernels run, and none is launched meanwhile.
- * What waits here does not for ever: the other rank may itself wait for what comes after this launch.
+ * These waits are bounded: the other rank may itself wait for what comes after this launch.
  */
 #ifndef RT_GATE_H
 #define RT_GATE_H
@@ -20,16 +20,16 @@ struct rt_gate_maker {
 };
 void rt_gate_make(struct rt_gate_maker *m, uint64_t comm, uint64_t call);
 void rt_gate_made(struct rt_gate_maker *m);
-/* Until no rank of the communicator does for this call, or one before it. */
+/* Waits while a rank of the communicator makes something for this call, or for one before it. */
 void rt_gate_wait_for_makers(uint64_t comm, uint64_t call);
 
-/* Until nobody gives memory back. */
+/* Waits while a communicator frees memory. */
 void rt_gate_wait_for_closers(void);
-/* A kernel is about to run, and has run. Neither waits. */
+/* A kernel is about to be launched; it has ended. Neither call waits. */
 void rt_gate_run(void);
 void rt_gate_ran(void);
 
-/* False: kernels run; not now. Else until rt_gate_closed none is launched. */
+/* False: kernels run, so memory must not be freed now. True: none is launched until rt_gate_closed. */
 bool rt_gate_close(void);
 void rt_gate_closed(void);
 

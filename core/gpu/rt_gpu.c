@@ -26,7 +26,7 @@ static rail_result_t register_range(const struct rt_range *r) {
                "cuMemHostRegister", REGISTER_ADVICE);
 }
 
-/* A context that is gone has let go of it by itself. */
+/* A failure is not an error: a destroyed context has unregistered all by itself. */
 static void unregister_range(const struct rt_range *r) {
   int result = rt_cuda()->host_unregister(r->base);
   if (result != RT_CU_SUCCESS) RAIL_INFO(RAIL_SUB_INIT, "cuMemHostUnregister: result %d", result);
@@ -44,7 +44,7 @@ static rail_result_t map_ranges(struct rt_connector *c) {
 
 rail_result_t rt_gpu_map(struct ncclComm *comm, struct rt_connector *c) {
   if (c->nmapped) return RAIL_OK;
-  comm->gpu.made_more = true;
+  comm->gpu.called_driver = true;
   struct rt_cuda_scope scope;
   RAIL_TRY(rt_cuda_enter(&scope, comm->gpu.context));
   rail_result_t r = map_ranges(c);
@@ -52,7 +52,7 @@ rail_result_t rt_gpu_map(struct ncclComm *comm, struct rt_connector *c) {
   return r;
 }
 
-/* Until the work is over, if that comes to pass. */
+/* Waits for the work, LAST_MS at most. */
 static void wait_while_busy(int (*query)(void *handle), void *handle) {
   uint64_t deadline = rail_deadline_in_ms(LAST_MS);
   while (!rail_deadline_passed(deadline) && query(handle) == RT_CU_NOT_READY)
@@ -111,7 +111,7 @@ static rail_result_t add_slab(struct ncclComm *comm, size_t least) {
   return RAIL_OK;
 }
 
-/* A part of a slab that nobody has yet; NULL: there is none. */
+/* A new part of a slab; NULL: no slab has room for it. */
 static struct rt_launch_memory *cut(struct rt_gpu *gpu, size_t size) {
   struct rt_launch_slab *slab = gpu->slabs;
   while (slab && slab->range.size - slab->used < size) slab = slab->next;
@@ -234,7 +234,7 @@ static rail_result_t open_parts(struct ncclComm *comm) {
 rail_result_t rt_gpu_open(struct ncclComm *comm) {
   struct rt_gpu *gpu = &comm->gpu;
   if (gpu->open) return RAIL_OK;
-  gpu->made_more = true;
+  gpu->called_driver = true;
   if (!gpu->lock_made) pthread_mutex_init(&gpu->lock, NULL);
   gpu->lock_made = true;
   struct rt_cuda_scope scope;
@@ -264,7 +264,7 @@ bool rt_gpu_lost(struct ncclComm *comm) {
   return true;
 }
 
-/* A kernel says that it is over a moment before it has ended; its code must not go in between. */
+/* A kernel stores `ran` a moment before it ends; its code must not be unloaded in between. */
 static void wait_for_last(const struct rt_gpu *gpu) {
   if (gpu->has_last && !gpu->lost) wait_while_busy(rt_cuda()->event_query, gpu->last);
 }
@@ -285,7 +285,7 @@ static void close_driver_side(struct ncclComm *comm) {
 void rt_gpu_close(struct ncclComm *comm) {
   struct rt_gpu *gpu = &comm->gpu;
   if (!gpu->lock_made) return;
-  /* A program may have ended its context first; that took with it all that the driver had of ours. */
+  /* A program may have destroyed its context first; all that the driver had of ours went with it. */
   struct rt_cuda_scope scope;
   bool alive = rt_cuda_enter(&scope, gpu->context) == RAIL_OK;
   free_launches(gpu, alive);

@@ -28,8 +28,8 @@ struct rt_range {
 };
 #define RT_MAX_RANGES 3 /* of a connector */
 
-/* What the driver hands out of a device's memory in one piece. What is exported or registered has such pieces to itself:
- * CUDA IPC exports all that lies in one. */
+/* What the driver hands out of a device's memory in one piece. What is exported or registered has such pieces to
+ * itself: CUDA IPC exports all that lies in one. */
 #define RT_GPU_BLOCK ((size_t)2 << 20)
 
 struct rt_launch_slab;
@@ -53,7 +53,7 @@ struct rt_gpu {
   /* The end of the latest launch; the same inside a stream capture, and in which; for streams that join a launch. */
   void *last, *captured, *join;
   bool has_last;
-  bool made_more; /* for the plan that is being built, calls of the driver were necessary: rt_gate.h */
+  bool called_driver; /* to make something for the plan that is being built: rt_gate.h */
   void *own_stream; /* of the runtime; NULL until one is made */
   uint64_t capture; /* 0: none */
   pthread_mutex_t lock; /* guards slabs, memory; the beginning of a captured plan's run; connectors' runs, planned */
@@ -61,7 +61,7 @@ struct rt_gpu {
   struct rt_launch_memory *memory;
   struct rt_plan *graphs; /* captured plans */
   bool lost;              /* the device reports errors: nothing there will end any more */
-  bool stuck;             /* a kernel did not end in time: what it may still touch is never given back */
+  bool stuck;             /* a kernel did not end in time: memory that it may still use is never freed */
 };
 
 /* All of these make the communicator's context current themselves. */

@@ -8,41 +8,41 @@
 
 #define ADVICE "an earlier error on the device may be the reason"
 
-struct rt_hold {
-  atomic_int shares; /* the communicator's, the graphs' */
-  atomic_bool gone;
+struct rt_graph_ref {
+  atomic_int refs; /* the communicator's, the graphs' */
+  atomic_bool destroyed;
 };
 
-void rt_graph_let_go(struct rt_hold *hold) {
-  if (hold && atomic_fetch_sub(&hold->shares, 1) == 1) free(hold);
+void rt_graph_release(struct rt_graph_ref *ref) {
+  if (ref && atomic_fetch_sub(&ref->refs, 1) == 1) free(ref);
 }
 
-static void graphs_gone(void *arg) {
-  struct rt_hold *hold = arg;
-  atomic_store(&hold->gone, true);
-  rt_graph_let_go(hold);
+static void graphs_destroyed(void *arg) {
+  struct rt_graph_ref *ref = arg;
+  atomic_store(&ref->destroyed, true);
+  rt_graph_release(ref);
 }
 
-rail_result_t rt_graph_hold(void *graph, struct rt_hold **hold) {
+rail_result_t rt_graph_retain(void *graph, struct rt_graph_ref **out) {
   const struct rt_cuda *cu = rt_cuda();
-  struct rt_hold *h = calloc(1, sizeof *h);
+  struct rt_graph_ref *ref = calloc(1, sizeof *ref);
   void *object = NULL;
-  if (!h) return RAIL_SYSTEM_ERROR;
-  atomic_store(&h->shares, 2);
-  rail_result_t r = rt_cuda_check(cu->user_object_create(&object, h, graphs_gone, 1, RT_CU_OBJECT_NO_SYNC),
+  if (!ref) return RAIL_SYSTEM_ERROR;
+  atomic_store(&ref->refs, 2);
+  rail_result_t r = rt_cuda_check(cu->user_object_create(&object, ref, graphs_destroyed, 1, RT_CU_OBJECT_NO_SYNC),
                                   "cuUserObjectCreate", ADVICE);
   if (r != RAIL_OK) {
-    free(h);
+    free(ref);
     return r;
   }
   r = rt_cuda_check(cu->graph_retain_object(graph, object, 1, RT_CU_OBJECT_MOVE), "cuGraphRetainUserObject", ADVICE);
   if (r == RAIL_OK) {
-    *hold = h;
+    *out = ref;
     return RAIL_OK;
   }
-  cu->user_object_release(object, 1); /* which calls back, for the graphs' share */
-  rt_graph_let_go(h);
+  cu->user_object_release(object, 1); /* which calls graphs_destroyed */
+  rt_graph_release(ref);
   return r;
 }
 
-bool rt_graph_gone(const struct rt_hold *hold) { return atomic_load(&hold->gone); }
+bool rt_graph_destroyed(const struct rt_graph_ref *ref) { return atomic_load(&ref->destroyed); }

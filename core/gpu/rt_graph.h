@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How long a captured plan may still be run: as long as there is a graph that
- * has it, or something made from that graph. The driver tells by calling back, in a thread of its own, perhaps when
- * the communicator has long ended; so what it calls back with belongs to both.
+ * Whether a captured plan may still be run: until its graph, and all that was made from that, is destroyed. The driver
+ * calls back then, in a thread of its own, perhaps long after the communicator's end; so the reference is counted.
  */
 #ifndef RT_GRAPH_H
 #define RT_GRAPH_H
@@ -11,13 +10,13 @@
 
 #include "common/base/result.h"
 
-struct rt_hold;
+struct rt_graph_ref;
 
 /* While a stream captures `graph`. */
-rail_result_t rt_graph_hold(void *graph, struct rt_hold **hold);
-/* Are all graphs gone, and all of their runs over? */
-bool rt_graph_gone(const struct rt_hold *hold);
-/* The communicator's share. Accepts NULL. */
-void rt_graph_let_go(struct rt_hold *hold);
+rail_result_t rt_graph_retain(void *graph, struct rt_graph_ref **out);
+/* Are all graphs destroyed, and all of their runs over? */
+bool rt_graph_destroyed(const struct rt_graph_ref *ref);
+/* The communicator's reference. Accepts NULL. */
+void rt_graph_release(struct rt_graph_ref *ref);
 
 #endif

@@ -50,7 +50,7 @@ static struct rt_cuda_allocation description(int device, int handles) {
   return (struct rt_cuda_allocation){
       .type = RT_CU_PINNED,
       .handles = handles,
-      .place = {.type = RT_CU_ON_DEVICE, .id = device},
+      .location = {.type = RT_CU_ON_DEVICE, .id = device},
       .rdma = attribute(RT_CU_DEVICE_RDMA_OF_VIRTUAL_MEMORY, device),
   };
 }
@@ -59,7 +59,7 @@ static bool granularity(size_t *out, const struct rt_cuda_allocation *how, char 
   return !rt_cuda_refused(rt_cuda()->mem_granularity(out, how, 0), "cuMemGetAllocationGranularity", why);
 }
 
-static bool there_and_back(uint64_t handle, char why[RT_WHY]) {
+static bool export_and_import(uint64_t handle, char why[RT_WHY]) {
   const struct rt_cuda *cu = rt_cuda();
   struct rt_cuda_fabric fabric;
   uint64_t again = 0;
@@ -76,7 +76,7 @@ bool rt_mem_has_fabric(int device, char why[RT_WHY]) {
   uint64_t handle = 0;
   if (!granularity(&unit, &how, why)) return false;
   if (rt_cuda_refused(rt_cuda()->mem_create(&handle, unit, &how, 0), "cuMemCreate", why)) return false;
-  bool good = there_and_back(handle, why);
+  bool good = export_and_import(handle, why);
   rt_mem_release(handle);
   return good;
 }
@@ -127,7 +127,8 @@ bool rt_mem_import(struct rt_mem *m, int device, size_t size, int type, void *sh
 }
 
 bool rt_mem_allow(const struct rt_mem *m, int device, char why[RT_WHY]) {
-  const struct rt_cuda_access access = {.place = {.type = RT_CU_ON_DEVICE, .id = device}, .access = RT_CU_READ_WRITE};
+  const struct rt_cuda_access access = {.location = {.type = RT_CU_ON_DEVICE, .id = device},
+                                        .access = RT_CU_READ_WRITE};
   return !rt_cuda_refused(rt_cuda()->mem_access(m->address, m->size, &access, 1), "cuMemSetAccess", why);
 }
 

@@ -2,7 +2,7 @@
  *
  * Memory of a GPU: of cuMemAlloc, or mapped by the driver's virtual memory management. Mapped memory has no context.
  * Each device that is to use it needs to be allowed to, the one where it lies, too; and it lives until the last of
- * those that have mapped it, or hold what it was exported as, has let go, whichever process they are in.
+ * those that have mapped it, or hold a handle of it, has released it, whichever process they are in.
  *
  * A refusal's reason is in `why`; nothing is logged.
  */
@@ -26,8 +26,8 @@ bool rt_mem_may_map(int device);
 /* What it can be exported as then: bits, RT_CU_…_HANDLE. */
 int rt_mem_handles(int device);
 
-/* Does a fabric take it? Devices that can export to one are many, those that have one, and processes that may, are
- * fewer: a small piece goes there and back. */
+/* Does a fabric work? More devices can export to one than have one, and not every process may use it: a small piece is
+ * exported and imported to find out. */
 bool rt_mem_has_fabric(int device, char why[RT_WHY]);
 
 /* cuMemAlloc; the device's context is current. */

@@ -303,7 +303,7 @@ static bool has_collective(const struct rt_task *tasks, int n) {
 /* The connections, and all that the kernel needs on the device. */
 static rail_result_t make_ready(struct builder *b) {
   struct ncclComm *comm = b->comm;
-  comm->gpu.made_more = b->nconnectors > 0;
+  comm->gpu.called_driver = b->nconnectors > 0;
   if (comm->memory == RT_DEVICE_MEMORY) {
     /* Calls without data may have run on the host before the first buffer. */
     if (!comm->gpu.open) rt_queue_wait(&comm->queue);
@@ -321,7 +321,7 @@ static rail_result_t make_ready_with_others(struct builder *b, bool collective) 
   rt_gate_make(&maker, b->comm->peers[0].nonce, b->comm->collectives);
   rail_result_t r = make_ready(b);
   rt_gate_made(&maker);
-  b->plan->waits_at_gate = b->comm->gpu.made_more;
+  b->plan->waits_at_gate = b->comm->gpu.called_driver;
   return r;
 }
 

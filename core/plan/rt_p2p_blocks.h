@@ -5,7 +5,8 @@
  *
  * Some blocks send, others receive, each in the order of the distance, which is how far behind the sender the receiver
  * is among the ranks. So no rank waits for ever: a message at distance d waits for messages at smaller distances only,
- * those before it in the sender's list and those before it in the receiver's. The two ends need not have as many blocks.
+ * those before it in the sender's list and those before it in the receiver's. The two ends need not have as many
+ * blocks.
  */
 #ifndef RT_P2P_BLOCKS_H
 #define RT_P2P_BLOCKS_H

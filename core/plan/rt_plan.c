@@ -109,7 +109,7 @@ void rt_plan_deregister(struct ncclComm *comm, struct rt_plan *plan) {
 void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan) {
   rt_plan_deregister(comm, plan);
   rt_gpu_launch_put(comm, plan->launch);
-  rt_graph_let_go(plan->hold);
+  rt_graph_release(plan->graph);
   free(plan->streams);
   free(plan);
 }

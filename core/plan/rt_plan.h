@@ -16,7 +16,7 @@
 
 struct ncclComm;
 struct rt_device_launch;
-struct rt_hold;
+struct rt_graph_ref;
 
 /* The error when two ranks' calls differ: rank, bytes, peer, bytes. */
 #define RT_MISMATCH_TEXT                                                                                        \
@@ -53,7 +53,7 @@ struct rt_plan {
   bool on_device;
   bool waits_at_gate;   /* before it is launched: rt_gate.h */
   bool captured;        /* in a graph: kept until that is gone, or the communicator ends */
-  struct rt_hold *hold; /* captured: tells when the graph is gone */
+  struct rt_graph_ref *graph; /* captured: tells when the graph has been destroyed */
   atomic_int runs;      /* that are not over */
   bool dead;            /* the graph has it without its kernel: nothing to begin */
   int njobs, nblocks; /* blocks of a device plan */

@@ -5,8 +5,6 @@
  * buffers are registered once; a step whose slot names user memory goes from or to there. Slots of device plans
  * may lie in the GPU's memory (rt_gdr.h).
  */
-#include "core/transport/rt_net.h"
-
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,7 +66,8 @@ static bool registering_is_cheap(struct net_res *res, struct rail_net *plugin) {
   return best < CHEAP_REG_NS;
 }
 
-rail_result_t rt_net_open(struct ncclComm *comm) {
+/* Loads and initialises the plugin (NCCL_NET_PLUGIN, NCCL_NET, config.netName), once per communicator. */
+static rail_result_t open_plugin(struct ncclComm *comm) {
   struct rt_net *net = &comm->net;
   if (net->plugin) return RAIL_OK;
   struct rail_net_init args = {.comm_id = (uint64_t)(uintptr_t)comm, .traffic_class = comm->config.trafficClass};
@@ -97,7 +96,7 @@ static bool net_can_connect(const struct rt_peer *a, const struct rt_peer *b) {
 static rail_result_t make_res(struct ncclComm *comm, struct rt_connector *c) {
   const struct rt_params *p = rt_params();
   struct net_res *res = NULL;
-  RAIL_TRY(rt_net_open(comm));
+  RAIL_TRY(open_plugin(comm));
   if (posix_memalign((void **)&res, RT_PAGE, RES_SIZE) != 0) return RAIL_SYSTEM_ERROR;
   memset(res, 0, sizeof *res);
   c->res = res;
@@ -126,8 +125,8 @@ static rail_result_t make_res(struct ncclComm *comm, struct rt_connector *c) {
   return RAIL_OK;
 }
 
-/* The connection stands: register the buffers of both protocols. Slots of device plans lie in the GPU's memory if that is
- * possible. */
+/* The connection stands: register the buffers of both protocols. Slots of device plans lie in the GPU's memory if that
+ * is possible. */
 static rail_result_t register_buffers(struct ncclComm *comm, struct rt_connector *c) {
   const struct rt_params *p = rt_params();
   struct net_res *res = c->res;
@@ -213,8 +212,8 @@ static int net_ranges(const struct rt_connector *c, struct rt_range *out) {
 
 /* ---- moving steps: the proxy's side of the FIFO -------------------------------- */
 
-/* What a step lies in, for the plugin. */
-struct place {
+/* A step's memory, and its registration with the plugin. */
+struct net_buffer {
   void *data, *mhandle;
 };
 
@@ -222,11 +221,11 @@ static bool in_gpu(const struct net_res *res, const struct rt_proxy_op *op) {
   return res->gdr.slots && op->proto == RT_SIMPLE;
 }
 
-static struct place place_of(const struct rt_connector *c, const struct rt_proxy_op *op, uint64_t step) {
+static struct net_buffer buffer_of(const struct rt_connector *c, const struct rt_proxy_op *op, uint64_t step) {
   const struct net_res *res = c->res;
   const struct rt_slot *slot = &res->slot[step % RT_STEPS];
-  if (slot->ptr) return (struct place){slot->ptr, slot->mhandle};
-  return (struct place){rt_conn_slot_buff(&c->conn, op->proto, step),
+  if (slot->ptr) return (struct net_buffer){slot->ptr, slot->mhandle};
+  return (struct net_buffer){rt_conn_slot_buff(&c->conn, op->proto, step),
                         in_gpu(res, op) ? res->gdr.mhandle : res->mhandle[op->proto]};
 }
 
@@ -235,7 +234,7 @@ static rail_result_t post(struct ncclComm *comm, struct rt_connector *c, struct 
   struct net_res *res = c->res;
   uint64_t step = op->base + op->posted;
   const struct rt_slot *slot = &res->slot[step % RT_STEPS];
-  struct place p = place_of(c, op, step);
+  struct net_buffer p = buffer_of(c, op, step);
   void **request = &op->requests[op->posted % RT_STEPS];
   *request = NULL;
   if (c->is_send) {
@@ -250,7 +249,7 @@ static rail_result_t post(struct ncclComm *comm, struct rt_connector *c, struct 
   return RAIL_OK;
 }
 
-/* Looks at the oldest send, as NCCL does, and gives its slot back to the kernel when the plugin is done with it. */
+/* Tests the oldest send, as NCCL does, and returns its slot to the kernel when the plugin has finished it. */
 static rail_result_t sent(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
   struct net_res *res = c->res;
   int done = 0, bytes = 0;
@@ -270,7 +269,7 @@ static rail_result_t flushed(struct ncclComm *comm, const struct rt_connector *c
   return r;
 }
 
-/* Looks at the oldest receive that has not come. When it has, its request makes room for that of the flush. */
+/* Tests the oldest receive that has not finished. When it has, the request of its flush replaces its own. */
 static rail_result_t received(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
   struct net_res *res = c->res;
   void **request = &op->requests[op->received % RT_STEPS];
@@ -281,12 +280,12 @@ static rail_result_t received(struct ncclComm *comm, struct rt_connector *c, str
   *request = NULL;
   res->slot[step % RT_STEPS].bytes = (uint64_t)bytes;
   if (bytes == 0 || !in_gpu(res, op) || !res->gdr.flush) return RAIL_OK;
-  struct place p = place_of(c, op, step);
+  struct net_buffer p = buffer_of(c, op, step);
   return flushed(comm, c, rail_net_iflush(comm->net.plugin, res->comm, 1, &p.data, &bytes, &p.mhandle, request));
 }
 
-/* Passes the oldest step that has come on to the kernel, when it is flushed or needs no flush. */
-static rail_result_t pass_on(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
+/* Gives the oldest received step to the kernel, when it is flushed or needs no flush. */
+static rail_result_t publish_step(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
   struct net_res *res = c->res;
   void *flush = op->requests[op->done % RT_STEPS];
   int done = 1;
@@ -306,7 +305,7 @@ static rail_result_t complete(struct ncclComm *comm, struct rt_connector *c, str
   }
   while (op->received < op->posted && (r = received(comm, c, op)) == RAIL_OK) moved = RAIL_OK;
   if (r != RAIL_OK && r != RAIL_IN_PROGRESS) return r;
-  while (op->done < op->received && (r = pass_on(comm, c, op)) == RAIL_OK) moved = RAIL_OK;
+  while (op->done < op->received && (r = publish_step(comm, c, op)) == RAIL_OK) moved = RAIL_OK;
   return r == RAIL_OK || r == RAIL_IN_PROGRESS ? moved : r;
 }
 

@@ -115,20 +115,20 @@ static rail_result_t fuse(struct rail_net *plugin, const struct rt_net_device *t
   return RAIL_BAD_USAGE;
 }
 
-/* A fused device stands in its first member's place. */
-static rail_result_t place(const struct rt_net_device *table, const struct rail_net_vprops_v12 *group, int dev,
-                           int *stands) {
+/* A fused device replaces its first member; the others are left out. */
+static rail_result_t replace_members(const struct rt_net_device *table, const struct rail_net_vprops_v12 *group,
+                                     int dev, int *used) {
   for (int i = 0; i < group->ndevs; i++) {
-    if (stands[group->devs[i]] != group->devs[i]) {
+    if (used[group->devs[i]] != group->devs[i]) {
       RAIL_WARN("NCCL_NET_FORCE_MERGE: %s is in two groups", table[group->devs[i]].name);
       return RAIL_BAD_USAGE;
     }
-    stands[group->devs[i]] = i == 0 ? dev : -1;
+    used[group->devs[i]] = i == 0 ? dev : -1;
   }
   return RAIL_OK;
 }
 
-static rail_result_t find_places(struct rail_net *plugin, struct rt_net_devices *devices) {
+static rail_result_t read_pci_paths(struct rail_net *plugin, struct rt_net_devices *devices) {
   for (int i = 0; i < devices->n; i++) {
     struct rail_net_props_v12 props;
     RAIL_TRY(rail_net_properties(plugin, devices->dev[i], &props));
@@ -139,19 +139,19 @@ static rail_result_t find_places(struct rail_net *plugin, struct rt_net_devices 
 
 rail_result_t rt_net_devices_open(struct rail_net *plugin, const char *merge, struct rt_net_devices *out) {
   struct rt_net_device table[RT_NET_DEVICES_MAX];
-  int n, dev, stands[RT_NET_DEVICES_MAX];
+  int n, dev, used[RT_NET_DEVICES_MAX];
   RAIL_TRY(read_table(plugin, table, &n));
-  /* Devices that somebody has fused before count only where they are asked for. */
-  for (int i = 0; i < n; i++) stands[i] = table[i].nmembers == 1 ? i : -1;
+  /* Devices that were fused earlier are used only where a group names them. */
+  for (int i = 0; i < n; i++) used[i] = table[i].nmembers == 1 ? i : -1;
   struct rail_net_vprops_v12 group;
   for (const char *text = merge ? merge : "";;) {
     RAIL_TRY(rt_merge_next(&text, table, n, &group));
     if (group.ndevs == 0) break;
     RAIL_TRY(fuse(plugin, table, n, &group, &dev));
-    RAIL_TRY(place(table, &group, dev, stands));
+    RAIL_TRY(replace_members(table, &group, dev, used));
   }
   out->n = 0;
   for (int i = 0; i < n; i++)
-    if (stands[i] >= 0) out->dev[out->n++] = stands[i];
-  return find_places(plugin, out);
+    if (used[i] >= 0) out->dev[out->n++] = used[i];
+  return read_pci_paths(plugin, out);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * P2P: as SHM, but the slots of a device's communicator lie in GPU memory that both ranks' kernels reach. It lies in the
- * receiver's GPU; where receivers read, the slots of Simple lie in the sender's. Each side exports its part in its
+ * P2P: as SHM, but the slots of a device's communicator lie in GPU memory that both ranks' kernels reach. It lies in
+ * the receiver's GPU; where receivers read, the slots of Simple lie in the sender's. Each side exports its part in its
  * connect record; the other imports it, and says in the segment whether that worked. If it did not, or a communicator
  * works on host memory, kernels use the segment's slots.
  */

@@ -11,7 +11,7 @@
 #include "common/base/thread.h"
 #include "core/comm/rt_comm.h"
 
-/* Passes without progress before the thread gives its core away, and before it naps. */
+/* Passes without progress before the thread yields its core, and before it sleeps. */
 #define SPIN_PASSES 200
 #define YIELD_PASSES 20000
 #define NAP_NS 20000
@@ -72,8 +72,8 @@ static bool retire(struct rt_proxy *p, struct rt_connector *prev, struct rt_conn
   return true;
 }
 
-/* When a rank dies, its neighbours see a connection close before the bootstrap has spread which rank it was and why:
- * the better reason gets a moment to arrive. */
+/* When a rank dies, its neighbours see a connection close before the bootstrap has told them which rank it was, and
+ * why: wait briefly for the bootstrap's error. */
 static void network_failed(struct ncclComm *comm, const struct rt_connector *c, rail_result_t result) {
   uint64_t until = rail_deadline_in_ms(REASON_GRACE_MS);
   while (result == RAIL_REMOTE_ERROR && !rt_comm_failed(comm) && !rail_deadline_passed(until))

@@ -19,8 +19,8 @@ struct rt_shm_segment {
   RAIL_ALIGNED(64) uint64_t tail;
   RAIL_ALIGNED(64) uint64_t credit;
   RAIL_ALIGNED(64) struct rt_slot slot[RT_STEPS];
-  /* P2P: what became of the memory that each side exported, enum rt_import_state; and how far the importer's GPU is from
-   * it, enum rt_distance. */
+  /* P2P: what became of the memory that each side exported, enum rt_import_state; and how far the importer's GPU is
+   * from it, enum rt_distance. */
   RAIL_ALIGNED(64) uint32_t import[RT_SHM_SIDES], path[RT_SHM_SIDES];
 };
 

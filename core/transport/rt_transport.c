@@ -76,10 +76,11 @@ static const char *buffers_text(uint32_t memory) { return memory == RT_DEVICE_ME
 static rail_result_t check_memory(struct ncclComm *comm, const struct rt_connector *c, uint32_t theirs) {
   const uint32_t mine = comm->memory;
   if (mine == theirs || mine == RT_ANY_MEMORY || theirs == RT_ANY_MEMORY) return RAIL_OK;
-  rt_comm_fail(comm, RAIL_BAD_USAGE,
-               "rank %d has %s buffers, rank %d has %s buffers: the ranks of a communicator work on one kind of memory; "
-               "use device buffers on all ranks, or host buffers on all", comm->rank, buffers_text(mine), c->peer,
-               buffers_text(theirs));
+  rt_comm_fail(
+      comm, RAIL_BAD_USAGE,
+      "rank %d has %s buffers, rank %d has %s buffers: the ranks of a communicator work on one kind of memory; "
+      "use device buffers on all ranks, or host buffers on all",
+      comm->rank, buffers_text(mine), c->peer, buffers_text(theirs));
   return RAIL_BAD_USAGE;
 }
 
@@ -99,7 +100,7 @@ static rail_result_t advance(struct ncclComm *comm, struct rt_connector *c, stru
   return RAIL_OK;
 }
 
-static void wait_a_little(int idle) {
+static void back_off(int idle) {
   if (idle < 100)
     sched_yield();
   else
@@ -121,7 +122,7 @@ static rail_result_t connect_loop(struct ncclComm *comm, struct rt_connector **l
     }
     if (rt_comm_failed(comm)) return (rail_result_t)atomic_load(&comm->failed);
     idle = moved ? 0 : idle + 1;
-    if (left && idle) wait_a_little(idle);
+    if (left && idle) back_off(idle);
   }
   return RAIL_OK;
 }

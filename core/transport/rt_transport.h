@@ -83,6 +83,9 @@ struct rt_connector {
   uint64_t planned; /* then: steps, once they are */
 };
 
+/* Unloads the network plugin, if a NET connection has loaded it. After all connectors are freed. */
+void rt_net_close(struct ncclComm *comm);
+
 /* Does a kernel meet a kernel there? Otherwise both meet proxies. */
 static inline bool rt_transport_direct(const struct rt_transport *t) { return t && !t->send.progress; }
 

@@ -81,9 +81,9 @@ static __thread struct emu_thread *emu_self;
 #define blockDim (emu_self->block_dim)
 #define gridDim (emu_self->grid_dim)
 
-/* For the thread sanitizer, which goes by addresses. Ranks of one process have a connection's counters mapped once each,
- * but slots in a GPU's memory only once, so nothing that the sanitizer sees orders what lies in there. The order is
- * annotated at the slots' own address. */
+/* For the thread sanitizer, which goes by addresses. Ranks of one process have a connection's counters mapped once
+ * each, but slots in a GPU's memory only once, so nothing that the sanitizer sees orders what lies in there. The order
+ * is annotated at the slots' own address. */
 #ifdef __SANITIZE_THREAD__
 #include <sanitizer/tsan_interface.h>
 #define RD_TSAN_RELEASE(buff) __tsan_release((void *)(uintptr_t)(buff))

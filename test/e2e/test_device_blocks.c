@@ -3,8 +3,8 @@
  * TEST-SAN: asan tsan
  *
  * Proves: sends and receives of a group that are more than a small device runs at once share its blocks: an all-to-all,
- * and different numbers of messages; over processes and over ranks of one process; in a graph; with ranks that make their
- * calls one by one. Ranks that share a device launch no more than its wide blocks.
+ * and different numbers of messages; over processes and over ranks of one process; in a graph; with ranks that make
+ * their calls one by one. Ranks that share a device launch no more than its wide blocks.
  */
 #include "test/device/gpu/calls.h"
 #include "test/harness/program.h"

@@ -3,7 +3,8 @@
  * TEST-SAN: asan tsan
  *
  * Proves: collectives on device buffers give what they give on host buffers, on 1 to 4 ranks, as processes and as
- * threads of one; over shared memory, a network plugin and both; with each protocol and several channels; nothing is left when communicators have ended.
+ * threads of one; over shared memory, a network plugin and both; with each protocol and several channels; nothing is
+ * left when communicators have ended.
  */
 #include "test/device/gpu/calls.h"
 #include "test/harness/program.h"

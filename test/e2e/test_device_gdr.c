@@ -4,7 +4,8 @@
  *
  * Proves: with a plugin that takes GPU memory, what device buffers send and receive goes through slots there, and no
  * kernel sees a step before its flush is over; who needs no flush makes none; a plugin, a driver or a user that does
- * not want it gets slots in host memory; a flush that fails ends the communicator; nothing is left registered, allocated or open. test/preload/gdrnet.c is the plugin.
+ * not want it gets slots in host memory; a flush that fails ends the communicator; nothing is left registered,
+ * allocated or open. test/preload/gdrnet.c is the plugin.
  */
 #include <dirent.h>
 

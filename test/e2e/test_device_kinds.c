@@ -3,8 +3,8 @@
  * TEST-SAN: asan tsan
  *
  * Proves: a communicator works on host or on device memory, as its first call with a buffer decides. A call with the
- * other kind is refused with a line that says so, and the communicator works on; ranks that differ fail with a line, and
- * none hangs. Calls without data decide nothing. A group may have communicators of both kinds.
+ * other kind is refused with a line that says so, and the communicator works on; ranks that differ fail with a line,
+ * and none hangs. Calls without data decide nothing. A group may have communicators of both kinds.
  */
 #include "test/device/gpu/side.h"
 #include "test/harness/program.h"

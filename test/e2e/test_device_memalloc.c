@@ -226,7 +226,7 @@ enum { INVALID = 1, BAD_DEVICE = 101, UNSUPPORTED = 801 };
   } while (0)
 
 static struct rt_cuda_allocation how(int handles) {
-  return (struct rt_cuda_allocation){.type = 1, .handles = handles, .place = {1, 0}};
+  return (struct rt_cuda_allocation){.type = 1, .handles = handles, .location = {1, 0}};
 }
 
 static void strict_pieces(void) {
@@ -234,7 +234,7 @@ static void strict_pieces(void) {
   uint64_t h, fd_piece;
   size_t unit;
   int fd;
-  far.place.id = 1;
+  far.location.id = 1;
   IS(gpu.cuMemGetAllocationGranularity(&unit, &plain, 0), 0);
   ENSURE(unit == 2 * MIB, "the unit is %zu", unit);
   IS(gpu.cuMemCreate(&h, MIB, &plain, 0), INVALID);

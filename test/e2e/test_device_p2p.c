@@ -22,8 +22,8 @@ static void is_place(const char *proto, bool on_gpu) {
   snprintf(in_gpu, sizeof in_gpu, "GPU: %s", proto);
   snprintf(in_host, sizeof in_host, "host: %s", proto);
   long a = gpu.calls(in_gpu), b = gpu.calls(in_host);
-  ENSURE((a > 0) == on_gpu && (b > 0) == !on_gpu, "%s: %ld kernels sent by the GPU's memory, %ld by the host's", proto, a,
-         b);
+  ENSURE((a > 0) == on_gpu && (b > 0) == !on_gpu, "%s: %ld kernels sent by the GPU's memory, %ld by the host's", proto,
+         a, b);
 }
 
 /* ---- where steps lie ---- */

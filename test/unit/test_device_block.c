@@ -360,9 +360,9 @@ TEST(a_list_ends_with_an_abort) {
   close_line();
 }
 
-TEST_MAIN(TEST_CASE(a_block_runs_a_list), TEST_CASE(a_list_ends_with_an_abort), TEST_CASE(sizes_that_differ_are_found), TEST_CASE(protocols_that_differ_are_found),
-          TEST_CASE(calls_that_differ_are_found), TEST_CASE(after_a_mismatch),
-          TEST_CASE(a_mismatch_is_over_with_the_next_run), TEST_CASE(abort_ends_receiving),
+TEST_MAIN(TEST_CASE(a_block_runs_a_list), TEST_CASE(a_list_ends_with_an_abort), TEST_CASE(sizes_that_differ_are_found),
+          TEST_CASE(protocols_that_differ_are_found), TEST_CASE(calls_that_differ_are_found),
+          TEST_CASE(after_a_mismatch), TEST_CASE(a_mismatch_is_over_with_the_next_run), TEST_CASE(abort_ends_receiving),
           TEST_CASE(abort_ends_sending), TEST_CASE(abort_ends_waiting_for_a_turn), TEST_CASE(receives_are_granted),
           TEST_CASE(a_proxy_brings_a_wrong_size), TEST_CASE(jobs_take_turns), TEST_CASE(allreduce),
           TEST_CASE(reduce_scatter), TEST_CASE(allgather), TEST_CASE(broadcast), TEST_CASE(reduce),

@@ -94,7 +94,8 @@ const char *rc_exchange(struct rc_worker *w, const void *mine, size_t size) {
   }
   if (w->n > 1 && (result = ncclGroupEnd()) != ncclSuccess) return rc_failed(w, &w->ranks[0], what, result), NULL;
   for (int i = 0; i < w->n; i++)
-    if ((result = railCommWait(w->ranks[i].on_host)) != ncclSuccess) return rc_failed(w, &w->ranks[i], what, result), NULL;
+    if ((result = railCommWait(w->ranks[i].on_host)) != ncclSuccess)
+      return rc_failed(w, &w->ranks[i], what, result), NULL;
   return rc_wait(w, what) == 0 ? w->ranks[0].all : NULL;
 }
 

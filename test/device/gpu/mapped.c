@@ -92,8 +92,9 @@ static int add_piece(uint64_t *handle, int fd, const struct label *label) {
 
 static int check(const struct rt_cuda_allocation *how) {
   if (!fake_attribute(RT_CU_DEVICE_VIRTUAL_MEMORY)) return NOT_SUPPORTED;
-  if (how->type != 1 || how->place.type != 1 || how->of_windows || how->compression || how->usage) return INVALID_VALUE;
-  if (how->place.id < 0 || how->place.id >= fake_devices()) return INVALID_DEVICE;
+  if (how->type != 1 || how->location.type != 1 || how->of_windows || how->compression || how->usage)
+    return INVALID_VALUE;
+  if (how->location.id < 0 || how->location.id >= fake_devices()) return INVALID_DEVICE;
   if (how->handles & ~ALL_HANDLES) return INVALID_VALUE;
   if (how->handles & RT_CU_FD_HANDLE && !fake_attribute(RT_CU_DEVICE_FD_HANDLES)) return NOT_SUPPORTED;
   if (how->handles & RT_CU_FABRIC_HANDLE && !fake_attribute(RT_CU_DEVICE_FABRIC_HANDLES)) return NOT_SUPPORTED;
@@ -123,7 +124,7 @@ API int cuMemCreate(uint64_t *handle, size_t size, const struct rt_cuda_allocati
   if (r == OK && (!handle || !how || flags || !size || size % UNIT)) r = INVALID_VALUE;
   if (r == OK) r = check(how);
   if (r) return r;
-  const struct label label = {MARK, size, how->place.id, how->handles, how->rdma};
+  const struct label label = {MARK, size, how->location.id, how->handles, how->rdma};
   int fd = memfd_create("fakegpu", MFD_CLOEXEC);
   bool good = fd >= 0 && ftruncate(fd, (off_t)(size + PAGE)) == 0 && fill(fd, size) &&
               pwrite(fd, &label, sizeof label, (off_t)size) == (ssize_t)sizeof label;
@@ -212,9 +213,9 @@ API int cuMemUnmap(uint64_t address, size_t size) {
 }
 
 static int check_access(const struct piece *p, const struct rt_cuda_access *a) {
-  if (a->place.type != 1 || (a->access != 0 && a->access != 3)) return INVALID_VALUE;
-  if (a->place.id < 0 || a->place.id >= fake_devices()) return INVALID_DEVICE;
-  return a->place.id == p->label.device || fake_may_reach() ? OK : INVALID_DEVICE;
+  if (a->location.type != 1 || (a->access != 0 && a->access != 3)) return INVALID_VALUE;
+  if (a->location.id < 0 || a->location.id >= fake_devices()) return INVALID_DEVICE;
+  return a->location.id == p->label.device || fake_may_reach() ? OK : INVALID_DEVICE;
 }
 
 static void set_access(struct reserved *of, unsigned access) {
@@ -234,7 +235,7 @@ API int cuMemSetAccess(uint64_t address, size_t size, const struct rt_cuda_acces
   unsigned bits = of->access;
   for (size_t i = 0; r == OK && i < n; i++) {
     r = check_access(of->piece, &access[i]);
-    if (r == OK) bits = access[i].access ? bits | 1u << access[i].place.id : bits & ~(1u << access[i].place.id);
+    if (r == OK) bits = access[i].access ? bits | 1u << access[i].location.id : bits & ~(1u << access[i].location.id);
   }
   if (r == OK) set_access(of, bits);
   return leave(r);
