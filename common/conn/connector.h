@@ -8,7 +8,7 @@
  *                rail_connector_init; then as a later call
  *   each call    rail_handshake_note_time, then rail_connector_dial until RAIL_OK, then
  *                rail_connector_answer until RAIL_OK. Both return RAIL_IN_PROGRESS for "call again
- *                later". When answer finds the connection dropped before the acceptor said anything,
+ *                later". When answer finds the connection dropped before the acceptor sent anything,
  *                it closes it (handshake->fd is -1): go on with rail_connector_dial.
  *   at the end   rail_connector_close; the socket is the handshake's, take it there
  * Between dial and answer the plugin may send messages of its own.

@@ -65,7 +65,7 @@ void rail_dial_init(struct rail_dial *dial, const struct rail_dial_args *args, c
  * The message is the same at each call until then; it is not kept. */
 rail_result_t rail_dial_step(struct rail_dial *dial, const void *message, size_t size);
 
-/* The peer dropped the connection that was made, before it said anything; the caller has closed its fd. The next step
+/* The peer dropped the connection that was made, before it sent anything; the caller has closed its fd. The next step
  * connects again, after a while that doubles each time. `err`: why, for last_errno. */
 void rail_dial_again(struct rail_dial *dial, int err);
 

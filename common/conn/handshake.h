@@ -58,7 +58,7 @@ rail_result_t rail_handshake_send(struct rail_handshake *h, unsigned int type, c
 rail_result_t rail_handshake_welcome(struct rail_handshake *h, const void *payload);
 /* RAIL_OK: all that was sent is with the kernel. RAIL_IN_PROGRESS. Else the peer is gone, see errno. */
 rail_result_t rail_handshake_flush(struct rail_handshake *h);
-/* Tells the peer `reason`, best effort, and closes. Says nothing in the middle of a message of ours, or for NONE.
+/* Tells the peer `reason`, best effort, and closes. Sends nothing in the middle of a message of ours, or for NONE.
  * `payload` as for welcome. */
 void rail_handshake_refuse(struct rail_handshake *h, unsigned int reason, const void *payload);
 

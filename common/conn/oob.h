@@ -119,7 +119,7 @@ struct rail_oob {
   uint64_t last_ping;
   uint32_t unanswered;             /* PINGs since last_heard */
   uint64_t activity, waits;        /* work's, at the last tick with activity, at the last tick */
-  enum rail_oob_reported reported; /* this silence; until the peer is heard */
+  enum rail_oob_reported reported; /* this silence; until the peer answers */
 };
 
 void rail_oob_init(struct rail_oob *oob, const struct rail_oob_args *args, int fd, uint64_t now);

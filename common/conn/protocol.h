@@ -14,8 +14,8 @@
  * side), connector.h (connecting side) and handshake.h (messages on a socket),
  * which call what is here.
  *
- * Security, the same for all plugins. The secret keeps strangers, stale handles
- * and reused ports out; it is compared in constant time. Our version is told
+ * Security, the same for all plugins. The secret keeps other clients, stale
+ * handles and reused ports out; it is compared in constant time. Our version is told
  * only to those who know the secret. With a key (hmac.h) HELLO and every
  * message but a refusal carry an HMAC-SHA-256 over all that was agreed before:
  *
@@ -42,7 +42,7 @@
 #define RAIL_COMM_ID_SIZE 16
 #define RAIL_NONCE_SIZE 16
 
-/* ---- what a plugin says of itself ------------------------------------- */
+/* ---- how a plugin describes itself ------------------------------------- */
 
 /* Why a side refuses. The numbers are on the wire. */
 enum rail_reason {

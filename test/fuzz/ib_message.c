@@ -7,7 +7,7 @@
  * bytes, calls, the end of the stream.
  *
  * Held: no call fails in any other way than with its errors, none hands out a
- * comm whose peer did not say everything (with first writes wanted: none at all,
+ * comm whose peer did not send everything (with first writes wanted: none at all,
  * for none comes), and queue pairs, completion queues and registrations are
  * gone afterwards.
  */
@@ -24,16 +24,16 @@
 #include "test/unit/ib_fake.h"
 #include "test/unit/ib_hello.h"
 
-enum step { CALL, RAW, SAY_ANSWER, SAY_OFFER, SAY_QPS, SAY_READY, HANG_UP, STEPS };
+enum step { CALL, RAW, SEND_ANSWER, SEND_OFFER, SEND_QPS, SEND_READY, HANG_UP, STEPS };
 #define CALLS_PER_STEP 4
 
 struct bed {
   bool ours_connects;
   struct rail_net_ctx *ctx;
   void *listen, *comm;
-  int door, fd; /* the peer's */
+  int listener, fd; /* the peer's */
   char handle[RAIL_NET_HANDLE_SIZE];
-  unsigned int said; /* one bit for each kind of step */
+  unsigned int sent; /* one bit for each kind of step */
   rail_result_t result;
 };
 
@@ -60,7 +60,7 @@ static void hard_close(int *fd) { /* by a reset: no port waits for the inputs to
 
 /* ---- the peer ------------------------------------------------------------ */
 
-static void meet_as_connector(struct bed *bed) {
+static void begin_as_connector(struct bed *bed) {
   struct rail_handle handle;
   struct ib_hints hints;
   struct rail_hello hello;
@@ -73,14 +73,14 @@ static void meet_as_connector(struct bed *bed) {
   fuzz_write(bed->fd, &bytes, sizeof bytes);
 }
 
-static void meet_as_listener(struct bed *bed) {
+static void begin_as_listener(struct bed *bed) {
   struct rail_handle handle = {.secret = "fifteen letters", .naddrs = 1};
   FUZZ_CHECK(rail_addr_parse("127.0.0.1:0", &handle.addrs[0]) == RAIL_OK);
-  FUZZ_CHECK(rail_sock_listen(&handle.addrs[0], 4, &bed->door) == RAIL_OK);
+  FUZZ_CHECK(rail_sock_listen(&handle.addrs[0], 4, &bed->listener) == RAIL_OK);
   rail_handle_encode(&ib_protocol, &handle, bed->handle);
 }
 
-static void say(struct bed *bed, enum ib_message_type type, const void *body, size_t size) {
+static void send_message(struct bed *bed, enum ib_message_type type, const void *body, size_t size) {
   struct rail_session session;
   uint8_t bytes[RAIL_MESSAGE_MAX];
   rail_session_init(&session, &ib_protocol, true, &(struct rail_hello){.streams = 1});
@@ -88,7 +88,7 @@ static void say(struct bed *bed, enum ib_message_type type, const void *body, si
   if (bed->fd >= 0) fuzz_write(bed->fd, bytes, rail_message_size(size));
 }
 
-static void say_answer(struct fuzz_in *in, struct bed *bed) {
+static void send_answer(struct fuzz_in *in, struct bed *bed) {
   uint8_t reason = fuzz_u8(in), bytes[RAIL_ANSWER_MAX];
   struct ib_refused_plan plan = {.refusal = fuzz_u8(in), .rail_here = fuzz_u8(in) % 10 - 1, .name = "peer0"};
   struct ib_refused_plan_wire wire;
@@ -98,7 +98,7 @@ static void say_answer(struct fuzz_in *in, struct bed *bed) {
   if (bed->fd >= 0) fuzz_write(bed->fd, bytes, rail_answer_size(&ib_protocol));
 }
 
-static void say_offer(struct fuzz_in *in, struct bed *bed) {
+static void send_offer(struct fuzz_in *in, struct bed *bed) {
   uint8_t flags = fuzz_u8(in);
   struct ib_offer o = {.sender = !bed->ours_connects, .nrails = 1 + flags % 4, .qps_per_rail = 1, .max_qps = IB_MAX_QPS,
                        .ece = flags & 16, .split = flags & 32, .max_write_log2 = 20, .recv_depth = IB_RECV_DEPTH};
@@ -110,10 +110,10 @@ static void say_offer(struct fuzz_in *in, struct bed *bed) {
   if (flags & 64) o.qps_per_rail = fuzz_u16(in) % 200;
   if (flags & 128) o.rails[0].mtu = fuzz_u8(in);
   size_t size = ib_offer_encode(&o, &wire);
-  say(bed, IB_MESSAGE_OFFER, &wire, size);
+  send_message(bed, IB_MESSAGE_OFFER, &wire, size);
 }
 
-static void say_qps(struct fuzz_in *in, struct bed *bed) {
+static void send_qps(struct fuzz_in *in, struct bed *bed) {
   uint8_t flags = fuzz_u8(in);
   struct ib_qps q = {.nqps = 1 + flags % 8, .nrails = 1 + flags / 8 % 4, .token = 9, .ctrl_addr = 4096,
                      .verify_addr = 8192};
@@ -122,10 +122,10 @@ static void say_qps(struct fuzz_in *in, struct bed *bed) {
   if (flags & 64) q.qps[0].qpn = fuzz_u32(in);
   if (flags & 128) q.qps[0].ece_options = fuzz_u32(in);
   size_t size = ib_qps_encode(&q, &wire);
-  say(bed, IB_MESSAGE_QPS, &wire, size);
+  send_message(bed, IB_MESSAGE_QPS, &wire, size);
 }
 
-static void say_raw(struct fuzz_in *in, struct bed *bed) {
+static void send_raw(struct fuzz_in *in, struct bed *bed) {
   uint8_t bytes[127 * 40], head = fuzz_u8(in);
   size_t size = head & 0x80 ? (head & 0x7f) * 40u : head; /* what the input lacks is zero */
   fuzz_fill(in, bytes, size);
@@ -140,24 +140,24 @@ static void call(struct bed *bed) {
     else bed->result = ib_accept(bed->listen, &bed->comm, NULL);
     FUZZ_CHECK(bed->result == RAIL_OK || !bed->comm);
     union rail_addr peer;
-    if (bed->door >= 0 && bed->fd < 0) (void)rail_sock_accept(bed->door, &bed->fd, &peer);
+    if (bed->listener >= 0 && bed->fd < 0) (void)rail_sock_accept(bed->listener, &bed->fd, &peer);
     if (bed->fd >= 0) fuzz_drain(bed->fd);
   }
   if (!bed->comm) return;
-  const unsigned int raw = 1u << RAW, all = 1u << SAY_OFFER | 1u << SAY_QPS;
-  FUZZ_CHECK(!ib_params.verify && ((bed->said & raw) || (bed->said & all) == all));
+  const unsigned int raw = 1u << RAW, all = 1u << SEND_OFFER | 1u << SEND_QPS;
+  FUZZ_CHECK(!ib_params.verify && ((bed->sent & raw) || (bed->sent & all) == all));
 }
 
 static void take_step(struct fuzz_in *in, struct bed *bed) {
   enum step step = (enum step)(fuzz_u8(in) % STEPS);
-  bed->said |= 1u << step;
+  bed->sent |= 1u << step;
   switch (step) {
     case CALL: call(bed); break;
-    case RAW: say_raw(in, bed); break;
-    case SAY_ANSWER: say_answer(in, bed); break;
-    case SAY_OFFER: say_offer(in, bed); break;
-    case SAY_QPS: say_qps(in, bed); break;
-    case SAY_READY: say(bed, IB_MESSAGE_READY, "", 0); break;
+    case RAW: send_raw(in, bed); break;
+    case SEND_ANSWER: send_answer(in, bed); break;
+    case SEND_OFFER: send_offer(in, bed); break;
+    case SEND_QPS: send_qps(in, bed); break;
+    case SEND_READY: send_message(bed, IB_MESSAGE_READY, "", 0); break;
     case HANG_UP: hard_close(&bed->fd); break;
     case STEPS: break;
   }
@@ -166,7 +166,7 @@ static void take_step(struct fuzz_in *in, struct bed *bed) {
 void fuzz_one(const uint8_t *data, size_t size) {
   const struct rail_net_init init = {.traffic_class = -1};
   struct fuzz_in in = {data, size};
-  struct bed bed = {.door = -1, .fd = -1};
+  struct bed bed = {.listener = -1, .fd = -1};
   start();
   const struct ib_params params = ib_params;
   uint8_t head = fuzz_u8(&in);
@@ -174,13 +174,13 @@ void fuzz_one(const uint8_t *data, size_t size) {
   ib_params.verify = head >> 1 & 1;
   ib_params.linger_ms = 0;
   FUZZ_CHECK(rail_net_ctx_new("RailIB", &init, &bed.ctx) == RAIL_OK);
-  if (bed.ours_connects) meet_as_listener(&bed);
-  else meet_as_connector(&bed);
+  if (bed.ours_connects) begin_as_listener(&bed);
+  else begin_as_connector(&bed);
   call(&bed);
   for (int i = 0; i < 64 && in.left; i++) take_step(&in, &bed);
   call(&bed);
   hard_close(&bed.fd);
-  hard_close(&bed.door);
+  hard_close(&bed.listener);
   if (bed.comm) FUZZ_CHECK((bed.ours_connects ? ib_close_send(bed.comm) : ib_close_recv(bed.comm)) == RAIL_OK);
   rail_net_ctx_free(bed.ctx, ib_connect_drop, ib_listener_close);
   ib_params = params;
@@ -198,16 +198,16 @@ static void whole(const char *name, unsigned int head, unsigned int rails) {
   fuzz_put8(&out, head);
   calls(&out, 4);
   if (head & 1) {
-    fuzz_put8(&out, SAY_ANSWER);
+    fuzz_put8(&out, SEND_ANSWER);
     fuzz_put32(&out, 0);
   }
-  fuzz_put8(&out, SAY_OFFER);
+  fuzz_put8(&out, SEND_OFFER);
   fuzz_put8(&out, (rails - 1) | 16);
   calls(&out, 6);
-  fuzz_put8(&out, SAY_QPS);
+  fuzz_put8(&out, SEND_QPS);
   fuzz_put8(&out, (rails - 1) | (rails - 1) << 3);
   calls(&out, 4);
-  fuzz_put8(&out, SAY_READY);
+  fuzz_put8(&out, SEND_READY);
   calls(&out, 4);
   fuzz_seed(name, out.bytes, out.size);
 }
@@ -227,7 +227,7 @@ void fuzz_make_seeds(void) {
   whole("connect-verified-two-rails", 3, 2);
   fuzz_put8(&out, 1);
   calls(&out, 3);
-  fuzz_put8(&out, SAY_ANSWER);
+  fuzz_put8(&out, SEND_ANSWER);
   fuzz_put8(&out, IB_REASON_PLAN);
   fuzz_put8(&out, IB_REFUSAL_LINK);
   fuzz_put16(&out, 0);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-SAN: asan
  *
- * A real listener on loopback among strangers, peers of bad faith and streams
+ * A real listener on loopback among other clients, peers of bad faith and streams
  * that come back. Input: streams per connection, then steps. The handle's
  * secret is random; HELLOs that the steps make carry it, raw bytes can have it
  * put in.
  *
  * Held: a connection is accepted only when all its streams said a whole HELLO
  * that was right, and each of these streams is then answered with a welcome;
- * accept returns at once, whatever strangers do; nothing stays open.
+ * accept returns at once, whatever clients do; nothing stays open.
  */
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -61,7 +61,7 @@ static int dial(const union rail_addr *to) {
 
 /* ---- steps ----------------------------------------------------------- */
 
-static void say_hello(struct fuzz_in *in, struct bed *bed, int fd) {
+static void send_hello(struct fuzz_in *in, struct bed *bed, int fd) {
   uint8_t flags = fuzz_u8(in), place = fuzz_u8(in);
   struct rail_hello hello = {.streams = bed->handle.param, .stream = place & 3, .reconnect = flags & 8};
   struct sk_limits limits = {.eager_size = 64, .eager_count = 4};
@@ -78,7 +78,7 @@ static void say_hello(struct fuzz_in *in, struct bed *bed, int fd) {
     bed->good[flags & 3] |= 1u << hello.stream;
 }
 
-static void say_raw(struct fuzz_in *in, const struct bed *bed, int fd, bool secret) {
+static void send_raw(struct fuzz_in *in, const struct bed *bed, int fd, bool secret) {
   uint8_t bytes[256];
   size_t size = fuzz_u8(in);
   fuzz_fill(in, bytes, size);
@@ -124,12 +124,12 @@ static void take_step(struct fuzz_in *in, struct bed *bed, bool *raw_secrets) {
   enum step step = (enum step)(head & 0x0f) % STEPS;
   if (step <= HELLO && *fd < 0) *fd = dial(&bed->handle.addrs[0]);
   switch (step) {
-    case RAW: say_raw(in, bed, *fd, false); break;
+    case RAW: send_raw(in, bed, *fd, false); break;
     case SECRET:
       *raw_secrets = true;
-      say_raw(in, bed, *fd, true);
+      send_raw(in, bed, *fd, true);
       break;
-    case HELLO: say_hello(in, bed, *fd); break;
+    case HELLO: send_hello(in, bed, *fd); break;
     case ACCEPT:
       if (bed->listener) accept_one(bed, *raw_secrets);
       break;
@@ -188,7 +188,7 @@ static void put_hello(struct fuzz_out *out, unsigned int conn, unsigned int flag
 
 void fuzz_make_seeds(void) {
   struct fuzz_out out = {.size = 0};
-  fuzz_put8(&out, 1); /* two peers of two streams, mixed, and a stranger */
+  fuzz_put8(&out, 1); /* two peers of two streams, mixed, and another client */
   put_hello(&out, 0, 0, 0, 0);
   put_hello(&out, 1, 1, 1, 0);
   put_step(&out, ACCEPT, 0);

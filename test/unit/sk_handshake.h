@@ -157,8 +157,8 @@ __attribute__((unused)) static void hs_linked(int out, int in) {
   ENSURE(got == sent, "other bytes came out");
 }
 
-/* A stranger's connection to rail `i`, saying `hello` if not NULL. */
-__attribute__((unused)) static int hs_stranger(const struct hs *h, unsigned int i, const struct sk_hello_bytes *hello) {
+/* A connection to rail `i`, sending `hello` if not NULL. */
+__attribute__((unused)) static int hs_client(const struct hs *h, unsigned int i, const struct sk_hello_bytes *hello) {
   int fd;
   size_t done = 0;
   ENSURE_INT(rail_sock_connect_all(&h->decoded.addrs[i], NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd), RAIL_OK);
@@ -168,8 +168,8 @@ __attribute__((unused)) static int hs_stranger(const struct hs *h, unsigned int 
 
 enum { HS_DROPPED = 999 };
 
-/* What the listener says to that, driven by `step`; closes fd. HS_DROPPED: closed without an answer. */
-__attribute__((unused)) static unsigned int hs_verdict(int fd, void (*step)(void *arg), void *arg) {
+/* With which reason the listener answers, driven by `step`; closes fd. HS_DROPPED: closed without an answer. */
+__attribute__((unused)) static unsigned int hs_reason(int fd, void (*step)(void *arg), void *arg) {
   struct sk_answer_bytes wire;
   struct rail_session any;
   unsigned int reason = HS_DROPPED, version;
@@ -180,14 +180,14 @@ __attribute__((unused)) static unsigned int hs_verdict(int fd, void (*step)(void
   do {
     step(arg);
     result = rail_sock_recv_some(fd, &wire, sizeof wire, &done);
-    ENSURE(!rail_deadline_passed(deadline), "no verdict");
+    ENSURE(!rail_deadline_passed(deadline), "no answer");
   } while (result == RAIL_IN_PROGRESS);
   if (result == RAIL_OK) reason = sk_answer_decode(&any, &wire, 0, &version);
   rail_sock_close(&fd);
   return reason;
 }
 
-__attribute__((unused)) static void hs_accept_nobody(void *h) { ENSURE(!hs_accept_step(h), "a stranger was accepted"); }
+__attribute__((unused)) static void hs_accept_nobody(void *h) { ENSURE(!hs_accept_step(h), "a client without a right HELLO was accepted"); }
 __attribute__((unused)) static void hs_take_nobody(void *unused) {
   unsigned int stream;
   int fd;

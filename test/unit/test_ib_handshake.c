@@ -141,7 +141,7 @@ TEST(one_side_is_called_much_later) {
 }
 
 /* The first one stops pending-way, the second comes through, then the first goes on. */
-TEST(several_behind_one_door) {
+TEST(several_at_one_listener) {
   struct hs h, other;
   int accepts = 0;
   hs_begin(&h);
@@ -297,7 +297,7 @@ TEST(ports_that_are_down) {
   CHECK(hs_logged("port fakeB is down"));
   hs_end(&h);
   hs_begin(&h);
-  hs_listen(&h, DEV_B); /* the acceptor's: both sides hear of it */
+  hs_listen(&h, DEV_B); /* the acceptor's: both sides learn of it */
   hs_run(&h, DEV_A1);
   fake_script("port fakeB 1 state=active");
   CHECK_INT(h.accept, RAIL_SYSTEM_ERROR);
@@ -413,7 +413,7 @@ int main(int argc, char **argv) {
     TEST_CASE(one_rail), TEST_CASE(to_itself), TEST_CASE(infiniband), TEST_CASE(different_rails_queue_pairs_and_mtus),
     TEST_CASE(different_parameters), TEST_CASE(as_many_queue_pairs_as_there_can_be),
     TEST_CASE(without_the_first_writes), TEST_CASE(without_inline), TEST_CASE(one_side_is_called_much_later),
-    TEST_CASE(several_behind_one_door), TEST_CASE(a_thousand_listeners), TEST_CASE(traffic_classes),
+    TEST_CASE(several_at_one_listener), TEST_CASE(a_thousand_listeners), TEST_CASE(traffic_classes),
     TEST_CASE(timeouts), TEST_CASE(a_gid_for_the_peer), TEST_CASE(a_gid_for_the_listener),
     TEST_CASE(rails_by_subnet), TEST_CASE(infiniband_and_ethernet),
     TEST_CASE(ipv4_and_ipv6), TEST_CASE(ports_that_are_down), TEST_CASE(a_first_write_that_is_lost),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Strangers before the door, peers that go silent, die, or lie in the middle of a handshake, and ends at any time. */
+ * Clients that send no HELLO, peers that go silent, die, or lie in the middle of a handshake, and ends at any time. */
 #include "plugin/ib/ib_listen.h"
 #include "test/unit/ib_handshake.h"
 
@@ -22,7 +22,7 @@ static unsigned int hs_live_pending(const struct hs *h) { return ((const struct 
 
 /* ---- before HELLO -------------------------------------------------------- */
 
-TEST(strangers_hold_nobody_up) {
+TEST(silent_clients_hold_nobody_up) {
   struct hs h;
   struct ib_hello_bytes hello;
   struct rail_hello unused;
@@ -190,7 +190,7 @@ TEST(peers_that_die) {
   for (int step = 0; step < 4; step++) {
     raw_hello(&r, &h);
     if (step > 0) raw_send_offer(&r, &offer);
-    for (int heard = 0; step > 1 && heard < (step == 2 ? 1 : 3); heard++) CHECK(raw_recv(&r, &h, &message));
+    for (int received = 0; step > 1 && received < (step == 2 ? 1 : 3); received++) CHECK(raw_recv(&r, &h, &message));
     raw_end(&r);
     accept_for(&h, 50);
   }
@@ -229,7 +229,7 @@ TEST(no_more_than_64_half_made) {
     raw_hello(&r[i], &h);
     raw_send_offer(&r[i], &offer);
   }
-  for (int i = 0; i < IB_MAX_PENDING; i++) CHECK(raw_recv(&r[i], &h, &message)); /* the offers were heard */
+  for (int i = 0; i < IB_MAX_PENDING; i++) CHECK(raw_recv(&r[i], &h, &message)); /* the offers were read */
   raw_hello(&r[IB_MAX_PENDING], &h);
   CHECK_INT(raw_verdict(&r[IB_MAX_PENDING], &h), RAIL_REASON_BUSY);
   for (int i = 0; i <= IB_MAX_PENDING; i++) raw_end(&r[i]);
@@ -253,22 +253,22 @@ TEST(hellos_alone_make_room) {
 
 /* ---- a listener that lies to connect ------------------------------------- */
 
-static void listen_raw(struct hs *h, int *door) {
+static void listen_raw(struct hs *h, int *listener) {
   struct rail_handle handle = {.secret = "fifteen letters", .naddrs = 1};
   ENSURE_INT(rail_addr_parse("127.0.0.1:0", &handle.addrs[0]), RAIL_OK);
-  ENSURE_INT(rail_sock_listen(&handle.addrs[0], 16, door), RAIL_OK);
+  ENSURE_INT(rail_sock_listen(&handle.addrs[0], 16, listener), RAIL_OK);
   rail_handle_encode(&ib_protocol, &handle, h->handle);
 }
 
 enum { HANGS_UP, NONSENSE, WELCOME_TWICE, OTHER_VERSION, REFUSAL, LISTENERS };
 
-static void answer_raw(int door, int what) {
+static void answer_raw(int listener, int what) {
   struct ib_refused_plan_wire plan;
   uint8_t bytes[RAIL_ANSWER_MAX];
   const size_t size = rail_answer_size(&ib_protocol);
   int fd;
   union rail_addr peer;
-  if (rail_sock_accept(door, &fd, &peer) != RAIL_OK) return;
+  if (rail_sock_accept(listener, &fd, &peer) != RAIL_OK) return;
   ib_refused_plan_encode(&(struct ib_refused_plan){.rail_here = -1, .rail_there = -1}, &plan);
   rail_refusal_encode(&ib_protocol, what == REFUSAL ? (unsigned int)IB_REASON_PLAN : RAIL_REASON_NONE, &plan, bytes);
   if (what == OTHER_VERSION) bytes[4] = 7;
@@ -283,20 +283,20 @@ static void answer_raw(int door, int what) {
 TEST(listeners_that_lie) {
   for (int what = 0; what < LISTENERS; what++) {
     struct hs h;
-    int door;
+    int listener;
     hs_begin(&h);
     ib_params.connect_ms = 400;
-    listen_raw(&h, &door);
+    listen_raw(&h, &listener);
     uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
     while (h.connect == RAIL_IN_PROGRESS) {
       hs_connect_once(&h, DEV_B);
-      answer_raw(door, what);
+      answer_raw(listener, what);
       CHECK(!rail_deadline_passed(deadline));
     }
     CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
     CHECK_MSG(hs_logged("connect to 127.0.0.1:") && hs_logged("over fakeB"), "%d: %s", what, hs_lines);
     if (what == HANGS_UP) CHECK(hs_logged("connections in a row, within 400 ms (RAIL_IB_CONNECT_TIMEOUT)"));
-    rail_sock_close(&door);
+    rail_sock_close(&listener);
     hs_end(&h);
   }
 }
@@ -445,7 +445,7 @@ TEST(ends_at_any_time) {
 
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
-    TEST_CASE(strangers_hold_nobody_up), TEST_CASE(hellos_that_are_refused), TEST_CASE(peers_that_lie_are_told_so),
+    TEST_CASE(silent_clients_hold_nobody_up), TEST_CASE(hellos_that_are_refused), TEST_CASE(peers_that_lie_are_told_so),
     TEST_CASE(an_offer_of_values_that_cannot_be), TEST_CASE(silent_peers), TEST_CASE(peers_that_die),
     TEST_CASE(a_peer_whose_writes_do_not_come), TEST_CASE(no_more_than_64_half_made), TEST_CASE(hellos_alone_make_room),
     TEST_CASE(listeners_that_lie), TEST_CASE(accept_may_take_any_time), TEST_CASE(stopped_in_the_middle),

@@ -134,14 +134,14 @@ static void lo_goes(bool up) {
 static void tcp_pair(int fds[2]) {
   struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   socklen_t len = sizeof at;
-  int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  CHECK(bind(door, (struct sockaddr *)&at, len) == 0 && listen(door, 1) == 0);
-  CHECK(getsockname(door, (struct sockaddr *)&at, &len) == 0);
+  int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  CHECK(bind(listener, (struct sockaddr *)&at, len) == 0 && listen(listener, 1) == 0);
+  CHECK(getsockname(listener, (struct sockaddr *)&at, &len) == 0);
   fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   CHECK(connect(fds[0], (struct sockaddr *)&at, len) == 0);
-  fds[1] = accept4(door, NULL, NULL, SOCK_CLOEXEC);
+  fds[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
   CHECK(fds[1] >= 0 && fcntl(fds[0], F_SETFL, O_NONBLOCK) == 0);
-  close(door);
+  close(listener);
 }
 
 /* A comm whose oob connection is TCP over lo, of a network namespace of our own; *peer is the other end. */

@@ -386,7 +386,7 @@ TEST(files_that_run_out_with_none_pending) {
   owner_close(&h);
 }
 
-/* Somebody else holds the socket, as a forked child does: it must not be heard any more. */
+/* Somebody else holds the socket, as a forked child does: it must not be read any more. */
 TEST(a_dropped_one_is_not_read) {
   struct owner h;
   struct epoll_event event;

@@ -141,7 +141,7 @@ static struct sk_hello_bytes signed_hello(const struct hs *h, bool reconnect) {
   return sk_make_hello(&h->decoded, hello, (struct sk_limits){.eager_size = 1024, .eager_bytes = 1 << 20}, reconnect);
 }
 
-static void child_strangers(struct pipes *io, void *arg) {
+static void child_without_a_right_mac(struct pipes *io, void *arg) {
   struct hs h;
   struct sk_hello_bytes good, w;
   (void)io, (void)arg;
@@ -149,34 +149,34 @@ static void child_strangers(struct pipes *io, void *arg) {
   hs_listen(&h, DEV_A);
   good = signed_hello(&h, false);
   w = good, w.mac[31] ^= 1;
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_MAC);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_MAC);
   ENSURE(log_said("RAIL_SOCKET_AUTH_FILE"), "it said: %s", log_lines);
   w = good, w.limits.features ^= htole32(2);
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_MAC);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_MAC);
   w = signed_hello(&h, true);
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_GONE);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_GONE);
   w.limits.counter = htole64(2);
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_MAC);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_MAC);
   w = good, w.head.flags = 0, memset(w.mac, 0, sizeof w.mac);
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_AUTH);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_AUTH);
   /* The good one comes in; what was recorded of it does not, accepted or not. */
-  int fd = hs_stranger(&h, 0, &good);
+  int fd = hs_client(&h, 0, &good);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   while (!hs_accept_step(&h)) ENSURE(!rail_deadline_passed(deadline), "kept out: %s", log_lines);
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &good), hs_accept_nobody, &h), RAIL_REASON_REPLAY);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &good), hs_accept_nobody, &h), RAIL_REASON_REPLAY);
   rail_sock_close(&fd);
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &good), hs_accept_nobody, &h), RAIL_REASON_REPLAY);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &good), hs_accept_nobody, &h), RAIL_REASON_REPLAY);
   hs_close(&hs_received);
   hs_close_listen(&h);
   /* Nor does it at another listener. */
   hs_listen(&h, DEV_A);
-  ENSURE(hs_verdict(hs_stranger(&h, 0, &good), hs_accept_nobody, &h) == RAIL_REASON_SECRET, "replayed elsewhere");
+  ENSURE(hs_reason(hs_client(&h, 0, &good), hs_accept_nobody, &h) == RAIL_REASON_SECRET, "replayed elsewhere");
   memcpy(good.head.secret, h.decoded.secret, RAIL_SECRET_SIZE);
-  ENSURE(hs_verdict(hs_stranger(&h, 0, &good), hs_accept_nobody, &h) == RAIL_REASON_MAC, "and with the secret changed");
+  ENSURE(hs_reason(hs_client(&h, 0, &good), hs_accept_nobody, &h) == RAIL_REASON_MAC, "and with the secret changed");
   hs_end(&h);
 }
 
-TEST(strangers_and_recordings) { in_child(child_strangers, NULL); }
+TEST(wrong_macs_and_replays) { in_child(child_without_a_right_mac, NULL); }
 
 /* A listener with the parameter, a connector without, and the other way round. */
 static void refused_before_dialling(struct hs *h, const char *words) {
@@ -197,7 +197,7 @@ static void child_without(struct pipes *io, void *arg) {
   struct sk_hello_bytes w =
     sk_make_hello(&h.decoded, (struct rail_hello){.streams = 1}, (struct sk_limits){.eager_bytes = 1 << 20}, 0);
   w.head.flags = htole32(RAIL_HELLO_AUTH);
-  ENSURE_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_AUTH);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_AUTH);
   ENSURE(log_said("RAIL_SOCKET_AUTH_FILE is set on one side only"), "it said: %s", log_lines);
   hs_end(&h);
 }
@@ -244,7 +244,7 @@ static void child_listener(struct pipes *io, void *arg) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   while (!log_said("has another key in RAIL_SOCKET_AUTH_FILE")) {
     hs_accept_nobody(&h);
-    ENSURE(!rail_deadline_passed(deadline), "nobody knocked");
+    ENSURE(!rail_deadline_passed(deadline), "nobody connected");
   }
   proc_join(&other);
   hs_end(&h);
@@ -253,4 +253,4 @@ static void child_listener(struct pipes *io, void *arg) {
 TEST(two_keys) { in_child(child_listener, NULL); }
 
 TEST_MAIN(TEST_CASE(a_key_that_cannot_be_used), TEST_CASE(macs), TEST_CASE(both_sides_have_it),
-          TEST_CASE(strangers_and_recordings), TEST_CASE(one_side_without), TEST_CASE(two_keys))
+          TEST_CASE(wrong_macs_and_replays), TEST_CASE(one_side_without), TEST_CASE(two_keys))

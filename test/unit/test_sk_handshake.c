@@ -100,9 +100,9 @@ TEST(what_is_counted) {
   CHECK_INT(counted(SK_DEVICE_CONNECTS), 1);
   CHECK_INT(counted(SK_DEVICE_ACCEPTS), 1);
   struct sk_hello_bytes w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 9}, (struct sk_limits){0}, 0);
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_STREAMS);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_STREAMS);
   memset(&w, 'x', sizeof w);
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), HS_DROPPED);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), HS_DROPPED);
   CHECK_INT(counted(SK_DEVICE_REFUSED), 1);
   CHECK_INT(counted(SK_DEVICE_STRANGERS), 1);
   hs_end(&h);
@@ -115,7 +115,7 @@ TEST(a_hello_in_pieces) {
   hs_listen(&h, DEV_A);
   struct sk_hello_bytes w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 1},
                                           (struct sk_limits){.eager_bytes = SK_MAX_EAGER_BYTES}, 0);
-  int fd = hs_stranger(&h, 0, NULL);
+  int fd = hs_client(&h, 0, NULL);
   for (size_t at = 0; at < sizeof w; at += 20) {
     for (int i = 0; i < 5; i++) hs_accept_nobody(&h); /* it waits inside for the rest */
     CHECK(send(fd, (uint8_t *)&w + at, 20, MSG_NOSIGNAL) == 20);
@@ -173,15 +173,15 @@ TEST(a_stream_that_is_there_already) {
   sk_params.streams = 2;
   hs_listen(&h, DEV_A);
   w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 2}, limits, 0);
-  int first = hs_stranger(&h, 0, &w);
+  int first = hs_client(&h, 0, &w);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   while (!h.listen->acceptor->pending) {
     hs_accept_nobody(&h);
     CHECK(!rail_deadline_passed(deadline));
   }
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_DUPLICATE);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_DUPLICATE);
   w = sk_make_hello(&h.decoded, (struct rail_hello){.stream = 1, .streams = 2}, limits, 0);
-  int second = hs_stranger(&h, 0, &w);
+  int second = hs_client(&h, 0, &w);
   while (!hs_accept_step(&h)) CHECK(!rail_deadline_passed(deadline));
   hs_linked(first, hs_received.fds[0]);
   hs_linked(second, hs_received.fds[1]);
@@ -234,13 +234,13 @@ TEST(a_lost_stream_comes_back) {
   hs_end(&h);
 }
 
-TEST(strangers_at_the_kept_sockets) {
+TEST(other_clients_at_the_kept_sockets) {
   struct hs h;
   hs_begin(&h);
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
   hs_close_listen(&h);
   int silent[20];
-  for (int i = 0; i < 20; i++) silent[i] = hs_stranger(&h, (unsigned int)i % 2, NULL);
+  for (int i = 0; i < 20; i++) silent[i] = hs_client(&h, (unsigned int)i % 2, NULL);
   for (int i = 0; i < 10; i++) CHECK(send(silent[i], "GET / HTTP/1.1\r\n\r\n", 18, MSG_NOSIGNAL) == 18);
   lose(1);
   bring_back(1);
@@ -264,21 +264,21 @@ TEST(who_may_not_come_back) {
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
   hs_close_listen(&h);
   w = reconnect_hello(&h, 0, 1), w.head.comm_id[0] ^= 1;
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_GONE);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_GONE);
   w = reconnect_hello(&h, 0, 1), w.head.streams = htole16(3);
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_STREAMS);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_STREAMS);
   w = reconnect_hello(&h, 0, 1), w.limits.eager_count ^= htole32(1);
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_LIMITS);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_LIMITS);
   w = reconnect_hello(&h, 0, 1), w.head.secret[3] ^= 1;
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_SECRET);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_SECRET);
   w = reconnect_hello(&h, 0, 0);
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_REPLAY);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_REPLAY);
   w = reconnect_hello(&h, 0, 0), w.head.flags = 0; /* a new connection, after closeListen */
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_GONE);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_GONE);
   lose(0);
   bring_back(0);
   w = reconnect_hello(&h, 0, 1); /* the same again */
-  CHECK_INT(hs_verdict(hs_stranger(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_REPLAY);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_REPLAY);
   hs_end(&h);
 }
 
@@ -286,7 +286,7 @@ TEST(who_may_not_come_back) {
 static struct sk_answer_bytes answer_to(struct hs *h, const struct sk_hello_bytes *hello, size_t size) {
   struct sk_answer_bytes answer = {.features = 0};
   size_t sent = 0, done = 0;
-  int fd = hs_stranger(h, 0, NULL);
+  int fd = hs_client(h, 0, NULL);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
   CHECK_OK(rail_sock_send_some(fd, hello, size, &sent));
   while (rail_sock_recv_some(fd, &answer, sizeof answer, &done) == RAIL_IN_PROGRESS) {
@@ -327,9 +327,9 @@ TEST(back_when_the_connection_closes) {
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
   lose(1);
   struct sk_hello_bytes w = reconnect_hello(&h, 1, 1);
-  int fd = hs_stranger(&h, 1, &w);
+  int fd = hs_client(&h, 1, &w);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
-  for (int i = 0; i < 50; i++) { /* accept hears of it, and is not the one to take it */
+  for (int i = 0; i < 50; i++) { /* accept reads its HELLO, and is not the one to take it */
     hs_accept_nobody(&h);
     usleep(1000);
   }
@@ -350,12 +350,12 @@ TEST(lost_before_it_was_accepted) {
   pthread_mutex_lock(&acceptor->lock); /* all streams are here, and not handed out */
   while (!acceptor->pending || acceptor->pending->have < 2) CHECK_OK(sk_acceptor_poll(acceptor));
   struct sk_hello_bytes w = reconnect_hello(&h, 0, 1);
-  int fd = hs_stranger(&h, 0, &w);
+  int fd = hs_client(&h, 0, &w);
   for (int i = 0; i < 100; i++) CHECK_OK(sk_acceptor_poll(acceptor));
   pthread_mutex_unlock(&acceptor->lock);
   CHECK(hs_accept_step(&h));
   hs_close_listen(&h);
-  CHECK_INT(hs_verdict(fd, hs_take_nobody, NULL), RAIL_REASON_BUSY);
+  CHECK_INT(hs_reason(fd, hs_take_nobody, NULL), RAIL_REASON_BUSY);
   lose(0);
   bring_back(0);
   hs_end(&h);
@@ -393,7 +393,7 @@ TEST(sockets_close_with_the_last_that_needs_them) {
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
   hs_close_listen(&h);
   CHECK_INT(kit_fd_count(), before + 2 * 2 + 2);
-  int silent = hs_stranger(&h, 0, NULL);
+  int silent = hs_client(&h, 0, NULL);
   hs_take_nobody(NULL);
   hs_end(&h);
   rail_sock_close(&silent);
@@ -470,7 +470,7 @@ TEST_MAIN(TEST_CASE(one_rail), TEST_CASE(two_rails_with_two_streams_each), TEST_
           TEST_CASE(accepted_after_the_handshake_time), TEST_CASE(a_handle_connects_again),
           TEST_CASE(a_stream_that_is_there_already), TEST_CASE(back_when_the_connection_closes),
           TEST_CASE(a_lost_stream_comes_back),
-          TEST_CASE(strangers_at_the_kept_sockets), TEST_CASE(who_may_not_come_back),
+          TEST_CASE(other_clients_at_the_kept_sockets), TEST_CASE(who_may_not_come_back),
           TEST_CASE(another_version),
           TEST_CASE(lost_before_it_was_accepted), TEST_CASE(a_connection_that_is_gone),
           TEST_CASE(sockets_close_with_the_last_that_needs_them),
