@@ -129,8 +129,8 @@ void rt_comm_free(struct ncclComm *comm);
 void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) RAIL_PRINTF(3, 4);
 /* Ends every wait of this rank as a failure does, but does not report it, and the bootstrap stays usable. */
 void rt_comm_revoke(struct ncclComm *comm);
-/* rt_bootstrap_args.on_failure: the bootstrap has found a rank dead, or received another rank's error; it has logged and
- * reported that. */
+/* rt_bootstrap_args.on_failure: the bootstrap has found a rank dead, or received another rank's error, which it has
+ * logged and reported. */
 void rt_comm_bootstrap_failed(void *comm, rail_result_t result, const char *why);
 static inline bool rt_comm_failed(struct ncclComm *comm) {
   return atomic_load_explicit(&comm->failed, memory_order_acquire) != 0;
