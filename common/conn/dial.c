@@ -87,7 +87,8 @@ static void change(struct rail_dial *dial, enum rail_dial_state to) {
  * is overrun; and anything that binding to the device may have caused. */
 static bool worth_retrying(const struct rail_dial *dial, int err) {
   return err == ECONNREFUSED || err == ETIMEDOUT || err == EHOSTUNREACH || err == ENETUNREACH || err == ECONNRESET ||
-         err == EADDRNOTAVAIL || err == EAGAIN || err == EPIPE || err == ENETDOWN || err == ECONNABORTED || dial->device_bound;
+         err == EADDRNOTAVAIL || err == EAGAIN || err == EPIPE || err == ENETDOWN || err == ECONNABORTED ||
+         dial->device_bound;
 }
 
 static rail_result_t retry_later(struct rail_dial *dial, int err) {

@@ -51,6 +51,10 @@ void rail_oob_init(struct rail_oob *oob, const struct rail_oob_args *args, int f
   rail_watch_host(fd, args->limits->deadline_ms, GRACE_MS);
 }
 
+static const char *plugin_of(const struct rail_oob *oob) { return oob->args.ops->protocol->plugin; }
+
+static struct rail_oob_work work_of(const struct rail_oob *oob) { return oob->args.ops->work(oob->args.comm); }
+
 static void close_with(struct rail_oob *oob, uint32_t health) {
   oob->closed = true;
   oob->args.ops->event(oob->args.comm, health);
@@ -69,7 +73,7 @@ static void network_down(struct rail_oob *oob, int err) {
   oob->net_down = true;
   oob->sending = oob->ping_due = oob->pong_due = oob->goodbye_due = oob->drained_due = false;
   RAIL_INFO(RAIL_SUB_NET, "%s: connection with %s over %s: the oob connection's network is down: %s; transfers go "
-            "on", oob->args.ops->protocol->plugin, oob->args.peer, oob->args.device, strerror(err));
+            "on", plugin_of(oob), oob->args.peer, oob->args.device, strerror(err));
 }
 
 static void handle_loss(struct rail_oob *oob, int err) {
@@ -84,14 +88,15 @@ static void handle_loss(struct rail_oob *oob, int err) {
   }
   close_with(oob, RAIL_OOB_PEER_LOST);
   RAIL_INFO(RAIL_SUB_NET, "%s: connection with %s over %s: the oob connection ended without a goodbye: %s",
-            oob->args.ops->protocol->plugin, oob->args.peer, oob->args.device, err ? strerror(err) : "end of stream");
+            plugin_of(oob), oob->args.peer, oob->args.device, err ? strerror(err) : "end of stream");
 }
 
 static void invalid_frame(struct rail_oob *oob) {
   close_with(oob, RAIL_OOB_PEER_LOST);
   RAIL_WARN("%s: connection with %s over %s: what came over the oob connection is no message of ours (it begins "
             "%02x%02x%02x%02x); the connection is given up; do both sides run the same version?",
-            oob->args.ops->protocol->plugin, oob->args.peer, oob->args.device, oob->in[0], oob->in[1], oob->in[2], oob->in[3]);
+            plugin_of(oob), oob->args.peer, oob->args.device, oob->in[0], oob->in[1], oob->in[2],
+            oob->in[3]);
 }
 
 /* A closed receiver answers retransmissions until the sender reports that everything is acknowledged. Nothing new can
@@ -99,7 +104,7 @@ static void invalid_frame(struct rail_oob *oob) {
 bool rail_oob_is_draining(const struct rail_oob *oob) { return oob->peer_closed && !oob->closed; }
 
 void rail_oob_drain(struct rail_oob *oob) {
-  if (rail_oob_is_draining(oob) && !oob->drained && !oob->args.ops->work(oob->args.comm).outstanding) oob->drained_due = true;
+  if (rail_oob_is_draining(oob) && !oob->drained && !work_of(oob).outstanding) oob->drained_due = true;
 }
 
 static void handle_goodbye(struct rail_oob *oob) {
@@ -137,7 +142,7 @@ static void handle_frame(struct rail_oob *oob) {
 static void note_heard(struct rail_oob *oob, uint64_t now) {
   if (oob->reported == RAIL_OOB_REPORTED)
     RAIL_INFO(RAIL_SUB_NET, "%s: connection with %s over %s: the peer answers again, after %.1f s",
-              oob->args.ops->protocol->plugin, oob->args.peer,
+              plugin_of(oob), oob->args.peer,
               oob->args.device, (double)(now - oob->last_heard) / 1e9);
   oob->reported = RAIL_OOB_UNREPORTED;
   oob->unanswered = 0;
@@ -278,7 +283,7 @@ static void check_silence(struct rail_oob *oob, uint64_t now) {
 }
 
 void rail_oob_tick(struct rail_oob *oob, uint64_t now) {
-  const struct rail_oob_work work = oob->args.ops->work(oob->args.comm);
+  const struct rail_oob_work work = work_of(oob);
   if (oob->closed || oob->goodbye || oob->peer_closed) return;
   if (!is_waiting(oob, &work) || work.activity != oob->activity) {
     oob->activity = work.activity;
@@ -312,8 +317,8 @@ static const char *limit_text(const char *param, int64_t ms, char text[96]) {
 
 void rail_oob_report(struct rail_oob *oob, uint64_t now) {
   const char *verb = oob->args.sender ? "sending to" : "receiving from";
-  const char *plugin = oob->args.ops->protocol->plugin;
-  uint32_t outstanding = oob->args.ops->work(oob->args.comm).outstanding;
+  const char *plugin = plugin_of(oob);
+  uint32_t outstanding = work_of(oob).outstanding;
   uint64_t of_host = now - oob->last_host_ack;
   char limit[96], waiting[64] = "sends wait for the peer's receives";
   if (outstanding) snprintf(waiting, sizeof waiting, "%u requests outstanding", outstanding);

@@ -73,8 +73,8 @@ void sk_acceptor_close(struct sk_acceptor *acceptor);
 /* Accepts and reads what is there, within a bound of time. Under the lock. */
 rail_result_t sk_acceptor_poll(struct sk_acceptor *acceptor);
 
-/* The oldest pending comm that is complete, out of the list and welcomed: the caller takes its sockets and frees it. NULL:
- * there is none. Under the lock. */
+/* The oldest pending comm that is complete, out of the list and welcomed: the caller takes its sockets and frees it.
+ * NULL: there is none. Under the lock. */
 struct sk_pending_comm *sk_acceptor_take(struct sk_acceptor *acceptor);
 void sk_pending_free(struct sk_pending_comm *comm); /* closes what it still has */
 /* One more of these for the device. */
@@ -83,8 +83,8 @@ void sk_acceptor_count(const struct sk_acceptor *acceptor, enum sk_stats_device 
 /* A connection whose streams may come back, from `comm` as accept took it. It holds a reference of the acceptor. NULL
  * when memory is out. Under the lock. */
 struct sk_accepted_comm *sk_accepted_new(struct sk_acceptor *acceptor, const struct sk_pending_comm *comm);
-/* Which stream has come back, if any: RAIL_OK with *fd, the caller's; else RAIL_IN_PROGRESS. A peer may give a stream up
- * before this side has noticed, and again later: the latest one counts. Takes the lock. */
+/* Which stream has come back, if any: RAIL_OK with *fd, the caller's; else RAIL_IN_PROGRESS. A peer may give a stream
+ * up before this side has noticed, and again later: the latest one counts. Takes the lock. */
 rail_result_t sk_accepted_take(struct sk_accepted_comm *accepted, unsigned int *stream, int *fd);
 void sk_accepted_free(struct sk_accepted_comm *accepted); /* NULL is fine */
 

@@ -187,7 +187,9 @@ __attribute__((unused)) static unsigned int hs_reason(int fd, void (*step)(void 
   return reason;
 }
 
-__attribute__((unused)) static void hs_accept_nobody(void *h) { ENSURE(!hs_accept_step(h), "a client without a right HELLO was accepted"); }
+__attribute__((unused)) static void hs_accept_nobody(void *h) {
+  ENSURE(!hs_accept_step(h), "a client without a right HELLO was accepted");
+}
 __attribute__((unused)) static void hs_take_nobody(void *unused) {
   unsigned int stream;
   int fd;

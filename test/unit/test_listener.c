@@ -468,5 +468,5 @@ TEST_MAIN(TEST_CASE(a_client_at_each_socket), TEST_CASE(a_hello_in_pieces_and_wh
           TEST_CASE(a_refusal_arrives), TEST_CASE(dropped_without_an_answer), TEST_CASE(silence_ends_at_the_deadline),
           TEST_CASE(drops_of_the_owner), TEST_CASE(a_table_has_an_end), TEST_CASE(the_process_has_an_end),
           TEST_CASE(few_files_left), TEST_CASE(files_that_run_out), TEST_CASE(files_that_run_out_with_none_pending),
-          TEST_CASE(a_dropped_one_is_not_read), TEST_CASE(unlogged_ones_are_counted_once), TEST_CASE(a_socket_that_does_not_listen),
-          TEST_CASE(a_crowd_makes_few_lines), TEST_CASE(nothing_stays_open))
+          TEST_CASE(a_dropped_one_is_not_read), TEST_CASE(unlogged_ones_are_counted_once),
+          TEST_CASE(a_socket_that_does_not_listen), TEST_CASE(a_crowd_makes_few_lines), TEST_CASE(nothing_stays_open))

@@ -19,7 +19,7 @@ TEST(what_was_received) {
   CHECK_INT(rail_replay_note(&replay, id, 0), RAIL_REPLAY_FULL);
   id[15] = 0;
   CHECK_INT(rail_replay_note(&replay, id, (RAIL_REPLAY_MAX - 1) % 32), RAIL_REPLAY_SEEN);
-  CHECK_INT(rail_replay_note(&replay, id, (RAIL_REPLAY_MAX + 1) % 32), RAIL_REPLAY_NEW); /* another index needs no place */
+  CHECK_INT(rail_replay_note(&replay, id, (RAIL_REPLAY_MAX + 1) % 32), RAIL_REPLAY_NEW); /* a known id */
   rail_replay_free(&replay);
   CHECK_INT(rail_replay_note(&replay, id, 0), RAIL_REPLAY_NEW);
   rail_replay_free(&replay);
