@@ -2,9 +2,9 @@
  *
  * Connect attempts by number. connect is called again and again with the same
  * handle; between two calls the attempt lives here, and the handle holds only
- * its number. Anybody may have written over a handle: numbers are looked up,
- * never followed, and none is ever given out twice by one table (2^32 uses of a
- * place aside). 0 is no number.
+ * its number. A handle may have been changed on its way: numbers are looked up,
+ * never followed, and a table gives none out twice (2^32 uses of a slot aside).
+ * 0 is no number.
  *
  * Any thread; the table has a lock of its own. An attempt itself is used by one
  * thread at a time, the one that calls connect with it.
@@ -18,7 +18,7 @@
 #include "common/base/result.h"
 
 struct rail_attempt_slot {
-  void *attempt; /* NULL: free place */
+  void *attempt; /* NULL: free */
   uint32_t generation;
 };
 

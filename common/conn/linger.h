@@ -5,8 +5,8 @@
  * close(2) on a socket with unread bytes, or bytes that come in afterwards, makes the kernel reset the connection and
  * forget what it has not yet delivered. So a closed comm's sockets are shut down for writing and stay in a list, where
  * late bytes are read and dropped, until the peer has done the same, or all that we sent has arrived and a grace time
- * is over. A peer that reads late also posts buffers late, and its report of them would meet a closed socket: a reset, and
- * what lay in our kernel is lost.
+ * is over. A peer that reads late also posts buffers late, and its report of them would meet a closed socket: a reset,
+ * and what lay in our kernel is lost.
  *
  * One list per plugin. Use:
  *   close         a struct rail_linger with the comm's sockets, each shut down for writing, to rail_linger_add
