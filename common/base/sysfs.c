@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/hash.h"
 #include "common/base/ifaddr.h"
 
 #define DEFAULT_SPEED_MBPS 10000 /* what NCCL assumes of an interface that does not say */
@@ -62,12 +63,6 @@ bool rail_interface_pci_path(const char *sysfs_root, const char *ifname, char *p
   return n >= 0 && (size_t)n < sizeof link && rail_pci_path(link, path, cap);
 }
 
-static uint64_t fnv1a(const char *text) {
-  uint64_t hash = 0xcbf29ce484222325ull;
-  for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 0x100000001b3ull;
-  return hash;
-}
-
 uint64_t rail_interface_guid(const char *sysfs_root, const char *ifname) {
   char text[128];
   unsigned int m[6];
@@ -78,8 +73,8 @@ uint64_t rail_interface_guid(const char *sysfs_root, const char *ifname) {
       text[used] == 0) {
     for (int i = 0; i < 6; i++) guid = guid << 8 | m[i];
   } else if (strpbrk(text, "123456789abcdefABCDEF")) {
-    guid = fnv1a(text); /* IPoIB: 20 bytes */
+    guid = rail_hash_text(RAIL_HASH_BASIS, text); /* IPoIB: 20 bytes */
   }
-  if (guid == 0) guid = fnv1a(ifname); /* lo and tunnels have no address, or all zeros */
+  if (guid == 0) guid = rail_hash_text(RAIL_HASH_BASIS, ifname); /* lo and tunnels have no address, or all zeros */
   return guid ? guid : 1;
 }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/hash.h"
 #include "common/base/ifaddr.h"
 #include "common/base/log.h"
 #include "core/bootstrap/rt_boot.h"
@@ -72,12 +73,11 @@ static rail_result_t own_address(const union rail_addr *hint, union rail_addr *a
 
 /* For a well-known address: this secret only distinguishes jobs that share an address by accident. */
 static void derive_secret(uint64_t cookie, const struct rail_addr_wire *addr, uint8_t secret[RT_SECRET_BYTES]) {
-  uint64_t hash[2] = {0xcbf29ce484222325ull, 0x84222325cbf29ce4ull};
+  uint64_t hash[2] = {RAIL_HASH_BASIS, 0x84222325cbf29ce4ull};
   unsigned char in[sizeof cookie + sizeof addr->port];
   memcpy(in, &cookie, sizeof cookie);
   memcpy(in + sizeof cookie, addr->port, sizeof addr->port); /* not the ip: ranks may resolve a name differently */
-  for (int half = 0; half < 2; half++)
-    for (size_t i = 0; i < sizeof in; i++) hash[half] = (hash[half] ^ in[i]) * 0x100000001b3ull;
+  for (int half = 0; half < 2; half++) hash[half] = rail_hash(hash[half], in, sizeof in);
   memcpy(secret, hash, RT_SECRET_BYTES);
 }
 

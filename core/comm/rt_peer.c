@@ -8,27 +8,22 @@
 #include <unistd.h>
 
 #include "common/base/compiler.h"
+#include "common/base/hash.h"
 #include "core/host/rt_conn.h"
 #include "core/comm/rt_param.h"
 #include "core/plan/rt_tune.h"
 
-static uint64_t fnv1a(uint64_t hash, const char *text) {
-  for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 0x100000001b3ull;
-  return hash;
-}
-
 /* Hostname alone repeats in containers; the boot id alone is shared by containers of one host, which
  * is what makes shared memory possible between them. NCCL takes both, so do we. */
 static uint64_t host_hash(void) {
-  const uint64_t basis = 0xcbf29ce484222325ull;
   const char *hostid = rt_params()->hostid;
-  if (hostid && *hostid) return fnv1a(basis, hostid);
+  if (hostid && *hostid) return rail_hash_text(RAIL_HASH_BASIS, hostid);
   char text[256] = "";
   gethostname(text, sizeof text - 1);
-  uint64_t hash = fnv1a(basis, text);
+  uint64_t hash = rail_hash_text(RAIL_HASH_BASIS, text);
   FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
   if (f) {
-    if (fgets(text, sizeof text, f)) hash = fnv1a(hash, text);
+    if (fgets(text, sizeof text, f)) hash = rail_hash_text(hash, text);
     fclose(f);
   }
   return hash;

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/sock.h"
 #include "core/bootstrap/rt_boot_wire.h"
@@ -269,8 +270,8 @@ rail_result_t rt_launcher_exchange(struct rt_store *s, const char *prefix, int r
 /* ---- a unique id from the environment ---- */
 
 static uint64_t hash_text(uint64_t hash, const char *text) {
-  for (; text && *text; text++) hash = (hash ^ (unsigned char)*text) * 0x100000001b3ull;
-  return (hash ^ 0xff) * 0x100000001b3ull; /* so that "a","bc" differs from "ab","c" */
+  static const uint8_t end = 0xff; /* so that "a","bc" differs from "ab","c" */
+  return rail_hash(rail_hash_text(hash, text ? text : ""), &end, 1);
 }
 
 /* Identifies the job by the launcher's own variables; only those, because variables of an outer launcher may differ
@@ -287,7 +288,7 @@ static uint64_t job_hash(const railLaunch_t *launch, unsigned serial) {
   };
   char text[32];
   const char *source = launch->source ? launch->source : "";
-  uint64_t hash = hash_text(0xcbf29ce484222325ull, source);
+  uint64_t hash = hash_text(RAIL_HASH_BASIS, source);
   for (size_t i = 0; i < RAIL_COUNT_OF(names); i++)
     if (strcmp(source, names[i][0]) == 0) hash = hash_text(hash, env(names[i][1]));
   snprintf(text, sizeof text, "%d %u", launch->nranks, serial);
