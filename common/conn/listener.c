@@ -126,8 +126,7 @@ static unsigned int offer_hello(struct rail_listener *l, const struct rail_pendi
   enum rail_reason reason = rail_hello_decode(l->ops->protocol, &l->handle, c->bytes, &hello);
   if (reason != RAIL_REASON_NONE) return reason;
   if (hello.auth && !hello.reconnect) {
-    if (hello.stream >= RAIL_REPLAY_STREAMS) return RAIL_REASON_MESSAGE;
-    enum rail_replay_result seen = rail_replay_note(&l->replay, hello.comm_id, hello.stream);
+    enum rail_replay_result seen = rail_replay_note(&l->replay, hello.mac);
     if (seen != RAIL_REPLAY_NEW) return seen == RAIL_REPLAY_SEEN ? RAIL_REASON_REPLAY : RAIL_REASON_BUSY;
   }
   return l->ops->on_hello(l->owner, c, &hello);

@@ -6,43 +6,43 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Its entry, or the free one where it would be. Ids are random, and here those
- * of peers that have the key: no need to hash them. */
-static struct rail_replay_entry *entry_of(const struct rail_replay *replay, const uint8_t *id) {
+static const uint8_t free_place[RAIL_REPLAY_ID];
+
+static bool is_free(const uint8_t *place) { return memcmp(place, free_place, RAIL_REPLAY_ID) == 0; }
+
+/* The id's place, or the free one where it would be. Ids are macs: no need to hash them. */
+static uint8_t *place_of(const struct rail_replay *replay, const uint8_t *id) {
   uint32_t at;
   memcpy(&at, id, sizeof at);
   for (at &= replay->cap - 1;; at = (at + 1) & (replay->cap - 1)) {
-    struct rail_replay_entry *e = &replay->entries[at];
-    if (!e->streams || memcmp(e->id, id, sizeof e->id) == 0) return e;
+    uint8_t *place = replay->ids[at];
+    if (is_free(place) || memcmp(place, id, RAIL_REPLAY_ID) == 0) return place;
   }
 }
 
 static bool grow(struct rail_replay *replay) {
   struct rail_replay bigger = {.cap = replay->cap ? 2 * replay->cap : 8, .count = replay->count};
-  bigger.entries = calloc(bigger.cap, sizeof *bigger.entries);
-  if (!bigger.entries) return false;
+  bigger.ids = calloc(bigger.cap, sizeof *bigger.ids);
+  if (!bigger.ids) return false;
   for (uint32_t i = 0; i < replay->cap; i++)
-    if (replay->entries[i].streams) *entry_of(&bigger, replay->entries[i].id) = replay->entries[i];
-  free(replay->entries);
+    if (!is_free(replay->ids[i])) memcpy(place_of(&bigger, replay->ids[i]), replay->ids[i], RAIL_REPLAY_ID);
+  free(replay->ids);
   *replay = bigger;
   return true;
 }
 
-enum rail_replay_result rail_replay_note(struct rail_replay *replay, const uint8_t id[RAIL_REPLAY_ID],
-                                         unsigned int stream) {
-  if (2 * replay->count >= replay->cap && !grow(replay)) return RAIL_REPLAY_FULL;
-  struct rail_replay_entry *e = entry_of(replay, id);
-  if (e->streams & (1u << stream)) return RAIL_REPLAY_SEEN;
-  if (!e->streams) {
-    if (replay->count == RAIL_REPLAY_MAX) return RAIL_REPLAY_FULL;
-    replay->count++;
-    memcpy(e->id, id, sizeof e->id);
-  }
-  e->streams |= 1u << stream;
+enum rail_replay_result rail_replay_note(struct rail_replay *replay, const uint8_t id[RAIL_REPLAY_ID]) {
+  if (is_free(id)) return RAIL_REPLAY_SEEN; /* no mac is all zeros */
+  if (2 * replay->count >= replay->cap && replay->count < RAIL_REPLAY_MAX && !grow(replay)) return RAIL_REPLAY_FULL;
+  uint8_t *place = place_of(replay, id);
+  if (!is_free(place)) return RAIL_REPLAY_SEEN;
+  if (replay->count == RAIL_REPLAY_MAX) return RAIL_REPLAY_FULL;
+  replay->count++;
+  memcpy(place, id, RAIL_REPLAY_ID);
   return RAIL_REPLAY_NEW;
 }
 
 void rail_replay_free(struct rail_replay *replay) {
-  free(replay->entries);
+  free(replay->ids);
   *replay = (struct rail_replay){0};
 }

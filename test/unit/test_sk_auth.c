@@ -167,6 +167,12 @@ static void child_without_a_right_mac(struct pipes *io, void *arg) {
   rail_sock_close(&fd);
   ENSURE_INT(hs_reason(hs_client(&h, 0, &good), hs_accept_nobody, &h), RAIL_REASON_REPLAY);
   hs_close(&hs_received);
+  /* A new one does, with the same comm id: a connector that was refused for a passing reason tries again. */
+  w = signed_hello(&h, false);
+  fd = hs_client(&h, 0, &w);
+  while (!hs_accept_step(&h)) ENSURE(!rail_deadline_passed(deadline), "kept out: %s", log_lines);
+  rail_sock_close(&fd);
+  hs_close(&hs_received);
   hs_close_listen(&h);
   /* Nor does it at another listener. */
   hs_listen(&h, DEV_A);
