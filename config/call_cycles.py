@@ -35,7 +35,8 @@ def graph(obj, only):
     calls = collections.defaultdict(dict)
     for source, (_, wanted) in found.items():
         near = {s for s in found if module(s) == module(source) and s != source}
-        calls[module(source)][str(source)] = {str(s): sorted(found[s][0] & wanted) for s in near if found[s][0] & wanted}
+        used = {str(s): sorted(found[s][0] & wanted) for s in near}
+        calls[module(source)][str(source)] = {s: names for s, names in used.items() if names}
     return calls
 
 

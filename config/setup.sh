@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Brings in what a target needs: config/setup.sh GROUP...   (build check test lab rdma fuzz bench docs lint arm64 deb rpm)
+# Brings in what a target needs: config/setup.sh GROUP... (build check test lab rdma fuzz bench docs lint arm64 deb rpm)
 #
 # Each need is looked for by what it provides, not by the package database, so
 # a toolchain from elsewhere counts. Nothing missing: silent. As root: installs

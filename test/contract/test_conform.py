@@ -18,7 +18,7 @@ A plugin that takes more than its library says so in plugin/NAME/conform.ini:
   env = NAME=VALUE        one a line; {build} is the build directory
   versions = 12 6         of the vtable, the newest first; all without it
   processes = 1           only checks that run in so many processes
-  skip = …                of the plain pass through the newest; {measures}, {once} and {newest_only} stand for what is below
+  skip = …                of the plain pass through the newest; {measures}, {once}, {newest_only}: see below
   skip_sanitized, skip_brief, skip_older = …   of the other passes
   level = must            of the other passes
 """

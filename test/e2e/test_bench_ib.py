@@ -45,7 +45,8 @@ def bench(rate, lat, *args):
             path = pathlib.Path(folder, name)
             path.write_text(PERFTEST.replace("RATE", str(rate)).replace("LAT", str(lat)))
             path.chmod(0o755)
-        done = run([sys.executable, ROOT / "bench/transports.py", "ib", "--build", BUILD, "--out", folder, "--wait", 0, "--dev",
+        done = run([sys.executable, ROOT / "bench/transports.py", "ib",
+                    "--build", BUILD, "--out", folder, "--wait", 0, "--dev",
                     "left,right", "--ours", SOCKET, "--rounds", 1, "--seconds", 0.02, "--warmup", 0.01, *args],
                    PATH=f"{folder}:{os.environ['PATH']}")
         files = [pathlib.Path(folder, name) for name in ("ib.json", "ib.md")]
@@ -82,7 +83,8 @@ def a_program_that_fails():
     expect(done, 2, "--mtu 9000")
     folder = tempfile.mkdtemp()
     try:
-        done = run([sys.executable, ROOT / "bench/transports.py", "ib", "--build", BUILD, "--out", folder, "--wait", 0, "--dev",
+        done = run([sys.executable, ROOT / "bench/transports.py", "ib",
+                    "--build", BUILD, "--out", folder, "--wait", 0, "--dev",
                     "x", "--ours", "/nowhere.so", "--only", "railyard", "--sizes", 8])
         expect(done, 1, "Railyard")
     finally:

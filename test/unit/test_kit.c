@@ -170,7 +170,8 @@ TEST(outcomes_and_words) {
   kit_result_message(&r, &(struct kit_message){.kind = KIT_MESSAGE_NOTE, .text = "one"});
   kit_result_message(&r, &(struct kit_message){.kind = KIT_MESSAGE_NOTE, .text = "two"});
   kit_result_message(&r, &(struct kit_message){.kind = KIT_MESSAGE_LOG, .text = "warned"});
-  kit_result_message(&r, &(struct kit_message){.kind = KIT_MESSAGE_METRIC, .text = "rate", .value = 2, .unit = "/s", .rank = 1});
+  kit_result_message(
+      &r, &(struct kit_message){.kind = KIT_MESSAGE_METRIC, .text = "rate", .value = 2, .unit = "/s", .rank = 1});
   CHECK_STR(r.notes, "one\ntwo\n");
   CHECK_STR(r.log, "warned\n");
   CHECK_INT(r.nfigures, 1);

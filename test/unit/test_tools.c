@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Proves: what a job's exit status says when its ranks end in different ways, and rail-stat's rates between two snapshots.
+ * Proves: what a job's exit status says when its ranks end in different ways; rail-stat's rates between two snapshots.
  */
 #include <stdlib.h>
 #include <string.h>

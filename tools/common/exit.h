@@ -8,7 +8,7 @@
 
 enum { TOOL_EXIT_OK = 0, TOOL_EXIT_RESULT = 1, TOOL_EXIT_USAGE = 2, TOOL_EXIT_FAILED = 3 };
 
-/* The status with which a tool that only printed ends: FAILED, reported on stderr, when standard output took not all. */
+/* The status with which a tool that only printed ends: FAILED, reported on stderr, if standard output took not all. */
 int tool_exit_printed(const char *prog);
 
 #endif

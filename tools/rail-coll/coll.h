@@ -231,7 +231,8 @@ int rc_memory_check(const struct rc_process *p, const struct rc_place *place);
 /* Buffers, and room for rc_exchange. 0 or -1, reported on stderr. */
 int rc_buffers_open(struct rc_worker *w);
 void rc_buffers_close(struct rc_process *p);
-/* The first `used` bytes and the guards around them, from `data` to where calls find them, and back. 0 or -1, reported on stderr. */
+/* The first `used` bytes and the guards around them, from `data` to where calls find them, and back. 0 or -1, reported
+ * on stderr. */
 int rc_buffer_push(struct rc_worker *w, const struct rc_rank *r, const struct rc_buffer *b, size_t used);
 int rc_buffer_pull(struct rc_worker *w, const struct rc_rank *r, const struct rc_buffer *b, size_t used);
 

@@ -27,8 +27,8 @@ static const struct tool_option options[] = {
 static const struct tool_command command = {
     .name = RK_NAME " inspect",
     .usage = "PLUGIN [option...]",
-    .about = "Shows what NCCL makes of PLUGIN, a library's path or a name as NCCL_NET_PLUGIN takes it: which tables it\n"
-             "exports and whether they are whole, which of them each NCCL from 2.13 to 2.30 takes and by which\n"
+    .about = "Shows what NCCL makes of PLUGIN, a library's path or a name as NCCL_NET_PLUGIN takes it: which tables\n"
+             "it exports and whether they are whole, which of them each NCCL from 2.13 to 2.30 takes and by which\n"
              "NCCL_NET_PLUGIN it finds the file, which libraries are missing, and what its devices report. The plugin\n"
              "is loaded in processes of its own; a crash or a hang is a result.",
     .options = options,

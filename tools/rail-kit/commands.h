@@ -49,8 +49,8 @@ struct rk_hosts {
        .max = 86400, .preset = "30; --listen: no limit"}
 
 /* One host: 0 with *link NULL. The leader: 0 with *link. The follower: has served until the leader was done; 1 with
- * *status for the program to end with. Without the options a launcher's environment (mpirun, srun) decides. -1: reported
- * on stderr, exit 3. */
+ * *status for the program to end with. Without the options a launcher's environment (mpirun, srun) decides. -1:
+ * reported on stderr, exit 3. */
 int rk_hosts_open(const struct rk_hosts *hosts, const char *plugin, struct kit_link **link, int *status);
 
 /* ---- --netns and --side-env ---- */

@@ -208,7 +208,8 @@ static void print_all_columns(FILE *f, const struct rs_options *o, const struct 
   print_group(f, o, s, columns, g->ncounters);
 }
 
-static void print_page(FILE *f, const struct rs_options *o, const struct rs_snapshot *before, const struct rs_page *page) {
+static void print_page(FILE *f, const struct rs_options *o, const struct rs_snapshot *before,
+                       const struct rs_page *page) {
   char up[32];
   const struct rail_stats_view *v = page->view;
   age(up, sizeof up, v->opened_ns, v->read_ns);

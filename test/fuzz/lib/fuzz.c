@@ -79,7 +79,7 @@ FUZZ_BULK bool fuzz_all(const uint8_t *data, size_t size, uint8_t byte) {
   return !other;
 }
 
-/* Byte `at` of message `seq` is rows[at] + 31 * seq, all modulo 256. Twice the period, so that a row can begin anywhere. */
+/* Byte `at` of message `seq` is rows[at] + 31 * seq, modulo 256. Twice the period, so that a row can begin anywhere. */
 #define PERIOD ((size_t)1 << 16)
 static uint8_t rows[2 * PERIOD];
 
