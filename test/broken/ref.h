@@ -5,7 +5,7 @@
  * It needs rail/net.h, libc and pthread, has no threads, and is not fast.
  *
  *   ref_device.c   which interfaces there are, and their properties
- *   ref_listen.c   contexts; listening, and strangers at the door; accept
+ *   ref_listen.c   contexts; listening, pending connections, accept
  *   ref_connect.c  the dialling side
  *   ref_comm.c     a connection: requests, registrations, close
  *   ref_io.c       its bytes: frames in and out, and what they mean
@@ -15,7 +15,7 @@
  * posted (GRANT), the sender picks for each message the oldest announced buffer
  * of its tag and sends it (DATA), the receiver tells when it is there (ACK); a
  * send is done when it is acknowledged. So nothing is ever received that has no
- * place, the sender learns about a message that is too large, and whoever closes
+ * place, the sender learns about a message that is too large, and the side that closes
  * after its last completion leaves nothing behind that could get lost.
  *
  * test/broken/ref_defects.h lists what can be broken in it, one defect a library.
@@ -39,7 +39,7 @@ enum {
   REF_SENDS = RAIL_NET_MAX_REQUESTS * REF_GROUP,   /* sends: one for each of their buffers */
   REF_SLOTS = REF_RECVS * REF_GROUP,
   REF_DEVICES = 16,
-  REF_STRANGERS = 128,                             /* connections that have not greeted yet, per listen comm */
+  REF_PENDING = 128,                             /* connections that have not greeted yet, per listen comm */
   REF_DIAL_MS = 10000,                             /* until a connect without an answer is an error */
   REF_GREETING_MS = 5000,                          /* until a connection without a greeting is dropped */
 };
@@ -76,7 +76,7 @@ struct ref_handle {
 };
 _Static_assert(sizeof(struct ref_handle) <= RAIL_NET_HANDLE_SIZE, "the handle is too large");
 
-struct ref_stranger { int fd; size_t got; struct ref_hello hello; uint64_t deadline; };
+struct ref_pending { int fd; size_t got; struct ref_hello hello; uint64_t deadline; };
 
 struct ref_listen {
   struct ref_listen *next;
@@ -84,8 +84,8 @@ struct ref_listen {
   const struct ref_device *device;
   int fd;
   struct ref_hello hello;
-  int nstrangers;
-  struct ref_stranger stranger[REF_STRANGERS]; /* oldest first */
+  int npending;
+  struct ref_pending pending[REF_PENDING]; /* oldest first */
 };
 
 struct ref_dial {

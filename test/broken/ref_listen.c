@@ -2,8 +2,8 @@
  *
  * Contexts, listening, accept.
  *
- * Anybody can connect to a port. Whoever does is a stranger until it has sent
- * the greeting with the secret of the handle; up to REF_STRANGERS are waited for
+ * Anybody can connect to a port. A connection is pending until it has sent
+ * the greeting with the secret of the handle; up to REF_PENDING are waited for
  * at once, each with a deadline, so that none of them delays a real peer. When
  * places or files run out, the one that has been silent longest leaves.
  */
@@ -142,7 +142,7 @@ int ref_close_listen(void *listen_comm) {
   while (*p && *p != l) p = &(*p)->next;
   if (*p) *p = l->next;
   pthread_mutex_unlock(&l->ctx->lock);
-  while (l->nstrangers > 0) close(l->stranger[--l->nstrangers].fd);
+  while (l->npending > 0) close(l->pending[--l->npending].fd);
   close(l->fd);
   free(l);
   ref_listening--;
@@ -153,32 +153,32 @@ int ref_close_listen(void *listen_comm) {
 
 /* Its socket is the caller's. */
 static void forget(struct ref_listen *l, int i) {
-  l->nstrangers--;
-  memmove(&l->stranger[i], &l->stranger[i + 1], sizeof l->stranger[0] * (size_t)(l->nstrangers - i));
+  l->npending--;
+  memmove(&l->pending[i], &l->pending[i + 1], sizeof l->pending[0] * (size_t)(l->npending - i));
 }
 
 static void turn_away(struct ref_listen *l, int i) {
-  if (!BROKEN(stranger_leaks)) close(l->stranger[i].fd);
+  if (!BROKEN(stranger_leaks)) close(l->pending[i].fd);
   forget(l, i);
 }
 
 /* A few a call, so that no call is long. */
 static int let_in(struct ref_listen *l) {
   for (int i = 0; i < 4; i++) {
-    if (BROKEN(stranger_blocks) && l->nstrangers > 0) return RAIL_OK;
+    if (BROKEN(stranger_blocks) && l->npending > 0) return RAIL_OK;
     int fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | ref_cloexec());
     if (fd < 0 && errno == EMFILE && BROKEN(files_run_out)) return RAIL_SYSTEM_ERROR;
-    if (fd < 0 && errno == EAGAIN && l->nstrangers == 0 && BROKEN(accept_impatient)) return RAIL_SYSTEM_ERROR;
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE) && l->nstrangers > 0) {
+    if (fd < 0 && errno == EAGAIN && l->npending == 0 && BROKEN(accept_impatient)) return RAIL_SYSTEM_ERROR;
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE) && l->npending > 0) {
       turn_away(l, 0);
       continue;
     }
     if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
     if (fd < 0) return RAIL_OK; /* nobody, or a shortage that may pass: a later call sees */
     if (BROKEN(stranger_hangs)) (void)poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, -1);
-    if (l->nstrangers == REF_STRANGERS) turn_away(l, 0);
-    l->stranger[l->nstrangers++] = (struct ref_stranger){.fd = fd, .deadline = ref_now_ms() + REF_GREETING_MS};
-    if (BROKEN(stranger_blocks)) l->stranger[0].deadline = UINT64_MAX;
+    if (l->npending == REF_PENDING) turn_away(l, 0);
+    l->pending[l->npending++] = (struct ref_pending){.fd = fd, .deadline = ref_now_ms() + REF_GREETING_MS};
+    if (BROKEN(stranger_blocks)) l->pending[0].deadline = UINT64_MAX;
   }
   return RAIL_OK;
 }
@@ -191,7 +191,7 @@ __attribute__((no_sanitize("address"), no_sanitize("undefined"))) static void us
 
 enum verdict { UNDECIDED, PEER, INTRUDER };
 
-static enum verdict listen_to(const struct ref_listen *l, struct ref_stranger *s) {
+static enum verdict listen_to(const struct ref_listen *l, struct ref_pending *s) {
   ssize_t n = recv(s->fd, (uint8_t *)&s->hello + s->got, sizeof s->hello - s->got, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return UNDECIDED;
   if (n <= 0) return INTRUDER;
@@ -203,14 +203,14 @@ static enum verdict listen_to(const struct ref_listen *l, struct ref_stranger *s
 
 /* The socket of somebody who has greeted, or -1. */
 static int next_peer(struct ref_listen *l) {
-  struct pollfd ready[REF_STRANGERS];
-  for (int i = 0; i < l->nstrangers; i++) ready[i] = (struct pollfd){.fd = l->stranger[i].fd, .events = POLLIN};
+  struct pollfd ready[REF_PENDING];
+  for (int i = 0; i < l->npending; i++) ready[i] = (struct pollfd){.fd = l->pending[i].fd, .events = POLLIN};
   int wait_ms = BROKEN(accept_once_eintr) ? 1 : 0;
   errno = 0;
-  if (poll(ready, (nfds_t)l->nstrangers, wait_ms) < 0) return -1; /* a signal: the next call looks again */
+  if (poll(ready, (nfds_t)l->npending, wait_ms) < 0) return -1; /* a signal: the next call looks again */
   uint64_t now = ref_now_ms();
-  for (int i = l->nstrangers - 1; i >= 0; i--) {
-    struct ref_stranger *s = &l->stranger[i];
+  for (int i = l->npending - 1; i >= 0; i--) {
+    struct ref_pending *s = &l->pending[i];
     enum verdict v = ready[i].revents ? listen_to(l, s) : now > s->deadline ? INTRUDER : UNDECIDED;
     if (v == INTRUDER) turn_away(l, i);
     if (v != PEER) continue;

@@ -14,7 +14,7 @@ enum {
   MESSAGES = 8,
   SIZE = 64 << 10,  /* beyond RAIL_SOCKET_EAGER: only what the receiver has posted is sent */
   GRANTING_MS = 50, /* in which the receiver says what it has posted */
-  AWAY_MS = 3000,   /* longer than any finalize that waits for nothing but its own patience of a second */
+  AWAY_MS = 3000,   /* longer than any finalize that waits for nothing but its own timeout of a second */
 };
 
 static const char *const engines[] = {"inline", "epoll"};

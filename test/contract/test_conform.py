@@ -41,7 +41,7 @@ VERSIONS = "12 11 10 9 8 7 6"
 MEASURES = "cost,sizes.*gigabyte*,connect.dead_port_is_noticed"
 ONCE = (f"{MEASURES},wakeups,peer_death.*stop*,peer_death.no_busy_wait,leaks.idle*,connect.dead_port,"
         "connect.one_process_at_a_time,connect.set_up_rate,close.many_come_and_go")
-# … and what an older version of the vtable has no part in: strangers, processes, threads, what is left behind.
+# … and what an older version of the vtable has no part in: foreign connections, processes, threads, leaks.
 NEWEST_ONLY = f"{ONCE},leaks,listen,peer_death,processes,threads"
 PARTS = 4  # of a brief pass, side by side: most of its checks wait
 USUAL = {"env": "", "versions": VERSIONS, "processes": "", "level": "", "skip": "", "skip_sanitized": MEASURES,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The contract holds whoever moves the data: a choice of rail-kit's checks under each engine.
+"""The contract holds with every engine: a choice of rail-kit's checks under each engine.
 
 TEST-LIMIT: 300
 TEST-SAN: asan tsan

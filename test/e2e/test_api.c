@@ -10,7 +10,7 @@
 #include "test/harness/comms.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 30000
+#define TIMEOUT_MS 30000
 
 /* ---- wrong calls ---- */
 
@@ -34,7 +34,7 @@ static void wrong_makers(const struct rank *rank, void *arg) {
   ENSURE(r == ncclInvalidArgument, "an id of rubbish gives %d", r);
   ENSURE(comm == NULL, "a failed init stored a communicator");
 }
-TEST(wrong_makers_are_refused) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), wrong_makers, NULL); }
+TEST(wrong_makers_are_refused) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), wrong_makers, NULL); }
 
 static void wrong_calls(const struct rank *rank, void *arg) {
   (void)arg;
@@ -100,7 +100,7 @@ static void wrong_calls(const struct rank *rank, void *arg) {
   check_members(comm, 0, 1); /* none of this broke it */
   close_comm(comm);
 }
-TEST(wrong_calls_are_refused_by_name) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), wrong_calls, NULL); }
+TEST(wrong_calls_are_refused_by_name) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), wrong_calls, NULL); }
 
 static void texts(const struct rank *rank, void *arg) {
   (void)rank, (void)arg;
@@ -116,7 +116,7 @@ static void texts(const struct rank *rank, void *arg) {
       ENSURE(strcmp(t, ncclGetErrorString((ncclResult_t)other)) != 0, "results %d and %d have one text", r, other);
   }
 }
-TEST(versions_and_texts) { job_run("", 1, kit_patience_ms(PATIENCE), texts, NULL); }
+TEST(versions_and_texts) { job_run("", 1, kit_patience_ms(TIMEOUT_MS), texts, NULL); }
 
 /* ---- memory ---- */
 
@@ -153,8 +153,8 @@ static void memory(const struct rank *rank, void *arg) {
   REFUSED(ncclMemFree(mine + 4097), ncclInvalidArgument, "ncclMemAlloc");
 }
 TEST(allocated_and_registered_memory) {
-  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), memory, NULL);
-  if (ranks_plugin()) job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 3, kit_patience_ms(PATIENCE), memory, NULL);
+  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), memory, NULL);
+  if (ranks_plugin()) job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 3, kit_patience_ms(TIMEOUT_MS), memory, NULL);
 }
 
 /* ---- operators ---- */
@@ -187,7 +187,7 @@ static void premulsum(const struct rank *rank, void *arg) {
   close_comm(comm); /* `later` goes with it */
 }
 TEST(premulsum_reads_its_factor_when_it_said) {
-  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), premulsum, NULL);
+  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), premulsum, NULL);
 }
 
 /* An operator may be destroyed as soon as the call that uses it was made, also within a group. */
@@ -208,7 +208,9 @@ static void premulsum_in_group(const struct rank *rank, void *arg) {
   ENSURE(v == (float)(4 * rank->nranks), "%g", (double)v);
   close_comm(comm);
 }
-TEST(an_operator_may_go_once_the_call_was_made) { job_run("", 2, kit_patience_ms(PATIENCE), premulsum_in_group, NULL); }
+TEST(an_operator_may_go_once_the_call_was_made) {
+  job_run("", 2, kit_patience_ms(TIMEOUT_MS), premulsum_in_group, NULL);
+}
 
 /* ---- ends ---- */
 
@@ -234,7 +236,7 @@ static void ends(const struct rank *rank, void *arg) {
         break;
       case 3:
         OK(ncclCommFinalize(comm));
-        OK(ncclCommAbort(comm)); /* nothing to end: nobody is told anything */
+        OK(ncclCommAbort(comm)); /* nothing to end: no peer gets a message */
         break;
       case 4:
         OK(ncclAllReduce(&v, &v, 1, ncclInt32, ncclMax, comm, NULL));
@@ -253,8 +255,8 @@ static void ends(const struct rank *rank, void *arg) {
   OK(ncclCommAbort(NULL));
 }
 TEST(every_way_to_end) {
-  for (int n = 1; n <= 3; n++) job_run("NCCL_DEBUG=NONE", n, kit_patience_ms(PATIENCE), ends, NULL);
-  if (ranks_plugin()) job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 3, kit_patience_ms(PATIENCE), ends, NULL);
+  for (int n = 1; n <= 3; n++) job_run("NCCL_DEBUG=NONE", n, kit_patience_ms(TIMEOUT_MS), ends, NULL);
+  if (ranks_plugin()) job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 3, kit_patience_ms(TIMEOUT_MS), ends, NULL);
 }
 
 TEST_MAIN(TEST_CASE(wrong_makers_are_refused), TEST_CASE(wrong_calls_are_refused_by_name),

@@ -13,7 +13,7 @@
 #include "test/harness/comms.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 40000
+#define TIMEOUT_MS 40000
 #define COUNT 20000 /* of an all-reduce that does not fit into the slots */
 
 #ifdef __SANITIZE_THREAD__ /* ranks are forked and start threads */
@@ -59,8 +59,8 @@ static void leave_out(const struct rank *rank, void *arg) {
   close_comm(all);
 }
 TEST(ranks_are_left_out) {
-  job_run("", 4, kit_patience_ms(PATIENCE), leave_out, NULL);
-  if (ranks_plugin()) job_run("NCCL_HOSTID=host%h", 4, kit_patience_ms(PATIENCE), leave_out, NULL);
+  job_run("", 4, kit_patience_ms(TIMEOUT_MS), leave_out, NULL);
+  if (ranks_plugin()) job_run("NCCL_HOSTID=host%h", 4, kit_patience_ms(TIMEOUT_MS), leave_out, NULL);
 }
 
 /* All ranks in one thread, in a group; then without blocking. One rank is left over: alone it works as well. */
@@ -103,7 +103,7 @@ static void grouped(const struct rank *rank, void *arg) {
   }
   close_comm(single);
 }
-TEST(shrinking_in_a_group_and_without_blocking) { job_run("", 1, kit_patience_ms(PATIENCE), grouped, NULL); }
+TEST(shrinking_in_a_group_and_without_blocking) { job_run("", 1, kit_patience_ms(TIMEOUT_MS), grouped, NULL); }
 
 static void wrong(const struct rank *rank, void *arg) {
   (void)arg;
@@ -133,7 +133,7 @@ static void wrong(const struct rank *rank, void *arg) {
   REFUSED(ncclCommRevoke(comm, 0), ncclInvalidArgument, "finalized");
   OK(ncclCommDestroy(comm));
 }
-TEST(wrong_calls_are_refused) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), wrong, NULL); }
+TEST(wrong_calls_are_refused) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), wrong, NULL); }
 
 /* Without a configuration of its own a child has its parent's, which wants a plugin that is not there. */
 static void inherit(const struct rank *rank, void *arg) {
@@ -154,7 +154,7 @@ static void inherit(const struct rank *rank, void *arg) {
 }
 TEST(a_child_has_its_parents_configuration) {
   if (!ranks_plugin()) tap_skip_case("libnccl-net-socket.so is not built");
-  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 3, kit_patience_ms(PATIENCE), inherit, NULL);
+  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 3, kit_patience_ms(TIMEOUT_MS), inherit, NULL);
 }
 
 /* ---- ranks have died ---- */
@@ -211,7 +211,7 @@ TEST(survivors_go_on) {
       const char *env = net ? "NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1" : "NCCL_DEBUG=NONE";
       printf("# %s: dead %x, %s\n", env, deaths[i].dead, deaths[i].busy ? "busy" : "idle");
       struct job *job = job_start(env, 4, go_on, (void *)(uintptr_t)&deaths[i]);
-      job_end(job, kit_patience_ms(PATIENCE), deaths[i].dead);
+      job_end(job, kit_patience_ms(TIMEOUT_MS), deaths[i].dead);
     }
 }
 
@@ -233,7 +233,7 @@ static void incomplete(const struct rank *rank, void *arg) {
 }
 TEST(a_death_that_was_not_told_is_an_error) {
   struct job *job = job_start("NCCL_DEBUG=NONE RAIL_BOOTSTRAP_TIMEOUT=3", 4, incomplete, NULL);
-  job_end(job, kit_patience_ms(PATIENCE), 0xc);
+  job_end(job, kit_patience_ms(TIMEOUT_MS), 0xc);
 }
 
 /* ---- operations that do not end ---- */
@@ -310,9 +310,9 @@ static void revoked(const struct rank *rank, void *arg) {
 /* One algorithm for all sizes: the call that hangs must find the connections of the one before it. */
 #define RING "NCCL_DEBUG=NONE NCCL_ALGO=Ring "
 TEST(revoking_ends_what_hangs) {
-  job_run(RING, 4, kit_patience_ms(PATIENCE), revoked, NULL);
-  job_run(RING "RAIL_PROXY=thread RAIL_NCHANNELS=2", 4, kit_patience_ms(PATIENCE), revoked, NULL);
-  if (ranks_plugin()) job_run(RING "NCCL_SHM_DISABLE=1", 4, kit_patience_ms(PATIENCE), revoked, NULL);
+  job_run(RING, 4, kit_patience_ms(TIMEOUT_MS), revoked, NULL);
+  job_run(RING "RAIL_PROXY=thread RAIL_NCHANNELS=2", 4, kit_patience_ms(TIMEOUT_MS), revoked, NULL);
+  if (ranks_plugin()) job_run(RING "NCCL_SHM_DISABLE=1", 4, kit_patience_ms(TIMEOUT_MS), revoked, NULL);
 }
 
 /* The same in one call: rank 1 hangs (does not come), the others leave it behind. */
@@ -333,8 +333,8 @@ static void leave_behind(const struct rank *rank, void *arg) {
   if (child) close_comm(child);
 }
 TEST(a_rank_that_hangs_is_left_behind) {
-  job_run("NCCL_DEBUG=NONE", 3, kit_patience_ms(PATIENCE), leave_behind, NULL);
-  if (ranks_plugin()) job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 3, kit_patience_ms(PATIENCE), leave_behind, NULL);
+  job_run("NCCL_DEBUG=NONE", 3, kit_patience_ms(TIMEOUT_MS), leave_behind, NULL);
+  if (ranks_plugin()) job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 3, kit_patience_ms(TIMEOUT_MS), leave_behind, NULL);
 }
 
 TEST_MAIN(TEST_CASE(ranks_are_left_out), TEST_CASE(shrinking_in_a_group_and_without_blocking),

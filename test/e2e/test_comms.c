@@ -11,7 +11,7 @@
 #include "test/harness/comms.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 30000
+#define TIMEOUT_MS 30000
 
 /* ---- groups ---- */
 
@@ -42,8 +42,8 @@ static void mixed_group(const struct rank *rank, void *arg) {
   close_comm(comm);
 }
 TEST(collectives_and_sends_in_one_group) {
-  for (int n = 1; n <= 4; n++) job_run("", n, kit_patience_ms(PATIENCE), mixed_group, NULL);
-  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1", 3, kit_patience_ms(PATIENCE), mixed_group, NULL);
+  for (int n = 1; n <= 4; n++) job_run("", n, kit_patience_ms(TIMEOUT_MS), mixed_group, NULL);
+  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1", 3, kit_patience_ms(TIMEOUT_MS), mixed_group, NULL);
 }
 
 /* Many operations enqueued before one wait, results in order. */
@@ -61,7 +61,7 @@ static void many_enqueued(const struct rank *rank, void *arg) {
   ENSURE_INT(done, 1);
   close_comm(comm);
 }
-TEST(calls_run_in_the_order_they_were_made) { job_run("", 3, kit_patience_ms(PATIENCE), many_enqueued, NULL); }
+TEST(calls_run_in_the_order_they_were_made) { job_run("", 3, kit_patience_ms(TIMEOUT_MS), many_enqueued, NULL); }
 
 /* Several matching sends between one pair in one group: first sent, first received. */
 static void ordered_sends(const struct rank *rank, void *arg) {
@@ -86,8 +86,8 @@ static void ordered_sends(const struct rank *rank, void *arg) {
   close_comm(comm);
 }
 TEST(sends_to_one_peer_keep_their_order) {
-  job_run("", 2, kit_patience_ms(PATIENCE), ordered_sends, NULL);
-  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1", 2, kit_patience_ms(PATIENCE), ordered_sends, NULL);
+  job_run("", 2, kit_patience_ms(TIMEOUT_MS), ordered_sends, NULL);
+  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1", 2, kit_patience_ms(TIMEOUT_MS), ordered_sends, NULL);
 }
 
 static void nested(const struct rank *rank, void *arg) {
@@ -110,7 +110,7 @@ static void nested(const struct rank *rank, void *arg) {
   OK(ncclGroupEnd());
   close_comm(comm);
 }
-TEST(nested_groups) { job_run("", 2, kit_patience_ms(PATIENCE), nested, NULL); }
+TEST(nested_groups) { job_run("", 2, kit_patience_ms(TIMEOUT_MS), nested, NULL); }
 
 static void group_errors(const struct rank *rank, void *arg) {
   (void)arg;
@@ -130,7 +130,7 @@ static void group_errors(const struct rank *rank, void *arg) {
   ENSURE_INT(v, rank->nranks);
   close_comm(comm);
 }
-TEST(an_error_in_a_group_drops_the_group) { job_run("", 2, kit_patience_ms(PATIENCE), group_errors, NULL); }
+TEST(an_error_in_a_group_drops_the_group) { job_run("", 2, kit_patience_ms(TIMEOUT_MS), group_errors, NULL); }
 
 /* ---- several communicators in one process ---- */
 
@@ -166,9 +166,9 @@ static void init_all(const struct rank *rank, void *arg) {
   for (int c = 0; c < N; c++) OK(ncclCommDestroy(comm[c]));
 }
 TEST(several_ranks_in_one_thread) {
-  job_run("", 1, kit_patience_ms(PATIENCE), init_all, NULL);
-  job_run("RAIL_NCHANNELS=3 NCCL_PROTO=Simple RAIL_PROXY=thread", 1, kit_patience_ms(PATIENCE), init_all, NULL);
-  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=inline", 1, kit_patience_ms(PATIENCE), init_all, NULL);
+  job_run("", 1, kit_patience_ms(TIMEOUT_MS), init_all, NULL);
+  job_run("RAIL_NCHANNELS=3 NCCL_PROTO=Simple RAIL_PROXY=thread", 1, kit_patience_ms(TIMEOUT_MS), init_all, NULL);
+  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=inline", 1, kit_patience_ms(TIMEOUT_MS), init_all, NULL);
 }
 
 /* Two communicators over the same ranks, used at once from two threads. */
@@ -198,8 +198,8 @@ static void two_threads(const struct rank *rank, void *arg) {
   for (int c = 0; c < 2; c++) close_comm(u[c].comm);
 }
 TEST(two_communicators_in_two_threads) {
-  job_run("", 2, kit_patience_ms(PATIENCE), two_threads, NULL);
-  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1", 2, kit_patience_ms(PATIENCE), two_threads, NULL);
+  job_run("", 2, kit_patience_ms(TIMEOUT_MS), two_threads, NULL);
+  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1", 2, kit_patience_ms(TIMEOUT_MS), two_threads, NULL);
 }
 
 /* ---- splitting ---- */
@@ -235,8 +235,8 @@ static void split_traffic(const struct rank *rank, void *arg) {
   close_comm(copy);
 }
 TEST(splitting) {
-  job_run("", 6, kit_patience_ms(PATIENCE), split_traffic, NULL);
-  if (ranks_plugin()) job_run("NCCL_HOSTID=host%h", 6, kit_patience_ms(PATIENCE), split_traffic, NULL);
+  job_run("", 6, kit_patience_ms(TIMEOUT_MS), split_traffic, NULL);
+  if (ranks_plugin()) job_run("NCCL_HOSTID=host%h", 6, kit_patience_ms(TIMEOUT_MS), split_traffic, NULL);
 }
 
 /* All ranks in one thread: each split waits for the others, so they go into a group. */
@@ -265,7 +265,7 @@ static void split_grouped(const struct rank *rank, void *arg) {
     OK(ncclCommDestroy(comm[c]));
   }
 }
-TEST(splits_in_a_group) { job_run("", 1, kit_patience_ms(PATIENCE), split_grouped, NULL); }
+TEST(splits_in_a_group) { job_run("", 1, kit_patience_ms(TIMEOUT_MS), split_grouped, NULL); }
 
 /* ---- configurations ---- */
 
@@ -308,7 +308,7 @@ static void nonblocking(const struct rank *rank, void *arg) {
   close_comm(child);
   close_comm(comm);
 }
-TEST(nonblocking_init) { job_run("", 3, kit_patience_ms(PATIENCE), nonblocking, NULL); }
+TEST(nonblocking_init) { job_run("", 3, kit_patience_ms(TIMEOUT_MS), nonblocking, NULL); }
 
 /* Nobody else comes: abort ends the init at once, long before the bootstrap's deadline. */
 static void abort_during_init(const struct rank *rank, void *arg) {
@@ -332,7 +332,7 @@ static void abort_during_init(const struct rank *rank, void *arg) {
   }
 }
 TEST(abort_ends_an_init_under_way) {
-  job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), abort_during_init, NULL);
+  job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), abort_during_init, NULL);
 }
 
 static void configs(const struct rank *rank, void *arg) {
@@ -367,7 +367,7 @@ static void configs(const struct rank *rank, void *arg) {
   close_comm(comm);
   REFUSED(ncclCommInitRankScalable(&comm, 1, 0, 0, &id, NULL), ncclInvalidArgument, "ids");
 }
-TEST(configurations) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), configs, NULL); }
+TEST(configurations) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), configs, NULL); }
 
 /* ---- settings that differ ---- */
 
@@ -386,8 +386,8 @@ static void protocols(const struct rank *rank, void *arg) {
   ENSURE(comm == NULL, "a communicator in spite of that");
 }
 TEST(protocols_that_differ_are_refused_on_every_rank) {
-  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), protocols, NULL);
-  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 5, kit_patience_ms(PATIENCE), protocols, NULL);
+  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), protocols, NULL);
+  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 5, kit_patience_ms(TIMEOUT_MS), protocols, NULL);
 }
 
 /* ---- calls that differ ---- */

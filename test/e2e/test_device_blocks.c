@@ -9,7 +9,7 @@
 #include "test/device/gpu/calls.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 60000
+#define TIMEOUT_MS 60000
 #define N 700 /* numbers of a message */
 #define MOST_RANKS 6
 #define MESSAGES 2 /* to one rank, at most */
@@ -161,7 +161,7 @@ static void in_processes(const struct rank *rank, void *arg) {
 
 static void small_devices(const char *env) {
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver's small device");
-  job_run(env, MOST_RANKS, kit_patience_ms(PATIENCE), in_processes, NULL);
+  job_run(env, MOST_RANKS, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
 }
 TEST(processes) { small_devices("FAKEGPU_ATTRIBUTES=16:3"); }
 TEST(a_network) { small_devices("FAKEGPU_ATTRIBUTES=16:3 NCCL_SHM_DISABLE=1"); }
@@ -203,7 +203,7 @@ static void in_threads(const struct rank *rank, void *arg) {
 }
 TEST(threads) {
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver's small device");
-  job_run("FAKEGPU_ATTRIBUTES=16:8", 1, kit_patience_ms(PATIENCE), in_threads, NULL);
+  job_run("FAKEGPU_ATTRIBUTES=16:8", 1, kit_patience_ms(TIMEOUT_MS), in_threads, NULL);
 }
 
 /* Two of them: four wide blocks for each. */
@@ -226,7 +226,7 @@ static void in_refused_threads(const struct rank *rank, void *arg) {
 }
 TEST(narrow_blocks_are_not_for_a_shared_device) {
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver's small device");
-  job_run("NCCL_DEBUG=NONE FAKEGPU_ATTRIBUTES=16:4", 1, kit_patience_ms(PATIENCE), in_refused_threads, NULL);
+  job_run("NCCL_DEBUG=NONE FAKEGPU_ATTRIBUTES=16:4", 1, kit_patience_ms(TIMEOUT_MS), in_refused_threads, NULL);
 }
 
 TEST_MAIN(TEST_CASE(processes), TEST_CASE(a_network), TEST_CASE(threads),

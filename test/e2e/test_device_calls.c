@@ -9,7 +9,7 @@
 #include "test/device/gpu/calls.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 60000
+#define TIMEOUT_MS 60000
 #define BYTES (256u * 1024)
 
 static void all_calls(ncclComm_t comm, void *stream) {
@@ -37,24 +37,24 @@ static void in_processes(const struct rank *rank, void *arg) {
 }
 
 static void each_number_of_ranks(const char *env) {
-  for (int n = 1; n <= 4; n++) job_run(env, n, kit_patience_ms(PATIENCE), in_processes, NULL);
+  for (int n = 1; n <= 4; n++) job_run(env, n, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
 }
 
 TEST(shared_memory) { each_number_of_ranks(""); }
-TEST(ll) { job_run("NCCL_PROTO=LL", 3, kit_patience_ms(PATIENCE), in_processes, NULL); }
-TEST(channels) { job_run("RAIL_NCHANNELS=3", 3, kit_patience_ms(PATIENCE), in_processes, NULL); }
+TEST(ll) { job_run("NCCL_PROTO=LL", 3, kit_patience_ms(TIMEOUT_MS), in_processes, NULL); }
+TEST(channels) { job_run("RAIL_NCHANNELS=3", 3, kit_patience_ms(TIMEOUT_MS), in_processes, NULL); }
 TEST(tree) {
-  job_run("NCCL_ALGO=ring;allreduce:tree RAIL_NCHANNELS=2", 4, kit_patience_ms(PATIENCE), in_processes, NULL);
-  job_run("NCCL_ALGO=ring;allreduce:tree NCCL_PROTO=LL", 3, kit_patience_ms(PATIENCE), in_processes, NULL);
-  job_run("NCCL_ALGO=ring;allreduce:tree NCCL_HOSTID=half%h", 4, kit_patience_ms(PATIENCE), in_processes, NULL);
+  job_run("NCCL_ALGO=ring;allreduce:tree RAIL_NCHANNELS=2", 4, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
+  job_run("NCCL_ALGO=ring;allreduce:tree NCCL_PROTO=LL", 3, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
+  job_run("NCCL_ALGO=ring;allreduce:tree NCCL_HOSTID=half%h", 4, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
 }
 TEST(network) { each_number_of_ranks("NCCL_SHM_DISABLE=1"); }
 TEST(network_thread) {
-  job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=thread", 3, kit_patience_ms(PATIENCE), in_processes, NULL);
+  job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=thread", 3, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
 }
 /* Where the host's kernels speak LL through a proxy, the device's speak Simple. */
-TEST(network_ll) { job_run("NCCL_SHM_DISABLE=1 NCCL_PROTO=LL", 2, kit_patience_ms(PATIENCE), in_processes, NULL); }
-TEST(both) { job_run("NCCL_HOSTID=half%h RAIL_NCHANNELS=2", 4, kit_patience_ms(PATIENCE), in_processes, NULL); }
+TEST(network_ll) { job_run("NCCL_SHM_DISABLE=1 NCCL_PROTO=LL", 2, kit_patience_ms(TIMEOUT_MS), in_processes, NULL); }
+TEST(both) { job_run("NCCL_HOSTID=half%h RAIL_NCHANNELS=2", 4, kit_patience_ms(TIMEOUT_MS), in_processes, NULL); }
 
 /* ---- types and operators ---- */
 
@@ -74,7 +74,7 @@ static void types(const struct rank *rank, void *arg) {
   gpu_nothing_left();
   GPU(gpu.cuStreamDestroy_v2(stream));
 }
-TEST(types_and_operators) { job_run("", 3, kit_patience_ms(PATIENCE), types, NULL); }
+TEST(types_and_operators) { job_run("", 3, kit_patience_ms(TIMEOUT_MS), types, NULL); }
 
 /* ---- several ranks in a process ---- */
 
@@ -107,7 +107,7 @@ static void in_threads(const struct rank *rank, void *arg) {
   ENSURE(!gpu.calls || maps > 0, "nothing was mapped");
   gpu_nothing_left();
 }
-TEST(threads) { job_run("", 1, kit_patience_ms(PATIENCE), in_threads, NULL); }
+TEST(threads) { job_run("", 1, kit_patience_ms(TIMEOUT_MS), in_threads, NULL); }
 
 /* One thread has all ranks, on two devices; none of them is current while it makes the calls. */
 static void in_one_thread(const struct rank *rank, void *arg) {
@@ -144,9 +144,9 @@ static void in_one_thread(const struct rank *rank, void *arg) {
   }
   gpu_nothing_left();
 }
-TEST(one_thread) { job_run("FAKEGPU_DEVICES=2", 1, kit_patience_ms(PATIENCE), in_one_thread, NULL); }
+TEST(one_thread) { job_run("FAKEGPU_DEVICES=2", 1, kit_patience_ms(TIMEOUT_MS), in_one_thread, NULL); }
 TEST(one_thread_and_a_network) {
-  job_run("FAKEGPU_DEVICES=2 NCCL_SHM_DISABLE=1", 1, kit_patience_ms(PATIENCE), in_one_thread, NULL);
+  job_run("FAKEGPU_DEVICES=2 NCCL_SHM_DISABLE=1", 1, kit_patience_ms(TIMEOUT_MS), in_one_thread, NULL);
 }
 
 TEST_MAIN(TEST_CASE(shared_memory), TEST_CASE(ll), TEST_CASE(channels), TEST_CASE(tree), TEST_CASE(network),

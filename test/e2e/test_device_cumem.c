@@ -4,7 +4,7 @@
  *
  * Proves: ranks of several processes get at each other's GPU memory by the best way that both have: fabric handles,
  * file descriptors, CUDA IPC; where a way fails the next one is taken, and in the end memory of the host, with a line
- * that says why; nothing is left, neither memory nor descriptors, whoever refuses, dies, or sends uninvited.
+ * that says why; nothing is left, neither memory nor descriptors, after a refusal, a death, or an uninvited message.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -18,7 +18,7 @@
 #include "test/device/gpu/side.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 60000
+#define TIMEOUT_MS 60000
 #define FABRIC "cuMem fabric handles"
 #define FD "cuMem file descriptors"
 #define IPC "CUDA IPC"
@@ -70,7 +70,7 @@ static void work(const struct rank *rank, void *arg) {
 static void by(const char *env, int n, const struct expected *e) {
   char all[256];
   snprintf(all, sizeof all, SMALL "NCCL_DEBUG=NONE RAIL_NCHANNELS=1 %s", env); /* areas are counted */
-  job_run(all, n, kit_patience_ms(PATIENCE), work, (void *)(uintptr_t)e);
+  job_run(all, n, kit_patience_ms(TIMEOUT_MS), work, (void *)(uintptr_t)e);
 }
 
 TEST(file_descriptors) { by("", 3, &(struct expected){"P2P", FD, NULL, NULL}); }
@@ -170,7 +170,7 @@ static void in_its_own_network(const struct rank *rank, void *arg) {
 }
 TEST(networks_of_their_own) {
   if (geteuid() != 0) tap_skip_case("only root can have another network");
-  job_run(SMALL "NCCL_DEBUG=NONE RAIL_NCHANNELS=2", 2, kit_patience_ms(PATIENCE), in_its_own_network, NULL);
+  job_run(SMALL "NCCL_DEBUG=NONE RAIL_NCHANNELS=2", 2, kit_patience_ms(TIMEOUT_MS), in_its_own_network, NULL);
 }
 
 /* ---- other senders ---- */
@@ -231,7 +231,7 @@ static void disturbed(const struct rank *rank, void *arg) {
   gpu_nothing_left();
   rank_back_to(fds, kit_thread_count(), "the communicator");
 }
-TEST(other_senders_are_refused) { job_run(SMALL "NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), disturbed, NULL); }
+TEST(other_senders_are_refused) { job_run(SMALL "NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), disturbed, NULL); }
 
 /* ---- how ranks end ---- */
 
@@ -263,8 +263,8 @@ static void exported_only(const struct rank *rank, void *arg) {
   rank_back_to(fds, kit_thread_count(), "the communicator");
 }
 TEST(a_rank_dies_between_export_and_import) {
-  job_end(job_start(SMALL "NCCL_DEBUG=NONE", 2, exported_only, NULL), kit_patience_ms(PATIENCE), 1u << 1);
-  job_end(job_start(SMALL FABRIC_ENV "NCCL_DEBUG=NONE", 2, exported_only, NULL), kit_patience_ms(PATIENCE), 1u << 1);
+  job_end(job_start(SMALL "NCCL_DEBUG=NONE", 2, exported_only, NULL), kit_patience_ms(TIMEOUT_MS), 1u << 1);
+  job_end(job_start(SMALL FABRIC_ENV "NCCL_DEBUG=NONE", 2, exported_only, NULL), kit_patience_ms(TIMEOUT_MS), 1u << 1);
 }
 
 /* What another process has mapped need not be waited for: the driver keeps it. */
@@ -284,7 +284,7 @@ static void late(const struct rank *rank, void *arg) {
   gpu_nothing_left();
 }
 TEST(memory_that_others_have_mapped_stays_with_them) {
-  job_run(SMALL "NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), late, NULL);
+  job_run(SMALL "NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), late, NULL);
 }
 
 TEST_MAIN(TEST_CASE(file_descriptors), TEST_CASE(fabric_handles), TEST_CASE(cuda_ipc_where_memory_is_not_mapped),

@@ -13,7 +13,7 @@
 #include "test/device/gpu/calls.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 60000
+#define TIMEOUT_MS 60000
 #define N 5000
 
 static ncclResult_t wait_for_error(ncclComm_t comm) {
@@ -59,7 +59,7 @@ static void wrong_buffers(const struct rank *rank, void *arg) {
   GPU(gpu.cuStreamDestroy_v2(stream));
 }
 TEST(buffers_that_do_not_fit_are_refused) {
-  job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), wrong_buffers, NULL);
+  job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), wrong_buffers, NULL);
 }
 
 /* More blocks than run at once would wait for each other for ever. */
@@ -77,7 +77,7 @@ static void large_group(const struct rank *rank, void *arg) {
 }
 TEST(a_group_that_is_too_large_is_refused) {
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver's small device");
-  job_run("NCCL_DEBUG=NONE FAKEGPU_ATTRIBUTES=16:4", 1, kit_patience_ms(PATIENCE), large_group, NULL);
+  job_run("NCCL_DEBUG=NONE FAKEGPU_ATTRIBUTES=16:4", 1, kit_patience_ms(TIMEOUT_MS), large_group, NULL);
 }
 
 static void two_devices(const struct rank *rank, void *arg) {
@@ -104,7 +104,7 @@ static void two_devices(const struct rank *rank, void *arg) {
   gpu_nothing_left();
 }
 TEST(a_communicator_has_one_device) {
-  job_run("NCCL_DEBUG=NONE FAKEGPU_DEVICES=2", 1, kit_patience_ms(PATIENCE), two_devices, NULL);
+  job_run("NCCL_DEBUG=NONE FAKEGPU_DEVICES=2", 1, kit_patience_ms(TIMEOUT_MS), two_devices, NULL);
 }
 
 static void factors(const struct rank *rank, void *arg) {
@@ -141,7 +141,7 @@ static void factors(const struct rank *rank, void *arg) {
   GPU(gpu.cuStreamDestroy_v2(stream));
 }
 TEST(factors_lie_where_the_buffers_do) {
-  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), factors, NULL);
+  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), factors, NULL);
 }
 
 /* Without RAIL_CUDA_KERNELS: what the build has, or one clear line. */
@@ -162,7 +162,7 @@ static void built_in(const struct rank *rank, void *arg) {
   gpu_free(device);
   gpu_nothing_left();
 }
-TEST(kernels_of_the_build) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), built_in, NULL); }
+TEST(kernels_of_the_build) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), built_in, NULL); }
 
 /* ---- endings ---- */
 
@@ -214,10 +214,10 @@ static void missing(const struct rank *rank, void *arg) {
   pair_close(&p);
 }
 TEST(abort_ends_a_kernel_that_waits) {
-  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), missing, NULL);
+  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), missing, NULL);
 }
 TEST(abort_ends_a_kernel_that_waits_for_a_network) {
-  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 2, kit_patience_ms(PATIENCE), missing, NULL);
+  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 2, kit_patience_ms(TIMEOUT_MS), missing, NULL);
 }
 
 static void revoked(const struct rank *rank, void *arg) {
@@ -234,7 +234,7 @@ static void revoked(const struct rank *rank, void *arg) {
   OK(ncclCommDestroy(p.comm));
   pair_close(&p);
 }
-TEST(revoking_ends_a_kernel_that_waits) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), revoked, NULL); }
+TEST(revoking_ends_a_kernel_that_waits) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), revoked, NULL); }
 
 /* A kernel that has not begun when its communicator is aborted. */
 static void queued(const struct rank *rank, void *arg) {
@@ -250,7 +250,7 @@ static void queued(const struct rank *rank, void *arg) {
   pair_close(&p);
 }
 TEST(abort_of_a_kernel_that_has_not_begun) {
-  job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), queued, NULL);
+  job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), queued, NULL);
 }
 
 static void leaving(const struct rank *rank, void *arg) {
@@ -271,7 +271,7 @@ static void leaving(const struct rank *rank, void *arg) {
   pair_close(&p);
 }
 TEST(a_rank_that_leaves_is_noticed) {
-  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), leaving, NULL);
+  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), leaving, NULL);
 }
 
 /* From rank 1 to rank 0. */
@@ -300,7 +300,7 @@ static void early(const struct rank *rank, void *arg) {
   pair_close(&p);
 }
 TEST(a_rank_may_leave_when_it_has_done_its_part) {
-  job_run("NCCL_DEBUG=WARN", 2, kit_patience_ms(PATIENCE), early, NULL);
+  job_run("NCCL_DEBUG=WARN", 2, kit_patience_ms(TIMEOUT_MS), early, NULL);
 }
 
 static void different(const struct rank *rank, void *arg) {
@@ -316,8 +316,8 @@ static void different(const struct rank *rank, void *arg) {
   pair_close(&p);
 }
 TEST(calls_that_differ_are_found) {
-  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), different, NULL);
-  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 2, kit_patience_ms(PATIENCE), different, NULL);
+  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), different, NULL);
+  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 2, kit_patience_ms(TIMEOUT_MS), different, NULL);
 }
 
 /* Rank 0 launches a graph more often than rank 1, and aborts: of the runs that have not begun then, the kernels find
@@ -349,8 +349,8 @@ static void queued_graphs(const struct rank *rank, void *arg) {
   pair_close(&p);
 }
 TEST(abort_of_graphs_that_have_not_begun) {
-  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), queued_graphs, NULL);
-  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 2, kit_patience_ms(PATIENCE), queued_graphs, NULL);
+  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), queued_graphs, NULL);
+  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 2, kit_patience_ms(TIMEOUT_MS), queued_graphs, NULL);
 }
 
 /* ---- again and again ---- */
@@ -404,9 +404,9 @@ static void cycles(const struct rank *rank, void *arg) {
   ENSURE(kit_thread_count() <= threads, "%d threads, %d before", kit_thread_count(), threads);
   gpu_nothing_left();
 }
-TEST(cycles_leave_nothing) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), cycles, NULL); }
+TEST(cycles_leave_nothing) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), cycles, NULL); }
 TEST(cycles_over_a_network_leave_nothing) {
-  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 1, kit_patience_ms(PATIENCE), cycles, NULL);
+  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 1, kit_patience_ms(TIMEOUT_MS), cycles, NULL);
 }
 
 /* ---- a driver that fails ---- */
@@ -425,7 +425,7 @@ static void broken_kernel(const struct rank *rank, void *arg) {
 }
 TEST(a_kernel_that_fails_ends_the_communicator) {
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver");
-  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), broken_kernel, NULL);
+  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), broken_kernel, NULL);
 }
 
 /* The call that `arg` names fails in rank 1: either the collective fails with it, on both ranks, or all is well. */
@@ -465,9 +465,9 @@ TEST(a_call_of_the_driver_that_fails) {
       struct job *job = job_start("NCCL_DEBUG=NONE", 2, failing_call, which);
       int status;
       for (int r = 0; r < 2; r++)
-        CHECK_MSG(job_wait(job, r, kit_patience_ms(PATIENCE), &status), "%s fails: rank %d hangs", which, r);
+        CHECK_MSG(job_wait(job, r, kit_patience_ms(TIMEOUT_MS), &status), "%s fails: rank %d hangs", which, r);
       failures += *(const volatile int *)job_shared(job) != 0;
-      job_end(job, kit_patience_ms(PATIENCE), 0);
+      job_end(job, kit_patience_ms(TIMEOUT_MS), 0);
     }
     CHECK_MSG(failures > 0, "%s was never called, or its failure went unnoticed", failing[i].call);
   }

@@ -14,7 +14,7 @@
 #include "test/harness/pci_tree.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 60000
+#define TIMEOUT_MS 60000
 #define BYTES (64u * 1024)
 
 /* What a rank is to find in the end. */
@@ -91,7 +91,7 @@ static void use(const struct rank *rank, void *arg) {
 
 #define FAR "NCCL_SHM_DISABLE=1 NCCL_NET_GDR_LEVEL=SYS NCCL_BUFFSIZE=64K "
 static void with(const char *env, int nranks, struct expected e) {
-  job_run(env, nranks, kit_patience_ms(PATIENCE), use, &e);
+  job_run(env, nranks, kit_patience_ms(TIMEOUT_MS), use, &e);
 }
 
 TEST(peer_memory) {
@@ -175,7 +175,7 @@ static void half(const struct rank *rank, void *arg) {
 }
 TEST(the_ends_may_differ) {
   struct expected each[2] = {{.cuda = false}, {.cuda = true, .sends = true, .flushes = true}};
-  job_run(FAR "GDRNET_OFFERS=cuda FAKEGPU_ATTRIBUTES=116:%d", 2, kit_patience_ms(PATIENCE), half, each);
+  job_run(FAR "GDRNET_OFFERS=cuda FAKEGPU_ATTRIBUTES=116:%d", 2, kit_patience_ms(TIMEOUT_MS), half, each);
 }
 
 /* ---- failures ---- */
@@ -207,11 +207,11 @@ static void fails(const struct rank *rank, void *arg) {
   dlclose(library);
 }
 TEST(a_flush_that_fails_ends_it) {
-  job_run(FAR "NCCL_DEBUG=NONE GDRNET_OFFERS=cuda GDRNET_FLUSH_FAILS=2", 2, kit_patience_ms(PATIENCE), fails, NULL);
+  job_run(FAR "NCCL_DEBUG=NONE GDRNET_OFFERS=cuda GDRNET_FLUSH_FAILS=2", 2, kit_patience_ms(TIMEOUT_MS), fails, NULL);
 }
 TEST(so_does_one_that_fails_later) {
   job_run(FAR "NCCL_DEBUG=NONE GDRNET_OFFERS=cuda GDRNET_FLUSH=3 GDRNET_FLUSH_TEST_FAILS=2", 2,
-          kit_patience_ms(PATIENCE), fails, NULL);
+          kit_patience_ms(TIMEOUT_MS), fails, NULL);
 }
 
 TEST_MAIN(TEST_CASE(peer_memory), TEST_CASE(dma_buf), TEST_CASE(proxy_thread_and_slow_flushes),

@@ -9,7 +9,7 @@
 #include "test/device/gpu/side.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 30000
+#define TIMEOUT_MS 30000
 #define N 3000
 
 static ncclResult_t all_reduce(struct side *s, int32_t *x) {
@@ -99,10 +99,10 @@ static void registered(const struct rank *rank, void *arg) {
   close_side(&s);
 }
 
-TEST(a_host_communicator) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), host_first, NULL); }
-TEST(a_device_communicator) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), device_first, NULL); }
-TEST(one_group_of_both) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), one_group, NULL); }
-TEST(registered_memory) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), registered, NULL); }
+TEST(a_host_communicator) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), host_first, NULL); }
+TEST(a_device_communicator) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), device_first, NULL); }
+TEST(one_group_of_both) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), one_group, NULL); }
+TEST(registered_memory) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), registered, NULL); }
 
 /* ---- ranks that differ ---- */
 
@@ -138,9 +138,9 @@ static void pairs_differ(const struct rank *rank, void *arg) {
 }
 
 static void both_differ(const char *env) {
-  job_run(env, 2, kit_patience_ms(PATIENCE), ranks_differ, NULL);
-  job_run(env, 3, kit_patience_ms(PATIENCE), ranks_differ, NULL);
-  job_run(env, 4, kit_patience_ms(PATIENCE), pairs_differ, NULL);
+  job_run(env, 2, kit_patience_ms(TIMEOUT_MS), ranks_differ, NULL);
+  job_run(env, 3, kit_patience_ms(TIMEOUT_MS), ranks_differ, NULL);
+  job_run(env, 4, kit_patience_ms(TIMEOUT_MS), pairs_differ, NULL);
 }
 TEST(ranks_that_differ) { both_differ("NCCL_DEBUG=NONE"); }
 TEST(ranks_that_differ_over_a_network) { both_differ("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1"); }
@@ -177,7 +177,7 @@ TEST(empty_messages_first) {
   static const char *const env[] = {"", "NCCL_PROTO=LL", "NCCL_PROTO=LL128", "NCCL_SHM_DISABLE=1",
                                     "NCCL_SHM_DISABLE=1 NCCL_PROTO=LL"};
   for (size_t i = 0; i < sizeof env / sizeof *env; i++)
-    job_run(env[i], 2, kit_patience_ms(PATIENCE), empty_messages, NULL);
+    job_run(env[i], 2, kit_patience_ms(TIMEOUT_MS), empty_messages, NULL);
 }
 
 /* ---- several communicators ---- */
@@ -210,7 +210,7 @@ static void communicators(const struct rank *rank, void *arg) {
   s.comm = first;
   close_side(&s);
 }
-TEST(communicators_of_both_kinds) { job_run("", 2, kit_patience_ms(PATIENCE), communicators, NULL); }
+TEST(communicators_of_both_kinds) { job_run("", 2, kit_patience_ms(TIMEOUT_MS), communicators, NULL); }
 
 TEST_MAIN(TEST_CASE(a_host_communicator), TEST_CASE(a_device_communicator), TEST_CASE(one_group_of_both),
           TEST_CASE(registered_memory), TEST_CASE(ranks_that_differ), TEST_CASE(ranks_that_differ_over_a_network),

@@ -11,7 +11,7 @@
 #include "test/device/gpu/side.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 60000
+#define TIMEOUT_MS 60000
 #define N 5000
 #define MIB ((size_t)1 << 20)
 
@@ -36,7 +36,7 @@ static struct place place_of(const void *p) {
 static void on_device(const char *env, int nranks, rank_fn body, void *arg) {
   char all[256];
   snprintf(all, sizeof all, "NCCL_DEBUG=NONE %s", env);
-  job_run(all, nranks, kit_patience_ms(PATIENCE), body, arg);
+  job_run(all, nranks, kit_patience_ms(TIMEOUT_MS), body, arg);
 }
 
 /* ---- where it lies ---- */

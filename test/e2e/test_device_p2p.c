@@ -3,7 +3,7 @@
  * TEST-SAN: asan tsan
  *
  * Proves: kernels of ranks on GPUs that reach each other meet in a GPU's memory, in one process and in several, with
- * every protocol, whoever's memory it is; where that is not possible or not wished they meet in the host's, and a line
+ * every protocol and kind of memory; where that is not possible or not wished they meet in the host's, and a line
  * says why; what ranks export to each other is freed in time and never
  * too early, however they end.
  */
@@ -13,7 +13,7 @@
 #include "test/device/gpu/side.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 60000
+#define TIMEOUT_MS 60000
 
 /* Steps went through memory of the GPU only, or of the host only. */
 static void is_place(const char *proto, bool on_gpu) {
@@ -58,7 +58,7 @@ static void processes(const char *env, int n, const char *proto, const char *tra
   char all[256];
   struct expected e = {proto, transports};
   snprintf(all, sizeof all, SMALL "%s", env);
-  job_run(all, n, kit_patience_ms(PATIENCE), in_process, &e);
+  job_run(all, n, kit_patience_ms(TIMEOUT_MS), in_process, &e);
 }
 
 TEST(processes_write) {
@@ -122,7 +122,7 @@ static void threads(const char *env, const char *proto, const char *transports) 
   char all[256];
   struct expected e = {proto, transports};
   snprintf(all, sizeof all, SMALL "%s", env);
-  job_run(all, 1, kit_patience_ms(PATIENCE), in_threads, &e);
+  job_run(all, 1, kit_patience_ms(TIMEOUT_MS), in_threads, &e);
 }
 
 TEST(threads_on_one_device) {
@@ -191,7 +191,7 @@ TEST(a_driver_that_refuses) {
   };
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver");
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    job_run(SMALL "NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0", 2, kit_patience_ms(PATIENCE), refused, &all[i]);
+    job_run(SMALL "NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0", 2, kit_patience_ms(TIMEOUT_MS), refused, &all[i]);
 }
 
 /* ---- how ranks end ---- */
@@ -223,8 +223,8 @@ static void late(const struct rank *rank, void *arg) {
 }
 TEST(memory_lives_as_long_as_it_is_imported) {
   static int soon = 100, much_later = 1600;
-  job_run("NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0", 2, kit_patience_ms(PATIENCE), late, &soon);
-  job_run("NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0", 2, kit_patience_ms(PATIENCE), late, &much_later);
+  job_run("NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0", 2, kit_patience_ms(TIMEOUT_MS), late, &soon);
+  job_run("NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0", 2, kit_patience_ms(TIMEOUT_MS), late, &much_later);
 }
 
 /* A kernel waits for what never comes in, in its area. */
@@ -244,8 +244,8 @@ static void aborted(const struct rank *rank, void *arg) {
   gpu_nothing_left();
 }
 TEST(abort_ends_a_kernel_that_waits) {
-  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), aborted, NULL);
-  job_run("NCCL_DEBUG=NONE NCCL_PROTO=LL128", 2, kit_patience_ms(PATIENCE), aborted, NULL);
+  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), aborted, NULL);
+  job_run("NCCL_DEBUG=NONE NCCL_PROTO=LL128", 2, kit_patience_ms(TIMEOUT_MS), aborted, NULL);
 }
 
 /* The memory that a dead process had open is freed. */
@@ -263,7 +263,7 @@ static void killed(const struct rank *rank, void *arg) {
 }
 TEST(a_rank_that_is_killed) {
   static const char *const env[] = {"NCCL_DEBUG=NONE", "NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0"};
-  for (int i = 0; i < 2; i++) job_end(job_start(env[i], 2, killed, NULL), kit_patience_ms(PATIENCE), 1u << 1);
+  for (int i = 0; i < 2; i++) job_end(job_start(env[i], 2, killed, NULL), kit_patience_ms(TIMEOUT_MS), 1u << 1);
 }
 
 TEST_MAIN(TEST_CASE(processes_write), TEST_CASE(processes_read), TEST_CASE(one_reads_the_other_does_not), TEST_CASE(ll),

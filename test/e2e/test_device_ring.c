@@ -11,7 +11,7 @@
 #include "test/harness/pci_tree.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 60000
+#define TIMEOUT_MS 60000
 #define BYTES (64u * 1024)
 enum { MOST = 6, COUNT = 1001 };
 
@@ -35,7 +35,7 @@ static void is(int32_t got, int32_t expected, const char *call, int i) {
   ENSURE(got == expected, "%s: element %d is %d, expected %d", call, i, got, expected);
 }
 
-/* Judged by hand: rank r's element i is (r + 1) * (i + 1). */
+/* Checked against values computed by hand: rank r's element i is (r + 1) * (i + 1). */
 static void on_the_host(ncclComm_t comm, int rank, int n) {
   static int32_t in[MOST * COUNT], out[MOST * COUNT];
   int sum = n * (n + 1) / 2;
@@ -120,7 +120,7 @@ static void in_turns_on_two_hosts(const struct rank *rank, void *arg) {
 
 static void run(const char *env, int n, rank_fn body, const char *line) {
   struct expected e = {line};
-  job_run(env, n, kit_patience_ms(PATIENCE), body, &e);
+  job_run(env, n, kit_patience_ms(TIMEOUT_MS), body, &e);
 }
 
 TEST(nothing_is_known) { run("FAKEGPU_DEVICES=6", 4, use, "Channel 01/02 : 0 1 2 3\n"); }

@@ -9,7 +9,7 @@
 #include "test/device/gpu/calls.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 60000
+#define TIMEOUT_MS 60000
 #define N 5000
 
 /* Two streams, and buffers of N numbers each. */
@@ -91,8 +91,8 @@ static void asynchronous(const struct rank *rank, void *arg) {
   OK(railCommWait(g.comm));
   rig_close(&g);
 }
-TEST(calls_are_asynchronous_and_in_order) { job_run("", 2, kit_patience_ms(PATIENCE), asynchronous, NULL); }
-TEST(and_so_over_a_network) { job_run("NCCL_SHM_DISABLE=1", 2, kit_patience_ms(PATIENCE), asynchronous, NULL); }
+TEST(calls_are_asynchronous_and_in_order) { job_run("", 2, kit_patience_ms(TIMEOUT_MS), asynchronous, NULL); }
+TEST(and_so_over_a_network) { job_run("NCCL_SHM_DISABLE=1", 2, kit_patience_ms(TIMEOUT_MS), asynchronous, NULL); }
 
 static void groups(const struct rank *rank, void *arg) {
   (void)arg;
@@ -128,8 +128,8 @@ static void groups(const struct rank *rank, void *arg) {
   gpu_free(got);
   rig_close(&g);
 }
-TEST(a_group_is_one_launch) { job_run("", 3, kit_patience_ms(PATIENCE), groups, NULL); }
-TEST(a_group_over_a_network) { job_run("NCCL_SHM_DISABLE=1", 3, kit_patience_ms(PATIENCE), groups, NULL); }
+TEST(a_group_is_one_launch) { job_run("", 3, kit_patience_ms(TIMEOUT_MS), groups, NULL); }
+TEST(a_group_over_a_network) { job_run("NCCL_SHM_DISABLE=1", 3, kit_patience_ms(TIMEOUT_MS), groups, NULL); }
 
 /* ---- graphs ---- */
 
@@ -197,13 +197,13 @@ static void graphs(const struct rank *rank, void *arg) {
   GPU(gpu.cuGraphExecDestroy(exec));
   rig_close(&g);
 }
-TEST(graphs) { job_run("", 2, kit_patience_ms(PATIENCE), graphs, &warm); }
-TEST(graphs_that_connect) { job_run("", 3, kit_patience_ms(PATIENCE), graphs, NULL); }
+TEST(graphs) { job_run("", 2, kit_patience_ms(TIMEOUT_MS), graphs, &warm); }
+TEST(graphs_that_connect) { job_run("", 3, kit_patience_ms(TIMEOUT_MS), graphs, NULL); }
 TEST(graphs_over_a_network) {
-  job_run("NCCL_SHM_DISABLE=1 RAIL_NCHANNELS=2", 2, kit_patience_ms(PATIENCE), graphs, NULL);
+  job_run("NCCL_SHM_DISABLE=1 RAIL_NCHANNELS=2", 2, kit_patience_ms(TIMEOUT_MS), graphs, NULL);
 }
 TEST(graphs_and_a_proxy_thread) {
-  job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=thread FAKEGPU_MAPPING=waits", 3, kit_patience_ms(PATIENCE), graphs, &warm);
+  job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=thread FAKEGPU_MAPPING=waits", 3, kit_patience_ms(TIMEOUT_MS), graphs, &warm);
 }
 
 /* Captured again and again, what the last graph had is used for the next; the last one outlives the communicator. */
@@ -234,7 +234,7 @@ static void again(const struct rank *rank, void *arg) {
   GPU(gpu.cuStreamDestroy_v2(g.a));
   GPU(gpu.cuStreamDestroy_v2(g.b));
 }
-TEST(graphs_come_and_go) { job_run("", 2, kit_patience_ms(PATIENCE), again, NULL); }
+TEST(graphs_come_and_go) { job_run("", 2, kit_patience_ms(TIMEOUT_MS), again, NULL); }
 
 TEST_MAIN(TEST_CASE(calls_are_asynchronous_and_in_order), TEST_CASE(and_so_over_a_network),
           TEST_CASE(a_group_is_one_launch), TEST_CASE(a_group_over_a_network),

@@ -13,7 +13,7 @@
 #include "test/harness/comms.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 60000
+#define TIMEOUT_MS 60000
 #define N 2000
 #define MOST_RANKS 6
 
@@ -91,8 +91,8 @@ static void first_calls(const struct rank *rank, void *arg) {
   all_threads(5, first_call);
 }
 TEST(the_first_call) {
-  job_run("NCCL_DEBUG=WARN", 1, kit_patience_ms(PATIENCE), first_calls, NULL);
-  job_run("NCCL_DEBUG=WARN FAKEGPU_MAPPING=waits", 1, kit_patience_ms(PATIENCE), first_calls, NULL);
+  job_run("NCCL_DEBUG=WARN", 1, kit_patience_ms(TIMEOUT_MS), first_calls, NULL);
+  job_run("NCCL_DEBUG=WARN FAKEGPU_MAPPING=waits", 1, kit_patience_ms(TIMEOUT_MS), first_calls, NULL);
 }
 
 /* ---- one communicator ends while kernels of another wait ---- */
@@ -122,9 +122,9 @@ static void ends_one(const struct rank *rank, void *arg) {
   all_threads(2, end_one);
 }
 TEST(another_communicator_ends) {
-  job_run("NCCL_DEBUG=WARN", 1, kit_patience_ms(PATIENCE), ends_one, NULL);
-  job_run("NCCL_DEBUG=WARN NCCL_P2P_DISABLE=1", 1, kit_patience_ms(PATIENCE), ends_one, NULL);
-  job_run("NCCL_DEBUG=WARN NCCL_SHM_DISABLE=1", 1, kit_patience_ms(PATIENCE), ends_one, NULL);
+  job_run("NCCL_DEBUG=WARN", 1, kit_patience_ms(TIMEOUT_MS), ends_one, NULL);
+  job_run("NCCL_DEBUG=WARN NCCL_P2P_DISABLE=1", 1, kit_patience_ms(TIMEOUT_MS), ends_one, NULL);
+  job_run("NCCL_DEBUG=WARN NCCL_SHM_DISABLE=1", 1, kit_patience_ms(TIMEOUT_MS), ends_one, NULL);
 }
 
 /* ---- many calls at once ---- */
@@ -156,7 +156,7 @@ static void runs_ahead(const struct rank *rank, void *arg) {
   all_threads(2, run_ahead);
 }
 TEST(calls_ahead_of_the_others) {
-  job_run("NCCL_DEBUG=WARN FAKEGPU_MAPPING=waits", 1, kit_patience_ms(PATIENCE), runs_ahead, NULL);
+  job_run("NCCL_DEBUG=WARN FAKEGPU_MAPPING=waits", 1, kit_patience_ms(TIMEOUT_MS), runs_ahead, NULL);
 }
 
 /* ---- the fake driver is as strict as it says ---- */
@@ -199,10 +199,10 @@ static void strict(const struct rank *rank, void *arg) {
 }
 TEST(the_fake_is_strict) {
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver");
-  job_run("", 1, kit_patience_ms(PATIENCE), strict, NULL);
+  job_run("", 1, kit_patience_ms(TIMEOUT_MS), strict, NULL);
 }
 
-/* Memory is freed while a stream is held, by whoever frees it. */
+/* Memory is freed, by any thread, while a stream is held. */
 static int *found;
 
 static void aborted(int number) {
@@ -224,9 +224,9 @@ TEST(the_fake_finds_deadlocks) {
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver");
   struct job *job = job_start("FAKEGPU_PATIENCE=1", 1, deadlocked, NULL);
   int status = -1;
-  CHECK(job_wait(job, 0, kit_patience_ms(PATIENCE), &status));
+  CHECK(job_wait(job, 0, kit_patience_ms(TIMEOUT_MS), &status));
   CHECK_INT(*(const int *)job_shared(job), SIGABRT);
-  job_end(job, kit_patience_ms(PATIENCE), 0);
+  job_end(job, kit_patience_ms(TIMEOUT_MS), 0);
 }
 
 TEST_MAIN(TEST_CASE(the_first_call), TEST_CASE(another_communicator_ends), TEST_CASE(calls_ahead_of_the_others),

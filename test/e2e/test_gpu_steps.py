@@ -97,7 +97,7 @@ def on_disk(out):
 
 
 def after_every_step():
-    """Whoever kills the suite finds all files of what was done before, and which step it was at."""
+    """A suite that is killed leaves the files of all steps done before, and the name of the step it was at."""
     r = runner("each")
     for n in (1, 2):
         do(r, f"step {n}", f"echo 'ok 1 - word {n}'")
@@ -194,7 +194,7 @@ def budget_spent_before():
 
 
 def interrupted():
-    """The suite is told to end: the step at hand ends, the table is written all the same."""
+    """SIGTERM: the running step ends, the table is written all the same."""
     out = ROOM / "term"
     script = (f"import sys, signal; sys.path.insert(0, {str(GPU)!r}); import steps; r = steps.Runner({str(out)!r}, 60);"
               "signal.signal(signal.SIGTERM, r.interrupt); r.do(steps.Step('p', 'first', ['sleep', '50']));"

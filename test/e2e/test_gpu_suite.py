@@ -199,7 +199,7 @@ def nccl_log():
     fine = [f"{line}Using network {{0}}", f"{line}4 coll channels, 0 collnet channels",
             f"{line}Channel 00/0 : 0[0] -> 1[0] [send] via NET/{{0}}/0"]
 
-    def judge(name, *ranks, want="RailSocket", channels=4):
+    def check_log(name, *ranks, want="RailSocket", channels=4):
         step = Step("log", name)
         step.log = r.logs / f"{name}.log"
         for n, lines in enumerate(ranks):
@@ -211,13 +211,13 @@ def nccl_log():
 
     def named(plugin):
         return [text.format(plugin) for text in fine]
-    assert judge("ours", named("RailSocket"), named("RailSocket")) == "NCCL's log: RailSocket, 4 channels"
-    assert judge("one", named("RailSocket")).startswith("failed: 1 of 2")
-    assert judge("other", named("Socket"), named("RailSocket")).startswith("failed: 1 of 2")
-    assert judge("unused", named("RailSocket")[:2], named("RailSocket")).startswith("failed: 1 of 2")
-    assert judge("wrapped", named("RailSocket+trace"), named("RailSocket+trace")).startswith("failed: 0 of 2")
-    assert "trace" in judge("trace", named("RailSocket+trace"), named("RailSocket+trace"), want="RailSocket+trace")
-    assert judge("channels", named("RailSocket"), named("RailSocket"), channels=8).startswith("failed: NCCL made 4")
+    assert check_log("ours", named("RailSocket"), named("RailSocket")) == "NCCL's log: RailSocket, 4 channels"
+    assert check_log("one", named("RailSocket")).startswith("failed: 1 of 2")
+    assert check_log("other", named("Socket"), named("RailSocket")).startswith("failed: 1 of 2")
+    assert check_log("unused", named("RailSocket")[:2], named("RailSocket")).startswith("failed: 1 of 2")
+    assert check_log("wrapped", named("RailSocket+trace"), named("RailSocket+trace")).startswith("failed: 0 of 2")
+    assert "trace" in check_log("trace", named("RailSocket+trace"), named("RailSocket+trace"), want="RailSocket+trace")
+    assert check_log("channels", named("RailSocket"), named("RailSocket"), channels=8).startswith("failed: NCCL made 4")
 
 
 def recorded_and_replayed():

@@ -264,7 +264,7 @@ def the_other_host_is_somebody_else():
         c.close()
     assert p.returncode == 3 and "not rail-kit" in err, err
     where = f"127.0.0.1:{free_port()}"
-    with follower(REF, where=where):  # a stranger first, then the leader
+    with follower(REF, where=where):  # a foreign connection first, then the leader
         for _ in range(100):
             with contextlib.suppress(ConnectionRefusedError):
                 socket.create_connection(where.split(":")).close()

@@ -125,7 +125,7 @@ def loss(how, i, pause=PAUSE, back=15):
 def empty_messages():
     """A rail is dead, but as yet one side only knows it, and of one stream only: what is left goes over the other rail,
     and the receiver, which has all, closes. A message without bytes is announced on all streams and has arrived with
-    the first of them; a sender that waits for the others is told of an error at the end. Which side knows first is a
+    the first of them; a sender that waits for the others gets an error at the end. Which side knows first is a
     race of two timers, so it is tried some times."""
     rails = network()
     for _ in range(8):

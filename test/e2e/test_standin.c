@@ -11,7 +11,7 @@
 #include "test/harness/comms.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 30000
+#define TIMEOUT_MS 30000
 
 #ifdef __SANITIZE_THREAD__ /* ranks are forked and start threads */
 const char *__tsan_default_options(void);
@@ -56,8 +56,8 @@ static void windows(const struct rank *rank, void *arg) {
   for (int w = 0; w < 2; w++) OK(ncclMemFree(mem[w]));
 }
 TEST(windows_are_registrations) {
-  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), windows, NULL);
-  if (ranks_plugin()) job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 2, kit_patience_ms(PATIENCE), windows, NULL);
+  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), windows, NULL);
+  if (ranks_plugin()) job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 2, kit_patience_ms(TIMEOUT_MS), windows, NULL);
 }
 
 /* ---- several ids ---- */
@@ -82,7 +82,7 @@ static void several_ids(const struct rank *rank, void *arg) {
   REFUSED(ncclCommInitRankScalable(NULL, 2, 0, 1, ids, NULL), ncclInvalidArgument, "comm");
 }
 TEST(of_several_ids_no_rendezvous_is_left) {
-  for (int n = 1; n <= 4; n++) job_run("NCCL_DEBUG=NONE", 4, kit_patience_ms(PATIENCE), several_ids, &n);
+  for (int n = 1; n <= 4; n++) job_run("NCCL_DEBUG=NONE", 4, kit_patience_ms(TIMEOUT_MS), several_ids, &n);
 }
 
 /* ---- simulated groups ---- */
@@ -140,7 +140,7 @@ static void simulate(const struct rank *rank, void *arg) {
   check_members(comm, rank->rank, 3); /* nothing of it is left over */
   close_comm(comm);
 }
-TEST(simulated_groups_do_nothing) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(PATIENCE), simulate, NULL); }
+TEST(simulated_groups_do_nothing) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), simulate, NULL); }
 
 /* ---- teams, device API ---- */
 
@@ -180,7 +180,7 @@ static void teams(const struct rank *rank, void *arg) {
   close_comm(comm);
 }
 TEST(teams_are_told_and_the_device_api_is_refused) {
-  job_run("NCCL_DEBUG=NONE", 3, kit_patience_ms(PATIENCE), teams, NULL);
+  job_run("NCCL_DEBUG=NONE", 3, kit_patience_ms(TIMEOUT_MS), teams, NULL);
 }
 
 /* ---- logging ---- */
@@ -205,7 +205,7 @@ static void logging(const struct rank *rank, void *arg) {
   ENSURE_INT(line_of_a_wrong_call(fd), 0);
   close(fd);
 }
-TEST(logging_is_started_anew) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(PATIENCE), logging, NULL); }
+TEST(logging_is_started_anew) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), logging, NULL); }
 
 TEST_MAIN(TEST_CASE(windows_are_registrations), TEST_CASE(of_several_ids_no_rendezvous_is_left),
           TEST_CASE(simulated_groups_do_nothing), TEST_CASE(teams_are_told_and_the_device_api_is_refused),

@@ -10,7 +10,7 @@
 #include "test/harness/comms.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 30000
+#define TIMEOUT_MS 30000
 #define TREE "NCCL_ALGO=ring;allreduce:tree "
 
 /* ---- results ---- */
@@ -77,7 +77,7 @@ static void each_number_of_ranks(const char *env, char *transports) {
     char all[200];
     snprintf(all, sizeof all, TREE "%s %s", env, more[n % 3]);
     printf("# %d ranks, %s\n", n, all);
-    job_run(all, n, kit_patience_ms(PATIENCE), sums, transports);
+    job_run(all, n, kit_patience_ms(TIMEOUT_MS), sums, transports);
   }
 }
 
@@ -88,7 +88,7 @@ TEST(network) {
 }
 TEST(both) {
   need_plugin();
-  job_run(TREE "NCCL_HOSTID=half%h RAIL_PROXY=thread", 5, kit_patience_ms(PATIENCE), sums, over_both);
+  job_run(TREE "NCCL_HOSTID=half%h RAIL_PROXY=thread", 5, kit_patience_ms(TIMEOUT_MS), sums, over_both);
 }
 
 /* ---- among other calls ---- */
@@ -120,8 +120,8 @@ static void mixed_group(const struct rank *rank, void *arg) {
   close_comm(comm);
 }
 TEST(in_a_group_with_others) {
-  for (int n = 2; n <= 5; n++) job_run(TREE, n, kit_patience_ms(PATIENCE), mixed_group, NULL);
-  if (ranks_plugin()) job_run(TREE "NCCL_SHM_DISABLE=1", 4, kit_patience_ms(PATIENCE), mixed_group, NULL);
+  for (int n = 2; n <= 5; n++) job_run(TREE, n, kit_patience_ms(TIMEOUT_MS), mixed_group, NULL);
+  if (ranks_plugin()) job_run(TREE "NCCL_SHM_DISABLE=1", 4, kit_patience_ms(TIMEOUT_MS), mixed_group, NULL);
 }
 
 /* ---- what does not fit ---- */
@@ -136,9 +136,9 @@ static void differ(const struct rank *rank, void *arg) {
   OK(ncclCommDestroy(comm));
 }
 TEST(counts_that_differ_end_with_an_error) {
-  for (int odd = 0; odd < 4; odd++) job_run(TREE "NCCL_DEBUG=NONE", 4, kit_patience_ms(PATIENCE), differ, &odd);
+  for (int odd = 0; odd < 4; odd++) job_run(TREE "NCCL_DEBUG=NONE", 4, kit_patience_ms(TIMEOUT_MS), differ, &odd);
   int odd = 2;
-  if (ranks_plugin()) job_run(TREE "NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 4, kit_patience_ms(PATIENCE), differ, &odd);
+  if (ranks_plugin()) job_run(TREE "NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 4, kit_patience_ms(TIMEOUT_MS), differ, &odd);
 }
 
 /* As NCCL since 2.24: an algorithm that a function has not is an error of the call, and not before. */
@@ -169,11 +169,11 @@ static void exchange_of_three(const struct rank *rank, void *arg) {
   close_comm(comm);
 }
 TEST(algorithms_asked_for) {
-  job_run("NCCL_DEBUG=NONE NCCL_ALGO=Tree", 3, kit_patience_ms(PATIENCE), refused, NULL);
-  job_run("NCCL_ALGO=^Tree", 3, kit_patience_ms(PATIENCE), no_tree, NULL);
-  job_run("NCCL_ALGO=Ring", 3, kit_patience_ms(PATIENCE), no_tree, NULL);
-  job_run("NCCL_ALGO=Tree", 1, kit_patience_ms(PATIENCE), no_tree, NULL);
-  job_run("NCCL_DEBUG=NONE NCCL_ALGO=Exchange", 3, kit_patience_ms(PATIENCE), exchange_of_three, NULL);
+  job_run("NCCL_DEBUG=NONE NCCL_ALGO=Tree", 3, kit_patience_ms(TIMEOUT_MS), refused, NULL);
+  job_run("NCCL_ALGO=^Tree", 3, kit_patience_ms(TIMEOUT_MS), no_tree, NULL);
+  job_run("NCCL_ALGO=Ring", 3, kit_patience_ms(TIMEOUT_MS), no_tree, NULL);
+  job_run("NCCL_ALGO=Tree", 1, kit_patience_ms(TIMEOUT_MS), no_tree, NULL);
+  job_run("NCCL_DEBUG=NONE NCCL_ALGO=Exchange", 3, kit_patience_ms(TIMEOUT_MS), exchange_of_three, NULL);
 }
 
 TEST_MAIN(TEST_CASE(shared_memory), TEST_CASE(network), TEST_CASE(both), TEST_CASE(in_a_group_with_others),

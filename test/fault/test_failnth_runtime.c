@@ -71,13 +71,13 @@ static void one_rank(const struct rank *rank, void *arg) {
   if (r != ncclSuccess && rank->rank == s->failing)
     ENSURE(ncclGetLastError(NULL)[0], "result %d without a text", (int)r);
   uint64_t deadline =
-      rail_deadline_in_ms(kit_patience_ms(5000)); /* the rendezvous ends by itself, when its patience does */
+      rail_deadline_in_ms(kit_patience_ms(5000)); /* the rendezvous ends by itself, at its timeout */
   while ((kit_fd_count() > fds || kit_thread_count() > threads) && !rail_deadline_passed(deadline)) usleep(2000);
   ENSURE(kit_fd_count() <= fds, "%d descriptors, %d before", kit_fd_count(), fds);
   ENSURE(kit_thread_count() <= threads, "%d threads, %d before", kit_thread_count(), threads);
 }
 
-/* Calls that fail in one job each, side by side: most of the time is spent waiting for somebody's patience to end. */
+/* Calls that fail in one job each, side by side: most of the time is spent waiting for a rank's timeout. */
 #define BESIDE 8
 
 struct attempt {
@@ -91,7 +91,7 @@ struct tally {
   int errors, beyond, bad;
 };
 
-static void judge(struct attempt *a, struct tally *t) {
+static void check_attempt(struct attempt *a, struct tally *t) {
   char why[600];
   /* The shared memory goes with the job: wait first, then look. */
   for (int r = 0; r < 2; r++) job_wait(a->job, r, kit_patience_ms(15000), NULL);
@@ -119,7 +119,7 @@ static void sweep(const char *env, int kinds, int failing) {
       a[i].sweep = (struct sweep){.n = n + i, .kinds = kinds, .failing = failing};
       a[i].job = job_start(with, 2, one_rank, &a[i].sweep);
     }
-    for (int i = 0; i < BESIDE; i++) judge(&a[i], &t);
+    for (int i = 0; i < BESIDE; i++) check_attempt(&a[i], &t);
   }
   printf("# about %ld calls of rank %d, %d of them fatal\n", n - t.beyond - 1, failing, t.errors);
   ENSURE(t.bad == 0, "%d or more calls whose failure ends badly", t.bad);

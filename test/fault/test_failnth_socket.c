@@ -49,9 +49,9 @@ static int send_alone(struct life *l) {
 }
 
 static int connect_both(struct life *l) {
-  uint64_t patience = rail_deadline_in_ms(3000);
+  uint64_t send_deadline = rail_deadline_in_ms(3000);
   while (!l->send || !l->recv) {
-    if (l->send && rail_deadline_passed(patience)) return send_alone(l);
+    if (l->send && rail_deadline_passed(send_deadline)) return send_alone(l);
     int rc = l->send ? 0 : l->vt->connect(l->ctx, 0, l->handle, &l->send, NULL);
     if (rc) {
       ENSURE(l->send == NULL, "connect failed with %d and left *send_comm set", rc);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Random rounds of rail-kit fault on the socket plugin, with several streams to a connection and with each of its
-engines: whatever happens, nobody hangs, no byte is wrong, and who survives is told.
+engines: whatever happens, no process hangs, no byte is wrong, and every survivor gets an error.
 
 TEST-LIMIT: 300
 TEST-QUIET

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Rounds of transfers with content check, and in each one misfortune at a random moment that is the socket plugin's
-own: its deadline, its rails. Nobody hangs, no byte is wrong, and who survives is told what happened. What may happen to
-any plugin is rail-kit fault's: test_kit_rounds.py.
+own: its deadline, its rails. No process hangs, no byte is wrong, and every survivor gets an error that says what
+happened. What may happen to any plugin is rail-kit fault's: test_kit_rounds.py.
 
 TEST-LIMIT: 360
 TEST-QUIET

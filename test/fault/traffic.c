@@ -10,7 +10,7 @@
  * both. Then messages stream until "stop" (see commands below) or --seconds.
  * Times are CLOCK_MONOTONIC nanoseconds. Exit status 0: no wrong byte, no call
  * that broke the contract; errors that the plugin reported are for the
- * caller to judge.
+ * caller to check.
  */
 #include <malloc.h>
 #include <poll.h>
@@ -249,7 +249,7 @@ static void read_commands(uint64_t *held_until) {
   struct pollfd p = {.fd = 0, .events = POLLIN};
   if (poll(&p, 1, 0) <= 0) return;
   ssize_t n = read(0, buf + have, sizeof buf - 1 - have);
-  if (n <= 0) { /* whoever started us is gone */
+  if (n <= 0) { /* the parent process has ended */
     quitting = true;
     return;
   }

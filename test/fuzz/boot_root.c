@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-SAN: asan
  *
- * The rendezvous, as a real thread behind a loopback socket, among strangers
+ * The rendezvous, as a real thread behind a loopback socket, among foreign connections
  * and ranks. Input: steps. At the end of each input the rendezvous is brought
  * to its own: by a rank that hangs up, or by the only rank there is.
  */

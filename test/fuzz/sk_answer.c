@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-SAN: asan
  *
- * The acceptor's answer, as the connector judges it. Input: the features it
+ * The acceptor's answer, as the connector decodes it. Input: the features it
  * expects, then the answer; only as many bytes of it are shown to the decoder
  * as rail_message_need asked for.
  */

@@ -38,8 +38,8 @@ static void open_store(void) {
   atexit(close_store);
 }
 
-/* An id from a stranger. No rank is valid of none, so that nothing is dialled whatever the id says; but the rendezvous
- * of another version is told: that one is at port 1 of this machine. */
+/* An id of unknown origin. The job has no valid rank, so that no address in the id is dialled; only a rendezvous of
+ * another version gets a message: it is at port 1 of this machine. */
 static void judge_id(const uint8_t *bytes, size_t size) {
   char id[RT_UNIQUE_ID_BYTES] = "";
   struct rt_bootstrap_args args = {.rank = 0, .nranks = 0};

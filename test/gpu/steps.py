@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps one after the other, each with a deadline and a log file of its own, then a table and JSON.
 
-Knows nothing of GPUs. A step is a command (or several, for measurements in turns) and a judge of what it printed.
+Knows nothing of GPUs. A step is a command (or several, for measurements in turns) and a check of what it printed.
 Whatever happens to it, the next one is run, and all have a line in the table.
 """
 import dataclasses
@@ -26,7 +26,7 @@ KEEP = {"RAIL_TEST_MARK"}  # test/run.py finds stray processes by it
 
 
 class Failed(Exception):
-    """A judge says no; the text says why."""
+    """A check failed; the text says why."""
 
 
 class Skip(Exception):
@@ -87,7 +87,7 @@ def environment(changes):
 
 
 def tap(text, _step=None):
-    """The judge of programs that print TAP: their cases counted; Failed with the first that is not ok."""
+    """The check for programs that print TAP: their cases counted; Failed with the first that is not ok."""
     lines = re.findall(r"^(ok|not ok)\b(?: \d+)?(?: - )?(.*)$", text, re.M)
     bad = [what for word, what in lines if word == "not ok"]
     if bad:
@@ -113,7 +113,7 @@ def all_of(wrong):
 
 
 def write(path, data):
-    """The whole of it or the old one: whoever kills us does so at any moment."""
+    """The whole file or the old one, also when this process is killed at any moment."""
     part = path.with_name(path.name + ".part")
     part.write_bytes(data)
     part.replace(path)
@@ -228,7 +228,7 @@ class Runner:
             step.result, step.note = CUT, str(e)
         except Failed as e:
             step.result, step.note = FAILED, str(e)
-        except (OSError, ValueError, KeyError, IndexError) as e:  # a judge that met what it did not expect
+        except (OSError, ValueError, KeyError, IndexError) as e:  # output that the check did not expect
             step.result, step.note = FAILED, f"its output cannot be judged: {type(e).__name__}: {e}"
         step.seconds = time.monotonic() - begin
         self.steps.append(step)

@@ -51,7 +51,7 @@ cat /run/rail/stderr >"$(port lab.stderr)" &
 pumps="$pumps $!"
 setsid bash -c "$RAIL_LAB_JOB" >/run/rail/stdout 2>/run/rail/stderr
 echo $? >$ctl/status.new
-# Whoever the job left behind still holds the pipes: what it says after the end is not waited for.
+# Processes that the job left behind still hold the pipes: their later output is not waited for.
 for _ in {1..20}; do
   kill -0 $pumps 2>/dev/null || break
   sleep 0.1

@@ -67,7 +67,7 @@ def package():
 
 
 def download(folder):
-    """The .deb in `folder`, downloaded as whoever we are: that needs no root, only apt's lists."""
+    """The .deb in `folder`, downloaded as the current user: that needs no root, only apt's lists."""
     why = "no kernel for the lab"
 
     def get():

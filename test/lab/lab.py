@@ -75,7 +75,7 @@ def run(host, argv, env=None, timeout=60, **more):
 
 
 def start(host, argv, env=None, **more):
-    """A Popen; whoever starts it ends it."""
+    """A Popen; its caller ends it."""
     argv, env = command(host, argv, env)
     defaults = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(argv, env=env, **defaults | more)

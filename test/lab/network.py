@@ -11,7 +11,7 @@ are this machine's own; what makes it do so is `policy` below.
 Hosts. h0, h1, … are network namespaces with an interface eth0 each, joined by a
 bridge of their own in the same namespace `switch`. Processes of a host run in
 there and have TCP of their own; the RDMA devices are visible in all namespaces,
-and a host's are told by their names.
+and a host's are recognized by their names.
 
 The script is made outside: an emulated processor needs seconds to start Python.
 """

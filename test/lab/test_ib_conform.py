@@ -47,7 +47,7 @@ CUT = "grouped.a_large_and_a_small"
 CUT_FULL = "sizes,order,flood.*_order,grouped,optional.eight_steps,mr.*_after_*,close,peer_death.killed*"
 
 
-# NCCL's patience has no end, the plugin's RAIL_IB_CONNECT_TIMEOUT; the kit's is 10 s.
+# NCCL has no timeout here, the plugin's RAIL_IB_CONNECT_TIMEOUT; the kit's is 10 s.
 SHORT = {"RAIL_IB_CONNECT_TIMEOUT": "9s"}
 
 

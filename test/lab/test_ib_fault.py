@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # TEST-LIMIT: 400
 """The ib plugin when something happens: peers killed and stopped, ports down for a moment and for good, cables pulled,
-packets lost and late, pairs that do not fit. Who is told what, when, and that no byte is wrong."""
+packets lost and late, pairs that do not fit. Which side gets which error, when, and that no byte is wrong."""
 import contextlib
 import json
 import os
@@ -136,8 +136,8 @@ def down_for_a_moment(how, seconds):
 
 
 def down_for_good(how, own=(REMOTE,), limit=RETRIES + SLACK):
-    """Both sides send something (data, or where to put it), so both find out by themselves or are told. own: what the
-    host of that port may be told."""
+    """Both sides send something (data, or where to put it), so both find out by themselves or from the peer. own: the
+    errors that the host of that port may get."""
     p = flowing(pair(env=QUICK, **FLOW))
     nic = hosts[1].nics[0]
     with broken(nic, how) as since:

@@ -33,7 +33,7 @@ def nothing_left(before):
 
 def watched(process, device, limit):
     """Until it ends: {kind of object in the kernel: [the most that there were during each third of its cycles]}. For
-    when it has ended the kernel takes back everything, whoever forgot it."""
+    when it has ended the kernel takes back everything."""
     most, until = {}, time.monotonic() + limit
     while process.process.poll() is None and time.monotonic() < until:
         third = min(2, 3 * len(process.all("cycle")) // CYCLES)

@@ -160,7 +160,7 @@ static int gdr_irecv(void *comm, int n, void **data, size_t *sizes, int *tags, v
   return answer(r, result, request);
 }
 
-/* The receive is over, but not for whoever looks. */
+/* The receive is over, but test does not report it yet. */
 static void hide(struct request *r, size_t size) {
   r->hidden = malloc(size);
   r->size = size;

@@ -15,7 +15,7 @@
 
 #define MAX_RANKS 32
 
-/* ---- log capture: the last lines, to check what people are told ---- */
+/* ---- log capture: the last lines, to check what users read ---- */
 
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 static char log_text[1 << 16];

@@ -21,7 +21,7 @@
 #include "test/unit/ib_fake.h"
 #include "test/unit/ib_hello.h"
 
-#define PATIENCE_MS 10000
+#define TIMEOUT_MS 10000
 #define HS_SCRIPT "device fakeA ports=2; device fakeB; device fakeI link=ib lid=7"
 enum { DEV_A1, DEV_A2, DEV_B, DEV_IB, DEV_FUSED };
 
@@ -129,7 +129,7 @@ static void hs_accept_once(struct hs *h) {
 
 /* Until both have ended, one way or the other. */
 static void hs_run(struct hs *h, int connect_dev) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (h->connect == RAIL_IN_PROGRESS || (h->accept == RAIL_IN_PROGRESS && h->listen)) {
     hs_connect_once(h, connect_dev);
     hs_accept_once(h);
@@ -140,7 +140,7 @@ static void hs_run(struct hs *h, int connect_dev) {
 
 /* Until connect has ended; accept may have given that peer up, and wait for another. */
 __attribute__((unused)) static void hs_run_connect(struct hs *h, int dev) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (h->connect == RAIL_IN_PROGRESS) {
     hs_connect_once(h, dev);
     hs_accept_once(h);
@@ -181,12 +181,12 @@ struct raw {
 /* Dials the listener, says nothing. */
 __attribute__((unused)) static int raw_dial(const struct hs *h) {
   int fd;
-  ENSURE_INT(rail_sock_connect_all(&h->decoded.addrs[0], NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd), RAIL_OK);
+  ENSURE_INT(rail_sock_connect_all(&h->decoded.addrs[0], NULL, rail_deadline_in_ms(TIMEOUT_MS), NULL, &fd), RAIL_OK);
   return fd;
 }
 
 __attribute__((unused)) static void raw_write(int fd, const void *bytes, size_t size) {
-  ENSURE_INT(rail_sock_send_all(fd, bytes, size, rail_deadline_in_ms(PATIENCE_MS), NULL), RAIL_OK);
+  ENSURE_INT(rail_sock_send_all(fd, bytes, size, rail_deadline_in_ms(TIMEOUT_MS), NULL), RAIL_OK);
 }
 
 /* Sends r->hello, or whatever it was made; what is received is read as a connector with that `hello` reads it. */
@@ -225,7 +225,7 @@ __attribute__((unused)) static void raw_send_offer(struct raw *r, const struct i
 
 /* What the listener sends next, driven by accept; false: it closed the connection. */
 __attribute__((unused)) static bool raw_recv(struct raw *r, struct hs *h, struct rail_message *message) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   enum rail_reason reason;
   const char *why;
   rail_result_t result;

@@ -23,7 +23,7 @@
 #include "test/harness/program.h"
 #include "test/unit/sk_hello.h"
 
-#define PATIENCE_MS 10000
+#define TIMEOUT_MS 10000
 #define DATA_STREAMS 4
 #define EAGER 4096
 
@@ -146,13 +146,13 @@ static bool data_test(void *request, int *sizes) {
 }
 
 __attribute__((unused)) static void data_wait(void *request, int *sizes) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!data_test(request, sizes)) ENSURE(!rail_deadline_passed(deadline), "a request is not done");
 }
 
 /* Until it fails. */
 __attribute__((unused)) static rail_result_t data_failure(void *request) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   rail_result_t result = RAIL_OK;
   for (int done = 0; result == RAIL_OK;) {
     result = sk_test(request, &done, NULL);
@@ -212,7 +212,7 @@ __attribute__((unused)) static void data_say_control(const struct data *d, unsig
 
 /* Exactly so many bytes; moves the comm meanwhile. */
 static void data_hear_bytes(const struct data *d, unsigned int stream, void *bytes, size_t size) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   size_t done = 0;
   while (rail_sock_recv_some(d->ends[stream], bytes, size, &done) == RAIL_IN_PROGRESS) {
     (void)data_turn(d);

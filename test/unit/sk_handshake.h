@@ -23,7 +23,7 @@
 #include "test/harness/program.h"
 #include "test/unit/sk_hello.h"
 
-#define PATIENCE_MS 10000
+#define TIMEOUT_MS 10000
 enum { DEV_A, DEV_B, DEV_BOTH, DEVS };
 
 /* ---- devices, contexts, the data path's places -------------------------- */
@@ -104,7 +104,7 @@ static bool hs_accept_step(struct hs *h) {
 }
 
 static void hs_pair(struct hs *h, int listen_dev, int connect_dev) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   bool connected = false, accepted = false;
   hs_listen(h, listen_dev);
   while (!connected || !accepted) {
@@ -133,7 +133,7 @@ static void hs_end(struct hs *h) {
 /* Reads exactly so many, or how many came before the end or the deadline. */
 static size_t hs_read(int fd, void *data, size_t size) {
   size_t done = 0;
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!rail_deadline_passed(deadline)) {
     if (rail_sock_recv_some(fd, data, size, &done) != RAIL_IN_PROGRESS) break;
     sched_yield();
@@ -161,7 +161,7 @@ __attribute__((unused)) static void hs_linked(int out, int in) {
 __attribute__((unused)) static int hs_client(const struct hs *h, unsigned int i, const struct sk_hello_bytes *hello) {
   int fd;
   size_t done = 0;
-  ENSURE_INT(rail_sock_connect_all(&h->decoded.addrs[i], NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd), RAIL_OK);
+  ENSURE_INT(rail_sock_connect_all(&h->decoded.addrs[i], NULL, rail_deadline_in_ms(TIMEOUT_MS), NULL, &fd), RAIL_OK);
   if (hello) ENSURE_INT(rail_sock_send_some(fd, hello, sizeof *hello, &done), RAIL_OK);
   return fd;
 }
@@ -175,7 +175,7 @@ __attribute__((unused)) static unsigned int hs_reason(int fd, void (*step)(void 
   unsigned int reason = HS_DROPPED, version;
   size_t done = 0;
   rail_result_t result;
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   rail_session_init(&any, &sk_protocol, true, &(struct rail_hello){.streams = 1});
   do {
     step(arg);

@@ -58,7 +58,7 @@ static size_t size_of_message(int from, int to, int k) {
   return k == 0 ? 0 : x % (k % 5 == 0 ? 200000 : 300);
 }
 
-/* Everybody sends everybody, himself included, messages of many sizes under two tags; they are taken in another
+/* Every rank sends every rank, itself included, messages of many sizes under two tags; they are taken in another
  * order of peers and tags than they were sent in, but in order within one. */
 static int random_body(struct rank *r, struct rt_bootstrap *b) {
   enum { MESSAGES = 12 };
@@ -227,7 +227,7 @@ TEST(unauthenticated_at_a_rank) {
   for (int i = 0; i < N; i++) rail_sock_close(&fds[i]);
 }
 
-/* Whoever knows the communicator's secret still has to be a rank of it, and to want this one. */
+/* A peer that knows the communicator's secret is refused unless it names a rank of it, and this one as its target. */
 static int misfits_body(struct rank *r, struct rt_bootstrap *b) {
   if (r->rank != 0) return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
   static const struct { uint32_t from, to, link, nranks; } wrong[] = {

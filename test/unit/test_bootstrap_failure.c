@@ -241,7 +241,7 @@ TEST(a_pause_of_all_is_no_silence) {
   CHECK_MSG(told == 0, "the rank that went on first took the other one for dead");
 }
 
-/* A neighbour whose heartbeats are set to come seldom is judged by its own interval. */
+/* A neighbour with a long heartbeat interval times out by its own interval. */
 static int seldom_body(struct rank *r, struct rt_bootstrap *b) {
   WANT(rt_bootstrap_barrier(b) == RAIL_OK);
   usleep(1600000);

@@ -136,7 +136,7 @@ static void interrupted(size_t first, size_t second) {
   atomic_store(&shared->go, 1);
   usleep(100000); /* it sends, and must wait */
   kill(pids[2], SIGKILL);
-  usleep(200000); /* it is told; of a message that is half out it still waits for the rest */
+  usleep(200000); /* it knows; it still waits for the rest of a message that is half sent */
   kill(pids[1], SIGCONT);
   bool told = comes(&shared->told, 2);
   bool well0 = exited_well(pids[0], 0), well1 = exited_well(pids[1], 1);

@@ -16,14 +16,14 @@
 #include "test/harness/comms.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 20000
+#define TIMEOUT_MS 20000
 #define RANKS 3
 #define MOST 50000
 
 static void alone(const char *env, rank_fn body, void *arg) {
   char all[300];
   snprintf(all, sizeof all, "NCCL_DEBUG=NONE %s", env);
-  job_run(all, 1, kit_patience_ms(PATIENCE), body, arg);
+  job_run(all, 1, kit_patience_ms(TIMEOUT_MS), body, arg);
 }
 
 static void open_all(ncclComm_t *comm, int n) { OK(ncclCommInitAll(comm, n, NULL)); }
@@ -242,7 +242,7 @@ static void failures(const struct rank *rank, void *arg) {
   rt_comm_fail(comm[0], RAIL_SYSTEM_ERROR, "a later one");
   ENSURE_INT(ncclAllReduce(&v, &v, 1, ncclInt32, ncclSum, comm[0], NULL), ncclInvalidUsage);
   ENSURE(strcmp(ncclGetLastError(comm[0]), "the first reason") == 0, "\"%s\"", ncclGetLastError(comm[0]));
-  /* And the other rank is told of that one. */
+  /* The other rank's error names that one. */
   ncclResult_t r = ncclSuccess;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(5000));
   while (r == ncclSuccess && !rail_deadline_passed(deadline)) OK(ncclCommGetAsyncError(comm[1], &r));

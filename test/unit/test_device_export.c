@@ -13,7 +13,7 @@
 #include "test/device/gpu/user.h"
 #include "test/harness/program.h"
 
-#define PATIENCE 20000
+#define TIMEOUT_MS 20000
 #define SIZE 100000
 
 enum { OWNER, IMPORTER };
@@ -135,7 +135,7 @@ static void both(const struct rank *rank, void *arg) {
 static void by(const char *env, enum rt_export_type type) {
   char all[128];
   snprintf(all, sizeof all, "NCCL_DEBUG=NONE %s", env);
-  job_run(all, 2, kit_patience_ms(PATIENCE), both, &type);
+  job_run(all, 2, kit_patience_ms(TIMEOUT_MS), both, &type);
 }
 
 TEST(file_descriptors) { by("", RT_EXPORT_FD); }

@@ -45,7 +45,7 @@ static struct fifo_pair pair_of(int proto, unsigned roles, uint64_t first, uint6
   };
 }
 
-/* Blocks that wait for what never comes are told to give up; if they do not even do that, the program ends. */
+/* Blocks that wait for data that never comes get the abort flag; if they do not return then, the program ends. */
 #define TOO_LONG 15 /* seconds */
 static void on_alarm(int signal) {
   static const char hang[] = "Bail out! A block waits although it was aborted\n";

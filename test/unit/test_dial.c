@@ -11,7 +11,7 @@
 #include "common/base/clock.h"
 #include "test/harness/program.h"
 
-#define PATIENCE_MS 10000
+#define TIMEOUT_MS 10000
 
 static union rail_addr loopback(unsigned int last) {
   return (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f000000u + last)}};
@@ -36,7 +36,7 @@ static struct rail_dial_args from_here(void) {
                                  .set_options = set_options, .stream = -1};
 }
 
-/* Until it is done, or the patience is over. */
+/* Until it is done, or its timeout has passed. */
 static rail_result_t go_on(struct rail_dial *d, const void *message, size_t size, int patience_ms) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(patience_ms));
   rail_result_t result;
@@ -58,8 +58,8 @@ static void check_heard(int listener, const char *message, size_t size, const un
   union rail_addr peer;
   char got[64];
   int fd;
-  CHECK_OK(rail_sock_accept_all(listener, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd, &peer));
-  CHECK_OK(rail_sock_recv_all(fd, got, size, rail_deadline_in_ms(PATIENCE_MS), NULL));
+  CHECK_OK(rail_sock_accept_all(listener, rail_deadline_in_ms(TIMEOUT_MS), NULL, &fd, &peer));
+  CHECK_OK(rail_sock_recv_all(fd, got, size, rail_deadline_in_ms(TIMEOUT_MS), NULL));
   CHECK(memcmp(got, message, size) == 0);
   CHECK(rail_addr_same_host(&peer, source));
   rail_sock_close(&fd);
@@ -74,7 +74,7 @@ TEST(a_listener_that_is_there) {
   own = loopback(3);
   rail_dial_init(&d, &from, &addr);
   CHECK_INT(d.fd, -1);
-  CHECK_OK(go_on(&d, "hello", 5, PATIENCE_MS));
+  CHECK_OK(go_on(&d, "hello", 5, TIMEOUT_MS));
   CHECK(d.state == RAIL_DIAL_DONE && d.fd >= 0 && d.last_errno == 0);
   CHECK_INT(options_set, 1);
   CHECK_INT(class_set, 7);
@@ -95,7 +95,7 @@ TEST(one_that_comes_later) {
   CHECK(d.last_errno == ECONNREFUSED && d.fd < 0);
   CHECK_MSG(d.attempts >= 3 && d.attempts <= 20, "%u attempts", d.attempts); /* ever more rarely, not in every call */
   CHECK_OK(rail_sock_listen(&addr, 8, &listener));
-  CHECK_OK(go_on(&d, "hi", 2, PATIENCE_MS));
+  CHECK_OK(go_on(&d, "hi", 2, TIMEOUT_MS));
   check_heard(listener, "hi", 2, &own);
   CHECK_INT(options_set, d.attempts);
   rail_dial_close(&d);
@@ -137,7 +137,7 @@ TEST(every_second_attempt_is_not_tied) {
 
 /* The whole message, from its beginning to the other side. */
 static void pass_on(struct rail_dial *d, const char *out, int fd, char *in, size_t size) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   size_t have = 0;
   while (have < size) {
     rail_result_t sent = rail_dial_step(d, out, size), got = rail_sock_recv_some(fd, in, size, &have);
@@ -161,7 +161,7 @@ TEST(a_message_in_pieces) {
   rail_dial_init(&d, &from, &addr);
   CHECK_INT(go_on(&d, out, SIZE, 20), RAIL_IN_PROGRESS);
   CHECK(d.state == RAIL_DIAL_HELLO && d.sent > 0 && d.sent < SIZE);
-  CHECK_OK(rail_sock_accept_all(listener, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd, NULL));
+  CHECK_OK(rail_sock_accept_all(listener, rail_deadline_in_ms(TIMEOUT_MS), NULL, &fd, NULL));
   pass_on(&d, out, fd, in, SIZE);
   rail_dial_close(&d);
   rail_sock_close(&fd);
@@ -180,15 +180,15 @@ TEST(lost_in_the_middle) {
   CHECK_OK(rail_sock_listen(&addr, 8, &listener));
   rail_dial_init(&d, &from, &addr);
   CHECK_INT(go_on(&d, out, SIZE, 20), RAIL_IN_PROGRESS);
-  CHECK_OK(rail_sock_accept_all(listener, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd, NULL));
+  CHECK_OK(rail_sock_accept_all(listener, rail_deadline_in_ms(TIMEOUT_MS), NULL, &fd, NULL));
   rail_sock_close(&fd); /* with bytes unread: a reset */
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (d.attempts < 2) {
     CHECK_INT(rail_dial_step(&d, out, SIZE), RAIL_IN_PROGRESS);
     CHECK(!rail_deadline_passed(deadline));
   }
   CHECK(d.last_errno == ECONNRESET || d.last_errno == EPIPE);
-  CHECK_OK(rail_sock_accept_all(listener, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd, NULL));
+  CHECK_OK(rail_sock_accept_all(listener, rail_deadline_in_ms(TIMEOUT_MS), NULL, &fd, NULL));
   pass_on(&d, out, fd, in, SIZE);
   rail_dial_close(&d);
   rail_sock_close(&fd);
@@ -203,12 +203,12 @@ TEST(sources_that_cannot_be_one) {
   CHECK_OK(rail_sock_listen(&addr, 8, &listener));
   own = (union rail_addr){.in6 = {.sin6_family = AF_INET6}}; /* of another family */
   rail_dial_init(&d, &from, &addr);
-  CHECK_OK(go_on(&d, "x", 1, PATIENCE_MS));
+  CHECK_OK(go_on(&d, "x", 1, TIMEOUT_MS));
   check_heard(listener, "x", 1, &addr);
   rail_dial_close(&d);
   own = (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0xc0000205)}}; /* not loopback */
   rail_dial_init(&d, &from, &addr);
-  CHECK_OK(go_on(&d, "y", 1, PATIENCE_MS));
+  CHECK_OK(go_on(&d, "y", 1, TIMEOUT_MS));
   check_heard(listener, "y", 1, &addr);
   rail_dial_close(&d);
   rail_sock_close(&listener);

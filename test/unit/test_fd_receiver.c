@@ -2,7 +2,7 @@
  * TEST-SAN: asan tsan
  *
  * Proves: a file descriptor comes from one process to another by a key, also when its sender is dead by then; what
- * strangers leave is neither taken for it nor kept open; nobody hands one to a process that is not meant.
+ * other processes send is neither taken for it nor kept open; no descriptor goes to a process it is not meant for.
  */
 #include "core/gpu/rt_fd_receiver.h"
 
@@ -118,7 +118,7 @@ TEST(the_key_from_another_process_is_none) {
   end();
 }
 
-/* ---- strangers ---- */
+/* ---- connections of other processes ---- */
 
 static int connect_to(const uint8_t name[RT_FD_NAME]) {
   struct sockaddr_un a = {.sun_family = AF_UNIX};

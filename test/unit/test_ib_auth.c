@@ -34,8 +34,8 @@ TEST(only_here) {
   hs_end(&h);
 }
 
-/* The verdict on these bytes; it is read by somebody without the key. */
-static unsigned int judged(struct hs *h, const struct ib_hello_bytes *bytes) {
+/* The reason with which these bytes are refused, as read by a peer without the key. */
+static unsigned int hello_reason(struct hs *h, const struct ib_hello_bytes *bytes) {
   struct raw r = {.hello = *bytes};
   raw_begin(&r, h, &(struct rail_hello){.streams = 1});
   unsigned int reason = raw_verdict(&r, h);
@@ -50,16 +50,16 @@ TEST(hellos) {
   hs_listen(&h, DEV_A1);
   struct ib_hello_bytes bytes = ib_make_hello(&h.decoded, NULL, &hello);
   bytes.head.flags = 0;
-  CHECK_INT(judged(&h, &bytes), RAIL_REASON_AUTH);
+  CHECK_INT(hello_reason(&h, &bytes), RAIL_REASON_AUTH);
   for (size_t at = 24; at < sizeof bytes; at += 8) {
     bytes = ib_make_hello(&h.decoded, NULL, &hello);
     ((uint8_t *)&bytes)[at] ^= 1;
-    CHECK_INT(judged(&h, &bytes), RAIL_REASON_MAC);
+    CHECK_INT(hello_reason(&h, &bytes), RAIL_REASON_MAC);
   }
   struct rail_handle elsewhere = h.decoded; /* meant for another listener */
   rail_addr_set_port(&elsewhere.addrs[0], 1);
   bytes = ib_make_hello(&elsewhere, NULL, &hello);
-  CHECK_INT(judged(&h, &bytes), RAIL_REASON_MAC);
+  CHECK_INT(hello_reason(&h, &bytes), RAIL_REASON_MAC);
   CHECK_INT(h.accept, RAIL_IN_PROGRESS);
   hs_end(&h);
 }
@@ -71,7 +71,7 @@ TEST(played_back) {
   hs_listen(&h, DEV_A1);
   raw_hello(&r, &h);
   for (int i = 0; i < 20; i++) hs_accept_once(&h);
-  CHECK_INT(judged(&h, &r.hello), RAIL_REASON_REPLAY);
+  CHECK_INT(hello_reason(&h, &r.hello), RAIL_REASON_REPLAY);
   raw_end(&r);
   hs_end(&h);
 }

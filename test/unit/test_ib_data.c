@@ -185,7 +185,7 @@ static void one_group(const int *order, int n, const int *tests) {
   }
   CHECK_OK(ib_irecv(p.rc, n, data, sizes, tags, mhs, NULL, &r));
   CHECK(r && r != RAIL_NET_OPTIONAL_RECV);
-  memset(data, 0x55, sizeof data); /* the caller's arrays are his again */
+  memset(data, 0x55, sizeof data); /* the caller may reuse its arrays after the call */
   memset(sizes, 0x55, sizeof sizes);
   memset(tags, 0x55, sizeof tags);
   memset(mhs, 0x55, sizeof mhs);

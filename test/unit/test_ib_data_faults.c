@@ -346,7 +346,7 @@ TEST(a_long_wait) {
   pair_close(&p);
 }
 
-/* Whoever asks and then stays away finds the answer when he is back, however late. */
+/* A caller that tests once and then stays away finds the completion at its next test, however late. */
 TEST(asked_and_gone) {
   open_plain("progress post");
   CHECK_OK(begin(&recvs[0], false, 1));

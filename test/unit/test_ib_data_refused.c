@@ -30,7 +30,7 @@ TEST(larger_than_the_buffer) {
   pair_close(&p);
 }
 
-/* In a group the others arrive; the error is told at once, the request ends when nothing can be written any more. */
+/* The group's other receives complete. The error is reported at once; the request ends when nothing can be written. */
 TEST(larger_than_one_of_a_group) {
   open_simple(&simple);
   void *data[3] = {in, in + 1000, in + 2000}, *mhs[3] = {mh_in, mh_in, mh_in}, *r = NULL;

@@ -207,7 +207,7 @@ TEST(lost) {
   while (result == RAIL_OK && rail_now_ns() - begun < 5000000000ull) {
     int done;
     atomic_fetch_or(&p.rc->health, IB_COMM_STALLED);
-    (void)ib_test(waiting, &done, NULL); /* whichever looks first is told, and then both */
+    (void)ib_test(waiting, &done, NULL); /* the first to test sees it, and then both */
     CHECK(!done);
     result = ib_test(request, &done, NULL);
     CHECK(!done);

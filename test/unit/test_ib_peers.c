@@ -43,7 +43,7 @@ TEST(silent_clients_hold_nobody_up) {
   hs_end(&h);
 }
 
-static unsigned int judged(struct hs *h, void (*change)(struct ib_hello_bytes *)) {
+static unsigned int hello_reason(struct hs *h, void (*change)(struct ib_hello_bytes *)) {
   struct raw r;
   struct rail_hello hello;
   r.hello = ib_make_hello(&h->decoded, "0123456789abcde", &hello);
@@ -67,14 +67,14 @@ TEST(hellos_that_are_refused) {
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
   usleep(150000); /* the listener's lines are at most ten a second */
-  CHECK_INT(judged(&h, other_version), RAIL_REASON_VERSION);
+  CHECK_INT(hello_reason(&h, other_version), RAIL_REASON_VERSION);
   CHECK(hs_logged("(9, ours 3)"));
-  CHECK_INT(judged(&h, other_version_and_secret), RAIL_REASON_SECRET);
-  CHECK_INT(judged(&h, other_magic), RAIL_REASON_NONE);
-  CHECK_INT(judged(&h, other_secret), RAIL_REASON_SECRET);
-  CHECK_INT(judged(&h, with_mac), RAIL_REASON_AUTH);
-  CHECK_INT(judged(&h, several_streams), RAIL_REASON_MESSAGE);
-  CHECK_INT(judged(&h, reconnecting), RAIL_REASON_MESSAGE);
+  CHECK_INT(hello_reason(&h, other_version_and_secret), RAIL_REASON_SECRET);
+  CHECK_INT(hello_reason(&h, other_magic), RAIL_REASON_NONE);
+  CHECK_INT(hello_reason(&h, other_secret), RAIL_REASON_SECRET);
+  CHECK_INT(hello_reason(&h, with_mac), RAIL_REASON_AUTH);
+  CHECK_INT(hello_reason(&h, several_streams), RAIL_REASON_MESSAGE);
+  CHECK_INT(hello_reason(&h, reconnecting), RAIL_REASON_MESSAGE);
   others_come_through(&h);
   hs_end(&h);
 }
@@ -287,7 +287,7 @@ TEST(listeners_that_lie) {
     hs_begin(&h);
     ib_params.connect_ms = 400;
     listen_raw(&h, &listener);
-    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
     while (h.connect == RAIL_IN_PROGRESS) {
       hs_connect_once(&h, DEV_B);
       answer_raw(listener, what);
@@ -369,7 +369,7 @@ TEST(busy_is_not_for_ever) {
     raw_send_offer(&r[i], &offer);
   }
   for (int i = 0; i < IB_MAX_PENDING; i++) CHECK(raw_recv(&r[i], &h, &message));
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!hs_logged("too many pending connections); trying again")) {
     hs_connect_once(&h, DEV_B);
     hs_accept_once(&h);

@@ -75,23 +75,23 @@ TEST(hello) {
   struct rail_hello decoded;
   struct ib_hello_bytes good = ib_make_hello(&listener, "somebody", &decoded), w;
   CHECK(memcmp(&good, "RBK1\3\0\x60\0fifteen letters\0somebody", 32) == 0);
-#define JUDGE(change, reason)                                                   \
+#define CHECK_HELLO(change, reason)                                             \
   do {                                                                          \
     w = good;                                                                   \
     change;                                                                     \
     CHECK_INT(rail_hello_decode(&ib_protocol, &listener, &w, &decoded), reason); \
   } while (0)
-  JUDGE((void)0, RAIL_REASON_NONE);
-  JUDGE(w.head.magic[0] ^= 1, RAIL_REASON_GARBAGE);
-  JUDGE(w.head.version ^= 2, RAIL_REASON_VERSION);
-  JUDGE(w.head.length ^= 1, RAIL_REASON_VERSION);
-  JUDGE(w.head.flags = 4, RAIL_REASON_VERSION);
-  JUDGE(w.head.secret[15] ^= 1, RAIL_REASON_SECRET);
-  JUDGE(w.head.flags = RAIL_HELLO_AUTH, RAIL_REASON_AUTH);
-  JUDGE(w.head.stream = 1, RAIL_REASON_MESSAGE);
+  CHECK_HELLO((void)0, RAIL_REASON_NONE);
+  CHECK_HELLO(w.head.magic[0] ^= 1, RAIL_REASON_GARBAGE);
+  CHECK_HELLO(w.head.version ^= 2, RAIL_REASON_VERSION);
+  CHECK_HELLO(w.head.length ^= 1, RAIL_REASON_VERSION);
+  CHECK_HELLO(w.head.flags = 4, RAIL_REASON_VERSION);
+  CHECK_HELLO(w.head.secret[15] ^= 1, RAIL_REASON_SECRET);
+  CHECK_HELLO(w.head.flags = RAIL_HELLO_AUTH, RAIL_REASON_AUTH);
+  CHECK_HELLO(w.head.stream = 1, RAIL_REASON_MESSAGE);
   listener.auth = true;
-  JUDGE((void)0, RAIL_REASON_AUTH);
-#undef JUDGE
+  CHECK_HELLO((void)0, RAIL_REASON_AUTH);
+#undef CHECK_HELLO
   for (size_t have = 0; have <= sizeof good; have++)
     CHECK_INT(rail_hello_check_prefix(&ib_protocol, &listener, &good, have), RAIL_REASON_NONE);
   CHECK_INT(rail_hello_check_prefix(&ib_protocol, &listener, "G", 1), RAIL_REASON_GARBAGE);
@@ -195,7 +195,8 @@ TEST(refusals) {
   CHECK(decode(bytes, &message, &reason) != RAIL_OK && reason == RAIL_REASON_MESSAGE);
   rail_refusal_encode(&ib_protocol, RAIL_REASON_SECRET, NULL, bytes);
   CHECK_OK(decode(bytes, &message, &reason));
-  CHECK(message.reason == RAIL_REASON_SECRET && message.version == 0); /* ours is told to those who know the secret */
+  /* Our version is sent only to peers that know the secret. */
+  CHECK(message.reason == RAIL_REASON_SECRET && message.version == 0);
   for (unsigned int r = 0; r < RAIL_REASON_PLUGIN + 6; r++) CHECK(*rail_reason_text(&ib_protocol, r));
 }
 

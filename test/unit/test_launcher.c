@@ -238,7 +238,7 @@ static void leave_stale_files(void) {
   rt_store_close(s);
 }
 
-/* The next job in the same directory takes none of it, whoever comes first. */
+/* The next job in the same directory takes none of it, in whichever order ranks start. */
 TEST(stale_files) {
   static const uint64_t late_ranks[] = {0, 100000, 0, 200000}, late_root[] = {200000, 0, 0, 0};
   make_base();

@@ -15,7 +15,7 @@
 #include "test/harness/log_lines.h"
 #include "test/harness/program.h"
 
-#define PATIENCE_MS 10000
+#define TIMEOUT_MS 10000
 /* What a client sends; more text may follow it. */
 #define GOOD "+"
 #define RUDE "-" /* a HELLO that the owner refuses */
@@ -94,14 +94,14 @@ static int dial(const struct owner *h, unsigned int index, const char *what) {
   }
   memcpy(bytes + size, what, strlen(what));
   size += strlen(what);
-  CHECK_OK(rail_sock_connect_all(&h->listener.handle.addrs[index], NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &fd));
+  CHECK_OK(rail_sock_connect_all(&h->listener.handle.addrs[index], NULL, rail_deadline_in_ms(TIMEOUT_MS), NULL, &fd));
   CHECK_OK(rail_sock_send_some(fd, bytes, size, &done));
   return fd;
 }
 
 /* Polls until `so_many` are kept, refused or dropped and in the table. */
 static void poll_until(struct owner *h, int so_many) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   do {
     CHECK_OK(rail_listener_poll(&h->listener));
     CHECK_MSG(!rail_deadline_passed(deadline), "nobody came");
@@ -110,7 +110,7 @@ static void poll_until(struct owner *h, int so_many) {
 }
 
 static void poll_until_out(struct owner *h, int turned_away) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (h->dropped + h->refused < turned_away) {
     CHECK_OK(rail_listener_poll(&h->listener));
     CHECK_MSG(!rail_deadline_passed(deadline), "nobody was refused or dropped");
@@ -124,7 +124,7 @@ static size_t last_bytes(int fd, char *text, size_t size) {
   int reset = -1;
   socklen_t len = sizeof reset;
   rail_result_t result;
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while ((result = rail_sock_recv_some(fd, text, size, &done)) == RAIL_IN_PROGRESS && !rail_deadline_passed(deadline))
     sched_yield();
   CHECK(result == RAIL_REMOTE_ERROR && errno == 0);
@@ -141,7 +141,7 @@ static void wait_for_a_line(void) { usleep(110000); }
 
 TEST(a_client_at_each_socket) {
   struct owner h;
-  owner_open(&h, PATIENCE_MS);
+  owner_open(&h, TIMEOUT_MS);
   for (unsigned int i = 0; i < 2; i++) {
     union rail_addr own;
     socklen_t len = sizeof own;
@@ -161,7 +161,7 @@ TEST(a_hello_in_pieces_and_what_follows) {
   struct owner h;
   char more[5] = "";
   size_t done = 0;
-  owner_open(&h, PATIENCE_MS);
+  owner_open(&h, TIMEOUT_MS);
   int fd = dial(&h, 0, "");
   poll_until(&h, 1);
   uint8_t bytes[HELLO + 4];
@@ -172,7 +172,7 @@ TEST(a_hello_in_pieces_and_what_follows) {
     CHECK(send(fd, bytes + at, at + 4 == HELLO ? 8 : 4, MSG_NOSIGNAL) > 0);
     for (int i = 0; i < 5; i++) CHECK_OK(rail_listener_poll(&h.listener));
   }
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!h.nkept && !rail_deadline_passed(deadline)) CHECK_OK(rail_listener_poll(&h.listener));
   CHECK_INT(h.nkept, 1);
   CHECK_OK(rail_sock_recv_some(h.kept[0], more, 4, &done)); /* what follows is the owner's to read */
@@ -191,7 +191,7 @@ TEST(a_refusal_arrives) {
   enum rail_reason reason;
   const char *why;
   char said[256] = "";
-  owner_open(&h, PATIENCE_MS);
+  owner_open(&h, TIMEOUT_MS);
   wait_for_a_line();
   int fd = dial(&h, 1, RUDE " and more than was asked for"); /* unread bytes must not make a reset of it */
   poll_until_out(&h, 1);
@@ -208,7 +208,7 @@ TEST(a_refusal_arrives) {
 static void check_dropped(const char *words, bool hang_up, const char *why) {
   struct owner h;
   char said[8] = "";
-  owner_open(&h, PATIENCE_MS);
+  owner_open(&h, TIMEOUT_MS);
   wait_for_a_line();
   int fd = dial(&h, 0, words);
   if (hang_up) CHECK(shutdown(fd, SHUT_WR) == 0);
@@ -255,7 +255,7 @@ TEST(silence_ends_at_the_deadline) {
 TEST(drops_of_the_owner) {
   struct owner h;
   union rail_addr peer = {.in = {.sin_family = AF_INET}};
-  owner_open(&h, PATIENCE_MS);
+  owner_open(&h, TIMEOUT_MS);
   wait_for_a_line();
   rail_listener_log_drop(&h.listener, &peer, "it changed its mind");
   CHECK(log_said("RailTest: accept on lo0+lo1: dropped a connection from 0.0.0.0:0: it changed its mind"));
@@ -273,7 +273,7 @@ TEST(a_table_has_an_end) {
   if (limit.rlim_max < 4 * CROWD + 100) tap_skip_case("fewer than %d open files allowed", 4 * CROWD + 100);
   struct rlimit more = {.rlim_cur = RAIL_MAX(limit.rlim_cur, 4 * CROWD + 100), .rlim_max = limit.rlim_max};
   CHECK(setrlimit(RLIMIT_NOFILE, &more) == 0);
-  owner_open(&h, PATIENCE_MS * 10);
+  owner_open(&h, TIMEOUT_MS * 10);
   wait_for_a_line();
   for (int i = 0; i < CROWD; i++) {
     fds[i] = dial(&h, 0, i == 0 ? PART : ""); /* the first has begun its HELLO: it is not evicted first */
@@ -305,7 +305,7 @@ TEST(the_process_has_an_end) {
   CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
   struct rlimit few = {.rlim_cur = FILES, .rlim_max = limit.rlim_max};
   CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
-  for (int i = 0; i < 2; i++) owner_open(&h[i], PATIENCE_MS * 10);
+  for (int i = 0; i < 2; i++) owner_open(&h[i], TIMEOUT_MS * 10);
   for (; n < CROWD + 2; n++) {
     fds[n] = dial(&h[0], 0, "");
     poll_until(&h[0], n + 1);
@@ -322,13 +322,13 @@ TEST(the_process_has_an_end) {
   CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 }
 
-/* Fewer than a quarter of the files are free, whoever has them: silence gets no place at all, a peer does. */
+/* Fewer than a quarter of the descriptors are free: silent connections are closed at once, a peer is accepted. */
 TEST(few_files_left) {
   enum { FILES = 256 };
   struct owner h;
   struct rlimit limit;
   int own[FILES], n = 0;
-  owner_open(&h, PATIENCE_MS);
+  owner_open(&h, TIMEOUT_MS);
   CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
   struct rlimit few = {.rlim_cur = FILES, .rlim_max = limit.rlim_max};
   CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
@@ -347,7 +347,7 @@ TEST(files_that_run_out) {
   struct owner h;
   struct rlimit limit, few;
   int silent[2];
-  owner_open(&h, PATIENCE_MS);
+  owner_open(&h, TIMEOUT_MS);
   wait_for_a_line();
   for (int i = 0; i < 2; i++) {
     silent[i] = dial(&h, 0, "");
@@ -357,7 +357,7 @@ TEST(files_that_run_out) {
   CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
   few = (struct rlimit){.rlim_cur = (rlim_t)fd + 1, .rlim_max = limit.rlim_max};
   CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!h.nkept && !rail_deadline_passed(deadline)) CHECK_OK(rail_listener_poll(&h.listener));
   CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
   CHECK_MSG(h.nkept == 1 && h.dropped >= 1, "%d kept, %d dropped", h.nkept, h.dropped);
@@ -371,7 +371,7 @@ TEST(files_that_run_out) {
 TEST(files_that_run_out_with_none_pending) {
   struct owner h;
   struct rlimit limit, few;
-  owner_open(&h, PATIENCE_MS);
+  owner_open(&h, TIMEOUT_MS);
   wait_for_a_line();
   int fd = dial(&h, 0, GOOD);
   CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -390,7 +390,7 @@ TEST(files_that_run_out_with_none_pending) {
 TEST(a_dropped_one_is_not_read) {
   struct owner h;
   struct epoll_event event;
-  owner_open(&h, PATIENCE_MS);
+  owner_open(&h, TIMEOUT_MS);
   int fd = dial(&h, 0, PART), child;
   poll_until(&h, 1);
   CHECK(h.listener.npending == 1 && (child = dup(h.listener.oldest->fd)) >= 0);
@@ -405,7 +405,7 @@ TEST(a_dropped_one_is_not_read) {
 
 TEST(unlogged_ones_are_counted_once) {
   struct owner h;
-  owner_open(&h, PATIENCE_MS);
+  owner_open(&h, TIMEOUT_MS);
   wait_for_a_line();
   for (int i = 0; i < 4; i++) { /* a line, one without, a line for both, a line for itself */
     int fd = dial(&h, 0, "xxxx");
@@ -423,7 +423,7 @@ TEST(unlogged_ones_are_counted_once) {
 TEST(a_socket_that_does_not_listen) {
   struct owner h;
   int listener;
-  owner_open(&h, PATIENCE_MS);
+  owner_open(&h, TIMEOUT_MS);
   listener = h.listener.fds[0];
   h.listener.fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); /* nobody listens on it */
   CHECK_INT(rail_listener_poll(&h.listener), RAIL_SYSTEM_ERROR);
@@ -435,7 +435,7 @@ TEST(a_socket_that_does_not_listen) {
 TEST(a_crowd_makes_few_lines) {
   enum { HOSTS = 20 };
   static struct owner h[HOSTS];
-  for (int i = 0; i < HOSTS; i++) owner_open(&h[i], PATIENCE_MS);
+  for (int i = 0; i < HOSTS; i++) owner_open(&h[i], TIMEOUT_MS);
   uint64_t start = rail_now_ns();
   for (int k = 0; k < 5; k++)
     for (int i = 0; i < HOSTS; i++) {
@@ -456,7 +456,7 @@ TEST(a_crowd_makes_few_lines) {
 TEST(nothing_stays_open) {
   struct owner h;
   int before = kit_fd_count();
-  owner_open(&h, PATIENCE_MS);
+  owner_open(&h, TIMEOUT_MS);
   int fds[3] = {dial(&h, 0, ""), dial(&h, 1, PART), dial(&h, 0, GOOD)};
   poll_until(&h, 3);
   owner_close(&h);

@@ -4,7 +4,7 @@
  * Proves: the NET transport as a plugin sees it. All bytes of a communicator go through test/preload/memnet.c, which
  * refuses memory outside of its registration and copies late: results are right with and without registered buffers,
  * no receive reaches behind its buffer, every comm and registration is given back, also after an abort; ranks
- * whose plugins differ are told so; which of the plugin's devices are used.
+ * whose plugins differ get an error that says so; which of the plugin's devices are used.
  */
 #include <dlfcn.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@
 #include "test/harness/program.h"
 #include "test/preload/memnet.h"
 
-#define PATIENCE 20000
+#define TIMEOUT_MS 20000
 #define RANKS 3
 #define MOST 20000 /* elements */
 
@@ -27,7 +27,7 @@ static void with_plugin(const char *env, int nranks, rank_fn body, void *arg) {
   char all[2 * RANKS_PATH];
   CHECK(ranks_built("test/libmemnet.so", plugin));
   snprintf(all, sizeof all, "NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1 RAIL_DIRECT_MIN=64 NCCL_NET_PLUGIN=%s %s", plugin, env);
-  job_run(all, nranks, kit_patience_ms(PATIENCE), body, arg);
+  job_run(all, nranks, kit_patience_ms(TIMEOUT_MS), body, arg);
 }
 
 static struct memnet *counters(void) {

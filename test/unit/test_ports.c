@@ -125,7 +125,7 @@ TEST(values_that_make_no_sense) {
   }
 }
 
-/* The socket is bound to `bind`, and peers are told the interface's address. */
+/* The socket is bound to `bind`, and the handle has the interface's address. */
 static void check_bind(const char *bind, int family) {
   struct rail_ports ports = NEW_PORTS;
   union rail_addr told, bound = {0};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The rules that railtrace watches: a plugin (test/preload/tracefix.c) and a
- * caller break each of them, and each is told, with who did it. The last case
+ * caller break each of them; each is reported with who broke it. The last case
  * fails when a rule has no case here.
  */
 #include <pthread.h>

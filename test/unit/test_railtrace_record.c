@@ -271,7 +271,7 @@ static uint64_t cpu_ns(void) {
   return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
-/* Processor time of the caller, so that others on the machine matter little. Not judged; docs/trace.md has figures. */
+/* Processor time of the caller, so that others on the machine matter little. Not checked; docs/trace.md has figures. */
 TEST(cost_of_a_call) {
   enum { ROUNDS = 200000 };
   static const char *const checks[] = {"warn", "off"};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Proves: ranks find each other, unauthenticated connections do not keep them from it, and all are told which rank is
- * missing, wrong, or of another version.
+ * Proves: ranks find each other, unauthenticated connections do not keep them from it, and every rank's error names the
+ * rank that is missing, wrong, or of another version.
  */
 #include <errno.h>
 #include <poll.h>
@@ -97,11 +97,11 @@ TEST(missing_rank) {
     if (i != 2) CHECK_INT(ranks[i].open_result, RAIL_REMOTE_ERROR);
   CHECK(logged("rendezvous at "));
   CHECK(logged("3 of 4 ranks arrived; missing: 2"));
-  CHECK(logged("rank 0 of 4: rendezvous at")); /* those that came are told as well */
+  CHECK(logged("rank 0 of 4: rendezvous at")); /* the ranks that came report it as well */
   CHECK(logged("rank 3 of 4: rendezvous at"));
 }
 
-/* The ranks' own timeouts differ: who is ready to wait shortest decides, and the others are told. */
+/* The ranks' own timeouts differ: the shortest one counts, and the other ranks get its error. */
 TEST(the_shortest_timeout_counts) {
   char id[RT_UNIQUE_ID_BYTES];
   log_clear();
@@ -180,7 +180,7 @@ TEST(wrong_nranks_and_duplicates) {
 
 /* ---- versions ---- */
 
-/* One rank of another version: the others, and it, are told at once of both versions. */
+/* One rank of another version: every rank fails at once with an error that names both versions. */
 TEST(a_rank_of_another_version_ends_the_rendezvous) {
   enum { OTHER = RT_BOOT_VERSION + 5 };
   char id[RT_UNIQUE_ID_BYTES], words[2][80];
@@ -268,7 +268,7 @@ static int free_port(void) {
   return rail_addr_port(&addr);
 }
 
-/* Rank 0 comes last: the others knock until then. Twice in a row at one address. */
+/* Rank 0 comes last: the others retry the connect until then. Twice in a row at one address. */
 TEST(well_known_address) {
   char text[64], id[RT_UNIQUE_ID_BYTES];
   snprintf(text, sizeof text, "127.0.0.1:%d", free_port());

@@ -122,7 +122,7 @@ static void child_both(struct pipes *io, void *arg) {
   hs_close_listen(&h);
   rail_sock_close(&hs_sent.fds[1]);
   rail_sock_close(&hs_received.fds[1]);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   unsigned int stream;
   while (hs_sent.fds[1] < 0 || hs_received.fds[1] < 0) {
     if (hs_sent.fds[1] < 0) sk_reconnect_lost(hs_sent.reconnect, 1, &hs_sent.fds[1]);
@@ -161,7 +161,7 @@ static void child_without_a_right_mac(struct pipes *io, void *arg) {
   ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_AUTH);
   /* The good one comes in; what was recorded of it does not, accepted or not. */
   int fd = hs_client(&h, 0, &good);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!hs_accept_step(&h)) ENSURE(!rail_deadline_passed(deadline), "kept out: %s", log_lines);
   ENSURE_INT(hs_reason(hs_client(&h, 0, &good), hs_accept_nobody, &h), RAIL_REASON_REPLAY);
   rail_sock_close(&fd);
@@ -231,7 +231,7 @@ static void child_other_key(struct pipes *io, void *arg) {
   begin(&h);
   pipe_read(io, handle, sizeof handle);
   memcpy(h.handle, handle, sizeof handle);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!hs_connect_step(&h, DEV_A)) ENSURE(!rail_deadline_passed(deadline), "not connected");
   ENSURE_INT(hs_answer(0), RAIL_REASON_MAC);
   hs_end(&h);
@@ -247,7 +247,7 @@ static void child_listener(struct pipes *io, void *arg) {
   unlink(key_path);
   hs_listen(&h, DEV_A);
   pipe_write(&other.io, h.handle, sizeof h.handle);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!log_said("has another key in RAIL_SOCKET_AUTH_FILE")) {
     hs_accept_nobody(&h);
     ENSURE(!rail_deadline_passed(deadline), "nobody connected");

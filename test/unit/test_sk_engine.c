@@ -30,7 +30,7 @@ static void *irecv(const struct data *d, size_t size) {
 
 /* Without a call of test, which would lend a hand. */
 static void wait_until_done(const void *request) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!sk_request_is_done(request)) {
     ENSURE(!rail_deadline_passed(deadline), "the engine does not come");
     usleep(100);
@@ -38,7 +38,7 @@ static void wait_until_done(const void *request) {
 }
 
 static void own(const struct data *d) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!sk_comm_try_own(d->comm)) ENSURE(!rail_deadline_passed(deadline), "somebody keeps the connection");
 }
 
@@ -131,7 +131,7 @@ TEST(the_end_comes_with_the_last_bytes) {
   data_end(&d, 0);
   sk_comm_disown(d.comm);
   wait_until_done(first);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (sk_comm_error(d.comm) == RAIL_OK) {
     CHECK_MSG(!rail_deadline_passed(deadline), "the end of the stream goes unnoticed");
     usleep(100);
@@ -153,7 +153,7 @@ TEST(a_socket_that_has_room_again) {
   data_fill(bytes, 0, 0, LARGE);
   data_say_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, LARGE}, 1);
   CHECK_OK(sk_isend(d.comm, bytes, LARGE, 0, NULL, NULL, &request));
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   for (size_t heard = 0; heard < LARGE + SK_HEAD;) {
     ssize_t n = recv(d.ends[0], got, sizeof got, MSG_DONTWAIT);
     if (n > 0) heard += (size_t)n;
@@ -177,7 +177,7 @@ TEST(small_sends_leave_when_they_are_tested) {
   usleep(2000);
   for (int i = 0; i < N; i++) /* a test or two more, should the engine own the connection just then */
     if (data_test(requests[i], NULL)) requests[i] = NULL;
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   for (int i = 0; i < N; i++) {
     size_t done = 0;
     while (rail_sock_recv_some(d.ends[0], message, sizeof message, &done) == RAIL_IN_PROGRESS) {

@@ -191,7 +191,7 @@ static void *send_chunks(const struct data *d, struct heard heard[2]) {
   data_settle(d);
   void *request = isend(d, 0, MESSAGE, 0);
   heard[0].n = heard[1].n = 0;
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   for (uint64_t have = 0; have < MESSAGE;)
     for (unsigned int i = 0; i < 2; i++) {
       (void)data_turn(d);
@@ -261,7 +261,7 @@ static void take_back(struct data *d, int listener) {
   d->ends[1] = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
   ENSURE(d->ends[1] >= 0, "nobody connects");
   size_t done = 0;
-  uint64_t deadline = rail_deadline_in_ms(PATIENCE_MS);
+  uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
   while (rail_sock_recv_some(d->ends[1], &hello, sizeof hello, &done) == RAIL_IN_PROGRESS) {
     data_tick(d);
     ENSURE(!rail_deadline_passed(deadline), "no HELLO");
@@ -418,7 +418,7 @@ TEST(a_stream_comes_back_after_half_a_payload) {
   struct data d;
   struct sk_acceptor *acceptor;
   struct sk_answer_bytes answer;
-  uint64_t deadline = rail_deadline_in_ms(PATIENCE_MS);
+  uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
   data_begin(&d, SK_RECEIVER, 2, SK_FEATURE_FAILOVER);
   data_device.addr = (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
   CHECK_OK(sk_acceptor_open(&data_device, -1, &acceptor));

@@ -120,7 +120,7 @@ TEST(a_hello_in_pieces) {
     for (int i = 0; i < 5; i++) hs_accept_nobody(&h); /* it waits inside for the rest */
     CHECK(send(fd, (uint8_t *)&w + at, 20, MSG_NOSIGNAL) == 20);
   }
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!hs_accept_step(&h)) CHECK(!rail_deadline_passed(deadline));
   CHECK_INT(hs_received.eager_bytes, SK_MAX_EAGER_BYTES);
   rail_sock_close(&fd);
@@ -134,7 +134,7 @@ TEST(accepted_after_the_handshake_time) {
   struct hs h;
   struct sk_comm_args first;
   char handle[RAIL_NET_HANDLE_SIZE];
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   hs_begin(&h);
   sk_params.handshake_ms = 50;
   hs_listen(&h, DEV_A);
@@ -174,7 +174,7 @@ TEST(a_stream_that_is_there_already) {
   hs_listen(&h, DEV_A);
   w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 2}, limits, 0);
   int first = hs_client(&h, 0, &w);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!h.listen->acceptor->pending) {
     hs_accept_nobody(&h);
     CHECK(!rail_deadline_passed(deadline));
@@ -200,7 +200,7 @@ static void lose(unsigned int i) {
 }
 
 static void bring_back(unsigned int i) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   unsigned int stream = 99;
   while (hs_sent.fds[i] < 0 || hs_received.fds[i] < 0) {
     if (hs_sent.fds[i] < 0) {
@@ -287,7 +287,7 @@ static struct sk_answer_bytes answer_to(struct hs *h, const struct sk_hello_byte
   struct sk_answer_bytes answer = {.features = 0};
   size_t sent = 0, done = 0;
   int fd = hs_client(h, 0, NULL);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   CHECK_OK(rail_sock_send_some(fd, hello, size, &sent));
   while (rail_sock_recv_some(fd, &answer, sizeof answer, &done) == RAIL_IN_PROGRESS) {
     hs_accept_nobody(h);
@@ -297,7 +297,7 @@ static struct sk_answer_bytes answer_to(struct hs *h, const struct sk_hello_byte
   return answer;
 }
 
-/* Which version this is is told to those who have the secret, and to nobody else. */
+/* The acceptor's version is sent only to peers that have the secret. */
 TEST(another_version) {
   struct hs h;
   struct sk_hello_bytes w;
@@ -319,7 +319,7 @@ TEST(another_version) {
   hs_end(&h);
 }
 
-/* Whoever has come back and was not taken is let go with the connection. */
+/* Closing the connection closes a reconnected stream that was not yet taken. */
 TEST(back_when_the_connection_closes) {
   struct hs h;
   char byte;
@@ -328,7 +328,7 @@ TEST(back_when_the_connection_closes) {
   lose(1);
   struct sk_hello_bytes w = reconnect_hello(&h, 1, 1);
   int fd = hs_client(&h, 1, &w);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   for (int i = 0; i < 50; i++) { /* accept reads its HELLO, and is not the one to take it */
     hs_accept_nobody(&h);
     usleep(1000);
@@ -344,7 +344,7 @@ TEST(lost_before_it_was_accepted) {
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_BOTH);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!hs_connect_step(&h, DEV_BOTH)) CHECK(!rail_deadline_passed(deadline));
   struct sk_acceptor *acceptor = h.listen->acceptor;
   pthread_mutex_lock(&acceptor->lock); /* all streams are here, and not handed out */
@@ -370,7 +370,7 @@ TEST(a_connection_that_is_gone) {
   sk_accepted_free(hs_received.accepted);
   hs_received.accepted = NULL;
   /* The listener is still there and says so. */
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   rail_result_t result;
   while ((result = sk_reconnect_lost(hs_sent.reconnect, 0, &fd)) == RAIL_IN_PROGRESS) {
     hs_accept_nobody(&h);
@@ -409,7 +409,7 @@ static void come_and_go(void *arg) {
   struct homecomer *c = arg;
   for (unsigned int round = 0; round < (unsigned int)kit_scaled(20); round++) {
     unsigned int i = round % 2, stream = 99;
-    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
     rail_sock_close(&c->sent->fds[i]);
     rail_sock_close(&c->received->fds[i]);
     while (c->sent->fds[i] < 0 || c->received->fds[i] < 0) {
@@ -427,7 +427,7 @@ struct newcomers { struct hs *h; _Atomic int *done; };
 
 static void accept_more(void *arg) {
   struct newcomers *c = arg;
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   for (int count = 0; count < kit_scaled(20) || !*c->done; count++) {
     bool connected = false, accepted = false;
     while (!connected || !accepted) {

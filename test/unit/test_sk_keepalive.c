@@ -66,7 +66,7 @@ TEST(for_ever_if_that_is_asked_for) {
   data_close(&d);
 }
 
-/* Whoever answers is given any time, and is said to be alive, ever more rarely. */
+/* A peer that answers never times out; the line that it is alive is logged ever more rarely. */
 TEST(a_peer_that_lives_and_posts_nothing) {
   struct data d;
   void *request;

@@ -97,7 +97,7 @@ static int seen_tos(int fd) {
 }
 
 static void connect_with(struct hs *h, int of_ctx, int of_call, int expected_out, int expected_in) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   void *out = NULL, *in = NULL;
   int one = 1;
   h->ctx->traffic_class = of_ctx;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A receiving connection and a sender in the test's hands: messages that come before their buffers, in pieces, over
- * several streams; what the sender is told of buffers and credit.
+ * several streams; which buffers and credit the sender is granted.
  * TEST-SAN: asan */
 #include "test/unit/sk_data.h"
 
@@ -127,7 +127,7 @@ TEST(registrations_are_given_back_in_any_order) {
   }
 }
 
-/* ---- what the sender is told ---------------------------------------------------- */
+/* ---- grants to the sender ---------------------------------------------------- */
 
 TEST(only_buffers_above_the_eager_size_are_granted) {
   struct sk_entry entries[8];
@@ -250,7 +250,7 @@ TEST(a_report_that_is_half_written_at_close) {
   sk_stream_wrote(s, n);
   d.ends[0] = -1;
   CHECK_OK(sk_close_recv(d.comm));
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   for (size_t done = 0; done < SK_HEAD + sizeof(struct sk_entry); rail_linger_reap()) {
     CHECK_MSG(!rail_deadline_passed(deadline), "%zu bytes came", done);
     ssize_t more = recv(end, frame + done, sizeof frame - done, MSG_DONTWAIT);

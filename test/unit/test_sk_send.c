@@ -128,7 +128,7 @@ TEST(a_grant_belongs_to_the_message_that_was_under_way) {
 /* Bytes of message seq that come over both streams, until all are here. */
 static void hear_all(const struct data *d, uint32_t seq, size_t size) {
   size_t have = 0;
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(PATIENCE_MS));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   struct sk_frame f = data_hear_payload(d, 0);
   ENSURE_INT(f.type, SK_FRAME_MSG);
   ENSURE_INT(f.seq, seq);
@@ -261,7 +261,7 @@ TEST(nothing_follows_a_header_that_was_cut_off) {
   rail_sock_close(&end);
 }
 
-/* Close ends all streams at once, and lets go of the sockets when the peer has ended them, too. */
+/* Close shuts all streams down at once, and closes the sockets when the peer has shut them down, too. */
 TEST(all_streams_end_at_close) {
   struct data d;
   uint8_t byte;

@@ -256,7 +256,7 @@ TEST(through_a_socket) {
   CHECK_INT(sk_stream_flush(&x.s, &bytes), RAIL_REMOTE_ERROR);
   CHECK(x.s.out_errno == EPIPE || x.s.out_errno == ECONNRESET);
   CHECK_INT(sk_stream_flush(&x.s, &bytes), RAIL_REMOTE_ERROR);
-  CHECK_INT(x.pending[40], 2); /* never written: nobody is told that it was */
+  CHECK_INT(x.pending[40], 2); /* never written: not reported as written */
   end();
 }
 

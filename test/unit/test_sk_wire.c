@@ -93,9 +93,9 @@ static struct sk_hello_bytes some_hello(const struct rail_handle *listener) {
                                                        .eager_count = 64, .eager_bytes = 1 << 20}, 7);
 }
 
-/* As the listener and then the plugin judge it. */
-static unsigned int judge(const struct sk_hello_bytes *bytes, const struct rail_handle *listener,
-                          struct sk_limits *limits) {
+/* The reason with which the listener, then the plugin, refuses this HELLO. */
+static unsigned int hello_reason(const struct sk_hello_bytes *bytes, const struct rail_handle *listener,
+                                 struct sk_limits *limits) {
   struct rail_hello hello;
   uint64_t counter;
   unsigned int reason = rail_hello_decode(&sk_protocol, listener, bytes, &hello);
@@ -132,25 +132,25 @@ TEST(hello_refusals) {
   struct sk_limits limits;
   struct sk_hello_bytes good = some_hello(&listener), w;
   w = good, w.head.magic[1] ^= 1;
-  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_GARBAGE);
+  CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_GARBAGE);
   w = good, w.head.version = htole16(2);
-  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_VERSION);
+  CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_VERSION);
   w = good, w.head.length = htole16(168);
-  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_VERSION);
+  CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_VERSION);
   w = good, w.head.flags = htole32(4);
-  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_VERSION);
+  CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_VERSION);
   for (int i = 0; i < RAIL_SECRET_SIZE * 8; i++) {
     w = good, w.head.secret[i / 8] ^= (uint8_t)(1 << (i % 8));
-    CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_SECRET);
+    CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_SECRET);
   }
   w = good, w.head.flags = htole32(RAIL_HELLO_AUTH);
-  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_AUTH);
+  CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_AUTH);
   listener.auth = true;
-  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_MAC); /* nobody here has a key */
-  CHECK_INT(judge(&good, &listener, &limits), RAIL_REASON_AUTH);
+  CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_MAC); /* nobody here has a key */
+  CHECK_INT(hello_reason(&good, &listener, &limits), RAIL_REASON_AUTH);
   listener.auth = false;
   w = good, w.head.stream = htole16(4);
-  CHECK_INT(judge(&w, &listener, &limits), RAIL_REASON_MESSAGE);
+  CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_MESSAGE);
   static const struct { unsigned int wanted, rails, said; bool good; } counts[] = {
     {4, 1, 3, false}, {4, 1, 8, true}, {4, 1, 12, true}, {4, 1, 16, true}, {4, 1, 17, false},
     {1, 2, 1, false}, {1, 2, 2, true}, {1, 2, 4, true}, {1, 2, 5, false}, {16, 4, 16, true}, {2, 1, 5, false}};
@@ -158,17 +158,18 @@ TEST(hello_refusals) {
     w = good, w.head.streams = htole16((uint16_t)counts[i].said), w.head.stream = 0;
     listener.param = (uint8_t)counts[i].wanted;
     listener.naddrs = counts[i].rails;
-    CHECK_INT(judge(&w, &listener, &limits), counts[i].good ? (unsigned int)RAIL_REASON_NONE : SK_REASON_STREAMS);
+    CHECK_INT(hello_reason(&w, &listener, &limits),
+              counts[i].good ? (unsigned int)RAIL_REASON_NONE : SK_REASON_STREAMS);
   }
   listener = some_listener();
   w = good, w.limits.eager_size = htole32(SK_MAX_EAGER + 1);
-  CHECK_INT(judge(&w, &listener, &limits), SK_REASON_LIMITS);
+  CHECK_INT(hello_reason(&w, &listener, &limits), SK_REASON_LIMITS);
   w = good, w.limits.eager_count = htole32(SK_MAX_EAGER_COUNT + 1);
-  CHECK_INT(judge(&w, &listener, &limits), SK_REASON_LIMITS);
+  CHECK_INT(hello_reason(&w, &listener, &limits), SK_REASON_LIMITS);
   w = good, w.limits.eager_bytes = htole32(SK_MAX_EAGER_BYTES + 1);
-  CHECK_INT(judge(&w, &listener, &limits), SK_REASON_LIMITS);
+  CHECK_INT(hello_reason(&w, &listener, &limits), SK_REASON_LIMITS);
   w = good, w.limits.eager_bytes = htole32(SK_MIN_EAGER_BYTES(8192) - 1);
-  CHECK_INT(judge(&w, &listener, &limits), SK_REASON_LIMITS);
+  CHECK_INT(hello_reason(&w, &listener, &limits), SK_REASON_LIMITS);
 }
 
 TEST(hello_beginnings) {

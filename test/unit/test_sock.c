@@ -13,7 +13,7 @@
 #include "common/base/sock.h"
 #include "test/harness/tap.h"
 
-#define PATIENCE_MS 20000 /* for what should happen at once */
+#define TIMEOUT_MS 20000 /* for what should happen at once */
 
 static union rail_addr loopback(void) {
   union rail_addr addr = {.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
@@ -25,8 +25,8 @@ struct kit_pair { int listener, a, b; union rail_addr addr; };
 static void kit_pair_open(struct kit_pair *p) {
   p->addr = loopback();
   CHECK_OK(rail_sock_listen(&p->addr, 16, &p->listener));
-  CHECK_OK(rail_sock_connect_all(&p->addr, NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &p->a));
-  CHECK_OK(rail_sock_accept_all(p->listener, rail_deadline_in_ms(PATIENCE_MS), NULL, &p->b, NULL));
+  CHECK_OK(rail_sock_connect_all(&p->addr, NULL, rail_deadline_in_ms(TIMEOUT_MS), NULL, &p->a));
+  CHECK_OK(rail_sock_accept_all(p->listener, rail_deadline_in_ms(TIMEOUT_MS), NULL, &p->b, NULL));
 }
 
 static void kit_pair_close(struct kit_pair *p) {
@@ -59,8 +59,8 @@ TEST(ipv6_and_local_address) {
   union rail_addr addr = {.in6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT}}, from = addr, peer;
   int listener, a, b;
   if (rail_sock_listen(&addr, 1, &listener) != RAIL_OK) tap_skip_case("no IPv6 loopback on this machine");
-  CHECK_OK(rail_sock_connect_all(&addr, &from, rail_deadline_in_ms(PATIENCE_MS), NULL, &a));
-  CHECK_OK(rail_sock_accept_all(listener, rail_deadline_in_ms(PATIENCE_MS), NULL, &b, &peer));
+  CHECK_OK(rail_sock_connect_all(&addr, &from, rail_deadline_in_ms(TIMEOUT_MS), NULL, &a));
+  CHECK_OK(rail_sock_accept_all(listener, rail_deadline_in_ms(TIMEOUT_MS), NULL, &b, &peer));
   CHECK(rail_addr_same_host(&peer, &from));
   rail_sock_close(&a);
   rail_sock_close(&b);
@@ -73,8 +73,8 @@ TEST(bind_to_a_second_local_address) {
   p.addr = loopback();
   from.in.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
   CHECK_OK(rail_sock_listen(&p.addr, 16, &p.listener));
-  CHECK_OK(rail_sock_connect_all(&p.addr, &from, rail_deadline_in_ms(PATIENCE_MS), NULL, &p.a));
-  CHECK_OK(rail_sock_accept_all(p.listener, rail_deadline_in_ms(PATIENCE_MS), NULL, &p.b, &peer));
+  CHECK_OK(rail_sock_connect_all(&p.addr, &from, rail_deadline_in_ms(TIMEOUT_MS), NULL, &p.a));
+  CHECK_OK(rail_sock_accept_all(p.listener, rail_deadline_in_ms(TIMEOUT_MS), NULL, &p.b, &peer));
   CHECK(rail_addr_same_host(&peer, &from));
   kit_pair_close(&p);
 }
@@ -126,15 +126,15 @@ TEST(accept_survives_a_reset_in_the_queue) {
   int dead;
   p.addr = loopback();
   CHECK_OK(rail_sock_listen(&p.addr, 16, &p.listener));
-  CHECK_OK(rail_sock_connect_all(&p.addr, NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &dead));
+  CHECK_OK(rail_sock_connect_all(&p.addr, NULL, rail_deadline_in_ms(TIMEOUT_MS), NULL, &dead));
   CHECK_OK(setsockopt(dead, SOL_SOCKET, SO_LINGER, &hard, sizeof hard));
   rail_sock_close(&dead);
-  CHECK_OK(rail_sock_connect_all(&p.addr, NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &p.a));
-  CHECK_OK(rail_sock_send_all(p.a, "x", 1, rail_deadline_in_ms(PATIENCE_MS), NULL));
+  CHECK_OK(rail_sock_connect_all(&p.addr, NULL, rail_deadline_in_ms(TIMEOUT_MS), NULL, &p.a));
+  CHECK_OK(rail_sock_send_all(p.a, "x", 1, rail_deadline_in_ms(TIMEOUT_MS), NULL));
   for (;;) { /* Linux may hand out the dead one first; the live one must follow */
     char c = 0;
-    CHECK_OK(rail_sock_accept_all(p.listener, rail_deadline_in_ms(PATIENCE_MS), NULL, &p.b, NULL));
-    if (rail_sock_recv_all(p.b, &c, 1, rail_deadline_in_ms(PATIENCE_MS), NULL) == RAIL_OK) {
+    CHECK_OK(rail_sock_accept_all(p.listener, rail_deadline_in_ms(TIMEOUT_MS), NULL, &p.b, NULL));
+    if (rail_sock_recv_all(p.b, &c, 1, rail_deadline_in_ms(TIMEOUT_MS), NULL) == RAIL_OK) {
       CHECK_INT(c, 'x');
       break;
     }
@@ -152,7 +152,7 @@ TEST(transfer_resumes_after_a_full_buffer) {
   for (size_t i = 0; i < SIZE; i++) out[i] = (char)(i * 31 >> 3);
   CHECK_INT(rail_sock_send_some(p.a, out, SIZE, &sent), RAIL_IN_PROGRESS); /* more than buffers hold */
   CHECK(sent > 0 && sent < SIZE);
-  uint64_t deadline = rail_deadline_in_ms(PATIENCE_MS);
+  uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
   while (got < SIZE && !rail_deadline_passed(deadline)) {
     rail_result_t s = rail_sock_send_some(p.a, out, SIZE, &sent), r = rail_sock_recv_some(p.b, in, SIZE, &got);
     CHECK(s == RAIL_OK || s == RAIL_IN_PROGRESS);
@@ -189,7 +189,7 @@ TEST(end_of_stream_has_errno_0) {
   kit_pair_open(&p);
   rail_sock_close(&p.a);
   errno = EBADF;
-  CHECK_INT(rail_sock_recv_all(p.b, &c, 1, rail_deadline_in_ms(PATIENCE_MS), NULL), RAIL_REMOTE_ERROR);
+  CHECK_INT(rail_sock_recv_all(p.b, &c, 1, rail_deadline_in_ms(TIMEOUT_MS), NULL), RAIL_REMOTE_ERROR);
   CHECK_INT(errno, 0);
   kit_pair_close(&p);
 }
@@ -200,7 +200,7 @@ TEST(send_to_a_gone_peer_is_an_error_not_a_signal) {
   kit_pair_open(&p);
   rail_sock_close(&p.b);
   rail_result_t result = RAIL_OK;
-  uint64_t deadline = rail_deadline_in_ms(PATIENCE_MS);
+  uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
   while (result == RAIL_OK) result = rail_sock_send_all(p.a, data, sizeof data, deadline, NULL);
   CHECK_INT(result, RAIL_REMOTE_ERROR);
   CHECK(errno == EPIPE || errno == ECONNRESET);
@@ -270,7 +270,7 @@ TEST(connect_all_waits_for_a_late_listener) {
   p.addr = refusing_address();
   union rail_addr to = p.addr;
   CHECK_OK(pthread_create(&thread, NULL, listen_late, &p));
-  rail_result_t result = rail_sock_connect_all(&to, NULL, rail_deadline_in_ms(PATIENCE_MS), NULL, &p.a);
+  rail_result_t result = rail_sock_connect_all(&to, NULL, rail_deadline_in_ms(TIMEOUT_MS), NULL, &p.a);
   pthread_join(thread, NULL);
   CHECK_OK(result);
   kit_pair_close(&p);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Recorded files: every kind of record comes back as it was, and a file that is broken is told, with the offset. */
+ * Recorded files: every kind of record comes back as it was, and a broken file is reported, with the offset. */
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -239,7 +239,7 @@ TEST(broken_records_are_told) {
   CHECK_MSG(strstr(why, "thread 5000"), "%s", why);
 }
 
-/* Longer names are cut by the writer; a reader that is told of one that does not fit says so. */
+/* Longer names are cut by the writer; a reader that finds a longer one reports it. */
 TEST(texts_have_an_end) {
   static uint8_t payload[4096];
   static char longest[RAIL_TRACE_TEXT + 50];

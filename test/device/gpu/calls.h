@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every collective on buffers of the device, judged by the same collective on
+ * Every collective on buffers of the device, compared with the same collective on
  * buffers of the host, whose results other tests compare with scalar code.
  */
 #ifndef FAKEGPU_CALLS_H

@@ -241,7 +241,7 @@ API int cuStreamCreate(void **stream, unsigned flags) {
   return queue_leave(OK);
 }
 
-/* Unlike the driver's, ends only when the stream's work is done: whoever destroys a busy one should know. */
+/* Unlike the driver's, ends only when the stream's work is done: a test that destroys a busy one finds out. */
 API int cuStreamDestroy_v2(void *stream) {
   struct stream *s;
   int r = queue_enter("cuStreamDestroy_v2", stream, &s);

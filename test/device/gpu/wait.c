@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Where calls of the fake driver wait for what runs. CUDA promises of few calls that they do not: memory goes, and code
- * comes, when nothing runs that might use it; mapping memory may mean the same. Whoever has kernels of two ranks in one
- * context, which wait for each other, must not need such a call in between. */
+ * comes, when nothing runs that might use it; mapping memory may mean the same. A process with kernels of two ranks in
+ * one context, which wait for each other, must not need such a call in between. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

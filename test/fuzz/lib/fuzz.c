@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What targets share, whoever drives them. */
+ * What targets share, with every driver. */
 #include "test/fuzz/lib/fuzz.h"
 
 #include <errno.h>

@@ -2,7 +2,7 @@
  *
  * What a fuzz target has at hand. A target is one file with two functions:
  *
- *   fuzz_one          judges one input. It leaves nothing behind: no memory, no
+ *   fuzz_one          runs one input. It leaves nothing behind: no memory, no
  *                     descriptor, no state that makes the next input mean
  *                     something else; state.c checks that. What is made once
  *                     for all inputs is made whatever the first one is.
