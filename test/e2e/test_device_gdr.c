@@ -62,7 +62,7 @@ static void collectives(ncclComm_t comm, void *stream) {
 #define EXPECT(name, wanted) \
   ENSURE((gdr_count(name) > 0) == (wanted), "%s: %ld", name, gdr_count(name))
 
-static void judge(const struct expected *e) {
+static void check_expected(const struct expected *e) {
   EXPECT("cuda", e->cuda);
   EXPECT("dmabuf", e->dmabuf);
   EXPECT("gpu receives", e->cuda || e->dmabuf);
@@ -84,7 +84,7 @@ static void use(const struct rank *rank, void *arg) {
     ENSURE(round == 0 || open_files() <= files, "%d files are left open", open_files() - files);
   }
   gpu_nothing_left();
-  judge(arg);
+  check_expected(arg);
   GPU(gpu.cuStreamDestroy_v2(stream));
   dlclose(library);
 }

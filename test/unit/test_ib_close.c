@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Closing connections: half-made ones of every degree, receivers that linger, and that nothing is left. */
-#include "plugin/ib/ib_wire.h"
-#include "test/unit/ib_rig.h"
+#include "test/unit/ib_watch_rig.h"
 
 struct left { long mr, cq, qp; };
 
@@ -10,25 +9,6 @@ static struct left live(void) { return (struct left){fake_live("mr"), fake_live(
 static bool same(struct left a) {
   struct left b = live();
   return a.mr == b.mr && a.cq == b.cq && a.qp == b.qp;
-}
-
-/* The next message that the other side wrote, or 0 at the end of the stream; -1 if nothing is there within a second. */
-static int recv_frame(int fd) {
-  uint8_t wire[RAIL_OOB_FRAME_SIZE];
-  struct rail_oob_frame pulse;
-  struct pollfd p = {.fd = fd, .events = POLLIN};
-  if (poll(&p, 1, 1000) != 1) return -1;
-  ssize_t n = read(fd, wire, sizeof wire);
-  if (n <= 0) return 0;
-  CHECK_INT(n, sizeof wire);
-  CHECK(rail_oob_frame_decode(&ib_protocol, wire, &pulse));
-  return (int)pulse.type;
-}
-
-static void send_type(int fd, enum rail_oob_frame_type type) {
-  uint8_t wire[RAIL_OOB_FRAME_SIZE];
-  rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){.type = type}, wire);
-  CHECK_INT(write(fd, wire, sizeof wire), sizeof wire);
 }
 
 static int open_fds(void) {
@@ -59,8 +39,8 @@ TEST(a_sender_says_goodbye) {
   CHECK_INT(rail_stats_get(&comm->rails[0].port->stats[IB_DEVICE_QPS]), 3);
   CHECK_OK(ib_close_send(comm));
   CHECK(same(before));
-  CHECK_INT(recv_frame(peer), RAIL_OOB_GOODBYE);
-  CHECK_INT(recv_frame(peer), 0);
+  CHECK_INT(recv_frame(peer, NULL, 1000), RAIL_OOB_GOODBYE);
+  CHECK_INT(recv_frame(peer, NULL, 1000), 0);
   close(peer);
 }
 
@@ -86,12 +66,12 @@ TEST(lingers_until_told) {
   for (size_t i = 0; i < RAIL_COUNT_OF(words); i++) {
     struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, &peer);
     CHECK_OK(ib_close_recv(comm));
-    CHECK_INT(recv_frame(peer), RAIL_OOB_GOODBYE);
+    CHECK_INT(recv_frame(peer, NULL, 1000), RAIL_OOB_GOODBYE);
     poll(NULL, 0, 30);
     CHECK(!same(before));
-    send_type(peer, words[i]);
+    send_frame(peer, words[i], 0);
     RIG_WAIT(same(before), 500);
-    CHECK_INT(recv_frame(peer), 0);
+    CHECK_INT(recv_frame(peer, NULL, 1000), 0);
     close(peer);
   }
 }
@@ -122,13 +102,13 @@ TEST(a_sender_says_that_it_is_drained) {
     int peer;
     struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
     atomic_store(&comm->outstanding, (uint32_t)pending);
-    send_type(peer, RAIL_OOB_GOODBYE);
+    send_frame(peer, RAIL_OOB_GOODBYE, 0);
     if (pending) {
       struct pollfd p = {.fd = peer, .events = POLLIN};
       CHECK_INT(poll(&p, 1, 100), 0);
       atomic_store(&comm->outstanding, 0);
     }
-    CHECK_INT(recv_frame(peer), RAIL_OOB_DRAINED);
+    CHECK_INT(recv_frame(peer, NULL, 1000), RAIL_OOB_DRAINED);
     close(peer);
     poll(NULL, 0, 20);
     CHECK_INT(atomic_load(&comm->health), IB_COMM_PEER_CLOSED);
@@ -138,7 +118,7 @@ TEST(a_sender_says_that_it_is_drained) {
   int peer; /* the receiver does not wait any more */
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   atomic_store(&comm->outstanding, 1);
-  send_type(peer, RAIL_OOB_GOODBYE);
+  send_frame(peer, RAIL_OOB_GOODBYE, 0);
   close(peer);
   RIG_WAIT(atomic_load(&comm->health) == (IB_COMM_PEER_CLOSED | IB_COMM_PEER_GONE), 1000);
   atomic_store(&comm->outstanding, 0);
@@ -150,7 +130,7 @@ TEST(drained_out_of_turn) {
   for (int sender = 0; sender < 2; sender++) {
     int peer;
     struct ib_comm *comm = rig_comm(sender, RIG_WATCHED, 1, &peer);
-    send_type(peer, RAIL_OOB_DRAINED);
+    send_frame(peer, RAIL_OOB_DRAINED, 0);
     RIG_WAIT(atomic_load(&comm->health) == IB_COMM_PEER_LOST, 1000);
     CHECK_OK(sender ? ib_close_send(comm) : ib_close_recv(comm));
     close(peer);
@@ -224,8 +204,8 @@ TEST(never_closed) {
   ib_watch_end();
   CHECK(atomic_load(&comm->stopped));
   CHECK(log_said("never closed"));
-  CHECK_INT(recv_frame(peer), RAIL_OOB_GOODBYE);
-  CHECK_INT(recv_frame(peer), 0);
+  CHECK_INT(recv_frame(peer, NULL, 1000), RAIL_OOB_GOODBYE);
+  CHECK_INT(recv_frame(peer, NULL, 1000), 0);
   CHECK_OK(ib_close_send(comm));
   CHECK(same(before));
   CHECK_OK(ib_watch_begin());
@@ -248,9 +228,5 @@ int main(int argc, char **argv) {
     TEST_CASE(never_closed),
   };
   rig_use(argv[0], NULL);
-  if (ib_stats_open() != RAIL_OK || ib_watch_begin() != RAIL_OK) abort();
-  int failed = tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
-  ib_watch_end();
-  ib_stats_close();
-  return failed;
+  return rig_main_watched(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

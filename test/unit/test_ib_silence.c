@@ -249,9 +249,5 @@ int main(int argc, char **argv) {
     TEST_CASE(the_side_channels_network_goes),
   };
   rig_use(argv[0], NULL);
-  if (ib_stats_open() != RAIL_OK || ib_watch_begin() != RAIL_OK) abort();
-  int failed = tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
-  ib_watch_end();
-  ib_stats_close();
-  return failed;
+  return rig_main_watched(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

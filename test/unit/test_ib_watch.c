@@ -331,9 +331,5 @@ int main(int argc, char **argv) {
     TEST_CASE(an_hca_of_a_later_rail_dies),
   };
   rig_use(argv[0], NULL);
-  if (ib_stats_open() != RAIL_OK || ib_watch_begin() != RAIL_OK) abort();
-  int failed = tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
-  ib_watch_end();
-  ib_stats_close();
-  return failed;
+  return rig_main_watched(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
