@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "common/base/param.h"
 #include "common/base/param_names.h"
+#include "test/harness/log_lines.h"
 #include "test/harness/tap.h"
 
 struct values {
@@ -27,26 +28,9 @@ static const struct rail_param rows[] = {
 };
 static const struct rail_param_table table = {.module = "test", .rows = rows, .count = sizeof rows / sizeof rows[0]};
 
-static char logged[8192];
-static int warnings;
-
-__attribute__((format(printf, 5, 6))) static void capture(enum rail_log_level level, unsigned long flags,
-                                                          const char *file, int line, const char *fmt, ...) {
-  va_list ap;
-  size_t used = strlen(logged);
-  (void)flags;
-  (void)file;
-  (void)line;
-  warnings += level == RAIL_LOG_WARN;
-  va_start(ap, fmt);
-  vsnprintf(logged + used, sizeof logged - used, fmt, ap);
-  va_end(ap);
-}
-
 static void start_capture(void) {
-  logged[0] = 0;
-  warnings = 0;
-  rail_log_set_sink(capture);
+  log_forget();
+  rail_log_set_sink(log_capture);
 }
 
 static void clear_env(void) {
@@ -65,7 +49,7 @@ TEST(defaults) {
   CHECK_INT(v.flag, 1);
   CHECK_INT(v.word, 1);
   CHECK(v.text == NULL);
-  CHECK_INT(warnings, 0);
+  CHECK_INT(log_warnings(), 0);
 }
 
 TEST(values_from_the_environment) {
@@ -91,7 +75,7 @@ TEST(values_from_the_environment) {
   rail_param_load(&table, &again);
   CHECK_STR(v.text, "hello");
   CHECK_STR(again.text, "other");
-  CHECK_INT(warnings, 0);
+  CHECK_INT(log_warnings(), 0);
   clear_env();
 }
 
@@ -102,7 +86,7 @@ TEST(empty_value_is_the_default) {
   setenv("RAIL_TESTP_NUMBER", "", 1);
   rail_param_load(&table, &v);
   CHECK_INT(v.number, 4);
-  CHECK_INT(warnings, 0);
+  CHECK_INT(log_warnings(), 0);
   clear_env();
 }
 
@@ -114,9 +98,9 @@ TEST(bad_value_warns_once_with_name_value_and_range) {
   rail_param_load(&table, &v);
   rail_param_load(&table, &v);
   CHECK_INT(v.number, 4);
-  CHECK_INT(warnings, 1);
-  CHECK(strstr(logged, "RAIL_TESTP_NUMBER=65") != NULL);
-  CHECK(strstr(logged, "-1..64") != NULL);
+  CHECK_INT(log_warnings(), 1);
+  CHECK(log_said("RAIL_TESTP_NUMBER=65"));
+  CHECK(log_said("-1..64"));
   clear_env();
 }
 
@@ -189,11 +173,11 @@ TEST(unknown_names) {
   start_capture();
   rail_param_check_unknown(tables, 1);
   rail_param_check_unknown(tables, 1);
-  CHECK_INT(warnings, 2);
-  CHECK(strstr(logged, "RAIL_TESTP_NUMBR is no variable of Railyard"));
-  CHECK(strstr(logged, "did you mean RAIL_TESTP_NUMBER?"));
-  CHECK(strstr(logged, "RAIL_QQQQQQQQQQQQQQQQ is no variable"));
-  CHECK(!strstr(logged, "RAIL_SOCKET"));
+  CHECK_INT(log_warnings(), 2);
+  CHECK(log_said("RAIL_TESTP_NUMBR is no variable of Railyard"));
+  CHECK(log_said("did you mean RAIL_TESTP_NUMBER?"));
+  CHECK(log_said("RAIL_QQQQQQQQQQQQQQQQ is no variable"));
+  CHECK(!log_said("RAIL_SOCKET"));
   unsetenv("RAIL_TESTP_NUMBR");
   unsetenv("RAIL_QQQQQQQQQQQQQQQQ");
   clear_env();
@@ -207,12 +191,12 @@ TEST(how_near_a_name_must_be) {
   setenv("RAIL_QVWXY12345", "1", 1);
   start_capture();
   rail_param_check_unknown(tables, 1);
-  CHECK(strstr(logged, "RAIL_QVWXY12345 is no variable of Railyard and has no effect; did you mean RAIL_QVWXYZQVWX?"));
+  CHECK(log_said("RAIL_QVWXY12345 is no variable of Railyard and has no effect; did you mean RAIL_QVWXYZQVWX?"));
   unsetenv("RAIL_QVWXY12345");
   setenv("RAIL_QVWX123456", "1", 1);
   start_capture();
   rail_param_check_unknown(tables, 1);
-  CHECK(strstr(logged, "RAIL_QVWX123456 is no variable") && !strstr(logged, "did you mean"));
+  CHECK(log_said("RAIL_QVWX123456 is no variable") && !log_said("did you mean"));
   unsetenv("RAIL_QVWX123456");
 }
 
@@ -224,7 +208,7 @@ TEST(a_prefix_does_not_excuse_its_owner) {
   setenv("RAIL_SOCKET_STREMS", "1", 1);
   start_capture();
   rail_param_check_unknown(tables, 1);
-  CHECK(strstr(logged, "did you mean RAIL_SOCKET_STREAMS?"));
+  CHECK(log_said("did you mean RAIL_SOCKET_STREAMS?"));
   unsetenv("RAIL_SOCKET_STREMS");
   unsetenv("RAIL_SOCKET_ANYTHING");
 }
