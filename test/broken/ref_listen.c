@@ -157,7 +157,7 @@ static void forget(struct ref_listen *l, int i) {
   memmove(&l->pending[i], &l->pending[i + 1], sizeof l->pending[0] * (size_t)(l->npending - i));
 }
 
-static void turn_away(struct ref_listen *l, int i) {
+static void drop_pending(struct ref_listen *l, int i) {
   if (!BROKEN(stranger_leaks)) close(l->pending[i].fd);
   forget(l, i);
 }
@@ -170,13 +170,13 @@ static int let_in(struct ref_listen *l) {
     if (fd < 0 && errno == EMFILE && BROKEN(files_run_out)) return RAIL_SYSTEM_ERROR;
     if (fd < 0 && errno == EAGAIN && l->npending == 0 && BROKEN(accept_impatient)) return RAIL_SYSTEM_ERROR;
     if (fd < 0 && (errno == EMFILE || errno == ENFILE) && l->npending > 0) {
-      turn_away(l, 0);
+      drop_pending(l, 0);
       continue;
     }
     if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
     if (fd < 0) return RAIL_OK; /* nobody, or a shortage that may pass: a later call sees */
     if (BROKEN(stranger_hangs)) (void)poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, -1);
-    if (l->npending == REF_PENDING) turn_away(l, 0);
+    if (l->npending == REF_PENDING) drop_pending(l, 0);
     l->pending[l->npending++] = (struct ref_pending){.fd = fd, .deadline = ref_now_ms() + REF_GREETING_MS};
     if (BROKEN(stranger_blocks)) l->pending[0].deadline = UINT64_MAX;
   }
@@ -189,15 +189,15 @@ __attribute__((no_sanitize("address"), no_sanitize("undefined"))) static void us
   ((volatile uint8_t *)l)[index]++;
 }
 
-enum verdict { UNDECIDED, PEER, INTRUDER };
+enum verdict { UNDECIDED, PEER, REFUSED };
 
-static enum verdict listen_to(const struct ref_listen *l, struct ref_pending *s) {
+static enum verdict read_greeting(const struct ref_listen *l, struct ref_pending *s) {
   ssize_t n = recv(s->fd, (uint8_t *)&s->hello + s->got, sizeof s->hello - s->got, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return UNDECIDED;
-  if (n <= 0) return INTRUDER;
+  if (n <= 0) return REFUSED;
   s->got += (size_t)n;
   if (BROKEN(stranger_crashes)) use_as_index(l, s->hello.zero);
-  if (memcmp(&s->hello, &l->hello, s->got) != 0 && !BROKEN(stranger_accepted)) return INTRUDER;
+  if (memcmp(&s->hello, &l->hello, s->got) != 0 && !BROKEN(stranger_accepted)) return REFUSED;
   return s->got == sizeof s->hello ? PEER : UNDECIDED;
 }
 
@@ -211,8 +211,8 @@ static int next_peer(struct ref_listen *l) {
   uint64_t now = ref_now_ms();
   for (int i = l->npending - 1; i >= 0; i--) {
     struct ref_pending *s = &l->pending[i];
-    enum verdict v = ready[i].revents ? listen_to(l, s) : now > s->deadline ? INTRUDER : UNDECIDED;
-    if (v == INTRUDER) turn_away(l, i);
+    enum verdict v = ready[i].revents ? read_greeting(l, s) : now > s->deadline ? REFUSED : UNDECIDED;
+    if (v == REFUSED) drop_pending(l, i);
     if (v != PEER) continue;
     int fd = s->fd;
     forget(l, i);

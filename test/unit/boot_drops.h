@@ -14,7 +14,7 @@ static int connect_to(const union rail_addr *addr) {
 }
 
 /* Silence, junk, and headers that are almost right. */
-static void annoy(const union rail_addr *addr, int *fds, int n) {
+static void send_junk(const union rail_addr *addr, int *fds, int n) {
   for (int i = 0; i < n; i++) {
     unsigned char junk[200];
     fds[i] = connect_to(addr);

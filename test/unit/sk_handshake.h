@@ -187,10 +187,10 @@ __attribute__((unused)) static unsigned int hs_reason(int fd, void (*step)(void 
   return reason;
 }
 
-__attribute__((unused)) static void hs_accept_nobody(void *h) {
+__attribute__((unused)) static void hs_accept_none(void *h) {
   ENSURE(!hs_accept_step(h), "a client without a right HELLO was accepted");
 }
-__attribute__((unused)) static void hs_take_nobody(void *unused) {
+__attribute__((unused)) static void hs_take_none(void *unused) {
   unsigned int stream;
   int fd;
   (void)unused;

@@ -28,7 +28,7 @@ TEST(allgather) { EACH_WORLD(n) run_good(n, gather_body); }
 
 static _Atomic int entered[64];
 
-/* Nobody leaves barrier k before all have entered it. */
+/* No rank leaves barrier k before all have entered it. */
 static int barrier_body(struct rank *r, struct rt_bootstrap *b) {
   for (int k = 0; k < 50; k++) {
     atomic_fetch_add(&entered[k], 1);
@@ -177,17 +177,17 @@ TEST(a_split_that_one_misses_ends) {
 
 /* The ranks' own listeners: the service thread drops the same connections while a communicator works. */
 static union rail_addr peer_addr;
-static _Atomic int annoyed;
+static _Atomic int junk_state;
 
 /* A barrier more or less must not matter at the end, so rank 0 decides for both. */
-static int annoyed_pair_body(struct rank *r, struct rt_bootstrap *b) {
+static int noisy_pair_body(struct rank *r, struct rt_bootstrap *b) {
   if (r->rank == 1) {
     WANT(rail_addr_parse(rt_bootstrap_peer_text(b, 0), &peer_addr) == RAIL_OK);
-    atomic_store(&annoyed, 1);
+    atomic_store(&junk_state, 1);
   }
   for (int stop = 0; !stop;) {
     int all[2] = {0, 0};
-    if (r->rank == 0) all[0] = atomic_load(&annoyed) == 2;
+    if (r->rank == 0) all[0] = atomic_load(&junk_state) == 2;
     WANT(rt_bootstrap_allgather(b, all, sizeof *all) == RAIL_OK);
     stop = all[0];
     usleep(500);
@@ -199,13 +199,13 @@ TEST(unauthenticated_at_a_rank) {
   enum { N = 300 };
   static int fds[N];
   char id[RT_UNIQUE_ID_BYTES];
-  atomic_store(&annoyed, 0);
+  atomic_store(&junk_state, 0);
   log_clear();
   CHECK_OK(rt_unique_id_create(id));
-  ranks_init(2, id, annoyed_pair_body);
+  ranks_init(2, id, noisy_pair_body);
   for (int i = 0; i < 2; i++) rank_start(i);
-  while (atomic_load(&annoyed) == 0) usleep(1000);
-  annoy(&peer_addr, fds, N);
+  while (atomic_load(&junk_state) == 0) usleep(1000);
+  send_junk(&peer_addr, fds, N);
 
   struct { struct rt_boot_header head; struct rt_boot_peer_hello hello; } out;
   memset(&out, 0, sizeof out);
@@ -220,7 +220,7 @@ TEST(unauthenticated_at_a_rank) {
   CHECK(errno != ETIMEDOUT);
   rail_sock_close(&fd);
 
-  atomic_store(&annoyed, 2);
+  atomic_store(&junk_state, 2);
   for (int i = 0; i < 2; i++) pthread_join(ranks[i].thread, NULL);
   for (int i = 0; i < 2; i++) CHECK_INT(ranks[i].bad_line + ranks[i].failures + (int)ranks[i].open_result, 0);
   CHECK(logged("rank 0 drops the connection from"));

@@ -22,7 +22,7 @@ static unsigned int hs_live_pending(const struct hs *h) { return ((const struct 
 
 /* ---- before HELLO -------------------------------------------------------- */
 
-TEST(silent_clients_hold_nobody_up) {
+TEST(silent_clients_delay_no_accept) {
   struct hs h;
   struct ib_hello_bytes hello;
   struct rail_hello unused;
@@ -124,7 +124,7 @@ static void lie(struct raw *r, enum lie what) {
   }
 }
 
-TEST(peers_that_lie_are_told_so) {
+TEST(lying_peers_are_refused) {
   for (enum lie what = 0; what < LIES; what++) {
     struct hs h;
     struct raw r;
@@ -238,7 +238,7 @@ TEST(no_more_than_64_half_made) {
   hs_end(&h);
 }
 
-/* Who can say no more than HELLO keeps nobody out. */
+/* A peer that sends only HELLO does not block others. */
 TEST(hellos_alone_make_room) {
   static struct raw r[2 * IB_MAX_PENDING];
   struct hs h;
@@ -445,7 +445,7 @@ TEST(ends_at_any_time) {
 
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
-    TEST_CASE(silent_clients_hold_nobody_up), TEST_CASE(hellos_that_are_refused), TEST_CASE(peers_that_lie_are_told_so),
+    TEST_CASE(silent_clients_delay_no_accept), TEST_CASE(hellos_that_are_refused), TEST_CASE(lying_peers_are_refused),
     TEST_CASE(an_offer_of_values_that_cannot_be), TEST_CASE(silent_peers), TEST_CASE(peers_that_die),
     TEST_CASE(a_peer_whose_writes_do_not_come), TEST_CASE(no_more_than_64_half_made), TEST_CASE(hellos_alone_make_room),
     TEST_CASE(listeners_that_lie), TEST_CASE(accept_may_take_any_time), TEST_CASE(stopped_in_the_middle),

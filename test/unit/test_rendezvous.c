@@ -58,7 +58,7 @@ TEST(unauthenticated_at_the_rendezvous) {
   union rail_addr addr;
   log_clear();
   make_root(&parts, id, &addr);
-  annoy(&addr, fds, N);
+  send_junk(&addr, fds, N);
 
   struct rt_boot_id wrong = parts;
   wrong.secret[15] ^= 1;

@@ -149,23 +149,23 @@ static void child_without_a_right_mac(struct pipes *io, void *arg) {
   hs_listen(&h, DEV_A);
   good = signed_hello(&h, false);
   w = good, w.mac[31] ^= 1;
-  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_MAC);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), RAIL_REASON_MAC);
   ENSURE(log_said("RAIL_SOCKET_AUTH_FILE"), "it said: %s", log_lines);
   w = good, w.limits.features ^= htole32(2);
-  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_MAC);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), RAIL_REASON_MAC);
   w = signed_hello(&h, true);
-  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_GONE);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), RAIL_REASON_GONE);
   w.limits.counter = htole64(2);
-  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_MAC);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), RAIL_REASON_MAC);
   w = good, w.head.flags = 0, memset(w.mac, 0, sizeof w.mac);
-  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_AUTH);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), RAIL_REASON_AUTH);
   /* The good one comes in; what was recorded of it does not, accepted or not. */
   int fd = hs_client(&h, 0, &good);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!hs_accept_step(&h)) ENSURE(!rail_deadline_passed(deadline), "kept out: %s", log_lines);
-  ENSURE_INT(hs_reason(hs_client(&h, 0, &good), hs_accept_nobody, &h), RAIL_REASON_REPLAY);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &good), hs_accept_none, &h), RAIL_REASON_REPLAY);
   rail_sock_close(&fd);
-  ENSURE_INT(hs_reason(hs_client(&h, 0, &good), hs_accept_nobody, &h), RAIL_REASON_REPLAY);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &good), hs_accept_none, &h), RAIL_REASON_REPLAY);
   hs_close(&hs_received);
   /* A new one does, with the same comm id: a connector that was refused for a passing reason tries again. */
   w = signed_hello(&h, false);
@@ -176,9 +176,9 @@ static void child_without_a_right_mac(struct pipes *io, void *arg) {
   hs_close_listen(&h);
   /* Nor does it at another listener. */
   hs_listen(&h, DEV_A);
-  ENSURE(hs_reason(hs_client(&h, 0, &good), hs_accept_nobody, &h) == RAIL_REASON_SECRET, "replayed elsewhere");
+  ENSURE(hs_reason(hs_client(&h, 0, &good), hs_accept_none, &h) == RAIL_REASON_SECRET, "replayed elsewhere");
   memcpy(good.head.secret, h.decoded.secret, RAIL_SECRET_SIZE);
-  ENSURE(hs_reason(hs_client(&h, 0, &good), hs_accept_nobody, &h) == RAIL_REASON_MAC, "and with the secret changed");
+  ENSURE(hs_reason(hs_client(&h, 0, &good), hs_accept_none, &h) == RAIL_REASON_MAC, "and with the secret changed");
   hs_end(&h);
 }
 
@@ -203,7 +203,7 @@ static void child_without(struct pipes *io, void *arg) {
   struct sk_hello_bytes w =
     sk_make_hello(&h.decoded, (struct rail_hello){.streams = 1}, (struct sk_limits){.eager_bytes = 1 << 20}, 0);
   w.head.flags = htole32(RAIL_HELLO_AUTH);
-  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), RAIL_REASON_AUTH);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), RAIL_REASON_AUTH);
   ENSURE(log_said("RAIL_SOCKET_AUTH_FILE is set on one side only"), "it said: %s", log_lines);
   hs_end(&h);
 }
@@ -249,7 +249,7 @@ static void child_listener(struct pipes *io, void *arg) {
   pipe_write(&other.io, h.handle, sizeof h.handle);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!log_said("has another key in RAIL_SOCKET_AUTH_FILE")) {
-    hs_accept_nobody(&h);
+    hs_accept_none(&h);
     ENSURE(!rail_deadline_passed(deadline), "nobody connected");
   }
   proc_join(&other);

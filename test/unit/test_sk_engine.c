@@ -39,7 +39,7 @@ static void wait_until_done(const void *request) {
 
 static void own(const struct data *d) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-  while (!sk_comm_try_own(d->comm)) ENSURE(!rail_deadline_passed(deadline), "somebody keeps the connection");
+  while (!sk_comm_try_own(d->comm)) ENSURE(!rail_deadline_passed(deadline), "another thread keeps the connection");
 }
 
 /* ---- receiver -------------------------------------------------------------- */
@@ -85,8 +85,8 @@ TEST(a_read_that_was_full_is_not_the_last) {
   end(&d);
 }
 
-/* The event comes while the connection is somebody else's. */
-TEST(an_event_while_somebody_else_owns) {
+/* The event comes while another thread owns the connection. */
+TEST(an_event_while_another_thread_owns) {
   struct data d;
   begin(&d, SK_RECEIVER);
   for (uint32_t seq = 0; seq < 10; seq++) {
@@ -102,7 +102,7 @@ TEST(an_event_while_somebody_else_owns) {
   end(&d);
 }
 
-/* A receive that is left in the ring because somebody owns the connection. */
+/* A receive that is left in the ring because another thread owns the connection. */
 TEST(a_receive_while_somebody_else_owns) {
   struct data d;
   begin(&d, SK_RECEIVER);
@@ -211,6 +211,6 @@ TEST(connections_come_and_go) {
 }
 
 TEST_MAIN(TEST_CASE(a_message_comes_in), TEST_CASE(a_read_that_was_full_is_not_the_last),
-          TEST_CASE(an_event_while_somebody_else_owns), TEST_CASE(a_receive_while_somebody_else_owns),
+          TEST_CASE(an_event_while_another_thread_owns), TEST_CASE(a_receive_while_somebody_else_owns),
           TEST_CASE(the_end_comes_with_the_last_bytes), TEST_CASE(a_socket_that_has_room_again),
           TEST_CASE(small_sends_leave_when_they_are_tested), TEST_CASE(connections_come_and_go))

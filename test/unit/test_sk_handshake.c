@@ -100,9 +100,9 @@ TEST(what_is_counted) {
   CHECK_INT(counted(SK_DEVICE_CONNECTS), 1);
   CHECK_INT(counted(SK_DEVICE_ACCEPTS), 1);
   struct sk_hello_bytes w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 9}, (struct sk_limits){0}, 0);
-  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_STREAMS);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), SK_REASON_STREAMS);
   memset(&w, 'x', sizeof w);
-  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), HS_DROPPED);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), HS_DROPPED);
   CHECK_INT(counted(SK_DEVICE_REFUSED), 1);
   CHECK_INT(counted(SK_DEVICE_STRANGERS), 1);
   hs_end(&h);
@@ -117,7 +117,7 @@ TEST(a_hello_in_pieces) {
                                           (struct sk_limits){.eager_bytes = SK_MAX_EAGER_BYTES}, 0);
   int fd = hs_client(&h, 0, NULL);
   for (size_t at = 0; at < sizeof w; at += 20) {
-    for (int i = 0; i < 5; i++) hs_accept_nobody(&h); /* it waits inside for the rest */
+    for (int i = 0; i < 5; i++) hs_accept_none(&h); /* it waits inside for the rest */
     CHECK(send(fd, (uint8_t *)&w + at, 20, MSG_NOSIGNAL) == 20);
   }
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
@@ -176,10 +176,10 @@ TEST(a_stream_that_is_there_already) {
   int first = hs_client(&h, 0, &w);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   while (!h.listen->acceptor->pending) {
-    hs_accept_nobody(&h);
+    hs_accept_none(&h);
     CHECK(!rail_deadline_passed(deadline));
   }
-  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_nobody, &h), SK_REASON_DUPLICATE);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), SK_REASON_DUPLICATE);
   w = sk_make_hello(&h.decoded, (struct rail_hello){.stream = 1, .streams = 2}, limits, 0);
   int second = hs_client(&h, 0, &w);
   while (!hs_accept_step(&h)) CHECK(!rail_deadline_passed(deadline));
@@ -264,21 +264,21 @@ TEST(who_may_not_come_back) {
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
   hs_close_listen(&h);
   w = reconnect_hello(&h, 0, 1), w.head.comm_id[0] ^= 1;
-  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_GONE);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_none, NULL), RAIL_REASON_GONE);
   w = reconnect_hello(&h, 0, 1), w.head.streams = htole16(3);
-  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_STREAMS);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_none, NULL), SK_REASON_STREAMS);
   w = reconnect_hello(&h, 0, 1), w.limits.eager_count ^= htole32(1);
-  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), SK_REASON_LIMITS);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_none, NULL), SK_REASON_LIMITS);
   w = reconnect_hello(&h, 0, 1), w.head.secret[3] ^= 1;
-  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_SECRET);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_none, NULL), RAIL_REASON_SECRET);
   w = reconnect_hello(&h, 0, 0);
-  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_REPLAY);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_none, NULL), RAIL_REASON_REPLAY);
   w = reconnect_hello(&h, 0, 0), w.head.flags = 0; /* a new connection, after closeListen */
-  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_GONE);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_none, NULL), RAIL_REASON_GONE);
   lose(0);
   bring_back(0);
   w = reconnect_hello(&h, 0, 1); /* the same again */
-  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_nobody, NULL), RAIL_REASON_REPLAY);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_none, NULL), RAIL_REASON_REPLAY);
   hs_end(&h);
 }
 
@@ -290,7 +290,7 @@ static struct sk_answer_bytes answer_to(struct hs *h, const struct sk_hello_byte
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   CHECK_OK(rail_sock_send_some(fd, hello, size, &sent));
   while (rail_sock_recv_some(fd, &answer, sizeof answer, &done) == RAIL_IN_PROGRESS) {
-    hs_accept_nobody(h);
+    hs_accept_none(h);
     CHECK(!rail_deadline_passed(deadline));
   }
   rail_sock_close(&fd);
@@ -330,7 +330,7 @@ TEST(back_when_the_connection_closes) {
   int fd = hs_client(&h, 1, &w);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   for (int i = 0; i < 50; i++) { /* accept reads its HELLO, and is not the one to take it */
-    hs_accept_nobody(&h);
+    hs_accept_none(&h);
     usleep(1000);
   }
   hs_close(&hs_received);
@@ -355,7 +355,7 @@ TEST(lost_before_it_was_accepted) {
   pthread_mutex_unlock(&acceptor->lock);
   CHECK(hs_accept_step(&h));
   hs_close_listen(&h);
-  CHECK_INT(hs_reason(fd, hs_take_nobody, NULL), RAIL_REASON_BUSY);
+  CHECK_INT(hs_reason(fd, hs_take_none, NULL), RAIL_REASON_BUSY);
   lose(0);
   bring_back(0);
   hs_end(&h);
@@ -373,7 +373,7 @@ TEST(a_connection_that_is_gone) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   rail_result_t result;
   while ((result = sk_reconnect_lost(hs_sent.reconnect, 0, &fd)) == RAIL_IN_PROGRESS) {
-    hs_accept_nobody(&h);
+    hs_accept_none(&h);
     CHECK(!rail_deadline_passed(deadline));
   }
   CHECK_INT(result, RAIL_REMOTE_ERROR);
@@ -394,7 +394,7 @@ TEST(sockets_close_with_the_last_that_needs_them) {
   hs_close_listen(&h);
   CHECK_INT(kit_fd_count(), before + 2 * 2 + 2);
   int silent = hs_client(&h, 0, NULL);
-  hs_take_nobody(NULL);
+  hs_take_none(NULL);
   hs_end(&h);
   rail_sock_close(&silent);
   CHECK_INT(kit_fd_count(), before);

@@ -181,23 +181,23 @@ TEST(choice_of_protocol) {
 TEST(each_call_goes_by_its_function) {
   static const struct {
     enum rt_coll coll;
-    const char *wish;
+    const char *spec;
   } calls[] = {{RT_BROADCAST, "simple;broadcast:ll"}, {RT_REDUCE, "simple;reduce:ll"},
                {RT_ALLGATHER, "simple;allgather:ll"}, {RT_REDUCE_SCATTER, "simple;reducescatter:ll"},
                {RT_ALLREDUCE, "simple;allreduce:ll"}, {RT_SEND, "simple;sendrecv:ll"},
                {RT_RECV, "simple;sendrecv:ll"}};
   struct rt_tuning t = tuning();
-  for (size_t wished = 0; wished < sizeof calls / sizeof *calls; wished++) {
-    t.protos = rt_proto_masks(calls[wished].wish);
+  for (size_t at = 0; at < sizeof calls / sizeof *calls; at++) {
+    t.protos = rt_proto_masks(calls[at].spec);
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
-      CHECK_MSG((rt_tune(&t, calls[i].coll, 8, 4).proto == RT_LL) == (strcmp(calls[i].wish, calls[wished].wish) == 0),
-                "call %d with %s", (int)calls[i].coll, calls[wished].wish);
+      CHECK_MSG((rt_tune(&t, calls[i].coll, 8, 4).proto == RT_LL) == (strcmp(calls[i].spec, calls[at].spec) == 0),
+                "call %d with %s", (int)calls[i].coll, calls[at].spec);
   }
 }
 
 TEST(choice_of_algorithm) {
   static const struct {
-    const char *wish;
+    const char *spec;
     int nranks;
     uint64_t bytes;
     enum rt_coll is;
@@ -212,7 +212,7 @@ TEST(choice_of_algorithm) {
     for (int shm = 0; shm < 2; shm++) {
       struct rt_tuning t = tuning();
       rail_log_set_sink(log_capture);
-      t.algos = rt_algo_masks(cases[i].wish);
+      t.algos = rt_algo_masks(cases[i].spec);
       rail_log_set_sink(NULL);
       t.all_shm = shm;
       struct rt_choice c = rt_tune(&t, RT_ALLREDUCE, cases[i].bytes, cases[i].nranks);
