@@ -3,9 +3,10 @@
  * One connection: its state, its requests, and the two kinds of comm. Created by ib_build.c during the handshake, used
  * by ib_send.c, ib_recv.c, ib_flush.c and ib_progress.c, destroyed by ib_close.c.
  *
- * Threads. isend, irecv, iflush and test run in the caller's progress thread; regMr, deregMr and close in its service
- * thread. The watch thread writes `health` and `peer_silent`; the progress thread clears IB_COMM_STALLED. Each field
- * names its thread where that is not the progress thread. There is no lock.
+ * Threads, as common/net/net_ops.h has them: isend, irecv, iflush and test run in the caller's progress thread; regMr,
+ * deregMr and close in its service thread. The watch thread writes `health` and `peer_silent`; the progress thread
+ * clears IB_COMM_STALLED. Each field names its thread where that is not the progress thread. The data path takes no
+ * lock; ib_mr.c has one for `mhandles`, ib_comm_stop one for its callers.
  */
 #ifndef IB_COMM_H
 #define IB_COMM_H
@@ -61,7 +62,7 @@ struct ib_mhandle {
   uint32_t magic;
   int type; /* RAIL_PTR_* */
   struct ib_comm *comm;
-  LIST_ENTRY(ib_mhandle) link; /* in comm->mhandles: the service thread's */
+  LIST_ENTRY(ib_mhandle) link; /* in comm->mhandles, under the lock of ib_mr.c */
   uint64_t addr, size;
   _Atomic uint32_t outstanding; /* requests that use it: counted by the progress thread */
   struct ib_mr_entry *entries[IB_MAX_RAILS];
@@ -103,7 +104,7 @@ struct ib_comm {
   uint64_t last_progress;           /* rail_now_ns() of the last good completion, at a coarse grain; for error lines */
   uint32_t completions;             /* since last_progress was set */
   uint64_t probe_deadline;          /* the HCA owes a completion by then; 0: no probe */
-  LIST_HEAD(, ib_mhandle) mhandles; /* the service thread's */
+  LIST_HEAD(, ib_mhandle) mhandles; /* under the lock of ib_mr.c */
   _Atomic uint32_t outstanding;     /* requests given out and not done: written by the progress thread */
   uint64_t *stats;                  /* of the group "comm"; never NULL */
   bool stats_private;               /* not in the shared page */
@@ -280,7 +281,9 @@ static inline void ib_request_end(struct ib_request *r) {
   ib_outstanding_set(r->comm, atomic_load_explicit(&r->comm->outstanding, memory_order_relaxed) - 1);
 }
 
-/* ---- the caller's registrations ---------------------------------------- */
+/* ---- the caller's registrations ----------------------------------------
+ *
+ * What the data path does with a handle. Here because ib_mr.c calls ib_progress.c, which calls the data path. */
 
 /* Is [data, data + size) memory that this connection may use? No memory at all needs no registration. */
 static inline bool ib_mr_covers(const struct ib_comm *comm, const struct ib_mhandle *mr, const void *data,

@@ -7,7 +7,9 @@
  *
  * An entry's last word holds the number of the receive and a checksum of the other seven. With the right number and a
  * wrong checksum the entry is still being written, and the reader tries again later. So nothing depends on the order in
- * which the HCA's writes within an entry become visible.
+ * which the HCA's writes within an entry become visible. An entry whose checksum never becomes right looks like a
+ * receive that is not posted yet. If buffers of other tags are posted, RAIL_IB_TAG_TIMEOUT ends the sender's wait; if
+ * none is, nothing does while the peer's process answers.
  *
  * Then the immediates, by which the sender's writes are reported to the receiver. All of it is pure: no verbs. The ring
  * has one reader, and one writer (the HCA).

@@ -280,8 +280,8 @@ unsigned int ib_mr_cache_count(struct ib_hca *hca) {
 
 /* ---- a connection's handles -------------------------------------------------- */
 
-/* Of the lists of handles of all comms: NCCL's calls for one comm may come from two threads (the user's, who
- * registers buffers, and the proxy's service thread). Held for a few stores. */
+/* Of the lists of handles of all comms. By the contract one thread at a time registers with a comm (net_ops.h); the
+ * lock keeps the list whole for callers that register from several. Held for a few stores. */
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void link_handle(struct ib_comm *comm, struct ib_mhandle *handle) {

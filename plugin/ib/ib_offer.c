@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What this side brings: its ports as they are now, with a GID for each that suits the peer; and what both make of
- * both sides compute. */
+ * What this side offers: its ports as they are now, with a GID for each that suits the peer; and the plan, which both
+ * sides compute from both offers. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

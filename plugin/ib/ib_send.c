@@ -90,7 +90,9 @@ static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
   return RAIL_OK;
 }
 
-static rail_result_t no_grant(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
+/* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
+ * silent ends it by a bit of `health`. STALLED does not: the HCA has nothing of this send to complete. */
+static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
   if (rail_unlikely(found == IB_CTS_INVALID)) return invalid_cts(sc);
   rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
   uint32_t health = atomic_load_explicit(&sc->base.health, memory_order_acquire) & ~IB_COMM_STALLED;
@@ -202,6 +204,7 @@ static rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
 
 /* ---- isend ----------------------------------------------------------------- */
 
+/* The shim writes *request before the call: only who calls the plugin's table itself can pass NULL for `request`. */
 RAIL_COLD static rail_result_t bad_send(const struct ib_comm *comm, const void *data, size_t size,
                                         const struct ib_mhandle *mr, void **request) {
   if (request) return ib_mr_refuse(comm, "isend", mr, data, size);
@@ -236,7 +239,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   /* Match: the oldest buffer of this tag that the receiver granted. */
   struct ib_send *send = rail_container_of(r, struct ib_send, base);
   enum ib_cts_found found = ib_cts_take(&sc->match, (uint32_t)tag, &send->grant);
-  if (found != IB_CTS_TAKEN) return no_grant(sc, (uint32_t)tag, found);
+  if (found != IB_CTS_TAKEN) return no_cts(sc, (uint32_t)tag, found);
 
   /* Take the request. */
   SLIST_REMOVE_HEAD(&sc->free, free);
