@@ -121,7 +121,7 @@ static bool handle_hello(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   else if (h->link != RT_BOOT_LINK_RING && h->link != RT_BOOT_LINK_DATA)
     error = "unknown kind of connection";
   else if (h->link == RT_BOOT_LINK_RING && (h->from != (uint32_t)prev || b->prev_connected))
-    error = "the ring is closed here";
+    error = "it is not the previous rank, or that one is connected already";
   const unsigned char accepted = RT_BOOT_ACCEPTED;
   if (!error && h->link == RT_BOOT_LINK_DATA && send(c->fd, &accepted, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1)
     error = "the answer to its hello cannot be sent";
