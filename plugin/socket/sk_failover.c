@@ -181,7 +181,7 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   if (sc->undelivered_count > JOIN_ROOM || path->count) return; /* pieces of its last generation go first */
   if (sk_reconnect_lost(comm->reconnect, s->index, &fd) != RAIL_OK) return;
   bring_up(comm, s, fd);
-  sk_send_accepted(sc, s);
+  sk_send_on_welcome(sc, s);
   path->generation++;
   path->frames = path->first = path->count = 0;
   sk_stream_send_frame(s, SK_FRAME_JOIN, 0, path->generation, s->index);
@@ -253,7 +253,7 @@ rail_result_t sk_failover_on_answer(struct sk_comm *comm, struct sk_stream *s) {
   if (reason != RAIL_REASON_NONE)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s%s",
                         s->index, rail_reason_text(&sk_protocol, reason), versions);
-  sk_send_accepted(sender_of(comm), s);
+  sk_send_on_welcome(sender_of(comm), s);
   return RAIL_OK;
 }
 

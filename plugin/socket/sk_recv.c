@@ -4,7 +4,7 @@
  *
  * irecv takes an unexpected message or posts its buffers. A MSG frame claims the oldest buffer of its tag; payloads are
  * received straight into it. The request is done when all its buffers are; test finds that out (sk_progress.c) and
- * calls sk_recv_done. Reports to the sender, of buffers and credit, are in sk_grant.c.
+ * calls sk_recv_finish. Reports to the sender, of buffers and credit, are in sk_grant.c.
  */
 #include "plugin/socket/sk_recv.h"
 
@@ -373,7 +373,7 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   return RAIL_OK;
 }
 
-void sk_recv_done(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes) {
+void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes) {
   for (uint32_t i = 0; i < recv->n; i++) {
     struct sk_slot *slot = &recv->slots[i];
     if (sizes) sizes[i] = slot->target.size > INT_MAX ? INT_MAX : (int)slot->target.size;

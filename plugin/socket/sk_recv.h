@@ -131,8 +131,8 @@ rail_result_t sk_recv_on_data(struct sk_comm *comm, struct sk_stream *s, const s
 rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s);
 /* With FAILOVER, the stream is lost: what has come over it of a payload will come again. */
 void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s);
-/* Returns a request that is done to the pool; the caller's. */
-void sk_recv_done(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes);
+/* Gives a request that is done back to the pool; for the caller's thread. */
+void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes);
 
 /* ---- sk_grant.c: reports to the sender; a stream that cannot be written any more is noticed by reading it -------- */
 

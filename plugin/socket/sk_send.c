@@ -4,7 +4,7 @@
  *
  * isend looks for the grant of its buffer. With a grant, or small enough to be sent before it (eager), the send is
  * ready: sk_send_post announces it on stream 0 and cuts the rest into chunks for whichever stream is free. It is done
- * when its last byte is in the kernel; test finds that out (sk_progress.c) and calls sk_send_done.
+ * when its last byte is in the kernel; test finds that out (sk_progress.c) and calls sk_send_finish.
  *
  * Small sends behind others that are outstanding are not written one by one: they stay in the stream's queue until the
  * caller tests, or until they are many.
@@ -136,7 +136,7 @@ static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
   else sk_pending_drop(&send->base.pending);
 }
 
-void sk_send_accepted(struct sk_send_comm *sc, struct sk_stream *s) {
+void sk_send_on_welcome(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_send *send;
   if (s->accepted) return; /* it was, before it was lost */
   s->accepted = true;
@@ -331,7 +331,7 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
   return RAIL_OK;
 }
 
-void sk_send_done(struct sk_send_comm *sc, struct sk_send *send, int *sizes) {
+void sk_send_finish(struct sk_send_comm *sc, struct sk_send *send, int *sizes) {
   if (sizes) sizes[0] = send->size > INT_MAX ? INT_MAX : (int)send->size;
   sk_mr_release(send->mr);
   sk_request_put(&sc->pool, &send->base);

@@ -82,8 +82,8 @@ rail_result_t sk_send_post(struct sk_send_comm *sc);
 
 /* Frame CONTROL: what the peer has seen, its credit, its new buffers. */
 rail_result_t sk_send_on_control(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
-/* The acceptor has accepted this stream. */
-void sk_send_accepted(struct sk_send_comm *sc, struct sk_stream *s);
+/* The acceptor has accepted this stream. After the last one, sends that waited for this are done. */
+void sk_send_on_welcome(struct sk_send_comm *sc, struct sk_stream *s);
 
 /* Is there nothing that test might wait for? */
 bool sk_send_is_idle(const struct sk_send_comm *sc);
@@ -96,7 +96,7 @@ static inline void sk_send_tested(struct sk_send_comm *sc) {
   if (sc->burst) sc->latest_burst = sc->burst;
   sc->burst = 0;
 }
-/* Returns a request that is done to the pool; the caller's. */
-void sk_send_done(struct sk_send_comm *sc, struct sk_send *send, int *sizes);
+/* Gives a request that is done back to the pool; for the caller's thread. */
+void sk_send_finish(struct sk_send_comm *sc, struct sk_send *send, int *sizes);
 
 #endif

@@ -96,7 +96,7 @@ rail_result_t tpl_send_create(const struct tpl_device *device, struct tpl_attemp
 rail_result_t tpl_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
                         void **request);
 rail_result_t tpl_send_progress(struct tpl_comm *comm);
-void tpl_send_report(struct tpl_request *request, int *sizes);
+void tpl_send_finish(struct tpl_request *request, int *sizes);
 rail_result_t tpl_close_send(void *send_comm);
 
 /* tpl_recv.c */
@@ -104,7 +104,7 @@ rail_result_t tpl_recv_create(const struct tpl_device *device, const union rail_
 rail_result_t tpl_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                         void **phandles, void **request);
 rail_result_t tpl_recv_progress(struct tpl_comm *comm);
-void tpl_recv_report(struct tpl_request *request, int *sizes);
+void tpl_recv_finish(struct tpl_request *request, int *sizes);
 rail_result_t tpl_close_recv(void *recv_comm);
 
 /* tpl_progress.c */

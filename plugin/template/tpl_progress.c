@@ -13,7 +13,7 @@ rail_result_t tpl_test(void *arg, int *done, int *sizes) {
   rail_result_t result = RAIL_OK;
   if (request->state == TPL_ACTIVE) result = sends ? tpl_send_progress(comm) : tpl_recv_progress(comm);
   if (request->state == TPL_COMPLETE) { /* before an error that came behind it */
-    (sends ? tpl_send_report : tpl_recv_report)(request, sizes);
+    (sends ? tpl_send_finish : tpl_recv_finish)(request, sizes);
     *done = 1;
     result = RAIL_OK;
   } else if (request->state == TPL_FREE) {

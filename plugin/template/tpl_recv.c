@@ -204,7 +204,7 @@ rail_result_t tpl_irecv(void *recv_comm, int n, void **data, const size_t *sizes
   return result;
 }
 
-void tpl_recv_report(struct tpl_request *request, int *sizes) {
+void tpl_recv_finish(struct tpl_request *request, int *sizes) {
   struct tpl_recv *r = rail_container_of(request, struct tpl_recv, base);
   for (unsigned int i = 0; sizes && i < r->n; i++) sizes[i] = (int)RAIL_MIN(r->buffers[i].size, (size_t)INT_MAX);
   request->state = TPL_FREE;

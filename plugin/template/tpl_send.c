@@ -253,7 +253,7 @@ rail_result_t tpl_isend(void *send_comm, void *data, size_t size, int tag, void 
   return result;
 }
 
-void tpl_send_report(struct tpl_request *request, int *sizes) {
+void tpl_send_finish(struct tpl_request *request, int *sizes) {
   struct tpl_send *s = rail_container_of(request, struct tpl_send, base);
   struct tpl_send_comm *sc = rail_container_of(request->comm, struct tpl_send_comm, base);
   if (sizes) sizes[0] = (int)RAIL_MIN(s->size, (size_t)INT_MAX);
