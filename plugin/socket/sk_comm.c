@@ -38,7 +38,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
   comm->reconnect = args->reconnect;
   comm->accepted = args->accepted;
   memcpy(comm->sessions, args->sessions, sizeof comm->sessions);
-  comm->hold = sends;
+  comm->await_answer = sends;
   comm->unanswered = sends ? args->nstreams : 0;
   pthread_mutex_init(&comm->mrs_lock, NULL);
   comm->streams = calloc(args->nstreams, sizeof *comm->streams);
@@ -54,7 +54,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
     rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || comm->paths ? buffer : PIECES_BUFFER,
                                      &comm->traffic);
     if (r != RAIL_OK) result = r;
-    s->accepted = !sends;
+    s->welcomed = !sends;
     sk_stream_set_options(s);
     if (sends && !comm->paths) sk_zerocopy_init(s, args->nics[i] ? args->nics[i]->name : NULL);
   }

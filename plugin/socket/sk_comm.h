@@ -104,7 +104,7 @@ struct sk_comm {
   rail_result_t (*progress)(struct sk_comm *comm); /* sk_progress, for isend, which is below it */
 
   /* The owner's. */
-  bool hold;           /* sender: write nothing before the peer's answers are here */
+  bool await_answer;   /* sender: write nothing before the peer's answers are here */
   uint32_t pongs;      /* sent in this call of sk_progress */
   bool more;           /* the latest sk_progress ended because it had done enough */
   bool ended;          /* a stream that is read has ended */
@@ -189,21 +189,22 @@ static inline bool sk_comm_try_own(struct sk_comm *comm) {
          !atomic_exchange_explicit(&comm->owner, 1, memory_order_acquire);
 }
 static inline void sk_comm_disown(struct sk_comm *comm) {
-  bool kick = comm->poll && rail_unlikely(comm->more); /* no event of a socket will report what is left */
+  bool notify = comm->poll && rail_unlikely(comm->more); /* no event of a socket will report what is left */
   atomic_store_explicit(&comm->owner, 0, memory_order_release);
-  if (kick) sk_engine_kick(comm->poll);
+  if (notify) sk_engine_notify(comm->poll);
 }
 static inline bool sk_comm_is_stopped(const struct sk_comm *comm) {
   return atomic_load_explicit(&comm->stop, memory_order_relaxed) != 0;
 }
 
-/* For a caller that cannot own the comm now. The kick comes after the request is in the ring, and the engine takes it
- * off its list before it looks into the ring: so a request is found even if another thread owned the comm meanwhile. */
+/* For a caller that cannot own the comm now. The engine is notified after the request is in the ring, and takes the
+ * notification off its list before it looks into the ring: so a request is found even if another thread owned the comm
+ * meanwhile. */
 static inline void sk_comm_submit(struct sk_comm *comm, struct sk_request *request) {
   uint32_t tail = atomic_load_explicit(&comm->submitted.tail, memory_order_relaxed);
   comm->submitted.slots[tail % SK_SUBMIT_SLOTS] = request;
   atomic_store_explicit(&comm->submitted.tail, tail + 1, memory_order_release);
-  if (comm->poll) sk_engine_kick(comm->poll);
+  if (comm->poll) sk_engine_notify(comm->poll);
 }
 /* The owner's: the oldest of them, or NULL. */
 static inline struct sk_request *sk_comm_submitted(struct sk_comm *comm) {

@@ -2,13 +2,13 @@
  *
  * The threads of the engine, and their poll contexts.
  *
- * Three things must never be lost: an event of a socket, a request that was left in the comm's ring (a kick), a comm
- * with work when a bound was reached. Each puts the context into the thread's run list, the kick by way of a list that
- * any thread may push to. A context is taken from the run list before it is run, and put back when its comm has another
- * owner.
+ * Three things must never be lost: an event of a socket, a request that was left in the comm's ring (a notification), a
+ * comm with work when a bound was reached. Each puts the context into the thread's run list, the notification by way of
+ * a list that any thread may push to. A context is taken from the run list before it is run, and put back when its comm
+ * has another owner.
  *
- * Before it sleeps a thread sets `sleeping`, then looks for kicks once more; a kick is pushed first, then looks at
- * `sleeping`. So one of them sees the other, and only a thread that sleeps costs a system call.
+ * Before it sleeps a thread sets `sleeping`, then looks for notifications once more; a notification is pushed first,
+ * then looks at `sleeping`. So one of them sees the other, and only a thread that sleeps costs a system call.
  *
  * Events are edges: a socket that became ready is reported once, so a comm must be moved until its sockets would block.
  * A short read means that the socket is empty, a short write that it is full; either way the next change makes a new
@@ -41,15 +41,15 @@
 
 struct poll_thread;
 
-/* Memory that stays until the thread ends, so that an event or a kick that comes late finds the context empty, or with
- * another comm, which is then run for nothing. */
+/* Memory that stays until the thread ends, so that an event or a notification that comes late finds the context empty,
+ * or with another comm, which is then run for nothing. */
 struct sk_poll_ctx {
   struct poll_thread *thread;
   sk_poll_fn fn;
   _Atomic(void *) arg;    /* NULL: free */
   _Atomic uint32_t busy;  /* the thread runs it; detach waits for it */
-  _Atomic uint32_t kicked; /* it is in the thread's list of kicked ones */
-  struct sk_poll_ctx *kick_next;
+  _Atomic uint32_t notified; /* it is in the thread's list of notified ones */
+  struct sk_poll_ctx *notified_next;
   struct sk_poll_ctx *all_next, *free_next; /* under the lock */
 
   /* The thread's. */
@@ -64,7 +64,7 @@ struct poll_thread {
   int wake_fd; /* an eventfd */
   int epoll_fd;
   _Atomic uint32_t sleeping, quit;
-  _Atomic(struct sk_poll_ctx *) kicked;
+  _Atomic(struct sk_poll_ctx *) notified;
 
   uint32_t count; /* of contexts in use; under the lock, as are the two lists */
   struct sk_poll_ctx *all, *unused;
@@ -81,7 +81,7 @@ static struct {
   struct poll_thread *threads;
 } engine;
 
-/* ---- run list and kicks -------------------------------------------------- */
+/* ---- run list and notifications -------------------------------------------- */
 
 static void enqueue(struct sk_poll_ctx *ctx) {
   struct poll_thread *t = ctx->thread;
@@ -98,20 +98,20 @@ static void wake(struct poll_thread *t) {
   while (write(t->wake_fd, &(uint64_t){1}, sizeof(uint64_t)) < 0 && errno == EINTR) {}
 }
 
-void sk_engine_kick(struct sk_poll_ctx *ctx) {
+void sk_engine_notify(struct sk_poll_ctx *ctx) {
   struct poll_thread *t = ctx->thread;
-  if (atomic_exchange(&ctx->kicked, 1)) return;
-  struct sk_poll_ctx *first = atomic_load_explicit(&t->kicked, memory_order_relaxed);
-  do ctx->kick_next = first;
-  while (!atomic_compare_exchange_weak(&t->kicked, &first, ctx));
+  if (atomic_exchange(&ctx->notified, 1)) return;
+  struct sk_poll_ctx *first = atomic_load_explicit(&t->notified, memory_order_relaxed);
+  do ctx->notified_next = first;
+  while (!atomic_compare_exchange_weak(&t->notified, &first, ctx));
   wake(t);
 }
 
-static void take_kicked(struct poll_thread *t) {
-  if (!atomic_load_explicit(&t->kicked, memory_order_relaxed)) return;
-  for (struct sk_poll_ctx *ctx = atomic_exchange(&t->kicked, NULL), *next; ctx; ctx = next) {
-    next = ctx->kick_next;
-    atomic_exchange(&ctx->kicked, 0); /* from here on a kick makes a new entry */
+static void take_notified(struct poll_thread *t) {
+  if (!atomic_load_explicit(&t->notified, memory_order_relaxed)) return;
+  for (struct sk_poll_ctx *ctx = atomic_exchange(&t->notified, NULL), *next; ctx; ctx = next) {
+    next = ctx->notified_next;
+    atomic_exchange(&ctx->notified, 0); /* from here on a notification makes a new entry */
     enqueue(ctx);
   }
 }
@@ -179,7 +179,7 @@ static void wait_for_events(struct poll_thread *t) {
   bool measured = sk_params.spin_us > 0, shared = false;
   uint64_t since = measured ? rail_now_ns() : 0, now = since;
   for (unsigned int polls = 1; now - since < t->spin_ns && !shared; polls++) {
-    if (poll_events(t, false) || atomic_load_explicit(&t->kicked, memory_order_relaxed)) {
+    if (poll_events(t, false) || atomic_load_explicit(&t->notified, memory_order_relaxed)) {
       learn_gap(t, now - since);
       return;
     }
@@ -189,7 +189,7 @@ static void wait_for_events(struct poll_thread *t) {
     shared = now - before > SHARED_NS;
   }
   atomic_store(&t->sleeping, 1);
-  bool sleep = !atomic_load(&t->kicked) && !atomic_load(&t->quit);
+  bool sleep = !atomic_load(&t->notified) && !atomic_load(&t->quit);
   poll_events(t, sleep);
   atomic_store(&t->sleeping, 0);
   if (measured) learn_gap(t, shared ? UINT64_MAX : rail_now_ns() - since);
@@ -198,7 +198,7 @@ static void wait_for_events(struct poll_thread *t) {
 static void *thread_main(void *arg) {
   struct poll_thread *t = arg;
   while (!atomic_load(&t->quit)) {
-    take_kicked(t);
+    take_notified(t);
     run_all(t);
     wait_for_events(t);
   }
@@ -361,7 +361,7 @@ void sk_engine_attach(struct sk_poll_ctx **out, sk_poll_fn fn, void *arg, const 
   ctx->fn = fn;
   *out = ctx;
   atomic_store(&ctx->arg, arg);
-  sk_engine_kick(ctx); /* for what came before the sockets were watched */
+  sk_engine_notify(ctx); /* for what came before the sockets were watched */
 }
 
 void sk_engine_detach(struct sk_poll_ctx *ctx, const int *fds, uint32_t n) {

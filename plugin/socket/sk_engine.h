@@ -28,7 +28,7 @@ enum sk_poll_result {
   SK_POLL_MORE, /* there is more to do: call again */
   SK_POLL_BUSY, /* another thread owns it: call again, with the same `readable` */
 };
-/* What a thread calls when a socket of the context is ready or the context was kicked. `readable`: a socket said so. */
+/* What a thread calls when a socket of the context is ready or the context was notified. `readable`: a socket said so. */
 typedef enum sk_poll_result (*sk_poll_fn)(void *arg, bool readable);
 
 /* A poll context for these sockets at the least busy thread, if there is an engine (started by the first call). *ctx is
@@ -42,7 +42,7 @@ bool sk_engine_add(struct sk_poll_ctx *ctx, int fd);
 void sk_engine_remove(struct sk_poll_ctx *ctx, int fd);
 
 /* There is something to do that no socket will report; costs a system call only if the thread sleeps. */
-void sk_engine_kick(struct sk_poll_ctx *ctx);
+void sk_engine_notify(struct sk_poll_ctx *ctx);
 
 /* No thread and no poll context is left after it. */
 void sk_engine_stop(void);

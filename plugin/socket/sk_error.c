@@ -26,7 +26,7 @@ rail_result_t sk_comm_fail(struct sk_comm *comm, rail_result_t result, const cha
 
 rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_stream *s) {
   int err = s->out_errno ? s->out_errno : s->in_errno;
-  if (err == 0 && !s->accepted)
+  if (err == 0 && !s->welcomed)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
                         "the peer closed stream %u before it answered the handshake; it has ended or given up waiting",
                         s->index);

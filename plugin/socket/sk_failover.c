@@ -47,7 +47,7 @@ static void set_socket(struct sk_comm *comm, struct sk_stream *s, int fd) {
   sk_path_set_options(comm, fd);
   if (!comm->poll) return;
   if (!sk_engine_add(comm->poll, fd)) sk_stream_out_failed(s, errno);
-  sk_engine_kick(comm->poll);
+  sk_engine_notify(comm->poll);
 }
 
 /* ---- counts ------------------------------------------------------------------ */
@@ -261,7 +261,7 @@ rail_result_t sk_failover_retry_hellos(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     int fd;
-    if (s->accepted || (s->fd >= 0 && !s->eof)) continue;
+    if (s->welcomed || (s->fd >= 0 && !s->eof)) continue;
     if (s->fd >= 0) drop_socket(comm, s);
     rail_result_t result = sk_reconnect_unanswered(comm->reconnect, i, &comm->sessions[i], &fd);
     if (result == RAIL_IN_PROGRESS) continue;

@@ -107,7 +107,7 @@ static bool has_pending_work(const struct sk_comm *comm) {
     return true;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
-    if ((s->out_count && !s->out_errno) || (s->fd < 0 && !s->accepted)) return true; /* or to be connected again */
+    if ((s->out_count && !s->out_errno) || (s->fd < 0 && !s->welcomed)) return true; /* or to be connected again */
   }
   if (sk_comm_error(comm) != RAIL_OK) return false;
   if (comm->side == SK_SENDER) return !STAILQ_EMPTY(&sender(comm)->ready) || !STAILQ_EMPTY(&sender(comm)->bulk);
@@ -185,7 +185,7 @@ static void collect_sends(const struct sk_send_comm *sc, struct outstanding *o) 
   STAILQ_FOREACH(send, &sc->bulk, next) o->missing += send->size - send->framed;
   for (uint32_t i = 0; i < sc->base.nstreams; i++) {
     o->missing += sc->base.streams[i].out_bytes;
-    o->unanswered |= !sc->base.streams[i].accepted;
+    o->unanswered |= !sc->base.streams[i].welcomed;
   }
 }
 

@@ -60,7 +60,7 @@ void sk_path_announce(struct sk_send_comm *sc, const struct sk_stream *but, stru
   sc->undelivered_count++;
   /* A message without bytes is only announced: it has arrived when one of its announcements has, whichever. To wait for
    * the others would be to wait for streams that may be dead, and for a peer that has all it wants and closes. */
-  if (!send->size) STAILQ_INSERT_TAIL(&sc->empty, send, next);
+  if (!send->size) STAILQ_INSERT_TAIL(&sc->zero_length, send, next);
 }
 
 void sk_path_announce_all(struct sk_send_comm *sc, struct sk_stream *s) {
@@ -80,8 +80,8 @@ static void piece_arrived(struct sk_send_comm *sc, struct sk_send *send) {
 
 void sk_path_on_seen(struct sk_send_comm *sc) {
   struct sk_send *send;
-  while ((send = STAILQ_FIRST(&sc->empty)) && (int32_t)(send->seq - sc->seen) < 0) {
-    STAILQ_REMOVE_HEAD(&sc->empty, next);
+  while ((send = STAILQ_FIRST(&sc->zero_length)) && (int32_t)(send->seq - sc->seen) < 0) {
+    STAILQ_REMOVE_HEAD(&sc->zero_length, next);
     piece_arrived(sc, send);
   }
 }

@@ -33,7 +33,7 @@ static rail_result_t on_keepalive(struct sk_comm *comm, struct sk_stream *s, con
 }
 
 void sk_progress_ping(struct sk_comm *comm) {
-  if (!comm->hold) send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PING);
+  if (!comm->await_answer) send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PING);
 }
 
 /* ---- frames ---------------------------------------------------------------- */
@@ -76,7 +76,7 @@ RAIL_COLD static rail_result_t bad_type(struct sk_comm *comm, const struct sk_fr
  * comm's failure. */
 static rail_result_t parse(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_frame frame;
-  if (rail_unlikely(!s->accepted)) {
+  if (rail_unlikely(!s->welcomed)) {
     if (sk_stream_have(s) < rail_message_need(&sk_protocol, s->buf + s->head, sk_stream_have(s))) return RAIL_OK;
     RAIL_TRY(sk_failover_on_answer(comm, s));
   }
@@ -136,18 +136,18 @@ static rail_result_t check_peer(struct sk_send_comm *sc) {
 static rail_result_t progress_send(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
   uint64_t bytes = 0;
-  bool held = comm->hold;
+  bool awaited = comm->await_answer;
   sk_send_start_submitted(sc);
   if (sk_send_post(sc) != RAIL_OK) return write_failed(comm);
   if (!sk_send_should_read(sc)) return sk_comm_error(comm);
   sc->unread_posts = 0;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
-    if (i == 0 || !s->accepted || comm->paths) RAIL_TRY(read_stream(comm, s, &bytes));
+    if (i == 0 || !s->welcomed || comm->paths) RAIL_TRY(read_stream(comm, s, &bytes));
   }
   if (rail_unlikely(comm->unanswered && comm->reconnect)) RAIL_TRY(sk_failover_retry_hellos(comm));
   bool more = bytes >= SK_CALL_BYTES || (bytes && comm->paths); /* there may be something to send again */
-  bool post = !STAILQ_EMPTY(&sc->ready) || rail_unlikely(held && !comm->hold);
+  bool post = !STAILQ_EMPTY(&sc->ready) || rail_unlikely(awaited && !comm->await_answer);
   if (post && sk_send_post(sc) != RAIL_OK) return write_failed(comm);
   comm->more |= more;
   return check_peer(sc);
@@ -212,7 +212,7 @@ rail_result_t sk_progress_watch(struct sk_comm *comm) {
   if (comm->side == SK_SENDER) sk_send_read_soon(rail_container_of(comm, struct sk_send_comm, base));
   else rail_container_of(comm, struct sk_recv_comm, base)->idle_calls = UINT32_MAX / 2;
   RAIL_TRY(sk_progress(comm));
-  if (rail_stats_get(&comm->traffic.in) - before >= SK_CALL_BYTES && !comm->hold)
+  if (rail_stats_get(&comm->traffic.in) - before >= SK_CALL_BYTES && !comm->await_answer)
     send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PONG);
   return RAIL_OK;
 }
@@ -232,7 +232,7 @@ enum sk_poll_result sk_progress_poll(void *arg, bool readable) {
   if (sk_progress(comm) == RAIL_OK) report_idle(comm, false);
   else comm->more = false;
   bool more = comm->more;
-  atomic_store_explicit(&comm->owner, 0, memory_order_release); /* disown without a kick: `more` is returned */
+  atomic_store_explicit(&comm->owner, 0, memory_order_release); /* disown without a notification: `more` is returned */
   return more ? SK_POLL_MORE : SK_POLL_IDLE;
 }
 

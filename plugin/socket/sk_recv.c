@@ -195,9 +195,9 @@ static rail_result_t begin_piece(struct sk_recv_comm *rc, struct sk_stream *s, c
   struct sk_target *target = find_in_pieces(rc, frame->seq);
   if (!target) return bad_frame(rc, frame, "data of a message that is complete");
   if (!frame->len || offset > target->size || frame->len > target->size - offset ||
-      frame->len > target->size - target->promised)
+      frame->len > target->size - target->announced_bytes)
     return bad_frame(rc, frame, "data outside its message");
-  target->promised += frame->len;
+  target->announced_bytes += frame->len;
   return begin_payload(rc, s, frame, target->data + offset, target);
 }
 
@@ -242,7 +242,7 @@ rail_result_t sk_recv_on_msg(struct sk_comm *comm, struct sk_stream *s, const st
   if (rail_unlikely(!target)) return sk_comm_error(comm);
   rc->next_seq++;
   rc->partial++;
-  target->promised = frame->len;
+  target->announced_bytes = frame->len;
   target->received = target->edges = 0;
   target->in_pieces = false;
   if (frame->len < frame->size) expect_pieces(rc, target);
@@ -281,7 +281,7 @@ rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s) {
 void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s) {
   struct sk_target *target = s->target;
   if (!s->len || !target) return;
-  target->promised -= s->len;
+  target->announced_bytes -= s->len;
   if (!target->in_pieces) expect_pieces(rc, target); /* its one frame will come as a piece */
 }
 

@@ -13,7 +13,7 @@ struct sk_target {
   LIST_ENTRY(sk_target) by_seq; /* of those with bytes to come in other frames */
   uint8_t *data;
   uint64_t size;     /* of the message */
-  uint64_t promised; /* bytes whose headers were seen */
+  uint64_t announced_bytes; /* bytes whose headers were seen */
   uint64_t received;
   uint64_t edges;    /* of the pieces that are here: their ends' marks less their beginnings' (sk_recv.c) */
   uint32_t seq;

@@ -44,7 +44,7 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   STAILQ_INIT(&sc->ready);
   STAILQ_INIT(&sc->bulk);
   STAILQ_INIT(&sc->unaccepted);
-  STAILQ_INIT(&sc->empty);
+  STAILQ_INIT(&sc->zero_length);
   TAILQ_INIT(&sc->undelivered);
   sc->chunk = args->nstreams == 1 ? SK_MAX_FRAME : (uint32_t)sk_params.chunk / PIECE_ALIGN * PIECE_ALIGN;
   sc->eager_size = args->eager_size;
@@ -138,10 +138,10 @@ static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
 
 void sk_send_on_welcome(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_send *send;
-  if (s->accepted) return; /* it was, before it was lost */
-  s->accepted = true;
+  if (s->welcomed) return; /* it was, before it was lost */
+  s->welcomed = true;
   if (--sc->base.unanswered) return;
-  sc->base.hold = false;
+  sc->base.await_answer = false;
   if (!sc->base.paths) {
     sk_reconnect_free(sc->base.reconnect);
     sc->base.reconnect = NULL;
@@ -240,7 +240,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
       }
       if (rail_unlikely(s->zerocopy != NULL)) sk_zerocopy_reap(s);
       if (!s->out_count && !STAILQ_EMPTY(&sc->bulk) && sk_path_has_room(comm, s)) take_chunk(sc, s);
-      if (!s->out_count || rail_unlikely(comm->hold)) continue;
+      if (!s->out_count || rail_unlikely(comm->await_answer)) continue;
       rail_result_t result = sk_stream_flush(s, &written);
       if (rail_unlikely(result == RAIL_REMOTE_ERROR && !comm->paths)) return result;
       /* A frame that is only half out means that the socket is full, or nearly. */
@@ -321,7 +321,7 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
     if (can_batch(sc, size)) {
       announce_ready(sc);
       atomic_store_explicit(&comm->deferred, 1, memory_order_relaxed);
-    } else if (sc->waiting.count || rail_unlikely(comm->hold)) {
+    } else if (sc->waiting.count || rail_unlikely(comm->await_answer)) {
       (void)comm->progress(comm); /* its grant may be in the socket already, or the peer's answer */
     } else {
       (void)sk_send_post(sc);

@@ -10,7 +10,7 @@
 struct sk_send {
   struct sk_request base;
   struct sk_match_node node;          /* in `waiting` */
-  STAILQ_ENTRY(sk_send) next;         /* in `ready`, then in `bulk`; in `unaccepted`, or in `empty` */
+  STAILQ_ENTRY(sk_send) next;         /* in `ready`, then in `bulk`; in `unaccepted`, or in `zero_length` */
   TAILQ_ENTRY(sk_send) undelivered;
   const uint8_t *data;
   uint64_t size;
@@ -64,7 +64,7 @@ struct sk_send_comm {
   uint32_t next_stream;
   TAILQ_HEAD(, sk_send) undelivered; /* with FAILOVER: announced and not counted as arrived, in order */
   uint32_t undelivered_count;
-  struct sk_send_list empty; /* those of them that have no bytes */
+  struct sk_send_list zero_length; /* those of them that have no bytes */
   uint32_t unread_posts;     /* calls of sk_send_post since control frames were last read */
   struct sk_send sends[SK_MAX_SENDS];
   struct sk_grant grant_store[SK_MAX_SLOTS];

@@ -95,7 +95,7 @@ struct sk_host {
 struct sk_stream {
   int fd;
   uint16_t index;
-  bool accepted; /* by the acceptor, whose answer was read (always true on the receiving side) */
+  bool welcomed; /* by the acceptor, whose answer was read (always true on the receiving side) */
   bool eof;      /* nothing more comes in */
   int in_errno;  /* why, if not by a proper end */
   int out_errno; /* nothing more goes out, because of this */
