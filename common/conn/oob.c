@@ -55,9 +55,9 @@ static const char *plugin_of(const struct rail_oob *oob) { return oob->args.ops-
 
 static struct rail_oob_work work_of(const struct rail_oob *oob) { return oob->args.ops->work(oob->args.comm); }
 
-static void close_with(struct rail_oob *oob, uint32_t health) {
+static void close_with(struct rail_oob *oob, uint32_t faults) {
   oob->closed = true;
-  oob->args.ops->event(oob->args.comm, health);
+  oob->args.ops->event(oob->args.comm, faults);
 }
 
 /* ---- in -------------------------------------------------------------------- */
@@ -233,8 +233,8 @@ uint64_t rail_oob_tick_ns(const struct rail_oob_limits *limits) {
 }
 
 /* A peer that runs again finds the connection closed at once. */
-static void fail_peer(struct rail_oob *oob, uint32_t health) {
-  close_with(oob, health);
+static void fail_peer(struct rail_oob *oob, uint32_t faults) {
+  close_with(oob, faults);
   shutdown(oob->fd, SHUT_RDWR);
 }
 

@@ -10,8 +10,8 @@
  *   each tick     rail_oob_tick; rail_oob_report where rail_oob_is_report_due; rail_oob_tick_ns says how often
  *   close         rail_oob_goodbye; a sender whose peer has closed is drained (rail_oob_is_draining, rail_oob_drain)
  *
- * What it finds out it tells with ops->event, bits of a health word that the data path looks at. It posts nothing and
- * never calls the data path. One thread at a time: the plugin's lock. None of its functions waits.
+ * What it finds out it tells with ops->event: fault bits, which the data path reads. It posts nothing and never calls
+ * the data path. One thread at a time: the plugin's lock. None of its functions waits.
  *
  * `now` is a clock that counts only time in which that thread ran: a peer is not blamed for silence that this process
  * slept through.
@@ -56,7 +56,7 @@ bool rail_oob_frame_decode(const struct rail_protocol *protocol, const uint8_t w
 
 /* ---- one oob connection in use -------------------------------------------- */
 
-/* Events: bits of a comm's health word; the lower 16 are the plugin's own. */
+/* Events: fault bits of a comm; the lower 16 are the plugin's own. */
 #define RAIL_OOB_PEER_CLOSED (1u << 16) /* the peer sent GOODBYE */
 #define RAIL_OOB_PEER_GONE (1u << 17)   /* and then the connection ended */
 #define RAIL_OOB_PEER_LOST (1u << 18)   /* it ended without GOODBYE: the peer's process or host is dead */
@@ -105,7 +105,7 @@ struct rail_oob {
   bool closed;      /* by the peer, or the peer is lost: nothing more to read or write */
   bool net_down;    /* the network of the oob connection is down; transfers, over another network, may go on */
   bool goodbye;     /* GOODBYE is sent, or due */
-  bool peer_closed; /* GOODBYE was received; a sender still owes DRAINED */
+  bool peer_closed; /* GOODBYE was received; a sender must still send DRAINED */
   int write_errno;  /* of the write that failed */
   uint8_t in[RAIL_OOB_FRAME_SIZE], out[RAIL_OOB_FRAME_SIZE];
   size_t received, sent; /* bytes of them; `out` is in use while `sending` */

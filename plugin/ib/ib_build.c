@@ -90,12 +90,12 @@ static rail_result_t qp_failed(struct ib_setup *s) {
                        s->theirs.rails[p->remote_rail].name);
 }
 
-static rail_result_t our_path(struct ib_setup *s, struct ib_qp *qp) {
+static rail_result_t set_attr(struct ib_setup *s, struct ib_qp *qp) {
   const struct ib_plan_qp *p = &s->plan.qps[qp->index];
   unsigned int retries = RAIL_MIN((unsigned int)ib_params.retry_cnt, s->ports[p->local_rail]->hca->max_retries);
   uint32_t psn;
   RAIL_TRY(rail_random_bytes(&psn, sizeof psn));
-  qp->path = (struct ib_qp_path){
+  qp->attr = (struct ib_qp_attr){
     .port = s->ports[p->local_rail]->number,
     .pkey_index = (uint16_t)ib_params.pkey,
     .sgid_index = (uint8_t)s->gid_index[p->local_rail],
@@ -108,7 +108,7 @@ static rail_result_t our_path(struct ib_setup *s, struct ib_qp *qp) {
     .dlid = ib_plan_dlid(&s->mine.rails[p->local_rail], &s->theirs.rails[p->remote_rail]),
     .sq_psn = psn & 0xffffff,
   };
-  memcpy(qp->path.dgid, s->theirs.rails[p->remote_rail].gid, sizeof qp->path.dgid);
+  memcpy(qp->attr.dgid, s->theirs.rails[p->remote_rail].gid, sizeof qp->attr.dgid);
   return RAIL_OK;
 }
 
@@ -120,7 +120,7 @@ rail_result_t ib_setup_qps(struct ib_setup *s) {
   qp->index = (uint16_t)s->piece;
   qp->rail = p->local_rail;
   qp->remote_rail = p->remote_rail;
-  if (our_path(s, qp) != RAIL_OK || ib_qp_create(qp, rail->port, rail->cq, &sizes, s->comm) != RAIL_OK)
+  if (set_attr(s, qp) != RAIL_OK || ib_qp_create(qp, rail->port, rail->cq, &sizes, s->comm) != RAIL_OK)
     return qp_failed(s);
   return ib_setup_piece_done(s, s->plan.nqps);
 }
@@ -139,10 +139,10 @@ rail_result_t ib_setup_inits(struct ib_setup *s) {
 rail_result_t ib_setup_rtrs(struct ib_setup *s) {
   struct ib_qp *qp = &s->comm->qps[s->piece];
   const struct ib_qp_info *peer = &s->peers.qps[s->piece];
-  qp->path.dest_qpn = peer->qpn;
-  qp->path.rq_psn = peer->psn;
-  qp->path.ece = (struct ibv_ece){peer->ece_vendor, peer->ece_options, peer->ece_comp_mask};
-  qp->path.use_ece = s->plan.ece && (peer->ece_vendor || peer->ece_options);
+  qp->attr.dest_qpn = peer->qpn;
+  qp->attr.rq_psn = peer->psn;
+  qp->attr.ece = (struct ibv_ece){peer->ece_vendor, peer->ece_options, peer->ece_comp_mask};
+  qp->attr.use_ece = s->plan.ece && (peer->ece_vendor || peer->ece_options);
   return move_one(s, ib_qp_to_rtr(qp, s->comm->rails[qp->rail].port));
 }
 
@@ -208,7 +208,7 @@ rail_result_t ib_setup_test_writes(struct ib_setup *s) {
   char way[320];
   words->out = s->peers.token;
   const uint32_t lkey = s->comm->rails[qp->rail].ctrl_mr->lkey, rkey = s->peers.rkeys[qp->remote_rail];
-  struct ibv_sge sges[] = {{.addr = s->ours.ctrl_addr, .length = 128u << qp->path.mtu, .lkey = lkey},
+  struct ibv_sge sges[] = {{.addr = s->ours.ctrl_addr, .length = 128u << qp->attr.mtu, .lkey = lkey},
                            {.addr = (uintptr_t)&words->out, .length = WRITE_SIZE, .lkey = lkey}};
   struct ibv_send_wr wrs[2], *bad = NULL;
   memset(wrs, 0, sizeof wrs);

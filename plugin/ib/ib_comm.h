@@ -4,7 +4,7 @@
  * by ib_send.c, ib_recv.c, ib_flush.c and ib_progress.c, destroyed by ib_close.c.
  *
  * Threads, as common/net/net_ops.h has them: isend, irecv, iflush and test run in the caller's progress thread; regMr,
- * deregMr and close in its service thread. The watch thread writes `health` and `peer_silent`; the progress thread
+ * deregMr and close in its service thread. The watch thread writes `faults` and `peer_silent`; the progress thread
  * clears IB_COMM_STALLED. Each field names its thread where that is not the progress thread. The data path takes no
  * lock; ib_mr.c has one for `mhandles`, ib_comm_stop one for its callers.
  */
@@ -34,7 +34,7 @@
 #define IB_ACK_TOLERANCE 4
 #define IB_GRACE_MS 1000
 
-/* ib_comm.health: what the watch thread found. The progress thread reads it when there is nothing to poll. */
+/* ib_comm.faults: fault bits, what the watch thread found. The progress thread reads it when there is nothing to poll. */
 #define IB_COMM_QP_FATAL 1u      /* IBV_EVENT_QP_FATAL, QP_REQ_ERR or QP_ACCESS_ERR of one of its QPs */
 #define IB_COMM_CQ_ERROR 2u      /* IBV_EVENT_CQ_ERR: completions were lost */
 #define IB_COMM_DEVICE_FATAL 4u  /* IBV_EVENT_DEVICE_FATAL of the HCA of one of its rails */
@@ -95,7 +95,7 @@ struct ib_comm {
   int oob_fd;             /* the watch thread's from ib_watch_add to ib_watch_remove */
   struct ib_watched *watched;
 
-  _Atomic uint32_t health;          /* IB_COMM_* */
+  _Atomic uint32_t faults;          /* IB_COMM_* */
   _Atomic bool peer_silent;         /* the watch thread's: PINGs are unanswered */
   _Atomic bool stopped;             /* deregMr or close stopped the QPs: nothing may be posted any more */
   _Atomic uint64_t drain_deadline;  /* of ib_qp_drain, for all calls together; 0: not called yet */
@@ -103,7 +103,7 @@ struct ib_comm {
   struct rail_first_error error;
   uint64_t last_progress;           /* rail_now_ns() of the last good completion, at a coarse grain; for error lines */
   uint32_t completions;             /* since last_progress was set */
-  uint64_t probe_deadline;          /* the HCA owes a completion by then; 0: no probe */
+  uint64_t probe_deadline;          /* the HCA must complete something by then; 0: no limit yet */
   LIST_HEAD(, ib_mhandle) mhandles; /* under the lock of ib_mr.c */
   _Atomic uint32_t outstanding;     /* requests given out and not done: written by the progress thread */
   uint64_t *stats;                  /* of the group "comm"; never NULL */
@@ -148,7 +148,7 @@ struct ib_send {
   uint64_t posted;       /* bytes of `part` */
   uint16_t first_qp;     /* part i goes over QP first_qp + i */
   uint16_t nparts, part; /* `part`: the first that is not all posted */
-  struct ib_grant grant;
+  struct ib_cts_buffer buffer;
   struct ib_mhandle *mr;
 };
 

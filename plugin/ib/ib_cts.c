@@ -84,14 +84,14 @@ void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring) {
 static enum ib_cts_entry_state read_head(struct ib_cts_match *m) {
   unsigned int row = row_of(m->head), count = 1;
   for (unsigned int i = 0; i < count; i++) {
-    struct ib_grant *g = &m->grants[row][i];
+    struct ib_cts_buffer *g = &m->buffers[row][i];
     struct ib_cts cts;
     enum ib_cts_entry_state seen = ib_cts_decode(&m->ring->rows[row][i], m->head, i, &cts);
     if (seen != IB_CTS_GOOD) return seen;
     if (i && cts.count != count) return IB_CTS_BAD;
     count = cts.count;
     m->tags[row][i] = cts.tag;
-    *g = (struct ib_grant){.addr = cts.addr, .size = cts.size, .row = row, .index = i};
+    *g = (struct ib_cts_buffer){.addr = cts.addr, .size = cts.size, .row = row, .index = i};
     memcpy(g->rkeys, cts.rkeys, sizeof g->rkeys);
   }
   m->count[row] = (uint8_t)count;
@@ -100,10 +100,10 @@ static enum ib_cts_entry_state read_head(struct ib_cts_match *m) {
   return IB_CTS_GOOD;
 }
 
-static bool take_from(struct ib_cts_match *m, unsigned int row, uint32_t tag, struct ib_grant *grant) {
+static bool take_from(struct ib_cts_match *m, unsigned int row, uint32_t tag, struct ib_cts_buffer *buffer) {
   for (unsigned int i = 0; i < m->count[row]; i++) {
     if (m->tags[row][i] != tag || !(m->left[row] & 1u << i)) continue;
-    *grant = m->grants[row][i];
+    *buffer = m->buffers[row][i];
     m->left[row] &= (uint8_t)~(1u << i);
     m->takes++;
     while (m->tail != m->head && !m->left[row_of(m->tail)]) m->tail++;
@@ -112,7 +112,7 @@ static bool take_from(struct ib_cts_match *m, unsigned int row, uint32_t tag, st
   return false;
 }
 
-enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_grant *grant) {
+enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_cts_buffer *buffer) {
   for (uint32_t seq = m->tail;; seq++) {
     if (seq == m->head) {
       if (m->head - m->tail == IB_MAX_RECVS) return IB_CTS_OTHER_TAGS; /* the receiver cannot have posted more */
@@ -120,7 +120,7 @@ enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_gr
       if (rail_unlikely(seen == IB_CTS_BAD)) return IB_CTS_INVALID;
       if (seen == IB_CTS_NOT_YET) return m->tail == m->head ? IB_CTS_EMPTY : IB_CTS_OTHER_TAGS;
     }
-    if (take_from(m, row_of(seq), tag, grant)) return IB_CTS_TAKEN;
+    if (take_from(m, row_of(seq), tag, buffer)) return IB_CTS_TAKEN;
   }
 }
 

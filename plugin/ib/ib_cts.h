@@ -53,7 +53,7 @@ enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t s
 
 /* ---- matching: which buffer the next send of a tag goes into ------------ */
 
-struct ib_grant { /* a buffer that a send may take */
+struct ib_cts_buffer { /* a buffer that a send may take */
   uint64_t addr, size;
   uint32_t rkeys[IB_MAX_RAILS];
   unsigned int row, index; /* for the immediate */
@@ -68,17 +68,17 @@ struct ib_cts_match {
   uint8_t count[IB_MAX_RECVS];
   uint8_t left[IB_MAX_RECVS]; /* one bit per buffer that no send has taken */
   uint32_t tags[IB_MAX_RECVS][IB_MAX_GROUP];
-  struct ib_grant grants[IB_MAX_RECVS][IB_MAX_GROUP];
+  struct ib_cts_buffer buffers[IB_MAX_RECVS][IB_MAX_GROUP];
 };
 
 void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring);
 enum ib_cts_found {
-  IB_CTS_TAKEN,      /* *grant is the caller's */
+  IB_CTS_TAKEN,      /* *buffer is the caller's */
   IB_CTS_EMPTY,      /* the receiver has posted nothing more */
   IB_CTS_OTHER_TAGS, /* there are buffers, of other tags */
   IB_CTS_INVALID,    /* an entry with a right checksum and invalid values */
 };
-enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_grant *grant);
+enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_cts_buffer *buffer);
 /* For log lines: up to `max` tags of buffers that no send has taken, oldest first; returns how many there are. */
 unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max);
 

@@ -313,7 +313,7 @@ static int ptr_support(const struct ib_device *device) {
   return support;
 }
 
-static int16_t rail_of(const struct ib_device *device) {
+static int16_t rail_id_of(const struct ib_device *device) {
   for (unsigned int i = 1; i < device->nrails; i++)
     if (device->rails[i]->rail != device->rails[0]->rail) return RAIL_NET_ID_UNDEF;
   return device->rails[0]->rail;
@@ -355,7 +355,7 @@ void ib_device_properties(const struct ib_device *device, struct rail_net_props_
   props->port = first->number_on_card;
   props->max_comms = max_comms(device);
   props->max_recvs = IB_MAX_GROUP;
-  props->rail_id = rail_of(device);
+  props->rail_id = rail_id_of(device);
   props->plane_id = plane_of(device);
 }
 

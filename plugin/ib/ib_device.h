@@ -29,10 +29,10 @@ struct ib_mr_cache {
   uint64_t longest; /* no entry of ordinary memory is longer */
 };
 
-/* ib_hca.health */
+/* ib_hca.faults */
 #define IB_HCA_FATAL 1u /* IBV_EVENT_DEVICE_FATAL */
 
-/* ib_port.health */
+/* ib_port.faults */
 #define IB_PORT_DOWN 1u /* the HCA retries meanwhile */
 
 struct ib_hca {
@@ -49,7 +49,7 @@ struct ib_hca {
   struct ib_mr_cache mrs;
   struct ib_port *ports;   /* those that are used, one after the other */
   unsigned int nports;
-  _Atomic uint32_t health; /* IB_HCA_*: written by the watch thread, read by all */
+  _Atomic uint32_t faults; /* IB_HCA_*: written by the watch thread, read by all */
 };
 
 struct ib_port {
@@ -61,7 +61,7 @@ struct ib_port {
   int16_t rail, plane; /* from NCCL_IB_HCA; -1 */
   int number_on_card;  /* NCCL's `port` property: counts functions that share a PCI device */
   char pci_path[256];  /* of the card: functions of one device merged */
-  _Atomic uint32_t health; /* IB_PORT_*; the watch thread's */
+  _Atomic uint32_t faults; /* IB_PORT_*; the watch thread's */
   _Atomic uint64_t flaps;  /* times the port went down */
   uint64_t down_since;     /* rail_now_ns(); 0: it is up. The watch thread's */
   uint64_t *stats;         /* of the group "device"; NULL until the page is open */

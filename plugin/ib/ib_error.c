@@ -135,7 +135,7 @@ static const struct ib_qp *find_qp(const struct ib_comm *comm, const struct ibv_
   return comm->qps && ib_wr_kind(wc->wr_id) != IB_WR_FLUSH && i < comm->plan.nqps ? &comm->qps[i] : NULL;
 }
 
-static const struct ib_rail *rail_of(const struct ib_comm *comm, const struct ib_qp *qp) {
+static const struct ib_rail *qp_rail(const struct ib_comm *comm, const struct ib_qp *qp) {
   return &comm->rails[qp && qp->rail < comm->nrails ? qp->rail : 0];
 }
 
@@ -146,11 +146,11 @@ static const char *path(const struct ib_comm *comm, const struct ib_qp *qp, uint
     snprintf(text, PIECE, "QP %#x, connected to itself", qp_num);
     return text;
   }
-  const struct ib_rail *rail = rail_of(comm, qp);
-  const uint8_t *gid = qp->remote_rail < comm->nremote_rails ? comm->remote_rails[qp->remote_rail].gid : qp->path.dgid;
-  if (!rail->port->roce) snprintf(lid, sizeof lid, ", LID %u", qp->path.dlid);
+  const struct ib_rail *rail = qp_rail(comm, qp);
+  const uint8_t *gid = qp->remote_rail < comm->nremote_rails ? comm->remote_rails[qp->remote_rail].gid : qp->attr.dgid;
+  if (!rail->port->roce) snprintf(lid, sizeof lid, ", LID %u", qp->attr.dlid);
   snprintf(text, PIECE, "GID %s to %s%s, QP %#x to %#x", ib_gid_text(rail->gid, mine), ib_gid_text(gid, theirs), lid,
-           qp_num, qp->path.dest_qpn);
+           qp_num, qp->attr.dest_qpn);
   return text;
 }
 
@@ -163,7 +163,7 @@ static const char *vendor(const struct ib_port *port, uint32_t vendor_err, char 
 /* How long the HCA retries: the specification's minimum; devices may take up to four times as long. */
 static const char *budget(const struct ib_qp *qp, char text[PIECE]) {
   if (!qp) return "";
-  unsigned int timeout = qp->path.timeout, retries = qp->path.retry_cnt;
+  unsigned int timeout = qp->attr.timeout, retries = qp->attr.retry_cnt;
   if (timeout)
     snprintf(text, PIECE, "retries: %u after %.3g s each, about %.1f s in all (timeout %u, retry_cnt %u); ", retries,
              ib_error_budget(timeout, 0), ib_error_budget(timeout, retries), timeout, retries);
@@ -181,7 +181,7 @@ static const char *last_progress(const struct ib_comm *comm, char text[PIECE]) {
 
 static const char *port_state(const struct ib_port *port, char text[PIECE]) {
   snprintf(text, PIECE, "port %s, went down %llu times",
-           atomic_load(&port->health) & IB_PORT_DOWN ? "is DOWN" : "is up",
+           atomic_load(&port->faults) & IB_PORT_DOWN ? "is DOWN" : "is up",
            (unsigned long long)atomic_load(&port->flaps));
   return text;
 }
@@ -195,7 +195,7 @@ static void count_error(const struct ib_port *port) {
 rail_result_t ib_error_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
   const struct ib_error_row *row = ib_error_row(wc->status);
   const struct ib_qp *qp = find_qp(comm, wc);
-  const struct ib_port *port = rail_of(comm, qp)->port;
+  const struct ib_port *port = qp_rail(comm, qp)->port;
   char op[PIECE], way[PIECE], vend[PIECE], tries[PIECE], last[PIECE], state[PIECE];
   if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
   if (!atomic_load(&comm->stopped)) {
@@ -213,7 +213,7 @@ static const struct {
   uint32_t bit;
   rail_result_t result;
   const char *what, *check;
-} health_rows[] = {
+} fault_rows[] = {
   {IB_COMM_DEVICE_FATAL, RAIL_SYSTEM_ERROR, "the HCA failed (IBV_EVENT_DEVICE_FATAL)",
    "dmesg; the HCA may need a reset"},
   {IB_COMM_CQ_ERROR, RAIL_SYSTEM_ERROR, "completions were lost (IBV_EVENT_CQ_ERR)",
@@ -232,21 +232,21 @@ static const struct {
    "the peer's log: did it abort?"},
 };
 
-rail_result_t ib_error_health(struct ib_comm *comm, uint32_t health) {
+rail_result_t ib_error_faults(struct ib_comm *comm, uint32_t faults) {
   char last[PIECE], state[PIECE];
   size_t i = 0;
   if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
-  while (i < RAIL_COUNT_OF(health_rows) && !(health & health_rows[i].bit)) i++;
-  if (i == RAIL_COUNT_OF(health_rows)) return RAIL_OK;
+  while (i < RAIL_COUNT_OF(fault_rows) && !(faults & fault_rows[i].bit)) i++;
+  if (i == RAIL_COUNT_OF(fault_rows)) return RAIL_OK;
   if (!atomic_load(&comm->stopped)) {
     const struct ib_port *port = comm->rails[0].port;
     count_error(port);
     RAIL_WARN("RailIB: %s %s over %s: %s; %u requests outstanding; %s; %s; check: %s",
-              comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, health_rows[i].what,
+              comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, fault_rows[i].what,
               atomic_load(&comm->outstanding), last_progress(comm, last), port_state(port, state),
-              health_rows[i].check);
+              fault_rows[i].check);
   }
-  return ib_comm_fail(comm, health_rows[i].result);
+  return ib_comm_fail(comm, fault_rows[i].result);
 }
 
 /* `qp` is NULL where `what` polls a CQ. The reason for a failure to post is always on this host. */
@@ -254,7 +254,7 @@ rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const 
   char way[PIECE], state[PIECE];
   if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
   if (!atomic_load(&comm->stopped)) {
-    const struct ib_port *port = rail_of(comm, qp)->port;
+    const struct ib_port *port = qp_rail(comm, qp)->port;
     count_error(port);
     RAIL_WARN("RailIB: %s %s over %s%s%s%s: %s: %s; %s; check: dmesg, driver and firmware; else " BUG,
               comm->sender ? "sending to" : "receiving from", comm->peer_text, port->name, qp ? " (" : "",

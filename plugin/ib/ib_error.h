@@ -25,8 +25,8 @@ double ib_error_budget(unsigned int timeout, unsigned int retry_cnt);
 /* A completion with status != IBV_WC_SUCCESS: logs unless the comm has failed or was stopped, counts, and fails the
  * comm. */
 rail_result_t ib_error_completion(struct ib_comm *comm, const struct ibv_wc *wc);
-/* A bit of the health word ends the comm: one line, and the comm fails. RAIL_OK if no bit is set. */
-rail_result_t ib_error_health(struct ib_comm *comm, uint32_t comm_health);
+/* A fault bit ends the comm: one line, and the comm fails. RAIL_OK if none is set. */
+rail_result_t ib_error_faults(struct ib_comm *comm, uint32_t faults);
 /* ibv_post_* or ibv_poll_cq failed with `err`. */
 rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const char *what, int err);
 

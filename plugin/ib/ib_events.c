@@ -32,7 +32,7 @@ static void port_down(struct ib_port *port) {
   char when[32];
   if (port->down_since) return; /* reported already */
   port->down_since = rail_now_ns();
-  atomic_fetch_or(&port->health, IB_PORT_DOWN);
+  atomic_fetch_or(&port->faults, IB_PORT_DOWN);
   uint64_t flaps = atomic_fetch_add(&port->flaps, 1) + 1;
   count(port, IB_DEVICE_PORT_DOWNS);
   RAIL_WARN("RailIB: port %s went down at %s (%llu times so far); transfers over it are retried and fail if it stays "
@@ -44,7 +44,7 @@ static void port_up(struct ib_port *port) {
   if (!port->down_since) return;
   double s = (double)(rail_now_ns() - port->down_since) / 1e9;
   port->down_since = 0;
-  atomic_fetch_and(&port->health, ~IB_PORT_DOWN);
+  atomic_fetch_and(&port->faults, ~IB_PORT_DOWN);
   count(port, IB_DEVICE_PORT_UPS);
   RAIL_INFO(RAIL_SUB_NET, "RailIB: port %s is up again after %.1f s", port->name, s);
 }
@@ -71,18 +71,18 @@ static void count_on_all(const struct ib_hca *hca, enum ib_stats_device counter)
 
 /* ---- connections ------------------------------------------------------------ */
 
-static void on_comm(struct ib_hca *hca, struct ib_comm *comm, uint32_t health, const char *what) {
+static void on_comm(struct ib_hca *hca, struct ib_comm *comm, uint32_t faults, const char *what) {
   if (!comm || (comm->magic != IB_SEND_COMM_MAGIC && comm->magic != IB_RECV_COMM_MAGIC)) return;
   count_on_all(hca, IB_DEVICE_ERRORS);
   if (atomic_load(&comm->stopped)) return; /* its QPs are in ERR because ib_comm_stop put them there */
   RAIL_WARN("RailIB: connection with %s over %s: %s reports %s%s", comm->peer_text, comm->device->name, hca->name, what,
             ib_params.return_async_events ? "" : "; ignored, as NCCL_IB_RETURN_ASYNC_EVENTS=0 says");
-  if (ib_params.return_async_events) atomic_fetch_or(&comm->health, health);
+  if (ib_params.return_async_events) atomic_fetch_or(&comm->faults, faults);
 }
 
 static bool on_device(struct ib_hca *hca, const char *what) {
   count_on_all(hca, IB_DEVICE_ERRORS);
-  atomic_fetch_or(&hca->health, IB_HCA_FATAL);
+  atomic_fetch_or(&hca->faults, IB_HCA_FATAL);
   RAIL_WARN("RailIB: %s reports %s: nothing works over it any more; dmesg and the firmware's log say why%s", hca->name,
             what, ib_params.return_async_events ? "" : "; ignored, as NCCL_IB_RETURN_ASYNC_EVENTS=0 says");
   return ib_params.return_async_events != 0;
@@ -94,7 +94,7 @@ enum about { ABOUT_OTHER, ABOUT_QP, ABOUT_CQ, ABOUT_PORT, ABOUT_DEVICE };
 
 static const struct {
   enum about about;
-  uint32_t health; /* of the comm */
+  uint32_t faults; /* of the comm */
   const char *what;
 } table[] = {
   [IBV_EVENT_CQ_ERR] = {ABOUT_CQ, IB_COMM_CQ_ERROR, "an overrun completion queue (CQ_ERR): completions are lost"},
@@ -123,17 +123,17 @@ static const struct {
 /* True: the HCA failed. */
 static bool handle(struct ib_hca *hca, const struct ibv_async_event *event) {
   enum about about = ABOUT_OTHER;
-  uint32_t health = 0;
+  uint32_t faults = 0;
   const char *what = "an event of an unknown type";
   if ((unsigned int)event->event_type < RAIL_COUNT_OF(table)) {
     about = table[event->event_type].about;
-    health = table[event->event_type].health;
+    faults = table[event->event_type].faults;
     what = table[event->event_type].what;
   }
   RAIL_TRACE(RAIL_SUB_NET, "RailIB: %s: event %d: %s", hca->name, (int)event->event_type, what);
   switch (about) {
-    case ABOUT_QP: on_comm(hca, event->element.qp->qp_context, health, what); break;
-    case ABOUT_CQ: on_comm(hca, event->element.cq->cq_context, health, what); break;
+    case ABOUT_QP: on_comm(hca, event->element.qp->qp_context, faults, what); break;
+    case ABOUT_CQ: on_comm(hca, event->element.cq->cq_context, faults, what); break;
     case ABOUT_PORT: on_port(hca, event->element.port_num, event->event_type, what); break;
     case ABOUT_DEVICE: return on_device(hca, what);
     case ABOUT_OTHER: count_on_all(hca, IB_DEVICE_EVENTS); break;

@@ -22,11 +22,11 @@ bool ib_flush_wanted(enum ib_flush_mode mode, bool disabled, bool gpu_direct, bo
 /* ---- opening and closing ------------------------------------------------ */
 
 /* The QP is its own peer; all else as the data QP of the same rail. */
-static rail_result_t set_path(struct ib_qp *qp, const struct ib_comm *comm, unsigned int rail) {
+static rail_result_t set_attr(struct ib_qp *qp, const struct ib_comm *comm, unsigned int rail) {
   struct ib_port_attr attr;
-  const struct ib_qp_path *data = &comm->qps[rail].path; /* QP i is on rail i % nrails */
+  const struct ib_qp_attr *data = &comm->qps[rail].attr; /* QP i is on rail i % nrails */
   RAIL_TRY(ib_port_query(comm->rails[rail].port, &attr));
-  qp->path = (struct ib_qp_path){.port = comm->rails[rail].port->number,
+  qp->attr = (struct ib_qp_attr){.port = comm->rails[rail].port->number,
                                  .pkey_index = data->pkey_index,
                                  .sgid_index = (uint8_t)comm->rails[rail].gid_index,
                                  .grh = comm->rails[rail].port->roce || attr.grh_required,
@@ -37,7 +37,7 @@ static rail_result_t set_path(struct ib_qp *qp, const struct ib_comm *comm, unsi
                                  .retry_cnt = data->retry_cnt,
                                  .dlid = attr.lid,
                                  .dest_qpn = qp->qp->qp_num};
-  memcpy(qp->path.dgid, comm->rails[rail].gid, sizeof qp->path.dgid);
+  memcpy(qp->attr.dgid, comm->rails[rail].gid, sizeof qp->attr.dgid);
   return RAIL_OK;
 }
 
@@ -53,7 +53,7 @@ static rail_result_t open_rail(struct ib_flush *f, unsigned int i) {
   RAIL_TRY(ib_qp_create(&f->qps[i], rail->port, rail->cq, &sizes, f->comm));
   f->qps[i].rail = f->qps[i].remote_rail = (uint8_t)i;
   f->qps[i].index = (uint16_t)i;
-  return set_path(&f->qps[i], f->comm, i);
+  return set_attr(&f->qps[i], f->comm, i);
 }
 
 /* One transition of one QP per call. */

@@ -421,7 +421,7 @@ rail_result_t ib_dereg_mr(void *comm_arg, void *mhandle) {
     ib_watch_remove(comm, true); /* sends GOODBYE at once */
   }
   if (atomic_load_explicit(&handle->outstanding, memory_order_acquire) && !comm->sender && !comm->forked &&
-      !(atomic_load(&comm->health) & IB_COMM_DEVICE_FATAL) && !ib_qp_drain(comm)) /* a dead HCA flushes nothing */
+      !(atomic_load(&comm->faults) & IB_COMM_DEVICE_FATAL) && !ib_qp_drain(comm)) /* a dead HCA flushes nothing */
     RAIL_INFO(RAIL_SUB_NET, "RailIB: deregMr of %#llx+%llu: the HCA has not said within a second that it has stopped",
               (unsigned long long)handle->addr, (unsigned long long)handle->size);
   handle->magic = 0;

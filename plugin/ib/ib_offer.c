@@ -193,7 +193,7 @@ rail_result_t ib_setup_offer(struct ib_setup *s) {
   return RAIL_OK;
 }
 
-static const char *rail_name(const struct ib_offer *offer, int rail) {
+static const char *offer_rail_name(const struct ib_offer *offer, int rail) {
   return rail >= 0 && (unsigned int)rail < offer->nrails ? offer->rails[rail].name : "(all)";
 }
 
@@ -212,8 +212,8 @@ rail_result_t ib_setup_plan(struct ib_setup *s) {
   if (refusal == IB_REFUSAL_NONE) return RAIL_OK;
   ib_setup_count(s->device, IB_DEVICE_REFUSED);
   ib_setup_fail(s, RAIL_REASON_NONE, RAIL_BAD_USAGE, "refused: port %s here (GID %s) and port %s there (GID %s) do not "
-                "fit: %s", rail_name(&s->mine, a), a < 0 ? "any" : ib_gid_text(s->mine.rails[a].gid, mine),
-                rail_name(&s->theirs, b), b < 0 ? "any" : ib_gid_text(s->theirs.rails[b].gid, theirs),
+                "fit: %s", offer_rail_name(&s->mine, a), a < 0 ? "any" : ib_gid_text(s->mine.rails[a].gid, mine),
+                offer_rail_name(&s->theirs, b), b < 0 ? "any" : ib_gid_text(s->theirs.rails[b].gid, theirs),
                 ib_refusal_text(refusal));
   s->reason = IB_REASON_PLAN;
   refuse_plan(s, refusal, a, b);

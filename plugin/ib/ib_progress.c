@@ -37,7 +37,7 @@ RAIL_COLD static rail_result_t failed_completion(struct ib_comm *comm, const str
 /* The HCA works: the probe completed, or something else did. */
 static void clear_probe(struct ib_comm *comm) {
   comm->probe_deadline = 0;
-  atomic_fetch_and(&comm->health, ~IB_COMM_STALLED);
+  atomic_fetch_and(&comm->faults, ~IB_COMM_STALLED);
 }
 
 /* The peer's process has no part in a probe, so it does not count as progress: a stopped peer would seem alive. */
@@ -142,28 +142,28 @@ static bool may_be_acknowledged(struct ib_send_comm *sc, bool gone) {
   return !rail_deadline_passed(sc->closed_deadline);
 }
 
-/* Can the request still complete on a connection of this health? */
-static bool may_complete(const struct ib_request *r, uint32_t health) {
-  if (health & ~PEER_BITS) return false;
+/* Can the request still complete on a connection with these fault bits? */
+static bool may_complete(const struct ib_request *r, uint32_t faults) {
+  if (faults & ~PEER_BITS) return false;
   if (r->magic == IB_REQ_FLUSH) return true; /* needs no peer */
-  if ((health & ~IB_COMM_PEER_GONE) != IB_COMM_PEER_CLOSED || r->magic == IB_REQ_RECV) return false;
-  return may_be_acknowledged(ib_send_comm_of(r->comm), health & IB_COMM_PEER_GONE);
+  if ((faults & ~IB_COMM_PEER_GONE) != IB_COMM_PEER_CLOSED || r->magic == IB_REQ_RECV) return false;
+  return may_be_acknowledged(ib_send_comm_of(r->comm), faults & IB_COMM_PEER_GONE);
 }
 
 /* The peer's last completions precede its GOODBYE, but the GOODBYE may have arrived between the poll and the read of
- * health. So poll once more. */
-RAIL_COLD static rail_result_t check_health(struct ib_request *r, uint32_t health) {
+ * the fault bits. So poll once more. */
+RAIL_COLD static rail_result_t check_faults(struct ib_request *r, uint32_t faults) {
   bool found;
   rail_result_t result = poll_all(r->comm, &found);
-  if (result != RAIL_OK || found || !r->pending || may_complete(r, health)) return result;
-  return ib_error_health(r->comm, health);
+  if (result != RAIL_OK || found || !r->pending || may_complete(r, faults)) return result;
+  return ib_error_faults(r->comm, faults);
 }
 
 /* How long the HCA may take for a completion: its retries, and the slowest network. 0: no limit. */
 static uint64_t completion_limit_ms(const struct ib_comm *comm) {
-  const struct ib_qp_path *path = &comm->qps[0].path; /* all QPs have the same timeouts */
+  const struct ib_qp_attr *attr = &comm->qps[0].attr; /* all QPs have the same timeouts */
   uint64_t bytes = comm->sender ? ib_send_bytes_pending(rail_container_of(comm, const struct ib_send_comm, base)) : 0;
-  double budget = ib_error_budget(path->timeout, path->retry_cnt);
+  double budget = ib_error_budget(attr->timeout, attr->retry_cnt);
   if (budget <= 0) return 0;
   return (uint64_t)(IB_ACK_TOLERANCE * budget * 1000) + IB_GRACE_MS + bytes / SLOWEST_BYTES_PER_MS;
 }
@@ -174,7 +174,7 @@ static uint64_t completion_limit_ms(const struct ib_comm *comm) {
  * after a poll without a completion, the work request is lost. */
 RAIL_COLD static rail_result_t check_stalled(struct ib_comm *comm) {
   if (comm->probe_deadline)
-    return rail_deadline_passed(comm->probe_deadline) ? ib_error_health(comm, IB_COMM_STALLED) : RAIL_OK;
+    return rail_deadline_passed(comm->probe_deadline) ? ib_error_faults(comm, IB_COMM_STALLED) : RAIL_OK;
   uint64_t ms = completion_limit_ms(comm);
   if (!ms) return RAIL_OK;
   comm->probe_deadline = rail_deadline_in_ms(ms);
@@ -188,9 +188,9 @@ static rail_result_t progress_request(struct ib_request *r) {
   bool found;
   RAIL_TRY(poll_all(r->comm, &found));
   if (found || !r->pending) return RAIL_OK;
-  uint32_t health = atomic_load_explicit(&r->comm->health, memory_order_acquire);
-  if (rail_likely(!health)) return RAIL_OK;
-  return health == IB_COMM_STALLED ? check_stalled(r->comm) : check_health(r, health & ~IB_COMM_STALLED);
+  uint32_t faults = atomic_load_explicit(&r->comm->faults, memory_order_acquire);
+  if (rail_likely(!faults)) return RAIL_OK;
+  return faults == IB_COMM_STALLED ? check_stalled(r->comm) : check_faults(r, faults & ~IB_COMM_STALLED);
 }
 
 RAIL_COLD static rail_result_t bad_request(const struct ib_request *r) {

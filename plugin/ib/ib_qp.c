@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A transition fills attributes from ib_qp_path and calls modify. Under TRACE it logs them and reads them back, because
+ * A transition fills attributes from ib_qp_attr and calls modify. Under TRACE it logs them and reads them back, because
  * drivers have silently ignored a service level or a traffic class; a difference is a warning.
  */
 #include "plugin/ib/ib_qp.h"
@@ -47,7 +47,7 @@ static const char *hint_of(int err, enum ib_qp_state to) {
 }
 
 static rail_result_t fail(const struct ib_qp *qp, const struct ib_port *port, enum ib_qp_state to, int err) {
-  const struct ib_qp_path *p = &qp->path;
+  const struct ib_qp_attr *p = &qp->attr;
   char gid[IB_GID_TEXT];
   char where[160] = "";
   if (to >= IB_QP_RTR && p->grh)
@@ -59,7 +59,7 @@ static rail_result_t fail(const struct ib_qp *qp, const struct ib_port *port, en
 }
 
 static void trace(const struct ib_qp *qp, const struct ib_port *port, enum ib_qp_state to) {
-  const struct ib_qp_path *p = &qp->path;
+  const struct ib_qp_attr *p = &qp->attr;
   char gid[IB_GID_TEXT];
   if (!rail_log_trace_on()) return;
   if (to == IB_QP_RTR)
@@ -180,26 +180,26 @@ rail_result_t ib_qp_to_init(struct ib_qp *qp, const struct ib_port *port, int ac
   struct ibv_qp_attr attr;
   memset(&attr, 0, sizeof attr);
   attr.qp_state = IBV_QPS_INIT;
-  attr.pkey_index = qp->path.pkey_index;
-  attr.port_num = qp->path.port;
+  attr.pkey_index = qp->attr.pkey_index;
+  attr.port_num = qp->attr.port;
   attr.qp_access_flags = (unsigned int)access;
   return modify(qp, port, IB_QP_INIT, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
 /* Uses what the peer offered; a driver without ECE has offered none. */
 static rail_result_t set_ece(struct ib_qp *qp, const struct ib_port *port) {
-  if (!qp->path.use_ece || !ib_verbs.set_ece) return RAIL_OK;
-  int err = ib_verbs.set_ece(qp->qp, &qp->path.ece);
+  if (!qp->attr.use_ece || !ib_verbs.set_ece) return RAIL_OK;
+  int err = ib_verbs.set_ece(qp->qp, &qp->attr.ece);
   if (err < 0) err = errno;
   if (err == 0 || err == EOPNOTSUPP || err == ENOSYS) return RAIL_OK;
   RAIL_WARN("RailIB: %s: queue pair %u (0x%x): the peer's enhanced connection (vendor 0x%x, options 0x%x) cannot be "
             "set: %s; NCCL_IB_ECE_ENABLE=0 on one side does without", port->name, qp->index, qp->qp->qp_num,
-            qp->path.ece.vendor_id, qp->path.ece.options, strerror(err));
+            qp->attr.ece.vendor_id, qp->attr.ece.options, strerror(err));
   return RAIL_SYSTEM_ERROR;
 }
 
 rail_result_t ib_qp_to_rtr(struct ib_qp *qp, const struct ib_port *port) {
-  const struct ib_qp_path *p = &qp->path;
+  const struct ib_qp_attr *p = &qp->attr;
   struct ibv_qp_attr attr;
   memset(&attr, 0, sizeof attr);
   attr.qp_state = IBV_QPS_RTR;
@@ -225,7 +225,7 @@ rail_result_t ib_qp_to_rtr(struct ib_qp *qp, const struct ib_port *port) {
 }
 
 rail_result_t ib_qp_to_rts(struct ib_qp *qp, const struct ib_port *port) {
-  const struct ib_qp_path *p = &qp->path;
+  const struct ib_qp_attr *p = &qp->attr;
   struct ibv_qp_attr attr;
   memset(&attr, 0, sizeof attr);
   attr.qp_state = IBV_QPS_RTS;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Queue pairs: one function per transition, which takes all of its attributes from ib_qp_path. Under NCCL_DEBUG=TRACE
+ * Queue pairs: one function per transition, which takes all of its attributes from ib_qp_attr. Under NCCL_DEBUG=TRACE
  * every transition is logged, read back and compared.
  *
  *   (none) -create-> RESET -init-> INIT -rtr-> RTR -rts-> RTS -err-> ERR -destroy-> (none)
@@ -14,7 +14,7 @@
 enum ib_qp_state { IB_QP_NONE, IB_QP_RESET, IB_QP_INIT, IB_QP_RTR, IB_QP_RTS, IB_QP_ERR, IB_QP_STATES };
 
 /* The attributes of a QP and of its peer. */
-struct ib_qp_path {
+struct ib_qp_attr {
   uint8_t port; /* local */
   uint16_t pkey_index;
   uint8_t sgid_index;
@@ -43,7 +43,7 @@ struct ib_qp {
   uint32_t modify_tries;        /* the handshake's: tries of a transition that timed out */
   uint64_t modify_at;           /* when the next try is due */
   _Atomic bool flushed;         /* a receive WR was flushed after ib_qp_to_err */
-  struct ib_qp_path path;
+  struct ib_qp_attr attr;
 };
 
 struct ib_qp_sizes {

@@ -97,7 +97,7 @@ static rail_result_t post_cts(struct ib_recv_comm *rc, unsigned int n, unsigned 
 }
 
 /* Zero bytes, signaled, behind all CTS writes. With a full send queue the last of those is signaled anyway. A pending
- * flush is owed by the HCA already, and the probe's completion would hide that it is lost. */
+ * flush must complete by itself, and the probe's completion would hide that it is lost. */
 rail_result_t ib_recv_probe(struct ib_recv_comm *rc) {
   struct ib_qp *qp = &rc->base.qps[0];
   if (!qp->sq_avail || ib_flush_is_pending(rc)) return RAIL_OK;

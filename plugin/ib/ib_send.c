@@ -91,12 +91,12 @@ static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
 }
 
 /* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
- * silent ends it by a bit of `health`. STALLED does not: the HCA has nothing of this send to complete. */
+ * silent ends it by a bit of `faults`. STALLED does not: the HCA has nothing of this send to complete. */
 static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
   if (rail_unlikely(found == IB_CTS_INVALID)) return invalid_cts(sc);
   rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
-  uint32_t health = atomic_load_explicit(&sc->base.health, memory_order_acquire) & ~IB_COMM_STALLED;
-  if (rail_unlikely(health)) return ib_error_health(&sc->base, health);
+  uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire) & ~IB_COMM_STALLED;
+  if (rail_unlikely(faults)) return ib_error_faults(&sc->base, faults);
   return found == IB_CTS_OTHER_TAGS ? check_tag_wait(sc, tag) : RAIL_OK;
 }
 
@@ -133,8 +133,8 @@ struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsi
 /* ---- post ------------------------------------------------------------------ */
 
 static uint32_t immediate_of(const struct ib_send_comm *sc, const struct ib_send *send, uint64_t body) {
-  struct ib_imm imm = {.row = send->grant.row,
-                       .index = send->grant.index,
+  struct ib_imm imm = {.row = send->buffer.row,
+                       .index = send->buffer.index,
                        .parts = send->nparts,
                        .body = body,
                        .error = rail_unlikely(send->base.result != RAIL_OK) ? IB_IMM_TOO_LARGE : 0};
@@ -145,8 +145,8 @@ static uint32_t immediate_of(const struct ib_send_comm *sc, const struct ib_send
 static void make_write(const struct ib_send *send, const struct ib_qp *qp, uint64_t at, uint64_t len,
                        struct ibv_send_wr *wr, struct ibv_sge *sge) {
   *wr = (struct ibv_send_wr){.opcode = IBV_WR_RDMA_WRITE,
-                             .wr.rdma = {.remote_addr = send->grant.addr + at,
-                                         .rkey = send->grant.rkeys[qp->remote_rail]}};
+                             .wr.rdma = {.remote_addr = send->buffer.addr + at,
+                                         .rkey = send->buffer.rkeys[qp->remote_rail]}};
   if (!len) return;
   assert(send->mr); /* isend refuses bytes without a registration */
   *sge = (struct ibv_sge){.addr = (uintptr_t)send->data + at,
@@ -216,7 +216,7 @@ RAIL_COLD static rail_result_t bad_send(const struct ib_comm *comm, const void *
 RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send, uint32_t tag) {
   RAIL_WARN("RailIB: isend to %s over %s: a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
             "send and receive do not fit together", sc->base.peer_text, sc->base.device->name,
-            (unsigned long long)send->size, tag, (unsigned long long)send->grant.size);
+            (unsigned long long)send->size, tag, (unsigned long long)send->buffer.size);
   send->base.result = RAIL_BAD_USAGE;
   send->length = 0;
 }
@@ -236,9 +236,9 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
     return RAIL_OK;
   }
 
-  /* Match: the oldest buffer of this tag that the receiver granted. */
+  /* Match: the oldest buffer of this tag that the receiver posted. */
   struct ib_send *send = rail_container_of(r, struct ib_send, base);
-  enum ib_cts_found found = ib_cts_take(&sc->match, (uint32_t)tag, &send->grant);
+  enum ib_cts_found found = ib_cts_take(&sc->match, (uint32_t)tag, &send->buffer);
   if (found != IB_CTS_TAKEN) return no_cts(sc, (uint32_t)tag, found);
 
   /* Take the request. */
@@ -250,7 +250,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   send->part = 0;
   send->mr = size ? mhandle : NULL;
   ib_mr_hold(send->mr);
-  if (rail_unlikely(size > send->grant.size)) refuse_size(sc, send, (uint32_t)tag);
+  if (rail_unlikely(size > send->buffer.size)) refuse_size(sc, send, (uint32_t)tag);
 
   /* Split: over how many QPs, and from which on. Messages take the QPs in turn. */
   send->nparts = (uint16_t)ib_split_parts(send->length, comm->plan.qps_per_message, sc->min_part);

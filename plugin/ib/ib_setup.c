@@ -111,9 +111,9 @@ rail_result_t ib_setup_send_qps(struct ib_setup *s) {
     struct ibv_ece ece = {0};
     const struct ib_qp *qp = &s->comm->qps[i];
     /* The acceptor sends what its device supports; the connector answers with what both support. */
-    if (s->plan.ece && (!s->connector || qp->path.use_ece)) (void)ib_qp_query_ece(qp, &ece);
+    if (s->plan.ece && (!s->connector || qp->attr.use_ece)) (void)ib_qp_query_ece(qp, &ece);
     side->qpn = qp->qp->qp_num;
-    side->psn = qp->path.sq_psn;
+    side->psn = qp->attr.sq_psn;
     side->ece_vendor = ece.vendor_id;
     side->ece_options = ece.options;
     side->ece_comp_mask = ece.comp_mask;

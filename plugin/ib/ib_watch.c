@@ -93,7 +93,7 @@ static struct rail_oob_work oob_work(const void *arg) {
 
 static void oob_event(void *arg, uint32_t events) {
   struct ib_comm *comm = arg;
-  atomic_fetch_or(&comm->health, events);
+  atomic_fetch_or(&comm->faults, events);
 }
 
 static void oob_silent(void *arg, bool silent) {
@@ -212,7 +212,7 @@ static void fail_comms_over(const struct ib_hca *hca) {
   struct ib_watched *w;
   LIST_FOREACH(w, &watched, link)
     for (unsigned int r = 0; r < w->comm->nrails; r++)
-      if (w->comm->rails[r].port->hca == hca) atomic_fetch_or(&w->comm->health, IB_COMM_DEVICE_FATAL);
+      if (w->comm->rails[r].port->hca == hca) atomic_fetch_or(&w->comm->faults, IB_COMM_DEVICE_FATAL);
 }
 
 /* Under the lock, which is released meanwhile. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The watch thread, one per process while there is a context: it reads the HCAs' asynchronous events and the oob
- * connections of all comms, and sets health words. It posts nothing, polls no CQ, touches no request.
+ * connections of all comms, and sets fault bits. It posts nothing, polls no CQ, touches no request.
  *
- * A comm whose peer closed, or whose oob connection broke, gets a bit in its health word; the caller's next test reads
+ * A comm whose peer closed, or whose oob connection broke, gets a fault bit; the caller's next test reads
  * it when there is nothing left to poll.
  *
  * The thread also owns closed receivers that linger: their QPs still answer retransmissions of a sender whose last ACK
@@ -35,7 +35,7 @@ void ib_watch_remove(struct ib_comm *comm, bool goodbye);
  * has closed or has sent DRAINED, or after RAIL_IB_LINGER. This thread calls it at once if the comm is not watched. */
 void ib_watch_linger(struct ib_comm *comm, void (*destroy)(struct ib_comm *comm));
 
-/* ---- ib_events.c: asynchronous events of an HCA, what each means for health words, counters and the log ---- */
+/* ---- ib_events.c: asynchronous events of an HCA, what each means for fault bits, counters and the log ---- */
 
 enum ib_events {
   IB_EVENTS_READ,  /* all that were there, or 64 of them */

@@ -95,7 +95,7 @@ static void pair_make_side(struct pair *p, struct ib_comm *comm, const struct pa
     CHECK_OK(ib_qp_create(qp, &p->ports[rail], comm->rails[rail].cq, &sizes, comm));
     qp->index = (uint16_t)i;
     qp->rail = qp->remote_rail = (uint8_t)rail;
-    qp->path = (struct ib_qp_path){.port = (uint8_t)(rail + 1), .sgid_index = PAIR_GID, .grh = true,
+    qp->attr = (struct ib_qp_attr){.port = (uint8_t)(rail + 1), .sgid_index = PAIR_GID, .grh = true,
                                    .mtu = IBV_MTU_4096, .timeout = 14, .retry_cnt = 7};
     CHECK_OK(ib_qp_to_init(qp, &p->ports[rail], PAIR_ACCESS));
   }
@@ -104,8 +104,8 @@ static void pair_make_side(struct pair *p, struct ib_comm *comm, const struct pa
 static void pair_connect(struct pair *p, struct ib_comm *a, const struct ib_comm *b) {
   for (unsigned int i = 0; i < a->plan.nqps; i++) {
     struct ib_qp *qp = &a->qps[i];
-    qp->path.dest_qpn = b->qps[i].qp->qp_num;
-    memcpy(qp->path.dgid, b->rails[qp->remote_rail].gid, 16);
+    qp->attr.dest_qpn = b->qps[i].qp->qp_num;
+    memcpy(qp->attr.dgid, b->rails[qp->remote_rail].gid, 16);
     CHECK_OK(ib_qp_to_rtr(qp, &p->ports[qp->rail]));
     CHECK_OK(ib_qp_to_rts(qp, &p->ports[qp->rail]));
   }

@@ -79,7 +79,7 @@ __attribute__((unused)) static struct ib_comm *rig_comm(bool sender, enum rig_de
     struct ib_rail *rail = &comm->rails[i % comm->nrails];
     comm->qps[i].rail = (uint8_t)(i % comm->nrails);
     CHECK_OK(ib_qp_create(&comm->qps[i], rail->port, rail->cq, &sizes, comm));
-    comm->qps[i].path = (struct ib_qp_path){.port = rail->port->number, .timeout = 17, .retry_cnt = 7,
+    comm->qps[i].attr = (struct ib_qp_attr){.port = rail->port->number, .timeout = 17, .retry_cnt = 7,
                                             .dest_qpn = 0x99};
     CHECK_OK(ib_qp_to_init(&comm->qps[i], rail->port, IBV_ACCESS_REMOTE_WRITE));
   }

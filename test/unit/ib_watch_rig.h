@@ -7,7 +7,7 @@
 #include "plugin/ib/ib_wire.h"
 #include "test/unit/ib_rig.h"
 
-#define HEALTH(comm) atomic_load(&(comm)->health)
+#define FAULTS(comm) atomic_load(&(comm)->faults)
 
 __attribute__((unused)) static void send_frame(int fd, enum rail_oob_frame_type type, uint64_t number) {
   uint8_t wire[RAIL_OOB_FRAME_SIZE];

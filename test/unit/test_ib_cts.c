@@ -217,15 +217,15 @@ static enum ib_cts_found expect(struct model *m, uint32_t tag, uint32_t *seq, un
 static void take(struct model *m) {
   uint32_t tag = kit_rng_below(m->rng, TAGS), seq = 0;
   unsigned int index = 0;
-  struct ib_grant grant;
-  enum ib_cts_found want = expect(m, tag, &seq, &index), got = ib_cts_take(&m->match, tag, &grant);
+  struct ib_cts_buffer buffer;
+  enum ib_cts_found want = expect(m, tag, &seq, &index), got = ib_cts_take(&m->match, tag, &buffer);
   CHECK_INT(got, want);
   if (got != IB_CTS_TAKEN) return;
   struct posted *p = row_of(m, seq);
-  CHECK_INT(grant.row, seq % IB_MAX_RECVS);
-  CHECK_INT(grant.index, index);
-  CHECK(grant.addr == p->cts[index].addr && grant.size == p->cts[index].size);
-  CHECK(memcmp(grant.rkeys, p->cts[index].rkeys, sizeof grant.rkeys) == 0);
+  CHECK_INT(buffer.row, seq % IB_MAX_RECVS);
+  CHECK_INT(buffer.index, index);
+  CHECK(buffer.addr == p->cts[index].addr && buffer.size == p->cts[index].size);
+  CHECK(memcmp(buffer.rkeys, p->cts[index].rkeys, sizeof buffer.rkeys) == 0);
   p->taken[index] = true;
 }
 
@@ -278,30 +278,30 @@ TEST(numbers_wrap) {
 TEST(a_full_ring) {
   static struct ib_cts_ring ring;
   struct ib_cts_match m;
-  struct ib_grant grant;
+  struct ib_cts_buffer buffer;
   ib_cts_match_init(&m, &ring);
   for (uint32_t seq = 1; seq <= IB_MAX_RECVS; seq++)
     ib_cts_encode(&(struct ib_cts){.count = 1, .tag = seq}, seq, &ring.rows[seq % IB_MAX_RECVS][0]);
-  CHECK_INT(ib_cts_take(&m, 77, &grant), IB_CTS_OTHER_TAGS);
+  CHECK_INT(ib_cts_take(&m, 77, &buffer), IB_CTS_OTHER_TAGS);
   CHECK_INT(m.head - m.tail, IB_MAX_RECVS);
   /* A peer that does not keep to the rule changes nothing of what was seen. */
   ib_cts_encode(&(struct ib_cts){.count = 1, .tag = 77}, 1 + IB_MAX_RECVS, &ring.rows[1][0]);
-  CHECK_INT(ib_cts_take(&m, 77, &grant), IB_CTS_OTHER_TAGS);
-  CHECK_INT(ib_cts_take(&m, 1, &grant), IB_CTS_TAKEN);
-  CHECK_INT(ib_cts_take(&m, 77, &grant), IB_CTS_TAKEN);
-  for (uint32_t tag = IB_MAX_RECVS; tag > 1; tag--) CHECK_INT(ib_cts_take(&m, tag, &grant), IB_CTS_TAKEN);
-  CHECK_INT(ib_cts_take(&m, 1, &grant), IB_CTS_EMPTY);
+  CHECK_INT(ib_cts_take(&m, 77, &buffer), IB_CTS_OTHER_TAGS);
+  CHECK_INT(ib_cts_take(&m, 1, &buffer), IB_CTS_TAKEN);
+  CHECK_INT(ib_cts_take(&m, 77, &buffer), IB_CTS_TAKEN);
+  for (uint32_t tag = IB_MAX_RECVS; tag > 1; tag--) CHECK_INT(ib_cts_take(&m, tag, &buffer), IB_CTS_TAKEN);
+  CHECK_INT(ib_cts_take(&m, 1, &buffer), IB_CTS_EMPTY);
 }
 
 TEST(groups_that_cannot_be) {
   static struct ib_cts_ring ring;
   struct ib_cts_match m;
-  struct ib_grant grant;
+  struct ib_cts_buffer buffer;
   ib_cts_match_init(&m, &ring);
   ib_cts_encode(&(struct ib_cts){.count = 2, .index = 0, .tag = 1}, 1, &ring.rows[1][0]);
-  CHECK_INT(ib_cts_take(&m, 1, &grant), IB_CTS_EMPTY); /* pending of a group is nothing yet */
+  CHECK_INT(ib_cts_take(&m, 1, &buffer), IB_CTS_EMPTY); /* pending of a group is nothing yet */
   ib_cts_encode(&(struct ib_cts){.count = 3, .index = 1, .tag = 2}, 1, &ring.rows[1][1]);
-  CHECK_INT(ib_cts_take(&m, 1, &grant), IB_CTS_INVALID);
+  CHECK_INT(ib_cts_take(&m, 1, &buffer), IB_CTS_INVALID);
 }
 
 TEST_MAIN(TEST_CASE(round_trip), TEST_CASE(zeros), TEST_CASE(values_that_cannot_be), TEST_CASE(torn_entries),

@@ -91,8 +91,8 @@ static void exchange(bool *reached) {
       next--;
     bool sender = test_side(sends, p.sc, &sent), receiver = test_side(recvs, p.rc, &received);
     bool sc_failed = rail_first_error(&p.sc->error), rc_failed = rail_first_error(&p.rc->error);
-    if (sc_failed && !rc_failed) atomic_store(&p.rc->health, IB_COMM_PEER_LOST);
-    if (rc_failed && !sc_failed) atomic_store(&p.sc->health, IB_COMM_PEER_LOST);
+    if (sc_failed && !rc_failed) atomic_store(&p.rc->faults, IB_COMM_PEER_LOST);
+    if (rc_failed && !sc_failed) atomic_store(&p.sc->faults, IB_COMM_PEER_LOST);
     over = sender && receiver && (next < 0 || rail_first_error(&p.sc->error));
   }
   CHECK(over);
@@ -164,7 +164,7 @@ TEST(closed_behind_the_last_message) {
   CHECK_OK(begin(&recvs[0], false, 1));
   CHECK_OK(begin(&recvs[1], false, 2));
   CHECK_OK(begin(&sends[0], true, 1));
-  atomic_store(&p.rc->health, IB_COMM_PEER_CLOSED);
+  atomic_store(&p.rc->faults, IB_COMM_PEER_CLOSED);
   CHECK_INT(pair_finish(recvs[0], RAIL_OK), 1700);
   int done = 0;
   CHECK_INT(ib_test(recvs[1], &done, NULL), RAIL_REMOTE_ERROR);
@@ -184,7 +184,7 @@ TEST(news_between_two_looks) {
     snprintf(script, sizeof script, "progress poll skip=%d", seed * 7919);
     fake_script(script);
     CHECK_OK(begin(&sends[0], true, 1));
-    atomic_store(&p.sc->health, IB_COMM_PEER_LOST);
+    atomic_store(&p.sc->faults, IB_COMM_PEER_LOST);
     long polls = fake_calls("poll_cq");
     CHECK_INT(ib_test(sends[0], &done, NULL), done ? RAIL_OK : RAIL_REMOTE_ERROR);
     CHECK_INT(rail_first_error(&p.sc->error), done ? RAIL_OK : RAIL_REMOTE_ERROR);
@@ -215,7 +215,7 @@ static void closed_before_the_acknowledgement(bool gone) {
   for (int i = 1; i < 4; i++) CHECK_OK(begin(&recvs[i], false, i));
   fake_script("progress poll");
   CHECK_OK(begin(&sends[1], true, 1));
-  atomic_store(&p.sc->health, IB_COMM_PEER_CLOSED);
+  atomic_store(&p.sc->faults, IB_COMM_PEER_CLOSED);
   int done = 0;
   uint64_t begun = rail_now_ns();
   rail_result_t result = RAIL_OK;
@@ -223,7 +223,7 @@ static void closed_before_the_acknowledgement(bool gone) {
   fake_script("stall op=imm");
   CHECK_OK(begin(&sends[3], true, 3));
   CHECK_OK(ib_test(sends[3], &done, NULL));
-  if (gone) atomic_fetch_or(&p.sc->health, IB_COMM_PEER_GONE);
+  if (gone) atomic_fetch_or(&p.sc->faults, IB_COMM_PEER_GONE);
   while (result == RAIL_OK && rail_now_ns() - begun < 10000000000ull) {
     result = ib_test(sends[3], &done, NULL);
     CHECK(!done);
@@ -239,14 +239,14 @@ static void closed_before_the_acknowledgement(bool gone) {
 TEST(closed_for_a_while) { closed_before_the_acknowledgement(false); }
 TEST(closed_and_gone) { closed_before_the_acknowledgement(true); }
 
-static void sender_hears(uint32_t health, rail_result_t expected) {
+static void sender_hears(uint32_t faults, rail_result_t expected) {
   int done;
   open_plain("progress post");
   CHECK_OK(begin(&recvs[0], false, 1));
   fake_script("stall op=imm");
   CHECK_OK(begin(&sends[0], true, 1));
   CHECK_OK(ib_test(sends[0], &done, NULL));
-  atomic_store(&p.sc->health, health);
+  atomic_store(&p.sc->faults, faults);
   CHECK_INT(ib_test(sends[0], &done, NULL), expected);
   CHECK_INT(done, 0);
   check_failed(p.sc, sends, mh_out);
@@ -269,7 +269,7 @@ TEST(nobody_left_to_send_to) {
     open_plain("progress post");
     CHECK_OK(begin(&sends[0], true, 1));
     CHECK(!sends[0]);
-    atomic_store(&p.sc->health, news[i]);
+    atomic_store(&p.sc->faults, news[i]);
     CHECK_INT(begin(&sends[0], true, 1), RAIL_REMOTE_ERROR);
     CHECK(!sends[0]);
     CHECK_INT(pair_lines, 1);
@@ -282,8 +282,8 @@ TEST(nobody_left_to_send_to) {
 /* As the watch thread would, after a while; the HCA gets its grace of a second and little more. */
 static rail_result_t ask(struct ib_comm *comm, void *request) {
   int done = 7;
-  comm->qps[0].path.timeout = 1;
-  atomic_fetch_or(&comm->health, IB_COMM_STALLED);
+  comm->qps[0].attr.timeout = 1;
+  atomic_fetch_or(&comm->faults, IB_COMM_STALLED);
   rail_result_t result = ib_test(request, &done, NULL);
   CHECK_INT(done, 0);
   return result;
@@ -337,7 +337,7 @@ TEST(a_long_wait) {
     CHECK_OK(ib_test(recvs[0], &done, NULL));
     CHECK_INT(done, 0);
     CHECK_INT(p.rc->last_progress, 0); /* the peer's process may be dead, as far as this tells */
-    CHECK(!p.rc->probe_deadline && !atomic_load(&p.rc->health));
+    CHECK(!p.rc->probe_deadline && !atomic_load(&p.rc->faults));
   }
   CHECK_INT(p.rc->qps[0].sq_avail, room + 1); /* the CTS write's came back with the first answer, each once */
   CHECK_OK(begin(&sends[0], true, 1));
@@ -352,7 +352,7 @@ TEST(asked_and_gone) {
   CHECK_OK(begin(&recvs[0], false, 1));
   CHECK_OK(ask(p.rc, recvs[0]));
   p.rc->probe_deadline = 1;
-  atomic_fetch_or(&p.rc->health, IB_COMM_STALLED);
+  atomic_fetch_or(&p.rc->faults, IB_COMM_STALLED);
   int done;
   for (int tests = 0; tests < 3; tests++) CHECK_OK(ib_test(recvs[0], &done, NULL));
   CHECK_INT(pair_lines, 0);
@@ -363,8 +363,8 @@ TEST(asked_and_gone) {
 TEST(no_limit) {
   open_plain("progress post; stall op=write");
   CHECK_OK(begin(&recvs[0], false, 1));
-  p.rc->qps[0].path.timeout = 0;
-  atomic_fetch_or(&p.rc->health, IB_COMM_STALLED);
+  p.rc->qps[0].attr.timeout = 0;
+  atomic_fetch_or(&p.rc->faults, IB_COMM_STALLED);
   int done;
   CHECK_OK(ib_test(recvs[0], &done, NULL));
   CHECK_INT(p.rc->probe_deadline, 0);
@@ -448,13 +448,13 @@ TEST(last_progress) {
   pair_close(&p);
 }
 
-/* A completion that comes late pays what was owed: the next wait begins anew. */
+/* A late completion answers the probe: the next wait begins anew. */
 TEST(late_and_paid) {
   open_plain("progress poll");
   CHECK_OK(begin(&recvs[0], false, 1));
   CHECK_OK(ib_progress(p.rc));
   CHECK_OK(begin(&sends[0], true, 1));
-  atomic_fetch_or(&p.sc->health, IB_COMM_STALLED);
+  atomic_fetch_or(&p.sc->faults, IB_COMM_STALLED);
   p.sc->probe_deadline = rail_now_ns() + 1000000000ull;
   CHECK_INT(pair_finish(sends[0], RAIL_OK), 1700);
   for (int i = 0; i < 3; i++) CHECK_OK(ib_progress(p.sc));

@@ -75,7 +75,7 @@ TEST(a_line) {
   struct ibv_wc wc = failed(comm, IB_WR_SEND, IBV_WC_RETRY_EXC_ERR, 0x81);
   comm->last_progress = rail_now_ns() - 3200 * 1000000ull;
   port->hca->attr.vendor_id = 0x02c9;
-  atomic_fetch_or(&port->health, IB_PORT_DOWN);
+  atomic_fetch_or(&port->faults, IB_PORT_DOWN);
   log_forget();
   CHECK_INT(ib_error_completion(comm, &wc), RAIL_REMOTE_ERROR);
   CHECK_INT(rail_first_error(&comm->error), RAIL_REMOTE_ERROR);
@@ -97,11 +97,11 @@ TEST(a_line) {
   CHECK_INT(ib_error_completion(comm, &wc), RAIL_REMOTE_ERROR);
   wc.status = IBV_WC_LOC_PROT_ERR;
   CHECK_INT(ib_error_completion(comm, &wc), RAIL_REMOTE_ERROR);
-  CHECK_INT(ib_error_health(comm, IB_COMM_CQ_ERROR), RAIL_REMOTE_ERROR);
+  CHECK_INT(ib_error_faults(comm, IB_COMM_CQ_ERROR), RAIL_REMOTE_ERROR);
   CHECK_INT(ib_error_post(comm, &comm->qps[0], "ibv_post_send", ENOMEM), RAIL_REMOTE_ERROR);
   CHECK_INT(log_warnings(), 1);
   CHECK_INT(rail_stats_get(&port->stats[IB_DEVICE_ERRORS]), errors + 1);
-  atomic_fetch_and(&port->health, ~IB_PORT_DOWN);
+  atomic_fetch_and(&port->faults, ~IB_PORT_DOWN);
   atomic_store(&port->flaps, flaps);
   port->hca->attr.vendor_id = vendor_id;
   ib_comm_destroy(comm);
@@ -147,7 +147,7 @@ TEST(equal_numbers) {
   struct ib_comm *comm = rig_comm(true, RIG_COUNTED, 2, NULL);
   uint32_t number = comm->qps[0].qp->qp_num;
   comm->qps[0].qp->qp_num = comm->qps[1].qp->qp_num;
-  comm->qps[1].path.dest_qpn = 0x77;
+  comm->qps[1].attr.dest_qpn = 0x77;
   struct ibv_wc wc = failed(comm, IB_WR_SEND, IBV_WC_RETRY_EXC_ERR, 0);
   log_forget();
   CHECK_INT(ib_error_completion(comm, &wc), RAIL_REMOTE_ERROR);
@@ -162,8 +162,8 @@ TEST(infiniband_without_a_time_limit) {
   struct ibv_wc wc = failed(comm, IB_WR_SEND, IBV_WC_REM_OP_ERR, 0);
   struct ib_port *port = comm->rails[0].port;
   port->roce = false;
-  comm->qps[1].path.dlid = 17;
-  comm->qps[1].path.timeout = 0;
+  comm->qps[1].attr.dlid = 17;
+  comm->qps[1].attr.timeout = 0;
   CHECK_INT(ib_error_completion(comm, &wc), RAIL_REMOTE_ERROR);
   port->roce = true;
   expect("to 10.0.0.2, LID 17, QP");
@@ -181,7 +181,7 @@ TEST(a_stopped_comm_fails_silently) {
   ib_comm_destroy(comm);
 }
 
-TEST(health) {
+TEST(faults) {
   static const struct { uint32_t bits; rail_result_t result; const char *words; } known[] = {
     {IB_COMM_QP_FATAL, RAIL_SYSTEM_ERROR, "a queue pair failed"},
     {IB_COMM_CQ_ERROR, RAIL_SYSTEM_ERROR, "CQ_ERR"},
@@ -196,8 +196,8 @@ TEST(health) {
     struct ib_comm *comm = rig_comm(false, RIG_COUNTED, 1, NULL);
     atomic_store(&comm->outstanding, 5);
     log_forget();
-    CHECK_INT(ib_error_health(comm, 0), RAIL_OK);
-    CHECK_INT(ib_error_health(comm, known[i].bits), known[i].result);
+    CHECK_INT(ib_error_faults(comm, 0), RAIL_OK);
+    CHECK_INT(ib_error_faults(comm, known[i].bits), known[i].result);
     CHECK_INT(rail_first_error(&comm->error), known[i].result);
     CHECK_INT(log_warnings(), 1);
     expect("RailIB: receiving from 10.0.0.2:4711 over fake0: ");
@@ -230,7 +230,7 @@ int main(int argc, char **argv) {
     TEST_CASE(operations), TEST_CASE(equal_numbers),
     TEST_CASE(infiniband_without_a_time_limit),
     TEST_CASE(a_stopped_comm_fails_silently),
-    TEST_CASE(health),
+    TEST_CASE(faults),
     TEST_CASE(posting),
   };
   rig_use(argv[0], NULL);

@@ -186,7 +186,7 @@ TEST(after_a_goodbye) {
   struct ib_flush *flush = open_good();
   fake_script("progress poll burst=1 skip=3");
   for (int i = 0; i < 20; i++) {
-    atomic_store(&p.rc->health, i % 2 ? IB_COMM_PEER_CLOSED : IB_COMM_PEER_LOST);
+    atomic_store(&p.rc->faults, i % 2 ? IB_COMM_PEER_CLOSED : IB_COMM_PEER_LOST);
     pair_finish(flush_of(1, 8, 0, NULL), RAIL_OK);
   }
   close_one(flush);
@@ -203,10 +203,10 @@ TEST(lost) {
   CHECK_OK(ib_irecv(p.rc, 1, &data, &size, &(int){1}, &mhs, NULL, &waiting));
   fake_script("stall op=read");
   void *request = flush_of(1, 8, 0, NULL);
-  p.rc->qps[0].path.timeout = 1;
+  p.rc->qps[0].attr.timeout = 1;
   while (result == RAIL_OK && rail_now_ns() - begun < 5000000000ull) {
     int done;
-    atomic_fetch_or(&p.rc->health, IB_COMM_STALLED);
+    atomic_fetch_or(&p.rc->faults, IB_COMM_STALLED);
     (void)ib_test(waiting, &done, NULL); /* the first to test sees it, and then both */
     CHECK(!done);
     result = ib_test(request, &done, NULL);

@@ -18,10 +18,10 @@ static void check_common(const struct hs *h, unsigned int nqps) {
     const struct ib_qp *a = &s->qps[i], *b = &r->qps[i];
     CHECK(a->state == IB_QP_RTS && b->state == IB_QP_RTS && a->index == i && b->index == i);
     CHECK(a->rail == i % s->nrails && a->remote_rail == i % r->nrails && b->rail == a->remote_rail);
-    CHECK(a->path.dest_qpn == b->qp->qp_num && b->path.dest_qpn == a->qp->qp_num);
-    CHECK(a->path.sq_psn == b->path.rq_psn && b->path.sq_psn == a->path.rq_psn);
-    CHECK(a->path.mtu == b->path.mtu && a->path.port == s->rails[a->rail].port->number);
-    CHECK(memcmp(a->path.dgid, r->rails[b->rail].gid, 16) == 0 && memcmp(b->path.dgid, s->rails[a->rail].gid, 16) == 0);
+    CHECK(a->attr.dest_qpn == b->qp->qp_num && b->attr.dest_qpn == a->qp->qp_num);
+    CHECK(a->attr.sq_psn == b->attr.rq_psn && b->attr.sq_psn == a->attr.rq_psn);
+    CHECK(a->attr.mtu == b->attr.mtu && a->attr.port == s->rails[a->rail].port->number);
+    CHECK(memcmp(a->attr.dgid, r->rails[b->rail].gid, 16) == 0 && memcmp(b->attr.dgid, s->rails[a->rail].gid, 16) == 0);
     CHECK(a->sq_avail == IB_SEND_DEPTH && b->sq_avail == IB_SEND_DEPTH);
     CHECK(a->qp->qp_context == s && b->qp->qp_context == r && a->max_inline >= 64);
   }
@@ -52,7 +52,7 @@ TEST(infiniband) {
   hs_begin(&h);
   hs_pair(&h, DEV_IB, DEV_IB);
   check_common(&h, 1);
-  CHECK(!sent(&h)->qps[0].path.grh && sent(&h)->qps[0].path.dlid == 7);
+  CHECK(!sent(&h)->qps[0].attr.grh && sent(&h)->qps[0].attr.dlid == 7);
   hs_end(&h);
 }
 
@@ -65,7 +65,7 @@ TEST(different_rails_queue_pairs_and_mtus) {
     hs_pair(&h, fused_sends ? DEV_B : DEV_FUSED, fused_sends ? DEV_FUSED : DEV_B);
     check_common(&h, 12);
     CHECK_INT(sent(&h)->plan.qps_per_message, 3);
-    for (unsigned int i = 0; i < 12; i++) CHECK_INT(sent(&h)->qps[i].path.mtu, i % 3 == 1 ? 2 : 5);
+    for (unsigned int i = 0; i < 12; i++) CHECK_INT(sent(&h)->qps[i].attr.mtu, i % 3 == 1 ? 2 : 5);
     fake_script("port fakeA 2 mtu=5");
     hs_end(&h);
   }
@@ -180,8 +180,8 @@ TEST(traffic_classes) {
   hs_begin(&h);
   hs_init.traffic_class = -1;
   hs_pair(&h, DEV_A1, DEV_B);
-  CHECK(sent(&h)->qps[0].path.traffic_class == 8 && sent(&h)->qps[0].path.sl == 8);
-  CHECK(received(&h)->qps[0].path.traffic_class == 8 && received(&h)->qps[0].path.sl == 8);
+  CHECK(sent(&h)->qps[0].attr.traffic_class == 8 && sent(&h)->qps[0].attr.sl == 8);
+  CHECK(received(&h)->qps[0].attr.traffic_class == 8 && received(&h)->qps[0].attr.sl == 8);
   hs_end(&h);
 
   hs_begin(&h); /* of the sender alone: the receiver answers in kind, but for what NCCL_IB_FIFO_TC says */
@@ -192,8 +192,8 @@ TEST(traffic_classes) {
   ib_params.tc = ib_params.sl = -1;
   ib_params.fifo_tc = 104;
   hs_run(&h, DEV_B);
-  CHECK(sent(&h)->qps[0].path.traffic_class == 96 && sent(&h)->qps[0].path.sl == 3);
-  CHECK(received(&h)->qps[0].path.traffic_class == 104 && received(&h)->qps[0].path.sl == 3);
+  CHECK(sent(&h)->qps[0].attr.traffic_class == 96 && sent(&h)->qps[0].attr.sl == 3);
+  CHECK(received(&h)->qps[0].attr.traffic_class == 104 && received(&h)->qps[0].attr.sl == 3);
   hs_end(&h);
 }
 
@@ -202,15 +202,15 @@ TEST(timeouts) {
   hs_begin(&h);
   ib_params.retry_cnt = 4;
   hs_pair(&h, DEV_A1, DEV_B);
-  CHECK_INT(sent(&h)->qps[0].path.retry_cnt, 4);
-  CHECK_INT(sent(&h)->qps[0].path.timeout, 20);
+  CHECK_INT(sent(&h)->qps[0].attr.retry_cnt, 4);
+  CHECK_INT(sent(&h)->qps[0].attr.timeout, 20);
   CHECK(sent(&h)->sender_timeout == 20 && received(&h)->sender_timeout == 20);
   CHECK(sent(&h)->peer_process && sent(&h)->peer_process == received(&h)->peer_process); /* both are this one */
   hs_end(&h);
   hs_begin(&h);
   ib_params.timeout = 22;
   hs_pair(&h, DEV_A1, DEV_B);
-  CHECK_INT(received(&h)->qps[0].path.timeout, 22);
+  CHECK_INT(received(&h)->qps[0].attr.timeout, 22);
   hs_end(&h);
 }
 

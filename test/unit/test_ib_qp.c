@@ -98,10 +98,10 @@ static void begin(struct ib_qp *qp) {
   ib_params = (struct ib_params){.modify_retries = 3, .modify_retry_ms = 1};
   memset(qp, 0, sizeof *qp);
   qp->index = 5;
-  qp->path = (struct ib_qp_path){.port = 2, .pkey_index = 4, .sgid_index = 3, .grh = true, .mtu = 4, .sl = 5,
+  qp->attr = (struct ib_qp_attr){.port = 2, .pkey_index = 4, .sgid_index = 3, .grh = true, .mtu = 4, .sl = 5,
                                  .traffic_class = 96, .timeout = 17, .retry_cnt = 6, .dlid = 0, .dest_qpn = 0x99,
                                  .sq_psn = 0x123, .rq_psn = 0x456};
-  memset(qp->path.dgid, 0xab, sizeof qp->path.dgid);
+  memset(qp->attr.dgid, 0xab, sizeof qp->attr.dgid);
   struct ib_qp_sizes sizes = {512, 288, 128};
   CHECK_OK(ib_qp_create(qp, &port, &cq, &sizes, &port));
 }
@@ -176,15 +176,15 @@ TEST(to_rtr_by_gid) {
   CHECK(fake.attr.rq_psn == 0x456 && fake.attr.max_dest_rd_atomic == 1 && fake.attr.min_rnr_timer == 12);
   CHECK(ah->is_global && ah->port_num == 2 && ah->sl == 5 && ah->dlid == 0);
   CHECK(ah->grh.sgid_index == 3 && ah->grh.hop_limit == 255 && ah->grh.traffic_class == 96 && ah->grh.flow_label == 0);
-  CHECK(memcmp(ah->grh.dgid.raw, qp.path.dgid, 16) == 0);
+  CHECK(memcmp(ah->grh.dgid.raw, qp.attr.dgid, 16) == 0);
   CHECK_INT(fake.eces, 0);
 }
 
 TEST(to_rtr_by_lid) {
   struct ib_qp qp;
   begin(&qp);
-  qp.path.grh = false;
-  qp.path.dlid = 44;
+  qp.attr.grh = false;
+  qp.attr.dlid = 44;
   to_rtr(&qp);
   CHECK(!fake.attr.ah_attr.is_global && fake.attr.ah_attr.dlid == 44 && fake.attr.ah_attr.grh.hop_limit == 0);
 }
@@ -212,8 +212,8 @@ TEST(enhanced_connections) {
   CHECK(ib_qp_query_ece(&qp, &ece) && ece.vendor_id == 0x15b3);
   fake.fail_ece = EOPNOTSUPP;
   CHECK(!ib_qp_query_ece(&qp, &ece));
-  qp.path.use_ece = true;
-  qp.path.ece.options = 9;
+  qp.attr.use_ece = true;
+  qp.attr.ece.options = 9;
   CHECK_OK(ib_qp_to_init(&qp, &port, 0));
   CHECK_OK(ib_qp_to_rtr(&qp, &port)); /* a device without it goes without */
   CHECK(fake.eces == 1 && fake.ece.options == 9);

@@ -25,7 +25,7 @@ TEST(silence_without_requests_is_fine) {
   with_times(60, 60, 30);
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   CHECK_INT(recv_frame(peer, NULL, 200), -1);
-  CHECK_INT(HEALTH(comm), 0);
+  CHECK_INT(FAULTS(comm), 0);
   done(comm, peer);
 }
 
@@ -38,7 +38,7 @@ TEST(silence_with_requests_ends) {
   while ((type = recv_frame(peer, &number, 2000)) == RAIL_OOB_PING) CHECK_INT(number, ++pings);
   CHECK_INT(type, 0); /* should it wake up it learns that this is over */
   CHECK(pings >= 1 && pings <= 3);
-  CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT);
+  CHECK_INT(FAULTS(comm), IB_COMM_PEER_SILENT);
   CHECK(rail_now_ns() - then >= 300 * 1000000ull);
   done(comm, peer);
 }
@@ -49,11 +49,11 @@ TEST(silence_while_sends_wait_ends) {
   with_times(0, 120, 0);
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   uint64_t until = rail_deadline_in_ms(5000);
-  while (!(HEALTH(comm) & IB_COMM_PEER_SILENT) && !rail_deadline_passed(until)) {
+  while (!(FAULTS(comm) & IB_COMM_PEER_SILENT) && !rail_deadline_passed(until)) {
     rail_stats_add(&comm->stats[IB_COMM_WAITS_CTS], 1);
     usleep(1000);
   }
-  CHECK_INT(HEALTH(comm), IB_COMM_PEER_SILENT);
+  CHECK_INT(FAULTS(comm), IB_COMM_PEER_SILENT);
   done(comm, peer);
 }
 
@@ -81,7 +81,7 @@ TEST(silence_is_reported_once) {
   poll(NULL, 0, 300); /* longer than RAIL_IB_DEADLINE */
   CHECK_INT(log_warnings(), 1);
   for (int i = 0; i < 3; i++) {
-    CHECK_INT(HEALTH(comms[i]), IB_COMM_STALLED);
+    CHECK_INT(FAULTS(comms[i]), IB_COMM_STALLED);
     CHECK(atomic_load(&comms[i]->peer_silent));
     CHECK_INT(recv_frame(peers[i], &number, 1000), RAIL_OOB_PING);
     send_frame(peers[i], RAIL_OOB_PONG, number);
@@ -169,10 +169,10 @@ TEST(a_silent_host_ends) {
   atomic_store(&comm->outstanding, 1);
   RIG_WAIT(log_said("though its host answers"), 1400);
   poll(NULL, 0, 2000);
-  CHECK_INT(HEALTH(comm), IB_COMM_STALLED);
+  CHECK_INT(FAULTS(comm), IB_COMM_STALLED);
   lo_goes(false);
   uint64_t then = rail_now_ns();
-  RIG_WAIT(HEALTH(comm) & IB_COMM_HOST_SILENT, 4000);
+  RIG_WAIT(FAULTS(comm) & IB_COMM_HOST_SILENT, 4000);
   CHECK(rail_now_ns() - then > 500 * 1000000ull);
   CHECK(!log_said("network is down"));
   done(comm, peer);
@@ -191,15 +191,15 @@ TEST(the_side_channels_network_goes) {
   lo_goes(false);
   atomic_store(&comm->outstanding, 1); /* so it is asked, in a second, and nobody answers */
   RIG_WAIT(log_said("network is down"), 2500);
-  CHECK_INT(HEALTH(comm) & ~(uint32_t)IB_COMM_STALLED, 0);
+  CHECK_INT(FAULTS(comm) & ~(uint32_t)IB_COMM_STALLED, 0);
   uint64_t until = rail_deadline_in_ms(4000);
   while (!rail_deadline_passed(until)) {
     rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
     usleep(10000);
   }
-  CHECK_INT(HEALTH(comm) & ~(uint32_t)IB_COMM_STALLED, 0);
-  RIG_WAIT(HEALTH(comm) & IB_COMM_HOST_SILENT, 5000);
-  CHECK_INT(HEALTH(comm), IB_COMM_HOST_SILENT | IB_COMM_STALLED);
+  CHECK_INT(FAULTS(comm) & ~(uint32_t)IB_COMM_STALLED, 0);
+  RIG_WAIT(FAULTS(comm) & IB_COMM_HOST_SILENT, 5000);
+  CHECK_INT(FAULTS(comm), IB_COMM_HOST_SILENT | IB_COMM_STALLED);
   done(comm, peer);
 }
 
@@ -218,7 +218,7 @@ TEST(a_sign_of_life_or_progress_is_enough) {
     struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
     atomic_store(&comm->outstanding, 1);
     alive_for(comm, peer, !moves, moves, 700);
-    CHECK_INT(HEALTH(comm), moves ? 0 : IB_COMM_STALLED); /* alive, but the HCA is to be asked */
+    CHECK_INT(FAULTS(comm), moves ? 0 : IB_COMM_STALLED); /* alive, but the HCA is to be asked */
     atomic_store(&comm->outstanding, 0);
     done(comm, peer);
   }
@@ -230,7 +230,7 @@ TEST(no_deadline_no_ping) {
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   atomic_store(&comm->outstanding, 1);
   CHECK_INT(recv_frame(peer, NULL, 150), -1);
-  CHECK_INT(HEALTH(comm), 0);
+  CHECK_INT(FAULTS(comm), 0);
   done(comm, peer);
   with_defaults();
 }

@@ -21,10 +21,10 @@ TEST(goodbye) {
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   send_frame(peer, RAIL_OOB_GOODBYE, 0);
   close(peer);
-  RIG_WAIT(HEALTH(comm), 1000);
+  RIG_WAIT(FAULTS(comm), 1000);
   poll(NULL, 0, 20);
   /* The end of the stream after it is no loss. */
-  CHECK_INT(HEALTH(comm) & ~(uint32_t)IB_COMM_PEER_GONE, IB_COMM_PEER_CLOSED);
+  CHECK_INT(FAULTS(comm) & ~(uint32_t)IB_COMM_PEER_GONE, IB_COMM_PEER_CLOSED);
   done(comm, -1);
 }
 
@@ -32,8 +32,8 @@ TEST(end_of_stream) {
   int peer;
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   close(peer);
-  RIG_WAIT(HEALTH(comm), 1000);
-  CHECK_INT(HEALTH(comm), IB_COMM_PEER_LOST);
+  RIG_WAIT(FAULTS(comm), 1000);
+  CHECK_INT(FAULTS(comm), IB_COMM_PEER_LOST);
   done(comm, -1);
 }
 
@@ -49,15 +49,15 @@ TEST(garbage) {
     rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){RAIL_OOB_PING, 5}, wire);
     wire[bad[i].at] = bad[i].value;
     CHECK_INT(write(peer, wire, sizeof wire), sizeof wire);
-    RIG_WAIT(HEALTH(comm), 1000);
-    CHECK_INT(HEALTH(comm), IB_COMM_PEER_LOST);
+    RIG_WAIT(FAULTS(comm), 1000);
+    CHECK_INT(FAULTS(comm), IB_COMM_PEER_LOST);
     RIG_WAIT(log_said("no message of ours") && log_said("10.0.0.2:4711"), 1000); /* the line is written afterwards */
     done(comm, peer);
   }
   int peer; /* an answer that was not asked for */
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   send_frame(peer, RAIL_OOB_PONG, 1);
-  RIG_WAIT(HEALTH(comm) == IB_COMM_PEER_LOST, 1000);
+  RIG_WAIT(FAULTS(comm) == IB_COMM_PEER_LOST, 1000);
   done(comm, peer);
 }
 
@@ -78,11 +78,11 @@ TEST(ping_is_answered) {
   }
   CHECK_INT(recv_frame(peer, &number, 1000), RAIL_OOB_PONG);
   CHECK_INT(number, 3);
-  CHECK_INT(HEALTH(comm), 0);
+  CHECK_INT(FAULTS(comm), 0);
   done(comm, peer);
 }
 
-/* A peer that asks and does not read: what it is owed is one answer, not one per question. */
+/* A peer that sends PINGs and does not read: one PONG is due, not one per PING. */
 TEST(a_peer_that_does_not_read) {
   int peer, pongs = 0, type, small = 4096;
   uint64_t number = 0, last = 0;
@@ -106,7 +106,7 @@ TEST(a_peer_that_does_not_read) {
   CHECK_INT(type, -1);
   CHECK_INT(last, 2000);
   CHECK_MSG(pongs < 500, "%d answers were kept for a peer that read none", pongs);
-  CHECK_INT(HEALTH(comm), 0);
+  CHECK_INT(FAULTS(comm), 0);
   done(comm, peer);
 }
 
@@ -117,7 +117,7 @@ static uint64_t counter(enum ib_stats_device which) {
 }
 
 TEST(events_of_queue_pairs) {
-  static const struct { const char *name; uint32_t health; } events[] = {
+  static const struct { const char *name; uint32_t faults; } events[] = {
     {"qp_fatal", IB_COMM_QP_FATAL},      {"qp_req_err", IB_COMM_QP_FATAL}, {"qp_access_err", IB_COMM_QP_FATAL},
     {"cq_err", IB_COMM_CQ_ERROR}};
   for (int returned = 1; returned >= 0; returned--) {
@@ -132,9 +132,9 @@ TEST(events_of_queue_pairs) {
       RIG_WAIT(counter(IB_DEVICE_ERRORS) == errors + 1, 1000);
       RIG_WAIT(log_warnings() == 1, 1000);
       CHECK(log_said("fake0 reports"));
-      if (returned) RIG_WAIT(HEALTH(comm) & events[i].health, 1000);
-      CHECK_INT(HEALTH(comm) & (IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR), returned ? events[i].health : 0);
-      CHECK_INT(HEALTH(other) & (IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR), 0);
+      if (returned) RIG_WAIT(FAULTS(comm) & events[i].faults, 1000);
+      CHECK_INT(FAULTS(comm) & (IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR), returned ? events[i].faults : 0);
+      CHECK_INT(FAULTS(other) & (IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR), 0);
       done(comm, -1); /* waits until the event is acknowledged */
       done(other, -1);
     }
@@ -157,7 +157,7 @@ TEST(events_without_consequence) {
   ib_comm_stop(comm); /* what a QP in its error state says is no news */
   fake_script("event fake0 qp_access_err");
   poll(NULL, 0, 30);
-  CHECK_INT(HEALTH(comm), 0);
+  CHECK_INT(FAULTS(comm), 0);
   CHECK_INT(log_warnings(), 0);
   done(comm, peer);
 }
@@ -170,17 +170,17 @@ TEST(a_port_goes_down_and_up) {
   log_forget();
   for (uint64_t i = 1; i <= 3; i++) {
     fake_script("event fake0 port_err");
-    RIG_WAIT(atomic_load(&port->health) & IB_PORT_DOWN, 1000);
+    RIG_WAIT(atomic_load(&port->faults) & IB_PORT_DOWN, 1000);
     fake_script("event fake0 port_err"); /* nothing new */
     fake_script("event fake0 port_active");
     RIG_WAIT(counter(IB_DEVICE_PORT_UPS) == ups + i, 1000);
-    CHECK(!(atomic_load(&port->health) & IB_PORT_DOWN));
+    CHECK(!(atomic_load(&port->faults) & IB_PORT_DOWN));
     CHECK_INT(atomic_load(&port->flaps), flaps + i);
     CHECK_INT(counter(IB_DEVICE_PORT_DOWNS), downs + i);
     CHECK_INT(log_warnings(), i);
   }
   CHECK(log_said("is up again after") && log_said(" UTC (3 times so far)"));
-  CHECK_INT(HEALTH(comm), 0); /* by itself no error */
+  CHECK_INT(FAULTS(comm), 0); /* by itself no error */
   done(comm, peer);
 }
 
@@ -204,11 +204,11 @@ TEST(an_hca_dies) {
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   struct ib_hca *other = ib_device_at(1, "test")->rails[0]->hca;
   fake_script("event fake1 device_fatal");
-  RIG_WAIT(atomic_load(&other->health) & IB_HCA_FATAL, 1000);
+  RIG_WAIT(atomic_load(&other->faults) & IB_HCA_FATAL, 1000);
   poll(NULL, 0, 20);
-  CHECK_INT(HEALTH(comm), 0);
+  CHECK_INT(FAULTS(comm), 0);
   fake_script("event fake0 device_fatal");
-  RIG_WAIT(HEALTH(comm) & IB_COMM_DEVICE_FATAL, 1000);
+  RIG_WAIT(FAULTS(comm) & IB_COMM_DEVICE_FATAL, 1000);
   done(comm, peer);
 }
 
@@ -221,7 +221,7 @@ TEST(an_hca_of_a_later_rail_dies) {
   comm->nrails = 2;
   CHECK_OK(ib_watch_add(comm)); /* nothing of it changes while the thread may look */
   fake_script("event fake0 device_fatal");
-  RIG_WAIT(HEALTH(comm) & IB_COMM_DEVICE_FATAL, 1000);
+  RIG_WAIT(FAULTS(comm) & IB_COMM_DEVICE_FATAL, 1000);
   ib_watch_remove(comm, true);
   comm->rails[0] = comm->rails[1];
   comm->nrails = 1;
@@ -309,7 +309,7 @@ TEST(fork_leaves_the_parent_alone) {
   CHECK_INT(recv_frame(peer, NULL, 20), -1);
   send_frame(peer, RAIL_OOB_PING, 77);
   CHECK_INT(recv_frame(peer, &number, 1000), RAIL_OOB_PONG);
-  CHECK_INT(HEALTH(comm), 0);
+  CHECK_INT(FAULTS(comm), 0);
   done(comm, peer);
 }
 
