@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * listen, accept, closeListen: the receiver's side of a handshake. Each call of
- * accept polls the listener once, then runs the steps of pending connections, one
- * after the other, within a bound of time; the first that is ready is the peer
- * of this call.
+ * listen, accept, closeListen: the receiver's side of a handshake. Each call of accept polls the listener once, then
+ * runs the steps of the connections whose HELLO it has taken, one after the other, within a bound of time; the first
+ * that is ready is the peer of this call.
  *
  * A peer that goes silent, closes or sends something invalid is dropped with a line, and accept waits for the next one.
  * Failures that any peer would meet end accept with an error: ports that do not fit, a local device that fails, a peer
@@ -19,12 +18,12 @@
 #include "plugin/ib/ib_param.h"
 
 #define HINTS_NS 1000000000ull
-#define CALL_NS 300000ull /* most time for pending connections in one call; the last step may end later */
+#define CALL_NS 300000ull /* most time for these steps in one call; the last step may end later */
 
-static struct rail_ports ports = {.plugin = "RailIB", .range_param = "RAIL_IB_PORTS", .bind_param = "RAIL_IB_BIND"};
+static struct rail_ports tcp_ports = {.plugin = "RailIB", .range_param = "RAIL_IB_PORTS", .bind_param = "RAIL_IB_BIND"};
 
 bool ib_handshake_load(void) {
-  rail_ports_load(&ports, ib_params.ports, ib_params.bind);
+  rail_ports_load(&tcp_ports, ib_params.ports, ib_params.bind);
   return ib_protocol_load();
 }
 
@@ -73,37 +72,39 @@ static const struct ib_setup_row table[] = {
   {"all sent", ib_setup_flushed, "the peer to read what was sent", false},
 };
 
-/* ---- pending connections -------------------------------------------------- */
+/* ---- connections that are being set up ------------------------------------- */
 
-static void pending_free(struct ib_pending *p) {
-  ib_setup_free(&p->setup);
-  free(p);
+static void accepting_free(struct ib_accepting *a) {
+  ib_setup_free(&a->setup);
+  free(a);
 }
 
 /* Without a key a HELLO proves little: when there is no room, the oldest connection that sent nothing after its HELLO
  * is dropped. */
 static bool evict_oldest(struct ib_listen *l) {
-  struct ib_pending *p, *oldest = NULL;
-  TAILQ_FOREACH(p, &l->pending, link)
-    if (p->setup.state == 0 && (!oldest || p->setup.handshake.begun < oldest->setup.handshake.begun)) oldest = p;
+  struct ib_accepting *a, *oldest = NULL;
+  TAILQ_FOREACH(a, &l->accepting, link)
+    if (a->setup.state == 0 && (!oldest || a->setup.handshake.begun < oldest->setup.handshake.begun)) oldest = a;
   if (!oldest) return false;
-  TAILQ_REMOVE(&l->pending, oldest, link);
-  l->npending--;
-  pending_free(oldest);
+  rail_listener_log_drop(&l->listener, &oldest->setup.peer,
+                         "too many connections are being set up, and this one has sent nothing after its hello");
+  TAILQ_REMOVE(&l->accepting, oldest, link);
+  l->naccepting--;
+  accepting_free(oldest);
   return true;
 }
 
 static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
   struct ib_listen *l = owner;
   if (hello->streams != 1 || hello->reconnect) return RAIL_REASON_MESSAGE;
-  bool room = l->npending < IB_MAX_PENDING || evict_oldest(l);
-  struct ib_pending *p = room ? calloc(1, sizeof *p) : NULL;
-  if (!p) return RAIL_REASON_BUSY;
-  ib_setup_init(&p->setup, l->in_ctx.ctx, l->device, false, &conn->peer, l->in_ctx.ctx->traffic_class);
+  bool room = l->naccepting < IB_MAX_ACCEPTING || evict_oldest(l);
+  struct ib_accepting *a = room ? calloc(1, sizeof *a) : NULL;
+  if (!a) return RAIL_REASON_BUSY;
+  ib_setup_init(&a->setup, l->in_ctx.ctx, l->device, false, &conn->peer, l->in_ctx.ctx->traffic_class);
   rail_watch_host(conn->fd, ib_params.deadline_ms, 0); /* while the peer's process may take any time */
-  rail_handshake_begin(&p->setup.handshake, &ib_protocol, conn->fd, false, hello);
-  TAILQ_INSERT_TAIL(&l->pending, p, link);
-  l->npending++;
+  rail_handshake_begin(&a->setup.handshake, &ib_protocol, conn->fd, false, hello);
+  TAILQ_INSERT_TAIL(&l->accepting, a, link);
+  l->naccepting++;
   return RAIL_REASON_NONE;
 }
 
@@ -128,17 +129,17 @@ static bool is_only_that_peer(unsigned int reason) {
 
 /* Runs the first one's steps. RAIL_OK with *comm, or without: it waits, or was dropped. */
 static rail_result_t progress_one(struct ib_listen *l, uint64_t until, struct ib_comm **comm) {
-  struct ib_pending *p = TAILQ_FIRST(&l->pending);
-  rail_result_t result = ib_setup_run(&p->setup, table, RAIL_COUNT_OF(table), until);
-  TAILQ_REMOVE(&l->pending, p, link);
+  struct ib_accepting *a = TAILQ_FIRST(&l->accepting);
+  rail_result_t result = ib_setup_run(&a->setup, table, RAIL_COUNT_OF(table), until);
+  TAILQ_REMOVE(&l->accepting, a, link);
   if (result == RAIL_IN_PROGRESS) {
-    TAILQ_INSERT_TAIL(&l->pending, p, link);
+    TAILQ_INSERT_TAIL(&l->accepting, a, link);
     return RAIL_OK;
   }
-  l->npending--;
-  if (result == RAIL_OK) result = ib_setup_take(&p->setup, comm);
-  else if (is_only_that_peer(p->setup.reason)) result = RAIL_OK;
-  pending_free(p);
+  l->naccepting--;
+  if (result == RAIL_OK) result = ib_setup_take(&a->setup, comm);
+  else if (is_only_that_peer(a->setup.reason)) result = RAIL_OK;
+  accepting_free(a);
   return result;
 }
 
@@ -154,7 +155,7 @@ rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_dev
   *recv_comm = NULL;
   RAIL_TRY(rail_listener_poll(&l->listener));
   uint64_t until = rail_now_ns() + CALL_NS;
-  for (unsigned int n = l->npending; n > 0 && !comm; n--) {
+  for (unsigned int n = l->naccepting; n > 0 && !comm; n--) {
     RAIL_TRY(progress_one(l, until, &comm));
     if (rail_now_ns() >= until) break;
   }
@@ -184,7 +185,7 @@ static rail_result_t open_listener(struct ib_listen *l) {
   union rail_addr addr;
   RAIL_TRY(rail_listener_init(&l->listener, &listener_ops, l, l->device->name, (uint64_t)ib_params.handshake_ms));
   const char *interface = ib_oob_interface(&addr);
-  if (interface) return rail_listener_add(&l->listener, &ports, interface, &addr);
+  if (interface) return rail_listener_add(&l->listener, &tcp_ports, interface, &addr);
   RAIL_WARN("RailIB: listen: there is no network interface for the oob connection (NCCL_SOCKET_IFNAME)");
   return RAIL_SYSTEM_ERROR;
 }
@@ -206,7 +207,7 @@ rail_result_t ib_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
   }
   l->magic = IB_LISTEN_MAGIC;
   l->device = device;
-  TAILQ_INIT(&l->pending);
+  TAILQ_INIT(&l->accepting);
   rail_result_t result = open_listener(l);
   if (result != RAIL_OK) {
     rail_listener_close(&l->listener);
@@ -231,10 +232,10 @@ rail_result_t ib_close_listen(void *listen_comm) {
     return RAIL_OK; /* an error would end the caller's clean-up */
   }
   rail_net_ctx_remove(&l->in_ctx);
-  while (!TAILQ_EMPTY(&l->pending)) {
-    struct ib_pending *p = TAILQ_FIRST(&l->pending);
-    TAILQ_REMOVE(&l->pending, p, link);
-    pending_free(p);
+  while (!TAILQ_EMPTY(&l->accepting)) {
+    struct ib_accepting *a = TAILQ_FIRST(&l->accepting);
+    TAILQ_REMOVE(&l->accepting, a, link);
+    accepting_free(a);
   }
   rail_listener_close(&l->listener);
   l->magic = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A listener on the interface of the oob connections, and its pending connections: those whose HELLO was accepted and
- * that are being set up (ib_setup.h). Each runs its own table of steps; none waits for another.
+ * A listener on the interface of the oob connections, and the connections whose HELLO it has taken and that are being
+ * set up (ib_setup.h), until accept returns them. Each runs its own table of steps; none waits for another.
  *
  * One thread at a time: the one that calls accept with it, then closeListen.
  */
@@ -14,10 +14,10 @@
 #include "plugin/ib/ib_setup.h"
 
 #define IB_LISTEN_MAGIC 0x4e4c4249u
-#define IB_MAX_PENDING 64 /* connections of one listener */
+#define IB_MAX_ACCEPTING 64 /* of one listener */
 
-struct ib_pending {
-  TAILQ_ENTRY(ib_pending) link;
+struct ib_accepting {
+  TAILQ_ENTRY(ib_accepting) link;
   struct ib_setup setup;
 };
 
@@ -26,8 +26,8 @@ struct ib_listen {
   struct rail_net_listener in_ctx;
   const struct ib_device *device;
   struct rail_listener listener;
-  TAILQ_HEAD(, ib_pending) pending; /* in the order in which accept serves them */
-  unsigned int npending;
+  TAILQ_HEAD(, ib_accepting) accepting; /* in the order in which accept serves them */
+  unsigned int naccepting;
 };
 
 /* Key file, ports to listen on: once, under the plugin's lock. False, after one line: there must be no devices. */
