@@ -344,7 +344,8 @@ rail_result_t rail_net_isend(struct rail_net *net, void *send_comm, void *data, 
 
 rail_result_t rail_net_irecv(struct rail_net *net, void *recv_comm, int n, void **data, const size_t *sizes,
                              const int *tags, void **mhandles, void **request) {
-  if (net->slots.irecv_v6) *request = NULL; /* v6-v8 do not know the hint that may be in it */
+  const struct rail_net_slots *s = &net->slots;
+  if (!s->irecv_v10 && !s->irecv_v9) *request = NULL; /* v6-v8 do not know the hint that may be in it */
   int result = rail_net_raw_irecv(net, recv_comm, n, data, sizes, tags, mhandles, NULL, request);
   if (rail_unlikely(result != RAIL_OK)) *request = NULL;
   return result_of(net, result, "irecv");
