@@ -64,7 +64,7 @@ bool rail_interface_pci_path(const char *sysfs_root, const char *ifname, char *p
 }
 
 uint64_t rail_interface_guid(const char *sysfs_root, const char *ifname) {
-  char text[128];
+  char text[128] = "";
   unsigned int m[6];
   int used = 0;
   uint64_t guid = 0;

@@ -255,9 +255,10 @@ rail_result_t rail_listener_add(struct rail_listener *l, struct rail_ports *port
 }
 
 void rail_listener_close(struct rail_listener *l) {
-  while (l->oldest) {
-    int fd = l->oldest->fd;
-    unlink_pending(l, l->oldest);
+  for (struct rail_pending *c = l->oldest, *next; c; c = next) {
+    int fd = c->fd;
+    next = c->younger;
+    unlink_pending(l, c);
     rail_sock_close(&fd);
   }
   for (unsigned int i = 0; i < l->handle.naddrs; i++) rail_sock_close(&l->fds[i]);
