@@ -267,6 +267,7 @@ void kit_bench_make_conns(struct kit_bench_process *s) {
   struct kit_bench_conn *conns = aligned_alloc(RAIL_CACHELINE, (n + 1) * sizeof *conns);
   s->requests = calloc((size_t)n * s->window + 1, sizeof *s->requests);
   if (!conns || !s->requests) kit_bench_fail(s, KIT_BENCH_ERROR, "no memory for %u connections", n);
+  // cppcheck-suppress nullPointerRedundantCheck ; kit_bench_fail does not return
   memset(conns, 0, (n + 1) * sizeof *conns);
   if (!kit_bench_memory_make(&s->memory, RAIL_MAX(n, 1u) * conn_size(s),
                              s->cell.memory == KIT_BENCH_CUDA, why, sizeof why))

@@ -19,7 +19,8 @@ static struct kit_trace_comm *comm_of(struct kit_trace_summary *s, uint64_t id) 
 }
 
 static bool add_comm(struct kit_trace_summary *s, const struct rail_trace_event *e) {
-  if (!e->made || comm_of(s, e->made)) return true; /* the second of one id is ignored: a file is not trusted */
+  /* The second of one id is ignored: a file is not trusted. */
+  if (!e->made || kit_trace_map_get(&s->by_id, e->made) >= 0) return true;
   if (s->ncomms == s->cap) {
     size_t cap = s->cap ? 2 * s->cap : 32;
     struct kit_trace_comm *grown = realloc(s->comms, cap * sizeof *grown);

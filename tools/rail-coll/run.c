@@ -241,6 +241,8 @@ static int exchange_rank_info(struct rc_worker *w) {
 static void *work(void *arg) {
   struct rc_worker *w = arg;
   w->status = TOOL_EXIT_FAILED;
+  /* The analyzer takes --threads for 0, where worker 0 has no process; the option's minimum is 1. */
+  // NOLINTNEXTLINE(clang-analyzer-core.NullDereference)
   if ((rc_uses_gpus(w->process->o) && use_gpus(w) != 0) || exchange_rank_info(w) != 0) goto out;
   w->status = TOOL_EXIT_OK;
   if (atomic_load(&w->process->plugin_unused)) goto out;
