@@ -6,8 +6,8 @@
 #   ./rail-kit.sh PLUGIN.so [REPORTS]
 #
 # REPORTS (rail-kit-reports) is a folder for what each step reports, as JSON and as JUnit XML. It needs no NCCL, no GPU
-# and no network card; for InfiniBand and RoCE give it a machine that has RDMA devices (Soft-RoCE will do). All steps run,
-# also after one that failed. Exit status: 0 all passed, 1 one failed, 2 bad arguments.
+# and no network card; for InfiniBand and RoCE give it a machine that has RDMA devices (Soft-RoCE will do). All steps
+# run, also after one that failed. Exit status: 0 all passed, 1 one failed, 2 bad arguments.
 #
 # From the environment:
 #   RAILYARD    where Railyard is installed (PREFIX of its make install); unset: rail-kit and rail-coll are in PATH

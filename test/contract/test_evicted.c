@@ -38,7 +38,8 @@ static void cut(struct relay *r, int fd) {
   poll(NULL, 0, 50);
   if (rail_sock_recv_some(fd, bytes, 1, &done) == RAIL_OK) r->more++;
   if (r->reason) {
-    uint8_t answer[ANSWER] = {'R', 'S', 'K', 'M', bytes[4], bytes[5], 1, 0, ANSWER - 16, 0, 0, 0, 0, 0, 0, 0, (uint8_t)r->reason};
+    uint8_t answer[ANSWER] = {'R', 'S', 'K', 'M', bytes[4], bytes[5], 1, 0, ANSWER - 16, 0, 0, 0, 0, 0, 0, 0,
+                              (uint8_t)r->reason};
     memcpy(answer + 10, bytes + 40, 2);
     done = 0;
     (void)rail_sock_send_some(fd, answer, sizeof answer, &done);
