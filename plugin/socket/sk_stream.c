@@ -103,45 +103,43 @@ void sk_stream_out_failed(struct sk_stream *s, int err) {
   shutdown(s->fd, SHUT_WR); /* tells the peer to close, even if the TCP connection itself works */
 }
 
-/* One system call. *sent: the bytes that went, or -1 with errno. */
-static inline rail_result_t write_iov(struct sk_stream *s, struct iovec *iov, int niov, size_t asked, int flags,
-                                      uint64_t *bytes, ssize_t *sent) {
-  struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)niov};
-  ssize_t n;
-  do {
-    if (niov == 1 && !flags) n = send(s->fd, iov->iov_base, iov->iov_len, MSG_DONTWAIT | MSG_NOSIGNAL);
-    else n = sendmsg(s->fd, &msg, flags | MSG_DONTWAIT | MSG_NOSIGNAL);
-  } while (rail_unlikely(n < 0) && errno == EINTR);
-  rail_stats_add(&s->traffic->calls, 1);
-  *sent = n;
-  if (rail_likely(n > 0)) {
-    *bytes += (uint64_t)n;
-    return (size_t)n == asked ? RAIL_OK : RAIL_IN_PROGRESS;
-  }
+/* A system call has written nothing. */
+static rail_result_t wrote_nothing(struct sk_stream *s, ssize_t n) {
   if (n == 0 || errno == EAGAIN || errno == EWOULDBLOCK) return RAIL_IN_PROGRESS;
+  sk_stream_out_failed(s, errno);
   return RAIL_REMOTE_ERROR;
 }
 
-/* By copy: all that stands before the next payload of `below` bytes and more. */
-static inline rail_result_t flush_copied(struct sk_stream *s, uint32_t below, uint64_t *bytes) {
-  struct iovec iov[SK_OUT_IOV];
-  size_t asked;
-  ssize_t sent;
-  int niov = sk_stream_out_iov(s, iov, SK_OUT_IOV, &asked, below);
-  int more = below != UINT32_MAX && s->out_bytes > asked ? MSG_MORE : 0;
-  rail_result_t result = write_iov(s, iov, niov, asked, more, bytes, &sent);
-  if (rail_likely(sent > 0)) sk_stream_wrote(s, (size_t)sent);
-  else if (result == RAIL_REMOTE_ERROR) sk_stream_out_failed(s, errno);
-  return result;
-}
-
-static rail_result_t flush_zerocopy(struct sk_stream *s, uint64_t *bytes);
+static bool has_large_payload(const struct sk_stream *s);
+static bool write_zerocopy(struct sk_stream *s, uint64_t *bytes, rail_result_t *result);
 
 rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
   if (!s->out_count) return RAIL_OK;
   if (s->out_errno) return RAIL_REMOTE_ERROR;
-  if (rail_unlikely(s->zerocopy != NULL) && sk_zerocopy_is_on(s)) return flush_zerocopy(s, bytes);
-  return flush_copied(s, UINT32_MAX, bytes);
+
+  /* What goes by copy ends before the next payload of `below` bytes and more. */
+  uint32_t below = UINT32_MAX;
+  rail_result_t result;
+  if (rail_unlikely(s->zerocopy != NULL) && sk_zerocopy_is_on(s)) {
+    if (!has_large_payload(s)) below = s->zerocopy->from;
+    else if (write_zerocopy(s, bytes, &result)) return result;
+  }
+
+  struct iovec iov[SK_OUT_IOV];
+  size_t asked;
+  ssize_t n;
+  int niov = sk_stream_out_iov(s, iov, SK_OUT_IOV, &asked, below);
+  int flags = MSG_DONTWAIT | MSG_NOSIGNAL | (below != UINT32_MAX && s->out_bytes > asked ? MSG_MORE : 0);
+  struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)niov};
+  do n = niov == 1 ? send(s->fd, iov->iov_base, iov->iov_len, flags) : sendmsg(s->fd, &msg, flags);
+  while (rail_unlikely(n < 0) && errno == EINTR);
+  rail_stats_add(&s->traffic->calls, 1);
+  if (rail_unlikely(n <= 0)) return wrote_nothing(s, n);
+  *bytes += (uint64_t)n;
+  sk_stream_wrote(s, (size_t)n);
+  if ((size_t)n != asked) return RAIL_IN_PROGRESS;
+  if (rail_likely(below == UINT32_MAX) || !has_large_payload(s)) return RAIL_OK;
+  return sk_stream_flush(s, bytes); /* the large payload, which is first now */
 }
 
 void sk_streams_flush(struct sk_stream *streams, uint32_t n) {
@@ -180,37 +178,36 @@ void sk_zerocopy_reconnected(struct sk_stream *s) {
   s->zerocopy = NULL;
 }
 
-/* The first frame's payload, if it is large and all before it is in the kernel. */
-static struct iovec large_payload(const struct sk_stream *s) {
+/* The first frame has a large payload, and all before it is in the kernel. */
+static bool has_large_payload(const struct sk_stream *s) {
   const struct sk_out *out = &s->out[s->out_first];
-  if (!s->out_count || out->len < s->zerocopy->from || s->out_done < out->staged) return (struct iovec){0};
-  size_t skip = s->out_done - out->staged;
-  return (struct iovec){.iov_base = (void *)(uintptr_t)(out->data + skip),
-                        .iov_len = RAIL_MIN(out->len - skip, SK_IO_BYTES)};
+  return s->out_count && out->len >= s->zerocopy->from && s->out_done >= out->staged;
 }
 
-static rail_result_t flush_zerocopy(struct sk_stream *s, uint64_t *bytes) {
+/* Writes that payload. False: the kernel cannot note another call, so this one must copy. */
+static bool write_zerocopy(struct sk_stream *s, uint64_t *bytes, rail_result_t *result) {
   struct sk_zerocopy *zc = s->zerocopy;
-  struct iovec iov = large_payload(s);
-  ssize_t sent;
-  if (!iov.iov_len) {
-    rail_result_t result = flush_copied(s, zc->from, bytes);
-    if (result != RAIL_OK) return result;
-    iov = large_payload(s);
-    if (!iov.iov_len) return RAIL_OK;
+  const struct sk_out *out = &s->out[s->out_first];
+  size_t skip = s->out_done - out->staged;
+  struct iovec iov = {.iov_base = (void *)(uintptr_t)(out->data + skip),
+                      .iov_len = RAIL_MIN(out->len - skip, SK_IO_BYTES)};
+  struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+  ssize_t n;
+  do n = sendmsg(s->fd, &msg, MSG_ZEROCOPY | MSG_DONTWAIT | MSG_NOSIGNAL);
+  while (n < 0 && errno == EINTR);
+  rail_stats_add(&s->traffic->calls, 1);
+  if (n < 0 && errno == ENOBUFS) return false;
+  if (n <= 0) {
+    *result = wrote_nothing(s, n);
+    return true;
   }
-  rail_result_t result = write_iov(s, &iov, 1, iov.iov_len, MSG_ZEROCOPY, bytes, &sent);
-  if (sent > 0) {
-    sk_pending *pending = s->out[s->out_first].pending;
-    assert(pending); /* a payload of this size is the caller's */
-    zc->calls[zc->next++ % SK_ZEROCOPY_CALLS] = pending;
-    sk_pending_add(pending);
-    sk_stream_wrote(s, (size_t)sent);
-  } else if (result == RAIL_REMOTE_ERROR) {
-    if (errno == ENOBUFS) return flush_copied(s, UINT32_MAX, bytes);
-    sk_stream_out_failed(s, errno);
-  }
-  return result;
+  assert(out->pending); /* a payload of this size is the caller's */
+  zc->calls[zc->next++ % SK_ZEROCOPY_CALLS] = out->pending;
+  sk_pending_add(out->pending);
+  *bytes += (uint64_t)n;
+  sk_stream_wrote(s, (size_t)n);
+  *result = (size_t)n == iov.iov_len ? RAIL_OK : RAIL_IN_PROGRESS;
+  return true;
 }
 
 void sk_zerocopy_finished(struct sk_zerocopy *zc, uint32_t lo, uint32_t hi) {
