@@ -60,38 +60,48 @@ static const frame_fn frame_ops[][SK_FRAME_TYPES] = {
   },
 };
 
-RAIL_COLD static rail_result_t bad_header(struct sk_comm *comm, const struct sk_stream *s) {
-  return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: no frame header where one must be, on stream %u",
-                      s->index);
+enum parse_result {
+  PARSE_NEEDS_BYTES, /* of the frame that comes next */
+  PARSE_BLOCKED,     /* until another stream has announced the message, or the connection is tried again */
+  PARSE_FAILED,      /* the comm has failed: sk_comm_error */
+};
+
+RAIL_COLD static enum parse_result bad_header(struct sk_comm *comm, const struct sk_stream *s) {
+  sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: no frame header where one must be, on stream %u", s->index);
+  return PARSE_FAILED;
 }
 
-RAIL_COLD static rail_result_t bad_type(struct sk_comm *comm, const struct sk_frame *frame) {
-  return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
-                      "protocol error: a frame that a %s does not send (frame type %u, message %u, %llu, %u bytes, "
-                      "tag %u)", comm->side == SK_SENDER ? "receiver" : "sender", frame->type, frame->seq,
-                      (unsigned long long)frame->size, frame->len, frame->tag);
+RAIL_COLD static enum parse_result bad_type(struct sk_comm *comm, const struct sk_frame *frame) {
+  sk_comm_fail(comm, RAIL_REMOTE_ERROR,
+               "protocol error: a frame that a %s does not send (frame type %u, message %u, %llu, %u bytes, tag %u)",
+               comm->side == SK_SENDER ? "receiver" : "sender", frame->type, frame->seq,
+               (unsigned long long)frame->size, frame->len, frame->tag);
+  return PARSE_FAILED;
 }
 
-/* All that is in the buffer. RAIL_OK: it needs more bytes; RAIL_IN_PROGRESS: no more bytes would help now; else the
- * comm's failure. */
-static rail_result_t parse(struct sk_comm *comm, struct sk_stream *s) {
+/* All that is in the buffer. */
+static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_frame frame;
+  rail_result_t result;
   if (rail_unlikely(!s->welcomed)) {
-    if (sk_stream_have(s) < rail_message_need(&sk_protocol, s->buf + s->head, sk_stream_have(s))) return RAIL_OK;
-    RAIL_TRY(sk_failover_on_answer(comm, s));
+    if (sk_stream_have(s) < rail_message_need(&sk_protocol, s->buf + s->head, sk_stream_have(s)))
+      return PARSE_NEEDS_BYTES;
+    result = sk_failover_on_answer(comm, s);
+    if (result != RAIL_OK) return result == RAIL_IN_PROGRESS ? PARSE_BLOCKED : PARSE_FAILED;
   }
   for (;;) {
     if (s->len) {
-      if (!sk_stream_take_payload(s)) return RAIL_OK;
-      RAIL_TRY(sk_recv_on_payload(rail_container_of(comm, struct sk_recv_comm, base), s));
+      if (!sk_stream_take_payload(s)) return PARSE_NEEDS_BYTES;
+      result = sk_recv_on_payload(rail_container_of(comm, struct sk_recv_comm, base), s);
+      if (rail_unlikely(result != RAIL_OK)) return PARSE_FAILED;
     }
-    if (sk_stream_have(s) < SK_HEAD) return RAIL_OK;
+    if (sk_stream_have(s) < SK_HEAD) return PARSE_NEEDS_BYTES;
     if (rail_unlikely(!sk_frame_decode(s->buf + s->head, &frame))) return bad_header(comm, s);
     frame_fn on_frame = frame_ops[comm->side][frame.type];
     if (rail_unlikely(!on_frame)) return bad_type(comm, &frame);
-    rail_result_t result = on_frame(comm, s, &frame);
-    if (result == RAIL_IN_PROGRESS && frame.type != SK_FRAME_DATA) return RAIL_OK;
-    if (result != RAIL_OK) return result;
+    result = on_frame(comm, s, &frame);
+    if (result == RAIL_IN_PROGRESS) return frame.type == SK_FRAME_DATA ? PARSE_BLOCKED : PARSE_NEEDS_BYTES;
+    if (rail_unlikely(result != RAIL_OK)) return PARSE_FAILED;
   }
 }
 
@@ -100,8 +110,9 @@ static rail_result_t parse(struct sk_comm *comm, struct sk_stream *s) {
 static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint64_t *bytes) {
   bool more = true;
   for (;;) {
-    rail_result_t result = parse(comm, s);
-    if (rail_unlikely(result != RAIL_OK)) return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
+    enum parse_result parsed = parse(comm, s);
+    if (rail_unlikely(parsed == PARSE_FAILED)) return sk_comm_error(comm);
+    if (rail_unlikely(parsed == PARSE_BLOCKED)) return RAIL_OK;
     if (s->eof || s->fd < 0 || !more || *bytes >= SK_CALL_BYTES) return RAIL_OK;
     if (sk_stream_fill(s, bytes, &more) != RAIL_OK && !s->eof) return RAIL_OK;
   }
@@ -205,8 +216,9 @@ rail_result_t sk_progress(struct sk_comm *comm) {
   return progress_send(rail_container_of(comm, struct sk_send_comm, base));
 }
 
-/* What calls that come now and then leave for the next one is due now. Where that was not all that lies in the sockets
- * a PING may lie behind it, and the watch thread comes rarely: the sign of life that it asks for is given at once. */
+/* The watch thread calls this rarely, so whatever a progress call may put off is done now: the sender reads control
+ * frames, the receiver reports. If the call stopped at SK_CALL_BYTES, a PING may lie behind what it read, and would be
+ * answered only by the next call: PONG is sent at once. */
 rail_result_t sk_progress_watch(struct sk_comm *comm) {
   uint64_t before = rail_stats_get(&comm->traffic.in);
   if (comm->side == SK_SENDER) sk_send_read_soon(rail_container_of(comm, struct sk_send_comm, base));
