@@ -320,9 +320,9 @@ static void abandon(struct ncclComm *comm) {
 /* False: not now, see rt_gate.h. */
 static bool free_now(struct ncclComm *comm) {
   bool on_device = comm->gpu.open;
-  if (still_used(comm) || (on_device && !rt_gate_close())) return false;
+  if (still_used(comm) || (on_device && !rt_gate_free_try_begin())) return false;
   free_parts(comm);
-  if (on_device) rt_gate_closed();
+  if (on_device) rt_gate_free_end();
   return true;
 }
 

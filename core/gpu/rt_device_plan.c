@@ -279,8 +279,8 @@ rail_result_t rt_device_plan_launch(struct ncclComm *comm, struct rt_plan *plan)
   struct rt_cuda_scope scope;
   plan->streams = NULL;
   drop_graphs(comm);
-  if (plan->waits_at_gate) rt_gate_wait_for_makers(comm->peers[0].nonce, comm->collectives);
-  if (comm->shares_process) rt_gate_wait_for_closers();
+  if (plan->waits_at_gate) rt_gate_wait_for_setups(comm->peers[0].nonce, comm->collectives);
+  if (comm->shares_process) rt_gate_wait_for_frees();
   rail_result_t r = rt_cuda_enter(&scope, comm->gpu.context);
   if (r == RAIL_OK) r = launch(&l);
   rt_cuda_leave(&scope);

@@ -9,44 +9,44 @@
 #define MOST_MS 2000u
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all of it */
-static struct rt_gate_maker *makers;
-static int closers, running;
+static struct rt_gate_setup *setups;
+static int frees, kernels;
 
 static void nap(void) { nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL); }
 
-/* ---- those who make something -------------------------------------------------- */
+/* ---- setups ------------------------------------------------------------------------ */
 
-void rt_gate_make(struct rt_gate_maker *m, uint64_t comm, uint64_t call) {
-  m->comm = comm;
-  m->call = call;
+void rt_gate_setup_begin(struct rt_gate_setup *s, uint64_t comm, uint64_t call) {
+  s->comm = comm;
+  s->call = call;
   pthread_mutex_lock(&lock);
-  m->next = makers;
-  makers = m;
+  s->next = setups;
+  setups = s;
   pthread_mutex_unlock(&lock);
 }
 
-void rt_gate_made(struct rt_gate_maker *m) {
+void rt_gate_setup_end(struct rt_gate_setup *s) {
   pthread_mutex_lock(&lock);
-  struct rt_gate_maker **at = &makers;
-  while (*at != m) at = &(*at)->next;
-  *at = m->next;
+  struct rt_gate_setup **at = &setups;
+  while (*at != s) at = &(*at)->next;
+  *at = s->next;
   pthread_mutex_unlock(&lock);
 }
 
-static bool any_makes(uint64_t comm, uint64_t call) {
+static bool any_setup(uint64_t comm, uint64_t call) {
   pthread_mutex_lock(&lock);
-  const struct rt_gate_maker *m = makers;
-  while (m && !(m->comm == comm && m->call <= call)) m = m->next;
+  const struct rt_gate_setup *s = setups;
+  while (s && !(s->comm == comm && s->call <= call)) s = s->next;
   pthread_mutex_unlock(&lock);
-  return m != NULL;
+  return s != NULL;
 }
 
-void rt_gate_wait_for_makers(uint64_t comm, uint64_t call) {
+void rt_gate_wait_for_setups(uint64_t comm, uint64_t call) {
   uint64_t until = rail_deadline_in_ms(MOST_MS);
-  while (any_makes(comm, call) && !rail_deadline_passed(until)) nap();
+  while (any_setup(comm, call) && !rail_deadline_passed(until)) nap();
 }
 
-/* ---- those who give something back, and kernels ----------------------------------- */
+/* ---- frees and kernels --------------------------------------------------------------- */
 
 static void add(int *count, int change) {
   pthread_mutex_lock(&lock);
@@ -54,27 +54,27 @@ static void add(int *count, int change) {
   pthread_mutex_unlock(&lock);
 }
 
-static bool any_closes(void) {
+static bool any_free(void) {
   pthread_mutex_lock(&lock);
-  bool found = closers > 0;
+  bool found = frees > 0;
   pthread_mutex_unlock(&lock);
   return found;
 }
 
-void rt_gate_wait_for_closers(void) {
+void rt_gate_wait_for_frees(void) {
   uint64_t until = rail_deadline_in_ms(MOST_MS);
-  while (any_closes() && !rail_deadline_passed(until)) nap();
+  while (any_free() && !rail_deadline_passed(until)) nap();
 }
 
-void rt_gate_run(void) { add(&running, 1); }
-void rt_gate_ran(void) { add(&running, -1); }
+void rt_gate_kernel_begin(void) { add(&kernels, 1); }
+void rt_gate_kernel_end(void) { add(&kernels, -1); }
 
-bool rt_gate_close(void) {
+bool rt_gate_free_try_begin(void) {
   pthread_mutex_lock(&lock);
-  bool may = running == 0;
-  if (may) closers++;
+  bool may = kernels == 0;
+  if (may) frees++;
   pthread_mutex_unlock(&lock);
   return may;
 }
 
-void rt_gate_closed(void) { add(&closers, -1); }
+void rt_gate_free_end(void) { add(&frees, -1); }

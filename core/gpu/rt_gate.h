@@ -13,24 +13,25 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A rank that makes what the kernel of a call needs. Ranks of one communicator know each other's calls by a number. */
-struct rt_gate_maker {
-  struct rt_gate_maker *next;
+/* A rank that makes what the kernel of a call needs: it loads code, connects, maps memory. Ranks of one communicator
+ * know each other's calls by a number. */
+struct rt_gate_setup {
+  struct rt_gate_setup *next;
   uint64_t comm, call;
 };
-void rt_gate_make(struct rt_gate_maker *m, uint64_t comm, uint64_t call);
-void rt_gate_made(struct rt_gate_maker *m);
-/* Waits while a rank of the communicator makes something for this call, or for one before it. */
-void rt_gate_wait_for_makers(uint64_t comm, uint64_t call);
+void rt_gate_setup_begin(struct rt_gate_setup *s, uint64_t comm, uint64_t call);
+void rt_gate_setup_end(struct rt_gate_setup *s);
+/* Waits, within the bound, while a rank of the communicator makes something for this call, or for one before it. */
+void rt_gate_wait_for_setups(uint64_t comm, uint64_t call);
 
-/* Waits while a communicator frees memory. */
-void rt_gate_wait_for_closers(void);
+/* Waits, within the bound, while a communicator frees memory. */
+void rt_gate_wait_for_frees(void);
 /* A kernel is about to be launched; it has ended. Neither call waits. */
-void rt_gate_run(void);
-void rt_gate_ran(void);
+void rt_gate_kernel_begin(void);
+void rt_gate_kernel_end(void);
 
-/* False: kernels run, so memory must not be freed now. True: none is launched until rt_gate_closed. */
-bool rt_gate_close(void);
-void rt_gate_closed(void);
+/* Never waits. False: kernels run, so memory must not be freed now. True: none is launched until rt_gate_free_end. */
+bool rt_gate_free_try_begin(void);
+void rt_gate_free_end(void);
 
 #endif

@@ -62,7 +62,7 @@ static void submit_op(struct rt_run *run, const struct rt_job *job, const struct
 void rt_run_begin(struct rt_run *run) {
   const struct rt_plan *plan = run->plan;
   set_targets(run);
-  if (plan->comm->shares_process) rt_gate_run();
+  if (plan->comm->shares_process) rt_gate_kernel_begin();
   /* Receives first: a rank that posts early is never what others wait for. */
   for (int j = 0; j < plan->njobs; j++)
     for (int p = 0; p < RT_PEERS; p++) submit_op(run, &plan->jobs[j], &plan->jobs[j].recv[p]);
@@ -133,7 +133,7 @@ void rt_run_retire(const struct rt_run *run) {
   }
   atomic_fetch_sub(&run->plan->runs, 1);
   pthread_mutex_unlock(&comm->gpu.lock);
-  if (comm->shares_process) rt_gate_ran();
+  if (comm->shares_process) rt_gate_kernel_end();
 }
 
 void rt_run_free(struct rt_run *run) {

@@ -317,10 +317,10 @@ static rail_result_t make_ready(struct builder *b) {
  * other ranks may not take part, and none knows which do. */
 static rail_result_t make_ready_with_others(struct builder *b, bool collective) {
   if (!collective || b->comm->memory != RT_DEVICE_MEMORY || !b->comm->shares_process) return make_ready(b);
-  struct rt_gate_maker maker;
-  rt_gate_make(&maker, b->comm->peers[0].nonce, b->comm->collectives);
+  struct rt_gate_setup setup;
+  rt_gate_setup_begin(&setup, b->comm->peers[0].nonce, b->comm->collectives);
   rail_result_t r = make_ready(b);
-  rt_gate_made(&maker);
+  rt_gate_setup_end(&setup);
   b->plan->waits_at_gate = b->comm->gpu.called_driver;
   return r;
 }

@@ -93,7 +93,7 @@ static void watch_run(struct ncclComm *comm, struct rt_run *run) {
     if (!give_up) give_up = now + RUN_END_NS;
     if (now < give_up) continue;
     comm->gpu.stuck = true;
-    rt_gate_run(); /* never closed: the driver would wait for this kernel in any call that frees memory */
+    rt_gate_kernel_begin(); /* without its end: the driver would wait for this kernel in any call that frees memory */
     return;
   }
 }
