@@ -18,8 +18,8 @@ const char *const rt_proto_names[RT_NPROTO] = {"Simple", "LL"};
 
 /* ---- the table --------------------------------------------------------------------------- */
 
-/* The first rule that fits, and whose pick is allowed, decides. If there is none, thresholds, transports and `from` are
- * ignored, but `least` and `most` are not. */
+/* The first rule that fits, and whose pick is allowed, decides. If there is none, a second pass: only the rank limits,
+ * `least` and `most`, count. */
 struct rule {
   int least, most; /* ranks with which it is possible; 0: any */
   int from;        /* ranks from which on it pays off */
@@ -31,7 +31,8 @@ struct rule {
 
 #define MOST(field) .threshold = offsetof(struct rt_tuning, field)
 
-/* The exchange has the latency of one step instead of two, and reduces everything twice. Both ranks get the same bits,
+/* Exchange and Tree are AllReduce's alone: rt_algo_masks (rt_algo_mask.c) clears their bits for the other functions.
+ * The exchange has the latency of one step instead of two, and reduces everything twice. Both ranks get the same bits,
  * because all operators commute; with more ranks each would add in a different order. */
 static const struct rule algo_rules[] = {
     {.least = 2, .most = 2, MOST(exchange_max), .pick = RT_ALGO_EXCHANGE, .measured = HOST_TUNING},
@@ -75,9 +76,10 @@ static enum rt_func func_of(enum rt_coll coll) {
   }
 }
 
-static bool fits(const struct rule *r, const struct rt_tuning *t, uint64_t bytes, int nranks, bool strict) {
+static bool fits(const struct rule *r, const struct rt_tuning *t, uint64_t bytes, int nranks,
+                 bool check_preferences) {
   if (nranks < r->least || (r->most && nranks > r->most)) return false;
-  if (!strict) return true;
+  if (!check_preferences) return true;
   if (nranks < r->from) return false;
   const uint64_t *most = (const uint64_t *)(const void *)((const char *)t + r->threshold);
   return (r->where == ANYWHERE || t->all_shm == (r->where == OVER_SHM)) && (r->threshold == 0 || bytes <= *most);
@@ -86,9 +88,9 @@ static bool fits(const struct rule *r, const struct rt_tuning *t, uint64_t bytes
 /* NULL: nothing that is allowed is possible. */
 static const struct rule *choose(const struct rule *rules, size_t n, unsigned allowed, const struct rt_tuning *t,
                                  uint64_t bytes, int nranks) {
-  for (int strict = 1; strict >= 0; strict--)
+  for (int pass = 1; pass <= 2; pass++)
     for (size_t i = 0; i < n; i++)
-      if (allowed & 1u << rules[i].pick && fits(&rules[i], t, bytes, nranks, strict)) return &rules[i];
+      if (allowed & 1u << rules[i].pick && fits(&rules[i], t, bytes, nranks, pass == 1)) return &rules[i];
   return NULL;
 }
 
