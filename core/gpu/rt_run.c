@@ -83,7 +83,8 @@ static bool job_over(const struct rt_run *run, int j) {
   return rt_observe(&run->plan->launch->job[j].ran) >= run->number;
 }
 
-/* A run of the same plan that has begun since then has checked the jobs itself, and its kernel may be writing. */
+/* Only the plan's latest run is checked: a newer one has already checked this one's results, and its kernel may be
+ * writing. */
 static void check_jobs(const struct rt_run *run) {
   struct rt_plan *plan = run->plan;
   pthread_mutex_lock(&plan->comm->gpu.lock);
@@ -103,9 +104,9 @@ bool rt_run_over(const struct rt_run *run) {
   return (over == njobs && (ops_over || rt_comm_failed(comm))) || comm->gpu.lost;
 }
 
-static bool left(const struct rt_connector *c) { return c && c->end->peer_left && c->end->peer_left(c); }
+static bool has_departed(const struct rt_connector *c) { return c && c->end->peer_left && c->end->peer_left(c); }
 
-const struct rt_connector *rt_run_waits_for_nobody(const struct rt_run *run) {
+const struct rt_connector *rt_run_departed_peer(const struct rt_run *run) {
   for (int j = 0; j < run->plan->njobs; j++) {
     const struct rt_job *job = &run->plan->jobs[j];
     const struct rt_target *target = &run->targets[j];
@@ -113,8 +114,8 @@ const struct rt_connector *rt_run_waits_for_nobody(const struct rt_run *run) {
     /* A kernel that has not begun may still find all that it needs. */
     for (int p = 0; p < RT_PEERS; p++) {
       const struct rt_connector *recv = job->recv[p].connector, *send = job->send[p].connector;
-      if (left(recv) && rt_observe(recv->conn.tail) < target->recv[p]) return recv;
-      if (left(send) && rt_observe(send->conn.credit) < target->send[p]) return send;
+      if (has_departed(recv) && rt_observe(recv->conn.tail) < target->recv[p]) return recv;
+      if (has_departed(send) && rt_observe(send->conn.credit) < target->send[p]) return send;
     }
   }
   return NULL;

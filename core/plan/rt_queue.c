@@ -16,10 +16,10 @@
 #define SPIN_POLLS 64
 #define YIELD_POLLS 50000
 #define SLEEP_NS 50000
-/* Polls between two checks for peers that have left, which cost a cache miss a connection. */
-#define LEFT_CHECK_POLLS 4096
-/* A peer that left because of a failure has reported it: that error, which names the cause, may take this long. */
-#define LEFT_GRACE_NS 500000000ull
+/* Polls between two checks for departed peers, which cost a cache miss a connection. */
+#define DEPARTED_CHECK_POLLS 4096
+/* A peer that departed because of a failure has reported it: that error, which names the cause, may take this long. */
+#define DEPARTED_GRACE_NS 500000000ull
 /* A run on a device makes progress without this thread: yields before it sleeps, and the time between two checks. */
 #define RUN_YIELD_POLLS 200
 #define RUN_CHECK_NS 20000000ull
@@ -42,14 +42,14 @@ static void idle_wait(int idle_polls) {
     nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
 }
 
-/* `c`: the connection whose peer has left, or NULL. Fails the communicator when it stays so. */
-static void check_departed(struct ncclComm *comm, const struct rt_connector *c, uint64_t *left_ns) {
+/* `c`: the connection whose peer has departed, or NULL. Fails the communicator when it stays so. */
+static void check_departed(struct ncclComm *comm, const struct rt_connector *c, uint64_t *departed_ns) {
   uint64_t now = rail_now_ns();
   if (!c)
-    *left_ns = 0;
-  else if (*left_ns == 0)
-    *left_ns = now;
-  else if (now - *left_ns > LEFT_GRACE_NS)
+    *departed_ns = 0;
+  else if (*departed_ns == 0)
+    *departed_ns = now;
+  else if (now - *departed_ns > DEPARTED_GRACE_NS)
     rt_comm_fail(comm, RAIL_REMOTE_ERROR, "rank %d ended its communicator while rank %d waits for it in an operation",
                  c->peer, comm->rank);
 }
@@ -58,7 +58,7 @@ static void check_departed(struct ncclComm *comm, const struct rt_connector *c, 
 static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
   rt_plan_begin(comm, plan);
   int idle = 0;
-  uint64_t left_ns = 0;
+  uint64_t departed_ns = 0;
   while (!rt_comm_failed(comm)) {
     bool moved = false;
     if (rt_plan_poll(comm, plan, &moved) == 0 && !rt_comm_failed(comm)) return true;
@@ -66,17 +66,17 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
       moved |= rt_proxy_pass(&comm->proxy);
     idle = moved ? 0 : idle + 1;
     if (idle) idle_wait(idle);
-    if (idle % LEFT_CHECK_POLLS == LEFT_CHECK_POLLS - 1)
-      check_departed(comm, rt_plan_departed_peer(plan), &left_ns);
+    if (idle % DEPARTED_CHECK_POLLS == DEPARTED_CHECK_POLLS - 1)
+      check_departed(comm, rt_plan_departed_peer(plan), &departed_ns);
   }
   return false;
 }
 
-/* ---- watching one run on a device -------- ---------------------------------------- */
+/* ---- watching one run on a device ------------------------------------------------ */
 
 /* Until the run is over, or it did not end in time after the communicator failed. */
 static void watch_run(struct ncclComm *comm, struct rt_run *run) {
-  uint64_t left_ns = 0, next_check = rail_now_ns() + RUN_CHECK_NS, give_up = 0;
+  uint64_t departed_ns = 0, next_check = rail_now_ns() + RUN_CHECK_NS, give_up = 0;
   for (int idle = 1; !rt_run_over(run) && !comm->gpu.stuck; idle = RAIL_MIN(idle + 1, 2 * YIELD_POLLS)) {
     /* Where no other thread drives the proxy, this one does; else the device needs no help. */
     bool drives = !comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0;
@@ -88,7 +88,7 @@ static void watch_run(struct ncclComm *comm, struct rt_run *run) {
     uint64_t now = rail_now_ns();
     if (now < next_check) continue;
     next_check = now + RUN_CHECK_NS;
-    if (!rt_gpu_lost(comm)) check_departed(comm, rt_run_waits_for_nobody(run), &left_ns);
+    if (!rt_gpu_lost(comm)) check_departed(comm, rt_run_departed_peer(run), &departed_ns);
     if (!rt_comm_failed(comm)) continue;
     if (!give_up) give_up = now + RUN_END_NS;
     if (now < give_up) continue;
@@ -169,18 +169,18 @@ static void nap(struct rt_queue *q) {
 
 static void *executor(void *arg) {
   struct rt_queue *q = arg;
-  struct rt_plan *left = NULL; /* the first plan before the last nap: no waiter has come for it */
+  struct rt_plan *waiting = NULL; /* the first plan before the last nap: no waiter has come for it */
   int naps = 0;
   pthread_mutex_lock(&q->lock);
   while (!q->stop) {
     struct rt_plan *first = q->running ? NULL : STAILQ_FIRST(&q->plans);
     bool runs = !q->running && !STAILQ_EMPTY(&q->runs);
-    if (runs || (first && (q->urgent || first == left))) {
+    if (runs || (first && (q->urgent || first == waiting))) {
       run_queue(q);
       naps = 0;
     } else if (q->pending > 0 || naps < EXECUTOR_NAPS) {
       naps = q->pending > 0 ? 0 : naps + 1;
-      left = first;
+      waiting = first;
       nap(q);
     } else {
       pthread_cond_wait(&q->work, &q->lock);
