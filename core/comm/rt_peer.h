@@ -29,7 +29,8 @@ struct rt_peer {
   struct rt_topo_gpu gpu; /* where it is; the caller's */
   uint32_t has_gpu;            /* one was current when the communicator was made */
   uint32_t multiprocessors;    /* that it has; the caller's */
-  uint32_t p2p_level, p2p_read; /* enum rt_distance, RT_LOC for never; do receivers read? */
+  uint32_t p2p_level;          /* enum rt_distance, RT_LOC for never */
+  uint32_t p2p_read;           /* do receivers read? */
   uint32_t export_types;        /* of GPU memory that it exports and imports (rt_export.h); the caller's */
   uint8_t fd_receiver[RT_FD_NAME]; /* to which file descriptors are sent, if that is one of them; the caller's */
 };

@@ -55,7 +55,8 @@ struct rt_sched {
 };
 
 struct rt_action {
-  bool recv, send; /* a step comes in; a step goes out */
+  bool recv;       /* a step comes in */
+  bool send;       /* a step goes out */
   bool reduce;     /* what comes in is combined with src */
   bool last;       /* the result is final: apply the post-operation */
   bool partial;    /* src is a partial sum in the output, not an input: no pre-operation */

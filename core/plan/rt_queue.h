@@ -24,10 +24,11 @@ struct ncclComm;
 
 struct rt_queue {
   struct ncclComm *comm;
-  pthread_mutex_t lock;         /* guards all below */
-  pthread_cond_t work, idle;    /* for the executor; for threads that wait */
-  struct rt_plans plans;        /* enqueued, not begun */
-  struct rt_runs runs;          /* begun on a device, not over */
+  pthread_mutex_t lock;  /* guards all below */
+  pthread_cond_t work;   /* for the executor */
+  pthread_cond_t idle;   /* for threads that wait */
+  struct rt_plans plans; /* enqueued, not begun */
+  struct rt_runs runs;   /* begun on a device, not over */
   /* Kept until the communicator is freed: the proxy may have their operations. */
   struct rt_plans failed_plans;
   struct rt_runs failed_runs;

@@ -17,7 +17,7 @@
 #define NAP_NS 20000
 #define REASON_GRACE_MS 200
 
-/* ---- the two chains; driver only ---------------------------------------- */
+/* ---- active connectors and their operations: for the thread that runs a pass ---- */
 
 static void activate(struct rt_proxy *p, struct rt_connector *c) {
   if (!p->active) {
@@ -55,7 +55,8 @@ static void take_incoming(struct rt_proxy *p) {
   }
 }
 
-/* Takes c's finished first operation off; c leaves the circle when none is behind it. `prev` is before c. */
+/* Takes c's finished first operation off its list. True: it was the last, and c, which `prev` precedes, is not active
+ * any more. */
 static bool retire(struct rt_proxy *p, struct rt_connector *prev, struct rt_connector *c) {
   struct rt_proxy_op *op = c->ops;
   c->ops = op->next;
@@ -103,15 +104,15 @@ static bool pass(struct rt_proxy *p) {
 }
 
 bool rt_proxy_pass(struct rt_proxy *p) {
-  if (atomic_flag_test_and_set_explicit(&p->driven, memory_order_acquire)) return false;
+  if (atomic_flag_test_and_set_explicit(&p->in_pass, memory_order_acquire)) return false;
   bool moved = !rt_comm_failed(p->comm) && pass(p);
-  atomic_flag_clear_explicit(&p->driven, memory_order_release);
+  atomic_flag_clear_explicit(&p->in_pass, memory_order_release);
   return moved;
 }
 
 void rt_proxy_quiesce(struct rt_proxy *p) {
-  while (atomic_flag_test_and_set_explicit(&p->driven, memory_order_acquire)) sched_yield();
-  atomic_flag_clear_explicit(&p->driven, memory_order_release);
+  while (atomic_flag_test_and_set_explicit(&p->in_pass, memory_order_acquire)) sched_yield();
+  atomic_flag_clear_explicit(&p->in_pass, memory_order_release);
 }
 
 /* ---- submission and the thread ------------------------------------------- */
@@ -162,7 +163,7 @@ rail_result_t rt_proxy_init(struct rt_proxy *p, struct ncclComm *comm, bool thre
   p->comm = comm;
   p->threaded = threaded;
   p->incoming_end = &p->incoming;
-  atomic_flag_clear(&p->driven);
+  atomic_flag_clear(&p->in_pass);
   pthread_mutex_init(&p->lock, NULL);
   pthread_cond_init(&p->wake, NULL);
   if (!threaded) return RAIL_OK;

@@ -2,13 +2,11 @@
  *
  * The proxy moves the steps of NET connections between slots and the plugin.
  *
- * Operations form two levels of chains: a circle of connectors that have work,
- * and behind each connector the operations in order. A pass gives the first operation of
- * every active connector one progress call.
+ * Connectors that have operations are active and form a circular list; each has a list of its operations, in order. A
+ * pass gives the first operation of every active connector one progress call.
  *
- * Passes are made either by a proxy thread, asleep while there are no
- * operations, or, where cores are too few for a second thread per rank, by the
- * thread that runs the kernels whenever it would otherwise wait (RAIL_PROXY).
+ * Passes are made either by a proxy thread, asleep while there are no operations, or, where cores are too few for a
+ * second thread per rank, by the thread that runs the host programs, whenever it would otherwise wait (RAIL_PROXY).
  * Only one thread makes a pass at a time; the others do not wait for it.
  */
 #ifndef RT_PROXY_H
@@ -24,9 +22,11 @@
 struct rt_proxy_op {
   struct rt_connector *connector;
   enum rt_proto proto;
-  uint64_t nsteps, base; /* base: connector's step number at the start */
-  uint64_t posted, done; /* steps handed to the plugin, steps it has finished */
-  uint64_t received;     /* of a receive: steps that have come, and at most wait for a flush */
+  uint64_t nsteps;
+  uint64_t base;     /* the connector's step number at the start */
+  uint64_t posted;   /* steps handed to the plugin */
+  uint64_t done;     /* steps it has finished */
+  uint64_t received; /* of a receive: steps that have come, and at most wait for a flush */
   void *requests[RT_STEPS];
   bool started;
   atomic_bool finished;
@@ -38,8 +38,8 @@ struct rt_proxy {
   bool threaded;
   pthread_t thread;
   bool thread_running;
-  atomic_flag driven;          /* a pass is being made */
-  struct rt_connector *active; /* circle; the driver's own */
+  atomic_flag in_pass;         /* a pass is being made */
+  struct rt_connector *active; /* circular list, of the thread that runs the pass */
   pthread_mutex_t lock;        /* guards incoming, stop */
   pthread_cond_t wake;
   struct rt_proxy_op *incoming, **incoming_end;
