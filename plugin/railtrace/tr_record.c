@@ -77,9 +77,9 @@ struct ring {
   uint64_t before;                                    /* time of the last record */
   _Atomic uint64_t calls, dropped;                    /* written by the caller alone */
   uint64_t unreported;                                    /* dropped, and no record says so yet */
-  atomic_bool gone;                                   /* the thread has ended */
+  atomic_bool exited;                                 /* the thread has ended */
   RAIL_ALIGNED(RAIL_CACHELINE) _Atomic uint64_t tail; /* bytes ever taken out */
-  bool introduced;
+  bool registered;                                    /* the thread is in the file */
   uint32_t thread;
   uint64_t tid;
   char name[16];
@@ -94,13 +94,13 @@ static struct {
   char path[TR_PATH_MAX];
   uint64_t clock_ns, written;
   pthread_t writer;
-  _Atomic(struct ring *) fresh; /* not met by the writer yet: callers take no lock that it holds while it writes */
+  _Atomic(struct ring *) new_rings; /* not the writer's yet: callers take no lock that it holds while it writes */
   _Atomic uint32_t threads;
   pthread_mutex_t lock; /* guards what follows, and draining */
   pthread_cond_t wake;
   bool stop;
   struct ring *rings;
-  uint64_t past_calls, past_dropped; /* of rings that are gone */
+  uint64_t past_calls, past_dropped; /* of rings whose threads have exited */
 } rec = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 
 static pthread_key_t key;
@@ -111,7 +111,7 @@ static __thread struct ring *mine;
 
 static void thread_ends(void *arg) {
   struct ring *r = arg;
-  atomic_store_explicit(&r->gone, true, memory_order_release);
+  atomic_store_explicit(&r->exited, true, memory_order_release);
 }
 
 static uint64_t floor_power(uint64_t v) {
@@ -120,7 +120,7 @@ static uint64_t floor_power(uint64_t v) {
 }
 
 /* A thread's first call: the only one that allocates. */
-RAIL_COLD static struct ring *introduce(void) {
+RAIL_COLD static struct ring *ring_create(void) {
   uint64_t size = floor_power((uint64_t)RAIL_MIN(tr_params.buffer, tr_params.limit / 16));
   struct ring *r = aligned_alloc(RAIL_CACHELINE, RAIL_ROUND_UP(sizeof *r + size, RAIL_CACHELINE));
   if (!r) return NULL;
@@ -129,14 +129,14 @@ RAIL_COLD static struct ring *introduce(void) {
   r->tid = (uint64_t)syscall(SYS_gettid);
   (void)prctl(PR_GET_NAME, r->name);
   r->thread = atomic_fetch_add(&rec.threads, 1) + 1;
-  r->next = atomic_load(&rec.fresh);
-  while (!atomic_compare_exchange_weak(&rec.fresh, &r->next, r)) continue;
+  r->next = atomic_load(&rec.new_rings);
+  while (!atomic_compare_exchange_weak(&rec.new_rings, &r->next, r)) continue;
   mine = r;
   if (has_key) (void)pthread_setspecific(key, r);
   return r;
 }
 
-static inline struct ring *my_ring(void) { return rail_likely(mine != NULL) ? mine : introduce(); }
+static inline struct ring *my_ring(void) { return rail_likely(mine != NULL) ? mine : ring_create(); }
 
 /* One writer for each of these counters: no locked instruction is needed. */
 static inline void add(_Atomic uint64_t *to, uint64_t n) {
@@ -236,15 +236,15 @@ static bool write_chunk(enum rail_trace_chunk_kind kind, uint32_t thread, const 
 static bool write_thread(struct ring *r) {
   uint8_t bytes[64];
   size_t size = rail_trace_put_thread(bytes, r->tid, r->name);
-  r->introduced = write_chunk(RAIL_TRACE_CHUNK_THREAD, r->thread, bytes, size, NULL, 0);
-  return r->introduced;
+  r->registered = write_chunk(RAIL_TRACE_CHUNK_THREAD, r->thread, bytes, size, NULL, 0);
+  return r->registered;
 }
 
 static bool drain(struct ring *r) {
   uint64_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed);
   uint64_t head = atomic_load_explicit(&r->head, memory_order_acquire), size = head - tail;
   if (size == 0) return false;
-  if (r->introduced || write_thread(r)) {
+  if (r->registered || write_thread(r)) {
     uint64_t at = tail & (r->size - 1), first = RAIL_MIN(size, r->size - at);
     (void)write_chunk(RAIL_TRACE_CHUNK_CALLS, r->thread, r->bytes + at, first, r->bytes, size - first);
   }
@@ -269,8 +269,8 @@ static void forget(struct ring **at) {
 }
 
 /* Under the lock. */
-static void meet_fresh(void) {
-  struct ring *r = atomic_exchange(&rec.fresh, NULL);
+static void take_new_rings(void) {
+  struct ring *r = atomic_exchange(&rec.new_rings, NULL);
   while (r) {
     struct ring *next = r->next;
     r->next = rec.rings;
@@ -282,11 +282,11 @@ static void meet_fresh(void) {
 /* Under the lock. */
 static bool drain_all(void) {
   bool any = false;
-  meet_fresh();
+  take_new_rings();
   for (struct ring **at = &rec.rings; *at;) {
-    bool gone = atomic_load_explicit(&(*at)->gone, memory_order_acquire); /* before the last look */
+    bool exited = atomic_load_explicit(&(*at)->exited, memory_order_acquire); /* before the last look */
     any |= drain(*at);
-    if (gone) forget(at);
+    if (exited) forget(at);
     else at = &(*at)->next;
   }
   mind_limit();
@@ -319,7 +319,7 @@ static void after_fork_child(void) {
   if (rec.fd >= 0) close(rec.fd);
   rec.fd = -1;
   rec.rings = NULL;
-  atomic_store(&rec.fresh, NULL);
+  atomic_store(&rec.new_rings, NULL);
   mine = NULL;
 }
 
@@ -381,7 +381,7 @@ void tr_record_close(const struct rail_trace_end *end) {
   has_key = false;
   /* At exit other threads may still be in a call: their rings stay. */
   for (struct ring **at = &rec.rings; *at;) {
-    if (*at == mine || atomic_load(&(*at)->gone)) forget(at);
+    if (*at == mine || atomic_load(&(*at)->exited)) forget(at);
     else at = &(*at)->next;
   }
   mine = NULL;
@@ -389,7 +389,7 @@ void tr_record_close(const struct rail_trace_end *end) {
 
 static uint64_t sum(size_t offset, uint64_t past) {
   uint64_t total = past;
-  meet_fresh();
+  take_new_rings();
   for (struct ring *r = rec.rings; r; r = r->next)
     total += atomic_load_explicit((_Atomic uint64_t *)(void *)((char *)r + offset), memory_order_relaxed);
   return total;
