@@ -306,7 +306,7 @@ static void start_once(void) {
 
 /* Under the lock. NULL: no engine, or no memory. */
 static struct sk_poll_ctx *take_ctx(void) {
-  if (!engine.count) return NULL;
+  if (!engine.threads) return NULL;
   struct poll_thread *t = &engine.threads[0];
   for (uint32_t i = 1; i < engine.count; i++)
     if (engine.threads[i].count < t->count) t = &engine.threads[i];
