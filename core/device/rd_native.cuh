@@ -14,7 +14,7 @@
  * of the others with many; test/gpu/kernels.cu for those of the GPU it runs on.
  *
  * fp8 is converted by hardware from compute capability 8.9 on; RD_NATIVE_FP8 is 0 before, and the integers do it.
- * On the CPU executor there is none of this, unless a model (test/device/native_model.h) was included first.
+ * On the CPU executor there is none of this, unless a model (test/device/native_model.cuh) was included first.
  */
 #ifndef RD_NATIVE_CUH
 #define RD_NATIVE_CUH

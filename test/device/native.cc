@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/device/emu.cuh"
 
-#include "test/device/native_model.h"
+#include "test/device/native_model.cuh"
 
 #include "core/device/rd_pack.cuh"
 #include "test/device/native.h"

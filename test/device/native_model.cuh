@@ -4,8 +4,8 @@
  * that, it takes their place. A format is known by its numbers only and values are doubles, so that
  * nothing is shared with the bit patterns of rt_types.h.
  */
-#ifndef DEVICE_NATIVE_MODEL_H
-#define DEVICE_NATIVE_MODEL_H
+#ifndef DEVICE_NATIVE_MODEL_CUH
+#define DEVICE_NATIVE_MODEL_CUH
 
 #include <math.h>
 #include <stdint.h>
