@@ -17,6 +17,7 @@
 #include "plugin/template/tpl_param.h"
 
 #define HELLO_MS 10000
+#define MAX_ACCEPTED 64 /* connections of one listener that wait for accept */
 #define LISTEN_MAGIC 0x4c504c54u
 
 static struct rail_key key = {.plugin = TPL_NAME, .param = "RAIL_TEMPLATE_AUTH_FILE"};
@@ -31,6 +32,7 @@ struct listen_comm {
   const struct tpl_device *device;
   struct rail_listener listener;
   STAILQ_HEAD(, accepted) accepted; /* their HELLO is here, and accept has not handed them out */
+  unsigned int naccepted;
 };
 
 struct accepted {
@@ -49,14 +51,33 @@ rail_result_t tpl_handshake_load(void) {
 /* ---- listen -------------------------------------------------------------- */
 
 static void free_accepted(struct listen_comm *l, struct accepted *a) {
-  STAILQ_REMOVE_HEAD(&l->accepted, link);
+  STAILQ_REMOVE(&l->accepted, a, accepted, link);
+  l->naccepted--;
   rail_handshake_close(&a->handshake);
   free(a);
 }
 
+/* The peer closed the connection, or rail_watch_host's deadline for its host has passed. */
+static bool is_gone(const struct accepted *a) {
+  rail_result_t result = rail_handshake_peek(&a->handshake);
+  return result != RAIL_OK && result != RAIL_IN_PROGRESS;
+}
+
+static void drop_gone(struct listen_comm *l) {
+  for (struct accepted *a = STAILQ_FIRST(&l->accepted), *next; a; a = next) {
+    next = STAILQ_NEXT(a, link);
+    if (!is_gone(a)) continue;
+    rail_listener_log_drop(&l->listener, &a->peer, "it went away before it was accepted");
+    free_accepted(l, a);
+  }
+}
+
+/* A peer that lives may wait for accept as long as it likes (connector.h), so what bounds the list is its length: one
+ * that finds it full is refused as busy, and tries again. */
 static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
   struct listen_comm *l = owner;
-  struct accepted *a = calloc(1, sizeof *a);
+  if (l->naccepted == MAX_ACCEPTED) drop_gone(l);
+  struct accepted *a = l->naccepted < MAX_ACCEPTED ? calloc(1, sizeof *a) : NULL;
   if (!a) return RAIL_REASON_BUSY;
   a->peer = conn->peer;
   rail_handshake_init(&a->handshake);
@@ -65,7 +86,9 @@ static unsigned int on_hello(void *owner, const struct rail_pending *conn, const
     free(a);
     return RAIL_REASON_FAILED;
   }
+  rail_watch_host(conn->fd, tpl_params.deadline_ms, 0);
   STAILQ_INSERT_TAIL(&l->accepted, a, link);
+  l->naccepted++;
   return RAIL_REASON_NONE;
 }
 
@@ -140,12 +163,11 @@ rail_result_t tpl_accept(void *listen_comm, void **recv_comm, struct rail_net_de
   }
   RAIL_TRY(rail_listener_poll(&l->listener));
   while ((a = STAILQ_FIRST(&l->accepted))) {
-    if (rail_handshake_flush(&a->handshake) != RAIL_OK) { /* a fresh socket takes a welcome at once, or is dead */
-      rail_listener_log_drop(&l->listener, &a->peer, "it did not take the welcome");
+    if (is_gone(a) || rail_handshake_flush(&a->handshake) != RAIL_OK) { /* a fresh socket takes a welcome at once */
+      rail_listener_log_drop(&l->listener, &a->peer, "it went away before it was accepted");
       free_accepted(l, a);
       continue;
     }
-    rail_watch_host(a->handshake.fd, tpl_params.deadline_ms, 0);
     rail_result_t result = tpl_recv_create(l->device, &a->peer, a->handshake.fd, recv_comm);
     if (result == RAIL_OK) a->handshake.fd = -1; /* the comm's from here on */
     free_accepted(l, a);
