@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * HELLOs to pending comms, pending comms to accept, lost streams to their connections. */
+ * HELLOs to half-open comms, half-open comms to accept, lost streams to their connections. */
 #include "plugin/socket/sk_acceptor.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_stats.h"
 
-#define MAX_PENDING_COMMS 4096
+#define MAX_HALF_OPEN_COMMS 4096
 
 /* A connection behind an acceptor whose streams may come back. Under its lock. */
 struct sk_accepted_comm {
@@ -50,33 +50,33 @@ static rail_result_t welcome(const struct sk_acceptor *a, int fd, struct rail_se
   return result == RAIL_IN_PROGRESS ? RAIL_SYSTEM_ERROR : result; /* a socket that takes not even this is of no use */
 }
 
-/* ---- pending comms ------------------------------------------------------ */
+/* ---- half-open comms ------------------------------------------------------ */
 
-void sk_pending_free(struct sk_pending_comm *p) {
+void sk_half_open_free(struct sk_half_open_comm *p) {
   for (unsigned int i = 0; i < p->nstreams; i++) rail_sock_close(&p->streams[i].fd);
   free(p);
 }
 
-static struct sk_pending_comm *unlink_pending(struct sk_pending_comm **at) {
-  struct sk_pending_comm *p = *at;
+static struct sk_half_open_comm *unlink_half_open(struct sk_half_open_comm **at) {
+  struct sk_half_open_comm *p = *at;
   *at = p->next;
   return p;
 }
 
-static const struct sk_pending_comm *find_pending(const struct sk_acceptor *a, const uint8_t *comm_id) {
-  const struct sk_pending_comm *p = a->pending;
+static const struct sk_half_open_comm *find_half_open(const struct sk_acceptor *a, const uint8_t *comm_id) {
+  const struct sk_half_open_comm *p = a->half_open;
   while (p && memcmp(p->comm_id, comm_id, sizeof p->comm_id) != 0) p = p->next;
   return p;
 }
 
-/* The pending comm of this comm id, made if need be; NULL when there are too many. */
-static struct sk_pending_comm *find_or_add_pending(struct sk_acceptor *a, const struct rail_hello *hello,
+/* The half-open comm of this comm id, made if need be; NULL when there are too many. */
+static struct sk_half_open_comm *find_or_add_half_open(struct sk_acceptor *a, const struct rail_hello *hello,
                                                    const struct sk_limits *limits, const union rail_addr *peer) {
-  struct sk_pending_comm **at = &a->pending;
+  struct sk_half_open_comm **at = &a->half_open;
   unsigned int n = 0;
   for (; *at; at = &(*at)->next, n++)
     if (memcmp((*at)->comm_id, hello->comm_id, sizeof hello->comm_id) == 0) return *at;
-  struct sk_pending_comm *p = n < MAX_PENDING_COMMS ? calloc(1, sizeof *p) : NULL;
+  struct sk_half_open_comm *p = n < MAX_HALF_OPEN_COMMS ? calloc(1, sizeof *p) : NULL;
   if (!p) return NULL;
   memcpy(p->comm_id, hello->comm_id, sizeof p->comm_id);
   p->peer = *peer;
@@ -91,7 +91,7 @@ static struct sk_pending_comm *find_or_add_pending(struct sk_acceptor *a, const 
 static unsigned int add_stream(struct sk_acceptor *a, const struct rail_pending *conn, const struct rail_hello *hello,
                                const struct sk_limits *limits) {
   if (a->closed) return RAIL_REASON_GONE;
-  struct sk_pending_comm *p = find_or_add_pending(a, hello, limits, &conn->peer);
+  struct sk_half_open_comm *p = find_or_add_half_open(a, hello, limits, &conn->peer);
   if (!p) return RAIL_REASON_BUSY;
   if (p->nstreams != hello->streams) return SK_REASON_STREAMS;
   if (p->streams[hello->stream].fd >= 0) return SK_REASON_DUPLICATE;
@@ -106,9 +106,9 @@ static unsigned int add_stream(struct sk_acceptor *a, const struct rail_pending 
   return RAIL_REASON_NONE;
 }
 
-static void expire_pending(struct sk_acceptor *a, uint64_t now) {
-  for (struct sk_pending_comm **at = &a->pending; *at;) {
-    struct sk_pending_comm *p = *at;
+static void expire_half_open(struct sk_acceptor *a, uint64_t now) {
+  for (struct sk_half_open_comm **at = &a->half_open; *at;) {
+    struct sk_half_open_comm *p = *at;
     if (p->have == p->nstreams || now < p->deadline) {
       at = &p->next;
       continue;
@@ -117,34 +117,34 @@ static void expire_pending(struct sk_acceptor *a, uint64_t now) {
     rail_listener_log_drop(&a->listener, &p->peer, "not all of its streams arrived within the time limit");
     for (unsigned int i = 0; i < p->nstreams; i++)
       if (p->streams[i].fd >= 0) rail_refuse_reason(&sk_protocol, &p->streams[i].fd, RAIL_REASON_TIMEOUT);
-    sk_pending_free(unlink_pending(at));
+    sk_half_open_free(unlink_half_open(at));
   }
 }
 
 /* False if the peer is gone already. */
-static bool welcome_all(const struct sk_acceptor *a, struct sk_pending_comm *p) {
+static bool welcome_all(const struct sk_acceptor *a, struct sk_half_open_comm *p) {
   for (unsigned int i = 0; i < p->nstreams; i++)
     if (welcome(a, p->streams[i].fd, &p->streams[i].session, p->limits.features) != RAIL_OK) return false;
   return true;
 }
 
-struct sk_pending_comm *sk_acceptor_take(struct sk_acceptor *a) {
-  for (struct sk_pending_comm **at = &a->pending; *at;) {
+struct sk_half_open_comm *sk_acceptor_take(struct sk_acceptor *a) {
+  for (struct sk_half_open_comm **at = &a->half_open; *at;) {
     if ((*at)->have < (*at)->nstreams) {
       at = &(*at)->next;
       continue;
     }
-    struct sk_pending_comm *p = unlink_pending(at);
+    struct sk_half_open_comm *p = unlink_half_open(at);
     if (welcome_all(a, p)) return p;
     rail_listener_log_drop(&a->listener, &p->peer, "it went away before it was accepted");
-    sk_pending_free(p);
+    sk_half_open_free(p);
   }
   return NULL;
 }
 
 /* ---- accepted comms: streams that come back ------------------------------ */
 
-struct sk_accepted_comm *sk_accepted_new(struct sk_acceptor *acceptor, const struct sk_pending_comm *comm) {
+struct sk_accepted_comm *sk_accepted_new(struct sk_acceptor *acceptor, const struct sk_half_open_comm *comm) {
   struct sk_accepted_comm *c = calloc(1, sizeof *c);
   if (!c) return NULL;
   c->acceptor = acceptor;
@@ -164,7 +164,7 @@ static unsigned int return_stream(struct sk_acceptor *a, const struct rail_pendi
   struct sk_accepted_comm *c = a->accepted;
   while (c && memcmp(c->comm_id, hello->comm_id, sizeof c->comm_id) != 0) c = c->next;
   /* Lost before it was accepted: it shall try again. */
-  if (!c) return find_pending(a, hello->comm_id) ? RAIL_REASON_BUSY : RAIL_REASON_GONE;
+  if (!c) return find_half_open(a, hello->comm_id) ? RAIL_REASON_BUSY : RAIL_REASON_GONE;
   if (hello->streams != c->nstreams) return SK_REASON_STREAMS;
   if (!sk_limits_equal(&c->limits, limits)) return SK_REASON_LIMITS;
   if (counter <= c->streams[hello->stream].counter) return RAIL_REASON_REPLAY;
@@ -222,13 +222,13 @@ static const struct rail_listener_ops listener_ops = {
 
 rail_result_t sk_acceptor_poll(struct sk_acceptor *a) {
   RAIL_TRY(rail_listener_poll(&a->listener));
-  expire_pending(a, rail_now_ns());
+  expire_half_open(a, rail_now_ns());
   return RAIL_OK;
 }
 
 static void destroy(struct sk_acceptor *a) {
   rail_listener_close(&a->listener);
-  while (a->pending) sk_pending_free(unlink_pending(&a->pending));
+  while (a->half_open) sk_half_open_free(unlink_half_open(&a->half_open));
   pthread_mutex_destroy(&a->lock);
   free(a);
 }
@@ -279,7 +279,7 @@ rail_result_t sk_acceptor_open(const struct sk_device *device, int traffic_class
 void sk_acceptor_close(struct sk_acceptor *a) {
   pthread_mutex_lock(&a->lock);
   a->closed = true;
-  while (a->pending) sk_pending_free(unlink_pending(&a->pending));
+  while (a->half_open) sk_half_open_free(unlink_half_open(&a->half_open));
   pthread_mutex_unlock(&a->lock);
   unref(a);
 }

@@ -5,7 +5,7 @@
  * its connections whose lost streams may come back here, which keep it after
  * closeListen. A HELLO goes to one of two lists:
  *
- *   pending comms   streams of a new connection, until all of them are here and
+ *   half-open comms   streams of a new connection, until all of them are here and
  *                   accept takes them
  *   accepted comms  connections with failover; a stream of theirs that was lost
  *                   comes back
@@ -27,8 +27,8 @@
 
 #define SK_LISTEN_MAGIC 0x4e534c53u
 
-struct sk_pending_comm {
-  struct sk_pending_comm *next;
+struct sk_half_open_comm {
+  struct sk_half_open_comm *next;
   uint8_t comm_id[RAIL_COMM_ID_SIZE];
   uint64_t deadline; /* for the missing streams */
   struct sk_limits limits;
@@ -52,7 +52,7 @@ struct sk_acceptor {
   unsigned int refs;
   bool closed; /* by closeListen: nothing new, only what comes back */
   struct rail_listener listener;
-  struct sk_pending_comm *pending; /* in the order of their first HELLO */
+  struct sk_half_open_comm *half_open; /* in the order of their first HELLO */
   struct sk_accepted_comm *accepted;
 };
 
@@ -68,21 +68,21 @@ void sk_ports_load(void);
 
 /* Opens the sockets and makes the handle; one reference, the caller's. Logs why not. */
 rail_result_t sk_acceptor_open(const struct sk_device *device, int traffic_class, struct sk_acceptor **out);
-/* closeListen: pending comms go, and the caller's reference. */
+/* closeListen: half-open comms go, and the caller's reference. */
 void sk_acceptor_close(struct sk_acceptor *acceptor);
 /* Accepts and reads what is there, within a bound of time. Under the lock. */
 rail_result_t sk_acceptor_poll(struct sk_acceptor *acceptor);
 
-/* The oldest pending comm that is complete, out of the list and welcomed: the caller takes its sockets and frees it.
+/* The oldest half-open comm that is complete, out of the list and welcomed: the caller takes its sockets and frees it.
  * NULL: there is none. Under the lock. */
-struct sk_pending_comm *sk_acceptor_take(struct sk_acceptor *acceptor);
-void sk_pending_free(struct sk_pending_comm *comm); /* closes what it still has */
+struct sk_half_open_comm *sk_acceptor_take(struct sk_acceptor *acceptor);
+void sk_half_open_free(struct sk_half_open_comm *comm); /* closes what it still has */
 /* One more of these for the device. */
 void sk_acceptor_count(const struct sk_acceptor *acceptor, enum sk_stats_device counter);
 
 /* A connection whose streams may come back, from `comm` as accept took it. It holds a reference of the acceptor. NULL
  * when memory is out. Under the lock. */
-struct sk_accepted_comm *sk_accepted_new(struct sk_acceptor *acceptor, const struct sk_pending_comm *comm);
+struct sk_accepted_comm *sk_accepted_new(struct sk_acceptor *acceptor, const struct sk_half_open_comm *comm);
 /* Which stream has come back, if any: RAIL_OK with *fd, the caller's; else RAIL_IN_PROGRESS. A peer may give a stream
  * up before this side has noticed, and again later: the latest one counts. Takes the lock. */
 rail_result_t sk_accepted_take(struct sk_accepted_comm *accepted, unsigned int *stream, int *fd);

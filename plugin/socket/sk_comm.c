@@ -167,7 +167,7 @@ static void drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
   bool cut = false;
   for (uint32_t i = 0; i < s->out_count; i++) {
     struct sk_out out = s->out[(s->out_first + i) % SK_OUT_FRAMES];
-    bool ours = comm->side == SK_RECEIVER || !out.pending;
+    bool ours = comm->side == SK_RECEIVER || !out.unfinished;
     if (i == 0 && s->out_done && !ours) cut = true;
     if (ours && !cut) {
       memmove(s->stage + s->stage_head + kept_at, s->stage + s->stage_head + at, out.staged);

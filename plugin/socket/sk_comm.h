@@ -8,8 +8,8 @@
  * engine's threads and the watch thread.
  *
  * The caller's progress thread takes requests from the pool, fills them in and returns them. Between being submitted
- * and being done (`pending` 0) a request is the owner's. The service thread registers memory and closes; `stop` makes
- * it the owner for the rest of the comm's life.
+ * and being done (`unfinished` 0) a request is the owner's. Memory is registered and connections are closed by the
+ * service thread (common/net/net_ops.h); `stop` makes it the owner for the rest of the comm's life.
  *
  * Calls go downwards only: sk_comm (open, close) > sk_watch > sk_keepalive > sk_progress > sk_failover > sk_send,
  * sk_recv > sk_grant > sk_path > sk_error > sk_stream. sk_engine, below all of them, gets a function to call.
@@ -63,7 +63,8 @@ struct sk_mr {
 /* What struct sk_send and struct sk_recv begin with; the magic tells them apart, and from one that was returned. */
 struct sk_request {
   uint32_t magic;
-  sk_pending pending; /* a send: its frames that are not in the kernel, and 1 until all are made; a receive: buffers */
+  /* A send: its frames that are not in the kernel, and 1 until all are made. A receive: its buffers. */
+  sk_unfinished unfinished;
   struct sk_comm *comm;
   SLIST_ENTRY(sk_request) next_free;
 };
@@ -89,7 +90,7 @@ struct sk_comm {
   struct sk_traffic traffic;
   struct sk_comm_counts counts;
   _Atomic uint32_t in_use;  /* requests that the caller has; written by its progress thread alone */
-  pthread_mutex_t mrs_lock; /* NCCL registers from one thread; callers with two are not worth a crash */
+  pthread_mutex_t mrs_lock; /* NCCL's service thread registers; a caller that does so from two must not crash */
   LIST_HEAD(, sk_mr) mrs;   /* under it */
   struct sk_profile *profile; /* the caller's progress thread's; NULL: no profiler */
   bool detached; /* its sockets were taken away; only the close call is left */
@@ -237,7 +238,7 @@ static inline void sk_request_put(struct sk_request_pool *pool, struct sk_reques
   atomic_store_explicit(&r->comm->in_use, sk_comm_in_use(r->comm) - 1, memory_order_relaxed);
 }
 static inline bool sk_request_is_done(const struct sk_request *r) {
-  return atomic_load_explicit(&r->pending, memory_order_acquire) == 0;
+  return atomic_load_explicit(&r->unfinished, memory_order_acquire) == 0;
 }
 
 static inline void sk_mr_hold(struct sk_mr *mr) {

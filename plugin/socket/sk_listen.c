@@ -84,7 +84,7 @@ static bool accept_next(struct sk_listen *l, struct sk_comm_args *args, rail_res
   struct sk_acceptor *a = l->acceptor;
   pthread_mutex_lock(&a->lock);
   *result = sk_acceptor_poll(a);
-  struct sk_pending_comm *p = *result == RAIL_OK ? sk_acceptor_take(a) : NULL;
+  struct sk_half_open_comm *p = *result == RAIL_OK ? sk_acceptor_take(a) : NULL;
   if (!p) {
     pthread_mutex_unlock(&a->lock);
     return false;
@@ -109,7 +109,7 @@ static bool accept_next(struct sk_listen *l, struct sk_comm_args *args, rail_res
     if (!args->accepted) *result = RAIL_SYSTEM_ERROR;
   }
   sk_acceptor_count(a, SK_DEVICE_ACCEPTS);
-  sk_pending_free(p);
+  sk_half_open_free(p);
   pthread_mutex_unlock(&a->lock);
   return true;
 }

@@ -128,7 +128,7 @@ static void finish_slot(struct sk_recv_comm *rc, struct sk_slot *slot) {
   rail_stats_add(&rc->base.counts.comm[SK_COMM_MESSAGES], 1);
   rail_stats_add(&rc->base.counts.comm[SK_COMM_RECEIVED_BYTES], slot->target.size);
   rc->completed = true;
-  sk_pending_drop(&slot->recv->base.pending);
+  sk_unfinished_drop(&slot->recv->base.unfinished);
 }
 
 static void copy_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struct sk_slot *slot) {
@@ -310,7 +310,7 @@ static struct sk_recv *new_recv(struct sk_recv_comm *rc, int n, void **data, con
   if (!r) return NULL;
   struct sk_recv *recv = rail_container_of(r, struct sk_recv, base);
   recv->n = (uint32_t)n;
-  atomic_store_explicit(&r->pending, (uint32_t)n, memory_order_relaxed);
+  atomic_store_explicit(&r->unfinished, (uint32_t)n, memory_order_relaxed);
   for (int i = 0; i < n; i++) {
     recv->slots[i] = (struct sk_slot){.target.data = data[i],
                                       .node.tag = (uint32_t)tags[i],

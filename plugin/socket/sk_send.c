@@ -133,7 +133,7 @@ static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
   rail_stats_add(&sc->base.counts.comm[SK_COMM_MESSAGES], 1);
   rail_stats_add(&sc->base.counts.comm[SK_COMM_SENT_BYTES], send->size);
   if (rail_unlikely(sc->base.unanswered && !sc->base.paths)) STAILQ_INSERT_TAIL(&sc->unaccepted, send, next);
-  else sk_pending_drop(&send->base.pending);
+  else sk_unfinished_drop(&send->base.unfinished);
 }
 
 void sk_send_on_welcome(struct sk_send_comm *sc, struct sk_stream *s) {
@@ -148,7 +148,7 @@ void sk_send_on_welcome(struct sk_send_comm *sc, struct sk_stream *s) {
   }
   while ((send = STAILQ_FIRST(&sc->unaccepted))) {
     STAILQ_REMOVE_HEAD(&sc->unaccepted, next);
-    sk_pending_drop(&send->base.pending);
+    sk_unfinished_drop(&send->base.unfinished);
   }
 }
 
@@ -159,8 +159,8 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
   const uint8_t *data = send->data + offset;
   uint32_t copied = len <= SK_COPY_BYTES ? len : 0;
   bool failover = sc->base.paths != NULL;
-  sk_pending *pending = rail_unlikely(failover) ? &sc->base.paths[s->index].queued : &send->base.pending;
-  uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, pending);
+  sk_unfinished *unfinished = rail_unlikely(failover) ? &sc->base.paths[s->index].queued : &send->base.unfinished;
+  uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, unfinished);
   if (type == SK_FRAME_MSG)
     sk_frame_encode(head, type, send->granted ? SK_FRAME_GRANTED : 0, send->seq, send->size, len, send->node.tag);
   else sk_frame_encode(head, type, 0, send->seq, offset, len, send->node.tag);
@@ -175,7 +175,7 @@ static void queue_chunk(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
   uint32_t len = (uint32_t)RAIL_MIN(send->size - send->framed, sc->chunk);
   queue_frame(sc, s, send, type, send->framed, len);
   send->framed += len;
-  sk_pending_add(&send->base.pending);
+  sk_unfinished_add(&send->base.unfinished);
 }
 
 static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_stream) {
@@ -279,7 +279,7 @@ static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size
   struct sk_request *r = sk_request_get(&sc->pool, SK_REQ_SEND);
   if (!r) return NULL;
   struct sk_send *send = rail_container_of(r, struct sk_send, base);
-  atomic_store_explicit(&r->pending, 1, memory_order_relaxed);
+  atomic_store_explicit(&r->unfinished, 1, memory_order_relaxed);
   send->node.tag = (uint32_t)tag;
   send->data = data;
   send->size = size;

@@ -32,13 +32,13 @@
 
 /* How many things must still happen before a request is done. Written by the comm's owner alone; a thread that reads 0
  * sees all that was written before, and from then on the request is the caller's: the owner touches it no more. */
-typedef _Atomic uint32_t sk_pending;
+typedef _Atomic uint32_t sk_unfinished;
 
-static inline void sk_pending_add(sk_pending *pending) {
-  atomic_store_explicit(pending, atomic_load_explicit(pending, memory_order_relaxed) + 1, memory_order_relaxed);
+static inline void sk_unfinished_add(sk_unfinished *unfinished) {
+  atomic_store_explicit(unfinished, atomic_load_explicit(unfinished, memory_order_relaxed) + 1, memory_order_relaxed);
 }
-static inline void sk_pending_drop(sk_pending *pending) {
-  atomic_store_explicit(pending, atomic_load_explicit(pending, memory_order_relaxed) - 1, memory_order_release);
+static inline void sk_unfinished_drop(sk_unfinished *unfinished) {
+  atomic_store_explicit(unfinished, atomic_load_explicit(unfinished, memory_order_relaxed) - 1, memory_order_release);
 }
 
 /* A queued frame. */
@@ -46,7 +46,7 @@ struct sk_out {
   const uint8_t *data; /* payload that stays where it is */
   uint32_t len;
   uint32_t staged;     /* bytes in stage that go before it */
-  sk_pending *pending; /* dropped when all of it is in the kernel; NULL: no request waits for it */
+  sk_unfinished *unfinished; /* dropped when all of it is in the kernel; NULL: no request waits for it */
 };
 
 /* Counted by the comm's owner, read by the watch thread: bytes in and out of the kernel; PING and PONG frames, which
@@ -59,8 +59,8 @@ struct sk_traffic {
  *
  * Large payloads without a copy into the kernel (MSG_ZEROCOPY). The kernel then reads the caller's pages until the peer
  * has acknowledged them, and reports on the socket's error queue when it has finished with each call, by number. Every
- * call is one more thing that its send waits for (sk_pending). Headers lie in `stage`, which is written again at once:
- * they are copied, in a call of their own that ends where a large payload begins.
+ * call is one more thing that its send waits for (sk_unfinished). Headers lie in `stage`, which is written again at
+ * once: they are copied, in a call of their own that ends where a large payload begins.
  *
  * - What the kernel copied after all (loopback, veth, a path without scatter-gather) costs more this way than the plain
  *   one: the stream stops it at the first notification that says so.
@@ -76,7 +76,7 @@ struct sk_zerocopy {
   uint32_t from;                        /* payloads of this size and more */
   bool copied;                          /* the kernel copies anyway: no more of it */
   uint32_t first, next;                 /* numbers of calls, as the kernel counts them: not finished, not made */
-  sk_pending *calls[SK_ZEROCOPY_CALLS]; /* by number, what waits; NULL: finished */
+  sk_unfinished *calls[SK_ZEROCOPY_CALLS]; /* by number, what waits; NULL: finished */
 };
 
 /* ---- the peer's host -----------------------------------------------------
@@ -141,9 +141,9 @@ static inline bool sk_stream_has_room(const struct sk_stream *s) {
 
 /* Queues a frame: `staged` bytes, which the caller writes where the return value points, and `len` at `data`. */
 static inline uint8_t *sk_stream_queue(struct sk_stream *s, uint32_t staged, const void *data, uint32_t len,
-                                       sk_pending *pending) {
+                                       sk_unfinished *unfinished) {
   s->out[(s->out_first + s->out_count++) % SK_OUT_FRAMES] =
-    (struct sk_out){.data = data, .len = len, .staged = staged, .pending = pending};
+    (struct sk_out){.data = data, .len = len, .staged = staged, .unfinished = unfinished};
   uint8_t *at = s->stage + s->stage_tail;
   s->stage_tail += staged;
   s->out_bytes += staged + (uint64_t)len;

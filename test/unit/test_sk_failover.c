@@ -424,7 +424,7 @@ TEST(a_stream_comes_back_after_half_a_payload) {
   CHECK_OK(sk_acceptor_open(&data_device, -1, &acceptor));
   const struct sk_limits limits = {.eager_size = d.args.eager_size, .eager_count = d.args.eager_count,
                                    .eager_bytes = d.args.eager_bytes, .features = SK_FEATURE_FAILOVER};
-  d.args.accepted = sk_accepted_new(acceptor, &(struct sk_pending_comm){.nstreams = 2, .limits = limits});
+  d.args.accepted = sk_accepted_new(acceptor, &(struct sk_half_open_comm){.nstreams = 2, .limits = limits});
   data_open(&d);
   void *request = irecv(&d, MESSAGE, 5);
   for (unsigned int i = 0; i < 2; i++) data_say(&d, i, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, MESSAGE, 0, 5);

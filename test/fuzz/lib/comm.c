@@ -40,9 +40,9 @@ static void set_reconnect(struct sk_comm_args *args) {
                                    .eager_bytes = args->eager_bytes,
                                    .features = args->features};
   if (args->side == SK_RECEIVER) {
-    const struct sk_pending_comm pending = {.nstreams = args->nstreams, .limits = limits};
+    const struct sk_half_open_comm half_open = {.nstreams = args->nstreams, .limits = limits};
     pthread_mutex_lock(&a->lock);
-    args->accepted = sk_accepted_new(a, &pending);
+    args->accepted = sk_accepted_new(a, &half_open);
     pthread_mutex_unlock(&a->lock);
     return;
   }
