@@ -231,7 +231,7 @@ static void stop(struct starter *s, struct memnet *m) {
 }
 
 static void start_or_stop(void *arg) {
-  struct starter *s = *(struct starter **)arg;
+  struct starter *s = arg;
   if (s->comm)
     start(s);
   else
@@ -242,11 +242,11 @@ static void never_accepted(const struct rank *rank, void *arg) {
   (void)rank, (void)arg;
   struct memnet *m = counters();
   ncclComm_t comm[2];
-  struct starter s[3] = {0}, *each[3] = {&s[0], &s[1], &s[2]};
+  struct starter s[3] = {0};
   OK(ncclCommInitAll(comm, 2, NULL));
   atomic_store(&m->never_accept, true);
   for (int r = 0; r < 2; r++) s[r].comm = comm[r];
-  kit_run_threads(3, start_or_stop, each, sizeof each[0]);
+  kit_run_threads(3, start_or_stop, s, sizeof s[0]);
   ENSURE(s[0].result != ncclSuccess && s[1].result != ncclSuccess, "%d and %d", s[0].result, s[1].result);
   ENSURE_INT(m->contexts, 0);
   ENSURE_INT(m->listens, 0);

@@ -19,8 +19,8 @@ TEST(what_was_received) {
   uint8_t id[RAIL_REPLAY_ID], zero[RAIL_REPLAY_ID] = {0};
   for (uint32_t i = 0; i < RAIL_REPLAY_MAX; i++) {
     make_id(id, i);
-    if (rail_replay_note(&replay, id) != RAIL_REPLAY_NEW || rail_replay_note(&replay, id) != RAIL_REPLAY_SEEN)
-      CHECK_INT(i, -1);
+    int first = rail_replay_note(&replay, id), second = rail_replay_note(&replay, id);
+    if (first != RAIL_REPLAY_NEW || second != RAIL_REPLAY_SEEN) CHECK_INT(i, -1);
   }
   CHECK_INT(rail_replay_note(&replay, id), RAIL_REPLAY_SEEN); /* also when it is full */
   CHECK_INT(rail_replay_note(&replay, zero), RAIL_REPLAY_SEEN);

@@ -8,7 +8,6 @@
 #include "core/topo/rt_topo.h"
 
 #include "core/gpu/rt_gdr.h"
-#include "core/topo/rt_topo.h"
 #include "rail/net.h"
 #include "test/device/gpu/user.h"
 #include "test/harness/pci_tree.h"
