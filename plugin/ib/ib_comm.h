@@ -34,7 +34,8 @@
 #define IB_ACK_TOLERANCE 4
 #define IB_GRACE_MS 1000
 
-/* ib_comm.faults: fault bits, what the watch thread found. The progress thread reads it when there is nothing to poll. */
+/* ib_comm.faults: fault bits, what the watch thread found. The progress thread reads it when there is nothing to
+ * poll. */
 #define IB_COMM_QP_FATAL 1u      /* IBV_EVENT_QP_FATAL, QP_REQ_ERR or QP_ACCESS_ERR of one of its QPs */
 #define IB_COMM_CQ_ERROR 2u      /* IBV_EVENT_CQ_ERR: completions were lost */
 #define IB_COMM_DEVICE_FATAL 4u  /* IBV_EVENT_DEVICE_FATAL of the HCA of one of its rails */

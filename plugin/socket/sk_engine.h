@@ -28,7 +28,8 @@ enum sk_poll_result {
   SK_POLL_MORE, /* there is more to do: call again */
   SK_POLL_BUSY, /* another thread owns it: call again, with the same `readable` */
 };
-/* What a thread calls when a socket of the context is ready or the context was notified. `readable`: a socket said so. */
+/* What a thread calls when a socket of the context is ready or the context was notified. `readable`: a socket said
+ * so. */
 typedef enum sk_poll_result (*sk_poll_fn)(void *arg, bool readable);
 
 /* A poll context for these sockets at the least busy thread, if there is an engine (started by the first call). *ctx is

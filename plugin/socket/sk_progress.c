@@ -298,9 +298,11 @@ rail_result_t sk_test(void *request, int *done, int *sizes) {
   comm->idle_polls = 0;
   if (rail_unlikely(comm->profile != NULL)) sk_profile_stop(r);
   if (is_send)
-    sk_send_finish(rail_container_of(comm, struct sk_send_comm, base), rail_container_of(r, struct sk_send, base), sizes);
+    sk_send_finish(rail_container_of(comm, struct sk_send_comm, base), rail_container_of(r, struct sk_send, base),
+                   sizes);
   else
-    sk_recv_finish(rail_container_of(comm, struct sk_recv_comm, base), rail_container_of(r, struct sk_recv, base), sizes);
+    sk_recv_finish(rail_container_of(comm, struct sk_recv_comm, base), rail_container_of(r, struct sk_recv, base),
+                   sizes);
   *done = 1;
   return RAIL_OK;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The GPU's arithmetic for small floats, as the PTX ISA describes its instructions (test/device/native_model.cuh), beside
- * the host's kernels: the same bits, of every pair of fp8 values, and of every f16 and bf16 value with many.
+ * The GPU's arithmetic for small floats, as the PTX ISA describes its instructions (test/device/native_model.cuh),
+ * beside the host's kernels: the same bits, of every pair of fp8 values, and of every f16 and bf16 value with many.
  */
 #include <string.h>
 
