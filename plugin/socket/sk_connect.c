@@ -124,7 +124,7 @@ static rail_result_t run_dials(struct sk_connect *a) {
   }
   if (!waiting) return RAIL_OK;
   if (!rail_deadline_passed(a->deadline)) return RAIL_IN_PROGRESS;
-  const char *name = waiting->path->name;
+  const char *name = waiting->nic->name;
   RAIL_WARN("RailSocket: connect to %s over %s: no connection within %lld ms (RAIL_SOCKET_CONNECT_TIMEOUT): %s; "
             "is the peer alive, is that address reachable from %s, does a firewall block the port?",
             rail_addr_text(&waiting->dial.peer, peer), name, (long long)sk_params.connect_ms,
@@ -158,7 +158,7 @@ static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
     return RAIL_SYSTEM_ERROR;
   }
   for (unsigned int i = 0; i < args.nstreams; i++) {
-    args.nics[i] = a->dials[i].path;
+    args.nics[i] = a->dials[i].nic;
     args.peers[i] = a->dials[i].dial.peer;
     rail_session_init(&args.sessions[i], &sk_protocol, true, &a->dials[i].hello);
     args.fds[i] = a->dials[i].dial.fd; /* the comm's from here on */

@@ -13,16 +13,16 @@
 #define PAUSE_MS 100
 #define TRY_MS 3000 /* one attempt, from SYN to answer: packets sent into a dead network come back ever more rarely */
 
-void sk_dial_init(struct sk_dial *d, const struct sk_device *path, const union rail_addr *peer, unsigned int stream,
+void sk_dial_init(struct sk_dial *d, const struct sk_device *nic, const union rail_addr *peer, unsigned int stream,
                   int traffic_class, enum rail_dial_bind bind) {
   const struct rail_dial_args args = {.plugin = "RailSocket",
-                                      .interface = path->name,
-                                      .addr = &path->addr,
+                                      .interface = nic->name,
+                                      .addr = &nic->addr,
                                       .bind = bind,
                                       .traffic_class = traffic_class,
                                       .set_options = sk_sockopt_set,
                                       .stream = (int)stream};
-  d->path = path;
+  d->nic = nic;
   rail_dial_init(&d->dial, &args, peer);
 }
 
@@ -68,9 +68,9 @@ struct sk_reconnect *sk_reconnect_new(const struct rail_handle *listener, const 
   r->nstreams = streams;
   for (unsigned int i = 0; i < streams; i++) {
     struct sk_dial *d = &r->streams[i].dial;
-    /* The same path again, and no other: a stream that comes back over another rail's interface is no gain. */
+    /* The same interface again, and no other: a stream that comes back over another rail's interface is no gain. */
     d->hello = dials[i].hello;
-    sk_dial_init(d, dials[i].path, &dials[i].dial.peer, i, dials[i].dial.args.traffic_class,
+    sk_dial_init(d, dials[i].nic, &dials[i].dial.peer, i, dials[i].dial.args.traffic_class,
                  dials[i].dial.device_bound ? RAIL_BIND_DEVICE : RAIL_BIND_ADDR);
   }
   return r;
@@ -86,7 +86,7 @@ static rail_result_t begin(struct sk_reconnect *r, struct stream *s, bool reconn
   s->dialling = true;
   s->deadline = rail_deadline_in_ms(TRY_MS);
   s->have = 0;
-  sk_dial_init(&s->dial, s->dial.path, &before.peer, (unsigned int)(s - r->streams), before.args.traffic_class,
+  sk_dial_init(&s->dial, s->dial.nic, &before.peer, (unsigned int)(s - r->streams), before.args.traffic_class,
                before.args.bind);
   RAIL_TRY(sk_dial_hello(&s->dial, &r->listener, &r->limits, reconnect, reconnect ? ++s->counter : 0));
   rail_session_init(&s->session, &sk_protocol, true, &s->dial.hello);
@@ -118,7 +118,7 @@ static rail_result_t read_answer(const struct sk_reconnect *r, struct stream *s)
   char peer[RAIL_ADDR_TEXT];
   s->refused = true;
   RAIL_WARN("RailSocket: stream %u to %s over %s, which was lost, is not taken back: %s", s->dial.hello.stream,
-            rail_addr_text(&s->dial.dial.peer, peer), s->dial.path->name,
+            rail_addr_text(&s->dial.dial.peer, peer), s->dial.nic->name,
             reason == RAIL_REASON_GARBAGE ? "the answer is not one of RailSocket"
                                           : rail_reason_text(&sk_protocol, reason));
   return RAIL_REMOTE_ERROR;

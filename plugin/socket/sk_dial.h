@@ -5,7 +5,7 @@
  * one that was cut before the acceptor had answered its HELLO (a flood took its
  * place, or the acceptor was busy) sends the same HELLO once more; a lost one
  * of a connection over several devices sends HELLO with the flag RECONNECT, and
- * the receiver finds it at the listening sockets that it kept (sk_listen.h).
+ * the receiver finds it at the listening sockets that it kept (sk_acceptor.h).
  * What the two must tell each other about bytes that were lost is the data
  * path's business.
  *
@@ -20,13 +20,13 @@
 
 struct sk_dial {
   struct rail_dial dial;
-  const struct sk_device *path; /* one interface */
+  const struct sk_device *nic; /* one interface */
   struct rail_hello hello;
   uint8_t bytes[RAIL_HELLO_MAX]; /* of it */
 };
 
 /* Not begun; sk_dial_hello before the first step. */
-void sk_dial_init(struct sk_dial *dial, const struct sk_device *path, const union rail_addr *peer, unsigned int stream,
+void sk_dial_init(struct sk_dial *dial, const struct sk_device *nic, const union rail_addr *peer, unsigned int stream,
                   int traffic_class, enum rail_dial_bind bind);
 /* What it sends; dial->hello with comm id, stream and streams is the caller's to fill before. */
 rail_result_t sk_dial_hello(struct sk_dial *dial, const struct rail_handle *listener, const struct sk_limits *limits,

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define SK_MAX_GROUP 8                   /* receives in one irecv */
-#define SK_MAX_SLOTS (32 * SK_MAX_GROUP) /* posted receive buffers of one comm */
+#define SK_MAX_BUFFERS (32 * SK_MAX_GROUP) /* posted receive buffers of one comm */
 #define SK_MAX_ENTRIES 512               /* of one CONTROL frame */
 
 enum sk_frame_type {

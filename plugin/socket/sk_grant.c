@@ -24,27 +24,27 @@
 
 /* ---- the list of buffers that the sender does not know of --------------- */
 
-void sk_grant_add(struct sk_recv_comm *rc, struct sk_slot *slot) {
-  slot->is_ungranted = true;
-  slot->is_large = slot->capacity > rc->unexpected.size;
-  TAILQ_INSERT_TAIL(&rc->ungranted, slot, ungranted);
+void sk_grant_add(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
+  buffer->is_ungranted = true;
+  buffer->is_large = buffer->capacity > rc->unexpected.size;
+  TAILQ_INSERT_TAIL(&rc->ungranted, buffer, ungranted);
   rc->ungranted_count++;
-  rc->ungranted_large += slot->is_large;
+  rc->ungranted_large += buffer->is_large;
 }
 
-void sk_grant_remove(struct sk_recv_comm *rc, struct sk_slot *slot) {
-  if (!slot->is_ungranted) return;
-  slot->is_ungranted = false;
-  TAILQ_REMOVE(&rc->ungranted, slot, ungranted);
+void sk_grant_remove(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
+  if (!buffer->is_ungranted) return;
+  buffer->is_ungranted = false;
+  TAILQ_REMOVE(&rc->ungranted, buffer, ungranted);
   rc->ungranted_count--;
-  rc->ungranted_large -= slot->is_large;
+  rc->ungranted_large -= buffer->is_large;
 }
 
 /* ---- frames ------------------------------------------------------------- */
 
-static struct sk_entry grant_of(const struct sk_slot *slot) {
+static struct sk_entry grant_of(const struct sk_recv_buffer *buffer) {
   return (struct sk_entry){
-    .value = htole64(slot->capacity), .key = htole32(slot->node.tag), .kind = htole32(SK_ENTRY_GRANT)};
+      .value = htole64(buffer->capacity), .key = htole32(buffer->node.tag), .kind = htole32(SK_ENTRY_GRANT)};
 }
 
 /* In posting order, because the sender pairs them with its sends in that order: small ones that stand before the last
@@ -52,9 +52,9 @@ static struct sk_entry grant_of(const struct sk_slot *slot) {
 static uint32_t collect_grants(struct sk_recv_comm *rc, bool all) {
   uint32_t n = 0;
   while (rc->ungranted_count && (all || rc->ungranted_large)) {
-    struct sk_slot *slot = TAILQ_FIRST(&rc->ungranted);
-    rc->wire_entries[n++] = grant_of(slot);
-    sk_grant_remove(rc, slot);
+    struct sk_recv_buffer *buffer = TAILQ_FIRST(&rc->ungranted);
+    rc->wire_entries[n++] = grant_of(buffer);
+    sk_grant_remove(rc, buffer);
   }
   return n;
 }
@@ -65,9 +65,9 @@ static uint32_t collect_posted(struct sk_recv_comm *rc) {
   struct sk_match_node *node;
   for (unsigned int b = 0; b < SK_MATCH_BUCKETS; b++)
     TAILQ_FOREACH(node, &rc->posted.bucket[b], next) {
-      struct sk_slot *slot = rail_container_of(node, struct sk_slot, node);
-      rc->wire_entries[n++] = grant_of(slot);
-      sk_grant_remove(rc, slot);
+      struct sk_recv_buffer *buffer = rail_container_of(node, struct sk_recv_buffer, node);
+      rc->wire_entries[n++] = grant_of(buffer);
+      sk_grant_remove(rc, buffer);
     }
   return n;
 }

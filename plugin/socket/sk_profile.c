@@ -64,11 +64,11 @@ static void describe(const void *request, uint32_t i, void *out) {
   const struct sk_request *r = request;
   bool sends = r->magic == SK_REQ_SEND;
   const struct sk_profile_event event = {
-    .type = SK_PROFILE_SOCKET,
-    .sock = {.fd = r->comm->profile->fd,
-             .op = sends ? 0 : 1,
-             .length = sends ? rail_container_of(r, const struct sk_send, base)->size
-                             : rail_container_of(r, const struct sk_recv, base)->slots[i].capacity},
+      .type = SK_PROFILE_SOCKET,
+      .sock = {.fd = r->comm->profile->fd,
+               .op = sends ? 0 : 1,
+               .length = sends ? rail_container_of(r, const struct sk_send, base)->size
+                               : rail_container_of(r, const struct sk_recv, base)->buffers[i].capacity},
   };
   memcpy(out, &event, sizeof event);
 }

@@ -113,40 +113,40 @@ static struct sk_target *find_in_pieces(struct sk_recv_comm *rc, uint32_t seq) {
   return target;
 }
 
-/* The pair is made: message seq of `size` bytes will fill the slot. */
-static rail_result_t claim(struct sk_recv_comm *rc, struct sk_slot *slot, uint32_t seq, uint64_t size) {
-  sk_grant_remove(rc, slot);
-  if (rail_unlikely(size > slot->capacity))
-    return sk_comm_fail_size(&rc->base, sk_main_stream(&rc->base), seq, slot->node.tag, size, slot->capacity);
-  slot->target.size = size;
-  slot->target.seq = seq;
+/* The pair is made: message seq of `size` bytes will fill the buffer. */
+static rail_result_t claim(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer, uint32_t seq, uint64_t size) {
+  sk_grant_remove(rc, buffer);
+  if (rail_unlikely(size > buffer->capacity))
+    return sk_comm_fail_size(&rc->base, sk_main_stream(&rc->base), seq, buffer->node.tag, size, buffer->capacity);
+  buffer->target.size = size;
+  buffer->target.seq = seq;
   return RAIL_OK;
 }
 
 /* All of it is in place. The request may be the caller's again from here on. */
-static void finish_slot(struct sk_recv_comm *rc, struct sk_slot *slot) {
+static void finish_buffer(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
   rail_stats_add(&rc->base.counts.comm[SK_COMM_MESSAGES], 1);
-  rail_stats_add(&rc->base.counts.comm[SK_COMM_RECEIVED_BYTES], slot->target.size);
+  rail_stats_add(&rc->base.counts.comm[SK_COMM_RECEIVED_BYTES], buffer->target.size);
   rc->completed = true;
-  sk_unfinished_drop(&slot->recv->base.unfinished);
+  sk_unfinished_drop(&buffer->recv->base.unfinished);
 }
 
-static void copy_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struct sk_slot *slot) {
-  assert(slot->target.data || bounce->target.size == 0); /* irecv took no other */
-  if (bounce->target.size) rail_ordered_copy(slot->target.data, bounce->target.data, bounce->target.size);
+static void copy_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struct sk_recv_buffer *buffer) {
+  assert(buffer->target.data || bounce->target.size == 0); /* irecv took no other */
+  if (bounce->target.size) rail_ordered_copy(buffer->target.data, bounce->target.data, bounce->target.size);
   sk_unexpected_free(&rc->unexpected, bounce);
-  finish_slot(rc, slot);
+  finish_buffer(rc, buffer);
 }
 
 /* The last byte is here. */
 static void complete(struct sk_recv_comm *rc, struct sk_target *target) {
   rc->partial--;
   if (!target->unexpected) {
-    finish_slot(rc, rail_container_of(target, struct sk_slot, target));
+    finish_buffer(rc, rail_container_of(target, struct sk_recv_buffer, target));
     return;
   }
   struct sk_bounce *bounce = rail_container_of(target, struct sk_bounce, target);
-  if (bounce->slot) copy_bounce(rc, bounce, bounce->slot);
+  if (bounce->buffer) copy_bounce(rc, bounce, bounce->buffer);
 }
 
 /* A mark for a place in a message that the sender cannot know (the secret, mixed as MurmurHash3 ends). */
@@ -217,8 +217,8 @@ static struct sk_target *match_msg(struct sk_recv_comm *rc, const struct sk_fram
   rail_stats_add(&rc->base.counts.comm[granted ? SK_COMM_GRANTED_MESSAGES : SK_COMM_EAGER_MESSAGES], 1);
   if (!node) return &sk_unexpected_put(&rc->unexpected, frame->tag, frame->seq, (uint32_t)frame->size)->target;
   if (!granted) sk_unexpected_pass(&rc->unexpected, frame->size);
-  struct sk_slot *slot = rail_container_of(node, struct sk_slot, node);
-  return claim(rc, slot, frame->seq, frame->size) == RAIL_OK ? &slot->target : NULL;
+  struct sk_recv_buffer *buffer = rail_container_of(node, struct sk_recv_buffer, node);
+  return claim(rc, buffer, frame->seq, frame->size) == RAIL_OK ? &buffer->target : NULL;
 }
 
 /* With FAILOVER every stream announces every message, in order: one that is behind only repeats what is known, and may
@@ -312,33 +312,35 @@ static struct sk_recv *new_recv(struct sk_recv_comm *rc, int n, void **data, con
   recv->n = (uint32_t)n;
   atomic_store_explicit(&r->unfinished, (uint32_t)n, memory_order_relaxed);
   for (int i = 0; i < n; i++) {
-    recv->slots[i] = (struct sk_slot){.target.data = data[i],
-                                      .node.tag = (uint32_t)tags[i],
-                                      .recv = recv,
-                                      .capacity = sizes[i],
-                                      .mr = mhandles ? mhandles[i] : NULL};
-    sk_mr_hold(recv->slots[i].mr);
+    recv->buffers[i] = (struct sk_recv_buffer){.target.data = data[i],
+                                               .node.tag = (uint32_t)tags[i],
+                                               .recv = recv,
+                                               .capacity = sizes[i],
+                                               .mr = mhandles ? mhandles[i] : NULL};
+    sk_mr_hold(recv->buffers[i].mr);
   }
   return recv;
 }
 
 /* Takes the message that came before this buffer, else posts the buffer. */
-static rail_result_t post_slot(struct sk_recv_comm *rc, struct sk_slot *slot) {
-  struct sk_bounce *bounce = sk_unexpected_take(&rc->unexpected, slot->node.tag);
+static rail_result_t post_buffer(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
+  struct sk_bounce *bounce = sk_unexpected_take(&rc->unexpected, buffer->node.tag);
   if (!bounce) {
-    sk_match_put(&rc->posted, &slot->node);
-    sk_grant_add(rc, slot);
+    sk_match_put(&rc->posted, &buffer->node);
+    sk_grant_add(rc, buffer);
     return RAIL_OK;
   }
-  RAIL_TRY(claim(rc, slot, bounce->target.seq, bounce->target.size));
-  if (bounce->target.received < bounce->target.size) bounce->slot = slot;
-  else copy_bounce(rc, bounce, slot);
+  RAIL_TRY(claim(rc, buffer, bounce->target.seq, bounce->target.size));
+  if (bounce->target.received < bounce->target.size)
+    bounce->buffer = buffer;
+  else
+    copy_bounce(rc, bounce, buffer);
   return RAIL_OK;
 }
 
 static rail_result_t start_recv(struct sk_recv_comm *rc, struct sk_recv *recv) {
-  uint32_t n = recv->n; /* the last slot that is filled makes it the caller's */
-  for (uint32_t i = 0; i < n; i++) RAIL_TRY(post_slot(rc, &recv->slots[i]));
+  uint32_t n = recv->n; /* the last buffer that is filled makes it the caller's */
+  for (uint32_t i = 0; i < n; i++) RAIL_TRY(post_buffer(rc, &recv->buffers[i]));
   return RAIL_OK;
 }
 
@@ -375,9 +377,9 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
 
 void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes) {
   for (uint32_t i = 0; i < recv->n; i++) {
-    struct sk_slot *slot = &recv->slots[i];
-    if (sizes) sizes[i] = slot->target.size > INT_MAX ? INT_MAX : (int)slot->target.size;
-    sk_mr_release(slot->mr);
+    struct sk_recv_buffer *buffer = &recv->buffers[i];
+    if (sizes) sizes[i] = buffer->target.size > INT_MAX ? INT_MAX : (int)buffer->target.size;
+    sk_mr_release(buffer->mr);
   }
   sk_request_put(&rc->pool, &recv->base);
 }

@@ -6,7 +6,7 @@
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_match.h"
 
-#define SK_SEQ_BUCKETS SK_MAX_SLOTS
+#define SK_SEQ_BUCKETS SK_MAX_BUFFERS
 
 /* Where the bytes of one announced message go: a posted buffer, or a place in the ring of unexpected ones. */
 struct sk_target {
@@ -17,17 +17,17 @@ struct sk_target {
   uint64_t received;
   uint64_t edges;    /* of the pieces that are here: their ends' marks less their beginnings' (sk_recv.c) */
   uint32_t seq;
-  bool unexpected;   /* part of a struct sk_bounce, else of a struct sk_slot */
+  bool unexpected;   /* part of a struct sk_bounce, else of a struct sk_recv_buffer */
   bool in_pieces;    /* its bytes come in more than one frame: it is in by_seq */
 };
 LIST_HEAD(sk_target_list, sk_target);
 
 /* One buffer of an irecv. */
-struct sk_slot {
+struct sk_recv_buffer {
   struct sk_target target;
   struct sk_match_node node; /* in `posted` until matched */
   struct sk_recv *recv;
-  TAILQ_ENTRY(sk_slot) ungranted; /* until granted or matched */
+  TAILQ_ENTRY(sk_recv_buffer) ungranted; /* until granted or matched */
   uint64_t capacity;
   bool is_ungranted, is_large; /* it is in that list; the sender needs a grant to fill it */
   struct sk_mr *mr;
@@ -36,7 +36,7 @@ struct sk_slot {
 struct sk_recv {
   struct sk_request base;
   uint32_t n;
-  struct sk_slot slots[SK_MAX_GROUP];
+  struct sk_recv_buffer buffers[SK_MAX_GROUP];
 };
 
 /* ---- unexpected messages ---------------------------------------------------
@@ -48,14 +48,14 @@ struct sk_recv {
  */
 struct sk_bounce {
   struct sk_target target;
-  struct sk_match_node node; /* in the table until a slot claims it */
-  struct sk_slot *slot;      /* that claimed it before all of it was here */
+  struct sk_match_node node;     /* in the table until a buffer claims it */
+  struct sk_recv_buffer *buffer; /* that claimed it before all of it was here */
   uint32_t cost;
   bool free;
 };
 
 struct sk_unexpected {
-  struct sk_match table; /* messages without slot, by tag */
+  struct sk_match table; /* messages without buffer, by tag */
   uint8_t *ring;
   uint64_t head, tail;   /* live part, in bytes since the beginning */
   uint32_t size;         /* of the largest message */
@@ -95,16 +95,16 @@ struct sk_recv_comm {
   struct sk_comm base;
   struct sk_request_pool pool; /* the caller's */
 
-  struct sk_match posted;          /* slots without message */
-  struct sk_unexpected unexpected; /* messages without slot */
+  struct sk_match posted;          /* buffers without message */
+  struct sk_unexpected unexpected; /* messages without buffer */
   uint32_t next_seq;               /* of the next MSG */
-  uint32_t partial;                /* matched slots with bytes to come */
+  uint32_t partial;                /* matched buffers with bytes to come */
   struct sk_target_list by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
   uint64_t secret;                 /* random; what makes the marks of their pieces */
 
-  /* sk_grant.c: slots whose buffers the sender does not know of, in posting order. They are granted when a large one is
+  /* sk_grant.c: buffers that the sender does not know of, in posting order. They are granted when a large one is
    * among them, or when credit runs low. */
-  TAILQ_HEAD(, sk_slot) ungranted;
+  TAILQ_HEAD(, sk_recv_buffer) ungranted;
   uint32_t ungranted_count, ungranted_large;
   bool sender_waited;  /* the sender's last message had waited for its grant */
   bool completed;      /* with FAILOVER: the sender must learn it before the caller does, which may not call again */
@@ -112,7 +112,7 @@ struct sk_recv_comm {
   uint32_t idle_calls; /* progress calls in a row that found nothing */
   uint64_t recent;     /* bytes that the one before the latest found */
   sk_unfinished control_unsent; /* frames of wire_entries not yet in the kernel: 0 or 1 */
-  struct sk_entry wire_entries[SK_MAX_SLOTS + SK_MAX_STREAMS];
+  struct sk_entry wire_entries[SK_MAX_BUFFERS + SK_MAX_STREAMS];
   struct sk_entry last_entries[SK_MAX_STREAMS]; /* with FAILOVER, at the end */
 
   struct sk_recv recvs[SK_MAX_RECVS];
@@ -136,8 +136,8 @@ void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes);
 
 /* ---- sk_grant.c: reports to the sender; a stream that cannot be written any more is noticed by reading it -------- */
 
-void sk_grant_add(struct sk_recv_comm *rc, struct sk_slot *slot);
-void sk_grant_remove(struct sk_recv_comm *rc, struct sk_slot *slot);
+void sk_grant_add(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);
+void sk_grant_remove(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);
 void sk_grant_report_posted(struct sk_recv_comm *rc);            /* irecv posted buffers */
 void sk_grant_report(struct sk_recv_comm *rc, uint64_t bytes);   /* a progress call has read so much */
 void sk_grant_report_idle(struct sk_recv_comm *rc, bool stuck);  /* nothing else to do, maybe for long */

@@ -40,7 +40,7 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   sk_match_init(&sc->grants);
   sk_match_init(&sc->in_flight);
   TAILQ_INIT(&sc->free_grants);
-  for (int i = 0; i < SK_MAX_SLOTS; i++) TAILQ_INSERT_TAIL(&sc->free_grants, &sc->grant_store[i].node, next);
+  for (int i = 0; i < SK_MAX_BUFFERS; i++) TAILQ_INSERT_TAIL(&sc->free_grants, &sc->grant_store[i].node, next);
   STAILQ_INIT(&sc->ready);
   STAILQ_INIT(&sc->bulk);
   STAILQ_INIT(&sc->unaccepted);
@@ -402,7 +402,7 @@ static rail_result_t on_grant(struct sk_send_comm *sc, uint32_t tag, uint64_t si
   node = TAILQ_FIRST(&sc->free_grants);
   if (!node)
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: the peer granted more than %d buffers",
-                        SK_MAX_SLOTS);
+                        SK_MAX_BUFFERS);
   TAILQ_REMOVE(&sc->free_grants, node, next);
   node->tag = tag;
   rail_container_of(node, struct sk_grant, node)->size = size;

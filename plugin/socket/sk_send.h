@@ -67,7 +67,7 @@ struct sk_send_comm {
   struct sk_send_list zero_length; /* those of them that have no bytes */
   uint32_t unread_posts;     /* calls of sk_send_post since control frames were last read */
   struct sk_send sends[SK_MAX_SENDS];
-  struct sk_grant grant_store[SK_MAX_SLOTS];
+  struct sk_grant grant_store[SK_MAX_BUFFERS];
 };
 
 /* The part of a new comm that is the sender's, and the memory beyond the shared part. */
