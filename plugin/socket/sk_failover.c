@@ -55,7 +55,7 @@ static void set_socket(struct sk_comm *comm, struct sk_stream *s, int fd) {
 /* The sender asks for the count of every stream that it gave up: an earlier LOST may have been lost with its stream. */
 static void request_counts(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++)
-    if (comm->paths[i].state == SK_PATH_LOST)
+    if (comm->paths[i].state == SK_PATH_AWAITING_COUNT)
       sk_stream_send_frame(sk_main_stream(comm), SK_FRAME_LOST, 0, comm->paths[i].generation, i);
 }
 
@@ -94,15 +94,15 @@ rail_result_t sk_failover_lost(struct sk_comm *comm, struct sk_stream *s, const 
   bool was_main = sk_main_stream(comm) == s;
   take_down(comm, s);
   if (comm->side == SK_SENDER) {
-    path->state = SK_PATH_LOST;
+    path->state = SK_PATH_AWAITING_COUNT;
     request_counts(comm);
     return RAIL_OK;
   }
-  path->state = SK_PATH_GONE;
+  path->state = SK_PATH_DOWN;
   report_count(comm, s->index, path->generation);
   if (!was_main) return RAIL_OK;
   for (uint32_t i = 0; i < comm->nstreams; i++) /* reports about others may have been lost with it */
-    if (i != s->index && comm->paths[i].state == SK_PATH_GONE) report_count(comm, i, comm->paths[i].generation);
+    if (i != s->index && comm->paths[i].state == SK_PATH_DOWN) report_count(comm, i, comm->paths[i].generation);
   sk_grant_report_again(receiver_of(comm));
   return RAIL_OK;
 }
@@ -122,16 +122,16 @@ rail_result_t sk_failover_check(struct sk_comm *comm, bool *ended) {
 /* ---- frames --------------------------------------------------------------------- */
 
 /* Sender: the receiver's count of a stream that either side has lost. What is left of its pieces goes again. */
-static rail_result_t on_count(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
+static rail_result_t on_final_count(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   struct sk_path *path = &comm->paths[s->index];
-  if (path->state == SK_PATH_GONE || frame->size != path->generation) return RAIL_OK; /* known, or out of date */
+  if (path->state == SK_PATH_DOWN || frame->size != path->generation) return RAIL_OK; /* known, or out of date */
   if (path->state == SK_PATH_UP) {
     if (is_last(comm, s)) return sk_comm_fail_lost(comm, s);
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: the peer has lost stream %u over %s", s->index, path->nic->name);
     rail_stats_add(&comm->counts.comm[SK_COMM_FAILOVERS], 1);
     take_down(comm, s);
   }
-  path->state = SK_PATH_GONE;
+  path->state = SK_PATH_DOWN;
   return sk_path_arrived(sender_of(comm), path, frame->seq);
 }
 
@@ -141,7 +141,7 @@ rail_result_t sk_failover_on_lost(struct sk_comm *comm, struct sk_stream *on, co
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: loss of stream %u", frame->tag);
   struct sk_stream *s = &comm->streams[frame->tag];
   struct sk_path *path = &comm->paths[frame->tag];
-  if (comm->side == SK_SENDER) return on_count(comm, s, frame);
+  if (comm->side == SK_SENDER) return on_final_count(comm, s, frame);
   if (frame->size > path->generation) { /* it came back, and was lost before its JOIN arrived */
     path->generation = frame->size;
     path->frames = path->reported = 0;
@@ -226,7 +226,7 @@ void sk_failover_tick(struct sk_comm *comm, uint64_t now) {
     if (comm->paths[i].state == SK_PATH_UP) {
       const char *why = is_last(comm, s) ? NULL : link_error(comm, s, now);
       if (why && sk_failover_lost(comm, s, why) != RAIL_OK) return;
-    } else if (comm->side == SK_SENDER && comm->paths[i].state == SK_PATH_GONE) {
+    } else if (comm->side == SK_SENDER && comm->paths[i].state == SK_PATH_DOWN) {
       join_sending(comm, s);
     }
   }

@@ -162,7 +162,7 @@ static void report_on_all_streams(struct sk_recv_comm *rc) {
     struct sk_stream *s = &comm->streams[i];
     if (s->fd < 0 || s->out_errno) continue;
     for (uint32_t k = 0; k < comm->nstreams; k++)
-      if (comm->paths[k].state == SK_PATH_GONE)
+      if (comm->paths[k].state == SK_PATH_DOWN)
         sk_stream_send_frame(s, SK_FRAME_LOST, comm->paths[k].frames, comm->paths[k].generation, k);
     if (!sk_stream_can_queue(s)) continue;
     uint8_t *head = sk_stream_queue(s, SK_HEAD, rc->last_entries, len, NULL);

@@ -51,10 +51,10 @@ static void announce_on(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
   sk_path_remember(&sc->base, s, NULL, 0, 0);
 }
 
-void sk_path_announce(struct sk_send_comm *sc, const struct sk_stream *but, struct sk_send *send) {
+void sk_path_announce(struct sk_send_comm *sc, const struct sk_stream *except, struct sk_send *send) {
   for (uint32_t i = 0; i < sc->base.nstreams; i++) {
     struct sk_stream *s = &sc->base.streams[i];
-    if (s != but && sc->base.paths[i].state == SK_PATH_UP) announce_on(sc, s, send);
+    if (s != except && sc->base.paths[i].state == SK_PATH_UP) announce_on(sc, s, send);
   }
   TAILQ_INSERT_TAIL(&sc->undelivered, send, undelivered);
   sc->undelivered_count++;
@@ -108,14 +108,14 @@ rail_result_t sk_path_on_frames(struct sk_send_comm *sc, uint32_t key, uint64_t 
   if (!sc->base.paths || stream >= sc->base.nstreams)
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: a count of frames of stream %u", stream);
   struct sk_path *path = &sc->base.paths[stream];
-  if (path->state == SK_PATH_GONE || key >> 8 != (path->generation & 0xffffff)) return RAIL_OK; /* out of date */
+  if (path->state == SK_PATH_DOWN || key >> 8 != (path->generation & 0xffffff)) return RAIL_OK; /* out of date */
   return sk_path_arrived(sc, path, (uint32_t)frames);
 }
 
 bool sk_path_next_resend(struct sk_send_comm *sc, struct sk_piece *piece) {
   for (uint32_t i = 0; i < sc->base.nstreams; i++) {
     struct sk_path *path = &sc->base.paths[i];
-    while (path->state == SK_PATH_GONE && path->count) {
+    while (path->state == SK_PATH_DOWN && path->count) {
       *piece = path->pieces[path->first];
       path->first = (path->first + 1) % SK_PATH_PIECES;
       path->count--;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Connections over several devices that outlive the loss of one (the feature FAILOVER; without it comm->paths is NULL
- * and nothing here is called): what is known of each stream's frames. Loss and return are in sk_failover.h.
+ * Connections over several devices that outlive the loss of one (the feature FAILOVER): what is known of each stream's
+ * frames. Loss and return are in sk_failover.h. Without FAILOVER comm->paths is NULL, and only sk_main_stream, sk_path_has_room,
+ * sk_path_entries, sk_path_unreported, sk_path_set_options, sk_paths_init and sk_paths_release may be called.
  *
  * What TCP has taken from a sender but not delivered is gone with its stream. So the sender keeps a list of the frames
  * of each stream until the receiver has counted them; a send is done when all of its frames are counted. Frames that a
@@ -33,8 +34,8 @@ struct sk_piece {
 
 enum sk_path_state {
   SK_PATH_UP,
-  SK_PATH_LOST, /* sender: declared dead, the receiver's count is awaited */
-  SK_PATH_GONE, /* the count is known; it may come back */
+  SK_PATH_AWAITING_COUNT, /* sender: given up; how many of its frames had arrived is not known yet */
+  SK_PATH_DOWN,           /* that is known, so the rest can be sent again; it may come back */
 };
 
 /* The state of one stream. */
@@ -71,8 +72,8 @@ static inline bool sk_path_has_room(const struct sk_comm *comm, const struct sk_
 }
 void sk_path_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk_send *send, uint64_t offset,
                       uint32_t len);
-/* A message was announced with its first piece on stream `but`, or on none (NULL): also on all others. */
-void sk_path_announce(struct sk_send_comm *sc, const struct sk_stream *but, struct sk_send *send);
+/* A message was announced with its first piece on stream `except`, or on none (NULL): also on all others. */
+void sk_path_announce(struct sk_send_comm *sc, const struct sk_stream *except, struct sk_send *send);
 /* A stream that came back: every message that the receiver may not have seen. */
 void sk_path_announce_all(struct sk_send_comm *sc, struct sk_stream *s);
 /* The receiver has seen the announcements before sc->seen: all there is of messages without bytes. */

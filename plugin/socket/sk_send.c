@@ -213,8 +213,8 @@ static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
   all_framed(sc, send);
 }
 
-/* What a lost stream had not delivered goes before anything new. */
-static void take_lost(struct sk_send_comm *sc, struct sk_stream *s) {
+/* What a lost stream had not delivered is queued before anything new. */
+static void queue_resends(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_piece piece;
   while (sk_stream_has_room(s) && sk_path_has_room(&sc->base, s) && s->out_bytes < sc->chunk &&
          sk_path_next_resend(sc, &piece)) {
@@ -236,7 +236,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
       struct sk_stream *s = &comm->streams[(sc->next_stream + k) % comm->nstreams];
       if (rail_unlikely(comm->paths != NULL)) {
         if (s->fd < 0 || s->out_errno) continue; /* lost, or about to be: first what has come over it is read */
-        take_lost(sc, s);
+        queue_resends(sc, s);
       }
       if (rail_unlikely(s->zerocopy != NULL)) sk_zerocopy_reap(s);
       if (!s->out_count && !STAILQ_EMPTY(&sc->bulk) && sk_path_has_room(comm, s)) take_chunk(sc, s);
