@@ -149,24 +149,25 @@ static void complete(struct sk_recv_comm *rc, struct sk_target *target) {
   if (bounce->buffer) copy_bounce(rc, bounce, bounce->buffer);
 }
 
-/* A mark for a place in a message that the sender cannot know (the secret, mixed as MurmurHash3 ends). */
-static uint64_t mark(const struct sk_recv_comm *rc, uint64_t offset) {
+/* Keyed hash of an offset in a message, which the sender cannot predict (the secret, mixed as MurmurHash3 ends). */
+static uint64_t edge_hash(const struct sk_recv_comm *rc, uint64_t offset) {
   uint64_t x = rc->secret ^ offset;
   x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
   x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
   return x ^ x >> 33;
 }
 
-/* One of several pieces. Their lengths must add up to the message, and so must they themselves: where each begins
- * another one ends, but for 0 and the size. So the marks cancel in the sum, and with a piece that overlaps another, or
- * is one again, they do not. True: all of them are here; or the comm has failed. */
+/* One of several pieces. Their lengths must add up to the size of the message, and they must tile it. coverage_sum is
+ * the sum over pieces of h(end) - h(begin). It telescopes to h(size) - h(0) exactly when the pieces tile the message. h
+ * is keyed, so the peer cannot forge a cancellation. True: all of them are here. False: some are not, or the comm has
+ * failed. */
 static bool add_piece(struct sk_recv_comm *rc, struct sk_target *target, uint64_t offset, uint64_t n) {
-  target->edges += mark(rc, offset + n) - mark(rc, offset);
+  target->coverage_sum += edge_hash(rc, offset + n) - edge_hash(rc, offset);
   target->received += n;
   if (target->received < target->size) return false;
   LIST_REMOVE(target, by_seq);
   target->in_pieces = false;
-  if (rail_likely(target->edges == mark(rc, target->size) - mark(rc, 0))) return true;
+  if (rail_likely(target->coverage_sum == edge_hash(rc, target->size) - edge_hash(rc, 0))) return true;
   sk_comm_fail(&rc->base, RAIL_REMOTE_ERROR,
                "protocol error: the pieces of message %u, %llu bytes, overlap and leave a hole", target->seq,
                (unsigned long long)target->size);
@@ -243,7 +244,7 @@ rail_result_t sk_recv_on_msg(struct sk_comm *comm, struct sk_stream *s, const st
   rc->next_seq++;
   rc->partial++;
   target->announced_bytes = frame->len;
-  target->received = target->edges = 0;
+  target->received = target->coverage_sum = 0;
   target->in_pieces = false;
   if (frame->len < frame->size) expect_pieces(rc, target);
   return begin_payload(rc, s, frame, target->data, target);

@@ -15,7 +15,7 @@ struct sk_target {
   uint64_t size;     /* of the message */
   uint64_t announced_bytes; /* bytes whose headers were seen */
   uint64_t received;
-  uint64_t edges;    /* of the pieces that are here: their ends' marks less their beginnings' (sk_recv.c) */
+  uint64_t coverage_sum; /* of the pieces that are here: shows whether they overlap (add_piece) */
   uint32_t seq;
   bool unexpected;   /* part of a struct sk_bounce, else of a struct sk_recv_buffer */
   bool in_pieces;    /* its bytes come in more than one frame: it is in by_seq */
@@ -100,7 +100,7 @@ struct sk_recv_comm {
   uint32_t next_seq;               /* of the next MSG */
   uint32_t partial;                /* matched buffers with bytes to come */
   struct sk_target_list by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
-  uint64_t secret;                 /* random; what makes the marks of their pieces */
+  uint64_t secret; /* random; key of the hash that checks how their pieces fit (add_piece) */
 
   /* sk_grant.c: buffers that the sender does not know of, in posting order. They are granted when a large one is
    * among them, or when credit runs low. */
