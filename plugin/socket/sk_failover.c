@@ -200,7 +200,6 @@ static void join_receiving(struct sk_comm *comm) {
       }
       if (sk_failover_lost(comm, s, "the peer has connected it again") != RAIL_OK) return;
     }
-    if (sk_params.rcvbuf < 0) (void)rail_sock_open_window(fd, sk_params.window);
     bring_up(comm, s, fd);
     comm->paths[stream].joining = true;
   }

@@ -54,12 +54,9 @@ rail_result_t sk_dereg_mr(void *comm_arg, void *mhandle) {
     for (uint32_t i = 0; i < comm->nstreams; i++)
       if (comm->streams[i].fd >= 0) shutdown(comm->streams[i].fd, SHUT_RDWR); /* tells the peer at once */
   }
-  /* Requests that are done and have not been tested yet refer to it: it goes with the connection. */
-  if (atomic_load_explicit(&mr->outstanding, memory_order_acquire)) {
-    mr->magic = 0;
-    return RAIL_OK;
-  }
   mr->magic = 0;
+  /* Requests that are done and have not been tested yet refer to it: it is freed with the connection. */
+  if (atomic_load_explicit(&mr->outstanding, memory_order_acquire)) return RAIL_OK;
   pthread_mutex_lock(&comm->mrs_lock);
   LIST_REMOVE(mr, next);
   pthread_mutex_unlock(&comm->mrs_lock);
