@@ -365,17 +365,17 @@ uint64_t sk_stream_host_silence(struct sk_stream *s, uint64_t now, uint64_t idle
   host->has_unacked = info.tcpi_unacked || info.tcpi_notsent_bytes;
   if (!unanswered && !info.tcpi_probes) { /* of probes, those since the last answer are counted */
     host->unanswered = 0;
-    host->settled = now;
+    host->idle_at = now;
     return 0;
   }
-  uint32_t asked = info.tcpi_total_retrans + info.tcpi_retransmits + info.tcpi_probes;
+  uint32_t retransmits = info.tcpi_total_retrans + info.tcpi_retransmits + info.tcpi_probes;
   uint64_t answered = now > ago_ms * MS ? now - ago_ms * MS : 1;
-  answered = RAIL_MAX(answered, RAIL_MAX(host->settled, idle_until));
+  answered = RAIL_MAX(answered, RAIL_MAX(host->idle_at, idle_until));
   /* Packets of a host may arrive that does not receive ours: then only what it acknowledges counts. */
   bool anew = shut ? answered > host->unanswered + SAME_ANSWER : acked;
   if (!host->unanswered || anew) {
     host->unanswered = answered;
-    host->asked = asked;
+    host->retransmits_at_start = retransmits;
   }
-  return asked != host->asked ? now - host->unanswered : 0;
+  return retransmits != host->retransmits_at_start ? now - host->unanswered : 0;
 }

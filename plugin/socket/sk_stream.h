@@ -84,11 +84,12 @@ struct sk_zerocopy {
  * A peer whose process is stopped still has a kernel that acknowledges what arrives and answers window probes; a host
  * that is down, or cut off, does not. TCP_INFO tells the two apart. Times are those of the caller's `now`, in ns.
  */
-struct sk_host {
-  uint64_t settled;    /* when our kernel was last seen to wait for no answer */
+struct sk_host {       /* what this side knows of the kernel at the other end */
+  uint64_t idle_at;    /* when our kernel was last seen to wait for no answer */
   uint64_t unanswered; /* since when it waits, counted from the last answer; 0: it does not */
   uint64_t acked;      /* bytes, as of the latest call */
-  uint32_t asked;      /* what it had sent for that when this was noticed; more: at least two went unanswered */
+  uint32_t retransmits_at_start; /* retransmissions and probes when that was noticed; more: at least two packets went
+                                  * unanswered */
   bool has_unacked;    /* bytes that the peer's host does not have, as of the latest call */
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A tick goes through the list in batches: check some comms under the lock, release it, ask the kernel with one poll(2)
- * which sockets have news, then run those comms one after another. sk_watch_remove takes the comm out of the batch as
- * well, and waits if it is the one that is being run. So no lock is held across a system call, and no close waits for
+ * which sockets are readable, then run those comms one after another. sk_watch_remove takes the comm out of the batch,
+ * too, and waits if it is the one that is being run. So no lock is held across a system call, and no close waits for
  * more than one comm.
  */
 #include "plugin/socket/sk_watch.h"
@@ -82,11 +82,11 @@ static void tick(uint64_t now) {
     const struct pollfd *at = fds;
     uint32_t nfds = gather(now, fds);
     pthread_mutex_unlock(&lock);
-    bool news = nfds && poll(fds, nfds, 0) > 0;
+    bool any_ready = nfds && poll(fds, nfds, 0) > 0;
     pthread_mutex_lock(&lock);
     for (uint32_t i = 0; i < batched && !ending; i++) {
       bool readable = false;
-      for (uint32_t k = 0; k < batch[i].nfds; k++, at++) readable |= news && at->revents;
+      for (uint32_t k = 0; k < batch[i].nfds; k++, at++) readable |= any_ready && at->revents;
       if (readable || batch[i].need == SK_KEEPALIVE_RUN) run_entry(&batch[i], now);
     }
     batched = 0;

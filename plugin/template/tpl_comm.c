@@ -30,13 +30,13 @@ rail_result_t tpl_comm_init(struct tpl_comm *comm, uint32_t magic, const struct 
 }
 
 /* shutdown reaches the peer also when a forked child has a copy of the descriptor. */
-static void hang_up(struct tpl_comm *comm) {
+static void shutdown_socket(struct tpl_comm *comm) {
   if (comm->fd >= 0) shutdown(comm->fd, SHUT_RDWR);
 }
 
 void tpl_comm_end(struct tpl_comm *comm) {
   struct tpl_mr *mr;
-  hang_up(comm);
+  shutdown_socket(comm);
   rail_sock_close(&comm->fd);
   while ((mr = LIST_FIRST(&comm->mrs))) {
     LIST_REMOVE(mr, link);
@@ -59,7 +59,7 @@ rail_result_t tpl_fail(struct tpl_comm *comm, rail_result_t result, const char *
     RAIL_WARN(TPL_NAME ": %s %s over %s: %s", comm->magic == TPL_SEND_MAGIC ? "send to" : "receive from", comm->peer,
               comm->device->name, why);
     tpl_stats_count(comm->device->name, TPL_ERRORS);
-    hang_up(comm);
+    shutdown_socket(comm);
   }
   return rail_first_error(&comm->error);
 }
@@ -113,7 +113,7 @@ rail_result_t tpl_dereg_mr(void *comm_arg, void *mhandle) {
   if (mr->in_use && rail_first_error_set(&comm->error, RAIL_BAD_USAGE)) {
     RAIL_INFO(RAIL_SUB_NET, TPL_NAME ": deregMr with %u transfers outstanding ends the connection with %s", mr->in_use,
               comm->peer);
-    hang_up(comm);
+    shutdown_socket(comm);
   }
   LIST_REMOVE(mr, link);
   pthread_mutex_unlock(&comm->lock);
