@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A number is a place and how often it was taken. */
+ * Attempt number = generation << 32 | (slot + 1). */
 #include "common/conn/attempts.h"
 
 #include <stdbool.h>
@@ -34,7 +34,7 @@ rail_result_t rail_attempts_add(struct rail_attempts *table, void *attempt, uint
   return room ? RAIL_OK : RAIL_SYSTEM_ERROR;
 }
 
-/* Its place; NULL if it is not under way. Under the lock. */
+/* Its slot; NULL if it is not under way. Under the lock. */
 static struct rail_attempt_slot *slot_of(const struct rail_attempts *table, uint64_t number) {
   uint32_t i = (uint32_t)number - 1;
   struct rail_attempt_slot *slot = i < table->cap ? &table->slots[i] : NULL;

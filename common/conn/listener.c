@@ -58,8 +58,8 @@ static uint64_t file_limit(void) {
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : UINT32_MAX;
 }
 
-/* Must a pending connection be evicted, now that this one with an incomplete HELLO is here? The kernel hands out the
- * lowest free number, so `fd` says how many files are open at least. */
+/* True: over the limit, evict one. Asked when a connection with an incomplete HELLO was added. The kernel hands out the
+ * lowest free number, so at least `fd` files are open. */
 static bool is_full(const struct rail_listener *l, int fd) {
   uint64_t files = file_limit(), all = atomic_load_explicit(&all_pending, memory_order_relaxed);
   if ((uint64_t)fd >= files - files / 4) return true;

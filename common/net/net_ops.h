@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The internal contract of a Railyard plugin: one table, from which
- * common/abi_vN.c make the vtables of every version. It is v12's shape with
+ * common/net/abi_vN.c make the vtables of every version. It is v12's shape with
  * two simplifications: sizes are size_t throughout, and what a version lacks
  * (context, phandles, traffic class) is filled in by the shim.
  *

@@ -17,8 +17,10 @@
 #include "plugin/socket/sk_send.h"
 #include "plugin/socket/sk_watch.h"
 
-/* Of a stream's buffer. A sender's holds the largest CONTROL frame more than twice: they are read whole. Payloads of a
- * receiver's other streams are pieces of large messages, never copied; unless one must replace the first. */
+/* Sizes of a stream's receive buffer. CONTROL frames are parsed only when they are whole: a sender's buffer holds the
+ * largest one more than twice. On a receiver, streams other than the first carry pieces of large messages, which are
+ * received in place, so a small buffer is enough for them; except with FAILOVER, where each may have to replace the
+ * first. */
 #define SEND_BUFFER (32 * 1024)
 #define RECV_BUFFER (64 * 1024)
 #define PIECES_BUFFER 4096

@@ -23,12 +23,13 @@ enum sk_frame_type {
   SK_FRAME_ERROR = 4,   /* both ways: the last frame before the comm fails */
   SK_FRAME_PING = 5,    /* both ways: keepalive, asks for PONG */
   SK_FRAME_PONG = 6,    /* both ways: the answer */
-  SK_FRAME_LOST = 7,    /* both ways: stream `tag`, generation `size`, is given up; `seq` frames of it had arrived */
+  SK_FRAME_LOST = 7,    /* both ways: stream `tag`, generation `size`, is given up. From the sender a request for the
+                         * number of its frames that had arrived; from the receiver the report: `seq` of them */
   SK_FRAME_JOIN = 8,    /* first frame of a stream that has come back: `tag` its number, `size` its generation */
   SK_FRAME_TYPES
 };
 
-/* flags */
+/* Flags. A bit's meaning depends on the frame's type. */
 #define SK_FRAME_GRANTED 1u /* MSG: uses a grant, costs no credit */
 #define SK_FRAME_RESET 1u   /* CONTROL: forget all grants that came before */
 

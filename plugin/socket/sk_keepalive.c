@@ -15,7 +15,7 @@
 
 #define MS 1000000ull
 #define TICK (SK_TICK_MS * MS)
-#define IDLE_TICKS 2 /* without news or requests, after which a comm is checked less often: */
+#define IDLE_TICKS 2 /* without events or requests, after which a comm is checked less often: */
 #define SKIP_TICKS 3 /* not for so many ticks */
 #define OWN_TRIES 2000 /* to take a comm from its caller, who leaves it between any two calls */
 
@@ -89,8 +89,8 @@ static bool host_is_due(const struct sk_comm *comm, uint64_t now) {
 
 /* ---- check ---------------------------------------------------------------- */
 
-/* How many ticks may pass for a comm that has been idle for a while? Its peer must not wait for long until its PING is
- * answered. A request that begins in between is taken for so much older. */
+/* How many ticks to leave out for a comm that has been idle for a while. Few, because the peer's PING is not answered
+ * in them. A request that begins in between counts as begun at the tick before. */
 static uint32_t ticks_to_skip(struct sk_keepalive *k) {
   if (k->idle < IDLE_TICKS) {
     k->idle++;

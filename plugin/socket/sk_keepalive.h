@@ -22,7 +22,7 @@ struct sk_comm;
 /* Times are the watch thread's: nanoseconds in which it ran, so that a process that was stopped for a minute does not
  * hold that against its peers. */
 struct sk_keepalive {
-  uint32_t idle, skip;   /* ticks without news or requests, up to a few; ticks to let pass */
+  uint32_t idle, skip;                  /* ticks without events or requests, up to a few; ticks to let pass */
   uint64_t in, out, useful, useful_out; /* bytes, as of the last look; useful: without PING and PONG */
   uint64_t last_recv;    /* when a byte last came in */
   uint64_t idle_until;   /* until when nothing was outstanding, here or in the kernel */
@@ -30,8 +30,8 @@ struct sk_keepalive {
   uint64_t since;        /* when what is outstanding last made progress, or began */
   uint64_t last_sign;    /* the last sign of life, or the same */
   uint64_t progress_at;  /* CLOCK_MONOTONIC; 0: never */
-  uint64_t pinged;       /* when, since `since`; 0: not */
-  uint64_t first_ping;   /* the first of these since `last_sign`; 0: none */
+  uint64_t pinged;       /* time of the latest PING after `since`; 0: none sent */
+  uint64_t first_ping;   /* time of the first PING after `last_sign`; 0: none sent */
   uint64_t warn_at;      /* age at which the next warning is due */
   uint64_t host_silence; /* of the peer's host, as of the last look */
   bool silent;           /* the peer's silence was reported */

@@ -7,7 +7,8 @@
 
 #include "plugin/socket/sk_send.h"
 
-/* In the kernel beyond what the network has taken, at most: a slow device must not hoard what others could carry. */
+/* Most bytes that a stream's socket buffers beyond what TCP has sent: what lies in the buffer of a slow device cannot
+ * be sent over the others. */
 #define UNSENT_BYTES (256 * 1024)
 
 void sk_path_set_options(const struct sk_comm *comm, int fd) {

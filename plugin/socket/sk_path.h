@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Connections over several devices that outlive the loss of one (the feature FAILOVER): what is known of each stream's
- * frames. Loss and return are in sk_failover.h. Without FAILOVER comm->paths is NULL, and only sk_main_stream, sk_path_has_room,
- * sk_path_entries, sk_path_unreported, sk_path_set_options, sk_paths_init and sk_paths_release may be called.
+ * frames. Loss and return are in sk_failover.h. Without FAILOVER comm->paths is NULL, and only sk_paths_init,
+ * sk_paths_release, sk_main_stream, sk_path_has_room, sk_path_entries, sk_path_unreported and sk_path_set_options may
+ * be called.
  *
  * What TCP has taken from a sender but not delivered is gone with its stream. So the sender keeps a list of the frames
  * of each stream until the receiver has counted them; a send is done when all of its frames are counted. Frames that a
