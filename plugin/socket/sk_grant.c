@@ -114,6 +114,16 @@ static bool sender_is_out_of_grants(const struct sk_recv_comm *rc) {
   return rc->sender_waited && rc->posted.count == rc->ungranted_count;
 }
 
+/* After a progress call that has read `bytes`: are grants of large buffers worth a report now? */
+static bool large_grants_are_due(const struct sk_recv_comm *rc, uint64_t bytes) {
+  if (!rc->ungranted_large) return false;
+  bool nothing_else_to_do = rc->idle_calls >= IDLE_CALLS;
+  bool read_in_bulk = bytes >= SK_BULK_BYTES; /* the report costs little beside that */
+  bool group_is_full = rc->ungranted_large >= REPORT_AT_ONCE;
+  bool sender_may_wait = rc->sender_waited && !bytes;
+  return nothing_else_to_do || read_in_bulk || group_is_full || sender_may_wait || sender_is_out_of_grants(rc);
+}
+
 static void ack_small_messages(struct sk_recv_comm *rc) {
   if (rc->recent && rc->recent < SK_BULK_BYTES) rail_sock_ack_now(sk_main_stream(&rc->base)->fd);
   rc->recent = 0;
@@ -131,10 +141,8 @@ void sk_grant_report(struct sk_recv_comm *rc, uint64_t bytes) {
   } else if (++rc->idle_calls == ACK_CALLS) { /* by now the caller has sent its answer, if it has one */
     ack_small_messages(rc);
   }
-  if (sk_main_stream(&rc->base)->out_count || is_due(rc) ||
-      (rc->ungranted_large &&
-       (rc->idle_calls >= IDLE_CALLS || bytes >= SK_BULK_BYTES || rc->ungranted_large >= REPORT_AT_ONCE ||
-        (rc->sender_waited && !bytes) || sender_is_out_of_grants(rc))) ||
+  bool unsent = sk_main_stream(&rc->base)->out_count != 0; /* of an earlier report */
+  if (unsent || is_due(rc) || large_grants_are_due(rc, bytes) ||
       (rail_unlikely(rc->base.paths != NULL) && counts_are_due(rc)))
     send_report(rc);
 }

@@ -138,10 +138,16 @@ void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes);
 
 void sk_grant_add(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);
 void sk_grant_remove(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);
-void sk_grant_report_posted(struct sk_recv_comm *rc);            /* irecv posted buffers */
-void sk_grant_report(struct sk_recv_comm *rc, uint64_t bytes);   /* a progress call has read so much */
-void sk_grant_report_idle(struct sk_recv_comm *rc, bool stuck);  /* nothing else to do, maybe for long */
-void sk_grant_report_last(struct sk_recv_comm *rc);              /* before the end */
-void sk_grant_report_again(struct sk_recv_comm *rc);             /* the stream that carried the reports is lost */
+/* Who calls      when                                                     reports what
+ * irecv          it has posted buffers                                    large grants if the sender has none left
+ * progress       it has read `bytes`                                      what the sender may be waiting for
+ * engine, test   nothing else is to be done; `stuck`: maybe for long      large grants; with `stuck` small ones, too
+ * close          before the end                                           credit, grants and counts
+ * failover       the stream that carried the reports is lost              everything once more */
+void sk_grant_report_posted(struct sk_recv_comm *rc);
+void sk_grant_report(struct sk_recv_comm *rc, uint64_t bytes);
+void sk_grant_report_idle(struct sk_recv_comm *rc, bool stuck);
+void sk_grant_report_last(struct sk_recv_comm *rc);
+void sk_grant_report_again(struct sk_recv_comm *rc);
 
 #endif

@@ -339,9 +339,9 @@ void sk_send_finish(struct sk_send_comm *sc, struct sk_send *send, int *sizes) {
 
 /* ---- CONTROL frames: credit and grants ------------------------------------------ */
 
-/* Messages that the peer had seen when it wrote its latest report were matched with their buffers then, or wait there
- * as unexpected ones. Within a tag they are forgotten in the order of the table, so the oldest of its tag is the one to
- * take. */
+/* The peer had seen these messages when it wrote its latest report, so it grants no buffer to them any more: it has
+ * matched them, or keeps them as unexpected ones. Messages are removed in the order in which they were sent, so the one
+ * to take out of the table is the oldest of its tag. */
 static void forget_seen(struct sk_send_comm *sc, uint32_t seen) {
   while (sc->in_flight_count) {
     struct sk_in_flight *f = &sc->in_flight_store[sc->in_flight_first];
