@@ -26,6 +26,7 @@ static struct rail_net_instance *instance_get(const void *vtable) {
   while (instance && instance->vtable != vtable) instance = instance->next;
   if (!instance && (instance = calloc(1, sizeof *instance)) != NULL) {
     instance->vtable = vtable;
+    pthread_mutex_init(&instance->init_lock, NULL);
     instance->next = instances;
     instances = instance;
   }
@@ -42,21 +43,10 @@ static void instance_put(struct rail_net_instance *instance) {
     struct rail_net_instance **at = &instances;
     while (*at != instance) at = &(*at)->next;
     *at = instance->next;
+    pthread_mutex_destroy(&instance->init_lock);
     free(instance);
   }
   pthread_mutex_unlock(&instances_lock);
-}
-
-rail_result_t rail_net_init_once(struct rail_net *net, const struct rail_net_init *args,
-                                 rail_result_t (*first_init)(struct rail_net *net, const struct rail_net_init *args)) {
-  rail_result_t result = RAIL_OK;
-  pthread_mutex_lock(&instances_lock);
-  if (!net->instance->initialised) {
-    result = first_init(net, args);
-    net->instance->initialised = result == RAIL_OK;
-  }
-  pthread_mutex_unlock(&instances_lock);
-  return result;
 }
 
 /* ---- files ------------------------------------------------------------ */

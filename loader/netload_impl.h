@@ -4,18 +4,20 @@
 #define RAIL_NETLOAD_IMPL_H
 
 #include <limits.h>
+#include <pthread.h>
 #include <stdbool.h>
 
 #include "loader/netload.h"
 #include "loader/netload_slots.h"
 
 /* One per plugin and process, however often it is loaded: below v11 a plugin
- * expects one init per process. Guarded by a lock in netload.c. */
+ * expects one init per process. `next` and `loads` are under a lock in netload.c. */
 struct rail_net_instance {
   struct rail_net_instance *next;
   const void *vtable; /* identity */
   int loads;
-  bool initialised;   /* v6-v10 */
+  pthread_mutex_t init_lock;
+  bool initialised; /* v6-v10; under init_lock */
 };
 
 struct rail_net {
@@ -33,9 +35,5 @@ struct rail_net {
 struct rail_net_old_ctx {
   int traffic_class;
 };
-
-/* Calls `first_init` unless the plugin was initialised before in this process. */
-rail_result_t rail_net_init_once(struct rail_net *net, const struct rail_net_init *args,
-                                 rail_result_t (*first_init)(struct rail_net *net, const struct rail_net_init *args));
 
 #endif

@@ -8,6 +8,7 @@
  */
 #include "loader/netload.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -170,8 +171,16 @@ static inline rail_result_t result_of(const struct rail_net *net, int result, co
 
 /* ---- contexts --------------------------------------------------------- */
 
-static rail_result_t first_init(struct rail_net *net, const struct rail_net_init *args) {
-  return result_of(net, rail_net_raw_init(net, args, NULL), "init");
+/* Below v11: calls init unless the plugin was initialised before in this process. */
+static rail_result_t init_once(struct rail_net *net, const struct rail_net_init *args) {
+  rail_result_t result = RAIL_OK;
+  pthread_mutex_lock(&net->instance->init_lock);
+  if (!net->instance->initialised) {
+    result = result_of(net, rail_net_raw_init(net, args, NULL), "init");
+    net->instance->initialised = result == RAIL_OK;
+  }
+  pthread_mutex_unlock(&net->instance->init_lock);
+  return result;
 }
 
 rail_result_t rail_net_init(struct rail_net *net, const struct rail_net_init *args, void **ctx) {
@@ -185,7 +194,7 @@ rail_result_t rail_net_init(struct rail_net *net, const struct rail_net_init *ar
   if (!old) return RAIL_SYSTEM_ERROR;
   old->traffic_class = args->traffic_class;
   /* Again, since another load of the plugin may have made the call. */
-  rail_result_t result = (rail_result_t)check_again_after_init(net, rail_net_init_once(net, args, first_init));
+  rail_result_t result = (rail_result_t)check_again_after_init(net, init_once(net, args));
   if (result == RAIL_OK) *ctx = old;
   else free(old);
   return result;
