@@ -169,7 +169,7 @@ static rail_result_t read_frames(struct tpl_send_comm *sc) {
   for (int i = 0; i < 2 * MAX_SENDS / FRAMES_AT_ONCE; i++) {
     struct iovec iov = {.iov_base = sc->in + sc->have, .iov_len = sizeof sc->in - sc->have};
     struct tpl_frame frame;
-    size_t n, at = 0;
+    size_t n, at = 0, room = iov.iov_len;
     rail_result_t result = rail_sock_recvv(sc->base.fd, &iov, 1, &n);
     if (result == RAIL_IN_PROGRESS) return RAIL_OK;
     if (result != RAIL_OK) return tpl_fail_errno(&sc->base, result);
@@ -183,6 +183,8 @@ static rail_result_t read_frames(struct tpl_send_comm *sc) {
     }
     sc->have -= at;
     memmove(sc->in, sc->in + at, sc->have);
+    /* No more is there. Reading on would find the end of a peer that closed after its last DONE, as it may. */
+    if (n < room) return RAIL_OK;
   }
   return RAIL_OK;
 }
