@@ -31,9 +31,9 @@ rail_result_t rail_net_ctx_new(const char *plugin, const struct rail_net_init *a
 }
 
 void rail_net_ctx_free(struct rail_net_ctx *ctx, void (*drop)(void *attempt),
-                       void (*close)(struct rail_net_listener *listener)) {
+                       void (*close)(struct rail_net_ctx_link *link)) {
   rail_attempts_free(&ctx->attempts, drop);
-  while (ctx->listeners) close(ctx->listeners);
+  while (!LIST_EMPTY(&ctx->listeners)) close(LIST_FIRST(&ctx->listeners));
   ctx->magic = 0;
   pthread_mutex_destroy(&ctx->lock);
   free(ctx);
@@ -54,21 +54,15 @@ void *rail_net_ctx_attempt(const char *plugin, struct rail_net_ctx *ctx, uint64_
   return attempt;
 }
 
-void rail_net_ctx_add(struct rail_net_ctx *ctx, struct rail_net_listener *listener) {
-  listener->ctx = ctx;
-  listener->prev = NULL;
+void rail_net_ctx_add(struct rail_net_ctx *ctx, struct rail_net_ctx_link *link) {
+  link->ctx = ctx;
   pthread_mutex_lock(&ctx->lock);
-  listener->next = ctx->listeners;
-  if (ctx->listeners) ctx->listeners->prev = listener;
-  ctx->listeners = listener;
+  LIST_INSERT_HEAD(&ctx->listeners, link, next);
   pthread_mutex_unlock(&ctx->lock);
 }
 
-void rail_net_ctx_remove(struct rail_net_listener *listener) {
-  struct rail_net_ctx *ctx = listener->ctx;
-  pthread_mutex_lock(&ctx->lock);
-  if (listener->prev) listener->prev->next = listener->next;
-  else ctx->listeners = listener->next;
-  if (listener->next) listener->next->prev = listener->prev;
-  pthread_mutex_unlock(&ctx->lock);
+void rail_net_ctx_remove(struct rail_net_ctx_link *link) {
+  pthread_mutex_lock(&link->ctx->lock);
+  LIST_REMOVE(link, next);
+  pthread_mutex_unlock(&link->ctx->lock);
 }

@@ -10,13 +10,15 @@
 #ifndef RAIL_NET_CTX_H
 #define RAIL_NET_CTX_H
 
+#include <sys/queue.h>
+
 #include "common/conn/attempts.h"
 #include "common/net/net_ops.h"
 
-/* Part of a plugin's listener. */
-struct rail_net_listener {
+/* A member of a plugin's listener: its entry in the context's list. */
+struct rail_net_ctx_link {
   struct rail_net_ctx *ctx;
-  struct rail_net_listener *next, *prev; /* in ctx->listeners, under its lock */
+  LIST_ENTRY(rail_net_ctx_link) next; /* in ctx->listeners, under its lock */
 };
 
 struct rail_net_ctx {
@@ -25,22 +27,22 @@ struct rail_net_ctx {
   rail_profiler_fn profiler;     /* NULL: none */
   struct rail_attempts attempts; /* of connect; a lock of its own */
   pthread_mutex_t lock;          /* guards what follows */
-  struct rail_net_listener *listeners;
+  LIST_HEAD(, rail_net_ctx_link) listeners;
 };
 
 /* `plugin` begins every line ("RailSocket"). RAIL_SYSTEM_ERROR after one: out of memory. */
 rail_result_t rail_net_ctx_new(const char *plugin, const struct rail_net_init *args, struct rail_net_ctx **ctx);
-/* `drop` gets every attempt that is left, `close` every listener, which it removes. Connections that were handed out
- * are not the context's. */
+/* `drop` gets every attempt that is left, `close` the link of every listener, which it removes. Connections that were
+ * handed out are not the context's. */
 void rail_net_ctx_free(struct rail_net_ctx *ctx, void (*drop)(void *attempt),
-                       void (*close)(struct rail_net_listener *listener));
+                       void (*close)(struct rail_net_ctx_link *link));
 
 /* NULL, after one line, if that is no context of ours. */
 struct rail_net_ctx *rail_net_ctx_of(const char *plugin, void *ctx, const char *call);
 /* The attempt that a handle names; NULL, after one line, if it is not under way. */
 void *rail_net_ctx_attempt(const char *plugin, struct rail_net_ctx *ctx, uint64_t number);
 
-void rail_net_ctx_add(struct rail_net_ctx *ctx, struct rail_net_listener *listener);
-void rail_net_ctx_remove(struct rail_net_listener *listener);
+void rail_net_ctx_add(struct rail_net_ctx *ctx, struct rail_net_ctx_link *link);
+void rail_net_ctx_remove(struct rail_net_ctx_link *link);
 
 #endif

@@ -243,6 +243,6 @@ rail_result_t ib_close_listen(void *listen_comm) {
   return RAIL_OK;
 }
 
-void ib_listener_close(struct rail_net_listener *listener) {
-  (void)ib_close_listen(rail_container_of(listener, struct ib_listen, in_ctx));
+void ib_listener_close(struct rail_net_ctx_link *link) {
+  (void)ib_close_listen(rail_container_of(link, struct ib_listen, in_ctx));
 }

@@ -23,7 +23,7 @@ struct ib_accepting {
 
 struct ib_listen {
   uint32_t magic;
-  struct rail_net_listener in_ctx;
+  struct rail_net_ctx_link in_ctx;
   const struct ib_device *device;
   struct rail_listener listener;
   TAILQ_HEAD(, ib_accepting) accepting; /* in the order in which accept serves them */
@@ -35,6 +35,6 @@ bool ib_handshake_load(void);
 rail_result_t ib_listen(void *ctx, int dev, void *handle, void **listen_comm);
 rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
 rail_result_t ib_close_listen(void *listen_comm);
-void ib_listener_close(struct rail_net_listener *listener); /* of a context's listeners */
+void ib_listener_close(struct rail_net_ctx_link *link); /* of a context's listeners */
 
 #endif

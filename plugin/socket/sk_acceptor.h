@@ -59,7 +59,7 @@ struct sk_acceptor {
 /* What the caller of listen holds. */
 struct sk_listen {
   uint32_t magic;
-  struct rail_net_listener in_ctx;
+  struct rail_net_ctx_link in_ctx;
   struct sk_acceptor *acceptor;
 };
 

@@ -42,7 +42,7 @@
 enum sk_side { SK_SENDER, SK_RECEIVER };
 
 struct rail_net_ctx;
-struct rail_net_listener;
+struct rail_net_ctx_link;
 struct sk_comm;
 struct sk_reconnect;
 struct sk_accepted_comm;
@@ -263,7 +263,7 @@ void sk_connect_drop(void *attempt); /* of a context's attempts */
 rail_result_t sk_listen(void *ctx, int dev, void *handle, void **listen_comm);
 rail_result_t sk_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
 rail_result_t sk_close_listen(void *listen_comm);
-void sk_listener_close(struct rail_net_listener *listener); /* of a context's listeners */
+void sk_listener_close(struct rail_net_ctx_link *link); /* of a context's listeners */
 
 /* sk_progress.c: starts what was submitted and moves what can be moved. For the owner. */
 rail_result_t sk_progress(struct sk_comm *comm);

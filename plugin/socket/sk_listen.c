@@ -65,8 +65,8 @@ rail_result_t sk_close_listen(void *listen_comm) {
   return RAIL_OK;
 }
 
-void sk_listener_close(struct rail_net_listener *listener) {
-  (void)sk_close_listen(rail_container_of(listener, struct sk_listen, in_ctx));
+void sk_listener_close(struct rail_net_ctx_link *link) {
+  (void)sk_close_listen(rail_container_of(link, struct sk_listen, in_ctx));
 }
 
 static void log_accepted(const struct sk_device *device, const struct sk_comm_args *args) {

@@ -83,7 +83,7 @@ rail_result_t tpl_connect(void *ctx, int dev, void *handle, int traffic_class, v
                           struct rail_net_device_handle **dev_handle);
 rail_result_t tpl_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
 rail_result_t tpl_close_listen(void *listen_comm);
-void tpl_listener_close(struct rail_net_listener *listener);
+void tpl_listener_close(struct rail_net_ctx_link *link);
 void tpl_connect_drop(void *attempt);
 
 /* tpl_comm.c */

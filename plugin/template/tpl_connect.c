@@ -28,7 +28,7 @@ static const struct rail_protocol protocol = {.plugin = TPL_NAME, .tag = "RTP", 
 
 struct listen_comm {
   uint32_t magic;
-  struct rail_net_listener in_ctx;
+  struct rail_net_ctx_link in_ctx;
   const struct tpl_device *device;
   struct rail_listener listener;
   STAILQ_HEAD(, accepted) accepted; /* their HELLO is here, and accept has not handed them out */
@@ -146,8 +146,8 @@ rail_result_t tpl_close_listen(void *listen_comm) {
   return RAIL_OK;
 }
 
-void tpl_listener_close(struct rail_net_listener *listener) {
-  (void)tpl_close_listen(rail_container_of(listener, struct listen_comm, in_ctx));
+void tpl_listener_close(struct rail_net_ctx_link *link) {
+  (void)tpl_close_listen(rail_container_of(link, struct listen_comm, in_ctx));
 }
 
 /* ---- accept -------------------------------------------------------------- */

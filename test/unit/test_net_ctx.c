@@ -8,7 +8,7 @@
 #include "test/harness/tap.h"
 
 static const struct rail_net_init init = {.traffic_class = 3};
-static struct rail_net_listener listeners[3];
+static struct rail_net_ctx_link listeners[3];
 static int closed[3], dropped;
 
 static struct rail_net_ctx *begin(void) {
@@ -22,9 +22,9 @@ static struct rail_net_ctx *begin(void) {
   return ctx;
 }
 
-static void close_one(struct rail_net_listener *listener) {
-  closed[listener - listeners]++;
-  rail_net_ctx_remove(listener);
+static void close_one(struct rail_net_ctx_link *link) {
+  closed[link - listeners]++;
+  rail_net_ctx_remove(link);
 }
 
 static void drop(void *attempt) { dropped += *(int *)attempt; }
