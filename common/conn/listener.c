@@ -70,10 +70,7 @@ static bool is_full(const struct rail_listener *l, int fd) {
 
 /* Out of the list and freed; the socket is the caller's. */
 static void unlink_pending(struct rail_listener *l, struct rail_pending *c) {
-  if (c->older) c->older->younger = c->younger;
-  else l->oldest = c->younger;
-  if (c->younger) c->younger->older = c->older;
-  else l->youngest = c->older;
+  TAILQ_REMOVE(&l->pending, c, next);
   l->npending--;
   atomic_fetch_sub_explicit(&all_pending, 1, memory_order_relaxed);
   /* Closing alone would not do it where a forked child holds the socket too. */
@@ -113,9 +110,9 @@ static void refuse(struct rail_listener *l, struct rail_pending *c, unsigned int
 
 /* The oldest that has sent nothing, else the oldest; NULL: there is none. */
 static struct rail_pending *first_to_evict(const struct rail_listener *l) {
-  struct rail_pending *c = l->oldest;
-  while (c && c->have) c = c->younger;
-  return c ? c : l->oldest;
+  struct rail_pending *c = TAILQ_FIRST(&l->pending);
+  while (c && c->have) c = TAILQ_NEXT(c, next);
+  return c ? c : TAILQ_FIRST(&l->pending);
 }
 
 /* ---- reading HELLOs ---------------------------------------------------- */
@@ -169,10 +166,7 @@ static void add_pending(struct rail_listener *l, int fd, unsigned int index, con
   c->index = index;
   c->peer = *peer;
   c->deadline = rail_deadline_in_ms(l->hello_ms);
-  c->older = l->youngest;
-  if (l->youngest) l->youngest->younger = c;
-  else l->oldest = c;
-  l->youngest = c;
+  TAILQ_INSERT_TAIL(&l->pending, c, next);
   l->npending++;
   atomic_fetch_add_explicit(&all_pending, 1, memory_order_relaxed);
   /* Most real peers have sent everything before the poll. */
@@ -226,11 +220,9 @@ rail_result_t rail_listener_poll(struct rail_listener *l) {
   read_some(l, now + 2 * POLL_NS);
   /* After the reading, so that what had arrived in time counts. */
   now = rail_now_ns();
-  for (struct rail_pending *c = l->oldest, *next; c && now >= c->deadline; c = next) {
-    next = c->younger;
+  for (struct rail_pending *c; (c = TAILQ_FIRST(&l->pending)) && now >= c->deadline;)
     drop(l, c, c->have ? "it sent only part of a hello within the time limit"
                        : "it sent nothing within the time limit");
-  }
   return RAIL_OK;
 }
 
@@ -239,6 +231,7 @@ rail_result_t rail_listener_poll(struct rail_listener *l) {
 rail_result_t rail_listener_init(struct rail_listener *l, const struct rail_listener_ops *ops, void *owner,
                                  const char *name, uint64_t hello_ms) {
   *l = (struct rail_listener){.ops = ops, .owner = owner, .name = name, .hello_ms = hello_ms, .epoll = -1};
+  TAILQ_INIT(&l->pending);
   l->handle.auth = rail_key_on(ops->protocol->key);
   rail_result_t result = rail_random_bytes(l->handle.secret, sizeof l->handle.secret);
   if (result != RAIL_OK)
@@ -255,9 +248,8 @@ rail_result_t rail_listener_add(struct rail_listener *l, struct rail_ports *port
 }
 
 void rail_listener_close(struct rail_listener *l) {
-  for (struct rail_pending *c = l->oldest, *next; c; c = next) {
+  for (struct rail_pending *c; (c = TAILQ_FIRST(&l->pending));) {
     int fd = c->fd;
-    next = c->younger;
     unlink_pending(l, c);
     rail_sock_close(&fd);
   }

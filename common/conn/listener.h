@@ -31,12 +31,14 @@
 #ifndef RAIL_LISTENER_H
 #define RAIL_LISTENER_H
 
+#include <sys/queue.h>
+
 #include "common/conn/ports.h"
 #include "common/conn/protocol.h"
 #include "common/conn/replay.h"
 
 struct rail_pending {
-  struct rail_pending *older, *younger; /* in the listener's list */
+  TAILQ_ENTRY(rail_pending) next; /* in the listener's list */
   int fd;
   bool watched;       /* in the epoll set */
   unsigned int index; /* of the listening socket it came through */
@@ -69,7 +71,7 @@ struct rail_listener {
   struct rail_handle handle; /* as it is given out. The plugin sets param and payload */
   int fds[RAIL_HANDLE_ADDRS]; /* listening sockets, handle.naddrs of them */
   int epoll;                  /* -1 until a connection has to be waited for */
-  struct rail_pending *oldest, *youngest;
+  TAILQ_HEAD(, rail_pending) pending; /* the oldest first */
   uint32_t npending;
   struct rail_replay replay;
   uint64_t next_line; /* when a dropped connection may be logged again */
