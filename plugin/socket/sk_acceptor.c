@@ -18,7 +18,7 @@
 /* A connection behind an acceptor whose streams may come back. Under its lock. */
 struct sk_accepted_comm {
   struct sk_acceptor *acceptor;
-  struct sk_accepted_comm *next, *prev;
+  LIST_ENTRY(sk_accepted_comm) next;
   uint8_t comm_id[RAIL_COMM_ID_SIZE];
   unsigned int nstreams;
   struct sk_limits limits;
@@ -57,26 +57,30 @@ void sk_half_open_free(struct sk_half_open_comm *p) {
   free(p);
 }
 
-static struct sk_half_open_comm *unlink_half_open(struct sk_half_open_comm **at) {
-  struct sk_half_open_comm *p = *at;
-  *at = p->next;
-  return p;
+static void unlink_half_open(struct sk_acceptor *a, struct sk_half_open_comm *p) {
+  TAILQ_REMOVE(&a->half_open, p, next);
+  a->nhalf_open--;
 }
 
-static const struct sk_half_open_comm *find_half_open(const struct sk_acceptor *a, const uint8_t *comm_id) {
-  const struct sk_half_open_comm *p = a->half_open;
-  while (p && memcmp(p->comm_id, comm_id, sizeof p->comm_id) != 0) p = p->next;
+static void drop_half_open(struct sk_acceptor *a, struct sk_half_open_comm *p) {
+  unlink_half_open(a, p);
+  sk_half_open_free(p);
+}
+
+/* NULL: none. */
+static struct sk_half_open_comm *find_half_open(const struct sk_acceptor *a, const uint8_t *comm_id) {
+  struct sk_half_open_comm *p;
+  TAILQ_FOREACH(p, &a->half_open, next)
+    if (memcmp(p->comm_id, comm_id, sizeof p->comm_id) == 0) break;
   return p;
 }
 
 /* The half-open comm of this comm id, made if need be; NULL when there are too many. */
 static struct sk_half_open_comm *find_or_add_half_open(struct sk_acceptor *a, const struct rail_hello *hello,
-                                                   const struct sk_limits *limits, const union rail_addr *peer) {
-  struct sk_half_open_comm **at = &a->half_open;
-  unsigned int n = 0;
-  for (; *at; at = &(*at)->next, n++)
-    if (memcmp((*at)->comm_id, hello->comm_id, sizeof hello->comm_id) == 0) return *at;
-  struct sk_half_open_comm *p = n < MAX_HALF_OPEN_COMMS ? calloc(1, sizeof *p) : NULL;
+                                                       const struct sk_limits *limits, const union rail_addr *peer) {
+  struct sk_half_open_comm *p = find_half_open(a, hello->comm_id);
+  if (p) return p;
+  p = a->nhalf_open < MAX_HALF_OPEN_COMMS ? calloc(1, sizeof *p) : NULL;
   if (!p) return NULL;
   memcpy(p->comm_id, hello->comm_id, sizeof p->comm_id);
   p->peer = *peer;
@@ -84,7 +88,8 @@ static struct sk_half_open_comm *find_or_add_half_open(struct sk_acceptor *a, co
   p->limits = *limits;
   p->nstreams = hello->streams;
   for (unsigned int i = 0; i < p->nstreams; i++) p->streams[i].fd = -1;
-  *at = p;
+  TAILQ_INSERT_TAIL(&a->half_open, p, next);
+  a->nhalf_open++;
   return p;
 }
 
@@ -107,17 +112,14 @@ static unsigned int add_stream(struct sk_acceptor *a, const struct rail_pending 
 }
 
 static void expire_half_open(struct sk_acceptor *a, uint64_t now) {
-  for (struct sk_half_open_comm **at = &a->half_open; *at;) {
-    struct sk_half_open_comm *p = *at;
-    if (p->have == p->nstreams || now < p->deadline) {
-      at = &p->next;
-      continue;
-    }
+  for (struct sk_half_open_comm *p = TAILQ_FIRST(&a->half_open), *next; p; p = next) {
+    next = TAILQ_NEXT(p, next);
+    if (p->have == p->nstreams || now < p->deadline) continue;
     sk_acceptor_count(a, SK_DEVICE_REFUSED);
     rail_listener_log_drop(&a->listener, &p->peer, "not all of its streams arrived within the time limit");
     for (unsigned int i = 0; i < p->nstreams; i++)
       if (p->streams[i].fd >= 0) rail_refuse_reason(&sk_protocol, &p->streams[i].fd, RAIL_REASON_TIMEOUT);
-    sk_half_open_free(unlink_half_open(at));
+    drop_half_open(a, p);
   }
 }
 
@@ -129,15 +131,15 @@ static bool welcome_all(const struct sk_acceptor *a, struct sk_half_open_comm *p
 }
 
 struct sk_half_open_comm *sk_acceptor_take(struct sk_acceptor *a) {
-  for (struct sk_half_open_comm **at = &a->half_open; *at;) {
-    if ((*at)->have < (*at)->nstreams) {
-      at = &(*at)->next;
-      continue;
+  for (struct sk_half_open_comm *p = TAILQ_FIRST(&a->half_open), *next; p; p = next) {
+    next = TAILQ_NEXT(p, next);
+    if (p->have < p->nstreams) continue;
+    if (welcome_all(a, p)) {
+      unlink_half_open(a, p);
+      return p;
     }
-    struct sk_half_open_comm *p = unlink_half_open(at);
-    if (welcome_all(a, p)) return p;
     rail_listener_log_drop(&a->listener, &p->peer, "it went away before it was accepted");
-    sk_half_open_free(p);
+    drop_half_open(a, p);
   }
   return NULL;
 }
@@ -153,16 +155,15 @@ struct sk_accepted_comm *sk_accepted_new(struct sk_acceptor *acceptor, const str
   c->limits = comm->limits;
   for (unsigned int i = 0; i < c->nstreams; i++) c->streams[i].fd = -1;
   acceptor->refs++;
-  c->next = acceptor->accepted;
-  if (c->next) c->next->prev = c;
-  acceptor->accepted = c;
+  LIST_INSERT_HEAD(&acceptor->accepted, c, next);
   return c;
 }
 
 static unsigned int return_stream(struct sk_acceptor *a, const struct rail_pending *conn,
                                   const struct rail_hello *hello, const struct sk_limits *limits, uint64_t counter) {
-  struct sk_accepted_comm *c = a->accepted;
-  while (c && memcmp(c->comm_id, hello->comm_id, sizeof c->comm_id) != 0) c = c->next;
+  struct sk_accepted_comm *c;
+  LIST_FOREACH(c, &a->accepted, next)
+    if (memcmp(c->comm_id, hello->comm_id, sizeof c->comm_id) == 0) break;
   /* Lost before it was accepted: it shall try again. */
   if (!c) return find_half_open(a, hello->comm_id) ? RAIL_REASON_BUSY : RAIL_REASON_GONE;
   if (hello->streams != c->nstreams) return SK_REASON_STREAMS;
@@ -226,9 +227,13 @@ rail_result_t sk_acceptor_poll(struct sk_acceptor *a) {
   return RAIL_OK;
 }
 
+static void drop_all_half_open(struct sk_acceptor *a) {
+  while (!TAILQ_EMPTY(&a->half_open)) drop_half_open(a, TAILQ_FIRST(&a->half_open));
+}
+
 static void destroy(struct sk_acceptor *a) {
   rail_listener_close(&a->listener);
-  while (a->half_open) sk_half_open_free(unlink_half_open(&a->half_open));
+  drop_all_half_open(a);
   pthread_mutex_destroy(&a->lock);
   free(a);
 }
@@ -243,9 +248,7 @@ static void unref(struct sk_acceptor *a) {
 void sk_accepted_free(struct sk_accepted_comm *c) {
   if (!c) return;
   pthread_mutex_lock(&c->acceptor->lock);
-  if (c->prev) c->prev->next = c->next;
-  else c->acceptor->accepted = c->next;
-  if (c->next) c->next->prev = c->prev;
+  LIST_REMOVE(c, next);
   for (unsigned int i = 0; i < c->nstreams; i++) rail_sock_close(&c->streams[i].fd);
   pthread_mutex_unlock(&c->acceptor->lock);
   unref(c->acceptor);
@@ -262,6 +265,7 @@ rail_result_t sk_acceptor_open(const struct sk_device *device, int traffic_class
   a->device = device;
   a->traffic_class = traffic_class;
   a->refs = 1;
+  TAILQ_INIT(&a->half_open);
   rail_result_t result =
     rail_listener_init(&a->listener, &listener_ops, a, device->name, (uint64_t)sk_params.handshake_ms);
   a->listener.handle.param = (uint8_t)sk_params.streams;
@@ -279,7 +283,7 @@ rail_result_t sk_acceptor_open(const struct sk_device *device, int traffic_class
 void sk_acceptor_close(struct sk_acceptor *a) {
   pthread_mutex_lock(&a->lock);
   a->closed = true;
-  while (a->half_open) sk_half_open_free(unlink_half_open(&a->half_open));
+  drop_all_half_open(a);
   pthread_mutex_unlock(&a->lock);
   unref(a);
 }

@@ -5,10 +5,10 @@
  * its connections whose lost streams may come back here, which keep it after
  * closeListen. A HELLO goes to one of two lists:
  *
- *   half-open comms   streams of a new connection, until all of them are here and
- *                   accept takes them
- *   accepted comms  connections with failover; a stream of theirs that was lost
- *                   comes back
+ *   half-open comms  streams of a new connection, until all of them are here and
+ *                    accept takes them
+ *   accepted comms   connections with failover; a stream of theirs that was lost
+ *                    comes back
  *
  * Locking. `lock` guards everything below it. Two threads meet here at most:
  * the one that calls accept and the one that reconnects streams. Each call does
@@ -18,6 +18,7 @@
 #define SK_ACCEPTOR_H
 
 #include <pthread.h>
+#include <sys/queue.h>
 
 #include "common/conn/listener.h"
 #include "common/net/net_ctx.h"
@@ -28,7 +29,7 @@
 #define SK_LISTEN_MAGIC 0x4e534c53u
 
 struct sk_half_open_comm {
-  struct sk_half_open_comm *next;
+  TAILQ_ENTRY(sk_half_open_comm) next;
   uint8_t comm_id[RAIL_COMM_ID_SIZE];
   uint64_t deadline; /* for the missing streams */
   struct sk_limits limits;
@@ -52,8 +53,9 @@ struct sk_acceptor {
   unsigned int refs;
   bool closed; /* by closeListen: nothing new, only what comes back */
   struct rail_listener listener;
-  struct sk_half_open_comm *half_open; /* in the order of their first HELLO */
-  struct sk_accepted_comm *accepted;
+  TAILQ_HEAD(, sk_half_open_comm) half_open; /* in the order of their first HELLO */
+  unsigned int nhalf_open;
+  LIST_HEAD(, sk_accepted_comm) accepted;
 };
 
 /* What the caller of listen holds. */

@@ -175,7 +175,7 @@ TEST(a_stream_that_is_there_already) {
   w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 2}, limits, 0);
   int first = hs_client(&h, 0, &w);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-  while (!h.listen->acceptor->half_open) {
+  while (TAILQ_EMPTY(&h.listen->acceptor->half_open)) {
     hs_accept_none(&h);
     CHECK(!rail_deadline_passed(deadline));
   }
@@ -348,7 +348,8 @@ TEST(lost_before_it_was_accepted) {
   while (!hs_connect_step(&h, DEV_BOTH)) CHECK(!rail_deadline_passed(deadline));
   struct sk_acceptor *acceptor = h.listen->acceptor;
   pthread_mutex_lock(&acceptor->lock); /* all streams are here, and not handed out */
-  while (!acceptor->half_open || acceptor->half_open->have < 2) CHECK_OK(sk_acceptor_poll(acceptor));
+  while (TAILQ_EMPTY(&acceptor->half_open) || TAILQ_FIRST(&acceptor->half_open)->have < 2)
+    CHECK_OK(sk_acceptor_poll(acceptor));
   struct sk_hello_bytes w = reconnect_hello(&h, 0, 1);
   int fd = hs_client(&h, 0, &w);
   for (int i = 0; i < 100; i++) CHECK_OK(sk_acceptor_poll(acceptor));
