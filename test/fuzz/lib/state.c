@@ -24,6 +24,7 @@
 #define LOW_FILES 48
 #define FILES_EVERY 8
 #define END_MS 5000 /* a thread that was joined is in /proc for a moment */
+#define HEAP_MS 50
 
 size_t __sanitizer_get_current_allocated_bytes(void) __attribute__((weak));
 extern char **environ;
@@ -149,21 +150,27 @@ static void check_part(int part) {
   FUZZ_CHECK(!"a run left the process as it found it");
 }
 
+/* A thread of the product may free what the run left to it a moment later. */
+static bool heap_grew(size_t before) {
+  uint64_t deadline = rail_deadline_in_ms(HEAP_MS);
+  while (__sanitizer_get_current_allocated_bytes() > before) {
+    if (rail_deadline_passed(deadline)) return true;
+    usleep(100);
+  }
+  return false;
+}
+
 /* Memory that is still reachable is no leak to a leak checker, but each run would add to it. What is allocated once,
  * by the first input that needs it, is not allocated again when the same input runs again. */
 static void check_heap(const uint8_t *data, size_t size, size_t before) {
-  for (int i = 0; i < 3; i++) {
-    /* A thread of the product may free what the run left to it a moment later. */
-    uint64_t deadline = rail_deadline_in_ms(50);
-    size_t after;
-    while ((after = __sanitizer_get_current_allocated_bytes()) > before && !rail_deadline_passed(deadline)) usleep(100);
-    if (after <= before) return;
-    before = after;
+  for (int again = 0; heap_grew(before); again++) {
+    if (again == 3) {
+      fprintf(stderr, "each run of this input allocates memory that it does not free\n");
+      FUZZ_CHECK(!"a run left the heap as it found it");
+    }
+    before = __sanitizer_get_current_allocated_bytes();
     fuzz_one(data, size);
   }
-  if (__sanitizer_get_current_allocated_bytes() <= before) return;
-  fprintf(stderr, "each run of this input allocates memory that it does not free\n");
-  FUZZ_CHECK(!"a run left the heap as it found it");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
