@@ -8,30 +8,36 @@ import pathlib
 import subprocess
 import sys
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
 
 def module(source):
     parts = source.parts
     return "/".join(parts[:2]) if parts[0] == "plugin" else parts[0]
 
 
-def symbols(path):
-    out = subprocess.run(["nm", str(path)], capture_output=True, text=True, check=True).stdout
-    defined, wanted = set(), set()
+def symbols(objects):
+    """{object: (symbols that it defines, symbols that it refers to)}"""
+    out = subprocess.run(["nm", "-A", *objects], capture_output=True, text=True, check=True).stdout if objects else ""
+    found = {path: (set(), set()) for path in objects}
     for line in out.splitlines():
-        *_, kind, name = line.split()
+        path, _, rest = line.partition(":")
+        *_, kind, name = rest.split()
+        defined, wanted = found[path]
         (wanted if kind == "U" else defined if kind in "TDBRVW" else set()).add(name)
-    return defined, wanted
+    return found
 
 
-def graph(obj, only):
-    """{module: {source: sources it refers to}}"""
-    found = {}
+def graph(build, only=()):
+    """{module: {source: {source that it refers to: the symbols}}}"""
+    sources = {}
     for top in ("common", "loader", "core", "plugin", "kit"):
-        for path in (obj / top).rglob("*.o"):
-            source = path.relative_to(obj).with_suffix("")
+        for path in (build / "obj" / top).rglob("*.o"):
+            source = path.relative_to(build / "obj").with_suffix("")
             # Objects stay behind when their source is renamed.
-            if pathlib.Path(f"{source}.c").exists() and (not only or module(source) in only):
-                found[source] = symbols(path)
+            if (ROOT / f"{source}.c").exists() and (not only or module(source) in only):
+                sources[str(path)] = source
+    found = {sources[path]: both for path, both in symbols(list(sources)).items()}
     calls = collections.defaultdict(dict)
     for source, (_, wanted) in found.items():
         near = {s for s in found if module(s) == module(source) and s != source}
@@ -66,12 +72,12 @@ def circles(edges):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build"))
+    p.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     p.add_argument("--edges", action="store_true", help="which symbols make each edge of a circle")
     p.add_argument("module", nargs="*", help="plugin/socket, core, …; all unless named")
     args = p.parse_args()
     sys.setrecursionlimit(10000)
-    calls, bad = graph(args.build / "obj", set(args.module)), 0
+    calls, bad = graph(args.build, args.module), 0
     for name in sorted(calls):
         found = circles(calls[name])
         units = sum(map(len, found))
