@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The CTS ring. Entries: what goes in comes out, and one that is pending written is
+ * The CTS ring. Entries: what goes in comes out, and one that is half written is
  * never taken, whichever of its words or bytes are there. Matching: against a
  * list of buffers that is searched from the beginning, with a writer that is
  * interrupted between any two words.
@@ -66,7 +66,7 @@ TEST(values_that_cannot_be) {
     ib_cts_encode(&bad[i], 7, &wire);
     CHECK_MSG(ib_cts_decode(&wire, 7, bad[i].index & 7, &cts) == IB_CTS_BAD, "value %u is taken", i);
   }
-  /* As long as nobody else writes there: zeros are sealed, too. */
+  /* The checksum covers the zeros, too. */
   ib_cts_encode(&(struct ib_cts){.count = 1}, 7, &wire);
   wire.zero[1] = 1;
   CHECK_INT(ib_cts_decode(&wire, 7, 0, &cts), IB_CTS_NOT_YET);
@@ -299,7 +299,7 @@ TEST(groups_that_cannot_be) {
   struct ib_cts_buffer buffer;
   ib_cts_match_init(&m, &ring);
   ib_cts_encode(&(struct ib_cts){.count = 2, .index = 0, .tag = 1}, 1, &ring.rows[1][0]);
-  CHECK_INT(ib_cts_take(&m, 1, &buffer), IB_CTS_EMPTY); /* pending of a group is nothing yet */
+  CHECK_INT(ib_cts_take(&m, 1, &buffer), IB_CTS_EMPTY); /* half of a group is nothing yet */
   ib_cts_encode(&(struct ib_cts){.count = 3, .index = 1, .tag = 2}, 1, &ring.rows[1][1]);
   CHECK_INT(ib_cts_take(&m, 1, &buffer), IB_CTS_INVALID);
 }

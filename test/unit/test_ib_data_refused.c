@@ -216,20 +216,20 @@ static void lie(size_t size, unsigned int from, struct ib_imm truth, struct ib_i
 }
 
 TEST(each_lie_has_its_name) {
-  struct ib_imm one = {.row = 1, .parts = 1}, pending = {.row = 1, .parts = 2};
+  struct ib_imm one = {.row = 1, .parts = 1}, of_two = {.row = 1, .parts = 2};
   struct ib_imm second = {.row = 1, .index = 1, .parts = 1};
   ib_params.min_part = 1024;
   lie(100, 1, one, (struct ib_imm){.row = 2, .parts = 1}, "not posted");
   lie(100, 1, one, (struct ib_imm){.row = 1, .index = 2, .parts = 1}, "not posted");
   lie(100, 2, second, one, "not posted"); /* once more what is complete */
   lie(100, 1, one, (struct ib_imm){.row = 1, .parts = 64}, "number of parts");
-  lie(2048, 2, pending, one, "number of parts");
+  lie(2048, 2, of_two, one, "number of parts");
   lie(100, 1, one, (struct ib_imm){.row = 1, .parts = 1, .body = 4992}, "more data");
   /* Two parts of 1,024 bytes, of which one is said to be 4,992: each fits into 5,000 bytes, both do not. */
   for (unsigned int from = 1; from <= 2; from++)
-    lie(2048, from, pending, (struct ib_imm){.row = 1, .parts = 2, .body = 3968}, "more data");
+    lie(2048, from, of_two, (struct ib_imm){.row = 1, .parts = 2, .body = 3968}, "more data");
   lie(100, 1, one, (struct ib_imm){.row = 1, .parts = 1, .error = 77}, "unknown error code");
-  lie(2048, 2, pending, (struct ib_imm){.row = 1, .parts = 2, .error = IB_IMM_TOO_LARGE}, "unknown error code");
+  lie(2048, 2, of_two, (struct ib_imm){.row = 1, .parts = 2, .error = IB_IMM_TOO_LARGE}, "unknown error code");
   ib_params_load();
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Connections that come about, those that are refused, and those that fail pending-way. */
+ * Connections that come about, those that are refused, and those that fail half-way. */
 #include "test/unit/ib_handshake.h"
 
 static struct ib_comm *sent(const struct hs *h) { return h->sent; }
@@ -140,7 +140,7 @@ TEST(one_side_is_called_much_later) {
   hs_end(&h);
 }
 
-/* The first one stops pending-way, the second comes through, then the first goes on. */
+/* The first one stops half-way, the second comes through, then the first goes on. */
 TEST(several_at_one_listener) {
   struct hs h, other;
   int accepts = 0;
@@ -306,7 +306,7 @@ TEST(ports_that_are_down) {
   hs_end(&h);
 }
 
-/* ---- failing pending-way ---------------------------------------------------- */
+/* ---- failing half-way ---------------------------------------------------- */
 
 TEST(a_first_write_that_is_lost) {
   struct hs h;
