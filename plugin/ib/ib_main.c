@@ -157,5 +157,5 @@ const struct rail_net_ops rail_plugin_ops = {
   .irecv = ib_irecv,
   .iflush = ib_iflush,
   .test = ib_test,
-  .irecv_consumed = ib_irecv_consumed,
+  .irecv_consumed = rail_net_no_irecv_consumed,
 };

@@ -12,7 +12,6 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
                        void **phandles, void **request);
 rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request);
 rail_result_t ib_test(void *request, int *done, int *sizes);
-rail_result_t ib_irecv_consumed(void *recv_comm, int n, void *request);
 
 /* ---- wr_id: what a completion is about ---------------------------------------
  * A failed completion says little else, so everything is in it: kind 8 | qp 16 | count 16 | arg 24 bits. */

@@ -249,8 +249,3 @@ void ib_recv_finish(struct ib_recv *recv, int *sizes) {
   }
   recv->base.magic = IB_REQ_FREE;
 }
-
-rail_result_t ib_irecv_consumed(void *recv_comm, int n, void *request) {
-  (void)recv_comm, (void)n, (void)request; /* nothing is kept for the receiver's GPU */
-  return RAIL_OK;
-}
