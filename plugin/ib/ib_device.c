@@ -107,7 +107,7 @@ static bool prepare_hca(struct ib_hca *hca) {
   hca->max_retries = max_retries_of(hca);
   hca->relaxed_ordering = wants_relaxed_ordering();
   hca->dmabuf = has_dmabuf(hca->pd);
-  hca->gpu_direct = ib_sysfs_has_peer_memory(ib_sysfs_root());
+  hca->gpu_direct = ib_sysfs_has_peer_memory();
   return true;
 }
 
@@ -166,7 +166,7 @@ static void add_device(struct ibv_device *device, const struct ib_hca_filter *fi
   snprintf(hca->name, sizeof hca->name, "%s", name);
   if (!open_hca(hca, device)) return;
   hca->guid = guid_of(hca);
-  ib_sysfs_pci_paths(ib_sysfs_root(), name, ib_params.merge_vfs != 0, hca->pci_path, card);
+  ib_sysfs_pci_paths(name, ib_params.merge_vfs != 0, hca->pci_path, card);
   for (unsigned int p = 1; p <= hca->attr.phys_port_cnt; p++) (void)add_port(hca, (uint8_t)p, filter, card);
   hca->ports = &found[before];
   hca->nports = nports - before;

@@ -261,7 +261,8 @@ void ib_mr_cache_put(struct ib_hca *hca, struct ib_mr_entry *entry) {
   pthread_mutex_unlock(&hca->mrs.lock);
 }
 
-void ib_mr_cache_retire(struct ib_hca *hca, struct ib_mr_entry *entry) {
+/* Out of the cache, though referenced: the memory may be freed while a stopped QP still holds its registration. */
+static void retire(struct ib_hca *hca, struct ib_mr_entry *entry) {
   if (!entry) return;
   pthread_mutex_lock(&hca->mrs.lock);
   if (!entry->retired) take_out(&hca->mrs, entry);
@@ -304,7 +305,7 @@ static void release_entries(struct ib_comm *comm, struct ib_mhandle *handle) {
 }
 
 static void retire_entries(struct ib_comm *comm, struct ib_mhandle *handle) {
-  for (unsigned int i = 0; i < comm->nrails; i++) ib_mr_cache_retire(comm->rails[i].port->hca, handle->entries[i]);
+  for (unsigned int i = 0; i < comm->nrails; i++) retire(comm->rails[i].port->hca, handle->entries[i]);
 }
 
 /* One set of access bits for all uses of a buffer (sends read it, receives write it, a flush reads it back), so that a

@@ -35,9 +35,6 @@ void ib_mr_cache_close(struct ib_hca *hca);
 rail_result_t ib_mr_cache_get(struct ib_hca *hca, const struct ib_mr_key *key, struct ib_mr_entry **entry);
 /* The last reference deregisters. `entry` is unusable afterwards either way. */
 void ib_mr_cache_put(struct ib_hca *hca, struct ib_mr_entry *entry);
-/* Removes it from the cache; its references stay valid until they are put. For memory that may be freed while a stopped
- * QP still holds its registration. */
-void ib_mr_cache_retire(struct ib_hca *hca, struct ib_mr_entry *entry);
 struct ibv_mr *ib_mr_entry_mr(const struct ib_mr_entry *entry);
 /* For tests and counters. */
 unsigned int ib_mr_cache_count(struct ib_hca *hca);

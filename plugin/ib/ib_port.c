@@ -93,7 +93,8 @@ bool ib_hca_filter_passes(const struct ib_hca_filter *filter, const char *name, 
 
 /* ---- sysfs ------------------------------------------------------------------ */
 
-const char *ib_sysfs_root(void) {
+/* libibverbs' own: "/sys", or SYSFS_PATH. */
+static const char *sysfs_root(void) {
   const char *root = ib_verbs.get_sysfs_path ? ib_verbs.get_sysfs_path() : NULL;
   return root && *root ? root : "/sys";
 }
@@ -107,10 +108,10 @@ static void fold(char *path, const char *digits) {
   if (access(folded, F_OK) == 0) memcpy(path, folded, len + 1);
 }
 
-void ib_sysfs_pci_paths(const char *root, const char *hca, bool merge_vfs, char own[256], char card[256]) {
+void ib_sysfs_pci_paths(const char *hca, bool merge_vfs, char own[256], char card[256]) {
   char link[PATH_MAX], physical[256];
   own[0] = card[0] = 0;
-  snprintf(link, sizeof link, "%s/class/infiniband/%s/device", root, hca);
+  snprintf(link, sizeof link, "%s/class/infiniband/%s/device", sysfs_root(), hca);
   if (!rail_pci_path(link, own, 256)) {
     own[0] = 0;
     return;
@@ -133,21 +134,23 @@ static bool read_file(const char *path, char *text, size_t cap) {
   return good;
 }
 
-uint8_t ib_sysfs_gid_type(const char *root, const char *hca, unsigned int port, unsigned int index) {
+/* enum ib_gid_type; IB_GID_UNKNOWN where it cannot be read (in a container whose network the GID is not in: EINVAL). */
+static uint8_t gid_type(const struct ib_port *port, unsigned int index) {
   char path[PATH_MAX], text[32];
-  snprintf(path, sizeof path, "%s/class/infiniband/%s/ports/%u/gid_attrs/types/%u", root, hca, port, index);
+  snprintf(path, sizeof path, "%s/class/infiniband/%s/ports/%u/gid_attrs/types/%u", sysfs_root(), port->hca->name,
+           port->number, index);
   if (!read_file(path, text, sizeof text)) return IB_GID_UNKNOWN;
   if (strncmp(text, "RoCE v2", 7) == 0) return IB_GID_ROCE_V2;
   /* The kernel has one name for InfiniBand and RoCE v1. The link says which. */
   return strncmp(text, "IB/RoCE v1", 10) == 0 ? IB_GID_ROCE_V1 : IB_GID_UNKNOWN;
 }
 
-bool ib_sysfs_has_peer_memory(const char *root) {
+bool ib_sysfs_has_peer_memory(void) {
   static const char *const signs[] = {"module/nvidia_peermem/version", "kernel/mm/memory_peers/nv_mem/version",
                                       "kernel/mm/memory_peers/nv_mem_nc/version"};
   char path[PATH_MAX];
   for (size_t i = 0; i < RAIL_COUNT_OF(signs); i++) {
-    snprintf(path, sizeof path, "%s/%s", root, signs[i]);
+    snprintf(path, sizeof path, "%s/%s", sysfs_root(), signs[i]);
     if (access(path, F_OK) == 0) return true;
   }
   return false;
@@ -229,7 +232,7 @@ static void read_one_by_one(const struct ib_port *port, struct ib_gid_table *tab
     if (memcmp(raw.raw, zero, sizeof zero) == 0) continue;
     memcpy(gid->raw, raw.raw, sizeof gid->raw);
     gid->valid = true;
-    gid->type = port->roce ? ib_sysfs_gid_type(ib_sysfs_root(), port->hca->name, port->number, i) : IB_GID_IB;
+    gid->type = port->roce ? gid_type(port, i) : IB_GID_IB;
   }
 }
 
