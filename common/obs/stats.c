@@ -449,3 +449,8 @@ uint64_t *rail_stats_book_device(struct rail_stats_book *book, const char *name)
   pthread_mutex_unlock(&book->lock);
   return record;
 }
+
+void rail_stats_book_count(struct rail_stats_book *book, const char *device, unsigned int counter) {
+  uint64_t *record = rail_stats_book_device(book, device);
+  if (record) rail_stats_add_shared(&record[counter], 1);
+}

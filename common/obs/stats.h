@@ -113,6 +113,9 @@ void rail_stats_book_drop(struct rail_stats_book *book, uint32_t group, uint64_t
 /* The device's one record ("device=NAME"), made at its first call; valid while anything is open, never dropped. Not for
  * the data path: it searches. NULL as above. */
 uint64_t *rail_stats_book_device(struct rail_stats_book *book, const char *name);
+/* One more of these in that record, which is looked up each time: the page may be gone while a connection that was
+ * never closed is still there. */
+void rail_stats_book_count(struct rail_stats_book *book, const char *device, unsigned int counter);
 
 /* A label's value has no comma; a device's name may. Returns `to`. */
 const char *rail_stats_value(char to[RAIL_STATS_VALUE], const char *from);

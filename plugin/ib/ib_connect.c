@@ -97,7 +97,7 @@ static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct ib_devic
                                  const struct rail_handle *listener, const struct ib_hints *hints, int traffic_class,
                                  struct ib_connect **out) {
   if (!rail_connector_agree_auth(&ib_protocol, listener, device->name)) {
-    ib_setup_count(device, IB_DEVICE_REFUSED);
+    ib_stats_count(device->name, IB_DEVICE_REFUSED);
     return RAIL_BAD_USAGE;
   }
   struct ib_connect *a = calloc(1, sizeof *a);

@@ -110,7 +110,7 @@ static unsigned int on_hello(void *owner, const struct rail_pending *conn, const
 
 static void count(void *owner, enum rail_listener_event event) {
   const struct ib_listen *l = owner;
-  ib_setup_count(l->device, event == RAIL_LISTENER_DROPPED ? IB_DEVICE_STRANGERS : IB_DEVICE_REFUSED);
+  ib_stats_count(l->device->name, event == RAIL_LISTENER_DROPPED ? IB_DEVICE_STRANGERS : IB_DEVICE_REFUSED);
 }
 
 static const struct rail_listener_ops listener_ops = {.protocol = &ib_protocol, .on_hello = on_hello, .count = count};

@@ -210,7 +210,7 @@ rail_result_t ib_setup_plan(struct ib_setup *s) {
   int a, b;
   enum ib_refusal refusal = ib_plan_make(&s->mine, &s->theirs, &s->plan, &a, &b);
   if (refusal == IB_REFUSAL_NONE) return RAIL_OK;
-  ib_setup_count(s->device, IB_DEVICE_REFUSED);
+  ib_stats_count(s->device->name, IB_DEVICE_REFUSED);
   ib_setup_fail(s, RAIL_REASON_NONE, RAIL_BAD_USAGE, "refused: port %s here (GID %s) and port %s there (GID %s) do not "
                 "fit: %s", offer_rail_name(&s->mine, a), a < 0 ? "any" : ib_gid_text(s->mine.rails[a].gid, mine),
                 offer_rail_name(&s->theirs, b), b < 0 ? "any" : ib_gid_text(s->theirs.rails[b].gid, theirs),

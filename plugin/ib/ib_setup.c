@@ -32,11 +32,6 @@ void ib_setup_free(struct ib_setup *s) {
   s->attrs = NULL;
 }
 
-void ib_setup_count(const struct ib_device *device, enum ib_stats_device counter) {
-  uint64_t *record = ib_stats_device(device->name);
-  if (record) rail_stats_add_shared(&record[counter], 1);
-}
-
 /* ---- failing ------------------------------------------------------------- */
 
 rail_result_t ib_setup_fail(struct ib_setup *s, unsigned int reason, rail_result_t result, const char *fmt, ...) {
@@ -55,7 +50,7 @@ rail_result_t ib_setup_fail(struct ib_setup *s, unsigned int reason, rail_result
 /* The line names the two ports of the peer's refusal. */
 static rail_result_t refused(struct ib_setup *s, const struct rail_message *answer) {
   struct ib_refused_plan plan;
-  ib_setup_count(s->device, IB_DEVICE_REFUSED);
+  ib_stats_count(s->device->name, IB_DEVICE_REFUSED);
   if (answer->reason != IB_REASON_PLAN) {
     ib_setup_fail(s, RAIL_REASON_NONE, RAIL_REMOTE_ERROR, "refused: %s",
                   rail_reason_text(&ib_protocol, answer->reason));
@@ -208,7 +203,7 @@ rail_result_t ib_setup_take(struct ib_setup *s, struct ib_comm **out) {
   s->handshake.fd = -1;
   RAIL_TRY(ib_watch_add(comm)); /* on failure ib_setup_free frees it */
   log_connected(s);
-  ib_setup_count(s->device, s->connector ? IB_DEVICE_CONNECTED : IB_DEVICE_ACCEPTED);
+  ib_stats_count(s->device->name, s->connector ? IB_DEVICE_CONNECTED : IB_DEVICE_ACCEPTED);
   s->comm = NULL;
   *out = comm;
   return RAIL_OK;

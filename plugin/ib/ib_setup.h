@@ -82,7 +82,6 @@ rail_result_t ib_setup_piece_done(struct ib_setup *s, unsigned int n);
 rail_result_t ib_setup_check(struct ib_setup *s, unsigned int wanted, const struct rail_message *message);
 /* The same for the next message. */
 rail_result_t ib_setup_recv(struct ib_setup *s, unsigned int wanted, struct rail_message *message);
-void ib_setup_count(const struct ib_device *device, enum ib_stats_device counter);
 
 /* ---- steps --------------------------------------------------------------- */
 

@@ -68,6 +68,7 @@ void ib_stats_close(void) {
 }
 
 uint64_t *ib_stats_device(const char *name) { return rail_stats_book_device(&book, name); }
+void ib_stats_count(const char *device, enum ib_stats_device counter) { rail_stats_book_count(&book, device, counter); }
 
 /* Adds the comm to, or takes it from, its ports' gauges. */
 static void count_comm(const struct ib_comm *comm, int64_t by) {

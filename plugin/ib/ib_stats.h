@@ -41,6 +41,8 @@ rail_result_t ib_stats_open(void);
 void ib_stats_close(void);
 /* The device's record, shared by threads (rail_stats_add_shared); NULL when the page is not open. */
 uint64_t *ib_stats_device(const char *name);
+/* One more of these for the device. Not for the data path. */
+void ib_stats_count(const char *device, enum ib_stats_device counter);
 /* Takes a record for the comm (private memory where there is no page), and releases it, if there is one. Device,
  * peer_text, rails and plan are filled in. RAIL_SYSTEM_ERROR, logged: out of memory. */
 rail_result_t ib_stats_comm_begin(struct ib_comm *comm);

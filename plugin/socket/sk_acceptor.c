@@ -34,12 +34,6 @@ static struct rail_ports ports = {
 
 void sk_ports_load(void) { rail_ports_load(&ports, sk_params.ports, sk_params.bind); }
 
-void sk_acceptor_count(const struct sk_acceptor *a, enum sk_stats_device counter) {
-  /* Looked up each time: the page may be gone, with a connection that nobody closed still here. */
-  uint64_t *record = sk_stats_device(a->device->name);
-  if (record) rail_stats_add_shared(&record[counter], 1);
-}
-
 /* Fails when the peer is gone. */
 static rail_result_t welcome(const struct sk_acceptor *a, int fd, struct rail_session *session, uint32_t features) {
   uint8_t answer[RAIL_ANSWER_MAX];
@@ -115,7 +109,7 @@ static void expire_half_open(struct sk_acceptor *a, uint64_t now) {
   for (struct sk_half_open_comm *p = TAILQ_FIRST(&a->half_open), *next; p; p = next) {
     next = TAILQ_NEXT(p, next);
     if (p->have == p->nstreams || now < p->deadline) continue;
-    sk_acceptor_count(a, SK_DEVICE_REFUSED);
+    sk_stats_count(a->device->name, SK_DEVICE_REFUSED);
     rail_listener_log_drop(&a->listener, &p->peer, "not all of its streams arrived within the time limit");
     for (unsigned int i = 0; i < p->nstreams; i++)
       if (p->streams[i].fd >= 0) rail_refuse_reason(&sk_protocol, &p->streams[i].fd, RAIL_REASON_TIMEOUT);
@@ -215,7 +209,8 @@ static unsigned int on_hello(void *owner, const struct rail_pending *conn, const
 }
 
 static void count_event(void *owner, enum rail_listener_event event) {
-  sk_acceptor_count(owner, event == RAIL_LISTENER_REFUSED ? SK_DEVICE_REFUSED : SK_DEVICE_STRANGERS);
+  const struct sk_acceptor *a = owner;
+  sk_stats_count(a->device->name, event == RAIL_LISTENER_REFUSED ? SK_DEVICE_REFUSED : SK_DEVICE_STRANGERS);
 }
 
 static const struct rail_listener_ops listener_ops = {

@@ -23,7 +23,6 @@
 #include "common/conn/listener.h"
 #include "common/net/net_ctx.h"
 #include "plugin/socket/sk_device.h"
-#include "plugin/socket/sk_stats.h"
 #include "plugin/socket/sk_wire.h"
 
 #define SK_LISTEN_MAGIC 0x4e534c53u
@@ -79,8 +78,6 @@ rail_result_t sk_acceptor_poll(struct sk_acceptor *acceptor);
  * NULL: there is none. Under the lock. */
 struct sk_half_open_comm *sk_acceptor_take(struct sk_acceptor *acceptor);
 void sk_half_open_free(struct sk_half_open_comm *comm); /* closes what it still has */
-/* One more of these for the device. */
-void sk_acceptor_count(const struct sk_acceptor *acceptor, enum sk_stats_device counter);
 
 /* A connection whose streams may come back, from `comm` as accept took it. It holds a reference of the acceptor. NULL
  * when memory is out. Under the lock. */

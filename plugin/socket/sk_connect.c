@@ -41,11 +41,6 @@ void sk_connect_drop(void *attempt) {
   free(a);
 }
 
-static void count(const struct sk_device *device, enum sk_stats_device counter) {
-  uint64_t *record = sk_stats_device(device->name);
-  if (record) rail_stats_add_shared(&record[counter], 1);
-}
-
 /* ---- attempts ------------------------------------------------------ */
 
 /* Streams go from the rails here to the rails there, in turn. */
@@ -76,7 +71,7 @@ static rail_result_t prepare_hellos(struct sk_connect *a) {
 static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct sk_device *device,
                                  const struct rail_handle *listener, int traffic_class, struct sk_connect **out) {
   if (!rail_connector_agree_auth(&sk_protocol, listener, device->name)) {
-    count(device, SK_DEVICE_REFUSED);
+    sk_stats_count(device->name, SK_DEVICE_REFUSED);
     return RAIL_BAD_USAGE;
   }
   struct sk_connect *a = calloc(1, sizeof *a);
@@ -164,7 +159,7 @@ static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
     args.fds[i] = a->dials[i].dial.fd; /* the comm's from here on */
     a->dials[i].dial.fd = -1;
   }
-  count(a->device, SK_DEVICE_CONNECTS);
+  sk_stats_count(a->device->name, SK_DEVICE_CONNECTS);
   log_connected(a, &args);
   return sk_send_create(&args, send_comm);
 }

@@ -9,6 +9,7 @@
 #include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_sockopt.h"
+#include "plugin/socket/sk_stats.h"
 
 static void log_listening(const struct sk_device *device, const struct rail_handle *handle) {
   char addrs[SK_MAX_RAILS * (RAIL_ADDR_TEXT + 2)], text[RAIL_ADDR_TEXT];
@@ -108,7 +109,7 @@ static bool accept_next(struct sk_listen *l, struct sk_comm_args *args, rail_res
     args->accepted = sk_accepted_new(a, p);
     if (!args->accepted) *result = RAIL_SYSTEM_ERROR;
   }
-  sk_acceptor_count(a, SK_DEVICE_ACCEPTS);
+  sk_stats_count(a->device->name, SK_DEVICE_ACCEPTS);
   sk_half_open_free(p);
   pthread_mutex_unlock(&a->lock);
   return true;

@@ -87,6 +87,7 @@ uint64_t *sk_stats_stream(const char *side, const char *device, const union rail
 void sk_stats_drop(enum sk_stats_group group, uint64_t *record) { rail_stats_book_drop(&book, group, record); }
 
 uint64_t *sk_stats_device(const char *name) { return rail_stats_book_device(&book, name); }
+void sk_stats_count(const char *device, enum sk_stats_device counter) { rail_stats_book_count(&book, device, counter); }
 
 /* ---- a comm's records ---------------------------------------------------- */
 

@@ -107,6 +107,8 @@ void sk_stats_drop(enum sk_stats_group group, uint64_t *record);
 /* The device's one record, made at its first call; valid while anything is open. Not for the data path: it searches.
  * Never dropped. */
 uint64_t *sk_stats_device(const char *name);
+/* One more of these for the device. Not for the data path. */
+void sk_stats_count(const char *device, enum sk_stats_device counter);
 
 /* A gauge with several writers (SK_DEVICE_COMMS). */
 static inline void sk_stats_gauge(uint64_t *gauge, int by) { rail_stats_add_shared(gauge, (uint64_t)(int64_t)by); }

@@ -38,6 +38,5 @@ uint64_t *tpl_stats_comm(const char *side, const char *device, const union rail_
 void tpl_stats_drop(uint64_t *record) { rail_stats_book_drop(&book, COMM, record); }
 
 void tpl_stats_count(const char *device, enum tpl_device_counter counter) {
-  uint64_t *record = rail_stats_book_device(&book, device);
-  if (record) rail_stats_add_shared(&record[counter], 1);
+  rail_stats_book_count(&book, device, counter);
 }
