@@ -72,7 +72,9 @@ static rail_result_t check_record(struct ncclComm *comm, struct rt_connector *c,
 
 static const char *buffers_text(uint32_t memory) { return memory == RT_DEVICE_MEMORY ? "device" : "host"; }
 
-/* Kernels of a GPU and of the host must not meet: slots may lie where only one of them can reach. */
+/* Slots of a device's connection may lie where a host program cannot reach them. Between two ends without a buffer yet
+ * (RT_ANY_MEMORY) all slots lie in host memory, which either kind can use whatever the first buffers are; if the kinds
+ * then choose different protocols, the receiver finds a mismatch. */
 static rail_result_t check_memory(struct ncclComm *comm, const struct rt_connector *c, uint32_t theirs) {
   const uint32_t mine = comm->memory;
   if (mine == theirs || mine == RT_ANY_MEMORY || theirs == RT_ANY_MEMORY) return RAIL_OK;

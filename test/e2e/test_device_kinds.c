@@ -4,7 +4,8 @@
  *
  * Proves: a communicator works on host or on device memory, as its first call with a buffer decides. A call with the
  * other kind is refused with a line that says so, and the communicator works on; ranks that differ fail with a line,
- * and none hangs. Calls without data decide nothing. A group may have communicators of both kinds.
+ * and none hangs. Calls without data decide nothing; ranks that they have connected, and that differ then, get right
+ * results or an error. A group may have communicators of both kinds.
  */
 #include "test/device/gpu/side.h"
 #include "test/harness/program.h"
@@ -180,6 +181,47 @@ TEST(empty_messages_first) {
     job_run(env[i], 2, kit_patience_ms(TIMEOUT_MS), empty_messages, NULL);
 }
 
+/* Connects both ways while no rank has had a buffer, so neither record names a kind. Then rank 0 has host buffers, rank
+ * 1 device buffers. `error`: a part of the text, where the kinds choose different protocols; NULL: the sum is right. */
+static void empty_messages_then_differ(const struct rank *rank, void *arg) {
+  const char *error = arg;
+  struct side s;
+  open_side(&s, rank);
+  for (int peer = 0; peer < 2; peer++) {
+    if (s.rank == peer) OK(ncclRecv(NULL, 0, ncclInt32, 1 - peer, s.comm, s.stream));
+    if (s.rank != peer) OK(ncclSend(NULL, 0, ncclInt32, peer, s.comm, s.stream));
+  }
+  OK(railCommWait(s.comm));
+  for (int i = 0; i < N; i++) s.host[i] = i % 7 + s.rank;
+  gpu_put(s.device, s.host, N * sizeof *s.host);
+  ncclResult_t r = all_reduce(&s, s.rank == 1 ? s.device : s.host);
+  if (r == ncclSuccess) r = railCommWait(s.comm);
+  if (error) {
+    ENSURE(r == ncclInvalidUsage && strstr(ncclGetLastError(s.comm), error), "%d: \"%s\"", r, ncclGetLastError(s.comm));
+    OK(ncclCommAbort(s.comm));
+    side_free(&s);
+    gpu_nothing_left();
+    return;
+  }
+  OK(r);
+  GPU(gpu.cuStreamSynchronize(s.stream));
+  if (s.rank == 1) gpu_get(s.host, s.device, N * sizeof *s.host);
+  for (int i = 0; i < N; i++) ENSURE(s.host[i] == 2 * (i % 7) + 1, "%d is %d", i, s.host[i]);
+  close_side(&s);
+}
+TEST(empty_messages_then_ranks_that_differ) {
+  static char differ[] = "calls differ";
+  static const struct { const char *env; char *error; } cases[] = {
+      {"NCCL_DEBUG=NONE", NULL},
+      {"NCCL_DEBUG=NONE NCCL_PROTO=LL", NULL},
+      {"NCCL_DEBUG=NONE NCCL_PROTO=LL128", differ},
+      {"NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", NULL},
+      {"NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1 NCCL_PROTO=LL", differ},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    job_run(cases[i].env, 2, kit_patience_ms(TIMEOUT_MS), empty_messages_then_differ, cases[i].error);
+}
+
 /* ---- several communicators ---- */
 
 /* Two communicators of the same ranks, one of each kind, in one group. */
@@ -214,4 +256,5 @@ TEST(communicators_of_both_kinds) { job_run("", 2, kit_patience_ms(TIMEOUT_MS), 
 
 TEST_MAIN(TEST_CASE(a_host_communicator), TEST_CASE(a_device_communicator), TEST_CASE(one_group_of_both),
           TEST_CASE(registered_memory), TEST_CASE(ranks_that_differ), TEST_CASE(ranks_that_differ_over_a_network),
-          TEST_CASE(empty_messages_first), TEST_CASE(communicators_of_both_kinds))
+          TEST_CASE(empty_messages_first), TEST_CASE(empty_messages_then_ranks_that_differ),
+          TEST_CASE(communicators_of_both_kinds))
