@@ -6,17 +6,16 @@
  * librailyard.so unchanged; a program without CUDA includes this header.
  *
  * Calls enqueue and return, as NCCL's do; a communicator's operations run in the
- * order in which they were enqueued. Where is decided call by call:
+ * order in which they were enqueued. Where they run is decided by its first call with a buffer:
  *   - Buffers in host memory: on the host. The `stream` argument is ignored;
  *     railCommWait is what cudaStreamSynchronize is to a CUDA communicator.
  *   - Buffers in the memory of a CUDA device, managed memory, or host memory that
  *     is registered with CUDA: on the device, as work of the stream; also in a
- *     stream capture. What one call names must all be so (ncclInvalidArgument),
- *     and all calls of a group on one communicator alike (ncclInvalidUsage). If
- *     operations on the host are unfinished, such a call waits for them first.
- * Ranks of both kinds can share a communicator. A communicator's device is that of its first
- * device buffer. A graph with captured calls must be ordered with other calls of the
- * communicator by the program (one stream will do), and not run after its end.
+ *     stream capture. The communicator's device is that of the first buffer.
+ * Both buffers of a call must be of one kind (ncclInvalidArgument), later calls of the communicator of the same
+ * kind (ncclInvalidUsage), and so must be the calls of all its ranks: ranks that differ fail when they connect.
+ * Memory that is registered with CUDA is of both kinds. A graph with captured calls must be ordered with other calls of
+ * the communicator by the program (one stream will do), and not run after its end.
  *
  * Threads: one thread at a time per communicator, except ncclCommAbort, ncclCommRevoke and
  * ncclCommGetAsyncError, which may be called from any thread at any time. Different
