@@ -359,10 +359,6 @@ rail_result_t rt_bootstrap_send(struct rt_bootstrap *b, int peer, uint32_t tag, 
   return rt_boot_send(b, RT_BOOT_MESSAGE, peer, tag, data, size, NULL);
 }
 
-rail_result_t rt_bootstrap_recv(struct rt_bootstrap *b, int peer, uint32_t tag, void *data, size_t size) {
-  return receive(b, RT_BOOT_MESSAGE, peer, tag, data, size, true, NULL);
-}
-
 rail_result_t rt_bootstrap_try_recv(struct rt_bootstrap *b, int peer, uint32_t tag, void *data, size_t size) {
   return receive(b, RT_BOOT_MESSAGE, peer, tag, data, size, false, NULL);
 }

@@ -69,11 +69,10 @@ rail_result_t rt_bootstrap_shrink(struct rt_bootstrap *parent, const int *ranks,
 rail_result_t rt_bootstrap_allgather(struct rt_bootstrap *b, void *all, size_t each);
 rail_result_t rt_bootstrap_barrier(struct rt_bootstrap *b);
 
-/* One message; several threads may use different (peer, tag) at once. recv needs the exact size: another one is
- * RAIL_REMOTE_ERROR. Sending to oneself works. Only failure and abort end the wait: the peer may be busy. */
+/* One message; several threads may use different (peer, tag) at once. Sending to oneself works. Only failure and abort
+ * end the wait: the peer may be busy. */
 rail_result_t rt_bootstrap_send(struct rt_bootstrap *b, int peer, uint32_t tag, const void *data, size_t size);
-rail_result_t rt_bootstrap_recv(struct rt_bootstrap *b, int peer, uint32_t tag, void *data, size_t size);
-/* Like recv, but RAIL_IN_PROGRESS when the message has not come. */
+/* Does not wait: RAIL_IN_PROGRESS when the message has not come. A message of another size is RAIL_REMOTE_ERROR. */
 rail_result_t rt_bootstrap_try_recv(struct rt_bootstrap *b, int peer, uint32_t tag, void *data, size_t size);
 
 /* Reports to every other rank, through both neighbours, that this communicator has failed; does not wait for them. */

@@ -10,7 +10,7 @@
 #include "common/base/clock.h"
 #include "common/base/compiler.h"
 #include "common/base/log.h"
-#include "core/bootstrap/rt_bootstrap.h"
+#include "core/bootstrap/rt_boot.h"
 #include "test/harness/tap.h"
 
 #define MAX_RANKS 32
@@ -73,6 +73,11 @@ struct rank {
   pthread_t thread;
   bool keep_open;
 };
+
+/* The message of a peer's rt_bootstrap_send. */
+RAIL_UNUSED static rail_result_t recv_message(struct rt_bootstrap *b, int peer, uint32_t tag, void *data, size_t size) {
+  return rt_boot_recv(b, RT_BOOT_MESSAGE, peer, tag, data, size, NULL);
+}
 
 /* In bodies, which may not longjmp: */
 #define WANT(cond) do { if (!(cond)) return __LINE__; } while (0)

@@ -77,7 +77,7 @@ static int random_body(struct rank *r, struct rt_bootstrap *b) {
     for (int tag = 1; tag >= 0; tag--)
       for (int k = tag; k < MESSAGES; k += 2) {
         size_t size = size_of_message(from, r->rank, k);
-        WANT(rt_bootstrap_recv(b, from, (uint32_t)tag * 0xfffffff0u, buf, size) == RAIL_OK);
+        WANT(recv_message(b, from, (uint32_t)tag * 0xfffffff0u, buf, size) == RAIL_OK);
         for (size_t i = 0; i < size; i++) WANT(buf[i] == (unsigned char)(from + k));
       }
     WANT(rt_bootstrap_try_recv(b, from, 0, buf, 1) == RAIL_IN_PROGRESS);
@@ -91,7 +91,7 @@ struct late { struct rt_bootstrap *b; int got; rail_result_t result; };
 
 static void *late_recv(void *arg) {
   struct late *l = arg;
-  l->result = rt_bootstrap_recv(l->b, 0, 77, &l->got, sizeof l->got);
+  l->result = recv_message(l->b, 0, 77, &l->got, sizeof l->got);
   return NULL;
 }
 
@@ -99,7 +99,7 @@ static void *late_recv(void *arg) {
 static int recv_first_body(struct rank *r, struct rt_bootstrap *b) {
   int value = 4711;
   if (r->rank == 0) {
-    WANT(rt_bootstrap_recv(b, 1, 1, &value, sizeof value) == RAIL_OK); /* rank 1's other thread waits by now, or soon */
+    WANT(recv_message(b, 1, 1, &value, sizeof value) == RAIL_OK); /* rank 1's other thread waits by now, or soon */
     WANT(rt_bootstrap_send(b, 1, 77, &value, sizeof value) == RAIL_OK);
     return 0;
   }
@@ -117,10 +117,10 @@ TEST(recv_before_send) { run_good(2, recv_first_body); }
 static int wrong_size_body(struct rank *r, struct rt_bootstrap *b) {
   char buf[64] = {0};
   if (r->rank == 0) WANT(rt_bootstrap_send(b, 1, 3, buf, 10) == RAIL_OK);
-  else WANT(rt_bootstrap_recv(b, 0, 3, buf, 11) == RAIL_REMOTE_ERROR);
+  else WANT(recv_message(b, 0, 3, buf, 11) == RAIL_REMOTE_ERROR);
   WANT(rt_bootstrap_send(b, r->nranks, 0, buf, 1) == RAIL_BAD_ARGUMENT);
   WANT(rt_bootstrap_send(b, 0, 0, buf, (size_t)RT_BOOT_MAX_MESSAGE + 1) == RAIL_BAD_ARGUMENT);
-  WANT(rt_bootstrap_recv(b, -1, 0, buf, 1) == RAIL_BAD_ARGUMENT);
+  WANT(recv_message(b, -1, 0, buf, 1) == RAIL_BAD_ARGUMENT);
   return 0;
 }
 

@@ -17,7 +17,7 @@
 static int flood_body(struct rank *r, struct rt_bootstrap *b) {
   if (r->rank == 1) {
     char c;
-    WANT(rt_bootstrap_recv(b, 0, 999, &c, 1) == RAIL_SYSTEM_ERROR);
+    WANT(recv_message(b, 0, 999, &c, 1) == RAIL_SYSTEM_ERROR);
     return 0;
   }
   size_t size = 8u << 20;
@@ -27,7 +27,7 @@ static int flood_body(struct rank *r, struct rt_bootstrap *b) {
   for (int i = 0; i < 33 && result == RAIL_OK; i++) result = rt_bootstrap_send(b, 1, 5, buf, size);
   free(buf);
   char c;
-  WANT(result != RAIL_OK || rt_bootstrap_recv(b, 1, 1, &c, 1) != RAIL_OK); /* told by rank 1 at last */
+  WANT(result != RAIL_OK || recv_message(b, 1, 1, &c, 1) != RAIL_OK); /* told by rank 1 at last */
   return 0;
 }
 
@@ -57,7 +57,7 @@ static int wait_for_failure_body(struct rank *r, struct rt_bootstrap *b) {
     rt_bootstrap_abort(b, RAIL_BAD_USAGE, "because the test says so");
     return 0;
   }
-  rail_result_t result = rt_bootstrap_recv(b, (r->rank + 1) % r->nranks, 42, &c, 1);
+  rail_result_t result = recv_message(b, (r->rank + 1) % r->nranks, 42, &c, 1);
   WANT(result == RAIL_BAD_USAGE);
   WANT(rt_bootstrap_send(b, (r->rank + 2) % r->nranks, 42, &c, 1) == RAIL_BAD_USAGE);
   char why[512];
@@ -86,7 +86,7 @@ static int abort_flag_body(struct rank *r, struct rt_bootstrap *b) {
   char c;
   WANT(rt_bootstrap_barrier(b) == RAIL_OK);
   (void)r;
-  return rt_bootstrap_recv(b, 0, 4, &c, 1) == RAIL_REMOTE_ERROR ? 0 : __LINE__;
+  return recv_message(b, 0, 4, &c, 1) == RAIL_REMOTE_ERROR ? 0 : __LINE__;
 }
 
 static void *flagged_main(void *arg) {
@@ -143,7 +143,7 @@ static int process_rank(char **argv) {
   if (rt_bootstrap_open(r.id, &args, &r.boot) != RAIL_OK) return 2;
   if (rt_bootstrap_barrier(r.boot) != RAIL_OK) return 3;
   if (write(3, "R", 1) != 1) return 4;
-  if (rt_bootstrap_recv(r.boot, (r.rank + 1) % r.nranks, 9, &c, 1) != RAIL_REMOTE_ERROR) return 5;
+  if (recv_message(r.boot, (r.rank + 1) % r.nranks, 9, &c, 1) != RAIL_REMOTE_ERROR) return 5;
   uint64_t deadline = rail_deadline_in_ms(60000);
   while (atomic_load(&r.failures) == 0 && !rail_deadline_passed(deadline)) usleep(1000);
   rt_bootstrap_close(r.boot);
@@ -287,8 +287,8 @@ static int last_word_body(struct rank *r, struct rt_bootstrap *b) {
   if (r->rank == 0) return rt_bootstrap_send(b, 1, 1, &value, sizeof value) == RAIL_OK ? 0 : __LINE__;
   usleep(100000);
   value = 0;
-  WANT(rt_bootstrap_recv(b, 0, 1, &value, sizeof value) == RAIL_OK && value == 5);
-  WANT(rt_bootstrap_recv(b, 0, 1, &value, sizeof value) == RAIL_REMOTE_ERROR);
+  WANT(recv_message(b, 0, 1, &value, sizeof value) == RAIL_OK && value == 5);
+  WANT(recv_message(b, 0, 1, &value, sizeof value) == RAIL_REMOTE_ERROR);
   return 0;
 }
 

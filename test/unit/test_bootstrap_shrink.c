@@ -60,7 +60,7 @@ static int survive(int rank, size_t first, size_t second) {
   WANT(comes(&shared->id_made, 1));
   WANT(data && rt_bootstrap_open(shared->id, &args, &r.boot) == RAIL_OK);
   if (first && rank == 0) WANT(rt_bootstrap_send(r.boot, 1, 1, data, first) == RAIL_OK);
-  if (first && rank == 1) WANT(rt_bootstrap_recv(r.boot, 0, 1, data, first) == RAIL_OK);
+  if (first && rank == 1) WANT(recv_message(r.boot, 0, 1, data, first) == RAIL_OK);
   atomic_fetch_add(&shared->open, 1);
   if (rank == 2) pause();
   if (rank == 0) {
@@ -99,7 +99,7 @@ static int give_up(int rank) {
   WANT(comes(&shared->id_made, 1));
   WANT(data && rt_bootstrap_open(shared->id, &args, &r.boot) == RAIL_OK);
   if (rank == 0) WANT(rt_bootstrap_send(r.boot, 1, 1, data, 16) == RAIL_OK);
-  if (rank == 1) WANT(rt_bootstrap_recv(r.boot, 0, 1, data, 16) == RAIL_OK);
+  if (rank == 1) WANT(recv_message(r.boot, 0, 1, data, 16) == RAIL_OK);
   atomic_fetch_add(&shared->open, 1);
   if (rank == 1) pause();
   WANT(comes(&shared->go, 1));
