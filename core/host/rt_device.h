@@ -6,7 +6,7 @@
  *
  * All of it, and the connections with all they point to, is memory that host and
  * device address alike. The host fills a launch in once. Before each run it adds 1 to
- * `run`; when every job's `ran` is equal to it (rt_device_ended), the run is over and all it
+ * `run`; when every job's `ran` is equal to it, the run is over and all it
  * wrote can be seen. Steps are read from the connections at a job's start and
  * written back at its end, so a launch can be run again and again as it is.
  *
@@ -56,10 +56,5 @@ struct rt_device_launch {
   int nblocks;
   struct rt_device_job job[];
 };
-
-/* Is the job's latest run over? Then its results can be read. */
-static inline bool rt_device_ended(const struct rt_device_launch *l, int job) {
-  return rt_observe(&l->job[job].ran) == l->run;
-}
 
 #endif

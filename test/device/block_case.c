@@ -292,7 +292,7 @@ static const char *run_tested(struct world *w, const struct block_machine *m) {
   if (!ran) return "the launch failed";
   if (w->wrong) return w->wrong;
   for (int i = 0; i < w->launch->nblocks; i++) {
-    if (!rt_device_ended(w->launch, i)) return "a job does not say that it has run";
+    if (!block_ended(w->launch, i)) return "a job does not say that it has run";
     if (w->launch->job[i].state != RT_DEVICE_DONE) return "a job is not done";
   }
   return NULL;

@@ -39,6 +39,11 @@ struct block_case {
   int runs;            /* of the same launch on the same connections */
 };
 
+/* Is the job's latest run over? Then its results can be read. */
+static inline bool block_ended(const struct rt_device_launch *l, int job) {
+  return rt_observe(&l->job[job].ran) == l->run;
+}
+
 /* Most elements of a step. */
 uint64_t block_case_chunk(int proto, uint64_t esize);
 

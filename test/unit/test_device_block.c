@@ -114,7 +114,7 @@ static struct rt_device_job *add(enum rt_coll coll, int proto, uint64_t bytes, u
 static void run(void) {
   launch->run++;
   emu_collective(launch, THREADS);
-  for (int i = 0; i < launch->nblocks; i++) CHECK(rt_device_ended(launch, i));
+  for (int i = 0; i < launch->nblocks; i++) CHECK(block_ended(launch, i));
 }
 
 /* What comes is not what the receiver asks for. */
@@ -341,7 +341,7 @@ TEST(a_block_runs_a_list) {
   for (int again = 0; again < 3; again++) {
     memset(in, 0, sizeof in);
     run();
-    for (int j = 0; j < 4; j++) CHECK(rt_device_ended(launch, j) && launch->job[j].state == RT_DEVICE_DONE);
+    for (int j = 0; j < 4; j++) CHECK(block_ended(launch, j) && launch->job[j].state == RT_DEVICE_DONE);
     CHECK(memcmp(in, out, 3000) == 0);
   }
   close_line();
@@ -356,7 +356,7 @@ TEST(a_list_ends_with_an_abort) {
   launch->job[0].next = 1;
   aborted = 1;
   run();
-  for (int j = 0; j < 2; j++) CHECK(rt_device_ended(launch, j) && launch->job[j].state == RT_DEVICE_ABORTED);
+  for (int j = 0; j < 2; j++) CHECK(block_ended(launch, j) && launch->job[j].state == RT_DEVICE_ABORTED);
   close_line();
 }
 
