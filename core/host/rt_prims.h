@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Primitives of one step: move and combine its elements for both protocols.
- * Each takes the group of threads that share its work and does the calling
- * thread's part; on the host the group is one thread (RT_HOST_GROUP), and the compiler removes
- * the division. rt_group_sync comes between the parts and the counter that publishes them.
+ * Primitives of one step on the host: move and combine its elements for both protocols.
  *
  * Simple: the step's bytes as they are; published by the counters.
  * LL: lines of 16 bytes {data, flag, data, flag}; flag = step + 1 in every half.
@@ -25,33 +22,18 @@
  * do not reach keeps a flag from 2^32 steps ago. */
 #define RT_LL_CLEAN_MASK 0x07fffff8u
 
-/* ---- groups ------------------------------------------------------------ */
-
-struct rt_group {
-  uint32_t thread, size;
-};
-#define RT_HOST_GROUP ((struct rt_group){0, 1})
-
-/* All parts are done before any thread goes on. */
-static inline void rt_group_sync(struct rt_group g) { (void)g; /* one thread */ }
-
-/* The thread's part of n elements: n of them from *first on. */
-static inline uint64_t rt_group_part(struct rt_group g, uint64_t n, uint64_t *first) {
-  uint64_t part = (n + g.size - 1) / g.size;
-  *first = part * g.thread < n ? part * g.thread : n;
-  return n - *first < part ? n - *first : part;
-}
-
 /* ---- Simple ------------------------------------------------------------ */
 
 /* Operations besides the reduction. */
 #define RT_PRIM_PRE 0x1u  /* local is a rank's own input */
 #define RT_PRIM_POST 0x2u /* the result is final */
 
-static inline void rt_prim_combine_part(const struct rt_program *prog, char *out, char *out2, const char *in,
-                                        const char *local, unsigned what, uint64_t n) {
+/* out, out2 = op(in, local). One of in and local may be NULL, which makes it a copy; so may the outputs. */
+static inline void rt_prim_combine(const struct rt_program *prog, char *out, char *out2, const char *in,
+                                   const char *local, unsigned what, uint64_t n) {
   const struct rt_reduce_fns *f = prog->fns;
   size_t bytes = (size_t)(n * prog->sched.esize);
+  if (n == 0) return;
   if (!out) {
     out = out2;
     out2 = NULL;
@@ -88,15 +70,6 @@ static inline void rt_prim_combine_part(const struct rt_program *prog, char *out
   if (out2) rt_copy(out2, out, bytes);
 }
 
-/* out, out2 = op(in, local). One of in and local may be NULL, which makes it a copy; so may the outputs. */
-static inline void rt_prim_combine(const struct rt_program *prog, struct rt_group g, char *out, char *out2,
-                                   const char *in, const char *local, unsigned what, uint64_t n) {
-  uint64_t first, part = rt_group_part(g, n, &first), at = first * prog->sched.esize;
-  if (part == 0) return;
-  rt_prim_combine_part(prog, out ? out + at : NULL, out2 ? out2 + at : NULL, in ? in + at : NULL,
-                       local ? local + at : NULL, what, part);
-}
-
 /* ---- LL ---------------------------------------------------------------- */
 
 RT_HD uint32_t rt_ll_flag(uint64_t step) { return (uint32_t)(step + 1); }
@@ -114,19 +87,18 @@ static inline uint64_t rt_ll_arrived(const char *slot, uint64_t from, uint64_t l
 }
 
 /* Payload of lines that have arrived, into plain memory. */
-static inline void rt_ll_unpack(struct rt_group g, char *out, const char *slot, uint64_t bytes) {
+static inline void rt_ll_unpack(char *out, const char *slot, uint64_t bytes) {
   const uint64_t *half = (const uint64_t *)(const void *)slot;
-  for (uint64_t i = g.thread, at = 4 * i; at < bytes; i += g.size, at = 4 * i) {
+  for (uint64_t i = 0, at = 0; at < bytes; i++, at += 4) {
     uint32_t data = (uint32_t)__atomic_load_n(&half[i], __ATOMIC_RELAXED);
     memcpy(out + at, &data, (size_t)(bytes - at < 4 ? bytes - at : 4));
   }
 }
 
 /* Plain memory into `lines` lines; those beyond the payload carry zeros. */
-static inline void rt_ll_pack(struct rt_group g, char *slot, const char *in, uint64_t bytes, uint64_t lines,
-                              uint32_t flag) {
+static inline void rt_ll_pack(char *slot, const char *in, uint64_t bytes, uint64_t lines, uint32_t flag) {
   uint64_t *half = (uint64_t *)(void *)slot;
-  for (uint64_t i = g.thread; i < 2 * lines; i += g.size) {
+  for (uint64_t i = 0; i < 2 * lines; i++) {
     uint32_t data = 0;
     uint64_t at = 4 * i;
     if (at < bytes) memcpy(&data, in + at, (size_t)(bytes - at < 4 ? bytes - at : 4));

@@ -158,9 +158,7 @@ static enum rt_program_state act_simple(struct rt_program *prog, const struct rt
     if (from && bytes) d = direct_for(&prog->send_direct[out ? 1 : 0], from, bytes);
     if (!d) out2 = rt_conn_slot_buff(send, RT_SIMPLE, send->step);
   }
-  rt_prim_combine(prog, RT_HOST_GROUP, out, out2, a->recv ? in : NULL, a->reduce || !a->recv ? a->src : NULL,
-                  prim_what(a), a->n);
-  rt_group_sync(RT_HOST_GROUP);
+  rt_prim_combine(prog, out, out2, a->recv ? in : NULL, a->reduce || !a->recv ? a->src : NULL, prim_what(a), a->n);
   if (a->recv) recv_finish(prog, recv);
   if (a->send) {
     send_describe(prog, send, bytes, from, d);
@@ -182,17 +180,15 @@ static enum rt_program_state act_ll(struct rt_program *prog, const struct rt_act
   struct rt_conn *recv = prog->recv[a->from], *send = prog->send[a->to];
   if (a->recv) {
     if (!recv_matches(prog, recv, ll_bytes(recv, bytes))) return RT_PROGRAM_MISMATCH;
-    rt_ll_unpack(RT_HOST_GROUP, in, rt_conn_slot_buff(recv, RT_LL, recv->step), bytes);
+    rt_ll_unpack(in, rt_conn_slot_buff(recv, RT_LL, recv->step), bytes);
   }
-  rt_prim_combine(prog, RT_HOST_GROUP, a->dst, a->send ? out : NULL, a->recv ? in : NULL,
-                  a->reduce || !a->recv ? a->src : NULL, prim_what(a), a->n);
-  rt_group_sync(RT_HOST_GROUP);
+  rt_prim_combine(prog, a->dst, a->send ? out : NULL, a->recv ? in : NULL, a->reduce || !a->recv ? a->src : NULL,
+                  prim_what(a), a->n);
   if (a->recv) recv_finish(prog, recv);
   if (a->send) {
     uint64_t size = ll_bytes(send, bytes);
     send_describe(prog, send, size, NULL, NULL);
-    rt_ll_pack(RT_HOST_GROUP, rt_conn_slot_buff(send, RT_LL, send->step), out, bytes, size / RT_LL_LINE,
-               rt_ll_flag(send->step));
+    rt_ll_pack(rt_conn_slot_buff(send, RT_LL, send->step), out, bytes, size / RT_LL_LINE, rt_ll_flag(send->step));
     send_finish(send);
   }
   return RT_PROGRAM_PROGRESS;

@@ -126,7 +126,7 @@ TEST(ll_from_host) {
   const struct fifo_pair p = pair_of(RT_LL, FIFO_CONSUMER, 16, RT_STEPS);
   for (uint64_t s = 0; s < RT_STEPS; s++) {
     const uint64_t bytes = fifo_pair_bytes(&p, 16 + s), lines = (bytes + RT_LL_PAYLOAD - 1) / RT_LL_PAYLOAD;
-    rt_ll_pack(RT_HOST_GROUP, buff + s * SLOT, src + bytes_before(&p, s), bytes, lines ? lines : 1, rt_ll_flag(16 + s));
+    rt_ll_pack(buff + s * SLOT, src + bytes_before(&p, s), bytes, lines ? lines : 1, rt_ll_flag(16 + s));
   }
   run_pair(&p, 5);
   CHECK_INT(gave_up[1], 0);
@@ -141,7 +141,7 @@ TEST(ll_to_host) {
     const uint64_t bytes = fifo_pair_bytes(&p, 16 + s), lines = slots[s].bytes / RT_LL_LINE;
     CHECK_INT(slots[s].proto, RT_LL);
     CHECK_INT(rt_ll_arrived(buff + s * SLOT, 0, lines, rt_ll_flag(16 + s)), lines);
-    rt_ll_unpack(RT_HOST_GROUP, dst + bytes_before(&p, s), buff + s * SLOT, bytes);
+    rt_ll_unpack(dst + bytes_before(&p, s), buff + s * SLOT, bytes);
   }
   check_dst(&p);
 }
@@ -164,7 +164,7 @@ TEST(ll_half_lines) {
   for (uint64_t s = 0; s < RT_STEPS; s++) {
     char *slot = buff + s * SLOT;
     const uint64_t bytes = fifo_pair_bytes(&p, 16 + s);
-    rt_ll_pack(RT_HOST_GROUP, slot, src + bytes_before(&p, s), bytes, SLOT / RT_LL_LINE, rt_ll_flag(16 + s));
+    rt_ll_pack(slot, src + bytes_before(&p, s), bytes, SLOT / RT_LL_LINE, rt_ll_flag(16 + s));
     for (uint64_t i = 0; i < SLOT / RT_LL_LINE; i++) { /* not yet: other data, no flag */
       uint64_t *half = (uint64_t *)(void *)(slot + i * RT_LL_LINE) + (i + 1) % 2;
       *half = (uint32_t)~*half;

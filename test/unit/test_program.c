@@ -228,7 +228,7 @@ TEST(ll_lines_of_2_to_the_32_steps_ago) {
     pair_kernels(&s, &r, &l, RT_LL, RT_LL, out, bytes, in, bytes);
     CHECK_INT(rt_program_poll(&r), RT_PROGRAM_WAIT);
     if (bytes > 8) {
-      rt_ll_pack(RT_HOST_GROUP, rt_conn_slot_buff(&l.send, RT_LL, l.send.step), out, 8, 1, rt_ll_flag(l.send.step));
+      rt_ll_pack(rt_conn_slot_buff(&l.send, RT_LL, l.send.step), out, 8, 1, rt_ll_flag(l.send.step));
       CHECK_MSG(rt_program_poll(&r) == RT_PROGRAM_WAIT, "message %d arrived before it was sent", i);
     }
     CHECK_INT(rt_program_poll(&s), RT_PROGRAM_DONE);
@@ -390,30 +390,27 @@ TEST(step_counts_are_true) {
     }
 }
 
-/* However many threads a group has, their parts together are the whole, no element twice and none left out. */
-TEST(a_group_shares_the_work) {
+/* Every element is combined, packed and unpacked once, and nothing behind the last one is written. */
+TEST(primitives_of_every_length) {
   enum { MOST = 200 };
   struct rt_program k = {.sched = {.esize = 4}, .fns = rt_reduce_lookup(RT_INT32, RT_SUM)};
-  for (uint32_t size = 1; size <= 9; size++)
-    for (uint64_t n = 0; n <= MOST; n += n < 20 ? 1 : 37) {
-      int32_t in[MOST], local[MOST], out[MOST + 1] = {0}, out2[MOST + 1] = {0};
-      _Alignas(64) char lines[(MOST + 1) / 2 * RT_LL_LINE], back[4 * MOST];
-      for (uint64_t i = 0; i < n; i++) in[i] = (int32_t)(7 * i), local[i] = (int32_t)(1000 + i);
-      for (uint32_t t = 0; t < size; t++)
-        rt_prim_combine(&k, (struct rt_group){t, size}, (char *)out, (char *)out2, (char *)in, (char *)local,
-                        RT_PRIM_PRE | RT_PRIM_POST, n);
-      for (uint64_t i = 0; i < n; i++) CHECK_INT(out[i], 1000 + 8 * i);
-      CHECK(memcmp(out, out2, sizeof out) == 0 && out[n] == 0);
-      uint64_t nlines = (n + 1) / 2;
-      memset(lines, 0, sizeof lines);
-      for (uint32_t t = 0; t < size; t++) rt_ll_pack((struct rt_group){t, size}, lines, (char *)out, 4 * n, nlines, 5);
-      CHECK_INT(rt_ll_arrived(lines, 0, nlines, 5), nlines);
-      for (uint32_t t = 0; t < size; t++) rt_ll_unpack((struct rt_group){t, size}, back, lines, 4 * n);
-      CHECK(memcmp(back, out, 4 * n) == 0);
-    }
+  for (uint64_t n = 0; n <= MOST; n += n < 20 ? 1 : 37) {
+    int32_t in[MOST], local[MOST], out[MOST + 1] = {0}, out2[MOST + 1] = {0};
+    _Alignas(64) char lines[(MOST + 1) / 2 * RT_LL_LINE], back[4 * MOST];
+    for (uint64_t i = 0; i < n; i++) in[i] = (int32_t)(7 * i), local[i] = (int32_t)(1000 + i);
+    rt_prim_combine(&k, (char *)out, (char *)out2, (char *)in, (char *)local, RT_PRIM_PRE | RT_PRIM_POST, n);
+    for (uint64_t i = 0; i < n; i++) CHECK_INT(out[i], 1000 + 8 * i);
+    CHECK(memcmp(out, out2, sizeof out) == 0 && out[n] == 0);
+    uint64_t nlines = (n + 1) / 2;
+    memset(lines, 0, sizeof lines);
+    rt_ll_pack(lines, (char *)out, 4 * n, nlines, 5);
+    CHECK_INT(rt_ll_arrived(lines, 0, nlines, 5), nlines);
+    rt_ll_unpack(back, lines, 4 * n);
+    CHECK(memcmp(back, out, 4 * n) == 0);
+  }
 }
 
-TEST_MAIN(TEST_CASE(a_group_shares_the_work), TEST_CASE(simple), TEST_CASE(ll), TEST_CASE(ll_near_the_cleaning),
+TEST_MAIN(TEST_CASE(primitives_of_every_length), TEST_CASE(simple), TEST_CASE(ll), TEST_CASE(ll_near_the_cleaning),
           TEST_CASE(ll_near_2_to_the_32), TEST_CASE(simple_near_2_to_the_32), TEST_CASE(ll_near_2_to_the_33),
           TEST_CASE(ll_lines_of_2_to_the_32_steps_ago), TEST_CASE(sizes_that_differ_are_found),
           TEST_CASE(protocols_that_differ_are_found), TEST_CASE(mismatch_says_both_sizes),
