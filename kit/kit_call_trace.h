@@ -4,8 +4,8 @@
  * page that the process shares with its parent: readable after the process
  * has crashed or while it hangs.
  */
-#ifndef RAIL_KIT_TRAIL_H
-#define RAIL_KIT_TRAIL_H
+#ifndef RAIL_KIT_CALL_TRACE_H
+#define RAIL_KIT_CALL_TRACE_H
 
 #include <stdatomic.h>
 #include <stddef.h>

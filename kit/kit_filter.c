@@ -25,8 +25,8 @@ static bool in_list(const char *list, const char *id, const char *name) {
   return false;
 }
 
-static bool read_levels(struct kit_filter *choice, const char *list) {
-  choice->levels = list ? 0 : ~0u;
+static bool read_levels(struct kit_filter *filter, const char *list) {
+  filter->levels = list ? 0 : ~0u;
   while (list && *list) {
     size_t len = strcspn(list, ",");
     int level = KIT_MUST;
@@ -37,67 +37,67 @@ static bool read_levels(struct kit_filter *choice, const char *list) {
       fprintf(stderr, "rail-kit: --level '%.*s' is none of must, should, observed\n", (int)len, list);
       return false;
     }
-    choice->levels |= 1u << level;
+    filter->levels |= 1u << level;
     list += len + (list[len] == ',');
   }
   return true;
 }
 
-static bool add_reason(struct kit_filter *choice, char *pattern, char *reason) {
-  struct kit_reason *bigger = realloc(choice->reasons, sizeof *bigger * (size_t)(choice->nreasons + 1));
+static bool add_reason(struct kit_filter *filter, char *pattern, char *reason) {
+  struct kit_reason *bigger = realloc(filter->reasons, sizeof *bigger * (size_t)(filter->nreasons + 1));
   if (!bigger) return false;
-  choice->reasons = bigger;
-  bigger[choice->nreasons] = (struct kit_reason){strdup(pattern), strdup(reason)};
-  return bigger[choice->nreasons].pattern && bigger[choice->nreasons++].reason;
+  filter->reasons = bigger;
+  bigger[filter->nreasons] = (struct kit_reason){strdup(pattern), strdup(reason)};
+  return bigger[filter->nreasons].pattern && bigger[filter->nreasons++].reason;
 }
 
-static bool read_line(struct kit_filter *choice, char *line, const char *path, int number) {
+static bool read_line(struct kit_filter *filter, char *line, const char *path, int number) {
   line[strcspn(line, "\n")] = 0;
   while (isspace((unsigned char)*line)) line++;
   if (!*line || *line == '#') return true;
   char *reason = line + strcspn(line, " \t");
   if (*reason) *reason++ = 0;
   while (isspace((unsigned char)*reason)) reason++;
-  if (*reason) return add_reason(choice, line, reason);
+  if (*reason) return add_reason(filter, line, reason);
   fprintf(stderr, "rail-kit: %s:%d: '%s' has no reason; a line is PATTERN REASON\n", path, number, line);
   return false;
 }
 
-static bool read_file(struct kit_filter *choice, const char *path) {
+static bool read_file(struct kit_filter *filter, const char *path) {
   FILE *f = fopen(path, "re");
   char line[1024];
   bool ok = f;
-  for (int number = 1; ok && fgets(line, sizeof line, f); number++) ok = read_line(choice, line, path, number);
+  for (int number = 1; ok && fgets(line, sizeof line, f); number++) ok = read_line(filter, line, path, number);
   if (!f) fprintf(stderr, "rail-kit: --skip-file %s: %s\n", path, strerror(errno));
   else fclose(f);
   return ok;
 }
 
-bool kit_filter_read(struct kit_filter *choice, const char *only, const char *skip, const char *skip_file,
+bool kit_filter_read(struct kit_filter *filter, const char *only, const char *skip, const char *skip_file,
                      const char *levels) {
-  *choice = (struct kit_filter){.only = only, .skip = skip};
-  if (read_levels(choice, levels) && (!skip_file || read_file(choice, skip_file))) return true;
-  kit_filter_free(choice);
+  *filter = (struct kit_filter){.only = only, .skip = skip};
+  if (read_levels(filter, levels) && (!skip_file || read_file(filter, skip_file))) return true;
+  kit_filter_free(filter);
   return false;
 }
 
-void kit_filter_free(struct kit_filter *choice) {
-  for (int i = 0; i < choice->nreasons; i++) {
-    free(choice->reasons[i].pattern);
-    free(choice->reasons[i].reason);
+void kit_filter_free(struct kit_filter *filter) {
+  for (int i = 0; i < filter->nreasons; i++) {
+    free(filter->reasons[i].pattern);
+    free(filter->reasons[i].reason);
   }
-  free(choice->reasons);
-  choice->reasons = NULL;
-  choice->nreasons = 0;
+  free(filter->reasons);
+  filter->reasons = NULL;
+  filter->nreasons = 0;
 }
 
-bool kit_filter_accepts(const struct kit_filter *choice, const char *id, const char *name, enum kit_level level) {
-  return (choice->levels & (1u << level)) && (!choice->only || in_list(choice->only, id, name)) &&
-         !in_list(choice->skip, id, name);
+bool kit_filter_accepts(const struct kit_filter *filter, const char *id, const char *name, enum kit_level level) {
+  return (filter->levels & (1u << level)) && (!filter->only || in_list(filter->only, id, name)) &&
+         !in_list(filter->skip, id, name);
 }
 
-const char *kit_filter_skip_reason(const struct kit_filter *choice, const char *id, const char *name) {
-  for (int i = 0; i < choice->nreasons; i++)
-    if (matches(choice->reasons[i].pattern, id, name)) return choice->reasons[i].reason;
+const char *kit_filter_skip_reason(const struct kit_filter *filter, const char *id, const char *name) {
+  for (int i = 0; i < filter->nreasons; i++)
+    if (matches(filter->reasons[i].pattern, id, name)) return filter->reasons[i].reason;
   return NULL;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Which checks or scenarios a user wants, and which to leave out for a reason. */
-#ifndef RAIL_KIT_CHOICE_H
-#define RAIL_KIT_CHOICE_H
+#ifndef RAIL_KIT_FILTER_H
+#define RAIL_KIT_FILTER_H
 
 #include <stdbool.h>
 
@@ -16,11 +16,11 @@ struct kit_filter {
 
 /* A list has names, numbers, areas ("connect") and patterns with * and ?, separated by commas. A file has lines
  * "PATTERN reason". False: something is wrong with the file or a level, and was reported on stderr. */
-bool kit_filter_read(struct kit_filter *choice, const char *only, const char *skip, const char *skip_file,
+bool kit_filter_read(struct kit_filter *filter, const char *only, const char *skip, const char *skip_file,
                      const char *levels);
-void kit_filter_free(struct kit_filter *choice);
-bool kit_filter_accepts(const struct kit_filter *choice, const char *id, const char *name, enum kit_level level);
+void kit_filter_free(struct kit_filter *filter);
+bool kit_filter_accepts(const struct kit_filter *filter, const char *id, const char *name, enum kit_level level);
 /* The reason to leave it out; NULL: there is none. */
-const char *kit_filter_skip_reason(const struct kit_filter *choice, const char *id, const char *name);
+const char *kit_filter_skip_reason(const struct kit_filter *filter, const char *id, const char *name);
 
 #endif

@@ -35,36 +35,36 @@ const char *kit_end_text(enum kit_end end) {
   return names[end];
 }
 
-/* ---- words on their way ---- */
+/* ---- frames between processes ---- */
 
-static bool valid_rank(const struct kit_group *w, int rank) { return rank >= 0 && rank < w->nprocesses; }
+static bool valid_rank(const struct kit_group *g, int rank) { return rank >= 0 && rank < g->nprocesses; }
 
-static void send_to(struct kit_group *w, struct kit_frame *f) {
-  if (valid_rank(w, f->to)) {
-    if (w->child[f->to].here) kit_child_send(&w->child[f->to], f);
-    else if (w->link) kit_link_send(w->link, f);
+static void send_to(struct kit_group *g, struct kit_frame *f) {
+  if (valid_rank(g, f->to)) {
+    if (g->child[f->to].here) kit_child_send(&g->child[f->to], f);
+    else if (g->link) kit_link_send(g->link, f);
   } else if (f->to == KIT_ALL) {
-    for (int i = 0; i < w->nprocesses; i++)
-      if (w->child[i].here) kit_child_send(&w->child[i], f);
-    if (w->leads && w->link) kit_link_send(w->link, f);
+    for (int i = 0; i < g->nprocesses; i++)
+      if (g->child[i].here) kit_child_send(&g->child[i], f);
+    if (g->leads && g->link) kit_link_send(g->link, f);
   }
 }
 
-static void broadcast(struct kit_group *w, uint32_t kind, int from) {
+static void broadcast(struct kit_group *g, uint32_t kind, int from) {
   struct kit_frame f = {.kind = kind, .from = from, .to = KIT_ALL};
-  send_to(w, &f);
+  send_to(g, &f);
 }
 
-static void check_barrier(struct kit_group *w) {
+static void check_barrier(struct kit_group *g) {
   bool any = false;
-  for (int i = 0; i < w->nprocesses; i++) {
-    const struct kit_child *c = &w->child[i];
+  for (int i = 0; i < g->nprocesses; i++) {
+    const struct kit_child *c = &g->child[i];
     if (!c->at_barrier && !(c->over && c->end.end == KIT_END_FINE)) return;
     any |= c->at_barrier;
   }
   if (!any) return;
-  for (int i = 0; i < w->nprocesses; i++) w->child[i].at_barrier = false;
-  broadcast(w, KIT_FRAME_RELEASE, KIT_PARENT);
+  for (int i = 0; i < g->nprocesses; i++) g->child[i].at_barrier = false;
+  broadcast(g, KIT_FRAME_RELEASE, KIT_PARENT);
 }
 
 static bool is_bad(enum kit_end end) { return end != KIT_END_FINE && end != KIT_END_LOST; }
@@ -73,31 +73,31 @@ static bool is_bad(enum kit_end end) { return end != KIT_END_FINE && end != KIT_
 static int reported_late(enum kit_end end) { return end == KIT_END_CRASH ? 2 : end == KIT_END_ERROR ? 1 : 0; }
 
 /* The process that caused the others' failures: the first to report one, except for one that could not report. */
-static void note_failure(struct kit_group *w, int rank) {
-  enum kit_end end = w->child[rank].end.end;
-  if (!is_bad(end) || (w->child[rank].death_expected && end != KIT_END_ERROR)) return;
-  if (w->first < 0 || reported_late(end) > reported_late(w->child[w->first].end.end)) w->first = rank;
+static void note_failure(struct kit_group *g, int rank) {
+  enum kit_end end = g->child[rank].end.end;
+  if (!is_bad(end) || (g->child[rank].death_expected && end != KIT_END_ERROR)) return;
+  if (g->first < 0 || reported_late(end) > reported_late(g->child[g->first].end.end)) g->first = rank;
 }
 
-static void ended(struct kit_group *w, int rank) {
-  struct kit_child *c = &w->child[rank];
+static void ended(struct kit_group *g, int rank) {
+  struct kit_child *c = &g->child[rank];
   c->over = true;
-  if (!w->leads) {
+  if (!g->leads) {
     struct kit_frame f = {.kind = KIT_FRAME_ENDED, .from = rank, .to = KIT_PARENT, .size = sizeof c->end};
     memcpy(f.data, &c->end, sizeof c->end);
-    kit_link_send(w->link, &f);
+    kit_link_send(g->link, &f);
     return;
   }
-  broadcast(w, KIT_FRAME_EXITED, rank);
-  note_failure(w, rank);
-  if (is_bad(c->end.end) && !w->grace) w->grace = rail_deadline_in_ms(GRACE_MS);
-  check_barrier(w);
+  broadcast(g, KIT_FRAME_EXITED, rank);
+  note_failure(g, rank);
+  if (is_bad(c->end.end) && !g->grace) g->grace = rail_deadline_in_ms(GRACE_MS);
+  check_barrier(g);
 }
 
-static void deliver_message(struct kit_group *w, struct kit_frame *f) {
+static void deliver_message(struct kit_group *g, struct kit_frame *f) {
   struct kit_message message = {.rank = f->from};
   struct { double value; char unit[16]; char name[64]; } metric;
-  if (!w->how->on_message) return;
+  if (!g->how->on_message) return;
   if (f->kind == KIT_FRAME_RECORD) {
     message.kind = KIT_MESSAGE_RECORD;
     message.data = f->data;
@@ -116,26 +116,26 @@ static void deliver_message(struct kit_group *w, struct kit_frame *f) {
     message.kind = f->kind == KIT_FRAME_LOG ? KIT_MESSAGE_LOG : KIT_MESSAGE_NOTE;
     message.text = (const char *)f->data;
   }
-  w->how->on_message(w, &message, w->how->arg);
+  g->how->on_message(g, &message, g->how->arg);
 }
 
-static void handle_leader_frame(struct kit_group *w, struct kit_frame *f) {
-  struct kit_child *c = &w->child[f->from];
+static void handle_leader_frame(struct kit_group *g, struct kit_frame *f) {
+  struct kit_child *c = &g->child[f->from];
   switch (f->kind) {
   case KIT_FRAME_BARRIER:
     c->at_barrier = true;
-    check_barrier(w);
+    check_barrier(g);
     break;
   case KIT_FRAME_NOTE:
   case KIT_FRAME_METRIC:
   case KIT_FRAME_LOG:
-  case KIT_FRAME_RECORD: deliver_message(w, f); break;
+  case KIT_FRAME_RECORD: deliver_message(g, f); break;
   case KIT_FRAME_ENDED:
     if (c->here || c->over || f->size != sizeof c->end) break;
     memcpy(&c->end, f->data, sizeof c->end);
     c->end.text[sizeof c->end.text - 1] = c->end.call[sizeof c->end.call - 1] = 0;
     if ((unsigned)c->end.end > KIT_END_ERROR) c->end.end = KIT_END_ERROR; /* it came over the wire */
-    ended(w, f->from);
+    ended(g, f->from);
     break;
   default: break;
   }
@@ -152,36 +152,36 @@ static void read_end_frame(struct kit_child *c, struct kit_frame *f) {
   snprintf(c->end.text, sizeof c->end.text, "%s", (const char *)f->data + sizeof end);
 }
 
-static void handle_child_frame(struct kit_group *w, int rank, struct kit_frame *f) {
-  struct kit_child *c = &w->child[rank];
+static void handle_child_frame(struct kit_group *g, int rank, struct kit_frame *f) {
+  struct kit_child *c = &g->child[rank];
   f->from = rank; /* whatever it claims */
-  if (f->kind == KIT_FRAME_END) read_end_frame(c, f), note_failure(w, rank);
+  if (f->kind == KIT_FRAME_END) read_end_frame(c, f), note_failure(g, rank);
   else if (f->kind == KIT_FRAME_EXPECT_DEATH) c->death_expected = true;
-  else if (f->kind == KIT_FRAME_BYTES && valid_rank(w, f->to)) send_to(w, f);
+  else if (f->kind == KIT_FRAME_BYTES && valid_rank(g, f->to)) send_to(g, f);
   else if (f->kind == KIT_FRAME_ENDED || f->kind == KIT_FRAME_BYTES) return;
-  else if (w->leads) handle_leader_frame(w, f);
-  else kit_link_send(w->link, f);
+  else if (g->leads) handle_leader_frame(g, f);
+  else kit_link_send(g->link, f);
 }
 
-static void read_child(struct kit_group *w, int rank) {
+static void read_child(struct kit_group *g, int rank) {
   static struct kit_frame f;
-  for (int n = 0; n < 256 && kit_child_receive(&w->child[rank], &f) > 0; n++) handle_child_frame(w, rank, &f);
+  for (int n = 0; n < 256 && kit_child_receive(&g->child[rank], &f) > 0; n++) handle_child_frame(g, rank, &f);
 }
 
-static void handle_link_frame(struct kit_group *w, struct kit_frame *f) {
-  if (f->kind == KIT_FRAME_BYTES && valid_rank(w, f->to) && w->child[f->to].here) kit_child_send(&w->child[f->to], f);
-  else if (w->leads && valid_rank(w, f->from)) handle_leader_frame(w, f);
-  else if (w->leads) return;
-  else if (f->kind == KIT_FRAME_RELEASE || f->kind == KIT_FRAME_EXITED) send_to(w, f);
-  else if (f->kind == KIT_FRAME_DONE) w->released = true;
-  else if (f->kind == KIT_FRAME_KILL) w->grace = 1;
+static void handle_link_frame(struct kit_group *g, struct kit_frame *f) {
+  if (f->kind == KIT_FRAME_BYTES && valid_rank(g, f->to) && g->child[f->to].here) kit_child_send(&g->child[f->to], f);
+  else if (g->leads && valid_rank(g, f->from)) handle_leader_frame(g, f);
+  else if (g->leads) return;
+  else if (f->kind == KIT_FRAME_RELEASE || f->kind == KIT_FRAME_EXITED) send_to(g, f);
+  else if (f->kind == KIT_FRAME_DONE) g->released = true;
+  else if (f->kind == KIT_FRAME_KILL) g->grace = 1;
 }
 
-static void read_link(struct kit_group *w) {
+static void read_link(struct kit_group *g) {
   static struct kit_frame f;
   int got = 0;
-  while (!w->released && (got = kit_link_receive(w->link, &f)) > 0) handle_link_frame(w, &f);
-  if (got < 0) w->link_lost = true;
+  while (!g->released && (got = kit_link_receive(g->link, &f)) > 0) handle_link_frame(g, &f);
+  if (got < 0) g->link_lost = true;
 }
 
 /* ---- ends ---- */
@@ -223,14 +223,14 @@ static void classify_exit(struct kit_child *c, int status) {
   }
 }
 
-static void reap(struct kit_group *w, int rank) {
-  struct kit_child *c = &w->child[rank];
+static void reap(struct kit_group *g, int rank) {
+  struct kit_child *c = &g->child[rank];
   int status;
   if (c->pid <= 0 || !kit_child_reap(c, &status)) return;
-  read_child(w, rank);
+  read_child(g, rank);
   classify_exit(c, status);
   kit_child_release(c);
-  ended(w, rank);
+  ended(g, rank);
 }
 
 static void end_child(struct kit_child *c, enum kit_end end, const char *why, const char *place) {
@@ -257,14 +257,14 @@ static void end_other(struct kit_child *c) {
 }
 
 /* A process that was to die and is silent instead (stopped, say) is ended with the others. */
-static void end_late(struct kit_group *w) {
+static void end_late(struct kit_group *g) {
   char place[128];
-  bool late = rail_now_ns() - w->start_ns > w->limit_ms * 1000000;
-  bool others = w->grace && rail_deadline_passed(w->grace);
+  bool late = rail_now_ns() - g->start_ns > g->limit_ms * 1000000;
+  bool others = g->grace && rail_deadline_passed(g->grace);
   bool alone = true; /* only processes that shall die are left */
-  for (int i = 0; i < w->nprocesses; i++) alone &= w->child[i].over || w->child[i].death_expected;
-  for (int i = 0; i < w->nprocesses; i++) {
-    struct kit_child *c = &w->child[i];
+  for (int i = 0; i < g->nprocesses; i++) alone &= g->child[i].over || g->child[i].death_expected;
+  for (int i = 0; i < g->nprocesses; i++) {
+    struct kit_child *c = &g->child[i];
     if (c->pid <= 0 || c->killed) continue;
     if (c->death_expected && (alone || late || others)) end_child(c, KIT_END_FINE, "", "");
     else if (others) end_other(c);
@@ -275,95 +275,95 @@ static void end_late(struct kit_group *w) {
   }
 }
 
-static void end_remote(struct kit_group *w) {
-  for (int i = 0; i < w->nprocesses; i++) {
-    struct kit_child *c = &w->child[i];
+static void end_remote(struct kit_group *g) {
+  for (int i = 0; i < g->nprocesses; i++) {
+    struct kit_child *c = &g->child[i];
     if (c->over || c->here) continue;
     c->end.end = KIT_END_ERROR;
     snprintf(c->end.text, sizeof c->end.text, "%s", KIT_HOST_LOST);
-    ended(w, i);
+    ended(g, i);
   }
 }
 
 /* ---- the loop ---- */
 
-static bool all_over(const struct kit_group *w) {
-  for (int i = 0; i < w->nprocesses; i++)
-    if (!w->child[i].over && (w->leads || w->child[i].here)) return false;
-  return w->leads || w->released || w->link_lost;
+static bool all_over(const struct kit_group *g) {
+  for (int i = 0; i < g->nprocesses; i++)
+    if (!g->child[i].over && (g->leads || g->child[i].here)) return false;
+  return g->leads || g->released || g->link_lost;
 }
 
-static void wait_for_frames(struct kit_group *w) {
+static void wait_for_frames(struct kit_group *g) {
   struct pollfd p[KIT_MAX_PROCESSES + 1];
   int ranks[KIT_MAX_PROCESSES + 1], n = 0;
-  for (int i = 0; i < w->nprocesses; i++) {
-    struct kit_child *c = &w->child[i];
+  for (int i = 0; i < g->nprocesses; i++) {
+    struct kit_child *c = &g->child[i];
     if (c->fd < 0) continue;
     kit_child_flush(c);
     ranks[n] = i;
     p[n++] = (struct pollfd){c->fd, (short)(POLLIN | (c->out.first < c->out.end ? POLLOUT : 0)), 0};
   }
-  if (w->link && !w->link_lost) {
-    bool sent = kit_link_flush(w->link);
+  if (g->link && !g->link_lost) {
+    bool sent = kit_link_flush(g->link);
     ranks[n] = -1;
-    p[n++] = (struct pollfd){kit_link_fd(w->link), (short)(POLLIN | (sent ? 0 : POLLOUT)), 0};
+    p[n++] = (struct pollfd){kit_link_fd(g->link), (short)(POLLIN | (sent ? 0 : POLLOUT)), 0};
   }
   poll(p, (nfds_t)n, TICK_MS);
   for (int k = 0; k < n; k++) {
     if (!(p[k].revents & (POLLIN | POLLHUP | POLLERR))) continue;
-    if (ranks[k] >= 0) read_child(w, ranks[k]);
-    else read_link(w);
+    if (ranks[k] >= 0) read_child(g, ranks[k]);
+    else read_link(g);
   }
 }
 
-static void run(struct kit_group *w) {
-  while (!all_over(w)) {
-    wait_for_frames(w);
-    for (int i = 0; i < w->nprocesses; i++) reap(w, i);
-    if (w->link_lost && w->leads) end_remote(w);
-    if (w->link_lost && !w->leads) w->grace = 1;
-    end_late(w);
-    if (w->how && w->how->on_tick) w->how->on_tick(w, w->how->arg);
+static void run(struct kit_group *g) {
+  while (!all_over(g)) {
+    wait_for_frames(g);
+    for (int i = 0; i < g->nprocesses; i++) reap(g, i);
+    if (g->link_lost && g->leads) end_remote(g);
+    if (g->link_lost && !g->leads) g->grace = 1;
+    end_late(g);
+    if (g->how && g->how->on_tick) g->how->on_tick(g, g->how->arg);
   }
 }
 
-static void start(struct kit_group *w, const struct kit_job *job, int first, int end,
+static void start(struct kit_group *g, const struct kit_job *job, int first, int end,
                   const struct kit_process_setup *setup) {
   static const struct kit_process_setup plain;
-  w->start_ns = rail_now_ns();
-  w->limit_ms = job->limit_ms;
-  w->first = -1;
-  for (int i = 0; i < w->nprocesses; i++) w->child[i].pid = w->child[i].fd = -1;
+  g->start_ns = rail_now_ns();
+  g->limit_ms = job->limit_ms;
+  g->first = -1;
+  for (int i = 0; i < g->nprocesses; i++) g->child[i].pid = g->child[i].fd = -1;
   for (int i = first; i < end; i++) {
     struct kit_job mine = *job;
     mine.rank = i;
-    if (!kit_spawn(&w->child[i], &mine, setup ? &setup[i] : &plain)) {
-      kit_child_release(&w->child[i]);
-      ended(w, i);
+    if (!kit_spawn(&g->child[i], &mine, setup ? &setup[i] : &plain)) {
+      kit_child_release(&g->child[i]);
+      ended(g, i);
     }
   }
 }
 
-static void conclude(struct kit_group *w, struct kit_outcome *outcome) {
-  *outcome = (struct kit_outcome){.rank = w->first, .seconds = (double)(rail_now_ns() - w->start_ns) / 1e9};
-  for (int i = 0; i < w->nprocesses; i++) {
-    outcome->sides[i] = w->child[i].end;
-    if (w->first < 0 && w->child[i].end.end == KIT_END_LOST) w->first = i; /* a process that ended too early */
+static void conclude(struct kit_group *g, struct kit_outcome *outcome) {
+  *outcome = (struct kit_outcome){.rank = g->first, .seconds = (double)(rail_now_ns() - g->start_ns) / 1e9};
+  for (int i = 0; i < g->nprocesses; i++) {
+    outcome->sides[i] = g->child[i].end;
+    if (g->first < 0 && g->child[i].end.end == KIT_END_LOST) g->first = i; /* a process that ended too early */
   }
-  if (w->first < 0) return;
-  outcome->rank = w->first;
-  outcome->end = outcome->sides[w->first].end == KIT_END_LOST ? KIT_END_FAILED : outcome->sides[w->first].end;
+  if (g->first < 0) return;
+  outcome->rank = g->first;
+  outcome->end = outcome->sides[g->first].end == KIT_END_LOST ? KIT_END_FAILED : outcome->sides[g->first].end;
 }
 
 void kit_group_run(struct kit_link *link, const struct kit_group_options *how, struct kit_outcome *outcome) {
-  struct kit_group *w = calloc(1, sizeof *w);
+  struct kit_group *g = calloc(1, sizeof *g);
   struct kit_frame f = {.kind = KIT_FRAME_JOB, .from = KIT_PARENT, .to = KIT_PARENT, .size = sizeof how->job};
   struct kit_job job = how->job;
-  if (!w) {
+  if (!g) {
     *outcome = (struct kit_outcome){.end = KIT_END_ERROR, .sides[0] = {.end = KIT_END_ERROR, .text = "out of memory"}};
     return;
   }
-  *w = (struct kit_group){.how = how, .link = link, .leads = true, .nprocesses = how->nprocesses};
+  *g = (struct kit_group){.how = how, .link = link, .leads = true, .nprocesses = how->nprocesses};
   job.nprocesses = how->nprocesses;
   job.hosts = link ? 2 : 1;
   job.rank = 0;
@@ -371,24 +371,24 @@ void kit_group_run(struct kit_link *link, const struct kit_group_options *how, s
     memcpy(f.data, &job, sizeof job);
     kit_link_send(link, &f);
   }
-  start(w, &job, 0, link ? (how->nprocesses + 1) / 2 : how->nprocesses, how->setup);
-  run(w);
-  conclude(w, outcome);
+  start(g, &job, 0, link ? (how->nprocesses + 1) / 2 : how->nprocesses, how->setup);
+  run(g);
+  conclude(g, outcome);
   if (link) {
     f = (struct kit_frame){.kind = KIT_FRAME_DONE, .from = KIT_PARENT, .to = KIT_PARENT};
     kit_link_send(link, &f);
     kit_link_flush(link);
   }
-  free(w);
+  free(g);
 }
 
 static void follow(struct kit_link *link, const struct kit_job *job) {
-  struct kit_group *w = calloc(1, sizeof *w);
-  if (!w) return;
-  *w = (struct kit_group){.link = link, .nprocesses = job->nprocesses};
-  start(w, job, (job->nprocesses + 1) / 2, job->nprocesses, NULL);
-  run(w);
-  free(w);
+  struct kit_group *g = calloc(1, sizeof *g);
+  if (!g) return;
+  *g = (struct kit_group){.link = link, .nprocesses = job->nprocesses};
+  start(g, job, (job->nprocesses + 1) / 2, job->nprocesses, NULL);
+  run(g);
+  free(g);
 }
 
 int kit_group_serve(struct kit_link *link, const char *plugin) {
@@ -409,14 +409,14 @@ int kit_group_serve(struct kit_link *link, const char *plugin) {
 
 /* ---- inside on_message, on_tick ---- */
 
-unsigned kit_group_call(const struct kit_group *w, int rank, double *seconds) {
+unsigned kit_group_call(const struct kit_group *g, int rank, double *seconds) {
   *seconds = 0;
-  bool known = valid_rank(w, rank) && w->child[rank].calls && !w->child[rank].over;
-  return known ? kit_call_trace_longest(w->child[rank].calls, seconds) : KIT_CALL_NONE;
+  bool known = valid_rank(g, rank) && g->child[rank].calls && !g->child[rank].over;
+  return known ? kit_call_trace_longest(g->child[rank].calls, seconds) : KIT_CALL_NONE;
 }
 
-void kit_group_stop(struct kit_group *w) {
+void kit_group_stop(struct kit_group *g) {
   struct kit_frame f = {.kind = KIT_FRAME_KILL, .from = KIT_PARENT, .to = KIT_PARENT};
-  if (w->link) kit_link_send(w->link, &f);
-  w->grace = 1;
+  if (g->link) kit_link_send(g->link, &f);
+  g->grace = 1;
 }

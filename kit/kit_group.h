@@ -6,8 +6,8 @@
  *
  * Not thread-safe: a process group belongs to the thread that runs it.
  */
-#ifndef RAIL_KIT_WORLD_H
-#define RAIL_KIT_WORLD_H
+#ifndef RAIL_KIT_GROUP_H
+#define RAIL_KIT_GROUP_H
 
 #include <stddef.h>
 #include <sys/types.h>

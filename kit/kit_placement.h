@@ -4,8 +4,8 @@
  * in another, each with a network namespace and an environment of its own. So
  * two ports of one machine, or two namespaces, can act as two hosts.
  */
-#ifndef RAIL_KIT_PLACES_H
-#define RAIL_KIT_PLACES_H
+#ifndef RAIL_KIT_PLACEMENT_H
+#define RAIL_KIT_PLACEMENT_H
 
 #include "kit/kit_group.h"
 

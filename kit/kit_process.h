@@ -8,8 +8,8 @@
  * A role ends by returning (fine), by ENSURE (failed: the text goes to the
  * report), by kit_skip (cannot be done here), or with the process.
  */
-#ifndef RAIL_KIT_SIDE_H
-#define RAIL_KIT_SIDE_H
+#ifndef RAIL_KIT_PROCESS_H
+#define RAIL_KIT_PROCESS_H
 
 #include <stddef.h>
 

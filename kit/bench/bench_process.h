@@ -5,8 +5,8 @@
  * one of its two ends sees it; a `wire` is what carries it: a plugin's vtable,
  * or plain TCP streams. Shared by the files of this folder, only.
  */
-#ifndef RAIL_KIT_BENCH_SIDE_H
-#define RAIL_KIT_BENCH_SIDE_H
+#ifndef RAIL_KIT_BENCH_PROCESS_H
+#define RAIL_KIT_BENCH_PROCESS_H
 
 #include <string.h>
 

@@ -48,7 +48,7 @@ extern const struct kit_check kit_checks_lifecycle[], kit_checks_properties[], k
 /* ---- what checks share (kit_check.c) ---- */
 
 /* A connection across the process group, whatever the mode: KIT_ONE gives both ends here; KIT_TWO gives p->send on
- * side 0 and p->recv on side 1, the other stays NULL. Handles travel through the process's channel. */
+ * side 0 and p->recv on side 1, the other stays NULL. Handles go by kit_send_bytes. */
 void kit_check_connect(struct kit_process *self, struct kit_net *n, struct kit_pair *p);
 /* Closes what there is here. */
 void kit_check_disconnect(struct kit_process *self, struct kit_pair *p);
@@ -56,9 +56,9 @@ void kit_check_disconnect(struct kit_process *self, struct kit_pair *p);
 bool kit_sends(const struct kit_process *self);
 bool kit_receives(const struct kit_process *self);
 
-/* A connection: a connection of the process group, and memory registered with it. What most checks of the data path
- * need, in one process or two. Both processes run the same lines: they take the same numbers from `rng`, make the
- * same buffers and lists of ops, and each drives its own end. */
+/* A connection of the process group with memory registered for it: what most checks of the data path need, in one
+ * process or two. Both processes run the same lines: they take the same numbers from `rng`, make the same buffers and
+ * lists of ops, and each drives its own end. */
 
 #define KIT_CONN_REGIONS 64
 
@@ -66,7 +66,7 @@ struct kit_conn_region { struct kit_guarded mem; void *send_mh, *recv_mh; };
 
 struct kit_conn {
   struct kit_process *self;
-  struct kit_net *net; /* own, or that of the connection it was joined to */
+  struct kit_net *net; /* &own, or that of the connection given to kit_conn_join */
   struct kit_net own;
   struct kit_pair pair;
   int max_recvs;
@@ -76,7 +76,7 @@ struct kit_conn {
   struct kit_conn_region region[KIT_CONN_REGIONS];
 };
 
-/* The address of the connection must not change. */
+/* A struct kit_conn that is open must not be moved. */
 void kit_conn_open(struct kit_conn *l, struct kit_process *self);             /* the plugin, and a connection */
 void kit_conn_join(struct kit_conn *l, const struct kit_conn *with, int number); /* one more, of the same plugin; number
                                                                                     from 1 makes its seed */

@@ -90,11 +90,11 @@ static void run_check(const struct kit_conform *how, const struct kit_check *c, 
 }
 
 /* False: no more can be tried, and the report shows it. */
-static bool try_check(const struct kit_conform *how, struct kit_report *report, const struct kit_filter *choice,
+static bool try_check(const struct kit_conform *how, struct kit_report *report, const struct kit_filter *filter,
                       const struct kit_check *c, int version, int run) {
   struct kit_result r = {.id = c->id, .name = c->name, .what = c->what, .source = c->source, .level = c->level,
                          .version = version, .seed = report->seed + (uint64_t)run};
-  const char *reason = kit_filter_skip_reason(choice, c->id, c->name);
+  const char *reason = kit_filter_skip_reason(filter, c->id, c->name);
   kit_report_again(report, &r, how->connect);
   kit_placement_append(&how->placement, r.again, sizeof r.again);
   kit_report_progress(report, c->name);
@@ -111,24 +111,24 @@ static bool try_check(const struct kit_conform *how, struct kit_report *report, 
   return r.end != KIT_END_ERROR || !kit_link_lost(how->link);
 }
 
-static bool wanted(const struct kit_filter *choice, const struct kit_check *c, int version) {
-  return has_version(c, version) && kit_filter_accepts(choice, c->id, c->name, c->level);
+static bool wanted(const struct kit_filter *filter, const struct kit_check *c, int version) {
+  return has_version(c, version) && kit_filter_accepts(filter, c->id, c->name, c->level);
 }
 
-static int count_checks(const struct kit_filter *choice, int version) {
+static int count_checks(const struct kit_filter *filter, int version) {
   const struct kit_check *c;
   int n = 0;
-  for (int i = 0; (c = check_at(i)); i++) n += wanted(choice, c, version);
+  for (int i = 0; (c = check_at(i)); i++) n += wanted(filter, c, version);
   return n;
 }
 
-static int run_versions(const struct kit_conform *how, const struct kit_filter *choice, uint32_t versions) {
+static int run_versions(const struct kit_conform *how, const struct kit_filter *filter, uint32_t versions) {
   struct kit_report report = {.command = "conform", .plugin = how->plugin, .seed = how->seed, .dev = how->dev,
                               .fuse = how->fuse, .verbose = how->verbose, .json = how->json, .junit = how->junit};
   const struct kit_check *c;
   if (report.seed == 0) report.seed = (rail_now_ns() & 0xffffffff) | 1;
   for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++)
-    if (versions & KIT_V(v)) report.expected += count_checks(choice, v) * how->repeat;
+    if (versions & KIT_V(v)) report.expected += count_checks(filter, v) * how->repeat;
   if (report.expected == 0) {
     fprintf(stderr, "rail-kit conform: no check is called %s; --list shows all\n", how->only ? how->only : "so");
     return 2;
@@ -137,8 +137,8 @@ static int run_versions(const struct kit_conform *how, const struct kit_filter *
   bool more = true;
   for (int v = RAIL_NET_VERSION_MAX; v >= RAIL_NET_VERSION_MIN; v--)
     for (int i = 0; (versions & KIT_V(v)) && (c = check_at(i)); i++)
-      for (int run = 0; more && run < how->repeat && wanted(choice, c, v); run++)
-        more = try_check(how, &report, choice, c, v, run);
+      for (int run = 0; more && run < how->repeat && wanted(filter, c, v); run++)
+        more = try_check(how, &report, filter, c, v, run);
   return kit_report_finish(&report);
 }
 
@@ -160,9 +160,9 @@ static int unusable(const struct kit_conform *how, const struct kit_probe *probe
 
 int kit_conform_run(const struct kit_conform *how) {
   struct kit_probe probe;
-  struct kit_filter choice;
+  struct kit_filter filter;
   char why[1024];
-  if (!kit_filter_read(&choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
+  if (!kit_filter_read(&filter, how->only, how->skip, how->skip_file, how->levels)) return 2;
   int result = 1;
   if (!kit_probe(how->plugin, &how->placement, &probe, why, sizeof why)) {
     result = unusable(how, &probe, why);
@@ -170,20 +170,20 @@ int kit_conform_run(const struct kit_conform *how) {
     result = 2;
   } else {
     int version = how->version ? how->version : kit_probe_newest(&probe);
-    result = run_versions(how, &choice, how->all_versions ? probe.versions : KIT_V(version));
+    result = run_versions(how, &filter, how->all_versions ? probe.versions : KIT_V(version));
   }
-  kit_filter_free(&choice);
+  kit_filter_free(&filter);
   return result;
 }
 
 int kit_conform_list(const struct kit_conform *how, FILE *f, bool json) {
-  struct kit_filter choice;
+  struct kit_filter filter;
   struct kit_json j = kit_json_start(f);
   const struct kit_check *c;
-  if (!kit_filter_read(&choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
+  if (!kit_filter_read(&filter, how->only, how->skip, how->skip_file, how->levels)) return 2;
   if (json) kit_json_array(&j, NULL);
   for (int i = 0; (c = check_at(i)); i++) {
-    if (!kit_filter_accepts(&choice, c->id, c->name, c->level)) continue;
+    if (!kit_filter_accepts(&filter, c->id, c->name, c->level)) continue;
     if (json) {
       kit_json_object(&j, NULL);
       kit_json_text(&j, "id", c->id);
@@ -202,6 +202,6 @@ int kit_conform_list(const struct kit_conform *how, FILE *f, bool json) {
     kit_json_end(&j, ']');
     kit_json_finish(&j);
   }
-  kit_filter_free(&choice);
+  kit_filter_free(&filter);
   return fflush(f) == 0 ? 0 : 3;
 }

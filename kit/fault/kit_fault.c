@@ -20,7 +20,7 @@ enum { OVERHEAD_MS = 19000, DEFAULT_CALLS = 8 };
 struct run {
   const struct kit_fault *how;
   struct kit_report report;
-  struct kit_filter choice;
+  struct kit_filter filter;
   struct kit_fault_net net;
   char preload[PATH_MAX]; /* librail-fault.so; "": it is not there */
   int version;
@@ -30,7 +30,7 @@ static volatile sig_atomic_t interrupted; /* by Ctrl-C: namespaces must not stay
 
 static void on_interrupt(int number) { interrupted = number; }
 
-/* ---- one world ---- */
+/* ---- one process group ---- */
 
 static void on_message(struct kit_group *group, const struct kit_message *message, void *arg) {
   struct kit_trial *t = arg;
@@ -186,7 +186,7 @@ static void try_scenario(struct run *run, const struct kit_scenario *s, uint64_t
   struct kit_rng rng = scenario_rng(seed, s->name);
   command_to_repeat(run, &r);
   kit_report_progress(&run->report, s->name);
-  const char *reason = kit_filter_skip_reason(&run->choice, s->id, s->name);
+  const char *reason = kit_filter_skip_reason(&run->filter, s->id, s->name);
   if (!reason) reason = cannot(run, s);
   if (reason) {
     r.end = KIT_END_SKIPPED;
@@ -211,7 +211,7 @@ static void try_scenario(struct run *run, const struct kit_scenario *s, uint64_t
 /* ---- all of them ---- */
 
 static bool wanted(const struct run *run, const struct kit_scenario *s) {
-  return kit_filter_accepts(&run->choice, s->id, s->name, s->level);
+  return kit_filter_accepts(&run->filter, s->id, s->name, s->level);
 }
 
 static void each_once(struct run *run) {
@@ -283,7 +283,7 @@ int kit_fault_run(const struct kit_fault *how) {
                                 .fuse = how->fuse, .verbose = how->verbose, .json = how->json, .junit = how->junit}};
   run.net.given = how->links_text != NULL;
   memcpy(run.net.port, how->links, sizeof run.net.port);
-  if (!kit_filter_read(&run.choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
+  if (!kit_filter_read(&run.filter, how->only, how->skip, how->skip_file, how->levels)) return 2;
   if (!kit_probe(how->plugin, &how->placement, &probe, why, sizeof why)) {
     printf("%s: %s\n", how->plugin, why);
   } else if (!kit_probe_has(&probe, how->version, "fault", how->plugin)) {
@@ -292,14 +292,14 @@ int kit_fault_run(const struct kit_fault *how) {
     if (!run.version) run.version = kit_probe_newest(&probe);
     result = run_all(&run);
   }
-  kit_filter_free(&run.choice);
+  kit_filter_free(&run.filter);
   return interrupted ? 3 : result;
 }
 
 int kit_fault_list(const struct kit_fault *how, FILE *f, bool json) {
   struct run run = {.how = how};
   struct kit_json j = kit_json_start(f);
-  if (!kit_filter_read(&run.choice, how->only, how->skip, how->skip_file, how->levels)) return 2;
+  if (!kit_filter_read(&run.filter, how->only, how->skip, how->skip_file, how->levels)) return 2;
   if (json) kit_json_array(&j, NULL);
   for (const struct kit_scenario *s = kit_scenarios; s->id; s++) {
     if (!wanted(&run, s)) continue;
@@ -318,6 +318,6 @@ int kit_fault_list(const struct kit_fault *how, FILE *f, bool json) {
     kit_json_end(&j, ']');
     kit_json_finish(&j);
   }
-  kit_filter_free(&run.choice);
+  kit_filter_free(&run.filter);
   return fflush(f) == 0 ? 0 : 3;
 }
