@@ -36,8 +36,8 @@ enum { MOST = 4000, TURN_US = 2000, FLOOD_PIECE = 65536 };
 
 struct client {
   int fd; /* -1: none */
-  bool in;
-  bool spoke;
+  bool connected;
+  bool sent;
 };
 
 static struct client clients[MOST];
@@ -53,14 +53,14 @@ static int dial(const struct kit_injector_order *o, struct kit_rng *rng) {
   return fd;
 }
 
-static bool is_in(int fd) {
+static bool is_connected(int fd) {
   struct sockaddr_storage peer;
   socklen_t size = sizeof peer;
   return getpeername(fd, (struct sockaddr *)&peer, &size) == 0;
 }
 
-/* What begins like something, and what does not. */
-static size_t words(uint8_t *text, size_t room, struct kit_rng *rng) {
+/* The start of HTTP or TLS, constant bytes, or random ones. */
+static size_t make_payload(uint8_t *text, size_t room, struct kit_rng *rng) {
   static const char http[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
   static const char tls[] = "\x16\x03\x01\x02\x00\x01\x00\x01\xfc";
   size_t n = 1 + kit_rng_below(rng, (uint32_t)room - 1);
@@ -82,37 +82,37 @@ static void leave(struct client *s, bool reset) {
   *s = (struct client){.fd = -1};
 }
 
-/* A flood ends when the peer has thrown it out; everybody else speaks once. */
-static void speak(struct client *s, enum kit_client_kind kind, struct kit_rng *rng) {
+/* A flood sends until the peer closes the connection; the other kinds send once. */
+static void send_payload(struct client *s, enum kit_client_kind kind, struct kit_rng *rng) {
   static uint8_t text[FLOOD_PIECE];
-  if (kind == KIT_CLIENTS_SILENT || (s->spoke && kind != KIT_CLIENTS_FLOOD)) return;
-  size_t n = words(text, 400, rng);
+  if (kind == KIT_CLIENTS_SILENT || (s->sent && kind != KIT_CLIENTS_FLOOD)) return;
+  size_t n = make_payload(text, 400, rng);
   if (kind == KIT_CLIENTS_FLOOD) n = sizeof text;
   if (send(s->fd, text, n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN) leave(s, false);
-  else s->spoke = true;
+  else s->sent = true;
 }
 
-static void one(struct client *s, const struct kit_injector_order *o, enum kit_client_kind kind, struct kit_rng *rng,
-                _Atomic int32_t *came) {
+static void client_step(struct client *s, const struct kit_injector_order *o, enum kit_client_kind kind,
+                        struct kit_rng *rng, _Atomic int32_t *connected) {
   if (s->fd < 0) s->fd = dial(o, rng);
   if (s->fd < 0) return;
-  if (!s->in && is_in(s->fd)) {
-    s->in = true;
-    atomic_fetch_add(came, 1);
+  if (!s->connected && is_connected(s->fd)) {
+    s->connected = true;
+    atomic_fetch_add(connected, 1);
   }
-  if (!s->in) return;
+  if (!s->connected) return;
   if (kind == KIT_CLIENTS_RESET) {
-    if (kit_rng_below(rng, 2)) speak(s, kind, rng);
+    if (kit_rng_below(rng, 2)) send_payload(s, kind, rng);
     if (s->fd >= 0) leave(s, true);
   } else if (kind == KIT_CLIENTS_MIXED) { /* of each kind some */
-    speak(s, (enum kit_client_kind)((s - clients) % KIT_CLIENTS_RESET), rng);
+    send_payload(s, (enum kit_client_kind)((s - clients) % KIT_CLIENTS_RESET), rng);
     if (s->fd >= 0 && kit_rng_below(rng, 200) == 0) leave(s, kit_rng_below(rng, 2));
   } else {
-    speak(s, kind, rng);
+    send_payload(s, kind, rng);
   }
 }
 
-static void run_clients(const struct kit_injector_order *o, _Atomic int32_t *came) {
+static void run_clients(const struct kit_injector_order *o, _Atomic int32_t *connected) {
   struct kit_rng rng = {o->seed};
   uint64_t end = rail_deadline_in_ms(o->last_ms);
   struct rlimit files;
@@ -124,7 +124,7 @@ static void run_clients(const struct kit_injector_order *o, _Atomic int32_t *cam
   }
   for (size_t i = 0; i < n; i++) clients[i] = (struct client){.fd = -1};
   do {
-    for (size_t i = 0; i < n; i++) one(&clients[i], o, (enum kit_client_kind)o->how, &rng, came);
+    for (size_t i = 0; i < n; i++) client_step(&clients[i], o, (enum kit_client_kind)o->how, &rng, connected);
   } while (!rail_deadline_passed(end) && !has_new_order(TURN_US));
   for (size_t i = 0; i < n; i++)
     if (clients[i].fd >= 0) leave(&clients[i], false);

@@ -17,7 +17,7 @@
 
 #define WORDS 32
 #define ADDRESS "198.18.77." /* 198.18.0.0/15 is for tests of networks */
-#define NOBODY "02:00:5e:00:53:01"
+#define UNUSED_MAC "02:00:5e:00:53:01"
 #define CARRIER_MS 5000
 
 extern char **environ;
@@ -67,7 +67,7 @@ static void silence(const struct kit_fault_port *port, int rank, bool on) {
   if (!port->ours && on) command(NULL, 0, "tc %s qdisc replace dev %s root netem loss 100%%", AT(port));
   else if (!port->ours) command(NULL, 0, "tc %s qdisc del dev %s root", AT(port));
   else if (on) /* to an address that no one has */
-    command(NULL, 0, "ip %s neigh replace " ADDRESS "%d lladdr " NOBODY " dev %s nud permanent", port->in, 2 - rank,
+    command(NULL, 0, "ip %s neigh replace " ADDRESS "%d lladdr " UNUSED_MAC " dev %s nud permanent", port->in, 2 - rank,
             port->name);
   else command(NULL, 0, "ip %s neigh del " ADDRESS "%d dev %s", port->in, 2 - rank, port->name);
 }

@@ -3,7 +3,7 @@
  * One fault, completely: the traffic it happens to, what happens, to which process and
  * when, and what is required of the others; and what each process observed.
  * The plan is drawn by the parent and crosses to the processes as the job's
- * arguments; each of them knows all of it.
+ * arguments; each of them gets all of it.
  */
 #ifndef RAIL_KIT_FAULT_PLAN_H
 #define RAIL_KIT_FAULT_PLAN_H
@@ -21,8 +21,8 @@ enum kit_act {
   KIT_ACT_CLOSE,     /* closes everything with requests outstanding */
   KIT_ACT_DEREG,     /* takes its memory back with requests outstanding, writes over it, then closes */
   KIT_ACT_RESET,     /* its TCP connections are reset, the process lives */
-  KIT_ACT_CLIENTS, /* clients that no one asked for, from the listen on; `how` is a kit_client_kind */
-  KIT_ACT_SIGNALS,     /* signals to all its threads, without SA_RESTART, from init to finalize */
+  KIT_ACT_CLIENTS,   /* foreign clients connect, from the listen on; `how` is a kit_client_kind */
+  KIT_ACT_SIGNALS,   /* signals to all its threads, without SA_RESTART, from init to finalize */
   KIT_ACT_LINK,      /* its network interface; `how` is a kit_link_act */
   KIT_ACT_FAIL,      /* its call number `nth` of `kinds` fails */
 };
@@ -37,7 +37,7 @@ enum kit_when { KIT_WHEN_FLOWING, KIT_WHEN_CONNECTING, KIT_WHEN_IDLE };
 
 enum kit_goal {
   KIT_GOAL_SURVIVE, /* everything arrives, no call returns an error */
-  KIT_GOAL_ERROR,    /* all connections of the others end in the remote error, in time */
+  KIT_GOAL_ERROR,   /* all connections of the others end in the remote error, in time */
   KIT_GOAL_EITHER,  /* every failure is reported, or there was none */
 };
 
@@ -102,7 +102,7 @@ struct kit_fault_record {
   double stuck_cpu, stuck_cpu_plugin; /* seconds of CPU in that time: all threads; all but the caller's */
   int64_t seen, shaped;        /* calls that the preload library counted, changed */
   char failed[32];             /* the call that it made fail, or "" */
-  int32_t clients, accepted; /* foreign clients that came in; that were handed out as a connection */
+  int32_t clients, accepted;   /* foreign clients that connected; that accept returned as a connection */
   int32_t signals;
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What was wrong with what happened, and what is worth telling about it. */
+ * What each process reported of a fault: findings, notes and figures of the scenario's result. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -106,10 +106,10 @@ static void check_survival(struct kit_trial *t, int rank, const struct kit_fault
             s->connections - s->finished, s->connections);
 }
 
-static void check_told(struct kit_trial *t, int rank, const struct kit_fault_record *s) {
+static void check_reported(struct kit_trial *t, int rank, const struct kit_fault_record *s) {
   char text[64];
   bool self = kit_fault_is_victim(&t->plan, rank) && t->plan.act != KIT_ACT_RESET;
-  if (self || s->phase < KIT_PHASE_STREAM) return; /* who is connecting may wait forever: its caller gives up */
+  if (self || s->phase < KIT_PHASE_STREAM) return; /* connect may wait forever: its caller gives up */
   int unreported = s->connections - s->errors - s->finished;
   if (unreported > 0)
     finding(t, t->scenario->level, rank, "%d of %d connections got no error within %.1f s", unreported, s->connections,
@@ -135,7 +135,7 @@ void kit_fault_check(struct kit_trial *t) {
     check_close(t, rank, s);
     check_leaks(t, rank, s);
     if (t->plan.goal == KIT_GOAL_SURVIVE) check_survival(t, rank, s);
-    else if (t->plan.goal == KIT_GOAL_ERROR) check_told(t, rank, s);
+    else if (t->plan.goal == KIT_GOAL_ERROR) check_reported(t, rank, s);
     else check_either(t, rank, s);
   }
   if (t->outcome.end != KIT_END_FINE && t->result->end == KIT_END_FINE)
@@ -143,7 +143,7 @@ void kit_fault_check(struct kit_trial *t) {
             t->outcome.rank >= 0 ? t->outcome.sides[t->outcome.rank].text : "");
 }
 
-/* ---- what is worth telling ---- */
+/* ---- notes and figures ---- */
 
 static void figure(const struct kit_trial *t, int rank, const char *name, double value, const char *unit) {
   struct kit_message message = {.kind = KIT_MESSAGE_METRIC, .rank = rank, .text = name, .value = value, .unit = unit};
@@ -173,7 +173,7 @@ static void describe_error(const struct kit_trial *t, int rank, const struct kit
        t->warning[rank][0] ? "; logged: " : "; logged no warning", t->warning[rank]);
 }
 
-static void describe_told(const struct kit_trial *t, int rank, const struct kit_fault_record *s) {
+static void describe_reported(const struct kit_trial *t, int rank, const struct kit_fault_record *s) {
   if (s->code) describe_error(t, rank, s);
   else if (s->connect_ns < 0) note(t, rank, "got no error, and had no connection yet");
   else if (s->phase < KIT_PHASE_STREAM) note(t, rank, "got no error before the other side gave up");
@@ -204,7 +204,7 @@ static void figures(const struct kit_trial *t, int rank, const struct kit_fault_
 void kit_fault_describe(const struct kit_trial *t) {
   for (int rank = 0; rank < 2; rank++) {
     if (!t->has_record[rank]) continue;
-    describe_told(t, rank, &t->record[rank]);
+    describe_reported(t, rank, &t->record[rank]);
     if (t->plan.act != KIT_ACT_FAIL) figures(t, rank, &t->record[rank]); /* of those there are too many runs */
   }
 }

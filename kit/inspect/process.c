@@ -26,7 +26,7 @@ struct seen {
 
 static double seconds_since(uint64_t start) { return (double)(rail_now_ns() - start) / 1e9; }
 
-static void tell(struct kit_process *self, enum kit_record_kind kind, int version, const void *data, size_t size) {
+static void send_record(struct kit_process *self, enum kit_record_kind kind, int version, const void *data, size_t size) {
   struct { struct kit_record head; uint8_t data[8192]; } record = {.head = {kind, version}};
   ENSURE(size <= sizeof record.data, "a record of %zu bytes", size);
   memcpy(record.data, data, size);
@@ -110,7 +110,7 @@ static void look_at_table(const struct seen *seen, int version) {
     snprintf(table.object[i], sizeof table.object[i], "%s", place.object);
   }
   if (table.readable) read_text(slots[0], &table.name);
-  tell(seen->self, KIT_RECORD_TABLE, version, &table, sizeof table);
+  send_record(seen->self, KIT_RECORD_TABLE, version, &table, sizeof table);
 }
 
 /* ---- loading ---- */
@@ -132,7 +132,7 @@ static void load(struct seen *seen) {
   }
   record.threads = kit_thread_count() - seen->threads;
   record.fds = kit_fd_count() - seen->fds;
-  tell(seen->self, KIT_RECORD_LOAD, 0, &record, sizeof record);
+  send_record(seen->self, KIT_RECORD_LOAD, 0, &record, sizeof record);
 }
 
 static void unload(struct seen *seen) {
@@ -220,7 +220,7 @@ static void look_at_device(struct kit_process *self, const struct rail_net_slots
     record.changed |= strcmp(record.pci_path.s, again.s) != 0;
     if (record.value.vprops.ndevs <= 1) note_no_pci(no_pci, dev, &record.pci_path);
   }
-  tell(self, KIT_RECORD_PROPS, version, &record, sizeof record);
+  send_record(self, KIT_RECORD_PROPS, version, &record, sizeof record);
 }
 
 /* ---- starting ---- */
@@ -301,7 +301,7 @@ static void start_version(struct seen *seen, int version) {
     start.filled = !missing;
   }
   if (missing) {
-    tell(seen->self, KIT_RECORD_START, version, &start, sizeof start);
+    send_record(seen->self, KIT_RECORD_START, version, &start, sizeof start);
     kit_skip("ncclNetPlugin_v%d has no %s, also after init", version, missing);
   }
   begin = rail_now_ns();
@@ -310,7 +310,7 @@ static void start_version(struct seen *seen, int version) {
     start.devices_called = true;
     start.devices_s = seconds_since(begin);
   }
-  tell(seen->self, KIT_RECORD_START, version, &start, sizeof start);
+  send_record(seen->self, KIT_RECORD_START, version, &start, sizeof start);
   begin = rail_now_ns();
   if (start.devices_called && start.devices == RAIL_OK && start.ndev > 0) {
     struct no_pci no_pci = {0};
@@ -325,7 +325,7 @@ static void start_version(struct seen *seen, int version) {
   start.threads_left = kit_thread_count() - seen->threads;
   start.fds_left = kit_fd_count() - seen->fds;
   start.ended = true;
-  tell(seen->self, KIT_RECORD_START, version, &start, sizeof start);
+  send_record(seen->self, KIT_RECORD_START, version, &start, sizeof start);
 }
 
 void kit_inspect_process(struct kit_process *self) {

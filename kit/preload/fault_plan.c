@@ -72,7 +72,7 @@ bool kit_fault_is_ours(const void *caller) {
   return config.later;
 }
 
-static void tell(const char *name, long number, int error, const void *caller) {
+static void report(const char *name, long number, int error, const void *caller) {
   struct dl_find_object found;
   char text[256];
   bool known = _dl_find_object((void *)(uintptr_t)caller, &found) == 0;
@@ -90,7 +90,7 @@ bool kit_fault_must_fail(int kind, const char *name, int error, const void *call
   if (from <= 0 || number < from || number >= from + atomic_load(&fail_run)) return false;
   atomic_fetch_add(&failed_calls, 1);
   atomic_store(&last_hit, name);
-  if (config.verbose) tell(name, number, error, caller);
+  if (config.verbose) report(name, number, error, caller);
   errno = error;
   return true;
 }

@@ -15,16 +15,16 @@
 
 enum { MOST = 64 }; /* contexts; later ones are left alone */
 
-static struct seat {
+static struct kept_ops {
   _Atomic(struct ibv_context *) context;
-  struct ibv_context_ops theirs;
-} seats[MOST];
+  struct ibv_context_ops ops;
+} kept[MOST];
 
 /* There is one: ours are called only by way of a context that has been changed. */
 static const struct ibv_context_ops *theirs(const struct ibv_context *context) {
   int i = 0;
-  while (i < MOST - 1 && atomic_load_explicit(&seats[i].context, memory_order_acquire) != context) i++;
-  return &seats[i].theirs;
+  while (i < MOST - 1 && atomic_load_explicit(&kept[i].context, memory_order_acquire) != context) i++;
+  return &kept[i].ops;
 }
 
 static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad) {
@@ -51,10 +51,10 @@ void kit_fault_posts(void *opened) {
   struct ibv_context *context = opened, *none;
   for (int i = 0; i < MOST; i++) {
     none = NULL;
-    bool old = atomic_load(&seats[i].context) == context;
-    if (!old && !atomic_compare_exchange_strong(&seats[i].context, &none, context)) continue;
+    bool old = atomic_load(&kept[i].context) == context;
+    if (!old && !atomic_compare_exchange_strong(&kept[i].context, &none, context)) continue;
     if (context->ops.post_send == post_send) return; /* opened once, given out twice */
-    seats[i].theirs = context->ops;
+    kept[i].ops = context->ops;
     context->ops.post_send = post_send;
     context->ops.post_recv = post_recv;
     context->ops.poll_cq = poll_cq;
