@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * FNV-1a of 64 bits (draft-eastlake-fnv): tells names apart, keeps nobody out. Begin with RAIL_HASH_BASIS; the result
- * of one call may be the `hash` of the next.
+ * FNV-1a of 64 bits (draft-eastlake-fnv): tells names apart; anyone can make collisions. Begin with RAIL_HASH_BASIS;
+ * the result of one call may be the `hash` of the next.
  */
 #ifndef RAIL_HASH_H
 #define RAIL_HASH_H

@@ -17,8 +17,8 @@
  *
  * When it is over the socket is taken: fd = h.fd; h.fd = -1.
  *
- * Errors are returned, not logged. One of recv says with *reason what the peer
- * should be told (rail_handshake_refuse) and with *why what to log.
+ * Errors are returned, not logged. With one of recv come *reason, to refuse the
+ * peer with (rail_handshake_refuse), and *why, to log.
  *
  * Deadlines: rail_handshake_note_time once per call of connect or accept counts the
  * time in `waited`, at most a second per call: a process that was stopped does

@@ -54,7 +54,7 @@ struct rail_mac_part {
   size_t size;
 };
 /* The mac of a label, which keeps it from passing for one of another kind in whatever protocol the key is used for,
- * and of `n` parts, one after the other. Their sizes are the protocol's: fixed, or told by an earlier part. */
+ * and of `n` parts, one after the other. Their sizes are the protocol's: fixed, or given by an earlier part. */
 rail_result_t rail_key_mac_of(const struct rail_key *key, const char label[RAIL_LABEL_SIZE],
                               const struct rail_mac_part *parts, unsigned int n, uint8_t mac[RAIL_MAC_SIZE]);
 

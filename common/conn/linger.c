@@ -19,7 +19,7 @@
 #define MAX_LINGER 1024 /* comms; then the first is dropped: their descriptors are limited */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static STAILQ_HEAD(, rail_linger) list = STAILQ_HEAD_INITIALIZER(list); /* oldest look first */
+static STAILQ_HEAD(, rail_linger) list = STAILQ_HEAD_INITIALIZER(list); /* least recently checked first */
 static _Atomic uint32_t count;
 
 bool rail_linger_any(void) { return count != 0; }
@@ -64,7 +64,7 @@ static void end_linger(struct rail_linger *l) {
   free_linger(l);
 }
 
-/* One look at one comm's sockets; true when there is nothing more to do for it. */
+/* One step for one comm's sockets; true when there is nothing more to do for it. */
 static bool step(struct rail_linger *l, uint64_t now) {
   bool ended = true;
   if (l->tail_done < l->tail_size) {
@@ -82,7 +82,7 @@ static bool step(struct rail_linger *l, uint64_t now) {
   return (limit_ms && age_ms >= limit_ms) || (age_ms >= GRACE_MS && undelivered_bytes(l) == 0);
 }
 
-/* Under the lock: looks at the first `n`, which then go to the end. */
+/* Under the lock: a step for each of the first `n`, which then go to the end. */
 static void reap(uint32_t n) {
   uint64_t now = rail_now_ns();
   struct rail_linger *l;

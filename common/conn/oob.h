@@ -10,7 +10,7 @@
  *   each tick     rail_oob_tick; rail_oob_report where rail_oob_is_report_due; rail_oob_tick_ns says how often
  *   close         rail_oob_goodbye; a sender whose peer has closed is drained (rail_oob_is_draining, rail_oob_drain)
  *
- * What it finds out it tells with ops->event: fault bits, which the data path reads. It posts nothing and never calls
+ * It reports through ops->event: fault bits, which the data path reads. It posts nothing and never calls
  * the data path. One thread at a time: the plugin's lock. None of its functions waits.
  *
  * `now` is a clock that counts only time in which that thread ran: a peer is not blamed for silence that this process
@@ -115,7 +115,7 @@ struct rail_oob {
   /* On the thread's clock. The first three also restart while requests complete or none is outstanding. */
   uint64_t last_heard;    /* bytes came from the peer's process */
   uint64_t last_host_ack; /* the peer's host acknowledged bytes */
-  uint64_t last_activity; /* work->activity changed, or STALLED was told */
+  uint64_t last_activity; /* work->activity changed, or STALLED was reported */
   uint64_t last_ping;
   uint32_t unanswered;             /* PINGs since last_heard */
   uint64_t activity, waits;        /* work's, at the last tick with activity, at the last tick */
@@ -133,7 +133,7 @@ void rail_oob_goodbye(struct rail_oob *oob);
 
 /* Once a tick. While requests are outstanding or the caller asks again: a silent peer is sent PINGs, and is an event
  * after limits->peer_ms (its process) or deadline_ms (its host). For each third of deadline_ms without activity STALLED
- * is told, whether the peer answers or not. */
+ * is reported, whether the peer answers or not. */
 void rail_oob_tick(struct rail_oob *oob, uint64_t now);
 /* Has the peer been silent for limits->warn_ms, without a report? */
 bool rail_oob_is_report_due(const struct rail_oob *oob, uint64_t now);

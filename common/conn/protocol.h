@@ -15,9 +15,9 @@
  * which call what is here.
  *
  * Security, the same for all plugins. The secret keeps other clients, stale
- * handles and reused ports out; it is compared in constant time. Our version is told
- * only to those who know the secret. With a key (hmac.h) HELLO and every
- * message but a refusal carry an HMAC-SHA-256 over all that was agreed before:
+ * handles and reused ports out; it is compared in constant time. A refusal
+ * names our version only to a client that sent the secret. With a key (hmac.h) HELLO
+ * and every message but a refusal carry an HMAC-SHA-256 over all that was agreed before:
  *
  *   mac of HELLO   = HMAC(key, "PLUGIN VERSION hello" | handle, attempt 0 | HELLO without mac)
  *   mac of message = HMAC(key, "PLUGIN VERSION connector" or "... acceptor", the side that sends it
@@ -202,7 +202,7 @@ struct rail_message {
   const void *body; /* of an ANSWER: its payload. Aligned as its message is, to 8 bytes; not copied */
   size_t size;
   unsigned int reason;  /* of an ANSWER; NONE: welcome */
-  unsigned int version; /* the other side's; 0: not told */
+  unsigned int version; /* the other side's; 0: not sent */
 };
 
 /* Size of a message with that body. */

@@ -6,17 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const uint8_t free_place[RAIL_REPLAY_ID];
+static const uint8_t free_slot[RAIL_REPLAY_ID];
 
-static bool is_free(const uint8_t *place) { return memcmp(place, free_place, RAIL_REPLAY_ID) == 0; }
+static bool is_free(const uint8_t *slot) { return memcmp(slot, free_slot, RAIL_REPLAY_ID) == 0; }
 
-/* The id's place, or the free one where it would be. Ids are macs: no need to hash them. */
-static uint8_t *place_of(const struct rail_replay *replay, const uint8_t *id) {
+/* The id's slot, or the free one where it would be. Ids are macs: no need to hash them. */
+static uint8_t *slot_of(const struct rail_replay *replay, const uint8_t *id) {
   uint32_t at;
   memcpy(&at, id, sizeof at);
   for (at &= replay->cap - 1;; at = (at + 1) & (replay->cap - 1)) {
-    uint8_t *place = replay->ids[at];
-    if (is_free(place) || memcmp(place, id, RAIL_REPLAY_ID) == 0) return place;
+    uint8_t *slot = replay->ids[at];
+    if (is_free(slot) || memcmp(slot, id, RAIL_REPLAY_ID) == 0) return slot;
   }
 }
 
@@ -25,7 +25,7 @@ static bool grow(struct rail_replay *replay) {
   bigger.ids = calloc(bigger.cap, sizeof *bigger.ids);
   if (!bigger.ids) return false;
   for (uint32_t i = 0; i < replay->cap; i++)
-    if (!is_free(replay->ids[i])) memcpy(place_of(&bigger, replay->ids[i]), replay->ids[i], RAIL_REPLAY_ID);
+    if (!is_free(replay->ids[i])) memcpy(slot_of(&bigger, replay->ids[i]), replay->ids[i], RAIL_REPLAY_ID);
   free(replay->ids);
   *replay = bigger;
   return true;
@@ -34,11 +34,11 @@ static bool grow(struct rail_replay *replay) {
 enum rail_replay_result rail_replay_note(struct rail_replay *replay, const uint8_t id[RAIL_REPLAY_ID]) {
   if (is_free(id)) return RAIL_REPLAY_SEEN; /* no mac is all zeros */
   if (2 * replay->count >= replay->cap && replay->count < RAIL_REPLAY_MAX && !grow(replay)) return RAIL_REPLAY_FULL;
-  uint8_t *place = place_of(replay, id);
-  if (!is_free(place)) return RAIL_REPLAY_SEEN;
+  uint8_t *slot = slot_of(replay, id);
+  if (!is_free(slot)) return RAIL_REPLAY_SEEN;
   if (replay->count == RAIL_REPLAY_MAX) return RAIL_REPLAY_FULL;
   replay->count++;
-  memcpy(place, id, RAIL_REPLAY_ID);
+  memcpy(slot, id, RAIL_REPLAY_ID);
   return RAIL_REPLAY_NEW;
 }
 

@@ -16,7 +16,7 @@
 
 /* All zero: empty. */
 struct rail_replay {
-  uint8_t (*ids)[RAIL_REPLAY_ID]; /* `cap` places; all zero: a free one */
+  uint8_t (*ids)[RAIL_REPLAY_ID]; /* `cap` slots; all zero: a free one */
   uint32_t cap, count;
 };
 

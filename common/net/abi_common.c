@@ -88,8 +88,8 @@ rail_result_t rail_abi_properties(int dev, struct rail_net_props_v12 *props) {
   return (rail_result_t)rail_abi_result(OPS.get_properties(dev, props), "getProperties");
 }
 
-/* A device fused of more than 4 was made through v12, and v9-v11 can only be
- * told of its first four; they use that list for nothing but the topology. */
+/* A device fused of more than 4 was made through v12. v9-v11 have room for four
+ * and use that list for nothing but the topology. */
 void rail_abi_vprops_to_v9(const struct rail_net_vprops_v12 *from, struct rail_net_vprops_v9 *to) {
   memset(to, 0, sizeof *to);
   to->ndevs = RAIL_MIN(from->ndevs, (int)RAIL_COUNT_OF(to->devs));

@@ -24,7 +24,7 @@ enum rail_profile_call { RAIL_PROFILE_START = 0, RAIL_PROFILE_STOP = 1 };
 
 #define RAIL_PROFILE_EVENT_MAX 64 /* bytes of a description */
 
-/* What a plugin tells of its requests. */
+/* How a plugin describes its requests. */
 struct rail_profile_kind {
   int64_t id; /* network type << 16 | version of the description */
   void (*describe)(const void *request, uint32_t buffer, void *event);

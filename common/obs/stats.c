@@ -35,7 +35,7 @@ struct group {
   uint32_t ncounters, max, record_size;
   uint32_t used;
   uint64_t counters_at, records_at;
-  uint8_t *taken; /* ours: nobody else can write it */
+  uint8_t *taken; /* private, where no other process can write */
 };
 
 struct rail_stats {
@@ -93,7 +93,7 @@ static void remove_file(struct rail_stats *s) {
   s->path[0] = 0;
 }
 
-/* Who exits or unloads without closing leaves no file either. */
+/* A process that exits or unloads without closing leaves no file either. */
 __attribute__((destructor)) static void remove_files(void) {
   pthread_mutex_lock(&lock);
   for (struct rail_stats *s = pages; s; s = s->next) remove_file(s);
@@ -291,8 +291,8 @@ static struct rail_stats_group_desc *desc_at(const struct rail_stats *s, uint32_
   return (struct rail_stats_group_desc *)(s->page + sizeof(struct rail_stats_head)) + group;
 }
 
-/* Takes a free place of the page. NULL: there is none. */
-static uint64_t *take_place(struct rail_stats *s, uint32_t group, const uint64_t *label) {
+/* Takes a free slot of the group. NULL: there is none. */
+static uint64_t *take_slot(struct rail_stats *s, uint32_t group, const uint64_t *label) {
   struct group *g = &s->groups[group];
   uint32_t i = 0;
   while (i < g->used && g->taken[i]) i++;
@@ -335,7 +335,7 @@ uint64_t *rail_stats_take(struct rail_stats *s, uint32_t group, const char *fmt,
   put_text(label.text, sizeof label.text, text);
 
   pthread_mutex_lock(&lock);
-  uint64_t *record = s->page && !s->closed ? take_place(s, group, label.words) : NULL;
+  uint64_t *record = s->page && !s->closed ? take_slot(s, group, label.words) : NULL;
   if (!record) record = private_record(&s->groups[group]);
   if (record) s->records++;
   pthread_mutex_unlock(&lock);
@@ -358,7 +358,7 @@ void rail_stats_drop(struct rail_stats *s, uint32_t group, uint64_t *record) {
   }
   bool last = --s->records == 0 && s->closed;
   pthread_mutex_unlock(&lock);
-  if (last) rail_stats_close(s); /* nobody else has it any more */
+  if (last) rail_stats_close(s); /* that was the last record of a closed page */
 }
 
 /* ---- a plugin's page: who uses it, and its devices ---- */

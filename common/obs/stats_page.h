@@ -58,7 +58,7 @@ struct rail_stats_group_desc {
   char name[RAIL_STATS_NAME];
   uint64_t counters_at; /* multiple of 8 */
   uint64_t records_at;  /* multiple of RAIL_CACHELINE */
-  uint64_t left_out;    /* how many records found no place here so far; only grows */
+  uint64_t left_out;    /* records that found the group full so far; only grows */
   uint32_t ncounters;
   uint32_t max_records;
   uint32_t record_size; /* multiple of RAIL_CACHELINE */
@@ -90,8 +90,8 @@ _Static_assert(sizeof(struct rail_stats_record_head) == 256, "layout");
 
 enum rail_stats_alive {
   RAIL_STATS_LIVE,
-  RAIL_STATS_DEAD,      /* ended; perhaps its pid is somebody else's by now */
-  RAIL_STATS_ELSEWHERE, /* in a PID namespace that is not ours: nobody here can tell */
+  RAIL_STATS_DEAD,      /* ended; another process may have its pid by now */
+  RAIL_STATS_ELSEWHERE, /* in a PID namespace that is not ours: it cannot be seen from here */
 };
 
 /* Start time of a living process, as in the head; false: there is none (a zombie is none). */
