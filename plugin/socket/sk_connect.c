@@ -15,9 +15,9 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/net/net_ctx.h"
 #include "common/conn/connector.h"
 #include "common/conn/linger.h"
+#include "common/net/net_ctx.h"
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_dial.h"
 #include "plugin/socket/sk_param.h"

@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/net/fuse.h"
 #include "common/base/log.h"
+#include "common/net/fuse.h"
 #include "plugin/socket/sk_param.h"
 
 #define MAX_FUSED 64

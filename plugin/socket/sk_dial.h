@@ -6,8 +6,7 @@
  * place, or the acceptor was busy) sends the same HELLO once more; a lost one
  * of a connection over several devices sends HELLO with the flag RECONNECT, and
  * the receiver finds it at the listening sockets that it kept (sk_acceptor.h).
- * What the two must tell each other about bytes that were lost is the data
- * path's business.
+ * What is sent again of the bytes that were lost is in sk_failover.h.
  *
  * One thread at a time. Nothing here waits.
  */

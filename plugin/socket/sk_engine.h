@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The engine (RAIL_SOCKET_ENGINE): who moves connections besides the caller.
+ * The engine (RAIL_SOCKET_ENGINE): threads that move connections besides the caller's.
  *
  * inline  only the caller: isend, irecv and test move data. A comm has no poll context.
  * epoll   threads wait for sockets to become ready, then own the comm and move it as test would.
@@ -9,7 +9,7 @@
  * context. A comm of the engine has a poll context at one of them. Its caller starts what is small in isend and irecv,
  * leaves the rest to the thread, and reads flags in test.
  *
- * This file knows descriptors and a function to call, not comms. A child of fork has none of the threads, nor of its
+ * It works on descriptors and a function to call, not on comms. A child of fork has none of the threads, nor of its
  * parent's comms (sk_watch.h); its own comms get threads of their own.
  */
 #ifndef SK_ENGINE_H

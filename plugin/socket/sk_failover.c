@@ -205,7 +205,7 @@ static void join_receiving(struct sk_comm *comm) {
   }
 }
 
-/* ---- the watch thread's look -------------------------------------------------- */
+/* ---- the watch thread's check ------------------------------------------------- */
 
 /* NULL, or what is wrong. */
 static const char *link_error(const struct sk_comm *comm, struct sk_stream *s, uint64_t now) {

@@ -21,7 +21,7 @@ rail_result_t sk_failover_lost(struct sk_comm *comm, struct sk_stream *s, const 
 /* Streams that broke are lost; one that ended properly was closed by the peer, or given up, and then the peer sends
  * LOST over another. *ended: no stream is left over which the peer could send anything. */
 rail_result_t sk_failover_check(struct sk_comm *comm, bool *ended);
-/* The watch thread's look at every stream, some times a second: is its interface up, does its peer acknowledge, has a
+/* The watch thread's check of every stream, some times a second: is its interface up, does its peer acknowledge, has a
  * lost one come back? `now` is its time. */
 void sk_failover_tick(struct sk_comm *comm, uint64_t now);
 

@@ -23,7 +23,7 @@ struct sk_comm;
  * hold that against its peers. */
 struct sk_keepalive {
   uint32_t idle, skip;                  /* ticks without events or requests, up to a few; ticks to let pass */
-  uint64_t in, out, useful, useful_out; /* bytes, as of the last look; useful: without PING and PONG */
+  uint64_t in, out, useful, useful_out; /* bytes, as of the last check; useful: without PING and PONG */
   uint64_t last_recv;    /* when a byte last came in */
   uint64_t idle_until;   /* until when nothing was outstanding, here or in the kernel */
   bool unacked;          /* bytes went out that the peer's host may not have yet */
@@ -33,7 +33,7 @@ struct sk_keepalive {
   uint64_t pinged;       /* time of the latest PING after `since`; 0: none sent */
   uint64_t first_ping;   /* time of the first PING after `last_sign`; 0: none sent */
   uint64_t warn_at;      /* age at which the next warning is due */
-  uint64_t host_silence; /* of the peer's host, as of the last look */
+  uint64_t host_silence; /* of the peer's host, as of the last check */
   bool silent;           /* the peer's silence was reported */
   uint64_t was_silent;   /* for how long, when it ended; 0: that was logged */
 };

@@ -11,7 +11,7 @@
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
 
-/* What NCCL tells a profiler of a socket event: its ncclProfilerNetSockDescr_v1_t. */
+/* NCCL's description of a socket event to a profiler: its ncclProfilerNetSockDescr_v1_t. */
 #define SK_PROFILE_ID ((INT64_C(2) << 16) | 1) /* network type "socket", version of the structure */
 #define SK_PROFILE_SOCKET 1                    /* the one kind of event */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test, and the one progress function: queued frames out, readable streams in, each frame to the function that knows
- * what it means (frame_ops). A stream is read until it is empty or the call has done enough.
+ * test, and the one progress function: queued frames out, readable streams in, each frame to the function for its
+ * type (frame_ops). A stream is read until it is empty or the call has done enough.
  */
 #include <string.h>
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * One TCP connection of a comm: frames on their way out, bytes that came in, and what the kernel knows of the peer's
- * host. Knows sockets and headers, not messages.
+ * host. It handles sockets and headers, not messages.
  *
  * Out: frames leave in order. Headers and short payloads are copied side by side into `stage`; a long payload stays
  * where it is. All that is queued goes out in one system call, many small messages in one piece.
  *
- * In: bytes arrive in `buf`. Once a header has told where a payload belongs, the rest of it is received straight there,
+ * In: bytes arrive in `buf`. Once a header says where a payload belongs, the rest of it is received straight there,
  * together with the beginning of what follows.
  */
 #ifndef SK_STREAM_H

@@ -74,7 +74,7 @@ unsigned int sk_limits_decode(const struct rail_hello *hello, const struct rail_
 /* The payload of an answer: HELLO's features, those that the acceptor knows. */
 rail_result_t sk_welcome_encode(struct rail_session *session, uint32_t features, void *bytes);
 /* Of rail_message_need(&sk_protocol, ...) bytes: RAIL_REASON_NONE is a welcome for a HELLO with `features`, GARBAGE no
- * answer of RailSocket's at all, else why the stream was refused. *version: the acceptor's; 0: not told. */
+ * answer of RailSocket's at all, else why the stream was refused. *version: the acceptor's; 0: not sent. */
 unsigned int sk_answer_decode(struct rail_session *session, const void *bytes, uint32_t features,
                               unsigned int *version);
 
