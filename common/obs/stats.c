@@ -369,56 +369,56 @@ struct rail_stats_device {
   char name[RAIL_STATS_VALUE];
 };
 
-rail_result_t rail_stats_book_open(struct rail_stats_book *book) {
-  pthread_mutex_lock(&book->lock);
-  if (!book->page) book->page = rail_stats_open(book->name, book->groups, book->ngroups);
-  bool ok = book->page != NULL;
-  if (ok) book->users++;
-  pthread_mutex_unlock(&book->lock);
+rail_result_t rail_plugin_stats_open(struct rail_plugin_stats *plugin) {
+  pthread_mutex_lock(&plugin->lock);
+  if (!plugin->page) plugin->page = rail_stats_open(plugin->name, plugin->groups, plugin->ngroups);
+  bool ok = plugin->page != NULL;
+  if (ok) plugin->users++;
+  pthread_mutex_unlock(&plugin->lock);
   if (ok) return RAIL_OK;
-  RAIL_WARN("%s: init: out of memory for counters", book->name);
+  RAIL_WARN("%s: init: out of memory for counters", plugin->name);
   return RAIL_SYSTEM_ERROR;
 }
 
 /* Under the lock. */
-static void one_user_less(struct rail_stats_book *book) {
-  if (--book->users > 0) return;
+static void release(struct rail_plugin_stats *plugin) {
+  if (--plugin->users > 0) return;
   /* The page is not closed yet, so dropping a record does not free it; the analyzer cannot know. */
-  while (book->devices) {
-    struct rail_stats_device *d = book->devices;
-    book->devices = d->next;
-    rail_stats_drop(book->page, book->device_group, d->record); // NOLINT(clang-analyzer-unix.Malloc)
+  while (plugin->devices) {
+    struct rail_stats_device *d = plugin->devices;
+    plugin->devices = d->next;
+    rail_stats_drop(plugin->page, plugin->device_group, d->record); // NOLINT(clang-analyzer-unix.Malloc)
     free(d);
   }
-  rail_stats_close(book->page); // NOLINT(clang-analyzer-unix.Malloc)
-  book->page = NULL;
+  rail_stats_close(plugin->page); // NOLINT(clang-analyzer-unix.Malloc)
+  plugin->page = NULL;
 }
 
-void rail_stats_book_close(struct rail_stats_book *book) {
-  pthread_mutex_lock(&book->lock);
-  one_user_less(book);
-  pthread_mutex_unlock(&book->lock);
+void rail_plugin_stats_close(struct rail_plugin_stats *plugin) {
+  pthread_mutex_lock(&plugin->lock);
+  release(plugin);
+  pthread_mutex_unlock(&plugin->lock);
 }
 
-uint64_t *rail_stats_book_take(struct rail_stats_book *book, uint32_t group, const char *label, ...) {
+uint64_t *rail_plugin_stats_take(struct rail_plugin_stats *plugin, uint32_t group, const char *label, ...) {
   char text[RAIL_STATS_LABEL + 1]; /* one more: what is too long is seen and cut as ever */
   va_list ap;
   va_start(ap, label);
   vsnprintf(text, sizeof text, label, ap);
   va_end(ap);
-  pthread_mutex_lock(&book->lock);
-  uint64_t *record = book->page ? rail_stats_take(book->page, group, "%s", text) : NULL;
-  if (record) book->users++;
-  pthread_mutex_unlock(&book->lock);
+  pthread_mutex_lock(&plugin->lock);
+  uint64_t *record = plugin->page ? rail_stats_take(plugin->page, group, "%s", text) : NULL;
+  if (record) plugin->users++;
+  pthread_mutex_unlock(&plugin->lock);
   return record;
 }
 
-void rail_stats_book_drop(struct rail_stats_book *book, uint32_t group, uint64_t *record) {
+void rail_plugin_stats_drop(struct rail_plugin_stats *plugin, uint32_t group, uint64_t *record) {
   if (!record) return;
-  pthread_mutex_lock(&book->lock);
-  rail_stats_drop(book->page, group, record);
-  one_user_less(book);
-  pthread_mutex_unlock(&book->lock);
+  pthread_mutex_lock(&plugin->lock);
+  rail_stats_drop(plugin->page, group, record);
+  release(plugin);
+  pthread_mutex_unlock(&plugin->lock);
 }
 
 const char *rail_stats_value(char to[RAIL_STATS_VALUE], const char *from) {
@@ -428,29 +428,29 @@ const char *rail_stats_value(char to[RAIL_STATS_VALUE], const char *from) {
   return to;
 }
 
-uint64_t *rail_stats_book_device(struct rail_stats_book *book, const char *name) {
+uint64_t *rail_plugin_stats_device(struct rail_plugin_stats *plugin, const char *name) {
   char label[RAIL_STATS_VALUE];
   rail_stats_value(label, name);
-  pthread_mutex_lock(&book->lock);
-  struct rail_stats_device *d = book->devices;
+  pthread_mutex_lock(&plugin->lock);
+  struct rail_stats_device *d = plugin->devices;
   while (d && strcmp(d->name, label) != 0) d = d->next;
-  if (!d && book->page && (d = calloc(1, sizeof *d)) != NULL) {
+  if (!d && plugin->page && (d = calloc(1, sizeof *d)) != NULL) {
     snprintf(d->name, sizeof d->name, "%s", label);
-    d->record = rail_stats_take(book->page, book->device_group, "device=%s", label);
-    d->next = book->devices;
+    d->record = rail_stats_take(plugin->page, plugin->device_group, "device=%s", label);
+    d->next = plugin->devices;
     if (d->record) {
-      book->devices = d;
+      plugin->devices = d;
     } else {
       free(d);
       d = NULL;
     }
   }
   uint64_t *record = d ? d->record : NULL;
-  pthread_mutex_unlock(&book->lock);
+  pthread_mutex_unlock(&plugin->lock);
   return record;
 }
 
-void rail_stats_book_count(struct rail_stats_book *book, const char *device, unsigned int counter) {
-  uint64_t *record = rail_stats_book_device(book, device);
+void rail_plugin_stats_count(struct rail_plugin_stats *plugin, const char *device, unsigned int counter) {
+  uint64_t *record = rail_plugin_stats_device(plugin, device);
   if (record) rail_stats_add_shared(&record[counter], 1);
 }

@@ -92,7 +92,7 @@ extern const struct rail_param_table rail_stats_param_table;
 struct rail_stats_device;
 
 /* Static: the first four are the plugin's, `lock` is PTHREAD_MUTEX_INITIALIZER. */
-struct rail_stats_book {
+struct rail_plugin_stats {
   const char *name; /* "RailSocket" */
   const struct rail_stats_group *groups;
   uint32_t ngroups, device_group;
@@ -103,19 +103,20 @@ struct rail_stats_book {
 };
 
 /* One each per context. RAIL_SYSTEM_ERROR, logged: out of memory. */
-rail_result_t rail_stats_book_open(struct rail_stats_book *book);
-void rail_stats_book_close(struct rail_stats_book *book);
+rail_result_t rail_plugin_stats_open(struct rail_plugin_stats *plugin);
+void rail_plugin_stats_close(struct rail_plugin_stats *plugin);
 
-/* A record, given back by rail_stats_book_drop; NULL when memory is out, or nothing is open. */
-RAIL_PRINTF(3, 4) uint64_t *rail_stats_book_take(struct rail_stats_book *book, uint32_t group, const char *label, ...);
-void rail_stats_book_drop(struct rail_stats_book *book, uint32_t group, uint64_t *record); /* NULL is fine */
+/* A record, given back by rail_plugin_stats_drop; NULL when memory is out, or nothing is open. */
+RAIL_PRINTF(3, 4) uint64_t *rail_plugin_stats_take(struct rail_plugin_stats *plugin, uint32_t group,
+                                                   const char *label, ...);
+void rail_plugin_stats_drop(struct rail_plugin_stats *plugin, uint32_t group, uint64_t *record); /* NULL is fine */
 
 /* The device's one record ("device=NAME"), made at its first call; valid while anything is open, never dropped. Not for
  * the data path: it searches. NULL as above. */
-uint64_t *rail_stats_book_device(struct rail_stats_book *book, const char *name);
+uint64_t *rail_plugin_stats_device(struct rail_plugin_stats *plugin, const char *name);
 /* One more of these in that record, which is looked up each time: the page may be gone while a connection that was
  * never closed is still there. */
-void rail_stats_book_count(struct rail_stats_book *book, const char *device, unsigned int counter);
+void rail_plugin_stats_count(struct rail_plugin_stats *plugin, const char *device, unsigned int counter);
 
 /* A label's value has no comma; a device's name may. Returns `to`. */
 const char *rail_stats_value(char to[RAIL_STATS_VALUE], const char *from);

@@ -49,12 +49,12 @@ static const struct rail_stats_group groups[] = {
 };
 _Static_assert(RAIL_COUNT_OF(groups) == GROUPS, "a row each");
 
-static struct rail_stats_book book = {.name = "RailIB", .groups = groups, .ngroups = GROUPS,
-                                      .device_group = GROUP_DEVICE, .lock = PTHREAD_MUTEX_INITIALIZER};
+static struct rail_plugin_stats page = {.name = "RailIB", .groups = groups, .ngroups = GROUPS,
+                                        .device_group = GROUP_DEVICE, .lock = PTHREAD_MUTEX_INITIALIZER};
 static unsigned int opens; /* under the plugin's lock */
 
 rail_result_t ib_stats_open(void) {
-  RAIL_TRY(rail_stats_book_open(&book));
+  RAIL_TRY(rail_plugin_stats_open(&page));
   for (unsigned int i = 0; opens == 0 && i < ib_port_count(); i++)
     ib_port_at(i)->stats = ib_stats_device(ib_port_at(i)->name);
   opens++;
@@ -64,11 +64,13 @@ rail_result_t ib_stats_open(void) {
 /* The page stays while comms are open that their callers close late. */
 void ib_stats_close(void) {
   opens--;
-  rail_stats_book_close(&book);
+  rail_plugin_stats_close(&page);
 }
 
-uint64_t *ib_stats_device(const char *name) { return rail_stats_book_device(&book, name); }
-void ib_stats_count(const char *device, enum ib_stats_device counter) { rail_stats_book_count(&book, device, counter); }
+uint64_t *ib_stats_device(const char *name) { return rail_plugin_stats_device(&page, name); }
+void ib_stats_count(const char *device, enum ib_stats_device counter) {
+  rail_plugin_stats_count(&page, device, counter);
+}
 
 /* Adds the comm to, or takes it from, its ports' gauges. */
 static void count_comm(const struct ib_comm *comm, int64_t by) {
@@ -83,9 +85,9 @@ static void count_comm(const struct ib_comm *comm, int64_t by) {
 
 rail_result_t ib_stats_comm_begin(struct ib_comm *comm) {
   char device[RAIL_STATS_VALUE];
-  comm->stats = rail_stats_book_take(&book, GROUP_COMM, "side=%s,device=%s,peer=%s,qps=%u",
-                                     comm->sender ? "send" : "receive", rail_stats_value(device, comm->device->name),
-                                     comm->peer_text, comm->plan.nqps);
+  comm->stats = rail_plugin_stats_take(&page, GROUP_COMM, "side=%s,device=%s,peer=%s,qps=%u",
+                                       comm->sender ? "send" : "receive", rail_stats_value(device, comm->device->name),
+                                       comm->peer_text, comm->plan.nqps);
   comm->stats_private = !comm->stats;
   if (!comm->stats) comm->stats = calloc(IB_COMM_COUNTERS, sizeof *comm->stats);
   if (!comm->stats) {
@@ -100,7 +102,7 @@ void ib_stats_comm_end(struct ib_comm *comm) {
   if (!comm->stats) return;
   count_comm(comm, -1);
   if (comm->stats_private) free(comm->stats);
-  else rail_stats_book_drop(&book, GROUP_COMM, comm->stats);
+  else rail_plugin_stats_drop(&page, GROUP_COMM, comm->stats);
   comm->stats = NULL;
 }
 

@@ -59,18 +59,18 @@ static const struct rail_stats_group groups[] = {
 };
 _Static_assert(RAIL_COUNT_OF(groups) == SK_STATS_GROUPS, "a row each");
 
-static struct rail_stats_book book = {.name = "RailSocket", .groups = groups, .ngroups = SK_STATS_GROUPS,
-                                      .device_group = SK_STATS_DEVICE, .lock = PTHREAD_MUTEX_INITIALIZER};
+static struct rail_plugin_stats page = {.name = "RailSocket", .groups = groups, .ngroups = SK_STATS_GROUPS,
+                                        .device_group = SK_STATS_DEVICE, .lock = PTHREAD_MUTEX_INITIALIZER};
 
-rail_result_t sk_stats_open(void) { return rail_stats_book_open(&book); }
-void sk_stats_close(void) { rail_stats_book_close(&book); }
+rail_result_t sk_stats_open(void) { return rail_plugin_stats_open(&page); }
+void sk_stats_close(void) { rail_plugin_stats_close(&page); }
 
 static uint64_t *take(enum sk_stats_group group, const char *extra, const char *side, const char *device,
                       const union rail_addr *peer, const uint8_t *id) {
   char name[RAIL_STATS_VALUE], text[RAIL_ADDR_TEXT];
-  return rail_stats_book_take(&book, group, "side=%s,device=%s,peer=%s,comm=%02x%02x%02x%02x%s", side,
-                              rail_stats_value(name, device), rail_addr_text(peer, text), id[0], id[1], id[2], id[3],
-                              extra);
+  return rail_plugin_stats_take(&page, group, "side=%s,device=%s,peer=%s,comm=%02x%02x%02x%02x%s", side,
+                                rail_stats_value(name, device), rail_addr_text(peer, text), id[0], id[1], id[2], id[3],
+                                extra);
 }
 
 uint64_t *sk_stats_comm(const char *side, const char *device, const union rail_addr *peer, const uint8_t *comm_id) {
@@ -84,10 +84,12 @@ uint64_t *sk_stats_stream(const char *side, const char *device, const union rail
   return take(SK_STATS_STREAM, extra, side, device, peer, comm_id);
 }
 
-void sk_stats_drop(enum sk_stats_group group, uint64_t *record) { rail_stats_book_drop(&book, group, record); }
+void sk_stats_drop(enum sk_stats_group group, uint64_t *record) { rail_plugin_stats_drop(&page, group, record); }
 
-uint64_t *sk_stats_device(const char *name) { return rail_stats_book_device(&book, name); }
-void sk_stats_count(const char *device, enum sk_stats_device counter) { rail_stats_book_count(&book, device, counter); }
+uint64_t *sk_stats_device(const char *name) { return rail_plugin_stats_device(&page, name); }
+void sk_stats_count(const char *device, enum sk_stats_device counter) {
+  rail_plugin_stats_count(&page, device, counter);
+}
 
 /* ---- a comm's records ---------------------------------------------------- */
 

@@ -23,20 +23,20 @@ static const struct rail_stats_group groups[GROUPS] = {
   [DEVICE] = {"device", device_counters, TPL_DEVICE_COUNTERS, 64},
 };
 
-static struct rail_stats_book book = {.name = "RailTemplate", .groups = groups, .ngroups = GROUPS,
-                                      .device_group = DEVICE, .lock = PTHREAD_MUTEX_INITIALIZER};
+static struct rail_plugin_stats page = {.name = "RailTemplate", .groups = groups, .ngroups = GROUPS,
+                                        .device_group = DEVICE, .lock = PTHREAD_MUTEX_INITIALIZER};
 
-rail_result_t tpl_stats_open(void) { return rail_stats_book_open(&book); }
-void tpl_stats_close(void) { rail_stats_book_close(&book); }
+rail_result_t tpl_stats_open(void) { return rail_plugin_stats_open(&page); }
+void tpl_stats_close(void) { rail_plugin_stats_close(&page); }
 
 uint64_t *tpl_stats_comm(const char *side, const char *device, const union rail_addr *peer) {
   char name[RAIL_STATS_VALUE], text[RAIL_ADDR_TEXT];
-  return rail_stats_book_take(&book, COMM, "side=%s,device=%s,peer=%s", side, rail_stats_value(name, device),
-                              rail_addr_text(peer, text));
+  return rail_plugin_stats_take(&page, COMM, "side=%s,device=%s,peer=%s", side, rail_stats_value(name, device),
+                                rail_addr_text(peer, text));
 }
 
-void tpl_stats_drop(uint64_t *record) { rail_stats_book_drop(&book, COMM, record); }
+void tpl_stats_drop(uint64_t *record) { rail_plugin_stats_drop(&page, COMM, record); }
 
 void tpl_stats_count(const char *device, enum tpl_device_counter counter) {
-  rail_stats_book_count(&book, device, counter);
+  rail_plugin_stats_count(&page, device, counter);
 }
