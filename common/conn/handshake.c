@@ -74,26 +74,22 @@ rail_result_t rail_handshake_flush(struct rail_handshake *h) {
 
 /* A fresh socket takes these bytes. Reading first what came keeps close from resetting the connection before the peer
  * has read them. */
-void rail_refuse(int *fd, const void *bytes, size_t size) {
-  uint8_t scratch[512];
+static void refuse(const struct rail_protocol *protocol, int *fd, unsigned int reason, const void *payload) {
+  uint8_t refusal[RAIL_ANSWER_MAX], scratch[512];
   size_t done = 0, n;
-  (void)rail_sock_send_some(*fd, bytes, size, &done);
+  rail_refusal_encode(protocol, reason, payload, refusal);
+  (void)rail_sock_send_some(*fd, refusal, rail_answer_size(protocol), &done);
   shutdown(*fd, SHUT_WR);
   (void)rail_sock_recvv(*fd, &(struct iovec){.iov_base = scratch, .iov_len = sizeof scratch}, 1, &n);
   rail_sock_close(fd);
 }
 
-void rail_refuse_reason(const struct rail_protocol *protocol, int *fd, unsigned int reason) {
-  uint8_t refusal[RAIL_ANSWER_MAX];
-  rail_refusal_encode(protocol, reason, NULL, refusal);
-  rail_refuse(fd, refusal, rail_answer_size(protocol));
+void rail_refuse(const struct rail_protocol *protocol, int *fd, unsigned int reason) {
+  refuse(protocol, fd, reason, NULL);
 }
 
 void rail_handshake_refuse(struct rail_handshake *h, unsigned int reason, const void *payload) {
-  uint8_t refusal[RAIL_ANSWER_MAX];
-  if (h->fd < 0 || h->out_done || reason == RAIL_REASON_NONE) return;
-  rail_refusal_encode(h->session.protocol, reason, payload, refusal);
-  rail_refuse(&h->fd, refusal, rail_answer_size(h->session.protocol));
+  if (h->fd >= 0 && !h->out_done && reason != RAIL_REASON_NONE) refuse(h->session.protocol, &h->fd, reason, payload);
 }
 
 /* ---- in ------------------------------------------------------------------- */

@@ -61,6 +61,9 @@ rail_result_t rail_handshake_flush(struct rail_handshake *h);
 /* Tells the peer `reason`, best effort, and closes. Sends nothing in the middle of a message of ours, or for NONE.
  * `payload` as for welcome. */
 void rail_handshake_refuse(struct rail_handshake *h, unsigned int reason, const void *payload);
+/* The same for a connection without a handshake of its own, without a payload. The socket is closed so
+ * that the refusal arrives. */
+void rail_refuse(const struct rail_protocol *protocol, int *fd, unsigned int reason);
 
 /* RAIL_OK: one whole message, valid until the next call. RAIL_IN_PROGRESS. Else *reason says what to refuse with (NONE:
  * nothing, the peer is gone, see errno; 0: end of the stream) and *why what happened. */
@@ -69,12 +72,6 @@ rail_result_t rail_handshake_recv(struct rail_handshake *h, struct rail_message 
 /* Has a message begun to arrive? RAIL_OK: yes. RAIL_IN_PROGRESS: nothing, or what is not the handshake's. Else the peer
  * closed the connection, errno as for recv. Reads nothing. */
 rail_result_t rail_handshake_peek(const struct rail_handshake *h);
-
-/* Writes `bytes` (rail_refusal_encode), best effort, and closes the socket so that they arrive. Also for connections
- * past their HELLO, on either side, as long as no message of ours is half written. */
-void rail_refuse(int *fd, const void *bytes, size_t size);
-/* The same for a refusal without a payload of the plugin's. */
-void rail_refuse_reason(const struct rail_protocol *protocol, int *fd, unsigned int reason);
 
 void rail_handshake_note_time(struct rail_handshake *h);
 /* limit_ms 0: never. */

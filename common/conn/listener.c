@@ -105,7 +105,7 @@ static void refuse(struct rail_listener *l, struct rail_pending *c, unsigned int
   rail_listener_log_drop(l, &c->peer, text);
   unlink_pending(l, c);
   if (l->ops->count) l->ops->count(l->owner, RAIL_LISTENER_REFUSED);
-  rail_refuse_reason(protocol, &fd, reason);
+  rail_refuse(protocol, &fd, reason);
 }
 
 /* The oldest that has sent nothing, else the oldest; NULL: there is none. */

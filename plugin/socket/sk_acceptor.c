@@ -112,7 +112,7 @@ static void expire_half_open(struct sk_acceptor *a, uint64_t now) {
     sk_stats_count(a->device->name, SK_DEVICE_REFUSED);
     rail_listener_log_drop(&a->listener, &p->peer, "not all of its streams arrived within the time limit");
     for (unsigned int i = 0; i < p->nstreams; i++)
-      if (p->streams[i].fd >= 0) rail_refuse_reason(&sk_protocol, &p->streams[i].fd, RAIL_REASON_TIMEOUT);
+      if (p->streams[i].fd >= 0) rail_refuse(&sk_protocol, &p->streams[i].fd, RAIL_REASON_TIMEOUT);
     drop_half_open(a, p);
   }
 }
