@@ -82,7 +82,8 @@ static void take_down(struct sk_comm *comm, struct sk_stream *s) {
   s->target = NULL;
 }
 
-rail_result_t sk_failover_lost(struct sk_comm *comm, struct sk_stream *s, const char *why) {
+/* The stream is dead here: over to the others. RAIL_OK, or the comm's failure if it was the last. */
+static rail_result_t lose_stream(struct sk_comm *comm, struct sk_stream *s, const char *why) {
   struct sk_path *path = &comm->paths[s->index];
   char peer[RAIL_ADDR_TEXT];
   if (path->state != SK_PATH_UP) return RAIL_OK;
@@ -113,7 +114,7 @@ rail_result_t sk_failover_check(struct sk_comm *comm, bool *ended) {
     struct sk_stream *s = &comm->streams[i];
     if (s->fd < 0) continue;
     int err = s->in_errno ? s->in_errno : s->out_errno;
-    if (rail_unlikely((s->eof && s->in_errno) || s->out_errno)) RAIL_TRY(sk_failover_lost(comm, s, strerror(err)));
+    if (rail_unlikely((s->eof && s->in_errno) || s->out_errno)) RAIL_TRY(lose_stream(comm, s, strerror(err)));
     *ended &= s->fd < 0 || s->eof;
   }
   return RAIL_OK;
@@ -147,7 +148,7 @@ rail_result_t sk_failover_on_lost(struct sk_comm *comm, struct sk_stream *on, co
     path->frames = path->reported = 0;
   }
   if (path->state == SK_PATH_UP && frame->size == path->generation)
-    return sk_failover_lost(comm, s, "the peer gave it up");
+    return lose_stream(comm, s, "the peer gave it up");
   report_count(comm, frame->tag, frame->size);
   return RAIL_OK;
 }
@@ -198,7 +199,7 @@ static void join_receiving(struct sk_comm *comm) {
         rail_sock_close(&fd);
         continue;
       }
-      if (sk_failover_lost(comm, s, "the peer has connected it again") != RAIL_OK) return;
+      if (lose_stream(comm, s, "the peer has connected it again") != RAIL_OK) return;
     }
     bring_up(comm, s, fd);
     comm->paths[stream].joining = true;
@@ -224,7 +225,7 @@ void sk_failover_tick(struct sk_comm *comm, uint64_t now) {
     struct sk_stream *s = &comm->streams[i];
     if (comm->paths[i].state == SK_PATH_UP) {
       const char *why = is_last(comm, s) ? NULL : link_error(comm, s, now);
-      if (why && sk_failover_lost(comm, s, why) != RAIL_OK) return;
+      if (why && lose_stream(comm, s, why) != RAIL_OK) return;
     } else if (comm->side == SK_SENDER && comm->paths[i].state == SK_PATH_DOWN) {
       join_sending(comm, s);
     }

@@ -16,8 +16,6 @@
 
 #include "plugin/socket/sk_path.h"
 
-/* The stream is dead here: over to the others. RAIL_OK, or the comm's failure if it was the last. */
-rail_result_t sk_failover_lost(struct sk_comm *comm, struct sk_stream *s, const char *why);
 /* Streams that broke are lost; one that ended properly was closed by the peer, or given up, and then the peer sends
  * LOST over another. *ended: no stream is left over which the peer could send anything. */
 rail_result_t sk_failover_check(struct sk_comm *comm, bool *ended);
