@@ -114,7 +114,7 @@ static void take_back(struct bed *bed, int i) {
   if (result == RAIL_OK) FUZZ_CHECK(stream < c->nstreams);
 }
 
-static void set_patience(const struct sk_listen *listener) {
+static void set_hello_timeout(const struct sk_listen *listener) {
   listener->acceptor->listener.hello_ms = (uint64_t)sk_params.handshake_ms;
 }
 
@@ -136,7 +136,7 @@ static void take_step(struct fuzz_in *in, struct bed *bed, bool *raw_secrets) {
     case HANG_UP: rail_sock_close(fd); break;
     case TIME: /* for those that come from here on */
       sk_params.handshake_ms = head & 0x80 ? 0 : 10000;
-      if (bed->listener) set_patience(bed->listener);
+      if (bed->listener) set_hello_timeout(bed->listener);
       break;
     case TAKE: take_back(bed, place % COMMS); break;
     case CLOSE:

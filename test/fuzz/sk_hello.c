@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-SAN: asan
  *
- * HELLO, the first bytes of every stream, and the judgement on it. Input: the
+ * HELLO, the first bytes of every stream, and whether it is accepted. Input: the
  * listener's rails and streams, then HELLO.
  */
 #include "test/fuzz/lib/fuzz.h"

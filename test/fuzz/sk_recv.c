@@ -96,7 +96,7 @@ static const struct message *message_of(const struct bed *bed, unsigned int tag,
   return NULL;
 }
 
-static void judge_done(const struct bed *bed, const struct request *r, const int *sizes) {
+static void check_done(const struct bed *bed, const struct request *r, const int *sizes) {
   for (int i = 0; i < r->n; i++) {
     const struct buffer *b = &r->buffers[i];
     uint32_t seq = 0;
@@ -131,7 +131,7 @@ static bool test(struct bed *bed, struct request *r) {
   rail_result_t result = sk_test(r->handle, &done, sizes);
   FUZZ_CHECK(result >= RAIL_OK && result < RAIL_IN_PROGRESS && (result == RAIL_OK || !done));
   if (done) {
-    judge_done(bed, r, sizes);
+    check_done(bed, r, sizes);
     take_buffers(r);
   }
   bed->failed |= result != RAIL_OK;

@@ -123,7 +123,7 @@ static const struct send *of_seq(const struct bed *bed, uint32_t seq) {
   return NULL; /* announced on another stream, which was not read yet */
 }
 
-static void judge_header(struct bed *bed, struct out *out) {
+static void check_header(struct bed *bed, struct out *out) {
   uint16_t guard;
   uint32_t seq, len, tag;
   uint64_t size;
@@ -155,7 +155,7 @@ static void judge_header(struct bed *bed, struct out *out) {
   if (out->send) FUZZ_CHECK(out->at <= out->send->size && out->left <= out->send->size - out->at);
 }
 
-static void judge_bytes(struct bed *bed, struct out *out, const uint8_t *bytes, size_t size) {
+static void check_bytes(struct bed *bed, struct out *out, const uint8_t *bytes, size_t size) {
   while (size > 0) {
     if (out->have < sizeof out->head) {
       size_t n = RAIL_MIN(size, sizeof out->head - out->have);
@@ -163,7 +163,7 @@ static void judge_bytes(struct bed *bed, struct out *out, const uint8_t *bytes, 
       out->have += n;
       bytes += n;
       size -= n;
-      if (out->have == sizeof out->head) judge_header(bed, out);
+      if (out->have == sizeof out->head) check_header(bed, out);
     } else {
       size_t n = RAIL_MIN(size, (size_t)out->left);
       if (out->send) FUZZ_CHECK(fuzz_pattern_matches(bytes, n, id_of(bed, out->send), out->at, -1));
@@ -182,7 +182,7 @@ static void read_some(struct bed *bed, unsigned int stream, size_t size) {
   static uint8_t bytes[1 << 17];
   if (bed->c.ends[stream] < 0) return;
   ssize_t n = recv(bed->c.ends[stream], bytes, RAIL_MIN(size, sizeof bytes), MSG_DONTWAIT);
-  if (n > 0) judge_bytes(bed, &bed->outs[stream], bytes, (size_t)n);
+  if (n > 0) check_bytes(bed, &bed->outs[stream], bytes, (size_t)n);
 }
 
 /* ---- what the receiver says ------------------------------------------ */

@@ -119,7 +119,7 @@ static void data_close(struct data *d) {
 
 /* One progress call; a sender also reads what its peer says. */
 static rail_result_t data_turn(const struct data *d) {
-  ENSURE(sk_comm_try_own(d->comm), "somebody else moves it");
+  ENSURE(sk_comm_try_own(d->comm), "another thread moves it");
   if (d->args.side == SK_SENDER) sk_send_read_soon(data_sender(d));
   rail_result_t result = sk_progress(d->comm);
   sk_comm_disown(d->comm);
@@ -133,7 +133,7 @@ __attribute__((unused)) static void data_settle(const struct data *d) {
 
 /* What the watch thread does at a tick to streams that are lost or come back. */
 __attribute__((unused)) static void data_tick(const struct data *d) {
-  ENSURE(sk_comm_try_own(d->comm), "somebody else moves it");
+  ENSURE(sk_comm_try_own(d->comm), "another thread moves it");
   sk_failover_tick(d->comm, rail_now_ns());
   sk_comm_disown(d->comm);
 }
@@ -164,7 +164,7 @@ __attribute__((unused)) static rail_result_t data_failure(void *request) {
 
 /* ---- the peer speaks ------------------------------------------------------ */
 
-__attribute__((unused)) static void data_say(const struct data *d, unsigned int stream, enum sk_frame_type type,
+__attribute__((unused)) static void data_send(const struct data *d, unsigned int stream, enum sk_frame_type type,
                                              unsigned int flags, uint32_t seq, uint64_t size, uint32_t len,
                                              uint32_t tag) {
   uint8_t head[SK_HEAD];
@@ -176,7 +176,7 @@ static inline uint8_t data_byte(uint32_t seq, uint64_t at) { return (uint8_t)(se
 static void data_fill(uint8_t *bytes, uint32_t seq, uint64_t from, size_t size) {
   for (size_t i = 0; i < size; i++) bytes[i] = data_byte(seq, from + i);
 }
-__attribute__((unused)) static void data_say_bytes(const struct data *d, unsigned int stream, uint32_t seq,
+__attribute__((unused)) static void data_send_bytes(const struct data *d, unsigned int stream, uint32_t seq,
                                                    uint64_t from, size_t size) {
   uint8_t *bytes = malloc(size);
   ENSURE(bytes, "no memory");
@@ -196,7 +196,7 @@ struct data_entry {
 };
 
 /* A CONTROL frame: `seen` messages; `bytes` and `count` of credit given back in all; up to 8 entries. */
-__attribute__((unused)) static void data_say_control(const struct data *d, unsigned int stream, uint32_t seen,
+__attribute__((unused)) static void data_send_control(const struct data *d, unsigned int stream, uint32_t seen,
                                                      uint64_t bytes, uint32_t count, const struct data_entry *entries,
                                                      uint32_t n) {
   struct sk_entry wire[8];
@@ -204,14 +204,14 @@ __attribute__((unused)) static void data_say_control(const struct data *d, unsig
   for (uint32_t i = 0; i < n; i++)
     wire[i] = (struct sk_entry){
       .value = htole64(entries[i].value), .key = htole32(entries[i].key), .kind = htole32(entries[i].kind)};
-  data_say(d, stream, SK_FRAME_CONTROL, 0, seen, bytes, n * (uint32_t)sizeof wire[0], count);
+  data_send(d, stream, SK_FRAME_CONTROL, 0, seen, bytes, n * (uint32_t)sizeof wire[0], count);
   if (n) data_write(d, stream, wire, n * sizeof wire[0]);
 }
 
 /* ---- the peer hears ------------------------------------------------------- */
 
 /* Exactly so many bytes; moves the comm meanwhile. */
-static void data_hear_bytes(const struct data *d, unsigned int stream, void *bytes, size_t size) {
+static void data_recv_bytes(const struct data *d, unsigned int stream, void *bytes, size_t size) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   size_t done = 0;
   while (rail_sock_recv_some(d->ends[stream], bytes, size, &done) == RAIL_IN_PROGRESS) {
@@ -221,35 +221,35 @@ static void data_hear_bytes(const struct data *d, unsigned int stream, void *byt
   ENSURE_INT(done, size);
 }
 
-__attribute__((unused)) static struct sk_frame data_hear(const struct data *d, unsigned int stream) {
+__attribute__((unused)) static struct sk_frame data_recv(const struct data *d, unsigned int stream) {
   uint8_t head[SK_HEAD];
   struct sk_frame frame;
-  data_hear_bytes(d, stream, head, sizeof head);
+  data_recv_bytes(d, stream, head, sizeof head);
   ENSURE(sk_frame_decode(head, &frame), "no header on stream %u", stream);
   return frame;
 }
 
 /* The next frame is MSG or DATA with these bytes of message seq: offset, and how many. */
-__attribute__((unused)) static struct sk_frame data_hear_payload(const struct data *d, unsigned int stream) {
-  struct sk_frame frame = data_hear(d, stream);
+__attribute__((unused)) static struct sk_frame data_recv_payload(const struct data *d, unsigned int stream) {
+  struct sk_frame frame = data_recv(d, stream);
   uint8_t *bytes = malloc(frame.len + 1);
   ENSURE(bytes, "no memory");
-  data_hear_bytes(d, stream, bytes, frame.len);
+  data_recv_bytes(d, stream, bytes, frame.len);
   if (frame.len) data_check_bytes(bytes, frame.seq, frame.type == SK_FRAME_DATA ? frame.size : 0, frame.len);
   free(bytes);
   return frame;
 }
 
-/* Has something come over it, which nobody has read? */
-__attribute__((unused)) static bool data_says(const struct data *d, unsigned int stream) {
+/* Does it have unread bytes? */
+__attribute__((unused)) static bool data_is_readable(const struct data *d, unsigned int stream) {
   uint8_t byte;
   return recv(d->ends[stream], &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
 /* Nothing came over it, however often the comm moves. */
-__attribute__((unused)) static void data_hear_nothing(const struct data *d, unsigned int stream) {
+__attribute__((unused)) static void data_recv_nothing(const struct data *d, unsigned int stream) {
   data_settle(d);
-  ENSURE(!data_says(d, stream), "stream %u says something", stream);
+  ENSURE(!data_is_readable(d, stream), "stream %u has unread bytes", stream);
 }
 
 #endif

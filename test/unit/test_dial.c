@@ -37,8 +37,8 @@ static struct rail_dial_args from_here(void) {
 }
 
 /* Until it is done, or its timeout has passed. */
-static rail_result_t go_on(struct rail_dial *d, const void *message, size_t size, int patience_ms) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(patience_ms));
+static rail_result_t go_on(struct rail_dial *d, const void *message, size_t size, int timeout_ms) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(timeout_ms));
   rail_result_t result;
   while ((result = rail_dial_step(d, message, size)) == RAIL_IN_PROGRESS && !rail_deadline_passed(deadline))
     sched_yield();
@@ -54,7 +54,7 @@ static union rail_addr closed_port(void) {
   return addr;
 }
 
-static void check_heard(int listener, const char *message, size_t size, const union rail_addr *source) {
+static void check_received(int listener, const char *message, size_t size, const union rail_addr *source) {
   union rail_addr peer;
   char got[64];
   int fd;
@@ -79,7 +79,7 @@ TEST(a_listener_that_is_there) {
   CHECK_INT(options_set, 1);
   CHECK_INT(class_set, 7);
   CHECK_OK(rail_dial_step(&d, "hello", 5)); /* nothing left to do */
-  check_heard(listener, "hello", 5, &own);
+  check_received(listener, "hello", 5, &own);
   rail_dial_close(&d);
   CHECK_INT(d.fd, -1);
   rail_sock_close(&listener);
@@ -96,7 +96,7 @@ TEST(one_that_comes_later) {
   CHECK_MSG(d.attempts >= 3 && d.attempts <= 20, "%u attempts", d.attempts); /* ever more rarely, not in every call */
   CHECK_OK(rail_sock_listen(&addr, 8, &listener));
   CHECK_OK(go_on(&d, "hi", 2, TIMEOUT_MS));
-  check_heard(listener, "hi", 2, &own);
+  check_received(listener, "hi", 2, &own);
   CHECK_INT(options_set, d.attempts);
   rail_dial_close(&d);
   rail_sock_close(&listener);
@@ -120,8 +120,8 @@ TEST(the_pause_between_attempts_has_a_limit) {
   rail_dial_close(&d);
 }
 
-/* Tied and not tied in turns: what an attempt is not, it does not count as. */
-TEST(every_second_attempt_is_not_tied) {
+/* Bound to the device and not bound in turns: an attempt that is not bound does not count as bound. */
+TEST(every_second_attempt_is_not_device_bound) {
   union rail_addr addr = closed_port();
   struct rail_dial_args from = from_here();
   struct rail_dial d;
@@ -204,17 +204,17 @@ TEST(sources_that_cannot_be_one) {
   own = (union rail_addr){.in6 = {.sin6_family = AF_INET6}}; /* of another family */
   rail_dial_init(&d, &from, &addr);
   CHECK_OK(go_on(&d, "x", 1, TIMEOUT_MS));
-  check_heard(listener, "x", 1, &addr);
+  check_received(listener, "x", 1, &addr);
   rail_dial_close(&d);
   own = (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0xc0000205)}}; /* not loopback */
   rail_dial_init(&d, &from, &addr);
   CHECK_OK(go_on(&d, "y", 1, TIMEOUT_MS));
-  check_heard(listener, "y", 1, &addr);
+  check_received(listener, "y", 1, &addr);
   rail_dial_close(&d);
   rail_sock_close(&listener);
 }
 
-TEST(a_peer_on_this_machine_is_not_tied) {
+TEST(a_peer_on_this_machine_is_not_device_bound) {
   union rail_addr addr = closed_port();
   struct rail_dial_args from = from_here();
   struct rail_dial d;
@@ -241,7 +241,7 @@ TEST(what_time_does_not_cure) {
 }
 
 TEST_MAIN(TEST_CASE(a_listener_that_is_there), TEST_CASE(one_that_comes_later),
-          TEST_CASE(the_pause_between_attempts_has_a_limit), TEST_CASE(every_second_attempt_is_not_tied),
+          TEST_CASE(the_pause_between_attempts_has_a_limit), TEST_CASE(every_second_attempt_is_not_device_bound),
           TEST_CASE(a_message_in_pieces),
           TEST_CASE(lost_in_the_middle), TEST_CASE(sources_that_cannot_be_one),
-          TEST_CASE(a_peer_on_this_machine_is_not_tied), TEST_CASE(what_time_does_not_cure))
+          TEST_CASE(a_peer_on_this_machine_is_not_device_bound), TEST_CASE(what_time_does_not_cure))

@@ -50,8 +50,8 @@ TEST(a_message_comes_in) {
   for (uint32_t seq = 0; seq < 20; seq++) {
     void *request = irecv(&d, 100);
     if (seq % 2) usleep(2000); /* the thread sleeps */
-    data_say(&d, 0, SK_FRAME_MSG, 0, seq, 100, 100, 0);
-    data_say_bytes(&d, 0, seq, 0, 100);
+    data_send(&d, 0, SK_FRAME_MSG, 0, seq, 100, 100, 0);
+    data_send_bytes(&d, 0, seq, 0, 100);
     wait_until_done(request);
     data_check_bytes(bytes, seq, 0, 100);
     data_wait(request, NULL);
@@ -73,8 +73,8 @@ TEST(a_read_that_was_full_is_not_the_last) {
   }
   own(&d);
   for (uint32_t i = 0; i < N; i++) {
-    data_say(&d, 0, SK_FRAME_MSG, 0, i, SIZE, SIZE, 0);
-    data_say_bytes(&d, 0, i, 0, SIZE);
+    data_send(&d, 0, SK_FRAME_MSG, 0, i, SIZE, SIZE, 0);
+    data_send_bytes(&d, 0, i, 0, SIZE);
   }
   sk_comm_disown(d.comm);
   for (int i = 0; i < N; i++) {
@@ -92,8 +92,8 @@ TEST(an_event_while_another_thread_owns) {
   for (uint32_t seq = 0; seq < 10; seq++) {
     void *request = irecv(&d, 100);
     own(&d);
-    data_say(&d, 0, SK_FRAME_MSG, 0, seq, 100, 100, 0);
-    data_say_bytes(&d, 0, seq, 0, 100);
+    data_send(&d, 0, SK_FRAME_MSG, 0, seq, 100, 100, 0);
+    data_send_bytes(&d, 0, seq, 0, 100);
     usleep(2000);
     sk_comm_disown(d.comm);
     wait_until_done(request);
@@ -103,12 +103,12 @@ TEST(an_event_while_another_thread_owns) {
 }
 
 /* A receive that is left in the ring because another thread owns the connection. */
-TEST(a_receive_while_somebody_else_owns) {
+TEST(a_receive_while_another_thread_owns) {
   struct data d;
   begin(&d, SK_RECEIVER);
   for (uint32_t seq = 0; seq < 10; seq++) {
-    data_say(&d, 0, SK_FRAME_MSG, 0, seq, 100, 100, 0);
-    data_say_bytes(&d, 0, seq, 0, 100);
+    data_send(&d, 0, SK_FRAME_MSG, 0, seq, 100, 100, 0);
+    data_send_bytes(&d, 0, seq, 0, 100);
     usleep(2000);
     own(&d);
     void *request = irecv(&d, 100);
@@ -126,8 +126,8 @@ TEST(the_end_comes_with_the_last_bytes) {
   begin(&d, SK_RECEIVER);
   void *first = irecv(&d, 100), *second = irecv(&d, 100);
   own(&d);
-  data_say(&d, 0, SK_FRAME_MSG, 0, 0, 100, 100, 0);
-  data_say_bytes(&d, 0, 0, 0, 100);
+  data_send(&d, 0, SK_FRAME_MSG, 0, 0, 100, 100, 0);
+  data_send_bytes(&d, 0, 0, 0, 100);
   data_end(&d, 0);
   sk_comm_disown(d.comm);
   wait_until_done(first);
@@ -151,14 +151,14 @@ TEST(a_socket_that_has_room_again) {
   void *request;
   begin(&d, SK_SENDER);
   data_fill(bytes, 0, 0, LARGE);
-  data_say_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, LARGE}, 1);
+  data_send_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, LARGE}, 1);
   CHECK_OK(sk_isend(d.comm, bytes, LARGE, 0, NULL, NULL, &request));
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-  for (size_t heard = 0; heard < LARGE + SK_HEAD;) {
+  for (size_t received = 0; received < LARGE + SK_HEAD;) {
     ssize_t n = recv(d.ends[0], got, sizeof got, MSG_DONTWAIT);
-    if (n > 0) heard += (size_t)n;
+    if (n > 0) received += (size_t)n;
     else usleep(200);
-    CHECK_MSG(!rail_deadline_passed(deadline), "%zu bytes came", heard);
+    CHECK_MSG(!rail_deadline_passed(deadline), "%zu bytes came", received);
   }
   wait_until_done(request);
   data_wait(request, NULL);
@@ -201,7 +201,7 @@ TEST(connections_come_and_go) {
     data_begin_another(&d, i % 2 ? SK_SENDER : SK_RECEIVER, 1, 0);
     data_open(&d);
     ENSURE(d.comm->poll, "the engine did not take the connection: %s", log_lines);
-    for (int k = 0; k < 3; k++) data_say(&d, 0, SK_FRAME_PING, 0, 0, 0, 0, 0);
+    for (int k = 0; k < 3; k++) data_send(&d, 0, SK_FRAME_PING, 0, 0, 0, 0, 0);
     CHECK_OK(d.args.side == SK_SENDER ? sk_close_send(d.comm) : sk_close_recv(d.comm));
     data_end(&d, 0);
     sk_close_all();
@@ -211,6 +211,6 @@ TEST(connections_come_and_go) {
 }
 
 TEST_MAIN(TEST_CASE(a_message_comes_in), TEST_CASE(a_read_that_was_full_is_not_the_last),
-          TEST_CASE(an_event_while_another_thread_owns), TEST_CASE(a_receive_while_somebody_else_owns),
+          TEST_CASE(an_event_while_another_thread_owns), TEST_CASE(a_receive_while_another_thread_owns),
           TEST_CASE(the_end_comes_with_the_last_bytes), TEST_CASE(a_socket_that_has_room_again),
           TEST_CASE(small_sends_leave_when_they_are_tested), TEST_CASE(connections_come_and_go))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Connections that outlive the loss of a stream, with the peer's ends in the test's hands: what is counted, what goes
- * again over which stream, what is said twice, and how a stream comes back.
+ * again over which stream, what is sent twice, and how a stream comes back.
  * TEST-SAN: asan */
 #include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_dial.h"
@@ -32,19 +32,20 @@ static struct data_entry frames_of(uint32_t stream, uint32_t generation, uint32_
   return (struct data_entry){SK_ENTRY_FRAMES, stream | generation << 8, frames};
 }
 
-static void hear(const struct data *d, unsigned int stream, enum sk_frame_type type, uint32_t seq, uint64_t size) {
-  struct sk_frame f = data_hear_payload(d, stream);
+static void expect_frame(const struct data *d, unsigned int stream, enum sk_frame_type type, uint32_t seq,
+                         uint64_t size) {
+  struct sk_frame f = data_recv_payload(d, stream);
   ENSURE(f.type == type && f.seq == seq && f.size == size, "stream %u: frame type %u, seq %u, size %llu", stream,
          f.type, f.seq, (unsigned long long)f.size);
 }
 
 /* The next frame that is none of the receiver's reports. */
-static struct sk_frame hear_word(const struct data *d, unsigned int stream) {
+static struct sk_frame recv_no_report(const struct data *d, unsigned int stream) {
   for (;;) {
-    struct sk_frame f = data_hear(d, stream);
+    struct sk_frame f = data_recv(d, stream);
     uint8_t entries[64 * sizeof(struct sk_entry)];
     if (f.type != SK_FRAME_CONTROL) return f;
-    data_hear_bytes(d, stream, entries, f.len);
+    data_recv_bytes(d, stream, entries, f.len);
   }
 }
 
@@ -56,9 +57,9 @@ TEST(an_older_report_may_come_later) {
   data_open(&d);
   void *a = isend(&d, 0, 8, 0), *b = isend(&d, 1, 8, 0);
   data_settle(&d);
-  data_say_control(&d, 0, 2, 2 * sk_credit_of(8), 2, &(struct data_entry){SK_ENTRY_FRAMES, 0, 2}, 1);
+  data_send_control(&d, 0, 2, 2 * sk_credit_of(8), 2, &(struct data_entry){SK_ENTRY_FRAMES, 0, 2}, 1);
   data_settle(&d);
-  data_say_control(&d, 1, 1, sk_credit_of(8), 1, NULL, 0); /* it was written first */
+  data_send_control(&d, 1, 1, sk_credit_of(8), 1, NULL, 0); /* it was written first */
   data_wait(a, NULL);
   data_wait(b, NULL);
   data_settle(&d);
@@ -71,9 +72,9 @@ TEST(counts_of_another_generation_do_not_count) {
   data_open(&d);
   void *request = isend(&d, 0, 8, 0);
   const struct data_entry wrong[] = {frames_of(0, 1, 1), frames_of(0, 0xffffff, 1)}, right = frames_of(0, 0, 1);
-  data_say_control(&d, 0, 1, sk_credit_of(8), 1, wrong, 2);
+  data_send_control(&d, 0, 1, sk_credit_of(8), 1, wrong, 2);
   for (int i = 0; i < 20; i++) CHECK(!data_test(request, NULL));
-  data_say_control(&d, 0, 1, sk_credit_of(8), 1, &right, 1);
+  data_send_control(&d, 0, 1, sk_credit_of(8), 1, &right, 1);
   data_wait(request, NULL);
   data_close(&d);
 }
@@ -85,7 +86,7 @@ TEST(frames_that_were_not_written_do_not_arrive) {
   data_open(&d);
   void *request = NULL;
   for (uint32_t seq = 0; seq < 16; seq++) { /* far more than the two sockets hold */
-    data_say_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, sizeof bytes[0]}, 1);
+    data_send_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, sizeof bytes[0]}, 1);
     data_settle(&d);
     request = isend(&d, seq, sizeof bytes[0], 0);
   }
@@ -94,7 +95,7 @@ TEST(frames_that_were_not_written_do_not_arrive) {
   uint32_t written = rail->count - atomic_load(&rail->queued);
   CHECK_MSG(atomic_load(&rail->queued) > 0, "the sockets took all of it");
   const struct data_entry entry = frames_of(0, 0, written + 1);
-  data_say_control(&d, 0, 0, 0, 0, &entry, 1);
+  data_send_control(&d, 0, 0, 0, 0, &entry, 1);
   CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
   CHECK(log_said("the peer counts 1 frames that were not sent"));
   data_close(&d);
@@ -108,15 +109,15 @@ TEST(empty_messages_arrive_when_they_are_seen) {
   data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
   data_open(&d);
   void *empty = isend(&d, 0, 0, 0), *small = isend(&d, 1, 8, 0);
-  data_say_control(&d, 0, 0, 0, 0, &one, 1); /* both announcements on stream 0, and the small one's bytes */
+  data_send_control(&d, 0, 0, 0, 0, &one, 1); /* both announcements on stream 0, and the small one's bytes */
   data_wait(small, NULL);
   for (int i = 0; i < 20; i++) CHECK(!data_test(empty, NULL));
   void *last = isend(&d, 2, 8, 0);
-  data_say_control(&d, 0, 1, 0, 0, NULL, 0);
+  data_send_control(&d, 0, 1, 0, 0, NULL, 0);
   data_wait(empty, NULL);
   for (int i = 0; i < 20; i++) CHECK(!data_test(last, NULL));
   for (unsigned int i = 0; i < 2; i++) /* a stream that is closed with all of it read ends properly: it is not lost */
-    for (uint32_t seq = 0; seq < 3; seq++) hear(&d, i, SK_FRAME_MSG, seq, seq ? 8 : 0);
+    for (uint32_t seq = 0; seq < 3; seq++) expect_frame(&d, i, SK_FRAME_MSG, seq, seq ? 8 : 0);
   data_end(&d, 0);
   data_end(&d, 1);
   CHECK_INT(data_failure(last), RAIL_REMOTE_ERROR);
@@ -131,18 +132,18 @@ TEST(no_more_frames_than_can_be_kept) {
   uint32_t sent = 0;
   for (; sent < SK_PATH_PIECES; sent++) { /* the receiver sees all and counts no frame */
     void *request = isend(&d, sent, 0, 0);
-    for (unsigned int i = 0; i < 2; i++) hear(&d, i, SK_FRAME_MSG, sent, 0);
-    data_say_control(&d, 0, sent + 1, (sent + 1) * sk_credit_of(0), sent + 1, NULL, 0);
+    for (unsigned int i = 0; i < 2; i++) expect_frame(&d, i, SK_FRAME_MSG, sent, 0);
+    data_send_control(&d, 0, sent + 1, (sent + 1) * sk_credit_of(0), sent + 1, NULL, 0);
     data_wait(request, NULL);
   }
   void *request = isend(&d, sent, 0, 0);
-  for (unsigned int i = 0; i < 2; i++) data_hear_nothing(&d, i);
+  for (unsigned int i = 0; i < 2; i++) data_recv_nothing(&d, i);
   const struct data_entry counts[] = {frames_of(0, 0, 1), frames_of(1, 0, 1)};
-  data_say_control(&d, 0, sent, sent * sk_credit_of(0), sent, counts, 1);
-  for (unsigned int i = 0; i < 2; i++) data_hear_nothing(&d, i); /* stream 1 has no room yet */
-  data_say_control(&d, 0, sent, sent * sk_credit_of(0), sent, &counts[1], 1);
-  for (unsigned int i = 0; i < 2; i++) hear(&d, i, SK_FRAME_MSG, sent, 0);
-  data_say_control(&d, 0, sent + 1, (sent + 1) * sk_credit_of(0), sent + 1, NULL, 0);
+  data_send_control(&d, 0, sent, sent * sk_credit_of(0), sent, counts, 1);
+  for (unsigned int i = 0; i < 2; i++) data_recv_nothing(&d, i); /* stream 1 has no room yet */
+  data_send_control(&d, 0, sent, sent * sk_credit_of(0), sent, &counts[1], 1);
+  for (unsigned int i = 0; i < 2; i++) expect_frame(&d, i, SK_FRAME_MSG, sent, 0);
+  data_send_control(&d, 0, sent + 1, (sent + 1) * sk_credit_of(0), sent + 1, NULL, 0);
   data_wait(request, NULL);
   data_close(&d);
 }
@@ -158,47 +159,47 @@ TEST(more_granted_messages_under_way_than_may_go_ahead) {
   d.args.eager_count = 2;
   data_open(&d);
   for (uint32_t seq = 0; seq < N; seq++) {
-    data_say_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 3, 8}, 1);
+    data_send_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 3, 8}, 1);
     data_settle(&d);
     requests[seq] = isend(&d, seq, 8, 3);
-    hear(&d, 0, SK_FRAME_MSG, seq, 8);
+    expect_frame(&d, 0, SK_FRAME_MSG, seq, 8);
     reset[seq] = (struct sk_entry){.value = htole64(8), .key = htole32(3), .kind = htole32(SK_ENTRY_GRANT)};
   }
-  data_say(&d, 0, SK_FRAME_CONTROL, SK_FRAME_RESET, 0, 0, sizeof reset, 0);
+  data_send(&d, 0, SK_FRAME_CONTROL, SK_FRAME_RESET, 0, 0, sizeof reset, 0);
   data_write(&d, 0, reset, sizeof reset);
   data_settle(&d);
   last = isend(&d, N, EAGER + 1, 3); /* all of those buffers have their message */
-  data_hear_nothing(&d, 0);
+  data_recv_nothing(&d, 0);
   const struct data_entry entries[] = {frames_of(0, 0, N), {SK_ENTRY_GRANT, 3, EAGER + 1}};
-  data_say_control(&d, 0, N, 0, 0, entries, 2);
+  data_send_control(&d, 0, N, 0, 0, entries, 2);
   for (int i = 0; i < N; i++) data_wait(requests[i], NULL);
-  hear(&d, 0, SK_FRAME_MSG, N, EAGER + 1);
-  data_say_control(&d, 0, N + 1, 0, 0, &(struct data_entry){SK_ENTRY_FRAMES, 0, N + 1}, 1);
+  expect_frame(&d, 0, SK_FRAME_MSG, N, EAGER + 1);
+  data_send_control(&d, 0, N + 1, 0, 0, &(struct data_entry){SK_ENTRY_FRAMES, 0, N + 1}, 1);
   data_wait(last, NULL);
   data_close(&d);
 }
 
 /* ---- sender: loss -------------------------------------------------------------- */
 
-struct heard {
+struct received {
   uint32_t n;
   struct sk_frame frames[64];
 };
 
 /* A granted message of MESSAGE bytes in chunks over two streams, all of it read. */
-static void *send_chunks(const struct data *d, struct heard heard[2]) {
-  data_say_control(d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, MESSAGE}, 1);
+static void *send_chunks(const struct data *d, struct received received[2]) {
+  data_send_control(d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, MESSAGE}, 1);
   data_settle(d);
   void *request = isend(d, 0, MESSAGE, 0);
-  heard[0].n = heard[1].n = 0;
+  received[0].n = received[1].n = 0;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   for (uint64_t have = 0; have < MESSAGE;)
     for (unsigned int i = 0; i < 2; i++) {
       (void)data_turn(d);
       ENSURE(!rail_deadline_passed(deadline), "%llu bytes came", (unsigned long long)have);
-      if (!data_says(d, i)) continue;
-      ENSURE(heard[i].n < 64, "too many frames");
-      struct sk_frame f = heard[i].frames[heard[i].n++] = data_hear_payload(d, i);
+      if (!data_is_readable(d, i)) continue;
+      ENSURE(received[i].n < 64, "too many frames");
+      struct sk_frame f = received[i].frames[received[i].n++] = data_recv_payload(d, i);
       have += f.len;
     }
   return request;
@@ -207,25 +208,25 @@ static void *send_chunks(const struct data *d, struct heard heard[2]) {
 TEST(what_a_lost_stream_had_not_delivered_goes_again) {
   for (unsigned int arrived = 0; arrived < 4; arrived++) { /* frames of stream 1, its announcement among them */
     struct data d;
-    struct heard heard[2];
+    struct received received[2];
     data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
     sk_params.chunk = CHUNK;
     data_open(&d);
-    void *request = send_chunks(&d, heard);
-    CHECK_MSG(heard[1].n > 4, "%u frames on stream 1", heard[1].n);
+    void *request = send_chunks(&d, received);
+    CHECK_MSG(received[1].n > 4, "%u frames on stream 1", received[1].n);
     data_end(&d, 1);
-    data_say(&d, 0, SK_FRAME_LOST, 0, arrived, 0, 0, 1);
-    for (uint32_t i = RAIL_MAX(arrived, 1); i < heard[1].n; i++) { /* in their order, none left out, none twice */
-      struct sk_frame again = data_hear_payload(&d, 0);
+    data_send(&d, 0, SK_FRAME_LOST, 0, arrived, 0, 0, 1);
+    for (uint32_t i = RAIL_MAX(arrived, 1); i < received[1].n; i++) { /* in their order, none left out, none twice */
+      struct sk_frame again = data_recv_payload(&d, 0);
       CHECK_INT(again.type, SK_FRAME_DATA);
-      CHECK_INT(again.size, heard[1].frames[i].size);
-      CHECK_INT(again.len, heard[1].frames[i].len);
-      heard[0].n++;
+      CHECK_INT(again.size, received[1].frames[i].size);
+      CHECK_INT(again.len, received[1].frames[i].len);
+      received[0].n++;
     }
-    data_hear_nothing(&d, 0);
+    data_recv_nothing(&d, 0);
     CHECK(!data_test(request, NULL));
-    const struct data_entry all = frames_of(0, 0, heard[0].n);
-    data_say_control(&d, 0, 1, 0, 0, &all, 1);
+    const struct data_entry all = frames_of(0, 0, received[0].n);
+    data_send_control(&d, 0, 1, 0, 0, &all, 1);
     data_wait(request, NULL);
     data_close(&d);
   }
@@ -236,9 +237,9 @@ TEST(the_last_stream_is_not_given_up) {
   data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
   data_open(&d);
   void *request = isend(&d, 0, 8, 0);
-  data_say(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
+  data_send(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
   data_settle(&d);
-  data_say(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 0);
+  data_send(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 0);
   CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
   data_close(&d);
 }
@@ -293,26 +294,26 @@ TEST(a_stream_that_comes_back_announces_what_is_under_way) {
   data_open(&d);
   void *a = isend(&d, 0, 8, 3), *b = isend(&d, 1, 0, 4);
   for (unsigned int i = 0; i < 2; i++) {
-    hear(&d, i, SK_FRAME_MSG, 0, 8);
-    hear(&d, i, SK_FRAME_MSG, 1, 0);
+    expect_frame(&d, i, SK_FRAME_MSG, 0, 8);
+    expect_frame(&d, i, SK_FRAME_MSG, 1, 0);
   }
   data_end(&d, 1);
-  data_say(&d, 0, SK_FRAME_LOST, 0, 2, 0, 0, 1);
+  data_send(&d, 0, SK_FRAME_LOST, 0, 2, 0, 0, 1);
   data_settle(&d);
   take_back(&d, listener);
-  struct sk_frame f = data_hear(&d, 1);
+  struct sk_frame f = data_recv(&d, 1);
   CHECK_INT(f.type, SK_FRAME_JOIN);
   CHECK_INT(f.tag, 1);
   CHECK_INT(f.size, 1);
   for (uint32_t seq = 0; seq < 2; seq++) {
-    f = data_hear(&d, 1);
+    f = data_recv(&d, 1);
     CHECK_INT(f.type, SK_FRAME_MSG);
     CHECK_INT(f.seq, seq);
     CHECK_INT(f.len, 0);
     CHECK_INT(f.tag, 3 + seq);
   }
   const struct data_entry counts[] = {frames_of(0, 0, 2), frames_of(1, 1, 2)};
-  data_say_control(&d, 1, 2, 0, 0, counts, 2); /* over the stream that is new */
+  data_send_control(&d, 1, 2, 0, 0, counts, 2); /* over the stream that is new */
   data_wait(a, NULL);
   data_wait(b, NULL);
   data_close(&d);
@@ -328,16 +329,16 @@ TEST(grants_are_given_again) {
   data_begin(&d, SK_RECEIVER, 2, SK_FEATURE_FAILOVER);
   data_open(&d);
   void *request = irecv(&d, MESSAGE, 5);
-  struct sk_frame f = data_hear(&d, 0);
+  struct sk_frame f = data_recv(&d, 0);
   CHECK(f.type == SK_FRAME_CONTROL && !(f.flags & SK_FRAME_RESET));
-  data_say(&d, 1, SK_FRAME_LOST, 0, 0, 0, 0, 0);
-  f = data_hear(&d, 1);
+  data_send(&d, 1, SK_FRAME_LOST, 0, 0, 0, 0, 0);
+  f = data_recv(&d, 1);
   CHECK(f.type == SK_FRAME_LOST && f.tag == 0 && f.seq == 0);
-  f = data_hear(&d, 1);
+  f = data_recv(&d, 1);
   CHECK_INT(f.type, SK_FRAME_CONTROL);
   CHECK_INT(f.flags, SK_FRAME_RESET);
   CHECK(f.len >= sizeof entry);
-  data_hear_bytes(&d, 1, &entry, sizeof entry);
+  data_recv_bytes(&d, 1, &entry, sizeof entry);
   CHECK_INT(le32toh(entry.kind), SK_ENTRY_GRANT);
   CHECK_INT(le32toh(entry.key), 5);
   CHECK_INT(le64toh(entry.value), MESSAGE);
@@ -352,21 +353,21 @@ TEST(a_piece_that_was_cut_off_comes_again) {
   data_begin(&d, SK_RECEIVER, 2, SK_FEATURE_FAILOVER);
   data_open(&d);
   void *request = irecv(&d, MESSAGE, 5);
-  for (unsigned int i = 0; i < 2; i++) data_say(&d, i, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, MESSAGE, 0, 5);
-  data_say(&d, 0, SK_FRAME_DATA, 0, 0, 0, 40000, 5);
-  data_say_bytes(&d, 0, 0, 0, 40000);
+  for (unsigned int i = 0; i < 2; i++) data_send(&d, i, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, MESSAGE, 0, 5);
+  data_send(&d, 0, SK_FRAME_DATA, 0, 0, 0, 40000, 5);
+  data_send_bytes(&d, 0, 0, 0, 40000);
   data_settle(&d);
-  data_say(&d, 1, SK_FRAME_DATA, 0, 0, 40000, MESSAGE - 40000, 5);
-  data_say_bytes(&d, 1, 0, 40000, 7000);
+  data_send(&d, 1, SK_FRAME_DATA, 0, 0, 40000, MESSAGE - 40000, 5);
+  data_send_bytes(&d, 1, 0, 40000, 7000);
   data_settle(&d);
   data_end(&d, 1);
-  data_say(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
-  struct sk_frame f = hear_word(&d, 0);
+  data_send(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
+  struct sk_frame f = recv_no_report(&d, 0);
   CHECK_INT(f.type, SK_FRAME_LOST);
   CHECK_INT(f.tag, 1);
   CHECK_INT(f.seq, 1); /* its announcement; not the piece */
-  data_say(&d, 0, SK_FRAME_DATA, 0, 0, 40000, MESSAGE - 40000, 5);
-  data_say_bytes(&d, 0, 0, 40000, MESSAGE - 40000);
+  data_send(&d, 0, SK_FRAME_DATA, 0, 0, 40000, MESSAGE - 40000, 5);
+  data_send_bytes(&d, 0, 0, 40000, MESSAGE - 40000);
   data_wait(request, &size);
   CHECK_INT(size, MESSAGE);
   data_check_bytes(bytes[0], 0, 0, MESSAGE);
@@ -378,21 +379,21 @@ TEST(counts_of_lost_streams_are_the_last_word) {
   struct data d;
   data_begin(&d, SK_RECEIVER, 2, SK_FEATURE_FAILOVER);
   data_open(&d);
-  data_say(&d, 1, SK_FRAME_MSG, 0, 0, 0, 0, 5);
+  data_send(&d, 1, SK_FRAME_MSG, 0, 0, 0, 0, 5);
   data_settle(&d);
-  data_say(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
-  struct sk_frame f = hear_word(&d, 0);
+  data_send(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
+  struct sk_frame f = recv_no_report(&d, 0);
   CHECK(f.type == SK_FRAME_LOST && f.tag == 1 && f.seq == 1);
   int end = d.ends[0];
   d.ends[0] = -1;
   data_close(&d);
-  bool said = false;
+  bool sent = false;
   uint8_t head[SK_HEAD], entries[SK_MAX_ENTRIES];
   while (recv(end, head, sizeof head, MSG_DONTWAIT) == (ssize_t)sizeof head && sk_frame_decode(head, &f)) {
-    said |= f.type == SK_FRAME_LOST && f.tag == 1 && f.seq == 1;
+    sent |= f.type == SK_FRAME_LOST && f.tag == 1 && f.seq == 1;
     if (f.len) ENSURE(f.len <= sizeof entries && recv(end, entries, f.len, MSG_DONTWAIT) == f.len, "half a frame");
   }
-  CHECK_MSG(said, "the count of the lost stream was not said again");
+  CHECK_MSG(sent, "the count of the lost stream was not sent again");
   rail_sock_close(&end);
 }
 
@@ -401,11 +402,11 @@ TEST(a_generation_of_which_nothing_came) {
   struct data d;
   data_begin(&d, SK_RECEIVER, 2, SK_FEATURE_FAILOVER);
   data_open(&d);
-  data_say(&d, 1, SK_FRAME_MSG, 0, 0, 0, 0, 5);
+  data_send(&d, 1, SK_FRAME_MSG, 0, 0, 0, 0, 5);
   data_settle(&d);
   for (uint32_t generation = 0; generation < 3; generation++) {
-    data_say(&d, 0, SK_FRAME_LOST, 0, 0, generation, 0, 1);
-    struct sk_frame f = hear_word(&d, 0);
+    data_send(&d, 0, SK_FRAME_LOST, 0, 0, generation, 0, 1);
+    struct sk_frame f = recv_no_report(&d, 0);
     CHECK_INT(f.type, SK_FRAME_LOST);
     CHECK_INT(f.size, generation);
     CHECK_INT(f.seq, generation ? 0 : 1);
@@ -413,7 +414,7 @@ TEST(a_generation_of_which_nothing_came) {
   data_close(&d);
 }
 
-/* Stream 1 is lost in the middle of a payload, comes back, and says nothing of what it said before. */
+/* Stream 1 is lost in the middle of a payload, comes back, and repeats nothing that it sent before. */
 TEST(a_stream_comes_back_after_half_a_payload) {
   struct data d;
   struct sk_acceptor *acceptor;
@@ -427,13 +428,13 @@ TEST(a_stream_comes_back_after_half_a_payload) {
   d.args.accepted = sk_accepted_new(acceptor, &(struct sk_half_open_comm){.nstreams = 2, .limits = limits});
   data_open(&d);
   void *request = irecv(&d, MESSAGE, 5);
-  for (unsigned int i = 0; i < 2; i++) data_say(&d, i, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, MESSAGE, 0, 5);
+  for (unsigned int i = 0; i < 2; i++) data_send(&d, i, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, MESSAGE, 0, 5);
   data_settle(&d);
-  data_say(&d, 1, SK_FRAME_DATA, 0, 0, 0, MESSAGE, 5);
-  data_say_bytes(&d, 1, 0, 0, 7000);
+  data_send(&d, 1, SK_FRAME_DATA, 0, 0, 0, MESSAGE, 5);
+  data_send_bytes(&d, 1, 0, 0, 7000);
   data_settle(&d);
   data_end(&d, 1);
-  data_say(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
+  data_send(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
   data_settle(&d);
 
   ENSURE_INT(rail_sock_connect_all(&acceptor->listener.handle.addrs[0], NULL, deadline, NULL, &d.ends[1]), RAIL_OK);
@@ -446,10 +447,10 @@ TEST(a_stream_comes_back_after_half_a_payload) {
     ENSURE(!rail_deadline_passed(deadline), "no answer");
   }
   CHECK_INT(le16toh(answer.answer.reason), RAIL_REASON_NONE);
-  data_say(&d, 1, SK_FRAME_JOIN, 0, 0, 1, 0, 1);
-  data_say(&d, 1, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, MESSAGE, 0, 5);
-  data_say(&d, 1, SK_FRAME_DATA, 0, 0, 0, MESSAGE, 5);
-  data_say_bytes(&d, 1, 0, 0, MESSAGE);
+  data_send(&d, 1, SK_FRAME_JOIN, 0, 0, 1, 0, 1);
+  data_send(&d, 1, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, MESSAGE, 0, 5);
+  data_send(&d, 1, SK_FRAME_DATA, 0, 0, 0, MESSAGE, 5);
+  data_send_bytes(&d, 1, 0, 0, MESSAGE);
   data_wait(request, NULL);
   data_check_bytes(bytes[0], 0, 0, MESSAGE);
   data_close(&d);

@@ -56,7 +56,7 @@ static void reports(uint32_t seen, uint64_t freed, uint32_t count, const char *w
   data_open(&d);
   void *first = isend(&d, 0, 8, 1), *second = isend(&d, 1, EAGER + 1, 2);
   data_wait(first, NULL);
-  data_say_control(&d, 0, seen, freed, count, NULL, 0);
+  data_send_control(&d, 0, seen, freed, count, NULL, 0);
   if (why) {
     CHECK_INT(data_failure(second), RAIL_REMOTE_ERROR);
     CHECK_MSG(log_said(why), "%s", log_lines);
@@ -83,7 +83,7 @@ static void say_reset(const struct data *d, uint32_t seen, uint32_t grants, uint
   struct sk_entry entries[8];
   for (uint32_t i = 0; i < grants; i++)
     entries[i] = (struct sk_entry){.value = htole64(size), .key = htole32(1), .kind = htole32(SK_ENTRY_GRANT)};
-  data_say(d, 0, SK_FRAME_CONTROL, SK_FRAME_RESET, seen, 0, grants * (uint32_t)sizeof entries[0], 0);
+  data_send(d, 0, SK_FRAME_CONTROL, SK_FRAME_RESET, seen, 0, grants * (uint32_t)sizeof entries[0], 0);
   if (grants) data_write(d, 0, entries, grants * sizeof entries[0]);
 }
 
@@ -94,8 +94,8 @@ static int announced(const struct data *d) {
   int count = 0;
   data_settle(d);
   for (uint8_t byte; recv(d->ends[0], &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;) {
-    frame = data_hear(d, 0);
-    if (frame.len) data_hear_bytes(d, 0, payload, frame.len);
+    frame = data_recv(d, 0);
+    if (frame.len) data_recv_bytes(d, 0, payload, frame.len);
     count += frame.type == SK_FRAME_MSG;
   }
   return count;
@@ -109,7 +109,7 @@ TEST(a_reset_while_granted_sends_are_under_way) {
   data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
   data_open(&d);
   for (int i = 0; i < GRANTED + 1; i++)
-    data_say_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 1, SIZE}, 1);
+    data_send_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 1, SIZE}, 1);
   for (uint32_t i = 0; i < GRANTED; i++) isend(&d, i, SIZE, 1);
   CHECK_INT(announced(&d), GRANTED); /* and one grant is left */
   say_reset(&d, 0, GRANTED, SIZE);   /* they were not seen, so both are theirs; the third is void */
@@ -126,8 +126,8 @@ TEST(a_reset_while_granted_sends_are_under_way) {
 /* ---- payloads ---------------------------------------------------------------- */
 
 static void data_piece(const struct data *d, unsigned int stream, uint64_t from, uint32_t size) {
-  data_say(d, stream, SK_FRAME_DATA, 0, 0, from, size, 1);
-  data_say_bytes(d, stream, 0, from, size);
+  data_send(d, stream, SK_FRAME_DATA, 0, 0, from, size, 1);
+  data_send_bytes(d, stream, 0, from, size);
 }
 
 /* Three pieces of a message of 9000 bytes, behind its first 3000, that add up. */
@@ -137,8 +137,8 @@ static void three_pieces(const uint64_t at[3], bool right) {
   data_begin(&d, SK_RECEIVER, 2, 0);
   data_open(&d);
   void *request = irecv(&d, to, sizeof to, 1);
-  data_say(&d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, sizeof to, 3000, 1);
-  data_say_bytes(&d, 0, 0, 0, 3000);
+  data_send(&d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, sizeof to, 3000, 1);
+  data_send_bytes(&d, 0, 0, 0, 3000);
   for (unsigned int i = 0; i < 3; i++) data_piece(&d, i % 2, at[i], 2000);
   if (right) {
     data_wait(request, NULL);
@@ -167,11 +167,11 @@ TEST(a_stream_that_ends_in_the_middle_of_a_payload) {
     data_begin(&d, SK_RECEIVER, 3, 0);
     data_open(&d);
     void *request = irecv(&d, to, sizeof to, 1);
-    data_say(&d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, sizeof to, 3000, 1);
-    data_say_bytes(&d, 0, 0, 0, which == 0 ? 1000 : 3000);
+    data_send(&d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, sizeof to, 3000, 1);
+    data_send_bytes(&d, 0, 0, 0, which == 0 ? 1000 : 3000);
     for (unsigned int i = 1; i < 3; i++) {
-      data_say(&d, i, SK_FRAME_DATA, 0, 0, 3000 * i, 3000, 1);
-      data_say_bytes(&d, i, 0, 3000 * i, which == i ? 1000 : 3000);
+      data_send(&d, i, SK_FRAME_DATA, 0, 0, 3000 * i, 3000, 1);
+      data_send_bytes(&d, i, 0, 3000 * i, which == i ? 1000 : 3000);
     }
     data_settle(&d);
     CHECK(!data_test(request, NULL));
@@ -189,14 +189,14 @@ TEST(pieces_begin_at_multiples_of_128) {
   data_begin(&d, SK_SENDER, 2, 0);
   sk_params.chunk = 65536 + 77;
   data_open(&d);
-  data_say_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 1, SIZE}, 1);
+  data_send_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 1, SIZE}, 1);
   void *request = isend(&d, 0, SIZE, 1);
   for (size_t have = 0; have < SIZE;)
     for (unsigned int i = 0; i < 2; i++) {
       uint8_t byte;
       (void)data_turn(&d);
       if (recv(d.ends[i], &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0) continue;
-      struct sk_frame f = data_hear_payload(&d, i);
+      struct sk_frame f = data_recv_payload(&d, i);
       CHECK_INT(f.type == SK_FRAME_DATA ? f.size % 128 : 0, 0);
       have += f.len;
     }
@@ -225,7 +225,7 @@ TEST(a_flood_of_pings) {
     data_open(&d);
     data_settle(&d);
     (void)pongs(&d);
-    data_say(&d, 0, SK_FRAME_PING, 0, 0, 0, 0, 0);
+    data_send(&d, 0, SK_FRAME_PING, 0, 0, 0, 0, 0);
     CHECK_INT(data_turn(&d), RAIL_OK);
     CHECK_INT(pongs(&d), 1);
     data_write(&d, 0, flood, sizeof flood);
@@ -248,9 +248,9 @@ TEST(a_receiver_closes_and_its_first_stream_is_dead) {
   data_open(&d);
   for (uint32_t i = 0; i < 2; i++) {
     void *request = irecv(&d, to[i], sizeof to[i], 1);
-    data_say(&d, 0, SK_FRAME_MSG, 0, i, sizeof to[i], sizeof to[i], 1);
-    data_say_bytes(&d, 0, i, 0, sizeof to[i]);
-    data_say(&d, 1, SK_FRAME_MSG, 0, i, sizeof to[i], 0, 1);
+    data_send(&d, 0, SK_FRAME_MSG, 0, i, sizeof to[i], sizeof to[i], 1);
+    data_send_bytes(&d, 0, i, 0, sizeof to[i]);
+    data_send(&d, 1, SK_FRAME_MSG, 0, i, sizeof to[i], 0, 1);
     data_wait(request, NULL);
   }
   data_settle(&d);
@@ -282,7 +282,7 @@ TEST(a_report_over_the_second_stream) {
   data_settle(&d);
   CHECK(!data_test(request, NULL));
   const struct data_entry counts[] = {{SK_ENTRY_FRAMES, 0, 1}, {SK_ENTRY_FRAMES, 1, 1}};
-  data_say_control(&d, 1, 1, 0, 0, counts, 2);
+  data_send_control(&d, 1, 1, 0, 0, counts, 2);
   data_end(&d, 1);
   data_wait(request, NULL);
   data_close(&d);
@@ -294,7 +294,7 @@ static int final_wait(size_t size, bool outstanding) {
   data_begin(&d, SK_SENDER, 1, 0);
   sk_params.close_ms = 2500;
   data_open(&d);
-  data_say_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 1, sizeof bytes}, 1);
+  data_send_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 1, sizeof bytes}, 1);
   data_settle(&d);
   void *request = isend(&d, 0, size, 1);
   if (outstanding) CHECK(!data_test(request, NULL));

@@ -403,11 +403,11 @@ TEST(sockets_close_with_the_last_that_needs_them) {
 
 /* ---- two threads at one acceptor ------------------------------------------- */
 
-struct homecomer { struct sk_comm_args *sent, *received; _Atomic int *done; };
+struct reconnecting { struct sk_comm_args *sent, *received; _Atomic int *done; };
 
 /* Streams of one connection are lost and come back, as the thread that looks after it would do it. */
-static void come_and_go(void *arg) {
-  struct homecomer *c = arg;
+static void lose_and_reconnect(void *arg) {
+  struct reconnecting *c = arg;
   for (unsigned int round = 0; round < (unsigned int)kit_scaled(20); round++) {
     unsigned int i = round % 2, stream = 99;
     uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
@@ -424,10 +424,10 @@ static void come_and_go(void *arg) {
   *c->done = 1;
 }
 
-struct newcomers { struct hs *h; _Atomic int *done; };
+struct accepting { struct hs *h; _Atomic int *done; };
 
 static void accept_more(void *arg) {
-  struct newcomers *c = arg;
+  struct accepting *c = arg;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   for (int count = 0; count < kit_scaled(20) || !*c->done; count++) {
     bool connected = false, accepted = false;
@@ -456,9 +456,9 @@ TEST(streams_come_back_while_others_are_accepted) {
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
   for (unsigned int i = 0; i < 2; i++) CHECK_INT(hs_answer(i), 0);
   struct sk_comm_args sent = hs_sent, received = hs_received;
-  struct homecomer home = {&sent, &received, &done};
-  struct newcomers new = {&h, &done};
-  struct job jobs[] = {{come_and_go, &home}, {accept_more, &new}};
+  struct reconnecting home = {&sent, &received, &done};
+  struct accepting new = {&h, &done};
+  struct job jobs[] = {{lose_and_reconnect, &home}, {accept_more, &new}};
   rail_log_set_sink(NULL); /* log_capture is for one thread */
   kit_run_threads(2, run_job, jobs, sizeof jobs[0]);
   hs_close(&sent);

@@ -24,7 +24,7 @@ static void peer(const struct data *d, bool lives) {
   struct sk_frame frame;
   while (recv(d->ends[0], head, sizeof head, MSG_DONTWAIT) == (ssize_t)sizeof head)
     if (lives && sk_frame_decode(head, &frame) && frame.type == SK_FRAME_PING)
-      data_say(d, 0, SK_FRAME_PONG, 0, 0, 0, 0, 0);
+      data_send(d, 0, SK_FRAME_PONG, 0, 0, 0, 0, 0);
 }
 
 static void pass(const struct data *d, unsigned int seconds, bool lives) {
@@ -107,7 +107,7 @@ TEST(it_moves_and_pauses_again) {
     CHECK_INT(log_count("nothing has moved"), 1);
     CHECK_INT(sk_comm_error(d.comm), RAIL_OK);
     log_forget();
-    data_say_control(&d, 0, 0, 0, 0, NULL, 0);
+    data_send_control(&d, 0, 0, 0, 0, NULL, 0);
     pass(&d, 1, false);
     CHECK_INT(log_count("the peer is back after 20"), 1);
     CHECK_INT(log_warnings(), 0);
@@ -127,7 +127,7 @@ TEST(it_lives_and_moves_and_pauses_again) {
     pass(&d, 45, true);
     CHECK_INT(log_count("the peer is alive"), 3);
     log_forget();
-    data_say_control(&d, 0, 0, 0, 0, NULL, 0);
+    data_send_control(&d, 0, 0, 0, 0, NULL, 0);
     pass(&d, 1, true);
   }
   data_close(&d);
@@ -138,7 +138,7 @@ TEST(an_idle_time_is_no_silence) {
   struct data d;
   void *request;
   begin(&d, &request);
-  data_say_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 1, EAGER + 1}, 1);
+  data_send_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 1, EAGER + 1}, 1);
   data_wait(request, NULL);
   pass(&d, 1000, false);
   CHECK_STR(log_lines, "");

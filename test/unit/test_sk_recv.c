@@ -29,16 +29,16 @@ static void check_buffer(int i, uint32_t seq, size_t size) {
 }
 
 static void say_message(const struct data *d, uint32_t seq, size_t size, uint32_t tag, unsigned int flags) {
-  data_say(d, 0, SK_FRAME_MSG, flags, seq, size, (uint32_t)size, tag);
-  if (size) data_say_bytes(d, 0, seq, 0, size);
+  data_send(d, 0, SK_FRAME_MSG, flags, seq, size, (uint32_t)size, tag);
+  if (size) data_send_bytes(d, 0, seq, 0, size);
 }
 
 /* The next CONTROL frame with its entries, at most 8. */
 static struct sk_frame hear_control(const struct data *d, struct sk_entry *entries) {
-  struct sk_frame f = data_hear(d, 0);
+  struct sk_frame f = data_recv(d, 0);
   ENSURE_INT(f.type, SK_FRAME_CONTROL);
   ENSURE(f.len <= 8 * sizeof *entries, "%u bytes of entries", f.len);
-  data_hear_bytes(d, 0, entries, f.len);
+  data_recv_bytes(d, 0, entries, f.len);
   return f;
 }
 
@@ -50,14 +50,14 @@ TEST(a_receive_is_posted_while_its_message_comes_in) {
   data_open(&d);
   for (size_t there = 0; there <= 600; there += 300) { /* so many of 600 bytes have come when the receive is posted */
     uint32_t seq = (uint32_t)there / 300;
-    data_say(&d, 0, SK_FRAME_MSG, 0, seq, 600, 600, 4);
-    if (there) data_say_bytes(&d, 0, seq, 0, there);
+    data_send(&d, 0, SK_FRAME_MSG, 0, seq, 600, 600, 4);
+    if (there) data_send_bytes(&d, 0, seq, 0, there);
     data_settle(&d);
     void *request = irecv_one(&d, 1000, 4);
     int size = -1;
     if (there < 600) {
       CHECK(!data_test(request, &size));
-      data_say_bytes(&d, 0, seq, there, 600 - there);
+      data_send_bytes(&d, 0, seq, there, 600 - there);
     }
     data_wait(request, &size);
     CHECK_INT(size, 600);
@@ -71,14 +71,14 @@ TEST(an_early_message_in_two_frames) {
   struct data d;
   data_begin(&d, SK_RECEIVER, 2, 0);
   data_open(&d);
-  data_say(&d, 0, SK_FRAME_MSG, 0, 0, 600, 200, 4);
-  data_say_bytes(&d, 0, 0, 0, 200);
+  data_send(&d, 0, SK_FRAME_MSG, 0, 0, 600, 200, 4);
+  data_send_bytes(&d, 0, 0, 0, 200);
   data_settle(&d);
   void *request = irecv_one(&d, 1000, 4);
   int size = -1;
   CHECK(!data_test(request, &size));
-  data_say(&d, 1, SK_FRAME_DATA, 0, 0, 200, 400, 4);
-  data_say_bytes(&d, 1, 0, 200, 400);
+  data_send(&d, 1, SK_FRAME_DATA, 0, 0, 200, 400, 4);
+  data_send_bytes(&d, 1, 0, 200, 400);
   data_wait(request, &size);
   CHECK_INT(size, 600);
   check_buffer(0, 0, 600);
@@ -135,10 +135,10 @@ TEST(only_buffers_above_the_eager_size_are_granted) {
   data_begin(&d, SK_RECEIVER, 1, 0);
   data_open(&d);
   void *at_limit = irecv_one(&d, EAGER, 1);
-  data_hear_nothing(&d, 0);
+  data_recv_nothing(&d, 0);
   void *above = irecv_one(&d, EAGER + 1, 2);
   data_settle(&d);
-  CHECK_MSG(data_says(&d, 0), "a buffer above the eager size is not granted soon");
+  CHECK_MSG(data_is_readable(&d, 0), "a buffer above the eager size is not granted soon");
   struct sk_frame f = hear_control(&d, entries);
   CHECK_INT(f.len, 2 * sizeof entries[0]); /* in posting order, the small one before the last large one, too */
   CHECK_INT(le32toh(entries[0].key), 1);
@@ -282,30 +282,30 @@ static void refuses(void (*say)(const struct data *d), const char *words) {
 }
 
 static void more_than_it_has(const struct data *d) {
-  data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 8, 9, 1);
-  data_say_bytes(d, 0, 0, 0, 9);
+  data_send(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 8, 9, 1);
+  data_send_bytes(d, 0, 0, 0, 9);
 }
 static void one_byte_behind(const struct data *d) {
-  data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 9000, 0, 1);
-  data_say(d, 0, SK_FRAME_DATA, 0, 0, 8001, 1000, 1);
+  data_send(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 9000, 0, 1);
+  data_send(d, 0, SK_FRAME_DATA, 0, 0, 8001, 1000, 1);
 }
 static void beyond_its_end(const struct data *d) {
-  data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 9000, 0, 1);
-  data_say(d, 0, SK_FRAME_DATA, 0, 0, 9001, 1, 1);
+  data_send(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 9000, 0, 1);
+  data_send(d, 0, SK_FRAME_DATA, 0, 0, 9001, 1, 1);
 }
 static void beyond_all(const struct data *d) {
-  data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 9000, 0, 1);
-  data_say(d, 0, SK_FRAME_DATA, 0, 0, UINT64_MAX - 9, 100, 1);
+  data_send(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 9000, 0, 1);
+  data_send(d, 0, SK_FRAME_DATA, 0, 0, UINT64_MAX - 9, 100, 1);
 }
 static void without_bytes(const struct data *d) {
-  data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 9000, 0, 1);
-  data_say(d, 0, SK_FRAME_DATA, 0, 0, 0, 0, 1);
+  data_send(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 9000, 0, 1);
+  data_send(d, 0, SK_FRAME_DATA, 0, 0, 0, 0, 1);
 }
-static void not_announced(const struct data *d) { data_say(d, 0, SK_FRAME_DATA, 0, 0, 0, 8, 1); }
-static void one_too_late(const struct data *d) { data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 1, 8, 8, 1); }
-static void one_without_credit(const struct data *d) { data_say(d, 0, SK_FRAME_MSG, 0, 0, EAGER + 1, 0, 2); }
+static void not_announced(const struct data *d) { data_send(d, 0, SK_FRAME_DATA, 0, 0, 0, 8, 1); }
+static void one_too_late(const struct data *d) { data_send(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 1, 8, 8, 1); }
+static void one_without_credit(const struct data *d) { data_send(d, 0, SK_FRAME_MSG, 0, 0, EAGER + 1, 0, 2); }
 static void a_grant_that_was_not_given(const struct data *d) {
-  data_say(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 8, 8, 2);
+  data_send(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 8, 8, 2);
 }
 
 TEST(frames_that_cannot_be) {

@@ -19,7 +19,7 @@ static void *isend(const struct data *d, uint32_t seq, size_t size, int tag) {
 }
 
 static void hear_message(const struct data *d, uint32_t seq, size_t size, uint32_t tag) {
-  struct sk_frame f = data_hear_payload(d, 0);
+  struct sk_frame f = data_recv_payload(d, 0);
   ENSURE_INT(f.type, SK_FRAME_MSG);
   ENSURE_INT(f.seq, seq);
   ENSURE_INT(f.size, size);
@@ -28,7 +28,7 @@ static void hear_message(const struct data *d, uint32_t seq, size_t size, uint32
 
 static void grant(const struct data *d, uint32_t seen, uint64_t bytes_freed, uint32_t count, uint32_t tag,
                   uint64_t size) {
-  data_say_control(d, 0, seen, bytes_freed, count, &(struct data_entry){SK_ENTRY_GRANT, tag, size}, 1);
+  data_send_control(d, 0, seen, bytes_freed, count, &(struct data_entry){SK_ENTRY_GRANT, tag, size}, 1);
 }
 
 /* ---- credit -------------------------------------------------------------- */
@@ -41,11 +41,11 @@ TEST(no_more_messages_than_the_credit_counts) {
   data_open(&d);
   for (uint32_t i = 0; i < 5; i++) requests[i] = isend(&d, i, 8, 0);
   for (uint32_t i = 0; i < 3; i++) hear_message(&d, i, 8, 0);
-  data_hear_nothing(&d, 0);
-  data_say_control(&d, 0, 1, sk_credit_of(8), 1, NULL, 0);
+  data_recv_nothing(&d, 0);
+  data_send_control(&d, 0, 1, sk_credit_of(8), 1, NULL, 0);
   hear_message(&d, 3, 8, 0);
-  data_hear_nothing(&d, 0);
-  data_say_control(&d, 0, 4, 2 * sk_credit_of(8), 2, NULL, 0);
+  data_recv_nothing(&d, 0);
+  data_send_control(&d, 0, 4, 2 * sk_credit_of(8), 2, NULL, 0);
   hear_message(&d, 4, 8, 0);
   for (int i = 0; i < 5; i++) data_wait(requests[i], NULL);
   data_close(&d);
@@ -59,8 +59,8 @@ TEST(no_more_bytes_than_the_credit_holds) {
   data_open(&d);
   for (uint32_t i = 0; i < 5; i++) requests[i] = isend(&d, i, EAGER, 0);
   for (uint32_t i = 0; i < 4; i++) hear_message(&d, i, EAGER, 0);
-  data_hear_nothing(&d, 0);
-  data_say_control(&d, 0, 4, sk_credit_of(EAGER), 1, NULL, 0);
+  data_recv_nothing(&d, 0);
+  data_send_control(&d, 0, 4, sk_credit_of(EAGER), 1, NULL, 0);
   hear_message(&d, 4, EAGER, 0);
   for (int i = 0; i < 5; i++) data_wait(requests[i], NULL);
   data_close(&d);
@@ -74,9 +74,9 @@ TEST(small_sends_do_not_overtake_a_large_one_of_their_tag) {
   data_open(&d);
   void *large = isend(&d, 1, EAGER + 1, 7), *small = isend(&d, 2, 8, 7), *other = isend(&d, 0, 8, 5);
   hear_message(&d, 0, 8, 5);
-  data_hear_nothing(&d, 0);
-  data_say_control(&d, 0, 1, sk_credit_of(8), 1, NULL, 0); /* credit alone lets none of them go */
-  data_hear_nothing(&d, 0);
+  data_recv_nothing(&d, 0);
+  data_send_control(&d, 0, 1, sk_credit_of(8), 1, NULL, 0); /* credit alone lets none of them go */
+  data_recv_nothing(&d, 0);
   grant(&d, 1, sk_credit_of(8), 1, 7, EAGER + 1);
   hear_message(&d, 1, EAGER + 1, 7);
   hear_message(&d, 2, 8, 7);
@@ -95,8 +95,8 @@ TEST(sends_that_wait_for_credit_go_in_the_order_of_their_tag) {
   for (uint32_t i = 0; i < 4; i++) requests[i] = isend(&d, i, 100 - i, 3);
   for (uint32_t i = 0; i < 4; i++) {
     hear_message(&d, i, 100 - i, 3);
-    data_hear_nothing(&d, 0);
-    data_say_control(&d, 0, i + 1, (i + 1) * sk_credit_of(100), i + 1, NULL, 0);
+    data_recv_nothing(&d, 0);
+    data_send_control(&d, 0, i + 1, (i + 1) * sk_credit_of(100), i + 1, NULL, 0);
   }
   for (int i = 0; i < 4; i++) data_wait(requests[i], NULL);
   data_close(&d);
@@ -114,7 +114,7 @@ TEST(a_grant_belongs_to_the_message_that_was_under_way) {
   grant(&d, 1, sk_credit_of(8), 1, 1, EAGER + 1); /* message 0 was seen, 1 was not: the buffer is for that one */
   data_settle(&d);
   void *large = isend(&d, 2, EAGER + 1, 1);
-  data_hear_nothing(&d, 0);
+  data_recv_nothing(&d, 0);
   grant(&d, 2, 2 * sk_credit_of(8), 2, 1, EAGER + 1);
   hear_message(&d, 2, EAGER + 1, 1);
   data_wait(first, NULL);
@@ -129,15 +129,15 @@ TEST(a_grant_belongs_to_the_message_that_was_under_way) {
 static void hear_all(const struct data *d, uint32_t seq, size_t size) {
   size_t have = 0;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-  struct sk_frame f = data_hear_payload(d, 0);
+  struct sk_frame f = data_recv_payload(d, 0);
   ENSURE_INT(f.type, SK_FRAME_MSG);
   ENSURE_INT(f.seq, seq);
   for (have = f.len; have < size; have += f.len)
     for (unsigned int i = 0;; i = 1 - i) {
       (void)data_turn(d);
       ENSURE(!rail_deadline_passed(deadline), "%zu of %zu bytes came", have, size);
-      if (!data_says(d, i)) continue;
-      f = data_hear_payload(d, i);
+      if (!data_is_readable(d, i)) continue;
+      f = data_recv_payload(d, i);
       ENSURE_INT(f.type, SK_FRAME_DATA);
       ENSURE_INT(f.seq, seq);
       break;
@@ -182,7 +182,7 @@ TEST(the_last_word_of_a_peer_that_reads_no_more) {
   data_begin(&d, SK_SENDER, 1, 0);
   data_open(&d);
   data_settle(&d);
-  data_say(&d, 0, SK_FRAME_ERROR, 0, 0, RAIL_BAD_USAGE, sizeof why, 9);
+  data_send(&d, 0, SK_FRAME_ERROR, 0, 0, RAIL_BAD_USAGE, sizeof why, 9);
   data_write(&d, 0, &why, sizeof why);
   data_end(&d, 0);
   void *request = isend(&d, 0, 8, 0);
@@ -209,7 +209,7 @@ TEST(a_registration_is_free_when_its_sends_are_done) {
 /* A message that is half written at close is cut off, and nothing follows it: that would be taken for its bytes. */
 TEST(nothing_follows_a_message_that_was_cut_off) {
   struct data d;
-  size_t size = sizeof bytes / 16, sent, heard = 0;
+  size_t size = sizeof bytes / 16, sent, received = 0;
   data_begin(&d, SK_SENDER, 1, 0);
   data_open(&d);
   const struct sk_stream *s = &d.comm->streams[0];
@@ -219,7 +219,7 @@ TEST(nothing_follows_a_message_that_was_cut_off) {
     isend(&d, seq, size, 0);
   }
   CHECK_MSG(s->out_count && s->out_done, "the socket took all of it");
-  ENSURE(sk_comm_try_own(d.comm), "somebody else moves it");
+  ENSURE(sk_comm_try_own(d.comm), "another thread moves it");
   sk_progress_ping(d.comm); /* a frame of no user's, behind it */
   sk_comm_disown(d.comm);
   sent = rail_stats_get(&d.comm->traffic.out);
@@ -227,8 +227,8 @@ TEST(nothing_follows_a_message_that_was_cut_off) {
   d.ends[0] = -1;
   static uint8_t got[64 * 1024];
   ssize_t n;
-  while ((n = recv(end, got, sizeof got, MSG_DONTWAIT)) > 0) heard += (size_t)n; /* now there is room */
-  CHECK_INT(heard, sent);
+  while ((n = recv(end, got, sizeof got, MSG_DONTWAIT)) > 0) received += (size_t)n; /* now there is room */
+  CHECK_INT(received, sent);
   data_close(&d);
   CHECK_MSG(recv(end, got, sizeof got, MSG_DONTWAIT) == 0, "something follows");
   rail_sock_close(&end);
@@ -245,7 +245,7 @@ TEST(nothing_follows_a_header_that_was_cut_off) {
   struct sk_stream *s = &d.comm->streams[0];
   while (send(s->fd, "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1) continue; /* it is full */
   isend(&d, 0, 8, 0);
-  ENSURE(sk_comm_try_own(d.comm), "somebody else moves it");
+  ENSURE(sk_comm_try_own(d.comm), "another thread moves it");
   sk_progress_ping(d.comm);
   sk_comm_disown(d.comm);
   CHECK_INT(s->out_count, 2);
@@ -255,9 +255,9 @@ TEST(nothing_follows_a_header_that_was_cut_off) {
   int end = d.ends[0];
   d.ends[0] = -1;
   data_close(&d);
-  size_t heard = 0;
-  while ((n = recv(end, got, sizeof got, MSG_DONTWAIT)) > 0) heard += (size_t)n;
-  CHECK_INT(heard, 10);
+  size_t received = 0;
+  while ((n = recv(end, got, sizeof got, MSG_DONTWAIT)) > 0) received += (size_t)n;
+  CHECK_INT(received, 10);
   rail_sock_close(&end);
 }
 
@@ -317,7 +317,7 @@ TEST(control_frames_come_over_the_first_stream) {
   void *request = isend(&d, 0, EAGER + 1, 0);
   data_welcome(&d, 0);
   data_welcome(&d, 1);
-  data_say_control(&d, 1, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, EAGER + 1}, 1);
+  data_send_control(&d, 1, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, EAGER + 1}, 1);
   CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
   CHECK(log_said("protocol error: a control frame on stream 1"));
   data_close(&d);
@@ -328,7 +328,7 @@ TEST(a_control_frame_that_is_too_long_is_an_error) {
   data_begin(&d, SK_SENDER, 1, 0);
   data_open(&d);
   void *request = isend(&d, 0, EAGER + 1, 0);
-  data_say(&d, 0, SK_FRAME_CONTROL, 0, 0, 0, (SK_MAX_ENTRIES + 1) * (uint32_t)sizeof(struct sk_entry), 0);
+  data_send(&d, 0, SK_FRAME_CONTROL, 0, 0, 0, (SK_MAX_ENTRIES + 1) * (uint32_t)sizeof(struct sk_entry), 0);
   CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
   CHECK(log_said("protocol error: a control frame of 8208 bytes"));
   data_close(&d);

@@ -186,7 +186,7 @@ TEST(hello_beginnings) {
   CHECK_INT(rail_hello_check_prefix(&sk_protocol, &listener, &good, RAIL_HELLO_PREFIX), RAIL_REASON_SECRET);
 }
 
-static unsigned int judge_answer(const void *bytes, uint32_t features, unsigned int *version) {
+static unsigned int decode_answer(const void *bytes, uint32_t features, unsigned int *version) {
   struct rail_session session;
   rail_session_init(&session, &sk_protocol, true, &(struct rail_hello){.streams = 1});
   return sk_answer_decode(&session, bytes, features, version);
@@ -198,28 +198,28 @@ TEST(answers) {
   unsigned int version;
   CHECK_INT(rail_message_need(&sk_protocol, &wire, 0), sizeof wire.head);
   CHECK_INT(rail_message_need(&sk_protocol, &wire, sizeof wire.head), sizeof wire);
-  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_NONE);
+  CHECK_INT(decode_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_NONE);
   CHECK_INT(version, SK_WIRE_VERSION);
-  CHECK_INT(judge_answer(&wire, 0, &version), RAIL_REASON_GARBAGE); /* another ability than was asked for */
+  CHECK_INT(decode_answer(&wire, 0, &version), RAIL_REASON_GARBAGE); /* another ability than was asked for */
   wire = welcome, wire.head.type = htole16(2);
-  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_GARBAGE);
+  CHECK_INT(decode_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_GARBAGE);
   wire = welcome, wire.head.length = htole32(40);
-  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_GARBAGE);
+  CHECK_INT(decode_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_GARBAGE);
   wire = welcome, wire.head.magic[0] = 0;
   CHECK_INT(rail_message_need(&sk_protocol, &wire, sizeof wire), sizeof wire.head);
-  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_GARBAGE);
+  CHECK_INT(decode_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_GARBAGE);
   wire = welcome, wire.head.version = htole16(9);
-  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_VERSION); /* a welcome of another version */
+  CHECK_INT(decode_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_VERSION);
   rail_refusal_encode(&sk_protocol, RAIL_REASON_BUSY, NULL, &wire);
-  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_BUSY);
+  CHECK_INT(decode_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_BUSY);
   CHECK_INT(version, SK_WIRE_VERSION);
   wire.head.version = htole16(9); /* its refusal is understood, of whatever form */
   wire.head.length = htole32(RAIL_MAC_SIZE + 2);
   CHECK_INT(rail_message_need(&sk_protocol, &wire, sizeof wire), sizeof wire.head + 2 + RAIL_MAC_SIZE);
-  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_BUSY);
+  CHECK_INT(decode_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_BUSY);
   CHECK_INT(version, 9);
   rail_refusal_encode(&sk_protocol, RAIL_REASON_SECRET, NULL, &wire);
-  CHECK_INT(judge_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_SECRET);
+  CHECK_INT(decode_answer(&wire, SK_FEATURE_FAILOVER, &version), RAIL_REASON_SECRET);
   CHECK_INT(version, 0);
   for (unsigned int r = 0; r < RAIL_REASON_PLUGIN + 6; r++) CHECK(*rail_reason_text(&sk_protocol, r));
 }
