@@ -225,7 +225,7 @@ const char *rc_exchange(struct rc_worker *w, const void *mine, size_t size);
 
 extern const char *const rc_memory_names[];
 enum rc_memory rc_memory_of(const struct rc_options *o, int rank);
-bool rc_uses_gpus(const struct rc_options *o); /* any rank */
+bool rc_uses_gpus(const struct rc_options *o); /* all ranks do, or none */
 /* -1: this machine has not enough, reported. */
 int rc_memory_check(const struct rc_process *p, const struct rc_place *place);
 /* Buffers, and room for rc_exchange. 0 or -1, reported on stderr. */

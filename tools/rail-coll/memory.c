@@ -13,11 +13,7 @@ const char *const rc_memory_names[] = {[RC_MEMORY_HOST] = "host", [RC_MEMORY_DEV
 
 enum rc_memory rc_memory_of(const struct rc_options *o, int rank) { return o->memory[rank % o->nmemory]; }
 
-bool rc_uses_gpus(const struct rc_options *o) {
-  for (int i = 0; i < o->nmemory; i++)
-    if (o->memory[i] != RC_MEMORY_HOST) return true;
-  return false;
-}
+bool rc_uses_gpus(const struct rc_options *o) { return o->memory[0] != RC_MEMORY_HOST; }
 
 static uint64_t available_bytes(void) {
   char line[128];

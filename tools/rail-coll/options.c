@@ -213,9 +213,8 @@ static int check_memory(const struct rc_options *o) {
 /* A graph has what lies on a stream. */
 static int check_graphs(const struct rc_options *o) {
   if (o->graphs == 0) return 0;
-  for (int i = 0; i < o->nmemory; i++)
-    if (o->memory[i] == RC_MEMORY_HOST)
-      return tool_misuse(&command, "--cudagraph: every rank must have a GPU: --memory device or managed", NULL);
+  if (!rc_uses_gpus(o))
+    return tool_misuse(&command, "--cudagraph: every rank must have a GPU: --memory device or managed", NULL);
   if (o->blocking)
     return tool_misuse(&command, "--cudagraph: what is captured cannot be waited for: no --blocking", NULL);
   return 0;
