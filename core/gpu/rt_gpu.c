@@ -52,13 +52,6 @@ rail_result_t rt_gpu_map(struct ncclComm *comm, struct rt_connector *c) {
   return r;
 }
 
-/* Waits for the work, LAST_MS at most. */
-static void wait_while_busy(int (*query)(void *handle), void *handle) {
-  uint64_t deadline = rail_deadline_in_ms(LAST_MS);
-  while (!rail_deadline_passed(deadline) && query(handle) == RT_CU_NOT_READY)
-    nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
-}
-
 void rt_gpu_unmap(struct ncclComm *comm, struct rt_connector *c) {
   struct rt_cuda_scope scope;
   if (!c->nmapped || rt_cuda_enter(&scope, comm->gpu.context) != RAIL_OK) return;
@@ -264,9 +257,12 @@ bool rt_gpu_lost(struct ncclComm *comm) {
   return true;
 }
 
-/* A kernel stores `ran` a moment before it ends; its code must not be unloaded in between. */
+/* A kernel stores `ran` a moment before it ends; its code must not be unloaded in between. LAST_MS at most. */
 static void wait_for_last(const struct rt_gpu *gpu) {
-  if (gpu->has_last && !gpu->lost) wait_while_busy(rt_cuda()->event_query, gpu->last);
+  uint64_t deadline = rail_deadline_in_ms(LAST_MS);
+  if (!gpu->has_last || gpu->lost) return;
+  while (!rail_deadline_passed(deadline) && rt_cuda()->event_query(gpu->last) == RT_CU_NOT_READY)
+    nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
 }
 
 static void close_driver_side(struct ncclComm *comm) {

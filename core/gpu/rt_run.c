@@ -18,8 +18,8 @@ struct rt_run *rt_run_new(struct rt_plan *plan) {
     const struct rt_job *job = &plan->jobs[j];
     for (int p = 0; p < RT_PEERS; p++) nops += (size_t)has_op(&job->recv[p]) + (size_t)has_op(&job->send[p]);
   }
-  struct rt_run *run = NULL;
-  run = calloc(1, sizeof *run + nops * sizeof run->ops[0] + (size_t)plan->njobs * sizeof run->targets[0]);
+  struct rt_run *run =
+      calloc(1, sizeof *run + nops * sizeof run->ops[0] + (size_t)plan->njobs * sizeof run->targets[0]);
   if (!run) return NULL;
   run->plan = plan;
   run->owns_plan = !plan->captured;
