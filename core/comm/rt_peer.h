@@ -24,7 +24,7 @@ struct rt_peer {
   int64_t pid;
   uint64_t buffsize, ll_buffsize, chunk, ll_max, exchange_max; /* must agree on all ranks */
   uint64_t tree_max, tree_max_net;                             /* these too, */
-  uint32_t nchannels, protos, algos;                           /* and these; wishes of rt_tune.h */
+  uint32_t nchannels, protos, algos;                           /* and these; masks of rt_tune.h */
   uint32_t shm_disable;
   struct rt_topo_gpu gpu; /* where it is; the caller's */
   uint32_t has_gpu;            /* one was current when the communicator was made */

@@ -3,7 +3,7 @@
  * A block runs a job (rt_device.h), or several in turn: the actions of its schedule one after the
  * other, as rt_program.c does on the host, but it waits where that returns.
  *
- * Thread 0 leads: it alone knows the schedule and the connections, waits, looks at what
+ * Thread 0 leads: it alone has the schedule and the connections, waits, looks at what
  * came, and writes into shared memory what all threads shall move. The barrier before
  * they do is needed anyway, to carry over what its wait has acquired; so nothing is gained by
  * each thread's computing the action for itself, and the many divisions in there would cost them registers.
@@ -25,7 +25,7 @@
 #include "core/host/rt_device.h"
 #include "core/host/rt_sched_impl.h"
 
-/* What thread 0 tells the others. */
+/* What thread 0 prepares for all threads. */
 struct rd_step {
   bool go; /* false: the job is over */
   int proto;
@@ -60,7 +60,7 @@ RD_FN uint32_t rd_turned(void) {
 
 /* ---- the receiving side, by thread 0 ---- */
 
-/* Tells a connection's proxy how large the next receives are, up to 8 steps ahead. They land in the slots. */
+/* Posts to a connection's proxy how large the next receives are, up to 8 steps ahead. They land in the slots. */
 RD_FN void rd_grant_receives(struct rd_block *b, int peer) {
   const struct rd_fifo *f = &b->recv[peer];
   const uint64_t before = b->granted[peer];

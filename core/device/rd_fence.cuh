@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every access of a kernel to a word that somebody else writes or reads at the
- * same time: another block, another GPU, a thread of the host. All else in a
+ * Every access of a kernel to a word that another block, another GPU or a thread of the host writes or reads at
+ * the same time. All else in a
  * kernel are plain accesses, ordered by barriers and by these. No standalone
  * fence is needed: what publishes is a store with release order, what finds it a load
  * with acquire order, and bar.sync (__syncthreads) carries both over to the

@@ -2,8 +2,8 @@
  *
  * A connection as a block sees it: the 8-slot FIFO of rt_conn.h, with addresses
  * that are valid on the device. Slots may lie in device or in mapped host memory;
- * the counters and the sizes lie in mapped host memory, because a proxy or a host's
- * kernel may be on the other side.
+ * the counters and the sizes lie in mapped host memory, because a proxy or a host
+ * program may be on the other side.
  *
  * Thread 0 of a block alone looks at and writes the shared words; all that is here is called by it. Every
  * wait ends when the abort flag is set.

@@ -152,7 +152,7 @@ struct rt_cuda_access {
     (uint64_t *handle, size_t size, const struct rt_cuda_allocation *how, unsigned long long flags))                \
   X(mem_release, cuMemRelease, (uint64_t handle))                                                                   \
   X(mem_reserve, cuMemAddressReserve,                                                                               \
-    (uint64_t *address, size_t size, size_t alignment, uint64_t wish, unsigned long long flags))                    \
+    (uint64_t *address, size_t size, size_t alignment, uint64_t hint, unsigned long long flags))                    \
   X(mem_unreserve, cuMemAddressFree, (uint64_t address, size_t size))                                               \
   X(mem_map, cuMemMap, (uint64_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags))   \
   X(mem_unmap, cuMemUnmap, (uint64_t address, size_t size))                                                         \
@@ -179,7 +179,7 @@ rail_result_t rt_cuda_check(int result, const char *call, const char *advice);
 #define RT_WHY 192
 bool rt_cuda_refused(int result, const char *call, char why[RT_WHY]);
 
-/* Makes a context current in the calling thread, whoever it belongs to, and lets it make any call
+/* Makes a context current in the calling thread, whichever library made it, and lets the thread make any call
  * although a stream may be capturing; leave restores both. */
 struct rt_cuda_scope {
   bool entered;

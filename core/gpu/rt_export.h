@@ -37,7 +37,7 @@ enum rt_export_type {
 };
 #define RT_EXPORT_BIT(type) (1u << (type))
 
-/* What the owner tells the importer, who checks all of it. Zeroed: nothing is exported. */
+/* What the owner sends the importer, which checks all of it. Zeroed: nothing is exported. */
 struct rt_export_record {
   uint32_t type;                  /* enum rt_export_type */
   uint32_t granularity;           /* the size is a multiple of it */

@@ -86,7 +86,7 @@ static rail_result_t register_dmabuf(struct ncclComm *comm, void *net_comm, size
   }
   rail_result_t result =
       rail_net_reg_mr_dmabuf(comm->net.plugin, net_comm, gdr->slots, size, RAIL_PTR_CUDA, 0, fd, &gdr->mhandle);
-  close(fd); /* who wants to keep it has a copy */
+  close(fd); /* a plugin that keeps it has duplicated it */
   return result;
 }
 

@@ -23,10 +23,10 @@ static bool attribute(int which, int device) {
 
 bool rt_mem_may_map(int device) {
   const struct rt_cuda *cu = rt_cuda();
-  const int64_t wish = rt_params()->cumem_enable;
+  const int64_t enable = rt_params()->cumem_enable;
   int version = 0;
   if (!cu || !has_calls(cu) || device < 0) return false;
-  if (wish != AUTOMATICALLY) return wish == 1;
+  if (enable != AUTOMATICALLY) return enable == 1;
   return cu->driver_version(&version) == RT_CU_SUCCESS && version >= FIRST_VERSION &&
          attribute(RT_CU_DEVICE_VIRTUAL_MEMORY, device);
 }

@@ -34,7 +34,7 @@ bool rt_mem_has_fabric(int device, char why[RT_WHY]);
 bool rt_mem_alloc(struct rt_mem *m, size_t size, char why[RT_WHY]);
 /* Mapped, for its own device. If `handle` is not NULL, the memory can be exported by it, and it must be released. */
 bool rt_mem_map(struct rt_mem *m, int device, size_t size, int handles, uint64_t *handle, char why[RT_WHY]);
-/* Mapped for `device`: what somebody else exported. The driver neither keeps nor closes a file descriptor. */
+/* Mapped for `device`: what another rank exported. The driver neither keeps nor closes a file descriptor. */
 bool rt_mem_import(struct rt_mem *m, int device, size_t size, int type, void *shared, char why[RT_WHY]);
 /* Another device may use it, too. */
 bool rt_mem_allow(const struct rt_mem *m, int device, char why[RT_WHY]);

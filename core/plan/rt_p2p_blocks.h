@@ -14,7 +14,7 @@
 #include <stdbool.h>
 
 struct rt_p2p_op {
-  int distance; /* (receiver - sender) modulo the number of ranks; 0: a copy, which waits for nobody */
+  int distance; /* (receiver - sender) modulo the number of ranks; 0: a copy, which waits for no rank */
   bool is_recv;
   int job;                /* the caller's number, by which operations at one distance are ordered */
   int block, index, next; /* found: its block, its index in that block's list, which operation follows there, or -1 */

@@ -53,7 +53,7 @@ struct rt_plan {
   bool on_device;
   bool waits_at_gate;   /* before it is launched: rt_gate.h */
   bool captured;        /* in a graph: kept until that is gone, or the communicator ends */
-  struct rt_graph_ref *graph; /* captured: tells when the graph has been destroyed */
+  struct rt_graph_ref *graph; /* captured: has the graph been destroyed? */
   atomic_int runs;      /* that are not over */
   bool dead;            /* the graph has it without its kernel: nothing to begin */
   int njobs, nblocks; /* blocks of a device plan */

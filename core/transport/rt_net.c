@@ -30,7 +30,7 @@ struct net_res {
   void *mhandle[RT_NPROTO];
   struct rt_gdr gdr; /* of RT_SIMPLE, instead of its part of `memory` */
   unsigned char handle[RAIL_NET_HANDLE_SIZE];
-  /* The FIFO between kernel and proxy; cache lines of their own. */
+  /* The FIFO between program or kernel and proxy; cache lines of their own. */
   RAIL_ALIGNED(64) uint64_t tail;
   RAIL_ALIGNED(64) uint64_t credit;
   RAIL_ALIGNED(64) struct rt_slot slot[RT_STEPS];
@@ -249,7 +249,7 @@ static rail_result_t post(struct ncclComm *comm, struct rt_connector *c, struct 
   return RAIL_OK;
 }
 
-/* Tests the oldest send, as NCCL does, and returns its slot to the kernel when the plugin has finished it. */
+/* Tests the oldest send, as NCCL does, and returns its slot to the producer when the plugin has finished it. */
 static rail_result_t sent(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
   struct net_res *res = c->res;
   int done = 0, bytes = 0;
@@ -284,7 +284,7 @@ static rail_result_t received(struct ncclComm *comm, struct rt_connector *c, str
   return flushed(comm, c, rail_net_iflush(comm->net.plugin, res->comm, 1, &p.data, &bytes, &p.mhandle, request));
 }
 
-/* Gives the oldest received step to the kernel, when it is flushed or needs no flush. */
+/* Publishes the oldest received step to the consumer, when it is flushed or needs no flush. */
 static rail_result_t publish_step(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
   struct net_res *res = c->res;
   void *flush = op->requests[op->done % RT_STEPS];
@@ -311,7 +311,7 @@ static rail_result_t complete(struct ncclComm *comm, struct rt_connector *c, str
 
 static rail_result_t net_progress(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
   struct net_res *res = c->res;
-  /* What the kernel has produced, or where it said that receives shall land. */
+  /* Steps that the producer has filled, or for which the consumer has said where the receive shall land. */
   const uint64_t *ready = c->is_send ? &res->tail : &res->credit;
   rail_result_t r = RAIL_OK, moved = RAIL_IN_PROGRESS;
   if (!op->started) {

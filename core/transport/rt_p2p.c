@@ -14,7 +14,7 @@
 #include "core/gpu/rt_export.h"
 #include "core/transport/rt_shm.h"
 
-/* What an importer tells the owner. */
+/* What an importer reports to the owner. */
 enum rt_import_state { RT_IMPORT_NONE, RT_IMPORT_OPENING, RT_IMPORT_READY, RT_IMPORT_REFUSED };
 
 struct p2p_res {
@@ -119,7 +119,7 @@ static void bind_all(struct ncclComm *comm, struct rt_connector *c, bool own) {
   const struct rt_shm_segment *seg = res->shm.segment;
   if (own) bind_memory(res, &c->conn, rt_export_base(res->own), c->is_send);
   if (res->theirs.base) bind_memory(res, &c->conn, res->theirs.base, !c->is_send);
-  /* Lines of LL128 come whole within a GPU and over NVLink. The receiver is who looks at them. */
+  /* Lines of LL128 come whole within a GPU and over NVLink. The receiver looks at them. */
   if (own && !c->is_send && seg->path[RT_SHM_RECV] <= RT_NVL) c->conn.flags &= ~RT_CONN_TORN;
   c->in_gpu = own || res->theirs.base;
   if (c->in_gpu)

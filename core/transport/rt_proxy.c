@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/transport/rt_proxy.h"
 
-#include <errno.h>
 #include <sched.h>
 #include <string.h>
 #include <time.h>
@@ -73,7 +72,7 @@ static bool retire(struct rt_proxy *p, struct rt_connector *prev, struct rt_conn
   return true;
 }
 
-/* When a rank dies, its neighbours see a connection close before the bootstrap has told them which rank it was, and
+/* When a rank dies, its neighbours see a connection close before the bootstrap has reported which rank it was, and
  * why: wait briefly for the bootstrap's error. */
 static void network_failed(struct ncclComm *comm, const struct rt_connector *c, rail_result_t result) {
   uint64_t until = rail_deadline_in_ms(REASON_GRACE_MS);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * SHM: two ranks of one host share a segment that the receiver makes: counters,
- * slots, buffers. Their kernels meet there directly; no proxy. P2P has such a segment, too.
+ * slots, buffers. Their programs or kernels use it directly; no proxy. P2P has such a segment, too.
  *
  * The segment is a memfd that the sender opens through /proc/PID/fd/N: it has no
  * name, so a killed rank leaves nothing behind in /dev/shm.

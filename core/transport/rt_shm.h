@@ -52,7 +52,7 @@ bool rt_shm_peer_left(const struct rt_connector *c);
 int rt_shm_ranges(const struct rt_connector *c, struct rt_range *out);
 /* The other side learns that this one is gone. Then free: */
 void rt_shm_leave(struct rt_connector *c);
-/* `kept`: the segment stays mapped, since somebody else unmaps it. */
+/* `kept`: the segment stays mapped; rt_export_free has taken it over. */
 void rt_shm_free(struct rt_connector *c, bool kept);
 
 #endif

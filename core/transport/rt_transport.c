@@ -86,7 +86,7 @@ static rail_result_t check_memory(struct ncclComm *comm, const struct rt_connect
   return RAIL_BAD_USAGE;
 }
 
-/* One look at one connector that is under way; `records` and `have` are indexed like the list. */
+/* One step of one connector that is under way. *have: the peer's record has come, and is in *theirs. */
 static rail_result_t advance(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *theirs,
                              bool *have) {
   if (!*have) {
@@ -109,6 +109,7 @@ static void back_off(int idle) {
     nanosleep(&(struct timespec){.tv_nsec = idle < 1000 ? 50000 : 500000}, NULL);
 }
 
+/* `records` and `have` are indexed like the list. */
 static rail_result_t connect_loop(struct ncclComm *comm, struct rt_connector **list, int n,
                                   struct rt_connect_record *records, bool *have) {
   for (int left = n, idle = 0; left > 0;) {

@@ -2,8 +2,8 @@
  *
  * Transports: ways for two ranks to have a connection. They are tried in the
  * table's order, and both ranks come to the same choice because can_connect is
- * symmetric. P2P: kernels of two GPUs share memory of one. SHM: two kernels share the host's memory. NET: proxies
- * move the bytes through a plugin.
+ * symmetric. P2P: kernels of two GPUs share memory of one. SHM: two host programs or kernels share
+ * the host's memory. NET: proxies move the bytes through a plugin.
  *
  * A connector is one end of one directed connection on one channel. It is made in
  * three steps, so that a rank can have many under way at once:
@@ -25,7 +25,7 @@ struct rt_proxy_op;
 /* What a communicator's calls work on. ANY: no call has had a buffer yet. */
 enum rt_memory_kind { RT_ANY_MEMORY, RT_HOST_MEMORY, RT_DEVICE_MEMORY };
 
-/* What one end tells the other through the bootstrap; the same size for all transports. */
+/* What one end sends the other through the bootstrap; the same size for all transports. */
 struct rt_connect_record {
   uint32_t version;   /* RT_CONNECT_VERSION */
   uint32_t transport; /* index in rt_transports: both ends must agree */
@@ -66,7 +66,7 @@ extern const struct rt_transport rt_p2p_transport, rt_shm_transport, rt_net_tran
 
 /* In pages of its own: a device may have to reach `conn`. */
 struct rt_connector {
-  struct rt_conn conn; /* the kernel's view */
+  struct rt_conn conn; /* the view of a program or kernel */
   const struct rt_transport *transport;
   const struct rt_transport_end *end; /* transport->send or ->recv */
   void *res;                          /* the transport's own */
@@ -86,7 +86,7 @@ struct rt_connector {
 /* Unloads the network plugin, if a NET connection has loaded it. After all connectors are freed. */
 void rt_net_close(struct ncclComm *comm);
 
-/* Does a kernel meet a kernel there? Otherwise both meet proxies. */
+/* Do the programs or kernels of the two ranks share a FIFO? Otherwise each shares one with a proxy. */
 static inline bool rt_transport_direct(const struct rt_transport *t) { return t && !t->send.progress; }
 
 /* The first transport that can connect the two, or NULL. */

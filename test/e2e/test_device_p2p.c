@@ -227,7 +227,7 @@ TEST(memory_lives_as_long_as_it_is_imported) {
   job_run("NCCL_DEBUG=NONE NCCL_CUMEM_ENABLE=0", 2, kit_patience_ms(TIMEOUT_MS), late, &much_later);
 }
 
-/* A kernel waits for what never comes in, in its area. */
+/* A kernel waits at slots in its GPU's memory for a step that never comes. */
 static void aborted(const struct rank *rank, void *arg) {
   struct side s;
   (void)arg;

@@ -74,7 +74,7 @@ static cudaError_t pageable(void) {
   static char text[4096];
   return cudaMemcpy(device, text, sizeof text, cudaMemcpyHostToDevice);
 }
-static cudaError_t lend(void) {
+static cudaError_t ipc_export(void) {
   cudaIpcMemHandle_t handle;
   return cudaIpcGetMemHandle(&handle, device);
 }
@@ -121,7 +121,7 @@ static const struct call calls[] = {
     {"cuMemHostUnregister", unreg, false},
     {"cuMemAlloc", allocate, true},
     {"cuMemFree", release, false},
-    {"cuIpcGetMemHandle", lend, true},
+    {"cuIpcGetMemHandle", ipc_export, true},
     {"cuMemcpyHtoD", pageable, false},
     {"loading a library", load, false},
     {"finding its kernel", find, false},

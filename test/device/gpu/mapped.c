@@ -147,9 +147,9 @@ API int cuMemRelease(uint64_t handle) {
 
 /* ---- addresses ---- */
 
-API int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t wish, unsigned long long flags) {
+API int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t hint, unsigned long long flags) {
   int r = enter("cuMemAddressReserve");
-  if (r == OK && (!address || flags || wish || !size || size % UNIT || alignment & (alignment - 1) || alignment > UNIT))
+  if (r == OK && (!address || flags || hint || !size || size % UNIT || alignment & (alignment - 1) || alignment > UNIT))
     r = INVALID_VALUE;
   if (r) return r;
   char *raw = mmap(NULL, size + UNIT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
