@@ -203,7 +203,7 @@ const struct rail_net_v12 *kit_traced_vtable(const struct rail_net_v12 *plugin) 
   return &traced;
 }
 
-/* ---- kit_props ---- */
+/* ---- properties of any version ---- */
 
 int kit_props_get(const struct rail_net_slots *s, int dev, union kit_props *p) {
   if (s->get_properties_v12) return s->get_properties_v12(dev, &p->v12);

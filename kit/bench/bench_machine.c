@@ -79,7 +79,7 @@ double kit_bench_load_of_others(const struct kit_bench_load *since) {
   return others < 0 ? 0 : others;
 }
 
-/* ---- bench_usage ---- */
+/* ---- CPU time, context switches, instructions ---- */
 
 static int open_counter(bool kernel) {
   struct perf_event_attr attr = {

@@ -127,8 +127,6 @@ extern const struct kit_bench_wire kit_bench_wire_net, kit_bench_wire_tcp;
 
 /* ---- marks: the first and the last eight bytes of each message, so that a lost, doubled or torn one shows ---- */
 
-#define KIT_BENCH_MARK_SIZE sizeof(uint64_t)
-
 /* Message `number` of connection `conn` of its receiver, both from 0. */
 static inline uint64_t kit_bench_mark(unsigned int conn, uint64_t number) { return (uint64_t)conn << 48 | number; }
 
@@ -160,6 +158,8 @@ static inline uint64_t kit_bench_wrong_mark(const char *data, size_t size, uint6
 void kit_bench_job_write(struct kit_job *job, const struct kit_bench_plan *plan, const struct kit_bench_cell *cell,
                          const struct kit_bench_column *column);
 
+/* ---- bench_conn.c ---- */
+
 struct kit_bench_record kit_bench_empty_record(const struct kit_bench_process *s);
 /* Ends the process with a verdict. */
 RAIL_COLD _Noreturn void kit_bench_fail(struct kit_bench_process *s, enum kit_bench_verdict verdict, const char *fmt,
@@ -182,8 +182,6 @@ void kit_bench_listen_all(struct kit_bench_process *s);
 void kit_bench_connect_all(struct kit_bench_process *s);
 void kit_bench_close_all(struct kit_bench_process *s);
 
-/* ---- bench_conn.c ---- */
-
 /* Posts what the window and the limit allow, then tests the oldest request for as long as it is done. True when
  * anything moved. */
 bool kit_bench_pass_out(struct kit_bench_process *s, struct kit_bench_conn *conn);
@@ -203,8 +201,7 @@ void kit_bench_connects(struct kit_bench_process *s, double seconds, struct kit_
 /* Some messages on every conn, all bytes checked. */
 void kit_bench_verify(struct kit_bench_process *s);
 
-/* ---- bench_samples.c ---- */
-
+/* kit_bench_process.samples. */
 bool kit_bench_samples_make(struct kit_bench_samples *samples);
 void kit_bench_samples_free(struct kit_bench_samples *samples);
 static inline void kit_bench_sample(struct kit_bench_samples *samples, uint64_t ns) {

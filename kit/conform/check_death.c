@@ -31,7 +31,7 @@ static const char *how(enum death death) {
 /* What one end has: its comm, and registered memory. */
 struct end { struct kit_net n; struct kit_pair p; void *comm, *mh; bool sends; uint8_t *data; };
 
-static void meet(struct kit_process *self, struct end *e) {
+static void open_end(struct kit_process *self, struct end *e) {
   kit_net_open(&e->n);
   kit_check_connect(self, &e->n, &e->p);
   e->sends = kit_sends(self);
@@ -55,7 +55,7 @@ static void some_messages(struct end *e) {
 }
 
 /* NCCL's order. */
-static void leave(struct end *e) {
+static void close_end(struct end *e) {
   kit_mr_dereg(&e->n, e->comm, e->mh);
   kit_pages_free(e->data, BIG);
   if (e->sends) kit_close_within(e->n.vt->close_send, e->comm, "closeSend, after the peer's end,", KIT_CLOSE_HUNG_MS);
@@ -72,7 +72,7 @@ static int reset_connections(void) {
 }
 
 /* Announces the end to the peer, and ends as the script has it. Returns after a reset or before an exit. */
-static void die(struct kit_process *self, const struct script *s) {
+static void end_process(struct kit_process *self, const struct script *s) {
   static struct kit_tcp_socket sockets[256];
   char announcement = 'x';
   int other = 1 - s->dies;
@@ -102,19 +102,18 @@ static void half_a_message(struct end *e) {
   while (!rail_deadline_passed(until) && !kit_op_step(&e->n, &op) && (e->sends || !begun(e))) sched_yield();
 }
 
-/* The dying side's part. True when it is over: this process is about to end. */
-static bool play_dead(struct kit_process *self, const struct script *s, struct end *e) {
+/* The part of the side that ends. */
+static void run_ending_side(struct kit_process *self, const struct script *s, struct end *e) {
   if (s->mid_transfer) half_a_message(e);
-  die(self, s);
-  if (s->death != BY_RESET) return true;
+  end_process(self, s);
+  if (s->death != BY_RESET) return;
   kit_barrier(self); /* the peer has seen it */
-  leave(e);
+  close_end(e);
   kit_net_close(&e->n);
-  return true;
 }
 
-/* Carries on until the announcement has come. The end itself may be seen a little earlier. */
-static void accompany(struct kit_process *self, const struct script *s, struct end *e, struct kit_op *op) {
+/* The survivor's part up to the announcement. The end itself may be seen a little earlier. */
+static void step_until_announced(struct kit_process *self, const struct script *s, struct end *e, struct kit_op *op) {
   char announcement;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)), early = deadline;
   kit_process_allow_loss(self, s->dies);
@@ -143,7 +142,7 @@ static int until_error(struct end *e, struct kit_op op[OPS], const struct script
   }
 }
 
-static void again(struct end *e, struct kit_op op[OPS]) {
+static void post_more(struct end *e, struct kit_op op[OPS]) {
   for (int i = 0; i < OPS; i++) {
     struct kit_op late = end_op(e, BIG);
     kit_op_test_again(&e->n, &op[i], 1);
@@ -151,21 +150,24 @@ static void again(struct end *e, struct kit_op op[OPS]) {
   }
 }
 
-static void is_noticed(struct kit_process *self, struct script s) {
+static void error_is_reported(struct kit_process *self, struct script s) {
   static struct end e; /* a process that exits without closing leaks nothing, to a leak checker */
-  meet(self, &e);
+  open_end(self, &e);
   some_messages(&e);
-  if (dies(self, &s) && play_dead(self, &s, &e)) return;
+  if (dies(self, &s)) {
+    run_ending_side(self, &s, &e);
+    return;
+  }
   struct kit_op op[OPS];
   for (int i = 0; i < OPS; i++) op[i] = end_op(&e, BIG);
-  accompany(self, &s, &e, &op[0]);
+  step_until_announced(self, &s, &e, &op[0]);
   uint64_t limit = kit_patience_ms(NOTICE_MS), start = rail_now_ns();
   int error = until_error(&e, op, &s, limit);
   ENSURE(error, "the peer %s, and %.1f s later there is no error: NCCL has no timeout, so the job hangs",
          how(s.death), (double)limit / 1000);
   kit_note(self, "error %d after %.3f s", error, (double)(rail_now_ns() - start) / 1e9);
-  again(&e, op);
-  leave(&e);
+  post_more(&e, op);
+  close_end(&e);
   kit_net_close(&e.n);
   if (s.death == BY_RESET) kit_barrier(self);
   ENSURE(error == RAIL_REMOTE_ERROR,
@@ -174,25 +176,29 @@ static void is_noticed(struct kit_process *self, struct script s) {
 }
 
 static void killed_receiver_mid_transfer(struct kit_process *self) {
-  is_noticed(self, (struct script){RECEIVER, BY_KILL, true});
+  error_is_reported(self, (struct script){RECEIVER, BY_KILL, true});
 }
 static void killed_sender_mid_transfer(struct kit_process *self) {
-  is_noticed(self, (struct script){SENDER, BY_KILL, true});
+  error_is_reported(self, (struct script){SENDER, BY_KILL, true});
 }
 static void killed_receiver_between_messages(struct kit_process *self) {
-  is_noticed(self, (struct script){RECEIVER, BY_KILL, false});
+  error_is_reported(self, (struct script){RECEIVER, BY_KILL, false});
 }
 static void killed_sender_between_messages(struct kit_process *self) {
-  is_noticed(self, (struct script){SENDER, BY_KILL, false});
+  error_is_reported(self, (struct script){SENDER, BY_KILL, false});
 }
 static void exit_of_the_receiver(struct kit_process *self) {
-  is_noticed(self, (struct script){RECEIVER, BY_EXIT, false});
+  error_is_reported(self, (struct script){RECEIVER, BY_EXIT, false});
 }
-static void exit_of_the_sender(struct kit_process *self) { is_noticed(self, (struct script){SENDER, BY_EXIT, true}); }
+static void exit_of_the_sender(struct kit_process *self) {
+  error_is_reported(self, (struct script){SENDER, BY_EXIT, true});
+}
 static void reset_by_the_receiver(struct kit_process *self) {
-  is_noticed(self, (struct script){RECEIVER, BY_RESET, true});
+  error_is_reported(self, (struct script){RECEIVER, BY_RESET, true});
 }
-static void reset_by_the_sender(struct kit_process *self) { is_noticed(self, (struct script){SENDER, BY_RESET, true}); }
+static void reset_by_the_sender(struct kit_process *self) {
+  error_is_reported(self, (struct script){SENDER, BY_RESET, true});
+}
 
 /* ---- whatever is noticed: nothing breaks ---- */
 
@@ -205,31 +211,34 @@ static void others_go_on(struct end *e, struct kit_pair *bystander) {
   kit_pair_close(&fresh);
 }
 
-static void is_survived(struct kit_process *self, struct script s) {
+static void others_are_unaffected(struct kit_process *self, struct script s) {
   static struct end e;
-  meet(self, &e);
+  open_end(self, &e);
   some_messages(&e);
-  if (dies(self, &s) && play_dead(self, &s, &e)) return;
+  if (dies(self, &s)) {
+    run_ending_side(self, &s, &e);
+    return;
+  }
   struct kit_op op[OPS];
   struct kit_pair bystander;
   kit_pair_open(&e.n, &bystander);
   for (int i = 0; i < OPS; i++) op[i] = end_op(&e, BIG);
-  accompany(self, &s, &e, &op[0]);
+  step_until_announced(self, &s, &e, &op[0]);
   others_go_on(&e, &bystander); /* before it is noticed */
   until_error(&e, op, &s, 1000);
-  again(&e, op);
+  post_more(&e, op);
   others_go_on(&e, &bystander);
-  leave(&e);
+  close_end(&e);
   others_go_on(&e, &bystander);
   kit_pair_close(&bystander);
   kit_net_close(&e.n);
 }
 
 static void others_survive_a_receiver(struct kit_process *self) {
-  is_survived(self, (struct script){RECEIVER, BY_KILL, true});
+  others_are_unaffected(self, (struct script){RECEIVER, BY_KILL, true});
 }
 static void others_survive_a_sender(struct kit_process *self) {
-  is_survived(self, (struct script){SENDER, BY_KILL, true});
+  others_are_unaffected(self, (struct script){SENDER, BY_KILL, true});
 }
 
 /* The loss of a peer is no reason to use the processor: an end of file stays readable forever. */
@@ -237,12 +246,15 @@ static void no_busy_wait(struct kit_process *self) {
   const struct script s = {SENDER, BY_KILL, true};
   const uint64_t ms = 300;
   static struct end e;
-  meet(self, &e);
+  open_end(self, &e);
   some_messages(&e);
-  if (dies(self, &s) && play_dead(self, &s, &e)) return;
+  if (dies(self, &s)) {
+    run_ending_side(self, &s, &e);
+    return;
+  }
   struct kit_op op[OPS];
   for (int i = 0; i < OPS; i++) op[i] = end_op(&e, BIG);
-  accompany(self, &s, &e, &op[0]);
+  step_until_announced(self, &s, &e, &op[0]);
   kit_sleep_ms(100);
   double before = kit_cpu_asleep(ms);
   int error = until_error(&e, op, &s, kit_patience_ms(NOTICE_MS));
@@ -250,7 +262,7 @@ static void no_busy_wait(struct kit_process *self) {
   ENSURE(before < 0.1 && after < 0.1,
          "with a dead peer and no call being made the plugin uses %.0f %% of a core (%.0f %% after error %d), expected "
          "less than 10: it takes the processor from the ranks that are left", before * 100, after * 100, error);
-  leave(&e);
+  close_end(&e);
   kit_net_close(&e.n);
 }
 
@@ -352,7 +364,7 @@ static void stop_for(uint64_t ms) {
 static void a_stop_is_waited_for(struct kit_process *self) {
   const size_t some = (size_t)4 << 20;
   static struct end e;
-  meet(self, &e);
+  open_end(self, &e);
   for (int stops = 0; stops < 2; stops++)
     for (int i = 0; i < OPS; i++) {
       uint64_t seed = (uint64_t)stops * OPS + (uint64_t)i;
@@ -368,14 +380,14 @@ static void a_stop_is_waited_for(struct kit_process *self) {
                "a message that was interrupted for one second arrived wrong");
     }
   kit_barrier(self);
-  leave(&e);
+  close_end(&e);
   kit_net_close(&e.n);
 }
 
 static void when_a_stop_is_noticed(struct kit_process *self) {
   enum { STOP_MS = 3000 };
   static struct end e;
-  meet(self, &e);
+  open_end(self, &e);
   some_messages(&e);
   if (kit_process_rank(self) == RECEIVER) {
     struct kit_op op = end_op(&e, BIG);
@@ -395,7 +407,7 @@ static void when_a_stop_is_noticed(struct kit_process *self) {
     else kit_note(self, "a peer that was stopped for %.1f s was waited for", seconds);
   }
   kit_barrier(self);
-  leave(&e);
+  close_end(&e);
   kit_net_close(&e.n);
 }
 

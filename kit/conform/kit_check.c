@@ -42,7 +42,7 @@ void kit_check_disconnect(struct kit_process *self, struct kit_pair *p) {
   ENSURE(recv == 0, "closeRecv returned %d", recv);
 }
 
-/* ---- kit_conn ---- */
+/* ---- connections with registered memory ---- */
 
 static void lane_start(struct kit_conn *l, int number) {
   l->sends = kit_sends(l->self);
@@ -151,7 +151,7 @@ void kit_conn_needs_groups(const struct kit_conn *l) {
   if (l->max_recvs < 2) kit_skip("the plugin's maxRecvs is 1: NCCL never asks it for grouped receives");
 }
 
-/* ---- kit_many ---- */
+/* ---- closing, single requests, memory, sleep ---- */
 
 void kit_close_within(int (*close)(void *comm), void *comm, const char *call, uint64_t limit_ms) {
   uint64_t start = rail_now_ns();

@@ -58,7 +58,6 @@ static const struct field fields[] = {
     SINCE_V12("planeId", plane_id, true),
 };
 
-/* fields.c */
 static void verify_unwritten(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
   for (size_t i = 0; i < RAIL_COUNT_OF(fields); i++) {
     const struct field *f = &fields[i];

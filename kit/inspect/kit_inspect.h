@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * rail-kit inspect: what NCCL makes of a plugin's file. In the order of a run:
- *   elf.c libelf.c       the file: exported tables, what the loader is told
- *   deps.c               what the dynamic loader says to it
- *   releases.c           which NCCL looks for what, under which names
- *   process.c, load.c       in a process of its own: dlopen, the tables in memory, init, devices, properties
- *   judge_*.c fields.c   what follows, as findings.c keeps them
+ *   kit_inspect.c        finds the file and starts the processes
+ *   elf.c libelf.c       the file: exported tables, its dynamic section
+ *   deps.c               its dependencies, as the dynamic loader finds them
+ *   process.c            in a process of its own: dlopen, the tables in memory, init, devices, properties
+ *   check_*.c            what follows, as findings.c keeps it; check_file.c has what each NCCL release looks for
  *   text.c json.c        the report
  */
 #ifndef RAIL_KIT_INSPECT_H
