@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-SAN: asan
  *
- * HELLO of the ib plugin and the judgement on it, and the bodies of the messages
+ * HELLO of the ib plugin, whether it is taken, and the bodies of the messages
  * that follow. Input: which of them, the listener's flags, then the bytes.
  *
  * Held: what is taken is in its bounds, text is text, and encoding it again
