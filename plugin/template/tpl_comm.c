@@ -75,7 +75,7 @@ rail_result_t tpl_fail_errno(struct tpl_comm *comm, rail_result_t result) {
 
 /* ---- memory ------------------------------------------------------------- */
 
-/* TCP needs no registration. What is kept is the promise of deregMr: nobody touches the memory afterwards. */
+/* TCP needs no registration. What is kept is deregMr's guarantee: the memory is not touched afterwards. */
 rail_result_t tpl_reg_mr(void *comm_arg, void *data, size_t size, int type, void **mhandle) {
   *mhandle = NULL;
   struct tpl_comm *comm = tpl_comm_of(comm_arg, 0, "regMr");
@@ -99,7 +99,7 @@ rail_result_t tpl_reg_mr(void *comm_arg, void *data, size_t size, int type, void
 }
 
 /* With transfers outstanding the connection ends here: NCCL does this when it aborts, and frees the memory next. After
- * an error nobody looks at a transfer's memory or registration again. */
+ * an error no transfer's memory or registration is touched again. */
 rail_result_t tpl_dereg_mr(void *comm_arg, void *mhandle) {
   struct tpl_mr *mr = mhandle;
   if (!mr) return RAIL_OK;

@@ -5,8 +5,8 @@
  *
  * Threads. NCCL calls isend, irecv and test on one thread, regMr and deregMr on another: comm->lock guards
  * everything that both may touch. It is held across the system calls of a step, and deregMr waits for one at most; a
- * plugin that has to be fast lets one thread own the data path, and the other ask it (plugin/socket). There is no
- * thread of the plugin's own: a connection gets on while somebody calls.
+ * plugin that has to be fast lets one thread own the data path, and the other queue requests for it (plugin/socket).
+ * The plugin has no thread of its own: a connection makes progress only inside calls.
  */
 #ifndef TPL_COMM_H
 #define TPL_COMM_H

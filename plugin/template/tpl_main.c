@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A complete small plugin: messages over one TCP connection each, by nobody's thread but the caller's. It is written
+ * A complete small plugin: messages over one TCP connection each, on the caller's threads alone. It is written
  * to be copied (docs/write-a-plugin.md). This file has the table of operations and the contexts; a tour of one
  * message goes from tpl_isend (tpl_send.c) to tpl_test (tpl_progress.c), and on the other side from tpl_irecv
  * (tpl_recv.c). What goes over the wire is in tpl_wire.h.

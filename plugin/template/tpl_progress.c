@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test: lets the connection get on, whichever request is asked for, and says whether that one is done. */
+ * test: moves the connection's data on, whichever request is tested, and reports whether that one is done. */
 #include "common/base/log.h"
 #include "plugin/template/tpl_comm.h"
 

@@ -173,7 +173,7 @@ TEST(closed_behind_the_last_message) {
   pair_close(&p);
 }
 
-/* The goodbye is heard of between two looks at the CQ, of which the second finds what came before it. */
+/* The goodbye is read between two polls of the CQ, of which the second finds what came before it. */
 TEST(news_between_two_looks) {
   int second = 0;
   for (int seed = 1; seed < 60; seed++) {
@@ -262,7 +262,7 @@ TEST(bad_news_for_a_sender) {
   sender_hears(IB_COMM_DEVICE_FATAL | IB_COMM_PEER_CLOSED, RAIL_SYSTEM_ERROR);
 }
 
-/* Nothing is outstanding, and nothing will ever be posted: isend is the one that hears of it. */
+/* Nothing is outstanding, and nothing will ever be posted: isend reports it. */
 TEST(nobody_left_to_send_to) {
   static const uint32_t news[] = {IB_COMM_PEER_CLOSED, IB_COMM_PEER_LOST, IB_COMM_PEER_SILENT};
   for (unsigned int i = 0; i < RAIL_COUNT_OF(news); i++) {

@@ -189,7 +189,7 @@ TEST(the_side_channels_network_goes) {
   CHECK_OK(ib_watch_add(comm));
   CHECK(setsockopt(comm->oob_fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &soon, sizeof soon) == 0);
   lo_goes(false);
-  atomic_store(&comm->outstanding, 1); /* so it is asked, in a second, and nobody answers */
+  atomic_store(&comm->outstanding, 1); /* so a PING is sent, in a second, and no PONG comes */
   RIG_WAIT(log_said("network is down"), 2500);
   CHECK_INT(FAULTS(comm) & ~(uint32_t)IB_COMM_STALLED, 0);
   uint64_t until = rail_deadline_in_ms(4000);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The watch thread: what it hears over oob connections and from HCAs, and that it comes, sleeps, goes and forks without
+ * The watch thread: what it reads from oob connections and HCAs, and that it comes, sleeps, goes and forks without
  * leaving anything. What it makes of silence is test_ib_silence.c's. */
 #include <dirent.h>
 #include <sched.h>

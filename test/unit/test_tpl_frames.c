@@ -66,7 +66,7 @@ TEST(receiver) {
     {TPL_DATA, 0, 2, 8, RAIL_REMOTE_ERROR},        /* a buffer that the receive has not */
     {TPL_DATA, 1, 0, 8, RAIL_REMOTE_ERROR},        /* a slot without a receive */
     {TPL_DATA, TPL_SLOTS, 0, 8, RAIL_REMOTE_ERROR},
-    {TPL_GRANT, 0, 1, 8, RAIL_REMOTE_ERROR},       /* the receiver's own words */
+    {TPL_GRANT, 0, 1, 8, RAIL_REMOTE_ERROR},       /* only a receiver sends it */
     {TPL_DONE, 0, 1, 0, RAIL_REMOTE_ERROR},
     {9, 0, 1, 0, RAIL_REMOTE_ERROR},
     {TPL_DATA, 0, 1, SIZE + 1, RAIL_BAD_USAGE},    /* more than fits: the caller's mistake, not the peer's */
@@ -100,7 +100,7 @@ TEST(sender) {
     say(TPL_GRANT, 0, 1, 4, SIZE);
     void *request = send_one(3);
     CHECK(request);
-    CHECK(!send_one(7)); /* nobody receives that */
+    CHECK(!send_one(7)); /* no receive has that tag */
     say(wrong[i].type, wrong[i].slot, wrong[i].buffer, wrong[i].tag, 0);
     ends(request, RAIL_REMOTE_ERROR);
     close_pair();

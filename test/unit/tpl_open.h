@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The template's communicators over a socket of the test's own, whose other end says what the test wants. */
+ * The template's communicators over a socket of the test's own, whose other end sends what the test wants. */
 #ifndef TPL_OPEN_H
 #define TPL_OPEN_H
 
