@@ -101,8 +101,7 @@ static rail_result_t write_frames(struct tpl_recv_comm *rc) {
 static rail_result_t begin_message(struct tpl_recv_comm *rc) {
   struct tpl_frame *frame = &rc->arriving;
   bool good = tpl_frame_decode(rc->header, frame) && frame->type == TPL_DATA;
-  struct tpl_recv *r = good ? &rc->recvs[frame->slot] : NULL;
-  struct buffer *b = good && r->base.state == TPL_ACTIVE && frame->buffer < r->n ? &r->buffers[frame->buffer] : NULL;
+  struct buffer *b = good ? &rc->recvs[frame->slot].buffers[frame->buffer] : NULL;
   if (!b || b->state != BUFFER_GRANTED)
     return tpl_fail(&rc->base, RAIL_REMOTE_ERROR, "the peer broke the protocol: a frame of type %u for buffer %u of "
                     "slot %u; is it the same version of the plugin?", frame->type, frame->buffer, frame->slot);

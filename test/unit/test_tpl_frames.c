@@ -120,7 +120,23 @@ TEST(done_before_it_is_sent) {
   close_pair();
 }
 
-/* A receive that was complete before the peer went wrong is done, though test is asked for it afterwards. */
+/* The same call of test reads a send's DONE and the error behind it. */
+TEST(a_send_is_done_before_the_error) {
+  static uint8_t data[SIZE];
+  int done = 0;
+  open_pair(true);
+  say(TPL_GRANT, 0, 0, 3, SIZE);
+  void *request = send_one(3), *next = NULL;
+  CHECK(request);
+  say(TPL_DONE, 0, 0, 0, 0);
+  say(TPL_DONE, 0, 0, 0, 0);
+  CHECK_INT(tpl_test(request, &done, NULL), RAIL_OK);
+  CHECK_INT(done, 1);
+  CHECK_INT(tpl_isend(comm, data, SIZE, 3, NULL, NULL, &next), RAIL_REMOTE_ERROR);
+  close_pair();
+}
+
+/* A receive that was complete before the peer went wrong is done, though it is tested afterwards. */
 TEST(what_was_done_stays_so) {
   int done = 0, sizes[2] = {-1, -1};
   static uint8_t data[2][SIZE];
@@ -139,4 +155,5 @@ TEST(what_was_done_stays_so) {
   close_pair();
 }
 
-TEST_MAIN(TEST_CASE(receiver), TEST_CASE(sender), TEST_CASE(done_before_it_is_sent), TEST_CASE(what_was_done_stays_so))
+TEST_MAIN(TEST_CASE(receiver), TEST_CASE(sender), TEST_CASE(done_before_it_is_sent),
+          TEST_CASE(a_send_is_done_before_the_error), TEST_CASE(what_was_done_stays_so))
