@@ -63,20 +63,10 @@ static bool is_gone(const struct accepted *a) {
   return result != RAIL_OK && result != RAIL_IN_PROGRESS;
 }
 
-static void drop_gone(struct listen_comm *l) {
-  for (struct accepted *a = STAILQ_FIRST(&l->accepted), *next; a; a = next) {
-    next = STAILQ_NEXT(a, link);
-    if (!is_gone(a)) continue;
-    rail_listener_log_drop(&l->listener, &a->peer, "it went away before it was accepted");
-    free_accepted(l, a);
-  }
-}
-
 /* A peer that lives may wait for accept as long as it likes (connector.h), so what bounds the list is its length: one
- * that finds it full is refused as busy, and tries again. */
+ * that finds it full is refused as busy, and tries again. accept drops those that are gone. */
 static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
   struct listen_comm *l = owner;
-  if (l->naccepted == MAX_ACCEPTED) drop_gone(l);
   struct accepted *a = l->naccepted < MAX_ACCEPTED ? calloc(1, sizeof *a) : NULL;
   if (!a) return RAIL_REASON_BUSY;
   a->peer = conn->peer;
