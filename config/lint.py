@@ -129,12 +129,12 @@ def check_c(name, lines, exceptions):
         if not m or room not in MAY_INCLUDE or not (ROOT / m.group(1)).is_dir() and m.group(1) != "rail":
             continue
         if not {m.group(1), "/".join(m.groups())} & MAY_INCLUDE[room]:
-            problem(f"{name}:{number}", f"{room} must not know {m.group(1)}/")
+            problem(f"{name}:{number}", f"{room} must not include {m.group(1)}/")
         folder = m.group(2).split("/")[0]
         if parts[0] == "plugin" and m.group(1) == "plugin" and parts[1] != folder:
-            problem(f"{name}:{number}", "a plugin must not reach into another's folder")
+            problem(f"{name}:{number}", "a plugin must not include another's headers")
         if parts[0] == m.group(1) == "common" and folder not in COMMON_MAY_INCLUDE[parts[1]] | {parts[1]}:
-            problem(f"{name}:{number}", f"common/{parts[1]} must not know common/{folder}")
+            problem(f"{name}:{number}", f"common/{parts[1]} must not include common/{folder}")
 
 
 def run(argv, where):
@@ -175,14 +175,16 @@ def tidy_commands(files):
 
 def queue_header():
     """cppcheck reads no system header; of this one it needs the macros."""
-    told = subprocess.run(["gcc", "-E", "-H", "-x", "c", "-"], input="#include <sys/queue.h>\n", capture_output=True, text=True)
-    return next((f"--include={line[2:]}" for line in told.stderr.splitlines() if line.startswith(". ")), "--quiet")
+    done = subprocess.run(["gcc", "-E", "-H", "-x", "c", "-"], input="#include <sys/queue.h>\n", capture_output=True,
+                          text=True)
+    return [f"--include={line[2:]}" for line in done.stderr.splitlines() if line.startswith(". ")]
 
 
 def cppcheck_command():
     rooms = [r for r in ("common", "loader", "core", "plugin", "kit", "tools") if list((ROOT / r).rglob("*.c"))]
     return ["cppcheck", "--quiet", "--std=c11", "--error-exitcode=1", "--inline-suppr", "--enable=warning,portability",
-            "--suppress=missingIncludeSystem", "--suppress=*:*_impl.c", queue_header(), "-j", str(os.cpu_count() or 1), *FLAGS, *rooms]
+            "--suppress=missingIncludeSystem", "--suppress=*:*_impl.c", *queue_header(), "-j",
+            str(os.cpu_count() or 1), *FLAGS, *rooms]
 
 
 def main():
