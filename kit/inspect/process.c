@@ -26,7 +26,8 @@ struct seen {
 
 static double seconds_since(uint64_t start) { return (double)(rail_now_ns() - start) / 1e9; }
 
-static void send_record(struct kit_process *self, enum kit_record_kind kind, int version, const void *data, size_t size) {
+static void send_record(struct kit_process *self, enum kit_record_kind kind, int version, const void *data,
+                        size_t size) {
   struct { struct kit_record head; uint8_t data[8192]; } record = {.head = {kind, version}};
   ENSURE(size <= sizeof record.data, "a record of %zu bytes", size);
   memcpy(record.data, data, size);

@@ -55,25 +55,18 @@ void tr_findings_count(uint64_t out[RAIL_TRACE_RULES]) {
   for (int i = 0; i < RAIL_TRACE_RULES; i++) out[i] = atomic_load_explicit(&counts[i], memory_order_relaxed);
 }
 
-static uint64_t tr_findings(void) {
-  uint64_t all[RAIL_TRACE_RULES], sum = 0;
-  tr_findings_count(all);
-  for (int i = 0; i < RAIL_TRACE_RULES; i++) sum += all[i];
-  return sum;
-}
-
 void tr_summary(void) {
-  uint64_t all[RAIL_TRACE_RULES];
+  uint64_t all[RAIL_TRACE_RULES], findings = 0, dropped = tr_dropped();
   char list[1024] = "";
   size_t used = 0;
   tr_findings_count(all);
   for (int i = 0; i < RAIL_RULES; i++) {
+    findings += all[i];
     if (!all[i] || used >= sizeof list) continue;
     int n = snprintf(list + used, sizeof list - used, "%s%s %" PRIu64, used ? ", " : ": ",
                      rail_trace_rule((unsigned int)i)->name, all[i]);
     if (n > 0) used += (size_t)n;
   }
-  uint64_t findings = tr_findings(), dropped = tr_dropped();
   const char *path = tr_record_path();
   char text[1500];
   snprintf(text, sizeof text, "%" PRIu64 " calls, %" PRIu64 " of them dropped, %" PRIu64 " findings%s", tr_recorded(),
