@@ -201,9 +201,6 @@ struct kit_seen_version {
   char call[32];  /* in which call, "" */
 };
 
-/* Fills in load, load_end and versions, each from a process of its own. -1: reported on stderr, none can be started. */
-struct kit_inspection;
-
 /* The kinds of records that a process sends; each begins with its header. */
 enum kit_record_kind { KIT_RECORD_LOAD = 1, KIT_RECORD_TABLE, KIT_RECORD_START, KIT_RECORD_PROPS };
 struct kit_record {

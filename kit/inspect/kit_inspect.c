@@ -12,7 +12,7 @@
 
 enum { FINE = 0, PLUGIN_FAILED = 1, NOT_RUN = 3 };
 
-/* ---- Starts the processes that load the plugin, and takes down what they see ---- */
+/* ---- the processes that load the plugin, and what they report ---- */
 
 #define MAX_LOGGED 20
 
@@ -84,6 +84,7 @@ static bool run(struct kit_inspection *in, int version, char *end, size_t size, 
   return false;
 }
 
+/* Fills in load, load_end and versions, each from a process of its own. -1: reported on stderr, none can be started. */
 static int load_plugin(struct kit_inspection *in) {
   struct kit_job *job = NULL;
   char call[32];
@@ -107,7 +108,7 @@ static int report_error(const char *what, const char *path) {
 }
 
 /* A name as NCCL_NET_PLUGIN takes it: the file that the newest NCCL would open, in LD_LIBRARY_PATH or where this
- * program's libraries are. What only ldconfig knows has to be given by its path. */
+ * program's libraries are. A library that only ldconfig lists has to be given by its path. */
 static bool find_named(const char *name, char path[PATH_MAX]) {
   char tries[KIT_MAX_TRIES][PATH_MAX], directories[2 * PATH_MAX], lib[PATH_MAX], *rest = NULL;
   const char *list = getenv("LD_LIBRARY_PATH");

@@ -229,16 +229,22 @@ static bool do_accept(struct replay *r, struct replay_end *end, const struct rep
   return to->comm != NULL;
 }
 
-static bool do_close(struct replay *r, struct replay_end *end, const struct replay_call *call) {
+/* The plugin's result. */
+static int close_comm(struct replay *r, struct replay_end *end) {
   int result = RAIL_OK;
-  for (size_t i = 0; i < r->nmemory; i++)
-    if (r->memory[i].comm == end->comm) replay_memory_drop(r, &r->memory[i]);
   for (size_t i = 0; i < end->nlive; i++) drop_loose(r, &end->live[i]);
   end->nlive = 0;
   if (end->comm && end->plan->made_by == RAIL_TRACE_LISTEN) result = r->net.vt->close_listen(end->comm);
   else if (end->comm && end->plan->made_by == RAIL_TRACE_CONNECT) result = r->net.vt->close_send(end->comm);
   else if (end->comm) result = r->net.vt->close_recv(end->comm);
   end->comm = NULL;
+  return result;
+}
+
+static bool do_close(struct replay *r, struct replay_end *end, const struct replay_call *call) {
+  for (size_t i = 0; i < r->nmemory; i++)
+    if (r->memory[i].comm == end->comm) replay_memory_drop(r, &r->memory[i]);
+  int result = close_comm(r, end);
   if (result != RAIL_OK) fail(r, end, call, "close", result);
   return true;
 }
@@ -286,7 +292,7 @@ static bool leave_out(const struct replay_end *end, const struct replay_call *ca
   return false;
 }
 
-/* step_end.c: makes the next call of an end, if its time has come. True: something moved. */
+/* Makes the next calls of an end whose time has come. True: something moved. */
 static bool step_end(struct replay *r, struct replay_end *end) {
   bool moved = false;
   if (end->over) return false;
@@ -405,17 +411,13 @@ static void run(struct replay *r) {
   }
 }
 
-/* What the recording left open. Everybody has done everything by now. */
+/* What the recording left open. All processes have made all calls by now. */
 static void tidy(struct replay *r) {
   size_t n = r->plan.files[r->plan.own].ncomms;
   for (size_t i = 0; i < r->nmemory; i++) replay_memory_drop(r, &r->memory[i]);
   for (size_t i = 0; i < n; i++) {
     struct replay_end *end = &r->ends[i];
-    for (size_t k = 0; k < end->nlive; k++)
-      for (int b = 0; b < KIT_MAX_GROUP; b++) replay_memory_drop(r, &end->live[k].loose[b]);
-    if (end->comm && end->plan->made_by == RAIL_TRACE_LISTEN) (void)r->net.vt->close_listen(end->comm);
-    else if (end->comm && end->plan->made_by == RAIL_TRACE_CONNECT) (void)r->net.vt->close_send(end->comm);
-    else if (end->comm) (void)r->net.vt->close_recv(end->comm);
+    (void)close_comm(r, end);
     free(end->live);
     free(end->done);
   }

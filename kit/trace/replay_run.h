@@ -61,7 +61,7 @@ struct replay {
   struct kit_trace_map memory_by_id;
   size_t nmemory, memory_cap;
   uint8_t *text;         /* what messages contain: a stretch of this, chosen by connection and number */
-  bool relaxed; /* posts do not wait for sends any more: the recorded plugin let go of them earlier */
+  bool relaxed; /* posts do not wait for sends any more: the recorded plugin completed them earlier */
   bool check, timed, own_devices; /* own: the recorded ones */
   uint64_t start_ns, first_ns, last_ns, reported;
   struct kit_trace_list recorded[2], replayed[2];
@@ -76,7 +76,7 @@ bool replay_text_make(struct replay *r);
 struct replay_memory *replay_memory_of(struct replay *r, uint64_t id);
 bool replay_memory_add(struct replay *r, struct replay_end *end, const struct replay_call *call);
 void replay_memory_drop(struct replay *r, struct replay_memory *m);
-/* Where a buffer of `size` bytes lies; makes and registers it where the recording does not know. NULL: no memory. */
+/* Where a buffer lies; makes and registers one where the recording has no memory for it. NULL: no memory. */
 uint8_t *replay_buffer(struct replay *r, struct replay_end *end, const struct rail_trace_buf *buf,
                        struct replay_memory *loose, void **mhandle);
 void replay_fill(struct replay *r, const struct replay_end *end, const struct replay_msg *m, uint8_t *data);

@@ -3,7 +3,7 @@
  * rail-stat: shows the counters of every process that uses Railyard on this
  * machine. The files, in the order of a run:
  *   main.c options.c    what was asked for
- *   snapshot.c              one snapshot of all pages; rates between two
+ *   snapshot.c          one snapshot of all pages; rates between two
  *   table.c live.c      for people
  *   prometheus.c json.c for programs
  */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The reader of a page: one shot, everything checked, everything copied. */
+ * The reader of a page: everything is checked, everything is copied. */
 #include "tools/rail-stat/stats_read.h"
 
 #include <errno.h>
@@ -113,27 +113,27 @@ static bool read_counters(const struct reading *r, struct rail_stats_view_group 
   return true;
 }
 
-/* The three looks at a slice of records; whole[] is taken between the other two. */
-struct looks { uint8_t before[SLICE], whole[SLICE], after[SLICE]; };
+/* The three reads of a slice of records; whole[] is between the other two. */
+struct reads { uint8_t before[SLICE], whole[SLICE], after[SLICE]; };
 
-static uint64_t life_at(const uint8_t *shot, uint64_t at) {
+static uint64_t life_at(const uint8_t *slice, uint64_t at) {
   uint64_t life;
-  memcpy(&life, shot + at, sizeof life);
+  memcpy(&life, slice + at, sizeof life);
   return life;
 }
 
 /* Keeps those of a slice's `n` records that were taken and stayed so. */
-static void keep(struct rail_stats_view_group *g, const struct rail_stats_group_desc *desc, const struct looks *looks,
+static void keep(struct rail_stats_view_group *g, const struct rail_stats_group_desc *desc, const struct reads *reads,
                  uint32_t first, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) {
-    uint64_t at = (uint64_t)i * desc->record_size, life = life_at(looks->before, at);
-    if (life % 2 == 0 || life != life_at(looks->after, at)) continue;
+    uint64_t at = (uint64_t)i * desc->record_size, life = life_at(reads->before, at);
+    if (life % 2 == 0 || life != life_at(reads->after, at)) continue;
     struct rail_stats_view_record *record = &g->records[g->nrecords];
     record->index = first + i;
     record->life = life;
     record->values = g->values + (size_t)g->nrecords * g->ncounters;
-    memcpy(record->label, looks->whole + at + offsetof(struct rail_stats_record_head, label), sizeof record->label);
-    memcpy(record->values, looks->whole + at + desc->values_at, g->ncounters * sizeof(uint64_t));
+    memcpy(record->label, reads->whole + at + offsetof(struct rail_stats_record_head, label), sizeof record->label);
+    memcpy(record->values, reads->whole + at + desc->values_at, g->ncounters * sizeof(uint64_t));
     make_printable(record->label, sizeof record->label);
     g->nrecords++;
   }
@@ -142,19 +142,19 @@ static void keep(struct rail_stats_view_group *g, const struct rail_stats_group_
 static bool read_records(const struct reading *r, struct rail_stats_view_group *g,
                          const struct rail_stats_group_desc *desc) {
   uint32_t per_slice = SLICE / desc->record_size;
-  struct looks *looks = malloc(sizeof *looks);
+  struct reads *reads = malloc(sizeof *reads);
   g->records = calloc(RAIL_MAX(desc->used, 1u), sizeof *g->records);
   g->values = calloc((size_t)RAIL_MAX(desc->used, 1u) * g->ncounters, sizeof *g->values);
-  bool ok = looks && g->records && g->values;
+  bool ok = reads && g->records && g->values;
   if (!ok) fail(r, ENOMEM, "out of memory");
   for (uint32_t first = 0; ok && first < desc->used; first += per_slice) {
     uint32_t n = RAIL_MIN(per_slice, desc->used - first);
     uint64_t at = desc->records_at + (uint64_t)first * desc->record_size;
     size_t size = (size_t)n * desc->record_size;
-    ok = get(r, at, looks->before, size) && get(r, at, looks->whole, size) && get(r, at, looks->after, size);
-    if (ok) keep(g, desc, looks, first, n);
+    ok = get(r, at, reads->before, size) && get(r, at, reads->whole, size) && get(r, at, reads->after, size);
+    if (ok) keep(g, desc, reads, first, n);
   }
-  free(looks);
+  free(reads);
   return ok;
 }
 

@@ -36,11 +36,11 @@ struct rail_stats_view_group {
   uint64_t *values;
 };
 
-/* What one shot at a page has seen. */
+/* What one read of a page has found. */
 struct rail_stats_view {
   int64_t pid;
   uint64_t start_time, pid_ns, opened_ns;
-  uint64_t read_ns; /* CLOCK_MONOTONIC of this shot */
+  uint64_t read_ns; /* CLOCK_MONOTONIC of this read */
   enum rail_stats_alive alive;
   uid_t uid; /* of the file */
   char name[RAIL_STATS_NAME], process[RAIL_STATS_NAME];
@@ -48,7 +48,7 @@ struct rail_stats_view {
   struct rail_stats_view_group groups[];
 };
 
-/* Reads dir/file. NULL: `why` says in words why not; errno is EACCES for a page of somebody else, ENOENT for one
+/* Reads dir/file. NULL: `why` says in words why not; errno is EACCES for a page of another user, ENOENT for one
  * that has gone, EAGAIN for one that is being made, EPROTO for what is no page. */
 struct rail_stats_view *rail_stats_read(const char *dir, const char *file, char *why, size_t why_size);
 void rail_stats_view_free(struct rail_stats_view *view); /* NULL is fine */
