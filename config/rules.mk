@@ -32,8 +32,8 @@ fuzz_src := $(filter-out test/fuzz/lib/driver.c,$(wildcard test/fuzz/lib/*.c))
 obj = $(patsubst %.c,$(O)/%.o,$(1))
 
 # The vector reductions are one source compiled per instruction set, and every
-# set must give the same bits: no fusing of a*b+c. Nobody reads the floating-point
-# exception flags; only when told so does gcc vectorise selections between floats.
+# set must give the same bits: no fusing of a*b+c. The floating-point
+# exception flags are not used; without -fno-trapping-math gcc does not vectorise selections between floats.
 reduce_flags := -ffp-contract=off -fno-trapping-math
 simd_x86_64 := avx2 avx512
 simd := base $(simd_$(machine))
@@ -82,7 +82,7 @@ test_src := $(filter-out $(left_out_src),$(test_src))
 test_src := $(filter-out $(if $(HAVE_CXX),,test/unit/test_device_% test/e2e/test_device_%),$(test_src))
 test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
 helper_bins = $(patsubst test/%.c,$(BUILD)/test/%,$(shell grep -l 'TEST-HELPER' $(test_src)))
-# Tests of the runtime's rooms see internals: they link its objects, not the library.
+# Tests of the runtime's modules see internals: they link its objects, not the library.
 core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(core/|rail/railyard)' $(test_src))))
 fault_lib := $(BUILD)/lib/railyard/librail-fault.so
 preload_src := $(wildcard test/preload/*.c)
@@ -200,7 +200,7 @@ $(BUILD)/lib/libnccl-net-$(1).so: $(call obj,$(wildcard plugin/$(1)/*.c) $(abi_s
 endef
 $(foreach p,$(plugins),$(eval $(call plugin_rule,$(p))))
 
-# Nobody calls a plugin's parameters unknown: each folder's name is a prefix of them.
+# RAIL_NAME_* of any plugin in the tree is never warned about as an unknown parameter.
 plugin_prefixes := $(foreach p,$(shell echo '$(known_plugins)' | tr a-z A-Z),"RAIL_$(p)_*",)
 $(O)/common/base/param_names.o $(O)/common/base/param_names.c.ok: \
   CPPFLAGS += -DRAIL_PLUGIN_PREFIXES='$(plugin_prefixes)'
@@ -219,7 +219,7 @@ $(BUILD)/lib/$(soname): $(BUILD)/lib/librailyard.so.$(VERSION)
 $(BUILD)/lib/librailyard.so: $(BUILD)/lib/$(soname)
 	$(Q)ln -sfn $(<F) $@
 
-# A folder of its own, for LD_LIBRARY_PATH and -L: nobody gets it for libnccl without asking.
+# A folder of its own, for LD_LIBRARY_PATH and -L: without them it is not taken for libnccl.
 $(BUILD)/lib/nccl/libnccl.so.2: | $(core_lib)
 	@mkdir -p $(@D)
 	$(Q)ln -sfn ../$(soname) $@
@@ -271,14 +271,12 @@ $(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(CORE_A) $(KIT_
 	$(Q)$(CC) $(ALL_LDFLAGS) $(if $(FUZZ_MAIN),,-fsanitize=fuzzer) $(filter %.o,$^) $(FUZZ_A) \
 	  $(filter $(plugin_archives),$^) $(CORE_A) $(KIT_A) $(BASE_A) $(test_libs) -ldl -lm -lrt -o $@
 
-# test_objs_NAME: objects outside the libraries (shims, a plugin's) that the unit test NAME needs.
+# test_objs_NAME: objects outside the libraries that the unit test NAME needs. What reads a page of counters says so.
+$(foreach t,$(shell grep -l '"tools/rail-stat/stats_read.h"' test/unit/*.c),$(eval \
+  test_objs_$(basename $(notdir $(t))) := tools/rail-stat/stats_read.o))
 test_objs_test_abi := $(patsubst %.c,%.o,$(abi_src))
 test_objs_test_tools := tools/common/fork.o $(addprefix tools/rail-stat/,snapshot.o stats_read.o)
 test_objs_test_coll_check := tools/rail-coll/verify.o tools/rail-coll/types.o tools/common/options.o
-test_objs_test_sk_stats := tools/rail-stat/stats_read.o
-test_objs_test_ib_stats := tools/rail-stat/stats_read.o
-test_objs_test_stats := tools/rail-stat/stats_read.o
-test_objs_test_stats_read := tools/rail-stat/stats_read.o
 test_objs_test_device_reduce := $(addprefix test/device/,bulk.o cases.o pairs.o emu_reduce.o)
 test_objs_test_device_fifo := test/device/emu_fifo.o
 test_objs_test_device_native := $(addprefix test/device/,native.o pairs.o)
@@ -322,7 +320,7 @@ $(fault_lib): $(fault_src) $(wildcard kit/preload/*.h) config/flags.mk
 $(BUILD)/test/unit/test_railtrace $(BUILD)/test/unit/test_railtrace_record: \
   | $(BUILD)/lib/libnccl-net-railtrace.so $(BUILD)/test/libtracefix.so
 
-# Opened as a libibverbs by the ib plugin (NCCL_IBVERBS_LIB), and by tests that tell it what goes wrong.
+# Opened as a libibverbs by the ib plugin (NCCL_IBVERBS_LIB), and by tests that script its failures.
 $(BUILD)/test/libfakeverbs.so: $(wildcard test/preload/fakeverbs/*.c) $(wildcard test/preload/fakeverbs/*.h)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
