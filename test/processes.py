@@ -37,7 +37,7 @@ def session_of(pid):
 
 
 def processes_of(session, mark):
-    """Living processes of a program: its session, and whoever inherited its environment."""
+    """Living processes of a program: its session, and those that inherited its environment."""
     needle = mark.encode()
     found = []
     for entry in os.listdir("/proc"):
@@ -120,7 +120,7 @@ def shm_in_use():
 
 
 class ShmWatch:
-    """Finds shared memory that nobody uses any more. Several programs run at a
+    """Finds shared memory that no process uses any more. Several programs run at a
     time, so a file is charged once, to the first that ends after it appeared."""
 
     def __init__(self):

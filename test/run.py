@@ -144,7 +144,7 @@ def environment(program, mark, scratch):
     if program.preload:
         env["LD_PRELOAD"] = ":".join(preloaded(program.build, name) for name in program.preload)
         env["RAIL_FAIL_IN"] = "@program,librailyard.so,libnccl-net-"
-    # Reports go to files, so that one from a child whose output nobody reads is seen as well.
+    # Reports go to files, so that one from a child whose output is not read is seen as well.
     report = f"log_path={scratch}/sanitizer"
     if program.san == "asan":
         env["ASAN_OPTIONS"] = f"{report}:detect_leaks=1:exitcode=99:allocator_may_return_null=1:strict_string_checks=1"

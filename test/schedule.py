@@ -33,7 +33,7 @@ def side_by_side(programs, cores, run, finish):
     def one(key, program):
         try:
             outcome = run(program, lambda: results.put((key, program, None)))
-        except BaseException as e:  # for whoever waits, not for this thread
+        except BaseException as e:  # for the thread that waits, not for this one
             outcome = e
         results.put((key, program, outcome))
 

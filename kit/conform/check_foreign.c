@@ -74,18 +74,18 @@ static void silence_does_not_delay(struct kit_process *self) {
   kit_net_close(&n);
 }
 
-/* A real peer's way in behind `count` silent clients, who are all there before the first accept or, `inside`, have been
- * let in as far as they get. */
+/* Accepts a real peer behind `count` silent clients. All are connected before the first accept; with `polled` accept
+ * has been called for 100 ms before the peer connects, so that the plugin holds them as pending connections. */
 static struct kit_accept_timing behind(struct kit_process *self, const struct kit_listener *any, int count,
-                                       bool inside) {
+                                       bool polled) {
   static int fds[2000];
   struct kit_listener d = *any;
   kit_listener_open_another(&d);
   for (int i = 0; i < count; i++) fds[i] = kit_listener_dial(&d);
-  if (inside) kit_listener_accepts_none(&d, 100);
+  if (polled) kit_listener_accepts_none(&d, 100);
   struct kit_accept_timing e = kit_listener_accept_peer(&d);
   kit_note(self, "behind %d silent clients%s a real peer took %.1f ms; %d of %d accepts over 1 ms, the longest %.2f",
-           count, inside ? ", who had come in," : "", e.ms, e.long_calls, e.calls, e.longest_ms);
+           count, polled ? " that were pending already" : "", e.ms, e.long_calls, e.calls, e.longest_ms);
   ENSURE(e.ms < (double)kit_patience_ms(1000), "behind %d silent clients a real peer took %.0f ms", count, e.ms);
   close_all(fds, count);
   kit_listener_close(&d);

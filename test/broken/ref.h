@@ -39,7 +39,7 @@ enum {
   REF_SENDS = RAIL_NET_MAX_REQUESTS * REF_GROUP,   /* sends: one for each of their buffers */
   REF_SLOTS = REF_RECVS * REF_GROUP,
   REF_DEVICES = 16,
-  REF_PENDING = 128,                             /* connections that have not greeted yet, per listen comm */
+  REF_PENDING = 128,                               /* connections that have not greeted yet, per listen comm */
   REF_DIAL_MS = 10000,                             /* until a connect without an answer is an error */
   REF_GREETING_MS = 5000,                          /* until a connection without a greeting is dropped */
 };

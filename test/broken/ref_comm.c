@@ -158,7 +158,7 @@ static bool needs(const struct ref_request *r, const struct ref_mr *mr) {
 int ref_dereg_mr(void *comm, void *mhandle) {
   struct ref_comm *c = comm;
   if (!c || !mhandle) return BROKEN(dereg_null) ? RAIL_BAD_ARGUMENT : RAIL_OK;
-  if (!BROKEN(mr_race)) pthread_mutex_lock(&c->lock); /* nobody is in the middle of a copy now */
+  if (!BROKEN(mr_race)) pthread_mutex_lock(&c->lock); /* no copy is in progress now */
   struct ref_mr **p = &c->mrs;
   while (*p && *p != mhandle) p = &(*p)->next;
   struct ref_mr *mr = *p;

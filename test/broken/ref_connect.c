@@ -24,7 +24,7 @@ static int failed(const struct ref_dial *d, int error) {
   return RAIL_REMOTE_ERROR;
 }
 
-/* A port nobody listens on can be given to the very socket that dials it, which then meets itself. */
+/* A port without a listener can be given to the very socket that dials it, which then connects to itself. */
 static bool met_itself(int fd) {
   struct sockaddr_in6 a = {0}, b = {0};
   socklen_t la = sizeof a, lb = sizeof b;

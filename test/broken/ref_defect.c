@@ -80,14 +80,14 @@ int ref_cloexec(void) { return BROKEN(inheritable) ? 0 : SOCK_CLOEXEC; }
 
 /* ---- what two threads should not do at once ---- */
 
-static pthread_mutex_t everybody = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t global_lock = PTHREAD_MUTEX_INITIALIZER;
 
 void ref_break_lock(void) {
-  if (BROKEN(global_lock)) pthread_mutex_lock(&everybody);
+  if (BROKEN(global_lock)) pthread_mutex_lock(&global_lock);
 }
 
 void ref_break_unlock(void) {
-  if (BROKEN(global_lock)) pthread_mutex_unlock(&everybody);
+  if (BROKEN(global_lock)) pthread_mutex_unlock(&global_lock);
 }
 
 void ref_break_attr(const void *attr, size_t size) {

@@ -159,7 +159,7 @@ struct ref_comm;
 void ref_break_connection(void);  /* leaks, threads: once a connection */
 void ref_break_unloading(void);   /* thread_outlives */
 void ref_break_message(void);     /* message_leak */
-uint8_t *ref_break_place(size_t size); /* somewhere that nobody looks */
+uint8_t *ref_break_place(size_t size); /* a place that is never read */
 void ref_break_close(int fd);     /* such that a reset goes out */
 void ref_break_attr(const void *attr, size_t size);
 size_t ref_break_reading(int fd, uint8_t *to, size_t size); /* as recv, through a bounce buffer; 0: nothing */

@@ -2,7 +2,7 @@
  *
  * Contexts, listening, accept.
  *
- * Anybody can connect to a port. A connection is pending until it has sent
+ * Any host can connect to a port. A connection is pending until it has sent
  * the greeting with the secret of the handle; up to REF_PENDING are waited for
  * at once, each with a deadline, so that none of them delays a real peer. When
  * places or files run out, the one that has been silent longest leaves.
@@ -174,7 +174,7 @@ static int let_in(struct ref_listen *l) {
       continue;
     }
     if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
-    if (fd < 0) return RAIL_OK; /* nobody, or a shortage that may pass: a later call sees */
+    if (fd < 0) return RAIL_OK; /* none, or a shortage that may pass: a later call retries */
     if (BROKEN(stranger_hangs)) (void)poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, -1);
     if (l->npending == REF_PENDING) drop_pending(l, 0);
     l->pending[l->npending++] = (struct ref_pending){.fd = fd, .deadline = ref_now_ms() + REF_GREETING_MS};
@@ -201,7 +201,7 @@ static enum verdict read_greeting(const struct ref_listen *l, struct ref_pending
   return s->got == sizeof s->hello ? PEER : UNDECIDED;
 }
 
-/* The socket of somebody who has greeted, or -1. */
+/* The socket of a peer that has sent the greeting, or -1. */
 static int next_peer(struct ref_listen *l) {
   struct pollfd ready[REF_PENDING];
   for (int i = 0; i < l->npending; i++) ready[i] = (struct pollfd){.fd = l->pending[i].fd, .events = POLLIN};

@@ -72,7 +72,7 @@ static void sender(struct pipes *io, void *arg) {
 
 struct keys { const char *listener, *sender; };
 
-/* Accepts a sender of its own, or nobody, and passes on what that one got. */
+/* Accepts a sender of its own, or none, and passes on what that one got. */
 static void listener(struct pipes *io, void *arg) {
   static uint8_t data[200000];
   const struct keys *k = arg;
@@ -102,7 +102,7 @@ static void listener(struct pipes *io, void *arg) {
   pipe_write(io, &rc, sizeof rc);
 }
 
-/* Both sides in processes of their own, where nobody has read the parameter before; what the sender got. */
+/* Both sides in processes of their own, where the parameter has not been read before; what the sender got. */
 static int meet(const char *listener_key, const char *sender_key) {
   struct keys keys = {listener_key, sender_key};
   struct proc p = proc_start(listener, &keys);

@@ -42,7 +42,7 @@ TEST(several_at_once_through_one_door) {
   kit_net_close(&n);
 }
 
-/* ---- nobody there ---- */
+/* ---- no listener ---- */
 
 static void connect_to_nobody(struct pipes *io, void *arg) {
   struct kit_net n;

@@ -24,7 +24,7 @@ struct relay {
   int listener, real_port;
   int cut;      /* so many connections are hung up on, after their HELLO */
   int reason;   /* with this refusal, if not 0 */
-  bool deaf;    /* then nobody listens any more */
+  bool deaf;    /* then no port listens any more */
   pthread_t thread;
   _Atomic bool over;
   _Atomic int seen, more; /* connections; bytes that came behind a HELLO which was not answered */
@@ -109,7 +109,7 @@ static void open_net(struct kit_net *n, const char *streams) {
   kit_net_open(n);
 }
 
-/* connect returns although nobody has answered; what is sent meanwhile waits, and arrives. */
+/* connect returns although the peer has not answered; what is sent meanwhile waits, and arrives. */
 static void cut_and_go_on(const char *streams, int times, int reason) {
   static uint8_t from[300000], to[300000];
   struct kit_net n;

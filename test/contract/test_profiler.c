@@ -25,7 +25,7 @@ static struct event {
   int stops;
 } events[MAX_EVENTS];
 static int started, stopped, bad;
-static bool decline; /* leave *e_handle alone, as NCCL does when nobody asked for network events */
+static bool decline; /* leave *e_handle alone, as NCCL does when no profiler asked for network events */
 static pthread_t caller;
 
 static int profiler(void **e_handle, int type, void *phandle, int64_t id, void *ext) {

@@ -62,8 +62,8 @@ static _Noreturn void flood(int clients, int ready) {
   }
 }
 
-/* One look by everybody who accepts; nobody may come in. */
-static void look_at_all(int but) {
+/* One accept of every listener but one; none may give a connection. */
+static void accept_none(int but) {
   for (int i = 0; i < LISTENERS; i++) {
     void *comm = NULL;
     if (i == but) continue;
@@ -71,12 +71,12 @@ static void look_at_all(int but) {
   }
 }
 
-static void meet(struct kit_pair *p, int i) {
+static void connect_pair(struct kit_pair *p, int i) {
   uint64_t start = rail_now_ns(), deadline = rail_deadline_in_ms(kit_patience_ms(5000));
   while (!p->send || !p->recv) {
     if (!p->send) kit_connect_step(&net, handles[i], &p->send);
     if (!p->recv) kit_accept_step(&net, listens[i], &p->recv);
-    look_at_all(i);
+    accept_none(i);
     CHECK_MSG(!rail_deadline_passed(deadline), "no connection through listener %d after %.1f s", i,
               (double)(rail_now_ns() - start) / 1e9);
   }
@@ -104,7 +104,7 @@ TEST(ten_thousand_silent_clients) {
   uint64_t until = 0;
   int most = 0;
   do { /* from the first client on, and for a while when all are there */
-    look_at_all(-1);
+    accept_none(-1);
     most = RAIL_MAX(most, kit_fd_count());
     if (!until && poll(&news, 1, 0) > 0) until = rail_deadline_in_ms(FLOOD_MS);
   } while (!until || !rail_deadline_passed(until));
@@ -115,7 +115,7 @@ TEST(ten_thousand_silent_clients) {
   }
   for (int i = 0; i < LISTENERS; i++) {
     pairs[i] = (struct kit_pair){.net = &net};
-    meet(&pairs[i], i);
+    connect_pair(&pairs[i], i);
     kit_pair_ping(&pairs[i], 1000, (uint64_t)i);
   }
   CHECK_OK(kill(pid, SIGKILL));

@@ -75,7 +75,7 @@ TEST(a_sender_that_goes_away) {
     CHECK(kit_op_post(&n, &sends[i]));
   }
   usleep((useconds_t)kit_patience_ms(1500) * 1000);
-  for (int i = 0; i < COUNT; i++) { /* it is here before anybody asks */
+  for (int i = 0; i < COUNT; i++) { /* it is here before the first test */
     recvs[i] = kit_op_recv(p.recv, to[i], SMALL, 0);
     CHECK(kit_op_post(&n, &recvs[i]));
     CHECK_MSG(kit_op_test(&n, &recvs[i]), "message %d has not arrived", i);

@@ -59,7 +59,7 @@ def killed(engine, who):
 
 
 def stopped(engine, who):
-    """The process exists, its kernel acknowledges, nobody is at home."""
+    """The process exists, its kernel acknowledges, but it does not run."""
     pair = flowing(Pair(env=env(engine, RAIL_SOCKET_DEADLINE="30s"), **FLOW))
     victim = getattr(pair, who)
     survivor = pair.other(victim)

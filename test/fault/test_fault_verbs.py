@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """librail-fault.so and libibverbs: calls of a plugin that opens the library itself are counted and fail, those over a
-context's own table too; nobody else's do.
+context's own table too; those of other libraries do not.
 
 TEST-SAN: none
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that nobody uses cost nothing: no CPU, no thread each, and afterwards nothing is left of them.
+"""Idle connections cost nothing: no CPU, no thread each, and afterwards nothing is left of them.
 
 TEST-LIMIT: 240
 TEST-QUIET

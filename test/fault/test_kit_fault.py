@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """rail-kit fault: our plugin comes through every scenario, planted defects are caught by the one that is about them,
-and what is made to fail is the plugin's and nobody else's.
+and what is made to fail is the plugin's alone.
 
 TEST-LIMIT: 300
 TEST-QUIET
@@ -124,7 +124,7 @@ def planted(defect):
 
 
 def fails_the_plugin_alone():
-    """Every call that was made to fail came from the plugin's file; the kit's own were counted by nobody."""
+    """Every call that was made to fail came from the plugin's file; the kit's own were not counted."""
     done = run([KIT, "fault", SOCKET, "--seed", SEED, "--only", "fail", "--calls", "5"], RAIL_FAIL_VERBOSE="1")
     assert done.returncode == 0, done.stdout + done.stderr
     told = re.findall(r"rail-fault: call \d+, (\w+) from (\S+)\+0x", done.stderr)

@@ -11,7 +11,7 @@
 struct pipes { int in, out; }; /* one process's ends */
 struct proc { pid_t pid; struct pipes io; };
 
-/* Fork before opening a plugin: a forked copy of a plugin in use is nobody's contract. */
+/* Fork before opening a plugin: no contract covers a forked copy of a plugin in use. */
 struct proc proc_start(void (*fn)(struct pipes *io, void *arg), void *arg);
 void proc_join(struct proc *p);  /* fails unless it exits 0 within the deadline */
 

@@ -118,7 +118,7 @@ class Process:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended; whoever waits for it will see how
+            pass  # it has ended; its wait reports how
 
     def signal(self, number):
         if self.process.poll() is None:
@@ -332,7 +332,7 @@ class Rails:
         return now()
 
     def blackhole(self, i, sides=(0, 1)):
-        """What these sides send over rail i goes to an address that nobody has: no error anywhere, only silence."""
+        """What these sides send over rail i goes to an address that no host has: no error anywhere, only silence."""
         for side in sides:
             ip("-n", self.spaces[side], "neigh", "replace", self.addresses[1 - side][i], "lladdr", "02:00:5e:00:53:01",
                "dev", self.names[side][i], "nud", "permanent")

@@ -12,7 +12,7 @@
 #include "rail/version.h"
 #include "tools/rail-kit/commands.h"
 
-/* `rail-kit side`: one peer process of a test. The kit starts it; nobody types it. */
+/* `rail-kit side`: one peer process of a test. Only the kit starts it. */
 static int run_side(int argc, char **argv) {
   static const struct kit_role roles[] = {
       {"probe", kit_probe_process},

@@ -236,7 +236,7 @@ struct rail_stats_view *rail_stats_read(const char *dir, const char *file, char 
     return NULL;
   }
   int n = snprintf(path, sizeof path, "%s/%s", dir, file);
-  /* O_NONBLOCK: somebody may have put a pipe there. */
+  /* O_NONBLOCK: it may be a pipe. */
   if (n > 0 && (size_t)n < sizeof path) r.fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   else errno = ENAMETOOLONG;
   if (r.fd < 0 || fstat(r.fd, &st) != 0) fail(&r, errno, "it cannot be opened: %s", strerror(errno));

@@ -24,7 +24,7 @@ struct fuzz_shape fuzz_shape(uint8_t head, uint32_t eager_size, uint32_t least_c
                              .eager_count = least_count + (head >> 4)};
 }
 
-/* Where streams could come back to, on loopback; nobody calls there. */
+/* Where streams could reconnect to, on loopback; none does. */
 static struct sk_acceptor *acceptor(void) {
   static struct sk_acceptor *a;
   if (a) return a;

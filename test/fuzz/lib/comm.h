@@ -25,8 +25,8 @@ struct fuzz_comm {
   struct fuzz_queue queues[FUZZ_STREAMS];
 };
 
-/* What the input's first byte says of the connection. With failover no stream comes back: nobody answers, nobody
- * calls. */
+/* The connection, as the input's first byte chooses it. With failover no stream comes back: the peer neither answers
+ * nor dials. */
 struct fuzz_shape {
   unsigned int nstreams;
   bool failover;

@@ -234,7 +234,7 @@ static bool guarded(const char *name, void (*pass)(void)) {
 
 /* ---- the cases ------------------------------------------------------- */
 
-/* A seed whose file is missing or different: a message's layout changed and nobody wrote the corpus anew. */
+/* A seed whose file is missing or different: a message's layout changed and the corpus was not written anew. */
 static void check_corpus(void) {
   bool good = npool > 0;
   for (size_t i = 0; i < nseeds; i++) {

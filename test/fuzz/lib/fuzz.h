@@ -106,7 +106,7 @@ static inline void fuzz_put64(struct fuzz_out *out, uint64_t value) {
   fuzz_put32(out, (uint32_t)(value >> 32));
 }
 
-/* ---- memory that somebody may write too much of ---------------------- */
+/* ---- memory that code under test may write beyond --------------------- */
 
 /* `size` bytes between two strips of known bytes; what a system call writes beyond them shows as well, which the
  * address sanitizer does not see. With the sanitizer its red zones lie outside the strips. */
