@@ -42,7 +42,7 @@ static void destroy_verbs(struct ib_comm *comm) {
 void ib_comm_destroy(struct ib_comm *comm) {
   if (!comm || comm->forked) return;
   atomic_store(&comm->stopped, true); /* events of its QPs are ignored from here on */
-  ib_watch_remove(comm, false);
+  rail_watch_remove(&ib_watch, &comm->watched, false);
   destroy_verbs(comm);
   rail_sock_close(&comm->oob_fd);
   ib_stats_comm_end(comm);
@@ -53,7 +53,7 @@ rail_result_t ib_close_send(void *send_comm) {
   if (!send_comm) return RAIL_OK;
   struct ib_comm *comm = ib_comm_of(send_comm, IB_SEND_COMM_MAGIC, "closeSend");
   if (!comm) return RAIL_OK; /* the line is written */
-  ib_watch_remove(comm, true);
+  rail_watch_remove(&ib_watch, &comm->watched, true);
   ib_comm_destroy(comm);
   return RAIL_OK;
 }
@@ -66,16 +66,19 @@ static bool should_linger(const struct ib_comm *comm) {
          !atomic_load(&comm->stopped) && !atomic_load(&comm->outstanding) && !(atomic_load(&comm->faults) & ended);
 }
 
+static void destroy_lingering(void *comm) { ib_comm_destroy(comm); }
+
 rail_result_t ib_close_recv(void *recv_comm) {
   if (!recv_comm) return RAIL_OK;
   struct ib_comm *comm = ib_comm_of(recv_comm, IB_RECV_COMM_MAGIC, "closeRecv");
   if (!comm) return RAIL_OK;
   if (should_linger(comm)) {
     comm->magic = 0; /* it is closed */
-    ib_watch_linger(comm, ib_comm_destroy);
+    if (!rail_watch_linger(&ib_watch, &comm->watched, ib_comm_linger_ms(comm), destroy_lingering))
+      ib_comm_destroy(comm);
     return RAIL_OK;
   }
-  ib_watch_remove(comm, true);
+  rail_watch_remove(&ib_watch, &comm->watched, true);
   ib_comm_destroy(comm);
   return RAIL_OK;
 }

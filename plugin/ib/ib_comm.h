@@ -93,8 +93,8 @@ struct ib_comm {
   char peer_text[RAIL_ADDR_TEXT]; /* address of the oob connection */
   uint64_t peer_process;  /* the same in all connections with one process */
   uint8_t sender_timeout; /* local ACK timeout of the sender's QPs */
-  int oob_fd;             /* the watch thread's from ib_watch_add to ib_watch_remove */
-  struct ib_watched *watched;
+  int oob_fd;             /* the watch thread's from ib_watch_add to rail_watch_remove */
+  struct rail_watched *watched;
 
   _Atomic uint32_t faults;          /* IB_COMM_* */
   _Atomic bool peer_silent;         /* the watch thread's: PINGs are unanswered */

@@ -37,7 +37,7 @@ static void load_once(void) {
 static rail_result_t begin(void) {
   RAIL_TRY(ib_stats_open());
   if (watching || ib_port_count() == 0) return RAIL_OK;
-  rail_result_t result = ib_watch_begin();
+  rail_result_t result = rail_watch_begin(&ib_watch);
   watching = result == RAIL_OK;
   if (!watching) ib_stats_close();
   return result;
@@ -45,7 +45,7 @@ static rail_result_t begin(void) {
 
 static void end(void) {
   if (contexts == 0 && watching) {
-    ib_watch_end();
+    rail_watch_end(&ib_watch);
     watching = false;
   }
   ib_stats_close();

@@ -419,7 +419,7 @@ rail_result_t ib_dereg_mr(void *comm_arg, void *mhandle) {
     ib_comm_stop(comm);
     RAIL_INFO(RAIL_SUB_NET, "RailIB: deregMr of %#llx+%llu with %u requests outstanding: the connection is stopped",
               (unsigned long long)handle->addr, (unsigned long long)handle->size, atomic_load(&handle->outstanding));
-    ib_watch_remove(comm, true); /* sends GOODBYE at once */
+    rail_watch_remove(&ib_watch, &comm->watched, true); /* sends GOODBYE at once */
   }
   if (atomic_load_explicit(&handle->outstanding, memory_order_acquire) && !comm->sender && !comm->forked &&
       !(atomic_load(&comm->faults) & IB_COMM_DEVICE_FATAL) && !ib_qp_drain(comm)) /* a dead HCA flushes nothing */

@@ -49,7 +49,7 @@ static void start(void) {
   FUZZ_CHECK(ib_handshake_load());
   ib_devices_load();
   fuzz_watch(&ib_params, sizeof ib_params);
-  FUZZ_CHECK(ib_device_count() == 3 && ib_watch_begin() == RAIL_OK);
+  FUZZ_CHECK(ib_device_count() == 3 && rail_watch_begin(&ib_watch) == RAIL_OK);
 }
 
 static void hard_close(int *fd) { /* by a reset: no port waits for the inputs to come */

@@ -86,7 +86,7 @@ static void hs_begin(struct hs *h) {
   h->qps = fake_live("qp");
   h->cqs = fake_live("cq");
   h->mrs = fake_live("mr");
-  ENSURE_INT(ib_watch_begin(), RAIL_OK); /* its thread reads parameters: from here on only the handshake's change */
+  ENSURE_INT(rail_watch_begin(&ib_watch), RAIL_OK); /* its thread reads parameters: from here on only the handshake's change */
   ENSURE_INT(rail_net_ctx_new("RailIB", &hs_init, &h->ctx), RAIL_OK);
 }
 
@@ -165,7 +165,7 @@ static void hs_end(struct hs *h) {
   if (h->connect == RAIL_OK) ENSURE_INT(ib_close_send(h->sent), RAIL_OK);
   if (h->accept == RAIL_OK) ENSURE_INT(ib_close_recv(h->received), RAIL_OK);
   rail_net_ctx_free(h->ctx, ib_connect_drop, ib_listener_close);
-  ib_watch_end();
+  rail_watch_end(&ib_watch);
   ENSURE_INT(fake_live("qp"), h->qps);
   ENSURE_INT(fake_live("cq"), h->cqs);
   ENSURE_INT(fake_live("mr"), h->mrs);

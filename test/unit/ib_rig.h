@@ -37,9 +37,9 @@ __attribute__((unused)) static void rig_use(const char *program, const char *scr
 
 /* The rest of main, where cases need the counters and the watch thread. */
 __attribute__((unused)) static int rig_main_watched(int argc, char **argv, const struct tap_case *cases, size_t n) {
-  if (ib_stats_open() != RAIL_OK || ib_watch_begin() != RAIL_OK) abort();
+  if (ib_stats_open() != RAIL_OK || rail_watch_begin(&ib_watch) != RAIL_OK) abort();
   int failed = tap_main(argc, argv, cases, n);
-  ib_watch_end();
+  rail_watch_end(&ib_watch);
   ib_stats_close();
   return failed;
 }

@@ -187,12 +187,12 @@ TEST(finalize_waits_for_lingerers) {
   ib_params.linger_ms = 100;
   for (int i = 0; i < 3; i++) CHECK_OK(ib_close_recv(rig_comm(false, RIG_WATCHED, 1, &peers[i])));
   uint64_t then = rail_now_ns();
-  ib_watch_end();
+  rail_watch_end(&ib_watch);
   CHECK(same(before));
   CHECK(rail_now_ns() - then < 1000 * 1000000ull);
   for (int i = 0; i < 3; i++) close(peers[i]);
   ib_params.linger_ms = 1000;
-  CHECK_OK(ib_watch_begin());
+  CHECK_OK(rail_watch_begin(&ib_watch));
 }
 
 /* Comms that were never closed stop at the last finalize, and a late close finds them. */
@@ -201,14 +201,14 @@ TEST(never_closed) {
   int peer;
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   log_forget();
-  ib_watch_end();
+  rail_watch_end(&ib_watch);
   CHECK(atomic_load(&comm->stopped));
   CHECK(log_said("never closed"));
   CHECK_INT(recv_frame(peer, NULL, 1000), RAIL_OOB_GOODBYE);
   CHECK_INT(recv_frame(peer, NULL, 1000), 0);
   CHECK_OK(ib_close_send(comm));
   CHECK(same(before));
-  CHECK_OK(ib_watch_begin());
+  CHECK_OK(rail_watch_begin(&ib_watch));
   close(peer);
 }
 

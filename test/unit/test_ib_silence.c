@@ -9,11 +9,11 @@
 
 /* Parameters are read once, before there is a thread. */
 static void with_times(int64_t deadline_ms, int64_t peer_ms, int64_t peer_warn_ms) {
-  ib_watch_end();
+  rail_watch_end(&ib_watch);
   ib_params.deadline_ms = deadline_ms;
   ib_params.peer_ms = peer_ms;
   ib_params.peer_warn_ms = peer_warn_ms;
-  CHECK_OK(ib_watch_begin());
+  CHECK_OK(rail_watch_begin(&ib_watch));
 }
 
 static void with_defaults(void) { with_times(30000, 300000, 10000); }

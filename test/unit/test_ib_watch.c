@@ -9,9 +9,9 @@
 
 /* Parameters are read once, before there is a thread. */
 static void with_events(int64_t return_async_events) {
-  ib_watch_end();
+  rail_watch_end(&ib_watch);
   ib_params.return_async_events = return_async_events;
-  CHECK_OK(ib_watch_begin());
+  CHECK_OK(rail_watch_begin(&ib_watch));
 }
 
 /* ---- oob connections ---- */
@@ -222,7 +222,7 @@ TEST(an_hca_of_a_later_rail_dies) {
   CHECK_OK(ib_watch_add(comm)); /* nothing of it changes while the thread may look */
   fake_script("event fake0 device_fatal");
   RIG_WAIT(FAULTS(comm) & IB_COMM_DEVICE_FATAL, 1000);
-  ib_watch_remove(comm, true);
+  rail_watch_remove(&ib_watch, &comm->watched, true);
   comm->rails[0] = comm->rails[1];
   comm->nrails = 1;
   done(comm, peer);
@@ -258,21 +258,21 @@ static int threads(const char *name, uint64_t *ns) {
 }
 
 TEST(start_and_stop) {
-  ib_watch_end();
+  rail_watch_end(&ib_watch);
   CHECK_INT(threads("rail-ib-watch", NULL), 0);
   int fds = open_fds();
   for (int i = 0; i < 100; i++) {
-    CHECK_OK(ib_watch_begin());
-    CHECK_OK(ib_watch_begin());
+    CHECK_OK(rail_watch_begin(&ib_watch));
+    CHECK_OK(rail_watch_begin(&ib_watch));
     struct ib_comm *comm = i % 2 ? rig_comm(true, RIG_WATCHED, 1, NULL) : NULL;
     if (i == 7) CHECK_INT(threads("rail-ib-watch", NULL), 1);
-    ib_watch_end();
+    rail_watch_end(&ib_watch);
     if (comm) done(comm, -1);
-    ib_watch_end();
+    rail_watch_end(&ib_watch);
     CHECK_INT(open_fds(), fds);
   }
   CHECK_INT(threads("rail-ib-watch", NULL), 0);
-  CHECK_OK(ib_watch_begin());
+  CHECK_OK(rail_watch_begin(&ib_watch));
 }
 
 /* Nothing is outstanding: a tick a second at most, and without a connection none. */
@@ -300,7 +300,7 @@ TEST(fork_leaves_the_parent_alone) {
     bool ok = comm->oob_fd < 0 && atomic_load(&comm->stopped) && !comm->watched;
     ib_comm_stop(comm);
     ok = ok && ib_close_send(comm) == RAIL_OK && fake_live("qp") == qps;
-    ib_watch_end();
+    rail_watch_end(&ib_watch);
     _exit(ok ? 0 : 1);
   }
   CHECK_INT(waitpid(pid, &status, 0), pid);
