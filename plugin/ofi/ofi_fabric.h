@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * libfabric, opened when it is first needed (RAIL_OFI_LIBRARY, else libfabric.so.1). All functions of the library are
+ * called through this table, so that the plugin loads where it is not installed. Inline functions of its headers over
+ * an object's tables (fi_domain, fi_send, fi_cq_read) are called directly. fi_allocinfo is not: it would link to the
+ * library.
+ */
+#ifndef OFI_FABRIC_H
+#define OFI_FABRIC_H
+
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <rdma/fi_tagged.h>
+#include <stdbool.h>
+
+/* The version of the API that is asked for: newer libraries keep to it. */
+#define OFI_API_VERSION FI_VERSION(1, 17)
+
+struct ofi_fabric_api {
+  int (*getinfo)(uint32_t version, const char *node, const char *service, uint64_t flags, const struct fi_info *hints,
+                 struct fi_info **info);
+  void (*freeinfo)(struct fi_info *info);
+  /* One info, not the list behind it; of NULL an empty one. */
+  struct fi_info *(*dupinfo)(const struct fi_info *info);
+  int (*fabric)(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context);
+  uint32_t (*version)(void);
+  const char *(*strerror)(int errnum); /* of a positive number */
+  char *(*tostr)(const void *data, enum fi_type datatype); /* in a buffer of the calling thread's */
+  /* Variables that the library and its providers know. Absent in a wrapper: NULL. */
+  int (*getparams)(struct fi_param **params, int *count);
+  void (*freeparams)(struct fi_param *params);
+};
+extern struct ofi_fabric_api ofi_fabric;
+
+/* Opens the library, once; false after one line that says what to install. Call under the plugin's lock. */
+bool ofi_fabric_open(void);
+
+#endif
