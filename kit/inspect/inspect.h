@@ -12,6 +12,7 @@
 
 #define KIT_VERSIONS (RAIL_NET_VERSION_MAX - RAIL_NET_VERSION_MIN + 1)
 #define KIT_NAME_MAX 256
+#define KIT_SAID_MAX 512 /* a line that the plugin logs */
 
 /* ---- findings (findings.c) ---- */
 
@@ -202,7 +203,7 @@ struct kit_seen_version {
 };
 
 /* The kinds of records that a process sends; each begins with its header. */
-enum kit_record_kind { KIT_RECORD_LOAD = 1, KIT_RECORD_TABLE, KIT_RECORD_START, KIT_RECORD_PROPS };
+enum kit_record_kind { KIT_RECORD_LOAD = 1, KIT_RECORD_TABLE, KIT_RECORD_START, KIT_RECORD_PROPS, KIT_RECORD_SAID };
 struct kit_record {
   uint32_t kind;
   int32_t version;
@@ -222,6 +223,9 @@ struct kit_inspection {
   struct kit_seen_version versions[KIT_VERSIONS];
   char (*logged)[512]; /* warnings of the plugin, each once */
   size_t nlogged, cap_logged;
+  int said_version;  /* the newest that logs anything at INFO; 0: none */
+  char (*said)[KIT_SAID_MAX]; /* what it logs so, line by line */
+  size_t nsaid, cap_said;
   uint32_t exported; /* bit N; what dlsym finds, or without a process what the file says */
   struct kit_findings findings;
 };

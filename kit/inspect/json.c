@@ -209,6 +209,9 @@ bool kit_inspect_json(FILE *f, const struct kit_inspection *in) {
   kit_json_array(&j, "logged");
   for (size_t i = 0; i < in->nlogged; i++) kit_json_text(&j, NULL, in->logged[i]);
   kit_json_end(&j, ']');
+  kit_json_array(&j, "said");
+  for (size_t i = 0; i < in->nsaid; i++) kit_json_text(&j, NULL, in->said[i]);
+  kit_json_end(&j, ']');
   put_findings(&j, &in->findings);
   kit_json_int(&j, "errors", (int64_t)kit_findings_count(&in->findings, KIT_ERROR));
   kit_json_int(&j, "warnings", (int64_t)kit_findings_count(&in->findings, KIT_WARNING));

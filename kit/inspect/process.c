@@ -8,6 +8,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <link.h>
+#include <stdarg.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -32,6 +34,31 @@ static void send_record(struct kit_process *self, enum kit_record_kind kind, int
   ENSURE(size <= sizeof record.data, "a record of %zu bytes", size);
   memcpy(record.data, data, size);
   kit_send_record(self, &record, offsetof(__typeof__(record), data) + size);
+}
+
+/* ---- what it logs ---- */
+
+#define SAID_LINES 300 /* of one process; a plugin may log without end */
+
+static struct {
+  struct kit_process *self;
+  int version;
+  atomic_int lines;
+} said;
+
+/* The logger that init gets, for any thread of the plugin. Warnings go where those of all processes of the kit go. */
+static void on_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+static void on_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
+  char text[KIT_SAID_MAX];
+  va_list ap;
+  va_start(ap, fmt);
+  vsnprintf(text, sizeof text, fmt, ap);
+  va_end(ap);
+  kit_net_log(level, flags, file, line, "%s", text);
+  if (level != RAIL_LOG_INFO || atomic_fetch_add(&said.lines, 1) >= SAID_LINES) return;
+  for (char *at = text; (at = strchr(at, '\n')) != NULL;) *at = at[1] ? ' ' : 0;
+  send_record(said.self, KIT_RECORD_SAID, said.version, text, strlen(text) + 1);
 }
 
 /* ---- memory that may not be there ---- */
@@ -233,9 +260,9 @@ static int no_profiler(void **e_handle, int type, void *p_handle, int64_t plugin
 
 static int call_init(const struct rail_net_slots *s, void **ctx) {
   struct rail_net_config config = {.traffic_class = -1};
-  if (s->init_v11) return s->init_v11(ctx, 0x1a2b3c4d5e6f7081ull, &config, kit_net_log, no_profiler);
-  if (s->init_v10) return s->init_v10(kit_net_log, no_profiler);
-  return s->init_v6(kit_net_log);
+  if (s->init_v11) return s->init_v11(ctx, 0x1a2b3c4d5e6f7081ull, &config, on_log, no_profiler);
+  if (s->init_v10) return s->init_v10(on_log, no_profiler);
+  return s->init_v6(on_log);
 }
 
 static int call_devices(const struct rail_net_slots *s, int *ndev) {
@@ -334,6 +361,8 @@ void kit_inspect_process(struct kit_process *self) {
   int version = kit_process_job(self)->version;
   load(&seen);
   if (!seen.library) return;
+  said.self = self;
+  said.version = version;
   if (version != 0) start_version(&seen, version);
   for (int v = RAIL_NET_VERSION_MIN; version == 0 && v <= RAIL_NET_VERSION_MAX; v++) look_at_table(&seen, v);
   unload(&seen);

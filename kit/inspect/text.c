@@ -195,6 +195,8 @@ static void print_devices(FILE *f, const struct kit_inspection *in) {
   }
   if (!in->load.loaded) fprintf(f, "  not loaded: %s\n", in->load_end[0] ? in->load_end : in->load.error);
   for (size_t i = 0; i < in->nlogged; i++) fprintf(f, "  it logged: %s\n", in->logged[i]);
+  if (in->nsaid) fprintf(f, "\nwhat it logs then (NCCL_DEBUG=INFO), as v%d\n", in->said_version);
+  for (size_t i = 0; i < in->nsaid; i++) fprintf(f, "  %s\n", in->said[i]);
   if (!newest) return;
   fprintf(f, "\ndevices, as v%d tells them\n", version);
   for (size_t i = 0; i < newest->nprops; i++) print_device(f, version, &newest->props[i]);

@@ -54,6 +54,7 @@ def our_plugin_is_fine_in_all_versions():
     assert inspect("socket")["file"]["path"] == SOCKET
     text = run([KIT, "inspect", SOCKET]).stdout
     assert "2.30            v12     socket" in text and "\n0 errors, " in text, text
+    assert "(NCCL_DEBUG=INFO), as v12\n" in text and "device 0 is " in text, text
 
 
 def every_release_takes_its_version():
@@ -108,6 +109,8 @@ def calls_that_fail_are_findings():
             ("finalize_fail", "finalize.failed"), ("thread_left", "finalize.threads"), ("props_fail", "props.failed")):
         bent(how, expected)
     assert bent("init_log")["logged"] == ["no rail here"]
+    said = bent("init_info")["said"]
+    assert said == [f"rail {i} of 400 is here" for i in range(300)], (len(said), said[:2], said[-2:])
     report = bent("fuse_no_pci", "devices.fused_without_pci", errors=1)
     assert report["versions"][0]["start"]["makeVDevice_without_pci"] == 0, report["versions"][0]["start"]
 

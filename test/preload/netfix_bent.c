@@ -44,6 +44,8 @@ static int bent_init(void **ctx, uint64_t comm_id, struct rail_net_config *confi
   if (is("init_exit")) exit(9);
   if (is("init_fail")) return RAIL_SYSTEM_ERROR;
   if (is("init_log")) log(RAIL_LOG_WARN, RAIL_SUB_NET, __FILE__, __LINE__, "no %s here", "rail");
+  for (int i = 0; is("init_info") && i < 400; i++)
+    log(RAIL_LOG_INFO, RAIL_SUB_INIT, __FILE__, __LINE__, "rail %d of 400\nis here\n", i);
   if (is("thread_left")) start_thread();
   return fix_init(ctx, comm_id, config, log, prof);
 }
