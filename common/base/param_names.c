@@ -29,7 +29,6 @@ const char *const rail_param_names[] = {
   "RAIL_NET_FALLBACK",
   "RAIL_NET_FUSE_NO_PCI",
   "RAIL_NVML_LIB",
-  "RAIL_OFI_*",
   "RAIL_PROXY",
   "RAIL_SIMD",
   "RAIL_STATS",

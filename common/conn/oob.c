@@ -107,8 +107,8 @@ void rail_oob_drain(struct rail_oob *oob) {
   if (rail_oob_is_draining(oob) && !oob->drained && !work_of(oob).outstanding) oob->drained_due = true;
 }
 
-static void handle_goodbye(struct rail_oob *oob) {
-  oob->args.ops->event(oob->args.comm, RAIL_OOB_PEER_CLOSED);
+static void handle_goodbye(struct rail_oob *oob, uint64_t given_up) {
+  oob->args.ops->event(oob->args.comm, RAIL_OOB_PEER_CLOSED | (given_up ? RAIL_OOB_PEER_GAVE_UP : 0));
   oob->peer_closed = true;
   oob->ping_due = oob->pong_due = false;
   oob->closed = !oob->args.sender || oob->goodbye;
@@ -129,7 +129,7 @@ static void handle_frame(struct rail_oob *oob) {
     return;
   }
   if (frame.type == RAIL_OOB_GOODBYE) {
-    handle_goodbye(oob);
+    handle_goodbye(oob, frame.number);
   } else if (frame.type == RAIL_OOB_DRAINED) {
     oob->closed = true;
   } else if (frame.type == RAIL_OOB_PING) { /* one PONG, to the latest, answers all */
@@ -175,7 +175,7 @@ static bool next_frame(struct rail_oob *oob) {
     frame = (struct rail_oob_frame){RAIL_OOB_PONG, oob->pong};
     oob->pong_due = false;
   } else if (oob->goodbye_due) {
-    frame = (struct rail_oob_frame){RAIL_OOB_GOODBYE, 0};
+    frame = (struct rail_oob_frame){RAIL_OOB_GOODBYE, work_of(oob).outstanding};
     oob->goodbye_due = false;
   } else if (oob->drained_due) {
     frame = (struct rail_oob_frame){RAIL_OOB_DRAINED, 0};

@@ -26,7 +26,7 @@
 enum rail_oob_frame_type { /* on the wire */
   RAIL_OOB_PING = 1,    /* asks whether the peer's process runs */
   RAIL_OOB_PONG = 2,    /* it runs; `number` is the PING's */
-  RAIL_OOB_GOODBYE = 3, /* closed by its caller; only DRAINED may follow */
+  RAIL_OOB_GOODBYE = 3, /* closed by its caller; only DRAINED may follow. `number`: requests that it gives up */
   RAIL_OOB_DRAINED = 4, /* a sender's, after the receiver's GOODBYE: everything it sent is acknowledged */
 };
 
@@ -63,6 +63,7 @@ bool rail_oob_frame_decode(const struct rail_protocol *protocol, const uint8_t w
 #define RAIL_OOB_PEER_SILENT (1u << 19) /* the peer's process answers no PING, though its host acknowledges: stopped */
 #define RAIL_OOB_HOST_SILENT (1u << 20) /* the peer's host acknowledges nothing */
 #define RAIL_OOB_STALLED (1u << 21)     /* no activity for a third of deadline_ms, though the caller waits */
+#define RAIL_OOB_PEER_GAVE_UP (1u << 22) /* with PEER_CLOSED: requests of the peer's were outstanding */
 
 /* What the data path does; any counters that grow. */
 struct rail_oob_work {

@@ -27,9 +27,10 @@ static struct rail_oob_work oob_work(const void *arg) {
   };
 }
 
+/* Whether the peer gave up requests makes no difference: its HCA acknowledges what it has received. */
 static void oob_event(void *arg, uint32_t events) {
   struct ib_comm *comm = arg;
-  atomic_fetch_or(&comm->faults, events);
+  atomic_fetch_or(&comm->faults, events & ~RAIL_OOB_PEER_GAVE_UP);
 }
 
 static void oob_silent(void *arg, bool silent) {

@@ -32,8 +32,8 @@ struct ofi_params {
   int64_t peer_warn_ms; /* RAIL_OFI_PEER_WARN: a peer that is silent for so long is reported; 0: never */
   int64_t close_ms;     /* RAIL_OFI_CLOSE_TIMEOUT: how long close and deregMr wait for operations that libfabric has */
   /* aws-ofi-nccl's names, which count where ours are unset */
-  const char *their_provider, *their_protocol;
-  int64_t their_min_part; /* -1: unset */
+  const char *aws_protocol;
+  int64_t aws_min_part; /* -1: unset */
 };
 extern struct ofi_params ofi_params;
 extern const struct rail_param_table ofi_param_table;

@@ -59,7 +59,8 @@ enum ofi_protocol ofi_protocol_choose(const char *provider, const struct ofi_cap
 
 /* ---- providers ----------------------------------------------------------------------- */
 
-/* Place of a provider among those that are taken without being named, 0 the best; -1: only when it is named. */
+/* Place of a provider among those that are taken without being named, 0 the best; -1: only when it is named (shm and
+ * net, utilities, hooks, and what is not known here). */
 int ofi_provider_rank(const char *provider);
 /* Its domains are network interfaces, to which NCCL's rules apply: tcp, sockets, udp, net, with what is layered over
  * them. */
@@ -74,7 +75,7 @@ int ofi_provider_place(const char *list, const char *provider);
 
 struct ofi_prefs {
   const char *fi_provider; /* FI_PROVIDER: the library has applied it; what it names counts as named */
-  const char *provider;    /* RAIL_OFI_PROVIDER, else OFI_NCCL_PROVIDER; NULL: none named */
+  const char *provider;    /* RAIL_OFI_PROVIDER; NULL: none named */
   const char *domain;      /* RAIL_OFI_DOMAIN */
   enum ofi_wanted protocol;
   bool hmem_cuda;
@@ -96,8 +97,8 @@ struct ofi_candidate {
   struct ofi_caps caps;
   enum ofi_protocol protocol;
   enum ofi_verdict verdict;
-  int interface;  /* in ofi_prefs.interfaces; -1 */
-  char why[160];  /* the verdict in words */
+  int interface; /* of a provider over IP: in ofi_prefs.interfaces; else -1 */
+  char why[200]; /* the verdict in words */
 };
 
 /* Judges every info of `offered` and chooses. `complete`: what the library offers when FI_DELIVERY_COMPLETE is asked
@@ -111,12 +112,18 @@ unsigned int ofi_select_order(const struct ofi_candidate *candidates, unsigned i
                               const struct ofi_candidate *chosen[OFI_MAX_NICS]);
 
 /* "0000:3b:00.0" of the info's nic attributes; false if it has none. */
-bool ofi_info_pci_address(const struct fi_info *info, char text[16]);
+#define OFI_PCI_ADDRESS 32
+bool ofi_info_pci_address(const struct fi_info *info, char text[OFI_PCI_ADDRESS]);
 /* Mb/s of them; 0: not said. */
 int ofi_info_speed(const struct fi_info *info);
 
-/* One line of the table of candidates: "" and row -1 is its head. Returns `text`. */
-#define OFI_ROW_TEXT 320
-const char *ofi_select_row(const struct ofi_candidate *candidate, char text[OFI_ROW_TEXT]);
+/* The letters of a row's caps. */
+#define OFI_CAPS_LEGEND \
+  "T tagged, W write, R read, O sends in order behind writes, D delivery is reported, H FI_HMEM, M manual progress"
+/* One line of the table: provider, domain, protocol, caps, speed, PCI path, verdict; of NULL its head. Returns `text`.
+ */
+#define OFI_ROW_TEXT 400
+const char *ofi_select_row(const struct ofi_candidate *candidate, int speed, const char *pci_path,
+                           char text[OFI_ROW_TEXT]);
 
 #endif

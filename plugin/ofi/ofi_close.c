@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Closing connections. Close never fails, and takes bounded time: an error would end NCCL's own clean-up.
+ *
+ * With nothing outstanding there is nothing to wait for: sends that are done have been acknowledged. Else the connection
+ * goes through these states before its memory is the caller's again:
+ *
+ *   stopped   no call begins anything; operations that wait for room in libfabric are dropped
+ *   revoked   a receiver has asked its peer (REVOKE) to write nothing more, and the peer has said so (REVOKED), has
+ *             closed, or is dead
+ *   idle      tagged receives are cancelled, and libfabric has completed every operation
+ *
+ * What has not come to that within RAIL_OFI_CLOSE_TIMEOUT never may: a peer that is stopped in the middle of a message,
+ * a fabric that does not answer. Then the endpoint is shut, which ends the other connections over it too: memory that
+ * is written after it was freed would be worse.
+ */
+#include "plugin/ofi/ofi_close.h"
+
+#include <sched.h>
+
+#include "common/base/clock.h"
+#include "plugin/ofi/ofi_watch.h"
+
+#define DEAD_MS 50 /* without any completion: what a dead peer's host had sent has been read */
+
+/* ---- stopping, under the lock ------------------------------------------------------ */
+
+static void cancel(struct ofi_comm *comm, struct ofi_op *op, bool posted) {
+  if (op->state == OFI_OP_WAITING || (posted && op->state == OFI_OP_POSTED)) ofi_endpoint_cancel(comm->endpoint, op);
+}
+
+/* Operations that wait are dropped; those that are posted are cancelled where that is asked for. */
+static void cancel_all(struct ofi_comm *comm, bool posted) {
+  if (comm->sender) {
+    struct ofi_send_comm *sc = ofi_send_comm_of(comm);
+    for (uint32_t i = 0; i < sc->sends_used; i++) {
+      struct ofi_send *send = (struct ofi_send *)(void *)(sc->sends + i * sc->send_size);
+      for (unsigned int p = 0; p < OFI_MAX_PATHS; p++) {
+        cancel(comm, &send->parts[p].data, posted);
+        cancel(comm, &send->parts[p].fin, false);
+      }
+    }
+    return;
+  }
+  struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
+  for (unsigned int r = 0; r < OFI_MAX_RECVS; r++) {
+    cancel(comm, &rc->recvs[r].grant, false);
+    for (unsigned int i = 0; i < OFI_MAX_GROUP; i++) cancel(comm, &rc->recvs[r].buffers[i].op, posted);
+  }
+  cancel(comm, &rc->ack, false);
+}
+
+/* The peer's side cannot begin anything any more: it has closed, or its process has ended. */
+static bool peer_is_gone(const struct ofi_comm *comm) {
+  return atomic_load(&comm->faults) & (RAIL_OOB_PEER_CLOSED | RAIL_OOB_PEER_GONE | RAIL_OOB_PEER_LOST);
+}
+
+/* Polls once. False: nothing had completed; others may have the lock for a moment. */
+static bool poll_once(struct ofi_endpoint *endpoint) {
+  bool any = ofi_endpoint_poll(endpoint);
+  if (any || endpoint->shut) return any;
+  ofi_endpoint_unlock(endpoint);
+  sched_yield();
+  ofi_endpoint_lock(endpoint);
+  return false;
+}
+
+/* A receiver: nothing more will be written to its buffers. False: the deadline has passed. */
+static bool await_revoked(struct ofi_comm *comm, uint64_t deadline) {
+  uint64_t dead_since = 0;
+  if (!peer_is_gone(comm)) ofi_comm_revoke(comm);
+  while (!comm->revoked && !comm->endpoint->shut) {
+    if (poll_once(comm->endpoint) || !peer_is_gone(comm)) dead_since = 0;
+    else if (!dead_since) dead_since = rail_deadline_in_ms(DEAD_MS);
+    else if (rail_deadline_passed(dead_since)) return true;
+    if (rail_deadline_passed(deadline)) return false;
+  }
+  return true;
+}
+
+static bool await_idle(struct ofi_comm *comm, uint64_t deadline) {
+  while (comm->nops && !comm->endpoint->shut) {
+    (void)poll_once(comm->endpoint);
+    if (rail_deadline_passed(deadline)) return comm->nops == 0;
+  }
+  return true;
+}
+
+/* Has a receiver told its peer of buffers that may still be written to? */
+static bool is_granting(struct ofi_comm *comm) {
+  return !comm->sender && atomic_load_explicit(&comm->outstanding, memory_order_relaxed) != 0;
+}
+
+static void stop_locked(struct ofi_comm *comm) {
+  uint64_t deadline = rail_deadline_in_ms(ofi_params.close_ms);
+  atomic_store(&comm->stopped, true);
+  cancel_all(comm, false);
+  bool quiet = !is_granting(comm) || await_revoked(comm, deadline);
+  cancel_all(comm, true);
+  if (quiet && await_idle(comm, deadline)) return;
+  RAIL_INFO(RAIL_SUB_NET, "RailOFI: connection with %s over %s: %u operations have not ended within %lld ms "
+            "(RAIL_OFI_CLOSE_TIMEOUT)", comm->peer_text, comm->device->name, comm->nops,
+            (long long)ofi_params.close_ms);
+  ofi_endpoint_shut(comm->endpoint, "a connection was closed whose peer or fabric did not let go of its memory "
+                    "(RAIL_OFI_CLOSE_TIMEOUT)");
+}
+
+void ofi_comm_stop(struct ofi_comm *comm) {
+  if (comm->forked) return;
+  ofi_endpoint_lock(comm->endpoint);
+  if (!atomic_load(&comm->stopped)) stop_locked(comm);
+  ofi_endpoint_unlock(comm->endpoint);
+  ofi_watch_remove(comm); /* sends GOODBYE: nothing of ours will be written or sent any more */
+}
+
+/* ---- closing ---------------------------------------------------------------------------- */
+
+/* In a child of fork nothing is freed: the endpoint is the parent's. */
+void ofi_comm_destroy(struct ofi_comm *comm) {
+  if (comm->forked) return;
+  struct ofi_endpoint *endpoint = comm->endpoint;
+  bool outstanding = atomic_load(&comm->outstanding) != 0;
+  if (outstanding) ofi_comm_stop(comm);
+  else ofi_watch_remove(comm);
+  rail_sock_close(&comm->oob_fd);
+  ofi_endpoint_lock(endpoint);
+  comm->magic = 0;
+  atomic_store(&comm->stopped, true);
+  comm->closed = true; /* control messages may still be libfabric's: it is freed behind the last */
+  if (comm->nops == 0) ofi_comm_free(comm);
+  ofi_endpoint_unlock(endpoint);
+  ofi_endpoint_put(endpoint);
+}
+
+rail_result_t ofi_close_send(void *send_comm) {
+  if (!send_comm) return RAIL_OK;
+  struct ofi_comm *comm = ofi_comm_of(send_comm, OFI_SEND_COMM_MAGIC, "closeSend");
+  if (comm) ofi_comm_destroy(comm); /* else the line is written; an error would end the caller's clean-up */
+  return RAIL_OK;
+}
+
+rail_result_t ofi_close_recv(void *recv_comm) {
+  if (!recv_comm) return RAIL_OK;
+  struct ofi_comm *comm = ofi_comm_of(recv_comm, OFI_RECV_COMM_MAGIC, "closeRecv");
+  if (comm) ofi_comm_destroy(comm);
+  return RAIL_OK;
+}

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What both kinds of comm share: made and freed, the first error in words, control messages. */
+#include "plugin/ofi/ofi_comm.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+RAIL_COLD struct ofi_comm *ofi_comm_refuse(const void *comm, uint32_t kind_magic, const char *call) {
+  RAIL_WARN("RailOFI: %s: %p is no %s that is open", call, comm,
+            kind_magic == OFI_SEND_COMM_MAGIC   ? "send comm"
+            : kind_magic == OFI_RECV_COMM_MAGIC ? "receive comm"
+                                                : "comm");
+  return NULL;
+}
+
+/* ---- made and freed ---------------------------------------------------------- */
+
+static bool new_sender(struct ofi_comm *comm) {
+  struct ofi_send_comm *sc = ofi_send_comm_of(comm);
+  size_t parts = RAIL_MAX(comm->endpoint->nnics, OFI_MAX_PATHS);
+  SLIST_INIT(&sc->free);
+  sc->head = sc->tail = OFI_FIRST_SEQ;
+  sc->send_size = sizeof(struct ofi_send) + parts * sizeof(struct ofi_part);
+  sc->sends = calloc(OFI_MAX_SENDS, sc->send_size);
+  /* PINGs, REVOKED, and what each part of a send posts: one frame. */
+  return sc->sends && ofi_memory_alloc(comm->endpoint, (OFI_MAX_PATHS + 1 + OFI_MAX_SENDS * parts) * OFI_FRAME_SIZE,
+                                       &comm->frames);
+}
+
+static bool new_receiver(struct ofi_comm *comm) {
+  struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
+  const size_t fixed = (OFI_MAX_PATHS + 1) * OFI_FRAME_SIZE;
+  rc->next_seq = OFI_FIRST_SEQ;
+  SLIST_INIT(&rc->free_flushes);
+  for (unsigned int i = 0; i < OFI_MAX_RECVS; i++) {
+    rc->recvs[i].base = (struct ofi_request){.magic = OFI_REQ_FREE, .comm = comm};
+    rc->flushes[i].base = (struct ofi_request){.magic = OFI_REQ_FREE, .comm = comm};
+    SLIST_INSERT_HEAD(&rc->free_flushes, &rc->flushes[i].base, free);
+  }
+  /* PINGs, REVOKE, an ACK, a GRANT for each row. */
+  if (!ofi_memory_alloc(comm->endpoint, fixed + (1 + OFI_MAX_RECVS) * OFI_FRAME_MAX, &comm->frames)) return false;
+  rc->ack_frame = (uint8_t *)comm->frames.bytes + fixed;
+  for (unsigned int i = 0; i < OFI_MAX_RECVS; i++) rc->recvs[i].frame = rc->ack_frame + (1 + i) * OFI_FRAME_MAX;
+  return true;
+}
+
+static void free_memory(struct ofi_comm *comm) {
+  comm->magic = 0;
+  if (comm->sender) free(ofi_send_comm_of(comm)->sends);
+  if (comm->sender) free(ofi_send_comm_of(comm));
+  else free(ofi_recv_comm_of(comm));
+}
+
+struct ofi_comm *ofi_comm_new(bool sender, struct ofi_endpoint *endpoint) {
+  struct ofi_send_comm *sc = sender ? calloc(1, sizeof *sc) : NULL;
+  struct ofi_recv_comm *rc = sender ? NULL : calloc(1, sizeof *rc);
+  struct ofi_comm *comm = sc ? &sc->base : rc ? &rc->base : NULL;
+  if (!comm) goto no_memory;
+  comm->magic = sender ? OFI_SEND_COMM_MAGIC : OFI_RECV_COMM_MAGIC;
+  comm->sender = sender;
+  comm->endpoint = endpoint;
+  comm->device = endpoint->device;
+  comm->oob_fd = -1;
+  LIST_INIT(&comm->mhandles);
+  if (rail_random_bytes(&comm->token, sizeof comm->token) != RAIL_OK || !(sender ? new_sender : new_receiver)(comm))
+    goto no_memory;
+  if (ofi_endpoint_add(endpoint, comm, &comm->index)) return comm;
+  ofi_memory_free(&comm->frames);
+
+no_memory:
+  if (comm) free_memory(comm);
+  RAIL_WARN("RailOFI: a connection over %s: out of memory", endpoint->device->name);
+  return NULL;
+}
+
+int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *peer) {
+  struct ofi_endpoint *endpoint = comm->endpoint;
+  comm->remote_index = peer->comm;
+  comm->remote_token = peer->token;
+  comm->remote_nics = peer->npaths;
+  comm->peer_process = peer->process;
+  comm->npaths = RAIL_MAX(endpoint->nnics, peer->npaths);
+  for (unsigned int i = 0; i < comm->npaths; i++) {
+    struct ofi_path *path = &comm->paths[i];
+    path->nic = (uint8_t)(i % endpoint->nnics);
+    path->remote_nic = (uint8_t)(i % peer->npaths);
+    int err = ofi_endpoint_resolve(endpoint, path->nic, &peer->addrs[path->remote_nic], &path->to);
+    if (err) return err;
+  }
+  return 0;
+}
+
+void ofi_comm_close_mrs(struct ofi_comm *comm) {
+  struct ofi_mhandle *mr;
+  LIST_FOREACH(mr, &comm->mhandles, link)
+    for (unsigned int i = 0; i < OFI_MAX_PATHS; i++) {
+      if (mr->mrs[i]) (void)fi_close(&mr->mrs[i]->fid);
+      mr->mrs[i] = NULL;
+    }
+}
+
+void ofi_comm_free(struct ofi_comm *comm) {
+  struct ofi_mhandle *mr;
+  ofi_comm_close_mrs(comm);
+  while ((mr = LIST_FIRST(&comm->mhandles))) {
+    LIST_REMOVE(mr, link);
+    mr->magic = 0;
+    free(mr);
+  }
+  if (!comm->sender) {
+    struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
+    ofi_endpoint_ack_drop(comm->endpoint, &rc->ack_link);
+    ofi_memory_free(&rc->flush_target);
+  }
+  ofi_memory_free(&comm->frames);
+  ofi_endpoint_remove(comm->endpoint, comm->index);
+  ofi_stats_comm_end(comm);
+  free_memory(comm);
+}
+
+/* ---- the first error -------------------------------------------------------------- */
+
+rail_result_t ofi_comm_fail(struct ofi_comm *comm, rail_result_t result, const char *fmt, ...) {
+  if (rail_first_error_set(&comm->error, result) && !atomic_load(&comm->stopped)) {
+    char why[640];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof why, fmt, ap);
+    va_end(ap);
+    ofi_stats_count(comm->device->name, OFI_DEVICE_ERRORS);
+    RAIL_WARN("RailOFI: %s %s over %s (%s): %s", comm->sender ? "sending to" : "receiving from", comm->peer_text,
+              comm->device->name, comm->device->rails[0]->provider, why);
+  }
+  return rail_first_error(&comm->error);
+}
+
+static const char *operation(enum ofi_op_kind kind) {
+  switch (kind) {
+    case OFI_OP_FRAME_IN: return "receive of control messages";
+    case OFI_OP_PING: return "first message (fi_send)";
+    case OFI_OP_REVOKE: return "last message (fi_send)";
+    case OFI_OP_GRANT: return "control message for a receive (fi_send)";
+    case OFI_OP_TRECV: return "receive (fi_trecv)";
+    case OFI_OP_TSEND: return "send (fi_tsend)";
+    case OFI_OP_DATA: return "send (fi_send)";
+    case OFI_OP_WRITE: return "send (fi_write)";
+    case OFI_OP_FIN: return "control message behind a send (fi_send)";
+    case OFI_OP_TOO_LARGE: return "refusal (fi_send)";
+    case OFI_OP_FLUSH: return "flush (fi_read)";
+  }
+  return "operation";
+}
+
+/* Errors of the peer or of the way to it; all others are this side's. */
+static bool is_remote(int err) {
+  switch (err) {
+    case FI_ECONNRESET:
+    case FI_ECONNREFUSED:
+    case FI_ECONNABORTED:
+    case FI_ENOTCONN:
+    case FI_EHOSTUNREACH:
+    case FI_EHOSTDOWN:
+    case FI_ENETUNREACH:
+    case FI_ETIMEDOUT:
+    case FI_ESHUTDOWN:
+    case FI_EIO:
+    case FI_EACCES:
+    case FI_EKEYREJECTED:
+    case FI_EREMOTEIO:
+    case FI_ECANCELED: return true;
+    default: return false;
+  }
+}
+
+rail_result_t ofi_comm_fail_op(struct ofi_op *op, const struct ofi_completion *completion) {
+  struct ofi_comm *comm = op->comm;
+  return ofi_comm_fail(comm, is_remote(completion->err) ? RAIL_REMOTE_ERROR : RAIL_SYSTEM_ERROR,
+                       "%s of %zu bytes with %s: %s (error %d; the provider says %d: %s); %u requests outstanding; check: "
+                       "the peer's log, the fabric between the two, fi_pingpong -p '%s'", operation(op->kind), op->size,
+                       comm->endpoint->nics[op->nic].nic->name, ofi_endpoint_strerror(completion->err),
+                       completion->err, completion->prov_errno, completion->text ? completion->text : "",
+                       atomic_load(&comm->outstanding), comm->device->rails[0]->provider);
+}
+
+static const struct {
+  uint32_t bit;
+  rail_result_t result;
+  const char *what, *check;
+} fault_rows[] = { /* the most specific one first */
+  {RAIL_OOB_PEER_LOST, RAIL_REMOTE_ERROR, "the peer's process or host is gone: the oob connection broke",
+   "the peer's log; was it killed (dmesg: out of memory)?"},
+  {RAIL_OOB_HOST_SILENT, RAIL_REMOTE_ERROR, "the peer's host has not answered for RAIL_OFI_DEADLINE",
+   "is the host up, is the network of the oob connection (NCCL_SOCKET_IFNAME) cut?"},
+  {RAIL_OOB_PEER_SILENT, RAIL_REMOTE_ERROR, "the peer's process has not answered for RAIL_OFI_PEER_TIMEOUT",
+   "is it stopped (SIGSTOP, debugger, checkpoint), is its host swapping?"},
+  {RAIL_OOB_PEER_CLOSED, RAIL_REMOTE_ERROR, "the peer closed the connection while requests were outstanding",
+   "the peer's log: did it abort?"},
+};
+
+rail_result_t ofi_comm_fail_faults(struct ofi_comm *comm, uint32_t faults) {
+  for (size_t i = 0; i < RAIL_COUNT_OF(fault_rows); i++)
+    if (faults & fault_rows[i].bit)
+      return ofi_comm_fail(comm, fault_rows[i].result, "%s; %u requests outstanding; check: %s", fault_rows[i].what,
+                           atomic_load(&comm->outstanding), fault_rows[i].check);
+  return rail_first_error(&comm->error);
+}
+
+/* ---- posting --------------------------------------------------------------------------- */
+
+rail_result_t ofi_comm_post(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind, unsigned int path) {
+  op->kind = kind;
+  op->comm = comm;
+  op->path = (uint8_t)path;
+  op->nic = comm->paths[path].nic;
+  op->to = comm->paths[path].to;
+  int err = ofi_endpoint_post(comm->endpoint, op);
+  if (rail_likely(err == 0)) return RAIL_OK;
+  const struct ofi_completion failed = {.err = -err, .text = "it could not be posted"};
+  return ofi_comm_fail_op(op, &failed);
+}
+
+rail_result_t ofi_comm_post_frame(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind, unsigned int path,
+                                  struct ofi_frame *frame, uint8_t *bytes) {
+  frame->comm = comm->remote_index;
+  frame->token = comm->remote_token;
+  op->head = bytes;
+  op->head_size = ofi_frame_encode(frame, bytes);
+  op->head_desc = comm->frames.descs[comm->paths[path].nic];
+  rail_stats_add(&comm->stats[OFI_COMM_FRAMES], 1);
+  return ofi_comm_post(comm, op, kind, path);
+}
+
+rail_result_t ofi_comm_ping(struct ofi_comm *comm, unsigned int path) {
+  struct ofi_frame frame = {.type = OFI_FRAME_PING, .index = path};
+  uint8_t *bytes = (uint8_t *)comm->frames.bytes + path * OFI_FRAME_SIZE;
+  return ofi_comm_post_frame(comm, &comm->pings[path], OFI_OP_PING, path, &frame, bytes);
+}
+
+void ofi_comm_revoke(struct ofi_comm *comm) {
+  struct ofi_frame frame = {.type = comm->sender ? OFI_FRAME_REVOKED : OFI_FRAME_REVOKE};
+  if (comm->revoke_sent) return;
+  comm->revoke_sent = true;
+  (void)ofi_comm_post_frame(comm, &comm->revoke, OFI_OP_REVOKE, 0, &frame,
+                            (uint8_t *)comm->frames.bytes + OFI_MAX_PATHS * OFI_FRAME_SIZE);
+}
+
+unsigned int ofi_comm_least_path(const struct ofi_comm *comm) {
+  unsigned int least = 0;
+  for (unsigned int i = 1; i < comm->npaths; i++)
+    if (comm->endpoint->nics[comm->paths[i].nic].bytes_posted <
+        comm->endpoint->nics[comm->paths[least].nic].bytes_posted)
+      least = i;
+  return least;
+}

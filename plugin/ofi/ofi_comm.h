@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One connection: its state, its requests, and the two kinds of comm. Made by ofi_setup.c during the handshake, used by
+ * ofi_send.c, ofi_recv.c, ofi_flush.c and ofi_progress.c, ended by ofi_close.c.
+ *
+ * Threads, as common/net/net_ops.h has them: isend, irecv, iflush and test run in the caller's progress thread; regMr,
+ * deregMr and close in its service thread. Any thread that polls the endpoint may complete requests of this comm. So
+ * what both may touch is guarded by the endpoint's lock, but for the state of a request: whoever completes it stores
+ * that last, and the progress thread reads it without the lock. The lists of free requests are the progress thread's
+ * alone. The watch thread writes `faults` and `peer_silent`, and reads counters.
+ */
+#ifndef OFI_COMM_H
+#define OFI_COMM_H
+
+#include <stdatomic.h>
+#include <sys/queue.h>
+
+#include "common/base/log.h"
+#include "common/base/sock.h"
+#include "common/conn/first_error.h"
+#include "common/conn/oob.h"
+#include "plugin/ofi/ofi_endpoint.h"
+#include "plugin/ofi/ofi_stats.h"
+
+#define OFI_SEND_COMM_MAGIC 0x43534f52u
+#define OFI_RECV_COMM_MAGIC 0x43524f52u
+
+struct rail_watched;
+
+/* A registration as regMr returns it. */
+#define OFI_MHANDLE_MAGIC 0x484d4f52u
+struct ofi_mhandle {
+  uint32_t magic;
+  int type; /* RAIL_PTR_* */
+  struct ofi_comm *comm;
+  LIST_ENTRY(ofi_mhandle) link; /* in comm->mhandles, under the endpoint's lock */
+  uint64_t addr, size;
+  _Atomic uint32_t outstanding; /* requests that use it */
+  struct fid_mr *mrs[OFI_MAX_PATHS]; /* by our NIC; NULL where the provider needs none */
+  void *descs[OFI_MAX_PATHS];
+  uint64_t keys[OFI_MAX_PATHS];
+};
+
+/* A way from an endpoint to the peer's: path i is NIC i % n of each side, n being its number of NICs. */
+struct ofi_path {
+  uint8_t nic, remote_nic;
+  fi_addr_t to;
+};
+
+struct ofi_comm {
+  uint32_t magic;
+  bool sender;
+  const struct ofi_device *device;
+  struct ofi_endpoint *endpoint;
+  uint32_t index, remote_index; /* in frames to us, and to the peer */
+  uint64_t token, remote_token;
+  unsigned int npaths, remote_nics;
+  struct ofi_path paths[OFI_MAX_PATHS];
+  uint32_t max_inline;
+
+  char peer_text[RAIL_ADDR_TEXT]; /* address of the oob connection */
+  uint64_t peer_process;          /* the same in all connections with one process */
+  int oob_fd;                     /* the watch thread's while `watched` */
+  struct rail_watched *watched;
+
+  _Atomic uint32_t faults;    /* RAIL_OOB_*: what the watch thread found */
+  _Atomic bool peer_silent;   /* PINGs over the oob connection are unanswered */
+  _Atomic bool stopped;       /* deregMr or close ended it: no memory of the caller's may be touched any more */
+  bool forked;                /* in a child of fork, and thus stopped: its objects are the parent's */
+  struct rail_first_error error;
+  _Atomic uint32_t outstanding; /* requests given out and not done; written under the lock */
+  uint64_t *stats;              /* of the group "comm"; never NULL */
+  bool stats_private;           /* not in the shared page */
+
+  /* Under the endpoint's lock: */
+  uint32_t nops;    /* operations that are not idle */
+  bool started;     /* the handshake is over */
+  bool closed;      /* by its caller; it is freed when nops is 0 */
+  bool revoked;     /* a sender: the peer wants no more. A receiver: the peer says that nothing will come */
+  bool revoke_sent; /* REVOKE, or a sender's REVOKED */
+  uint32_t verified; /* paths that have carried a PING to us, as bits */
+  uint64_t closed_deadline; /* after the peer's GOODBYE: operations of ours end by then; 0: no GOODBYE */
+  LIST_HEAD(, ofi_mhandle) mhandles;
+  struct ofi_memory frames; /* of what is posted */
+  struct ofi_op pings[OFI_MAX_PATHS], revoke;
+};
+
+/* ---- requests --------------------------------------------------------------
+ *
+ * Fixed pools inside their comm. All kinds begin with struct ofi_request, whose magic tells them apart from each other
+ * and from a pointer that was returned already.
+ */
+
+#define OFI_REQ_SEND 0x51455253u
+#define OFI_REQ_RECV 0x51455252u
+#define OFI_REQ_FLUSH 0x51455246u
+#define OFI_REQ_FREE 0x46455246u
+
+enum ofi_state { OFI_ACTIVE, OFI_COMPLETE };
+
+struct ofi_request {
+  uint32_t magic;
+  _Atomic int state; /* enum ofi_state */
+  struct ofi_comm *comm;
+  SLIST_ENTRY(ofi_request) free;
+};
+SLIST_HEAD(ofi_request_pool, ofi_request);
+
+/* A part of a message: what carries it, and the control message behind a write. */
+struct ofi_part {
+  struct ofi_op data; /* DATA, TSEND, WRITE or TOO_LARGE */
+  struct ofi_op fin;
+};
+
+/* A send. Life: matched → posted → its operations complete and the receiver acknowledges the message → done. */
+struct ofi_send {
+  struct ofi_request base;
+  const void *data;
+  uint64_t size;
+  struct ofi_mhandle *mr;
+  uint32_t seq;
+  uint8_t index;  /* of the buffer in the receive */
+  bool acked;
+  uint8_t nparts;
+  uint32_t pending; /* operations, and 1 until all is posted */
+  uint8_t *frames;  /* nparts of OFI_FRAME_SIZE, in comm->frames */
+  struct ofi_part parts[]; /* comm->npaths */
+};
+
+/* The sender's record of one receive of the peer. */
+struct ofi_row {
+  uint32_t seq;
+  uint8_t n;
+  bool granted;        /* and not all acknowledged */
+  uint8_t taken, acked; /* buffers, as bits */
+  struct ofi_buffer buffers[OFI_MAX_GROUP];
+  struct ofi_send *sends[OFI_MAX_GROUP];
+};
+
+/* One buffer of an irecv. */
+struct ofi_recv_buffer {
+  void *data;
+  uint64_t capacity, arrived;
+  uint32_t tag;
+  enum ofi_buffer_kind kind;
+  bool takes_data, done;
+  uint8_t parts, left; /* of its message, by fi_write; parts is 0 until the first FIN */
+  struct ofi_mhandle *mr;
+  struct ofi_op op; /* TRECV */
+};
+
+/* A receive. Its row in the table is its number modulo OFI_MAX_RECVS, on both sides. */
+struct ofi_recv {
+  struct ofi_request base;
+  uint32_t seq;
+  uint32_t n, pending; /* buffers; those without their message */
+  uint8_t unacked;     /* buffers that are done and not acknowledged, as bits */
+  struct ofi_op grant;
+  uint8_t *frame;      /* OFI_FRAME_MAX, in comm->frames */
+  struct ofi_recv_buffer buffers[OFI_MAX_GROUP];
+};
+
+struct ofi_flush {
+  struct ofi_request base;
+  struct ofi_mhandle *mr;
+  uint32_t pending;
+  struct ofi_op ops[OFI_MAX_PATHS];
+};
+
+/* ---- the two kinds of comm --------------------------------------------------- */
+
+struct ofi_send_comm {
+  struct ofi_comm base;
+  struct ofi_request_pool free;
+  uint32_t sends_used; /* of the pool's memory: the rest was never taken */
+  size_t send_size;
+  uint8_t *sends;      /* OFI_MAX_SENDS of send_size */
+  uint32_t head, tail; /* receives before head are granted; before tail all their buffers are taken */
+  struct ofi_row rows[OFI_MAX_RECVS];
+};
+
+struct ofi_recv_comm {
+  struct ofi_comm base;
+  uint32_t next_seq;
+  uint32_t unacked_rows; /* with `unacked` bits, as bits */
+  struct ofi_ack_link ack_link;
+  struct ofi_op ack;
+  uint8_t *ack_frame;
+  struct ofi_request_pool free_flushes;
+  struct ofi_memory flush_target; /* what flushes read into */
+  struct ofi_recv recvs[OFI_MAX_RECVS];
+  struct ofi_flush flushes[OFI_MAX_RECVS];
+};
+
+static inline struct ofi_send_comm *ofi_send_comm_of(struct ofi_comm *comm) {
+  return rail_container_of(comm, struct ofi_send_comm, base);
+}
+static inline struct ofi_recv_comm *ofi_recv_comm_of(struct ofi_comm *comm) {
+  return rail_container_of(comm, struct ofi_recv_comm, base);
+}
+
+/* ---- what both kinds share: ofi_comm.c ----------------------------------------- */
+
+/* A caller's pointer that is not an open comm of that kind: one line, and NULL. */
+struct ofi_comm *ofi_comm_refuse(const void *comm, uint32_t kind_magic, const char *call);
+
+/* A caller's pointer; NULL after one line if it is not an open comm. kind 0: either kind. */
+static inline struct ofi_comm *ofi_comm_of(void *arg, uint32_t kind_magic, const char *call) {
+  struct ofi_comm *comm = arg;
+  if (rail_likely(comm != NULL)) {
+    bool known = comm->magic == OFI_SEND_COMM_MAGIC || comm->magic == OFI_RECV_COMM_MAGIC;
+    if (rail_likely(kind_magic ? comm->magic == kind_magic : known)) return comm;
+  }
+  return ofi_comm_refuse(arg, kind_magic, call);
+}
+
+/* May a call begin? RAIL_OK, or why not. */
+static inline rail_result_t ofi_comm_status(const struct ofi_comm *comm) {
+  if (rail_unlikely(atomic_load_explicit(&comm->stopped, memory_order_relaxed))) return RAIL_BAD_USAGE;
+  return rail_first_error(&comm->error);
+}
+
+/* A comm of that kind with an endpoint of its device, known there by index and token; not started. The peer's side is
+ * unknown. NULL after one line. */
+struct ofi_comm *ofi_comm_new(bool sender, struct ofi_endpoint *endpoint);
+/* What the peer's OFFER says. 0, or libfabric's error of an address. */
+int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *peer);
+/* Takes it from its endpoint and frees everything; no operation is posted. Under the endpoint's lock. */
+void ofi_comm_free(struct ofi_comm *comm);
+/* Closes its registrations. Under the lock. */
+void ofi_comm_close_mrs(struct ofi_comm *comm);
+
+/* Ends the connection; every later isend, irecv and test returns the first error. Logs one line, "RailOFI: sending to
+ * PEER over DEVICE: ...". Returns the first error. */
+RAIL_PRINTF(3, 4) rail_result_t ofi_comm_fail(struct ofi_comm *comm, rail_result_t result, const char *fmt, ...);
+/* The same for an operation that failed. */
+rail_result_t ofi_comm_fail_op(struct ofi_op *op, const struct ofi_completion *completion);
+/* The same for fault bits of the watch thread's. */
+rail_result_t ofi_comm_fail_faults(struct ofi_comm *comm, uint32_t faults);
+
+/* Fills in an operation of the comm over one of its paths, and posts it. An error has failed the comm. */
+rail_result_t ofi_comm_post(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind, unsigned int path);
+/* A frame to the peer: encodes it into `bytes`, which lie in comm->frames, and posts it. op->data and op->size follow
+ * it. */
+rail_result_t ofi_comm_post_frame(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind, unsigned int path,
+                                  struct ofi_frame *frame, uint8_t *bytes);
+/* PING over one path. */
+rail_result_t ofi_comm_ping(struct ofi_comm *comm, unsigned int path);
+/* REVOKE, or a sender's REVOKED: once. */
+void ofi_comm_revoke(struct ofi_comm *comm);
+/* The path over which least is outstanding. */
+unsigned int ofi_comm_least_path(const struct ofi_comm *comm);
+
+static inline void ofi_request_begin(struct ofi_request *r, uint32_t magic) {
+  r->magic = magic;
+  atomic_store_explicit(&r->state, OFI_ACTIVE, memory_order_relaxed);
+  uint32_t n = atomic_load_explicit(&r->comm->outstanding, memory_order_relaxed) + 1;
+  atomic_store_explicit(&r->comm->outstanding, n, memory_order_relaxed);
+  rail_stats_set(&r->comm->stats[OFI_COMM_OUTSTANDING], n);
+}
+
+/* None of the caller's memory will be touched for it. The last store to the request that is made under the lock. */
+static inline void ofi_request_end(struct ofi_request *r) {
+  uint32_t n = atomic_load_explicit(&r->comm->outstanding, memory_order_relaxed) - 1;
+  atomic_store_explicit(&r->comm->outstanding, n, memory_order_relaxed);
+  rail_stats_set(&r->comm->stats[OFI_COMM_OUTSTANDING], n);
+  atomic_store_explicit(&r->state, OFI_COMPLETE, memory_order_release);
+}
+
+static inline bool ofi_request_is_complete(const struct ofi_request *r) {
+  return atomic_load_explicit(&r->state, memory_order_acquire) == OFI_COMPLETE;
+}
+
+/* ---- the caller's registrations, as the data path uses them ---- */
+
+/* Is [data, data + size) memory that this connection may use? No memory at all needs no registration. */
+static inline bool ofi_mr_covers(const struct ofi_comm *comm, const struct ofi_mhandle *mr, const void *data,
+                                 uint64_t size) {
+  if (!size) return true;
+  if (!mr || mr->magic != OFI_MHANDLE_MAGIC || mr->comm != comm) return false;
+  uint64_t offset = (uintptr_t)data - mr->addr;
+  return offset <= mr->size && size <= mr->size - offset;
+}
+
+/* `mr` may be NULL. Under the lock. */
+static inline void ofi_mr_hold(struct ofi_mhandle *mr) {
+  if (mr) atomic_fetch_add_explicit(&mr->outstanding, 1, memory_order_relaxed);
+}
+static inline void ofi_mr_release(struct ofi_mhandle *mr) {
+  if (mr) atomic_fetch_sub_explicit(&mr->outstanding, 1, memory_order_release);
+}
+
+/* One line about a buffer that cannot be used, and RAIL_BAD_ARGUMENT. */
+rail_result_t ofi_mr_refuse(const struct ofi_comm *comm, const char *call, const struct ofi_mhandle *mr,
+                            const void *data, uint64_t size);
+
+#endif

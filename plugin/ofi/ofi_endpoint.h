@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * An endpoint: what the connections of one context over one device share. For each NIC of the device it has a libfabric
+ * domain, an FI_EP_RDM endpoint, a completion queue, an address vector and receives posted for control messages. So a
+ * process with thousands of connections has a handful of each.
+ *
+ * An operation (struct ofi_op) is posted by ofi_endpoint_post. It is libfabric's from then until its completion, which
+ * ofi_endpoint_poll hands to the functions of ofi_endpoint_ops, or until the endpoint is shut. What libfabric has no
+ * room for (-FI_EAGAIN) waits in its NIC's list, in order, and is posted by a later poll.
+ *
+ * Threads. endpoint->lock guards the endpoint, its comms' state, and every call of libfabric on its objects: they are
+ * opened with FI_THREAD_DOMAIN, so libfabric needs no locks of its own. The data path only tries the lock
+ * (ofi_endpoint_try): where another thread has it, that thread polls for all connections of the endpoint. libfabric makes
+ * its system calls under that lock; no other thread waits for it on the data path.
+ */
+#ifndef OFI_ENDPOINT_H
+#define OFI_ENDPOINT_H
+
+#include <pthread.h>
+#include <sys/queue.h>
+
+#include "common/net/net_ctx.h"
+#include "plugin/ofi/ofi_device.h"
+#include "plugin/ofi/ofi_wire.h"
+
+struct ofi_comm;
+
+enum ofi_op_kind {
+  OFI_OP_FRAME_IN, /* a receive of a control message; the endpoint's own */
+  OFI_OP_PING,
+  OFI_OP_REVOKE,   /* and REVOKED */
+  OFI_OP_GRANT,    /* and ACK */
+  OFI_OP_TRECV,
+  OFI_OP_TSEND,
+  OFI_OP_DATA,
+  OFI_OP_WRITE,
+  OFI_OP_FIN,
+  OFI_OP_TOO_LARGE,
+  OFI_OP_FLUSH,
+};
+
+/* Where an operation is. */
+enum ofi_op_state {
+  OFI_OP_IDLE,
+  OFI_OP_WAITING, /* in its NIC's list */
+  OFI_OP_POSTED,  /* libfabric's */
+};
+
+struct ofi_op {
+  struct fi_context2 context; /* libfabric's while it is posted */
+  enum ofi_op_kind kind;
+  enum ofi_op_state state;
+  uint8_t nic, path;     /* of the endpoint; of the comm */
+  struct ofi_comm *comm; /* NULL: the endpoint's own */
+  void *request;         /* struct ofi_send, ofi_recv or ofi_flush that it belongs to; NULL: none */
+  STAILQ_ENTRY(ofi_op) link;
+  fi_addr_t to;
+  /* A frame, then user memory; or user memory alone. */
+  void *head;
+  size_t head_size;
+  void *head_desc;
+  void *data;
+  size_t size;
+  void *desc;
+  uint64_t remote_addr, key; /* WRITE, FLUSH */
+  uint64_t tag;              /* TSEND, TRECV */
+};
+STAILQ_HEAD(ofi_op_list, ofi_op);
+
+/* Memory of ours that libfabric reads or writes, registered where the provider wants it (FI_MR_LOCAL). */
+struct ofi_memory {
+  void *bytes;
+  size_t size;
+  struct fid_mr *mrs[OFI_MAX_PATHS]; /* NULL: not needed */
+  void *descs[OFI_MAX_PATHS];
+};
+
+/* Another endpoint in an address vector. Comms with the same peer share it. It stays until the endpoint is closed: the
+ * peers of a communicator are a fixed set. */
+struct ofi_peer {
+  SLIST_ENTRY(ofi_peer) link;
+  fi_addr_t addr;
+  struct ofi_address name;
+};
+
+/* A comm's place among those that have acknowledgements to send. */
+struct ofi_ack_link {
+  TAILQ_ENTRY(ofi_ack_link) link;
+  bool due;    /* it is in the list */
+  bool urgent; /* the caller has no receive left to test: it may not call again */
+};
+TAILQ_HEAD(ofi_ack_list, ofi_ack_link);
+
+struct ofi_endpoint_nic {
+  const struct ofi_nic *nic;
+  struct fid_fabric *fabric;
+  struct fid_domain *domain;
+  struct fid_cq *cq;
+  struct fid_av *av;
+  struct fid_ep *ep;
+  struct ofi_address name;
+  fi_addr_t self; /* for flushes; FI_ADDR_UNSPEC until needed */
+  SLIST_HEAD(, ofi_peer) peers;
+  struct ofi_op_list waiting, waiting_receives; /* -FI_EAGAIN */
+  struct ofi_op *receives;
+  unsigned int nreceives;
+  struct ofi_memory frames_in;
+  unsigned int failed_receives; /* in a row */
+  uint64_t next_key;     /* of registrations, where the provider leaves them to us */
+  uint64_t bytes_posted; /* outstanding */
+};
+
+struct ofi_completion {
+  size_t size;
+  int err, prov_errno; /* err 0: good */
+  const char *text;    /* the provider's, of an error */
+};
+
+/* What completions mean: ofi_progress.c. Called under the lock. */
+struct ofi_endpoint_ops {
+  /* An operation of a comm; it is idle again. */
+  void (*completed)(struct ofi_op *op, const struct ofi_completion *completion);
+  /* A control message for the comm, which may be anything that ofi_frame_decode accepts. */
+  void (*frame)(struct ofi_comm *comm, const struct ofi_frame *frame, const void *payload);
+  /* Acknowledgements of the comm are due (ofi_endpoint_ack_later). */
+  void (*ack)(struct ofi_ack_link *link);
+  /* The endpoint is shut: no operation of the comm will complete. Closes the comm's registrations. */
+  void (*shut)(struct ofi_comm *comm, const char *why);
+};
+
+struct ofi_endpoint {
+  LIST_ENTRY(ofi_endpoint) link; /* of all endpoints, under their lock */
+  struct rail_net_ctx *ctx;      /* NULL: finalized */
+  const struct ofi_device *device;
+  unsigned int users; /* context and comms, under that lock */
+  const struct ofi_endpoint_ops *ops;
+
+  pid_t process;                 /* that opened it: a forked child must not close it */
+
+  pthread_mutex_t lock; /* guards all below */
+  _Atomic bool shut;    /* its endpoints are closed; written under the lock */
+  unsigned int nnics;
+  struct ofi_endpoint_nic nics[OFI_MAX_PATHS];
+  size_t frame_size; /* of a receive of control messages */
+  struct ofi_comm **comms; /* by the index in frames; NULL: free */
+  uint32_t ncomms, next_comm;
+  struct ofi_ack_list acks_due;
+  uint32_t nops;        /* of comms, not idle */
+  uint64_t polls;       /* by callers */
+  /* The watch thread's: */
+  uint64_t polls_seen;
+  uint32_t pause, idle_ticks; /* ticks of the timer until it polls again; between its last two polls */
+};
+
+/* The endpoint of this context and device, opened at the first call; one more user. The ops are kept. An error after
+ * one line. May take milliseconds. */
+rail_result_t ofi_endpoint_get(struct rail_net_ctx *ctx, const struct ofi_device *device,
+                               const struct ofi_endpoint_ops *ops, struct ofi_endpoint **endpoint);
+/* One user less; the last one closes it. Not under its lock. */
+void ofi_endpoint_put(struct ofi_endpoint *endpoint);
+/* The context is about to be freed: its endpoints are left to their comms. */
+void ofi_endpoint_drop_ctx(const struct rail_net_ctx *ctx);
+
+static inline void ofi_endpoint_lock(struct ofi_endpoint *endpoint) { pthread_mutex_lock(&endpoint->lock); }
+static inline bool ofi_endpoint_try(struct ofi_endpoint *endpoint) {
+  return pthread_mutex_trylock(&endpoint->lock) == 0;
+}
+static inline void ofi_endpoint_unlock(struct ofi_endpoint *endpoint) { pthread_mutex_unlock(&endpoint->lock); }
+
+/* The watch thread polls an endpoint that has operations under way while no caller does: a caller that has received its
+ * last message need not call again, and yet its acknowledgement must go out. The timer's descriptor, for the watch
+ * thread; -1 with errno. */
+int ofi_endpoint_timer_open(void);
+void ofi_endpoint_timer_close(void);
+/* It has become readable. True. */
+bool ofi_endpoint_timer_fired(void *arg);
+
+/* ---- under the lock --------------------------------------------------------- */
+
+/* Reads what has completed, posts what waits, sends acknowledgements that were due before, or are urgent. False: nothing
+ * had completed. */
+bool ofi_endpoint_poll(struct ofi_endpoint *endpoint);
+/* Posts it, or puts it into its NIC's list. 0, or libfabric's error: then it is idle. */
+int ofi_endpoint_post(struct ofi_endpoint *endpoint, struct ofi_op *op);
+/* An operation that waits is idle afterwards; of one that is posted the provider is asked to end it, which its
+ * completion says. */
+void ofi_endpoint_cancel(struct ofi_endpoint *endpoint, struct ofi_op *op);
+/* Closes its libfabric objects, so that none of the memory that was posted is touched again; every comm is told. `why`
+ * is for log lines. */
+void ofi_endpoint_shut(struct ofi_endpoint *endpoint, const char *why);
+
+/* ops->ack is called at the end of this poll, if it is urgent, or by the next poll: an irecv that comes before has the
+ * acknowledgements in its GRANT. */
+static inline void ofi_endpoint_ack_later(struct ofi_endpoint *endpoint, struct ofi_ack_link *link, bool urgent) {
+  link->urgent |= urgent;
+  if (link->due) return;
+  link->due = true;
+  TAILQ_INSERT_TAIL(&endpoint->acks_due, link, link);
+}
+static inline void ofi_endpoint_ack_drop(struct ofi_endpoint *endpoint, struct ofi_ack_link *link) {
+  if (!link->due) return;
+  link->due = link->urgent = false;
+  TAILQ_REMOVE(&endpoint->acks_due, link, link);
+}
+
+/* An index for the comm, and the comm under it; false: out of memory, or too many. */
+bool ofi_endpoint_add(struct ofi_endpoint *endpoint, struct ofi_comm *comm, uint32_t *index);
+void ofi_endpoint_remove(struct ofi_endpoint *endpoint, uint32_t index);
+/* The address of a peer's endpoint for this NIC. 0, or libfabric's error. */
+int ofi_endpoint_resolve(struct ofi_endpoint *endpoint, unsigned int nic, const struct ofi_address *name,
+                         fi_addr_t *addr);
+
+/* Memory for libfabric, on pages of its own, registered with every NIC that wants it. False after one line. */
+bool ofi_memory_alloc(struct ofi_endpoint *endpoint, size_t size, struct ofi_memory *memory);
+void ofi_memory_free(struct ofi_memory *memory);
+/* Registers a range with one NIC. 0, or libfabric's error. `iface`: FI_HMEM_SYSTEM or another. */
+int ofi_endpoint_register(struct ofi_endpoint *endpoint, unsigned int nic, const struct fi_mr_attr *attr,
+                          uint64_t flags, struct fid_mr **mr);
+
+/* "No such device", for libfabric's negative numbers too. */
+const char *ofi_endpoint_strerror(int err);
+
+#endif

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * iflush: bytes that a NIC wrote to GPU memory are visible to the GPU when a read behind them has completed. Each NIC
+ * reads a few bytes of each buffer from its own endpoint. Host memory needs none.
+ */
+#include <string.h>
+
+#include "plugin/ofi/ofi_progress.h"
+
+#define FLUSH_BYTES 8
+
+static bool is_wanted(const struct ofi_comm *comm, const struct ofi_mhandle *mr) {
+  if (ofi_params.flush_disable || ofi_params.flush == OFI_FLUSH_NEVER || !mr || !mr->size) return false;
+  return comm->device->rails[0]->caps.rma_read && (ofi_params.flush == OFI_FLUSH_ALWAYS || mr->type != RAIL_PTR_HOST);
+}
+
+/* Once per comm, and per endpoint its own address. 0, or libfabric's error. */
+static int prepare(struct ofi_recv_comm *rc) {
+  struct ofi_endpoint *endpoint = rc->base.endpoint;
+  if (!rc->flush_target.bytes && !ofi_memory_alloc(endpoint, FLUSH_BYTES, &rc->flush_target)) return -FI_ENOMEM;
+  for (unsigned int i = 0; i < endpoint->nnics; i++) {
+    struct ofi_endpoint_nic *nic = &endpoint->nics[i];
+    int err = nic->self == FI_ADDR_UNSPEC ? ofi_endpoint_resolve(endpoint, i, &nic->name, &nic->self) : 0;
+    if (err) return err;
+  }
+  return 0;
+}
+
+/* The buffer that was received last is the one to read: a NIC's reads do not pass its writes. */
+static rail_result_t post_reads(struct ofi_recv_comm *rc, struct ofi_flush *flush, const void *data) {
+  struct ofi_comm *comm = &rc->base;
+  const struct ofi_mhandle *mr = flush->mr;
+  int err = prepare(rc);
+  flush->pending = 1;
+  for (unsigned int i = 0; i < comm->endpoint->nnics && !err; i++) {
+    struct ofi_op *op = &flush->ops[i];
+    uint64_t offset = (uintptr_t)data - mr->addr;
+    op->kind = OFI_OP_FLUSH;
+    op->comm = comm;
+    op->request = flush;
+    op->nic = (uint8_t)i;
+    op->to = comm->endpoint->nics[i].self;
+    op->data = rc->flush_target.bytes;
+    op->size = RAIL_MIN(FLUSH_BYTES, mr->size - offset);
+    op->desc = rc->flush_target.descs[i];
+    op->remote_addr = comm->endpoint->nics[i].nic->caps.mr_virt_addr ? (uintptr_t)data : offset;
+    op->key = mr->keys[i];
+    err = ofi_endpoint_post(comm->endpoint, op);
+    if (!err) flush->pending++;
+  }
+  flush->pending--;
+  if (!err) return RAIL_OK;
+  return ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "iflush: fi_read: %s", ofi_endpoint_strerror(err));
+}
+
+static void finish(struct ofi_flush *flush) {
+  ofi_mr_release(flush->mr);
+  ofi_request_end(&flush->base);
+}
+
+rail_result_t ofi_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request) {
+  struct ofi_comm *comm = ofi_comm_of(recv_comm, OFI_RECV_COMM_MAGIC, "iflush");
+  if (!comm || !request || n < 1 || n > OFI_MAX_GROUP || !data || !sizes || !mhandles) {
+    if (comm)
+      RAIL_WARN("RailOFI: iflush: n %d (allowed: 1..%d), data %p, sizes %p, mhandles %p, request %p; none may be NULL", n,
+                OFI_MAX_GROUP, (void *)data, (const void *)sizes, (void *)mhandles, (void *)request);
+    return RAIL_BAD_ARGUMENT;
+  }
+  *request = NULL;
+  RAIL_TRY(ofi_comm_status(comm));
+  int last = n - 1;
+  while (last >= 0 && sizes[last] <= 0) last--;
+  struct ofi_mhandle *mr = last >= 0 ? mhandles[last] : NULL;
+  if (!is_wanted(comm, mr)) return RAIL_OK; /* no request: nothing to wait for */
+  if (!ofi_mr_covers(comm, mr, data[last], (uint64_t)sizes[last]))
+    return ofi_mr_refuse(comm, "iflush", mr, data[last], (uint64_t)sizes[last]);
+  struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
+  ofi_endpoint_lock(comm->endpoint);
+  struct ofi_request *r = SLIST_FIRST(&rc->free_flushes);
+  struct ofi_flush *flush = rail_container_of(r, struct ofi_flush, base);
+  if (r) {
+    SLIST_REMOVE_HEAD(&rc->free_flushes, free);
+    ofi_request_begin(r, OFI_REQ_FLUSH);
+    flush->mr = mr;
+    ofi_mr_hold(mr);
+    *request = flush;
+    (void)post_reads(rc, flush, data[last]);
+  }
+  ofi_endpoint_unlock(comm->endpoint);
+  if (r) return RAIL_OK;
+  RAIL_WARN("RailOFI: iflush: %d flushes are outstanding; allowed: as many", OFI_MAX_RECVS);
+  return RAIL_BAD_USAGE;
+}
+
+void ofi_flush_done(struct ofi_op *op, const struct ofi_completion *completion) {
+  struct ofi_flush *flush = op->request;
+  flush->pending--;
+  if (completion->err) (void)ofi_comm_fail_op(op, completion);
+  else if (flush->pending == 0 && rail_first_error(&op->comm->error) == RAIL_OK) finish(flush);
+}
+
+void ofi_flush_finish(struct ofi_flush *flush) {
+  flush->base.magic = OFI_REQ_FREE;
+  SLIST_INSERT_HEAD(&ofi_recv_comm_of(flush->base.comm)->free_flushes, &flush->base, free);
+}

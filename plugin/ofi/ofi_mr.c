@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory registration. A handle belongs to a connection, and has a registration with each NIC that needs one: for
+ * fi_write into it, for local use where the provider asks for that (FI_MR_LOCAL), for GPU memory.
+ */
+#include "plugin/ofi/ofi_mr.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "plugin/ofi/ofi_close.h"
+
+RAIL_COLD rail_result_t ofi_mr_refuse(const struct ofi_comm *comm, const char *call, const struct ofi_mhandle *mr,
+                                      const void *data, uint64_t size) {
+  if (size > RAIL_NET_MAX_BYTES)
+    RAIL_WARN("RailOFI: %s: size %llu; allowed: up to %llu", call, (unsigned long long)size,
+              (unsigned long long)RAIL_NET_MAX_BYTES);
+  else if (!data) RAIL_WARN("RailOFI: %s: data is NULL with size %llu; allowed: NULL only with size 0", call,
+                            (unsigned long long)size);
+  else if (!mr) RAIL_WARN("RailOFI: %s: mhandle is NULL with size %llu; allowed: NULL only with size 0, else what "
+                          "regMr gave for these bytes", call, (unsigned long long)size);
+  else if (mr->magic != OFI_MHANDLE_MAGIC || mr->comm != comm)
+    RAIL_WARN("RailOFI: %s: mhandle %p is no registration of this connection", call, (const void *)mr);
+  else RAIL_WARN("RailOFI: %s: %p+%llu is not inside its registration, %#llx+%llu", call, data,
+                 (unsigned long long)size, (unsigned long long)mr->addr, (unsigned long long)mr->size);
+  return RAIL_BAD_ARGUMENT;
+}
+
+/* ---- registering ------------------------------------------------------------- */
+
+static bool needs_registration(const struct ofi_comm *comm, const struct ofi_nic *nic, int type) {
+  bool read_back = ofi_params.flush == OFI_FLUSH_ALWAYS && nic->caps.rma_read;
+  return nic->caps.mr_local || type != RAIL_PTR_HOST ||
+         (!comm->sender && (nic->protocol == OFI_PROTOCOL_RMA || read_back));
+}
+
+static int register_with(struct ofi_comm *comm, unsigned int i, struct ofi_mhandle *mr, uint64_t offset, int fd) {
+  const struct ofi_nic *nic = comm->endpoint->nics[i].nic;
+  const struct iovec iov = {.iov_base = (void *)(uintptr_t)mr->addr, .iov_len = mr->size};
+  struct fi_mr_attr attr = {.mr_iov = &iov, .iov_count = 1, .access = FI_SEND | FI_RECV};
+  uint64_t flags = 0;
+  if (nic->caps.rma) attr.access |= FI_WRITE | FI_REMOTE_WRITE;
+  if (nic->caps.rma_read) attr.access |= FI_READ | FI_REMOTE_READ;
+  if (mr->type != RAIL_PTR_HOST) attr.iface = FI_HMEM_CUDA;
+#ifdef FI_MR_DMABUF
+  struct fi_mr_dmabuf dmabuf = {.fd = fd, .offset = offset, .len = mr->size, .base_addr = (void *)(uintptr_t)mr->addr};
+  if (fd >= 0) {
+    attr.dmabuf = &dmabuf;
+    flags |= FI_MR_DMABUF;
+  }
+#else
+  (void)offset;
+  if (fd >= 0) return -FI_EOPNOTSUPP;
+#endif
+  int err = ofi_endpoint_register(comm->endpoint, i, &attr, flags, &mr->mrs[i]);
+  if (err) {
+    mr->mrs[i] = NULL;
+    return err;
+  }
+  mr->descs[i] = fi_mr_desc(mr->mrs[i]);
+  mr->keys[i] = fi_mr_key(mr->mrs[i]);
+  return mr->keys[i] == FI_KEY_NOTAVAIL ? -FI_EKEYREJECTED : 0;
+}
+
+static void deregister(struct ofi_mhandle *mr) {
+  for (unsigned int i = 0; i < OFI_MAX_PATHS; i++) {
+    int err = mr->mrs[i] ? fi_close(&mr->mrs[i]->fid) : 0;
+    if (err)
+      RAIL_WARN("RailOFI: deregistering %#llx+%llu: fi_close: %s; its pages may stay locked",
+                (unsigned long long)mr->addr, (unsigned long long)mr->size, ofi_endpoint_strerror(err));
+    mr->mrs[i] = NULL;
+  }
+}
+
+/* Under the lock. */
+static rail_result_t register_with_nics(struct ofi_comm *comm, struct ofi_mhandle *mr, uint64_t offset, int fd) {
+  for (unsigned int i = 0; mr->size && i < comm->endpoint->nnics; i++) {
+    const struct ofi_nic *nic = comm->endpoint->nics[i].nic;
+    int err = needs_registration(comm, nic, mr->type) ? register_with(comm, i, mr, offset, fd) : 0;
+    if (!err) continue;
+    deregister(mr);
+    RAIL_WARN("RailOFI: registering %#llx+%llu with %s (%s): fi_mr_regattr: %s; %s", (unsigned long long)mr->addr,
+              (unsigned long long)mr->size, nic->name, nic->provider, ofi_endpoint_strerror(err),
+              fd >= 0             ? "can this libfabric and its provider register dma-bufs?"
+              : err == -FI_ENOMEM ? "is `ulimit -l` (memlock) too low for this process?"
+                                  : "is the address ordinary memory that this process may write to?");
+    return RAIL_SYSTEM_ERROR;
+  }
+  LIST_INSERT_HEAD(&comm->mhandles, mr, link);
+  return RAIL_OK;
+}
+
+static rail_result_t check_args(const struct ofi_comm *comm, const char *call, const void *data, size_t size, int type,
+                                int fd) {
+  if (type != RAIL_PTR_HOST && type != RAIL_PTR_CUDA && type != RAIL_PTR_DMABUF) {
+    RAIL_WARN("RailOFI: %s: pointer type %d; allowed: %d (host), %d (CUDA), %d (dma-buf)", call, type, RAIL_PTR_HOST,
+              RAIL_PTR_CUDA, RAIL_PTR_DMABUF);
+    return RAIL_BAD_ARGUMENT;
+  }
+  if (type == RAIL_PTR_DMABUF && fd < 0) {
+    RAIL_WARN("RailOFI: %s: pointer type %d (dma-buf) without a file descriptor; regMrDmaBuf takes one", call, type);
+    return RAIL_BAD_ARGUMENT;
+  }
+  if ((!data && size) || (uintptr_t)data + size < (uintptr_t)data) {
+    RAIL_WARN("RailOFI: %s: %p+%zu is not a range of addresses", call, data, size);
+    return RAIL_BAD_ARGUMENT;
+  }
+  for (unsigned int i = 0; i < comm->device->nrails && type != RAIL_PTR_HOST; i++)
+    if (!comm->device->rails[i]->caps.hmem_cuda) {
+      RAIL_WARN("RailOFI: %s of %p+%zu: provider %s has no CUDA memory (FI_HMEM); allowed: host memory, type %d", call,
+                data, size, comm->device->rails[i]->provider, RAIL_PTR_HOST);
+      return RAIL_SYSTEM_ERROR;
+    }
+  return RAIL_OK;
+}
+
+static rail_result_t reg(const char *call, void *comm_arg, void *data, size_t size, int type, uint64_t offset, int fd,
+                         void **mhandle) {
+  *mhandle = NULL;
+  struct ofi_comm *comm = ofi_comm_of(comm_arg, 0, call);
+  if (!comm) return RAIL_BAD_ARGUMENT;
+  RAIL_TRY(check_args(comm, call, data, size, type, fd));
+  if (comm->forked) return RAIL_BAD_USAGE;
+  struct ofi_mhandle *mr = calloc(1, sizeof *mr);
+  if (!mr) {
+    RAIL_WARN("RailOFI: %s: out of memory", call);
+    return RAIL_SYSTEM_ERROR;
+  }
+  mr->magic = OFI_MHANDLE_MAGIC;
+  mr->type = type;
+  mr->comm = comm;
+  mr->addr = (uintptr_t)data;
+  mr->size = size;
+  ofi_endpoint_lock(comm->endpoint);
+  rail_result_t result = register_with_nics(comm, mr, offset, fd);
+  ofi_endpoint_unlock(comm->endpoint);
+  if (result == RAIL_OK) *mhandle = mr;
+  else free(mr);
+  return result;
+}
+
+rail_result_t ofi_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle) {
+  return reg("regMr", comm, data, size, type, 0, -1, mhandle);
+}
+
+rail_result_t ofi_reg_mr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,
+                                void **mhandle) {
+  if (fd < 0) {
+    *mhandle = NULL;
+    RAIL_WARN("RailOFI: regMrDmaBuf of %p+%zu: file descriptor %d", data, size, fd);
+    return RAIL_BAD_ARGUMENT;
+  }
+  return reg("regMrDmaBuf", comm, data, size, type, offset, fd, mhandle);
+}
+
+rail_result_t ofi_dereg_mr(void *comm_arg, void *mhandle) {
+  struct ofi_mhandle *mr = mhandle;
+  if (!mr) return RAIL_OK;
+  struct ofi_comm *comm = ofi_comm_of(comm_arg, 0, "deregMr");
+  if (!comm) return RAIL_BAD_ARGUMENT;
+  if (mr->magic != OFI_MHANDLE_MAGIC || mr->comm != comm) {
+    RAIL_WARN("RailOFI: deregMr: %p is not a registration of this connection", mhandle);
+    return RAIL_BAD_ARGUMENT;
+  }
+  mr->magic = 0;
+  if (comm->forked) return RAIL_OK;
+  if (atomic_load_explicit(&mr->outstanding, memory_order_acquire) && !atomic_load(&comm->stopped)) {
+    /* Normal at abort, a bug at any other time; either way the connection is over. */
+    RAIL_INFO(RAIL_SUB_NET, "RailOFI: deregMr of %#llx+%llu with %u requests outstanding ends the connection with %s",
+              (unsigned long long)mr->addr, (unsigned long long)mr->size, atomic_load(&mr->outstanding),
+              comm->peer_text);
+    ofi_comm_stop(comm);
+  }
+  ofi_endpoint_lock(comm->endpoint);
+  deregister(mr);
+  /* Requests that will never be done refer to it: it is freed with the comm. */
+  bool in_use = atomic_load_explicit(&mr->outstanding, memory_order_acquire) != 0;
+  if (!in_use) LIST_REMOVE(mr, link);
+  ofi_endpoint_unlock(comm->endpoint);
+  if (!in_use) free(mr);
+  return RAIL_OK;
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test, and where completions and control messages go. Only when a poll finds nothing does test look at what the watch
+ * thread found.
+ */
+#include "plugin/ofi/ofi_progress.h"
+
+#include "common/base/clock.h"
+
+#define CLOSED_MS 1000 /* after a peer's GOODBYE: for what libfabric has yet to complete */
+
+/* ---- completions and frames: called by ofi_endpoint.c ----------------------------- */
+
+/* What a comm that deregMr or close has ended still posted is over; its requests are not looked at any more. */
+static void completed(struct ofi_op *op, const struct ofi_completion *completion) {
+  struct ofi_comm *comm = op->comm;
+  if (rail_likely(!atomic_load_explicit(&comm->stopped, memory_order_relaxed))) {
+    switch (op->kind) {
+      case OFI_OP_GRANT:
+      case OFI_OP_TRECV: ofi_recv_done(op, completion); break;
+      case OFI_OP_TSEND:
+      case OFI_OP_DATA:
+      case OFI_OP_WRITE:
+      case OFI_OP_FIN:
+      case OFI_OP_TOO_LARGE: ofi_send_done(op, completion); break;
+      case OFI_OP_FLUSH: ofi_flush_done(op, completion); break;
+      case OFI_OP_PING:
+        if (completion->err) (void)ofi_comm_fail_op(op, completion);
+        break;
+      case OFI_OP_REVOKE:
+      case OFI_OP_FRAME_IN: break;
+    }
+  }
+  if (rail_unlikely(comm->revoked && comm->sender)) ofi_send_revoked(ofi_send_comm_of(comm));
+  if (rail_unlikely(comm->closed && comm->nops == 0)) ofi_comm_free(comm);
+}
+
+static void frame_in(struct ofi_comm *comm, const struct ofi_frame *frame, const void *payload) {
+  bool ends = frame->type == (comm->sender ? OFI_FRAME_REVOKE : OFI_FRAME_REVOKED);
+  if (rail_unlikely(frame->type == OFI_FRAME_PING)) comm->verified |= 1u << frame->index;
+  else if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK && !ends)) return;
+  else if (comm->sender) ofi_send_frame(ofi_send_comm_of(comm), frame);
+  else ofi_recv_frame(ofi_recv_comm_of(comm), frame, payload);
+}
+
+static void shut(struct ofi_comm *comm, const char *why) {
+  comm->nops = 0;
+  ofi_comm_close_mrs(comm);
+  if (comm->closed) ofi_comm_free(comm);
+  else (void)ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "the endpoint was closed: %s; check: the earlier lines of this log", why);
+}
+
+const struct ofi_endpoint_ops ofi_progress_ops = {
+  .completed = completed, .frame = frame_in, .ack = ofi_recv_ack, .shut = shut};
+
+/* ---- test ----------------------------------------------------------------------------- */
+
+/* The poll found nothing, so all that the peer sent before it went has been handled. A receiver that closed with nothing
+ * outstanding had received every message that a send of ours was matched for. */
+RAIL_COLD static rail_result_t check_faults(struct ofi_request *r, uint32_t faults) {
+  struct ofi_comm *comm = r->comm;
+  if (r->magic == OFI_REQ_FLUSH) return RAIL_OK; /* needs no peer */
+  if (comm->sender && faults & RAIL_OOB_PEER_CLOSED && !(faults & RAIL_OOB_PEER_GAVE_UP)) {
+    ofi_send_acknowledge_all(ofi_send_comm_of(comm));
+    if (!comm->closed_deadline) comm->closed_deadline = rail_deadline_in_ms(CLOSED_MS);
+    if (ofi_request_is_complete(r) || !rail_deadline_passed(comm->closed_deadline)) return RAIL_OK;
+  }
+  return ofi_comm_fail_faults(comm, faults);
+}
+
+/* RAIL_OK, or the comm's error. */
+static rail_result_t progress_request(struct ofi_request *r) {
+  struct ofi_comm *comm = r->comm;
+  RAIL_TRY(ofi_comm_status(comm));
+  if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
+  bool found = ofi_endpoint_poll(comm->endpoint);
+  if (!found && !ofi_request_is_complete(r)) {
+    uint32_t faults = atomic_load_explicit(&comm->faults, memory_order_acquire);
+    if (rail_unlikely(faults & OFI_PEER_FAULTS)) (void)check_faults(r, faults);
+  }
+  ofi_endpoint_unlock(comm->endpoint);
+  return rail_first_error(&comm->error);
+}
+
+RAIL_COLD static rail_result_t bad_request(const struct ofi_request *r) {
+  if (!r || r == RAIL_NET_OPTIONAL_RECV) RAIL_WARN("RailOFI: test: %p is no request", (const void *)r);
+  else RAIL_WARN("RailOFI: test: request %p is not outstanding (tested again after it was done?)", (const void *)r);
+  return RAIL_BAD_ARGUMENT;
+}
+
+rail_result_t ofi_test(void *request, int *done, int *sizes) {
+  if (!done) {
+    RAIL_WARN("RailOFI: test: done is NULL; allowed: the address of an int");
+    return RAIL_BAD_ARGUMENT;
+  }
+  *done = 0;
+  struct ofi_request *r = request;
+  if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV)) return bad_request(r);
+  if (rail_unlikely(r->magic != OFI_REQ_SEND && r->magic != OFI_REQ_RECV && r->magic != OFI_REQ_FLUSH))
+    return bad_request(r);
+  if (!ofi_request_is_complete(r)) {
+    rail_result_t result = progress_request(r);
+    /* A request that is done is done, whatever happened to others. */
+    if (!ofi_request_is_complete(r)) return result;
+  }
+  if (r->magic == OFI_REQ_SEND) ofi_send_finish(rail_container_of(r, struct ofi_send, base), sizes);
+  else if (r->magic == OFI_REQ_RECV) ofi_recv_finish(rail_container_of(r, struct ofi_recv, base), sizes);
+  else ofi_flush_finish(rail_container_of(r, struct ofi_flush, base));
+  *done = 1;
+  return RAIL_OK;
+}

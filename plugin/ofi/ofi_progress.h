@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test, and what completions and control messages mean: the table that ofi_endpoint.c calls. Below it are the files that
+ * post: each completion and frame goes to the one that the operation is of.
+ */
+#ifndef OFI_PROGRESS_H
+#define OFI_PROGRESS_H
+
+#include "plugin/ofi/ofi_comm.h"
+
+#define OFI_PEER_FAULTS \
+  (RAIL_OOB_PEER_CLOSED | RAIL_OOB_PEER_GONE | RAIL_OOB_PEER_LOST | RAIL_OOB_PEER_SILENT | RAIL_OOB_HOST_SILENT)
+
+extern const struct ofi_endpoint_ops ofi_progress_ops;
+
+rail_result_t ofi_test(void *request, int *done, int *sizes);
+
+/* ---- ofi_send.c ------------------------------------------------------------ */
+
+rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
+                        void **request);
+void ofi_send_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame);
+void ofi_send_done(struct ofi_op *op, const struct ofi_completion *completion);
+void ofi_send_finish(struct ofi_send *send, int *sizes);
+void ofi_send_acknowledge_all(struct ofi_send_comm *sc);
+void ofi_send_revoked(struct ofi_send_comm *sc);
+
+/* ---- ofi_recv.c ------------------------------------------------------------ */
+
+rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
+                        void **phandles, void **request);
+void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload);
+void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion);
+void ofi_recv_ack(struct ofi_ack_link *link);
+void ofi_recv_finish(struct ofi_recv *recv, int *sizes);
+
+/* ---- ofi_flush.c ----------------------------------------------------------- */
+
+rail_result_t ofi_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request);
+void ofi_flush_done(struct ofi_op *op, const struct ofi_completion *completion);
+void ofi_flush_finish(struct ofi_flush *flush);
+
+#endif

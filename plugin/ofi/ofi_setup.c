@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The steps. */
+#include "plugin/ofi/ofi_setup.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plugin/ofi/ofi_close.h"
+#include "plugin/ofi/ofi_progress.h"
+#include "plugin/ofi/ofi_watch.h"
+
+static struct ofi_setup *of(struct rail_setup *base) { return rail_container_of(base, struct ofi_setup, base); }
+
+/* ---- endpoint, addresses --------------------------------------------------------- */
+
+static rail_result_t step_endpoint(struct rail_setup *base) {
+  struct ofi_setup *s = of(base);
+  if (ofi_endpoint_get(s->ctx, s->device, &ofi_progress_ops, &s->endpoint) != RAIL_OK)
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "there is no endpoint; an earlier line says why");
+  ofi_endpoint_lock(s->endpoint);
+  s->comm = ofi_comm_new(base->connector, s->endpoint);
+  ofi_endpoint_unlock(s->endpoint);
+  if (!s->comm)
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "it cannot be made; an earlier line says why");
+  rail_addr_text(&base->peer, s->comm->peer_text);
+  if (ofi_stats_comm_begin(s->comm) != RAIL_OK)
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
+  return RAIL_OK;
+}
+
+/* Inside a control message as much as this side's receives hold, and as a provider takes from two places. */
+static uint32_t max_inline(const struct ofi_device *device) {
+  uint32_t most = (uint32_t)ofi_params.inline_bytes;
+  for (unsigned int i = 0; i < device->nrails; i++)
+    if (device->rails[i]->caps.iov_limit < 2) most = 0;
+  return most;
+}
+
+static rail_result_t send_offer(struct rail_setup *base) {
+  struct ofi_setup *s = of(base);
+  struct ofi_offer_wire wire;
+  struct ofi_offer mine = {.process = rail_setup_process_id(), .token = s->comm->token, .comm = s->comm->index,
+                           .max_inline = max_inline(s->device), .npaths = s->endpoint->nnics};
+  snprintf(mine.provider, sizeof mine.provider, "%s", s->device->rails[0]->provider);
+  snprintf(mine.domain, sizeof mine.domain, "%.63s", s->device->rails[0]->name);
+  for (unsigned int i = 0; i < mine.npaths; i++) mine.addrs[i] = s->endpoint->nics[i].name;
+  size_t size = ofi_offer_encode(&mine, &wire);
+  return rail_handshake_send(&base->handshake, OFI_MESSAGE_OFFER, &wire, size);
+}
+
+static rail_result_t recv_offer(struct rail_setup *base) {
+  struct ofi_setup *s = of(base);
+  struct rail_message message;
+  RAIL_TRY(rail_setup_recv(base, OFI_MESSAGE_OFFER, &message));
+  const char *why = ofi_offer_decode(message.body, message.size, &s->theirs);
+  if (why) return rail_setup_fail(base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
+  if (strcmp(s->theirs.provider, s->device->rails[0]->provider) == 0) return RAIL_OK;
+  return rail_setup_fail(base, OFI_REASON_PROVIDER, RAIL_REMOTE_ERROR, "this side's provider is %s, the peer's %s (%s); "
+                         "check: the same libfabric and FI_PROVIDER or RAIL_OFI_PROVIDER on both hosts",
+                         s->device->rails[0]->provider, s->theirs.provider, s->theirs.domain);
+}
+
+static rail_result_t step_welcome(struct rail_setup *base) {
+  if (rail_handshake_welcome(&base->handshake, NULL) != RAIL_OK)
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no random bytes from the kernel, or no HMAC");
+  return send_offer(base);
+}
+
+static rail_result_t step_resolve(struct rail_setup *base) {
+  struct ofi_setup *s = of(base);
+  ofi_endpoint_lock(s->endpoint);
+  int err = ofi_comm_connect(s->comm, &s->theirs);
+  s->comm->max_inline = RAIL_MIN(max_inline(s->device), s->theirs.max_inline);
+  ofi_endpoint_unlock(s->endpoint);
+  if (!err) return RAIL_OK;
+  return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "provider %s does not take the peer's address: "
+                         "fi_av_insert: %s", s->device->rails[0]->provider, ofi_endpoint_strerror(err));
+}
+
+/* ---- the fabric -------------------------------------------------------------------- */
+
+static rail_result_t fabric_failed(struct rail_setup *base) {
+  const struct ofi_setup *s = of(base);
+  return rail_setup_fail(base, OFI_REASON_FABRIC, RAIL_REMOTE_ERROR, "provider %s cannot reach the peer's %s from %s",
+                         s->device->rails[0]->provider, s->theirs.domain, s->device->name);
+}
+
+static rail_result_t step_ping(struct rail_setup *base) {
+  struct ofi_setup *s = of(base);
+  rail_result_t result = RAIL_OK;
+  ofi_endpoint_lock(s->endpoint);
+  for (unsigned int i = 0; i < s->comm->npaths && result == RAIL_OK; i++) result = ofi_comm_ping(s->comm, i);
+  ofi_endpoint_unlock(s->endpoint);
+  return result == RAIL_OK ? RAIL_OK : fabric_failed(base);
+}
+
+static rail_result_t step_pinged(struct rail_setup *base) {
+  struct ofi_setup *s = of(base);
+  ofi_endpoint_lock(s->endpoint);
+  (void)ofi_endpoint_poll(s->endpoint);
+  bool all = s->comm->verified == (1u << s->comm->npaths) - 1;
+  ofi_endpoint_unlock(s->endpoint);
+  if (rail_first_error(&s->comm->error) != RAIL_OK) return fabric_failed(base);
+  if (all) return rail_handshake_send(&base->handshake, OFI_MESSAGE_READY, NULL, 0);
+  if (!rail_setup_is_late(base)) return RAIL_IN_PROGRESS;
+  return rail_setup_fail(base, OFI_REASON_FABRIC, RAIL_REMOTE_ERROR, "provider %s has carried no message from the "
+                         "peer's %s to %s within %lld ms (RAIL_OFI_CONNECT_TIMEOUT), though TCP has; check: the fabric "
+                         "between the two (fi_pingpong -p '%s'), how many connections the provider carries",
+                         s->device->rails[0]->provider, s->theirs.domain, s->device->name,
+                         (long long)ofi_params.connect_ms, s->device->rails[0]->provider);
+}
+
+/* Meanwhile the endpoint is polled: this side's PINGs may need that to go out. */
+static rail_result_t recv_ready(struct rail_setup *base) {
+  struct ofi_setup *s = of(base);
+  struct rail_message message;
+  ofi_endpoint_lock(s->endpoint);
+  (void)ofi_endpoint_poll(s->endpoint);
+  ofi_endpoint_unlock(s->endpoint);
+  if (rail_first_error(&s->comm->error) != RAIL_OK) return fabric_failed(base);
+  RAIL_TRY(rail_setup_recv(base, OFI_MESSAGE_READY, &message));
+  if (message.size == 0) return RAIL_OK;
+  return rail_setup_fail(base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "its READY has %zu bytes too many", message.size);
+}
+
+/* ---- the tables ---------------------------------------------------------------------- */
+
+static const char ready[] = "the peer to say that the fabric carries this side's messages";
+static const char offer[] = "the peer's offer";
+static const char pings[] = "the fabric to carry the peer's first messages";
+
+static const struct rail_setup_row connector_rows[] = {
+  {"endpoint", step_endpoint, NULL, false},
+  {"dial", rail_setup_dial, "a TCP connection", false},
+  {"send offer", send_offer, NULL, false},
+  {"recv answer", rail_setup_answer, "the peer's answer (it comes when its side calls accept)", true},
+  {"recv offer", recv_offer, offer, false},
+  {"resolve", step_resolve, NULL, false},
+  {"ping", step_ping, NULL, false},
+  {"pinged", step_pinged, pings, false},
+  {"recv ready", recv_ready, ready, false},
+  {"all sent", rail_setup_flushed, "the peer to read what was sent", false},
+};
+
+static const struct rail_setup_row acceptor_rows[] = {
+  {"recv offer", recv_offer, offer, false},
+  {"endpoint", step_endpoint, NULL, false},
+  {"welcome", step_welcome, NULL, false},
+  {"resolve", step_resolve, NULL, false},
+  {"ping", step_ping, NULL, false},
+  {"pinged", step_pinged, pings, false},
+  {"recv ready", recv_ready, ready, false},
+  {"all sent", rail_setup_flushed, "the peer to read what was sent", false},
+};
+
+static const struct rail_setup_ops connector_ops = {.protocol = &ofi_protocol, .rows = connector_rows,
+                                                    .nrows = RAIL_COUNT_OF(connector_rows), .dial_row = 1};
+static const struct rail_setup_ops acceptor_ops = {.protocol = &ofi_protocol, .rows = acceptor_rows,
+                                                   .nrows = RAIL_COUNT_OF(acceptor_rows)};
+
+/* ---- the whole ------------------------------------------------------------------------ */
+
+struct ofi_setup *ofi_setup_new(struct rail_net_ctx *ctx, const struct ofi_device *device, bool connector,
+                                const union rail_addr *peer) {
+  struct ofi_setup *s = calloc(1, sizeof *s);
+  if (!s) {
+    RAIL_WARN("RailOFI: %s: out of memory", connector ? "connect" : "accept");
+    return NULL;
+  }
+  s->ctx = ctx;
+  s->device = device;
+  s->limits = (struct rail_connector_limits){.connect_ms = ofi_params.connect_ms, .deadline_ms = ofi_params.deadline_ms,
+                                             .warn_ms = ofi_params.peer_warn_ms,
+                                             .connect_param = "RAIL_OFI_CONNECT_TIMEOUT",
+                                             .deadline_param = "RAIL_OFI_DEADLINE"};
+  rail_setup_init(&s->base, connector ? &connector_ops : &acceptor_ops, device->name, connector, peer, &s->limits);
+  return s;
+}
+
+void ofi_setup_free(struct rail_setup *base) {
+  struct ofi_setup *s = of(base);
+  if (s->comm) ofi_comm_destroy(s->comm);
+  else if (s->endpoint) ofi_endpoint_put(s->endpoint);
+  rail_setup_close(base);
+  free(s);
+}
+
+rail_result_t ofi_setup_take(struct ofi_setup *s, void **out) {
+  struct ofi_comm *comm = s->comm;
+  char from[RAIL_ADDR_TEXT];
+  comm->oob_fd = s->base.handshake.fd;
+  s->base.handshake.fd = -1;
+  RAIL_TRY(ofi_watch_add(comm)); /* on failure ofi_setup_free frees it */
+  ofi_endpoint_lock(comm->endpoint);
+  comm->started = true;
+  ofi_endpoint_unlock(comm->endpoint);
+  RAIL_INFO(RAIL_SUB_NET, "RailOFI: %s %s over %s (%s, %s) and its %s, %u path%s%s",
+            s->base.connector ? "connected to" : "accepted", rail_addr_text(&s->base.peer, from), comm->device->name,
+            comm->device->rails[0]->provider, ofi_protocol_name(comm->device->rails[0]->protocol), s->theirs.domain,
+            comm->npaths, comm->npaths > 1 ? "s" : "", s->base.handshake.session.keyed ? ", authenticated" : "");
+  ofi_stats_count(comm->device->name, s->base.connector ? OFI_DEVICE_CONNECTED : OFI_DEVICE_ACCEPTED);
+  s->comm = NULL;
+  s->endpoint = NULL;
+  *out = comm;
+  return RAIL_OK;
+}

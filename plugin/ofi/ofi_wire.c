@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The plugin's part of the handshake, and control messages, to bytes and back. */
+#include "plugin/ofi/ofi_wire.h"
+
+#include <endian.h>
+#include <string.h>
+
+#include "common/base/compiler.h"
+#include "plugin/ofi/ofi_param.h"
+
+#define MAGIC 0xf1u
+
+static struct rail_key key = {.plugin = "RailOFI", .param = "RAIL_OFI_AUTH_FILE"};
+
+static const char *reason_text(unsigned int reason) {
+  switch (reason) {
+    case RAIL_REASON_GARBAGE: return "not a RailOFI hello";
+    case RAIL_REASON_AUTH: return "RAIL_OFI_AUTH_FILE is set on one side only";
+    case RAIL_REASON_MAC:
+      return "the other side has another key in RAIL_OFI_AUTH_FILE, or its message was changed on the way";
+    case RAIL_REASON_TIMEOUT: return "the handshake was not finished in time (RAIL_OFI_CONNECT_TIMEOUT)";
+    case RAIL_REASON_FAILED: return "the other side could not open its endpoint; its log says why";
+    case OFI_REASON_PROVIDER: return "the two sides have different libfabric providers (FI_PROVIDER)";
+    case OFI_REASON_FABRIC: return "the fabric carried no message between the two in time; the side that waited logs "
+                                   "its provider and addresses";
+    default: return NULL;
+  }
+}
+
+const struct rail_protocol ofi_protocol = {
+  .plugin = "RailOFI",
+  .tag = "ROF",
+  .version = OFI_WIRE_VERSION,
+  .key = &key,
+  .max_body = sizeof(struct ofi_offer_wire),
+  .reason_text = reason_text,
+};
+
+bool ofi_protocol_load(void) { return rail_key_load(&key, ofi_params.auth_file); }
+
+/* ---- OFFER ------------------------------------------------------------------ */
+
+size_t ofi_offer_encode(const struct ofi_offer *offer, struct ofi_offer_wire *wire) {
+  memset(wire, 0, sizeof *wire);
+  wire->process = htole64(offer->process);
+  wire->token = htole64(offer->token);
+  wire->comm = htole32(offer->comm);
+  wire->max_inline = htole32(offer->max_inline);
+  wire->npaths = (uint8_t)offer->npaths;
+  memcpy(wire->provider, offer->provider, strnlen(offer->provider, sizeof wire->provider - 1));
+  memcpy(wire->domain, offer->domain, strnlen(offer->domain, sizeof wire->domain - 1));
+  for (unsigned int i = 0; i < offer->npaths; i++) {
+    wire->addrs[i].size = htole16(offer->addrs[i].size);
+    memcpy(wire->addrs[i].bytes, offer->addrs[i].bytes, offer->addrs[i].size);
+  }
+  return offsetof(struct ofi_offer_wire, addrs) + offer->npaths * sizeof wire->addrs[0];
+}
+
+static bool is_name(const char name[OFI_NAME_SIZE]) {
+  size_t n = strnlen(name, OFI_NAME_SIZE);
+  for (size_t i = 0; i < n; i++)
+    if (name[i] < 0x20 || name[i] > 0x7e) return false;
+  return n > 0 && n < OFI_NAME_SIZE;
+}
+
+const char *ofi_offer_decode(const void *body, size_t size, struct ofi_offer *offer) {
+  struct ofi_offer_wire wire = {0};
+  const size_t fixed = offsetof(struct ofi_offer_wire, addrs);
+  memset(offer, 0, sizeof *offer);
+  if (size < fixed || size > sizeof wire) return "an offer of a wrong size";
+  memcpy(&wire, body, size);
+  if (wire.npaths < 1 || wire.npaths > OFI_MAX_PATHS || size != fixed + wire.npaths * sizeof wire.addrs[0])
+    return "an offer with a wrong number of NICs";
+  if (!is_name(wire.provider) || !is_name(wire.domain)) return "an offer with a name that is none";
+  offer->process = le64toh(wire.process);
+  offer->token = le64toh(wire.token);
+  offer->comm = le32toh(wire.comm);
+  offer->max_inline = le32toh(wire.max_inline);
+  offer->npaths = wire.npaths;
+  if (offer->max_inline > OFI_MAX_INLINE || offer->comm >= OFI_MAX_COMMS) return "an offer with a value out of range";
+  memcpy(offer->provider, wire.provider, sizeof offer->provider);
+  memcpy(offer->domain, wire.domain, sizeof offer->domain);
+  for (unsigned int i = 0; i < offer->npaths; i++) {
+    offer->addrs[i].size = le16toh(wire.addrs[i].size);
+    if (offer->addrs[i].size < 1 || offer->addrs[i].size > OFI_ADDR_SIZE) return "an offer with an address that is none";
+    memcpy(offer->addrs[i].bytes, wire.addrs[i].bytes, sizeof offer->addrs[i].bytes);
+  }
+  return NULL;
+}
+
+/* ---- frames ------------------------------------------------------------------- */
+
+static uint8_t *encode_buffers(const struct ofi_frame *frame, uint8_t *at) {
+  for (unsigned int i = 0; i < frame->nbuffers; i++) {
+    const struct ofi_buffer *b = &frame->buffers[i];
+    const struct ofi_buffer_wire wire = {.addr = htole64(b->addr), .size = htole64(b->size), .tag = htole32(b->tag),
+                                         .kind = (uint8_t)b->kind, .path = (uint8_t)b->path,
+                                         .takes_data = b->takes_data};
+    memcpy(at, &wire, sizeof wire);
+    at += sizeof wire;
+    for (unsigned int k = 0; k < frame->nkeys; k++, at += 8) {
+      uint64_t key_wire = htole64(b->keys[k]);
+      memcpy(at, &key_wire, sizeof key_wire);
+    }
+  }
+  return at;
+}
+
+size_t ofi_frame_encode(const struct ofi_frame *frame, void *bytes) {
+  const struct ofi_frame_wire wire = {.magic = MAGIC, .version = OFI_WIRE_VERSION, .type = (uint8_t)frame->type,
+                                      .index = (uint8_t)frame->index, .comm = htole32(frame->comm),
+                                      .token = htole64(frame->token), .seq = htole32(frame->seq),
+                                      .parts = (uint8_t)frame->parts, .nbuffers = (uint8_t)frame->nbuffers,
+                                      .nacks = (uint8_t)frame->nacks,
+                                      .nkeys = (uint8_t)(frame->nbuffers ? frame->nkeys : 0), .size = htole64(frame->size)};
+  uint8_t *at = (uint8_t *)bytes + sizeof wire;
+  memcpy(bytes, &wire, sizeof wire);
+  for (unsigned int i = 0; i < frame->nacks; i++, at += sizeof(struct ofi_ack_wire)) {
+    const struct ofi_ack_wire ack = {.seq = htole32(frame->acks[i].seq), .mask = htole32(frame->acks[i].mask)};
+    memcpy(at, &ack, sizeof ack);
+  }
+  return (size_t)(encode_buffers(frame, at) - (uint8_t *)bytes);
+}
+
+static bool decode_buffer(const uint8_t *at, unsigned int nkeys, struct ofi_buffer *b) {
+  struct ofi_buffer_wire wire;
+  memcpy(&wire, at, sizeof wire);
+  *b = (struct ofi_buffer){.addr = le64toh(wire.addr), .size = le64toh(wire.size), .tag = le32toh(wire.tag),
+                           .kind = (enum ofi_buffer_kind)wire.kind, .path = wire.path,
+                           .takes_data = wire.takes_data != 0};
+  for (unsigned int k = 0; k < nkeys; k++) {
+    uint64_t key_wire;
+    memcpy(&key_wire, at + sizeof wire + 8 * k, sizeof key_wire);
+    b->keys[k] = le64toh(key_wire);
+  }
+  return b->kind >= OFI_BUFFER_TAGGED && b->kind <= OFI_BUFFER_INLINE && b->path < OFI_MAX_PATHS &&
+         b->size <= RAIL_NET_MAX_BYTES && wire.takes_data <= 1 && !wire.zero;
+}
+
+/* What each type must have. */
+static bool fits_type(const struct ofi_frame *frame, size_t payload) {
+  bool receives = frame->type == OFI_FRAME_GRANT || frame->type == OFI_FRAME_ACK;
+  bool sends = frame->type == OFI_FRAME_DATA || frame->type == OFI_FRAME_FIN || frame->type == OFI_FRAME_TOO_LARGE;
+  if (frame->type == OFI_FRAME_GRANT ? !frame->nbuffers : frame->nbuffers) return false;
+  if (frame->nacks && !receives) return false;
+  if (frame->type == OFI_FRAME_FIN ? !frame->parts || frame->parts > OFI_MAX_PATHS : frame->parts) return false;
+  if (frame->type == OFI_FRAME_DATA ? payload != frame->size || frame->size > OFI_MAX_INLINE : payload) return false;
+  if (sends) return frame->size <= RAIL_NET_MAX_BYTES;
+  if (frame->size) return false;
+  return frame->type == OFI_FRAME_PING ? frame->index < OFI_MAX_PATHS : !frame->index;
+}
+
+bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, const void **payload) {
+  struct ofi_frame_wire wire;
+  *payload = NULL;
+  if (size < sizeof wire) return false;
+  memcpy(&wire, bytes, sizeof wire);
+  if (wire.magic != MAGIC || wire.version != OFI_WIRE_VERSION || wire.type < OFI_FRAME_PING ||
+      wire.type >= OFI_FRAME_TYPES || wire.nbuffers > OFI_MAX_GROUP || wire.nacks > OFI_MAX_ACKS ||
+      wire.index >= OFI_MAX_GROUP || wire.nkeys > OFI_MAX_PATHS || (wire.nkeys && !wire.nbuffers))
+    return false;
+  size_t each = sizeof(struct ofi_buffer_wire) + wire.nkeys * 8u;
+  size_t need = sizeof wire + wire.nacks * sizeof(struct ofi_ack_wire) + wire.nbuffers * each;
+  if (size < need) return false;
+  frame->type = (enum ofi_frame_type)wire.type;
+  frame->comm = le32toh(wire.comm);
+  frame->token = le64toh(wire.token);
+  frame->seq = le32toh(wire.seq);
+  frame->index = wire.index;
+  frame->parts = wire.parts;
+  frame->size = le64toh(wire.size);
+  frame->nbuffers = wire.nbuffers;
+  frame->nacks = wire.nacks;
+  frame->nkeys = wire.nkeys;
+  const uint8_t *at = (const uint8_t *)bytes + sizeof wire;
+  for (unsigned int i = 0; i < wire.nacks; i++, at += sizeof(struct ofi_ack_wire)) {
+    struct ofi_ack_wire ack;
+    memcpy(&ack, at, sizeof ack);
+    frame->acks[i] = (struct ofi_ack){.seq = le32toh(ack.seq), .mask = le32toh(ack.mask)};
+  }
+  for (unsigned int i = 0; i < wire.nbuffers; i++, at += each)
+    if (!decode_buffer(at, wire.nkeys, &frame->buffers[i])) return false;
+  *payload = (const uint8_t *)bytes + need;
+  return fits_type(frame, size - need);
+}

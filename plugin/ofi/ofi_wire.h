@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What two ofi plugins send each other. Over the TCP connection of the handshake (common/conn/protocol.h): OFFER and
+ * READY. Over the fabric: control messages, one frame each, with fi_send. Data goes by fi_tsend or fi_write, without
+ * any bytes of ours, or behind the frame of a DATA.
+ *
+ *   PING    both ways            the handshake's: the path `index` carries messages
+ *   GRANT   receiver → sender    the buffers of one irecv, and acknowledgements
+ *   ACK     receiver → sender    acknowledgements alone
+ *   DATA    sender → receiver    a whole message follows the frame
+ *   FIN     sender → receiver    one part of a message was written to the buffer
+ *   TOO_LARGE  sender → receiver the message does not fit the buffer; nothing is sent
+ *   REVOKE  receiver → sender    closes; nothing may be written to its buffers any more
+ *   REVOKED sender → receiver    nothing will be
+ *
+ * A frame names the comm it is for by an index and a random token, which the comm's side chose and told in its OFFER: an
+ * endpoint serves many comms, and anybody who knows its address may send to it. Receives are numbered; a frame names a
+ * buffer by that number and an index. Numbers are 32 bits and wrap; they begin at OFI_FIRST_SEQ, 256 before the wrap,
+ * so that every connection of some length crosses it.
+ *
+ * All integers are little-endian. Whatever changes here raises OFI_WIRE_VERSION; docs/protocol-ofi.md is the
+ * description.
+ */
+#ifndef OFI_WIRE_H
+#define OFI_WIRE_H
+
+#include <stddef.h>
+
+#include "common/conn/protocol.h"
+#include "plugin/ofi/ofi_param.h"
+#include "rail/net.h"
+
+#define OFI_WIRE_VERSION 1
+#define OFI_MAX_PATHS 4      /* NICs of one device */
+#define OFI_MAX_GROUP 8      /* buffers of one irecv */
+#define OFI_MAX_RECVS RAIL_NET_MAX_REQUESTS /* irecvs outstanding on one comm */
+#define OFI_MAX_SENDS (OFI_MAX_RECVS * OFI_MAX_GROUP)
+#define OFI_FIRST_SEQ 0xffffff00u
+#define OFI_MAX_ACKS OFI_MAX_RECVS /* of one frame */
+#define OFI_MAX_COMMS (1u << 20) /* of one endpoint: what a tag has room for */
+
+extern const struct rail_protocol ofi_protocol;
+
+/* Reads the key of RAIL_OFI_AUTH_FILE, once; call under the plugin's lock. False, after one line: it cannot be read,
+ * so there must be no connections at all. */
+bool ofi_protocol_load(void);
+
+/* ---- handshake ------------------------------------------------------------ */
+
+enum ofi_reason { /* beside enum rail_reason; on the wire */
+  OFI_REASON_PROVIDER = RAIL_REASON_PLUGIN, /* the two sides' providers differ */
+  OFI_REASON_FABRIC,                        /* the fabric carried no message between the two */
+};
+
+enum ofi_message_type { /* beside RAIL_MESSAGE_ANSWER */
+  OFI_MESSAGE_OFFER = 2,
+  OFI_MESSAGE_READY = 3, /* without body: every path has carried a PING to this side */
+};
+
+#define OFI_NAME_SIZE 64
+#define OFI_ADDR_SIZE 256 /* of an endpoint's address, at most */
+
+struct ofi_offer {
+  uint64_t process; /* random, the same in all connections of a process */
+  uint64_t token;
+  uint32_t comm;
+  uint32_t max_inline; /* of the DATA that this side takes, and sends */
+  unsigned int npaths; /* NICs of this side: 1..OFI_MAX_PATHS */
+  char provider[OFI_NAME_SIZE], domain[OFI_NAME_SIZE]; /* domain: of the first NIC, for log lines */
+  struct ofi_address {
+    uint16_t size;
+    uint8_t bytes[OFI_ADDR_SIZE];
+  } addrs[OFI_MAX_PATHS];
+};
+
+struct ofi_offer_wire {
+  uint64_t process, token;
+  uint32_t comm, max_inline;
+  uint8_t npaths;
+  uint8_t zeros[7];
+  char provider[OFI_NAME_SIZE], domain[OFI_NAME_SIZE];
+  struct ofi_address_wire {
+    uint16_t size;
+    uint8_t bytes[OFI_ADDR_SIZE];
+    uint8_t zeros[6];
+  } addrs[OFI_MAX_PATHS]; /* npaths of them are sent */
+};
+_Static_assert(offsetof(struct ofi_offer_wire, addrs) == 160, "offer layout");
+_Static_assert(sizeof(struct ofi_address_wire) == 264, "address layout");
+_Static_assert(sizeof(struct ofi_offer_wire) <= RAIL_BODY_MAX, "the largest body");
+
+size_t ofi_offer_encode(const struct ofi_offer *offer, struct ofi_offer_wire *wire);
+/* NULL, or what is wrong. */
+const char *ofi_offer_decode(const void *body, size_t size, struct ofi_offer *offer);
+
+/* ---- frames ----------------------------------------------------------------- */
+
+enum ofi_frame_type {
+  OFI_FRAME_PING = 1,
+  OFI_FRAME_GRANT = 2,
+  OFI_FRAME_ACK = 3,
+  OFI_FRAME_DATA = 4,
+  OFI_FRAME_FIN = 5,
+  OFI_FRAME_TOO_LARGE = 6,
+  OFI_FRAME_REVOKE = 7,
+  OFI_FRAME_REVOKED = 8,
+  OFI_FRAME_TYPES
+};
+
+/* The buffers `mask` of the receive `seq` have their messages. */
+struct ofi_ack {
+  uint32_t seq, mask;
+};
+
+enum ofi_buffer_kind {
+  OFI_BUFFER_TAGGED = 1, /* a tagged receive is posted: fi_tsend */
+  OFI_BUFFER_RMA = 2,    /* fi_write, then FIN */
+  OFI_BUFFER_INLINE = 3, /* DATA alone: the buffer is no larger than max_inline */
+};
+
+struct ofi_buffer {
+  uint64_t addr, size; /* addr: for fi_write, in the receiver's terms (FI_MR_VIRT_ADDR or offset) */
+  uint64_t keys[OFI_MAX_PATHS]; /* by the receiver's NIC */
+  uint32_t tag;        /* NCCL's */
+  enum ofi_buffer_kind kind;
+  unsigned int path;   /* of the tagged receive */
+  bool takes_data;     /* a DATA is as good: host memory */
+};
+
+struct ofi_frame {
+  enum ofi_frame_type type;
+  uint32_t comm;
+  uint64_t token;
+  uint32_t seq;       /* GRANT, DATA, FIN, TOO_LARGE */
+  unsigned int index; /* DATA, FIN, TOO_LARGE: of the buffer; PING: of the path */
+  unsigned int parts; /* FIN: of the message; else 0 */
+  uint64_t size;      /* DATA, FIN, TOO_LARGE: of the message */
+  unsigned int nbuffers, nacks; /* GRANT 1..OFI_MAX_GROUP, else 0; GRANT and ACK */
+  unsigned int nkeys; /* of each buffer: NICs of the receiver */
+  struct ofi_buffer buffers[OFI_MAX_GROUP];
+  struct ofi_ack acks[OFI_MAX_ACKS];
+};
+
+struct ofi_frame_wire { /* then the acks, then the buffers, or DATA's payload */
+  uint8_t magic, version;
+  uint8_t type, index;
+  uint32_t comm;
+  uint64_t token;
+  uint32_t seq;
+  uint8_t parts, nbuffers, nacks, nkeys;
+  uint64_t size;
+};
+_Static_assert(sizeof(struct ofi_frame_wire) == 32, "frame layout");
+
+struct ofi_ack_wire {
+  uint32_t seq, mask;
+};
+
+struct ofi_buffer_wire { /* then nkeys keys of 8 bytes */
+  uint64_t addr, size;
+  uint32_t tag;
+  uint8_t kind, path, takes_data, zero;
+};
+_Static_assert(sizeof(struct ofi_buffer_wire) == 24, "buffer layout");
+
+#define OFI_FRAME_SIZE sizeof(struct ofi_frame_wire)
+#define OFI_FRAME_MAX \
+  (OFI_FRAME_SIZE + OFI_MAX_ACKS * sizeof(struct ofi_ack_wire) + \
+   OFI_MAX_GROUP * (sizeof(struct ofi_buffer_wire) + OFI_MAX_PATHS * 8))
+
+/* `bytes`: OFI_FRAME_MAX, or OFI_FRAME_SIZE for frames without buffers and acks. Returns the size. */
+size_t ofi_frame_encode(const struct ofi_frame *frame, void *bytes);
+/* A received message of `size` bytes. False: no frame that this version sends. Fields that name a comm, a receive, a
+ * path or a number of keys are the caller's to check. *payload: DATA's bytes, frame->size of them. */
+bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, const void **payload);
+
+/* The tag of a tagged message, 44 bits: the receiver's comm, the receive, the buffer. */
+static inline uint64_t ofi_tag(uint32_t comm, uint32_t seq, unsigned int index) {
+  return (uint64_t)comm << 24 | (uint64_t)(seq & 0xffff) << 8 | index;
+}
+
+#endif
