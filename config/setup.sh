@@ -19,6 +19,7 @@ build  make            make
 build  binutils        ar
 build  libelf-dev      /usr/include/gelf.h
 build  libibverbs-dev  /usr/include/infiniband/verbs.h
+build  libfabric-dev   /usr/include/rdma/fabric.h
 build  libjansson-dev  /usr/include/jansson.h
 check  python3         python3
 check  g++             g++
@@ -30,6 +31,7 @@ test   clang           clang
 test   python3-prometheus-client  /usr/lib/python3/dist-packages/prometheus_client
 test   python3-matplotlib  /usr/lib/python3/dist-packages/matplotlib
 test   openmpi-bin     mpirun
+test   libfabric1      /usr/lib/*/libfabric.so.1
 lab    python3         python3
 lab    qemu-system-x86  qemu-system-x86_64
 lab    busybox-static  busybox

@@ -43,8 +43,7 @@ static const struct rail_param rows[] = {
   /* data */
   {.name = "RAIL_OFI_INLINE", .type = RAIL_PARAM_BYTES, .def = "2K", .lo = 0, .hi = OFI_MAX_INLINE,
    .offset = AT(inline_bytes),
-   .doc = "Payloads of at most so many bytes travel inside a control message. The smaller value of both sides "
-          "counts."},
+   .doc = "Payloads of at most so many bytes travel inside a control message."},
   {.name = "RAIL_OFI_MIN_PART", .type = RAIL_PARAM_BYTES, .def = "128K", .lo = 4096, .hi = 1 << 30,
    .offset = AT(min_part),
    .doc = "No message is split over the NICs of a fused device in parts smaller than this."},

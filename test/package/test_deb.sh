@@ -65,6 +65,7 @@ check "the loader finds librailyard.so.0" prints "/${lib##*/}" ldconfig -p
 check "rail-kit inspect socket" prints 'v12 .* RailSocket' rail-kit inspect socket
 # Without a device, or a plugin to stand in front of, these say so; their tables are read all the same.
 check "rail-kit inspect ib" prints 'v12 .* RailIB' bash -c 'rail-kit inspect ib || true'
+check "rail-kit inspect ofi" prints 'v12 .* RailOFI' bash -c 'rail-kit inspect ofi || true'
 check "rail-kit inspect railtrace" prints 'v12 .* 22 of 22 slots' bash -c 'rail-kit inspect railtrace || true'
 check "rail-kit conform passes it" prints ' 0 failed' \
   rail-kit conform "/${lib%/*}/libnccl-net-socket.so" --only 'order.*'

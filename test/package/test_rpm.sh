@@ -31,7 +31,7 @@ check "the spec is readable" rpmspec -P packaging/railyard.spec
 spec_version() { [[ $(rpmspec -q --srpm --qf '%{version}' packaging/railyard.spec) == "$version" ]]; }
 check "its version is that of VERSION" spec_version
 lib='/usr/lib[^ ]*'
-check "libnccl-net-railyard" has libnccl-net-railyard "$lib/libnccl-net-"{socket,ib,railtrace}'\.so'
+check "libnccl-net-railyard" has libnccl-net-railyard "$lib/libnccl-net-"{socket,ib,ofi,railtrace}'\.so'
 check "librailyard0" has librailyard0 "$lib/librailyard\.so\.${version%%.*}" "$lib/nccl/libnccl\.so\.2"
 check "railyard-tools" has railyard-tools /usr/bin/rail-{coll,kit,stat} "$lib/railyard/librail-fault\.so" \
   '.*/rail-kit\.1.*'
@@ -41,7 +41,7 @@ provides() { rpm -qp --provides "$(package librailyard0)" | grep -F "librailyard
 check "librailyard0 provides the soname" provides
 needs() { rpm -qp --requires "$(package railyard-tools)" | grep -F "librailyard.so.${version%%.*}"; }
 check "railyard-tools needs it" needs
-lazily() { ! rpm -qp --requires "$(package libnccl-net-railyard)" | grep -E 'ibverbs|crypto|uring'; }
+lazily() { ! rpm -qp --requires "$(package libnccl-net-railyard)" | grep -E 'ibverbs|fabric|crypto|uring'; }
 check "plugins need no library that they open when they use it" lazily
 unpack() { for rpm in "$folder"/RPMS/*/*.rpm; do rpm2cpio "$rpm" | (cd "$work" && cpio -idm --quiet) || return; done; }
 check "they unpack" unpack
