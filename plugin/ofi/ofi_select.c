@@ -131,7 +131,7 @@ enum ofi_protocol ofi_protocol_choose(const char *provider, const struct ofi_cap
   if (wanted == OFI_WANT_TAGGED || wanted == OFI_WANT_RMA) {
     *why = wanted == OFI_WANT_TAGGED ? tagged : rma;
     if (*why) return OFI_PROTOCOL_NONE;
-    *why = "RAIL_OFI_PROTOCOL";
+    *why = "RAIL_OFI_PROTOCOL asks for it";
     return wanted == OFI_WANT_TAGGED ? OFI_PROTOCOL_TAGGED : OFI_PROTOCOL_RMA;
   }
   if (!tagged && ofi_provider_is_local(provider)) {
@@ -339,10 +339,10 @@ static void choose(struct ofi_candidate *all, unsigned int n, const char *provid
       if (other->verdict != OFI_USABLE || strcmp(other->info->fabric_attr->prov_name, provider) != 0 ||
           !same_nic(best, other))
         continue;
-      bool better = is_better(other, best, hmem_cuda);
-      say(better ? best : other, OFI_DUPLICATE, "another entry of %s is %s", best->info->domain_attr->name,
-          better ? "better" : "as good");
-      if (better) best = other;
+      struct ofi_candidate *worse = is_better(other, best, hmem_cuda) ? best : other;
+      if (worse == best) best = other;
+      say(worse, OFI_DUPLICATE, "another entry of %s is %s", best->info->domain_attr->name,
+          is_better(best, worse, hmem_cuda) ? "better" : "as good, and before it");
     }
     if (nics++ < OFI_MAX_NICS) {
       char why[sizeof best->why];
