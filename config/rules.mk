@@ -13,7 +13,7 @@
 #   tools/NAME/*.c        → bin/NAME
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
 #   test/fuzz/lib/*.c     → linked into each fuzz target; SAN=fuzz leaves main to clang's libFuzzer
-#   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD; test/preload/fakeverbs/*.c → test/libfakeverbs.so
+#   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD; test/preload/NAME/*.c → test/libNAME.so: fakeverbs, fakefabric
 #   core/device/*.cu      → device/core/device/NAME.o, where there is nvcc
 #   test/gpu/*.cu         → test/gpu/NAME, where there is nvcc; test/gpu/coll/*.c → test/gpu/gpu_coll, everywhere
 #   test/device/*.c, .cc  → linked into unit tests that name them: connections, the device's sources on the CPU
@@ -79,6 +79,7 @@ tools := $(foreach d,$(filter-out tools/common,$(wildcard tools/*)),$(if $(wildc
 tool_bins := $(foreach t,$(tools),$(BUILD)/bin/$(t))
 test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz lab gpu,test/$(k)/*.c))
 test_src := $(filter-out $(left_out_src),$(test_src))
+test_src := $(filter-out $(if $(HAVE_LIBFABRIC),,test/unit/test_fakefabric.c),$(test_src))
 test_src := $(filter-out $(if $(HAVE_CXX),,test/unit/test_device_% test/e2e/test_device_%),$(test_src))
 test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
 helper_bins = $(patsubst test/%.c,$(BUILD)/test/%,$(shell grep -l 'TEST-HELPER' $(test_src)))
@@ -88,6 +89,7 @@ fault_lib := $(BUILD)/lib/railyard/librail-fault.so
 preload_src := $(wildcard test/preload/*.c)
 preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
 preload_libs += $(if $(HAVE_VERBS),$(BUILD)/test/libfakeverbs.so) $(if $(HAVE_CXX),$(BUILD)/test/libfakegpu.so)
+preload_libs += $(if $(HAVE_LIBFABRIC),$(BUILD)/test/libfakefabric.so)
 # The defects are the rows of a table: X(NAME, "what", "where from").
 defects := $(shell sed -n 's/^ *X.\([a-z0-9_]*\), ".*/\1/p' test/broken/ref_defects.h 2>/dev/null)
 broken_libs := $(BUILD)/test/broken/libnccl-net-ref.so \
@@ -325,6 +327,16 @@ $(BUILD)/test/libfakeverbs.so: $(wildcard test/preload/fakeverbs/*.c) $(wildcard
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_CPPFLAGS) -std=c11 -O2 -g -fPIC -pthread $(warnings) -shared -Wl,-z,defs $(filter %.c,$^) -o $@
+
+# As above, a libfabric for the ofi plugin (RAIL_OFI_LIBRARY). It has the C library's copying functions of its own, so
+# that no sanitizer of the program sees what it moves; ff.h says what it tells them.
+$(BUILD)/test/libfakefabric.so: $(wildcard test/preload/fakefabric/*.c) $(wildcard test/preload/fakefabric/*.h) \
+  test/preload/fakefabric/ff.map
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_CPPFLAGS) -std=c11 -O2 -g -fPIC -fno-builtin -pthread $(warnings) -shared -Wl,-z,defs \
+	  -Wl,--version-script=test/preload/fakefabric/ff.map $(filter %.c,$^) -o $@
+$(BUILD)/test/unit/test_fakefabric: | $(BUILD)/test/libfakefabric.so
 
 $(BUILD)/test/lib%.so: test/preload/%.c $(wildcard test/preload/*.h)
 	@mkdir -p $(@D)

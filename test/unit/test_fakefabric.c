@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The scripted libfabric that tests of the ofi plugin stand on: that it carries
+ * data, that it offers and does what its script says, and that it is as strict
+ * as it says. Everything goes through libfabric's public inline functions.
+ */
+#include <pthread.h>
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <rdma/fi_tagged.h>
+
+#include "test/unit/ofi_fake.h"
+
+enum { SIZE = 65536 };
+
+static struct {
+  int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
+  void (*freeinfo)(struct fi_info *);
+  struct fi_info *(*dupinfo)(const struct fi_info *);
+  int (*fabric)(struct fi_fabric_attr *, struct fid_fabric **, void *);
+  const char *(*strerror)(int);
+} fi;
+
+/* One side: an endpoint with its domain, CQ and AV, which knows the other's address. */
+struct end {
+  struct fi_info *info;
+  struct fid_fabric *fabric;
+  struct fid_domain *domain;
+  struct fid_cq *cq;
+  struct fid_av *av;
+  struct fid_ep *ep;
+  struct fid_mr *mr;
+  fi_addr_t peer;
+  struct fi_context2 contexts[32];
+  char memory[SIZE];
+};
+static struct end left, right;
+
+#define ALL_MODES (FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT | FI_MR_HMEM)
+#define ACCESS (FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
+
+static struct fi_info *hints_for(uint64_t caps) {
+  struct fi_info *hints = fi.dupinfo(NULL);
+  CHECK(hints);
+  hints->caps = caps;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2;
+  hints->ep_attr->type = FI_EP_RDM;
+  hints->domain_attr->mr_mode = ALL_MODES;
+  hints->domain_attr->threading = FI_THREAD_DOMAIN;
+  return hints;
+}
+
+static int find(const struct fi_info *hints, struct fi_info **list) {
+  return fi.getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, list);
+}
+
+static void open_end(struct end *e, uint64_t caps, enum fi_cq_format format) {
+  struct fi_info *hints = hints_for(caps);
+  struct fi_av_attr av = {.type = FI_AV_UNSPEC};
+  struct fi_cq_attr cq = {.format = format, .size = 64};
+  memset(e, 0, sizeof *e);
+  CHECK_OK(find(hints, &e->info));
+  fi.freeinfo(hints);
+  CHECK_OK(fi.fabric(e->info->fabric_attr, &e->fabric, NULL));
+  CHECK_OK(fi_domain(e->fabric, e->info, &e->domain, NULL));
+  CHECK_OK(fi_cq_open(e->domain, &cq, &e->cq, NULL));
+  CHECK_OK(fi_av_open(e->domain, &av, &e->av, NULL));
+  CHECK_OK(fi_endpoint(e->domain, e->info, &e->ep, NULL));
+  CHECK_OK(fi_ep_bind(e->ep, &e->cq->fid, FI_TRANSMIT | FI_RECV));
+  CHECK_OK(fi_ep_bind(e->ep, &e->av->fid, 0));
+  CHECK_OK(fi_enable(e->ep));
+  CHECK_OK(fi_mr_reg(e->domain, e->memory, SIZE, ACCESS, 0, e == &left ? 1 : 2, 0, &e->mr, NULL));
+  if (e->info->domain_attr->mr_mode & FI_MR_ENDPOINT) {
+    CHECK(fi_mr_key(e->mr) == FI_KEY_NOTAVAIL);
+    CHECK_OK(fi_mr_bind(e->mr, &e->ep->fid, 0));
+    CHECK_OK(fi_mr_enable(e->mr));
+  }
+}
+
+static void introduce(struct end *to, struct end *who) {
+  char address[64];
+  size_t len = sizeof address;
+  CHECK_OK(fi_getname(&who->ep->fid, address, &len));
+  CHECK_INT(fi_av_insert(to->av, address, 1, &to->peer, 0, NULL), 1);
+}
+
+/* The script says what is offered, from then on, and what happens. */
+static void open_both_as(const char *script, uint64_t caps, enum fi_cq_format format) {
+  char all[1024];
+  snprintf(all, sizeof all, "nics=none reset=1 nic=fake0 %s", script);
+  fake_script(all);
+  fake_forgive();
+  open_end(&left, caps, format);
+  open_end(&right, caps, format);
+  introduce(&left, &right);
+  introduce(&right, &left);
+}
+static void open_both(const char *script) { open_both_as(script, FI_MSG | FI_TAGGED | FI_RMA, FI_CQ_FORMAT_TAGGED); }
+
+static void close_end(struct end *e) {
+  if (e->mr) CHECK_OK(fi_close(&e->mr->fid));
+  if (e->ep) CHECK_OK(fi_close(&e->ep->fid));
+  CHECK_OK(fi_close(&e->av->fid));
+  CHECK_OK(fi_close(&e->cq->fid));
+  CHECK_OK(fi_close(&e->domain->fid));
+  CHECK_OK(fi_close(&e->fabric->fid));
+  fi.freeinfo(e->info);
+}
+
+/* All is closed, nothing was done wrong. */
+static void close_both(void) {
+  close_end(&left);
+  close_end(&right);
+  CHECK_MSG(fake_violations() == 0, "%s", fake_violation());
+  CHECK_INT(fake_live("domain") + fake_live("ep") + fake_live("cq") + fake_live("mr") + fake_live("info"), 0);
+}
+
+static void *desc(struct end *e) { return fi_mr_desc(e->mr); }
+
+/* Reads both CQs until `e` has a completion; the other's go to `other`, one at most. */
+static struct fi_cq_tagged_entry wait_for(struct end *e) {
+  struct fi_cq_tagged_entry entry = {0};
+  for (int i = 0; i < 1000; i++) {
+    ssize_t n = fi_cq_read(e->cq, &entry, 1);
+    if (n == 1) return entry;
+    CHECK_INT(n, -FI_EAGAIN);
+    n = fi_cq_read(e == &left ? right.cq : left.cq, NULL, 0);
+    CHECK(n == -FI_EAGAIN || n == 0 || n == -FI_EAVAIL);
+  }
+  tap_fail_(__FILE__, __LINE__, "no completion");
+}
+
+static struct fi_cq_err_entry wait_for_error(struct end *e) {
+  struct fi_cq_err_entry error = {0};
+  struct fi_cq_tagged_entry entry;
+  ssize_t n = -FI_EAGAIN;
+  for (int i = 0; i < 1000 && n == -FI_EAGAIN; i++) {
+    (void)fi_cq_read(e == &left ? right.cq : left.cq, NULL, 0);
+    n = fi_cq_read(e->cq, &entry, 1);
+  }
+  CHECK_INT(n, -FI_EAVAIL);
+  CHECK_INT(fi_cq_readerr(e->cq, &error, 0), 1);
+  return error;
+}
+
+static void expect_violation(const char *part) {
+  CHECK_MSG(fake_violations() == 1 && strstr(fake_violation(), part), "%ld violations, the last: %s", fake_violations(),
+            fake_violation());
+  fake_forgive();
+}
+
+/* ---- what it carries ------------------------------------------------------------------------------------------- */
+
+TEST(messages) {
+  open_both("inject=64");
+  memcpy(left.memory, "hello", 6);
+  CHECK_OK(fi_recv(right.ep, right.memory, 100, desc(&right), FI_ADDR_UNSPEC, &right.contexts[0]));
+  CHECK_OK(fi_send(left.ep, left.memory, 6, desc(&left), left.peer, &left.contexts[0]));
+  CHECK_STR(right.memory, "");
+  struct fi_cq_tagged_entry sent = wait_for(&left), got = wait_for(&right);
+  CHECK(sent.op_context == &left.contexts[0] && sent.flags == (FI_SEND | FI_MSG));
+  CHECK(got.op_context == &right.contexts[0] && got.flags == (FI_RECV | FI_MSG) && got.len == 6);
+  CHECK_STR(right.memory, "hello");
+  /* Injected: the buffer is free at once, and there is no completion at the sender. With data; from whom. */
+  fi_addr_t from = 7;
+  CHECK_OK(fi_recv(right.ep, right.memory, 100, desc(&right), FI_ADDR_UNSPEC, &right.contexts[1]));
+  CHECK_OK(fi_injectdata(left.ep, left.memory, 6, 0x1234, left.peer));
+  memset(left.memory, 'x', 6);
+  CHECK_INT(fi_cq_read(left.cq, &sent, 1), -FI_EAGAIN);
+  CHECK_INT(fi_cq_readfrom(right.cq, &got, 1, &from), 1);
+  CHECK(got.data == 0x1234 && got.flags & FI_REMOTE_CQ_DATA && from == right.peer);
+  CHECK_STR(right.memory, "hello");
+  close_both();
+}
+
+TEST(tagged_messages) {
+  open_both("");
+  for (int i = 0; i < 3; i++) {
+    memset(left.memory + 10000 * i, 'a' + i, 10000);
+    CHECK_OK(fi_tsend(left.ep, left.memory + 10000 * i, i == 2 ? 10000 : 10, desc(&left), left.peer, 40 + (uint64_t)i, &left.contexts[i]));
+  }
+  /* Small ones are sent before there is a receive; the large one waits for its own. */
+  CHECK(wait_for(&left).op_context == &left.contexts[0] && wait_for(&left).op_context == &left.contexts[1]);
+  CHECK_INT(fi_cq_read(left.cq, NULL, 0), -FI_EAGAIN);
+  CHECK_INT(fi_cq_read(right.cq, NULL, 0), -FI_EAGAIN);
+  for (int i = 2; i >= 0; i--)
+    CHECK_OK(fi_trecv(right.ep, right.memory + 10000 * i, 10000, desc(&right), FI_ADDR_UNSPEC, 40 + (uint64_t)i, 0, &right.contexts[i]));
+  for (int i = 2; i >= 0; i--) {
+    struct fi_cq_tagged_entry got = wait_for(&right);
+    CHECK(got.op_context == &right.contexts[i]);
+    CHECK_INT(got.len, i == 2 ? 10000 : 10);
+    CHECK_INT(got.tag, 40 + i);
+    CHECK(memcmp(left.memory + 10000 * i, right.memory + 10000 * i, got.len) == 0);
+  }
+  CHECK(wait_for(&left).op_context == &left.contexts[2]);
+  /* Two of one tag in their order, through a mask; too long for the second. */
+  CHECK_OK(fi_tsend(left.ep, left.memory, 4, desc(&left), left.peer, 0x105, &left.contexts[0]));
+  CHECK_OK(fi_tsend(left.ep, left.memory, 8, desc(&left), left.peer, 0x205, &left.contexts[1]));
+  for (int i = 0; i < 2; i++)
+    CHECK_OK(fi_trecv(right.ep, right.memory, 6, desc(&right), FI_ADDR_UNSPEC, 5, 0xff00, &right.contexts[i]));
+  CHECK_INT(wait_for(&right).tag, 0x105);
+  struct fi_cq_err_entry error = wait_for_error(&right);
+  CHECK(error.err == FI_ETRUNC && error.olen == 2 && error.op_context == &right.contexts[1]);
+  close_both();
+}
+
+TEST(rma) {
+  open_both("");
+  uint64_t there = (uintptr_t)right.memory, key = fi_mr_key(right.mr);
+  memset(left.memory, 'w', 1000);
+  CHECK_OK(fi_write(left.ep, left.memory, 1000, desc(&left), left.peer, there + 50, key, &left.contexts[0]));
+  CHECK(wait_for(&left).flags == (FI_RMA | FI_WRITE));
+  CHECK_INT(fi_cq_read(right.cq, NULL, 0), -FI_EAGAIN);
+  CHECK(memcmp(right.memory + 50, left.memory, 1000) == 0 && right.memory[49] == 0 && right.memory[1050] == 0);
+  CHECK_OK(fi_writedata(left.ep, left.memory, 8, desc(&left), 77, left.peer, there, key, &left.contexts[0]));
+  struct fi_cq_tagged_entry got = wait_for(&right);
+  CHECK(got.data == 77 && got.flags == (FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA));
+  CHECK(wait_for(&left).op_context == &left.contexts[0]);
+  CHECK_OK(fi_read(left.ep, left.memory + 4000, 1000, desc(&left), left.peer, there + 50, key, &left.contexts[1]));
+  CHECK(wait_for(&left).flags == (FI_RMA | FI_READ));
+  CHECK(memcmp(left.memory + 4000, left.memory, 1000) == 0);
+  CHECK_OK(fi_inject_write(left.ep, "injected", 9, left.peer, there, key));
+  CHECK_INT(fi_cq_read(left.cq, NULL, 0), -FI_EAGAIN);
+  CHECK_INT(fi_cq_read(right.cq, NULL, 0), -FI_EAGAIN);
+  CHECK_STR(right.memory, "injected");
+  close_both();
+}
+
+/* ---- what it offers ---------------------------------------------------------------------------------------------- */
+
+TEST(offers) {
+  struct fi_info *list, *hints = hints_for(FI_MSG | FI_RMA);
+  fake_script("nics=none");
+  CHECK_INT(find(hints, &list), -FI_ENODATA);
+  fake_script("reset=1 nic=eth0 prov=tcp;ofi_rxm speed=25 nic_attr=0 nic=mlx0 prov=verbs;ofi_rxm pci=0001:41:02.3 speed=200 "
+              "inject=0 cq_data=4 add=hmem no=saw mr_mode=local,hmem nic=shm prov=shm no=rma");
+  CHECK_OK(find(hints, &list));
+  CHECK(list->next && !list->next->next);
+  CHECK_STR(list->domain_attr->name, "eth0");
+  CHECK(!list->nic && list->tx_attr->inject_size == 64 && list->caps & FI_REMOTE_WRITE);
+  const struct fi_info *mlx = list->next;
+  CHECK(mlx->nic->bus_attr->bus_type == FI_BUS_PCI && mlx->nic->bus_attr->attr.pci.domain_id == 1);
+  CHECK(mlx->nic->bus_attr->attr.pci.bus_id == 0x41 && mlx->nic->bus_attr->attr.pci.function_id == 3);
+  CHECK_INT(mlx->nic->link_attr->speed, 200000000000);
+  CHECK(mlx->tx_attr->inject_size == 0 && mlx->domain_attr->cq_data_size == 4);
+  CHECK(!(mlx->tx_attr->msg_order & FI_ORDER_SAW) && mlx->tx_attr->msg_order & FI_ORDER_SAS);
+  CHECK_INT(mlx->domain_attr->mr_mode, FI_MR_LOCAL);
+  struct fi_info *copy = fi.dupinfo(mlx);
+  fi.freeinfo(list);
+  CHECK_STR(copy->nic->device_attr->name, "mlx0");
+  fi.freeinfo(copy);
+  hints->caps = FI_MSG | FI_HMEM;
+  CHECK_OK(find(hints, &list));
+  CHECK(!list->next && list->domain_attr->mr_mode == (FI_MR_LOCAL | FI_MR_HMEM));
+  fi.freeinfo(list);
+  hints->caps = FI_MSG;
+  hints->domain_attr->mr_mode &= ~FI_MR_LOCAL;
+  hints->fabric_attr->prov_name = strdup("ofi_rxm");
+  CHECK_OK(find(hints, &list));
+  CHECK_STR(list->fabric_attr->prov_name, "tcp;ofi_rxm");
+  CHECK(!list->next);
+  fi.freeinfo(list);
+  hints->domain_attr->threading = FI_THREAD_SAFE;
+  CHECK_INT(find(hints, &list), -FI_ENODATA);
+  fi.freeinfo(hints);
+  fake_script("fail=getinfo:1:ENOSYS");
+  CHECK_INT(find(NULL, &list), -FI_ENOSYS);
+  CHECK_INT(fake_live("info"), 0);
+}
+
+/* ---- how strict it is ---------------------------------------------------------------------------------------------- */
+
+/* One call against the interface: its error, and the violation. */
+#define REFUSED(call, err, part) \
+  do {                           \
+    CHECK_INT(call, -(err));     \
+    expect_violation(part);      \
+  } while (0)
+
+TEST(strict_posts) {
+  struct fi_context2 *c = left.contexts;
+  char *m = left.memory;
+  open_both("mr_mode=local,virt_addr,prov_key mode=context2 inject=16 max_msg=1000 cq_data=4 iov=1 no=delivery,read "
+            "tag_format=aaaaaaaaaaaa tx_size=2");
+  void *d = desc(&left);
+  REFUSED(fi_send(left.ep, m, 8, NULL, left.peer, c), FI_EINVAL, "is missing (FI_MR_LOCAL)");
+  REFUSED(fi_send(left.ep, m, 8, desc(&right), left.peer, c), FI_EINVAL, "another domain");
+  REFUSED(fi_send(left.ep, m - 1, 8, d, left.peer, c), FI_EINVAL, "another range");
+  REFUSED(fi_send(left.ep, m, 8, m, left.peer, c), FI_EINVAL, "no open MR");
+  REFUSED(fi_send(left.ep, m, 1001, d, left.peer, c), FI_EMSGSIZE, "max_msg_size");
+  REFUSED(fi_inject(left.ep, m, 17, left.peer), FI_EMSGSIZE, "inject_size");
+  REFUSED(fi_senddata(left.ep, m, 8, d, 1ull << 32, left.peer, c), FI_EINVAL, "cq_data_size");
+  REFUSED(fi_tsend(left.ep, m, 8, d, left.peer, 1ull << 48, c), FI_EINVAL, "mem_tag_format");
+  REFUSED(fi_send(left.ep, m, 8, d, left.peer + 1, c), FI_EINVAL, "not in the AV");
+  REFUSED(fi_send(left.ep, m, 8, d, left.peer, NULL), FI_EINVAL, "no context");
+  REFUSED(fi_read(left.ep, m, 8, d, left.peer, 0, 0, c), FI_EOPNOTSUPP, "no capability");
+  struct iovec two[2] = {{m, 1}, {m, 1}};
+  void *descs[2] = {d, d};
+  REFUSED(fi_sendv(left.ep, two, descs, 2, left.peer, c), FI_EINVAL, "iov_limit");
+  struct fi_msg message = {.msg_iov = two, .desc = descs, .iov_count = 1, .addr = left.peer, .context = c};
+  REFUSED(fi_sendmsg(left.ep, &message, FI_DELIVERY_COMPLETE), FI_EOPNOTSUPP, "FI_DELIVERY_COMPLETE");
+  /* A context twice; one that its owner writes to. Queues have their size. */
+  CHECK_OK(fi_tsend(left.ep, m, 8, d, left.peer, 1, c));
+  REFUSED(fi_tsend(left.ep, m, 8, d, left.peer, 1, c), FI_EINVAL, "the context of an operation in flight");
+  CHECK_OK(fi_tsend(left.ep, m, 8, d, left.peer, 1, c + 1));
+  CHECK_INT(fi_tsend(left.ep, m, 8, d, left.peer, 1, c + 2), -FI_EAGAIN);
+  c[1].internal[7] = NULL;
+  CHECK(wait_for(&left).op_context == c && wait_for(&left).op_context == c + 1);
+  expect_violation("a context was changed");
+  CHECK_OK(fi_tsend(left.ep, m, 8, d, left.peer, 1, c));
+  CHECK(wait_for(&left).op_context == c);
+  close_both();
+}
+
+TEST(strict_rma) {
+  struct fi_context2 *c = left.contexts;
+  open_both("mr_mode=allocated mr_key=2 early=0");
+  CHECK(fi_mr_key(right.mr) == 2 && left.info->domain_attr->mr_mode == FI_MR_ALLOCATED);
+  struct fid_mr *mr;
+  CHECK_INT(fi_mr_reg(right.domain, right.memory, 10, FI_REMOTE_READ, 0, 2, 0, &mr, NULL), -FI_ENOKEY);
+  REFUSED(fi_mr_reg(right.domain, right.memory, 10, FI_REMOTE_READ, 0, 65536, 0, &mr, NULL), FI_EKEYREJECTED, "2 bytes");
+  REFUSED(fi_mr_reg(right.domain, (void *)0x1000, 10, FI_REMOTE_READ, 0, 9, 0, &mr, NULL), FI_EFAULT, "not mapped");
+  CHECK_OK(fi_mr_reg(right.domain, right.memory, 10, FI_REMOTE_READ, 0, 65535, 0, &mr, NULL));
+  /* Offsets, not addresses. */
+  CHECK_OK(fi_write(left.ep, left.memory, 8, NULL, left.peer, 0, 2, c));
+  CHECK(wait_for(&left).op_context == c);
+  static const struct { uint64_t addr, key; const char *part; } wrong[] = {
+    {SIZE - 7, 2, "outside of the MR"}, {0, 3, "which no MR has"}, {0, 65535, "without this access"}};
+  for (size_t i = 0; i < 3; i++) {
+    CHECK_OK(fi_write(left.ep, left.memory, 8, NULL, left.peer, wrong[i].addr, wrong[i].key, c));
+    CHECK_INT(wait_for_error(&left).err, FI_EACCES);
+    expect_violation(wrong[i].part);
+  }
+  /* A key that was good once is an error of the operation, and no violation: its owner may close it any time. */
+  CHECK_OK(fi_close(&mr->fid));
+  CHECK_OK(fi_read(left.ep, left.memory, 8, NULL, left.peer, 0, 65535, c));
+  CHECK_INT(wait_for_error(&left).err, FI_EACCES);
+  close_both();
+  /* Keys of another endpoint. */
+  open_both("mr_mode=endpoint,prov_key,virt_addr");
+  close_both();
+}
+
+TEST(strict_objects) {
+  open_both("");
+  REFUSED(fi_close(&left.domain->fid), FI_EBUSY, "that 4 open objects use");
+  REFUSED(fi_close(&left.cq->fid), FI_EBUSY, "CQ");
+  REFUSED(fi_enable(left.ep), FI_EOPBADSTATE, "not permitted");
+  CHECK_OK(fi_recv(left.ep, left.memory, 8, desc(&left), FI_ADDR_UNSPEC, NULL));
+  REFUSED(fi_close(&left.mr->fid), FI_EBUSY, "1 operations in flight");
+  struct fid_ep *ep = left.ep;
+  CHECK_OK(fi_close(&ep->fid));
+  left.ep = NULL;
+  REFUSED(fi_close(&ep->fid), FI_EBADF, "closed");
+  REFUSED(fi_send(ep, left.memory, 8, desc(&left), left.peer, NULL), FI_EBADF, "send: the endpoint is closed");
+  CHECK_OK(fi_endpoint(left.domain, left.info, &ep, NULL));
+  REFUSED(fi_send(ep, left.memory, 8, desc(&left), left.peer, NULL), FI_EOPBADSTATE, "not enabled");
+  REFUSED(fi_enable(ep), FI_ENOCQ, "Missing");
+  CHECK_OK(fi_close(&ep->fid));
+  fi_addr_t nobody = 99;
+  REFUSED(fi_av_remove(left.av, &nobody, 1, 0), FI_EINVAL, "not in it");
+  close_both();
+}
+
+int main(int argc, char **argv) {
+  static const struct { const char *name; void *to; } functions[] = {
+    {"fi_getinfo", &fi.getinfo}, {"fi_freeinfo", &fi.freeinfo}, {"fi_dupinfo", &fi.dupinfo}, {"fi_fabric", &fi.fabric},
+    {"fi_strerror", &fi.strerror}};
+  static const struct tap_case cases[] = {
+    TEST_CASE(messages), TEST_CASE(tagged_messages), TEST_CASE(rma), TEST_CASE(offers), TEST_CASE(strict_posts),
+    TEST_CASE(strict_rma), TEST_CASE(strict_objects)};
+  fake_use(argv[0], NULL);
+  for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
+    void *symbol = fake_symbol(functions[i].name);
+    memcpy(functions[i].to, &symbol, sizeof symbol);
+  }
+  return tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
+}
