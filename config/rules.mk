@@ -79,7 +79,7 @@ tools := $(foreach d,$(filter-out tools/common,$(wildcard tools/*)),$(if $(wildc
 tool_bins := $(foreach t,$(tools),$(BUILD)/bin/$(t))
 test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz lab gpu,test/$(k)/*.c))
 test_src := $(filter-out $(left_out_src),$(test_src))
-test_src := $(filter-out $(if $(HAVE_LIBFABRIC),,test/unit/test_fakefabric.c),$(test_src))
+test_src := $(filter-out $(if $(HAVE_LIBFABRIC),,test/unit/test_fakefabric%),$(test_src))
 test_src := $(filter-out $(if $(HAVE_CXX),,test/unit/test_device_% test/e2e/test_device_%),$(test_src))
 test_bins := $(patsubst test/%.c,$(BUILD)/test/%,$(test_src))
 helper_bins = $(patsubst test/%.c,$(BUILD)/test/%,$(shell grep -l 'TEST-HELPER' $(test_src)))
@@ -336,7 +336,7 @@ $(BUILD)/test/libfakefabric.so: $(wildcard test/preload/fakefabric/*.c) $(wildca
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_CPPFLAGS) -std=c11 -O2 -g -fPIC -fno-builtin -pthread $(warnings) -shared -Wl,-z,defs \
 	  -Wl,--version-script=test/preload/fakefabric/ff.map $(filter %.c,$^) -o $@
-$(BUILD)/test/unit/test_fakefabric: | $(BUILD)/test/libfakefabric.so
+$(BUILD)/test/unit/test_fakefabric $(BUILD)/test/unit/test_fakefabric_faults: | $(BUILD)/test/libfakefabric.so
 
 $(BUILD)/test/lib%.so: test/preload/%.c $(wildcard test/preload/*.h)
 	@mkdir -p $(@D)

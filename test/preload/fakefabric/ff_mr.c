@@ -60,7 +60,6 @@ static int mr_close(struct fid *fid) {
   if (!ff_enter(&mr->o, "fi_close")) return -FI_EBADF;
   if (mr->uses) ff_violate("fi_close of an MR that %u operations in flight use", mr->uses);
   int err = mr->uses ? -FI_EBUSY : ff_shut(&mr->o);
-  if (!err && mr->ep) mr->ep->o.users--;
   ff_leave(&mr->o);
   return err;
 }
@@ -70,10 +69,8 @@ static int mr_bind(struct fid *fid, struct fid *to, uint64_t flags) {
   (void)flags;
   if (!ff_enter(&mr->o, "fi_mr_bind")) return -FI_EBADF;
   bool good = to->fclass == FI_CLASS_EP && !mr->enabled && !mr->ep;
-  if (good) {
-    mr->ep = (struct ff_ep *)(void *)to;
-    mr->ep->o.users++;
-  } else ff_violate("fi_mr_bind of an MR that is enabled or bound, or to something else than an endpoint");
+  if (good) mr->ep = (struct ff_ep *)(void *)to;
+  else ff_violate("fi_mr_bind of an MR that is enabled or bound, or to something else than an endpoint");
   ff_leave(&mr->o);
   return good ? 0 : -FI_EINVAL;
 }

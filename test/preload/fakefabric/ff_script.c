@@ -346,8 +346,7 @@ void ff_violate(const char *fmt, ...) {
   va_start(ap, fmt);
   ff_vprint(text, sizeof ff.violation[0], fmt, ap);
   va_end(ap);
-  ff.violations++;
-  fprintf(stderr, "fakefabric: violation: %s\n", text);
+  if (ff.violations++ < FF_VIOLATIONS) fprintf(stderr, "fakefabric: violation: %s\n", text);
   if (ff.abort_on_violation) abort();
 }
 
@@ -388,7 +387,8 @@ long fakefabric_violations(void) {
 }
 
 const char *fakefabric_violation(long i) {
-  return i >= 0 && i < fakefabric_violations() && i < FF_VIOLATIONS ? ff.violation[i] : "";
+  if (i < 0 || i >= fakefabric_violations()) return "";
+  return ff.violation[i < FF_VIOLATIONS ? i : FF_VIOLATIONS - 1]; /* the last of all is there */
 }
 
 void fakefabric_forgive(void) {
