@@ -21,7 +21,7 @@
 #include "common/base/clock.h"
 #include "plugin/ofi/ofi_watch.h"
 
-#define DEAD_MS 50 /* without any completion: what a dead peer's host had sent has been read */
+#define GONE_MS 50 /* of polling: what the host of a peer that is gone had sent has been read */
 
 /* ---- stopping, under the lock ------------------------------------------------------ */
 
@@ -55,32 +55,37 @@ static bool peer_is_gone(const struct ofi_comm *comm) {
   return atomic_load(&comm->faults) & (RAIL_OOB_PEER_CLOSED | RAIL_OOB_PEER_GONE | RAIL_OOB_PEER_LOST);
 }
 
-/* Polls once. False: nothing had completed; others may have the lock for a moment. */
-static bool poll_once(struct ofi_endpoint *endpoint) {
+/* Polls once; another thread may have the lock in between. */
+static void poll_once(struct ofi_endpoint *endpoint) {
   bool any = ofi_endpoint_poll(endpoint);
-  if (any || endpoint->shut) return any;
+  if (any || endpoint->shut) return;
   ofi_endpoint_unlock(endpoint);
   sched_yield();
   ofi_endpoint_lock(endpoint);
-  return false;
 }
 
 /* A receiver: nothing more will be written to its buffers. False: the deadline has passed. */
 static bool await_revoked(struct ofi_comm *comm, uint64_t deadline) {
-  uint64_t dead_since = 0;
+  uint64_t gone = 0;
   if (!peer_is_gone(comm)) ofi_comm_revoke(comm);
   while (!comm->revoked && !comm->endpoint->shut) {
-    if (poll_once(comm->endpoint) || !peer_is_gone(comm)) dead_since = 0;
-    else if (!dead_since) dead_since = rail_deadline_in_ms(DEAD_MS);
-    else if (rail_deadline_passed(dead_since)) return true;
+    poll_once(comm->endpoint);
+    if (!gone && peer_is_gone(comm)) gone = rail_deadline_in_ms(GONE_MS);
+    if (rail_deadline_passed(gone)) return true;
     if (rail_deadline_passed(deadline)) return false;
   }
   return true;
 }
 
+/* libfabric has completed the comm's operations. A provider may never complete those with a peer that is gone: when none
+ * has ended for a while they are abandoned, and stay in the comm's memory until the endpoint is closed. */
 static bool await_idle(struct ofi_comm *comm, uint64_t deadline) {
-  while (comm->nops && !comm->endpoint->shut) {
-    (void)poll_once(comm->endpoint);
+  uint64_t gone = 0;
+  for (uint32_t before = comm->nops; comm->nops && !comm->endpoint->shut; before = comm->nops) {
+    poll_once(comm->endpoint);
+    if (!peer_is_gone(comm) || comm->nops != before) gone = 0;
+    else if (!gone) gone = rail_deadline_in_ms(GONE_MS);
+    if (rail_deadline_passed(gone)) return true;
     if (rail_deadline_passed(deadline)) return comm->nops == 0;
   }
   return true;
