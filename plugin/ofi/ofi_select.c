@@ -202,6 +202,10 @@ static const char *type_name(enum fi_ep_type type) {
   return type == FI_EP_MSG ? "FI_EP_MSG" : type == FI_EP_DGRAM ? "FI_EP_DGRAM" : "of another kind";
 }
 
+static bool is_down(const struct fi_info *info) {
+  return info->nic && info->nic->link_attr && info->nic->link_attr->state == FI_LINK_DOWN;
+}
+
 /* True: it can be used, by c->protocol. Else the verdict is written. */
 static bool is_capable(struct ofi_candidate *c, const struct ofi_prefs *prefs) {
   const struct fi_info *info = c->info;
@@ -212,6 +216,8 @@ static bool is_capable(struct ofi_candidate *c, const struct ofi_prefs *prefs) {
     say(c, OFI_LACKING, "endpoints are %s, not FI_EP_RDM", type_name(info->ep_attr->type));
   else if (!(info->caps & FI_MSG) || !(info->caps & FI_SEND) || !(info->caps & FI_RECV))
     say(c, OFI_LACKING, "no FI_MSG, for control messages");
+  else if (is_down(info))
+    say(c, OFI_LACKING, "its link is down");
   else if (asks_too_much(c, info->mode & ~GIVEN_MODES, modes, RAIL_COUNT_OF(modes), "mode"))
     return false;
   else if (asks_too_much(c, (uint64_t)info->domain_attr->mr_mode & ~GIVEN_MR_MODES, mr_modes, RAIL_COUNT_OF(mr_modes),

@@ -184,6 +184,11 @@ static void break_raw(struct entry *e) { e->domain.mr_mode |= FI_MR_RAW; }
 static void break_unknown_mr(struct entry *e) { e->domain.mr_mode |= 1 << 20; }
 static void break_resources(struct entry *e) { e->domain.resource_mgmt = FI_RM_DISABLED; }
 static void break_keys(struct entry *e) { e->domain.mr_key_size = 32; }
+static void break_link(struct entry *e) {
+  e->link.state = FI_LINK_DOWN;
+  e->nic.link_attr = &e->link;
+  e->info.nic = &e->nic;
+}
 static void break_hook(struct entry *e) { snprintf(e->provider, sizeof e->provider, "cxi;ofi_hook_perf"); }
 
 TEST(each_lack_has_its_reason) {
@@ -201,6 +206,7 @@ TEST(each_lack_has_its_reason) {
     {break_unknown_mr, "needs mr_mode 0x100000"},
     {break_resources, "FI_RM_DISABLED"},
     {break_keys, "keys of 32 bytes"},
+    {break_link, "its link is down"},
     {break_hook, "is a hook"},
   };
   begin();
