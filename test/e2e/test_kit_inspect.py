@@ -52,6 +52,7 @@ def our_plugin_is_fine_in_all_versions():
         assert v["name"] == "RailSocket" and v["start"]["init"] == 0 and v["start"]["finalize"] == 0, v
         assert [d["name"] for d in v["devices"]] == ["lo"], v
     assert inspect("socket")["file"]["path"] == SOCKET
+    assert sum("device 0 is lo" in line for line in report["said"]) == 1, report["said"]  # of one version
     text = run([KIT, "inspect", SOCKET]).stdout
     assert "2.30            v12     socket" in text and "\n0 errors, " in text, text
     assert "(NCCL_DEBUG=INFO), as v12\n" in text and "device 0 is " in text, text
