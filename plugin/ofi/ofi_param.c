@@ -15,8 +15,8 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_OFI_LIBRARY", .type = RAIL_PARAM_STRING, .offset = AT(library),
    .doc = "Path of libfabric. Unset: libfabric.so.1."},
   {.name = "RAIL_OFI_PROVIDER", .type = RAIL_PARAM_STRING, .offset = AT(provider),
-   .doc = "Providers to use, the first that has a usable domain: a list of names such as tcp;ofi_rxm, or of their first "
-          "parts (tcp); '^' in front excludes the list. Unset: of cxi, efa, opx, psm3, psm2, verbs;ofi_rxm, "
+   .doc = "Providers to use, the first that has a usable domain: a list of names such as tcp;ofi_rxm, or of their "
+          "first parts (tcp); '^' in front excludes the list. Unset: of cxi, efa, opx, psm3, psm2, verbs;ofi_rxm, "
           "tcp;ofi_rxm, tcp, sockets, udp;ofi_rxd the first; others (shm, net) only when they are named here or in "
           "FI_PROVIDER, by which libfabric limits what it offers."},
   {.name = "RAIL_OFI_DOMAIN", .type = RAIL_PARAM_STRING, .offset = AT(domain),

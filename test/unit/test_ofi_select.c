@@ -64,8 +64,10 @@ static struct entry *add(const char *provider, const char *domain, const char *f
   e->ep.max_msg_size = SIZE_MAX;
   e->ep.mem_tag_format = 0xaaaaaaaaaaaaaaaaull;
   e->tx.msg_order = e->rx.msg_order = FI_ORDER_SAS | FI_ORDER_SAW;
+  e->link.state = FI_LINK_UP;
+  e->nic.link_attr = &e->link;
   e->info = (struct fi_info){.caps = all_caps, .fabric_attr = &e->fabric, .domain_attr = &e->domain, .ep_attr = &e->ep,
-                             .tx_attr = &e->tx, .rx_attr = &e->rx};
+                             .tx_attr = &e->tx, .rx_attr = &e->rx, .nic = &e->nic};
   if (from) {
     address(&e->from, from);
     e->info.src_addr = &e->from;
@@ -80,8 +82,6 @@ static struct entry *add_pci(const char *provider, const char *domain, uint8_t b
   e->bus = (struct fi_bus_attr){.bus_type = FI_BUS_PCI, .attr.pci = {.bus_id = bus}};
   e->link.speed = mbps * 1000000;
   e->nic.bus_attr = &e->bus;
-  e->nic.link_attr = &e->link;
-  e->info.nic = &e->nic;
   return e;
 }
 
@@ -99,9 +99,9 @@ static const struct fi_info *list(unsigned int from, unsigned int to) {
 static void judge(void) { CHECK_INT(ofi_select(list(0, nentries), NULL, &prefs, got, MAX_ENTRIES), nentries); }
 
 /* The verdict of the entry, and words of its reason. */
-#define SAYS(i, verdict_, words)                                                                      \
-  CHECK_MSG(got[i].verdict == (verdict_) && strstr(got[i].why, words), "entry %d is %d, '%s'; expected %d, '%s'", (int)(i), \
-            (int)got[i].verdict, got[i].why, (int)(verdict_), words)
+#define SAYS(i, verdict_, words)                                                                          \
+  CHECK_MSG(got[i].verdict == (verdict_) && strstr(got[i].why, words), "entry %d is %d, '%s'; expected %d, '%s'", \
+            (int)(i), (int)got[i].verdict, got[i].why, (int)(verdict_), words)
 
 /* ---- what an info can do ------------------------------------------------------------------ */
 
@@ -184,11 +184,7 @@ static void break_raw(struct entry *e) { e->domain.mr_mode |= FI_MR_RAW; }
 static void break_unknown_mr(struct entry *e) { e->domain.mr_mode |= 1 << 20; }
 static void break_resources(struct entry *e) { e->domain.resource_mgmt = FI_RM_DISABLED; }
 static void break_keys(struct entry *e) { e->domain.mr_key_size = 32; }
-static void break_link(struct entry *e) {
-  e->link.state = FI_LINK_DOWN;
-  e->nic.link_attr = &e->link;
-  e->info.nic = &e->nic;
-}
+static void break_link(struct entry *e) { e->link.state = FI_LINK_DOWN; }
 static void break_hook(struct entry *e) { snprintf(e->provider, sizeof e->provider, "cxi;ofi_hook_perf"); }
 
 TEST(each_lack_has_its_reason) {
@@ -260,11 +256,11 @@ TEST(delivery_complete_is_known_by_asking) {
 
 TEST(entries_without_attributes_are_passed_over) {
   begin();
-  add("cxi", "cxi0", NULL)->info.domain_attr = NULL;
-  add("cxi", "cxi0", NULL)->fabric.prov_name = NULL;
-  add("cxi", "cxi0", NULL)->domain.name = NULL;
-  add("cxi", "cxi0", NULL)->info.tx_attr = NULL;
-  add("cxi", "cxi1", NULL);
+  for (int i = 0; i < 5; i++) add("cxi", "cxi0", NULL);
+  entries[0].info.domain_attr = NULL;
+  entries[1].fabric.prov_name = NULL;
+  entries[2].domain.name = NULL;
+  entries[3].info.tx_attr = NULL;
   CHECK_INT(ofi_select(list(0, 5), list(0, 5), &prefs, got, MAX_ENTRIES), 1);
   SAYS(0, OFI_CHOSEN, "");
   CHECK_INT(ofi_select(NULL, NULL, &prefs, got, MAX_ENTRIES), 0);
@@ -278,8 +274,10 @@ static const char *chosen_of(const char *named, const char *fi_provider, const c
   const char *chosen = "none";
   begin();
   interface("eth0", "10.0.0.1");
-  for (; *providers; providers++)
-    add(*providers, ofi_provider_is_ip(*providers) ? "eth0" : "nic0", ofi_provider_is_ip(*providers) ? "10.0.0.1" : NULL);
+  for (; *providers; providers++) {
+    bool ip = ofi_provider_is_ip(*providers);
+    add(*providers, ip ? "eth0" : "nic0", ip ? "10.0.0.1" : NULL);
+  }
   prefs.provider = named;
   prefs.fi_provider = fi_provider;
   judge();
@@ -340,9 +338,7 @@ TEST(interfaces_are_nccls_choice) {
   begin();
   interface("eth1", "10.0.1.1");
   interface("eth0", "fd00::1");
-  add("tcp;ofi_rxm", "eth0", "10.0.0.1");
-  add("tcp;ofi_rxm", "eth0", "fe80::1");
-  add("tcp;ofi_rxm", "eth0", "fd00::1");
+  for (int i = 0; i < 3; i++) add("tcp;ofi_rxm", "eth0", (const char *const[]){"10.0.0.1", "fe80::1", "fd00::1"}[i]);
   add("tcp;ofi_rxm", "lo", "127.0.0.1");
   add("tcp;ofi_rxm", "eth1", "10.0.1.1");
   judge();
@@ -431,22 +427,14 @@ static void worse_link_local(struct entry *e) { address(&e->from, "fe80::7"); }
 
 TEST(of_one_nic_the_info_with_most) {
   begin();
-  second_is_better(worse_buffered);
-  second_is_better(worse_no_rma);
-  second_is_better(worse_hmem);
-  second_is_better(worse_size);
-  second_is_better(worse_order);
-  second_is_better(worse_read);
-  second_is_better(worse_untagged);
-  second_is_better(worse_tag);
-  second_is_better(worse_link_local);
+  void (*const harms[])(struct entry *) = {worse_buffered, worse_no_rma, worse_hmem, worse_size, worse_order,
+                                           worse_read, worse_untagged, worse_tag, worse_link_local};
+  for (size_t i = 0; i < sizeof harms / sizeof harms[0]; i++) second_is_better(harms[i]);
   prefs.hmem_cuda = true;
   second_is_better(worse_no_hmem);
   begin();
-  add("verbs;ofi_rxm", "mlx5_0", "fe80::1");
-  add("verbs;ofi_rxm", "mlx5_0", "fd00::1");
-  add("verbs;ofi_rxm", "mlx5_0", "10.0.0.1");
-  add("verbs;ofi_rxm", "mlx5_0", "10.0.0.1");
+  const char *const addresses[] = {"fe80::1", "fd00::1", "10.0.0.1", "10.0.0.1"};
+  for (int i = 0; i < 4; i++) add("verbs;ofi_rxm", "mlx5_0", addresses[i]);
   judge();
   for (unsigned int i = 0; i < 4; i++) CHECK_INT(got[i].verdict, i == 2 ? OFI_CHOSEN : OFI_DUPLICATE);
   SAYS(3, OFI_DUPLICATE, "as good, and before it");
