@@ -10,6 +10,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "common/base/ordered_copy.h"
 #include "plugin/ofi/ofi_progress.h"
 
 /* ---- acknowledgements ------------------------------------------------------- */
@@ -220,7 +221,7 @@ void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, con
   } else if (frame->type == OFI_FRAME_FIN) {
     handle_fin(recv, frame);
   } else if (frame->type == OFI_FRAME_DATA && b->takes_data && !b->parts) {
-    if (frame->size) memcpy(b->data, payload, frame->size);
+    rail_ordered_copy(b->data, payload, frame->size);
     finish_buffer(recv, frame->index, frame->size);
   } else {
     protocol_error(&rc->base, frame, "data that the buffer does not take so");
