@@ -13,7 +13,8 @@
 #   tools/NAME/*.c        → bin/NAME
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
 #   test/fuzz/lib/*.c     → linked into each fuzz target; SAN=fuzz leaves main to clang's libFuzzer
-#   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD; test/preload/NAME/*.c → test/libNAME.so: fakeverbs, fakefabric
+#   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD; test/preload/fakeverbs/*.c → test/libfakeverbs.so,
+#                           test/preload/fakefabric/*.c → test/libfakefabric.so
 #   core/device/*.cu      → device/core/device/NAME.o, where there is nvcc
 #   test/gpu/*.cu         → test/gpu/NAME, where there is nvcc; test/gpu/coll/*.c → test/gpu/gpu_coll, everywhere
 #   test/device/*.c, .cc  → linked into unit tests that name them: connections, the device's sources on the CPU

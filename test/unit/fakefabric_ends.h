@@ -94,13 +94,15 @@ __attribute__((unused)) static void open_both_as(const char *script, uint64_t ca
   char all[1024];
   snprintf(all, sizeof all, "nics=none reset=1 nic=fake0 %s", script);
   fake_script(all);
-  fake_forgive();
+  fake_forget_violations();
   open_end(&left, caps, format);
   open_end(&right, caps, format);
   introduce(&left, &right);
   introduce(&right, &left);
 }
-__attribute__((unused)) static void open_both(const char *script) { open_both_as(script, FI_MSG | FI_TAGGED | FI_RMA, FI_CQ_FORMAT_TAGGED); }
+__attribute__((unused)) static void open_both(const char *script) {
+  open_both_as(script, FI_MSG | FI_TAGGED | FI_RMA, FI_CQ_FORMAT_TAGGED);
+}
 
 static void close_end(struct end *e) {
   if (e->ep) CHECK_OK(fi_close(&e->ep->fid)); /* with all that is in flight */
@@ -151,7 +153,7 @@ __attribute__((unused)) static struct fi_cq_err_entry wait_for_error(struct end 
 __attribute__((unused)) static void expect_violation(const char *part) {
   CHECK_MSG(fake_violations() == 1 && strstr(fake_violation(), part), "%ld violations, the last: %s", fake_violations(),
             fake_violation());
-  fake_forgive();
+  fake_forget_violations();
 }
 
 /* One call against the interface: its error, and the violation. */

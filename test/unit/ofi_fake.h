@@ -51,7 +51,7 @@ __attribute__((unused)) static long fake_ask_(const char *function, const char *
 __attribute__((unused)) static long fake_live(const char *kind) { return fake_ask_("fakefabric_live", kind); }
 __attribute__((unused)) static long fake_calls(const char *call) { return fake_ask_("fakefabric_calls", call); }
 
-/* How often the interface was misused, and how the last time; forgive begins anew. */
+/* How often the interface was misused, and how the last time. */
 __attribute__((unused)) static long fake_violations(void) {
   long (*count)(void);
   void *symbol = fake_symbol("fakefabric_violations");
@@ -64,11 +64,11 @@ __attribute__((unused)) static const char *fake_violation(void) {
   memcpy(&text, &symbol, sizeof text);
   return text(fake_violations() - 1);
 }
-__attribute__((unused)) static void fake_forgive(void) {
-  void (*forgive)(void);
-  void *symbol = fake_symbol("fakefabric_forgive");
-  memcpy(&forgive, &symbol, sizeof forgive);
-  forgive();
+__attribute__((unused)) static void fake_forget_violations(void) {
+  void (*forget)(void);
+  void *symbol = fake_symbol("fakefabric_forget_violations");
+  memcpy(&forget, &symbol, sizeof forget);
+  forget();
 }
 
 #endif

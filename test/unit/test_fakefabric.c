@@ -6,7 +6,7 @@
  */
 #include "test/unit/fakefabric_ends.h"
 
-/* ---- what it carries ------------------------------------------------------------------------------------------- */
+/* ---- what it carries --------------------------------------------------- */
 
 TEST(messages) {
   open_both("inject=64");
@@ -34,14 +34,16 @@ TEST(tagged_messages) {
   open_both("");
   for (int i = 0; i < 3; i++) {
     memset(left.memory + 10000 * i, 'a' + i, 10000);
-    CHECK_OK(fi_tsend(left.ep, left.memory + 10000 * i, i == 2 ? 10000 : 10, desc(&left), left.peer, 40 + (uint64_t)i, &left.contexts[i]));
+    CHECK_OK(fi_tsend(left.ep, left.memory + 10000 * i, i == 2 ? 10000 : 10, desc(&left), left.peer, 40 + (uint64_t)i,
+                      &left.contexts[i]));
   }
   /* Small ones are sent before there is a receive; the large one waits for its own. */
   CHECK(wait_for(&left).op_context == &left.contexts[0] && wait_for(&left).op_context == &left.contexts[1]);
   CHECK_INT(fi_cq_read(left.cq, NULL, 0), -FI_EAGAIN);
   CHECK_INT(fi_cq_read(right.cq, NULL, 0), -FI_EAGAIN);
   for (int i = 2; i >= 0; i--)
-    CHECK_OK(fi_trecv(right.ep, right.memory + 10000 * i, 10000, desc(&right), FI_ADDR_UNSPEC, 40 + (uint64_t)i, 0, &right.contexts[i]));
+    CHECK_OK(fi_trecv(right.ep, right.memory + 10000 * i, 10000, desc(&right), FI_ADDR_UNSPEC, 40 + (uint64_t)i, 0,
+                      &right.contexts[i]));
   for (int i = 2; i >= 0; i--) {
     struct fi_cq_tagged_entry got = wait_for(&right);
     CHECK(got.op_context == &right.contexts[i]);
@@ -83,14 +85,15 @@ TEST(rma) {
   close_both();
 }
 
-/* ---- what it offers ---------------------------------------------------------------------------------------------- */
+/* ---- what it offers ---------------------------------------------------- */
 
 TEST(offers) {
   struct fi_info *list, *hints = hints_for(FI_MSG | FI_RMA);
   fake_script("nics=none");
   CHECK_INT(find(hints, &list), -FI_ENODATA);
-  fake_script("reset=1 nic=eth0 prov=tcp;ofi_rxm speed=25 nic_attr=0 nic=mlx0 prov=verbs;ofi_rxm pci=0001:41:02.3 speed=200 "
-              "inject=0 cq_data=4 add=hmem no=saw mr_mode=local,hmem nic=shm prov=shm no=rma");
+  fake_script(
+      "reset=1 nic=eth0 prov=tcp;ofi_rxm speed=25 nic_attr=0 nic=mlx0 prov=verbs;ofi_rxm pci=0001:41:02.3 speed=200 "
+      "inject=0 cq_data=4 add=hmem no=saw mr_mode=local,hmem nic=shm prov=shm no=rma");
   CHECK_OK(find(hints, &list));
   CHECK(list->next && !list->next->next);
   CHECK_STR(list->domain_attr->name, "eth0");
@@ -125,7 +128,7 @@ TEST(offers) {
   CHECK_INT(fake_live("info"), 0);
 }
 
-/* ---- how strict it is ---------------------------------------------------------------------------------------------- */
+/* ---- how strict it is -------------------------------------------------- */
 
 TEST(strict_posts) {
   struct fi_context2 *c = left.contexts;
@@ -168,7 +171,8 @@ TEST(strict_rma) {
   CHECK(fi_mr_key(right.mr) == 2 && left.info->domain_attr->mr_mode == FI_MR_ALLOCATED);
   struct fid_mr *mr;
   CHECK_INT(fi_mr_reg(right.domain, right.memory, 10, FI_REMOTE_READ, 0, 2, 0, &mr, NULL), -FI_ENOKEY);
-  REFUSED(fi_mr_reg(right.domain, right.memory, 10, FI_REMOTE_READ, 0, 65536, 0, &mr, NULL), FI_EKEYREJECTED, "2 bytes");
+  REFUSED(fi_mr_reg(right.domain, right.memory, 10, FI_REMOTE_READ, 0, 65536, 0, &mr, NULL), FI_EKEYREJECTED,
+          "2 bytes");
   REFUSED(fi_mr_reg(right.domain, (void *)0x1000, 10, FI_REMOTE_READ, 0, 9, 0, &mr, NULL), FI_EFAULT, "not mapped");
   CHECK_OK(fi_mr_reg(right.domain, right.memory, 10, FI_REMOTE_READ, 0, 65535, 0, &mr, NULL));
   /* Offsets, not addresses. */
@@ -186,8 +190,24 @@ TEST(strict_rma) {
   CHECK_OK(fi_read(left.ep, left.memory, 8, NULL, left.peer, 0, 65535, c));
   CHECK_INT(wait_for_error(&left).err, FI_EACCES);
   close_both();
-  /* Keys of another endpoint. */
-  open_both("mr_mode=endpoint,prov_key,virt_addr");
+  /* A key is good at the endpoint that its MR is bound to. */
+  open_both("mr_mode=endpoint,prov_key,virt_addr early=0");
+  struct fid_ep *other;
+  CHECK_OK(fi_endpoint(right.domain, right.info, &other, NULL));
+  CHECK_OK(fi_ep_bind(other, &right.cq->fid, FI_TRANSMIT | FI_RECV));
+  CHECK_OK(fi_ep_bind(other, &right.av->fid, 0));
+  CHECK_OK(fi_enable(other));
+  CHECK_OK(fi_mr_reg(right.domain, right.memory, 8, FI_REMOTE_WRITE, 0, 0, 0, &mr, NULL));
+  REFUSED(fi_mr_enable(mr), FI_EOPBADSTATE, "bound to no enabled endpoint");
+  CHECK_OK(fi_mr_bind(mr, &other->fid, 0));
+  CHECK_OK(fi_mr_enable(mr));
+  CHECK_OK(fi_write(left.ep, left.memory, 8, NULL, left.peer, (uintptr_t)right.memory, fi_mr_key(mr), c));
+  CHECK_INT(wait_for_error(&left).err, FI_EACCES);
+  expect_violation("of another endpoint");
+  CHECK_OK(fi_write(left.ep, left.memory, 8, NULL, left.peer, (uintptr_t)right.memory, fi_mr_key(right.mr), c));
+  CHECK(wait_for(&left).op_context == c);
+  CHECK_OK(fi_close(&other->fid));
+  CHECK_OK(fi_close(&mr->fid));
   close_both();
 }
 
@@ -212,5 +232,23 @@ TEST(strict_objects) {
   close_both();
 }
 
+/* With an address sanitizer: memory that is freed before an operation, or while it is in flight. */
+TEST(freed_memory) {
+#if !defined(__SANITIZE_ADDRESS__)
+  tap_skip_case("only seen with an address sanitizer");
+#endif
+  open_both("");
+  char *volatile freed = malloc(100);
+  CHECK_OK(fi_recv(right.ep, freed, 100, NULL, FI_ADDR_UNSPEC, NULL));
+  free(freed);
+  CHECK_OK(fi_send(left.ep, left.memory, 100, NULL, left.peer, NULL));
+  wait_for(&right);
+  expect_violation("freed while its recv was in flight");
+  REFUSED(fi_send(left.ep, freed, 100, NULL, left.peer, NULL), FI_EFAULT, "not the caller's");
+  wait_for(&left);
+  close_both();
+}
+
 FAKEFABRIC_MAIN(TEST_CASE(messages), TEST_CASE(tagged_messages), TEST_CASE(rma), TEST_CASE(offers),
-                TEST_CASE(strict_posts), TEST_CASE(strict_rma), TEST_CASE(strict_objects))
+                TEST_CASE(strict_posts), TEST_CASE(strict_rma), TEST_CASE(strict_objects),
+                TEST_CASE(freed_memory))

@@ -34,7 +34,8 @@ TEST(eagain) {
   for (int i = 0; i < 3; i++) CHECK_INT(fi_tsend(left.ep, left.memory, 8, desc(&left), left.peer, 1, NULL), -FI_EAGAIN);
   CHECK_OK(fi_tsend(left.ep, left.memory, 8, desc(&left), left.peer, 1, NULL));
   fake_script("eagain=50 seed=3");
-  for (int i = 0; i < 100; i++) again += fi_tsend(left.ep, left.memory, 8, desc(&left), left.peer, 1, NULL) == -FI_EAGAIN;
+  for (int i = 0; i < 100; i++)
+    again += fi_tsend(left.ep, left.memory, 8, desc(&left), left.peer, 1, NULL) == -FI_EAGAIN;
   CHECK_MSG(again > 20 && again < 80, "%d of 100", again);
   for (int i = again; i < 101; i++) wait_for(&left);
   close_both();
@@ -236,8 +237,11 @@ TEST(short_queues) {
 
 /* Which side's reads of its CQ bring the message to the other. */
 TEST(progress) {
-  static const struct { const char *script; bool left, right; } modes[] = {
-    {"move=both", false, false}, {"move=sender", true, false}, {"move=receiver", false, true}, {"move=any", true, true}};
+  static const struct { const char *script; bool left, right;
+  } modes[] = {{"move=both", false, false},
+               {"move=sender", true, false},
+               {"move=receiver", false, true},
+               {"move=any", true, true}};
   for (size_t i = 0; i < 4; i++)
     for (int side = 0; side < 2; side++) {
       open_both(modes[i].script);
@@ -255,9 +259,11 @@ TEST(multi_recv_and_cancel) {
   CHECK(fi_getopt(&right.ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, &len) == 0 && least == 50);
   struct iovec iov = {right.memory, 100};
   void *d = desc(&right);
-  struct fi_msg recv = {.msg_iov = &iov, .desc = &d, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = &right.contexts[0]};
+  struct fi_msg recv = {
+      .msg_iov = &iov, .desc = &d, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = &right.contexts[0]};
   CHECK_OK(fi_recvmsg(right.ep, &recv, FI_MULTI_RECV | FI_COMPLETION));
-  for (int i = 0; i < 3; i++) CHECK_OK(fi_send(left.ep, left.memory + i, 30, desc(&left), left.peer, &left.contexts[i]));
+  for (int i = 0; i < 3; i++)
+    CHECK_OK(fi_send(left.ep, left.memory + i, 30, desc(&left), left.peer, &left.contexts[i]));
   for (int i = 0; i < 2; i++) {
     struct fi_cq_tagged_entry got = wait_for(&right);
     CHECK(got.op_context == &right.contexts[0] && got.buf == right.memory + 30 * i && got.len == 30);
@@ -317,7 +323,7 @@ TEST(formats) {
   }
 }
 
-/* ---- threads ------------------------------------------------------------------------------------------------------- */
+/* ---- threads ----------------------------------------------------------- */
 
 static atomic_bool stop;
 
@@ -334,7 +340,10 @@ static void *receive_all(void *failed) {
   int got = 0;
   clock_gettime(CLOCK_MONOTONIC, &began);
   for (int i = 0; got < 2000 && in_time(&began);) {
-    if (i < got + 8 && i < 2000 && fi_trecv(right.ep, right.memory + 4096 * (i % 8), 4096, desc(&right), FI_ADDR_UNSPEC, (uint64_t)i, 0, NULL) == 0) i++;
+    if (i < got + 8 && i < 2000 &&
+        fi_trecv(right.ep, right.memory + 4096 * (i % 8), 4096, desc(&right), FI_ADDR_UNSPEC, (uint64_t)i, 0, NULL) ==
+            0)
+      i++;
     if (fi_cq_read(right.cq, &entry, 1) != 1) continue;
     const char *payload = right.memory + 4096 * (got % 8);
     for (int b = 0; b < 4096; b++)
@@ -388,7 +397,7 @@ TEST(threads_that_share) {
   atomic_store(&stop, true);
   pthread_join(thread, NULL);
   CHECK_MSG(strstr(fake_violation(), "while another thread is in a call of the same domain"), "%s", fake_violation());
-  fake_forgive();
+  fake_forget_violations();
   close_both();
 }
 

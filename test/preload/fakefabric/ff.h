@@ -21,7 +21,8 @@
  *   inject=N (64) cq_data=N (8) mr_key=N (8) max_msg=N (2^30) tx_size=N (256) rx_size=N (1024) iov=N (4) mr_cnt=N
  *   ep_cnt=N cq_cnt=N (0: no limit is said)   tag_format=HEX (64 bits)
  *   mr_mode=LIST|none         local virt_addr allocated prov_key endpoint hmem (virt_addr,allocated,prov_key)
- *   mode=context|context2|none   threading=safe|fid|endpoint|completion|domain (domain)   data=manual|auto (manual)
+ *   mode=context|context2|none   threading=safe|fid|endpoint|completion|domain (domain)
+ *   data=manual|auto (manual)   what is said of progress; `move` is what is done
  *   av=map|table|any (any)    rm=0|1 (1: resource management)
  *
  * Behaviour:
@@ -36,9 +37,9 @@
  *   reorder=PERCENT           so many completions overtake others of their CQ
  *   overtake=PERCENT          so many messages, writes and reads are overtaken where the orders offered allow it
  *   torn=BYTES                writes are placed in pieces of that size, one a read of a CQ, the last piece first
- *   fail=WHAT:N[:ERROR[:PROV[:TIMES]]]   the N-th from now on (1) fails TIMES (1) with FI_ERROR (EIO). WHAT is a KIND (it
- *                             completes with that error and prov_errno PROV), or a call: getinfo fabric domain endpoint
- *                             enable cq_open av_open av_insert mr_reg getname setopt ep_bind
+ *   fail=WHAT:N[:ERROR[:PROV[:TIMES]]]   the N-th from now on (1) fails TIMES (1) with FI_ERROR (EIO). WHAT is a KIND
+ *                             (it completes with that error and prov_errno PROV), or a call: getinfo fabric domain
+ *                             endpoint enable cq_open av_open av_insert mr_reg getname setopt ep_bind
  *   err_text=TEXT             what fi_cq_strerror says of it ('_' for a space)
  *   hang=KIND:N[:TIMES]       it never completes.   lose=KIND:N[:TIMES]   it completes as sent and never arrives
  *   dead=N[:ERROR]            the N-th endpoint made (1) is dead: nothing of it or to it moves, or all fails with ERROR
@@ -53,7 +54,13 @@
  *   int fakefabric_script(const char *text);            0, or -1 after a line on stderr
  *   long fakefabric_live(const char *kind);             how many are open: fabric domain ep cq av mr info
  *   long fakefabric_calls(const char *what);            how often it was called or begun (the names of `fail`)
- *   long fakefabric_violations(void);  const char *fakefabric_violation(long i);  void fakefabric_forgive(void);
+ *   long fakefabric_violations(void);                   how many there were
+ *   const char *fakefabric_violation(long i);           what the i-th was, from 0
+ *   void fakefabric_forget_violations(void);
+ *
+ * Not there (a call of it ends the process): event queues, counters, wait objects and fi_cq_sread, scalable and
+ * passive endpoints, atomics, fi_av_insertsvc; FI_PEEK, more than one piece of an MR or of remote memory, auth keys are
+ * refused. Device memory (FI_HMEM) is registered as it is described and used as host memory.
  *
  * Sanitizers. The library is not sanitized, and its lock and its copies are its own (ff_memory.c), so that they make no
  * happens-before edges: a caller that relies on this library's lock instead of its own is seen. What a provider does to
@@ -253,7 +260,6 @@ bool ff_enter(struct ff_object *o, const char *call); /* takes the lock, unless 
 void ff_leave(struct ff_object *o);
 void ff_open(struct ff_object *o, enum ff_class class, struct ff_object *parent);
 int ff_shut(struct ff_object *o); /* 0, or -FI_EBUSY; with the lock */
-int ff_fabric_domain(struct fid_fabric *fabric, struct fi_info *info, struct fid_domain **domain, void *context);
 int ff_no_bind(struct fid *fid, struct fid *to, uint64_t flags);
 int ff_no_control(struct fid *fid, int command, void *arg);
 int ff_no_ops(struct fid *fid, const char *name, uint64_t flags, void **ops, void *context);

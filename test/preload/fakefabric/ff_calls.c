@@ -9,7 +9,7 @@
 #define POST(...) return ff_post(ep, &(const struct ff_request){__VA_ARGS__})
 #define INJECT (FI_INJECT | FF_QUIET)
 
-/* ---- messages ------------------------------------------------------------------------------------------------------ */
+/* ---- messages ---------------------------------------------------------- */
 
 static ssize_t recv_(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t from, void *context) {
   PIECE(buf, len);
@@ -29,13 +29,15 @@ static ssize_t sendv(struct fid_ep *ep, const struct iovec *iov, void **desc, si
   POST(FF_SEND, MANY, .addr = to, .context = context, .flags = FF_DEFAULTS);
 }
 static ssize_t sendmsg_(struct fid_ep *ep, const struct fi_msg *m, uint64_t flags) {
-  POST(FF_SEND, m->msg_iov, m->desc, m->iov_count, .addr = m->addr, .context = m->context, .data = m->data, .flags = flags);
+  POST(FF_SEND, m->msg_iov, m->desc, m->iov_count, .addr = m->addr, .context = m->context, .data = m->data,
+       .flags = flags);
 }
 static ssize_t inject(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t to) {
   PIECE(buf, len);
   POST(FF_SEND, COPIED, .addr = to, .flags = INJECT);
 }
-static ssize_t senddata(struct fid_ep *ep, const void *buf, size_t len, void *desc, uint64_t data, fi_addr_t to, void *context) {
+static ssize_t senddata(struct fid_ep *ep, const void *buf, size_t len, void *desc, uint64_t data, fi_addr_t to,
+                        void *context) {
   PIECE(buf, len);
   POST(FF_SEND, ONE, .addr = to, .context = context, .data = data, .flags = FF_DEFAULTS | FI_REMOTE_CQ_DATA);
 }
@@ -44,12 +46,13 @@ static ssize_t injectdata(struct fid_ep *ep, const void *buf, size_t len, uint64
   POST(FF_SEND, COPIED, .addr = to, .data = data, .flags = INJECT | FI_REMOTE_CQ_DATA);
 }
 
-struct fi_ops_msg ff_msg_ops = {sizeof ff_msg_ops, recv_, recvv, recvmsg_, send_, sendv, sendmsg_, inject, senddata, injectdata};
+struct fi_ops_msg ff_msg_ops = {sizeof ff_msg_ops, recv_, recvv, recvmsg_, send_, sendv, sendmsg_, inject, senddata,
+                                injectdata};
 
-/* ---- tagged messages ----------------------------------------------------------------------------------------------- */
+/* ---- tagged messages --------------------------------------------------- */
 
-static ssize_t trecv(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t from, uint64_t tag, uint64_t ignore,
-                     void *context) {
+static ssize_t trecv(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t from, uint64_t tag,
+                     uint64_t ignore, void *context) {
   PIECE(buf, len);
   POST(FF_TRECV, ONE, .addr = from, .tag = tag, .ignore = ignore, .context = context, .flags = FF_DEFAULTS);
 }
@@ -62,7 +65,8 @@ static ssize_t trecvmsg(struct fid_ep *ep, const struct fi_msg_tagged *m, uint64
   POST(FF_TRECV, m->msg_iov, m->desc, m->iov_count, .addr = m->addr, .tag = m->tag, .ignore = m->ignore,
        .context = m->context, .flags = flags);
 }
-static ssize_t tsend(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t to, uint64_t tag, void *context) {
+static ssize_t tsend(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t to, uint64_t tag,
+                     void *context) {
   PIECE(buf, len);
   POST(FF_TSEND, ONE, .addr = to, .tag = tag, .context = context, .flags = FF_DEFAULTS);
 }
@@ -81,7 +85,8 @@ static ssize_t tinject(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t
 static ssize_t tsenddata(struct fid_ep *ep, const void *buf, size_t len, void *desc, uint64_t data, fi_addr_t to,
                          uint64_t tag, void *context) {
   PIECE(buf, len);
-  POST(FF_TSEND, ONE, .addr = to, .tag = tag, .context = context, .data = data, .flags = FF_DEFAULTS | FI_REMOTE_CQ_DATA);
+  POST(FF_TSEND, ONE, .addr = to, .tag = tag, .context = context, .data = data,
+       .flags = FF_DEFAULTS | FI_REMOTE_CQ_DATA);
 }
 static ssize_t tinjectdata(struct fid_ep *ep, const void *buf, size_t len, uint64_t data, fi_addr_t to, uint64_t tag) {
   PIECE(buf, len);
@@ -91,7 +96,7 @@ static ssize_t tinjectdata(struct fid_ep *ep, const void *buf, size_t len, uint6
 struct fi_ops_tagged ff_tagged_ops = {sizeof ff_tagged_ops, trecv, trecvv, trecvmsg, tsend, tsendv, tsendmsg, tinject,
                                       tsenddata, tinjectdata};
 
-/* ---- RMA ----------------------------------------------------------------------------------------------------------- */
+/* ---- RMA --------------------------------------------------------------- */
 
 static size_t length_of(const struct iovec *iov, size_t n) {
   size_t length = 0;
@@ -116,8 +121,8 @@ static ssize_t readmsg(struct fid_ep *ep, const struct fi_msg_rma *m, uint64_t f
   POST(FF_READ, m->msg_iov, m->desc, m->iov_count, m->rma_iov_count, m->rma_iov, .addr = m->addr, .context = m->context,
        .flags = flags);
 }
-static ssize_t write_(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t to, uint64_t addr, uint64_t key,
-                      void *context) {
+static ssize_t write_(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t to, uint64_t addr,
+                      uint64_t key, void *context) {
   PIECE(buf, len);
   REMOTE(len);
   POST(FF_WRITE, ONE, THERE, .addr = to, .context = context, .flags = FF_DEFAULTS);
@@ -128,8 +133,8 @@ static ssize_t writev_(struct fid_ep *ep, const struct iovec *iov, void **desc, 
   POST(FF_WRITE, MANY, THERE, .addr = to, .context = context, .flags = FF_DEFAULTS);
 }
 static ssize_t writemsg(struct fid_ep *ep, const struct fi_msg_rma *m, uint64_t flags) {
-  POST(FF_WRITE, m->msg_iov, m->desc, m->iov_count, m->rma_iov_count, m->rma_iov, .addr = m->addr, .context = m->context,
-       .data = m->data, .flags = flags);
+  POST(FF_WRITE, m->msg_iov, m->desc, m->iov_count, m->rma_iov_count, m->rma_iov, .addr = m->addr,
+       .context = m->context, .data = m->data, .flags = flags);
 }
 static ssize_t inject_write(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t to, uint64_t addr, uint64_t key) {
   PIECE(buf, len);
@@ -142,8 +147,8 @@ static ssize_t writedata(struct fid_ep *ep, const void *buf, size_t len, void *d
   REMOTE(len);
   POST(FF_WRITE, ONE, THERE, .addr = to, .context = context, .data = data, .flags = FF_DEFAULTS | FI_REMOTE_CQ_DATA);
 }
-static ssize_t inject_writedata(struct fid_ep *ep, const void *buf, size_t len, uint64_t data, fi_addr_t to, uint64_t addr,
-                                uint64_t key) {
+static ssize_t inject_writedata(struct fid_ep *ep, const void *buf, size_t len, uint64_t data, fi_addr_t to,
+                                uint64_t addr, uint64_t key) {
   PIECE(buf, len);
   REMOTE(len);
   POST(FF_WRITE, COPIED, THERE, .addr = to, .data = data, .flags = INJECT | FI_REMOTE_CQ_DATA);

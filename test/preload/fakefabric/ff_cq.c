@@ -5,7 +5,7 @@
 
 #include "test/preload/fakefabric/ff.h"
 
-/* ---- contexts -------------------------------------------------------------------------------------------------- */
+/* ---- contexts ---------------------------------------------------------- */
 
 #define STAMP 0xfabc0de500000000u
 
@@ -45,7 +45,7 @@ void ff_cq_forget(struct ff_cq *cq, const struct ff_ep *ep) {
   }
 }
 
-/* ---- completions ----------------------------------------------------------------------------------------------- */
+/* ---- completions ------------------------------------------------------- */
 
 void ff_complete(struct ff_cq *cq, struct ff_ep *ep, const struct fi_cq_err_entry *e, fi_addr_t src, bool stamped) {
   struct ff_cqe *c = ff_alloc(sizeof *c), **at = &cq->first;
@@ -166,22 +166,9 @@ static int cq_close(struct fid *fid) {
   return err;
 }
 
-static ssize_t no_sread(struct fid_cq *cq, void *buf, size_t n, const void *cond, int timeout) {
-  (void)cq, (void)buf, (void)n, (void)cond, (void)timeout;
-  return -FI_ENOSYS;
-}
-static ssize_t no_sreadfrom(struct fid_cq *cq, void *buf, size_t n, fi_addr_t *src, const void *cond, int timeout) {
-  (void)cq, (void)buf, (void)n, (void)src, (void)cond, (void)timeout;
-  return -FI_ENOSYS;
-}
-static int no_signal(struct fid_cq *cq) {
-  (void)cq;
-  return -FI_ENOSYS;
-}
-
 static struct fi_ops cq_fid_ops = {sizeof cq_fid_ops, cq_close, ff_no_bind, ff_no_control, ff_no_ops, NULL, NULL};
-static struct fi_ops_cq cq_ops = {sizeof cq_ops, cq_read, cq_readfrom, cq_readerr, no_sread, no_sreadfrom, no_signal,
-                                  cq_strerror};
+static struct fi_ops_cq cq_ops = {
+    .size = sizeof cq_ops, .read = cq_read, .readfrom = cq_readfrom, .readerr = cq_readerr, .strerror = cq_strerror};
 
 int ff_cq_open(struct fid_domain *fid, struct fi_cq_attr *attr, struct fid_cq **out, void *context) {
   struct ff_domain *d = (struct ff_domain *)(void *)fid;

@@ -27,7 +27,7 @@ static struct ff_op *take_out(struct ff_list *list, struct ff_op **at) {
   return op;
 }
 
-/* ---- the end of an operation ------------------------------------------------------------------------------------- */
+/* ---- the end of an operation ------------------------------------------- */
 
 static void dispose(struct ff_op *op) {
   ff_free(op->copy);
@@ -45,15 +45,17 @@ static void release(struct ff_op *op) {
 
 /* Of one that was sent. */
 static void finish(struct ff_op *op, int err, int prov) {
-  static const uint64_t flags[FF_KINDS] = {FI_SEND | FI_MSG, FI_SEND | FI_TAGGED, FI_RMA | FI_WRITE, FI_RMA | FI_READ, 0, 0};
+  static const uint64_t flags[FF_KINDS] = {
+      FI_SEND | FI_MSG, FI_SEND | FI_TAGGED, FI_RMA | FI_WRITE, FI_RMA | FI_READ, 0, 0};
   struct fi_cq_err_entry e = {.op_context = op->context, .flags = flags[op->kind], .err = err, .prov_errno = prov};
   if (op->done) return;
-  if (op->kind == FF_READ) e.buf = op->iov[0].iov_base, e.len = op->len < op->iov[0].iov_len ? op->len : op->iov[0].iov_len;
+  if (op->kind == FF_READ)
+    e.buf = op->iov[0].iov_base, e.len = op->len < op->iov[0].iov_len ? op->len : op->iov[0].iov_len;
   release(op);
   if (err || !op->quiet) ff_complete(op->ep->tx_cq, op->ep, &e, FI_ADDR_NOTAVAIL, op->stamped);
 }
 
-/* ---- bytes -------------------------------------------------------------------------------------------------------- */
+/* ---- bytes ------------------------------------------------------------- */
 
 /* `len` bytes at `from` of what an operation's pieces are, from or to `flat`. */
 static void move(const struct ff_op *op, size_t from, char *flat, size_t len, bool in) {
@@ -84,7 +86,7 @@ static bool keep_copy(struct ff_op *op) {
   return copy;
 }
 
-/* ---- posting ------------------------------------------------------------------------------------------------------ */
+/* ---- posting ----------------------------------------------------------- */
 
 static ssize_t check_local(const struct ff_ep *ep, const struct ff_request *r, bool copied, size_t *total) {
   const struct ff_domain *d = ep->o.domain;
@@ -101,10 +103,13 @@ static ssize_t check_local(const struct ff_ep *ep, const struct ff_request *r, b
       return -FI_EFAULT;
     }
     if (copied || !len) continue;
-    const char *wrong = desc && !mr ? "is of no open MR" : desc && mr->o.domain != d ? "is another domain's" :
-                        !desc && d->mr_mode & FI_MR_LOCAL ? "is missing (FI_MR_LOCAL)" :
-                        mr && (base < mr->base || base + len > mr->base + mr->len) ? "is of another range" :
-                        mr && d->mr_mode & FI_MR_LOCAL && !(mr->access & access_of[r->kind]) ? "is without this access" : NULL;
+    const char *wrong = NULL;
+    bool local = d->mr_mode & FI_MR_LOCAL;
+    if (desc && !mr) wrong = "is of no open MR";
+    else if (!mr) wrong = local ? "is missing (FI_MR_LOCAL)" : NULL;
+    else if (mr->o.domain != d) wrong = "is another domain's";
+    else if (base < mr->base || base + len > mr->base + mr->len) wrong = "is of another range";
+    else if (local && !(mr->access & access_of[r->kind])) wrong = "is without this access";
     if (!wrong) continue;
     ff_violate("%s: the descriptor %s", what, wrong);
     return -FI_EINVAL;
@@ -205,7 +210,7 @@ ssize_t ff_post(struct fid_ep *fid, const struct ff_request *r) {
   return err ? err : op ? 0 : -FI_ENOMEM;
 }
 
-/* ---- from the sender ------------------------------------------------------------------------------------------------ */
+/* ---- from the sender --------------------------------------------------- */
 
 /* It is on its way. The caller may have its buffer back before it arrives, if nothing more was asked for. */
 static void depart(struct ff_op *op) {
@@ -239,7 +244,7 @@ static void push(struct ff_ep *ep) {
   }
 }
 
-/* ---- at the target ---------------------------------------------------------------------------------------------------- */
+/* ---- at the target ----------------------------------------------------- */
 
 static bool matches(const struct ff_op *recv, const struct ff_op *msg) {
   const struct ff_ep *ep = recv->ep;
@@ -255,8 +260,8 @@ static bool deliver(struct ff_op *recv, struct ff_op *msg) {
   size_t room = recv->len - recv->placed, n = msg->len < room ? msg->len : room;
   bool multi = recv->flags & FI_MULTI_RECV, hung = verdict.err < 0;
   struct fi_cq_err_entry e = {
-    .op_context = recv->context, .len = n, .tag = msg->tag, .data = msg->data, .err = verdict.err, .prov_errno = verdict.prov,
-    .buf = recv->n ? (char *)recv->iov[0].iov_base + recv->placed : NULL,
+    .op_context = recv->context, .len = n, .tag = msg->tag, .data = msg->data, .err = verdict.err,
+    .prov_errno = verdict.prov, .buf = recv->n ? (char *)recv->iov[0].iov_base + recv->placed : NULL,
     .flags = FI_RECV | (recv->kind == FF_RECV ? FI_MSG : FI_TAGGED) | (msg->flags & FI_REMOTE_CQ_DATA)};
   for (size_t at = 0, piece; !verdict.err && at < n; at += piece) {
     char buffer[4096];
@@ -317,13 +322,15 @@ static bool place(struct ff_ep *ep, struct ff_op *op) {
   size_t left = op->len - op->placed, n = write && ff.torn && ff.torn < left ? ff.torn : left, at = left - n;
   char *memory = op->len ? ff_mr_reach(ep, &op->rma, access, &err) : NULL;
   if (!err && !(ep->caps & access)) err = FI_EACCES, ff_violate("RMA into an endpoint without this capability");
-  if (!err && memory && ff_poisoned(memory + at, n)) err = FI_EFAULT, ff_violate("RMA into memory that was freed, in an open MR");
+  if (!err && memory && ff_poisoned(memory + at, n))
+    err = FI_EFAULT, ff_violate("RMA into memory that was freed, in an open MR");
   if (!err && write && n) source(op, at, memory + at, n);
   else if (!err && n) move(op, at, memory + at, n, true);
   op->placed += n;
   if (!err && op->placed < op->len) return false;
   if (!err && write && op->flags & FI_REMOTE_CQ_DATA) {
-    const struct fi_cq_err_entry e = {.flags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA, .len = op->len, .data = op->data};
+    const struct fi_cq_err_entry e = {
+        .flags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA, .len = op->len, .data = op->data};
     fi_addr_t src = ep->caps & FI_SOURCE ? ff_av_addr(ep->av, op->ep->number) : FI_ADDR_NOTAVAIL;
     ff_complete(ep->rx_cq, ep, &e, src, false);
   }
@@ -334,12 +341,12 @@ static bool place(struct ff_ep *ep, struct ff_op *op) {
 
 /* What may not overtake what, by the orders that the sender's NIC offers. */
 static bool must_wait(const struct ff_op *op, uint64_t seen) {
-  uint64_t order = op->ep->o.domain->nic.order, after = 0;
-  if (op->kind == FF_WRITE)
-    after = (order & FI_ORDER_WAS ? SENDS : 0u) | (order & FI_ORDER_WAW ? WRITES : 0u) | (order & FI_ORDER_WAR ? READS : 0u);
-  else if (op->kind == FF_READ)
-    after = (order & FI_ORDER_RAS ? SENDS : 0u) | (order & FI_ORDER_RAW ? WRITES : 0u) | (order & FI_ORDER_RAR ? READS : 0u);
-  else after = (order & FI_ORDER_SAS ? SENDS : 0u) | (order & FI_ORDER_SAW ? WRITES : 0u) | (order & FI_ORDER_SAR ? READS : 0u);
+  static const uint64_t orders[3][3] = {{FI_ORDER_SAS, FI_ORDER_SAW, FI_ORDER_SAR},
+                                        {FI_ORDER_WAS, FI_ORDER_WAW, FI_ORDER_WAR},
+                                        {FI_ORDER_RAS, FI_ORDER_RAW, FI_ORDER_RAR}};
+  const uint64_t *of = orders[op->kind == FF_WRITE ? 1 : op->kind == FF_READ ? 2 : 0];
+  uint64_t order = op->ep->o.domain->nic.order;
+  uint64_t after = (order & of[0] ? SENDS : 0u) | (order & of[1] ? WRITES : 0u) | (order & of[2] ? READS : 0u);
   return seen & after;
 }
 
@@ -381,7 +388,7 @@ void ff_progress(struct ff_cq *cq) {
     }
 }
 
-/* ---- cancelled and closed --------------------------------------------------------------------------------------------- */
+/* ---- cancelled and closed ---------------------------------------------- */
 
 ssize_t ff_cancel(fid_t fid, void *context) {
   struct ff_ep *ep = (struct ff_ep *)(void *)fid;

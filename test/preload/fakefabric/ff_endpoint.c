@@ -8,7 +8,7 @@
 
 #include "test/preload/fakefabric/ff.h"
 
-/* ---- addresses: an endpoint's is its number, in the clothes of a format ------------------------------------------ */
+/* ---- addresses: an endpoint's number, in one of four formats ----------- */
 
 size_t ff_address(const struct ff_nic *nic, uint32_t number, void *addr) {
   memset(addr, 0, FF_ADDR);
@@ -19,11 +19,13 @@ size_t ff_address(const struct ff_nic *nic, uint32_t number, void *addr) {
     return sizeof in;
   }
   if (nic->addr_format == FI_SOCKADDR_IN6) {
-    struct sockaddr_in6 in = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)number), .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    struct sockaddr_in6 in = {
+        .sin6_family = AF_INET6, .sin6_port = htons((uint16_t)number), .sin6_addr = IN6ADDR_LOOPBACK_INIT};
     memcpy(addr, &in, sizeof in);
     return sizeof in;
   }
-  if (nic->addr_format == FI_ADDR_STR) return (size_t)ff_print(addr, FF_ADDR, "fi_fake://%u:%u", (unsigned int)nic->index, number) + 1;
+  if (nic->addr_format == FI_ADDR_STR)
+    return (size_t)ff_print(addr, FF_ADDR, "fi_fake://%u:%u", (unsigned int)nic->index, number) + 1;
   const uint32_t raw[FF_ADDR / 4] = {0xfabfab00u, (uint32_t)nic->index, number, 0, ~number};
   memcpy(addr, raw, sizeof raw);
   return sizeof raw;
@@ -47,7 +49,7 @@ static uint32_t number_of(const struct ff_nic *nic, const void *addr) {
   return ep && memcmp(mine, addr, len) == 0 ? number : 0;
 }
 
-/* ---- address vectors ------------------------------------------------------------------------------------------- */
+/* ---- address vectors --------------------------------------------------- */
 
 /* What FI_AV_MAP gives out is no index. */
 #define MAP_BASE 0xfab0000000000000u
@@ -139,13 +141,8 @@ static int av_close(struct fid *fid) {
   return err;
 }
 
-static int no_svc(struct fid_av *av, const char *node, const char *service, fi_addr_t *addr, uint64_t flags, void *context) {
-  (void)av, (void)node, (void)service, (void)addr, (void)flags, (void)context;
-  return -FI_ENOSYS;
-}
-
 static struct fi_ops av_fid_ops = {sizeof av_fid_ops, av_close, ff_no_bind, ff_no_control, ff_no_ops, NULL, NULL};
-static struct fi_ops_av av_ops = {.size = sizeof av_ops, .insert = av_insert, .insertsvc = no_svc, .remove = av_remove,
+static struct fi_ops_av av_ops = {.size = sizeof av_ops, .insert = av_insert, .remove = av_remove,
                                   .lookup = av_lookup, .straddr = av_straddr};
 
 int ff_av_open(struct fid_domain *fid, struct fi_av_attr *attr, struct fid_av **out, void *context) {
@@ -165,7 +162,7 @@ int ff_av_open(struct fid_domain *fid, struct fi_av_attr *attr, struct fid_av **
   return err ? err : av ? 0 : -FI_ENOMEM;
 }
 
-/* ---- endpoints ------------------------------------------------------------------------------------------------- */
+/* ---- endpoints --------------------------------------------------------- */
 
 static int bind_cq(struct ff_ep *ep, struct ff_cq *cq, uint64_t flags) {
   bool tx = flags & FI_TRANSMIT, rx = flags & FI_RECV;
@@ -255,20 +252,16 @@ static int ep_setopt(fid_t fid, int level, int name, const void *value, size_t l
   struct ff_ep *ep = (struct ff_ep *)(void *)fid;
   if (!ff_enter(&ep->o, "fi_setopt")) return -FI_EBADF;
   int err = ff_fault("setopt");
-  if (!err && (level != FI_OPT_ENDPOINT || name != FI_OPT_MIN_MULTI_RECV || len != sizeof(size_t))) err = -FI_ENOPROTOOPT;
+  if (!err && (level != FI_OPT_ENDPOINT || name != FI_OPT_MIN_MULTI_RECV || len != sizeof(size_t)))
+    err = -FI_ENOPROTOOPT;
   if (!err) ep->min_multi_recv = *(const size_t *)value;
   ff_leave(&ep->o);
   return err;
 }
 
-static int no_name(fid_t fid, void *addr, size_t len) {
-  (void)fid, (void)addr, (void)len;
-  return -FI_ENOSYS;
-}
-
 static struct fi_ops ep_fid_ops = {sizeof ep_fid_ops, ep_close, ep_bind, ep_control, ff_no_ops, NULL, NULL};
 static struct fi_ops_ep ep_ops = {.size = sizeof ep_ops, .cancel = ff_cancel, .getopt = ep_getopt, .setopt = ep_setopt};
-static struct fi_ops_cm cm_ops = {.size = sizeof cm_ops, .setname = no_name, .getname = ep_getname};
+static struct fi_ops_cm cm_ops = {.size = sizeof cm_ops, .getname = ep_getname};
 
 int ff_endpoint(struct fid_domain *fid, struct fi_info *info, struct fid_ep **out, void *context) {
   struct ff_domain *d = (struct ff_domain *)(void *)fid;

@@ -18,14 +18,14 @@ static void count_info(long by) {
   ff_unlock();
 }
 
-/* ---- making, copying, freeing ---------------------------------------------------------------------------------- */
+/* ---- making, copying, freeing ------------------------------------------ */
 
-static void *twin(const void *from, size_t size) {
+static void *dup_memory(const void *from, size_t size) {
   void *p = from ? malloc(size) : NULL;
   if (p) memcpy(p, from, size);
   return p;
 }
-static char *text_twin(const char *text) { return text && text[0] ? twin(text, strlen(text) + 1) : NULL; }
+static char *dup_text(const char *text) { return text && text[0] ? dup_memory(text, strlen(text) + 1) : NULL; }
 
 static void free_nic(struct fid_nic *nic) {
   if (!nic) return;
@@ -47,15 +47,15 @@ static int nic_close(struct fid *fid) {
 static struct fi_ops nic_ops = {sizeof nic_ops, nic_close, ff_no_bind, ff_no_control, ff_no_ops, NULL, NULL};
 
 static struct fid_nic *dup_nic(const struct fid_nic *from) {
-  struct fid_nic *nic = twin(from, sizeof *nic);
+  struct fid_nic *nic = dup_memory(from, sizeof *nic);
   if (!nic) return NULL;
-  nic->device_attr = twin(from->device_attr, sizeof *from->device_attr);
-  nic->bus_attr = twin(from->bus_attr, sizeof *from->bus_attr);
-  nic->link_attr = twin(from->link_attr, sizeof *from->link_attr);
-  if (nic->device_attr) nic->device_attr->name = text_twin(from->device_attr->name);
+  nic->device_attr = dup_memory(from->device_attr, sizeof *from->device_attr);
+  nic->bus_attr = dup_memory(from->bus_attr, sizeof *from->bus_attr);
+  nic->link_attr = dup_memory(from->link_attr, sizeof *from->link_attr);
+  if (nic->device_attr) nic->device_attr->name = dup_text(from->device_attr->name);
   if (nic->link_attr) {
-    nic->link_attr->address = text_twin(from->link_attr->address);
-    nic->link_attr->network_type = text_twin(from->link_attr->network_type);
+    nic->link_attr->address = dup_text(from->link_attr->address);
+    nic->link_attr->network_type = dup_text(from->link_attr->network_type);
   }
   return nic;
 }
@@ -68,21 +68,21 @@ struct fi_info *fi_dupinfo(const struct fi_info *from) {
   static struct fi_domain_attr domain;
   static struct fi_fabric_attr fabric;
   bool blank = !from;
-  struct fi_info *info = twin(from ? from : &empty, sizeof *info);
+  struct fi_info *info = dup_memory(from ? from : &empty, sizeof *info);
   if (!info) return NULL;
   info->next = NULL;
-  info->src_addr = blank ? NULL : twin(from->src_addr, from->src_addrlen);
-  info->dest_addr = blank ? NULL : twin(from->dest_addr, from->dest_addrlen);
-  info->tx_attr = twin(blank ? &tx : from->tx_attr, sizeof tx);
-  info->rx_attr = twin(blank ? &rx : from->rx_attr, sizeof rx);
-  info->ep_attr = twin(blank ? &ep : from->ep_attr, sizeof ep);
-  info->domain_attr = twin(blank ? &domain : from->domain_attr, sizeof domain);
-  info->fabric_attr = twin(blank ? &fabric : from->fabric_attr, sizeof fabric);
+  info->src_addr = blank ? NULL : dup_memory(from->src_addr, from->src_addrlen);
+  info->dest_addr = blank ? NULL : dup_memory(from->dest_addr, from->dest_addrlen);
+  info->tx_attr = dup_memory(blank ? &tx : from->tx_attr, sizeof tx);
+  info->rx_attr = dup_memory(blank ? &rx : from->rx_attr, sizeof rx);
+  info->ep_attr = dup_memory(blank ? &ep : from->ep_attr, sizeof ep);
+  info->domain_attr = dup_memory(blank ? &domain : from->domain_attr, sizeof domain);
+  info->fabric_attr = dup_memory(blank ? &fabric : from->fabric_attr, sizeof fabric);
   info->nic = blank ? NULL : dup_nic(from->nic);
-  if (info->domain_attr) info->domain_attr->name = text_twin(info->domain_attr->name);
+  if (info->domain_attr) info->domain_attr->name = dup_text(info->domain_attr->name);
   if (info->fabric_attr) {
-    info->fabric_attr->name = text_twin(info->fabric_attr->name);
-    info->fabric_attr->prov_name = text_twin(info->fabric_attr->prov_name);
+    info->fabric_attr->name = dup_text(info->fabric_attr->name);
+    info->fabric_attr->prov_name = dup_text(info->fabric_attr->prov_name);
   }
   count_info(1);
   return info;
@@ -110,7 +110,7 @@ void fi_freeinfo(struct fi_info *info) {
   }
 }
 
-/* ---- fi_getinfo ------------------------------------------------------------------------------------------------ */
+/* ---- fi_getinfo -------------------------------------------------------- */
 
 struct ff_nic *ff_nic_of(const struct fi_info *info) {
   for (unsigned int i = 0; info->domain_attr->name && i < ff.nnics; i++)
@@ -203,7 +203,7 @@ static struct fi_info *make(const struct ff_nic *nic, const struct fi_info *h, u
   info->mode = nic->mode;
   info->addr_format = (uint32_t)nic->addr_format;
   info->src_addrlen = ff_address(nic, 0, address);
-  info->src_addr = twin(address, info->src_addrlen);
+  info->src_addr = dup_memory(address, info->src_addrlen);
   *info->tx_attr = (struct fi_tx_attr){
     .caps = info->caps, .mode = nic->mode, .msg_order = nic->order, .comp_order = nic->strict ? FI_ORDER_STRICT : 0,
     .op_flags = h && h->tx_attr ? h->tx_attr->op_flags : 0, .inject_size = nic->inject, .size = nic->tx_size,
@@ -216,7 +216,7 @@ static struct fi_info *make(const struct ff_nic *nic, const struct fi_info *h, u
     .max_order_raw_size = nic->max_msg, .max_order_war_size = nic->max_msg, .max_order_waw_size = nic->max_msg,
     .mem_tag_format = nic->tag_format, .tx_ctx_cnt = 1, .rx_ctx_cnt = 1};
   *info->domain_attr = (struct fi_domain_attr){
-    .name = text_twin(nic->name), .threading = (enum fi_threading)nic->threading,
+    .name = dup_text(nic->name), .threading = (enum fi_threading)nic->threading,
     .control_progress = FI_PROGRESS_MANUAL, .data_progress = (enum fi_progress)nic->data,
     .resource_mgmt = nic->rm ? FI_RM_ENABLED : FI_RM_DISABLED, .av_type = (enum fi_av_type)nic->av,
     .mr_mode = (int)(h ? needed_mr_mode(nic, caps) : nic->mr_mode), .mr_key_size = nic->mr_key,
@@ -226,7 +226,7 @@ static struct fi_info *make(const struct ff_nic *nic, const struct fi_info *h, u
   if (h && h->domain_attr && h->domain_attr->threading) info->domain_attr->threading = h->domain_attr->threading;
   if (h && h->domain_attr && h->domain_attr->av_type) info->domain_attr->av_type = h->domain_attr->av_type;
   *info->fabric_attr = (struct fi_fabric_attr){
-    .name = text_twin(nic->fabric), .prov_name = text_twin(nic->prov), .prov_version = FI_VERSION(1, 17),
+    .name = dup_text(nic->fabric), .prov_name = dup_text(nic->prov), .prov_version = FI_VERSION(1, 17),
     .api_version = version};
   info->nic = nic->nic_attr ? make_nic(nic) : NULL;
   return info;
@@ -255,16 +255,17 @@ int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t
   return *list ? 0 : -FI_ENODATA;
 }
 
-/* ---- strings --------------------------------------------------------------------------------------------------- */
+/* ---- strings ----------------------------------------------------------- */
 
 uint32_t fi_version(void) { return FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION); }
 
 const char *fi_strerror(int err) {
   static const char *const texts[] = {
-    "Unspecified error", "Provided buffer is too small", "Operation not permitted in current state", "Error available",
-    "Flags not supported", "Missing or unavailable event queue", "Invalid resource domain",
+    "Unspecified error", "Provided buffer is too small", "Operation not permitted in current state",
+    "Error available", "Flags not supported", "Missing or unavailable event queue", "Invalid resource domain",
     "Missing or unavailable completion queue", "CRC error", "Truncation error", "Required key not available",
-    "Missing or unavailable address vector", "Queue has been overrun", "Receiver not ready, no receive buffers available"};
+    "Missing or unavailable address vector", "Queue has been overrun",
+    "Receiver not ready, no receive buffers available"};
   err = err < 0 ? -err : err;
   if (err < FI_ERRNO_OFFSET) return strerror(err);
   return err < FI_ERRNO_MAX ? texts[err - FI_ERRNO_OFFSET] : "Unspecified error";

@@ -23,7 +23,8 @@ void *memcpy(void *restrict to, const void *restrict from, size_t size) {
   size_t at = 0;
   if ((((uintptr_t)to | (uintptr_t)from) & 7) == 0)
     for (; at + 8 <= size; at += 8)
-      *(volatile uint64_t *)(void *)((char *)to + at) = *(const volatile uint64_t *)(const void *)((const char *)from + at);
+      *(volatile uint64_t *)(void *)((char *)to + at) =
+          *(const volatile uint64_t *)(const void *)((const char *)from + at);
   for (; at < size; at++) ((volatile char *)to)[at] = ((const volatile char *)from)[at];
   return to;
 }

@@ -8,7 +8,9 @@
 
 enum { BUCKETS = sizeof ff.keys / sizeof ff.keys[0] };
 
-static uint64_t key_limit(const struct ff_nic *nic) { return nic->mr_key >= 8 ? UINT64_MAX : (1ull << 8 * nic->mr_key) - 1; }
+static uint64_t key_limit(const struct ff_nic *nic) {
+  return nic->mr_key >= 8 ? UINT64_MAX : (1ull << 8 * nic->mr_key) - 1;
+}
 
 static struct ff_mr *keyed(const struct ff_domain *domain, uint64_t key) {
   for (struct ff_mr *mr = ff.keys[key % BUCKETS]; mr; mr = mr->next)
@@ -43,7 +45,8 @@ static int choose_key(struct ff_mr *mr, uint64_t wanted) {
     return -FI_ENOSPC;
   }
   if (wanted > limit) {
-    ff_violate("fi_mr_reg: key 0x%llx has more than %llu bytes", (unsigned long long)wanted, (unsigned long long)d->nic.mr_key);
+    ff_violate("fi_mr_reg: key 0x%llx has more than %llu bytes", (unsigned long long)wanted,
+               (unsigned long long)d->nic.mr_key);
     return -FI_EKEYREJECTED;
   }
   return keyed(d, wanted) ? -FI_ENOKEY : 0;
@@ -94,7 +97,8 @@ static int check_attr(const struct ff_domain *d, const struct fi_mr_attr *attr, 
   const struct iovec *iov = attr->mr_iov;
   if (attr->iov_count != 1 || flags & ~(uint64_t)FI_HMEM_DEVICE_ONLY) return -FI_EINVAL;
   if ((attr->access & ~known) || !attr->access || attr->offset) {
-    ff_violate("fi_mr_reg: access 0x%llx, offset %llu", (unsigned long long)attr->access, (unsigned long long)attr->offset);
+    ff_violate("fi_mr_reg: access 0x%llx, offset %llu", (unsigned long long)attr->access,
+               (unsigned long long)attr->offset);
     return -FI_EINVAL;
   }
   if (attr->iface != FI_HMEM_SYSTEM && !(d->nic.caps & FI_HMEM)) return -FI_ENOSYS;
@@ -163,8 +167,8 @@ char *ff_mr_reach(struct ff_ep *ep, const struct fi_rma_iov *rma, uint64_t acces
   else if ((mr->access & access) != access) ff_violate("RMA with a key without this access");
   else if (mr->ep && mr->ep != ep) ff_violate("RMA with a key of another endpoint (FI_MR_ENDPOINT)");
   else if (rma->addr < base || rma->addr - base > mr->len || rma->len > mr->len - (rma->addr - base))
-    ff_violate("RMA of %zu bytes at 0x%llx, outside of the MR (0x%llx, %zu bytes)", rma->len, (unsigned long long)rma->addr,
-               (unsigned long long)base, mr->len);
+    ff_violate("RMA of %zu bytes at 0x%llx, outside of the MR (0x%llx, %zu bytes)", rma->len,
+               (unsigned long long)rma->addr, (unsigned long long)base, mr->len);
   else {
     *err = 0;
     return mr->base + (rma->addr - base);

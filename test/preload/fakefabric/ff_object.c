@@ -9,7 +9,7 @@ __attribute__((weak)) void __tsan_write8(void *p);
 
 static const char *const names[FF_CLASSES] = {"fabric", "domain", "endpoint", "CQ", "AV", "MR", "info"};
 
-/* ---- all objects ----------------------------------------------------------------------------------------------- */
+/* ---- all objects ------------------------------------------------------- */
 
 /* What one thread at a time may use, by the threading model that the domain was opened with. */
 static struct ff_object *serialised(struct ff_object *o) {
@@ -23,7 +23,8 @@ bool ff_enter(struct ff_object *o, const char *call) {
   bool alone = !one || __atomic_fetch_add(&one->inside, 1, __ATOMIC_RELAXED) == 0;
   if (one && __tsan_write8) __tsan_write8(&one->witness);
   ff_lock();
-  if (!alone) ff_violate("%s (%s) while another thread is in a call of the same %s", call, names[o->class], names[one->class]);
+  if (!alone)
+    ff_violate("%s (%s) while another thread is in a call of the same %s", call, names[o->class], names[one->class]);
   if (!o->closed) return true;
   ff_violate("%s: the %s is closed", call, names[o->class]);
   ff_leave(o);
@@ -70,7 +71,7 @@ int ff_no_ops(struct fid *fid, const char *name, uint64_t flags, void **ops, voi
   return -FI_ENOSYS;
 }
 
-/* ---- domain ---------------------------------------------------------------------------------------------------- */
+/* ---- domain ------------------------------------------------------------ */
 
 static int domain_close(struct fid *fid) {
   struct ff_domain *d = (struct ff_domain *)(void *)fid;
@@ -80,20 +81,12 @@ static int domain_close(struct fid *fid) {
   return err;
 }
 
-static int no_scalable(struct fid_domain *domain, struct fi_info *info, struct fid_ep **ep, void *context) {
-  (void)domain, (void)info, (void)ep, (void)context;
-  return -FI_ENOSYS;
-}
-static int no_cntr(struct fid_domain *domain, struct fi_cntr_attr *attr, struct fid_cntr **cntr, void *context) {
-  (void)domain, (void)attr, (void)cntr, (void)context;
-  return -FI_ENOSYS;
-}
-
-static struct fi_ops domain_fid_ops = {sizeof domain_fid_ops, domain_close, ff_no_bind, ff_no_control, ff_no_ops, NULL, NULL};
+static struct fi_ops domain_fid_ops = {
+    sizeof domain_fid_ops, domain_close, ff_no_bind, ff_no_control, ff_no_ops, NULL, NULL};
 static struct fi_ops_domain domain_ops = {.size = sizeof domain_ops, .av_open = ff_av_open, .cq_open = ff_cq_open,
-                                          .endpoint = ff_endpoint, .scalable_ep = no_scalable, .cntr_open = no_cntr};
+                                          .endpoint = ff_endpoint};
 
-int ff_fabric_domain(struct fid_fabric *fid, struct fi_info *info, struct fid_domain **domain, void *context) {
+static int fabric_domain(struct fid_fabric *fid, struct fi_info *info, struct fid_domain **domain, void *context) {
   struct ff_fabric *fabric = (struct ff_fabric *)(void *)fid;
   struct ff_domain *d = ff_alloc(sizeof *d);
   if (!ff_enter(&fabric->o, "fi_domain")) return -FI_EBADF;
@@ -104,7 +97,8 @@ int ff_fabric_domain(struct fid_fabric *fid, struct fi_info *info, struct fid_do
     d->nic = *nic;
     d->mr_mode = info->domain_attr->mr_mode;
     d->threading = info->domain_attr->threading;
-    if (nic->mr_mode & FI_MR_LOCAL & ~(uint64_t)d->mr_mode) ff_violate("fi_domain: FI_MR_LOCAL of %s was taken away", nic->name);
+    if (nic->mr_mode & FI_MR_LOCAL & ~(uint64_t)d->mr_mode)
+      ff_violate("fi_domain: FI_MR_LOCAL of %s was taken away", nic->name);
     d->fid = (struct fid_domain){{FI_CLASS_DOMAIN, context, &domain_fid_ops}, &domain_ops, &ff_mr_ops};
     ff_open(&d->o, FF_DOMAIN, &fabric->o);
     d->o.domain = d;
@@ -115,7 +109,7 @@ int ff_fabric_domain(struct fid_fabric *fid, struct fi_info *info, struct fid_do
   return err;
 }
 
-/* ---- fabric ---------------------------------------------------------------------------------------------------- */
+/* ---- fabric ------------------------------------------------------------ */
 
 static int fabric_close(struct fid *fid) {
   struct ff_fabric *fabric = (struct ff_fabric *)(void *)fid;
@@ -125,25 +119,9 @@ static int fabric_close(struct fid *fid) {
   return err;
 }
 
-static int no_pep(struct fid_fabric *fabric, struct fi_info *info, struct fid_pep **pep, void *context) {
-  (void)fabric, (void)info, (void)pep, (void)context;
-  return -FI_ENOSYS;
-}
-static int no_eq(struct fid_fabric *fabric, struct fi_eq_attr *attr, struct fid_eq **eq, void *context) {
-  (void)fabric, (void)attr, (void)eq, (void)context;
-  return -FI_ENOSYS;
-}
-static int no_wait(struct fid_fabric *fabric, struct fi_wait_attr *attr, struct fid_wait **wait) {
-  (void)fabric, (void)attr, (void)wait;
-  return -FI_ENOSYS;
-}
-static int no_trywait(struct fid_fabric *fabric, struct fid **fids, int count) {
-  (void)fabric, (void)fids, (void)count;
-  return -FI_ENOSYS;
-}
-
-static struct fi_ops fabric_fid_ops = {sizeof fabric_fid_ops, fabric_close, ff_no_bind, ff_no_control, ff_no_ops, NULL, NULL};
-static struct fi_ops_fabric fabric_ops = {sizeof fabric_ops, ff_fabric_domain, no_pep, no_eq, no_wait, no_trywait, NULL};
+static struct fi_ops fabric_fid_ops = {
+    sizeof fabric_fid_ops, fabric_close, ff_no_bind, ff_no_control, ff_no_ops, NULL, NULL};
+static struct fi_ops_fabric fabric_ops = {.size = sizeof fabric_ops, .domain = fabric_domain};
 
 int fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context) {
   ff_lock();
@@ -151,7 +129,8 @@ int fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *con
   int err = ff_fault("fabric");
   bool known = false;
   for (unsigned int i = 0; i < ff.nnics; i++)
-    known |= strcmp(ff.nics[i].fabric, attr->name) == 0 && (!attr->prov_name || strcmp(ff.nics[i].prov, attr->prov_name) == 0);
+    known |= strcmp(ff.nics[i].fabric, attr->name) == 0 &&
+             (!attr->prov_name || strcmp(ff.nics[i].prov, attr->prov_name) == 0);
   struct ff_fabric *f = err || !known ? NULL : ff_alloc(sizeof *f);
   if (f) {
     f->fid = (struct fid_fabric){{FI_CLASS_FABRIC, context, &fabric_fid_ops}, &fabric_ops, attr->api_version};

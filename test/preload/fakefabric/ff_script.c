@@ -12,7 +12,7 @@ long fakefabric_live(const char *kind);
 long fakefabric_calls(const char *what);
 long fakefabric_violations(void);
 const char *fakefabric_violation(long i);
-void fakefabric_forgive(void);
+void fakefabric_forget_violations(void);
 
 struct ff_state ff;
 const char *const ff_kind_names[FF_KINDS] = {"send", "tsend", "write", "read", "recv", "trecv"};
@@ -44,7 +44,8 @@ static const struct word threadings[] = {
   {"completion", FI_THREAD_COMPLETION}, {"domain", FI_THREAD_DOMAIN}, {NULL, 0}};
 static const struct word progresses[] = {{"manual", FI_PROGRESS_MANUAL}, {"auto", FI_PROGRESS_AUTO}, {NULL, 0}};
 static const struct word avs[] = {{"any", FI_AV_UNSPEC}, {"map", FI_AV_MAP}, {"table", FI_AV_TABLE}, {NULL, 0}};
-static const struct word links[] = {{"up", FI_LINK_UP}, {"down", FI_LINK_DOWN}, {"unknown", FI_LINK_UNKNOWN}, {NULL, 0}};
+static const struct word links[] = {
+  {"up", FI_LINK_UP}, {"down", FI_LINK_DOWN}, {"unknown", FI_LINK_UNKNOWN}, {NULL, 0}};
 static const struct word modes[] = {{"none", 0}, {"context", FI_CONTEXT}, {"context2", FI_CONTEXT2}, {NULL, 0}};
 static const struct word mr_modes[] = {
   {"none", 0}, {"local", FI_MR_LOCAL}, {"virt_addr", FI_MR_VIRT_ADDR}, {"allocated", FI_MR_ALLOCATED},
@@ -59,29 +60,33 @@ static const struct word orders[] = {
 
 /* Keys of a NIC. text: its size; list: words that are added up; words: one of them; else a number of that base. */
 #define AT(field) offsetof(struct ff_nic, field)
-static const struct {
+#define TEXT(key, field) {key, AT(field), sizeof ((struct ff_nic *)0)->field, NULL, false, 0}
+#define WORDS(key, field, words, list) {key, AT(field), 0, words, list, 0}
+#define NUMBER(field) {#field, AT(field), 0, NULL, false, 10}
+static const struct nic_key {
   const char *name;
   size_t at, text;
   const struct word *words;
   bool list;
   int base;
 } nic_keys[] = {
-  {"prov", AT(prov), 64, NULL, false, 0}, {"fabric", AT(fabric), 64, NULL, false, 0}, {"net", AT(net), 32, NULL, false, 0},
-  {"nic_addr", AT(link_address), 64, NULL, false, 0}, {"pci", AT(pci), 32, NULL, false, 0},
-  {"addr", AT(addr_format), 0, formats, false, 0}, {"link", AT(link), 0, links, false, 0},
-  {"mr_mode", AT(mr_mode), 0, mr_modes, true, 0}, {"mode", AT(mode), 0, modes, false, 0},
-  {"threading", AT(threading), 0, threadings, false, 0}, {"data", AT(data), 0, progresses, false, 0},
-  {"av", AT(av), 0, avs, false, 0}, {"speed", AT(speed), 0, NULL, false, 10}, {"nic_attr", AT(nic_attr), 0, NULL, false, 10},
-  {"inject", AT(inject), 0, NULL, false, 10}, {"cq_data", AT(cq_data), 0, NULL, false, 10},
-  {"mr_key", AT(mr_key), 0, NULL, false, 10}, {"max_msg", AT(max_msg), 0, NULL, false, 10},
-  {"tx_size", AT(tx_size), 0, NULL, false, 10}, {"rx_size", AT(rx_size), 0, NULL, false, 10},
-  {"iov", AT(iov), 0, NULL, false, 10}, {"mr_cnt", AT(mr_cnt), 0, NULL, false, 10},
-  {"ep_cnt", AT(ep_cnt), 0, NULL, false, 10}, {"cq_cnt", AT(cq_cnt), 0, NULL, false, 10},
-  {"tag_format", AT(tag_format), 0, NULL, false, 16}, {"rm", AT(rm), 0, NULL, false, 10}};
-static const struct { const char *name; uint64_t *to, first; } numbers[] = {
-  {"eager", &ff.eager, 4096}, {"early", &ff.early, 1}, {"burst", &ff.burst, 0}, {"eagain", &ff.eagain, 0},
-  {"eagain_next", &ff.eagain_next, 0}, {"late", &ff.late, 0}, {"reorder", &ff.reorder, 0}, {"overtake", &ff.overtake, 0},
-  {"torn", &ff.torn, 0}, {"cq_size", &ff.cq_size, 0}, {"overrun", &ff.overrun, 0}, {"seed", &ff.seed, 1}};
+  TEXT("prov", prov), TEXT("fabric", fabric), TEXT("net", net), TEXT("nic_addr", link_address), TEXT("pci", pci),
+  WORDS("addr", addr_format, formats, false), WORDS("link", link, links, false),
+  WORDS("mr_mode", mr_mode, mr_modes, true), WORDS("mode", mode, modes, false),
+  WORDS("threading", threading, threadings, false), WORDS("data", data, progresses, false),
+  WORDS("av", av, avs, false), NUMBER(speed), NUMBER(nic_attr), NUMBER(inject), NUMBER(cq_data), NUMBER(mr_key),
+  NUMBER(max_msg), NUMBER(tx_size), NUMBER(rx_size), NUMBER(iov), NUMBER(mr_cnt), NUMBER(ep_cnt), NUMBER(cq_cnt),
+  NUMBER(rm), {"tag_format", AT(tag_format), 0, NULL, false, 16}};
+
+/* Behaviour that is a number, and what it is in the beginning. */
+#define BEHAVIOUR(field, first) {#field, &ff.field, first}
+static const struct {
+  const char *name;
+  uint64_t *to, first;
+} numbers[] = {
+  BEHAVIOUR(eager, 4096), BEHAVIOUR(early, 1), BEHAVIOUR(burst, 0), BEHAVIOUR(eagain, 0), BEHAVIOUR(eagain_next, 0),
+  BEHAVIOUR(late, 0), BEHAVIOUR(reorder, 0), BEHAVIOUR(overtake, 0), BEHAVIOUR(torn, 0), BEHAVIOUR(cq_size, 0),
+  BEHAVIOUR(overrun, 0), BEHAVIOUR(seed, 1)};
 
 static struct fault {
   char what[16];
@@ -94,7 +99,7 @@ static struct { uint32_t number; int err; } deaths[MAX_FAULTS];
 static int ndeaths;
 static struct ff_nic *current; /* that keys of NICs are about; NULL: all, and the defaults */
 
-/* ---- words ----------------------------------------------------------------------------------------------------- */
+/* ---- words ------------------------------------------------------------- */
 
 static bool complain(const char *key, const char *value, const char *what) {
   fprintf(stderr, "fakefabric: '%s=%s': %s\n", key, value, what);
@@ -292,7 +297,7 @@ void ff_load(void) {
   if (!ff.nnics && !ff.none) choose_nic("fake0", true);
 }
 
-/* ---- faults ---------------------------------------------------------------------------------------------------- */
+/* ---- faults ------------------------------------------------------------ */
 
 uint64_t ff_draw(uint64_t below) {
   ff.seed = ff.seed * 6364136223846793005u + 1442695040888963407u;
@@ -350,7 +355,7 @@ void ff_violate(const char *fmt, ...) {
   if (ff.abort_on_violation) abort();
 }
 
-/* ---- for tests ------------------------------------------------------------------------------------------------- */
+/* ---- for tests --------------------------------------------------------- */
 
 int fakefabric_script(const char *text) {
   ff_lock();
@@ -391,7 +396,7 @@ const char *fakefabric_violation(long i) {
   return ff.violation[i < FF_VIOLATIONS ? i : FF_VIOLATIONS - 1]; /* the last of all is there */
 }
 
-void fakefabric_forgive(void) {
+void fakefabric_forget_violations(void) {
   ff_lock();
   ff.violations = 0;
   ff_unlock();
