@@ -167,7 +167,7 @@ TEST(strict_posts) {
 
 TEST(strict_rma) {
   struct fi_context2 *c = left.contexts;
-  open_both("mr_mode=allocated mr_key=2 early=0");
+  open_both("mr_mode=allocated mr_key=2");
   CHECK(fi_mr_key(right.mr) == 2 && left.info->domain_attr->mr_mode == FI_MR_ALLOCATED);
   struct fid_mr *mr;
   CHECK_INT(fi_mr_reg(right.domain, right.memory, 10, FI_REMOTE_READ, 0, 2, 0, &mr, NULL), -FI_ENOKEY);
@@ -179,7 +179,7 @@ TEST(strict_rma) {
   CHECK_OK(fi_write(left.ep, left.memory, 8, NULL, left.peer, 0, 2, c));
   CHECK(wait_for(&left).op_context == c);
   static const struct { uint64_t addr, key; const char *part; } wrong[] = {
-    {SIZE - 7, 2, "outside of the MR"}, {0, 3, "which no MR has"}, {0, 65535, "without this access"}};
+    {SIZE - 7, 2, "outside of the MR"}, {0, 3, "no MR has this key"}, {0, 65535, "without this access"}};
   for (size_t i = 0; i < 3; i++) {
     CHECK_OK(fi_write(left.ep, left.memory, 8, NULL, left.peer, wrong[i].addr, wrong[i].key, c));
     CHECK_INT(wait_for_error(&left).err, FI_EACCES);
@@ -191,7 +191,7 @@ TEST(strict_rma) {
   CHECK_INT(wait_for_error(&left).err, FI_EACCES);
   close_both();
   /* A key is good at the endpoint that its MR is bound to. */
-  open_both("mr_mode=endpoint,prov_key,virt_addr early=0");
+  open_both("mr_mode=endpoint,prov_key,virt_addr");
   struct fid_ep *other;
   CHECK_OK(fi_endpoint(right.domain, right.info, &other, NULL));
   CHECK_OK(fi_ep_bind(other, &right.cq->fid, FI_TRANSMIT | FI_RECV));
@@ -203,7 +203,7 @@ TEST(strict_rma) {
   CHECK_OK(fi_mr_enable(mr));
   CHECK_OK(fi_write(left.ep, left.memory, 8, NULL, left.peer, (uintptr_t)right.memory, fi_mr_key(mr), c));
   CHECK_INT(wait_for_error(&left).err, FI_EACCES);
-  expect_violation("of another endpoint");
+  expect_violation("bound to another endpoint");
   CHECK_OK(fi_write(left.ep, left.memory, 8, NULL, left.peer, (uintptr_t)right.memory, fi_mr_key(right.mr), c));
   CHECK(wait_for(&left).op_context == c);
   CHECK_OK(fi_close(&other->fid));
@@ -232,6 +232,70 @@ TEST(strict_objects) {
   close_both();
 }
 
+TEST(changed_buffers) {
+  struct fi_context2 *c = left.contexts;
+  open_both("");
+  CHECK_OK(fi_tsend(left.ep, left.memory, 8, desc(&left), left.peer, 1, c));
+  left.memory[7] = 'x';
+  CHECK(wait_for(&left).op_context == c);
+  expect_violation("changed while its tsend");
+  left.memory[7] = 'y';
+  /* A large one is the provider's until it was received. */
+  CHECK_OK(fi_tsend(left.ep, left.memory, 10000, desc(&left), left.peer, 2, c));
+  CHECK_INT(fi_cq_read(left.cq, NULL, 0), -FI_EAGAIN);
+  CHECK_INT(fi_cq_read(right.cq, NULL, 0), -FI_EAGAIN);
+  left.memory[0] = 'x';
+  CHECK_OK(fi_trecv(right.ep, right.memory, 10000, desc(&right), FI_ADDR_UNSPEC, 2, 0, c));
+  CHECK(wait_for(&right).op_context == c && wait_for(&left).op_context == c);
+  expect_violation("changed while its tsend");
+  close_both();
+}
+
+/* Completions of successes only where they are asked for; of errors always. */
+TEST(selective_completion) {
+  struct fid_ep *ep;
+  open_both("");
+  CHECK_OK(fi_endpoint(left.domain, left.info, &ep, NULL));
+  CHECK_OK(fi_ep_bind(ep, &left.cq->fid, FI_TRANSMIT | FI_RECV | FI_SELECTIVE_COMPLETION));
+  CHECK_OK(fi_ep_bind(ep, &left.av->fid, 0));
+  CHECK_OK(fi_enable(ep));
+  struct iovec iov = {left.memory, 8};
+  struct fi_msg_tagged m = {.msg_iov = &iov, .iov_count = 1, .addr = left.peer, .tag = 1, .context = &left.contexts[1]};
+  CHECK_OK(fi_tsend(ep, left.memory, 8, NULL, left.peer, 1, &left.contexts[0]));
+  CHECK_OK(fi_tsendmsg(ep, &m, FI_COMPLETION));
+  CHECK(wait_for(&left).op_context == &left.contexts[1]);
+  fake_script("fail=tsend:1");
+  CHECK_OK(fi_tsend(ep, left.memory, 8, NULL, left.peer, 1, &left.contexts[2]));
+  CHECK(wait_for_error(&left).op_context == &left.contexts[2]);
+  CHECK_OK(fi_close(&ep->fid));
+  close_both();
+}
+
+TEST(keys_of_any_size) {
+  for (int size = 1; size <= 8; size++) {
+    char script[64];
+    struct fid_mr *mrs[100];
+    snprintf(script, sizeof script, "mr_key=%d", size);
+    open_both(script);
+    for (int i = 0; i < 100; i++) {
+      CHECK_OK(fi_mr_reg(right.domain, right.memory + i, 1, FI_REMOTE_WRITE, 0, 0, 0, &mrs[i], NULL));
+      CHECK(size == 8 || fi_mr_key(mrs[i]) >> 8 * size == 0);
+    }
+    for (int i = 0; i < 100; i++) {
+      char byte = (char)i;
+      uint64_t there = (uintptr_t)right.memory + (uintptr_t)i;
+      CHECK_OK(fi_inject_write(left.ep, &byte, 1, left.peer, there, fi_mr_key(mrs[i])));
+    }
+    CHECK_INT(fi_cq_read(left.cq, NULL, 0), -FI_EAGAIN);
+    CHECK_INT(fi_cq_read(right.cq, NULL, 0), -FI_EAGAIN);
+    for (int i = 0; i < 100; i++) {
+      CHECK_INT(right.memory[i], i);
+      CHECK_OK(fi_close(&mrs[i]->fid));
+    }
+    close_both();
+  }
+}
+
 /* With an address sanitizer: memory that is freed before an operation, or while it is in flight. */
 TEST(freed_memory) {
 #if !defined(__SANITIZE_ADDRESS__)
@@ -251,4 +315,5 @@ TEST(freed_memory) {
 
 FAKEFABRIC_MAIN(TEST_CASE(messages), TEST_CASE(tagged_messages), TEST_CASE(rma), TEST_CASE(offers),
                 TEST_CASE(strict_posts), TEST_CASE(strict_rma), TEST_CASE(strict_objects),
-                TEST_CASE(freed_memory))
+                TEST_CASE(changed_buffers), TEST_CASE(selective_completion),
+                TEST_CASE(keys_of_any_size), TEST_CASE(freed_memory))

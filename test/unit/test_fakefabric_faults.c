@@ -114,8 +114,15 @@ TEST(death) {
   fake_script(script);
   exchange(1, 1);
   CHECK_INT(wait_for_error(&left).err, FI_EHOSTDOWN);
+  fake_script("reset=1 fail=send:1:EIO:0:ever");
+  exchange(2, 2);
+  for (int i = 0; i < 2; i++) CHECK_INT(wait_for_error(&left).err, FI_EIO);
+  fake_script("reset=1 dead=0");
+  exchange(4, 1);
+  expect_silence();
   fake_script("reset=1");
-  REFUSED(fi_close(&right.mr->fid), FI_EBUSY, "1 operations in flight");
+  CHECK(number_of(&left) == 4 && number_of(&right) == 1);
+  REFUSED(fi_close(&right.mr->fid), FI_EBUSY, "3 operations in flight");
   CHECK_OK(fi_close(&right.ep->fid));
   right.ep = NULL;
   CHECK_OK(fi_send(left.ep, left.memory, 8, desc(&left), left.peer, NULL));

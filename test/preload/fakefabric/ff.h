@@ -41,8 +41,10 @@
  *                             (it completes with that error and prov_errno PROV), or a call: getinfo fabric domain
  *                             endpoint enable cq_open av_open av_insert mr_reg getname setopt ep_bind
  *   err_text=TEXT             what fi_cq_strerror says of it ('_' for a space)
+ *                             TIMES may be `ever`, here and below
  *   hang=KIND:N[:TIMES]       it never completes.   lose=KIND:N[:TIMES]   it completes as sent and never arrives
- *   dead=N[:ERROR]            the N-th endpoint made (1) is dead: nothing of it or to it moves, or all fails with ERROR
+ *   dead=N[:ERROR]            the N-th endpoint made (1) is dead (0: all are): nothing of it or to it moves, or all
+ *                             fails with ERROR
  *   gone=ERROR|silent         how operations to an endpoint that was closed end (ECONNREFUSED)
  *   cq_size=N                 instead of what is asked for.   overrun=0|1|2 (0)   1: a full CQ is lost: an error event
  *                             FI_EOVERRUN. 2: its reads return it
@@ -187,6 +189,7 @@ struct ff_op {
   struct iovec iov[FF_IOVS];
   struct ff_mr *mrs[FF_IOVS];
   struct fi_rma_iov rma;
+  uint64_t sum;
   size_t n, len, placed;
   char *copy;
   bool judged, done, quiet, stamped;
@@ -267,8 +270,9 @@ int ff_no_ops(struct fid *fid, const char *name, uint64_t flags, void **ops, voi
 /* ff_mr.c */
 extern struct fi_ops_mr ff_mr_ops;
 struct ff_mr *ff_mr_of_desc(void *desc);
-/* Where the bytes are that a peer names; NULL and an error: a key never given out is a violation. */
-char *ff_mr_reach(struct ff_ep *ep, const struct fi_rma_iov *rma, uint64_t access, int *err);
+/* Where the bytes are that a peer names; NULL and an error, which is a violation, if it is to be reported, but for keys
+ * of MRs that are closed: their owner may close them any time. */
+char *ff_mr_reach(struct ff_ep *ep, const struct fi_rma_iov *rma, uint64_t access, int *err, bool report);
 
 /* ff_endpoint.c */
 int ff_endpoint(struct fid_domain *domain, struct fi_info *info, struct fid_ep **ep, void *context);

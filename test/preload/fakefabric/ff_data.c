@@ -27,6 +27,23 @@ static struct ff_op *take_out(struct ff_list *list, struct ff_op **at) {
   return op;
 }
 
+/* Of the first bytes of what is sent from the caller's memory. */
+static uint64_t sum_of(const struct ff_op *op) {
+  uint64_t sum = 14695981039346656037u;
+  for (size_t i = 0, left = 4096, n; i < op->n && left; i++, left -= n) {
+    const volatile unsigned char *at = op->iov[i].iov_base;
+    n = op->iov[i].iov_len < left ? op->iov[i].iov_len : left;
+    if (ff_poisoned(op->iov[i].iov_base, n)) return op->sum; /* another violation */
+    for (size_t b = 0; b < n; b++) sum = (sum ^ at[b]) * 1099511628211u;
+  }
+  return sum;
+}
+
+static void check_unchanged(const struct ff_op *op) {
+  if (op->copy || op->kind == FF_READ || sum_of(op) == op->sum) return;
+  ff_violate("a buffer was changed while its %s was in flight", ff_kind_names[op->kind]);
+}
+
 /* ---- the end of an operation ------------------------------------------- */
 
 static void dispose(struct ff_op *op) {
@@ -51,6 +68,7 @@ static void finish(struct ff_op *op, int err, int prov) {
   if (op->done) return;
   if (op->kind == FF_READ)
     e.buf = op->iov[0].iov_base, e.len = op->len < op->iov[0].iov_len ? op->len : op->iov[0].iov_len;
+  if (!err) check_unchanged(op);
   release(op);
   if (err || !op->quiet) ff_complete(op->ep->tx_cq, op->ep, &e, FI_ADDR_NOTAVAIL, op->stamped);
 }
@@ -81,7 +99,10 @@ static void source(const struct ff_op *op, size_t from, char *to, size_t len) {
 
 static bool keep_copy(struct ff_op *op) {
   char *copy = op->copy ? op->copy : ff_alloc(op->len + 1);
-  if (!op->copy && copy) move(op, 0, copy, op->len, false);
+  if (!op->copy && copy) {
+    check_unchanged(op);
+    move(op, 0, copy, op->len, false);
+  }
   op->copy = copy;
   return copy;
 }
@@ -177,6 +198,7 @@ static struct ff_op *make(struct ff_ep *ep, const struct ff_request *r, uint64_t
     op->iov[i] = r->iov[i];
     if (!rx && r->kind != FF_READ) ff_will_read(r->iov[i].iov_base, r->iov[i].iov_len);
   }
+  if (!rx && r->kind != FF_READ) op->sum = sum_of(op);
   if (flags & FI_INJECT && !keep_copy(op)) {
     dispose(op);
     return NULL;
@@ -212,9 +234,12 @@ ssize_t ff_post(struct fid_ep *fid, const struct ff_request *r) {
 
 /* ---- from the sender --------------------------------------------------- */
 
-/* It is on its way. The caller may have its buffer back before it arrives, if nothing more was asked for. */
-static void depart(struct ff_op *op) {
-  bool early = op->kind == FF_WRITE ? ff.early : op->kind != FF_READ && op->len <= ff.eager;
+/* It is on its way. The caller may have its buffer back before it arrives, if nothing more was asked for, and if the
+ * target is not going to refuse it. */
+static void depart(struct ff_op *op, struct ff_ep *to) {
+  int err = 0;
+  if (op->kind == FF_WRITE && op->len) (void)ff_mr_reach(to, &op->rma, FI_REMOTE_WRITE, &err, false);
+  bool early = op->kind == FF_WRITE ? ff.early && !err : op->kind != FF_READ && op->len <= ff.eager;
   if (early && !(op->flags & FI_DELIVERY_COMPLETE) && keep_copy(op)) finish(op, 0, 0);
 }
 
@@ -239,7 +264,7 @@ static void push(struct ff_ep *ep) {
       dispose(op);
     } else {
       append(&peer->inbox, op);
-      depart(op);
+      depart(op, peer);
     }
   }
 }
@@ -320,7 +345,7 @@ static bool place(struct ff_ep *ep, struct ff_op *op) {
   uint64_t access = write ? FI_REMOTE_WRITE : FI_REMOTE_READ;
   int err = 0;
   size_t left = op->len - op->placed, n = write && ff.torn && ff.torn < left ? ff.torn : left, at = left - n;
-  char *memory = op->len ? ff_mr_reach(ep, &op->rma, access, &err) : NULL;
+  char *memory = op->len ? ff_mr_reach(ep, &op->rma, access, &err, true) : NULL;
   if (!err && !(ep->caps & access)) err = FI_EACCES, ff_violate("RMA into an endpoint without this capability");
   if (!err && memory && ff_poisoned(memory + at, n))
     err = FI_EFAULT, ff_violate("RMA into memory that was freed, in an open MR");

@@ -157,21 +157,22 @@ struct ff_mr *ff_mr_of_desc(void *desc) {
   return mr && !mr->o.closed ? mr : NULL;
 }
 
-char *ff_mr_reach(struct ff_ep *ep, const struct fi_rma_iov *rma, uint64_t access, int *err) {
+char *ff_mr_reach(struct ff_ep *ep, const struct fi_rma_iov *rma, uint64_t access, int *err,
+                  bool report) {
   const struct ff_domain *d = ep->o.domain;
   const struct ff_mr *mr = keyed(d, rma->key);
   uint64_t base = d->mr_mode & FI_MR_VIRT_ADDR && mr ? (uintptr_t)mr->base : 0;
-  *err = FI_EACCES;
-  if (!mr && is_stale(d, rma->key)) return NULL;
-  if (!mr) ff_violate("RMA with key 0x%llx, which no MR has", (unsigned long long)rma->key);
-  else if ((mr->access & access) != access) ff_violate("RMA with a key without this access");
-  else if (mr->ep && mr->ep != ep) ff_violate("RMA with a key of another endpoint (FI_MR_ENDPOINT)");
+  const char *wrong = NULL;
+  *err = 0;
+  if (!mr) wrong = "no MR has this key";
+  else if ((mr->access & access) != access) wrong = "the MR is without this access";
+  else if (mr->ep && mr->ep != ep) wrong = "the MR is bound to another endpoint (FI_MR_ENDPOINT)";
   else if (rma->addr < base || rma->addr - base > mr->len || rma->len > mr->len - (rma->addr - base))
-    ff_violate("RMA of %zu bytes at 0x%llx, outside of the MR (0x%llx, %zu bytes)", rma->len,
-               (unsigned long long)rma->addr, (unsigned long long)base, mr->len);
-  else {
-    *err = 0;
-    return mr->base + (rma->addr - base);
-  }
+    wrong = "it is outside of the MR";
+  if (!wrong) return mr->base + (rma->addr - base);
+  *err = FI_EACCES;
+  if (report && (mr || !is_stale(d, rma->key)))
+    ff_violate("RMA of %zu bytes at 0x%llx with key 0x%llx: %s", rma->len, (unsigned long long)rma->addr,
+               (unsigned long long)rma->key, wrong);
   return NULL;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The script: words into offers and faults, and violations. The form is in ff.h. */
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -180,6 +181,8 @@ static bool choose_nic(const char *name, bool loading) {
   return true;
 }
 
+static long times_of(const char *word) { return strcmp(word, "ever") == 0 ? LONG_MAX / 2 : atol(word); }
+
 static bool add_fault(const char *value, int how) {
   struct fault *f = &faults[nfaults];
   uint64_t err = FI_EIO;
@@ -189,10 +192,10 @@ static bool add_fault(const char *value, int how) {
   for (int i = 0; next_of(&value, ':', word); i++) {
     if (i == 0) ff_print(f->what, sizeof f->what, "%.15s", word);
     else if (i == 1) f->from = atol(word);
-    else if (how && i == 2) f->times = atol(word);
+    else if (how && i == 2) f->times = times_of(word);
     else if (i == 2 && !word_of(errors, word, &err)) return false;
     else if (i == 3) f->prov = atoi(word);
-    else if (i == 4) f->times = atol(word);
+    else if (i == 4) f->times = times_of(word);
   }
   if (!how) f->err = (int)err;
   nfaults++;
@@ -341,7 +344,7 @@ struct ff_verdict ff_judge(enum ff_kind kind) {
 
 int ff_dead(uint32_t number) {
   for (int i = 0; i < ndeaths; i++)
-    if (deaths[i].number == number) return deaths[i].err;
+    if (!deaths[i].number || deaths[i].number == number) return deaths[i].err;
   return 0;
 }
 
