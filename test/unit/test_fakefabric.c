@@ -162,6 +162,13 @@ TEST(strict_posts) {
   expect_violation("a context was changed");
   CHECK_OK(fi_tsend(left.ep, m, 8, d, left.peer, 1, c));
   CHECK(wait_for(&left).op_context == c);
+  /* When an endpoint is closed, contexts are the caller's again: of what is in flight, and of completions not read. */
+  CHECK_OK(fi_tsend(left.ep, m, 8, d, left.peer, 1, c));
+  CHECK_OK(fi_trecv(right.ep, right.memory, 8, desc(&right), FI_ADDR_UNSPEC, 1, 0, c + 1));
+  CHECK_INT(fi_cq_read(left.cq, NULL, 0), -FI_EAGAIN);
+  CHECK_OK(fi_close(&left.ep->fid));
+  left.ep = NULL;
+  CHECK_OK(fi_tsend(right.ep, right.memory, 8, desc(&right), right.peer, 1, c));
   close_both();
 }
 
@@ -280,6 +287,12 @@ TEST(keys_of_any_size) {
     for (int i = 0; i < 100; i++) {
       CHECK_OK(fi_mr_reg(right.domain, right.memory + i, 1, FI_REMOTE_WRITE, 0, 0, 0, &mrs[i], NULL));
       CHECK(size == 8 || fi_mr_key(mrs[i]) >> 8 * size == 0);
+    }
+    for (int i = 0; i < 300; i++) { /* of one byte there are not so many: none is given out twice at a time */
+      struct fid_mr *one;
+      CHECK_OK(fi_mr_reg(right.domain, right.memory, 1, FI_REMOTE_WRITE, 0, 0, 0, &one, NULL));
+      for (int m = 0; m < 100; m++) CHECK(fi_mr_key(mrs[m]) != fi_mr_key(one));
+      CHECK_OK(fi_close(&one->fid));
     }
     for (int i = 0; i < 100; i++) {
       char byte = (char)i;

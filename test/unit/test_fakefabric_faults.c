@@ -83,6 +83,12 @@ TEST(silence) {
   expect_silence();
   exchange(2, 1);
   CHECK(number_of(&left) == 2 && number_of(&right) == 0);
+  /* A receive that takes a message and says nothing. */
+  fake_script("hang=recv:1");
+  exchange(4, 1);
+  CHECK_INT(number_of(&left), 4);
+  expect_silence();
+  REFUSED(fi_close(&right.mr->fid), FI_EBUSY, "3 operations in flight");
   /* The other end is gone, and says nothing. What hangs holds its MR until its endpoint is closed. */
   exchange(3, 1);
   close_end(&right);
@@ -122,6 +128,14 @@ TEST(death) {
   expect_silence();
   fake_script("reset=1");
   CHECK(number_of(&left) == 4 && number_of(&right) == 1);
+  /* It dies when a message is on its way to it. */
+  exchange(5, 1);
+  CHECK_INT(number_of(&left), 5);
+  snprintf(script, sizeof script, "dead=%u", number_of_last());
+  fake_script(script);
+  expect_silence();
+  fake_script("reset=1");
+  CHECK_INT(number_of(&right), 2);
   REFUSED(fi_close(&right.mr->fid), FI_EBUSY, "3 operations in flight");
   CHECK_OK(fi_close(&right.ep->fid));
   right.ep = NULL;
@@ -139,6 +153,7 @@ static int disorder(struct end *e) {
   uint32_t seen = 0;
   for (int i = 0; i < 32; i++) {
     int number = number_of(e);
+    CHECK(number >= 0 && number < 32);
     n += number < latest;
     latest = number > latest ? number : latest;
     seen |= 1u << number;
@@ -204,14 +219,16 @@ static void write_and_tell(uint64_t flags) {
 TEST(torn_writes) {
   open_both("torn=300");
   write_and_tell(0);
-  CHECK(number_of(&left) == 30 && number_of(&left) == 0);
+  CHECK_INT(number_of(&left), 30);
+  CHECK_INT(number_of(&left), 0);
   CHECK_INT(fi_cq_read(right.cq, NULL, 0), -FI_EAGAIN);
   CHECK(written() == 300 && right.memory[1999] == 'w');
   CHECK(number_of(&right) == 0 && written() == 1000);
   close_both();
   open_both("torn=300 no=saw overtake=0");
   write_and_tell(0);
-  CHECK(number_of(&left) == 30 && number_of(&left) == 0);
+  CHECK_INT(number_of(&left), 30);
+  CHECK_INT(number_of(&left), 0);
   CHECK(number_of(&right) == 0 && written() == 300);
   close_both();
   /* Completed where it arrived. */

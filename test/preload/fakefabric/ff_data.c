@@ -349,8 +349,8 @@ static bool place(struct ff_ep *ep, struct ff_op *op) {
   if (!err && !(ep->caps & access)) err = FI_EACCES, ff_violate("RMA into an endpoint without this capability");
   if (!err && memory && ff_poisoned(memory + at, n))
     err = FI_EFAULT, ff_violate("RMA into memory that was freed, in an open MR");
-  if (!err && write && n) source(op, at, memory + at, n);
-  else if (!err && n) move(op, at, memory + at, n, true);
+  if (!err && memory && write) source(op, at, memory + at, n);
+  else if (!err && memory) move(op, at, memory + at, n, true);
   op->placed += n;
   if (!err && op->placed < op->len) return false;
   if (!err && write && op->flags & FI_REMOTE_CQ_DATA) {
