@@ -94,7 +94,7 @@ __attribute__((unused)) static void open_both_as(const char *script, uint64_t ca
   char all[1024];
   snprintf(all, sizeof all, "nics=none reset=1 nic=fake0 %s", script);
   fake_script(all);
-  fake_forget_violations();
+  fake_forgive();
   open_end(&left, caps, format);
   open_end(&right, caps, format);
   introduce(&left, &right);
@@ -160,7 +160,7 @@ __attribute__((unused)) static struct fi_cq_err_entry wait_for_error(struct end 
 __attribute__((unused)) static void expect_violation(const char *part) {
   CHECK_MSG(fake_violations() == 1 && strstr(fake_violation(), part), "%ld violations, the last: %s", fake_violations(),
             fake_violation());
-  fake_forget_violations();
+  fake_forgive();
 }
 
 /* One call against the interface: its error, and the violation. */

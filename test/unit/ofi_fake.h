@@ -64,7 +64,7 @@ __attribute__((unused)) static const char *fake_violation(void) {
   memcpy(&text, &symbol, sizeof text);
   return text(fake_violations() - 1);
 }
-__attribute__((unused)) static void fake_forget_violations(void) {
+__attribute__((unused)) static void fake_forgive(void) {
   void (*forget)(void);
   void *symbol = fake_symbol("fakefabric_forget_violations");
   memcpy(&forget, &symbol, sizeof forget);

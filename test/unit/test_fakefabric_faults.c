@@ -421,7 +421,7 @@ TEST(threads_that_share) {
   atomic_store(&stop, true);
   pthread_join(thread, NULL);
   CHECK_MSG(strstr(fake_violation(), "while another thread is in a call of the same domain"), "%s", fake_violation());
-  fake_forget_violations();
+  fake_forgive();
   close_both();
 }
 
