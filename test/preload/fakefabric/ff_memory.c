@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Locking, allocating and copying that a sanitizer of the calling program takes no notice of, and what it is told. */
-#include <sched.h>
+#include <linux/futex.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "test/preload/fakefabric/ff.h"
 
@@ -61,13 +63,20 @@ int ff_print(char *to, size_t size, const char *fmt, ...) {
   return n;
 }
 
-static atomic_flag taken = ATOMIC_FLAG_INIT;
+/* 0: free; 1: taken; 2: taken, and others sleep until it is free. A short while it is waited for awake. */
+static atomic_int lock_state;
 
 void ff_lock(void) {
-  while (atomic_flag_test_and_set_explicit(&taken, memory_order_acquire)) sched_yield();
+  for (int i = 0, is = 0; i < 200; i++, is = 0)
+    if (atomic_compare_exchange_weak(&lock_state, &is, 1)) return;
+  while (atomic_exchange(&lock_state, 2) != 0)
+    syscall(SYS_futex, &lock_state, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
 }
 
-void ff_unlock(void) { atomic_flag_clear_explicit(&taken, memory_order_release); }
+void ff_unlock(void) {
+  if (atomic_exchange(&lock_state, 0) == 2)
+    syscall(SYS_futex, &lock_state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
 
 void ff_will_read(const void *p, size_t size) {
   if (__tsan_read_range && size) __tsan_read_range((void *)(uintptr_t)p, size);
