@@ -54,6 +54,123 @@ static void several_through_one_door(struct kit_process *self) { /* one after an
   kit_net_close(&n);
 }
 
+/* ---- several through one listen comm at once ---- */
+
+enum { RANKS = 2, EACH = 8, ALL = RANKS * EACH };
+
+struct meeting { /* of two ranks, each of which connects EACH times to the other's listen comm */
+  struct kit_net *net;
+  void *listen[RANKS];
+  char handle[ALL][RAIL_NET_HANDLE_SIZE]; /* of connection i, to the listen comm i / EACH */
+  void *send[ALL], *recv[ALL];            /* recv: by listen comm, in the order of accept */
+  int accepted[RANKS];
+};
+
+/* Calls in any order, many connects before the first accept: the connections' bytes arrive mixed. */
+static void meet(struct meeting *m, struct kit_rng *rng) {
+  uint64_t deadline = soon();
+  for (int r = 0; r < RANKS; r++) {
+    m->listen[r] = kit_net_listen(m->net, m->handle[r * EACH]);
+    for (int i = 1; i < EACH; i++) memcpy(m->handle[r * EACH + i], m->handle[r * EACH], RAIL_NET_HANDLE_SIZE);
+  }
+  for (int left = 2 * ALL, calls = 0; left > 0; calls++) {
+    int i = (int)kit_rng_below(rng, ALL), r = i / EACH;
+    bool connects = calls < 20 * ALL || kit_rng_below(rng, 4) > 0;
+    if (connects && !m->send[i] && kit_connect_step(m->net, m->handle[i], &m->send[i])) left--;
+    if (!connects && m->accepted[r] < EACH &&
+        kit_accept_step(m->net, m->listen[r], &m->recv[r * EACH + m->accepted[r]])) {
+      m->accepted[r]++;
+      left--;
+    }
+    ENSURE(!rail_deadline_passed(deadline), "%d ends of %d connections through %d listen comms are missing", left, ALL,
+           RANKS);
+  }
+}
+
+/* Each connection in turn sends its number, while all receive; recv is sorted by what came. */
+static void find_partners(struct meeting *m) {
+  void *sorted[ALL] = {NULL};
+  struct kit_op recv[ALL];
+  uint32_t in[ALL], out;
+  for (int i = 0; i < ALL; i++) {
+    recv[i] = kit_op_recv(m->recv[i], &in[i], sizeof in[i], 0);
+    recv[i].mh[0] = kit_mr_reg(m->net, m->recv[i], &in[i], sizeof in[i]);
+    kit_op_start(m->net, &recv[i]);
+  }
+  for (uint32_t i = 0; i < ALL; i++) {
+    int first = (int)i / EACH * EACH, got = -1;
+    struct kit_op send = kit_op_send(m->send[i], &out, sizeof out, 0);
+    uint64_t deadline = soon();
+    out = i;
+    send.mh[0] = kit_mr_reg(m->net, m->send[i], &out, sizeof out);
+    while (got < 0 || !send.done) {
+      kit_op_step(m->net, &send);
+      ENSURE(!send.error, "the send of connection %u ended with error %d", i, send.error);
+      for (int k = 0; k < ALL; k++) {
+        if (recv[k].done || !kit_op_step(m->net, &recv[k])) continue;
+        ENSURE(!recv[k].error, "a receive ended with error %d while connection %u sent", recv[k].error, i);
+        ENSURE(k >= first && k < first + EACH && in[k] == i && got < 0,
+               "connection %u sent, and number %u came through accepted connection %d of listen comm %d", i, in[k],
+               k % EACH, k / EACH);
+        got = k;
+      }
+      ENSURE(!rail_deadline_passed(deadline), "the message of connection %u, alone, is not there at the deadline", i);
+    }
+    kit_mr_dereg(m->net, m->send[i], send.mh[0]);
+    kit_mr_dereg(m->net, m->recv[got], recv[got].mh[0]);
+    sorted[i] = m->recv[got];
+  }
+  memcpy(m->recv, sorted, sizeof sorted);
+}
+
+/* All at once, sizes that tell them apart: each connection's bytes are its own, on whatever streams they travel. */
+static void use_all(struct meeting *m, size_t most) {
+  struct kit_op ops[2 * ALL];
+  uint8_t *out = kit_pages(most * ALL), *in = kit_pages(most * ALL);
+  for (int i = 0; i < ALL; i++) {
+    size_t size = most - (size_t)i * most / (2 * ALL);
+    uint8_t *to = in + most * (size_t)i, *from = out + most * (size_t)i;
+    kit_pattern_fill(from, size, (uint64_t)i);
+    ops[i] = kit_op_recv(m->recv[i], to, size, i);
+    ops[i].mh[0] = kit_mr_reg(m->net, m->recv[i], to, most);
+    ops[ALL + i] = kit_op_send(m->send[i], from, size, i);
+    ops[ALL + i].mh[0] = kit_mr_reg(m->net, m->send[i], from, most);
+  }
+  kit_ops_run(m->net, ops, 2 * ALL, (struct kit_ops_options){0});
+  for (int i = 0; i < ALL; i++) {
+    ssize_t wrong = kit_pattern_check(ops[i].data[0], ops[i].size[0], (uint64_t)i);
+    ENSURE(ops[i].sizes[0] == (int)ops[i].size[0] && wrong < 0,
+           "connection %d: %d bytes came of %zu, byte %zd is wrong; the bytes of connections are mixed up", i,
+           ops[i].sizes[0], ops[i].size[0], wrong);
+    kit_mr_dereg(m->net, m->recv[i], ops[i].mh[0]);
+    kit_mr_dereg(m->net, m->send[i], ops[ALL + i].mh[0]);
+  }
+  kit_pages_free(out, most * ALL);
+  kit_pages_free(in, most * ALL);
+}
+
+/* What one connection is made of, TCP streams or QPs, must not be put together with another's. */
+static void several_at_once(struct kit_process *self) {
+  (void)self;
+  struct kit_net n;
+  struct kit_rng rng;
+  kit_net_open(&n);
+  kit_rng_start(&rng);
+  for (int round = 0; round < 3; round++) {
+    static struct meeting m;
+    m = (struct meeting){.net = &n};
+    meet(&m, &rng);
+    find_partners(&m);
+    use_all(&m, round == 0 ? 5000 : 1000000);
+    for (int i = 0; i < ALL; i++) {
+      struct kit_pair p = {.net = &n, .send = m.send[i], .recv = m.recv[i]};
+      if (i < RANKS) p.listen = m.listen[i];
+      kit_pair_close(&p);
+    }
+  }
+  kit_net_close(&n);
+}
+
 /* What NCCL presets to NULL it may one day leave on the stack. */
 static void comms_are_written(struct kit_process *self) {
   (void)self;
@@ -132,5 +249,8 @@ const struct kit_check kit_checks_handles[] = {
   {"4.23", "connect.comms_are_written", KIT_SHOULD, KIT_ONE, 0, 0, false,
    "listen, connect and accept write *comm in every call, with NULL while in progress.",
    "plugins/net/README.md:286-300, src/transport/net.cc:890-892", comms_are_written},
+  {"4.24", "connect.several_through_one_door_at_once", KIT_SHOULD, KIT_ONE, 60, 0, false,
+   "Two listen comms accept several connections each, set up in any order, and none is put together with another.",
+   "src/transport/net_ib/gin.cc:174-207, src/rma/rma_proxy.cc:420-435", several_at_once},
   {0},
 };

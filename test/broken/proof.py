@@ -67,6 +67,7 @@ CAUGHT_BY = {
     "in_progress_escapes": "connect.connect_long_before_accept",
     "dead_port_for_ever": "connect.dead_port_is_noticed",
     "dev_handle_junk": "connect.device_handle_is_left_alone",
+    "streams_crossed": "connect.several_through_one_door_at_once",
     # requests
     "no_request": "requests.request_and_done_are_always_written requests.request_and_done_are_always_written@8",
     "no_done": "requests.done_is_written_while_a_request_is_not requests.done_is_written_while_a_request_is_not@8",
@@ -129,6 +130,8 @@ CAUGHT_BY = {
     "close_waits": "close.never_used",
     "close_resets": "close.the_last_message_still_arrives",
     "close_hidden": "processes.a_forked_bystander_does_not_hide_a_close",
+    "close_is_error": "close.the_receiver_closes_at_once",
+    "close_is_loud": "close.the_receiver_closes_at_once",
     # death
     "death_unnoticed": "peer_death.killed_sender_between_messages",
     "death_other_error": "peer_death.killed_receiver_mid_transfer",

@@ -76,7 +76,7 @@ struct ref_handle {
 };
 _Static_assert(sizeof(struct ref_handle) <= RAIL_NET_HANDLE_SIZE, "the handle is too large");
 
-struct ref_pending { int fd; size_t got; struct ref_hello hello; uint64_t deadline; };
+struct ref_pending { int fd; size_t got; struct ref_hello hello; uint64_t deadline; int back; /* streams_crossed; 0 */ };
 
 struct ref_listen {
   struct ref_listen *next;
@@ -164,6 +164,7 @@ struct ref_request {
 struct ref_comm {
   pthread_mutex_t lock; /* of everything below: traffic on one thread, registrations on another */
   int fd;
+  int back; /* streams_crossed: the socket that is written to; 0: fd */
   bool sends;
   bool mute;            /* writing has failed; what the peer said before is still read */
   int error;            /* the first; all later calls repeat it */

@@ -85,12 +85,21 @@ int ref_comm_open(int fd, const struct ref_device *device, bool sends, rail_prof
   return RAIL_OK;
 }
 
-/* The first failure is final. The peer learns of it at once, not only at close. */
+/* Does a request wait for the peer? */
+static bool unfinished(const struct ref_comm *c) {
+  for (int i = 0; i < c->nrequests; i++)
+    if (c->request[i].state != REF_FREE && c->request[i].state != REF_DONE) return true;
+  return false;
+}
+
+/* The first failure is final. The peer learns of it at once, not only at close. That the peer has gone is worth a line
+ * only where something was wanted of it: closing may be all that it had left to do. */
 void ref_comm_fail(struct ref_comm *c, int error, const char *why) {
   if (c->error) return;
   c->error = error;
-  ref_warn("%s %s over %s, after %llu bytes: %s", c->sends ? "sending to" : "receiving from", c->peer, c->device->name,
-           (unsigned long long)c->bytes, why);
+  if (error != RAIL_REMOTE_ERROR || unfinished(c) || BROKEN(close_is_loud))
+    ref_warn("%s %s over %s, after %llu bytes: %s", c->sends ? "sending to" : "receiving from", c->peer,
+             c->device->name, (unsigned long long)c->bytes, why);
   shutdown(c->fd, SHUT_RDWR);
 }
 
@@ -112,6 +121,7 @@ int ref_close(void *comm) {
   if (BROKEN(close_resets) && c->sends) ref_break_close(c->fd);
   else if (!BROKEN(close_hidden)) shutdown(c->fd, SHUT_RDWR);
   close(c->fd);
+  if (c->back) close(c->back);
   while (c->mrs) {
     struct ref_mr *mr = c->mrs;
     c->mrs = mr->next;
@@ -346,7 +356,7 @@ int ref_test(void *request, int *done, int *sizes) {
   if (BROKEN(heads_interleave)) ref_break_order(r);
   do ref_progress(c);
   while (BROKEN(test_blocks) && !c->error && r->state != REF_DONE);
-  if (is_done(r)) { /* also on a comm that has failed since */
+  if (is_done(r) && !(BROKEN(close_is_error) && c->error)) { /* also on a comm that has failed since */
     *done = 1;
     report(r, sizes);
     stop_event(r);

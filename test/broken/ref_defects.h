@@ -59,6 +59,7 @@
   X(in_progress_escapes, "connect returns 7 while it is in progress", "err.h: no result for plugins")                \
   X(dead_port_for_ever, "connect tries a dead port for ever", "proxy.cc:1637: NCCL has no timeout")                  \
   X(dev_handle_junk, "connect and accept set a device handle for a host device", "net.cc:817")                       \
+  X(streams_crossed, "connections that arrive together get each other's way back", "gin.cc:174 connects again")      \
   /* requests */                                                                                                     \
   X(no_request, "*request is left alone when there is none to give", "net.cc:1414: the slot holds a stale one")      \
   X(no_done, "*done is left alone until it is 1", "net.cc:1433: not initialised")                                    \
@@ -121,6 +122,8 @@
   X(close_waits, "close waits for the peer to close", "aws-ofi-nccl#683")                                            \
   X(close_resets, "close resets the connection under data that were sent", "unread bytes turn close into a reset")   \
   X(close_hidden, "close is not seen while a forked child has the socket", "no shutdown before close")               \
+  X(close_is_error, "sends fail that the peer acknowledged before it closed", "net.cc:1259: closeRecv follows")      \
+  X(close_is_loud, "the end of a connection with nothing outstanding is a warning", "net.cc:1259 closes so")         \
   /* death */                                                                                                        \
   X(death_unnoticed, "the end of the peer is never reported", "NCCL has no detection of its own")                    \
   X(death_other_error, "the end of the peer is a system error", "README.md:128: remote error")                       \

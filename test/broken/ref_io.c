@@ -154,7 +154,7 @@ static size_t write_some(struct ref_comm *c, struct iovec *iov, size_t count) {
   struct msghdr msg = {.msg_iov = iov, .msg_iovlen = count};
   ssize_t n;
   do { /* not left for later: there may be no later */
-    n = sendmsg(c->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    n = sendmsg(c->back ? c->back : c->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (n < 0 && errno == EINTR);
   if (n >= 0) return (size_t)n;
   if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM) return 0;

@@ -8,6 +8,7 @@
  * places or files run out, the one that has been silent longest leaves.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -201,8 +202,18 @@ static enum verdict read_greeting(const struct ref_listen *l, struct ref_pending
   return s->got == sizeof s->hello ? PEER : UNDECIDED;
 }
 
+/* Two clients that are here together: each is written to through the other's socket. */
+static void cross(struct ref_listen *l, struct ref_pending *s) {
+  for (int i = 0; i < l->npending && !s->back; i++) {
+    struct ref_pending *other = &l->pending[i];
+    if (other == s || other->back) continue;
+    s->back = fcntl(other->fd, F_DUPFD_CLOEXEC, 3);
+    other->back = fcntl(s->fd, F_DUPFD_CLOEXEC, 3);
+  }
+}
+
 /* The socket of a peer that has sent the greeting, or -1. */
-static int next_peer(struct ref_listen *l) {
+static int next_peer(struct ref_listen *l, int *back) {
   struct pollfd ready[REF_PENDING];
   for (int i = 0; i < l->npending; i++) ready[i] = (struct pollfd){.fd = l->pending[i].fd, .events = POLLIN};
   int wait_ms = BROKEN(accept_once_eintr) ? 1 : 0;
@@ -215,6 +226,8 @@ static int next_peer(struct ref_listen *l) {
     if (v == REFUSED) drop_pending(l, i);
     if (v != PEER) continue;
     int fd = s->fd;
+    if (BROKEN(streams_crossed)) cross(l, s);
+    *back = s->back;
     forget(l, i);
     return fd;
   }
@@ -233,8 +246,10 @@ int ref_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handl
   ref_break_lock();
   if (BROKEN(global_lock)) (void)poll(&(struct pollfd){.fd = l->fd, .events = POLLIN}, 1, 60);
   ref_break_unlock();
-  int rc = let_in(l), fd = rc == RAIL_OK ? next_peer(l) : -1;
+  int back = 0, rc = let_in(l), fd = rc == RAIL_OK ? next_peer(l, &back) : -1;
   if (fd < 0) return errno == EINTR && BROKEN(accept_once_eintr) ? RAIL_SYSTEM_ERROR : rc;
   if (BROKEN(one_guest)) shutdown(l->fd, SHUT_RDWR);
-  return ref_comm_open(fd, l->device, false, l->ctx->profiler, recv_comm);
+  rc = ref_comm_open(fd, l->device, false, l->ctx->profiler, recv_comm);
+  if (rc == RAIL_OK) ((struct ref_comm *)*recv_comm)->back = back;
+  return rc;
 }
