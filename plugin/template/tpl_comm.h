@@ -52,8 +52,10 @@ struct tpl_request {
   enum tpl_state state;
 };
 
-#define TPL_SEND_MAGIC 0x53504c54u
-#define TPL_RECV_MAGIC 0x52504c54u
+/* First word of what callers hold: a pointer of another plugin, or to what is closed, is found out. */
+#define TPL_MAGIC(kind) ((uint32_t)TPL_TAG[0] << 24 | (uint32_t)TPL_TAG[1] << 16 | (uint32_t)TPL_TAG[2] << 8 | (kind))
+#define TPL_SEND_MAGIC TPL_MAGIC('S')
+#define TPL_RECV_MAGIC TPL_MAGIC('R')
 
 /* A caller's pointer; NULL, after one line, if it is none of that kind. magic 0: either kind. */
 struct tpl_comm *tpl_comm_of(void *arg, uint32_t magic, const char *call);

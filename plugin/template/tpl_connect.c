@@ -18,13 +18,13 @@
 
 #define HELLO_MS 10000
 #define MAX_ACCEPTED 64 /* connections of one listener that wait for accept */
-#define LISTEN_MAGIC 0x4c504c54u
+#define LISTEN_MAGIC TPL_MAGIC('L')
 
 static struct rail_key key = {.plugin = TPL_NAME, .param = "RAIL_TEMPLATE_AUTH_FILE"};
 static struct rail_ports ports = {.plugin = TPL_NAME, .range_param = "", .bind_param = ""};
 static struct rail_connector_limits limits = {.warn_ms = 10000, .connect_param = "RAIL_TEMPLATE_CONNECT_TIMEOUT",
                                               .deadline_param = "RAIL_TEMPLATE_DEADLINE"};
-static const struct rail_protocol protocol = {.plugin = TPL_NAME, .tag = "RTP", .version = TPL_VERSION, .key = &key};
+static const struct rail_protocol protocol = {.plugin = TPL_NAME, .tag = TPL_TAG, .version = TPL_VERSION, .key = &key};
 
 struct listen_comm {
   uint32_t magic;

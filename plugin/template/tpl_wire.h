@@ -19,6 +19,7 @@
 
 #include "rail/net.h"
 
+#define TPL_TAG "RTP" /* begins the magic numbers of the handshake, and those in memory; a plugin's own */
 #define TPL_VERSION 1
 #define TPL_SLOTS RAIL_NET_MAX_REQUESTS
 #define TPL_MAX_RECVS 8

@@ -21,7 +21,7 @@ static inline void *tpl_open_recv(int fd) {
 /* One whose connector has sent HELLO, and an acceptor's welcome is on its way through `peer`, the other end. */
 static inline void *tpl_open_send(int fd, int peer) {
   static struct rail_key no_key = {.plugin = TPL_NAME, .param = ""};
-  static const struct rail_protocol protocol = {.plugin = TPL_NAME, .tag = "RTP", .version = TPL_VERSION,
+  static const struct rail_protocol protocol = {.plugin = TPL_NAME, .tag = TPL_TAG, .version = TPL_VERSION,
                                                 .key = &no_key};
   static const struct rail_connector_limits limits;
   struct tpl_attempt *a = calloc(1, sizeof *a);
