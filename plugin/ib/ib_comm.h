@@ -168,8 +168,8 @@ struct ib_recv {
   struct ib_buffer buffers[IB_MAX_GROUP];
 };
 
-/* How long sends have found receives posted, but none of their tag. */
-struct ib_tag_wait {
+/* How long sends have found the same in the CTS ring, and no buffer. */
+struct ib_ring_wait {
   uint64_t last_seen; /* 0: no send waits so */
   uint64_t waited;    /* ns in which this process called isend and the peer's process was alive */
   uint32_t tag, head, takes;
@@ -193,7 +193,8 @@ struct ib_send_comm {
   uint64_t min_part;
   uint64_t separate_above[IB_MAX_RAILS]; /* larger messages end with a write of their own: adaptive routing */
   unsigned int next_qp;
-  struct ib_tag_wait tag_wait;
+  struct ib_ring_wait tag_wait;     /* receives are posted, none of the send's tag */
+  struct ib_ring_wait partial_wait; /* the next receive is there in part */
   uint64_t closed_deadline; /* after GOODBYE: the peer acknowledges retransmissions until then; 0: no GOODBYE */
   bool peer_gone;           /* IB_COMM_PEER_GONE is in closed_deadline */
   struct ib_cts_match match;

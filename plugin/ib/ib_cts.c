@@ -61,7 +61,7 @@ enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t s
   uint64_t last = le64toh(words[WORDS - 1]);
   if ((uint32_t)last != seq) return IB_CTS_NOT_YET;
   for (unsigned int i = 0; i < WORDS - 1; i++) words[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
-  if (last >> 32 != checksum_of(words, seq)) return IB_CTS_NOT_YET;
+  if (last >> 32 != checksum_of(words, seq)) return IB_CTS_PARTIAL;
   memcpy(&copy, words, sizeof copy);
   cts->addr = le64toh(copy.addr);
   cts->size = le64toh(copy.size);
@@ -87,7 +87,7 @@ static enum ib_cts_entry_state read_head(struct ib_cts_match *m) {
     struct ib_cts_buffer *g = &m->buffers[row][i];
     struct ib_cts cts;
     enum ib_cts_entry_state seen = ib_cts_decode(&m->ring->rows[row][i], m->head, i, &cts);
-    if (seen != IB_CTS_GOOD) return seen;
+    if (seen != IB_CTS_GOOD) return i && seen == IB_CTS_NOT_YET ? IB_CTS_PARTIAL : seen;
     if (i && cts.count != count) return IB_CTS_BAD;
     count = cts.count;
     m->tags[row][i] = cts.tag;
@@ -117,7 +117,7 @@ enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_ct
     if (seq == m->head) {
       if (m->head - m->tail == IB_MAX_RECVS) return IB_CTS_OTHER_TAGS; /* the receiver cannot have posted more */
       enum ib_cts_entry_state seen = read_head(m);
-      if (rail_unlikely(seen == IB_CTS_BAD)) return IB_CTS_INVALID;
+      if (rail_unlikely(seen >= IB_CTS_PARTIAL)) return seen == IB_CTS_BAD ? IB_CTS_INVALID : IB_CTS_INCOMPLETE;
       if (seen == IB_CTS_NOT_YET) return m->tail == m->head ? IB_CTS_EMPTY : IB_CTS_OTHER_TAGS;
     }
     if (take_from(m, row_of(seq), tag, buffer)) return IB_CTS_TAKEN;

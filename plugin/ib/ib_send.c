@@ -51,7 +51,7 @@ void ib_send_comm_start(struct ib_comm *comm) {
   ib_comm_limit_inline(comm);
 }
 
-/* ---- match: no receive of that tag ---------------------------------------- */
+/* ---- match: no buffer to send to ------------------------------------------- */
 
 RAIL_COLD static rail_result_t invalid_cts(struct ib_send_comm *sc) {
   RAIL_WARN("RailIB: isend to %s over %s: protocol error: the peer posted a receive whose values cannot be (receive "
@@ -71,23 +71,43 @@ RAIL_COLD static rail_result_t tag_timed_out(struct ib_send_comm *sc, uint32_t t
   return ib_comm_fail(&sc->base, RAIL_BAD_USAGE);
 }
 
-/* Receives are posted, of other tags only. That ends soon, or the two sides disagree. Any change of the ring restarts
- * the wait. So does a send of another tag when the first tag's time is up: the caller may have given that one up. */
-static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
-  struct ib_tag_wait *wait = &sc->tag_wait;
+RAIL_COLD static rail_result_t partial_cts(struct ib_send_comm *sc, uint64_t ms) {
+  RAIL_WARN("RailIB: isend to %s over %s: the announcement of receive %u has been there in part for %llu ms, longer than "
+            "the peer's HCA may retry; check: memory and HCA of both hosts, dmesg, driver and firmware",
+            sc->base.peer_text, sc->base.device->name, sc->match.head, (unsigned long long)ms);
+  return ib_comm_fail(&sc->base, RAIL_SYSTEM_ERROR);
+}
+
+/* Counts for how long sends have found the ring as it is; any change of it restarts the wait. So does a send of another
+ * tag when the first tag's time is up: the caller may have given that one up. */
+static bool wait_is_over(const struct ib_send_comm *sc, struct ib_ring_wait *wait, uint32_t tag, uint64_t ms) {
   bool same = wait->last_seen && wait->head == sc->match.head && wait->takes == sc->match.takes;
   uint64_t now = rail_now_ns();
-  if (!ib_params.tag_ms) return RAIL_OK;
   if (same) {
     /* Time in which this process or the peer's was stopped does not count: a stopped process posts nothing. */
     if (!atomic_load_explicit(&sc->base.peer_silent, memory_order_relaxed))
       wait->waited += RAIL_MIN(now - wait->last_seen, MAX_STEP_NS);
     wait->last_seen = now;
-    if (wait->waited < (uint64_t)ib_params.tag_ms * 1000000) return RAIL_OK;
-    if (wait->tag == tag) return tag_timed_out(sc, tag);
+    if (wait->waited < ms * 1000000) return false;
+    if (wait->tag == tag) return true;
   }
-  *wait = (struct ib_tag_wait){.last_seen = now, .tag = tag, .head = sc->match.head, .takes = sc->match.takes};
-  return RAIL_OK;
+  *wait = (struct ib_ring_wait){.last_seen = now, .tag = tag, .head = sc->match.head, .takes = sc->match.takes};
+  return false;
+}
+
+/* Receives are posted, of other tags only. That ends soon, or the two sides disagree. */
+static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
+  uint64_t ms = (uint64_t)ib_params.tag_ms;
+  return ms && wait_is_over(sc, &sc->tag_wait, tag, ms) ? tag_timed_out(sc, tag) : RAIL_OK;
+}
+
+/* A receive is announced by one write of up to 512 bytes. In part it is seen for some nanoseconds, or until the peer's
+ * HCA has retransmitted a packet; both sides' QPs of a network have timeouts of the same order. */
+static rail_result_t check_partial(struct ib_send_comm *sc) {
+  const struct ib_qp_attr *attr = &sc->base.qps[0].attr;
+  double budget = ib_error_budget(attr->timeout, attr->retry_cnt);
+  uint64_t ms = (uint64_t)(IB_ACK_TOLERANCE * budget * 1000) + IB_GRACE_MS;
+  return wait_is_over(sc, &sc->partial_wait, 0, ms) ? partial_cts(sc, ms) : RAIL_OK;
 }
 
 /* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
@@ -97,7 +117,8 @@ static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_f
   rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
   uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire) & ~IB_COMM_STALLED;
   if (rail_unlikely(faults)) return ib_error_faults(&sc->base, faults);
-  return found == IB_CTS_OTHER_TAGS ? check_tag_wait(sc, tag) : RAIL_OK;
+  if (rail_likely(found == IB_CTS_EMPTY)) return RAIL_OK;
+  return found == IB_CTS_INCOMPLETE ? check_partial(sc) : check_tag_wait(sc, tag);
 }
 
 /* ---- split: a message into parts. Pure ------------------------------------

@@ -6,6 +6,7 @@
  */
 #include <unistd.h>
 
+#include "common/base/clock.h"
 #include "kit/kit_ensure.h"
 #include "plugin/ib/ib_progress.h"
 #include "test/unit/ib_pair_plain.h"
@@ -243,12 +244,63 @@ TEST(a_ring_with_nonsense) {
   pair_close(&p);
 }
 
+/* isend until it fails; how often it was called is in *calls. */
+static rail_result_t send_until_error(int *calls) {
+  void *request;
+  rail_result_t result = RAIL_OK;
+  uint64_t end = rail_deadline_in_ms(60000);
+  for (*calls = 0; result == RAIL_OK && !rail_deadline_passed(end); ++*calls, usleep(1000)) {
+    result = ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request);
+    CHECK(!request);
+  }
+  return result;
+}
+
+/* The row of an otherwise empty ring has the number, and is never whole: an entry with a wrong checksum, or the first of
+ * two. The time limit is that of the HCA's retries, here none, and one second. */
+TEST(a_row_that_is_never_whole) {
+  for (int which = 0; which < 3; which++) {
+    struct ib_cts cts = {.addr = 0x1000, .size = 100, .count = which == 2 ? 2 : 1};
+    int calls;
+    open_simple(&simple);
+    struct ib_cts_wire *row = p.sc->ctrl_buf->ring.rows[1];
+    p.sc->qps[0].attr.timeout = 0;
+    ib_cts_encode(&cts, 1, &row[0]);
+    if (which == 0) row[0].addr ^= 1;
+    if (which == 1) row[0].checksum ^= 1u << 31;
+    if (which == 2) CHECK(ib_cts_decode(&row[0], 1, 0, &cts) == IB_CTS_GOOD);
+    uint64_t then = rail_now_ns();
+    CHECK_INT(send_until_error(&calls), RAIL_SYSTEM_ERROR);
+    CHECK(rail_now_ns() - then >= 1000 * 1000000ull && calls > 1);
+    CHECK(strstr(pair_line, "receive 1 has been there in part for 1000 ms"));
+    pair_close(&p);
+  }
+}
+
+/* One that becomes whole is used, however long that took, if the time is within the limit. */
+TEST(a_row_that_is_whole_late) {
+  void *request = NULL;
+  open_simple(&simple);
+  CHECK(pair_irecv(&p, in, 8, 0, mh_in));
+  struct ib_cts_wire *entry = &p.sc->ctrl_buf->ring.rows[1][0];
+  for (int i = 0; i < 3; i++) {
+    entry->addr ^= 1;
+    CHECK_OK(ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request));
+    CHECK(!request);
+    entry->addr ^= 1;
+    usleep(10000);
+  }
+  CHECK_OK(ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request));
+  CHECK_INT(pair_finish(request, RAIL_OK), 8);
+  pair_close(&p);
+}
+
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_than_one_of_a_group), TEST_CASE(a_tag_that_nobody_posts),
     TEST_CASE(a_tag_while_others_are_taken), TEST_CASE(a_tag_whose_receiver_is_stopped),
     TEST_CASE(bad_arguments), TEST_CASE(any_immediate), TEST_CASE(each_lie_has_its_name),
-    TEST_CASE(a_ring_with_nonsense)};
+    TEST_CASE(a_ring_with_nonsense), TEST_CASE(a_row_that_is_never_whole), TEST_CASE(a_row_that_is_whole_late)};
   fake_use(argv[0], "device fake0 ports=1");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
