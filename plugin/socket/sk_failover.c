@@ -236,27 +236,6 @@ void sk_failover_tick(struct sk_comm *comm, uint64_t now) {
 
 /* ---- streams that the acceptor has not answered ---------------------------------- */
 
-rail_result_t sk_failover_on_answer(struct sk_comm *comm, struct sk_stream *s) {
-  unsigned int version;
-  const uint8_t *answer = s->buf + s->head;
-  s->head += (uint32_t)rail_message_need(&sk_protocol, answer, sk_stream_have(s));
-  unsigned int reason = sk_answer_decode(&comm->sessions[s->index], answer, comm->features, &version);
-  if (reason == RAIL_REASON_GARBAGE)
-    return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
-                        "stream %u was not answered by RailSocket; is another program at that address?", s->index);
-  char versions[64] = "";
-  if (version) snprintf(versions, sizeof versions, " (its protocol version %u, ours %d)", version, SK_WIRE_VERSION);
-  if ((reason == RAIL_REASON_BUSY || reason == RAIL_REASON_TIMEOUT) && comm->reconnect) {
-    s->eof = true;
-    return RAIL_IN_PROGRESS; /* see sk_failover_retry_hellos */
-  }
-  if (reason != RAIL_REASON_NONE)
-    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s%s",
-                        s->index, rail_reason_text(&sk_protocol, reason), versions);
-  sk_send_on_welcome(sender_of(comm), s);
-  return RAIL_OK;
-}
-
 rail_result_t sk_failover_retry_hellos(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];

@@ -27,8 +27,6 @@ void sk_failover_tick(struct sk_comm *comm, uint64_t now);
 rail_result_t sk_failover_on_lost(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
 rail_result_t sk_failover_on_join(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
 
-/* Sender: the acceptor's answer to a HELLO is here whole. RAIL_IN_PROGRESS: it was busy; try again. */
-rail_result_t sk_failover_on_answer(struct sk_comm *comm, struct sk_stream *s);
 /* Sender: sends HELLO again on streams that ended before the acceptor answered (others took their places, or it was
  * busy); nothing else was written. If the listener is gone so is the peer. */
 RAIL_COLD rail_result_t sk_failover_retry_hellos(struct sk_comm *comm);

@@ -86,7 +86,7 @@ static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
   if (rail_unlikely(!s->welcomed)) {
     if (sk_stream_have(s) < rail_message_need(&sk_protocol, s->buf + s->head, sk_stream_have(s)))
       return PARSE_NEEDS_BYTES;
-    result = sk_failover_on_answer(comm, s);
+    result = sk_send_on_answer(comm, s);
     if (result != RAIL_OK) return result == RAIL_IN_PROGRESS ? PARSE_BLOCKED : PARSE_FAILED;
   }
   for (;;) {

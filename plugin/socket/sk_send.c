@@ -152,6 +152,27 @@ void sk_send_on_welcome(struct sk_send_comm *sc, struct sk_stream *s) {
   }
 }
 
+rail_result_t sk_send_on_answer(struct sk_comm *comm, struct sk_stream *s) {
+  unsigned int version;
+  const uint8_t *answer = s->buf + s->head;
+  s->head += (uint32_t)rail_message_need(&sk_protocol, answer, sk_stream_have(s));
+  unsigned int reason = sk_answer_decode(&comm->sessions[s->index], answer, comm->features, &version);
+  if (reason == RAIL_REASON_GARBAGE)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
+                        "stream %u was not answered by RailSocket; is another program at that address?", s->index);
+  char versions[64] = "";
+  if (version) snprintf(versions, sizeof versions, " (its protocol version %u, ours %d)", version, SK_WIRE_VERSION);
+  if ((reason == RAIL_REASON_BUSY || reason == RAIL_REASON_TIMEOUT) && comm->reconnect) {
+    s->eof = true;
+    return RAIL_IN_PROGRESS; /* see sk_failover_retry_hellos */
+  }
+  if (reason != RAIL_REASON_NONE)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s%s",
+                        s->index, rail_reason_text(&sk_protocol, reason), versions);
+  sk_send_on_welcome(rail_container_of(comm, struct sk_send_comm, base), s);
+  return RAIL_OK;
+}
+
 /* One frame with `len` bytes of the message from `offset`. A frame counts when it is in the kernel, or, if it may have
  * to go another way, when it has arrived. */
 static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send, enum sk_frame_type type,
