@@ -333,8 +333,8 @@ static void the_receiver_closes_first(struct kit_process *self) {
   kit_net_close(&n);
 }
 
-/* The receiver is done with its last message, and closes before the sender has asked for its send again: the sender finds
- * the message's completion and the end of the connection together. */
+/* The receiver is done with its last message, and closes before the sender tests its send again: the sender finds the
+ * message's completion and the end of the connection together. */
 static void the_receiver_closes_at_once(struct kit_process *self) {
   (void)self;
   enum { MOST_SENDS = 6 };

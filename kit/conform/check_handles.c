@@ -34,7 +34,7 @@ static void handle_may_move(struct kit_process *self) { /* it holds state, never
   kit_net_close(&n);
 }
 
-static void several_through_one_door(struct kit_process *self) { /* one after another, each from the pristine handle */
+static void several_to_one_listener(struct kit_process *self) { /* one after another, each from the pristine handle */
   (void)self;
   struct kit_net n;
   struct kit_pair p[4];
@@ -240,16 +240,16 @@ const struct kit_check kit_checks_handles[] = {
   {"4.20", "connect.handle_may_move", KIT_MUST, KIT_ONE, 0, 0, false,
    "State that connect keeps in the handle does not depend on where the handle lies.",
    "src/proxy.cc:1670-1690, src/transport/net.cc:844, 874", handle_may_move},
-  {"4.21", "connect.several_through_one_door", KIT_SHOULD, KIT_ONE, 0, 0, false,
+  {"4.21", "connect.several_to_one_listener", KIT_SHOULD, KIT_ONE, 0, 0, false,
    "One listen comm accepts several connections, one after another.",
-   "src/transport/net_ib/gin.cc:174-207, src/rma/rma_proxy.cc:420-435", several_through_one_door},
+   "src/transport/net_ib/gin.cc:174-207, src/rma/rma_proxy.cc:420-435", several_to_one_listener},
   {"4.22", "connect.device_handle_is_left_alone", KIT_MUST, KIT_ONE, 0, KIT_SINCE(7), false,
    "connect and accept of a host device leave *sendDevComm and *recvDevComm as they are.",
    "src/transport/net.cc:817-837", device_handle_is_left_alone},
   {"4.23", "connect.comms_are_written", KIT_SHOULD, KIT_ONE, 0, 0, false,
    "listen, connect and accept write *comm in every call, with NULL while in progress.",
    "plugins/net/README.md:286-300, src/transport/net.cc:890-892", comms_are_written},
-  {"4.24", "connect.several_through_one_door_at_once", KIT_SHOULD, KIT_ONE, 60, 0, false,
+  {"4.24", "connect.several_to_one_listener_at_once", KIT_SHOULD, KIT_ONE, 60, 0, false,
    "Two listen comms accept several connections each, set up in any order, and none is put together with another.",
    "src/transport/net_ib/gin.cc:174-207, src/rma/rma_proxy.cc:420-435", several_at_once},
   {0},

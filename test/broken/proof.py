@@ -49,7 +49,7 @@ CAUGHT_BY = {
     "handle_overrun": "listen.handle_is_not_overrun",
     "listen_close_error": "listen.closed_without_accept",
     "listens_few": "listen.a_thousand_listens",
-    "one_guest": "connect.several_through_one_door",
+    "one_guest": "connect.several_to_one_listener",
     "accept_impatient": "connect.accept_long_before_connect",
     "accept_once_eintr": "connect.interrupted",
     "stranger_blocks": "listen.silence_does_not_delay",
@@ -67,7 +67,7 @@ CAUGHT_BY = {
     "in_progress_escapes": "connect.connect_long_before_accept",
     "dead_port_for_ever": "connect.dead_port_is_noticed",
     "dev_handle_junk": "connect.device_handle_is_left_alone",
-    "streams_crossed": "connect.several_through_one_door_at_once",
+    "streams_crossed": "connect.several_to_one_listener_at_once",
     # requests
     "no_request": "requests.request_and_done_are_always_written requests.request_and_done_are_always_written@8",
     "no_done": "requests.done_is_written_while_a_request_is_not requests.done_is_written_while_a_request_is_not@8",
