@@ -93,7 +93,8 @@ rail_result_t rail_watch_add(struct rail_watch *watch, const struct rail_watch_a
 void rail_watch_remove(struct rail_watch *watch, struct rail_watched **handle, bool goodbye);
 /* The comm is closed and has nothing outstanding. Sends GOODBYE; the thread calls `destroy`, without the lock, when the
  * peer has closed or has sent DRAINED, or after ms. False: it is not watched, and still the caller's. */
-bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms, void (*destroy)(void *comm));
+bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms,
+                       void (*destroy)(void *comm));
 /* Calls fn(comm, arg) for each comm that is watched, also those that linger, under the lock. */
 void rail_watch_each(struct rail_watch *watch, void (*fn)(void *comm, void *arg), void *arg);
 

@@ -32,8 +32,8 @@ void ib_request_pool_init(struct ib_request_pool *pool, void *first, size_t size
   }
 }
 
-RAIL_COLD rail_result_t ib_mr_refuse(const struct ib_comm *comm, const char *call, const struct ib_mhandle *mr,
-                                     const void *data, uint64_t size) {
+RAIL_COLD rail_result_t ib_comm_refuse_buffer(const struct ib_comm *comm, const char *call,
+                                              const struct ib_mhandle *mr, const void *data, uint64_t size) {
   if (size > RAIL_NET_MAX_BYTES)
     RAIL_WARN("RailIB: %s: size %llu; allowed: up to %llu", call, (unsigned long long)size,
               (unsigned long long)RAIL_NET_MAX_BYTES);

@@ -161,7 +161,7 @@ struct ib_buffer {
   struct ib_mhandle *mr;
 };
 
-/* A receive. Its index in the table is its row of CTS entries. */
+/* A receive. Its index in the table is its slot in the CTS ring. */
 struct ib_recv {
   struct ib_request base;
   uint32_t n;
@@ -309,8 +309,8 @@ static inline void ib_mr_release(struct ib_mhandle *mr) {
 }
 
 /* One line about a buffer that cannot be used, and RAIL_BAD_ARGUMENT. */
-rail_result_t ib_mr_refuse(const struct ib_comm *comm, const char *call, const struct ib_mhandle *mr, const void *data,
-                           uint64_t size);
+rail_result_t ib_comm_refuse_buffer(const struct ib_comm *comm, const char *call, const struct ib_mhandle *mr,
+                                    const void *data, uint64_t size);
 
 /* ---- ib_send.c, ib_recv.c ------------------------------------------------------- */
 

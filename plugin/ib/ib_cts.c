@@ -11,7 +11,7 @@
 #define WORDS (sizeof(struct ib_cts_wire) / sizeof(uint64_t))
 _Static_assert(offsetof(struct ib_cts_wire, seq) == (WORDS - 1) * sizeof(uint64_t), "number and checksum share a word");
 
-static unsigned int row_of(uint32_t seq) { return seq % IB_MAX_RECVS; }
+static unsigned int slot_of(uint32_t seq) { return seq % IB_MAX_RECVS; }
 
 /* ---- entries ------------------------------------------------------------ */
 
@@ -82,31 +82,31 @@ void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring) {
 
 /* Reads receive m->head into the table, if all of it is there. */
 static enum ib_cts_entry_state read_head(struct ib_cts_match *m) {
-  unsigned int row = row_of(m->head), count = 1;
+  unsigned int slot = slot_of(m->head), count = 1;
   for (unsigned int i = 0; i < count; i++) {
-    struct ib_cts_buffer *g = &m->buffers[row][i];
+    struct ib_cts_buffer *g = &m->buffers[slot][i];
     struct ib_cts cts;
-    enum ib_cts_entry_state seen = ib_cts_decode(&m->ring->rows[row][i], m->head, i, &cts);
+    enum ib_cts_entry_state seen = ib_cts_decode(&m->ring->slots[slot][i], m->head, i, &cts);
     if (seen != IB_CTS_GOOD) return i && seen == IB_CTS_NOT_YET ? IB_CTS_PARTIAL : seen;
     if (i && cts.count != count) return IB_CTS_BAD;
     count = cts.count;
-    m->tags[row][i] = cts.tag;
-    *g = (struct ib_cts_buffer){.addr = cts.addr, .size = cts.size, .row = row, .index = i};
+    m->tags[slot][i] = cts.tag;
+    *g = (struct ib_cts_buffer){.addr = cts.addr, .size = cts.size, .slot = slot, .index = i};
     memcpy(g->rkeys, cts.rkeys, sizeof g->rkeys);
   }
-  m->count[row] = (uint8_t)count;
-  m->left[row] = (uint8_t)((1u << count) - 1);
+  m->count[slot] = (uint8_t)count;
+  m->left[slot] = (uint8_t)((1u << count) - 1);
   m->head++;
   return IB_CTS_GOOD;
 }
 
-static bool take_from(struct ib_cts_match *m, unsigned int row, uint32_t tag, struct ib_cts_buffer *buffer) {
-  for (unsigned int i = 0; i < m->count[row]; i++) {
-    if (m->tags[row][i] != tag || !(m->left[row] & 1u << i)) continue;
-    *buffer = m->buffers[row][i];
-    m->left[row] &= (uint8_t)~(1u << i);
+static bool take_from(struct ib_cts_match *m, unsigned int slot, uint32_t tag, struct ib_cts_buffer *buffer) {
+  for (unsigned int i = 0; i < m->count[slot]; i++) {
+    if (m->tags[slot][i] != tag || !(m->left[slot] & 1u << i)) continue;
+    *buffer = m->buffers[slot][i];
+    m->left[slot] &= (uint8_t)~(1u << i);
     m->takes++;
-    while (m->tail != m->head && !m->left[row_of(m->tail)]) m->tail++;
+    while (m->tail != m->head && !m->left[slot_of(m->tail)]) m->tail++;
     return true;
   }
   return false;
@@ -120,16 +120,16 @@ enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_ct
       if (rail_unlikely(seen >= IB_CTS_PARTIAL)) return seen == IB_CTS_BAD ? IB_CTS_INVALID : IB_CTS_INCOMPLETE;
       if (seen == IB_CTS_NOT_YET) return m->tail == m->head ? IB_CTS_EMPTY : IB_CTS_OTHER_TAGS;
     }
-    if (take_from(m, row_of(seq), tag, buffer)) return IB_CTS_TAKEN;
+    if (take_from(m, slot_of(seq), tag, buffer)) return IB_CTS_TAKEN;
   }
 }
 
 unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max) {
   unsigned int n = 0;
   for (uint32_t seq = m->tail; seq != m->head; seq++)
-    for (unsigned int i = 0, row = row_of(seq); i < m->count[row]; i++) {
-      if (!(m->left[row] & 1u << i)) continue;
-      if (n < max) tags[n] = m->tags[row][i];
+    for (unsigned int i = 0, slot = slot_of(seq); i < m->count[slot]; i++) {
+      if (!(m->left[slot] & 1u << i)) continue;
+      if (n < max) tags[n] = m->tags[slot][i];
       n++;
     }
   return n;
@@ -142,7 +142,7 @@ unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned 
 
 uint32_t ib_imm_encode(const struct ib_imm *imm, unsigned int all) {
   unsigned int code = imm->parts == all ? CODE_ALL : (unsigned int)__builtin_ctz(imm->parts);
-  uint32_t at = imm->row << 27 | imm->index << 24 | code << 21;
+  uint32_t at = imm->slot << 27 | imm->index << 24 | code << 21;
   if (rail_unlikely(imm->error)) return at | EXPONENT_ERROR << 16 | imm->error;
   unsigned int log2 = ib_imm_unit_log2(imm->body);
   return at | (log2 - IB_ALIGN_LOG2) << 16 | (uint32_t)(imm->body >> log2);
@@ -150,7 +150,7 @@ uint32_t ib_imm_encode(const struct ib_imm *imm, unsigned int all) {
 
 void ib_imm_decode(uint32_t bits, unsigned int all, struct ib_imm *imm) {
   unsigned int code = bits >> 21 & 7, exponent = bits >> 16 & 31, mantissa = bits & IB_IMM_MANTISSA_MAX;
-  imm->row = bits >> 27;
+  imm->slot = bits >> 27;
   imm->index = bits >> 24 & 7;
   imm->parts = code == CODE_ALL ? all : 1u << code;
   imm->error = exponent == EXPONENT_ERROR ? mantissa : 0;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Clear to send (CTS). The receiver announces each grouped receive by an RDMA write into a ring in the sender's memory:
- * IB_MAX_RECVS rows, one per grouped receive, row = (number of the receive) % IB_MAX_RECVS, of up to 8 entries, one per
- * buffer. The receiver writes row k + 32 only when receive k is done, and thus after the sender has read row k: there
- * is no other flow control.
+ * IB_MAX_RECVS slots, one per grouped receive, slot = (number of the receive) % IB_MAX_RECVS, of up to 8 entries, one
+ * per buffer. The receiver writes slot k + 32 only when receive k is done, and thus after the sender has read slot k:
+ * there is no other flow control.
  *
  * An entry's last word holds the number of the receive and a checksum of the other seven. With the right number and a
  * wrong checksum the entry is still being written, and the reader tries again later. So nothing depends on the order in
- * which the HCA's writes within an entry become visible. A row that began and never becomes whole ends the connection
- * when the peer's HCA must have finished all retransmissions (ib_send.c). An entry without the right number looks like a
- * receive that is not posted yet.
+ * which the HCA's writes within an entry become visible. A slot that is written in part and never whole ends the
+ * connection when the peer's HCA must have finished all retransmissions (ib_send.c). An entry without the right number
+ * looks like a receive that is not posted yet.
  *
  * Then the immediates, by which the sender's writes are reported to the receiver. All of it is pure: no verbs. The ring
  * has one reader, and one writer (the HCA).
@@ -36,7 +36,7 @@ struct ib_cts_wire {
 _Static_assert(sizeof(struct ib_cts_wire) == 64, "an entry is a cache line");
 
 struct ib_cts_ring { /* in registered memory of the sender */
-  struct ib_cts_wire rows[IB_MAX_RECVS][IB_MAX_GROUP];
+  struct ib_cts_wire slots[IB_MAX_RECVS][IB_MAX_GROUP];
 };
 
 struct ib_cts {
@@ -61,7 +61,7 @@ enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t s
 struct ib_cts_buffer { /* a buffer that a send may take */
   uint64_t addr, size;
   uint32_t rkeys[IB_MAX_RAILS];
-  unsigned int row, index; /* for the immediate */
+  unsigned int slot, index; /* for the immediate */
 };
 
 /* A send takes the oldest buffer of its tag that no send has taken. Entries are read from the ring once, checked and
@@ -90,7 +90,7 @@ unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned 
 
 /* ---- immediates: the last write of each part reports it to the receiver ------
  *
- *   bit 31..27 row of the CTS | 26..24 index | 23..21 parts code | 20..16 exponent | 15..0 mantissa
+ *   bit 31..27 slot of the CTS | 26..24 index | 23..21 parts code | 20..16 exponent | 15..0 mantissa
  *
  * parts code c: 1 << c parts for c < 7; 7: all QPs that a message may have (the plan's qps_per_message). The part's
  * body (ib_send.c) has mantissa << (7 + exponent) bytes. With exponent 31 the mantissa is an error code (enum
@@ -101,7 +101,7 @@ enum ib_imm_error {
 };
 
 struct ib_imm {
-  unsigned int row, index, parts; /* parts: as a number */
+  unsigned int slot, index, parts; /* parts: as a number */
   uint64_t body;                  /* bytes before the tail */
   unsigned int error;             /* enum ib_imm_error; 0: none */
 };

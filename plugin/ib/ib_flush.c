@@ -165,7 +165,7 @@ rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, v
   if (!rc->flush || i < 0) return RAIL_OK;
   struct ib_mhandle *mr = mhandles[i];
   if (rail_unlikely(!ib_mr_covers(comm, mr, data[i], (uint64_t)sizes[i])))
-    return ib_mr_refuse(comm, "iflush", mr, data[i], (uint64_t)sizes[i]);
+    return ib_comm_refuse_buffer(comm, "iflush", mr, data[i], (uint64_t)sizes[i]);
   if (!is_needed(mr)) return RAIL_OK;
   struct ib_request *r = SLIST_FIRST(&rc->free_flushes);
   if (rail_unlikely(!r)) return too_many();

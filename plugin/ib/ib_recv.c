@@ -72,11 +72,11 @@ static rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *qp, struc
   return RAIL_OK;
 }
 
-/* One write of all entries of the row. Each 16th is signaled, and so is the last that fits into the send queue: its
+/* One write of all entries of the slot. Each 16th is signaled, and so is the last that fits into the send queue: its
  * completion stands for all before it. */
-static rail_result_t post_cts(struct ib_recv_comm *rc, unsigned int n, unsigned int row) {
+static rail_result_t post_cts(struct ib_recv_comm *rc, unsigned int n, unsigned int slot) {
   struct ib_qp *qp = &rc->base.qps[0];
-  struct ib_cts_wire *entries = rc->base.ctrl_buf->ring.rows[row];
+  struct ib_cts_wire *entries = rc->base.ctrl_buf->ring.slots[slot];
   uint32_t bytes = n * (uint32_t)sizeof *entries;
   struct ibv_sge sge = {
     .addr = (uintptr_t)entries, .length = bytes, .lkey = rc->base.rails[qp->rail].ctrl_mr->lkey};
@@ -84,9 +84,9 @@ static rail_result_t post_cts(struct ib_recv_comm *rc, unsigned int n, unsigned 
                            .sg_list = &sge,
                            .num_sge = 1,
                            .send_flags = bytes <= qp->max_inline ? IBV_SEND_INLINE : 0,
-                           .wr.rdma = {.remote_addr = rc->remote_ring.addr + row * IB_MAX_GROUP * sizeof *entries,
+                           .wr.rdma = {.remote_addr = rc->remote_ring.addr + slot * IB_MAX_GROUP * sizeof *entries,
                                        .rkey = rc->remote_ring.rkeys[qp->remote_rail]}};
-  wr.wr_id = ib_wr_id(IB_WR_CTS, qp->index, ++rc->cts_unsignaled, row);
+  wr.wr_id = ib_wr_id(IB_WR_CTS, qp->index, ++rc->cts_unsignaled, slot);
   if (rc->cts_unsignaled == CTS_SIGNALED || qp->sq_avail == 1) {
     wr.send_flags |= IBV_SEND_SIGNALED;
     rc->cts_unsignaled = 0;
@@ -135,7 +135,7 @@ RAIL_COLD static rail_result_t bad_recv(const struct ib_comm *comm, int n, void 
     for (int i = 0; i < n; i++) {
       const struct ib_mhandle *mr = mhandles ? mhandles[i] : NULL;
       if (!ib_mr_covers(comm, mr, data[i], sizes[i]) || sizes[i] > RAIL_NET_MAX_BYTES)
-        return ib_mr_refuse(comm, "irecv", mr, data[i], sizes[i]);
+        return ib_comm_refuse_buffer(comm, "irecv", mr, data[i], sizes[i]);
     }
   return RAIL_BAD_ARGUMENT;
 }
@@ -143,7 +143,7 @@ RAIL_COLD static rail_result_t bad_recv(const struct ib_comm *comm, int n, void 
 rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                        void **phandles, void **request) {
   /* *request may be RAIL_NET_OPTIONAL_RECV, which allows a receive to be done before its bytes are in place. The bytes
-   * are in place when the sender's immediate arrives, and until then the row is in use: nothing would be gained. */
+   * are in place when the sender's immediate arrives, and until then the slot is in use: nothing would be gained. */
   if (request) *request = NULL;
   struct ib_comm *comm = ib_comm_of(recv_comm, IB_RECV_COMM_MAGIC, "irecv");
   if (!comm) return RAIL_BAD_ARGUMENT;
@@ -152,10 +152,10 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
 
-  /* The next row, if its last receive is done, and room in the send queue. Poll here when there is none: the caller may
-   * have no request left to test. */
-  unsigned int row = rc->next_seq % IB_MAX_RECVS;
-  struct ib_recv *recv = &rc->recvs[row];
+  /* The next slot, if its last receive is done, and room in the send queue. Poll here when there is none: the caller
+   * may have no request left to test. */
+  unsigned int slot = rc->next_seq % IB_MAX_RECVS;
+  struct ib_recv *recv = &rc->recvs[slot];
   if (rail_unlikely(!comm->qps[0].sq_avail)) (void)rc->progress(comm);
   if (rail_unlikely(recv->base.magic != IB_REQ_FREE || !comm->qps[0].sq_avail)) {
     rail_stats_add(&comm->stats[IB_COMM_WAITS_ROOM], 1);
@@ -172,13 +172,13 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
     recv->buffers[i] = (struct ib_buffer){.capacity = sizes[i], .tag = (uint32_t)tags[i], .mr = mr};
     ib_mr_hold(mr);
     if (mr) memcpy(cts.rkeys, mr->rkeys, sizeof cts.rkeys);
-    ib_cts_encode(&cts, rc->next_seq, &comm->ctrl_buf->ring.rows[row][i]);
+    ib_cts_encode(&cts, rc->next_seq, &comm->ctrl_buf->ring.slots[slot][i]);
   }
   *request = recv;
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(&recv->base, phandles);
 
   /* The request exists now: test reports a failure to post. */
-  if (rail_likely(post_cts(rc, recv->n, row) == RAIL_OK)) rc->next_seq++;
+  if (rail_likely(post_cts(rc, recv->n, slot) == RAIL_OK)) rc->next_seq++;
   return RAIL_OK;
 }
 
@@ -219,7 +219,7 @@ static rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *w
   if (rail_unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM))
     return protocol_error(comm, wc, "a message that is no write");
   ib_imm_decode(ntohl(wc->imm_data), all, &imm);
-  struct ib_recv *recv = &rc->recvs[imm.row];
+  struct ib_recv *recv = &rc->recvs[imm.slot];
   struct ib_buffer *b = &recv->buffers[imm.index];
   /* A receive that is done has no buffer with parts left; one that was never posted has no buffers. */
   if (rail_unlikely(imm.index >= recv->n || (b->parts && !b->left)))

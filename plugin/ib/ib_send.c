@@ -72,8 +72,8 @@ RAIL_COLD static rail_result_t tag_timed_out(struct ib_send_comm *sc, uint32_t t
 }
 
 RAIL_COLD static rail_result_t partial_cts(struct ib_send_comm *sc, uint64_t ms) {
-  RAIL_WARN("RailIB: isend to %s over %s: the announcement of receive %u has been there in part for %llu ms, longer than "
-            "the peer's HCA may retry; check: memory and HCA of both hosts, dmesg, driver and firmware",
+  RAIL_WARN("RailIB: isend to %s over %s: the announcement of receive %u has been there in part for %llu ms, longer "
+            "than the peer's HCA may retry; check: memory and HCA of both hosts, dmesg, driver and firmware",
             sc->base.peer_text, sc->base.device->name, sc->match.head, (unsigned long long)ms);
   return ib_comm_fail(&sc->base, RAIL_SYSTEM_ERROR);
 }
@@ -154,7 +154,7 @@ struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsi
 /* ---- post ------------------------------------------------------------------ */
 
 static uint32_t immediate_of(const struct ib_send_comm *sc, const struct ib_send *send, uint64_t body) {
-  struct ib_imm imm = {.row = send->buffer.row,
+  struct ib_imm imm = {.slot = send->buffer.slot,
                        .index = send->buffer.index,
                        .parts = send->nparts,
                        .body = body,
@@ -228,7 +228,7 @@ static rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
 /* The shim writes *request before the call: only who calls the plugin's table itself can pass NULL for `request`. */
 RAIL_COLD static rail_result_t bad_send(const struct ib_comm *comm, const void *data, size_t size,
                                         const struct ib_mhandle *mr, void **request) {
-  if (request) return ib_mr_refuse(comm, "isend", mr, data, size);
+  if (request) return ib_comm_refuse_buffer(comm, "isend", mr, data, size);
   RAIL_WARN("RailIB: isend: request is NULL; allowed: the address of a pointer");
   return RAIL_BAD_ARGUMENT;
 }

@@ -163,7 +163,7 @@ struct posted { struct ib_cts cts[IB_MAX_GROUP]; bool taken[IB_MAX_GROUP]; unsig
 struct model {
   struct ib_cts_ring ring;
   struct ib_cts_match match;
-  struct posted rows[IB_MAX_RECVS];
+  struct posted slots[IB_MAX_RECVS];
   uint32_t next;  /* receive that is posted next */
   uint32_t whole; /* first that is not written whole */
   /* the one that is being written: its words, in any order */
@@ -173,11 +173,11 @@ struct model {
   struct kit_rng *rng;
 };
 
-static struct posted *row_of(struct model *m, uint32_t seq) { return &m->rows[seq % IB_MAX_RECVS]; }
+static struct posted *slot_of(struct model *m, uint32_t seq) { return &m->slots[seq % IB_MAX_RECVS]; }
 
 static void begin_write(struct model *m) {
-  struct posted *p = row_of(m, m->next);
-  if (!p->done || m->written < m->nwords) return; /* its row is in use; or the last one is not out */
+  struct posted *p = slot_of(m, m->next);
+  if (!p->done || m->written < m->nwords) return; /* its slot is in use; or the last one is not out */
   p->count = kit_rng_below(m->rng, 3) ? 1 : 1 + kit_rng_below(m->rng, IB_MAX_GROUP);
   p->done = false;
   for (unsigned int i = 0; i < p->count; i++) {
@@ -197,10 +197,10 @@ static void write_words(struct model *m) {
   unsigned int n = 1 + kit_rng_below(m->rng, 2 * WORDS);
   for (; n && m->written < m->nwords; n--, m->written++) {
     size_t at = (size_t)m->words[m->written] * 8;
-    memcpy((char *)m->ring.rows[(m->next - 1) % IB_MAX_RECVS] + at, (const char *)m->out + at, 8);
+    memcpy((char *)m->ring.slots[(m->next - 1) % IB_MAX_RECVS] + at, (const char *)m->out + at, 8);
   }
   /* Words that do not change are there from the beginning. */
-  if (memcmp(m->ring.rows[(m->next - 1) % IB_MAX_RECVS], m->out, m->nwords * 8) == 0) m->whole = m->next;
+  if (memcmp(m->ring.slots[(m->next - 1) % IB_MAX_RECVS], m->out, m->nwords * 8) == 0) m->whole = m->next;
 }
 
 /* The oldest buffer of a tag among receives that are there whole; else whether the next one is there in part, its first
@@ -209,14 +209,14 @@ static void write_words(struct model *m) {
 static enum ib_cts_found expect(struct model *m, uint32_t tag, uint32_t *seq, unsigned int *index) {
   bool others = false;
   for (*seq = m->next - IB_MAX_RECVS; *seq != m->whole; ++*seq) {
-    struct posted *p = row_of(m, *seq);
+    struct posted *p = slot_of(m, *seq);
     for (*index = 0; !p->done && *index < p->count; ++*index) {
       if (p->taken[*index]) continue;
       if (p->cts[*index].tag == tag) return IB_CTS_TAKEN;
       others = true;
     }
   }
-  if (le32toh(m->ring.rows[m->whole % IB_MAX_RECVS][0].seq) == m->whole) return IB_CTS_INCOMPLETE;
+  if (le32toh(m->ring.slots[m->whole % IB_MAX_RECVS][0].seq) == m->whole) return IB_CTS_INCOMPLETE;
   return others ? IB_CTS_OTHER_TAGS : IB_CTS_EMPTY;
 }
 
@@ -227,8 +227,8 @@ static void take(struct model *m) {
   enum ib_cts_found want = expect(m, tag, &seq, &index), got = ib_cts_take(&m->match, tag, &buffer);
   CHECK_INT(got, want);
   if (got != IB_CTS_TAKEN) return;
-  struct posted *p = row_of(m, seq);
-  CHECK_INT(buffer.row, seq % IB_MAX_RECVS);
+  struct posted *p = slot_of(m, seq);
+  CHECK_INT(buffer.slot, seq % IB_MAX_RECVS);
   CHECK_INT(buffer.index, index);
   CHECK(buffer.addr == p->cts[index].addr && buffer.size == p->cts[index].size);
   CHECK(memcmp(buffer.rkeys, p->cts[index].rkeys, sizeof buffer.rkeys) == 0);
@@ -237,7 +237,7 @@ static void take(struct model *m) {
 
 /* Receives are over in any order, once all their buffers are taken. */
 static void finish(struct model *m) {
-  struct posted *p = &m->rows[kit_rng_below(m->rng, IB_MAX_RECVS)];
+  struct posted *p = &m->slots[kit_rng_below(m->rng, IB_MAX_RECVS)];
   bool all = true;
   for (unsigned int i = 0; i < p->count; i++) all &= p->taken[i];
   p->done |= all;
@@ -247,8 +247,8 @@ static void check_tags(struct model *m) {
   uint32_t tags[IB_MAX_SENDS];
   unsigned int n = ib_cts_tags(&m->match, tags, IB_MAX_SENDS), k = 0;
   for (uint32_t seq = m->match.tail; seq != m->match.head; seq++)
-    for (unsigned int i = 0; i < row_of(m, seq)->count; i++)
-      if (!row_of(m, seq)->taken[i]) CHECK_INT(tags[k++], row_of(m, seq)->cts[i].tag);
+    for (unsigned int i = 0; i < slot_of(m, seq)->count; i++)
+      if (!slot_of(m, seq)->taken[i]) CHECK_INT(tags[k++], slot_of(m, seq)->cts[i].tag);
   CHECK_INT(n, k);
 }
 
@@ -261,7 +261,7 @@ static void run(uint32_t first, int steps) {
   ib_cts_match_init(&m.match, &m.ring);
   CHECK_INT(m.match.head, 1);
   m.match.tail = m.match.head = m.next = m.whole = first;
-  for (int i = 0; i < IB_MAX_RECVS; i++) m.rows[i].done = true;
+  for (int i = 0; i < IB_MAX_RECVS; i++) m.slots[i].done = true;
   for (int i = 0; i < steps; i++) {
     switch (kit_rng_below(&rng, 4)) {
       case 0: begin_write(&m); break;
@@ -280,18 +280,18 @@ TEST(numbers_wrap) {
   for (uint32_t before = 0; before < 100; before += 7) run(0u - before, 10000);
 }
 
-/* All rows full of other tags: no row is looked at twice for two receives. */
+/* All slots full of other tags: no slot is looked at twice for two receives. */
 TEST(a_full_ring) {
   static struct ib_cts_ring ring;
   struct ib_cts_match m;
   struct ib_cts_buffer buffer;
   ib_cts_match_init(&m, &ring);
   for (uint32_t seq = 1; seq <= IB_MAX_RECVS; seq++)
-    ib_cts_encode(&(struct ib_cts){.count = 1, .tag = seq}, seq, &ring.rows[seq % IB_MAX_RECVS][0]);
+    ib_cts_encode(&(struct ib_cts){.count = 1, .tag = seq}, seq, &ring.slots[seq % IB_MAX_RECVS][0]);
   CHECK_INT(ib_cts_take(&m, 77, &buffer), IB_CTS_OTHER_TAGS);
   CHECK_INT(m.head - m.tail, IB_MAX_RECVS);
   /* A peer that does not keep to the rule changes nothing of what was seen. */
-  ib_cts_encode(&(struct ib_cts){.count = 1, .tag = 77}, 1 + IB_MAX_RECVS, &ring.rows[1][0]);
+  ib_cts_encode(&(struct ib_cts){.count = 1, .tag = 77}, 1 + IB_MAX_RECVS, &ring.slots[1][0]);
   CHECK_INT(ib_cts_take(&m, 77, &buffer), IB_CTS_OTHER_TAGS);
   CHECK_INT(ib_cts_take(&m, 1, &buffer), IB_CTS_TAKEN);
   CHECK_INT(ib_cts_take(&m, 77, &buffer), IB_CTS_TAKEN);
@@ -304,9 +304,9 @@ TEST(groups_that_cannot_be) {
   struct ib_cts_match m;
   struct ib_cts_buffer buffer;
   ib_cts_match_init(&m, &ring);
-  ib_cts_encode(&(struct ib_cts){.count = 2, .index = 0, .tag = 1}, 1, &ring.rows[1][0]);
+  ib_cts_encode(&(struct ib_cts){.count = 2, .index = 0, .tag = 1}, 1, &ring.slots[1][0]);
   CHECK_INT(ib_cts_take(&m, 1, &buffer), IB_CTS_INCOMPLETE); /* half of a group is nothing to take yet */
-  ib_cts_encode(&(struct ib_cts){.count = 3, .index = 1, .tag = 2}, 1, &ring.rows[1][1]);
+  ib_cts_encode(&(struct ib_cts){.count = 3, .index = 1, .tag = 2}, 1, &ring.slots[1][1]);
   CHECK_INT(ib_cts_take(&m, 1, &buffer), IB_CTS_INVALID);
 }
 

@@ -268,8 +268,8 @@ TEST(only_the_second_is_tested) {
   pair_close(&p);
 }
 
-/* Receives are over in any order; a row that is still in use is "not now", and nothing else. */
-TEST(rows_are_used_again) {
+/* Receives are over in any order; a slot that is still in use is "not now", and nothing else. */
+TEST(slots_are_used_again) {
   open_simple(&simple);
   void *old = pair_irecv(&p, in, 100, 77, mh_in), *r;
   int posted = 0;
@@ -354,7 +354,7 @@ int main(int argc, char **argv) {
     TEST_CASE(what_a_message_costs), TEST_CASE(the_immediate_apart), TEST_CASE(sizes), TEST_CASE(beyond_four_gigabytes),
     TEST_CASE(long_chains), TEST_CASE(keys_of_the_rail_at_the_other_end),
     TEST_CASE(one_look_at_all_rails), TEST_CASE(groups_in_every_order), TEST_CASE(full_tables),
-    TEST_CASE(only_the_second_is_tested), TEST_CASE(rows_are_used_again), TEST_CASE(numbers_wrap),
+    TEST_CASE(only_the_second_is_tested), TEST_CASE(slots_are_used_again), TEST_CASE(numbers_wrap),
     TEST_CASE(no_room_for_cts), TEST_CASE(profiler_events)};
   fake_use(argv[0], "device fake0 ports=3");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));

@@ -40,12 +40,12 @@ static uint8_t byte_of(int tag, uint32_t k, size_t i) { return (uint8_t)(mix(tag
 
 static void post_group(void) {
   void *data[8], *mhs[8];
-  size_t row = ib_recv_comm_of(w.pair.rc)->next_seq % IB_MAX_RECVS;
-  struct group *g = &w.groups[row];
+  size_t at = ib_recv_comm_of(w.pair.rc)->next_seq % IB_MAX_RECVS;
+  struct group *g = &w.groups[at];
   if (g->request) return;
   g->n = below(2) ? 1 : 1 + (int)below(8);
   for (int i = 0; i < g->n; i++) {
-    uint8_t *slot = w.in + (row * 8 + (size_t)i) * SLOT;
+    uint8_t *slot = w.in + (at * 8 + (size_t)i) * SLOT;
     g->tags[i] = (int)below(TAGS);
     g->number[i] = w.posted[g->tags[i]]++;
     g->capacity[i] = size_of(g->tags[i], g->number[i]) + (below(2) ? 0 : below(1000));

@@ -217,20 +217,20 @@ static void lie(size_t size, unsigned int from, struct ib_imm truth, struct ib_i
 }
 
 TEST(each_lie_has_its_name) {
-  struct ib_imm one = {.row = 1, .parts = 1}, of_two = {.row = 1, .parts = 2};
-  struct ib_imm second = {.row = 1, .index = 1, .parts = 1};
+  struct ib_imm one = {.slot = 1, .parts = 1}, of_two = {.slot = 1, .parts = 2};
+  struct ib_imm second = {.slot = 1, .index = 1, .parts = 1};
   ib_params.min_part = 1024;
-  lie(100, 1, one, (struct ib_imm){.row = 2, .parts = 1}, "not posted");
-  lie(100, 1, one, (struct ib_imm){.row = 1, .index = 2, .parts = 1}, "not posted");
+  lie(100, 1, one, (struct ib_imm){.slot = 2, .parts = 1}, "not posted");
+  lie(100, 1, one, (struct ib_imm){.slot = 1, .index = 2, .parts = 1}, "not posted");
   lie(100, 2, second, one, "not posted"); /* once more what is complete */
-  lie(100, 1, one, (struct ib_imm){.row = 1, .parts = 64}, "number of parts");
+  lie(100, 1, one, (struct ib_imm){.slot = 1, .parts = 64}, "number of parts");
   lie(2048, 2, of_two, one, "number of parts");
-  lie(100, 1, one, (struct ib_imm){.row = 1, .parts = 1, .body = 4992}, "more data");
+  lie(100, 1, one, (struct ib_imm){.slot = 1, .parts = 1, .body = 4992}, "more data");
   /* Two parts of 1,024 bytes, of which one is said to be 4,992: each fits into 5,000 bytes, both do not. */
   for (unsigned int from = 1; from <= 2; from++)
-    lie(2048, from, of_two, (struct ib_imm){.row = 1, .parts = 2, .body = 3968}, "more data");
-  lie(100, 1, one, (struct ib_imm){.row = 1, .parts = 1, .error = 77}, "unknown error code");
-  lie(2048, 2, of_two, (struct ib_imm){.row = 1, .parts = 2, .error = IB_IMM_TOO_LARGE}, "unknown error code");
+    lie(2048, from, of_two, (struct ib_imm){.slot = 1, .parts = 2, .body = 3968}, "more data");
+  lie(100, 1, one, (struct ib_imm){.slot = 1, .parts = 1, .error = 77}, "unknown error code");
+  lie(2048, 2, of_two, (struct ib_imm){.slot = 1, .parts = 2, .error = IB_IMM_TOO_LARGE}, "unknown error code");
   ib_params_load();
 }
 
@@ -238,7 +238,7 @@ TEST(a_ring_with_nonsense) {
   void *request;
   open_simple(&simple);
   struct ib_cts cts = {.addr = 1, .size = RAIL_NET_MAX_BYTES + 1, .count = 1};
-  ib_cts_encode(&cts, 1, &p.sc->ctrl_buf->ring.rows[1][0]);
+  ib_cts_encode(&cts, 1, &p.sc->ctrl_buf->ring.slots[1][0]);
   CHECK_INT(ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request), RAIL_REMOTE_ERROR);
   CHECK(!request && strstr(pair_line, "protocol error"));
   pair_close(&p);
@@ -256,19 +256,19 @@ static rail_result_t send_until_error(int *calls) {
   return result;
 }
 
-/* The row of an otherwise empty ring has the number, and is never whole: an entry with a wrong checksum, or the first of
- * two. The time limit is that of the HCA's retries, here none, and one second. */
-TEST(a_row_that_is_never_whole) {
+/* The slot of an otherwise empty ring has the number, and is never whole: an entry with a wrong checksum, or the first
+ * of two. The time limit is that of the HCA's retries, here none, and one second. */
+TEST(a_slot_that_is_never_whole) {
   for (int which = 0; which < 3; which++) {
     struct ib_cts cts = {.addr = 0x1000, .size = 100, .count = which == 2 ? 2 : 1};
     int calls;
     open_simple(&simple);
-    struct ib_cts_wire *row = p.sc->ctrl_buf->ring.rows[1];
+    struct ib_cts_wire *slot = p.sc->ctrl_buf->ring.slots[1];
     p.sc->qps[0].attr.timeout = 0;
-    ib_cts_encode(&cts, 1, &row[0]);
-    if (which == 0) row[0].addr ^= 1;
-    if (which == 1) row[0].checksum ^= 1u << 31;
-    if (which == 2) CHECK(ib_cts_decode(&row[0], 1, 0, &cts) == IB_CTS_GOOD);
+    ib_cts_encode(&cts, 1, &slot[0]);
+    if (which == 0) slot[0].addr ^= 1;
+    if (which == 1) slot[0].checksum ^= 1u << 31;
+    if (which == 2) CHECK(ib_cts_decode(&slot[0], 1, 0, &cts) == IB_CTS_GOOD);
     uint64_t then = rail_now_ns();
     CHECK_INT(send_until_error(&calls), RAIL_SYSTEM_ERROR);
     CHECK(rail_now_ns() - then >= 1000 * 1000000ull && calls > 1);
@@ -278,11 +278,11 @@ TEST(a_row_that_is_never_whole) {
 }
 
 /* One that becomes whole is used, however long that took, if the time is within the limit. */
-TEST(a_row_that_is_whole_late) {
+TEST(a_slot_that_is_whole_late) {
   void *request = NULL;
   open_simple(&simple);
   CHECK(pair_irecv(&p, in, 8, 0, mh_in));
-  struct ib_cts_wire *entry = &p.sc->ctrl_buf->ring.rows[1][0];
+  struct ib_cts_wire *entry = &p.sc->ctrl_buf->ring.slots[1][0];
   for (int i = 0; i < 3; i++) {
     entry->addr ^= 1;
     CHECK_OK(ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request));
@@ -300,7 +300,7 @@ int main(int argc, char **argv) {
     TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_than_one_of_a_group), TEST_CASE(a_tag_that_nobody_posts),
     TEST_CASE(a_tag_while_others_are_taken), TEST_CASE(a_tag_whose_receiver_is_stopped),
     TEST_CASE(bad_arguments), TEST_CASE(any_immediate), TEST_CASE(each_lie_has_its_name),
-    TEST_CASE(a_ring_with_nonsense), TEST_CASE(a_row_that_is_never_whole), TEST_CASE(a_row_that_is_whole_late)};
+    TEST_CASE(a_ring_with_nonsense), TEST_CASE(a_slot_that_is_never_whole), TEST_CASE(a_slot_that_is_whole_late)};
   fake_use(argv[0], "device fake0 ports=1");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -45,9 +45,9 @@ static void check_message(uint64_t size, unsigned int n, unsigned int all, unsig
     at += p.size;
     least = RAIL_MIN(least, p.size);
     largest = RAIL_MAX(largest, p.size);
-    struct ib_imm imm = {.row = i % 32, .index = i % 8, .parts = n, .body = p.body}, back;
+    struct ib_imm imm = {.slot = i % 32, .index = i % 8, .parts = n, .body = p.body}, back;
     ib_imm_decode(ib_imm_encode(&imm, all), all, &back);
-    CHECK_INT(back.row, imm.row);
+    CHECK_INT(back.slot, imm.slot);
     CHECK_INT(back.index, imm.index);
     CHECK_INT(back.parts, n);
     CHECK_INT(back.body, p.body);
@@ -122,16 +122,16 @@ TEST(known_values) {
   CHECK_INT(p.body, 3u << 20);
   p = ib_split_part(RAIL_NET_MAX_BYTES, 0, 1, 12, false); /* 4 KiB writes cannot be counted that far */
   CHECK_INT(p.write, 1 << 25);
-  struct ib_imm imm = {.row = 31, .index = 7, .parts = 64, .body = 0xffffull << 7};
+  struct ib_imm imm = {.slot = 31, .index = 7, .parts = 64, .body = 0xffffull << 7};
   CHECK_INT(ib_imm_encode(&imm, 128), 0xffc0ffff);
 }
 
 /* Words are no lengths, and the largest length is no word. */
 TEST(words) {
-  struct ib_imm imm = {.row = 5, .index = 3, .parts = 1, .error = IB_IMM_TOO_LARGE}, back;
+  struct ib_imm imm = {.slot = 5, .index = 3, .parts = 1, .error = IB_IMM_TOO_LARGE}, back;
   ib_imm_decode(ib_imm_encode(&imm, 4), 4, &back);
   CHECK_INT(back.error, IB_IMM_TOO_LARGE);
-  CHECK_INT(back.row, 5);
+  CHECK_INT(back.slot, 5);
   CHECK_INT(back.index, 3);
   CHECK_INT(back.parts, 1);
   CHECK_INT(back.body, 0);
@@ -148,7 +148,7 @@ TEST(any_bits) {
     struct ib_imm imm;
     unsigned int all = 1 + kit_rng_below(&rng, IB_MAX_QPS);
     ib_imm_decode((uint32_t)kit_rng_next(&rng), all, &imm);
-    CHECK(imm.row < IB_MAX_RECVS && imm.index < IB_MAX_GROUP && imm.parts >= 1 && imm.parts <= IB_MAX_QPS);
+    CHECK(imm.slot < IB_MAX_RECVS && imm.index < IB_MAX_GROUP && imm.parts >= 1 && imm.parts <= IB_MAX_QPS);
     CHECK(imm.body < 1ull << 53);
   }
 }
