@@ -7,6 +7,10 @@
 #include <stdint.h>
 #include <time.h>
 
+/* Between two calls of one thread, in the time that counts against a peer. In a longer gap this process was stopped, or
+ * its caller away; polls of a caller that waits are less than a millisecond apart. */
+#define RAIL_MAX_STEP_NS 1000000000ull
+
 static inline uint64_t rail_now_ns(void) {
   struct timespec ts;
   clock_gettime(CLOCK_MONOTONIC, &ts);

@@ -4,6 +4,9 @@
 
 #include <signal.h>
 #include <stddef.h>
+#include <sys/prctl.h>
+
+#define COARSE_NS 10000000ul
 
 int rail_thread_start(const char *name, void *(*run)(void *), void *arg, pthread_t *thread) {
   sigset_t all, before;
@@ -22,3 +25,5 @@ int rail_thread_start(const char *name, void *(*run)(void *), void *arg, pthread
   *thread = id;
   return 0;
 }
+
+void rail_thread_coarse_timers(void) { (void)prctl(PR_SET_TIMERSLACK, COARSE_NS, 0, 0, 0); }

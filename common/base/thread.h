@@ -9,4 +9,8 @@
  * its threads. `thread` NULL: detached. 0, or an error number. */
 int rail_thread_start(const char *name, void *(*run)(void *), void *arg, pthread_t *thread);
 
+/* The calling thread's sleeps may end up to 10 ms late, so that the kernel joins its wake-ups with others. For threads
+ * that look at limits of seconds some times a second. */
+void rail_thread_coarse_timers(void);
+
 #endif

@@ -11,6 +11,8 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 
+/* Between two attempts, doubled. Soon, for a listener that is full for a moment; at last five a second, so that ten
+ * thousand that wait do not keep a host busy. */
 #define BACKOFF_MIN_MS 1
 #define BACKOFF_MAX_MS 200
 #define DEVICE_TRY_MS 1000 /* for an attempt that is bound to its device, when one without may follow */

@@ -8,7 +8,6 @@
 #include "common/base/clock.h"
 #include "common/base/sockopt.h"
 
-#define MAX_STEP_NS 1000000000ull /* between two calls; in a longer gap this process was stopped, or its caller away */
 #define KEEPALIVE_MS 10000        /* between two probes, at most */
 
 void rail_handshake_init(struct rail_handshake *h) {
@@ -36,7 +35,7 @@ void rail_watch_host(int fd, int64_t deadline_ms, int64_t grace_ms) {
 
 void rail_handshake_note_time(struct rail_handshake *h) {
   uint64_t now = rail_now_ns();
-  h->waited += RAIL_MIN(now - h->noted, MAX_STEP_NS);
+  h->waited += RAIL_MIN(now - h->noted, RAIL_MAX_STEP_NS);
   h->noted = now;
 }
 

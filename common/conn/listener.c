@@ -21,6 +21,7 @@
 #define OWN_PENDING 2    /* of one, however many the others have */
 #define EVENTS_AT_ONCE 32
 #define POLL_NS 200000ull /* most time to accept, and again to read: a poll takes less than a millisecond */
+/* Between two log lines about dropped connections, of one listener, of all: a flood must not fill the disk. */
 #define LINE_EVERY_NS 1000000000ull
 #define ANY_LINE_EVERY_NS 100000000ull
 

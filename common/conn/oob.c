@@ -15,8 +15,8 @@
 #define GRACE_MS 1000      /* the kernel's error comes after ours, whose line says more */
 #define READS_AT_ONCE 8    /* frames; other connections wait meanwhile */
 #define MAX_UNANSWERED 64  /* PINGs: they fill the buffer of a peer that does not read. The kernel goes on probing */
-#define MIN_TICK_MS 10
-#define MAX_TICK_MS 1000
+#define MIN_TICK_MS 10     /* whatever the limits: a tick visits every connection */
+#define MAX_TICK_MS 1000   /* requests that begin do not wake the thread: silence counts from up to a tick later */
 
 /* ---- frames ---------------------------------------------------------------- */
 

@@ -17,7 +17,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -26,12 +25,10 @@
 #include "common/base/sock.h"
 #include "common/base/thread.h"
 
-#define BATCH 64          /* epoll events per system call; more are there at the next one */
-#define SLACK_NS 10000000 /* timer slack: how late a tick may be, so that the kernel can join it with others. Ticks are
-                           * at least 10 ms apart (oob.c) */
-#define DRAIN_POLL_MS 10  /* between two checks of a sender whose peer waits for its last completions: the time by which
-                           * the peer's close may be late; no wake-up comes with a completion */
-#define LATE_TICKS 4      /* a later tick: this thread was descheduled, so a silent peer is not blamed */
+#define BATCH 64         /* epoll events per system call; more are there at the next one */
+#define DRAIN_POLL_MS 10 /* between two checks of a sender whose peer waits for its last completions, which wake no
+                          * thread: as long as that may its peer's close be late */
+#define LATE_TICKS 4     /* a later tick: this thread was descheduled, so a silent peer is not blamed */
 
 /* What an epoll event is about: the first member of the struct that its pointer names. */
 enum kind { KIND_WAKE, KIND_FD, KIND_COMM };
@@ -187,7 +184,7 @@ static void *run(void *arg) {
   struct rail_watch *watch = arg;
   struct epoll_event events[BATCH];
   uint64_t last = rail_now_ns(), next_tick = last;
-  (void)prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0);
+  rail_thread_coarse_timers();
   pthread_mutex_lock(&lock);
   while (!watch->ending || (!watch->at_once && any_lingers(watch))) {
     int timeout = time_to_sleep(watch, next_tick);

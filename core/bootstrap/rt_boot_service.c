@@ -26,10 +26,8 @@
 #include "common/base/thread.h"
 #include "core/bootstrap/rt_boot.h"
 
-#define HELLO_TIMEOUT_MS 10000 /* a peer sends its hello at once; ten seconds is far beyond any network's delay */
-#define PENDING_MAX 256        /* pending connections; beyond, the oldest is dropped */
-#define ACCEPT_PAUSE_MS 100    /* when accept fails for lack of descriptors */
-#define GOODBYE_MS 1000        /* close waits no longer for the goodbyes to be acknowledged */
+#define PENDING_MAX 256 /* pending connections; beyond, the oldest is dropped */
+#define GOODBYE_MS 1000 /* close waits no longer for the goodbyes to be acknowledged */
 #define READS_PER_PASS 64      /* of one connection before the others are read */
 
 /* ---- reading ---- */
@@ -210,7 +208,7 @@ static void drop_oldest_pending(struct rt_bootstrap *b) {
 static void watch_listener(struct rt_bootstrap *b, bool on) {
   struct epoll_event ev = {.events = on ? EPOLLIN : 0, .data.ptr = b};
   epoll_ctl(b->service.epoll_fd, EPOLL_CTL_MOD, b->listen_fd, &ev);
-  b->service.accept_after = on ? 0 : rail_deadline_in_ms(ACCEPT_PAUSE_MS);
+  b->service.accept_after = on ? 0 : rail_deadline_in_ms(RT_BOOT_ACCEPT_PAUSE_MS);
 }
 
 static void accept_connections(struct rt_bootstrap *b) {
@@ -238,7 +236,7 @@ static void check_time(struct rt_bootstrap *b, uint64_t pass_start) {
   if (b->service.accept_after && now >= b->service.accept_after) watch_listener(b, true);
   for (struct rt_boot_conn *c = LIST_FIRST(&b->service.conns), *next; c && b->service.npending; c = next) {
     next = LIST_NEXT(c, link);
-    if (c->kind == RT_BOOT_CONN_PENDING && now - c->accepted_ns > HELLO_TIMEOUT_MS * 1000000ull)
+    if (c->kind == RT_BOOT_CONN_PENDING && now - c->accepted_ns > RT_BOOT_HELLO_MS * 1000000ull)
       rt_boot_conn_drop(b, c, "no hello in time");
   }
   if (b->args.heartbeat_ms == 0) return;
@@ -262,7 +260,7 @@ static void check_time(struct rt_bootstrap *b, uint64_t pass_start) {
 static int sleep_ms(const struct rt_bootstrap *b) {
   uint64_t until = 0;
   if (b->args.heartbeat_ms && (b->service.ring[0] || b->service.ring[1])) until = b->service.next_heartbeat;
-  if (b->service.npending) until = RAIL_MIN(until ? until : UINT64_MAX, rail_deadline_in_ms(HELLO_TIMEOUT_MS / 10));
+  if (b->service.npending) until = RAIL_MIN(until ? until : UINT64_MAX, rail_deadline_in_ms(RT_BOOT_HELLO_MS / 10));
   if (b->service.accept_after) until = RAIL_MIN(until ? until : UINT64_MAX, b->service.accept_after);
   return rail_deadline_left_ms(until);
 }

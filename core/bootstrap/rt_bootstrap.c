@@ -22,8 +22,7 @@
 #include "core/bootstrap/rt_rendezvous.h"
 
 #define UNUSED_MS 600000ull /* a rendezvous that no rank joins ends after this long (or the bootstrap timeout) */
-#define BIND_RETRY_MS 50
-#define END_MS 2000            /* to end a rendezvous that no rank needs: it runs in this process or answers at once */
+#define END_MS 2000         /* to end a rendezvous that no rank needs: it runs in this process or answers at once */
 #define SHRINK_TAG 0x80000000u /* in the tags of a shrink's messages; those of splits are numbers without it */
 
 _Static_assert(RT_UNIQUE_ID_BYTES >= sizeof(struct rt_boot_id), "the id holds all");
@@ -245,7 +244,7 @@ static rail_result_t open_rendezvous(const struct rt_boot_id *id, union rail_add
     }
     if (!logged) RAIL_INFO(RAIL_SUB_INIT, "bootstrap: %s is in use, waiting for it", rail_addr_text(&root, text));
     logged = true;
-    poll(NULL, 0, BIND_RETRY_MS);
+    poll(NULL, 0, RT_BOOT_RETRY_MS);
   }
 }
 

@@ -23,11 +23,9 @@
 #include "common/base/thread.h"
 #include "core/comm/rt_error.h"
 
-#define HELLO_TIMEOUT_MS 10000 /* as in rt_boot_service.c */
-#define PENDING_MAX 512        /* pending connections; beyond, the oldest is dropped */
-#define DROP_LINES 8           /* log lines about dropped connections; the rest is counted */
-#define ANSWER_MS 10000        /* to send the table to all ranks */
-#define ACCEPT_PAUSE_MS 100    /* when accept fails for lack of descriptors */
+#define PENDING_MAX 512 /* pending connections; beyond, the oldest is dropped */
+#define DROP_LINES 8    /* log lines about dropped connections; the rest is counted */
+#define ANSWER_MS 10000 /* to send the table to all ranks, who wait for it: as long as for a hello */
 
 struct client {
   int fd;
@@ -258,7 +256,7 @@ static rail_result_t accept_clients(struct root *r) {
     if (result == RAIL_IN_PROGRESS) return RAIL_OK;
     if (result != RAIL_OK) {
       if (r->accept_after == 0) RAIL_WARN("bootstrap: rendezvous cannot accept: %m; raise the limit of open files");
-      r->accept_after = rail_deadline_in_ms(ACCEPT_PAUSE_MS);
+      r->accept_after = rail_deadline_in_ms(RT_BOOT_ACCEPT_PAUSE_MS);
       return RAIL_OK;
     }
     if (r->n >= PENDING_MAX) drop_oldest_pending(r);
@@ -271,7 +269,7 @@ static rail_result_t accept_clients(struct root *r) {
     c->fd = fd;
     c->rank = -1;
     c->from = from;
-    c->deadline = rail_deadline_in_ms(HELLO_TIMEOUT_MS);
+    c->deadline = rail_deadline_in_ms(RT_BOOT_HELLO_MS);
   }
 }
 

@@ -13,7 +13,6 @@
 #include "core/comm/rt_error.h"
 
 #define GRACE_MS 3000 /* a rank waits this much longer than the root, whose error names the missing ranks */
-#define RETRY_MS 50
 
 /* How far a connection came, for the error line. */
 struct join_outcome {
@@ -107,7 +106,7 @@ rail_result_t rt_rendezvous_join(const struct rt_rendezvous_rank *me, union rail
     if (result == RAIL_OK || outcome.logged) return result;
     bool closed_by_root = outcome.connected && (errno == 0 || errno == ECONNRESET || errno == EPIPE);
     if (closed_by_root && me->well_known && !aborted(me) && !rail_deadline_passed(deadline)) {
-      poll(NULL, 0, RETRY_MS); /* another communicator's rendezvous at this address that just ended */
+      poll(NULL, 0, RT_BOOT_RETRY_MS); /* another communicator's rendezvous at this address that just ended */
       continue;
     }
     rail_addr_text(&me->root, text);

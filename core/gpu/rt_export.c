@@ -22,7 +22,7 @@
 #define BETWEEN_PROCESSES (BIT(RT_EXPORT_FABRIC) | BIT(RT_EXPORT_FD) | BIT(RT_EXPORT_IPC))
 #define WITHIN_A_PROCESS (BIT(RT_EXPORT_MAPPED) | BIT(RT_EXPORT_PLAIN))
 #define LARGEST_GRANULARITY (1u << 30)
-#define ZERO_MS 10000u
+#define ZERO_MS 10000u /* to clear new memory, behind whatever the program has queued on the device */
 #define CLOSE_MS 1000u /* how long an owner waits for an importer to close */
 
 struct rt_export {

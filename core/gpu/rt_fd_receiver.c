@@ -19,8 +19,8 @@
 
 #define BACKLOG 4096        /* connections that wait in the socket, if the system allows it */
 #define MOST_UNCLAIMED 1024 /* messages that wait here */
-#define SEND_S 1
-#define TAKE_MS 5000u
+#define SEND_S 1            /* to reach a process of this host: its backlog is full, or it is stopped */
+#define TAKE_MS 5000u       /* most time for one visit to the socket, however many connect without end */
 #define SILENT_MS 1000 /* for one that has connected: a sender sends right after that */
 
 struct rt_fd_message {

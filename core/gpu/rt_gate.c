@@ -6,7 +6,7 @@
 
 #include "common/base/clock.h"
 
-#define MOST_MS 2000u
+#define MOST_MS 2000u /* the bound of the waits (rt_gate.h): longer than loading code takes, short for a hang */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all of it */
 static struct rt_gate_setup *setups;

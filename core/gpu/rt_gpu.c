@@ -13,7 +13,7 @@
 #include "core/gpu/rt_cuda.h"
 #include "core/gpu/rt_module.h"
 
-#define LAST_MS 1000u
+#define LAST_MS 1000u /* see wait_for_last: the moment is microseconds */
 
 #define CHECK(call, what, advice) rt_cuda_check(rt_cuda()->call, what, advice)
 

@@ -23,8 +23,6 @@
 #include "core/comm/rt_param.h"
 
 #define NONCE_BYTES 16
-#define POLL_FIRST_MS 1 /* between two reads of the store, doubled up to POLL_MAX_MS */
-#define POLL_MAX_MS 50
 #define DERIVED_PORT_FIRST 20000 /* below Linux's ephemeral ports, which begin at 32768 */
 #define DERIVED_PORTS 12000
 
@@ -202,13 +200,14 @@ static rail_result_t distribute(struct rt_store *s, const char *prefix, int nran
   rail_result_t result = last && done ? RAIL_OK : RAIL_SYSTEM_ERROR;
   int left = nranks - 1;
   if (result == RAIL_OK) done[0] = 1;
-  for (int pause = POLL_FIRST_MS; result == RAIL_OK && left > 0; pause = RAIL_MIN(2 * pause, POLL_MAX_MS)) {
+  for (int pause = RT_STORE_POLL_FIRST_MS; result == RAIL_OK && left > 0;
+       pause = RAIL_MIN(2 * pause, RT_STORE_POLL_MAX_MS)) {
     for (int rank = 1; rank < nranks && result == RAIL_OK; rank++) {
       if (done[rank]) continue;
       result = serve(s, prefix, rank, id, &last[rank], &done[rank]);
       if (done[rank]) {
         left--;
-        pause = POLL_FIRST_MS;
+        pause = RT_STORE_POLL_FIRST_MS;
       }
     }
     if (result != RAIL_OK || left == 0) break;
@@ -238,7 +237,7 @@ static rail_result_t fetch(struct rt_store *s, const char *prefix, int rank, cha
   RAIL_TRY(rail_random_bytes(&request, sizeof request));
   RAIL_TRY(rt_store_set(s, request_key, &request, sizeof request));
   rail_result_t result;
-  for (int pause = POLL_FIRST_MS;; pause = RAIL_MIN(2 * pause, POLL_MAX_MS)) {
+  for (int pause = RT_STORE_POLL_FIRST_MS;; pause = RAIL_MIN(2 * pause, RT_STORE_POLL_MAX_MS)) {
     size_t size = sizeof answer;
     result = rt_store_get(s, id_key, &answer, &size, deadline, NULL);
     if (result != RAIL_OK) break;

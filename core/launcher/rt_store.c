@@ -23,8 +23,6 @@
 
 #define STORE_MAGIC 0x4f545352u /* "RSTO" */
 #define FILE_NAME (3 * RT_STORE_MAX_KEY + 8)
-#define POLL_FIRST_MS 1 /* between two reads, doubled up to POLL_MAX_MS */
-#define POLL_MAX_MS 50
 
 struct rt_store {
   int dir_fd;
@@ -165,7 +163,7 @@ rail_result_t rt_store_try_get(struct rt_store *s, const char *key, void *data, 
 
 rail_result_t rt_store_get(struct rt_store *s, const char *key, void *data, size_t *size, uint64_t deadline,
                            const _Atomic int *abort_flag) {
-  for (int pause = POLL_FIRST_MS;; pause = RAIL_MIN(2 * pause, POLL_MAX_MS)) {
+  for (int pause = RT_STORE_POLL_FIRST_MS;; pause = RAIL_MIN(2 * pause, RT_STORE_POLL_MAX_MS)) {
     rail_result_t result = rt_store_try_get(s, key, data, size);
     if (result != RAIL_IN_PROGRESS) return result;
     if (abort_flag && atomic_load(abort_flag)) {

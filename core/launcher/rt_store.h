@@ -13,6 +13,11 @@
 
 #include "common/base/result.h"
 
+/* Between two reads of what another rank will write: soon for ranks of one host that start together, and doubled, so
+ * that thousands do not load a file server. */
+#define RT_STORE_POLL_FIRST_MS 1
+#define RT_STORE_POLL_MAX_MS 50
+
 #define RT_STORE_MAX_VALUE 4096
 #define RT_STORE_MAX_KEY 64 /* characters */
 

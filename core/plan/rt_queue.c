@@ -12,7 +12,7 @@
 #include "core/comm/rt_comm.h"
 #include "core/gpu/rt_gate.h"
 
-/* Polls without progress: first spin, then yield the processor, then sleep. */
+/* Polls without progress: first spin, then yield the processor, then sleep, for about what a wake-up costs. */
 #define SPIN_POLLS 64
 #define YIELD_POLLS 50000
 #define SLEEP_NS 50000

@@ -10,11 +10,11 @@
 #include "common/base/thread.h"
 #include "core/comm/rt_comm.h"
 
-/* Passes without progress before the thread yields its core, and before it sleeps. */
+/* Passes without progress before the thread yields its core, and before it sleeps, for less than a wake-up costs. */
 #define SPIN_PASSES 200
 #define YIELD_PASSES 20000
 #define NAP_NS 20000
-#define REASON_GRACE_MS 200
+#define REASON_GRACE_MS 200 /* see network_failed: a message through the ring takes milliseconds */
 
 /* ---- active connectors and their operations: for the thread that runs a pass ---- */
 

@@ -17,7 +17,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 
-#define HINTS_NS 1000000000ull
+#define HINTS_NS 1000000000ull /* see give_hints: what is offered is checked again when the connection is made */
 #define CALL_NS 300000ull /* most time for these steps in one call; the last step may end later */
 
 static struct rail_ports tcp_ports = {.plugin = "RailIB", .range_param = "RAIL_IB_PORTS", .bind_param = "RAIL_IB_BIND"};

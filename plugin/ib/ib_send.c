@@ -22,7 +22,6 @@
 
 #define BATCH 16 /* writes that are posted at once */
 #define TAGS_SHOWN 8
-#define MAX_STEP_NS 1000000000ull /* between two calls; if longer, this process was stopped or its caller was busy */
 
 /* ---- the comm ----------------------------------------------------------- */
 
@@ -86,7 +85,7 @@ static bool wait_is_over(const struct ib_send_comm *sc, struct ib_ring_wait *wai
   if (same) {
     /* Time in which this process or the peer's was stopped does not count: a stopped process posts nothing. */
     if (!atomic_load_explicit(&sc->base.peer_silent, memory_order_relaxed))
-      wait->waited += RAIL_MIN(now - wait->last_seen, MAX_STEP_NS);
+      wait->waited += RAIL_MIN(now - wait->last_seen, RAIL_MAX_STEP_NS);
     wait->last_seen = now;
     if (wait->waited < ms * 1000000) return false;
     if (wait->tag == tag) return true;

@@ -10,7 +10,7 @@
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_sockopt.h"
 
-#define PAUSE_MS 100
+#define PAUSE_MS 100  /* before the next attempt: a lost interface comes back after seconds */
 #define TRY_MS 3000 /* one attempt, from SYN to answer: packets sent into a dead network come back ever more rarely */
 
 void sk_dial_init(struct sk_dial *d, const struct sk_device *nic, const union rail_addr *peer, unsigned int stream,

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define SK_TICK_MS 250
+#define SK_TICK_MS 250 /* half of the shortest limit's default, RAIL_SOCKET_RAIL_TIMEOUT; four wake-ups a second */
 
 struct pollfd;
 struct sk_comm;

@@ -82,8 +82,8 @@ rail_result_t sk_send_post(struct sk_send_comm *sc);
 
 /* Frame CONTROL: what the peer has seen, its credit, its new buffers. */
 rail_result_t sk_send_on_control(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
-/* The acceptor's answer to this stream's HELLO is here whole. RAIL_IN_PROGRESS: the acceptor was busy, and the stream is
- * connected again (sk_failover_retry_hellos). */
+/* The acceptor's answer to this stream's HELLO is here whole. RAIL_IN_PROGRESS: the acceptor was busy, and the stream
+ * is connected again (sk_failover_retry_hellos). */
 rail_result_t sk_send_on_answer(struct sk_comm *comm, struct sk_stream *s);
 /* The acceptor has accepted this stream. After the last one, sends that waited for this are done. */
 void sk_send_on_welcome(struct sk_send_comm *sc, struct sk_stream *s);

@@ -11,7 +11,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
@@ -23,7 +22,6 @@
 
 #define BATCH 64
 #define BATCH_FDS 256
-#define SLACK_NS 10000000 /* how late a tick may be, so that the kernel can join it with others */
 #define TICK_NS (SK_TICK_MS * 1000000ull)
 #define LATE_NS (TICK_NS + TICK_NS / 2) /* a tick that is later than this: we did not run ourselves */
 
@@ -118,7 +116,7 @@ static void report_absence(uint64_t ns) {
 static void *run(void *arg) {
   (void)arg;
   uint64_t last = rail_now_ns(), now = last; /* now: of time in which this thread ran */
-  (void)prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0);
+  rail_thread_coarse_timers();
   pthread_mutex_lock(&lock);
   while (!ending) {
     bool nothing = sleep_until(rail_now_ns() + TICK_NS);

@@ -16,7 +16,7 @@
 #include "plugin/template/tpl_comm.h"
 #include "plugin/template/tpl_param.h"
 
-#define HELLO_MS 10000
+#define HELLO_MS 10000 /* a peer sends it at once */
 #define MAX_ACCEPTED 64 /* connections of one listener that wait for accept */
 #define LISTEN_MAGIC TPL_MAGIC('L')
 
