@@ -35,7 +35,7 @@ SKIPPED = {
     "test_fd_receiver garbage_is_dropped": "qemu-user leaves descriptors open that a short control buffer cuts off",
     "test_ib_data_random": SLOW,
     "test_ib_stats records_and_labels": START_TIME,
-    "test_ib_watch start_and_stop": "qemu-user's threads end after pthread_join has returned, which it counts",
+    "test_oob_watch start_and_stop": "qemu-user's threads end after pthread_join has returned, which it counts",
     "test_program ll_near_2_to_the_33": SLOW,
     "test_sk_ports traffic_class": "qemu-user does not know IP_PKTOPTIONS",
     "test_stats fork_leaves_the_page_to_the_parent": START_TIME,

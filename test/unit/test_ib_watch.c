@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The watch thread: what it reads from oob connections and HCAs, and that it comes, sleeps, goes and forks without
- * leaving anything. What it makes of silence is test_ib_silence.c's. */
-#include <dirent.h>
+ * The watch thread in this plugin: what it reads from HCAs, and that a fork leaves the parent's verbs objects alone.
+ * What it makes of silence is test_ib_silence.c's; the rest is test_oob_watch.c's. */
 #include <sched.h>
 #include <sys/wait.h>
 
@@ -12,102 +11,6 @@ static void with_events(int64_t return_async_events) {
   rail_watch_end(&ib_watch);
   ib_params.return_async_events = return_async_events;
   CHECK_OK(rail_watch_begin(&ib_watch));
-}
-
-/* ---- oob connections ---- */
-
-TEST(goodbye) {
-  int peer;
-  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  send_frame(peer, RAIL_OOB_GOODBYE, 0);
-  close(peer);
-  RIG_WAIT(FAULTS(comm), 1000);
-  poll(NULL, 0, 20);
-  /* The end of the stream after it is no loss. */
-  CHECK_INT(FAULTS(comm) & ~(uint32_t)IB_COMM_PEER_GONE, IB_COMM_PEER_CLOSED);
-  done(comm, -1);
-}
-
-TEST(end_of_stream) {
-  int peer;
-  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  close(peer);
-  RIG_WAIT(FAULTS(comm), 1000);
-  CHECK_INT(FAULTS(comm), IB_COMM_PEER_LOST);
-  done(comm, -1);
-}
-
-/* A message whose field at `at` is another is none. */
-TEST(garbage) {
-  static const struct { size_t at; uint8_t value; } bad[] = {
-    {0, 'X'}, {4, 1}, {6, 0}, {6, 5}, {7, 1}, {8, 31}, {11, 1}, {12, 1}, {24, 1}, {31, 0x80}};
-  for (size_t i = 0; i < RAIL_COUNT_OF(bad); i++) {
-    int peer;
-    uint8_t wire[RAIL_OOB_FRAME_SIZE];
-    struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-    log_forget();
-    rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){RAIL_OOB_PING, 5}, wire);
-    wire[bad[i].at] = bad[i].value;
-    CHECK_INT(write(peer, wire, sizeof wire), sizeof wire);
-    RIG_WAIT(FAULTS(comm), 1000);
-    CHECK_INT(FAULTS(comm), IB_COMM_PEER_LOST);
-    RIG_WAIT(log_said("no message of ours") && log_said("10.0.0.2:4711"), 1000); /* the line is written afterwards */
-    done(comm, peer);
-  }
-  int peer; /* an answer that was not asked for */
-  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  send_frame(peer, RAIL_OOB_PONG, 1);
-  RIG_WAIT(FAULTS(comm) == IB_COMM_PEER_LOST, 1000);
-  done(comm, peer);
-}
-
-TEST(ping_is_answered) {
-  int peer;
-  uint64_t number = 0;
-  uint8_t wire[RAIL_OOB_FRAME_SIZE];
-  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  for (uint64_t i = 7; i < 12; i++) {
-    send_frame(peer, RAIL_OOB_PING, i << 40);
-    CHECK_INT(recv_frame(peer, &number, 1000), RAIL_OOB_PONG);
-    CHECK(number == i << 40);
-  }
-  rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){RAIL_OOB_PING, 3}, wire); /* bytewise */
-  for (size_t i = 0; i < sizeof wire; i++) {
-    CHECK_INT(write(peer, wire + i, 1), 1);
-    if (i % 8 == 0) poll(NULL, 0, 1);
-  }
-  CHECK_INT(recv_frame(peer, &number, 1000), RAIL_OOB_PONG);
-  CHECK_INT(number, 3);
-  CHECK_INT(FAULTS(comm), 0);
-  done(comm, peer);
-}
-
-/* A peer that sends PINGs and does not read: one PONG is due, not one per PING. */
-TEST(a_peer_that_does_not_read) {
-  int peer, pongs = 0, type, small = 4096;
-  uint64_t number = 0, last = 0;
-  struct ib_comm *comm = rig_comm(true, RIG_MEMORY, 1, &peer);
-  CHECK_OK(ib_stats_comm_begin(comm));
-  CHECK_OK(setsockopt(comm->oob_fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small));
-  CHECK_OK(ib_watch_add(comm));
-  for (uint64_t i = 1; i <= 2000; i++) {
-    uint8_t wire[RAIL_OOB_FRAME_SIZE];
-    struct pollfd p = {.fd = peer, .events = POLLOUT};
-    rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){RAIL_OOB_PING, i}, wire);
-    CHECK_INT(poll(&p, 1, 1000), 1);
-    CHECK_INT(write(peer, wire, sizeof wire), sizeof wire);
-  }
-  poll(NULL, 0, 20);
-  while ((type = recv_frame(peer, &number, 100)) == RAIL_OOB_PONG) {
-    CHECK(number > last);
-    last = number;
-    pongs++;
-  }
-  CHECK_INT(type, -1);
-  CHECK_INT(last, 2000);
-  CHECK_MSG(pongs < 500, "%d answers were kept for a peer that read none", pongs);
-  CHECK_INT(FAULTS(comm), 0);
-  done(comm, peer);
 }
 
 /* ---- events of HCAs ---- */
@@ -230,64 +133,6 @@ TEST(an_hca_of_a_later_rail_dies) {
 
 /* ---- the thread ---- */
 
-static int open_fds(void) {
-  int count = 0;
-  for (int fd = 0; fd < 512; fd++) count += fcntl(fd, F_GETFD) >= 0;
-  return count;
-}
-
-/* Threads named so, and (may be NULL) the processor time in ns that the last of them took. */
-static int threads(const char *name, uint64_t *ns) {
-  int count = 0;
-  DIR *dir = opendir("/proc/self/task");
-  for (struct dirent *e; dir && (e = readdir(dir));) {
-    char path[300], text[64] = "";
-    snprintf(path, sizeof path, "/proc/self/task/%.20s/comm", e->d_name);
-    FILE *f = fopen(path, "r");
-    if (!f) continue;
-    bool ours = fgets(text, sizeof text, f) && strncmp(text, name, strlen(name)) == 0;
-    fclose(f);
-    count += ours;
-    snprintf(path, sizeof path, "/proc/self/task/%.20s/schedstat", e->d_name);
-    if (!ours || !ns || !(f = fopen(path, "r"))) continue;
-    if (fscanf(f, "%" SCNu64, ns) != 1) *ns = 0;
-    fclose(f);
-  }
-  if (dir) closedir(dir);
-  return count;
-}
-
-TEST(start_and_stop) {
-  rail_watch_end(&ib_watch);
-  CHECK_INT(threads("rail-ib-watch", NULL), 0);
-  int fds = open_fds();
-  for (int i = 0; i < 100; i++) {
-    CHECK_OK(rail_watch_begin(&ib_watch));
-    CHECK_OK(rail_watch_begin(&ib_watch));
-    struct ib_comm *comm = i % 2 ? rig_comm(true, RIG_WATCHED, 1, NULL) : NULL;
-    if (i == 7) CHECK_INT(threads("rail-ib-watch", NULL), 1);
-    rail_watch_end(&ib_watch);
-    if (comm) done(comm, -1);
-    rail_watch_end(&ib_watch);
-    CHECK_INT(open_fds(), fds);
-  }
-  CHECK_INT(threads("rail-ib-watch", NULL), 0);
-  CHECK_OK(rail_watch_begin(&ib_watch));
-}
-
-/* Nothing is outstanding: a tick a second at most, and without a connection none. */
-TEST(sleeps) {
-  uint64_t before = 0, after = 0;
-  int peer;
-  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  poll(NULL, 0, 50);
-  CHECK_INT(threads("rail-ib-watch", &before), 1);
-  poll(NULL, 0, 400);
-  CHECK_INT(threads("rail-ib-watch", &after), 1);
-  CHECK_MSG(after - before < 5000000, "it ran for %" PRIu64 " ns", after - before);
-  done(comm, peer);
-}
-
 /* A child keeps no connection of its parent's alive, says nothing for it, and touches no verbs object. */
 TEST(fork_leaves_the_parent_alone) {
   int peer, status;
@@ -315,17 +160,10 @@ TEST(fork_leaves_the_parent_alone) {
 
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
-    TEST_CASE(goodbye),
-    TEST_CASE(end_of_stream),
-    TEST_CASE(garbage),
-    TEST_CASE(ping_is_answered),
-    TEST_CASE(a_peer_that_does_not_read),
     TEST_CASE(events_of_queue_pairs),
     TEST_CASE(events_without_consequence),
     TEST_CASE(a_port_goes_down_and_up),
     TEST_CASE(a_port_changes),
-    TEST_CASE(start_and_stop),
-    TEST_CASE(sleeps),
     TEST_CASE(fork_leaves_the_parent_alone),
     TEST_CASE(an_hca_dies),
     TEST_CASE(an_hca_of_a_later_rail_dies),

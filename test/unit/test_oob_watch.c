@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The watch thread of any plugin: a small one without a data path, which lingers or not and has a descriptor besides its
- * connections. Silence, garbage, sleep and time limits are tested with the ib plugin: test_ib_watch, test_ib_silence. */
+ * The watch thread of any plugin, and what it reads from oob connections: a small plugin without a data path, which
+ * lingers or not and has a descriptor besides its connections. Time limits are tested with the ib plugin:
+ * test_ib_silence. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -11,6 +13,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/compiler.h"
 #include "common/base/sock.h"
 #include "common/conn/watch.h"
 #include "test/harness/log_lines.h"
@@ -39,20 +42,14 @@ static _Atomic int read_bytes;
 static int extra_fd = -1, add_errno;
 static bool extra_again = true;
 
-static const struct rail_protocol protocol = {.plugin = "RailToy", .tag = "RTY", .version = 1};
+static const struct rail_protocol protocol = {.plugin = "RailToy", .tag = "RTY", .version = 3};
 
 static struct rail_oob_work work(const void *arg) {
   const struct comm *comm = arg;
   return (struct rail_oob_work){.outstanding = atomic_load(&comm->outstanding)};
 }
-static void event(void *arg, uint32_t events) {
-  struct comm *comm = arg;
-  atomic_fetch_or(&comm->events, events);
-}
-static void silent(void *arg, bool is) {
-  struct comm *comm = arg;
-  atomic_store(&comm->silent, is);
-}
+static void event(void *arg, uint32_t events) { atomic_fetch_or(&((struct comm *)arg)->events, events); }
+static void silent(void *arg, bool is) { atomic_store(&((struct comm *)arg)->silent, is); }
 static const struct rail_oob_ops oob_ops = {.protocol = &protocol, .work = work, .event = event, .silent = silent};
 
 static void load_limits(struct rail_oob_limits *limits) {
@@ -83,10 +80,7 @@ static void abandon(void *arg) {
   rail_watch_remove(&watch, &comm->handle, true);
   rail_sock_close(&comm->fd);
 }
-static void forked(void *arg) {
-  struct comm *comm = arg;
-  rail_sock_close(&comm->fd);
-}
+static void forked(void *arg) { rail_sock_close(&((struct comm *)arg)->fd); }
 static void destroy(void *arg) {
   struct comm *comm = arg;
   rail_sock_close(&comm->fd);
@@ -117,23 +111,41 @@ static void end(struct rail_watch *of, struct comm *comm) {
   rail_sock_close(&comm->peer);
 }
 
-static void send_frame(const struct comm *comm, enum rail_oob_frame_type type, uint64_t number) {
-  uint8_t wire[RAIL_OOB_FRAME_SIZE];
-  rail_oob_frame_encode(&protocol, &(struct rail_oob_frame){type, number}, wire);
-  CHECK_INT(write(comm->peer, wire, sizeof wire), sizeof wire);
+/* Most cases have one comm, of one context. */
+static struct comm comm;
+
+static void begin_one(bool sender) {
+  CHECK_OK(rail_watch_begin(&watch));
+  add(&watch, &comm, sender, 7);
 }
 
-/* Its type; 0: the end. */
-static int next_frame(const struct comm *comm) {
+static void end_one(void) {
+  end(&watch, &comm);
+  rail_watch_end(&watch);
+}
+
+static void send_frame(const struct comm *c, enum rail_oob_frame_type type, uint64_t number) {
+  uint8_t wire[RAIL_OOB_FRAME_SIZE];
+  rail_oob_frame_encode(&protocol, &(struct rail_oob_frame){type, number}, wire);
+  CHECK_INT(write(c->peer, wire, sizeof wire), sizeof wire);
+}
+
+/* Its type; 0: the end; -1: none within `ms`. */
+static int frame_within(const struct comm *c, int ms, uint64_t *number) {
   uint8_t wire[RAIL_OOB_FRAME_SIZE];
   struct rail_oob_frame frame;
-  struct pollfd p = {.fd = comm->peer, .events = POLLIN};
-  CHECK_INT(poll(&p, 1, WAIT_MS), 1);
-  ssize_t n = read(comm->peer, wire, sizeof wire);
+  struct pollfd p = {.fd = c->peer, .events = POLLIN};
+  if (poll(&p, 1, ms) != 1) return -1;
+  ssize_t n = read(c->peer, wire, sizeof wire);
   if (n <= 0) return 0;
   CHECK_INT(n, sizeof wire);
   CHECK(rail_oob_frame_decode(&protocol, wire, &frame));
+  *number = frame.number;
   return (int)frame.type;
+}
+static int next_frame(const struct comm *c) {
+  uint64_t number;
+  return frame_within(c, WAIT_MS, &number);
 }
 
 static int open_fds(void) {
@@ -142,7 +154,58 @@ static int open_fds(void) {
   return count;
 }
 
-/* ---- cases ---- */
+/* Threads of ours, and (may be NULL) the processor time in ns that the last of them took. */
+static int threads(uint64_t *ns) {
+  int count = 0;
+  DIR *dir = opendir("/proc/self/task");
+  for (struct dirent *e; dir && (e = readdir(dir));) {
+    char path[300], text[64] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%.20s/comm", e->d_name);
+    FILE *f = fopen(path, "r");
+    if (!f) continue;
+    bool ours = fgets(text, sizeof text, f) && strncmp(text, "toy-watch", 9) == 0;
+    fclose(f);
+    count += ours;
+    snprintf(path, sizeof path, "/proc/self/task/%.20s/schedstat", e->d_name);
+    if (!ours || !ns || !(f = fopen(path, "r"))) continue;
+    if (fscanf(f, "%" SCNu64, ns) != 1) *ns = 0;
+    fclose(f);
+  }
+  if (dir) closedir(dir);
+  return count;
+}
+
+/* ---- the thread ---- */
+
+TEST(start_and_stop) {
+  int fds = open_fds();
+  CHECK_INT(threads(NULL), 0);
+  for (int i = 0; i < 100; i++) {
+    CHECK_OK(rail_watch_begin(&watch));
+    CHECK_OK(rail_watch_begin(&watch));
+    if (i % 2) add(&watch, &comm, true, 7);
+    if (i == 7) UNTIL(threads(NULL) == 1); /* it gets its name a moment later */
+    rail_watch_end(&watch);
+    if (i % 2) end(&watch, &comm);
+    rail_watch_end(&watch);
+    CHECK_INT(open_fds(), fds);
+  }
+  UNTIL(threads(NULL) == 0); /* a thread that was joined is in /proc a moment longer */
+}
+
+/* Nothing is outstanding: a tick a second at most. */
+TEST(sleeps) {
+  uint64_t before = 0, after = 0;
+  warn_ms = 10000;
+  begin_one(true);
+  poll(NULL, 0, 50);
+  UNTIL(threads(&before) == 1);
+  poll(NULL, 0, 400);
+  CHECK_INT(threads(&after), 1);
+  CHECK_MSG(after - before < 5000000, "it ran for %" PRIu64 " ns", after - before);
+  end_one();
+  warn_ms = 0;
+}
 
 /* Of a comm that is removed the thread touches nothing: its memory is overwritten at once. */
 TEST(add_and_remove) {
@@ -159,8 +222,6 @@ TEST(add_and_remove) {
       memset(&comms[i], 0xee, sizeof comms[i]);
     }
   }
-  struct rail_watched *none = NULL;
-  rail_watch_remove(&watch, &none, true);
   rail_watch_end(&watch);
   add(&watch, &comms[0], true, 7); /* another context is open */
   end(&watch, &comms[0]);
@@ -169,10 +230,10 @@ TEST(add_and_remove) {
   CHECK_INT(open_fds(), fds);
 }
 
+/* ---- oob connections ---- */
+
 TEST(frames_become_events) {
-  static struct comm comm;
-  CHECK_OK(rail_watch_begin(&watch));
-  add(&watch, &comm, false, 7);
+  begin_one(false);
   send_frame(&comm, RAIL_OOB_GOODBYE, 0);
   UNTIL(atomic_load(&comm.events) & RAIL_OOB_PEER_CLOSED);
   CHECK(!(atomic_load(&comm.events) & RAIL_OOB_PEER_LOST));
@@ -180,14 +241,77 @@ TEST(frames_become_events) {
   add(&watch, &comm, true, 7);
   rail_sock_close(&comm.peer); /* without GOODBYE */
   UNTIL(atomic_load(&comm.events) & RAIL_OOB_PEER_LOST);
-  end(&watch, &comm);
-  rail_watch_end(&watch);
+  end_one();
+}
+
+/* A message whose field at `at` is another is none. */
+TEST(garbage) {
+  static const struct { size_t at; uint8_t value; } bad[] = {
+    {0, 'X'}, {4, 1}, {6, 0}, {6, 5}, {7, 1}, {8, 31}, {11, 1}, {12, 1}, {24, 1}, {31, 0x80}};
+  CHECK_OK(rail_watch_begin(&watch));
+  for (size_t i = 0; i < RAIL_COUNT_OF(bad); i++) {
+    uint8_t wire[RAIL_OOB_FRAME_SIZE];
+    add(&watch, &comm, true, 7);
+    log_forget();
+    rail_oob_frame_encode(&protocol, &(struct rail_oob_frame){RAIL_OOB_PING, 5}, wire);
+    wire[bad[i].at] = bad[i].value;
+    CHECK_INT(write(comm.peer, wire, sizeof wire), sizeof wire);
+    UNTIL(atomic_load(&comm.events));
+    CHECK_INT(atomic_load(&comm.events), RAIL_OOB_PEER_LOST);
+    UNTIL(log_said("no message of ours") && log_said("10.0.0.2:4711")); /* the line is written afterwards */
+    end(&watch, &comm);
+  }
+  add(&watch, &comm, true, 7);
+  send_frame(&comm, RAIL_OOB_PONG, 1); /* an answer that was not asked for */
+  UNTIL(atomic_load(&comm.events) == RAIL_OOB_PEER_LOST);
+  end_one();
+}
+
+TEST(ping_is_answered) {
+  uint64_t number = 0;
+  uint8_t wire[RAIL_OOB_FRAME_SIZE];
+  begin_one(true);
+  for (uint64_t i = 7; i < 12; i++) {
+    send_frame(&comm, RAIL_OOB_PING, i << 40);
+    CHECK_INT(frame_within(&comm, WAIT_MS, &number), RAIL_OOB_PONG);
+    CHECK(number == i << 40);
+  }
+  rail_oob_frame_encode(&protocol, &(struct rail_oob_frame){RAIL_OOB_PING, 3}, wire); /* bytewise */
+  for (size_t i = 0; i < sizeof wire; i++) {
+    CHECK_INT(write(comm.peer, wire + i, 1), 1);
+    if (i % 8 == 0) poll(NULL, 0, 1);
+  }
+  CHECK_INT(frame_within(&comm, WAIT_MS, &number), RAIL_OOB_PONG);
+  CHECK_INT(number, 3);
+  CHECK_INT(atomic_load(&comm.events), 0);
+  end_one();
+}
+
+/* A peer that sends PINGs and does not read: one PONG is due, not one per PING. */
+TEST(a_peer_that_does_not_read) {
+  int pongs = 0, type, small = 4096;
+  uint64_t number = 0, last = 0;
+  begin_one(true);
+  CHECK_OK(setsockopt(comm.fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small));
+  for (uint64_t i = 1; i <= 2000; i++) {
+    struct pollfd p = {.fd = comm.peer, .events = POLLOUT};
+    CHECK_INT(poll(&p, 1, WAIT_MS), 1);
+    send_frame(&comm, RAIL_OOB_PING, i);
+  }
+  while (last < 2000 && (type = frame_within(&comm, WAIT_MS, &number)) == RAIL_OOB_PONG) {
+    CHECK(number > last);
+    last = number;
+    pongs++;
+  }
+  CHECK_INT(last, 2000);
+  CHECK_INT(frame_within(&comm, 100, &number), -1);
+  CHECK_MSG(pongs < 500, "%d answers were kept for a peer that read none", pongs);
+  CHECK_INT(atomic_load(&comm.events), 0);
+  end_one();
 }
 
 TEST(what_remove_sends) {
-  static struct comm comm;
-  CHECK_OK(rail_watch_begin(&watch));
-  add(&watch, &comm, false, 7);
+  begin_one(false);
   rail_watch_remove(&watch, &comm.handle, true);
   CHECK_INT(next_frame(&comm), RAIL_OOB_GOODBYE);
   CHECK_INT(next_frame(&comm), 0);
@@ -196,8 +320,7 @@ TEST(what_remove_sends) {
   rail_watch_remove(&watch, &comm.handle, false); /* without GOODBYE */
   rail_sock_close(&comm.fd);
   CHECK_INT(next_frame(&comm), 0);
-  end(&watch, &comm);
-  rail_watch_end(&watch);
+  end_one();
 }
 
 /* One process is reported once, two are reported twice; neither is an event before its limit. */
@@ -249,8 +372,8 @@ TEST(lingering) {
   rail_sock_close(&last.peer);
 }
 
-static void see(void *comm, void *arg) {
-  struct comm *c = comm;
+static void see(void *arg_comm, void *arg) {
+  struct comm *c = arg_comm;
   atomic_fetch_add(&c->seen, *(const int *)arg);
 }
 
@@ -288,13 +411,11 @@ TEST(another_descriptor) {
   CHECK_INT(write(extra_fd, &count, sizeof count), sizeof count);
   UNTIL(atomic_load(&read_bytes) == 6);
   CHECK_INT(write(extra_fd, &count, sizeof count), sizeof count);
-  static struct comm comm;
   add(&watch, &comm, true, 7);
   send_frame(&comm, RAIL_OOB_PING, 1);
   CHECK_INT(next_frame(&comm), RAIL_OOB_PONG);
   CHECK_INT(atomic_load(&read_bytes), 6);
-  end(&watch, &comm);
-  rail_watch_end(&watch);
+  end_one();
   extra_again = true;
   rail_sock_close(&extra_fd);
   CHECK_INT(open_fds(), fds);
@@ -310,7 +431,6 @@ TEST(begin_fails) {
   CHECK_INT(open_fds(), fds);
   add_errno = 0;
   CHECK_OK(rail_watch_begin(&watch));
-  static struct comm comm;
   CHECK_INT(rail_watch_add(&watch, &(struct rail_watch_args){.comm = &comm, .fd = -1, .peer = "10.0.0.2:4711",
                                                              .device = "toy0", .handle = &comm.handle}),
             RAIL_SYSTEM_ERROR);
@@ -320,10 +440,8 @@ TEST(begin_fails) {
 }
 
 TEST(never_closed) {
-  static struct comm comm;
   log_forget();
-  CHECK_OK(rail_watch_begin(&watch));
-  add(&watch, &comm, true, 7);
+  begin_one(true);
   rail_watch_end(&watch);
   CHECK_INT(atomic_load(&comm.abandoned), 1);
   CHECK(log_said("RailToy: finalize: connection with 10.0.0.2:4711 over toy0 was never closed"));
@@ -336,7 +454,7 @@ TEST(never_closed) {
 
 /* The child has nothing; the parent goes on. */
 TEST(fork_leaves_the_parent_alone) {
-  static struct comm comm, closed;
+  static struct comm closed;
   int status;
   CHECK_OK(rail_watch_begin(&watch));
   CHECK_OK(rail_watch_begin(&second));
@@ -357,8 +475,7 @@ TEST(fork_leaves_the_parent_alone) {
   send_frame(&comm, RAIL_OOB_PING, 1);
   CHECK_INT(next_frame(&comm), RAIL_OOB_PONG); /* and nothing before it */
   CHECK_INT(atomic_load(&comm.events), 0);
-  end(&watch, &comm);
-  rail_watch_end(&watch);
+  end_one();
   CHECK_INT(atomic_load(&closed.destroyed), 0);
   rail_sock_close(&closed.peer);
   rail_watch_end(&second);
@@ -367,15 +484,10 @@ TEST(fork_leaves_the_parent_alone) {
 
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
-    TEST_CASE(add_and_remove),
-    TEST_CASE(frames_become_events),
-    TEST_CASE(what_remove_sends),
-    TEST_CASE(silent_processes),
-    TEST_CASE(lingering),
-    TEST_CASE(each_of_two),
-    TEST_CASE(another_descriptor),
-    TEST_CASE(begin_fails),
-    TEST_CASE(never_closed),
+    TEST_CASE(start_and_stop), TEST_CASE(sleeps), TEST_CASE(add_and_remove), TEST_CASE(frames_become_events),
+    TEST_CASE(garbage), TEST_CASE(ping_is_answered), TEST_CASE(a_peer_that_does_not_read),
+    TEST_CASE(what_remove_sends), TEST_CASE(silent_processes), TEST_CASE(lingering), TEST_CASE(each_of_two),
+    TEST_CASE(another_descriptor), TEST_CASE(begin_fails), TEST_CASE(never_closed),
     TEST_CASE(fork_leaves_the_parent_alone),
   };
   rail_log_set_sink(log_capture);
