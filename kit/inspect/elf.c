@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The file as it lies on disk. Nothing in it is trusted: libelf checks what it is asked for against the file's size. */
-#include "kit/inspect/libelf.h"
+#include "kit/inspect/inspect.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -9,7 +10,9 @@
 #include <unistd.h>
 
 #include "common/base/compiler.h"
-#include "kit/inspect/inspect.h"
+#ifdef RAIL_HAVE_LIBELF
+#include <gelf.h>
+#endif
 
 const struct kit_elf_symbol *kit_elf_table(const struct kit_elf *elf, const char *prefix, int version) {
   char name[64];
@@ -32,8 +35,50 @@ void kit_elf_read(const char *path, struct kit_elf *elf) {
 }
 #else
 
+/* ---- libelf, loaded when it is needed: a machine without it can run the rest of the kit ---- */
+
+#define LIBELF_FUNCTIONS(X)                                                                                           \
+  X(elf_version) X(elf_begin) X(elf_end) X(elf_errmsg) X(elf_kind) X(elf_nextscn) X(elf_getscn) X(elf_getdata)        \
+  X(elf_strptr) X(elf_getshdrstrndx) X(elf_getphdrnum) X(gelf_getehdr) X(gelf_getshdr) X(gelf_getphdr) X(gelf_getsym) \
+  X(gelf_getdyn)
+
+struct libelf {
+#define X(name) __typeof__(&name) name;
+  LIBELF_FUNCTIONS(X)
+#undef X
+};
+
+static bool find(void *library, const char *name, void *function) {
+  void *at = dlsym(library, name);
+  memcpy(function, &at, sizeof at);
+  return at != NULL;
+}
+
+/* NULL: it is not on this machine, `why` says what to do. */
+static const struct libelf *load_libelf(char *why, size_t why_size) {
+  static struct libelf elf;
+  static bool there;
+  if (there) return &elf;
+  void *library = dlopen("libelf.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    snprintf(why, why_size, "libelf.so.1 is not on this machine (Debian: apt-get install libelf1)");
+    return NULL;
+  }
+#define X(name)                                                       \
+  if (!find(library, #name, &elf.name)) {                             \
+    snprintf(why, why_size, "libelf.so.1 has no %s: too old", #name); \
+    dlclose(library);                                                 \
+    return NULL;                                                      \
+  }
+  LIBELF_FUNCTIONS(X)
+#undef X
+  there = elf.elf_version(EV_CURRENT) != EV_NONE;
+  if (!there) snprintf(why, why_size, "libelf.so.1 is too old");
+  return there ? &elf : NULL;
+}
+
 struct reader {
-  const struct kit_libelf *lib;
+  const struct libelf *lib;
   Elf *elf;
   GElf_Ehdr header;
   struct kit_elf *to;
@@ -197,7 +242,7 @@ static void read_all(struct reader *r) {
 
 void kit_elf_read(const char *path, struct kit_elf *elf) {
   memset(elf, 0, sizeof *elf);
-  struct reader r = {.lib = kit_libelf(elf->why, sizeof elf->why), .to = elf};
+  struct reader r = {.lib = load_libelf(elf->why, sizeof elf->why), .to = elf};
   if (!r.lib) return;
   int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) {

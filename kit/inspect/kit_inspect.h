@@ -2,7 +2,7 @@
  *
  * rail-kit inspect: what NCCL makes of a plugin's file. In the order of a run:
  *   kit_inspect.c        finds the file and starts the processes
- *   elf.c libelf.c       the file: exported tables, its dynamic section
+ *   elf.c                the file: exported tables, its dynamic section
  *   deps.c               its dependencies, as the dynamic loader finds them
  *   process.c            in a process of its own: dlopen, the tables in memory, init, devices, properties
  *   check_*.c            what follows, as findings.c keeps it; check_file.c has what each NCCL release looks for
