@@ -10,6 +10,7 @@
 
 #include "common/base/clock.h"
 #include "kit/kit_group_impl.h"
+#include "kit/kit_report.h"
 
 #define TICK_MS 10
 #define GRACE_MS 500  /* for the others, when one process has failed */
@@ -419,4 +420,26 @@ void kit_group_stop(struct kit_group *g) {
   struct kit_frame f = {.kind = KIT_FRAME_KILL, .from = KIT_PARENT, .to = KIT_PARENT};
   if (g->link) kit_link_send(g->link, &f);
   g->grace = 1;
+}
+
+/* ---- places ---- */
+
+void kit_placement_apply(const struct kit_placement *placement, int rank, struct kit_process_setup *setup) {
+  const struct kit_location *place = &placement->at[rank % 2];
+  if (place->netns[0]) setup->netns = place->netns;
+  setup->place_env = place->env;
+}
+
+void kit_placement_append(const struct kit_placement *placement, char *text, size_t size) {
+  size_t at = strlen(text);
+  if (placement->at[0].netns[0])
+    snprintf(text + at, size - at, " --netns %s,%s", placement->at[0].netns, placement->at[1].netns);
+  for (int i = 0; i < 2; i++)
+    for (const char *const *e = placement->at[i].env; *e; e++) {
+      char word[512];
+      snprintf(word, sizeof word, "%d:%s", i, *e);
+      at = strlen(text);
+      snprintf(text + at, size - at, " --side-env ");
+      kit_append_quoted(text, size, word);
+    }
 }

@@ -3,7 +3,6 @@
 #ifndef RAIL_KIT_PROBE_H
 #define RAIL_KIT_PROBE_H
 
-#include "kit/kit_placement.h"
 #include "kit/kit_process.h"
 #include "kit/kit_group.h"
 

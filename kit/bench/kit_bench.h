@@ -18,7 +18,6 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "kit/kit_placement.h"
 #include "kit/kit_process.h"
 #include "kit/kit_group.h"
 

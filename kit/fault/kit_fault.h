@@ -15,7 +15,7 @@
 #include "kit/fault/fault_net.h"
 #include "kit/fault/fault_plan.h"
 #include "kit/kit_link.h"
-#include "kit/kit_placement.h"
+#include "kit/kit_group.h"
 #include "kit/kit_report.h"
 #include "kit/kit_process.h"
 

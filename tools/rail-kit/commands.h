@@ -10,7 +10,7 @@
 #include <stdbool.h>
 
 #include "kit/kit_link.h"
-#include "kit/kit_placement.h"
+#include "kit/kit_group.h"
 #include "rail/net.h"
 #include "tools/common/options.h"
 
