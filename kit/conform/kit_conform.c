@@ -36,6 +36,7 @@ static const struct kit_check *const check_tables[] = {
     kit_checks_mr,
     kit_checks_dereg,
     kit_checks_close,
+    kit_checks_peer_close,
     kit_checks_death,
     kit_checks_threads,
     kit_checks_forks,

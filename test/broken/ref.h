@@ -76,7 +76,13 @@ struct ref_handle {
 };
 _Static_assert(sizeof(struct ref_handle) <= RAIL_NET_HANDLE_SIZE, "the handle is too large");
 
-struct ref_pending { int fd; size_t got; struct ref_hello hello; uint64_t deadline; int back; /* streams_crossed; 0 */ };
+struct ref_pending {
+  int fd;
+  size_t got;
+  struct ref_hello hello;
+  uint64_t deadline;
+  int back; /* streams_crossed: as in ref_comm */
+};
 
 struct ref_listen {
   struct ref_listen *next;

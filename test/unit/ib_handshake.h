@@ -86,7 +86,8 @@ static void hs_begin(struct hs *h) {
   h->qps = fake_live("qp");
   h->cqs = fake_live("cq");
   h->mrs = fake_live("mr");
-  ENSURE_INT(rail_watch_begin(&ib_watch), RAIL_OK); /* its thread reads parameters: from here on only the handshake's change */
+  /* Its thread reads parameters: from here on only the handshake's change. */
+  ENSURE_INT(rail_watch_begin(&ib_watch), RAIL_OK);
   ENSURE_INT(rail_net_ctx_new("RailIB", &hs_init, &h->ctx), RAIL_OK);
 }
 
