@@ -209,7 +209,7 @@ RAIL_COLD static rail_result_t refuse_size(struct ofi_send *send, const struct o
                        (unsigned long long)buffer->size);
 }
 
-static rail_result_t post(struct ofi_send *send, const struct ofi_buffer *buffer) {
+static rail_result_t post_data(struct ofi_send *send, const struct ofi_buffer *buffer) {
   send->nparts = 1;
   if (rail_unlikely(send->size > buffer->size)) return refuse_size(send, buffer);
   if (buffer->takes_data && send->size <= send->base.comm->max_inline) return post_inline(send);
@@ -255,7 +255,7 @@ static rail_result_t send_message(struct ofi_send_comm *sc, const void *data, si
   row->taken |= (uint8_t)(1u << index);
   row->sends[index] = send;
   *request = send;
-  (void)post(send, &row->buffers[index]); /* the request exists now: test reports a failure */
+  (void)post_data(send, &row->buffers[index]); /* the request exists now: test reports a failure */
   send->pending--;
   return RAIL_OK;
 }
