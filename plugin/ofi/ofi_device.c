@@ -153,6 +153,9 @@ static bool add_nic(const struct ofi_candidate *c) {
     return false;
   }
   nic->info->mode &= ~FI_BUFFERED_RECV; /* an offer that is not taken */
+  /* Every call is made under the endpoint's lock. A provider that says it needs none would take its own, too. */
+  if (nic->info->domain_attr->threading == FI_THREAD_SAFE || nic->info->domain_attr->threading == FI_THREAD_FID)
+    nic->info->domain_attr->threading = FI_THREAD_DOMAIN;
   nic->index = nnics;
   nic->caps = c->caps;
   nic->protocol = c->protocol;
