@@ -131,6 +131,7 @@ void ofi_comm_destroy(struct ofi_comm *comm) {
   ofi_endpoint_lock(endpoint);
   comm->magic = 0;
   atomic_store(&comm->stopped, true);
+  endpoint->nrequests -= atomic_load(&comm->outstanding); /* which will never be done */
   comm->closed = true; /* control messages may still be libfabric's: it is freed behind the last */
   if (comm->nops == 0) ofi_comm_free(comm);
   ofi_endpoint_unlock(endpoint);

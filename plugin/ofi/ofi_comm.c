@@ -40,7 +40,7 @@ static bool new_receiver(struct ofi_comm *comm) {
     rc->flushes[i].base = (struct ofi_request){.magic = OFI_REQ_FREE, .comm = comm};
     SLIST_INSERT_HEAD(&rc->free_flushes, &rc->flushes[i].base, free);
   }
-  /* PINGs, REVOKE, an ACK, a GRANT for each row. */
+  /* PINGs, REVOKE, an ACK, a GRANT for each slot. */
   if (!ofi_memory_alloc(comm->endpoint, fixed + (1 + OFI_MAX_RECVS) * OFI_FRAME_MAX, &comm->frames)) return false;
   rc->ack_frame = (uint8_t *)comm->frames.bytes + fixed;
   for (unsigned int i = 0; i < OFI_MAX_RECVS; i++) rc->recvs[i].frame = rc->ack_frame + (1 + i) * OFI_FRAME_MAX;

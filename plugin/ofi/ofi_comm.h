@@ -63,7 +63,7 @@ struct ofi_comm {
   int oob_fd;                     /* the watch thread's while `watched` */
   struct rail_watched *watched;
 
-  _Atomic uint32_t faults;    /* RAIL_OOB_*: what the watch thread found */
+  _Atomic uint32_t faults;    /* RAIL_OOB_*: what the watch thread found; test clears RAIL_OOB_STALLED */
   _Atomic bool peer_silent;   /* PINGs over the oob connection are unanswered */
   _Atomic bool stopped;       /* deregMr or close ended it: no memory of the caller's may be touched any more */
   bool forked;                /* in a child of fork, and thus stopped: its objects are the parent's */
@@ -74,6 +74,8 @@ struct ofi_comm {
 
   /* Under the endpoint's lock: */
   uint32_t nops;    /* operations that are not idle */
+  uint32_t nposted; /* of these, those that do not wait for the peer to send */
+  uint32_t stalls;  /* RAIL_OOB_STALLED in a slot, without a completion */
   bool started;     /* the handshake is over */
   bool closed;      /* by its caller; it is freed when nops is 0 */
   bool revoked;     /* a sender: the peer wants no more. A receiver: the peer says that nothing will come */
@@ -128,7 +130,7 @@ struct ofi_send {
 };
 
 /* The sender's record of one receive of the peer. */
-struct ofi_row {
+struct ofi_slot {
   uint32_t seq;
   uint8_t n;
   bool granted;        /* and not all acknowledged */
@@ -149,7 +151,7 @@ struct ofi_recv_buffer {
   struct ofi_op op; /* TRECV */
 };
 
-/* A receive. Its row in the table is its number modulo OFI_MAX_RECVS, on both sides. */
+/* A receive. Its slot in the table is its number modulo OFI_MAX_RECVS, on both sides. */
 struct ofi_recv {
   struct ofi_request base;
   uint32_t seq;
@@ -176,13 +178,13 @@ struct ofi_send_comm {
   size_t send_size;
   uint8_t *sends;      /* OFI_MAX_SENDS of send_size */
   uint32_t head, tail; /* receives before head are granted; before tail all their buffers are taken */
-  struct ofi_row rows[OFI_MAX_RECVS];
+  struct ofi_slot slots[OFI_MAX_RECVS];
 };
 
 struct ofi_recv_comm {
   struct ofi_comm base;
   uint32_t next_seq;
-  uint32_t unacked_rows; /* with `unacked` bits, as bits */
+  uint32_t unacked_slots; /* with `unacked` bits, as bits */
   struct ofi_ack_link ack_link;
   struct ofi_op ack;
   uint8_t *ack_frame;
@@ -254,6 +256,7 @@ unsigned int ofi_comm_least_path(const struct ofi_comm *comm);
 static inline void ofi_request_begin(struct ofi_request *r, uint32_t magic) {
   r->magic = magic;
   atomic_store_explicit(&r->state, OFI_ACTIVE, memory_order_relaxed);
+  r->comm->endpoint->nrequests++;
   uint32_t n = atomic_load_explicit(&r->comm->outstanding, memory_order_relaxed) + 1;
   atomic_store_explicit(&r->comm->outstanding, n, memory_order_relaxed);
   rail_stats_set(&r->comm->stats[OFI_COMM_OUTSTANDING], n);
@@ -261,6 +264,7 @@ static inline void ofi_request_begin(struct ofi_request *r, uint32_t magic) {
 
 /* None of the caller's memory will be touched for it. The last store to the request that is made under the lock. */
 static inline void ofi_request_end(struct ofi_request *r) {
+  r->comm->endpoint->nrequests--;
   uint32_t n = atomic_load_explicit(&r->comm->outstanding, memory_order_relaxed) - 1;
   atomic_store_explicit(&r->comm->outstanding, n, memory_order_relaxed);
   rail_stats_set(&r->comm->stats[OFI_COMM_OUTSTANDING], n);

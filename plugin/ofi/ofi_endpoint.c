@@ -15,8 +15,11 @@
 #define BATCH 16          /* completions that are read at once */
 #define MAX_BATCHES 8     /* per poll and NIC: a call must return within a millisecond */
 #define ALIGN 64          /* of receives for control messages */
-#define TICK_NS 2000000   /* of the timer; callers that are at work poll far more often */
-#define MAX_PAUSE 32      /* ticks between two polls of the watch thread's that find nothing */
+/* The timer, in milliseconds: first look, and poll, of the watch thread's; the longest pause between two polls that find
+ * nothing; between two looks at an endpoint whose caller polls, which a caller at work does far more often. */
+#define FIRST_MS 2
+#define LONGEST_MS 64
+#define CALLER_MS 8
 #define MAX_FAILURES 1024 /* of such receives, one after the other: then nothing will come any more */
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list, and users and ctx of each */
@@ -42,9 +45,9 @@ void ofi_endpoint_timer_close(void) {
   if (fd >= 0) close(fd);
 }
 
-/* At most one system call a tick. */
-static void set_timer(void) {
-  const struct itimerspec once = {.it_value.tv_nsec = TICK_NS};
+/* If it is not set: one system call in some milliseconds. */
+static void set_timer(long ms) {
+  const struct itimerspec once = {.it_value.tv_nsec = ms * 1000000};
   if (atomic_load_explicit(&timer_set, memory_order_relaxed) || atomic_exchange(&timer_set, true)) return;
   int fd = atomic_load(&timer_fd);
   if (fd >= 0) (void)timerfd_settime(fd, 0, &once, NULL);
@@ -100,8 +103,9 @@ static void begin(struct ofi_endpoint *endpoint, struct ofi_op *op, enum ofi_op_
   nic->bytes_posted += op->size;
   if (!op->comm) return;
   op->comm->nops++;
+  op->comm->nposted += op->kind != OFI_OP_TRECV;
   endpoint->nops++;
-  set_timer();
+  set_timer(FIRST_MS);
 }
 
 /* Idle again. */
@@ -110,6 +114,9 @@ static void end(struct ofi_endpoint *endpoint, struct ofi_op *op) {
   endpoint->nics[op->nic].bytes_posted -= op->size;
   if (!op->comm) return;
   op->comm->nops--;
+  op->comm->nposted -= op->kind != OFI_OP_TRECV;
+  op->comm->stalls = 0;
+  rail_stats_add(&op->comm->stats[OFI_COMM_COMPLETIONS], 1);
   endpoint->nops--;
 }
 
@@ -292,7 +299,7 @@ static bool poll_all(struct ofi_endpoint *endpoint) {
   for (unsigned int i = 0; i < endpoint->nnics && !endpoint->shut; i++) any |= poll_nic(endpoint, &endpoint->nics[i]);
   if (!TAILQ_EMPTY(&endpoint->acks_due)) {
     send_acks(endpoint, TAILQ_LAST(&endpoint->acks_due, ofi_ack_list), true);
-    set_timer();
+    set_timer(FIRST_MS);
   }
   return any;
 }
@@ -302,36 +309,37 @@ bool ofi_endpoint_poll(struct ofi_endpoint *endpoint) {
   return poll_all(endpoint);
 }
 
-/* Polls if no caller has since the last tick, in ever longer pauses while nothing completes. True: there is something
- * to come. */
-static bool poll_in_background(struct ofi_endpoint *endpoint) {
-  if (!ofi_endpoint_try(endpoint)) return true; /* a caller polls */
-  bool busy = !endpoint->shut && (endpoint->nops || !TAILQ_EMPTY(&endpoint->acks_due));
-  if (endpoint->polls != endpoint->polls_seen) {
+/* Polls if no caller has since the last look. Returns milliseconds until the next one; 0: there is nothing to come. */
+static long poll_in_background(struct ofi_endpoint *endpoint) {
+  long ms = CALLER_MS;
+  if (!ofi_endpoint_try(endpoint)) return ms; /* a caller polls */
+  if (endpoint->shut || (!endpoint->nops && !endpoint->nrequests && TAILQ_EMPTY(&endpoint->acks_due))) {
+    ms = 0;
+  } else if (endpoint->polls != endpoint->polls_seen) {
     endpoint->polls_seen = endpoint->polls;
-    endpoint->pause = 0;
-  } else if (busy && endpoint->pause > 1) {
-    endpoint->pause--;
-  } else if (busy) {
-    endpoint->idle_ticks = poll_all(endpoint) ? 0 : RAIL_MIN(endpoint->idle_ticks * 2 + 1, MAX_PAUSE);
-    endpoint->pause = endpoint->idle_ticks;
+    endpoint->pause_ms = 0;
+  } else {
+    endpoint->pause_ms = poll_all(endpoint) ? FIRST_MS : RAIL_MAX(RAIL_MIN(2 * endpoint->pause_ms, LONGEST_MS), FIRST_MS);
+    ms = endpoint->pause_ms;
   }
   ofi_endpoint_unlock(endpoint);
-  return busy;
+  return ms;
 }
 
 bool ofi_endpoint_timer_fired(void *arg) {
   uint64_t count;
   struct ofi_endpoint *endpoint;
-  bool busy = false;
+  long next = 0;
   (void)arg;
   (void)!read(atomic_load(&timer_fd), &count, sizeof count);
   atomic_store(&timer_set, false);
   pthread_mutex_lock(&list_lock);
-  LIST_FOREACH(endpoint, &endpoints, link)
-    if (endpoint->process == getpid()) busy |= poll_in_background(endpoint);
+  LIST_FOREACH(endpoint, &endpoints, link) {
+    long ms = endpoint->process == getpid() ? poll_in_background(endpoint) : 0;
+    if (ms && (!next || ms < next)) next = ms;
+  }
   pthread_mutex_unlock(&list_lock);
-  if (busy) set_timer();
+  if (next) set_timer(next);
   return true;
 }
 

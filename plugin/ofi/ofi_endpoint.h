@@ -146,10 +146,11 @@ struct ofi_endpoint {
   uint32_t ncomms, next_comm;
   struct ofi_ack_list acks_due;
   uint32_t nops;        /* of comms, not idle */
+  uint32_t nrequests;   /* of comms, not done */
   uint64_t polls;       /* by callers */
   /* The watch thread's: */
   uint64_t polls_seen;
-  uint32_t pause, idle_ticks; /* ticks of the timer until it polls again; between its last two polls */
+  long pause_ms; /* between its last poll and the next */
 };
 
 /* The endpoint of this context and device, opened at the first call; one more user. The ops are kept. An error after
@@ -167,8 +168,9 @@ static inline bool ofi_endpoint_try(struct ofi_endpoint *endpoint) {
 }
 static inline void ofi_endpoint_unlock(struct ofi_endpoint *endpoint) { pthread_mutex_unlock(&endpoint->lock); }
 
-/* The watch thread polls an endpoint that has operations under way while no caller does: a caller that has received its
- * last message need not call again, and yet its acknowledgement must go out. The timer's descriptor, for the watch
+/* The watch thread polls an endpoint that has operations or requests outstanding while no caller does: a caller that has
+ * received its last message need not call again, and yet its acknowledgement must go out; and a peer whose process
+ * answers PINGs takes part in the fabric's transfers, whatever its caller does. The timer's descriptor, for the watch
  * thread; -1 with errno. */
 int ofi_endpoint_timer_open(void);
 void ofi_endpoint_timer_close(void);

@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 
 #define CLOSED_MS 1000 /* after a peer's GOODBYE: for what libfabric has yet to complete */
+#define MAX_STALLS 3   /* thirds of RAIL_OFI_DEADLINE */
 
 /* ---- completions and frames: called by ofi_endpoint.c ----------------------------- */
 
@@ -44,7 +45,7 @@ static void frame_in(struct ofi_comm *comm, const struct ofi_frame *frame, const
 }
 
 static void shut(struct ofi_comm *comm, const char *why) {
-  comm->nops = 0;
+  comm->nops = comm->nposted = 0;
   ofi_comm_close_mrs(comm);
   if (comm->closed) ofi_comm_free(comm);
   else (void)ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "the endpoint was closed: %s; check: the earlier lines of this log", why);
@@ -68,6 +69,19 @@ RAIL_COLD static rail_result_t check_faults(struct ofi_request *r, uint32_t faul
   return ofi_comm_fail_faults(comm, faults);
 }
 
+/* Nothing was posted or completed for a third of RAIL_OFI_DEADLINE. Operations that libfabric has not completed for all
+ * of it, though the peer's process answers, never will be: its watch thread polls its endpoint. */
+RAIL_COLD static void check_stalled(struct ofi_comm *comm) {
+  atomic_fetch_and(&comm->faults, ~RAIL_OOB_STALLED);
+  if (!comm->nposted || atomic_load(&comm->peer_silent)) comm->stalls = 0;
+  else if (++comm->stalls == MAX_STALLS)
+    (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR, "libfabric has completed none of %u operations for %.1f s "
+                        "(RAIL_OFI_DEADLINE), though the peer's process answers over TCP; %u requests outstanding; "
+                        "check: the fabric between the two, how many connections the provider carries, fi_pingpong -p "
+                        "'%s'", comm->nposted, (double)ofi_params.deadline_ms / 1e3,
+                        atomic_load(&comm->outstanding), comm->device->rails[0]->provider);
+}
+
 /* RAIL_OK, or the comm's error. */
 static rail_result_t progress_request(struct ofi_request *r) {
   struct ofi_comm *comm = r->comm;
@@ -77,6 +91,7 @@ static rail_result_t progress_request(struct ofi_request *r) {
   if (!found && !ofi_request_is_complete(r)) {
     uint32_t faults = atomic_load_explicit(&comm->faults, memory_order_acquire);
     if (rail_unlikely(faults & OFI_PEER_FAULTS)) (void)check_faults(r, faults);
+    else if (rail_unlikely(faults)) check_stalled(comm);
   }
   ofi_endpoint_unlock(comm->endpoint);
   return rail_first_error(&comm->error);

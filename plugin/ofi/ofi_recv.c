@@ -2,7 +2,7 @@
  *
  * A receive from irecv to its completion.
  *
- * irecv takes the next row of the table and grants its buffers to the sender in one control message. How the bytes of a
+ * irecv takes the next slot of the table and grants its buffers to the sender in one control message. How the bytes of a
  * message come depends on the buffer: inside a control message, into a tagged receive that irecv posts, or by writes of
  * the sender, of which each part ends with a FIN. The receive is done when all its buffers are. Messages that have
  * arrived are acknowledged: with the next GRANT, or in an ACK when the endpoint is polled before there is one.
@@ -17,19 +17,19 @@
 
 /* Moves what is to be acknowledged into the frame. */
 static void take_acks(struct ofi_recv_comm *rc, struct ofi_frame *frame) {
-  while (rc->unacked_rows) {
-    unsigned int row = (unsigned int)__builtin_ctz(rc->unacked_rows);
-    struct ofi_recv *recv = &rc->recvs[row];
+  while (rc->unacked_slots) {
+    unsigned int slot = (unsigned int)__builtin_ctz(rc->unacked_slots);
+    struct ofi_recv *recv = &rc->recvs[slot];
     frame->acks[frame->nacks++] = (struct ofi_ack){.seq = recv->seq, .mask = recv->unacked};
     recv->unacked = 0;
-    rc->unacked_rows &= rc->unacked_rows - 1;
+    rc->unacked_slots &= rc->unacked_slots - 1;
   }
 }
 
 void ofi_recv_ack(struct ofi_ack_link *link) {
   struct ofi_recv_comm *rc = rail_container_of(link, struct ofi_recv_comm, ack_link);
   struct ofi_frame frame = {.type = OFI_FRAME_ACK};
-  if (!rc->unacked_rows || rc->ack.state != OFI_OP_IDLE || rail_first_error(&rc->base.error) != RAIL_OK) return;
+  if (!rc->unacked_slots || rc->ack.state != OFI_OP_IDLE || rail_first_error(&rc->base.error) != RAIL_OK) return;
   take_acks(rc, &frame);
   rc->ack.request = NULL;
   (void)ofi_comm_post_frame(&rc->base, &rc->ack, OFI_OP_GRANT, 0, &frame, rc->ack_frame);
@@ -119,8 +119,8 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
     (void)ofi_endpoint_poll(rc->base.endpoint);
     return rail_first_error(&rc->base.error);
   }
-  /* The GRANT of a row says that its last receive is done. */
-  rc->unacked_rows &= ~(1u << rc->next_seq % OFI_MAX_RECVS);
+  /* The GRANT of a slot says that its last receive is done. */
+  rc->unacked_slots &= ~(1u << rc->next_seq % OFI_MAX_RECVS);
   recv->unacked = 0;
   recv->seq = rc->next_seq++;
   recv->n = recv->pending = (uint32_t)n;
@@ -145,7 +145,7 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
 rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                         void **phandles, void **request) {
   (void)phandles;
-  /* *request may be RAIL_NET_OPTIONAL_RECV, which allows a receive to be done before its bytes are in place. The row is
+  /* *request may be RAIL_NET_OPTIONAL_RECV, which allows a receive to be done before its bytes are in place. The slot is
    * in use until they are: nothing would be gained. */
   if (request) *request = NULL;
   struct ofi_comm *comm = ofi_comm_of(recv_comm, OFI_RECV_COMM_MAGIC, "irecv");
@@ -167,7 +167,7 @@ static void finish_buffer(struct ofi_recv *recv, unsigned int index, uint64_t si
   b->done = true;
   b->arrived = size;
   recv->unacked |= (uint8_t)(1u << index);
-  rc->unacked_rows |= 1u << recv->seq % OFI_MAX_RECVS;
+  rc->unacked_slots |= 1u << recv->seq % OFI_MAX_RECVS;
   rail_stats_add(&rc->base.stats[OFI_COMM_MESSAGES], 1);
   rail_stats_add(&rc->base.stats[OFI_COMM_BYTES], size);
   ofi_mr_release(b->mr);
@@ -232,7 +232,7 @@ void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, con
 void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion) {
   struct ofi_recv_comm *rc = ofi_recv_comm_of(op->comm);
   if (rail_first_error(&rc->base.error) != RAIL_OK) return;
-  if (op == &rc->ack && rc->unacked_rows) ofi_endpoint_ack_later(rc->base.endpoint, &rc->ack_link, true);
+  if (op == &rc->ack && rc->unacked_slots) ofi_endpoint_ack_later(rc->base.endpoint, &rc->ack_link, true);
   if (op->kind == OFI_OP_TRECV) {
     struct ofi_recv *recv = op->request;
     struct ofi_recv_buffer *b = rail_container_of(op, struct ofi_recv_buffer, op);

@@ -28,23 +28,23 @@ static void finish(struct ofi_send *send) {
 }
 
 /* The receiver has the message of this buffer. */
-static void acknowledge(struct ofi_row *row, unsigned int index) {
-  struct ofi_send *send = row->sends[index];
-  row->acked |= (uint8_t)(1u << index);
-  row->sends[index] = NULL;
-  if (row->acked == (1u << row->n) - 1) row->granted = false;
+static void acknowledge(struct ofi_slot *slot, unsigned int index) {
+  struct ofi_send *send = slot->sends[index];
+  slot->acked |= (uint8_t)(1u << index);
+  slot->sends[index] = NULL;
+  if (slot->acked == (1u << slot->n) - 1) slot->granted = false;
   send->acked = true;
   if (send->pending == 0) finish(send);
 }
 
 /* False: the receiver acknowledges what was not sent. */
 static bool handle_ack(struct ofi_send_comm *sc, const struct ofi_ack *ack) {
-  struct ofi_row *row = &sc->rows[ack->seq % OFI_MAX_RECVS];
-  if (!row->granted || row->seq != ack->seq) return true; /* a later GRANT of this row has implied it */
-  uint32_t mask = ack->mask & ~(uint32_t)row->acked;
-  if (mask & ~(uint32_t)row->taken) return false;
-  for (unsigned int i = 0; i < row->n; i++)
-    if (mask & 1u << i) acknowledge(row, i);
+  struct ofi_slot *slot = &sc->slots[ack->seq % OFI_MAX_RECVS];
+  if (!slot->granted || slot->seq != ack->seq) return true; /* a later GRANT of this slot has implied it */
+  uint32_t mask = ack->mask & ~(uint32_t)slot->acked;
+  if (mask & ~(uint32_t)slot->taken) return false;
+  for (unsigned int i = 0; i < slot->n; i++)
+    if (mask & 1u << i) acknowledge(slot, i);
   return true;
 }
 
@@ -53,22 +53,22 @@ static bool is_buffer_right(const struct ofi_comm *comm, const struct ofi_buffer
   return b->kind == OFI_BUFFER_RMA || (b->path < comm->npaths && !b->takes_data);
 }
 
-/* False: no GRANT that a receiver sends. The row's last receive is done, or the receiver would not use it again. */
+/* False: no GRANT that a receiver sends. The slot's last receive is done, or the receiver would not use it again. */
 static bool handle_grant(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
-  struct ofi_row *row = &sc->rows[frame->seq % OFI_MAX_RECVS];
+  struct ofi_slot *slot = &sc->slots[frame->seq % OFI_MAX_RECVS];
   if (frame->seq - sc->head >= OFI_MAX_RECVS || frame->nkeys != sc->base.remote_nics) return false;
-  if (row->granted && (row->seq == frame->seq || row->taken != (1u << row->n) - 1)) return false;
+  if (slot->granted && (slot->seq == frame->seq || slot->taken != (1u << slot->n) - 1)) return false;
   for (unsigned int i = 0; i < frame->nbuffers; i++)
     if (!is_buffer_right(&sc->base, &frame->buffers[i])) return false;
-  for (unsigned int i = 0; row->granted && i < row->n; i++)
-    if (!(row->acked & 1u << i)) acknowledge(row, i);
-  row->seq = frame->seq;
-  row->n = (uint8_t)frame->nbuffers;
-  row->taken = row->acked = 0;
-  row->granted = true;
-  memcpy(row->buffers, frame->buffers, frame->nbuffers * sizeof frame->buffers[0]);
-  for (row = &sc->rows[sc->head % OFI_MAX_RECVS]; row->granted && row->seq == sc->head;
-       row = &sc->rows[sc->head % OFI_MAX_RECVS])
+  for (unsigned int i = 0; slot->granted && i < slot->n; i++)
+    if (!(slot->acked & 1u << i)) acknowledge(slot, i);
+  slot->seq = frame->seq;
+  slot->n = (uint8_t)frame->nbuffers;
+  slot->taken = slot->acked = 0;
+  slot->granted = true;
+  memcpy(slot->buffers, frame->buffers, frame->nbuffers * sizeof frame->buffers[0]);
+  for (slot = &sc->slots[sc->head % OFI_MAX_RECVS]; slot->granted && slot->seq == sc->head;
+       slot = &sc->slots[sc->head % OFI_MAX_RECVS])
     sc->head++;
   return true;
 }
@@ -90,8 +90,8 @@ void ofi_send_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
 /* The peer closed, and had received everything that it granted buffers for. */
 void ofi_send_acknowledge_all(struct ofi_send_comm *sc) {
   for (unsigned int r = 0; r < OFI_MAX_RECVS; r++)
-    for (unsigned int i = 0; i < sc->rows[r].n; i++)
-      if (sc->rows[r].granted && sc->rows[r].taken & ~sc->rows[r].acked & 1u << i) acknowledge(&sc->rows[r], i);
+    for (unsigned int i = 0; i < sc->slots[r].n; i++)
+      if (sc->slots[r].granted && sc->slots[r].taken & ~sc->slots[r].acked & 1u << i) acknowledge(&sc->slots[r], i);
 }
 
 /* After the peer's REVOKE: REVOKED, when nothing of ours is under way any more. */
@@ -102,15 +102,15 @@ void ofi_send_revoked(struct ofi_send_comm *sc) {
 /* ---- match -------------------------------------------------------------------- */
 
 /* The oldest buffer of this tag that is granted and not taken. */
-static struct ofi_row *match(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
+static struct ofi_slot *match(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
   for (uint32_t seq = sc->tail; seq != sc->head; seq++) {
-    struct ofi_row *row = &sc->rows[seq % OFI_MAX_RECVS];
-    bool full = !row->granted || row->seq != seq || row->taken == (1u << row->n) - 1;
+    struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_RECVS];
+    bool full = !slot->granted || slot->seq != seq || slot->taken == (1u << slot->n) - 1;
     if (full && seq == sc->tail) sc->tail++;
-    for (unsigned int i = 0; !full && i < row->n; i++)
-      if (!(row->taken & 1u << i) && row->buffers[i].tag == tag) {
+    for (unsigned int i = 0; !full && i < slot->n; i++)
+      if (!(slot->taken & 1u << i) && slot->buffers[i].tag == tag) {
         *index = i;
-        return row;
+        return slot;
       }
   }
   return NULL;
@@ -231,12 +231,12 @@ static rail_result_t no_grant(struct ofi_send_comm *sc) {
 static rail_result_t send_message(struct ofi_send_comm *sc, const void *data, size_t size, uint32_t tag,
                                   struct ofi_mhandle *mr, void **request) {
   unsigned int index = 0;
-  struct ofi_row *row = match(sc, tag, &index);
-  if (!row) {
+  struct ofi_slot *slot = match(sc, tag, &index);
+  if (!slot) {
     (void)ofi_endpoint_poll(sc->base.endpoint); /* the caller may have no request to test */
-    row = match(sc, tag, &index);
+    slot = match(sc, tag, &index);
   }
-  if (!row) return no_grant(sc);
+  if (!slot) return no_grant(sc);
   RAIL_TRY(rail_first_error(&sc->base.error)); /* the poll may have found one */
   struct ofi_send *send = take_request(sc);
   if (rail_unlikely(!send)) {
@@ -247,15 +247,15 @@ static rail_result_t send_message(struct ofi_send_comm *sc, const void *data, si
   send->data = data;
   send->size = size;
   send->mr = size ? mr : NULL;
-  send->seq = row->seq;
+  send->seq = slot->seq;
   send->index = (uint8_t)index;
   send->acked = false;
   send->pending = 1;
   ofi_mr_hold(send->mr);
-  row->taken |= (uint8_t)(1u << index);
-  row->sends[index] = send;
+  slot->taken |= (uint8_t)(1u << index);
+  slot->sends[index] = send;
   *request = send;
-  (void)post_data(send, &row->buffers[index]); /* the request exists now: test reports a failure */
+  (void)post_data(send, &slot->buffers[index]); /* the request exists now: test reports a failure */
   send->pending--;
   return RAIL_OK;
 }

@@ -99,7 +99,8 @@ static rail_result_t step_pinged(struct rail_setup *base) {
   struct ofi_setup *s = of(base);
   ofi_endpoint_lock(s->endpoint);
   (void)ofi_endpoint_poll(s->endpoint);
-  bool all = s->comm->verified == (1u << s->comm->npaths) - 1;
+  uint32_t paths = (1u << s->comm->npaths) - 1;
+  bool all = (s->comm->verified & paths) == paths;
   ofi_endpoint_unlock(s->endpoint);
   if (rail_first_error(&s->comm->error) != RAIL_OK) return fabric_failed(base);
   if (all) return rail_handshake_send(&base->handshake, OFI_MESSAGE_READY, NULL, 0);

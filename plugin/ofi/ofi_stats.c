@@ -14,6 +14,7 @@ static const struct rail_stats_counter comm_counters[] = {
   [OFI_COMM_MESSAGES] = {"messages", RAIL_STATS_COUNTER, "Messages that are done."},
   [OFI_COMM_INLINE] = {"inline_messages", RAIL_STATS_COUNTER, "Messages that travelled inside a control message."},
   [OFI_COMM_FRAMES] = {"control_messages", RAIL_STATS_COUNTER, "Control messages posted."},
+  [OFI_COMM_COMPLETIONS] = {"completions", RAIL_STATS_COUNTER, "Operations that libfabric has completed."},
   [OFI_COMM_OUTSTANDING] = {"outstanding", RAIL_STATS_GAUGE, "Requests that are not done."},
   [OFI_COMM_WAITS_GRANT] = {"waits_grant", RAIL_STATS_COUNTER,
                             "Calls of isend that found no receive of their tag posted."},

@@ -12,6 +12,7 @@ enum ofi_stats_comm { /* label: side, device, provider, peer */
   OFI_COMM_MESSAGES,
   OFI_COMM_INLINE,        /* messages inside a control message */
   OFI_COMM_FRAMES,        /* control messages posted */
+  OFI_COMM_COMPLETIONS,   /* of libfabric's operations */
   OFI_COMM_OUTSTANDING,   /* requests */
   OFI_COMM_WAITS_GRANT,   /* calls of isend that found no receive of their tag */
   OFI_COMM_WAITS_ROOM,    /* calls that found no free request, or the endpoint in use by another thread */

@@ -15,7 +15,8 @@ static struct rail_oob_work oob_work(const void *arg) {
   const struct ofi_comm *comm = arg;
   return (struct rail_oob_work){
     .outstanding = atomic_load_explicit(&comm->outstanding, memory_order_relaxed),
-    .activity = rail_stats_get(&comm->stats[OFI_COMM_MESSAGES]) + rail_stats_get(&comm->stats[OFI_COMM_FRAMES]),
+    .activity = rail_stats_get(&comm->stats[OFI_COMM_MESSAGES]) + rail_stats_get(&comm->stats[OFI_COMM_FRAMES]) +
+                rail_stats_get(&comm->stats[OFI_COMM_COMPLETIONS]),
     .waits = rail_stats_get(&comm->stats[OFI_COMM_WAITS_GRANT]),
   };
 }
