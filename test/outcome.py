@@ -31,6 +31,10 @@ class Outcome:
     def count(self, verdict):
         return sum(v == verdict for _, v, _ in self.cases)
 
+    def is_certain(self):
+        """Of what failed, something has nothing to do with time: a crash, a report of a sanitizer."""
+        return any(verdict == "fail" and name in ("crash", "sanitizer") for name, verdict, _ in self.cases)
+
 
 def parse(output, outcome):
     """Reads TAP. Returns what is wrong with the whole, or None."""

@@ -189,14 +189,15 @@ class Runner:
 
     def run(self, program, ended=lambda: None):
         """Its outcome. ended() is called when its processes are gone, before the last questions are asked. What failed
-        while the whole machine stood still is run again, once, and that counts."""
-        since, outcome = time.monotonic(), self.run_once(program, ended)
-        stood = self.watch.longest_since(since)
-        if not stood or not outcome.count("fail") or self.stopping:
+        while the whole machine stood still, or its host withheld processor time, is run again, once, and that counts;
+        but no crash, and no report of a sanitizer, is a matter of time."""
+        since, stolen, outcome = time.monotonic(), self.watch.stolen(), self.run_once(program, ended)
+        trouble = self.watch.trouble_since(since, stolen)
+        if not trouble or not outcome.count("fail") or outcome.is_certain() or self.stopping:
             return outcome
         first = ", ".join(f"{name}: {reason}" for name, verdict, reason in outcome.cases if verdict == "fail")
         outcome = self.run_once(program, ended)
-        outcome.remark = f"the machine stood still for {stood:.0f} s while it ran and failed ({first}): run again"
+        outcome.remark = f"{trouble} while it ran and failed ({first}): run again"
         return outcome
 
     def run_once(self, program, ended):

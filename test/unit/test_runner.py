@@ -17,6 +17,7 @@ import time
 
 RUN = pathlib.Path(__file__).resolve().parent.parent / "run.py"
 number = failed = 0
+os.environ["RAIL_TEST_PROC_STAT"] = os.devnull  # whatever the host of this machine does
 
 
 def run(programs, *args, build="", env=None, top=None):
@@ -211,6 +212,29 @@ def a_standstill_is_no_failure():
     print(f"{'ok' if times == {'x': 2, 'y': 2, 'z': 1} else 'not ok'} {number} - that often: {times}", flush=True)
 
 
+def a_host_that_is_busy_is_no_failure():
+    """What it withholds is played by a file in the place of /proc/stat. A crash and a sanitizer's report count at once."""
+    global number, failed
+    with tempfile.TemporaryDirectory() as top:
+        stat = pathlib.Path(top, "stat")
+        stat.write_text("cpu  0 0 0 0 0 0 0 0 0 0\n")
+        os.environ["RAIL_TEST_PROC_STAT"] = str(stat)
+        count = {n: pathlib.Path(top, n) for n in "xyz"}
+        note = {n: f"echo ran >>{file}; echo cpu 0 0 0 0 0 0 0 `wc -l <{file}`00 0 0 >{stat}; "
+                   f"[ `wc -l <{file}` = 1 ] && " for n, file in count.items()}
+        expect("what failed while the host withheld time is run again, once",
+               {"unit/test_x.sh": note["x"] + "{ echo not ok 1; echo 1..1; exit 0; }; echo ok 1; echo 1..1\n"},
+               "1 passed, 0 failed, 0 skipped", 0, says="the host withheld 1.0 s of the processors")
+        stat.write_text("cpu  0 0 0 0 0 0 0 0 0 0\n")
+        expect("a crash is not", {"unit/test_y.sh": note["y"] + "kill -SEGV $$; echo ok 1; echo 1..1\n"},
+               "0 passed, 1 failed, 0 skipped", 1)
+        os.environ["RAIL_TEST_PROC_STAT"] = os.devnull
+        number += 1
+        times = {n: len(file.read_text().split()) for n, file in count.items() if file.exists()}
+    failed += times != {"x": 2, "y": 1}
+    print(f"{'ok' if times == {'x': 2, 'y': 1} else 'not ok'} {number} - that often: {times}", flush=True)
+
+
 def what_passed_is_not_run_again():
     """Until its binary, or a product that the binary names, or a file that a script says it reads, has changed."""
     global number, failed
@@ -351,6 +375,7 @@ alone_runs_last_and_alone()
 cores_are_handed_out()
 quiet_ones_are_among_themselves()
 a_standstill_is_no_failure()
+a_host_that_is_busy_is_no_failure()
 what_passed_is_not_run_again()
 names_as_they_are_typed()
 durations_are_written()
