@@ -19,7 +19,7 @@
 #include <sched.h>
 
 #include "common/base/clock.h"
-#include "plugin/ofi/ofi_watch.h"
+#include "common/conn/watch.h"
 
 #define GONE_MS 50 /* of polling: what the host of a peer that is gone had sent has been read */
 
@@ -110,12 +110,17 @@ static void stop_locked(struct ofi_comm *comm) {
                     "(RAIL_OFI_CLOSE_TIMEOUT)");
 }
 
+/* Sends GOODBYE, if its handshake was over. */
+static void unwatch(struct ofi_comm *comm) {
+  if (comm->watch) rail_watch_remove(comm->watch, &comm->watched, true);
+}
+
 void ofi_comm_stop(struct ofi_comm *comm) {
   if (comm->forked) return;
   ofi_endpoint_lock(comm->endpoint);
   if (!atomic_load(&comm->stopped)) stop_locked(comm);
   ofi_endpoint_unlock(comm->endpoint);
-  ofi_watch_remove(comm); /* sends GOODBYE: nothing of ours will be written or sent any more */
+  unwatch(comm); /* sends GOODBYE: nothing of ours will be written or sent any more */
 }
 
 /* ---- closing ---------------------------------------------------------------------------- */
@@ -126,7 +131,7 @@ void ofi_comm_destroy(struct ofi_comm *comm) {
   struct ofi_endpoint *endpoint = comm->endpoint;
   bool outstanding = atomic_load(&comm->outstanding) != 0;
   if (outstanding) ofi_comm_stop(comm);
-  else ofi_watch_remove(comm);
+  else unwatch(comm);
   rail_sock_close(&comm->oob_fd);
   ofi_endpoint_lock(endpoint);
   comm->magic = 0;

@@ -210,27 +210,9 @@ rail_result_t ofi_comm_fail_faults(struct ofi_comm *comm, uint32_t faults) {
 
 /* ---- posting --------------------------------------------------------------------------- */
 
-rail_result_t ofi_comm_post(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind, unsigned int path) {
-  op->kind = kind;
-  op->comm = comm;
-  op->path = (uint8_t)path;
-  op->nic = comm->paths[path].nic;
-  op->to = comm->paths[path].to;
-  int err = ofi_endpoint_post(comm->endpoint, op);
-  if (rail_likely(err == 0)) return RAIL_OK;
+RAIL_COLD rail_result_t ofi_comm_post_failed(struct ofi_op *op, int err) {
   const struct ofi_completion failed = {.err = -err, .text = "it could not be posted"};
   return ofi_comm_fail_op(op, &failed);
-}
-
-rail_result_t ofi_comm_post_frame(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind, unsigned int path,
-                                  struct ofi_frame *frame, uint8_t *bytes) {
-  frame->comm = comm->remote_index;
-  frame->token = comm->remote_token;
-  op->head = bytes;
-  op->head_size = ofi_frame_encode(frame, bytes);
-  op->head_desc = comm->frames.descs[comm->paths[path].nic];
-  rail_stats_add(&comm->stats[OFI_COMM_FRAMES], 1);
-  return ofi_comm_post(comm, op, kind, path);
 }
 
 rail_result_t ofi_comm_ping(struct ofi_comm *comm, unsigned int path) {

@@ -25,6 +25,7 @@
 #define OFI_SEND_COMM_MAGIC 0x43534f52u
 #define OFI_RECV_COMM_MAGIC 0x43524f52u
 
+struct rail_watch;
 struct rail_watched;
 
 /* A registration as regMr returns it. */
@@ -61,6 +62,7 @@ struct ofi_comm {
   char peer_text[RAIL_ADDR_TEXT]; /* address of the oob connection */
   uint64_t peer_process;          /* the same in all connections with one process */
   int oob_fd;                     /* the watch thread's while `watched` */
+  struct rail_watch *watch;       /* NULL: the handshake is not over */
   struct rail_watched *watched;
 
   _Atomic uint32_t faults;    /* RAIL_OOB_*: what the watch thread found; test clears RAIL_OOB_STALLED */
@@ -240,12 +242,34 @@ rail_result_t ofi_comm_fail_op(struct ofi_op *op, const struct ofi_completion *c
 /* The same for fault bits of the watch thread's. */
 rail_result_t ofi_comm_fail_faults(struct ofi_comm *comm, uint32_t faults);
 
+/* The same for an operation that could not be posted. */
+rail_result_t ofi_comm_post_failed(struct ofi_op *op, int err);
+
 /* Fills in an operation of the comm over one of its paths, and posts it. An error has failed the comm. */
-rail_result_t ofi_comm_post(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind, unsigned int path);
+static inline rail_result_t ofi_comm_post(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
+                                          unsigned int path) {
+  op->kind = kind;
+  op->comm = comm;
+  op->path = (uint8_t)path;
+  op->nic = comm->paths[path].nic;
+  op->to = comm->paths[path].to;
+  int err = ofi_endpoint_post(comm->endpoint, op);
+  return rail_likely(err == 0) ? RAIL_OK : ofi_comm_post_failed(op, err);
+}
+
 /* A frame to the peer: encodes it into `bytes`, which lie in comm->frames, and posts it. op->data and op->size follow
  * it. */
-rail_result_t ofi_comm_post_frame(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind, unsigned int path,
-                                  struct ofi_frame *frame, uint8_t *bytes);
+static inline rail_result_t ofi_comm_post_frame(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
+                                                unsigned int path, struct ofi_frame *frame, uint8_t *bytes) {
+  frame->comm = comm->remote_index;
+  frame->token = comm->remote_token;
+  op->head = bytes;
+  op->head_size = ofi_frame_encode(frame, bytes);
+  op->head_desc = comm->frames.descs[comm->paths[path].nic];
+  rail_stats_add(&comm->stats[OFI_COMM_FRAMES], 1);
+  return ofi_comm_post(comm, op, kind, path);
+}
+
 /* PING over one path. */
 rail_result_t ofi_comm_ping(struct ofi_comm *comm, unsigned int path);
 /* REVOKE, or a sender's REVOKED: once. */

@@ -66,9 +66,8 @@ static const struct rail_watch_ops watch_ops = {
 struct rail_watch ofi_watch = {.ops = &watch_ops};
 
 rail_result_t ofi_watch_add(struct ofi_comm *comm) {
+  comm->watch = &ofi_watch;
   return rail_watch_add(&ofi_watch, &(struct rail_watch_args){
     .comm = comm, .fd = comm->oob_fd, .sender = comm->sender, .peer = comm->peer_text, .device = comm->device->name,
     .peer_process = comm->peer_process, .handle = &comm->watched});
 }
-
-void ofi_watch_remove(struct ofi_comm *comm) { rail_watch_remove(&ofi_watch, &comm->watched, true); }

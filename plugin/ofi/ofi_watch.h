@@ -6,11 +6,10 @@
 #include "common/conn/watch.h"
 #include "plugin/ofi/ofi_comm.h"
 
+/* rail_watch_remove sends GOODBYE, with the number of requests that this side gives up. */
 extern struct rail_watch ofi_watch;
 
 /* The comm's handshake is over. Logs why not. */
 rail_result_t ofi_watch_add(struct ofi_comm *comm);
-/* Sends GOODBYE, with the number of requests that this side gives up, and takes the comm back. */
-void ofi_watch_remove(struct ofi_comm *comm);
 
 #endif
