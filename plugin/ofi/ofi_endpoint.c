@@ -125,12 +125,15 @@ int ofi_endpoint_post(struct ofi_endpoint *endpoint, struct ofi_op *op) {
   struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
   struct ofi_op_list *list = list_of(nic, op);
   if (rail_unlikely(endpoint->shut)) return -FI_ESHUTDOWN;
-  int err = STAILQ_EMPTY(list) ? post_now(nic, op) : -FI_EAGAIN;
+  /* A receive of control messages waits behind no others: grants would find no place, and those never complete. */
+  bool first = STAILQ_EMPTY(list) || op->kind == OFI_OP_FRAME_IN;
+  int err = first ? post_now(nic, op) : -FI_EAGAIN;
   if (rail_likely(err == 0)) {
     begin(endpoint, op, OFI_OP_POSTED);
   } else if (err == -FI_EAGAIN) {
     begin(endpoint, op, OFI_OP_WAITING);
-    STAILQ_INSERT_TAIL(list, op, link);
+    if (first) STAILQ_INSERT_HEAD(list, op, link);
+    else STAILQ_INSERT_TAIL(list, op, link);
     err = 0;
   }
   return err;
