@@ -143,9 +143,10 @@ static rail_result_t post_fin(struct ofi_send *send, unsigned int part, unsigned
 }
 
 /* The write of one part. With FI_ORDER_SAW the FIN may follow at once; else it waits for the write's completion. */
-static rail_result_t post_part(struct ofi_send *send, const struct ofi_buffer *buffer, unsigned int part) {
+static rail_result_t post_part(struct ofi_send *send, const struct ofi_buffer *buffer, unsigned int part,
+                               uint64_t each) {
   struct ofi_comm *comm = send->base.comm;
-  uint64_t each = RAIL_ROUND_UP(RAIL_DIV_UP(send->size, send->nparts), PART_ALIGN), at = part * each;
+  uint64_t at = part * each;
   unsigned int path = ofi_comm_least_path(comm);
   struct ofi_op *op = &send->parts[part].data;
   op->request = send;
@@ -161,8 +162,10 @@ static rail_result_t post_part(struct ofi_send *send, const struct ofi_buffer *b
 
 static rail_result_t post_writes(struct ofi_send *send, const struct ofi_buffer *buffer) {
   uint64_t most = send->size / RAIL_MAX((uint64_t)ofi_params.min_part, PART_ALIGN);
-  send->nparts = (uint8_t)RAIL_MAX(RAIL_MIN(most, send->base.comm->npaths), 1);
-  for (unsigned int i = 0; i < send->nparts; i++) RAIL_TRY(post_part(send, buffer, i));
+  uint64_t wanted = RAIL_MAX(RAIL_MIN(most, send->base.comm->npaths), 1);
+  uint64_t each = RAIL_ROUND_UP(RAIL_DIV_UP(send->size, wanted), PART_ALIGN);
+  send->nparts = (uint8_t)RAIL_DIV_UP(send->size, each); /* fewer, where parts are rounded up to the whole message */
+  for (unsigned int i = 0; i < send->nparts; i++) RAIL_TRY(post_part(send, buffer, i, each));
   return RAIL_OK;
 }
 
