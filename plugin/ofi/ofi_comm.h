@@ -187,6 +187,7 @@ struct ofi_recv_comm {
   struct ofi_comm base;
   uint32_t next_seq;
   uint32_t unacked_slots; /* with `unacked` bits, as bits */
+  uint32_t held_slots;    /* whose GRANT waits for its tagged receives, as bits */
   struct ofi_ack_link ack_link;
   struct ofi_op ack;
   uint8_t *ack_frame;

@@ -26,15 +26,6 @@ static void take_acks(struct ofi_recv_comm *rc, struct ofi_frame *frame) {
   }
 }
 
-void ofi_recv_ack(struct ofi_ack_link *link) {
-  struct ofi_recv_comm *rc = rail_container_of(link, struct ofi_recv_comm, ack_link);
-  struct ofi_frame frame = {.type = OFI_FRAME_ACK};
-  if (!rc->unacked_slots || rc->ack.state != OFI_OP_IDLE || rail_first_error(&rc->base.error) != RAIL_OK) return;
-  take_acks(rc, &frame);
-  rc->ack.request = NULL;
-  (void)ofi_comm_post_frame(&rc->base, &rc->ack, OFI_OP_GRANT, 0, &frame, rc->ack_frame);
-}
-
 /* ---- irecv -------------------------------------------------------------------- */
 
 static bool recv_args_ok(const struct ofi_comm *comm, int n, void **data, const size_t *sizes, const int *tags,
@@ -87,6 +78,20 @@ static uint64_t remote_addr(const struct ofi_comm *comm, const struct ofi_recv_b
   return !b->mr ? 0 : comm->device->rails[0]->caps.mr_virt_addr ? addr : addr - b->mr->addr;
 }
 
+static rail_result_t post_trecvs(struct ofi_recv *recv) {
+  for (unsigned int i = 0; i < recv->n; i++)
+    if (recv->buffers[i].kind == OFI_BUFFER_TAGGED)
+      RAIL_TRY(post_trecv(recv, i, ofi_comm_least_path(recv->base.comm)));
+  return RAIL_OK;
+}
+
+/* Has the provider no room for a tagged receive of it yet? */
+static bool is_waiting(const struct ofi_recv *recv) {
+  for (unsigned int i = 0; i < recv->n; i++)
+    if (recv->buffers[i].op.state == OFI_OP_WAITING) return true;
+  return false;
+}
+
 static rail_result_t grant(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
   struct ofi_comm *comm = &rc->base;
   struct ofi_frame frame;
@@ -99,15 +104,37 @@ static rail_result_t grant(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
   take_acks(rc, &frame);
   for (unsigned int i = 0; i < recv->n; i++) {
     struct ofi_recv_buffer *b = &recv->buffers[i];
-    unsigned int path = b->kind == OFI_BUFFER_TAGGED ? ofi_comm_least_path(comm) : 0;
-    if (b->kind == OFI_BUFFER_TAGGED) RAIL_TRY(post_trecv(recv, i, path));
     frame.buffers[i] = (struct ofi_buffer){.addr = b->kind == OFI_BUFFER_RMA ? remote_addr(comm, b) : 0,
-                                           .size = b->capacity, .tag = b->tag, .kind = b->kind, .path = path,
+                                           .size = b->capacity, .tag = b->tag, .kind = b->kind,
+                                           .path = b->kind == OFI_BUFFER_TAGGED ? b->op.path : 0,
                                            .takes_data = b->takes_data};
     if (b->kind == OFI_BUFFER_RMA && b->mr) memcpy(frame.buffers[i].keys, b->mr->keys, sizeof b->mr->keys);
   }
   recv->grant.request = recv;
   return ofi_comm_post_frame(comm, &recv->grant, OFI_OP_GRANT, 0, &frame, recv->frame);
+}
+
+/* A GRANT follows the tagged receives that it is about: messages for those that are not posted would fill the sender's
+ * queue, and the ones that are posted wait behind them. */
+static void grant_held(struct ofi_recv_comm *rc) {
+  for (uint32_t slots = rc->held_slots; slots; slots &= slots - 1) {
+    unsigned int slot = (unsigned int)__builtin_ctz(slots);
+    if (is_waiting(&rc->recvs[slot])) continue;
+    rc->held_slots &= ~(1u << slot);
+    if (grant(rc, &rc->recvs[slot]) != RAIL_OK) return;
+  }
+  if (rc->held_slots) ofi_endpoint_ack_later(rc->base.endpoint, &rc->ack_link, true);
+}
+
+/* What the endpoint calls for comms that have something to send: GRANTs that were held, acknowledgements. */
+void ofi_recv_ack(struct ofi_ack_link *link) {
+  struct ofi_recv_comm *rc = rail_container_of(link, struct ofi_recv_comm, ack_link);
+  struct ofi_frame frame = {.type = OFI_FRAME_ACK};
+  if (rail_unlikely(rc->held_slots && ofi_comm_status(&rc->base) == RAIL_OK)) grant_held(rc);
+  if (!rc->unacked_slots || rc->ack.state != OFI_OP_IDLE || rail_first_error(&rc->base.error) != RAIL_OK) return;
+  take_acks(rc, &frame);
+  rc->ack.request = NULL;
+  (void)ofi_comm_post_frame(&rc->base, &rc->ack, OFI_OP_GRANT, 0, &frame, rc->ack_frame);
 }
 
 /* Under the lock. */
@@ -138,7 +165,14 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
   }
   ofi_request_begin(&recv->base, OFI_REQ_RECV);
   *request = recv;
-  (void)grant(rc, recv); /* the request exists now: test reports a failure */
+  /* The request exists now: test reports a failure. */
+  if (post_trecvs(recv) != RAIL_OK) return RAIL_OK;
+  if (rail_likely(!is_waiting(recv))) {
+    (void)grant(rc, recv);
+  } else {
+    rc->held_slots |= 1u << recv->seq % OFI_MAX_RECVS;
+    ofi_endpoint_ack_later(rc->base.endpoint, &rc->ack_link, true);
+  }
   return RAIL_OK;
 }
 

@@ -113,9 +113,12 @@ const char *ofi_protocol_name(enum ofi_protocol protocol) {
   return names[protocol];
 }
 
+#define LEAST_RECEIVES 16 /* half of them for control messages, half for the buffers of one irecv */
+
 /* NULL: it can. */
 static const char *no_tagged(const struct ofi_caps *caps) {
   if (!caps->tagged) return "no FI_TAGGED";
+  if (caps->rx_size && caps->rx_size < LEAST_RECEIVES) return "room for fewer than 16 receives";
   return caps->tag_bits < OFI_TAG_BITS ? "its tags have too few bits (mem_tag_format)" : NULL;
 }
 
