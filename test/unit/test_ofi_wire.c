@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The ofi plugin's OFFER and control messages: round trips, every field out of its range, every length. */
+#include "plugin/ofi/ofi_wire.h"
+#include "test/harness/tap.h"
+
+/* ---- OFFER ------------------------------------------------------------------------ */
+
+static struct ofi_offer model_offer(unsigned int npaths) {
+  struct ofi_offer o = {.process = 0x1122334455667788u, .token = UINT64_MAX - 1, .comm = OFI_MAX_COMMS - 1,
+                        .max_inline = OFI_MAX_INLINE, .npaths = npaths, .provider = "tcp;ofi_rxm", .domain = "eth0"};
+  for (unsigned int i = 0; i < npaths; i++) {
+    o.addrs[i].size = (uint16_t)(i % 2 ? OFI_ADDR_SIZE : 16);
+    memset(o.addrs[i].bytes, (int)(i + 1), o.addrs[i].size);
+  }
+  return o;
+}
+
+TEST(offer_round_trip) {
+  for (unsigned int n = 1; n <= OFI_MAX_PATHS; n++) {
+    struct ofi_offer in = model_offer(n), out;
+    struct ofi_offer_wire wire;
+    size_t size = ofi_offer_encode(&in, &wire);
+    CHECK_INT(size, 160 + n * 264);
+    CHECK(memcmp(&wire, "\x88\x77\x66\x55\x44\x33\x22\x11\xfe", 9) == 0); /* little-endian */
+    const char *why = ofi_offer_decode(&wire, size, &out);
+    CHECK_MSG(!why, "%s", why);
+    CHECK(out.process == in.process && out.token == in.token && out.comm == in.comm && out.npaths == n);
+    CHECK_INT(out.max_inline, in.max_inline);
+    CHECK_STR(out.provider, in.provider);
+    CHECK_STR(out.domain, in.domain);
+    for (unsigned int i = 0; i < n; i++) {
+      CHECK_INT(out.addrs[i].size, in.addrs[i].size);
+      CHECK(memcmp(out.addrs[i].bytes, in.addrs[i].bytes, in.addrs[i].size) == 0);
+    }
+    for (size_t less = 0; less < size; less++) CHECK(ofi_offer_decode(&wire, less, &out));
+    if (n < OFI_MAX_PATHS) CHECK(ofi_offer_decode(&wire, size + 264, &out)); /* an address too many */
+    CHECK(ofi_offer_decode(&wire, size + 1, &out));
+  }
+}
+
+/* A name of 63 bytes fits; one that is longer is cut. */
+TEST(offer_names) {
+  struct ofi_offer in = model_offer(1), out;
+  struct ofi_offer_wire wire;
+  memset(in.provider, 'p', sizeof in.provider);
+  memset(in.domain, 'd', sizeof in.domain - 1);
+  CHECK(!ofi_offer_decode(&wire, ofi_offer_encode(&in, &wire), &out));
+  CHECK_INT(strlen(out.provider), 63);
+  CHECK_INT(strlen(out.domain), 63);
+}
+
+TEST(offer_refuses) {
+  struct ofi_offer in = model_offer(2), out;
+  struct ofi_offer_wire good, w;
+  size_t size = ofi_offer_encode(&in, &good);
+#define REFUSED(change)                             \
+  do {                                              \
+    w = good;                                       \
+    change;                                         \
+    const char *why_ = ofi_offer_decode(&w, size, &out); \
+    CHECK_MSG(why_ && why_[0], "%s was taken", #change); \
+  } while (0)
+  CHECK(!ofi_offer_decode(&good, size, &out));
+  REFUSED(w.npaths = 0);
+  REFUSED(w.npaths = 1);
+  REFUSED(w.npaths = 3);
+  REFUSED(w.npaths = 255);
+  REFUSED(w.comm = OFI_MAX_COMMS);
+  REFUSED(w.comm = UINT32_MAX);
+  REFUSED(w.max_inline = OFI_MAX_INLINE + 1);
+  REFUSED(w.addrs[0].size = 0);
+  REFUSED(w.addrs[1].size = OFI_ADDR_SIZE + 1);
+  REFUSED(w.addrs[1].size = UINT16_MAX);
+  REFUSED(w.provider[0] = 0);
+  REFUSED(w.provider[1] = '\n');
+  REFUSED(w.provider[1] = '\x7f');
+  REFUSED(w.domain[0] = (char)0x80);
+  REFUSED(memset(w.domain, 'x', sizeof w.domain)); /* no end */
+  REFUSED(memset(w.provider, 'x', sizeof w.provider));
+#undef REFUSED
+}
+
+/* ---- frames --------------------------------------------------------------------------- */
+
+static uint8_t bytes[OFI_FRAME_MAX + OFI_MAX_INLINE + 64];
+
+static struct ofi_frame model(enum ofi_frame_type type) {
+  struct ofi_frame f = {.type = type, .comm = 77, .token = 0x0102030405060708u};
+  if (type == OFI_FRAME_PING) f.index = OFI_MAX_PATHS - 1;
+  if (type == OFI_FRAME_GRANT || type == OFI_FRAME_DATA || type == OFI_FRAME_FIN || type == OFI_FRAME_TOO_LARGE)
+    f.seq = OFI_FIRST_SEQ + 5;
+  if (type == OFI_FRAME_DATA || type == OFI_FRAME_FIN || type == OFI_FRAME_TOO_LARGE) f.index = OFI_MAX_GROUP - 1;
+  if (type == OFI_FRAME_DATA) f.size = 100;
+  if (type == OFI_FRAME_FIN) f.parts = OFI_MAX_PATHS;
+  if (type == OFI_FRAME_FIN || type == OFI_FRAME_TOO_LARGE) f.size = RAIL_NET_MAX_BYTES;
+  if (type == OFI_FRAME_GRANT || type == OFI_FRAME_ACK)
+    for (f.nacks = 0; f.nacks < OFI_MAX_ACKS; f.nacks++)
+      f.acks[f.nacks] = (struct ofi_ack){.seq = f.nacks - 16, .mask = 0x80 + f.nacks};
+  if (type == OFI_FRAME_GRANT) {
+    f.nkeys = OFI_MAX_PATHS;
+    for (f.nbuffers = 0; f.nbuffers < OFI_MAX_GROUP; f.nbuffers++) {
+      f.buffers[f.nbuffers] = (struct ofi_buffer){
+        .addr = UINT64_MAX - f.nbuffers, .size = RAIL_NET_MAX_BYTES - f.nbuffers, .tag = UINT32_MAX - f.nbuffers,
+        .kind = (enum ofi_buffer_kind)(1 + f.nbuffers % 3), .path = f.nbuffers % OFI_MAX_PATHS,
+        .takes_data = f.nbuffers % 2};
+      for (unsigned int k = 0; k < OFI_MAX_PATHS; k++) f.buffers[f.nbuffers].keys[k] = (uint64_t)f.nbuffers << 60 | k;
+    }
+  }
+  return f;
+}
+
+/* Its bytes, DATA's payload too. */
+static size_t encode(const struct ofi_frame *f) {
+  size_t size = ofi_frame_encode(f, bytes);
+  if (f->type == OFI_FRAME_DATA) {
+    memset(bytes + size, 0xda, f->size);
+    size += f->size;
+  }
+  return size;
+}
+
+static bool decodes(const struct ofi_frame *f) {
+  struct ofi_frame out;
+  const void *payload;
+  size_t size = encode(f);
+  return ofi_frame_decode(bytes, size, &out, &payload);
+}
+
+TEST(frames_round_trip) {
+  for (int type = OFI_FRAME_PING; type < OFI_FRAME_TYPES; type++) {
+    struct ofi_frame in = model((enum ofi_frame_type)type), out;
+    const void *payload;
+    size_t size = encode(&in);
+    CHECK(size <= OFI_FRAME_MAX + 100);
+    if (type == OFI_FRAME_GRANT) CHECK_INT(size, OFI_FRAME_MAX);
+    CHECK_MSG(ofi_frame_decode(bytes, size, &out, &payload), "type %d", type);
+    CHECK(out.type == in.type && out.comm == in.comm && out.token == in.token && out.seq == in.seq);
+    CHECK(out.index == in.index && out.parts == in.parts && out.size == in.size && out.nkeys == in.nkeys);
+    CHECK(out.nbuffers == in.nbuffers && out.nacks == in.nacks);
+    for (unsigned int i = 0; i < in.nacks; i++)
+      CHECK(out.acks[i].seq == in.acks[i].seq && out.acks[i].mask == in.acks[i].mask);
+    for (unsigned int i = 0; i < in.nbuffers; i++) {
+      const struct ofi_buffer *a = &in.buffers[i], *b = &out.buffers[i];
+      CHECK(a->addr == b->addr && a->size == b->size && a->tag == b->tag && a->kind == b->kind && a->path == b->path);
+      CHECK(a->takes_data == b->takes_data && memcmp(a->keys, b->keys, sizeof a->keys) == 0);
+    }
+    if (type == OFI_FRAME_DATA) CHECK(payload == bytes + OFI_FRAME_SIZE);
+    for (size_t less = 0; less < size; less++) CHECK(!ofi_frame_decode(bytes, less, &out, &payload));
+    memset(bytes + size, 0, 64);
+    for (size_t more = 1; more <= 64; more++) CHECK(!ofi_frame_decode(bytes, size + more, &out, &payload));
+  }
+}
+
+/* The same bytes by their layout: what a peer of another build sees. */
+TEST(layout) {
+  struct ofi_frame f = {.type = OFI_FRAME_GRANT, .comm = 0x04030201, .token = 0x1817161514131211u, .seq = 0xffffff00u,
+                        .nbuffers = 1, .nacks = 1, .nkeys = 1, .acks = {{.seq = 0xa4a3a2a1u, .mask = 3}},
+                        .buffers = {{.addr = 0xb1, .size = 0xb2, .keys = {0xb3}, .tag = 0xb4,
+                                     .kind = OFI_BUFFER_RMA, .path = 1, .takes_data = true}}};
+  static const uint8_t expected[] = {
+    0xf1, OFI_WIRE_VERSION, 2, 0, 1, 2, 3, 4, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0, 0xff, 0xff, 0xff,
+    0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0,
+    0xa1, 0xa2, 0xa3, 0xa4, 3, 0, 0, 0,
+    0xb1, 0, 0, 0, 0, 0, 0, 0, 0xb2, 0, 0, 0, 0, 0, 0, 0, 0xb4, 0, 0, 0, 2, 1, 1, 0, 0xb3, 0, 0, 0, 0, 0, 0, 0};
+  CHECK_INT(ofi_frame_encode(&f, bytes), sizeof expected);
+  for (size_t i = 0; i < sizeof expected; i++) CHECK_MSG(bytes[i] == expected[i], "byte %zu is %#x", i, bytes[i]);
+}
+
+TEST(data_of_every_size) {
+  for (size_t size = 0; size <= OFI_MAX_INLINE; size = size < 3 ? size + 1 : 2 * size) {
+    struct ofi_frame f = model(OFI_FRAME_DATA);
+    f.size = size;
+    CHECK_MSG(decodes(&f), "%zu bytes", size);
+  }
+  struct ofi_frame f = model(OFI_FRAME_DATA);
+  f.size = OFI_MAX_INLINE + 1;
+  CHECK(!decodes(&f));
+}
+
+/* No frame of any type has what is another's. */
+TEST(fields_of_other_types) {
+  for (int type = OFI_FRAME_PING; type < OFI_FRAME_TYPES; type++) {
+    struct ofi_frame f;
+    bool grant = type == OFI_FRAME_GRANT, acks = grant || type == OFI_FRAME_ACK;
+    bool sends = type == OFI_FRAME_DATA || type == OFI_FRAME_FIN || type == OFI_FRAME_TOO_LARGE;
+#define TAKEN(change, expected)                                                          \
+  do {                                                                                   \
+    f = model((enum ofi_frame_type)type);                                                \
+    change;                                                                              \
+    CHECK_MSG(decodes(&f) == (expected), "type %d with %s", type, #change);              \
+  } while (0)
+    TAKEN((void)0, true);
+    TAKEN((f.nbuffers = 1, f.buffers[0] = model(OFI_FRAME_GRANT).buffers[0]), grant);
+    TAKEN(f.nbuffers = 0, !grant);
+    TAKEN(f.nbuffers = 0; f.nkeys = 0, !grant);
+    TAKEN(f.nacks = 1, acks);
+    TAKEN(f.nacks = 0, true);
+    TAKEN(f.parts = 1, type == OFI_FRAME_FIN);
+    TAKEN(f.parts = 0, type != OFI_FRAME_FIN);
+    TAKEN(f.parts = OFI_MAX_PATHS + 1, false);
+    TAKEN(f.index = 1, sends || type == OFI_FRAME_PING);
+    TAKEN(f.index = OFI_MAX_PATHS, sends);
+    TAKEN(f.index = OFI_MAX_GROUP, false);
+    TAKEN(f.size = 1, sends);
+    TAKEN(f.size = RAIL_NET_MAX_BYTES + 1ull; if (type == OFI_FRAME_DATA) f.size = OFI_MAX_INLINE + 1, false);
+#undef TAKEN
+  }
+}
+
+TEST(bytes_out_of_range) {
+  struct ofi_frame grant = model(OFI_FRAME_GRANT), out;
+  const void *payload;
+  const size_t buffer = OFI_FRAME_SIZE + OFI_MAX_ACKS * sizeof(struct ofi_ack_wire);
+  size_t size = encode(&grant);
+  static const struct { size_t at; uint8_t value; } wrong[] = {
+    {0, 0xf0}, {0, 0}, {1, OFI_WIRE_VERSION + 1}, {1, 0}, {2, 0}, {2, OFI_FRAME_TYPES}, {2, 255}, {3, 1}, {3, 8},
+    {20, 1}, {21, 0}, {21, OFI_MAX_GROUP - 1}, {21, OFI_MAX_GROUP + 1}, {21, 255}, {22, OFI_MAX_ACKS - 1},
+    {22, OFI_MAX_ACKS + 1}, {22, 255}, {23, 0}, {23, OFI_MAX_PATHS - 1}, {23, OFI_MAX_PATHS + 1}, {23, 255}, {24, 1},
+    {31, 1}};
+  static const struct { size_t at; uint8_t value; } in_buffer[] = {
+    {14, 1}, {15, 255}, {20, 0}, {20, 4}, {20, 255}, {21, OFI_MAX_PATHS}, {21, 255}, {22, 2}, {22, 255}, {23, 1}};
+  CHECK(ofi_frame_decode(bytes, size, &out, &payload));
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    (void)encode(&grant);
+    bytes[wrong[i].at] = wrong[i].value;
+    CHECK_MSG(!ofi_frame_decode(bytes, size, &out, &payload), "byte %zu = %u was taken", wrong[i].at, wrong[i].value);
+  }
+  for (size_t i = 0; i < sizeof in_buffer / sizeof in_buffer[0]; i++)
+    for (size_t b = 0; b < OFI_MAX_GROUP; b++) {
+      (void)encode(&grant);
+      bytes[buffer + b * (sizeof(struct ofi_buffer_wire) + 8 * OFI_MAX_PATHS) + in_buffer[i].at] = in_buffer[i].value;
+      CHECK_MSG(!ofi_frame_decode(bytes, size, &out, &payload), "buffer %zu, byte %zu = %u was taken", b,
+                in_buffer[i].at, in_buffer[i].value);
+    }
+}
+
+/* ---- tags -------------------------------------------------------------------------------- */
+
+TEST(tags) {
+  CHECK_INT(ofi_tag(0, 0, 0), 0);
+  CHECK_INT(ofi_tag(OFI_MAX_COMMS - 1, UINT32_MAX, OFI_MAX_GROUP - 1), ((1ull << 44) - 1) & ~0xf8ull);
+  /* Receives that may be outstanding at one time have different ones, across the wrap, too. */
+  for (uint32_t seq = OFI_FIRST_SEQ; seq != 256; seq++)
+    for (uint32_t k = 1; k < 2 * OFI_MAX_RECVS; k++) {
+      CHECK(ofi_tag(1, seq, 0) != ofi_tag(1, seq + k, 0) && ofi_tag(1, seq, 0) != ofi_tag(2, seq + k, 0));
+      CHECK(ofi_tag(1, seq, 7) != ofi_tag(1, seq + k, 0));
+    }
+}
+
+TEST_MAIN(TEST_CASE(offer_round_trip), TEST_CASE(offer_names), TEST_CASE(offer_refuses), TEST_CASE(frames_round_trip),
+          TEST_CASE(layout), TEST_CASE(data_of_every_size), TEST_CASE(fields_of_other_types),
+          TEST_CASE(bytes_out_of_range), TEST_CASE(tags))
