@@ -148,6 +148,7 @@ static void note_heard(struct rail_oob *oob, uint64_t now) {
   oob->unanswered = 0;
   oob->last_heard = oob->last_host_ack = now;
   oob->args.ops->silent(oob->args.comm, false);
+  if (oob->args.ops->heard) oob->args.ops->heard(oob->args.comm);
 }
 
 void rail_oob_read(struct rail_oob *oob, uint64_t now) {
@@ -207,6 +208,14 @@ bool rail_oob_write(struct rail_oob *oob) {
     }
   }
   return false;
+}
+
+void rail_oob_ping(struct rail_oob *oob) {
+  if (oob->goodbye || oob->peer_closed || oob->unanswered >= MAX_UNANSWERED) return;
+  oob->unanswered++;
+  oob->ping++;
+  oob->ping_due = true;
+  (void)rail_oob_write(oob);
 }
 
 void rail_oob_goodbye(struct rail_oob *oob) {

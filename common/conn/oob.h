@@ -77,6 +77,7 @@ struct rail_oob_ops {
   struct rail_oob_work (*work)(const void *comm);
   void (*event)(void *comm, uint32_t events);
   void (*silent)(void *comm, bool silent); /* the peer has not answered a PING; it answers again */
+  void (*heard)(void *comm); /* something came from the peer's process; NULL: nothing to do */
 };
 
 /* Milliseconds, 0: never; and the parameters that set them, for log lines. */
@@ -129,6 +130,8 @@ void rail_oob_init(struct rail_oob *oob, const struct rail_oob_args *args, int f
 void rail_oob_read(struct rail_oob *oob, uint64_t now);
 /* Writes what is due. True: the socket is full; call again when it is writable. */
 bool rail_oob_write(struct rail_oob *oob);
+/* Makes a PING due, and writes as much as the socket takes: the peer's thread wakes, and its ops->heard is called. */
+void rail_oob_ping(struct rail_oob *oob);
 /* Makes GOODBYE due, the last frame but DRAINED, and writes as much as the socket takes. */
 void rail_oob_goodbye(struct rail_oob *oob);
 

@@ -376,6 +376,15 @@ void rail_watch_remove(struct rail_watch *watch, struct rail_watched **handle, b
   pthread_mutex_unlock(&lock);
 }
 
+void rail_watch_ping(struct rail_watch *watch, struct rail_watched *const *handle) {
+  pthread_mutex_lock(&lock);
+  if (*handle && watch->running) {
+    rail_oob_ping(&(*handle)->oob);
+    update_epoll(watch, *handle);
+  }
+  pthread_mutex_unlock(&lock);
+}
+
 bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms,
                        void (*destroy)(void *comm)) {
   pthread_mutex_lock(&lock);

@@ -21,6 +21,7 @@
 #include "common/base/clock.h"
 #include "common/conn/watch.h"
 
+#define PING_MS 50 /* between two requests that the peer's watch thread poll */
 #define GONE_MS 50 /* of polling: what the host of a peer that is gone had sent has been read */
 
 /* ---- stopping, under the lock ------------------------------------------------------ */
@@ -55,9 +56,15 @@ static bool peer_is_gone(const struct ofi_comm *comm) {
   return atomic_load(&comm->faults) & (RAIL_OOB_PEER_CLOSED | RAIL_OOB_PEER_GONE | RAIL_OOB_PEER_LOST);
 }
 
-/* Polls once; another thread may have the lock in between. */
-static void poll_once(struct ofi_endpoint *endpoint) {
+/* Polls once; another thread may have the lock in between. The peer's caller may not call any more, and what the
+ * fabric has for its endpoint is found by polling alone: its watch thread is asked to, over the oob connection. */
+static void poll_once(struct ofi_comm *comm, uint64_t *ping) {
+  struct ofi_endpoint *endpoint = comm->endpoint;
   bool any = ofi_endpoint_poll(endpoint);
+  if (rail_deadline_passed(*ping)) {
+    if (comm->watch) rail_watch_ping(comm->watch, &comm->watched);
+    *ping = rail_deadline_in_ms(PING_MS);
+  }
   if (any || endpoint->shut) return;
   ofi_endpoint_unlock(endpoint);
   sched_yield();
@@ -66,10 +73,10 @@ static void poll_once(struct ofi_endpoint *endpoint) {
 
 /* A receiver: nothing more will be written to its buffers. False: the deadline has passed. */
 static bool await_revoked(struct ofi_comm *comm, uint64_t deadline) {
-  uint64_t gone = 0;
+  uint64_t gone = 0, ping = rail_now_ns();
   if (!peer_is_gone(comm)) ofi_comm_revoke(comm);
   while (!comm->revoked && !comm->endpoint->shut) {
-    poll_once(comm->endpoint);
+    poll_once(comm, &ping);
     if (!gone && peer_is_gone(comm)) gone = rail_deadline_in_ms(GONE_MS);
     if (rail_deadline_passed(gone)) return true;
     if (rail_deadline_passed(deadline)) return false;
@@ -80,9 +87,9 @@ static bool await_revoked(struct ofi_comm *comm, uint64_t deadline) {
 /* libfabric has completed the comm's operations. A provider may never complete those with a peer that is gone: when none
  * has ended for a while they are abandoned, and stay in the comm's memory until the endpoint is closed. */
 static bool await_idle(struct ofi_comm *comm, uint64_t deadline) {
-  uint64_t gone = 0;
+  uint64_t gone = 0, ping = rail_now_ns();
   for (uint32_t before = comm->nops; comm->nops && !comm->endpoint->shut; before = comm->nops) {
-    poll_once(comm->endpoint);
+    poll_once(comm, &ping);
     if (!peer_is_gone(comm) || comm->nops != before) gone = 0;
     else if (!gone) gone = rail_deadline_in_ms(GONE_MS);
     if (rail_deadline_passed(gone)) return true;

@@ -20,6 +20,7 @@
 #define FIRST_MS 2
 #define LONGEST_MS 64
 #define CALLER_MS 8
+#define WANTED_POLLS 8    /* with these pauses: over a quarter of a second */
 #define MAX_FAILURES 1024 /* of such receives, one after the other: then nothing will come any more */
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list, and users and ctx of each */
@@ -51,6 +52,11 @@ static void set_timer(long ms) {
   if (atomic_load_explicit(&timer_set, memory_order_relaxed) || atomic_exchange(&timer_set, true)) return;
   int fd = atomic_load(&timer_fd);
   if (fd >= 0) (void)timerfd_settime(fd, 0, &once, NULL);
+}
+
+void ofi_endpoint_wake(struct ofi_endpoint *endpoint) {
+  atomic_store_explicit(&endpoint->wanted, WANTED_POLLS, memory_order_relaxed);
+  set_timer(FIRST_MS);
 }
 
 /* ---- posting ------------------------------------------------------------- */
@@ -317,12 +323,16 @@ bool ofi_endpoint_poll(struct ofi_endpoint *endpoint) {
 static long poll_in_background(struct ofi_endpoint *endpoint) {
   long ms = CALLER_MS;
   if (!ofi_endpoint_try(endpoint)) return ms; /* a caller polls */
-  if (endpoint->shut || (!endpoint->nops && !endpoint->nrequests && TAILQ_EMPTY(&endpoint->acks_due))) {
+  uint32_t wanted = atomic_load_explicit(&endpoint->wanted, memory_order_relaxed);
+  bool busy = endpoint->nops || endpoint->nrequests || wanted || !TAILQ_EMPTY(&endpoint->acks_due);
+  if (endpoint->shut || !busy) {
     ms = 0;
   } else if (endpoint->polls != endpoint->polls_seen) {
     endpoint->polls_seen = endpoint->polls;
     endpoint->pause_ms = 0;
   } else {
+    if (wanted == WANTED_POLLS) endpoint->pause_ms = 0;
+    if (wanted) atomic_compare_exchange_strong(&endpoint->wanted, &wanted, wanted - 1);
     endpoint->pause_ms = poll_all(endpoint) ? FIRST_MS : RAIL_MAX(RAIL_MIN(2 * endpoint->pause_ms, LONGEST_MS), FIRST_MS);
     ms = endpoint->pause_ms;
   }

@@ -149,6 +149,7 @@ struct ofi_endpoint {
   uint32_t nrequests;   /* of comms, not done */
   uint64_t polls;       /* by callers */
   /* The watch thread's: */
+  _Atomic uint32_t wanted; /* polls, whether or not operations are under way */
   uint64_t polls_seen;
   long pause_ms; /* between its last poll and the next */
 };
@@ -174,6 +175,9 @@ static inline void ofi_endpoint_unlock(struct ofi_endpoint *endpoint) { pthread_
  * thread; -1 with errno. */
 int ofi_endpoint_timer_open(void);
 void ofi_endpoint_timer_close(void);
+/* A peer has said something over an oob connection, and may wait for an answer over the fabric, which only a poll finds:
+ * the watch thread polls a few times. */
+void ofi_endpoint_wake(struct ofi_endpoint *endpoint);
 /* It has become readable. True. */
 bool ofi_endpoint_timer_fired(void *arg);
 

@@ -31,8 +31,14 @@ static void oob_silent(void *arg, bool silent) {
   atomic_store_explicit(&comm->peer_silent, silent, memory_order_relaxed);
 }
 
+static void oob_heard(void *arg) {
+  struct ofi_comm *comm = arg;
+  ofi_endpoint_wake(comm->endpoint);
+}
+
 static const struct rail_oob_ops oob_ops = {
-  .protocol = &ofi_protocol, .work = oob_work, .event = oob_event, .silent = oob_silent};
+  .protocol = &ofi_protocol, .work = oob_work, .event = oob_event, .silent = oob_silent,
+  .heard = oob_heard};
 
 static bool add_timer(struct rail_watch *watch) {
   static struct rail_watch_fd source;
