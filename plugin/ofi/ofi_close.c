@@ -17,6 +17,7 @@
 #include "plugin/ofi/ofi_close.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include "common/base/clock.h"
 #include "common/conn/watch.h"
@@ -134,7 +135,7 @@ void ofi_comm_stop(struct ofi_comm *comm) {
 
 /* In a child of fork nothing is freed: the endpoint is the parent's. */
 void ofi_comm_destroy(struct ofi_comm *comm) {
-  if (comm->forked) return;
+  if (comm->forked || comm->endpoint->process != getpid()) return;
   struct ofi_endpoint *endpoint = comm->endpoint;
   bool outstanding = atomic_load(&comm->outstanding) != 0;
   if (outstanding) ofi_comm_stop(comm);

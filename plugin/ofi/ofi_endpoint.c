@@ -33,7 +33,12 @@ const char *ofi_endpoint_strerror(int err) { return ofi_fabric.strerror(err < 0 
 static _Atomic int timer_fd = -1;
 static _Atomic bool timer_set;
 
+static void before_fork(void) { pthread_mutex_lock(&list_lock); }
+static void after_fork(void) { pthread_mutex_unlock(&list_lock); }
+
 int ofi_endpoint_timer_open(void) {
+  static bool fork_handled;
+  if (!fork_handled) fork_handled = pthread_atfork(before_fork, after_fork, after_fork) == 0;
   ofi_endpoint_timer_close(); /* a forked child has its parent's */
   int fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
   atomic_store(&timer_set, false);
