@@ -16,6 +16,7 @@ static struct ofi_setup *of(struct rail_setup *base) { return rail_container_of(
 
 static rail_result_t step_endpoint(struct rail_setup *base) {
   struct ofi_setup *s = of(base);
+  if (s->comm) return RAIL_OK; /* a connector that dials once more */
   if (ofi_endpoint_get(s->ctx, s->device, &ofi_progress_ops, &s->endpoint) != RAIL_OK)
     return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "there is no endpoint; an earlier line says why");
   ofi_endpoint_lock(s->endpoint);
@@ -132,8 +133,8 @@ static const char offer[] = "the peer's offer";
 static const char pings[] = "the fabric to carry the peer's first messages";
 
 static const struct rail_setup_row connector_rows[] = {
+  {"dial", rail_setup_dial, "a TCP connection", false}, /* first: it goes on while the endpoint is opened */
   {"endpoint", step_endpoint, NULL, false},
-  {"dial", rail_setup_dial, "a TCP connection", false},
   {"send offer", send_offer, NULL, false},
   {"recv answer", rail_setup_answer, "the peer's answer (it comes when its side calls accept)", true},
   {"recv offer", recv_offer, offer, false},
@@ -156,7 +157,7 @@ static const struct rail_setup_row acceptor_rows[] = {
 };
 
 static const struct rail_setup_ops connector_ops = {.protocol = &ofi_protocol, .rows = connector_rows,
-                                                    .nrows = RAIL_COUNT_OF(connector_rows), .dial_row = 1};
+                                                    .nrows = RAIL_COUNT_OF(connector_rows), .dial_row = 0};
 static const struct rail_setup_ops acceptor_ops = {.protocol = &ofi_protocol, .rows = acceptor_rows,
                                                    .nrows = RAIL_COUNT_OF(acceptor_rows)};
 
