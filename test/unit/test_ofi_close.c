@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * TEST-LIMIT: 240
+ *
+ * The end of ofi connections, over a scripted libfabric: close and deregMr with everything in flight, on both sides and
+ * in any order, with peers that go on and peers that do not. What was the plugin's may not be touched afterwards: it is
+ * taken away, so that a touch ends this program.
+ */
+#include <sys/mman.h>
+
+#include "test/unit/ofi_rig.h"
+
+#define SIDE (4u << 20)
+
+static struct rig r;
+static uint8_t *out, *in; /* pages of their own */
+static void *mh_out, *mh_in;
+
+static uint8_t *pages(void) {
+  void *p = mmap(NULL, SIDE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(p != MAP_FAILED);
+  return p;
+}
+
+static void open_pair(const char *offers, int nics) {
+  rig_start(offers);
+  rig_open(&r, nics, nics);
+  out = pages();
+  in = pages();
+  mh_out = rig_reg(r.sc, out, SIDE);
+  mh_in = rig_reg(r.rc, in, SIDE);
+}
+
+static void take_away(uint8_t *memory) { CHECK(mprotect(memory, SIDE, PROT_NONE) == 0); }
+
+static void end(void) {
+  rig_finalize(&r);
+  rig_end();
+  munmap(out, SIDE);
+  munmap(in, SIDE);
+}
+
+/* ---- in flight ----------------------------------------------------------------------------------- */
+
+#define N 12
+#define SLOT (SIDE / 16)
+static void *recvs[N], *sends[N];
+
+/* Receives of every kind, some in a group; half of them are sent for, and moved by so many polls. */
+static void begin_all(unsigned int polls) {
+  static const size_t sizes[] = {100, 40000, 0, 3000, 200000};
+  memset(recvs, 0, sizeof recvs);
+  memset(sends, 0, sizeof sends);
+  for (int i = 0; i < N; i++) recvs[i] = rig_recv(&r, in + (size_t)i * SLOT, SLOT, i, mh_in);
+  void *data[4], *mhs[4], *group = NULL;
+  size_t group_sizes[4];
+  int tags[4];
+  for (int i = 0; i < 4; i++) {
+    data[i] = in + (12 + (size_t)i) * SLOT;
+    group_sizes[i] = i % 2 ? 64 : SLOT;
+    tags[i] = 100 + i;
+    mhs[i] = mh_in;
+  }
+  CHECK_OK(net->irecv(r.rc, 4, data, group_sizes, tags, mhs, NULL, &group));
+  for (int i = 0; i < N; i += 2) sends[i] = rig_send(&r, out + (size_t)i * SLOT, sizes[i % 5], i, mh_out);
+  for (unsigned int i = 0; i < polls; i++) rig_poll(i % 2 ? r.sc : r.rc);
+}
+
+/* Tests them until each is done or has failed; nothing but a remote error may come. */
+static void until_over(void **requests, int n) {
+  for (int i = 0; i < n; i++) {
+    int done = 0;
+    rail_result_t result = RAIL_OK;
+    if (!requests[i]) continue;
+    RIG_UNTIL(done || result != RAIL_OK, result = net->test(requests[i], &done, NULL));
+    if (result != RAIL_OK) CHECK_INT(result, RAIL_REMOTE_ERROR);
+  }
+}
+
+static const char *const kinds[] = {"nic=fake0", "nic=fake0 no=saw", "nic=fake0 no=rma", "nic=fake0 no=rma,sas mr_mode=local,endpoint",
+                                    "nic=fake0 mr_mode=local,endpoint mode=context2 tx_size=8 rx_size=16",
+                                    "net=one nic=fake0 nic=fake1"};
+static const char *const behaviours[] = {"", "late=5 reorder=50 overtake=50", "eager=0 burst=1", "eagain=40"};
+enum { RECEIVER_FIRST, SENDER_FIRST, DEREG_RECEIVER, DEREG_SENDER, DEREG_BOTH, NEVER, WAYS };
+
+static void close_in_flight(int way) {
+  if (way == DEREG_RECEIVER || way == DEREG_BOTH) {
+    CHECK_OK(net->dereg_mr(r.rc, mh_in));
+    take_away(in);
+  }
+  if (way == DEREG_SENDER || way == DEREG_BOTH) {
+    CHECK_OK(net->dereg_mr(r.sc, mh_out));
+    take_away(out);
+  }
+  if (way == NEVER) { /* the contexts are finalized, the watch thread has ended, and then comms are closed */
+    ofi_params.close_ms = 20;
+    rig_finalize(&r);
+    take_away(in);
+    take_away(out);
+  }
+  if (way == SENDER_FIRST) {
+    CHECK_OK(net->close_send(r.sc));
+    take_away(out);
+    until_over(recvs, N);
+  }
+  if (way == DEREG_SENDER && atomic_load(&rig_comm(r.sc)->stopped)) until_over(recvs, N); /* it had something in flight */
+  CHECK_OK(net->close_recv(r.rc));
+  if (way == RECEIVER_FIRST || way == SENDER_FIRST || way == DEREG_SENDER) take_away(in);
+  if (way == RECEIVER_FIRST || way == DEREG_RECEIVER) until_over(sends, N);
+  if (way != SENDER_FIRST) CHECK_OK(net->close_send(r.sc));
+}
+
+TEST(with_everything_in_flight) {
+  for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
+    for (size_t b = 0; b < RAIL_COUNT_OF(behaviours); b++)
+      for (int way = 0; way < WAYS; way++) {
+        open_pair(kinds[k], strstr(kinds[k], "fake1") ? 2 : 1);
+        fake_script(behaviours[b]);
+        begin_all((unsigned int)(k + b + (size_t)way) % 7);
+        close_in_flight(way);
+        CHECK_MSG(way == NEVER || !log_said("is closed, and all"), "%s", log_lines);
+        end();
+      }
+}
+
+/* Receives that nothing was sent for, and a sender that does not call. */
+TEST(a_sender_that_has_sent_nothing) {
+  for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++) {
+    open_pair(kinds[k], strstr(kinds[k], "fake1") ? 2 : 1);
+    for (int i = 0; i < 4; i++) CHECK(rig_irecv(r.rc, in + i * 65536, 65536, i, mh_in));
+    for (int i = 0; i < 20; i++) {
+      rig_poll(r.sc);
+      rig_poll(r.rc);
+    }
+    CHECK_INT(rig_comm(r.sc)->nops, 0);
+    poll(NULL, 0, 20);
+    CHECK_OK(net->close_recv(r.rc));
+    take_away(in);
+    CHECK_MSG(log_warnings() == 0, "%s", log_warning);
+    CHECK_OK(net->close_send(r.sc));
+    end();
+  }
+}
+
+RIG_MAIN(TEST_CASE(with_everything_in_flight), TEST_CASE(a_sender_that_has_sent_nothing))
