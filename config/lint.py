@@ -28,6 +28,7 @@ MAY_INCLUDE = {
     "plugin": {"plugin", "common", "rail"},
     "plugin/railtrace": {"plugin", "loader", "common", "rail"},
     "core": {"core", "loader", "common", "rail"},
+    "emu": {"emu"},
     "kit": {"kit", "loader", "common", "rail", "plugin/railtrace/trace_file.h", "plugin/railtrace/trace_rules.h"},
     "tools": {"tools", "kit", "loader", "common", "rail"},
 }
@@ -181,7 +182,7 @@ def queue_header():
 
 
 def cppcheck_command():
-    rooms = [r for r in ("common", "loader", "core", "plugin", "kit", "tools") if list((ROOT / r).rglob("*.c"))]
+    rooms = [r for r in ("common", "loader", "core", "plugin", "kit", "emu", "tools") if list((ROOT / r).rglob("*.c"))]
     return ["cppcheck", "--quiet", "--std=c11", "--error-exitcode=1", "--inline-suppr", "--enable=warning,portability",
             "--suppress=missingIncludeSystem", "--suppress=*:*_impl.c", *queue_header(), "-j",
             str(os.cpu_count() or 1), *FLAGS, *rooms]

@@ -8,6 +8,7 @@
 #                           if there is one, says what is special (below)
 #   core/*/*.c            → lib/librailyard.so.VERSION with its links, and lib/nccl: the same under NCCL's names
 #   kit/**.c              → librailkit.a, for tools and tests
+#   emu/*.c               → lib/emu/libibverbs.so.1, for LD_LIBRARY_PATH and NCCL_IBVERBS_LIB
 #   kit/preload/*.c       → lib/railyard/librail-fault.so, for LD_PRELOAD
 #   tools/common/*.c      → linked into every tool that needs it
 #   tools/NAME/*.c        → bin/NAME
@@ -78,7 +79,8 @@ TOOL_A := $(if $(tool_common_src),$(O)/libtool.a)
 runtime_tools := rail-coll rail-train
 tools := $(foreach d,$(filter-out tools/common,$(wildcard tools/*)),$(if $(wildcard $(d)/*.c),$(notdir $(d))))
 tool_bins := $(foreach t,$(tools),$(BUILD)/bin/$(t))
-test_src := $(wildcard $(foreach k,unit contract e2e fault fuzz lab gpu,test/$(k)/*.c))
+test_src := $(wildcard $(foreach k,unit contract verbs e2e fault fuzz lab gpu,test/$(k)/*.c))
+test_src := $(filter-out $(if $(HAVE_VERBS),,test/verbs/%),$(test_src))
 test_src := $(filter-out $(left_out_src),$(test_src))
 test_src := $(filter-out $(if $(HAVE_LIBFABRIC),,test/unit/test_fakefabric%),$(test_src))
 test_src := $(filter-out $(if $(HAVE_CXX),,test/unit/test_device_% test/e2e/test_device_%),$(test_src))
@@ -87,6 +89,8 @@ helper_bins = $(patsubst test/%.c,$(BUILD)/test/%,$(shell grep -l 'TEST-HELPER' 
 # Tests of the runtime's modules see internals: they link its objects, not the library.
 core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(core/|rail/railyard)' $(test_src))))
 fault_lib := $(BUILD)/lib/railyard/librail-fault.so
+emu_src := $(wildcard emu/*.c)
+emu_lib := $(if $(HAVE_VERBS),$(BUILD)/lib/emu/libibverbs.so.1)
 preload_src := $(wildcard test/preload/*.c)
 preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
 preload_libs += $(if $(HAVE_VERBS),$(BUILD)/test/libfakeverbs.so) $(if $(HAVE_CXX),$(BUILD)/test/libfakegpu.so)
@@ -116,8 +120,8 @@ $(O)/%.o: %.cc config/flags.mk $(BUILD)/config.mk
 	$(Q)$(CC) -x c++ $(ALL_CPPFLAGS) $(ALL_CXXFLAGS) -MMD -MP -c $< -o $@
 
 # What another compiler says of every source, without compiling it.
-syntax_src := $(filter-out %_impl.c $(left_out_src), \
-  $(shell find common loader core kit plugin tools test config -name '*.c'))
+syntax_src := $(filter-out %_impl.c $(left_out_src) $(if $(HAVE_VERBS),,emu/% test/verbs/%), \
+  $(shell find common loader core kit plugin tools test config emu -name '*.c'))
 syntax_src += $(if $(HAVE_CXX),$(wildcard test/device/*.cc))
 syntax_ok := $(addsuffix .ok,$(addprefix $(O)/,$(syntax_src))) $(foreach s,$(simd),$(O)/core/host/rt_reduce_$(s).ok)
 $(O)/%.c.ok: %.c config/flags.mk | $(BUILD)/config.mk
@@ -297,6 +301,13 @@ $$(plugin_tests_$(1)): test_libs := $(libs_$(1))
 endef
 $(foreach p,$(plugins),$(foreach x,$(call prefix_of,$(p)),$(eval $(call plugin_tests_rule,$(p),$(x)))))
 
+# Linked with the emulated library; the library path chooses another one.
+$(BUILD)/test/verbs/%: $(O)/test/verbs/%.o $(HARNESS_A) $(BASE_A) $(emu_lib)
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(emu_lib) -Wl,-rpath,'$$ORIGIN/../../lib/emu' $(HARNESS_A) $(BASE_A) \
+	  -ldl -o $@
+
 $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(BASE_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
@@ -311,6 +322,19 @@ $(BUILD)/bench/exchange: $(O)/bench/exchange.o $(KIT_A) $(BASE_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $^ -ldl -lm -o $@
+
+# A libibverbs.so.1 without hardware. Its names are versioned as rdma-core's, and it never calls the installed library.
+cflags_emu := -fvisibility=default
+$(O)/emu/symbols.map: config/emu_symbols.sh
+	@mkdir -p $(@D)
+	$(Q)bash config/emu_symbols.sh $@ $(@D)/symbols.c
+$(O)/emu/symbols.o: $(O)/emu/symbols.map
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(cflags_emu) -c $(@D)/symbols.c -o $@
+$(BUILD)/lib/emu/libibverbs.so.1: $(call obj,$(emu_src)) $(O)/emu/symbols.o $(O)/emu/symbols.map
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=$(O)/emu/symbols.map -Wl,-Bsymbolic \
+	  -Wl,-soname,$(@F) $(filter %.o,$^) -o $@
 
 # Beside any program, sanitized or not: never sanitized itself, and alone.
 $(fault_lib): $(fault_src) $(wildcard kit/preload/*.h) config/flags.mk

@@ -11,8 +11,9 @@ runner := python3 test/run.py
 .PHONY: all tests syntax products check-needs help clean setup demo check test test-asan test-tsan lab lab-shell \
   test-rdma bench bench-socket bench-ib bench-tuning kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus
 
-san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib)
-all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib)  ## build the plugins, the runtime and the tools
+san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib) $(emu_lib)
+all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib) \
+  $(emu_lib)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk \
 	  $(foreach p,$(left_out_plugins),'$(p): $(or $(without_$(p)),needs $(call missing_for,$(p)))')
 
@@ -26,7 +27,7 @@ tests: $(if $(SAN),$(san_products) $(san_needs),all $(test_needs))  ## build the
 products: all $(preload_libs) $(broken_libs) $(helper_bins) $(BUILD)/test/gpu/gpu_coll $(BUILD)/gen-params
 unit_needs := $(plugin_libs) $(core_lib) $(preload_libs)
 unit-needs: $(unit_needs)
-check_needs := $(filter $(BUILD)/test/unit/%,$(test_bins)) $(unit_needs) \
+check_needs := $(filter $(BUILD)/test/unit/%,$(test_bins)) $(unit_needs) $(emu_lib) \
   $(patsubst %,$(BUILD)/bin/%,rail-kit rail-coll) $(BUILD)/test/broken/libnccl-net-ref.so
 check-needs: $(check_needs)
 
@@ -85,7 +86,7 @@ OUT ?= $(BUILD)/lab/out
 LIMIT ?= 600
 lab_boot = @python3 test/lab/boot.py \
   --hosts '$(HOSTS)' --nics '$(NICS)' --mtu '$(MTU)' --out '$(OUT)' --limit '$(LIMIT)'
-lab_needs := all $(filter $(BUILD)/test/lab/%,$(test_bins))
+lab_needs := all $(filter $(BUILD)/test/lab/% $(BUILD)/test/verbs/%,$(test_bins))
 
 # The command through the environment: it may have quotes of any kind.
 lab:  ## a guest with RDMA: CMD='…' runs there, else the lab's tests; HOSTS=4 NICS=2 MTU=1500 OUT=dir LIMIT=s

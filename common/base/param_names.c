@@ -17,6 +17,8 @@ const char *const rail_param_names[] = {
   "RAIL_CUDA_KERNELS",
   "RAIL_CUDA_LIB",
   "RAIL_DIRECT_MIN",
+  "RAIL_EMU",
+  "RAIL_EMU_*",
   "RAIL_EXCHANGE_MAX",
   "RAIL_FAIL_*",
   "RAIL_HEARTBEAT",

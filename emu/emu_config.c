@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Devices and ports, from statements; docs/emu.md describes them. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "emu/emu.h"
+#include "emu/emu_fault.h"
+#include "emu/rail_emu.h"
+
+/* ---- capability profiles -------------------------------------------------- */
+
+/* Published limits of these drivers, rounded down to what matters to a program. */
+static const struct profile {
+  const char *name;
+  uint32_t vendor, part;
+  int max_qp_wr, max_sge, max_inline, max_cqe, max_rd_atomic;
+  bool atomics, srq, dmabuf, ece, endless_retry;
+} profiles[] = {
+  {"mlx5", 0x2c9, 4129, 32768, 30, 828, 4194303, 16, true, true, true, true, false},
+  {"bnxt_re", 0x14e4, 0x1750, 65407, 6, 96, 131071, 126, true, true, true, false, false},
+  {"irdma", 0x8086, 0x159b, 4063, 13, 101, 1048574, 127, false, true, true, false, false},
+  {"efa", 0x1d0f, 0xefa1, 4096, 2, 32, 32768, 16, false, false, true, false, false},
+  {"rxe", 0xffffff, 0, 1048576, 32, 512, 32767, 128, true, true, false, false, true},
+};
+
+/* ---- GIDs ------------------------------------------------------------------- */
+
+uint64_t emu_hash_address(const struct emu_port *port, const union ibv_gid *gid, uint16_t lid) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  if (gid)
+    for (int i = 0; i < 16; i++) hash = (hash ^ gid->raw[i]) * 0x100000001b3u;
+  else hash = (hash ^ port->subnet ^ ((uint64_t)lid << 32)) * 0x100000001b3u;
+  return (hash ^ (hash >> 29)) | 1;
+}
+
+void emu_hash_gids(struct emu_device *device, unsigned int number) {
+  struct emu_port *port = &device->ports[number - 1];
+  for (int i = 0; i < EMU_GIDS; i++)
+    port->gid_hash[i] = port->gids[i].valid ? emu_hash_address(port, &port->gids[i].gid, 0) : 0;
+}
+
+/* Ethernet: link-local and IPv4 10.77.DEVICE.PORT, each as RoCE v1 and v2. InfiniBand: subnet and the port's GUID. */
+void emu_default_gids(struct emu_device *device, unsigned int number) {
+  struct emu_port *port = &device->ports[number - 1];
+  uint64_t guid = device->guid + number;
+  memset(port->gids, 0, sizeof port->gids);
+  union ibv_gid local = {.raw = {0}};
+  uint64_t prefix = port->ib ? port->subnet : 0xfe80000000000000u;
+  for (int i = 0; i < 8; i++) {
+    local.raw[i] = (uint8_t)(prefix >> (56 - 8 * i));
+    local.raw[8 + i] = (uint8_t)(guid >> (56 - 8 * i));
+  }
+  for (int i = 0; i < (port->ib ? 1 : 4); i++) {
+    const union ibv_gid ipv4 = {.raw = {[10] = 0xff, 0xff, 10, 77, (uint8_t)device->index, (uint8_t)number}};
+    uint32_t type = port->ib ? 0 : i % 2 ? 2 : 1;
+    port->gids[i] = (struct emu_gid){.gid = i < 2 ? local : ipv4, .valid = true, .type = type};
+  }
+  emu_hash_gids(device, number);
+}
+
+/* ---- statements ------------------------------------------------------------- */
+
+struct emu_device *emu_device_named(const char *name) {
+  for (unsigned int i = 0; i < emu.ndevices; i++)
+    if (strcmp(emu.devices[i].ibv.name, name) == 0) return &emu.devices[i];
+  return NULL;
+}
+
+bool emu_complain(const struct emu_statement *s, const char *what) {
+  fprintf(stderr, "rail-emu: '%s", s->words[0]);
+  for (int i = 1; i < s->n; i++) fprintf(stderr, " %s", s->words[i]);
+  fprintf(stderr, "': %s\n", what);
+  return false;
+}
+
+const char *emu_value(const struct emu_statement *s, const char *key) {
+  size_t len = strlen(key);
+  for (int i = 1; i < s->n; i++)
+    if (strncmp(s->words[i], key, len) == 0 && s->words[i][len] == '=') return s->words[i] + len + 1;
+  return NULL;
+}
+
+uint64_t emu_number(const struct emu_statement *s, const char *key, uint64_t otherwise, int base) {
+  const char *text = emu_value(s, key);
+  return text ? strtoull(text, NULL, base) : otherwise;
+}
+
+bool emu_word(const struct emu_word *words, const char *text, int *value) {
+  for (; text && words->name; words++)
+    if (strcmp(words->name, text) == 0) {
+      *value = words->value;
+      return true;
+    }
+  return false;
+}
+
+struct emu_device *emu_device_and_port(const struct emu_statement *s, unsigned int *number) {
+  struct emu_device *d = s->n >= 3 ? emu_device_named(s->words[1]) : NULL;
+  *number = d ? (unsigned int)strtoul(s->words[2], NULL, 10) : 0;
+  return d && *number >= 1 && *number <= d->nports ? d : NULL;
+}
+
+static const struct emu_word port_states[] = {
+  {"down", IBV_PORT_DOWN}, {"init", IBV_PORT_INIT}, {"armed", IBV_PORT_ARMED}, {"active", IBV_PORT_ACTIVE}, {NULL, 0}};
+static const struct emu_word gid_types[] = {{"ib", 0}, {"v1", 1}, {"v2", 2}, {NULL, 0}};
+
+static void port_keys(const struct emu_statement *s, struct emu_device *device, unsigned int number) {
+  struct emu_port *port = &device->ports[number - 1];
+  const char *link = emu_value(s, "link"), *gids = emu_value(s, "gids");
+  bool was_ib = port->ib;
+  if (link) port->ib = strcmp(link, "ib") == 0;
+  port->mtu = (uint8_t)emu_number(s, "mtu", port->mtu, 10);
+  port->lid = (uint16_t)emu_number(s, "lid", port->lid, 10);
+  port->subnet = emu_number(s, "subnet", port->subnet, 16);
+  port->grh = emu_number(s, "grh", port->grh, 10) != 0;
+  port->one_way = emu_number(s, "one_way", port->one_way, 10) != 0;
+  port->max_msg = (uint32_t)emu_number(s, "max_msg", port->max_msg, 10);
+  port->packet = (uint32_t)emu_number(s, "packet", port->packet, 10);
+  port->speed = (uint8_t)emu_number(s, "speed", port->speed, 10);
+  port->width = (uint8_t)emu_number(s, "width", port->width, 10);
+  port->bandwidth = emu_number(s, "bandwidth", port->bandwidth / 1000000, 10) * 1000000;
+  if (was_ib != port->ib || emu_value(s, "subnet")) emu_default_gids(device, number);
+  if (gids) {
+    memset(port->gids, 0, sizeof port->gids);
+    emu_hash_gids(device, number);
+  }
+}
+
+static void set_limits(const struct emu_statement *s, struct emu_device *d, const struct profile *p) {
+  d->vendor = (uint32_t)emu_number(s, "vendor", p ? p->vendor : 0xe500, 16);
+  d->part = (uint32_t)emu_number(s, "part", p ? p->part : 1, 10);
+  d->max_qp = (int)emu_number(s, "max_qp", EMU_QPS - 2, 10);
+  d->max_qp_wr = (int)emu_number(s, "max_qp_wr", p ? (unsigned int)p->max_qp_wr : 16384, 10);
+  d->max_sge = (int)emu_number(s, "max_sge", p ? (unsigned int)p->max_sge : 16, 10);
+  if (d->max_sge > EMU_SGE_MOST) d->max_sge = EMU_SGE_MOST;
+  d->max_inline = (int)emu_number(s, "inline", p ? (unsigned int)p->max_inline : 256, 10);
+  d->max_cq = (int)emu_number(s, "max_cq", 65536, 10);
+  d->max_cqe = (int)emu_number(s, "max_cqe", p ? (unsigned int)p->max_cqe : 4194303, 10);
+  d->max_mr = (int)emu_number(s, "max_mr", 1 << 20, 10);
+  d->max_pd = (int)emu_number(s, "max_pd", 65536, 10);
+  d->max_srq = (int)emu_number(s, "max_srq", !p || p->srq ? 65536 : 0, 10);
+  d->max_srq_wr = (int)emu_number(s, "max_srq_wr", 32768, 10);
+  d->max_ah = (int)emu_number(s, "max_ah", 1 << 20, 10);
+  d->max_rd_atomic = (int)emu_number(s, "max_rd_atomic", p ? (unsigned int)p->max_rd_atomic : 16, 10);
+  if (d->max_rd_atomic > EMU_RD_ATOMIC_MOST) d->max_rd_atomic = EMU_RD_ATOMIC_MOST;
+  d->dmabuf = emu_number(s, "dmabuf", !p || p->dmabuf, 10) != 0;
+  d->ece = emu_number(s, "ece", p && p->ece, 10) != 0;
+  d->atomics = emu_number(s, "atomics", !p || p->atomics, 10) != 0;
+  d->imm = emu_number(s, "imm", 1, 10) != 0;
+  d->zero_byte_rkey = emu_number(s, "zero_byte_rkey", 0, 10) != 0;
+  d->endless_retry = emu_number(s, "endless_retry", p && p->endless_retry, 10) != 0;
+}
+
+static bool do_device(const struct emu_statement *s) {
+  if (s->n < 2 || emu.ndevices == EMU_DEVICES) return emu_complain(s, "wants a name; there may be 16");
+  if (emu_device_named(s->words[1])) return emu_complain(s, "there is such a device already");
+  const struct profile *profile = NULL;
+  const char *wanted = emu_value(s, "profile"), *pci = emu_value(s, "pci"), *state_name = emu_value(s, "state");
+  for (size_t i = 0; wanted && i < sizeof profiles / sizeof profiles[0]; i++)
+    if (strcmp(profiles[i].name, wanted) == 0) profile = &profiles[i];
+  if (wanted && !profile) return emu_complain(s, "profiles are mlx5, bnxt_re, irdma, efa, rxe");
+  int state = IBV_PORT_ACTIVE;
+  if (state_name && !emu_word(port_states, state_name, &state)) return emu_complain(s, "no such state");
+  struct emu_device *d = &emu.devices[emu.ndevices];
+  memset(d, 0, sizeof *d);
+  d->index = emu.ndevices;
+  d->nports = (unsigned int)emu_number(s, "ports", 1, 10);
+  if (d->nports < 1 || d->nports > EMU_PORTS) return emu_complain(s, "1 to 4 ports");
+  snprintf(d->ibv.name, sizeof d->ibv.name, "%s", s->words[1]);
+  snprintf(d->ibv.dev_name, sizeof d->ibv.dev_name, "uverbs%u", d->index);
+  snprintf(d->ibv.dev_path, sizeof d->ibv.dev_path, "/sys/class/infiniband_verbs/uverbs%u", d->index);
+  snprintf(d->ibv.ibdev_path, sizeof d->ibv.ibdev_path, "/sys/class/infiniband/%.63s", s->words[1]);
+  d->ibv.node_type = IBV_NODE_CA;
+  d->ibv.transport_type = IBV_TRANSPORT_IB;
+  snprintf(d->pci, sizeof d->pci, "%s", pci ? pci : "");
+  d->guid = emu_number(s, "guid", 0x02e5000000000000u + ((uint64_t)d->index << 8), 16);
+  LIST_INIT(&d->contexts);
+  set_limits(s, d, profile);
+  for (unsigned int p = 1; p <= d->nports; p++) {
+    struct emu_port *port = &d->ports[p - 1];
+    *port = (struct emu_port){.mtu = IBV_MTU_4096, .speed = 32, .width = 2, .max_msg = 1u << 30, .packet = 4096,
+                              .lid = (uint16_t)(1 + d->index * EMU_PORTS + p), .subnet = 0xfe80000000000000u};
+    port->state = (enum ibv_port_state)state;
+    emu_default_gids(d, p);
+    port_keys(s, d, p);
+  }
+  emu.ndevices++;
+  return true;
+}
+
+static bool do_port(const struct emu_statement *s) {
+  unsigned int number;
+  int state;
+  struct emu_device *d = emu_device_and_port(s, &number);
+  if (!d) return emu_complain(s, "no such device or port");
+  port_keys(s, d, number);
+  if (!emu_value(s, "state")) return true;
+  if (!emu_word(port_states, emu_value(s, "state"), &state)) return emu_complain(s, "no such state");
+  bool was = d->ports[number - 1].state == IBV_PORT_ACTIVE, is = state == IBV_PORT_ACTIVE;
+  d->ports[number - 1].state = (enum ibv_port_state)state;
+  struct ibv_async_event event = {.element.port_num = (int)number,
+                                  .event_type = is ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR};
+  if (was != is) emu_raise(d, &event);
+  return true;
+}
+
+static bool do_gid(const struct emu_statement *s) {
+  unsigned int number;
+  int type = 2;
+  struct emu_device *d = emu_device_and_port(s, &number);
+  if (!d || s->n < 5) return emu_complain(s, "wants device, port, index, address");
+  unsigned long index = strtoul(s->words[3], NULL, 10);
+  struct emu_gid gid = {.valid = strcmp(s->words[4], "none") != 0};
+  if (index >= EMU_GIDS) return emu_complain(s, "indices are 0 to 63");
+  bool ipv4 = !strchr(s->words[4], ':');
+  if (ipv4) gid.gid.raw[10] = gid.gid.raw[11] = 0xff;
+  if (gid.valid && inet_pton(ipv4 ? AF_INET : AF_INET6, s->words[4], gid.gid.raw + (ipv4 ? 12 : 0)) != 1)
+    return emu_complain(s, "not an address");
+  if (emu_value(s, "type") && !emu_word(gid_types, emu_value(s, "type"), &type))
+    return emu_complain(s, "no such type");
+  gid.type = (uint32_t)type;
+  gid.ifindex = (uint32_t)emu_number(s, "ifindex", 0, 10);
+  d->ports[number - 1].gids[index] = gid;
+  emu_hash_gids(d, number);
+  struct ibv_async_event event = {.element.port_num = (int)number, .event_type = IBV_EVENT_GID_CHANGE};
+  emu_raise(d, &event);
+  return true;
+}
+
+static bool do_gid_table(const struct emu_statement *s) {
+  emu.no_gid_table = s->n >= 2 && strcmp(s->words[1], "0") == 0;
+  return true;
+}
+
+static bool no_devices;
+static bool do_empty(const struct emu_statement *s) {
+  (void)s;
+  no_devices = true;
+  return true;
+}
+
+static bool do_ring(const struct emu_statement *s) {
+  unsigned long size = s->n >= 2 ? strtoul(s->words[1], NULL, 10) : 0;
+  if (size < 64 || size > 16384 || (size & (size - 1)))
+    return emu_complain(s, "wants KiB, a power of two from 64 to 16384");
+  if (emu.nqps) return emu_complain(s, "there are queue pairs already");
+  emu.ring_bytes = (uint32_t)size << 10;
+  return true;
+}
+
+static bool run(char *text) {
+  static const struct { const char *verb; bool (*run)(const struct emu_statement *s); } verbs[] = {
+    {"device", do_device}, {"port", do_port}, {"gid", do_gid}, {"gid_table", do_gid_table}, {"empty", do_empty},
+    {"ring", do_ring}};
+  struct emu_statement s = {0};
+  char *rest = NULL;
+  for (char *word = strtok_r(text, " \t\r", &rest); word && s.n < EMU_WORDS; word = strtok_r(NULL, " \t\r", &rest))
+    s.words[s.n++] = word;
+  if (s.n == 0) return true;
+  for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
+    if (strcmp(verbs[i].verb, s.words[0]) == 0) return verbs[i].run(&s);
+  bool good = false;
+  if (emu_fault_statement(&s, &good)) return good;
+  return emu_complain(&s, "no such statement");
+}
+
+/* Statements end at ';' or a line's end; '#' begins a comment. */
+bool emu_script(char *text) {
+  bool good = true, comment = false;
+  char *rest = NULL;
+  for (char *c = text; *c; c++) {
+    comment = *c == '#' || (comment && *c != '\n');
+    if (comment) *c = ' ';
+  }
+  for (char *line = strtok_r(text, ";\n", &rest); line; line = strtok_r(NULL, ";\n", &rest)) good &= run(line);
+  return good;
+}
+
+/* The text of RAIL_EMU, or of the file that it names: RAIL_EMU=@FILE. */
+static char *read_text(void) {
+  const char *text = getenv("RAIL_EMU");
+  char *copy = NULL;
+  size_t cap = 0;
+  if (!text || text[0] != '@') return strdup(text ? text : "");
+  FILE *in = fopen(text + 1, "re");
+  if (!in || getdelim(&copy, &cap, 0, in) < 0) {
+    fprintf(stderr, "rail-emu: RAIL_EMU=%s: the file cannot be read: %s\n", text, strerror(errno));
+    if (copy) *copy = 0;
+  }
+  if (in) fclose(in);
+  return copy ? copy : strdup("");
+}
+
+static void load(void) {
+  char usual[] = "device emu0; device emu1", *text = read_text();
+  pthread_mutex_lock(&emu.lock);
+  if (text && !emu_script(text)) fprintf(stderr, "rail-emu: RAIL_EMU has wrong statements; they are ignored\n");
+  if (emu.ndevices == 0 && !no_devices) (void)emu_script(usual);
+  pthread_mutex_unlock(&emu.lock);
+  free(text);
+}
+
+int rail_emu_command(const char *text) {
+  emu_load();
+  char *copy = strdup(text);
+  if (!copy) return -1;
+  pthread_mutex_lock(&emu.lock);
+  bool good = emu_script(copy);
+  pthread_mutex_unlock(&emu.lock);
+  free(copy);
+  return good ? 0 : -1;
+}
+
+void emu_load(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, load);
+}

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Completions, completion events, asynchronous events. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "emu/emu.h"
+
+static struct emu_cq *cq_of(struct ibv_cq *cq) { return (struct emu_cq *)(void *)cq; }
+static struct emu_channel *channel_of(struct ibv_comp_channel *c) { return (struct emu_channel *)(void *)c; }
+static struct emu_context *context_of(struct ibv_context *c) {
+  return (struct emu_context *)(void *)((char *)verbs_get_ctx(c) - offsetof(struct emu_context, verbs));
+}
+
+/* Adds one to an eventfd; its counter cannot overflow. */
+static void count_up(int fd) {
+  uint64_t one = 1;
+  ssize_t n = write(fd, &one, sizeof one);
+  (void)n;
+}
+
+/* ---- completions ------------------------------------------------------------ */
+
+static void notify(struct emu_cq *cq, bool solicited) {
+  if (cq->armed == EMU_UNARMED || (cq->armed == EMU_ARM_SOLICITED && !solicited)) return;
+  cq->armed = EMU_UNARMED;
+  if (!cq->ibv.channel || cq->is_ready) return;
+  struct emu_channel *channel = channel_of(cq->ibv.channel);
+  cq->is_ready = true;
+  STAILQ_INSERT_TAIL(&channel->ready, cq, ready);
+  count_up(channel->ibv.fd);
+}
+
+void emu_complete(struct emu_qp *qp, bool recv, uint64_t place, bool solicited, const struct ibv_wc *wc) {
+  struct emu_cq *cq = cq_of(recv ? qp->ex.qp_base.recv_cq : qp->ex.qp_base.send_cq);
+  uint32_t count = atomic_load_explicit(&cq->count, memory_order_relaxed);
+  if (cq->overrun) return;
+  if (count == cq->cap) {
+    struct ibv_async_event event = {.element.cq = &cq->ibv, .event_type = IBV_EVENT_CQ_ERR};
+    cq->overrun = true;
+    emu_raise(emu_device_of(cq->ibv.context), &event);
+    return;
+  }
+  uint32_t at = cq->head + count;
+  struct emu_cqe *cqe = &cq->ring[at >= cq->cap ? at - cq->cap : at];
+  cqe->wc = *wc;
+  cqe->wc.qp_num = qp->ex.qp_base.qp_num;
+  cqe->place = place;
+  cqe->recv = recv;
+  atomic_store_explicit(&cq->count, count + 1, memory_order_release);
+  if (cq->armed != EMU_UNARMED) notify(cq, solicited || wc->status != IBV_WC_SUCCESS);
+}
+
+void emu_cq_forget(struct emu_cq *cq, uint32_t qpn) {
+  uint32_t kept = 0, count = atomic_load_explicit(&cq->count, memory_order_relaxed);
+  for (uint32_t i = 0; i < count; i++) {
+    struct emu_cqe *cqe = &cq->ring[(cq->head + i) % cq->cap];
+    if (cqe->wc.qp_num != qpn) cq->ring[(cq->head + kept++) % cq->cap] = *cqe;
+  }
+  atomic_store_explicit(&cq->count, kept, memory_order_relaxed);
+}
+
+/* Places in the queues are given back by polling, as by a driver. */
+static int take(struct emu_cq *cq, int n, struct ibv_wc *wc) {
+  uint32_t count = atomic_load_explicit(&cq->count, memory_order_relaxed);
+  int got = 0;
+  for (; got < n && count; got++, count--) {
+    const struct emu_cqe *cqe = &cq->ring[cq->head];
+    struct emu_qp *qp = emu_qp_find(cqe->wc.qp_num);
+    wc[got] = cqe->wc;
+    if (qp && cqe->recv) qp->rq.freed = cqe->place + 1;
+    if (qp && !cqe->recv) qp->sq_freed = cqe->place + 1;
+    if (++cq->head == cq->cap) cq->head = 0;
+  }
+  atomic_store_explicit(&cq->count, count, memory_order_relaxed);
+  return got;
+}
+
+enum { POLLS_WITHOUT_PROGRESS = 16 };
+
+int emu_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc) {
+  struct emu_cq *cq = cq_of(ibv);
+  if (n <= 0) return n < 0 ? -EINVAL : 0;
+  atomic_fetch_add_explicit(&emu.polls, 1, memory_order_relaxed);
+  if (pthread_mutex_trylock(&emu.lock) != 0) {
+    if (atomic_load_explicit(&cq->count, memory_order_relaxed) == 0) return 0; /* whoever has the lock makes progress */
+    pthread_mutex_lock(&emu.lock);
+  }
+  int got = take(cq, n, wc);
+  if (got == 0 || ++cq->since_progress > POLLS_WITHOUT_PROGRESS) {
+    cq->since_progress = 0;
+    emu_progress();
+    if (got < n) got += take(cq, n - got, wc + got);
+  }
+  pthread_mutex_unlock(&emu.lock);
+  return got;
+}
+
+int emu_req_notify_cq(struct ibv_cq *ibv, int solicited_only) {
+  struct emu_cq *cq = cq_of(ibv);
+  pthread_mutex_lock(&emu.lock);
+  enum emu_arm arm = solicited_only ? EMU_ARM_SOLICITED : EMU_ARM_ALL;
+  if (arm > cq->armed) cq->armed = arm;
+  emu_engine_handover();
+  pthread_mutex_unlock(&emu.lock);
+  return 0;
+}
+
+/* ---- completion channels ------------------------------------------------------ */
+
+/* Reads the counter and takes what it stands for; the object may be gone. -1: errno says why. */
+static int wait_for(int fd) {
+  uint64_t one;
+  ssize_t n = read(fd, &one, sizeof one);
+  return n == sizeof one ? 0 : -1;
+}
+
+int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void **cq_context) {
+  struct emu_channel *channel = channel_of(ibv);
+  for (;;) {
+    if (wait_for(ibv->fd) != 0) return -1;
+    pthread_mutex_lock(&emu.lock);
+    struct emu_cq *ready = STAILQ_FIRST(&channel->ready);
+    if (ready) {
+      STAILQ_REMOVE_HEAD(&channel->ready, ready);
+      ready->is_ready = false;
+      ready->comp_events++;
+      *cq = &ready->ibv;
+      *cq_context = ready->ibv.cq_context;
+    }
+    pthread_mutex_unlock(&emu.lock);
+    if (ready) return 0;
+  }
+}
+
+void ibv_ack_cq_events(struct ibv_cq *ibv, unsigned int n) {
+  struct emu_cq *cq = cq_of(ibv);
+  pthread_mutex_lock(&emu.lock);
+  cq->comp_events -= n < cq->comp_events ? n : cq->comp_events;
+  pthread_cond_broadcast(&emu.acked);
+  pthread_mutex_unlock(&emu.lock);
+}
+
+/* ---- asynchronous events -------------------------------------------------------- */
+
+enum about { ABOUT_DEVICE, ABOUT_QP, ABOUT_CQ, ABOUT_SRQ };
+
+static enum about about(enum ibv_event_type type) {
+  switch (type) {
+    case IBV_EVENT_CQ_ERR: return ABOUT_CQ;
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_ACCESS_ERR:
+    case IBV_EVENT_COMM_EST:
+    case IBV_EVENT_SQ_DRAINED:
+    case IBV_EVENT_PATH_MIG:
+    case IBV_EVENT_PATH_MIG_ERR:
+    case IBV_EVENT_QP_LAST_WQE_REACHED: return ABOUT_QP;
+    case IBV_EVENT_SRQ_ERR:
+    case IBV_EVENT_SRQ_LIMIT_REACHED: return ABOUT_SRQ;
+    default: return ABOUT_DEVICE;
+  }
+}
+
+static struct ibv_context *owner(const struct ibv_async_event *e) {
+  switch (about(e->event_type)) {
+    case ABOUT_QP: return e->element.qp->context;
+    case ABOUT_CQ: return e->element.cq->context;
+    case ABOUT_SRQ: return e->element.srq->context;
+    default: return NULL;
+  }
+}
+
+static const void *object_of(const struct ibv_async_event *e) {
+  switch (about(e->event_type)) {
+    case ABOUT_QP: return e->element.qp;
+    case ABOUT_CQ: return e->element.cq;
+    case ABOUT_SRQ: return e->element.srq;
+    default: return NULL;
+  }
+}
+
+static unsigned int *counter_of(const struct ibv_async_event *e) {
+  switch (about(e->event_type)) {
+    case ABOUT_QP: return &emu_qp_of(e->element.qp)->events;
+    case ABOUT_CQ: return &cq_of(e->element.cq)->async_events;
+    case ABOUT_SRQ: return &((struct emu_srq *)(void *)e->element.srq)->events;
+    default: return NULL;
+  }
+}
+
+/* Of an object: to the context that has it. Of a port or the device: to all of this process. */
+void emu_raise(struct emu_device *device, const struct ibv_async_event *event) {
+  struct ibv_context *only = owner(event);
+  struct emu_context *c;
+  LIST_FOREACH(c, &device->contexts, link) {
+    if (only && only != &c->verbs.context) continue;
+    struct emu_event *e = calloc(1, sizeof *e);
+    if (!e) {
+      fprintf(stderr, "rail-emu: out of memory: an event of %s is lost\n", device->ibv.name);
+      return;
+    }
+    e->event = *event;
+    STAILQ_INSERT_TAIL(&c->events, e, link);
+    count_up(c->verbs.context.async_fd);
+  }
+}
+
+void emu_raise_qp(struct emu_qp *qp, enum ibv_event_type type) {
+  struct ibv_async_event event = {.element.qp = &qp->ex.qp_base, .event_type = type};
+  emu_raise(qp->device, &event);
+}
+
+/* Those of an object that goes; of NULL: all. */
+void emu_forget_events(struct emu_context *c, const void *object) {
+  STAILQ_HEAD(, emu_event) kept = STAILQ_HEAD_INITIALIZER(kept);
+  for (struct emu_event *e; (e = STAILQ_FIRST(&c->events)) != NULL;) {
+    STAILQ_REMOVE_HEAD(&c->events, link);
+    if (object && object_of(&e->event) != object) STAILQ_INSERT_TAIL(&kept, e, link);
+    else free(e);
+  }
+  STAILQ_CONCAT(&c->events, &kept);
+}
+
+int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event) {
+  struct emu_context *c = context_of(context);
+  for (;;) {
+    if (wait_for(context->async_fd) != 0) return -1;
+    pthread_mutex_lock(&emu.lock);
+    struct emu_event *e = STAILQ_FIRST(&c->events);
+    if (e) {
+      STAILQ_REMOVE_HEAD(&c->events, link);
+      *event = e->event;
+      unsigned int *counter = counter_of(event);
+      if (counter) ++*counter;
+    }
+    pthread_mutex_unlock(&emu.lock);
+    free(e);
+    if (e) return 0;
+  }
+}
+
+void ibv_ack_async_event(struct ibv_async_event *event) {
+  pthread_mutex_lock(&emu.lock);
+  unsigned int *counter = counter_of(event);
+  if (counter && *counter) --*counter;
+  pthread_cond_broadcast(&emu.acked);
+  pthread_mutex_unlock(&emu.lock);
+}
+
+void emu_wait_acked(const unsigned int *events) {
+  while (*events) pthread_cond_wait(&emu.acked, &emu.lock);
+}

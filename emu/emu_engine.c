@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Progress, and the process' thread. Whoever posts or polls does the work under the lock. The thread is for what a
+ * device does by itself: it answers while the program computes, and its timers run. While a program polls, the thread
+ * looks once a millisecond whether it still does, and peers need not wake it; when it no longer does, or asked to be
+ * notified, the thread sleeps on the bell that peers ring. */
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "emu/emu.h"
+#include "emu/emu_fault.h"
+
+enum { LOOK_NS = 1000000, RETRY_ROOM_NS = 200000 };
+
+static struct {
+  pthread_t thread;
+  bool running, stop;
+  uint64_t polls_seen, polls_at_handover;
+} engine;
+static pthread_mutex_t start_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* ---- the clock ---------------------------------------------------------------- */
+
+static uint64_t real_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+uint64_t emu_now(void) { return real_now() + (uint64_t)emu.clock_skip; }
+
+/* ---- timers -------------------------------------------------------------------- */
+
+void emu_timer_set(struct emu_qp *qp, enum emu_timer kind, uint64_t at) {
+  qp->timer = kind;
+  qp->timer_at = at;
+  if (!qp->in_timers) {
+    qp->in_timers = true;
+    LIST_INSERT_HEAD(&emu.timers, qp, timers);
+  }
+  if (at < emu.next_timer) emu.next_timer = at;
+  if (emu.engine_until && at < emu.engine_until) emu_engine_wake();
+}
+
+/* It leaves the list when the timers are looked at next. */
+void emu_timer_off(struct emu_qp *qp) { qp->timer = EMU_TIMER_OFF; }
+
+void emu_timer_remove(struct emu_qp *qp) {
+  qp->timer = EMU_TIMER_OFF;
+  if (!qp->in_timers) return;
+  qp->in_timers = false;
+  LIST_REMOVE(qp, timers);
+}
+
+static void run_timers(uint64_t now) {
+  struct emu_qp *qp, *next;
+  emu.next_timer = UINT64_MAX;
+  for (qp = LIST_FIRST(&emu.timers); qp; qp = next) {
+    next = LIST_NEXT(qp, timers);
+    if (qp->timer == EMU_TIMER_OFF) {
+      qp->in_timers = false;
+      LIST_REMOVE(qp, timers);
+    } else if (qp->timer_at <= now) {
+      emu_req_timeout(qp, now);
+    }
+  }
+  LIST_FOREACH(qp, &emu.timers, timers)
+    if (qp->timer != EMU_TIMER_OFF && qp->timer_at < emu.next_timer) emu.next_timer = qp->timer_at;
+}
+
+/* ---- what is to be sent ----------------------------------------------------------- */
+
+void emu_run_later(struct emu_qp *qp) {
+  if (qp->in_run) return;
+  qp->in_run = true;
+  TAILQ_INSERT_TAIL(&emu.run, qp, run);
+}
+
+void emu_run_remove(struct emu_qp *qp) {
+  if (!qp->in_run) return;
+  qp->in_run = false;
+  TAILQ_REMOVE(&emu.run, qp, run);
+}
+
+bool emu_is_lost(struct emu_qp *qp, uint32_t payload) {
+  const struct emu_port *port = emu_port_of(qp);
+  return !qp->link || port->state != IBV_PORT_ACTIVE || payload > port->packet || qp->device->fatal;
+}
+
+bool emu_is_throttled(struct emu_qp *qp, uint32_t payload) {
+  struct emu_port *port = emu_port_of(qp);
+  if (!port->bandwidth) return false;
+  uint64_t now = emu_now();
+  if (port->busy_until > now) return true;
+  port->busy_until = now + (payload + EMU_HEADER) * 1000000000u / port->bandwidth;
+  return false;
+}
+
+/* One turn for each that waits. Those that have more to do come again. */
+static void run_all(void) {
+  struct emu_run turn = TAILQ_HEAD_INITIALIZER(turn);
+  struct emu_qp *qp;
+  TAILQ_CONCAT(&turn, &emu.run, run);
+  while ((qp = TAILQ_FIRST(&turn)) != NULL) {
+    TAILQ_REMOVE(&turn, qp, run);
+    qp->in_run = false;
+    bool answered = emu_resp_run(qp), sent = emu_req_run(qp);
+    if (!answered || !sent) emu_run_later(qp);
+  }
+}
+
+/* ---- packets in --------------------------------------------------------------------- */
+
+static bool is_for(struct emu_qp *qp, const struct emu_packet *p) {
+  const struct emu_port *port = emu_port_of(qp);
+  if (port->state != IBV_PORT_ACTIVE || port->one_way || qp->device->fatal || p->payload > port->packet) return false;
+  bool found = port->ib && p->to == emu_hash_address(port, NULL, port->lid);
+  for (int i = 0; i < EMU_GIDS && !found; i++) found = p->to == port->gid_hash[i];
+  if (!found) return false;
+  if (qp->ex.qp_base.qp_type == IBV_QPT_UD) return true;
+  return p->sqpn == qp->attr.dest_qp_num && p->from == qp->to && p->mtu == (uint8_t)qp->attr.path_mtu;
+}
+
+static void give(struct emu_qp *qp, const struct emu_packet *p, const char *payload) {
+  bool response = p->op == EMU_OP_ACK || p->op == EMU_OP_READ_RESPONSE || p->op == EMU_OP_ATOMIC_RESPONSE;
+  if (response && qp->ex.qp_base.qp_type == IBV_QPT_RC) emu_req_packet(qp, p, payload);
+  else if (!response) emu_resp_packet(qp, p, payload);
+}
+
+static void deliver(const struct emu_packet *p, const char *payload) {
+  struct emu_qp *qp = emu_qp_find(p->dqpn);
+  if (!qp || qp->ex.qp_base.state < IBV_QPS_RTR || qp->ex.qp_base.state == IBV_QPS_ERR || !is_for(qp, p)) return;
+  if (!emu_fault_packet(qp, p, payload)) give(qp, p, payload);
+}
+
+/* Timers come last: what has arrived is known by then, and what there was room for is sent. */
+void emu_progress(void) {
+  (void)emu_wire_receive(deliver);
+  uint64_t now = emu.next_timer != UINT64_MAX || emu.next_held != UINT64_MAX ? emu_now() : 0;
+  if (emu.next_held <= now) emu.next_held = emu_fault_due(now, give);
+  if (!TAILQ_EMPTY(&emu.run)) run_all();
+  emu_wire_flush();
+  if (now >= emu.next_timer) {
+    run_timers(now);
+    run_all();
+    emu_wire_flush();
+  }
+  emu_wire_answered();
+}
+
+/* ---- the thread ------------------------------------------------------------------------ */
+
+void emu_engine_wake(void) {
+  if (!engine.running) return;
+  emu.engine_until = 0;
+  atomic_fetch_add(emu_wire_bell(), 1);
+  syscall(SYS_futex, emu_wire_bell(), FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+void emu_engine_handover(void) {
+  engine.polls_at_handover = atomic_load_explicit(&emu.polls, memory_order_relaxed);
+  if (emu.engine_until) emu_engine_wake();
+}
+
+/* Sleeps, without the lock, until the bell is not `bell` any more, or until `until` (by the clock of emu_now). */
+static void sleep_until(uint32_t bell, uint64_t until) {
+  uint64_t now = emu_now();
+  uint64_t ns = until > now ? until - now : 0;
+  struct timespec timeout = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+  if (ns == 0) return;
+  emu.engine_until = until;
+  _Atomic uint32_t *word = emu_wire_bell();
+  pthread_mutex_unlock(&emu.lock);
+  syscall(SYS_futex, word, FUTEX_WAIT, bell, until == UINT64_MAX ? NULL : &timeout, NULL, 0);
+  pthread_mutex_lock(&emu.lock);
+  emu.engine_until = 0;
+}
+
+/* With a virtual clock: nothing happens before the next timer, so it is that time now. */
+static bool skip_to(uint64_t at) {
+  uint64_t now = emu_now();
+  if (!emu.virtual_clock || at == UINT64_MAX) return false;
+  if (at > now) emu.clock_skip += (int64_t)(at - now);
+  return true;
+}
+
+static uint64_t earliest(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+static void *run(void *arg) {
+  (void)arg;
+  pthread_mutex_lock(&emu.lock);
+  while (!engine.stop) {
+    uint32_t bell = atomic_load(emu_wire_bell());
+    emu_fault_commands();
+    emu_progress();
+    uint64_t timer = earliest(emu.next_timer, emu.next_held), look = emu_fault_next_look();
+    uint64_t polls = atomic_load_explicit(&emu.polls, memory_order_relaxed);
+    bool polled = polls != engine.polls_seen && polls != engine.polls_at_handover;
+    engine.polls_seen = polls;
+    if (polled) {
+      sleep_until(bell, earliest(emu_now() + LOOK_NS, timer));
+      continue;
+    }
+    emu_wire_sleeping(true);
+    bool more = !TAILQ_EMPTY(&emu.run);
+    if (emu_wire_has_input()) more = true;
+    else if (more) sleep_until(bell, emu_now() + RETRY_ROOM_NS); /* room in a ring rings no bell */
+    else if (skip_to(timer)) sleep_until(bell, emu_now() + RETRY_ROOM_NS / 4);
+    else sleep_until(bell, earliest(timer, look));
+    emu_wire_sleeping(false);
+  }
+  pthread_mutex_unlock(&emu.lock);
+  return NULL;
+}
+
+int emu_engine_start(void) {
+  sigset_t all, old;
+  int err = 0;
+  pthread_mutex_lock(&start_lock);
+  if (!engine.running) {
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    engine.stop = false;
+    err = pthread_create(&engine.thread, NULL, run, NULL);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!err) pthread_setname_np(engine.thread, "rail-emu");
+    pthread_mutex_lock(&emu.lock);
+    engine.running = !err;
+    pthread_mutex_unlock(&emu.lock);
+  }
+  pthread_mutex_unlock(&start_lock);
+  return err;
+}
+
+/* And the process has no memory that peers see any more. */
+void emu_engine_stop(void) {
+  pthread_mutex_lock(&start_lock);
+  pthread_mutex_lock(&emu.lock);
+  bool was = engine.running;
+  if (was) {
+    engine.stop = true;
+    emu_engine_wake();
+  }
+  pthread_mutex_unlock(&emu.lock);
+  if (was) pthread_join(engine.thread, NULL);
+  pthread_mutex_lock(&emu.lock);
+  engine.running = false;
+  if (emu.contexts == 0 || was) emu_wire_close();
+  pthread_mutex_unlock(&emu.lock);
+  pthread_mutex_unlock(&start_lock);
+}
+
+void emu_engine_forget(void) {
+  engine.running = false;
+  emu.engine_until = 0;
+  emu.next_timer = UINT64_MAX;
+}

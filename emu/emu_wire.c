@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Links to other processes, and the rings of packets between them. A ring is a page of counters and its bytes, in the
+ * file of the process that sends (emu_segment.h). One that is not used any more becomes a hole in the file. Its place
+ * is not used again, so a peer that still looks at it finds zeros.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "emu/emu_segment.h"
+
+#define RING_MAGIC 0x676e69722d756d65u
+#define RING_MOST (16u << 20)
+#define RECORD 16u        /* packets begin at multiples of it */
+#define BURST (64u << 10) /* bytes taken from one ring before the next has its turn */
+
+struct ring {
+  uint64_t magic, size; /* of data: a power of two */
+  _Atomic uint64_t tail __attribute__((aligned(64)));
+  /* Of the ring in the other direction: what may be overwritten, and up to where all answers have been sent. */
+  _Atomic uint64_t consumed __attribute__((aligned(64)));
+  _Atomic uint64_t answered;
+  char data[] __attribute__((aligned(EMU_PAGE)));
+};
+
+struct emu_link {
+  LIST_ENTRY(emu_link) link;
+  uint32_t slot;
+  unsigned int users; /* QPs */
+  bool is_self;
+  uint64_t incarnation;
+  struct emu_segment *peer;
+  /* packets to the peer */
+  struct ring *out;
+  uint64_t out_at; /* in the own file */
+  uint64_t tail, published, consumed;
+  /* packets from the peer */
+  const struct ring *in;
+  uint64_t in_at, in_size, head, head_published; /* in_at: in the peer's file */
+  int responses_pending; /* QPs with an answer that found no room */
+  bool broken;           /* its packets make no sense: they are no longer read */
+};
+
+static LIST_HEAD(, emu_link) links = LIST_HEAD_INITIALIZER(links);
+
+static size_t ring_bytes(uint64_t size) { return sizeof(struct ring) + size; }
+
+/* ---- bytes ---------------------------------------------------------------- */
+
+/* In address order, whole aligned words at a time, as a device's writes are. Not by memcpy, which sanitizers know: this
+ * is no thread of the program. */
+__attribute__((no_sanitize("thread", "address", "undefined"))) void emu_move(void *to, const void *from, size_t size) {
+  volatile char *d = to;
+  const volatile char *s = from;
+#if defined(__x86_64__)
+  if (size >= 1024) {
+    void *di = to;
+    const void *si = from;
+    __asm__ volatile("rep movsb" : "+D"(di), "+S"(si), "+c"(size) : : "memory");
+    return;
+  }
+#endif
+  if (((uintptr_t)d | (uintptr_t)s) % sizeof(uint64_t) == 0)
+    for (; size >= sizeof(uint64_t); size -= sizeof(uint64_t), d += sizeof(uint64_t), s += sizeof(uint64_t))
+      *(volatile uint64_t *)(volatile void *)d = *(const volatile uint64_t *)(const volatile void *)s;
+  for (; size; size--) *d++ = *s++;
+}
+
+/* ---- links ---------------------------------------------------------------- */
+
+static void unmap_link(struct emu_link *l) {
+  if (l->out) munmap(l->out, ring_bytes(emu.ring_bytes));
+  if (l->in && !l->is_self) munmap((void *)(uintptr_t)l->in, ring_bytes(l->in_size));
+  if (l->peer && !l->is_self) emu_segment_unmap(l->peer);
+  LIST_REMOVE(l, link);
+  free(l);
+}
+
+int emu_wire_open(void) { return emu_segment_open(); }
+
+void emu_wire_forget(void) {
+  for (struct emu_link *l; (l = LIST_FIRST(&links)) != NULL;) unmap_link(l);
+  emu_segment_close(false);
+}
+
+void emu_wire_close(void) {
+  if (!emu_own.segment) return;
+  emu_wire_flush();
+  for (struct emu_link *l; (l = LIST_FIRST(&links)) != NULL;) unmap_link(l);
+  emu_segment_close(true);
+}
+
+uint32_t emu_wire_slot(void) { return emu_own.slot; }
+_Atomic uint32_t *emu_wire_bell(void) { return &emu_own.segment->bell; }
+void emu_wire_sleeping(bool sleeping) { atomic_store(&emu_own.segment->sleeping, sleeping); }
+
+static struct emu_link *find_link(uint32_t slot) {
+  struct emu_link *l;
+  LIST_FOREACH(l, &links, link)
+    if (l->slot == slot) return l;
+  return NULL;
+}
+
+/* A new ring in the own file, published for the peer. */
+static bool make_out(struct emu_link *l) {
+  size_t size = ring_bytes(emu.ring_bytes);
+  if (ftruncate(emu_own.fd, (off_t)(emu_own.end + size)) != 0) return false;
+  void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, emu_own.fd, (off_t)emu_own.end);
+  if (memory == MAP_FAILED) return false;
+  l->out = memory;
+  l->out->magic = RING_MAGIC;
+  l->out->size = emu.ring_bytes;
+  l->head_published = l->head;
+  atomic_store(&l->out->consumed, l->head);
+  atomic_store(&l->out->answered, l->head);
+  l->out_at = emu_own.end;
+  emu_own.end += size;
+  struct emu_ring_entry *e = &emu_own.segment->rings[l->slot];
+  atomic_store(&e->incarnation, 0);
+  atomic_store(&e->offset, l->out_at);
+  atomic_store(&e->incarnation, l->incarnation);
+  return true;
+}
+
+/* The process that is in this slot now, if it is that of the link still; NULL: it is gone. */
+static struct emu_segment *map_peer(const struct emu_link *l, int *fd) {
+  struct emu_segment *peer = emu_segment_map(l->slot, fd);
+  if (!peer || peer->incarnation == l->incarnation) return peer;
+  emu_segment_unmap(peer);
+  if (fd) close(*fd);
+  return NULL;
+}
+
+static bool is_alive(const struct emu_link *l) {
+  if (l->is_self) return true;
+  struct emu_segment *peer = map_peer(l, NULL);
+  if (peer) emu_segment_unmap(peer);
+  return peer;
+}
+
+/* Where the peer's ring to this process begins; 0: there is none. */
+static uint64_t ring_from(const struct emu_link *l) {
+  const struct emu_ring_entry *e = &l->peer->rings[emu_own.slot];
+  if (atomic_load_explicit(&e->incarnation, memory_order_acquire) != emu_own.segment->incarnation) return 0;
+  return atomic_load_explicit(&e->offset, memory_order_acquire);
+}
+
+/* The peer has made a ring, for the first time, or anew after it gave up its former one. */
+static void map_in(struct emu_link *l, uint64_t offset) {
+  struct stat st;
+  struct ring *ring = MAP_FAILED;
+  uint64_t size = 0;
+  int fd = -1;
+  struct emu_segment *peer = map_peer(l, &fd);
+  if (peer) emu_segment_unmap(peer);
+  if (l->in) munmap((void *)(uintptr_t)l->in, ring_bytes(l->in_size));
+  l->in = NULL;
+  l->in_at = offset;
+  l->head = l->head_published = 0;
+  l->broken = false;
+  if (!peer) return;
+  if (offset % EMU_PAGE == 0 && offset >= EMU_RINGS_AT && fstat(fd, &st) == 0 && offset <= (uint64_t)st.st_size &&
+      (uint64_t)st.st_size - offset >= EMU_PAGE)
+    ring = mmap(NULL, EMU_PAGE, PROT_READ, MAP_SHARED, fd, (off_t)offset);
+  if (ring != MAP_FAILED) {
+    size = ring->size;
+    bool good = ring->magic == RING_MAGIC && size >= BURST && size <= RING_MOST && (size & (size - 1)) == 0 &&
+                (uint64_t)st.st_size - offset >= ring_bytes(size);
+    munmap(ring, EMU_PAGE);
+    ring = good ? mmap(NULL, ring_bytes(size), PROT_READ, MAP_SHARED, fd, (off_t)offset) : MAP_FAILED;
+  }
+  close(fd);
+  if (ring == MAP_FAILED) return;
+  l->in = ring;
+  l->in_size = size;
+}
+
+/* Its QPs are gone, and the peer has read what they sent, or will not. */
+static void remove_unused(void) {
+  struct emu_link *l, *next;
+  for (l = LIST_FIRST(&links); l; l = next) {
+    next = LIST_NEXT(l, link);
+    bool unread = l->in && !l->is_self && atomic_load(&l->in->consumed) != l->tail;
+    if (l->users || (unread && is_alive(l))) continue;
+    if (l->slot < EMU_SLOTS) atomic_store(&emu_own.segment->rings[l->slot].incarnation, 0);
+    (void)fallocate(emu_own.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)l->out_at,
+                    (off_t)ring_bytes(emu.ring_bytes));
+    unmap_link(l);
+  }
+}
+
+static struct emu_link *new_link(uint32_t slot) {
+  struct emu_link *l = calloc(1, sizeof *l);
+  if (!l) return NULL;
+  l->slot = slot;
+  LIST_INSERT_HEAD(&links, l, link);
+  l->is_self = slot == emu_own.slot;
+  l->peer = l->is_self ? emu_own.segment : emu_segment_map(slot, NULL);
+  if (l->peer) l->incarnation = l->peer->incarnation;
+  /* What is in the peer's ring already was for QPs that are no more. */
+  if (l->peer && !l->is_self && ring_from(l)) map_in(l, ring_from(l));
+  if (l->in) l->head = atomic_load(&l->in->tail);
+  if (!l->peer || !make_out(l)) {
+    unmap_link(l);
+    return NULL;
+  }
+  if (l->is_self) {
+    l->in = l->out;
+    l->in_size = emu.ring_bytes;
+  }
+  return l;
+}
+
+struct emu_link *emu_link_get(uint32_t slot) {
+  if (!emu_own.segment || slot >= EMU_SLOTS) return NULL;
+  struct emu_link *l = find_link(slot);
+  if (l && !is_alive(l)) { /* another process is there now; QPs of the old one keep what they have */
+    l->slot = UINT32_MAX;
+    l = NULL;
+  }
+  if (!l) {
+    remove_unused();
+    l = new_link(slot);
+  }
+  if (l) l->users++;
+  return l;
+}
+
+void emu_link_put(struct emu_link *l) {
+  if (!l) return;
+  l->users--;
+}
+
+/* ---- packets out ---------------------------------------------------------- */
+
+struct emu_packet *emu_link_reserve(struct emu_link *l, uint32_t header, uint32_t payload) {
+  uint32_t size = (header + payload + RECORD - 1) & ~(RECORD - 1);
+  uint64_t ring_size = emu.ring_bytes, at = l->tail & (ring_size - 1), pad = 0;
+  if (ring_size - at < size) pad = ring_size - at;
+  if (l->tail + pad + size - l->consumed > ring_size) {
+    if (l->in) {
+      uint64_t consumed = atomic_load_explicit(&l->in->consumed, memory_order_acquire);
+      if (consumed <= l->tail && l->tail - consumed <= ring_size) l->consumed = consumed;
+    }
+    if (l->tail + pad + size - l->consumed > ring_size) return NULL;
+  }
+  if (pad) {
+    struct emu_packet *p = (struct emu_packet *)(void *)(l->out->data + at);
+    p->size = (uint32_t)pad;
+    p->op = EMU_OP_PAD;
+    l->tail += pad;
+    at = 0;
+  }
+  struct emu_packet *p = (struct emu_packet *)(void *)(l->out->data + at);
+  p->size = size;
+  p->payload = payload;
+  return p;
+}
+
+static void publish(struct emu_link *l) {
+  if (l->published == l->tail) return;
+  l->published = l->tail;
+  atomic_store(&l->out->tail, l->tail);
+  if (!atomic_load(&l->peer->sleeping)) return;
+  atomic_fetch_add(&l->peer->bell, 1);
+  syscall(SYS_futex, &l->peer->bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+void emu_link_commit(struct emu_link *l, struct emu_packet *p) {
+  l->tail += p->size;
+  if (l->tail - l->published >= emu.ring_bytes / 8) publish(l); /* the peer works on it while more is written */
+}
+
+uint64_t emu_link_position(const struct emu_link *l) { return l->tail; }
+
+void emu_wire_flush(void) {
+  struct emu_link *l;
+  LIST_FOREACH(l, &links, link) publish(l);
+}
+
+bool emu_link_is_silent(struct emu_link *l, uint64_t position) {
+  if (!l || !is_alive(l)) return true;
+  if (!l->is_self && (!l->in || ring_from(l) != l->in_at)) return true; /* it has no QP that expects anything */
+  /* The answers were published before that was: none of them may be unread. */
+  bool answered = atomic_load(&l->in->answered) >= position && l->published == l->tail;
+  return answered && (l->broken || atomic_load(&l->in->tail) == l->head);
+}
+
+void emu_link_response_pending(struct emu_link *l, int change) {
+  if (l) l->responses_pending += change;
+}
+
+/* ---- packets in ----------------------------------------------------------- */
+
+/* The header, copied and checked; false: the peer writes nonsense, and is not read any more. */
+static bool read_packet(struct emu_link *l, uint64_t available, struct emu_packet *p) {
+  uint64_t at = l->head & (l->in_size - 1);
+  const char *record = l->in->data + at;
+  uint64_t room = l->in_size - at;
+  p->size = *(const volatile uint32_t *)(const void *)record;
+  if (p->size < RECORD || p->size % RECORD || p->size > room || p->size > available) return false;
+  p->op = ((const volatile struct emu_packet *)(const volatile void *)record)->op;
+  if (p->op == EMU_OP_PAD) return true;
+  size_t header = p->op == EMU_OP_UD ? sizeof *p : EMU_HEADER;
+  if (p->size < header) return false;
+  uint32_t size = p->size;
+  uint8_t op = p->op;
+  emu_move(p, record, header);
+  p->size = size;
+  p->op = op;
+  return p->payload <= EMU_PACKET_MOST && header + p->payload <= size;
+}
+
+static void consume(struct emu_link *l) {
+  if (l->head_published == l->head) return;
+  l->head_published = l->head;
+  atomic_store_explicit(&l->out->consumed, l->head, memory_order_release);
+}
+
+static bool receive_from(struct emu_link *l, void (*deliver)(const struct emu_packet *packet, const char *payload)) {
+  uint64_t offset = l->is_self ? 0 : ring_from(l);
+  if (offset && offset != l->in_at) map_in(l, offset);
+  if (!l->in) return false;
+  uint64_t tail = atomic_load_explicit(&l->in->tail, memory_order_acquire), end = l->head + BURST;
+  if (tail == l->head || l->broken) return false;
+  if (tail - l->head > l->in_size) {
+    l->broken = true;
+    return false;
+  }
+  while (l->head < tail && l->head < end) {
+    struct emu_packet packet;
+    if (!read_packet(l, tail - l->head, &packet)) {
+      fprintf(stderr, "rail-emu: process %lld writes packets that make no sense; they are ignored from here on\n",
+              (long long)l->peer->pid);
+      l->broken = true;
+      break;
+    }
+    size_t header = packet.op == EMU_OP_UD ? sizeof packet : EMU_HEADER;
+    if (packet.op != EMU_OP_PAD) deliver(&packet, l->in->data + (l->head & (l->in_size - 1)) + header);
+    l->head += packet.size;
+    if (l->head - l->head_published >= l->in_size / 8) consume(l);
+  }
+  consume(l);
+  return true;
+}
+
+bool emu_wire_receive(void (*deliver)(const struct emu_packet *packet, const char *payload)) {
+  struct emu_link *l;
+  bool any = false;
+  LIST_FOREACH(l, &links, link) any |= receive_from(l, deliver);
+  return any;
+}
+
+void emu_wire_answered(void) {
+  struct emu_link *l;
+  LIST_FOREACH(l, &links, link)
+    if (l->in && l->responses_pending == 0 && l->published == l->tail &&
+        atomic_load_explicit(&l->out->answered, memory_order_relaxed) != l->head)
+      atomic_store_explicit(&l->out->answered, l->head, memory_order_release);
+}
+
+bool emu_wire_has_input(void) {
+  struct emu_link *l;
+  LIST_FOREACH(l, &links, link) {
+    uint64_t offset = l->is_self ? 0 : ring_from(l);
+    if (offset && offset != l->in_at) return true;
+    if (l->in && !l->broken && atomic_load(&l->in->tail) != l->head) return true;
+  }
+  return false;
+}
