@@ -39,8 +39,8 @@ from outcome import MARK, Outcome, parse, read_sanitizers, shortened, summary  #
 from processes import ShmWatch, describe, kill_all, leftovers, shm_files, wait  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-KINDS = ["unit", "contract", "e2e", "fault", "fuzz", "lab"]
-SAN_KINDS = {"unit", "contract", "fuzz"}  # run under both sanitizers unless the source says otherwise
+KINDS = ["unit", "contract", "verbs", "e2e", "fault", "fuzz", "lab"]
+SAN_KINDS = {"unit", "contract", "verbs", "fuzz"}  # run under both sanitizers unless the source says otherwise
 DEFAULT_LIMIT = 120
 SAN_SLOWDOWN = 3
 

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The emulated device between processes: peers that are killed, stopped, forked, or write nonsense. TEST-LIMIT: 240 */
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "test/verbs/verbs.h"
+
+/* What one end says to the other. */
+struct hello {
+  uint32_t qpn, rkey;
+  uint64_t addr;
+  union ibv_gid gid;
+  uint16_t lid;
+};
+
+/* As a program ends, with its exit handlers; the leak checker's takes other processes' threads for its own. */
+#ifdef __SANITIZE_ADDRESS__
+#define CHILD_EXIT _exit
+#else
+#define CHILD_EXIT exit
+#endif
+
+static char folder[] = "/dev/shm/emu-test.XXXXXX";
+
+/* Reads or writes all of it; a peer that ends early is a failure of the case. */
+static void say(int fd, const void *what, size_t size) { CHECK(write(fd, what, size) == (ssize_t)size); }
+static void hear(int fd, void *what, size_t size) { CHECK(read(fd, what, size) == (ssize_t)size); }
+
+/* Connects `e` with the process behind `fd`; `peer` becomes what is known of its end. */
+static void connect_over(int fd, struct end *e, struct end *peer, const struct shape *s) {
+  static struct ibv_qp qp;
+  static struct ibv_mr mr;
+  end_open(e, 0);
+  end_make_qp(e, s);
+  struct hello own = {e->qp->qp_num, e->mr->rkey, (uintptr_t)e->data, e->gid, e->port.lid}, its;
+  say(fd, &own, sizeof own);
+  hear(fd, &its, sizeof its);
+  memset(peer, 0, sizeof *peer);
+  qp.qp_num = its.qpn;
+  mr.rkey = its.rkey;
+  peer->qp = &qp;
+  peer->mr = &mr;
+  peer->data = (char *)(uintptr_t)its.addr; /* an address of the other process */
+  peer->gid = its.gid;
+  peer->port.lid = its.lid;
+  to_init(e, s);
+  to_rtr(e, peer, s);
+  to_rts(e, s);
+  char ready = 1;
+  say(fd, &ready, 1);
+  hear(fd, &ready, 1);
+}
+
+struct other {
+  pid_t pid;
+  int fd;
+};
+
+/* A process that connects, then does that; it must not have used the library before. */
+static struct other start(void (*body)(int fd, struct end *e, struct end *peer), const struct shape *s) {
+  int fds[2];
+  struct other o;
+  CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
+  fflush(stdout);
+  o.pid = fork();
+  CHECK(o.pid >= 0);
+  if (o.pid == 0) {
+    struct end e, peer;
+    close(fds[0]);
+    if (setjmp(tap_end_) == 0) {
+      connect_over(fds[1], &e, &peer, s);
+      body(fds[1], &e, &peer);
+      _exit(0);
+    }
+    _exit(1);
+  }
+  close(fds[1]);
+  o.fd = fds[0];
+  return o;
+}
+
+static void kill_other(struct other *o) {
+  kill(o->pid, SIGKILL);
+  waitpid(o->pid, NULL, 0);
+  close(o->fd);
+}
+
+/* Waits for its end, which must be a good one. */
+static void join_other(struct other *o) {
+  int status;
+  close(o->fd);
+  CHECK(waitpid(o->pid, &status, 0) == o->pid);
+  CHECK_INT(status, 0);
+}
+
+static void until_closed(int fd, struct end *e, struct end *peer) {
+  char c;
+  (void)peer;
+  while (read(fd, &c, 1) > 0) continue;
+  end_close(e);
+}
+
+static unsigned int files(void) {
+  unsigned int n = 0;
+  DIR *dir = opendir(folder);
+  CHECK(dir);
+  for (struct dirent *d; (d = readdir(dir)) != NULL;) n += strncmp(d->d_name, "rail-emu.", 9) == 0;
+  closedir(dir);
+  return n;
+}
+
+static struct shape short_shape(void) {
+  struct shape s = USUAL_SHAPE;
+  s.timeout = 10; /* 4 ms */
+  s.retry_cnt = 2;
+  return s;
+}
+
+/* ---- cases ----------------------------------------------------------------------------- */
+
+TEST(bytes_between_processes) {
+  struct shape s = USUAL_SHAPE;
+  struct other o = start(until_closed, &s);
+  struct end e, peer;
+  connect_over(o.fd, &e, &peer, &s);
+  fill(e.data, BYTES, 4);
+  struct work w;
+  work(&w, &e, &peer, IBV_WR_RDMA_WRITE, 1, 0, BYTES / 2);
+  CHECK_OK(post(&e, &w.wr));
+  work(&w, &e, &peer, IBV_WR_RDMA_READ, 2, 0, BYTES / 2);
+  w.sge.addr += BYTES / 2;
+  w.wr.send_flags |= IBV_SEND_FENCE;
+  CHECK_OK(post(&e, &w.wr));
+  CHECK_COMPLETION(&e, 1, IBV_WC_SUCCESS);
+  CHECK_COMPLETION(&e, 2, IBV_WC_SUCCESS);
+  CHECK(memcmp(e.data, e.data + BYTES / 2, BYTES / 2) == 0);
+  join_other(&o);
+  end_close(&e);
+  CHECK_INT(files(), 0);
+}
+
+/* It is at work when it is killed: sends as fast as it can. */
+static void send_for_ever(int fd, struct end *e, struct end *peer) {
+  (void)fd;
+  for (unsigned int i = 0;; i++) {
+    struct work w;
+    if (post(e, work(&w, e, peer, IBV_WR_RDMA_WRITE, i, 0, 1 + i * 977 % 60000)) != 0) poll(NULL, 0, 1);
+    struct ibv_wc wc;
+    while (ibv_poll_cq(e->cq, 1, &wc) > 0) CHECK_INT(wc.status, IBV_WC_SUCCESS);
+  }
+}
+
+TEST(a_killed_peer_is_silence) {
+  struct shape s = short_shape();
+  for (unsigned int round = 0; round < 10; round++) {
+    struct other o = start(send_for_ever, &s);
+    struct end e, peer;
+    connect_over(o.fd, &e, &peer, &s);
+    for (unsigned int i = 0; i < DEPTH; i++) send_work(&e, &peer, IBV_WR_RDMA_WRITE, i, 0, 8 + 100 * i);
+    unsigned int done = 0;
+    for (; done < 7 * round; done++) CHECK_COMPLETION(&e, done, IBV_WC_SUCCESS);
+    kill_other(&o);
+    struct ibv_wc wc = completion(&e);
+    while (wc.status == IBV_WC_SUCCESS && done + 1 < DEPTH) { /* what had arrived by then */
+      CHECK_INT(wc.wr_id, done++);
+      wc = completion(&e);
+    }
+    if (wc.status == IBV_WC_SUCCESS) {
+      done++;
+      send_work(&e, &peer, IBV_WR_RDMA_WRITE, done, 0, 8);
+      wc = completion(&e);
+    }
+    CHECK_INT(wc.status, IBV_WC_RETRY_EXC_ERR);
+    CHECK_INT(wc.wr_id, done);
+    for (unsigned int i = done + 1; i < DEPTH; i++) CHECK_COMPLETION(&e, i, IBV_WC_WR_FLUSH_ERR);
+    end_close(&e);
+  }
+  CHECK_INT(files(), 1); /* that of the last one */
+  struct end e;
+  end_open(&e, 0);
+  CHECK_INT(files(), 1); /* its own: that one is gone */
+  end_close(&e);
+  CHECK_INT(files(), 0);
+}
+
+/* Hours of silence are none if the other process could not run. */
+TEST(a_stopped_peer_is_waited_for) {
+  struct shape s = short_shape();
+  s.retry_cnt = 0;
+  struct other o = start(until_closed, &s);
+  struct end e, peer;
+  connect_over(o.fd, &e, &peer, &s);
+  kill(o.pid, SIGSTOP);
+  CHECK(waitpid(o.pid, NULL, WUNTRACED) == o.pid);
+  for (unsigned int i = 0; i < 30; i++) send_work(&e, &peer, IBV_WR_RDMA_WRITE, i, 0, 100000); /* more than a ring */
+  for (int i = 0; i < 200; i++) {
+    struct ibv_wc wc;
+    int n = ibv_poll_cq(e.cq, 1, &wc);
+    CHECK_MSG(n == 0, "request %llu ended with status %d", (unsigned long long)wc.wr_id, (int)wc.status);
+    poll(NULL, 0, 1);
+  }
+  kill(o.pid, SIGCONT);
+  for (unsigned int i = 0; i < 30; i++) CHECK_COMPLETION(&e, i, IBV_WC_SUCCESS);
+  join_other(&o);
+  end_close(&e);
+}
+
+/* The child of a process with connections has none of them, and disturbs none. */
+TEST(a_fork_leaves_connections_alone) {
+  struct shape s = USUAL_SHAPE;
+  struct other o = start(until_closed, &s);
+  struct end e, peer;
+  connect_over(o.fd, &e, &peer, &s);
+  for (unsigned int i = 0; i < 10; i++) {
+    send_work(&e, &peer, IBV_WR_RDMA_WRITE, i, 0, 50000);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      struct ibv_wc wc;
+      (void)ibv_poll_cq(e.cq, 1, &wc);
+      (void)ibv_destroy_qp(e.qp);
+      CHILD_EXIT(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK_INT(status, 0);
+    CHECK_COMPLETION(&e, i, IBV_WC_SUCCESS);
+  }
+  CHECK_INT(files(), 2);
+  join_other(&o);
+  end_close(&e);
+}
+
+/* Overwrites all that the process shows to others with nonsense, for as long as it lives. */
+static void write_nonsense(int fd, struct end *e, struct end *peer) {
+  char path[600];
+  DIR *dir = opendir(folder);
+  uint64_t random = 88172645463325252u;
+  (void)fd, (void)e, (void)peer;
+  snprintf(path, sizeof path, "%s/rail-emu.%u.%u", folder, (unsigned int)geteuid(), e->qp->qp_num >> 13);
+  closedir(dir);
+  int own = open(path, O_RDWR | O_CLOEXEC);
+  struct stat st;
+  CHECK(own >= 0 && fstat(own, &st) == 0);
+  char *all = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+  CHECK(all != MAP_FAILED);
+  for (;;) { /* small numbers are worse than large ones: they pass more checks */
+    random ^= random << 13;
+    random ^= random >> 7;
+    random ^= random << 17;
+    size_t at = 4096 + random % ((size_t)st.st_size - 4104);
+    uint64_t value = random >> (random % 64);
+    memcpy(all + at / 8 * 8, &value, 8);
+  }
+}
+
+TEST(nonsense_from_a_peer_hurts_nobody) {
+  struct shape s = short_shape();
+  for (unsigned int round = 0; round < 8; round++) {
+    struct other o = start(write_nonsense, &s), good = {0};
+    struct end e, peer, e2, peer2;
+    struct shape usual = USUAL_SHAPE;
+    connect_over(o.fd, &e, &peer, &s);
+    for (unsigned int i = 0; i < DEPTH; i++) {
+      send_work(&e, &peer, i % 3 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, i, 0, 8 + 100 * i);
+      receive(&e, 1000 + i, 0, 4096);
+    }
+    struct ibv_wc wc;
+    for (int i = 0; i < 3000; i++) (void)ibv_poll_cq(e.cq, 1, &wc);
+    kill_other(&o);
+    to_state(&e, IBV_QPS_ERR);
+    if (round == 7) { /* and the process can still talk with others */
+      good = start(until_closed, &usual);
+      connect_over(good.fd, &e2, &peer2, &usual);
+      send_work(&e2, &peer2, IBV_WR_RDMA_WRITE, 1, 0, 8);
+      CHECK_COMPLETION(&e2, 1, IBV_WC_SUCCESS);
+      join_other(&good);
+      end_close(&e2);
+    }
+    end_close(&e);
+  }
+}
+
+/* One after the other, some in the same slot. */
+TEST(many_come_and_go) {
+  struct shape s = USUAL_SHAPE;
+  struct end keep;
+  end_open(&keep, 0);
+  for (unsigned int i = 0; i < 20; i++) {
+    struct other o = start(until_closed, &s);
+    struct end e, peer;
+    connect_over(o.fd, &e, &peer, &s);
+    send_work(&e, &peer, IBV_WR_RDMA_WRITE, i, 0, 300000);
+    CHECK_COMPLETION(&e, i, IBV_WC_SUCCESS);
+    if (i % 2) join_other(&o);
+    else kill_other(&o);
+    end_close(&e);
+  }
+  end_close(&keep);
+}
+
+static const struct tap_case cases[] = {
+  TEST_CASE(bytes_between_processes), TEST_CASE(a_killed_peer_is_silence), TEST_CASE(a_stopped_peer_is_waited_for),
+  TEST_CASE(a_fork_leaves_connections_alone), TEST_CASE(nonsense_from_a_peer_hurts_nobody),
+  TEST_CASE(many_come_and_go)};
+
+int main(int argc, char **argv) {
+  if (!mkdtemp(folder)) return 2;
+  setenv("RAIL_EMU_DIR", folder, 1);
+  signal(SIGPIPE, SIG_IGN);
+  int status = tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
+  DIR *dir = opendir(folder);
+  for (struct dirent *d; dir && (d = readdir(dir)) != NULL;) (void)unlinkat(dirfd(dir), d->d_name, 0);
+  if (dir) closedir(dir);
+  rmdir(folder);
+  return status;
+}
