@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "emu/emu.h"
+#include "emu/emu_fault.h"
 #include "emu/rail_emu.h"
 
 ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t max, uint32_t flags,
@@ -234,9 +235,13 @@ static void fill_ops(struct emu_context *c) {
 
 struct ibv_context *ibv_open_device(struct ibv_device *device) {
   struct emu_device *d = (struct emu_device *)(void *)device;
-  struct emu_context *c = d->fatal ? NULL : calloc(1, sizeof *c);
+  pthread_mutex_lock(&emu.lock);
+  int err = emu_fault_call("open_device", -1);
+  if (!err && d->fatal) err = ENODEV;
+  pthread_mutex_unlock(&emu.lock);
+  struct emu_context *c = err ? NULL : calloc(1, sizeof *c);
   if (!c) {
-    errno = d->fatal ? ENODEV : ENOMEM;
+    errno = err ? err : ENOMEM;
     return NULL;
   }
   c->device = d;
@@ -252,7 +257,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device) {
     return NULL;
   }
   pthread_mutex_lock(&emu.lock);
-  int err = emu_wire_open();
+  err = emu_wire_open();
   if (!err) {
     LIST_INSERT_HEAD(&d->contexts, c, link);
     emu.contexts++;

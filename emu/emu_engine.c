@@ -136,12 +136,22 @@ static void give(struct emu_qp *qp, const struct emu_packet *p, const char *payl
 static void deliver(const struct emu_packet *p, const char *payload) {
   struct emu_qp *qp = emu_qp_find(p->dqpn);
   if (!qp || qp->ex.qp_base.state < IBV_QPS_RTR || qp->ex.qp_base.state == IBV_QPS_ERR || !is_for(qp, p)) return;
-  if (!emu_fault_packet(qp, p, payload)) give(qp, p, payload);
+  if (!emu_fault_packet(qp, p, payload, give)) give(qp, p, payload);
+}
+
+/* With a virtual clock: nothing happens before the next timer, so it is that time now. */
+static bool skip_to(uint64_t at) {
+  uint64_t now = emu_now();
+  if (!emu.virtual_clock || at == UINT64_MAX) return false;
+  if (at > now) emu.clock_skip += (int64_t)(at - now);
+  return true;
 }
 
 /* Timers come last: what has arrived is known by then, and what there was room for is sent. */
 void emu_progress(void) {
-  (void)emu_wire_receive(deliver);
+  if (emu_fault_is_pending()) emu_fault_run_pending();
+  bool any = emu_wire_receive(deliver);
+  if (emu.virtual_clock && !any && emu.next_held != UINT64_MAX) (void)skip_to(emu.next_held);
   uint64_t now = emu.next_timer != UINT64_MAX || emu.next_held != UINT64_MAX ? emu_now() : 0;
   if (emu.next_held <= now) emu.next_held = emu_fault_due(now, give);
   if (!TAILQ_EMPTY(&emu.run)) run_all();
@@ -151,7 +161,7 @@ void emu_progress(void) {
     run_all();
     emu_wire_flush();
   }
-  emu_wire_answered();
+  if (!emu_fault_is_holding()) emu_wire_answered();
 }
 
 /* ---- the thread ------------------------------------------------------------------------ */
@@ -180,14 +190,6 @@ static void sleep_until(uint32_t bell, uint64_t until) {
   syscall(SYS_futex, word, FUTEX_WAIT, bell, until == UINT64_MAX ? NULL : &timeout, NULL, 0);
   pthread_mutex_lock(&emu.lock);
   emu.engine_until = 0;
-}
-
-/* With a virtual clock: nothing happens before the next timer, so it is that time now. */
-static bool skip_to(uint64_t at) {
-  uint64_t now = emu_now();
-  if (!emu.virtual_clock || at == UINT64_MAX) return false;
-  if (at > now) emu.clock_skip += (int64_t)(at - now);
-  return true;
 }
 
 static uint64_t earliest(uint64_t a, uint64_t b) { return a < b ? a : b; }

@@ -31,14 +31,19 @@ struct emu_verdict {
   uint32_t vendor;
 };
 struct emu_verdict emu_fault_request(struct emu_qp *qp, enum ibv_wr_opcode op); /* before its first packet */
+typedef void (*emu_give)(struct emu_qp *qp, const struct emu_packet *packet, const char *payload);
 /* True: the packet was dropped, or is held back. */
-bool emu_fault_packet(struct emu_qp *qp, const struct emu_packet *packet, const char *payload);
+bool emu_fault_packet(struct emu_qp *qp, const struct emu_packet *packet, const char *payload, emu_give give);
+bool emu_fault_is_holding(void);
+/* Statements that wait for this moment: nothing is sent before they have been run. */
+bool emu_fault_is_pending(void);
+void emu_fault_run_pending(void);
 uint64_t emu_fault_slow(struct emu_qp *qp); /* ns to wait before the next packet */
 void emu_fault_commands(void);       /* statements that were appended to the file RAIL_EMU_CONTROL */
 uint64_t emu_fault_next_look(void); /* when that is to be done again */
 void emu_fault_forget(struct emu_qp *qp);
 /* Delivers held packets whose time has come; returns when the next is due, UINT64_MAX: there is none. */
-uint64_t emu_fault_due(uint64_t now, void (*deliver)(struct emu_qp *, const struct emu_packet *, const char *));
+uint64_t emu_fault_due(uint64_t now, emu_give give);
 /* False if the statement is none of a fault. */
 bool emu_fault_statement(const struct emu_statement *s, bool *good);
 

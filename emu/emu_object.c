@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "emu/emu.h"
+#include "emu/emu_fault.h"
 
 static struct emu_context *context_of(struct ibv_context *c) {
   return (struct emu_context *)(void *)((char *)verbs_get_ctx(c) - offsetof(struct emu_context, verbs));
@@ -26,7 +27,8 @@ struct ibv_pd *ibv_alloc_pd(struct ibv_context *context) {
   if (!pd) return NULL;
   pd->ibv.context = context;
   pthread_mutex_lock(&emu.lock);
-  int err = d->fatal ? EIO : d->npd >= d->max_pd ? ENOMEM : 0;
+  int err = emu_fault_call("alloc_pd", -1);
+  if (!err) err = d->fatal ? EIO : d->npd >= d->max_pd ? ENOMEM : 0;
   if (!err) d->npd++;
   pthread_mutex_unlock(&emu.lock);
   if (!err) return &pd->ibv;
@@ -108,7 +110,8 @@ static struct ibv_mr *add_mr(struct ibv_pd *pd, const struct emu_mr *form) {
   mr->ibv.context = pd->context;
   mr->ibv.pd = pd;
   pthread_mutex_lock(&emu.lock);
-  int err = d->fatal ? EIO : d->nmr >= d->max_mr ? ENOMEM : place_mr(mr);
+  int err = emu_fault_call(form->mapped ? "reg_dmabuf_mr" : "reg_mr", -1);
+  if (!err) err = d->fatal ? EIO : d->nmr >= d->max_mr ? ENOMEM : place_mr(mr);
   if (!err) {
     d->nmr++;
     ((struct emu_pd *)(void *)pd)->users++;
@@ -210,7 +213,8 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_cont
   pthread_mutex_init(&cq->ibv.mutex, NULL);
   pthread_cond_init(&cq->ibv.cond, NULL);
   pthread_mutex_lock(&emu.lock);
-  int err = !cq->ring || d->ncq >= d->max_cq ? ENOMEM : d->fatal ? EIO : 0;
+  int err = emu_fault_call("create_cq", -1);
+  if (!err) err = !cq->ring || d->ncq >= d->max_cq ? ENOMEM : d->fatal ? EIO : 0;
   if (!err) d->ncq++;
   if (!err && channel) channel->refcnt++;
   pthread_mutex_unlock(&emu.lock);
@@ -310,7 +314,8 @@ struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init
   pthread_mutex_init(&srq->ibv.mutex, NULL);
   pthread_cond_init(&srq->ibv.cond, NULL);
   pthread_mutex_lock(&emu.lock);
-  int err = !good || d->nsrq >= d->max_srq ? ENOMEM : d->fatal ? EIO : 0;
+  int err = emu_fault_call("create_srq", -1);
+  if (!err) err = !good || d->nsrq >= d->max_srq ? ENOMEM : d->fatal ? EIO : 0;
   if (!err) {
     d->nsrq++;
     ((struct emu_pd *)(void *)pd)->users++;

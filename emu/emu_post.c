@@ -84,6 +84,7 @@ int emu_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr
   }
   if (ibv->state == IBV_QPS_ERR) emu_qp_flush(qp);
   else if (!emu_req_run(qp)) emu_run_later(qp);
+  if (emu_fault_is_pending()) emu_progress();
   emu_wire_flush();
   pthread_mutex_unlock(&emu.lock);
   return err;

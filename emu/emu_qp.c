@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "emu/emu.h"
+#include "emu/emu_fault.h"
 
 static struct emu_context *context_of(struct ibv_context *c) {
   return (struct emu_context *)(void *)((char *)verbs_get_ctx(c) - offsetof(struct emu_context, verbs));
@@ -82,6 +83,7 @@ static struct emu_qp *create(struct ibv_pd *pd, struct ibv_qp_init_attr *init) {
   if (!err && !qp) err = ENOMEM;
   if (!err) err = emu_engine_start();
   pthread_mutex_lock(&emu.lock);
+  if (!err) err = emu_fault_call("create_qp", -1);
   if (!err && d->nqp >= d->max_qp) err = ENOMEM;
   if (!err) err = take_number(qp);
   if (!err) {
@@ -351,7 +353,8 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask) {
   struct emu_qp *qp = emu_qp_of(ibv);
   pthread_mutex_lock(&emu.lock);
   enum ibv_qp_state to = mask & IBV_QP_STATE ? attr->qp_state : ibv->state;
-  int err = qp->device->fatal && to != IBV_QPS_RESET && to != IBV_QPS_ERR ? EIO : 0;
+  int err = emu_fault_call("modify_qp", mask & IBV_QP_STATE ? (int)to : -1);
+  if (!err && qp->device->fatal && to != IBV_QPS_RESET && to != IBV_QPS_ERR) err = EIO;
   if (!err && !is_allowed(ibv->qp_type, ibv->state, to, mask)) err = EINVAL;
   if (!err) err = check_attr(qp, attr, mask);
   if (!err) {

@@ -198,6 +198,10 @@ enum gate { OPEN, WAITS, FAILED };
 static enum gate begin(struct emu_qp *qp) {
   struct emu_sqe *e = sqe_at(qp, qp->sq_next);
   if (e->stall) return WAITS;
+  if (emu_fault_is_pending()) {
+    emu_run_later(qp);
+    return WAITS;
+  }
   enum ibv_wc_status status = check_local(qp, qp->sq_next);
   uint32_t vendor = VENDOR_LOCAL;
   if (status == IBV_WC_SUCCESS && !e->counted) {
@@ -207,6 +211,10 @@ static enum gate begin(struct emu_qp *qp) {
     e->fault = verdict.status;
     e->fault_vendor = verdict.vendor;
     if (verdict.stall) return WAITS;
+    if (emu_fault_is_pending()) { /* it begins when that was done */
+      emu_run_later(qp);
+      return WAITS;
+    }
   }
   if (status == IBV_WC_SUCCESS && e->fault != IBV_WC_SUCCESS) {
     status = e->fault;

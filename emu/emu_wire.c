@@ -338,8 +338,8 @@ static bool receive_from(struct emu_link *l, void (*deliver)(const struct emu_pa
   while (l->head < tail && l->head < end) {
     struct emu_packet packet;
     if (!read_packet(l, tail - l->head, &packet)) {
-      fprintf(stderr, "rail-emu: process %lld writes packets that make no sense; they are ignored from here on\n",
-              (long long)l->peer->pid);
+      fprintf(stderr, "rail-emu: the process of slot %u writes packets that make no sense; they are ignored from here "
+              "on\n", l->slot);
       l->broken = true;
       break;
     }

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The emulated device's scripted faults, and its virtual clock. TEST-LIMIT: 240 */
+#include "test/verbs/verbs.h"
+
+static struct end a, b;
+
+static void open_pair(const struct shape *s) {
+  CHECK(emu_command("reset; seed 7"));
+  pair_open(&a, &b, s);
+}
+
+static void close_pair(void) {
+  CHECK(emu_command("reset; clock real"));
+  pair_close(&a, &b);
+}
+
+static void command_for(const char *words, const struct end *e) {
+  char text[128];
+  snprintf(text, sizeof text, "%s qp=%u", words, e->qp->qp_num);
+  CHECK(emu_command(text));
+}
+
+/* Messages with numbers in them, all of which must arrive, once and in order. */
+static void exchange(unsigned int n) {
+  for (unsigned int i = 0; i < n; i++) {
+    uint32_t size = 1 + i * 797 % 9000;
+    fill(a.data, size, i);
+    receive(&b, i, 0, 0);
+    send_work(&a, &b, i % 3 ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE, i, 0, size);
+    if (i % 3 == 0) send_work(&a, &b, IBV_WR_RDMA_WRITE_WITH_IMM, i, 0, 0);
+    CHECK_COMPLETION(&b, i, IBV_WC_SUCCESS);
+    CHECK(memcmp(a.data, b.data, size) == 0);
+    CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
+    if (i % 3 == 0) CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
+  }
+  CHECK(is_quiet(&a) && is_quiet(&b));
+}
+
+/* ---- packets ---------------------------------------------------------------------- */
+
+TEST(lost_packets_are_sent_again) {
+  struct shape s = USUAL_SHAPE;
+  s.timeout = 8; /* 1 ms */
+  s.retry_cnt = 7;
+  open_pair(&s);
+  CHECK(emu_command("drop rate=20"));
+  exchange(300);
+  close_pair();
+}
+
+TEST(packets_that_come_twice_count_once) {
+  struct shape s = USUAL_SHAPE;
+  struct work w;
+  open_pair(&s);
+  CHECK(emu_command("duplicate rate=3"));
+  exchange(200);
+  *(uint64_t *)(void *)b.data = 0;
+  for (unsigned int i = 0; i < 100; i++) { /* each is carried out once */
+    work(&w, &a, &b, IBV_WR_ATOMIC_FETCH_AND_ADD, i, 0, 8);
+    w.wr.wr.atomic.compare_add = 1;
+    CHECK_OK(post(&a, &w.wr));
+    CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
+    CHECK_INT(*(uint64_t *)(void *)a.data, i);
+  }
+  close_pair();
+}
+
+TEST(everything_at_once) {
+  struct shape s = USUAL_SHAPE;
+  s.retry_cnt = 7;
+  open_pair(&s);
+  CHECK(emu_command("adversary 42"));
+  exchange(300);
+  close_pair();
+}
+
+/* A write's second half is there while the first is not, and no completion yet. */
+TEST(a_torn_write) {
+  struct shape s = USUAL_SHAPE;
+  open_pair(&s);
+  memset(a.data, 0x77, 1000);
+  CHECK(emu_command("tear us=200000"));
+  send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 1000);
+  volatile char *first = b.data, *last = b.data + 999;
+  long end = now_ms() + WAIT_MS;
+  while (*last == 0 && now_ms() < end) (void)is_quiet(&b);
+  CHECK_INT(*last, 0x77);
+  bool torn = *first == 0; /* unless this thread stood still for as long as that */
+  CHECK_COMPLETION(&a, 1, IBV_WC_SUCCESS);
+  CHECK(*first == 0x77);
+  close_pair();
+  if (!torn) tap_skip_case("the machine was too slow to see it");
+}
+
+/* Of two queue pairs the second one's message may be first. */
+TEST(order_between_queue_pairs_is_free) {
+  struct shape s = USUAL_SHAPE;
+  struct end c = {0}, d = {0};
+  open_pair(&s);
+  end_open(&c, 0);
+  end_open(&d, 1);
+  end_make_qp(&c, &s);
+  end_make_qp(&d, &s);
+  connect_ends(&c, &d, &s);
+  receive(&b, 1, 0, 64);
+  receive(&d, 2, 0, 64);
+  command_for("delay us=100000 op=send", &b);
+  send_work(&a, &b, IBV_WR_SEND, 1, 0, 8);
+  send_work(&c, &d, IBV_WR_SEND, 2, 0, 8);
+  CHECK_COMPLETION(&d, 2, IBV_WC_SUCCESS);
+  CHECK_COMPLETION(&b, 1, IBV_WC_SUCCESS);
+  end_close(&c);
+  end_close(&d);
+  close_pair();
+}
+
+/* ---- requests and calls ----------------------------------------------------------------- */
+
+TEST(a_request_fails_on_command) {
+  struct shape s = USUAL_SHAPE;
+  open_pair(&s);
+  CHECK(emu_command("complete rem_op_err from=4 vendor=77"));
+  for (unsigned int i = 0; i < 6; i++) send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, 8);
+  for (unsigned int i = 0; i < 3; i++) CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
+  struct ibv_wc wc = completion(&a);
+  CHECK(wc.wr_id == 3 && wc.status == IBV_WC_REM_OP_ERR && wc.vendor_err == 0x77);
+  for (unsigned int i = 4; i < 6; i++) CHECK_COMPLETION(&a, i, IBV_WC_WR_FLUSH_ERR);
+  close_pair();
+}
+
+TEST(a_call_fails_on_command) {
+  struct shape s = USUAL_SHAPE;
+  struct work w;
+  open_pair(&s);
+  CHECK(emu_command("fail post_send from=2 times=2 errno=EIO; fail reg_mr"));
+  CHECK_OK(post(&a, work(&w, &a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8)));
+  CHECK_INT(post(&a, &w.wr), EIO);
+  CHECK_INT(post(&a, &w.wr), EIO);
+  CHECK_OK(post(&a, &w.wr));
+  CHECK(!ibv_reg_mr(a.pd, a.data, 4096, IBV_ACCESS_LOCAL_WRITE) && errno == ENOMEM);
+  struct ibv_mr *mr = ibv_reg_mr(a.pd, a.data, 4096, IBV_ACCESS_LOCAL_WRITE);
+  CHECK(mr);
+  CHECK_OK(ibv_dereg_mr(mr));
+  close_pair();
+}
+
+/* ---- ports and devices --------------------------------------------------------------------- */
+
+TEST(a_port_goes_and_comes) {
+  struct shape s = USUAL_SHAPE;
+  char text[96];
+  const char *name;
+  s.timeout = 8;
+  s.retry_cnt = 7;
+  s.rnr_retry = 7;
+  open_pair(&s);
+  name = ibv_get_device_name(b.context->device);
+  snprintf(text, sizeof text, "port %s 1 state=down", name);
+  CHECK(emu_command(text));
+  wait_event(&b, IBV_EVENT_PORT_ERR);
+  CHECK_OK(ibv_query_port(b.context, 1, &b.port));
+  CHECK_INT(b.port.state, IBV_PORT_DOWN);
+  snprintf(text, sizeof text, "port %s 1 state=active", name);
+  CHECK(emu_command(text));
+  wait_event(&b, IBV_EVENT_PORT_ACTIVE);
+  exchange(10);
+  snprintf(text, sizeof text, "at 5 port %s 1 state=down", name); /* in the middle of what follows */
+  CHECK(emu_command(text));
+  for (unsigned int i = 0; i < 8; i++) send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, 8);
+  unsigned int good = 0;
+  struct ibv_wc wc = completion(&a);
+  for (; wc.status == IBV_WC_SUCCESS; wc = completion(&a)) CHECK_INT(wc.wr_id, good++);
+  CHECK_INT(wc.status, IBV_WC_RETRY_EXC_ERR);
+  CHECK(good <= 4);
+  snprintf(text, sizeof text, "port %s 1 state=active", name);
+  CHECK(emu_command(text));
+  close_pair();
+}
+
+TEST(a_queue_pair_breaks_on_command) {
+  struct shape s = USUAL_SHAPE;
+  open_pair(&s);
+  command_for("at 3 qp_error", &a);
+  for (unsigned int i = 0; i < 5; i++) send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, 8);
+  unsigned int flushed = 0;
+  for (unsigned int i = 0; i < 5; i++) {
+    struct ibv_wc wc = completion(&a);
+    CHECK_INT(wc.wr_id, i);
+    CHECK(wc.status == IBV_WC_SUCCESS || wc.status == IBV_WC_WR_FLUSH_ERR);
+    flushed += wc.status != IBV_WC_SUCCESS;
+  }
+  CHECK(flushed >= 3);
+  wait_event(&a, IBV_EVENT_QP_FATAL);
+  close_pair();
+}
+
+/* ---- the clock --------------------------------------------------------------------------------- */
+
+/* 8 times more than two hours each, at least. */
+TEST(hours_of_timeouts_take_no_time) {
+  struct shape s = USUAL_SHAPE;
+  s.timeout = 31;
+  s.retry_cnt = 7;
+  open_pair(&s);
+  CHECK(emu_command("clock virtual"));
+  end_drop_qp(&b);
+  send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8);
+  CHECK_COMPLETION(&a, 1, IBV_WC_RETRY_EXC_ERR);
+  close_pair();
+}
+
+TEST(receivers_that_are_not_ready_take_no_time) {
+  struct shape s = USUAL_SHAPE;
+  s.min_rnr_timer = 0; /* 655 ms, the longest */
+  s.rnr_retry = 6;
+  open_pair(&s);
+  CHECK(emu_command("clock virtual"));
+  send_work(&a, &b, IBV_WR_SEND, 1, 0, 8);
+  CHECK_COMPLETION(&a, 1, IBV_WC_RNR_RETRY_EXC_ERR);
+  close_pair();
+}
+
+/* The last one: this device does not come back. */
+TEST(a_device_that_fails) {
+  struct shape s = USUAL_SHAPE;
+  char text[96];
+  open_pair(&s);
+  for (unsigned int i = 0; i < 5; i++) receive(&a, i, 0, 64);
+  snprintf(text, sizeof text, "fatal %s", ibv_get_device_name(a.context->device));
+  CHECK(emu_command(text));
+  wait_event(&a, IBV_EVENT_DEVICE_FATAL);
+  for (unsigned int i = 0; i < 5; i++) CHECK_COMPLETION(&a, i, IBV_WC_WR_FLUSH_ERR);
+  CHECK(!ibv_alloc_pd(a.context));
+  CHECK(!ibv_open_device(a.context->device));
+  close_pair();
+}
+
+TEST_MAIN(TEST_CASE(lost_packets_are_sent_again), TEST_CASE(packets_that_come_twice_count_once),
+          TEST_CASE(everything_at_once), TEST_CASE(a_torn_write), TEST_CASE(order_between_queue_pairs_is_free),
+          TEST_CASE(a_request_fails_on_command), TEST_CASE(a_call_fails_on_command), TEST_CASE(a_port_goes_and_comes),
+          TEST_CASE(a_queue_pair_breaks_on_command), TEST_CASE(hours_of_timeouts_take_no_time),
+          TEST_CASE(receivers_that_are_not_ready_take_no_time), TEST_CASE(a_device_that_fails))
