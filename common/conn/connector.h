@@ -18,7 +18,7 @@
  * (limits.deadline_ms, by TCP keepalive): it comes when the peer's process calls
  * accept. A listener that is flooded drops connections or refuses them as busy
  * before it answers; those are dialled again, with a new HELLO, until such tries
- * have failed in a row for connect_ms, or nobody listens there any more.
+ * have failed in a row for connect_ms, or no process listens there any more.
  *
  * Errors: the result, with connector->why, a text for the plugin's log line
  * "connect to PEER over DEVICE: WHY". Nothing else is logged but a redial (INFO) and,

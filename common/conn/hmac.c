@@ -37,7 +37,7 @@ static const char *read_key(struct rail_key *key, int fd) {
   if (fstat(fd, &st) != 0) return strerror(errno);
   if (!S_ISREG(st.st_mode)) return "it is not a file";
   if (st.st_mode & S_IRWXO)
-    return "everybody may use it; take that away (chmod o=), and make a new key if somebody could have read it";
+    return "all users may read or write it; remove that (chmod o=), and make a new key if others could have read it";
   while (have < sizeof key->bytes) {
     ssize_t n = read(fd, key->bytes + have, sizeof key->bytes - have);
     if (n < 0 && errno == EINTR) continue;

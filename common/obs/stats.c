@@ -59,8 +59,8 @@ static struct { int64_t on; } params;
 
 static const struct rail_param rows[] = {
   {.name = "RAIL_STATS", .type = RAIL_PARAM_BOOL, .def = "1", .lo = 0, .hi = 1, .offset = 0,
-   .doc = "Counters are kept in shared memory, a file /dev/shm/rail-stat.PID.NAME that rail-stat reads; 0: nobody "
-          "sees them."},
+   .doc = "Counters are kept in shared memory, a file /dev/shm/rail-stat.PID.NAME that rail-stat reads; 0: in "
+          "memory of the process."},
 };
 const struct rail_param_table rail_stats_param_table = {
   .module = "stats", .rows = rows, .count = RAIL_COUNT_OF(rows)};

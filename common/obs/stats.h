@@ -65,7 +65,7 @@ void rail_stats_close(struct rail_stats *stats);
 /* A record, all values 0, with a label of comma-separated key=value ("peer=10.0.0.2:4711,side=send"): no comma in a
  * key or value, no '=' in a key. It has cache lines of its own. NULL only when memory is out. */
 RAIL_PRINTF(3, 4) uint64_t *rail_stats_take(struct rail_stats *stats, uint32_t group, const char *label, ...);
-/* Nobody may count in it any more. A NULL record is fine. */
+/* Its counters must not be written any more. A NULL record is fine. */
 void rail_stats_drop(struct rail_stats *stats, uint32_t group, uint64_t *record);
 
 /* The record's one writer counts; readers see whole values. */

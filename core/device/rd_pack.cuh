@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A pack: 16 bytes of elements in a thread's registers. Loading and storing it, by accesses as wide as its address
- * allows, and computing with it. Elements that it lacks, at an end, are zeros, and nobody stores them.
+ * allows, and computing with it. Elements that it lacks, at an end, are zeros, and are never stored.
  *
  * rd_pack_compute is the one place with all types and operations, a function that is called pack by pack: for ends,
  * lines, odd addresses and what else rd_bulk.cuh has no loop for.

@@ -44,7 +44,7 @@ rail_result_t rt_shm_recv_setup(struct ncclComm *comm, struct rt_connector *c, s
                                 size_t res_size);
 rail_result_t rt_shm_recv_connect(struct rt_connector *c);
 rail_result_t rt_shm_send_setup(struct rt_connector *c, size_t res_size);
-/* Maps the segment; nothing if that was done. The receiver hears of it by rt_shm_attached. */
+/* Maps the segment; nothing if that was done. The receiver sees it by rt_shm_attached. */
 rail_result_t rt_shm_send_connect(struct ncclComm *comm, struct rt_connector *c,
                                   const struct rt_connect_record *theirs);
 void rt_shm_attached(struct rt_connector *c);

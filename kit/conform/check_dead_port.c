@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Connecting where no one is. Where somebody has just died: check_death.c. */
+ * Connecting where no one is. Where a process has just died: check_death.c. */
 #include <string.h>
 #include <time.h>
 

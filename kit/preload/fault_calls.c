@@ -2,7 +2,7 @@
  *
  * The calls that can be made to fail: memory, files, threads, waiting, and
  * sockets but for moving data (fault_io.c). close and munmap are not among
- * them: nobody can act on their failure.
+ * them: no caller can act on their failure.
  */
 #include <dirent.h>
 #include <errno.h>

@@ -48,7 +48,7 @@ void sk_reconnect_free(struct sk_reconnect *r); /* NULL is fine */
 rail_result_t sk_reconnect_lost(struct sk_reconnect *r, unsigned int stream, int *fd);
 
 /* The same for a stream whose HELLO was not answered: RAIL_OK when it is sent again, and *session that of the answer to
- * come. RAIL_REMOTE_ERROR, with an errno: nobody listens there any more, or RAIL_SOCKET_CONNECT_TIMEOUT has passed
+ * come. RAIL_REMOTE_ERROR, with an errno: no process listens there any more, or RAIL_SOCKET_CONNECT_TIMEOUT has passed
  * since the stream was cut for the first time. */
 rail_result_t sk_reconnect_unanswered(struct sk_reconnect *r, unsigned int stream, struct rail_session *session,
                                       int *fd);

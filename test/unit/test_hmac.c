@@ -70,8 +70,8 @@ TEST(key_files) {
   const struct key_file files[] = {
     {key_text, 32, 0600, NULL},      {key_text, 33, 0440, NULL},        {key_text, 16, 0600, NULL},
     {key_text, 15, 0600, "16 bytes"}, {"0123456789abcde\n", 16, 0600, "16 bytes"}, {"", 0, 0600, "16 bytes"},
-    {longest, 4096, 0600, NULL},     {longest, 4097, 0600, "4096"},     {key_text, 32, 0604, "everybody"},
-    {key_text, 32, 0602, "everybody"}, {key_text, 32, 0601, "everybody"},
+    {longest, 4096, 0600, NULL},     {longest, 4097, 0600, "4096"},     {key_text, 32, 0604, "all users"},
+    {key_text, 32, 0602, "all users"}, {key_text, 32, 0601, "all users"},
     {NULL, 0, 0, "No such file"},    {NULL, 1, 0, "not a file"}};
   for (size_t i = 0; i < RAIL_COUNT_OF(files); i++) try_file(&files[i]);
 }

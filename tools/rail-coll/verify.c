@@ -251,7 +251,7 @@ void rc_mulsum_scalar(int type, int rank, void *to) {
   else memcpy(to, &bits, rc_type(type)->size);
 }
 
-/* ---- memory that nobody may write ---- */
+/* ---- memory that must stay as it is ---- */
 
 void rc_poison(void *at, size_t bytes) { memset(at, POISON, bytes); }
 
