@@ -29,8 +29,8 @@ struct rt_gdr_facts {
 /* How to register the GPU's memory with the NIC; RT_GDR_NONE: not at all, and *why says why. */
 enum rt_gdr_way rt_gdr_choose(const struct rt_gdr_facts *f, const char **why);
 
-/* Does a receive need a flush before the GPU may look? What a NIC has written can still be on its way when the
- * GPU sees the completion, and only later GPUs order the two themselves, unless they hang on the processor by a link that the
+/* Does a receive need a flush before the GPU may look? What a NIC has written can still be on its way when the GPU sees
+ * the completion, and only later GPUs order the two themselves, unless they hang on the processor by a link that the
  * NIC's writes do not take. */
 bool rt_gdr_must_flush(bool forced, int compute_major, bool own_link);
 
