@@ -289,7 +289,7 @@ TEST(ping_is_answered) {
 
 /* A peer that sends PINGs and does not read: one PONG is due, not one per PING. */
 TEST(a_peer_that_does_not_read) {
-  int pongs = 0, type, small = 4096;
+  int pongs = 0, small = 4096;
   uint64_t number = 0, last = 0;
   begin_one(true);
   CHECK_OK(setsockopt(comm.fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small));
@@ -298,7 +298,7 @@ TEST(a_peer_that_does_not_read) {
     CHECK_INT(poll(&p, 1, WAIT_MS), 1);
     send_frame(&comm, RAIL_OOB_PING, i);
   }
-  while (last < 2000 && (type = frame_within(&comm, WAIT_MS, &number)) == RAIL_OOB_PONG) {
+  while (last < 2000 && frame_within(&comm, WAIT_MS, &number) == RAIL_OOB_PONG) {
     CHECK(number > last);
     last = number;
     pongs++;
