@@ -176,7 +176,7 @@ def files():
         dated = path.parent.name == "results" and re.match(r"\d{4}-\d\d-\d\d-", path.name)
         for word in re.findall(r"(?<![\w./<~$}-])((?:build/(?:bin|lib|test)|%s)/[\w./*-]+)" % "|".join(PARTS), code):
             name = word.rstrip(".,/")
-            placeholder = re.search(r"[A-Z]{3,}|vN|\bmine\b", name.replace("README", ""))
+            placeholder = re.search(r"[A-Z]{3,}|vN|\bmine\b|(?<![a-z])my_", name.replace("README", ""))
             if name.startswith("build/test") or "…" in code or placeholder:
                 continue  # built by make tests, a place for any name, or the reader's own plugin
             if dated and name.startswith(SOURCES):
