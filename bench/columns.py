@@ -52,6 +52,8 @@ class KitBench(Column):
         self.wire = f"{about['wire']} v{about['version']}" if about["version"] else about["wire"]
         result = {"wire": about["wire"], "abi": about["version"], **found["cells"][0]["results"][0]["rounds"][0]}
         half = {key: result.pop(f"half_{key}_us") for key in ("min", "p50", "p90", "p99") if f"half_{key}_us" in result}
+        if half and result["seconds"] and result["messages"]:  # of both directions
+            half["mean"] = result["seconds"] * 1e6 / result["messages"]
         return result | ({"half_us": half} if half else {})
 
     def shown(self, cell, warmup, seconds):
@@ -110,6 +112,49 @@ class Counted(Column):
         if status != 0:
             raise Failed(f"exit status {status}: {shlex.join(client)}\n{err[-2000:]}{out[-500:]}")
         return out, children_cpu() - before
+
+
+class Ucx(Counted):
+    """ucx_perftest's tag-matching tests; the environment says over which transport. It spins when idle, and drives one
+    connection per thread, so there is one connection; it sends from one buffer and checks nothing."""
+
+    PROGRAM = "ucx_perftest"
+
+    def __init__(self, title, env):
+        super().__init__("ucx", title, env)
+        self.wire = self.PROGRAM
+
+    def has(self, cell):
+        return cell.comms == 1 and cell.idle in (0, SPIN)
+
+    def command(self, cell, iterations, extra=()):
+        test = "tag_lat" if cell.kind == "lat" else "tag_bw"
+        how = ["-t", test, "-s", cell.size, "-O", cell.window, "-n", iterations, "-w", max(1, iterations // 8), *extra]
+        return [self.PROGRAM, "127.0.0.1"] + [str(x) for x in how] + ["-f", "-v"]
+
+    def timed(self, cell, env, seconds):
+        if cell.kind != "lat":
+            return self.transfers(cell, env, seconds, 1.125)  # an eighth is warm-up
+        n = self.iterations(cell, seconds)
+        p50, _ = self.once(cell, env, n)
+        p99, _ = self.once(cell, env, n, ("-R", "99"))
+        return {"verdict": "ok", "messages": n, "half_us": {"mean": p50[3], "p50": p50[1], "p99": p99[1]}}
+
+    def once(self, cell, env, iterations, extra=()):
+        """(the row of numbers, CPU seconds of both processes); remembers the rate."""
+        port = free_port()
+        argv = self.command(cell, iterations, ("-p", port, *extra))
+        out, cpu = self.pair(cell, env, [self.PROGRAM, "-p", str(port)], argv, port)
+        lines = [line for line in out.splitlines() if line.strip()[:1].isdigit()]
+        if not lines:
+            raise Failed(f"no figures: {shlex.join(argv)}\n{out[-500:]}")
+        row = [float(x) for x in lines[-1].split(",")]
+        self.rate[cell] = row[7]  # its own count of messages a second; its megabytes are powers of two
+        return row, cpu
+
+    def shown(self, cell, warmup, seconds):
+        words = [f"{k}={shlex.quote(v)}" for k, v in self.environment(cell).items()]
+        return " ".join(words + [shlex.join(self.command(cell, self.iterations(cell, seconds)))])
 
 
 def free_port():

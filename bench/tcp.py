@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """bench-socket: the socket plugin, UCX, plain TCP streams and any other plugin, between two processes over loopback."""
 import collections
-import pathlib
-import shlex
 import shutil
-import socket
-import tempfile
 import time
 
 import machine
 import report
-from columns import Counted, KitBench, free_port
+from columns import KitBench, Ucx
+from congestion import controls
 from program import Failed
 from report import OURS, load_fact, load_warnings, millions, size_name, spread_cell, table, with_second
 
@@ -52,87 +49,6 @@ def make_cells(sizes, comms, metrics):
     return cells
 
 
-class Congestion:
-    """One congestion control for every TCP socket of a program, and the proof."""
-
-    def __init__(self, name, library):
-        self.name, self.library = name, library
-        self.unverified = set()  # columns not all of whose sockets were seen
-
-    @staticmethod
-    def allowed(name):
-        with socket.socket() as s:
-            try:
-                s.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-                return True
-            except OSError:
-                return False
-
-    def environment(self, report):
-        return {"LD_PRELOAD": str(self.library), "BENCH_CC": self.name, "BENCH_CC_FILE": str(report)}
-
-    def verify(self, report, what):
-        """How many processes had connected TCP sockets. Each must have had this congestion control at its end."""
-        lines = report.read_text().splitlines() if report.exists() else []
-        found = [dict(word.split("=") for word in line.split()[1:]) for line in lines]
-        found = [counts for counts in found if counts]
-        if any(set(counts) != {self.name} for counts in found):
-            raise Failed(f"{what}: TCP sockets were to have {self.name}, but the processes report {found}")
-        return len(found)
-
-    def run(self, column, cell, warmup, seconds):
-        """A cell with it: the column's figures."""
-        with tempfile.TemporaryDirectory(prefix="rail-bench-") as folder:
-            report = pathlib.Path(folder) / "congestion"
-            result = column.run(cell, self.environment(report), warmup, seconds)
-            if result["verdict"] == "ok" and self.verify(report, f"{column.title}, {cell}") < 2:
-                self.unverified.add(column.title)
-        return result
-
-
-class Ucx(Counted):
-    """ucx_perftest's tag-matching tests over tcp. It spins when idle, and drives one connection per thread, so there
-    is one connection; it sends from one buffer and checks nothing."""
-
-    PROGRAM = "ucx_perftest"
-
-    def __init__(self, env=None):
-        super().__init__("ucx", "UCX tcp", {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo", **(env or {})})
-        self.wire = self.PROGRAM
-
-    def has(self, cell):
-        return cell.comms == 1 and cell.idle == 0
-
-    def command(self, cell, iterations, extra=()):
-        test = "tag_lat" if cell.kind == "lat" else "tag_bw"
-        how = ["-t", test, "-s", cell.size, "-O", cell.window, "-n", iterations, "-w", max(1, iterations // 8), *extra]
-        return [self.PROGRAM, "127.0.0.1"] + [str(x) for x in how] + ["-f", "-v"]
-
-    def timed(self, cell, env, seconds):
-        if cell.kind != "lat":
-            return self.transfers(cell, env, seconds, 1.125)  # an eighth is warm-up
-        n = self.iterations(cell, seconds)
-        p50, _ = self.once(cell, env, n)
-        p99, _ = self.once(cell, env, n, ("-R", "99"))
-        return {"verdict": "ok", "messages": n, "half_us": {"p50": p50[1], "p99": p99[1]}}
-
-    def once(self, cell, env, iterations, extra=()):
-        """(the row of numbers, CPU seconds of both processes); remembers the rate."""
-        port = free_port()
-        argv = self.command(cell, iterations, ("-p", port, *extra))
-        out, cpu = self.pair(cell, env, [self.PROGRAM, "-p", str(port)], argv, port)
-        lines = [line for line in out.splitlines() if line.strip()[:1].isdigit()]
-        if not lines:
-            raise Failed(f"no figures: {shlex.join(argv)}\n{out[-500:]}")
-        row = [float(x) for x in lines[-1].split(",")]
-        self.rate[cell] = row[7]  # its own count of messages a second; its megabytes are powers of two
-        return row, cpu
-
-    def shown(self, cell, warmup, seconds):
-        words = [f"{k}={shlex.quote(v)}" for k, v in self.env.items()]
-        return " ".join(words + [shlex.join(self.command(cell, self.iterations(cell, seconds)))])
-
-
 # ---- what the driver asks ----
 
 
@@ -152,18 +68,8 @@ def check_arguments(o, p):
 def make_columns(o, plugins, env):
     program, lo = o.build / "bin" / "rail-kit", {"NCCL_SOCKET_IFNAME": "lo"}
     columns = [KitBench(key, title, program, [path], {**lo, **env.get(key, {})}) for key, title, path in plugins]
-    return columns + [Ucx(env.get("ucx")), KitBench("tcp", "plain TCP", program, ["--tcp"], env.get("tcp"))]
-
-
-def make_congestion(o, parser):
-    library = o.build / "test" / "libcongestion.so"
-    found = [Congestion(name, library) for name in o.cc.split(",") if Congestion.allowed(name)]
-    for name in set(o.cc.split(",")) - {c.name for c in found}:
-        machine.log(f"congestion control {name} is left out: not allowed here "
-                    "(see net.ipv4.tcp_allowed_congestion_control)")
-    if not found:
-        parser.error(f"--cc: none of {o.cc} can be had here")
-    return found
+    ucx = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo", **env.get("ucx", {})}
+    return columns + [Ucx("UCX tcp", ucx), KitBench("tcp", "plain TCP", program, ["--tcp"], env.get("tcp"))]
 
 
 def try_columns(columns, congestion):
@@ -176,7 +82,7 @@ def try_columns(columns, congestion):
 
 def measure(o, columns, plugins, env, p, about):
     """The rows and cells of all runs; what was measured how goes to `about`."""
-    congestions = make_congestion(o, p)
+    congestions = controls(o.cc, o.build, p)
     if any(c.key == "ucx" for c in columns) and not shutil.which(Ucx.PROGRAM):
         p.error(f"{Ucx.PROGRAM} is missing; config/setup.sh bench brings it (or leave the column out with --only)")
     cells, by_name = make_cells(o.sizes, o.comms, o.metrics), {c.name: c for c in congestions}

@@ -12,8 +12,8 @@ sys.dont_write_bytecode = True
 from coll import BUILD, ROOT, SOCKET, expect, main, run
 
 sys.path.insert(0, str(ROOT / "bench"))
+from congestion import Congestion
 from program import Failed
-from tcp import Congestion
 
 KIT = BUILD / "bin" / "rail-kit"
 NULL = BUILD / "test" / "libnullnet.so"
