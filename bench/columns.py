@@ -2,6 +2,7 @@
 """What benchmarks of transports compare: columns, each a program that fills cells."""
 import json
 import pathlib
+import random
 import shlex
 import socket
 import time
@@ -158,14 +159,20 @@ class Ucx(Counted):
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Below those that Linux gives to whoever asks for any: until a program listens there, nobody else gets it."""
+    while True:
+        port = random.randrange(10000, 32768)
+        with socket.socket() as s:
+            try:
+                s.bind(("", port))
+                return port
+            except OSError:
+                pass
 
 
 def wait_for_port(port, child):
     """Until something listens there, in the child's network. Its output does not show it: it is buffered."""
-    deadline, needle = time.monotonic() + 10, f":{port:04X}"
+    deadline, needle = time.monotonic() + 30, f":{port:04X}"
     while time.monotonic() < deadline and child.poll() is None:
         for name in ("tcp", "tcp6"):
             for line in pathlib.Path(f"/proc/{child.pid}/net/{name}").read_text().splitlines():
