@@ -16,7 +16,7 @@ RATIO_AFTER = {"ompi-shm": "shm", "ompi-tcp": "net"}  # column → whose ratio t
 # column → color and dash of its line, in kit/plot.py's numbers
 STYLES = {"shm": (0, 0), "ompi-shm": (0, 1), "net": (3, 0), "ompi-tcp": (3, 1), "memcpy": (7, 2)}
 # What is measured of transports: key in a run's figures, and whether the greater one is the better
-METRICS = {"gb_s": max, "messages_s": max, "cpu_s_per_gb": min, "p50": min, "p99": min}
+METRICS = {"gb_s": max, "messages_s": max, "cpu_s_per_gb": min, "mean": min, "p50": min, "p99": min}
 
 
 def size_name(size):
@@ -271,7 +271,7 @@ def with_second(results, metric, second):
     """The second metric's median in brackets."""
     def cell_text(group, cell, column):
         one, two = (results.median(group, cell, column, m) for m in (metric, second))
-        text = f"{number(one)} ({number(two)})" if one is not None else ""
+        text = f"{number(one)} ({number(two)})" if None not in (one, two) else ""
         return f"{results.bad(group, cell, column)} {text}".strip() or "-"
     return cell_text
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Transports side by side: transports.py socket|ib. Our plugin, other programs, any other ncclNet plugin.
+"""Transports side by side: transports.py socket|ib|ofi. Our plugin, other programs, any other ncclNet plugin.
 
 A round goes through all cells (size, connections or queue pairs, window, transfers or ping-pong) and runs every column
 of a cell one right after the other, forwards in one round and backwards in the next. Shown are medians over the rounds;
-a ratio is taken within each round first. tcp.py and verbs.py define the columns, the cells and the targets.
+a ratio is taken within each round first. tcp.py, verbs.py and ofi.py define the columns, the cells and the targets.
 """
 import argparse
 import os
@@ -14,6 +14,7 @@ import types
 
 sys.dont_write_bytecode = True
 import machine
+import ofi
 import report
 import tcp
 import verbs
@@ -126,9 +127,9 @@ def write(fabric, o, columns, about, cells, rows):
 
 
 def main():
-    fabric = {"socket": tcp, "ib": verbs}.get(sys.argv[1] if len(sys.argv) > 1 else "")
+    fabric = {"socket": tcp, "ib": verbs, "ofi": ofi}.get(sys.argv[1] if len(sys.argv) > 1 else "")
     if not fabric:
-        sys.exit("usage: transports.py socket|ib --build DIR [option...]")
+        sys.exit("usage: transports.py socket|ib|ofi --build DIR [option...]")
     parser, o = arguments(fabric)
     plugins, env = plugins_of(o, fabric), environments(o, parser)
     columns = chosen(fabric.make_columns(o, plugins, env), o.only, env, parser)

@@ -48,6 +48,8 @@ bench  openmpi-bin     mpirun
 bench  libopenmpi-dev  /usr/lib/*/openmpi/include/mpi.h
 bench  python3-matplotlib  /usr/lib/python3/dist-packages/matplotlib
 bench  ucx-utils       ucx_perftest
+bench  libfabric1      /usr/lib/*/libfabric.so.1
+bench  libfabric-bin   fi_pingpong
 bench  valgrind        valgrind
 lint   python3         python3
 lint   g++             g++

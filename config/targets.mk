@@ -9,7 +9,8 @@ setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
 .PHONY: all tests syntax products check-needs help clean setup demo check test test-asan test-tsan lab lab-shell \
-  test-rdma bench bench-socket bench-ib bench-tuning kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus
+  test-rdma bench bench-socket bench-ib bench-ofi bench-tuning kit-proof gpu-test docs docs-check lint fuzz \
+  fuzz-corpus
 
 san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib) $(emu_lib)
 all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib) \
@@ -143,6 +144,13 @@ bench-ib:  ## the ib plugin against perftest and any plugin given, in the lab, o
 	$(setup) build bench rdma $(if $(DEV),,lab)
 	$(build_with) BUILD='$(BUILD)' $(bench_ib_needs)
 	@CC='$(CC)' python3 bench/transports.py ib --build '$(BUILD)' $(if $(DEV),--dev '$(DEV)') $(RUN)
+
+bench_ofi_needs := $(BUILD)/lib/libnccl-net-ofi.so $(BUILD)/bin/rail-kit $(BUILD)/test/libcongestion.so
+
+bench-ofi:  ## the ofi plugin against fi_pingpong, fabtests, UCX and any plugin given; RUN='--fabtests DIR'
+	$(setup) build bench
+	$(build_with) BUILD='$(BUILD)' $(bench_ofi_needs)
+	@CC='$(CC)' python3 bench/transports.py ofi --build '$(BUILD)' $(RUN)
 
 kit-proof:  ## docs/results/kit-proof.md: planted defects and what rail-kit says of each
 	$(setup) build
