@@ -30,15 +30,15 @@ __attribute__((unused)) static void *rig_ctx(void) {
   return ctx;
 }
 
-/* Once, first in main: parameters are read, and cases may change them. */
+/* Once, first in main: parameters are read, and cases may change them. `program` NULL: over the real library. */
 __attribute__((unused)) static void rig_use(const char *program) {
   void *ctx = NULL;
-  fake_use(program, "nics=none");
+  if (program) fake_use(program, "nics=none");
   setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   if (net->init(&ctx, &(struct rail_net_init){.version = 12, .log = log_capture}) != RAIL_OK) abort();
   if (net->finalize(ctx) != RAIL_OK) abort();
   rig_defaults = ofi_params;
-  rig_defaults.provider = "fake"; /* taken only when named */
+  if (program) rig_defaults.provider = "fake"; /* taken only when named */
 }
 
 #define RIG_MAIN(...)                                                               \
