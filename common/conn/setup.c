@@ -16,25 +16,27 @@ void rail_setup_init(struct rail_setup *s, const struct rail_setup_ops *ops, con
                      const union rail_addr *peer, const struct rail_connector_limits *limits) {
   memset(s, 0, sizeof *s);
   s->ops = ops;
-  s->limits = limits;
+  s->limits = *limits;
   s->device = device;
   s->connector = connector;
   s->peer = *peer;
   rail_handshake_init(&s->handshake);
 }
 
-rail_result_t rail_setup_begin_dial(struct rail_setup *s, struct rail_connector *dialing,
-                                    const struct rail_handle *listener, const struct rail_dial_args *args) {
-  rail_result_t result = rail_connector_init(dialing, s->ops->protocol, listener, args, NULL, s->limits, s->device,
-                                             &s->handshake);
-  if (result == RAIL_OK) s->dialing = dialing;
-  else RAIL_WARN("%s: connect: %s", s->ops->protocol->plugin, dialing->why);
+rail_result_t rail_setup_begin_dial(struct rail_setup *s, const struct rail_handle *listener, const char *interface,
+                                    const union rail_addr *from) {
+  const char *plugin = s->ops->protocol->plugin;
+  s->from = *from;
+  const struct rail_dial_args args = {.plugin = plugin, .interface = interface, .addr = &s->from,
+                                      .bind = RAIL_BIND_ADDR, .traffic_class = -1, .stream = -1};
+  rail_result_t result = rail_connector_init(&s->dialing, s->ops->protocol, listener, &args, NULL, &s->limits,
+                                             s->device, &s->handshake);
+  if (result != RAIL_OK) RAIL_WARN("%s: connect: %s", plugin, s->dialing.why);
   return result;
 }
 
 void rail_setup_close(struct rail_setup *s) {
-  if (s->dialing) rail_connector_close(s->dialing);
-  s->dialing = NULL;
+  if (s->dialing.handshake) rail_connector_close(&s->dialing);
   rail_handshake_close(&s->handshake);
 }
 
@@ -57,9 +59,9 @@ rail_result_t rail_setup_fail(struct rail_setup *s, unsigned int reason, rail_re
 
 static rail_result_t refused(struct rail_setup *s, const struct rail_message *answer) {
   char text[512];
-  if (answer->reason >= RAIL_REASON_PLUGIN && s->ops->refused) s->ops->refused(s, answer, text, sizeof text);
-  else snprintf(text, sizeof text, "%s", rail_reason_text(s->ops->protocol, answer->reason));
-  rail_setup_fail(s, RAIL_REASON_NONE, RAIL_REMOTE_ERROR, "refused: %s", text);
+  snprintf(text, sizeof text, "refused: %s", rail_reason_text(s->ops->protocol, answer->reason));
+  if (s->ops->refused) RAIL_TRY(s->ops->refused(s, answer, text, sizeof text));
+  rail_setup_fail(s, RAIL_REASON_NONE, RAIL_REMOTE_ERROR, "%s", text);
   s->reason = answer->reason;
   return RAIL_REMOTE_ERROR;
 }
@@ -97,20 +99,26 @@ uint64_t rail_setup_process_id(void) {
 /* ---- steps --------------------------------------------------------------------- */
 
 rail_result_t rail_setup_dial(struct rail_setup *s) {
-  rail_result_t result = rail_connector_dial(s->dialing);
+  rail_result_t result = rail_connector_dial(&s->dialing);
   if (result == RAIL_OK || result == RAIL_IN_PROGRESS) return result;
-  return rail_setup_fail(s, RAIL_REASON_NONE, result, "%s", s->dialing->why);
+  return rail_setup_fail(s, RAIL_REASON_NONE, result, "%s", s->dialing.why);
 }
 
 /* The peer's accept may take any time, as long as its host answers. */
 rail_result_t rail_setup_answer(struct rail_setup *s) {
   struct rail_message message;
   enum rail_reason reason;
-  rail_result_t result = rail_connector_answer(s->dialing, &message, &reason);
+  rail_result_t result = rail_connector_answer(&s->dialing, &message, &reason);
   if (result == RAIL_OK) return check(s, RAIL_MESSAGE_ANSWER, &message);
-  if (result != RAIL_IN_PROGRESS) return rail_setup_fail(s, reason, result, "%s", s->dialing->why);
-  if (s->handshake.fd < 0) s->state = s->ops->dial_row;
+  if (result != RAIL_IN_PROGRESS) return rail_setup_fail(s, reason, result, "%s", s->dialing.why);
+  if (s->handshake.fd < 0) /* it was dropped, and is dialled again */
+    while (s->state > 0 && s->ops->rows[s->state].step != rail_setup_dial) s->state--;
   return result;
+}
+
+rail_result_t rail_setup_welcome(struct rail_setup *s) {
+  if (rail_handshake_welcome(&s->handshake, NULL) == RAIL_OK) return RAIL_OK;
+  return rail_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no random bytes from the kernel, or no HMAC");
 }
 
 rail_result_t rail_setup_flushed(struct rail_setup *s) {
@@ -137,13 +145,13 @@ static void trace(const struct rail_setup *s) {
 }
 
 bool rail_setup_is_late(const struct rail_setup *s) {
-  return rail_handshake_is_late(&s->handshake, s->limits->connect_ms);
+  return rail_handshake_is_late(&s->handshake, s->limits.connect_ms);
 }
 
 static rail_result_t too_late(struct rail_setup *s, const struct rail_setup_row *row) {
-  return rail_setup_fail(s, RAIL_REASON_TIMEOUT, RAIL_REMOTE_ERROR, "not ready within %lld ms (%s): waited for %s; does "
-                         "the peer's process run, and does its log say more?", (long long)s->limits->connect_ms,
-                         s->limits->connect_param, row->waits_for ? row->waits_for : row->name);
+  return rail_setup_fail(s, RAIL_REASON_TIMEOUT, RAIL_REMOTE_ERROR, "not ready within %lld ms (%s): waited for %s; "
+                         "does the peer's process run, and does its log say more?", (long long)s->limits.connect_ms,
+                         s->limits.connect_param, row->waits_for ? row->waits_for : row->name);
 }
 
 rail_result_t rail_setup_run(struct rail_setup *s, uint64_t until) {
@@ -176,9 +184,15 @@ rail_result_t rail_setup_run(struct rail_setup *s, uint64_t until) {
 /* ---- a listener's connections --------------------------------------------------------- */
 
 void rail_accepting_init(struct rail_accepting *a, struct rail_listener *listener, unsigned int most,
+                         struct rail_setup *(*begin)(void *owner, const union rail_addr *peer),
                          void (*drop)(struct rail_setup *s)) {
-  *a = (struct rail_accepting){.most = most, .listener = listener, .drop = drop};
+  *a = (struct rail_accepting){.most = most, .listener = listener, .begin = begin, .drop = drop};
   TAILQ_INIT(&a->list);
+}
+
+static void add(struct rail_accepting *a, struct rail_setup *s) {
+  TAILQ_INSERT_TAIL(&a->list, s, link);
+  a->count++;
 }
 
 static void take_out(struct rail_accepting *a, struct rail_setup *s) {
@@ -194,7 +208,7 @@ void rail_accepting_close(struct rail_accepting *a) {
   }
 }
 
-bool rail_accepting_make_room(struct rail_accepting *a) {
+static bool make_room(struct rail_accepting *a) {
   struct rail_setup *s, *oldest = NULL;
   if (a->count < a->most) return true;
   TAILQ_FOREACH(s, &a->list, link)
@@ -207,9 +221,15 @@ bool rail_accepting_make_room(struct rail_accepting *a) {
   return true;
 }
 
-void rail_accepting_add(struct rail_accepting *a, struct rail_setup *s) {
-  TAILQ_INSERT_TAIL(&a->list, s, link);
-  a->count++;
+unsigned int rail_accepting_hello(struct rail_accepting *a, const struct rail_pending *conn,
+                                  const struct rail_hello *hello) {
+  if (hello->streams != 1 || hello->reconnect) return RAIL_REASON_MESSAGE;
+  struct rail_setup *s = make_room(a) ? a->begin(a->listener->owner, &conn->peer) : NULL;
+  if (!s) return RAIL_REASON_BUSY;
+  rail_watch_host(conn->fd, s->limits.deadline_ms, 0); /* while the peer's process may take any time */
+  rail_handshake_begin(&s->handshake, s->ops->protocol, conn->fd, false, hello);
+  add(a, s);
+  return RAIL_REASON_NONE;
 }
 
 static bool is_only_that_peer(unsigned int reason) {
@@ -235,7 +255,7 @@ rail_result_t rail_accepting_next(struct rail_accepting *a, uint64_t until, stru
       return RAIL_OK;
     }
     if (result == RAIL_IN_PROGRESS) {
-      rail_accepting_add(a, s);
+      add(a, s);
     } else {
       bool only = is_only_that_peer(s->reason);
       a->drop(s);

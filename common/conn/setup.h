@@ -6,10 +6,11 @@
  *   step      returns RAIL_OK (the next one follows), RAIL_IN_PROGRESS (called again later), or the result of
  *             rail_setup_fail. A step with several pieces does one per call (rail_setup_piece_done), each with at most
  *             one call that may take long, so that connect and accept stay short
- *   connect   rail_setup_init, rail_setup_begin_dial; its table has rail_setup_dial and rail_setup_answer as steps.
- *             Then rail_setup_run in each call of connect
- *   accept    the listener's on_hello puts a plugin's own structure, which begins with a struct rail_setup, into a
- *             struct rail_accepting; rail_accepting_next runs them in each call of accept
+ *   connect   rail_setup_init, rail_setup_begin_dial; its table has rail_setup_dial and, later, rail_setup_answer as
+ *             steps. Then rail_setup_run in each call of connect
+ *   accept    a struct rail_accepting beside the listener, whose on_hello calls rail_accepting_hello; then
+ *             rail_accepting_next in each call of accept
+ * A plugin's own structure begins with a struct rail_setup.
  *
  * A peer that goes silent, closes or sends something invalid is dropped with a line, and accept waits for the next one.
  * Failures that any peer would meet end accept with an error.
@@ -38,16 +39,16 @@ struct rail_setup_ops {
   const struct rail_protocol *protocol;
   const struct rail_setup_row *rows;
   unsigned int nrows;
-  unsigned int dial_row; /* of a connector: where rail_setup_dial is */
-  /* The peer refused with one of the plugin's own reasons: the words for the log line, in `text`; NULL function: those
-   * of rail_reason_text. */
-  void (*refused)(struct rail_setup *s, const struct rail_message *answer, char *text, size_t size);
+  /* The peer has refused: may count that, and put other words for the log line into `text`, which holds "refused: " and
+   * those of rail_reason_text. Not RAIL_OK: the refusal itself is invalid, the result is one of rail_setup_fail. NULL:
+   * nothing to add. */
+  rail_result_t (*refused)(struct rail_setup *s, const struct rail_message *answer, char *text, size_t size);
 };
 
 struct rail_setup {
   const struct rail_setup_ops *ops;
-  const struct rail_connector_limits *limits; /* connect_ms and its parameter; kept */
-  const char *device;                         /* for log lines; kept */
+  struct rail_connector_limits limits;
+  const char *device; /* for log lines; kept */
   bool connector;
   union rail_addr peer;
   unsigned int state;  /* row */
@@ -55,16 +56,17 @@ struct rail_setup {
   bool more;           /* the step has pieces left that need not wait */
   unsigned int reason; /* after a failure: enum rail_reason, or the plugin's */
   struct rail_handshake handshake;
-  struct rail_connector *dialing; /* a connector's: the plugin's, kept */
-  TAILQ_ENTRY(rail_setup) link;   /* in a struct rail_accepting */
+  struct rail_connector dialing; /* a connector's, from rail_setup_begin_dial on */
+  union rail_addr from;          /* and its interface's address */
+  TAILQ_ENTRY(rail_setup) link;  /* in a struct rail_accepting */
 };
 
 /* The peer is known; the TCP connection is not there yet (handshake.fd -1). */
 void rail_setup_init(struct rail_setup *s, const struct rail_setup_ops *ops, const char *device, bool connector,
                      const union rail_addr *peer, const struct rail_connector_limits *limits);
-/* A connector's: `dialing` is initialized (rail_connector_init with s->handshake). An error is logged. */
-rail_result_t rail_setup_begin_dial(struct rail_setup *s, struct rail_connector *dialing,
-                                    const struct rail_handle *listener, const struct rail_dial_args *args);
+/* A connector's: from this interface, whose name is kept, and address. An error is logged. */
+rail_result_t rail_setup_begin_dial(struct rail_setup *s, const struct rail_handle *listener, const char *interface,
+                                    const union rail_addr *from);
 /* Closes the socket, unless it was taken, and what is dialled. */
 void rail_setup_close(struct rail_setup *s);
 
@@ -75,7 +77,7 @@ rail_result_t rail_setup_run(struct rail_setup *s, uint64_t until);
  * `result`. */
 RAIL_PRINTF(4, 5) rail_result_t rail_setup_fail(struct rail_setup *s, unsigned int reason, rail_result_t result,
                                                 const char *fmt, ...);
-/* Has the peer taken longer than limits->connect_ms? */
+/* Has the peer taken longer than limits.connect_ms? */
 bool rail_setup_is_late(const struct rail_setup *s);
 /* Counts pieces: RAIL_OK when that was the last of `n`. */
 rail_result_t rail_setup_piece_done(struct rail_setup *s, unsigned int n);
@@ -91,7 +93,8 @@ uint64_t rail_setup_process_id(void);
 /* ---- steps ---- */
 
 rail_result_t rail_setup_dial(struct rail_setup *s);    /* connector: until HELLO is written */
-rail_result_t rail_setup_answer(struct rail_setup *s);  /* connector: until the acceptor has welcomed it */
+rail_result_t rail_setup_answer(struct rail_setup *s);  /* connector: until it is welcome; if dropped, back to dial */
+rail_result_t rail_setup_welcome(struct rail_setup *s); /* acceptor: the peer is welcome, without a payload */
 rail_result_t rail_setup_flushed(struct rail_setup *s); /* all messages are with the kernel */
 
 /* ---- a listener's connections that are being set up ---- */
@@ -99,17 +102,20 @@ rail_result_t rail_setup_flushed(struct rail_setup *s); /* all messages are with
 struct rail_accepting {
   TAILQ_HEAD(, rail_setup) list; /* in the order in which accept serves them */
   unsigned int count, most;
-  struct rail_listener *listener; /* for log lines */
-  void (*drop)(struct rail_setup *s); /* frees the plugin's structure */
+  struct rail_listener *listener;
+  struct rail_setup *(*begin)(void *owner, const union rail_addr *peer);
+  void (*drop)(struct rail_setup *s);
 };
 
+/* `begin`: makes the plugin's structure, for the listener's owner; NULL: out of memory. `drop` frees it. */
 void rail_accepting_init(struct rail_accepting *a, struct rail_listener *listener, unsigned int most,
+                         struct rail_setup *(*begin)(void *owner, const union rail_addr *peer),
                          void (*drop)(struct rail_setup *s));
 void rail_accepting_close(struct rail_accepting *a);
-/* Is there room for one more? Without a key a HELLO proves little: of too many the oldest that sent nothing after it is
- * dropped. False: all places are taken by peers that are further. */
-bool rail_accepting_make_room(struct rail_accepting *a);
-void rail_accepting_add(struct rail_accepting *a, struct rail_setup *s);
+/* What the listener's on_hello returns. Without a key a HELLO proves little: of too many connections the oldest that
+ * sent nothing after it is dropped. Refused as busy: all places are taken by peers that are further. */
+unsigned int rail_accepting_hello(struct rail_accepting *a, const struct rail_pending *conn,
+                                  const struct rail_hello *hello);
 /* Runs each once, as far as `until` allows. *ready: the first that is through its table, out of the list; NULL: none.
  * An error is one that any peer would meet. */
 rail_result_t rail_accepting_next(struct rail_accepting *a, uint64_t until, struct rail_setup **ready);

@@ -22,9 +22,9 @@ static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct ofi_devi
   }
   struct ofi_setup *s = ofi_setup_new(ctx, device, true, &listener->addrs[0]);
   if (!s) return RAIL_SYSTEM_ERROR;
-  const struct rail_dial_args args = {.plugin = "RailOFI", .interface = ofi_oob_interface(&s->from), .addr = &s->from,
-                                      .bind = RAIL_BIND_ADDR, .traffic_class = -1, .stream = -1};
-  rail_result_t result = rail_setup_begin_dial(&s->base, &s->connector, listener, &args);
+  union rail_addr from;
+  const char *interface = ofi_oob_interface(&from);
+  rail_result_t result = rail_setup_begin_dial(&s->base, listener, interface, &from);
   if (result == RAIL_OK && rail_attempts_add(&ctx->attempts, s, &s->number) != RAIL_OK) {
     RAIL_WARN("RailOFI: connect: out of memory");
     result = RAIL_SYSTEM_ERROR;

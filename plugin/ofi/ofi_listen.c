@@ -34,17 +34,15 @@ bool ofi_handshake_load(void) {
   return ofi_protocol_load();
 }
 
+static struct rail_setup *begin(void *owner, const union rail_addr *peer) {
+  const struct ofi_listen *l = owner;
+  struct ofi_setup *s = ofi_setup_new(l->in_ctx.ctx, l->device, false, peer);
+  return s ? &s->base : NULL;
+}
+
 static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
   struct ofi_listen *l = owner;
-  if (hello->streams != 1 || hello->reconnect) return RAIL_REASON_MESSAGE;
-  struct ofi_setup *s = rail_accepting_make_room(&l->accepting)
-                          ? ofi_setup_new(l->in_ctx.ctx, l->device, false, &conn->peer)
-                          : NULL;
-  if (!s) return RAIL_REASON_BUSY;
-  rail_watch_host(conn->fd, ofi_params.deadline_ms, 0); /* while the peer's process may take any time */
-  rail_handshake_begin(&s->base.handshake, &ofi_protocol, conn->fd, false, hello);
-  rail_accepting_add(&l->accepting, &s->base);
-  return RAIL_REASON_NONE;
+  return rail_accepting_hello(&l->accepting, conn, hello);
 }
 
 static void count(void *owner, enum rail_listener_event event) {
@@ -98,7 +96,7 @@ rail_result_t ofi_listen(void *ctx_arg, int dev, void *handle_bytes, void **list
   }
   l->magic = LISTEN_MAGIC;
   l->device = device;
-  rail_accepting_init(&l->accepting, &l->listener, MAX_ACCEPTING, ofi_setup_free);
+  rail_accepting_init(&l->accepting, &l->listener, MAX_ACCEPTING, begin, ofi_setup_free);
   rail_result_t result = open_listener(l);
   if (result != RAIL_OK) {
     rail_listener_close(&l->listener);

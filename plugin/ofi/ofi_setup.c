@@ -62,12 +62,6 @@ static rail_result_t recv_offer(struct rail_setup *base) {
                          s->device->rails[0]->provider, s->theirs.provider, s->theirs.domain);
 }
 
-static rail_result_t step_welcome(struct rail_setup *base) {
-  if (rail_handshake_welcome(&base->handshake, NULL) != RAIL_OK)
-    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no random bytes from the kernel, or no HMAC");
-  return send_offer(base);
-}
-
 static rail_result_t step_resolve(struct rail_setup *base) {
   struct ofi_setup *s = of(base);
   ofi_endpoint_lock(s->endpoint);
@@ -148,7 +142,8 @@ static const struct rail_setup_row connector_rows[] = {
 static const struct rail_setup_row acceptor_rows[] = {
   {"recv offer", recv_offer, offer, false},
   {"endpoint", step_endpoint, NULL, false},
-  {"welcome", step_welcome, NULL, false},
+  {"welcome", rail_setup_welcome, NULL, false},
+  {"send offer", send_offer, NULL, false},
   {"resolve", step_resolve, NULL, false},
   {"ping", step_ping, NULL, false},
   {"pinged", step_pinged, pings, false},
@@ -157,7 +152,7 @@ static const struct rail_setup_row acceptor_rows[] = {
 };
 
 static const struct rail_setup_ops connector_ops = {.protocol = &ofi_protocol, .rows = connector_rows,
-                                                    .nrows = RAIL_COUNT_OF(connector_rows), .dial_row = 0};
+                                                    .nrows = RAIL_COUNT_OF(connector_rows)};
 static const struct rail_setup_ops acceptor_ops = {.protocol = &ofi_protocol, .rows = acceptor_rows,
                                                    .nrows = RAIL_COUNT_OF(acceptor_rows)};
 
@@ -172,11 +167,10 @@ struct ofi_setup *ofi_setup_new(struct rail_net_ctx *ctx, const struct ofi_devic
   }
   s->ctx = ctx;
   s->device = device;
-  s->limits = (struct rail_connector_limits){.connect_ms = ofi_params.connect_ms, .deadline_ms = ofi_params.deadline_ms,
-                                             .warn_ms = ofi_params.peer_warn_ms,
-                                             .connect_param = "RAIL_OFI_CONNECT_TIMEOUT",
-                                             .deadline_param = "RAIL_OFI_DEADLINE"};
-  rail_setup_init(&s->base, connector ? &connector_ops : &acceptor_ops, device->name, connector, peer, &s->limits);
+  const struct rail_connector_limits limits = {
+    .connect_ms = ofi_params.connect_ms, .connect_param = "RAIL_OFI_CONNECT_TIMEOUT",
+    .deadline_ms = ofi_params.deadline_ms, .deadline_param = "RAIL_OFI_DEADLINE", .warn_ms = ofi_params.peer_warn_ms};
+  rail_setup_init(&s->base, connector ? &connector_ops : &acceptor_ops, device->name, connector, peer, &limits);
   return s;
 }
 

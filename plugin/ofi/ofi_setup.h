@@ -18,11 +18,7 @@ struct ofi_setup {
   struct ofi_endpoint *endpoint; /* a user of it, until the comm is taken */
   struct ofi_comm *comm;
   struct ofi_offer theirs;
-  struct rail_connector_limits limits;
-  /* Of a connector: */
-  struct rail_connector connector;
-  union rail_addr from;
-  uint64_t number; /* of the attempt */
+  uint64_t number; /* of a connector's attempt */
 };
 
 /* NULL, after one line: out of memory. */
