@@ -21,9 +21,9 @@ static void fill_base(struct ib_setup *s) {
   c->nrails = s->mine.nrails;
   c->nremote_rails = s->theirs.nrails;
   c->profiler = s->ctx->profiler;
-  c->sender_timeout = s->connector ? s->mine.timeout : s->theirs.timeout;
+  c->sender_timeout = s->base.connector ? s->mine.timeout : s->theirs.timeout;
   c->peer_process = s->theirs.process;
-  rail_addr_text(&s->peer, c->peer_text);
+  rail_addr_text(&s->base.peer, c->peer_text);
   memcpy(c->remote_rails, s->theirs.rails, sizeof c->remote_rails);
   for (unsigned int i = 0; i < c->nrails; i++) {
     c->rails[i].port = s->ports[i];
@@ -32,62 +32,67 @@ static void fill_base(struct ib_setup *s) {
   }
 }
 
-rail_result_t ib_setup_comm(struct ib_setup *s) {
-  s->comm = s->connector ? ib_send_comm_alloc() : ib_recv_comm_alloc();
-  if (!s->comm) return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
+rail_result_t ib_setup_comm(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  s->comm = base->connector ? ib_send_comm_alloc() : ib_recv_comm_alloc();
+  if (!s->comm) return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
   fill_base(s);
   s->comm->qps = calloc(s->plan.nqps, sizeof *s->comm->qps);
   if (!s->comm->qps || rail_random_bytes(&s->ours.token, sizeof s->ours.token) != RAIL_OK)
-    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory, or no random bytes");
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory, or no random bytes");
   s->ours.token |= 1; /* not 0, which unwritten memory holds */
   s->ours.nqps = s->plan.nqps;
   s->ours.nrails = s->mine.nrails;
   s->ours.ctrl_addr = (uintptr_t)s->comm->ctrl_buf;
   s->ours.verify_addr = (uintptr_t)s->comm->ctrl_buf->verify.in;
-  return ib_stats_comm_begin(s->comm);
+  if (ib_stats_comm_begin(s->comm) == RAIL_OK) return RAIL_OK;
+  return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory (the line above says for what)");
 }
 
 /* ---- per rail ------------------------------------------------------------ */
 
-rail_result_t ib_setup_cqs(struct ib_setup *s) {
-  struct ib_rail *rail = &s->comm->rails[s->piece];
+rail_result_t ib_setup_cqs(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  struct ib_rail *rail = &s->comm->rails[base->piece];
   const struct ib_port *port = rail->port;
   struct ib_qp_sizes sizes = ib_setup_sizes(s, port);
   int entries = 2 * IB_MAX_FLUSHES;
   for (unsigned int i = 0; i < s->plan.nqps; i++)
-    if (s->plan.qps[i].local_rail == s->piece) entries += (int)(sizes.send_depth + sizes.recv_depth);
+    if (s->plan.qps[i].local_rail == base->piece) entries += (int)(sizes.send_depth + sizes.recv_depth);
   if (entries > port->hca->attr.max_cqe)
-    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s has completion queues of up to %d entries, and "
-                         "%d are needed; lower NCCL_IB_QPS_PER_CONNECTION", port->name, port->hca->attr.max_cqe,
-                         entries);
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s has completion queues of up to %d "
+                           "entries, and %d are needed; lower NCCL_IB_QPS_PER_CONNECTION", port->name,
+                           port->hca->attr.max_cqe, entries);
   rail->cq = ib_verbs.create_cq(port->hca->context, entries, s->comm, NULL, 0);
   if (!rail->cq)
-    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: no completion queue of %d entries: %s; is the "
-                         "limit of locked memory (ulimit -l) large enough?", port->name, entries, strerror(errno));
-  return ib_setup_piece_done(s, s->comm->nrails);
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: no completion queue of %d entries: %s; "
+                           "is the limit of locked memory (ulimit -l) large enough?", port->name, entries,
+                           strerror(errno));
+  return rail_setup_piece_done(base, s->comm->nrails);
 }
 
-rail_result_t ib_setup_memory(struct ib_setup *s) {
-  struct ib_rail *rail = &s->comm->rails[s->piece];
+rail_result_t ib_setup_memory(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  struct ib_rail *rail = &s->comm->rails[base->piece];
   const size_t size = sizeof *s->comm->ctrl_buf;
   const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
   rail->ctrl_mr = ib_verbs.reg_mr(rail->port->hca->pd, s->comm->ctrl_buf, size, access);
   if (!rail->ctrl_mr)
-    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: %zu bytes of the connection's own cannot be "
-                         "registered: %s; raise the limit of locked memory (ulimit -l unlimited)", rail->port->name,
-                         size, strerror(errno));
-  s->ours.rkeys[s->piece] = rail->ctrl_mr->rkey;
-  return ib_setup_piece_done(s, s->comm->nrails);
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: %zu bytes of the connection's own cannot "
+                           "be registered: %s; raise the limit of locked memory (ulimit -l unlimited)",
+                           rail->port->name, size, strerror(errno));
+  s->ours.rkeys[base->piece] = rail->ctrl_mr->rkey;
+  return rail_setup_piece_done(base, s->comm->nrails);
 }
 
 /* ---- per queue pair ------------------------------------------------------ */
 
 /* ib_qp.c has logged the failure with device and queue pair; this line adds the peer. */
 static rail_result_t qp_failed(struct ib_setup *s) {
-  const struct ib_plan_qp *p = &s->plan.qps[s->piece];
-  return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "queue pair %u, from port %s to port %s of the peer, "
-                       "could not be made (the line above says why)", s->piece, s->mine.rails[p->local_rail].name,
-                       s->theirs.rails[p->remote_rail].name);
+  const struct ib_plan_qp *p = &s->plan.qps[s->base.piece];
+  return rail_setup_fail(&s->base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "queue pair %u, from port %s to port %s of "
+                         "the peer, could not be made (the line above says why)", s->base.piece,
+                         s->mine.rails[p->local_rail].name, s->theirs.rails[p->remote_rail].name);
 }
 
 static rail_result_t set_attr(struct ib_setup *s, struct ib_qp *qp) {
@@ -112,33 +117,36 @@ static rail_result_t set_attr(struct ib_setup *s, struct ib_qp *qp) {
   return RAIL_OK;
 }
 
-rail_result_t ib_setup_qps(struct ib_setup *s) {
-  struct ib_qp *qp = &s->comm->qps[s->piece];
-  const struct ib_plan_qp *p = &s->plan.qps[s->piece];
+rail_result_t ib_setup_qps(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  struct ib_qp *qp = &s->comm->qps[base->piece];
+  const struct ib_plan_qp *p = &s->plan.qps[base->piece];
   const struct ib_rail *rail = &s->comm->rails[p->local_rail];
   struct ib_qp_sizes sizes = ib_setup_sizes(s, rail->port);
-  qp->index = (uint16_t)s->piece;
+  qp->index = (uint16_t)base->piece;
   qp->rail = p->local_rail;
   qp->remote_rail = p->remote_rail;
   if (set_attr(s, qp) != RAIL_OK || ib_qp_create(qp, rail->port, rail->cq, &sizes, s->comm) != RAIL_OK)
     return qp_failed(s);
-  return ib_setup_piece_done(s, s->plan.nqps);
+  return rail_setup_piece_done(base, s->plan.nqps);
 }
 
 static rail_result_t move_one(struct ib_setup *s, rail_result_t result) {
   if (result == RAIL_IN_PROGRESS) return result;
-  return result == RAIL_OK ? ib_setup_piece_done(s, s->plan.nqps) : qp_failed(s);
+  return result == RAIL_OK ? rail_setup_piece_done(&s->base, s->plan.nqps) : qp_failed(s);
 }
 
-rail_result_t ib_setup_inits(struct ib_setup *s) {
+rail_result_t ib_setup_inits(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
   const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-  struct ib_qp *qp = &s->comm->qps[s->piece];
+  struct ib_qp *qp = &s->comm->qps[base->piece];
   return move_one(s, ib_qp_to_init(qp, s->comm->rails[qp->rail].port, access));
 }
 
-rail_result_t ib_setup_rtrs(struct ib_setup *s) {
-  struct ib_qp *qp = &s->comm->qps[s->piece];
-  const struct ib_qp_info *peer = &s->peers.qps[s->piece];
+rail_result_t ib_setup_rtrs(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  struct ib_qp *qp = &s->comm->qps[base->piece];
+  const struct ib_qp_info *peer = &s->peers.qps[base->piece];
   qp->attr.dest_qpn = peer->qpn;
   qp->attr.rq_psn = peer->psn;
   qp->attr.ece = (struct ibv_ece){peer->ece_vendor, peer->ece_options, peer->ece_comp_mask};
@@ -146,29 +154,32 @@ rail_result_t ib_setup_rtrs(struct ib_setup *s) {
   return move_one(s, ib_qp_to_rtr(qp, s->comm->rails[qp->rail].port));
 }
 
-rail_result_t ib_setup_rtss(struct ib_setup *s) {
-  struct ib_qp *qp = &s->comm->qps[s->piece];
+rail_result_t ib_setup_rtss(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  struct ib_qp *qp = &s->comm->qps[base->piece];
   return move_one(s, ib_qp_to_rts(qp, s->comm->rails[qp->rail].port));
 }
 
 /* ---- starting the data path ------------------------------------------------ */
 
 /* Receive WRs first, then the flush queue pairs, which are connected to themselves. */
-rail_result_t ib_setup_receives(struct ib_setup *s) {
-  if (s->piece == 0) {
+rail_result_t ib_setup_receives(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  if (base->piece == 0) {
     if (ib_recv_comm_prepost(s->comm) != RAIL_OK)
-      return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no receives could be posted");
-    return ib_setup_piece_done(s, 2);
+      return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no receives could be posted");
+    return rail_setup_piece_done(base, 2);
   }
   rail_result_t result = ib_flush_open(s->comm);
   if (result == RAIL_OK || result == RAIL_IN_PROGRESS) return result;
-  return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no queue pair to flush GPU memory with");
+  return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no queue pair to flush GPU memory with");
 }
 
-rail_result_t ib_setup_start(struct ib_setup *s) {
+rail_result_t ib_setup_start(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
   struct ib_remote_ring ring = {.addr = s->peers.ctrl_addr};
   memcpy(ring.rkeys, s->peers.rkeys, sizeof ring.rkeys);
-  if (s->connector) ib_send_comm_start(s->comm);
+  if (base->connector) ib_send_comm_start(s->comm);
   else ib_recv_comm_start(s->comm, &ring, ib_progress);
   return RAIL_OK;
 }
@@ -201,10 +212,11 @@ static const char *way_of(const struct ib_setup *s, unsigned int qp, char text[3
 /* Both rings are zero until all first writes have arrived, so zeros may be written over them. */
 _Static_assert(sizeof(struct ib_cts_ring) >= 128u << IBV_MTU_4096, "a packet fits");
 
-rail_result_t ib_setup_test_writes(struct ib_setup *s) {
+rail_result_t ib_setup_test_writes(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
   if (!s->plan.verify) return RAIL_OK;
   struct ib_verify *words = &s->comm->ctrl_buf->verify;
-  struct ib_qp *qp = &s->comm->qps[s->piece];
+  struct ib_qp *qp = &s->comm->qps[base->piece];
   char way[320];
   words->out = s->peers.token;
   const uint32_t lkey = s->comm->rails[qp->rail].ctrl_mr->lkey, rkey = s->peers.rkeys[qp->remote_rail];
@@ -213,7 +225,7 @@ rail_result_t ib_setup_test_writes(struct ib_setup *s) {
   struct ibv_send_wr wrs[2], *bad = NULL;
   memset(wrs, 0, sizeof wrs);
   for (unsigned int i = 0; i < 2; i++) {
-    wrs[i].wr_id = ib_wr_id(IB_WR_VERIFY, s->piece, i + 1, 0);
+    wrs[i].wr_id = ib_wr_id(IB_WR_VERIFY, base->piece, i + 1, 0);
     wrs[i].sg_list = &sges[i];
     wrs[i].num_sge = 1;
     wrs[i].opcode = IBV_WR_RDMA_WRITE;
@@ -221,13 +233,13 @@ rail_result_t ib_setup_test_writes(struct ib_setup *s) {
   }
   wrs[0].next = &wrs[1];
   wrs[0].wr.rdma.remote_addr = s->peers.ctrl_addr;
-  wrs[1].wr.rdma.remote_addr = s->peers.verify_addr + s->piece * WRITE_SIZE;
+  wrs[1].wr.rdma.remote_addr = s->peers.verify_addr + base->piece * WRITE_SIZE;
   wrs[1].send_flags = IBV_SEND_SIGNALED;
   int err = ibv_post_send(qp->qp, wrs, &bad);
   if (err)
-    return ib_setup_fail(s, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "the first write between %s could not be posted: %s",
-                         way_of(s, s->piece, way), strerror(err));
-  return ib_setup_piece_done(s, s->plan.nqps);
+    return rail_setup_fail(base, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "the first write between %s could not be "
+                           "posted: %s", way_of(s, base->piece, way), strerror(err));
+  return rail_setup_piece_done(base, s->plan.nqps);
 }
 
 /* A flushed WR only follows another failure: that one is reported, if it is among these. */
@@ -242,14 +254,15 @@ static rail_result_t poll(struct ib_setup *s, struct ibv_cq *cq) {
   struct ibv_wc wc[COMPLETIONS_AT_ONCE];
   char way[320];
   int n = ibv_poll_cq(cq, COMPLETIONS_AT_ONCE, wc);
-  if (n < 0) return ib_setup_fail(s, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "a completion queue cannot be polled");
+  if (n < 0)
+    return rail_setup_fail(&s->base, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "a completion queue cannot be polled");
   const struct ibv_wc *worst = worst_of(wc, n);
   if (worst) {
     const struct ib_error_row *row = ib_error_row(worst->status);
     unsigned int qp = ib_wr_qp(worst->wr_id);
-    return ib_setup_fail(s, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "the first write between %s failed: %s (status %d, "
-                         "vendor error 0x%x); %s", way_of(s, qp < s->plan.nqps ? qp : 0, way), row->what,
-                         worst->status, worst->vendor_err, ADVICE);
+    return rail_setup_fail(&s->base, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "the first write between %s failed: %s "
+                           "(status %d, vendor error 0x%x); %s", way_of(s, qp < s->plan.nqps ? qp : 0, way), row->what,
+                           worst->status, worst->vendor_err, ADVICE);
   }
   for (int i = 0; i < n; i++) s->verified += ib_wr_kind(wc[i].wr_id) == IB_WR_VERIFY;
   return RAIL_OK;
@@ -267,17 +280,19 @@ static unsigned int missing(const struct ib_setup *s) {
  * unread. */
 static rail_result_t recv_refusal(struct ib_setup *s) {
   struct rail_message message;
-  rail_result_t result = rail_handshake_peek(&s->handshake);
+  rail_result_t result = rail_handshake_peek(&s->base.handshake);
   if (result == RAIL_OK) {
-    result = ib_setup_recv(s, RAIL_MESSAGE_ANSWER, &message);
+    result = rail_setup_recv(&s->base, RAIL_MESSAGE_ANSWER, &message);
     if (result != RAIL_OK) return result;
-    return ib_setup_fail(s, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent a second welcome");
+    return rail_setup_fail(&s->base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent a second welcome");
   }
   if (result == RAIL_IN_PROGRESS) return result;
-  return ib_setup_fail(s, RAIL_REASON_GONE, RAIL_REMOTE_ERROR, "it closed the connection during the first writes");
+  return rail_setup_fail(&s->base, RAIL_REASON_GONE, RAIL_REMOTE_ERROR,
+                         "it closed the connection during the first writes");
 }
 
-rail_result_t ib_setup_verified(struct ib_setup *s) {
+rail_result_t ib_setup_verified(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
   char way[320];
   if (!s->plan.verify) return RAIL_OK;
   for (unsigned int i = 0; i < s->comm->nrails; i++) RAIL_TRY(poll(s, s->comm->rails[i].cq));
@@ -285,8 +300,8 @@ rail_result_t ib_setup_verified(struct ib_setup *s) {
   if (first == s->plan.nqps && s->verified == s->plan.nqps) return RAIL_OK;
   rail_result_t result = recv_refusal(s);
   if (result != RAIL_IN_PROGRESS) return result;
-  if (!ib_setup_is_late(s)) return result;
-  return ib_setup_fail(s, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "no first write %s between %s within the time limit "
-                       "(RAIL_IB_CONNECT_TIMEOUT): %s", first < s->plan.nqps ? "came in" : "was acknowledged",
-                       way_of(s, first < s->plan.nqps ? first : 0, way), ADVICE);
+  if (!rail_setup_is_late(base)) return result;
+  return rail_setup_fail(base, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "no first write %s between %s within the time "
+                         "limit (RAIL_IB_CONNECT_TIMEOUT): %s", first < s->plan.nqps ? "came in" : "was acknowledged",
+                         way_of(s, first < s->plan.nqps ? first : 0, way), ADVICE);
 }

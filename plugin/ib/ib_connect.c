@@ -1,63 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The connecting side, the sender. Between two calls the attempt lives in its
- * context's table; the handle holds only its number.
+ * The connecting side, the sender. Between two calls the attempt lives in its context's table; the handle holds only
+ * its number.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/conn/connector.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_setup.h"
 
 #define CALL_NS 200000ull /* for the steps of one call; the last of them may end later */
 
-struct ib_connect {
-  struct ib_setup setup;
-  uint64_t number;
-  union rail_addr from;
-  struct rail_connector_limits limits;
-  struct rail_connector connector;
-};
+/* ---- the table ------------------------------------------------------------ */
 
-enum { ROW_DIAL = 2 }; /* of `table` */
-
-/* ---- steps that only this side has --------------------------------------- */
-
-static rail_result_t step_dial(struct ib_setup *s) {
-  struct ib_connect *a = rail_container_of(s, struct ib_connect, setup);
-  rail_result_t result = rail_connector_dial(&a->connector);
-  if (result == RAIL_OK || result == RAIL_IN_PROGRESS) return result;
-  return ib_setup_fail(s, RAIL_REASON_NONE, result, "%s", a->connector.why);
-}
-
-/* The peer's accept may take any time, as long as its host answers. */
-static rail_result_t step_answer(struct ib_setup *s) {
-  struct ib_connect *a = rail_container_of(s, struct ib_connect, setup);
+static rail_result_t step_ready(struct rail_setup *s) {
   struct rail_message message;
-  enum rail_reason reason;
-  rail_result_t result = rail_connector_answer(&a->connector, &message, &reason);
-  if (result == RAIL_OK) return ib_setup_check(s, RAIL_MESSAGE_ANSWER, &message);
-  if (result != RAIL_IN_PROGRESS) return ib_setup_fail(s, reason, result, "%s", a->connector.why);
-  if (s->handshake.fd < 0) s->state = ROW_DIAL;
-  return result;
-}
-
-static rail_result_t step_ready(struct ib_setup *s) {
-  struct rail_message message;
-  RAIL_TRY(ib_setup_recv(s, IB_MESSAGE_READY, &message));
+  RAIL_TRY(rail_setup_recv(s, IB_MESSAGE_READY, &message));
   if (message.size == 0) return RAIL_OK;
-  return ib_setup_fail(s, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "its READY has %zu bytes too many", message.size);
+  return rail_setup_fail(s, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "its READY has %zu bytes too many", message.size);
 }
 
-static const struct ib_setup_row table[] = {
+static const struct rail_setup_row table[] = {
   {"query ports", ib_setup_query_ports, NULL, false},
   {"offer", ib_setup_offer, NULL, false},
-  {"dial", step_dial, "a TCP connection", false},
+  {"dial", rail_setup_dial, "a TCP connection", false},
   {"send offer", ib_setup_send_offer, NULL, false},
-  {"recv answer", step_answer, "the peer's answer (it comes when its side calls accept)", true},
+  {"recv answer", rail_setup_answer, "the peer's answer (it comes when its side calls accept)", true},
   {"recv offer", ib_setup_recv_offer, "the peer's offer", false},
   {"plan", ib_setup_plan, NULL, false},
   {"comm", ib_setup_comm, NULL, false},
@@ -75,13 +44,14 @@ static const struct ib_setup_row table[] = {
   {"verified", ib_setup_verified, "the first writes over each queue pair", false},
 };
 
+static const struct rail_setup_ops ops = {.protocol = &ib_protocol, .rows = table, .nrows = RAIL_COUNT_OF(table),
+                                          .refused = ib_setup_refused};
+
 /* ---- attempts ------------------------------------------------------------ */
 
 void ib_connect_drop(void *attempt) {
-  struct ib_connect *a = attempt;
-  rail_connector_close(&a->connector);
-  ib_setup_free(&a->setup);
-  free(a);
+  struct ib_setup *s = attempt;
+  ib_setup_free(&s->base);
 }
 
 /* The listener's GIDs: among several local GIDs that match, one in their subnet is preferred. */
@@ -95,34 +65,27 @@ static void take_hints(struct ib_setup *s, const struct ib_hints *hints) {
 
 static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct ib_device *device,
                                  const struct rail_handle *listener, const struct ib_hints *hints, int traffic_class,
-                                 struct ib_connect **out) {
+                                 struct ib_setup **out) {
   if (!rail_connector_agree_auth(&ib_protocol, listener, device->name)) {
     ib_stats_count(device->name, IB_DEVICE_REFUSED);
     return RAIL_BAD_USAGE;
   }
-  struct ib_connect *a = calloc(1, sizeof *a);
-  if (!a) goto no_memory;
-  if (traffic_class < 0) traffic_class = ctx->traffic_class;
-  ib_setup_init(&a->setup, ctx, device, true, &listener->addrs[0], traffic_class);
-  take_hints(&a->setup, hints);
-  a->limits = (struct rail_connector_limits){.connect_ms = ib_params.connect_ms, .deadline_ms = ib_params.deadline_ms,
-                                             .warn_ms = ib_params.peer_warn_ms,
-                                             .connect_param = "RAIL_IB_CONNECT_TIMEOUT",
-                                             .deadline_param = "RAIL_IB_DEADLINE"};
-  const struct rail_dial_args args = {.plugin = "RailIB", .interface = ib_oob_interface(&a->from), .addr = &a->from,
-                                      .bind = RAIL_BIND_ADDR, .traffic_class = -1, .stream = -1};
-  if (rail_connector_init(&a->connector, &ib_protocol, listener, &args, NULL, &a->limits, device->name,
-                          &a->setup.handshake) != RAIL_OK) {
-    RAIL_WARN("RailIB: connect: %s", a->connector.why);
-    free(a);
+  union rail_addr from;
+  const char *interface = ib_oob_interface(&from);
+  struct ib_setup *s = ib_setup_new(ctx, device, &ops, true, &listener->addrs[0]);
+  if (!s) goto no_memory;
+  if (traffic_class >= 0) s->traffic_class = traffic_class;
+  take_hints(s, hints);
+  if (rail_setup_begin_dial(&s->base, listener, interface, &from) != RAIL_OK) {
+    ib_setup_free(&s->base);
     return RAIL_SYSTEM_ERROR;
   }
-  if (rail_attempts_add(&ctx->attempts, a, &a->number) != RAIL_OK) goto no_memory;
-  *out = a;
+  if (rail_attempts_add(&ctx->attempts, s, &s->number) != RAIL_OK) goto no_memory;
+  *out = s;
   return RAIL_OK;
 
 no_memory:
-  free(a);
+  if (s) ib_setup_free(&s->base);
   RAIL_WARN("RailIB: connect: out of memory");
   return RAIL_SYSTEM_ERROR;
 }
@@ -130,7 +93,7 @@ no_memory:
 /* ---- the call ------------------------------------------------------------ */
 
 static rail_result_t find_or_begin(struct rail_net_ctx *ctx, const struct ib_device *device, void *handle_bytes,
-                                   int traffic_class, struct ib_connect **a) {
+                                   int traffic_class, struct ib_setup **s) {
   struct rail_handle handle;
   struct ib_hints hints;
   const char *why;
@@ -139,19 +102,18 @@ static rail_result_t find_or_begin(struct rail_net_ctx *ctx, const struct ib_dev
     return RAIL_BAD_ARGUMENT;
   }
   if (handle.attempt == 0) {
-    RAIL_TRY(attempt_new(ctx, device, &handle, &hints, traffic_class, a));
-    rail_handle_set_attempt(handle_bytes, (*a)->number);
+    RAIL_TRY(attempt_new(ctx, device, &handle, &hints, traffic_class, s));
+    rail_handle_set_attempt(handle_bytes, (*s)->number);
     return RAIL_OK;
   }
-  *a = rail_net_ctx_attempt("RailIB", ctx, handle.attempt);
-  return *a ? RAIL_OK : RAIL_BAD_ARGUMENT;
+  *s = rail_net_ctx_attempt("RailIB", ctx, handle.attempt);
+  return *s ? RAIL_OK : RAIL_BAD_ARGUMENT;
 }
 
 rail_result_t ib_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic_class, void **send_comm,
                          struct rail_net_device_handle **dev_handle) {
   (void)dev_handle;
-  struct ib_connect *a = NULL;
-  struct ib_comm *comm = NULL;
+  struct ib_setup *s = NULL;
   if (!handle_bytes || !send_comm) {
     RAIL_WARN("RailIB: connect: handle %p, sendComm %p; neither may be NULL", handle_bytes, (void *)send_comm);
     return RAIL_BAD_ARGUMENT;
@@ -160,13 +122,12 @@ rail_result_t ib_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic
   struct rail_net_ctx *ctx = rail_net_ctx_of("RailIB", ctx_arg, "connect");
   const struct ib_device *device = ib_device_at(dev, "connect");
   if (!ctx || !device) return RAIL_BAD_ARGUMENT;
-  RAIL_TRY(find_or_begin(ctx, device, handle_bytes, traffic_class, &a));
-  rail_result_t result = ib_setup_run(&a->setup, table, RAIL_COUNT_OF(table), rail_now_ns() + CALL_NS);
+  RAIL_TRY(find_or_begin(ctx, device, handle_bytes, traffic_class, &s));
+  rail_result_t result = rail_setup_run(&s->base, rail_now_ns() + CALL_NS);
   if (result == RAIL_IN_PROGRESS) return RAIL_OK;
-  if (result == RAIL_OK) result = ib_setup_take(&a->setup, &comm);
-  rail_attempts_remove(&ctx->attempts, a->number);
-  ib_connect_drop(a);
+  if (result == RAIL_OK) result = ib_setup_take(s, send_comm);
+  rail_attempts_remove(&ctx->attempts, s->number);
+  ib_connect_drop(s);
   rail_handle_set_attempt(handle_bytes, 0); /* the handle may connect again */
-  *send_comm = comm;
   return result;
 }

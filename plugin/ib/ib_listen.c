@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * listen, accept, closeListen: the receiver's side of a handshake. Each call of accept polls the listener once, then
- * runs the steps of the connections whose HELLO it has taken, one after the other, within a bound of time; the first
- * that is ready is the peer of this call.
- *
- * A peer that goes silent, closes or sends something invalid is dropped with a line, and accept waits for the next one.
- * Failures that any peer would meet end accept with an error: ports that do not fit, a local device that fails, a peer
- * that refused.
+ * runs the steps of the connections whose HELLO it has taken (common/conn/setup.h), within a bound of time; the first
+ * that is ready is the peer of this call. What ends accept with an error, as any peer would meet it: ports that do not
+ * fit, a local device that fails, a peer that refused.
  */
 #include "plugin/ib/ib_listen.h"
 
@@ -29,7 +26,8 @@ bool ib_handshake_load(void) {
 
 /* ---- steps that only this side has --------------------------------------- */
 
-static rail_result_t step_hints(struct ib_setup *s) {
+static rail_result_t step_hints(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
   s->nhints = s->theirs.nrails;
   for (unsigned int i = 0; i < s->nhints; i++) {
     s->hints[i] = (struct ib_gid){.type = s->theirs.rails[i].gid_type, .valid = true};
@@ -38,23 +36,18 @@ static rail_result_t step_hints(struct ib_setup *s) {
   return RAIL_OK;
 }
 
-static rail_result_t step_welcome(struct ib_setup *s) {
-  if (rail_handshake_welcome(&s->handshake, NULL) != RAIL_OK)
-    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no random bytes from the kernel, or no HMAC");
-  return ib_setup_send_offer(s);
-}
-
-static rail_result_t step_ready(struct ib_setup *s) {
+static rail_result_t step_ready(struct rail_setup *s) {
   return rail_handshake_send(&s->handshake, IB_MESSAGE_READY, NULL, 0);
 }
 
-static const struct ib_setup_row table[] = {
+static const struct rail_setup_row table[] = {
   {"recv offer", ib_setup_recv_offer, "the peer's offer", false},
   {"hints", step_hints, NULL, false},
   {"query ports", ib_setup_query_ports, NULL, false},
   {"offer", ib_setup_offer, NULL, false},
   {"plan", ib_setup_plan, NULL, false},
-  {"welcome", step_welcome, NULL, false},
+  {"welcome", rail_setup_welcome, NULL, false},
+  {"send offer", ib_setup_send_offer, NULL, false},
   {"comm", ib_setup_comm, NULL, false},
   {"completion queues", ib_setup_cqs, NULL, false},
   {"memory", ib_setup_memory, NULL, false},
@@ -69,43 +62,23 @@ static const struct ib_setup_row table[] = {
   {"ready", step_ready, NULL, false},
   {"test writes", ib_setup_test_writes, NULL, false},
   {"verified", ib_setup_verified, "the first writes over each queue pair", false},
-  {"all sent", ib_setup_flushed, "the peer to read what was sent", false},
+  {"all sent", rail_setup_flushed, "the peer to read what was sent", false},
 };
+
+static const struct rail_setup_ops ops = {.protocol = &ib_protocol, .rows = table, .nrows = RAIL_COUNT_OF(table),
+                                          .refused = ib_setup_refused};
 
 /* ---- connections that are being set up ------------------------------------- */
 
-static void accepting_free(struct ib_accepting *a) {
-  ib_setup_free(&a->setup);
-  free(a);
-}
-
-/* Without a key a HELLO proves little: when there is no room, the oldest connection that sent nothing after its HELLO
- * is dropped. */
-static bool evict_oldest(struct ib_listen *l) {
-  struct ib_accepting *a, *oldest = NULL;
-  TAILQ_FOREACH(a, &l->accepting, link)
-    if (a->setup.state == 0 && (!oldest || a->setup.handshake.begun < oldest->setup.handshake.begun)) oldest = a;
-  if (!oldest) return false;
-  rail_listener_log_drop(&l->listener, &oldest->setup.peer,
-                         "too many connections are being set up, and this one has sent nothing after its hello");
-  TAILQ_REMOVE(&l->accepting, oldest, link);
-  l->naccepting--;
-  accepting_free(oldest);
-  return true;
+static struct rail_setup *begin(void *owner, const union rail_addr *peer) {
+  const struct ib_listen *l = owner;
+  struct ib_setup *s = ib_setup_new(l->in_ctx.ctx, l->device, &ops, false, peer);
+  return s ? &s->base : NULL;
 }
 
 static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
   struct ib_listen *l = owner;
-  if (hello->streams != 1 || hello->reconnect) return RAIL_REASON_MESSAGE;
-  bool room = l->naccepting < IB_MAX_ACCEPTING || evict_oldest(l);
-  struct ib_accepting *a = room ? calloc(1, sizeof *a) : NULL;
-  if (!a) return RAIL_REASON_BUSY;
-  ib_setup_init(&a->setup, l->in_ctx.ctx, l->device, false, &conn->peer, l->in_ctx.ctx->traffic_class);
-  rail_watch_host(conn->fd, ib_params.deadline_ms, 0); /* while the peer's process may take any time */
-  rail_handshake_begin(&a->setup.handshake, &ib_protocol, conn->fd, false, hello);
-  TAILQ_INSERT_TAIL(&l->accepting, a, link);
-  l->naccepting++;
-  return RAIL_REASON_NONE;
+  return rail_accepting_hello(&l->accepting, conn, hello);
 }
 
 static void count(void *owner, enum rail_listener_event event) {
@@ -115,38 +88,10 @@ static void count(void *owner, enum rail_listener_event event) {
 
 static const struct rail_listener_ops listener_ops = {.protocol = &ib_protocol, .on_hello = on_hello, .count = count};
 
-static bool is_only_that_peer(unsigned int reason) {
-  switch (reason) {
-    case RAIL_REASON_NONE: /* it is gone */
-    case RAIL_REASON_GONE:
-    case RAIL_REASON_MESSAGE:
-    case RAIL_REASON_VERSION:
-    case RAIL_REASON_MAC:
-    case RAIL_REASON_TIMEOUT: return true;
-    default: return false;
-  }
-}
-
-/* Runs the first one's steps. RAIL_OK with *comm, or without: it waits, or was dropped. */
-static rail_result_t progress_one(struct ib_listen *l, uint64_t until, struct ib_comm **comm) {
-  struct ib_accepting *a = TAILQ_FIRST(&l->accepting);
-  rail_result_t result = ib_setup_run(&a->setup, table, RAIL_COUNT_OF(table), until);
-  TAILQ_REMOVE(&l->accepting, a, link);
-  if (result == RAIL_IN_PROGRESS) {
-    TAILQ_INSERT_TAIL(&l->accepting, a, link);
-    return RAIL_OK;
-  }
-  l->naccepting--;
-  if (result == RAIL_OK) result = ib_setup_take(&a->setup, comm);
-  else if (is_only_that_peer(a->setup.reason)) result = RAIL_OK;
-  accepting_free(a);
-  return result;
-}
-
 rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle) {
   (void)dev_handle;
   struct ib_listen *l = listen_comm;
-  struct ib_comm *comm = NULL;
+  struct rail_setup *base;
   if (!recv_comm || !l || l->magic != IB_LISTEN_MAGIC) {
     RAIL_WARN("RailIB: accept: listenComm %p, recvComm %p; allowed: an open listener, and not NULL", listen_comm,
               (void *)recv_comm);
@@ -154,13 +99,11 @@ rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_dev
   }
   *recv_comm = NULL;
   RAIL_TRY(rail_listener_poll(&l->listener));
-  uint64_t until = rail_now_ns() + CALL_NS;
-  for (unsigned int n = l->naccepting; n > 0 && !comm; n--) {
-    RAIL_TRY(progress_one(l, until, &comm));
-    if (rail_now_ns() >= until) break;
-  }
-  *recv_comm = comm;
-  return RAIL_OK;
+  RAIL_TRY(rail_accepting_next(&l->accepting, rail_now_ns() + CALL_NS, &base));
+  if (!base) return RAIL_OK;
+  rail_result_t result = ib_setup_take(ib_setup_of(base), recv_comm);
+  ib_setup_free(base);
+  return result;
 }
 
 /* ---- listen, closeListen --------------------------------------------------- */
@@ -207,7 +150,7 @@ rail_result_t ib_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
   }
   l->magic = IB_LISTEN_MAGIC;
   l->device = device;
-  TAILQ_INIT(&l->accepting);
+  rail_accepting_init(&l->accepting, &l->listener, IB_MAX_ACCEPTING, begin, ib_setup_free);
   rail_result_t result = open_listener(l);
   if (result != RAIL_OK) {
     rail_listener_close(&l->listener);
@@ -232,11 +175,7 @@ rail_result_t ib_close_listen(void *listen_comm) {
     return RAIL_OK; /* an error would end the caller's clean-up */
   }
   rail_net_ctx_remove(&l->in_ctx);
-  while (!TAILQ_EMPTY(&l->accepting)) {
-    struct ib_accepting *a = TAILQ_FIRST(&l->accepting);
-    TAILQ_REMOVE(&l->accepting, a, link);
-    accepting_free(a);
-  }
+  rail_accepting_close(&l->accepting);
   rail_listener_close(&l->listener);
   l->magic = 0;
   free(l);

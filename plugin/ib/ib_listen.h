@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A listener on the interface of the oob connections, and the connections whose HELLO it has taken and that are being
- * set up (ib_setup.h), until accept returns them. Each runs its own table of steps; none waits for another.
+ * set up (ib_setup.h), until accept returns them.
  *
  * One thread at a time: the one that calls accept with it, then closeListen.
  */
 #ifndef IB_LISTEN_H
 #define IB_LISTEN_H
-
-#include <sys/queue.h>
 
 #include "common/conn/listener.h"
 #include "plugin/ib/ib_setup.h"
@@ -16,18 +14,12 @@
 #define IB_LISTEN_MAGIC 0x4e4c4249u
 #define IB_MAX_ACCEPTING 64 /* of one listener */
 
-struct ib_accepting {
-  TAILQ_ENTRY(ib_accepting) link;
-  struct ib_setup setup;
-};
-
 struct ib_listen {
   uint32_t magic;
   struct rail_net_ctx_link in_ctx;
   const struct ib_device *device;
   struct rail_listener listener;
-  TAILQ_HEAD(, ib_accepting) accepting; /* in the order in which accept serves them */
-  unsigned int naccepting;
+  struct rail_accepting accepting;
 };
 
 /* Key file, ports to listen on: once, under the plugin's lock. False, after one line: there must be no devices. */

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What this side offers: its ports as they are now, with a GID for each that suits the peer; and the plan, which both
  * sides compute from both offers. */
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
@@ -19,7 +17,7 @@ struct ib_qp_sizes ib_setup_sizes(const struct ib_setup *s, const struct ib_port
   uint32_t most = (uint32_t)RAIL_MAX(port->hca->attr.max_qp_wr, 1);
   return (struct ib_qp_sizes){
     .send_depth = RAIL_MIN(IB_SEND_DEPTH, most),
-    .recv_depth = s->connector ? 1 : RAIL_MIN(IB_RECV_DEPTH, most),
+    .recv_depth = s->base.connector ? 1 : RAIL_MIN(IB_RECV_DEPTH, most),
     .inline_bytes = ib_params.use_inline ? 128 : 0,
   };
 }
@@ -39,18 +37,19 @@ static unsigned int log2_of(uint64_t n) {
 
 /* ---- ports --------------------------------------------------------------- */
 
-rail_result_t ib_setup_query_ports(struct ib_setup *s) {
+rail_result_t ib_setup_query_ports(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
   if (!s->attrs && !(s->attrs = calloc(s->device->nrails, sizeof *s->attrs)))
-    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
-  const struct ib_port *port = s->device->rails[s->piece];
-  struct ib_port_attr *attr = &s->attrs[s->piece];
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
+  const struct ib_port *port = s->device->rails[base->piece];
+  struct ib_port_attr *attr = &s->attrs[base->piece];
   if (ib_port_query(port, attr) != RAIL_OK)
-    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR,
-                         "port %s cannot be queried (the line above says why)", port->name);
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR,
+                           "port %s cannot be queried (the line above says why)", port->name);
   if (!attr->active)
-    return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR,
-                         "port %s is down; is its link up (ibv_devinfo, ip link), is the cable in?", port->name);
-  return ib_setup_piece_done(s, s->device->nrails);
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR,
+                           "port %s is down; is its link up (ibv_devinfo, ip link), is the cable in?", port->name);
+  return rail_setup_piece_done(base, s->device->nrails);
 }
 
 static void prefs_from_params(struct ib_gid_prefs *prefs) {
@@ -84,7 +83,7 @@ void ib_offer_hints(const struct ib_device *device, struct ib_hints *hints) {
 
 /* The GID of the peer's rail opposite this one, as far as it is known: a handle has at most 4. */
 static const struct ib_gid *hint_for(const struct ib_setup *s, unsigned int position) {
-  bool cut_off = s->connector && s->nhints == IB_HANDLE_GIDS;
+  bool cut_off = s->base.connector && s->nhints == IB_HANDLE_GIDS;
   if (s->nhints == 0 || (cut_off && position >= s->nhints)) return NULL;
   return &s->hints[position % s->nhints];
 }
@@ -102,7 +101,7 @@ static bool is_near(const struct ib_setup *s, unsigned int rail, const struct ib
 static void order_rails(const struct ib_setup *s, unsigned int order[IB_MAX_RAILS]) {
   unsigned int n = s->device->nrails;
   for (unsigned int i = 0; i < n; i++) order[i] = i;
-  if (s->connector || !ib_params.subnet_aware) return;
+  if (s->base.connector || !ib_params.subnet_aware) return;
   for (unsigned int position = 0; position < n && position < s->nhints; position++)
     for (unsigned int i = position; i < n; i++)
       if (is_near(s, order[i], &s->hints[position])) {
@@ -118,7 +117,8 @@ static rail_result_t offer_rail(struct ib_setup *s, unsigned int position, unsig
   const struct ib_port_attr *attr = &s->attrs[rail];
   const char *why = "";
   int index = choose(port, attr, hint_for(s, position), &why);
-  if (index < 0) return ib_setup_fail(s, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "port %s: %s", port->name, why);
+  if (index < 0)
+    return rail_setup_fail(&s->base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "port %s: %s", port->name, why);
   struct ib_offer_rail *offer = &s->mine.rails[position];
   *offer = (struct ib_offer_rail){
     .roce = port->roce,
@@ -143,33 +143,23 @@ static rail_result_t offer_rail(struct ib_setup *s, unsigned int position, unsig
 static void choose_service(struct ib_setup *s) {
   int64_t sl = ib_params.sl, tc = ib_params.tc;
   int of_caller = s->traffic_class >= 0 && s->traffic_class <= UINT8_MAX ? s->traffic_class : -1;
-  if (!s->connector && ib_params.fifo_tc >= 0) tc = ib_params.fifo_tc;
+  if (!s->base.connector && ib_params.fifo_tc >= 0) tc = ib_params.fifo_tc;
   if (tc < 0) tc = of_caller;
   if (sl < 0 && of_caller <= SL_MAX) sl = of_caller;
-  if (tc < 0) tc = s->connector ? 0 : s->theirs.traffic_class;
-  if (sl < 0) sl = s->connector ? 0 : RAIL_MIN(s->theirs.sl, SL_MAX);
+  if (tc < 0) tc = s->base.connector ? 0 : s->theirs.traffic_class;
+  if (sl < 0) sl = s->base.connector ? 0 : RAIL_MIN(s->theirs.sl, SL_MAX);
   s->mine.traffic_class = (uint8_t)tc;
   s->mine.sl = (uint8_t)sl;
 }
 
 /* ---- offer and plan ------------------------------------------------------ */
 
-static uint64_t random_base;
-
-static void choose_random_base(void) { (void)rail_random_bytes(&random_base, sizeof random_base); }
-
-/* By it a peer knows which connections are of one process. A child of fork is another process. */
-static uint64_t process_id(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  (void)pthread_once(&once, choose_random_base);
-  return random_base ^ (uint64_t)getpid();
-}
-
-rail_result_t ib_setup_offer(struct ib_setup *s) {
+rail_result_t ib_setup_offer(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
   struct ib_offer *o = &s->mine;
   unsigned int order[IB_MAX_RAILS] = {0};
   order_rails(s, order);
-  o->sender = s->connector;
+  o->sender = base->connector;
   o->nrails = s->device->nrails;
   o->qps_per_rail = (unsigned int)ib_params.qps;
   o->max_qps = IB_MAX_QPS;
@@ -179,7 +169,7 @@ rail_result_t ib_setup_offer(struct ib_setup *s) {
   o->max_write_log2 = log2_of((uint64_t)ib_params.max_write);
   o->recv_depth = IB_RECV_DEPTH;
   o->timeout = (uint8_t)ib_params.timeout;
-  o->process = process_id();
+  o->process = rail_setup_process_id();
   for (unsigned int i = 0; i < o->nrails; i++) {
     RAIL_TRY(offer_rail(s, i, order[i]));
     uint32_t max_msg = s->attrs[order[i]].max_msg;
@@ -202,20 +192,21 @@ static void refuse_plan(struct ib_setup *s, enum ib_refusal refusal, int rail_mi
   struct ib_refused_plan_wire wire;
   if (rail_mine >= 0) memcpy(refused.name, s->mine.rails[rail_mine].name, sizeof refused.name);
   ib_refused_plan_encode(&refused, &wire);
-  rail_handshake_refuse(&s->handshake, IB_REASON_PLAN, &wire);
+  rail_handshake_refuse(&s->base.handshake, IB_REASON_PLAN, &wire);
 }
 
-rail_result_t ib_setup_plan(struct ib_setup *s) {
+rail_result_t ib_setup_plan(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
   char mine[IB_GID_TEXT], theirs[IB_GID_TEXT];
   int a, b;
   enum ib_refusal refusal = ib_plan_make(&s->mine, &s->theirs, &s->plan, &a, &b);
   if (refusal == IB_REFUSAL_NONE) return RAIL_OK;
   ib_stats_count(s->device->name, IB_DEVICE_REFUSED);
-  ib_setup_fail(s, RAIL_REASON_NONE, RAIL_BAD_USAGE, "refused: port %s here (GID %s) and port %s there (GID %s) do not "
-                "fit: %s", offer_rail_name(&s->mine, a), a < 0 ? "any" : ib_gid_text(s->mine.rails[a].gid, mine),
-                offer_rail_name(&s->theirs, b), b < 0 ? "any" : ib_gid_text(s->theirs.rails[b].gid, theirs),
-                ib_refusal_text(refusal));
-  s->reason = IB_REASON_PLAN;
+  rail_setup_fail(base, RAIL_REASON_NONE, RAIL_BAD_USAGE, "refused: port %s here (GID %s) and port %s there (GID %s) "
+                  "do not fit: %s", offer_rail_name(&s->mine, a),
+                  a < 0 ? "any" : ib_gid_text(s->mine.rails[a].gid, mine), offer_rail_name(&s->theirs, b),
+                  b < 0 ? "any" : ib_gid_text(s->theirs.rails[b].gid, theirs), ib_refusal_text(refusal));
+  base->reason = IB_REASON_PLAN;
   refuse_plan(s, refusal, a, b);
   return RAIL_BAD_USAGE;
 }

@@ -18,7 +18,23 @@ static void accept_for(struct hs *h, uint64_t ms) {
   }
 }
 
-static unsigned int hs_live_pending(const struct hs *h) { return ((const struct ib_listen *)h->listen)->naccepting; }
+static struct rail_accepting *hs_accepting(const struct hs *h) { return &((struct ib_listen *)h->listen)->accepting; }
+
+/* Of what is under way, too: connect's attempt, and the connections that accept sets up. */
+static void set_connect_ms(const struct hs *h, int64_t ms) {
+  struct rail_handle handle;
+  struct ib_hints hints;
+  struct rail_setup *accepting;
+  const char *why;
+  ib_params.connect_ms = ms;
+  ENSURE(ib_handle_decode(h->handle, &handle, &hints, &why), "%s", why);
+  if (h->connect == RAIL_IN_PROGRESS) {
+    struct ib_setup *attempt = rail_net_ctx_attempt("RailIB", h->ctx, handle.attempt);
+    ENSURE(attempt, "connect has no attempt under way");
+    attempt->base.limits.connect_ms = ms;
+  }
+  TAILQ_FOREACH(accepting, &hs_accepting(h)->list, link) accepting->limits.connect_ms = ms;
+}
 
 /* ---- before HELLO -------------------------------------------------------- */
 
@@ -314,7 +330,7 @@ TEST(accept_may_take_any_time) {
   while (!rail_deadline_passed(end)) hs_connect_once(&h, DEV_B);
   CHECK_INT(h.connect, RAIL_IN_PROGRESS);
   CHECK(hs_logged("connect to 127.0.0.1:") && hs_logged("over fakeB: not accepted for 0."));
-  ib_params.connect_ms = 30000; /* the rest may take its time on a busy machine */
+  set_connect_ms(&h, 30000); /* the rest may take its time on a busy machine */
   hs_run(&h, DEV_B);
   CHECK(h.connect == RAIL_OK && h.accept == RAIL_OK);
   hs_end(&h);
@@ -330,11 +346,11 @@ TEST(stopped_in_the_middle) {
     hs_accept_once(&h);
   }
   CHECK(h.connect == RAIL_IN_PROGRESS && h.accept == RAIL_IN_PROGRESS);
-  ib_params.connect_ms = 1200;
+  set_connect_ms(&h, 1200);
   usleep(1300000);
   hs_connect_once(&h, DEV_B);
   hs_accept_once(&h);
-  ib_params.connect_ms = 30000;
+  set_connect_ms(&h, 30000);
   hs_run(&h, DEV_B);
   CHECK_MSG(h.connect == RAIL_OK && h.accept == RAIL_OK, "%s", hs_lines);
   hs_end(&h);
@@ -346,11 +362,11 @@ TEST(dropped_before_the_answer) {
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
-  for (int i = 0; i < 1000 && !hs_live_pending(&h); i++) {
+  for (int i = 0; i < 1000 && !hs_accepting(&h)->count; i++) {
     hs_connect_once(&h, DEV_B);
     hs_accept_once(&h);
   }
-  CHECK_INT(hs_live_pending(&h), 1);
+  CHECK_INT(hs_accepting(&h)->count, 1);
   for (int i = 0; i < 2 * IB_MAX_ACCEPTING; i++) raw_hello(&r[i], &h);
   CHECK_INT(raw_verdict(&r[0], &h), RAIL_REASON_NONE); /* dropped, and what came before it, too */
   others_come_through(&h);
