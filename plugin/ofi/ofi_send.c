@@ -230,6 +230,11 @@ static rail_result_t no_grant(struct ofi_send_comm *sc) {
   return rail_unlikely(faults) ? ofi_comm_fail_faults(&sc->base, faults) : rail_first_error(&sc->base.error);
 }
 
+/* The buffers that it granted are its caller's again. */
+RAIL_COLD static rail_result_t peer_revoked(struct ofi_send_comm *sc) {
+  return ofi_comm_fail_faults(&sc->base, RAIL_OOB_PEER_CLOSED);
+}
+
 /* Under the lock. */
 static rail_result_t send_message(struct ofi_send_comm *sc, const void *data, size_t size, uint32_t tag,
                                   struct ofi_mhandle *mr, void **request) {
@@ -239,6 +244,7 @@ static rail_result_t send_message(struct ofi_send_comm *sc, const void *data, si
     (void)ofi_endpoint_poll(sc->base.endpoint); /* the caller may have no request to test */
     slot = match(sc, tag, &index);
   }
+  if (rail_unlikely(sc->base.revoked)) return peer_revoked(sc);
   if (!slot) return no_grant(sc);
   RAIL_TRY(rail_first_error(&sc->base.error)); /* the poll may have found one */
   struct ofi_send *send = take_request(sc);
