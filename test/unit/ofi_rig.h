@@ -199,6 +199,27 @@ __attribute__((unused)) static void *rig_recv(struct rig *r, void *data, size_t 
   return request;
 }
 
+/* A group. "Not now" may also mean that the watch thread polls. */
+__attribute__((unused)) static void *rig_recv_group(struct rig *r, int n, void **data, const size_t *sizes,
+                                                    const int *tags, void **mhandles) {
+  void *request = NULL;
+  RIG_UNTIL(request && request != RAIL_NET_OPTIONAL_RECV, {
+    request = RAIL_NET_OPTIONAL_RECV;
+    CHECK_OK(net->irecv(r->rc, n, data, sizes, tags, mhandles, NULL, &request));
+    if (!request) rig_poll(r->sc);
+  });
+  return request;
+}
+
+/* What the watch thread may be writing. */
+#define RIG_LOCKED(comm, value)                             \
+  __extension__({                                           \
+    ofi_endpoint_lock(rig_comm(comm)->endpoint);            \
+    __typeof__(value) rig_value_ = (value);                 \
+    ofi_endpoint_unlock(rig_comm(comm)->endpoint);          \
+    rig_value_;                                             \
+  })
+
 __attribute__((unused)) static bool rig_done(void *request, int *sizes) {
   int done = 7;
   CHECK_MSG(net->test(request, &done, sizes) == RAIL_OK, "test has failed; said so far:\n%s", log_lines);

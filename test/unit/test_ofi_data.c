@@ -16,14 +16,17 @@ static void fill_out(void) {
   for (size_t i = 0; i < sizeof out; i++) out[i] = (uint8_t)(i * 31 + (i >> 8));
 }
 
-static void open_pair(const char *offers, int nics_s, int nics_r) {
+static void open_pair_inline(const char *offers, int nics_s, int nics_r, int64_t inline_bytes) {
   rig_start(offers);
+  ofi_params.inline_bytes = inline_bytes;
   ofi_params.min_part = 4096;
   rig_open(&r, nics_s, nics_r);
   mh_out = rig_reg(r.sc, out, sizeof out);
   mh_in = rig_reg(r.rc, in, sizeof in);
   fill_out();
 }
+
+static void open_pair(const char *offers, int nics_s, int nics_r) { open_pair_inline(offers, nics_s, nics_r, 2048); }
 
 static void close_pair(void) {
   CHECK_INT(atomic_load(&rig_comm(r.sc)->outstanding) + atomic_load(&rig_comm(r.rc)->outstanding), 0);
@@ -118,12 +121,7 @@ TEST(sizes_around_the_inline_limit) {
   static const int64_t limits[] = {0, 1, 100, OFI_MAX_INLINE};
   for (size_t i = 0; i < RAIL_COUNT_OF(limits); i++)
     for (int tagged = 0; tagged < 2; tagged++) {
-      rig_start(tagged ? "nic=fake0 no=rma" : "nic=fake0");
-      ofi_params.inline_bytes = limits[i];
-      rig_open(&r, 1, 1);
-      mh_out = rig_reg(r.sc, out, sizeof out);
-      mh_in = rig_reg(r.rc, in, sizeof in);
-      fill_out();
+      open_pair_inline(tagged ? "nic=fake0 no=rma" : "nic=fake0", 1, 1, limits[i]);
       CHECK_INT(rig_comm(r.sc)->max_inline, limits[i]);
       for (size_t size = limits[i] ? (size_t)limits[i] - 1 : 0; size <= (size_t)limits[i] + 1; size++) {
         uint64_t before = rail_stats_get(&rig_comm(r.sc)->stats[OFI_COMM_INLINE]);
@@ -179,17 +177,21 @@ TEST(one_slow_nic) {
   send_and_check(MOST - 4096, MOST - 4096);
   CHECK_INT(fake_calls("write") - writes, 4);
   struct ofi_endpoint *endpoint = rig_comm(r.sc)->endpoint;
+  ofi_endpoint_lock(endpoint);
   endpoint->nics[2].bytes_posted += 1 << 30; /* as if it had much to do */
+  ofi_endpoint_unlock(endpoint);
   writes = fake_calls("write");
-  uint64_t before = endpoint->nics[2].bytes_posted;
+  uint64_t before = RIG_LOCKED(r.sc, endpoint->nics[2].bytes_posted);
   void *recv = rig_recv(&r, in, MOST - 4096, 1, mh_in), *send = rig_send(&r, out, MOST - 4096, 1, mh_out);
-  CHECK_INT(endpoint->nics[2].bytes_posted, before);
+  CHECK_INT(RIG_LOCKED(r.sc, endpoint->nics[2].bytes_posted), before);
   CHECK_INT(rig_finish(&r, send, recv), MOST - 4096);
   CHECK_INT(fake_calls("write") - writes, 4);
   CHECK(memcmp(in, out, MOST - 4096) == 0);
+  ofi_endpoint_lock(endpoint);
   endpoint->nics[2].bytes_posted -= 1 << 30;
+  ofi_endpoint_unlock(endpoint);
   for (unsigned int i = 0; i < 4; i++) /* only the receives of control messages */
-    CHECK_INT(endpoint->nics[i].bytes_posted, endpoint->nics[i].nreceives * endpoint->frame_size);
+    CHECK_INT(RIG_LOCKED(r.sc, endpoint->nics[i].bytes_posted), endpoint->nics[i].nreceives * endpoint->frame_size);
   close_pair();
 }
 
@@ -199,7 +201,7 @@ TEST(one_slow_nic) {
 
 /* A group's sends in a given order; everything is tested in another. */
 static void one_group(const int *order, int n, const int *tests) {
-  void *data[8], *mhs[8], *recv = RAIL_NET_OPTIONAL_RECV, *sends[8];
+  void *data[8], *mhs[8], *sends[8];
   size_t sizes[8];
   int tags[8], got[8] = {0};
   for (int i = 0; i < n; i++) {
@@ -208,8 +210,7 @@ static void one_group(const int *order, int n, const int *tests) {
     tags[i] = 100 + i;
     mhs[i] = mh_in;
   }
-  CHECK_OK(net->irecv(r.rc, n, data, sizes, tags, mhs, NULL, &recv));
-  CHECK(recv && recv != RAIL_NET_OPTIONAL_RECV);
+  void *recv = rig_recv_group(&r, n, data, sizes, tags, mhs);
   memset(data, 0x55, sizeof data); /* the caller may reuse its arrays after the call */
   memset(sizes, 0x55, sizeof sizes);
   memset(tags, 0x55, sizeof tags);
@@ -278,8 +279,7 @@ TEST(as_many_as_may_be_outstanding) {
   void *recvs[OFI_MAX_RECVS];
   for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
     for (int inside = 0; inside < 2; inside++) {
-      open_pair(kinds[k], 1, 1);
-      rig_comm(r.sc)->max_inline = rig_comm(r.rc)->max_inline = inside ? 2048 : 0;
+      open_pair_inline(kinds[k], 1, 1, inside ? 2048 : 0);
       memset(in, 0, sizeof in);
       for (int i = 0; i < OFI_MAX_RECVS; i++) {
         void *data[8], *mhs[8];
@@ -291,9 +291,7 @@ TEST(as_many_as_may_be_outstanding) {
           sizes[b] = SIZE;
           mhs[b] = mh_in;
         }
-        recvs[i] = NULL;
-        CHECK_OK(net->irecv(r.rc, 8, data, sizes, tags, mhs, NULL, &recvs[i]));
-        CHECK(recvs[i]);
+        recvs[i] = rig_recv_group(&r, 8, data, sizes, tags, mhs);
       }
       CHECK(!rig_irecv(r.rc, in, SIZE, 1000, mh_in));
       for (int i = BUFFERS - 1; i >= 0; i--) sends[i] = rig_send(&r, out + i * SIZE, SIZE, i, mh_out);
