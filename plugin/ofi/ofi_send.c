@@ -48,9 +48,19 @@ static bool handle_ack(struct ofi_send_comm *sc, const struct ofi_ack *ack) {
   return true;
 }
 
+/* Can it be written to, over whatever path? */
+static bool can_write(const struct ofi_comm *comm) {
+  for (unsigned int i = 0; i < comm->endpoint->nnics; i++) {
+    const struct ofi_caps *caps = &comm->endpoint->nics[i].nic->caps;
+    if (!caps->rma || !(caps->send_after_write || caps->delivery_complete)) return false;
+  }
+  return true;
+}
+
 static bool is_buffer_right(const struct ofi_comm *comm, const struct ofi_buffer *b) {
   if (b->kind == OFI_BUFFER_INLINE) return b->takes_data && b->size <= comm->max_inline;
-  return b->kind == OFI_BUFFER_RMA || (b->path < comm->npaths && !b->takes_data);
+  if (b->kind == OFI_BUFFER_RMA) return can_write(comm);
+  return b->path < comm->npaths && !b->takes_data && comm->endpoint->nics[comm->paths[b->path].nic].nic->caps.tagged;
 }
 
 /* False: no GRANT that a receiver sends. The slot's last receive is done, or the receiver would not use it again. */
