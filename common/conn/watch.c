@@ -50,7 +50,7 @@ static enum kind wake_source = KIND_WAKE;
 
 static void wake(const struct rail_watch *watch) {
   uint64_t one = 1;
-  (void)!write(watch->wake_fd, &one, sizeof one); /* a full eventfd wakes it, too */
+  while (write(watch->wake_fd, &one, sizeof one) < 0 && errno == EINTR) continue; /* a full eventfd wakes it, too */
 }
 
 /* ---- lists, under the lock -------------------------------------------------- */
