@@ -17,8 +17,7 @@ static struct emu_context *context_of(struct ibv_context *c) {
 /* Adds one to an eventfd; its counter cannot overflow. */
 static void count_up(int fd) {
   uint64_t one = 1;
-  ssize_t n = write(fd, &one, sizeof one);
-  (void)n;
+  while (write(fd, &one, sizeof one) < 0 && errno == EINTR) continue;
 }
 
 /* ---- completions ------------------------------------------------------------ */

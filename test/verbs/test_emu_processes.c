@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -71,6 +72,7 @@ static struct other start(void (*body)(int fd, struct end *e, struct end *peer),
   CHECK(o.pid >= 0);
   if (o.pid == 0) {
     struct end e, peer;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* stopped or not, it ends with the test */
     close(fds[0]);
     if (setjmp(tap_end_) == 0) {
       connect_over(fds[1], &e, &peer, s);
