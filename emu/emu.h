@@ -325,7 +325,7 @@ extern struct emu_state {
   uint32_t ring_bytes;
   struct emu_qp *qps[EMU_QPS];
   struct emu_qp *last_qp;
-  unsigned int next_qp, nqps;
+  unsigned int next_qp, nqps, ndatagram_qps;
   struct emu_mr **mrs;
   uint32_t mrs_cap, next_mr, nmrs;
   uint8_t mr_generation;

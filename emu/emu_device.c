@@ -331,7 +331,7 @@ static void after_fork_child(void) {
   TAILQ_INIT(&emu.run);
   LIST_INIT(&emu.timers);
   emu.contexts = 0;
-  emu.nqps = 0;
+  emu.nqps = emu.ndatagram_qps = 0;
   emu_wire_forget();
   emu_engine_forget();
   pthread_mutex_unlock(&emu.lock);

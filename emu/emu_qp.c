@@ -98,6 +98,7 @@ static struct emu_qp *create(struct ibv_pd *pd, struct ibv_qp_init_attr *init) {
     ibv->recv_cq = init->recv_cq;
     ibv->srq = init->srq;
     ibv->qp_type = init->qp_type;
+    emu.ndatagram_qps += ibv->qp_type == IBV_QPT_UD;
     pthread_mutex_init(&ibv->mutex, NULL);
     pthread_cond_init(&ibv->cond, NULL);
     ((struct emu_cq *)(void *)init->send_cq)->users++;
@@ -150,6 +151,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv) {
   if (emu_qp_find(ibv->qp_num) == qp) { /* not in a child of the process that made it */
     emu.qps[ibv->qp_num & (EMU_QPS - 1)] = NULL;
     emu.nqps--;
+    emu.ndatagram_qps -= ibv->qp_type == IBV_QPT_UD;
     emu_wire_flush();
   }
   emu_req_reset(qp);

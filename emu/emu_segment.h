@@ -2,7 +2,7 @@
  *
  * The file of a process, in RAIL_EMU_DIR (/dev/shm), named by its slot, which is a part of its QPs' numbers:
  *
- *   page 0        the bell: the only word that peers write, a futex that the process' thread waits on
+ *   page 0        all that peers write: the bell, a futex that the process' thread waits on, and who has made a ring
  *   page 1 ...    who it is; whether its thread sleeps; where its ring to each other slot begins
  *   from 64 KiB   rings (emu_wire.c)
  *
@@ -21,8 +21,9 @@ struct emu_ring_entry {
 };
 
 struct emu_segment {
-  _Atomic uint32_t bell;
-  char rest[EMU_PAGE - sizeof(uint32_t)];
+  _Atomic uint32_t bell, news; /* news: how often a bit below was set */
+  _Atomic uint32_t senders[EMU_SLOTS / 32]; /* who has made a ring to this process; it may have no ring to them yet */
+  char rest[EMU_PAGE - (2 + EMU_SLOTS / 32) * sizeof(uint32_t)];
   uint64_t magic, incarnation; /* incarnation: random, never 0 */
   int64_t pid;
   _Atomic uint32_t sleeping;

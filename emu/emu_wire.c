@@ -35,7 +35,7 @@ struct emu_link {
   LIST_ENTRY(emu_link) link;
   uint32_t slot;
   unsigned int users; /* QPs */
-  bool is_self;
+  bool is_self, is_senders; /* is_senders: made because the peer sends, maybe datagrams; it stays */
   uint64_t incarnation;
   struct emu_segment *peer;
   /* packets to the peer */
@@ -127,6 +127,9 @@ static bool make_out(struct emu_link *l) {
   atomic_store(&e->incarnation, 0);
   atomic_store(&e->offset, l->out_at);
   atomic_store(&e->incarnation, l->incarnation);
+  if (l->is_self) return true;
+  atomic_fetch_or(&l->peer->senders[emu_own.slot / 32], 1u << emu_own.slot % 32);
+  atomic_fetch_add(&l->peer->news, 1);
   return true;
 }
 
@@ -189,7 +192,7 @@ static void remove_unused(void) {
   for (l = LIST_FIRST(&links); l; l = next) {
     next = LIST_NEXT(l, link);
     bool unread = l->in && !l->is_self && atomic_load(&l->in->consumed) != l->tail;
-    if (l->users || (unread && is_alive(l))) continue;
+    if (l->users || ((unread || l->is_senders) && is_alive(l))) continue;
     if (l->slot < EMU_SLOTS) atomic_store(&emu_own.segment->rings[l->slot].incarnation, 0);
     (void)fallocate(emu_own.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)l->out_at,
                     (off_t)ring_bytes(emu.ring_bytes));
@@ -197,7 +200,7 @@ static void remove_unused(void) {
   }
 }
 
-static struct emu_link *new_link(uint32_t slot) {
+static struct emu_link *new_link(uint32_t slot, bool is_senders) {
   struct emu_link *l = calloc(1, sizeof *l);
   if (!l) return NULL;
   l->slot = slot;
@@ -205,9 +208,10 @@ static struct emu_link *new_link(uint32_t slot) {
   l->is_self = slot == emu_own.slot;
   l->peer = l->is_self ? emu_own.segment : emu_segment_map(slot, NULL);
   if (l->peer) l->incarnation = l->peer->incarnation;
-  /* What is in the peer's ring already was for QPs that are no more. */
+  l->is_senders = is_senders;
+  /* What is in the peer's ring already was for QPs that are no more, unless it is for any. */
   if (l->peer && !l->is_self && ring_from(l)) map_in(l, ring_from(l));
-  if (l->in) l->head = atomic_load(&l->in->tail);
+  if (l->in && !is_senders) l->head = atomic_load(&l->in->tail);
   if (!l->peer || !make_out(l)) {
     unmap_link(l);
     return NULL;
@@ -228,7 +232,7 @@ struct emu_link *emu_link_get(uint32_t slot) {
   }
   if (!l) {
     remove_unused();
-    l = new_link(slot);
+    l = new_link(slot, false);
   }
   if (l) l->users++;
   return l;
@@ -352,9 +356,25 @@ static bool receive_from(struct emu_link *l, void (*deliver)(const struct emu_pa
   return true;
 }
 
+static uint32_t news_read;
+
+static bool has_news(void) { return emu.ndatagram_qps && atomic_load(&emu_own.segment->news) != news_read; }
+
+/* Datagrams come from processes that this one has no link to yet: it gets one to each that has made a ring. */
+static void meet_senders(void) {
+  news_read = atomic_load(&emu_own.segment->news);
+  for (uint32_t i = 0; i < EMU_SLOTS / 32; i++) {
+    uint32_t bits = atomic_exchange(&emu_own.segment->senders[i], 0);
+    for (uint32_t bit = 0; bits; bit++, bits >>= 1)
+      if ((bits & 1) && !find_link(i * 32 + bit)) (void)new_link(i * 32 + bit, true);
+  }
+}
+
 bool emu_wire_receive(void (*deliver)(const struct emu_packet *packet, const char *payload)) {
   struct emu_link *l;
   bool any = false;
+  if (!emu_own.segment) return false;
+  if (has_news()) meet_senders();
   LIST_FOREACH(l, &links, link) any |= receive_from(l, deliver);
   return any;
 }
@@ -369,6 +389,7 @@ void emu_wire_answered(void) {
 
 bool emu_wire_has_input(void) {
   struct emu_link *l;
+  if (has_news()) return true;
   LIST_FOREACH(l, &links, link) {
     uint64_t offset = l->is_self ? 0 : ring_from(l);
     if (offset && offset != l->in_at) return true;
