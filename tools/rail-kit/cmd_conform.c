@@ -19,6 +19,7 @@ static const struct tool_option options[] = {
     {"all-versions", 'A', NULL, "every version that the plugin exports", TOOL_FLAG, AT(how.all_versions)},
     {"device", 'd', "N", "the plugin's device", TOOL_INT, AT(how.dev), .min = 0, .max = 1023, .preset = "0"},
     RK_FUSE_OPTION(struct conform_options, how.fuse),
+    RK_VERBS_OPTION,
     {"only", 'o', "LIST", "these checks: names, numbers, areas (connect), patterns (*.no_*)", LIST, AT(how.only)},
     {"skip", 's', "LIST", "all but these", LIST, AT(how.skip)},
     {"skip-file", 0, "FILE", "checks to leave out and report as skipped: lines of PATTERN REASON", FILE_NAME,

@@ -24,6 +24,7 @@ static const struct tool_option options[] = {
      AT(how.version), .min = 6, .max = 12},
     {"device", 'd', "N", "the plugin's device", TOOL_INT, AT(how.dev), .min = 0, .max = 1023, .preset = "0"},
     RK_FUSE_OPTION(struct fault_options, how.fuse),
+    RK_VERBS_OPTION,
     {"only", 'o', "LIST", "these scenarios: names, numbers, areas (kill), patterns (*.idle)", LIST, AT(how.only)},
     {"skip", 's', "LIST", "all but these", LIST, AT(how.skip)},
     {"skip-file", 0, "FILE", "scenarios to leave out and report as skipped: lines of PATTERN REASON", FILE_NAME,

@@ -33,6 +33,14 @@ int rk_set_fuse(const struct tool_value *v);
   {"fuse", 0, "LIST", "the device that makeVDevice makes of these, as 0,1, instead of --device; v9 and later",         \
    TOOL_CALL, offsetof(TYPE, FIELD), .set = rk_set_fuse}
 
+/* ---- --verbs ---- */
+
+int rk_set_verbs(const struct tool_value *v);
+
+#define RK_VERBS_OPTION                                                                                                \
+  {"verbs", 0, "WHICH", "emu: a plugin over verbs runs on the emulated device, whatever hardware there is",            \
+   TOOL_CALL, .set = rk_set_verbs}
+
 /* ---- --listen and --connect ---- */
 
 struct rk_hosts {

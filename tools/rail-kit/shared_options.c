@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The options that several subcommands share. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kit/kit_group.h"
+#include "loader/install_dirs.h"
 #include "tools/rail-kit/commands.h"
 
 /* ---- --fuse ---- */
@@ -31,6 +34,27 @@ int rk_set_fuse(const struct tool_value *v) {
   struct rail_net_vprops_v12 fuse = {0};
   if (!read_list(v->text, &fuse)) return tool_bad(v, "2 to %d device numbers (0 to %d) with commas", most, LARGEST);
   memcpy((char *)v->into + v->option->at, &fuse, sizeof fuse);
+  return 0;
+}
+
+/* ---- --verbs ---- */
+
+/* For the processes that load the plugin, which are all made by exec. It may open the library by this name, or by the
+ * variable that NCCL and our plugin read. */
+int rk_set_verbs(const struct tool_value *v) {
+  char file[PATH_MAX / 2], path[PATH_MAX], real[PATH_MAX], paths[2 * PATH_MAX];
+  const char *others = getenv("LD_LIBRARY_PATH");
+  if (strcmp(v->text, "emu") != 0) return tool_bad(v, "emu");
+  snprintf(file, sizeof file, "%s/emu/libibverbs.so.1", rail_lib_from_bin);
+  if (!rail_path_from_bin(path, file) || !realpath(path, real)) {
+    fprintf(stderr, RK_NAME ": --verbs emu: %s is not there, seen from this program's folder; it is built with "
+            "libibverbs-dev, and not installed\n", file);
+    return -1;
+  }
+  setenv("NCCL_IBVERBS_LIB", real, 1);
+  *strrchr(real, '/') = 0;
+  snprintf(paths, sizeof paths, "%s%s%s", real, others && *others ? ":" : "", others ? others : "");
+  setenv("LD_LIBRARY_PATH", paths, 1);
   return 0;
 }
 
