@@ -336,6 +336,11 @@ $(BUILD)/lib/emu/libibverbs.so.1: $(call obj,$(emu_src)) $(O)/emu/symbols.o $(O)
 	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=$(O)/emu/symbols.map -Wl,-Bsymbolic \
 	  -Wl,-soname,$(@F) $(filter %.o,$^) -o $@
 
+$(BUILD)/bench/emu_rate: $(O)/bench/emu_rate.o $(emu_lib)
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) $^ -Wl,-rpath,'$$ORIGIN/../lib/emu' -ldl -o $@
+
 # Beside any program, sanitized or not: never sanitized itself, and alone.
 $(fault_lib): $(fault_src) $(wildcard kit/preload/*.h) config/flags.mk
 	@mkdir -p $(@D)

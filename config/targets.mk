@@ -9,7 +9,7 @@ setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
 .PHONY: all tests syntax products check-needs help clean setup demo check test test-asan test-tsan lab lab-shell \
-  test-rdma bench bench-socket bench-ib bench-ofi bench-tuning kit-proof gpu-test docs docs-check lint fuzz \
+  test-rdma bench bench-socket bench-ib bench-ofi bench-emu bench-tuning kit-proof gpu-test docs docs-check lint fuzz \
   fuzz-corpus
 
 san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib) $(emu_lib)
@@ -151,6 +151,11 @@ bench-ofi:  ## the ofi plugin against fi_pingpong, fabtests, UCX and any plugin 
 	$(setup) build bench
 	$(build_with) BUILD='$(BUILD)' $(bench_ofi_needs)
 	@CC='$(CC)' python3 bench/transports.py ofi --build '$(BUILD)' $(RUN)
+
+bench-emu:  ## the emulated verbs device: messages and bytes per second between two processes, what connections cost
+	$(setup) build
+	$(build_with) BUILD='$(BUILD)' $(BUILD)/bench/emu_rate
+	@$(BUILD)/bench/emu_rate
 
 kit-proof:  ## docs/results/kit-proof.md: planted defects and what rail-kit says of each
 	$(setup) build
