@@ -221,9 +221,11 @@ rail_result_t rail_listener_poll(struct rail_listener *l) {
   read_some(l, now + 2 * POLL_NS);
   /* After the reading, so that what had arrived in time counts. */
   now = rail_now_ns();
-  for (struct rail_pending *c; (c = TAILQ_FIRST(&l->pending)) && now >= c->deadline;)
+  for (struct rail_pending *c = TAILQ_FIRST(&l->pending), *next; c && now >= c->deadline; c = next) {
+    next = TAILQ_NEXT(c, next);
     drop(l, c, c->have ? "it sent only part of a hello within the time limit"
                        : "it sent nothing within the time limit");
+  }
   return RAIL_OK;
 }
 
@@ -249,8 +251,9 @@ rail_result_t rail_listener_add(struct rail_listener *l, struct rail_ports *port
 }
 
 void rail_listener_close(struct rail_listener *l) {
-  for (struct rail_pending *c; (c = TAILQ_FIRST(&l->pending));) {
+  for (struct rail_pending *c = TAILQ_FIRST(&l->pending), *next; c; c = next) {
     int fd = c->fd;
+    next = TAILQ_NEXT(c, next);
     unlink_pending(l, c);
     rail_sock_close(&fd);
   }

@@ -223,7 +223,10 @@ rail_result_t sk_acceptor_poll(struct sk_acceptor *a) {
 }
 
 static void drop_all_half_open(struct sk_acceptor *a) {
-  while (!TAILQ_EMPTY(&a->half_open)) drop_half_open(a, TAILQ_FIRST(&a->half_open));
+  for (struct sk_half_open_comm *p = TAILQ_FIRST(&a->half_open), *next; p; p = next) {
+    next = TAILQ_NEXT(p, next);
+    drop_half_open(a, p);
+  }
 }
 
 static void destroy(struct sk_acceptor *a) {
