@@ -22,6 +22,7 @@ A plugin that takes more than its library says so in plugin/NAME/conform.ini:
   skip = …                of the plain pass through the newest; {measures}, {once}, {newest_only}: see below
   skip_sanitized, skip_brief, skip_older = …   of the other passes
   level = must            of the other passes
+  [conform:WORD]          the same once more, with settings of its own, under this word
 """
 import concurrent.futures
 import configparser
@@ -50,16 +51,14 @@ USUAL = {"env": "", "versions": VERSIONS, "processes": "", "level": "", "skip": 
 
 
 class Settings:
-    """Of a plugin: conform.ini over USUAL."""
+    """A section of a plugin's conform.ini, over USUAL."""
 
-    def __init__(self, name):
-        ini = configparser.ConfigParser(defaults=USUAL, interpolation=None)
-        ini.read_string("[conform]")
-        ini.read(ROOT / "plugin" / name / "conform.ini")
+    def __init__(self, name, section):
         words = {"build": str(BUILD), "measures": MEASURES, "once": ONCE, "newest_only": NEWEST_ONLY}
-        said = {key: value.format(**words) for key, value in ini["conform"].items()}
+        said = {key: value.format(**words) for key, value in section.items()}
         if unknown := set(said) - set(USUAL):
             raise ValueError(f"plugin/{name}/conform.ini: {', '.join(sorted(unknown))}?")
+        self.label = " ".join([name, *section.name.split(":")[1:]])
         self.env = dict(line.strip().split("=", 1) for line in said["env"].splitlines() if line.strip())
         self.versions, self.processes, self.level = said["versions"].split(), said["processes"], said["level"]
         self.skip, self.skip_older = said["skip"], said["skip_older"]
@@ -82,6 +81,13 @@ class Settings:
             yield version, [*chosen, *skipping(self.skip_older), *fewer]
 
 
+def settings_of(name):
+    ini = configparser.ConfigParser(defaults=USUAL, interpolation=None)
+    ini.read_string("[conform]")
+    ini.read(ROOT / "plugin" / name / "conform.ini")
+    return [Settings(name, ini[section]) for section in ini.sections()]
+
+
 def skipping(patterns):
     return ["--skip", patterns] if patterns else []
 
@@ -102,8 +108,7 @@ def conform(plugin, version, options, env):
         return done.returncode, [], f"{' '.join(command)}: no report\n{done.stdout}{done.stderr}"
 
 
-def lines(plugin, version, status, results, errors):
-    label = f"{plugin.stem.removeprefix('libnccl-net-')} v{version}"
+def lines(label, status, results, errors):
     for r in results:
         name = f"{label} {r['name']}"
         if r["status"] == "skip":
@@ -116,24 +121,33 @@ def lines(plugin, version, status, results, errors):
         yield f"{label} says nothing else", errors
 
 
+def passes(name):
+    """(settings, version, options) of each; a brief one is cut into parts."""
+    for settings in settings_of(name):
+        for version, options in settings.runs():
+            if not BRIEF:
+                yield settings, version, options
+                continue
+            names = [c["name"] for c in checks(*options)]
+            for i in range(PARTS):
+                yield settings, version, ["--only", ",".join(names[i::PARTS])]
+
+
 def cases(name):
     """Two passes at a time; a sanitizer keeps both cores busy by itself."""
-    plugin, settings, at_a_time = BUILD / f"lib/libnccl-net-{name}.so", Settings(name), 1 if SANITIZED else 2
+    plugin, at_a_time = BUILD / f"lib/libnccl-net-{name}.so", PARTS if BRIEF else 1 if SANITIZED else 2
     if not plugin.exists():
         yield f"the {name} plugin # SKIP it is not built: what plugin/{name}/build.mk needs is missing", ""
         return
-    if settings.processes:
-        names = settings.chosen()[1].split(",")
-        yield "there are such checks", "" if len(names) > 100 else f"only {len(names)} found"
-    runs = list(settings.runs())
-    if BRIEF:
-        (version, options), at_a_time = runs[0], PARTS
-        names = [c["name"] for c in checks(*options)]
-        runs = [(version, ["--only", ",".join(names[i::PARTS])]) for i in range(PARTS)]
+    for settings in settings_of(name):
+        if settings.processes:
+            names = settings.chosen()[1].split(",")
+            yield "there are such checks", "" if len(names) > 100 else f"only {len(names)} found"
+    runs = list(passes(name))
     with concurrent.futures.ThreadPoolExecutor(at_a_time) as pool:
-        results = pool.map(lambda run: conform(plugin, *run, settings.env), runs)
-        for (version, _), result in zip(runs, results):
-            yield from lines(plugin, version, *result)
+        results = pool.map(lambda run: conform(plugin, run[1], run[2], run[0].env), runs)
+        for (settings, version, _), result in zip(runs, results):
+            yield from lines(f"{settings.label} v{version}", *result)
 
 
 if __name__ == "__main__":
