@@ -190,8 +190,9 @@ class Fabtests(Calls):
 
     def command(self, cell, iterations, port, calls):
         window = ["-W", str(cell.window)] if cell.kind == "bw" else []
-        return [self.path, "-p", cell.provider, f"-E={port}", "-I", str(iterations), "-w", str(max(1, iterations // 8)),
-                "-S", str(cell.size), *window, "-m"]
+        any_port = ["-B", "0"] if core(cell.provider) in OVER_IP else []  # those of 1.17 both want one and the same
+        return [self.path, "-p", cell.provider, f"-E={port}", *any_port, "-I", str(iterations), "-w",
+                str(max(1, iterations // 8)), "-S", str(cell.size), *window, "-m"]
 
     @staticmethod
     def microseconds(cell, out):
