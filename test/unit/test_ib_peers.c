@@ -20,22 +20,21 @@ static void accept_for(struct hs *h, uint64_t ms) {
 
 static struct rail_accepting *hs_accepting(const struct hs *h) { return &((struct ib_listen *)h->listen)->accepting; }
 
-/* What connect has under way. */
+/* What connect has under way; NULL: nothing. */
 static struct rail_setup *hs_attempt(const struct hs *h) {
   struct rail_handle handle;
   struct ib_hints hints;
   const char *why;
   ENSURE(ib_handle_decode(h->handle, &handle, &hints, &why), "%s", why);
-  struct ib_setup *attempt = rail_net_ctx_attempt("RailIB", h->ctx, handle.attempt);
-  ENSURE(attempt, "connect has no attempt under way");
-  return &attempt->base;
+  struct ib_setup *attempt = handle.attempt ? rail_net_ctx_attempt("RailIB", h->ctx, handle.attempt) : NULL;
+  return attempt ? &attempt->base : NULL;
 }
 
 /* Of what is under way, too: connect's attempt, and the connections that accept sets up. */
 static void set_connect_ms(const struct hs *h, int64_t ms) {
-  struct rail_setup *accepting;
+  struct rail_setup *accepting, *attempt = hs_attempt(h);
   ib_params.connect_ms = ms;
-  if (h->connect == RAIL_IN_PROGRESS) hs_attempt(h)->limits.connect_ms = ms;
+  if (attempt) attempt->limits.connect_ms = ms;
   TAILQ_FOREACH(accepting, &hs_accepting(h)->list, link) accepting->limits.connect_ms = ms;
 }
 
@@ -225,7 +224,6 @@ TEST(a_peer_whose_writes_do_not_come) {
   struct raw r;
   struct ib_offer offer = raw_offer(true);
   hs_begin(&h);
-  ib_params.connect_ms = 500;
   hs_listen(&h, DEV_A1);
   raw_hello(&r, &h);
   raw_send_offer(&r, &offer);
