@@ -40,18 +40,25 @@ bool ofi_provider_is_ip(const char *provider) {
 
 bool ofi_provider_is_local(const char *provider) { return core_is(provider, "shm") || core_is(provider, "sm2"); }
 
-int ofi_provider_place(const char *list, const char *provider) {
+/* *whole: by its whole name. */
+static int find_place(const char *list, const char *provider, bool *whole) {
   int place = 0;
+  *whole = false;
   if (!list || !*list) return 0;
   bool exclude = *list == '^';
   for (const char *item = list + exclude; *item; place++) {
     size_t len = strcspn(item, ",");
-    bool whole = len == strlen(provider) && strncmp(item, provider, len) == 0;
+    *whole = len == strlen(provider) && strncmp(item, provider, len) == 0;
     bool core = len == core_len(provider) && strncmp(item, provider, len) == 0;
-    if (whole || core) return exclude ? -1 : place;
+    if (*whole || core) return exclude ? -1 : place;
     item += len + (item[len] == ',');
   }
   return exclude ? 0 : -1;
+}
+
+int ofi_provider_place(const char *list, const char *provider) {
+  bool whole;
+  return find_place(list, provider, &whole);
 }
 
 static bool is_named(const char *list, const char *provider) {
@@ -63,7 +70,11 @@ static int place_of(const struct ofi_prefs *prefs, const char *provider) {
   enum { PLACES = 1000 };
   int rank = ofi_provider_rank(provider);
   int by_rank = rank >= 0 ? rank : PLACES / 2;
-  if (is_named(prefs->provider, provider)) return PLACES * ofi_provider_place(prefs->provider, provider) + by_rank;
+  if (is_named(prefs->provider, provider)) { /* "tcp" names tcp before tcp;ofi_rxm */
+    bool whole;
+    int place = find_place(prefs->provider, provider, &whole);
+    return PLACES * place + (whole ? -1 : by_rank);
+  }
   if (rank >= 0) return rank;
   if (is_named(prefs->fi_provider, provider)) return PLACES + ofi_provider_place(prefs->fi_provider, provider);
   return INT_MAX;

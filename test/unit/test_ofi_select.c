@@ -319,10 +319,11 @@ TEST(a_list_of_providers_is_an_order) {
   CHECK_STR(CHOSEN("udp,tcp", NULL, "tcp;ofi_rxm", "udp;ofi_rxd"), "udp;ofi_rxd");
   CHECK_STR(CHOSEN("psm2,tcp", NULL, "cxi", "tcp;ofi_rxm"), "tcp;ofi_rxm");
   SAYS(0, OFI_FILTERED, "RAIL_OFI_PROVIDER=psm2,tcp");
-  CHECK_STR(CHOSEN("tcp", NULL, "tcp", "tcp;ofi_rxm"), "tcp;ofi_rxm"); /* by rank */
+  CHECK_STR(CHOSEN("tcp", NULL, "tcp;ofi_rxm", "tcp"), "tcp"); /* by its whole name first */
+  CHECK_STR(CHOSEN("tcp,udp", NULL, "tcp;ofi_rxm", "udp;ofi_rxd"), "tcp;ofi_rxm");
   CHECK_STR(CHOSEN("tcp;ofi_rxm", NULL, "tcp", "tcp;ofi_rxm"), "tcp;ofi_rxm");
   CHECK_STR(CHOSEN("tcp;ofi_rxm", NULL, "tcp"), "none");
-  CHECK_STR(CHOSEN("net", NULL, "net;ofi_rxm", "net"), "net;ofi_rxm"); /* unranked: as listed */
+  CHECK_STR(CHOSEN("net", NULL, "net;ofi_rxm", "net"), "net");
   CHECK_STR(CHOSEN("^tcp,verbs", NULL, "verbs;ofi_rxm", "tcp", "sockets"), "sockets");
   CHECK_STR(CHOSEN("tc", NULL, "tcp"), "none"); /* no prefix */
   CHECK_STR(CHOSEN("tcpx", NULL, "tcp"), "none");
