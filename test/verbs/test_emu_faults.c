@@ -3,6 +3,7 @@
 #include "test/verbs/verbs.h"
 
 static struct end a, b;
+static char commands[] = "/dev/shm/emu-commands.XXXXXX"; /* RAIL_EMU_CONTROL */
 
 static void open_pair(const struct shape *s) {
   CHECK(emu_command("reset; seed 7"));
@@ -194,6 +195,22 @@ TEST(a_queue_pair_breaks_on_command) {
   close_pair();
 }
 
+/* Lines that are appended to a file reach running processes; half a line is none yet. */
+TEST(commands_while_it_runs) {
+  struct shape s = USUAL_SHAPE;
+  const char *name;
+  open_pair(&s);
+  name = ibv_get_device_name(a.context->device);
+  FILE *out = fopen(commands, "ae");
+  CHECK(out);
+  CHECK(fprintf(out, "event %s lid_change\nevent %s sm_ch", name, name) > 0 && fflush(out) == 0);
+  wait_event(&a, IBV_EVENT_LID_CHANGE);
+  CHECK(fprintf(out, "ange\n") > 0 && fflush(out) == 0);
+  wait_event(&a, IBV_EVENT_SM_CHANGE);
+  fclose(out);
+  close_pair();
+}
+
 /* ---- the clock --------------------------------------------------------------------------------- */
 
 /* 8 times more than two hours each, at least. */
@@ -235,8 +252,19 @@ TEST(a_device_that_fails) {
   close_pair();
 }
 
-TEST_MAIN(TEST_CASE(lost_packets_are_sent_again), TEST_CASE(packets_that_come_twice_count_once),
-          TEST_CASE(everything_at_once), TEST_CASE(a_torn_write), TEST_CASE(order_between_queue_pairs_is_free),
-          TEST_CASE(a_request_fails_on_command), TEST_CASE(a_call_fails_on_command), TEST_CASE(a_port_goes_and_comes),
-          TEST_CASE(a_queue_pair_breaks_on_command), TEST_CASE(hours_of_timeouts_take_no_time),
-          TEST_CASE(receivers_that_are_not_ready_take_no_time), TEST_CASE(a_device_that_fails))
+static const struct tap_case cases[] = {
+  TEST_CASE(lost_packets_are_sent_again), TEST_CASE(packets_that_come_twice_count_once), TEST_CASE(everything_at_once),
+  TEST_CASE(a_torn_write), TEST_CASE(order_between_queue_pairs_is_free), TEST_CASE(a_request_fails_on_command),
+  TEST_CASE(a_call_fails_on_command), TEST_CASE(a_port_goes_and_comes), TEST_CASE(a_queue_pair_breaks_on_command),
+  TEST_CASE(commands_while_it_runs), TEST_CASE(hours_of_timeouts_take_no_time),
+  TEST_CASE(receivers_that_are_not_ready_take_no_time), TEST_CASE(a_device_that_fails)};
+
+int main(int argc, char **argv) {
+  int fd = mkstemp(commands);
+  if (fd < 0) return 2;
+  close(fd);
+  setenv("RAIL_EMU_CONTROL", commands, 1);
+  int status = tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
+  unlink(commands);
+  return status;
+}
