@@ -40,7 +40,9 @@ static rail_result_t begin(void) {
   if (watching || ofi_nic_count() == 0) return RAIL_OK;
   rail_result_t result = rail_watch_begin(&ofi_watch);
   watching = result == RAIL_OK;
-  if (!watching) ofi_stats_close();
+  if (watching) return RAIL_OK;
+  ofi_endpoint_timer_close(); /* it may have been opened */
+  ofi_stats_close();
   return result;
 }
 
