@@ -89,7 +89,7 @@ def settings_of(name):
 
 
 def skipping(patterns):
-    return ["--skip", patterns] if patterns else []
+    return ["--skip", "".join(patterns.split())] if patterns else []
 
 
 def checks(*options):
