@@ -2,8 +2,8 @@
  *
  * Closing connections. Close never fails, and takes bounded time: an error would end NCCL's own clean-up.
  *
- * With nothing outstanding there is nothing to wait for: sends that are done have been acknowledged. Else the connection
- * goes through these states before its memory is the caller's again:
+ * With nothing outstanding there is nothing to wait for: sends that are done have been acknowledged. Else the
+ * connection goes through these states before its memory is the caller's again:
  *
  *   stopped   no call begins anything; operations that wait for room in libfabric are dropped
  *   revoked   a receiver has asked its peer (REVOKE) to write nothing more, and the peer has said so (REVOKED), has
@@ -85,8 +85,8 @@ static bool await_revoked(struct ofi_comm *comm, uint64_t deadline) {
   return true;
 }
 
-/* libfabric has completed the comm's operations. A provider may never complete those with a peer that is gone: when none
- * has ended for a while they are abandoned, and stay in the comm's memory until the endpoint is closed. */
+/* libfabric has completed the comm's operations. A provider may never complete those with a peer that is gone: when
+ * none has ended for a while they are abandoned, and stay in the comm's memory until the endpoint is closed. */
 static bool await_idle(struct ofi_comm *comm, uint64_t deadline) {
   uint64_t gone = 0, ping = rail_now_ns();
   for (uint32_t before = comm->nops; comm->nops && !comm->endpoint->shut; before = comm->nops) {

@@ -177,12 +177,13 @@ static bool is_remote(int err) {
 
 rail_result_t ofi_comm_fail_op(struct ofi_op *op, const struct ofi_completion *completion) {
   struct ofi_comm *comm = op->comm;
-  return ofi_comm_fail(comm, is_remote(completion->err) ? RAIL_REMOTE_ERROR : RAIL_SYSTEM_ERROR,
-                       "%s of %zu bytes with %s: %s (error %d; the provider says %d: %s); %u requests outstanding; check: "
-                       "the peer's log, the fabric between the two, fi_pingpong -p '%s'", operation(op->kind), op->size,
-                       comm->endpoint->nics[op->nic].nic->name, ofi_endpoint_strerror(completion->err),
-                       completion->err, completion->prov_errno, completion->text ? completion->text : "",
-                       atomic_load(&comm->outstanding), comm->device->rails[0]->provider);
+  return ofi_comm_fail(
+      comm, is_remote(completion->err) ? RAIL_REMOTE_ERROR : RAIL_SYSTEM_ERROR,
+      "%s of %zu bytes with %s: %s (error %d; the provider says %d: %s); %u requests outstanding; check: "
+      "the peer's log, the fabric between the two, fi_pingpong -p '%s'",
+      operation(op->kind), op->size, comm->endpoint->nics[op->nic].nic->name, ofi_endpoint_strerror(completion->err),
+      completion->err, completion->prov_errno, completion->text ? completion->text : "",
+      atomic_load(&comm->outstanding), comm->device->rails[0]->provider);
 }
 
 static const struct {

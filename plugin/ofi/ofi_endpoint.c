@@ -1,366 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Opening and closing endpoints, posting operations, reading completion queues. */
+ * Opening and closing endpoints, their comms and peers, and the watch thread's look at all of them. */
 #include "plugin/ofi/ofi_endpoint.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "common/base/log.h"
 #include "plugin/ofi/ofi_comm.h"
 
-#define FRAMES_IN 256     /* receives for control messages of one NIC, if the provider has room for as many */
-#define BATCH 16          /* completions that are read at once */
-#define MAX_BATCHES 8     /* per poll and NIC: a call must return within a millisecond */
-#define ALIGN 64          /* of receives for control messages */
-/* The timer, in milliseconds: first look, and poll, of the watch thread's; the longest pause between two polls that find
- * nothing; between two looks at an endpoint whose caller polls, which a caller at work does far more often. */
-#define FIRST_MS 2
-#define LONGEST_MS 64
-#define CALLER_MS 8
-#define WANTED_POLLS 8    /* with these pauses: over a quarter of a second */
-#define MAX_FAILURES 1024 /* of such receives, one after the other: then nothing will come any more */
+#define FRAMES_IN 256  /* receives for control messages of one NIC, if the provider has room for as many */
+#define ALIGN 64       /* of these */
+#define LONGEST_MS 64  /* between two polls of the watch thread's that find nothing */
+#define CALLER_MS 8 /* between its looks at an endpoint whose caller polls; a caller at work does so far more often */
+#define WANTED_POLLS 8 /* with these pauses: over a quarter of a second */
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list, and users and ctx of each */
 static LIST_HEAD(, ofi_endpoint) endpoints = LIST_HEAD_INITIALIZER(endpoints);
-
-const char *ofi_endpoint_strerror(int err) { return ofi_fabric.strerror(err < 0 ? -err : err); }
-
-/* ---- the timer ------------------------------------------------------------ */
-
-static _Atomic int timer_fd = -1;
-static _Atomic bool timer_set;
-
-static void before_fork(void) { pthread_mutex_lock(&list_lock); }
-static void after_fork(void) { pthread_mutex_unlock(&list_lock); }
-
-int ofi_endpoint_timer_open(void) {
-  static bool fork_handled;
-  if (!fork_handled) fork_handled = pthread_atfork(before_fork, after_fork, after_fork) == 0;
-  ofi_endpoint_timer_close(); /* a forked child has its parent's */
-  int fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-  atomic_store(&timer_set, false);
-  atomic_store(&timer_fd, fd);
-  return fd;
-}
-
-void ofi_endpoint_timer_close(void) {
-  int fd = atomic_exchange(&timer_fd, -1);
-  if (fd >= 0) close(fd);
-}
-
-/* If it is not set: one system call in some milliseconds. */
-static void set_timer(long ms) {
-  const struct itimerspec once = {.it_value.tv_nsec = ms * 1000000};
-  if (atomic_load_explicit(&timer_set, memory_order_relaxed) || atomic_exchange(&timer_set, true)) return;
-  int fd = atomic_load(&timer_fd);
-  if (fd >= 0) (void)timerfd_settime(fd, 0, &once, NULL);
-}
-
-void ofi_endpoint_wake(struct ofi_endpoint *endpoint) {
-  atomic_store_explicit(&endpoint->wanted, WANTED_POLLS, memory_order_relaxed);
-  set_timer(FIRST_MS);
-}
-
-/* ---- posting ------------------------------------------------------------- */
-
-static int post_frame(struct fid_ep *ep, struct ofi_op *op) {
-  struct iovec iov[2] = {{.iov_base = op->head, .iov_len = op->head_size}, {.iov_base = op->data, .iov_len = op->size}};
-  void *desc[2] = {op->head_desc, op->desc};
-  const struct fi_msg msg = {.msg_iov = iov, .desc = desc, .iov_count = op->size ? 2 : 1, .addr = op->to,
-                             .context = &op->context};
-  return (int)fi_sendmsg(ep, &msg, FI_COMPLETION);
-}
-
-/* Without FI_ORDER_SAW the FIN waits for the write's completion, which then must mean that the bytes are in place. */
-static int post_write(const struct ofi_endpoint_nic *nic, struct ofi_op *op) {
-  struct iovec iov = {.iov_base = op->data, .iov_len = op->size};
-  struct fi_rma_iov rma = {.addr = op->remote_addr, .len = op->size, .key = op->key};
-  const struct fi_msg_rma msg = {.msg_iov = &iov, .desc = &op->desc, .iov_count = 1, .addr = op->to, .rma_iov = &rma,
-                                 .rma_iov_count = 1, .context = &op->context};
-  return (int)fi_writemsg(nic->ep, &msg, FI_COMPLETION | (nic->nic->caps.send_after_write ? 0 : FI_DELIVERY_COMPLETE));
-}
-
-/* Always inlined: a stack of isend is short to read. */
-__attribute__((always_inline)) static inline int post_now(const struct ofi_endpoint_nic *nic, struct ofi_op *op) {
-  switch (op->kind) {
-    case OFI_OP_FRAME_IN:
-      return (int)fi_recv(nic->ep, op->data, op->size, op->desc, FI_ADDR_UNSPEC, &op->context);
-    case OFI_OP_TRECV:
-      return (int)fi_trecv(nic->ep, op->data, op->size, op->desc, FI_ADDR_UNSPEC, op->tag, 0, &op->context);
-    case OFI_OP_TSEND: return (int)fi_tsend(nic->ep, op->data, op->size, op->desc, op->to, op->tag, &op->context);
-    case OFI_OP_WRITE: return post_write(nic, op);
-    case OFI_OP_FLUSH:
-      return (int)fi_read(nic->ep, op->data, op->size, op->desc, op->to, op->remote_addr, op->key, &op->context);
-    case OFI_OP_PING:
-    case OFI_OP_REVOKE:
-    case OFI_OP_GRANT:
-    case OFI_OP_DATA:
-    case OFI_OP_FIN:
-    case OFI_OP_TOO_LARGE: break;
-  }
-  return post_frame(nic->ep, op);
-}
-
-static struct ofi_op_list *list_of(struct ofi_endpoint_nic *nic, const struct ofi_op *op) {
-  bool receives = op->kind == OFI_OP_FRAME_IN || op->kind == OFI_OP_TRECV;
-  return receives ? &nic->waiting_receives : &nic->waiting;
-}
-
-static void begin(struct ofi_endpoint *endpoint, struct ofi_op *op, enum ofi_op_state state) {
-  struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
-  op->state = state;
-  nic->bytes_posted += op->size;
-  if (!op->comm) return;
-  op->comm->nops++;
-  op->comm->nposted += op->kind != OFI_OP_TRECV;
-  endpoint->nops++;
-  set_timer(FIRST_MS);
-}
-
-/* Idle again. */
-static void end(struct ofi_endpoint *endpoint, struct ofi_op *op) {
-  op->state = OFI_OP_IDLE;
-  endpoint->nics[op->nic].bytes_posted -= op->size;
-  if (!op->comm) return;
-  op->comm->nops--;
-  op->comm->nposted -= op->kind != OFI_OP_TRECV;
-  op->comm->stalls = 0;
-  rail_stats_add(&op->comm->stats[OFI_COMM_COMPLETIONS], 1);
-  endpoint->nops--;
-}
-
-int ofi_endpoint_post(struct ofi_endpoint *endpoint, struct ofi_op *op) {
-  struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
-  struct ofi_op_list *list = list_of(nic, op);
-  if (rail_unlikely(endpoint->shut)) return -FI_ESHUTDOWN;
-  /* A receive of control messages waits behind no others: grants would find no place, and those never complete. */
-  bool first = STAILQ_EMPTY(list) || op->kind == OFI_OP_FRAME_IN;
-  int err = first ? post_now(nic, op) : -FI_EAGAIN;
-  if (rail_likely(err == 0)) {
-    begin(endpoint, op, OFI_OP_POSTED);
-  } else if (err == -FI_EAGAIN) {
-    begin(endpoint, op, OFI_OP_WAITING);
-    if (first) STAILQ_INSERT_HEAD(list, op, link);
-    else STAILQ_INSERT_TAIL(list, op, link);
-    err = 0;
-  }
-  return err;
-}
-
-void ofi_endpoint_cancel(struct ofi_endpoint *endpoint, struct ofi_op *op) {
-  struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
-  if (endpoint->shut) return;
-  if (op->state == OFI_OP_WAITING) {
-    STAILQ_REMOVE(list_of(nic, op), op, ofi_op, link);
-    end(endpoint, op);
-  } else if (op->state == OFI_OP_POSTED) {
-    (void)fi_cancel(&nic->ep->fid, &op->context); /* a request: the completion says what became of it */
-  }
-}
-
-/* ---- shutting ------------------------------------------------------------------------ */
-
-static void close_fid(struct fid *fid, const char *what, const struct ofi_nic *nic) {
-  int err = fi_close(fid);
-  if (err)
-    RAIL_WARN("RailOFI: closing %s of provider %s: %s: %s; what it held goes when the process ends", nic->name,
-              nic->provider, what, ofi_endpoint_strerror(err));
-}
-
-/* Every comm that is left is told between the two tries: registrations may be bound to an endpoint (FI_MR_ENDPOINT),
- * which then closes only behind them. */
-static void close_endpoints(struct ofi_endpoint *endpoint, const char *why) {
-  int err[OFI_MAX_PATHS] = {0};
-  endpoint->shut = true;
-  for (unsigned int i = 0; i < endpoint->nnics; i++) {
-    struct ofi_endpoint_nic *n = &endpoint->nics[i];
-    if (n->ep) err[i] = fi_close(&n->ep->fid);
-    STAILQ_INIT(&n->waiting);
-    STAILQ_INIT(&n->waiting_receives);
-    n->bytes_posted = 0;
-  }
-  endpoint->nops = 0;
-  for (uint32_t i = 0; i < endpoint->ncomms; i++)
-    if (endpoint->comms[i]) endpoint->ops->shut(endpoint->comms[i], why);
-  for (unsigned int i = 0; i < endpoint->nnics; i++) {
-    struct ofi_endpoint_nic *n = &endpoint->nics[i];
-    ofi_memory_free(&n->frames_in);
-    if (err[i]) close_fid(&n->ep->fid, "endpoint", n->nic);
-    n->ep = NULL;
-  }
-}
-
-void ofi_endpoint_shut(struct ofi_endpoint *endpoint, const char *why) {
-  if (endpoint->shut) return;
-  RAIL_WARN("RailOFI: the endpoint of %s is closed, and all its connections with it: %s", endpoint->device->name, why);
-  close_endpoints(endpoint, why);
-}
-
-/* ---- completions -------------------------------------------------------------- */
-
-static void fail_op(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
-  end(endpoint, op);
-  endpoint->ops->completed(op, completion);
-}
-
-/* After an error of one operation, those behind it are tried all the same: they may be of other connections. */
-static void post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op_list *list) {
-  struct ofi_op *op;
-  while (!endpoint->shut && (op = STAILQ_FIRST(list))) {
-    int err = post_now(nic, op);
-    if (err == -FI_EAGAIN) return;
-    STAILQ_REMOVE_HEAD(list, link);
-    if (err == 0) {
-      op->state = OFI_OP_POSTED;
-      continue;
-    }
-    const struct ofi_completion failed = {.err = -err, .text = "it could not be posted"};
-    fail_op(endpoint, op, &failed);
-  }
-}
-
-static struct ofi_comm *comm_of_frame(const struct ofi_endpoint *endpoint, const struct ofi_frame *frame) {
-  struct ofi_comm *comm = frame->comm < endpoint->ncomms ? endpoint->comms[frame->comm] : NULL;
-  return comm && comm->token == frame->token ? comm : NULL;
-}
-
-/* Messages that are no frames, and frames for comms that are closed, are dropped: anybody may send them. */
-static void frame_in(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
-  struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
-  struct ofi_frame frame;
-  const void *payload;
-  end(endpoint, op);
-  if (rail_likely(!completion->err)) {
-    nic->failed_receives = 0;
-    if (ofi_frame_decode(op->data, completion->size, &frame, &payload)) {
-      struct ofi_comm *comm = comm_of_frame(endpoint, &frame);
-      if (comm) endpoint->ops->frame(comm, &frame, payload);
-    }
-  } else if (++nic->failed_receives >= MAX_FAILURES) {
-    ofi_endpoint_shut(endpoint, completion->text);
-  }
-  if (endpoint->shut) return;
-  int err = ofi_endpoint_post(endpoint, op);
-  if (err) ofi_endpoint_shut(endpoint, ofi_endpoint_strerror(err));
-}
-
-static void complete(struct ofi_endpoint *endpoint, void *context, const struct ofi_completion *completion) {
-  struct ofi_op *op = context;
-  if (op->kind == OFI_OP_FRAME_IN) {
-    frame_in(endpoint, op, completion);
-    return;
-  }
-  end(endpoint, op);
-  endpoint->ops->completed(op, completion);
-}
-
-/* An error that belongs to no operation: completions were lost, or the queue does not work any more. */
-static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic) {
-  char text[256];
-  struct fi_cq_err_entry entry = {0};
-  ssize_t n = fi_cq_readerr(nic->cq, &entry, 0);
-  if (n == -FI_EAGAIN) return;
-  if (n < 0) {
-    ofi_endpoint_shut(endpoint, ofi_endpoint_strerror((int)n));
-    return;
-  }
-  const char *words = fi_cq_strerror(nic->cq, entry.prov_errno, entry.err_data, text, sizeof text);
-  const struct ofi_completion failed = {.err = entry.err ? entry.err : FI_EOTHER, .prov_errno = entry.prov_errno,
-                                        .text = words ? words : ""};
-  if (entry.op_context) complete(endpoint, entry.op_context, &failed);
-  else ofi_endpoint_shut(endpoint, ofi_endpoint_strerror(failed.err));
-}
-
-static bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {
-  struct fi_cq_msg_entry entries[BATCH];
-  bool any = false;
-  for (int batch = 0; batch < MAX_BATCHES && !endpoint->shut; batch++) {
-    ssize_t n = fi_cq_read(nic->cq, entries, BATCH);
-    if (n == -FI_EAGAIN || n == 0) break;
-    any = true;
-    if (rail_unlikely(n == -FI_EAVAIL)) {
-      read_error(endpoint, nic);
-    } else if (rail_unlikely(n < 0)) {
-      ofi_endpoint_shut(endpoint, ofi_endpoint_strerror((int)n));
-    }
-    for (ssize_t i = 0; i < n && !endpoint->shut; i++) {
-      const struct ofi_completion good = {.size = entries[i].len};
-      complete(endpoint, entries[i].op_context, &good);
-    }
-    if (n > 0 && n < BATCH) break;
-  }
-  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting_receives))) post_waiting(endpoint, nic, &nic->waiting_receives);
-  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting))) post_waiting(endpoint, nic, &nic->waiting);
-  return any;
-}
-
-/* Those up to `last`, or only those that are urgent. */
-static void send_acks(struct ofi_endpoint *endpoint, const struct ofi_ack_link *last, bool only_urgent) {
-  for (struct ofi_ack_link *link = TAILQ_FIRST(&endpoint->acks_due), *next; link && last; link = next) {
-    next = link == last ? NULL : TAILQ_NEXT(link, link);
-    if (only_urgent && !link->urgent) continue;
-    ofi_endpoint_ack_drop(endpoint, link);
-    endpoint->ops->ack(link);
-  }
-}
-
-static bool poll_all(struct ofi_endpoint *endpoint) {
-  bool any = false;
-  if (!TAILQ_EMPTY(&endpoint->acks_due))
-    send_acks(endpoint, TAILQ_LAST(&endpoint->acks_due, ofi_ack_list), false);
-  for (unsigned int i = 0; i < endpoint->nnics && !endpoint->shut; i++) any |= poll_nic(endpoint, &endpoint->nics[i]);
-  if (!TAILQ_EMPTY(&endpoint->acks_due)) {
-    send_acks(endpoint, TAILQ_LAST(&endpoint->acks_due, ofi_ack_list), true);
-    set_timer(FIRST_MS);
-  }
-  return any;
-}
-
-bool ofi_endpoint_poll(struct ofi_endpoint *endpoint) {
-  endpoint->polls++;
-  return poll_all(endpoint);
-}
-
-/* Polls if no caller has since the last look. Returns milliseconds until the next one; 0: there is nothing to come. */
-static long poll_in_background(struct ofi_endpoint *endpoint) {
-  long ms = CALLER_MS;
-  if (!ofi_endpoint_try(endpoint)) return ms; /* a caller polls */
-  uint32_t wanted = atomic_load_explicit(&endpoint->wanted, memory_order_relaxed);
-  bool busy = endpoint->nops || endpoint->nrequests || wanted || !TAILQ_EMPTY(&endpoint->acks_due);
-  if (endpoint->shut || !busy) {
-    ms = 0;
-  } else if (endpoint->polls != endpoint->polls_seen) {
-    endpoint->polls_seen = endpoint->polls;
-    endpoint->pause_ms = 0;
-  } else {
-    if (wanted == WANTED_POLLS) endpoint->pause_ms = 0;
-    if (wanted) atomic_compare_exchange_strong(&endpoint->wanted, &wanted, wanted - 1);
-    endpoint->pause_ms = poll_all(endpoint) ? FIRST_MS : RAIL_MAX(RAIL_MIN(2 * endpoint->pause_ms, LONGEST_MS), FIRST_MS);
-    ms = endpoint->pause_ms;
-  }
-  ofi_endpoint_unlock(endpoint);
-  return ms;
-}
-
-bool ofi_endpoint_timer_fired(void *arg) {
-  uint64_t count;
-  struct ofi_endpoint *endpoint;
-  long next = 0;
-  (void)arg;
-  (void)!read(atomic_load(&timer_fd), &count, sizeof count);
-  atomic_store(&timer_set, false);
-  pthread_mutex_lock(&list_lock);
-  LIST_FOREACH(endpoint, &endpoints, link) {
-    long ms = endpoint->process == getpid() ? poll_in_background(endpoint) : 0;
-    if (ms && (!next || ms < next)) next = ms;
-  }
-  pthread_mutex_unlock(&list_lock);
-  if (next) set_timer(next);
-  return true;
-}
 
 /* ---- opening --------------------------------------------------------------------- */
 
@@ -417,14 +74,14 @@ static rail_result_t post_receives(struct ofi_endpoint *endpoint, unsigned int i
 /* Users before what they use. In a forked child everything stays the parent's. */
 static void destroy(struct ofi_endpoint *endpoint) {
   if (endpoint->process != getpid()) return;
-  if (!endpoint->shut) close_endpoints(endpoint, "it is not used any more");
+  if (!endpoint->shut) ofi_endpoint_close(endpoint, "it is not used any more");
   for (unsigned int i = 0; i < endpoint->nnics; i++) {
     struct ofi_endpoint_nic *n = &endpoint->nics[i];
     struct ofi_peer *peer;
-    if (n->av) close_fid(&n->av->fid, "address vector", n->nic);
-    if (n->cq) close_fid(&n->cq->fid, "completion queue", n->nic);
-    if (n->domain) close_fid(&n->domain->fid, "domain", n->nic);
-    if (n->fabric) close_fid(&n->fabric->fid, "fabric", n->nic);
+    if (n->av) ofi_endpoint_close_fid(&n->av->fid, "address vector", n->nic);
+    if (n->cq) ofi_endpoint_close_fid(&n->cq->fid, "completion queue", n->nic);
+    if (n->domain) ofi_endpoint_close_fid(&n->domain->fid, "domain", n->nic);
+    if (n->fabric) ofi_endpoint_close_fid(&n->fabric->fid, "fabric", n->nic);
     while ((peer = SLIST_FIRST(&n->peers))) {
       SLIST_REMOVE_HEAD(&n->peers, link);
       free(peer);
@@ -514,7 +171,7 @@ void ofi_endpoint_drop_ctx(const struct rail_net_ctx *ctx) {
   }
 }
 
-/* ---- comms, peers, memory ---------------------------------------------------------------- */
+/* ---- comms, peers ---------------------------------------------------------------- */
 
 static bool grow(struct ofi_endpoint *endpoint) {
   uint32_t n = endpoint->ncomms ? 2 * endpoint->ncomms : 64;
@@ -566,47 +223,54 @@ int ofi_endpoint_resolve(struct ofi_endpoint *endpoint, unsigned int nic, const 
   return 0;
 }
 
-int ofi_endpoint_register(struct ofi_endpoint *endpoint, unsigned int nic, const struct fi_mr_attr *attr,
-                          uint64_t flags, struct fid_mr **mr) {
-  struct ofi_endpoint_nic *n = &endpoint->nics[nic];
-  struct fi_mr_attr a = *attr;
-  if (endpoint->shut) return -FI_ESHUTDOWN;
-  if (!n->nic->caps.mr_prov_key) a.requested_key = n->next_key++;
-  int err = fi_mr_regattr(n->domain, &a, flags, mr);
-  if (err || !n->nic->caps.mr_endpoint) return err;
-  if (!(err = fi_mr_bind(*mr, &n->ep->fid, 0))) err = fi_mr_enable(*mr);
-  if (err) (void)fi_close(&(*mr)->fid);
-  return err;
+/* ---- the watch thread's polls ------------------------------------------------------ */
+
+static void before_fork(void) { pthread_mutex_lock(&list_lock); }
+static void after_fork(void) { pthread_mutex_unlock(&list_lock); }
+
+void ofi_endpoint_handle_fork(void) {
+  static bool handled;
+  if (!handled) handled = pthread_atfork(before_fork, after_fork, after_fork) == 0;
 }
 
-bool ofi_memory_alloc(struct ofi_endpoint *endpoint, size_t size, struct ofi_memory *memory) {
-  memset(memory, 0, sizeof *memory);
-  memory->size = RAIL_ROUND_UP(size, (size_t)sysconf(_SC_PAGESIZE));
-  if (posix_memalign(&memory->bytes, (size_t)sysconf(_SC_PAGESIZE), memory->size) != 0) {
-    memory->bytes = NULL;
-    RAIL_WARN("RailOFI: %s: out of memory", endpoint->device->name);
-    return false;
+void ofi_endpoint_wake(struct ofi_endpoint *endpoint) {
+  atomic_store_explicit(&endpoint->wanted, WANTED_POLLS, memory_order_relaxed);
+  ofi_endpoint_set_timer(OFI_FIRST_MS);
+}
+
+/* Polls if no caller has since the last look. Returns milliseconds until the next one; 0: there is nothing to come. */
+static long poll_in_background(struct ofi_endpoint *endpoint) {
+  long ms = CALLER_MS;
+  if (!ofi_endpoint_try(endpoint)) return ms; /* a caller polls */
+  uint32_t wanted = atomic_load_explicit(&endpoint->wanted, memory_order_relaxed);
+  bool busy = endpoint->nops || endpoint->nrequests || wanted || !TAILQ_EMPTY(&endpoint->acks_due);
+  if (endpoint->shut || !busy) {
+    ms = 0;
+  } else if (endpoint->polls != endpoint->polls_seen) {
+    endpoint->polls_seen = endpoint->polls;
+    endpoint->pause_ms = 0;
+  } else {
+    if (wanted == WANTED_POLLS) endpoint->pause_ms = 0;
+    if (wanted) atomic_compare_exchange_strong(&endpoint->wanted, &wanted, wanted - 1);
+    long longer = RAIL_MAX(RAIL_MIN(2 * endpoint->pause_ms, LONGEST_MS), OFI_FIRST_MS);
+    endpoint->pause_ms = ofi_endpoint_poll_quietly(endpoint) ? OFI_FIRST_MS : longer;
+    ms = endpoint->pause_ms;
   }
-  const struct iovec iov = {.iov_base = memory->bytes, .iov_len = memory->size};
-  const struct fi_mr_attr attr = {.mr_iov = &iov, .iov_count = 1, .access = FI_SEND | FI_RECV | FI_READ | FI_WRITE};
-  for (unsigned int i = 0; i < endpoint->nnics; i++) {
-    if (!endpoint->nics[i].nic->caps.mr_local) continue;
-    int err = ofi_endpoint_register(endpoint, i, &attr, 0, &memory->mrs[i]);
-    if (err) {
-      RAIL_WARN("RailOFI: registering %zu bytes with %s: fi_mr_reg: %s; is `ulimit -l` (memlock) too low?",
-                memory->size, endpoint->nics[i].nic->name, ofi_endpoint_strerror(err));
-      memory->mrs[i] = NULL;
-      ofi_memory_free(memory);
-      return false;
-    }
-    memory->descs[i] = fi_mr_desc(memory->mrs[i]);
+  ofi_endpoint_unlock(endpoint);
+  return ms;
+}
+
+bool ofi_endpoint_timer_fired(void *arg) {
+  struct ofi_endpoint *endpoint;
+  long next = 0;
+  (void)arg;
+  ofi_endpoint_read_timer();
+  pthread_mutex_lock(&list_lock);
+  LIST_FOREACH(endpoint, &endpoints, link) {
+    long ms = endpoint->process == getpid() ? poll_in_background(endpoint) : 0;
+    if (ms && (!next || ms < next)) next = ms;
   }
+  pthread_mutex_unlock(&list_lock);
+  if (next) ofi_endpoint_set_timer(next);
   return true;
-}
-
-void ofi_memory_free(struct ofi_memory *memory) {
-  for (unsigned int i = 0; i < OFI_MAX_PATHS; i++)
-    if (memory->mrs[i]) (void)fi_close(&memory->mrs[i]->fid);
-  free(memory->bytes);
-  memset(memory, 0, sizeof *memory);
 }

@@ -10,9 +10,8 @@
  *
  * Threads. endpoint->lock guards the endpoint, its comms' state, and every call of libfabric on its objects: they are
  * opened with FI_THREAD_DOMAIN, so libfabric needs no locks of its own. The data path only tries the lock
- * (ofi_endpoint_try): where another thread has it, that thread polls for all connections of the endpoint. libfabric makes
- * its system calls under that lock; no other thread waits for it on the data path.
- */
+ * (ofi_endpoint_try): where another thread has it, that thread polls for all connections of the endpoint. libfabric
+ * makes its system calls under that lock; no other thread waits for it on the data path. / */
 #ifndef OFI_ENDPOINT_H
 #define OFI_ENDPOINT_H
 
@@ -169,22 +168,37 @@ static inline bool ofi_endpoint_try(struct ofi_endpoint *endpoint) {
 }
 static inline void ofi_endpoint_unlock(struct ofi_endpoint *endpoint) { pthread_mutex_unlock(&endpoint->lock); }
 
-/* The watch thread polls an endpoint that has operations or requests outstanding while no caller does: a caller that has
- * received its last message need not call again, and yet its acknowledgement must go out; and a peer whose process
- * answers PINGs takes part in the fabric's transfers, whatever its caller does. The timer's descriptor, for the watch
- * thread; -1 with errno. */
+/* ---- the watch thread's polls --------------------------------------------------
+ *
+ * It polls an endpoint that has operations or requests outstanding while no caller does: a caller that has received its
+ * last message need not call again, and yet its acknowledgement must go out; and a peer whose process answers PINGs
+ * takes part in the fabric's transfers, whatever its caller does. */
+
+#define OFI_FIRST_MS 2 /* from when something is outstanding to its first look */
+
+/* The timer's descriptor, for the watch thread; -1 with errno. */
 int ofi_endpoint_timer_open(void);
 void ofi_endpoint_timer_close(void);
-/* A peer has said something over an oob connection, and may wait for an answer over the fabric, which only a poll finds:
- * the watch thread polls a few times. */
+/* Once per process: what follows works in a child of fork. */
+void ofi_endpoint_handle_fork(void);
+/* A peer has said something over an oob connection, and may wait for an answer over the fabric, which only a poll
+ * finds: the watch thread polls a few times. */
 void ofi_endpoint_wake(struct ofi_endpoint *endpoint);
-/* It has become readable. True. */
+/* The timer has become readable. True. */
 bool ofi_endpoint_timer_fired(void *arg);
+
+/* Between ofi_op.c and ofi_endpoint.c: sets the timer unless it is set, one system call in some milliseconds; it has
+ * fired; polls as no caller; closes the libfabric endpoints; closes any object, with a line if that fails. */
+void ofi_endpoint_set_timer(long ms);
+void ofi_endpoint_read_timer(void);
+bool ofi_endpoint_poll_quietly(struct ofi_endpoint *endpoint);
+void ofi_endpoint_close(struct ofi_endpoint *endpoint, const char *why);
+void ofi_endpoint_close_fid(struct fid *fid, const char *what, const struct ofi_nic *nic);
 
 /* ---- under the lock --------------------------------------------------------- */
 
-/* Reads what has completed, posts what waits, sends acknowledgements that were due before, or are urgent. False: nothing
- * had completed. */
+/* Reads what has completed, posts what waits, sends acknowledgements that were due before, or are urgent. False:
+ * nothing had completed. */
 bool ofi_endpoint_poll(struct ofi_endpoint *endpoint);
 /* Posts it, or puts it into its NIC's list. 0, or libfabric's error: then it is idle. */
 int ofi_endpoint_post(struct ofi_endpoint *endpoint, struct ofi_op *op);

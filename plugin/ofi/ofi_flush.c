@@ -62,8 +62,8 @@ rail_result_t ofi_iflush(void *recv_comm, int n, void **data, const int *sizes, 
   struct ofi_comm *comm = ofi_comm_of(recv_comm, OFI_RECV_COMM_MAGIC, "iflush");
   if (!comm || !request || n < 1 || n > OFI_MAX_GROUP || !data || !sizes || !mhandles) {
     if (comm)
-      RAIL_WARN("RailOFI: iflush: n %d (allowed: 1..%d), data %p, sizes %p, mhandles %p, request %p; none may be NULL", n,
-                OFI_MAX_GROUP, (void *)data, (const void *)sizes, (void *)mhandles, (void *)request);
+      RAIL_WARN("RailOFI: iflush: n %d (allowed: 1..%d), data %p, sizes %p, mhandles %p, request %p; none may be NULL",
+                n, OFI_MAX_GROUP, (void *)data, (const void *)sizes, (void *)mhandles, (void *)request);
     return RAIL_BAD_ARGUMENT;
   }
   *request = NULL;

@@ -48,7 +48,9 @@ static void shut(struct ofi_comm *comm, const char *why) {
   comm->nops = comm->nposted = 0;
   ofi_comm_close_mrs(comm);
   if (comm->closed) ofi_comm_free(comm);
-  else (void)ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "the endpoint was closed: %s; check: the earlier lines of this log", why);
+  else
+    (void)ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "the endpoint was closed: %s; check: the earlier lines of this log",
+                        why);
 }
 
 const struct ofi_endpoint_ops ofi_progress_ops = {
@@ -56,8 +58,8 @@ const struct ofi_endpoint_ops ofi_progress_ops = {
 
 /* ---- test ----------------------------------------------------------------------------- */
 
-/* The poll found nothing, so all that the peer sent before it went has been handled. A receiver that closed with nothing
- * outstanding had received every message that a send of ours was matched for. */
+/* The poll found nothing, so all that the peer sent before it went has been handled. A receiver that closed with
+ * nothing outstanding had received every message that a send of ours was matched for. */
 RAIL_COLD static rail_result_t check_faults(struct ofi_request *r, uint32_t faults) {
   struct ofi_comm *comm = r->comm;
   if (r->magic == OFI_REQ_FLUSH) return RAIL_OK; /* needs no peer */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test, and what completions and control messages mean: the table that ofi_endpoint.c calls. Below it are the files that
- * post: each completion and frame goes to the one that the operation is of.
- */
+ * test, and what completions and control messages mean: the table that ofi_endpoint.c calls. Below it are the files
+ * that post: each completion and frame goes to the one that the operation is of. / */
 #ifndef OFI_PROGRESS_H
 #define OFI_PROGRESS_H
 

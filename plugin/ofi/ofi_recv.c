@@ -2,11 +2,11 @@
  *
  * A receive from irecv to its completion.
  *
- * irecv takes the next slot of the table and grants its buffers to the sender in one control message. How the bytes of a
- * message come depends on the buffer: inside a control message, into a tagged receive that irecv posts, or by writes of
- * the sender, of which each part ends with a FIN. The receive is done when all its buffers are. Messages that have
- * arrived are acknowledged: with the next GRANT, or in an ACK when the endpoint is polled before there is one.
- */
+ * irecv takes the next slot of the table and grants its buffers to the sender in one control message. How the bytes
+ * of a message come depends on the buffer: inside a control message, into a tagged receive that irecv posts, or by
+ * writes of the sender, of which each part ends with a FIN. The receive is done when all its buffers are. Messages
+ * that have arrived are acknowledged: with the next GRANT, or in an ACK when the endpoint is polled before there is
+ * one. / */
 #include <limits.h>
 #include <string.h>
 
@@ -179,8 +179,8 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
 rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                         void **phandles, void **request) {
   (void)phandles;
-  /* *request may be RAIL_NET_OPTIONAL_RECV, which allows a receive to be done before its bytes are in place. The slot is
-   * in use until they are: nothing would be gained. */
+  /* *request may be RAIL_NET_OPTIONAL_RECV, which allows a receive to be done before its bytes are in place. The slot
+   * is in use until they are: nothing would be gained. */
   if (request) *request = NULL;
   struct ofi_comm *comm = ofi_comm_of(recv_comm, OFI_RECV_COMM_MAGIC, "irecv");
   if (!comm) return RAIL_BAD_ARGUMENT;
@@ -218,9 +218,10 @@ RAIL_COLD static void peer_refused_size(struct ofi_comm *comm, uint64_t size, co
 }
 
 RAIL_COLD static void protocol_error(struct ofi_comm *comm, const struct ofi_frame *frame, const char *why) {
-  (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: %s (control message of type %u for buffer %u of receive "
-                      "%u, %llu bytes); is the peer of another release?", why, frame->type, frame->index, frame->seq,
-                      (unsigned long long)frame->size);
+  (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR,
+                      "protocol error: %s (control message of type %u for buffer %u of receive "
+                      "%u, %llu bytes); is the peer of another release?",
+                      why, frame->type, frame->index, frame->seq, (unsigned long long)frame->size);
 }
 
 /* A part of a message is in its buffer. */

@@ -2,10 +2,10 @@
  *
  * A send from isend to its completion.
  *
- * isend matches its tag among the buffers that the receiver has granted, takes a request and posts the message: inside a
- * control message if it is small, else as the grant says: a tagged send, or writes into the buffer, one part per path,
- * each with a FIN behind it. The send is done when its operations have completed and the receiver has acknowledged the
- * message; so what was reported as sent has arrived, and close has nothing to wait for.
+ * isend matches its tag among the buffers that the receiver has granted, takes a request and posts the message:
+ * inside a control message if it is small, else as the grant says: a tagged send, or writes into the buffer, one part
+ * per path, each with a FIN behind it. The send is done when its operations have completed and the receiver has
+ * acknowledged the message; so what was reported as sent has arrived, and close has nothing to wait for.
  *
  * GRANTs may overtake each other. A receive is matched when all before it are granted, so that a tag means the oldest
  * one.
@@ -93,8 +93,10 @@ void ofi_send_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
   for (unsigned int i = 0; i < frame->nacks && good; i++) good = handle_ack(sc, &frame->acks[i]);
   if (good && frame->type == OFI_FRAME_GRANT) good = handle_grant(sc, frame);
   if (!good || (frame->type != OFI_FRAME_GRANT && frame->type != OFI_FRAME_ACK))
-    (void)ofi_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: a control message of type %u for receive %u that "
-                        "cannot be; is the peer of another release?", frame->type, frame->seq);
+    (void)ofi_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
+                        "protocol error: a control message of type %u for receive %u that "
+                        "cannot be; is the peer of another release?",
+                        frame->type, frame->seq);
 }
 
 /* The peer closed, and had received everything that it granted buffers for. */
@@ -217,9 +219,10 @@ RAIL_COLD static rail_result_t refuse_size(struct ofi_send *send, const struct o
   op->size = 0;
   send->pending++;
   (void)ofi_comm_post_frame(comm, op, OFI_OP_TOO_LARGE, 0, &frame, send->frames);
-  return ofi_comm_fail(comm, RAIL_BAD_USAGE, "a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
-                       "send and receive do not fit together", (unsigned long long)send->size, buffer->tag,
-                       (unsigned long long)buffer->size);
+  return ofi_comm_fail(comm, RAIL_BAD_USAGE,
+                       "a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
+                       "send and receive do not fit together",
+                       (unsigned long long)send->size, buffer->tag, (unsigned long long)buffer->size);
 }
 
 static rail_result_t post_data(struct ofi_send *send, const struct ofi_buffer *buffer) {

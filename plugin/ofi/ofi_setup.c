@@ -18,7 +18,8 @@ static rail_result_t step_endpoint(struct rail_setup *base) {
   struct ofi_setup *s = of(base);
   if (s->comm) return RAIL_OK; /* a connector that dials once more */
   if (ofi_endpoint_get(s->ctx, s->device, &ofi_progress_ops, &s->endpoint) != RAIL_OK)
-    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "there is no endpoint; an earlier line says why");
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR,
+                           "there is no endpoint; an earlier line says why");
   ofi_endpoint_lock(s->endpoint);
   s->comm = ofi_comm_new(base->connector, s->endpoint);
   ofi_endpoint_unlock(s->endpoint);
@@ -57,8 +58,9 @@ static rail_result_t recv_offer(struct rail_setup *base) {
   const char *why = ofi_offer_decode(message.body, message.size, &s->theirs);
   if (why) return rail_setup_fail(base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
   if (strcmp(s->theirs.provider, s->device->rails[0]->provider) == 0) return RAIL_OK;
-  return rail_setup_fail(base, OFI_REASON_PROVIDER, RAIL_REMOTE_ERROR, "this side's provider is %s, the peer's %s (%s); "
-                         "check: the same libfabric and FI_PROVIDER or RAIL_OFI_PROVIDER on both hosts",
+  return rail_setup_fail(base, OFI_REASON_PROVIDER, RAIL_REMOTE_ERROR,
+                         "this side's provider is %s, the peer's %s (%s); check: the same libfabric and FI_PROVIDER or "
+                         "RAIL_OFI_PROVIDER on both hosts",
                          s->device->rails[0]->provider, s->theirs.provider, s->theirs.domain);
 }
 
@@ -117,7 +119,8 @@ static rail_result_t recv_ready(struct rail_setup *base) {
   if (rail_first_error(&s->comm->error) != RAIL_OK) return fabric_failed(base);
   RAIL_TRY(rail_setup_recv(base, OFI_MESSAGE_READY, &message));
   if (message.size == 0) return RAIL_OK;
-  return rail_setup_fail(base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "its READY has %zu bytes too many", message.size);
+  return rail_setup_fail(base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "its READY has %zu bytes too many",
+                         message.size);
 }
 
 /* ---- the tables ---------------------------------------------------------------------- */

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The handshake of both sides: steps of common/conn/setup.h. Each side opens its endpoint, tells the other its addresses
- * (OFFER), and sends a PING over each path of the fabric. When the other side's PINGs are all there it says READY over
- * the oob connection, and is through when the other has said so. So a connection that is handed out has carried a
- * message each way, and neither side needs the other's calls any more to get through.
- */
+ * The handshake of both sides: steps of common/conn/setup.h. Each side opens its endpoint, tells the other its
+ * addresses (OFFER), and sends a PING over each path of the fabric. When the other side's PINGs are all there it says
+ * READY over the oob connection, and is through when the other has said so. So a connection that is handed out has
+ * carried a message each way, and neither side needs the other's calls any more to get through. / */
 #ifndef OFI_SETUP_H
 #define OFI_SETUP_H
 

@@ -82,7 +82,8 @@ const char *ofi_offer_decode(const void *body, size_t size, struct ofi_offer *of
   memcpy(offer->domain, wire.domain, sizeof offer->domain);
   for (unsigned int i = 0; i < offer->npaths; i++) {
     offer->addrs[i].size = le16toh(wire.addrs[i].size);
-    if (offer->addrs[i].size < 1 || offer->addrs[i].size > OFI_ADDR_SIZE) return "an offer with an address that is none";
+    if (offer->addrs[i].size < 1 || offer->addrs[i].size > OFI_ADDR_SIZE)
+      return "an offer with an address that is none";
     memcpy(offer->addrs[i].bytes, wire.addrs[i].bytes, sizeof offer->addrs[i].bytes);
   }
   return NULL;
@@ -107,12 +108,18 @@ static uint8_t *encode_buffers(const struct ofi_frame *frame, uint8_t *at) {
 }
 
 size_t ofi_frame_encode(const struct ofi_frame *frame, void *bytes) {
-  const struct ofi_frame_wire wire = {.magic = MAGIC, .version = OFI_WIRE_VERSION, .type = (uint8_t)frame->type,
-                                      .index = (uint8_t)frame->index, .comm = htole32(frame->comm),
-                                      .token = htole64(frame->token), .seq = htole32(frame->seq),
-                                      .parts = (uint8_t)frame->parts, .nbuffers = (uint8_t)frame->nbuffers,
+  const struct ofi_frame_wire wire = {.magic = MAGIC,
+                                      .version = OFI_WIRE_VERSION,
+                                      .type = (uint8_t)frame->type,
+                                      .index = (uint8_t)frame->index,
+                                      .comm = htole32(frame->comm),
+                                      .token = htole64(frame->token),
+                                      .seq = htole32(frame->seq),
+                                      .parts = (uint8_t)frame->parts,
+                                      .nbuffers = (uint8_t)frame->nbuffers,
                                       .nacks = (uint8_t)frame->nacks,
-                                      .nkeys = (uint8_t)(frame->nbuffers ? frame->nkeys : 0), .size = htole64(frame->size)};
+                                      .nkeys = (uint8_t)(frame->nbuffers ? frame->nkeys : 0),
+                                      .size = htole64(frame->size)};
   uint8_t *at = (uint8_t *)bytes + sizeof wire;
   memcpy(bytes, &wire, sizeof wire);
   for (unsigned int i = 0; i < frame->nacks; i++, at += sizeof(struct ofi_ack_wire)) {

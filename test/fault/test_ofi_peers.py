@@ -41,7 +41,8 @@ def fault(protocol, only):
 def cases(protocol):
     return [(f"{name}, {protocol}", lambda only=only: fault(protocol, only)) for name, only in (
         ("killed with traffic, and idle", "kill.*"), ("stopped and continued", "stop.short,stop.both,stop.connecting"),
-        ("closed on either side and on both", "close.outstanding,close.both,close.idle,close.dereg"), ("strangers", "strangers.*"))]
+        ("closed on either side and on both", "close.outstanding,close.both,close.idle,close.dereg"),
+        ("strangers", "strangers.*"))]
 
 
 main(cases("rma") + cases("tagged"))

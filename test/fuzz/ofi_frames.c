@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-SAN: asan
  *
- * Control messages into both sides of an ofi connection with requests outstanding, over the scripted libfabric. What the
- * connection itself sends is lost, so that all that it learns are these messages. Input: which side and protocol, then
- * messages, each "length (2 bytes), bytes"; between two of them everything is posted and tested that can be.
+ * Control messages into both sides of an ofi connection with requests outstanding, over the scripted libfabric. What
+ * the connection itself sends is lost, so that all that it learns are these messages. Input: which side and protocol,
+ * then messages, each "length (2 bytes), bytes"; between two of them everything is posted and tested that can be.
  *
  * Held: no call fails in any other way than with its errors; a receive that is done has no more than its buffer holds;
  * nothing beside the buffers is written; the connection closes, and its endpoint stays open.
@@ -105,8 +105,9 @@ static void bed_step(struct bed *b) {
     void *mhandles[GROUP] = {b->mhandle, b->mhandle, b->mhandle};
     rail_result_t result = RAIL_OK;
     if (!b->over[i] && !b->requests[i])
-      result = b->sends ? ofi_isend(b->comm, b->buffers[i], sizes[i], tags[i], b->mhandle, NULL, &b->requests[i])
-                        : ofi_irecv(b->comm, GROUP, &b->buffers[i], &sizes[i], &tags[i], mhandles, NULL, &b->requests[i]);
+      result = b->sends
+                   ? ofi_isend(b->comm, b->buffers[i], sizes[i], tags[i], b->mhandle, NULL, &b->requests[i])
+                   : ofi_irecv(b->comm, GROUP, &b->buffers[i], &sizes[i], &tags[i], mhandles, NULL, &b->requests[i]);
     if (result == RAIL_OK && b->requests[i]) result = ofi_test(b->requests[i], &done, got);
     FUZZ_CHECK(result == RAIL_OK || (!done && (result == RAIL_REMOTE_ERROR || result == RAIL_BAD_USAGE)));
     for (int k = 0; done && k < group; k++) FUZZ_CHECK(got[k] >= 0 && (size_t)got[k] <= sizes[i + k]);

@@ -76,7 +76,10 @@ static void until_over(void **requests, int n) {
   }
 }
 
-static const char *const kinds[] = {"nic=fake0", "nic=fake0 no=saw", "nic=fake0 no=rma", "nic=fake0 no=rma,sas mr_mode=local,endpoint",
+static const char *const kinds[] = {"nic=fake0",
+                                    "nic=fake0 no=saw",
+                                    "nic=fake0 no=rma",
+                                    "nic=fake0 no=rma,sas mr_mode=local,endpoint",
                                     "nic=fake0 mr_mode=local,endpoint mode=context2 tx_size=8 rx_size=16",
                                     "net=one nic=fake0 nic=fake1"};
 static const char *const behaviours[] = {"", "late=5 reorder=50 overtake=50", "eager=0 burst=1", "eagain=40"};
@@ -102,7 +105,8 @@ static void close_in_flight(int way) {
     take_away(out);
     until_over(recvs, N);
   }
-  if (way == DEREG_SENDER && atomic_load(&rig_comm(r.sc)->stopped)) until_over(recvs, N); /* it had something in flight */
+  if (way == DEREG_SENDER && atomic_load(&rig_comm(r.sc)->stopped))
+    until_over(recvs, N); /* it had something in flight */
   CHECK_OK(net->close_recv(r.rc));
   if (way == RECEIVER_FIRST || way == SENDER_FIRST || way == DEREG_SENDER) take_away(in);
   if (way == RECEIVER_FIRST || way == DEREG_RECEIVER) until_over(sends, N);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The data path of the ofi plugin, both sides, over a scripted libfabric: every size class, groups, tags and tests in any
- * order, full tables, over providers that lack each of the capabilities in turn. Random traffic is in
- * test_ofi_data_random.c, what fails in test_ofi_close.c.
- */
+ * The data path of the ofi plugin, both sides, over a scripted libfabric: every size class, groups, tags and tests in
+ * any order, full tables, over providers that lack each of the capabilities in turn. Random traffic is in
+ * test_ofi_data_random.c, what fails in test_ofi_close.c. / */
 #include "test/unit/ofi_rig.h"
 
 #define MOST (128 << 10)
@@ -305,8 +304,8 @@ TEST(as_many_as_may_be_outstanding) {
     }
 }
 
-/* Both directions over one pair of endpoints of which no queue has much room: the receives of one direction must not take
- * the place of those for the control messages of the other. */
+/* Both directions over one pair of endpoints of which no queue has much room: the receives of one direction must not
+ * take the place of those for the control messages of the other. */
 TEST(both_directions_through_short_queues) {
   struct rig back;
   enum { N = 24, SIZE = 4000 };
@@ -341,6 +340,7 @@ TEST(both_directions_through_short_queues) {
   close_pair();
 }
 
-RIG_MAIN(TEST_CASE(sizes_over_every_provider), TEST_CASE(sizes_around_the_inline_limit), TEST_CASE(what_a_message_costs),
-         TEST_CASE(fused_nics), TEST_CASE(one_slow_nic), TEST_CASE(groups_in_every_order), TEST_CASE(equal_tags_in_order),
-         TEST_CASE(as_many_as_may_be_outstanding), TEST_CASE(both_directions_through_short_queues))
+RIG_MAIN(TEST_CASE(sizes_over_every_provider), TEST_CASE(sizes_around_the_inline_limit),
+         TEST_CASE(what_a_message_costs), TEST_CASE(fused_nics), TEST_CASE(one_slow_nic),
+         TEST_CASE(groups_in_every_order), TEST_CASE(equal_tags_in_order), TEST_CASE(as_many_as_may_be_outstanding),
+         TEST_CASE(both_directions_through_short_queues))

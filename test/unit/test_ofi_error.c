@@ -147,8 +147,8 @@ TEST(each_operation) {
 
 /* ---- what never ends ---------------------------------------------------------------------------- */
 
-/* A closed connection may not leave memory in libfabric's hands: its endpoint is shut, and all over it with it. The next
- * connection has a new one. */
+/* A closed connection may not leave memory in libfabric's hands: its endpoint is shut, and all over it with it. The
+ * next connection has a new one. */
 TEST(an_operation_that_never_ends) {
   static const struct { const char *offers, *script; bool sender; } rows[] = {
     {"nic=fake0", "hang=write:1:9", true}, {"nic=fake0", "hang=send:1:99", true},
@@ -441,8 +441,9 @@ TEST(sizes_that_do_not_fit) {
     }
 }
 
-RIG_MAIN(TEST_CASE(each_operation), TEST_CASE(an_operation_that_never_ends), TEST_CASE(a_completion_queue_that_overruns),
-         TEST_CASE(an_endpoint_that_cannot_be_opened), TEST_CASE(an_address_that_is_refused),
-         TEST_CASE(memory_that_is_refused), TEST_CASE(frames_that_no_sender_sends),
-         TEST_CASE(frames_that_no_receiver_sends), TEST_CASE(messages_that_are_dropped),
-         TEST_CASE(a_send_after_the_peer_revoked), TEST_CASE(sizes_that_do_not_fit))
+RIG_MAIN(TEST_CASE(each_operation), TEST_CASE(an_operation_that_never_ends),
+         TEST_CASE(a_completion_queue_that_overruns), TEST_CASE(an_endpoint_that_cannot_be_opened),
+         TEST_CASE(an_address_that_is_refused), TEST_CASE(memory_that_is_refused),
+         TEST_CASE(frames_that_no_sender_sends), TEST_CASE(frames_that_no_receiver_sends),
+         TEST_CASE(messages_that_are_dropped), TEST_CASE(a_send_after_the_peer_revoked),
+         TEST_CASE(sizes_that_do_not_fit))

@@ -320,7 +320,6 @@ TEST(a_list_of_providers_is_an_order) {
   CHECK_STR(CHOSEN("psm2,tcp", NULL, "cxi", "tcp;ofi_rxm"), "tcp;ofi_rxm");
   SAYS(0, OFI_FILTERED, "RAIL_OFI_PROVIDER=psm2,tcp");
   CHECK_STR(CHOSEN("tcp", NULL, "tcp;ofi_rxm", "tcp"), "tcp"); /* by its whole name first */
-  CHECK_STR(CHOSEN("tcp,udp", NULL, "tcp;ofi_rxm", "udp;ofi_rxd"), "tcp;ofi_rxm");
   CHECK_STR(CHOSEN("tcp;ofi_rxm", NULL, "tcp", "tcp;ofi_rxm"), "tcp;ofi_rxm");
   CHECK_STR(CHOSEN("tcp;ofi_rxm", NULL, "tcp"), "none");
   CHECK_STR(CHOSEN("net", NULL, "net;ofi_rxm", "net"), "net");

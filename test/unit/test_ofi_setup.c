@@ -151,5 +151,6 @@ TEST(many_in_turn) {
   end();
 }
 
-RIG_MAIN(TEST_CASE(another_provider), TEST_CASE(a_fabric_that_carries_nothing), TEST_CASE(one_path_that_carries_nothing),
-         TEST_CASE(a_first_message_that_fails), TEST_CASE(ended_after_each_call), TEST_CASE(many_in_turn))
+RIG_MAIN(TEST_CASE(another_provider), TEST_CASE(a_fabric_that_carries_nothing),
+         TEST_CASE(one_path_that_carries_nothing), TEST_CASE(a_first_message_that_fails),
+         TEST_CASE(ended_after_each_call), TEST_CASE(many_in_turn))

@@ -213,7 +213,7 @@ def a_standstill_is_no_failure():
 
 
 def a_host_that_is_busy_is_no_failure():
-    """What it withholds is played by a file in the place of /proc/stat. A crash and a sanitizer's report count at once."""
+    """What it withholds is played by a file in the place of /proc/stat. A crash counts at once."""
     global number, failed
     with tempfile.TemporaryDirectory() as top:
         stat = pathlib.Path(top, "stat")
