@@ -30,7 +30,7 @@ struct emu_state emu = {.lock = PTHREAD_MUTEX_INITIALIZER, .acked = PTHREAD_COND
 
 struct ibv_device **ibv_get_device_list(int *count) {
   emu_load();
-  struct ibv_device **list = calloc(emu.ndevices + 1, sizeof *list);
+  struct ibv_device **list = calloc(emu.ndevices + 1, sizeof(struct ibv_device *));
   if (!list) return NULL;
   for (unsigned int i = 0; i < emu.ndevices; i++) list[i] = &emu.devices[i].ibv;
   if (count) *count = (int)emu.ndevices;

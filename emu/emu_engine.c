@@ -210,11 +210,10 @@ static void *run(void *arg) {
       continue;
     }
     emu_wire_sleeping(true);
-    bool more = !TAILQ_EMPTY(&emu.run);
-    if (emu_wire_has_input()) more = true;
-    else if (more) sleep_until(bell, emu_now() + RETRY_ROOM_NS); /* room in a ring rings no bell */
-    else if (skip_to(timer)) sleep_until(bell, emu_now() + RETRY_ROOM_NS / 4);
-    else sleep_until(bell, earliest(timer, look));
+    bool input = emu_wire_has_input(); /* it came in between */
+    if (!input && !TAILQ_EMPTY(&emu.run)) sleep_until(bell, emu_now() + RETRY_ROOM_NS); /* room rings no bell */
+    else if (!input && skip_to(timer)) sleep_until(bell, emu_now() + RETRY_ROOM_NS / 4);
+    else if (!input) sleep_until(bell, earliest(timer, look));
     emu_wire_sleeping(false);
   }
   pthread_mutex_unlock(&emu.lock);

@@ -70,9 +70,9 @@ char *emu_mr_reach(const struct emu_mr *mr, uint64_t addr, uint64_t length) {
 static int place_mr(struct emu_mr *mr) {
   if (emu.nmrs + 2 >= emu.mrs_cap) {
     uint32_t cap = emu.mrs_cap ? 2 * emu.mrs_cap : 256;
-    struct emu_mr **table = cap <= 1u << 24 ? realloc(emu.mrs, cap * sizeof *table) : NULL;
+    struct emu_mr **table = cap <= 1u << 24 ? realloc(emu.mrs, cap * sizeof(struct emu_mr *)) : NULL;
     if (!table) return ENOMEM;
-    memset(table + emu.mrs_cap, 0, (cap - emu.mrs_cap) * sizeof *table);
+    memset(table + emu.mrs_cap, 0, (cap - emu.mrs_cap) * sizeof(struct emu_mr *));
     emu.mrs = table;
     emu.mrs_cap = cap;
   }
