@@ -33,6 +33,7 @@ static void cancel(struct ofi_comm *comm, struct ofi_op *op, bool posted) {
 
 /* Operations that wait are dropped; those that are posted are cancelled where that is asked for. */
 static void cancel_all(struct ofi_comm *comm, bool posted) {
+  for (unsigned int i = 0; i < OFI_MAX_PATHS; i++) cancel(comm, &comm->pings[i], false);
   if (comm->sender) {
     struct ofi_send_comm *sc = ofi_send_comm_of(comm);
     for (uint32_t i = 0; i < sc->sends_used; i++) {
@@ -144,6 +145,7 @@ void ofi_comm_destroy(struct ofi_comm *comm) {
   ofi_endpoint_lock(endpoint);
   comm->magic = 0;
   atomic_store(&comm->stopped, true);
+  cancel_all(comm, false);
   endpoint->nrequests -= atomic_load(&comm->outstanding); /* which will never be done */
   comm->closed = true; /* control messages may still be libfabric's: it is freed behind the last */
   if (comm->nops == 0) ofi_comm_free(comm);

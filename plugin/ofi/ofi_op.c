@@ -15,6 +15,7 @@
 
 #define BATCH 16          /* completions that are read at once */
 #define MAX_BATCHES 8     /* per poll and NIC: a call must return within a millisecond */
+#define MOST_FULL 16      /* peers that may take nothing in one pass over what waits */
 #define MAX_FAILURES 1024 /* of receives of control messages, one after the other: then nothing will come any more */
 
 const char *ofi_endpoint_strerror(int err) { return ofi_fabric.strerror(err < 0 ? -err : err); }
@@ -118,18 +119,28 @@ static void end(struct ofi_endpoint *endpoint, struct ofi_op *op) {
   endpoint->nops--;
 }
 
+/* Does an operation of the list keep this one from being posted? What goes to one peer keeps its order; a peer that
+ * cannot be reached keeps nothing from others. Receives are posted in turn, but those of control messages before all
+ * others: grants would find no place, and those never complete. */
+static bool is_behind_another(const struct ofi_op_list *list, const struct ofi_op *op) {
+  const struct ofi_op *other;
+  if (rail_likely(STAILQ_EMPTY(list)) || op->kind == OFI_OP_FRAME_IN) return false;
+  if (op->kind == OFI_OP_TRECV) return true;
+  STAILQ_FOREACH(other, list, link)
+    if (other->to == op->to) return true;
+  return false;
+}
+
 int ofi_endpoint_post(struct ofi_endpoint *endpoint, struct ofi_op *op) {
   struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
   struct ofi_op_list *list = list_of(nic, op);
   if (rail_unlikely(endpoint->shut)) return -FI_ESHUTDOWN;
-  /* A receive of control messages waits behind no others: grants would find no place, and those never complete. */
-  bool first = STAILQ_EMPTY(list) || op->kind == OFI_OP_FRAME_IN;
-  int err = first ? post_now(nic, op) : -FI_EAGAIN;
+  int err = is_behind_another(list, op) ? -FI_EAGAIN : post_now(nic, op);
   if (rail_likely(err == 0)) {
     begin(endpoint, op, OFI_OP_POSTED);
   } else if (err == -FI_EAGAIN) {
     begin(endpoint, op, OFI_OP_WAITING);
-    if (first) STAILQ_INSERT_HEAD(list, op, link);
+    if (op->kind == OFI_OP_FRAME_IN) STAILQ_INSERT_HEAD(list, op, link);
     else STAILQ_INSERT_TAIL(list, op, link);
     err = 0;
   }
@@ -192,19 +203,36 @@ static void fail_op(struct ofi_endpoint *endpoint, struct ofi_op *op, const stru
   endpoint->ops->completed(op, completion);
 }
 
-/* After an error of one operation, those behind it are tried all the same: they may be of other connections. */
+/* Data of a comm that has failed, and the FIN of what was perhaps never written, must not go out any more. */
+static bool is_pointless(const struct ofi_op *op) {
+  bool data = op->kind == OFI_OP_TSEND || op->kind == OFI_OP_DATA || op->kind == OFI_OP_WRITE || op->kind == OFI_OP_FIN;
+  return data && rail_first_error(&op->comm->error) != RAIL_OK;
+}
+
+/* Tries those that wait, in order; of what goes to a peer that takes nothing now, only the first. */
 static void post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op_list *list) {
-  struct ofi_op *op;
-  while (!endpoint->shut && (op = STAILQ_FIRST(list))) {
-    int err = post_now(nic, op);
-    if (err == -FI_EAGAIN) return;
-    STAILQ_REMOVE_HEAD(list, link);
+  fi_addr_t full[MOST_FULL];
+  unsigned int nfull = 0;
+  for (struct ofi_op *op = STAILQ_FIRST(list), *next; op && !endpoint->shut; op = next) {
+    bool skip = false;
+    for (unsigned int i = 0; i < nfull; i++) skip |= full[i] == op->to;
+    next = STAILQ_NEXT(op, link);
+    if (skip) continue;
+    int err = is_pointless(op) ? -FI_ECANCELED : post_now(nic, op);
+    if (err == -FI_EAGAIN) {
+      if (list == &nic->waiting_receives || nfull == MOST_FULL) return;
+      full[nfull++] = op->to;
+      continue;
+    }
+    STAILQ_REMOVE(list, op, ofi_op, link);
     if (err == 0) {
       op->state = OFI_OP_POSTED;
       continue;
     }
     const struct ofi_completion failed = {.err = -err, .text = "it could not be posted"};
     fail_op(endpoint, op, &failed);
+    next = STAILQ_FIRST(list); /* others may have left the list */
+    nfull = 0;
   }
 }
 
@@ -225,7 +253,7 @@ static void frame_in(struct ofi_endpoint *endpoint, struct ofi_op *op, const str
       struct ofi_comm *comm = comm_of_frame(endpoint, &frame);
       if (comm) endpoint->ops->frame(comm, &frame, payload);
     }
-  } else if (++nic->failed_receives >= MAX_FAILURES) {
+  } else if (completion->err != FI_ETRUNC && ++nic->failed_receives >= MAX_FAILURES) { /* anybody may send too much */
     ofi_endpoint_shut(endpoint, completion->text);
   }
   if (endpoint->shut) return;

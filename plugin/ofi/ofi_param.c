@@ -25,7 +25,7 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_OFI_PROTOCOL", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|tagged|rma",
    .offset = AT(protocol),
    .doc = "How messages travel: tagged, by the provider's own tag matching; rma, written into the receiver's buffers. "
-          "auto: rma where the provider can do it, tagged with shm. Both sides need the same."},
+          "auto: rma where the provider can do it, tagged with shm. The receiver's counts."},
   {.name = "OFI_NCCL_PROTOCOL", .type = RAIL_PARAM_STRING, .offset = AT(aws_protocol),
    .doc = "aws-ofi-nccl's name for it: SENDRECV is tagged, RDMA is rma. RAIL_OFI_PROTOCOL other than auto overrides "
           "it."},

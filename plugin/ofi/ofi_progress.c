@@ -39,6 +39,7 @@ static void completed(struct ofi_op *op, const struct ofi_completion *completion
 static void frame_in(struct ofi_comm *comm, const struct ofi_frame *frame, const void *payload) {
   bool ends = frame->type == (comm->sender ? OFI_FRAME_REVOKE : OFI_FRAME_REVOKED);
   if (rail_unlikely(frame->type == OFI_FRAME_PING)) comm->verified |= 1u << frame->index;
+  else if (rail_unlikely(!comm->npaths)) return; /* the peer is not known yet: nothing can be answered */
   else if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK && !ends)) return;
   else if (comm->sender) ofi_send_frame(ofi_send_comm_of(comm), frame);
   else ofi_recv_frame(ofi_recv_comm_of(comm), frame, payload);
