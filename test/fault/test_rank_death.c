@@ -127,12 +127,13 @@ static void wait_ready(struct job *job, int n) {
   while (atomic_load(&s->ready) < n && !rail_deadline_passed(deadline)) usleep(100);
 }
 
-/* Without a plugin's counters: those of a killed process lie there until the next page is opened. */
+/* Without counters and emulated devices: those of a killed process lie there until the next one starts. */
 static int shm_files(void) {
   int n = 0;
   DIR *d = opendir("/dev/shm");
   for (struct dirent *e; d && (e = readdir(d));)
-    n += strncmp(e->d_name, "rail", 4) == 0 && strncmp(e->d_name, "rail-stat.", 10) != 0;
+    n += strncmp(e->d_name, "rail", 4) == 0 && strncmp(e->d_name, "rail-stat.", 10) != 0 &&
+         strncmp(e->d_name, "rail-emu.", 9) != 0;
   if (d) closedir(d);
   return n;
 }
