@@ -115,8 +115,8 @@ static void step(void) {
   }
 }
 
-/* The next message of a tag, if there is room for it. Where a provider has room for few receives, a buffer is granted when
- * those before it are done: no tag may be insisted on. */
+/* The next message of a tag, if there is room for it. Where a provider has room for few receives, a buffer is granted
+ * when those before it are done: no tag may be insisted on. */
 static void send_next(int tag) {
   struct sent *s = w.sends;
   while (s < w.sends + BUFFERS && s->request) s++;
