@@ -115,7 +115,7 @@ static void stop_locked(struct ofi_comm *comm) {
   RAIL_INFO(RAIL_SUB_NET, "RailOFI: connection with %s over %s: %u operations have not ended within %lld ms "
             "(RAIL_OFI_CLOSE_TIMEOUT)", comm->peer_text, comm->device->name, comm->nops,
             (long long)ofi_params.close_ms);
-  ofi_endpoint_shut(comm->endpoint, "a connection was closed whose peer or fabric did not let go of its memory "
+  ofi_endpoint_shut(comm->endpoint, "a connection was closed whose operations did not end, and may use its memory "
                     "(RAIL_OFI_CLOSE_TIMEOUT)");
 }
 

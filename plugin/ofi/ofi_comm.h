@@ -78,7 +78,6 @@ struct ofi_comm {
   uint32_t nops;    /* operations that are not idle */
   uint32_t nposted; /* of these, those that do not wait for the peer to send */
   uint32_t stalls;  /* RAIL_OOB_STALLED in a slot, without a completion */
-  bool started;     /* the handshake is over */
   bool closed;      /* by its caller; it is freed when nops is 0 */
   bool revoked;     /* a sender: the peer wants no more. A receiver: the peer says that nothing will come */
   bool revoke_sent; /* REVOKE, or a sender's REVOKED */
@@ -225,8 +224,7 @@ static inline rail_result_t ofi_comm_status(const struct ofi_comm *comm) {
   return rail_first_error(&comm->error);
 }
 
-/* A comm of that kind with an endpoint of its device, known there by index and token; not started. The peer's side is
- * unknown. NULL after one line. */
+/* A comm of that kind, known to its endpoint by index and token. The peer's side is unknown yet. NULL after one line. */
 struct ofi_comm *ofi_comm_new(bool sender, struct ofi_endpoint *endpoint);
 /* What the peer's OFFER says. 0, or libfabric's error of an address. */
 int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *peer);

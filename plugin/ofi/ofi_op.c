@@ -167,8 +167,8 @@ void ofi_endpoint_close_fid(struct fid *fid, const char *what, const struct ofi_
               nic->provider, what, ofi_endpoint_strerror(err));
 }
 
-/* Every comm that is left is told between the two tries: registrations may be bound to an endpoint (FI_MR_ENDPOINT),
- * which then closes only behind them. */
+/* ops->shut of every comm is called between the two tries: registrations may be bound to an endpoint (FI_MR_ENDPOINT),
+ * which then closes only after them. */
 void ofi_endpoint_close(struct ofi_endpoint *endpoint, const char *why) {
   int err[OFI_MAX_PATHS] = {0};
   endpoint->shut = true;

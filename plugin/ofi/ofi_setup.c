@@ -191,9 +191,6 @@ rail_result_t ofi_setup_take(struct ofi_setup *s, void **out) {
   comm->oob_fd = s->base.handshake.fd;
   s->base.handshake.fd = -1;
   RAIL_TRY(ofi_watch_add(comm)); /* on failure ofi_setup_free frees it */
-  ofi_endpoint_lock(comm->endpoint);
-  comm->started = true;
-  ofi_endpoint_unlock(comm->endpoint);
   RAIL_INFO(RAIL_SUB_NET, "RailOFI: %s %s over %s (%s, %s) and its %s, %u path%s%s",
             s->base.connector ? "connected to" : "accepted", rail_addr_text(&s->base.peer, from), comm->device->name,
             comm->device->rails[0]->provider, ofi_protocol_name(comm->device->rails[0]->protocol), s->theirs.domain,

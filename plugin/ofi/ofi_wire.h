@@ -13,7 +13,7 @@
  *   REVOKE  receiver → sender    closes; nothing may be written to its buffers any more
  *   REVOKED sender → receiver    nothing will be
  *
- * A frame names the comm it is for by an index and a random token, which the comm's side chose and told in its OFFER:
+ * A frame names the comm it is for by an index and a random token, which the comm's side chose and sent in its OFFER:
  * an endpoint serves many comms, and anybody who knows its address may send to it. Receives are numbered; a frame
  * names a buffer by that number and an index. Numbers are 32 bits and wrap; they begin at OFI_FIRST_SEQ, 256 before
  * the wrap, so that every connection of some length crosses it.
