@@ -224,7 +224,7 @@ static inline rail_result_t ofi_comm_status(const struct ofi_comm *comm) {
   return rail_first_error(&comm->error);
 }
 
-/* A comm of that kind, known to its endpoint by index and token. The peer's side is unknown yet. NULL after one line. */
+/* A comm of that kind, known to its endpoint by index and token; the peer's side is unknown. NULL after one line. */
 struct ofi_comm *ofi_comm_new(bool sender, struct ofi_endpoint *endpoint);
 /* What the peer's OFFER says. 0, or libfabric's error of an address. */
 int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *peer);
