@@ -85,7 +85,6 @@ static void bed_open(struct bed *b, unsigned int flags) {
   b->comm = ofi_comm_new(b->sends, b->endpoint);
   FUZZ_CHECK(b->comm && ofi_comm_connect(b->comm, &peer) == 0);
   b->comm->max_inline = 2048;
-  b->comm->started = true;
   ofi_endpoint_unlock(b->endpoint);
   FUZZ_CHECK(ofi_stats_comm_begin(b->comm) == RAIL_OK);
   b->area = malloc(AREA);
