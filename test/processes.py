@@ -8,7 +8,7 @@ import threading
 import time
 
 GRACE = 3.0  # seconds that processes being killed may still take to vanish
-SHM = pathlib.Path("/dev/shm")
+SHM = pathlib.Path(os.environ.get("RAIL_TEST_SHM", "/dev/shm"))  # another one where the runner itself is tested
 
 
 def wait(child, limit, outcome):
@@ -104,18 +104,18 @@ def shm_files():
 
 
 def shm_in_use():
-    """Names under /dev/shm that some living process has open or mapped."""
-    used = set()
+    """Names under SHM that some living process has open or mapped."""
+    used, prefix = set(), f"{SHM}/"
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         try:
             maps = pathlib.Path(f"/proc/{entry}/maps").read_text(errors="replace")
-            used.update(re.findall(r"/dev/shm/(\S+)", maps))
+            used.update(re.findall(re.escape(prefix) + r"(\S+)", maps))
             for fd in os.scandir(f"/proc/{entry}/fd"):
                 target = os.readlink(fd.path)
-                if target.startswith("/dev/shm/"):
-                    used.add(target[len("/dev/shm/"):])
+                if target.startswith(prefix):
+                    used.add(target[len(prefix):])
         except OSError:
             continue
     return used

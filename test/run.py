@@ -36,7 +36,7 @@ import result_cache  # noqa: E402
 import schedule  # noqa: E402
 import machine_stall  # noqa: E402
 from outcome import MARK, Outcome, parse, read_sanitizers, shortened, summary  # noqa: E402
-from processes import ShmWatch, describe, kill_all, leftovers, shm_files, wait  # noqa: E402
+from processes import SHM, ShmWatch, describe, kill_all, leftovers, shm_files, wait  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KINDS = ["unit", "contract", "verbs", "e2e", "fault", "fuzz", "lab"]
@@ -255,7 +255,7 @@ class Runner:
         if left:
             outcome.add("leftover processes", "fail", described)
         if names := self.shm.left_since(shm_before):
-            outcome.add("leftover shared memory", "fail", ", ".join(f"/dev/shm/{n}" for n in names))
+            outcome.add("leftover shared memory", "fail", ", ".join(str(SHM / n) for n in names))
         if program.san:
             read_sanitizers(scratch, outcome.output, outcome)
 

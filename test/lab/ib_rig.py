@@ -42,10 +42,16 @@ def address(process, both):
     return hosts[1 if process is both.send else 0].ip4
 
 
-def check_told(process, both, *texts):
-    """A warning names the peer's host and the device, and has all of these."""
+def told(process, both, *texts):
+    """A warning names the peer's host and the device, and has all of these. None, or what is wrong."""
     host = hosts[0 if process is both.send else 1]
     needs = [re.escape(address(process, both)), re.escape(host.nics[0].rdma), *texts]
     lines = [e["text"] for e in process.warnings()]
-    assert any(all(re.search(n, text) for n in needs) for text in lines), \
-        f"{process}: no warning has all of {needs}: {lines}\n{process.tail()}"
+    if any(all(re.search(n, text) for n in needs) for text in lines):
+        return None
+    return f"{process}: no warning has all of {needs}: {lines}\n{process.tail()}"
+
+
+def check_told(process, both, *texts):
+    wrong = told(process, both, *texts)
+    assert not wrong, wrong
