@@ -31,6 +31,7 @@ test   clang           clang
 test   python3-prometheus-client  /usr/lib/python3/dist-packages/prometheus_client
 test   python3-matplotlib  /usr/lib/python3/dist-packages/matplotlib
 test   openmpi-bin     mpirun
+test   python3-torch   /usr/lib/python3/dist-packages/torch
 test   libfabric1      /usr/lib/*/libfabric.so.1
 lab    python3         python3
 lab    qemu-system-x86  qemu-system-x86_64
@@ -47,6 +48,7 @@ bench  python3         python3
 bench  openmpi-bin     mpirun
 bench  libopenmpi-dev  /usr/lib/*/openmpi/include/mpi.h
 bench  python3-matplotlib  /usr/lib/python3/dist-packages/matplotlib
+bench  python3-torch   /usr/lib/python3/dist-packages/torch
 bench  ucx-utils       ucx_perftest
 bench  libfabric1      /usr/lib/*/libfabric.so.1
 bench  libfabric-bin   fi_pingpong

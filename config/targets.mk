@@ -9,8 +9,8 @@ setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
 .PHONY: all tests syntax products check-needs help clean setup demo check test test-asan test-tsan lab lab-shell \
-  test-rdma bench bench-socket bench-ib bench-ofi bench-emu bench-tuning kit-proof gpu-test docs docs-check lint fuzz \
-  fuzz-corpus
+  test-rdma bench bench-pytorch bench-socket bench-ib bench-ofi bench-emu bench-tuning kit-proof gpu-test docs \
+  docs-check lint fuzz fuzz-corpus
 
 san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib) $(emu_lib)
 all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib) \
@@ -151,6 +151,13 @@ bench-ofi:  ## the ofi plugin against fi_pingpong, fabtests, UCX and any plugin 
 	$(setup) build bench
 	$(build_with) BUILD='$(BUILD)' $(bench_ofi_needs)
 	@CC='$(CC)' python3 bench/transports.py ofi --build '$(BUILD)' $(RUN)
+
+bench_pytorch_needs := $(BUILD)/lib/librailyard.so $(BUILD)/lib/libnccl-net-socket.so $(BUILD)/test/libcongestion.so
+
+bench-pytorch:  ## all_reduce of torch.distributed: backend railyard beside Gloo; RUN='--ranks N'
+	$(setup) build bench
+	$(build_with) BUILD='$(BUILD)' $(bench_pytorch_needs)
+	@CC='$(CC)' python3 bench/pytorch.py --build '$(BUILD)' $(RUN)
 
 bench-emu:  ## the emulated verbs device: messages and bytes per second between two processes, what connections cost
 	$(setup) build

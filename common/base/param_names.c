@@ -25,6 +25,7 @@ const char *const rail_param_names[] = {
   "RAIL_HEARTBEAT_TIMEOUT",
   "RAIL_KIT_*",
   "RAIL_LAB_*",
+  "RAIL_LIBRARY",
   "RAIL_LL_MAX",
   "RAIL_MASTER_PORT_OFFSET",
   "RAIL_NCHANNELS",

@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process group of torch.distributed whose collectives are librailyard's.
+
+A call enqueues the operation and returns; the library runs it in the thread that waits for it, or in one of its own.
+Operations of a group run in their order, so waiting for one waits for all before it. A group has one communicator,
+which one thread uses at a time: its lock.
+"""
+import atexit
+import collections
+import ctypes
+import threading
+import time
+import weakref
+
+import torch
+from torch.distributed import ProcessGroup, ReduceOp
+
+from .library import AVG, MAX, MIN, PROD, SUCCESS, SUM, UINT8, RailyardError, error_text, lib, new_comm
+from .pair import Pair
+from .work import Work, watcher
+
+TYPES = {torch.int8: 0, torch.uint8: 1, torch.int32: 2, torch.int64: 4, torch.float16: 6, torch.float32: 7,
+         torch.float64: 8, torch.bfloat16: 9}
+OPERATORS = [(ReduceOp.SUM, SUM), (ReduceOp.PRODUCT, PROD), (ReduceOp.MAX, MAX), (ReduceOp.MIN, MIN),
+             (ReduceOp.AVG, AVG)]
+BITWISE = [(ReduceOp.BAND, torch.bitwise_and), (ReduceOp.BOR, torch.bitwise_or), (ReduceOp.BXOR, torch.bitwise_xor)]
+KEPT = 16  # works that C++ callers may still ask for their future when they have no reference of Python's
+
+
+def check(name, tensors):
+    """Everything that is passed to the library is dense, contiguous memory of the host."""
+    for t in tensors:
+        if t.layout is not torch.strided or t.device.type != "cpu" or not t.is_contiguous():
+            raise ValueError(f"railyard: {name}: a tensor is {str(t.layout).replace('torch.', '')}, on {t.device}, "
+                             f"{'' if t.layout is not torch.strided or t.is_contiguous() else 'not '}contiguous; "
+                             "allowed: dense contiguous tensors on cpu")
+    return tensors
+
+
+def one(name, tensors):
+    if len(tensors) != 1:
+        raise ValueError(f"railyard: {name}: {len(tensors)} tensors; allowed: one for each rank")
+    return check(name, tensors)[0]
+
+
+def size_of(tensor):
+    return tensor.numel() * tensor.element_size()
+
+
+def same(name, tensors, n, like):
+    """`n` tensors, each of the type and size of `like`."""
+    if len(tensors) != n or any(t.dtype != like.dtype or t.numel() != like.numel() for t in tensors):
+        raise ValueError(f"railyard: {name}: {len(tensors)} tensors of {[tuple(t.shape) for t in tensors]}; allowed: "
+                         f"one for each of the {n} ranks, each of {like.numel()} elements of {like.dtype}")
+    return check(name, tensors)
+
+
+def adjoining(tensors):
+    """Do they lie one behind the other, in this order, as pieces of one buffer do?"""
+    at = tensors[0].data_ptr()
+    for t in tensors:
+        if t.data_ptr() != at:
+            return False
+        at += size_of(t)
+    return True
+
+
+def find(table, op):
+    return next((value for key, value in table if op == key), None)
+
+
+def reduction(name, op, tensor):
+    """(type, operator) of the library."""
+    operator, kind = find(OPERATORS, op), TYPES.get(tensor.dtype)
+    if tensor.dtype is torch.bool and operator in (SUM, PROD, MAX, MIN):  # or, and
+        return UINT8, MAX if operator in (SUM, MAX) else MIN
+    if operator is None or kind is None:
+        raise ValueError(f"railyard: {name}: {op} of {tensor.dtype}; allowed: SUM, AVG, PRODUCT, MIN, MAX of "
+                         f"{', '.join(str(t).replace('torch.', '') for t in TYPES)}; and without AVG of bool")
+    return kind, operator
+
+
+class ProcessGroupRailyard(ProcessGroup):
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+        self.me, self.n, self.seconds = rank, size, timeout.total_seconds()
+        self.store = store
+        self.lock = threading.RLock()
+        self.pending = collections.deque()  # operations that are not known to be complete, in order
+        self.kept = collections.deque(maxlen=KEPT)
+        self.futures = 0
+        self.error = None
+        self.waits = None  # (until, seconds) while a thread waits in the library
+        self.pairs = {}
+        self.token = torch.zeros(1, dtype=torch.uint8)
+        self.comm = new_comm(store, "railyard", rank, size, self.seconds, f"railyard: rank {rank} of {size}")
+        groups.add(self)
+        watcher.add(self)
+
+    def getBackendName(self):  # noqa: N802: torch's name
+        return "railyard"
+
+    def _get_backend_name(self):
+        return "railyard"
+
+    # ---- operations: begun, waited for, completed --------------------------
+
+    def _begin(self, name, call, tensors, finish=None):
+        """`call` enqueues the operation."""
+        with self.lock:
+            if self.error is not None:
+                raise self.error
+            if self.comm is None:
+                raise RailyardError(f"railyard: {name}: the group was destroyed")
+            result = call()
+            if result != SUCCESS:
+                self._fail(result)
+                raise self.error
+            work = Work(self, name, tensors, finish)
+            self.pending.append(work)
+            self.kept.append(work)
+            return work
+
+    def _fail(self, result, name=None):
+        if self.error is None:
+            what = name or (self.pending[0].name if self.pending else "a call")
+            self.error = RailyardError(f"railyard: rank {self.me} of {self.n}: {what}: {error_text(result, self.comm)}")
+        self._complete()
+
+    def _complete(self):
+        """All that is enqueued has ended."""
+        while self.pending:
+            self.pending.popleft().complete(self.error)
+
+    def wait(self, work, seconds):
+        """Until `work` is complete. The library works in this thread meanwhile."""
+        with self.lock:
+            if work.done:
+                return
+            self.waits = (time.monotonic() + seconds, seconds)
+            result = lib.railCommWait(self.comm)
+            self.waits = None
+            if result == SUCCESS:
+                self._complete()
+            else:
+                self._fail(result, work.name)
+
+    def poll(self):
+        """False: a thread waits, and will complete what there is."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            done = ctypes.c_int()
+            if self.pending and self.comm is not None:
+                result = lib.railCommQuery(self.comm, ctypes.byref(done))
+                if result != SUCCESS:
+                    self._fail(result)
+                elif done.value:
+                    self._complete()
+        finally:
+            self.lock.release()
+        return True
+
+    def poll_futures(self):
+        """The watcher's. True: look again soon."""
+        def any_future():
+            return any(work.future is not None for work in list(self.pending))
+        if not any_future():
+            return False
+        self.poll()
+        return any_future()
+
+    def check_deadline(self, now):
+        """The watcher's. Revoking ends the operation, and whoever waits for it learns why."""
+        oldest = next((work for work in list(self.pending) if work.future is not None), None)
+        until, seconds = self.waits or (oldest.began + self.seconds if oldest else now, self.seconds)
+        if now <= until or self.error is not None:
+            return
+        name = self.pending[0].name if self.pending else "a call"
+        self.error = RailyardError(f"railyard: rank {self.me} of {self.n}: {name} is not complete after {seconds:.1f} "
+                                   "s: a rank has not called it, or is stopped")
+        lib.ncclCommRevoke(self.comm, 0)
+
+    def shutdown(self):
+        """Gives all back. Collective, where nothing has failed: the other ranks' operations with this one end first."""
+        for pair in list(self.pairs.values()):
+            pair.end()
+        with self.lock:
+            comm, self.comm = self.comm, None
+            if comm is not None:
+                (lib.ncclCommDestroy if self.error is None else lib.ncclCommAbort)(comm)
+
+    def __del__(self):
+        if getattr(self, "comm", None) is not None:
+            self.shutdown()
+
+    # ---- all to all ranks ---------------------------------------------------
+
+    def allreduce(self, tensors, opts):
+        t = one("allreduce", tensors)
+        bitwise = find(BITWISE, opts.reduceOp)
+        if bitwise:
+            return self._bitwise("allreduce", t, bitwise, True)
+        kind, operator = reduction("allreduce", opts.reduceOp, t)
+        at = t.data_ptr()
+        return self._begin("allreduce", lambda: lib.ncclAllReduce(at, at, t.numel(), kind, operator, self.comm, None),
+                           tensors)
+
+    def allreduce_coalesced(self, tensors, opts):
+        check("allreduce_coalesced", tensors)
+        kinds = [reduction("allreduce_coalesced", opts.reduceOp, t) for t in tensors]
+
+        def enqueue(t, kind, operator):
+            return lib.ncclAllReduce(t.data_ptr(), t.data_ptr(), t.numel(), kind, operator, self.comm, None)
+        return self._begin("allreduce_coalesced", lambda: self._grouped(
+            [(enqueue, t, *kind) for t, kind in zip(tensors, kinds)]), tensors)
+
+    def _grouped(self, calls):
+        """Enqueues calls as one operation."""
+        result = lib.ncclGroupStart()
+        for call, *arguments in calls:
+            result = result or call(*arguments)
+        return lib.ncclGroupEnd() or result
+
+    def _bitwise(self, name, t, combine, everywhere):
+        """NCCL has no such operators: every rank takes all, and combines them in the order of the ranks."""
+        if t.dtype.is_floating_point or t.dtype.is_complex:
+            raise ValueError(f"railyard: {name}: a bitwise operator of {t.dtype}; allowed: of integers and bool")
+        parts = torch.empty((self.n, t.numel()), dtype=t.dtype)
+
+        def finish():
+            if everywhere:
+                result = parts[0]
+                for part in parts[1:]:
+                    result = combine(result, part)
+                t.view(-1).copy_(result)
+        return self._begin(name, lambda: lib.ncclAllGather(t.data_ptr(), parts.data_ptr(), size_of(t), UINT8, self.comm,
+                                                           None), [t], finish)
+
+    def allgather(self, output_tensors, input_tensors, opts=None):
+        t = one("allgather", input_tensors)
+        outputs = same("allgather", output_tensors[0], self.n, t)
+        return self._allgather("allgather", outputs, t, output_tensors)
+
+    def _allgather(self, name, outputs, t, result):
+        whole = None if adjoining(outputs) else torch.empty((self.n, t.numel()), dtype=t.dtype)
+        to = outputs[0].data_ptr() if whole is None else whole.data_ptr()
+
+        def finish():
+            for output, part in zip(outputs, whole):
+                output.view(-1).copy_(part)
+        return self._begin(name, lambda: lib.ncclAllGather(t.data_ptr(), to, size_of(t), UINT8, self.comm, None),
+                           (result, t), None if whole is None else finish)
+
+    def _allgather_base(self, output, t, opts=None):
+        check("all_gather_into_tensor", [output, t])
+        if output.numel() != self.n * t.numel() or output.dtype != t.dtype:
+            raise ValueError(f"railyard: all_gather_into_tensor: {output.numel()} elements of {output.dtype} from "
+                             f"{t.numel()} of {t.dtype}; allowed: {self.n} times as many, of one type")
+        return self._begin("all_gather_into_tensor", lambda: lib.ncclAllGather(
+            t.data_ptr(), output.data_ptr(), size_of(t), UINT8, self.comm, None), [output, t])
+
+    def allgather_coalesced(self, output_lists, input_list, opts=None):
+        works = [self.allgather([[outputs[i] for outputs in output_lists]], [t]) for i, t in enumerate(input_list)]
+        return works[-1]  # the others are complete before it
+
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+        return [self._allgather_base(output, t) for output, t in zip(outputs, inputs)][-1]
+
+    def _reduce_scatter(self, name, output, inputs, op, result):
+        kind, operator = reduction(name, op, output)
+        source = inputs[0].data_ptr() if adjoining(inputs) else None
+        whole = None if source else torch.cat([t.reshape(-1) for t in inputs])
+        source = source or whole.data_ptr()
+        return self._begin(name, lambda: lib.ncclReduceScatter(source, output.data_ptr(), output.numel(), kind,
+                                                               operator, self.comm, None), (result, whole, inputs))
+
+    def reduce_scatter(self, output_tensors, input_tensors, opts):
+        output = one("reduce_scatter", output_tensors)
+        inputs = same("reduce_scatter", input_tensors[0], self.n, output)
+        return self._reduce_scatter("reduce_scatter", output, inputs, opts.reduceOp, output_tensors)
+
+    def _reduce_scatter_base(self, output, t, opts):
+        check("reduce_scatter_tensor", [output, t])
+        if t.numel() != self.n * output.numel() or output.dtype != t.dtype:
+            raise ValueError(f"railyard: reduce_scatter_tensor: {output.numel()} elements of {output.dtype} from "
+                             f"{t.numel()} of {t.dtype}; allowed: from {self.n} times as many, of one type")
+        return self._reduce_scatter("reduce_scatter_tensor", output, [t], opts.reduceOp, output)
+
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts):
+        return [self._reduce_scatter_base(output, t, opts) for output, t in zip(outputs, inputs)][-1]
+
+    def alltoall_base(self, output, t, output_sizes, input_sizes, opts=None):
+        check("all_to_all_single", [output, t])
+        if output.dtype != t.dtype:
+            raise ValueError(f"railyard: all_to_all_single: from {t.dtype} to {output.dtype}; allowed: one type")
+        pieces = [list(x.split(sizes or x.shape[0] // self.n)) if x.shape[0] else [x] * self.n
+                  for x, sizes in ((output, output_sizes), (t, input_sizes))]
+        if any(len(p) != self.n for p in pieces):
+            raise ValueError(f"railyard: all_to_all_single: {tuple(t.shape)} in pieces {input_sizes or 'of one size'}, "
+                             f"{tuple(output.shape)} in {output_sizes or 'those of one size'}; "
+                             f"allowed: {self.n} pieces")
+        return self._alltoall("all_to_all_single", pieces[0], pieces[1], [output, t])
+
+    def alltoall(self, outputs, inputs, opts=None):
+        for tensors in (outputs, inputs):
+            if len(tensors) != self.n:
+                raise ValueError(f"railyard: all_to_all: {len(tensors)} tensors; allowed: one for each of {self.n} "
+                                 "ranks")
+            check("all_to_all", tensors)
+        return self._alltoall("all_to_all", outputs, inputs, [outputs, inputs])
+
+    def _alltoall(self, name, outputs, inputs, tensors):
+        def send(t, peer):
+            return lib.ncclSend(t.data_ptr(), size_of(t), UINT8, peer, self.comm, None)
+
+        def receive(t, peer):
+            return lib.ncclRecv(t.data_ptr(), size_of(t), UINT8, peer, self.comm, None)
+        calls = [(send, t, peer) for peer, t in enumerate(inputs) if t.numel()]
+        calls += [(receive, t, peer) for peer, t in enumerate(outputs) if t.numel()]
+        return self._begin(name, lambda: self._grouped(calls), tensors)
+
+    def barrier(self, opts=None):
+        at = self.token.data_ptr()
+        return self._begin("barrier", lambda: lib.ncclAllReduce(at, at, 1, UINT8, MAX, self.comm, None), [self.token])
+
+    # ---- from or to one rank --------------------------------------------------
+
+    def broadcast(self, tensors, opts):
+        t = one("broadcast", tensors)
+        at, root = t.data_ptr(), opts.rootRank
+        return self._begin("broadcast", lambda: lib.ncclBroadcast(at, at, size_of(t), UINT8, root, self.comm, None),
+                           tensors)
+
+    def reduce(self, tensors, opts):
+        t, root = one("reduce", tensors), opts.rootRank
+        bitwise = find(BITWISE, opts.reduceOp)
+        if bitwise:
+            return self._bitwise("reduce", t, bitwise, self.me == root)
+        kind, operator = reduction("reduce", opts.reduceOp, t)
+        at = t.data_ptr()
+        return self._begin("reduce", lambda: lib.ncclReduce(at, at, t.numel(), kind, operator, root, self.comm, None),
+                           tensors)
+
+    def gather(self, output_tensors, input_tensors, opts):
+        t, root = one("gather", input_tensors), opts.rootRank
+        outputs = same("gather", output_tensors[0], self.n, t) if self.me == root else []
+        whole = torch.empty((self.n, t.numel()), dtype=t.dtype) if outputs and not adjoining(outputs) else None
+        to = None if not outputs else outputs[0].data_ptr() if whole is None else whole.data_ptr()
+
+        def finish():
+            for output, part in zip(outputs, whole):
+                output.view(-1).copy_(part)
+        return self._begin("gather", lambda: lib.ncclGather(t.data_ptr(), to, size_of(t), UINT8, root, self.comm, None),
+                           (output_tensors, t), None if whole is None else finish)
+
+    def scatter(self, output_tensors, input_tensors, opts):
+        output, root = one("scatter", output_tensors), opts.rootRank
+        inputs = same("scatter", input_tensors[0], self.n, output) if self.me == root else []
+        whole = torch.cat([t.reshape(-1) for t in inputs]) if inputs and not adjoining(inputs) else None
+        source = None if not inputs else inputs[0].data_ptr() if whole is None else whole.data_ptr()
+        return self._begin("scatter", lambda: lib.ncclScatter(source, output.data_ptr(), size_of(output), UINT8, root,
+                                                              self.comm, None), (output_tensors, whole, inputs))
+
+    # ---- from rank to rank ------------------------------------------------------
+
+    def _pair(self, source, target, tag):
+        with self.lock:
+            if self.comm is None:
+                raise RailyardError("railyard: send, recv: the group was destroyed")
+            key = (source, target, tag)
+            if key not in self.pairs:
+                self.pairs[key] = Pair(self, *key)
+            return self.pairs[key]
+
+    def send(self, tensors, target, tag):
+        return self._pair(self.me, target, tag).begin("send", one("send", tensors))
+
+    def recv(self, tensors, source, tag):
+        return self._pair(source, self.me, tag).begin("recv", one("recv", tensors))
+
+    def recv_anysource(self, tensors, tag):
+        raise RailyardError("railyard: recv from any rank is not supported; name the source")
+
+
+groups = weakref.WeakSet()
+
+
+@atexit.register
+def _end():
+    for group in list(groups):
+        group.shutdown()

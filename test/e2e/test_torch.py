@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# TEST-LIMIT: 600
+# TEST-SAN: none
+"""The backend "railyard" of torch.distributed (python/): every collective against its definition, over shared memory
+and over the socket plugin, with 1 to 3 ranks; futures, several groups, messages, a training beside Gloo; ranks that
+die, stop calling or never come. The system's Python runs the ranks: Debian's python3-torch is for that one."""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+from coll import BUILD, ROOT, Skip, environment, main
+
+PYTHON = os.environ.get("RAIL_TEST_PYTHON", "/usr/bin/python3")
+RANKS = pathlib.Path(__file__).with_name("torch_ranks.py")
+
+
+def needs_torch():
+    test = "import torch.distributed as d; assert d.is_available()"
+    found = subprocess.run([PYTHON, "-c", test], capture_output=True)
+    if found.returncode:
+        raise Skip(f"{PYTHON} has no torch.distributed (Debian: python3-torch)")
+
+
+def ranks(names, n, limit=500, died=(), **variables):
+    """Runs the ranks, which go through these cases together. Their output; all must end well, but for those that are
+    meant to die."""
+    needs_torch()
+    with tempfile.TemporaryDirectory() as scratch:
+        env = environment(RAIL_LIBRARY=BUILD / "lib" / "librailyard.so.0", OMP_NUM_THREADS=1,
+                          RAIL_BOOTSTRAP_TIMEOUT="240s", **variables)
+        started = [subprocess.Popen([PYTHON, str(RANKS), names, str(rank), str(n), f"{scratch}/"], env=env, text=True,
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(n)]
+        try:
+            ended = [process.communicate(timeout=limit) for process in started]
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
+    wrong = [f"rank {rank} ended with {started[rank].returncode}:\n{out}{err}" for rank, (out, err) in enumerate(ended)
+             if started[rank].returncode != (9 if rank in died else 0)]
+    assert not wrong, "".join(wrong)
+    return [out for out, _ in ended]
+
+
+def case(names, n, **more):
+    def run():
+        for rank, out in enumerate(ranks(names, n, **more)):
+            for line in out.splitlines():
+                print(f"# rank {rank}: {line}")
+    return run
+
+
+def installed_by_pip():
+    """From the tree, into a folder; and it is found there."""
+    package = (ROOT / "python" / "railyard_torch" / "__init__.py").read_text()
+    assert f'__version__ = "{(ROOT / "VERSION").read_text().strip()}"' in package, "not the version of the file VERSION"
+    needs_torch()
+    pip = [PYTHON, "-m", "pip", "--version"]
+    if subprocess.run(pip, capture_output=True).returncode or \
+            subprocess.run([PYTHON, "-c", "import setuptools"], capture_output=True).returncode:
+        raise Skip(f"{PYTHON} has no pip or no setuptools")
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = pathlib.Path(scratch, "python")
+        subprocess.run(["cp", "-r", str(ROOT / "python"), str(copy)], check=True)
+        done = subprocess.run([PYTHON, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index",
+                               "--target", f"{scratch}/to", str(copy)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        env = environment(RAIL_LIBRARY=BUILD / "lib" / "librailyard.so.0", PYTHONPATH=f"{scratch}/to")
+        done = subprocess.run([PYTHON, "-c", "import railyard_torch as r; print(r.__version__, r.__file__)"], env=env,
+                              cwd=scratch, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        version, file = done.stdout.split()
+        assert version == (ROOT / "VERSION").read_text().strip() and file.startswith(scratch), done.stdout
+
+
+def without_the_library():
+    needs_torch()
+    done = subprocess.run([PYTHON, "-c", "import railyard_torch"], capture_output=True, text=True,
+                          env=environment(RAIL_LIBRARY="/nonexistent/librailyard.so.0", PYTHONPATH=ROOT / "python"))
+    assert done.returncode == 1 and "/nonexistent/librailyard.so.0" in done.stderr and "RAIL_LIBRARY" in done.stderr, \
+        done.stderr
+
+
+main([("one rank", case("reductions,movements", 1)),
+      ("collectives over shared memory", case("reductions,movements,asynchronous", 3)),
+      ("collectives over the socket plugin", case("reductions,movements,asynchronous,bad_arguments", 2,
+                                                  NCCL_SHM_DISABLE=1)),
+      ("several groups, messages in a ring", case("groups,messages", 3)),
+      ("messages, the same training as over Gloo", case("messages,training", 2)),
+      ("a rank that does not call", case("rank_that_does_not_call", 3)),
+      ("a message that never comes", case("message_that_never_comes", 2)),
+      ("a rank that dies", case("rank_that_dies", 3, died=(2,))),
+      ("a rank that never comes", case("rank_that_never_comes", 2)),
+      ("installed by pip", installed_by_pip),
+      ("without the library", without_the_library)])

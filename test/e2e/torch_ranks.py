@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of test_torch.py: python3 torch_ranks.py CASE[,CASE...] RANK RANKS STORE. Prints what a case is to show, or
+a traceback."""
+import datetime
+import os
+import pathlib
+import sys
+import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import railyard_torch
+from railyard_torch import RailyardError
+
+cases, rank, n, store_path = sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+case = None
+TYPES = [torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+COUNTS = [1, 3000, 200001]
+
+
+def init(seconds=240, backend="railyard"):
+    dist.init_process_group(backend, rank=rank, world_size=n, timeout=datetime.timedelta(seconds=seconds),
+                            store=dist.FileStore(store_path + case, n))
+
+
+def meet(ranks):
+    """Without the backend."""
+    store, deadline = dist.FileStore(store_path + case + ".meet", n), time.monotonic() + 80
+    store.add("there", 1)
+    while store.add("there", 0) < ranks:
+        assert time.monotonic() < deadline, "the others have not come"
+        time.sleep(0.02)
+
+
+def values(of, count, dtype=torch.float32):
+    """Small integers, exact in every type, different for each rank."""
+    return ((torch.arange(count) * 7 + of * 5 + 1) % 3 + 1).to(dtype)
+
+
+def same(got, want):
+    assert got.dtype == want.dtype and torch.equal(got, want), f"rank {rank}: {got[:8]}, not {want[:8]}"
+
+
+def everybody(count, dtype=torch.float32):
+    return [values(r, count, dtype) for r in range(n)]
+
+
+def combined(parts, op):
+    result = parts[0].clone()
+    for part in parts[1:]:
+        result = {"SUM": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
+                  "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}[op](result, part)
+    return result
+
+
+def reductions():
+    init()
+    for dtype in TYPES:
+        for op in ("SUM", "PRODUCT", "MIN", "MAX") + (() if dtype.is_floating_point else ("BAND", "BOR", "BXOR")):
+            for count in COUNTS if op == "SUM" else COUNTS[1:2]:
+                want = combined(everybody(count, dtype), op)
+                t = values(rank, count, dtype)
+                dist.all_reduce(t, getattr(dist.ReduceOp, op))
+                same(t, want)
+                t = values(rank, count, dtype)
+                dist.reduce(t, n - 1, getattr(dist.ReduceOp, op))
+                if rank == n - 1:
+                    same(t, want)
+        if dtype.is_floating_point:
+            t = torch.full((5,), float(rank), dtype=dtype)
+            dist.all_reduce(t, dist.ReduceOp.AVG)
+            same(t, torch.full((5,), (n - 1) / 2, dtype=dtype))
+    t = torch.tensor([rank == 0, True, False])
+    dist.all_reduce(t)  # as NCCL has it: or
+    same(t, torch.tensor([True, True, False]))
+    whole = values(rank, 12 * n)
+    out = torch.empty(12)
+    dist.reduce_scatter(out, [piece.clone() for piece in whole.chunk(n)])  # far apart in memory
+    same(out, combined(everybody(12 * n), "SUM").chunk(n)[rank])
+    out.zero_()
+    dist.reduce_scatter(out, list(whole.chunk(n)))  # one behind the other
+    same(out, combined(everybody(12 * n), "SUM").chunk(n)[rank])
+    out.zero_()
+    dist._reduce_scatter_base(out, whole)
+    same(out, combined(everybody(12 * n), "SUM").chunk(n)[rank])
+    many = [values(rank, 3), values(rank, 500)]
+    dist.all_reduce_coalesced(many)
+    same(many[0], combined(everybody(3), "SUM"))
+    same(many[1], combined(everybody(500), "SUM"))
+
+
+def movements():
+    init()
+    for dtype in TYPES + [torch.bool, torch.int16, torch.complex64]:
+        for count in COUNTS:
+            all_of = everybody(count, dtype)
+            for root in {0, n - 1}:
+                t = values(rank, count, dtype)
+                dist.broadcast(t, root)
+                same(t, all_of[root])
+                out = [torch.zeros(count, dtype=dtype) for _ in range(n)] if rank == root else None
+                dist.gather(values(rank, count, dtype), out, root)
+                for got, want in zip(out or [], all_of):
+                    same(got, want)
+                t = torch.zeros(count, dtype=dtype)
+                dist.scatter(t, all_of if rank == root else None, root)
+                same(t, all_of[rank])
+            out = [torch.zeros(count, dtype=dtype) for _ in range(n)]
+            dist.all_gather(out, values(rank, count, dtype))
+            for got, want in zip(out, all_of):
+                same(got, want)
+            out = torch.zeros(n * count, dtype=dtype)
+            dist._all_gather_base(out, values(rank, count, dtype))
+            same(out, torch.cat(all_of))
+            out.zero_()
+            dist.all_gather(list(out.chunk(n)), values(rank, count, dtype))
+            same(out, torch.cat(all_of))
+            t = torch.cat([values(rank * n + r, count, dtype) for r in range(n)])
+            out = torch.zeros(n * count, dtype=dtype)
+            dist.all_to_all_single(out, t)
+            same(out, torch.cat([values(r * n + rank, count, dtype) for r in range(n)]))
+    # Rank r sends r + q + 1 elements to rank q; to rank 0 none.
+    sizes = [0 if q == 0 else rank + q + 1 for q in range(n)]
+    back = [0 if rank == 0 else r + rank + 1 for r in range(n)]
+    out = torch.zeros(sum(back))
+    dist.all_to_all_single(out, torch.full((sum(sizes),), float(rank)), back, sizes)
+    same(out, torch.cat([torch.full((k,), float(r)) for r, k in enumerate(back)]))
+    out = [torch.zeros(k) for k in back]
+    dist.all_to_all(out, [torch.full((k,), float(rank)) for k in sizes])
+    same(torch.cat(out), torch.cat([torch.full((k,), float(r)) for r, k in enumerate(back)]))
+    objects = [None] * n
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * (rank * 1000)})
+    assert [o["rank"] for o in objects] == list(range(n)) and len(objects[-1]["text"]) == 1000 * (n - 1)
+    one = [["of", "rank", 0]] if rank == 0 else [None]
+    dist.broadcast_object_list(one, 0)
+    assert one == [["of", "rank", 0]]
+
+
+def asynchronous():
+    init()
+    t = [torch.full((1000,), float(rank + i)) for i in range(50)]
+    works = [dist.all_reduce(x, async_op=True) for x in t]
+    for work in reversed(works):
+        work.wait()
+        assert work.is_completed() and work.is_success() and work.exception() is None
+    for i, x in enumerate(t):
+        same(x, torch.full((1000,), float(n * i + sum(range(n)))))
+    x = torch.ones(100000)
+    work = dist.all_reduce(x, async_op=True)
+    deadline = time.monotonic() + 60
+    while not work.is_completed():  # nobody waits for it
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    same(x, torch.full((100000,), float(n)))
+    x = torch.ones(10)
+    future = dist.all_reduce(x, async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+    same(future.wait(), torch.full((10,), 2.0 * n))
+    for _ in range(3):
+        work = dist.barrier(async_op=True)
+    work.wait()
+    dropped = torch.ones(5)
+    dist.all_reduce(dropped, async_op=True)
+    dist.barrier()
+    same(dropped, torch.full((5,), float(n)))
+
+
+def groups():
+    """Every rank in two groups of two and in the world, at once."""
+    init()
+    rings = [dist.new_group([r, (r + 1) % n]) for r in range(n)]
+    alone = [dist.new_group([r]) for r in range(n)]
+    for turn in range(20):
+        mine = [r for r in range(n) if rank in (r, (r + 1) % n)]
+        t = {r: torch.full((100,), float(rank + 10 * r + turn)) for r in mine}
+        world = torch.full((100,), float(rank))
+        works = [dist.all_reduce(t[r], group=rings[r], async_op=True) for r in mine]
+        works += [dist.all_reduce(world, async_op=True)]
+        lone = torch.full((3,), float(rank))
+        dist.all_reduce(lone, group=alone[rank])
+        for work in works:
+            work.wait()
+        for r in mine:
+            same(t[r], torch.full((100,), float(r + (r + 1) % n + 2 * (10 * r + turn))))
+        same(world, torch.full((100,), float(sum(range(n)))))
+        same(lone, torch.full((3,), float(rank)))
+    dist.destroy_process_group(rings[0])
+    t = torch.ones(1)
+    dist.all_reduce(t)
+    same(t, torch.full((1,), float(n)))
+
+
+def messages():
+    """Both send first, then receive; and take tags in another order than they were sent in."""
+    init()
+    peer, size = (rank + 1) % n, 3000000
+    for turn in range(3):
+        got = torch.empty(size)
+        works = [dist.isend(torch.full((size,), float(rank + turn)), peer), dist.irecv(got, (rank - 1) % n)]
+        for work in works:
+            work.wait()
+        same(got, torch.full((size,), float((rank - 1) % n + turn)))
+    if rank == 0:
+        sent = [dist.isend(torch.full((1000,), float(tag)), 1, tag=tag) for tag in range(4)]
+        for work in sent:
+            work.wait()
+    if rank == 1:
+        for tag in (2, 0, 3, 1):
+            t = torch.empty(1000)
+            dist.recv(t, 0, tag=tag)
+            same(t, torch.full((1000,), float(tag)))
+    ops = [dist.P2POp(dist.isend, torch.full((9,), float(rank)), peer),
+           dist.P2POp(dist.irecv, torch.empty(9), (rank - 1) % n)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    same(ops[1].tensor, torch.full((9,), float((rank - 1) % n)))
+
+
+def training():
+    """The same network under both backends: the losses are the same to the bit with two ranks."""
+    losses = {}
+    init(backend="gloo")
+    for backend in ("gloo", "railyard"):
+        group = dist.new_group(backend=backend)
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256),
+                                    torch.nn.ReLU(), torch.nn.Linear(256, 10))
+        model = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.05)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(100 + rank)
+        losses[backend] = []
+        for _ in range(20):
+            x = torch.randn(32, 64)
+            y = x[:, :10].argmax(1)
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[backend].append(loss.item())
+    assert losses["gloo"] == losses["railyard"], losses
+    assert losses["gloo"][-1] < losses["gloo"][0]
+
+
+def raises(kind, texts, call, *args, **kw):
+    try:
+        call(*args, **kw)
+    except kind as e:
+        missing = [text for text in texts if text not in str(e)]
+        assert not missing, f"\"{e}\" has none of {missing}"
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def bad_arguments():
+    init()
+    t = torch.ones(4, 4)
+    raises(ValueError, ["allreduce", "not contiguous"], dist.all_reduce, t.t()[1:])
+    raises(ValueError, ["allreduce", "int16", "allowed"], dist.all_reduce, torch.ones(3, dtype=torch.int16))
+    raises(ValueError, ["allreduce", "bitwise"], dist.all_reduce, t, dist.ReduceOp.BAND)
+    raises((ValueError, RuntimeError), ["allgather"], dist.all_gather, [torch.ones(3) for _ in range(n)], torch.ones(2))
+    raises(ValueError, ["all_to_all_single", "pieces"], dist.all_to_all_single, torch.ones(n), torch.ones(n + 1),
+           None, [1] * (n + 1))
+    raises(RailyardError, ["any rank"], dist.recv, torch.ones(1))
+    dist.all_reduce(t)  # none of them did harm
+    same(t, torch.full((4, 4), float(n)))
+
+
+def rank_that_does_not_call():
+    init()
+    dist.barrier()
+    if rank == 0:
+        meet(n)
+        os._exit(0)
+    began = time.monotonic()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    raises(RailyardError, [f"rank {rank} of {n}", "allreduce", "3.0 s"], work.wait, datetime.timedelta(seconds=3))
+    took = time.monotonic() - began
+    raises(RailyardError, ["allreduce"], dist.all_reduce, torch.ones(1))  # for good
+    print(f"after {took:.1f} s", flush=True)
+    meet(n)
+    os._exit(0)
+
+
+def message_that_never_comes():
+    init()
+    if rank == 1:
+        work = dist.irecv(torch.ones(1), 0, tag=5)
+        texts = ["rank 0 to rank 1 with tag 5", "recv", "2.0 s"]
+        raises(RailyardError, texts, work.wait, datetime.timedelta(seconds=2))
+    dist.barrier()
+
+
+def rank_that_dies():
+    init()
+    t = torch.ones(1000)
+    dist.all_reduce(t)
+    if rank == n - 1:
+        os._exit(9)
+    began = time.monotonic()
+    try:
+        while time.monotonic() < began + 60:
+            dist.all_reduce(t)
+    except RailyardError as e:
+        assert f"rank {n - 1}" in str(e), str(e)
+        print(f"after {time.monotonic() - began:.1f} s: {e}", flush=True)
+        os._exit(0)
+    raise AssertionError("nothing was noticed")
+
+
+def rank_that_never_comes():
+    if rank == n - 1:
+        return
+    raises(RailyardError, [f"rank {rank} of {n}"], init, 2)  # its time is up, or the other's was
+    os._exit(0)
+
+
+for case in cases:
+    globals()[case]()
+    if dist.is_initialized():
+        dist.destroy_process_group()
