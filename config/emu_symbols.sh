@@ -38,7 +38,9 @@ IBVERBS_1.11 { global: _ibv_query_gid_ex; _ibv_query_gid_table; } IBVERBS_1.10;
 IBVERBS_1.12 { global: ibv_reg_dmabuf_mr; } IBVERBS_1.11;
 IBVERBS_1.13 { global: ibv_is_fork_initialized; } IBVERBS_1.12;
 IBVERBS_1.14 { global: ibv_query_qp_data_in_order; } IBVERBS_1.13;
-RAIL_EMU_1 { global: rail_emu_command; rail_emu_live; rail_emu_calls; };
+RAIL_EMU_1 {
+  global: rail_emu_command; rail_emu_live; rail_emu_calls; rail_emu_cm_fault; rail_emu_cm_answer_ms;
+};
 END
 
 # name, version, kind (F: function, O: data)

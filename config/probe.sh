@@ -7,6 +7,7 @@ probe() { printf '%s\n' "$2" | $cc -x c -fsyntax-only - >/dev/null 2>&1 &&
     echo "HAVE_$1 := 1" || echo "HAVE_$1 :="; }
 have() { command -v "$2" >/dev/null 2>&1 && echo "HAVE_$1 := 1" || echo "HAVE_$1 :="; }
 probe VERBS '#include <infiniband/verbs.h>'
+probe RDMACM '#include <rdma/rdma_cma.h>'
 probe LIBFABRIC '#include <rdma/fabric.h>'
 probe LIBELF '#include <gelf.h>'
 # jansson's archive is made for programs, not for shared objects.

@@ -9,6 +9,7 @@
 #   core/*/*.c            → lib/librailyard.so.VERSION with its links, and lib/nccl: the same under NCCL's names
 #   kit/**.c              → librailkit.a, for tools and tests
 #   emu/*.c               → lib/emu/libibverbs.so.1, for LD_LIBRARY_PATH and NCCL_IBVERBS_LIB
+#   emu/cm/*.c            → lib/emu/librdmacm.so.1, for LD_LIBRARY_PATH
 #   kit/preload/*.c       → lib/railyard/librail-fault.so, for LD_PRELOAD
 #   tools/common/*.c      → linked into every tool that needs it
 #   tools/NAME/*.c        → bin/NAME
@@ -81,6 +82,7 @@ tools := $(foreach d,$(filter-out tools/common,$(wildcard tools/*)),$(if $(wildc
 tool_bins := $(foreach t,$(tools),$(BUILD)/bin/$(t))
 test_src := $(wildcard $(foreach k,unit contract verbs e2e fault fuzz lab gpu,test/$(k)/*.c))
 test_src := $(filter-out $(if $(HAVE_VERBS),,test/verbs/%),$(test_src))
+test_src := $(filter-out $(if $(HAVE_RDMACM),,test/verbs/test_emu_cm%),$(test_src))
 test_src := $(filter-out $(left_out_src),$(test_src))
 test_src := $(filter-out $(if $(HAVE_LIBFABRIC),,test/unit/test_fakefabric%),$(test_src))
 test_src := $(filter-out $(if $(HAVE_CXX),,test/unit/test_device_% test/e2e/test_device_%),$(test_src))
@@ -91,6 +93,8 @@ core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(c
 fault_lib := $(BUILD)/lib/railyard/librail-fault.so
 emu_src := $(wildcard emu/*.c)
 emu_lib := $(if $(HAVE_VERBS),$(BUILD)/lib/emu/libibverbs.so.1)
+emu_cm_src := $(wildcard emu/cm/*.c)
+emu_cm_lib := $(if $(HAVE_VERBS),$(if $(HAVE_RDMACM),$(BUILD)/lib/emu/librdmacm.so.1))
 preload_src := $(wildcard test/preload/*.c)
 preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
 preload_libs += $(if $(HAVE_VERBS),$(BUILD)/test/libfakeverbs.so) $(if $(HAVE_CXX),$(BUILD)/test/libfakegpu.so)
@@ -120,7 +124,8 @@ $(O)/%.o: %.cc config/flags.mk $(BUILD)/config.mk
 	$(Q)$(CC) -x c++ $(ALL_CPPFLAGS) $(ALL_CXXFLAGS) -MMD -MP -c $< -o $@
 
 # What another compiler says of every source, without compiling it.
-syntax_src := $(filter-out %_impl.c $(left_out_src) $(if $(HAVE_VERBS),,emu/% test/verbs/%), \
+syntax_src := $(filter-out %_impl.c $(left_out_src) $(if $(HAVE_VERBS),,emu/% test/verbs/%) \
+  $(if $(emu_cm_lib),,emu/cm/% test/verbs/test_emu_cm%), \
   $(shell find common loader core kit plugin tools test config emu -name '*.c'))
 syntax_src += $(if $(HAVE_CXX),$(wildcard test/device/*.cc))
 syntax_ok := $(addsuffix .ok,$(addprefix $(O)/,$(syntax_src))) $(foreach s,$(simd),$(O)/core/host/rt_reduce_$(s).ok)
@@ -302,10 +307,11 @@ endef
 $(foreach p,$(plugins),$(foreach x,$(call prefix_of,$(p)),$(eval $(call plugin_tests_rule,$(p),$(x)))))
 
 # Linked with the emulated library; the library path chooses another one.
+$(filter $(BUILD)/test/verbs/test_emu_cm%,$(test_bins)): $(emu_cm_lib)
 $(BUILD)/test/verbs/%: $(O)/test/verbs/%.o $(HARNESS_A) $(BASE_A) $(emu_lib)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(emu_lib) -Wl,-rpath,'$$ORIGIN/../../lib/emu' $(HARNESS_A) $(BASE_A) \
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter %/librdmacm.so.1,$^) $(emu_lib) -Wl,-rpath,'$$ORIGIN/../../lib/emu' $(HARNESS_A) $(BASE_A) \
 	  -ldl -o $@
 
 $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(BASE_A)
@@ -335,6 +341,13 @@ $(BUILD)/lib/emu/libibverbs.so.1: $(call obj,$(emu_src)) $(O)/emu/symbols.o $(O)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=$(O)/emu/symbols.map -Wl,-Bsymbolic \
 	  -Wl,-soname,$(@F) $(filter %.o,$^) -o $@
+
+# A librdmacm.so.1 on top of it.
+$(BUILD)/lib/emu/librdmacm.so.1: $(call obj,$(emu_cm_src)) $(emu_lib) config/emu_cm.map
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=config/emu_cm.map -Wl,-Bsymbolic -Wl,-soname,$(@F) \
+	  $(filter %.o,$^) $(emu_lib) -Wl,-rpath,'$$ORIGIN' -o $@
 
 $(BUILD)/bench/emu_rate: $(O)/bench/emu_rate.o $(emu_lib)
 	@mkdir -p $(@D)

@@ -19,6 +19,7 @@ build  make            make
 build  binutils        ar
 build  libelf-dev      /usr/include/gelf.h
 build  libibverbs-dev  /usr/include/infiniband/verbs.h
+build  librdmacm-dev   /usr/include/rdma/rdma_cma.h
 build  libfabric-dev   /usr/include/rdma/fabric.h
 build  libjansson-dev  /usr/include/jansson.h
 check  python3         python3

@@ -12,9 +12,9 @@ runner := python3 test/run.py
   test-rdma bench bench-pytorch bench-socket bench-ib bench-ofi bench-emu bench-tuning kit-proof gpu-test docs \
   docs-check lint fuzz fuzz-corpus
 
-san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib) $(emu_lib)
+san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib) $(emu_lib) $(emu_cm_lib)
 all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib) \
-  $(emu_lib)  ## build the plugins, the runtime and the tools
+  $(emu_lib) $(emu_cm_lib)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk \
 	  $(foreach p,$(left_out_plugins),'$(p): $(or $(without_$(p)),needs $(call missing_for,$(p)))')
 
@@ -28,7 +28,7 @@ tests: $(if $(SAN),$(san_products) $(san_needs),all $(test_needs))  ## build the
 products: all $(preload_libs) $(broken_libs) $(helper_bins) $(BUILD)/test/gpu/gpu_coll $(BUILD)/gen-params
 unit_needs := $(plugin_libs) $(core_lib) $(preload_libs)
 unit-needs: $(unit_needs)
-check_needs := $(filter $(BUILD)/test/unit/%,$(test_bins)) $(unit_needs) $(emu_lib) \
+check_needs := $(filter $(BUILD)/test/unit/%,$(test_bins)) $(unit_needs) $(emu_lib) $(emu_cm_lib) \
   $(patsubst %,$(BUILD)/bin/%,rail-kit rail-coll) $(BUILD)/test/broken/libnccl-net-ref.so
 check-needs: $(check_needs)
 

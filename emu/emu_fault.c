@@ -16,7 +16,7 @@
 
 enum { MAX_FAULTS = 64, MAX_CALLS = 32, LATER_BYTES = 4096, HELD_MOST = 4096 };
 
-enum kind { CALL, COMPLETE, STALL, DROP, DELAY, DUPLICATE, TEAR, SLOW };
+enum kind { CALL, COMPLETE, STALL, DROP, DELAY, DUPLICATE, TEAR, SLOW, CM };
 
 /* Of the things that it is about, those from the `from`-th on, `times` of them, each with probability 1 in `rate`. */
 struct fault {
@@ -34,6 +34,7 @@ static int nfaults;
 static unsigned int packet_faults, request_faults, slow_faults, call_faults; /* how many of these kinds there are */
 static uint64_t random_state = 0x9e3779b97f4a7c15u;
 static struct { char name[24]; long count; } calls[MAX_CALLS];
+static long cm_answer_ms; /* 0: as usual */
 
 /* Statements that wait for a request: `at N …`. */
 static struct { long request; char text[160]; } later[8];
@@ -146,6 +147,28 @@ static bool do_duplicate(const struct emu_statement *s) { return do_kind(s, DUPL
 static bool do_tear(const struct emu_statement *s) { return do_kind(s, TEAR, 100); }
 static bool do_slow(const struct emu_statement *s) { return do_kind(s, SLOW, 1000); }
 
+static const struct emu_word cm_actions[] = {
+  {"lost", RAIL_EMU_CM_LOST}, {"late", RAIL_EMU_CM_LATE}, {"reject", RAIL_EMU_CM_REJECT}, {NULL, 0}};
+static const char *const cm_events[] = {"addr_resolved", "route_resolved", "connect_request", "connect_response",
+                                        "established", "rejected", "disconnected", "any"};
+
+/* cm lost|late|reject event=…; cm answer ms=N. */
+static bool do_cm(const struct emu_statement *s) {
+  const char *event = emu_value(s, "event");
+  struct fault f = {.kind = CM, .ns = emu_number(s, "us", 100000, 10) * 1000};
+  if (s->n >= 2 && strcmp(s->words[1], "answer") == 0) {
+    cm_answer_ms = (long)emu_number(s, "ms", 0, 10);
+    return true;
+  }
+  if (s->n < 2 || !emu_word(cm_actions, s->words[1], &f.status)) return emu_complain(s, "lost, late, reject or answer");
+  for (size_t i = 0; i < sizeof cm_events / sizeof cm_events[0]; i++)
+    if (strcmp(event ? event : "any", cm_events[i]) == 0) {
+      snprintf(f.call, sizeof f.call, "%s", cm_events[i]);
+      return add_fault(s, &f);
+    }
+  return emu_complain(s, "no such event");
+}
+
 static bool do_seed(const struct emu_statement *s) {
   if (s->n < 2) return emu_complain(s, "wants a number");
   random_state = strtoull(s->words[1], NULL, 0) * 0x9e3779b97f4a7c15u + 1;
@@ -213,6 +236,7 @@ static bool do_at(const struct emu_statement *s) {
 static bool do_reset(const struct emu_statement *s) {
   (void)s;
   nfaults = nlater = 0;
+  cm_answer_ms = 0;
   count_kinds();
   return true;
 }
@@ -222,7 +246,7 @@ bool emu_fault_statement(const struct emu_statement *s, bool *good) {
     {"fail", do_fail}, {"complete", do_complete}, {"stall", do_stall}, {"drop", do_drop}, {"delay", do_delay},
     {"duplicate", do_duplicate}, {"tear", do_tear}, {"slow", do_slow}, {"seed", do_seed}, {"clock", do_clock},
     {"adversary", do_adversary}, {"fatal", do_fatal}, {"qp_error", do_qp_error}, {"event", do_event}, {"at", do_at},
-    {"reset", do_reset}};
+    {"reset", do_reset}, {"cm", do_cm}};
   for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
     if (strcmp(verbs[i].verb, s->words[0]) == 0) {
       *good = verbs[i].run(s);
@@ -262,6 +286,31 @@ long rail_emu_calls(const char *call) {
     if (strcmp(calls[i].name, call) == 0) count = calls[i].count;
   pthread_mutex_unlock(&emu.lock);
   return count;
+}
+
+/* ---- the connection manager's events ------------------------------------------------- */
+
+enum rail_emu_cm rail_emu_cm_fault(const char *event, long *us) {
+  enum rail_emu_cm action = RAIL_EMU_CM_NONE;
+  emu_load();
+  pthread_mutex_lock(&emu.lock);
+  emu_fault_commands();
+  for (int i = 0; i < nfaults; i++) {
+    struct fault *f = &faults[i];
+    if (f->kind != CM || (strcmp(f->call, "any") != 0 && strcmp(f->call, event) != 0) || !is_due(f) || action) continue;
+    action = (enum rail_emu_cm)f->status;
+    *us = (long)(f->ns / 1000);
+  }
+  pthread_mutex_unlock(&emu.lock);
+  return action;
+}
+
+long rail_emu_cm_answer_ms(long otherwise) {
+  emu_load();
+  pthread_mutex_lock(&emu.lock);
+  long ms = cm_answer_ms ? cm_answer_ms : otherwise;
+  pthread_mutex_unlock(&emu.lock);
+  return ms;
 }
 
 /* ---- requests ------------------------------------------------------------------------ */

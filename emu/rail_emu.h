@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the emulated libibverbs.so.1 offers beside libibverbs' interface, to tests in the same process: by dlsym.
+ * What the emulated libibverbs.so.1 offers beside libibverbs' interface: to tests in the same process, by dlsym, and to
+ * the emulated librdmacm.so.1.
  */
 #ifndef RAIL_EMU_H
 #define RAIL_EMU_H
@@ -11,5 +12,11 @@ int rail_emu_command(const char *text);
 long rail_emu_live(const char *kind);
 /* How often a call that faults can name was made: post_send … */
 long rail_emu_calls(const char *call);
+
+/* For the emulated librdmacm.so.1: what is to become of an event of its connection manager. */
+enum rail_emu_cm { RAIL_EMU_CM_NONE, RAIL_EMU_CM_LOST, RAIL_EMU_CM_LATE, RAIL_EMU_CM_REJECT };
+enum rail_emu_cm rail_emu_cm_fault(const char *event, long *us); /* us: how late */
+/* How long it waits for an answer, unless a statement says otherwise. */
+long rail_emu_cm_answer_ms(long otherwise);
 
 #endif

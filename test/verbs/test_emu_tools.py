@@ -7,10 +7,12 @@ TEST-SAN: none
 """
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 sys.dont_write_bytecode = True
@@ -74,17 +76,19 @@ def free_port():
         return str(s.getsockname()[1])
 
 
-def pair(name, *options):
-    """A server and a client of perftest or libibverbs' examples; the client is tried until the server listens."""
+def meet(server_argv, client_argv, is_ready=None):
+    """A server and a client. The client is started when the server is ready; without a sign of that it is tried until
+    it is."""
     env = os.environ | {"LD_LIBRARY_PATH": str(LIBRARY)}
-    argv = [installed(name), "-d", "emu0", "-p", free_port(), *options]
-    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+    with subprocess.Popen(server_argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             end = time.monotonic() + LIMIT / 2
+            while is_ready and not is_ready() and server.poll() is None and time.monotonic() < end:
+                time.sleep(0.05)
             while True:
-                client = subprocess.run([*argv, "127.0.0.1"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                client = subprocess.run(client_argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                         text=True, timeout=LIMIT)
-                if client.returncode == 0 or server.poll() is not None or time.monotonic() > end:
+                if client.returncode == 0 or is_ready or server.poll() is not None or time.monotonic() > end:
                     break
                 time.sleep(0.2)
             assert client.returncode == 0, client.stdout
@@ -92,6 +96,70 @@ def pair(name, *options):
             assert server.returncode == 0, said
         finally:
             server.kill()
+
+
+def pair(name, *options):
+    """perftest, or libibverbs' examples."""
+    argv = [installed(name), "-d", "emu0", "-p", free_port(), *options]
+    meet(argv, [*argv, "127.0.0.1"])
+
+
+def meet_over_cm(name, port, server, client):
+    """A program over the RDMA CM. It is ready when a socket listens that stands for this port."""
+    if not (LIBRARY / "librdmacm.so.1").exists():
+        raise Skip("the emulated librdmacm is not built: no rdma/rdma_cma.h")
+    listens = re.compile(rf" 00010000 .*@rail-emu-cm\.\d+\.\w+\.\w+\.{port}\.")
+    argv = [installed(name)]
+    meet([*argv, *server], [*argv, *client],
+         lambda: any(map(listens.search, pathlib.Path("/proc/net/unix").read_text().splitlines())))
+
+
+def rping():
+    common = ["-a", "10.77.1.1", "-p", free_port(), "-C", "50", "-V"]
+    meet_over_cm("rping", common[3], [*common, "-s"], [*common, "-c"])
+
+
+def ucmatose():
+    common = ["-p", free_port(), "-c", "20", "-C", "10"]
+    meet_over_cm("ucmatose", common[1], [*common, "-b", "10.77.0.1"], [*common, "-s", "10.77.0.1"])
+
+
+def udaddy():
+    with tempfile.TemporaryDirectory(prefix="rail-emu.", dir="/dev/shm") as own:  # its port is always the same
+        os.environ["RAIL_EMU_DIR"] = own
+        meet_over_cm("udaddy", 7174, ["-c", "3", "-C", "10", "-b", "10.77.0.1"],
+                     ["-c", "3", "-C", "10", "-s", "10.77.0.1"])
+        del os.environ["RAIL_EMU_DIR"]
+
+
+def perftest_over_cm():
+    """Its server does not listen for a moment between its two connections, and its client ends when it comes then."""
+    for _ in range(10):
+        try:
+            common = ["-R", "-d", "emu0", "-p", free_port(), "-F", "-n", "500"]
+            return meet_over_cm("ib_write_bw", common[4], common, [*common, "10.77.0.1"])
+        except AssertionError as e:
+            if "RDMA_CM_EVENT_REJECTED" not in str(e):
+                raise
+    raise AssertionError("rejected ten times")
+
+
+def libfabric():
+    """Its verbs provider finds ports by the addresses of interfaces, and passes over loopback."""
+    ofi = BUILD / "lib/libnccl-net-ofi.so"
+    if not ofi.exists() or not (LIBRARY / "librdmacm.so.1").exists():
+        raise Skip("the ofi plugin or the emulated librdmacm is not built")
+    others = [p for p in pathlib.Path("/sys/class/net").iterdir()
+              if p.name != "lo" and (p / "operstate").read_text().strip() == "up"]
+    if not others:
+        raise Skip("no interface but loopback is up: libfabric finds no address of a verbs device")
+    env = {"LD_LIBRARY_PATH": str(LIBRARY), "FI_PROVIDER": "verbs;ofi_rxm", "RAIL_OFI_PROVIDER": "verbs;ofi_rxm"}
+    status, said = run([KIT, "inspect", ofi], **env)
+    if "emu0" not in said:
+        raise Skip("the installed libfabric has no verbs provider")
+    chosen = "order.any_order,grouped.every_order_of_tags,flood.from_another_process,sizes.around_powers*"
+    status, said = run([KIT, "conform", ofi, "--only", chosen, "--level", "must"], **env)
+    assert status == 0 and " 0 failed" in said, said
 
 
 def perftest(name, *options):
@@ -111,4 +179,9 @@ if __name__ == "__main__":
         ("ib_read_bw", perftest("ib_read_bw", "-n", "500")),
         ("ib_send_bw, with events", perftest("ib_send_bw", "-n", "500", "-e")),
         ("ib_atomic_bw", perftest("ib_atomic_bw", "-n", "1000")),
+        ("rping", rping),
+        ("ucmatose", ucmatose),
+        ("udaddy", udaddy),
+        ("ib_write_bw -R", perftest_over_cm),
+        ("our ofi plugin over libfabric's verbs provider", libfabric),
     ]))

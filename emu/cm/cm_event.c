@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Channels, and the events in them. A channel's descriptor is readable while it has events, whoever reads them. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "emu/cm/cm.h"
+
+static struct cm_channel *channel_of(struct rdma_event_channel *c) { return (struct cm_channel *)(void *)c; }
+
+struct rdma_event_channel *rdma_create_event_channel(void) {
+  struct cm_channel *c = calloc(1, sizeof *c);
+  if (!c) return NULL;
+  STAILQ_INIT(&c->events);
+  c->ch.fd = eventfd(0, EFD_CLOEXEC);
+  if (c->ch.fd >= 0) return &c->ch;
+  free(c);
+  return NULL;
+}
+
+void rdma_destroy_event_channel(struct rdma_event_channel *channel) {
+  close(channel->fd);
+  free(channel_of(channel));
+}
+
+/* ---- the list of a channel ------------------------------------------------------- */
+
+static void append(struct cm_channel *c, struct cm_event *e) {
+  uint64_t one = 1;
+  if (STAILQ_EMPTY(&c->events))
+    while (write(c->ch.fd, &one, sizeof one) < 0 && errno == EINTR) continue;
+  STAILQ_INSERT_TAIL(&c->events, e, link);
+}
+
+static void take_off(struct cm_channel *c, struct cm_event *e) {
+  uint64_t count;
+  STAILQ_REMOVE(&c->events, e, cm_event, link);
+  if (STAILQ_EMPTY(&c->events))
+    while (read(c->ch.fd, &count, sizeof count) < 0 && errno == EINTR) continue;
+}
+
+/* ---- events ------------------------------------------------------------------------ */
+
+struct cm_event *cm_event_alloc(struct cm_id *id, enum rdma_cm_event_type type, int status) {
+  struct cm_event *e = calloc(1, sizeof *e);
+  if (!e) {
+    fprintf(stderr, "rail-emu: out of memory: an event of the RDMA CM is lost\n");
+    return NULL;
+  }
+  e->event = (struct rdma_cm_event){.id = &id->id, .event = type, .status = status};
+  e->counted = id;
+  if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+    e->event.listen_id = &id->listener->id;
+    e->counted = id->listener;
+  }
+  return e;
+}
+
+void cm_event_push(struct cm_event *e) { append(channel_of(e->counted->id.channel), e); }
+
+void cm_report(struct cm_id *id, enum rdma_cm_event_type type, int status) {
+  struct cm_event *e = cm_event_alloc(id, type, status);
+  if (e) cm_event_push(e);
+}
+
+struct cm_event *cm_event_read(struct cm_channel *c, void (*on_read)(struct cm_event *event)) {
+  for (;;) {
+    pthread_mutex_lock(&cm.lock);
+    struct cm_event *e = STAILQ_FIRST(&c->events);
+    if (e) {
+      take_off(c, e);
+      e->counted->events++;
+      on_read(e);
+    }
+    pthread_mutex_unlock(&cm.lock);
+    if (e) return e;
+    struct pollfd p = {.fd = c->ch.fd, .events = POLLIN};
+    int flags = fcntl(c->ch.fd, F_GETFL);
+    if (flags < 0) return NULL;
+    if (flags & O_NONBLOCK) {
+      errno = EAGAIN;
+      return NULL;
+    }
+    if (poll(&p, 1, -1) < 0) return NULL;
+  }
+}
+
+struct cm_event *cm_event_withdraw(struct cm_id *id) {
+  struct cm_channel *c = channel_of(id->id.channel);
+  struct cm_event *e;
+  STAILQ_FOREACH(e, &c->events, link)
+    if (e->counted == id) {
+      take_off(c, e);
+      return e;
+    }
+  return NULL;
+}
+
+void cm_wait_acked(const struct cm_id *id) {
+  while (id->events) pthread_cond_wait(&cm.acked, &cm.lock);
+}
+
+int rdma_ack_cm_event(struct rdma_cm_event *event) {
+  if (!event) return cm_result(EINVAL);
+  struct cm_event *e = (struct cm_event *)(void *)event;
+  pthread_mutex_lock(&cm.lock);
+  e->counted->events--;
+  pthread_cond_broadcast(&cm.acked);
+  pthread_mutex_unlock(&cm.lock);
+  free(e);
+  return 0;
+}
+
+/* Its events move to the other channel. Those that were given out are waited for: whoever has them may use the id. */
+int rdma_migrate_id(struct rdma_cm_id *ibv, struct rdma_event_channel *channel) {
+  struct cm_id *id = cm_id_of(ibv);
+  struct rdma_event_channel *own = channel ? NULL : rdma_create_event_channel();
+  if (!channel && !own) return -1;
+  if (id->sync && ibv->event) {
+    rdma_ack_cm_event(ibv->event);
+    ibv->event = NULL;
+  }
+  pthread_mutex_lock(&cm.lock);
+  struct cm_events moved = STAILQ_HEAD_INITIALIZER(moved);
+  struct rdma_event_channel *old = ibv->channel;
+  for (struct cm_event *e; (e = cm_event_withdraw(id)) != NULL;) STAILQ_INSERT_TAIL(&moved, e, link);
+  ibv->channel = channel ? channel : own;
+  for (struct cm_event *e; (e = STAILQ_FIRST(&moved)) != NULL;) {
+    STAILQ_REMOVE_HEAD(&moved, link);
+    append(channel_of(ibv->channel), e);
+  }
+  bool was_sync = id->sync;
+  id->sync = own;
+  cm_wait_acked(id);
+  pthread_mutex_unlock(&cm.lock);
+  if (was_sync) rdma_destroy_event_channel(old);
+  return 0;
+}
+
+const char *rdma_event_str(enum rdma_cm_event_type type) {
+  static const char *const names[] = {
+    "RDMA_CM_EVENT_ADDR_RESOLVED", "RDMA_CM_EVENT_ADDR_ERROR", "RDMA_CM_EVENT_ROUTE_RESOLVED",
+    "RDMA_CM_EVENT_ROUTE_ERROR", "RDMA_CM_EVENT_CONNECT_REQUEST", "RDMA_CM_EVENT_CONNECT_RESPONSE",
+    "RDMA_CM_EVENT_CONNECT_ERROR", "RDMA_CM_EVENT_UNREACHABLE", "RDMA_CM_EVENT_REJECTED", "RDMA_CM_EVENT_ESTABLISHED",
+    "RDMA_CM_EVENT_DISCONNECTED", "RDMA_CM_EVENT_DEVICE_REMOVAL", "RDMA_CM_EVENT_MULTICAST_JOIN",
+    "RDMA_CM_EVENT_MULTICAST_ERROR", "RDMA_CM_EVENT_ADDR_CHANGE", "RDMA_CM_EVENT_TIMEWAIT_EXIT"};
+  return type < sizeof names / sizeof names[0] ? names[type] : "UNKNOWN EVENT";
+}
