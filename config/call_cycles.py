@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Which sources of a module call each other in circles. Reads the objects of a build: a source depends on the source of
-the same module that defines a symbol it refers to. A module is plugin/NAME, core, common, loader or kit."""
+the same module that defines a symbol it refers to. A module is plugin/NAME, core, common, loader, kit, emu, emu/cm."""
 import argparse
 import collections
 import pathlib
@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 def module(source):
     parts = source.parts
-    return "/".join(parts[:2]) if parts[0] == "plugin" else parts[0]
+    return "/".join(parts[:2]) if parts[0] == "plugin" or parts[:2] == ("emu", "cm") else parts[0]
 
 
 def symbols(objects):
@@ -31,7 +31,7 @@ def symbols(objects):
 def graph(build, only=()):
     """{module: {source: {source that it refers to: the symbols}}}"""
     sources = {}
-    for top in ("common", "loader", "core", "plugin", "kit"):
+    for top in ("common", "loader", "core", "plugin", "kit", "emu"):
         for path in (build / "obj" / top).rglob("*.o"):
             source = path.relative_to(build / "obj").with_suffix("")
             # Objects stay behind when their source is renamed.

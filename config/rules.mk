@@ -311,7 +311,8 @@ $(filter $(BUILD)/test/verbs/test_emu_cm%,$(test_bins)): $(emu_cm_lib)
 $(BUILD)/test/verbs/%: $(O)/test/verbs/%.o $(HARNESS_A) $(BASE_A) $(emu_lib)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter %/librdmacm.so.1,$^) $(emu_lib) -Wl,-rpath,'$$ORIGIN/../../lib/emu' $(HARNESS_A) $(BASE_A) \
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter %/librdmacm.so.1,$^) $(emu_lib) \
+	  -Wl,-rpath,'$$ORIGIN/../../lib/emu' $(HARNESS_A) $(BASE_A) \
 	  -ldl -o $@
 
 $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(BASE_A)

@@ -3,17 +3,22 @@
  * A libibverbs.so.1 without hardware: RC, UC and UD queue pairs between processes of one machine, over shared memory.
  * It is chosen by library path (LD_LIBRARY_PATH=build/lib/emu) or NCCL_IBVERBS_LIB; docs/emu.md is its manual.
  *
- *   emu_config   devices and ports, from the text of RAIL_EMU
- *   emu_device   the list of devices, contexts, queries
- *   emu_object   protection domains, memory regions, CQs, channels, SRQs, address handles
- *   emu_qp       queue pairs and their states
- *   emu_post     work requests as they are posted; ibv_wr_*
- *   emu_req      the requester: packets out, ACKs and responses in, timers
- *   emu_resp     the responder: packets in, ACKs and responses out
- *   emu_cq       completions, completion events, asynchronous events
- *   emu_wire     processes, and the rings of packets between them
- *   emu_engine   the thread, progress, the clock
- *   emu_fault    scripted faults
+ *   emu_state         what the process has; the clock
+ *   emu_segment       the process' file in shared memory, and those of others
+ *   emu_wire          links to other processes, and the rings of packets between them
+ *   emu_sched         timers, queue pairs with something to send
+ *   emu_cq            completions, completion events, asynchronous events
+ *   emu_error         queue pairs in ERR
+ *   emu_fault         the table of faults: calls, requests; emu_fault_packet: packets
+ *   emu_object        protection domains, memory regions, CQs, channels, SRQs, address handles
+ *   emu_req           the requester: packets out, ACKs and responses in, timers
+ *   emu_resp          the responder: packets in, ACKs and responses out
+ *   emu_statement     words of a statement; emu_config: devices and ports; emu_fault_script: faults
+ *   emu_script        where statements come from
+ *   emu_engine        the thread, progress
+ *   emu_post          work requests as they are posted, ibv_wr_*; completions as they are polled
+ *   emu_qp            queue pairs and their states
+ *   emu_device        the list of devices, contexts, queries; emu_names: words for values
  *
  * One lock per process guards all objects. Work is done by whoever holds it: the caller that posts or polls, or the
  * process' thread where nobody does. A packet is what it is on a real wire: at most the path's MTU, with a PSN, dropped
@@ -321,7 +326,7 @@ extern struct emu_state {
   pthread_cond_t acked;
   unsigned int ndevices, contexts;
   struct emu_device devices[EMU_DEVICES];
-  bool no_gid_table, virtual_clock;
+  bool no_gid_table, no_devices, virtual_clock, engine_running;
   uint32_t ring_bytes;
   struct emu_qp *qps[EMU_QPS];
   struct emu_qp *last_qp;
@@ -338,10 +343,18 @@ extern struct emu_state {
   _Atomic uint64_t polls;
 } emu;
 
-/* emu_config.c */
+static inline struct emu_qp *emu_qp_find(uint32_t qpn) {
+  struct emu_qp *qp = emu.qps[qpn & (EMU_QPS - 1)];
+  return qp && qp->ex.qp_base.qp_num == qpn ? qp : NULL;
+}
+
+/* emu_script.c */
 void emu_load(void); /* once; takes the lock */
-bool emu_script(char *text); /* statements, under the lock; false after a line on stderr */
+
+/* emu_statement.c */
 struct emu_device *emu_device_named(const char *name);
+
+/* emu_config.c */
 void emu_default_gids(struct emu_device *device, unsigned int port);
 void emu_hash_gids(struct emu_device *device, unsigned int port);
 uint64_t emu_hash_address(const struct emu_port *port, const union ibv_gid *gid, uint16_t lid);
@@ -349,8 +362,7 @@ uint64_t emu_hash_address(const struct emu_port *port, const union ibv_gid *gid,
 /* emu_cq.c */
 void emu_complete(struct emu_qp *qp, bool recv, uint64_t place, bool solicited, const struct ibv_wc *wc);
 void emu_cq_forget(struct emu_cq *cq, uint32_t qpn);
-int emu_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
-int emu_req_notify_cq(struct ibv_cq *cq, int solicited_only);
+int emu_cq_take(struct emu_cq *cq, int n, struct ibv_wc *wc); /* up to n completions; how many */
 void emu_raise(struct emu_device *device, const struct ibv_async_event *event);
 void emu_raise_qp(struct emu_qp *qp, enum ibv_event_type type);
 void emu_forget_events(struct emu_context *context, const void *object);
@@ -372,19 +384,22 @@ int emu_rq_post(struct emu_rq *rq, const struct ibv_recv_wr *wr);
 
 /* emu_qp.c */
 struct ibv_qp *emu_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
-struct emu_qp *emu_qp_find(uint32_t qpn);
-void emu_qp_error(struct emu_qp *qp); /* to ERR: everything outstanding is flushed */
-void emu_qp_flush(struct emu_qp *qp);
-void emu_device_fatal(struct emu_device *device);
 static inline struct emu_qp *emu_qp_of(struct ibv_qp *qp) { return (struct emu_qp *)(void *)qp; }
 static inline struct emu_port *emu_port_of(const struct emu_qp *qp) {
   return &qp->device->ports[qp->attr.port_num ? qp->attr.port_num - 1 : 0];
 }
 
+/* emu_error.c */
+void emu_qp_error(struct emu_qp *qp); /* to ERR: everything outstanding is flushed */
+void emu_qp_flush(struct emu_qp *qp);
+void emu_device_fatal(struct emu_device *device);
+
 /* emu_post.c */
 int emu_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int emu_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 void emu_wr_init(struct emu_qp *qp);
+int emu_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
+int emu_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 
 /* emu_req.c */
 void emu_req_reset(struct emu_qp *qp);
@@ -421,23 +436,27 @@ void emu_wire_sleeping(bool sleeping);
 /* Bytes between user memory, rings and saved packets; as by a device: sanitizers do not see it. */
 void emu_move(void *to, const void *from, size_t size);
 
-/* emu_engine.c */
+/* emu_state.c */
 uint64_t emu_now(void);
-void emu_progress(void);
-int emu_engine_start(void);
-void emu_engine_stop(void);
-void emu_engine_forget(void);
+
+/* emu_sched.c */
 void emu_engine_wake(void);
-void emu_engine_handover(void); /* nobody polls from here on */
+void emu_timer_set(struct emu_qp *qp, enum emu_timer kind, uint64_t at);
+void emu_timer_off(struct emu_qp *qp);
+void emu_timer_remove(struct emu_qp *qp);
 void emu_run_later(struct emu_qp *qp);
+void emu_run_remove(struct emu_qp *qp);
 /* What leaves this QP's port does not arrive: the port is down, the packet too large, nobody is there. */
 bool emu_is_lost(struct emu_qp *qp, uint32_t payload);
 /* The port's bandwidth is used up for now; else counts the bytes. */
 bool emu_is_throttled(struct emu_qp *qp, uint32_t payload);
-void emu_run_remove(struct emu_qp *qp);
-void emu_timer_set(struct emu_qp *qp, enum emu_timer kind, uint64_t at);
-void emu_timer_off(struct emu_qp *qp);
-void emu_timer_remove(struct emu_qp *qp);
+
+/* emu_engine.c */
+void emu_progress(void);
+int emu_engine_start(void);
+void emu_engine_stop(void);
+void emu_engine_forget(void);
+void emu_engine_handover(void); /* nobody polls from here on */
 
 static inline struct emu_device *emu_device_of(struct ibv_context *context) {
   return ((struct emu_context *)(void *)((char *)verbs_get_ctx(context) - offsetof(struct emu_context, verbs)))->device;

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Devices and ports, from statements; docs/emu.md describes them. */
 #include <arpa/inet.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "emu/emu.h"
 #include "emu/emu_fault.h"
-#include "emu/rail_emu.h"
 
 /* ---- capability profiles -------------------------------------------------- */
 
@@ -62,46 +60,6 @@ void emu_default_gids(struct emu_device *device, unsigned int number) {
 }
 
 /* ---- statements ------------------------------------------------------------- */
-
-struct emu_device *emu_device_named(const char *name) {
-  for (unsigned int i = 0; i < emu.ndevices; i++)
-    if (strcmp(emu.devices[i].ibv.name, name) == 0) return &emu.devices[i];
-  return NULL;
-}
-
-bool emu_complain(const struct emu_statement *s, const char *what) {
-  fprintf(stderr, "rail-emu: '%s", s->words[0]);
-  for (int i = 1; i < s->n; i++) fprintf(stderr, " %s", s->words[i]);
-  fprintf(stderr, "': %s\n", what);
-  return false;
-}
-
-const char *emu_value(const struct emu_statement *s, const char *key) {
-  size_t len = strlen(key);
-  for (int i = 1; i < s->n; i++)
-    if (strncmp(s->words[i], key, len) == 0 && s->words[i][len] == '=') return s->words[i] + len + 1;
-  return NULL;
-}
-
-uint64_t emu_number(const struct emu_statement *s, const char *key, uint64_t otherwise, int base) {
-  const char *text = emu_value(s, key);
-  return text ? strtoull(text, NULL, base) : otherwise;
-}
-
-bool emu_word(const struct emu_word *words, const char *text, int *value) {
-  for (; text && words->name; words++)
-    if (strcmp(words->name, text) == 0) {
-      *value = words->value;
-      return true;
-    }
-  return false;
-}
-
-struct emu_device *emu_device_and_port(const struct emu_statement *s, unsigned int *number) {
-  struct emu_device *d = s->n >= 3 ? emu_device_named(s->words[1]) : NULL;
-  *number = d ? (unsigned int)strtoul(s->words[2], NULL, 10) : 0;
-  return d && *number >= 1 && *number <= d->nports ? d : NULL;
-}
 
 static const struct emu_word port_states[] = {
   {"down", IBV_PORT_DOWN}, {"init", IBV_PORT_INIT}, {"armed", IBV_PORT_ARMED}, {"active", IBV_PORT_ACTIVE}, {NULL, 0}};
@@ -235,10 +193,9 @@ static bool do_gid_table(const struct emu_statement *s) {
   return true;
 }
 
-static bool no_devices;
 static bool do_empty(const struct emu_statement *s) {
   (void)s;
-  no_devices = true;
+  emu.no_devices = true;
   return true;
 }
 
@@ -251,70 +208,14 @@ static bool do_ring(const struct emu_statement *s) {
   return true;
 }
 
-static bool run(char *text) {
+bool emu_config_statement(const struct emu_statement *s, bool *good) {
   static const struct { const char *verb; bool (*run)(const struct emu_statement *s); } verbs[] = {
     {"device", do_device}, {"port", do_port}, {"gid", do_gid}, {"gid_table", do_gid_table}, {"empty", do_empty},
     {"ring", do_ring}};
-  struct emu_statement s = {0};
-  char *rest = NULL;
-  for (char *word = strtok_r(text, " \t\r", &rest); word && s.n < EMU_WORDS; word = strtok_r(NULL, " \t\r", &rest))
-    s.words[s.n++] = word;
-  if (s.n == 0) return true;
   for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
-    if (strcmp(verbs[i].verb, s.words[0]) == 0) return verbs[i].run(&s);
-  bool good = false;
-  if (emu_fault_statement(&s, &good)) return good;
-  return emu_complain(&s, "no such statement");
-}
-
-/* Statements end at ';' or a line's end; '#' begins a comment. */
-bool emu_script(char *text) {
-  bool good = true, comment = false;
-  char *rest = NULL;
-  for (char *c = text; *c; c++) {
-    comment = *c == '#' || (comment && *c != '\n');
-    if (comment) *c = ' ';
-  }
-  for (char *line = strtok_r(text, ";\n", &rest); line; line = strtok_r(NULL, ";\n", &rest)) good &= run(line);
-  return good;
-}
-
-/* The text of RAIL_EMU, or of the file that it names: RAIL_EMU=@FILE. */
-static char *read_text(void) {
-  const char *text = getenv("RAIL_EMU");
-  char *copy = NULL;
-  size_t cap = 0;
-  if (!text || text[0] != '@') return strdup(text ? text : "");
-  FILE *in = fopen(text + 1, "re");
-  if (!in || getdelim(&copy, &cap, 0, in) < 0) {
-    fprintf(stderr, "rail-emu: RAIL_EMU=%s: the file cannot be read: %s\n", text, strerror(errno));
-    if (copy) *copy = 0;
-  }
-  if (in) fclose(in);
-  return copy ? copy : strdup("");
-}
-
-static void load(void) {
-  char usual[] = "device emu0; device emu1", *text = read_text();
-  pthread_mutex_lock(&emu.lock);
-  if (text && !emu_script(text)) fprintf(stderr, "rail-emu: RAIL_EMU has wrong statements; they are ignored\n");
-  if (emu.ndevices == 0 && !no_devices) (void)emu_script(usual);
-  pthread_mutex_unlock(&emu.lock);
-  free(text);
-}
-
-int rail_emu_command(const char *text) {
-  emu_load();
-  char *copy = strdup(text);
-  if (!copy) return -1;
-  pthread_mutex_lock(&emu.lock);
-  bool good = emu_script(copy);
-  pthread_mutex_unlock(&emu.lock);
-  free(copy);
-  return good ? 0 : -1;
-}
-
-void emu_load(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, load);
+    if (strcmp(verbs[i].verb, s->words[0]) == 0) {
+      *good = verbs[i].run(s);
+      return true;
+    }
+  return false;
 }

@@ -62,7 +62,7 @@ void emu_cq_forget(struct emu_cq *cq, uint32_t qpn) {
 }
 
 /* Places in the queues are given back by polling, as by a driver. */
-static int take(struct emu_cq *cq, int n, struct ibv_wc *wc) {
+int emu_cq_take(struct emu_cq *cq, int n, struct ibv_wc *wc) {
   uint32_t count = atomic_load_explicit(&cq->count, memory_order_relaxed);
   int got = 0;
   for (; got < n && count; got++, count--) {
@@ -75,36 +75,6 @@ static int take(struct emu_cq *cq, int n, struct ibv_wc *wc) {
   }
   atomic_store_explicit(&cq->count, count, memory_order_relaxed);
   return got;
-}
-
-enum { POLLS_WITHOUT_PROGRESS = 16 };
-
-int emu_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc) {
-  struct emu_cq *cq = cq_of(ibv);
-  if (n <= 0) return n < 0 ? -EINVAL : 0;
-  atomic_fetch_add_explicit(&emu.polls, 1, memory_order_relaxed);
-  if (pthread_mutex_trylock(&emu.lock) != 0) {
-    if (atomic_load_explicit(&cq->count, memory_order_relaxed) == 0) return 0; /* whoever has the lock makes progress */
-    pthread_mutex_lock(&emu.lock);
-  }
-  int got = take(cq, n, wc);
-  if (got == 0 || ++cq->since_progress > POLLS_WITHOUT_PROGRESS) {
-    cq->since_progress = 0;
-    emu_progress();
-    if (got < n) got += take(cq, n - got, wc + got);
-  }
-  pthread_mutex_unlock(&emu.lock);
-  return got;
-}
-
-int emu_req_notify_cq(struct ibv_cq *ibv, int solicited_only) {
-  struct emu_cq *cq = cq_of(ibv);
-  pthread_mutex_lock(&emu.lock);
-  enum emu_arm arm = solicited_only ? EMU_ARM_SOLICITED : EMU_ARM_ALL;
-  if (arm > cq->armed) cq->armed = arm;
-  emu_engine_handover();
-  pthread_mutex_unlock(&emu.lock);
-  return 0;
 }
 
 /* ---- completion channels ------------------------------------------------------ */

@@ -22,10 +22,6 @@ int ibv_dontfork_range(void *base, size_t size);
 int ibv_dofork_range(void *base, size_t size);
 int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsigned int index, int *type);
 
-struct emu_state emu = {.lock = PTHREAD_MUTEX_INITIALIZER, .acked = PTHREAD_COND_INITIALIZER, .ring_bytes = 256 << 10,
-                        .run = TAILQ_HEAD_INITIALIZER(emu.run), .next_timer = UINT64_MAX,
-                        .next_held = UINT64_MAX};
-
 /* ---- the list --------------------------------------------------------------- */
 
 struct ibv_device **ibv_get_device_list(int *count) {

@@ -20,43 +20,12 @@ enum { LOOK_NS = 1000000, RETRY_ROOM_NS = 200000 };
 
 static struct {
   pthread_t thread;
-  bool running, stop;
+  bool stop;
   uint64_t polls_seen, polls_at_handover;
 } engine;
 static pthread_mutex_t start_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* ---- the clock ---------------------------------------------------------------- */
-
-static uint64_t real_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-uint64_t emu_now(void) { return real_now() + (uint64_t)emu.clock_skip; }
-
 /* ---- timers -------------------------------------------------------------------- */
-
-void emu_timer_set(struct emu_qp *qp, enum emu_timer kind, uint64_t at) {
-  qp->timer = kind;
-  qp->timer_at = at;
-  if (!qp->in_timers) {
-    qp->in_timers = true;
-    LIST_INSERT_HEAD(&emu.timers, qp, timers);
-  }
-  if (at < emu.next_timer) emu.next_timer = at;
-  if (emu.engine_until && at < emu.engine_until) emu_engine_wake();
-}
-
-/* It leaves the list when the timers are looked at next. */
-void emu_timer_off(struct emu_qp *qp) { qp->timer = EMU_TIMER_OFF; }
-
-void emu_timer_remove(struct emu_qp *qp) {
-  qp->timer = EMU_TIMER_OFF;
-  if (!qp->in_timers) return;
-  qp->in_timers = false;
-  LIST_REMOVE(qp, timers);
-}
 
 static void run_timers(uint64_t now) {
   struct emu_qp *qp, *next;
@@ -75,32 +44,6 @@ static void run_timers(uint64_t now) {
 }
 
 /* ---- what is to be sent ----------------------------------------------------------- */
-
-void emu_run_later(struct emu_qp *qp) {
-  if (qp->in_run) return;
-  qp->in_run = true;
-  TAILQ_INSERT_TAIL(&emu.run, qp, run);
-}
-
-void emu_run_remove(struct emu_qp *qp) {
-  if (!qp->in_run) return;
-  qp->in_run = false;
-  TAILQ_REMOVE(&emu.run, qp, run);
-}
-
-bool emu_is_lost(struct emu_qp *qp, uint32_t payload) {
-  const struct emu_port *port = emu_port_of(qp);
-  return !qp->link || port->state != IBV_PORT_ACTIVE || payload > port->packet || qp->device->fatal;
-}
-
-bool emu_is_throttled(struct emu_qp *qp, uint32_t payload) {
-  struct emu_port *port = emu_port_of(qp);
-  if (!port->bandwidth) return false;
-  uint64_t now = emu_now();
-  if (port->busy_until > now) return true;
-  port->busy_until = now + (payload + EMU_HEADER) * 1000000000u / port->bandwidth;
-  return false;
-}
 
 /* One turn for each that waits. Those that have more to do come again. */
 static void run_all(void) {
@@ -149,7 +92,7 @@ static bool skip_to(uint64_t at) {
 
 /* Timers come last: what has arrived is known by then, and what there was room for is sent. */
 void emu_progress(void) {
-  if (emu_fault_is_pending()) emu_fault_run_pending();
+  if (emu_fault_is_pending()) emu_script_pending();
   bool any = emu_wire_receive(deliver);
   if (emu.virtual_clock && !any && emu.next_held != UINT64_MAX) (void)skip_to(emu.next_held);
   uint64_t now = emu.next_timer != UINT64_MAX || emu.next_held != UINT64_MAX ? emu_now() : 0;
@@ -165,13 +108,6 @@ void emu_progress(void) {
 }
 
 /* ---- the thread ------------------------------------------------------------------------ */
-
-void emu_engine_wake(void) {
-  if (!engine.running) return;
-  emu.engine_until = 0;
-  atomic_fetch_add(emu_wire_bell(), 1);
-  syscall(SYS_futex, emu_wire_bell(), FUTEX_WAKE, 1, NULL, NULL, 0);
-}
 
 void emu_engine_handover(void) {
   engine.polls_at_handover = atomic_load_explicit(&emu.polls, memory_order_relaxed);
@@ -199,9 +135,9 @@ static void *run(void *arg) {
   pthread_mutex_lock(&emu.lock);
   while (!engine.stop) {
     uint32_t bell = atomic_load(emu_wire_bell());
-    emu_fault_commands();
+    emu_commands();
     emu_progress();
-    uint64_t timer = earliest(emu.next_timer, emu.next_held), look = emu_fault_next_look();
+    uint64_t timer = earliest(emu.next_timer, emu.next_held), look = emu_commands_next();
     uint64_t polls = atomic_load_explicit(&emu.polls, memory_order_relaxed);
     bool polled = polls != engine.polls_seen && polls != engine.polls_at_handover;
     engine.polls_seen = polls;
@@ -224,7 +160,7 @@ int emu_engine_start(void) {
   sigset_t all, old;
   int err = 0;
   pthread_mutex_lock(&start_lock);
-  if (!engine.running) {
+  if (!emu.engine_running) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     engine.stop = false;
@@ -232,7 +168,7 @@ int emu_engine_start(void) {
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (!err) pthread_setname_np(engine.thread, "rail-emu");
     pthread_mutex_lock(&emu.lock);
-    engine.running = !err;
+    emu.engine_running = !err;
     pthread_mutex_unlock(&emu.lock);
   }
   pthread_mutex_unlock(&start_lock);
@@ -243,7 +179,7 @@ int emu_engine_start(void) {
 void emu_engine_stop(void) {
   pthread_mutex_lock(&start_lock);
   pthread_mutex_lock(&emu.lock);
-  bool was = engine.running;
+  bool was = emu.engine_running;
   if (was) {
     engine.stop = true;
     emu_engine_wake();
@@ -251,14 +187,14 @@ void emu_engine_stop(void) {
   pthread_mutex_unlock(&emu.lock);
   if (was) pthread_join(engine.thread, NULL);
   pthread_mutex_lock(&emu.lock);
-  engine.running = false;
+  emu.engine_running = false;
   if (emu.contexts == 0 || was) emu_wire_close();
   pthread_mutex_unlock(&emu.lock);
   pthread_mutex_unlock(&start_lock);
 }
 
 void emu_engine_forget(void) {
-  engine.running = false;
+  emu.engine_running = false;
   emu.engine_until = 0;
   emu.next_timer = UINT64_MAX;
 }

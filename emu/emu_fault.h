@@ -16,14 +16,75 @@ struct emu_word {
   int value;
 };
 
-/* emu_config.c */
+/* emu_statement.c */
 bool emu_complain(const struct emu_statement *s, const char *what); /* false */
 const char *emu_value(const struct emu_statement *s, const char *key); /* of key=, or NULL */
 uint64_t emu_number(const struct emu_statement *s, const char *key, uint64_t otherwise, int base);
 bool emu_word(const struct emu_word *words, const char *text, int *value);
 struct emu_device *emu_device_and_port(const struct emu_statement *s, unsigned int *number); /* words 1 and 2 */
 
+/* emu_config.c, emu_fault_script.c: false if the statement is none of theirs */
+bool emu_config_statement(const struct emu_statement *s, bool *good);
+bool emu_fault_statement(const struct emu_statement *s, bool *good);
+
+bool emu_fault_seed(const struct emu_statement *s);
+
+/* emu_script.c */
+bool emu_script(char *text); /* statements, under the lock; false after a line on stderr */
+void emu_script_pending(void); /* those that wait for this moment */
+void emu_commands(void);       /* statements that were appended to the file RAIL_EMU_CONTROL */
+uint64_t emu_commands_next(void); /* when that is to be done again */
+
+/* ---- the table of faults ------------------------------------------------------ */
+
+enum { EMU_FAULTS = 64, EMU_DUE_BYTES = 4096 };
+
+enum emu_fault_kind {
+  EMU_FAULT_CALL,
+  EMU_FAULT_COMPLETE,
+  EMU_FAULT_STALL,
+  EMU_FAULT_DROP,
+  EMU_FAULT_DELAY,
+  EMU_FAULT_DUPLICATE,
+  EMU_FAULT_TEAR,
+  EMU_FAULT_SLOW,
+  EMU_FAULT_CM,
+};
+
+/* Of the things that it is about, those from the `from`-th on, `times` of them, each with probability 1 in `rate`. */
+struct emu_fault {
+  enum emu_fault_kind kind;
+  char call[24], op[8];
+  long from, times, seen;
+  uint32_t rate, qp; /* qp 0: any */
+  int err, to, status;
+  uint32_t vendor;
+  uint64_t ns;
+  bool overtake;
+};
+
+extern struct emu_faults {
+  struct emu_fault all[EMU_FAULTS];
+  int n;
+  unsigned int packets, requests, slow, calls; /* how many of these kinds there are */
+  uint64_t random;
+  long cm_answer_ms; /* 0: as usual */
+  /* Statements that wait for a request: `at N …`. */
+  struct { long request; char text[160]; } later[8];
+  int nlater;
+  long begun;                   /* requests */
+  char due_text[EMU_DUE_BYTES]; /* to be run before anything else is sent */
+} emu_faults;
+
+static inline bool emu_fault_of_packets(const struct emu_fault *f) {
+  return f->kind == EMU_FAULT_DROP || f->kind == EMU_FAULT_DELAY || f->kind == EMU_FAULT_DUPLICATE ||
+         f->kind == EMU_FAULT_TEAR;
+}
+
 /* emu_fault.c */
+void emu_faults_changed(void);
+bool emu_fault_is_due(struct emu_fault *f); /* counts */
+bool emu_fault_is_about(const struct emu_fault *f, const struct emu_qp *qp, const char *op);
 int emu_fault_call(const char *call, int to_state); /* 0, or the errno that the call is to fail with */
 struct emu_verdict {
   bool stall; /* it never completes */
@@ -31,20 +92,16 @@ struct emu_verdict {
   uint32_t vendor;
 };
 struct emu_verdict emu_fault_request(struct emu_qp *qp, enum ibv_wr_opcode op); /* before its first packet */
+bool emu_fault_is_pending(void); /* statements wait: nothing is sent before they have been run */
+uint64_t emu_fault_slow(struct emu_qp *qp); /* ns to wait before the next packet */
+
+/* emu_fault_packet.c */
 typedef void (*emu_give)(struct emu_qp *qp, const struct emu_packet *packet, const char *payload);
 /* True: the packet was dropped, or is held back. */
 bool emu_fault_packet(struct emu_qp *qp, const struct emu_packet *packet, const char *payload, emu_give give);
 bool emu_fault_is_holding(void);
-/* Statements that wait for this moment: nothing is sent before they have been run. */
-bool emu_fault_is_pending(void);
-void emu_fault_run_pending(void);
-uint64_t emu_fault_slow(struct emu_qp *qp); /* ns to wait before the next packet */
-void emu_fault_commands(void);       /* statements that were appended to the file RAIL_EMU_CONTROL */
-uint64_t emu_fault_next_look(void); /* when that is to be done again */
 void emu_fault_forget(struct emu_qp *qp);
 /* Delivers held packets whose time has come; returns when the next is due, UINT64_MAX: there is none. */
 uint64_t emu_fault_due(uint64_t now, emu_give give);
-/* False if the statement is none of a fault. */
-bool emu_fault_statement(const struct emu_statement *s, bool *good);
 
 #endif

@@ -421,13 +421,16 @@ int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port, struct ibv_wc
   attr->is_global = 1;
   attr->grh.dgid = grh->sgid;
   attr->grh.hop_limit = 64;
-  for (int i = 0; i < EMU_GIDS; i++) {
-    union ibv_gid gid;
-    if (ibv_query_gid(context, port, i, &gid) != 0 || memcmp(gid.raw, grh->dgid.raw, 16) != 0) continue;
-    attr->grh.sgid_index = (uint8_t)i;
-    return 0;
+  const struct emu_device *d = emu_device_of(context);
+  int found = -1;
+  pthread_mutex_lock(&emu.lock);
+  for (int i = 0; port >= 1 && port <= d->nports && i < EMU_GIDS && found < 0; i++) {
+    const struct emu_gid *g = &d->ports[port - 1].gids[i];
+    if (g->valid && memcmp(g->gid.raw, grh->dgid.raw, 16) == 0) found = i;
   }
-  return EINVAL;
+  pthread_mutex_unlock(&emu.lock);
+  attr->grh.sgid_index = (uint8_t)(found < 0 ? 0 : found);
+  return found < 0 ? EINVAL : 0;
 }
 
 struct ibv_ah *ibv_create_ah_from_wc(struct ibv_pd *pd, struct ibv_wc *wc, struct ibv_grh *grh, uint8_t port) {

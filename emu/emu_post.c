@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Work requests as they are posted. */
+ * Work requests as they are posted, completions as they are polled. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,6 +105,38 @@ int emu_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr
   if (ibv->state == IBV_QPS_ERR) emu_qp_flush(qp);
   pthread_mutex_unlock(&emu.lock);
   return err;
+}
+
+/* ---- ibv_poll_cq ------------------------------------------------------------------ */
+
+enum { POLLS_WITHOUT_PROGRESS = 16 };
+
+int emu_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc) {
+  struct emu_cq *cq = (struct emu_cq *)(void *)ibv;
+  if (n <= 0) return n < 0 ? -EINVAL : 0;
+  atomic_fetch_add_explicit(&emu.polls, 1, memory_order_relaxed);
+  if (pthread_mutex_trylock(&emu.lock) != 0) {
+    if (atomic_load_explicit(&cq->count, memory_order_relaxed) == 0) return 0; /* whoever has the lock makes progress */
+    pthread_mutex_lock(&emu.lock);
+  }
+  int got = emu_cq_take(cq, n, wc);
+  if (got == 0 || ++cq->since_progress > POLLS_WITHOUT_PROGRESS) {
+    cq->since_progress = 0;
+    emu_progress();
+    if (got < n) got += emu_cq_take(cq, n - got, wc + got);
+  }
+  pthread_mutex_unlock(&emu.lock);
+  return got;
+}
+
+int emu_req_notify_cq(struct ibv_cq *ibv, int solicited_only) {
+  struct emu_cq *cq = (struct emu_cq *)(void *)ibv;
+  pthread_mutex_lock(&emu.lock);
+  enum emu_arm arm = solicited_only ? EMU_ARM_SOLICITED : EMU_ARM_ALL;
+  if (arm > cq->armed) cq->armed = arm;
+  emu_engine_handover();
+  pthread_mutex_unlock(&emu.lock);
+  return 0;
 }
 
 /* ---- ibv_wr_*: requests that are built call by call, and posted by wr_complete ------- */

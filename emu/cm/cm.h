@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A librdmacm.so.1 over the emulated devices: connections are agreed on over Unix sockets between processes of one
- * machine, by messages that stand for those of the InfiniBand CM (REQ, REP, RTU, REJ, DREQ, DREP). docs/emu.md has which
- * address belongs to which port.
+ * machine, by messages that stand for those of the InfiniBand CM (REQ, REP, RTU, REJ, DREQ, DREP). Which address
+ * belongs to which port is in docs/emu.md.
  *
  *   cm_loop    the lock, the thread that waits for sockets and timers
  *   cm_event   channels and events
@@ -171,10 +171,8 @@ int cm_watch(struct cm_id *id);         /* on_readable is called when its socket
 void cm_unwatch(struct cm_id *id);
 int cm_set_deadline(struct cm_id *id, uint64_t ms, void (*on_deadline)(struct cm_id *id)); /* from now; 0 or errno */
 
-/* cm_id.c */
-void cm_free(struct cm_id *id); /* nobody knows it any more */
-
 /* cm_event.c */
+void cm_free(struct cm_id *id); /* nobody knows it any more */
 struct cm_event *cm_event_alloc(struct cm_id *id, enum rdma_cm_event_type type, int status);
 void cm_event_push(struct cm_event *event); /* to the channel of its id, or of the id that listens */
 void cm_report(struct cm_id *id, enum rdma_cm_event_type type, int status); /* both */

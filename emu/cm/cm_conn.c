@@ -459,7 +459,7 @@ static void read_socket(struct cm_id *id) {
 
 /* ---- events as they are read ------------------------------------------------------------------------ */
 
-/* The answer to a REQ moves the queue pair and is acknowledged by whoever reads its event, as Linux' library does it. */
+/* Whoever reads the event of a REP moves the queue pair and acknowledges it, as Linux' library does. */
 static void on_read(struct cm_event *e) {
   struct cm_id *id = cm_id_of(e->event.id);
   switch (e->event.event) {

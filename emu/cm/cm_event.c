@@ -27,6 +27,16 @@ void rdma_destroy_event_channel(struct rdma_event_channel *channel) {
   free(channel_of(channel));
 }
 
+/* With the channel that is its own. */
+void cm_free(struct cm_id *id) {
+  cm_remove(id);
+  if (id->sync) rdma_destroy_event_channel(id->id.channel);
+  free(id->path);
+  free(id->late);
+  free(id->ep_attr);
+  free(id);
+}
+
 /* ---- the list of a channel ------------------------------------------------------- */
 
 static void append(struct cm_channel *c, struct cm_event *e) {

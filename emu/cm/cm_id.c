@@ -35,15 +35,6 @@ int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, 
   return 0;
 }
 
-void cm_free(struct cm_id *id) {
-  cm_remove(id);
-  if (id->sync) rdma_destroy_event_channel(id->id.channel);
-  free(id->path);
-  free(id->late);
-  free(id->ep_attr);
-  free(id);
-}
-
 /* Requests that nobody has seen go with the id that listens. The closed socket tells the peer of a connection. */
 int rdma_destroy_id(struct rdma_cm_id *ibv) {
   struct cm_id *id = cm_id_of(ibv), *next;

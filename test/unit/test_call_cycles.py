@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The sources of a module do not call each other in circles.
 # TEST-SAN: none
-# TEST-READS: config/call_cycles.py test/e2e/coll.py build/lib/*.so build/bin/rail-kit
+# TEST-READS: config/call_cycles.py test/e2e/coll.py build/lib/*.so build/bin/rail-kit build/lib/emu/lib*.so.1
 import pathlib
 import sys
 
@@ -24,7 +24,9 @@ def cases():
     calls = call_cycles.graph(BUILD)
     built = {f"plugin/{main.parent.name}" for main in (ROOT / "plugin").glob("*/*_main.c")
              if (BUILD / f"lib/libnccl-net-{main.parent.name}.so").exists()}
-    for name in sorted({"common", "core", "kit", "loader"} | built):
+    emulated = {name for name, library in (("emu", "libibverbs.so.1"), ("emu/cm", "librdmacm.so.1"))
+                if (BUILD / "lib/emu" / library).exists()}
+    for name in sorted({"common", "core", "kit", "loader"} | built | emulated):
         found = "\n".join(" ".join(part) for part in call_cycles.circles(calls[name]))
         yield f"{name} has none", found if len(calls[name]) > 1 else f"no objects in {BUILD}/obj/{name}"
 

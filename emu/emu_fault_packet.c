@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Packets that are lost, late, double or torn. They are taken where they arrive. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "emu/emu_fault.h"
+
+enum { HELD_MOST = 4096 };
+
+struct emu_held {
+  STAILQ_ENTRY(emu_held) link;
+  uint64_t due;
+  struct emu_packet packet;
+  char payload[];
+};
+static unsigned int nheld;
+
+static const char *packet_name(const struct emu_packet *p) {
+  switch (p->op) {
+    case EMU_OP_SEND:
+    case EMU_OP_UD: return "send";
+    case EMU_OP_WRITE: return p->flags & EMU_IMM ? "imm" : "write";
+    case EMU_OP_READ: return "read";
+    case EMU_OP_ACK: return "ack";
+    case EMU_OP_READ_RESPONSE:
+    case EMU_OP_ATOMIC_RESPONSE: return "answer";
+    default: return "atomic";
+  }
+}
+
+/* Behind those of its QP that are held already, unless it may overtake. False: no memory; it goes on at once. */
+static bool hold(struct emu_qp *qp, const struct emu_packet *p, const char *payload, uint64_t due, bool first) {
+  if (nheld >= HELD_MOST) return false;
+  struct emu_held *h = malloc(sizeof *h + p->payload);
+  if (!h) return false;
+  nheld++;
+  h->packet = *p;
+  h->due = due;
+  emu_move(h->payload, payload, p->payload);
+  if (first) STAILQ_INSERT_HEAD(&qp->held, h, link);
+  else STAILQ_INSERT_TAIL(&qp->held, h, link);
+  if (due < emu.next_held) emu.next_held = due;
+  if (emu.engine_until && due < emu.engine_until) emu_engine_wake();
+  return true;
+}
+
+/* The second half of what a write brings is there long before the first, and both before its completion. Lines of 128
+ * bytes stay whole: what NCCL's LL128 relies on holds for devices that write them at once. */
+static bool tear(struct emu_qp *qp, const struct emu_packet *p, const char *payload) {
+  bool first = p->flags & EMU_FIRST;
+  uint64_t va = first ? p->va : qp->message_va;
+  const struct emu_mr *mr = emu_mr_find(first ? p->rkey : qp->message_rkey);
+  if (p->op != EMU_OP_WRITE || p->psn != qp->exp_psn || first == qp->in_message ||
+      !(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_WRITE) ||
+      !emu_mr_allows(mr, qp->pd, va, p->payload, IBV_ACCESS_REMOTE_WRITE))
+    return false;
+  uint64_t middle = (va + p->payload / 2) & ~(uint64_t)127;
+  if (middle <= va) return false;
+  uint32_t half = (uint32_t)(middle - va);
+  emu_move(emu_mr_reach(mr, va + half, p->payload - half), payload + half, p->payload - half);
+  return true;
+}
+
+bool emu_fault_packet(struct emu_qp *qp, const struct emu_packet *p, const char *payload, emu_give give) {
+  if (!emu_faults.packets && STAILQ_EMPTY(&qp->held)) return false;
+  uint64_t wait = 0;
+  bool dropped = false, doubled = false, overtake = false;
+  for (int i = 0; i < emu_faults.n && !dropped; i++) {
+    struct emu_fault *f = &emu_faults.all[i];
+    if (!emu_fault_of_packets(f) || !emu_fault_is_about(f, qp, packet_name(p)) || !emu_fault_is_due(f)) continue;
+    if (f->kind == EMU_FAULT_DROP) dropped = true;
+    if (f->kind == EMU_FAULT_DUPLICATE) doubled = true;
+    bool torn = f->kind == EMU_FAULT_TEAR && STAILQ_EMPTY(&qp->held) && tear(qp, p, payload);
+    if (f->kind == EMU_FAULT_DELAY || torn) wait += f->ns;
+    overtake |= f->overtake;
+  }
+  if (dropped) return true;
+  if (wait || (!STAILQ_EMPTY(&qp->held) && !overtake)) {
+    if (doubled) (void)hold(qp, p, payload, emu_now() + wait, false);
+    return hold(qp, p, payload, emu_now() + wait, false);
+  }
+  if (doubled) give(qp, p, payload);
+  return false;
+}
+
+void emu_fault_forget(struct emu_qp *qp) {
+  for (struct emu_held *h; (h = STAILQ_FIRST(&qp->held)) != NULL; nheld--) {
+    STAILQ_REMOVE_HEAD(&qp->held, link);
+    free(h);
+  }
+}
+
+uint64_t emu_fault_due(uint64_t now, emu_give give) {
+  uint64_t next = UINT64_MAX;
+  for (unsigned int i = 0; i < EMU_QPS && nheld; i++) {
+    struct emu_qp *qp = emu.qps[i];
+    for (struct emu_held *h; qp && (h = STAILQ_FIRST(&qp->held)) != NULL;) {
+      if (h->due > now) {
+        if (h->due < next) next = h->due;
+        break;
+      }
+      STAILQ_REMOVE_HEAD(&qp->held, link);
+      nheld--;
+      give(qp, &h->packet, h->payload);
+      free(h);
+    }
+  }
+  return next;
+}
+
+bool emu_fault_is_holding(void) { return nheld; }
