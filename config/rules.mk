@@ -350,10 +350,11 @@ $(BUILD)/lib/emu/librdmacm.so.1: $(call obj,$(emu_cm_src)) $(emu_lib) config/emu
 	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=config/emu_cm.map -Wl,-Bsymbolic -Wl,-soname,$(@F) \
 	  $(filter %.o,$^) $(emu_lib) -Wl,-rpath,'$$ORIGIN' -o $@
 
-$(BUILD)/bench/emu_rate: $(O)/bench/emu_rate.o $(emu_lib)
+$(BUILD)/bench/emu_peers: $(emu_cm_lib)
+$(BUILD)/bench/emu_rate $(BUILD)/bench/emu_peers: $(BUILD)/bench/%: $(O)/bench/%.o $(emu_lib)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $^ -Wl,-rpath,'$$ORIGIN/../lib/emu' -ldl -o $@
+	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter %.so.1,$^) -Wl,-rpath,'$$ORIGIN/../lib/emu' -ldl -o $@
 
 # Beside any program, sanitized or not: never sanitized itself, and alone.
 $(fault_lib): $(fault_src) $(wildcard kit/preload/*.h) config/flags.mk

@@ -161,8 +161,9 @@ bench-pytorch:  ## all_reduce of torch.distributed: backend railyard beside Gloo
 
 bench-emu:  ## the emulated verbs device: messages and bytes per second between two processes, what connections cost
 	$(setup) build
-	$(build_with) BUILD='$(BUILD)' $(BUILD)/bench/emu_rate
+	$(build_with) BUILD='$(BUILD)' $(BUILD)/bench/emu_rate $(if $(emu_cm_lib),$(BUILD)/bench/emu_peers)
 	@$(BUILD)/bench/emu_rate
+	@$(if $(emu_cm_lib),$(BUILD)/bench/emu_peers,:)
 
 kit-proof:  ## docs/results/kit-proof.md: planted defects and what rail-kit says of each
 	$(setup) build

@@ -3,6 +3,7 @@
  * TEST-LIMIT: 240 */
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/resource.h>
 
 #include "test/verbs/cm.h"
 
@@ -297,6 +298,50 @@ TEST(calls_at_the_wrong_time) {
   side_close(&s);
 }
 
+/* As many as descriptors suffice for. They have no queue pairs of the CM's: what it costs is bench/emu_peers.c. */
+TEST(a_thousand_connect_at_once) {
+  enum { MOST = 1000 };
+  static struct rdma_cm_id *clients[MOST], *servers[MOST];
+  struct rlimit files;
+  struct side listener, all;
+  int accepted = 0, answered = 0, established = 0;
+  CHECK_OK(getrlimit(RLIMIT_NOFILE, &files));
+  files.rlim_cur = files.rlim_max;
+  CHECK_OK(setrlimit(RLIMIT_NOFILE, &files));
+  int n = files.rlim_max > 2 * MOST + 100 ? MOST : (int)(files.rlim_max - 100) / 2;
+  side_open(&listener, RDMA_PS_TCP);
+  side_open(&all, RDMA_PS_TCP);
+  uint16_t port = side_listen(&listener, "10.77.0.1", MOST);
+  struct sockaddr_in to = address("10.77.0.1", port);
+  struct rdma_conn_param p = param_with(NULL);
+  for (int i = 0; i < n; i++) {
+    CHECK_OK(rdma_create_id(all.channel, &clients[i], NULL, RDMA_PS_TCP));
+    CHECK_OK(rdma_resolve_addr(clients[i], NULL, any_address(&to), 1000));
+    expect(all.channel, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+    CHECK_OK(rdma_resolve_route(clients[i], 1000));
+    expect(all.channel, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+  }
+  for (int i = 0; i < n; i++) CHECK_OK(rdma_connect(clients[i], &p));
+  for (; accepted < n; accepted++) {
+    struct rdma_cm_event *event = next_event(listener.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+    servers[accepted] = event->id;
+    CHECK_OK(rdma_ack_cm_event(event));
+  }
+  for (int i = 0; i < n; i++) CHECK_OK(rdma_accept(servers[i], &p));
+  for (; answered < n; answered++) {
+    struct rdma_cm_event *event = next_event(all.channel, RDMA_CM_EVENT_CONNECT_RESPONSE);
+    CHECK_OK(rdma_establish(event->id));
+    CHECK_OK(rdma_ack_cm_event(event));
+  }
+  for (; established < n; established++) expect(listener.channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+  for (int i = 0; i < n; i++) {
+    CHECK_OK(rdma_destroy_id(clients[i]));
+    CHECK_OK(rdma_destroy_id(servers[i]));
+  }
+  side_close(&all);
+  side_close(&listener);
+}
+
 /* ---- endpoints: calls that wait --------------------------------------------------------- */
 
 static char service[8];
@@ -353,6 +398,7 @@ static const struct tap_case cases[] = {
   TEST_CASE(requests_that_nobody_reads_are_rejected_with_their_listener),
   TEST_CASE(a_full_backlog_rejects),
   TEST_CASE(calls_at_the_wrong_time),
+  TEST_CASE(a_thousand_connect_at_once),
   TEST_CASE(endpoints)};
 
 int main(int argc, char **argv) { return cm_test_main(argc, argv, cases, sizeof cases / sizeof cases[0]); }
