@@ -15,6 +15,7 @@
  *   emu_resp          the responder: packets in, ACKs and responses out
  *   emu_statement     words of a statement; emu_config: devices and ports; emu_fault_script: faults
  *   emu_script        where statements come from
+ *   emu_sysfs         a directory like /sys, with PCI devices
  *   emu_engine        the thread, progress
  *   emu_post          work requests as they are posted, ibv_wr_*; completions as they are polled
  *   emu_qp            queue pairs and their states
@@ -353,6 +354,11 @@ void emu_load(void); /* once; takes the lock */
 
 /* emu_statement.c */
 struct emu_device *emu_device_named(const char *name);
+
+/* emu_sysfs.c */
+bool emu_is_pci(const char *address);
+const char *emu_sysfs(void); /* a directory like /sys, for devices with a PCI address; NULL: none has one */
+void emu_sysfs_remove(void);
 
 /* emu_config.c */
 void emu_default_gids(struct emu_device *device, unsigned int port);

@@ -106,8 +106,9 @@ static void set_limits(const struct emu_statement *s, struct emu_device *d, cons
   if (d->max_rd_atomic > EMU_RD_ATOMIC_MOST) d->max_rd_atomic = EMU_RD_ATOMIC_MOST;
   d->dmabuf = emu_number(s, "dmabuf", !p || p->dmabuf, 10) != 0;
   d->ece = emu_number(s, "ece", p && p->ece, 10) != 0;
-  d->atomics = emu_number(s, "atomics", !p || p->atomics, 10) != 0;
-  d->imm = emu_number(s, "imm", 1, 10) != 0;
+  bool ib = d->ibv.transport_type == IBV_TRANSPORT_IB; /* iWARP has no atomics, and no immediate data */
+  d->atomics = emu_number(s, "atomics", ib && (!p || p->atomics), 10) != 0;
+  d->imm = emu_number(s, "imm", ib, 10) != 0;
   d->zero_byte_rkey = emu_number(s, "zero_byte_rkey", 0, 10) != 0;
   d->endless_retry = emu_number(s, "endless_retry", p && p->endless_retry, 10) != 0;
 }
@@ -117,11 +118,15 @@ static bool do_device(const struct emu_statement *s) {
   if (emu_device_named(s->words[1])) return emu_complain(s, "there is such a device already");
   const struct profile *profile = NULL;
   const char *wanted = emu_value(s, "profile"), *pci = emu_value(s, "pci"), *state_name = emu_value(s, "state");
+  const char *transport = emu_value(s, "transport");
+  bool iwarp = transport && strcmp(transport, "iwarp") == 0;
   for (size_t i = 0; wanted && i < sizeof profiles / sizeof profiles[0]; i++)
     if (strcmp(profiles[i].name, wanted) == 0) profile = &profiles[i];
   if (wanted && !profile) return emu_complain(s, "profiles are mlx5, bnxt_re, irdma, efa, rxe");
   int state = IBV_PORT_ACTIVE;
   if (state_name && !emu_word(port_states, state_name, &state)) return emu_complain(s, "no such state");
+  if (transport && !iwarp && strcmp(transport, "ib") != 0) return emu_complain(s, "transports are ib and iwarp");
+  if (pci && !emu_is_pci(pci)) return emu_complain(s, "this machine has no such PCI device");
   struct emu_device *d = &emu.devices[emu.ndevices];
   memset(d, 0, sizeof *d);
   d->index = emu.ndevices;
@@ -131,8 +136,8 @@ static bool do_device(const struct emu_statement *s) {
   snprintf(d->ibv.dev_name, sizeof d->ibv.dev_name, "uverbs%u", d->index);
   snprintf(d->ibv.dev_path, sizeof d->ibv.dev_path, "/sys/class/infiniband_verbs/uverbs%u", d->index);
   snprintf(d->ibv.ibdev_path, sizeof d->ibv.ibdev_path, "/sys/class/infiniband/%.63s", s->words[1]);
-  d->ibv.node_type = IBV_NODE_CA;
-  d->ibv.transport_type = IBV_TRANSPORT_IB;
+  d->ibv.node_type = iwarp ? IBV_NODE_RNIC : IBV_NODE_CA;
+  d->ibv.transport_type = iwarp ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
   snprintf(d->pci, sizeof d->pci, "%s", pci ? pci : "");
   d->guid = emu_number(s, "guid", 0x02e5000000000000u + ((uint64_t)d->index << 8), 16);
   LIST_INIT(&d->contexts);

@@ -40,6 +40,8 @@ int ibv_get_device_index(struct ibv_device *device) { return (int)((struct emu_d
 
 const char *ibv_get_sysfs_path(void) {
   const char *path = getenv("SYSFS_PATH");
+  emu_load();
+  if (!path) path = emu_sysfs();
   return path ? path : "/sys";
 }
 
@@ -338,4 +340,7 @@ __attribute__((constructor)) static void at_start(void) {
 }
 
 /* A program that ends without closing its devices leaves no file. */
-__attribute__((destructor)) static void at_exit(void) { emu_engine_stop(); }
+__attribute__((destructor)) static void at_exit(void) {
+  emu_engine_stop();
+  emu_sysfs_remove();
+}

@@ -211,6 +211,50 @@ TEST(commands_while_it_runs) {
   close_pair();
 }
 
+/* ---- what a device is made with ------------------------------------------------------------------ */
+
+static void open_pair_on(const char *device, const struct shape *s) {
+  CHECK_OK(setenv("RAIL_TEST_VERBS_DEVICES", device, 1));
+  open_pair(s);
+  CHECK_OK(unsetenv("RAIL_TEST_VERBS_DEVICES"));
+  CHECK_STR(ibv_get_device_name(a.context->device), device);
+}
+
+/* The InfiniBand specification does not have the key of an operation without bytes checked; some devices do it. */
+TEST(a_wrong_key_and_no_bytes) {
+  struct shape s = USUAL_SHAPE;
+  struct work w;
+  CHECK(emu_command("device strict zero_byte_rkey=1"));
+  open_pair(&s);
+  work(&w, &a, &b, IBV_WR_RDMA_WRITE, 1, 0, 0);
+  w.wr.wr.rdma.rkey ^= 0x5500;
+  CHECK_OK(post(&a, &w.wr));
+  CHECK_COMPLETION(&a, 1, IBV_WC_SUCCESS);
+  close_pair();
+  open_pair_on("strict", &s);
+  send_work(&a, &b, IBV_WR_RDMA_WRITE, 2, 0, 0); /* with the right one */
+  CHECK_COMPLETION(&a, 2, IBV_WC_SUCCESS);
+  work(&w, &a, &b, IBV_WR_RDMA_WRITE, 3, 0, 0);
+  w.wr.wr.rdma.rkey ^= 0x5500;
+  CHECK_OK(post(&a, &w.wr));
+  CHECK_COMPLETION(&a, 3, IBV_WC_REM_ACCESS_ERR);
+  close_pair();
+}
+
+TEST(an_iwarp_device) {
+  struct shape s = USUAL_SHAPE;
+  struct work w;
+  CHECK(emu_command("device warp transport=iwarp"));
+  open_pair_on("warp", &s);
+  CHECK_INT(a.context->device->transport_type, IBV_TRANSPORT_IWARP);
+  CHECK_INT(a.context->device->node_type, IBV_NODE_RNIC);
+  CHECK_INT(a.attr.atomic_cap, IBV_ATOMIC_NONE);
+  CHECK_INT(post(&a, work(&w, &a, &b, IBV_WR_RDMA_WRITE_WITH_IMM, 1, 0, 8)), EINVAL);
+  send_work(&a, &b, IBV_WR_RDMA_WRITE, 2, 0, 8);
+  CHECK_COMPLETION(&a, 2, IBV_WC_SUCCESS);
+  close_pair();
+}
+
 /* ---- the clock --------------------------------------------------------------------------------- */
 
 /* 8 times more than two hours each, at least. */
@@ -256,7 +300,8 @@ static const struct tap_case cases[] = {
   TEST_CASE(lost_packets_are_sent_again), TEST_CASE(packets_that_come_twice_count_once), TEST_CASE(everything_at_once),
   TEST_CASE(a_torn_write), TEST_CASE(order_between_queue_pairs_is_free), TEST_CASE(a_request_fails_on_command),
   TEST_CASE(a_call_fails_on_command), TEST_CASE(a_port_goes_and_comes), TEST_CASE(a_queue_pair_breaks_on_command),
-  TEST_CASE(commands_while_it_runs), TEST_CASE(hours_of_timeouts_take_no_time),
+  TEST_CASE(commands_while_it_runs), TEST_CASE(a_wrong_key_and_no_bytes), TEST_CASE(an_iwarp_device),
+  TEST_CASE(hours_of_timeouts_take_no_time),
   TEST_CASE(receivers_that_are_not_ready_take_no_time), TEST_CASE(a_device_that_fails)};
 
 int main(int argc, char **argv) {

@@ -70,6 +70,16 @@ def device_info():
     assert status == 0 and said.count("PORT_ACTIVE") == 2 and "InfiniBand" in said and "2048" in said, said
 
 
+def pci_paths():
+    """Devices that stand for PCI devices of this machine: the same ones in two processes."""
+    there = sorted(p.name for p in pathlib.Path("/sys/bus/pci/devices").glob("*"))
+    if not there:
+        raise Skip("this machine has no PCI device")
+    said = kit("conform", "--verbs", "emu", IB, "--only", "properties.*", "--verbose",
+               RAIL_EMU=f"device emu0 pci={there[0]}; device emu1 pci={there[-1]}")
+    assert "all 2 devices have a PCI path" in said and "/sys/devices/" in said, said
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -172,6 +182,7 @@ if __name__ == "__main__":
         ("rail-kit conform on a network at its worst", adversary),
         ("rail-kit fault --verbs emu", fault),
         ("--verbs takes nothing else", unknown),
+        ("PCI paths", pci_paths),
         ("ibv_devinfo", device_info),
         ("ibv_rc_pingpong", lambda: pair("ibv_rc_pingpong", "-g", "3", "-n", "100")),
         ("ibv_ud_pingpong", lambda: pair("ibv_ud_pingpong", "-g", "3", "-n", "100")),
