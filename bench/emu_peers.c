@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What many peers of one process cost on the emulated device: processes that connect to it at once over the RDMA CM, send a
- * message each and end. make bench-emu; emu_peers N: so many (1000). Figures of one machine, to be compared with each
- * other only. */
+ * What many peers of one process cost on the emulated device: processes that connect to it at once over the RDMA CM,
+ * send a message each and end. make bench-emu; emu_peers N: so many (1000). Figures of one machine, to be compared with
+ * each other only. */
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -121,8 +121,8 @@ static void many_peers(int n, const char *folder) {
   for (int i = 0; i < n; i++) CHECK(write(go[1], &port, sizeof port) == sizeof port);
   serve(&listener, servers, n);
   double took = seconds() - begin;
-  printf("%d processes connect to one at once, and send (%d+%d): %.2f s, %.2f ms each; %.0f KiB of the listener's memory "
-         "each, %.0f KiB of shared memory each\n",
+  printf("%d processes connect to one at once, and send (%d+%d): %.2f s, %.2f ms each; %.0f KiB of the listener's "
+         "memory each, %.0f KiB of shared memory each\n",
          n, QUEUE, QUEUE, took, took * 1000 / n, (resident_kib() - memory) / n, shared_kib(folder) / n);
   close(end[1]);
   for (int i = 0, status; i < n; i++) {
