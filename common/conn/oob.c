@@ -38,7 +38,8 @@ bool rail_oob_frame_decode(const struct rail_protocol *protocol, const uint8_t w
   if (memcmp(w.magic, magic, sizeof magic) != 0 || le16toh(w.version) != protocol->version ||
       le32toh(w.length) != RAIL_OOB_FRAME_SIZE || w.zero || w.zero2)
     return false;
-  if (type < RAIL_OOB_PING || type > RAIL_OOB_DRAINED) return false;
+  if (type < RAIL_OOB_PING || (type > RAIL_OOB_DRAINED && type < RAIL_OOB_PLUGIN) || type > RAIL_OOB_PLUGIN_LAST)
+    return false;
   *frame = (struct rail_oob_frame){.type = (enum rail_oob_frame_type)type, .number = le64toh(w.number)};
   return true;
 }
@@ -119,6 +120,7 @@ static void handle_goodbye(struct rail_oob *oob, uint64_t given_up) {
 static bool is_expected(const struct rail_oob *oob, const struct rail_oob_frame *frame) {
   if (frame->type == RAIL_OOB_PONG) return frame->number <= oob->ping;
   if (frame->type == RAIL_OOB_DRAINED) return !oob->args.sender && oob->goodbye;
+  if (frame->type >= RAIL_OOB_PLUGIN) return oob->args.ops->frame && (oob->args.sender || !oob->peer_closed);
   return !oob->peer_closed;
 }
 
@@ -132,6 +134,8 @@ static void handle_frame(struct rail_oob *oob) {
     handle_goodbye(oob, frame.number);
   } else if (frame.type == RAIL_OOB_DRAINED) {
     oob->closed = true;
+  } else if (frame.type >= RAIL_OOB_PLUGIN) {
+    if (!oob->args.ops->frame(oob->args.comm, &frame)) invalid_frame(oob);
   } else if (frame.type == RAIL_OOB_PING) { /* one PONG, to the latest, answers all */
     oob->pong_due = !oob->goodbye;
     oob->pong = frame.number;
@@ -169,10 +173,21 @@ void rail_oob_read(struct rail_oob *oob, uint64_t now) {
 
 /* ---- out ------------------------------------------------------------------- */
 
+/* A sender that has said GOODBYE has nothing more to say. */
+static bool next_of_plugin(struct rail_oob *oob, struct rail_oob_frame *frame) {
+  const struct rail_oob_ops *ops = oob->args.ops;
+  if (!ops->next || (oob->goodbye && oob->args.sender)) return false;
+  enum rail_oob_next next = ops->next(oob->args.comm, frame);
+  oob->ask_again = next == RAIL_OOB_LATER;
+  return next == RAIL_OOB_FRAME;
+}
+
 /* Encodes the next frame that is due into `out`; false: none is due. */
 static bool next_frame(struct rail_oob *oob) {
   struct rail_oob_frame frame;
-  if (oob->pong_due) {
+  if (next_of_plugin(oob, &frame)) {
+    /* it is in `frame` */
+  } else if (oob->pong_due) {
     frame = (struct rail_oob_frame){RAIL_OOB_PONG, oob->pong};
     oob->pong_due = false;
   } else if (oob->goodbye_due) {

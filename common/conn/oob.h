@@ -28,6 +28,8 @@ enum rail_oob_frame_type { /* on the wire */
   RAIL_OOB_PONG = 2,    /* it runs; `number` is the PING's */
   RAIL_OOB_GOODBYE = 3, /* closed by its caller; only DRAINED may follow. `number`: requests that it gives up */
   RAIL_OOB_DRAINED = 4, /* a sender's, after the receiver's GOODBYE: everything it sent is acknowledged */
+  RAIL_OOB_PLUGIN = 16, /* this and above: a plugin's own (rail_oob_ops) */
+  RAIL_OOB_PLUGIN_LAST = 31,
 };
 
 #define RAIL_OOB_FRAME_SIZE 32
@@ -65,6 +67,13 @@ bool rail_oob_frame_decode(const struct rail_protocol *protocol, const uint8_t w
 #define RAIL_OOB_STALLED (1u << 21)     /* no activity for a third of deadline_ms, though the caller waits */
 #define RAIL_OOB_PEER_GAVE_UP (1u << 22) /* with PEER_CLOSED: requests of the peer's were outstanding */
 
+/* What ops->next says. */
+enum rail_oob_next {
+  RAIL_OOB_NOTHING, /* until rail_watch_wake, the next frame that comes, or the next tick */
+  RAIL_OOB_LATER,   /* the data path is about to decide it, and wakes nobody: ask again within milliseconds */
+  RAIL_OOB_FRAME,   /* it is written into *frame */
+};
+
 /* What the data path does; any counters that grow. */
 struct rail_oob_work {
   uint32_t outstanding; /* requests */
@@ -78,6 +87,9 @@ struct rail_oob_ops {
   void (*event)(void *comm, uint32_t events);
   void (*silent)(void *comm, bool silent); /* the peer has not answered a PING; it answers again */
   void (*heard)(void *comm); /* something came from the peer's process; NULL: nothing to do */
+  /* Frames of the plugin's own; both NULL: there are none. They may follow the GOODBYE of a receiver, which lingers. */
+  bool (*frame)(void *comm, const struct rail_oob_frame *frame); /* one has come; false: it is invalid */
+  enum rail_oob_next (*next)(void *comm, struct rail_oob_frame *frame); /* is one due? */
 };
 
 /* Milliseconds, 0: never; and the parameters that set them, for log lines. */
@@ -113,6 +125,7 @@ struct rail_oob {
   size_t received, sent; /* bytes of them; `out` is in use while `sending` */
   bool sending, ping_due, pong_due, goodbye_due, drained_due;
   bool drained;        /* DRAINED is sent, or in `out` */
+  bool ask_again;      /* ops->next said LATER */
   uint64_t ping, pong; /* their numbers */
   /* On the thread's clock. The first three also restart while requests complete or none is outstanding. */
   uint64_t last_heard;    /* bytes came from the peer's process */

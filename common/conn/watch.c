@@ -26,8 +26,8 @@
 #include "common/base/thread.h"
 
 #define BATCH 64         /* epoll events per system call; more are there at the next one */
-#define DRAIN_POLL_MS 10 /* between two checks of a sender whose peer waits for its last completions, which wake no
-                          * thread: as long as that may its peer's close be late */
+#define DRAIN_POLL_MS 10 /* between two checks of what the data path does, which wakes no thread: a sender whose peer
+                          * waits for its last completions, so long may the peer's close be late; a plugin's frame */
 #define LATE_TICKS 4     /* a later tick: this thread was descheduled, so a silent peer is not blamed */
 
 /* What an epoll event is about: the first member of the struct that its pointer names. */
@@ -35,6 +35,7 @@ enum kind { KIND_WAKE, KIND_FD, KIND_COMM };
 
 struct rail_watched {
   enum kind kind;
+  const struct rail_watch *watch;
   struct rail_watch_args args; /* args.comm NULL: removed meanwhile */
   LIST_ENTRY(rail_watched) link;
   struct rail_oob oob;
@@ -107,12 +108,17 @@ static bool any_lingers(const struct rail_watch *watch) {
   return false;
 }
 
+/* Does it wait for what the data path does without waking this thread? */
+static bool asks_soon(const struct rail_watched *w) {
+  return rail_oob_is_draining(&w->oob) || (w->oob.ask_again && !w->oob.closed && !w->oob.net_down);
+}
+
 /* Milliseconds; -1: until something comes. */
 static int time_to_sleep(const struct rail_watch *watch, uint64_t next_tick) {
   const struct rail_watched *w;
   uint64_t at = !LIST_EMPTY(&watch->watched) && rail_oob_tick_ns(&watch->limits) ? next_tick : 0;
   LIST_FOREACH(w, &watch->watched, link) {
-    uint64_t until = rail_oob_is_draining(&w->oob) ? rail_deadline_in_ms(DRAIN_POLL_MS) : w->linger_until;
+    uint64_t until = asks_soon(w) ? rail_deadline_in_ms(DRAIN_POLL_MS) : w->linger_until;
     if (until && (!at || until < at)) at = until;
   }
   return rail_deadline_left_ms(at);
@@ -141,7 +147,7 @@ static void tick(const struct rail_watch *watch) {
 static void drain_some(const struct rail_watch *watch) {
   struct rail_watched *w;
   LIST_FOREACH(w, &watch->watched, link) {
-    if (!rail_oob_is_draining(&w->oob)) continue;
+    if (!asks_soon(w)) continue;
     rail_oob_drain(&w->oob);
     update_epoll(watch, w);
   }
@@ -333,6 +339,7 @@ rail_result_t rail_watch_add(struct rail_watch *watch, const struct rail_watch_a
     return RAIL_SYSTEM_ERROR;
   }
   w->kind = KIND_COMM;
+  w->watch = watch;
   w->args = *args;
   pthread_mutex_lock(&lock);
   ops->load_limits(&watch->limits);
@@ -383,6 +390,17 @@ void rail_watch_ping(struct rail_watch *watch, struct rail_watched *const *handl
     update_epoll(watch, *handle);
   }
   pthread_mutex_unlock(&lock);
+}
+
+bool rail_watch_wake(struct rail_watched *const *handle) {
+  bool usable = false;
+  pthread_mutex_lock(&lock);
+  if (*handle && (*handle)->watch->running) {
+    update_epoll((*handle)->watch, *handle);
+    usable = !(*handle)->oob.closed && !(*handle)->oob.net_down;
+  }
+  pthread_mutex_unlock(&lock);
+  return usable;
 }
 
 bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms,

@@ -93,6 +93,9 @@ rail_result_t rail_watch_add(struct rail_watch *watch, const struct rail_watch_a
 void rail_watch_remove(struct rail_watch *watch, struct rail_watched **handle, bool goodbye);
 /* Wakes the peer's thread: its ops->oob->heard is called. Does nothing where *handle is NULL. */
 void rail_watch_ping(struct rail_watch *watch, struct rail_watched *const *handle);
+/* The plugin has frames of its own to send (rail_oob_ops.next): writes as many as the socket takes. False: it cannot,
+ * now or ever, because the connection has ended or its network is down. */
+bool rail_watch_wake(struct rail_watched *const *handle);
 /* The comm is closed and has nothing outstanding. Sends GOODBYE; the thread calls `destroy`, without the lock, when the
  * peer has closed or has sent DRAINED, or after ms. False: it is not watched, and still the caller's. */
 bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms,
