@@ -8,6 +8,7 @@
 #define RAIL_EXPORT __attribute__((visibility("default")))
 #define RAIL_PRINTF(fmt_arg, first_arg) __attribute__((format(printf, fmt_arg, first_arg)))
 #define RAIL_COLD __attribute__((cold, noinline))
+#define RAIL_HOT_INLINE static inline __attribute__((always_inline)) /* for a hot caller, though there are others */
 #define RAIL_UNUSED __attribute__((unused))
 #define RAIL_CACHELINE 64
 #define RAIL_FALLTHROUGH __attribute__((fallthrough))

@@ -10,6 +10,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_error.h"
+#include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_setup.h"
@@ -179,9 +180,11 @@ rail_result_t ib_setup_start(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   struct ib_remote_ring ring = {.addr = s->peers.ctrl_addr};
   memcpy(ring.rkeys, s->peers.rkeys, sizeof ring.rkeys);
-  if (base->connector) ib_send_comm_start(s->comm);
-  else ib_recv_comm_start(s->comm, &ring, ib_progress);
-  return RAIL_OK;
+  bool ok = !s->plan.failover || ib_failover_init(s->comm) == RAIL_OK;
+  if (!base->connector) ib_recv_comm_start(s->comm, &ring, ib_progress);
+  else ok = ib_send_comm_start(s->comm, ib_progress) && ok;
+  if (ok) return RAIL_OK;
+  return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no memory, or no receives could be posted");
 }
 
 /* ---- first writes --------------------------------------------------------

@@ -65,6 +65,8 @@ bool ib_comm_init(struct ib_comm *comm, uint32_t magic) {
 void ib_comm_free(struct ib_comm *comm) {
   free(comm->ctrl_buf);
   free(comm->qps);
+  free(comm->failover);
+  if (comm->sender) free(ib_send_comm_of(comm)->posted);
   comm->magic = 0;
   if (comm->sender) free(ib_send_comm_of(comm));
   else free(ib_recv_comm_of(comm));
@@ -85,9 +87,16 @@ uint64_t ib_comm_linger_ms(const struct ib_comm *comm) {
   return RAIL_MIN(longest + IB_GRACE_MS, LINGER_MAX_MS);
 }
 
+static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* guards the states of QPs that stop */
+
+void ib_comm_stop_qp(struct ib_comm *comm, unsigned int qp) {
+  pthread_mutex_lock(&one_at_a_time);
+  ib_qp_to_err(&comm->qps[qp]);
+  pthread_mutex_unlock(&one_at_a_time);
+}
+
 /* A second caller waits for the first, so that the QPs are in ERR for it too when it returns. */
 void ib_comm_stop(struct ib_comm *comm) {
-  static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
   if (comm->forked) return;
   pthread_mutex_lock(&one_at_a_time);
   if (!atomic_exchange(&comm->stopped, true)) {

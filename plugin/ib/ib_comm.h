@@ -5,8 +5,8 @@
  *
  * Threads, as common/net/net_ops.h has them: isend, irecv, iflush and test run in the caller's progress thread; regMr,
  * deregMr and close in its service thread. The watch thread writes `faults` and `peer_silent`; the progress thread
- * clears IB_COMM_STALLED. Each field names its thread where that is not the progress thread. The data path takes no
- * lock; ib_mr.c has one for `mhandles`, ib_comm_stop one for its callers.
+ * clears IB_COMM_STALLED and IB_COMM_PATHS. Each field names its thread where that is not the progress thread. The data
+ * path takes no lock; ib_mr.c has one for `mhandles`, ib_comm_stop one for its callers.
  */
 #ifndef IB_COMM_H
 #define IB_COMM_H
@@ -39,6 +39,8 @@
 #define IB_COMM_QP_FATAL 1u      /* IBV_EVENT_QP_FATAL, QP_REQ_ERR or QP_ACCESS_ERR of one of its QPs */
 #define IB_COMM_CQ_ERROR 2u      /* IBV_EVENT_CQ_ERR: completions were lost */
 #define IB_COMM_DEVICE_FATAL 4u  /* IBV_EVENT_DEVICE_FATAL of the HCA of one of its rails */
+#define IB_COMM_PATHS 8u         /* no error yet: ib_failover_run has something to do */
+#define IB_COMM_ALL_LOST 16u     /* never set: of the line that says that the peer has nothing left to go on with */
 /* Of the oob connection: common/conn/oob.h. */
 #define IB_COMM_PEER_CLOSED RAIL_OOB_PEER_CLOSED
 #define IB_COMM_PEER_GONE RAIL_OOB_PEER_GONE /* it acknowledges no retransmission any more */
@@ -88,6 +90,7 @@ struct ib_comm {
   struct ib_rail rails[IB_MAX_RAILS];
   struct ib_offer_rail remote_rails[IB_MAX_RAILS];
   struct ib_qp *qps; /* plan.nqps */
+  struct ib_failover *failover; /* ib_failover.h; NULL: the first QP that fails ends the connection */
   struct ib_ctrl_buf *ctrl_buf;
 
   char peer_text[RAIL_ADDR_TEXT]; /* address of the oob connection */
@@ -110,6 +113,7 @@ struct ib_comm {
   uint64_t *stats;                  /* of the group "comm"; never NULL */
   bool stats_private;               /* not in the shared page */
   rail_profiler_fn profiler;
+  rail_result_t (*progress)(struct ib_comm *comm); /* ib_progress, for calls that must poll and cannot call it */
 };
 
 /* Where the sender's CTS ring is. */
@@ -139,6 +143,12 @@ struct ib_request {
 };
 SLIST_HEAD(ib_request_pool, ib_request);
 
+/* How far a part is posted. All of it goes over one QP. */
+struct ib_cursor {
+  uint64_t posted; /* bytes; 0: nothing, and the QP is not chosen */
+  uint16_t qp;
+};
+
 /* A send. Life: CTS matched → (in `unposted`) → posted → done. */
 struct ib_send {
   struct ib_request base;
@@ -146,8 +156,8 @@ struct ib_send {
   const uint8_t *data;
   uint64_t size;
   uint64_t length;       /* bytes that are written: size, or 0 if that is more than the buffer holds */
-  uint64_t posted;       /* bytes of `part` */
-  uint16_t first_qp;     /* part i goes over QP first_qp + i */
+  struct ib_cursor at;   /* of `part` */
+  uint16_t first_qp;     /* part i goes over QP live[first_qp + i] */
   uint16_t nparts, part; /* `part`: the first that is not all posted */
   struct ib_cts_buffer buffer;
   struct ib_mhandle *mr;
@@ -179,6 +189,8 @@ struct ib_ring_wait {
 struct ib_flush {
   struct ib_comm *comm;
   unsigned int ready; /* rails whose QP is in RTS */
+  uint8_t rails;                   /* one bit per rail that is not lost */
+  uint8_t waiting[IB_MAX_FLUSHES]; /* one bit per rail whose read has not completed */
   struct ib_qp qps[IB_MAX_RAILS];
   struct ibv_mr *mrs[IB_MAX_RAILS];
   uint64_t *scratch; /* on a page of its own: target of the reads; its value is never used */
@@ -192,7 +204,12 @@ struct ib_send_comm {
   STAILQ_HEAD(, ib_send) unposted; /* matched and not all posted, in order */
   uint64_t min_part;
   uint64_t separate_above[IB_MAX_RAILS]; /* larger messages end with a write of their own: adaptive routing */
-  unsigned int next_qp;
+  unsigned int next_qp;                  /* in live */
+  unsigned int nlive, most_parts;        /* of a message */
+  uint8_t live[IB_MAX_QPS];              /* QPs that are in use */
+  uint16_t *posted;                      /* what was posted, of all QPs (ib_qp.posted) */
+  struct ib_cursor again;                /* of the part that is being posted again */
+  uint16_t again_of;                     /* the lost QP whose it was */
   struct ib_ring_wait tag_wait;     /* receives are posted, none of the send's tag */
   struct ib_ring_wait partial_wait; /* the next receive is there in part */
   uint64_t closed_deadline; /* after GOODBYE: the peer acknowledges retransmissions until then; 0: no GOODBYE */
@@ -205,9 +222,11 @@ struct ib_send_comm {
 struct ib_recv_comm {
   struct ib_comm base;
   struct ib_remote_ring remote_ring;
-  rail_result_t (*progress)(struct ib_comm *comm); /* ib_progress */
   uint32_t next_seq;         /* number of the next receive */
+  struct ib_qp *cts;         /* carries CTS writes; NULL: the one that did is lost, and not yet DOWN */
+  unsigned int cts_index;    /* the QP that carries them, or did */
   uint32_t cts_unsignaled;   /* CTS writes since the last signaled one */
+  uint32_t cts_again;        /* one bit per receive that is to be announced again */
   struct ib_flush *flush;    /* NULL: no flush is needed */
   struct ib_request_pool free_flushes;
   struct ib_recv recvs[IB_MAX_RECVS];
@@ -254,6 +273,8 @@ static inline rail_result_t ib_comm_fail(struct ib_comm *comm, rail_result_t res
 uint64_t ib_comm_linger_ms(const struct ib_comm *comm);
 /* All QPs to ERR: nothing new begins. Any thread; idempotent. */
 void ib_comm_stop(struct ib_comm *comm);
+/* One QP to ERR, by the progress thread, while another may stop them all. */
+void ib_comm_stop_qp(struct ib_comm *comm, unsigned int qp);
 
 /* Sets what both kinds need before the handshake: magic, ctrl_buf (zeroed), oob_fd -1. False: out of memory. */
 bool ib_comm_init(struct ib_comm *comm, uint32_t magic);
@@ -266,8 +287,9 @@ void ib_comm_limit_inline(struct ib_comm *comm);
 void ib_request_pool_init(struct ib_request_pool *pool, void *first, size_t size, uint32_t count,
                           struct ib_comm *comm);
 
+/* Release: who sees that nothing is outstanding sees what was counted before. */
 static inline void ib_outstanding_set(struct ib_comm *comm, uint32_t n) {
-  atomic_store_explicit(&comm->outstanding, n, memory_order_relaxed);
+  atomic_store_explicit(&comm->outstanding, n, memory_order_release);
   rail_stats_set(&comm->stats[IB_COMM_OUTSTANDING], n);
 }
 
@@ -319,10 +341,10 @@ struct ib_comm *ib_send_comm_alloc(void);
 struct ib_comm *ib_recv_comm_alloc(void);
 /* Posts the receive WRs; the QPs are in INIT. */
 rail_result_t ib_recv_comm_prepost(struct ib_comm *comm);
-/* The QPs are in RTS, the keys are known. `progress`: ib_progress, for an irecv that finds the send queue full. */
+/* The QPs are in RTS, the keys are known. `progress`: ib_progress. False: out of memory. */
 void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
                         rail_result_t (*progress)(struct ib_comm *comm));
-void ib_send_comm_start(struct ib_comm *comm);
+bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct ib_comm *comm));
 
 /* ---- ib_close.c ------------------------------------------------------------------ */
 

@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_progress.h"
 
@@ -18,65 +19,68 @@
 #define BUG "this should not happen: please report it with this line"
 
 static const struct ib_error_row rows[] = {
-  {IBV_WC_SUCCESS, RAIL_OK, "SUCCESS", "no error", "nothing"},
-  {IBV_WC_LOC_LEN_ERR, RAIL_INTERNAL_ERROR, "LOC_LEN_ERR",
+  {IBV_WC_SUCCESS, RAIL_OK, false, "SUCCESS", "no error", "nothing"},
+  {IBV_WC_LOC_LEN_ERR, RAIL_INTERNAL_ERROR, false, "LOC_LEN_ERR",
    "a message did not fit the memory or the size that its work request named",
    "do both sides run the same version? Else " BUG},
-  {IBV_WC_LOC_QP_OP_ERR, RAIL_SYSTEM_ERROR, "LOC_QP_OP_ERR", "this side's HCA could not carry out a work request",
+  {IBV_WC_LOC_QP_OP_ERR, RAIL_SYSTEM_ERROR, true, "LOC_QP_OP_ERR", "this side's HCA could not carry out a work request",
    "dmesg and the firmware's version; else " BUG},
-  {IBV_WC_LOC_EEC_OP_ERR, RAIL_SYSTEM_ERROR, "LOC_EEC_OP_ERR",
+  {IBV_WC_LOC_EEC_OP_ERR, RAIL_SYSTEM_ERROR, false, "LOC_EEC_OP_ERR",
    "this side's HCA met an inconsistency of an end-to-end context, which is not used here",
    "the HCA's driver and firmware"},
-  {IBV_WC_LOC_PROT_ERR, RAIL_SYSTEM_ERROR, "LOC_PROT_ERR",
+  {IBV_WC_LOC_PROT_ERR, RAIL_SYSTEM_ERROR, false, "LOC_PROT_ERR",
    "this side's HCA may not touch the buffer of a work request: it is not, or no longer, registered",
    "was the buffer freed or deregistered while it was in use? With GPU memory: ACS and IOMMU off for peer-to-peer, "
    "BAR1 large enough, nvidia_peermem or dma-buf working"},
-  {IBV_WC_WR_FLUSH_ERR, RAIL_REMOTE_ERROR, "WR_FLUSH_ERR",
+  {IBV_WC_WR_FLUSH_ERR, RAIL_REMOTE_ERROR, true, "WR_FLUSH_ERR",
    "the queue pair stopped before the transfer was done, without saying why",
    "the other side's log and this one's earlier lines: the error that came first is the cause"},
-  {IBV_WC_MW_BIND_ERR, RAIL_INTERNAL_ERROR, "MW_BIND_ERR", "a memory window was bound wrongly; none is used here", BUG},
-  {IBV_WC_BAD_RESP_ERR, RAIL_REMOTE_ERROR, "BAD_RESP_ERR", "the peer's HCA answered something unexpected",
+  {IBV_WC_MW_BIND_ERR, RAIL_INTERNAL_ERROR, false, "MW_BIND_ERR",
+   "a memory window was bound wrongly; none is used here", BUG},
+  {IBV_WC_BAD_RESP_ERR, RAIL_REMOTE_ERROR, true, "BAD_RESP_ERR", "the peer's HCA answered something unexpected",
    "packets altered or mixed up on the way, or a driver or firmware bug at the peer; are two hosts using one address?"},
-  {IBV_WC_LOC_ACCESS_ERR, RAIL_SYSTEM_ERROR, "LOC_ACCESS_ERR",
+  {IBV_WC_LOC_ACCESS_ERR, RAIL_SYSTEM_ERROR, false, "LOC_ACCESS_ERR",
    "an incoming write met local memory that its registration does not allow", "dmesg; else " BUG},
-  {IBV_WC_REM_INV_REQ_ERR, RAIL_REMOTE_ERROR, "REM_INV_REQ_ERR", "the peer's HCA refused a request as invalid",
+  {IBV_WC_REM_INV_REQ_ERR, RAIL_REMOTE_ERROR, false, "REM_INV_REQ_ERR", "the peer's HCA refused a request as invalid",
    "versions of both sides; drivers and firmware that differ between the hosts (NCCL_IB_ECE_ENABLE=0 helps where "
    "enhanced connections are the reason)"},
-  {IBV_WC_REM_ACCESS_ERR, RAIL_REMOTE_ERROR, "REM_ACCESS_ERR",
+  {IBV_WC_REM_ACCESS_ERR, RAIL_REMOTE_ERROR, false, "REM_ACCESS_ERR",
    "the peer's HCA did not allow access to the buffer that the peer named",
    "the peer's log: did it deregister the buffer or abort while it was in use? With GPU memory: its nvidia_peermem or "
    "dma-buf, ACS"},
-  {IBV_WC_REM_OP_ERR, RAIL_REMOTE_ERROR, "REM_OP_ERR", "the peer's HCA could not carry out the request",
+  {IBV_WC_REM_OP_ERR, RAIL_REMOTE_ERROR, true, "REM_OP_ERR", "the peer's HCA could not carry out the request",
    "dmesg and firmware at the peer; with GPU memory: its peer-to-peer path (ACS, IOMMU)"},
-  {IBV_WC_RETRY_EXC_ERR, RAIL_REMOTE_ERROR, "RETRY_EXC_ERR",
+  {IBV_WC_RETRY_EXC_ERR, RAIL_REMOTE_ERROR, true, "RETRY_EXC_ERR",
    "no acknowledgement came back though all retries were made",
    "is the peer's host up and its port too? Can the two GIDs reach each other (ping -I, rping, ib_write_bw)? RoCE: UDP "
    "port 4791 open, same GID type, PFC or ECN set up, no ARP flux; see docs/roce.md"},
-  {IBV_WC_RNR_RETRY_EXC_ERR, RAIL_REMOTE_ERROR, "RNR_RETRY_EXC_ERR",
+  {IBV_WC_RNR_RETRY_EXC_ERR, RAIL_REMOTE_ERROR, false, "RNR_RETRY_EXC_ERR",
    "the peer had no receive posted for too long", "is the peer's process overrun or stopped? Else " BUG},
-  {IBV_WC_LOC_RDD_VIOL_ERR, RAIL_SYSTEM_ERROR, "LOC_RDD_VIOL_ERR",
+  {IBV_WC_LOC_RDD_VIOL_ERR, RAIL_SYSTEM_ERROR, false, "LOC_RDD_VIOL_ERR",
    "this side's reliable datagram domains do not match; none are used here", "the HCA's driver and firmware"},
-  {IBV_WC_REM_INV_RD_REQ_ERR, RAIL_REMOTE_ERROR, "REM_INV_RD_REQ_ERR",
+  {IBV_WC_REM_INV_RD_REQ_ERR, RAIL_REMOTE_ERROR, false, "REM_INV_RD_REQ_ERR",
    "the peer refused a reliable datagram; none are used here", "drivers and firmware of both sides"},
-  {IBV_WC_REM_ABORT_ERR, RAIL_REMOTE_ERROR, "REM_ABORT_ERR", "the peer's HCA aborted the operation",
+  {IBV_WC_REM_ABORT_ERR, RAIL_REMOTE_ERROR, true, "REM_ABORT_ERR", "the peer's HCA aborted the operation",
    "dmesg and firmware at the peer"},
-  {IBV_WC_INV_EECN_ERR, RAIL_SYSTEM_ERROR, "INV_EECN_ERR", "an end-to-end context is invalid; none are used here",
+  {IBV_WC_INV_EECN_ERR, RAIL_SYSTEM_ERROR, false, "INV_EECN_ERR",
+   "an end-to-end context is invalid; none are used here",
    "the HCA's driver and firmware"},
-  {IBV_WC_INV_EEC_STATE_ERR, RAIL_SYSTEM_ERROR, "INV_EEC_STATE_ERR",
+  {IBV_WC_INV_EEC_STATE_ERR, RAIL_SYSTEM_ERROR, false, "INV_EEC_STATE_ERR",
    "an end-to-end context is in a wrong state; none are used here", "the HCA's driver and firmware"},
-  {IBV_WC_FATAL_ERR, RAIL_SYSTEM_ERROR, "FATAL_ERR", "this side's HCA failed", "dmesg; the HCA may need a reset"},
-  {IBV_WC_RESP_TIMEOUT_ERR, RAIL_REMOTE_ERROR, "RESP_TIMEOUT_ERR", "the peer's HCA did not respond in time",
+  {IBV_WC_FATAL_ERR, RAIL_SYSTEM_ERROR, true, "FATAL_ERR", "this side's HCA failed", "dmesg; the HCA may need a reset"},
+  {IBV_WC_RESP_TIMEOUT_ERR, RAIL_REMOTE_ERROR, true, "RESP_TIMEOUT_ERR", "the peer's HCA did not respond in time",
    "the path to the peer, as for RETRY_EXC_ERR"},
-  {IBV_WC_GENERAL_ERR, RAIL_SYSTEM_ERROR, "GENERAL_ERR", "the HCA reports an error of no particular kind",
+  {IBV_WC_GENERAL_ERR, RAIL_SYSTEM_ERROR, true, "GENERAL_ERR", "the HCA reports an error of no particular kind",
    "the vendor error, dmesg, driver and firmware"},
-  {IBV_WC_TM_ERR, RAIL_INTERNAL_ERROR, "TM_ERR", "tag matching of the HCA failed; it is not used here", BUG},
-  {IBV_WC_TM_RNDV_INCOMPLETE, RAIL_INTERNAL_ERROR, "TM_RNDV_INCOMPLETE",
+  {IBV_WC_TM_ERR, RAIL_INTERNAL_ERROR, false, "TM_ERR", "tag matching of the HCA failed; it is not used here", BUG},
+  {IBV_WC_TM_RNDV_INCOMPLETE, RAIL_INTERNAL_ERROR, false, "TM_RNDV_INCOMPLETE",
    "a rendezvous of the HCA's tag matching is incomplete; it is not used here", BUG},
 };
 
 const struct ib_error_row *ib_error_row(enum ibv_wc_status status) {
   static const struct ib_error_row unknown = {
-    IBV_WC_GENERAL_ERR, RAIL_SYSTEM_ERROR, "unknown status", "the driver reports a status that verbs does not know",
+    IBV_WC_GENERAL_ERR, RAIL_SYSTEM_ERROR, false, "unknown status",
+    "the driver reports a status that verbs does not know",
     "the vendor error, dmesg; is libibverbs newer than this plugin?"};
   for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++)
     if (rows[i].status == status) return &rows[i];
@@ -186,6 +190,18 @@ static const char *port_state(const struct ib_port *port, char text[PIECE]) {
   return text;
 }
 
+/* What had failed before, and was not the end. */
+static const char *lost_before(const struct ib_comm *comm, char text[PIECE]) {
+  size_t used = 0;
+  text[0] = 0;
+  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps && used < PIECE; i++)
+    if (comm->failover->paths[i].state != IB_PATH_UP)
+      used += (size_t)snprintf(text + used, PIECE - used, "%s%u of port %s",
+                               used ? ", " : "; queue pairs lost before: ", i,
+                               comm->rails[comm->qps[i].rail].port->name);
+  return text;
+}
+
 static void count_error(const struct ib_port *port) {
   if (port->stats) rail_stats_add_shared(&port->stats[IB_DEVICE_ERRORS], 1);
 }
@@ -196,14 +212,14 @@ rail_result_t ib_error_completion(struct ib_comm *comm, const struct ibv_wc *wc)
   const struct ib_error_row *row = ib_error_row(wc->status);
   const struct ib_qp *qp = find_qp(comm, wc);
   const struct ib_port *port = qp_rail(comm, qp)->port;
-  char op[PIECE], way[PIECE], vend[PIECE], tries[PIECE], last[PIECE], state[PIECE];
+  char op[PIECE], way[PIECE], vend[PIECE], tries[PIECE], last[PIECE], state[PIECE], lost[PIECE];
   if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
   if (!atomic_load(&comm->stopped)) {
     count_error(port);
-    RAIL_WARN("RailIB: %s %s over %s (%s): %s (IBV_WC_%s, status %d, %s); %s%s; %s; check: %s",
+    RAIL_WARN("RailIB: %s %s over %s (%s): %s (IBV_WC_%s, status %d, %s); %s%s; %s%s; check: %s",
               operation(comm, wc, op), comm->peer_text, port->name, path(comm, qp, wc->qp_num, way), row->what,
               row->name, (int)wc->status, vendor(port, wc->vendor_err, vend), budget(qp, tries),
-              last_progress(comm, last), port_state(port, state), row->check);
+              last_progress(comm, last), port_state(port, state), lost_before(comm, lost), row->check);
   }
   return ib_comm_fail(comm, row->result);
 }
@@ -220,6 +236,8 @@ static const struct {
    "dmesg, driver and firmware; else " BUG},
   {IB_COMM_QP_FATAL, RAIL_SYSTEM_ERROR, "a queue pair failed (asynchronous event; an earlier line has it)",
    "the other side's log, dmesg, driver and firmware"},
+  {IB_COMM_ALL_LOST, RAIL_REMOTE_ERROR, "the peer has given up the last queue pair, or its connection has failed",
+   "the other side's log"},
   {IB_COMM_PEER_LOST, RAIL_REMOTE_ERROR, "the peer's process or host is gone: the oob connection broke",
    "the peer's log; was it killed (dmesg: out of memory)?"},
   {IB_COMM_HOST_SILENT, RAIL_REMOTE_ERROR, "the peer's host has not answered for RAIL_IB_DEADLINE",
@@ -233,7 +251,7 @@ static const struct {
 };
 
 rail_result_t ib_error_faults(struct ib_comm *comm, uint32_t faults) {
-  char last[PIECE], state[PIECE];
+  char last[PIECE], state[PIECE], lost[PIECE];
   size_t i = 0;
   if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
   while (i < RAIL_COUNT_OF(fault_rows) && !(faults & fault_rows[i].bit)) i++;
@@ -241,25 +259,25 @@ rail_result_t ib_error_faults(struct ib_comm *comm, uint32_t faults) {
   if (!atomic_load(&comm->stopped)) {
     const struct ib_port *port = comm->rails[0].port;
     count_error(port);
-    RAIL_WARN("RailIB: %s %s over %s: %s; %u requests outstanding; %s; %s; check: %s",
+    RAIL_WARN("RailIB: %s %s over %s: %s; %u requests outstanding; %s; %s%s; check: %s",
               comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, fault_rows[i].what,
               atomic_load(&comm->outstanding), last_progress(comm, last), port_state(port, state),
-              fault_rows[i].check);
+              lost_before(comm, lost), fault_rows[i].check);
   }
   return ib_comm_fail(comm, fault_rows[i].result);
 }
 
 /* `qp` is NULL where `what` polls a CQ. The reason for a failure to post is always on this host. */
 rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const char *what, int err) {
-  char way[PIECE], state[PIECE];
+  char way[PIECE], state[PIECE], lost[PIECE];
   if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
   if (!atomic_load(&comm->stopped)) {
     const struct ib_port *port = qp_rail(comm, qp)->port;
     count_error(port);
-    RAIL_WARN("RailIB: %s %s over %s%s%s%s: %s: %s; %s; check: dmesg, driver and firmware; else " BUG,
+    RAIL_WARN("RailIB: %s %s over %s%s%s%s: %s: %s; %s%s; check: dmesg, driver and firmware; else " BUG,
               comm->sender ? "sending to" : "receiving from", comm->peer_text, port->name, qp ? " (" : "",
               qp && qp->qp ? path(comm, qp, qp->qp->qp_num, way) : "", qp ? ")" : "", what,
-              err > 0 ? strerror(err) : "failed", port_state(port, state));
+              err > 0 ? strerror(err) : "failed", port_state(port, state), lost_before(comm, lost));
   }
   return ib_comm_fail(comm, RAIL_SYSTEM_ERROR);
 }

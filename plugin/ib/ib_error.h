@@ -11,6 +11,7 @@
 struct ib_error_row {
   enum ibv_wc_status status;
   rail_result_t result; /* where the fault is: the peer (remote), this host (system), this plugin (internal) */
+  bool path;            /* another queue pair may do better */
   const char *name;     /* without IBV_WC_ */
   const char *what;     /* what happened */
   const char *check;    /* what to do about it */

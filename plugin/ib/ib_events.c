@@ -9,6 +9,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_stats.h"
 
@@ -27,7 +28,7 @@ static void count(const struct ib_port *port, enum ib_stats_device counter) {
   if (port->stats) rail_stats_add_shared(&port->stats[counter], 1);
 }
 
-/* Not an error: the HCA retransmits until its retries are over. */
+/* Not an error: the HCA retransmits until its retries are over, and connections with other ports go on over those. */
 static void port_down(struct ib_port *port) {
   char when[32];
   if (port->down_since) return; /* reported already */
@@ -36,7 +37,7 @@ static void port_down(struct ib_port *port) {
   uint64_t flaps = atomic_fetch_add(&port->flaps, 1) + 1;
   count(port, IB_DEVICE_PORT_DOWNS);
   RAIL_WARN("RailIB: port %s went down at %s (%llu times so far); transfers over it are retried and fail if it stays "
-            "down; check cable, switch port and driver (ibv_devinfo -d %s, dmesg)",
+            "down and there is no other port; check cable, switch port and driver (ibv_devinfo -d %s, dmesg)",
             port->name, time_of_day(when), (unsigned long long)flaps, port->hca->name);
 }
 
@@ -55,7 +56,7 @@ static void other_event(const struct ib_port *port, const char *what) {
 }
 
 /* Events of ports that no device uses are ignored. */
-static void on_port(struct ib_hca *hca, int number, enum ibv_event_type type, const char *what) {
+static enum ib_events on_port(struct ib_hca *hca, int number, enum ibv_event_type type, const char *what) {
   for (unsigned int i = 0; i < hca->nports; i++) {
     struct ib_port *port = &hca->ports[i];
     if (port->number != number) continue;
@@ -63,6 +64,7 @@ static void on_port(struct ib_hca *hca, int number, enum ibv_event_type type, co
     else if (type == IBV_EVENT_PORT_ACTIVE) port_up(port);
     else other_event(port, what);
   }
+  return type == IBV_EVENT_PORT_ERR ? IB_EVENTS_PORT_DOWN : IB_EVENTS_READ;
 }
 
 static void count_on_all(const struct ib_hca *hca, enum ib_stats_device counter) {
@@ -71,21 +73,29 @@ static void count_on_all(const struct ib_hca *hca, enum ib_stats_device counter)
 
 /* ---- connections ------------------------------------------------------------ */
 
-static void on_comm(struct ib_hca *hca, struct ib_comm *comm, uint32_t faults, const char *what) {
+/* qp: what the event is about, if it is a QP that broke. */
+static void on_comm(struct ib_hca *hca, struct ib_comm *comm, uint32_t faults, const struct ibv_qp *qp,
+                    const char *what) {
   if (!comm || (comm->magic != IB_SEND_COMM_MAGIC && comm->magic != IB_RECV_COMM_MAGIC)) return;
   count_on_all(hca, IB_DEVICE_ERRORS);
   if (atomic_load(&comm->stopped)) return; /* its QPs are in ERR because ib_comm_stop put them there */
   RAIL_WARN("RailIB: connection with %s over %s: %s reports %s%s", comm->peer_text, comm->device->name, hca->name, what,
             ib_params.return_async_events ? "" : "; ignored, as NCCL_IB_RETURN_ASYNC_EVENTS=0 says");
-  if (ib_params.return_async_events) atomic_fetch_or(&comm->faults, faults);
+  if (!ib_params.return_async_events) return;
+  for (unsigned int i = 0; qp && comm->failover && i < comm->plan.nqps; i++) {
+    if (comm->qps[i].qp != qp) continue;
+    ib_path_doubt(comm, i, IB_DOUBT_EVENT);
+    return;
+  }
+  atomic_fetch_or(&comm->faults, faults);
 }
 
-static bool on_device(struct ib_hca *hca, const char *what) {
+static enum ib_events on_device(struct ib_hca *hca, const char *what) {
   count_on_all(hca, IB_DEVICE_ERRORS);
   atomic_fetch_or(&hca->faults, IB_HCA_FATAL);
   RAIL_WARN("RailIB: %s reports %s: nothing works over it any more; dmesg and the firmware's log say why%s", hca->name,
             what, ib_params.return_async_events ? "" : "; ignored, as NCCL_IB_RETURN_ASYNC_EVENTS=0 says");
-  return ib_params.return_async_events != 0;
+  return ib_params.return_async_events ? IB_EVENTS_FATAL : IB_EVENTS_READ;
 }
 
 /* ---- the table -------------------------------------------------------------- */
@@ -120,8 +130,7 @@ static const struct {
   [IBV_EVENT_WQ_FATAL] = {ABOUT_OTHER, 0, "WQ_FATAL"},
 };
 
-/* True: the HCA failed. */
-static bool handle(struct ib_hca *hca, const struct ibv_async_event *event) {
+static enum ib_events handle(struct ib_hca *hca, const struct ibv_async_event *event) {
   enum about about = ABOUT_OTHER;
   uint32_t faults = 0;
   const char *what = "an event of an unknown type";
@@ -132,17 +141,20 @@ static bool handle(struct ib_hca *hca, const struct ibv_async_event *event) {
   }
   RAIL_TRACE(RAIL_SUB_NET, "RailIB: %s: event %d: %s", hca->name, (int)event->event_type, what);
   switch (about) {
-    case ABOUT_QP: on_comm(hca, event->element.qp->qp_context, faults, what); break;
-    case ABOUT_CQ: on_comm(hca, event->element.cq->cq_context, faults, what); break;
-    case ABOUT_PORT: on_port(hca, event->element.port_num, event->event_type, what); break;
+    case ABOUT_QP:
+      on_comm(hca, event->element.qp->qp_context, faults,
+              event->event_type == IBV_EVENT_QP_FATAL ? event->element.qp : NULL, what);
+      break;
+    case ABOUT_CQ: on_comm(hca, event->element.cq->cq_context, faults, NULL, what); break;
+    case ABOUT_PORT: return on_port(hca, event->element.port_num, event->event_type, what);
     case ABOUT_DEVICE: return on_device(hca, what);
     case ABOUT_OTHER: count_on_all(hca, IB_DEVICE_EVENTS); break;
   }
-  return false;
+  return IB_EVENTS_READ;
 }
 
 enum ib_events ib_events_read(struct ib_hca *hca) {
-  bool fatal = false;
+  enum ib_events worst = IB_EVENTS_READ;
   for (int i = 0; i < EVENTS_AT_ONCE; i++) {
     struct ibv_async_event event;
     if (ib_verbs.get_async_event(hca->context, &event) != 0) {
@@ -151,8 +163,9 @@ enum ib_events ib_events_read(struct ib_hca *hca) {
                 strerror(errno));
       return IB_EVENTS_GONE;
     }
-    fatal |= handle(hca, &event);
+    enum ib_events seen = handle(hca, &event);
+    worst = RAIL_MAX(worst, seen);
     ib_verbs.ack_async_event(&event);
   }
-  return fatal ? IB_EVENTS_FATAL : IB_EVENTS_READ;
+  return worst;
 }

@@ -11,6 +11,7 @@
 
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
+#include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 
@@ -74,6 +75,7 @@ static struct ib_flush *new_flush(struct ib_comm *comm) {
   size_t page = (size_t)sysconf(_SC_PAGESIZE);
   if (f && posix_memalign((void **)(void *)&f->scratch, page, page) == 0) {
     f->comm = comm;
+    f->rails = (uint8_t)((1u << comm->nrails) - 1);
     return f;
   }
   free(f);
@@ -121,12 +123,27 @@ static bool is_needed(const struct ib_mhandle *mr) {
   return mr->type != RAIL_PTR_HOST || ib_params.flush == IB_FLUSH_ALWAYS;
 }
 
+/* With failover the rail is given up, and with it the read. */
+RAIL_COLD static rail_result_t post_failed(struct ib_comm *comm, const struct ib_qp *flush_qp, int err) {
+  if (!comm->failover) return ib_error_post(comm, flush_qp, "ibv_post_send", err);
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
+    if (comm->qps[i].rail != flush_qp->rail) continue;
+    comm->failover->paths[i].post_errno = err;
+    ib_path_doubt(comm, i, IB_DOUBT_POST);
+  }
+  return RAIL_OK;
+}
+
+/* A rail that is lost has no part in it: what its HCA wrote was in place before the loss was settled. */
 static rail_result_t post_reads(struct ib_recv_comm *rc, struct ib_request *r, const void *data,
                                 const struct ib_mhandle *mr) {
   struct ib_flush *f = rc->flush;
+  const unsigned int index = (unsigned int)(r - rc->flushes);
+  f->waiting[index] = f->rails;
   for (unsigned int i = 0; i < rc->base.nrails; i++) {
+    if (!(f->rails & 1u << i)) continue;
     struct ibv_sge sge = {.addr = (uintptr_t)f->scratch, .length = 1, .lkey = f->mrs[i]->lkey};
-    struct ibv_send_wr wr = {.wr_id = ib_wr_id(IB_WR_FLUSH, i, 1, (unsigned int)(r - rc->flushes)),
+    struct ibv_send_wr wr = {.wr_id = ib_wr_id(IB_WR_FLUSH, i, 1, index),
                              .opcode = IBV_WR_RDMA_READ,
                              .sg_list = &sge,
                              .num_sge = 1,
@@ -134,7 +151,7 @@ static rail_result_t post_reads(struct ib_recv_comm *rc, struct ib_request *r, c
                              .wr.rdma = {.remote_addr = (uintptr_t)data, .rkey = mr->rkeys[i]}},
                        *bad;
     int err = ibv_post_send(f->qps[i].qp, &wr, &bad);
-    if (rail_unlikely(err)) return ib_error_post(&rc->base, &f->qps[i], "ibv_post_send", err);
+    if (rail_unlikely(err)) RAIL_TRY(post_failed(&rc->base, &f->qps[i], err));
   }
   return RAIL_OK;
 }
@@ -170,7 +187,7 @@ rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, v
   struct ib_request *r = SLIST_FIRST(&rc->free_flushes);
   if (rail_unlikely(!r)) return too_many();
   SLIST_REMOVE_HEAD(&rc->free_flushes, free);
-  ib_request_begin(r, IB_REQ_FLUSH, comm->nrails);
+  ib_request_begin(r, IB_REQ_FLUSH, (uint32_t)__builtin_popcount(rc->flush->rails));
   rc->flushed[r - rc->flushes] = mr;
   ib_mr_hold(mr);
   *request = r;
@@ -178,12 +195,23 @@ rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, v
   return RAIL_OK;
 }
 
-void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc) {
-  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
-  unsigned int i = ib_wr_arg(wc->wr_id);
+static void read_done(struct ib_recv_comm *rc, unsigned int i, unsigned int rail) {
+  if (!(rc->flush->waiting[i] & 1u << rail)) return; /* its rail was lost meanwhile */
+  rc->flush->waiting[i] &= (uint8_t)~(1u << rail);
   if (--rc->flushes[i].pending) return;
   ib_mr_release(rc->flushed[i]);
   ib_request_end(&rc->flushes[i]);
+}
+
+void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc) {
+  read_done(ib_recv_comm_of(comm), ib_wr_arg(wc->wr_id), ib_wr_qp(wc->wr_id));
+}
+
+void ib_flush_lose_rail(struct ib_recv_comm *rc, unsigned int rail) {
+  if (!rc->flush || !(rc->flush->rails & 1u << rail)) return;
+  rc->flush->rails &= (uint8_t)~(1u << rail);
+  for (unsigned int i = 0; i < IB_MAX_FLUSHES; i++)
+    if (rc->flushes[i].magic == IB_REQ_FLUSH && rc->flushes[i].pending) read_done(rc, i, rail);
 }
 
 bool ib_flush_is_pending(const struct ib_recv_comm *rc) {

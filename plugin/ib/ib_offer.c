@@ -166,6 +166,7 @@ rail_result_t ib_setup_offer(struct rail_setup *base) {
   o->split = ib_params.split != 0;
   o->ece = ib_params.ece && ib_verbs.query_ece && ib_verbs.set_ece;
   o->verify = ib_params.verify != 0;
+  o->failover = ib_params.failover != 0;
   o->max_write_log2 = log2_of((uint64_t)ib_params.max_write);
   o->recv_depth = IB_RECV_DEPTH;
   o->timeout = (uint8_t)ib_params.timeout;

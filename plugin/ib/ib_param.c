@@ -157,6 +157,13 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_IB_FLUSH", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|always|never", .offset = AT(flush),
    .doc = "iflush reads back from GPU memory, so that what arrived is visible to the GPU: where memory is reached "
           "in a way that needs it, always, or never."},
+  {.name = "RAIL_IB_FAILOVER", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(failover),
+   .doc = "A connection with several queue pairs goes on without one that fails, whose port goes down, or whose HCA "
+          "fails; what it carried is sent again over the others. Off if either side has it off."},
+  {.name = "RAIL_IB_PORT_GRACE", .type = RAIL_PARAM_MS, .def = "1s", .lo = 0, .hi = 3600 * 1000,
+   .offset = AT(port_grace_ms),
+   .doc = "With RAIL_IB_FAILOVER: for how long a port may be down, while its HCA retries, before connections give up "
+          "their queue pairs over it. A queue pair that was given up does not come back. 0: at once."},
 };
 
 const struct rail_param_table ib_param_table = {.module = "ib", .rows = rows, .count = RAIL_COUNT_OF(rows),

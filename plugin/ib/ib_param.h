@@ -35,6 +35,8 @@ struct ib_params {
   int64_t max_write;    /* RAIL_IB_MAX_WRITE: bytes of one RDMA write; a power of two */
   int64_t min_part;     /* RAIL_IB_MIN_PART: no message is split into smaller parts */
   int64_t flush;        /* RAIL_IB_FLUSH: enum ib_flush_mode */
+  int64_t port_grace_ms; /* RAIL_IB_PORT_GRACE: how long a port may be down before it counts as lost */
+  int64_t failover;     /* RAIL_IB_FAILOVER: a connection outlives a QP, where it has another */
 };
 extern struct ib_params ib_params;
 extern const struct rail_param_table ib_param_table;

@@ -125,6 +125,7 @@ static enum ib_refusal make(const struct ib_offer *sender, const struct ib_offer
   plan->max_write_log2 = RAIL_MIN(sender->max_write_log2, receiver->max_write_log2);
   plan->ece = sender->ece && receiver->ece;
   plan->verify = sender->verify || receiver->verify;
+  plan->failover = sender->failover && receiver->failover && plan->nqps > 1;
   return IB_REFUSAL_NONE;
 }
 

@@ -49,7 +49,7 @@ struct ib_offer {
   unsigned int qps_per_rail; /* NCCL_IB_QPS_PER_CONNECTION */
   unsigned int max_qps;      /* that this side can create for one connection */
   bool split;                /* NCCL_IB_SPLIT_DATA_ON_QPS */
-  bool ece, verify;
+  bool ece, verify, failover;
   unsigned int max_write_log2; /* 12..30: bytes of one RDMA write */
   unsigned int recv_depth;     /* receive WRs that each of its QPs holds */
   uint8_t sl, traffic_class; /* of the sender's packets; a receiver without settings of its own uses the same */
@@ -69,6 +69,7 @@ struct ib_plan {
   unsigned int qps_per_message;      /* most parts of one message: one per rail of the larger side, or all (split) */
   unsigned int max_write_log2;
   bool ece, verify;
+  bool failover; /* the connection outlives the loss of a QP, as long as there is another */
 };
 
 /* Why two ports cannot be connected. Numbers are on the wire. */

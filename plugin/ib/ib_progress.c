@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
+#include "plugin/ib/ib_failover.h"
 
 #define BATCH 16
 #define MAX_BATCHES 8   /* per call and CQ: a call must return within a millisecond */
@@ -31,7 +32,7 @@ static void note_flushed(struct ib_comm *comm, const struct ibv_wc *wc) {
 
 RAIL_COLD static rail_result_t failed_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
   note_flushed(comm, wc);
-  return ib_error_completion(comm, wc);
+  return ib_failover_completion(comm, wc) ? RAIL_OK : ib_error_completion(comm, wc);
 }
 
 /* The HCA works: the probe completed, or something else did. */
@@ -100,7 +101,9 @@ static rail_result_t poll_all(struct ib_comm *comm, bool *found) {
 
 rail_result_t ib_progress(struct ib_comm *comm) {
   bool found;
-  return poll_all(comm, &found);
+  RAIL_TRY(poll_all(comm, &found));
+  if (found || !(atomic_load_explicit(&comm->faults, memory_order_acquire) & IB_COMM_PATHS)) return RAIL_OK;
+  return ib_failover_run(comm);
 }
 
 /* ---- draining stopped QPs -------------------------------------------------- */
@@ -181,6 +184,14 @@ RAIL_COLD static rail_result_t check_stalled(struct ib_comm *comm) {
   return comm->sender ? RAIL_OK : ib_recv_probe(ib_recv_comm_of(comm));
 }
 
+RAIL_COLD static rail_result_t look_at_faults(struct ib_request *r, uint32_t faults) {
+  if (faults & IB_COMM_PATHS) RAIL_TRY(ib_failover_run(r->comm));
+  faults &= ~IB_COMM_PATHS;
+  if (!faults || !r->pending) return RAIL_OK;
+  if (faults != IB_COMM_STALLED) return check_faults(r, faults & ~IB_COMM_STALLED);
+  return ib_failover_is_open(r->comm) ? RAIL_OK : check_stalled(r->comm);
+}
+
 /* ---- test --------------------------------------------------------------- */
 
 /* The result is the comm's. */
@@ -189,8 +200,7 @@ static rail_result_t progress_request(struct ib_request *r) {
   RAIL_TRY(poll_all(r->comm, &found));
   if (found || !r->pending) return RAIL_OK;
   uint32_t faults = atomic_load_explicit(&r->comm->faults, memory_order_acquire);
-  if (rail_likely(!faults)) return RAIL_OK;
-  return faults == IB_COMM_STALLED ? check_stalled(r->comm) : check_faults(r, faults & ~IB_COMM_STALLED);
+  return rail_likely(!faults) ? RAIL_OK : look_at_faults(r, faults);
 }
 
 RAIL_COLD static rail_result_t bad_request(const struct ib_request *r) {

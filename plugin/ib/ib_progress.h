@@ -49,6 +49,15 @@ void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc);
 rail_result_t ib_send_resume(struct ib_send_comm *sc);
 /* A request that is done goes back into its pool; sizes may be NULL. Here and below. */
 void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes);
+/* What follows when a QP is DOWN (ib_failover.h). Completes what the receiver has, which has had `count` tails on that
+ * QP, and returns how many parts are left, to be posted again. */
+#define IB_SETTLE_INVALID UINT32_MAX /* a count that cannot be */
+unsigned int ib_send_settle(struct ib_send_comm *sc, struct ib_qp *qp, uint32_t count);
+/* Posts them. RAIL_IN_PROGRESS: some wait for room in a send queue, or for what is known of another lost QP. */
+rail_result_t ib_send_again(struct ib_send_comm *sc, struct ib_qp *lost);
+/* Keeps in qp->posted the tails that are to be posted again, and writes all other entries, which are over, into `over`
+ * (IB_SEND_DEPTH). Pure. */
+unsigned int ib_posted_settle(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover);
 /* Bytes that are posted, or wait for room, and have not completed. */
 uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc);
 
@@ -69,6 +78,11 @@ struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsi
 rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_recv_finish(struct ib_recv *recv, int *sizes);
+/* What follows when the QP that carried CTS writes is DOWN (ib_failover.h): takes another one, and returns how many
+ * receives are to be announced again. */
+unsigned int ib_recv_settle(struct ib_recv_comm *rc, unsigned int qp);
+/* Announces them. RAIL_IN_PROGRESS: some wait for room in the send queue. */
+rail_result_t ib_recv_again(struct ib_recv_comm *rc);
 /* When nothing completes: posts a write whose completion stands for all CTS writes so far. */
 rail_result_t ib_recv_probe(struct ib_recv_comm *rc);
 
@@ -76,6 +90,8 @@ rail_result_t ib_recv_probe(struct ib_recv_comm *rc);
 
 void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_flush_finish(struct ib_recv_comm *rc, struct ib_request *flush);
+/* A rail has no QP left that is up: no flush waits for it any more. */
+void ib_flush_lose_rail(struct ib_recv_comm *rc, unsigned int rail);
 bool ib_flush_is_pending(const struct ib_recv_comm *rc);
 
 #endif

@@ -40,11 +40,20 @@ struct ib_qp {
   /* The progress thread's: */
   uint32_t sq_avail;           /* free entries of the send queue */
   uint32_t rq_consumed;        /* receive WRs consumed and not posted again yet */
+  bool down;                   /* lost and settled (ib_failover.h): what still completes on it counts no more */
+  _Atomic uint32_t tails;      /* last writes of parts: posted by a sender, counted by a receiver; modulo 2^32 */
+  uint16_t *posted;            /* a sender's signaled writes, a ring of IB_SEND_DEPTH (ib_send.c) */
+  uint32_t posted_head, posted_tail; /* completed, posted: count without end */
   uint32_t modify_tries;        /* the handshake's: tries of a transition that timed out */
   uint64_t modify_at;           /* when the next try is due */
   _Atomic bool flushed;         /* a receive WR was flushed after ib_qp_to_err */
   struct ib_qp_attr attr;
 };
+
+/* The watch thread may read it. */
+static inline void ib_qp_count_tail(struct ib_qp *qp) {
+  atomic_store_explicit(&qp->tails, atomic_load_explicit(&qp->tails, memory_order_relaxed) + 1, memory_order_relaxed);
+}
 
 struct ib_qp_sizes {
   uint32_t send_depth, recv_depth, inline_bytes; /* inline: wanted; less is accepted */

@@ -5,7 +5,8 @@
  * irecv writes CTS entries, one per buffer, into the ring in the sender's memory, by one RDMA write. The sender writes
  * into the buffers; each part of a message ends with an immediate, which consumes a receive WR here. Those are posted
  * when the connection is made, enough for all that can be outstanding, and posted again in batches: irecv posts none.
- * test calls ib_recv_done for each completion; the receive is done when all its buffers are.
+ * test calls ib_recv_done for each completion; the receive is done when all its buffers are. When the QP that carries
+ * CTS writes was lost (ib_failover.c), receives that are not done are announced again over another one.
  */
 #include <arpa/inet.h>
 #include <limits.h>
@@ -14,6 +15,7 @@
 
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
+#include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_progress.h"
 
 #define CTS_SIGNALED 16 /* of so many CTS writes one is signaled */
@@ -37,9 +39,19 @@ struct ib_comm *ib_recv_comm_alloc(void) {
 
 void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
                         rail_result_t (*progress)(struct ib_comm *comm)) {
-  ib_recv_comm_of(comm)->remote_ring = *ring;
-  ib_recv_comm_of(comm)->progress = progress;
+  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
+  rc->remote_ring = *ring;
+  rc->cts = &comm->qps[0];
+  comm->progress = progress;
   ib_comm_limit_inline(comm);
+}
+
+/* With failover the QP is given up, and what it was to carry goes over another one. */
+RAIL_COLD static rail_result_t post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *what, int err) {
+  if (!comm->failover) return ib_error_post(comm, qp, what, err);
+  comm->failover->paths[qp->index].post_errno = err;
+  ib_path_doubt(comm, qp->index, IB_DOUBT_POST);
+  return RAIL_OK;
 }
 
 /* Receive WRs without memory: only immediates consume them. */
@@ -49,7 +61,7 @@ static rail_result_t post_recv_batch(struct ib_comm *comm, struct ib_qp *qp) {
     wrs[i] = (struct ibv_recv_wr){.wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0), .next = &wrs[i + 1]};
   wrs[IB_RECV_BATCH - 1].next = NULL;
   int err = ibv_post_recv(qp->qp, wrs, &bad);
-  if (rail_unlikely(err)) return ib_error_post(comm, qp, "ibv_post_recv", err);
+  if (rail_unlikely(err)) return post_failed(comm, qp, "ibv_post_recv", err);
   qp->rq_consumed -= IB_RECV_BATCH;
   return RAIL_OK;
 }
@@ -64,18 +76,17 @@ rail_result_t ib_recv_comm_prepost(struct ib_comm *comm) {
 
 /* ---- CTS writes ------------------------------------------------------------- */
 
-static rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *qp, struct ibv_send_wr *wr) {
+RAIL_HOT_INLINE rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *qp, struct ibv_send_wr *wr) {
   struct ibv_send_wr *bad;
   int err = ibv_post_send(qp->qp, wr, &bad);
-  if (rail_unlikely(err)) return ib_error_post(&rc->base, qp, "ibv_post_send", err);
+  if (rail_unlikely(err)) return post_failed(&rc->base, qp, "ibv_post_send", err);
   qp->sq_avail--;
   return RAIL_OK;
 }
 
 /* One write of all entries of the slot. Each 16th is signaled, and so is the last that fits into the send queue: its
  * completion stands for all before it. */
-static rail_result_t post_cts(struct ib_recv_comm *rc, unsigned int n, unsigned int slot) {
-  struct ib_qp *qp = &rc->base.qps[0];
+RAIL_HOT_INLINE rail_result_t post_cts(struct ib_recv_comm *rc, struct ib_qp *qp, unsigned int n, unsigned int slot) {
   struct ib_cts_wire *entries = rc->base.ctrl_buf->ring.slots[slot];
   uint32_t bytes = n * (uint32_t)sizeof *entries;
   struct ibv_sge sge = {
@@ -99,8 +110,8 @@ static rail_result_t post_cts(struct ib_recv_comm *rc, unsigned int n, unsigned 
 /* Zero bytes, signaled, behind all CTS writes. With a full send queue the last of those is signaled anyway. A pending
  * flush must complete by itself, and the probe's completion would hide that it is lost. */
 rail_result_t ib_recv_probe(struct ib_recv_comm *rc) {
-  struct ib_qp *qp = &rc->base.qps[0];
-  if (!qp->sq_avail || ib_flush_is_pending(rc)) return RAIL_OK;
+  struct ib_qp *qp = rc->cts;
+  if (!qp || !qp->sq_avail || ib_flush_is_pending(rc)) return RAIL_OK;
   struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
                            .send_flags = IBV_SEND_SIGNALED,
                            .wr_id = ib_wr_id(IB_WR_PROBE, qp->index, ++rc->cts_unsignaled, 0),
@@ -114,7 +125,40 @@ void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   comm->qps[ib_wr_qp(wc->wr_id)].sq_avail += ib_wr_count(wc->wr_id);
 }
 
+/* The entries of a receive that is not done are still in this side's ring: the same bytes go out again. Nothing of the
+ * lost QP's can arrive behind them, because the peer has stopped it. */
+unsigned int ib_recv_settle(struct ib_recv_comm *rc, unsigned int lost) {
+  unsigned int i = 0, n = 0;
+  if (rc->cts || rc->cts_index != lost) return 0;
+  while (rc->base.failover->paths[i].state != IB_PATH_UP) i++;
+  rc->cts_index = i;
+  rc->cts = &rc->base.qps[i];
+  rc->cts_unsignaled = 0;
+  rc->cts_again = 0;
+  for (unsigned int slot = 0; slot < IB_MAX_RECVS; slot++)
+    if (rc->recvs[slot].base.magic == IB_REQ_RECV && rc->recvs[slot].base.pending) {
+      rc->cts_again |= 1u << slot;
+      n++;
+    }
+  return n;
+}
+
+RAIL_COLD rail_result_t ib_recv_again(struct ib_recv_comm *rc) {
+  while (rc->cts && rc->cts_again) {
+    unsigned int slot = (unsigned int)__builtin_ctz(rc->cts_again);
+    const struct ib_recv *recv = &rc->recvs[slot];
+    if (!rc->cts->sq_avail) return RAIL_IN_PROGRESS;
+    rc->cts_again &= rc->cts_again - 1;
+    if (recv->base.magic != IB_REQ_RECV || !recv->base.pending) continue;
+    RAIL_TRY(post_cts(rc, rc->cts, recv->n, slot));
+    rail_stats_add(&rc->base.stats[IB_COMM_RESENT], 1);
+  }
+  return RAIL_OK;
+}
+
 /* ---- irecv -------------------------------------------------------------- */
+
+static inline bool has_room(const struct ib_recv_comm *rc) { return rc->cts && rc->cts->sq_avail; }
 
 static bool recv_args_ok(const struct ib_comm *comm, int n, void **data, const size_t *sizes, const int *tags,
                          void **mhandles, void **request) {
@@ -156,8 +200,8 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
    * may have no request left to test. */
   unsigned int slot = rc->next_seq % IB_MAX_RECVS;
   struct ib_recv *recv = &rc->recvs[slot];
-  if (rail_unlikely(!comm->qps[0].sq_avail)) (void)rc->progress(comm);
-  if (rail_unlikely(recv->base.magic != IB_REQ_FREE || !comm->qps[0].sq_avail)) {
+  if (rail_unlikely(!has_room(rc))) (void)comm->progress(comm);
+  if (rail_unlikely(recv->base.magic != IB_REQ_FREE || (rc->cts && !rc->cts->sq_avail))) {
     rail_stats_add(&comm->stats[IB_COMM_WAITS_ROOM], 1);
     return rail_first_error(&comm->error);
   }
@@ -177,8 +221,8 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   *request = recv;
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(&recv->base, phandles);
 
-  /* The request exists now: test reports a failure to post. */
-  if (rail_likely(post_cts(rc, recv->n, slot) == RAIL_OK)) rc->next_seq++;
+  /* The request exists now: test reports a failure to post. Without a QP it is announced when there is one again. */
+  if (rail_unlikely(!rc->cts) || rail_likely(post_cts(rc, rc->cts, recv->n, slot) == RAIL_OK)) rc->next_seq++;
   return RAIL_OK;
 }
 
@@ -238,6 +282,9 @@ static rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *w
 
 rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   struct ib_qp *qp = &comm->qps[ib_wr_qp(wc->wr_id)];
+  if (rail_unlikely(qp->down)) return RAIL_OK; /* the sender was told another count, and sends this part again */
+  /* Counted first: with the last part the receive may be done, and then the watch thread may tell the count. */
+  ib_qp_count_tail(qp);
   RAIL_TRY(handle_part(ib_recv_comm_of(comm), wc));
   return ++qp->rq_consumed < IB_RECV_BATCH ? RAIL_OK : post_recv_batch(comm, qp);
 }

@@ -5,7 +5,8 @@
  * isend matches its tag in the CTS ring, takes a request, splits the message into parts, each for a QP of its own, and
  * posts them: plain RDMA writes, and per part one write with immediate that the receiver's completion reports. What a
  * send queue has no room for waits in `unposted`, and later sends behind it; ib_progress resumes there. test calls
- * ib_send_done for each completion; the send is done when the last write of each part has completed.
+ * ib_send_done for each completion; the send is done when the last write of each part has completed. Where a QP was
+ * lost (ib_failover.c) the parts that the receiver has not had on it are posted again.
  */
 #include <arpa/inet.h>
 #include <assert.h>
@@ -17,6 +18,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
+#include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 
@@ -42,12 +44,23 @@ static bool routes_adaptively(const struct ib_port *port) {
   return ib_params.adaptive_routing < 0 ? !port->roce : ib_params.adaptive_routing != 0;
 }
 
-void ib_send_comm_start(struct ib_comm *comm) {
+bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct ib_comm *comm)) {
   struct ib_send_comm *sc = ib_send_comm_of(comm);
+  comm->progress = progress;
+  free(sc->posted);
+  sc->posted = calloc(comm->plan.nqps, IB_SEND_DEPTH * sizeof *sc->posted);
+  if (!sc->posted) return false;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
+    comm->qps[i].posted = &sc->posted[i * IB_SEND_DEPTH];
+    sc->live[i] = (uint8_t)i;
+  }
+  sc->nlive = comm->plan.nqps;
+  sc->most_parts = comm->plan.qps_per_message;
   sc->min_part = (uint64_t)ib_params.min_part;
   for (unsigned int i = 0; i < comm->nrails; i++)
     sc->separate_above[i] = routes_adaptively(comm->rails[i].port) ? (uint64_t)ib_params.ar_threshold : UINT64_MAX;
   ib_comm_limit_inline(comm);
+  return true;
 }
 
 /* ---- match: no buffer to send to ------------------------------------------- */
@@ -115,6 +128,8 @@ static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_f
   if (rail_unlikely(found == IB_CTS_INVALID)) return invalid_cts(sc);
   rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
   uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire) & ~IB_COMM_STALLED;
+  if (rail_unlikely(faults & IB_COMM_PATHS)) RAIL_TRY(sc->base.progress(&sc->base)); /* the next isend may find it */
+  faults &= ~IB_COMM_PATHS;
   if (rail_unlikely(faults)) return ib_error_faults(&sc->base, faults);
   if (rail_likely(found == IB_CTS_EMPTY)) return RAIL_OK;
   return found == IB_CTS_INCOMPLETE ? check_partial(sc) : check_tag_wait(sc, tag);
@@ -128,6 +143,7 @@ static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_f
  * tail's length is in the receiver's completion; the body's is in the immediate, so the body is a multiple of the unit
  * in which the immediate counts.
  */
+_Static_assert(IB_MAX_SENDS <= 256 && IB_MAX_QPS <= 128, "a request, a part and a flag are 16 bits: ib_qp.posted");
 
 unsigned int ib_split_parts(uint64_t size, unsigned int all, uint64_t min_part) {
   uint64_t most = size / RAIL_MAX(min_part, (uint64_t)IB_ALIGN);
@@ -177,22 +193,41 @@ static void make_write(const struct ib_send *send, const struct ib_qp *qp, uint6
   if (len <= qp->max_inline && send->mr->type == RAIL_PTR_HOST) wr->send_flags = IBV_SEND_INLINE;
 }
 
-/* Posts what the QP has room for of the next part, up to a batch. The last write of a batch is signaled; its completion
- * stands for all of them. */
-static rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp) {
+/* Of a batch's n writes some may have been posted. What was begun over a QP that is lost waits until it is DOWN. */
+RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cursor *at, uint64_t before,
+                                           unsigned int n, const struct ib_qp *qp, int err) {
+  struct ib_comm *comm = &sc->base;
+  if (!comm->failover) return ib_error_post(comm, qp, "ibv_post_send", err);
+  *at = (struct ib_cursor){.posted = RAIL_MAX(before, n > 1), .qp = qp->index};
+  comm->failover->paths[qp->index].post_errno = err;
+  ib_path_doubt(comm, qp->index, IB_DOUBT_POST);
+  return RAIL_IN_PROGRESS;
+}
+
+/* What ib_qp.posted keeps of a signaled write. */
+static inline uint16_t posted_entry(unsigned int send, unsigned int part, bool tail) {
+  return (uint16_t)(send << 8 | part << 1 | tail);
+}
+
+/* Posts what the QP has room for of a part, up to a batch. The last write of a batch is signaled; its completion
+ * stands for all of them. The part is posted when nothing of it is in `at` any more. */
+RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send *send, unsigned int number,
+                                         struct ib_cursor *at, struct ib_qp *qp) {
   struct ibv_send_wr wrs[BATCH], *bad;
   struct ibv_sge sges[BATCH];
-  struct ib_part part = ib_split_part(send->length, send->part, send->nparts, sc->base.plan.max_write_log2,
+  struct ib_part part = ib_split_part(send->length, number, send->nparts, sc->base.plan.max_write_log2,
                                       send->length > sc->separate_above[qp->rail]);
-  unsigned int n = 0, most = RAIL_MIN(qp->sq_avail, BATCH);
+  unsigned int n = 0, most = RAIL_MIN(qp->sq_avail, BATCH), index = (unsigned int)(send - sc->sends);
+  const uint64_t before = at->posted;
+  uint64_t posted = before;
   bool tail;
   do {
-    tail = send->posted == part.body;
-    uint64_t len = tail ? part.size - part.body : RAIL_MIN(part.write, part.body - send->posted);
-    make_write(send, qp, part.offset + send->posted, len, &wrs[n], &sges[n]);
-    wrs[n].wr_id = ib_wr_id(IB_WR_SEND, qp->index, n + 1, (unsigned int)(send - sc->sends));
+    tail = posted == part.body;
+    uint64_t len = tail ? part.size - part.body : RAIL_MIN(part.write, part.body - posted);
+    make_write(send, qp, part.offset + posted, len, &wrs[n], &sges[n]);
+    wrs[n].wr_id = ib_wr_id(IB_WR_SEND, qp->index, n + 1, index);
     if (n) wrs[n - 1].next = &wrs[n];
-    send->posted += len;
+    posted += len;
     n++;
   } while (!tail && n < most);
   struct ibv_send_wr *last = &wrs[n - 1];
@@ -200,23 +235,31 @@ static rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send *send, s
   if (tail) {
     last->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     last->imm_data = immediate_of(sc, send, part.body);
-    send->part++;
-    send->posted = 0;
   }
   int err = ibv_post_send(qp->qp, wrs, &bad);
-  if (rail_unlikely(err)) return ib_error_post(&sc->base, qp, "ibv_post_send", err);
+  if (rail_unlikely(err)) return post_failed(sc, at, before, n, qp, err);
+  at->posted = tail ? 0 : posted;
+  at->qp = qp->index;
+  qp->posted[qp->posted_tail++ % IB_SEND_DEPTH] = posted_entry(index, number, tail);
+  if (tail) ib_qp_count_tail(qp);
   send->base.pending++;
   qp->sq_avail -= n;
   rail_stats_add(&sc->base.stats[IB_COMM_WRITES], n);
   return RAIL_OK;
 }
 
-/* RAIL_IN_PROGRESS: a send queue is full. */
+/* The QP over which a part goes on, or begins. */
+static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_cursor *at, unsigned int turn) {
+  return &sc->base.qps[rail_unlikely(at->posted) ? at->qp : sc->live[turn % sc->nlive]];
+}
+
+/* RAIL_IN_PROGRESS: a send queue is full, or the QP of a part that was begun is lost. */
 static rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
   while (send->part < send->nparts) {
-    struct ib_qp *qp = &sc->base.qps[(send->first_qp + send->part) % sc->base.plan.nqps];
+    struct ib_qp *qp = qp_of_part(sc, &send->at, send->first_qp + send->part);
     if (rail_unlikely(!qp->sq_avail)) return RAIL_IN_PROGRESS;
-    RAIL_TRY(post_batch(sc, send, qp));
+    RAIL_TRY(post_batch(sc, send, send->part, &send->at, qp));
+    if (!send->at.posted) send->part++;
   }
   send->base.pending--; /* its writes remain */
   return RAIL_OK;
@@ -266,16 +309,16 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   ib_request_begin(r, IB_REQ_SEND, 1);
   send->data = data;
   send->size = send->length = size;
-  send->posted = 0;
+  send->at.posted = 0;
   send->part = 0;
   send->mr = size ? mhandle : NULL;
   ib_mr_hold(send->mr);
   if (rail_unlikely(size > send->buffer.size)) refuse_size(sc, send, (uint32_t)tag);
 
   /* Split: over how many QPs, and from which on. Messages take the QPs in turn. */
-  send->nparts = (uint16_t)ib_split_parts(send->length, comm->plan.qps_per_message, sc->min_part);
+  send->nparts = (uint16_t)ib_split_parts(send->length, sc->most_parts, sc->min_part);
   send->first_qp = (uint16_t)sc->next_qp;
-  sc->next_qp = (sc->next_qp + send->nparts) % comm->plan.nqps;
+  sc->next_qp = (sc->next_qp + send->nparts) % sc->nlive;
   *request = send;
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(r, &phandle);
 
@@ -297,14 +340,76 @@ rail_result_t ib_send_resume(struct ib_send_comm *sc) {
   return RAIL_OK;
 }
 
-void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
-  struct ib_send *send = &ib_send_comm_of(comm)->sends[ib_wr_arg(wc->wr_id)];
-  comm->qps[ib_wr_qp(wc->wr_id)].sq_avail += ib_wr_count(wc->wr_id);
+/* One signaled write of it is over. */
+static inline void write_done(struct ib_comm *comm, struct ib_send *send) {
   if (--send->base.pending) return;
   rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
   rail_stats_add(&comm->stats[IB_COMM_BYTES], send->length);
   ib_mr_release(send->mr);
   ib_request_end(&send->base);
+}
+
+void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
+  struct ib_qp *qp = &comm->qps[ib_wr_qp(wc->wr_id)];
+  if (rail_unlikely(qp->down)) return; /* the receiver's count has told it */
+  qp->sq_avail += ib_wr_count(wc->wr_id);
+  qp->posted_head++;
+  write_done(comm, &ib_send_comm_of(comm)->sends[ib_wr_arg(wc->wr_id)]);
+}
+
+/* ---- after the loss of a QP ---------------------------------------------------- */
+
+unsigned int ib_posted_settle(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover) {
+  uint32_t unacked = 0, kept = qp->posted_head;
+  for (uint32_t i = qp->posted_head; i != qp->posted_tail; i++) unacked += qp->posted[i % IB_SEND_DEPTH] & 1;
+  uint32_t delivered = count - (atomic_load_explicit(&qp->tails, memory_order_relaxed) - unacked);
+  *nover = 0;
+  if (delivered > unacked) return IB_SETTLE_INVALID;
+  for (uint32_t i = qp->posted_head; i != qp->posted_tail; i++) {
+    uint16_t entry = qp->posted[i % IB_SEND_DEPTH];
+    bool tail = entry & 1;
+    if (tail && !delivered) {
+      qp->posted[kept++ % IB_SEND_DEPTH] = entry;
+      continue;
+    }
+    delivered -= tail;
+    over[(*nover)++] = entry;
+  }
+  qp->posted_tail = kept;
+  return kept - qp->posted_head;
+}
+
+/* A part that was begun over a QP that is DOWN begins again, over another one. */
+static void restart(struct ib_cursor *at, const struct ib_qp *qp) {
+  if (at->posted && at->qp == qp->index) at->posted = 0;
+}
+
+unsigned int ib_send_settle(struct ib_send_comm *sc, struct ib_qp *qp, uint32_t count) {
+  uint16_t over[IB_SEND_DEPTH];
+  unsigned int nover, again = ib_posted_settle(qp, count, over, &nover);
+  if (again == IB_SETTLE_INVALID) return again;
+  for (unsigned int i = 0; i < nover; i++) write_done(&sc->base, &sc->sends[over[i] >> 8]);
+  if (!STAILQ_EMPTY(&sc->unposted)) restart(&STAILQ_FIRST(&sc->unposted)->at, qp); /* the only one that is begun */
+  restart(&sc->again, qp);
+  return again;
+}
+
+/* Over the QPs in turn. The entry stays until the part's tail is posted, and with it the request's `pending`. */
+RAIL_COLD rail_result_t ib_send_again(struct ib_send_comm *sc, struct ib_qp *lost) {
+  while (lost->posted_head != lost->posted_tail) {
+    uint16_t entry = lost->posted[lost->posted_head % IB_SEND_DEPTH];
+    struct ib_send *send = &sc->sends[entry >> 8];
+    struct ib_qp *qp = qp_of_part(sc, &sc->again, sc->next_qp);
+    if (!qp->sq_avail) return RAIL_IN_PROGRESS;
+    sc->again_of = lost->index;
+    RAIL_TRY(post_batch(sc, send, entry >> 1 & 0x7f, &sc->again, qp));
+    if (sc->again.posted) continue;
+    sc->next_qp = (sc->next_qp + 1) % sc->nlive;
+    lost->posted_head++;
+    send->base.pending--; /* the write that was lost; the new one counts */
+    rail_stats_add(&sc->base.stats[IB_COMM_RESENT], 1);
+  }
+  return RAIL_OK;
 }
 
 void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes) {

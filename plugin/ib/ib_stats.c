@@ -20,6 +20,9 @@ static const struct rail_stats_counter comm_counters[] = {
   [IB_COMM_WAITS_CTS] = {"waits_cts", RAIL_STATS_COUNTER, "Times that a send found no receive buffer with its tag."},
   [IB_COMM_WAITS_ROOM] = {"waits_room", RAIL_STATS_COUNTER,
                           "Times that a send or receive found its table or a send queue full."},
+  [IB_COMM_LOST] = {"lost", RAIL_STATS_COUNTER, "Queue pairs that failed while the connection went on over others."},
+  [IB_COMM_RESENT] = {"resent", RAIL_STATS_COUNTER,
+                      "Parts of messages, or clear-to-sends, that were written again because of that."},
   [IB_COMM_OUTSTANDING] = {"outstanding", RAIL_STATS_GAUGE, "Requests that are not done."},
   [IB_COMM_LAST_PROGRESS] = {"progress_time", RAIL_STATS_TIME, "When a transfer completed last."},
 };
@@ -129,12 +132,14 @@ static void describe(const void *request, uint32_t i, void *out) {
   const struct ib_qp *qp = &r->comm->qps[0];
   if (r->magic == IB_REQ_SEND) {
     const struct ib_send *send = rail_container_of(r, const struct ib_send, base);
-    qp = &r->comm->qps[send->first_qp];
+    const struct ib_send_comm *sc = ib_send_comm_of(r->comm);
+    qp = &r->comm->qps[sc->live[send->first_qp % sc->nlive]];
     event.qp.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     event.qp.length = send->size;
     event.qp.wr_id = ib_wr_id(IB_WR_SEND, qp->index, 1, (unsigned int)(send - ib_send_comm_of(r->comm)->sends));
   } else {
     const struct ib_recv *recv = rail_container_of(r, const struct ib_recv, base);
+    qp = &r->comm->qps[ib_recv_comm_of(r->comm)->cts_index];
     event.qp.length = recv->buffers[i].capacity;
     event.qp.wr_id = ib_wr_id(IB_WR_CTS, qp->index, 1, (unsigned int)(recv - ib_recv_comm_of(r->comm)->recvs));
   }

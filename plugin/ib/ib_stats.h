@@ -16,6 +16,8 @@ enum ib_stats_comm { /* label: side, device, peer, qps */
   IB_COMM_WRITES,        /* RDMA writes posted: data on the sender's side, CTS on the receiver's */
   IB_COMM_WAITS_CTS,     /* isend found no buffer of its tag */
   IB_COMM_WAITS_ROOM,    /* isend or irecv found a table or a send queue full */
+  IB_COMM_LOST,          /* QPs that were given up while others went on */
+  IB_COMM_RESENT,        /* parts, or announced receives, that were written again because of it */
   IB_COMM_OUTSTANDING,   /* gauge: requests */
   IB_COMM_LAST_PROGRESS, /* time */
   IB_COMM_COUNTERS

@@ -5,6 +5,7 @@
 
 #include "common/base/sock.h"
 #include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_wire.h"
@@ -39,19 +40,25 @@ static void oob_silent(void *arg, bool silent) {
 }
 
 static const struct rail_oob_ops oob_ops = {
-  .protocol = &ib_protocol, .work = oob_work, .event = oob_event, .silent = oob_silent};
+  .protocol = &ib_protocol, .work = oob_work, .event = oob_event, .silent = oob_silent, .frame = ib_failover_frame,
+  .next = ib_failover_next};
 
 /* ---- events of HCAs ------------------------------------------------------------ */
 
 static void fail_comm_over(void *arg, void *hca) {
   struct ib_comm *comm = arg;
-  for (unsigned int r = 0; r < comm->nrails; r++)
+  ib_failover_hca_fatal(comm, hca);
+  for (unsigned int r = 0; r < comm->nrails && !comm->failover; r++)
     if (comm->rails[r].port->hca == hca) atomic_fetch_or(&comm->faults, IB_COMM_DEVICE_FATAL);
 }
 
-static bool on_hca(void *hca) {
+static bool on_hca(void *arg) {
+  struct ib_hca *hca = arg;
   enum ib_events events = ib_events_read(hca);
   if (events == IB_EVENTS_FATAL) rail_watch_each(&ib_watch, fail_comm_over, hca);
+  for (unsigned int i = 0; events >= IB_EVENTS_PORT_DOWN && i < hca->nports; i++)
+    if (atomic_load(&hca->ports[i].faults) & IB_PORT_DOWN)
+      rail_watch_each(&ib_watch, ib_failover_port_down, &hca->ports[i]);
   return events != IB_EVENTS_GONE;
 }
 

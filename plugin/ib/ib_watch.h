@@ -26,9 +26,10 @@ rail_result_t ib_watch_add(struct ib_comm *comm);
 /* ---- ib_events.c: asynchronous events of an HCA, what each means for fault bits, counters and the log ---- */
 
 enum ib_events {
-  IB_EVENTS_READ,  /* all that were there, or 64 of them */
-  IB_EVENTS_FATAL, /* the HCA failed, and every connection over it */
-  IB_EVENTS_GONE,  /* its events cannot be read any more */
+  IB_EVENTS_READ,      /* all that were there, or 64 of them */
+  IB_EVENTS_PORT_DOWN, /* a port went down */
+  IB_EVENTS_FATAL,     /* the HCA failed, and every connection over it alone */
+  IB_EVENTS_GONE,      /* its events cannot be read any more */
 };
 
 /* Reads, handles and acknowledges what is there; the HCA's descriptor does not block. Called by the watch thread

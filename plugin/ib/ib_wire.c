@@ -139,7 +139,8 @@ static const char *decode_rail(const struct ib_offer_rail_wire *wire, struct ib_
 size_t ib_offer_encode(const struct ib_offer *offer, struct ib_offer_wire *wire) {
   memset(wire, 0, sizeof *wire);
   wire->flags = htole16((uint16_t)((offer->sender ? IB_OFFER_SENDER : 0) | (offer->split ? IB_OFFER_SPLIT : 0) |
-                                   (offer->ece ? IB_OFFER_ECE : 0) | (offer->verify ? IB_OFFER_VERIFY : 0)));
+                                   (offer->ece ? IB_OFFER_ECE : 0) | (offer->verify ? IB_OFFER_VERIFY : 0) |
+                                   (offer->failover ? IB_OFFER_FAILOVER : 0)));
   wire->nrails = htole16((uint16_t)offer->nrails);
   wire->qps_per_rail = htole32(offer->qps_per_rail);
   wire->max_qps = htole32(offer->max_qps);
@@ -168,6 +169,7 @@ const char *ib_offer_decode(const void *body, size_t size, struct ib_offer *offe
     .split = flags & IB_OFFER_SPLIT,
     .ece = flags & IB_OFFER_ECE,
     .verify = flags & IB_OFFER_VERIFY,
+    .failover = flags & IB_OFFER_FAILOVER,
     .max_write_log2 = wire.max_write_log2,
     .recv_depth = le32toh(wire.recv_depth),
     .timeout = wire.timeout,

@@ -16,7 +16,7 @@
 #include "common/conn/protocol.h"
 #include "plugin/ib/ib_plan.h"
 
-#define IB_WIRE_VERSION 3
+#define IB_WIRE_VERSION 4
 #define IB_NAME_SIZE 64
 
 extern const struct rail_protocol ib_protocol;
@@ -73,7 +73,8 @@ enum ib_message_type { /* beside RAIL_MESSAGE_ANSWER */
 #define IB_OFFER_SPLIT 2u
 #define IB_OFFER_ECE 4u
 #define IB_OFFER_VERIFY 8u
-#define IB_OFFER_FLAGS 15u
+#define IB_OFFER_FAILOVER 16u
+#define IB_OFFER_FLAGS 31u
 #define IB_RAIL_ROCE 1u
 #define IB_RAIL_GRH 2u
 #define IB_RAIL_FLAGS 3u

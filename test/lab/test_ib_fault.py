@@ -158,6 +158,35 @@ def down_for_good(how, own=(REMOTE,), limit=RETRIES + SLACK):
         assert None in wrong, "\n".join(wrong)
 
 
+def silence(nic, heard):
+    """Its link stays up, and nothing leaves it."""
+    if heard:
+        lab.netem_clear(nic)
+    else:
+        lab.netem(nic, "loss", "100%")
+
+
+def rail_gone(how, seconds):
+    """One of two ports of a fused device: the connections go on, and say once each what they have lost."""
+    if len(hosts[0].nics) < 2:
+        raise Skip("hosts with one NIC each")
+    p = flowing(pair(env=QUICK, nics=(0, 1), **FLOW))
+    with broken(hosts[1].nics[1], how):
+        time.sleep(seconds)
+        for process in p.both:
+            assert not p.send.all("error") and not p.recv.all("error"), f"{p.send.tail()}\n{p.recv.tail()}"
+            more(process)
+    results = ended(p)
+    for process in p.both:
+        lines = [e["text"] for e in process.warnings() if "goes on without 1 of 2 queue pairs" in e["text"]]
+        assert len(lines) <= FLOW["comms"], f"{process}\n{process.tail()}"
+        for line in lines:
+            say(f"{process.role}: {line}")
+    said = [e["text"] for process in p.both for e in process.warnings()]
+    assert sum("goes on without" in text for text in said) >= FLOW["comms"], said
+    say(f"longest pause {max(r['pause_ns'] for r in results) / 1e9:.2f} s, all retries take {RETRIES} s")
+
+
 def host_gone(env, deadline):
     """The HCA would take half a minute and more to say so; the oob connection's deadline is shorter. What the host
     itself sees of it is another matter: its own ports are down."""
@@ -290,6 +319,9 @@ CASES = [
     # Soft-RoCE has no packet wait for a port of its own that is down: an error, at once, if one is to be sent; but if
     # one before it is not acknowledged it forgets both, and RAIL_IB_DEADLINE / 3 and 4 times the retries have to pass.
     case("port down for good", down_for_good, lab.link, (REMOTE, SYSTEM), 1 + 4 * RETRIES + SLACK),
+    case("one of two cables out", rail_gone, lab.cable, 6),
+    case("one of two ports down", rail_gone, lab.link, 6),
+    case("one of two ports silent", rail_gone, silence, 6),
     case("host gone", host_gone, *(({}, 30) if FULL else ({"RAIL_IB_DEADLINE": "6s"}, 6))),
     case("one packet in a hundred is lost", lossy, "loss", "1%"),
     case("delay", lossy, "delay", "3ms"),

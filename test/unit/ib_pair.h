@@ -132,7 +132,7 @@ __attribute__((unused)) static void pair_open(struct pair *p, const struct pair_
   remote_ring.addr = (uintptr_t)p->sc->ctrl_buf;
   for (unsigned int i = 0; i < shape->nrails; i++) remote_ring.rkeys[i] = p->sc->rails[i].ctrl_mr->rkey;
   ib_recv_comm_start(p->rc, &remote_ring, ib_progress);
-  ib_send_comm_start(p->sc);
+  CHECK(ib_send_comm_start(p->sc, ib_progress));
 }
 
 static void pair_close_side(struct ib_comm *comm) {

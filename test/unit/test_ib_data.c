@@ -47,7 +47,7 @@ TEST(the_immediate_apart) {
     ib_params.ar_threshold = 8192;
     open_simple(&simple);
     p.ports[0].roce = rows[i].roce;
-    ib_send_comm_start(p.sc);
+    CHECK(ib_send_comm_start(p.sc, ib_progress));
     send_and_check(8192, 8192);
     CHECK_INT(p.sc->stats[IB_COMM_WRITES], 1);
     send_and_check(8193, 8193);

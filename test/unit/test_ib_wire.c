@@ -21,7 +21,7 @@ TEST(handle_round_trip) {
   const char *why;
   memset(bytes, 0xaa, sizeof bytes);
   rail_handle_encode(&ib_protocol, &in, bytes + 1);
-  CHECK(memcmp(bytes + 1, "RBKH\3\1\1\2fifteen letters\0\4\0\x12\x67", 28) == 0);
+  CHECK(memcmp(bytes + 1, "RBKH\4\1\1\2fifteen letters\0\4\0\x12\x67", 28) == 0);
   CHECK_MSG(ib_handle_decode(bytes + 1, &out, &hints, &why), "%s", why);
   CHECK(out.auth && hints.n == 2 && out.attempt == in.attempt);
   CHECK(memcmp(out.secret, in.secret, sizeof in.secret) == 0 && memcmp(hints.gids, in.payload, sizeof hints.gids) == 0);
@@ -74,7 +74,7 @@ TEST(hello) {
   struct rail_handle listener = {.secret = "fifteen letters", .naddrs = 1};
   struct rail_hello decoded;
   struct ib_hello_bytes good = ib_make_hello(&listener, "somebody", &decoded), w;
-  CHECK(memcmp(&good, "RBK1\3\0\x60\0fifteen letters\0somebody", 32) == 0);
+  CHECK(memcmp(&good, "RBK1\4\0\x60\0fifteen letters\0somebody", 32) == 0);
 #define CHECK_HELLO(change, reason)                                             \
   do {                                                                          \
     w = good;                                                                   \
@@ -204,8 +204,8 @@ TEST(refusals) {
 
 static struct ib_offer any_offer(unsigned int nrails) {
   struct ib_offer o = {.sender = true, .nrails = nrails, .qps_per_rail = 3, .max_qps = 77, .split = true, .ece = true,
-                       .verify = true, .max_write_log2 = 30, .recv_depth = 288, .timeout = 20, .sl = 3,
-                       .traffic_class = 96, .process = 0x0123456789abcdef};
+                       .verify = true, .failover = true, .max_write_log2 = 30, .recv_depth = 288, .timeout = 20,
+                       .sl = 3, .traffic_class = 96, .process = 0x0123456789abcdef};
   for (unsigned int i = 0; i < nrails; i++) {
     o.rails[i] = (struct ib_offer_rail){.roce = i % 2, .port = (uint8_t)(i + 1), .mtu = 4, .gid_type = 2,
                                         .grh_required = i % 3 == 0, .lid = (uint16_t)(i * 1000), .speed = 400000,
@@ -225,7 +225,8 @@ TEST(offers_round_trip) {
     CHECK(ib_offer_decode(&wire, size, &out) == NULL);
     CHECK_INT(ib_offer_encode(&out, &again), size);
     CHECK(memcmp(&wire, &again, sizeof wire) == 0);
-    CHECK(out.sender && out.split && out.ece && out.verify && out.max_qps == 77 && out.traffic_class == 96);
+    CHECK(out.sender && out.split && out.ece && out.verify && out.failover);
+    CHECK(out.max_qps == 77 && out.traffic_class == 96);
     CHECK(out.timeout == 20 && out.process == in.process);
     CHECK(out.rails[n - 1].subnet_prefix == in.rails[n - 1].subnet_prefix && out.rails[n - 1].speed == 400000);
     CHECK_STR(out.rails[n - 1].name, in.rails[n - 1].name);
@@ -244,7 +245,7 @@ TEST(offers_refused) {
     change;                                             \
     CHECK(ib_offer_decode(&w, size, &out) != NULL);     \
   } while (0)
-  BAD(w.flags = 16);
+  BAD(w.flags = 32);
   BAD(w.nrails = 0);
   BAD(w.nrails = 1);
   BAD(w.nrails = 9);

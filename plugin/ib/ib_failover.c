@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Loss of a QP. It is noticed by a failed completion or post, an event of the QP, its port or its HCA, or because the
+ * peer says so. From then on:
+ *
+ *   this side                                          the other side
+ *   lose: QP to ERR, no longer used for anything new
+ *   stop: polled until a receive WR is flushed
+ *   STOPPED, with the receiver's count of tails  ────▶  the same, if it has not begun by itself
+ *                                                ◀────  STOPPED
+ *   settle: the sender completes what the receiver has, and writes the rest again over other QPs; the receiver
+ *   announces its receives again, if the QP carried those
+ *
+ * Nothing waits: ib_failover_run goes as far as it can, and the caller's next test that finds nothing to poll calls it
+ * again. A receiver without requests is not tested, so the watch thread answers for it: all tails have been counted
+ * then, because each belongs to a receive.
+ *
+ * The last QP is not given up here: its failure is the connection's, as without failover. A port that is down takes no
+ * last QP either: the HCA's retries decide.
+ */
+#include "plugin/ib/ib_failover.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/conn/watch.h"
+#include "plugin/ib/ib_error.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_progress.h"
+
+#define STOP_MS 1000 /* a QP in ERR flushes within microseconds; one that takes so long does not */
+
+/* A sender's QP has one receive WR, which nothing consumes: only by its flush the QP is seen to have stopped. It has to
+ * be there before: Soft-RoCE does not look at what is posted to a QP in ERR. */
+rail_result_t ib_failover_init(struct ib_comm *comm) {
+  comm->failover = calloc(1, sizeof *comm->failover + comm->plan.nqps * sizeof comm->failover->paths[0]);
+  if (!comm->failover) {
+    RAIL_WARN("RailIB: connection with %s: out of memory", comm->peer_text);
+    return RAIL_SYSTEM_ERROR;
+  }
+  for (unsigned int i = 0; comm->sender && i < comm->plan.nqps; i++) {
+    struct ibv_recv_wr wr = {.wr_id = ib_wr_id(IB_WR_RECV, i, 1, 0)}, *bad;
+    int err = ibv_post_recv(comm->qps[i].qp, &wr, &bad);
+    if (err) return ib_error_post(comm, &comm->qps[i], "ibv_post_recv", err);
+  }
+  return RAIL_OK;
+}
+
+static struct ib_path *path_of(const struct ib_comm *comm, unsigned int qp) { return &comm->failover->paths[qp]; }
+
+static const struct ib_port *port_of(const struct ib_comm *comm, unsigned int qp) {
+  return comm->rails[comm->qps[qp].rail].port;
+}
+
+static unsigned int count_up(const struct ib_comm *comm) {
+  unsigned int n = 0;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) n += path_of(comm, i)->state == IB_PATH_UP;
+  return n;
+}
+
+static bool is_down(const struct ib_comm *comm, unsigned int rail) {
+  for (unsigned int i = 0; i < comm->plan.nqps; i++)
+    if (comm->qps[i].rail == rail && path_of(comm, i)->state != IB_PATH_DOWN) return false;
+  return true;
+}
+
+/* ---- the watch thread -------------------------------------------------------- */
+
+static void doubt_rails(struct ib_comm *comm, const struct ib_port *port, const struct ib_hca *hca, uint32_t doubt) {
+  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++)
+    if (port_of(comm, i) == port || port_of(comm, i)->hca == hca) ib_path_doubt(comm, i, doubt);
+}
+
+void ib_failover_port_down(void *comm, void *port) { doubt_rails(comm, port, NULL, IB_DOUBT_PORT); }
+void ib_failover_hca_fatal(void *comm, void *hca) { doubt_rails(comm, NULL, hca, IB_DOUBT_DEVICE); }
+
+bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
+  struct ib_comm *comm = arg;
+  unsigned int qp = (unsigned int)(frame->number & UINT32_MAX);
+  if (!comm->failover || qp >= comm->plan.nqps) return false;
+  if (frame->type != IB_FRAME_STOPPED && frame->type != IB_FRAME_REFUSED) return false;
+  struct ib_path *path = path_of(comm, qp);
+  if (atomic_load(&path->doubts) & (IB_DOUBT_PEER | IB_DOUBT_REFUSED)) return false; /* said once */
+  atomic_store(&path->peer_count, (uint32_t)(frame->number >> 32));
+  atomic_store(&comm->failover->frames, true);
+  ib_path_doubt(comm, qp, frame->type == IB_FRAME_STOPPED ? IB_DOUBT_PEER : IB_DOUBT_REFUSED);
+  return true;
+}
+
+/* The peer has stopped a QP of which this side has said nothing yet. Nothing outstanding: no tail can come any more,
+ * and all that came are counted. */
+static enum rail_oob_next answer(struct ib_comm *comm, struct ib_path *path, enum rail_oob_next if_not) {
+  if (rail_first_error(&comm->error) != RAIL_OK || atomic_load(&comm->stopped)) {
+    if (atomic_exchange(&path->told, true)) return RAIL_OOB_LATER;
+    return RAIL_OOB_FRAME;
+  }
+  if (comm->sender) return if_not;
+  if (!atomic_load_explicit(&comm->outstanding, memory_order_acquire) && !atomic_exchange(&path->told, true))
+    atomic_store(&path->due, true);
+  return RAIL_OOB_LATER;
+}
+
+enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
+  struct ib_comm *comm = arg;
+  enum rail_oob_next next = RAIL_OOB_NOTHING;
+  if (!comm->failover || !atomic_exchange(&comm->failover->frames, false)) return next;
+  bool unanswered = false;
+  for (unsigned int i = 0; i < comm->plan.nqps && next != RAIL_OOB_FRAME; i++) {
+    struct ib_path *path = path_of(comm, i);
+    frame->number = i;
+    if (!atomic_load(&path->told)) {
+      if (!(atomic_load(&path->doubts) & IB_DOUBT_PEER)) continue;
+      unanswered = true;
+      frame->type = IB_FRAME_REFUSED;
+      next = answer(comm, path, next);
+    }
+    if (next == RAIL_OOB_FRAME || !atomic_exchange(&path->due, false)) continue;
+    uint32_t count = comm->sender ? 0 : atomic_load_explicit(&comm->qps[i].tails, memory_order_relaxed);
+    frame->type = IB_FRAME_STOPPED;
+    frame->number |= (uint64_t)count << 32;
+    next = RAIL_OOB_FRAME;
+  }
+  if (unanswered || next == RAIL_OOB_FRAME) atomic_store(&comm->failover->frames, true);
+  return next;
+}
+
+/* ---- losing a QP, by the progress thread -------------------------------------- */
+
+/* No new part goes there. A message has as many parts as an immediate can name. */
+static void stop_using(struct ib_send_comm *sc, unsigned int lost) {
+  unsigned int n = 0;
+  for (unsigned int i = 0; i < sc->nlive; i++)
+    if (sc->live[i] != lost) sc->live[n++] = sc->live[i];
+  sc->nlive = n;
+  sc->next_qp %= n;
+  while (sc->most_parts > n) sc->most_parts--;
+  while (sc->most_parts != sc->base.plan.qps_per_message && sc->most_parts & (sc->most_parts - 1)) sc->most_parts--;
+}
+
+/* False: it is the last one. */
+static bool lose(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover *f = comm->failover;
+  struct ib_path *path = path_of(comm, index);
+  struct ib_qp *qp = &comm->qps[index];
+  if (path->state != IB_PATH_UP) return true;
+  if (count_up(comm) == 1) return false;
+  uint64_t now = rail_now_ns();
+  if (!f->open) {
+    f->open = true;
+    f->lost = f->resent = 0;
+    f->first = index;
+    f->noticed = now;
+    f->idle_ns = comm->last_progress && comm->last_progress < now ? now - comm->last_progress : 0;
+  }
+  f->lost++;
+  path->state = IB_PATH_STOPPING;
+  path->deadline = rail_deadline_in_ms(STOP_MS);
+  ib_comm_stop_qp(comm, index);
+  if (comm->sender) {
+    stop_using(ib_send_comm_of(comm), index);
+  } else if (ib_recv_comm_of(comm)->cts == qp) {
+    ib_recv_comm_of(comm)->cts = NULL;
+  }
+  comm->probe_deadline = 0; /* it may have been for this QP */
+  rail_stats_add(&comm->stats[IB_COMM_LOST], 1);
+  atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+  return true;
+}
+
+/* A flush QP has failed: its rail has. */
+static bool lose_rail(struct ib_comm *comm, const struct ibv_wc *wc) {
+  unsigned int rail = ib_wr_qp(wc->wr_id);
+  bool all = true;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++)
+    if (comm->qps[i].rail == rail) all = lose(comm, i) && all;
+  return all;
+}
+
+bool ib_failover_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
+  unsigned int index = ib_wr_qp(wc->wr_id);
+  if (!comm->failover || index >= comm->plan.nqps) return false;
+  if (!ib_error_row(wc->status)->path) return false;
+  if (ib_wr_kind(wc->wr_id) == IB_WR_FLUSH) return lose_rail(comm, wc);
+  struct ib_path *path = path_of(comm, index);
+  if (path->state == IB_PATH_UP || (path->wc.status == IBV_WC_WR_FLUSH_ERR && wc->status != IBV_WC_WR_FLUSH_ERR)) {
+    path->wc = *wc; /* the first that says why */
+    path->has_wc = true;
+  }
+  return lose(comm, index);
+}
+
+/* ---- ends ---------------------------------------------------------------------- */
+
+/* The connection's error: the last QP failed, or the peer refuses to go on. */
+static rail_result_t give_up(struct ib_comm *comm, unsigned int index, uint32_t doubts) {
+  const struct ib_path *path = path_of(comm, index);
+  if (path->has_wc) return ib_error_completion(comm, &path->wc);
+  if (doubts & IB_DOUBT_POST) return ib_error_post(comm, &comm->qps[index], "ibv_post", path->post_errno);
+  if (doubts & IB_DOUBT_DEVICE) return ib_error_faults(comm, IB_COMM_DEVICE_FATAL);
+  if (doubts & IB_DOUBT_EVENT) return ib_error_faults(comm, IB_COMM_QP_FATAL);
+  return ib_error_faults(comm, IB_COMM_ALL_LOST);
+}
+
+static rail_result_t not_stopped(struct ib_comm *comm, unsigned int index) {
+  RAIL_WARN("RailIB: connection with %s over %s: lost queue pair %u (0x%x) does not stop within %d ms, so that it is "
+            "not known what it still writes; check: dmesg, driver and firmware", comm->peer_text,
+            port_of(comm, index)->name, index, comm->qps[index].qp->qp_num, STOP_MS);
+  return ib_comm_fail(comm, RAIL_SYSTEM_ERROR);
+}
+
+static rail_result_t bad_count(struct ib_comm *comm, unsigned int index, uint32_t count) {
+  RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer says that it has received %u parts over lost "
+            "queue pair %u, which cannot be; is it of another release?", comm->peer_text, port_of(comm, index)->name,
+            count, index);
+  return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
+}
+
+static const char *why_lost(const struct ib_comm *comm, unsigned int index) {
+  const struct ib_path *path = path_of(comm, index);
+  uint32_t doubts = atomic_load(&path->doubts);
+  if (doubts & IB_DOUBT_DEVICE) return "its HCA failed";
+  if (doubts & IB_DOUBT_PORT) return "its port went down";
+  if (path->has_wc && path->wc.status != IBV_WC_WR_FLUSH_ERR) return ib_error_row(path->wc.status)->what;
+  if (doubts & IB_DOUBT_EVENT) return "an asynchronous event said so";
+  if (doubts & IB_DOUBT_POST) return "a work request could not be posted";
+  if (doubts & IB_DOUBT_PEER) return "the peer has lost it, and its log says why";
+  return "it stopped without saying why";
+}
+
+static double ms(uint64_t from, uint64_t to) { return from < to ? (double)(to - from) / 1e6 : 0; }
+
+/* One line for all that was lost at about the same time. */
+static void report(struct ib_comm *comm) {
+  struct ib_failover *f = comm->failover;
+  const struct ib_path *path = path_of(comm, f->first);
+  char status[64] = "";
+  if (path->has_wc) snprintf(status, sizeof status, " (IBV_WC_%s)", ib_error_row(path->wc.status)->name);
+  f->open = false;
+  RAIL_WARN("RailIB: %s %s over %s goes on without %u of %u queue pairs, the first of port %s to %s: %s%s; %u %s "
+            "written again; %.1f ms without a completion when it was noticed, %.1f ms until both sides had stopped it, "
+            "%.1f ms until all was written again; %u queue pairs are left",
+            comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, f->lost,
+            comm->plan.nqps, port_of(comm, f->first)->name, comm->remote_rails[comm->qps[f->first].remote_rail].name,
+            why_lost(comm, f->first), status, f->resent, comm->sender ? "parts were" : "clear-to-sends were",
+            (double)f->idle_ns / 1e6, ms(f->noticed, f->switched), ms(f->switched, rail_now_ns()), count_up(comm));
+}
+
+/* ---- from state to state -------------------------------------------------------- */
+
+/* Is there a QP over another port, and that port not down? */
+static bool has_better(const struct ib_comm *comm, unsigned int index) {
+  for (unsigned int i = 0; i < comm->plan.nqps; i++)
+    if (path_of(comm, i)->state == IB_PATH_UP && port_of(comm, i) != port_of(comm, index) &&
+        !(atomic_load(&port_of(comm, i)->faults) & IB_PORT_DOWN))
+      return true;
+  return false;
+}
+
+/* A port that is down may come back in time, and meanwhile its HCA goes on trying; with no better one it tries on. */
+static bool may_come_back(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  if (!(atomic_load(&port_of(comm, index)->faults) & IB_PORT_DOWN) || !has_better(comm, index)) {
+    atomic_fetch_and(&path->doubts, ~IB_DOUBT_PORT);
+    path->deadline = 0;
+    return true;
+  }
+  if (!path->deadline) path->deadline = rail_deadline_in_ms((uint64_t)ib_params.port_grace_ms);
+  if (rail_deadline_passed(path->deadline)) return false;
+  atomic_fetch_or(&comm->faults, IB_COMM_PATHS); /* look again */
+  return true;
+}
+
+/* What the watch thread heard, or a post said. */
+static rail_result_t look_at_doubts(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  uint32_t doubts = atomic_load(&path->doubts);
+  if (!doubts || path->state == IB_PATH_DOWN) return RAIL_OK;
+  if (doubts & IB_DOUBT_REFUSED) return give_up(comm, index, doubts);
+  if (doubts == IB_DOUBT_PORT && path->state == IB_PATH_UP && may_come_back(comm, index)) return RAIL_OK;
+  if (lose(comm, index)) return RAIL_OK;
+  return give_up(comm, index, doubts);
+}
+
+/* A HCA that failed writes nothing any more, and may flush nothing. */
+static rail_result_t stop(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  struct ib_qp *qp = &comm->qps[index];
+  if (path->state != IB_PATH_STOPPING) return RAIL_OK;
+  if (atomic_load(&port_of(comm, index)->hca->faults) & IB_HCA_FATAL) atomic_store(&qp->flushed, true);
+  if (!atomic_load(&qp->flushed))
+    return rail_deadline_passed(path->deadline) ? not_stopped(comm, index) : RAIL_OK;
+  path->state = IB_PATH_STOPPED;
+  qp->down = !comm->sender; /* the count is told: nothing more is counted */
+  if (atomic_exchange(&path->told, true)) return RAIL_OK;
+  atomic_store(&path->due, true);
+  atomic_store(&comm->failover->frames, true);
+  return rail_watch_wake(&comm->watched) ? RAIL_OK : give_up(comm, index, atomic_load(&path->doubts));
+}
+
+static rail_result_t settle(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  struct ib_failover *f = comm->failover;
+  if (path->state != IB_PATH_STOPPED || !(atomic_load(&path->doubts) & IB_DOUBT_PEER)) return RAIL_OK;
+  path->state = IB_PATH_DOWN;
+  comm->qps[index].down = true;
+  f->switched = rail_now_ns();
+  if (!comm->sender) {
+    unsigned int rail = comm->qps[index].rail;
+    f->resent += ib_recv_settle(ib_recv_comm_of(comm), index);
+    /* What the rail's HCA has written is in place by now: the peer has answered since. Its flush QP is as lost. */
+    if (is_down(comm, rail)) ib_flush_lose_rail(ib_recv_comm_of(comm), rail);
+    return RAIL_OK;
+  }
+  uint32_t count = atomic_load(&path->peer_count);
+  unsigned int again = ib_send_settle(ib_send_comm_of(comm), &comm->qps[index], count);
+  if (again == IB_SETTLE_INVALID) return bad_count(comm, index, count);
+  f->resent += again;
+  return RAIL_OK;
+}
+
+/* The oldest part of a lost QP first; what has begun goes on first of all. */
+static rail_result_t write_again(struct ib_comm *comm) {
+  if (!comm->sender) return ib_recv_again(ib_recv_comm_of(comm));
+  struct ib_send_comm *sc = ib_send_comm_of(comm);
+  if (sc->again.posted) RAIL_TRY(ib_send_again(sc, &comm->qps[sc->again_of]));
+  for (unsigned int i = 0; i < comm->plan.nqps; i++)
+    if (path_of(comm, i)->state == IB_PATH_DOWN) RAIL_TRY(ib_send_again(sc, &comm->qps[i]));
+  return RAIL_OK;
+}
+
+rail_result_t ib_failover_run(struct ib_comm *comm) {
+  struct ib_failover *f = comm->failover;
+  bool unsettled = false;
+  atomic_fetch_and(&comm->faults, ~IB_COMM_PATHS);
+  if (!f) return RAIL_OK;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
+    RAIL_TRY(look_at_doubts(comm, i));
+    RAIL_TRY(stop(comm, i));
+    RAIL_TRY(settle(comm, i));
+    unsettled |= path_of(comm, i)->state == IB_PATH_STOPPING || path_of(comm, i)->state == IB_PATH_STOPPED;
+  }
+  if (!f->open) return RAIL_OK;
+  rail_result_t result = write_again(comm);
+  if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return result;
+  if (unsettled || result == RAIL_IN_PROGRESS) atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+  else report(comm);
+  return RAIL_OK;
+}

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Loss of a queue pair (QP) of a connection that has others: both sides stop it, the receiver says how many tails (last
+ * writes of parts) it has had on it, and the sender writes the other parts again over QPs that are left. One number
+ * says all, because RC delivers in order on each QP. The story is in ib_failover.c; docs/protocol-ib.md has why it is
+ * safe.
+ *
+ *   UP        in use
+ *   STOPPING  lost: in ERR, and its completion queue is polled until a flushed receive WR shows that the HCA writes to
+ *             no memory for it any more
+ *   STOPPED   STOPPED is sent to the peer, whose STOPPED is awaited
+ *   DOWN      both are there: its parts, or the clear-to-send of all receives, go over other QPs
+ *
+ * The progress thread moves a QP from state to state. The watch thread writes what it hears into atomics here, and
+ * sends the frames that are due.
+ */
+#ifndef IB_FAILOVER_H
+#define IB_FAILOVER_H
+
+#include "plugin/ib/ib_comm.h"
+
+/* Frames over the oob connection. Their number: QP, and from bit 32 on a receiver's count of tails (a sender: 0). */
+#define IB_FRAME_STOPPED RAIL_OOB_PLUGIN /* this side has stopped that QP */
+/* This side's connection has failed: there is nothing to go on with. */
+#define IB_FRAME_REFUSED ((enum rail_oob_frame_type)(RAIL_OOB_PLUGIN + 1))
+
+enum ib_path_state { IB_PATH_UP, IB_PATH_STOPPING, IB_PATH_STOPPED, IB_PATH_DOWN };
+
+/* ib_path.doubts: why a QP is to be stopped. */
+#define IB_DOUBT_EVENT 1u    /* IBV_EVENT_QP_FATAL */
+#define IB_DOUBT_PORT 2u     /* its port went down */
+#define IB_DOUBT_DEVICE 4u   /* its HCA failed */
+#define IB_DOUBT_POST 8u     /* a work request could not be posted; written by the progress thread */
+#define IB_DOUBT_PEER 16u    /* the peer's STOPPED is there */
+#define IB_DOUBT_REFUSED 32u /* the peer's REFUSED is there */
+
+/* One QP of a connection with failover. */
+struct ib_path {
+  _Atomic uint32_t doubts;     /* IB_DOUBT_* */
+  _Atomic uint32_t peer_count; /* of the peer's STOPPED, before its bit is set */
+  _Atomic bool told;           /* STOPPED, or REFUSED, is sent or due: once */
+  _Atomic bool due;            /* STOPPED is to be sent */
+  /* The progress thread's: */
+  enum ib_path_state state;
+  int post_errno;             /* with IB_DOUBT_POST */
+  bool has_wc;                /* wc is the completion that showed the loss */
+  struct ibv_wc wc;
+  uint64_t deadline;          /* STOPPING: to be STOPPED. UP, its port down: for the port to be up again; 0: unset */
+};
+
+/* What is logged of the losses since all was settled last. */
+struct ib_failover {
+  bool open;                            /* some QP is STOPPING or STOPPED, or parts are to be posted again */
+  unsigned int lost, first;             /* QPs; the first of them */
+  uint32_t resent;                      /* parts, or receives */
+  uint64_t idle_ns;                     /* without a completion, when it was noticed */
+  uint64_t noticed, switched;           /* rail_now_ns(): the first was noticed, the last was DOWN */
+  _Atomic bool frames;                  /* ib_failover_next has something to look for */
+  struct ib_path paths[]; /* plan.nqps */
+};
+
+/* Any thread. The next call that finds nothing to poll looks at it. */
+static inline void ib_path_doubt(struct ib_comm *comm, unsigned int qp, uint32_t doubts) {
+  atomic_fetch_or(&comm->failover->paths[qp].doubts, doubts);
+  atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+}
+
+/* For a connection whose plan has failover, before its peer may write. Logs why not. */
+rail_result_t ib_failover_init(struct ib_comm *comm);
+
+/* ---- the progress thread ------------------------------------------------------ */
+
+/* A failed completion. True: the connection goes on, or waits for what the peer says; else it is an error. */
+bool ib_failover_completion(struct ib_comm *comm, const struct ibv_wc *wc);
+/* Does what is to be done about QPs that are in doubt or lost. RAIL_OK, or the comm's failure. */
+rail_result_t ib_failover_run(struct ib_comm *comm);
+/* Does it wait for the peer, or for room in send queues? */
+static inline bool ib_failover_is_open(const struct ib_comm *comm) { return comm->failover && comm->failover->open; }
+
+/* ---- the watch thread ---------------------------------------------------------- */
+
+/* A port went down, or a HCA failed, that the comm uses. */
+void ib_failover_port_down(void *comm, void *port);
+void ib_failover_hca_fatal(void *comm, void *hca);
+/* rail_oob_ops. */
+bool ib_failover_frame(void *comm, const struct rail_oob_frame *frame);
+enum rail_oob_next ib_failover_next(void *comm, struct rail_oob_frame *frame);
+
+#endif

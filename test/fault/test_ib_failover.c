@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * TEST-LIMIT: 300
+ * TEST-SAN: asan tsan
+ *
+ * The ib plugin on the emulated device outlives what takes a part of its queue pairs: a run of messages of all sizes
+ * over devices fused from three, in which something fails when the i-th work request begins, for every STEP-th i. Every
+ * byte is checked; a sender's buffer is overwritten as soon as its send is done, and a receiver's is looked at again at
+ * the end, so that what is written or read late shows. RAIL_TEST_STEP=1 takes every i; RAIL_TEST_FAULTS='at 61 port
+ * emu1 1 state=down' is one of them, in the case these_faults.
+ */
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/compiler.h"
+#include "loader/install_dirs.h"
+#include "test/harness/proc.h"
+#include "test/harness/program.h"
+
+#define MESSAGES 40
+#define WINDOW 9  /* receives that are posted, sends that are begun */
+#define MOST 60000
+#define RAILS 3
+#define LATE 0xdd
+
+static const size_t sizes[] = {8, 60000, 0, 4096, 1, 30000, 129, 9000, 2048, 50000, 300};
+
+enum kind {
+  PORT,
+  DEVICE,
+  QUEUE_PAIR, /* a request is not carried out, and its queue pair breaks */
+  ANSWERS,    /* what arrives is lost, acknowledgements too: the peer has what this side does not know of */
+};
+
+struct scenario {
+  char faults[512];
+  int qps_per_rail;
+  bool patient; /* a port may be down for a minute, and the device tries for seconds */
+  bool ends; /* every rail is lost: both sides get an error */
+  /* back from the child */
+  long requests;
+  int switches;
+};
+
+static struct kit_net net;
+static struct kit_pair pair;
+static uint8_t out[WINDOW][MOST], in[MESSAGES][MOST + 64];
+static atomic_int switches;
+
+/* ---- the emulated device ----------------------------------------------------- */
+
+static void *emu_symbol(const char *name) {
+  void *library = dlopen(getenv("NCCL_IBVERBS_LIB"), RTLD_NOW | RTLD_NOLOAD);
+  void *symbol = library ? dlsym(library, name) : NULL;
+  ENSURE(symbol, "%s: %s", name, dlerror());
+  return symbol;
+}
+
+static void emu_do(const char *text) {
+  int (*command)(const char *);
+  void *symbol = emu_symbol("rail_emu_command");
+  memcpy(&command, &symbol, sizeof command);
+  ENSURE(command(text) == 0, "%s: the device does not understand it", text);
+}
+
+static long emu_requests(void) {
+  long (*calls)(const char *);
+  void *symbol = emu_symbol("rail_emu_calls");
+  memcpy(&calls, &symbol, sizeof calls);
+  return calls("post_send");
+}
+
+/* ---- a connection ------------------------------------------------------------- */
+
+static void hear(const char *text) {
+  if (strstr(text, "goes on without")) atomic_fetch_add(&switches, 1);
+}
+
+static int fused(int first) {
+  struct rail_net_vprops_v12 props = {.ndevs = RAILS};
+  int dev = -1;
+  for (int i = 0; i < RAILS; i++) props.devs[i] = first + i;
+  ENSURE_INT(net.vt->make_vdevice(&dev, &props), 0);
+  return dev;
+}
+
+static void open_connection(const struct scenario *s) {
+  static char plugin[4096], emu[4096];
+  char qps[16], devices[256];
+  size_t used = 0;
+  ENSURE(rail_path_from_bin(plugin, "../../lib/libnccl-net-ib.so"), "no path");
+  ENSURE(rail_path_from_bin(emu, "../../lib/emu/libibverbs.so.1"), "no path");
+  snprintf(qps, sizeof qps, "%d", s->qps_per_rail);
+  setenv("NCCL_IBVERBS_LIB", emu, 1);
+  /* With short send queues a part is posted piece by piece, and losses come between the pieces. */
+  for (int i = 0; i < 2 * RAILS; i++)
+    used += (size_t)snprintf(devices + used, sizeof devices - used, "device emu%d %s;", i,
+                             i < RAILS && s->qps_per_rail == 1 ? "max_qp_wr=6" : "");
+  setenv("RAIL_EMU", devices, 1);
+  setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+  setenv("RAIL_NET_FUSE_NO_PCI", "1", 1);
+  setenv("NCCL_IB_TIMEOUT", s->patient ? "18" : "8", 1); /* a second, or a millisecond */
+  setenv("NCCL_IB_RETRY_CNT", s->patient ? "7" : "2", 1);
+  setenv("NCCL_IB_QPS_PER_CONNECTION", qps, 1);
+  setenv("NCCL_IB_SPLIT_DATA_ON_QPS", "1", 1);
+  setenv("RAIL_IB_PORT_GRACE", s->patient ? "60s" : "0", 1);
+  setenv("RAIL_IB_MAX_WRITE", "4096", 1);
+  setenv("RAIL_IB_MIN_PART", "1024", 1);
+  kit_net_on_warning(hear);
+  kit_net_target(plugin, 12, 0);
+  kit_net_open(&net);
+  memset(&pair, 0, sizeof pair);
+  pair.net = &net;
+  int sender = fused(0);
+  net.dev = fused(RAILS);
+  pair.listen = kit_net_listen(&net, pair.handle);
+  net.dev = sender;
+  kit_pair_connect(&pair);
+  ENSURE_INT(net.vt->close_listen(pair.listen), 0);
+  pair.listen = NULL;
+}
+
+/* ---- the run ------------------------------------------------------------------- */
+
+static uint8_t byte_of(int message, size_t i) { return (uint8_t)(message * 37 + (int)(i * 7) + (int)(i >> 8)); }
+static size_t size_of(int message) { return sizes[(size_t)message % RAIL_COUNT_OF(sizes)]; }
+
+static void check_received(int message, int size) {
+  ENSURE_INT(size, size_of(message));
+  for (size_t i = 0; i < MOST + 64; i++) {
+    uint8_t expected = i < size_of(message) ? byte_of(message, i) : 0xee;
+    ENSURE(in[message][i] == expected, "message %d of %zu bytes: byte %zu is %#x, expected %#x", message,
+           size_of(message), i, in[message][i], expected);
+  }
+  memset(in[message], LATE, sizeof in[message]); /* the caller's again */
+}
+
+/* How far each side is: requests are tested in turn. */
+struct side { void *requests[MESSAGES], *mh; int begun, done, error; };
+
+/* One call for each that is outstanding. */
+static void test_all(struct side *side, bool sends) {
+  for (int i = 0; i < side->begun && !side->error; i++) {
+    int done = 0, size = -1;
+    if (!side->requests[i]) continue;
+    side->error = net.vt->test(side->requests[i], &done, &size);
+    ENSURE(!done || !side->error, "done, with error %d", side->error);
+    if (!done) continue;
+    side->requests[i] = NULL;
+    side->done++;
+    if (sends) memset(out[i % WINDOW], 0x11, MOST); /* the caller's again: what is read now is wrong */
+    else check_received(i, size);
+  }
+}
+
+static int outstanding(const struct side *side) { return side->begun - side->done; }
+
+static void begin_recv(struct side *r) {
+  int i = r->begun, tag = i;
+  void *data = in[i], *request = NULL;
+  size_t size = size_of(i) + (i % 3 ? 0 : 40);
+  if (r->error || i == MESSAGES || outstanding(r) >= WINDOW) return;
+  memset(in[i], 0xee, sizeof in[i]);
+  r->error = net.vt->irecv(pair.recv, 1, &data, &size, &tag, &r->mh, NULL, &request);
+  if (!request) return;
+  r->requests[i] = request;
+  r->begun++;
+}
+
+static void begin_send(struct side *s) {
+  int i = s->begun;
+  void *request = NULL;
+  if (s->error || i == MESSAGES || (i >= WINDOW && s->requests[i - WINDOW])) return;
+  for (size_t b = 0; b < size_of(i); b++) out[i % WINDOW][b] = byte_of(i, b);
+  s->error = net.vt->isend(pair.send, out[i % WINDOW], size_of(i), i, s->mh, NULL, &request);
+  if (!request) return;
+  s->requests[i] = request;
+  s->begun++;
+}
+
+static void close_side(struct side *side, void **comm, bool sends) {
+  if (!*comm) return;
+  kit_mr_dereg(&net, *comm, side->mh);
+  ENSURE_INT(sends ? net.vt->close_send(*comm) : net.vt->close_recv(*comm), 0);
+  *comm = NULL;
+}
+
+static void exchange(struct scenario *sc) {
+  struct side s = {.mh = kit_mr_reg(&net, pair.send, out, sizeof out)};
+  struct side r = {.mh = kit_mr_reg(&net, pair.recv, in, sizeof in)};
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(60000));
+  long before = emu_requests();
+  emu_do(sc->faults);
+  while (sc->ends ? !s.error || !r.error : s.done < MESSAGES || r.done < MESSAGES) {
+    ENSURE(!rail_deadline_passed(deadline), "%d of %d sends, %d of %d receives are done", s.done, s.begun, r.done,
+           r.begun);
+    ENSURE(sc->ends || (!s.error && !r.error), "error %d of the sender, %d of the receiver", s.error, r.error);
+    begin_recv(&r);
+    begin_send(&s);
+    test_all(&r, false);
+    test_all(&s, true);
+    sched_yield();
+    if (s.error) close_side(&s, &pair.send, true); /* as NCCL does, and the other side learns of it */
+    if (r.error) close_side(&r, &pair.recv, false);
+  }
+  sc->requests = emu_requests() - before;
+  close_side(&s, &pair.send, true);
+  close_side(&r, &pair.recv, false);
+  for (int i = 0; i < r.begun; i++)
+    for (size_t b = 0; b < sizeof in[i] && !r.requests[i]; b++)
+      ENSURE(in[i][b] == LATE, "message %d: byte %zu was written after it was done", i, b);
+}
+
+static void child(struct pipes *io, void *arg) {
+  struct scenario *s = arg;
+  open_connection(s);
+  exchange(s);
+  kit_net_close(&net);
+  s->switches = atomic_load(&switches);
+  pipe_write(io, s, sizeof *s);
+}
+
+/* In a process of its own: a device that has failed stays so. */
+static void run(struct scenario *s) {
+  struct proc p = proc_start(child, s);
+  pipe_read(&p.io, s, sizeof *s);
+  proc_join(&p);
+}
+
+/* ---- cases ----------------------------------------------------------------------- */
+
+static long requests_of_a_run(int qps_per_rail) {
+  struct scenario s = {.qps_per_rail = qps_per_rail, .faults = "reset"};
+  run(&s);
+  CHECK_INT(s.switches, 0);
+  return s.requests;
+}
+
+static long step_of(long usual) {
+  const char *text = getenv("RAIL_TEST_STEP");
+  long step = text ? atol(text) : kit_sanitized() ? 3 * usual : usual;
+  return step > 0 ? step : usual;
+}
+
+/* Where a request of this number exists, something is noticed. */
+static void fail_at_each(enum kind kind, int qps_per_rail, long usual_step) {
+  long last = requests_of_a_run(qps_per_rail), missed = 0;
+  int turn = 0;
+  for (long i = 1; i <= last; i += step_of(usual_step), turn++)
+    for (int first = 0; first <= RAILS; first += RAILS) {
+      struct scenario s = {.qps_per_rail = qps_per_rail};
+      int device = first + turn % RAILS;
+      if (kind == PORT) snprintf(s.faults, sizeof s.faults, "at %ld port emu%d 1 state=down", i, device);
+      if (kind == DEVICE) snprintf(s.faults, sizeof s.faults, "at %ld fatal emu%d", i, device);
+      if (kind == QUEUE_PAIR) snprintf(s.faults, sizeof s.faults, "complete retry_exc_err from=%ld", i);
+      if (kind == ANSWERS) snprintf(s.faults, sizeof s.faults, "at %ld port emu%d 1 one_way=1", i, device);
+      printf("# %s\n", s.faults);
+      run(&s);
+      missed += s.switches == 0;
+    }
+  printf("# %ld of them without a switch\n", missed);
+  CHECK_MSG(missed <= 2 + last / 20, "%ld of %ld faults had no effect", missed, last);
+}
+
+TEST(a_port_goes_down) { fail_at_each(PORT, 1, 29); }
+TEST(a_device_fails) { fail_at_each(DEVICE, 1, 29); }
+TEST(a_queue_pair_breaks) { fail_at_each(QUEUE_PAIR, 2, 29); }
+TEST(acknowledgements_are_lost) { fail_at_each(ANSWERS, 1, 37); }
+
+/* The second one fails while what the first one carried is written again. */
+TEST(two_fail_one_after_the_other) {
+  long last = requests_of_a_run(1);
+  for (long i = 1; i <= last; i += step_of(41))
+    for (long more = 0; more < 12; more += getenv("RAIL_TEST_STEP") ? 1 : 4) {
+      struct scenario s = {.qps_per_rail = 1};
+      int a = (int)(i % RAILS), b = (a + 1 + (int)(more / 2 % 2)) % RAILS; /* a later rail, or an earlier one */
+      int side = (int)(i / 3 % 2) * RAILS, other = more % 2 ? RAILS - side : side;
+      snprintf(s.faults, sizeof s.faults, "at %ld port emu%d 1 state=down; at %ld port emu%d 1 state=down", i, side + a,
+               i + more, other + b);
+      printf("# %s\n", s.faults);
+      run(&s);
+    }
+}
+
+/* Down and up again in time: nothing is given up. */
+TEST(a_port_comes_back_in_time) {
+  for (int device = 0; device <= RAILS; device += RAILS) {
+    struct scenario s = {.qps_per_rail = 1, .patient = true};
+    snprintf(s.faults, sizeof s.faults, "at 40 port emu%d 1 state=down; at 44 port emu%d 1 state=active", device,
+             device);
+    run(&s);
+    CHECK_INT(s.switches, 0);
+  }
+}
+
+TEST(these_faults) {
+  struct scenario s = {.qps_per_rail = 1};
+  const char *faults = getenv("RAIL_TEST_FAULTS");
+  if (!faults) tap_skip_case("RAIL_TEST_FAULTS names none");
+  snprintf(s.faults, sizeof s.faults, "%s", faults);
+  run(&s);
+}
+
+/* An error on both sides, and what was done before is right. */
+TEST(all_fail) {
+  for (long i = 1; i < 60; i += 19) {
+    struct scenario s = {.qps_per_rail = 1, .ends = true};
+    snprintf(s.faults, sizeof s.faults, "at %ld fatal emu0; at %ld fatal emu1; at %ld fatal emu2", i, i + 2, i + 5);
+    run(&s);
+  }
+}
+
+int main(int argc, char **argv) {
+  static const struct tap_case cases[] = {
+    TEST_CASE(a_port_goes_down), TEST_CASE(a_device_fails), TEST_CASE(a_queue_pair_breaks),
+    TEST_CASE(acknowledgements_are_lost), TEST_CASE(two_fail_one_after_the_other),
+    TEST_CASE(a_port_comes_back_in_time), TEST_CASE(all_fail), TEST_CASE(these_faults)};
+  return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
+}

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Loss of a queue pair, in parts: what a count settles, and what the watch thread answers for a comm. What both sides
+ * make of it is fault/test_ib_failover.c's. */
+#include "plugin/ib/ib_failover.h"
+#include "plugin/ib/ib_progress.h"
+#include "test/unit/ib_pair.h"
+#include "test/unit/ib_watch_rig.h"
+
+/* ---- what a count settles --------------------------------------------------- */
+
+static uint16_t ring[IB_SEND_DEPTH];
+
+/* A QP with so many parts that are not acknowledged, behind `acked` that are; part i has i % 3 writes before its tail,
+ * and after the last come `begun` writes of one whose tail is not posted. */
+static struct ib_qp qp_with(uint32_t start, uint32_t acked, unsigned int unacked, unsigned int begun) {
+  struct ib_qp qp = {.posted = ring, .posted_head = start, .posted_tail = start};
+  atomic_init(&qp.tails, acked + unacked);
+  for (unsigned int i = 0; i < unacked; i++) {
+    for (unsigned int b = 0; b < i % 3; b++) ring[qp.posted_tail++ % IB_SEND_DEPTH] = (uint16_t)(i << 8 | 5 << 1);
+    ring[qp.posted_tail++ % IB_SEND_DEPTH] = (uint16_t)(i << 8 | 5 << 1 | 1);
+  }
+  for (unsigned int b = 0; b < begun; b++) ring[qp.posted_tail++ % IB_SEND_DEPTH] = (uint16_t)(unacked << 8);
+  return qp;
+}
+
+TEST(a_count_tells_what_arrived) {
+  static const uint32_t starts[] = {0, 500, UINT32_MAX - 3};
+  uint16_t over[IB_SEND_DEPTH];
+  unsigned int nover;
+  for (size_t s = 0; s < RAIL_COUNT_OF(starts); s++)
+    for (unsigned int unacked = 0; unacked <= 9; unacked++)
+      for (unsigned int delivered = 0; delivered <= unacked; delivered++) {
+        uint32_t acked = starts[RAIL_COUNT_OF(starts) - 1 - s];
+        struct ib_qp qp = qp_with(starts[s], acked, unacked, 2);
+        uint32_t entries = qp.posted_tail - qp.posted_head;
+        CHECK_INT(ib_posted_settle(&qp, acked + delivered, over, &nover), unacked - delivered);
+        CHECK_INT(qp.posted_tail - qp.posted_head, unacked - delivered);
+        for (unsigned int i = 0; i < unacked - delivered; i++) /* in order, the oldest first */
+          CHECK_INT(ring[(qp.posted_head + i) % IB_SEND_DEPTH], (delivered + i) << 8 | 5 << 1 | 1);
+        CHECK_INT(nover, entries - (unacked - delivered));
+        unsigned int tails = 0;
+        for (unsigned int i = 0; i < nover; i++) tails += over[i] & 1;
+        CHECK_INT(tails, delivered);
+      }
+}
+
+TEST(a_count_that_cannot_be) {
+  uint16_t over[IB_SEND_DEPTH];
+  unsigned int nover;
+  for (uint32_t acked = 0; acked < 3; acked++) {
+    static const int wrong[] = {-1, 5, 1000, 1 << 30};
+    for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
+      struct ib_qp qp = qp_with(7, acked, 4, 1);
+      const uint32_t tail = qp.posted_tail;
+      CHECK(ib_posted_settle(&qp, acked + (uint32_t)wrong[i], over, &nover) == IB_SETTLE_INVALID);
+      CHECK(nover == 0 && qp.posted_tail == tail); /* nothing has changed */
+    }
+  }
+}
+
+TEST(a_full_ring) {
+  uint16_t over[IB_SEND_DEPTH];
+  unsigned int nover;
+  struct ib_qp qp = {.posted = ring, .posted_head = 100, .posted_tail = 100 + IB_SEND_DEPTH};
+  for (unsigned int i = 0; i < IB_SEND_DEPTH; i++) ring[i] = 1;
+  atomic_init(&qp.tails, IB_SEND_DEPTH);
+  CHECK_INT(ib_posted_settle(&qp, 0, over, &nover), IB_SEND_DEPTH);
+  CHECK_INT(nover, 0);
+  CHECK_INT(ib_posted_settle(&qp, IB_SEND_DEPTH, over, &nover), 0);
+  CHECK_INT(nover, IB_SEND_DEPTH);
+}
+
+/* ---- what is written again ------------------------------------------------------ */
+
+/* The loss of a QP, as if the peer had been told already; from `peer` on it has said that nothing came over it. */
+static void lose_qp(struct ib_comm *comm, unsigned int qp, bool peer) {
+  atomic_store(&comm->failover->paths[qp].told, true);
+  ib_path_doubt(comm, qp, IB_DOUBT_EVENT | (peer ? IB_DOUBT_PEER : 0));
+}
+
+/* Two are lost. The part of one is half written again when the other one's turn comes. */
+TEST(what_was_begun_is_ended_first) {
+  static const struct pair_shape shape = {1, 4, 1, 12, 4, 0};
+  static const size_t sizes[] = {100, 4096, 16384};
+  static uint8_t out[3][16384], in[3][16384];
+  struct pair p;
+  void *sends[3], *recvs[3];
+  pair_open(&p, &shape);
+  fake_script("progress poll");
+  CHECK_OK(ib_failover_init(p.sc));
+  struct ib_mhandle *mh_out = pair_reg(&p, p.sc, out, sizeof out), *mh_in = pair_reg(&p, p.rc, in, sizeof in);
+  memset(in, 0, sizeof in);
+  for (int i = 0; i < 3; i++) {
+    for (size_t b = 0; b < sizes[i]; b++) out[i][b] = (uint8_t)(i * 91 + (int)(b * 3) + (int)(b >> 8) + 1);
+    recvs[i] = pair_irecv(&p, in[i], sizes[i], i, mh_in);
+    CHECK(recvs[i]);
+  }
+  CHECK_OK(ib_progress(p.rc)); /* the announcements arrive */
+  for (int i = 0; i < 3; i++) CHECK((sends[i] = pair_isend(&p, out[i], sizes[i], i, mh_out)) != NULL);
+  for (unsigned int i = 0; i < 3; i++) CHECK_INT(p.sc->qps[i].posted_tail, 1); /* a message each */
+  p.sc->qps[0].sq_avail = p.sc->qps[3].sq_avail = 2; /* of the 4 that the largest takes */
+  lose_qp(p.sc, 1, false);
+  lose_qp(p.sc, 2, true);
+  CHECK_OK(ib_failover_run(p.sc));
+  for (int i = 0; i < 9 && p.sc->failover->paths[2].state != IB_PATH_DOWN; i++) CHECK_OK(ib_progress(p.sc));
+  CHECK(ib_send_comm_of(p.sc)->again.posted && ib_send_comm_of(p.sc)->again_of == 2);
+  CHECK_INT(p.sc->failover->paths[1].state, IB_PATH_STOPPED);
+  lose_qp(p.sc, 1, true);
+  for (int i = 0; i < 3; i++) CHECK_INT(pair_finish(sends[i], RAIL_OK), sizes[i]);
+  for (int i = 0; i < 3; i++) CHECK_INT(pair_finish(recvs[i], RAIL_OK), sizes[i]);
+  for (int i = 0; i < 3; i++) CHECK_MSG(memcmp(in[i], out[i], sizes[i]) == 0, "message %d", i);
+  CHECK_INT(p.sc->stats[IB_COMM_RESENT], 2);
+  CHECK(!p.sc->failover->open && strstr(pair_line, "goes on without 2 of 4 queue pairs"));
+  pair_close(&p);
+  rail_log_set_sink(log_capture);
+}
+
+/* ---- what the watch thread answers ---------------------------------------------- */
+
+static struct ib_comm *comm_with(bool sender, int *peer) {
+  struct ib_comm *comm = rig_comm(sender, RIG_COUNTED, 2, peer);
+  CHECK_OK(ib_failover_init(comm));
+  CHECK_OK(ib_watch_add(comm));
+  log_forget();
+  return comm;
+}
+
+static uint64_t number(unsigned int qp, uint32_t count) { return qp | (uint64_t)count << 32; }
+
+static void close_comm(struct ib_comm *comm, int peer) {
+  close(peer);
+  CHECK_OK(comm->sender ? ib_close_send(comm) : ib_close_recv(comm));
+}
+
+static void send_stopped(int peer, uint64_t number) { send_frame(peer, IB_FRAME_STOPPED, number); }
+
+TEST(an_idle_receiver_answers) {
+  int peer;
+  uint64_t got = 0;
+  struct ib_comm *comm = comm_with(false, &peer);
+  for (int i = 0; i < 5; i++) ib_qp_count_tail(&comm->qps[1]);
+  send_stopped(peer, number(1, 0));
+  CHECK_INT(recv_frame(peer, &got, 5000), IB_FRAME_STOPPED);
+  CHECK(got == number(1, 5));
+  CHECK_INT(recv_frame(peer, &got, 50), -1); /* once */
+  CHECK(FAULTS(comm) & IB_COMM_PATHS);
+  close_comm(comm, peer);
+}
+
+TEST(a_busy_receiver_answers_when_it_is_done) {
+  int peer;
+  uint64_t got = 0;
+  struct ib_comm *comm = comm_with(false, &peer);
+  ib_outstanding_set(comm, 1);
+  send_stopped(peer, number(0, 0));
+  RIG_WAIT(FAULTS(comm) & IB_COMM_PATHS, 5000);
+  CHECK_INT(recv_frame(peer, &got, 50), -1);
+  ib_qp_count_tail(&comm->qps[0]);
+  ib_outstanding_set(comm, 0); /* by its last test, which found something to poll */
+  CHECK_INT(recv_frame(peer, &got, 5000), IB_FRAME_STOPPED);
+  CHECK(got == number(0, 1));
+  close_comm(comm, peer);
+}
+
+/* Its queue pairs are the progress thread's to stop. */
+TEST(a_sender_leaves_it_to_its_caller) {
+  int peer;
+  uint64_t got = 0;
+  struct ib_comm *comm = comm_with(true, &peer);
+  send_stopped(peer, number(1, 3));
+  RIG_WAIT(FAULTS(comm) & IB_COMM_PATHS, 5000);
+  CHECK_INT(recv_frame(peer, &got, 50), -1);
+  CHECK_INT(atomic_load(&comm->failover->paths[1].peer_count), 3);
+  close_comm(comm, peer);
+}
+
+TEST(a_failed_side_refuses) {
+  for (int sender = 0; sender < 2; sender++) {
+    int peer;
+    uint64_t got = 0;
+    struct ib_comm *comm = comm_with(sender, &peer);
+    (void)ib_comm_fail(comm, RAIL_SYSTEM_ERROR);
+    send_stopped(peer, number(1, 0));
+    CHECK_INT(recv_frame(peer, &got, 5000), IB_FRAME_REFUSED);
+    CHECK(got == number(1, 0));
+    close_comm(comm, peer);
+  }
+}
+
+TEST(invalid_frames_end_the_connection) {
+  static const struct { uint16_t type; uint64_t number; bool twice, plain; } bad[] = {
+    {IB_FRAME_STOPPED, 2, false, false},         {IB_FRAME_STOPPED, 1ull << 31, false, false},
+    {IB_FRAME_STOPPED, 0, true, false},          {IB_FRAME_REFUSED + 1, 0, false, false},
+    {IB_FRAME_STOPPED, 0, false, true},          {IB_FRAME_REFUSED, 5, false, false}};
+  for (size_t i = 0; i < RAIL_COUNT_OF(bad); i++) {
+    int peer;
+    struct ib_comm *comm = bad[i].plain ? rig_comm(false, RIG_WATCHED, 2, &peer) : comm_with(false, &peer);
+    log_forget();
+    for (int n = 0; n <= bad[i].twice; n++) send_frame(peer, (enum rail_oob_frame_type)bad[i].type, bad[i].number);
+    RIG_WAIT(FAULTS(comm) & IB_COMM_PEER_LOST, 5000);
+    CHECK(log_said("is no message of ours"));
+    close_comm(comm, peer);
+  }
+}
+
+int main(int argc, char **argv) {
+  static const struct tap_case cases[] = {
+    TEST_CASE(a_count_tells_what_arrived), TEST_CASE(a_count_that_cannot_be),   TEST_CASE(a_full_ring),
+    TEST_CASE(what_was_begun_is_ended_first),
+    TEST_CASE(an_idle_receiver_answers),   TEST_CASE(a_busy_receiver_answers_when_it_is_done),
+    TEST_CASE(a_sender_leaves_it_to_its_caller), TEST_CASE(a_failed_side_refuses),
+    TEST_CASE(invalid_frames_end_the_connection)};
+  rig_use(argv[0], "device fake0");
+  return rig_main_watched(argc, argv, cases, RAIL_COUNT_OF(cases));
+}
