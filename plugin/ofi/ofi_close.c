@@ -2,8 +2,9 @@
  *
  * Closing connections. Close never fails, and takes bounded time: an error would end NCCL's own clean-up.
  *
- * With nothing outstanding there is nothing to wait for: sends that are done have been acknowledged. Else the
- * connection goes through these states before its memory is the caller's again:
+ * With no request outstanding a receiver has nothing to wait for. A sender waits until its peer has reported that all
+ * that was sent is there: a send is done before. With requests outstanding the connection goes through these states
+ * before its memory is the caller's again:
  *
  *   stopped   no call begins anything; operations that wait for room in libfabric are dropped
  *   revoked   a receiver has asked its peer (REVOKE) to write nothing more, and the peer has said so (REVOKED), has
@@ -22,6 +23,7 @@
 #include "common/base/clock.h"
 #include "common/conn/watch.h"
 
+#define FIRST_PING_MS 1
 #define PING_MS 50 /* between two requests that the peer's watch thread poll */
 #define GONE_MS 50 /* of polling: what the host of a peer that is gone had sent has been read */
 
@@ -43,6 +45,7 @@ static void cancel_all(struct ofi_comm *comm, bool posted) {
         cancel(comm, &send->parts[p].fin, false);
       }
     }
+    cancel(comm, &sc->ask, false);
     return;
   }
   struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
@@ -132,6 +135,33 @@ void ofi_comm_stop(struct ofi_comm *comm) {
   unwatch(comm); /* sends GOODBYE: nothing of ours will be written or sent any more */
 }
 
+/* Its sends are done, but libfabric, or the network, may still have some of them, and the process may end right after
+ * close. The peer's endpoint takes them whether or not its caller calls. */
+static void await_arrival(struct ofi_send_comm *sc) {
+  struct ofi_comm *comm = &sc->base;
+  uint64_t deadline = rail_deadline_in_ms(ofi_params.close_ms), ping = rail_deadline_in_ms(FIRST_PING_MS);
+  bool asked = false, late = false;
+  ofi_endpoint_lock(comm->endpoint);
+  while (!late && ofi_comm_status(comm) == RAIL_OK && !ofi_comm_has_arrived(sc) && !peer_is_gone(comm)) {
+    if (!asked) asked = ofi_comm_ask(sc);
+    poll_once(comm, &ping);
+    late = rail_deadline_passed(deadline);
+  }
+  ofi_endpoint_unlock(comm->endpoint);
+  if (late)
+    RAIL_WARN("RailOFI: sending to %s over %s: the peer has not said within %lld ms (RAIL_OFI_CLOSE_TIMEOUT) that it "
+              "has all messages, and the connection is closed; check: the peer's log, is its process stopped?",
+              comm->peer_text, comm->device->name, (long long)ofi_params.close_ms);
+}
+
+/* A receiver has something to report, which its sender may be waiting for. */
+static void report_last(struct ofi_recv_comm *rc) {
+  struct ofi_endpoint *endpoint = rc->base.endpoint;
+  ofi_endpoint_lock(endpoint);
+  if (rc->link.due && !endpoint->shut && !peer_is_gone(&rc->base)) endpoint->ops->report(&rc->link);
+  ofi_endpoint_unlock(endpoint);
+}
+
 /* ---- closing ---------------------------------------------------------------------------- */
 
 /* In a child of fork nothing is freed: the endpoint is the parent's. */
@@ -139,6 +169,8 @@ void ofi_comm_destroy(struct ofi_comm *comm) {
   if (comm->forked || comm->endpoint->process != getpid()) return;
   struct ofi_endpoint *endpoint = comm->endpoint;
   bool outstanding = atomic_load(&comm->outstanding) != 0;
+  if (!outstanding && comm->sender) await_arrival(ofi_send_comm_of(comm));
+  else if (!outstanding) report_last(ofi_recv_comm_of(comm));
   if (outstanding) ofi_comm_stop(comm);
   else unwatch(comm);
   rail_sock_close(&comm->oob_fd);

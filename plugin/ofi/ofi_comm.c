@@ -18,40 +18,57 @@ RAIL_COLD struct ofi_comm *ofi_comm_refuse(const void *comm, uint32_t kind_magic
 
 /* ---- made and freed ---------------------------------------------------------- */
 
+/* Frames of both kinds: PINGs, REVOKE or REVOKED, ASK or the refusal of a size. */
+#define FIXED_FRAMES ((OFI_MAX_PATHS + 2) * OFI_FRAME_SIZE)
+#define LAST_FRAME ((OFI_MAX_PATHS + 1) * OFI_FRAME_SIZE)
+
 static bool new_sender(struct ofi_comm *comm) {
   struct ofi_send_comm *sc = ofi_send_comm_of(comm);
   size_t parts = RAIL_MAX(comm->endpoint->nnics, OFI_MAX_PATHS);
   SLIST_INIT(&sc->free);
-  sc->head = sc->tail = OFI_FIRST_SEQ;
+  sc->head = sc->tail = sc->next_eager = sc->report.seen = sc->report.freed = OFI_FIRST_SEQ;
   sc->send_size = sizeof(struct ofi_send) + parts * sizeof(struct ofi_part);
   sc->sends = calloc(OFI_MAX_SENDS, sc->send_size);
-  /* PINGs, REVOKED, and what each part of a send posts: one frame. */
-  return sc->sends && ofi_memory_alloc(comm->endpoint, (OFI_MAX_PATHS + 1 + OFI_MAX_SENDS * parts) * OFI_FRAME_SIZE,
-                                       &comm->frames);
+  /* What each part of a send posts: one frame. */
+  if (!sc->sends ||
+      !ofi_memory_alloc(comm->endpoint, FIXED_FRAMES + OFI_MAX_SENDS * parts * OFI_FRAME_SIZE, &comm->frames))
+    return false;
+  sc->ask_frame = (uint8_t *)comm->frames.bytes + LAST_FRAME;
+  sc->send_frames = (uint8_t *)comm->frames.bytes + FIXED_FRAMES;
+  return true;
 }
 
 static bool new_receiver(struct ofi_comm *comm) {
   struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
-  const size_t fixed = (OFI_MAX_PATHS + 1) * OFI_FRAME_SIZE;
-  rc->next_seq = OFI_FIRST_SEQ;
+  rc->next_seq = rc->open = rc->ungranted = rc->ngrants = OFI_FIRST_SEQ;
+  rc->report.seen = rc->report.freed = OFI_FIRST_SEQ;
+  rc->reported = rc->report;
   SLIST_INIT(&rc->free_flushes);
   for (unsigned int i = 0; i < OFI_MAX_RECVS; i++) {
     rc->recvs[i].base = (struct ofi_request){.magic = OFI_REQ_FREE, .comm = comm};
     rc->flushes[i].base = (struct ofi_request){.magic = OFI_REQ_FREE, .comm = comm};
     SLIST_INSERT_HEAD(&rc->free_flushes, &rc->flushes[i].base, free);
   }
-  /* PINGs, REVOKE, an ACK, a GRANT for each slot. */
-  if (!ofi_memory_alloc(comm->endpoint, fixed + (1 + OFI_MAX_RECVS) * OFI_FRAME_MAX, &comm->frames)) return false;
-  rc->ack_frame = (uint8_t *)comm->frames.bytes + fixed;
+  rc->payloads = malloc(OFI_MAX_GRANTS * (size_t)ofi_params.inline_bytes + 1);
+  /* An ACK, a GRANT for each receive. */
+  if (!rc->payloads ||
+      !ofi_memory_alloc(comm->endpoint, FIXED_FRAMES + (1 + OFI_MAX_RECVS) * OFI_FRAME_MAX, &comm->frames))
+    return false;
+  rc->refusal_frame = (uint8_t *)comm->frames.bytes + LAST_FRAME;
+  rc->ack_frame = (uint8_t *)comm->frames.bytes + FIXED_FRAMES;
   for (unsigned int i = 0; i < OFI_MAX_RECVS; i++) rc->recvs[i].frame = rc->ack_frame + (1 + i) * OFI_FRAME_MAX;
   return true;
 }
 
 static void free_memory(struct ofi_comm *comm) {
   comm->magic = 0;
-  if (comm->sender) free(ofi_send_comm_of(comm)->sends);
-  if (comm->sender) free(ofi_send_comm_of(comm));
-  else free(ofi_recv_comm_of(comm));
+  if (comm->sender) {
+    free(ofi_send_comm_of(comm)->sends);
+    free(ofi_send_comm_of(comm));
+  } else {
+    free(ofi_recv_comm_of(comm)->payloads);
+    free(ofi_recv_comm_of(comm));
+  }
 }
 
 struct ofi_comm *ofi_comm_new(bool sender, struct ofi_endpoint *endpoint) {
@@ -76,8 +93,10 @@ no_memory:
   return NULL;
 }
 
-int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *peer) {
+int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *mine, const struct ofi_offer *peer) {
   struct ofi_endpoint *endpoint = comm->endpoint;
+  comm->max_inline = RAIL_MIN(mine->max_inline, peer->max_inline);
+  comm->eager = comm->max_inline ? RAIL_MIN(mine->eager, peer->eager) : 0;
   comm->remote_index = peer->comm;
   comm->remote_token = peer->token;
   comm->remote_nics = peer->npaths;
@@ -112,8 +131,10 @@ void ofi_comm_free(struct ofi_comm *comm) {
   }
   if (!comm->sender) {
     struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
-    ofi_endpoint_ack_drop(comm->endpoint, &rc->ack_link);
+    ofi_endpoint_report(comm->endpoint, &rc->link, OFI_REPORT_NONE);
     ofi_memory_free(&rc->flush_target);
+  } else if (ofi_send_comm_of(comm)->unreported) {
+    comm->endpoint->nunreported--;
   }
   ofi_memory_free(&comm->frames);
   ofi_endpoint_remove(comm->endpoint, comm->index);
@@ -145,10 +166,12 @@ static const char *operation(enum ofi_op_kind kind) {
     case OFI_OP_GRANT: return "control message for a receive (fi_send)";
     case OFI_OP_TRECV: return "receive (fi_trecv)";
     case OFI_OP_TSEND: return "send (fi_tsend)";
+    case OFI_OP_EAGER:
     case OFI_OP_DATA: return "send (fi_send)";
     case OFI_OP_WRITE: return "send (fi_write)";
     case OFI_OP_FIN: return "control message behind a send (fi_send)";
     case OFI_OP_TOO_LARGE: return "refusal (fi_send)";
+    case OFI_OP_ASK: return "control message for a report (fi_send)";
     case OFI_OP_FLUSH: return "flush (fi_read)";
   }
   return "operation";
@@ -217,17 +240,30 @@ RAIL_COLD rail_result_t ofi_comm_post_failed(struct ofi_op *op, int err) {
 }
 
 rail_result_t ofi_comm_ping(struct ofi_comm *comm, unsigned int path) {
-  struct ofi_frame frame = {.type = OFI_FRAME_PING, .index = path};
+  struct ofi_frame frame;
+  ofi_frame_begin(&frame, OFI_FRAME_PING);
+  frame.index = path;
   uint8_t *bytes = (uint8_t *)comm->frames.bytes + path * OFI_FRAME_SIZE;
   return ofi_comm_post_frame(comm, &comm->pings[path], OFI_OP_PING, path, &frame, bytes);
 }
 
 void ofi_comm_revoke(struct ofi_comm *comm) {
-  struct ofi_frame frame = {.type = comm->sender ? OFI_FRAME_REVOKED : OFI_FRAME_REVOKE};
+  struct ofi_frame frame;
+  ofi_frame_begin(&frame, comm->sender ? OFI_FRAME_REVOKED : OFI_FRAME_REVOKE);
   if (comm->revoke_sent) return;
   comm->revoke_sent = true;
   (void)ofi_comm_post_frame(comm, &comm->revoke, OFI_OP_REVOKE, 0, &frame,
                             (uint8_t *)comm->frames.bytes + OFI_MAX_PATHS * OFI_FRAME_SIZE);
+}
+
+bool ofi_comm_ask(struct ofi_send_comm *sc) {
+  struct ofi_frame frame;
+  if (sc->ask.state != OFI_OP_IDLE) return false;
+  ofi_frame_begin(&frame, OFI_FRAME_ASK);
+  frame.seq = sc->next_eager;
+  frame.count = sc->filling;
+  (void)ofi_comm_post_frame(&sc->base, &sc->ask, OFI_OP_ASK, 0, &frame, sc->ask_frame);
+  return true;
 }
 
 unsigned int ofi_comm_least_path(const struct ofi_comm *comm) {

@@ -58,6 +58,7 @@ struct ofi_comm {
   unsigned int npaths, remote_nics;
   struct ofi_path paths[OFI_MAX_PATHS];
   uint32_t max_inline;
+  uint32_t eager; /* EAGERs that the receiver has places for; 0: none are sent */
 
   char peer_text[RAIL_ADDR_TEXT]; /* address of the oob connection */
   uint64_t peer_process;          /* the same in all connections with one process */
@@ -115,29 +116,28 @@ struct ofi_part {
   struct ofi_op fin;
 };
 
-/* A send. Life: matched → posted → its operations complete and the receiver acknowledges the message → done. */
+/* A send. Life: matched, or on credit → posted → its operations complete → done. */
 struct ofi_send {
   struct ofi_request base;
   const void *data;
   uint64_t size;
   struct ofi_mhandle *mr;
-  uint32_t seq;
-  uint8_t index;  /* of the buffer in the receive */
-  bool acked;
+  uint32_t seq;   /* of the GRANT */
+  uint8_t index;  /* of the buffer */
   uint8_t nparts;
   uint32_t pending; /* operations, and 1 until all is posted */
   uint8_t *frames;  /* nparts of OFI_FRAME_SIZE, in comm->frames */
   struct ofi_part parts[]; /* comm->npaths */
 };
 
-/* The sender's record of one receive of the peer. */
+/* The sender's record of one GRANT. */
 struct ofi_slot {
   uint32_t seq;
   uint8_t n;
-  bool granted;        /* and not all acknowledged */
-  uint8_t taken, acked; /* buffers, as bits */
+  bool granted; /* it is here, and not all of its buffers are taken */
+  uint8_t taken; /* buffers, as bits */
+  struct ofi_report report;
   struct ofi_buffer buffers[OFI_MAX_GROUP];
-  struct ofi_send *sends[OFI_MAX_GROUP];
 };
 
 /* One buffer of an irecv. */
@@ -147,20 +147,28 @@ struct ofi_recv_buffer {
   uint32_t tag;
   enum ofi_buffer_kind kind;
   bool takes_data, done;
+  bool cancelled;      /* an EAGER has filled it; it is done when its TRECV has ended */
   uint8_t parts, left; /* of its message, by fi_write; parts is 0 until the first FIN */
   struct ofi_mhandle *mr;
   struct ofi_op op; /* TRECV */
 };
 
-/* A receive. Its slot in the table is its number modulo OFI_MAX_RECVS, on both sides. */
+/* A receive. Its place in the table is its number modulo OFI_MAX_RECVS. */
 struct ofi_recv {
   struct ofi_request base;
-  uint32_t seq;
+  uint32_t seq;        /* of the receives of this comm */
+  uint32_t number;     /* of its GRANT, once `posted` */
+  bool posted, granted; /* its tagged receives are; its GRANT is sent */
   uint32_t n, pending; /* buffers; those without their message */
-  uint8_t unacked;     /* buffers that are done and not acknowledged, as bits */
   struct ofi_op grant;
   uint8_t *frame;      /* OFI_FRAME_MAX, in comm->frames */
   struct ofi_recv_buffer buffers[OFI_MAX_GROUP];
+};
+
+/* A place for an EAGER, by its number modulo OFI_MAX_GRANTS. Its payload is in the same row of payloads. */
+struct ofi_place {
+  enum { OFI_PLACE_FREE, OFI_PLACE_EARLY /* others before it are missing */, OFI_PLACE_UNEXPECTED } state;
+  uint32_t tag, count, size;
 };
 
 struct ofi_flush {
@@ -178,18 +186,46 @@ struct ofi_send_comm {
   uint32_t sends_used; /* of the pool's memory: the rest was never taken */
   size_t send_size;
   uint8_t *sends;      /* OFI_MAX_SENDS of send_size */
-  uint32_t head, tail; /* receives before head are granted; before tail all their buffers are taken */
-  struct ofi_slot slots[OFI_MAX_RECVS];
+  uint8_t *send_frames; /* as many times the frames of a send, in comm->frames */
+  uint32_t head, tail; /* GRANTs before head are here; before tail all their buffers are taken */
+  struct ofi_slot slots[OFI_MAX_GRANTS];
+  bool granted_last;   /* the latest message went to a buffer that was granted */
+
+  uint32_t next_eager;      /* number of the next EAGER */
+  uint32_t filling;         /* messages for buffers that were granted, ever */
+  struct ofi_report report; /* the latest */
+  bool unreported;          /* it does not have all that was sent */
+  bool report_held;         /* `held` is of an ACK that overtook GRANTs before `held_seq` */
+  uint32_t held_seq;
+  struct ofi_report held;
+  struct { uint32_t tag; bool matched; } in_flight[OFI_MAX_GRANTS]; /* EAGERs from report.seen on, by number */
+
+  uint64_t refused_ns; /* since when isend has found neither a GRANT nor credit; 0: it has */
+  bool asked;          /* and no GRANT has come since ASK */
+  struct ofi_op ask;
+  uint8_t *ask_frame;
 };
 
 struct ofi_recv_comm {
   struct ofi_comm base;
   uint32_t next_seq;
-  uint32_t unacked_slots; /* with `unacked` bits, as bits */
-  uint32_t held_slots;    /* whose GRANT waits for its tagged receives, as bits */
-  struct ofi_ack_link ack_link;
-  struct ofi_op ack;
-  uint8_t *ack_frame;
+  uint32_t open;      /* receives before it have all their messages */
+  uint32_t ungranted; /* receives before it are granted, or done */
+  uint32_t ngrants;   /* number of the next GRANT */
+  struct ofi_recv *granted[OFI_MAX_RECVS]; /* by number of the GRANT */
+  bool wanted;        /* the sender asks for the GRANT of the next receive, whatever it is */
+  bool lost;          /* a control message to the sender failed while no receive was outstanding */
+
+  struct ofi_report report, reported; /* what there is to say; what the sender was told */
+  bool asked;                         /* it wants a report when there is `asked_for` */
+  struct ofi_report asked_for;
+  struct ofi_report_link link;
+  uint32_t unexpected;  /* places in this state */
+  struct ofi_place places[OFI_MAX_GRANTS];
+  uint8_t *payloads;    /* OFI_MAX_GRANTS of comm->max_inline */
+
+  struct ofi_op ack, refusal;
+  uint8_t *ack_frame, *refusal_frame;
   struct ofi_request_pool free_flushes;
   struct ofi_memory flush_target; /* what flushes read into */
   struct ofi_recv recvs[OFI_MAX_RECVS];
@@ -226,8 +262,8 @@ static inline rail_result_t ofi_comm_status(const struct ofi_comm *comm) {
 
 /* A comm of that kind, known to its endpoint by index and token; the peer's side is unknown. NULL after one line. */
 struct ofi_comm *ofi_comm_new(bool sender, struct ofi_endpoint *endpoint);
-/* What the peer's OFFER says. 0, or libfabric's error of an address. */
-int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *peer);
+/* What the two sides' OFFERs say. 0, or libfabric's error of an address. */
+int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *mine, const struct ofi_offer *peer);
 /* Takes it from its endpoint and frees everything; no operation is posted. Under the endpoint's lock. */
 void ofi_comm_free(struct ofi_comm *comm);
 /* Closes its registrations. Under the lock. */
@@ -244,28 +280,38 @@ rail_result_t ofi_comm_fail_faults(struct ofi_comm *comm, uint32_t faults);
 /* The same for an operation that could not be posted. */
 rail_result_t ofi_comm_post_failed(struct ofi_op *op, int err);
 
-/* Fills in an operation of the comm over one of its paths, and posts it. An error has failed the comm. */
-static inline rail_result_t ofi_comm_post(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
-                                          unsigned int path) {
+/* Fills in an operation of the comm over one of its paths, and posts it. 0, or libfabric's error. */
+static inline int ofi_comm_try_post(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
+                                    unsigned int path) {
   op->kind = kind;
   op->comm = comm;
   op->path = (uint8_t)path;
   op->nic = comm->paths[path].nic;
   op->to = comm->paths[path].to;
-  int err = ofi_endpoint_post(comm->endpoint, op);
+  return ofi_endpoint_post(comm->endpoint, op);
+}
+
+/* An error has failed the comm. */
+static inline rail_result_t ofi_comm_post(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
+                                          unsigned int path) {
+  int err = ofi_comm_try_post(comm, op, kind, path);
   return rail_likely(err == 0) ? RAIL_OK : ofi_comm_post_failed(op, err);
 }
 
-/* A frame to the peer: encodes it into `bytes`, which lie in comm->frames, and posts it. op->data and op->size follow
- * it. */
-static inline rail_result_t ofi_comm_post_frame(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
-                                                unsigned int path, struct ofi_frame *frame, uint8_t *bytes) {
+/* A frame to the peer: encodes it into `bytes`, which lie in comm->frames. op->data and op->size follow it. */
+static inline void ofi_comm_encode(struct ofi_comm *comm, struct ofi_op *op, unsigned int path, struct ofi_frame *frame,
+                                   uint8_t *bytes) {
   frame->comm = comm->remote_index;
   frame->token = comm->remote_token;
   op->head = bytes;
   op->head_size = ofi_frame_encode(frame, bytes);
   op->head_desc = comm->frames.descs[comm->paths[path].nic];
   rail_stats_add(&comm->stats[OFI_COMM_FRAMES], 1);
+}
+
+static inline rail_result_t ofi_comm_post_frame(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
+                                                unsigned int path, struct ofi_frame *frame, uint8_t *bytes) {
+  ofi_comm_encode(comm, op, path, frame, bytes);
   return ofi_comm_post(comm, op, kind, path);
 }
 
@@ -273,6 +319,14 @@ static inline rail_result_t ofi_comm_post_frame(struct ofi_comm *comm, struct of
 rail_result_t ofi_comm_ping(struct ofi_comm *comm, unsigned int path);
 /* REVOKE, or a sender's REVOKED: once. */
 void ofi_comm_revoke(struct ofi_comm *comm);
+/* ASK: the receiver grants all its receives, and reports when all that was sent is there. False: an earlier one is not
+ * through yet. */
+bool ofi_comm_ask(struct ofi_send_comm *sc);
+/* Has the peer all that was sent? It has reported so, or closed and gave nothing up. */
+static inline bool ofi_comm_has_arrived(const struct ofi_send_comm *sc) {
+  uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire);
+  return !sc->unreported || (faults & RAIL_OOB_PEER_CLOSED && !(faults & RAIL_OOB_PEER_GAVE_UP));
+}
 /* The path over which least is outstanding. */
 unsigned int ofi_comm_least_path(const struct ofi_comm *comm);
 

@@ -159,6 +159,7 @@ static bool add_nic(const struct ofi_candidate *c) {
   nic->index = nnics;
   nic->caps = c->caps;
   nic->protocol = c->protocol;
+  nic->local = ofi_provider_is_local(c->info->fabric_attr->prov_name);
   nic->provider = nic->info->fabric_attr->prov_name;
   find_pci_path(nic->info, nic->pci_path);
   nic->speed = find_speed(nic->info);

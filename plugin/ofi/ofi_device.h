@@ -23,6 +23,7 @@ struct ofi_nic {
   struct fi_info *info; /* for fi_fabric, fi_domain, fi_endpoint; the NIC's own copy */
   struct ofi_caps caps;
   enum ofi_protocol protocol;
+  bool local;           /* reaches processes of this host only */
   char name[80];        /* of the domain: "eth0", "mlx5_0"; made unique where domains share one: "psm2#1" */
   const char *provider; /* "tcp;ofi_rxm"; in info */
   char pci_path[256];   /* in sysfs; "" if none */

@@ -31,10 +31,12 @@ enum ofi_op_kind {
   OFI_OP_GRANT,    /* and ACK */
   OFI_OP_TRECV,
   OFI_OP_TSEND,
+  OFI_OP_EAGER,
   OFI_OP_DATA,
   OFI_OP_WRITE,
   OFI_OP_FIN,
   OFI_OP_TOO_LARGE,
+  OFI_OP_ASK,
   OFI_OP_FLUSH,
 };
 
@@ -61,6 +63,7 @@ struct ofi_op {
   void *data;
   size_t size;
   void *desc;
+  bool host;                 /* EAGER, DATA: the payload is in host memory */
   uint64_t remote_addr, key; /* WRITE, FLUSH */
   uint64_t tag;              /* TSEND, TRECV */
 };
@@ -82,13 +85,17 @@ struct ofi_peer {
   struct ofi_address name;
 };
 
-/* A comm's place among those that have acknowledgements to send. */
-struct ofi_ack_link {
-  TAILQ_ENTRY(ofi_ack_link) link;
-  bool due;    /* it is in the list */
-  bool urgent; /* the caller has no receive left to test: it may not call again */
+/* A receiver's place among those that have something to report to their senders. */
+enum ofi_report_due {
+  OFI_REPORT_NONE,
+  OFI_REPORT_LATER, /* when no caller polls any more: the next GRANT has it, if there is one before */
+  OFI_REPORT_NOW,   /* at the end of this poll, or in the next: the sender may wait for it */
 };
-TAILQ_HEAD(ofi_ack_list, ofi_ack_link);
+struct ofi_report_link {
+  TAILQ_ENTRY(ofi_report_link) link;
+  enum ofi_report_due due; /* the list that it is in */
+};
+TAILQ_HEAD(ofi_report_list, ofi_report_link);
 
 struct ofi_endpoint_nic {
   const struct ofi_nic *nic;
@@ -121,8 +128,8 @@ struct ofi_endpoint_ops {
   void (*completed)(struct ofi_op *op, const struct ofi_completion *completion);
   /* A control message for the comm, which may be anything that ofi_frame_decode accepts. */
   void (*frame)(struct ofi_comm *comm, const struct ofi_frame *frame, const void *payload);
-  /* Acknowledgements of the comm are due (ofi_endpoint_ack_later). */
-  void (*ack)(struct ofi_ack_link *link);
+  /* The comm's report is due (ofi_endpoint_report); it is in no list any more. */
+  void (*report)(struct ofi_report_link *link);
   /* The endpoint is shut: no operation of the comm will complete. Closes the comm's registrations. */
   void (*shut)(struct ofi_comm *comm, const char *why);
 };
@@ -143,9 +150,10 @@ struct ofi_endpoint {
   size_t frame_size; /* of a receive of control messages */
   struct ofi_comm **comms; /* by the index in frames; NULL: free */
   uint32_t ncomms, next_comm;
-  struct ofi_ack_list acks_due;
+  struct ofi_report_list reports_now, reports_later;
   uint32_t nops;        /* of comms, not idle */
   uint32_t nrequests;   /* of comms, not done */
+  uint32_t nunreported; /* senders whose peers have not reported all that was sent */
   uint64_t polls;       /* by callers */
   /* The watch thread's: */
   _Atomic uint32_t wanted; /* polls, whether or not operations are under way */
@@ -170,9 +178,9 @@ static inline void ofi_endpoint_unlock(struct ofi_endpoint *endpoint) { pthread_
 
 /* ---- the watch thread's polls --------------------------------------------------
  *
- * It polls an endpoint that has operations or requests outstanding while no caller does: a caller that has received its
- * last message need not call again, and yet its acknowledgement must go out; and a peer whose process answers PINGs
- * takes part in the fabric's transfers, whatever its caller does. */
+ * It polls an endpoint that has operations, requests or reports outstanding while no caller does: a caller whose sends
+ * are done need not call again, and yet what a provider still holds of them must go out; and a peer whose process
+ * answers PINGs takes part in the fabric's transfers, whatever its caller does. */
 
 #define OFI_FIRST_MS 2 /* from when something is outstanding to its first look */
 
@@ -197,10 +205,10 @@ void ofi_endpoint_close_fid(struct fid *fid, const char *what, const struct ofi_
 
 /* ---- under the lock --------------------------------------------------------- */
 
-/* Reads what has completed, posts what waits, sends acknowledgements that were due before, or are urgent. False:
- * nothing had completed. */
+/* Reads what has completed, posts what waits, sends reports that are due now. False: nothing had completed. */
 bool ofi_endpoint_poll(struct ofi_endpoint *endpoint);
-/* Posts it, or puts it into its NIC's list. 0, or libfabric's error: then it is idle. */
+/* Posts it, or puts it into its NIC's list. 0, or libfabric's error: then it is idle. It is idle, too, where the
+ * provider has taken a copy and will not complete it (fi_inject). */
 int ofi_endpoint_post(struct ofi_endpoint *endpoint, struct ofi_op *op);
 /* An operation that waits is idle afterwards; of one that is posted the provider is asked to end it, which its
  * completion says. */
@@ -209,18 +217,17 @@ void ofi_endpoint_cancel(struct ofi_endpoint *endpoint, struct ofi_op *op);
  * is for log lines. */
 void ofi_endpoint_shut(struct ofi_endpoint *endpoint, const char *why);
 
-/* ops->ack is called at the end of this poll, if it is urgent, or by the next poll: an irecv that comes before has the
- * acknowledgements in its GRANT. */
-static inline void ofi_endpoint_ack_later(struct ofi_endpoint *endpoint, struct ofi_ack_link *link, bool urgent) {
-  link->urgent |= urgent;
-  if (link->due) return;
-  link->due = true;
-  TAILQ_INSERT_TAIL(&endpoint->acks_due, link, link);
+static inline struct ofi_report_list *ofi_endpoint_reports(struct ofi_endpoint *endpoint, enum ofi_report_due due) {
+  return due == OFI_REPORT_NOW ? &endpoint->reports_now : &endpoint->reports_later;
 }
-static inline void ofi_endpoint_ack_drop(struct ofi_endpoint *endpoint, struct ofi_ack_link *link) {
-  if (!link->due) return;
-  link->due = link->urgent = false;
-  TAILQ_REMOVE(&endpoint->acks_due, link, link);
+/* NONE: it has been sent. What is due now stays so until then. */
+static inline void ofi_endpoint_report(struct ofi_endpoint *endpoint, struct ofi_report_link *link,
+                                       enum ofi_report_due due) {
+  if (link->due == due || (link->due == OFI_REPORT_NOW && due == OFI_REPORT_LATER)) return;
+  if (link->due) TAILQ_REMOVE(ofi_endpoint_reports(endpoint, link->due), link, link);
+  if (due) TAILQ_INSERT_TAIL(ofi_endpoint_reports(endpoint, due), link, link);
+  link->due = due;
+  if (due) ofi_endpoint_set_timer(OFI_FIRST_MS);
 }
 
 /* An index for the comm, and the comm under it; false: out of memory, or too many. */

@@ -16,6 +16,7 @@
 #define BATCH 16          /* completions that are read at once */
 #define MAX_BATCHES 8     /* per poll and NIC: a call must return within a millisecond */
 #define MOST_FULL 16      /* peers that may take nothing in one pass over what waits */
+#define INJECT_MOST 4096  /* bytes of a frame and its payload that are copied for fi_inject */
 #define MAX_FAILURES 1024 /* of receives of control messages, one after the other: then nothing will come any more */
 
 const char *ofi_endpoint_strerror(int err) { return ofi_fabric.strerror(err < 0 ? -err : err); }
@@ -53,6 +54,22 @@ void ofi_endpoint_read_timer(void) {
 
 /* ---- posting ------------------------------------------------------------- */
 
+/* A message that the provider copies and never completes. Only on one host, where nothing can lose it: other providers
+ * say nothing of one whose connection breaks. */
+#define INJECTED 1
+static int inject_frame(const struct ofi_endpoint_nic *nic, const struct ofi_op *op) {
+  uint8_t bytes[INJECT_MOST];
+  memcpy(bytes, op->head, op->head_size);
+  if (op->size) memcpy(bytes + op->head_size, op->data, op->size);
+  int err = (int)fi_inject(nic->ep, bytes, op->head_size + op->size, op->to);
+  return err ? err : INJECTED;
+}
+
+static bool can_inject(const struct ofi_endpoint_nic *nic, const struct ofi_op *op) {
+  size_t most = RAIL_MIN(nic->nic->caps.inject_size, INJECT_MOST);
+  return nic->nic->local && (!op->size || op->host) && op->head_size + op->size <= most;
+}
+
 static int post_frame(struct fid_ep *ep, struct ofi_op *op) {
   struct iovec iov[2] = {{.iov_base = op->head, .iov_len = op->head_size}, {.iov_base = op->data, .iov_len = op->size}};
   void *desc[2] = {op->head_desc, op->desc};
@@ -70,7 +87,7 @@ static int post_write(const struct ofi_endpoint_nic *nic, struct ofi_op *op) {
   return (int)fi_writemsg(nic->ep, &msg, FI_COMPLETION | (nic->nic->caps.send_after_write ? 0 : FI_DELIVERY_COMPLETE));
 }
 
-/* Always inlined: a stack of isend is short to read. */
+/* 0, INJECTED, or libfabric's error. Always inlined: a stack of isend is short to read. */
 __attribute__((always_inline)) static inline int post_now(const struct ofi_endpoint_nic *nic, struct ofi_op *op) {
   switch (op->kind) {
     case OFI_OP_FRAME_IN:
@@ -84,11 +101,13 @@ __attribute__((always_inline)) static inline int post_now(const struct ofi_endpo
     case OFI_OP_PING:
     case OFI_OP_REVOKE:
     case OFI_OP_GRANT:
+    case OFI_OP_EAGER:
     case OFI_OP_DATA:
     case OFI_OP_FIN:
-    case OFI_OP_TOO_LARGE: break;
+    case OFI_OP_TOO_LARGE:
+    case OFI_OP_ASK: break;
   }
-  return post_frame(nic->ep, op);
+  return can_inject(nic, op) ? inject_frame(nic, op) : post_frame(nic->ep, op);
 }
 
 static struct ofi_op_list *list_of(struct ofi_endpoint_nic *nic, const struct ofi_op *op) {
@@ -136,7 +155,9 @@ int ofi_endpoint_post(struct ofi_endpoint *endpoint, struct ofi_op *op) {
   struct ofi_op_list *list = list_of(nic, op);
   if (rail_unlikely(endpoint->shut)) return -FI_ESHUTDOWN;
   int err = is_behind_another(list, op) ? -FI_EAGAIN : post_now(nic, op);
-  if (rail_likely(err == 0)) {
+  if (rail_likely(err == INJECTED)) {
+    err = 0;
+  } else if (rail_likely(err == 0)) {
     begin(endpoint, op, OFI_OP_POSTED);
   } else if (err == -FI_EAGAIN) {
     begin(endpoint, op, OFI_OP_WAITING);
@@ -198,14 +219,15 @@ void ofi_endpoint_shut(struct ofi_endpoint *endpoint, const char *why) {
 
 /* ---- completions -------------------------------------------------------------- */
 
-static void fail_op(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
+static void end_op(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
   end(endpoint, op);
   endpoint->ops->completed(op, completion);
 }
 
 /* Data of a comm that has failed, and the FIN of what was perhaps never written, must not go out any more. */
 static bool is_pointless(const struct ofi_op *op) {
-  bool data = op->kind == OFI_OP_TSEND || op->kind == OFI_OP_DATA || op->kind == OFI_OP_WRITE || op->kind == OFI_OP_FIN;
+  bool data = op->kind == OFI_OP_TSEND || op->kind == OFI_OP_EAGER || op->kind == OFI_OP_DATA ||
+              op->kind == OFI_OP_WRITE || op->kind == OFI_OP_FIN;
   return data && rail_first_error(&op->comm->error) != RAIL_OK;
 }
 
@@ -229,8 +251,8 @@ static void post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
       op->state = OFI_OP_POSTED;
       continue;
     }
-    const struct ofi_completion failed = {.err = -err, .text = "it could not be posted"};
-    fail_op(endpoint, op, &failed);
+    const struct ofi_completion result = {.err = err == INJECTED ? 0 : -err, .text = "it could not be posted"};
+    end_op(endpoint, op, &result);
     next = STAILQ_FIRST(list); /* others may have left the list */
     nfull = 0;
   }
@@ -311,31 +333,32 @@ static bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic
   return any;
 }
 
-/* Those up to `last`, or only those that are urgent. */
-static void send_acks(struct ofi_endpoint *endpoint, const struct ofi_ack_link *last, bool only_urgent) {
-  for (struct ofi_ack_link *link = TAILQ_FIRST(&endpoint->acks_due), *next; link && last; link = next) {
+/* Those that are in the list now. */
+static void send_reports(struct ofi_endpoint *endpoint, struct ofi_report_list *list) {
+  const struct ofi_report_link *last = TAILQ_LAST(list, ofi_report_list);
+  for (struct ofi_report_link *link = TAILQ_FIRST(list), *next; link && last; link = next) {
     next = link == last ? NULL : TAILQ_NEXT(link, link);
-    if (only_urgent && !link->urgent) continue;
-    ofi_endpoint_ack_drop(endpoint, link);
-    endpoint->ops->ack(link);
+    ofi_endpoint_report(endpoint, link, OFI_REPORT_NONE);
+    endpoint->ops->report(link);
   }
 }
 
-bool ofi_endpoint_poll_quietly(struct ofi_endpoint *endpoint) {
+static bool poll_nics(struct ofi_endpoint *endpoint) {
   bool any = false;
-  if (!TAILQ_EMPTY(&endpoint->acks_due))
-    send_acks(endpoint, TAILQ_LAST(&endpoint->acks_due, ofi_ack_list), false);
   for (unsigned int i = 0; i < endpoint->nnics && !endpoint->shut; i++) any |= poll_nic(endpoint, &endpoint->nics[i]);
-  if (!TAILQ_EMPTY(&endpoint->acks_due)) {
-    send_acks(endpoint, TAILQ_LAST(&endpoint->acks_due, ofi_ack_list), true);
-    ofi_endpoint_set_timer(OFI_FIRST_MS);
-  }
+  if (rail_unlikely(!TAILQ_EMPTY(&endpoint->reports_now))) send_reports(endpoint, &endpoint->reports_now);
+  return any;
+}
+
+bool ofi_endpoint_poll_quietly(struct ofi_endpoint *endpoint) {
+  bool any = poll_nics(endpoint);
+  send_reports(endpoint, &endpoint->reports_later);
   return any;
 }
 
 bool ofi_endpoint_poll(struct ofi_endpoint *endpoint) {
   endpoint->polls++;
-  return ofi_endpoint_poll_quietly(endpoint);
+  return poll_nics(endpoint);
 }
 
 /* ---- memory ------------------------------------------------------------------ */

@@ -43,7 +43,7 @@ static const struct rail_param rows[] = {
   /* data */
   {.name = "RAIL_OFI_INLINE", .type = RAIL_PARAM_BYTES, .def = "2K", .lo = 0, .hi = OFI_MAX_INLINE,
    .offset = AT(inline_bytes),
-   .doc = "Payloads of at most so many bytes travel inside a control message."},
+   .doc = "Payloads of at most so many bytes travel inside a control message, and ahead of their receive."},
   {.name = "RAIL_OFI_MIN_PART", .type = RAIL_PARAM_BYTES, .def = "128K", .lo = 4096, .hi = 1 << 30,
    .offset = AT(min_part),
    .doc = "No message is split over the NICs of a fused device in parts smaller than this."},
@@ -87,7 +87,8 @@ static const struct rail_param rows[] = {
           "silence. 0: never."},
   {.name = "RAIL_OFI_CLOSE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "700ms", .lo = 0, .hi = 60 * 1000,
    .offset = AT(close_ms),
-   .doc = "How long close and deregMr at most wait for operations that libfabric has not given back."},
+   .doc = "How long close and deregMr at most wait for operations that libfabric has not given back, and closeSend for "
+          "the peer to say that it has all messages."},
 };
 
 const struct rail_param_table ofi_param_table = {.module = "ofi", .rows = rows, .count = RAIL_COUNT_OF(rows),

@@ -20,12 +20,14 @@ static void completed(struct ofi_op *op, const struct ofi_completion *completion
       case OFI_OP_GRANT:
       case OFI_OP_TRECV: ofi_recv_done(op, completion); break;
       case OFI_OP_TSEND:
+      case OFI_OP_EAGER:
       case OFI_OP_DATA:
       case OFI_OP_WRITE:
       case OFI_OP_FIN:
       case OFI_OP_TOO_LARGE: ofi_send_done(op, completion); break;
       case OFI_OP_FLUSH: ofi_flush_done(op, completion); break;
       case OFI_OP_PING:
+      case OFI_OP_ASK:
         if (completion->err) (void)ofi_comm_fail_op(op, completion);
         break;
       case OFI_OP_REVOKE:
@@ -55,19 +57,19 @@ static void shut(struct ofi_comm *comm, const char *why) {
 }
 
 const struct ofi_endpoint_ops ofi_progress_ops = {
-  .completed = completed, .frame = frame_in, .ack = ofi_recv_ack, .shut = shut};
+  .completed = completed, .frame = frame_in, .report = ofi_recv_report, .shut = shut};
 
 /* ---- test ----------------------------------------------------------------------------- */
 
 /* The poll found nothing, so all that the peer sent before it went has been handled. A receiver that closed with
- * nothing outstanding had received every message that a send of ours was matched for. */
+ * nothing outstanding has every message that was sent to buffers of it; libfabric has yet to complete their operations.
+ */
 RAIL_COLD static rail_result_t check_faults(struct ofi_request *r, uint32_t faults) {
   struct ofi_comm *comm = r->comm;
   if (r->magic == OFI_REQ_FLUSH) return RAIL_OK; /* needs no peer */
   if (comm->sender && faults & RAIL_OOB_PEER_CLOSED && !(faults & RAIL_OOB_PEER_GAVE_UP)) {
-    ofi_send_acknowledge_all(ofi_send_comm_of(comm));
     if (!comm->closed_deadline) comm->closed_deadline = rail_deadline_in_ms(CLOSED_MS);
-    if (ofi_request_is_complete(r) || !rail_deadline_passed(comm->closed_deadline)) return RAIL_OK;
+    if (!rail_deadline_passed(comm->closed_deadline)) return RAIL_OK;
   }
   return ofi_comm_fail_faults(comm, faults);
 }

@@ -21,7 +21,6 @@ rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void 
 void ofi_send_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame);
 void ofi_send_done(struct ofi_op *op, const struct ofi_completion *completion);
 void ofi_send_finish(struct ofi_send *send, int *sizes);
-void ofi_send_acknowledge_all(struct ofi_send_comm *sc);
 void ofi_send_revoked(struct ofi_send_comm *sc);
 
 /* ---- ofi_recv.c ------------------------------------------------------------ */
@@ -30,7 +29,7 @@ rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes
                         void **phandles, void **request);
 void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload);
 void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion);
-void ofi_recv_ack(struct ofi_ack_link *link);
+void ofi_recv_report(struct ofi_report_link *link);
 void ofi_recv_finish(struct ofi_recv *recv, int *sizes);
 
 /* ---- ofi_flush.c ----------------------------------------------------------- */

@@ -2,28 +2,212 @@
  *
  * A receive from irecv to its completion.
  *
- * irecv takes the next slot of the table and grants its buffers to the sender in one control message. How the bytes
- * of a message come depends on the buffer: inside a control message, into a tagged receive that irecv posts, or by
- * writes of the sender, of which each part ends with a FIN. The receive is done when all its buffers are. Messages
- * that have arrived are acknowledged: with the next GRANT, or in an ACK when the endpoint is polled before there is
- * one. / */
+ * irecv takes the next place of the table. A small message may be there already (EAGER), or come on credit: then the
+ * sender need not know of the receive. Else its buffers are granted to the sender in one control message. How the bytes
+ * of a message come depends on the buffer: inside a control message, into a tagged receive that is posted before its
+ * GRANT, or by writes of the sender, of which each part ends with a FIN. The receive is done when all its buffers are.
+ *
+ * GRANTs are made in the order of the receives: what stands before a receive that needs one is granted, too. So both
+ * sides agree which buffer an EAGER is for: the oldest of its tag that is not filled, and that its sender did not know
+ * of, for what it knows of goes to the buffers that it names.
+ *
+ * The sender learns what has arrived, and which places are free again, from each GRANT, or from an ACK: when half of
+ * the places are, when it asks, and when no caller polls this side any more.
+ */
 #include <limits.h>
 #include <string.h>
 
 #include "common/base/ordered_copy.h"
 #include "plugin/ofi/ofi_progress.h"
 
-/* ---- acknowledgements ------------------------------------------------------- */
+static void finish_buffer(struct ofi_recv *recv, unsigned int index, uint64_t size) {
+  struct ofi_recv_comm *rc = ofi_recv_comm_of(recv->base.comm);
+  struct ofi_recv_buffer *b = &recv->buffers[index];
+  b->done = true;
+  b->arrived = size;
+  rail_stats_add(&rc->base.stats[OFI_COMM_MESSAGES], 1);
+  rail_stats_add(&rc->base.stats[OFI_COMM_BYTES], size);
+  ofi_mr_release(b->mr);
+  if (--recv->pending == 0) ofi_request_end(&recv->base);
+}
 
-/* Moves what is to be acknowledged into the frame. */
-static void take_acks(struct ofi_recv_comm *rc, struct ofi_frame *frame) {
-  while (rc->unacked_slots) {
-    unsigned int slot = (unsigned int)__builtin_ctz(rc->unacked_slots);
-    struct ofi_recv *recv = &rc->recvs[slot];
-    frame->acks[frame->nacks++] = (struct ofi_ack){.seq = recv->seq, .mask = recv->unacked};
-    recv->unacked = 0;
-    rc->unacked_slots &= rc->unacked_slots - 1;
+/* ---- reports ---------------------------------------------------------------- */
+
+/* Something has arrived, or the sender has asked. Is the report worth a message of its own? */
+static void update_report(struct ofi_recv_comm *rc) {
+  const struct ofi_report *r = &rc->report;
+  uint32_t freed = r->freed - rc->reported.freed, room = rc->base.eager - (r->seen - r->freed);
+  bool due = freed && freed >= room / 2; /* half of what the sender can have */
+  if (rail_unlikely(rc->asked) && (int32_t)(r->seen - rc->asked_for.seen) >= 0 &&
+      (int32_t)(r->filled - rc->asked_for.filled) >= 0) {
+    rc->asked = false;
+    due = true;
   }
+  if (memcmp(r, &rc->reported, sizeof *r) == 0) return;
+  ofi_endpoint_report(rc->base.endpoint, &rc->link, due ? OFI_REPORT_NOW : OFI_REPORT_LATER);
+}
+
+/* A sender that has closed takes no control message, and what it had sent is here. So one that cannot be sent is an
+ * error where a receive waits for more, now or later. */
+static void control_failed(struct ofi_recv_comm *rc, struct ofi_op *op, const struct ofi_completion *completion) {
+  rc->lost = true;
+  if (atomic_load_explicit(&rc->base.outstanding, memory_order_relaxed)) (void)ofi_comm_fail_op(op, completion);
+}
+
+static void send_ack(struct ofi_recv_comm *rc) {
+  struct ofi_frame frame;
+  ofi_frame_begin(&frame, OFI_FRAME_ACK);
+  frame.seq = rc->ngrants;
+  frame.report = rc->reported = rc->report;
+  rc->ack.request = NULL;
+  ofi_comm_encode(&rc->base, &rc->ack, 0, &frame, rc->ack_frame);
+  int err = ofi_comm_try_post(&rc->base, &rc->ack, OFI_OP_GRANT, 0);
+  const struct ofi_completion failed = {.err = -err, .text = "it could not be posted"};
+  if (rail_unlikely(err)) control_failed(rc, &rc->ack, &failed);
+}
+
+/* A message has come by other means than an EAGER. */
+static void finish_granted(struct ofi_recv *recv, unsigned int index, uint64_t size) {
+  struct ofi_recv_comm *rc = ofi_recv_comm_of(recv->base.comm);
+  rc->report.filled++;
+  finish_buffer(recv, index, size);
+  update_report(rc);
+}
+
+/* ---- errors --------------------------------------------------------------------- */
+
+RAIL_COLD static void too_large(struct ofi_comm *comm, uint64_t size, const struct ofi_recv_buffer *b) {
+  (void)ofi_comm_fail(comm, RAIL_BAD_USAGE, "the peer's message of %llu bytes with tag %u is larger than the receive "
+                      "buffer of %llu bytes; send and receive do not fit together", (unsigned long long)size, b->tag,
+                      (unsigned long long)b->capacity);
+}
+
+/* Its sender has been done with it: it learns of it at its next call. */
+RAIL_COLD static void refuse_size(struct ofi_recv_comm *rc, uint64_t size, const struct ofi_recv_buffer *b) {
+  struct ofi_frame frame;
+  ofi_frame_begin(&frame, OFI_FRAME_TOO_LARGE);
+  frame.size = size;
+  rc->refusal.request = NULL;
+  (void)ofi_comm_post_frame(&rc->base, &rc->refusal, OFI_OP_REVOKE, 0, &frame, rc->refusal_frame);
+  too_large(&rc->base, size, b);
+}
+
+RAIL_COLD static void protocol_error(struct ofi_comm *comm, const struct ofi_frame *frame, const char *why) {
+  (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR,
+                      "protocol error: %s (control message of type %u, number %u, buffer %u, "
+                      "%llu bytes); is the peer of another release?",
+                      why, frame->type, frame->seq, frame->index, (unsigned long long)frame->size);
+}
+
+/* ---- messages on credit ------------------------------------------------------------ */
+
+static struct ofi_recv *recv_at(struct ofi_recv_comm *rc, uint32_t seq) { return &rc->recvs[seq % OFI_MAX_RECVS]; }
+static struct ofi_place *place_at(struct ofi_recv_comm *rc, uint32_t seq) {
+  return &rc->places[seq % OFI_MAX_GRANTS];
+}
+static uint8_t *payload_at(struct ofi_recv_comm *rc, uint32_t seq) {
+  return rc->payloads + (size_t)(seq % OFI_MAX_GRANTS) * rc->base.max_inline;
+}
+
+/* The buffer's message. A tagged receive that is posted for it, and that the sender sends nothing to, is cancelled: the
+ * memory is libfabric's until that has ended. */
+static void fill(struct ofi_recv_comm *rc, struct ofi_recv *recv, unsigned int index, const void *payload,
+                 uint32_t size) {
+  struct ofi_recv_buffer *b = &recv->buffers[index];
+  if (rail_unlikely(size > b->capacity)) {
+    refuse_size(rc, size, b);
+    return;
+  }
+  if (size) rail_ordered_copy(b->data, payload, size);
+  b->arrived = size;
+  if (rail_unlikely(b->op.state != OFI_OP_IDLE)) {
+    b->cancelled = true;
+    ofi_endpoint_cancel(rc->base.endpoint, &b->op);
+    if (b->op.state != OFI_OP_IDLE) return;
+  }
+  finish_buffer(recv, index, size);
+}
+
+static bool is_unfilled(const struct ofi_recv_buffer *b) { return !b->done && !b->cancelled; }
+
+/* The oldest buffer of the tag whose message is not another one: of a GRANT before `count` the sender knew. NULL: none
+ * is posted. */
+static struct ofi_recv *find_buffer(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count, unsigned int *index) {
+  for (uint32_t seq = rc->open; seq != rc->next_seq; seq++) {
+    struct ofi_recv *recv = recv_at(rc, seq);
+    if (recv->pending == 0) {
+      if (seq == rc->open) rc->open++;
+      continue;
+    }
+    if (recv->granted && (int32_t)(recv->number - count) < 0) continue;
+    for (unsigned int i = 0; i < recv->n; i++)
+      if (recv->buffers[i].tag == tag && is_unfilled(&recv->buffers[i])) {
+        *index = i;
+        return recv;
+      }
+  }
+  return NULL;
+}
+
+static void free_places(struct ofi_recv_comm *rc) {
+  while (rc->report.freed != rc->report.seen && place_at(rc, rc->report.freed)->state == OFI_PLACE_FREE)
+    rc->report.freed++;
+}
+
+/* The next one in the order of the numbers, from its frame or from its place. */
+static void take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count, const void *payload, uint32_t size) {
+  unsigned int index = 0;
+  uint32_t seq = rc->report.seen++;
+  struct ofi_place *place = place_at(rc, seq);
+  struct ofi_recv *recv = find_buffer(rc, tag, count, &index);
+  if (rail_likely(recv != NULL)) {
+    place->state = OFI_PLACE_FREE;
+    fill(rc, recv, index, payload, size);
+    return;
+  }
+  if (place->state == OFI_PLACE_FREE && size) memcpy(payload_at(rc, seq), payload, size);
+  *place = (struct ofi_place){.state = OFI_PLACE_UNEXPECTED, .tag = tag, .size = size};
+  rc->unexpected++;
+}
+
+static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
+  uint32_t ahead = frame->seq - rc->report.seen, used = rc->report.seen - rc->report.freed;
+  struct ofi_place *place = NULL;
+  if (rc->base.eager && ahead < rc->base.eager - used) place = place_at(rc, frame->seq);
+  if (rail_unlikely(!place || place->state != OFI_PLACE_FREE || frame->size > rc->base.max_inline)) {
+    protocol_error(&rc->base, frame, "a message beyond the credit");
+    return;
+  }
+  if (rail_unlikely((int32_t)(rc->ngrants - frame->count) < 0)) {
+    protocol_error(&rc->base, frame, "a message whose sender knows receives that were not granted");
+    return;
+  }
+  if (rail_unlikely(ahead)) {
+    *place = (struct ofi_place){.state = OFI_PLACE_EARLY, .tag = frame->tag, .count = frame->count,
+                                .size = (uint32_t)frame->size};
+    if (frame->size) memcpy(payload_at(rc, frame->seq), payload, frame->size);
+    return;
+  }
+  take_eager(rc, frame->tag, frame->count, payload, (uint32_t)frame->size);
+  while ((place = place_at(rc, rc->report.seen))->state == OFI_PLACE_EARLY)
+    take_eager(rc, place->tag, place->count, payload_at(rc, rc->report.seen), place->size);
+  free_places(rc);
+  update_report(rc);
+}
+
+/* Messages that came before their receive, the oldest of each tag first. */
+static void take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
+  for (unsigned int i = 0; i < recv->n; i++)
+    for (uint32_t seq = rc->report.freed; seq != rc->report.seen; seq++) {
+      struct ofi_place *place = place_at(rc, seq);
+      if (place->state != OFI_PLACE_UNEXPECTED || place->tag != recv->buffers[i].tag) continue;
+      place->state = OFI_PLACE_FREE;
+      rc->unexpected--;
+      fill(rc, recv, i, payload_at(rc, seq), place->size);
+      break;
+    }
+  free_places(rc);
+  update_report(rc);
 }
 
 /* ---- irecv -------------------------------------------------------------------- */
@@ -68,7 +252,7 @@ static rail_result_t post_trecv(struct ofi_recv *recv, unsigned int index, unsig
   b->op.data = b->data;
   b->op.size = b->capacity;
   b->op.desc = b->mr ? b->mr->descs[comm->paths[path].nic] : NULL;
-  b->op.tag = ofi_tag(comm->index, recv->seq, index);
+  b->op.tag = ofi_tag(comm->index, recv->number, index);
   return ofi_comm_post(comm, &b->op, OFI_OP_TRECV, path);
 }
 
@@ -78,9 +262,12 @@ static uint64_t remote_addr(const struct ofi_comm *comm, const struct ofi_recv_b
   return !b->mr ? 0 : comm->device->rails[0]->caps.mr_virt_addr ? addr : addr - b->mr->addr;
 }
 
-static rail_result_t post_trecvs(struct ofi_recv *recv) {
+/* Of the next GRANT, whose number is in their tags. */
+static rail_result_t post_trecvs(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
+  recv->number = rc->ngrants;
+  recv->posted = true;
   for (unsigned int i = 0; i < recv->n; i++)
-    if (recv->buffers[i].kind == OFI_BUFFER_TAGGED)
+    if (recv->buffers[i].kind == OFI_BUFFER_TAGGED && is_unfilled(&recv->buffers[i]))
       RAIL_TRY(post_trecv(recv, i, ofi_comm_least_path(recv->base.comm)));
   return RAIL_OK;
 }
@@ -92,49 +279,75 @@ static bool is_waiting(const struct ofi_recv *recv) {
   return false;
 }
 
-static rail_result_t grant(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
+static rail_result_t send_grant(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
   struct ofi_comm *comm = &rc->base;
   struct ofi_frame frame;
-  frame.type = OFI_FRAME_GRANT;
-  frame.seq = recv->seq;
-  frame.index = frame.parts = frame.nacks = 0;
-  frame.size = 0;
+  ofi_frame_begin(&frame, OFI_FRAME_GRANT);
+  frame.seq = recv->number;
   frame.nbuffers = recv->n;
   frame.nkeys = comm->endpoint->nnics;
-  take_acks(rc, &frame);
+  frame.report = rc->reported = rc->report;
   for (unsigned int i = 0; i < recv->n; i++) {
     struct ofi_recv_buffer *b = &recv->buffers[i];
-    frame.buffers[i] = (struct ofi_buffer){.addr = b->kind == OFI_BUFFER_RMA ? remote_addr(comm, b) : 0,
-                                           .size = b->capacity, .tag = b->tag, .kind = b->kind,
-                                           .path = b->kind == OFI_BUFFER_TAGGED ? b->op.path : 0,
+    enum ofi_buffer_kind kind = is_unfilled(b) ? b->kind : OFI_BUFFER_FILLED;
+    frame.buffers[i] = (struct ofi_buffer){.addr = kind == OFI_BUFFER_RMA ? remote_addr(comm, b) : 0,
+                                           .size = b->capacity, .tag = b->tag, .kind = kind,
+                                           .path = kind == OFI_BUFFER_TAGGED ? b->op.path : 0,
                                            .takes_data = b->takes_data};
-    if (b->kind == OFI_BUFFER_RMA && b->mr) memcpy(frame.buffers[i].keys, b->mr->keys, sizeof b->mr->keys);
+    if (kind == OFI_BUFFER_RMA && b->mr) memcpy(frame.buffers[i].keys, b->mr->keys, sizeof b->mr->keys);
   }
+  rc->granted[recv->number % OFI_MAX_RECVS] = recv;
+  rc->ngrants++;
+  recv->granted = true;
+  if (rc->link.due == OFI_REPORT_LATER) ofi_endpoint_report(comm->endpoint, &rc->link, OFI_REPORT_NONE);
   recv->grant.request = recv;
   return ofi_comm_post_frame(comm, &recv->grant, OFI_OP_GRANT, 0, &frame, recv->frame);
 }
 
-/* A GRANT follows the tagged receives that it is about: messages for those that are not posted would fill the sender's
- * queue, and the ones that are posted wait behind them. */
-static void grant_held(struct ofi_recv_comm *rc) {
-  for (uint32_t slots = rc->held_slots; slots; slots &= slots - 1) {
-    unsigned int slot = (unsigned int)__builtin_ctz(slots);
-    if (is_waiting(&rc->recvs[slot])) continue;
-    rc->held_slots &= ~(1u << slot);
-    if (grant(rc, &rc->recvs[slot]) != RAIL_OK) return;
+/* Grants all receives that are not, in order. A GRANT follows the tagged receives that it is about: messages for those
+ * that are not posted would fill the sender's queue, and the ones that are posted wait behind them. */
+static void grant_all(struct ofi_recv_comm *rc) {
+  for (; rc->ungranted != rc->next_seq; rc->ungranted++) {
+    struct ofi_recv *recv = recv_at(rc, rc->ungranted);
+    if (recv->pending == 0) continue; /* EAGERs have filled all of it */
+    if (!recv->posted && post_trecvs(rc, recv) != RAIL_OK) return;
+    if (rail_unlikely(is_waiting(recv))) {
+      ofi_endpoint_report(rc->base.endpoint, &rc->link, OFI_REPORT_NOW); /* it is tried again with each poll */
+      return;
+    }
+    rc->wanted = false;
+    if (send_grant(rc, recv) != RAIL_OK) return;
   }
-  if (rc->held_slots) ofi_endpoint_ack_later(rc->base.endpoint, &rc->ack_link, true);
 }
 
-/* What the endpoint calls for comms that have something to send: GRANTs that were held, acknowledgements. */
-void ofi_recv_ack(struct ofi_ack_link *link) {
-  struct ofi_recv_comm *rc = rail_container_of(link, struct ofi_recv_comm, ack_link);
-  struct ofi_frame frame = {.type = OFI_FRAME_ACK};
-  if (rail_unlikely(rc->held_slots && ofi_comm_status(&rc->base) == RAIL_OK)) grant_held(rc);
-  if (!rc->unacked_slots || rc->ack.state != OFI_OP_IDLE || rail_first_error(&rc->base.error) != RAIL_OK) return;
-  take_acks(rc, &frame);
-  rc->ack.request = NULL;
-  (void)ofi_comm_post_frame(&rc->base, &rc->ack, OFI_OP_GRANT, 0, &frame, rc->ack_frame);
+/* What the endpoint calls for comms that have something to send: GRANTs that were held, reports. */
+void ofi_recv_report(struct ofi_report_link *link) {
+  struct ofi_recv_comm *rc = rail_container_of(link, struct ofi_recv_comm, link);
+  if (rail_unlikely(ofi_comm_status(&rc->base) != RAIL_OK)) return;
+  struct ofi_recv *recv = recv_at(rc, rc->ungranted);
+  if (rail_unlikely(rc->ungranted != rc->next_seq && recv->posted)) grant_all(rc);
+  uint32_t gone = atomic_load_explicit(&rc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;
+  if (gone || rc->lost || memcmp(&rc->report, &rc->reported, sizeof rc->report) == 0) return;
+  if (rail_unlikely(rc->ack.state != OFI_OP_IDLE)) return; /* its completion asks again */
+  send_ack(rc);
+}
+
+/* Must the sender know of it? Not where its messages come on credit. */
+static bool needs_grant(const struct ofi_recv_comm *rc, const struct ofi_recv *recv) {
+  if (!rc->base.eager || rc->wanted || rc->report.seen - rc->report.freed >= rc->base.eager / 2) return true;
+  for (unsigned int i = 0; i < recv->n; i++)
+    if (recv->buffers[i].kind != OFI_BUFFER_INLINE && is_unfilled(&recv->buffers[i])) return true;
+  return false;
+}
+
+RAIL_COLD static rail_result_t report_lost(struct ofi_comm *comm) {
+  return ofi_comm_fail(comm, RAIL_REMOTE_ERROR, "the provider could not send the peer an earlier control message; has "
+                       "it closed the connection? check: the peer's log, the fabric between the two");
+}
+
+/* A position in the table that has not moved for long. */
+static uint32_t not_too_old(const struct ofi_recv_comm *rc, uint32_t seq) {
+  return rc->next_seq - seq > OFI_MAX_RECVS ? rc->next_seq - OFI_MAX_RECVS : seq;
 }
 
 /* Under the lock. */
@@ -146,18 +359,18 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
     (void)ofi_endpoint_poll(rc->base.endpoint);
     return rail_first_error(&rc->base.error);
   }
-  /* The GRANT of a slot says that its last receive is done. */
-  rc->unacked_slots &= ~(1u << rc->next_seq % OFI_MAX_RECVS);
-  recv->unacked = 0;
   recv->seq = rc->next_seq++;
+  rc->open = not_too_old(rc, rc->open);
+  rc->ungranted = not_too_old(rc, rc->ungranted);
   recv->n = recv->pending = (uint32_t)n;
+  recv->posted = recv->granted = false;
   for (int i = 0; i < n; i++) {
     struct ofi_recv_buffer *b = &recv->buffers[i];
     b->data = data[i];
     b->capacity = sizes[i];
     b->arrived = 0;
     b->tag = (uint32_t)tags[i];
-    b->done = false;
+    b->done = b->cancelled = false;
     b->parts = b->left = 0;
     b->mr = sizes[i] ? mhandles[i] : NULL;
     ofi_mr_hold(b->mr);
@@ -166,13 +379,9 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
   ofi_request_begin(&recv->base, OFI_REQ_RECV);
   *request = recv;
   /* The request exists now: test reports a failure. */
-  if (post_trecvs(recv) != RAIL_OK) return RAIL_OK;
-  if (rail_likely(!is_waiting(recv))) {
-    (void)grant(rc, recv);
-  } else {
-    rc->held_slots |= 1u << recv->seq % OFI_MAX_RECVS;
-    ofi_endpoint_ack_later(rc->base.endpoint, &rc->ack_link, true);
-  }
+  if (rc->unexpected) take_unexpected(rc, recv);
+  if (rail_unlikely(recv->pending && rc->lost)) (void)report_lost(&rc->base);
+  else if (recv->pending && needs_grant(rc, recv)) grant_all(rc);
   return RAIL_OK;
 }
 
@@ -195,35 +404,6 @@ rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes
 
 /* ---- from test ------------------------------------------------------------------- */
 
-static void finish_buffer(struct ofi_recv *recv, unsigned int index, uint64_t size) {
-  struct ofi_recv_comm *rc = ofi_recv_comm_of(recv->base.comm);
-  struct ofi_recv_buffer *b = &recv->buffers[index];
-  b->done = true;
-  b->arrived = size;
-  recv->unacked |= (uint8_t)(1u << index);
-  rc->unacked_slots |= 1u << recv->seq % OFI_MAX_RECVS;
-  rail_stats_add(&rc->base.stats[OFI_COMM_MESSAGES], 1);
-  rail_stats_add(&rc->base.stats[OFI_COMM_BYTES], size);
-  ofi_mr_release(b->mr);
-  if (--recv->pending == 0) ofi_request_end(&recv->base);
-  /* The caller calls again, to test what is outstanding; with nothing outstanding it may not. */
-  bool last = atomic_load_explicit(&rc->base.outstanding, memory_order_relaxed) == 0;
-  ofi_endpoint_ack_later(rc->base.endpoint, &rc->ack_link, last);
-}
-
-RAIL_COLD static void peer_refused_size(struct ofi_comm *comm, uint64_t size, const struct ofi_recv_buffer *b) {
-  (void)ofi_comm_fail(comm, RAIL_BAD_USAGE, "the peer's message of %llu bytes with tag %u is larger than the receive "
-                      "buffer of %llu bytes; send and receive do not fit together", (unsigned long long)size, b->tag,
-                      (unsigned long long)b->capacity);
-}
-
-RAIL_COLD static void protocol_error(struct ofi_comm *comm, const struct ofi_frame *frame, const char *why) {
-  (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR,
-                      "protocol error: %s (control message of type %u for buffer %u of receive "
-                      "%u, %llu bytes); is the peer of another release?",
-                      why, frame->type, frame->index, frame->seq, (unsigned long long)frame->size);
-}
-
 /* A part of a message is in its buffer. */
 static void handle_fin(struct ofi_recv *recv, const struct ofi_frame *frame) {
   struct ofi_recv_buffer *b = &recv->buffers[frame->index];
@@ -233,33 +413,65 @@ static void handle_fin(struct ofi_recv *recv, const struct ofi_frame *frame) {
   }
   if (b->kind != OFI_BUFFER_RMA || b->parts != frame->parts || b->arrived != frame->size)
     protocol_error(recv->base.comm, frame, "a part that does not fit the others");
-  else if (--b->left == 0) finish_buffer(recv, frame->index, frame->size);
+  else if (--b->left == 0) finish_granted(recv, frame->index, frame->size);
 }
 
-void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
-  struct ofi_recv *recv = &rc->recvs[frame->seq % OFI_MAX_RECVS];
-  if (frame->type == OFI_FRAME_REVOKED) {
-    rc->base.revoked = true;
-    return;
-  }
-  if (frame->type != OFI_FRAME_DATA && frame->type != OFI_FRAME_FIN && frame->type != OFI_FRAME_TOO_LARGE) {
-    protocol_error(&rc->base, frame, "a message that no sender sends");
-    return;
-  }
-  /* A receive that is done has no buffer that is not; one that was never posted has none. */
-  struct ofi_recv_buffer *b = &recv->buffers[frame->index];
-  if (recv->seq != frame->seq || frame->index >= recv->n || b->done) {
-    protocol_error(&rc->base, frame, "data for a buffer that is not posted");
+/* DATA, FIN, TOO_LARGE: for a buffer that was granted, and that no EAGER has filled. */
+static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
+  struct ofi_recv *recv = rc->granted[frame->seq % OFI_MAX_RECVS];
+  struct ofi_recv_buffer *b = recv ? &recv->buffers[frame->index] : NULL;
+  bool posted = recv && recv->granted && recv->number == frame->seq && frame->index < recv->n && is_unfilled(b);
+  if (rail_unlikely(!posted)) {
+    protocol_error(&rc->base, frame, "data for a buffer that is not granted");
   } else if (frame->size > b->capacity) {
-    if (frame->type == OFI_FRAME_TOO_LARGE) peer_refused_size(&rc->base, frame->size, b);
+    if (frame->type == OFI_FRAME_TOO_LARGE) too_large(&rc->base, frame->size, b);
     else protocol_error(&rc->base, frame, "more data than the buffer holds");
   } else if (frame->type == OFI_FRAME_FIN) {
     handle_fin(recv, frame);
   } else if (frame->type == OFI_FRAME_DATA && b->takes_data && !b->parts) {
-    rail_ordered_copy(b->data, payload, frame->size);
-    finish_buffer(recv, frame->index, frame->size);
+    if (frame->size) rail_ordered_copy(b->data, payload, frame->size);
+    finish_granted(recv, frame->index, frame->size);
   } else {
     protocol_error(&rc->base, frame, "data that the buffer does not take so");
+  }
+}
+
+/* The sender is about to close, or has found no buffer for a message: a small one may be posted that is not granted. */
+static void handle_ask(struct ofi_recv_comm *rc, const struct ofi_frame *frame) {
+  rc->asked = rc->wanted = true;
+  rc->asked_for = (struct ofi_report){.seen = frame->seq, .filled = frame->count};
+  grant_all(rc);
+  update_report(rc);
+}
+
+void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
+  switch (frame->type) {
+    case OFI_FRAME_EAGER: handle_eager(rc, frame, payload); break;
+    case OFI_FRAME_DATA:
+    case OFI_FRAME_FIN:
+    case OFI_FRAME_TOO_LARGE: handle_granted(rc, frame, payload); break;
+    case OFI_FRAME_ASK: handle_ask(rc, frame); break;
+    case OFI_FRAME_REVOKED: rc->base.revoked = true; break;
+    default: protocol_error(&rc->base, frame, "a message that no sender sends");
+  }
+}
+
+static void trecv_done(struct ofi_recv_comm *rc, struct ofi_op *op, const struct ofi_completion *completion) {
+  struct ofi_recv *recv = op->request;
+  struct ofi_recv_buffer *b = rail_container_of(op, struct ofi_recv_buffer, op);
+  unsigned int index = (unsigned int)(b - recv->buffers);
+  if (rail_unlikely(b->cancelled)) {
+    if (completion->err == FI_ECANCELED) finish_buffer(recv, index, b->arrived);
+    else if (completion->err) (void)ofi_comm_fail_op(op, completion);
+    else
+      (void)ofi_comm_fail(&rc->base, RAIL_REMOTE_ERROR, "protocol error: two messages for one buffer with tag %u; is "
+                          "the peer of another release?", b->tag);
+  } else if (rail_likely(!completion->err)) {
+    finish_granted(recv, index, completion->size);
+  } else if (completion->err == FI_ETRUNC) {
+    too_large(&rc->base, 0, b);
+  } else {
+    (void)ofi_comm_fail_op(op, completion);
   }
 }
 
@@ -267,16 +479,9 @@ void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, con
 void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion) {
   struct ofi_recv_comm *rc = ofi_recv_comm_of(op->comm);
   if (rail_first_error(&rc->base.error) != RAIL_OK) return;
-  if (op == &rc->ack && rc->unacked_slots) ofi_endpoint_ack_later(rc->base.endpoint, &rc->ack_link, true);
-  if (op->kind == OFI_OP_TRECV) {
-    struct ofi_recv *recv = op->request;
-    struct ofi_recv_buffer *b = rail_container_of(op, struct ofi_recv_buffer, op);
-    if (rail_likely(!completion->err)) finish_buffer(recv, (unsigned int)(b - recv->buffers), completion->size);
-    else if (completion->err == FI_ETRUNC) peer_refused_size(&rc->base, 0, b);
-    else (void)ofi_comm_fail_op(op, completion);
-  } else if (rail_unlikely(completion->err)) {
-    (void)ofi_comm_fail_op(op, completion);
-  }
+  if (op->kind == OFI_OP_TRECV) trecv_done(rc, op, completion);
+  else if (rail_unlikely(completion->err)) control_failed(rc, op, completion);
+  else if (op == &rc->ack) update_report(rc);
 }
 
 void ofi_recv_finish(struct ofi_recv *recv, int *sizes) {

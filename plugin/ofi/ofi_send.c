@@ -2,22 +2,25 @@
  *
  * A send from isend to its completion.
  *
- * isend matches its tag among the buffers that the receiver has granted, takes a request and posts the message:
- * inside a control message if it is small, else as the grant says: a tagged send, or writes into the buffer, one part
- * per path, each with a FIN behind it. The send is done when its operations have completed and the receiver has
- * acknowledged the message; so what was reported as sent has arrived, and close has nothing to wait for.
+ * isend looks for the oldest buffer of its tag that the receiver has granted. There the message goes as the GRANT says:
+ * inside a control message if it is small, else as a tagged send, or by writes into the buffer, one part per path, each
+ * with a FIN behind it. Without such a buffer a small message goes ahead on credit (EAGER): the receiver has a place
+ * for it. The send is done when its operations have completed, so that its memory is the caller's again.
  *
- * GRANTs may overtake each other. A receive is matched when all before it are granted, so that a tag means the oldest
- * one.
+ * What the receiver reports (ACK, and each GRANT) tells which EAGERs are there and how much credit is free again, and
+ * lets close know when all has arrived.
+ *
+ * GRANTs and ACKs may overtake each other. A GRANT counts when all before it are here, an ACK when all GRANTs are that
+ * were made before it: so both sides agree which EAGER has filled which buffer (match_eager).
  */
 #include <limits.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "plugin/ofi/ofi_progress.h"
 
 #define PART_ALIGN 4096 /* of the parts of a message */
-
-/* ---- grants and acknowledgements -------------------------------------------- */
+#define ASK_AFTER_NS 1000000 /* isend has found nothing for so long: a buffer may be posted and not granted */
 
 static void finish(struct ofi_send *send) {
   struct ofi_comm *comm = send->base.comm;
@@ -27,26 +30,33 @@ static void finish(struct ofi_send *send) {
   ofi_request_end(&send->base);
 }
 
-/* The receiver has the message of this buffer. */
-static void acknowledge(struct ofi_slot *slot, unsigned int index) {
-  struct ofi_send *send = slot->sends[index];
-  slot->acked |= (uint8_t)(1u << index);
-  slot->sends[index] = NULL;
-  if (slot->acked == (1u << slot->n) - 1) slot->granted = false;
-  send->acked = true;
-  if (send->pending == 0) finish(send);
+/* ---- reports ------------------------------------------------------------------ */
+
+/* Is there something that the receiver has not reported? Then the endpoint is polled until it does. */
+static void update_unreported(struct ofi_send_comm *sc) {
+  bool is = sc->report.seen != sc->next_eager || sc->report.filled != sc->filling;
+  if (is == sc->unreported) return;
+  sc->unreported = is;
+  if (is) sc->base.endpoint->nunreported++;
+  else sc->base.endpoint->nunreported--;
 }
 
-/* False: the receiver acknowledges what was not sent. */
-static bool handle_ack(struct ofi_send_comm *sc, const struct ofi_ack *ack) {
-  struct ofi_slot *slot = &sc->slots[ack->seq % OFI_MAX_RECVS];
-  if (!slot->granted || slot->seq != ack->seq) return true; /* a later GRANT of this slot has implied it */
-  uint32_t mask = ack->mask & ~(uint32_t)slot->acked;
-  if (mask & ~(uint32_t)slot->taken) return false;
-  for (unsigned int i = 0; i < slot->n; i++)
-    if (mask & 1u << i) acknowledge(slot, i);
+/* False: the receiver reports what was not sent. */
+static bool take_report(struct ofi_send_comm *sc, const struct ofi_report *report) {
+  const struct ofi_report *old = &sc->report;
+  if (report->seen - old->seen > sc->next_eager - old->seen || report->freed - old->freed > report->seen - old->freed ||
+      report->filled - old->filled > sc->filling - old->filled)
+    return false;
+  if (report->freed != old->freed) { /* if that does not help, isend asks again */
+    sc->asked = false;
+    sc->refused_ns = 0;
+  }
+  sc->report = *report;
+  update_unreported(sc);
   return true;
 }
+
+/* ---- grants ------------------------------------------------------------------- */
 
 /* Can it be written to, over whatever path? */
 static bool can_write(const struct ofi_comm *comm) {
@@ -58,52 +68,105 @@ static bool can_write(const struct ofi_comm *comm) {
 }
 
 static bool is_buffer_right(const struct ofi_comm *comm, const struct ofi_buffer *b) {
-  if (b->kind == OFI_BUFFER_INLINE) return b->takes_data && b->size <= comm->max_inline;
-  if (b->kind == OFI_BUFFER_RMA) return can_write(comm);
+  switch (b->kind) {
+    case OFI_BUFFER_FILLED: return comm->eager != 0;
+    case OFI_BUFFER_INLINE: return b->takes_data && b->size <= comm->max_inline;
+    case OFI_BUFFER_RMA: return can_write(comm);
+    case OFI_BUFFER_TAGGED: break;
+  }
   return b->path < comm->npaths && !b->takes_data && comm->endpoint->nics[comm->paths[b->path].nic].nic->caps.tagged;
 }
 
-/* False: no GRANT that a receiver sends. The slot's last receive is done, or the receiver would not use it again. */
-static bool handle_grant(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
-  struct ofi_slot *slot = &sc->slots[frame->seq % OFI_MAX_RECVS];
-  if (frame->seq - sc->head >= OFI_MAX_RECVS || frame->nkeys != sc->base.remote_nics) return false;
-  if (slot->granted && (slot->seq == frame->seq || slot->taken != (1u << slot->n) - 1)) return false;
-  for (unsigned int i = 0; i < frame->nbuffers; i++)
-    if (!is_buffer_right(&sc->base, &frame->buffers[i])) return false;
-  for (unsigned int i = 0; slot->granted && i < slot->n; i++)
-    if (!(slot->acked & 1u << i)) acknowledge(slot, i);
-  slot->seq = frame->seq;
-  slot->n = (uint8_t)frame->nbuffers;
-  slot->taken = slot->acked = 0;
-  slot->granted = true;
-  memcpy(slot->buffers, frame->buffers, frame->nbuffers * sizeof frame->buffers[0]);
-  for (slot = &sc->slots[sc->head % OFI_MAX_RECVS]; slot->granted && slot->seq == sc->head;
-       slot = &sc->slots[sc->head % OFI_MAX_RECVS])
-    sc->head++;
+/* Has an EAGER of this tag filled the buffer, that the receiver had not seen when it made the GRANT? */
+static bool match_eager(struct ofi_send_comm *sc, uint32_t tag) {
+  for (uint32_t seq = sc->report.seen; seq != sc->next_eager; seq++) {
+    unsigned int i = seq % OFI_MAX_GRANTS;
+    if (sc->in_flight[i].matched || sc->in_flight[i].tag != tag) continue;
+    sc->in_flight[i].matched = true;
+    return true;
+  }
+  return false;
+}
+
+/* The oldest GRANT of those that do not count yet is here. */
+static bool take_grant(struct ofi_send_comm *sc, struct ofi_slot *slot) {
+  if (!take_report(sc, &slot->report)) return false;
+  for (unsigned int i = 0; i < slot->n; i++) {
+    struct ofi_buffer *b = &slot->buffers[i];
+    if (b->kind == OFI_BUFFER_FILLED || match_eager(sc, b->tag)) slot->taken |= (uint8_t)(1u << i);
+  }
+  if (slot->taken == (1u << slot->n) - 1) slot->granted = false;
+  sc->head++;
+  sc->asked = false;
+  sc->refused_ns = 0;
   return true;
 }
 
+static bool take_held_ack(struct ofi_send_comm *sc) {
+  if (!sc->report_held || sc->held_seq != sc->head) return true;
+  sc->report_held = false;
+  return take_report(sc, &sc->held);
+}
+
+/* False: no GRANT that a receiver sends. When it makes one, that which had the slot before is filled. */
+static bool handle_grant(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
+  struct ofi_slot *slot = &sc->slots[frame->seq % OFI_MAX_GRANTS];
+  if (frame->seq - sc->head >= OFI_MAX_GRANTS || frame->nkeys != sc->base.remote_nics || slot->granted) return false;
+  for (unsigned int i = 0; i < frame->nbuffers; i++)
+    if (!is_buffer_right(&sc->base, &frame->buffers[i])) return false;
+  slot->seq = frame->seq;
+  slot->n = (uint8_t)frame->nbuffers;
+  slot->taken = 0;
+  slot->granted = true;
+  slot->report = frame->report;
+  memcpy(slot->buffers, frame->buffers, frame->nbuffers * sizeof frame->buffers[0]);
+  for (slot = &sc->slots[sc->head % OFI_MAX_GRANTS]; slot->granted && slot->seq == sc->head;
+       slot = &sc->slots[sc->head % OFI_MAX_GRANTS])
+    if (!take_grant(sc, slot) || !take_held_ack(sc)) return false;
+  return true;
+}
+
+/* Of those that came too early the one that knows most is kept. */
+static bool handle_ack(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
+  uint32_t ahead = frame->seq - sc->head;
+  if (ahead == 0) {
+    /* One that was overtaken says nothing new. */
+    bool old = (int32_t)(frame->report.seen - sc->report.seen) < 0 ||
+               (int32_t)(frame->report.freed - sc->report.freed) < 0 ||
+               (int32_t)(frame->report.filled - sc->report.filled) < 0;
+    return old || take_report(sc, &frame->report);
+  }
+  if (ahead > OFI_MAX_GRANTS) return (int32_t)ahead < 0; /* overtaken by GRANTs */
+  if (sc->report_held && (int32_t)(frame->seq - sc->held_seq) < 0) return true;
+  if (sc->report_held && frame->seq == sc->held_seq && (int32_t)(frame->report.seen - sc->held.seen) < 0) return true;
+  sc->report_held = true;
+  sc->held_seq = frame->seq;
+  sc->held = frame->report;
+  return true;
+}
+
+RAIL_COLD static void peer_refused_size(struct ofi_comm *comm, uint64_t size) {
+  (void)ofi_comm_fail(comm, RAIL_BAD_USAGE, "a message of %llu bytes is larger than the receive buffer that the peer "
+                      "has posted for it; send and receive do not fit together", (unsigned long long)size);
+}
+
 void ofi_send_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
-  bool good = true;
+  bool good = false;
   if (frame->type == OFI_FRAME_REVOKE) {
     sc->base.revoked = true;
     ofi_send_revoked(sc);
     return;
   }
-  for (unsigned int i = 0; i < frame->nacks && good; i++) good = handle_ack(sc, &frame->acks[i]);
-  if (good && frame->type == OFI_FRAME_GRANT) good = handle_grant(sc, frame);
-  if (!good || (frame->type != OFI_FRAME_GRANT && frame->type != OFI_FRAME_ACK))
+  if (frame->type == OFI_FRAME_GRANT) good = handle_grant(sc, frame);
+  else if (frame->type == OFI_FRAME_ACK) good = handle_ack(sc, frame);
+  else if (frame->type == OFI_FRAME_TOO_LARGE && sc->report.seen != sc->next_eager) {
+    peer_refused_size(&sc->base, frame->size);
+    return;
+  }
+  if (!good)
     (void)ofi_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
-                        "protocol error: a control message of type %u for receive %u that "
-                        "cannot be; is the peer of another release?",
-                        frame->type, frame->seq);
-}
-
-/* The peer closed, and had received everything that it granted buffers for. */
-void ofi_send_acknowledge_all(struct ofi_send_comm *sc) {
-  for (unsigned int r = 0; r < OFI_MAX_RECVS; r++)
-    for (unsigned int i = 0; i < sc->slots[r].n; i++)
-      if (sc->slots[r].granted && sc->slots[r].taken & ~sc->slots[r].acked & 1u << i) acknowledge(&sc->slots[r], i);
+                        "protocol error: a control message of type %u with number %u that cannot be; is the peer of "
+                        "another release?", frame->type, frame->seq);
 }
 
 /* After the peer's REVOKE: REVOKED, when nothing of ours is under way any more. */
@@ -116,8 +179,8 @@ void ofi_send_revoked(struct ofi_send_comm *sc) {
 /* The oldest buffer of this tag that is granted and not taken. */
 static struct ofi_slot *match(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
   for (uint32_t seq = sc->tail; seq != sc->head; seq++) {
-    struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_RECVS];
-    bool full = !slot->granted || slot->seq != seq || slot->taken == (1u << slot->n) - 1;
+    struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_GRANTS];
+    bool full = !slot->granted || slot->seq != seq;
     if (full && seq == sc->tail) sc->tail++;
     for (unsigned int i = 0; !full && i < slot->n; i++)
       if (!(slot->taken & 1u << i) && slot->buffers[i].tag == tag) {
@@ -128,6 +191,12 @@ static struct ofi_slot *match(struct ofi_send_comm *sc, uint32_t tag, unsigned i
   return NULL;
 }
 
+/* The receiver has a place for it. A message in memory of a device is not copied there. */
+static bool has_credit(const struct ofi_send_comm *sc, uint64_t size, const struct ofi_mhandle *mr) {
+  return sc->base.eager && size <= sc->base.max_inline && sc->next_eager - sc->report.freed < sc->base.eager &&
+         (!mr || mr->type == RAIL_PTR_HOST);
+}
+
 static struct ofi_send *take_request(struct ofi_send_comm *sc) {
   struct ofi_request *r = SLIST_FIRST(&sc->free);
   if (rail_likely(r != NULL)) {
@@ -136,9 +205,8 @@ static struct ofi_send *take_request(struct ofi_send_comm *sc) {
   }
   if (sc->sends_used == OFI_MAX_SENDS) return NULL;
   struct ofi_send *send = (struct ofi_send *)(void *)(sc->sends + sc->sends_used * sc->send_size);
-  uint8_t *frames = (uint8_t *)sc->base.frames.bytes + (OFI_MAX_PATHS + 1) * OFI_FRAME_SIZE;
   send->base.comm = &sc->base;
-  send->frames = frames + sc->sends_used * OFI_MAX_PATHS * OFI_FRAME_SIZE;
+  send->frames = sc->send_frames + sc->sends_used * OFI_MAX_PATHS * OFI_FRAME_SIZE;
   sc->sends_used++;
   return send;
 }
@@ -147,11 +215,17 @@ static struct ofi_send *take_request(struct ofi_send_comm *sc) {
 
 static rail_result_t post_fin(struct ofi_send *send, unsigned int part, unsigned int path) {
   struct ofi_part *p = &send->parts[part];
-  struct ofi_frame frame = {.type = OFI_FRAME_FIN, .seq = send->seq, .index = send->index, .parts = send->nparts,
-                            .size = send->size};
+  struct ofi_frame frame;
+  ofi_frame_begin(&frame, OFI_FRAME_FIN);
+  frame.seq = send->seq;
+  frame.index = send->index;
+  frame.parts = send->nparts;
+  frame.size = send->size;
   p->fin.request = send;
-  send->pending++;
-  return ofi_comm_post_frame(send->base.comm, &p->fin, OFI_OP_FIN, path, &frame, send->frames + part * OFI_FRAME_SIZE);
+  RAIL_TRY(ofi_comm_post_frame(send->base.comm, &p->fin, OFI_OP_FIN, path, &frame,
+                               send->frames + part * OFI_FRAME_SIZE));
+  send->pending += p->fin.state != OFI_OP_IDLE;
+  return RAIL_OK;
 }
 
 /* The write of one part. With FI_ORDER_SAW the FIN may follow at once; else it waits for the write's completion. */
@@ -184,17 +258,40 @@ static rail_result_t post_writes(struct ofi_send *send, const struct ofi_buffer 
 /* A message of no bytes for a buffer that takes none inside a control message: only the FIN. */
 static rail_result_t post_empty(struct ofi_send *send) { return post_fin(send, 0, 0); }
 
-static rail_result_t post_inline(struct ofi_send *send) {
+/* DATA for a buffer that was granted, or EAGER. */
+static rail_result_t post_inline(struct ofi_send *send, enum ofi_op_kind kind, struct ofi_frame *frame) {
   struct ofi_comm *comm = send->base.comm;
   struct ofi_op *op = &send->parts[0].data;
-  struct ofi_frame frame = {.type = OFI_FRAME_DATA, .seq = send->seq, .index = send->index, .size = send->size};
   op->request = send;
   op->data = (void *)(uintptr_t)send->data;
   op->size = send->size;
   op->desc = send->mr ? send->mr->descs[comm->paths[0].nic] : NULL;
-  send->pending++;
+  op->host = !send->mr || send->mr->type == RAIL_PTR_HOST;
+  frame->size = send->size;
   rail_stats_add(&comm->stats[OFI_COMM_INLINE], 1);
-  return ofi_comm_post_frame(comm, op, OFI_OP_DATA, 0, &frame, send->frames);
+  RAIL_TRY(ofi_comm_post_frame(comm, op, kind, 0, frame, send->frames));
+  send->pending += op->state != OFI_OP_IDLE;
+  return RAIL_OK;
+}
+
+static rail_result_t post_data(struct ofi_send *send) {
+  struct ofi_frame frame;
+  ofi_frame_begin(&frame, OFI_FRAME_DATA);
+  frame.seq = send->seq;
+  frame.index = send->index;
+  return post_inline(send, OFI_OP_DATA, &frame);
+}
+
+static rail_result_t post_eager(struct ofi_send *send, uint32_t tag) {
+  struct ofi_send_comm *sc = ofi_send_comm_of(send->base.comm);
+  struct ofi_frame frame;
+  ofi_frame_begin(&frame, OFI_FRAME_EAGER);
+  frame.seq = sc->next_eager++;
+  frame.tag = tag;
+  frame.count = sc->head;
+  sc->in_flight[frame.seq % OFI_MAX_GRANTS].tag = tag;
+  sc->in_flight[frame.seq % OFI_MAX_GRANTS].matched = false;
+  return post_inline(send, OFI_OP_EAGER, &frame);
 }
 
 static rail_result_t post_tagged(struct ofi_send *send, const struct ofi_buffer *buffer) {
@@ -213,7 +310,11 @@ static rail_result_t post_tagged(struct ofi_send *send, const struct ofi_buffer 
 RAIL_COLD static rail_result_t refuse_size(struct ofi_send *send, const struct ofi_buffer *buffer) {
   struct ofi_comm *comm = send->base.comm;
   struct ofi_op *op = &send->parts[0].data;
-  struct ofi_frame frame = {.type = OFI_FRAME_TOO_LARGE, .seq = send->seq, .index = send->index, .size = send->size};
+  struct ofi_frame frame;
+  ofi_frame_begin(&frame, OFI_FRAME_TOO_LARGE);
+  frame.seq = send->seq;
+  frame.index = send->index;
+  frame.size = send->size;
   op->request = send;
   op->data = NULL;
   op->size = 0;
@@ -225,22 +326,28 @@ RAIL_COLD static rail_result_t refuse_size(struct ofi_send *send, const struct o
                        (unsigned long long)send->size, buffer->tag, (unsigned long long)buffer->size);
 }
 
-static rail_result_t post_data(struct ofi_send *send, const struct ofi_buffer *buffer) {
-  send->nparts = 1;
+static rail_result_t post_granted(struct ofi_send *send, const struct ofi_buffer *buffer) {
   if (rail_unlikely(send->size > buffer->size)) return refuse_size(send, buffer);
-  if (buffer->takes_data && send->size <= send->base.comm->max_inline) return post_inline(send);
+  if (buffer->takes_data && send->size <= send->base.comm->max_inline) return post_data(send);
   if (buffer->kind == OFI_BUFFER_TAGGED) return post_tagged(send, buffer);
   return send->size ? post_writes(send, buffer) : post_empty(send);
 }
 
 /* ---- isend ------------------------------------------------------------------------- */
 
-/* Nothing is granted for this tag. That has no limit: a receiver may post as late as it likes. A peer that is gone ends
- * it. Under the lock. */
+/* Nothing is granted for this tag, and it is too large to go on credit, or there is none. That has no limit: a receiver
+ * may post as late as it likes. It grants small buffers only where it is asked to. A peer that is gone ends it. Under
+ * the lock. */
 static rail_result_t no_grant(struct ofi_send_comm *sc) {
   rail_stats_add(&sc->base.stats[OFI_COMM_WAITS_GRANT], 1);
   uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire) & OFI_PEER_FAULTS;
-  return rail_unlikely(faults) ? ofi_comm_fail_faults(&sc->base, faults) : rail_first_error(&sc->base.error);
+  if (rail_unlikely(faults)) return ofi_comm_fail_faults(&sc->base, faults);
+  if (sc->base.eager && !sc->asked) {
+    uint64_t now = rail_now_ns();
+    if (!sc->refused_ns) sc->refused_ns = now;
+    else if (now - sc->refused_ns > ASK_AFTER_NS) sc->asked = ofi_comm_ask(sc);
+  }
+  return rail_first_error(&sc->base.error);
 }
 
 /* The buffers that it granted are its caller's again. */
@@ -248,17 +355,23 @@ RAIL_COLD static rail_result_t peer_revoked(struct ofi_send_comm *sc) {
   return ofi_comm_fail_faults(&sc->base, RAIL_OOB_PEER_CLOSED);
 }
 
+/* A buffer that was granted for this tag; NULL: there is none, or credit will do. Where the receiver grants, as for
+ * messages that are larger than this one, its next GRANT may have come. */
+static struct ofi_slot *find_granted(struct ofi_send_comm *sc, uint32_t tag, bool credit, unsigned int *index) {
+  struct ofi_slot *slot = match(sc, tag, index);
+  if (slot || (credit && !sc->granted_last)) return slot;
+  (void)ofi_endpoint_poll(sc->base.endpoint); /* the caller may have no request to test */
+  return match(sc, tag, index);
+}
+
 /* Under the lock. */
 static rail_result_t send_message(struct ofi_send_comm *sc, const void *data, size_t size, uint32_t tag,
                                   struct ofi_mhandle *mr, void **request) {
   unsigned int index = 0;
-  struct ofi_slot *slot = match(sc, tag, &index);
-  if (!slot) {
-    (void)ofi_endpoint_poll(sc->base.endpoint); /* the caller may have no request to test */
-    slot = match(sc, tag, &index);
-  }
+  struct ofi_slot *slot = find_granted(sc, tag, has_credit(sc, size, mr), &index);
   if (rail_unlikely(sc->base.revoked)) return peer_revoked(sc);
-  if (!slot) return no_grant(sc);
+  bool gone = atomic_load_explicit(&sc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;
+  if (!slot && (gone || !has_credit(sc, size, mr))) return no_grant(sc);
   RAIL_TRY(rail_first_error(&sc->base.error)); /* the poll may have found one */
   struct ofi_send *send = take_request(sc);
   if (rail_unlikely(!send)) {
@@ -269,16 +382,26 @@ static rail_result_t send_message(struct ofi_send_comm *sc, const void *data, si
   send->data = data;
   send->size = size;
   send->mr = size ? mr : NULL;
-  send->seq = slot->seq;
-  send->index = (uint8_t)index;
-  send->acked = false;
+  send->nparts = 1;
   send->pending = 1;
   ofi_mr_hold(send->mr);
-  slot->taken |= (uint8_t)(1u << index);
-  slot->sends[index] = send;
+  sc->granted_last = slot != NULL;
+  sc->refused_ns = 0;
   *request = send;
-  (void)post_data(send, &slot->buffers[index]); /* the request exists now: test reports a failure */
-  send->pending--;
+  /* The request exists now: test reports a failure. */
+  rail_result_t result;
+  if (slot) {
+    send->seq = slot->seq;
+    send->index = (uint8_t)index;
+    slot->taken |= (uint8_t)(1u << index);
+    if (slot->taken == (1u << slot->n) - 1) slot->granted = false;
+    sc->filling++;
+    result = post_granted(send, &slot->buffers[index]);
+  } else {
+    result = post_eager(send, tag);
+  }
+  update_unreported(sc);
+  if (--send->pending == 0 && result == RAIL_OK) finish(send);
   return RAIL_OK;
 }
 
@@ -310,13 +433,13 @@ void ofi_send_done(struct ofi_op *op, const struct ofi_completion *completion) {
   struct ofi_send *send = op->request;
   struct ofi_comm *comm = send->base.comm;
   send->pending--;
-  /* A message that the receiver has acknowledged has arrived, whatever became of its operation. */
-  if (rail_unlikely(completion->err && !send->acked))
+  /* A receiver that closed and gave nothing up has the message, whatever became of its operation. */
+  if (rail_unlikely(completion->err && !ofi_comm_has_arrived(ofi_send_comm_of(comm))))
     (void)ofi_comm_fail_op(op, completion);
   else if (op->kind == OFI_OP_WRITE && !comm->endpoint->nics[op->nic].nic->caps.send_after_write &&
            ofi_comm_status(comm) == RAIL_OK)
     (void)post_fin(send, (unsigned int)(rail_container_of(op, struct ofi_part, data) - send->parts), op->path);
-  if (send->acked && send->pending == 0) finish(send);
+  if (send->pending == 0 && rail_first_error(&comm->error) == RAIL_OK) finish(send);
 }
 
 void ofi_send_finish(struct ofi_send *send, int *sizes) {

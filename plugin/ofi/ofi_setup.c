@@ -39,15 +39,25 @@ static uint32_t max_inline(const struct ofi_device *device) {
   return most;
 }
 
+/* Places for messages that come before their receive, whose bytes are copied out of them: not where a receive may be in
+ * memory of a device. */
+static uint32_t max_eager(const struct ofi_device *device) {
+  uint32_t most = max_inline(device) ? OFI_MAX_EAGER : 0;
+  for (unsigned int i = 0; i < device->nrails; i++)
+    if (device->rails[i]->caps.hmem_cuda) most = 0;
+  return most;
+}
+
 static rail_result_t send_offer(struct rail_setup *base) {
   struct ofi_setup *s = of(base);
   struct ofi_offer_wire wire;
-  struct ofi_offer mine = {.process = rail_setup_process_id(), .token = s->comm->token, .comm = s->comm->index,
-                           .max_inline = max_inline(s->device), .npaths = s->endpoint->nnics};
-  snprintf(mine.provider, sizeof mine.provider, "%s", s->device->rails[0]->provider);
-  snprintf(mine.domain, sizeof mine.domain, "%.63s", s->device->rails[0]->name);
-  for (unsigned int i = 0; i < mine.npaths; i++) mine.addrs[i] = s->endpoint->nics[i].name;
-  size_t size = ofi_offer_encode(&mine, &wire);
+  s->mine = (struct ofi_offer){.process = rail_setup_process_id(), .token = s->comm->token, .comm = s->comm->index,
+                               .max_inline = max_inline(s->device), .eager = max_eager(s->device),
+                               .npaths = s->endpoint->nnics};
+  snprintf(s->mine.provider, sizeof s->mine.provider, "%s", s->device->rails[0]->provider);
+  snprintf(s->mine.domain, sizeof s->mine.domain, "%.63s", s->device->rails[0]->name);
+  for (unsigned int i = 0; i < s->mine.npaths; i++) s->mine.addrs[i] = s->endpoint->nics[i].name;
+  size_t size = ofi_offer_encode(&s->mine, &wire);
   return rail_handshake_send(&base->handshake, OFI_MESSAGE_OFFER, &wire, size);
 }
 
@@ -67,8 +77,7 @@ static rail_result_t recv_offer(struct rail_setup *base) {
 static rail_result_t step_resolve(struct rail_setup *base) {
   struct ofi_setup *s = of(base);
   ofi_endpoint_lock(s->endpoint);
-  int err = ofi_comm_connect(s->comm, &s->theirs);
-  s->comm->max_inline = RAIL_MIN(max_inline(s->device), s->theirs.max_inline);
+  int err = ofi_comm_connect(s->comm, &s->mine, &s->theirs);
   ofi_endpoint_unlock(s->endpoint);
   if (!err) return RAIL_OK;
   return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "provider %s does not take the peer's address: "

@@ -16,7 +16,7 @@ struct ofi_setup {
   const struct ofi_device *device;
   struct ofi_endpoint *endpoint; /* a user of it, until the comm is taken */
   struct ofi_comm *comm;
-  struct ofi_offer theirs;
+  struct ofi_offer mine, theirs;
   uint64_t number; /* of a connector's attempt */
 };
 

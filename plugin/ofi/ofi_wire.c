@@ -47,6 +47,7 @@ size_t ofi_offer_encode(const struct ofi_offer *offer, struct ofi_offer_wire *wi
   wire->comm = htole32(offer->comm);
   wire->max_inline = htole32(offer->max_inline);
   wire->npaths = (uint8_t)offer->npaths;
+  wire->eager = htole16((uint16_t)offer->eager);
   memcpy(wire->provider, offer->provider, strnlen(offer->provider, sizeof wire->provider - 1));
   memcpy(wire->domain, offer->domain, strnlen(offer->domain, sizeof wire->domain - 1));
   for (unsigned int i = 0; i < offer->npaths; i++) {
@@ -77,7 +78,9 @@ const char *ofi_offer_decode(const void *body, size_t size, struct ofi_offer *of
   offer->comm = le32toh(wire.comm);
   offer->max_inline = le32toh(wire.max_inline);
   offer->npaths = wire.npaths;
-  if (offer->max_inline > OFI_MAX_INLINE || offer->comm >= OFI_MAX_COMMS) return "an offer with a value out of range";
+  offer->eager = le16toh(wire.eager);
+  if (offer->max_inline > OFI_MAX_INLINE || offer->comm >= OFI_MAX_COMMS || offer->eager > OFI_MAX_EAGER)
+    return "an offer with a value out of range";
   memcpy(offer->provider, wire.provider, sizeof offer->provider);
   memcpy(offer->domain, wire.domain, sizeof offer->domain);
   for (unsigned int i = 0; i < offer->npaths; i++) {
@@ -107,7 +110,11 @@ static uint8_t *encode_buffers(const struct ofi_frame *frame, uint8_t *at) {
   return at;
 }
 
+static bool has_report(unsigned int type) { return type == OFI_FRAME_GRANT || type == OFI_FRAME_ACK; }
+static bool has_count(unsigned int type) { return type == OFI_FRAME_EAGER || type == OFI_FRAME_ASK; }
+
 size_t ofi_frame_encode(const struct ofi_frame *frame, void *bytes) {
+  uint64_t size = has_count(frame->type) ? (uint64_t)frame->count << 32 | frame->tag : frame->size;
   const struct ofi_frame_wire wire = {.magic = MAGIC,
                                       .version = OFI_WIRE_VERSION,
                                       .type = (uint8_t)frame->type,
@@ -117,16 +124,15 @@ size_t ofi_frame_encode(const struct ofi_frame *frame, void *bytes) {
                                       .seq = htole32(frame->seq),
                                       .parts = (uint8_t)frame->parts,
                                       .nbuffers = (uint8_t)frame->nbuffers,
-                                      .nacks = (uint8_t)frame->nacks,
                                       .nkeys = (uint8_t)(frame->nbuffers ? frame->nkeys : 0),
-                                      .size = htole64(frame->size)};
-  uint8_t *at = (uint8_t *)bytes + sizeof wire;
+                                      .size = htole64(size)};
   memcpy(bytes, &wire, sizeof wire);
-  for (unsigned int i = 0; i < frame->nacks; i++, at += sizeof(struct ofi_ack_wire)) {
-    const struct ofi_ack_wire ack = {.seq = htole32(frame->acks[i].seq), .mask = htole32(frame->acks[i].mask)};
-    memcpy(at, &ack, sizeof ack);
-  }
-  return (size_t)(encode_buffers(frame, at) - (uint8_t *)bytes);
+  uint8_t *at = (uint8_t *)bytes + sizeof wire;
+  if (!has_report(frame->type)) return sizeof wire;
+  const struct ofi_report_wire report = {.seen = htole32(frame->report.seen), .freed = htole32(frame->report.freed),
+                                         .filled = htole32(frame->report.filled)};
+  memcpy(at, &report, sizeof report);
+  return (size_t)(encode_buffers(frame, at + sizeof report) - (uint8_t *)bytes);
 }
 
 static bool decode_buffer(const uint8_t *at, unsigned int nkeys, struct ofi_buffer *b) {
@@ -140,20 +146,21 @@ static bool decode_buffer(const uint8_t *at, unsigned int nkeys, struct ofi_buff
     memcpy(&key_wire, at + sizeof wire + 8 * k, sizeof key_wire);
     b->keys[k] = le64toh(key_wire);
   }
-  return b->kind >= OFI_BUFFER_TAGGED && b->kind <= OFI_BUFFER_INLINE && b->path < OFI_MAX_PATHS &&
+  return b->kind >= OFI_BUFFER_TAGGED && b->kind <= OFI_BUFFER_FILLED && b->path < OFI_MAX_PATHS &&
          b->size <= RAIL_NET_MAX_BYTES && wire.takes_data <= 1 && !wire.zero;
 }
 
 /* What each type must have. */
 static bool fits_type(const struct ofi_frame *frame, size_t payload) {
-  bool receives = frame->type == OFI_FRAME_GRANT || frame->type == OFI_FRAME_ACK;
-  bool sends = frame->type == OFI_FRAME_DATA || frame->type == OFI_FRAME_FIN || frame->type == OFI_FRAME_TOO_LARGE;
+  bool names_buffer =
+    frame->type == OFI_FRAME_DATA || frame->type == OFI_FRAME_FIN || frame->type == OFI_FRAME_TOO_LARGE;
   if (frame->type == OFI_FRAME_GRANT ? !frame->nbuffers : frame->nbuffers) return false;
-  if (frame->nacks && !receives) return false;
   if (frame->type == OFI_FRAME_FIN ? !frame->parts || frame->parts > OFI_MAX_PATHS : frame->parts) return false;
-  if (frame->type == OFI_FRAME_DATA ? payload != frame->size || frame->size > OFI_MAX_INLINE : payload) return false;
-  if (sends) return frame->size <= RAIL_NET_MAX_BYTES;
-  if (frame->size) return false;
+  bool carries = frame->type == OFI_FRAME_DATA || frame->type == OFI_FRAME_EAGER;
+  if (carries ? payload != frame->size || payload > OFI_MAX_INLINE : payload) return false;
+  if (frame->type == OFI_FRAME_ASK && frame->tag) return false;
+  if (names_buffer) return frame->size <= RAIL_NET_MAX_BYTES;
+  if (frame->size && !carries) return false;
   return frame->type == OFI_FRAME_PING ? frame->index < OFI_MAX_PATHS : !frame->index;
 }
 
@@ -163,27 +170,33 @@ bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, c
   if (size < sizeof wire) return false;
   memcpy(&wire, bytes, sizeof wire);
   if (wire.magic != MAGIC || wire.version != OFI_WIRE_VERSION || wire.type < OFI_FRAME_PING ||
-      wire.type >= OFI_FRAME_TYPES || wire.nbuffers > OFI_MAX_GROUP || wire.nacks > OFI_MAX_ACKS ||
-      wire.index >= OFI_MAX_GROUP || wire.nkeys > OFI_MAX_PATHS || (wire.nkeys && !wire.nbuffers))
+      wire.type >= OFI_FRAME_TYPES || wire.nbuffers > OFI_MAX_GROUP || wire.index >= OFI_MAX_GROUP ||
+      wire.nkeys > OFI_MAX_PATHS || (wire.nkeys && !wire.nbuffers) || wire.zero)
     return false;
   size_t each = sizeof(struct ofi_buffer_wire) + wire.nkeys * 8u;
-  size_t need = sizeof wire + wire.nacks * sizeof(struct ofi_ack_wire) + wire.nbuffers * each;
+  size_t need = sizeof wire + (has_report(wire.type) ? sizeof(struct ofi_report_wire) : 0) + wire.nbuffers * each;
   if (size < need) return false;
-  frame->type = (enum ofi_frame_type)wire.type;
+  ofi_frame_begin(frame, (enum ofi_frame_type)wire.type);
   frame->comm = le32toh(wire.comm);
   frame->token = le64toh(wire.token);
   frame->seq = le32toh(wire.seq);
   frame->index = wire.index;
   frame->parts = wire.parts;
-  frame->size = le64toh(wire.size);
   frame->nbuffers = wire.nbuffers;
-  frame->nacks = wire.nacks;
   frame->nkeys = wire.nkeys;
+  frame->size = le64toh(wire.size);
   const uint8_t *at = (const uint8_t *)bytes + sizeof wire;
-  for (unsigned int i = 0; i < wire.nacks; i++, at += sizeof(struct ofi_ack_wire)) {
-    struct ofi_ack_wire ack;
-    memcpy(&ack, at, sizeof ack);
-    frame->acks[i] = (struct ofi_ack){.seq = le32toh(ack.seq), .mask = le32toh(ack.mask)};
+  if (has_count(wire.type)) {
+    frame->tag = (uint32_t)frame->size;
+    frame->count = (uint32_t)(frame->size >> 32);
+    frame->size = size - need; /* of an EAGER: all that follows */
+  } else if (has_report(wire.type)) {
+    struct ofi_report_wire report;
+    memcpy(&report, at, sizeof report);
+    if (report.zero) return false;
+    frame->report = (struct ofi_report){.seen = le32toh(report.seen), .freed = le32toh(report.freed),
+                                        .filled = le32toh(report.filled)};
+    at += sizeof report;
   }
   for (unsigned int i = 0; i < wire.nbuffers; i++, at += each)
     if (!decode_buffer(at, wire.nkeys, &frame->buffers[i])) return false;

@@ -2,21 +2,23 @@
  *
  * What two ofi plugins send each other. Over the TCP connection of the handshake (common/conn/protocol.h): OFFER and
  * READY. Over the fabric: control messages, one frame each, with fi_send. Data goes by fi_tsend or fi_write, without
- * any bytes of ours, or behind the frame of a DATA.
+ * any bytes of ours, or behind the frame of an EAGER or a DATA.
  *
  *   PING    both ways            the handshake's: the path `index` carries messages
- *   GRANT   receiver → sender    the buffers of one irecv, and acknowledgements
- *   ACK     receiver → sender    acknowledgements alone
- *   DATA    sender → receiver    a whole message follows the frame
+ *   EAGER   sender → receiver    a whole message on credit, with its tag; it may come before its receive
+ *   GRANT   receiver → sender    the buffers of one irecv, and a report
+ *   ACK     receiver → sender    a report alone: what has arrived, and how much credit is free again
+ *   DATA    sender → receiver    a whole message for a buffer that was granted
  *   FIN     sender → receiver    one part of a message was written to the buffer
- *   TOO_LARGE  sender → receiver the message does not fit the buffer; nothing is sent
+ *   ASK     sender → receiver    wants a report when so many messages are there, and grants of all receives
+ *   TOO_LARGE  both ways         the message does not fit its buffer
  *   REVOKE  receiver → sender    closes; nothing may be written to its buffers any more
  *   REVOKED sender → receiver    nothing will be
  *
  * A frame names the comm it is for by an index and a random token, which the comm's side chose and sent in its OFFER:
- * an endpoint serves many comms, and anybody who knows its address may send to it. Receives are numbered; a frame
- * names a buffer by that number and an index. Numbers are 32 bits and wrap; they begin at OFI_FIRST_SEQ, 256 before
- * the wrap, so that every connection of some length crosses it.
+ * an endpoint serves many comms, and anybody who knows its address may send to it. GRANTs are numbered, and so are
+ * EAGERs; a frame names a buffer by the number of its GRANT and an index. Numbers are 32 bits and wrap; they begin at
+ * OFI_FIRST_SEQ, 256 before the wrap, so that every connection of some length crosses it.
  *
  * All integers are little-endian. Whatever changes here raises OFI_WIRE_VERSION; docs/protocol-ofi.md is the
  * description.
@@ -30,13 +32,17 @@
 #include "plugin/ofi/ofi_param.h"
 #include "rail/net.h"
 
-#define OFI_WIRE_VERSION 1
+#define OFI_WIRE_VERSION 2
 #define OFI_MAX_PATHS 4      /* NICs of one device */
 #define OFI_MAX_GROUP 8      /* buffers of one irecv */
 #define OFI_MAX_RECVS RAIL_NET_MAX_REQUESTS /* irecvs outstanding on one comm */
 #define OFI_MAX_SENDS (OFI_MAX_RECVS * OFI_MAX_GROUP)
 #define OFI_FIRST_SEQ 0xffffff00u
-#define OFI_MAX_ACKS OFI_MAX_RECVS /* of one frame */
+#define OFI_MAX_EAGER 96 /* EAGERs that a receiver keeps a place for */
+/* GRANTs that a sender may have to keep: those of receives that are outstanding, and of those that EAGERs filled while
+ * an earlier GRANT was on its way. EAGERs are in tables of as many rows, by their number. */
+#define OFI_MAX_GRANTS (OFI_MAX_RECVS + OFI_MAX_EAGER)
+_Static_assert((OFI_MAX_GRANTS & (OFI_MAX_GRANTS - 1)) == 0, "numbers wrap");
 #define OFI_MAX_COMMS (1u << 20) /* of one endpoint: what a tag has room for */
 
 extern const struct rail_protocol ofi_protocol;
@@ -64,8 +70,9 @@ struct ofi_offer {
   uint64_t process; /* random, the same in all connections of a process */
   uint64_t token;
   uint32_t comm;
-  uint32_t max_inline; /* of the DATA that this side takes, and sends */
+  uint32_t max_inline; /* of the payload of a frame that this side takes, and sends */
   unsigned int npaths; /* NICs of this side: 1..OFI_MAX_PATHS */
+  uint32_t eager;      /* EAGERs that this side has places for, or sends on credit; 0: none */
   char provider[OFI_NAME_SIZE], domain[OFI_NAME_SIZE]; /* domain: of the first NIC, for log lines */
   struct ofi_address {
     uint16_t size;
@@ -76,8 +83,9 @@ struct ofi_offer {
 struct ofi_offer_wire {
   uint64_t process, token;
   uint32_t comm, max_inline;
-  uint8_t npaths;
-  uint8_t zeros[7];
+  uint8_t npaths, zero;
+  uint16_t eager;
+  uint8_t zeros[4];
   char provider[OFI_NAME_SIZE], domain[OFI_NAME_SIZE];
   struct ofi_address_wire {
     uint16_t size;
@@ -104,18 +112,23 @@ enum ofi_frame_type {
   OFI_FRAME_TOO_LARGE = 6,
   OFI_FRAME_REVOKE = 7,
   OFI_FRAME_REVOKED = 8,
+  OFI_FRAME_EAGER = 9,
+  OFI_FRAME_ASK = 10,
   OFI_FRAME_TYPES
 };
 
-/* The buffers `mask` of the receive `seq` have their messages. */
-struct ofi_ack {
-  uint32_t seq, mask;
+/* What a receiver has, cumulative: a later report makes an earlier one redundant. */
+struct ofi_report {
+  uint32_t seen;   /* all EAGERs before this number are here */
+  uint32_t freed;  /* and the places of all before this one are free again */
+  uint32_t filled; /* how many buffers that were granted have their message by DATA, FIN or a tagged receive */
 };
 
 enum ofi_buffer_kind {
   OFI_BUFFER_TAGGED = 1, /* a tagged receive is posted: fi_tsend */
   OFI_BUFFER_RMA = 2,    /* fi_write, then FIN */
   OFI_BUFFER_INLINE = 3, /* DATA alone: the buffer is no larger than max_inline */
+  OFI_BUFFER_FILLED = 4, /* an EAGER has filled it */
 };
 
 struct ofi_buffer {
@@ -131,29 +144,41 @@ struct ofi_frame {
   enum ofi_frame_type type;
   uint32_t comm;
   uint64_t token;
-  uint32_t seq;       /* GRANT, DATA, FIN, TOO_LARGE */
+  uint32_t seq;       /* GRANT, EAGER: its number; ACK: of the next GRANT; DATA, FIN, TOO_LARGE: of the buffer's GRANT;
+                         ASK: of the next EAGER */
   unsigned int index; /* DATA, FIN, TOO_LARGE: of the buffer; PING: of the path */
   unsigned int parts; /* FIN: of the message; else 0 */
-  uint64_t size;      /* DATA, FIN, TOO_LARGE: of the message */
-  unsigned int nbuffers, nacks; /* GRANT 1..OFI_MAX_GROUP, else 0; GRANT and ACK */
+  unsigned int nbuffers; /* GRANT 1..OFI_MAX_GROUP, else 0 */
   unsigned int nkeys; /* of each buffer: NICs of the receiver */
+  uint64_t size;      /* EAGER, DATA, FIN, TOO_LARGE: of the message */
+  uint32_t tag;       /* EAGER */
+  uint32_t count;     /* EAGER: number of the first GRANT that its sender did not know; ASK: of messages for buffers */
+  struct ofi_report report; /* GRANT, ACK */
   struct ofi_buffer buffers[OFI_MAX_GROUP];
-  struct ofi_ack acks[OFI_MAX_ACKS];
 };
 
-struct ofi_frame_wire { /* then the acks, then the buffers, or DATA's payload */
+/* A frame without buffers, of which only `type` is set; much cheaper than to zero all of it. */
+static inline void ofi_frame_begin(struct ofi_frame *frame, enum ofi_frame_type type) {
+  frame->type = type;
+  frame->seq = 0;
+  frame->index = frame->parts = frame->nbuffers = frame->nkeys = 0;
+  frame->size = 0;
+  frame->tag = frame->count = 0;
+}
+
+struct ofi_frame_wire { /* then the report, then the buffers, or the payload */
   uint8_t magic, version;
   uint8_t type, index;
   uint32_t comm;
   uint64_t token;
   uint32_t seq;
-  uint8_t parts, nbuffers, nacks, nkeys;
-  uint64_t size;
+  uint8_t parts, nbuffers, nkeys, zero;
+  uint64_t size; /* EAGER and ASK: tag and count */
 };
 _Static_assert(sizeof(struct ofi_frame_wire) == 32, "frame layout");
 
-struct ofi_ack_wire {
-  uint32_t seq, mask;
+struct ofi_report_wire {
+  uint32_t seen, freed, filled, zero;
 };
 
 struct ofi_buffer_wire { /* then nkeys keys of 8 bytes */
@@ -164,17 +189,17 @@ struct ofi_buffer_wire { /* then nkeys keys of 8 bytes */
 _Static_assert(sizeof(struct ofi_buffer_wire) == 24, "buffer layout");
 
 #define OFI_FRAME_SIZE sizeof(struct ofi_frame_wire)
-#define OFI_FRAME_MAX \
-  (OFI_FRAME_SIZE + OFI_MAX_ACKS * sizeof(struct ofi_ack_wire) + \
+#define OFI_FRAME_MAX                                    \
+  (OFI_FRAME_SIZE + sizeof(struct ofi_report_wire) +       \
    OFI_MAX_GROUP * (sizeof(struct ofi_buffer_wire) + OFI_MAX_PATHS * 8))
 
-/* `bytes`: OFI_FRAME_MAX, or OFI_FRAME_SIZE for frames without buffers and acks. Returns the size. */
+/* `bytes`: OFI_FRAME_MAX, or OFI_FRAME_SIZE for frames other than GRANT and ACK. Returns the size. */
 size_t ofi_frame_encode(const struct ofi_frame *frame, void *bytes);
-/* A received message of `size` bytes. False: no frame that this version sends. Fields that name a comm, a receive, a
- * path or a number of keys are the caller's to check. *payload: DATA's bytes, frame->size of them. */
+/* A received message of `size` bytes. False: no frame that this version sends. Fields that name a comm, a GRANT, an
+ * EAGER, a path or a number of keys are the caller's to check. *payload: of EAGER and DATA, frame->size of them. */
 bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, const void **payload);
 
-/* The tag of a tagged message, 44 bits: the receiver's comm, the receive, the buffer. */
+/* The tag of a tagged message, 44 bits: the receiver's comm, the GRANT, the buffer. */
 static inline uint64_t ofi_tag(uint32_t comm, uint32_t seq, unsigned int index) {
   return (uint64_t)comm << 24 | (uint64_t)(seq & 0xffff) << 8 | index;
 }

@@ -21,10 +21,11 @@
 #define GAP 64
 #define AREA (100000u)
 #define GUARD 0xa5
+#define EAGER 8
 
 static const size_t sizes[BUFFERS] = {0, 8, 100, 4096, 20000, 70000};
 static const int tags[BUFFERS] = {0, 1, 2, 0, 1, 2};
-enum { SENDS = 1, TAGGED = 2 };
+enum { SENDS = 1, TAGGED = 2, NO_CREDIT = 4 };
 
 static void *ctx;
 static uint8_t target[70000]; /* what a GRANT's buffers are made to be */
@@ -80,11 +81,10 @@ static void bed_open(struct bed *b, unsigned int flags) {
   b->dev = flags & TAGGED ? 1 : 0;
   b->endpoint = get_endpoint(b->dev);
   struct ofi_offer peer = {.comm = OFI_MAX_COMMS - 1, .token = 7, .npaths = 1, .max_inline = 2048,
-                           .addrs = {b->endpoint->nics[0].name}};
+                           .eager = flags & NO_CREDIT ? 0 : EAGER, .addrs = {b->endpoint->nics[0].name}};
   ofi_endpoint_lock(b->endpoint);
   b->comm = ofi_comm_new(b->sends, b->endpoint);
-  FUZZ_CHECK(b->comm && ofi_comm_connect(b->comm, &peer) == 0);
-  b->comm->max_inline = 2048;
+  FUZZ_CHECK(b->comm && ofi_comm_connect(b->comm, &peer, &peer) == 0);
   ofi_endpoint_unlock(b->endpoint);
   FUZZ_CHECK(ofi_stats_comm_begin(b->comm) == RAIL_OK);
   b->area = malloc(AREA);
@@ -119,7 +119,8 @@ static void bed_step(struct bed *b) {
 
 static void bed_close(struct bed *b) {
   ofi_endpoint_lock(b->endpoint);
-  b->comm->revoked = true; /* no peer answers */
+  b->comm->revoked = true; /* no peer answers, or reports what has arrived */
+  if (b->sends) atomic_fetch_or(&b->comm->faults, RAIL_OOB_PEER_GONE);
   ofi_endpoint_unlock(b->endpoint);
   FUZZ_CHECK((b->sends ? ofi_close_send : ofi_close_recv)(b->comm) == RAIL_OK);
   FUZZ_CHECK(!b->endpoint->shut);
@@ -165,7 +166,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
 static void put(struct fuzz_out *out, const struct ofi_frame *frame) {
   uint8_t bytes[OFI_FRAME_MAX + 4096];
   size_t size = ofi_frame_encode(frame, bytes);
-  if (frame->type == OFI_FRAME_DATA) {
+  if (frame->type == OFI_FRAME_DATA || frame->type == OFI_FRAME_EAGER) {
     memset(bytes + size, 0x5a, frame->size);
     size += frame->size;
   }
@@ -177,35 +178,44 @@ void fuzz_make_seeds(void) {
   const uint32_t seq = OFI_FIRST_SEQ;
   static const char *const receivers[] = {"receiver-written", "receiver-tagged"};
   static const char *const senders[] = {"sender-written", "sender-tagged"};
+  static const char *const without[] = {"sender-written-no-credit", "sender-tagged-no-credit"};
   for (unsigned int tagged = 0; tagged < 2; tagged++) {
     struct fuzz_out out = {.size = 0};
     fuzz_put8(&out, tagged ? TAGGED : 0);
-    put(&out, &(struct ofi_frame){.type = OFI_FRAME_DATA, .seq = seq, .index = 1, .size = 8});
+    put(&out, &(struct ofi_frame){.type = OFI_FRAME_EAGER, .seq = seq + 2, .tag = 1, .count = seq + 2, .size = 5});
+    put(&out, &(struct ofi_frame){.type = OFI_FRAME_EAGER, .seq = seq, .tag = 1, .count = seq, .size = 8});
+    put(&out, &(struct ofi_frame){.type = OFI_FRAME_EAGER, .seq = seq + 1, .tag = 2, .count = seq + 1, .size = 2000});
     put(&out, &(struct ofi_frame){.type = OFI_FRAME_DATA, .seq = seq, .index = 0});
     put(&out, &(struct ofi_frame){.type = OFI_FRAME_DATA, .seq = seq, .index = 2, .size = 90});
     put(&out, &(struct ofi_frame){.type = OFI_FRAME_FIN, .seq = seq + 1, .index = 0, .parts = 1, .size = 4096});
     put(&out, &(struct ofi_frame){.type = OFI_FRAME_FIN, .seq = seq + 1, .index = 1, .parts = 2, .size = 9000});
     put(&out, &(struct ofi_frame){.type = OFI_FRAME_FIN, .seq = seq + 1, .index = 1, .parts = 2, .size = 9000});
+    put(&out, &(struct ofi_frame){.type = OFI_FRAME_ASK, .seq = seq + 3, .count = 4});
     put(&out, &(struct ofi_frame){.type = OFI_FRAME_TOO_LARGE, .seq = seq + 1, .index = 2, .size = 70001});
     put(&out, &(struct ofi_frame){.type = OFI_FRAME_REVOKED});
     fuzz_seed(receivers[tagged], out.bytes, out.size);
     out.size = 0;
     fuzz_put8(&out, SENDS | (tagged ? TAGGED : 0));
-    struct ofi_frame grant = {.type = OFI_FRAME_GRANT, .seq = seq, .nkeys = 1, .nbuffers = 3};
+    /* Three messages went on credit. The third is in flight when its buffer is granted. */
+    struct ofi_frame grant = {.type = OFI_FRAME_GRANT, .seq = seq, .nkeys = 1, .nbuffers = 3,
+                              .report = {seq + 2, seq + 1, 0}};
     for (unsigned int i = 0; i < 3; i++)
-      grant.buffers[i] = (struct ofi_buffer){.size = i ? sizes[i] : 0, .tag = i, .kind = OFI_BUFFER_INLINE,
+      grant.buffers[i] = (struct ofi_buffer){.size = i ? sizes[i] : 0, .tag = i,
+                                             .kind = i < 2 ? OFI_BUFFER_FILLED : OFI_BUFFER_INLINE,
                                              .takes_data = true};
     put(&out, &grant);
-    put(&out, &(struct ofi_frame){.type = OFI_FRAME_ACK, .nacks = 1, .acks = {{seq, 7}}});
+    put(&out, &(struct ofi_frame){.type = OFI_FRAME_ACK, .seq = seq + 2, .report = {seq + 3, seq + 3, 0}});
     grant.seq++;
     for (unsigned int i = 0; i < 3; i++)
       grant.buffers[i] = (struct ofi_buffer){.size = sizes[i + 3], .tag = i,
                                              .kind = tagged ? OFI_BUFFER_TAGGED : OFI_BUFFER_RMA,
                                              .takes_data = !tagged};
     put(&out, &grant);
-    put(&out, &(struct ofi_frame){.type = OFI_FRAME_ACK, .nacks = 2, .acks = {{seq + 1, 5}, {seq + 1, 2}}});
+    put(&out, &(struct ofi_frame){.type = OFI_FRAME_ACK, .seq = seq + 2, .report = {seq + 3, seq + 3, 3}});
     put(&out, &(struct ofi_frame){.type = OFI_FRAME_PING, .index = 1});
     put(&out, &(struct ofi_frame){.type = OFI_FRAME_REVOKE});
     fuzz_seed(senders[tagged], out.bytes, out.size);
+    out.bytes[0] |= NO_CREDIT;
+    fuzz_seed(without[tagged], out.bytes, out.size);
   }
 }

@@ -232,7 +232,7 @@ __attribute__((unused)) static int rig_finish(struct rig *r, void *send, void *r
   bool send_done = !send, recv_done = !recv;
   RIG_UNTIL(send_done && recv_done, {
     if (!recv_done) recv_done = rig_done(recv, got);
-    else rig_poll(r->rc); /* its acknowledgement goes out */
+    else rig_poll(r->rc); /* its reports go out */
     if (!send_done) send_done = rig_done(send, &sent);
     else rig_poll(r->sc);
   });

@@ -127,19 +127,21 @@ TEST(sizes_around_the_inline_limit) {
         send_and_check(size, size);
         send_and_check(size, size + 40000);
         uint64_t inside = rail_stats_get(&rig_comm(r.sc)->stats[OFI_COMM_INLINE]) - before;
-        /* A tagged buffer takes no control message, unless it is small itself. */
-        CHECK_INT(inside, size > (size_t)limits[i] ? 0 : tagged ? 1 : 2);
+        /* One that the sender knows to be a large tagged buffer takes no control message. */
+        if (tagged && size <= (size_t)limits[i]) CHECK(inside >= 1 && inside <= 2);
+        else CHECK_INT(inside, size > (size_t)limits[i] ? 0 : 2);
       }
       close_pair();
     }
 }
 
-/* What small messages cost: one control message each way, and one more for the acknowledgement of the last. */
+/* A small message costs one control message, a large one two; and a report each at most, where the watch thread finds
+ * time to poll between two of them. */
 TEST(what_a_message_costs) {
   open_pair("nic=fake0", 1, 1);
   long sends = fake_calls("send"), writes = fake_calls("write"), tsends = fake_calls("tsend");
   for (int i = 0; i < 100; i++) send_and_check(100, 100);
-  CHECK(fake_calls("send") - sends >= 200 && fake_calls("send") - sends <= 300);
+  CHECK(fake_calls("send") - sends >= 100 && fake_calls("send") - sends <= 200);
   CHECK_INT(fake_calls("write"), writes);
   sends = fake_calls("send");
   for (int i = 0; i < 100; i++) send_and_check(50000, 50000);

@@ -59,17 +59,17 @@ static void post_group(void) {
     for (int i = 0; i < g->n; i++) w.posted[g->tags[i]]--;
 }
 
-/* A few may be sent ahead of their buffers: they are "not now". */
+/* A few may be sent ahead of their buffers: they go on credit, or are "not now". */
 static void begin_send(void) {
   int tag = (int)below(TAGS);
   unsigned int slot = below(BUFFERS);
   struct sent *s = &w.sends[slot];
   uint32_t k = w.begun[tag];
   uint8_t *data = w.out + (size_t)slot * SLOT;
-  if (s->request || k > w.posted[tag]) return;
+  if (s->request || k > w.posted[tag] + 3) return;
   s->size = size_of(tag, k);
   for (size_t i = 0; i < s->size; i++) data[i] = byte_of(tag, k, i);
-  CHECK_OK(net->isend(w.rig.sc, data, s->size, tag, w.mh_out, NULL, &s->request));
+  CHECK_MSG(net->isend(w.rig.sc, data, s->size, tag, w.mh_out, NULL, &s->request) == RAIL_OK, "%s", log_lines);
   if (s->request) w.begun[tag]++;
 }
 
@@ -124,7 +124,7 @@ static void send_next(int tag) {
   uint8_t *data = w.out + (size_t)(s - w.sends) * SLOT;
   s->size = size_of(tag, w.begun[tag]);
   for (size_t i = 0; i < s->size; i++) data[i] = byte_of(tag, w.begun[tag], i);
-  CHECK_OK(net->isend(w.rig.sc, data, s->size, tag, w.mh_out, NULL, &s->request));
+  CHECK_MSG(net->isend(w.rig.sc, data, s->size, tag, w.mh_out, NULL, &s->request) == RAIL_OK, "%s", log_lines);
   if (s->request) w.begun[tag]++;
 }
 

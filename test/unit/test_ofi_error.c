@@ -277,8 +277,10 @@ static void forge(void *from_comm, struct ofi_frame frame) {
   struct ofi_comm *from = from_comm;
   RIG_UNTIL(RIG_LOCKED(from, from->pings[0].state) == OFI_OP_IDLE, rig_poll(from));
   ofi_endpoint_lock(from->endpoint);
-  from->pings[0].data = frame.type == OFI_FRAME_DATA ? out : NULL;
-  from->pings[0].size = frame.type == OFI_FRAME_DATA ? frame.size : 0;
+  bool carries = frame.type == OFI_FRAME_DATA || frame.type == OFI_FRAME_EAGER;
+  from->pings[0].data = carries ? out : NULL;
+  from->pings[0].size = carries ? frame.size : 0;
+  from->pings[0].desc = carries ? ((struct ofi_mhandle *)mh_out)->descs[0] : NULL;
   rail_result_t result = ofi_comm_post_frame(from, &from->pings[0], OFI_OP_PING, 0, &frame, from->frames.bytes);
   ofi_endpoint_unlock(from->endpoint);
   CHECK_OK(result);
@@ -312,6 +314,17 @@ TEST(frames_that_no_sender_sends) {
      RAIL_REMOTE_ERROR},
     {{{.type = OFI_FRAME_TOO_LARGE, .seq = seq, .size = 100}}, RAIL_REMOTE_ERROR}, /* and it would fit */
     {{{.type = OFI_FRAME_TOO_LARGE, .seq = seq, .size = 8193}}, RAIL_BAD_USAGE},   /* the caller's mistake */
+    {{{.type = OFI_FRAME_EAGER, .seq = seq + OFI_MAX_EAGER, .tag = 9, .count = seq}}, RAIL_REMOTE_ERROR}, /* credit */
+    {{{.type = OFI_FRAME_EAGER, .seq = seq - 1, .tag = 9, .count = seq}}, RAIL_REMOTE_ERROR},
+    {{{.type = OFI_FRAME_EAGER, .seq = seq, .tag = 9, .count = seq}, {.type = OFI_FRAME_EAGER, .seq = seq, .tag = 9,
+     .count = seq}}, RAIL_REMOTE_ERROR}, /* the same again */
+    {{{.type = OFI_FRAME_EAGER, .seq = seq + 1, .tag = 9, .count = seq}, {.type = OFI_FRAME_EAGER, .seq = seq + 1,
+     .tag = 9, .count = seq}}, RAIL_REMOTE_ERROR}, /* early, and again */
+    {{{.type = OFI_FRAME_EAGER, .seq = seq, .tag = 9, .count = seq, .size = 2049}}, RAIL_REMOTE_ERROR},
+    {{{.type = OFI_FRAME_EAGER, .seq = seq, .tag = 9, .count = seq + 2}}, RAIL_REMOTE_ERROR}, /* one was granted */
+    {{{.type = OFI_FRAME_EAGER, .seq = seq, .tag = 2, .count = seq, .size = 101}}, RAIL_BAD_USAGE},
+    {{{.type = OFI_FRAME_EAGER, .seq = seq, .tag = 2, .count = seq, .size = 1}, {.type = OFI_FRAME_DATA, .seq = seq,
+     .index = 1, .size = 1}}, RAIL_REMOTE_ERROR}, /* the buffer is filled */
     {{{.type = OFI_FRAME_ACK}}, RAIL_REMOTE_ERROR},
     {{{.type = OFI_FRAME_REVOKE}}, RAIL_REMOTE_ERROR},
     {{{.type = OFI_FRAME_GRANT, .seq = seq, .nbuffers = 1, .nkeys = 1, .buffers = {{.kind = OFI_BUFFER_RMA}}}},
@@ -322,7 +335,7 @@ TEST(frames_that_no_sender_sends) {
     void *request = two_buffers();
     for (int k = 0; k < 2 && wrong[i].frames[k].type; k++) forge(r.sc, wrong[i].frames[k]);
     CHECK_INT(rig_error(request), wrong[i].result);
-    /* The sender has its own view of a message that it did not send, and is acknowledged. */
+    /* The sender has its own view of a report of a message that it did not send. */
     CHECK_MSG(log_warnings() >= 1 && log_warnings() <= 2, "case %zu:\n%s", i, log_lines);
     if (wrong[i].result == RAIL_REMOTE_ERROR) CHECK_MSG(log_said("protocol error"), "%s", log_warning);
     for (size_t b = 0; b < sizeof in; b++) CHECK(!in[b] || b == SIZE); /* nothing beside the first message of a case */
@@ -333,24 +346,28 @@ TEST(frames_that_no_sender_sends) {
 TEST(frames_that_no_receiver_sends) {
   const uint32_t seq = OFI_FIRST_SEQ;
   const struct ofi_buffer good = {.size = 10, .kind = OFI_BUFFER_RMA};
+  const struct ofi_report none = {seq, seq, 0}; /* no EAGER was sent, and one message for a buffer */
+#define GRANT(number, keys, ...)                                                                               \
+  {.type = OFI_FRAME_GRANT, .seq = number, .nbuffers = 1, .nkeys = keys, .report = none, .buffers = {__VA_ARGS__}}
   const struct ofi_frame wrong[] = {
-    {.type = OFI_FRAME_ACK, .nacks = 1, .acks = {{seq, 2}}}, /* what is not sent */
-    {.type = OFI_FRAME_ACK, .nacks = 1, .acks = {{seq, 4}}}, /* a buffer that is not there */
-    {.type = OFI_FRAME_ACK, .nacks = 1, .acks = {{seq, 1u << 31}}},
-    {.type = OFI_FRAME_GRANT, .seq = seq, .nbuffers = 1, .nkeys = 1, .buffers = {good}},      /* again */
-    {.type = OFI_FRAME_GRANT, .seq = seq - 1, .nbuffers = 1, .nkeys = 1, .buffers = {good}},  /* long ago */
-    {.type = OFI_FRAME_GRANT, .seq = seq + OFI_MAX_RECVS, .nbuffers = 1, .nkeys = 1, .buffers = {good}}, /* in use */
-    {.type = OFI_FRAME_GRANT, .seq = seq + 1 + OFI_MAX_RECVS, .nbuffers = 1, .nkeys = 1, .buffers = {good}},
-    {.type = OFI_FRAME_GRANT, .seq = seq + 1, .nbuffers = 1, .nkeys = 2, .buffers = {good}},
-    {.type = OFI_FRAME_GRANT, .seq = seq + 1, .nbuffers = 1, .nkeys = 0, .buffers = {good}},
-    {.type = OFI_FRAME_GRANT, .seq = seq + 1, .nbuffers = 1, .nkeys = 1,
-     .buffers = {{.size = 10, .kind = OFI_BUFFER_TAGGED, .path = 1}}},
-    {.type = OFI_FRAME_GRANT, .seq = seq + 1, .nbuffers = 1, .nkeys = 1,
-     .buffers = {{.size = 10, .kind = OFI_BUFFER_TAGGED, .takes_data = true}}},
-    {.type = OFI_FRAME_GRANT, .seq = seq + 1, .nbuffers = 1, .nkeys = 1,
-     .buffers = {{.size = 10, .kind = OFI_BUFFER_INLINE}}},
-    {.type = OFI_FRAME_GRANT, .seq = seq + 1, .nbuffers = 1, .nkeys = 1,
-     .buffers = {{.size = 5000, .kind = OFI_BUFFER_INLINE, .takes_data = true}}},
+    {.type = OFI_FRAME_ACK, .seq = seq + 1, .report = {seq + 1, seq, 0}}, /* what is not sent */
+    {.type = OFI_FRAME_ACK, .seq = seq + 1, .report = {seq, seq + 1, 0}},
+    {.type = OFI_FRAME_ACK, .seq = seq + 1, .report = {seq, seq, 2}},
+    {.type = OFI_FRAME_ACK, .seq = seq + 1 + OFI_MAX_GRANTS + 1, .report = none}, /* GRANTs that cannot be */
+    GRANT(seq, 1, good),                     /* again */
+    GRANT(seq - 1, 1, good),                 /* long ago */
+    GRANT(seq + OFI_MAX_GRANTS, 1, good),    /* in use */
+    GRANT(seq + 1 + OFI_MAX_GRANTS, 1, good),
+    GRANT(seq + 1, 2, good),
+    GRANT(seq + 1, 0, good),
+    GRANT(seq + 1, 1, {.size = 10, .kind = OFI_BUFFER_TAGGED, .path = 1}),
+    GRANT(seq + 1, 1, {.size = 10, .kind = OFI_BUFFER_TAGGED, .takes_data = true}),
+    GRANT(seq + 1, 1, {.size = 10, .kind = OFI_BUFFER_INLINE}),
+    GRANT(seq + 1, 1, {.size = 5000, .kind = OFI_BUFFER_INLINE, .takes_data = true}),
+    {.type = OFI_FRAME_GRANT, .seq = seq + 1, .nbuffers = 1, .nkeys = 1, .report = {seq + 3, seq, 0},
+     .buffers = {good}},
+    {.type = OFI_FRAME_EAGER, .seq = seq, .tag = 1},
+    {.type = OFI_FRAME_ASK, .seq = seq},
     {.type = OFI_FRAME_DATA, .seq = seq, .size = 1},
     {.type = OFI_FRAME_FIN, .seq = seq, .parts = 1},
     {.type = OFI_FRAME_TOO_LARGE, .seq = seq},
@@ -368,6 +385,7 @@ TEST(frames_that_no_receiver_sends) {
     CHECK_MSG(log_warnings() == 1 && log_said("protocol error"), "case %zu:\n%s", i, log_lines);
     close_pair();
   }
+#undef GRANT
 }
 
 /* Frames for nobody: another token, an index that is free or none. And what is no frame. They change nothing. */
@@ -425,7 +443,8 @@ TEST(a_send_after_the_peer_revoked) {
   close_pair();
 }
 
-/* A message that is too large for its buffer fails both sides, with a line each. */
+/* A message that is too large for its buffer fails both sides, with a line each. One that went on credit may be done
+ * before. */
 TEST(sizes_that_do_not_fit) {
   static const char *const kinds[] = {"nic=fake0", "nic=fake0 no=rma", "nic=fake0 no=saw"};
   for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
@@ -433,8 +452,10 @@ TEST(sizes_that_do_not_fit) {
       open_pair(kinds[k]);
       void *recv = rig_recv(&r, in, small ? 50 : 5000, 1, mh_in);
       void *send = rig_send(&r, out, small ? 51 : 5001, 1, mh_out);
-      CHECK_INT(rig_error(send), RAIL_BAD_USAGE);
+      if (!small) CHECK_INT(rig_error(send), RAIL_BAD_USAGE);
       CHECK_INT(rig_error(recv), RAIL_BAD_USAGE);
+      RIG_UNTIL(error_of(r.sc) != RAIL_OK, rig_poll(r.sc));
+      CHECK_INT(net->isend(r.sc, out, 1, 1, mh_out, NULL, &send), RAIL_BAD_USAGE);
       CHECK_INT(log_warnings(), 2);
       for (size_t b = 0; b < sizeof in; b++) CHECK(!in[b]);
       close_pair();

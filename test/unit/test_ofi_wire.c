@@ -7,7 +7,8 @@
 
 static struct ofi_offer model_offer(unsigned int npaths) {
   struct ofi_offer o = {.process = 0x1122334455667788u, .token = UINT64_MAX - 1, .comm = OFI_MAX_COMMS - 1,
-                        .max_inline = OFI_MAX_INLINE, .npaths = npaths, .provider = "tcp;ofi_rxm", .domain = "eth0"};
+                        .max_inline = OFI_MAX_INLINE, .eager = OFI_MAX_EAGER, .npaths = npaths,
+                        .provider = "tcp;ofi_rxm", .domain = "eth0"};
   for (unsigned int i = 0; i < npaths; i++) {
     o.addrs[i].size = (uint16_t)(i % 2 ? OFI_ADDR_SIZE : 16);
     memset(o.addrs[i].bytes, (int)(i + 1), o.addrs[i].size);
@@ -26,6 +27,7 @@ TEST(offer_round_trip) {
     CHECK_MSG(!why, "%s", why);
     CHECK(out.process == in.process && out.token == in.token && out.comm == in.comm && out.npaths == n);
     CHECK_INT(out.max_inline, in.max_inline);
+    CHECK_INT(out.eager, in.eager);
     CHECK_STR(out.provider, in.provider);
     CHECK_STR(out.domain, in.domain);
     for (unsigned int i = 0; i < n; i++) {
@@ -68,6 +70,8 @@ TEST(offer_refuses) {
   REFUSED(w.comm = OFI_MAX_COMMS);
   REFUSED(w.comm = UINT32_MAX);
   REFUSED(w.max_inline = OFI_MAX_INLINE + 1);
+  REFUSED(w.eager = OFI_MAX_EAGER + 1);
+  REFUSED(w.eager = UINT16_MAX);
   REFUSED(w.addrs[0].size = 0);
   REFUSED(w.addrs[1].size = OFI_ADDR_SIZE + 1);
   REFUSED(w.addrs[1].size = UINT16_MAX);
@@ -84,24 +88,30 @@ TEST(offer_refuses) {
 
 static uint8_t bytes[OFI_FRAME_MAX + OFI_MAX_INLINE + 64];
 
+static bool names_buffer(int type) {
+  return type == OFI_FRAME_DATA || type == OFI_FRAME_FIN || type == OFI_FRAME_TOO_LARGE;
+}
+static bool has_report(int type) { return type == OFI_FRAME_GRANT || type == OFI_FRAME_ACK; }
+static bool carries(int type) { return type == OFI_FRAME_DATA || type == OFI_FRAME_EAGER; }
+
 static struct ofi_frame model(enum ofi_frame_type type) {
   struct ofi_frame f = {.type = type, .comm = 77, .token = 0x0102030405060708u};
   if (type == OFI_FRAME_PING) f.index = OFI_MAX_PATHS - 1;
-  if (type == OFI_FRAME_GRANT || type == OFI_FRAME_DATA || type == OFI_FRAME_FIN || type == OFI_FRAME_TOO_LARGE)
+  if (names_buffer(type) || has_report(type) || type == OFI_FRAME_EAGER || type == OFI_FRAME_ASK)
     f.seq = OFI_FIRST_SEQ + 5;
-  if (type == OFI_FRAME_DATA || type == OFI_FRAME_FIN || type == OFI_FRAME_TOO_LARGE) f.index = OFI_MAX_GROUP - 1;
-  if (type == OFI_FRAME_DATA) f.size = 100;
+  if (names_buffer(type)) f.index = OFI_MAX_GROUP - 1;
+  if (carries(type)) f.size = 100;
+  if (type == OFI_FRAME_EAGER) f.tag = UINT32_MAX - 1;
+  if (type == OFI_FRAME_EAGER || type == OFI_FRAME_ASK) f.count = 0x80000001u;
   if (type == OFI_FRAME_FIN) f.parts = OFI_MAX_PATHS;
   if (type == OFI_FRAME_FIN || type == OFI_FRAME_TOO_LARGE) f.size = RAIL_NET_MAX_BYTES;
-  if (type == OFI_FRAME_GRANT || type == OFI_FRAME_ACK)
-    for (f.nacks = 0; f.nacks < OFI_MAX_ACKS; f.nacks++)
-      f.acks[f.nacks] = (struct ofi_ack){.seq = f.nacks - 16, .mask = 0x80 + f.nacks};
+  if (has_report(type)) f.report = (struct ofi_report){.seen = UINT32_MAX, .freed = 0x80000002u, .filled = 7};
   if (type == OFI_FRAME_GRANT) {
     f.nkeys = OFI_MAX_PATHS;
     for (f.nbuffers = 0; f.nbuffers < OFI_MAX_GROUP; f.nbuffers++) {
       f.buffers[f.nbuffers] = (struct ofi_buffer){
         .addr = UINT64_MAX - f.nbuffers, .size = RAIL_NET_MAX_BYTES - f.nbuffers, .tag = UINT32_MAX - f.nbuffers,
-        .kind = (enum ofi_buffer_kind)(1 + f.nbuffers % 3), .path = f.nbuffers % OFI_MAX_PATHS,
+        .kind = (enum ofi_buffer_kind)(1 + f.nbuffers % OFI_BUFFER_FILLED), .path = f.nbuffers % OFI_MAX_PATHS,
         .takes_data = f.nbuffers % 2};
       for (unsigned int k = 0; k < OFI_MAX_PATHS; k++) f.buffers[f.nbuffers].keys[k] = (uint64_t)f.nbuffers << 60 | k;
     }
@@ -109,10 +119,10 @@ static struct ofi_frame model(enum ofi_frame_type type) {
   return f;
 }
 
-/* Its bytes, DATA's payload too. */
+/* Its bytes, the payload too. */
 static size_t encode(const struct ofi_frame *f) {
   size_t size = ofi_frame_encode(f, bytes);
-  if (f->type == OFI_FRAME_DATA) {
+  if (carries(f->type)) {
     memset(bytes + size, 0xda, f->size);
     size += f->size;
   }
@@ -133,19 +143,24 @@ TEST(frames_round_trip) {
     size_t size = encode(&in);
     CHECK(size <= OFI_FRAME_MAX + 100);
     if (type == OFI_FRAME_GRANT) CHECK_INT(size, OFI_FRAME_MAX);
+    if (!has_report(type)) CHECK_INT(size, OFI_FRAME_SIZE + (carries(type) ? 100 : 0));
     CHECK_MSG(ofi_frame_decode(bytes, size, &out, &payload), "type %d", type);
     CHECK(out.type == in.type && out.comm == in.comm && out.token == in.token && out.seq == in.seq);
     CHECK(out.index == in.index && out.parts == in.parts && out.size == in.size && out.nkeys == in.nkeys);
-    CHECK(out.nbuffers == in.nbuffers && out.nacks == in.nacks);
-    for (unsigned int i = 0; i < in.nacks; i++)
-      CHECK(out.acks[i].seq == in.acks[i].seq && out.acks[i].mask == in.acks[i].mask);
+    CHECK(out.nbuffers == in.nbuffers && out.tag == in.tag && out.count == in.count);
+    if (has_report(type))
+      CHECK(out.report.seen == in.report.seen && out.report.freed == in.report.freed &&
+            out.report.filled == in.report.filled);
     for (unsigned int i = 0; i < in.nbuffers; i++) {
       const struct ofi_buffer *a = &in.buffers[i], *b = &out.buffers[i];
       CHECK(a->addr == b->addr && a->size == b->size && a->tag == b->tag && a->kind == b->kind && a->path == b->path);
       CHECK(a->takes_data == b->takes_data && memcmp(a->keys, b->keys, sizeof a->keys) == 0);
     }
-    if (type == OFI_FRAME_DATA) CHECK(payload == bytes + OFI_FRAME_SIZE);
-    for (size_t less = 0; less < size; less++) CHECK(!ofi_frame_decode(bytes, less, &out, &payload));
+    if (carries(type)) CHECK(payload == bytes + OFI_FRAME_SIZE);
+    /* An EAGER has no length but its own: a shorter one is another message. */
+    for (size_t less = 0; less < (type == OFI_FRAME_EAGER ? OFI_FRAME_SIZE : size); less++)
+      CHECK(!ofi_frame_decode(bytes, less, &out, &payload));
+    if (type == OFI_FRAME_EAGER) continue;
     memset(bytes + size, 0, 64);
     for (size_t more = 1; more <= 64; more++) CHECK(!ofi_frame_decode(bytes, size + more, &out, &payload));
   }
@@ -154,35 +169,42 @@ TEST(frames_round_trip) {
 /* The same bytes by their layout: what a peer of another build sees. */
 TEST(layout) {
   struct ofi_frame f = {.type = OFI_FRAME_GRANT, .comm = 0x04030201, .token = 0x1817161514131211u, .seq = 0xffffff00u,
-                        .nbuffers = 1, .nacks = 1, .nkeys = 1, .acks = {{.seq = 0xa4a3a2a1u, .mask = 3}},
+                        .nbuffers = 1, .nkeys = 1, .report = {.seen = 0xa4a3a2a1u, .freed = 3, .filled = 5},
                         .buffers = {{.addr = 0xb1, .size = 0xb2, .keys = {0xb3}, .tag = 0xb4,
                                      .kind = OFI_BUFFER_RMA, .path = 1, .takes_data = true}}};
   static const uint8_t expected[] = {
     0xf1, OFI_WIRE_VERSION, 2, 0, 1, 2, 3, 4, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0, 0xff, 0xff, 0xff,
-    0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0,
-    0xa1, 0xa2, 0xa3, 0xa4, 3, 0, 0, 0,
+    0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    0xa1, 0xa2, 0xa3, 0xa4, 3, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0,
     0xb1, 0, 0, 0, 0, 0, 0, 0, 0xb2, 0, 0, 0, 0, 0, 0, 0, 0xb4, 0, 0, 0, 2, 1, 1, 0, 0xb3, 0, 0, 0, 0, 0, 0, 0};
   CHECK_INT(ofi_frame_encode(&f, bytes), sizeof expected);
   for (size_t i = 0; i < sizeof expected; i++) CHECK_MSG(bytes[i] == expected[i], "byte %zu is %#x", i, bytes[i]);
+  struct ofi_frame eager = {.type = OFI_FRAME_EAGER, .comm = 1, .token = 2, .seq = 3, .tag = 0xc4c3c2c1u,
+                            .count = 0xd4d3d2d1u, .size = 9};
+  static const uint8_t head[] = {0xf1, OFI_WIRE_VERSION, 9, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0,
+                                 0, 0, 0, 0, 0xc1, 0xc2, 0xc3, 0xc4, 0xd1, 0xd2, 0xd3, 0xd4};
+  CHECK_INT(ofi_frame_encode(&eager, bytes), sizeof head);
+  for (size_t i = 0; i < sizeof head; i++) CHECK_MSG(bytes[i] == head[i], "byte %zu is %#x", i, bytes[i]);
 }
 
-TEST(data_of_every_size) {
-  for (size_t size = 0; size <= OFI_MAX_INLINE; size = size < 3 ? size + 1 : 2 * size) {
-    struct ofi_frame f = model(OFI_FRAME_DATA);
-    f.size = size;
-    CHECK_MSG(decodes(&f), "%zu bytes", size);
+TEST(payloads_of_every_size) {
+  static const enum ofi_frame_type types[] = {OFI_FRAME_DATA, OFI_FRAME_EAGER};
+  for (int t = 0; t < 2; t++) {
+    struct ofi_frame f = model(types[t]);
+    for (size_t size = 0; size <= OFI_MAX_INLINE; size = size < 3 ? size + 1 : 2 * size) {
+      f.size = size;
+      CHECK_MSG(decodes(&f), "%zu bytes", size);
+    }
+    f.size = OFI_MAX_INLINE + 1;
+    CHECK(!decodes(&f));
   }
-  struct ofi_frame f = model(OFI_FRAME_DATA);
-  f.size = OFI_MAX_INLINE + 1;
-  CHECK(!decodes(&f));
 }
 
 /* No frame of any type has what is another's. */
 TEST(fields_of_other_types) {
   for (int type = OFI_FRAME_PING; type < OFI_FRAME_TYPES; type++) {
     struct ofi_frame f;
-    bool grant = type == OFI_FRAME_GRANT, acks = grant || type == OFI_FRAME_ACK;
-    bool sends = type == OFI_FRAME_DATA || type == OFI_FRAME_FIN || type == OFI_FRAME_TOO_LARGE;
+    bool grant = type == OFI_FRAME_GRANT, sends = names_buffer(type);
 #define TAKEN(change, expected)                                                          \
   do {                                                                                   \
     f = model((enum ofi_frame_type)type);                                                \
@@ -193,16 +215,20 @@ TEST(fields_of_other_types) {
     TAKEN((f.nbuffers = 1, f.buffers[0] = model(OFI_FRAME_GRANT).buffers[0]), grant);
     TAKEN(f.nbuffers = 0, !grant);
     TAKEN(f.nbuffers = 0; f.nkeys = 0, !grant);
-    TAKEN(f.nacks = 1, acks);
-    TAKEN(f.nacks = 0, true);
     TAKEN(f.parts = 1, type == OFI_FRAME_FIN);
     TAKEN(f.parts = 0, type != OFI_FRAME_FIN);
     TAKEN(f.parts = OFI_MAX_PATHS + 1, false);
     TAKEN(f.index = 1, sends || type == OFI_FRAME_PING);
     TAKEN(f.index = OFI_MAX_PATHS, sends);
     TAKEN(f.index = OFI_MAX_GROUP, false);
-    TAKEN(f.size = 1, sends);
-    TAKEN(f.size = RAIL_NET_MAX_BYTES + 1ull; if (type == OFI_FRAME_DATA) f.size = OFI_MAX_INLINE + 1, false);
+    /* Those that carry a payload have as much; of an EAGER and an ASK the field is another's. */
+    if (type != OFI_FRAME_EAGER && type != OFI_FRAME_ASK) {
+      TAKEN(f.size = 1, sends);
+      TAKEN(f.size = RAIL_NET_MAX_BYTES + 1ull; if (type == OFI_FRAME_DATA) f.size = OFI_MAX_INLINE + 1, false);
+      TAKEN(f.tag = f.count = 1, true); /* not sent */
+    }
+    TAKEN(f.tag = 1, type != OFI_FRAME_ASK);
+    TAKEN(f.count = 1, true);
 #undef TAKEN
   }
 }
@@ -210,15 +236,14 @@ TEST(fields_of_other_types) {
 TEST(bytes_out_of_range) {
   struct ofi_frame grant = model(OFI_FRAME_GRANT), out;
   const void *payload;
-  const size_t buffer = OFI_FRAME_SIZE + OFI_MAX_ACKS * sizeof(struct ofi_ack_wire);
+  const size_t buffer = OFI_FRAME_SIZE + sizeof(struct ofi_report_wire);
   size_t size = encode(&grant);
   static const struct { size_t at; uint8_t value; } wrong[] = {
     {0, 0xf0}, {0, 0}, {1, OFI_WIRE_VERSION + 1}, {1, 0}, {2, 0}, {2, OFI_FRAME_TYPES}, {2, 255}, {3, 1}, {3, 8},
-    {20, 1}, {21, 0}, {21, OFI_MAX_GROUP - 1}, {21, OFI_MAX_GROUP + 1}, {21, 255}, {22, OFI_MAX_ACKS - 1},
-    {22, OFI_MAX_ACKS + 1}, {22, 255}, {23, 0}, {23, OFI_MAX_PATHS - 1}, {23, OFI_MAX_PATHS + 1}, {23, 255}, {24, 1},
-    {31, 1}};
+    {20, 1}, {21, 0}, {21, OFI_MAX_GROUP - 1}, {21, OFI_MAX_GROUP + 1}, {21, 255}, {22, 0}, {22, OFI_MAX_PATHS - 1},
+    {22, OFI_MAX_PATHS + 1}, {22, 255}, {23, 1}, {23, 255}, {24, 1}, {31, 1}, {44, 1}, {47, 255}};
   static const struct { size_t at; uint8_t value; } in_buffer[] = {
-    {14, 1}, {15, 255}, {20, 0}, {20, 4}, {20, 255}, {21, OFI_MAX_PATHS}, {21, 255}, {22, 2}, {22, 255}, {23, 1}};
+    {14, 1}, {15, 255}, {20, 0}, {20, 5}, {20, 255}, {21, OFI_MAX_PATHS}, {21, 255}, {22, 2}, {22, 255}, {23, 1}};
   CHECK(ofi_frame_decode(bytes, size, &out, &payload));
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     (void)encode(&grant);
@@ -248,5 +273,5 @@ TEST(tags) {
 }
 
 TEST_MAIN(TEST_CASE(offer_round_trip), TEST_CASE(offer_names), TEST_CASE(offer_refuses), TEST_CASE(frames_round_trip),
-          TEST_CASE(layout), TEST_CASE(data_of_every_size), TEST_CASE(fields_of_other_types),
+          TEST_CASE(layout), TEST_CASE(payloads_of_every_size), TEST_CASE(fields_of_other_types),
           TEST_CASE(bytes_out_of_range), TEST_CASE(tags))

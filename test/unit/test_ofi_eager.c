@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * TEST-LIMIT: 240
+ *
+ * Small messages of the ofi plugin ahead of their receives, over a scripted libfabric: on credit, in places of the
+ * receiver's; GRANTs that cross them; what is granted only when the sender asks; and close, which loses nothing of what
+ * was reported as sent.
+ */
+#include "plugin/ofi/ofi_progress.h"
+#include "test/unit/ofi_rig.h"
+
+#define SIZE 20000 /* larger than what goes on credit */
+#define SMALL 100
+#define SLOTS (2 * OFI_MAX_EAGER)
+
+static struct rig r;
+static uint8_t out[SLOTS * SMALL + SIZE], in[SLOTS * SMALL + 2 * SIZE];
+static void *mh_out, *mh_in;
+
+static const char *const kinds[] = {"nic=fake0", "nic=fake0 no=rma", "nic=fake0 no=sas,saw", "nic=fake0 no=rma,sas",
+                                    "nic=fake0 prov=shm inject=4096"};
+static const char *const ways[] = {"", "late=5 reorder=50 overtake=60", "eagain=40 burst=2"};
+
+static void open_pair(const char *offers) {
+  rig_start(offers);
+  if (strstr(offers, "prov=shm")) ofi_params.provider = "shm";
+  rig_open(&r, 1, 1);
+  mh_out = rig_reg(r.sc, out, sizeof out);
+  mh_in = rig_reg(r.rc, in, sizeof in);
+  for (size_t i = 0; i < sizeof out; i++) out[i] = (uint8_t)(i * 31 + (i >> 8));
+  memset(in, 0xee, sizeof in);
+}
+
+static void close_pair(void) {
+  CHECK_OK(net->dereg_mr(r.rc, mh_in));
+  CHECK_OK(net->dereg_mr(r.sc, mh_out));
+  rig_close(&r);
+  CHECK_MSG(log_warnings() == 0, "%s", log_warning);
+  rig_end();
+}
+
+static struct ofi_send_comm *sc(void) { return ofi_send_comm_of(r.sc); }
+static struct ofi_recv_comm *rc(void) { return ofi_recv_comm_of(r.rc); }
+
+/* A send that is done though nobody receives. */
+static void send_ahead(int slot, size_t size, int tag) {
+  void *send = rig_send(&r, out + (size_t)slot * SMALL, size, tag, mh_out);
+  RIG_UNTIL(rig_done(send, NULL), rig_poll(r.rc));
+}
+
+static void receive(int slot, size_t size, int tag) {
+  void *recv = rig_recv(&r, in, size + 30, tag, mh_in);
+  CHECK_INT(rig_finish(&r, NULL, recv), size);
+  CHECK(memcmp(in, out + (size_t)slot * SMALL, size) == 0);
+  memset(in, 0xee, size);
+}
+
+/* Until it is out of credit; then "not now", until a receive has taken one of them. */
+TEST(as_many_as_there_is_credit_for) {
+  for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
+    for (size_t w = 0; w < RAIL_COUNT_OF(ways); w++) {
+      open_pair(kinds[k]);
+      CHECK_INT(rig_comm(r.sc)->eager, OFI_MAX_EAGER);
+      CHECK_INT(rig_comm(r.rc)->eager, OFI_MAX_EAGER);
+      fake_script(ways[w]);
+      for (int i = 0; i < OFI_MAX_EAGER; i++) send_ahead(i, (size_t)i % SMALL, i % 3);
+      CHECK(!rig_isend(r.sc, out, 1, 0, mh_out));
+      RIG_UNTIL(RIG_LOCKED(r.rc, rc()->unexpected) == OFI_MAX_EAGER, {
+        rig_poll(r.sc);
+        rig_poll(r.rc);
+      });
+      CHECK(!rig_isend(r.sc, out, 1, 0, mh_out));
+      /* The oldest of a tag first, whatever else there is. */
+      for (int tag = 2; tag >= 0; tag--)
+        for (int i = tag; i < OFI_MAX_EAGER; i += 3) receive(i, (size_t)i % SMALL, tag);
+      CHECK_INT(RIG_LOCKED(r.rc, rc()->unexpected), 0);
+      for (int i = 0; i < 3 * OFI_MAX_EAGER; i++) { /* all of the credit is back */
+        send_ahead(i % SLOTS, SMALL, 7);
+        if (i >= 50) receive((i - 50) % SLOTS, SMALL, 7);
+      }
+      for (int i = 3 * OFI_MAX_EAGER - 50; i < 3 * OFI_MAX_EAGER; i++) receive(i % SLOTS, SMALL, 7);
+      close_pair();
+    }
+}
+
+/* While a receive for each message is posted nothing but messages goes to and fro, and now and then a report. */
+TEST(receives_that_are_not_granted) {
+  open_pair("nic=fake0");
+  for (int i = 0; i < 10 * OFI_MAX_EAGER; i++) {
+    void *recv = rig_recv(&r, in, SMALL, 1, mh_in);
+    CHECK_INT(rig_finish(&r, rig_send(&r, out, SMALL, 1, mh_out), recv), SMALL);
+  }
+  CHECK_INT(RIG_LOCKED(r.rc, rc()->ngrants), OFI_FIRST_SEQ);
+  CHECK_INT(RIG_LOCKED(r.rc, rc()->report.seen), OFI_FIRST_SEQ + 10 * OFI_MAX_EAGER); /* across the wrap */
+  close_pair();
+}
+
+/* Some buffers of a group have their message before it is posted, some get it on credit, one is large. */
+TEST(groups_in_part) {
+  for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
+    for (size_t w = 0; w < RAIL_COUNT_OF(ways); w++)
+      for (int ahead = 0; ahead < 3; ahead++) {
+        void *data[4], *mhs[4] = {mh_in}, *sends[4];
+        size_t sizes[4] = {SMALL, SMALL, SIZE, SMALL};
+        int tags[4] = {5, 6, 7, 5}, got[8] = {0};
+        open_pair(kinds[k]);
+        fake_script(ways[w]);
+        for (int i = 0; i < 4; i++) {
+          data[i] = in + i * SMALL + (i == 3 ? SIZE : 0);
+          mhs[i] = mh_in;
+        }
+        for (int i = 0; i < ahead; i++) send_ahead(i, 10 + (size_t)i, tags[i]);
+        void *recv = rig_recv_group(&r, 4, data, sizes, tags, mhs);
+        static const int order[] = {2, 1, 0, 3}; /* those of tag 5 keep theirs */
+        for (int k2 = 0; k2 < 4; k2++) {
+          int i = order[k2];
+          if (i >= ahead) sends[i] = rig_send(&r, out + i * SMALL, i == 2 ? SIZE : 10 + (size_t)i, tags[i], mh_out);
+        }
+        for (int i = ahead; i < 4; i++) RIG_UNTIL(rig_done(sends[i], NULL), rig_poll(r.rc));
+        RIG_UNTIL(rig_done(recv, got), rig_poll(r.sc));
+        for (int i = 0; i < 4; i++) {
+          CHECK_INT(got[i], i == 2 ? SIZE : 10 + i);
+          CHECK(memcmp(data[i], out + i * SMALL, (size_t)got[i]) == 0);
+        }
+        close_pair();
+      }
+}
+
+/* Large receives are granted, and before the sender knows it has sent small messages of their tag on credit. A tagged
+ * receive that is posted for such a buffer is cancelled. The last message is large: it must find the last buffer. */
+TEST(grants_that_cross_messages) {
+  enum { N = 4 };
+  for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
+    for (size_t w = 0; w < RAIL_COUNT_OF(ways); w++)
+      for (int crossing = 0; crossing <= N; crossing++) {
+        void *recvs[N + 1], *sends[N + 1];
+        open_pair(kinds[k]);
+        fake_script(ways[w]);
+        for (int i = 0; i <= N; i++) recvs[i] = rig_recv(&r, in + i * 4000, i == N ? SIZE : 4000, 3, mh_in);
+        for (int i = 0; i <= N; i++) {
+          if (i == crossing)
+            for (int p = 0; p < 20; p++) rig_poll(p % 2 ? r.sc : r.rc); /* now it knows, or soon */
+          sends[i] = rig_send(&r, out + i * SMALL, i == N ? SIZE : (size_t)(i + 1), 3, mh_out);
+        }
+        for (int i = N; i >= 0; i--) {
+          CHECK_INT(rig_finish(&r, sends[i], recvs[i]), i == N ? SIZE : i + 1);
+          CHECK(memcmp(in + i * 4000, out + i * SMALL, i == N ? SIZE : (size_t)(i + 1)) == 0);
+        }
+        close_pair();
+      }
+}
+
+/* A message that is too large for credit, and for the small buffer that waits for it: that is not granted until the
+ * sender asks. Both sides fail. */
+TEST(too_large_for_a_buffer_that_is_not_granted) {
+  for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++) {
+    void *send = NULL;
+    rail_result_t result = RAIL_OK;
+    open_pair(kinds[k]);
+    void *recv = rig_recv(&r, in, SMALL, 3, mh_in);
+    RIG_UNTIL(send || result, {
+      result = net->isend(r.sc, out, SIZE, 3, mh_out, NULL, &send);
+      rig_poll(r.rc);
+    });
+    CHECK_OK(result);
+    CHECK_INT(rig_error(send), RAIL_BAD_USAGE);
+    for (int i = 0; i < 20; i++) rig_poll(r.sc); /* its refusal goes out */
+    CHECK_INT(rig_error(recv), RAIL_BAD_USAGE);
+    CHECK_INT(log_warnings(), 2);
+    log_forget();
+    close_pair();
+  }
+}
+
+/* Out of credit, which messages of another tag have: the small buffer that is posted later is granted, and used. */
+TEST(a_small_buffer_without_credit) {
+  for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
+    for (int first = 0; first < 2; first++) {
+      void *recv = NULL;
+      open_pair(kinds[k]);
+      if (first) recv = rig_recv(&r, in, SMALL, 9, mh_in);
+      for (int i = 0; i < OFI_MAX_EAGER; i++) send_ahead(i, SMALL, 1);
+      if (!first) recv = rig_recv(&r, in, SMALL, 9, mh_in);
+      CHECK_INT(rig_finish(&r, rig_send(&r, out, 50, 9, mh_out), recv), 50);
+      CHECK(memcmp(in, out, 50) == 0);
+      for (int i = 0; i < OFI_MAX_EAGER; i++) receive(i, SMALL, 1);
+      close_pair();
+    }
+}
+
+/* The sender closes right after its last send is done, and its context with it, while nothing is received. */
+TEST(close_loses_nothing) {
+  enum { N = 50 };
+  for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
+    for (size_t w = 0; w < RAIL_COUNT_OF(ways); w++) {
+      open_pair(kinds[k]);
+      void *large = rig_recv(&r, in + SIZE, SIZE, 4, mh_in), *sent = NULL;
+      fake_script(ways[w]);
+      sent = rig_send(&r, out, SIZE, 4, mh_out);
+      for (int i = 0; i < N; i++) send_ahead(i, SMALL, 1);
+      RIG_UNTIL(rig_done(sent, NULL), rig_poll(r.rc));
+      CHECK_OK(net->dereg_mr(r.sc, mh_out));
+      CHECK_OK(net->close_send(r.sc));
+      CHECK_OK(net->finalize(r.ctx[0]));
+      r.sc = r.ctx[0] = NULL;
+      RIG_UNTIL(rig_done(large, NULL), (void)0);
+      CHECK(memcmp(in + SIZE, out, SIZE) == 0);
+      for (int i = 0; i < N; i++) {
+        void *recv = NULL;
+        RIG_UNTIL(recv, recv = rig_irecv(r.rc, in, SMALL, 1, mh_in));
+        RIG_UNTIL(rig_done(recv, NULL), (void)0);
+        CHECK(memcmp(in, out + i * SMALL, SMALL) == 0);
+      }
+      CHECK_OK(net->dereg_mr(r.rc, mh_in));
+      CHECK_OK(net->close_recv(r.rc));
+      CHECK_OK(net->finalize(r.ctx[1]));
+      CHECK_MSG(log_warnings() == 0, "%s", log_warning);
+      rig_end();
+    }
+}
+
+/* A peer that answers nothing holds close up for RAIL_OFI_CLOSE_TIMEOUT, and a line says so. */
+TEST(close_with_a_peer_that_does_not_answer) {
+  open_pair("nic=fake0");
+  ofi_params.close_ms = 50;
+  fake_script("lose=send:1:ever");
+  void *send = rig_send(&r, out, SMALL, 1, mh_out);
+  RIG_UNTIL(rig_done(send, NULL), (void)0);
+  CHECK_OK(net->dereg_mr(r.sc, mh_out));
+  CHECK_OK(net->close_send(r.sc));
+  CHECK_MSG(log_warnings() == 1 && log_said("RAIL_OFI_CLOSE_TIMEOUT"), "%s", log_lines);
+  CHECK_OK(net->dereg_mr(r.rc, mh_in));
+  CHECK_OK(net->close_recv(r.rc));
+  rig_finalize(&r);
+  rig_end();
+}
+
+/* Where memory of devices may be registered, or nothing goes inside a control message, every receive is granted. */
+TEST(without_credit) {
+  rig_start("nic=fake0");
+  ofi_params.inline_bytes = 0;
+  rig_open(&r, 1, 1);
+  CHECK_INT(rig_comm(r.sc)->eager, 0);
+  mh_out = rig_reg(r.sc, out, sizeof out);
+  mh_in = rig_reg(r.rc, in, sizeof in);
+  for (int i = 0; i < 10; i++) CHECK(!rig_isend(r.sc, out, 0, 1, mh_out));
+  for (int i = 0; i < 600; i++) { /* across the wrap */
+    void *recv = rig_recv(&r, in, SMALL, 1, mh_in);
+    CHECK_INT(rig_finish(&r, rig_send(&r, out, (size_t)i % SMALL, 1, mh_out), recv), i % SMALL);
+  }
+  CHECK_INT(RIG_LOCKED(r.sc, sc()->head), OFI_FIRST_SEQ + 600);
+  close_pair();
+}
+
+RIG_MAIN(TEST_CASE(as_many_as_there_is_credit_for), TEST_CASE(receives_that_are_not_granted), TEST_CASE(groups_in_part),
+         TEST_CASE(grants_that_cross_messages), TEST_CASE(too_large_for_a_buffer_that_is_not_granted),
+         TEST_CASE(a_small_buffer_without_credit), TEST_CASE(close_loses_nothing),
+         TEST_CASE(close_with_a_peer_that_does_not_answer), TEST_CASE(without_credit))
