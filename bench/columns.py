@@ -37,6 +37,7 @@ class KitBench(Column):
 
     def command(self, cell, warmup, seconds):
         idle = ["--spin"] if cell.idle == SPIN else ["--sleep", cell.idle]
+        idle += ["--one-buffer"] if getattr(cell, "one_buffer", False) else []
         how = ["--size", cell.size, "--comms", cell.comms, "--window", cell.window, *idle, "--kind", cell.kind,
                "--rounds", 1, "--warmup", warmup, "--seconds", seconds, "--check", 0]
         return self.base + [str(x) for x in how]

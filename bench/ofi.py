@@ -33,8 +33,8 @@ OVER_TCP = ("tcp", "sockets", "net")
 OVER_IP = (*OVER_TCP, "udp")  # providers that can be told their interface
 UCX_TRANSPORTS = {"tcp": {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}, "shm": {"UCX_TLS": "shm"}}
 WINDOW, MOST_IN_WINDOW = 8, 32  # messages outstanding on a connection; NCCL_NET_MAX_REQUESTS
-# Fields as of bench-socket's cells, and the provider
-Cell = collections.namedtuple("Cell", "kind size comms window idle provider")
+# Fields as of bench-socket's cells, the provider, and whether all messages have one buffer
+Cell = collections.namedtuple("Cell", "kind size comms window idle provider one_buffer")
 
 
 def core(provider):
@@ -43,13 +43,17 @@ def core(provider):
 
 
 def make_cells(sizes, comms, metrics, provider):
+    """fabtests and UCX send all messages from one buffer into one, which stays in a cache: a plugin does so for comparison
+    with them, and has a buffer for each message, as NCCL has, for comparison with other plugins."""
     cells = []
     for size in sizes:
         if "lat" in metrics and size <= 1 << 20:
-            cells.append(Cell("lat", size, 1, 2, SPIN, provider))  # as libfabric's programs do
+            cells.append(Cell("lat", size, 1, 2, SPIN, provider, False))  # as libfabric's programs do
         if "bw" in metrics:
-            cells += [Cell("bw", size, n, WINDOW, 0, provider) for n in comms]
-            cells += [Cell("bw", size, 1, MOST_IN_WINDOW, 0, provider)] if 1 in comms else []
+            cells += [Cell("bw", size, n, WINDOW, 0, provider, False) for n in comms]
+            cells += [Cell("bw", size, 1, MOST_IN_WINDOW, 0, provider, False)] if 1 in comms else []
+            windows = (WINDOW, MOST_IN_WINDOW) if 1 in comms else ()
+            cells += [Cell("bw", size, 1, n, 0, provider, True) for n in windows]
     return cells
 
 
@@ -186,7 +190,9 @@ class Fabtests(Calls):
     for all of them and for an answer of the receiver."""
 
     def has(self, cell):
-        return cell.kind == ("bw" if self.key.endswith("bw") else "lat") and cell.comms == 1
+        if self.key.endswith("bw"):
+            return cell.kind == "bw" and cell.comms == 1 and cell.one_buffer
+        return cell.kind == "lat"
 
     def command(self, cell, iterations, port, calls):
         window = ["-W", str(cell.window)] if cell.kind == "bw" else []
@@ -213,7 +219,7 @@ class UcxOver(Ucx):
         return {**UCX_TRANSPORTS[core(cell.provider)], **self.env}
 
     def has(self, cell):
-        return super().has(cell) and core(cell.provider) in UCX_TRANSPORTS
+        return super().has(cell) and core(cell.provider) in UCX_TRANSPORTS and cell.one_buffer == (cell.kind == "bw")
 
 
 # ---- what the driver asks ----
@@ -356,12 +362,16 @@ TARGETS = [
 
 def lead(cell):
     size = {"size": size_name(cell.size)}
-    return size if cell.kind == "lat" else size | {"comms": str(cell.comms), "window": str(cell.window)}
+    if cell.kind == "lat":
+        return size
+    return size | {"comms": str(cell.comms), "window": str(cell.window), "buffers": "1" if cell.one_buffer else "all"}
 
 
 def describe(cell):
-    kind, size, comms, window, _, _ = cell
-    return f"{kind} {size_name(size)}" + (f" x{comms} window {window}" if kind == "bw" else "")
+    name = f"{cell.kind} {size_name(cell.size)}"
+    if cell.kind == "bw":
+        name += f" x{cell.comms} window {cell.window}" + (", one buffer" if cell.one_buffer else "")
+    return name
 
 
 def tables(results, group, cells):
@@ -402,9 +412,9 @@ def facts(about):
 
 def panels(results, about, cells):
     moving = [c for c in cells if c.kind == "bw"]
-    lines = [(f"{n} comm{'s' if n > 1 else ''}, window {window}",
-              [c for c in moving if (c.comms, c.window) == (n, window)])
-             for n, window in sorted({(c.comms, c.window) for c in moving})]
+    lines = [(f"{n} comm{'s' if n > 1 else ''}, window {window}" + (", one buffer" if one else ""),
+              [c for c in moving if (c.comms, c.window, c.one_buffer) == (n, window, one)])
+             for n, window, one in sorted({(c.comms, c.window, c.one_buffer) for c in moving})]
     return report.bandwidth_panels(results, groups(about), "", lines)
 
 

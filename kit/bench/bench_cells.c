@@ -64,6 +64,7 @@ const char *kit_bench_cell_text(const struct kit_bench_cell *c, char *text, size
   if (c->group > 1) n += snprintf(text + n, size - (size_t)n, ", group %u", c->group);
   if (c->sleep_us) n += snprintf(text + n, size - (size_t)n, ", sleep %u", c->sleep_us);
   if (c->spin) n += snprintf(text + n, size - (size_t)n, ", spin");
+  if (c->one_buffer) n += snprintf(text + n, size - (size_t)n, ", one buffer");
   if (c->memory == KIT_BENCH_CUDA) snprintf(text + n, size - (size_t)n, ", memory cuda");
   return text;
 }
@@ -85,7 +86,7 @@ bool kit_bench_edge(const struct kit_bench_cell *c, int from, int to) {
 bool kit_bench_same_cell(const struct kit_bench_cell *a, const struct kit_bench_cell *b) {
   return a->kind == b->kind && a->pattern == b->pattern && a->memory == b->memory && a->sides == b->sides &&
          a->size == b->size && a->comms == b->comms && a->window == b->window && a->group == b->group &&
-         a->sleep_us == b->sleep_us && a->spin == b->spin;
+         a->sleep_us == b->sleep_us && a->spin == b->spin && a->one_buffer == b->one_buffer;
 }
 
 /* ---- From lists of choices to cells ---- */
@@ -101,12 +102,15 @@ static uint64_t most_conns(const struct kit_bench_cell *c) {
   return most;
 }
 
-uint64_t kit_bench_bytes(const struct kit_bench_cell *c) { return c->size * most_conns(c) * c->window; }
+uint64_t kit_bench_bytes(const struct kit_bench_cell *c) {
+  return c->size * most_conns(c) * (c->one_buffer ? 1 : c->window);
+}
 
 /* The largest window that leaves a process below `bytes` of buffers, if that can be; whole groups it must hold. */
 static uint32_t window_for(const struct kit_bench_cell *cell, uint64_t bytes) {
   struct kit_bench_cell c = *cell;
-  while (c.window > c.group && kit_bench_bytes(&c) > bytes) c.window = RAIL_ROUND_UP(c.window / 2, c.group);
+  while (!c.one_buffer && c.window > c.group && kit_bench_bytes(&c) > bytes)
+    c.window = RAIL_ROUND_UP(c.window / 2, c.group);
   return c.window;
 }
 
@@ -172,7 +176,7 @@ static struct kit_bench_cell in_its_kind(const struct kit_bench_cell *cell) {
     c.window = 2;
   } else if (c.kind == KIT_BENCH_CONNECT) {
     c.size = c.sleep_us = 0;
-    c.spin = false;
+    c.spin = c.one_buffer = false;
     c.window = c.group = 1;
   }
   return c;
@@ -210,6 +214,7 @@ static void add_kind(struct list *list, const struct kit_bench_selection *ch, st
     cell.window = (uint32_t)ch->windows.at[w];
     cell.sleep_us = ch->spin ? 0 : (uint32_t)ch->sleeps.at[i];
     cell.spin = ch->spin;
+    cell.one_buffer = ch->one_buffer;
     add(list, ch, &cell);
   }
 }

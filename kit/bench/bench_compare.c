@@ -49,8 +49,9 @@ static bool same_cell(const json_t *a, const json_t *b) {
                                      "sleep_us"};
   for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
     if (!json_equal(json_object_get(a, keys[i]), json_object_get(b, keys[i]))) return false;
-  /* Older files have no such key. */
-  return json_is_true(json_object_get(a, "spin")) == json_is_true(json_object_get(b, "spin"));
+  /* Older files do not have these keys. */
+  return json_is_true(json_object_get(a, "spin")) == json_is_true(json_object_get(b, "spin")) &&
+         json_is_true(json_object_get(a, "one_buffer")) == json_is_true(json_object_get(b, "one_buffer"));
 }
 
 static const json_t *find_cell(const json_t *all, const json_t *like) {

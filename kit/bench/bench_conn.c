@@ -247,12 +247,17 @@ static size_t stride_of(const struct kit_bench_process *s) {
   return RAIL_ROUND_UP(RAIL_MAX(s->cell.size, 1ul), (size_t)RAIL_CACHELINE);
 }
 
-static size_t conn_size(const struct kit_bench_process *s) { return RAIL_ROUND_UP(stride_of(s) * s->window, 4096ul); }
+/* The buffers of a conn. */
+static size_t buffers_size(const struct kit_bench_process *s) {
+  return stride_of(s) * (s->cell.one_buffer ? 1 : s->window);
+}
+
+static size_t conn_size(const struct kit_bench_process *s) { return RAIL_ROUND_UP(buffers_size(s), 4096ul); }
 
 static void lay_out(struct kit_bench_process *s, struct kit_bench_conn *conns, unsigned int n, unsigned int first,
                     unsigned int slots) {
   for (unsigned int i = 0; i < n; i++) {
-    conns[i].stride = stride_of(s);
+    conns[i].stride = s->cell.one_buffer ? 0 : stride_of(s);
     conns[i].base = s->memory.base + (first + i) * conn_size(s);
     conns[i].requests = s->requests + (size_t)(first + i) * s->window;
     conns[i].slots = slots;
@@ -272,7 +277,7 @@ void kit_bench_make_conns(struct kit_bench_process *s) {
   if (!kit_bench_memory_make(&s->memory, RAIL_MAX(n, 1u) * conn_size(s),
                              s->cell.memory == KIT_BENCH_CUDA, why, sizeof why))
     kit_bench_fail(s, s->cell.memory == KIT_BENCH_CUDA ? KIT_BENCH_SKIPPED : KIT_BENCH_ERROR, "%s", why);
-  s->marks = !s->memory.cuda;
+  s->marks = !s->memory.cuda && !s->cell.one_buffer;
   s->out = conns;
   s->in = conns + s->nout;
   number_conns(s, s->out, true);
@@ -297,7 +302,7 @@ static bool step(struct kit_bench_process *s, struct kit_bench_conn *conn, bool 
   kit_bench_require(s, out ? s->wire->connect(s, conn) : s->wire->accept(s, conn), out ? "connect" : "accept");
   if (!conn->comm) return false;
   conn->opened_ns = rail_now_ns();
-  if (s->cell.kind != KIT_BENCH_CONNECT) kit_bench_require(s, s->wire->reg(s, conn, conn->stride * s->window), "regMr");
+  if (s->cell.kind != KIT_BENCH_CONNECT) kit_bench_require(s, s->wire->reg(s, conn, buffers_size(s)), "regMr");
   return true;
 }
 

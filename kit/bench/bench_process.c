@@ -23,6 +23,7 @@ void kit_bench_job_write(struct kit_job *job, const struct kit_bench_plan *plan,
   kit_job_add(job, "group", "%u", cell->group);
   kit_job_add(job, "sleep_us", "%u", cell->sleep_us);
   kit_job_add(job, "spin", "%d", cell->spin);
+  kit_job_add(job, "one_buffer", "%d", cell->one_buffer);
   kit_job_add(job, "check", "%d", plan->check);
   kit_job_add(job, "connects", "%llu", (unsigned long long)plan->connects);
   kit_job_add(job, "warmup_us", "%.0f", plan->warmup_s * 1e6);
@@ -53,8 +54,9 @@ static void read_job(struct kit_bench_process *s) {
   c->group = number(job, "group", 1, KIT_BENCH_GROUP);
   c->sleep_us = number(job, "sleep_us", 0, 100000);
   c->spin = number(job, "spin", 0, 1);
+  c->one_buffer = number(job, "one_buffer", 0, 1);
   s->window = RAIL_ROUND_UP(c->window, c->group);
-  s->check = number(job, "check", 0, 1) && c->kind != KIT_BENCH_CONNECT;
+  s->check = number(job, "check", 0, 1) && c->kind != KIT_BENCH_CONNECT && !c->one_buffer;
   s->connects = number(job, "connects", 0, UINT32_MAX);
   s->warmup_s = seconds(job, "warmup_us");
   s->seconds = seconds(job, "timed_us");

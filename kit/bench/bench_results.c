@@ -328,6 +328,7 @@ static void write_cell(struct kit_json *j, const struct kit_bench_results *r, si
   kit_json_int(j, "group", c->group);
   kit_json_int(j, "sleep_us", c->sleep_us);
   kit_json_bool(j, "spin", c->spin);
+  kit_json_bool(j, "one_buffer", c->one_buffer);
   kit_json_array(j, "results");
   for (unsigned int k = 0; k < r->plan->ncolumns; k++) write_result(j, r, cell, k);
   kit_json_end(j, ']');

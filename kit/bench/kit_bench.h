@@ -53,6 +53,7 @@ struct kit_bench_cell {
   uint32_t group;    /* buffers of a receive */
   uint32_t sleep_us; /* what a pass without progress does: 0 sched_yield, else sleeps so long */
   bool spin;         /* or neither: looks again at once */
+  bool one_buffer;   /* every message of a connection leaves from one buffer, and comes into one */
 };
 
 /* "bw pair of 2, size 4K, comms 4, window 8"; 128 bytes are enough */
@@ -177,6 +178,7 @@ struct kit_bench_selection {
   bool kinds[KIT_BENCH_KINDS], patterns[KIT_BENCH_ALL + 1];
   struct kit_bench_numbers sizes, comms, windows, groups, sides, sleeps;
   bool spin; /* instead of sleeps */
+  bool one_buffer;
   enum kit_bench_where memory;
   uint64_t buffers; /* bytes that a process should have at most: the largest cells get a smaller window */
 };

@@ -92,6 +92,16 @@ def callers_that_spin():
         "bw": (True, 0), "lat": (True, 0), "connect": (False, 0)}, cells
 
 
+def one_buffer():
+    """All messages of a window in one: so they fit where else the window would be smaller."""
+    found = measure(SOCKET, "--kind", "bw,lat,connect", "--size", "64K", "--comms", 1, "--window", 8, "--one-buffer",
+                    "--buffers", "64K")
+    cells = {c["kind"]: (c["one_buffer"], c["window"]) for c, _, _ in figures(found)}
+    assert cells == {"bw": (True, 8), "lat": (True, 2), "connect": (False, 1)}, cells
+    found = measure(SOCKET, "--kind", "bw", "--size", "64K", "--comms", 1, "--window", 8, "--buffers", "64K")
+    assert [(c["one_buffer"], c["window"]) for c, _, _ in figures(found)] == [(False, 1)], found["cells"]
+
+
 def odd_sizes():
     found = measure(SOCKET, "--kind", "bw,lat", "--size", "0,1,7,9,4097", "--comms", 1, "--window", 3)
     seen = {(c["kind"], c["size"]) for c, _, _ in figures(found)}
@@ -363,7 +373,7 @@ def bad_options():
 
 
 main([("patterns and kinds", patterns_and_kinds), ("sixteen sides", sixteen_sides),
-      ("half round trips", half_round_trips), ("callers that spin", callers_that_spin),
+      ("half round trips", half_round_trips), ("callers that spin", callers_that_spin), ("one buffer", one_buffer),
       ("odd sizes", odd_sizes), ("a gigabyte", a_gigabyte),
       ("what does not fit", what_does_not_fit), ("grouped receives", grouped_receives),
       ("plugins alternate", plugins_alternate),

@@ -131,6 +131,8 @@ static const struct tool_option options[] = {
     {"sleep", 'z', "LIST", "us that a side sleeps when nothing moved; 0: sched_yield", LIST(sleeps, 0, 100000),
      .preset = "0"},
     {"spin", 0, NULL, "a side looks again at once when nothing moved: instead of --sleep", TOOL_FLAG, AT(choices.spin)},
+    {"one-buffer", 0, NULL, "all messages of a connection in one buffer, as programs do that check nothing",
+     TOOL_FLAG, AT(choices.one_buffer)},
     {"memory", 'm', "WHERE", "of the messages: host, cuda", TOOL_CHOICE, AT(choices.memory),
      .words = kit_bench_memory_words, .preset = "host"},
     {"buffers", 0, "BYTES", "that a side may have; the largest cells get a smaller window", TOOL_BYTES,
