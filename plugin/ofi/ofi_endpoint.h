@@ -112,7 +112,7 @@ struct ofi_endpoint_nic {
   unsigned int nreceives;
   struct ofi_memory frames_in;
   unsigned int failed_receives; /* in a row */
-  uint64_t next_key;     /* of registrations, where the provider leaves them to us */
+  uint64_t next_key;     /* of registrations, where the provider leaves keys to us */
   uint64_t bytes_posted; /* outstanding */
 };
 

@@ -83,6 +83,7 @@ static rail_result_t register_with_nics(struct ofi_comm *comm, struct ofi_mhandl
               (unsigned long long)mr->size, nic->name, nic->provider, ofi_endpoint_strerror(err),
               fd >= 0             ? "can this libfabric and its provider register dma-bufs?"
               : err == -FI_ENOMEM ? "is `ulimit -l` (memlock) too low for this process?"
+              : err == -FI_ENOKEY ? "all keys of this domain are taken (mr_key_size)"
                                   : "is the address ordinary memory that this process may write to?");
     return RAIL_SYSTEM_ERROR;
   }

@@ -17,6 +17,7 @@
 #define MAX_BATCHES 8     /* per poll and NIC: a call must return within a millisecond */
 #define MOST_FULL 16      /* peers that may take nothing in one pass over what waits */
 #define INJECT_MOST 4096  /* bytes of a frame and its payload that are copied for fi_inject */
+#define MOST_KEYS (1u << 16) /* that are tried for one registration */
 #define MAX_FAILURES 1024 /* of receives of control messages, one after the other: then nothing will come any more */
 
 const char *ofi_endpoint_strerror(int err) { return ofi_fabric.strerror(err < 0 ? -err : err); }
@@ -363,13 +364,29 @@ bool ofi_endpoint_poll(struct ofi_endpoint *endpoint) {
 
 /* ---- memory ------------------------------------------------------------------ */
 
+/* A key that the provider leaves to us has as many bytes as its domain says, and no two registrations may have the same:
+ * numbers in turn, and the next one where a number is taken. So a key that a peer may still know is used again as late
+ * as possible. */
+static int register_with_next_key(struct ofi_endpoint_nic *n, struct fi_mr_attr *attr, uint64_t flags,
+                                  struct fid_mr **mr) {
+  size_t bytes = n->nic->caps.mr_key_size;
+  uint64_t last = bytes && bytes < sizeof last ? (UINT64_C(1) << 8 * bytes) - 1 : UINT64_MAX - 1;
+  int err = -FI_ENOKEY;
+  for (uint64_t tries = RAIL_MIN(last, MOST_KEYS); err == -FI_ENOKEY && tries; tries--) {
+    attr->requested_key = n->next_key;
+    n->next_key = n->next_key == last ? 1 : n->next_key + 1;
+    err = fi_mr_regattr(n->domain, attr, flags, mr);
+  }
+  return err;
+}
+
 int ofi_endpoint_register(struct ofi_endpoint *endpoint, unsigned int nic, const struct fi_mr_attr *attr,
                           uint64_t flags, struct fid_mr **mr) {
   struct ofi_endpoint_nic *n = &endpoint->nics[nic];
   struct fi_mr_attr a = *attr;
   if (endpoint->shut) return -FI_ESHUTDOWN;
-  if (!n->nic->caps.mr_prov_key) a.requested_key = n->next_key++;
-  int err = fi_mr_regattr(n->domain, &a, flags, mr);
+  int err = n->nic->caps.mr_prov_key ? fi_mr_regattr(n->domain, &a, flags, mr)
+                                     : register_with_next_key(n, &a, flags, mr);
   if (err || !n->nic->caps.mr_endpoint) return err;
   if (!(err = fi_mr_bind(*mr, &n->ep->fid, 0))) err = fi_mr_enable(*mr);
   if (err) (void)fi_close(&(*mr)->fid);
