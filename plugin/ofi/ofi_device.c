@@ -295,7 +295,8 @@ const struct ofi_device *ofi_device_at(int dev, const char *call) {
 
 /* ---- properties --------------------------------------------------------------------------- */
 
-/* A fused device supports what all of its NICs support. No dma-buf: libfabric registers these since API 1.20. */
+/* A fused device supports what all of its NICs support. No dma-buf: libfabric takes these
+ * since API 1.20, and a provider that needs one asks the driver for it itself. */
 static int ptr_support(const struct ofi_device *device) {
   for (unsigned int i = 0; i < device->nrails; i++)
     if (!device->rails[i]->caps.hmem_cuda) return RAIL_PTR_HOST;
@@ -305,6 +306,14 @@ static int ptr_support(const struct ofi_device *device) {
 /* Of the first rail; NULL if it has none. */
 static const char *pci_path_of(const struct ofi_device *device) {
   return device->rails[0]->pci_path[0] ? device->rails[0]->pci_path : NULL;
+}
+
+/* A message may go over any of its NICs as a whole. */
+static size_t most_bytes(const struct ofi_device *device) {
+  size_t most = RAIL_NET_MAX_BYTES;
+  for (unsigned int i = 0; i < device->nrails; i++)
+    if (device->rails[i]->caps.max_msg_size) most = RAIL_MIN(most, device->rails[i]->caps.max_msg_size);
+  return most;
 }
 
 void ofi_device_properties(const struct ofi_device *device, struct rail_net_props_v12 *props) {
@@ -319,6 +328,7 @@ void ofi_device_properties(const struct ofi_device *device, struct rail_net_prop
   props->latency = first->latency;
   props->max_comms = 65536; /* they share endpoints */
   props->max_recvs = OFI_MAX_GROUP;
+  props->max_p2p_bytes = props->max_coll_bytes = most_bytes(device);
 }
 
 /* ---- makeVDevice ---------------------------------------------------------------------------- */
@@ -331,13 +341,23 @@ static bool look_up(int dev, struct rail_fuse_device *device) {
   return true;
 }
 
-/* Infos of one provider may differ in what they can do. */
-static bool is_one_protocol(const struct ofi_device *d) {
+/* Infos of one provider may differ in what they can do. What a GRANT says of a buffer holds for all NICs of its device
+ * but the key, and a flush reads behind the writes of each. All else is looked up per NIC, or the least is taken. */
+static bool fit_together(const struct ofi_device *d) {
+  const struct ofi_nic *a = d->rails[0];
   for (unsigned int i = 1; i < d->nrails; i++) {
-    const struct ofi_nic *a = d->rails[0], *b = d->rails[i];
-    if (a->protocol == b->protocol) continue;
-    RAIL_WARN("RailOFI: makeVDevice: %s uses the protocol %s and %s uses %s; a fused device has NICs of one protocol "
-              "(RAIL_OFI_PROTOCOL)", a->name, ofi_protocol_name(a->protocol), b->name, ofi_protocol_name(b->protocol));
+    const struct ofi_nic *b = d->rails[i];
+    if (a->protocol != b->protocol)
+      RAIL_WARN("RailOFI: makeVDevice: %s uses the protocol %s and %s uses %s; a fused device has NICs of one protocol "
+                "(RAIL_OFI_PROTOCOL)", a->name, ofi_protocol_name(a->protocol), b->name,
+                ofi_protocol_name(b->protocol));
+    else if (a->caps.mr_virt_addr != b->caps.mr_virt_addr)
+      RAIL_WARN("RailOFI: makeVDevice: of %s and %s one names remote memory by addresses (FI_MR_VIRT_ADDR), one by "
+                "offsets; a fused device has NICs that name it alike", a->name, b->name);
+    else if (a->caps.rma_read != b->caps.rma_read)
+      RAIL_WARN("RailOFI: makeVDevice: of %s and %s one can read remote memory (FI_READ), one cannot; all NICs of a "
+                "fused device must, or none: iflush reads over each", a->name, b->name);
+    else continue;
     return false;
   }
   return true;
@@ -359,7 +379,7 @@ rail_result_t ofi_device_fuse(int *dev, const struct rail_net_vprops_v12 *props)
   struct ofi_device *d = &devices[have];
   memset(d, 0, sizeof *d);
   for (int i = 0; i < n; i++) d->rails[d->nrails++] = devices[members[i]].rails[0];
-  if (!is_one_protocol(d)) return RAIL_BAD_ARGUMENT;
+  if (!fit_together(d)) return RAIL_BAD_ARGUMENT;
   memcpy(d->members, members, (size_t)n * sizeof members[0]);
   d->nmembers = n;
   *dev = have;

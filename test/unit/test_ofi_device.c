@@ -123,6 +123,27 @@ TEST(only_what_fits_together_is_fused) {
   fuse(2, 0, 1, 0, 0, 0, RAIL_BAD_ARGUMENT);
   CHECK(log_said("a uses the protocol rma and b uses tagged"));
   CHECK_INT(ofi_device_count(), 2);
+  static const struct { const char *offers, *words; } differ[] = {
+    {"prov=cxi nic=a nic=b mr_mode=allocated,prov_key", "of a and b one names remote memory by addresses"},
+    {"prov=cxi nic=a no=read nic=b", "of a and b one can read remote memory (FI_READ), one cannot"}};
+  setenv("RAIL_NET_FUSE_NO_PCI", "1", 1);
+  for (size_t i = 0; i < sizeof differ / sizeof differ[0]; i++) {
+    load(differ[i].offers);
+    fuse(2, 0, 1, 0, 0, 0, RAIL_BAD_ARGUMENT);
+    CHECK_MSG(log_said(differ[i].words) && ofi_device_count() == 2, "%s", log_lines);
+  }
+  unsetenv("RAIL_NET_FUSE_NO_PCI");
+}
+
+/* Of what NICs take at once, the least. */
+TEST(the_largest_message_is_what_every_nic_takes) {
+  setenv("RAIL_NET_FUSE_NO_PCI", "1", 1);
+  load("prov=cxi nic=a max_msg=1000000 nic=b max_msg=50000 nic=c max_msg=18446744073709551615");
+  unsetenv("RAIL_NET_FUSE_NO_PCI");
+  CHECK(properties(0)->max_p2p_bytes == 1000000 && properties(1)->max_coll_bytes == 50000);
+  CHECK(properties(2)->max_p2p_bytes == RAIL_NET_MAX_BYTES);
+  CHECK_INT(fuse(2, 0, 1, 0, 0, 0, RAIL_OK), 3);
+  CHECK(properties(3)->max_p2p_bytes == 50000 && properties(3)->max_coll_bytes == 50000);
 }
 
 /* Nothing arrives in order behind a write, and only asking for it says that delivery can be reported. */
@@ -173,7 +194,8 @@ int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(names_and_links_are_kept_apart), TEST_CASE(each_domain_is_a_device),
     TEST_CASE(a_pci_path_is_that_of_sysfs), TEST_CASE(up_to_four_are_fused),
-    TEST_CASE(only_what_fits_together_is_fused), TEST_CASE(delivery_is_asked_for),
+    TEST_CASE(only_what_fits_together_is_fused), TEST_CASE(the_largest_message_is_what_every_nic_takes),
+    TEST_CASE(delivery_is_asked_for),
     TEST_CASE(without_a_device_one_line_says_why), TEST_CASE(everything_is_given_back)};
   fake_use(argv[0], OF_ONE_NAME);
   setenv("NCCL_SOCKET_IFNAME", "lo", 1);
