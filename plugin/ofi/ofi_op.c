@@ -79,7 +79,7 @@ static int post_frame(struct fid_ep *ep, struct ofi_op *op) {
   return (int)fi_sendmsg(ep, &msg, FI_COMPLETION);
 }
 
-/* Without FI_ORDER_SAW the FIN waits for the write's completion, which then must mean that the bytes are in place. */
+/* Without FI_ORDER_SAW the write's completion, for which the FIN waits, must mean that the bytes are in place. */
 static int post_write(const struct ofi_endpoint_nic *nic, struct ofi_op *op) {
   struct iovec iov = {.iov_base = op->data, .iov_len = op->size};
   struct fi_rma_iov rma = {.addr = op->remote_addr, .len = op->size, .key = op->key};
@@ -232,6 +232,12 @@ static bool is_pointless(const struct ofi_op *op) {
   return data && rail_first_error(&op->comm->error) != RAIL_OK;
 }
 
+/* A FIN that found no room must not be tried while its write is under way: when that fails, a provider may make a new
+ * connection for what comes next, over which the FIN would arrive. */
+static bool is_ahead_of_its_write(const struct ofi_op *op) {
+  return op->kind == OFI_OP_FIN && rail_container_of(op, struct ofi_part, fin)->data.state != OFI_OP_IDLE;
+}
+
 /* Tries those that wait, in order; of what goes to a peer that takes nothing now, only the first. */
 static void post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op_list *list) {
   fi_addr_t full[MOST_FULL];
@@ -241,7 +247,7 @@ static void post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
     for (unsigned int i = 0; i < nfull; i++) skip |= full[i] == op->to;
     next = STAILQ_NEXT(op, link);
     if (skip) continue;
-    int err = is_pointless(op) ? -FI_ECANCELED : post_now(nic, op);
+    int err = is_pointless(op) ? -FI_ECANCELED : is_ahead_of_its_write(op) ? -FI_EAGAIN : post_now(nic, op);
     if (err == -FI_EAGAIN) {
       if (list == &nic->waiting_receives || nfull == MOST_FULL) return;
       full[nfull++] = op->to;

@@ -38,6 +38,12 @@ bool ofi_provider_is_ip(const char *provider) {
          core_is(provider, "net") || core_is(provider, "xnet");
 }
 
+/* Not sockets: its target answers a write that it refuses, and goes on with what is behind it. */
+bool ofi_provider_is_connected(const char *provider) {
+  const char *layer = strchr(provider, ';');
+  return core_is(provider, "tcp") || core_is(provider, "xnet") || (layer && strcmp(layer, ";ofi_rxm") == 0);
+}
+
 bool ofi_provider_is_local(const char *provider) { return core_is(provider, "shm") || core_is(provider, "sm2"); }
 
 /* *whole: by its whole name. */
@@ -113,6 +119,8 @@ void ofi_caps_of(const struct fi_info *info, bool hmem_cuda, struct ofi_caps *ca
     .rx_size = info->rx_attr->size,
     .tag_format = info->ep_attr->mem_tag_format,
   };
+  /* The order alone says nothing of what follows a write that fails. */
+  caps->fin_at_once = caps->send_after_write && ofi_provider_is_connected(info->fabric_attr->prov_name);
   /* Bits before the first one that is set are not carried. */
   caps->tag_bits = caps->tag_format ? 64 - (unsigned int)__builtin_clzll(caps->tag_format) : 0;
 }

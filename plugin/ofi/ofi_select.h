@@ -31,6 +31,7 @@ struct ofi_caps {
   bool rma;       /* fi_write, and being written to */
   bool rma_read;  /* fi_read, and being read from */
   bool send_after_write;  /* FI_ORDER_SAW of both sides: a send arrives behind the writes before it */
+  bool fin_at_once;       /* … and does not arrive if one of them fails */
   bool delivery_complete; /* FI_DELIVERY_COMPLETE may be asked for with a write */
   bool hmem;              /* FI_HMEM: memory of devices may be registered */
   bool hmem_cuda;         /* with CUDA, as far as the library can */
@@ -65,6 +66,8 @@ int ofi_provider_rank(const char *provider);
 /* Its domains are network interfaces, to which NCCL's rules apply: tcp, sockets, udp, net, with what is layered over
  * them. */
 bool ofi_provider_is_ip(const char *provider);
+/* Its endpoints have a connection to each peer, in whose order operations fail, too: tcp, and what ofi_rxm is over. */
+bool ofi_provider_is_connected(const char *provider);
 /* Processes of one host only: shm. */
 bool ofi_provider_is_local(const char *provider);
 /* Place in a list such as "tcp;ofi_rxm,verbs" or "^shm": an entry is a provider's whole name, or its first component

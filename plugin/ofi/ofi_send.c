@@ -228,7 +228,8 @@ static rail_result_t post_fin(struct ofi_send *send, unsigned int part, unsigned
   return RAIL_OK;
 }
 
-/* The write of one part. With FI_ORDER_SAW the FIN may follow at once; else it waits for the write's completion. */
+/* The write of one part. The FIN may follow at once where it cannot arrive without the bytes; else it waits for the
+ * write's completion. */
 static rail_result_t post_part(struct ofi_send *send, const struct ofi_buffer *buffer, unsigned int part,
                                uint64_t each) {
   struct ofi_comm *comm = send->base.comm;
@@ -243,7 +244,7 @@ static rail_result_t post_part(struct ofi_send *send, const struct ofi_buffer *b
   op->key = buffer->keys[comm->paths[path].remote_nic];
   send->pending++;
   RAIL_TRY(ofi_comm_post(comm, op, OFI_OP_WRITE, path));
-  return comm->endpoint->nics[op->nic].nic->caps.send_after_write ? post_fin(send, part, path) : RAIL_OK;
+  return comm->endpoint->nics[op->nic].nic->caps.fin_at_once ? post_fin(send, part, path) : RAIL_OK;
 }
 
 static rail_result_t post_writes(struct ofi_send *send, const struct ofi_buffer *buffer) {
@@ -436,7 +437,7 @@ void ofi_send_done(struct ofi_op *op, const struct ofi_completion *completion) {
   /* A receiver that closed and gave nothing up has the message, whatever became of its operation. */
   if (rail_unlikely(completion->err && !ofi_comm_has_arrived(ofi_send_comm_of(comm))))
     (void)ofi_comm_fail_op(op, completion);
-  else if (op->kind == OFI_OP_WRITE && !comm->endpoint->nics[op->nic].nic->caps.send_after_write &&
+  else if (op->kind == OFI_OP_WRITE && !comm->endpoint->nics[op->nic].nic->caps.fin_at_once &&
            ofi_comm_status(comm) == RAIL_OK)
     (void)post_fin(send, (unsigned int)(rail_container_of(op, struct ofi_part, data) - send->parts), op->path);
   if (send->pending == 0 && rail_first_error(&comm->error) == RAIL_OK) finish(send);

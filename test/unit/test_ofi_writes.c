@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Writes of the ofi plugin that fail, over a scripted libfabric: a FIN must never tell the receiver of bytes that were
+ * not written. Where the provider's endpoints are connections it follows its write at once, else behind the write's
+ * completion, and in either case not while a write that it found no room behind is under way.
+ */
+#include "test/unit/ofi_rig.h"
+
+#define SIZE 40001
+#define N 8
+
+static struct rig r;
+static uint8_t out[N][SIZE], in[N][SIZE];
+static void *mh_out, *mh_in;
+
+static void open_pair(const char *offers, const char *provider) {
+  rig_start(offers);
+  ofi_params.provider = provider;
+  rig_open(&r, 1, 1);
+  mh_out = rig_reg(r.sc, out, sizeof out);
+  mh_in = rig_reg(r.rc, in, sizeof in);
+  for (int i = 0; i < N; i++) memset(out[i], i + 1, SIZE);
+  memset(in, 0xee, sizeof in);
+  CHECK_INT(rig_comm(r.rc)->device->rails[0]->protocol, OFI_PROTOCOL_RMA);
+}
+
+static void close_pair(void) {
+  CHECK_OK(net->dereg_mr(r.sc, mh_out));
+  CHECK_OK(net->dereg_mr(r.rc, mh_in));
+  rig_close(&r);
+  rig_end();
+}
+
+static bool arrived(int i) {
+  for (int k = 0; k < SIZE; k++)
+    if (in[i][k] != i + 1) return false;
+  return true;
+}
+
+/* All are under way, the k-th write fails: what is received is there, the other side of that message has failed. */
+static void fail_write(const char *offers, const char *behaviour, int k) {
+  void *recvs[N], *sends[N];
+  char script[200];
+  rail_result_t failed = RAIL_OK;
+  int ndone = 0;
+  open_pair(offers, "fake");
+  snprintf(script, sizeof script, "%s fail=write:%d:EIO", behaviour, k);
+  fake_script(script);
+  for (int i = 0; i < N; i++) recvs[i] = rig_recv(&r, in[i], SIZE, i, mh_in);
+  for (int i = 0; i < N && failed == RAIL_OK; i++) {
+    sends[i] = NULL;
+    RIG_UNTIL(sends[i] || failed != RAIL_OK, {
+      failed = net->isend(r.sc, out[i], SIZE, i, mh_out, NULL, &sends[i]);
+      if (!sends[i]) rig_poll(r.rc);
+    });
+  }
+  RIG_UNTIL(failed != RAIL_OK, {
+    rig_poll(r.sc);
+    rig_poll(r.rc);
+    failed = rail_first_error(&rig_comm(r.sc)->error);
+  });
+  for (int i = 0; i < 1000; i++) rig_poll(r.rc); /* whatever is still on its way arrives */
+  for (int i = 0; i < N; i++) {
+    int done = 0, size = 0;
+    CHECK_OK(net->test(recvs[i], &done, &size));
+    if (done) CHECK_MSG(size == SIZE && arrived(i), "%s: message %d of a failed write was received", behaviour, i);
+    ndone += done;
+  }
+  CHECK_MSG(ndone < N, "nothing failed");
+  close_pair();
+}
+
+TEST(a_failed_write_is_not_received) {
+  static const char *const offers[] = {"nic=fake0", "nic=fake0 no=saw"};
+  static const char *const behaviours[] = {"", "early=0", "late=20 reorder=50", "overtake=60 burst=1", "eagain=50"};
+  for (size_t o = 0; o < RAIL_COUNT_OF(offers); o++)
+    for (size_t b = 0; b < RAIL_COUNT_OF(behaviours); b++)
+      for (int k = 1; k <= N; k++) fail_write(offers[o], behaviours[b], k);
+}
+
+static void await_grant(void) {
+  RIG_UNTIL(RIG_LOCKED(r.sc, ofi_send_comm_of(r.sc)->head) != OFI_FIRST_SEQ, {
+    rig_poll(r.sc);
+    rig_poll(r.rc);
+  });
+}
+
+/* Is there a FIN while the write has not completed? */
+static bool fin_is_at_once(const char *offers, const char *provider) {
+  open_pair(offers, provider);
+  CHECK(rig_recv(&r, in[0], SIZE, 1, mh_in));
+  await_grant();
+  fake_script("hang=write:1");
+  struct ofi_send *send = rig_send(&r, out[0], SIZE, 1, mh_out);
+  bool at_once = RIG_LOCKED(r.sc, send->parts[0].fin.kind == OFI_OP_FIN);
+  for (int i = 0; i < 100; i++) {
+    rig_poll(r.sc);
+    rig_poll(r.rc);
+  }
+  CHECK(RIG_LOCKED(r.sc, send->parts[0].fin.kind == OFI_OP_FIN) == at_once);
+  CHECK_INT(RIG_LOCKED(r.sc, send->parts[0].data.state), OFI_OP_POSTED);
+  ofi_params.close_ms = 20; /* the write never ends */
+  close_pair();
+  return at_once;
+}
+
+TEST(over_connections_the_fin_follows_at_once) {
+  CHECK(fin_is_at_once("nic=verbs0 prov=verbs;ofi_rxm", "verbs"));
+  CHECK(!fin_is_at_once("nic=fake0", "fake"));
+  CHECK(!fin_is_at_once("nic=verbs0 prov=verbs;ofi_rxm no=saw", "verbs"));
+}
+
+/* The write found no room at first, and then never completes: its FIN must stay where it is. */
+TEST(a_fin_without_room_waits_for_its_write) {
+  open_pair("nic=verbs0 prov=verbs;ofi_rxm", "verbs");
+  void *recv = rig_recv(&r, in[0], SIZE, 1, mh_in);
+  await_grant();
+  fake_script("hang=write:1 eagain_next=1");
+  struct ofi_send *send = rig_send(&r, out[0], SIZE, 1, mh_out);
+  RIG_UNTIL(RIG_LOCKED(r.sc, send->parts[0].data.state) == OFI_OP_POSTED, rig_poll(r.sc));
+  for (int i = 0; i < 100; i++) {
+    rig_poll(r.sc);
+    CHECK_INT(RIG_LOCKED(r.sc, send->parts[0].fin.state), OFI_OP_WAITING);
+  }
+  int done = 0;
+  CHECK_OK(net->test(recv, &done, NULL));
+  CHECK(!done);
+  ofi_params.close_ms = 20; /* the write never ends */
+  close_pair();
+  CHECK(log_said("is closed, and all its connections"));
+}
+
+RIG_MAIN(TEST_CASE(a_failed_write_is_not_received), TEST_CASE(over_connections_the_fin_follows_at_once),
+         TEST_CASE(a_fin_without_room_waits_for_its_write))
