@@ -383,10 +383,12 @@ $(BUILD)/test/libfakefabric.so: $(wildcard test/preload/fakefabric/*.c) $(wildca
 	  -Wl,--version-script=test/preload/fakefabric/ff.map $(filter %.c,$^) -o $@
 $(BUILD)/test/unit/test_fakefabric $(BUILD)/test/unit/test_fakefabric_faults: | $(BUILD)/test/libfakefabric.so
 
+# By this name a program that has opened it finds it again as the driver.
+$(BUILD)/test/libfakecuda.so: ldflags_preload := -Wl,-soname,libcuda.so.1
 $(BUILD)/test/lib%.so: test/preload/%.c $(wildcard test/preload/*.h)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_CPPFLAGS) -std=c11 -O2 -g -fPIC $(warnings) -shared $< -ldl -o $@
+	$(Q)$(CC) $(ALL_CPPFLAGS) -std=c11 -O2 -g -fPIC $(warnings) -shared $(ldflags_preload) $< -ldl -o $@
 
 # The reference plugin stands alone, as one from elsewhere would: nothing of common/.
 $(BUILD)/test/broken/libnccl-net-ref.so: $(call obj,$(wildcard test/broken/*.c)) config/plugin.map

@@ -242,7 +242,7 @@ bool ofi_memory_alloc(struct ofi_endpoint *endpoint, size_t size, struct ofi_mem
 void ofi_memory_free(struct ofi_memory *memory);
 /* Registers a range with one NIC. 0, or libfabric's error. `iface`: FI_HMEM_SYSTEM or another. */
 int ofi_endpoint_register(struct ofi_endpoint *endpoint, unsigned int nic, const struct fi_mr_attr *attr,
-                          uint64_t flags, struct fid_mr **mr);
+                          struct fid_mr **mr);
 
 /* "No such device", for libfabric's negative numbers too. */
 const char *ofi_endpoint_strerror(int err);

@@ -153,7 +153,7 @@ const struct rail_net_ops rail_plugin_ops = {
   .close_listen = ofi_close_listen,
   /* memory */
   .reg_mr = ofi_reg_mr,
-  .reg_mr_dmabuf = ofi_reg_mr_dmabuf,
+  .reg_mr_dmabuf = rail_net_no_reg_mr_dmabuf,
   .dereg_mr = ofi_dereg_mr,
   .get_device_mr = rail_net_no_get_device_mr,
   /* data */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Memory registration. A handle belongs to a connection, and has a registration with each NIC that needs one: for
- * fi_write into it, for local use where the provider asks for that (FI_MR_LOCAL), for GPU memory.
+ * fi_write into it, for local use where the provider asks for that (FI_MR_LOCAL), for GPU memory. GPU memory is
+ * registered by its address: a provider that needs a dma-buf of it asks the driver for one itself.
  */
 #include "plugin/ofi/ofi_mr.h"
 
@@ -34,25 +35,14 @@ static bool needs_registration(const struct ofi_comm *comm, const struct ofi_nic
          (!comm->sender && (nic->protocol == OFI_PROTOCOL_RMA || read_back));
 }
 
-static int register_with(struct ofi_comm *comm, unsigned int i, struct ofi_mhandle *mr, uint64_t offset, int fd) {
+static int register_with(struct ofi_comm *comm, unsigned int i, struct ofi_mhandle *mr) {
   const struct ofi_nic *nic = comm->endpoint->nics[i].nic;
   const struct iovec iov = {.iov_base = (void *)(uintptr_t)mr->addr, .iov_len = mr->size};
   struct fi_mr_attr attr = {.mr_iov = &iov, .iov_count = 1, .access = FI_SEND | FI_RECV};
-  uint64_t flags = 0;
   if (nic->caps.rma) attr.access |= FI_WRITE | FI_REMOTE_WRITE;
   if (nic->caps.rma_read) attr.access |= FI_READ | FI_REMOTE_READ;
   if (mr->type != RAIL_PTR_HOST) attr.iface = FI_HMEM_CUDA;
-#ifdef FI_MR_DMABUF
-  struct fi_mr_dmabuf dmabuf = {.fd = fd, .offset = offset, .len = mr->size, .base_addr = (void *)(uintptr_t)mr->addr};
-  if (fd >= 0) {
-    attr.dmabuf = &dmabuf;
-    flags |= FI_MR_DMABUF;
-  }
-#else
-  (void)offset;
-  if (fd >= 0) return -FI_EOPNOTSUPP;
-#endif
-  int err = ofi_endpoint_register(comm->endpoint, i, &attr, flags, &mr->mrs[i]);
+  int err = ofi_endpoint_register(comm->endpoint, i, &attr, &mr->mrs[i]);
   if (err) {
     mr->mrs[i] = NULL;
     return err;
@@ -73,16 +63,15 @@ static void deregister(struct ofi_mhandle *mr) {
 }
 
 /* Under the lock. */
-static rail_result_t register_with_nics(struct ofi_comm *comm, struct ofi_mhandle *mr, uint64_t offset, int fd) {
+static rail_result_t register_with_nics(struct ofi_comm *comm, struct ofi_mhandle *mr) {
   for (unsigned int i = 0; mr->size && i < comm->endpoint->nnics; i++) {
     const struct ofi_nic *nic = comm->endpoint->nics[i].nic;
-    int err = needs_registration(comm, nic, mr->type) ? register_with(comm, i, mr, offset, fd) : 0;
+    int err = needs_registration(comm, nic, mr->type) ? register_with(comm, i, mr) : 0;
     if (!err) continue;
     deregister(mr);
     RAIL_WARN("RailOFI: registering %#llx+%llu with %s (%s): fi_mr_regattr: %s; %s", (unsigned long long)mr->addr,
               (unsigned long long)mr->size, nic->name, nic->provider, ofi_endpoint_strerror(err),
-              fd >= 0             ? "can this libfabric and its provider register dma-bufs?"
-              : err == -FI_ENOMEM ? "is `ulimit -l` (memlock) too low for this process?"
+              err == -FI_ENOMEM   ? "is `ulimit -l` (memlock) too low for this process?"
               : err == -FI_ENOKEY ? "all keys of this domain are taken (mr_key_size)"
                                   : "is the address ordinary memory that this process may write to?");
     return RAIL_SYSTEM_ERROR;
@@ -91,40 +80,33 @@ static rail_result_t register_with_nics(struct ofi_comm *comm, struct ofi_mhandl
   return RAIL_OK;
 }
 
-static rail_result_t check_args(const struct ofi_comm *comm, const char *call, const void *data, size_t size, int type,
-                                int fd) {
-  if (type != RAIL_PTR_HOST && type != RAIL_PTR_CUDA && type != RAIL_PTR_DMABUF) {
-    RAIL_WARN("RailOFI: %s: pointer type %d; allowed: %d (host), %d (CUDA), %d (dma-buf)", call, type, RAIL_PTR_HOST,
-              RAIL_PTR_CUDA, RAIL_PTR_DMABUF);
-    return RAIL_BAD_ARGUMENT;
-  }
-  if (type == RAIL_PTR_DMABUF && fd < 0) {
-    RAIL_WARN("RailOFI: %s: pointer type %d (dma-buf) without a file descriptor; regMrDmaBuf takes one", call, type);
+static rail_result_t check_args(const struct ofi_comm *comm, const void *data, size_t size, int type) {
+  if (type != RAIL_PTR_HOST && type != RAIL_PTR_CUDA) {
+    RAIL_WARN("RailOFI: regMr: pointer type %d; allowed: %d (host), %d (CUDA)", type, RAIL_PTR_HOST, RAIL_PTR_CUDA);
     return RAIL_BAD_ARGUMENT;
   }
   if ((!data && size) || (uintptr_t)data + size < (uintptr_t)data) {
-    RAIL_WARN("RailOFI: %s: %p+%zu is not a range of addresses", call, data, size);
+    RAIL_WARN("RailOFI: regMr: %p+%zu is not a range of addresses", data, size);
     return RAIL_BAD_ARGUMENT;
   }
   for (unsigned int i = 0; i < comm->device->nrails && type != RAIL_PTR_HOST; i++)
     if (!comm->device->rails[i]->caps.hmem_cuda) {
-      RAIL_WARN("RailOFI: %s of %p+%zu: provider %s has no CUDA memory (FI_HMEM); allowed: host memory, type %d", call,
+      RAIL_WARN("RailOFI: regMr of %p+%zu: provider %s has no CUDA memory (FI_HMEM); allowed: host memory, type %d",
                 data, size, comm->device->rails[i]->provider, RAIL_PTR_HOST);
       return RAIL_SYSTEM_ERROR;
     }
   return RAIL_OK;
 }
 
-static rail_result_t reg(const char *call, void *comm_arg, void *data, size_t size, int type, uint64_t offset, int fd,
-                         void **mhandle) {
+rail_result_t ofi_reg_mr(void *comm_arg, void *data, size_t size, int type, void **mhandle) {
   *mhandle = NULL;
-  struct ofi_comm *comm = ofi_comm_of(comm_arg, 0, call);
+  struct ofi_comm *comm = ofi_comm_of(comm_arg, 0, "regMr");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  RAIL_TRY(check_args(comm, call, data, size, type, fd));
+  RAIL_TRY(check_args(comm, data, size, type));
   if (comm->forked) return RAIL_BAD_USAGE;
   struct ofi_mhandle *mr = calloc(1, sizeof *mr);
   if (!mr) {
-    RAIL_WARN("RailOFI: %s: out of memory", call);
+    RAIL_WARN("RailOFI: regMr: out of memory");
     return RAIL_SYSTEM_ERROR;
   }
   mr->magic = OFI_MHANDLE_MAGIC;
@@ -133,25 +115,11 @@ static rail_result_t reg(const char *call, void *comm_arg, void *data, size_t si
   mr->addr = (uintptr_t)data;
   mr->size = size;
   ofi_endpoint_lock(comm->endpoint);
-  rail_result_t result = register_with_nics(comm, mr, offset, fd);
+  rail_result_t result = register_with_nics(comm, mr);
   ofi_endpoint_unlock(comm->endpoint);
   if (result == RAIL_OK) *mhandle = mr;
   else free(mr);
   return result;
-}
-
-rail_result_t ofi_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle) {
-  return reg("regMr", comm, data, size, type, 0, -1, mhandle);
-}
-
-rail_result_t ofi_reg_mr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,
-                                void **mhandle) {
-  if (fd < 0) {
-    *mhandle = NULL;
-    RAIL_WARN("RailOFI: regMrDmaBuf of %p+%zu: file descriptor %d", data, size, fd);
-    return RAIL_BAD_ARGUMENT;
-  }
-  return reg("regMrDmaBuf", comm, data, size, type, offset, fd, mhandle);
 }
 
 rail_result_t ofi_dereg_mr(void *comm_arg, void *mhandle) {

@@ -6,8 +6,6 @@
 #include "plugin/ofi/ofi_comm.h"
 
 rail_result_t ofi_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle);
-rail_result_t ofi_reg_mr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,
-                                void **mhandle);
 rail_result_t ofi_dereg_mr(void *comm, void *mhandle);
 
 #endif

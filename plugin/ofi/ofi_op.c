@@ -370,29 +370,27 @@ bool ofi_endpoint_poll(struct ofi_endpoint *endpoint) {
 
 /* ---- memory ------------------------------------------------------------------ */
 
-/* A key that the provider leaves to us has as many bytes as its domain says, and no two registrations may have the same:
- * numbers in turn, and the next one where a number is taken. So a key that a peer may still know is used again as late
- * as possible. */
-static int register_with_next_key(struct ofi_endpoint_nic *n, struct fi_mr_attr *attr, uint64_t flags,
-                                  struct fid_mr **mr) {
+/* A key that the provider leaves to us has as many bytes as its domain says, and no two registrations may have the
+ * same: numbers in turn, and the next one where a number is taken. So a key that a peer may still know is used again as
+ * late as possible. */
+static int register_with_next_key(struct ofi_endpoint_nic *n, struct fi_mr_attr *attr, struct fid_mr **mr) {
   size_t bytes = n->nic->caps.mr_key_size;
   uint64_t last = bytes && bytes < sizeof last ? (UINT64_C(1) << 8 * bytes) - 1 : UINT64_MAX - 1;
   int err = -FI_ENOKEY;
   for (uint64_t tries = RAIL_MIN(last, MOST_KEYS); err == -FI_ENOKEY && tries; tries--) {
     attr->requested_key = n->next_key;
     n->next_key = n->next_key == last ? 1 : n->next_key + 1;
-    err = fi_mr_regattr(n->domain, attr, flags, mr);
+    err = fi_mr_regattr(n->domain, attr, 0, mr);
   }
   return err;
 }
 
 int ofi_endpoint_register(struct ofi_endpoint *endpoint, unsigned int nic, const struct fi_mr_attr *attr,
-                          uint64_t flags, struct fid_mr **mr) {
+                          struct fid_mr **mr) {
   struct ofi_endpoint_nic *n = &endpoint->nics[nic];
   struct fi_mr_attr a = *attr;
   if (endpoint->shut) return -FI_ESHUTDOWN;
-  int err = n->nic->caps.mr_prov_key ? fi_mr_regattr(n->domain, &a, flags, mr)
-                                     : register_with_next_key(n, &a, flags, mr);
+  int err = n->nic->caps.mr_prov_key ? fi_mr_regattr(n->domain, &a, 0, mr) : register_with_next_key(n, &a, mr);
   if (err || !n->nic->caps.mr_endpoint) return err;
   if (!(err = fi_mr_bind(*mr, &n->ep->fid, 0))) err = fi_mr_enable(*mr);
   if (err) (void)fi_close(&(*mr)->fid);
@@ -411,7 +409,7 @@ bool ofi_memory_alloc(struct ofi_endpoint *endpoint, size_t size, struct ofi_mem
   const struct fi_mr_attr attr = {.mr_iov = &iov, .iov_count = 1, .access = FI_SEND | FI_RECV | FI_READ | FI_WRITE};
   for (unsigned int i = 0; i < endpoint->nnics; i++) {
     if (!endpoint->nics[i].nic->caps.mr_local) continue;
-    int err = ofi_endpoint_register(endpoint, i, &attr, 0, &memory->mrs[i]);
+    int err = ofi_endpoint_register(endpoint, i, &attr, &memory->mrs[i]);
     if (err) {
       RAIL_WARN("RailOFI: registering %zu bytes with %s: fi_mr_reg: %s; is `ulimit -l` (memlock) too low?",
                 memory->size, endpoint->nics[i].nic->name, ofi_endpoint_strerror(err));

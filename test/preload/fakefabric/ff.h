@@ -39,13 +39,15 @@
  *   torn=BYTES                writes are placed in pieces of that size, one a read of a CQ, the last piece first
  *   fail=WHAT:N[:ERROR[:PROV[:TIMES]]]   the N-th from now on (1) fails TIMES (1) with FI_ERROR (EIO). WHAT is a KIND
  *                             (it completes with that error and prov_errno PROV), or a call: getinfo fabric domain
- *                             endpoint enable cq_open av_open av_insert mr_reg getname setopt ep_bind
+ *                             endpoint enable cq_open av_open av_insert mr_reg mr_hmem (of device memory) getname
+ *                             setopt ep_bind
  *   err_text=TEXT             what fi_cq_strerror says of it ('_' for a space)
  *                             TIMES may be `ever`, here and below
  *   hang=KIND:N[:TIMES]       it never completes.   lose=KIND:N[:TIMES]   it completes as sent and never arrives
  *   dead=N[:ERROR]            the N-th endpoint made (1) is dead (0: all are): nothing of it or to it moves, or all
  *                             fails with ERROR
  *   gone=ERROR|silent         how operations to an endpoint that was closed end (ECONNREFUSED)
+ *   cuda=0|1 (0)              1: fi_getparams names a parameter that only a library built with CUDA has
  *   cq_size=N                 instead of what is asked for.   overrun=0|1|2 (0)   1: a full CQ is lost: an error event
  *                             FI_EOVERRUN. 2: its reads return it
  *   seed=N                    of all that is drawn
@@ -222,7 +224,8 @@ extern struct ff_state {
   unsigned int nnics;
   struct ff_nic defaults, nics[FF_NICS];
   bool none, abort_on_violation;
-  uint64_t move, eager, early, burst, eagain, eagain_next, late, reorder, overtake, torn, cq_size, overrun, seed, scans;
+  uint64_t move, eager, early, burst, eagain, eagain_next, late, reorder, overtake, torn, cq_size, overrun, cuda, seed;
+  uint64_t scans;
   int gone; /* an error; 0: silent */
   char err_text[96];
   long live[FF_CLASSES], violations;

@@ -255,6 +255,21 @@ int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t
   return *list ? 0 : -FI_ENODATA;
 }
 
+/* ---- parameters -------------------------------------------------------- */
+
+int fi_getparams(struct fi_param **params, int *count) {
+  static const struct fi_param known[] = {{"FI_PROVIDER", FI_PARAM_STRING, "which providers", NULL},
+                                          {"FI_HMEM_CUDA_USE_GDRCOPY", FI_PARAM_BOOL, "how memory is copied", NULL}};
+  ff_lock();
+  ff_load();
+  *count = ff.cuda ? 2 : 1;
+  ff_unlock();
+  *params = dup_memory(known, sizeof known);
+  return *params ? 0 : -FI_ENOMEM;
+}
+
+void fi_freeparams(struct fi_param *params) { free(params); }
+
 /* ---- strings ----------------------------------------------------------- */
 
 uint32_t fi_version(void) { return FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION); }

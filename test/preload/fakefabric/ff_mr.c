@@ -114,6 +114,7 @@ static int mr_regattr(struct fid *fid, const struct fi_mr_attr *attr, uint64_t f
   struct ff_mr *mr = NULL;
   if (!ff_enter(&d->o, "fi_mr_reg")) return -FI_EBADF;
   int err = ff_fault("mr_reg");
+  if (!err && attr->iface != FI_HMEM_SYSTEM) err = ff_fault("mr_hmem");
   if (!err) err = check_attr(d, attr, flags);
   if (!err && (ff.nmrs + 1 >= FF_MRS || (d->nic.mr_cnt && (uint64_t)ff.live[FF_MR] >= d->nic.mr_cnt))) err = -FI_ENOSPC;
   if (!err && !(mr = ff_alloc(sizeof *mr))) err = -FI_ENOMEM;
