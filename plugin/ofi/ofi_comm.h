@@ -113,6 +113,7 @@ SLIST_HEAD(ofi_request_pool, ofi_request);
 /* A part of a message: what carries it, and the control message behind a write. */
 struct ofi_part {
   struct ofi_op data; /* DATA, TSEND, WRITE or TOO_LARGE */
+  uint64_t left;      /* to be written behind this write: a provider's largest message may be smaller than a part */
   struct ofi_op fin;
 };
 

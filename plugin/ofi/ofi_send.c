@@ -228,8 +228,19 @@ static rail_result_t post_fin(struct ofi_send *send, unsigned int part, unsigned
   return RAIL_OK;
 }
 
-/* The write of one part. The FIN may follow at once where it cannot arrive without the bytes; else it waits for the
- * write's completion. */
+/* The next write of a part, up to the provider's largest message. The FIN may follow the last one at once where it
+ * cannot arrive without the bytes; else it waits for the write's completion. */
+static rail_result_t post_write(struct ofi_send *send, unsigned int part, unsigned int path) {
+  struct ofi_comm *comm = send->base.comm;
+  struct ofi_part *p = &send->parts[part];
+  const struct ofi_caps *caps = &comm->endpoint->nics[comm->paths[path].nic].nic->caps;
+  p->data.size = caps->max_msg_size ? RAIL_MIN(p->left, caps->max_msg_size) : p->left;
+  p->left -= p->data.size;
+  send->pending++;
+  RAIL_TRY(ofi_comm_post(comm, &p->data, OFI_OP_WRITE, path));
+  return caps->fin_at_once && !p->left ? post_fin(send, part, path) : RAIL_OK;
+}
+
 static rail_result_t post_part(struct ofi_send *send, const struct ofi_buffer *buffer, unsigned int part,
                                uint64_t each) {
   struct ofi_comm *comm = send->base.comm;
@@ -238,13 +249,11 @@ static rail_result_t post_part(struct ofi_send *send, const struct ofi_buffer *b
   struct ofi_op *op = &send->parts[part].data;
   op->request = send;
   op->data = (char *)(uintptr_t)send->data + at;
-  op->size = RAIL_MIN(each, send->size - at);
   op->desc = send->mr->descs[comm->paths[path].nic];
   op->remote_addr = buffer->addr + at;
   op->key = buffer->keys[comm->paths[path].remote_nic];
-  send->pending++;
-  RAIL_TRY(ofi_comm_post(comm, op, OFI_OP_WRITE, path));
-  return comm->endpoint->nics[op->nic].nic->caps.fin_at_once ? post_fin(send, part, path) : RAIL_OK;
+  send->parts[part].left = RAIL_MIN(each, send->size - at);
+  return post_write(send, part, path);
 }
 
 static rail_result_t post_writes(struct ofi_send *send, const struct ofi_buffer *buffer) {
@@ -430,6 +439,20 @@ rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void 
 
 /* ---- from test ------------------------------------------------------------------------ */
 
+/* A write is done: the next one of its part, or the FIN if that has waited for it. */
+static void write_done(struct ofi_send *send, struct ofi_op *op) {
+  struct ofi_part *p = rail_container_of(op, struct ofi_part, data);
+  unsigned int part = (unsigned int)(p - send->parts);
+  if (ofi_comm_status(send->base.comm) != RAIL_OK) return;
+  if (rail_unlikely(p->left)) {
+    op->data = (char *)op->data + op->size;
+    op->remote_addr += op->size;
+    (void)post_write(send, part, op->path);
+  } else if (!send->base.comm->endpoint->nics[op->nic].nic->caps.fin_at_once) {
+    (void)post_fin(send, part, op->path);
+  }
+}
+
 void ofi_send_done(struct ofi_op *op, const struct ofi_completion *completion) {
   struct ofi_send *send = op->request;
   struct ofi_comm *comm = send->base.comm;
@@ -437,9 +460,7 @@ void ofi_send_done(struct ofi_op *op, const struct ofi_completion *completion) {
   /* A receiver that closed and gave nothing up has the message, whatever became of its operation. */
   if (rail_unlikely(completion->err && !ofi_comm_has_arrived(ofi_send_comm_of(comm))))
     (void)ofi_comm_fail_op(op, completion);
-  else if (op->kind == OFI_OP_WRITE && !comm->endpoint->nics[op->nic].nic->caps.fin_at_once &&
-           ofi_comm_status(comm) == RAIL_OK)
-    (void)post_fin(send, (unsigned int)(rail_container_of(op, struct ofi_part, data) - send->parts), op->path);
+  else if (op->kind == OFI_OP_WRITE) write_done(send, op);
   if (send->pending == 0 && rail_first_error(&comm->error) == RAIL_OK) finish(send);
 }
 

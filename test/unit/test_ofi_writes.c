@@ -71,7 +71,7 @@ static void fail_write(const char *offers, const char *behaviour, int k) {
 }
 
 TEST(a_failed_write_is_not_received) {
-  static const char *const offers[] = {"nic=fake0", "nic=fake0 no=saw"};
+  static const char *const offers[] = {"nic=fake0", "nic=fake0 no=saw", "nic=fake0 max_msg=10000"};
   static const char *const behaviours[] = {"", "early=0", "late=20 reorder=50", "overtake=60 burst=1", "eagain=50"};
   for (size_t o = 0; o < RAIL_COUNT_OF(offers); o++)
     for (size_t b = 0; b < RAIL_COUNT_OF(behaviours); b++)
@@ -130,5 +130,30 @@ TEST(a_fin_without_room_waits_for_its_write) {
   CHECK(log_said("is closed, and all its connections"));
 }
 
-RIG_MAIN(TEST_CASE(a_failed_write_is_not_received), TEST_CASE(over_connections_the_fin_follows_at_once),
+/* A provider's largest message may be smaller than NCCL's. */
+TEST(large_messages_go_in_several_writes) {
+  static const struct { const char *offers, *provider; } rows[] = {
+    {"nic=fake0 max_msg=10000", "fake"},
+    {"nic=fake0 no=saw max_msg=10000", "fake"},
+    {"nic=verbs0 prov=verbs;ofi_rxm max_msg=10000", "verbs"}};
+  static const char *const behaviours[] = {"", "late=20 reorder=50", "overtake=60 burst=1", "torn=4096", "eagain=50"};
+  for (size_t o = 0; o < RAIL_COUNT_OF(rows); o++)
+    for (size_t b = 0; b < RAIL_COUNT_OF(behaviours); b++) {
+      open_pair(rows[o].offers, rows[o].provider);
+      fake_script(behaviours[b]);
+      for (int i = 0; i < N; i++) {
+        size_t size = i % 2 ? SIZE : 10000 * (size_t)i;
+        long writes = fake_calls("write");
+        void *recv = rig_recv(&r, in[i], SIZE, i, mh_in), *send = rig_send(&r, out[i], RAIL_MIN(size, SIZE), i, mh_out);
+        CHECK_INT(rig_finish(&r, send, recv), RAIL_MIN(size, SIZE));
+        CHECK(memcmp(in[i], out[i], RAIL_MIN(size, SIZE)) == 0);
+        CHECK_INT(fake_calls("write") - writes, RAIL_DIV_UP(RAIL_MIN(size, SIZE), 10000));
+      }
+      close_pair();
+      CHECK_MSG(log_warnings() == 0, "%s", log_warning);
+    }
+}
+
+RIG_MAIN(TEST_CASE(a_failed_write_is_not_received), TEST_CASE(large_messages_go_in_several_writes),
+         TEST_CASE(over_connections_the_fin_follows_at_once),
          TEST_CASE(a_fin_without_room_waits_for_its_write))
