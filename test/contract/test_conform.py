@@ -19,10 +19,14 @@ A plugin that takes more than its library says so in plugin/NAME/conform.ini:
   env = NAME=VALUE        one a line; {build} is the build directory
   versions = 12 6         of the vtable, the newest first; all without it
   processes = 1           only checks that run in so many processes
+  only = …                only these checks, and only in the plain build's whole run: a choice for more versions
   skip = …                of the plain pass through the newest; {measures}, {once}, {newest_only}: see below
   skip_sanitized, skip_brief, skip_older = …   of the other passes
   level = must            of the other passes
   [conform:WORD]          the same once more, with settings of its own, under this word
+
+With --full, by hand (RAIL_BUILD=build python3 test/contract/test_conform.py NAME --full): every section without `only`
+through every version.
 """
 import concurrent.futures
 import configparser
@@ -38,6 +42,7 @@ from coll import BUILD, ROOT, report  # noqa: E402
 
 SANITIZED = BUILD.name in ("asan", "tsan")
 BRIEF = "--newest" in sys.argv[1:]
+FULL = "--full" in sys.argv[1:]
 VERSIONS = "12 11 10 9 8 7 6"
 # What measures the machine, or waits for its own sake, once is enough.
 MEASURES = "cost,sizes.*gigabyte*,connect.dead_port_is_noticed"
@@ -46,8 +51,8 @@ ONCE = (f"{MEASURES},wakeups,peer_death.*stop*,peer_death.no_busy_wait,leaks.idl
 # … and what an older version of the vtable has no part in: foreign connections, processes, threads, leaks.
 NEWEST_ONLY = f"{ONCE},leaks,listen,peer_death,processes,threads"
 PARTS = 4  # of a brief pass, side by side: most of its checks wait
-USUAL = {"env": "", "versions": VERSIONS, "processes": "", "level": "", "skip": "", "skip_sanitized": MEASURES,
-         "skip_brief": ONCE, "skip_older": NEWEST_ONLY}
+USUAL = {"env": "", "versions": VERSIONS, "processes": "", "only": "", "level": "", "skip": "",
+         "skip_sanitized": MEASURES, "skip_brief": ONCE, "skip_older": NEWEST_ONLY}
 
 
 class Settings:
@@ -61,10 +66,15 @@ class Settings:
         self.label = " ".join([name, *section.name.split(":")[1:]])
         self.env = dict(line.strip().split("=", 1) for line in said["env"].splitlines() if line.strip())
         self.versions, self.processes, self.level = said["versions"].split(), said["processes"], said["level"]
+        self.only = "".join(said["only"].split())
+        if FULL:
+            self.versions = [] if self.only else VERSIONS.split()
         self.skip, self.skip_older = said["skip"], said["skip_older"]
         self.short = said["skip_sanitized"] if SANITIZED else said["skip_brief"] if BRIEF else None
 
     def chosen(self):
+        if self.only:
+            return ["--only", self.only]
         if not self.processes:
             return []
         names = [c["name"] for c in checks() if c["processes"] == int(self.processes)]
@@ -74,9 +84,11 @@ class Settings:
         """(version, options) of each pass."""
         chosen, fewer = self.chosen(), ["--level", self.level] if self.level else []
         if self.short is not None:
-            yield self.versions[0], [*chosen, *skipping(self.short), *fewer]
+            if not self.only:
+                yield self.versions[0], [*chosen, *skipping(self.short), *fewer]
             return
-        yield self.versions[0], [*chosen, *skipping(self.skip)]
+        if self.versions:
+            yield self.versions[0], [*chosen, *skipping(self.skip)]
         for version in self.versions[1:]:
             yield version, [*chosen, *skipping(self.skip_older), *fewer]
 
