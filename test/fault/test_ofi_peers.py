@@ -1,8 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """rail-kit fault over the ofi plugin: peers that are killed, stopped, that close and that are none, over libfabric's
-tcp;ofi_rxm with each protocol. Left out: close.reset, whose resets also hit libfabric's own TCP connections (once a
-descriptor was left after finalize; whose it was is not known), and what is about the network below and calls that fail.
+tcp;ofi_rxm with each protocol; and calls that fail or do less than they are asked to, over tcp;ofi_rxm and shm.
+
+Only the plugin's own calls are changed (RAIL_FAIL_IN). Left out, for what libfabric 1.17 does by itself:
+  close.reset   also resets tcp's own connections: a socket that its listening endpoint has accepted (tcpx_accept) may
+                never be closed, 1 descriptor after finalize in some of many runs
+  link.*        where netem is missing nothing is shaped; by hand, docs/results
+What fails with libfabric's own calls changed, too, and where: docs/protocol-ofi.md.
 
 TEST-LIMIT: 400
 TEST-QUIET
@@ -22,13 +27,20 @@ SEED = os.environ.get("RAIL_TEST_SEED", "4242")
 MAY_BE_SKIPPED = ("network namespaces need root", "network namespaces are not possible here")
 
 
-def fault(protocol, only):
+OURS = {"RAIL_FAIL_IN": PLUGIN.name}
+PROVIDERS = {"rma": {"FI_PROVIDER": "tcp", "RAIL_OFI_PROTOCOL": "rma"},
+             "tagged": {"FI_PROVIDER": "tcp", "RAIL_OFI_PROTOCOL": "tagged"},
+             "shm": {"FI_PROVIDER": "shm", "RAIL_OFI_PROVIDER": "shm"}}
+
+
+def fault(provider, only, *options, **changes):
+    """{name: result}, all of which are good."""
     if not PLUGIN.exists():
         raise Skip("built without libfabric's headers")
-    done = run([KIT, "fault", str(PLUGIN), "--seed", SEED, "--json", "-", "--only", only], limit=200,
-               FI_PROVIDER="tcp", RAIL_OFI_PROTOCOL=protocol)
+    done = run([KIT, "fault", str(PLUGIN), "--seed", SEED, "--json", "-", "--only", only, *options], limit=200,
+               **PROVIDERS[provider], **changes)
     if "libfabric" in done.stderr + done.stdout and "no devices" in done.stderr + done.stdout:
-        raise Skip("libfabric or its provider tcp is not installed")
+        raise Skip(f"libfabric or its provider is not installed ({provider})")
     assert done.returncode in (0, 1), f"{done.args} ended with {done.returncode}\n{done.stdout}{done.stderr}"
     results = json.loads(done.stdout)["results"]
     assert results, f"no scenario is named {only}"
@@ -36,6 +48,14 @@ def fault(protocol, only):
         assert r["status"] == "pass" or r["status"] == "skip" and r["seen"].startswith(MAY_BE_SKIPPED), \
             f"{r['name']} {r['status']}: {r['seen']}\n{r['again']}\n{r['notes']}\n{r['log']}"
     assert done.returncode == 0, done.stderr
+    return {r["name"]: r for r in results}
+
+
+def changed_calls(provider, only, *figures):
+    """Calls of the plugin were changed: else nothing was tried."""
+    for name, result in fault(provider, only, "--calls", "2", FI_UNIVERSE_SIZE=4, **OURS).items():
+        changed = sum(f["value"] for f in result["figures"] if f["name"] in figures)
+        assert changed, f"nothing happened in {name}: {result['figures']}"
 
 
 def cases(protocol):
@@ -45,4 +65,10 @@ def cases(protocol):
         ("strangers", "strangers.*"))]
 
 
-main(cases("rma") + cases("tagged"))
+def call_cases(provider):
+    return [(f"less than asked for, {provider}", lambda: changed_calls(provider, "io.*", "calls_changed", "signals")),
+            (f"calls that fail, {provider}", lambda: changed_calls(
+                provider, "fail.memory,fail.sockets,fail.io,fail.waiting,fail.threads,fail.files", "made_to_fail"))]
+
+
+main(cases("rma") + cases("tagged") + call_cases("rma") + call_cases("shm"))
