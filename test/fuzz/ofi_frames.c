@@ -5,8 +5,9 @@
  * the connection itself sends is lost, so that all that it learns are these messages. Input: which side and protocol,
  * then messages, each "length (2 bytes), bytes"; between two of them everything is posted and tested that can be.
  *
- * Held: no call fails in any other way than with its errors; a receive that is done has no more than its buffer holds;
- * nothing beside the buffers is written; the connection closes, and its endpoint stays open.
+ * Held: no call fails in any other way than with its errors; a receive that is done has a message in each of its
+ * buffers, and no more than they hold; nothing beside the buffers is written; the connection closes, and its endpoint
+ * stays open.
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -110,6 +111,8 @@ static void bed_step(struct bed *b) {
     if (result == RAIL_OK && b->requests[i]) result = ofi_test(b->requests[i], &done, got);
     FUZZ_CHECK(result == RAIL_OK || (!done && (result == RAIL_REMOTE_ERROR || result == RAIL_BAD_USAGE)));
     for (int k = 0; done && k < group; k++) FUZZ_CHECK(got[k] >= 0 && (size_t)got[k] <= sizes[i + k]);
+    const struct ofi_recv *recv = b->requests[i]; /* it is free, and not used again before the next irecv */
+    for (int k = 0; done && !b->sends && k < group; k++) FUZZ_CHECK(recv->buffers[k].done);
     if (done || result != RAIL_OK) {
       b->requests[i] = NULL;
       b->over[i] = true;
