@@ -29,6 +29,7 @@ MAY_INCLUDE = {
     "plugin/railtrace": {"plugin", "loader", "common", "rail"},
     "core": {"core", "loader", "common", "rail"},
     "emu": {"emu"},
+    "ghost": {"ghost"},
     "kit": {"kit", "loader", "common", "rail", "plugin/railtrace/trace_file.h", "plugin/railtrace/trace_rules.h"},
     "tools": {"tools", "kit", "loader", "common", "rail"},
 }
@@ -182,10 +183,12 @@ def queue_header():
 
 
 def cppcheck_command():
-    rooms = [r for r in ("common", "loader", "core", "plugin", "kit", "emu", "tools") if list((ROOT / r).rglob("*.c"))]
+    # The calls of ghost's driver are declared by one macro: cppcheck takes all of them for one function.
+    rooms = ("common", "loader", "core", "plugin", "kit", "emu", "ghost", "tools")
+    rooms = [r for r in rooms if list((ROOT / r).rglob("*.c"))]
     return ["cppcheck", "--quiet", "--std=c11", "--error-exitcode=1", "--inline-suppr", "--enable=warning,portability",
-            "--suppress=missingIncludeSystem", "--suppress=*:*_impl.c", *queue_header(), "-j",
-            str(os.cpu_count() or 1), *FLAGS, *rooms]
+            "--suppress=missingIncludeSystem", "--suppress=*:*_impl.c", "--suppress=ctunullpointer:ghost/*",
+            "--suppress=ctuuninitvar:ghost/*", *queue_header(), "-j", str(os.cpu_count() or 1), *FLAGS, *rooms]
 
 
 def main():

@@ -20,7 +20,7 @@
 #   core/device/*.cu      → device/core/device/NAME.o, where there is nvcc
 #   test/gpu/*.cu         → test/gpu/NAME, where there is nvcc; test/gpu/coll/*.c → test/gpu/gpu_coll, everywhere
 #   test/device/*.c, .cc  → linked into unit tests that name them: connections, the device's sources on the CPU
-#   test/device/gpu/*.c   → test/libfakegpu.so, a CUDA driver without a GPU
+#   test/device/gpu/*.c   → test/libfakegpu.so, ghost's CUDA driver with the runtime's own kernel
 #   test/broken/*.c       → test/broken/libnccl-net-ref.so, and a copy of it for each defect
 
 common_src := $(filter-out common/net/abi%,$(wildcard common/*/*.c))
@@ -91,6 +91,7 @@ helper_bins = $(patsubst test/%.c,$(BUILD)/test/%,$(shell grep -l 'TEST-HELPER' 
 # Tests of the runtime's modules see internals: they link its objects, not the library.
 core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(core/|rail/railyard)' $(test_src))))
 fault_lib := $(BUILD)/lib/railyard/librail-fault.so
+ghost_driver_src := $(wildcard ghost/driver/*.c)
 emu_src := $(wildcard emu/*.c)
 emu_lib := $(if $(HAVE_VERBS),$(BUILD)/lib/emu/libibverbs.so.1)
 emu_cm_src := $(wildcard emu/cm/*.c)
@@ -126,7 +127,7 @@ $(O)/%.o: %.cc config/flags.mk $(BUILD)/config.mk
 # What another compiler says of every source, without compiling it.
 syntax_src := $(filter-out %_impl.c $(left_out_src) $(if $(HAVE_VERBS),,emu/% test/verbs/%) \
   $(if $(emu_cm_lib),,emu/cm/% test/verbs/test_emu_cm%), \
-  $(shell find common loader core kit plugin tools test config emu -name '*.c'))
+  $(shell find common loader core kit plugin tools test config emu ghost -name '*.c'))
 syntax_src += $(if $(HAVE_CXX),$(wildcard test/device/*.cc))
 syntax_ok := $(addsuffix .ok,$(addprefix $(O)/,$(syntax_src))) $(foreach s,$(simd),$(O)/core/host/rt_reduce_$(s).ok)
 $(O)/%.c.ok: %.c config/flags.mk | $(BUILD)/config.mk
@@ -261,7 +262,7 @@ comma := ,
 $(foreach t,$(tools),$(eval $(call tool_rule,$(BUILD)/bin/$(t),$(t))))
 
 # A driver of its own, for programs that have device buffers. Sanitized as what it runs in: its threads are the kernels.
-fakegpu_src := $(wildcard test/device/gpu/*.c)
+fakegpu_src := $(ghost_driver_src) $(wildcard test/device/gpu/*.c)
 $(BUILD)/test/libfakegpu.so: $(call obj,$(fakegpu_src)) $(O)/test/device/emu_collective.o
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")

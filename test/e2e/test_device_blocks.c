@@ -163,8 +163,8 @@ static void small_devices(const char *env) {
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver's small device");
   job_run(env, MOST_RANKS, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
 }
-TEST(processes) { small_devices("FAKEGPU_ATTRIBUTES=16:3"); }
-TEST(a_network) { small_devices("FAKEGPU_ATTRIBUTES=16:3 NCCL_SHM_DISABLE=1"); }
+TEST(processes) { small_devices("GHOST_ATTRIBUTES=16:3"); }
+TEST(a_network) { small_devices("GHOST_ATTRIBUTES=16:3 NCCL_SHM_DISABLE=1"); }
 
 /* ---- over ranks of one process, which share the device ---- */
 
@@ -203,7 +203,7 @@ static void in_threads(const struct rank *rank, void *arg) {
 }
 TEST(threads) {
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver's small device");
-  job_run("FAKEGPU_ATTRIBUTES=16:8", 1, kit_patience_ms(TIMEOUT_MS), in_threads, NULL);
+  job_run("GHOST_ATTRIBUTES=16:8", 1, kit_patience_ms(TIMEOUT_MS), in_threads, NULL);
 }
 
 /* Two of them: four wide blocks for each. */
@@ -226,7 +226,7 @@ static void in_refused_threads(const struct rank *rank, void *arg) {
 }
 TEST(narrow_blocks_are_not_for_a_shared_device) {
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver's small device");
-  job_run("NCCL_DEBUG=NONE FAKEGPU_ATTRIBUTES=16:4", 1, kit_patience_ms(TIMEOUT_MS), in_refused_threads, NULL);
+  job_run("NCCL_DEBUG=NONE GHOST_ATTRIBUTES=16:4", 1, kit_patience_ms(TIMEOUT_MS), in_refused_threads, NULL);
 }
 
 TEST_MAIN(TEST_CASE(processes), TEST_CASE(a_network), TEST_CASE(threads),

@@ -144,9 +144,9 @@ static void in_one_thread(const struct rank *rank, void *arg) {
   }
   gpu_nothing_left();
 }
-TEST(one_thread) { job_run("FAKEGPU_DEVICES=2", 1, kit_patience_ms(TIMEOUT_MS), in_one_thread, NULL); }
+TEST(one_thread) { job_run("GHOST_DEVICES=2", 1, kit_patience_ms(TIMEOUT_MS), in_one_thread, NULL); }
 TEST(one_thread_and_a_network) {
-  job_run("FAKEGPU_DEVICES=2 NCCL_SHM_DISABLE=1", 1, kit_patience_ms(TIMEOUT_MS), in_one_thread, NULL);
+  job_run("GHOST_DEVICES=2 NCCL_SHM_DISABLE=1", 1, kit_patience_ms(TIMEOUT_MS), in_one_thread, NULL);
 }
 
 TEST_MAIN(TEST_CASE(shared_memory), TEST_CASE(ll), TEST_CASE(channels), TEST_CASE(tree), TEST_CASE(network),

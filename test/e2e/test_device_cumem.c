@@ -22,7 +22,7 @@
 #define FABRIC "cuMem fabric handles"
 #define FD "cuMem file descriptors"
 #define IPC "CUDA IPC"
-#define FABRIC_ENV "FAKEGPU_ATTRIBUTES=128:1 "
+#define FABRIC_ENV "GHOST_ATTRIBUTES=128:1 "
 
 struct expected {
   const char *transports, *way;
@@ -35,7 +35,7 @@ static void is_said(const char *text, const char *words, const char *what) {
 
 /* Each rank has a device of its own, if there are several. */
 static void use_device(const struct rank *rank) {
-  const char *devices = getenv("FAKEGPU_DEVICES");
+  const char *devices = getenv("GHOST_DEVICES");
   void *context;
   GPU(gpu.cuDevicePrimaryCtxRetain(&context, devices ? rank->rank % atoi(devices) : 0));
   GPU(gpu.cuCtxSetCurrent(context));
@@ -51,7 +51,7 @@ static void work(const struct rank *rank, void *arg) {
   use_device(rank);
   int fds = kit_fd_count();
   setenv("NCCL_DEBUG", "INFO", 1);
-  if (rank->rank == 1 && e->fail) setenv("FAKEGPU_FAIL", e->fail, 1);
+  if (rank->rank == 1 && e->fail) setenv("GHOST_FAIL", e->fail, 1);
   log = catch_stderr(&kept);
   side_open(&s, open_comm(rank));
   for (int i = 0; i < 3; i++) sum(&s, MANY);
@@ -76,18 +76,18 @@ static void by(const char *env, int n, const struct expected *e) {
 TEST(file_descriptors) { by("", 3, &(struct expected){"P2P", FD, NULL, NULL}); }
 TEST(fabric_handles) {
   by(FABRIC_ENV, 3, &(struct expected){"P2P", FABRIC, NULL, NULL});
-  by("FAKEGPU_ATTRIBUTES=128:1,103:0", 2, &(struct expected){"P2P", FABRIC, NULL, NULL});
+  by("GHOST_ATTRIBUTES=128:1,103:0", 2, &(struct expected){"P2P", FABRIC, NULL, NULL});
 }
 TEST(cuda_ipc_where_memory_is_not_mapped) {
-  static const char *const env[] = {"NCCL_CUMEM_ENABLE=0", "FAKEGPU_ATTRIBUTES=102:0", "FAKEGPU_ATTRIBUTES=103:0",
-                                    "FAKEGPU_VERSION=11080", "NCCL_CUMEM_ENABLE=%h"};
+  static const char *const env[] = {"NCCL_CUMEM_ENABLE=0", "GHOST_ATTRIBUTES=102:0", "GHOST_ATTRIBUTES=103:0",
+                                    "GHOST_VERSION=11080", "NCCL_CUMEM_ENABLE=%h"};
   for (size_t i = 0; i < sizeof env / sizeof *env; i++) by(env[i], 2, &(struct expected){"P2P", IPC, NULL, NULL});
 }
 TEST(an_old_driver_may_be_asked_all_the_same) {
-  by("FAKEGPU_VERSION=11080 NCCL_CUMEM_ENABLE=1", 2, &(struct expected){"P2P", FD, NULL, NULL});
+  by("GHOST_VERSION=11080 NCCL_CUMEM_ENABLE=1", 2, &(struct expected){"P2P", FD, NULL, NULL});
 }
 TEST(several_devices) {
-  by("FAKEGPU_DEVICES=2 NCCL_P2P_READ_ENABLE=1 RAIL_NCHANNELS=2", 2, &(struct expected){"P2P", FD, NULL, NULL});
+  by("GHOST_DEVICES=2 NCCL_P2P_READ_ENABLE=1 RAIL_NCHANNELS=2", 2, &(struct expected){"P2P", FD, NULL, NULL});
 }
 
 /* ---- what fails is done otherwise ---- */
@@ -129,7 +129,7 @@ TEST(the_importer_cannot) {
 
 TEST(a_device_that_is_too_far) { /* an unclaimed descriptor is closed */
   static const struct expected e = {"SHM", NULL, NULL, "use shared memory of the host"};
-  by("FAKEGPU_DEVICES=2 FAKEGPU_PEERS=none", 2, &e);
+  by("GHOST_DEVICES=2 GHOST_PEERS=none", 2, &e);
 }
 
 TEST(no_way_is_left) {

@@ -77,7 +77,7 @@ static void large_group(const struct rank *rank, void *arg) {
 }
 TEST(a_group_that_is_too_large_is_refused) {
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver's small device");
-  job_run("NCCL_DEBUG=NONE FAKEGPU_ATTRIBUTES=16:4", 1, kit_patience_ms(TIMEOUT_MS), large_group, NULL);
+  job_run("NCCL_DEBUG=NONE GHOST_ATTRIBUTES=16:4", 1, kit_patience_ms(TIMEOUT_MS), large_group, NULL);
 }
 
 static void two_devices(const struct rank *rank, void *arg) {
@@ -104,7 +104,7 @@ static void two_devices(const struct rank *rank, void *arg) {
   gpu_nothing_left();
 }
 TEST(a_communicator_has_one_device) {
-  job_run("NCCL_DEBUG=NONE FAKEGPU_DEVICES=2", 1, kit_patience_ms(TIMEOUT_MS), two_devices, NULL);
+  job_run("NCCL_DEBUG=NONE GHOST_DEVICES=2", 1, kit_patience_ms(TIMEOUT_MS), two_devices, NULL);
 }
 
 static void factors(const struct rank *rank, void *arg) {
@@ -414,7 +414,7 @@ TEST(cycles_over_a_network_leave_nothing) {
 static void broken_kernel(const struct rank *rank, void *arg) {
   (void)arg;
   struct pair p;
-  if (rank->rank == 1) setenv("FAKEGPU_FAIL", "kernel:2", 1);
+  if (rank->rank == 1) setenv("GHOST_FAIL", "kernel:2", 1);
   pair_open(&p, rank);
   OK(pair_sum(&p, N));
   if (rank->rank == 0) GPU(gpu.cuStreamSynchronize(p.stream));
@@ -431,7 +431,7 @@ TEST(a_kernel_that_fails_ends_the_communicator) {
 /* The call that `arg` names fails in rank 1: either the collective fails with it, on both ranks, or all is well. */
 static void failing_call(const struct rank *rank, void *arg) {
   struct pair p;
-  if (rank->rank == 1) setenv("FAKEGPU_FAIL", arg, 1);
+  if (rank->rank == 1) setenv("GHOST_FAIL", arg, 1);
   pair_open(&p, rank);
   ncclResult_t r = ncclSuccess;
   for (int i = 0; i < 2 && r == ncclSuccess; i++) r = pair_sum(&p, N);

@@ -109,15 +109,15 @@ TEST(flushes_that_are_over_at_once) {
        (struct expected){.cuda = true, .sends = true, .flushes = true});
 }
 TEST(later_gpus_need_no_flush) {
-  with(FAR "GDRNET_OFFERS=cuda GDRNET_KIND=1 FAKEGPU_ATTRIBUTES=75:9", 2,
+  with(FAR "GDRNET_OFFERS=cuda GDRNET_KIND=1 GHOST_ATTRIBUTES=75:9", 2,
        (struct expected){.cuda = true, .sends = true});
 }
 TEST(unless_the_nic_asks_for_it) {
-  with(FAR "GDRNET_OFFERS=cuda GDRNET_FORCE_FLUSH=1 FAKEGPU_ATTRIBUTES=75:9", 2,
+  with(FAR "GDRNET_OFFERS=cuda GDRNET_FORCE_FLUSH=1 GHOST_ATTRIBUTES=75:9", 2,
        (struct expected){.cuda = true, .sends = true, .flushes = true});
 }
 TEST(or_the_user) {
-  with(FAR "GDRNET_OFFERS=cuda NCCL_NET_FORCE_FLUSH=1 FAKEGPU_ATTRIBUTES=75:9", 2,
+  with(FAR "GDRNET_OFFERS=cuda NCCL_NET_FORCE_FLUSH=1 GHOST_ATTRIBUTES=75:9", 2,
        (struct expected){.cuda = true, .sends = true, .flushes = true});
 }
 TEST(no_reading) {
@@ -151,7 +151,7 @@ TEST(one_way_refused_the_other_taken) {
        (struct expected){.cuda = true, .sends = true, .flushes = true});
 }
 TEST(no_dma_buf_from_the_driver) {
-  with(FAR "GDRNET_OFFERS=dmabuf FAKEGPU_ATTRIBUTES=124:0", 2, (struct expected){.cuda = false});
+  with(FAR "GDRNET_OFFERS=dmabuf GHOST_ATTRIBUTES=124:0", 2, (struct expected){.cuda = false});
 }
 TEST(no_dma_buf_wanted) {
   with(FAR "GDRNET_OFFERS=cuda,dmabuf NCCL_DMABUF_ENABLE=0", 2,
@@ -159,11 +159,11 @@ TEST(no_dma_buf_wanted) {
 }
 /* The first end that asks stays with the host's slots, the others do not. */
 TEST(no_device_memory_once) {
-  with(FAR "GDRNET_OFFERS=cuda FAKEGPU_FAIL=cuMemAlloc_v2:3", 2,
+  with(FAR "GDRNET_OFFERS=cuda GHOST_FAIL=cuMemAlloc_v2:3", 2,
        (struct expected){.cuda = true, .sends = true, .flushes = true});
 }
 TEST(no_dma_buf_once) {
-  with(FAR "GDRNET_OFFERS=dmabuf FAKEGPU_FAIL=cuMemGetHandleForAddressRange:1", 2,
+  with(FAR "GDRNET_OFFERS=dmabuf GHOST_FAIL=cuMemGetHandleForAddressRange:1", 2,
        (struct expected){.dmabuf = true, .sends = true, .flushes = true});
 }
 
@@ -175,7 +175,7 @@ static void half(const struct rank *rank, void *arg) {
 }
 TEST(the_ends_may_differ) {
   struct expected each[2] = {{.cuda = false}, {.cuda = true, .sends = true, .flushes = true}};
-  job_run(FAR "GDRNET_OFFERS=cuda FAKEGPU_ATTRIBUTES=116:%d", 2, kit_patience_ms(TIMEOUT_MS), half, each);
+  job_run(FAR "GDRNET_OFFERS=cuda GHOST_ATTRIBUTES=116:%d", 2, kit_patience_ms(TIMEOUT_MS), half, each);
 }
 
 /* ---- failures ---- */

@@ -58,7 +58,7 @@ static void of_the_device(const struct rank *rank, void *arg) {
   ENSURE(place_of(q).ordinal == 0, "it lies on device %d", place_of(q).ordinal);
   ENSURE((place_of(p).context == NULL) == mapped, "it has context %p", place_of(p).context);
   ENSURE(gpu.left("mapped") == (mapped ? 3 : 0), "%ld pieces are mapped", gpu.left("mapped"));
-  const char *peers = getenv("FAKEGPU_PEERS"); /* other devices may use it, if they reach it */
+  const char *peers = getenv("GHOST_PEERS"); /* other devices may use it, if they reach it */
   void *stream = gpu_stream();
   int r = gpu.cuMemsetD8Async((uint64_t)(uintptr_t)p, 0, N, stream);
   ENSURE(!mapped || (r == 0) == (peers == NULL), "device 0 comes to device 1's memory with %d", r);
@@ -76,11 +76,11 @@ static void of_the_device(const struct rank *rank, void *arg) {
 }
 TEST(memory_of_the_current_device) {
   static int yes = 1, no = 0;
-  on_device("FAKEGPU_DEVICES=2", 1, of_the_device, &yes);
-  on_device("FAKEGPU_DEVICES=2 FAKEGPU_PEERS=none", 1, of_the_device, &yes);
-  on_device("FAKEGPU_DEVICES=2 FAKEGPU_ATTRIBUTES=128:1", 1, of_the_device, &yes);
-  on_device("FAKEGPU_DEVICES=2 NCCL_CUMEM_ENABLE=0", 1, of_the_device, &no);
-  on_device("FAKEGPU_DEVICES=2 FAKEGPU_ATTRIBUTES=102:0", 1, of_the_device, &no);
+  on_device("GHOST_DEVICES=2", 1, of_the_device, &yes);
+  on_device("GHOST_DEVICES=2 GHOST_PEERS=none", 1, of_the_device, &yes);
+  on_device("GHOST_DEVICES=2 GHOST_ATTRIBUTES=128:1", 1, of_the_device, &yes);
+  on_device("GHOST_DEVICES=2 NCCL_CUMEM_ENABLE=0", 1, of_the_device, &no);
+  on_device("GHOST_DEVICES=2 GHOST_ATTRIBUTES=102:0", 1, of_the_device, &no);
 }
 
 static void of_the_host(const struct rank *rank, void *arg) {
@@ -107,7 +107,7 @@ static void failing(const struct rank *rank, void *arg) {
   void *p;
   (void)rank;
   gpu_open();
-  setenv("FAKEGPU_FAIL", f->fail, 1);
+  setenv("GHOST_FAIL", f->fail, 1);
   if (f->good)
     OK(ncclMemAlloc(&p, N));
   else
@@ -129,7 +129,7 @@ TEST(what_fails_is_done_otherwise) {
       {"cuCtxPushCurrent_v2:1", 0, 0, false, "context"},
   };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    on_device("FAKEGPU_ATTRIBUTES=128:1 FAKEGPU_DEVICES=2", 1, failing, &all[i]);
+    on_device("GHOST_ATTRIBUTES=128:1 GHOST_DEVICES=2", 1, failing, &all[i]);
 }
 
 /* ---- as buffers of calls ---- */
@@ -190,7 +190,7 @@ static void elsewhere(const struct rank *rank, void *arg) {
   OK(ncclMemFree(p));
   gpu_nothing_left();
 }
-TEST(its_device_must_be_current) { on_device("FAKEGPU_DEVICES=2", 1, elsewhere, NULL); }
+TEST(its_device_must_be_current) { on_device("GHOST_DEVICES=2", 1, elsewhere, NULL); }
 
 /* ---- many threads ---- */
 

@@ -107,7 +107,7 @@ static void be_thread(void *arg) {
 static void in_threads(const struct rank *rank, void *arg) {
   enum { RANKS = 3 };
   struct thread_rank t[RANKS];
-  const char *devices = getenv("FAKEGPU_DEVICES");
+  const char *devices = getenv("GHOST_DEVICES");
   (void)rank;
   gpu_open();
   OK(ncclGetUniqueId(&t[0].id));
@@ -131,19 +131,19 @@ TEST(threads_on_one_device) {
   threads("NCCL_PROTO=LL", "LL", "P2P");
 }
 TEST(threads_on_three_devices) {
-  threads("FAKEGPU_DEVICES=3", "Simple", "P2P");
-  threads("FAKEGPU_DEVICES=3 NCCL_CUMEM_ENABLE=0", "Simple", "P2P");
-  threads("FAKEGPU_DEVICES=3 NCCL_P2P_READ_ENABLE=1 FAKEGPU_PEERS=nvlink", "Simple", "P2P");
+  threads("GHOST_DEVICES=3", "Simple", "P2P");
+  threads("GHOST_DEVICES=3 NCCL_CUMEM_ENABLE=0", "Simple", "P2P");
+  threads("GHOST_DEVICES=3 NCCL_P2P_READ_ENABLE=1 GHOST_PEERS=nvlink", "Simple", "P2P");
 }
 TEST(ll128_between_devices) { /* whose lines come whole over NVLink only */
-  threads("NCCL_PROTO=LL128 FAKEGPU_DEVICES=3", "LL128", "P2P");
-  threads("NCCL_PROTO=LL128 FAKEGPU_DEVICES=3 FAKEGPU_PEERS=nvlink", "LL128", "P2P");
+  threads("NCCL_PROTO=LL128 GHOST_DEVICES=3", "LL128", "P2P");
+  threads("NCCL_PROTO=LL128 GHOST_DEVICES=3 GHOST_PEERS=nvlink", "LL128", "P2P");
 }
 TEST(devices_that_are_too_far) {
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver's devices");
-  threads("FAKEGPU_DEVICES=3 FAKEGPU_PEERS=none", "Simple", "SHM");
-  threads("FAKEGPU_DEVICES=3 NCCL_P2P_LEVEL=PHB", "Simple", "SHM");
-  threads("FAKEGPU_DEVICES=3 FAKEGPU_PEERS=nvlink NCCL_P2P_LEVEL=NVL", "Simple", "P2P");
+  threads("GHOST_DEVICES=3 GHOST_PEERS=none", "Simple", "SHM");
+  threads("GHOST_DEVICES=3 NCCL_P2P_LEVEL=PHB", "Simple", "SHM");
+  threads("GHOST_DEVICES=3 GHOST_PEERS=nvlink NCCL_P2P_LEVEL=NVL", "Simple", "P2P");
 }
 
 /* ---- a driver that refuses ---- */
@@ -166,7 +166,7 @@ static void refused(const struct rank *rank, void *arg) {
   int kept = -1, fd = -1;
   gpu_open();
   if (rank->rank == 1) {
-    setenv("FAKEGPU_FAIL", refusal->call, 1);
+    setenv("GHOST_FAIL", refusal->call, 1);
     setenv("NCCL_DEBUG", "INFO", 1);
     fd = catch_stderr(&kept);
   }

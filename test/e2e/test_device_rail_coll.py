@@ -35,7 +35,7 @@ def collective(name):
         types = ("-d", "all", "-o", "all") if name in REDUCING else ("-d", "uint8,float,double")
         found, memory, over = run(name, "-r", 3, "--memory", "device", "-b", 1000, "-e", 1000, "--root", 2, *types)
         assert memory == ["device"] * 3 and over == {"P2P"}, found["ranks"]
-        assert [r["gpu"] for r in found["ranks"]] == ["fake GPU 0"] * 3 and len(found["rows"]) >= 3, found
+        assert [r["gpu"] for r in found["ranks"]] == ["ghost GPU 0"] * 3 and len(found["rows"]) >= 3, found
         run(name, "-r", 2, "--memory", "device", "-b", 4, "-e", 40004, "-i", 20000, "--offset", 8)
     return case
 
@@ -44,7 +44,7 @@ def several_ranks_in_a_process():
     """As threads, and several of one thread, on one GPU and on two."""
     for args in (("-t", 3), ("-g", 3), ("-r", 2, "-g", 2), ("-t", 2, "-g", 2)):
         found, _, over = run("all_reduce", *args, "--memory", "device", "-b", 64, "-e", "16K", "-f", 16,
-                             FAKEGPU_DEVICES=2)
+                             GHOST_DEVICES=2)
         assert [r["device"] for r in found["ranks"]] == [0, 1, 0, 1][:len(found["ranks"])], found["ranks"]
         assert over == {"P2P"}, over
 
@@ -67,7 +67,7 @@ def kinds_of_memory():
 def modes():
     for args in (("-m", 3), ("-z", 1), ("-R", 1), ("--in-place",), ("--device", 1), ("-G", 3), ("-G", 2, "-m", 2)):
         args = (*args, "--memory", "device", "-b", 1024, "-e", 4096)
-        found = results("all_reduce", "-r", 2, "-n", 2, *args, **GPU, FAKEGPU_DEVICES=2)
+        found = results("all_reduce", "-r", 2, "-n", 2, *args, **GPU, GHOST_DEVICES=2)
         assert found["summary"]["wrong"] == 0, found
         assert found["ranks"][0]["device"] == (1 if "--device" in args else 0), found["ranks"]
     found, _, _ = run("alltoall", "-g", 2, "--memory", "device", "-G", 2, "-b", 64, "-e", 64)
@@ -78,7 +78,7 @@ def the_table_names_gpus():
     done = coll("all_reduce", "-r", 4, "--memory", "managed,device", "-b", 64, "-e", 64, *QUICK, **GPU)
     expect(done, 0)
     ranks = [line for line in done.stdout.splitlines() if line.startswith("#  Rank ")]
-    assert all("fake GPU" in line for line in ranks), ranks
+    assert all("ghost GPU" in line for line in ranks), ranks
     assert "#  Buffers in memory of kind: device (ranks 1, 3), managed (ranks 0, 2)\n" in done.stdout, done.stdout
 
 
@@ -103,13 +103,13 @@ def errors():
         (("all_reduce", "-G", "1"), {}, 2, ("--cudagraph", "--memory device")),
         (("all_reduce", "-G", "1", "--memory", "device", "-z", "1"), {}, 2, ("--cudagraph", "--blocking")),
         (device, none, 3, ("no CUDA driver here", "/nonexistent/libcuda.so.1")),
-        ((*device, "--device", 2), {**GPU, "FAKEGPU_DEVICES": 2}, 3, ("--device", "no CUDA device 2", "0 to 1")),
-        (device, {**GPU, "FAKEGPU_FAIL": "cuDeviceGetCount:1"}, 3, ("driver cannot be used",)),
-        (device, {**GPU, "FAKEGPU_FAIL": "cuMemAlloc_v2:1"}, 3, ("device memory (-e)", "CUDA device 0")),
-        (device, {**GPU, "FAKEGPU_FAIL": "cuStreamCreate:1"}, 3, ("cuStreamCreate", "CUDA device 0")),
-        (device, {**GPU, "FAKEGPU_FAIL": "cuMemcpyDtoH_v2:1"}, 3, ("copying the result back",)),
-        ((*device, "-G", "1", "-n", 1), {**GPU, "FAKEGPU_FAIL": "cuStreamEndCapture:1"}, 3, ("capturing",)),
-        ((*device, "-G", "1", "-n", 1), {**GPU, "FAKEGPU_FAIL": "cuGraphLaunch:1"}, 3, ("launching the graph",)),
+        ((*device, "--device", 2), {**GPU, "GHOST_DEVICES": 2}, 3, ("--device", "no CUDA device 2", "0 to 1")),
+        (device, {**GPU, "GHOST_FAIL": "cuDeviceGetCount:1"}, 3, ("driver cannot be used",)),
+        (device, {**GPU, "GHOST_FAIL": "cuMemAlloc_v2:1"}, 3, ("device memory (-e)", "CUDA device 0")),
+        (device, {**GPU, "GHOST_FAIL": "cuStreamCreate:1"}, 3, ("cuStreamCreate", "CUDA device 0")),
+        (device, {**GPU, "GHOST_FAIL": "cuMemcpyDtoH_v2:1"}, 3, ("copying the result back",)),
+        ((*device, "-G", "1", "-n", 1), {**GPU, "GHOST_FAIL": "cuStreamEndCapture:1"}, 3, ("capturing",)),
+        ((*device, "-G", "1", "-n", 1), {**GPU, "GHOST_FAIL": "cuGraphLaunch:1"}, 3, ("launching the graph",)),
     ]:
         expect(coll(*args, **env), status, *said)
 

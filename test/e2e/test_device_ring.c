@@ -123,13 +123,13 @@ static void run(const char *env, int n, rank_fn body, const char *line) {
   job_run(env, n, kit_patience_ms(TIMEOUT_MS), body, &e);
 }
 
-TEST(nothing_is_known) { run("FAKEGPU_DEVICES=6", 4, use, "Channel 01/02 : 0 1 2 3\n"); }
-TEST(two_hosts) { run("FAKEGPU_DEVICES=6", 5, in_turns_on_two_hosts, "Channel 00/01 : 0 2 4 1 3\n"); }
+TEST(nothing_is_known) { run("GHOST_DEVICES=6", 4, use, "Channel 01/02 : 0 1 2 3\n"); }
+TEST(two_hosts) { run("GHOST_DEVICES=6", 5, in_turns_on_two_hosts, "Channel 00/01 : 0 2 4 1 3\n"); }
 TEST(two_channels) {
-  run("FAKEGPU_DEVICES=6 RAIL_NCHANNELS=2", 4, in_turns_on_two_hosts, "Channel 01/02 : 0 2 1 3\n");
+  run("GHOST_DEVICES=6 RAIL_NCHANNELS=2", 4, in_turns_on_two_hosts, "Channel 01/02 : 0 2 1 3\n");
 }
 TEST(over_a_network) {
-  run("FAKEGPU_DEVICES=6 NCCL_SHM_DISABLE=1", 4, in_turns_on_two_hosts, "Channel 00/01 : 0 2 1 3\n");
+  run("GHOST_DEVICES=6 NCCL_SHM_DISABLE=1", 4, in_turns_on_two_hosts, "Channel 00/01 : 0 2 1 3\n");
 }
 
 /* GPUs in turns at two processors. It is known that nobody shares one, so there is more room than
@@ -142,7 +142,7 @@ TEST(two_processors) {
     pci_tree_add(root, place, d % 2, path);
   }
   setenv("RAIL_SYSFS", root, 1);
-  run("FAKEGPU_DEVICES=6", 4, use, "Channel 07/08 : 0 1 3 2\n");
+  run("GHOST_DEVICES=6", 4, use, "Channel 07/08 : 0 1 3 2\n");
   unsetenv("RAIL_SYSFS");
   pci_tree_close(root);
 }

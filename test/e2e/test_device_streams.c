@@ -203,7 +203,7 @@ TEST(graphs_over_a_network) {
   job_run("NCCL_SHM_DISABLE=1 RAIL_NCHANNELS=2", 2, kit_patience_ms(TIMEOUT_MS), graphs, NULL);
 }
 TEST(graphs_and_a_proxy_thread) {
-  job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=thread FAKEGPU_MAPPING=waits", 3, kit_patience_ms(TIMEOUT_MS), graphs, &warm);
+  job_run("NCCL_SHM_DISABLE=1 RAIL_PROXY=thread GHOST_MAPPING=waits", 3, kit_patience_ms(TIMEOUT_MS), graphs, &warm);
 }
 
 /* Captured again and again, what the last graph had is used for the next; the last one outlives the communicator. */

@@ -92,7 +92,7 @@ static void first_calls(const struct rank *rank, void *arg) {
 }
 TEST(the_first_call) {
   job_run("NCCL_DEBUG=WARN", 1, kit_patience_ms(TIMEOUT_MS), first_calls, NULL);
-  job_run("NCCL_DEBUG=WARN FAKEGPU_MAPPING=waits", 1, kit_patience_ms(TIMEOUT_MS), first_calls, NULL);
+  job_run("NCCL_DEBUG=WARN GHOST_MAPPING=waits", 1, kit_patience_ms(TIMEOUT_MS), first_calls, NULL);
 }
 
 /* ---- one communicator ends while kernels of another wait ---- */
@@ -156,7 +156,7 @@ static void runs_ahead(const struct rank *rank, void *arg) {
   all_threads(2, run_ahead);
 }
 TEST(calls_ahead_of_the_others) {
-  job_run("NCCL_DEBUG=WARN FAKEGPU_MAPPING=waits", 1, kit_patience_ms(TIMEOUT_MS), runs_ahead, NULL);
+  job_run("NCCL_DEBUG=WARN GHOST_MAPPING=waits", 1, kit_patience_ms(TIMEOUT_MS), runs_ahead, NULL);
 }
 
 /* ---- the fake driver is as strict as it says ---- */
@@ -222,7 +222,7 @@ static void deadlocked(const struct rank *rank, void *arg) {
 }
 TEST(the_fake_finds_deadlocks) {
   if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver");
-  struct job *job = job_start("FAKEGPU_PATIENCE=1", 1, deadlocked, NULL);
+  struct job *job = job_start("GHOST_PATIENCE=1", 1, deadlocked, NULL);
   int status = -1;
   CHECK(job_wait(job, 0, kit_patience_ms(TIMEOUT_MS), &status));
   CHECK_INT(*(const int *)job_shared(job), SIGABRT);

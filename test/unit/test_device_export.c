@@ -139,7 +139,7 @@ static void by(const char *env, enum rt_export_type type) {
 }
 
 TEST(file_descriptors) { by("", RT_EXPORT_FD); }
-TEST(fabric_handles) { by("FAKEGPU_ATTRIBUTES=128:1", RT_EXPORT_FABRIC); }
+TEST(fabric_handles) { by("GHOST_ATTRIBUTES=128:1", RT_EXPORT_FABRIC); }
 TEST(cuda_ipc) { by("NCCL_CUMEM_ENABLE=0", RT_EXPORT_IPC); }
 
 TEST_MAIN(TEST_CASE(file_descriptors), TEST_CASE(fabric_handles), TEST_CASE(cuda_ipc))

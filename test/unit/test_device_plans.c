@@ -110,8 +110,8 @@ static void again(const struct rank *rank, void *arg) {
   rig_close(&g);
 }
 TEST(nothing_is_under_way_when_all_is_done) {
-  job_run("FAKEGPU_DEVICES=2", 1, kit_patience_ms(TIMEOUT_MS), again, NULL);
-  job_run("FAKEGPU_DEVICES=2 NCCL_SHM_DISABLE=1", 1, kit_patience_ms(TIMEOUT_MS), again, NULL);
+  job_run("GHOST_DEVICES=2", 1, kit_patience_ms(TIMEOUT_MS), again, NULL);
+  job_run("GHOST_DEVICES=2 NCCL_SHM_DISABLE=1", 1, kit_patience_ms(TIMEOUT_MS), again, NULL);
 }
 
 /* A group whose calls name two streams runs on the first; the second must wait for it all the same. */
@@ -142,7 +142,7 @@ static void joined(const struct rank *rank, void *arg) {
   for (int r = 0; r < RANKS; r++) GPU(gpu.cuStreamSynchronize(g.other[r]));
   rig_close(&g);
 }
-TEST(all_streams_of_a_group_wait_for_it) { job_run("FAKEGPU_DEVICES=2", 1, kit_patience_ms(TIMEOUT_MS), joined, NULL); }
+TEST(all_streams_of_a_group_wait_for_it) { job_run("GHOST_DEVICES=2", 1, kit_patience_ms(TIMEOUT_MS), joined, NULL); }
 
 /* A capture that the program has spoilt is its mistake, and is called so: nothing is put into it. */
 static void spoilt(const struct rank *rank, void *arg) {
@@ -162,7 +162,7 @@ static void spoilt(const struct rank *rank, void *arg) {
   for (int r = 0; r < RANKS; r++) OK(ncclCommAbort(g.comm[r]));
 }
 TEST(a_capture_that_is_void_is_refused) {
-  job_run("FAKEGPU_DEVICES=2 NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), spoilt, NULL);
+  job_run("GHOST_DEVICES=2 NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), spoilt, NULL);
 }
 
 TEST_MAIN(TEST_CASE(nothing_is_under_way_when_all_is_done), TEST_CASE(all_streams_of_a_group_wait_for_it),

@@ -307,7 +307,7 @@ static bool have_fake(void) {
 
 TEST(this_machine) {
   if (!have_fake()) tap_skip_case("the build has no C++ compiler for the fake driver");
-  job_run("FAKEGPU_DEVICES=2", 1, 10000, look, NULL);
+  job_run("GHOST_DEVICES=2", 1, 10000, look, NULL);
 }
 
 TEST_MAIN(TEST_CASE(places), TEST_CASE(distances), TEST_CASE(words), TEST_CASE(nothing_known),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Calls of the CUDA driver that a program with device buffers makes, declared as rt_cuda.h declares those of the
- * runtime. X(symbol, arguments). The fake defines all of them and those of RT_CUDA_CALLS.
+ * runtime. X(symbol, arguments). Ghost's driver defines all of them and those of RT_CUDA_CALLS.
  */
 #ifndef FAKEGPU_DRIVER_H
 #define FAKEGPU_DRIVER_H
@@ -28,11 +28,5 @@
   X(cuGraphLaunch, (void *exec, void *stream))                                              \
   X(cuGraphExecDestroy, (void *exec))                                                       \
   X(cuGraphDestroy, (void *graph))
-
-#define GPU_DECLARE_(symbol, arguments) __attribute__((visibility("default"))) int symbol arguments;
-#define GPU_DECLARE_FIELD_(field, symbol, arguments) GPU_DECLARE_(symbol, arguments)
-GPU_CALLS(GPU_DECLARE_)
-RT_CUDA_CALLS(GPU_DECLARE_FIELD_)
-RT_CUDA_NEW_CALLS(GPU_DECLARE_FIELD_)
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A test as a program with device buffers: over the fake driver (fake.h), or with
+ * A test as a program with device buffers: over ghost's driver (ghost/driver/gh_driver.h), or with
  * TEST_REAL_GPU=1 over the machine's own.
  */
 #ifndef FAKEGPU_USER_H
@@ -21,7 +21,7 @@
 static struct {
   GPU_CALLS(GPU_FIELD_)
   RT_CUDA_CALLS(GPU_CALL_FIELD_) RT_CUDA_NEW_CALLS(GPU_CALL_FIELD_)
-  long (*calls)(const char *name); /* fake.h's; NULL with a real driver */
+  long (*calls)(const char *name); /* ghost's; NULL with a real driver */
   long (*left)(const char *what);
   void *context;
 } gpu;
@@ -52,8 +52,8 @@ __attribute__((unused)) static void gpu_open(void) {
     snprintf(file, sizeof file, "/proc/self/fd/%d", fd);
     setenv("RAIL_CUDA_LIB", path, 1);
     setenv("RAIL_CUDA_KERNELS", file, 1);
-    *(void **)&gpu.calls = gpu_symbol(library, "fakegpu_calls");
-    *(void **)&gpu.left = gpu_symbol(library, "fakegpu_left");
+    *(void **)&gpu.calls = gpu_symbol(library, "ghost_calls");
+    *(void **)&gpu.left = gpu_symbol(library, "ghost_left");
   }
 #define GPU_FIND_(symbol, arguments) *(void **)&gpu.symbol = gpu_symbol(library, #symbol);
 #define GPU_FIND_CALL_(field, symbol, arguments) GPU_FIND_(symbol, arguments)

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Streams of the fake driver as its own files see them: queues of items, under one lock. */
-#ifndef FAKEGPU_QUEUE_H
-#define FAKEGPU_QUEUE_H
+ * Streams of the driver as its own files see them: queues of items, under one lock. */
+#ifndef GH_QUEUE_H
+#define GH_QUEUE_H
 
-#include "test/device/gpu/driver.h"
-#include "test/device/gpu/fake.h"
+#include "ghost/driver/gh_cuda.h"
+#include "ghost/driver/gh_driver.h"
+#include "ghost/driver/gh_kernel.h"
 
 struct capture;
 
@@ -20,32 +21,41 @@ struct before { int nodes[MAX_CAPTURED]; };
 
 struct event {
   uint64_t alive;
-  struct context *context;
+  struct gh_context *context;
   struct mark *mark;      /* NULL: never recorded */
   struct capture *of;     /* the latest record was in a capture, with this before it; NULL: in none */
   uint64_t capture;       /* its number: it may be gone by now */
   struct before before;
 };
 
-enum item_kind { KERNEL, HOST, RECORD, WAIT };
+/* A launch with copies of its name and arguments, or the bytes of a copy: items of the queue and of graphs share it. */
+struct gh_blob {
+  int refs; /* atomic */
+  struct gh_launch launch;
+};
+
+enum item_kind { KERNEL, HOST, COPY, SET, RECORD, WAIT };
 
 struct item {
   struct item *next;
   enum item_kind kind;
-  void *argument; /* kernel's, host function's */
-  void (*call)(void *);
-  unsigned blocks, threads;
-  const struct context *context;
+  struct gh_blob *blob;     /* KERNEL, COPY; NULL: what is copied stays where it is */
+  void (*call)(void *);     /* HOST */
+  void *argument;
+  void *to;                 /* COPY, SET */
+  const void *from;
+  size_t size;
+  unsigned char value;
   struct mark *mark;
 };
 
 /* How long something may take, on the wall. */
-bool queue_wait_news(uint64_t *deadline); /* false: too long; *deadline is 0 at first */
+bool gh_queue_wait_news(uint64_t *deadline); /* false: too long; *deadline is 0 at first */
 
 struct stream {
   struct stream *next;
   uint64_t alive;
-  struct context *context; /* NULL: the legacy stream, which is every context's */
+  struct gh_context *context; /* NULL: the legacy stream, which is every context's */
   pthread_t thread;
   struct item *first, **end;
   bool busy, quit, blocking;
@@ -80,27 +90,29 @@ struct capture {
 };
 
 /* The stream joins a capture. False: that has too many already. */
-bool queue_join(struct stream *s, struct capture *c);
+bool gh_queue_join(struct stream *s, struct capture *c);
 
-/* The fake's one lock; `news` is broadcast whenever anything changed. */
-extern pthread_mutex_t queue_lock;
-extern pthread_cond_t queue_news;
+/* The driver's one lock; `gh_queue_news` is broadcast whenever anything changed. */
+extern pthread_mutex_t gh_queue_lock;
+extern pthread_cond_t gh_queue_news;
 
 /* How most calls begin and end: a context, the stream, the lock; an error holds no lock. leave returns its argument. */
-int queue_enter(const char *call, void *handle, struct stream **s);
-int queue_leave(int result);
+int gh_queue_enter(const char *call, void *handle, struct stream **s);
+int gh_queue_leave(int result);
 
 /* With the lock held. NULL is the legacy stream, made when first used; what is no stream gives NULL. */
-struct stream *queue_stream(void *handle);
-struct stream *queue_all(void);
+struct stream *gh_queue_stream(void *handle);
+struct stream *gh_queue_all(void);
 /* Takes a copy of the item: into the stream's queue, or its capture. 0 or an error. */
-int queue_add(struct stream *s, const struct item *item);
+int gh_queue_add(struct stream *s, const struct item *item);
 /* Always into the queue. */
-void queue_append(struct stream *s, const struct item *item);
+void gh_queue_append(struct stream *s, const struct item *item);
 /* A new mark, recorded at the end of the queue; what *mark was is let go. */
-void queue_record(struct stream *s, struct mark **mark);
-void queue_wait(struct stream *s, struct mark *mark); /* NULL: for nothing */
-void mark_unref(struct mark *m);
-void items_free(struct item *list);
+void gh_queue_record(struct stream *s, struct mark **mark);
+void gh_queue_wait(struct stream *s, struct mark *mark); /* NULL: for nothing */
+void gh_mark_unref(struct mark *m);
+void gh_items_free(struct item *list);
+void gh_blob_ref(struct gh_blob *blob); /* of an item that is copied; may be NULL */
+void gh_blob_unref(struct gh_blob *blob);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The fake driver's virtual memory management. A piece of memory is a file without a name, whose last page says what it
- * is; who imports it has a descriptor of the same file, so that it lives as the driver's does: until nobody has it
- * mapped or holds a handle, in whatever process. Of a range only the whole can be mapped, allowed, unmapped. */
+ * The emulated driver's virtual memory management. A piece of memory is a file without a name, whose last page says
+ * what it is; who imports it has a descriptor of the same file, so that it lives as the driver's does: until nobody has
+ * it mapped or holds a handle, in whatever process. Of a range only the whole can be mapped, allowed, unmapped. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,14 +10,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "test/device/gpu/driver.h"
-#include "test/device/gpu/fake.h"
+#include "ghost/driver/gh_cuda.h"
+#include "ghost/driver/gh_driver.h"
 
 #define UNIT ((size_t)2 << 20)
 #define PAGE 4096u
 #define MARK 0x66616b656d656d31ull
 #define FABRIC_MARK 0x66616b65666162ull
-#define ALL_HANDLES (RT_CU_FD_HANDLE | RT_CU_FABRIC_HANDLE)
+#define ALL_HANDLES (GH_FD_HANDLE | GH_FABRIC_HANDLE)
+
+#define ON_HOST (-1) /* in the place of a device */
 
 struct label {
   uint64_t mark, size;
@@ -36,7 +38,7 @@ struct reserved {
   char *base;
   size_t size;
   struct piece *piece; /* mapped there */
-  unsigned access;     /* a bit for each device */
+  unsigned access;     /* a bit for each device, and one for the host */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -45,8 +47,8 @@ static struct reserved *all_reserved;
 
 /* These need no context. */
 static int enter(const char *call) {
-  int r = fake_enter(call);
-  return r == OK && fake_capture_mode() != MODE_RELAXED && fake_capture_forbids() ? CAPTURE_UNSUPPORTED : r;
+  int r = gh_enter(call);
+  return r == OK && gh_capture_mode() != MODE_RELAXED && gh_capture_forbids() ? CAPTURE_UNSUPPORTED : r;
 }
 
 static int leave(int result) {
@@ -83,33 +85,34 @@ static int add_piece(uint64_t *handle, int fd, const struct label *label) {
   p->next = pieces;
   pieces = p;
   pthread_mutex_unlock(&lock);
-  fake_left("handles", 1);
+  gh_left("handles", 1);
   *handle = (uint64_t)(uintptr_t)p;
   return OK;
 }
 
 /* ---- pieces of memory ---- */
 
-static int check(const struct rt_cuda_allocation *how) {
-  if (!fake_attribute(RT_CU_DEVICE_VIRTUAL_MEMORY)) return NOT_SUPPORTED;
-  if (how->type != 1 || how->location.type != 1 || how->of_windows || how->compression || how->usage)
-    return INVALID_VALUE;
-  if (how->location.id < 0 || how->location.id >= fake_devices()) return INVALID_DEVICE;
+static int check(const struct gh_allocation *how) {
+  if (!gh_attribute(GH_DEVICE_VIRTUAL_MEMORY)) return NOT_SUPPORTED;
+  bool of_host = how->location.type == GH_ON_HOST_NUMA || how->location.type == GH_ON_HOST;
+  if (how->type != 1 || how->of_windows || how->compression || how->usage) return INVALID_VALUE;
+  if (!of_host && how->location.type != GH_ON_DEVICE) return INVALID_VALUE;
+  if (!of_host && (how->location.id < 0 || how->location.id >= gh_devices())) return INVALID_DEVICE;
   if (how->handles & ~ALL_HANDLES) return INVALID_VALUE;
-  if (how->handles & RT_CU_FD_HANDLE && !fake_attribute(RT_CU_DEVICE_FD_HANDLES)) return NOT_SUPPORTED;
-  if (how->handles & RT_CU_FABRIC_HANDLE && !fake_attribute(RT_CU_DEVICE_FABRIC_HANDLES)) return NOT_SUPPORTED;
-  return how->rdma && !fake_attribute(RT_CU_DEVICE_RDMA_OF_VIRTUAL_MEMORY) ? INVALID_VALUE : OK;
+  if (how->handles & GH_FD_HANDLE && !gh_attribute(GH_DEVICE_FD_HANDLES)) return NOT_SUPPORTED;
+  if (how->handles & GH_FABRIC_HANDLE && !gh_attribute(GH_DEVICE_FABRIC_HANDLES)) return NOT_SUPPORTED;
+  return how->rdma && !gh_attribute(GH_DEVICE_RDMA_OF_VIRTUAL_MEMORY) ? INVALID_VALUE : OK;
 }
 
-API int cuMemGetAllocationGranularity(size_t *granularity, const struct rt_cuda_allocation *how, int option) {
-  int r = fake_enter("cuMemGetAllocationGranularity");
+API int cuMemGetAllocationGranularity(size_t *granularity, const struct gh_allocation *how, int option) {
+  int r = gh_enter("cuMemGetAllocationGranularity");
   if (r == OK && (!granularity || !how || option < 0 || option > 1)) r = INVALID_VALUE;
   if (r == OK) r = check(how);
   if (r == OK) *granularity = UNIT;
   return r;
 }
 
-/* What is in it nobody has promised. */
+/* What is in a device's memory nobody has promised; the host's comes from its kernel as zeros, which NCCL relies on. */
 static bool fill(int fd, size_t size) {
   char garbage[1 << 16];
   bool good = true;
@@ -119,14 +122,16 @@ static bool fill(int fd, size_t size) {
   return good;
 }
 
-API int cuMemCreate(uint64_t *handle, size_t size, const struct rt_cuda_allocation *how, unsigned long long flags) {
+API int cuMemCreate(uint64_t *handle, size_t size, const struct gh_allocation *how, unsigned long long flags) {
   int r = enter("cuMemCreate");
   if (r == OK && (!handle || !how || flags || !size || size % UNIT)) r = INVALID_VALUE;
   if (r == OK) r = check(how);
   if (r) return r;
-  const struct label label = {MARK, size, how->location.id, how->handles, how->rdma};
-  int fd = memfd_create("fakegpu", MFD_CLOEXEC);
-  bool good = fd >= 0 && ftruncate(fd, (off_t)(size + PAGE)) == 0 && fill(fd, size) &&
+  const int device = how->location.type == GH_ON_DEVICE ? how->location.id : ON_HOST;
+  const struct label label = {MARK, size, device, how->handles, how->rdma};
+  int fd = memfd_create("ghost", MFD_CLOEXEC);
+  bool good = fd >= 0 && ftruncate(fd, (off_t)(size + PAGE)) == 0 &&
+              (device == ON_HOST || fill(fd, size)) &&
               pwrite(fd, &label, sizeof label, (off_t)size) == (ssize_t)sizeof label;
   if (good) return add_piece(handle, fd, &label);
   if (fd >= 0) close(fd);
@@ -134,14 +139,41 @@ API int cuMemCreate(uint64_t *handle, size_t size, const struct rt_cuda_allocati
 }
 
 API int cuMemRelease(uint64_t handle) {
-  int r = fake_enter_ending("cuMemRelease");
+  int r = gh_enter_ending("cuMemRelease");
   if (r) return r;
   pthread_mutex_lock(&lock);
   struct piece *p = find_piece(handle);
   if (!p) return leave(INVALID_VALUE);
   p->handles--;
   drop_if_unused(p);
-  fake_left("handles", -1);
+  gh_left("handles", -1);
+  return leave(OK);
+}
+
+API int cuMemGetAllocationPropertiesFromHandle(struct gh_allocation *how, uint64_t handle) {
+  int r = gh_enter("cuMemGetAllocationPropertiesFromHandle");
+  if (r) return r;
+  pthread_mutex_lock(&lock);
+  const struct piece *p = find_piece(handle);
+  if (!p) return leave(INVALID_VALUE);
+  *how = (struct gh_allocation){.type = 1, .handles = p->label.handles, .rdma = (unsigned char)p->label.rdma};
+  how->location.type = p->label.device == ON_HOST ? GH_ON_HOST_NUMA : GH_ON_DEVICE;
+  how->location.id = p->label.device == ON_HOST ? 0 : p->label.device;
+  return leave(OK);
+}
+
+/* One more handle of what is mapped there. */
+API int cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
+  int r = gh_enter("cuMemRetainAllocationHandle");
+  if (r) return r;
+  pthread_mutex_lock(&lock);
+  const char *at = address;
+  struct reserved *of = all_reserved;
+  while (of && !(at >= of->base && at < of->base + of->size)) of = of->next;
+  if (!of || !of->piece) return leave(INVALID_VALUE);
+  of->piece->handles++;
+  gh_left("handles", 1);
+  *handle = (uint64_t)(uintptr_t)of->piece;
   return leave(OK);
 }
 
@@ -162,13 +194,13 @@ API int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, ui
   pthread_mutex_lock(&lock);
   new->next = all_reserved;
   all_reserved = new;
-  fake_left("reserved", 1);
+  gh_left("reserved", 1);
   *address = (uint64_t)(uintptr_t)base;
   return leave(OK);
 }
 
 API int cuMemAddressFree(uint64_t address, size_t size) {
-  int r = fake_enter_ending("cuMemAddressFree");
+  int r = gh_enter_ending("cuMemAddressFree");
   if (r) return r;
   pthread_mutex_lock(&lock);
   struct reserved *of = find_reserved(address, size), **at = &all_reserved;
@@ -177,7 +209,7 @@ API int cuMemAddressFree(uint64_t address, size_t size) {
   *at = of->next;
   munmap(of->base, of->size);
   free(of);
-  fake_left("reserved", -1);
+  gh_left("reserved", -1);
   return leave(OK);
 }
 
@@ -191,14 +223,14 @@ API int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, 
   if (mmap(to->base, size, PROT_NONE, MAP_SHARED | MAP_FIXED, p->fd, 0) == MAP_FAILED) return leave(OUT_OF_MEMORY);
   to->piece = p;
   p->mappings++;
-  fake_left("mapped", 1);
+  gh_left("mapped", 1);
   return leave(OK);
 }
 
 API int cuMemUnmap(uint64_t address, size_t size) {
-  int r = fake_enter_ending("cuMemUnmap");
+  int r = gh_enter_ending("cuMemUnmap");
   if (r) return r;
-  fake_wait_for_all("cuMemUnmap");
+  gh_wait_for_all("cuMemUnmap");
   pthread_mutex_lock(&lock);
   struct reserved *of = find_reserved(address, size);
   if (!of || !of->piece) return leave(INVALID_VALUE);
@@ -206,27 +238,31 @@ API int cuMemUnmap(uint64_t address, size_t size) {
   of->piece->mappings--;
   drop_if_unused(of->piece);
   of->piece = NULL;
-  if (of->access) fake_remove_mapped(of->base);
+  if (of->access) gh_remove_mapped(of->base);
   of->access = 0;
-  fake_left("mapped", -1);
+  gh_left("mapped", -1);
   return leave(OK);
 }
 
-static int check_access(const struct piece *p, const struct rt_cuda_access *a) {
-  if (a->location.type != 1 || (a->access != 0 && a->access != 3)) return INVALID_VALUE;
-  if (a->location.id < 0 || a->location.id >= fake_devices()) return INVALID_DEVICE;
-  return a->location.id == p->label.device || fake_may_reach() ? OK : INVALID_DEVICE;
+static int check_access(const struct piece *p, const struct gh_access *a) {
+  if (a->access != 0 && a->access != 3) return INVALID_VALUE;
+  if (a->location.type == GH_ON_HOST_NUMA || a->location.type == GH_ON_HOST)
+    return p->label.device == ON_HOST ? OK : INVALID_VALUE;
+  if (a->location.type != GH_ON_DEVICE) return INVALID_VALUE;
+  if (p->label.device == ON_HOST && a->location.id >= 0 && a->location.id < gh_devices()) return OK;
+  if (a->location.id < 0 || a->location.id >= gh_devices()) return INVALID_DEVICE;
+  return a->location.id == p->label.device || gh_may_reach() ? OK : INVALID_DEVICE;
 }
 
 static void set_access(struct reserved *of, unsigned access) {
   const struct label *l = &of->piece->label;
-  if (access) fake_add_mapped(of->base, of->size, l->device, access, l->rdma != 0);
-  else if (of->access) fake_remove_mapped(of->base);
+  if (access) gh_add_mapped(of->base, of->size, l->device, access, l->rdma != 0);
+  else if (of->access) gh_remove_mapped(of->base);
   of->access = access;
   (void)mprotect(of->base, of->size, access ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
-API int cuMemSetAccess(uint64_t address, size_t size, const struct rt_cuda_access *access, size_t n) {
+API int cuMemSetAccess(uint64_t address, size_t size, const struct gh_access *access, size_t n) {
   int r = enter("cuMemSetAccess");
   if (r) return r;
   pthread_mutex_lock(&lock);
@@ -235,7 +271,8 @@ API int cuMemSetAccess(uint64_t address, size_t size, const struct rt_cuda_acces
   unsigned bits = of->access;
   for (size_t i = 0; r == OK && i < n; i++) {
     r = check_access(of->piece, &access[i]);
-    if (r == OK) bits = access[i].access ? bits | 1u << access[i].location.id : bits & ~(1u << access[i].location.id);
+    unsigned bit = access[i].location.type == GH_ON_DEVICE ? 1u << access[i].location.id : 1u << MAX_DEVICES;
+    if (r == OK) bits = access[i].access ? bits | bit : bits & ~bit;
   }
   if (r == OK) set_access(of, bits);
   return leave(r);
@@ -244,22 +281,22 @@ API int cuMemSetAccess(uint64_t address, size_t size, const struct rt_cuda_acces
 /* ---- between processes ---- */
 
 struct fabric { uint64_t mark; int64_t pid; int fd; };
-_Static_assert(sizeof(struct fabric) <= sizeof(struct rt_cuda_fabric), "it fits");
+_Static_assert(sizeof(struct fabric) <= sizeof(struct gh_fabric), "it fits");
 
 API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type, unsigned long long flags) {
   int r = enter("cuMemExportToShareableHandle");
   if (r) return r;
   pthread_mutex_lock(&lock);
   const struct piece *p = find_piece(handle);
-  if (!p || !out || flags || (type != RT_CU_FD_HANDLE && type != RT_CU_FABRIC_HANDLE) || !(p->label.handles & type))
+  if (!p || !out || flags || (type != GH_FD_HANDLE && type != GH_FABRIC_HANDLE) || !(p->label.handles & type))
     return leave(INVALID_VALUE);
-  if (type == RT_CU_FD_HANDLE) {
+  if (type == GH_FD_HANDLE) {
     int fd = fcntl(p->fd, F_DUPFD_CLOEXEC, 0);
     memcpy(out, &fd, sizeof fd);
     return leave(fd < 0 ? OUT_OF_MEMORY : OK);
   }
   const struct fabric f = {.mark = FABRIC_MARK, .pid = getpid(), .fd = p->fd};
-  memset(out, 0, sizeof(struct rt_cuda_fabric));
+  memset(out, 0, sizeof(struct gh_fabric));
   memcpy(out, &f, sizeof f);
   return leave(OK);
 }
@@ -267,7 +304,7 @@ API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type, unsig
 static int open_shared(const void *shared, int type) {
   struct fabric f;
   char path[64];
-  if (type == RT_CU_FD_HANDLE) return fcntl((int)(intptr_t)shared, F_DUPFD_CLOEXEC, 0);
+  if (type == GH_FD_HANDLE) return fcntl((int)(intptr_t)shared, F_DUPFD_CLOEXEC, 0);
   memcpy(&f, shared, sizeof f);
   if (f.mark != FABRIC_MARK) return -1;
   snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)f.pid, f.fd);
@@ -276,7 +313,7 @@ static int open_shared(const void *shared, int type) {
 
 API int cuMemImportFromShareableHandle(uint64_t *handle, void *shared, int type) {
   int r = enter("cuMemImportFromShareableHandle");
-  if (r == OK && (!handle || (type != RT_CU_FD_HANDLE && type != RT_CU_FABRIC_HANDLE))) r = INVALID_VALUE;
+  if (r == OK && (!handle || (type != GH_FD_HANDLE && type != GH_FABRIC_HANDLE))) r = INVALID_VALUE;
   if (r) return r;
   struct label l = {.mark = 0};
   struct stat st;

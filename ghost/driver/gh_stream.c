@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The fake driver's streams and events. */
+ * The emulated driver's streams and events. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "test/device/gpu/queue.h"
+#include "ghost/driver/gh_queue.h"
 
 #define ALIVE_STREAM 0x73747265616dull
 #define ALIVE_EVENT 0x6576656e74ull
 
-pthread_mutex_t queue_lock = PTHREAD_MUTEX_INITIALIZER;
-pthread_cond_t queue_news = PTHREAD_COND_INITIALIZER;
+pthread_mutex_t gh_queue_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t gh_queue_news = PTHREAD_COND_INITIALIZER;
 static struct stream *streams, *legacy;
 static unsigned running[MAX_DEVICES]; /* blocks */
 /* Host functions are the business of one thread of the driver's. */
@@ -17,66 +17,76 @@ static pthread_mutex_t one_host_function = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- running ---- */
 
-void mark_unref(struct mark *m) {
+void gh_mark_unref(struct mark *m) {
   if (m && --m->refs == 0) free(m);
 }
 
-void items_free(struct item *list) {
+void gh_blob_ref(struct gh_blob *blob) {
+  if (blob) __atomic_add_fetch(&blob->refs, 1, __ATOMIC_RELAXED);
+}
+
+void gh_blob_unref(struct gh_blob *blob) {
+  if (blob && __atomic_sub_fetch(&blob->refs, 1, __ATOMIC_ACQ_REL) == 0) free(blob);
+}
+
+void gh_items_free(struct item *list) {
   while (list) {
     struct item *next = list->next;
-    mark_unref(list->mark);
+    gh_mark_unref(list->mark);
+    gh_blob_unref(list->blob);
     free(list);
     list = next;
   }
 }
 
 /* Blocks wait for each other: a kernel of which some are not there waits for ever. */
-static void begin_kernel(const struct item *item) {
-  unsigned *blocks = &running[item->context->device], room = fake_room(item->threads);
+static void begin_kernel(const struct gh_launch *l) {
+  unsigned *blocks = &running[l->context->device], room = gh_room(l->threads);
   uint64_t deadline = 0;
-  while (*blocks > 0 && *blocks + item->blocks > room)
-    if (!queue_wait_news(&deadline))
-      fake_deadlock("a kernel of %u blocks finds no room beside the %u that run on the device", item->blocks, *blocks);
-  *blocks += item->blocks;
+  while (*blocks > 0 && *blocks + l->blocks > room)
+    if (!gh_queue_wait_news(&deadline))
+      gh_deadlock("a kernel of %u blocks finds no room beside the %u that run on the device", l->blocks, *blocks);
+  *blocks += l->blocks;
 }
 
 static void call_host(const struct item *item) {
   pthread_mutex_lock(&one_host_function);
-  fake_enter_callback();
+  gh_enter_callback();
   item->call(item->argument);
-  fake_leave_callback();
+  gh_leave_callback();
   pthread_mutex_unlock(&one_host_function);
 }
 
 static void run(struct item *item) {
-  switch (item->kind) {
-    case RECORD: item->mark->done = true; return;
-    case WAIT:
-      while (!item->mark->done) pthread_cond_wait(&queue_news, &queue_lock);
-      return;
-    case KERNEL: begin_kernel(item); break;
-    default: break;
+  struct gh_launch *l = item->kind == KERNEL ? &item->blob->launch : NULL;
+  if (item->kind == RECORD) {
+    item->mark->done = true;
+    return;
   }
-  pthread_mutex_unlock(&queue_lock);
-  if (item->kind == HOST)
-    call_host(item);
-  else if (fake_wanted("kernel"))
-    fake_break(ILLEGAL_ADDRESS);
-  else {
-    int r = fake_run_kernel(item->argument, item->blocks, item->threads, item->context);
-    if (r) fake_break(r);
+  if (item->kind == WAIT) {
+    while (!item->mark->done) pthread_cond_wait(&gh_queue_news, &gh_queue_lock);
+    return;
   }
-  pthread_mutex_lock(&queue_lock);
-  if (item->kind == KERNEL) running[item->context->device] -= item->blocks;
+  if (l) begin_kernel(l);
+  pthread_mutex_unlock(&gh_queue_lock);
+  if (item->kind == HOST) call_host(item);
+  if (item->kind == COPY) memmove(item->to, item->from, item->size);
+  if (item->kind == SET) memset(item->to, item->value, item->size);
+  if (l) {
+    int r = gh_wanted("kernel") ? ILLEGAL_ADDRESS : gh_kernel_run(l);
+    if (r) gh_break(r);
+  }
+  pthread_mutex_lock(&gh_queue_lock);
+  if (l) running[l->context->device] -= l->blocks;
 }
 
 static void *stream_main(void *arg) {
   struct stream *s = arg;
-  pthread_mutex_lock(&queue_lock);
+  pthread_mutex_lock(&gh_queue_lock);
   while (s->first || !s->quit) {
     struct item *item = s->first;
     if (!item) {
-      pthread_cond_wait(&queue_news, &queue_lock);
+      pthread_cond_wait(&gh_queue_news, &gh_queue_lock);
       continue;
     }
     s->busy = true;
@@ -84,12 +94,12 @@ static void *stream_main(void *arg) {
     if (!s->first) s->end = &s->first;
     run(item);
     item->next = NULL;
-    items_free(item);
+    gh_items_free(item);
     s->busy = false;
     s->done++;
-    pthread_cond_broadcast(&queue_news);
+    pthread_cond_broadcast(&gh_queue_news);
   }
-  pthread_mutex_unlock(&queue_lock);
+  pthread_mutex_unlock(&gh_queue_lock);
   return NULL;
 }
 
@@ -109,7 +119,7 @@ static struct stream *new_stream(void) {
   return s;
 }
 
-struct stream *queue_stream(void *handle) {
+struct stream *gh_queue_stream(void *handle) {
   if (!handle) {
     if (!legacy) legacy = new_stream();
     if (legacy) legacy->blocking = true;
@@ -120,43 +130,44 @@ struct stream *queue_stream(void *handle) {
   return s;
 }
 
-struct stream *queue_all(void) { return streams; }
+struct stream *gh_queue_all(void) { return streams; }
 
 static void append(struct item ***end, const struct item *item) {
   struct item *copy = malloc(sizeof *copy);
   *copy = *item;
   copy->next = NULL;
   if (copy->mark) copy->mark->refs++;
+  gh_blob_ref(copy->blob);
   **end = copy;
   *end = &copy->next;
 }
 
-void queue_append(struct stream *s, const struct item *item) {
+void gh_queue_append(struct stream *s, const struct item *item) {
   append(&s->end, item);
   s->given++;
-  pthread_cond_broadcast(&queue_news);
+  pthread_cond_broadcast(&gh_queue_news);
 }
 
-void queue_record(struct stream *s, struct mark **mark) {
-  mark_unref(*mark);
+void gh_queue_record(struct stream *s, struct mark **mark) {
+  gh_mark_unref(*mark);
   *mark = calloc(1, sizeof **mark);
   (*mark)->refs = 1;
   struct item item = {.kind = RECORD, .mark = *mark};
-  queue_append(s, &item);
+  gh_queue_append(s, &item);
 }
 
-void queue_wait(struct stream *s, struct mark *mark) {
+void gh_queue_wait(struct stream *s, struct mark *mark) {
   struct item item = {.kind = WAIT, .mark = mark};
-  if (mark) queue_append(s, &item);
+  if (mark) gh_queue_append(s, &item);
 }
 
 /* What is on `before` now comes first. */
 static void order(struct stream *before, struct stream *after) {
   struct mark *mark = NULL;
   if (before->done == before->given) return;
-  queue_record(before, &mark);
-  queue_wait(after, mark);
-  mark_unref(mark);
+  gh_queue_record(before, &mark);
+  gh_queue_wait(after, mark);
+  gh_mark_unref(mark);
 }
 
 /* The legacy stream, and those that were not made non-blocking, in the order in which they are given work. */
@@ -172,10 +183,10 @@ static bool all_before(const struct before *a, const struct before *b) {
   return all;
 }
 
-int queue_add(struct stream *s, const struct item *item) {
+int gh_queue_add(struct stream *s, const struct item *item) {
   if (!s->capture) {
     order_with_legacy(s);
-    queue_append(s, item);
+    gh_queue_append(s, item);
     return OK;
   }
   struct capture *c = s->capture;
@@ -189,7 +200,7 @@ int queue_add(struct stream *s, const struct item *item) {
   return OK;
 }
 
-bool queue_join(struct stream *s, struct capture *c) {
+bool gh_queue_join(struct stream *s, struct capture *c) {
   if (c->nstreams == MAX_CAPTURED) return false;
   memset(&s->before, 0, sizeof s->before);
   s->index = c->nstreams++;
@@ -197,12 +208,12 @@ bool queue_join(struct stream *s, struct capture *c) {
   return true;
 }
 
-bool fake_capture_forbids(void) {
+bool gh_capture_forbids(void) {
   bool found = false;
-  pthread_mutex_lock(&queue_lock);
+  pthread_mutex_lock(&gh_queue_lock);
   for (struct stream *s = streams; s; s = s->next)
     if (s->capture && s->capture->mode == MODE_GLOBAL) found = s->capture->invalid = true;
-  pthread_mutex_unlock(&queue_lock);
+  pthread_mutex_unlock(&gh_queue_lock);
   return found;
 }
 
@@ -214,63 +225,63 @@ static bool captures_with_legacy(const struct stream *s) {
   return found;
 }
 
-int queue_enter(const char *call, void *handle, struct stream **s) {
-  int r = fake_enter_context(call);
+int gh_queue_enter(const char *call, void *handle, struct stream **s) {
+  int r = gh_enter_context(call);
   if (r) return r;
-  pthread_mutex_lock(&queue_lock);
-  *s = queue_stream(handle);
+  pthread_mutex_lock(&gh_queue_lock);
+  *s = gh_queue_stream(handle);
   if (*s && !captures_with_legacy(*s)) return OK;
-  return queue_leave(*s ? CAPTURE_IMPLICIT : INVALID_HANDLE);
+  return gh_queue_leave(*s ? CAPTURE_IMPLICIT : INVALID_HANDLE);
 }
 
-int queue_leave(int result) {
-  pthread_mutex_unlock(&queue_lock);
+int gh_queue_leave(int result) {
+  pthread_mutex_unlock(&gh_queue_lock);
   return result;
 }
 
 API int cuStreamCreate(void **stream, unsigned flags) {
-  int r = fake_enter_context("cuStreamCreate");
+  int r = gh_enter_context("cuStreamCreate");
   if (r == OK && flags > 1) r = INVALID_VALUE;
   if (r) return r;
-  pthread_mutex_lock(&queue_lock);
+  pthread_mutex_lock(&gh_queue_lock);
   struct stream *s = *stream = new_stream();
-  if (!s) return queue_leave(OUT_OF_MEMORY);
-  s->context = fake_context();
+  if (!s) return gh_queue_leave(OUT_OF_MEMORY);
+  s->context = gh_context();
   s->blocking = flags == 0;
-  fake_left("streams", 1);
-  return queue_leave(OK);
+  gh_left("streams", 1);
+  return gh_queue_leave(OK);
 }
 
 /* Unlike the driver's, ends only when the stream's work is done: a test that destroys a busy one finds out. */
 API int cuStreamDestroy_v2(void *stream) {
   struct stream *s;
-  int r = queue_enter("cuStreamDestroy_v2", stream, &s);
+  int r = gh_queue_enter("cuStreamDestroy_v2", stream, &s);
   if (r) return r;
-  if (s == legacy || s->capture) return queue_leave(INVALID_VALUE);
+  if (s == legacy || s->capture) return gh_queue_leave(INVALID_VALUE);
   struct stream **at = &streams;
   while (*at != s) at = &(*at)->next;
   *at = s->next;
   s->quit = true;
-  pthread_cond_broadcast(&queue_news);
-  pthread_mutex_unlock(&queue_lock);
+  pthread_cond_broadcast(&gh_queue_news);
+  pthread_mutex_unlock(&gh_queue_lock);
   pthread_join(s->thread, NULL);
   free(s);
-  fake_left("streams", -1);
+  gh_left("streams", -1);
   return OK;
 }
 
 static int idle(const char *call, void *stream, bool wait) {
   struct stream *s;
-  int r = queue_enter(call, stream, &s);
+  int r = gh_queue_enter(call, stream, &s);
   if (r) return r;
   if (s->capture) {
     s->capture->invalid = true;
-    return queue_leave(CAPTURE_UNSUPPORTED);
+    return gh_queue_leave(CAPTURE_UNSUPPORTED);
   }
-  while (wait && (s->first || s->busy)) pthread_cond_wait(&queue_news, &queue_lock);
+  while (wait && (s->first || s->busy)) pthread_cond_wait(&gh_queue_news, &gh_queue_lock);
   r = s->first || s->busy ? NOT_READY : OK;
-  pthread_mutex_unlock(&queue_lock);
-  int broken = fake_enter("after waiting");
+  pthread_mutex_unlock(&gh_queue_lock);
+  int broken = gh_enter("after waiting");
   return broken ? broken : r;
 }
 
@@ -279,86 +290,73 @@ API int cuStreamQuery(void *stream) { return idle("cuStreamQuery", stream, false
 
 API int cuStreamGetCtx(void *stream, void **context) {
   struct stream *s;
-  int r = queue_enter("cuStreamGetCtx", stream, &s);
+  int r = gh_queue_enter("cuStreamGetCtx", stream, &s);
   if (r) return r;
-  *context = s->context ? s->context : fake_context();
-  return queue_leave(OK);
-}
-
-/* ---- kernels, host functions ---- */
-
-API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                       unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **arguments,
-                       void **extra) {
-  struct stream *s;
-  int r = queue_enter("cuLaunchKernel", stream, &s);
-  if (r) return r;
-  bool one_dimension = grid_y == 1 && grid_z == 1 && block_y == 1 && block_z == 1;
-  if (!function || !one_dimension || !grid_x || !block_x || block_x > 1024 || shared || !arguments || extra)
-    return queue_leave(INVALID_VALUE);
-  const struct context *context = s->context ? s->context : fake_context();
-  if (fake_function_context(function) != context) return queue_leave(INVALID_HANDLE);
-  struct item item = {.kind = KERNEL, .argument = *(void **)arguments[0], .blocks = grid_x, .threads = block_x,
-                      .context = context};
-  r = fake_check_kernel(item.argument, grid_x);
-  return queue_leave(r ? r : queue_add(s, &item));
-}
-
-API int cuLaunchHostFunc(void *stream, void (*call)(void *), void *argument) {
-  struct stream *s;
-  int r = queue_enter("cuLaunchHostFunc", stream, &s);
-  struct item item = {.kind = HOST, .call = call, .argument = argument};
-  return r ? r : queue_leave(call ? queue_add(s, &item) : INVALID_VALUE);
+  *context = s->context ? s->context : gh_context();
+  return gh_queue_leave(OK);
 }
 
 /* ---- events ---- */
 
 API int cuEventCreate(void **event, unsigned flags) {
-  int r = fake_enter_context("cuEventCreate");
+  int r = gh_enter_context("cuEventCreate");
   if (r == OK && flags > 7) r = INVALID_VALUE;
   if (r) return r;
   struct event *e = *event = calloc(1, sizeof *e);
   if (!e) return OUT_OF_MEMORY;
   e->alive = ALIVE_EVENT;
-  e->context = fake_context();
-  fake_left("events", 1);
+  e->context = gh_context();
+  gh_left("events", 1);
   return OK;
 }
 
 API int cuEventDestroy_v2(void *event) {
-  int r = fake_enter_ending("cuEventDestroy_v2");
+  int r = gh_enter_ending("cuEventDestroy_v2");
   struct event *e = event;
   if (r || e->alive != ALIVE_EVENT) return r ? r : INVALID_HANDLE;
-  pthread_mutex_lock(&queue_lock);
+  pthread_mutex_lock(&gh_queue_lock);
   e->alive = 0;
-  mark_unref(e->mark);
+  gh_mark_unref(e->mark);
   free(e);
-  pthread_mutex_unlock(&queue_lock);
-  fake_left("events", -1);
+  pthread_mutex_unlock(&gh_queue_lock);
+  gh_left("events", -1);
   return OK;
 }
 
 API int cuEventQuery(void *event) {
-  int r = fake_enter_unsafe("cuEventQuery");
+  int r = gh_enter_unsafe("cuEventQuery");
   const struct event *e = event;
   if (r || e->alive != ALIVE_EVENT) return r ? r : INVALID_HANDLE;
-  pthread_mutex_lock(&queue_lock);
+  pthread_mutex_lock(&gh_queue_lock);
   r = e->of ? CAPTURED_EVENT : e->mark && !e->mark->done ? NOT_READY : OK;
-  return queue_leave(r);
+  return gh_queue_leave(r);
+}
+
+API int cuEventSynchronize(void *event) {
+  int r = gh_enter_unsafe("cuEventSynchronize");
+  const struct event *e = event;
+  if (r || e->alive != ALIVE_EVENT) return r ? r : INVALID_HANDLE;
+  pthread_mutex_lock(&gh_queue_lock);
+  struct mark *mark = e->mark;
+  if (e->of) return gh_queue_leave(CAPTURED_EVENT);
+  if (mark) mark->refs++;
+  while (mark && !mark->done) pthread_cond_wait(&gh_queue_news, &gh_queue_lock);
+  gh_mark_unref(mark);
+  return gh_queue_leave(OK);
 }
 
 API int cuEventRecord(void *event, void *stream) {
   struct stream *s;
   struct event *e = event;
-  int r = queue_enter("cuEventRecord", stream, &s);
-  if (r || e->alive != ALIVE_EVENT) return r ? r : queue_leave(INVALID_HANDLE);
-  if (s->context && s->context != e->context) return queue_leave(INVALID_HANDLE);
+  int r = gh_queue_enter("cuEventRecord", stream, &s);
+  if (r || e->alive != ALIVE_EVENT) return r ? r : gh_queue_leave(INVALID_HANDLE);
+  if (s->context && s->context != e->context) return gh_queue_leave(INVALID_HANDLE);
   e->of = s->capture;
   e->capture = s->capture ? s->capture->id : 0;
   e->before = s->before;
-  if (s->capture) return queue_leave(s->capture->invalid ? CAPTURE_INVALIDATED : OK);
-  queue_record(s, &e->mark);
-  return queue_leave(OK);
+  if (s->capture) return gh_queue_leave(s->capture->invalid ? CAPTURE_INVALIDATED : OK);
+  gh_queue_record(s, &e->mark);
+  return gh_queue_leave(OK);
 }
 
 static bool under_way(const struct event *e) {
@@ -372,7 +370,7 @@ static bool under_way(const struct event *e) {
 static int wait_captured(struct stream *s, const struct event *e) {
   if (!under_way(e)) return CAPTURED_EVENT;
   if (s->capture && s->capture != e->of) return CAPTURE_ISOLATION;
-  if (!s->capture && !queue_join(s, e->of)) return OUT_OF_MEMORY;
+  if (!s->capture && !gh_queue_join(s, e->of)) return OUT_OF_MEMORY;
   for (int i = 0; i < MAX_CAPTURED; i++)
     if (s->before.nodes[i] < e->before.nodes[i]) s->before.nodes[i] = e->before.nodes[i];
   return s->capture->invalid ? CAPTURE_INVALIDATED : OK;
@@ -381,13 +379,13 @@ static int wait_captured(struct stream *s, const struct event *e) {
 API int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
   struct stream *s;
   struct event *e = event;
-  int r = queue_enter("cuStreamWaitEvent", stream, &s);
-  if (r || flags || e->alive != ALIVE_EVENT) return r ? r : queue_leave(flags ? INVALID_VALUE : INVALID_HANDLE);
-  if (e->of) return queue_leave(wait_captured(s, e));
+  int r = gh_queue_enter("cuStreamWaitEvent", stream, &s);
+  if (r || flags || e->alive != ALIVE_EVENT) return r ? r : gh_queue_leave(flags ? INVALID_VALUE : INVALID_HANDLE);
+  if (e->of) return gh_queue_leave(wait_captured(s, e));
   if (s->capture) {
     s->capture->invalid = true;
-    return queue_leave(CAPTURE_ISOLATION);
+    return gh_queue_leave(CAPTURE_ISOLATION);
   }
-  queue_wait(s, e->mark);
-  return queue_leave(OK);
+  gh_queue_wait(s, e->mark);
+  return gh_queue_leave(OK);
 }

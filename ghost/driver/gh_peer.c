@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The fake driver's devices as peers of each other, and memory of other processes. What is exported comes to lie in a
- * file without a name, which others find by its owner's descriptor; its last page counts those who have it open. */
+ * The emulated driver's devices as peers of each other, and memory of other processes. What is exported comes to lie
+ * in a file without a name, which others find by its owner's descriptor; its last page counts who has it open. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "test/device/gpu/driver.h"
-#include "test/device/gpu/fake.h"
+#include "ghost/driver/gh_cuda.h"
+#include "ghost/driver/gh_driver.h"
 
 #define PAGE 4096u
 #define BLOCK (2u << 20)
@@ -21,13 +21,13 @@ static bool enabled[MAX_DEVICES][MAX_DEVICES];
 /* ---- peers ---- */
 
 static bool peers_are(const char *what) {
-  const char *text = getenv("FAKEGPU_PEERS");
+  const char *text = getenv("GHOST_PEERS");
   return text && strcmp(text, what) == 0;
 }
 
-bool fake_may_reach(void) { return !peers_are("none"); }
+bool gh_may_reach(void) { return !peers_are("none"); }
 
-bool fake_reaches(const struct context *from, const struct context *to) {
+bool gh_reaches(const struct gh_context *from, const struct gh_context *to) {
   pthread_mutex_lock(&lock);
   bool may = from == to || enabled[from->device][to->device];
   pthread_mutex_unlock(&lock);
@@ -35,14 +35,14 @@ bool fake_reaches(const struct context *from, const struct context *to) {
 }
 
 static int enter_pair(const char *call, int device, int peer) {
-  int r = fake_enter(call);
-  bool bad = device < 0 || peer < 0 || device >= fake_devices() || peer >= fake_devices() || device == peer;
+  int r = gh_enter(call);
+  bool bad = device < 0 || peer < 0 || device >= gh_devices() || peer >= gh_devices() || device == peer;
   return r ? r : bad ? INVALID_DEVICE : OK;
 }
 
 API int cuDeviceCanAccessPeer(int *can, int device, int peer) {
   int r = enter_pair("cuDeviceCanAccessPeer", device, peer);
-  if (r == OK) *can = fake_may_reach();
+  if (r == OK) *can = gh_may_reach();
   return r;
 }
 
@@ -54,30 +54,30 @@ API int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int peer)
 }
 
 API int cuDeviceGetPCIBusId(char *text, int size, int device) {
-  int r = fake_enter("cuDeviceGetPCIBusId");
-  if (r == OK && (device < 0 || device >= fake_devices())) r = INVALID_DEVICE;
+  int r = gh_enter("cuDeviceGetPCIBusId");
+  if (r == OK && (device < 0 || device >= gh_devices())) r = INVALID_DEVICE;
   if (r == OK && size < 13) r = INVALID_VALUE;
   if (r == OK) snprintf(text, (size_t)size, "%04X:%02X:00.0", DOMAIN, (unsigned)device & 0xff);
   return r;
 }
 
 API int cuDeviceGetByPCIBusId(int *device, const char *text) {
-  int r = fake_enter("cuDeviceGetByPCIBusId");
+  int r = gh_enter("cuDeviceGetByPCIBusId");
   unsigned domain = 0, bus = 0;
-  if (r == OK && sscanf(text, "%4x:%2x:00.0", &domain, &bus) != 2) r = INVALID_VALUE;
-  if (r == OK && (domain != DOMAIN || (int)bus >= fake_devices())) r = INVALID_DEVICE;
+  if (r == OK && sscanf(text, "%x:%2x:00.0", &domain, &bus) != 2) r = INVALID_VALUE;
+  if (r == OK && (domain != DOMAIN || (int)bus >= gh_devices())) r = INVALID_DEVICE;
   if (r == OK) *device = (int)bus;
   return r;
 }
 
 API int cuCtxEnablePeerAccess(void *peer, unsigned flags) {
-  int r = fake_enter_context("cuCtxEnablePeerAccess");
-  const struct context *to = peer, *from = fake_context();
+  int r = gh_enter_context("cuCtxEnablePeerAccess");
+  const struct gh_context *to = peer, *from = gh_context();
   if (r == OK && flags) r = INVALID_VALUE;
-  if (r == OK && (!fake_is_context(peer) || to == from)) r = INVALID_CONTEXT;
-  if (r == OK && !fake_may_reach()) r = PEER_ACCESS_UNSUPPORTED;
+  if (r == OK && (!gh_is_context(peer) || to == from)) r = INVALID_CONTEXT;
+  if (r == OK && !gh_may_reach()) r = PEER_ACCESS_UNSUPPORTED;
   if (r) return r;
-  fake_wait_for("cuCtxEnablePeerAccess", from);
+  gh_wait_for("cuCtxEnablePeerAccess", from);
   pthread_mutex_lock(&lock);
   if (enabled[from->device][to->device]) r = PEER_ACCESS_ALREADY_ENABLED;
   enabled[from->device][to->device] = true;
@@ -93,7 +93,7 @@ struct handle {
   int64_t pid;
   int fd, device;
 };
-_Static_assert(sizeof(struct handle) <= sizeof(struct rt_cuda_ipc), "it fits");
+_Static_assert(sizeof(struct handle) <= sizeof(struct gh_ipc), "it fits");
 
 /* Of this process: what it has exported, and what it has opened. */
 struct shared {
@@ -135,17 +135,17 @@ static void *map(void *at, size_t size, int fd, size_t from) {
 
 /* The allocation stays where it is, and what is in it. */
 static struct shared *export_now(char *base, size_t size) {
-  int fd = memfd_create("fakegpu", MFD_CLOEXEC);
+  int fd = memfd_create("ghost", MFD_CLOEXEC);
   bool good = fd >= 0 && !ftruncate(fd, (off_t)(size + PAGE)) && pwrite(fd, base, size, 0) == (ssize_t)size;
   int *count = good ? map(NULL, PAGE, fd, size) : NULL;
   if (!count || !map(base, size, fd, 0)) return NULL;
   return put_in(&exported, (struct shared){.base = base, .size = size, .fd = fd, .open_elsewhere = count});
 }
 
-API int cuIpcGetMemHandle(struct rt_cuda_ipc *out, uint64_t address) {
-  int r = fake_enter_context("cuIpcGetMemHandle");
+API int cuIpcGetMemHandle(struct gh_ipc *out, uint64_t address) {
+  int r = gh_enter_context("cuIpcGetMemHandle");
   char *base = (char *)(uintptr_t)address;
-  size_t size = r ? 0 : fake_allocated(base);
+  size_t size = r ? 0 : gh_allocated(base);
   /* What is smaller lies in one block with others, and the block is what the other process gets. */
   if (r == OK && (size == 0 || size % BLOCK)) r = INVALID_VALUE;
   if (r) return r;
@@ -154,33 +154,33 @@ API int cuIpcGetMemHandle(struct rt_cuda_ipc *out, uint64_t address) {
   pthread_mutex_unlock(&lock);
   if (!s) s = export_now(base, size);
   if (!s) return OUT_OF_MEMORY;
-  struct handle h = {.mark = MARK, .size = size, .pid = getpid(), .fd = s->fd, .device = fake_context()->device};
+  struct handle h = {.mark = MARK, .size = size, .pid = getpid(), .fd = s->fd, .device = gh_context()->device};
   memset(out, 0, sizeof *out);
   memcpy(out, &h, sizeof h);
   return OK;
 }
 
-void fake_unexport(void *base, size_t size) {
+void gh_unexport(void *base, size_t size) {
   struct shared *s = take_out(&exported, base);
   if (!s) return;
   /* CUDA does not say what comes of it, so it shall not be done. */
-  if (__atomic_load_n(s->open_elsewhere, __ATOMIC_ACQUIRE)) fake_left("freed while open", 1);
+  if (__atomic_load_n(s->open_elsewhere, __ATOMIC_ACQUIRE)) gh_left("freed while open", 1);
   (void)mmap(base, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
   munmap(s->open_elsewhere, PAGE);
   close(s->fd);
   free(s);
 }
 
-API int cuIpcOpenMemHandle_v2(uint64_t *address, struct rt_cuda_ipc handle, unsigned flags) {
-  int r = fake_enter_unsafe("cuIpcOpenMemHandle_v2");
+API int cuIpcOpenMemHandle_v2(uint64_t *address, struct gh_ipc handle, unsigned flags) {
+  int r = gh_enter_unsafe("cuIpcOpenMemHandle_v2");
   struct handle h;
   char path[64];
   memcpy(&h, &handle, sizeof h);
   if (r == OK && (h.mark != MARK || flags != 1)) r = INVALID_VALUE;
   if (r == OK && h.pid == getpid()) r = INVALID_CONTEXT;
-  if (r == OK && h.device != fake_context()->device && !fake_may_reach()) r = PEER_ACCESS_UNSUPPORTED;
+  if (r == OK && h.device != gh_context()->device && !gh_may_reach()) r = PEER_ACCESS_UNSUPPORTED;
   if (r) return r;
-  fake_wait_for("cuIpcOpenMemHandle", fake_context());
+  gh_wait_for("cuIpcOpenMemHandle", gh_context());
   snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)h.pid, h.fd);
   int fd = open(path, O_RDWR | O_CLOEXEC);
   char *base = fd < 0 ? NULL : map(NULL, h.size, fd, 0);
@@ -189,40 +189,22 @@ API int cuIpcOpenMemHandle_v2(uint64_t *address, struct rt_cuda_ipc handle, unsi
   if (!count) return INVALID_VALUE;
   __atomic_add_fetch(count, 1, __ATOMIC_ACQ_REL);
   put_in(&opened, (struct shared){.base = base, .size = h.size, .fd = -1, .open_elsewhere = count});
-  fake_add_memory(base, h.size);
-  fake_left("opened", 1);
+  gh_add_memory(base, h.size);
+  gh_left("opened", 1);
   *address = (uint64_t)(uintptr_t)base;
   return OK;
 }
 
 API int cuIpcCloseMemHandle(uint64_t address) {
-  int r = fake_enter_ending("cuIpcCloseMemHandle");
-  if (r == OK) fake_wait_for_all("cuIpcCloseMemHandle");
+  int r = gh_enter_ending("cuIpcCloseMemHandle");
+  if (r == OK) gh_wait_for_all("cuIpcCloseMemHandle");
   struct shared *s = r ? NULL : take_out(&opened, (void *)(uintptr_t)address);
   if (!s) return r ? r : INVALID_VALUE;
-  fake_remove_memory(s->base);
+  gh_remove_memory(s->base);
   __atomic_sub_fetch(s->open_elsewhere, 1, __ATOMIC_ACQ_REL);
   munmap(s->base, s->size);
   munmap(s->open_elsewhere, PAGE);
   free(s);
-  fake_left("opened", -1);
+  gh_left("opened", -1);
   return OK;
-}
-
-/* ---- copies: done at once, which a stream that has nothing else to do may ---- */
-
-API int cuMemsetD8Async(uint64_t address, unsigned char value, size_t size, void *stream) {
-  int r = fake_enter_context("cuMemsetD8Async");
-  void *p = (void *)(uintptr_t)address;
-  if (r == OK && (!stream || !fake_reachable(p, size, fake_context()))) r = INVALID_VALUE;
-  if (r == OK) memset(p, value, size);
-  return r;
-}
-
-API int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream) {
-  int r = fake_enter_context("cuMemcpyDtoHAsync_v2");
-  const void *p = (const void *)(uintptr_t)from;
-  if (r == OK && (!stream || !fake_reachable(p, size, fake_context()))) r = INVALID_VALUE;
-  if (r == OK) memcpy(to, p, size);
-  return r;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where calls of the fake driver wait for what runs. CUDA promises of few calls that they do not: memory goes, and code
+ * Where calls of the driver wait for what runs. CUDA promises of few calls that they do not: memory goes, and code
  * comes, when nothing runs that might use it; mapping memory may mean the same. A process with kernels of two ranks in
  * one context, which wait for each other, must not need such a call in between. */
 #include <stdarg.h>
@@ -8,23 +8,23 @@
 #include <string.h>
 #include <time.h>
 
-#include "test/device/gpu/queue.h"
+#include "ghost/driver/gh_queue.h"
 
 #define MAX_AWAITED 64 /* streams */
 
 static __thread bool in_callback;
 
-void fake_enter_callback(void) { in_callback = true; }
-void fake_leave_callback(void) { in_callback = false; }
-bool fake_in_callback(void) { return in_callback; }
+void gh_enter_callback(void) { in_callback = true; }
+void gh_leave_callback(void) { in_callback = false; }
+bool gh_in_callback(void) { return in_callback; }
 
-void fake_deadlock(const char *format, ...) {
+void gh_deadlock(const char *format, ...) {
   char text[200];
   va_list ap;
   va_start(ap, format);
   vsnprintf(text, sizeof text, format, ap);
   va_end(ap);
-  fprintf(stderr, "fakegpu: deadlock: %s\n", text);
+  fprintf(stderr, "ghost: deadlock: %s\n", text);
   abort();
 }
 
@@ -34,11 +34,11 @@ static uint64_t now_ms(void) {
   return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-bool queue_wait_news(uint64_t *deadline) {
-  const char *text = getenv("FAKEGPU_PATIENCE");
+bool gh_queue_wait_news(uint64_t *deadline) {
+  const char *text = getenv("GHOST_PATIENCE");
   if (!*deadline) *deadline = now_ms() + 1000 * (uint64_t)(text ? atoi(text) : 20);
   struct timespec until = {.tv_sec = (time_t)(*deadline / 1000), .tv_nsec = (long)(*deadline % 1000) * 1000000};
-  pthread_cond_timedwait(&queue_news, &queue_lock, &until);
+  pthread_cond_timedwait(&gh_queue_news, &gh_queue_lock, &until);
   return now_ms() < *deadline;
 }
 
@@ -50,9 +50,9 @@ struct work {
 
 /* Who destroys a stream waits for its work; on a broken device nothing runs. */
 static bool is_over(const struct work *w) {
-  const struct stream *at = queue_all();
+  const struct stream *at = gh_queue_all();
   while (at && at != w->stream) at = at->next;
-  return !at || at->done >= w->until || fake_broken();
+  return !at || at->done >= w->until || gh_broken();
 }
 
 /* What is given to the streams while this waits is none of its business. */
@@ -61,24 +61,30 @@ static void wait_for_streams(const char *call, bool (*affects)(const struct stre
   struct work all[MAX_AWAITED];
   uint64_t deadline = 0;
   int n = 0;
-  pthread_mutex_lock(&queue_lock);
-  for (const struct stream *s = queue_all(); s && n < MAX_AWAITED; s = s->next)
+  pthread_mutex_lock(&gh_queue_lock);
+  for (const struct stream *s = gh_queue_all(); s && n < MAX_AWAITED; s = s->next)
     if (affects(s, arg) && s->done < s->given) all[n++] = (struct work){s, s->given};
   for (int i = 0; i < n; i++)
     while (!is_over(&all[i]))
-      if (!queue_wait_news(&deadline))
-        fake_deadlock("%s waits for what runs on stream %p, which does not end", call, (const void *)all[i].stream);
-  pthread_mutex_unlock(&queue_lock);
+      if (!gh_queue_wait_news(&deadline))
+        gh_deadlock("%s waits for what runs on stream %p, which does not end", call, (const void *)all[i].stream);
+  pthread_mutex_unlock(&gh_queue_lock);
 }
 
 static bool is_of(const struct stream *s, const void *context) { return !s->context || s->context == context; }
 static bool is_any(const struct stream *s, const void *arg) { return s && !arg; }
 static bool is_ordered(const struct stream *s, const void *arg) { return is_any(s, arg) && s->blocking; }
 
-void fake_wait_for(const char *call, const struct context *context) { wait_for_streams(call, is_of, context); }
-void fake_may_wait_for(const char *call, const struct context *context) {
-  const char *text = getenv("FAKEGPU_MAPPING");
-  if (text && strcmp(text, "waits") == 0) fake_wait_for(call, context);
+void gh_wait_for(const char *call, const struct gh_context *context) { wait_for_streams(call, is_of, context); }
+void gh_may_wait_for(const char *call, const struct gh_context *context) {
+  const char *text = getenv("GHOST_MAPPING");
+  if (text && strcmp(text, "waits") == 0) gh_wait_for(call, context);
 }
-void fake_wait_for_all(const char *call) { wait_for_streams(call, is_any, NULL); }
-void fake_wait_for_legacy(const char *call) { wait_for_streams(call, is_ordered, NULL); }
+void gh_wait_for_all(const char *call) { wait_for_streams(call, is_any, NULL); }
+void gh_wait_for_legacy(const char *call) { wait_for_streams(call, is_ordered, NULL); }
+
+API int cuCtxSynchronize(void) {
+  int r = gh_enter_context("cuCtxSynchronize");
+  if (r == OK) gh_wait_for("cuCtxSynchronize", gh_context());
+  return r ? r : gh_enter("after waiting");
+}

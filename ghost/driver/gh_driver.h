@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ghost is a GPU without a GPU: the CUDA driver over plain memory. Memory of a device is memory of the host; streams
+ * are threads with a queue; kernels are known by their names and run by host code (gh_kernel.h); captured streams
+ * become lists that are queued again. It is strict where a real driver may let pass what goes wrong elsewhere:
+ *   - a call without a current context, or on a handle that is not alive, is refused;
+ *   - a kernel that would touch memory which is neither the device's nor registered ends with an error
+ *     that all later calls return, as CUDA's do;
+ *   - what is forbidden while a stream captures, is;
+ *   - mapped memory is for the devices that were allowed to use it, and for nobody before that;
+ *   - kernels of a graph must be ordered, since here they are one communicator's;
+ *   - calls that a real driver may have wait for what runs in the context do wait for it, see gh_wait.c; if that does
+ *     not end, neither would they, so the process does, with a line that names the call;
+ *   - kernels begin when all their blocks find room on the device beside those that run;
+ *   - host functions run one at a time, and may not make calls; neither may destructors of user objects.
+ *
+ * From the environment:
+ *   GHOST_FAIL="cuLaunchKernel:2 kernel:3"   the 2nd call of a name fails; the 3rd kernel does
+ *   GHOST_DEVICES=2                          number of devices, 1 unless told
+ *   GHOST_ATTRIBUTES=75:9,124:0              what cuDeviceGetAttribute says, where that shall be otherwise
+ *   GHOST_VERSION=11080                      of CUDA; 13000 unless told
+ *   GHOST_PEERS=none|nvlink                  devices do not reach each other; do so over NVLink; unless told, PCIe
+ *   GHOST_MAPPING=waits                      registering and allocating memory waits for what runs, too
+ *   GHOST_PATIENCE=20                        seconds until something that waits is taken for a deadlock
+ */
+#ifndef GH_DRIVER_H
+#define GH_DRIVER_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MAX_DEVICES 8
+#define API __attribute__((visibility("default")))
+
+/* cuda.h's results. */
+enum {
+  OK = 0,
+  INVALID_VALUE = 1,
+  OUT_OF_MEMORY = 2,
+  NOT_INITIALIZED = 3,
+  INVALID_DEVICE = 101,
+  INVALID_IMAGE = 200,
+  INVALID_CONTEXT = 201,
+  PEER_ACCESS_UNSUPPORTED = 217,
+  FILE_NOT_FOUND = 301,
+  INVALID_HANDLE = 400,
+  NOT_FOUND = 500,
+  NOT_READY = 600,
+  NOT_PERMITTED = 800,
+  ILLEGAL_ADDRESS = 700,
+  LAUNCH_FAILED = 719,
+  PEER_ACCESS_ALREADY_ENABLED = 704,
+  ALREADY_REGISTERED = 712,
+  NOT_REGISTERED = 713,
+  NOT_SUPPORTED = 801,
+  CAPTURE_UNSUPPORTED = 900,
+  CAPTURE_INVALIDATED = 901,
+  CAPTURE_UNJOINED = 904,
+  CAPTURE_ISOLATION = 905,
+  CAPTURE_IMPLICIT = 906,
+  CAPTURED_EVENT = 907,
+  UNORDERED = 9001, /* none of cuda.h's: two kernels of a graph that may run side by side */
+};
+
+enum { MODE_GLOBAL = 0, MODE_RELAXED = 2 };
+
+/* Every call begins with one of these: counts it, makes it fail if that was asked for, and checks what it needs. */
+int gh_enter(const char *call);         /* the driver is initialised, no kernel has failed */
+int gh_enter_context(const char *call); /* and a context is current */
+int gh_enter_unsafe(const char *call);  /* and no capture forbids the call to this thread */
+int gh_enter_ending(const char *call);  /* for what gives something back, which a failed kernel does not hinder */
+/* The n-th event of a name: does the environment want it to fail? */
+bool gh_wanted(const char *name);
+
+/* The context that is current in this thread. */
+struct gh_context { int device; };
+struct gh_context *gh_context(void);
+/* NULL: it is no function. */
+const char *gh_function_name(const void *function, const struct gh_context **context);
+int gh_capture_mode(void);
+
+/* May a kernel of the context touch all of [p, p+size)? It may if that is its own memory, managed, registered, or that
+ * of a context to which it has peer access. NULL: may any? */
+bool gh_reachable(const void *p, size_t size, const struct gh_context *context);
+/* Is it a device's memory, rather than registered memory of the host? */
+bool gh_on_device(const void *p);
+int gh_devices(void);
+int gh_attribute(int attribute);
+/* How many blocks of so many threads a device has room for. */
+unsigned gh_room(unsigned threads);
+bool gh_is_context(const void *context);
+
+/* Memory of other processes, for what cuMemAlloc's is. */
+void gh_add_memory(void *base, size_t size);
+bool gh_remove_memory(const void *base);
+/* Mapped memory: of a device, for those whose bits are set. */
+void gh_add_mapped(void *base, size_t size, int device, unsigned access, bool rdma); /* or it is there: access */
+void gh_remove_mapped(const void *base);
+/* What cuMemAlloc has given out at this address; 0: nothing. */
+size_t gh_allocated(const void *base);
+
+/* gh_wait.c. Waits until all is over that the context was given before; for calls that may do so. */
+void gh_wait_for(const char *call, const struct gh_context *context);
+/* For calls that may by what CUDA promises, and do not by all that is known of drivers: where the environment says. */
+void gh_may_wait_for(const char *call, const struct gh_context *context);
+void gh_wait_for_all(const char *call);
+/* As the calls do that work on the legacy stream: for it, and for streams that are not non-blocking. */
+void gh_wait_for_legacy(const char *call);
+/* Says that, and ends the process. */
+__attribute__((noreturn, format(printf, 1, 2))) void gh_deadlock(const char *format, ...);
+/* While a host function runs in this thread, it may make no calls. */
+void gh_enter_callback(void);
+void gh_leave_callback(void);
+bool gh_in_callback(void);
+
+/* gh_peer.c: may a kernel of the one context touch memory of the other? */
+bool gh_reaches(const struct gh_context *from, const struct gh_context *to);
+bool gh_may_reach(void); /* do devices reach each other? */
+/* The memory is going to be freed: if it was exported, that ends here. */
+void gh_unexport(void *base, size_t size);
+/* From now on every call returns it. */
+void gh_break(int result);
+bool gh_broken(void);
+
+/* The number of captures under way that forbid others' unsafe calls, which invalidates them. */
+bool gh_capture_forbids(void);
+
+/* How often a call was made; how many are left of what calls make and unmake: "registered", "allocated", "modules",
+ * "events", "streams", "graphs", "objects", "opened" (memory of other processes), "handles" and "mapped" (memory),
+ * "reserved" (addresses); "freed while open": how often that was done to others. For tests. */
+API long ghost_calls(const char *name);
+API long ghost_left(const char *what);
+void gh_left(const char *what, int change);
+
+#endif

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The emulated driver's memory: which ranges it knows, and whose they are. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "ghost/driver/gh_cuda.h"
+#include "ghost/driver/gh_driver.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+enum { HOST_MEMORY = 1, DEVICE_MEMORY = 2 };
+
+struct range {
+  struct range *next;
+  char *base;
+  size_t size;
+  int type;
+  bool managed;
+  bool owned; /* the driver has allocated it; of the host's memory: it was not just registered */
+  struct gh_context *context; /* NULL: it is mapped */
+  int device;
+  unsigned access; /* of mapped memory: a bit for each device */
+  bool rdma;
+};
+static struct range *ranges;
+
+static struct range *find(const void *p, size_t size) {
+  const char *at = p;
+  struct range *r = ranges;
+  while (r && !(at >= r->base && at + size <= r->base + r->size)) r = r->next;
+  return r;
+}
+
+bool gh_reachable(const void *p, size_t size, const struct gh_context *context) {
+  pthread_mutex_lock(&lock);
+  const struct range *r = find(p, size);
+  bool foreign = r && context && r->type == DEVICE_MEMORY && !r->managed && r->context != context;
+  const struct gh_context *owner = foreign ? r->context : NULL;
+  bool forbidden = foreign && context && !owner && !(r->access >> context->device & 1);
+  pthread_mutex_unlock(&lock);
+  return r && !forbidden && (!owner || gh_reaches(context, owner));
+}
+
+bool gh_on_device(const void *p) {
+  pthread_mutex_lock(&lock);
+  const struct range *r = find(p, 1);
+  bool device = r && r->type == DEVICE_MEMORY;
+  pthread_mutex_unlock(&lock);
+  return device;
+}
+
+size_t gh_allocated(const void *base) {
+  pthread_mutex_lock(&lock);
+  const struct range *r = find(base, 1);
+  size_t size = r && r->base == base && r->type == DEVICE_MEMORY && !r->managed && r->context ? r->size : 0;
+  pthread_mutex_unlock(&lock);
+  return size;
+}
+
+static void add(struct range range) {
+  struct range *r = malloc(sizeof *r);
+  *r = range;
+  pthread_mutex_lock(&lock);
+  r->next = ranges;
+  ranges = r;
+  pthread_mutex_unlock(&lock);
+}
+
+static void add_range(void *base, size_t size, int type, bool managed) {
+  struct gh_context *c = gh_context();
+  add((struct range){.base = base, .size = size, .type = type, .managed = managed, .context = c, .device = c->device});
+}
+
+static struct range **place_of(const void *base, int type, bool mapped) {
+  struct range **at = &ranges;
+  while (*at && !((*at)->base == base && (*at)->type == type && !(*at)->context == mapped)) at = &(*at)->next;
+  return at;
+}
+
+static bool remove_range(const void *base, int type, bool mapped) {
+  pthread_mutex_lock(&lock);
+  struct range **at = place_of(base, type, mapped), *r = *at;
+  if (r) *at = r->next;
+  pthread_mutex_unlock(&lock);
+  free(r);
+  return r != NULL;
+}
+
+void gh_add_memory(void *base, size_t size) { add_range(base, size, DEVICE_MEMORY, false); }
+bool gh_remove_memory(const void *base) { return remove_range(base, DEVICE_MEMORY, false); }
+
+/* A range that holds the address; false: the driver knows none. */
+static bool range_of(uint64_t address, struct range *out) {
+  pthread_mutex_lock(&lock);
+  const struct range *r = find((void *)(uintptr_t)address, 1);
+  if (r) *out = *r;
+  pthread_mutex_unlock(&lock);
+  return r != NULL;
+}
+
+void gh_add_mapped(void *base, size_t size, int device, unsigned access, bool rdma) {
+  pthread_mutex_lock(&lock);
+  struct range *there = *place_of(base, DEVICE_MEMORY, true);
+  if (there) there->access = access; /* kernels of who had it may run */
+  pthread_mutex_unlock(&lock);
+  if (!there) add((struct range){.base = base, .size = size, .type = DEVICE_MEMORY, .device = device, .access = access,
+                     .rdma = rdma});
+}
+
+void gh_remove_mapped(const void *base) { remove_range(base, DEVICE_MEMORY, true); }
+
+/* From `LARGE` on an allocation shares no page with another; whole pages never do: they could be exported. */
+#define LARGE ((size_t)2 << 20)
+
+static int allocate(uint64_t *address, size_t size, bool managed) {
+  void *memory = NULL;
+  if (!size) return INVALID_VALUE;
+  if (posix_memalign(&memory, size < LARGE && size % 4096 ? 512 : 4096, size)) return OUT_OF_MEMORY;
+  memset(memory, 0xA5, size);
+  add_range(memory, size, DEVICE_MEMORY, managed);
+  gh_left("allocated", 1);
+  *address = (uint64_t)(uintptr_t)memory;
+  return OK;
+}
+
+API int cuMemAlloc_v2(uint64_t *address, size_t size) {
+  int r = gh_enter_unsafe("cuMemAlloc_v2");
+  if (r) return r;
+  gh_may_wait_for("cuMemAlloc", gh_context());
+  return allocate(address, size, false);
+}
+
+API int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) {
+  int r = gh_enter_unsafe("cuMemAllocManaged");
+  if (r == OK && flags != 1) r = INVALID_VALUE;
+  return r ? r : allocate(address, size, true);
+}
+
+API int cuMemFree_v2(uint64_t address) {
+  int r = gh_enter_ending("cuMemFree_v2");
+  if (r) return r;
+  gh_wait_for_all("cuMemFree"); /* peers of the context have it mapped, too */
+  gh_unexport((void *)(uintptr_t)address, gh_allocated((void *)(uintptr_t)address));
+  if (!gh_remove_memory((void *)(uintptr_t)address)) return INVALID_VALUE;
+  free((void *)(uintptr_t)address);
+  gh_left("allocated", -1);
+  return OK;
+}
+
+API int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
+  int r = gh_enter_context("cuMemGetAddressRange_v2");
+  struct range of;
+  if (r == OK && !range_of(address, &of)) r = NOT_FOUND;
+  if (r == OK && base) *base = (uint64_t)(uintptr_t)of.base;
+  if (r == OK && size) *size = of.size;
+  return r;
+}
+
+/* A file stands for the dma-buf: of the range's size, and whose it is can be counted. */
+API int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, int type, unsigned long long flags) {
+  int r = gh_enter_unsafe("cuMemGetHandleForAddressRange");
+  if (r == OK && (type != 1 || flags || address % 4096 || size % 4096)) r = INVALID_VALUE;
+  pthread_mutex_lock(&lock);
+  const struct range *of = find((void *)(uintptr_t)address, size);
+  if (r == OK && (!of || of->type != DEVICE_MEMORY || of->managed || !(of->context || of->rdma))) r = INVALID_VALUE;
+  pthread_mutex_unlock(&lock);
+  if (r) return r;
+  int fd = memfd_create("dma-buf", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, (off_t)size)) return OUT_OF_MEMORY;
+  *(int *)handle = fd;
+  return OK;
+}
+
+static bool overlaps_registered(const char *base, size_t size) {
+  pthread_mutex_lock(&lock);
+  struct range *r = ranges;
+  while (r && (r->type != HOST_MEMORY || base >= r->base + r->size || base + size <= r->base)) r = r->next;
+  pthread_mutex_unlock(&lock);
+  return r != NULL;
+}
+
+/* Whole pages are what the hardware maps: a page of two registrations is refused as the driver does. */
+API int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
+  int r = gh_enter_unsafe("cuMemHostRegister_v2");
+  if (r == OK && (!memory || !size || flags & ~3u || (uintptr_t)memory % 4096 || size % 4096)) r = INVALID_VALUE;
+  if (r == OK && overlaps_registered(memory, size)) r = ALREADY_REGISTERED;
+  if (r) return r;
+  gh_may_wait_for("cuMemHostRegister", gh_context());
+  add_range(memory, size, HOST_MEMORY, false);
+  gh_left("registered", 1);
+  return OK;
+}
+
+API int cuMemHostUnregister(void *memory) {
+  int r = gh_enter_ending("cuMemHostUnregister");
+  if (r == OK) gh_wait_for_all("cuMemHostUnregister");
+  if (r == OK && !remove_range(memory, HOST_MEMORY, false)) r = NOT_REGISTERED;
+  if (r == OK) gh_left("registered", -1);
+  return r;
+}
+
+API int cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
+  int r = gh_enter_unsafe("cuMemHostAlloc");
+  if (r == OK && (!size || flags & ~7u)) r = INVALID_VALUE;
+  if (r) return r;
+  size_t whole = (size + 4095) / 4096 * 4096;
+  void *p = NULL;
+  if (posix_memalign(&p, 4096, whole)) return OUT_OF_MEMORY;
+  memset(p, 0xA5, whole);
+  struct gh_context *c = gh_context();
+  add((struct range){.base = p, .size = whole, .type = HOST_MEMORY, .owned = true, .context = c, .device = c->device});
+  gh_left("host memory", 1);
+  *memory = p;
+  return OK;
+}
+
+API int cuMemFreeHost(void *memory) {
+  int r = gh_enter_ending("cuMemFreeHost");
+  struct range of;
+  if (r == OK) gh_wait_for_all("cuMemFreeHost");
+  if (r == OK && (!range_of((uint64_t)(uintptr_t)memory, &of) || of.base != memory || !of.owned)) r = INVALID_VALUE;
+  if (r || !remove_range(memory, HOST_MEMORY, false)) return r ? r : INVALID_VALUE;
+  free(memory);
+  gh_left("host memory", -1);
+  return OK;
+}
+
+/* Addresses are the same on both sides. */
+API int cuMemHostGetDevicePointer_v2(uint64_t *address, void *memory, unsigned flags) {
+  int r = gh_enter_context("cuMemHostGetDevicePointer_v2");
+  struct range of;
+  if (r == OK && (flags || !range_of((uint64_t)(uintptr_t)memory, &of) || of.type != HOST_MEMORY)) r = INVALID_VALUE;
+  if (r == OK) *address = (uint64_t)(uintptr_t)memory;
+  return r;
+}
+
+static int pointer_attribute(void *value, int attribute, uint64_t pointer, const struct range *of) {
+  switch (attribute) {
+    case 1: *(void **)value = of->context; break;
+    case 2: *(unsigned *)value = (unsigned)of->type; break;
+    case 3: *(uint64_t *)value = of->base ? pointer : 0; break;
+    case 8: *(unsigned *)value = of->managed; break;
+    case 9: *(int *)value = of->base ? of->device : -2; break;
+    default: return INVALID_VALUE;
+  }
+  return OK;
+}
+
+API int cuPointerGetAttributes(unsigned n, int *attributes, void **values, uint64_t pointer) {
+  int r = gh_enter("cuPointerGetAttributes");
+  struct range of = {.base = NULL};
+  range_of(pointer, &of);
+  for (unsigned i = 0; r == OK && i < n; i++) r = pointer_attribute(values[i], attributes[i], pointer, &of);
+  return r;
+}
+
+/* Unlike the call for several, it does not answer for memory that the driver does not know. */
+API int cuPointerGetAttribute(void *value, int attribute, uint64_t pointer) {
+  int r = gh_enter("cuPointerGetAttribute");
+  struct range of = {.base = NULL};
+  if (r == OK && !range_of(pointer, &of)) r = INVALID_VALUE;
+  return r ? r : pointer_attribute(value, attribute, pointer, &of);
+}
+
+static int copy(const char *call, void *to, const void *from, size_t size, const void *on_device) {
+  int r = gh_enter_context(call);
+  if (r == OK) gh_wait_for_legacy(call);
+  if (r == OK && !gh_reachable(on_device, size, NULL)) r = INVALID_VALUE;
+  if (r == OK) memcpy(to, from, size);
+  return r;
+}
+
+API int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) {
+  void *p = (void *)(uintptr_t)to;
+  return copy("cuMemcpyHtoD_v2", p, from, size, p);
+}
+
+API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
+  void *p = (void *)(uintptr_t)from;
+  return copy("cuMemcpyDtoH_v2", to, p, size, p);
+}
+
+/* For either direction: memory that the driver does not know is the host's own. */
+API int cuMemcpy(uint64_t to, uint64_t from, size_t size) {
+  int r = gh_enter_context("cuMemcpy");
+  if (r == OK) gh_wait_for_legacy("cuMemcpy");
+  if (r == OK) memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, size);
+  return r;
+}
+
+API int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t size) {
+  int r = gh_enter_context("cuMemsetD8_v2");
+  void *p = (void *)(uintptr_t)address;
+  if (r == OK) gh_wait_for_legacy("cuMemsetD8_v2");
+  if (r == OK && !gh_reachable(p, size, NULL)) r = INVALID_VALUE;
+  if (r == OK) memset(p, value, size);
+  return r;
+}
